@@ -1,0 +1,26 @@
+# Folder = instruction set = compile flags.  src/kernel/<isa>/ is compiled with that folder's flags and nothing else
+# is, so no other object can contain instructions that the machine may not have.
+set(tern_isa_objects)
+set(tern_isa_definitions)
+
+function(tern_isa name)
+  cmake_parse_arguments(ARG "" "" "FLAGS" ${ARGN})
+  file(GLOB sources CONFIGURE_DEPENDS src/kernel/${name}/*.c)
+  if(NOT sources)
+    return()
+  endif()
+  add_library(kernel_${name} OBJECT ${sources})
+  target_include_directories(kernel_${name} PRIVATE include src)
+  target_compile_definitions(kernel_${name} PRIVATE _GNU_SOURCE)
+  target_compile_options(kernel_${name} PRIVATE -fno-lto ${ARG_FLAGS})
+  string(TOUPPER ${name} upper)
+  set(tern_isa_objects ${tern_isa_objects} $<TARGET_OBJECTS:kernel_${name}> PARENT_SCOPE)
+  set(tern_isa_definitions ${tern_isa_definitions} TERN_HAVE_${upper}=1 PARENT_SCOPE)
+endfunction()
+
+tern_isa(ref FLAGS -O3 -ffp-contract=off)
+if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64|amd64")
+  tern_isa(avx2 FLAGS -O3 -mavx2 -mfma -mf16c -mbmi2)
+  tern_isa(avx512 FLAGS -O3 -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vnni -mavx512vbmi -mfma -mf16c -mbmi2
+                        -mprefer-vector-width=512)
+endif()

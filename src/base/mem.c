@@ -1,0 +1,104 @@
+#include "base/mem.h"
+
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+int tern_alloc(void *out, size_t n, size_t size, tern_error *err)
+{
+    void **slot = out;
+    size_t bytes;
+    *slot = NULL;
+    if (!tern_mul(n, size, &bytes) || bytes > SIZE_MAX - TERN_ALIGN)
+        return tern_err_set(err, TERN_ENOMEM, "cannot allocate %zu x %zu bytes", n, size);
+    bytes = tern_round_up(bytes ? bytes : 1, TERN_ALIGN);
+    void *p = aligned_alloc(TERN_ALIGN, bytes);
+    if (!p)
+        return tern_err_set(err, TERN_ENOMEM, "cannot allocate %zu bytes", bytes);
+    memset(p, 0, bytes);
+    *slot = p;
+    return 0;
+}
+
+int tern_grow(void *ptr_to_array, size_t *cap, size_t want, size_t size, tern_error *err)
+{
+    void **slot = ptr_to_array;
+    if (want <= *cap)
+        return 0;
+    size_t n = *cap < 8 ? 8 : *cap;
+    while (n < want)
+        if (!tern_mul(n, 2, &n))
+            return tern_err_set(err, TERN_ENOMEM, "cannot grow an array to %zu items", want);
+    size_t bytes;
+    if (!tern_mul(n, size, &bytes) || bytes > SIZE_MAX - TERN_ALIGN)
+        return tern_err_set(err, TERN_ENOMEM, "cannot grow an array to %zu items", want);
+    void *p = aligned_alloc(TERN_ALIGN, tern_round_up(bytes, TERN_ALIGN));
+    if (!p)
+        return tern_err_set(err, TERN_ENOMEM, "cannot allocate %zu bytes", bytes);
+    if (*slot)
+        memcpy(p, *slot, *cap * size);
+    free(*slot);
+    *slot = p;
+    *cap = n;
+    return 0;
+}
+
+void tern_free(void *p)
+{
+    free(p);
+}
+
+int tern_reserve(void *out, size_t bytes, tern_error *err)
+{
+    void **slot = out;
+    *slot = NULL;
+    void *p = mmap(NULL, bytes ? bytes : 1, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (p == MAP_FAILED)
+        return tern_err_set(err, TERN_ENOMEM, "cannot reserve %zu bytes of address space", bytes);
+    *slot = p;
+    return 0;
+}
+
+void tern_release(void *p, size_t bytes)
+{
+    if (p)
+        (void)munmap(p, bytes ? bytes : 1);
+}
+
+void tern_discard(void *p, size_t bytes)
+{
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    uintptr_t lo = tern_round_up((uintptr_t)p, page);
+    uintptr_t hi = ((uintptr_t)p + bytes) / page * page;
+    if (hi > lo)
+        (void)madvise((void *)lo, hi - lo, MADV_DONTNEED);
+}
+
+static size_t status_kib(const char *field)
+{
+    FILE *f = fopen("/proc/self/status", "r");
+    size_t kib = 0;
+    char line[256];
+    if (!f)
+        return 0;
+    while (fgets(line, sizeof line, f))
+        if (strncmp(line, field, strlen(field)) == 0) {
+            kib = (size_t)strtoull(line + strlen(field), NULL, 10);
+            break;
+        }
+    (void)fclose(f);
+    return kib;
+}
+
+size_t tern_rss_peak(void)
+{
+    return status_kib("VmHWM:") * 1024;
+}
+
+size_t tern_rss_now(void)
+{
+    return status_kib("VmRSS:") * 1024;
+}

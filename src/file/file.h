@@ -1,0 +1,110 @@
+/* file/file.h - model files, read through a read-only memory map.
+ *
+ * Mental model: a file is a table of metadata (key -> typed value) and a table of tensors (name -> type, shape, bytes).
+ * GGUF v2/v3 today, one file or a split set; the structure leaves room for other containers, which fill the same two
+ * tables.  Everything that a file says is checked before it is believed: counts against the bytes that are left,
+ * products with overflow checks, offsets against the file's size, tensors against each other.  After tern_file_open
+ * succeeded, every pointer handed out is valid for its stated length until tern_file_close.
+ *
+ * Thread: any, read-only after open.  Errors name the file, the field and the byte offset. */
+#ifndef TERN_FILE_H
+#define TERN_FILE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include "base/err.h"
+
+/* Element and block types, numbered as GGUF numbers them.
+ * X(enum, GGUF id, name, elements per block, bytes per block) */
+#define TERN_TYPE_LIST(X)              \
+    X(TERN_F32, 0, "F32", 1, 4)        \
+    X(TERN_F16, 1, "F16", 1, 2)        \
+    X(TERN_Q4_0, 2, "Q4_0", 32, 18)    \
+    X(TERN_Q4_1, 3, "Q4_1", 32, 20)    \
+    X(TERN_Q5_0, 6, "Q5_0", 32, 22)    \
+    X(TERN_Q5_1, 7, "Q5_1", 32, 24)    \
+    X(TERN_Q8_0, 8, "Q8_0", 32, 34)    \
+    X(TERN_Q4_K, 12, "Q4_K", 256, 144) \
+    X(TERN_Q5_K, 13, "Q5_K", 256, 176) \
+    X(TERN_Q6_K, 14, "Q6_K", 256, 210) \
+    X(TERN_BF16, 30, "BF16", 1, 2)
+
+enum tern_type {
+#define TERN_TYPE_ENUM(name, id, text, elems, bytes) name = id,
+    TERN_TYPE_LIST(TERN_TYPE_ENUM)
+#undef TERN_TYPE_ENUM
+};
+
+#define TERN_MAX_DIMS 4
+
+/* Name of a type ("Q4_K"); for an id that tern does not read, the name other programs give it, or "type 99". */
+const char *tern_type_name(int type);
+/* Elements and bytes of one block; 0 for an unknown type. */
+int tern_type_elems(int type);
+int tern_type_bytes(int type);
+
+struct tern_tensor {
+    const char *name;            /* NUL-terminated, owned by the file */
+    int type;                    /* enum tern_type; always one that tern reads */
+    int n_dims;                  /* 1..4 */
+    int64_t dims[TERN_MAX_DIMS]; /* dims[0] is contiguous (a matrix [n_out, n_in] has dims {n_in, n_out}); rest 1 */
+    const void *data;            /* view into the map, until close; any alignment >= 1 */
+    size_t n_bytes;
+    uint64_t file_offset; /* of data in its file part, for messages */
+};
+
+enum tern_meta_type { TERN_META_INT, TERN_META_FLOAT, TERN_META_BOOL, TERN_META_STRING, TERN_META_ARRAY };
+
+struct tern_str {
+    const char *p; /* not NUL-terminated; may hold any bytes */
+    size_t n;
+};
+
+struct tern_meta {
+    const char *key;
+    enum tern_meta_type type;
+    enum tern_meta_type elem; /* of an array */
+    int64_t i;                /* INT and BOOL; a u64 above INT64_MAX is refused at open */
+    double f;                 /* FLOAT; also INT converted */
+    struct tern_str s;        /* STRING */
+    size_t n;                 /* ARRAY: number of elements */
+    const void *arr;          /* ARRAY: decoded elements: int64_t[], double[] or struct tern_str[]; BOOL as int64_t */
+    uint64_t file_offset;     /* of the value */
+};
+
+struct tern_file;
+
+/* Opens a GGUF file, or the whole set when `path` is (any) part NAME-00001-of-000NN.gguf.  *out NULL on failure. */
+int tern_file_open(struct tern_file **out, const char *path, tern_error *err);
+void tern_file_close(struct tern_file **f); /* accepts NULL and *f == NULL; sets *f NULL */
+
+const char *tern_file_path(const struct tern_file *f);
+/* Sum of the sizes of all parts in bytes. */
+size_t tern_file_bytes(const struct tern_file *f);
+
+size_t tern_file_n_tensors(const struct tern_file *f);
+const struct tern_tensor *tern_file_tensor_at(const struct tern_file *f, size_t i);
+/* NULL when absent.  O(1). */
+const struct tern_tensor *tern_file_tensor(const struct tern_file *f, const char *name);
+
+size_t tern_file_n_meta(const struct tern_file *f);
+const struct tern_meta *tern_file_meta_at(const struct tern_file *f, size_t i);
+const struct tern_meta *tern_file_meta(const struct tern_file *f, const char *key); /* NULL when absent; O(1) */
+
+/* Typed reads.  A missing key returns the default (get_*) or fails naming the key (need_*); a value of the wrong type
+ * or outside [min, max] always fails, naming file, key and offset. */
+int tern_file_get_int(const struct tern_file *f, const char *key, int64_t def, int64_t min, int64_t max, int64_t *out,
+                      tern_error *err);
+int tern_file_need_int(const struct tern_file *f, const char *key, int64_t min, int64_t max, int64_t *out,
+                       tern_error *err);
+int tern_file_get_float(const struct tern_file *f, const char *key, double def, double *out, tern_error *err);
+int tern_file_get_bool(const struct tern_file *f, const char *key, bool def, bool *out, tern_error *err);
+/* Missing: out->p NULL, n 0. */
+int tern_file_get_str(const struct tern_file *f, const char *key, struct tern_str *out, tern_error *err);
+
+/* Tells the system that the pages behind [data, data+bytes) of a tensor are not needed any more (they can be read
+ * again from the file); keeps the resident set small while weights are repacked. */
+void tern_file_forget(const struct tern_file *f, const struct tern_tensor *t);
+
+#endif

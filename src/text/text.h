@@ -1,0 +1,127 @@
+/* text/text.h - bytes to token ids and back, and chat templates.  Knows ids and bytes, never tensors.
+ *
+ * Two objects:
+ *   struct tern_tokenizer   immutable after load, shared by any number of threads
+ *   struct tern_template    a parsed Jinja chat template, immutable after load
+ * and a small mutable one per stream: struct tern_detok (holds back incomplete characters).
+ *
+ * Text is UTF-8; other bytes are legal and survive encode/decode byte for byte wherever the vocabulary has bytes. */
+#ifndef TERN_TEXT_H
+#define TERN_TEXT_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include "base/buf.h"
+#include "base/err.h"
+#include "file/file.h"
+
+/* ---- tokenizer ---------------------------------------------------------------------------------------------- */
+
+struct tern_tokenizer;
+
+/* A growable list of token ids; zero-initialise, tern_ids_clear frees. */
+struct tern_ids {
+    int32_t *p;
+    size_t len;
+    size_t cap;
+};
+int tern_ids_add(struct tern_ids *ids, int32_t id, tern_error *err);
+void tern_ids_clear(struct tern_ids *ids);
+
+/* Builds the tokenizer from GGUF metadata `tokenizer.ggml.*`.  model "gpt2" = byte-level BPE (pre-tokenizer from
+ * tokenizer.ggml.pre: smollm, gpt-2, llama-bpe and its aliases, qwen2 and its aliases; any other name is refused and
+ * named), "llama" = SentencePiece-style score merges, "none" = no vocabulary: *out is NULL and 0 is returned. */
+int tern_tokenizer_from_file(struct tern_tokenizer **out, const struct tern_file *f, tern_error *err);
+void tern_tokenizer_free(struct tern_tokenizer *t);
+
+enum {
+    TERN_TOK_SPECIAL = 1, /* control tokens written in the text become control tokens (template text) */
+    TERN_TOK_BOS_EOS = 2, /* add the BOS / EOS ids that the file's rules ask for (never a second BOS) */
+};
+
+/* Appends the ids of text[0..n) to ids.  Without TERN_TOK_SPECIAL control tokens in the text are ordinary text;
+ * user-defined tokens match in both modes.  Time is O(n log n) for any input. */
+int tern_tokenize(const struct tern_tokenizer *t, const char *text, size_t n, unsigned flags, struct tern_ids *ids,
+                  tern_error *err);
+
+int tern_tokenizer_n_vocab(const struct tern_tokenizer *t);
+const char *tern_tokenizer_kind(const struct tern_tokenizer *t); /* "BPE, pre-tokenizer smollm", for reports */
+int32_t tern_tokenizer_bos(const struct tern_tokenizer *t);      /* -1 when the file names none */
+int32_t tern_tokenizer_eos(const struct tern_tokenizer *t);
+bool tern_tokenizer_is_eog(const struct tern_tokenizer *t, int32_t id); /* ends a generation: eos, eot, eom, ... */
+bool tern_tokenizer_is_control(const struct tern_tokenizer *t, int32_t id);
+int32_t tern_tokenizer_find(const struct tern_tokenizer *t, const char *text, size_t n); /* exact piece; -1 if absent */
+/* The vocabulary's own spelling of a token (for example "\xC4\xA0the"); NULL-terminated, owned by t. */
+const char *tern_tokenizer_piece(const struct tern_tokenizer *t, int32_t id);
+
+/* Appends the bytes of one token to out.  Control tokens yield nothing unless `special`.  Ids outside the vocabulary
+ * fail with TERN_EINVAL. */
+int tern_token_bytes(const struct tern_tokenizer *t, int32_t id, bool special, struct tern_buf *out, tern_error *err);
+
+/* One-shot decode of ids[0..n): the concatenation, with the prefix space that encoding added removed again. */
+int tern_detokenize(const struct tern_tokenizer *t, const int32_t *ids, size_t n, bool special, struct tern_buf *out,
+                    tern_error *err);
+
+/* Streaming decode: emits only complete UTF-8 characters; malformed bytes become U+FFFD at the same places as
+ * Python's errors="replace".  The concatenation of all pieces equals the one-shot decode of well-formed text. */
+struct tern_detok {
+    const struct tern_tokenizer *t;
+    bool special;
+    bool started;    /* false until the first token: a prefix space is dropped then */
+    char pending[8]; /* bytes of an unfinished character */
+    int n_pending;
+};
+void tern_detok_init(struct tern_detok *d, const struct tern_tokenizer *t, bool special);
+int tern_detok_push(struct tern_detok *d, int32_t id, struct tern_buf *out, tern_error *err);
+int tern_detok_finish(struct tern_detok *d, struct tern_buf *out, tern_error *err); /* flushes what is held back */
+
+/* ---- chat template ------------------------------------------------------------------------------------------ */
+
+struct tern_template;
+
+/* Parses a Jinja template (the subset of docs/templates.md).  `name` is used in messages ("model.gguf: chat template,
+ * line 3: ...").  Depth, steps and output are bounded at render time: TERN_ELIMIT. */
+int tern_template_parse(struct tern_template **out, const char *name, const char *text, size_t n, tern_error *err);
+void tern_template_free(struct tern_template *t);
+
+struct tern_chat_message {
+    const char *role;    /* "system", "user", "assistant", "tool" */
+    const char *content; /* UTF-8, NUL-terminated */
+};
+
+/* One stretch of the rendered prompt.  Text that came from a message is `user`: it is tokenized without
+ * TERN_TOK_SPECIAL, so it can never become a control token; the template's own text is tokenized with it. */
+struct tern_span {
+    size_t begin, end; /* byte range in the rendered text */
+    bool user;
+};
+
+struct tern_rendered {
+    struct tern_buf text;
+    struct tern_span *spans; /* cover text without gaps, in order */
+    size_t n_spans, cap_spans;
+};
+void tern_rendered_clear(struct tern_rendered *r);
+
+/* Renders messages with the variables Hugging Face passes: messages, add_generation_prompt, bos_token, eos_token,
+ * plus `vars_json` (nullable): a JSON object of further variables (tools, enable_thinking ...). */
+int tern_template_render(const struct tern_template *t, const struct tern_chat_message *msgs, size_t n_msgs,
+                         bool add_generation_prompt, const char *bos_token, const char *eos_token,
+                         const char *vars_json, struct tern_rendered *out, tern_error *err);
+
+/* As above with `messages` itself given as a JSON array (content may be null, a list, carry tool_calls ...).  Every
+ * string inside messages_json counts as user text. */
+int tern_template_render_json(const struct tern_template *t, const char *messages_json, bool add_generation_prompt,
+                              const char *bos_token, const char *eos_token, const char *vars_json,
+                              struct tern_rendered *out, tern_error *err);
+
+/* The ids of a rendered prompt: spans encoded each in its mode, joined so that text within one span tokenizes as a
+ * whole.  Adds BOS by the file's rule unless the text already begins with it. */
+int tern_tokenize_rendered(const struct tern_tokenizer *t, const struct tern_rendered *r, struct tern_ids *ids,
+                           tern_error *err);
+
+/* ChatML, used when a file has no template but its vocabulary has <|im_start|> and <|im_end|>. */
+extern const char tern_template_chatml[];
+
+#endif
