@@ -1,0 +1,36 @@
+/* base/cpu.h - what this processor can do, as a bit mask of levels that kernels are written for.
+ *
+ * A level is a bundle that is used as a whole: avx2 = AVX2 + FMA + F16C + BMI2; avx512 = F BW DQ VL VNNI VBMI
+ * (Ice Lake, Zen 4 and up).  `--cpu-mask` narrows the mask; it never widens it. */
+#ifndef TERN_BASE_CPU_H
+#define TERN_BASE_CPU_H
+
+#include "base/err.h"
+
+/* X(bit, name) in ascending order of preference; plain C is level 0 and always there. */
+#define TERN_CPU_LIST(X) \
+    X(1, AVX2, "avx2")   \
+    X(2, AVX512, "avx512")
+
+enum {
+#define TERN_CPU_ENUM(bit, name, text) TERN_CPU_##name = bit,
+    TERN_CPU_LIST(TERN_CPU_ENUM)
+#undef TERN_CPU_ENUM
+};
+
+/* Levels that both the processor and the operating system support. */
+unsigned tern_cpu_detect(void);
+
+/* "c", "avx2" or "avx512" -> mask of that level and all below it; "all" -> every level.  TERN_EINVAL names `text`. */
+int tern_cpu_parse(const char *text, unsigned *mask, tern_error *err);
+
+/* Name of the highest level in the mask ("c" for 0). */
+const char *tern_cpu_name(unsigned mask);
+
+/* Brand string of the processor, or "unknown"; static storage. */
+const char *tern_cpu_model(void);
+
+/* Physical cores this process may use: affinity mask and cgroup quota considered, hyper-threads counted once. */
+int tern_cpu_cores(void);
+
+#endif

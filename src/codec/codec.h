@@ -1,0 +1,122 @@
+/* codec/codec.h - byte layouts with a meaning: weight formats and KV schemes.
+ *
+ * Two seams of the design live here.
+ *   Weights: a file's block type -> struct tern_packed (kernel/gemm.h), packed panel by panel at load, losslessly.
+ *   KV:      a scheme (f16, q8, l4 ...) says how 64 tokens of one KV head become bytes and how attention reads them.
+ *            Rotation, signs, scales and bit order stay behind struct tern_kv_codec; attention, paging and disk code
+ * see opaque bytes. Nothing here allocates in a step or starts threads; every function may be called from any thread.
+ */
+#ifndef TERN_CODEC_H
+#define TERN_CODEC_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include "base/err.h"
+#include "file/file.h"
+#include "kernel/kernel.h"
+
+/* ---- weights ------------------------------------------------------------------------------------------------ */
+
+/* Describes the packed form of an [n, k] matrix of file type `type` (codes, scales, zero, panel_bytes) with data NULL.
+ * TERN_EUNSUPPORTED when the shape does not fit the type. */
+int tern_weight_plan(struct tern_packed *w, int type, int64_t n, int64_t k, tern_error *err);
+
+/* Bytes of all panels, a multiple of 64 (64 readable bytes behind the last panel are included). */
+size_t tern_weight_bytes(const struct tern_packed *w);
+
+/* Packs panels [panel0, panel1) of the file's rows into dst (= the buffer that becomes w->data).  Lossless: `row` of
+ * the packed form equals the dequantised file row bit for bit.  A non-finite scale, minimum or float weight fails with
+ * TERN_EFORMAT, naming `name`, the row and the byte offset inside the tensor.  Panels are independent. */
+int tern_weight_pack(const struct tern_packed *w, void *dst, int type, const void *src, const char *name, int panel0,
+                     int panel1, tern_error *err);
+
+/* Dequantises `n` elements (a multiple of the block size) of file bytes to f32: the reference every packed form must
+ * reproduce, and the reader of vectors such as norm weights. */
+int tern_dequantize(float *out, int type, const void *src, size_t n, tern_error *err);
+
+/* ---- KV schemes --------------------------------------------------------------------------------------------- */
+
+struct tern_kv_codec;
+
+/* One side (keys or values) of one layer: a scheme applied to a head dimension. */
+struct tern_kv_side {
+    const struct tern_kv_codec *codec;
+    int dim;
+    bool key;          /* keys or values: they differ in item order and in the scale rule */
+    bool raw32;        /* the open tile holds f32 instead of f16 */
+    const float *sign; /* [dim] +-1 for rotated schemes, owned by the KV layout; else NULL */
+};
+
+/* Prepared query heads of one KV head: room for n_q heads of `dim`. */
+struct tern_kv_query {
+    float *x;     /* [n_q][dim] in the codec's domain (rotated), softmax scale folded in; 64-byte aligned */
+    int8_t *q;    /* [n_q][dim] */
+    float *scale; /* [n_q][4] */
+    int32_t *sum; /* [n_q][4] */
+};
+
+/* A scheme.  A page side is `data_bytes` of data and `head_bytes` of headers for 64 tokens of one KV head; a raw scheme
+ * has no headers and its data equals the open tile: keys [dim][64], values [64][dim]. */
+struct tern_kv_codec {
+    const char *name;  /* "l4": command line, file format, bench label */
+    const char *about; /* one line for --help and reports */
+    int bits;          /* per value, without headers */
+    bool raw;          /* f16, f32: attended as they are */
+    bool rotated;      /* works in the rotated domain */
+
+    /* Can this scheme code head dimension `dim`?  If not, *why gets a static sentence part ("head size 80 is not a
+     * power of two"). */
+    bool (*accepts)(int dim, const char **why);
+    size_t (*data_bytes)(int dim); /* per 64 tokens, a multiple of 64 */
+    size_t (*head_bytes)(int dim); /* per 64 tokens, a multiple of 64; 0 for raw */
+
+    /* Encodes a full tile (64 tokens; layout as above, f16 or f32 by side->raw32).  Bit-exact on all levels.
+     * scratch: TERN_KV_SCRATCH bytes, 64-byte aligned. */
+    void (*encode)(const struct tern_kv_side *side, uint8_t *data, uint16_t *head, const void *tile, void *scratch);
+
+    /* Keys.  x: [n_q][dim] f32 query heads, scale folded in.  Fills out->x always; out->q/scale/sum when `narrow`. */
+    void (*prep)(const struct tern_kv_side *side, struct tern_kv_query *out, const float *x, int n_q, bool narrow);
+    /* s[n_q][64]: narrow rows on the page as it is. */
+    void (*score)(const struct tern_kv_side *side, float *s, const struct tern_kv_query *q, const uint8_t *data,
+                  const uint16_t *head, int n_q);
+
+    /* Values: o[n_q][dim] = o*shrink + p.V in the codec's domain, narrow rows. */
+    void (*accum)(const struct tern_kv_side *side, float *o, const float *p, const uint8_t *data, const uint16_t *head,
+                  const float *shrink, int n_q);
+    /* From the codec's domain to the model's, in place: once per row after the last page. */
+    void (*finish)(const struct tern_kv_side *side, float *o, int n_q);
+
+    /* Wide rows: the page in f32 in the codec's domain, keys [dim][64], values [64][dim]. */
+    void (*decode)(const struct tern_kv_side *side, float *out, const uint8_t *data, const uint16_t *head);
+};
+
+#define TERN_KV_SCRATCH (TERN_PAGE * TERN_KVQ_MAX_DIM * 8)
+
+/* The registry, in the order of kv_codecs.def; NULL-terminated. */
+extern const struct tern_kv_codec *const tern_kv_codecs[];
+const struct tern_kv_codec *tern_kv_codec_find(const char *name, size_t n); /* NULL when unknown; knows aliases */
+
+/* Signs of a rotated side: counter-based, from (layer, key or value), equal in every process.  out: [dim]. */
+void tern_kv_signs(float *out, int dim, int layer, bool key);
+
+/* Where everything lies inside one page of one layer.  Plain data: `kv` fills it, `dev` reads it. */
+struct tern_kv_layer {
+    int n_heads;              /* KV heads */
+    struct tern_kv_side k, v; /* may have different dims */
+    int window;               /* 0: full attention; else a query at p sees tokens > p - window */
+    int first;                /* tokens 0..first-1 are kept raw beside the codes (0 when both sides are raw) */
+    const char *why_raw;      /* reason when a requested scheme was not used here, else NULL */
+    /* Byte offsets inside one KV head of a page; page base + layer_off + head * head_bytes is the head. */
+    size_t k_head_off, v_head_off, k_off, v_off;
+    size_t head_bytes;
+    size_t layer_off; /* inside the page of this layer's group */
+    /* Open tile of one KV head: keys [k.dim][64] then values [64][v.dim], raw elements; 64-byte multiple. */
+    size_t tile_v_off, tile_bytes;
+    size_t tile_layer_off; /* inside a sequence's tile block */
+    /* Raw first tokens of one KV head: keys [k.dim][first], values [first][v.dim]. */
+    size_t sink_v_off, sink_bytes;
+    size_t sink_layer_off; /* inside a sequence's sink block */
+};
+
+#endif

@@ -1,0 +1,44 @@
+#include "kernel/kernel.h"
+
+#include <string.h>
+#include "base/cpu.h"
+#include "base/err.h"
+
+struct tern_kernels tern_k;
+
+/* An empty slot would be a crash in the middle of a step; a table is nothing but pointers, so look at them all. */
+static void assert_filled(const void *table, size_t bytes)
+{
+    for (size_t i = 0; i < bytes / sizeof(void *); i++) {
+        void *p;
+        memcpy(&p, (const char *)table + i * sizeof p, sizeof p);
+        TERN_ASSERT(p);
+    }
+}
+
+void tern_kernels_init(unsigned mask)
+{
+    struct tern_kernels k = {.mask = mask & tern_cpu_detect()};
+#define TERN_INIT(isa)                 \
+    do {                               \
+        tern_gemm_init_##isa(&k.gemm); \
+        tern_vec_init_##isa(&k.vec);   \
+        tern_attn_init_##isa(&k.attn); \
+        tern_kvq_init_##isa(&k.kvq);   \
+    } while (0)
+    TERN_INIT(ref);
+#ifdef TERN_HAVE_AVX2
+    if (k.mask & TERN_CPU_AVX2)
+        TERN_INIT(avx2);
+#endif
+#ifdef TERN_HAVE_AVX512
+    if (k.mask & TERN_CPU_AVX512)
+        TERN_INIT(avx512);
+#endif
+#undef TERN_INIT
+    assert_filled(&k.gemm, sizeof k.gemm);
+    assert_filled(&k.vec, sizeof k.vec);
+    assert_filled(&k.attn, sizeof k.attn);
+    assert_filled(&k.kvq, sizeof k.kvq);
+    tern_k = k;
+}
