@@ -1,0 +1,278 @@
+/* tern/tern.h - run language models whose KV cache is compressed and attended in place.
+ *
+ * Objects, in order of life:
+ *   tern_model    weights, tokenizer and chat template of one file; immutable once open
+ *   tern_engine   a model plus threads, scratch and a KV pool; steps ragged batches of sequences
+ *   tern_seq      one sequence: its tokens and their KV pages
+ *   tern_sampler  turns logits into a token; owns its random state and penalties
+ *   tern_stream   turns tokens into UTF-8 text; holds back unfinished characters
+ *
+ * Threads: a model may be shared by engines and read from any thread.  An engine, its sequences and everything obtained
+ * from them belong to one thread at a time.  tern_engine_cancel alone may be called from any thread or signal handler.
+ * Ownership: `_open/_close`, `_new/_free` pair up; close and free accept NULL.  "view" results live until the next call
+ * that the comment names.  Errors: tern/error.h.  Strings are UTF-8.  No function prints or exits.
+ *
+ * Promise (CPU): a token's logits depend on the tokens before it, the model and the KV plan alone - not on the number
+ * of threads, on what else is in the batch, or on how the prompt was cut into steps.  A sequence that was forked,
+ * trimmed, saved and restored continues bit for bit as one that was not. */
+#ifndef TERN_H
+#define TERN_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include "tern/error.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define TERN_API __attribute__((visibility("default")))
+
+TERN_API const char *tern_version(void); /* "0.1.0" */
+
+/* ---- machine ------------------------------------------------------------------------------------------------ */
+
+typedef struct tern_machine {
+    const char *cpu;      /* brand string */
+    const char *detected; /* highest instruction-set level found: "c", "avx2", "avx512" */
+    const char *used;     /* level in use after the mask */
+    int cores;            /* physical cores this process may use: the default number of threads */
+    size_t memory_bytes;  /* total RAM (cgroup limit considered) */
+} tern_machine;
+TERN_API void tern_machine_describe(tern_machine *out);
+
+/* Limits kernels to a level ("c", "avx2", "avx512", "all").  Call before any model is opened.  TERN_EINVAL otherwise.
+ */
+TERN_API int tern_set_cpu_mask(const char *level, tern_error *err);
+
+/* Largest resident set of this process so far, in bytes. */
+TERN_API size_t tern_peak_memory(void);
+
+/* ---- model -------------------------------------------------------------------------------------------------- */
+
+typedef struct tern_model tern_model;
+
+typedef struct tern_model_info {
+    const char *path;
+    const char *arch;      /* "llama" */
+    const char *name;      /* general.name, or "" */
+    const char *tokenizer; /* "BPE, pre-tokenizer smollm", or "none" */
+    int n_layers, n_embd, n_heads, n_kv_heads, head_dim, n_ff, n_vocab;
+    int ctx;           /* tokens the model was trained for */
+    bool has_template; /* the file carries a chat template (or its vocabulary speaks ChatML) */
+    int64_t n_params;
+    size_t file_bytes;
+    size_t weight_bytes; /* weights in memory, from the allocator */
+} tern_model_info;
+
+/* Opens a GGUF file (any part of a split set).  n_threads 0 = all cores.  Weights are packed here. */
+TERN_API int tern_model_open(tern_model **out, const char *path, int n_threads, tern_error *err);
+TERN_API void tern_model_close(tern_model **m);
+TERN_API const tern_model_info *tern_model_get_info(const tern_model *m); /* view, until close */
+
+typedef struct tern_tensor_info {
+    const char *name;
+    const char *type; /* as in the file */
+    int n_dims;
+    int64_t dims[4]; /* dims[0] contiguous */
+    size_t file_bytes;
+    size_t memory_bytes; /* packed; 0 when the tensor is not used */
+} tern_tensor_info;
+TERN_API size_t tern_model_n_tensors(const tern_model *m);
+TERN_API void tern_model_tensor(const tern_model *m, size_t i, tern_tensor_info *out);
+
+/* ---- text --------------------------------------------------------------------------------------------------- */
+
+/* A growable list of token ids owned by the caller; zero-initialise, release with tern_tokens_clear. */
+typedef struct tern_tokens {
+    int32_t *p;
+    size_t len;
+    size_t cap;
+} tern_tokens;
+TERN_API void tern_tokens_clear(tern_tokens *t);
+TERN_API int tern_tokens_push(tern_tokens *t, int32_t id, tern_error *err);
+
+enum {
+    TERN_TEXT_SPECIAL = 1, /* control tokens written in the text become control tokens */
+    TERN_TEXT_BOS = 2,     /* add BOS/EOS as the file asks */
+};
+/* Appends the ids of text[0..n).  TERN_EUNSUPPORTED when the model has no tokenizer. */
+TERN_API int tern_model_tokenize(const tern_model *m, const char *text, size_t n, unsigned flags, tern_tokens *out,
+                                 tern_error *err);
+/* Spelling of one id in the vocabulary, or NULL when out of range. */
+TERN_API const char *tern_model_token(const tern_model *m, int32_t id);
+TERN_API bool tern_model_is_eog(const tern_model *m, int32_t id); /* does this token end a reply? */
+
+typedef struct tern_chat_turn {
+    const char *role;    /* "system", "user", "assistant", "tool" */
+    const char *content; /* never becomes a control token, whatever it spells */
+} tern_chat_turn;
+/* Appends the ids of a conversation rendered with the model's template (BOS included where it belongs).
+ * `first` > 0 renders all turns but appends only what follows the rendering of the first `first` turns (for a
+ * conversation whose beginning is already in a sequence); fails with TERN_EMISMATCH when the template does not extend.
+ */
+TERN_API int tern_model_chat_tokens(const tern_model *m, const tern_chat_turn *turns, size_t n_turns, size_t first,
+                                    bool add_generation_prompt, tern_tokens *out, tern_error *err);
+/* The rendered text itself, for --verbose and tests.  *out is malloc'ed; free() it. */
+TERN_API int tern_model_chat_text(const tern_model *m, const tern_chat_turn *turns, size_t n_turns,
+                                  bool add_generation_prompt, char **out, tern_error *err);
+
+typedef struct tern_stream tern_stream;
+TERN_API int tern_stream_new(tern_stream **out, const tern_model *m, bool special, tern_error *err);
+TERN_API void tern_stream_free(tern_stream *s);
+/* Complete characters that this id finishes; *text is a view until the next call on s. */
+TERN_API int tern_stream_push(tern_stream *s, int32_t id, const char **text, size_t *n, tern_error *err);
+TERN_API int tern_stream_finish(tern_stream *s, const char **text, size_t *n, tern_error *err);
+
+/* ---- KV plan ------------------------------------------------------------------------------------------------ */
+
+/* One layer of the effective plan: what a --kv text comes to on this model. */
+typedef struct tern_kv_row {
+    int layer;
+    const char *k, *v; /* scheme in effect */
+    int n_heads, dim_k, dim_v;
+    int window;             /* 0 = full attention */
+    double bytes_per_token; /* of closed pages, headers included */
+    double f16_bytes_per_token;
+    const char *reason; /* why this layer differs from what was asked for; NULL when it does not */
+} tern_kv_row;
+
+/* Grammar (design.md §4): SCHEME | k=SCHEME,v=SCHEME, then options first=N, edge=N:SCHEME, layers=A-B:SCHEME.
+ * Schemes: tern_kv_schemes().  NULL means "l4". */
+typedef struct tern_kv_plan tern_kv_plan;
+TERN_API int tern_kv_plan_new(tern_kv_plan **out, const tern_model *m, const char *spec, bool strict, tern_error *err);
+TERN_API void tern_kv_plan_free(tern_kv_plan *p);
+TERN_API int tern_kv_plan_rows(const tern_kv_plan *p);
+TERN_API void tern_kv_plan_row(const tern_kv_plan *p, int layer, tern_kv_row *out); /* strings: view until free */
+
+/* Names of all schemes with a one-line description each; NULL-terminated pairs name, about. */
+TERN_API const char *const *tern_kv_schemes(void);
+
+/* ---- engine ------------------------------------------------------------------------------------------------- */
+
+typedef struct tern_engine tern_engine;
+typedef struct tern_seq tern_seq;
+
+typedef struct tern_engine_params {
+    int n_threads;  /* 0 = all physical cores */
+    int ctx;        /* tokens per sequence; 0 = the model's own */
+    int max_seqs;   /* sequences alive at once; 0 = 1 */
+    int chunk;      /* most rows in one step; 0 = 512 */
+    const char *kv; /* KV plan; NULL = "l4" ("f32" when exact) */
+    bool kv_strict; /* refuse instead of keeping a layer at 16 bit with a reason */
+    bool exact;     /* every row in the wide class: f32 arithmetic on the dequantised weights */
+} tern_engine_params;
+
+TERN_API int tern_engine_open(tern_engine **out, tern_model *m, const tern_engine_params *p, tern_error *err);
+TERN_API void tern_engine_close(tern_engine **e); /* frees its sequences too */
+TERN_API int tern_engine_ctx(const tern_engine *e);
+TERN_API int tern_engine_chunk(const tern_engine *e);
+TERN_API int tern_engine_threads(const tern_engine *e);
+TERN_API const tern_kv_plan *tern_engine_plan(const tern_engine *e);
+
+typedef struct tern_memory {
+    size_t kv_bytes;     /* pages, tiles and first tokens in use, from the allocator */
+    size_t kv_f16_bytes; /* what the same tokens would take in 16 bits */
+    size_t scratch_bytes;
+} tern_memory;
+TERN_API void tern_engine_memory(const tern_engine *e, tern_memory *out);
+
+/* Makes the running call return TERN_ECANCELLED at its next step boundary; sequences stay valid.  Async-signal-safe. */
+TERN_API void tern_engine_cancel(tern_engine *e);
+
+TERN_API int tern_seq_new(tern_seq **out, tern_engine *e, tern_error *err); /* TERN_ECAPACITY beyond max_seqs */
+TERN_API void tern_seq_free(tern_seq *s);
+TERN_API int tern_seq_fork(tern_seq **out, tern_seq *s, tern_error *err); /* shares closed pages */
+/* Forgets all tokens from n on.  TERN_EUNSUPPORTED when a sliding-window layer no longer holds the tokens that n needs.
+ */
+TERN_API int tern_seq_trim(tern_seq *s, int n, tern_error *err);
+TERN_API int tern_seq_length(const tern_seq *s);
+TERN_API const int32_t *tern_seq_tokens(const tern_seq *s); /* view until the sequence changes */
+/* Writes tokens and KV to a new file (temporary name, then rename: a failure leaves an existing file as it was). */
+TERN_API int tern_seq_save(const tern_seq *s, const char *path, tern_error *err);
+/* A new sequence from a saved one: same model and KV plan, every byte checksummed, else an error and no sequence. */
+TERN_API int tern_seq_load(tern_seq **out, tern_engine *e, const char *path, tern_error *err);
+
+enum { TERN_LOGITS_NONE, TERN_LOGITS_LAST, TERN_LOGITS_ALL };
+
+/* Some tokens appended to one sequence.  A sequence occurs at most once in a step. */
+typedef struct tern_step_item {
+    tern_seq *seq;
+    const int32_t *tokens;
+    int n_tokens; /* >= 1 */
+    bool decode;  /* generated tokens (narrow arithmetic) rather than prompt tokens (wide) */
+    int logits;   /* TERN_LOGITS_* */
+} tern_step_item;
+
+/* Runs one ragged batch of at most `chunk` rows.  *logits: [rows that asked][n_vocab] in the order of the items, view
+ * until the next step; NULL when none asked.  All or nothing: on error no sequence has changed. */
+TERN_API int tern_step(tern_engine *e, const tern_step_item *items, int n_items, const float **logits, tern_error *err);
+
+/* Appends prompt tokens in as many steps as needed; *logits (nullable) is the last token's row.  progress (nullable) is
+ * called after each step and stops the call with TERN_ECANCELLED when it returns nonzero. */
+typedef int tern_progress_fn(void *user, int done, int total);
+TERN_API int tern_prefill(tern_engine *e, tern_seq *s, const int32_t *tokens, int n, const float **logits,
+                          tern_progress_fn *progress, void *user, tern_error *err);
+
+/* ---- sampling and generation ---------------------------------------------------------------------------------- */
+
+typedef struct tern_sampler tern_sampler;
+
+typedef struct tern_sampler_params {
+    float temperature; /* 0 = greedy */
+    int top_k;         /* 0 = off */
+    float top_p;       /* 1 = off */
+    float min_p;       /* 0 = off */
+    float
+        repetition_penalty; /* 1 = off; logits of tokens seen in the last penalty_last divided (or multiplied) by it */
+    float presence_penalty, frequency_penalty; /* 0 = off; subtracted once / per occurrence */
+    int penalty_last;                          /* tokens looked back at; 0 = 64, -1 = all */
+    uint64_t seed;
+    const int32_t *bias_ids; /* n_bias ids and what is added to their logits */
+    const float *bias_values;
+    int n_bias;
+} tern_sampler_params;
+TERN_API void tern_sampler_defaults(tern_sampler_params *p); /* greedy, everything off, seed 0 */
+/* TERN_EINVAL names the parameter that is out of range. */
+TERN_API int tern_sampler_new(tern_sampler **out, int n_vocab, const tern_sampler_params *p, tern_error *err);
+TERN_API void tern_sampler_free(tern_sampler *s);
+TERN_API void tern_sampler_accept(tern_sampler *s, int32_t id);           /* prompt tokens too, for the penalties */
+TERN_API int32_t tern_sampler_pick(tern_sampler *s, const float *logits); /* does not accept */
+
+typedef enum tern_finish {
+    TERN_FINISH_LENGTH,
+    TERN_FINISH_EOG,
+    TERN_FINISH_STOP,
+    TERN_FINISH_CALLBACK,
+    TERN_FINISH_CONTEXT
+} tern_finish;
+
+typedef struct tern_generate_params {
+    tern_sampler_params sampler;
+    int max_tokens;          /* -1 = until the context is full */
+    const char *const *stop; /* n_stop strings that end the text and are not part of it, also across token borders */
+    int n_stop;
+    bool ignore_eog;
+    /* Text as it becomes certain (a possible beginning of a stop string is held back).  Nonzero ends the generation. */
+    int (*on_text)(void *user, const char *text, size_t n);
+    tern_progress_fn *on_prefill;
+    void *user;
+} tern_generate_params;
+
+typedef struct tern_generate_result {
+    tern_finish finish;
+    int n_prompt, n_generated; /* tokens; an end-of-reply token is not counted and not appended to the sequence */
+    double prompt_s, decode_s; /* seconds */
+    int32_t last;              /* the token that ended the reply, -1 otherwise */
+} tern_generate_result;
+
+/* Appends `prompt` to s, then generates.  On TERN_ECANCELLED the sequence holds what was processed so far and *result
+ * is filled.  prompt may be empty only when pending logits exist, which this API does not keep: n_prompt >= 1. */
+TERN_API int tern_generate(tern_engine *e, tern_seq *s, const int32_t *prompt, int n_prompt,
+                           const tern_generate_params *p, tern_generate_result *result, tern_error *err);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
