@@ -1,0 +1,334 @@
+#include "base/cpu.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
+/* ---- levels ---- */
+
+#if defined(__x86_64__)
+/* Which register files the operating system saves on a context switch.  Without it a set CPUID bit is a trap. */
+static uint64_t read_xcr0(void)
+{
+    uint32_t lo, hi;
+    __asm__ volatile("xgetbv" : "=a"(lo), "=d"(hi) : "c"(0));
+    return (uint64_t)hi << 32 | lo;
+}
+
+static bool all_bits(uint32_t reg, uint32_t bits)
+{
+    return (reg & bits) == bits;
+}
+
+static unsigned detect(void)
+{
+    uint32_t a, b1, b7, c1, c7, d;
+    if (!__get_cpuid(1, &a, &b1, &c1, &d) || !all_bits(c1, bit_OSXSAVE | bit_AVX | bit_FMA | bit_F16C))
+        return 0;
+    if (!__get_cpuid_count(7, 0, &a, &b7, &c7, &d) || !all_bits(b7, bit_AVX2 | bit_BMI2))
+        return 0;
+    uint64_t saved = read_xcr0();
+    const uint64_t ymm = 0x06, zmm = 0xE6; /* XMM and YMM; and mask registers, upper halves, upper sixteen */
+    if ((saved & ymm) != ymm)
+        return 0;
+    if ((saved & zmm) != zmm || !all_bits(b7, bit_AVX512F | bit_AVX512BW | bit_AVX512DQ | bit_AVX512VL) ||
+        !all_bits(c7, bit_AVX512VNNI | bit_AVX512VBMI))
+        return TERN_CPU_AVX2;
+    return TERN_CPU_AVX2 | TERN_CPU_AVX512;
+}
+#else
+static unsigned detect(void)
+{
+    return 0;
+}
+#endif
+
+int tern_cpu_parse(const char *text, unsigned *mask, tern_error *err)
+{
+    unsigned below = 0;
+    if (!strcmp(text, "c")) {
+        *mask = 0;
+        return 0;
+    }
+#define X(bit, name, word)     \
+    below |= bit;              \
+    if (!strcmp(text, word)) { \
+        *mask = below;         \
+        return 0;              \
+    }
+    TERN_CPU_LIST(X)
+#undef X
+    if (!strcmp(text, "all")) {
+        *mask = below;
+        return 0;
+    }
+#define X(bit, name, word) ", " word
+    return tern_err_set(err, TERN_EINVAL, "CPU level \"%s\" is not known (c" TERN_CPU_LIST(X) " or all)", text);
+#undef X
+}
+
+const char *tern_cpu_name(unsigned mask)
+{
+    const char *best = "c";
+#define X(bit, name, word) \
+    if (mask & bit)        \
+        best = word;
+    TERN_CPU_LIST(X)
+#undef X
+    return best;
+}
+
+/* ---- small files of /proc and /sys ---- */
+
+/* Every reader below takes `root`, a prefix of all paths: "" in the program, a made-up tree in the tests. */
+
+static FILE *open_under(const char *root, const char *path)
+{
+    char full[1024];
+    int n = snprintf(full, sizeof full, "%s%s", root, path);
+    return n > 0 && (size_t)n < sizeof full ? fopen(full, "re") : NULL;
+}
+
+/* The first line of a file without its newline; false when there is none. */
+static bool read_line(const char *root, const char *path, char *line, size_t size)
+{
+    FILE *f = open_under(root, path);
+    if (!f)
+        return false;
+    bool ok = fgets(line, (int)size, f) != NULL;
+    fclose(f);
+    if (ok)
+        line[strcspn(line, "\n")] = 0;
+    return ok;
+}
+
+static void find_model(const char *root, char *model, size_t size)
+{
+    char line[512];
+    snprintf(model, size, "unknown");
+    FILE *f = open_under(root, "/proc/cpuinfo");
+    if (!f)
+        return;
+    while (fgets(line, sizeof line, f)) {
+        char *value = strchr(line, ':');
+        if (strncmp(line, "model name", 10) || !value)
+            continue;
+        value += 1 + strspn(value + 1, " \t");
+        value[strcspn(value, "\n")] = 0;
+        if (*value)
+            snprintf(model, size, "%s", value);
+        break;
+    }
+    fclose(f);
+}
+
+/* ---- control group quota ---- */
+
+/* Quota of the one group at `dir`, in processors; 0 when it has none.  Version 2 says "max 100000" or "150000 100000"
+ * in one file, version 1 has two files and -1 for no limit. */
+static double group_quota(const char *root, const char *dir, bool v2)
+{
+    char path[900], line[128];
+    double quota = 0, period = 0;
+    if (v2) {
+        snprintf(path, sizeof path, "%s/cpu.max", dir);
+        if (!read_line(root, path, line, sizeof line) || sscanf(line, "%lf %lf", &quota, &period) != 2)
+            return 0;
+    } else {
+        snprintf(path, sizeof path, "%s/cpu.cfs_quota_us", dir);
+        if (!read_line(root, path, line, sizeof line) || sscanf(line, "%lf", &quota) != 1)
+            return 0;
+        snprintf(path, sizeof path, "%s/cpu.cfs_period_us", dir);
+        if (!read_line(root, path, line, sizeof line) || sscanf(line, "%lf", &period) != 1)
+            return 0;
+    }
+    return quota > 0 && period > 0 ? quota / period : 0;
+}
+
+/* Smallest quota from the group `mount`/`path` up to the mount point: an ancestor's limit binds as well. */
+static double tree_quota(const char *root, const char *mount, const char *path, bool v2)
+{
+    char dir[768];
+    double best = 0;
+    size_t base = strlen(mount);
+    int n = snprintf(dir, sizeof dir, "%s%s", mount, path);
+    if (n < 0 || (size_t)n >= sizeof dir)
+        return 0;
+    for (;;) {
+        double q = group_quota(root, dir, v2);
+        if (q > 0 && (best == 0 || q < best))
+            best = q;
+        char *slash = strrchr(dir, '/');
+        if (!slash || (size_t)(slash - dir) < base)
+            return best;
+        *slash = 0;
+    }
+}
+
+/* Does the comma-separated list contain the word? */
+static bool list_has(const char *list, const char *word)
+{
+    size_t n = strlen(word);
+    for (const char *p = list; *p; p += strcspn(p, ","), p += *p == ',') {
+        if (strcspn(p, ",") == n && !memcmp(p, word, n))
+            return true;
+    }
+    return false;
+}
+
+/* This process's group in the hierarchy (version 2, or the version 1 hierarchy with the cpu controller). */
+static bool own_group(const char *root, bool v2, char *path, size_t size)
+{
+    char line[600];
+    bool found = false;
+    FILE *f = open_under(root, "/proc/self/cgroup");
+    if (!f)
+        return false;
+    while (!found && fgets(line, sizeof line, f)) {
+        line[strcspn(line, "\n")] = 0;
+        char *controllers = strchr(line, ':');
+        char *group = controllers ? strchr(controllers + 1, ':') : NULL;
+        if (!group)
+            continue;
+        *group++ = 0;
+        controllers++;
+        if (v2 ? !*controllers : list_has(controllers, "cpu")) {
+            snprintf(path, size, "%s", strcmp(group, "/") ? group : "");
+            found = true;
+        }
+    }
+    fclose(f);
+    return found;
+}
+
+/* A line of mountinfo: "36 35 98:0 /root /mount/point options [more ...] - type source superoptions". */
+static bool parse_mount(char *line, char *mount_root, char *mount, char *type, char *super)
+{
+    char *dash = strstr(line, " - ");
+    return dash && sscanf(line, "%*s %*s %*s %511s %511s", mount_root, mount) == 2 &&
+           sscanf(dash + 3, "%63s %*s %255s", type, super) == 2;
+}
+
+/* Processors that the control groups grant, 0 for no limit. */
+static double cgroup_quota(const char *root)
+{
+    char line[4096], mount_root[512], mount[512], type[64], super[256], path[600];
+    double best = 0;
+    FILE *f = open_under(root, "/proc/self/mountinfo");
+    if (!f)
+        return 0;
+    while (fgets(line, sizeof line, f)) {
+        if (!parse_mount(line, mount_root, mount, type, super))
+            continue;
+        bool v2 = !strcmp(type, "cgroup2");
+        if ((!v2 && (strcmp(type, "cgroup") || !list_has(super, "cpu"))) || !own_group(root, v2, path, sizeof path))
+            continue;
+        /* Inside a container the mount may start at our own group; the rest of the path is then below it. */
+        size_t cut = strcmp(mount_root, "/") ? strlen(mount_root) : 0;
+        const char *below = cut && !strncmp(path, mount_root, cut) && (!path[cut] || path[cut] == '/') ? path + cut
+                            : cut                                                                      ? ""
+                                                                                                       : path;
+        double q = tree_quota(root, mount, below, v2);
+        if (q > 0 && (best == 0 || q < best))
+            best = q;
+    }
+    fclose(f);
+    return best;
+}
+
+/* ---- cores ---- */
+
+static long read_number(const char *root, int cpu, const char *what)
+{
+    char path[128], line[64], *end;
+    snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu%d/topology/%s", cpu, what);
+    if (!read_line(root, path, line, sizeof line))
+        return -1;
+    long v = strtol(line, &end, 10);
+    return end == line ? -1 : v;
+}
+
+/* Distinct (package, core) pairs among the processors of `set`; one whose topology is unknown counts as a core. */
+static int distinct_cores(const char *root, const cpu_set_t *set, size_t set_bytes)
+{
+    static const int max = 8 * 1024;
+    int n = 0;
+    uint64_t *seen = malloc((size_t)max * sizeof *seen);
+    if (!seen)
+        return CPU_COUNT_S(set_bytes, set);
+    for (int cpu = 0; cpu < max && (size_t)cpu < 8 * set_bytes; cpu++) {
+        if (!CPU_ISSET_S((size_t)cpu, set_bytes, set))
+            continue;
+        long package = read_number(root, cpu, "physical_package_id"), core = read_number(root, cpu, "core_id");
+        uint64_t key = core < 0 ? UINT64_MAX - (uint64_t)cpu : (uint64_t)(package + 1) << 32 | (uint32_t)core;
+        int i = 0;
+        while (i < n && seen[i] != key)
+            i++;
+        if (i == n)
+            seen[n++] = key;
+    }
+    free(seen);
+    return n;
+}
+
+/* A fraction of a processor is dropped: threads that spin for each other lose far more to throttling than the fraction
+ * would give. */
+static int usable_cores(const char *root, const cpu_set_t *set, size_t set_bytes)
+{
+    int n = distinct_cores(root, set, set_bytes);
+    double quota = cgroup_quota(root);
+    if (quota > 0 && quota < n)
+        n = (int)quota;
+    return n > 0 ? n : 1;
+}
+
+int tern_cpu_cores(void)
+{
+    int cores = 1;
+    /* The kernel refuses a mask that is smaller than its own, so grow it. */
+    for (size_t cpus = 1024; cpus <= 64 * 1024; cpus *= 4) {
+        cpu_set_t *set = CPU_ALLOC(cpus);
+        size_t bytes = CPU_ALLOC_SIZE(cpus);
+        if (!set)
+            break;
+        CPU_ZERO_S(bytes, set);
+        bool ok = sched_getaffinity(0, bytes, set) == 0;
+        if (ok)
+            cores = usable_cores("", set, bytes);
+        CPU_FREE(set);
+        if (ok)
+            break;
+    }
+    return cores;
+}
+
+/* ---- once per process ---- */
+
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+static unsigned levels;
+static char model[128];
+
+static void fill_once(void)
+{
+    levels = detect();
+    find_model("", model, sizeof model);
+}
+
+unsigned tern_cpu_detect(void)
+{
+    pthread_once(&once, fill_once);
+    return levels;
+}
+
+const char *tern_cpu_model(void)
+{
+    pthread_once(&once, fill_once);
+    return model;
+}

@@ -1,0 +1,168 @@
+/* kv/kv.h - where the KV cache lives: layout, page pools, sequences, snapshots.  Bookkeeping only; bytes are opaque.
+ *
+ *        sequence ── table of group 0 (full attention) ──> page 0, page 1, page 2 ...   closed, immutable, ref-counted
+ *                 ── table of group 1 (window 512)      ──>          page 1, page 2 ...   older ones given back
+ *                 ── tile block                           newest < 64 tokens, raw, private to the sequence
+ *                 ── sink block                           first tokens, raw, ref-counted with page 0
+ *
+ * A page is 64 consecutive tokens of all layers of one group; a group is the set of layers that keep tokens equally
+ * long. Fork copies tables (references) and the tile; trim drops references.  Page index = position / 64, absolute.
+ *
+ * Layout (seam 2): the model declares its layers, a --kv text says what is wanted, tern_kv_layout_new decides per layer
+ * and remembers the reason wherever the two differ.
+ *
+ * Memory: pools reserve address space for their whole capacity and touch it page by page, so the resident set grows
+ * with the codes.  Nothing allocates in a step: tern_kv_begin reserves, and is the only call that can run out. Thread:
+ * the engine's. */
+#ifndef TERN_KV_H
+#define TERN_KV_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include "base/buf.h"
+#include "base/err.h"
+#include "codec/codec.h"
+
+/* ---- what is asked for ---------------------------------------------------------------------------------------- */
+
+#define TERN_KV_MAX_RULES 32
+
+/* A parsed --kv text. */
+struct tern_kv_spec {
+    const struct tern_kv_codec *k, *v;
+    int first; /* raw tokens at the start, 0..64 */
+    int edge;  /* this many first and last layers use edge_k / edge_v */
+    const struct tern_kv_codec *edge_k, *edge_v;
+    struct {
+        int from, to; /* layers, inclusive */
+        const struct tern_kv_codec *k, *v;
+    } rules[TERN_KV_MAX_RULES];
+    int n_rules;
+};
+
+/* Grammar: SCHEME | k=SCHEME,v=SCHEME, options first=N, edge=N:SCHEME, layers=A-B:SCHEME, in any order, comma
+ * separated. Errors name the item and list what would have been understood. */
+int tern_kv_spec_parse(struct tern_kv_spec *out, const char *text, tern_error *err);
+
+/* ---- layout --------------------------------------------------------------------------------------------------- */
+
+/* What the model declares for one layer. */
+struct tern_kv_decl {
+    int n_heads; /* KV heads; 0: this layer keeps no KV */
+    int dim_k, dim_v;
+    int window; /* 0: full attention */
+};
+
+struct tern_kv_group {
+    int window;        /* of all its layers */
+    size_t page_bytes; /* 64 tokens of all its layers */
+};
+
+#define TERN_KV_MAX_GROUPS 4
+
+struct tern_kv_layout {
+    int n_layers;
+    struct tern_kv_layer *layers; /* [n_layers], owned */
+    int *group_of;                /* [n_layers], -1 where a layer keeps no KV */
+    struct tern_kv_group groups[TERN_KV_MAX_GROUPS];
+    int n_groups;
+    size_t tile_bytes;       /* one sequence's open tile, all layers */
+    size_t sink_bytes;       /* one sequence's raw first tokens, all layers; 0 when nothing is coded */
+    size_t stage_tile_bytes; /* largest tile of one layer, all heads: unit of staging */
+    float *signs;            /* owned: the rotation signs that sides point into */
+    char text[256];          /* the --kv text as given */
+    uint64_t digest;         /* of everything that decides page bytes: equal digests, exchangeable pages */
+};
+
+/* strict: a layer that cannot have what was asked is an error instead of a reason. */
+int tern_kv_layout_new(struct tern_kv_layout **out, const struct tern_kv_decl *decl, int n_layers, const char *spec,
+                       bool strict, tern_error *err);
+void tern_kv_layout_free(struct tern_kv_layout *l);
+
+/* Bytes of closed pages per token in one layer, and what f16 would take. */
+double tern_kv_layer_bytes(const struct tern_kv_layer *l);
+double tern_kv_layer_f16_bytes(const struct tern_kv_layer *l);
+
+/* ---- pages ------------------------------------------------------------------------------------------------------ */
+
+/* A pool of equally large ref-counted blocks in one reserved range. */
+struct tern_kv_pool {
+    uint8_t *base;
+    size_t block_bytes;
+    uint32_t n_blocks, n_used, n_fresh; /* blocks from n_fresh on were never touched */
+    uint32_t *refs;                     /* [n_blocks] */
+    uint32_t *free_list;                /* stack of released blocks */
+    uint32_t n_free;
+};
+int tern_kv_pool_init(struct tern_kv_pool *p, size_t block_bytes, size_t n_blocks, tern_error *err);
+void tern_kv_pool_clear(struct tern_kv_pool *p);
+uint8_t *tern_kv_pool_get(struct tern_kv_pool *p); /* NULL when exhausted; refs 1; bytes unspecified */
+void tern_kv_pool_ref(struct tern_kv_pool *p, uint8_t *block);
+void tern_kv_pool_unref(struct tern_kv_pool *p, uint8_t *block); /* NULL is legal */
+
+/* ---- cache and sequences ------------------------------------------------------------------------------------------
+ */
+
+struct tern_kv_table {
+    uint8_t **pages; /* [cap], pages[i] is page index first + i */
+    int first, n, cap;
+};
+
+struct tern_kv_seq {
+    bool live;
+    int n_tokens;
+    struct tern_kv_table table[TERN_KV_MAX_GROUPS];
+    uint8_t *tile; /* layout->tile_bytes */
+    uint8_t *sink; /* NULL until page 0 closes */
+};
+
+struct tern_kv_cache {
+    const struct tern_kv_layout *layout; /* borrowed for the cache's life */
+    struct tern_kv_pool pool[TERN_KV_MAX_GROUPS];
+    struct tern_kv_pool sinks, tiles;
+    struct tern_kv_seq *seqs; /* [max_seqs] */
+    int max_seqs, max_tokens, max_step;
+};
+
+/* Room for max_seqs sequences of max_tokens tokens, stepped by at most max_step tokens at once. */
+int tern_kv_cache_init(struct tern_kv_cache *c, const struct tern_kv_layout *l, int max_seqs, int max_tokens,
+                       int max_step, tern_error *err);
+void tern_kv_cache_clear(struct tern_kv_cache *c);
+
+/* An empty sequence; TERN_ECAPACITY when all are in use. */
+int tern_kv_seq_new(struct tern_kv_cache *c, struct tern_kv_seq **out, tern_error *err);
+void tern_kv_seq_free(struct tern_kv_cache *c, struct tern_kv_seq *s);
+int tern_kv_seq_fork(struct tern_kv_cache *c, struct tern_kv_seq **out, const struct tern_kv_seq *s, tern_error *err);
+
+/* Appending n tokens: begin reserves the pages that will close (they are in the tables from then on), commit makes the
+ * tokens count and gives back window pages; abort undoes begin. */
+int tern_kv_begin(struct tern_kv_cache *c, struct tern_kv_seq *s, int n, tern_error *err);
+void tern_kv_commit(struct tern_kv_cache *c, struct tern_kv_seq *s, int n);
+void tern_kv_abort(struct tern_kv_cache *c, struct tern_kv_seq *s);
+
+/* Cuts back to n tokens, n <= n_tokens.  A closed page cannot be reopened (its originals are gone), so the sequence
+ * ends up with *kept <= n tokens: n itself inside the open tile, else the page boundary below n; the caller runs the
+ * rest again. TERN_EUNSUPPORTED, nothing changed, when a window group no longer holds what a query at *kept needs. */
+int tern_kv_trim(struct tern_kv_cache *c, struct tern_kv_seq *s, int n, int *kept, tern_error *err);
+
+/* Bytes in use by all live sequences (shared pages counted once), and what their tokens would take in 16 bits. */
+size_t tern_kv_used_bytes(const struct tern_kv_cache *c);
+size_t tern_kv_f16_bytes(const struct tern_kv_cache *c);
+
+/* ---- snapshots ----------------------------------------------------------------------------------------------------
+ */
+
+/* A sequence in a file: header, tokens, pages, tile, sinks; XXH3-64 over every section (docs/session-format.md). */
+struct tern_kv_snapshot_info {
+    uint64_t model_digest; /* of the weights and the architecture */
+    const int32_t *tokens; /* [n_tokens] */
+    const uint8_t *roles;  /* [n_tokens] 1 = decode row */
+};
+int tern_kv_save(const struct tern_kv_cache *c, const struct tern_kv_seq *s, const struct tern_kv_snapshot_info *info,
+                 const char *path, tern_error *err);
+/* Fills a new sequence; tokens and roles arrive in *tokens, *roles (owned by the caller, tern_free). */
+int tern_kv_load(struct tern_kv_cache *c, struct tern_kv_seq **out, uint64_t model_digest, int n_vocab,
+                 const char *path, int32_t **tokens, uint8_t **roles, tern_error *err);
+
+#endif

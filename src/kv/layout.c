@@ -1,0 +1,200 @@
+#include "kv/kv.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <xxhash.h>
+#include "base/mem.h"
+
+/* The scheme that the text asks for in one layer, before the layer's own limits; *forced when a rule names it. */
+static void wanted(const struct tern_kv_spec *s, int layer, int n_layers, const struct tern_kv_codec **k,
+                   const struct tern_kv_codec **v, bool *forced)
+{
+    *k = s->k;
+    *v = s->v;
+    *forced = false;
+    if (layer < s->edge || layer >= n_layers - s->edge) {
+        *k = s->edge_k;
+        *v = s->edge_v;
+    }
+    for (int i = 0; i < s->n_rules; i++)
+        if (layer >= s->rules[i].from && layer <= s->rules[i].to) {
+            *k = s->rules[i].k;
+            *v = s->rules[i].v;
+            *forced = true;
+        }
+}
+
+/* Offsets inside one head of a page: headers of both sides, then keys, then values; 64 readable bytes behind the last
+ * data are the next head's or the pool's slack. */
+static void place_head(struct tern_kv_layer *l)
+{
+    size_t at = 0;
+    l->k_head_off = at;
+    at += l->k.codec->head_bytes(l->k.dim);
+    l->v_head_off = at;
+    at += l->v.codec->head_bytes(l->v.dim);
+    l->k_off = at;
+    at += l->k.codec->data_bytes(l->k.dim);
+    l->v_off = at;
+    at += l->v.codec->data_bytes(l->v.dim);
+    l->head_bytes = at;
+    size_t k_elem = l->k.raw32 ? 4 : 2, v_elem = l->v.raw32 ? 4 : 2;
+    l->tile_v_off = tern_round_up((size_t)l->k.dim * TERN_PAGE * k_elem, TERN_ALIGN);
+    l->tile_bytes = l->tile_v_off + tern_round_up((size_t)l->v.dim * TERN_PAGE * v_elem, TERN_ALIGN);
+    l->sink_v_off = tern_round_up((size_t)l->k.dim * (size_t)l->first * k_elem, TERN_ALIGN);
+    l->sink_bytes = l->sink_v_off + tern_round_up((size_t)l->v.dim * (size_t)l->first * v_elem, TERN_ALIGN);
+    if (!l->first)
+        l->sink_bytes = 0;
+}
+
+static int choose(struct tern_kv_layer *l, const struct tern_kv_decl *d, const struct tern_kv_spec *s, int layer,
+                  int n_layers, bool strict, tern_error *err)
+{
+    const struct tern_kv_codec *f16 = tern_kv_codec_find("f16", 3), *k, *v;
+    bool forced;
+    const char *why = NULL;
+    wanted(s, layer, n_layers, &k, &v, &forced);
+    /* A window layer is bounded, so its codes save little; it is coded only when a layers= rule names it. */
+    if (d->window && !forced && (!k->raw || !v->raw)) {
+        l->why_raw = "sliding window";
+        k = k->raw ? k : f16;
+        v = v->raw ? v : f16;
+    }
+    if (!k->accepts(d->dim_k, &why)) {
+        l->why_raw = why;
+        k = f16;
+    }
+    if (!v->accepts(d->dim_v, &why)) {
+        l->why_raw = why;
+        v = f16;
+    }
+    if (strict && l->why_raw)
+        return tern_err_set(err, TERN_EUNSUPPORTED, "--kv-policy strict: layer %d would stay at 16 bit: %s", layer,
+                            l->why_raw);
+    l->n_heads = d->n_heads;
+    l->window = d->window;
+    l->k = (struct tern_kv_side){.codec = k, .dim = d->dim_k, .key = true, .raw32 = k->raw && k->bits == 32};
+    l->v = (struct tern_kv_side){.codec = v, .dim = d->dim_v, .key = false, .raw32 = v->raw && v->bits == 32};
+    l->first = k->raw && v->raw ? 0 : s->first;
+    place_head(l);
+    return 0;
+}
+
+static int find_group(struct tern_kv_layout *l, int window, tern_error *err)
+{
+    for (int g = 0; g < l->n_groups; g++)
+        if (l->groups[g].window == window)
+            return g;
+    if (l->n_groups == TERN_KV_MAX_GROUPS)
+        return tern_err_set(err, TERN_EUNSUPPORTED, "more than %d different attention windows", TERN_KV_MAX_GROUPS);
+    l->groups[l->n_groups] = (struct tern_kv_group){.window = window};
+    return l->n_groups++;
+}
+
+static int make_signs(struct tern_kv_layout *l, tern_error *err)
+{
+    size_t n = 0;
+    for (int i = 0; i < l->n_layers; i++)
+        if (l->group_of[i] >= 0)
+            n += (size_t)l->layers[i].k.dim + (size_t)l->layers[i].v.dim;
+    int rc = tern_alloc(&l->signs, n, sizeof(float), err);
+    if (rc < 0)
+        return rc;
+    float *p = l->signs;
+    for (int i = 0; i < l->n_layers; i++) {
+        if (l->group_of[i] < 0)
+            continue;
+        struct tern_kv_side *sides[2] = {&l->layers[i].k, &l->layers[i].v};
+        for (int j = 0; j < 2; j++) {
+            if (sides[j]->codec->rotated) {
+                tern_kv_signs(p, sides[j]->dim, i, sides[j]->key);
+                sides[j]->sign = p;
+            }
+            p += sides[j]->dim;
+        }
+    }
+    return 0;
+}
+
+static uint64_t digest(const struct tern_kv_layout *l)
+{
+    XXH64_hash_t h = 0x7465726E;
+    for (int i = 0; i < l->n_layers; i++) {
+        if (l->group_of[i] < 0)
+            continue;
+        const struct tern_kv_layer *y = &l->layers[i];
+        int64_t v[7] = {i, y->n_heads, y->k.dim, y->v.dim, y->window, y->first, (int64_t)y->head_bytes};
+        h = XXH3_64bits_withSeed(v, sizeof v, h);
+        h = XXH3_64bits_withSeed(y->k.codec->name, strlen(y->k.codec->name), h);
+        h = XXH3_64bits_withSeed(y->v.codec->name, strlen(y->v.codec->name), h);
+    }
+    return h;
+}
+
+int tern_kv_layout_new(struct tern_kv_layout **out, const struct tern_kv_decl *decl, int n_layers, const char *spec,
+                       bool strict, tern_error *err)
+{
+    int rc = 0;
+    struct tern_kv_layout *l = NULL;
+    struct tern_kv_spec s;
+    *out = NULL;
+    TERN_TRY(tern_kv_spec_parse(&s, spec, err));
+    if (s.edge * 2 > n_layers)
+        TERN_FAIL(err, TERN_EINVAL, "--kv %s: edge=%d covers more than the model's %d layers", spec, s.edge, n_layers);
+    for (int i = 0; i < s.n_rules; i++)
+        if (s.rules[i].to >= n_layers)
+            TERN_FAIL(err, TERN_EINVAL, "--kv %s: layer %d does not exist (the model has %d)", spec, s.rules[i].to,
+                      n_layers);
+    TERN_TRY(tern_alloc(&l, 1, sizeof *l, err));
+    TERN_TRY(tern_alloc(&l->layers, (size_t)n_layers, sizeof *l->layers, err));
+    TERN_TRY(tern_alloc(&l->group_of, (size_t)n_layers, sizeof *l->group_of, err));
+    l->n_layers = n_layers;
+    if (snprintf(l->text, sizeof l->text, "%s", spec) >= (int)sizeof l->text)
+        TERN_FAIL(err, TERN_ELIMIT, "--kv: longer than %zu characters", sizeof l->text - 1);
+    for (int i = 0; i < n_layers; i++) {
+        struct tern_kv_layer *y = &l->layers[i];
+        l->group_of[i] = -1;
+        if (!decl[i].n_heads)
+            continue;
+        TERN_TRY(choose(y, &decl[i], &s, i, n_layers, strict, err));
+        TERN_TRY(find_group(l, decl[i].window, err));
+        l->group_of[i] = rc;
+        rc = 0;
+        struct tern_kv_group *g = &l->groups[l->group_of[i]];
+        y->layer_off = g->page_bytes;
+        g->page_bytes += y->head_bytes * (size_t)y->n_heads;
+        y->tile_layer_off = l->tile_bytes;
+        l->tile_bytes += y->tile_bytes * (size_t)y->n_heads;
+        y->sink_layer_off = l->sink_bytes;
+        l->sink_bytes += y->sink_bytes * (size_t)y->n_heads;
+        if (l->stage_tile_bytes < y->tile_bytes * (size_t)y->n_heads)
+            l->stage_tile_bytes = y->tile_bytes * (size_t)y->n_heads;
+    }
+    TERN_TRY(make_signs(l, err));
+    l->digest = digest(l);
+    *out = l;
+    l = NULL;
+out:
+    tern_kv_layout_free(l);
+    return rc;
+}
+
+void tern_kv_layout_free(struct tern_kv_layout *l)
+{
+    if (!l)
+        return;
+    tern_free(l->layers);
+    tern_free(l->group_of);
+    tern_free(l->signs);
+    tern_free(l);
+}
+
+double tern_kv_layer_bytes(const struct tern_kv_layer *l)
+{
+    return (double)l->head_bytes * l->n_heads / TERN_PAGE;
+}
+
+double tern_kv_layer_f16_bytes(const struct tern_kv_layer *l)
+{
+    return 2.0 * (l->k.dim + l->v.dim) * l->n_heads;
+}

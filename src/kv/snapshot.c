@@ -1,0 +1,276 @@
+/* A saved sequence.  All numbers little-endian; every section is followed by the XXH3-64 of its bytes, so a flipped bit
+ * anywhere is found before anything is used.  docs/session-format.md is the byte-exact description. */
+#include "kv/kv.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <xxhash.h>
+#include "base/mem.h"
+
+#define MAGIC   "ternseq\n"
+#define VERSION 1
+#define ENDIAN  0x01020304u
+
+struct header {
+    char magic[8];
+    uint32_t version, endian;
+    uint64_t model_digest, layout_digest;
+    uint32_t n_tokens, n_groups;
+    uint32_t first[TERN_KV_MAX_GROUPS], n_pages[TERN_KV_MAX_GROUPS];
+    uint32_t has_sink, reserved;
+    char kv[256];  /* the --kv text, for messages and for people */
+    uint64_t hash; /* of all bytes before this field */
+};
+_Static_assert(sizeof(struct header) == 8 + 8 + 16 + 8 + 32 + 8 + 256 + 8, "no padding in the file header");
+
+static int write_all(int fd, const void *data, size_t n, const char *path, tern_error *err)
+{
+    const char *p = data;
+    while (n) {
+        ssize_t w = write(fd, p, n);
+        if (w < 0 && errno == EINTR)
+            continue;
+        if (w <= 0)
+            return tern_err_set(err, TERN_EIO, "%s: cannot write: %s", path, strerror(w < 0 ? errno : ENOSPC));
+        p += w;
+        n -= (size_t)w;
+    }
+    return 0;
+}
+
+static int write_section(int fd, const void *data, size_t n, const char *path, tern_error *err)
+{
+    uint64_t h = XXH3_64bits(data, n);
+    int rc = write_all(fd, data, n, path, err);
+    return rc < 0 ? rc : write_all(fd, &h, sizeof h, path, err);
+}
+
+static int write_file(int fd, const struct tern_kv_cache *c, const struct tern_kv_seq *s,
+                      const struct tern_kv_snapshot_info *info, const char *path, tern_error *err)
+{
+    int rc = 0;
+    const struct tern_kv_layout *l = c->layout;
+    struct header h = {.version = VERSION, .endian = ENDIAN, .model_digest = info->model_digest};
+    memcpy(h.magic, MAGIC, sizeof h.magic);
+    h.layout_digest = l->digest;
+    h.n_tokens = (uint32_t)s->n_tokens;
+    h.n_groups = (uint32_t)l->n_groups;
+    for (int g = 0; g < l->n_groups; g++) {
+        h.first[g] = (uint32_t)s->table[g].first;
+        h.n_pages[g] = (uint32_t)s->table[g].n;
+    }
+    h.has_sink = s->sink != NULL;
+    (void)snprintf(h.kv, sizeof h.kv, "%s", l->text);
+    h.hash = XXH3_64bits(&h, offsetof(struct header, hash));
+    TERN_TRY(write_all(fd, &h, sizeof h, path, err));
+    TERN_TRY(write_section(fd, info->tokens, (size_t)s->n_tokens * sizeof *info->tokens, path, err));
+    TERN_TRY(write_section(fd, info->roles, (size_t)s->n_tokens, path, err));
+    TERN_TRY(write_section(fd, s->tile, l->tile_bytes, path, err));
+    if (s->sink)
+        TERN_TRY(write_section(fd, s->sink, l->sink_bytes, path, err));
+    for (int g = 0; g < l->n_groups; g++)
+        for (int i = 0; i < s->table[g].n; i++)
+            TERN_TRY(write_section(fd, s->table[g].pages[i], l->groups[g].page_bytes, path, err));
+out:
+    return rc;
+}
+
+int tern_kv_save(const struct tern_kv_cache *c, const struct tern_kv_seq *s, const struct tern_kv_snapshot_info *info,
+                 const char *path, tern_error *err)
+{
+    int rc = 0, fd = -1;
+    char tmp[4096];
+    tmp[0] = 0;
+    if (snprintf(tmp, sizeof tmp, "%s.tmp-%ld", path, (long)getpid()) >= (int)sizeof tmp) {
+        tmp[0] = 0;
+        TERN_FAIL(err, TERN_EINVAL, "path is longer than %zu bytes", sizeof tmp - 32);
+    }
+    fd = open(tmp, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+    if (fd < 0) {
+        int e = errno;
+        tmp[0] = 0;
+        TERN_FAIL(err, TERN_EIO, "%s: cannot create: %s", path, strerror(e));
+    }
+    TERN_TRY(write_file(fd, c, s, info, path, err));
+    /* Without the fsync a crash after the rename could leave an empty file under the good name. */
+    if (fsync(fd) < 0 && errno != EINVAL && errno != EROFS)
+        TERN_FAIL(err, TERN_EIO, "%s: cannot write: %s", path, strerror(errno));
+    if (close(fd) < 0) {
+        fd = -1;
+        TERN_FAIL(err, TERN_EIO, "%s: cannot write: %s", path, strerror(errno));
+    }
+    fd = -1;
+    if (rename(tmp, path) < 0)
+        TERN_FAIL(err, TERN_EIO, "%s: cannot rename into place: %s", path, strerror(errno));
+    tmp[0] = 0;
+out:
+    if (fd >= 0)
+        (void)close(fd);
+    if (tmp[0])
+        (void)unlink(tmp);
+    return rc;
+}
+
+/* ---- reading ---------------------------------------------------------------------------------------------------- */
+
+struct reader {
+    int fd;
+    uint64_t at; /* byte offset, for messages */
+    const char *path;
+};
+
+static int read_all(struct reader *r, void *data, size_t n, const char *what, tern_error *err)
+{
+    char *p = data;
+    size_t left = n;
+    while (left) {
+        ssize_t got = read(r->fd, p, left);
+        if (got < 0 && errno == EINTR)
+            continue;
+        if (got < 0)
+            return tern_err_set(err, TERN_EIO, "%s: cannot read %s at byte %llu: %s", r->path, what,
+                                (unsigned long long)r->at, strerror(errno));
+        if (got == 0)
+            return tern_err_set(err, TERN_EFORMAT, "%s: file ends at byte %llu, inside %s", r->path,
+                                (unsigned long long)(r->at + (n - left)), what);
+        p += got;
+        left -= (size_t)got;
+    }
+    r->at += n;
+    return 0;
+}
+
+static int read_section(struct reader *r, void *data, size_t n, const char *what, tern_error *err)
+{
+    int rc = 0;
+    uint64_t start = r->at, h;
+    TERN_TRY(read_all(r, data, n, what, err));
+    TERN_TRY(read_all(r, &h, sizeof h, what, err));
+    if (h != XXH3_64bits(data, n))
+        TERN_FAIL(err, TERN_EFORMAT, "%s: %s at byte %llu is damaged (checksum differs)", r->path, what,
+                  (unsigned long long)start);
+out:
+    return rc;
+}
+
+static int check_header(const struct header *h, const struct tern_kv_cache *c, uint64_t model_digest, const char *path,
+                        tern_error *err)
+{
+    int rc = 0;
+    const struct tern_kv_layout *l = c->layout;
+    if (memcmp(h->magic, MAGIC, sizeof h->magic) != 0)
+        TERN_FAIL(err, TERN_EFORMAT, "%s: not a tern session (wrong magic at byte 0)", path);
+    if (h->endian != ENDIAN)
+        TERN_FAIL(err, TERN_EFORMAT, "%s: written on a machine of another byte order (byte 12)", path);
+    if (h->version != VERSION)
+        TERN_FAIL(err, TERN_EUNSUPPORTED, "%s: session format version %u at byte 8; this program reads version %d",
+                  path, h->version, VERSION);
+    if (h->hash != XXH3_64bits(h, offsetof(struct header, hash)))
+        TERN_FAIL(err, TERN_EFORMAT, "%s: header at byte 0 is damaged (checksum differs)", path);
+    if (h->model_digest != model_digest)
+        TERN_FAIL(err, TERN_EMISMATCH, "%s: was saved from another model", path);
+    if (h->layout_digest != l->digest)
+        TERN_FAIL(err, TERN_EMISMATCH, "%s: was saved with --kv %.*s, this engine runs --kv %s", path,
+                  (int)sizeof h->kv - 1, h->kv, l->text);
+    if (h->n_tokens > (uint32_t)c->max_tokens)
+        TERN_FAIL(err, TERN_ECAPACITY, "%s: holds %u tokens, the context is %d", path, h->n_tokens, c->max_tokens);
+    if (h->n_groups != (uint32_t)l->n_groups || (h->has_sink != 0) != (h->n_tokens >= TERN_PAGE && l->sink_bytes))
+        TERN_FAIL(err, TERN_EFORMAT, "%s: header at byte 40 contradicts itself", path);
+    for (int g = 0; g < l->n_groups; g++)
+        if (h->n_pages[g] > (uint32_t)c->seqs[0].table[g].cap || h->first[g] > h->n_tokens / TERN_PAGE ||
+            h->first[g] + h->n_pages[g] != h->n_tokens / TERN_PAGE)
+            TERN_FAIL(err, TERN_EFORMAT, "%s: page table %d in the header contradicts the %u tokens", path, g,
+                      h->n_tokens);
+out:
+    return rc;
+}
+
+static int read_seq(struct reader *r, const struct tern_kv_cache *c, struct tern_kv_seq *s, const struct header *h,
+                    int n_vocab, int32_t *tokens, uint8_t *roles, tern_error *err)
+{
+    int rc = 0;
+    const struct tern_kv_layout *l = c->layout;
+    TERN_TRY(read_section(r, tokens, h->n_tokens * sizeof *tokens, "the token list", err));
+    for (uint32_t i = 0; i < h->n_tokens; i++)
+        if (tokens[i] < 0 || tokens[i] >= n_vocab)
+            TERN_FAIL(err, TERN_EFORMAT, "%s: token %u is %d, outside the vocabulary of %d", r->path, i, tokens[i],
+                      n_vocab);
+    TERN_TRY(read_section(r, roles, h->n_tokens, "the role list", err));
+    TERN_TRY(read_section(r, s->tile, l->tile_bytes, "the open tile", err));
+    if (s->sink)
+        TERN_TRY(read_section(r, s->sink, l->sink_bytes, "the first tokens", err));
+    for (int g = 0; g < l->n_groups; g++)
+        for (int i = 0; i < s->table[g].n; i++)
+            TERN_TRY(read_section(r, s->table[g].pages[i], l->groups[g].page_bytes, "a page", err));
+    char extra;
+    if (read(r->fd, &extra, 1) > 0)
+        TERN_FAIL(err, TERN_EFORMAT, "%s: %s at byte %llu", r->path, "unexpected bytes behind the last page",
+                  (unsigned long long)r->at);
+out:
+    return rc;
+}
+
+/* Gives the new sequence the blocks that the header speaks of; contents follow. */
+static int take_blocks(struct tern_kv_cache *c, struct tern_kv_seq *s, const struct header *h, tern_error *err)
+{
+    for (int g = 0; g < c->layout->n_groups; g++) {
+        struct tern_kv_table *t = &s->table[g];
+        t->first = (int)h->first[g];
+        while (t->n < (int)h->n_pages[g]) {
+            t->pages[t->n] = tern_kv_pool_get(&c->pool[g]);
+            if (!t->pages[t->n])
+                return tern_err_set(err, TERN_ECAPACITY, "the KV pool is full");
+            t->n++;
+        }
+    }
+    if (h->has_sink) {
+        s->sink = tern_kv_pool_get(&c->sinks);
+        TERN_ASSERT(s->sink);
+    }
+    return 0;
+}
+
+int tern_kv_load(struct tern_kv_cache *c, struct tern_kv_seq **out, uint64_t model_digest, int n_vocab,
+                 const char *path, int32_t **tokens, uint8_t **roles, tern_error *err)
+{
+    int rc = 0;
+    struct reader r = {.fd = -1, .path = path};
+    struct tern_kv_seq *s = NULL;
+    struct header h;
+    struct stat st;
+    *out = NULL;
+    *tokens = NULL;
+    *roles = NULL;
+    /* O_NONBLOCK: a FIFO under this name must not hang the program. */
+    r.fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (r.fd < 0 || fstat(r.fd, &st) < 0)
+        TERN_FAIL(err, TERN_EIO, "%s: cannot open: %s", path, strerror(errno));
+    if (!S_ISREG(st.st_mode))
+        TERN_FAIL(err, TERN_EIO, "%s: not a regular file", path);
+    TERN_TRY(read_all(&r, &h, sizeof h, "the header", err));
+    TERN_TRY(check_header(&h, c, model_digest, path, err));
+    TERN_TRY(tern_alloc(tokens, h.n_tokens, sizeof **tokens, err));
+    TERN_TRY(tern_alloc(roles, h.n_tokens, sizeof **roles, err));
+    TERN_TRY(tern_kv_seq_new(c, &s, err));
+    TERN_TRY(take_blocks(c, s, &h, err));
+    TERN_TRY(read_seq(&r, c, s, &h, n_vocab, *tokens, *roles, err));
+    s->n_tokens = (int)h.n_tokens;
+    *out = s;
+    s = NULL;
+out:
+    if (r.fd >= 0)
+        (void)close(r.fd);
+    tern_kv_seq_free(c, s);
+    if (rc < 0) {
+        tern_free(*tokens);
+        tern_free(*roles);
+        *tokens = NULL;
+        *roles = NULL;
+    }
+    return rc;
+}

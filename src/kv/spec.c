@@ -1,0 +1,134 @@
+#include "kv/kv.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* The names of all schemes, for messages. */
+static void list_schemes(char *out, size_t n)
+{
+    size_t used = 0;
+    out[0] = 0;
+    for (int i = 0; tern_kv_codecs[i] && used < n; i++) {
+        int w = snprintf(out + used, n - used, "%s%s", i ? " " : "", tern_kv_codecs[i]->name);
+        used += w > 0 ? (size_t)w : 0;
+    }
+}
+
+static int find_scheme(const struct tern_kv_codec **out, const char *p, size_t n, const char *text, tern_error *err)
+{
+    *out = tern_kv_codec_find(p, n);
+    if (*out)
+        return 0;
+    char names[160];
+    list_schemes(names, sizeof names);
+    return tern_err_set(err, TERN_EINVAL, "--kv %s: unknown scheme \"%.*s\" (known: %s)", text, (int)n, p, names);
+}
+
+/* A decimal number that ends where *p then points; false when there is none or it exceeds 99999. */
+static bool number(const char **p, const char *end, int *out)
+{
+    int v = 0;
+    const char *s = *p;
+    while (s < end && *s >= '0' && *s <= '9' && s - *p < 5)
+        v = v * 10 + (*s++ - '0');
+    if (s == *p)
+        return false;
+    *p = s;
+    *out = v;
+    return true;
+}
+
+static int parse_edge(struct tern_kv_spec *s, const char *p, const char *end, const char *text, tern_error *err)
+{
+    const struct tern_kv_codec *c;
+    int rc = 0;
+    if (!number(&p, end, &s->edge) || p == end || *p != ':')
+        return tern_err_set(err, TERN_EINVAL, "--kv %s: edge wants N:SCHEME", text);
+    TERN_TRY(find_scheme(&c, p + 1, (size_t)(end - p - 1), text, err));
+    s->edge_k = s->edge_v = c;
+out:
+    return rc;
+}
+
+static int parse_layers(struct tern_kv_spec *s, const char *p, const char *end, const char *text, tern_error *err)
+{
+    int rc = 0, from, to;
+    const struct tern_kv_codec *c;
+    if (s->n_rules == TERN_KV_MAX_RULES)
+        return tern_err_set(err, TERN_ELIMIT, "--kv %s: more than %d layers= rules", text, TERN_KV_MAX_RULES);
+    if (!number(&p, end, &from))
+        goto bad;
+    to = from;
+    if (p < end && *p == '-') {
+        p++;
+        if (!number(&p, end, &to) || to < from)
+            goto bad;
+    }
+    if (p == end || *p != ':')
+        goto bad;
+    TERN_TRY(find_scheme(&c, p + 1, (size_t)(end - p - 1), text, err));
+    s->rules[s->n_rules].from = from;
+    s->rules[s->n_rules].to = to;
+    s->rules[s->n_rules].k = s->rules[s->n_rules].v = c;
+    s->n_rules++;
+out:
+    return rc;
+bad:
+    return tern_err_set(err, TERN_EINVAL, "--kv %s: layers wants A-B:SCHEME with A <= B", text);
+}
+
+static bool key_is(const char *p, size_t n, const char *key)
+{
+    return n == strlen(key) && memcmp(p, key, n) == 0;
+}
+
+static int parse_item(struct tern_kv_spec *s, const char *p, const char *end, const char *text, tern_error *err)
+{
+    int rc = 0;
+    const char *eq = memchr(p, '=', (size_t)(end - p));
+    if (!eq) {
+        TERN_TRY(find_scheme(&s->k, p, (size_t)(end - p), text, err));
+        s->v = s->k;
+        return 0;
+    }
+    size_t n = (size_t)(eq - p), left = (size_t)(end - eq - 1);
+    const char *value = eq + 1;
+    if (key_is(p, n, "k"))
+        return find_scheme(&s->k, value, left, text, err);
+    if (key_is(p, n, "v"))
+        return find_scheme(&s->v, value, left, text, err);
+    if (key_is(p, n, "edge"))
+        return parse_edge(s, value, end, text, err);
+    if (key_is(p, n, "layers"))
+        return parse_layers(s, value, end, text, err);
+    if (key_is(p, n, "first")) {
+        if (!number(&value, end, &s->first) || value != end || s->first > TERN_PAGE)
+            TERN_FAIL(err, TERN_EINVAL, "--kv %s: first wants a number from 0 to %d", text, TERN_PAGE);
+        return 0;
+    }
+    TERN_FAIL(err, TERN_EINVAL, "--kv %s: unknown option \"%.*s\" (known: k v first edge layers)", text, (int)n, p);
+out:
+    return rc;
+}
+
+int tern_kv_spec_parse(struct tern_kv_spec *out, const char *text, tern_error *err)
+{
+    int rc = 0;
+    *out = (struct tern_kv_spec){.first = 4};
+    const char *p = text, *stop = text + strlen(text);
+    while (p <= stop) {
+        const char *end = memchr(p, ',', (size_t)(stop - p));
+        if (!end)
+            end = stop;
+        if (end == p)
+            TERN_FAIL(err, TERN_EINVAL, "--kv %s: empty item", *text ? text : "\"\"");
+        TERN_TRY(parse_item(out, p, end, text, err));
+        p = end + 1;
+    }
+    if (!out->k || !out->v)
+        TERN_FAIL(err, TERN_EINVAL, "--kv %s: no scheme for %s", text,
+                  out->k ? "values (v=SCHEME)" : "keys (k=SCHEME)");
+out:
+    return rc;
+}

@@ -1,0 +1,90 @@
+/* The limits that benches are held against: arithmetic on registers only, and a read that does nothing else.  Each
+ * variant is compiled for its own level with a target attribute and called only when the level is in use. */
+#include "checkasm.h"
+
+#include <immintrin.h>
+#include "base/cpu.h"
+
+#define FMA_STEPS 20000
+#define CHAINS    12
+
+static volatile float sink;
+
+__attribute__((target("avx2,fma"))) static double fma_avx2(void)
+{
+    __m256 acc[CHAINS], a = _mm256_set1_ps(0.999f), b = _mm256_set1_ps(1e-3f);
+    for (int c = 0; c < CHAINS; c++)
+        acc[c] = _mm256_set1_ps((float)c);
+    for (int i = 0; i < FMA_STEPS; i++) {
+#pragma GCC unroll 12
+        for (int c = 0; c < CHAINS; c++)
+            acc[c] = _mm256_fmadd_ps(acc[c], a, b);
+    }
+    for (int c = 1; c < CHAINS; c++)
+        acc[0] = _mm256_add_ps(acc[0], acc[c]);
+    sink = _mm256_cvtss_f32(acc[0]);
+    return 2.0 * 8 * CHAINS * FMA_STEPS;
+}
+
+__attribute__((target("avx512f"))) static double fma_avx512(void)
+{
+    __m512 acc[CHAINS], a = _mm512_set1_ps(0.999f), b = _mm512_set1_ps(1e-3f);
+    for (int c = 0; c < CHAINS; c++)
+        acc[c] = _mm512_set1_ps((float)c);
+    for (int i = 0; i < FMA_STEPS; i++) {
+#pragma GCC unroll 12
+        for (int c = 0; c < CHAINS; c++)
+            acc[c] = _mm512_fmadd_ps(acc[c], a, b);
+    }
+    for (int c = 1; c < CHAINS; c++)
+        acc[0] = _mm512_add_ps(acc[0], acc[c]);
+    sink = _mm512_cvtss_f32(acc[0]);
+    return 2.0 * 16 * CHAINS * FMA_STEPS;
+}
+
+static double fma_sse(void)
+{
+    __m128 acc[CHAINS], a = _mm_set1_ps(0.999f), b = _mm_set1_ps(1e-3f);
+    for (int c = 0; c < CHAINS; c++)
+        acc[c] = _mm_set1_ps((float)c);
+    for (int i = 0; i < FMA_STEPS; i++) {
+#pragma GCC unroll 12
+        for (int c = 0; c < CHAINS; c++)
+            acc[c] = _mm_add_ps(_mm_mul_ps(acc[c], a), b);
+    }
+    for (int c = 1; c < CHAINS; c++)
+        acc[0] = _mm_add_ps(acc[0], acc[c]);
+    sink = _mm_cvtss_f32(acc[0]);
+    return 2.0 * 4 * CHAINS * FMA_STEPS;
+}
+
+double check_roof_fma(void *unused)
+{
+    (void)unused;
+    if (tern_k.mask & TERN_CPU_AVX512)
+        return fma_avx512();
+    if (tern_k.mask & TERN_CPU_AVX2)
+        return fma_avx2();
+    return fma_sse();
+}
+
+/* Four streams, prefetched: about the best that one thread gets out of the memory system. */
+double check_roof_read(void *check_read)
+{
+    const struct check_read *r = check_read;
+    size_t quarter = r->bytes / 4 / 64 * 64;
+    const char *p = r->p;
+    __m128i x = _mm_setzero_si128();
+    for (size_t i = 0; i < quarter; i += 64) {
+#pragma GCC unroll 4
+        for (int s = 0; s < 4; s++) {
+            const char *q = p + (size_t)s * quarter + i;
+            _mm_prefetch(q + 1024, _MM_HINT_T0);
+#pragma GCC unroll 4
+            for (int j = 0; j < 4; j++)
+                x = _mm_xor_si128(x, _mm_loadu_si128((const __m128i *)(q + 16 * j)));
+        }
+    }
+    sink = (float)_mm_cvtsi128_si32(x);
+    return (double)quarter * 4;
+}
