@@ -16,6 +16,14 @@
 #include "base/pool.h"
 #include "codec/codec.h"
 
+/* One token of a batch. */
+struct tern_row {
+    int32_t token;
+    int32_t pos;
+};
+
+struct tern_dev; /* a device in use by one engine */
+
 /* One sequence's rows in this step, as attention on one layer sees them.  Rows are consecutive in the batch and in
  * position and share one role.  Page index = position / 64, absolute. */
 struct tern_attn_job {
@@ -62,5 +70,89 @@ size_t tern_cpu_attention_scratch(const struct tern_attn_shape *shape, int n_thr
 void tern_cpu_attention(struct tern_pool *pool, const struct tern_attn_shape *shape, const struct tern_attn_job *jobs,
                         int n_jobs, const float *q, size_t q_stride, float *out, size_t out_stride,
                         struct tern_attn_scratch scratch);
+
+/* ---- the device seam ------------------------------------------------------------------------------------------- */
+
+/* One product y[row][n] = x[row] . w, all products of one call share x. */
+struct tern_matmul {
+    const struct tern_packed *w;
+    const float *bias; /* [w->n] or NULL */
+    float *y;
+    size_t y_stride; /* floats */
+};
+
+/* Query or key heads of all rows: optional RMS norm per head, then rotation. */
+struct tern_heads {
+    float *x; /* [n_rows][n_heads * dim] */
+    size_t stride;
+    int n_heads, dim;
+    bool norm, norm_after; /* normalise each head before or after the rotation */
+    const float *norm_w;   /* [dim] or NULL: without weight */
+    float eps;
+    const float *cos, *sin; /* [n_rows][n_rot/2]; NULL: no rotation */
+    int n_rot;
+    bool interleaved;
+};
+
+/* Where the new keys and values of one job go in one layer; the attention job tells positions and pages. */
+struct tern_append_job {
+    const struct tern_attn_job *at;
+    uint8_t *tile_base; /* as at->tile_base, writable */
+    uint8_t *seq_tile;  /* the sequence's own tile block; differs from tile_base when the job is staged */
+    uint8_t *sink;      /* written when page 0 closes; may be NULL otherwise */
+    bool staged;        /* the rows span pages: tiles live in staging, the first and last exchange with seq_tile */
+};
+
+/* Coarse operations.  Rows [0, n_wide) are prompt rows, [n_wide, n_rows) decode rows.  All pointers 64-byte aligned,
+ * all row strides multiples of 16 floats. */
+struct tern_dev_ops {
+    const char *name;
+    /* x[row][n] = table row of the row's token, times scale. */
+    void (*embed)(struct tern_dev *d, float *x, size_t stride, const struct tern_packed *table,
+                  const struct tern_row *rows, int n_rows, float scale);
+    /* y[row] = rmsnorm(x[row]) * w. */
+    void (*norm)(struct tern_dev *d, float *y, size_t y_stride, const float *x, size_t x_stride, const float *w, int n,
+                 float eps, int n_rows);
+    /* y[row] = a[row] + b[row]. */
+    void (*add)(struct tern_dev *d, float *y, const float *a, const float *b, size_t stride, int n, int n_rows);
+    void (*matmul)(struct tern_dev *d, const struct tern_matmul *m, int n_m, const float *x, size_t x_stride,
+                   int n_rows, int n_wide);
+    /* cos/sin[row][n_rot/2] of pos * freq, times magnitude. */
+    void (*rope_table)(struct tern_dev *d, float *cos, float *sin, const float *freq, int n_rot, float magnitude,
+                       const struct tern_row *rows, int n_rows);
+    void (*heads)(struct tern_dev *d, const struct tern_heads *h, int n_rows);
+    /* Writes k, v rows into tiles, encodes the pages that close. */
+    void (*append)(struct tern_dev *d, const struct tern_kv_layer *l, const struct tern_append_job *jobs, int n_jobs,
+                   const float *k, size_t k_stride, const float *v, size_t v_stride);
+    void (*attention)(struct tern_dev *d, const struct tern_attn_shape *shape, const struct tern_attn_job *jobs,
+                      int n_jobs, const float *q, size_t q_stride, float *out, size_t out_stride);
+    /* gate[row] = act(gate[row]) * up[row]; gelu: tanh form of GELU, else SiLU. */
+    void (*glu)(struct tern_dev *d, float *gate, const float *up, size_t stride, int n, int n_rows, bool gelu);
+    void (*softcap)(struct tern_dev *d, float *x, size_t stride, int n, int n_rows, float cap);
+};
+
+struct tern_dev_limits {
+    int max_rows, max_k; /* rows of a step; longest input of any product */
+    size_t attention_scratch;
+};
+
+struct tern_dev {
+    const struct tern_dev_ops *ops;
+    struct tern_pool *pool; /* borrowed */
+    int8_t *q8;             /* quantised decode rows */
+    float *q8_scale;
+    int32_t *q8_sum;
+    struct tern_q8_row *q8_rows;
+    float *gemm_scratch;     /* [threads][TERN_GEMM_SCRATCH] */
+    uint8_t *encode_scratch; /* [threads][TERN_KV_SCRATCH] */
+    struct tern_attn_scratch attention;
+    struct tern_dev_limits limits;
+    size_t bytes; /* of all of the above */
+};
+
+int tern_dev_open(struct tern_dev **out, struct tern_pool *pool, const struct tern_dev_limits *limits, tern_error *err);
+void tern_dev_close(struct tern_dev *d);
+
+extern const struct tern_dev_ops tern_dev_cpu;
 
 #endif

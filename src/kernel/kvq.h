@@ -14,11 +14,15 @@
  *
  *   keys   [2 halves of 32 tokens][dim/32 sets][2 groups of 16 tokens][bits words][16 lanes]
  *   values [2 halves of 32 tokens = sets][dim/16 groups of 16 dims][bits words][16 lanes]
- *   both sides: 64*dim*bits/8 bytes, 64-byte aligned, followed by at least 64 readable bytes
+ *   both sides: 64*dim*bits/8 bytes, 64-byte aligned; the kernels read nothing behind them
  *
- *   headers: u16[n_blocks][64], one per token and block of TERN_KVQ_BLOCK dims (one block when dim <= 128):
- *     bits 4..15 = f16 bits of the scale >> 3 (positive; so f = f16(header >> 4 << 3)); bits 0..3 are the start state
- * of trellis codes, 0 here.  value = f * unit * table[code], where 8-bit codes are their own table.
+ *   headers: u16[n_blocks][64], one per token and block of TERN_KVQ_BLOCK dims, 64-byte aligned (one block when
+ *     dim <= 128; a last block may be short): bits 4..15 = f16 bits of the scale >> 3 (positive; so
+ *     f = f16(header >> 4 << 3)); bits 0..3 are the start state of trellis codes, 0 here.
+ *     value = f * unit * table[code], where 8-bit codes are their own table.
+ *
+ * dim is a multiple of 32, at most 512.  Any bytes are a valid page: kernels never fault on codes or headers, though a
+ * header of infinity or NaN, which encode never writes, makes results non-finite or arbitrary.
  *
  * Scheme constants come in struct tern_kvq_table: table entries are int8 in [-127, 127]. */
 #ifndef TERN_KERNEL_KVQ_H
@@ -26,19 +30,59 @@
 
 #include <stddef.h>
 #include <stdint.h>
+#include "base/fp16.h"
 
-#define TERN_KVQ_BLOCK   128 /* dims that share one scale */
-#define TERN_KVQ_MAX_DIM 512
+#define TERN_KVQ_BLOCK    128 /* dims that share one scale */
+#define TERN_KVQ_MAX_DIM  512
+#define TERN_KVQ_MAX_Q    16                /* query heads in one call */
+#define TERN_KVQ_HEAD_MAX (0xF7Fu << 4)     /* header of the largest finite scale, 65280 */
+#define TERN_KVQ_TINY     0x1.0p-100f       /* blocks and weights below this count as zero */
 
 struct tern_kvq_table {
     int bits;         /* 8, 4, 3 or 2 */
-    float unit;       /* value of table entry 1 at scale 1 */
-    int8_t entry[16]; /* [2^bits], unused for 8 bits */
+    float unit;       /* value of table entry 1 at scale 1; 8 bits: 1/127, so that f is the largest magnitude */
+    int8_t entry[16]; /* [2^bits], ascending, none 0; unused for 8 bits */
 };
 
-/* A query head ready for the codes: int8, quantised per block of 128 dims (amax/127), dims in item order. */
+static inline int tern_kvq_blocks(int dim)
+{
+    return (dim + TERN_KVQ_BLOCK - 1) / TERN_KVQ_BLOCK;
+}
+
+static inline float tern_kvq_scale(uint16_t head)
+{
+    return tern_f16_to_f32((uint16_t)(head >> 4 << 3));
+}
+
+/* Header of a positive scale: to f16, then to 7 mantissa bits, halves up; relative error at most 2^-8 in the normal
+ * range of f16, absolute 2^-22 below it (so scales under 2^-22 become 0); saturates at 65280. */
+static inline uint16_t tern_kvq_head_near(float f)
+{
+    uint32_t u = ((uint32_t)tern_f32_to_f16(f) + 4) >> 3 << 4;
+    return (uint16_t)(u < TERN_KVQ_HEAD_MAX ? u : TERN_KVQ_HEAD_MAX);
+}
+
+/* Header of the smallest scale that is >= f, f finite and positive; saturates at 65280. */
+static inline uint16_t tern_kvq_head_up(float f)
+{
+    uint32_t u;
+    if (f >= 65280.0f)
+        return TERN_KVQ_HEAD_MAX;
+    if (f >= 0x1.0p-14f) { /* f32 cut to 7 mantissa bits, upwards, with the exponent's bias of f16 */
+        u = ((tern_f32_bits(f) + 0xFFFFu) >> 16) - (112u << 7);
+    } else { /* f16 subnormals: multiples of 2^-21 */
+        float g = f * 0x1.0p21f;
+        u = (uint32_t)g;
+        u += (float)u < g;
+    }
+    return (uint16_t)(u << 4);
+}
+
+/* A query head ready for the codes.  The bytes of q stand in the order in which a page word yields its codes when it is
+ * shifted right by one code at a time and every byte's lowest code is taken: 8 bits: as they are; 4 and 3 bits: each 8
+ * dims as 0 2 4 6 1 3 5 7; 2 bits: each 16 dims as 0 4 8 12 1 5 9 13 2 6 10 14 3 7 11 15. */
 struct tern_kvq_query {
-    const int8_t *q;    /* [n_q][dim], 64-byte aligned, permuted by prep */
+    const int8_t *q;    /* [n_q][dim], 64-byte aligned, in [-127, 127] */
     const float *scale; /* [n_q][n_blocks], includes amax/127 and the table's unit */
     const int32_t *sum; /* [n_q][n_blocks] sum of q over the block */
 };
@@ -46,39 +90,54 @@ struct tern_kvq_query {
 struct tern_kvq_kernels {
     /* Walsh-Hadamard transform with signs: y = H (x * sign) / sqrt(dim), in place; dim a power of two, 32..512.
      * Butterflies by stride 1, 2, 4 ... (a+b, a-b), then one product with 1/sqrt(dim) rounded to f32.  sign: [dim] +-1.
-     * `inverse` first transforms and scales, then multiplies by sign.  Bit-equal on all levels. */
+     * `inverse` first transforms and scales, then multiplies by sign.  x, sign 64-byte aligned.  Bit-equal on all
+     * levels. */
     void (*rotate)(float *x, const float *sign, int dim, int inverse);
 
-    /* Quantises n_q rotated (or raw, for 8-bit keys) query heads for `score` with a table of `bits` bits. */
+    /* Quantises n_q rotated (or raw, for 8-bit keys) query heads x[n_q][dim] for `score` with table `tab`, per block of
+     * 128 dims: amax = max|x|; scale = (amax / 127) * unit; q = x * (127 / amax) rounded to nearest even, all 0 when
+     * amax is below TERN_KVQ_TINY or not finite.  An infinity or NaN in x makes scale (and so every score of the
+     * head) non-finite.  n_q 1..16.  Bit-equal on all levels. */
     void (*prep)(int8_t *q, float *scale, int32_t *sum, const float *x, const struct tern_kvq_table *tab, int dim,
                  int n_q);
 
     /* s[i*64 + t] = sum over blocks b of f_t,b * scale_i,b * (integer dot of the codes' entries with q_i over block b):
      * integer dots are exact, float part in block order, product f*scale rounded first, then fma from +0: bit-equal on
-     * all levels.  All 64 tokens are scored.  n_q 1..16. */
+     * all levels.  All 64 tokens are scored.  s 64-byte aligned.  n_q 1..16. */
     void (*score)(float *s, const struct tern_kvq_query *q, const uint8_t *k, const uint16_t *head,
                   const struct tern_kvq_table *tab, int dim, int n_q);
 
-    /* o[i*dim + d] = o*shrink_i + sum over t of p[i*64+t] * f_t * unit * entry(code).  Per row i and block: w_t =
-     * p_t*f_t; weights are quantised to integers over the page (largest w -> full range); `budget` below; o, p as in
-     * attn.h. |error| <= 1/250 * max_t(w_t) * unit * sqrt(sum of entries^2 over the tokens) per element, typically a
-     * tenth. Rows with all p = 0 only shrink.  Equal results for any n_q; levels are bit-equal. */
+    /* o[i*dim + d] = o*shrink_i + sum over t of p[i*64+t] * f_t * unit * entry(code); p >= 0, [n_q][64]; shrink NULL
+     * means 1; o, p 64-byte aligned; n_q 1..16.  Weights become 15-bit integers over the page, per row and block:
+     *     w_t = p_t * f_t;  m = max(0, max w_t);  inv = m >= TERN_KVQ_TINY ? 32767 / m : 0
+     *     W_t = w_t * inv, at most 32767 (NaN too) and at least 0, rounded to nearest even
+     *     o   = fma((float)(sum of W_t * entry), (m * unit) / 32767, o * shrink)
+     * The integer sum is exact.  So |error| <= m * unit * (sum of |entry|) / 65000 + 2 ulp of each term: at most 1e-6
+     * of the error that 4-bit codes make.  A row's result does not depend on n_q.  Bit-equal on all levels. */
     void (*accum)(float *o, const float *p, const uint8_t *v, const uint16_t *head, const float *shrink,
                   const struct tern_kvq_table *tab, int dim, int n_q);
 
     /* Decodes a whole page for prompt rows: keys to out[dim][64], values to out[64][dim], exactly f * unit * entry with
-     * (f*unit) rounded first.  Bit-equal on all levels. */
+     * (f*unit) rounded first.  out 64-byte aligned.  Bit-equal on all levels. */
     void (*decode_k)(float *out, const uint8_t *k, const uint16_t *head, const struct tern_kvq_table *tab, int dim);
     void (*decode_v)(float *out, const uint8_t *v, const uint16_t *head, const struct tern_kvq_table *tab, int dim);
 
-    /* Encodes n rotated vectors x[n][dim] (n <= 64): codes[n][dim] (one byte each, symbol, or int8 for 8 bits) and
-     * headers head[b*64 + t].  Per block: rms r (f32, 16-lane order of vec.h), nearest entry by midpoints of y/r, then
-     * the scale: `matched` (keys: |y|/|entries|) or least squares (values: <y,e>/<e,e>), rounded to the 12-bit header.
-     * A zero or non-finite block gets header 0 and the middle code.  Bit-equal on all levels. */
+    /* Encodes n rotated vectors x[n][dim] (0 <= n <= 64): codes[n][dim] (one byte each, symbol, or int8 for 8 bits) and
+     * headers head[b*64 + t]; other headers are left alone.  x, codes 64-byte aligned.  Per block of n_b dims:
+     *     ss = sum y^2, r = sqrt(ss / n_b), z = y * (1 / r); symbol = number of k with z > mid_k, where
+     *     mid_k = (0.5 * (entry_k + entry_k+1)) * unit
+     *     matched (keys): f = sqrt(ss / ee) / unit;   least squares (values): f = (ye / ee) / unit
+     *     with ye = sum y*e, ee = sum e^2 (exact); the header is tern_kvq_head_near(f)
+     * ss and ye are f32 sums in the 16-lane fma order of vec.h rmsnorm.  A block whose ss is below TERN_KVQ_TINY or not
+     * finite gets header 0 and the middle code 2^(bits-1).
+     *     8 bits (`matched` ignored): amax = max|y|; the header is tern_kvq_head_up(amax); code = y * (127 / f) rounded
+     * to nearest even, kept in [-127, 127].  amax 0 or a non-finite y: header 0, codes 0.  Without saturation (amax <=
+     * 65280) |error| <= f/254 * (1 + 2^-20), f <= amax * (1 + 2^-7) + 2^-21.
+     * Bit-equal on all levels. */
     void (*encode)(uint8_t *codes, uint16_t *head, const float *x, const struct tern_kvq_table *tab, int matched,
                    int dim, int n);
 
-    /* Puts codes[64][dim] into page order. */
+    /* Puts codes[64][dim] (each below 2^bits) into page order. */
     void (*pack_k)(uint8_t *k, const uint8_t *codes, int bits, int dim);
     void (*pack_v)(uint8_t *v, const uint8_t *codes, int bits, int dim);
 };

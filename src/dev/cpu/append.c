@@ -1,0 +1,126 @@
+/* New keys and values: into the raw tile of their page, and, when a page is full, from there into its codes.
+ *
+ * A page is always encoded from the original values, whatever steps they arrived in, so a cache built token by token
+ * equals one built in one prefill. */
+#include "dev/cpu/cpu.h"
+
+#include <string.h>
+#include "base/fp16.h"
+
+struct append_work {
+    struct tern_dev *d;
+    const struct tern_kv_layer *l;
+    const struct tern_append_job *jobs;
+    int n_jobs;
+    const float *k, *v;
+    size_t k_stride, v_stride;
+};
+
+static int pages_touched(const struct tern_attn_job *at)
+{
+    return (at->pos0 + at->n_rows - 1) / TERN_PAGE - at->pos0 / TERN_PAGE + 1;
+}
+
+/* One token into column c of a tile side.  Keys are stored transposed: a vector is 16 tokens of one dim. */
+static void put_token(const struct tern_kv_side *side, uint8_t *tile, const float *x, int c)
+{
+    int dim = side->dim;
+    if (side->raw32) {
+        float *t = (float *)(void *)tile;
+        if (side->key)
+            for (int i = 0; i < dim; i++)
+                t[i * TERN_PAGE + c] = x[i];
+        else
+            memcpy(t + (size_t)c * (size_t)dim, x, (size_t)dim * sizeof *x);
+        return;
+    }
+    uint16_t h[TERN_KVQ_MAX_DIM] __attribute__((aligned(64)));
+    uint16_t *t = (uint16_t *)(void *)tile;
+    tern_k.attn.f32_to_f16(side->key ? h : t + (size_t)c * (size_t)dim, x, (size_t)dim);
+    if (side->key)
+        for (int i = 0; i < dim; i++)
+            t[i * TERN_PAGE + c] = h[i];
+}
+
+/* The first tokens of page 0, raw: keys [dim][first], values [first][dim]. */
+static void put_sink(const struct tern_kv_layer *l, uint8_t *sink, const uint8_t *tile)
+{
+    size_t ke = l->k.raw32 ? 4 : 2, ve = l->v.raw32 ? 4 : 2, first = (size_t)l->first;
+    for (size_t i = 0; i < (size_t)l->k.dim; i++)
+        memcpy(sink + i * first * ke, tile + i * TERN_PAGE * ke, first * ke);
+    memcpy(sink + l->sink_v_off, tile + l->tile_v_off, first * (size_t)l->v.dim * ve);
+}
+
+static void close_page(const struct append_work *w, const struct tern_append_job *j, int page, int head,
+                       const uint8_t *tile, int worker)
+{
+    const struct tern_kv_layer *l = w->l;
+    const struct tern_attn_job *at = j->at;
+    uint8_t *scratch = w->d->encode_scratch + (size_t)worker * TERN_KV_SCRATCH;
+    uint8_t *p = at->pages[page - at->first_page] + l->layer_off + (size_t)head * l->head_bytes;
+    l->k.codec->encode(&l->k, p + l->k_off, (uint16_t *)(void *)(p + l->k_head_off), tile, scratch);
+    l->v.codec->encode(&l->v, p + l->v_off, (uint16_t *)(void *)(p + l->v_head_off), tile + l->tile_v_off, scratch);
+    if (page == 0 && l->first)
+        put_sink(l, j->sink + l->sink_layer_off + (size_t)head * l->sink_bytes, tile);
+}
+
+/* One page of one job and one KV head. */
+static void append_page(const struct append_work *w, const struct tern_append_job *j, int t, int head, int worker)
+{
+    const struct tern_kv_layer *l = w->l;
+    const struct tern_attn_job *at = j->at;
+    int page = at->pos0 / TERN_PAGE + t, end = at->pos0 + at->n_rows;
+    int from = page * TERN_PAGE > at->pos0 ? page * TERN_PAGE : at->pos0;
+    int to = (page + 1) * TERN_PAGE < end ? (page + 1) * TERN_PAGE : end;
+    size_t head_off = (size_t)head * l->tile_bytes;
+    uint8_t *tile = j->tile_base + (size_t)t * at->tile_stride + at->tile_layer_off + head_off;
+    uint8_t *own = j->seq_tile + l->tile_layer_off + head_off;
+    bool full = to % TERN_PAGE == 0;
+    if (j->staged && from % TERN_PAGE)
+        memcpy(tile, own, l->tile_bytes);
+    else if (j->staged && !full)
+        memset(tile, 0, l->tile_bytes); /* columns behind the last token must be finite */
+    for (int p = from; p < to; p++) {
+        size_t row = (size_t)(at->row0 + p - at->pos0);
+        put_token(&l->k, tile, w->k + row * w->k_stride + (size_t)head * (size_t)l->k.dim, p % TERN_PAGE);
+        put_token(&l->v, tile + l->tile_v_off, w->v + row * w->v_stride + (size_t)head * (size_t)l->v.dim,
+                  p % TERN_PAGE);
+    }
+    if (full)
+        close_page(w, j, page, head, tile, worker);
+    else if (j->staged)
+        memcpy(own, tile, l->tile_bytes);
+}
+
+static void append_task(void *ctx, int task, int worker)
+{
+    const struct append_work *w = ctx;
+    for (int i = 0; i < w->n_jobs; i++) {
+        int n = pages_touched(w->jobs[i].at) * w->l->n_heads;
+        if (task < n) {
+            append_page(w, &w->jobs[i], task / w->l->n_heads, task % w->l->n_heads, worker);
+            return;
+        }
+        task -= n;
+    }
+}
+
+void tern_cpu_append(struct tern_dev *d, const struct tern_kv_layer *l, const struct tern_append_job *jobs, int n_jobs,
+                     const float *k, size_t k_stride, const float *v, size_t v_stride)
+{
+    struct append_work w = {d, l, jobs, n_jobs, k, v, k_stride, v_stride};
+    int tasks = 0, rows = 0;
+    bool closes = false;
+    for (int i = 0; i < n_jobs; i++) {
+        const struct tern_attn_job *at = jobs[i].at;
+        tasks += pages_touched(at) * l->n_heads;
+        rows += at->n_rows;
+        closes |= (at->pos0 + at->n_rows) / TERN_PAGE > at->pos0 / TERN_PAGE;
+    }
+    /* A few tokens into open tiles are less work than waking anybody. */
+    if (rows <= 8 && !closes)
+        for (int t = 0; t < tasks; t++)
+            append_task(&w, t, 0);
+    else
+        tern_pool_run(d->pool, append_task, &w, tasks);
+}

@@ -1,0 +1,354 @@
+/* The CPU device: elementwise operations and products.  Attention and append have their own files. */
+#include "dev/cpu/cpu.h"
+
+#include <math.h>
+#include <string.h>
+#include "base/mem.h"
+
+int tern_dev_open(struct tern_dev **out, struct tern_pool *pool, const struct tern_dev_limits *limits, tern_error *err)
+{
+    int rc = 0;
+    struct tern_dev *d = NULL;
+    size_t threads = (size_t)tern_pool_threads(pool), rows = (size_t)limits->max_rows;
+    size_t k = tern_round_up((size_t)limits->max_k, 64);
+    *out = NULL;
+    TERN_TRY(tern_alloc(&d, 1, sizeof *d, err));
+    d->ops = &tern_dev_cpu;
+    d->pool = pool;
+    d->limits = *limits;
+    d->attention.bytes = limits->attention_scratch;
+    TERN_TRY(tern_alloc(&d->q8, rows, k, err));
+    TERN_TRY(tern_alloc(&d->q8_scale, rows, k / 32 * sizeof(float) + TERN_ALIGN, err));
+    TERN_TRY(tern_alloc(&d->q8_sum, rows, k / 16 * sizeof(int32_t) + TERN_ALIGN, err));
+    TERN_TRY(tern_alloc(&d->q8_rows, rows, sizeof *d->q8_rows, err));
+    TERN_TRY(tern_alloc(&d->gemm_scratch, threads, TERN_GEMM_SCRATCH * sizeof(float), err));
+    TERN_TRY(tern_alloc(&d->encode_scratch, threads, TERN_KV_SCRATCH, err));
+    TERN_TRY(tern_alloc(&d->attention.p, limits->attention_scratch, 1, err));
+    size_t scale_stride = tern_round_up(k / 32, 16), sum_stride = tern_round_up(k / 16, 16);
+    for (size_t r = 0; r < rows; r++)
+        d->q8_rows[r] = (struct tern_q8_row){
+            .q = d->q8 + r * k, .scale = d->q8_scale + r * scale_stride, .sum16 = d->q8_sum + r * sum_stride};
+    d->bytes =
+        rows * (k + 2 * k / 8 + k / 4) + threads * (TERN_GEMM_SCRATCH * 4 + TERN_KV_SCRATCH) + d->attention.bytes;
+    *out = d;
+    d = NULL;
+out:
+    tern_dev_close(d);
+    return rc;
+}
+
+void tern_dev_close(struct tern_dev *d)
+{
+    if (!d)
+        return;
+    tern_free(d->q8);
+    tern_free(d->q8_scale);
+    tern_free(d->q8_sum);
+    tern_free(d->q8_rows);
+    tern_free(d->gemm_scratch);
+    tern_free(d->encode_scratch);
+    tern_free(d->attention.p);
+    tern_free(d);
+}
+
+/* ---- elementwise ---------------------------------------------------------------------------------------------- */
+
+/* Waking the workers costs about as much as this many element operations. */
+#define INLINE_WORK   32768
+#define ROWS_PER_TASK 8
+
+struct row_work {
+    void (*row)(const void *args, int row);
+    const void *args;
+    int n_rows;
+};
+
+static void row_task(void *ctx, int task, int worker)
+{
+    const struct row_work *w = ctx;
+    (void)worker;
+    int end = (task + 1) * ROWS_PER_TASK < w->n_rows ? (task + 1) * ROWS_PER_TASK : w->n_rows;
+    for (int r = task * ROWS_PER_TASK; r < end; r++)
+        w->row(w->args, r);
+}
+
+/* Calls row(args, r) for every row: here when that is little work, else on the pool. */
+static void each_row(struct tern_dev *d, void (*row)(const void *, int), const void *args, int n_rows, int n)
+{
+    if ((int64_t)n_rows * n <= INLINE_WORK) {
+        for (int r = 0; r < n_rows; r++)
+            row(args, r);
+        return;
+    }
+    struct row_work w = {row, args, n_rows};
+    tern_pool_run(d->pool, row_task, &w, (n_rows + ROWS_PER_TASK - 1) / ROWS_PER_TASK);
+}
+
+struct embed_args {
+    float *x;
+    size_t stride;
+    const struct tern_packed *table;
+    const struct tern_row *rows;
+    float scale;
+};
+
+static void embed_row(const void *args, int r)
+{
+    const struct embed_args *a = args;
+    float *x = a->x + (size_t)r * a->stride;
+    tern_k.gemm.row(x, a->table, a->rows[r].token);
+    if (a->scale != 1.0f)
+        tern_k.vec.scale(x, x, a->scale, a->table->k);
+}
+
+static void op_embed(struct tern_dev *d, float *x, size_t stride, const struct tern_packed *table,
+                     const struct tern_row *rows, int n_rows, float scale)
+{
+    struct embed_args a = {x, stride, table, rows, scale};
+    each_row(d, embed_row, &a, n_rows, table->k);
+}
+
+struct norm_args {
+    float *y;
+    size_t y_stride;
+    const float *x;
+    size_t x_stride;
+    const float *w;
+    int n;
+    float eps;
+};
+
+static void norm_row(const void *args, int r)
+{
+    const struct norm_args *a = args;
+    tern_k.vec.rmsnorm(a->y + (size_t)r * a->y_stride, a->x + (size_t)r * a->x_stride, a->w, a->n, a->eps);
+}
+
+static void op_norm(struct tern_dev *d, float *y, size_t y_stride, const float *x, size_t x_stride, const float *w,
+                    int n, float eps, int n_rows)
+{
+    struct norm_args a = {y, y_stride, x, x_stride, w, n, eps};
+    each_row(d, norm_row, &a, n_rows, n);
+}
+
+struct add_args {
+    float *y;
+    const float *a, *b;
+    size_t stride;
+    int n;
+};
+
+static void add_row(const void *args, int r)
+{
+    const struct add_args *a = args;
+    size_t at = (size_t)r * a->stride;
+    tern_k.vec.add(a->y + at, a->a + at, a->b + at, a->n);
+}
+
+static void op_add(struct tern_dev *d, float *y, const float *a, const float *b, size_t stride, int n, int n_rows)
+{
+    struct add_args args = {y, a, b, stride, n};
+    each_row(d, add_row, &args, n_rows, n);
+}
+
+struct glu_args {
+    float *gate;
+    const float *up;
+    size_t stride;
+    int n;
+    bool gelu;
+};
+
+static void glu_row(const void *args, int r)
+{
+    const struct glu_args *a = args;
+    float *gate = a->gate + (size_t)r * a->stride;
+    (a->gelu ? tern_k.vec.gelu_mul : tern_k.vec.silu_mul)(gate, gate, a->up + (size_t)r * a->stride, a->n);
+}
+
+static void op_glu(struct tern_dev *d, float *gate, const float *up, size_t stride, int n, int n_rows, bool gelu)
+{
+    struct glu_args a = {gate, up, stride, n, gelu};
+    each_row(d, glu_row, &a, n_rows, n * 4);
+}
+
+struct softcap_args {
+    float *x;
+    size_t stride;
+    int n;
+    float cap;
+};
+
+static void softcap_row(const void *args, int r)
+{
+    const struct softcap_args *a = args;
+    float *x = a->x + (size_t)r * a->stride;
+    tern_k.vec.softcap(x, x, a->cap, a->n);
+}
+
+static void op_softcap(struct tern_dev *d, float *x, size_t stride, int n, int n_rows, float cap)
+{
+    struct softcap_args a = {x, stride, n, cap};
+    each_row(d, softcap_row, &a, n_rows, n * 4);
+}
+
+/* ---- positions ------------------------------------------------------------------------------------------------ */
+
+struct rope_args {
+    float *cos, *sin;
+    const float *freq;
+    int half;
+    float magnitude;
+    const struct tern_row *rows;
+};
+
+static void rope_row(const void *args, int r)
+{
+    const struct rope_args *a = args;
+    float pos = (float)a->rows[r].pos;
+    for (int i = 0; i < a->half; i++) {
+        float angle = pos * a->freq[i]; /* rounded to f32 first, as the reference implementations do */
+        double c, s;
+        sincos((double)angle, &s, &c);
+        a->cos[(size_t)r * (size_t)a->half + (size_t)i] = (float)c * a->magnitude;
+        a->sin[(size_t)r * (size_t)a->half + (size_t)i] = (float)s * a->magnitude;
+    }
+}
+
+static void op_rope_table(struct tern_dev *d, float *cos, float *sin, const float *freq, int n_rot, float magnitude,
+                          const struct tern_row *rows, int n_rows)
+{
+    struct rope_args a = {cos, sin, freq, n_rot / 2, magnitude, rows};
+    each_row(d, rope_row, &a, n_rows, n_rot * 16);
+}
+
+static void heads_row(const void *args, int r)
+{
+    const struct tern_heads *h = args;
+    size_t half = (size_t)h->n_rot / 2;
+    for (int i = 0; i < h->n_heads; i++) {
+        float *x = h->x + (size_t)r * h->stride + (size_t)i * (size_t)h->dim;
+        if (h->norm && !h->norm_after)
+            tern_k.vec.rmsnorm(x, x, h->norm_w, h->dim, h->eps);
+        if (h->cos)
+            tern_k.vec.rope(x, h->cos + (size_t)r * half, h->sin + (size_t)r * half, h->n_rot, h->interleaved);
+        if (h->norm && h->norm_after)
+            tern_k.vec.rmsnorm(x, x, h->norm_w, h->dim, h->eps);
+    }
+}
+
+static void op_heads(struct tern_dev *d, const struct tern_heads *h, int n_rows)
+{
+    each_row(d, heads_row, h, n_rows, h->n_heads * h->dim);
+}
+
+/* ---- products --------------------------------------------------------------------------------------------------- */
+
+struct quantize_args {
+    struct tern_dev *d;
+    const float *x;
+    size_t stride;
+    int k;
+};
+
+static void quantize_row(const void *args, int r)
+{
+    const struct quantize_args *a = args;
+    const struct tern_q8_row *q = &a->d->q8_rows[r];
+    ptrdiff_t qi = q->q - a->d->q8, si = q->scale - a->d->q8_scale, ui = q->sum16 - a->d->q8_sum;
+    tern_k.gemm.quantize(a->d->q8 + qi, a->d->q8_scale + si, a->d->q8_sum + ui, a->x + (size_t)r * a->stride, a->k);
+}
+
+struct matmul_work {
+    struct tern_dev *d;
+    const struct tern_matmul *m;
+    int n_m;
+    const float *x;
+    size_t x_stride;
+    int n_rows, n_wide;
+    int first_task[8]; /* task number at which product i begins */
+    int group[8];      /* panels per task */
+};
+
+static bool is_float(const struct tern_packed *w)
+{
+    return w->codes == TERN_CODES_F32 || w->codes == TERN_CODES_F16 || w->codes == TERN_CODES_BF16;
+}
+
+static void add_bias(const struct tern_matmul *m, int n_rows, int col0, int col1)
+{
+    for (int r = 0; r < n_rows; r++) {
+        float *y = m->y + (size_t)r * m->y_stride;
+        tern_k.vec.add(y + col0, y + col0, m->bias + col0, col1 - col0);
+    }
+}
+
+static void matmul_task(void *ctx, int task, int worker)
+{
+    const struct matmul_work *w = ctx;
+    int i = w->n_m - 1;
+    while (task < w->first_task[i])
+        i--;
+    const struct tern_matmul *m = &w->m[i];
+    int panels = (m->w->n + TERN_PANEL - 1) / TERN_PANEL;
+    int p0 = (task - w->first_task[i]) * w->group[i];
+    int p1 = p0 + w->group[i] < panels ? p0 + w->group[i] : panels;
+    int n_wide = is_float(m->w) ? w->n_rows : w->n_wide;
+    if (n_wide)
+        tern_k.gemm.wide(m->y, m->y_stride, w->x, w->x_stride, n_wide, m->w, p0, p1,
+                         w->d->gemm_scratch + (size_t)worker * TERN_GEMM_SCRATCH);
+    if (n_wide < w->n_rows)
+        tern_k.gemm.narrow(m->y + (size_t)n_wide * m->y_stride, m->y_stride, w->d->q8_rows, w->n_rows - n_wide, m->w,
+                           p0, p1);
+    if (m->bias)
+        add_bias(m, w->n_rows, p0 * TERN_PANEL, p1 * TERN_PANEL < m->w->n ? p1 * TERN_PANEL : m->w->n);
+}
+
+/* Panels in one task: about 64 KiB of weights for few rows (so that the work can be shared and streams stay long), 64
+ * outputs for many. */
+static int panels_per_task(const struct tern_packed *w, int n_wide)
+{
+    size_t group = n_wide > 16 ? 4 : 65536 / w->panel_bytes;
+    return group < 1 ? 1 : (int)group;
+}
+
+static void op_matmul(struct tern_dev *d, const struct tern_matmul *m, int n_m, const float *x, size_t x_stride,
+                      int n_rows, int n_wide)
+{
+    struct matmul_work w = {d, m, n_m, x, x_stride, n_rows, n_wide, {0}, {0}};
+    int tasks = 0, n_narrow = n_rows - n_wide;
+    bool quantized = false;
+    TERN_ASSERT(n_m >= 1 && n_m <= 8);
+    for (int i = 0; i < n_m; i++) {
+        int panels = (m[i].w->n + TERN_PANEL - 1) / TERN_PANEL;
+        w.first_task[i] = tasks;
+        w.group[i] = panels_per_task(m[i].w, n_wide);
+        tasks += (panels + w.group[i] - 1) / w.group[i];
+        quantized |= !is_float(m[i].w);
+    }
+    if (n_narrow && quantized) {
+        struct quantize_args a = {d, x + (size_t)n_wide * x_stride, x_stride, m[0].w->k};
+        each_row(d, quantize_row, &a, n_narrow, m[0].w->k);
+    }
+    tern_pool_run(d->pool, matmul_task, &w, tasks);
+}
+
+static void op_attention(struct tern_dev *d, const struct tern_attn_shape *shape, const struct tern_attn_job *jobs,
+                         int n_jobs, const float *q, size_t q_stride, float *out, size_t out_stride)
+{
+    tern_cpu_attention(d->pool, shape, jobs, n_jobs, q, q_stride, out, out_stride, d->attention);
+}
+
+const struct tern_dev_ops tern_dev_cpu = {
+    .name = "cpu",
+    .embed = op_embed,
+    .norm = op_norm,
+    .add = op_add,
+    .matmul = op_matmul,
+    .rope_table = op_rope_table,
+    .heads = op_heads,
+    .append = tern_cpu_append,
+    .attention = op_attention,
+    .glu = op_glu,
+    .softcap = op_softcap,
+};

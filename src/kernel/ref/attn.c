@@ -1,0 +1,136 @@
+#include "kernel/attn.h"
+
+#include <math.h>
+#include "base/err.h"
+#include "base/fp16.h"
+
+/* One definition of every order of operations; the vector levels repeat it lane by lane. */
+
+static inline float load(const void *p, size_t i, int half)
+{
+    return half ? tern_f16_to_f32(((const uint16_t *)p)[i]) : ((const float *)p)[i];
+}
+
+static inline void score(float *s, const float *q, const void *k, int half, int dim, int n_q)
+{
+    TERN_DASSERT(dim % 8 == 0);
+    for (int i = 0; i < n_q; i++)
+        for (int t = 0; t < TERN_PAGE; t++) {
+            float acc = 0;
+            for (int d = 0; d < dim; d++)
+                acc =
+                    fmaf(q[(size_t)i * (size_t)dim + (size_t)d], load(k, (size_t)d * TERN_PAGE + (size_t)t, half), acc);
+            s[i * TERN_PAGE + t] = acc;
+        }
+}
+
+static void score_f32(float *s, const float *q, const float *k, int dim, int n_q)
+{
+    score(s, q, k, 0, dim, n_q);
+}
+
+static void score_f16(float *s, const float *q, const uint16_t *k, int dim, int n_q)
+{
+    score(s, q, k, 1, dim, n_q);
+}
+
+static inline void accum(float *o, const float *p, const void *v, int half, const float *shrink, int dim, int n_tok,
+                         int n_q)
+{
+    TERN_DASSERT(dim % 8 == 0 && n_tok >= 0 && n_tok <= TERN_PAGE);
+    for (int i = 0; i < n_q; i++)
+        for (int d = 0; d < dim; d++) {
+            float *out = o + (size_t)i * (size_t)dim + (size_t)d;
+            float acc = shrink ? *out * shrink[i] : *out;
+            for (int t = 0; t < n_tok; t++)
+                acc = fmaf(p[i * TERN_PAGE + t], load(v, (size_t)t * (size_t)dim + (size_t)d, half), acc);
+            *out = acc;
+        }
+}
+
+static void accum_f32(float *o, const float *p, const float *v, const float *shrink, int dim, int n_tok, int n_q)
+{
+    accum(o, p, v, 0, shrink, dim, n_tok, n_q);
+}
+
+static void accum_f16(float *o, const float *p, const uint16_t *v, const float *shrink, int dim, int n_tok, int n_q)
+{
+    accum(o, p, v, 1, shrink, dim, n_tok, n_q);
+}
+
+/* 2^x for x <= 0 (0 below -126).  x = n + f with |f| <= 1/2; 2^f is a minimax polynomial of degree 5 held to p(0) = 1,
+ * relative error 9.4e-8 before rounding; n goes straight into the exponent.  Adding 1.5 * 2^23 rounds to the nearest
+ * integer and leaves it in the low bits. */
+static float exp2_nonpos(float x)
+{
+    float shifted = x + 0x1.8p23f;
+    float f = x - (shifted - 0x1.8p23f);
+    float p = fmaf(f, 0x1.5bda36p-10f, 0x1.3ce8aap-7f);
+    p = fmaf(f, p, 0x1.c6b6d8p-5f);
+    p = fmaf(f, p, 0x1.ebf9c2p-3f);
+    p = fmaf(f, p, 0x1.62e42ap-1f);
+    p = fmaf(f, p, 1.0f);
+    float r = tern_bits_f32(tern_f32_bits(p) + (tern_f32_bits(shifted) << 23));
+    return x < -126.0f ? 0.0f : r;
+}
+
+/* The larger one as the vector instruction picks it: the second operand unless the first is greater. */
+static float max_f32(float a, float b)
+{
+    return a > b ? a : b;
+}
+
+static float softmax(float *s, int t0, int t1, float *m, float *l)
+{
+    TERN_DASSERT(t0 >= 0 && t0 <= t1 && t1 <= TERN_PAGE);
+    float lane[16];
+    for (int i = 0; i < 16; i++)
+        lane[i] = -INFINITY;
+    for (int t = 0; t < TERN_PAGE; t++)
+        lane[t % 16] = max_f32(lane[t % 16], t >= t0 && t < t1 ? s[t] : -INFINITY);
+    for (int half = 8; half >= 1; half /= 2)
+        for (int i = 0; i < half; i++)
+            lane[i] = max_f32(lane[i], lane[i + half]);
+    float m_new = max_f32(*m, lane[0]);
+    if (t0 == t1 || m_new == -INFINITY) { /* nothing to see, now or before */
+        for (int t = 0; t < TERN_PAGE; t++)
+            s[t] = 0;
+        return 1;
+    }
+    float shrink = exp2_nonpos(*m - m_new);
+    for (int i = 0; i < 16; i++)
+        lane[i] = 0;
+    for (int t = 0; t < TERN_PAGE; t++) {
+        s[t] = t >= t0 && t < t1 ? exp2_nonpos(s[t] - m_new) : 0;
+        lane[t % 16] += s[t];
+    }
+    for (int half = 8; half >= 1; half /= 2)
+        for (int i = 0; i < half; i++)
+            lane[i] += lane[i + half];
+    *l = *l * shrink + lane[0];
+    *m = m_new;
+    return shrink;
+}
+
+static void f16_to_f32(float *y, const uint16_t *x, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        y[i] = tern_f16_to_f32(x[i]);
+}
+
+static void f32_to_f16(uint16_t *y, const float *x, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        y[i] = tern_f32_to_f16(x[i]);
+}
+
+void tern_attn_init_ref(struct tern_attn_kernels *k)
+{
+    k->score_f32 = score_f32;
+    k->score_f16 = score_f16;
+    k->softmax = softmax;
+    k->accum_f32 = accum_f32;
+    k->accum_f16 = accum_f16;
+    k->f16_to_f32 = f16_to_f32;
+    k->f32_to_f16 = f32_to_f16;
+}

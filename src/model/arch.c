@@ -1,0 +1,139 @@
+#include "model/model.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+#include "base/mem.h"
+
+#define TERN_ARCH(name) extern const struct tern_arch tern_arch_##name;
+#include "model/archs.def"
+#undef TERN_ARCH
+
+const struct tern_arch *const tern_archs[] = {
+#define TERN_ARCH(name) &tern_arch_##name,
+#include "model/archs.def"
+#undef TERN_ARCH
+    NULL,
+};
+
+const char *tern_arch_key(char *buf, size_t n, const char *arch, const char *name)
+{
+    (void)snprintf(buf, n, "%s.%s", arch, name);
+    return buf;
+}
+
+/* Limits that keep every later product of two of these inside an int. */
+#define MAX_LAYERS 1024
+#define MAX_EMBD   (1 << 17)
+#define MAX_HEADS  1024
+#define MAX_HEAD   TERN_KVQ_MAX_DIM
+#define MAX_FF     (1 << 20)
+#define MAX_CTX    (1 << 24)
+
+struct dims {
+    int64_t layers, embd, ctx, heads, kv_heads, dim_k, dim_v, ff, rot;
+    double eps, theta, factor;
+};
+
+static int read_dims(struct dims *v, const struct tern_file *f, const char *arch, tern_error *err)
+{
+    int rc = 0;
+    char key[160];
+#define KEY(name) tern_arch_key(key, sizeof key, arch, name)
+    TERN_TRY(tern_file_need_int(f, KEY("block_count"), 1, MAX_LAYERS, &v->layers, err));
+    TERN_TRY(tern_file_need_int(f, KEY("embedding_length"), 1, MAX_EMBD, &v->embd, err));
+    TERN_TRY(tern_file_need_int(f, KEY("context_length"), 1, MAX_CTX, &v->ctx, err));
+    TERN_TRY(tern_file_need_int(f, KEY("attention.head_count"), 1, MAX_HEADS, &v->heads, err));
+    TERN_TRY(tern_file_get_int(f, KEY("attention.head_count_kv"), v->heads, 1, v->heads, &v->kv_heads, err));
+    if (v->heads % v->kv_heads)
+        TERN_FAIL(err, TERN_EFORMAT, "%s: %s = %lld does not divide the %lld heads", tern_file_path(f), key,
+                  (long long)v->kv_heads, (long long)v->heads);
+    int64_t head = v->embd / v->heads;
+    TERN_TRY(tern_file_get_int(f, KEY("attention.key_length"), head, 1, MAX_HEAD, &v->dim_k, err));
+    TERN_TRY(tern_file_get_int(f, KEY("attention.value_length"), head, 1, MAX_HEAD, &v->dim_v, err));
+    if (v->dim_k < 16 || v->dim_k > MAX_HEAD || v->dim_k % 16 || v->dim_v < 16 || v->dim_v > MAX_HEAD || v->dim_v % 16)
+        TERN_FAIL(err, TERN_EUNSUPPORTED, "%s: head size %lld/%lld is not a multiple of 16 from 16 to %d",
+                  tern_file_path(f), (long long)v->dim_k, (long long)v->dim_v, MAX_HEAD);
+    TERN_TRY(tern_file_need_int(f, KEY("feed_forward_length"), 1, MAX_FF, &v->ff, err));
+    TERN_TRY(tern_file_get_float(f, KEY("attention.layer_norm_rms_epsilon"), 1e-5, &v->eps, err));
+    TERN_TRY(tern_file_get_int(f, KEY("rope.dimension_count"), v->dim_k, 2, v->dim_k, &v->rot, err));
+    TERN_TRY(tern_file_get_float(f, KEY("rope.freq_base"), 10000.0, &v->theta, err));
+    TERN_TRY(tern_file_get_float(f, KEY("rope.scaling.factor"), 1.0, &v->factor, err));
+    if (v->rot % 2)
+        TERN_FAIL(err, TERN_EFORMAT, "%s: %s.rope.dimension_count = %lld is odd", tern_file_path(f), arch,
+                  (long long)v->rot);
+    if (!(v->eps > 0) || !(v->theta > 1) || !(v->factor > 0) || !isfinite(v->eps + v->theta + v->factor))
+        TERN_FAIL(err, TERN_EFORMAT, "%s: %s has an impossible norm epsilon (%g), RoPE base (%g) or factor (%g)",
+                  tern_file_path(f), arch, v->eps, v->theta, v->factor);
+#undef KEY
+out:
+    return rc;
+}
+
+int tern_configure_common(struct tern_desc *d, const struct tern_file *f, const char *arch, tern_error *err)
+{
+    int rc = 0;
+    struct dims v;
+    struct tern_str scaling;
+    char key[160];
+    TERN_TRY(read_dims(&v, f, arch, err));
+    TERN_TRY(tern_file_get_str(f, tern_arch_key(key, sizeof key, arch, "rope.scaling.type"), &scaling, err));
+    bool linear = scaling.p && scaling.n == 6 && memcmp(scaling.p, "linear", 6) == 0;
+    if (scaling.p && !linear && !(scaling.n == 4 && memcmp(scaling.p, "none", 4) == 0))
+        TERN_FAIL(err, TERN_EUNSUPPORTED, "%s: RoPE scaling \"%.*s\" (%s) is not supported", tern_file_path(f),
+                  (int)(scaling.n < 40 ? scaling.n : 40), scaling.p, key);
+    d->n_layers = (int)v.layers;
+    d->n_embd = (int)v.embd;
+    d->ctx = (int)v.ctx;
+    d->eps = (float)v.eps;
+    d->embed_scale = 1;
+    d->n_ropes = 1;
+    d->ropes[0] = (struct tern_rope){
+        .n_rot = (int)v.rot, .theta = (float)v.theta, .factor = linear ? (float)v.factor : 1, .magnitude = 1};
+    TERN_TRY(tern_alloc(&d->layers, (size_t)v.layers, sizeof *d->layers, err));
+    for (int i = 0; i < d->n_layers; i++)
+        d->layers[i] = (struct tern_layer_desc){
+            .n_heads = (int)v.heads,
+            .n_kv_heads = (int)v.kv_heads,
+            .dim_k = (int)v.dim_k,
+            .dim_v = (int)v.dim_v,
+            .scale = (float)(1.0 / sqrt((double)v.dim_k)),
+            .kv_of = -1,
+            .n_ff = (int)v.ff,
+        };
+out:
+    return rc;
+}
+
+int tern_desc_check(const struct tern_desc *d, tern_error *err)
+{
+    for (int i = 0; i < d->n_layers; i++) {
+        const struct tern_layer_desc *l = &d->layers[i];
+        const char *what = l->mixer == TERN_MIX_LATENT    ? "latent attention"
+                           : l->mixer == TERN_MIX_DELTA   ? "gated delta net"
+                           : l->mask == TERN_MASK_CHUNK   ? "chunked attention"
+                           : l->router != TERN_ROUTE_NONE ? "mixture of experts"
+                           : l->out_gate                  ? "gated attention output"
+                           : l->q_temperature != 0.0f     ? "position-dependent query scale"
+                           : l->kv_of >= 0                ? "KV shared between layers"
+                           : l->v_is_k                    ? "values taken from the keys"
+                           : l->n_ple                     ? "per-layer embeddings"
+                           : l->rope >= d->n_ropes        ? "a missing position embedding"
+                                                          : NULL;
+        if (what)
+            return tern_err_set(err, TERN_EUNSUPPORTED, "architecture %s: layer %d uses %s, which is not supported",
+                                d->arch, i, what);
+    }
+    return 0;
+}
+
+void tern_desc_kv(const struct tern_desc *d, struct tern_kv_decl *decl)
+{
+    for (int i = 0; i < d->n_layers; i++) {
+        const struct tern_layer_desc *l = &d->layers[i];
+        decl[i] = (struct tern_kv_decl){.n_heads = l->n_kv_heads,
+                                        .dim_k = l->dim_k,
+                                        .dim_v = l->dim_v,
+                                        .window = l->mask == TERN_MASK_WINDOW ? l->span : 0};
+    }
+}

@@ -1,0 +1,48 @@
+/* Llama 1-3, SmolLM2, and what GGUF converts to "llama".  Touvron et al. 2023 (RMSNorm, RoPE, SwiGLU).
+ *
+ * Converters permute the rows of q and k so that rotated pairs are neighbours: the file wants interleaved RoPE where
+ * the original wants half-split.  Llama 3.x frequency scaling comes as the tensor rope_freqs.weight, one divisor per
+ * pair. */
+#include "model/model.h"
+
+static int configure(struct tern_desc *d, const struct tern_file *f, tern_error *err)
+{
+    int rc = tern_configure_common(d, f, "llama", err);
+    if (rc < 0)
+        return rc;
+    d->ropes[0].interleaved = true;
+    d->ropes[0].use_factors = tern_file_tensor(f, "rope_freqs.weight") != NULL;
+    const struct tern_meta *experts = tern_file_meta(f, "llama.expert_count");
+    if (experts && experts->i > 0)
+        return tern_err_set(err, TERN_EUNSUPPORTED,
+                            "%s: llama.expert_count = %lld: mixture of experts is not supported", tern_file_path(f),
+                            (long long)experts->i);
+    return 0;
+}
+
+static const struct tern_tensor_rule globals[] = {
+    {TERN_EMBED, "token_embd.weight", TERN_DIM_VOCAB, TERN_DIM_EMBD, false},
+    {TERN_OUT_NORM, "output_norm.weight", TERN_DIM_EMBD, TERN_DIM_NONE, false},
+    {TERN_HEAD, "output.weight", TERN_DIM_VOCAB, TERN_DIM_EMBD, true},
+    {TERN_ROPE_FACTORS, "rope_freqs.weight", TERN_DIM_ROPE, TERN_DIM_NONE, true},
+    {0},
+};
+
+static const struct tern_tensor_rule layers[] = {
+    {TERN_SLOT_ATTN_NORM, "blk.%d.attn_norm.weight", TERN_DIM_EMBD, TERN_DIM_NONE, false},
+    {TERN_SLOT_Q, "blk.%d.attn_q.weight", TERN_DIM_Q, TERN_DIM_EMBD, false},
+    {TERN_SLOT_K, "blk.%d.attn_k.weight", TERN_DIM_K, TERN_DIM_EMBD, false},
+    {TERN_SLOT_V, "blk.%d.attn_v.weight", TERN_DIM_V, TERN_DIM_EMBD, false},
+    {TERN_SLOT_O, "blk.%d.attn_output.weight", TERN_DIM_EMBD, TERN_DIM_O, false},
+    {TERN_SLOT_Q_BIAS, "blk.%d.attn_q.bias", TERN_DIM_Q, TERN_DIM_NONE, true},
+    {TERN_SLOT_K_BIAS, "blk.%d.attn_k.bias", TERN_DIM_K, TERN_DIM_NONE, true},
+    {TERN_SLOT_V_BIAS, "blk.%d.attn_v.bias", TERN_DIM_V, TERN_DIM_NONE, true},
+    {TERN_SLOT_O_BIAS, "blk.%d.attn_output.bias", TERN_DIM_EMBD, TERN_DIM_NONE, true},
+    {TERN_SLOT_FFN_NORM, "blk.%d.ffn_norm.weight", TERN_DIM_EMBD, TERN_DIM_NONE, false},
+    {TERN_SLOT_GATE, "blk.%d.ffn_gate.weight", TERN_DIM_FF, TERN_DIM_EMBD, false},
+    {TERN_SLOT_UP, "blk.%d.ffn_up.weight", TERN_DIM_FF, TERN_DIM_EMBD, false},
+    {TERN_SLOT_DOWN, "blk.%d.ffn_down.weight", TERN_DIM_EMBD, TERN_DIM_FF, false},
+    {0},
+};
+
+const struct tern_arch tern_arch_llama = {"llama", configure, globals, layers};

@@ -1,0 +1,190 @@
+/* model/model.h - a model is data: a descriptor that an architecture file fills, and tensors bound to slots.
+ *
+ *   arch_x.c     reads the file's configuration into struct tern_desc and lists its tensors (name, slot, shape)
+ *   load.c       looks the tensors up, checks shapes, packs them
+ *   forward.c    one interpreter for every descriptor; it knows numbers and slots, never a model's name
+ *
+ * Adding a model is one file and one line in archs.def.  The descriptor can say more than the interpreter runs today;
+ * tern_desc_check refuses the rest with a sentence.  Immutable after load; any thread may read. */
+#ifndef TERN_MODEL_H
+#define TERN_MODEL_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include "base/err.h"
+#include "base/pool.h"
+#include "dev/dev.h"
+#include "file/file.h"
+#include "kv/kv.h"
+
+#define TERN_MAX_ROPES 4
+
+/* A rotary position embedding: angle of pair i at position p is p * freq[i] (f32 product, as the reference does). */
+struct tern_rope {
+    int n_rot;        /* rotated dims, even; the rest pass through */
+    bool interleaved; /* pairs (2i, 2i+1) instead of (i, i + n_rot/2) */
+    float theta;
+    float factor;     /* linear scaling: angles divided by it; 1 = none */
+    bool use_factors; /* divide freq[i] by the file's rope_freqs.weight[i] */
+    float magnitude;  /* cos and sin are multiplied by it; 1 unless YaRN */
+    float *freq;      /* [n_rot/2], filled at load, owned by the model */
+};
+
+enum tern_mixer { TERN_MIX_ATTENTION, TERN_MIX_LATENT, TERN_MIX_DELTA };
+enum tern_mask { TERN_MASK_CAUSAL, TERN_MASK_WINDOW, TERN_MASK_CHUNK };
+enum tern_act { TERN_ACT_SILU, TERN_ACT_GELU_TANH };
+enum tern_router { TERN_ROUTE_NONE, TERN_ROUTE_SOFTMAX, TERN_ROUTE_SIGMOID, TERN_ROUTE_TOPK_SOFTMAX };
+
+/* One layer.  Biases, norms and gates are applied where their tensor is present. */
+struct tern_layer_desc {
+    enum tern_mixer mixer;
+    int n_heads, n_kv_heads, dim_k, dim_v;
+    int rope; /* index into tern_desc.ropes; -1 = no position embedding */
+    enum tern_mask mask;
+    int span;        /* window or chunk length; 0 for causal */
+    float scale;     /* of the scores */
+    float score_cap; /* softcap of the scores; 0 = none */
+    bool qk_norm_after_rope;
+    bool qk_norm_plain;  /* normalise q and k without weights */
+    bool v_norm_plain;   /* normalise v without weights */
+    bool out_gate;       /* q projection also yields a sigmoid gate on the attention output */
+    float q_temperature; /* Llama-4 / Ministral position-dependent query scale; 0 = none */
+    int kv_of;           /* attends to the KV of this earlier layer; -1 = its own */
+    bool v_is_k;         /* no v projection: values are the raw keys */
+    int n_ff;
+    enum tern_act act;
+    enum tern_router router;
+    int n_experts, n_active, n_shared, n_ff_expert;
+    int n_ple; /* width of per-layer embeddings; 0 = none */
+};
+
+struct tern_desc {
+    const char *arch;
+    int n_layers, n_embd, n_vocab, ctx;
+    float eps;
+    float embed_scale;
+    float logit_cap; /* 0 = none */
+    struct tern_rope ropes[TERN_MAX_ROPES];
+    int n_ropes;
+    struct tern_layer_desc *layers; /* [n_layers], owned by the model */
+};
+
+/* Tensors of a layer.  X(slot) */
+#define TERN_SLOT_LIST(X)                                                                                             \
+    X(ATTN_NORM)                                                                                                      \
+    X(Q)                                                                                                              \
+    X(K)                                                                                                              \
+    X(V) X(O) X(Q_BIAS) X(K_BIAS) X(V_BIAS) X(O_BIAS) X(Q_NORM) X(K_NORM) X(ATTN_POST_NORM) X(FFN_NORM) X(GATE) X(UP) \
+        X(DOWN) X(FFN_POST_NORM) X(LAYER_SCALE)
+
+enum tern_slot {
+#define TERN_SLOT_ENUM(name) TERN_SLOT_##name,
+    TERN_SLOT_LIST(TERN_SLOT_ENUM)
+#undef TERN_SLOT_ENUM
+        TERN_N_SLOTS
+};
+
+/* Tensors of the model as a whole. */
+enum tern_global { TERN_EMBED, TERN_OUT_NORM, TERN_HEAD, TERN_ROPE_FACTORS, TERN_N_GLOBALS };
+
+/* A dimension in the tensor table, resolved against the layer's descriptor. */
+enum tern_dim {
+    TERN_DIM_NONE, /* vectors have no second dimension */
+    TERN_DIM_ONE,
+    TERN_DIM_EMBD,
+    TERN_DIM_VOCAB,
+    TERN_DIM_FF,
+    TERN_DIM_Q,      /* n_heads * dim_k */
+    TERN_DIM_K,      /* n_kv_heads * dim_k */
+    TERN_DIM_V,      /* n_kv_heads * dim_v */
+    TERN_DIM_O,      /* n_heads * dim_v */
+    TERN_DIM_HEAD_K, /* dim_k */
+    TERN_DIM_ROPE,   /* n_rot/2 of rope 0 */
+};
+
+struct tern_tensor_rule {
+    int slot;           /* enum tern_slot, or enum tern_global in the global table */
+    const char *name;   /* with %d for the layer in the layer table */
+    enum tern_dim n, k; /* matrix [n, k]; vector [n] with k = TERN_DIM_NONE */
+    bool optional;
+};
+
+/* An architecture: one const instance per arch_x.c. */
+struct tern_arch {
+    const char *name; /* general.architecture */
+    int (*configure)(struct tern_desc *d, const struct tern_file *f, tern_error *err);
+    const struct tern_tensor_rule *globals, *layers; /* end with a NULL name */
+};
+extern const struct tern_arch *const tern_archs[]; /* archs.def, NULL-terminated */
+
+/* A vector is f32; a matrix is packed. */
+struct tern_weights {
+    const float *vec;
+    struct tern_packed mat;
+};
+
+struct tern_net {
+    struct tern_desc desc;
+    struct tern_weights globals[TERN_N_GLOBALS];
+    struct tern_weights (*layers)[TERN_N_SLOTS]; /* [n_layers] */
+    void *memory;                                /* all vectors and packed matrices */
+    size_t memory_bytes;
+    uint64_t digest; /* of the tensor table and sampled weight bytes */
+    int64_t n_params;
+};
+
+/* Reads configuration and tensors of an opened file.  Packing runs on the pool. */
+int tern_net_load(struct tern_net **out, const struct tern_file *f, struct tern_pool *pool, tern_error *err);
+void tern_net_free(struct tern_net *n);
+
+/* Bytes that tensor `t` takes packed; 0 when this model does not use it. */
+size_t tern_net_tensor_bytes(const struct tern_net *n, const struct tern_file *f, const struct tern_tensor *t);
+
+/* 0, or TERN_EUNSUPPORTED naming the first thing in the descriptor that the interpreter does not run. */
+int tern_desc_check(const struct tern_desc *d, tern_error *err);
+
+/* What the layers ask of the KV cache.  decl: [n_layers]. */
+void tern_desc_kv(const struct tern_desc *d, struct tern_kv_decl *decl);
+
+/* ---- helpers for arch files ---------------------------------------------------------------------------------------
+ */
+
+/* The usual keys, read as "<arch>.<key>" with range checks: block_count, embedding_length, context_length, head counts,
+ * key/value length, feed_forward_length, rms epsilon, rope dimension/base/scaling.  Fills every layer alike; the caller
+ * then changes what differs. */
+int tern_configure_common(struct tern_desc *d, const struct tern_file *f, const char *arch, tern_error *err);
+
+/* Metadata key "<arch>.<name>"; the returned text lives in buf. */
+const char *tern_arch_key(char *buf, size_t n, const char *arch, const char *name);
+
+/* ---- forward ------------------------------------------------------------------------------------------------------
+ */
+
+/* In a batch wide rows come before narrow rows; rows of one sequence are consecutive. */
+struct tern_forward_job {
+    struct tern_kv_seq *seq;
+    int row0, n_rows, pos0;
+    bool wide;
+};
+
+struct tern_forward_batch {
+    const struct tern_row *rows;
+    int n_rows, n_wide; /* rows [0, n_wide) are wide */
+    const struct tern_forward_job *jobs;
+    int n_jobs;
+    const int *logit_rows; /* rows that want logits, ascending */
+    int n_logit_rows;
+    float *logits; /* [n_logit_rows][n_vocab], 64-byte aligned rows not required */
+};
+
+/* Scratch and device state for steps of one engine. */
+struct tern_forward;
+int tern_forward_new(struct tern_forward **out, const struct tern_net *net, struct tern_kv_cache *cache,
+                     struct tern_pool *pool, int max_rows, int max_jobs, tern_error *err);
+void tern_forward_free(struct tern_forward *f);
+size_t tern_forward_scratch_bytes(const struct tern_forward *f);
+
+/* Runs all layers.  The jobs' sequences are between tern_kv_begin and tern_kv_commit.  Cannot fail. */
+void tern_forward_run(struct tern_forward *f, const struct tern_forward_batch *b);
+
+#endif

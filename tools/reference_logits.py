@@ -1,0 +1,214 @@
+#!/usr/bin/env python3
+"""Compute reference logits for a GGUF file with transformers on the CPU.
+
+The tensors of the file are dequantised to float32 and put into the matching transformers model, so the result is the
+answer that exact arithmetic on the stored weights should give, up to float32 rounding.  tern is compared against it
+with tools/compare_real.py; tools/make_tiny_models.py uses the same loader for its quantised fixtures.
+
+    reference_logits.py MODEL.gguf --ids 1,2,3 --out X.npy
+    reference_logits.py MODEL.gguf --text-ids FILE --out X.npy      (FILE holds ids separated by commas or spaces)
+
+The output is a float32 array [number of ids, vocabulary].  Architectures: llama, gemma3.
+Written with torch 2.15.0, transformers 5.23.0, gguf 0.19.0, numpy 2.4.6, Python 3.11.
+"""
+import argparse
+import sys
+
+import gguf
+import numpy as np
+import torch
+import transformers
+
+
+class Gguf:
+    """Metadata and lazily dequantised tensors of one GGUF file, or of all the parts of a split one."""
+
+    def __init__(self, path):
+        first = gguf.GGUFReader(path)
+        self.meta = {name: field.contents() for name, field in first.fields.items()}
+        self.raw = {t.name: t for t in first.tensors}
+        parts = self.meta.get("split.count", 1)
+        for part in range(1, parts):
+            other = gguf.GGUFReader(str(path).replace("-00001-of-", f"-{part + 1:05d}-of-"))
+            self.raw.update({t.name: t for t in other.tensors})
+        expected = self.meta.get("split.tensors.count", len(self.raw))
+        if len(self.raw) != expected:
+            raise SystemExit(f"{path}: found {len(self.raw)} tensors, the split header announces {expected}")
+        self.arch = self.meta["general.architecture"]
+
+    def get(self, key, default=None):
+        return self.meta.get(f"{self.arch}.{key}", default)
+
+    def need(self, key):
+        value = self.get(key)
+        if value is None:
+            raise SystemExit(f"metadata key {self.arch}.{key} is missing")
+        return value
+
+    def tensor(self, name):
+        t = self.raw[name]
+        shape = tuple(int(n) for n in reversed(t.shape))
+        return np.array(gguf.quants.dequantize(t.data, t.tensor_type), dtype=np.float32).reshape(shape)
+
+
+def interleave_rope_rows(weight, heads):
+    """What the GGUF converter does to q and k of llama: half-split pairs of rows become neighbours."""
+    rows, cols = weight.shape
+    return np.ascontiguousarray(weight.reshape(heads, 2, rows // heads // 2, cols).swapaxes(1, 2)).reshape(rows, cols)
+
+
+def halve_rope_rows(weight, heads):
+    """The inverse of interleave_rope_rows."""
+    rows, cols = weight.shape
+    return np.ascontiguousarray(weight.reshape(heads, rows // heads // 2, 2, cols).swapaxes(1, 2)).reshape(rows, cols)
+
+
+# GGUF name inside a block -> (HF name inside a layer, kind).  Kind "q" and "k" are permuted in llama files, and "norm"
+# holds 1 + w in gemma3 files.
+LLAMA_LAYER = {
+    "attn_norm": ("input_layernorm", "norm"),
+    "attn_q": ("self_attn.q_proj", "q"),
+    "attn_k": ("self_attn.k_proj", "k"),
+    "attn_v": ("self_attn.v_proj", "plain"),
+    "attn_output": ("self_attn.o_proj", "plain"),
+    "ffn_norm": ("post_attention_layernorm", "norm"),
+    "ffn_gate": ("mlp.gate_proj", "plain"),
+    "ffn_up": ("mlp.up_proj", "plain"),
+    "ffn_down": ("mlp.down_proj", "plain"),
+}
+GEMMA3_LAYER = dict(
+    LLAMA_LAYER,
+    ffn_norm=("pre_feedforward_layernorm", "norm"),
+    attn_q_norm=("self_attn.q_norm", "norm"),
+    attn_k_norm=("self_attn.k_norm", "norm"),
+    post_attention_norm=("post_attention_layernorm", "norm"),
+    post_ffw_norm=("post_feedforward_layernorm", "norm"),
+)
+
+
+def tensor_names(arch, layers, tied):
+    """Yields (GGUF name, HF name, kind) for every tensor of a model."""
+    yield "token_embd.weight", "model.embed_tokens.weight", "plain"
+    yield "output_norm.weight", "model.norm.weight", "norm"
+    if not tied:
+        yield "output.weight", "lm_head.weight", "plain"
+    for n in range(layers):
+        for name, (hf, kind) in (LLAMA_LAYER if arch == "llama" else GEMMA3_LAYER).items():
+            yield f"blk.{n}.{name}.weight", f"model.layers.{n}.{hf}.weight", kind
+
+
+def to_gguf(arch, kind, array, heads, kv_heads):
+    if arch == "llama" and kind in ("q", "k"):
+        return interleave_rope_rows(array, heads if kind == "q" else kv_heads)
+    if arch == "gemma3" and kind == "norm":
+        return array + np.float32(1)
+    return array
+
+
+def from_gguf(arch, kind, array, heads, kv_heads):
+    if arch == "llama" and kind in ("q", "k"):
+        return halve_rope_rows(array, heads if kind == "q" else kv_heads)
+    if arch == "gemma3" and kind == "norm":
+        return array - np.float32(1)
+    return array
+
+
+def config_from_gguf(file):
+    hidden, heads = file.need("embedding_length"), file.need("attention.head_count")
+    common = dict(
+        vocab_size=int(file.raw["token_embd.weight"].shape[1]),
+        hidden_size=hidden,
+        intermediate_size=file.need("feed_forward_length"),
+        num_hidden_layers=file.need("block_count"),
+        num_attention_heads=heads,
+        num_key_value_heads=file.get("attention.head_count_kv", heads),
+        head_dim=file.get("attention.key_length", hidden // heads),
+        rms_norm_eps=file.need("attention.layer_norm_rms_epsilon"),
+        max_position_embeddings=file.need("context_length"),
+        tie_word_embeddings="output.weight" not in file.raw,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=None,
+        attn_implementation="eager",
+    )
+    scaling = file.get("rope.scaling.type", "none")
+    factor = file.get("rope.scaling.factor", 1.0)
+    if scaling not in ("none", "linear"):
+        raise SystemExit(f"rope scaling type {scaling!r} is not covered by this tool")
+    rope = {"rope_type": "default"} if scaling == "none" else {"rope_type": "linear", "factor": float(factor)}
+    if file.arch == "llama":
+        rope["rope_theta"] = file.get("rope.freq_base", 1e4)
+        return transformers.LlamaConfig(rope_parameters=rope, **common)
+    if file.arch == "gemma3":
+        if file.get("attention.sliding_window_pattern", 6) != 6:
+            raise SystemExit("only the 5:1 layer pattern of gemma3 is covered by this tool")
+        return transformers.Gemma3TextConfig(
+            sliding_window=file.need("attention.sliding_window"),
+            rope_parameters={
+                "full_attention": dict(rope, rope_theta=file.get("rope.freq_base", 1e6)),
+                "sliding_attention": {"rope_type": "default", "rope_theta": file.get("rope.freq_base_swa", 1e4)},
+            },
+            **common,
+        )
+    raise SystemExit(f"architecture {file.arch!r} is not covered by this tool")
+
+
+def attention_scale(file, config):
+    """gemma3 files imply d^-.5, but the 27B model (62 layers) uses hidden / heads; an explicit key wins."""
+    implied = config.head_dim
+    if file.arch == "gemma3" and config.num_hidden_layers == 62:
+        implied = config.hidden_size // config.num_attention_heads
+    return float(file.get("attention.scale", 0.0)) or implied**-0.5
+
+
+@torch.no_grad()
+def model_from_gguf(file):
+    """Builds the float32 transformers model whose weights are the dequantised tensors of the file."""
+    config = config_from_gguf(file)
+    model = (transformers.LlamaForCausalLM if file.arch == "llama" else transformers.Gemma3ForCausalLM)(config).float()
+    params = dict(model.named_parameters())
+    used = set()
+    for name, hf, kind in tensor_names(file.arch, config.num_hidden_layers, config.tie_word_embeddings):
+        array = from_gguf(file.arch, kind, file.tensor(name), config.num_attention_heads, config.num_key_value_heads)
+        params.pop(hf).copy_(torch.from_numpy(array))
+        used.add(name)
+    if params:
+        raise SystemExit(f"these parameters found no tensor in the file: {sorted(params)}")
+    if "rope_freqs.weight" in file.raw:
+        used.add("rope_freqs.weight")
+        model.model.rotary_emb.inv_freq.div_(torch.from_numpy(file.tensor("rope_freqs.weight")))
+    if set(file.raw) - used:
+        raise SystemExit(f"these tensors of the file were not used: {sorted(set(file.raw) - used)}")
+    for layer in model.model.layers:
+        layer.self_attn.scaling = attention_scale(file, config)
+    return model.eval()
+
+
+@torch.no_grad()
+def logits(model, ids):
+    out = model(input_ids=torch.tensor([ids], dtype=torch.long), use_cache=False).logits
+    return out[0].float().numpy()
+
+
+def parse_ids(text):
+    return [int(word) for word in text.replace(",", " ").split()]
+
+
+def main():
+    parser = argparse.ArgumentParser(description="reference logits of a GGUF file by transformers, float32, eager")
+    parser.add_argument("model")
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--ids", help="token ids separated by commas")
+    source.add_argument("--text-ids", help="a file that holds token ids separated by commas or white space")
+    parser.add_argument("--out", required=True)
+    args = parser.parse_args()
+    ids = parse_ids(args.ids) if args.ids else parse_ids(open(args.text_ids, encoding="ascii").read())
+    if not ids:
+        raise SystemExit("no token ids were given")
+    result = logits(model_from_gguf(Gguf(args.model)), ids)
+    np.save(args.out, result)
+    print(f"{args.out}: {result.shape[0]} positions x {result.shape[1]} tokens, |logit| <= {np.abs(result).max():.2f}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
