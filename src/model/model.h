@@ -70,11 +70,12 @@ struct tern_desc {
 };
 
 /* Tensors of a layer.  X(slot) */
-#define TERN_SLOT_LIST(X)                                                                                             \
-    X(ATTN_NORM)                                                                                                      \
-    X(Q)                                                                                                              \
-    X(K)                                                                                                              \
-    X(V) X(O) X(Q_BIAS) X(K_BIAS) X(V_BIAS) X(O_BIAS) X(Q_NORM) X(K_NORM) X(ATTN_POST_NORM) X(FFN_NORM) X(GATE) X(UP) \
+#define TERN_SLOT_LIST(X)                                                                                        \
+    X(ATTN_NORM)                                                                                                 \
+    X(Q)                                                                                                         \
+    X(K)                                                                                                         \
+    X(V)                                                                                                         \
+    X(O) X(Q_BIAS) X(K_BIAS) X(V_BIAS) X(O_BIAS) X(Q_NORM) X(K_NORM) X(ATTN_POST_NORM) X(FFN_NORM) X(GATE) X(UP) \
         X(DOWN) X(FFN_POST_NORM) X(LAYER_SCALE)
 
 enum tern_slot {
@@ -137,8 +138,9 @@ struct tern_net {
 int tern_net_load(struct tern_net **out, const struct tern_file *f, struct tern_pool *pool, tern_error *err);
 void tern_net_free(struct tern_net *n);
 
-/* Bytes that tensor `t` takes packed; 0 when this model does not use it. */
-size_t tern_net_tensor_bytes(const struct tern_net *n, const struct tern_file *f, const struct tern_tensor *t);
+/* Bytes that a tensor of an opened model takes in memory (a model uses every tensor of its file, or it does not open).
+ */
+size_t tern_net_tensor_bytes(const struct tern_tensor *t);
 
 /* 0, or TERN_EUNSUPPORTED naming the first thing in the descriptor that the interpreter does not run. */
 int tern_desc_check(const struct tern_desc *d, tern_error *err);
@@ -174,13 +176,14 @@ struct tern_forward_batch {
     int n_jobs;
     const int *logit_rows; /* rows that want logits, ascending */
     int n_logit_rows;
-    float *logits; /* [n_logit_rows][n_vocab], 64-byte aligned rows not required */
+    float *logits;       /* [n_logit_rows][logit_stride] */
+    size_t logit_stride; /* floats, a multiple of 16, >= n_vocab */
 };
 
 /* Scratch and device state for steps of one engine. */
 struct tern_forward;
 int tern_forward_new(struct tern_forward **out, const struct tern_net *net, struct tern_kv_cache *cache,
-                     struct tern_pool *pool, int max_rows, int max_jobs, tern_error *err);
+                     struct tern_pool *pool, int max_rows, int max_narrow, int max_jobs, tern_error *err);
 void tern_forward_free(struct tern_forward *f);
 size_t tern_forward_scratch_bytes(const struct tern_forward *f);
 

@@ -1,4 +1,5 @@
-/* ref/kvq.c - the page kernels that attend and decode, in plain C: the meaning of kernel/kvq.h, one line per formula. */
+/* ref/kvq.c - the page kernels that attend and decode, in plain C: the meaning of kernel/kvq.h, one line per formula.
+ */
 #include "kernel/ref/kvq_ref.h"
 
 #include <math.h>

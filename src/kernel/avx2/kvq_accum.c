@@ -1,0 +1,169 @@
+/* avx2/kvq_accum.c - weighted sums of coded values: 16 dims in two registers, four tokens of each per 32-bit lane.
+ *
+ * Weights are 15-bit integers and go through pmaddwd in pairs, two tokens at a time.  That costs four instructions for
+ * 32 products, against three for 7-bit weights through pmaddubsw, and takes the weights' own error out of the budget:
+ * eight-bit codes would otherwise lose more to it than to their codes. */
+#include "kernel/avx2/kvq_simd.h"
+
+#define OFFSET 128 /* entries are looked up as entry + OFFSET, so that splitting bytes needs no sign extension */
+
+/* Integer weights of one row and block: 64 int16 in step order, in each step tokens 0 and 2, then 1 and 3 of the four
+ * (a 32-bit lane's even bytes, then its odd bytes). */
+struct row_weights {
+    int16_t w[64];
+    float value;   /* of weight 1 times entry 1 */
+    int32_t start; /* makes up for OFFSET */
+};
+
+/* 32 weights, tokens ascending in four registers of 8, into step order. */
+static void order_weights(int16_t *w, __m128i a, __m128i b, __m128i c, __m128i d, int bits)
+{
+    if (bits == 2) {
+        __m128i in[2][2] = {{a, b}, {c, d}};
+        for (int i = 0; i < 2; i++) {
+            __m128i lo = _mm_unpacklo_epi16(in[i][0], in[i][1]), hi = _mm_unpackhi_epi16(in[i][0], in[i][1]);
+            _mm_store_si128((__m128i *)(w + 16 * i), _mm_unpacklo_epi32(lo, hi));
+            _mm_store_si128((__m128i *)(w + 16 * i + 8), _mm_unpackhi_epi32(lo, hi));
+        }
+        return;
+    }
+    __m128i order = bits == 8 ? _mm_setr_epi8(0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15)
+                              : _mm_setr_epi8(0, 1, 8, 9, 4, 5, 12, 13, 2, 3, 10, 11, 6, 7, 14, 15);
+    _mm_store_si128((__m128i *)w, _mm_shuffle_epi8(a, order));
+    _mm_store_si128((__m128i *)(w + 8), _mm_shuffle_epi8(b, order));
+    _mm_store_si128((__m128i *)(w + 16), _mm_shuffle_epi8(c, order));
+    _mm_store_si128((__m128i *)(w + 24), _mm_shuffle_epi8(d, order));
+}
+
+static void make_weights(struct row_weights *r, const float *p, const uint16_t *head, float unit, int bits)
+{
+    __m256 w[8], top = _mm256_setzero_ps();
+    KVQ_UNROLL for (int i = 0; i < 8; i++)
+    {
+        w[i] = _mm256_mul_ps(_mm256_load_ps(p + 8 * i), kvq_scales(head + 8 * i));
+        top = _mm256_max_ps(w[i], top); /* a NaN in the first operand yields the second */
+    }
+    __m128 m4 = _mm_max_ps(_mm256_castps256_ps128(top), _mm256_extractf128_ps(top, 1));
+    m4 = _mm_max_ps(m4, _mm_movehl_ps(m4, m4));
+    float m = _mm_cvtss_f32(_mm_max_ss(m4, _mm_movehdup_ps(m4)));
+    __m256 inv = _mm256_set1_ps(m >= TERN_KVQ_TINY ? 32767.0f / m : 0.0f), full = _mm256_set1_ps(32767.0f);
+    __m256i sum = _mm256_setzero_si256();
+    __m128i h[8];
+    KVQ_UNROLL for (int i = 0; i < 8; i++)
+    {
+        __m256 x = _mm256_max_ps(_mm256_min_ps(_mm256_mul_ps(w[i], inv), full), _mm256_setzero_ps());
+        __m256i c = _mm256_cvtps_epi32(x);
+        sum = _mm256_add_epi32(sum, c);
+        h[i] = _mm_packs_epi32(_mm256_castsi256_si128(c), _mm256_extracti128_si256(c, 1));
+    }
+    order_weights(r->w, h[0], h[1], h[2], h[3], bits);
+    order_weights(r->w + 32, h[4], h[5], h[6], h[7], bits);
+    __m128i s = _mm_add_epi32(_mm256_castsi256_si128(sum), _mm256_extracti128_si256(sum, 1));
+    s = _mm_add_epi32(s, _mm_shuffle_epi32(s, 0x4E));
+    s = _mm_add_epi32(s, _mm_shuffle_epi32(s, 0xB1));
+    r->value = m * unit / 32767.0f;
+    r->start = -OFFSET * _mm_cvtsi128_si32(s);
+}
+
+/* One step of four tokens for 16 dims and `rows` rows. */
+KVQ_INLINE void accum_step(__m256i acc[][2], __m256i e0, __m256i e1, const int16_t *w, size_t row_stride,
+                           const int rows)
+{
+    __m256i low = _mm256_set1_epi16(255);
+    __m256i even0 = _mm256_and_si256(e0, low), odd0 = _mm256_srli_epi16(e0, 8);
+    __m256i even1 = _mm256_and_si256(e1, low), odd1 = _mm256_srli_epi16(e1, 8);
+    KVQ_UNROLL for (int i = 0; i < rows; i++)
+    {
+        int32_t two[2];
+        memcpy(two, w + row_stride * i, 8);
+        __m256i even = _mm256_set1_epi32(two[0]), odd = _mm256_set1_epi32(two[1]);
+        acc[i][0] = _mm256_add_epi32(acc[i][0], _mm256_madd_epi16(even0, even));
+        acc[i][1] = _mm256_add_epi32(acc[i][1], _mm256_madd_epi16(even1, even));
+        acc[i][0] = _mm256_add_epi32(acc[i][0], _mm256_madd_epi16(odd0, odd));
+        acc[i][1] = _mm256_add_epi32(acc[i][1], _mm256_madd_epi16(odd1, odd));
+    }
+}
+
+/* 16 dims from o on for `rows` rows.  v: their group in the first half. */
+KVQ_INLINE void accum_dims(float *o, const struct row_weights *r, const uint8_t *v, size_t half_bytes,
+                           const float *shrink, __m256i table, int dim, const int rows, const int bits)
+{
+    const size_t row_stride = sizeof *r / sizeof r->w[0];
+    __m256i acc[KVQ_ROWS][2];
+    KVQ_UNROLL for (int i = 0; i < rows; i++) acc[i][0] = acc[i][1] = _mm256_set1_epi32(r[i].start);
+    for (int half = 0; half < 2; half++) {
+        const uint8_t *group = v + half * half_bytes;
+        const int16_t *wh = r->w + 32 * half;
+        KVQ_UNROLL for (int w = 0; w < KVQ_WORDS(bits); w++)
+        {
+            __m256i v0 = kvq_word(group, w, bits), v1 = kvq_word(group + 32, w, bits);
+            if (bits == 8) {
+                v0 = _mm256_xor_si256(v0, _mm256_set1_epi8((char)OFFSET));
+                v1 = _mm256_xor_si256(v1, _mm256_set1_epi8((char)OFFSET));
+            }
+            KVQ_UNROLL for (int n = 0; n < KVQ_PER_BYTE(bits); n++)
+                accum_step(acc, kvq_step(v0, n, table, bits), kvq_step(v1, n, table, bits),
+                           wh + 4 * (w * KVQ_PER_BYTE(bits) + n), row_stride, rows);
+        }
+    }
+    KVQ_UNROLL for (int i = 0; i < rows; i++)
+    {
+        __m256 c = _mm256_set1_ps(r[i].value), sh = _mm256_set1_ps(shrink ? shrink[i] : 1.0f);
+        KVQ_UNROLL for (int j = 0; j < 2; j++)
+        {
+            float *oi = o + (size_t)i * dim + 8 * j;
+            __m256 old = _mm256_mul_ps(_mm256_load_ps(oi), sh);
+            _mm256_store_ps(oi, _mm256_fmadd_ps(_mm256_cvtepi32_ps(acc[i][j]), c, old));
+        }
+    }
+}
+
+KVQ_INLINE void accum_bits(float *o, const float *p, const uint8_t *v, const uint16_t *head, const float *shrink,
+                           const struct tern_kvq_table *tab, int dim, int n_q, const int bits)
+{
+    struct row_weights r[TERN_KVQ_MAX_Q] __attribute__((aligned(64)));
+    __m256i table = kvq_table(tab, OFFSET);
+    size_t half_bytes = (size_t)dim * 4 * bits;
+    for (int d = 0; d < dim; d += 16) {
+        if (d % TERN_KVQ_BLOCK == 0) {
+            for (int i = 0; i < n_q; i++)
+                make_weights(&r[i], p + i * 64, head + d / TERN_KVQ_BLOCK * 64, tab->unit, bits);
+        }
+        const uint8_t *vd = v + (size_t)d * 4 * bits;
+        for (int i = 0; i < n_q; i += KVQ_ROWS) {
+            float *oi = o + (size_t)i * dim + d;
+            const float *sh = shrink ? shrink + i : NULL;
+            switch (n_q - i) {
+            case 1:
+                accum_dims(oi, r + i, vd, half_bytes, sh, table, dim, 1, bits);
+                break;
+            case 2:
+                accum_dims(oi, r + i, vd, half_bytes, sh, table, dim, 2, bits);
+                break;
+            case 3:
+                accum_dims(oi, r + i, vd, half_bytes, sh, table, dim, 3, bits);
+                break;
+            default:
+                accum_dims(oi, r + i, vd, half_bytes, sh, table, dim, KVQ_ROWS, bits);
+            }
+        }
+    }
+}
+
+void tern_kvq_accum_avx2(float *o, const float *p, const uint8_t *v, const uint16_t *head, const float *shrink,
+                         const struct tern_kvq_table *tab, int dim, int n_q)
+{
+    switch (tab->bits) {
+    case 8:
+        accum_bits(o, p, v, head, shrink, tab, dim, n_q, 8);
+        break;
+    case 4:
+        accum_bits(o, p, v, head, shrink, tab, dim, n_q, 4);
+        break;
+    case 3:
+        accum_bits(o, p, v, head, shrink, tab, dim, n_q, 3);
+        break;
+    default:
+        accum_bits(o, p, v, head, shrink, tab, dim, n_q, 2);
+    }
+}

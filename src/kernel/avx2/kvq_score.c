@@ -1,0 +1,149 @@
+/* avx2/kvq_score.c - queries against coded keys: 16 tokens in two registers, four dims of each per 32-bit lane. */
+#include "kernel/avx2/kvq_simd.h"
+
+static __m256i order_bytes(int bits)
+{
+    __m128i o = bits == 8   ? _mm_setr_epi8(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)
+                : bits == 2 ? _mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15)
+                            : _mm_setr_epi8(0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15);
+    return _mm256_broadcastsi128_si256(o);
+}
+
+static int32_t prep_block(int8_t *q, const float *x, float inv, __m256i order, int n)
+{
+    __m256 vi = _mm256_set1_ps(inv);
+    __m256i sum = _mm256_setzero_si256();
+    for (int d = 0; d < n; d += 32) {
+        __m256i c[4];
+        KVQ_UNROLL for (int i = 0; i < 4; i++)
+        {
+            c[i] = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_load_ps(x + d + 8 * i), vi));
+            sum = _mm256_add_epi32(sum, c[i]);
+        }
+        __m256i b = _mm256_shuffle_epi8(kvq_bytes(c[0], c[1], c[2], c[3]), order);
+        _mm256_store_si256((__m256i *)(q + d), b);
+    }
+    __m128i s = _mm_add_epi32(_mm256_castsi256_si128(sum), _mm256_extracti128_si256(sum, 1));
+    s = _mm_add_epi32(s, _mm_shuffle_epi32(s, 0x4E));
+    return _mm_cvtsi128_si32(_mm_add_epi32(s, _mm_shuffle_epi32(s, 0xB1)));
+}
+
+void tern_kvq_prep_avx2(int8_t *q, float *scale, int32_t *sum, const float *x, const struct tern_kvq_table *tab,
+                        int dim, int n_q)
+{
+    int n_blocks = tern_kvq_blocks(dim);
+    __m256i order = order_bytes(tab->bits);
+    for (int ib = 0; ib < n_q * n_blocks; ib++) {
+        int d0 = ib % n_blocks * TERN_KVQ_BLOCK;
+        int n = dim - d0 < TERN_KVQ_BLOCK ? dim - d0 : TERN_KVQ_BLOCK;
+        size_t at = (size_t)(ib / n_blocks) * dim + d0;
+        uint32_t top = kvq_top(x + at, n);
+        float amax = tern_bits_f32(top);
+        bool usable = top < 0x7F800000u && amax >= TERN_KVQ_TINY;
+        scale[ib] = amax / 127.0f * tab->unit;
+        if (usable) {
+            sum[ib] = prep_block(q + at, x + at, 127.0f / amax, order, n);
+        } else {
+            memset(q + at, 0, (size_t)n);
+            sum[ib] = 0;
+        }
+    }
+}
+
+/* One step of four dims for 16 tokens and `rows` queries.  Entries and queries lie in [-128, 127] x [-127, 127]; moving
+ * the sign to the query makes the first operand unsigned, and no pair sum can reach the saturation of maddubs. */
+KVQ_INLINE void dot_step(__m256i acc[][2], __m256i e0, __m256i e1, const int8_t *q, size_t q_stride, const int rows)
+{
+    __m256i a0 = _mm256_abs_epi8(e0), a1 = _mm256_abs_epi8(e1), ones = _mm256_set1_epi16(1);
+    KVQ_UNROLL for (int i = 0; i < rows; i++)
+    {
+        int32_t four;
+        memcpy(&four, q + q_stride * i, 4);
+        __m256i b = _mm256_set1_epi32(four);
+        __m256i p0 = _mm256_maddubs_epi16(a0, _mm256_sign_epi8(b, e0));
+        __m256i p1 = _mm256_maddubs_epi16(a1, _mm256_sign_epi8(b, e1));
+        acc[i][0] = _mm256_add_epi32(acc[i][0], _mm256_madd_epi16(p0, ones));
+        acc[i][1] = _mm256_add_epi32(acc[i][1], _mm256_madd_epi16(p1, ones));
+    }
+}
+
+/* Rows i0 .. i0+rows of 16 tokens. */
+KVQ_INLINE void score_tokens(float *s, const struct tern_kvq_query *q, const uint8_t *k, const uint16_t *head,
+                             __m256i table, int dim, int i0, const int rows, const int bits)
+{
+    int n_blocks = tern_kvq_blocks(dim);
+    __m256 out[KVQ_ROWS][2];
+    KVQ_UNROLL for (int i = 0; i < rows; i++) out[i][0] = out[i][1] = _mm256_setzero_ps();
+    for (int b = 0; b < n_blocks; b++) {
+        __m256i acc[KVQ_ROWS][2];
+        KVQ_UNROLL for (int i = 0; i < rows; i++) acc[i][0] = acc[i][1] = _mm256_setzero_si256();
+        int d1 = dim < (b + 1) * TERN_KVQ_BLOCK ? dim : (b + 1) * TERN_KVQ_BLOCK;
+        for (int d = b * TERN_KVQ_BLOCK; d < d1; d += 32) {
+            const uint8_t *group = k + (size_t)d * 4 * bits; /* a set of both groups is 32 * 4 * bits bytes */
+            const int8_t *qd = q->q + (size_t)i0 * dim + d;
+            KVQ_UNROLL for (int w = 0; w < KVQ_WORDS(bits); w++)
+            {
+                __m256i v0 = kvq_word(group, w, bits), v1 = kvq_word(group + 32, w, bits);
+                KVQ_UNROLL for (int n = 0; n < KVQ_PER_BYTE(bits); n++)
+                    dot_step(acc, kvq_step(v0, n, table, bits), kvq_step(v1, n, table, bits),
+                             qd + 4 * (w * KVQ_PER_BYTE(bits) + n), (size_t)dim, rows);
+            }
+        }
+        __m256 f0 = kvq_scales(head + b * 64), f1 = kvq_scales(head + b * 64 + 8);
+        KVQ_UNROLL for (int i = 0; i < rows; i++)
+        {
+            __m256 qs = _mm256_set1_ps(q->scale[(i0 + i) * n_blocks + b]);
+            out[i][0] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(acc[i][0]), _mm256_mul_ps(f0, qs), out[i][0]);
+            out[i][1] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(acc[i][1]), _mm256_mul_ps(f1, qs), out[i][1]);
+        }
+    }
+    KVQ_UNROLL for (int i = 0; i < rows; i++)
+    {
+        _mm256_store_ps(s + 64 * i, out[i][0]);
+        _mm256_store_ps(s + 64 * i + 8, out[i][1]);
+    }
+}
+
+KVQ_INLINE void score_bits(float *s, const struct tern_kvq_query *q, const uint8_t *k, const uint16_t *head,
+                           const struct tern_kvq_table *tab, int dim, int n_q, const int bits)
+{
+    __m256i table = kvq_table(tab, 0);
+    size_t half_bytes = (size_t)dim * 4 * bits, group_bytes = (size_t)64 * bits;
+    for (int t = 0; t < 64; t += 16) {
+        const uint8_t *kt = k + (size_t)(t / 32) * half_bytes + (size_t)(t / 16 % 2) * group_bytes;
+        for (int i = 0; i < n_q; i += KVQ_ROWS) {
+            float *si = s + i * 64 + t;
+            switch (n_q - i) {
+            case 1:
+                score_tokens(si, q, kt, head + t, table, dim, i, 1, bits);
+                break;
+            case 2:
+                score_tokens(si, q, kt, head + t, table, dim, i, 2, bits);
+                break;
+            case 3:
+                score_tokens(si, q, kt, head + t, table, dim, i, 3, bits);
+                break;
+            default:
+                score_tokens(si, q, kt, head + t, table, dim, i, KVQ_ROWS, bits);
+            }
+        }
+    }
+}
+
+void tern_kvq_score_avx2(float *s, const struct tern_kvq_query *q, const uint8_t *k, const uint16_t *head,
+                         const struct tern_kvq_table *tab, int dim, int n_q)
+{
+    switch (tab->bits) {
+    case 8:
+        score_bits(s, q, k, head, tab, dim, n_q, 8);
+        break;
+    case 4:
+        score_bits(s, q, k, head, tab, dim, n_q, 4);
+        break;
+    case 3:
+        score_bits(s, q, k, head, tab, dim, n_q, 3);
+        break;
+    default:
+        score_bits(s, q, k, head, tab, dim, n_q, 2);
+    }
+}

@@ -1,0 +1,301 @@
+/* The interpreter: one transformer step over a ragged batch, for every descriptor.
+ *
+ *   x = embed(tokens)
+ *   per layer:  h = norm(x); q,k,v = h W; heads(q), heads(k); append(k,v); a = attention(q); x += post(a Wo)
+ *               h = norm(x); g = act(h Wg) * (h Wu); x += post(g Wd)
+ *   logits = norm(x[rows that want them]) head
+ *
+ * Shapes are [rows][features], row-major, every row 64-byte aligned. */
+#include "model/model.h"
+
+#include <string.h>
+#include "base/mem.h"
+
+struct tern_forward {
+    const struct tern_net *net;
+    struct tern_kv_cache *cache;
+    struct tern_dev *dev;
+    int max_rows, max_jobs;
+    size_t s_embd, s_q, s_k, s_v, s_o, s_ff; /* row strides in floats */
+    float *x, *h, *t;                        /* residual, normed, projected: [max_rows][s_embd] */
+    float *q, *k, *v, *a;                    /* attention */
+    float *gate, *up;
+    float *cos[TERN_MAX_ROPES], *sin[TERN_MAX_ROPES];
+    uint8_t *stage; /* raw tiles of jobs that span pages */
+    size_t stage_tiles;
+    struct tern_attn_job *at; /* [max_jobs] of the layer in hand */
+    struct tern_append_job *app;
+    int *stage_of; /* [max_jobs] first staging tile, or -1 */
+    size_t bytes;
+};
+
+static int take(struct tern_forward *f, void *out, size_t n, size_t size, tern_error *err)
+{
+    f->bytes += n * size;
+    return tern_alloc(out, n, size, err);
+}
+
+/* Largest widths over all layers, so that one set of buffers serves them all. */
+static void widths(struct tern_forward *f, int *max_k)
+{
+    const struct tern_desc *d = &f->net->desc;
+    int q = 0, k = 0, v = 0, o = 0, ff = 0;
+#define WIDEN(var, value) (var = (value) > var ? (value) : var)
+    for (int i = 0; i < d->n_layers; i++) {
+        const struct tern_layer_desc *l = &d->layers[i];
+        WIDEN(q, l->n_heads * l->dim_k);
+        WIDEN(k, l->n_kv_heads * l->dim_k);
+        WIDEN(v, l->n_kv_heads * l->dim_v);
+        WIDEN(o, l->n_heads * l->dim_v);
+        WIDEN(ff, l->n_ff);
+    }
+    *max_k = d->n_embd;
+    WIDEN(*max_k, o);
+    WIDEN(*max_k, ff);
+#undef WIDEN
+    f->s_embd = tern_round_up((size_t)d->n_embd, 16);
+    f->s_q = tern_round_up((size_t)q, 16);
+    f->s_k = tern_round_up((size_t)k, 16);
+    f->s_v = tern_round_up((size_t)v, 16);
+    f->s_o = tern_round_up((size_t)o, 16);
+    f->s_ff = tern_round_up((size_t)ff, 16);
+}
+
+static struct tern_attn_shape shape_of(const struct tern_forward *f, int layer)
+{
+    const struct tern_layer_desc *l = &f->net->desc.layers[layer];
+    return (struct tern_attn_shape){
+        .kv = &f->cache->layout->layers[layer], .n_heads = l->n_heads, .scale = l->scale, .softcap = l->score_cap};
+}
+
+static int open_device(struct tern_forward *f, struct tern_pool *pool, int max_narrow, int max_k, tern_error *err)
+{
+    struct tern_dev_limits lim = {.max_rows = f->max_rows, .max_k = max_k};
+    int pages = f->cache->max_tokens / TERN_PAGE + 2;
+    for (int i = 0; i < f->net->desc.n_layers; i++) {
+        struct tern_attn_shape s = shape_of(f, i);
+        size_t n = tern_cpu_attention_scratch(&s, tern_pool_threads(pool), f->max_rows, max_narrow, pages);
+        lim.attention_scratch = n > lim.attention_scratch ? n : lim.attention_scratch;
+    }
+    int rc = tern_dev_open(&f->dev, pool, &lim, err);
+    if (rc == 0)
+        f->bytes += f->dev->bytes;
+    return rc;
+}
+
+int tern_forward_new(struct tern_forward **out, const struct tern_net *net, struct tern_kv_cache *cache,
+                     struct tern_pool *pool, int max_rows, int max_narrow, int max_jobs, tern_error *err)
+{
+    int rc = 0, max_k;
+    size_t rows = (size_t)max_rows;
+    struct tern_forward *f = NULL;
+    *out = NULL;
+    TERN_TRY(tern_alloc(&f, 1, sizeof *f, err));
+    f->net = net;
+    f->cache = cache;
+    f->max_rows = max_rows;
+    f->max_jobs = max_jobs;
+    widths(f, &max_k);
+    TERN_TRY(open_device(f, pool, max_narrow, max_k, err));
+    TERN_TRY(take(f, &f->x, rows, f->s_embd * sizeof(float), err));
+    TERN_TRY(take(f, &f->h, rows, f->s_embd * sizeof(float), err));
+    TERN_TRY(take(f, &f->t, rows, f->s_embd * sizeof(float), err));
+    TERN_TRY(take(f, &f->q, rows, f->s_q * sizeof(float), err));
+    TERN_TRY(take(f, &f->k, rows, f->s_k * sizeof(float), err));
+    TERN_TRY(take(f, &f->v, rows, f->s_v * sizeof(float), err));
+    TERN_TRY(take(f, &f->a, rows, f->s_o * sizeof(float), err));
+    TERN_TRY(take(f, &f->gate, rows, f->s_ff * sizeof(float), err));
+    TERN_TRY(take(f, &f->up, rows, f->s_ff * sizeof(float), err));
+    for (int r = 0; r < net->desc.n_ropes; r++) {
+        size_t half = (size_t)net->desc.ropes[r].n_rot / 2;
+        TERN_TRY(take(f, &f->cos[r], rows, half * sizeof(float), err));
+        TERN_TRY(take(f, &f->sin[r], rows, half * sizeof(float), err));
+    }
+    TERN_TRY(take(f, &f->at, (size_t)max_jobs, sizeof *f->at, err));
+    TERN_TRY(take(f, &f->app, (size_t)max_jobs, sizeof *f->app, err));
+    TERN_TRY(take(f, &f->stage_of, (size_t)max_jobs, sizeof *f->stage_of, err));
+    /* A job of n rows touches at most n/64 + 1 pages beyond its first. */
+    f->stage_tiles = rows / TERN_PAGE + 2 * (size_t)(max_jobs < max_rows ? max_jobs : max_rows);
+    TERN_TRY(take(f, &f->stage, f->stage_tiles, cache->layout->stage_tile_bytes, err));
+    *out = f;
+    f = NULL;
+out:
+    tern_forward_free(f);
+    return rc;
+}
+
+void tern_forward_free(struct tern_forward *f)
+{
+    if (!f)
+        return;
+    void *all[] = {f->x, f->h, f->t, f->q, f->k, f->v, f->a, f->gate, f->up, f->at, f->app, f->stage_of, f->stage};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        tern_free(all[i]);
+    for (int r = 0; r < TERN_MAX_ROPES; r++) {
+        tern_free(f->cos[r]);
+        tern_free(f->sin[r]);
+    }
+    tern_dev_close(f->dev);
+    tern_free(f);
+}
+
+size_t tern_forward_scratch_bytes(const struct tern_forward *f)
+{
+    return f->bytes;
+}
+
+/* Jobs whose rows span pages get staging tiles; the others work in the sequence's own tile. */
+static void plan_stage(struct tern_forward *f, const struct tern_forward_batch *b)
+{
+    int used = 0;
+    for (int i = 0; i < b->n_jobs; i++) {
+        const struct tern_forward_job *j = &b->jobs[i];
+        int pages = (j->pos0 + j->n_rows - 1) / TERN_PAGE - j->pos0 / TERN_PAGE + 1;
+        f->stage_of[i] = pages > 1 ? used : -1;
+        used += pages > 1 ? pages : 0;
+    }
+    TERN_ASSERT((size_t)used <= f->stage_tiles);
+}
+
+static void layer_jobs(struct tern_forward *f, const struct tern_forward_batch *b, int layer)
+{
+    const struct tern_kv_layout *lay = f->cache->layout;
+    for (int i = 0; i < b->n_jobs; i++) {
+        const struct tern_forward_job *j = &b->jobs[i];
+        const struct tern_kv_table *t = &j->seq->table[lay->group_of[layer]];
+        bool staged = f->stage_of[i] >= 0;
+        uint8_t *base = staged ? f->stage + (size_t)f->stage_of[i] * lay->stage_tile_bytes : j->seq->tile;
+        f->at[i] = (struct tern_attn_job){
+            .row0 = j->row0,
+            .n_rows = j->n_rows,
+            .pos0 = j->pos0,
+            .wide = j->wide,
+            .pages = t->pages,
+            .first_page = t->first,
+            .n_pages = t->n,
+            .sink = j->seq->sink,
+            .tile_base = base,
+            .tile_stride = lay->stage_tile_bytes,
+            .tile_first = j->pos0 / TERN_PAGE,
+            .tile_layer_off = staged ? 0 : lay->layers[layer].tile_layer_off,
+        };
+        f->app[i] = (struct tern_append_job){
+            .at = &f->at[i], .tile_base = base, .seq_tile = j->seq->tile, .sink = j->seq->sink, .staged = staged};
+    }
+}
+
+static void prepare_heads(struct tern_forward *f, const struct tern_forward_batch *b, int layer, float *x,
+                          size_t stride, int n_heads, const float *norm_w)
+{
+    const struct tern_desc *d = &f->net->desc;
+    const struct tern_layer_desc *l = &d->layers[layer];
+    struct tern_heads h = {.x = x, .stride = stride, .n_heads = n_heads, .dim = l->dim_k};
+    h.norm = norm_w || l->qk_norm_plain;
+    h.norm_after = l->qk_norm_after_rope;
+    h.norm_w = norm_w;
+    h.eps = d->eps;
+    if (l->rope >= 0) {
+        h.cos = f->cos[l->rope];
+        h.sin = f->sin[l->rope];
+        h.n_rot = d->ropes[l->rope].n_rot;
+        h.interleaved = d->ropes[l->rope].interleaved;
+    }
+    if (h.norm || h.cos)
+        f->dev->ops->heads(f->dev, &h, b->n_rows);
+}
+
+static void norm_values(struct tern_forward *f, const struct tern_forward_batch *b, int layer)
+{
+    const struct tern_layer_desc *l = &f->net->desc.layers[layer];
+    struct tern_heads h = {
+        .x = f->v, .stride = f->s_v, .n_heads = l->n_kv_heads, .dim = l->dim_v, .norm = true, .eps = f->net->desc.eps};
+    f->dev->ops->heads(f->dev, &h, b->n_rows);
+}
+
+/* x += post_norm(t): the end of both halves of a block. */
+static void add_residual(struct tern_forward *f, int n_rows, const float *post_norm)
+{
+    const struct tern_desc *d = &f->net->desc;
+    if (post_norm)
+        f->dev->ops->norm(f->dev, f->t, f->s_embd, f->t, f->s_embd, post_norm, d->n_embd, d->eps, n_rows);
+    f->dev->ops->add(f->dev, f->x, f->x, f->t, f->s_embd, d->n_embd, n_rows);
+}
+
+static void attention_half(struct tern_forward *f, const struct tern_forward_batch *b, int layer)
+{
+    const struct tern_desc *d = &f->net->desc;
+    const struct tern_layer_desc *l = &d->layers[layer];
+    const struct tern_weights *w = f->net->layers[layer];
+    const struct tern_dev_ops *ops = f->dev->ops;
+    ops->norm(f->dev, f->h, f->s_embd, f->x, f->s_embd, w[TERN_SLOT_ATTN_NORM].vec, d->n_embd, d->eps, b->n_rows);
+    const struct tern_matmul qkv[3] = {
+        {&w[TERN_SLOT_Q].mat, w[TERN_SLOT_Q_BIAS].vec, f->q, f->s_q},
+        {&w[TERN_SLOT_K].mat, w[TERN_SLOT_K_BIAS].vec, f->k, f->s_k},
+        {&w[TERN_SLOT_V].mat, w[TERN_SLOT_V_BIAS].vec, f->v, f->s_v},
+    };
+    ops->matmul(f->dev, qkv, 3, f->h, f->s_embd, b->n_rows, b->n_wide);
+    prepare_heads(f, b, layer, f->q, f->s_q, l->n_heads, w[TERN_SLOT_Q_NORM].vec);
+    prepare_heads(f, b, layer, f->k, f->s_k, l->n_kv_heads, w[TERN_SLOT_K_NORM].vec);
+    if (l->v_norm_plain)
+        norm_values(f, b, layer);
+    layer_jobs(f, b, layer);
+    struct tern_attn_shape shape = shape_of(f, layer);
+    ops->append(f->dev, shape.kv, f->app, b->n_jobs, f->k, f->s_k, f->v, f->s_v);
+    ops->attention(f->dev, &shape, f->at, b->n_jobs, f->q, f->s_q, f->a, f->s_o);
+    const struct tern_matmul o = {&w[TERN_SLOT_O].mat, w[TERN_SLOT_O_BIAS].vec, f->t, f->s_embd};
+    ops->matmul(f->dev, &o, 1, f->a, f->s_o, b->n_rows, b->n_wide);
+    add_residual(f, b->n_rows, w[TERN_SLOT_ATTN_POST_NORM].vec);
+}
+
+static void ffn_half(struct tern_forward *f, const struct tern_forward_batch *b, int layer)
+{
+    const struct tern_desc *d = &f->net->desc;
+    const struct tern_layer_desc *l = &d->layers[layer];
+    const struct tern_weights *w = f->net->layers[layer];
+    const struct tern_dev_ops *ops = f->dev->ops;
+    ops->norm(f->dev, f->h, f->s_embd, f->x, f->s_embd, w[TERN_SLOT_FFN_NORM].vec, d->n_embd, d->eps, b->n_rows);
+    const struct tern_matmul gu[2] = {
+        {&w[TERN_SLOT_GATE].mat, NULL, f->gate, f->s_ff},
+        {&w[TERN_SLOT_UP].mat, NULL, f->up, f->s_ff},
+    };
+    ops->matmul(f->dev, gu, 2, f->h, f->s_embd, b->n_rows, b->n_wide);
+    ops->glu(f->dev, f->gate, f->up, f->s_ff, l->n_ff, b->n_rows, l->act == TERN_ACT_GELU_TANH);
+    const struct tern_matmul down = {&w[TERN_SLOT_DOWN].mat, NULL, f->t, f->s_embd};
+    ops->matmul(f->dev, &down, 1, f->gate, f->s_ff, b->n_rows, b->n_wide);
+    add_residual(f, b->n_rows, w[TERN_SLOT_FFN_POST_NORM].vec);
+}
+
+/* Only the rows that want logits go through the output matrix. */
+static void head(struct tern_forward *f, const struct tern_forward_batch *b)
+{
+    const struct tern_desc *d = &f->net->desc;
+    int n_wide = 0;
+    for (int i = 0; i < b->n_logit_rows; i++) {
+        int r = b->logit_rows[i];
+        n_wide += r < b->n_wide;
+        memcpy(f->t + (size_t)i * f->s_embd, f->x + (size_t)r * f->s_embd, (size_t)d->n_embd * sizeof(float));
+    }
+    f->dev->ops->norm(f->dev, f->h, f->s_embd, f->t, f->s_embd, f->net->globals[TERN_OUT_NORM].vec, d->n_embd, d->eps,
+                      b->n_logit_rows);
+    const struct tern_matmul out = {&f->net->globals[TERN_HEAD].mat, NULL, b->logits, b->logit_stride};
+    f->dev->ops->matmul(f->dev, &out, 1, f->h, f->s_embd, b->n_logit_rows, n_wide);
+    if (d->logit_cap > 0)
+        f->dev->ops->softcap(f->dev, b->logits, b->logit_stride, d->n_vocab, b->n_logit_rows, d->logit_cap);
+}
+
+void tern_forward_run(struct tern_forward *f, const struct tern_forward_batch *b)
+{
+    const struct tern_desc *d = &f->net->desc;
+    TERN_ASSERT(b->n_rows > 0 && b->n_rows <= f->max_rows && b->n_jobs <= f->max_jobs);
+    plan_stage(f, b);
+    f->dev->ops->embed(f->dev, f->x, f->s_embd, &f->net->globals[TERN_EMBED].mat, b->rows, b->n_rows, d->embed_scale);
+    for (int r = 0; r < d->n_ropes; r++)
+        f->dev->ops->rope_table(f->dev, f->cos[r], f->sin[r], d->ropes[r].freq, d->ropes[r].n_rot,
+                                d->ropes[r].magnitude, b->rows, b->n_rows);
+    for (int i = 0; i < d->n_layers; i++) {
+        attention_half(f, b, i);
+        ffn_half(f, b, i);
+    }
+    if (b->n_logit_rows)
+        head(f, b);
+}
