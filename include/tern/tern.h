@@ -168,6 +168,7 @@ TERN_API int tern_engine_open(tern_engine **out, tern_model *m, const tern_engin
 TERN_API void tern_engine_close(tern_engine **e); /* frees its sequences too */
 TERN_API int tern_engine_ctx(const tern_engine *e);
 TERN_API int tern_engine_chunk(const tern_engine *e);
+TERN_API int tern_engine_max_decode(const tern_engine *e); /* most decode rows in one step */
 TERN_API int tern_engine_threads(const tern_engine *e);
 TERN_API const tern_kv_plan *tern_engine_plan(const tern_engine *e);
 

@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <getopt.h>
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -344,7 +345,6 @@ static int help_option(const struct tern_option *o, struct tern_buf *out, tern_e
         column = 0;
     }
     TERN_TRY(tern_buf_addf(out, err, "%*s", HELP_COLUMN - column, ""));
-    start = out->len;
     TERN_TRY(tern_text_wrap(out, o->help, HELP_COLUMN, HELP_COLUMN, HELP_WIDTH, err));
     if (o->def)
         TERN_TRY(tern_buf_addf(out, err, " [%s]", o->def));

@@ -156,10 +156,10 @@ static inline void tern_group_scale(enum tern_scales scales, const struct tern_p
 {
     size_t block = (size_t)half / 2 * TERN_PANEL + (size_t)row;
     size_t super = (size_t)half / 16 * TERN_PANEL + (size_t)row;
+    *scale = 1;
     *minimum = 0;
     switch (scales) {
     case TERN_SCALES_NONE:
-        *scale = 1;
         break;
     case TERN_SCALES_F16:
         *scale = tern_f16_to_f32(v->d[block]);

@@ -70,13 +70,11 @@ struct tern_desc {
 };
 
 /* Tensors of a layer.  X(slot) */
-#define TERN_SLOT_LIST(X)                                                                                        \
-    X(ATTN_NORM)                                                                                                 \
-    X(Q)                                                                                                         \
-    X(K)                                                                                                         \
-    X(V)                                                                                                         \
-    X(O) X(Q_BIAS) X(K_BIAS) X(V_BIAS) X(O_BIAS) X(Q_NORM) X(K_NORM) X(ATTN_POST_NORM) X(FFN_NORM) X(GATE) X(UP) \
-        X(DOWN) X(FFN_POST_NORM) X(LAYER_SCALE)
+/* clang-format off */
+#define TERN_SLOT_LIST(X) \
+    X(ATTN_NORM) X(Q) X(K) X(V) X(O) X(Q_BIAS) X(K_BIAS) X(V_BIAS) X(O_BIAS) X(Q_NORM) X(K_NORM) X(ATTN_POST_NORM) \
+    X(FFN_NORM) X(GATE) X(UP) X(DOWN) X(FFN_POST_NORM)
+/* clang-format on */
 
 enum tern_slot {
 #define TERN_SLOT_ENUM(name) TERN_SLOT_##name,

@@ -10,7 +10,7 @@
 /* Integer weights of one row and block: 64 int16 in step order, in each step tokens 0 and 2, then 1 and 3 of the four
  * (a 32-bit lane's even bytes, then its odd bytes). */
 struct row_weights {
-    int16_t w[64];
+    int16_t w[64] __attribute__((aligned(16)));
     float value;   /* of weight 1 times entry 1 */
     int32_t start; /* makes up for OFFSET */
 };
@@ -88,22 +88,23 @@ KVQ_INLINE void accum_step(__m256i acc[][2], __m256i e0, __m256i e1, const int16
 KVQ_INLINE void accum_dims(float *o, const struct row_weights *r, const uint8_t *v, size_t half_bytes,
                            const float *shrink, __m256i table, int dim, const int rows, const int bits)
 {
+    const int n_words = kvq_words(bits), per_byte = kvq_per_byte(bits);
     const size_t row_stride = sizeof *r / sizeof r->w[0];
     __m256i acc[KVQ_ROWS][2];
     KVQ_UNROLL for (int i = 0; i < rows; i++) acc[i][0] = acc[i][1] = _mm256_set1_epi32(r[i].start);
     for (int half = 0; half < 2; half++) {
         const uint8_t *group = v + half * half_bytes;
         const int16_t *wh = r->w + 32 * half;
-        KVQ_UNROLL for (int w = 0; w < KVQ_WORDS(bits); w++)
+        KVQ_UNROLL for (int w = 0; w < n_words; w++)
         {
             __m256i v0 = kvq_word(group, w, bits), v1 = kvq_word(group + 32, w, bits);
             if (bits == 8) {
                 v0 = _mm256_xor_si256(v0, _mm256_set1_epi8((char)OFFSET));
                 v1 = _mm256_xor_si256(v1, _mm256_set1_epi8((char)OFFSET));
             }
-            KVQ_UNROLL for (int n = 0; n < KVQ_PER_BYTE(bits); n++)
-                accum_step(acc, kvq_step(v0, n, table, bits), kvq_step(v1, n, table, bits),
-                           wh + 4 * (w * KVQ_PER_BYTE(bits) + n), row_stride, rows);
+            KVQ_UNROLL for (int n = 0; n < per_byte; n++)
+                accum_step(acc, kvq_step(v0, n, table, bits), kvq_step(v1, n, table, bits), wh + 4 * (w * per_byte + n),
+                           row_stride, rows);
         }
     }
     KVQ_UNROLL for (int i = 0; i < rows; i++)

@@ -71,6 +71,7 @@ KVQ_INLINE void dot_step(__m256i acc[][2], __m256i e0, __m256i e1, const int8_t 
 KVQ_INLINE void score_tokens(float *s, const struct tern_kvq_query *q, const uint8_t *k, const uint16_t *head,
                              __m256i table, int dim, int i0, const int rows, const int bits)
 {
+    const int n_words = kvq_words(bits), per_byte = kvq_per_byte(bits);
     int n_blocks = tern_kvq_blocks(dim);
     __m256 out[KVQ_ROWS][2];
     KVQ_UNROLL for (int i = 0; i < rows; i++) out[i][0] = out[i][1] = _mm256_setzero_ps();
@@ -81,12 +82,12 @@ KVQ_INLINE void score_tokens(float *s, const struct tern_kvq_query *q, const uin
         for (int d = b * TERN_KVQ_BLOCK; d < d1; d += 32) {
             const uint8_t *group = k + (size_t)d * 4 * bits; /* a set of both groups is 32 * 4 * bits bytes */
             const int8_t *qd = q->q + (size_t)i0 * dim + d;
-            KVQ_UNROLL for (int w = 0; w < KVQ_WORDS(bits); w++)
+            KVQ_UNROLL for (int w = 0; w < n_words; w++)
             {
                 __m256i v0 = kvq_word(group, w, bits), v1 = kvq_word(group + 32, w, bits);
-                KVQ_UNROLL for (int n = 0; n < KVQ_PER_BYTE(bits); n++)
+                KVQ_UNROLL for (int n = 0; n < per_byte; n++)
                     dot_step(acc, kvq_step(v0, n, table, bits), kvq_step(v1, n, table, bits),
-                             qd + 4 * (w * KVQ_PER_BYTE(bits) + n), (size_t)dim, rows);
+                             qd + 4 * (w * per_byte + n), (size_t)dim, rows);
             }
         }
         __m256 f0 = kvq_scales(head + b * 64), f1 = kvq_scales(head + b * 64 + 8);

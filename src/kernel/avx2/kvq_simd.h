@@ -8,6 +8,7 @@
 #define TERN_AVX2_KVQ_SIMD_H
 
 #include <immintrin.h>
+#include <stdbool.h>
 #include <string.h>
 #include "kernel/kvq.h"
 
@@ -52,9 +53,16 @@ KVQ_INLINE __m256i kvq_word(const uint8_t *group, int w, const int bits)
     return kvq_load(group + 64 * w);
 }
 
-/* Words of a set and codes in each byte of a word. */
-#define KVQ_WORDS(bits)    ((bits) == 3 ? 4 : (bits))
-#define KVQ_PER_BYTE(bits) ((bits) == 8 ? 1 : (bits) == 2 ? 4 : 2)
+/* Words of a set (the gathered one of 3 bits included) and codes in each byte of a word. */
+KVQ_INLINE int kvq_words(const int bits)
+{
+    return bits == 3 ? 4 : bits;
+}
+
+KVQ_INLINE int kvq_per_byte(const int bits)
+{
+    return bits == 8 ? 1 : bits == 2 ? 4 : 2;
+}
 
 /* Entries of step n of a word; 8-bit codes stand for themselves. */
 KVQ_INLINE __m256i kvq_step(__m256i word, int n, __m256i table, const int bits)
@@ -106,8 +114,8 @@ void tern_kvq_score_avx2(float *s, const struct tern_kvq_query *q, const uint8_t
 void tern_kvq_accum_avx2(float *o, const float *p, const uint8_t *v, const uint16_t *head, const float *shrink,
                          const struct tern_kvq_table *tab, int dim, int n_q);
 void tern_kvq_rotate_avx2(float *x, const float *sign, int dim, int inverse);
-void tern_kvq_encode_avx2(uint8_t *codes, uint16_t *head, const float *x, const struct tern_kvq_table *tab,
-                          int matched, int dim, int n);
+void tern_kvq_encode_avx2(uint8_t *codes, uint16_t *head, const float *x, const struct tern_kvq_table *tab, int matched,
+                          int dim, int n);
 void tern_kvq_pack_k_avx2(uint8_t *k, const uint8_t *codes, int bits, int dim);
 void tern_kvq_pack_v_avx2(uint8_t *v, const uint8_t *codes, int bits, int dim);
 

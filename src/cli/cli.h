@@ -1,0 +1,122 @@
+/* cli/cli.h - what the commands of the program share.
+ *
+ * main.c finds the command and parses its options (base/options.h); cmd_*.c hold one command each.  The commands see
+ * the engine through tern/tern.h alone, as any other program would.
+ *
+ * Rules of the house for every command:
+ *   - standard output carries the product (text, one JSON object, a table) and nothing else; all talk is on stderr.
+ *   - status 0 done, 1 something failed, 2 the command line is wrong, 130 ended by Ctrl-C.
+ *   - a failure is one line, "tern: SENTENCE".
+ * A command returns 0 or a negative TERN_E* with *err filled; main.c prints it and turns it into the status.  Wrong
+ * use that only the command can see goes through tern_cli_usage. */
+#ifndef TERN_CLI_H
+#define TERN_CLI_H
+
+#include <jansson.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include "base/buf.h"
+#include "base/err.h"
+#include "base/options.h"
+#include "tern/eval.h"
+#include "tern/tern.h"
+
+/* ---- commands --------------------------------------------------------------------------------------------------- */
+
+typedef int tern_command_fn(const struct tern_args *a, tern_error *err);
+tern_command_fn tern_cmd_run, tern_cmd_chat, tern_cmd_inspect, tern_cmd_tokenize, tern_cmd_eval_logits,
+    tern_cmd_eval_ppl, tern_cmd_bench, tern_cmd_doctor, tern_cmd_generate;
+
+/* Codes of the program's own, beside TERN_E*: the command line is wrong (status 2), the user pressed Ctrl-C (130), or
+ * the failure was already reported (1). */
+enum { TERN_CLI_USAGE = -100, TERN_CLI_INTERRUPTED = -101, TERN_CLI_REPORTED = -102 };
+
+/* Fills err and returns TERN_CLI_USAGE. */
+int tern_cli_usage(tern_error *err, const char *fmt, ...) TERN_PRINTF(2, 3);
+
+/* ---- signals.c ---------------------------------------------------------------------------------------------------- */
+
+/* From here on the first Ctrl-C cancels what e is doing and the second one ends the process; NULL: Ctrl-C kills again.
+ * Each call also forgets an earlier Ctrl-C. */
+void tern_signals_watch(tern_engine *e);
+bool tern_signals_interrupted(void);
+
+/* ---- setup.c ------------------------------------------------------------------------------------------------------ */
+
+struct tern_setup {
+    tern_model *model;
+    tern_engine *engine;
+    double load_s;
+};
+/* Applies --cpu-mask, then opens the model `path` with --threads. */
+int tern_setup_model(struct tern_setup *s, const struct tern_args *a, const char *path, tern_error *err);
+/* Opens the engine by the options of `a`; layers that differ from what was asked for are reported on stderr. */
+int tern_setup_engine(struct tern_setup *s, const struct tern_args *a, int ctx, tern_error *err);
+void tern_setup_clear(struct tern_setup *s);
+
+/* The plan that was asked for, as text: --kv or its default. */
+const char *tern_setup_kv(const struct tern_args *a);
+
+/* Fills sampler parameters from the options.  *bias owns the two arrays. */
+struct tern_bias {
+    int32_t *ids;
+    float *values;
+};
+int tern_setup_sampler(tern_sampler_params *p, struct tern_bias *bias, const struct tern_args *a, tern_error *err);
+void tern_bias_clear(struct tern_bias *b);
+
+/* --stop texts, none of them empty. */
+int tern_setup_stop(tern_generate_params *p, const struct tern_args *a, tern_error *err);
+
+/* Appends the integers of a text, separated by commas or blanks, to out.  `what` names the source in messages. */
+int tern_ids_read(tern_tokens *out, const char *text, size_t n, const char *what, tern_error *err);
+
+/* ---- output.c ------------------------------------------------------------------------------------------------------ */
+
+/* Writes to standard output.  After a failure (disk full, reader gone) all further output is dropped and these return
+ * TERN_EIO, or TERN_CLI_REPORTED when the reader has simply gone away. */
+int tern_out_write(const char *text, size_t n, tern_error *err);
+int tern_out_printf(tern_error *err, const char *fmt, ...) TERN_PRINTF(2, 3);
+int tern_out_flush(tern_error *err);
+
+/* One line on stderr, "tern: ...". */
+void tern_note(const char *fmt, ...) TERN_PRINTF(1, 2);
+
+/* Text from a file made safe to show: control characters and malformed UTF-8 become '?'.  View into a ring of four
+ * buffers; long text is cut. */
+const char *tern_shown(const char *text);
+
+/* A JSON string of any bytes: malformed UTF-8 becomes U+FFFD.  NULL text gives null. */
+json_t *tern_json_text(const char *text);
+/* Prints one object (whose reference it takes) and a newline to standard output. */
+int tern_json_print(json_t *object, tern_error *err);
+
+/* "1.5 GiB" in a ring of four buffers. */
+const char *tern_size_text(double bytes);
+
+double tern_now(void); /* seconds of a monotonic clock */
+
+/* Progress bar on stderr for calls that take long; silent unless stderr is a terminal. */
+struct tern_progress {
+    const char *what; /* "prompt" */
+    double start;     /* of the first call; zero-initialise */
+    bool shown;
+};
+int tern_progress_show(void *progress, int done, int total); /* a tern_progress_fn; stops the call after Ctrl-C */
+void tern_progress_end(struct tern_progress *p);             /* wipes the bar */
+
+/* ---- report.c ------------------------------------------------------------------------------------------------------ */
+
+/* Sums over the layers of a plan, in bytes per token. */
+void tern_plan_bytes(const tern_kv_plan *p, double *bytes, double *f16_bytes);
+/* The layers that differ from what was asked for, on one stderr line; nothing when none does. */
+void tern_plan_exceptions(const tern_kv_plan *p);
+/* One line per run of equal layers, for people. */
+int tern_plan_print(const tern_kv_plan *p, FILE *to, tern_error *err);
+json_t *tern_plan_json(const tern_kv_plan *p);
+/* Machine, model and plan on stderr, for --verbose. */
+void tern_setup_print(const struct tern_setup *s);
+json_t *tern_machine_json(void);
+json_t *tern_model_json(const tern_model *m);
+
+#endif

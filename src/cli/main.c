@@ -1,0 +1,126 @@
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cli/cli.h"
+
+static tern_command_fn *const command_fns[TERN_N_COMMANDS] = {
+    [TERN_CMD_RUN] = tern_cmd_run,           [TERN_CMD_CHAT] = tern_cmd_chat,
+    [TERN_CMD_INSPECT] = tern_cmd_inspect,   [TERN_CMD_TOKENIZE] = tern_cmd_tokenize,
+    [TERN_CMD_EVAL_LOGITS] = tern_cmd_eval_logits, [TERN_CMD_EVAL_PPL] = tern_cmd_eval_ppl,
+    [TERN_CMD_BENCH] = tern_cmd_bench,       [TERN_CMD_DOCTOR] = tern_cmd_doctor,
+    [TERN_CMD_GENERATE] = tern_cmd_generate,
+};
+
+int tern_cli_usage(tern_error *err, const char *fmt, ...)
+{
+    tern_error e = {.code = TERN_CLI_USAGE};
+    va_list ap;
+    va_start(ap, fmt);
+    (void)vsnprintf(e.msg, sizeof e.msg, fmt, ap);
+    va_end(ap);
+    if (err)
+        *err = e;
+    return TERN_CLI_USAGE;
+}
+
+/* The list of commands whose names begin with `prefix`. */
+static int print_commands(const char *prefix, tern_error *err)
+{
+    int rc = 0;
+    TERN_TRY(tern_out_printf(err, "usage: tern COMMAND [options]\n\nRuns language models whose KV cache is compressed "
+                                  "and attended in place.\n\nCommands:\n"));
+    for (int i = 0; i < TERN_N_COMMANDS; i++) {
+        const struct tern_command *c = &tern_commands[i];
+        if (!c->hidden && strncmp(c->name, prefix, strlen(prefix)) == 0)
+            TERN_TRY(tern_out_printf(err, "  %-13s %s\n", c->name, c->summary));
+    }
+    TERN_TRY(tern_out_printf(err, "\nOptions:\n  -h, --help    print this text\n      --version print the version\n\n"
+                                  "'tern COMMAND --help' describes one command.\n"));
+out:
+    return rc;
+}
+
+static int print_help(const struct tern_command *c, tern_error *err)
+{
+    struct tern_buf b = {0};
+    int rc = tern_command_help(c, &b, err);
+    if (rc == 0)
+        rc = tern_out_write(b.p, b.len, err);
+    tern_buf_clear(&b);
+    return rc;
+}
+
+static bool is(const char *a, const char *b)
+{
+    return strcmp(a, b) == 0;
+}
+
+/* `tern`, `tern --help`, `tern help COMMAND`, `tern eval`, and everything that is no command. */
+static int other(int argc, char **argv, const char **hint, tern_error *err)
+{
+    int words;
+    *hint = "tern --help";
+    if (argc < 2)
+        return tern_cli_usage(err, "a command is missing");
+    if (is(argv[1], "help") && argc > 2) {
+        const struct tern_command *c = tern_command_find(argc - 1, argv + 1, &words);
+        return c ? print_help(c, err) : tern_cli_usage(err, "unknown command \"%.80s\"", argv[2]);
+    }
+    if (is(argv[1], "--help") || is(argv[1], "-h") || is(argv[1], "help"))
+        return print_commands("", err);
+    if (is(argv[1], "--version"))
+        return tern_out_printf(err, "tern %s\n", tern_version());
+    if (is(argv[1], "eval")) {
+        *hint = "tern eval --help";
+        if (argc > 2 && (is(argv[2], "--help") || is(argv[2], "-h")))
+            return print_commands("eval", err);
+        return tern_cli_usage(err, "eval wants a measurement: logits or ppl");
+    }
+    return tern_cli_usage(err, "unknown command \"%.80s\"", argv[1]);
+}
+
+static int dispatch(int argc, char **argv, const char **hint, tern_error *err)
+{
+    static char hint_text[48];
+    int words = 0;
+    const struct tern_command *c = tern_command_find(argc, argv, &words);
+    if (!c)
+        return other(argc, argv, hint, err);
+    (void)snprintf(hint_text, sizeof hint_text, "tern %s --help", c->name);
+    *hint = hint_text;
+    struct tern_args a;
+    int rc = tern_args_parse(&a, c, argc - words, argv + words, err);
+    if (rc < 0)
+        return rc == TERN_EINVAL ? TERN_CLI_USAGE : rc;
+    rc = a.v[TERN_OPT_HELP].n ? print_help(c, err) : command_fns[c->id](&a, err);
+    tern_args_clear(&a);
+    return rc;
+}
+
+int main(int argc, char **argv)
+{
+    /* A reader that goes away shows up as EPIPE where it is written, and the sequence of events stays ours. */
+    (void)signal(SIGPIPE, SIG_IGN);
+    const char *hint = "tern --help";
+    tern_error err = {0};
+    int rc = dispatch(argc, argv, &hint, &err);
+    if (rc == 0)
+        rc = tern_out_flush(&err);
+    else
+        (void)tern_out_flush(NULL);
+    switch (rc) {
+    case 0:
+        return 0;
+    case TERN_CLI_USAGE:
+        tern_note("%s; try '%s'", err.msg, hint);
+        return 2;
+    case TERN_CLI_INTERRUPTED:
+        return 130;
+    case TERN_CLI_REPORTED:
+        return 1;
+    default:
+        tern_note("%s", err.msg[0] ? err.msg : tern_err_text(rc));
+        return 1;
+    }
+}

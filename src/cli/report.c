@@ -1,0 +1,155 @@
+/* What the program says about machine, model and KV plan, for people and as JSON. */
+#include <string.h>
+
+#include "cli/cli.h"
+
+/* ---- KV plan ---------------------------------------------------------------------------------------------------------- */
+
+void tern_plan_bytes(const tern_kv_plan *p, double *bytes, double *f16_bytes)
+{
+    *bytes = *f16_bytes = 0;
+    for (int i = 0; i < tern_kv_plan_rows(p); i++) {
+        tern_kv_row r;
+        tern_kv_plan_row(p, i, &r);
+        *bytes += r.bytes_per_token;
+        *f16_bytes += r.f16_bytes_per_token;
+    }
+}
+
+static bool same_text(const char *a, const char *b)
+{
+    return a == b || (a && b && strcmp(a, b) == 0);
+}
+
+static bool same_row(const tern_kv_row *a, const tern_kv_row *b)
+{
+    return same_text(a->k, b->k) && same_text(a->v, b->v) && same_text(a->reason, b->reason) &&
+           a->n_heads == b->n_heads && a->dim_k == b->dim_k && a->dim_v == b->dim_v && a->window == b->window;
+}
+
+/* First layer after `from` whose row differs from that of `from`. */
+static int run_end(const tern_kv_plan *p, int from)
+{
+    tern_kv_row first, r;
+    tern_kv_plan_row(p, from, &first);
+    int i = from + 1;
+    for (; i < tern_kv_plan_rows(p); i++) {
+        tern_kv_plan_row(p, i, &r);
+        if (!same_row(&first, &r))
+            break;
+    }
+    return i;
+}
+
+static const char *layers_text(int from, int end)
+{
+    static char text[48];
+    if (end - from == 1)
+        (void)snprintf(text, sizeof text, "%d", from);
+    else
+        (void)snprintf(text, sizeof text, "%d-%d", from, end - 1);
+    return text;
+}
+
+void tern_plan_exceptions(const tern_kv_plan *p)
+{
+    bool any = false;
+    for (int i = 0; i < tern_kv_plan_rows(p);) {
+        tern_kv_row r;
+        tern_kv_plan_row(p, i, &r);
+        int end = run_end(p, i);
+        if (r.reason)
+            (void)fprintf(stderr, "%s layers %s k=%s,v=%s (%s)", any ? ";" : "tern: KV plan differs from --kv:",
+                          layers_text(i, end), r.k, r.v, r.reason);
+        any = any || r.reason;
+        i = end;
+    }
+    if (any)
+        (void)fputc('\n', stderr);
+}
+
+int tern_plan_print(const tern_kv_plan *p, FILE *to, tern_error *err)
+{
+    double bytes, f16;
+    tern_plan_bytes(p, &bytes, &f16);
+    int rc = 0;
+    struct tern_buf b = {0};
+    for (int i = 0; i < tern_kv_plan_rows(p);) {
+        tern_kv_row r;
+        tern_kv_plan_row(p, i, &r);
+        int end = run_end(p, i);
+        TERN_TRY(tern_buf_addf(&b, err, "  layers %-7s k=%-4s v=%-4s %d heads x %d", layers_text(i, end), r.k, r.v,
+                               r.n_heads, r.dim_k));
+        if (r.dim_v != r.dim_k)
+            TERN_TRY(tern_buf_addf(&b, err, "/%d", r.dim_v));
+        if (r.window)
+            TERN_TRY(tern_buf_addf(&b, err, ", window %d", r.window));
+        TERN_TRY(tern_buf_addf(&b, err, ", %.6g bytes per token each (16 bit: %.6g)", r.bytes_per_token,
+                               r.f16_bytes_per_token));
+        if (r.reason)
+            TERN_TRY(tern_buf_addf(&b, err, "; %s", r.reason));
+        TERN_TRY(tern_buf_addc(&b, '\n', err));
+        i = end;
+    }
+    TERN_TRY(tern_buf_addf(&b, err, "  all layers     %.6g bytes per token (16 bit: %.6g, %.2fx)\n", bytes, f16,
+                           bytes > 0 ? f16 / bytes : 0.0));
+    if (to == stdout)
+        TERN_TRY(tern_out_write(b.p, b.len, err));
+    else
+        (void)fwrite(b.p, 1, b.len, to);
+out:
+    tern_buf_clear(&b);
+    return rc;
+}
+
+json_t *tern_plan_json(const tern_kv_plan *p)
+{
+    double bytes, f16;
+    tern_plan_bytes(p, &bytes, &f16);
+    json_t *layers = json_array();
+    for (int i = 0; i < tern_kv_plan_rows(p); i++) {
+        tern_kv_row r;
+        tern_kv_plan_row(p, i, &r);
+        json_array_append_new(layers, json_pack("{si so so si si si si sf sf so}", "layer", r.layer, "k",
+                                                tern_json_text(r.k), "v", tern_json_text(r.v), "n_heads", r.n_heads,
+                                                "dim_k", r.dim_k, "dim_v", r.dim_v, "window", r.window,
+                                                "bytes_per_token", r.bytes_per_token, "f16_bytes_per_token",
+                                                r.f16_bytes_per_token, "reason", tern_json_text(r.reason)));
+    }
+    return json_pack("{sf sf so}", "bytes_per_token", bytes, "f16_bytes_per_token", f16, "layers", layers);
+}
+
+/* ---- machine and model ------------------------------------------------------------------------------------------------- */
+
+json_t *tern_machine_json(void)
+{
+    tern_machine m;
+    tern_machine_describe(&m);
+    return json_pack("{so ss ss ss si sI}", "cpu", tern_json_text(m.cpu), "isa", m.used, "isa_detected", m.detected,
+                     "version", tern_version(), "cores", m.cores, "memory_bytes", (json_int_t)m.memory_bytes);
+}
+
+json_t *tern_model_json(const tern_model *m)
+{
+    const tern_model_info *i = tern_model_get_info(m);
+    return json_pack("{so so so so si si si si si si si si sb sI sI sI}", "path", tern_json_text(i->path), "arch",
+                     tern_json_text(i->arch), "name", tern_json_text(i->name), "tokenizer",
+                     tern_json_text(i->tokenizer), "n_layers", i->n_layers, "n_embd", i->n_embd, "n_heads", i->n_heads,
+                     "n_kv_heads", i->n_kv_heads, "head_dim", i->head_dim, "n_ff", i->n_ff, "n_vocab", i->n_vocab,
+                     "ctx", i->ctx, "has_template", i->has_template, "n_params", (json_int_t)i->n_params, "file_bytes",
+                     (json_int_t)i->file_bytes, "weight_bytes", (json_int_t)i->weight_bytes);
+}
+
+void tern_setup_print(const struct tern_setup *s)
+{
+    tern_machine m;
+    tern_machine_describe(&m);
+    const tern_model_info *i = tern_model_get_info(s->model);
+    tern_note("version %s, %s, %s of %s, %d threads, %s of memory", tern_version(), tern_shown(m.cpu), m.used,
+              m.detected, tern_engine_threads(s->engine), tern_size_text((double)m.memory_bytes));
+    tern_note("%s: %s%s%s, %d layers, %.4g M parameters, %s in memory, loaded in %.2f s", tern_shown(i->path),
+              tern_shown(i->arch), i->name[0] ? " " : "", tern_shown(i->name), i->n_layers, (double)i->n_params * 1e-6,
+              tern_size_text((double)i->weight_bytes), s->load_s);
+    tern_note("context %d tokens, steps of %d, KV plan:", tern_engine_ctx(s->engine), tern_engine_chunk(s->engine));
+    (void)tern_plan_print(tern_engine_plan(s->engine), stderr, NULL);
+}

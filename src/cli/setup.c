@@ -1,0 +1,159 @@
+/* From options to open objects: what run, chat, eval, bench and doctor do alike. */
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+
+#include "cli/cli.h"
+
+int tern_setup_model(struct tern_setup *s, const struct tern_args *a, const char *path, tern_error *err)
+{
+    int rc = 0;
+    TERN_TRY(tern_set_cpu_mask(a->v[TERN_OPT_CPU_MASK].s, err));
+    double start = tern_now();
+    TERN_TRY(tern_model_open(&s->model, path, (int)a->v[TERN_OPT_THREADS].i, err));
+    s->load_s = tern_now() - start;
+out:
+    return rc;
+}
+
+const char *tern_setup_kv(const struct tern_args *a)
+{
+    if (a->v[TERN_OPT_KV].s)
+        return a->v[TERN_OPT_KV].s;
+    return a->v[TERN_OPT_EXACT].n ? "f32" : "l4";
+}
+
+int tern_setup_engine(struct tern_setup *s, const struct tern_args *a, int ctx, tern_error *err)
+{
+    int rc = 0;
+    tern_engine_params p = {
+        .n_threads = (int)a->v[TERN_OPT_THREADS].i,
+        .ctx = ctx,
+        .max_seqs = 1,
+        .chunk = (int)a->v[TERN_OPT_CHUNK].i,
+        .kv = a->v[TERN_OPT_KV].s,
+        .kv_strict = strcmp(a->v[TERN_OPT_KV_POLICY].s, "strict") == 0,
+        .exact = a->v[TERN_OPT_EXACT].n > 0,
+    };
+    TERN_TRY(tern_engine_open(&s->engine, s->model, &p, err));
+    tern_plan_exceptions(tern_engine_plan(s->engine));
+out:
+    return rc;
+}
+
+void tern_setup_clear(struct tern_setup *s)
+{
+    tern_engine_close(&s->engine);
+    tern_model_close(&s->model);
+}
+
+/* ---- sampling --------------------------------------------------------------------------------------------------------- */
+
+/* ID=VALUE */
+static int read_bias(const char *text, int32_t *id, float *value, tern_error *err)
+{
+    char *end;
+    errno = 0;
+    long long i = strtoll(text, &end, 10);
+    if (errno || end == text || *end != '=' || i < 0 || i > INT32_MAX)
+        goto bad;
+    const char *number = end + 1;
+    double v = strtod(number, &end);
+    if (end == number || *end || !(fabs(v) <= 1e6)) /* also refuses NaN */
+        goto bad;
+    *id = (int32_t)i;
+    *value = (float)v;
+    return 0;
+bad:
+    return tern_cli_usage(err, "--logit-bias must be ID=VALUE with VALUE from -1e6 to 1e6, not \"%.80s\"", text);
+}
+
+void tern_bias_clear(struct tern_bias *b)
+{
+    free(b->ids);
+    free(b->values);
+    *b = (struct tern_bias){0};
+}
+
+/* 48 random bits: short enough to type, and exact in any JSON reader. */
+static int random_seed(uint64_t *seed, tern_error *err)
+{
+    if (getrandom(seed, sizeof *seed, 0) != sizeof *seed)
+        return tern_err_set(err, TERN_EIO, "cannot draw a random seed: %s; give one with --seed", strerror(errno));
+    *seed >>= 16;
+    return 0;
+}
+
+int tern_setup_sampler(tern_sampler_params *p, struct tern_bias *bias, const struct tern_args *a, tern_error *err)
+{
+    int rc = 0;
+    const struct tern_arg *v = a->v;
+    tern_sampler_defaults(p);
+    p->temperature = (float)v[TERN_OPT_TEMP].f;
+    p->top_k = (int)v[TERN_OPT_TOP_K].i;
+    p->top_p = (float)v[TERN_OPT_TOP_P].f;
+    p->min_p = (float)v[TERN_OPT_MIN_P].f;
+    if (v[TERN_OPT_PENALTY_LAST].i != 0) { /* the library reads 0 as its default, the user means none */
+        p->repetition_penalty = (float)v[TERN_OPT_REPEAT_PENALTY].f;
+        p->presence_penalty = (float)v[TERN_OPT_PRESENCE_PENALTY].f;
+        p->frequency_penalty = (float)v[TERN_OPT_FREQUENCY_PENALTY].f;
+        p->penalty_last = (int)v[TERN_OPT_PENALTY_LAST].i;
+    }
+    p->seed = (uint64_t)v[TERN_OPT_SEED].i;
+    if (!v[TERN_OPT_SEED].n && p->temperature > 0)
+        TERN_TRY(random_seed(&p->seed, err));
+    int n = v[TERN_OPT_LOGIT_BIAS].n_items;
+    if (n) {
+        bias->ids = calloc((size_t)n, sizeof *bias->ids);
+        bias->values = calloc((size_t)n, sizeof *bias->values);
+        if (!bias->ids || !bias->values)
+            TERN_FAIL(err, TERN_ENOMEM, "cannot allocate %d logit biases", n);
+        for (int i = 0; i < n; i++)
+            TERN_TRY(read_bias(v[TERN_OPT_LOGIT_BIAS].ss[i], &bias->ids[i], &bias->values[i], err));
+        p->bias_ids = bias->ids;
+        p->bias_values = bias->values;
+        p->n_bias = n;
+    }
+out:
+    return rc;
+}
+
+int tern_setup_stop(tern_generate_params *p, const struct tern_args *a, tern_error *err)
+{
+    p->stop = a->v[TERN_OPT_STOP].ss;
+    p->n_stop = a->v[TERN_OPT_STOP].n_items;
+    for (int i = 0; i < p->n_stop; i++) {
+        if (!p->stop[i][0])
+            return tern_cli_usage(err, "--stop must not be empty");
+    }
+    return 0;
+}
+
+/* ---- ids -------------------------------------------------------------------------------------------------------------- */
+
+int tern_ids_read(tern_tokens *out, const char *text, size_t n, const char *what, tern_error *err)
+{
+    int rc = 0;
+    const char *p = text, *end = text + n;
+    while (p < end) {
+        if (*p == ',' || *p == ' ' || *p == '\n' || *p == '\r' || *p == '\t') {
+            p++;
+            continue;
+        }
+        int64_t v = 0;
+        const char *start = p;
+        while (p < end && *p >= '0' && *p <= '9' && v <= INT32_MAX)
+            v = v * 10 + (*p++ - '0');
+        bool ended = p == end || strchr(", \n\r\t", *p) != NULL;
+        if (p == start || v > INT32_MAX || !ended || (p < end && !*p)) {
+            size_t len = strcspn(start, ", \n\r\t");
+            TERN_FAIL(err, TERN_EINVAL, "%s: \"%.*s\" at byte %td is not a token id", what, (int)(len < 40 ? len : 40),
+                      start, start - text);
+        }
+        TERN_TRY(tern_tokens_push(out, (int32_t)v, err));
+    }
+out:
+    return rc;
+}

@@ -1,0 +1,135 @@
+/* The narrow class: bytes of codes times bytes of activations, up to four rows at a time on the same loaded weights.
+ *
+ * A block's dot product is gathered in 16-bit lanes as long as nothing can overflow: a maddubs of codes up to C and
+ * activations up to 127 gives at most 2*127*C, so eight of them fit for four-bit codes, four for five-bit and two for
+ * six-bit ones.  Signed weights lend their sign to the activations, which leaves room for one. */
+#include "kernel/avx2/gemm_block.h"
+#include "kernel/avx2/gemm.h"
+
+#include <string.h>
+
+#define MAX_ROWS 4
+#define AHEAD    1024 /* bytes of prefetch: the memory latency at this loop's pace */
+
+ALWAYS __m256i quad_of(const int8_t *q)
+{
+    int32_t four;
+    memcpy(&four, q, 4);
+    return _mm256_set1_epi32(four);
+}
+
+/* dot[r][g]: rows 8*h.. of the block times activation row r; g tells the halves of the block apart for K16 only. */
+ALWAYS void block_dots(enum tern_codes codes, enum tern_scales scales, const uint8_t *block, int h,
+                       const struct tern_q8_row *x, size_t at, int rows, __m256i dot[MAX_ROWS][2])
+{
+    const __m256i one = _mm256_set1_epi16(1);
+    /* Quads whose 16-bit sums may be added up: all, four or two. */
+    const int run = codes == TERN_CODES_U4 ? 8 : codes == TERN_CODES_U5 ? 4 : codes == TERN_CODES_U6 ? 2 : 1;
+    __m256i sum[MAX_ROWS];
+    for (int r = 0; r < rows; r++)
+        dot[r][0] = dot[r][1] = _mm256_setzero_si256();
+#pragma GCC unroll 8
+    for (int q = 0; q < 8; q++) {
+        __m256i c = quad_codes(codes, block, q, h);
+        __m256i mag = codes == TERN_CODES_S8 ? _mm256_abs_epi8(c) : c;
+        int g = scales == TERN_SCALES_K16 ? q / 4 : 0;
+        for (int r = 0; r < rows; r++) {
+            __m256i a = quad_of(x[r].q + at + 4 * q);
+            if (codes == TERN_CODES_S8)
+                a = _mm256_sign_epi8(a, c);
+            __m256i t = _mm256_maddubs_epi16(mag, a);
+            sum[r] = q % run ? _mm256_add_epi16(sum[r], t) : t;
+            if (q % run == run - 1)
+                dot[r][g] = _mm256_add_epi32(dot[r][g], _mm256_madd_epi16(sum[r], one));
+        }
+    }
+}
+
+/* One block's share of the chains of rows 8*h... */
+ALWAYS void add_block(enum tern_scales scales, const struct tern_panel_view *v, size_t b, int h,
+                      const struct tern_q8_row *x, int rows, int zero, __m256i dot[MAX_ROWS][2],
+                      __m256 acc[MAX_ROWS][2])
+{
+    for (int g = 0; g < (scales == TERN_SCALES_K16 ? 2 : 1); g++) {
+        __m256 scale, minimum;
+        group_scale(scales, v, 2 * b + (size_t)g, h, &scale, &minimum);
+        for (int r = 0; r < rows; r++) {
+            float sx = x[r].scale[b];
+            int32_t isum = x[r].sum16[2 * b + (size_t)g];
+            if (scales != TERN_SCALES_K16)
+                isum += x[r].sum16[2 * b + 1];
+            __m256i d = dot[r][g];
+            if (!has_minimum(scales))
+                d = _mm256_sub_epi32(d, _mm256_set1_epi32(zero * isum));
+            acc[r][h] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(d), _mm256_mul_ps(scale, _mm256_set1_ps(sx)), acc[r][h]);
+            if (has_minimum(scales))
+                acc[r][h] = _mm256_fmadd_ps(minimum, _mm256_set1_ps(sx * (float)isum), acc[r][h]);
+        }
+    }
+}
+
+/* One panel times `rows` activation rows into out[rows][16]. */
+ALWAYS void panel_dots(enum tern_codes codes, enum tern_scales scales, float *out, const struct tern_panel_view *v,
+                       int blocks, int zero, const struct tern_q8_row *x, int rows)
+{
+    const size_t unit = tern_codes_unit(codes);
+    __m256 acc[MAX_ROWS][2];
+    __m256i dot[MAX_ROWS][2];
+    for (int r = 0; r < rows; r++)
+        acc[r][0] = acc[r][1] = _mm256_setzero_ps();
+    for (size_t b = 0; b < (size_t)blocks; b++) {
+        const uint8_t *block = v->codes + b * unit;
+        for (size_t line = 0; line < unit; line += 64)
+            _mm_prefetch((const char *)block + line + AHEAD, _MM_HINT_T0);
+#pragma GCC unroll 2
+        for (int h = 0; h < 2; h++) {
+            block_dots(codes, scales, block, h, x, b * TERN_BLOCK, rows, dot);
+            add_block(scales, v, b, h, x, rows, zero, dot, acc);
+        }
+    }
+    for (int r = 0; r < rows; r++) {
+        _mm256_storeu_ps(out + r * TERN_PANEL, acc[r][0]);
+        _mm256_storeu_ps(out + r * TERN_PANEL + 8, acc[r][1]);
+    }
+}
+
+typedef void panel_fn(float *out, const struct tern_panel_view *v, int blocks, int zero, const struct tern_q8_row *x);
+
+#define ROWS_FN(c, s, n)                                                                                 \
+    static void panel_##c##_##s##_##n(float *out, const struct tern_panel_view *v, int blocks, int zero, \
+                                      const struct tern_q8_row *x)                                       \
+    {                                                                                                    \
+        panel_dots(TERN_CODES_##c, TERN_SCALES_##s, out, v, blocks, zero, x, n);                         \
+    }
+#define KIND_FNS(c, s) ROWS_FN(c, s, 1) ROWS_FN(c, s, 2) ROWS_FN(c, s, 3) ROWS_FN(c, s, 4)
+TERN_QUANT_KINDS(KIND_FNS)
+
+static panel_fn *const *panel_fns(const struct tern_packed *w)
+{
+#define KIND_ROW(c, s)                                                                                 \
+    if (w->codes == TERN_CODES_##c && w->scales == TERN_SCALES_##s) {                                  \
+        static panel_fn *const fns[] = {panel_##c##_##s##_1, panel_##c##_##s##_2, panel_##c##_##s##_3, \
+                                        panel_##c##_##s##_4};                                          \
+        return fns;                                                                                    \
+    }
+    TERN_QUANT_KINDS(KIND_ROW)
+    return NULL;
+}
+
+void tern_gemm_narrow_avx2(float *y, size_t y_stride, const struct tern_q8_row *x, int n_rows,
+                           const struct tern_packed *w, int panel0, int panel1)
+{
+    struct tern_panel_layout l = tern_panel_layout(w->codes, w->scales, w->k);
+    panel_fn *const *fns = panel_fns(w);
+    float out[MAX_ROWS * TERN_PANEL];
+    for (int p = panel0; p < panel1; p++) {
+        struct tern_panel_view v = tern_panel_view(w, &l, p);
+        int n0 = p * TERN_PANEL, cols = w->n - n0 < TERN_PANEL ? w->n - n0 : TERN_PANEL;
+        for (int r0 = 0; r0 < n_rows; r0 += MAX_ROWS) {
+            int rows = n_rows - r0 < MAX_ROWS ? n_rows - r0 : MAX_ROWS;
+            fns[rows - 1](out, &v, w->k / TERN_BLOCK, w->zero, x + r0);
+            for (int r = 0; r < rows; r++)
+                memcpy(y + (size_t)(r0 + r) * y_stride + n0, out + r * TERN_PANEL, (size_t)cols * sizeof *y);
+        }
+    }
+}

@@ -1,0 +1,404 @@
+/* Engines and sequences: opening, forking, trimming, saving; the step itself. */
+#include "run/run.h"
+
+#include <string.h>
+#include "base/cpu.h"
+#include "base/mem.h"
+
+#define MAX_THREADS 256
+#define MAX_SEQS    4096
+#define MAX_CHUNK   8192
+
+static int check_params(const tern_engine_params *p, tern_error *err)
+{
+    if (p->n_threads < 0 || p->n_threads > MAX_THREADS)
+        return tern_err_set(err, TERN_EINVAL, "threads = %d is outside 1..%d", p->n_threads, MAX_THREADS);
+    if (p->max_seqs < 0 || p->max_seqs > MAX_SEQS)
+        return tern_err_set(err, TERN_EINVAL, "sequences = %d is outside 1..%d", p->max_seqs, MAX_SEQS);
+    if (p->chunk < 0 || p->chunk > MAX_CHUNK)
+        return tern_err_set(err, TERN_EINVAL, "chunk = %d is outside 1..%d", p->chunk, MAX_CHUNK);
+    if (p->ctx < 0)
+        return tern_err_set(err, TERN_EINVAL, "context = %d is negative", p->ctx);
+    return 0;
+}
+
+static int alloc_batch(tern_engine *e, tern_error *err)
+{
+    int rc = 0;
+    TERN_TRY(tern_alloc(&e->rows, (size_t)e->chunk, sizeof *e->rows, err));
+    TERN_TRY(tern_alloc(&e->jobs, (size_t)e->max_seqs, sizeof *e->jobs, err));
+    TERN_TRY(tern_alloc(&e->logit_rows, (size_t)e->chunk, sizeof *e->logit_rows, err));
+    TERN_TRY(tern_alloc(&e->seqs, (size_t)e->max_seqs, sizeof *e->seqs, err));
+    for (int i = 0; i < e->max_seqs; i++) {
+        e->seqs[i].engine = e;
+        TERN_TRY(tern_alloc(&e->seqs[i].tokens, (size_t)e->ctx, sizeof(int32_t), err));
+        TERN_TRY(tern_alloc(&e->seqs[i].roles, (size_t)e->ctx, 1, err));
+    }
+out:
+    return rc;
+}
+
+int tern_engine_open(tern_engine **out, tern_model *m, const tern_engine_params *p, tern_error *err)
+{
+    int rc = 0;
+    tern_engine *e = NULL;
+    *out = NULL;
+    TERN_TRY(check_params(p, err));
+    if (p->ctx > m->net->desc.ctx)
+        TERN_FAIL(err, TERN_EINVAL, "context = %d is more than the %d tokens that %s was trained for", p->ctx,
+                  m->net->desc.ctx, m->path);
+    TERN_TRY(tern_alloc(&e, 1, sizeof *e, err));
+    e->model = m;
+    e->ctx = p->ctx ? p->ctx : m->net->desc.ctx;
+    e->max_seqs = p->max_seqs ? p->max_seqs : 1;
+    e->chunk = p->chunk ? p->chunk : 512;
+    if (e->chunk > e->ctx)
+        e->chunk = e->ctx;
+    e->max_narrow = e->max_seqs * 4 > 16 ? e->max_seqs * 4 : 16;
+    if (e->max_narrow > e->chunk)
+        e->max_narrow = e->chunk;
+    e->exact = p->exact;
+    TERN_TRY(tern_pool_new(&e->pool, p->n_threads ? p->n_threads : tern_cpu_cores(), 1, err));
+    TERN_TRY(tern_kv_plan_new(&e->plan, m, p->kv ? p->kv : p->exact ? "f32" : "l4", p->kv_strict, err));
+    TERN_TRY(tern_kv_cache_init(&e->cache, e->plan->layout, e->max_seqs, e->ctx, e->chunk, err));
+    TERN_TRY(tern_forward_new(&e->forward, m->net, &e->cache, e->pool, e->chunk, e->max_narrow, e->max_seqs, err));
+    TERN_TRY(alloc_batch(e, err));
+    *out = e;
+    e = NULL;
+out:
+    tern_engine_close(&e);
+    return rc;
+}
+
+void tern_engine_close(tern_engine **pe)
+{
+    if (!pe || !*pe)
+        return;
+    tern_engine *e = *pe;
+    for (int i = 0; e->seqs && i < e->max_seqs; i++) {
+        tern_free(e->seqs[i].tokens);
+        tern_free(e->seqs[i].roles);
+    }
+    tern_free(e->seqs);
+    tern_free(e->rows);
+    tern_free(e->jobs);
+    tern_free(e->logit_rows);
+    tern_free(e->logits);
+    tern_forward_free(e->forward);
+    tern_kv_cache_clear(&e->cache);
+    tern_kv_plan_free(e->plan);
+    tern_pool_free(e->pool);
+    tern_free(e);
+    *pe = NULL;
+}
+
+int tern_engine_ctx(const tern_engine *e)
+{
+    return e->ctx;
+}
+
+int tern_engine_chunk(const tern_engine *e)
+{
+    return e->chunk;
+}
+
+int tern_engine_max_decode(const tern_engine *e)
+{
+    return e->exact ? e->chunk : e->max_narrow;
+}
+
+int tern_engine_threads(const tern_engine *e)
+{
+    return tern_pool_threads(e->pool);
+}
+
+const tern_kv_plan *tern_engine_plan(const tern_engine *e)
+{
+    return e->plan;
+}
+
+void tern_engine_memory(const tern_engine *e, tern_memory *out)
+{
+    *out = (tern_memory){.kv_bytes = tern_kv_used_bytes(&e->cache),
+                         .kv_f16_bytes = tern_kv_f16_bytes(&e->cache),
+                         .scratch_bytes = tern_forward_scratch_bytes(e->forward) + e->logits_cap * sizeof(float)};
+}
+
+void tern_engine_cancel(tern_engine *e)
+{
+    atomic_store_explicit(&e->cancel, 1, memory_order_relaxed);
+}
+
+/* ---- sequences -------------------------------------------------------------------------------------------------- */
+
+/* A free slot; the KV sequence is the caller's to attach. */
+static int free_slot(tern_engine *e, tern_seq **out, tern_error *err)
+{
+    for (int i = 0; i < e->max_seqs; i++)
+        if (!e->seqs[i].kv) {
+            *out = &e->seqs[i];
+            return 0;
+        }
+    *out = NULL;
+    return tern_err_set(err, TERN_ECAPACITY, "all %d sequences of the engine are in use", e->max_seqs);
+}
+
+int tern_seq_new(tern_seq **out, tern_engine *e, tern_error *err)
+{
+    int rc = free_slot(e, out, err);
+    if (rc == 0 && (rc = tern_kv_seq_new(&e->cache, &(*out)->kv, err)) < 0)
+        *out = NULL;
+    return rc;
+}
+
+void tern_seq_free(tern_seq *s)
+{
+    if (!s || !s->kv)
+        return;
+    tern_kv_seq_free(&s->engine->cache, s->kv);
+    s->kv = NULL;
+}
+
+int tern_seq_fork(tern_seq **out, tern_seq *s, tern_error *err)
+{
+    tern_engine *e = s->engine;
+    int rc = free_slot(e, out, err);
+    if (rc < 0)
+        return rc;
+    rc = tern_kv_seq_fork(&e->cache, &(*out)->kv, s->kv, err);
+    if (rc < 0) {
+        *out = NULL;
+        return rc;
+    }
+    memcpy((*out)->tokens, s->tokens, (size_t)s->kv->n_tokens * sizeof *s->tokens);
+    memcpy((*out)->roles, s->roles, (size_t)s->kv->n_tokens);
+    return 0;
+}
+
+int tern_seq_length(const tern_seq *s)
+{
+    return s->kv->n_tokens;
+}
+
+const int32_t *tern_seq_tokens(const tern_seq *s)
+{
+    return s->tokens;
+}
+
+int tern_seq_trim(tern_seq *s, int n, tern_error *err)
+{
+    int kept;
+    if (n < 0 || n > s->kv->n_tokens)
+        return tern_err_set(err, TERN_EINVAL, "cannot trim a sequence of %d tokens to %d", s->kv->n_tokens, n);
+    int rc = tern_kv_trim(&s->engine->cache, s->kv, n, &kept, err);
+    return rc < 0 ? rc : tern_seq_replay(s, kept, n, err);
+}
+
+int tern_seq_save(const tern_seq *s, const char *path, tern_error *err)
+{
+    const tern_engine *e = s->engine;
+    struct tern_kv_snapshot_info info = {.model_digest = e->model->net->digest, .tokens = s->tokens, .roles = s->roles};
+    return tern_kv_save(&e->cache, s->kv, &info, path, err);
+}
+
+int tern_seq_load(tern_seq **out, tern_engine *e, const char *path, tern_error *err)
+{
+    int rc = 0;
+    int32_t *tokens = NULL;
+    uint8_t *roles = NULL;
+    TERN_TRY(free_slot(e, out, err));
+    tern_seq *s = *out;
+    *out = NULL;
+    TERN_TRY(tern_kv_load(&e->cache, &s->kv, e->model->net->digest, e->model->net->desc.n_vocab, path, &tokens, &roles,
+                          err));
+    memcpy(s->tokens, tokens, (size_t)s->kv->n_tokens * sizeof *tokens);
+    memcpy(s->roles, roles, (size_t)s->kv->n_tokens);
+    *out = s;
+out:
+    tern_free(tokens);
+    tern_free(roles);
+    return rc;
+}
+
+/* ---- the step --------------------------------------------------------------------------------------------------- */
+
+static int check_item(tern_engine *e, const tern_step_item *it, tern_error *err)
+{
+    if (!it->seq || it->seq->engine != e || !it->seq->kv)
+        return tern_err_set(err, TERN_EINVAL, "step: a sequence does not belong to this engine");
+    if (it->n_tokens < 1)
+        return tern_err_set(err, TERN_EINVAL, "step: a sequence comes with %d tokens", it->n_tokens);
+    for (int i = 0; i < it->n_tokens; i++)
+        if (it->tokens[i] < 0 || it->tokens[i] >= e->model->net->desc.n_vocab)
+            return tern_err_set(err, TERN_EINVAL, "token %d is outside the vocabulary of %d", it->tokens[i],
+                                e->model->net->desc.n_vocab);
+    return 0;
+}
+
+static int check_items(tern_engine *e, const tern_step_item *items, int n_items, tern_error *err)
+{
+    int rc = 0;
+    int64_t rows = 0, narrow = 0;
+    if (n_items < 1 || n_items > e->max_seqs)
+        TERN_FAIL(err, TERN_EINVAL, "step: %d sequences, the engine holds %d", n_items, e->max_seqs);
+    for (int i = 0; i < n_items; i++) {
+        TERN_TRY(check_item(e, &items[i], err));
+        for (int j = 0; j < i; j++)
+            if (items[j].seq == items[i].seq)
+                TERN_FAIL(err, TERN_EINVAL, "step: a sequence occurs twice");
+        rows += items[i].n_tokens;
+        narrow += items[i].decode && !e->exact ? items[i].n_tokens : 0;
+    }
+    if (rows > e->chunk)
+        TERN_FAIL(err, TERN_EINVAL, "step: %lld rows, the engine takes %d", (long long)rows, e->chunk);
+    if (narrow > e->max_narrow)
+        TERN_FAIL(err, TERN_EINVAL, "step: %lld decode rows, the engine takes %d", (long long)narrow, e->max_narrow);
+out:
+    return rc;
+}
+
+static int reserve_logits(tern_engine *e, const tern_step_item *items, int n_items, size_t stride, int *n_rows,
+                          tern_error *err)
+{
+    *n_rows = 0;
+    for (int i = 0; i < n_items; i++)
+        *n_rows += items[i].logits == TERN_LOGITS_ALL ? items[i].n_tokens : items[i].logits == TERN_LOGITS_LAST;
+    size_t want = (size_t)*n_rows * stride;
+    if (want <= e->logits_cap)
+        return 0;
+    tern_free(e->logits);
+    e->logits_cap = 0;
+    int rc = tern_alloc(&e->logits, want, sizeof(float), err);
+    if (rc == 0)
+        e->logits_cap = want;
+    return rc;
+}
+
+/* Rows of the items of one role, appended to the batch; order[] remembers which item each logits row belongs to. */
+static void add_rows(tern_engine *e, struct tern_forward_batch *b, const tern_step_item *it, bool wide)
+{
+    struct tern_forward_job *j = &e->jobs[b->n_jobs++];
+    int pos0 = it->seq->kv->n_tokens;
+    *j = (struct tern_forward_job){
+        .seq = it->seq->kv, .row0 = b->n_rows, .n_rows = it->n_tokens, .pos0 = pos0, .wide = wide};
+    for (int i = 0; i < it->n_tokens; i++) {
+        if (it->logits == TERN_LOGITS_ALL || (it->logits == TERN_LOGITS_LAST && i == it->n_tokens - 1))
+            e->logit_rows[b->n_logit_rows++] = b->n_rows;
+        e->rows[b->n_rows++] = (struct tern_row){it->tokens[i], pos0 + i};
+    }
+}
+
+static void build_batch(tern_engine *e, struct tern_forward_batch *b, const tern_step_item *items, int n_items)
+{
+    for (int pass = 0; pass < 2; pass++) {
+        for (int i = 0; i < n_items; i++) {
+            bool wide = e->exact || !items[i].decode;
+            if (wide == (pass == 0))
+                add_rows(e, b, &items[i], wide);
+        }
+        if (pass == 0)
+            b->n_wide = b->n_rows;
+    }
+}
+
+/* The device wants rows a multiple of 16 floats apart and prompt rows first; callers want [rows][n_vocab] in the order
+ * of their items.  Nothing moves in the usual cases: one row, or one role and a vocabulary that is a multiple of 16. */
+static int arrange_logits(tern_engine *e, const struct tern_forward_batch *b, const tern_step_item *items, int n_items,
+                          tern_error *err)
+{
+    int rc = 0, row = 0;
+    size_t vocab = (size_t)e->model->net->desc.n_vocab;
+    bool mixed = b->n_wide > 0 && b->n_wide < b->n_rows;
+    float *copy = NULL;
+    if (!mixed) {
+        for (int i = 1; b->logit_stride != vocab && i < b->n_logit_rows; i++)
+            memmove(e->logits + (size_t)i * vocab, e->logits + (size_t)i * b->logit_stride, vocab * sizeof(float));
+        return 0;
+    }
+    TERN_TRY(tern_alloc(&copy, (size_t)b->n_logit_rows * vocab + 1, sizeof(float), err));
+    int at[2] = {0, 0}; /* next device row of wide and of narrow items */
+    for (int i = 0; i < b->n_logit_rows; i++)
+        at[1] += b->logit_rows[i] < b->n_wide;
+    for (int i = 0; i < n_items; i++) {
+        int n = items[i].logits == TERN_LOGITS_ALL ? items[i].n_tokens : items[i].logits == TERN_LOGITS_LAST;
+        int *from = &at[!(e->exact || !items[i].decode)];
+        for (int r = 0; r < n; r++)
+            memcpy(copy + (size_t)row++ * vocab, e->logits + (size_t)(*from)++ * b->logit_stride,
+                   vocab * sizeof(float));
+    }
+    memcpy(e->logits, copy, (size_t)b->n_logit_rows * vocab * sizeof(float));
+out:
+    tern_free(copy);
+    return rc;
+}
+
+int tern_step(tern_engine *e, const tern_step_item *items, int n_items, const float **logits, tern_error *err)
+{
+    int rc = 0, begun = 0, n_logits;
+    size_t stride = tern_round_up((size_t)e->model->net->desc.n_vocab, 16);
+    if (logits)
+        *logits = NULL;
+    TERN_TRY(check_items(e, items, n_items, err));
+    TERN_TRY(reserve_logits(e, items, n_items, stride, &n_logits, err));
+    for (; begun < n_items; begun++)
+        TERN_TRY(tern_kv_begin(&e->cache, items[begun].seq->kv, items[begun].n_tokens, err));
+    struct tern_forward_batch b = {
+        .rows = e->rows, .jobs = e->jobs, .logit_rows = e->logit_rows, .logits = e->logits, .logit_stride = stride};
+    build_batch(e, &b, items, n_items);
+    tern_forward_run(e->forward, &b);
+    TERN_TRY(arrange_logits(e, &b, items, n_items, err));
+    for (int i = 0; i < n_items; i++) {
+        tern_seq *s = items[i].seq;
+        size_t at = (size_t)s->kv->n_tokens, n = (size_t)items[i].n_tokens;
+        memmove(s->tokens + at, items[i].tokens, n * sizeof *s->tokens);
+        memset(s->roles + at, items[i].decode, n);
+        tern_kv_commit(&e->cache, s->kv, (int)n);
+    }
+    if (logits && n_logits)
+        *logits = e->logits;
+    return 0;
+out:
+    for (int i = 0; i < begun; i++)
+        tern_kv_abort(&e->cache, items[i].seq->kv);
+    return rc;
+}
+
+int tern_seq_replay(struct tern_seq *s, int from, int to, tern_error *err)
+{
+    int rc = 0;
+    tern_engine *e = s->engine;
+    while (from < to) {
+        int n = 1, most = s->roles[from] ? tern_engine_max_decode(e) : e->chunk;
+        while (from + n < to && n < most && s->roles[from + n] == s->roles[from])
+            n++;
+        tern_step_item it = {.seq = s, .tokens = s->tokens + from, .n_tokens = n, .decode = s->roles[from]};
+        TERN_TRY(tern_step(e, &it, 1, NULL, err));
+        from += n;
+    }
+out:
+    return rc;
+}
+
+int tern_prefill(tern_engine *e, tern_seq *s, const int32_t *tokens, int n, const float **logits,
+                 tern_progress_fn *progress, void *user, tern_error *err)
+{
+    int rc = 0;
+    if (logits)
+        *logits = NULL;
+    if (n > e->ctx - s->kv->n_tokens)
+        TERN_FAIL(err, TERN_ECAPACITY, "a prompt of %d tokens does not fit: the context is %d tokens, %d are in use", n,
+                  e->ctx, s->kv->n_tokens);
+    for (int done = 0; done < n;) {
+        if (atomic_exchange_explicit(&e->cancel, 0, memory_order_relaxed))
+            TERN_FAIL(err, TERN_ECANCELLED, "cancelled after %d of %d prompt tokens", done, n);
+        int k = n - done < e->chunk ? n - done : e->chunk;
+        tern_step_item it = {.seq = s, .tokens = tokens + done, .n_tokens = k};
+        it.logits = logits && done + k == n ? TERN_LOGITS_LAST : TERN_LOGITS_NONE;
+        TERN_TRY(tern_step(e, &it, 1, logits, err));
+        done += k;
+        if (progress && progress(user, done, n))
+            TERN_FAIL(err, TERN_ECANCELLED, "cancelled after %d of %d prompt tokens", done, n);
+    }
+out:
+    return rc;
+}

@@ -1,0 +1,328 @@
+/* Opening models, and what can be asked of them: facts, text, chat prompts. */
+#include "run/run.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/sysinfo.h>
+#include "base/cpu.h"
+#include "base/mem.h"
+
+static unsigned cpu_mask = ~0u;
+static bool kernels_ready;
+
+const char *tern_version(void)
+{
+    return "0.1.0";
+}
+
+static void init_kernels(void)
+{
+    if (!kernels_ready)
+        tern_kernels_init(cpu_mask);
+    kernels_ready = true;
+}
+
+int tern_set_cpu_mask(const char *level, tern_error *err)
+{
+    int rc = tern_cpu_parse(level, &cpu_mask, err);
+    if (rc == 0)
+        tern_kernels_init(cpu_mask);
+    kernels_ready = rc == 0;
+    return rc;
+}
+
+void tern_machine_describe(tern_machine *out)
+{
+    init_kernels();
+    struct sysinfo si;
+    *out = (tern_machine){.cpu = tern_cpu_model(),
+                          .detected = tern_cpu_name(tern_cpu_detect()),
+                          .used = tern_cpu_name(tern_k.mask),
+                          .cores = tern_cpu_cores()};
+    if (sysinfo(&si) == 0)
+        out->memory_bytes = (size_t)si.totalram * si.mem_unit;
+}
+
+size_t tern_peak_memory(void)
+{
+    return tern_rss_peak();
+}
+
+/* ---- opening ---------------------------------------------------------------------------------------------------- */
+
+static void describe(tern_model *m)
+{
+    const struct tern_desc *d = &m->net->desc;
+    const struct tern_layer_desc *l = &d->layers[0];
+    m->info = (tern_model_info){
+        .path = m->path,
+        .arch = d->arch,
+        .name = m->name,
+        .tokenizer = m->tok ? tern_tokenizer_kind(m->tok) : "none",
+        .n_layers = d->n_layers,
+        .n_embd = d->n_embd,
+        .n_heads = l->n_heads,
+        .n_kv_heads = l->n_kv_heads,
+        .head_dim = l->dim_k,
+        .n_ff = l->n_ff,
+        .n_vocab = d->n_vocab,
+        .ctx = d->ctx,
+        .has_template = m->tmpl != NULL,
+        .n_params = m->net->n_params,
+        .file_bytes = tern_file_bytes(m->file),
+        .weight_bytes = m->net->memory_bytes,
+    };
+}
+
+/* The file's own template, else ChatML when the vocabulary has its two tokens, else none. */
+static int load_template(tern_model *m, tern_error *err)
+{
+    struct tern_str text;
+    char name[4200];
+    int rc = tern_file_get_str(m->file, "tokenizer.chat_template", &text, err);
+    if (rc < 0 || !m->tok)
+        return rc;
+    (void)snprintf(name, sizeof name, "%s: chat template", m->path);
+    if (text.p)
+        return tern_template_parse(&m->tmpl, name, text.p, text.n, err);
+    if (tern_tokenizer_find(m->tok, "<|im_start|>", 12) >= 0 && tern_tokenizer_find(m->tok, "<|im_end|>", 10) >= 0)
+        return tern_template_parse(&m->tmpl, "ChatML", tern_template_chatml, strlen(tern_template_chatml), err);
+    return 0;
+}
+
+static int load_text(tern_model *m, tern_error *err)
+{
+    int rc = 0;
+    TERN_TRY(tern_tokenizer_from_file(&m->tok, m->file, err));
+    if (m->tok && tern_tokenizer_n_vocab(m->tok) > m->net->desc.n_vocab)
+        TERN_FAIL(err, TERN_EFORMAT,
+                  "%s: vocabulary mismatch: tokenizer.ggml.tokens has %d entries, token_embd.weight has %d rows",
+                  m->path, tern_tokenizer_n_vocab(m->tok), m->net->desc.n_vocab);
+    TERN_TRY(load_template(m, err));
+out:
+    return rc;
+}
+
+int tern_model_open(tern_model **out, const char *path, int n_threads, tern_error *err)
+{
+    int rc = 0;
+    tern_model *m = NULL;
+    struct tern_pool *pool = NULL;
+    struct tern_str name;
+    *out = NULL;
+    init_kernels();
+    TERN_TRY(tern_alloc(&m, 1, sizeof *m, err));
+    if (snprintf(m->path, sizeof m->path, "%s", path) >= (int)sizeof m->path)
+        TERN_FAIL(err, TERN_EINVAL, "path is longer than %zu bytes", sizeof m->path - 1);
+    TERN_TRY(tern_file_open(&m->file, path, err));
+    TERN_TRY(tern_pool_new(&pool, n_threads > 0 ? n_threads : tern_cpu_cores(), 0, err));
+    TERN_TRY(tern_net_load(&m->net, m->file, pool, err));
+    TERN_TRY(load_text(m, err));
+    TERN_TRY(tern_file_get_str(m->file, "general.name", &name, err));
+    (void)snprintf(m->name, sizeof m->name, "%.*s", (int)(name.n < sizeof m->name ? name.n : sizeof m->name - 1),
+                   name.p ? name.p : "");
+    describe(m);
+    *out = m;
+    m = NULL;
+out:
+    tern_pool_free(pool);
+    tern_model_close(&m);
+    return rc;
+}
+
+void tern_model_close(tern_model **m)
+{
+    if (!m || !*m)
+        return;
+    tern_template_free((*m)->tmpl);
+    tern_tokenizer_free((*m)->tok);
+    tern_net_free((*m)->net);
+    tern_file_close(&(*m)->file);
+    tern_free(*m);
+    *m = NULL;
+}
+
+const tern_model_info *tern_model_get_info(const tern_model *m)
+{
+    return &m->info;
+}
+
+size_t tern_model_n_tensors(const tern_model *m)
+{
+    return tern_file_n_tensors(m->file);
+}
+
+void tern_model_tensor(const tern_model *m, size_t i, tern_tensor_info *out)
+{
+    const struct tern_tensor *t = tern_file_tensor_at(m->file, i);
+    *out = (tern_tensor_info){.name = t->name,
+                              .type = tern_type_name(t->type),
+                              .n_dims = t->n_dims,
+                              .file_bytes = t->n_bytes,
+                              .memory_bytes = tern_net_tensor_bytes(t)};
+    memcpy(out->dims, t->dims, sizeof out->dims);
+}
+
+/* ---- text ------------------------------------------------------------------------------------------------------- */
+
+void tern_tokens_clear(tern_tokens *t)
+{
+    tern_free(t->p);
+    *t = (tern_tokens){0};
+}
+
+static int append_ids(tern_tokens *out, const int32_t *ids, size_t n, tern_error *err)
+{
+    size_t want;
+    if (!tern_add(out->len, n, &want))
+        return tern_err_set(err, TERN_ENOMEM, "too many tokens");
+    int rc = tern_grow(&out->p, &out->cap, want, sizeof *out->p, err);
+    if (rc < 0)
+        return rc;
+    if (n)
+        memcpy(out->p + out->len, ids, n * sizeof *ids);
+    out->len = want;
+    return 0;
+}
+
+int tern_tokens_push(tern_tokens *t, int32_t id, tern_error *err)
+{
+    return append_ids(t, &id, 1, err);
+}
+
+static int need_tokenizer(const tern_model *m, tern_error *err)
+{
+    if (m->tok)
+        return 0;
+    return tern_err_set(err, TERN_EUNSUPPORTED, "%s: the model has no tokenizer; give token ids instead", m->path);
+}
+
+int tern_model_tokenize(const tern_model *m, const char *text, size_t n, unsigned flags, tern_tokens *out,
+                        tern_error *err)
+{
+    int rc = 0;
+    struct tern_ids ids = {0};
+    unsigned f = (flags & TERN_TEXT_SPECIAL ? TERN_TOK_SPECIAL : 0u) | (flags & TERN_TEXT_BOS ? TERN_TOK_BOS_EOS : 0u);
+    TERN_TRY(need_tokenizer(m, err));
+    TERN_TRY(tern_tokenize(m->tok, text, n, f, &ids, err));
+    TERN_TRY(append_ids(out, ids.p, ids.len, err));
+out:
+    tern_ids_clear(&ids);
+    return rc;
+}
+
+const char *tern_model_token(const tern_model *m, int32_t id)
+{
+    return m->tok && id >= 0 && id < tern_tokenizer_n_vocab(m->tok) ? tern_tokenizer_piece(m->tok, id) : NULL;
+}
+
+bool tern_model_is_eog(const tern_model *m, int32_t id)
+{
+    return m->tok && tern_tokenizer_is_eog(m->tok, id);
+}
+
+static const char *special_text(const tern_model *m, int32_t id)
+{
+    return id >= 0 ? tern_tokenizer_piece(m->tok, id) : "";
+}
+
+static int render(const tern_model *m, const tern_chat_turn *turns, size_t n, bool add_generation_prompt,
+                  struct tern_rendered *r, tern_error *err)
+{
+    int rc = 0;
+    struct tern_chat_message *msgs = NULL;
+    TERN_TRY(need_tokenizer(m, err));
+    if (!m->tmpl)
+        TERN_FAIL(err, TERN_EUNSUPPORTED, "%s: the model has no chat template (a base model): use --raw", m->path);
+    TERN_TRY(tern_alloc(&msgs, n, sizeof *msgs, err));
+    for (size_t i = 0; i < n; i++)
+        msgs[i] = (struct tern_chat_message){turns[i].role, turns[i].content};
+    TERN_TRY(tern_template_render(m->tmpl, msgs, n, add_generation_prompt, special_text(m, tern_tokenizer_bos(m->tok)),
+                                  special_text(m, tern_tokenizer_eos(m->tok)), NULL, r, err));
+out:
+    tern_free(msgs);
+    return rc;
+}
+
+int tern_model_chat_text(const tern_model *m, const tern_chat_turn *turns, size_t n_turns, bool add_generation_prompt,
+                         char **out, tern_error *err)
+{
+    struct tern_rendered r = {0};
+    *out = NULL;
+    int rc = render(m, turns, n_turns, add_generation_prompt, &r, err);
+    if (rc == 0) {
+        *out = r.text.p; /* the buffer is malloc'ed: hand it over */
+        r.text.p = NULL;
+        if (!*out && !(*out = calloc(1, 1)))
+            rc = tern_err_set(err, TERN_ENOMEM, "out of memory");
+    }
+    tern_rendered_clear(&r);
+    return rc;
+}
+
+int tern_model_chat_tokens(const tern_model *m, const tern_chat_turn *turns, size_t n_turns, size_t first,
+                           bool add_generation_prompt, tern_tokens *out, tern_error *err)
+{
+    int rc = 0;
+    struct tern_rendered whole = {0}, head = {0};
+    struct tern_ids ids = {0}, old = {0};
+    TERN_TRY(render(m, turns, n_turns, add_generation_prompt, &whole, err));
+    TERN_TRY(tern_tokenize_rendered(m->tok, &whole, &ids, err));
+    if (first) {
+        TERN_TRY(render(m, turns, first, false, &head, err));
+        TERN_TRY(tern_tokenize_rendered(m->tok, &head, &old, err));
+        if (old.len > ids.len || memcmp(old.p, ids.p, old.len * sizeof *ids.p) != 0)
+            TERN_FAIL(err, TERN_EMISMATCH, "the chat template rewrites earlier turns");
+    }
+    TERN_TRY(append_ids(out, ids.p + old.len, ids.len - old.len, err));
+out:
+    tern_rendered_clear(&whole);
+    tern_rendered_clear(&head);
+    tern_ids_clear(&ids);
+    tern_ids_clear(&old);
+    return rc;
+}
+
+struct tern_stream {
+    struct tern_detok d;
+    struct tern_buf text;
+};
+
+int tern_stream_new(tern_stream **out, const tern_model *m, bool special, tern_error *err)
+{
+    int rc = 0;
+    *out = NULL;
+    TERN_TRY(need_tokenizer(m, err));
+    TERN_TRY(tern_alloc(out, 1, sizeof **out, err));
+    tern_detok_init(&(*out)->d, m->tok, special);
+out:
+    return rc;
+}
+
+void tern_stream_free(tern_stream *s)
+{
+    if (!s)
+        return;
+    tern_buf_clear(&s->text);
+    tern_free(s);
+}
+
+static int stream_result(tern_stream *s, int rc, const char **text, size_t *n)
+{
+    *text = s->text.p ? s->text.p : "";
+    *n = rc < 0 ? 0 : s->text.len;
+    return rc;
+}
+
+int tern_stream_push(tern_stream *s, int32_t id, const char **text, size_t *n, tern_error *err)
+{
+    tern_buf_reset(&s->text);
+    return stream_result(s, tern_detok_push(&s->d, id, &s->text, err), text, n);
+}
+
+int tern_stream_finish(tern_stream *s, const char **text, size_t *n, tern_error *err)
+{
+    tern_buf_reset(&s->text);
+    return stream_result(s, tern_detok_finish(&s->d, &s->text, err), text, n);
+}

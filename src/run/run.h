@@ -1,0 +1,58 @@
+/* run/run.h - behind the public header: models, engines, sequences.  For src/run and src/eval only.
+ *
+ * The engine is the only mutator of its KV cache and its device; it belongs to one thread at a time.  A step never
+ * allocates except to widen the logits buffer, which happens before anything has changed. */
+#ifndef TERN_RUN_H
+#define TERN_RUN_H
+
+#include <stdatomic.h>
+#include "base/pool.h"
+#include "file/file.h"
+#include "kv/kv.h"
+#include "model/model.h"
+#include "tern/tern.h"
+#include "text/text.h"
+
+struct tern_model {
+    struct tern_file *file;
+    struct tern_net *net;
+    struct tern_tokenizer *tok; /* NULL: token ids only */
+    struct tern_template *tmpl; /* NULL: base model */
+    tern_model_info info;
+    char path[4096];
+    char name[256];
+};
+
+struct tern_seq {
+    tern_engine *engine;
+    struct tern_kv_seq *kv; /* NULL while the slot is free */
+    int32_t *tokens;        /* [ctx] */
+    uint8_t *roles;         /* [ctx] 1 = decode row */
+};
+
+struct tern_engine {
+    tern_model *model; /* borrowed */
+    struct tern_pool *pool;
+    struct tern_kv_plan *plan;
+    struct tern_kv_cache cache;
+    struct tern_forward *forward;
+    struct tern_seq *seqs; /* [max_seqs] */
+    int ctx, max_seqs, chunk, max_narrow;
+    bool exact;
+    atomic_int cancel;
+    /* The batch being built. */
+    struct tern_row *rows;         /* [chunk] */
+    struct tern_forward_job *jobs; /* [max_seqs] */
+    int *logit_rows;               /* [chunk] */
+    float *logits;
+    size_t logits_cap; /* floats */
+};
+
+struct tern_kv_plan {
+    struct tern_kv_layout *layout;
+};
+
+/* What the step loop uses when a sequence goes back into a closed page: the tokens [from, to) again, in their roles. */
+int tern_seq_replay(struct tern_seq *s, int from, int to, tern_error *err);
+
+#endif
