@@ -4,7 +4,13 @@
  * GGUF v2/v3 today, one file or a split set; the structure leaves room for other containers, which fill the same two
  * tables.  Everything that a file says is checked before it is believed: counts against the bytes that are left,
  * products with overflow checks, offsets against the file's size, tensors against each other.  After tern_file_open
- * succeeded, every pointer handed out is valid for its stated length until tern_file_close.
+ * succeeded, every pointer handed out is valid for its stated length until tern_file_close.  Only the bytes of tensors
+ * are not looked at: a NaN scale is found when weights are packed.
+ *
+ * A split set reads as one file: the metadata is that of its first part (later parts only say which part they are),
+ * the tensors are those of all parts in order.
+ *
+ * A file that another program truncates while it is mapped kills the reader (SIGBUS); replace model files by renaming.
  *
  * Thread: any, read-only after open.  Errors name the file, the field and the byte offset. */
 #ifndef TERN_FILE_H
@@ -38,7 +44,8 @@ enum tern_type {
 
 #define TERN_MAX_DIMS 4
 
-/* Name of a type ("Q4_K"); for an id that tern does not read, the name other programs give it, or "type 99". */
+/* Name of a type ("Q4_K"); for an id that tern does not read, the name other programs give it, or "type 99" (that text
+ * is valid until the same thread's next call). */
 const char *tern_type_name(int type);
 /* Elements and bytes of one block; 0 for an unknown type. */
 int tern_type_elems(int type);
@@ -79,7 +86,15 @@ struct tern_file;
 int tern_file_open(struct tern_file **out, const char *path, tern_error *err);
 void tern_file_close(struct tern_file **f); /* accepts NULL and *f == NULL; sets *f NULL */
 
+/* The same for a file that lies in memory: `bytes` are borrowed until close, `name` stands in messages for the path.
+ * A part of a split set is refused. */
+int tern_file_open_memory(struct tern_file **out, const void *bytes, size_t n_bytes, const char *name,
+                          tern_error *err);
+
+/* As given to open. */
 const char *tern_file_path(const struct tern_file *f);
+/* Path of the part that holds tensor `t` of this file; together with t->file_offset it places an error. */
+const char *tern_file_tensor_path(const struct tern_file *f, const struct tern_tensor *t);
 /* Sum of the sizes of all parts in bytes. */
 size_t tern_file_bytes(const struct tern_file *f);
 
@@ -93,7 +108,8 @@ const struct tern_meta *tern_file_meta_at(const struct tern_file *f, size_t i);
 const struct tern_meta *tern_file_meta(const struct tern_file *f, const char *key); /* NULL when absent; O(1) */
 
 /* Typed reads.  A missing key returns the default (get_*) or fails naming the key (need_*); a value of the wrong type
- * or outside [min, max] always fails, naming file, key and offset. */
+ * or outside [min, max] always fails, naming file, key and offset.  get_float also takes integers, and refuses NaN and
+ * infinities. */
 int tern_file_get_int(const struct tern_file *f, const char *key, int64_t def, int64_t min, int64_t max, int64_t *out,
                       tern_error *err);
 int tern_file_need_int(const struct tern_file *f, const char *key, int64_t min, int64_t max, int64_t *out,

@@ -22,8 +22,8 @@
 #include "base/err.h"
 #include "text/text.h"
 
-#define JINJA_MAX_SOURCE ((size_t)4 << 20)   /* bytes of template text */
-#define JINJA_MAX_NEST 100                   /* brackets and tags inside each other, in the parser */
+#define JINJA_MAX_SOURCE ((size_t)1 << 20)   /* bytes of template text */
+#define JINJA_MAX_NEST 300                   /* grammar rules inside each other in the parser; a bracket costs three */
 #define JINJA_MAX_TREE 400                   /* height of an expression tree: a + b + c + ... grows to the left */
 #define JINJA_MAX_DEPTH 2000                 /* nested evaluations at run time, macro calls included */
 #define JINJA_MAX_VALUE_DEPTH 200            /* lists in lists when printed, compared or dumped */

@@ -521,7 +521,7 @@ static int parse_unary(struct jparse *p, bool with_filters, struct jnode **out)
     int line = current(p)->line;
     bool minus = tern_jparse_is_op(p, '-');
     if (++p->nest > JINJA_MAX_NEST)
-        return tern_jparse_fail(p, TERN_ELIMIT, line, "expressions are nested more than %d deep", JINJA_MAX_NEST);
+        return tern_jparse_fail(p, TERN_ELIMIT, line, "expressions are nested more than %d deep", JINJA_MAX_NEST / 3);
     if (minus || tern_jparse_is_op(p, '+')) {
         p->at++;
         JTRY(tern_jparse_node(p, minus ? JN_NEG : JN_POS, line, out));
@@ -624,7 +624,7 @@ static int parse_level(struct jparse *p, enum level min, struct jnode **out)
 {
     int line = current(p)->line;
     if (++p->nest > JINJA_MAX_NEST)
-        return tern_jparse_fail(p, TERN_ELIMIT, line, "expressions are nested more than %d deep", JINJA_MAX_NEST);
+        return tern_jparse_fail(p, TERN_ELIMIT, line, "expressions are nested more than %d deep", JINJA_MAX_NEST / 3);
     if (min <= LV_NOT && tern_jparse_skip_name(p, "not")) {
         JTRY(tern_jparse_node(p, JN_NOT, line, out));
         JTRY(parse_level(p, LV_NOT, &(*out)->a));
@@ -657,7 +657,7 @@ int tern_jparse_expr(struct jparse *p, struct jnode **out)
 {
     int line = current(p)->line;
     if (++p->nest > JINJA_MAX_NEST)
-        return tern_jparse_fail(p, TERN_ELIMIT, line, "expressions are nested more than %d deep", JINJA_MAX_NEST);
+        return tern_jparse_fail(p, TERN_ELIMIT, line, "expressions are nested more than %d deep", JINJA_MAX_NEST / 3);
     JTRY(parse_level(p, LV_OR, out));
     while (tern_jparse_skip_name(p, "if")) {
         struct jnode *n;

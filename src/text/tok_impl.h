@@ -97,6 +97,7 @@ struct tern_tokenizer {
     struct tern_tok_map by_piece; /* every token */
     struct tern_tok_map by_bytes; /* normal tokens; empty where the algorithm does not ask */
     int32_t byte_id[256];         /* token of a single byte, or -1 */
+    bool all_bytes;               /* byte_id has no -1 */
     struct tern_tok_trie added;
     /* byte-level BPE */
     struct tern_pretok *pretok;
@@ -226,7 +227,7 @@ struct tern_tok_work {
     size_t cap_sym;
     uint64_t *heap;
     size_t cap_heap;
-    struct tern_tok_memo *memo; /* NULL for short texts */
+    struct tern_tok_memo *memo; /* NULL where it does not pay: short texts; unknown tokens that depend on context */
     struct tern_pretok_run run;
     bool after_unknown; /* the id added last stands for unknown text */
     bool after_added; /* at the start or behind an added token: where a prefix space belongs */

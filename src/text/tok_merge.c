@@ -37,7 +37,7 @@ static inline uint32_t pair_rank(const struct tern_tokenizer *t, int32_t left, i
     }
 }
 
-/* Length of the first symbol of p[0..n) and its id; -1 when it has no token. */
+/* Length of the first symbol of p[0..n) and its id; -1 for a byte that byte-level BPE leaves out. */
 static inline size_t first_symbol(const struct tern_tokenizer *t, const char *p, size_t n, int32_t *id)
 {
     if (!t->spm) {
@@ -132,7 +132,7 @@ static bool split_short(const struct tern_tokenizer *t, struct short_word *s, co
             return false;
         s->begin[s->n] = (uint32_t)i;
         i += first_symbol(t, word + i, n - i, &s->id[s->n]);
-        s->n++;
+        s->n += s->id[s->n] != -1;
     }
     s->begin[s->n] = (uint32_t)n;
     return true;
@@ -204,9 +204,10 @@ static int split_long(struct tern_tok_work *w, const char *word, size_t n, size_
         struct tern_tok_sym *s = &w->sym[k];
         *s = (struct tern_tok_sym){.prev = (int32_t)k - 1, .next = (int32_t)k + 1, .begin = (uint32_t)i};
         i += first_symbol(w->t, word + i, n - i, &s->id);
-        k++;
+        k += s->id != -1;
     }
-    w->sym[k - 1].next = -1;
+    if (k > 0)
+        w->sym[k - 1].next = -1;
     /* Every merge takes one entry out and puts at most two in, so twice the symbols is enough. */
     TERN_TRY(tern_grow(&w->heap, &w->cap_heap, 2 * k, sizeof *w->heap, err));
     *n_sym = k;
@@ -217,10 +218,9 @@ out:
 static void merge_long(struct tern_tok_work *w, const char *word, size_t n, size_t n_sym)
 {
     size_t n_heap = 0;
-    for (size_t i = 0; i + 1 < n_sym; i++)
+    for (size_t i = 0; i < n_sym; i++)
         if (long_pair(w, word, n, (int32_t)i))
             w->heap[n_heap++] = heap_key(w, (int32_t)i);
-    w->sym[n_sym - 1].pair_rank = TERN_TOK_NO_RANK;
     for (size_t i = n_heap / 2; i-- > 0;)
         heap_sift(w->heap, n_heap, i);
     while (n_heap > 0) {
@@ -258,7 +258,7 @@ static int merge_word(struct tern_tok_work *w, const char *word, size_t n, tern_
     size_t n_sym;
     TERN_TRY(split_long(w, word, n, &n_sym, err));
     merge_long(w, word, n, n_sym);
-    for (int32_t i = 0; i >= 0; i = w->sym[i].next) {
+    for (int32_t i = n_sym > 0 ? 0 : -1; i >= 0; i = w->sym[i].next) {
         const struct tern_tok_sym *sym = &w->sym[i];
         size_t end = sym->next < 0 ? n : w->sym[sym->next].begin;
         TERN_TRY(emit(w, sym->id, word + sym->begin, end - sym->begin, err));
@@ -296,8 +296,6 @@ int tern_tok_word(struct tern_tok_work *w, int source, size_t at, size_t n, tern
     int rc = 0;
     const struct tern_tokenizer *t = w->t;
     const char *word = source_text(w, source) + at;
-    if (n == 1 && !t->spm)
-        return emit(w, t->byte_id[(uint8_t)*word], word, 1, err);
     if (t->ignore_merges) {
         int32_t id = tern_tok_map_get(&t->by_bytes, &t->bytes, word, n);
         if (id >= 0)
@@ -315,7 +313,7 @@ int tern_tok_word(struct tern_tok_work *w, int source, size_t at, size_t n, tern
     size_t first = w->ids->len;
     TERN_TRY(merge_word(w, word, n, err));
     size_t made = w->ids->len - first;
-    if (first <= UINT32_MAX && made <= UINT8_MAX && !w->after_unknown)
+    if (first <= UINT32_MAX && made <= UINT8_MAX)
         *m = (struct tern_tok_memo){.hash = (uint32_t)(hash >> 32),
                                     .text = (uint32_t)at,
                                     .ids = (uint32_t)first,

@@ -14,7 +14,7 @@
 #include "base/fp16.h"
 #include "base/rng.h"
 
-#define POISON   0xCB
+#define POISON   0xFF
 #define MAX_BUFS 64
 #define RED_ZONE 256
 #define PAGE     4096
@@ -396,46 +396,44 @@ static int by_value(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* Seconds per call of about 2 ms of calls, at least one. */
-static double time_calls(const struct check_timing *t)
+/* Runs `fn` for at least 2 ms; seconds and work per call. */
+static void time_calls(double (*fn)(void *), void *ctx, double *sec, double *work)
 {
     double t0 = now(), t1;
     int n = 0;
+    *work = 0;
     do {
-        t->fn(t->ctx);
+        *work += fn(ctx);
         n++;
         t1 = now();
     } while (t1 - t0 < 2e-3);
-    return (t1 - t0) / n;
+    *sec = (t1 - t0) / n;
+    *work /= n;
 }
 
-/* Work per second of the roof, likewise. */
-static double roof_rate(const struct check_timing *t)
+static double rate_of(double (*fn)(void *), void *ctx)
 {
-    double t0 = now(), t1, work = 0;
-    do {
-        work += t->roof(t->roof_ctx);
-        t1 = now();
-    } while (t1 - t0 < 2e-3);
-    return work / (t1 - t0);
+    double sec, work;
+    time_calls(fn, ctx, &sec, &work);
+    return work / sec;
 }
 
-static void report_bench(const struct check_timing *t, int level, double *sec, double *share)
+static void report_bench(const struct check_timing *t, int level, double *sec, double *rate, double *share)
 {
     qsort(sec, ROUNDS, sizeof *sec, by_value);
+    qsort(rate, ROUNDS, sizeof *rate, by_value);
     qsort(share, ROUNDS, sizeof *share, by_value);
-    double med = sec[ROUNDS / 2], lo = sec[0], hi = sec[ROUNDS - 1], rate = t->work / med * 1e-9;
+    double med = sec[ROUNDS / 2] * 1e9, lo = sec[0] * 1e9, hi = sec[ROUNDS - 1] * 1e9, r = rate[ROUNDS / 2] * 1e-9;
     if (st.json) {
         printf("%s{\"bench\":\"%s\",\"level\":\"%s\",\"ns\":%.1f,\"ns_min\":%.1f,\"ns_max\":%.1f,\"rate\":%.3f,"
                "\"unit\":\"G%s/s\"",
-               st.n_benches ? "," : "", t->label, level_name(level), med * 1e9, lo * 1e9, hi * 1e9, rate, t->unit);
+               st.n_benches ? "," : "", t->label, level_name(level), med, lo, hi, r, t->unit);
         if (t->roof)
             printf(",\"share\":%.3f,\"share_min\":%.3f,\"share_max\":%.3f", share[ROUNDS / 2], share[0],
                    share[ROUNDS - 1]);
         printf("}");
     } else {
-        printf("%-40s %-7s %12.0f ns [%.0f-%.0f] %8.2f G%s/s", t->label, level_name(level), med * 1e9, lo * 1e9,
-               hi * 1e9, rate, t->unit);
+        printf("%-34s %-6s %11.0f ns [%.0f-%.0f] %7.2f G%s/s", t->label, level_name(level), med, lo, hi, r, t->unit);
         if (t->roof)
             printf("  %3.0f %% of roof [%.0f-%.0f]", 100 * share[ROUNDS / 2], 100 * share[0], 100 * share[ROUNDS - 1]);
         printf("\n");
@@ -448,23 +446,25 @@ void check_bench(const struct check_timing *t)
 {
     if (st.only && !strstr(t->label, st.only))
         return;
-    static double sec[4][ROUNDS], share[4][ROUNDS];
+    static double sec[4][ROUNDS], rate[4][ROUNDS], share[4][ROUNDS];
     for (int i = 0; i < st.n_levels; i++) { /* warm-up */
         use_level(i);
         t->fn(t->ctx);
     }
     for (int r = 0; r < ROUNDS; r++) {
         for (int i = 0; i < st.n_levels; i++) {
+            double work;
             use_level(i);
-            double roof = t->roof ? roof_rate(t) : 0;
-            sec[i][r] = time_calls(t);
             /* The limit before and after the call, so that a change of clock falls on both sides. */
-            roof = t->roof ? 0.5 * (roof + roof_rate(t)) : 1;
-            share[i][r] = t->work / sec[i][r] / roof;
+            double before = t->roof ? rate_of(t->roof, t->roof_ctx) : 1;
+            time_calls(t->fn, t->ctx, &sec[i][r], &work);
+            double after = t->roof ? rate_of(t->roof, t->roof_ctx) : 1;
+            rate[i][r] = work / sec[i][r];
+            share[i][r] = rate[i][r] / (0.5 * (before + after));
         }
     }
     for (int i = 0; i < st.n_levels; i++)
-        report_bench(t, i, sec[i], share[i]);
+        report_bench(t, i, sec[i], rate[i], share[i]);
 }
 
 static void run_benches(void)

@@ -43,8 +43,9 @@ void check_fail(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
  * Some buffers are deliberately not aligned to 2 * align. */
 void *check_buf(size_t bytes, size_t align);
 
-/* Poison is a byte that makes floats, halves and integers implausible.  check_unwritten fails the case when a byte of
- * the range is not poison any more: for padding between rows and columns that the contract leaves alone. */
+/* Poison is a byte that makes every float a NaN, so that padding which takes part in arithmetic shows.  check_unwritten
+ * fails the case when a byte of the range is not poison any more: for padding between rows and columns that the
+ * contract leaves alone. */
 void check_poison(void *p, size_t bytes);
 bool check_unwritten(const char *what, const void *p, size_t bytes);
 
@@ -89,12 +90,11 @@ bool check_budget(const char *what, const float *got, const double *oracle, cons
 /* ---- benches ---- */
 
 struct check_timing {
-    const char *label;     /* "gemm.wide F16 512x4096x4096" */
-    void (*fn)(void *ctx); /* one call, through tern_k */
+    const char *label;    /* "gemm.wide F16 512x4096x4096" */
+    double (*fn)(void *); /* one call, through tern_k; returns the work it did, in `unit` */
     void *ctx;
-    double work;            /* per call: bytes or floating-point operations */
     const char *unit;       /* "B" or "FLOP" */
-    double (*roof)(void *); /* the limit, measured in the same rounds: does some work, returns how much; or NULL */
+    double (*roof)(void *); /* the limit, measured in the same rounds; likewise; or NULL */
     void *roof_ctx;
 };
 void check_bench(const struct check_timing *t);

@@ -1,0 +1,117 @@
+/* tern eval logits, tern eval ppl. */
+#include <string.h>
+
+#include "cli/cli.h"
+
+#define MAX_TEXT_BYTES ((size_t)1 << 30)
+
+/* ---- logits ------------------------------------------------------------------------------------------------------------ */
+
+static int read_ids(tern_tokens *ids, const char *spec, tern_error *err)
+{
+    int rc = 0;
+    struct tern_buf b = {0};
+    if (spec[0] != '@') {
+        rc = tern_ids_read(ids, spec, strlen(spec), "--ids", err);
+    } else {
+        TERN_TRY(tern_buf_read_file(&b, spec + 1, MAX_TEXT_BYTES, err));
+        rc = tern_ids_read(ids, b.p, b.len, spec + 1, err);
+    }
+    if (rc == 0 && ids->len == 0)
+        TERN_FAIL(err, TERN_EINVAL, "--ids: no token ids");
+out:
+    tern_buf_clear(&b);
+    return rc;
+}
+
+static int check_ids(const tern_tokens *ids, int n_vocab, int ctx, tern_error *err)
+{
+    for (size_t i = 0; i < ids->len; i++) {
+        if (ids->p[i] >= n_vocab)
+            return tern_err_set(err, TERN_EINVAL, "--ids: token %d (number %zu) is outside the vocabulary of %d",
+                                ids->p[i], i, n_vocab);
+    }
+    if (ids->len > (size_t)ctx)
+        return tern_err_set(err, TERN_ELIMIT, "--ids: %zu tokens and the context holds %d (-c)", ids->len, ctx);
+    return 0;
+}
+
+int tern_cmd_eval_logits(const struct tern_args *a, tern_error *err)
+{
+    int rc = 0;
+    struct tern_setup s = {0};
+    tern_tokens ids = {0};
+    TERN_TRY(read_ids(&ids, a->v[TERN_OPT_IDS].s, err));
+    TERN_TRY(tern_setup_model(&s, a, a->v[TERN_OPT_MODEL].s, err));
+    TERN_TRY(tern_setup_engine(&s, a, (int)a->v[TERN_OPT_CTX].i, err));
+    TERN_TRY(check_ids(&ids, tern_model_get_info(s.model)->n_vocab, tern_engine_ctx(s.engine), err));
+    if (a->v[TERN_OPT_VERBOSE].n)
+        tern_setup_print(&s);
+    tern_signals_watch(s.engine);
+    rc = tern_eval_logits(s.engine, ids.p, (int)ids.len, a->v[TERN_OPT_DECODE_ROWS].n > 0, a->v[TERN_OPT_LOGITS_OUT].s,
+                          err);
+    if (rc == TERN_ECANCELLED)
+        rc = TERN_CLI_INTERRUPTED;
+out:
+    tern_signals_watch(NULL);
+    tern_setup_clear(&s);
+    tern_tokens_clear(&ids);
+    return rc;
+}
+
+/* ---- perplexity -------------------------------------------------------------------------------------------------------- */
+
+static int report_ppl(const struct tern_setup *s, const struct tern_args *a, int ctx, const tern_ppl *p, double seconds,
+                      tern_error *err)
+{
+    if (!a->v[TERN_OPT_JSON].n)
+        return tern_out_printf(err, "perplexity %.4f (nll %.6f +- %.6f, %lld tokens in %d chunks of %d, KV %s)\n",
+                               p->ppl, p->nll, p->stderr_nll, (long long)p->n_tokens, p->n_chunks, ctx,
+                               tern_setup_kv(a));
+    double bytes, f16;
+    tern_plan_bytes(tern_engine_plan(s->engine), &bytes, &f16);
+    json_t *kv = json_pack("{so sf sf}", "spec", tern_json_text(tern_setup_kv(a)), "bytes_per_token", bytes,
+                           "f16_bytes_per_token", f16);
+    return tern_json_print(json_pack("{sf sf sf sI si si sf so sI}", "ppl", p->ppl, "nll", p->nll, "stderr_nll",
+                                     p->stderr_nll, "n_tokens", (json_int_t)p->n_tokens, "n_chunks", p->n_chunks, "ctx",
+                                     ctx, "seconds", seconds, "kv", kv, "peak_memory_bytes",
+                                     (json_int_t)tern_peak_memory()),
+                           err);
+}
+
+int tern_cmd_eval_ppl(const struct tern_args *a, tern_error *err)
+{
+    int rc = 0;
+    struct tern_setup s = {0};
+    struct tern_buf text = {0};
+    tern_tokens ids = {0};
+    struct tern_progress bar = {.what = "perplexity"};
+    tern_ppl ppl;
+    TERN_TRY(tern_buf_read_file(&text, a->v[TERN_OPT_PPL_FILE].s, MAX_TEXT_BYTES, err));
+    TERN_TRY(tern_setup_model(&s, a, a->v[TERN_OPT_MODEL].s, err));
+    int ctx = (int)a->v[TERN_OPT_PPL_CTX].i, trained = tern_model_get_info(s.model)->ctx;
+    if (!a->v[TERN_OPT_PPL_CTX].n && trained > 0 && trained < ctx)
+        ctx = trained;
+    /* BOS belongs in front of every chunk, so the chunks get it and the text does not. */
+    TERN_TRY(tern_model_tokenize(s.model, text.p, text.len, 0, &ids, err));
+    if (ids.len < (size_t)ctx)
+        TERN_FAIL(err, TERN_EINVAL, "%s: %zu tokens do not fill one chunk of %d (-c)", a->v[TERN_OPT_PPL_FILE].s,
+                  ids.len, ctx);
+    TERN_TRY(tern_setup_engine(&s, a, ctx, err));
+    if (a->v[TERN_OPT_VERBOSE].n)
+        tern_setup_print(&s);
+    tern_signals_watch(s.engine);
+    double start = tern_now();
+    rc = tern_eval_ppl(s.engine, ids.p, (int64_t)ids.len, ctx, true, tern_progress_show, &bar, &ppl, err);
+    tern_progress_end(&bar);
+    if (rc == TERN_ECANCELLED)
+        rc = TERN_CLI_INTERRUPTED;
+    if (rc == 0)
+        rc = report_ppl(&s, a, ctx, &ppl, tern_now() - start, err);
+out:
+    tern_signals_watch(NULL);
+    tern_setup_clear(&s);
+    tern_tokens_clear(&ids);
+    tern_buf_clear(&text);
+    return rc;
+}

@@ -1,0 +1,227 @@
+/* tern run: one prompt, one text. */
+#include <string.h>
+#include <unistd.h>
+
+#include "cli/cli.h"
+
+#define MAX_PROMPT_BYTES ((size_t)1 << 28)
+
+struct run {
+    const struct tern_args *a;
+    struct tern_setup setup;
+    struct tern_buf prompt; /* text */
+    tern_tokens ids;
+    tern_seq *seq;
+    struct tern_bias bias;
+    tern_generate_params params;
+    tern_generate_result result;
+    tern_finish finish;
+    bool json, interrupted;
+    struct tern_buf text; /* the reply, kept with --json */
+    char last;            /* last byte written */
+    struct tern_progress bar;
+    int write_rc; /* why on_text stopped the generation */
+    tern_error write_err;
+};
+
+/* ---- prompt ----------------------------------------------------------------------------------------------------------- */
+
+static int read_prompt(struct run *r, tern_error *err)
+{
+    const struct tern_arg *text = &r->a->v[TERN_OPT_PROMPT], *file = &r->a->v[TERN_OPT_FILE];
+    if (text->n && file->n)
+        return tern_cli_usage(err, "-p and -f exclude each other");
+    if (!text->n && !file->n)
+        return tern_cli_usage(err, "a prompt is missing: -p TEXT or -f FILE");
+    if (r->a->v[TERN_OPT_RAW].n && r->a->v[TERN_OPT_SYSTEM].n)
+        return tern_cli_usage(err, "--raw and --system exclude each other");
+    if (text->n)
+        return tern_buf_add(&r->prompt, text->s, strlen(text->s), err);
+    return tern_buf_read_file(&r->prompt, file->s, MAX_PROMPT_BYTES, err);
+}
+
+static int render_prompt(struct run *r, tern_error *err)
+{
+    const char *nul = memchr(r->prompt.p, 0, r->prompt.len);
+    if (nul)
+        return tern_err_set(err, TERN_EINVAL, "the prompt has a NUL byte at offset %td; only --raw can take it",
+                            nul - r->prompt.p);
+    tern_chat_turn turns[2];
+    size_t n = 0;
+    if (r->a->v[TERN_OPT_SYSTEM].n)
+        turns[n++] = (tern_chat_turn){"system", r->a->v[TERN_OPT_SYSTEM].s};
+    turns[n++] = (tern_chat_turn){"user", r->prompt.p};
+    return tern_model_chat_tokens(r->setup.model, turns, n, 0, true, &r->ids, err);
+}
+
+static int prompt_tokens(struct run *r, tern_error *err)
+{
+    int rc = 0;
+    bool raw = r->a->v[TERN_OPT_RAW].n > 0;
+    if (!raw && tern_model_get_info(r->setup.model)->has_template)
+        return render_prompt(r, err);
+    if (r->a->v[TERN_OPT_SYSTEM].n)
+        TERN_FAIL(err, TERN_EUNSUPPORTED, "--system needs a chat template and the model has none");
+    TERN_TRY(tern_model_tokenize(r->setup.model, r->prompt.p, r->prompt.len, TERN_TEXT_SPECIAL | TERN_TEXT_BOS, &r->ids,
+                                 err));
+    if (!raw)
+        tern_note("the model has no chat template: the prompt is continued as it stands (--raw)");
+out:
+    return rc;
+}
+
+static int check_prompt(const struct run *r, tern_error *err)
+{
+    int ctx = tern_engine_ctx(r->setup.engine);
+    if (r->ids.len == 0)
+        return tern_err_set(err, TERN_EINVAL, "the prompt is empty");
+    if (r->ids.len > (size_t)ctx)
+        return tern_err_set(err, TERN_ELIMIT, "the prompt has %zu tokens and the context holds %d (-c)", r->ids.len,
+                            ctx);
+    return 0;
+}
+
+/* ---- generation ------------------------------------------------------------------------------------------------------- */
+
+static int on_text(void *user, const char *text, size_t n)
+{
+    struct run *r = user;
+    tern_progress_end(&r->bar);
+    if (n && r->json) {
+        r->write_rc = tern_buf_add(&r->text, text, n, &r->write_err);
+    } else if (n) {
+        r->last = text[n - 1];
+        r->write_rc = tern_out_write(text, n, &r->write_err);
+        if (r->write_rc == 0)
+            r->write_rc = tern_out_flush(&r->write_err);
+    }
+    return r->write_rc < 0 || tern_signals_interrupted();
+}
+
+static int on_prefill(void *user, int done, int total)
+{
+    return tern_progress_show(&((struct run *)user)->bar, done, total);
+}
+
+static int generate(struct run *r, tern_error *err)
+{
+    r->params.max_tokens = (int)r->a->v[TERN_OPT_MAX_TOKENS].i;
+    r->params.ignore_eog = r->a->v[TERN_OPT_IGNORE_EOS].n > 0;
+    r->params.on_text = on_text;
+    r->params.on_prefill = on_prefill;
+    r->params.user = r;
+    r->bar.what = "prompt";
+    r->result.last = -1;
+    tern_signals_watch(r->setup.engine);
+    int rc = tern_generate(r->setup.engine, r->seq, r->ids.p, (int)r->ids.len, &r->params, &r->result, err);
+    r->interrupted = tern_signals_interrupted();
+    tern_signals_watch(NULL);
+    tern_progress_end(&r->bar);
+    if (r->write_rc < 0) {
+        if (err)
+            *err = r->write_err;
+        return r->write_rc;
+    }
+    return rc == TERN_ECANCELLED ? 0 : rc;
+}
+
+/* ---- report ------------------------------------------------------------------------------------------------------------- */
+
+static const char *finish_text(const struct run *r)
+{
+    if (r->interrupted)
+        return "cancelled";
+    switch (r->result.finish) {
+    case TERN_FINISH_LENGTH:
+        return "length";
+    case TERN_FINISH_EOG:
+    case TERN_FINISH_STOP:
+        return "stop";
+    case TERN_FINISH_CONTEXT:
+        return "context";
+    case TERN_FINISH_CALLBACK:
+        break;
+    }
+    return "callback";
+}
+
+static double rate(int n, double seconds)
+{
+    return n > 0 && seconds > 0 ? n / seconds : 0;
+}
+
+static int print_json(const struct run *r, tern_error *err)
+{
+    const tern_generate_result *g = &r->result;
+    double bytes, f16;
+    tern_plan_bytes(tern_engine_plan(r->setup.engine), &bytes, &f16);
+    tern_memory memory;
+    tern_engine_memory(r->setup.engine, &memory);
+    json_t *usage = json_pack("{si si si}", "prompt_tokens", g->n_prompt, "completion_tokens", g->n_generated,
+                              "total_tokens", g->n_prompt + g->n_generated);
+    json_t *timings =
+        json_pack("{sf sf sf sf sf}", "load_s", r->setup.load_s, "prompt_s", g->prompt_s, "prompt_tokens_per_s",
+                  rate(g->n_prompt, g->prompt_s), "decode_s", g->decode_s, "decode_tokens_per_s",
+                  rate(g->n_generated, g->decode_s));
+    json_t *kv = json_pack("{so sf sf sI sI}", "spec", tern_json_text(tern_setup_kv(r->a)), "bytes_per_token", bytes,
+                           "f16_bytes_per_token", f16, "bytes", (json_int_t)memory.kv_bytes, "f16_bytes",
+                           (json_int_t)memory.kv_f16_bytes);
+    json_t *text = json_stringn(r->text.p ? r->text.p : "", r->text.len);
+    return tern_json_print(json_pack("{so ss so so so sI sI}", "text", text, "finish_reason", finish_text(r), "usage",
+                                     usage, "timings", timings, "kv", kv, "seed",
+                                     (json_int_t)r->params.sampler.seed, "peak_memory_bytes",
+                                     (json_int_t)tern_peak_memory()),
+                           err);
+}
+
+static int report(struct run *r, tern_error *err)
+{
+    if (r->json)
+        return print_json(r, err);
+    int rc = 0;
+    const tern_generate_result *g = &r->result;
+    double bytes, f16;
+    tern_plan_bytes(tern_engine_plan(r->setup.engine), &bytes, &f16);
+    if (isatty(STDOUT_FILENO) && r->last && r->last != '\n')
+        TERN_TRY(tern_out_write("\n", 1, err));
+    TERN_TRY(tern_out_flush(err));
+    tern_note("prompt %d tokens, %.1f/s; text %d tokens, %.1f/s; KV %.0f bytes per token (16 bit: %.0f, %.2fx); peak "
+              "memory %s",
+              g->n_prompt, rate(g->n_prompt, g->prompt_s), g->n_generated, rate(g->n_generated, g->decode_s), bytes,
+              f16, bytes > 0 ? f16 / bytes : 0.0, tern_size_text((double)tern_peak_memory()));
+    if (!r->interrupted && g->finish == TERN_FINISH_CONTEXT)
+        tern_note("the context of %d tokens is full", tern_engine_ctx(r->setup.engine));
+out:
+    return rc;
+}
+
+int tern_cmd_run(const struct tern_args *a, tern_error *err)
+{
+    int rc = 0;
+    struct run r = {.a = a, .json = a->v[TERN_OPT_JSON].n > 0};
+    TERN_TRY(read_prompt(&r, err));
+    TERN_TRY(tern_setup_sampler(&r.params.sampler, &r.bias, a, err));
+    TERN_TRY(tern_setup_stop(&r.params, a, err));
+    TERN_TRY(tern_setup_model(&r.setup, a, a->v[TERN_OPT_MODEL].s, err));
+    TERN_TRY(prompt_tokens(&r, err));
+    TERN_TRY(tern_setup_engine(&r.setup, a, (int)a->v[TERN_OPT_CTX].i, err));
+    TERN_TRY(check_prompt(&r, err));
+    if (a->v[TERN_OPT_VERBOSE].n) {
+        tern_setup_print(&r.setup);
+        if (r.params.sampler.temperature > 0)
+            tern_note("seed %llu", (unsigned long long)r.params.sampler.seed);
+    }
+    TERN_TRY(tern_seq_new(&r.seq, r.setup.engine, err));
+    TERN_TRY(generate(&r, err));
+    TERN_TRY(report(&r, err));
+    if (r.interrupted)
+        rc = TERN_CLI_INTERRUPTED;
+out:
+    tern_seq_free(r.seq);
+    tern_setup_clear(&r.setup);
+    tern_bias_clear(&r.bias);
+    tern_tokens_clear(&r.ids);
+    tern_buf_clear(&r.prompt);
+    tern_buf_clear(&r.text);
+    return rc;
+}

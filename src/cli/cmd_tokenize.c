@@ -1,0 +1,76 @@
+/* tern tokenize: text to ids and back. */
+#include <string.h>
+
+#include "cli/cli.h"
+
+#define MAX_TEXT_BYTES ((size_t)1 << 30)
+
+static int print_ids(const tern_tokens *ids, tern_error *err)
+{
+    int rc = 0;
+    for (size_t i = 0; i < ids->len; i++)
+        TERN_TRY(tern_out_printf(err, "%s%d", i ? "," : "", ids->p[i]));
+    TERN_TRY(tern_out_printf(err, "\n"));
+out:
+    return rc;
+}
+
+static int print_table(const tern_model *m, const tern_tokens *ids, tern_error *err)
+{
+    int rc = 0;
+    for (size_t i = 0; i < ids->len; i++) {
+        const char *spelling = tern_model_token(m, ids->p[i]);
+        TERN_TRY(tern_out_printf(err, "%d\t%s\n", ids->p[i], spelling ? tern_shown(spelling) : ""));
+    }
+out:
+    return rc;
+}
+
+static int encode(const tern_model *m, const struct tern_args *a, const struct tern_buf *in, tern_error *err)
+{
+    int rc = 0;
+    tern_tokens ids = {0};
+    unsigned flags = a->v[TERN_OPT_NO_SPECIAL].n ? 0 : TERN_TEXT_SPECIAL | TERN_TEXT_BOS;
+    TERN_TRY(tern_model_tokenize(m, in->p, in->len, flags, &ids, err));
+    TERN_TRY(a->v[TERN_OPT_TOKEN_IDS].n ? print_ids(&ids, err) : print_table(m, &ids, err));
+out:
+    tern_tokens_clear(&ids);
+    return rc;
+}
+
+static int decode(const tern_model *m, const struct tern_args *a, const struct tern_buf *in, tern_error *err)
+{
+    int rc = 0;
+    tern_tokens ids = {0};
+    tern_stream *stream = NULL;
+    const char *text;
+    size_t n;
+    TERN_TRY(tern_ids_read(&ids, in->p, in->len, "standard input", err));
+    TERN_TRY(tern_stream_new(&stream, m, a->v[TERN_OPT_NO_SPECIAL].n == 0, err));
+    for (size_t i = 0; i < ids.len; i++) {
+        TERN_TRY(tern_stream_push(stream, ids.p[i], &text, &n, err));
+        TERN_TRY(tern_out_write(text, n, err));
+    }
+    TERN_TRY(tern_stream_finish(stream, &text, &n, err));
+    TERN_TRY(tern_out_write(text, n, err));
+out:
+    tern_stream_free(stream);
+    tern_tokens_clear(&ids);
+    return rc;
+}
+
+int tern_cmd_tokenize(const struct tern_args *a, tern_error *err)
+{
+    int rc = 0;
+    tern_model *m = NULL;
+    struct tern_buf in = {0};
+    if (a->v[TERN_OPT_DECODE].n && a->v[TERN_OPT_TOKEN_IDS].n)
+        TERN_TRY(tern_cli_usage(err, "--ids and --decode exclude each other"));
+    TERN_TRY(tern_model_open(&m, a->v[TERN_OPT_MODEL].s, 0, err));
+    TERN_TRY(tern_buf_read_file(&in, "-", MAX_TEXT_BYTES, err));
+    TERN_TRY(a->v[TERN_OPT_DECODE].n ? decode(m, a, &in, err) : encode(m, a, &in, err));
+out:
+    tern_buf_clear(&in);
+    tern_model_close(&m);
+    return rc;
+}

@@ -1,0 +1,170 @@
+/* One reply: prefill, then pick - accept - show - step until something ends it. */
+#include "run/run.h"
+
+#include <string.h>
+#include <time.h>
+#include "base/buf.h"
+#include "base/mem.h"
+
+static double now(void)
+{
+    struct timespec t;
+    (void)clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* Text between the stream and the caller: what might be the beginning of a stop string waits here. */
+struct outlet {
+    const tern_generate_params *p;
+    struct tern_buf held;
+    bool stopped; /* a stop string was found */
+    bool refused; /* the callback asked to end */
+};
+
+static void show(struct outlet *o, const char *text, size_t n)
+{
+    if (n && o->p->on_text && !o->refused && o->p->on_text(o->p->user, text, n))
+        o->refused = true;
+}
+
+/* Byte offset of the first stop string in the held text, or its length. */
+static size_t find_stop(const struct outlet *o)
+{
+    size_t first = o->held.len;
+    for (int i = 0; i < o->p->n_stop; i++) {
+        size_t n = strlen(o->p->stop[i]);
+        const char *at = n && o->held.p ? memmem(o->held.p, o->held.len, o->p->stop[i], n) : NULL;
+        if (at && (size_t)(at - o->held.p) < first)
+            first = (size_t)(at - o->held.p);
+    }
+    return first;
+}
+
+/* Length of the longest end of the held text that a stop string begins with. */
+static size_t longest_prefix(const struct outlet *o)
+{
+    size_t best = 0;
+    for (int i = 0; i < o->p->n_stop; i++) {
+        size_t n = strlen(o->p->stop[i]);
+        for (size_t k = n ? n - 1 : 0; k > best; k--)
+            if (k <= o->held.len && memcmp(o->held.p + o->held.len - k, o->p->stop[i], k) == 0)
+                best = k;
+    }
+    return best;
+}
+
+static int outlet_push(struct outlet *o, const char *text, size_t n, tern_error *err)
+{
+    int rc = tern_buf_add(&o->held, text, n, err);
+    if (rc < 0)
+        return rc;
+    size_t at = find_stop(o);
+    if (at < o->held.len) {
+        o->stopped = true;
+        show(o, o->held.p, at);
+        tern_buf_reset(&o->held);
+        return 0;
+    }
+    size_t keep = longest_prefix(o), out = o->held.len - keep;
+    show(o, o->held.p, out);
+    if (out && keep)
+        memmove(o->held.p, o->held.p + out, keep);
+    o->held.len = keep;
+    return 0;
+}
+
+static int check_generate(const tern_engine *e, const tern_seq *s, int n_prompt, const tern_generate_params *p,
+                          tern_error *err)
+{
+    if (n_prompt < 1)
+        return tern_err_set(err, TERN_EINVAL, "the prompt is empty");
+    if (p->max_tokens < -1)
+        return tern_err_set(err, TERN_EINVAL, "number of tokens = %d is negative", p->max_tokens);
+    if (n_prompt > e->ctx - tern_seq_length(s))
+        return tern_err_set(err, TERN_ECAPACITY,
+                            "a prompt of %d tokens does not fit: the context is %d tokens, %d are in use", n_prompt,
+                            e->ctx, tern_seq_length(s));
+    return 0;
+}
+
+/* The token loop.  logits: of the last prompt token. */
+static int decode(tern_engine *e, tern_seq *s, tern_sampler *sampler, tern_stream *stream, struct outlet *o,
+                  const float *logits, tern_generate_result *r, tern_error *err)
+{
+    int rc = 0;
+    const tern_generate_params *p = o->p;
+    const char *text;
+    size_t n;
+    while (p->max_tokens < 0 || r->n_generated < p->max_tokens) {
+        if (atomic_exchange_explicit(&e->cancel, 0, memory_order_relaxed))
+            TERN_FAIL(err, TERN_ECANCELLED, "cancelled after %d tokens", r->n_generated);
+        int32_t id = tern_sampler_pick(sampler, logits);
+        if (!p->ignore_eog && tern_model_is_eog(e->model, id)) {
+            r->finish = TERN_FINISH_EOG;
+            r->last = id;
+            break;
+        }
+        if (tern_seq_length(s) == e->ctx) {
+            r->finish = TERN_FINISH_CONTEXT;
+            break;
+        }
+        tern_sampler_accept(sampler, id);
+        r->n_generated++;
+        if (stream) {
+            TERN_TRY(tern_stream_push(stream, id, &text, &n, err));
+            TERN_TRY(outlet_push(o, text, n, err));
+        }
+        bool last = o->stopped || o->refused || r->n_generated == p->max_tokens;
+        tern_step_item it = {.seq = s,
+                             .tokens = &id,
+                             .n_tokens = 1,
+                             .decode = true,
+                             .logits = last ? TERN_LOGITS_NONE : TERN_LOGITS_LAST};
+        TERN_TRY(tern_step(e, &it, 1, &logits, err));
+        if (o->stopped || o->refused) {
+            r->finish = o->stopped ? TERN_FINISH_STOP : TERN_FINISH_CALLBACK;
+            r->last = id;
+            break;
+        }
+    }
+out:
+    return rc;
+}
+
+int tern_generate(tern_engine *e, tern_seq *s, const int32_t *prompt, int n_prompt, const tern_generate_params *p,
+                  tern_generate_result *result, tern_error *err)
+{
+    int rc = 0;
+    tern_sampler *sampler = NULL;
+    tern_stream *stream = NULL;
+    struct outlet o = {.p = p};
+    const float *logits;
+    tern_generate_result r = {.finish = TERN_FINISH_LENGTH, .n_prompt = n_prompt, .last = -1};
+    double start = now(), mid = start;
+    TERN_TRY(check_generate(e, s, n_prompt, p, err));
+    TERN_TRY(tern_sampler_new(&sampler, e->model->net->desc.n_vocab, &p->sampler, err));
+    if (e->model->tok)
+        TERN_TRY(tern_stream_new(&stream, e->model, false, err));
+    TERN_TRY(tern_prefill(e, s, prompt, n_prompt, &logits, p->on_prefill, p->user, err));
+    for (int i = 0; i < n_prompt; i++)
+        tern_sampler_accept(sampler, prompt[i]);
+    mid = now();
+    TERN_TRY(decode(e, s, sampler, stream, &o, logits, &r, err));
+    if (stream && !o.stopped) {
+        const char *text;
+        size_t n;
+        TERN_TRY(tern_stream_finish(stream, &text, &n, err));
+        TERN_TRY(outlet_push(&o, text, n, err));
+        if (!o.stopped) /* nothing can complete the stop string any more */
+            show(&o, o.held.p, o.held.len);
+    }
+out:
+    r.prompt_s = (rc < 0 && mid == start ? now() : mid) - start;
+    r.decode_s = rc < 0 && mid == start ? 0 : now() - mid;
+    if (result)
+        *result = r;
+    tern_buf_clear(&o.held);
+    tern_stream_free(stream);
+    tern_sampler_free(sampler);
+    return rc;
+}

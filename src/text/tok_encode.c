@@ -1,0 +1,176 @@
+/* From text to ids: added tokens, fragments between them, words inside a fragment (tok_impl.h has the picture). */
+#include "text/tok_impl.h"
+
+#include <string.h>
+
+enum { MEMO_PAYS = 256 }; /* bytes of text from which on clearing the memo costs less than it saves */
+
+static bool has_block_mark(const char *p, size_t n)
+{
+    return memmem(p, n, "\xE2\x96\x81", 3) != NULL;
+}
+
+/* ---- byte-level BPE ----------------------------------------------------------------------------------------- */
+
+/* Well-formed UTF-8 without added tokens. */
+static int encode_bpe_text(struct tern_tok_work *w, size_t begin, size_t n, tern_error *err)
+{
+    int rc = 0;
+    int source = TERN_TOK_SOURCE_TEXT;
+    if (w->t->nfc && !tern_nfc_quick(w->text + begin, n)) {
+        size_t at = w->copy.len;
+        TERN_TRY(tern_nfc(w->text + begin, n, &w->copy, err));
+        source = TERN_TOK_SOURCE_COPY;
+        begin = at;
+        n = w->copy.len - at;
+    }
+    const char *text = (source == TERN_TOK_SOURCE_TEXT ? w->text : w->copy.p) + begin;
+    for (size_t i = 0; i < n;) {
+        size_t end = n;
+        TERN_TRY(tern_pretok_next(w->t->pretok, &w->run, text, n, i, &end, err));
+        TERN_TRY(tern_tok_word(w, source, begin + i, end - i, err));
+        i = end;
+    }
+out:
+    return rc;
+}
+
+/* A byte that is not UTF-8 is a word of its own, so the regex never sees it. */
+static int encode_bpe(struct tern_tok_work *w, size_t begin, size_t end, tern_error *err)
+{
+    int rc = 0;
+    while (begin < end) {
+        size_t n = tern_utf8_valid(w->text + begin, end - begin);
+        if (n == 0)
+            TERN_TRY(tern_tok_word(w, TERN_TOK_SOURCE_TEXT, begin, n = 1, err));
+        else
+            TERN_TRY(encode_bpe_text(w, begin, n, err));
+        begin += n;
+    }
+out:
+    return rc;
+}
+
+/* ---- score BPE ---------------------------------------------------------------------------------------------- */
+
+/* Appends the fragment to w->copy with the prefix space and with U+2581 as what it means, a space. */
+static int copy_spm(struct tern_tok_work *w, const char *p, size_t n, bool prefix, tern_error *err)
+{
+    int rc = 0;
+    if (prefix)
+        TERN_TRY(tern_buf_addc(&w->copy, ' ', err));
+    while (n > 0) {
+        const char *mark = memmem(p, n, "\xE2\x96\x81", 3);
+        size_t plain = mark ? (size_t)(mark - p) : n;
+        TERN_TRY(tern_buf_add(&w->copy, p, plain, err));
+        p += plain;
+        n -= plain;
+        if (mark) {
+            TERN_TRY(tern_buf_addc(&w->copy, ' ', err));
+            p += 3;
+            n -= 3;
+        }
+    }
+out:
+    return rc;
+}
+
+static int encode_spm(struct tern_tok_work *w, size_t begin, size_t end, tern_error *err)
+{
+    int rc = 0;
+    int source = TERN_TOK_SOURCE_TEXT;
+    bool prefix = w->t->add_space_prefix && w->after_added;
+    if (prefix || has_block_mark(w->text + begin, end - begin)) {
+        size_t at = w->copy.len;
+        TERN_TRY(copy_spm(w, w->text + begin, end - begin, prefix, err));
+        source = TERN_TOK_SOURCE_COPY;
+        begin = at;
+        end = w->copy.len;
+    }
+    const char *text = source == TERN_TOK_SOURCE_TEXT ? w->text : w->copy.p;
+    for (size_t i = begin; i < end;) {
+        size_t k = i + 1;
+        while (k < end && !(text[k] == ' ' && w->t->cut_after[(uint8_t)text[k - 1]]))
+            k++;
+        TERN_TRY(tern_tok_word(w, source, i, k - i, err));
+        i = k;
+    }
+out:
+    return rc;
+}
+
+/* ---- both --------------------------------------------------------------------------------------------------- */
+
+static int encode_fragment(struct tern_tok_work *w, size_t begin, size_t end, tern_error *err)
+{
+    if (begin == end)
+        return 0;
+    int rc = w->t->spm ? encode_spm(w, begin, end, err) : encode_bpe(w, begin, end, err);
+    w->after_added = false;
+    return rc;
+}
+
+int tern_tok_encode(const struct tern_tokenizer *t, const char *text, size_t n, const struct tern_span *spans,
+                    size_t n_spans, struct tern_ids *ids, tern_error *err)
+{
+    int rc = 0;
+    size_t first = ids->len;
+    struct tern_tok_work w = {.t = t, .ids = ids, .text = text, .after_added = true};
+    struct tern_tok_scan scan = {.t = t, .text = text, .n = n, .spans = spans, .n_spans = n_spans};
+    if (n > TERN_TOK_MAX_TEXT)
+        TERN_FAIL(err, TERN_ELIMIT, "a text of %zu bytes is longer than the tokenizer's limit of %d", n,
+                  TERN_TOK_MAX_TEXT);
+    if (t->pretok)
+        TERN_TRY(tern_pretok_begin(t->pretok, &w.run, err));
+    if (n >= MEMO_PAYS && (t->all_bytes || !t->spm))
+        TERN_TRY(tern_alloc(&w.memo, TERN_TOK_MEMO_SIZE, sizeof *w.memo, err));
+    for (size_t i = 0; i < n;) {
+        struct tern_tok_match m = tern_tok_scan_next(&scan, i);
+        TERN_TRY(encode_fragment(&w, i, m.begin, err));
+        if (m.id >= 0) {
+            TERN_TRY(tern_ids_add(ids, m.id, err));
+            w.after_added = true;
+            w.after_unknown = false;
+        }
+        i = m.end;
+    }
+out:
+    if (rc < 0)
+        ids->len = first;
+    tern_pretok_end(&w.run);
+    tern_buf_clear(&w.copy);
+    tern_free(w.sym);
+    tern_free(w.heap);
+    tern_free(w.memo);
+    return rc;
+}
+
+int tern_tok_add_bos(const struct tern_tokenizer *t, struct tern_ids *ids, size_t first, tern_error *err)
+{
+    if (!t->add_bos || (ids->len > first && ids->p[first] == t->bos))
+        return 0;
+    int rc = tern_ids_add(ids, t->bos, err);
+    if (rc < 0)
+        return rc;
+    memmove(ids->p + first + 1, ids->p + first, (ids->len - 1 - first) * sizeof *ids->p);
+    ids->p[first] = t->bos;
+    return 0;
+}
+
+int tern_tokenize(const struct tern_tokenizer *t, const char *text, size_t n, unsigned flags, struct tern_ids *ids,
+                  tern_error *err)
+{
+    int rc = 0;
+    size_t first = ids->len;
+    struct tern_span whole = {.begin = 0, .end = n, .user = !(flags & TERN_TOK_SPECIAL)};
+    TERN_TRY(tern_tok_encode(t, text, n, &whole, 1, ids, err));
+    if (flags & TERN_TOK_BOS_EOS) {
+        TERN_TRY(tern_tok_add_bos(t, ids, first, err));
+        if (t->add_eos)
+            TERN_TRY(tern_ids_add(ids, t->eos, err));
+    }
+out:
+    if (rc < 0)
+        ids->len = first;
+    return rc;
+}

@@ -1,0 +1,492 @@
+#include "checkasm.h"
+
+#include <float.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include "kernel/pack.h"
+
+struct format {
+    const char *name;
+    enum tern_codes codes;
+    enum tern_scales scales;
+    int zero;
+    int step; /* k is a multiple of this */
+};
+
+static const struct format formats[] = {
+    {"F32", TERN_CODES_F32, TERN_SCALES_NONE, 0, 1},     {"F16", TERN_CODES_F16, TERN_SCALES_NONE, 0, 1},
+    {"BF16", TERN_CODES_BF16, TERN_SCALES_NONE, 0, 1},   {"U4.F16", TERN_CODES_U4, TERN_SCALES_F16, 8, 32},
+    {"U4.F16M", TERN_CODES_U4, TERN_SCALES_F16M, 0, 32}, {"U4.K32", TERN_CODES_U4, TERN_SCALES_K32, 0, 256},
+    {"U5.F16", TERN_CODES_U5, TERN_SCALES_F16, 16, 32},  {"U5.F16M", TERN_CODES_U5, TERN_SCALES_F16M, 0, 32},
+    {"U5.K32", TERN_CODES_U5, TERN_SCALES_K32, 0, 256},  {"U6.K16", TERN_CODES_U6, TERN_SCALES_K16, 32, 256},
+    {"S8.F16", TERN_CODES_S8, TERN_SCALES_F16, 0, 32},
+};
+#define N_FORMATS ((int)(sizeof formats / sizeof *formats))
+
+/* ---- made-up weights ---- */
+
+/* Fills a region of f16 values with finite numbers of the given kind. */
+static void fill_halves(uint8_t *p, size_t bytes, enum check_fill kind)
+{
+    check_fill_f16((uint16_t *)(void *)p, bytes / 2, kind);
+}
+
+static void fill_panel(const struct tern_packed *w, const struct tern_panel_layout *l, uint8_t *p, enum check_fill kind)
+{
+    size_t supers = (size_t)w->k / TERN_SUPER * TERN_PANEL * 2, blocks = (size_t)w->k / TERN_BLOCK * TERN_PANEL * 2;
+    check_fill_bytes(p, l->bytes);
+    size_t elems = (size_t)w->k * TERN_PANEL;
+    if (w->codes == TERN_CODES_F32)
+        check_fill_f32((float *)(void *)p, elems, kind);
+    else if (w->codes == TERN_CODES_F16)
+        fill_halves(p, elems * 2, kind);
+    else if (w->codes == TERN_CODES_BF16) {
+        for (size_t i = 0; i < elems; i++) {
+            float f;
+            check_fill_f32(&f, 1, kind);
+            ((uint16_t *)(void *)p)[i] = tern_f32_to_bf16(f);
+        }
+    }
+    size_t d = w->scales == TERN_SCALES_K32 || w->scales == TERN_SCALES_K16 ? supers : blocks;
+    if (l->d)
+        fill_halves(p + l->d, d, kind);
+    if (l->m)
+        fill_halves(p + l->m, d, kind);
+}
+
+static struct tern_packed make_weights(const struct format *f, int n, int k, enum check_fill kind)
+{
+    struct tern_packed w = {f->codes, f->scales, f->zero, n, k, 0, NULL};
+    struct tern_panel_layout l = tern_panel_layout(f->codes, f->scales, k);
+    w.panel_bytes = l.bytes;
+    size_t bytes = (size_t)tern_panels(&w) * l.bytes + TERN_VEC;
+    uint8_t *data = check_buf(bytes, 64);
+    for (int p = 0; p < tern_panels(&w); p++)
+        fill_panel(&w, &l, data + (size_t)p * l.bytes, kind);
+    check_fill_bytes(data + bytes - TERN_VEC, TERN_VEC);
+    w.data = data;
+    return w;
+}
+
+/* Scale, minimum and code of weight (row, i), in double; float codes have scale 1. */
+static void weight_parts(const struct tern_packed *w, int row, int i, double *scale, double *minimum, double *code)
+{
+    struct tern_panel_layout l = tern_panel_layout(w->codes, w->scales, w->k);
+    struct tern_panel_view v = tern_panel_view(w, &l, row / TERN_PANEL);
+    int j = row % TERN_PANEL;
+    if (tern_codes_float(w->codes)) {
+        *scale = 1;
+        *minimum = 0;
+        *code = tern_float_code(w->codes, v.codes, (size_t)i, j);
+        return;
+    }
+    float s, m;
+    tern_group_scale(w->scales, &v, i / 16, j, &s, &m);
+    *scale = s;
+    *minimum = m;
+    *code = tern_block_code(w->codes, v.codes + (size_t)(i / 32) * tern_codes_unit(w->codes), i % 32, j);
+    if (w->scales == TERN_SCALES_F16 || w->scales == TERN_SCALES_K16)
+        *code -= w->zero;
+}
+
+static double weight_exact(const struct tern_packed *w, int row, int i)
+{
+    double s, m, c;
+    weight_parts(w, row, i, &s, &m, &c);
+    return (double)(float)(s * c + m);
+}
+
+/* ---- quantize ---- */
+
+static void quantize_case(int k, enum check_fill kind)
+{
+    check_case("k=%d %s", k, check_fill_name(kind));
+    size_t blocks = (size_t)k / 32;
+    float *x = check_buf((size_t)k * 4, 4);
+    int8_t *q = check_buf((size_t)k, 64), *q_ref = check_buf((size_t)k, 64);
+    float *s = check_buf(blocks * 4, 64), *s_ref = check_buf(blocks * 4, 64);
+    int32_t *m = check_buf(blocks * 8, 64), *m_ref = check_buf(blocks * 8, 64);
+    check_fill_f32(x, (size_t)k, kind);
+    tern_k.gemm.quantize(q, s, m, x, k);
+    check_ref.gemm.quantize(q_ref, s_ref, m_ref, x, k);
+    if (kind == CHECK_NONFINITE) { /* codes are unspecified, but the scale has to carry the news */
+        for (int i = 0; i < k; i++) {
+            if (!isfinite(x[i]) && isfinite(s[i / 32]))
+                check_fail("x[%d] is not finite but the scale of its block is", i);
+        }
+        return;
+    }
+    check_same_bytes("q", q, q_ref, (size_t)k);
+    check_same_f32("scale", s, s_ref, blocks);
+    check_same_bytes("sum16", m, m_ref, blocks * 8);
+    for (int i = 0; i < k; i++) {
+        double step = s[i / 32], err = fabs((double)q[i] * step - x[i]);
+        if (q[i] < -127 || err > step * 0.50002 + 4e-37)
+            check_fail("q[%d]=%d, scale %.9g for %.9g", i, q[i], step, x[i]);
+    }
+    for (int h = 0; h < k / 16; h++) {
+        int sum = 0;
+        for (int i = 0; i < 16; i++)
+            sum += q[16 * h + i];
+        if (sum != m[h])
+            check_fail("sum16[%d]=%d, expected %d", h, m[h], sum);
+    }
+}
+
+static void part_quantize(void)
+{
+    static const int sizes[] = {32, 64, 96, 32 * 11, 1024};
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        for (int kind = 0; kind <= CHECK_NONFINITE; kind++)
+            quantize_case(sizes[i], kind);
+    }
+}
+
+/* ---- row ---- */
+
+static void part_row(void)
+{
+    for (int f = 0; f < N_FORMATS; f++) {
+        for (int kind = 0; kind < CHECK_N_FINITE; kind++) {
+            int k = formats[f].step == 1 ? 37 : formats[f].step * 3, n = 21;
+            check_case("%s n=%d k=%d %s", formats[f].name, n, k, check_fill_name(kind));
+            struct tern_packed w = make_weights(&formats[f], n, k, kind);
+            float *out = check_buf((size_t)k * 4, 4), *ref = check_buf((size_t)k * 4, 4);
+            for (int row = 0; row < n; row += 5) {
+                tern_k.gemm.row(out, &w, row);
+                check_ref.gemm.row(ref, &w, row);
+                check_same_f32("row", out, ref, (size_t)k);
+                for (int i = 0; i < k; i++) {
+                    if (out[i] != weight_exact(&w, row, i))
+                        check_fail("row %d[%d] = %.9g, exact %.17g", row, i, out[i], weight_exact(&w, row, i));
+                }
+            }
+        }
+    }
+}
+
+/* ---- wide and narrow: common ---- */
+
+struct shape {
+    int n_rows, n, k;
+};
+
+struct product {
+    float *y, *y_ref;
+    size_t y_stride, cells;
+    int panel0, panel1;
+};
+
+static struct product make_product(int n_rows, const struct tern_packed *w)
+{
+    struct product p;
+    p.y_stride = (size_t)w->n + (size_t)check_range(0, 9);
+    p.cells = (size_t)(n_rows - 1) * p.y_stride + (size_t)w->n;
+    p.y = check_buf(p.cells * 4, 4);
+    p.y_ref = check_buf(p.cells * 4, 4);
+    int panels = tern_panels(w);
+    p.panel0 = check_range(0, 2) ? 0 : check_range(0, panels - 1);
+    p.panel1 = check_range(0, 2) ? panels : check_range(p.panel0, panels);
+    return p;
+}
+
+/* Columns outside [panel0, panel1) and the padding between rows stay as they were. */
+static void check_margins(const struct product *p, int n_rows, int n)
+{
+    int c0 = p->panel0 * TERN_PANEL, c1 = p->panel1 * TERN_PANEL < n ? p->panel1 * TERN_PANEL : n;
+    c0 = c0 < c1 ? c0 : c1;
+    for (int r = 0; r < n_rows; r++) {
+        const float *row = p->y + (size_t)r * p->y_stride;
+        size_t end = r + 1 < n_rows ? p->y_stride : (size_t)n;
+        check_unwritten("y left of the panels", row, (size_t)c0 * 4);
+        check_unwritten("y right of the panels", row + c1, (end - (size_t)c1) * 4);
+    }
+}
+
+static void check_product(const struct product *p, int n_rows, int n, const double *oracle, const double *budget)
+{
+    int c0 = p->panel0 * TERN_PANEL, c1 = p->panel1 * TERN_PANEL < n ? p->panel1 * TERN_PANEL : n;
+    for (int r = 0; r < n_rows && c0 < c1; r++) {
+        const float *y = p->y + (size_t)r * p->y_stride, *y_ref = p->y_ref + (size_t)r * p->y_stride;
+        if (!check_same_f32("y", y + c0, y_ref + c0, (size_t)(c1 - c0)))
+            return;
+        size_t at = (size_t)r * (size_t)n + (size_t)c0;
+        if (!check_budget("y", y + c0, oracle + at, budget + at, (size_t)(c1 - c0), NULL, 0))
+            return;
+    }
+    check_margins(p, n_rows, n);
+}
+
+/* ---- wide ---- */
+
+static void wide_case(const struct format *f, struct shape s, enum check_fill kind)
+{
+    check_case("%s rows=%d n=%d k=%d %s", f->name, s.n_rows, s.n, s.k, check_fill_name(kind));
+    struct tern_packed w = make_weights(f, s.n, s.k, kind == CHECK_NONFINITE ? CHECK_GAUSS : kind);
+    struct product p = make_product(s.n_rows, &w);
+    size_t x_stride = (size_t)s.k + (size_t)check_range(0, 5);
+    float *x = check_buf(((size_t)(s.n_rows - 1) * x_stride + (size_t)s.k) * 4, 4);
+    float *scratch = check_buf(TERN_GEMM_SCRATCH * 4, 64), *scratch_ref = check_buf(TERN_GEMM_SCRATCH * 4, 64);
+    for (int r = 0; r < s.n_rows; r++)
+        check_fill_f32(x + (size_t)r * x_stride, (size_t)s.k, kind);
+
+    size_t outs = (size_t)s.n_rows * (size_t)s.n;
+    double *oracle = calloc(outs, 8), *budget = calloc(outs, 8);
+    for (int n = 0; n < s.n; n++) {
+        for (int i = 0; i < s.k; i++) {
+            double weight = weight_exact(&w, n, i);
+            for (int r = 0; r < s.n_rows; r++) {
+                double term = weight * x[(size_t)r * x_stride + (size_t)i];
+                oracle[r * s.n + n] += term;
+                budget[r * s.n + n] += fabs(term) * (s.k + 2) * 0x1p-24 + 0x1p-149;
+            }
+        }
+    }
+    tern_k.gemm.wide(p.y, p.y_stride, x, x_stride, s.n_rows, &w, p.panel0, p.panel1, scratch);
+    check_ref.gemm.wide(p.y_ref, p.y_stride, x, x_stride, s.n_rows, &w, p.panel0, p.panel1, scratch_ref);
+    check_product(&p, s.n_rows, s.n, oracle, budget);
+    free(oracle);
+    free(budget);
+}
+
+static void part_wide(void)
+{
+    static const int rows[] = {1, 2, 3, 4, 5, 6, 7, 13, 25, 64};
+    for (int f = 0; f < N_FORMATS; f++) {
+        int step = formats[f].step;
+        for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+            struct shape s = {rows[i], check_range(1, 90), step == 1 ? check_range(1, 600) : step * check_range(1, 9)};
+            if (step == 256)
+                s.k = 256 * check_range(1, 3);
+            if (rows[i] > 24)
+                s.n = check_range(1, 40);
+            wide_case(&formats[f], s, rows[i] % 2 ? CHECK_GAUSS : (enum check_fill)check_range(0, CHECK_NONFINITE));
+        }
+        for (int kind = 0; kind <= CHECK_NONFINITE; kind++)
+            wide_case(&formats[f], (struct shape){5, 19, step == 1 ? 45 : step == 32 ? 32 * 9 : 512}, kind);
+    }
+    /* Enough rows and panels for every level of blocking. */
+    wide_case(&formats[0], (struct shape){97, 16 * 17 + 3, 257}, CHECK_GAUSS);
+    wide_case(&formats[3], (struct shape){100, 16 * 33 + 5, 32 * 9}, CHECK_GAUSS);
+    wide_case(&formats[9], (struct shape){197, 16 * 5 + 1, 512}, CHECK_SPREAD);
+}
+
+/* ---- narrow ---- */
+
+struct quant_rows {
+    struct tern_q8_row *rows;
+};
+
+static struct tern_q8_row *make_rows(int n_rows, int k, enum check_fill kind)
+{
+    static struct tern_q8_row rows[16];
+    size_t blocks = (size_t)k / 32;
+    float *x = check_buf((size_t)k * 4, 4);
+    for (int r = 0; r < n_rows; r++) {
+        int8_t *q = check_buf((size_t)k, 64);
+        float *s = check_buf(blocks * 4, 64);
+        int32_t *m = check_buf(blocks * 8, 64);
+        check_fill_f32(x, (size_t)k, kind);
+        if (kind == CHECK_EQUAL) { /* the largest sums that can occur */
+            for (int i = 0; i < k; i++)
+                x[i] = r % 2 ? -3.0f : 3.0f;
+        }
+        check_ref.gemm.quantize(q, s, m, x, k);
+        rows[r] = (struct tern_q8_row){q, s, m};
+    }
+    return rows;
+}
+
+/* Exact sum of the narrow formula, and the rounding that its chain may add. */
+static void narrow_oracle(const struct tern_packed *w, const struct tern_q8_row *x, int n, double *out, double *budget)
+{
+    double sum = 0, mags = 0;
+    for (int i = 0; i < w->k; i++) {
+        double s, m, c, sx = x->scale[i / 32];
+        weight_parts(w, n, i, &s, &m, &c);
+        sum += (s * c + m) * sx * x->q[i];
+        mags += (fabs(s) * (fabs(c) + w->zero) + fabs(m)) * sx * abs(x->q[i]);
+    }
+    *out = sum;
+    *budget = mags * (w->k / 16 * 3 + 4) * 0x1p-24 + 0x1p-149 * w->k;
+}
+
+static void narrow_case(const struct format *f, struct shape s, enum check_fill kind, int extreme)
+{
+    check_case("%s rows=%d n=%d k=%d %s%s", f->name, s.n_rows, s.n, s.k, check_fill_name(kind),
+               extreme ? " extreme codes" : "");
+    struct tern_packed w = make_weights(f, s.n, s.k, kind == CHECK_NONFINITE ? CHECK_GAUSS : kind);
+    if (extreme) {
+        struct tern_panel_layout l = tern_panel_layout(w.codes, w.scales, w.k);
+        for (int p = 0; p < tern_panels(&w); p++)
+            memset((uint8_t *)w.data + (size_t)p * w.panel_bytes, extreme, l.d);
+    }
+    struct product p = make_product(s.n_rows, &w);
+    struct tern_q8_row *x = make_rows(s.n_rows, s.k, kind);
+    size_t outs = (size_t)s.n_rows * (size_t)s.n;
+    double *oracle = calloc(outs, 8), *budget = calloc(outs, 8);
+    for (int r = 0; r < s.n_rows; r++) {
+        for (int n = 0; n < s.n; n++)
+            narrow_oracle(&w, &x[r], n, &oracle[r * s.n + n], &budget[r * s.n + n]);
+    }
+    tern_k.gemm.narrow(p.y, p.y_stride, x, s.n_rows, &w, p.panel0, p.panel1);
+    check_ref.gemm.narrow(p.y_ref, p.y_stride, x, s.n_rows, &w, p.panel0, p.panel1);
+    if (kind == CHECK_NONFINITE) {
+        for (int r = 0; r < s.n_rows; r++) {
+            bool bad = false;
+            for (int b = 0; b < s.k / 32; b++)
+                bad |= !isfinite(x[r].scale[b]);
+            for (int n = p.panel0 * 16; n < p.panel1 * 16 && n < s.n; n++) {
+                if (bad && isfinite(p.y[(size_t)r * p.y_stride + (size_t)n]))
+                    check_fail("a row with values that are not finite gave a finite result");
+            }
+        }
+        check_margins(&p, s.n_rows, s.n);
+    } else {
+        check_product(&p, s.n_rows, s.n, oracle, budget);
+    }
+    free(oracle);
+    free(budget);
+}
+
+static void part_narrow(void)
+{
+    static const int rows[] = {1, 2, 3, 4, 5, 6, 7, 8, 13};
+    for (int f = 3; f < N_FORMATS; f++) {
+        int step = formats[f].step;
+        for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+            struct shape s = {rows[i], check_range(1, 90), step * check_range(1, step == 32 ? 13 : 3)};
+            narrow_case(&formats[f], s, CHECK_GAUSS, 0);
+        }
+        for (int kind = 0; kind <= CHECK_NONFINITE; kind++)
+            narrow_case(&formats[f], (struct shape){5, 19, step == 32 ? 32 * 9 : 512}, kind, 0);
+        narrow_case(&formats[f], (struct shape){5, 33, 512}, CHECK_EQUAL, 0xFF);
+        narrow_case(&formats[f], (struct shape){6, 16, 256}, CHECK_EQUAL, 0x80);
+        narrow_case(&formats[f], (struct shape){4, 17, 256}, CHECK_EQUAL, 0x7F);
+    }
+}
+
+void check_gemm(void)
+{
+    CHECK_PART(gemm.quantize, part_quantize);
+    CHECK_PART(gemm.row, part_row);
+    CHECK_PART(gemm.wide, part_wide);
+    CHECK_PART(gemm.narrow, part_narrow);
+}
+
+/* ---- benches ---- */
+
+#define BENCH_BYTES ((size_t)256 << 20)
+#define BENCH_ROWS  512
+
+struct bench {
+    struct tern_packed w;
+    int n_rows, panels;
+    float *x, *y, *scratch;
+    struct tern_q8_row rows[8];
+};
+
+static double run_narrow(void *ctx)
+{
+    struct bench *b = ctx;
+    int panels = tern_k.mask ? b->panels : 4; /* plain C needs no more to be measured */
+    tern_k.gemm.narrow(b->y, (size_t)b->w.n, b->rows, b->n_rows, &b->w, 0, panels);
+    return (double)panels * (double)b->w.panel_bytes;
+}
+
+static double run_wide(void *ctx)
+{
+    struct bench *b = ctx;
+    int panels = tern_k.mask ? b->panels : 1, n_rows = tern_k.mask || b->n_rows < 8 ? b->n_rows : 8;
+    tern_k.gemm.wide(b->y, (size_t)b->w.n, b->x, (size_t)b->w.k, n_rows, &b->w, 0, panels, b->scratch);
+    return 2.0 * n_rows * panels * TERN_PANEL * b->w.k;
+}
+
+static double run_wide_bytes(void *ctx)
+{
+    struct bench *b = ctx;
+    run_wide(ctx);
+    return (double)(tern_k.mask ? b->panels : 1) * (double)b->w.panel_bytes;
+}
+
+static double run_quantize(void *ctx)
+{
+    struct bench *b = ctx;
+    tern_k.gemm.quantize((int8_t *)b->rows[0].q, (float *)b->rows[0].scale, (int32_t *)b->rows[0].sum16, b->x, b->w.k);
+    return 4.0 * b->w.k;
+}
+
+static void *map_bytes(size_t bytes)
+{
+    void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (p == MAP_FAILED)
+        abort();
+    madvise(p, bytes, MADV_HUGEPAGE);
+    return p;
+}
+
+/* Small numbers everywhere: as codes, as halves and as floats they are finite. */
+static void fill_bench(uint8_t *p, size_t bytes)
+{
+    for (size_t i = 0; i < bytes; i++)
+        p[i] = (uint8_t)(i * 37 >> 3 & 0x3B);
+}
+
+static void bench_format(const struct format *f, uint8_t *data, struct bench *b, int k)
+{
+    char label[64];
+    struct tern_panel_layout l = tern_panel_layout(f->codes, f->scales, k);
+    int panels = (int)((BENCH_BYTES - TERN_VEC) / l.bytes);
+    b->w = (struct tern_packed){f->codes, f->scales, f->zero, panels * TERN_PANEL, k, l.bytes, data};
+    struct check_read read = {data, (size_t)panels * l.bytes};
+    struct check_timing t = {label, run_narrow, b, "B", check_roof_read, &read};
+    static const int narrow_rows[] = {1, 4, 8};
+    b->panels = panels;
+    for (size_t i = 0; i < 3 && f->scales != TERN_SCALES_NONE; i++) {
+        b->n_rows = narrow_rows[i];
+        snprintf(label, sizeof label, "gemm.narrow %s k=%d rows=%d", f->name, k, b->n_rows);
+        check_bench(&t);
+    }
+    t.fn = run_wide_bytes;
+    b->n_rows = 1;
+    snprintf(label, sizeof label, "gemm.wide %s k=%d rows=1", f->name, k);
+    check_bench(&t);
+    t = (struct check_timing){label, run_wide, b, "FLOP", check_roof_fma, NULL};
+    static const int wide_rows[] = {4, 64, BENCH_ROWS};
+    for (size_t i = 0; i < 3; i++) {
+        b->n_rows = wide_rows[i];
+        b->panels = wide_rows[i] == BENCH_ROWS ? 16 : 64;
+        b->w.n = b->panels * TERN_PANEL;
+        snprintf(label, sizeof label, "gemm.wide %s k=%d rows=%d", f->name, k, b->n_rows);
+        check_bench(&t);
+    }
+}
+
+void bench_gemm(void)
+{
+    static struct bench b;
+    int k = 4096;
+    uint8_t *data = map_bytes(BENCH_BYTES);
+    fill_bench(data, BENCH_BYTES);
+    b.x = map_bytes((size_t)BENCH_ROWS * (size_t)k * 4);
+    b.y = map_bytes((size_t)8 * BENCH_BYTES / 64);
+    b.scratch = map_bytes(TERN_GEMM_SCRATCH * 4);
+    for (int i = 0; i < BENCH_ROWS * k; i++)
+        b.x[i] = (float)(i % 101 - 50) * 0.01f;
+    b.w.k = k;
+    for (int r = 0; r < 8; r++) {
+        int8_t *q = map_bytes((size_t)k);
+        float *s = map_bytes((size_t)k / 8);
+        int32_t *m = map_bytes((size_t)k / 4);
+        b.rows[r] = (struct tern_q8_row){q, s, m};
+        check_ref.gemm.quantize(q, s, m, b.x + (size_t)r * (size_t)k, k);
+    }
+    struct check_read read = {b.x, (size_t)k * 4};
+    struct check_timing t = {"gemm.quantize k=4096", run_quantize, &b, "B", check_roof_read, &read};
+    check_bench(&t);
+    for (int f = 0; f < N_FORMATS; f++)
+        bench_format(&formats[f], data, &b, k);
+}
