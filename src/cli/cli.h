@@ -51,7 +51,7 @@ struct tern_setup {
 /* Applies --cpu-mask, then opens the model `path` with --threads. */
 int tern_setup_model(struct tern_setup *s, const struct tern_args *a, const char *path, tern_error *err);
 /* Opens the engine by the options of `a`; layers that differ from what was asked for are reported on stderr. */
-int tern_setup_engine(struct tern_setup *s, const struct tern_args *a, int ctx, tern_error *err);
+int tern_setup_engine(struct tern_setup *s, const struct tern_args *a, int ctx, int max_seqs, tern_error *err);
 void tern_setup_clear(struct tern_setup *s);
 
 /* The plan that was asked for, as text: --kv or its default. */

@@ -43,7 +43,7 @@ int tern_cmd_eval_logits(const struct tern_args *a, tern_error *err)
     tern_tokens ids = {0};
     TERN_TRY(read_ids(&ids, a->v[TERN_OPT_IDS].s, err));
     TERN_TRY(tern_setup_model(&s, a, a->v[TERN_OPT_MODEL].s, err));
-    TERN_TRY(tern_setup_engine(&s, a, (int)a->v[TERN_OPT_CTX].i, err));
+    TERN_TRY(tern_setup_engine(&s, a, (int)a->v[TERN_OPT_CTX].i, 1, err));
     TERN_TRY(check_ids(&ids, tern_model_get_info(s.model)->n_vocab, tern_engine_ctx(s.engine), err));
     if (a->v[TERN_OPT_VERBOSE].n)
         tern_setup_print(&s);
@@ -97,7 +97,7 @@ int tern_cmd_eval_ppl(const struct tern_args *a, tern_error *err)
     if (ids.len < (size_t)ctx)
         TERN_FAIL(err, TERN_EINVAL, "%s: %zu tokens do not fill one chunk of %d (-c)", a->v[TERN_OPT_PPL_FILE].s,
                   ids.len, ctx);
-    TERN_TRY(tern_setup_engine(&s, a, ctx, err));
+    TERN_TRY(tern_setup_engine(&s, a, ctx, 1, err));
     if (a->v[TERN_OPT_VERBOSE].n)
         tern_setup_print(&s);
     tern_signals_watch(s.engine);

@@ -204,7 +204,7 @@ int tern_cmd_run(const struct tern_args *a, tern_error *err)
     TERN_TRY(tern_setup_stop(&r.params, a, err));
     TERN_TRY(tern_setup_model(&r.setup, a, a->v[TERN_OPT_MODEL].s, err));
     TERN_TRY(prompt_tokens(&r, err));
-    TERN_TRY(tern_setup_engine(&r.setup, a, (int)a->v[TERN_OPT_CTX].i, err));
+    TERN_TRY(tern_setup_engine(&r.setup, a, (int)a->v[TERN_OPT_CTX].i, 1, err));
     TERN_TRY(check_prompt(&r, err));
     if (a->v[TERN_OPT_VERBOSE].n) {
         tern_setup_print(&r.setup);

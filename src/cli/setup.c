@@ -25,13 +25,13 @@ const char *tern_setup_kv(const struct tern_args *a)
     return a->v[TERN_OPT_EXACT].n ? "f32" : "l4";
 }
 
-int tern_setup_engine(struct tern_setup *s, const struct tern_args *a, int ctx, tern_error *err)
+int tern_setup_engine(struct tern_setup *s, const struct tern_args *a, int ctx, int max_seqs, tern_error *err)
 {
     int rc = 0;
     tern_engine_params p = {
         .n_threads = (int)a->v[TERN_OPT_THREADS].i,
         .ctx = ctx,
-        .max_seqs = 1,
+        .max_seqs = max_seqs,
         .chunk = (int)a->v[TERN_OPT_CHUNK].i,
         .kv = a->v[TERN_OPT_KV].s,
         .kv_strict = strcmp(a->v[TERN_OPT_KV_POLICY].s, "strict") == 0,

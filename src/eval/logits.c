@@ -4,9 +4,6 @@
 #include "base/npy.h"
 #include "run/run.h"
 
-/* Positions per step: bounds the logits buffer (64 rows of a 262144-word vocabulary are 64 MiB). */
-#define EVAL_ROWS 64
-
 int tern_eval_logits(tern_engine *e, const int32_t *ids, int n, bool decode, const char *path, tern_error *err)
 {
     int rc = 0;
@@ -20,7 +17,7 @@ int tern_eval_logits(tern_engine *e, const int32_t *ids, int n, bool decode, con
     TERN_TRY(tern_seq_new(&s, e, err));
     TERN_TRY(tern_npy_create(&out, path, (size_t)n, (size_t)e->model->net->desc.n_vocab, err));
     for (int done = 0; done < n;) {
-        int most = decode ? 1 : e->chunk < EVAL_ROWS ? e->chunk : EVAL_ROWS;
+        int most = decode ? 1 : e->chunk < TERN_EVAL_ROWS ? e->chunk : TERN_EVAL_ROWS;
         int k = n - done < most ? n - done : most;
         tern_step_item it = {
             .seq = s, .tokens = ids + done, .n_tokens = k, .decode = decode, .logits = TERN_LOGITS_ALL};

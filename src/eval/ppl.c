@@ -6,8 +6,6 @@
 #include "base/mem.h"
 #include "run/run.h"
 
-#define EVAL_ROWS 64
-
 /* -log softmax(logits)[target], in double. */
 static double nll(const float *logits, int n, int32_t target)
 {
@@ -35,7 +33,7 @@ static int chunk_ppl(tern_engine *e, const int32_t *ids, int ctx, struct sums *s
     TERN_TRY(tern_seq_new(&s, e, err));
     TERN_TRY(tern_prefill(e, s, ids, half, NULL, NULL, NULL, err));
     for (int at = half; at < ctx - 1;) {
-        int most = e->chunk < EVAL_ROWS ? e->chunk : EVAL_ROWS;
+        int most = e->chunk < TERN_EVAL_ROWS ? e->chunk : TERN_EVAL_ROWS;
         int k = ctx - 1 - at < most ? ctx - 1 - at : most;
         tern_step_item it = {.seq = s, .tokens = ids + at, .n_tokens = k, .logits = TERN_LOGITS_ALL};
         TERN_TRY(tern_step(e, &it, 1, &logits, err));

@@ -13,12 +13,16 @@ static const char *shown_path(const char *path)
     return n > 150 ? path + (n - 150) : path;
 }
 
-static void show_name(char out[84], const char *name)
+struct tern_shown_name tern_name_show(const char *name)
 {
+    struct tern_shown_name s;
     size_t n = 0;
-    for (; name[n] && n < 80; n++)
-        out[n] = name[n] < 0x20 || name[n] == 0x7F ? '?' : name[n]; /* plain char: UTF-8 is negative or above */
-    (void)snprintf(out + n, 84 - n, "%s", name[n] ? "..." : "");
+    for (; name[n] && n < sizeof s.text - 4; n++) {
+        unsigned char ch = (unsigned char)name[n];
+        s.text[n] = ch < 0x20 || ch == 0x7F ? '?' : name[n];
+    }
+    (void)snprintf(s.text + n, sizeof s.text - n, "%s", name[n] ? "..." : "");
+    return s;
 }
 
 int tern_cursor_fail(const struct tern_cursor *c, size_t at, int code, tern_error *err, const char *fmt, ...)
@@ -30,9 +34,7 @@ int tern_cursor_fail(const struct tern_cursor *c, size_t at, int code, tern_erro
     (void)vsnprintf(text, sizeof text, fmt, ap);
     va_end(ap);
     if (c->name) {
-        char name[84];
-        show_name(name, c->name);
-        (void)snprintf(subject, sizeof subject, "%s \"%s\": ", c->table, name);
+        (void)snprintf(subject, sizeof subject, "%s \"%s\": ", c->table, tern_name_show(c->name).text);
     } else if (c->table) {
         (void)snprintf(subject, sizeof subject, "%s %zu: ", c->table, c->index);
     }
@@ -51,7 +53,7 @@ int tern_cursor_take(struct tern_cursor *c, size_t n, const uint8_t **p, const c
 
 int tern_cursor_u32(struct tern_cursor *c, uint32_t *v, const char *what, tern_error *err)
 {
-    const uint8_t *p;
+    const uint8_t *p = NULL;
     int rc = tern_cursor_take(c, 4, &p, what, err);
     if (rc == 0)
         memcpy(v, p, 4);
@@ -60,7 +62,7 @@ int tern_cursor_u32(struct tern_cursor *c, uint32_t *v, const char *what, tern_e
 
 int tern_cursor_u64(struct tern_cursor *c, uint64_t *v, const char *what, tern_error *err)
 {
-    const uint8_t *p;
+    const uint8_t *p = NULL;
     int rc = tern_cursor_take(c, 8, &p, what, err);
     if (rc == 0)
         memcpy(v, p, 8);
@@ -71,8 +73,8 @@ int tern_cursor_str(struct tern_cursor *c, size_t max, struct tern_str *s, const
 {
     int rc = 0;
     size_t at = c->pos;
-    uint64_t n;
-    const uint8_t *p;
+    uint64_t n = 0;
+    const uint8_t *p = NULL;
     TERN_TRY(tern_cursor_u64(c, &n, what, err));
     if (n > tern_cursor_left(c))
         return tern_cursor_fail(c, at, TERN_EFORMAT, err, "%s claims %llu bytes, but only %zu are left", what,

@@ -88,8 +88,7 @@ void tern_file_close(struct tern_file **f); /* accepts NULL and *f == NULL; sets
 
 /* The same for a file that lies in memory: `bytes` are borrowed until close, `name` stands in messages for the path.
  * A part of a split set is refused. */
-int tern_file_open_memory(struct tern_file **out, const void *bytes, size_t n_bytes, const char *name,
-                          tern_error *err);
+int tern_file_open_memory(struct tern_file **out, const void *bytes, size_t n_bytes, const char *name, tern_error *err);
 
 /* As given to open. */
 const char *tern_file_path(const struct tern_file *f);

@@ -13,10 +13,12 @@
 #define TERN_GGUF_MAX_NAME      256
 #define TERN_GGUF_MAX_ALIGNMENT 65536
 #define TERN_GGUF_MAX_PARTS     1024
-#define TERN_GGUF_MAX_DECODED   ((size_t)1 << 30) /* bytes of arena: an array of u8 takes 8 times its bytes in the file */
+#define TERN_GGUF_MAX_DECODED   ((size_t)1 << 30) /* bytes of arena: an array of u8 takes 8 times its bytes in the file \
+                                                   */
 
 /* Bump allocator: chunks in a list, nothing is freed before the end.  Memory is zeroed and 16-byte aligned. */
 struct tern_file_arena {
+    const char *path; /* of the file, for messages; borrowed */
     struct tern_file_chunk *head;
     size_t used, cap; /* of head's payload */
     size_t total;     /* payload handed out, limited to TERN_GGUF_MAX_DECODED */
@@ -80,6 +82,11 @@ struct tern_cursor {
     size_t index;      /* of the entry in that table */
     const char *name;  /* of the entry, once it is known */
 };
+/* A name from the file, printable and cut short, for messages. */
+struct tern_shown_name {
+    char text[84];
+};
+struct tern_shown_name tern_name_show(const char *name);
 /* err = "PATH: tensor "x": <text> at byte AT"; returns code. */
 int tern_cursor_fail(const struct tern_cursor *c, size_t at, int code, tern_error *err, const char *fmt, ...)
     TERN_PRINTF(5, 6);
@@ -94,8 +101,7 @@ int tern_cursor_u64(struct tern_cursor *c, uint64_t *v, const char *what, tern_e
 /* A string as GGUF writes it, at most `max` bytes long; a view into the part. */
 int tern_cursor_str(struct tern_cursor *c, size_t max, struct tern_str *s, const char *what, tern_error *err);
 /* A string that serves as a name: 1..max bytes without NUL, copied into the arena with a NUL behind it. */
-int tern_cursor_name(struct tern_cursor *c, size_t max, const char **name, struct tern_file_arena *a,
-                     tern_error *err);
+int tern_cursor_name(struct tern_cursor *c, size_t max, const char **name, struct tern_file_arena *a, tern_error *err);
 
 /* Header and metadata of one part. */
 int tern_gguf_read_meta(struct tern_part *part, struct tern_file_arena *a, tern_error *err);

@@ -101,9 +101,10 @@ static int open_set(struct tern_file *f, int64_t count, tern_error *err)
         TERN_FAIL(err, TERN_EUNSUPPORTED, "%s: part %lld of a split set of %lld cannot be opened from memory", f->path,
                   (long long)(no + 1), (long long)count);
     if (!suffix_fits(f->path, no, count))
-        TERN_FAIL(err, TERN_EINVAL, "%s: this is part %lld of a split set of %lld and must be named "
-                  "NAME-%05lld-of-%05lld.gguf, or the other parts cannot be found", f->path, (long long)(no + 1),
-                  (long long)count, (long long)(no + 1), (long long)count);
+        TERN_FAIL(err, TERN_EINVAL,
+                  "%s: this is part %lld of a split set of %lld and must be named "
+                  "NAME-%05lld-of-%05lld.gguf, or the other parts cannot be found",
+                  f->path, (long long)(no + 1), (long long)count, (long long)(no + 1), (long long)count);
     struct tern_part *parts;
     TERN_TRY(tern_alloc(&parts, (size_t)count, sizeof *parts, err));
     parts[no] = *named;
@@ -136,6 +137,7 @@ static int new_file(struct tern_file **out, const char *path, tern_error *err)
     f->path = tern_path_dup(path);
     if (!f->path)
         TERN_FAIL(err, TERN_ENOMEM, "cannot allocate the path of a model file");
+    f->arena.path = f->path;
 out:
     return rc;
 }

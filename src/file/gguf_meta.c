@@ -51,7 +51,7 @@ static int read_int(struct tern_cursor *c, uint32_t type, int64_t *out, tern_err
 {
     size_t at = c->pos;
     size_t n = values[type].bytes;
-    const uint8_t *p;
+    const uint8_t *p = NULL;
     uint64_t v = 0;
     int rc = tern_cursor_take(c, n, &p, "a value", err);
     if (rc < 0)
@@ -86,7 +86,7 @@ static int read_int(struct tern_cursor *c, uint32_t type, int64_t *out, tern_err
 static int read_float(struct tern_cursor *c, uint32_t type, double *out, tern_error *err)
 {
     size_t n = values[type].bytes;
-    const uint8_t *p;
+    const uint8_t *p = NULL;
     float narrow;
     int rc = tern_cursor_take(c, n, &p, "a value", err);
     if (rc < 0)
@@ -114,7 +114,7 @@ static int read_array(struct tern_cursor *c, struct tern_meta *m, struct tern_fi
     int rc = 0;
     size_t at = c->pos;
     uint32_t type;
-    uint64_t n;
+    uint64_t n = 0;
     TERN_TRY(read_type(c, &type, err));
     if (type == GGUF_ARRAY)
         return tern_cursor_fail(c, at, TERN_EUNSUPPORTED, err, "arrays of arrays are not supported");
@@ -193,7 +193,7 @@ static int check_version(const struct tern_cursor *c, uint32_t version, tern_err
 static int read_count(struct tern_cursor *c, size_t min_bytes, size_t *count, const char *what, tern_error *err)
 {
     size_t at = c->pos;
-    uint64_t n;
+    uint64_t n = 0;
     int rc = tern_cursor_u64(c, &n, what, err);
     if (rc < 0)
         return rc;
@@ -204,7 +204,7 @@ static int read_count(struct tern_cursor *c, size_t min_bytes, size_t *count, co
     return 0;
 }
 
-static int read_header(struct tern_cursor *c, size_t *n_meta, tern_error *err)
+static int read_header(struct tern_cursor *c, size_t *n_tensors, size_t *n_meta, tern_error *err)
 {
     int rc = 0;
     const uint8_t *magic;
@@ -215,10 +215,8 @@ static int read_header(struct tern_cursor *c, size_t *n_meta, tern_error *err)
                                 magic[0], magic[1], magic[2], magic[3]);
     TERN_TRY(tern_cursor_u32(c, &version, "the version", err));
     TERN_TRY(check_version(c, version, err));
-    size_t n_tensors;
-    TERN_TRY(read_count(c, MIN_TENSOR_BYTES, &n_tensors, "the number of tensors", err));
+    TERN_TRY(read_count(c, MIN_TENSOR_BYTES, n_tensors, "the number of tensors", err));
     TERN_TRY(read_count(c, MIN_META_BYTES, n_meta, "the number of metadata entries", err));
-    ((struct tern_part *)(uintptr_t)c->part)->n_tensors = n_tensors;
 out:
     return rc;
 }
@@ -245,7 +243,7 @@ int tern_gguf_read_meta(struct tern_part *part, struct tern_file_arena *a, tern_
     struct tern_cursor c = {.part = part};
     struct tern_meta_table *t = &part->meta;
     size_t n;
-    TERN_TRY(read_header(&c, &n, err));
+    TERN_TRY(read_header(&c, &part->n_tensors, &n, err));
     TERN_TRY(tern_file_arena_alloc(a, &t->v, n, sizeof *t->v, err));
     TERN_TRY(tern_file_index_init(&t->index, n, a, err));
     c.table = "metadata key";

@@ -25,8 +25,8 @@ static int read_dims(struct tern_cursor *c, struct tern_tensor *t, size_t *n_ele
         if (d == 0)
             return tern_cursor_fail(c, at, TERN_EFORMAT, err, "dimension %u is 0", i);
         if (d > INT64_MAX || !tern_mul(product, (size_t)d, &product) || product > INT64_MAX)
-            return tern_cursor_fail(c, at, TERN_EFORMAT, err, "dimension %u is %llu, which makes the tensor too large", i,
-                                    (unsigned long long)d);
+            return tern_cursor_fail(c, at, TERN_EFORMAT, err, "dimension %u is %llu, which makes the tensor too large",
+                                    i, (unsigned long long)d);
         t->dims[i] = (int64_t)d;
     }
     *n_elems = product;
@@ -47,7 +47,8 @@ static int read_type(struct tern_cursor *c, struct tern_tensor *t, size_t n_elem
     if (elems == 0)
         return tern_cursor_fail(c, at, TERN_EUNSUPPORTED, err, "type %s is not supported", tern_type_name((int)id));
     if (t->dims[0] % elems)
-        return tern_cursor_fail(c, at, TERN_EFORMAT, err, "the row length %lld is not a multiple of the %lld of a %s block",
+        return tern_cursor_fail(c, at, TERN_EFORMAT, err,
+                                "the row length %lld is not a multiple of the %lld of a %s block",
                                 (long long)t->dims[0], (long long)elems, tern_type_name((int)id));
     if (!tern_mul(n_elems / (size_t)elems, (size_t)tern_type_bytes((int)id), &t->n_bytes))
         return tern_cursor_fail(c, at, TERN_EFORMAT, err, "%zu elements of %s are too large", n_elems,
@@ -61,7 +62,7 @@ static int read_type(struct tern_cursor *c, struct tern_tensor *t, size_t n_elem
 static int read_info(struct tern_cursor *c, struct tern_tensor *t, struct tern_file_arena *a, tern_error *err)
 {
     int rc = 0;
-    size_t n_elems;
+    size_t n_elems = 0;
     TERN_TRY(tern_cursor_name(c, TERN_GGUF_MAX_NAME, &t->name, a, err));
     c->name = t->name;
     TERN_TRY(read_dims(c, t, &n_elems, err));
@@ -108,7 +109,7 @@ static int check_overlap(struct tern_cursor *c, const struct tern_tensor *t, siz
         if (hi->file_offset - lo->file_offset < lo->n_bytes) {
             c->name = hi->name;
             rc = tern_cursor_fail(c, (size_t)hi->file_offset, TERN_EFORMAT, err,
-                                  "its data overlaps that of tensor \"%.80s\"", lo->name);
+                                  "its data overlaps that of tensor \"%s\"", tern_name_show(lo->name).text);
             goto out;
         }
     }

@@ -45,8 +45,7 @@ int tern_part_map(struct tern_part *part, const char *path, tern_error *err)
     /* Without O_NONBLOCK a FIFO would be waited for until somebody writes to it. */
     fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0)
-        TERN_FAIL(err, errno == ENOENT ? TERN_ENOENT : TERN_EIO, "%s: cannot open the file: %s", path,
-                  strerror(errno));
+        TERN_FAIL(err, errno == ENOENT ? TERN_ENOENT : TERN_EIO, "%s: cannot open the file: %s", path, strerror(errno));
     if (fstat(fd, &st) < 0)
         TERN_FAIL(err, TERN_EIO, "%s: cannot read the file's size: %s", path, strerror(errno));
     TERN_TRY(check_stat(&st, path, err));

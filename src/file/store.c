@@ -3,7 +3,6 @@
 #include <string.h>
 #include <sys/random.h>
 
-#define XXH_INLINE_ALL
 #include <xxhash.h>
 
 #include "base/mem.h"
@@ -39,7 +38,7 @@ int tern_file_arena_alloc(struct tern_file_arena *a, void *out, size_t n, size_t
     size_t bytes;
     *slot = NULL;
     if (!tern_mul(n, size, &bytes) || bytes > TERN_GGUF_MAX_DECODED - a->total)
-        return tern_err_set(err, TERN_ELIMIT, "the tables of a model file would take more than %zu bytes of memory",
+        return tern_err_set(err, TERN_ELIMIT, "%s: the file's tables would take more than %zu bytes of memory", a->path,
                             TERN_GGUF_MAX_DECODED);
     bytes = tern_round_up(bytes ? bytes : 1, 16);
     if (!a->head || bytes > a->cap - a->used) {

@@ -13,7 +13,7 @@ static const struct known_type known_types[] = {
 #define KNOWN_TYPE_ROW(e, id, text, elems, bytes) {id, text, elems, bytes},
     TERN_TYPE_LIST(KNOWN_TYPE_ROW)
 #undef KNOWN_TYPE_ROW
-    {4, "Q4_2", 0, 0},
+        {4, "Q4_2", 0, 0},
     {5, "Q4_3", 0, 0},
     {9, "Q8_1", 0, 0},
     {10, "Q2_K", 0, 0},

@@ -54,8 +54,8 @@ static inline float tern_kvq_scale(uint16_t head)
     return tern_f16_to_f32((uint16_t)(head >> 4 << 3));
 }
 
-/* Header of a positive scale: to f16, then to 7 mantissa bits, halves up; relative error at most 2^-8 in the normal
- * range of f16, absolute 2^-22 below it (so scales under 2^-22 become 0); saturates at 65280. */
+/* Header of a positive scale: to f16, then to 7 mantissa bits, halves up.  Relative error at most 2^-8 + 2^-11 (two
+ * roundings) in the normal range of f16, absolute 2^-22 + 2^-25 below it; saturates at 65280. */
 static inline uint16_t tern_kvq_head_near(float f)
 {
     uint32_t u = ((uint32_t)tern_f32_to_f16(f) + 4) >> 3 << 4;

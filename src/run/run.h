@@ -52,6 +52,10 @@ struct tern_kv_plan {
     struct tern_kv_layout *layout;
 };
 
+/* Positions per step of an evaluation that wants every row's logits: bounds that buffer (64 rows of a 262144-word
+ * vocabulary are 64 MiB). */
+#define TERN_EVAL_ROWS 64
+
 /* What the step loop uses when a sequence goes back into a closed page: the tokens [from, to) again, in their roles. */
 int tern_seq_replay(struct tern_seq *s, int from, int to, tern_error *err);
 

@@ -1,8 +1,6 @@
 /* From ids to text, at once or as a stream. */
 #include "text/tok_impl.h"
 
-#include <string.h>
-
 const char *tern_tok_view(const struct tern_tokenizer *t, int32_t id, bool special, size_t *n)
 {
     const char *p = tern_tok_string(&t->bytes, id, n);
@@ -62,41 +60,19 @@ void tern_detok_init(struct tern_detok *d, const struct tern_tokenizer *t, bool 
     *d = (struct tern_detok){.t = t, .special = special};
 }
 
-/* Bytes that p[0..n), the beginning of a character, still lacks: 0 when it is complete, -1 when no character begins
- * like this.  n is 1 to 4. */
-static int bytes_missing(const char *p, int n)
-{
-    static const char filler[][3] = {{'\x80', '\x80', '\x80'}, {'\x90', '\x90', '\x90'}, {'\xA0', '\xA0', '\xA0'}};
-    uint8_t lead = (uint8_t)p[0];
-    int len = lead < 0x80 ? 1 : lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : 4;
-    /* A prefix is good when some continuation makes it well-formed.  What may follow depends on the lead byte only:
-     * 80, 90 and A0 between them suit every lead that is legal at all. */
-    for (size_t i = 0; i < sizeof filler / sizeof filler[0]; i++) {
-        char whole[4];
-        uint32_t cp;
-        memcpy(whole, filler[i], 3);
-        whole[3] = '\x80';
-        memmove(whole + n, whole, (size_t)(4 - n));
-        memcpy(whole, p, (size_t)n);
-        if (n <= len && tern_utf8_decode(whole, (size_t)len, &cp) == len)
-            return len - n;
-    }
-    return -1;
-}
-
 static const char replacement[] = "\xEF\xBF\xBD";
 
 static int push_byte(struct tern_detok *d, char byte, struct tern_buf *out, tern_error *err)
 {
     int rc = 0;
     d->pending[d->n_pending++] = byte;
-    int missing = bytes_missing(d->pending, d->n_pending);
+    int missing = tern_utf8_missing(d->pending, d->n_pending);
     if (missing < 0 && d->n_pending > 1) {
         /* What was held back ends here; the new byte may begin a character of its own. */
         d->n_pending = 0;
         TERN_TRY(tern_buf_add(out, replacement, 3, err));
         d->pending[d->n_pending++] = byte;
-        missing = bytes_missing(d->pending, 1);
+        missing = tern_utf8_missing(d->pending, 1);
     }
     if (missing > 0)
         return 0;

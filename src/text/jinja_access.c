@@ -44,7 +44,7 @@ int tern_jiter_next(struct jrun *r, struct jiter *it, struct jval *out)
     case JV_RANGE:
         if ((int64_t)it->pos >= v.r->n)
             return 0;
-        *out = tern_jval_int(v.r->start + (int64_t)it->pos++ * v.r->step);
+        *out = tern_jval_int(tern_jrange_at(v.r, (int64_t)it->pos++));
         return 1;
     default:
         return 0;
@@ -141,7 +141,7 @@ static int item_by_number(struct jrun *r, struct jval v, int64_t i, struct jval 
         return 0;
     if (v.t == JV_STR)
         return tern_jstr_slice(r, v.s, i, 1, 1, out);
-    *out = v.t == JV_LIST ? v.l->v[i] : tern_jval_int(v.r->start + i * v.r->step);
+    *out = v.t == JV_LIST ? v.l->v[i] : tern_jval_int(tern_jrange_at(v.r, i));
     return 0;
 }
 
@@ -221,8 +221,8 @@ int tern_jval_slice(struct jrun *r, struct jval v, struct jval start, struct jva
     if (v.t == JV_RANGE) {
         struct jrange *part;
         JTRY(tern_jrun_alloc(r, &part, sizeof *part));
-        *part = (struct jrange){.start = v.r->start + (count ? from * v.r->step : 0), .n = count};
-        part->step = v.r->step * (count > 1 ? by : 1);
+        *part = (struct jrange){.start = count ? tern_jrange_at(v.r, from) : v.r->start, .n = count};
+        part->step = count > 1 ? (int64_t)((uint64_t)v.r->step * (uint64_t)by) : v.r->step;
         *out = (struct jval){.t = JV_RANGE, .r = part};
         return 0;
     }

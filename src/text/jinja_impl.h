@@ -131,6 +131,11 @@ struct jdict {
 struct jrange {
     int64_t start, step, n;
 };
+/* Every item fits in 64 bits, but the product on the way to it may not: unsigned arithmetic wraps back. */
+static inline int64_t tern_jrange_at(const struct jrange *r, int64_t i)
+{
+    return (int64_t)((uint64_t)r->start + (uint64_t)i * (uint64_t)r->step);
+}
 
 struct jundef { /* what to say when the undefined value is used */
     const char *owner;

@@ -41,11 +41,10 @@ static int encode_bpe(struct tern_tok_work *w, size_t begin, size_t end, tern_er
     int rc = 0;
     while (begin < end) {
         size_t n = tern_utf8_valid(w->text + begin, end - begin);
-        if (n == 0)
-            TERN_TRY(tern_tok_word(w, TERN_TOK_SOURCE_TEXT, begin, n = 1, err));
-        else
-            TERN_TRY(encode_bpe_text(w, begin, n, err));
+        TERN_TRY(encode_bpe_text(w, begin, n, err));
         begin += n;
+        if (begin < end)
+            TERN_TRY(tern_tok_word(w, TERN_TOK_SOURCE_TEXT, begin++, 1, err));
     }
 out:
     return rc;

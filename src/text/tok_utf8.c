@@ -2,24 +2,35 @@
 
 #include <string.h>
 
+/* Length that a lead byte announces; 0 when no character begins with it. */
+static int announced(uint8_t lead)
+{
+    if (lead < 0x80)
+        return 1;
+    if (lead < 0xC2 || lead > 0xF4)
+        return 0;
+    return lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : 4;
+}
+
+/* The second byte alone decides about forms longer than needed, surrogates and values above U+10FFFF. */
+static bool second_fits(uint8_t lead, uint8_t second)
+{
+    uint8_t lo = lead == 0xE0 ? 0xA0 : lead == 0xF0 ? 0x90 : 0x80;
+    uint8_t hi = lead == 0xED ? 0x9F : lead == 0xF4 ? 0x8F : 0xBF;
+    return second >= lo && second <= hi;
+}
+
 int tern_utf8_decode(const char *p, size_t n, uint32_t *cp)
 {
     const uint8_t *s = (const uint8_t *)p;
-    uint8_t a = s[0];
-    if (a < 0x80) {
-        *cp = a;
-        return 1;
+    int len = announced(s[0]);
+    if (len <= 1) {
+        *cp = s[0];
+        return len;
     }
-    if (a < 0xC2 || a > 0xF4)
+    if (n < (size_t)len || !second_fits(s[0], s[1]))
         return 0;
-    int len = a < 0xE0 ? 2 : a < 0xF0 ? 3 : 4;
-    if (n < (size_t)len || (s[1] & 0xC0) != 0x80)
-        return 0;
-    /* Only the second byte can make a longer form than needed, a surrogate, or a value above U+10FFFF. */
-    if ((a == 0xE0 && s[1] < 0xA0) || (a == 0xED && s[1] > 0x9F) || (a == 0xF0 && s[1] < 0x90) ||
-        (a == 0xF4 && s[1] > 0x8F))
-        return 0;
-    uint32_t v = (uint32_t)(a & (0xFF >> (len + 1))) << 6 | (s[1] & 0x3Fu);
+    uint32_t v = (uint32_t)(s[0] & (0xFF >> (len + 1))) << 6 | (s[1] & 0x3Fu);
     for (int i = 2; i < len; i++) {
         if ((s[i] & 0xC0) != 0x80)
             return 0;
@@ -27,6 +38,18 @@ int tern_utf8_decode(const char *p, size_t n, uint32_t *cp)
     }
     *cp = v;
     return len;
+}
+
+int tern_utf8_missing(const char *p, int n)
+{
+    const uint8_t *s = (const uint8_t *)p;
+    int len = announced(s[0]);
+    if (n > len || (n > 1 && !second_fits(s[0], s[1])))
+        return -1;
+    for (int i = 2; i < n; i++)
+        if ((s[i] & 0xC0) != 0x80)
+            return -1;
+    return len - n;
 }
 
 size_t tern_utf8_valid(const char *p, size_t n)

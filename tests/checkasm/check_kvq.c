@@ -398,7 +398,7 @@ static void check_block(const float *y, const uint8_t *codes, uint16_t head, con
         return;
     }
     double best = (matched ? sqrt(ss / ee) : ye / ee) / unit, rms = sqrt(ss / n);
-    if (fabs(f - fmin(best, 65280)) > best * (0x1p-8 + 1e-6) + 0x1p-21)
+    if (fabs(f - fmin(best, 65280)) > best * (0x1p-8 + 0x1p-11 + 1e-6) + 0x1p-21)
         check_fail("scale %g, exact %g", f, best);
     for (int i = 0; i < n; i++) {
         double z = (double)y[i] / rms, got = fabs(z - tab->entry[codes[i]] * unit);

@@ -9,7 +9,9 @@
 #include <string.h>
 
 #define MAX_ROWS 4
-#define AHEAD    1024 /* bytes of prefetch: the memory latency at this loop's pace */
+#ifndef AHEAD
+#define AHEAD    1024
+#endif /* bytes of prefetch: the memory latency at this loop's pace */
 
 ALWAYS __m256i quad_of(const int8_t *q)
 {
@@ -18,52 +20,71 @@ ALWAYS __m256i quad_of(const int8_t *q)
     return _mm256_set1_epi32(four);
 }
 
-/* dot[r][g]: rows 8*h.. of the block times activation row r; g tells the halves of the block apart for K16 only. */
-ALWAYS void block_dots(enum tern_codes codes, enum tern_scales scales, const uint8_t *block, int h,
-                       const struct tern_q8_row *x, size_t at, int rows, __m256i dot[MAX_ROWS][2])
+/* Left alone, the compiler turns the 16-bit sums into trees, which takes more vectors than there are registers.  This
+ * statement makes it forget where a value came from. */
+#define OPAQUE_VEC(v) __asm__("" : "+x"(v))
+
+/* Dot products of one block: [activation row][half of the panel's rows][K16: half of the block's inputs]. */
+typedef __m256i block_dot[MAX_ROWS][2][2];
+
+ALWAYS void block_dots(enum tern_codes codes, enum tern_scales scales, const uint8_t *block,
+                       const struct tern_q8_row *x, size_t at, int rows, block_dot dot)
 {
     const __m256i one = _mm256_set1_epi16(1);
-    /* Quads whose 16-bit sums may be added up: all, four or two. */
+    /* Quads whose 16-bit sums may be added up: all, four, two or one. */
     const int run = codes == TERN_CODES_U4 ? 8 : codes == TERN_CODES_U5 ? 4 : codes == TERN_CODES_U6 ? 2 : 1;
-    __m256i sum[MAX_ROWS];
-    for (int r = 0; r < rows; r++)
-        dot[r][0] = dot[r][1] = _mm256_setzero_si256();
+    const int per_group = scales == TERN_SCALES_K16 ? 4 : 8;
+    __m256i sum[MAX_ROWS][2];
 #pragma GCC unroll 8
     for (int q = 0; q < 8; q++) {
-        __m256i c = quad_codes(codes, block, q, h);
-        __m256i mag = codes == TERN_CODES_S8 ? _mm256_abs_epi8(c) : c;
-        int g = scales == TERN_SCALES_K16 ? q / 4 : 0;
+        __m256i c[2] = {quad_codes(codes, block, q, 0), quad_codes(codes, block, q, 1)};
+#pragma GCC unroll 8
         for (int r = 0; r < rows; r++) {
-            __m256i a = quad_of(x[r].q + at + 4 * q);
-            if (codes == TERN_CODES_S8)
-                a = _mm256_sign_epi8(a, c);
-            __m256i t = _mm256_maddubs_epi16(mag, a);
-            sum[r] = q % run ? _mm256_add_epi16(sum[r], t) : t;
-            if (q % run == run - 1)
-                dot[r][g] = _mm256_add_epi32(dot[r][g], _mm256_madd_epi16(sum[r], one));
+            __m256i act = quad_of(x[r].q + at + 4 * q);
+#pragma GCC unroll 2
+            for (int h = 0; h < 2; h++) {
+                __m256i *d = &dot[r][h][q / per_group];
+                __m256i t = codes == TERN_CODES_S8
+                                ? _mm256_maddubs_epi16(_mm256_abs_epi8(c[h]), _mm256_sign_epi8(act, c[h]))
+                                : _mm256_maddubs_epi16(c[h], act);
+                sum[r][h] = q % run ? _mm256_add_epi16(sum[r][h], t) : t;
+                OPAQUE_VEC(sum[r][h]);
+                if (q % run == run - 1) {
+                    t = _mm256_madd_epi16(sum[r][h], one);
+                    *d = q % per_group == run - 1 ? t : _mm256_add_epi32(*d, t);
+                }
+            }
         }
     }
 }
 
-/* One block's share of the chains of rows 8*h... */
-ALWAYS void add_block(enum tern_scales scales, const struct tern_panel_view *v, size_t b, int h,
-                      const struct tern_q8_row *x, int rows, int zero, __m256i dot[MAX_ROWS][2],
-                      __m256 acc[MAX_ROWS][2])
+/* One block's share of the chains. */
+ALWAYS void add_block(enum tern_scales scales, const struct tern_panel_view *v, size_t b, const struct tern_q8_row *x,
+                      int rows, int zero, block_dot dot, __m256 acc[MAX_ROWS][2])
 {
-    for (int g = 0; g < (scales == TERN_SCALES_K16 ? 2 : 1); g++) {
-        __m256 scale, minimum;
-        group_scale(scales, v, 2 * b + (size_t)g, h, &scale, &minimum);
+    const int groups = scales == TERN_SCALES_K16 ? 2 : 1;
+#pragma GCC unroll 2
+    for (int g = 0; g < groups; g++) {
+        __m256 scale[2], minimum[2];
+        group_scale(scales, v, 2 * b + (size_t)g, 0, &scale[0], &minimum[0]);
+        group_scale(scales, v, 2 * b + (size_t)g, 1, &scale[1], &minimum[1]);
+#pragma GCC unroll 8
         for (int r = 0; r < rows; r++) {
             float sx = x[r].scale[b];
             int32_t isum = x[r].sum16[2 * b + (size_t)g];
-            if (scales != TERN_SCALES_K16)
+            if (groups == 1)
                 isum += x[r].sum16[2 * b + 1];
-            __m256i d = dot[r][g];
-            if (!has_minimum(scales))
-                d = _mm256_sub_epi32(d, _mm256_set1_epi32(zero * isum));
-            acc[r][h] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(d), _mm256_mul_ps(scale, _mm256_set1_ps(sx)), acc[r][h]);
-            if (has_minimum(scales))
-                acc[r][h] = _mm256_fmadd_ps(minimum, _mm256_set1_ps(sx * (float)isum), acc[r][h]);
+            __m256 sx8 = _mm256_set1_ps(sx), sum8 = _mm256_set1_ps(sx * (float)isum);
+            __m256i zero8 = _mm256_set1_epi32(zero * isum);
+#pragma GCC unroll 2
+            for (int h = 0; h < 2; h++) {
+                __m256i d = dot[r][h][g];
+                if (!has_minimum(scales))
+                    d = _mm256_sub_epi32(d, zero8);
+                acc[r][h] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(d), _mm256_mul_ps(scale[h], sx8), acc[r][h]);
+                if (has_minimum(scales))
+                    acc[r][h] = _mm256_fmadd_ps(minimum[h], sum8, acc[r][h]);
+            }
         }
     }
 }
@@ -74,19 +95,18 @@ ALWAYS void panel_dots(enum tern_codes codes, enum tern_scales scales, float *ou
 {
     const size_t unit = tern_codes_unit(codes);
     __m256 acc[MAX_ROWS][2];
-    __m256i dot[MAX_ROWS][2];
+    block_dot dot;
+#pragma GCC unroll 8
     for (int r = 0; r < rows; r++)
         acc[r][0] = acc[r][1] = _mm256_setzero_ps();
     for (size_t b = 0; b < (size_t)blocks; b++) {
         const uint8_t *block = v->codes + b * unit;
         for (size_t line = 0; line < unit; line += 64)
             _mm_prefetch((const char *)block + line + AHEAD, _MM_HINT_T0);
-#pragma GCC unroll 2
-        for (int h = 0; h < 2; h++) {
-            block_dots(codes, scales, block, h, x, b * TERN_BLOCK, rows, dot);
-            add_block(scales, v, b, h, x, rows, zero, dot, acc);
-        }
+        block_dots(codes, scales, block, x, b * TERN_BLOCK, rows, dot);
+        add_block(scales, v, b, x, rows, zero, dot, acc);
     }
+#pragma GCC unroll 8
     for (int r = 0; r < rows; r++) {
         _mm256_storeu_ps(out + r * TERN_PANEL, acc[r][0]);
         _mm256_storeu_ps(out + r * TERN_PANEL + 8, acc[r][1]);
@@ -128,6 +148,7 @@ void tern_gemm_narrow_avx2(float *y, size_t y_stride, const struct tern_q8_row *
         for (int r0 = 0; r0 < n_rows; r0 += MAX_ROWS) {
             int rows = n_rows - r0 < MAX_ROWS ? n_rows - r0 : MAX_ROWS;
             fns[rows - 1](out, &v, w->k / TERN_BLOCK, w->zero, x + r0);
+#pragma GCC unroll 8
             for (int r = 0; r < rows; r++)
                 memcpy(y + (size_t)(r0 + r) * y_stride + n0, out + r * TERN_PANEL, (size_t)cols * sizeof *y);
         }

@@ -30,22 +30,29 @@ ALWAYS void tile(const struct range *g, float *y, size_t y_stride, int r0, const
     __m256 acc[TILE][4];
     const float *x = g->x + (size_t)r0 * g->x_stride;
     const size_t xs = g->x_stride;
+#pragma GCC unroll 8
     for (int r = 0; r < rows; r++) {
+#pragma GCC unroll 8
         for (int c = 0; c < 2 * panels; c++)
             acc[r][c] = g->first ? _mm256_setzero_ps() : _mm256_loadu_ps(y + (size_t)r * y_stride + 8 * c);
     }
 #pragma GCC unroll 2
     for (int k = 0; k < g->depth; k++) {
         __m256 v[4];
+#pragma GCC unroll 8
         for (int c = 0; c < 2 * panels; c++)
             v[c] = _mm256_load_ps(w[c / 2] + k * TERN_PANEL + c % 2 * 8);
+#pragma GCC unroll 8
         for (int r = 0; r < rows; r++) {
             __m256 b = _mm256_broadcast_ss(x + (size_t)r * xs + k);
+#pragma GCC unroll 8
             for (int c = 0; c < 2 * panels; c++)
                 acc[r][c] = _mm256_fmadd_ps(v[c], b, acc[r][c]);
         }
     }
+#pragma GCC unroll 8
     for (int r = 0; r < rows; r++) {
+#pragma GCC unroll 8
         for (int c = 0; c < 2 * panels; c++)
             _mm256_storeu_ps(y + (size_t)r * y_stride + 8 * c, acc[r][c]);
     }
@@ -84,12 +91,14 @@ static void tile_at(const struct range *g, int r0, int rows, const float *const 
     }
     float edge[TILE * 2 * TERN_PANEL];
     size_t bytes = (size_t)cols * sizeof *y, stride = 2 * TERN_PANEL;
+#pragma GCC unroll 8
     for (int r = 0; r < rows; r++) {
         memset(edge + (size_t)r * stride, 0, stride * sizeof *y);
         if (!g->first)
             memcpy(edge + (size_t)r * stride, y + (size_t)r * g->y_stride, bytes);
     }
     tile_any(g, edge, stride, r0, w, rows, panels);
+#pragma GCC unroll 8
     for (int r = 0; r < rows; r++)
         memcpy(y + (size_t)r * g->y_stride, edge + (size_t)r * stride, bytes);
 }

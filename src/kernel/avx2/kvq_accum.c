@@ -74,13 +74,11 @@ KVQ_INLINE void accum_step(__m256i acc[][2], __m256i e0, __m256i e1, const int16
     __m256i even1 = _mm256_and_si256(e1, low), odd1 = _mm256_srli_epi16(e1, 8);
     KVQ_UNROLL for (int i = 0; i < rows; i++)
     {
-        int32_t two[2];
-        memcpy(two, w + row_stride * i, 8);
-        __m256i even = _mm256_set1_epi32(two[0]), odd = _mm256_set1_epi32(two[1]);
-        acc[i][0] = _mm256_add_epi32(acc[i][0], _mm256_madd_epi16(even0, even));
-        acc[i][1] = _mm256_add_epi32(acc[i][1], _mm256_madd_epi16(even1, even));
-        acc[i][0] = _mm256_add_epi32(acc[i][0], _mm256_madd_epi16(odd0, odd));
-        acc[i][1] = _mm256_add_epi32(acc[i][1], _mm256_madd_epi16(odd1, odd));
+        __m256i even = kvq_broadcast4(w + row_stride * i), odd = kvq_broadcast4(w + row_stride * i + 2);
+        kvq_add(&acc[i][0], _mm256_madd_epi16(even0, even));
+        kvq_add(&acc[i][1], _mm256_madd_epi16(even1, even));
+        kvq_add(&acc[i][0], _mm256_madd_epi16(odd0, odd));
+        kvq_add(&acc[i][1], _mm256_madd_epi16(odd1, odd));
     }
 }
 

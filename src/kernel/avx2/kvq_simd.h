@@ -21,6 +21,20 @@ KVQ_INLINE __m256i kvq_load(const void *p)
     return _mm256_load_si256((const __m256i *)p);
 }
 
+/* Four bytes from anywhere into every lane, as one load: from an integer gcc would go through a general register. */
+KVQ_INLINE __m256i kvq_broadcast4(const void *p)
+{
+    return _mm256_castps_si256(_mm256_broadcast_ss((const float *)p));
+}
+
+/* acc + x, and the compiler must leave it at that: gcc would collect the terms of an unrolled chain into a tree and
+ * spill all of them. */
+KVQ_INLINE void kvq_add(__m256i *acc, __m256i x)
+{
+    *acc = _mm256_add_epi32(*acc, x);
+    __asm__("" : "+x"(*acc));
+}
+
 /* The table as bytes entry + offset, repeated to fill the 16 places that a byte shuffle sees.  The repetition makes the
  * bits above a code harmless, so a nibble mask serves every width. */
 static inline __m256i kvq_table(const struct tern_kvq_table *tab, int offset)

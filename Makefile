@@ -1,0 +1,107 @@
+# The human's face of the build; CMakeLists.txt is the build itself.  `make help` lists the targets.
+#
+#   BUILD=DIR         where the release build goes (build)      JOBS=N     parallel compilers and tests (all cores)
+#   PROMPT=TEXT KV=PLAN N=N RUN_FLAGS=...   of `make run`       MODEL=FILE another model for `make run` and `make bench`
+#   FUZZ_SECONDS=N    for each fuzz target (20)                 PREFIX=DIR DESTDIR=DIR   of `make install`
+
+BUILD        ?= build
+JOBS         ?= $(shell nproc 2>/dev/null || echo 2)
+PREFIX       ?= /usr/local
+FUZZ_SECONDS ?= 20
+PROMPT       ?= Why is the sky dark at night? Answer in three sentences.
+KV           ?= l4
+N            ?= 160
+MODEL        ?=
+RUN_FLAGS    ?=
+BENCH_FLAGS  ?=
+export PROMPT
+
+# Sanitizers place their shadow memory at fixed addresses and collide with the widest address randomisation.
+NOASLR := $(shell setarch -R true 2>/dev/null && echo setarch -R)
+CTEST  := ctest --output-on-failure --no-tests=error -j $(JOBS)
+SOURCES := $(shell find src include tests bench -name '*.[ch]' 2>/dev/null)
+
+.DEFAULT_GOAL := all
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-print-directory
+.PHONY: all run check check-asan check-tsan fuzz-build fuzz bench house format format-check tidy install clean help
+
+all: ## build the release program, build/tern
+	@tools/packages build
+	@test -e $(BUILD)/Makefile || cmake --preset release -B $(BUILD)
+	@cmake --build $(BUILD) -j $(JOBS) --target tern
+
+run: all ## fetch a small model (once) and let it answer PROMPT with a compressed KV cache
+	@test -n "$(MODEL)" || tools/packages run
+	@model='$(MODEL)'; test -n "$$model" || model=$$(tools/fetch-model smollm2); \
+	$(BUILD)/tern run -m "$$model" -p "$$PROMPT" --kv $(KV) -n $(N) $(RUN_FLAGS)
+
+check: ## build and run every test that needs no GPU, no download and no Python
+	@tools/packages build check
+	@cmake --preset release -B $(BUILD)
+	@cmake --build $(BUILD) -j $(JOBS)
+	@cd $(BUILD) && $(CTEST)
+
+check-asan: ## the same tests under AddressSanitizer and UndefinedBehaviorSanitizer
+	@tools/packages build check
+	@cmake --preset asan -B $(BUILD)-asan
+	@cmake --build $(BUILD)-asan -j $(JOBS)
+	@cd $(BUILD)-asan && $(NOASLR) $(CTEST)
+
+check-tsan: ## the tests that start threads, under ThreadSanitizer
+	@tools/packages build check
+	@cmake --preset tsan -B $(BUILD)-tsan
+	@cmake --build $(BUILD)-tsan -j $(JOBS) --target threaded_tests
+	@cd $(BUILD)-tsan && TSAN_OPTIONS="halt_on_error=1 $$TSAN_OPTIONS" $(NOASLR) $(CTEST) -L threads
+
+fuzz-build:
+	@tools/packages build check ci
+	@cmake --preset fuzz -B $(BUILD)-fuzz
+	@cmake --build $(BUILD)-fuzz -j $(JOBS) --target fuzzers
+
+fuzz: fuzz-build ## every fuzz target for FUZZ_SECONDS, starting from tests/fuzz/corpus
+	@for target in $(BUILD)-fuzz/tests/fuzz/fuzz_*; do \
+	    area=$${target##*/fuzz_}; found=$(BUILD)-fuzz/corpus/$$area; mkdir -p $$found; \
+	    echo "fuzz $$area: $(FUZZ_SECONDS) s, new inputs in $$found"; \
+	    $(NOASLR) $$target -max_total_time=$(FUZZ_SECONDS) -timeout=20 -rss_limit_mb=3000 -print_final_stats=1 \
+	        -artifact_prefix=$(BUILD)-fuzz/$$area- $$found tests/fuzz/corpus/$$area >$(BUILD)-fuzz/$$area.log 2>&1 || \
+	        { tail -n 60 $(BUILD)-fuzz/$$area.log; exit 1; }; \
+	    grep -E 'number_of_executed_units|peak_rss_mb' $(BUILD)-fuzz/$$area.log; \
+	done
+
+bench: all ## kernels against their plain C form; with MODEL=FILE also the model's prompt and decode speed
+	@tools/packages check
+	@cmake --preset release -B $(BUILD) >/dev/null
+	@cmake --build $(BUILD) -j $(JOBS) --target checkasm
+	@$(BUILD)/tests/checkasm/checkasm --bench
+	@test -z "$(MODEL)" || $(BUILD)/tern bench -m "$(MODEL)" $(BENCH_FLAGS)
+
+house: all ## the rules of the house: layers, sizes, headers, symbols, instruction sets, links
+	@tools/packages ci
+	@cmake --build $(BUILD) -j $(JOBS) --target ternlib
+	@tools/house.py --build $(BUILD)
+	@tools/isa_scan.sh $(BUILD)
+
+format: ## rewrite all sources by .clang-format
+	@tools/packages ci
+	@clang-format -i $(SOURCES)
+
+format-check:
+	@tools/packages ci
+	@clang-format --dry-run -Werror $(SOURCES)
+
+tidy: ## clang-tidy over src
+	@tools/packages build ci
+	@cmake --preset release -B $(BUILD) >/dev/null
+	@find src -name '*.c' | xargs -n 1 -P $(JOBS) clang-tidy --quiet -p $(BUILD) 2>/dev/null
+
+install: all ## program, library, headers, manual page and bash completion into PREFIX
+	@cmake --build $(BUILD) -j $(JOBS) --target ternlib extras
+	@cmake --install $(BUILD) --prefix "$(PREFIX)"
+
+clean: ## remove all build folders
+	rm -rf $(BUILD) $(BUILD)-asan $(BUILD)-tsan $(BUILD)-fuzz
+
+help: ## this list
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | sort | while IFS='	' read -r target text; do \
+	    printf '  make %-12s %s\n' "$$target" "$$text"; done

@@ -1,0 +1,194 @@
+#include <errno.h>
+#include <histedit.h>
+#include <langinfo.h>
+#include <locale.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "cli/chat.h"
+
+#define MAX_MESSAGE_BYTES ((size_t)1 << 28)
+
+struct tern_input {
+    EditLine *el; /* NULL: plain lines */
+    History *history;
+    char *line; /* of getline */
+    size_t cap;
+    bool more; /* the prompt of a continuation line */
+};
+
+static char *show_prompt(EditLine *el)
+{
+    static char first[] = "> ", more[] = ". ";
+    void *in = NULL;
+    (void)el_get(el, EL_CLIENTDATA, &in);
+    return in && ((struct tern_input *)in)->more ? more : first;
+}
+
+/* libedit decodes keys by the locale; anything but UTF-8 would break every letter beyond ASCII. */
+static void use_utf8(void)
+{
+    (void)setlocale(LC_CTYPE, "");
+    if (strcmp(nl_langinfo(CODESET), "UTF-8") != 0)
+        (void)setlocale(LC_CTYPE, "C.UTF-8");
+}
+
+static int start_editor(struct tern_input *in, tern_error *err)
+{
+    HistEvent event;
+    use_utf8();
+    in->el = el_init("tern", stdin, stdout, stderr);
+    in->history = history_init();
+    if (!in->el || !in->history)
+        return tern_err_set(err, TERN_EIO, "cannot start the line editor");
+    (void)history(in->history, &event, H_SETSIZE, 1000);
+    (void)history(in->history, &event, H_SETUNIQUE, 1);
+    (void)el_set(in->el, EL_CLIENTDATA, in);
+    (void)el_set(in->el, EL_PROMPT, show_prompt);
+    (void)el_set(in->el, EL_EDITOR, "emacs");
+    (void)el_set(in->el, EL_HIST, history, in->history);
+    (void)el_set(in->el, EL_SIGNAL, 1); /* restores the terminal before a signal is delivered */
+    (void)el_source(in->el, NULL);      /* the user's ~/.editrc */
+    return 0;
+}
+
+int tern_input_new(struct tern_input **out, tern_error *err)
+{
+    *out = NULL;
+    struct tern_input *in = calloc(1, sizeof *in);
+    if (!in)
+        return tern_err_set(err, TERN_ENOMEM, "cannot allocate the line reader");
+    int rc = isatty(STDIN_FILENO) ? start_editor(in, err) : 0;
+    if (rc < 0)
+        tern_input_free(in);
+    else
+        *out = in;
+    return rc;
+}
+
+void tern_input_free(struct tern_input *in)
+{
+    if (!in)
+        return;
+    if (in->el)
+        el_end(in->el);
+    if (in->history)
+        history_end(in->history);
+    free(in->line);
+    free(in);
+}
+
+bool tern_input_interactive(const struct tern_input *in)
+{
+    return in->el != NULL;
+}
+
+/* ---- lines ------------------------------------------------------------------------------------------------------------- */
+
+static volatile sig_atomic_t line_interrupted;
+
+static void on_line_interrupt(int sig)
+{
+    (void)sig;
+    line_interrupted = 1;
+}
+
+/* Ctrl-C while a line is typed must not lose the session: it only drops the line. */
+static const char *edited_line(struct tern_input *in, int *n)
+{
+    struct sigaction act = {.sa_handler = on_line_interrupt}, old;
+    sigemptyset(&act.sa_mask);
+    line_interrupted = 0;
+    (void)sigaction(SIGINT, &act, &old);
+    const char *line = el_gets(in->el, n);
+    (void)sigaction(SIGINT, &old, NULL);
+    return line;
+}
+
+/* One line without its end into *line; a tern_input_result or an error. */
+static int next_line(struct tern_input *in, const char **line, size_t *len, tern_error *err)
+{
+    if (in->el) {
+        int n = 0;
+        *line = edited_line(in, &n);
+        if (line_interrupted) {
+            el_reset(in->el);
+            (void)fputc('\n', stderr);
+            return TERN_INPUT_INTERRUPTED;
+        }
+        if (!*line || n <= 0)
+            return TERN_INPUT_END;
+        *len = (size_t)n;
+    } else {
+        errno = 0;
+        ssize_t n = getline(&in->line, &in->cap, stdin);
+        if (n < 0 && ferror(stdin))
+            return tern_err_set(err, TERN_EIO, "cannot read standard input: %s", strerror(errno));
+        if (n < 0)
+            return TERN_INPUT_END;
+        *line = in->line;
+        *len = (size_t)n;
+    }
+    if (*len && (*line)[*len - 1] == '\n')
+        (*len)--;
+    if (*len && (*line)[*len - 1] == '\r')
+        (*len)--;
+    return TERN_INPUT_MESSAGE;
+}
+
+static bool is_fence(const char *line, size_t len)
+{
+    return len == 3 && memcmp(line, "\"\"\"", 3) == 0;
+}
+
+static void remember(struct tern_input *in, const struct tern_buf *message)
+{
+    HistEvent event;
+    if (in->el && message->len)
+        (void)history(in->history, &event, H_ENTER, message->p);
+}
+
+static int read_message(struct tern_input *in, struct tern_buf *out, tern_error *err)
+{
+    const char *line = NULL;
+    size_t len = 0;
+    bool block = false;
+    tern_buf_reset(out);
+    out->max = MAX_MESSAGE_BYTES;
+    for (int n_lines = 0;; n_lines++) {
+        int rc = next_line(in, &line, &len, err);
+        if (rc == TERN_INPUT_END && n_lines > 0)
+            return TERN_INPUT_MESSAGE; /* an unfinished block at the end of a file still counts */
+        if (rc != TERN_INPUT_MESSAGE)
+            return rc;
+        if (n_lines == 0 && is_fence(line, len)) {
+            block = in->more = true;
+            continue;
+        }
+        if (block && is_fence(line, len)) {
+            if (out->len)
+                out->p[--out->len] = 0; /* the line break before the closing fence is the fence's */
+            return TERN_INPUT_MESSAGE;
+        }
+        bool joined = !block && len && line[len - 1] == '\\';
+        rc = tern_buf_add(out, line, joined ? len - 1 : len, err);
+        if (rc == 0 && (block || joined))
+            rc = tern_buf_addc(out, '\n', err);
+        if (rc < 0)
+            return rc;
+        if (!block && !joined)
+            return TERN_INPUT_MESSAGE;
+        in->more = true;
+    }
+}
+
+int tern_input_message(struct tern_input *in, struct tern_buf *out, tern_error *err)
+{
+    in->more = false;
+    int rc = read_message(in, out, err);
+    if (rc == TERN_INPUT_MESSAGE)
+        remember(in, out);
+    return rc;
+}

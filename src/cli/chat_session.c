@@ -1,0 +1,299 @@
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/mem.h"
+#include "base/rng.h"
+#include "cli/chat.h"
+
+/* ---- turns -------------------------------------------------------------------------------------------------------------- */
+
+static void clear_turns(tern_chat_turn *turns, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        free((char *)turns[i].role);
+        free((char *)turns[i].content);
+    }
+}
+
+int tern_session_add(struct tern_session *s, const char *role, const char *content, tern_error *err)
+{
+    int rc = 0;
+    tern_chat_turn turn = {strdup(role), strdup(content)};
+    if (!turn.role || !turn.content)
+        TERN_FAIL(err, TERN_ENOMEM, "cannot allocate a chat turn");
+    if (s->n_turns == s->cap_turns)
+        TERN_TRY(tern_grow(&s->turns, &s->cap_turns, s->n_turns + 1, sizeof *s->turns, err));
+    s->turns[s->n_turns++] = turn;
+    return 0;
+out:
+    free((char *)turn.role);
+    free((char *)turn.content);
+    return rc;
+}
+
+void tern_session_drop(struct tern_session *s)
+{
+    clear_turns(&s->turns[--s->n_turns], 1);
+}
+
+int tern_session_init(struct tern_session *s, tern_model *m, tern_engine *e, const char *system, uint64_t seed,
+                      tern_error *err)
+{
+    int rc = 0;
+    *s = (struct tern_session){.model = m, .engine = e, .exact = true, .seed = seed};
+    TERN_TRY(tern_seq_new(&s->seq, e, err));
+    if (system)
+        TERN_TRY(tern_session_add(s, "system", system, err));
+out:
+    return rc;
+}
+
+void tern_session_clear(struct tern_session *s)
+{
+    tern_seq_free(s->seq);
+    clear_turns(s->turns, s->n_turns);
+    tern_free(s->turns);
+    *s = (struct tern_session){0};
+}
+
+static int new_sequence(struct tern_session *s, tern_error *err)
+{
+    tern_seq_free(s->seq);
+    s->seq = NULL;
+    return tern_seq_new(&s->seq, s->engine, err);
+}
+
+int tern_session_reset(struct tern_session *s, tern_error *err)
+{
+    size_t keep = s->n_turns && strcmp(s->turns[0].role, "system") == 0;
+    while (s->n_turns > keep)
+        tern_session_drop(s);
+    s->exact = true;
+    return new_sequence(s, err);
+}
+
+/* ---- from turns to tokens -------------------------------------------------------------------------------------------------- */
+
+/* What the template writes behind the last reply (the end-of-turn marker): with A the rendering that asked for the
+ * reply and B the one that contains it, B = A + reply + tail.  TERN_EMISMATCH when B does not have that form. */
+static int reply_tail(const struct tern_session *s, tern_tokens *out, tern_error *err)
+{
+    int rc = 0;
+    char *before = NULL, *after = NULL;
+    size_t reply = s->n_turns - 2; /* turns: ..., reply, new message */
+    TERN_TRY(tern_model_chat_text(s->model, s->turns, reply, true, &before, err));
+    TERN_TRY(tern_model_chat_text(s->model, s->turns, reply + 1, false, &after, err));
+    size_t n_before = strlen(before), n_reply = strlen(s->turns[reply].content);
+    if (strncmp(after, before, n_before) != 0 || strncmp(after + n_before, s->turns[reply].content, n_reply) != 0)
+        TERN_FAIL(err, TERN_EMISMATCH, "the chat template rewrites earlier turns");
+    const char *tail = after + n_before + n_reply;
+    TERN_TRY(tern_model_tokenize(s->model, tail, strlen(tail), TERN_TEXT_SPECIAL, out, err));
+out:
+    free(before);
+    free(after);
+    return rc;
+}
+
+static int append_only(const struct tern_session *s, tern_tokens *out, tern_error *err)
+{
+    int rc = 0;
+    TERN_TRY(reply_tail(s, out, err));
+    TERN_TRY(tern_model_chat_tokens(s->model, s->turns, s->n_turns, s->n_turns - 1, true, out, err));
+out:
+    return rc;
+}
+
+/* Shortens the sequence to what it has in common with `whole` and leaves the rest in out. */
+static int keep_common(struct tern_session *s, const tern_tokens *whole, tern_tokens *out, tern_error *err)
+{
+    int rc = 0;
+    const int32_t *have = tern_seq_tokens(s->seq);
+    int n_have = tern_seq_length(s->seq), same = 0;
+    while (same < n_have && (size_t)same + 1 < whole->len && have[same] == whole->p[same])
+        same++;
+    if (same < n_have) {
+        rc = tern_seq_trim(s->seq, same, err);
+        if (rc == TERN_EUNSUPPORTED) { /* a sliding window has moved on: begin again */
+            same = 0;
+            rc = new_sequence(s, err);
+        }
+        TERN_TRY(rc);
+    }
+    for (size_t i = (size_t)same; i < whole->len; i++)
+        TERN_TRY(tern_tokens_push(out, whole->p[i], err));
+out:
+    return rc;
+}
+
+int tern_session_pending(struct tern_session *s, tern_tokens *out, tern_error *err)
+{
+    int rc = 0;
+    tern_tokens whole = {0};
+    bool replied = s->n_turns >= 2 && strcmp(s->turns[s->n_turns - 2].role, "assistant") == 0;
+    if (s->exact && replied && tern_seq_length(s->seq) > 0) {
+        rc = append_only(s, out, err);
+        if (rc != TERN_EMISMATCH)
+            return rc;
+        out->len = 0;
+    }
+    TERN_TRY(tern_model_chat_tokens(s->model, s->turns, s->n_turns, 0, true, &whole, err));
+    s->exact = false; /* until a reply completes it */
+    TERN_TRY(keep_common(s, &whole, out, err));
+out:
+    tern_tokens_clear(&whole);
+    return rc;
+}
+
+/* ---- files ------------------------------------------------------------------------------------------------------------------ */
+
+#define TURNS_FORMAT   "tern chat turns"
+#define TURNS_VERSION  1
+#define MAX_TURNS_FILE ((size_t)1 << 28)
+
+/* Binds the two files of a session to each other. */
+static void sequence_digest(const tern_seq *seq, char out[17])
+{
+    uint64_t h = 0;
+    const int32_t *ids = tern_seq_tokens(seq);
+    for (int i = 0; i < tern_seq_length(seq); i++)
+        h = tern_hash64(h ^ (uint32_t)ids[i]);
+    (void)snprintf(out, 17, "%016llx", (unsigned long long)h);
+}
+
+static json_t *turns_json(const struct tern_session *s)
+{
+    char digest[17];
+    sequence_digest(s->seq, digest);
+    json_t *turns = json_array();
+    for (size_t i = 0; i < s->n_turns; i++)
+        json_array_append_new(turns, json_pack("{so so}", "role", tern_json_text(s->turns[i].role), "content",
+                                               tern_json_text(s->turns[i].content)));
+    return json_pack("{ss si si ss sb sI so}", "format", TURNS_FORMAT, "version", TURNS_VERSION, "n_tokens",
+                     tern_seq_length(s->seq), "tokens_digest", digest, "exact", s->exact, "seed", (json_int_t)s->seed,
+                     "turns", turns);
+}
+
+/* Temporary name, then rename: a failure leaves an existing file as it was. */
+static int write_turns(const struct tern_session *s, const char *path, tern_error *err)
+{
+    int rc = 0;
+    struct tern_buf temporary = {0};
+    json_t *j = NULL;
+    FILE *f = NULL;
+    TERN_TRY(tern_buf_addf(&temporary, err, "%s.%ld.tmp", path, (long)getpid()));
+    j = turns_json(s);
+    if (!j)
+        TERN_FAIL(err, TERN_ENOMEM, "cannot allocate the turns of the session");
+    f = fopen(temporary.p, "wb");
+    if (!f)
+        TERN_FAIL(err, TERN_EIO, "%s: %s", temporary.p, strerror(errno));
+    bool written = json_dumpf(j, f, JSON_INDENT(2)) == 0 && fputc('\n', f) != EOF && fflush(f) == 0 &&
+                   fsync(fileno(f)) == 0;
+    int why = errno;
+    written = fclose(f) == 0 && written;
+    f = NULL;
+    if (!written || rename(temporary.p, path) != 0) {
+        why = written ? errno : why;
+        (void)unlink(temporary.p);
+        TERN_FAIL(err, TERN_EIO, "%s: %s", path, strerror(why));
+    }
+out:
+    if (f)
+        (void)fclose(f);
+    json_decref(j);
+    tern_buf_clear(&temporary);
+    return rc;
+}
+
+int tern_session_save(const struct tern_session *s, const char *path, tern_error *err)
+{
+    int rc = 0;
+    struct tern_buf turns_path = {0};
+    if (tern_seq_length(s->seq) == 0)
+        return tern_err_set(err, TERN_EINVAL, "there is nothing to save yet");
+    TERN_TRY(tern_buf_addf(&turns_path, err, "%s.turns.json", path));
+    TERN_TRY(tern_seq_save(s->seq, path, err));
+    TERN_TRY(write_turns(s, turns_path.p, err));
+out:
+    tern_buf_clear(&turns_path);
+    return rc;
+}
+
+/* The turns of `root` into s, whose turn list is empty. */
+static int take_turns(struct tern_session *s, json_t *root, const char *path, tern_error *err)
+{
+    int rc = 0;
+    json_t *turns = json_object_get(root, "turns"), *turn;
+    size_t i;
+    if (!json_is_array(turns))
+        TERN_FAIL(err, TERN_EFORMAT, "%s: \"turns\" is not a list", path);
+    json_array_foreach(turns, i, turn)
+    {
+        const char *role = json_string_value(json_object_get(turn, "role"));
+        const char *content = json_string_value(json_object_get(turn, "content"));
+        if (!role || !content)
+            TERN_FAIL(err, TERN_EFORMAT, "%s: turn %zu has no role or no content", path, i);
+        TERN_TRY(tern_session_add(s, role, content, err));
+    }
+out:
+    return rc;
+}
+
+static int check_header(const json_t *root, const char *path, tern_error *err)
+{
+    const char *format = json_string_value(json_object_get(root, "format"));
+    if (!format || strcmp(format, TURNS_FORMAT) != 0)
+        return tern_err_set(err, TERN_EFORMAT, "%s: not the turns of a tern chat", path);
+    json_t *version = json_object_get(root, "version");
+    if (json_integer_value(version) != TURNS_VERSION)
+        return tern_err_set(err, TERN_EUNSUPPORTED, "%s: version %lld is not %d", path,
+                            (long long)json_integer_value(version), TURNS_VERSION);
+    json_t *seed = json_object_get(root, "seed");
+    if (!json_is_integer(seed) || json_integer_value(seed) < 0)
+        return tern_err_set(err, TERN_EFORMAT, "%s: \"seed\" is not a positive integer", path);
+    return 0;
+}
+
+static int read_turns(struct tern_session *s, const char *path, json_t **root, tern_error *err)
+{
+    int rc = 0;
+    struct tern_buf text = {0};
+    json_error_t where;
+    TERN_TRY(tern_buf_read_file(&text, path, MAX_TURNS_FILE, err));
+    *root = json_loadb(text.p, text.len, JSON_REJECT_DUPLICATES, &where);
+    if (!*root)
+        TERN_FAIL(err, TERN_EFORMAT, "%s: line %d: %s", path, where.line, tern_shown(where.text));
+    TERN_TRY(check_header(*root, path, err));
+    TERN_TRY(take_turns(s, *root, path, err));
+    s->exact = json_is_true(json_object_get(*root, "exact"));
+    s->seed = (uint64_t)json_integer_value(json_object_get(*root, "seed"));
+out:
+    tern_buf_clear(&text);
+    return rc;
+}
+
+int tern_session_load(struct tern_session *s, const char *path, tern_error *err)
+{
+    int rc = 0;
+    struct tern_buf turns_path = {0};
+    struct tern_session loaded = {.model = s->model, .engine = s->engine};
+    json_t *root = NULL;
+    char digest[17];
+    TERN_TRY(tern_buf_addf(&turns_path, err, "%s.turns.json", path));
+    TERN_TRY(read_turns(&loaded, turns_path.p, &root, err));
+    TERN_TRY(tern_seq_load(&loaded.seq, s->engine, path, err));
+    sequence_digest(loaded.seq, digest);
+    const char *expected = json_string_value(json_object_get(root, "tokens_digest"));
+    if (!expected || strcmp(expected, digest) != 0)
+        TERN_FAIL(err, TERN_EMISMATCH, "%s and %s do not belong together", path, turns_path.p);
+    struct tern_session old = *s;
+    *s = loaded;
+    loaded = old;
+out:
+    tern_session_clear(&loaded);
+    json_decref(root);
+    tern_buf_clear(&turns_path);
+    return rc;
+}

@@ -1,0 +1,157 @@
+/* tern doctor: what would run here, and whether it does. */
+#include <math.h>
+#include <string.h>
+
+#include "cli/cli.h"
+
+struct doctor {
+    const struct tern_args *a;
+    struct tern_setup setup;
+    tern_machine machine;
+    double kv_bytes, kv_f16_bytes;          /* of a full context */
+    size_t needed;                          /* weights, a full context, scratch */
+    char verdict[sizeof((tern_error *)0)->msg]; /* "ok", or what is wrong */
+    bool ok;
+};
+
+static void wrong(struct doctor *d, const char *text)
+{
+    (void)snprintf(d->verdict, sizeof d->verdict, "%s", text);
+    d->ok = false;
+}
+
+/* ---- checks ------------------------------------------------------------------------------------------------------------ */
+
+static bool all_finite(const float *x, int n)
+{
+    for (int i = 0; i < n; i++)
+        if (!isfinite(x[i]))
+            return false;
+    return true;
+}
+
+/* One prompt row and one decode row, which take different kernels. */
+static int run_two_tokens(struct doctor *d, tern_error *err)
+{
+    int rc = 0, n_vocab = tern_model_get_info(d->setup.model)->n_vocab;
+    tern_seq *seq = NULL;
+    const float *logits;
+    const int32_t ids[2] = {0, n_vocab > 1};
+    TERN_TRY(tern_seq_new(&seq, d->setup.engine, err));
+    for (int i = 0; i < 2; i++) {
+        tern_step_item it = {
+            .seq = seq, .tokens = &ids[i], .n_tokens = 1, .decode = i == 1, .logits = TERN_LOGITS_LAST};
+        TERN_TRY(tern_step(d->setup.engine, &it, 1, &logits, err));
+        if (!all_finite(logits, n_vocab))
+            TERN_FAIL(err, TERN_EFORMAT, "the %s token gives logits that are not finite numbers: the file is damaged",
+                      i ? "second" : "first");
+    }
+out:
+    tern_seq_free(seq);
+    return rc;
+}
+
+static void check_memory(struct doctor *d)
+{
+    tern_memory m;
+    double bytes, f16, ctx = tern_engine_ctx(d->setup.engine);
+    tern_engine_memory(d->setup.engine, &m);
+    tern_plan_bytes(tern_engine_plan(d->setup.engine), &bytes, &f16);
+    d->kv_bytes = bytes * ctx;
+    d->kv_f16_bytes = f16 * ctx;
+    d->needed = tern_model_get_info(d->setup.model)->weight_bytes + (size_t)d->kv_bytes + m.scratch_bytes;
+    if (d->machine.memory_bytes && d->needed > d->machine.memory_bytes) {
+        char text[200];
+        (void)snprintf(text, sizeof text, "weights and a full context need %s and the machine has %s: choose a smaller "
+                                          "context (-c) or plan (--kv)",
+                       tern_size_text((double)d->needed), tern_size_text((double)d->machine.memory_bytes));
+        wrong(d, text);
+    }
+}
+
+static void examine(struct doctor *d)
+{
+    tern_error e = {0};
+    int rc = 0;
+    TERN_TRY(tern_setup_model(&d->setup, d->a, d->a->v[TERN_OPT_MODEL].s, &e));
+    TERN_TRY(tern_setup_engine(&d->setup, d->a, (int)d->a->v[TERN_OPT_CTX].i, 1, &e));
+    TERN_TRY(run_two_tokens(d, &e));
+    check_memory(d);
+out:
+    if (rc < 0)
+        wrong(d, e.msg[0] ? e.msg : tern_err_text(rc));
+}
+
+/* ---- report ------------------------------------------------------------------------------------------------------------- */
+
+static int print_model(const struct doctor *d, tern_error *err)
+{
+    int rc = 0;
+    const tern_model_info *i = tern_model_get_info(d->setup.model);
+    TERN_TRY(tern_out_printf(err, "model       %s: %s, %.4g M parameters, %s in memory\n", tern_shown(i->path),
+                             tern_shown(i->arch), (double)i->n_params * 1e-6, tern_size_text((double)i->weight_bytes)));
+    TERN_TRY(tern_out_printf(err, "tokenizer   %s; chat template: %s\n", tern_shown(i->tokenizer),
+                             i->has_template ? "yes" : "no"));
+    if (!d->setup.engine)
+        goto out;
+    TERN_TRY(tern_out_printf(err, "KV plan     %s\n", tern_shown(tern_setup_kv(d->a))));
+    TERN_TRY(tern_plan_print(tern_engine_plan(d->setup.engine), stdout, err));
+    if (d->needed)
+        TERN_TRY(tern_out_printf(err, "context     %d tokens: KV %s (16 bit: %s); %s with the weights\n",
+                                 tern_engine_ctx(d->setup.engine), tern_size_text(d->kv_bytes),
+                                 tern_size_text(d->kv_f16_bytes), tern_size_text((double)d->needed)));
+out:
+    return rc;
+}
+
+static int print_text(const struct doctor *d, tern_error *err)
+{
+    int rc = 0;
+    int threads = d->setup.engine ? tern_engine_threads(d->setup.engine)
+                  : d->a->v[TERN_OPT_THREADS].i ? (int)d->a->v[TERN_OPT_THREADS].i
+                                                : d->machine.cores;
+    TERN_TRY(tern_out_printf(err, "tern        %s\n", tern_version()));
+    TERN_TRY(tern_out_printf(err, "processor   %s, %d cores\n", tern_shown(d->machine.cpu), d->machine.cores));
+    TERN_TRY(tern_out_printf(err, "kernels     %s (the processor has %s)\n", d->machine.used, d->machine.detected));
+    TERN_TRY(tern_out_printf(err, "threads     %d\n", threads));
+    TERN_TRY(tern_out_printf(err, "memory      %s\n", tern_size_text((double)d->machine.memory_bytes)));
+    if (d->setup.model)
+        TERN_TRY(print_model(d, err));
+    TERN_TRY(tern_out_printf(err, "verdict     %s\n", d->verdict));
+out:
+    return rc;
+}
+
+static int print_json(const struct doctor *d, tern_error *err)
+{
+    json_t *out = json_pack("{so so sb}", "machine", tern_machine_json(), "verdict", tern_json_text(d->verdict), "ok",
+                            d->ok);
+    if (d->setup.model)
+        json_object_set_new(out, "model", tern_model_json(d->setup.model));
+    if (d->setup.engine) {
+        json_t *kv = tern_plan_json(tern_engine_plan(d->setup.engine));
+        json_object_set_new(kv, "spec", tern_json_text(tern_setup_kv(d->a)));
+        json_object_set_new(out, "kv", kv);
+        json_object_set_new(out, "ctx", json_integer(tern_engine_ctx(d->setup.engine)));
+        json_object_set_new(out, "threads", json_integer(tern_engine_threads(d->setup.engine)));
+        json_object_set_new(out, "needed_bytes", json_integer((json_int_t)d->needed));
+    }
+    return tern_json_print(out, err);
+}
+
+int tern_cmd_doctor(const struct tern_args *a, tern_error *err)
+{
+    int rc = 0;
+    struct doctor d = {.a = a, .ok = true, .verdict = "ok"};
+    TERN_TRY(tern_set_cpu_mask(a->v[TERN_OPT_CPU_MASK].s, err));
+    tern_machine_describe(&d.machine);
+    if (a->v[TERN_OPT_MODEL].n)
+        examine(&d);
+    TERN_TRY(a->v[TERN_OPT_JSON].n ? print_json(&d, err) : print_text(&d, err));
+    TERN_TRY(tern_out_flush(err));
+    if (!d.ok)
+        TERN_FAIL(err, TERN_EUNSUPPORTED, "%s", d.verdict);
+out:
+    tern_setup_clear(&d.setup);
+    return rc;
+}

@@ -1,0 +1,412 @@
+/* KV bookkeeping: the --kv grammar, layouts, reference counts against a naive model, snapshots and their damage. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#include <cmocka.h>
+#include "base/mem.h"
+#include "base/rng.h"
+#include "kv/kv.h"
+
+#define OK(call)                      \
+    do {                              \
+        tern_error err_ = {0};        \
+        tern_error *err = &err_;      \
+        if ((call) < 0)               \
+            fail_msg("%s", err_.msg); \
+    } while (0)
+
+static int setup(void **state)
+{
+    (void)state;
+    tern_kernels_init(~0u);
+    return 0;
+}
+
+/* ---- grammar ---------------------------------------------------------------------------------------------------- */
+
+static void test_spec_good(void **state)
+{
+    struct tern_kv_spec s;
+    (void)state;
+    OK(tern_kv_spec_parse(&s, "l4", err));
+    assert_string_equal(s.k->name, "l4");
+    assert_string_equal(s.v->name, "l4");
+    assert_int_equal(s.first, 4);
+    OK(tern_kv_spec_parse(&s, "k=q8,v=l3", err));
+    assert_string_equal(s.k->name, "q8");
+    assert_string_equal(s.v->name, "l3");
+    OK(tern_kv_spec_parse(&s, "first=0,turbo3,edge=2:q8_0,layers=3:f16,layers=5-7:l2", err));
+    assert_string_equal(s.k->name, "l3");
+    assert_int_equal(s.first, 0);
+    assert_int_equal(s.edge, 2);
+    assert_string_equal(s.edge_k->name, "q8");
+    assert_int_equal(s.n_rules, 2);
+    assert_int_equal(s.rules[0].from, 3);
+    assert_int_equal(s.rules[0].to, 3);
+    assert_int_equal(s.rules[1].to, 7);
+    assert_string_equal(s.rules[1].v->name, "l2");
+}
+
+static void test_spec_bad(void **state)
+{
+    static const char *const bad[][2] = {
+        {"", "empty"},
+        {"l9", "l9"},
+        {"l4,", "empty"},
+        {"k=l4", "values"},
+        {"v=l4", "keys"},
+        {"l4,first=", "first"},
+        {"l4,first=65", "first"},
+        {"l4,first=4x", "first"},
+        {"l4,edge=2", "edge"},
+        {"l4,edge=:q8", "edge"},
+        {"l4,edge=2:zz", "zz"},
+        {"l4,layers=4-2:q8", "layers"},
+        {"l4,layers=1:", "\"\""},
+        {"l4,layers=-1:q8", "layers"},
+        {"l4,speed=9", "speed"},
+        {"l4,layers=99999999999:q8", "layers"},
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        struct tern_kv_spec s;
+        tern_error err = {0};
+        assert_int_equal(tern_kv_spec_parse(&s, bad[i][0], &err), TERN_EINVAL);
+        if (!strstr(err.msg, bad[i][1]) || !strstr(err.msg, "--kv"))
+            fail_msg("message for \"%s\" does not name %s: %s", bad[i][0], bad[i][1], err.msg);
+    }
+}
+
+/* ---- layout ----------------------------------------------------------------------------------------------------- */
+
+static const struct tern_kv_decl decl[6] = {{3, 64, 64, 0},   {2, 128, 64, 100}, {0, 0, 0, 0},
+                                            {1, 256, 128, 0}, {1, 80, 64, 0},    {2, 64, 32, 100}};
+
+static void test_layout(void **state)
+{
+    struct tern_kv_layout *l;
+    tern_error err = {0};
+    (void)state;
+    OK(tern_kv_layout_new(&l, decl, 6, "l4", false, err));
+    assert_int_equal(l->n_groups, 2);
+    assert_int_equal(l->group_of[2], -1);
+    assert_string_equal(l->layers[0].k.codec->name, "l4");
+    assert_null(l->layers[0].why_raw);
+    assert_string_equal(l->layers[1].k.codec->name, "f16");
+    assert_non_null(strstr(l->layers[1].why_raw, "window"));
+    assert_string_equal(l->layers[4].k.codec->name, "f16"); /* 80 is no power of two; values of 64 stay coded */
+    assert_string_equal(l->layers[4].v.codec->name, "l4");
+    assert_non_null(strstr(l->layers[4].why_raw, "80"));
+    /* 4.25 bits a value at 64 dims: 64 tokens x (K and V) x (64*4 + 16) bits / 8 */
+    assert_int_equal(l->layers[0].head_bytes, 64 * 2 * (64 * 4 + 16) / 8);
+    assert_int_equal(l->layers[3].head_bytes, 64 * ((256 * 4 + 2 * 16) + (128 * 4 + 16)) / 8);
+    tern_kv_layout_free(l);
+    assert_int_equal(tern_kv_layout_new(&l, decl, 6, "l4", true, &err), TERN_EUNSUPPORTED);
+    assert_non_null(strstr(err.msg, "layer 1"));
+    assert_int_equal(tern_kv_layout_new(&l, decl, 6, "l4,edge=4:q8", false, &err), TERN_EINVAL);
+    assert_int_equal(tern_kv_layout_new(&l, decl, 6, "l4,layers=2-6:q8", false, &err), TERN_EINVAL);
+    OK(tern_kv_layout_new(&l, decl, 6, "l4,layers=0-5:l3,edge=1:q8", false, err));
+    assert_string_equal(l->layers[1].k.codec->name, "l3"); /* named, so the window layer is coded too */
+    assert_string_equal(l->layers[0].k.codec->name, "l3"); /* a layers= rule is more exact than edge= */
+    tern_kv_layout_free(l);
+}
+
+static void test_layout_digests(void **state)
+{
+    static const char *const specs[] = {"f16", "f32",       "q8",        "l4",         "l3",
+                                        "l2",  "k=l4,v=l3", "k=l3,v=l4", "l4,first=8", "l4,layers=0:q8"};
+    uint64_t seen[sizeof specs / sizeof *specs];
+    (void)state;
+    for (size_t i = 0; i < sizeof specs / sizeof *specs; i++) {
+        struct tern_kv_layout *l;
+        OK(tern_kv_layout_new(&l, decl, 6, specs[i], false, err));
+        seen[i] = l->digest;
+        for (size_t j = 0; j < i; j++)
+            assert_true(seen[i] != seen[j]);
+        tern_kv_layout_free(l);
+    }
+}
+
+/* ---- sequences against a naive model ------------------------------------------------------------------------------
+ */
+
+/* Writes a value into every page that closes, as a step would, so that sharing and freeing can be checked by content.
+ */
+static void stamp(struct tern_kv_cache *c, struct tern_kv_seq *s, int n, uint64_t value)
+{
+    for (int g = 0; g < c->layout->n_groups; g++)
+        for (int page = s->n_tokens / TERN_PAGE; page < (s->n_tokens + n) / TERN_PAGE; page++) {
+            uint64_t v = value + (uint64_t)page * 1000 + (uint64_t)g;
+            memcpy(s->table[g].pages[page - s->table[g].first], &v, sizeof v);
+        }
+}
+
+struct model {
+    struct tern_kv_seq *seq;
+    uint64_t page[64]; /* what page i of group 0 must contain */
+    int n;
+};
+
+static void check(const struct tern_kv_cache *c, const struct model *m)
+{
+    for (int g = 0; g < c->layout->n_groups; g++) {
+        const struct tern_kv_table *t = &m->seq->table[g];
+        int window = c->layout->groups[g].window;
+        assert_int_equal(t->first + t->n, m->n / TERN_PAGE);
+        /* everything a query at m->n reads is there */
+        int need = window && m->n - window + 1 > 0 ? (m->n - window + 1) / TERN_PAGE : 0;
+        assert_true(t->first <= need);
+        if (!window)
+            assert_int_equal(t->first, 0);
+        for (int i = 0; i < t->n; i++) {
+            uint64_t v;
+            memcpy(&v, t->pages[i], sizeof v);
+            assert_true(v == m->page[t->first + i] + (uint64_t)g);
+        }
+    }
+}
+
+static void grow(struct tern_kv_cache *c, struct model *m, int n, uint64_t value)
+{
+    OK(tern_kv_begin(c, m->seq, n, err));
+    stamp(c, m->seq, n, value);
+    for (int page = m->n / TERN_PAGE; page < (m->n + n) / TERN_PAGE; page++)
+        m->page[page] = value + (uint64_t)page * 1000;
+    tern_kv_commit(c, m->seq, n);
+    m->n += n;
+}
+
+static void trim(struct tern_kv_cache *c, struct model *m, int n)
+{
+    int kept = -1, before = m->n;
+    tern_error err = {0};
+    int rc = tern_kv_trim(c, m->seq, n, &kept, &err);
+    if (rc == TERN_EUNSUPPORTED) {
+        assert_int_equal(m->seq->n_tokens, before);
+        return;
+    }
+    assert_int_equal(rc, 0);
+    assert_int_equal(kept, n / TERN_PAGE == before / TERN_PAGE ? n : n / TERN_PAGE * TERN_PAGE);
+    m->n = kept;
+}
+
+static void test_random_life(void **state)
+{
+    struct tern_kv_layout *l;
+    struct tern_kv_cache c;
+    struct tern_rng rng = {7};
+    struct model m[4] = {{0}};
+    (void)state;
+    OK(tern_kv_layout_new(&l, decl, 6, "l4", false, err));
+    OK(tern_kv_cache_init(&c, l, 4, 2048, 300, err));
+    for (int step = 0; step < 20000; step++) {
+        int i = (int)(tern_rng_u64(&rng) % 4), j = (int)(tern_rng_u64(&rng) % 4), act = (int)(tern_rng_u64(&rng) % 8);
+        if (!m[i].seq) {
+            if (m[j].seq && act < 5) {
+                OK(tern_kv_seq_fork(&c, &m[i].seq, m[j].seq, err));
+                memcpy(m[i].page, m[j].page, sizeof m[i].page);
+                m[i].n = m[j].n;
+            } else {
+                OK(tern_kv_seq_new(&c, &m[i].seq, err));
+                m[i].n = 0;
+            }
+        } else if (act < 5) {
+            int n = 1 + (int)(tern_rng_u64(&rng) % 150);
+            if (m[i].n + n <= 2048)
+                grow(&c, &m[i], n, tern_rng_u64(&rng) >> 8);
+        } else if (act == 5) {
+            trim(&c, &m[i], (int)(tern_rng_u64(&rng) % (uint64_t)(m[i].n + 1)));
+        } else if (act == 6) {
+            int n = 1 + (int)(tern_rng_u64(&rng) % 300);
+            if (m[i].n + n <= 2048) {
+                OK(tern_kv_begin(&c, m[i].seq, n, err));
+                tern_kv_abort(&c, m[i].seq);
+            }
+        } else {
+            tern_kv_seq_free(&c, m[i].seq);
+            m[i].seq = NULL;
+        }
+        for (int k = 0; k < 4; k++)
+            if (m[k].seq)
+                check(&c, &m[k]);
+    }
+    for (int k = 0; k < 4; k++)
+        tern_kv_seq_free(&c, m[k].seq);
+    assert_int_equal(tern_kv_used_bytes(&c), 0);
+    tern_kv_cache_clear(&c);
+    tern_kv_layout_free(l);
+}
+
+static void test_capacity(void **state)
+{
+    struct tern_kv_layout *l;
+    struct tern_kv_cache c;
+    struct tern_kv_seq *s, *t;
+    tern_error err = {0};
+    (void)state;
+    OK(tern_kv_layout_new(&l, decl, 6, "l4", false, err));
+    OK(tern_kv_cache_init(&c, l, 1, 128, 128, err));
+    OK(tern_kv_seq_new(&c, &s, err));
+    assert_int_equal(tern_kv_seq_new(&c, &t, &err), TERN_ECAPACITY);
+    assert_int_equal(tern_kv_begin(&c, s, 129, &err), TERN_EINVAL);
+    OK(tern_kv_begin(&c, s, 100, err));
+    tern_kv_commit(&c, s, 100);
+    assert_int_equal(tern_kv_begin(&c, s, 29, &err), TERN_ECAPACITY);
+    assert_non_null(strstr(err.msg, "128"));
+    assert_int_equal(s->n_tokens, 100);
+    OK(tern_kv_begin(&c, s, 28, err));
+    tern_kv_commit(&c, s, 28);
+    tern_kv_seq_free(&c, s);
+    assert_int_equal(tern_kv_used_bytes(&c), 0);
+    tern_kv_cache_clear(&c);
+    tern_kv_layout_free(l);
+}
+
+/* ---- snapshots ----------------------------------------------------------------------------------------------------
+ */
+
+struct saved {
+    struct tern_kv_layout *l;
+    struct tern_kv_cache c;
+    char path[64];
+    uint8_t *bytes;
+    size_t n;
+};
+
+static void save(struct saved *v, int n_tokens)
+{
+    int32_t tokens[300];
+    uint8_t roles[300];
+    struct model m = {0};
+    OK(tern_kv_layout_new(&v->l, decl, 6, "l4", false, err));
+    OK(tern_kv_cache_init(&v->c, v->l, 2, 300, 300, err));
+    OK(tern_kv_seq_new(&v->c, &m.seq, err));
+    if (n_tokens)
+        grow(&v->c, &m, n_tokens, 99);
+    if (m.seq->sink)
+        memset(m.seq->sink, 3, v->l->sink_bytes);
+    for (int i = 0; i < 300; i++) {
+        tokens[i] = i * 7 % 50;
+        roles[i] = i % 3 == 0;
+    }
+    (void)snprintf(v->path, sizeof v->path, "/tmp/tern-kv-%ld", (long)getpid());
+    struct tern_kv_snapshot_info info = {5, tokens, roles};
+    OK(tern_kv_save(&v->c, m.seq, &info, v->path, err));
+    tern_kv_seq_free(&v->c, m.seq);
+    FILE *f = fopen(v->path, "rb");
+    assert_non_null(f);
+    v->bytes = malloc(1 << 20);
+    v->n = fread(v->bytes, 1, 1 << 20, f);
+    (void)fclose(f);
+}
+
+static void drop(struct saved *v)
+{
+    (void)unlink(v->path);
+    free(v->bytes);
+    assert_int_equal(tern_kv_used_bytes(&v->c), 0);
+    tern_kv_cache_clear(&v->c);
+    tern_kv_layout_free(v->l);
+}
+
+static int load(struct saved *v, const uint8_t *bytes, size_t n, uint64_t digest, tern_error *err)
+{
+    struct tern_kv_seq *s;
+    int32_t *tokens;
+    uint8_t *roles;
+    FILE *f = fopen(v->path, "wb");
+    assert_non_null(f);
+    assert_int_equal(fwrite(bytes, 1, n, f), n);
+    (void)fclose(f);
+    int rc = tern_kv_load(&v->c, &s, digest, 50, v->path, &tokens, &roles, err);
+    if (rc == 0) {
+        for (int i = 0; i < s->n_tokens; i++)
+            assert_true(tokens[i] == i * 7 % 50 && roles[i] == (i % 3 == 0));
+        tern_kv_seq_free(&v->c, s);
+        tern_free(tokens);
+        tern_free(roles);
+    } else {
+        assert_null(s);
+        assert_null(tokens);
+        assert_true(strstr(err->msg, v->path) != NULL);
+    }
+    return rc;
+}
+
+static void test_snapshot_lengths(void **state)
+{
+    static const int lengths[] = {0, 1, 63, 64, 65, 128, 200};
+    (void)state;
+    for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++) {
+        struct saved v;
+        tern_error err = {0};
+        save(&v, lengths[i]);
+        assert_int_equal(load(&v, v.bytes, v.n, 5, &err), 0);
+        assert_int_equal(load(&v, v.bytes, v.n, 6, &err), TERN_EMISMATCH);
+        drop(&v);
+    }
+}
+
+static void test_snapshot_damage(void **state)
+{
+    struct saved v;
+    tern_error err = {0};
+    (void)state;
+    save(&v, 200);
+    for (size_t n = 0; n < v.n; n += n < 1500 ? 1 : 997) { /* truncated in every section */
+        int rc = load(&v, v.bytes, n, 5, &err);
+        assert_int_equal(rc, TERN_EFORMAT);
+    }
+    for (size_t i = 0; i < v.n; i += i < 2000 ? 1 : 499) { /* one bit anywhere */
+        v.bytes[i] ^= (uint8_t)(1u << (i % 8));
+        assert_true(load(&v, v.bytes, v.n, 5, &err) < 0);
+        v.bytes[i] ^= (uint8_t)(1u << (i % 8));
+    }
+    uint8_t *more = malloc(v.n + 1);
+    memcpy(more, v.bytes, v.n);
+    more[v.n] = 0;
+    assert_int_equal(load(&v, more, v.n + 1, 5, &err), TERN_EFORMAT);
+    free(more);
+    assert_int_equal(load(&v, v.bytes, v.n, 5, &err), 0);
+    drop(&v);
+}
+
+static void test_snapshot_bad_paths(void **state)
+{
+    struct saved v;
+    tern_error err = {0};
+    struct tern_kv_seq *s;
+    int32_t *tokens;
+    uint8_t *roles;
+    (void)state;
+    save(&v, 70);
+    assert_int_equal(tern_kv_load(&v.c, &s, 5, 50, "/nonexistent/x", &tokens, &roles, &err), TERN_EIO);
+    assert_int_equal(tern_kv_load(&v.c, &s, 5, 50, "/tmp", &tokens, &roles, &err), TERN_EIO);
+    assert_non_null(strstr(err.msg, "regular"));
+    OK(tern_kv_seq_new(&v.c, &s, err));
+    struct tern_kv_snapshot_info info = {5, NULL, NULL};
+    assert_int_equal(tern_kv_save(&v.c, s, &info, "/nonexistent/x", &err), TERN_EIO);
+    tern_kv_seq_free(&v.c, s);
+    drop(&v);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_spec_good),
+        cmocka_unit_test(test_spec_bad),
+        cmocka_unit_test(test_layout),
+        cmocka_unit_test(test_layout_digests),
+        cmocka_unit_test(test_random_life),
+        cmocka_unit_test(test_capacity),
+        cmocka_unit_test(test_snapshot_lengths),
+        cmocka_unit_test(test_snapshot_damage),
+        cmocka_unit_test(test_snapshot_bad_paths),
+    };
+    return cmocka_run_group_tests(tests, setup, NULL);
+}

@@ -1,0 +1,331 @@
+/* Every tiny model against the reference logits, and the promises of tern.h bit for bit: prompt splits, batches,
+ * threads, fork, trim, save and restore. */
+#include "tiny.h"
+
+#include <unistd.h>
+
+struct entry {
+    const char *name, *ids, *logits;
+    double exact, kld; /* bounds: max |difference| of --exact, mean KLD of the fast decode path */
+};
+
+/* The matrix of block types is compared with the reference run on the dequantised weights, so the bound of the exact
+ * path is the same for all of them. */
+static const struct entry entries[] = {
+    {"llama-tied", "llama-tied", "llama-tied", 1e-4, 1e-3},
+    {"llama-untied", "llama-untied", "llama-untied", 1e-4, 1e-3},
+    {"llama-untied-split-00001-of-00002", "llama-untied", "llama-untied", 1e-4, 1e-3},
+    {"llama-untied-split-00002-of-00002", "llama-untied", "llama-untied", 1e-4, 1e-3},
+    {"gemma3-w8", "gemma3-w8", "gemma3-w8", 1e-4, 1e-3},
+    {"gemma3-w70", "gemma3-w70", "gemma3-w70", 1e-4, 1e-3},
+    {"llama-b32-f16", "llama-b32", "llama-b32-f16", 1e-4, 1e-3},
+    {"llama-b32-bf16", "llama-b32", "llama-b32-bf16", 1e-4, 1e-3},
+    {"llama-b32-q8_0", "llama-b32", "llama-b32-q8_0", 1e-4, 1e-3},
+    {"llama-b32-q4_0", "llama-b32", "llama-b32-q4_0", 1e-4, 1e-3},
+    {"llama-b32-q4_1", "llama-b32", "llama-b32-q4_1", 1e-4, 1e-3},
+    {"llama-b32-q5_0", "llama-b32", "llama-b32-q5_0", 1e-4, 1e-3},
+    {"llama-b32-q5_1", "llama-b32", "llama-b32-q5_1", 1e-4, 1e-3},
+    {"llama-k256-q4_k", "llama-k256", "llama-k256-q4_k", 1e-4, 1e-3},
+    {"llama-k256-q5_k", "llama-k256", "llama-k256-q5_k", 1e-4, 1e-3},
+    {"llama-k256-q6_k", "llama-k256", "llama-k256-q6_k", 1e-4, 1e-3},
+};
+#define N_ENTRIES (sizeof entries / sizeof *entries)
+
+static void open_entry(struct tiny *t, const struct entry *e)
+{
+    tiny_open(t, e->name, e->ids, e->logits);
+}
+
+/* Logits of all positions with the given engine settings, in a new buffer. */
+static float *run_all(struct tiny *t, const char *kv, bool exact, int threads, int step, bool decode)
+{
+    tern_error err = {0};
+    tern_engine *e = tiny_engine(t, kv, exact, threads, 1, 512);
+    tern_seq *s;
+    float *out = tiny_buffer(t);
+    tiny_ok(tern_seq_new(&s, e, &err), &err);
+    tiny_run(e, s, t->ids, 0, t->n_ids, step, decode, out, 0, t->n_vocab);
+    tern_engine_close(&e);
+    return out;
+}
+
+static void assert_equal_bits(const struct tiny *t, const float *a, const float *b, const char *what)
+{
+    for (int r = 0; r < t->n_ids; r++)
+        if (memcmp(a + (size_t)r * (size_t)t->n_vocab, b + (size_t)r * (size_t)t->n_vocab,
+                   (size_t)t->n_vocab * sizeof *a) != 0)
+            fail_msg("%s: logits of position %d differ", what, r);
+}
+
+static void test_exact_parity(void **state)
+{
+    static const int steps[] = {512, 64, 7, 1};
+    (void)state;
+    for (size_t i = 0; i < N_ENTRIES; i++) {
+        struct tiny t;
+        open_entry(&t, &entries[i]);
+        float *whole = run_all(&t, NULL, true, 2, 512, false);
+        double d = tiny_max_diff(&t, whole);
+        print_message("%-36s exact max |difference| %.2e\n", entries[i].name, d);
+        if (!(d <= entries[i].exact))
+            fail_msg("%s: exact logits differ by %g from the reference", entries[i].name, d);
+        for (size_t k = 1; k < sizeof steps / sizeof *steps; k++) {
+            float *part = run_all(&t, NULL, true, 2, steps[k], steps[k] == 1);
+            assert_equal_bits(&t, whole, part, entries[i].name);
+            free(part);
+        }
+        free(whole);
+        tiny_close(&t);
+    }
+}
+
+static void test_fast_paths_close_to_reference(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < N_ENTRIES; i++) {
+        struct tiny t;
+        open_entry(&t, &entries[i]);
+        float *prompt = run_all(&t, "f16", false, 2, 512, false), *decode = run_all(&t, "f16", false, 2, 1, true);
+        size_t at = (size_t)(t.n_ids - t.n_ref) * (size_t)t.n_vocab;
+        double kp = tiny_kld(t.ref, prompt + at, t.n_ref, t.n_vocab),
+               kd = tiny_kld(t.ref, decode + at, t.n_ref, t.n_vocab);
+        print_message("%-36s KLD prompt rows %.2e, decode rows %.2e\n", entries[i].name, kp, kd);
+        assert_true(kp <= entries[i].kld && kd <= entries[i].kld);
+        free(prompt);
+        free(decode);
+        tiny_close(&t);
+    }
+}
+
+static const char *const schemes[] = {
+    "f32", "f16", "q8", "l4", "l3", "l2", "k=f16,v=l4", "k=q8,v=l3,first=0", "l4,layers=0-1:l3"};
+#define N_SCHEMES (sizeof schemes / sizeof *schemes)
+
+static const char *const promise_models[] = {"llama-tied", "llama-untied", "gemma3-w8", "gemma3-w70",
+                                             "llama-k256-q4_k"};
+
+static void open_promise(struct tiny *t, size_t i)
+{
+    for (size_t k = 0; k < N_ENTRIES; k++)
+        if (strcmp(entries[k].name, promise_models[i]) == 0)
+            open_entry(t, &entries[k]);
+}
+
+/* Prompt rows: any split, any thread count.  Decode rows: one at a time or several. */
+static void test_splits_and_threads(void **state)
+{
+    (void)state;
+    for (size_t m = 0; m < sizeof promise_models / sizeof *promise_models; m++)
+        for (size_t k = 0; k < N_SCHEMES; k++) {
+            struct tiny t;
+            open_promise(&t, m);
+            if (t.n_ids < 130 && strstr(schemes[k], "layers")) { /* one layer only */
+                tiny_close(&t);
+                continue;
+            }
+            float *whole = run_all(&t, schemes[k], false, 1, 512, false);
+            static const int cases[][2] = {{2, 64}, {3, 7}, {2, 1}, {1, 65}, {5, 100}};
+            for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
+                float *part = run_all(&t, schemes[k], false, cases[c][0], cases[c][1], false);
+                assert_equal_bits(&t, whole, part, schemes[k]);
+                free(part);
+            }
+            float *one = run_all(&t, schemes[k], false, 1, 1, true), *five = run_all(&t, schemes[k], false, 3, 5, true);
+            assert_equal_bits(&t, one, five, schemes[k]);
+            free(one);
+            free(five);
+            free(whole);
+            tiny_close(&t);
+        }
+}
+
+/* Three sequences in one engine: one prefilling, two decoding from different depths, in shuffled order, against each
+ * one alone in its own engine. */
+static void test_batch_equals_single(void **state)
+{
+    (void)state;
+    for (size_t m = 0; m < sizeof promise_models / sizeof *promise_models; m++) {
+        struct tiny t;
+        tern_error err = {0};
+        open_promise(&t, m);
+        static const int prompt[3] = {61, 3, 40};
+        float *alone[3];
+        for (int i = 0; i < 3; i++) {
+            tern_engine *e = tiny_engine(&t, "l4", false, 1, 1, 512);
+            tern_seq *s;
+            alone[i] = tiny_buffer(&t);
+            tiny_ok(tern_seq_new(&s, e, &err), &err);
+            tiny_run(e, s, t.ids + i, 0, prompt[i], 512, false, alone[i], 0, t.n_vocab);
+            tiny_run(e, s, t.ids + i, prompt[i], 75, 1, true, alone[i], 0, t.n_vocab);
+            tern_engine_close(&e);
+        }
+        tern_engine *e = tiny_engine(&t, "l4", false, 2, 3, 128);
+        tern_seq *s[3];
+        for (int i = 0; i < 3; i++)
+            tiny_ok(tern_seq_new(&s[i], e, &err), &err);
+        int at[3] = {0, 0, 0};
+        for (int step = 0; at[0] < 75 || at[1] < 75 || at[2] < 75; step++) {
+            tern_step_item items[3];
+            int n = 0, who[3];
+            for (int k = 0; k < 3; k++) {
+                int i = (k + step) % 3;
+                if (at[i] >= 75 || (step + i) % 4 == 3)
+                    continue; /* sit this step out: batches of every composition */
+                bool decode = at[i] >= prompt[i];
+                int left = prompt[i] - at[i], c = decode ? 1 : left < 5 + i ? left : 5 + i;
+                items[n] = (tern_step_item){s[i], t.ids + i + at[i], c, decode, TERN_LOGITS_ALL};
+                who[n++] = i;
+            }
+            if (!n)
+                continue;
+            const float *logits;
+            tiny_ok(tern_step(e, items, n, &logits, &err), &err);
+            for (int j = 0; j < n; j++)
+                for (int r = 0; r < items[j].n_tokens; r++, logits += t.n_vocab)
+                    if (memcmp(logits, alone[who[j]] + (size_t)at[who[j]]++ * (size_t)t.n_vocab,
+                               (size_t)t.n_vocab * sizeof(float)) != 0)
+                        fail_msg("%s: sequence %d differs at position %d", promise_models[m], who[j], at[who[j]] - 1);
+        }
+        tern_engine_close(&e);
+        for (int i = 0; i < 3; i++)
+            free(alone[i]);
+        tiny_close(&t);
+    }
+}
+
+/* What a sequence answers from position `from` on must equal `want`. */
+static void assert_continues(struct tiny *t, tern_engine *e, tern_seq *s, int from, const float *want, const char *what)
+{
+    float *got = tiny_buffer(t);
+    assert_int_equal(tern_seq_length(s), from);
+    tiny_run(e, s, t->ids, from, t->n_ids, 1, true, got, 0, t->n_vocab);
+    for (int r = from; r < t->n_ids; r++)
+        if (memcmp(got + (size_t)r * (size_t)t->n_vocab, want + (size_t)r * (size_t)t->n_vocab,
+                   (size_t)t->n_vocab * sizeof *got) != 0)
+            fail_msg("%s: position %d differs from the cold run", what, r);
+    free(got);
+}
+
+/* A sequence of `n` tokens: 70 prompt tokens, the rest decoded. */
+static tern_seq *grow(struct tiny *t, tern_engine *e, int n, float *out)
+{
+    tern_error err = {0};
+    tern_seq *s;
+    tiny_ok(tern_seq_new(&s, e, &err), &err);
+    tiny_run(e, s, t->ids, 0, n < 70 ? n : 70, 512, false, out, 0, t->n_vocab);
+    tiny_run(e, s, t->ids, n < 70 ? n : 70, n, 1, true, out, 0, t->n_vocab);
+    return s;
+}
+
+static void check_fork_trim_save(struct tiny *t, const char *kv, int cut)
+{
+    tern_error err = {0};
+    char path[] = "/tmp/tern-test-XXXXXX";
+    int fd = mkstemp(path);
+    assert_true(fd >= 0);
+    (void)close(fd);
+    float *want = tiny_buffer(t), *junk = tiny_buffer(t);
+    tern_engine *e = tiny_engine(t, kv, false, 2, 4, 128);
+    tern_seq *cold = grow(t, e, t->n_ids, want), *base = grow(t, e, cut, junk), *fork, *loaded;
+    tern_seq_free(cold);
+    /* fork: both continue, in either order */
+    tiny_ok(tern_seq_fork(&fork, base, &err), &err);
+    tiny_ok(tern_seq_save(base, path, &err), &err);
+    assert_continues(t, e, fork, cut, want, "fork");
+    /* trim the fork back: inside the tile, or into closed pages */
+    int rc = tern_seq_trim(fork, cut, &err);
+    if (rc == 0)
+        assert_continues(t, e, fork, cut, want, "trim");
+    else
+        assert_int_equal(rc, TERN_EUNSUPPORTED); /* only a window that has moved on may refuse */
+    tern_seq_free(fork);
+    assert_continues(t, e, base, cut, want, "original after fork");
+    tern_seq_free(base);
+    tiny_ok(tern_seq_load(&loaded, e, path, &err), &err);
+    assert_memory_equal(tern_seq_tokens(loaded), t->ids, (size_t)cut * sizeof *t->ids);
+    assert_continues(t, e, loaded, cut, want, "restored");
+    tern_seq_free(loaded);
+    tern_memory mem;
+    tern_engine_memory(e, &mem);
+    assert_int_equal(mem.kv_bytes, 0); /* nothing leaked a page */
+    tern_engine_close(&e);
+    (void)unlink(path);
+    free(want);
+    free(junk);
+}
+
+static void test_fork_trim_save(void **state)
+{
+    static const int cuts[] = {1, 63, 64, 65, 71, 127, 128, 130};
+    (void)state;
+    for (size_t m = 0; m < 4; m++) {
+        struct tiny t;
+        open_promise(&t, m);
+        for (size_t c = 0; c < sizeof cuts / sizeof *cuts; c++)
+            check_fork_trim_save(&t, c % 2 ? "l4" : "k=q8,v=l3", cuts[c]);
+        check_fork_trim_save(&t, "f16", 66);
+        check_fork_trim_save(&t, "f32", 129);
+        tiny_close(&t);
+    }
+}
+
+/* Going back within the open page and into the page before it is always possible. */
+static void test_short_trim_never_refused(void **state)
+{
+    (void)state;
+    struct tiny t;
+    tern_error err = {0};
+    open_promise(&t, 3); /* window 70 */
+    float *want = tiny_buffer(&t);
+    tern_engine *e = tiny_engine(&t, "l4,layers=0-6:l4", false, 2, 1, 128);
+    tern_seq *s = grow(&t, e, t.n_ids, want);
+    tiny_ok(tern_seq_trim(s, t.n_ids - 60, &err), &err);
+    assert_continues(&t, e, s, t.n_ids - 60, want, "short trim");
+    tiny_ok(tern_seq_trim(s, t.n_ids, &err), &err); /* to its own length: nothing happens */
+    assert_int_equal(tern_seq_trim(s, t.n_ids + 1, &err), TERN_EINVAL);
+    assert_int_equal(tern_seq_trim(s, -1, &err), TERN_EINVAL);
+    tern_engine_close(&e);
+    free(want);
+    tiny_close(&t);
+}
+
+static void test_refusals(void **state)
+{
+    (void)state;
+    struct tiny t;
+    tern_error err = {0};
+    open_promise(&t, 0);
+    tern_engine *e = tiny_engine(&t, "l4", false, 1, 2, 16);
+    tern_seq *a, *b, *c;
+    tiny_ok(tern_seq_new(&a, e, &err), &err);
+    tiny_ok(tern_seq_new(&b, e, &err), &err);
+    assert_int_equal(tern_seq_new(&c, e, &err), TERN_ECAPACITY);
+    const float *logits;
+    int32_t bad[2] = {0, t.n_vocab};
+    tern_step_item items[2] = {{a, bad, 2, false, TERN_LOGITS_LAST}, {a, t.ids, 1, false, TERN_LOGITS_NONE}};
+    assert_int_equal(tern_step(e, items, 1, &logits, &err), TERN_EINVAL);
+    assert_non_null(strstr(err.msg, "vocabulary"));
+    items[0].tokens = t.ids;
+    assert_int_equal(tern_step(e, items, 2, &logits, &err), TERN_EINVAL); /* twice the same sequence */
+    items[1].seq = b;
+    items[1].n_tokens = 15;
+    assert_int_equal(tern_step(e, items, 2, &logits, &err), TERN_EINVAL); /* 17 rows in steps of 16 */
+    assert_int_equal(tern_seq_length(a), 0);
+    assert_int_equal(tern_seq_length(b), 0);
+    tern_engine_close(&e);
+    tern_engine_params p = {.kv = "l9"};
+    assert_int_equal(tern_engine_open(&e, t.model, &p, &err), TERN_EINVAL);
+    assert_non_null(strstr(err.msg, "l9"));
+    tiny_close(&t);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_exact_parity),       cmocka_unit_test(test_fast_paths_close_to_reference),
+        cmocka_unit_test(test_splits_and_threads), cmocka_unit_test(test_batch_equals_single),
+        cmocka_unit_test(test_fork_trim_save),     cmocka_unit_test(test_short_trim_never_refused),
+        cmocka_unit_test(test_refusals),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,306 @@
+/* Sampling: each cut-off against its definition, penalties, bias, reproducibility, bad parameters. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+#include "base/rng.h"
+#include "tern/tern.h"
+
+#define N 1000
+
+static float logits[N];
+
+static void fill(uint64_t seed)
+{
+    struct tern_rng r = {seed};
+    for (int i = 0; i < N; i++)
+        logits[i] = (float)(tern_rng_f64(&r) * 12 - 6);
+}
+
+static tern_sampler *make(const tern_sampler_params *p)
+{
+    tern_sampler *s;
+    tern_error err = {0};
+    if (tern_sampler_new(&s, N, p, &err) < 0)
+        fail_msg("%s", err.msg);
+    return s;
+}
+
+static int argmax(const float *x)
+{
+    int b = 0;
+    for (int i = 1; i < N; i++)
+        if (x[i] > x[b])
+            b = i;
+    return b;
+}
+
+static int rank_of(const float *x, int id)
+{
+    int r = 0;
+    for (int i = 0; i < N; i++)
+        r += x[i] > x[id] || (x[i] == x[id] && i < id);
+    return r;
+}
+
+static double prob(const float *x, int id, double t)
+{
+    double sum = 0;
+    for (int i = 0; i < N; i++)
+        sum += exp(((double)x[i] - (double)x[id]) / t);
+    return 1 / sum;
+}
+
+static void test_greedy(void **state)
+{
+    tern_sampler_params p;
+    (void)state;
+    tern_sampler_defaults(&p);
+    tern_sampler *s = make(&p);
+    for (uint64_t i = 0; i < 20; i++) {
+        fill(i);
+        assert_int_equal(tern_sampler_pick(s, logits), argmax(logits));
+    }
+    logits[3] = logits[7] = 100; /* ties go to the lower id */
+    assert_int_equal(tern_sampler_pick(s, logits), 3);
+    tern_sampler_free(s);
+}
+
+static void test_frequencies(void **state)
+{
+    tern_sampler_params p;
+    enum { DRAWS = 200000 };
+    static int count[N];
+    (void)state;
+    tern_sampler_defaults(&p);
+    p.temperature = 0.7f;
+    fill(1);
+    memset(count, 0, sizeof count);
+    tern_sampler *s = make(&p);
+    for (int i = 0; i < DRAWS; i++)
+        count[tern_sampler_pick(s, logits)]++;
+    for (int i = 0; i < N; i++) {
+        double want = prob(logits, i, (double)p.temperature) * DRAWS;
+        assert_true(fabs(count[i] - want) < 6 * sqrt(want) + 6);
+    }
+    tern_sampler_free(s);
+}
+
+static void test_top_k(void **state)
+{
+    tern_sampler_params p;
+    (void)state;
+    tern_sampler_defaults(&p);
+    p.temperature = 5;
+    fill(2);
+    for (p.top_k = 1; p.top_k <= 40; p.top_k += 13) {
+        int seen = 0;
+        tern_sampler *s = make(&p);
+        for (int i = 0; i < 3000; i++) {
+            int r = rank_of(logits, tern_sampler_pick(s, logits));
+            assert_true(r < p.top_k);
+            seen = r > seen ? r : seen;
+        }
+        assert_int_equal(seen, p.top_k - 1); /* and the last of them does occur */
+        tern_sampler_free(s);
+    }
+    p.top_k = N + 5; /* more than there are: all of them */
+    tern_sampler *s = make(&p);
+    assert_in_range(tern_sampler_pick(s, logits), 0, N - 1);
+    tern_sampler_free(s);
+}
+
+static void test_top_p(void **state)
+{
+    tern_sampler_params p;
+    (void)state;
+    tern_sampler_defaults(&p);
+    p.temperature = 1;
+    fill(3);
+    for (int k = 0; k < 4; k++) {
+        p.top_p = (float[]){0.01f, 0.3f, 0.9f, 0.0f}[k];
+        tern_sampler *s = make(&p);
+        for (int i = 0; i < 2000; i++) {
+            int id = tern_sampler_pick(s, logits);
+            double before = 0; /* mass of everything ranked above it must be below top_p */
+            for (int j = 0; j < N; j++)
+                if (logits[j] > logits[id])
+                    before += prob(logits, j, 1);
+            assert_true(before < (double)p.top_p + 1e-6 || rank_of(logits, id) == 0);
+        }
+        tern_sampler_free(s);
+    }
+}
+
+static void test_min_p(void **state)
+{
+    tern_sampler_params p;
+    (void)state;
+    tern_sampler_defaults(&p);
+    p.temperature = 2;
+    p.min_p = 0.25f;
+    fill(4);
+    double max = prob(logits, argmax(logits), 2);
+    tern_sampler *s = make(&p);
+    for (int i = 0; i < 2000; i++)
+        assert_true(prob(logits, tern_sampler_pick(s, logits), 2) >= 0.25 * max * (1 - 1e-6));
+    tern_sampler_free(s);
+}
+
+static void test_seed(void **state)
+{
+    tern_sampler_params p;
+    int differs = 0;
+    (void)state;
+    tern_sampler_defaults(&p);
+    p.temperature = 1;
+    p.top_p = 0.95f;
+    p.seed = 42;
+    tern_sampler *a = make(&p), *b = make(&p);
+    p.seed = 43;
+    tern_sampler *c = make(&p);
+    for (uint64_t i = 0; i < 200; i++) {
+        fill(i);
+        int x = tern_sampler_pick(a, logits);
+        assert_int_equal(x, tern_sampler_pick(b, logits));
+        differs += x != tern_sampler_pick(c, logits);
+    }
+    assert_true(differs > 100);
+    tern_sampler_free(a);
+    tern_sampler_free(b);
+    tern_sampler_free(c);
+}
+
+static void test_penalties(void **state)
+{
+    tern_sampler_params p;
+    (void)state;
+    tern_sampler_defaults(&p);
+    memset(logits, 0, sizeof logits);
+    logits[5] = 4;
+    logits[6] = 3;
+    logits[7] = 2;
+    p.presence_penalty = 1.5f;
+    p.penalty_last = 3;
+    tern_sampler *s = make(&p);
+    assert_int_equal(tern_sampler_pick(s, logits), 5);
+    tern_sampler_accept(s, 5);
+    assert_int_equal(tern_sampler_pick(s, logits), 6); /* 4 - 1.5 < 3 */
+    tern_sampler_accept(s, 6);
+    assert_int_equal(tern_sampler_pick(s, logits), 5); /* 2.5 against 1.5 and 2 */
+    tern_sampler_accept(s, 6);
+    tern_sampler_accept(s, 6);
+    tern_sampler_accept(s, 6); /* 5 has left the window of three */
+    assert_int_equal(tern_sampler_pick(s, logits), 5);
+    tern_sampler_free(s);
+
+    p = (tern_sampler_params){.top_p = 1, .repetition_penalty = 1, .frequency_penalty = 0.4f, .penalty_last = -1};
+    s = make(&p);
+    for (int i = 0; i < 3; i++)
+        tern_sampler_accept(s, 5); /* 4 - 1.2 */
+    assert_int_equal(tern_sampler_pick(s, logits), 6);
+    tern_sampler_free(s);
+
+    p = (tern_sampler_params){.top_p = 1, .repetition_penalty = 2};
+    s = make(&p);
+    logits[8] = -1;
+    tern_sampler_accept(s, 5);
+    tern_sampler_accept(s, 5); /* once, however often it occurred: 4/2 */
+    tern_sampler_accept(s, 8);
+    assert_int_equal(tern_sampler_pick(s, logits), 6);
+    tern_sampler_free(s);
+}
+
+static void test_bias(void **state)
+{
+    tern_sampler_params p;
+    int32_t ids[2] = {5, 900};
+    float values[2] = {-INFINITY, 7};
+    (void)state;
+    memset(logits, 0, sizeof logits);
+    logits[5] = 6;
+    tern_sampler_defaults(&p);
+    p.bias_ids = ids;
+    p.bias_values = values;
+    p.n_bias = 1;
+    tern_sampler *s = make(&p);
+    assert_int_equal(tern_sampler_pick(s, logits), 0);
+    tern_sampler_free(s);
+    p.n_bias = 2;
+    s = make(&p);
+    assert_int_equal(tern_sampler_pick(s, logits), 900);
+    tern_sampler_free(s);
+}
+
+static void test_bad_parameters(void **state)
+{
+    tern_sampler_params p;
+    tern_sampler *s;
+    tern_error err;
+    int32_t id = N;
+    float value = 0;
+    (void)state;
+#define BAD(field, v, name)                                               \
+    do {                                                                  \
+        tern_sampler_defaults(&p);                                        \
+        p.field = (v);                                                    \
+        assert_int_equal(tern_sampler_new(&s, N, &p, &err), TERN_EINVAL); \
+        assert_null(s);                                                   \
+        assert_non_null(strstr(err.msg, name));                           \
+    } while (0)
+    BAD(temperature, -1, "temperature");
+    BAD(temperature, NAN, "temperature");
+    BAD(top_k, -5, "top-k");
+    BAD(top_p, 1.1f, "top-p");
+    BAD(min_p, -0.1f, "min-p");
+    BAD(repetition_penalty, 0, "repetition");
+    BAD(presence_penalty, INFINITY, "presence");
+    BAD(frequency_penalty, NAN, "frequency");
+    BAD(penalty_last, -2, "window");
+#undef BAD
+    tern_sampler_defaults(&p);
+    p.bias_ids = &id;
+    p.bias_values = &value;
+    p.n_bias = 1;
+    assert_int_equal(tern_sampler_new(&s, N, &p, &err), TERN_EINVAL);
+    assert_non_null(strstr(err.msg, "1000"));
+}
+
+static void test_strange_logits(void **state)
+{
+    tern_sampler_params p;
+    (void)state;
+    tern_sampler_defaults(&p);
+    for (int k = 0; k < 2; k++) {
+        p.temperature = (float)k;
+        p.top_p = k ? 0.9f : 1.0f;
+        tern_sampler *s = make(&p);
+        for (int i = 0; i < N; i++)
+            logits[i] = NAN;
+        assert_in_range(tern_sampler_pick(s, logits), 0, N - 1);
+        logits[17] = 1;
+        assert_int_equal(tern_sampler_pick(s, logits), 17);
+        for (int i = 0; i < N; i++)
+            logits[i] = -INFINITY;
+        assert_in_range(tern_sampler_pick(s, logits), 0, N - 1);
+        logits[9] = 0;
+        assert_int_equal(tern_sampler_pick(s, logits), 9);
+        tern_sampler_free(s);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_greedy),         cmocka_unit_test(test_frequencies),
+        cmocka_unit_test(test_top_k),          cmocka_unit_test(test_top_p),
+        cmocka_unit_test(test_min_p),          cmocka_unit_test(test_seed),
+        cmocka_unit_test(test_penalties),      cmocka_unit_test(test_bias),
+        cmocka_unit_test(test_bad_parameters), cmocka_unit_test(test_strange_logits),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
