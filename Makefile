@@ -96,8 +96,9 @@ tidy: ## clang-tidy over src
 	@find src -name '*.c' | xargs -n 1 -P $(JOBS) clang-tidy --quiet -p $(BUILD) 2>/dev/null
 
 install: all ## program, library, headers, manual page and bash completion into PREFIX
+	@cmake -S . -B $(BUILD) -DCMAKE_INSTALL_PREFIX="$(PREFIX)" >/dev/null
 	@cmake --build $(BUILD) -j $(JOBS) --target ternlib extras
-	@cmake --install $(BUILD) --prefix "$(PREFIX)"
+	@cmake --install $(BUILD)
 
 clean: ## remove all build folders
 	rm -rf $(BUILD) $(BUILD)-asan $(BUILD)-tsan $(BUILD)-fuzz

@@ -309,22 +309,23 @@ int tern_text_wrap(struct tern_buf *out, const char *text, int column, int inden
 {
     int rc = 0;
     for (const char *p = text; *p;) {
-        int n = (int)strcspn(p, " \n");
-        if (column > indent && column + 1 + n > width) {
+        int gap = (int)strspn(p, " "), n = (int)strcspn(p + gap, " \n");
+        if (n && column > indent && column + gap + n > width) {
             TERN_TRY(tern_buf_addf(out, err, "\n%*s", indent, ""));
             column = indent;
-        } else if (p > text && p[-1] == ' ') {
-            TERN_TRY(tern_buf_addc(out, ' ', err));
-            column++;
+        } else if (n) {
+            TERN_TRY(tern_buf_add(out, p, (size_t)gap, err));
+            column += gap;
         }
+        p += gap;
         TERN_TRY(tern_buf_add(out, p, (size_t)n, err));
         column += n;
         p += n;
         if (*p == '\n') {
             TERN_TRY(tern_buf_addf(out, err, "\n%*s", indent, ""));
             column = indent;
+            p++;
         }
-        p += *p != 0;
     }
 out:
     return rc;

@@ -31,7 +31,7 @@ enum {
 
 enum tern_option_id {
 #define TERN_GROUP(id, title) TERN_OPT_GROUP_##id,
-#define TERN_OPTION(id, ...) TERN_OPT_##id,
+#define TERN_OPTION(id, ...)  TERN_OPT_##id,
 #include "base/options.def"
     TERN_N_OPTIONS
 };

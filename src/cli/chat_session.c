@@ -7,7 +7,8 @@
 #include "base/rng.h"
 #include "cli/chat.h"
 
-/* ---- turns -------------------------------------------------------------------------------------------------------------- */
+/* ---- turns
+ * -------------------------------------------------------------------------------------------------------------- */
 
 static void clear_turns(tern_chat_turn *turns, size_t n)
 {
@@ -74,7 +75,8 @@ int tern_session_reset(struct tern_session *s, tern_error *err)
     return new_sequence(s, err);
 }
 
-/* ---- from turns to tokens -------------------------------------------------------------------------------------------------- */
+/* ---- from turns to tokens
+ * -------------------------------------------------------------------------------------------------- */
 
 /* What the template writes behind the last reply (the end-of-turn marker): with A the rendering that asked for the
  * reply and B the one that contains it, B = A + reply + tail.  TERN_EMISMATCH when B does not have that form. */
@@ -146,7 +148,8 @@ out:
     return rc;
 }
 
-/* ---- files ------------------------------------------------------------------------------------------------------------------ */
+/* ---- files
+ * ------------------------------------------------------------------------------------------------------------------ */
 
 #define TURNS_FORMAT   "tern chat turns"
 #define TURNS_VERSION  1
@@ -189,8 +192,8 @@ static int write_turns(const struct tern_session *s, const char *path, tern_erro
     f = fopen(temporary.p, "wb");
     if (!f)
         TERN_FAIL(err, TERN_EIO, "%s: %s", temporary.p, strerror(errno));
-    bool written = json_dumpf(j, f, JSON_INDENT(2)) == 0 && fputc('\n', f) != EOF && fflush(f) == 0 &&
-                   fsync(fileno(f)) == 0;
+    bool written =
+        json_dumpf(j, f, JSON_INDENT(2)) == 0 && fputc('\n', f) != EOF && fflush(f) == 0 && fsync(fileno(f)) == 0;
     int why = errno;
     written = fclose(f) == 0 && written;
     f = NULL;

@@ -36,7 +36,8 @@ static double *cell(const struct bench *b, int depth, int plan, int test)
     return b->seconds + (((size_t)depth * (size_t)b->n_plans + (size_t)plan) * 2 + (size_t)test) * (size_t)b->reps;
 }
 
-/* ---- what to measure ------------------------------------------------------------------------------------------------ */
+/* ---- what to measure ------------------------------------------------------------------------------------------------
+ */
 
 static int add_plan(struct bench *b, const char *text, size_t n, tern_error *err)
 {
@@ -146,7 +147,8 @@ out:
     return rc;
 }
 
-/* ---- measuring -------------------------------------------------------------------------------------------------------- */
+/* ---- measuring
+ * -------------------------------------------------------------------------------------------------------- */
 
 static int on_step(void *user, int done, int total)
 {
@@ -233,7 +235,8 @@ out:
     return rc;
 }
 
-/* ---- results -------------------------------------------------------------------------------------------------------- */
+/* ---- results --------------------------------------------------------------------------------------------------------
+ */
 
 struct figures {
     char test[24];
@@ -273,9 +276,9 @@ static int print_rows(const struct bench *b, bool csv, tern_error *err)
             for (int i = 0; i < b->n_plans; i++) {
                 if (!summarise(b, d, i, test, &f))
                     continue;
-                TERN_TRY(tern_out_printf(err, csv ? "%s,%d,\"%s\",%.2f,%.2f,%.2f,tok/s\n"
-                                                  : "%-8s %6d  %-16s %9.2f %9.2f %9.2f\n",
-                                         f.test, b->depths[d], b->plans[i].spec, f.median, f.min, f.max));
+                TERN_TRY(tern_out_printf(
+                    err, csv ? "%s,%d,\"%s\",%.2f,%.2f,%.2f,tok/s\n" : "%-8s %6d  %-16s %9.2f %9.2f %9.2f\n", f.test,
+                    b->depths[d], b->plans[i].spec, f.median, f.min, f.max));
             }
 out:
     return rc;
@@ -292,10 +295,10 @@ static json_t *results_json(const struct bench *b)
                 if (!summarise(b, d, i, test, &f))
                     continue;
                 tern_plan_bytes(tern_engine_plan(b->plans[i].engine), &bytes, &f16);
-                json_array_append_new(
-                    list, json_pack("{ss si so sf sf sf ss si sf}", "test", f.test, "depth", b->depths[d], "kv",
-                                    tern_json_text(b->plans[i].spec), "median", f.median, "min", f.min, "max", f.max,
-                                    "unit", "tok/s", "reps", b->reps, "kv_bytes_per_token", bytes));
+                json_array_append_new(list, json_pack("{ss si so sf sf sf ss si sf}", "test", f.test, "depth",
+                                                      b->depths[d], "kv", tern_json_text(b->plans[i].spec), "median",
+                                                      f.median, "min", f.min, "max", f.max, "unit", "tok/s", "reps",
+                                                      b->reps, "kv_bytes_per_token", bytes));
             }
     return list;
 }
@@ -305,10 +308,10 @@ static int print_json(const struct bench *b, tern_error *err)
     const tern_model_info *m = tern_model_get_info(b->setup.model);
     json_t *machine = tern_machine_json();
     json_object_set_new(machine, "threads", json_integer(tern_engine_threads(b->plans[0].engine)));
-    json_object_set_new(machine, "model", json_pack("{so so so sI sI}", "path", tern_json_text(m->path), "name",
-                                                    tern_json_text(m->name), "arch", tern_json_text(m->arch),
-                                                    "file_bytes", (json_int_t)m->file_bytes, "n_params",
-                                                    (json_int_t)m->n_params));
+    json_object_set_new(machine, "model",
+                        json_pack("{so so so sI sI}", "path", tern_json_text(m->path), "name", tern_json_text(m->name),
+                                  "arch", tern_json_text(m->arch), "file_bytes", (json_int_t)m->file_bytes, "n_params",
+                                  (json_int_t)m->n_params));
     return tern_json_print(json_pack("{so so sI}", "machine", machine, "results", results_json(b), "peak_memory_bytes",
                                      (json_int_t)tern_peak_memory()),
                            err);

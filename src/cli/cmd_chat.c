@@ -20,7 +20,8 @@ struct chat {
     bool failed; /* a command or message failed: the status tells a script that fed us through a pipe */
 };
 
-/* ---- replies ---------------------------------------------------------------------------------------------------------- */
+/* ---- replies
+ * ---------------------------------------------------------------------------------------------------------- */
 
 static int on_text(void *user, const char *text, size_t n)
 {
@@ -126,7 +127,8 @@ out:
     return rc;
 }
 
-/* ---- commands --------------------------------------------------------------------------------------------------------- */
+/* ---- commands
+ * --------------------------------------------------------------------------------------------------------- */
 
 static int do_help(struct chat *c, const char *arg, tern_error *err)
 {
@@ -191,7 +193,7 @@ static const struct {
     bool wants_file;
     int (*run)(struct chat *c, const char *arg, tern_error *err);
 } slash_commands[] = {
-    {"/help", false, do_help},   {"/reset", false, do_reset}, {"/save", true, do_save}, {"/load", true, do_load},
+    {"/help", false, do_help},   {"/reset", false, do_reset}, {"/save", true, do_save},  {"/load", true, do_load},
     {"/stats", false, do_stats}, {"/quit", false, do_quit},   {"/exit", false, do_quit},
 };
 
@@ -215,7 +217,8 @@ static int slash_command(struct chat *c, char *line, tern_error *err)
                         tern_shown(line));
 }
 
-/* ---- loop ------------------------------------------------------------------------------------------------------------- */
+/* ---- loop
+ * ------------------------------------------------------------------------------------------------------------- */
 
 /* Failures of one message or command are told and the session goes on; only a broken output ends it. */
 static int handle(struct chat *c, struct tern_buf *message, tern_error *err)

@@ -8,8 +8,8 @@ struct doctor {
     const struct tern_args *a;
     struct tern_setup setup;
     tern_machine machine;
-    double kv_bytes, kv_f16_bytes;          /* of a full context */
-    size_t needed;                          /* weights, a full context, scratch */
+    double kv_bytes, kv_f16_bytes;              /* of a full context */
+    size_t needed;                              /* weights, a full context, scratch */
     char verdict[sizeof((tern_error *)0)->msg]; /* "ok", or what is wrong */
     bool ok;
 };
@@ -20,7 +20,8 @@ static void wrong(struct doctor *d, const char *text)
     d->ok = false;
 }
 
-/* ---- checks ------------------------------------------------------------------------------------------------------------ */
+/* ---- checks
+ * ------------------------------------------------------------------------------------------------------------ */
 
 static bool all_finite(const float *x, int n)
 {
@@ -62,8 +63,9 @@ static void check_memory(struct doctor *d)
     d->needed = tern_model_get_info(d->setup.model)->weight_bytes + (size_t)d->kv_bytes + m.scratch_bytes;
     if (d->machine.memory_bytes && d->needed > d->machine.memory_bytes) {
         char text[200];
-        (void)snprintf(text, sizeof text, "weights and a full context need %s and the machine has %s: choose a smaller "
-                                          "context (-c) or plan (--kv)",
+        (void)snprintf(text, sizeof text,
+                       "weights and a full context need %s and the machine has %s: choose a smaller "
+                       "context (-c) or plan (--kv)",
                        tern_size_text((double)d->needed), tern_size_text((double)d->machine.memory_bytes));
         wrong(d, text);
     }
@@ -82,7 +84,8 @@ out:
         wrong(d, e.msg[0] ? e.msg : tern_err_text(rc));
 }
 
-/* ---- report ------------------------------------------------------------------------------------------------------------- */
+/* ---- report
+ * ------------------------------------------------------------------------------------------------------------- */
 
 static int print_model(const struct doctor *d, tern_error *err)
 {
@@ -107,7 +110,7 @@ out:
 static int print_text(const struct doctor *d, tern_error *err)
 {
     int rc = 0;
-    int threads = d->setup.engine ? tern_engine_threads(d->setup.engine)
+    int threads = d->setup.engine               ? tern_engine_threads(d->setup.engine)
                   : d->a->v[TERN_OPT_THREADS].i ? (int)d->a->v[TERN_OPT_THREADS].i
                                                 : d->machine.cores;
     TERN_TRY(tern_out_printf(err, "tern        %s\n", tern_version()));
@@ -124,8 +127,8 @@ out:
 
 static int print_json(const struct doctor *d, tern_error *err)
 {
-    json_t *out = json_pack("{so so sb}", "machine", tern_machine_json(), "verdict", tern_json_text(d->verdict), "ok",
-                            d->ok);
+    json_t *out =
+        json_pack("{so so sb}", "machine", tern_machine_json(), "verdict", tern_json_text(d->verdict), "ok", d->ok);
     if (d->setup.model)
         json_object_set_new(out, "model", tern_model_json(d->setup.model));
     if (d->setup.engine) {

@@ -39,7 +39,8 @@ out:
     return rc;
 }
 
-/* ---- manual page -------------------------------------------------------------------------------------------------------- */
+/* ---- manual page
+ * -------------------------------------------------------------------------------------------------------- */
 
 /* Text with everything escaped that roff would read as an instruction. */
 static int roff_text(struct tern_buf *out, const char *text, tern_error *err)
@@ -71,8 +72,7 @@ static int sentence(struct tern_buf *out, const char *text, tern_error *err)
     TERN_TRY(tern_buf_add(&b, text, strlen(text), err));
     /* "32-bit" stays; "the prompt" becomes "The prompt". */
     b.p[0] = (char)toupper((unsigned char)b.p[0]);
-    if (b.p[b.len - 1] != ')' && b.p[b.len - 1] != '.')
-        TERN_TRY(tern_buf_addc(&b, '.', err));
+    TERN_TRY(tern_buf_addc(&b, '.', err));
     TERN_TRY(tern_buf_add(out, b.p, b.len, err));
 out:
     tern_buf_clear(&b);
@@ -176,7 +176,8 @@ out:
     return rc;
 }
 
-/* ---- bash completion ------------------------------------------------------------------------------------------------------ */
+/* ---- bash completion
+ * ------------------------------------------------------------------------------------------------------ */
 
 /* What may follow an option: the words of a choice, KV schemes, or file names. */
 static int bash_value(const struct tern_option *o, struct tern_buf *out, tern_error *err)
@@ -274,19 +275,21 @@ static int write_bash(struct tern_buf *out, tern_error *err)
     for (int i = 0; i < TERN_N_COMMANDS; i++)
         if (!tern_commands[i].hidden)
             TERN_TRY(bash_command(&tern_commands[i], out, err));
-    TERN_TRY(tern_buf_addf(out, err, "    esac\n"
-                                     "    if [[ $cur != -* && $prev != -* ]]; then\n"
-                                     "        compopt -o default\n"
-                                     "        return\n"
-                                     "    fi\n"
-                                     "    COMPREPLY=($(compgen -W \"$words\" -- \"$cur\"))\n"
-                                     "}\n"
-                                     "complete -F _tern tern\n"));
+    TERN_TRY(tern_buf_addf(out, err,
+                           "    esac\n"
+                           "    if [[ $cur != -* && $prev != -* ]]; then\n"
+                           "        compopt -o default\n"
+                           "        return\n"
+                           "    fi\n"
+                           "    COMPREPLY=($(compgen -W \"$words\" -- \"$cur\"))\n"
+                           "}\n"
+                           "complete -o default -F _tern tern\n"));
 out:
     return rc;
 }
 
-/* ---- Markdown --------------------------------------------------------------------------------------------------------------- */
+/* ---- Markdown
+ * --------------------------------------------------------------------------------------------------------------- */
 
 /* Table cells must not contain a bare '|'. */
 static int cell_text(struct tern_buf *out, const char *text, tern_error *err)

@@ -4,7 +4,8 @@
 
 #include "cli/cli.h"
 
-/* ---- tensor types -------------------------------------------------------------------------------------------------------- */
+/* ---- tensor types
+ * -------------------------------------------------------------------------------------------------------- */
 
 struct type_sum {
     const char *type;
@@ -32,22 +33,23 @@ static int sum_types(const tern_model *m, struct type_sum *sums)
     return n;
 }
 
-/* ---- text ---------------------------------------------------------------------------------------------------------------- */
+/* ---- text
+ * ---------------------------------------------------------------------------------------------------------------- */
 
 static int print_model(const tern_model *m, tern_error *err)
 {
     int rc = 0;
     const tern_model_info *i = tern_model_get_info(m);
-    TERN_TRY(tern_out_printf(err, "file            %s (%s)\n", tern_shown(i->path),
-                             tern_size_text((double)i->file_bytes)));
+    TERN_TRY(
+        tern_out_printf(err, "file            %s (%s)\n", tern_shown(i->path), tern_size_text((double)i->file_bytes)));
     TERN_TRY(tern_out_printf(err, "architecture    %s\n", tern_shown(i->arch)));
     if (i->name[0])
         TERN_TRY(tern_out_printf(err, "name            %s\n", tern_shown(i->name)));
     TERN_TRY(tern_out_printf(err, "parameters      %.4g M, %s in memory\n", (double)i->n_params * 1e-6,
                              tern_size_text((double)i->weight_bytes)));
     TERN_TRY(tern_out_printf(err, "layers          %d, width %d, feed-forward %d\n", i->n_layers, i->n_embd, i->n_ff));
-    TERN_TRY(tern_out_printf(err, "attention       %d heads, %d KV heads of %d\n", i->n_heads, i->n_kv_heads,
-                             i->head_dim));
+    TERN_TRY(
+        tern_out_printf(err, "attention       %d heads, %d KV heads of %d\n", i->n_heads, i->n_kv_heads, i->head_dim));
     TERN_TRY(tern_out_printf(err, "context         %d tokens\n", i->ctx));
     TERN_TRY(tern_out_printf(err, "tokenizer       %s, %d tokens\n", tern_shown(i->tokenizer), i->n_vocab));
     TERN_TRY(tern_out_printf(err, "chat template   %s\n", i->has_template ? "yes" : "no"));
@@ -79,8 +81,7 @@ static int print_tensors(const tern_model *m, tern_error *err)
         char shape[96];
         int used = 0;
         for (int d = 0; d < t.n_dims && d < 4; d++)
-            used += snprintf(shape + used, sizeof shape - (size_t)used, "%s%lld", d ? " x " : "",
-                             (long long)t.dims[d]);
+            used += snprintf(shape + used, sizeof shape - (size_t)used, "%s%lld", d ? " x " : "", (long long)t.dims[d]);
         TERN_TRY(tern_out_printf(err, "  %-36s %-6s %-20s %12zu bytes  %12zu in memory%s\n", tern_shown(t.name),
                                  tern_shown(t.type), shape, t.file_bytes, t.memory_bytes,
                                  t.memory_bytes ? "" : " (not used)"));
@@ -107,7 +108,8 @@ out:
     return rc;
 }
 
-/* ---- JSON ---------------------------------------------------------------------------------------------------------------- */
+/* ---- JSON
+ * ---------------------------------------------------------------------------------------------------------------- */
 
 static json_t *types_json(const tern_model *m)
 {

@@ -24,7 +24,8 @@ struct run {
     tern_error write_err;
 };
 
-/* ---- prompt ----------------------------------------------------------------------------------------------------------- */
+/* ---- prompt
+ * ----------------------------------------------------------------------------------------------------------- */
 
 static int read_prompt(struct run *r, tern_error *err)
 {
@@ -81,7 +82,8 @@ static int check_prompt(const struct run *r, tern_error *err)
     return 0;
 }
 
-/* ---- generation ------------------------------------------------------------------------------------------------------- */
+/* ---- generation
+ * ------------------------------------------------------------------------------------------------------- */
 
 static int on_text(void *user, const char *text, size_t n)
 {
@@ -125,7 +127,8 @@ static int generate(struct run *r, tern_error *err)
     return rc == TERN_ECANCELLED ? 0 : rc;
 }
 
-/* ---- report ------------------------------------------------------------------------------------------------------------- */
+/* ---- report
+ * ------------------------------------------------------------------------------------------------------------- */
 
 static const char *finish_text(const struct run *r)
 {
@@ -159,18 +162,16 @@ static int print_json(const struct run *r, tern_error *err)
     tern_engine_memory(r->setup.engine, &memory);
     json_t *usage = json_pack("{si si si}", "prompt_tokens", g->n_prompt, "completion_tokens", g->n_generated,
                               "total_tokens", g->n_prompt + g->n_generated);
-    json_t *timings =
-        json_pack("{sf sf sf sf sf}", "load_s", r->setup.load_s, "prompt_s", g->prompt_s, "prompt_tokens_per_s",
-                  rate(g->n_prompt, g->prompt_s), "decode_s", g->decode_s, "decode_tokens_per_s",
-                  rate(g->n_generated, g->decode_s));
+    json_t *timings = json_pack("{sf sf sf sf sf}", "load_s", r->setup.load_s, "prompt_s", g->prompt_s,
+                                "prompt_tokens_per_s", rate(g->n_prompt, g->prompt_s), "decode_s", g->decode_s,
+                                "decode_tokens_per_s", rate(g->n_generated, g->decode_s));
     json_t *kv = json_pack("{so sf sf sI sI}", "spec", tern_json_text(tern_setup_kv(r->a)), "bytes_per_token", bytes,
                            "f16_bytes_per_token", f16, "bytes", (json_int_t)memory.kv_bytes, "f16_bytes",
                            (json_int_t)memory.kv_f16_bytes);
     json_t *text = json_stringn(r->text.p ? r->text.p : "", r->text.len);
     return tern_json_print(json_pack("{so ss so so so sI sI}", "text", text, "finish_reason", finish_text(r), "usage",
-                                     usage, "timings", timings, "kv", kv, "seed",
-                                     (json_int_t)r->params.sampler.seed, "peak_memory_bytes",
-                                     (json_int_t)tern_peak_memory()),
+                                     usage, "timings", timings, "kv", kv, "seed", (json_int_t)r->params.sampler.seed,
+                                     "peak_memory_bytes", (json_int_t)tern_peak_memory()),
                            err);
 }
 

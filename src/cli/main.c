@@ -5,10 +5,14 @@
 #include "cli/cli.h"
 
 static tern_command_fn *const command_fns[TERN_N_COMMANDS] = {
-    [TERN_CMD_RUN] = tern_cmd_run,           [TERN_CMD_CHAT] = tern_cmd_chat,
-    [TERN_CMD_INSPECT] = tern_cmd_inspect,   [TERN_CMD_TOKENIZE] = tern_cmd_tokenize,
-    [TERN_CMD_EVAL_LOGITS] = tern_cmd_eval_logits, [TERN_CMD_EVAL_PPL] = tern_cmd_eval_ppl,
-    [TERN_CMD_BENCH] = tern_cmd_bench,       [TERN_CMD_DOCTOR] = tern_cmd_doctor,
+    [TERN_CMD_RUN] = tern_cmd_run,
+    [TERN_CMD_CHAT] = tern_cmd_chat,
+    [TERN_CMD_INSPECT] = tern_cmd_inspect,
+    [TERN_CMD_TOKENIZE] = tern_cmd_tokenize,
+    [TERN_CMD_EVAL_LOGITS] = tern_cmd_eval_logits,
+    [TERN_CMD_EVAL_PPL] = tern_cmd_eval_ppl,
+    [TERN_CMD_BENCH] = tern_cmd_bench,
+    [TERN_CMD_DOCTOR] = tern_cmd_doctor,
     [TERN_CMD_GENERATE] = tern_cmd_generate,
 };
 

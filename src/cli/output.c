@@ -7,7 +7,8 @@
 
 #include "cli/cli.h"
 
-/* ---- standard output ---------------------------------------------------------------------------------------------- */
+/* ---- standard output ----------------------------------------------------------------------------------------------
+ */
 
 static int out_failed; /* errno of the first failure; everything after it is dropped */
 
@@ -50,7 +51,8 @@ int tern_out_flush(tern_error *err)
     return out_failed ? out_error(err) : 0;
 }
 
-/* ---- talk --------------------------------------------------------------------------------------------------------- */
+/* ---- talk ---------------------------------------------------------------------------------------------------------
+ */
 
 void tern_note(const char *fmt, ...)
 {
@@ -90,8 +92,8 @@ const char *tern_shown(const char *text)
     const char *end = text + strlen(text);
     while (text < end && used + 8 < sizeof ring[0]) {
         size_t n = utf8_length(text, end);
-        bool control = (unsigned char)*text < 0x20 || *text == 0x7F || (n == 2 && (unsigned char)*text == 0xC2 &&
-                                                                        (unsigned char)text[1] < 0xA0);
+        bool control = (unsigned char)*text < 0x20 || *text == 0x7F ||
+                       (n == 2 && (unsigned char)*text == 0xC2 && (unsigned char)text[1] < 0xA0);
         if (n == 0 || control) {
             out[used++] = '?';
             text += n ? n : 1;
@@ -131,7 +133,8 @@ double tern_now(void)
     return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
-/* ---- JSON ----------------------------------------------------------------------------------------------------------- */
+/* ---- JSON -----------------------------------------------------------------------------------------------------------
+ */
 
 json_t *tern_json_text(const char *text)
 {
@@ -176,7 +179,8 @@ int tern_json_print(json_t *object, tern_error *err)
     return rc < 0 ? rc : tern_out_flush(err);
 }
 
-/* ---- progress ------------------------------------------------------------------------------------------------------- */
+/* ---- progress -------------------------------------------------------------------------------------------------------
+ */
 
 #define BAR_DELAY_S 0.4 /* what is done sooner needs no bar */
 

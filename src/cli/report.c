@@ -3,7 +3,8 @@
 
 #include "cli/cli.h"
 
-/* ---- KV plan ---------------------------------------------------------------------------------------------------------- */
+/* ---- KV plan
+ * ---------------------------------------------------------------------------------------------------------- */
 
 void tern_plan_bytes(const tern_kv_plan *p, double *bytes, double *f16_bytes)
 {
@@ -59,8 +60,8 @@ void tern_plan_exceptions(const tern_kv_plan *p)
         tern_kv_plan_row(p, i, &r);
         int end = run_end(p, i);
         if (r.reason)
-            (void)fprintf(stderr, "%s layers %s k=%s,v=%s (%s)", any ? ";" : "tern: KV plan differs from --kv:",
-                          layers_text(i, end), r.k, r.v, r.reason);
+            (void)fprintf(stderr, "%s layers %s k=%s,v=%s (%s)",
+                          any ? ";" : "tern: KV plan differs from --kv:", layers_text(i, end), r.k, r.v, r.reason);
         any = any || r.reason;
         i = end;
     }
@@ -119,7 +120,8 @@ json_t *tern_plan_json(const tern_kv_plan *p)
     return json_pack("{sf sf so}", "bytes_per_token", bytes, "f16_bytes_per_token", f16, "layers", layers);
 }
 
-/* ---- machine and model ------------------------------------------------------------------------------------------------- */
+/* ---- machine and model
+ * ------------------------------------------------------------------------------------------------- */
 
 json_t *tern_machine_json(void)
 {

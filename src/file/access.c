@@ -77,7 +77,8 @@ int tern_part_int(const struct tern_part *part, const char *key, const int64_t *
     const struct tern_meta *m = tern_meta_table_find(&part->meta, key);
     if (!m) {
         if (!def)
-            return tern_err_set(err, TERN_EFORMAT, "%s: the metadata key \"%s\" is missing", part->path, key);
+            return tern_err_set(err, TERN_EFORMAT, "%s: the metadata key \"%s\" is missing", tern_path_show(part->path),
+                                key);
         *out = *def;
         return 0;
     }

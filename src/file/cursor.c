@@ -5,9 +5,7 @@
 
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "GGUF is read in place: little-endian machines only");
 
-/* Names come from the file and go to terminals, so they are cut short and made printable.  Long paths keep their end,
- * which is the part that tells files apart. */
-static const char *shown_path(const char *path)
+const char *tern_path_show(const char *path)
 {
     size_t n = strlen(path);
     return n > 150 ? path + (n - 150) : path;
@@ -38,7 +36,7 @@ int tern_cursor_fail(const struct tern_cursor *c, size_t at, int code, tern_erro
     } else if (c->table) {
         (void)snprintf(subject, sizeof subject, "%s %zu: ", c->table, c->index);
     }
-    return tern_err_set(err, code, "%s: %s%s at byte %zu", shown_path(c->part->path), subject, text, at);
+    return tern_err_set(err, code, "%s: %s%s at byte %zu", tern_path_show(c->part->path), subject, text, at);
 }
 
 int tern_cursor_take(struct tern_cursor *c, size_t n, const uint8_t **p, const char *what, tern_error *err)

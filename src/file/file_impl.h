@@ -13,8 +13,9 @@
 #define TERN_GGUF_MAX_NAME      256
 #define TERN_GGUF_MAX_ALIGNMENT 65536
 #define TERN_GGUF_MAX_PARTS     1024
-#define TERN_GGUF_MAX_DECODED   ((size_t)1 << 30) /* bytes of arena: an array of u8 takes 8 times its bytes in the file \
-                                                   */
+#define TERN_GGUF_MAX_DECODED                                                               \
+    ((size_t)1 << 30) /* bytes of arena: an array of u8 takes 8 times its bytes in the file \
+                       */
 
 /* Bump allocator: chunks in a list, nothing is freed before the end.  Memory is zeroed and 16-byte aligned. */
 struct tern_file_arena {
@@ -82,6 +83,8 @@ struct tern_cursor {
     size_t index;      /* of the entry in that table */
     const char *name;  /* of the entry, once it is known */
 };
+/* The end of a long path, which tells files apart and leaves room for the message. */
+const char *tern_path_show(const char *path);
 /* A name from the file, printable and cut short, for messages. */
 struct tern_shown_name {
     char text[84];

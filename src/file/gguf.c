@@ -65,8 +65,8 @@ static int open_sibling(struct tern_file *f, int64_t no, int64_t count, tern_err
     struct tern_part *part = &f->parts[no];
     rc = tern_part_map(part, path, err);
     if (rc == TERN_ENOENT)
-        TERN_FAIL(err, TERN_ENOENT, "%s: part %lld of %lld of the split set is missing", path, (long long)(no + 1),
-                  (long long)count);
+        TERN_FAIL(err, TERN_ENOENT, "%s: part %lld of %lld of the split set is missing", tern_path_show(path),
+                  (long long)(no + 1), (long long)count);
     if (rc == 0)
         rc = tern_gguf_read_meta(part, &f->arena, err);
 out:
@@ -98,13 +98,14 @@ static int open_set(struct tern_file *f, int64_t count, tern_error *err)
     TERN_TRY(tern_part_int(named, "split.no", NULL, 0, count - 1, &no, err));
     TERN_TRY(tern_part_int(named, "split.tensors.count", NULL, 0, INT64_MAX, &n_tensors, err));
     if (!named->mapped)
-        TERN_FAIL(err, TERN_EUNSUPPORTED, "%s: part %lld of a split set of %lld cannot be opened from memory", f->path,
-                  (long long)(no + 1), (long long)count);
+        TERN_FAIL(err, TERN_EUNSUPPORTED, "%s: part %lld of a split set of %lld cannot be opened from memory",
+                  tern_path_show(f->path), (long long)(no + 1), (long long)count);
     if (!suffix_fits(f->path, no, count))
         TERN_FAIL(err, TERN_EINVAL,
                   "%s: this is part %lld of a split set of %lld and must be named "
                   "NAME-%05lld-of-%05lld.gguf, or the other parts cannot be found",
-                  f->path, (long long)(no + 1), (long long)count, (long long)(no + 1), (long long)count);
+                  tern_path_show(f->path), (long long)(no + 1), (long long)count, (long long)(no + 1),
+                  (long long)count);
     struct tern_part *parts;
     TERN_TRY(tern_alloc(&parts, (size_t)count, sizeof *parts, err));
     parts[no] = *named;
@@ -121,7 +122,7 @@ static int open_set(struct tern_file *f, int64_t count, tern_error *err)
     }
     if (found != (uint64_t)n_tensors)
         TERN_FAIL(err, TERN_EMISMATCH, "%s: the parts of the split set hold %zu tensors, split.tensors.count says %lld",
-                  f->path, found, (long long)n_tensors);
+                  tern_path_show(f->path), found, (long long)n_tensors);
 out:
     return rc;
 }
@@ -175,7 +176,7 @@ int tern_file_open_memory(struct tern_file **out, const void *bytes, size_t n_by
     int rc = 0;
     *out = NULL;
     if (n_bytes == 0)
-        TERN_FAIL(err, TERN_EFORMAT, "%s: the file is empty", name);
+        TERN_FAIL(err, TERN_EFORMAT, "%s: the file is empty", tern_path_show(name));
     TERN_TRY(new_file(out, name, err));
     struct tern_part *part = &(*out)->parts[0];
     part->p = bytes;

@@ -2,6 +2,7 @@
 #include "file/file_impl.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/mem.h"
 
@@ -44,8 +45,11 @@ static int read_type(struct tern_cursor *c, struct tern_tensor *t, size_t n_elem
     if (id > INT32_MAX)
         return tern_cursor_fail(c, at, TERN_EUNSUPPORTED, err, "type %u is not supported", id);
     int64_t elems = tern_type_elems((int)id);
-    if (elems == 0)
-        return tern_cursor_fail(c, at, TERN_EUNSUPPORTED, err, "type %s is not supported", tern_type_name((int)id));
+    if (elems == 0) {
+        const char *name = tern_type_name((int)id);
+        return tern_cursor_fail(c, at, TERN_EUNSUPPORTED, err, "%s%s is not supported",
+                                strncmp(name, "type ", 5) == 0 ? "" : "type ", name);
+    }
     if (t->dims[0] % elems)
         return tern_cursor_fail(c, at, TERN_EFORMAT, err,
                                 "the row length %lld is not a multiple of the %lld of a %s block",

@@ -23,14 +23,14 @@ char *tern_path_dup(const char *path)
 static int check_stat(const struct stat *st, const char *path, tern_error *err)
 {
     if (S_ISDIR(st->st_mode))
-        return tern_err_set(err, TERN_EINVAL, "%s: is a directory, not a model file", path);
+        return tern_err_set(err, TERN_EINVAL, "%s: is a directory, not a model file", tern_path_show(path));
     if (!S_ISREG(st->st_mode))
-        return tern_err_set(err, TERN_EINVAL, "%s: is not a regular file and cannot be mapped", path);
+        return tern_err_set(err, TERN_EINVAL, "%s: is not a regular file and cannot be mapped", tern_path_show(path));
     if (st->st_size <= 0)
-        return tern_err_set(err, TERN_EFORMAT, "%s: the file is empty", path);
+        return tern_err_set(err, TERN_EFORMAT, "%s: the file is empty", tern_path_show(path));
     if ((uint64_t)st->st_size > PTRDIFF_MAX)
-        return tern_err_set(err, TERN_ELIMIT, "%s: %lld bytes do not fit in this machine's address space", path,
-                            (long long)st->st_size);
+        return tern_err_set(err, TERN_ELIMIT, "%s: %lld bytes do not fit in this machine's address space",
+                            tern_path_show(path), (long long)st->st_size);
     return 0;
 }
 
@@ -45,14 +45,15 @@ int tern_part_map(struct tern_part *part, const char *path, tern_error *err)
     /* Without O_NONBLOCK a FIFO would be waited for until somebody writes to it. */
     fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0)
-        TERN_FAIL(err, errno == ENOENT ? TERN_ENOENT : TERN_EIO, "%s: cannot open the file: %s", path, strerror(errno));
+        TERN_FAIL(err, errno == ENOENT ? TERN_ENOENT : TERN_EIO, "%s: cannot open the file: %s", tern_path_show(path),
+                  strerror(errno));
     if (fstat(fd, &st) < 0)
-        TERN_FAIL(err, TERN_EIO, "%s: cannot read the file's size: %s", path, strerror(errno));
+        TERN_FAIL(err, TERN_EIO, "%s: cannot read the file's size: %s", tern_path_show(path), strerror(errno));
     TERN_TRY(check_stat(&st, path, err));
     void *p = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
     if (p == MAP_FAILED)
-        TERN_FAIL(err, errno == ENOMEM ? TERN_ENOMEM : TERN_EIO, "%s: cannot map the file's %lld bytes: %s", path,
-                  (long long)st.st_size, strerror(errno));
+        TERN_FAIL(err, errno == ENOMEM ? TERN_ENOMEM : TERN_EIO, "%s: cannot map the file's %lld bytes: %s",
+                  tern_path_show(path), (long long)st.st_size, strerror(errno));
     part->p = p;
     part->n = (size_t)st.st_size;
     part->mapped = true;

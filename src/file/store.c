@@ -38,8 +38,8 @@ int tern_file_arena_alloc(struct tern_file_arena *a, void *out, size_t n, size_t
     size_t bytes;
     *slot = NULL;
     if (!tern_mul(n, size, &bytes) || bytes > TERN_GGUF_MAX_DECODED - a->total)
-        return tern_err_set(err, TERN_ELIMIT, "%s: the file's tables would take more than %zu bytes of memory", a->path,
-                            TERN_GGUF_MAX_DECODED);
+        return tern_err_set(err, TERN_ELIMIT, "%s: the file's tables would take more than %zu bytes of memory",
+                            tern_path_show(a->path), TERN_GGUF_MAX_DECODED);
     bytes = tern_round_up(bytes ? bytes : 1, 16);
     if (!a->head || bytes > a->cap - a->used) {
         int rc = add_chunk(a, bytes, err);

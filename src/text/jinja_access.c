@@ -221,8 +221,10 @@ int tern_jval_slice(struct jrun *r, struct jval v, struct jval start, struct jva
     if (v.t == JV_RANGE) {
         struct jrange *part;
         JTRY(tern_jrun_alloc(r, &part, sizeof *part));
-        *part = (struct jrange){.start = count ? tern_jrange_at(v.r, from) : v.r->start, .n = count};
+        part->start = count ? tern_jrange_at(v.r, from) : v.r->start;
         part->step = count > 1 ? (int64_t)((uint64_t)v.r->step * (uint64_t)by) : v.r->step;
+        part->n = count;
+        part->stop = tern_jrange_at(part, count);
         *out = (struct jval){.t = JV_RANGE, .r = part};
         return 0;
     }

@@ -69,8 +69,9 @@ static int extend_keywords(struct jrun *r, struct jargs *a, const struct jnode *
 {
     struct jval v;
     JTRY(tern_jrun_eval(r, star2, &v));
-    if (v.t != JV_DICT || v.d->n > 1000)
-        return tern_jrun_fail(r, TERN_EINVAL, "the argument behind ** must be a dict of at most 1000 items");
+    if (v.t != JV_DICT || v.d->n > JINJA_MAX_KWARGS)
+        return tern_jrun_fail(r, TERN_EINVAL, "the argument behind ** must be a dict of at most %d items",
+                              JINJA_MAX_KWARGS);
     struct jkwarg *kw;
     JTRY(tern_jrun_alloc_raw(r, &kw, ((size_t)a->n_kw + v.d->n) * sizeof *kw));
     if (a->n_kw)
@@ -147,8 +148,8 @@ static int bind(struct jrun *r, const struct jbuiltin *fn, const char *what, con
     }
     for (int i = 0; i < fn->required; i++)
         if (a[i].t == JV_ABSENT)
-            return tern_jrun_fail(r, TERN_EINVAL, "%s '%s' needs at least %d argument%s", what, fn->name,
-                                  fn->required, fn->required == 1 ? "" : "s");
+            return tern_jrun_fail(r, TERN_EINVAL, "%s '%s' needs at least %d argument%s", what, fn->name, fn->required,
+                                  fn->required == 1 ? "" : "s");
     return 0;
 }
 
@@ -335,7 +336,7 @@ static int eval_node(struct jrun *r, const struct jnode *n, struct jval *out)
         *out = n->konst;
         return 0;
     case JN_NAME:
-        *out = tern_jrun_lookup(r, n->sym);
+        JTRY(tern_jrun_lookup(r, n->sym, out));
         if (out->t == JV_ABSENT)
             return tern_jval_undef(r, NULL, r->t->syms[n->sym].p, r->t->syms[n->sym].len, out);
         return 0;

@@ -23,13 +23,19 @@ struct jloop {
 
 /* ---- variables ------------------------------------------------------------------------------------------------- */
 
-struct jval tern_jrun_lookup(struct jrun *r, int sym)
+int tern_jrun_lookup(struct jrun *r, int sym, struct jval *out)
 {
-    for (const struct jscope *s = r->scope; s; s = s->up)
+    size_t seen = 0;
+    for (const struct jscope *s = r->scope; s; s = s->up) {
         for (int i = 0; i < s->n; i++)
-            if (s->vars[i].sym == sym)
-                return s->vars[i].v;
-    return r->root[sym];
+            if (s->vars[i].sym == sym) {
+                *out = s->vars[i].v;
+                return tern_jrun_charge(r, (seen + (size_t)i) / 32);
+            }
+        seen += (size_t)s->n + 1;
+    }
+    *out = r->root[sym];
+    return tern_jrun_charge(r, seen / 32);
 }
 
 static int assign(struct jrun *r, int sym, struct jval v)
@@ -39,6 +45,7 @@ static int assign(struct jrun *r, int sym, struct jval v)
         r->root[sym] = v;
         return 0;
     }
+    JTRY(tern_jrun_charge(r, (size_t)s->n / 32));
     for (int i = 0; i < s->n; i++)
         if (s->vars[i].sym == sym) {
             s->vars[i].v = v;
@@ -69,7 +76,8 @@ static int assign_target(struct jrun *r, const struct jnode *target, struct jval
     if (target->kind == JN_NAME)
         return assign(r, target->sym, v);
     if (target->kind == JN_NSREF) {
-        struct jval ns = tern_jrun_lookup(r, target->sym);
+        struct jval ns;
+        JTRY(tern_jrun_lookup(r, target->sym, &ns));
         if (ns.t != JV_NS)
             return tern_jrun_fail(r, TERN_EINVAL, "cannot assign an attribute of '%.*s': it is not a namespace",
                                   (int)r->t->syms[target->sym].len, r->t->syms[target->sym].p);
@@ -218,24 +226,16 @@ int tern_jrun_loop_str(struct jrun *r, struct jloop *l, struct jbuild *b)
 }
 
 /* One round: a fresh scope with the item and `loop`. */
-static int loop_round(struct jrun *r, struct jloop *l, struct jscope *outer, int sym_loop)
+static int loop_round(struct jrun *r, struct jloop *l, struct jscope *outer)
 {
     if (r->scope == outer || r->scope->captured)
         JTRY(new_scope(r, outer, &r->scope));
     r->scope->n = 0;
-    if (sym_loop >= 0)
-        JTRY(assign(r, sym_loop, (struct jval){.t = JV_LOOP, .loop = l}));
+    if (r->t->sym_loop >= 0)
+        JTRY(assign(r, r->t->sym_loop, (struct jval){.t = JV_LOOP, .loop = l}));
     JTRY(assign_target(r, l->node->a, l->cur));
     JTRY(tern_jrun_exec(r, l->node->kids[0]));
     return 0;
-}
-
-static int find_sym(const struct tern_template *t, const char *name)
-{
-    for (int i = 0; i < t->n_syms; i++)
-        if (tern_jstr_is(&t->syms[i], name))
-            return i;
-    return -1;
 }
 
 static int exec_for(struct jrun *r, const struct jnode *n)
@@ -243,7 +243,7 @@ static int exec_for(struct jrun *r, const struct jnode *n)
     struct jscope *outer = r->scope;
     struct jloop *l;
     struct jval v, item;
-    int more, sym_loop = find_sym(r->t, "loop");
+    int more;
     JTRY(tern_jrun_eval(r, n->b, &v));
     JTRY(tern_jrun_alloc(r, &l, sizeof *l));
     *l = (struct jloop){.node = n, .index0 = -1, .length = -1};
@@ -260,7 +260,7 @@ static int exec_for(struct jrun *r, const struct jnode *n)
         l->cur = l->has_after ? l->after : item;
         l->has_after = false;
         l->index0++;
-        JTRY(loop_round(r, l, outer, sym_loop));
+        JTRY(loop_round(r, l, outer));
         enum jflow flow = r->flow;
         r->flow = JFLOW_NONE;
         if (flow == JFLOW_BREAK)
@@ -305,6 +305,7 @@ static int sym_name_is(const struct jrun *r, int sym, const struct jkwarg *kw)
 
 static int bind_params(struct jrun *r, const struct jnode *n, const struct jargs *args, struct jval *extra_kw)
 {
+    JTRY(tern_jrun_charge(r, (size_t)args->n_kw * (size_t)n->n_params / 8));
     for (int k = 0; k < args->n_kw; k++) {
         bool known = false;
         for (int i = args->n_pos; i < n->n_params && !known; i++)
@@ -348,10 +349,10 @@ static int macro_body(struct jrun *r, const struct jnode *n, const struct jargs 
         JTRY(tern_jval_list(r, JL_TUPLE, 0, &more));
         for (int i = n->n_params; i < args->n_pos; i++)
             JTRY(tern_jlist_add(r, more.l, args->pos[i]));
-        JTRY(assign(r, find_sym(r->t, "varargs"), more));
+        JTRY(assign(r, r->t->sym_varargs, more));
     }
     if (n->uses_kwargs)
-        JTRY(assign(r, find_sym(r->t, "kwargs"), extra_kw));
+        JTRY(assign(r, r->t->sym_kwargs, extra_kw));
     return capture(r, n->c, out);
 }
 

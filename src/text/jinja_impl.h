@@ -22,21 +22,23 @@
 #include "base/err.h"
 #include "text/text.h"
 
-#define JINJA_MAX_SOURCE ((size_t)1 << 20)   /* bytes of template text */
-#define JINJA_MAX_NEST 300                   /* grammar rules inside each other in the parser; a bracket costs three */
-#define JINJA_MAX_TREE 400                   /* height of an expression tree: a + b + c + ... grows to the left */
-#define JINJA_MAX_DEPTH 2000                 /* nested evaluations at run time, macro calls included */
-#define JINJA_MAX_VALUE_DEPTH 200            /* lists in lists when printed, compared or dumped */
-#define JINJA_MAX_STEPS 10000000u            /* see above; about a second */
-#define JINJA_MAX_TEXT ((size_t)64 << 20)    /* bytes of output, and of any one string */
-#define JINJA_MAX_MEMORY ((size_t)256 << 20) /* bytes of values alive in one render */
-#define JINJA_MAX_RANGE 100000               /* items of one range(): the figure of Jinja's sandbox */
+#define JINJA_MAX_SOURCE      ((size_t)1 << 20) /* bytes of template text */
+#define JINJA_MAX_NEST        300       /* grammar rules inside each other in the parser; a bracket costs three */
+#define JINJA_MAX_TREE        400       /* height of an expression tree: a + b + c + ... grows to the left */
+#define JINJA_MAX_DEPTH       2000      /* nested evaluations at run time, macro calls included */
+#define JINJA_MAX_VALUE_DEPTH 200       /* lists in lists when printed, compared or dumped */
+#define JINJA_MAX_STEPS       10000000u /* see above; about a second */
+#define JINJA_MAX_TEXT        ((size_t)64 << 20)  /* bytes of output, and of any one string */
+#define JINJA_MAX_MEMORY      ((size_t)256 << 20) /* bytes of values alive in one render */
+#define JINJA_MAX_RANGE       100000              /* items of one range(): the figure of Jinja's sandbox */
+#define JINJA_MAX_NAMES       1024                /* different variable names in one template */
+#define JINJA_MAX_KWARGS      256                 /* keyword arguments of one call */
 
-#define JTRY(expr)            \
-    do {                      \
-        int jtry_ = (expr);   \
-        if (jtry_ < 0)        \
-            return jtry_;     \
+#define JTRY(expr)          \
+    do {                    \
+        int jtry_ = (expr); \
+        if (jtry_ < 0)      \
+            return jtry_;   \
     } while (0)
 
 /* ---- arena: bump allocation with a budget (jinja_arena.c) ------------------------------------------------------ */
@@ -129,7 +131,7 @@ struct jdict {
 };
 
 struct jrange {
-    int64_t start, step, n;
+    int64_t start, stop, step, n;
 };
 /* Every item fits in 64 bits, but the product on the way to it may not: unsigned arithmetic wraps back. */
 static inline int64_t tern_jrange_at(const struct jrange *r, int64_t i)
@@ -164,10 +166,10 @@ struct jargs {
 
 #define JINJA_MAX_PARAMS 5
 struct jcall {
-    struct jval self;       /* the piped value, the tested value, the method's object */
-    struct jval *a;         /* one per declared parameter, JV_ABSENT where not given */
+    struct jval self;        /* the piped value, the tested value, the method's object */
+    struct jval *a;          /* one per declared parameter, JV_ABSENT where not given */
     const struct jargs *raw; /* as written */
-    const char *what;       /* "filter", "test", "method", "function": for messages */
+    const char *what;        /* "filter", "test", "method", "function": for messages */
     const char *name;
 };
 struct jrun;
@@ -203,15 +205,15 @@ enum jnode_kind {
     JN_BIN, /* a op b */
     JN_AND,
     JN_OR,
-    JN_COMPARE, /* kids[0] ops[0] kids[1] ops[1] kids[2] ... */
-    JN_CONCAT,  /* kids */
-    JN_COND,    /* b if a else c (c may be NULL) */
-    JN_NSREF,   /* assignment target sym . str */
-    JN_DATA,    /* konst, written as it is */
-    JN_PRINT,   /* a */
-    JN_IF,      /* kids: test, body, test, body ...; c = else body or NULL */
-    JN_FOR,     /* a target, b iterable, c condition or NULL, kids[0] body, kids[1] else body or NULL */
-    JN_SET,     /* a target, b value */
+    JN_COMPARE,     /* kids[0] ops[0] kids[1] ops[1] kids[2] ... */
+    JN_CONCAT,      /* kids */
+    JN_COND,        /* b if a else c (c may be NULL) */
+    JN_NSREF,       /* assignment target sym . str */
+    JN_DATA,        /* konst, written as it is */
+    JN_PRINT,       /* a */
+    JN_IF,          /* kids: test, body, test, body ...; c = else body or NULL */
+    JN_FOR,         /* a target, b iterable, c condition or NULL, kids[0] body, kids[1] else body or NULL */
+    JN_SET,         /* a target, b value */
     JN_SETBLOCK,    /* a target, b filter chain or NULL, c body */
     JN_FILTERBLOCK, /* b filter chain, c body */
     JN_MACRO,       /* sym, args->names = parameters, kids = defaults of the last ones, c body */
@@ -242,7 +244,7 @@ struct jnode {
     struct jnode_args *args;
     int *params; /* JN_MACRO: symbols */
     int n_params;
-    struct jval konst; /* JN_CONST, JN_DATA; the name of an attribute, filter or test */
+    struct jval konst;         /* JN_CONST, JN_DATA; the name of an attribute, filter or test */
     const struct jbuiltin *fn; /* resolved filter or test; NULL when unknown */
 };
 
@@ -252,6 +254,7 @@ struct tern_template {
     struct jnode *body;
     struct jstr *syms; /* every variable name in the text, so that scopes compare numbers */
     int n_syms;
+    int sym_loop, sym_varargs, sym_kwargs; /* -1 when the text never says so */
 };
 
 /* ---- parsing --------------------------------------------------------------------------------------------------- */
@@ -390,7 +393,7 @@ int tern_jrun_call(struct jrun *r, struct jval callee, const struct jargs *args,
 /* jinja_exec.c */
 int tern_jrun_exec(struct jrun *r, const struct jnode *n);
 int tern_jrun_macro(struct jrun *r, const struct jmacro *m, const struct jargs *args, struct jval *out);
-struct jval tern_jrun_lookup(struct jrun *r, int sym);
+int tern_jrun_lookup(struct jrun *r, int sym, struct jval *out); /* JV_ABSENT: no such variable */
 int tern_jrun_loop_attr(struct jrun *r, struct jloop *l, const struct jstr *name, struct jval *out);
 int tern_jrun_loop_str(struct jrun *r, struct jloop *l, struct jbuild *b);
 
@@ -406,8 +409,8 @@ bool tern_jstr_eq(const struct jstr *a, const struct jstr *b);
 bool tern_jstr_is(const struct jstr *a, const char *text);
 int tern_jstr_cmp(const struct jstr *a, const struct jstr *b);
 bool tern_jstr_any_user(const struct jstr *s);
-int tern_jstr_replace(struct jrun *r, const struct jstr *s, const struct jstr *from, const struct jstr *to,
-                      int64_t max, struct jval *out);
+int tern_jstr_replace(struct jrun *r, const struct jstr *s, const struct jstr *from, const struct jstr *to, int64_t max,
+                      struct jval *out);
 /* First occurrence of `what` in s at or after byte `from`; SIZE_MAX when there is none. */
 size_t tern_jstr_find(const struct jstr *s, const struct jstr *what, size_t from);
 /* Bytes of the character at p (1 for a byte that starts none) and its code point (the byte + 0xDC00 for those). */
@@ -456,7 +459,7 @@ int tern_jdict_remove(struct jrun *r, struct jdict *d, struct jentry *e);
 
 const char *tern_jval_type(struct jval v); /* "str", "NoneType" ...: Python's type names */
 bool tern_jval_truth(struct jval v);
-bool tern_jval_number(struct jval v, double *f); /* int, float or bool */
+bool tern_jval_number(struct jval v, double *f);   /* int, float or bool */
 bool tern_jval_integer(struct jval v, int64_t *i); /* int or bool */
 int tern_jval_eq(struct jrun *r, struct jval a, struct jval b, bool *out);
 int tern_jval_compare(struct jrun *r, enum jcmp op, struct jval a, struct jval b, bool *out);
@@ -482,7 +485,7 @@ int tern_jval_slice(struct jrun *r, struct jval v, struct jval start, struct jva
 
 int tern_jval_binary(struct jrun *r, enum jop op, struct jval a, struct jval b, struct jval *out);
 int tern_jval_negate(struct jrun *r, struct jval v, bool minus, struct jval *out);
-size_t tern_jnum_repr(double f, char out[40]); /* Python's repr(float) */
+size_t tern_jnum_repr(double f, char out[40]);                  /* Python's repr(float) */
 bool tern_jnum_parse_float(const char *p, size_t n, double *f); /* Python's float(str) */
 /* Python's int(str, base): 1 ok, 0 not a number, -1 does not fit. */
 int tern_jnum_parse_int(const char *p, size_t n, int base, int64_t *i);
@@ -511,13 +514,23 @@ const struct jbuiltin *tern_jtest_find(const char *name, size_t n);
 const struct jbuiltin *tern_jglobal_find(const char *name, size_t n);
 /* NULL when the type has no such method; *refused is set when Python has it and this engine does not. */
 const struct jbuiltin *tern_jmethod_find(struct jval self, const char *name, size_t n, bool *refused);
+int tern_jfunc_dict(struct jrun *r, const struct jcall *c, struct jval *out);
+int tern_jfunc_namespace(struct jrun *r, const struct jcall *c, struct jval *out);
 const struct jbuiltin *tern_jbuiltin_search(const struct jbuiltin *table, const char *name, size_t n);
 /* Argument access: default where absent, an error that names the parameter where the type is wrong. */
 int tern_jarg_int(struct jrun *r, const struct jcall *c, int i, int64_t def, int64_t *out);
 int tern_jarg_bool(struct jrun *r, const struct jcall *c, int i, bool def, bool *out);
 int tern_jarg_str(struct jrun *r, const struct jcall *c, int i, struct jstr **out); /* NULL where absent or none */
 
-extern const struct jbuiltin tern_jfilters_text[], tern_jfilters_seq[], tern_jfilters_number[];
+extern const struct jbuiltin tern_jfilters_text[], tern_jfilters_seq[], tern_jmethods_dict[], tern_jmethods_list[],
+    tern_jmethods_tuple[];
+/* Characters whose upper or title case is several characters; sorted, jinja_case_tab.c. */
+struct jcase_special {
+    uint32_t cp;
+    const char *upper, *title;
+};
+extern const struct jcase_special tern_jcase_special[];
+extern const size_t tern_jcase_n_special;
 int tern_jmethod_strip(struct jrun *r, const struct jstr *s, const struct jstr *chars, int sides, struct jval *out);
 enum { JSTRIP_LEFT = 1, JSTRIP_RIGHT = 2 };
 

@@ -47,10 +47,17 @@ bool tern_jparse_skip_op(struct jparse *p, int op)
 static void describe(const struct jtok *t, char *out, size_t n)
 {
     static const char *const texts[] = {
-        [JT_EOF] = "the end of the template", [JT_DATA] = "text",           [JT_VAR_BEGIN] = "'{{'",
-        [JT_VAR_END] = "'}}'",                [JT_BLOCK_BEGIN] = "'{%'",    [JT_BLOCK_END] = "'%}'",
-        [JT_NAME] = "a name",                 [JT_STRING] = "a string",     [JT_INT] = "a number",
-        [JT_FLOAT] = "a number",              [JT_OP] = "an operator",
+        [JT_EOF] = "the end of the template",
+        [JT_DATA] = "text",
+        [JT_VAR_BEGIN] = "'{{'",
+        [JT_VAR_END] = "'}}'",
+        [JT_BLOCK_BEGIN] = "'{%'",
+        [JT_BLOCK_END] = "'%}'",
+        [JT_NAME] = "a name",
+        [JT_STRING] = "a string",
+        [JT_INT] = "a number",
+        [JT_FLOAT] = "a number",
+        [JT_OP] = "an operator",
     };
     if (t->type == JT_NAME || t->type == JT_INT || t->type == JT_FLOAT)
         (void)snprintf(out, n, "'%.*s'", t->n > 40 ? 40 : (int)t->n, t->p);
@@ -325,6 +332,8 @@ static int parse_kwarg(struct jparse *p, struct arg_lists *l)
         l->cap_names = cap;
     }
     const struct jtok *t = current(p);
+    if (l->kw.n >= JINJA_MAX_KWARGS)
+        return tern_jparse_fail(p, TERN_ELIMIT, t->line, "more than %d keyword arguments", JINJA_MAX_KWARGS);
     l->names[l->kw.n] = (struct jstr){.p = t->p, .len = t->n, .chars = t->n};
     for (size_t i = 0; i < l->kw.n; i++)
         if (tern_jstr_eq(&l->names[i], &l->names[l->kw.n]))

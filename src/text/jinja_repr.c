@@ -111,8 +111,7 @@ int tern_jval_repr(struct jrun *r, struct jval v, struct jbuild *b, int depth)
         n = (size_t)snprintf(text, sizeof text, "%lld", (long long)v.i);
         break;
     case JV_RANGE:
-        n = (size_t)snprintf(text, sizeof text, "range(%lld, %lld", (long long)v.r->start,
-                             (long long)tern_jrange_at(v.r, v.r->n));
+        n = (size_t)snprintf(text, sizeof text, "range(%lld, %lld", (long long)v.r->start, (long long)v.r->stop);
         if (v.r->step != 1)
             n += (size_t)snprintf(text + n, sizeof text - n, ", %lld", (long long)v.r->step);
         text[n++] = ')';
@@ -124,7 +123,9 @@ int tern_jval_repr(struct jrun *r, struct jval v, struct jbuild *b, int depth)
         break;
     default:
         n = (size_t)snprintf(text, sizeof text, "%s",
-                             v.t == JV_NONE ? "None" : v.t == JV_BOOL ? (v.b ? "True" : "False") : "Undefined");
+                             v.t == JV_NONE   ? "None"
+                             : v.t == JV_BOOL ? (v.b ? "True" : "False")
+                                              : "Undefined");
         break;
     }
     return tern_jbuild_add(r, b, text, NULL, false, n);

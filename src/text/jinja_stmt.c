@@ -308,9 +308,21 @@ static int parse_body(struct jparse *p, const char *tag, const char *const *ends
     return 0;
 }
 
+static int find_sym(const struct tern_template *t, const char *name)
+{
+    for (int i = 0; i < t->n_syms; i++)
+        if (tern_jstr_is(&t->syms[i], name))
+            return i;
+    return -1;
+}
+
 int tern_jparse_template(struct jparse *p)
 {
-    return parse_until(p, NULL, NULL, &p->t->body);
+    JTRY(parse_until(p, NULL, NULL, &p->t->body));
+    p->t->sym_loop = find_sym(p->t, "loop");
+    p->t->sym_varargs = find_sym(p->t, "varargs");
+    p->t->sym_kwargs = find_sym(p->t, "kwargs");
+    return 0;
 }
 
 int tern_jparse_fail(struct jparse *p, int code, int line, const char *fmt, ...)
@@ -350,8 +362,8 @@ int tern_jparse_sym(struct jparse *p, const char *name, size_t n, int *sym)
         t->syms = syms;
         p->cap_syms = cap;
     }
-    if (t->n_syms >= 4096)
-        return tern_jparse_fail(p, TERN_ELIMIT, current(p)->line, "more than 4096 different names");
+    if (t->n_syms >= JINJA_MAX_NAMES)
+        return tern_jparse_fail(p, TERN_ELIMIT, current(p)->line, "more than %d different names", JINJA_MAX_NAMES);
     t->syms[t->n_syms++] = s;
     return 0;
 }

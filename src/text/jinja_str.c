@@ -319,8 +319,8 @@ int tern_jstr_slice(struct jrun *r, struct jstr *s, int64_t start, int64_t step,
     return slice_backwards(r, s, at, start, step, n, out);
 }
 
-int tern_jstr_replace(struct jrun *r, const struct jstr *s, const struct jstr *from, const struct jstr *to,
-                      int64_t max, struct jval *out)
+int tern_jstr_replace(struct jrun *r, const struct jstr *s, const struct jstr *from, const struct jstr *to, int64_t max,
+                      struct jval *out)
 {
     struct jbuild b = {0};
     size_t at = 0;

@@ -40,9 +40,10 @@ const char *tern_jval_type(struct jval v)
 {
     static const char *const kinds[] = {"list", "tuple", "generator", "dict_keys", "dict_values", "dict_items"};
     static const char *const types[] = {
-        [JV_ABSENT] = "missing", [JV_UNDEF] = "Undefined", [JV_NONE] = "NoneType",       [JV_BOOL] = "bool",
-        [JV_INT] = "int",        [JV_FLOAT] = "float",     [JV_STR] = "str",             [JV_LIST] = "list",
-        [JV_DICT] = "dict",      [JV_RANGE] = "range",     [JV_NS] = "Namespace",        [JV_LOOP] = "LoopContext",
+        [JV_ABSENT] = "missing", [JV_UNDEF] = "Undefined", [JV_NONE] = "NoneType",
+        [JV_BOOL] = "bool",      [JV_INT] = "int",         [JV_FLOAT] = "float",
+        [JV_STR] = "str",        [JV_LIST] = "list",       [JV_DICT] = "dict",
+        [JV_RANGE] = "range",    [JV_NS] = "Namespace",    [JV_LOOP] = "LoopContext",
         [JV_MACRO] = "Macro",    [JV_FUNC] = "function",   [JV_METHOD] = "builtin method",
     };
     return v.t == JV_LIST ? kinds[v.l->kind] : types[v.t];
@@ -386,7 +387,8 @@ static int eq_depth(struct jrun *r, struct jval a, struct jval b, int depth, boo
     case JV_DICT:
         return dicts_eq(r, a.d, b.d, depth, out);
     case JV_RANGE:
-        *out = a.r->n == b.r->n && (a.r->n == 0 || (a.r->start == b.r->start && (a.r->n == 1 || a.r->step == b.r->step)));
+        *out =
+            a.r->n == b.r->n && (a.r->n == 0 || (a.r->start == b.r->start && (a.r->n == 1 || a.r->step == b.r->step)));
         return 0;
     default:
         *out = a.d == b.d; /* the same object */
@@ -433,8 +435,8 @@ static int compare_depth(struct jrun *r, enum jcmp op, struct jval a, struct jva
         return 0;
     }
     if (a.t != JV_LIST || b.t != JV_LIST || a.l->kind != b.l->kind || a.l->kind > JL_TUPLE)
-        return tern_jrun_fail(r, TERN_EINVAL, "'%s' is not defined between '%s' and '%s'", signs[op],
-                              tern_jval_type(a), tern_jval_type(b));
+        return tern_jrun_fail(r, TERN_EINVAL, "'%s' is not defined between '%s' and '%s'", signs[op], tern_jval_type(a),
+                              tern_jval_type(b));
     if (depth > JINJA_MAX_VALUE_DEPTH)
         return tern_jrun_fail(r, TERN_ELIMIT, "a value is nested more than %d deep", JINJA_MAX_VALUE_DEPTH);
     for (size_t i = 0; i < a.l->n && i < b.l->n; i++) {

@@ -31,7 +31,8 @@ void tern_ids_clear(struct tern_ids *ids);
 
 /* Builds the tokenizer from GGUF metadata `tokenizer.ggml.*`.  model "gpt2" = byte-level BPE (pre-tokenizer from
  * tokenizer.ggml.pre: smollm, gpt-2, llama-bpe and its aliases, qwen2 and its aliases; any other name is refused and
- * named), "llama" = SentencePiece-style score merges, "none" = no vocabulary: *out is NULL and 0 is returned. */
+ * named), "llama" = SentencePiece-style score merges, "none" or no tokenizer keys at all = no vocabulary: *out is NULL
+ * and 0 is returned.  Errors name the file and the key. */
 int tern_tokenizer_from_file(struct tern_tokenizer **out, const struct tern_file *f, tern_error *err);
 void tern_tokenizer_free(struct tern_tokenizer *t);
 
@@ -116,8 +117,9 @@ int tern_template_render_json(const struct tern_template *t, const char *message
                               const char *bos_token, const char *eos_token, const char *vars_json,
                               struct tern_rendered *out, tern_error *err);
 
-/* The ids of a rendered prompt: spans encoded each in its mode, joined so that text within one span tokenizes as a
- * whole.  Adds BOS by the file's rule unless the text already begins with it. */
+/* The ids of a rendered prompt.  Control tokens are found only where all of their text lies in template spans; ordinary
+ * text tokenizes as a whole across the borders of spans, as it does where a finished prompt is tokenized.  Adds BOS by
+ * the file's rule unless the text already begins with it. */
 int tern_tokenize_rendered(const struct tern_tokenizer *t, const struct tern_rendered *r, struct tern_ids *ids,
                            tern_error *err);
 

@@ -1,5 +1,7 @@
 #include "text/tok_impl.h"
 
+#include <string.h>
+
 int tern_tok_trie_add(struct tern_tok_trie *trie, const char *p, size_t n, int32_t id, tern_error *err)
 {
     int rc = 0;
@@ -47,37 +49,58 @@ static void advance_limit(struct tern_tok_scan *s, size_t i)
     if (s->span == s->n_spans || s->spans[s->span].user || s->limit > i)
         return;
     size_t k = s->span;
-    while (k + 1 < s->n_spans && !s->spans[k + 1].user)
+    while (k + 1 < s->n_spans && (!s->spans[k + 1].user || s->spans[k + 1].begin == s->spans[k + 1].end))
         k++;
     s->limit = s->spans[k].end;
 }
 
-struct tern_tok_match tern_tok_scan_next(struct tern_tok_scan *s, size_t from)
+/* The byte at position i as the trie sees it, and how many bytes it takes.  To score BPE a literal U+2581 is a space here
+ * as everywhere else (tok_impl.h). */
+static inline uint8_t unit(const struct tern_tok_scan *s, size_t i, size_t *n)
+{
+    uint8_t byte = (uint8_t)s->text[i];
+    *n = 1;
+    if (byte == 0xE2 && s->t->spm && s->n - i >= 3 && memcmp(s->text + i, "\xE2\x96\x81", 3) == 0) {
+        *n = 3;
+        return ' ';
+    }
+    return byte;
+}
+
+/* The longest token that begins at `at` of the text, whose first unit leads to trie node `node`. */
+static struct tern_tok_match longest(const struct tern_tok_scan *s, size_t at, size_t n_unit, int32_t node)
 {
     const struct tern_tok_trie *trie = &s->t->added;
-    for (size_t i = from; i < s->n; i++) {
-        int32_t at = trie->first[(uint8_t)s->text[i]];
-        if (at == 0)
+    struct tern_tok_match best = {.begin = at, .end = at, .id = -1};
+    size_t end = at + n_unit;
+    for (;;) {
+        int32_t id = trie->node[node].id;
+        if (id >= 0 && (end <= s->limit || !tern_tok_is_control_type(s->t->type[id]))) {
+            best.end = end;
+            best.id = id;
+        }
+        if (end == s->n)
+            return best;
+        uint8_t byte = unit(s, end, &n_unit);
+        end += n_unit;
+        for (node = trie->node[node].child; node != 0 && trie->node[node].byte != byte;)
+            node = trie->node[node].sibling;
+        if (node == 0)
+            return best;
+    }
+}
+
+struct tern_tok_match tern_tok_scan_next(struct tern_tok_scan *s, size_t from)
+{
+    size_t n_unit;
+    for (size_t i = from; i < s->n; i += n_unit) {
+        int32_t node = s->t->added.first[unit(s, i, &n_unit)];
+        if (node == 0)
             continue;
         advance_limit(s, i);
-        struct tern_tok_match best = {.begin = i, .end = i, .id = -1};
-        size_t k = i + 1;
-        for (;;) {
-            int32_t id = trie->node[at].id;
-            if (id >= 0 && (k <= s->limit || !tern_tok_is_control_type(s->t->type[id]))) {
-                best.end = k;
-                best.id = id;
-            }
-            if (k == s->n)
-                break;
-            uint8_t byte = (uint8_t)s->text[k++];
-            for (at = trie->node[at].child; at != 0 && trie->node[at].byte != byte;)
-                at = trie->node[at].sibling;
-            if (at == 0)
-                break;
-        }
-        if (best.id >= 0)
-            return best;
+        struct tern_tok_match m = longest(s, i, n_unit, node);
+        if (m.id >= 0)
+            return m;
     }
     return (struct tern_tok_match){.begin = s->n, .end = s->n, .id = -1};
 }

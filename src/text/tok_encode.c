@@ -5,7 +5,7 @@
 
 enum { MEMO_PAYS = 256 }; /* bytes of text from which on clearing the memo costs less than it saves */
 
-static bool has_block_mark(const char *p, size_t n)
+static bool has_mark(const char *p, size_t n)
 {
     return memmem(p, n, "\xE2\x96\x81", 3) != NULL;
 }
@@ -79,7 +79,7 @@ static int encode_spm(struct tern_tok_work *w, size_t begin, size_t end, tern_er
     int rc = 0;
     int source = TERN_TOK_SOURCE_TEXT;
     bool prefix = w->t->add_space_prefix && w->after_added;
-    if (prefix || has_block_mark(w->text + begin, end - begin)) {
+    if (prefix || has_mark(w->text + begin, end - begin)) {
         size_t at = w->copy.len;
         TERN_TRY(copy_spm(w, w->text + begin, end - begin, prefix, err));
         source = TERN_TOK_SOURCE_COPY;

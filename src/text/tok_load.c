@@ -215,7 +215,12 @@ static int read_added(struct load *l, tern_error *err)
         if (!is_added(t->type[i]))
             continue;
         size_t n;
-        const char *p = tern_tok_string(&t->bytes, i, &n);
+        const char *p = tern_tok_string(&t->piece, i, &n);
+        char text[TERN_TOK_MAX_ADDED];
+        if (t->spm) {
+            n = undo_marks(p, n, text);
+            p = text;
+        }
         int rc = tern_tok_trie_add(&t->added, p, n, i, err);
         if (rc < 0)
             return rc;

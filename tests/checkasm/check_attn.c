@@ -356,29 +356,37 @@ static void *bench_buf(size_t bytes)
     return p;
 }
 
-static void bench_score(void *ctx)
+static double product_flops(const struct bench *b)
+{
+    return 2.0 * b->dim * TERN_PAGE * b->n_q;
+}
+
+static double bench_score(void *ctx)
 {
     struct bench *b = ctx;
     tern_k.attn.score_f32(b->s, b->q, b->k, b->dim, b->n_q);
+    return product_flops(b);
 }
 
-static void bench_accum(void *ctx)
+static double bench_accum(void *ctx)
 {
     struct bench *b = ctx;
     tern_k.attn.accum_f32(b->o, b->s, b->v, NULL, b->dim, TERN_PAGE, b->n_q);
+    return product_flops(b);
 }
 
-static void bench_softmax(void *ctx)
+static double bench_softmax(void *ctx)
 {
     struct bench *b = ctx;
     for (int i = 0; i < b->n_q; i++) {
         b->m[i] = -INFINITY;
         tern_k.attn.softmax(b->s + i * TERN_PAGE, 0, TERN_PAGE, &b->m[i], &b->l[i]);
     }
+    return b->n_q * TERN_PAGE * 4.0;
 }
 
 /* One decode step of one KV head over all pages. */
-static void bench_decode(void *ctx)
+static double bench_decode(void *ctx)
 {
     struct bench *b = ctx;
     float shrink[16];
@@ -392,6 +400,7 @@ static void bench_decode(void *ctx)
             shrink[i] = tern_k.attn.softmax(b->s + i * TERN_PAGE, 0, TERN_PAGE, &b->m[i], &b->l[i]);
         tern_k.attn.accum_f16(b->o, b->s, k + side, shrink, b->dim, TERN_PAGE, b->n_q);
     }
+    return (double)side * 4 * b->n_pages;
 }
 
 static void bench_shape(int dim, int n_q)
@@ -406,14 +415,13 @@ static void bench_shape(int dim, int n_q)
     b.k = bench_buf(side * 4);
     b.v = bench_buf(side * 4);
     char label[64];
-    double work = 2.0 * (double)side * n_q;
     snprintf(label, sizeof label, "attn.score_f32 dim %d rows %d", dim, n_q);
-    check_bench(&(struct check_timing){label, bench_score, &b, work, "FLOP", check_roof_fma, NULL});
+    check_bench(&(struct check_timing){label, bench_score, &b, "FLOP", check_roof_fma, NULL});
     snprintf(label, sizeof label, "attn.accum_f32 dim %d rows %d", dim, n_q);
-    check_bench(&(struct check_timing){label, bench_accum, &b, work, "FLOP", check_roof_fma, NULL});
+    check_bench(&(struct check_timing){label, bench_accum, &b, "FLOP", check_roof_fma, NULL});
     if (dim == 64) {
         snprintf(label, sizeof label, "attn.softmax rows %d", n_q);
-        check_bench(&(struct check_timing){label, bench_softmax, &b, n_q * TERN_PAGE * 4.0, "B", NULL, NULL});
+        check_bench(&(struct check_timing){label, bench_softmax, &b, "B", NULL, NULL});
     }
     free(b.q), free(b.o), free(b.s), free(b.m), free(b.l), free(b.k), free(b.v);
 }
@@ -432,7 +440,7 @@ static void bench_decode_shape(int dim, int n_q)
     struct check_read all = {b.kv, (size_t)b.n_pages * page};
     char label[64];
     snprintf(label, sizeof label, "attn decode f16 DRAM dim %d heads %d", dim, n_q);
-    check_bench(&(struct check_timing){label, bench_decode, &b, (double)all.bytes, "B", check_roof_read, &all});
+    check_bench(&(struct check_timing){label, bench_decode, &b, "B", check_roof_read, &all});
     free(b.q), free(b.o), free(b.s), free(b.m), free(b.l), free(b.kv);
 }
 

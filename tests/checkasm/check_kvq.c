@@ -19,7 +19,8 @@ static const int widths[] = {8, 4, 3, 2};
 /* Ascending entries without 0; `kind` 0: the extremes are used as far as possible. */
 static struct tern_kvq_table random_table(int bits, int kind)
 {
-    struct tern_kvq_table t = {.bits = bits, .unit = bits == 8 ? 1.0f / 127.0f : (float)(0.01 + 0.02 * check_uniform())};
+    struct tern_kvq_table t = {.bits = bits,
+                               .unit = bits == 8 ? 1.0f / 127.0f : (float)(0.01 + 0.02 * check_uniform())};
     int n = bits == 8 ? 0 : 1 << bits;
     for (int i = 0; i < n; i++) {
         int side = i < n / 2 ? n / 2 - 1 - i : i - n / 2; /* 0 is the innermost entry */
@@ -263,13 +264,13 @@ static void fill_p(float *p, int n_q, int kind)
 {
     for (int i = 0; i < n_q * 64; i++) {
         double u = check_uniform();
-        p[i] = (float)(kind == P_FLAT                ? 1.0
-                       : kind == P_PEAK              ? (i % 64 == i / 64 % 64 ? 1.0 : u * 3e-5)
-                       : kind == P_ZERO              ? 0.0
-                       : kind == P_TINY              ? u * 1e-39
-                       : kind == P_HUGE              ? u * 1e30
+        p[i] = (float)(kind == P_FLAT                 ? 1.0
+                       : kind == P_PEAK               ? (i % 64 == i / 64 % 64 ? 1.0 : u * 3e-5)
+                       : kind == P_ZERO               ? 0.0
+                       : kind == P_TINY               ? u * 1e-39
+                       : kind == P_HUGE               ? u * 1e30
                        : kind == P_PART && i % 64 > 9 ? 0.0
-                                                     : exp(4 * check_gauss() - 8));
+                                                      : exp(4 * check_gauss() - 8));
     }
 }
 

@@ -42,7 +42,7 @@ static void run_file(const char *path, size_t size)
     (void)fprintf(stderr, "%s\n", path);
     run_copy(data, size);
     for (size_t i = 0; i < CUTS && size >= CUTS; i++)
-        run_copy(data, size / CUTS * i + i);
+        run_copy(data, size * i / CUTS);
     free(data);
     n_inputs++;
 }

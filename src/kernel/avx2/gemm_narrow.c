@@ -10,8 +10,9 @@
 
 #define MAX_ROWS 4
 #ifndef AHEAD
-#define AHEAD    1024
-#endif /* bytes of prefetch: the memory latency at this loop's pace */
+#define AHEAD 1024 /* bytes of prefetch: the memory latency at this loop's pace */
+#endif
+#define STREAMS 4 /* bytes of prefetch: the memory latency at this loop's pace */
 
 ALWAYS __m256i quad_of(const int8_t *q)
 {
@@ -60,7 +61,7 @@ ALWAYS void block_dots(enum tern_codes codes, enum tern_scales scales, const uin
 
 /* One block's share of the chains. */
 ALWAYS void add_block(enum tern_scales scales, const struct tern_panel_view *v, size_t b, const struct tern_q8_row *x,
-                      int rows, int zero, block_dot dot, __m256 acc[MAX_ROWS][2])
+                      int rows, int zero, block_dot dot, float *out)
 {
     const int groups = scales == TERN_SCALES_K16 ? 2 : 1;
 #pragma GCC unroll 2
@@ -81,45 +82,46 @@ ALWAYS void add_block(enum tern_scales scales, const struct tern_panel_view *v, 
                 __m256i d = dot[r][h][g];
                 if (!has_minimum(scales))
                     d = _mm256_sub_epi32(d, zero8);
-                acc[r][h] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(d), _mm256_mul_ps(scale[h], sx8), acc[r][h]);
+                float *cell = out + r * TERN_PANEL + 8 * h;
+                __m256 acc = _mm256_load_ps(cell);
+                acc = _mm256_fmadd_ps(_mm256_cvtepi32_ps(d), _mm256_mul_ps(scale[h], sx8), acc);
                 if (has_minimum(scales))
-                    acc[r][h] = _mm256_fmadd_ps(minimum[h], sum8, acc[r][h]);
+                    acc = _mm256_fmadd_ps(minimum[h], sum8, acc);
+                _mm256_store_ps(cell, acc);
             }
         }
     }
 }
 
-/* One panel times `rows` activation rows into out[rows][16]. */
+/* `streams` panels times `rows` activation rows.  Several panels are read side by side because the memory system serves
+ * a few distant sequences better than one; the chains wait in out[stream][row][16] meanwhile. */
 ALWAYS void panel_dots(enum tern_codes codes, enum tern_scales scales, float *out, const struct tern_panel_view *v,
-                       int blocks, int zero, const struct tern_q8_row *x, int rows)
+                       int streams, int blocks, int zero, const struct tern_q8_row *x, int rows)
 {
     const size_t unit = tern_codes_unit(codes);
-    __m256 acc[MAX_ROWS][2];
-    block_dot dot;
-#pragma GCC unroll 8
-    for (int r = 0; r < rows; r++)
-        acc[r][0] = acc[r][1] = _mm256_setzero_ps();
+    memset(out, 0, (size_t)streams * MAX_ROWS * TERN_PANEL * sizeof *out);
     for (size_t b = 0; b < (size_t)blocks; b++) {
-        const uint8_t *block = v->codes + b * unit;
-        for (size_t line = 0; line < unit; line += 64)
-            _mm_prefetch((const char *)block + line + AHEAD, _MM_HINT_T0);
-        block_dots(codes, scales, block, x, b * TERN_BLOCK, rows, dot);
-        add_block(scales, v, b, x, rows, zero, dot, acc);
-    }
+#pragma GCC unroll 1
+        for (int s = 0; s < streams; s++) {
+            const uint8_t *block = v[s].codes + b * unit;
+            block_dot dot;
 #pragma GCC unroll 8
-    for (int r = 0; r < rows; r++) {
-        _mm256_storeu_ps(out + r * TERN_PANEL, acc[r][0]);
-        _mm256_storeu_ps(out + r * TERN_PANEL + 8, acc[r][1]);
+            for (size_t line = 0; line < unit; line += 64)
+                _mm_prefetch((const char *)block + line + AHEAD, _MM_HINT_T0);
+            block_dots(codes, scales, block, x, b * TERN_BLOCK, rows, dot);
+            add_block(scales, &v[s], b, x, rows, zero, dot, out + s * MAX_ROWS * TERN_PANEL);
+        }
     }
 }
 
-typedef void panel_fn(float *out, const struct tern_panel_view *v, int blocks, int zero, const struct tern_q8_row *x);
+typedef void panel_fn(float *out, const struct tern_panel_view *v, int streams, int blocks, int zero,
+                      const struct tern_q8_row *x);
 
-#define ROWS_FN(c, s, n)                                                                                 \
-    static void panel_##c##_##s##_##n(float *out, const struct tern_panel_view *v, int blocks, int zero, \
-                                      const struct tern_q8_row *x)                                       \
-    {                                                                                                    \
-        panel_dots(TERN_CODES_##c, TERN_SCALES_##s, out, v, blocks, zero, x, n);                         \
+#define ROWS_FN(c, s, n)                                                                                              \
+    static void panel_##c##_##s##_##n(float *out, const struct tern_panel_view *v, int streams, int blocks, int zero, \
+                                      const struct tern_q8_row *x)                                                    \
+    {                                                                                                                 \
+        panel_dots(TERN_CODES_##c, TERN_SCALES_##s, out, v, streams, blocks, zero, x, n);                             \
     }
 #define KIND_FNS(c, s) ROWS_FN(c, s, 1) ROWS_FN(c, s, 2) ROWS_FN(c, s, 3) ROWS_FN(c, s, 4)
 TERN_QUANT_KINDS(KIND_FNS)
@@ -141,16 +143,22 @@ void tern_gemm_narrow_avx2(float *y, size_t y_stride, const struct tern_q8_row *
 {
     struct tern_panel_layout l = tern_panel_layout(w->codes, w->scales, w->k);
     panel_fn *const *fns = panel_fns(w);
-    float out[MAX_ROWS * TERN_PANEL];
-    for (int p = panel0; p < panel1; p++) {
-        struct tern_panel_view v = tern_panel_view(w, &l, p);
-        int n0 = p * TERN_PANEL, cols = w->n - n0 < TERN_PANEL ? w->n - n0 : TERN_PANEL;
+    float out[STREAMS * MAX_ROWS * TERN_PANEL] __attribute__((aligned(64)));
+    int step = (panel1 - panel0 + STREAMS - 1) / STREAMS;
+    for (int p0 = panel0; p0 < panel0 + step; p0++) {
+        struct tern_panel_view v[STREAMS];
+        int streams = 0;
+        for (int p = p0; p < panel1; p += step)
+            v[streams++] = tern_panel_view(w, &l, p);
         for (int r0 = 0; r0 < n_rows; r0 += MAX_ROWS) {
             int rows = n_rows - r0 < MAX_ROWS ? n_rows - r0 : MAX_ROWS;
-            fns[rows - 1](out, &v, w->k / TERN_BLOCK, w->zero, x + r0);
-#pragma GCC unroll 8
-            for (int r = 0; r < rows; r++)
-                memcpy(y + (size_t)(r0 + r) * y_stride + n0, out + r * TERN_PANEL, (size_t)cols * sizeof *y);
+            fns[rows - 1](out, v, streams, w->k / TERN_BLOCK, w->zero, x + r0);
+            for (int i = 0; i < streams * rows; i++) {
+                int s = i / rows, r = i % rows, n0 = (p0 + s * step) * TERN_PANEL;
+                int cols = w->n - n0 < TERN_PANEL ? w->n - n0 : TERN_PANEL;
+                memcpy(y + (size_t)(r0 + r) * y_stride + n0, out + (s * MAX_ROWS + r) * TERN_PANEL,
+                       (size_t)cols * sizeof *y);
+            }
         }
     }
 }

@@ -84,15 +84,18 @@ KVQ_INLINE void accum_step(__m256i acc[][2], __m256i e0, __m256i e1, const int16
 
 /* 16 dims from o on for `rows` rows.  v: their group in the first half. */
 KVQ_INLINE void accum_dims(float *o, const struct row_weights *r, const uint8_t *v, size_t half_bytes,
-                           const float *shrink, __m256i table, int dim, const int rows, const int bits)
+                           const float *shrink, __m256i table, int dim, bool fetch, const int rows, const int bits)
 {
     const int n_words = kvq_words(bits), per_byte = kvq_per_byte(bits);
     const size_t row_stride = sizeof *r / sizeof r->w[0];
+    const size_t ahead = kvq_ahead(2 * half_bytes);
     __m256i acc[KVQ_ROWS][2];
     KVQ_UNROLL for (int i = 0; i < rows; i++) acc[i][0] = acc[i][1] = _mm256_set1_epi32(r[i].start);
     for (int half = 0; half < 2; half++) {
         const uint8_t *group = v + half * half_bytes;
         const int16_t *wh = r->w + 32 * half;
+        if (fetch)
+            kvq_prefetch(group, ahead, bits);
         KVQ_UNROLL for (int w = 0; w < n_words; w++)
         {
             __m256i v0 = kvq_word(group, w, bits), v1 = kvq_word(group + 32, w, bits);
@@ -134,16 +137,16 @@ KVQ_INLINE void accum_bits(float *o, const float *p, const uint8_t *v, const uin
             const float *sh = shrink ? shrink + i : NULL;
             switch (n_q - i) {
             case 1:
-                accum_dims(oi, r + i, vd, half_bytes, sh, table, dim, 1, bits);
+                accum_dims(oi, r + i, vd, half_bytes, sh, table, dim, i == 0, 1, bits);
                 break;
             case 2:
-                accum_dims(oi, r + i, vd, half_bytes, sh, table, dim, 2, bits);
+                accum_dims(oi, r + i, vd, half_bytes, sh, table, dim, i == 0, 2, bits);
                 break;
             case 3:
-                accum_dims(oi, r + i, vd, half_bytes, sh, table, dim, 3, bits);
+                accum_dims(oi, r + i, vd, half_bytes, sh, table, dim, i == 0, 3, bits);
                 break;
             default:
-                accum_dims(oi, r + i, vd, half_bytes, sh, table, dim, KVQ_ROWS, bits);
+                accum_dims(oi, r + i, vd, half_bytes, sh, table, dim, i == 0, KVQ_ROWS, bits);
             }
         }
     }

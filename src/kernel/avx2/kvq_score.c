@@ -50,40 +50,42 @@ void tern_kvq_prep_avx2(int8_t *q, float *scale, int32_t *sum, const float *x, c
     }
 }
 
-KVQ_INLINE void dot_step(__m256i acc[][2], __m256i e0, __m256i e1, const int16_t *q, size_t q_stride, const int rows)
+/* One step of four dims for 16 tokens and `rows` queries.  Entries and queries lie in [-128, 127] x [-127, 127]; moving
+ * the sign to the query makes the first operand unsigned, and no pair sum can reach the saturation of maddubs. */
+KVQ_INLINE void dot_step(__m256i acc[][2], __m256i e0, __m256i e1, const int8_t *q, size_t q_stride, const int rows)
 {
-    __m256i low = _mm256_set1_epi16(255);
-    __m256i even0 = _mm256_and_si256(e0, low), odd0 = _mm256_srli_epi16(e0, 8);
-    __m256i even1 = _mm256_and_si256(e1, low), odd1 = _mm256_srli_epi16(e1, 8);
+    __m256i a0 = _mm256_abs_epi8(e0), a1 = _mm256_abs_epi8(e1), ones = _mm256_set1_epi16(1);
     KVQ_UNROLL for (int i = 0; i < rows; i++)
     {
-        __m256i even = kvq_broadcast4(q + q_stride * i), odd = kvq_broadcast4(q + q_stride * i + 2);
-        kvq_add(&acc[i][0], _mm256_madd_epi16(even0, even));
-        kvq_add(&acc[i][1], _mm256_madd_epi16(even1, even));
-        kvq_add(&acc[i][0], _mm256_madd_epi16(odd0, odd));
-        kvq_add(&acc[i][1], _mm256_madd_epi16(odd1, odd));
+        __m256i b = kvq_broadcast4(q + q_stride * i);
+        __m256i p0 = _mm256_maddubs_epi16(a0, _mm256_sign_epi8(b, e0));
+        __m256i p1 = _mm256_maddubs_epi16(a1, _mm256_sign_epi8(b, e1));
+        kvq_add(&acc[i][0], _mm256_madd_epi16(p0, ones));
+        kvq_add(&acc[i][1], _mm256_madd_epi16(p1, ones));
     }
 }
 
 /* Rows i0 .. i0+rows of 16 tokens. */
-KVQ_INLINE void score_tokens(float *s, const struct tern_kvq_query *q, const int16_t *q16, const uint8_t *k, const uint16_t *head,
+KVQ_INLINE void score_tokens(float *s, const struct tern_kvq_query *q, const uint8_t *k, const uint16_t *head,
                              __m256i table, int dim, int i0, const int rows, const int bits)
 {
     const int n_words = kvq_words(bits), per_byte = kvq_per_byte(bits);
+    const size_t ahead = kvq_ahead((size_t)dim * 8 * bits);
     int n_blocks = tern_kvq_blocks(dim);
     __m256 out[KVQ_ROWS][2];
     KVQ_UNROLL for (int i = 0; i < rows; i++) out[i][0] = out[i][1] = _mm256_setzero_ps();
     for (int b = 0; b < n_blocks; b++) {
         __m256i acc[KVQ_ROWS][2];
-        KVQ_UNROLL for (int i = 0; i < rows; i++) acc[i][0] = acc[i][1] = _mm256_set1_epi32(-128 * q->sum[(i0 + i) * n_blocks + b]);
+        KVQ_UNROLL for (int i = 0; i < rows; i++) acc[i][0] = acc[i][1] = _mm256_setzero_si256();
         int d1 = dim < (b + 1) * TERN_KVQ_BLOCK ? dim : (b + 1) * TERN_KVQ_BLOCK;
         for (int d = b * TERN_KVQ_BLOCK; d < d1; d += 32) {
             const uint8_t *group = k + (size_t)d * 4 * bits; /* a set of both groups is 32 * 4 * bits bytes */
-            const int16_t *qd = q16 + (size_t)i0 * dim + d;
+            const int8_t *qd = q->q + (size_t)i0 * dim + d;
+            if (i0 == 0)
+                kvq_prefetch(group, ahead, bits);
             KVQ_UNROLL for (int w = 0; w < n_words; w++)
             {
                 __m256i v0 = kvq_word(group, w, bits), v1 = kvq_word(group + 32, w, bits);
-                if(bits==8){v0=_mm256_xor_si256(v0,_mm256_set1_epi8((char)128));v1=_mm256_xor_si256(v1,_mm256_set1_epi8((char)128));}
                 KVQ_UNROLL for (int n = 0; n < per_byte; n++)
                     dot_step(acc, kvq_step(v0, n, table, bits), kvq_step(v1, n, table, bits),
                              qd + 4 * (w * per_byte + n), (size_t)dim, rows);
@@ -107,11 +109,7 @@ KVQ_INLINE void score_tokens(float *s, const struct tern_kvq_query *q, const int
 KVQ_INLINE void score_bits(float *s, const struct tern_kvq_query *q, const uint8_t *k, const uint16_t *head,
                            const struct tern_kvq_table *tab, int dim, int n_q, const int bits)
 {
-    __m256i table = kvq_table(tab, 128);
-    int16_t q16[TERN_KVQ_MAX_Q*TERN_KVQ_MAX_DIM] __attribute__((aligned(64)));
-    for (int i=0;i<n_q*dim;i+=32){ __m256i v=kvq_load(q->q+i); __m256i e=_mm256_srai_epi16(_mm256_slli_epi16(v,8),8), o=_mm256_srai_epi16(v,8);
-      __m256i a=_mm256_unpacklo_epi32(e,o), b=_mm256_unpackhi_epi32(e,o);
-      _mm256_store_si256((void*)(q16+i),_mm256_permute2x128_si256(a,b,0x20)); _mm256_store_si256((void*)(q16+i+16),_mm256_permute2x128_si256(a,b,0x31)); }
+    __m256i table = kvq_table(tab, 0);
     size_t half_bytes = (size_t)dim * 4 * bits, group_bytes = (size_t)64 * bits;
     for (int t = 0; t < 64; t += 16) {
         const uint8_t *kt = k + (size_t)(t / 32) * half_bytes + (size_t)(t / 16 % 2) * group_bytes;
@@ -119,16 +117,16 @@ KVQ_INLINE void score_bits(float *s, const struct tern_kvq_query *q, const uint8
             float *si = s + i * 64 + t;
             switch (n_q - i) {
             case 1:
-                score_tokens(si, q, q16, kt, head + t, table, dim, i, 1, bits);
+                score_tokens(si, q, kt, head + t, table, dim, i, 1, bits);
                 break;
             case 2:
-                score_tokens(si, q, q16, kt, head + t, table, dim, i, 2, bits);
+                score_tokens(si, q, kt, head + t, table, dim, i, 2, bits);
                 break;
             case 3:
-                score_tokens(si, q, q16, kt, head + t, table, dim, i, 3, bits);
+                score_tokens(si, q, kt, head + t, table, dim, i, 3, bits);
                 break;
             default:
-                score_tokens(si, q, q16, kt, head + t, table, dim, i, KVQ_ROWS, bits);
+                score_tokens(si, q, kt, head + t, table, dim, i, KVQ_ROWS, bits);
             }
         }
     }

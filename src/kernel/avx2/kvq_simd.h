@@ -24,7 +24,9 @@ KVQ_INLINE __m256i kvq_load(const void *p)
 /* Four bytes from anywhere into every lane, as one load: from an integer gcc would go through a general register. */
 KVQ_INLINE __m256i kvq_broadcast4(const void *p)
 {
-    return _mm256_castps_si256(_mm256_broadcast_ss((const float *)p));
+    float four;
+    memcpy(&four, p, 4);
+    return _mm256_castps_si256(_mm256_set1_ps(four));
 }
 
 /* acc + x, and the compiler must leave it at that: gcc would collect the terms of an unrolled chain into a tree and
@@ -76,6 +78,22 @@ KVQ_INLINE int kvq_words(const int bits)
 KVQ_INLINE int kvq_per_byte(const int bits)
 {
     return bits == 8 ? 1 : bits == 2 ? 4 : 2;
+}
+
+/* How far ahead of the line in use memory is asked for.  In a page the values follow the keys, and the next page often
+ * follows in memory; one side ahead, with a floor for small ones, is a few hundred nanoseconds.  A wrong guess costs
+ * bandwidth, never a fault. */
+KVQ_INLINE size_t kvq_ahead(size_t side_bytes)
+{
+    return side_bytes < 2048 ? 2048 : side_bytes;
+}
+
+KVQ_INLINE void kvq_prefetch(const uint8_t *p, size_t ahead, const int lines)
+{
+    KVQ_UNROLL for (int i = 0; i < lines; i++)
+    {
+        _mm_prefetch((const char *)p + ahead + 64 * i, _MM_HINT_T0);
+    }
 }
 
 /* Entries of step n of a word; 8-bit codes stand for themselves. */

@@ -1,0 +1,225 @@
+/* Planning: cuts the jobs into blocks, spreads their units over the pool, merges page ranges. */
+#include "dev/cpu/attention.h"
+
+#include "base/err.h"
+#include "base/mem.h"
+
+/* Partial results are kept for as many narrow blocks at a time as fit in this many floats (16 MiB), or for one. */
+#define PART_CAP ((size_t)4 << 20)
+
+static int ceil_div(int a, int b)
+{
+    return (a + b - 1) / b;
+}
+
+/* Heads of a unit, evenly: nine heads in units of at most four are 3 + 3 + 3. */
+static int unit_heads(const struct tern_attn_shape *s, int most)
+{
+    int group = s->n_heads / s->kv->n_heads;
+    return ceil_div(group, ceil_div(group, most));
+}
+
+static int narrow_rows(const struct tern_attn_shape *s)
+{
+    return ATTN_NARROW / unit_heads(s, ATTN_NARROW);
+}
+
+/* ---- scratch ------------------------------------------------------------------------------------------------ */
+
+static void *take(uint8_t *base, size_t *at, size_t n, size_t size)
+{
+    uint8_t *p = base ? base + *at : NULL;
+    *at += tern_round_up(n * size, TERN_ALIGN);
+    return p;
+}
+
+/* Lays out one thread's memory and returns its size; base NULL: only the size. */
+static size_t lay_out(struct attn_scratch *c, uint8_t *base, const struct tern_attn_shape *shape)
+{
+    size_t dk = (size_t)shape->kv->k.dim, dv = (size_t)shape->kv->v.dim, f = sizeof(float), at = 0;
+    size_t n = (size_t)TERN_PAGE * (size_t)unit_heads(shape, ATTN_WIDE_HEADS);
+    c->x = take(base, &at, n * dk, f);
+    c->o = take(base, &at, n * dv, f);
+    c->m = take(base, &at, n, f);
+    c->l = take(base, &at, n, f);
+    c->s = take(base, &at, (size_t)ATTN_SUB * TERN_PAGE, f);
+    c->shrink = take(base, &at, ATTN_SUB, f);
+    c->raw = take(base, &at, ATTN_SUB * dk, f);
+    c->k = take(base, &at, TERN_PAGE * dk, f);
+    c->v = take(base, &at, TERN_PAGE * dv, f);
+    c->query.x = c->x;
+    c->query.q = take(base, &at, ATTN_NARROW * dk, 1);
+    c->query.scale = take(base, &at, (size_t)ATTN_NARROW * 4, f);
+    c->query.sum = take(base, &at, (size_t)ATTN_NARROW * 4, sizeof(int32_t));
+    return at;
+}
+
+static size_t part_floats(const struct tern_attn_shape *s, int n_rows, int n_ranges)
+{
+    return (size_t)n_rows * (size_t)s->n_heads * (size_t)n_ranges * attn_part_floats(s->kv);
+}
+
+size_t tern_cpu_attention_scratch(const struct tern_attn_shape *shape, int n_threads, int max_rows, int max_narrow,
+                                  int max_pages)
+{
+    struct attn_scratch c;
+    int table = max_rows < ATTN_TABLE ? max_rows : ATTN_TABLE;
+    int rows = max_narrow < narrow_rows(shape) ? max_narrow : narrow_rows(shape);
+    int n_ranges = max_pages / TERN_ATTN_RANGE + 2; /* both ends may lie inside a range */
+    size_t all = part_floats(shape, max_narrow, n_ranges), one = part_floats(shape, rows, n_ranges);
+    size_t part = all < PART_CAP ? all : one < PART_CAP ? PART_CAP : one;
+    return tern_round_up((size_t)table * sizeof(struct attn_block), TERN_ALIGN) +
+           (size_t)n_threads * lay_out(&c, NULL, shape) + tern_round_up(part * sizeof(float), TERN_ALIGN);
+}
+
+/* ---- tasks -------------------------------------------------------------------------------------------------- */
+
+void attn_unit_init(struct attn_unit *u, const struct attn_step *step, const struct attn_block *b, int index)
+{
+    int heads = step->heads[b->job->wide], per_kv = step->units[b->job->wide];
+    int first = index % per_kv * heads;
+    *u = (struct attn_unit){.step = step, .block = b, .kv_head = index / per_kv};
+    u->heads = step->group - first < heads ? step->group - first : heads;
+    u->head0 = u->kv_head * step->group + first;
+    u->n_q = b->n_rows * u->heads;
+}
+
+/* The block that a task or merge number belongs to: the last one that starts at or before it and has any. */
+static const struct attn_block *find_block(const struct attn_step *step, int number, bool merge)
+{
+    int lo = 0, hi = step->n_blocks;
+    while (hi - lo > 1) {
+        int mid = lo + (hi - lo) / 2;
+        int start = merge ? step->blocks[mid].merge0 : step->blocks[mid].task0;
+        if (start <= number)
+            lo = mid;
+        else
+            hi = mid;
+    }
+    return &step->blocks[lo];
+}
+
+static void thread_scratch(struct attn_scratch *c, const struct attn_step *step, int worker)
+{
+    lay_out(c, step->threads + (size_t)worker * step->thread_bytes, step->shape);
+}
+
+static void run_task(void *ctx, int task, int worker)
+{
+    const struct attn_step *step = ctx;
+    struct attn_scratch c;
+    struct attn_unit u;
+    /* The last blocks of a prompt see the most pages: longest tasks first. */
+    int number = step->n_tasks - 1 - task;
+    const struct attn_block *b = find_block(step, number, false);
+    thread_scratch(&c, step, worker);
+    number -= b->task0;
+    if (b->job->wide) {
+        attn_unit_init(&u, step, b, number);
+        attn_wide(&u, &c);
+        return;
+    }
+    int n_ranges = b->n_ranges ? b->n_ranges : 1;
+    attn_unit_init(&u, step, b, number / n_ranges);
+    attn_narrow_range(&u, number % n_ranges, &c);
+}
+
+static void run_merge(void *ctx, int task, int worker)
+{
+    const struct attn_step *step = ctx;
+    struct attn_scratch c;
+    struct attn_unit u;
+    const struct attn_block *b = find_block(step, task, true);
+    thread_scratch(&c, step, worker);
+    attn_unit_init(&u, step, b, task - b->merge0);
+    attn_narrow_merge(&u, &c);
+}
+
+static void flush(struct attn_step *step, struct tern_pool *pool)
+{
+    tern_pool_run(pool, run_task, step, step->n_tasks);
+    tern_pool_run(pool, run_merge, step, step->n_merges);
+    step->n_blocks = step->n_tasks = step->n_merges = 0;
+    step->part_used = 0;
+}
+
+/* ---- planning ----------------------------------------------------------------------------------------------- */
+
+/* The block of a job that starts at row `row0`. */
+static struct attn_block cut_block(const struct attn_step *step, const struct tern_attn_job *job, int row0)
+{
+    struct attn_block b = {.job = job, .row0 = row0, .pos0 = job->pos0 + row0};
+    int most = job->wide ? TERN_PAGE : narrow_rows(step->shape), to_edge = TERN_PAGE - b.pos0 % TERN_PAGE;
+    int left = job->n_rows - row0, window = step->kv->window;
+    most = to_edge < most ? to_edge : most;
+    b.n_rows = left < most ? left : most;
+    b.own = b.pos0 / TERN_PAGE;
+    b.page0 = window && b.pos0 - window + 1 > 0 ? (b.pos0 - window + 1) / TERN_PAGE : 0;
+    if (!job->wide && b.page0 < b.own)
+        b.n_ranges = (b.own - 1) / TERN_ATTN_RANGE - b.page0 / TERN_ATTN_RANGE + 1;
+    return b;
+}
+
+static void add_block(struct attn_step *step, struct tern_pool *pool, struct attn_block b, int table)
+{
+    int per_block = step->kv->n_heads * step->units[b.job->wide];
+    /* A single range needs no partial result: merging it alone would change nothing. */
+    size_t part = b.n_ranges > 1 ? part_floats(step->shape, b.n_rows, b.n_ranges) : 0;
+    TERN_ASSERT(part <= step->part_cap);
+    if (step->n_blocks == table || part > step->part_cap - step->part_used)
+        flush(step, pool);
+    b.task0 = step->n_tasks;
+    b.merge0 = step->n_merges;
+    b.part = step->part_used;
+    step->n_tasks += per_block * (b.n_ranges > 1 ? b.n_ranges : 1);
+    step->n_merges += b.n_ranges > 1 ? per_block : 0;
+    step->part_used += part;
+    step->blocks[step->n_blocks++] = b;
+}
+
+static int count_rows(const struct tern_attn_job *jobs, int n_jobs)
+{
+    int n = 0;
+    for (int i = 0; i < n_jobs && n < ATTN_TABLE; i++)
+        n += jobs[i].n_rows;
+    return n < ATTN_TABLE ? n : ATTN_TABLE;
+}
+
+void tern_cpu_attention(struct tern_pool *pool, const struct tern_attn_shape *shape, const struct tern_attn_job *jobs,
+                        int n_jobs, const float *q, size_t q_stride, float *out, size_t out_stride,
+                        struct tern_attn_scratch scratch)
+{
+    const double log2e = 1.4426950408889634;
+    struct attn_scratch c;
+    int table = count_rows(jobs, n_jobs);
+    TERN_ASSERT(shape->n_heads % shape->kv->n_heads == 0);
+    struct attn_step step = {
+        .shape = shape,
+        .kv = shape->kv,
+        .group = shape->n_heads / shape->kv->n_heads,
+        .heads = {unit_heads(shape, ATTN_NARROW), unit_heads(shape, ATTN_WIDE_HEADS)},
+        .q_scale = (float)(shape->scale * log2e),
+        .cap = (float)(shape->softcap * log2e),
+        .q = q,
+        .out = out,
+        .q_stride = q_stride,
+        .out_stride = out_stride,
+        .blocks = (struct attn_block *)(void *)scratch.p,
+        .thread_bytes = lay_out(&c, NULL, shape),
+    };
+    for (int wide = 0; wide < 2; wide++)
+        step.units[wide] = ceil_div(step.group, step.heads[wide]);
+    size_t at = tern_round_up((size_t)table * sizeof(struct attn_block), TERN_ALIGN);
+    step.threads = scratch.p + at;
+    at += (size_t)tern_pool_threads(pool) * step.thread_bytes;
+    TERN_ASSERT(at <= scratch.bytes);
+    step.part = (float *)(void *)(scratch.p + at);
+    step.part_cap = (scratch.bytes - at) / sizeof(float);
+    for (int i = 0; i < n_jobs; i++)
+        for (int row = 0; row < jobs[i].n_rows;) {
+            struct attn_block b = cut_block(&step, &jobs[i], row);
+            add_block(&step, pool, b, table);
+            row += b.n_rows;
+        }
+    flush(&step, pool);
+}

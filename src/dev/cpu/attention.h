@@ -1,0 +1,91 @@
+/* dev/cpu/attention.h - what the files of CPU attention share.  Private to them.
+ *
+ *   job    rows of one sequence (dev.h)
+ *   block  rows of one job that lie in one page, their "own" page: at most 64 wide rows, or as many narrow rows as fill
+ *          TERN_ATTN_NARROW query rows with the heads of one unit
+ *   unit   one block and up to ATTN_WIDE_HEADS (or TERN_ATTN_NARROW) query heads of one KV head: the work of one task
+ *   q row  one query head of one row; q row i of a unit is head i % heads of row i / heads
+ *
+ * Every q row goes through the same steps in the same order whatever unit carries it, and steps that do not concern it
+ * (a page outside its window, a range without tokens) leave its state untouched.  That is why results depend neither on
+ * the batch, nor on how jobs and blocks are cut, nor on threads. */
+#ifndef TERN_DEV_CPU_ATTENTION_H
+#define TERN_DEV_CPU_ATTENTION_H
+
+#include "dev/dev.h"
+
+#define ATTN_NARROW     16 /* q rows of a narrow unit: what the kernels on codes accept */
+#define ATTN_WIDE_HEADS 4  /* heads of a wide unit: 256 q rows of 128 dims fill half an L2 cache */
+#define ATTN_SUB        48 /* q rows that go through a page together: their scores stay in L1 */
+#define ATTN_TABLE      1024
+
+struct attn_block {
+    const struct tern_attn_job *job;
+    int row0, n_rows; /* inside the job */
+    int pos0;         /* of the first row */
+    int own;          /* page index of all rows */
+    int page0;        /* first page that any row sees */
+    int n_ranges;     /* page ranges; 0 for wide blocks and when no closed page is visible */
+    int task0, merge0;
+    size_t part; /* floats from the start of the partial results */
+};
+
+/* One call of tern_cpu_attention. */
+struct attn_step {
+    const struct tern_attn_shape *shape;
+    const struct tern_kv_layer *kv;
+    int group;              /* query heads per KV head */
+    int heads[2], units[2]; /* heads of a unit and units of a block: narrow, wide */
+    float q_scale, cap;     /* both in log2 units; cap 0: none */
+    const float *q;
+    float *out;
+    size_t q_stride, out_stride;
+    struct attn_block *blocks;
+    int n_blocks, n_tasks, n_merges;
+    size_t part_used, part_cap;
+    float *part;
+    uint8_t *threads;
+    size_t thread_bytes;
+};
+
+/* One thread's memory.  x and o: [q rows of the largest unit][dim]. */
+struct attn_scratch {
+    float *x, *o, *m, *l;
+    float *s, *shrink; /* [ATTN_SUB][64], [ATTN_SUB] */
+    float *raw;        /* [ATTN_SUB][k.dim] queries before the codec saw them */
+    float *k, *v;      /* one page in f32 */
+    struct tern_kv_query query;
+};
+
+struct attn_unit {
+    const struct attn_step *step;
+    const struct attn_block *block;
+    int kv_head, head0, heads, n_q;
+};
+
+void attn_unit_init(struct attn_unit *u, const struct attn_step *step, const struct attn_block *b, int index);
+
+/* dst[n][k.dim] = q rows [i0, i0 + n) times softmax scale and log2(e). */
+void attn_load_q(const struct attn_unit *u, float *dst, int i0, int n);
+
+/* One KV head of a closed page. */
+const uint8_t *attn_page(const struct attn_unit *u, int page);
+
+/* Softmax of q rows [i0, i0 + n) over a page: s[n][64] becomes weights, c->shrink[n] the factors.  Tokens [lo, hi) of
+ * the page count, less what the window hides; causal: of the own page, none after the row itself. */
+void attn_softmax(const struct attn_unit *u, struct attn_scratch *c, int i0, int n, int page, int lo, int hi);
+
+/* Q rows have seen their closed pages: transforms o, adds sinks and the own tile, divides, writes to the output. */
+void attn_finish(const struct attn_unit *u, struct attn_scratch *c);
+
+void attn_wide(const struct attn_unit *u, struct attn_scratch *c);
+void attn_narrow_range(const struct attn_unit *u, int range, struct attn_scratch *c);
+void attn_narrow_merge(const struct attn_unit *u, struct attn_scratch *c);
+
+/* Floats of partial results of one q row and range: o, m, l. */
+static inline size_t attn_part_floats(const struct tern_kv_layer *kv)
+{
+    return (size_t)kv->v.dim + 2;
+}
+
+#endif

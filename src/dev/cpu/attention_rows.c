@@ -1,0 +1,178 @@
+/* Closed pages: wide rows decode them, narrow rows read the codes. */
+#include "dev/cpu/attention.h"
+
+#include <math.h>
+#include <string.h>
+
+#define AHEAD 4096 /* bytes of the next page asked for while this one is worked on */
+
+static void start_rows(const struct attn_unit *u, struct attn_scratch *c)
+{
+    memset(c->o, 0, (size_t)u->n_q * (size_t)u->step->kv->v.dim * sizeof(float));
+    for (int i = 0; i < u->n_q; i++) {
+        c->m[i] = -INFINITY;
+        c->l[i] = 0;
+    }
+}
+
+/* Coded tokens of a page start after the raw first ones. */
+static int first_token(const struct attn_unit *u, int page)
+{
+    return page == 0 ? u->step->kv->first : 0;
+}
+
+/* ---- wide --------------------------------------------------------------------------------------------------- */
+
+/* A page side in f32: in place, converted or decoded. */
+static const float *page_f32(const struct tern_kv_side *side, float *buf, const uint8_t *data, const uint8_t *head)
+{
+    if (!side->codec->raw)
+        side->codec->decode(side, buf, data, (const uint16_t *)(const void *)head);
+    else if (side->raw32)
+        return (const float *)(const void *)data;
+    else
+        tern_k.attn.f16_to_f32(buf, (const uint16_t *)(const void *)data, (size_t)side->dim * TERN_PAGE);
+    return buf;
+}
+
+static void wide_queries(const struct attn_unit *u, struct attn_scratch *c)
+{
+    const struct tern_kv_side *k = &u->step->kv->k;
+    if (k->codec->raw) {
+        attn_load_q(u, c->x, 0, u->n_q);
+        return;
+    }
+    for (int i = 0; i < u->n_q; i += ATTN_SUB) {
+        int n = u->n_q - i < ATTN_SUB ? u->n_q - i : ATTN_SUB;
+        struct tern_kv_query query = {.x = c->x + (size_t)i * (size_t)k->dim};
+        attn_load_q(u, c->raw, i, n);
+        k->codec->prep(k, &query, c->raw, n, false);
+    }
+}
+
+void attn_wide(const struct attn_unit *u, struct attn_scratch *c)
+{
+    const struct tern_kv_layer *kv = u->step->kv;
+    const size_t dk = (size_t)kv->k.dim, dv = (size_t)kv->v.dim;
+    start_rows(u, c);
+    if (u->block->page0 < u->block->own)
+        wide_queries(u, c);
+    for (int page = u->block->page0; page < u->block->own; page++) {
+        const uint8_t *p = attn_page(u, page);
+        const float *k = page_f32(&kv->k, c->k, p + kv->k_off, p + kv->k_head_off);
+        const float *v = page_f32(&kv->v, c->v, p + kv->v_off, p + kv->v_head_off);
+        for (int i = 0; i < u->n_q; i += ATTN_SUB) {
+            int n = u->n_q - i < ATTN_SUB ? u->n_q - i : ATTN_SUB;
+            tern_k.attn.score_f32(c->s, c->x + (size_t)i * dk, k, kv->k.dim, n);
+            attn_softmax(u, c, i, n, page, first_token(u, page), TERN_PAGE);
+            tern_k.attn.accum_f32(c->o + (size_t)i * dv, c->s, v, c->shrink, kv->v.dim, TERN_PAGE, n);
+        }
+    }
+    attn_finish(u, c);
+}
+
+/* ---- narrow ------------------------------------------------------------------------------------------------- */
+
+static void narrow_score(const struct tern_kv_side *side, struct attn_scratch *c, const uint8_t *data,
+                         const uint8_t *head, int n_q)
+{
+    if (!side->codec->raw)
+        side->codec->score(side, c->s, &c->query, data, (const uint16_t *)(const void *)head, n_q);
+    else if (side->raw32)
+        tern_k.attn.score_f32(c->s, c->raw, (const float *)(const void *)data, side->dim, n_q);
+    else
+        tern_k.attn.score_f16(c->s, c->raw, (const uint16_t *)(const void *)data, side->dim, n_q);
+}
+
+static void narrow_accum(const struct tern_kv_side *side, struct attn_scratch *c, const uint8_t *data,
+                         const uint8_t *head, int n_q)
+{
+    if (!side->codec->raw)
+        side->codec->accum(side, c->o, c->s, data, (const uint16_t *)(const void *)head, c->shrink, n_q);
+    else if (side->raw32)
+        tern_k.attn.accum_f32(c->o, c->s, (const float *)(const void *)data, c->shrink, side->dim, TERN_PAGE, n_q);
+    else
+        tern_k.attn.accum_f16(c->o, c->s, (const uint16_t *)(const void *)data, c->shrink, side->dim, TERN_PAGE, n_q);
+}
+
+/* Kernels ask for memory a little ahead of where they read; only this loop knows where the next page lies. */
+static void fetch_page(const struct attn_unit *u, int page)
+{
+    const uint8_t *p = attn_page(u, page);
+    size_t n = u->step->kv->head_bytes < AHEAD ? u->step->kv->head_bytes : AHEAD;
+    for (size_t i = 0; i < n; i += 64)
+        __builtin_prefetch(p + i);
+}
+
+/* Partial results of q row i of a unit: [range][v.dim] of o, then m[range], l[range]. */
+static float *part_of(const struct attn_unit *u, int i)
+{
+    const struct attn_step *step = u->step;
+    size_t per_row = (size_t)u->block->n_ranges * attn_part_floats(step->kv);
+    size_t slot = (size_t)u->head0 * (size_t)u->block->n_rows + (size_t)i;
+    return step->part + u->block->part + slot * per_row;
+}
+
+static void save_part(const struct attn_unit *u, int range, const struct attn_scratch *c)
+{
+    size_t dv = (size_t)u->step->kv->v.dim, n_ranges = (size_t)u->block->n_ranges;
+    for (int i = 0; i < u->n_q; i++) {
+        float *part = part_of(u, i);
+        memcpy(part + (size_t)range * dv, c->o + (size_t)i * dv, dv * sizeof(float));
+        part[n_ranges * dv + (size_t)range] = c->m[i];
+        part[n_ranges * (dv + 1) + (size_t)range] = c->l[i];
+    }
+}
+
+void attn_narrow_range(const struct attn_unit *u, int range, struct attn_scratch *c)
+{
+    const struct tern_kv_layer *kv = u->step->kv;
+    const struct attn_block *b = u->block;
+    int begin = (b->page0 / TERN_ATTN_RANGE + range) * TERN_ATTN_RANGE, end = begin + TERN_ATTN_RANGE;
+    begin = begin > b->page0 ? begin : b->page0;
+    end = end < b->own ? end : b->own;
+    start_rows(u, c);
+    attn_load_q(u, c->raw, 0, u->n_q);
+    if (begin < end && !kv->k.codec->raw)
+        kv->k.codec->prep(&kv->k, &c->query, c->raw, u->n_q, true);
+    for (int page = begin; page < end; page++) {
+        const uint8_t *p = attn_page(u, page);
+        narrow_score(&kv->k, c, p + kv->k_off, p + kv->k_head_off, u->n_q);
+        if (page + 1 < end)
+            fetch_page(u, page + 1);
+        attn_softmax(u, c, 0, u->n_q, page, first_token(u, page), TERN_PAGE);
+        narrow_accum(&kv->v, c, p + kv->v_off, p + kv->v_head_off, u->n_q);
+    }
+    if (b->n_ranges > 1)
+        save_part(u, range, c);
+    else
+        attn_finish(u, c);
+}
+
+/* The ranges of one q row are one more softmax: weights exp2(m_r - m), sums of o_r and l_r in ascending order.  Chunks
+ * of 64 ranges are cut at absolute indices, so they do not move with a window. */
+static void merge_row(const struct attn_unit *u, const float *part, float *o, float *m, float *l, float *s)
+{
+    const int n_ranges = u->block->n_ranges, dv = u->step->kv->v.dim;
+    const int range0 = u->block->page0 / TERN_ATTN_RANGE;
+    const float *part_m = part + (size_t)n_ranges * (size_t)dv, *part_l = part_m + n_ranges;
+    for (int r = 0, n; r < n_ranges; r += n) {
+        n = TERN_PAGE - (range0 + r) % TERN_PAGE;
+        n = n_ranges - r < n ? n_ranges - r : n;
+        float unused = 0;
+        memcpy(s, part_m + r, (size_t)n * sizeof(float));
+        float shrink = tern_k.attn.softmax(s, 0, n, m, &unused);
+        tern_k.attn.accum_f32(o, s, part + (size_t)r * (size_t)dv, &shrink, dv, n, 1);
+        *l *= shrink;
+        for (int i = 0; i < n; i++)
+            *l += s[i] * part_l[r + i];
+    }
+}
+
+void attn_narrow_merge(const struct attn_unit *u, struct attn_scratch *c)
+{
+    start_rows(u, c);
+    for (int i = 0; i < u->n_q; i++)
+        merge_row(u, part_of(u, i), c->o + (size_t)i * (size_t)u->step->kv->v.dim, &c->m[i], &c->l[i], c->s);
+    attn_finish(u, c);
+}

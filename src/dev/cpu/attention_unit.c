@@ -1,0 +1,180 @@
+/* The steps that wide and narrow units share: queries, masks, and everything after the last closed page. */
+#include "dev/cpu/attention.h"
+
+#include <string.h>
+#include "base/err.h"
+#include "base/fp16.h"
+
+static int row_pos(const struct attn_unit *u, int i)
+{
+    return u->block->pos0 + i / u->heads;
+}
+
+void attn_load_q(const struct attn_unit *u, float *dst, int i0, int n)
+{
+    const struct attn_step *step = u->step;
+    size_t dim = (size_t)step->kv->k.dim;
+    const float scale = step->q_scale;
+    for (int i = i0; i < i0 + n; i++) {
+        size_t row = (size_t)(u->block->job->row0 + u->block->row0 + i / u->heads);
+        const float *src = step->q + row * step->q_stride + (size_t)(u->head0 + i % u->heads) * dim;
+        for (size_t d = 0; d < dim; d++)
+            *dst++ = src[d] * scale;
+    }
+}
+
+const uint8_t *attn_page(const struct attn_unit *u, int page)
+{
+    const struct tern_attn_job *job = u->block->job;
+    const struct tern_kv_layer *kv = u->step->kv;
+    TERN_ASSERT(page >= job->first_page && page < job->first_page + job->n_pages);
+    return job->pages[page - job->first_page] + kv->layer_off + (size_t)u->kv_head * kv->head_bytes;
+}
+
+void attn_softmax(const struct attn_unit *u, struct attn_scratch *c, int i0, int n, int page, int lo, int hi)
+{
+    const int window = u->step->kv->window;
+    for (int i = 0; i < n; i++) {
+        float *s = c->s + (size_t)i * TERN_PAGE;
+        int pos = row_pos(u, i0 + i), t0 = lo, t1 = hi;
+        if (page == u->block->own && pos % TERN_PAGE + 1 < t1)
+            t1 = pos % TERN_PAGE + 1;
+        if (window && pos - window + 1 - page * TERN_PAGE > t0)
+            t0 = pos - window + 1 - page * TERN_PAGE;
+        if (t0 > t1)
+            t0 = t1;
+        if (u->step->cap > 0)
+            tern_k.vec.softcap(s, s, u->step->cap, TERN_PAGE);
+        c->shrink[i] = tern_k.attn.softmax(s, t0, t1, &c->m[i0 + i], &c->l[i0 + i]);
+    }
+}
+
+/* ---- sinks -------------------------------------------------------------------------------------------------- */
+
+typedef float vec4 __attribute__((vector_size(16)));
+
+/* Scores of n q rows against `first` tokens, keys k[dim][first4] with first4 a multiple of 4: per score one chain of
+ * products and sums over ascending dims.  Four rows at a time hide the latency of the chain. */
+static void sink_scores(float *s, const float *q, const float *k, int dim, int first4, int n)
+{
+    for (int i0 = 0; i0 < n; i0 += 4)
+        for (int t = 0; t < first4; t += 4) {
+            vec4 acc[4] = {0};
+            int rows = n - i0 < 4 ? n - i0 : 4;
+            const float *row[4];
+            for (int r = 0; r < 4; r++) /* a missing row repeats the last one */
+                row[r] = q + (size_t)(i0 + (r < rows ? r : rows - 1)) * (size_t)dim;
+            for (int d = 0; d < dim; d++) {
+                vec4 key;
+                memcpy(&key, k + (size_t)d * (size_t)first4 + t, sizeof key);
+                acc[0] += row[0][d] * key;
+                acc[1] += row[1][d] * key;
+                acc[2] += row[2][d] * key;
+                acc[3] += row[3][d] * key;
+            }
+            for (int r = 0; r < rows; r++)
+                memcpy(s + (size_t)(i0 + r) * TERN_PAGE + t, &acc[r], sizeof acc[r]);
+        }
+}
+
+/* Keys [dim][first] of f16 or f32 to f32 [dim][first4], padded with zeros. */
+static void load_sink_keys(float *out, const uint8_t *p, bool raw32, int dim, int first, int first4)
+{
+    for (int d = 0; d < dim; d++)
+        for (int t = 0; t < first4; t++) {
+            size_t at = (size_t)d * (size_t)first + (size_t)t;
+            float x = 0;
+            if (t < first)
+                x = raw32 ? ((const float *)(const void *)p)[at]
+                          : tern_f16_to_f32(((const uint16_t *)(const void *)p)[at]);
+            *out++ = x;
+        }
+}
+
+static void accum_raw(bool f32, float *o, const float *p, const void *v, const float *shrink, int dim, int n_tok, int n)
+{
+    if (f32)
+        tern_k.attn.accum_f32(o, p, v, shrink, dim, n_tok, n);
+    else
+        tern_k.attn.accum_f16(o, p, v, shrink, dim, n_tok, n);
+}
+
+static void attend_sinks(const struct attn_unit *u, struct attn_scratch *c)
+{
+    const struct tern_kv_layer *kv = u->step->kv;
+    const int first4 = (kv->first + 3) / 4 * 4, dv = kv->v.dim;
+    TERN_ASSERT(u->block->job->sink && kv->first <= TERN_PAGE);
+    const uint8_t *sink = u->block->job->sink + kv->sink_layer_off + (size_t)u->kv_head * kv->sink_bytes;
+    load_sink_keys(c->k, sink, kv->k.raw32, kv->k.dim, kv->first, first4);
+    for (int i = 0; i < u->n_q; i += ATTN_SUB) {
+        int n = u->n_q - i < ATTN_SUB ? u->n_q - i : ATTN_SUB;
+        memset(c->s, 0, (size_t)n * TERN_PAGE * sizeof(float));
+        attn_load_q(u, c->raw, i, n);
+        sink_scores(c->s, c->raw, c->k, kv->k.dim, first4, n);
+        attn_softmax(u, c, i, n, 0, 0, kv->first);
+        accum_raw(kv->v.raw32, c->o + (size_t)i * (size_t)dv, c->s, sink + kv->sink_v_off, c->shrink, dv, kv->first, n);
+    }
+}
+
+/* ---- own tile ----------------------------------------------------------------------------------------------- */
+
+static void attend_own(const struct attn_unit *u, struct attn_scratch *c)
+{
+    const struct tern_kv_layer *kv = u->step->kv;
+    const struct tern_attn_job *job = u->block->job;
+    const int dk = kv->k.dim, dv = kv->v.dim;
+    TERN_ASSERT(u->block->own >= job->tile_first);
+    const uint8_t *tile = job->tile_base + (size_t)(u->block->own - job->tile_first) * job->tile_stride +
+                          job->tile_layer_off + (size_t)u->kv_head * kv->tile_bytes;
+    const void *keys = tile, *values = tile + kv->tile_v_off;
+    bool k32 = kv->k.raw32, v32 = kv->v.raw32;
+    /* Many q rows are worth a conversion; the results are the same bits either way. */
+    if (!k32 && u->n_q > ATTN_NARROW) {
+        tern_k.attn.f16_to_f32(c->k, keys, (size_t)dk * TERN_PAGE);
+        keys = c->k;
+        k32 = true;
+    }
+    if (!v32 && u->n_q > ATTN_NARROW) {
+        tern_k.attn.f16_to_f32(c->v, values, (size_t)dv * TERN_PAGE);
+        values = c->v;
+        v32 = true;
+    }
+    for (int i = 0; i < u->n_q; i += ATTN_SUB) {
+        int n = u->n_q - i < ATTN_SUB ? u->n_q - i : ATTN_SUB;
+        int n_tok = row_pos(u, i + n - 1) % TERN_PAGE + 1;
+        attn_load_q(u, c->raw, i, n);
+        if (k32)
+            tern_k.attn.score_f32(c->s, c->raw, keys, dk, n);
+        else
+            tern_k.attn.score_f16(c->s, c->raw, keys, dk, n);
+        attn_softmax(u, c, i, n, u->block->own, 0, TERN_PAGE);
+        accum_raw(v32, c->o + (size_t)i * (size_t)dv, c->s, values, c->shrink, dv, n_tok, n);
+    }
+}
+
+/* Adding +0 turns -0 into +0: the sign of a zero sum is the one thing that terms with weight 0 can change. */
+static void write_out(const struct attn_unit *u, const struct attn_scratch *c)
+{
+    const struct attn_step *step = u->step;
+    size_t dim = (size_t)step->kv->v.dim;
+    const float *o = c->o;
+    for (int i = 0; i < u->n_q; i++) {
+        size_t row = (size_t)(u->block->job->row0 + u->block->row0 + i / u->heads);
+        float *dst = step->out + row * step->out_stride + (size_t)(u->head0 + i % u->heads) * dim;
+        const float inv = 1.0f / c->l[i];
+        for (size_t d = 0; d < dim; d++)
+            dst[d] = *o++ * inv + 0.0f;
+    }
+}
+
+void attn_finish(const struct attn_unit *u, struct attn_scratch *c)
+{
+    const struct tern_kv_layer *kv = u->step->kv;
+    if (!kv->v.codec->raw)
+        kv->v.codec->finish(&kv->v, c->o, u->n_q);
+    /* The window may have left the sinks behind; it moves forward, so the first row decides. */
+    if (kv->first && u->block->own > 0 && (!kv->window || u->block->pos0 - kv->window + 1 < kv->first))
+        attend_sinks(u, c);
+    attend_own(u, c);
+    write_out(u, c);
+}

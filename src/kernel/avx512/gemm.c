@@ -1,0 +1,101 @@
+#include "kernel/avx512/gemm_block.h"
+#include "kernel/avx512/gemm.h"
+
+#include <string.h>
+
+/* ---- quantize ---- */
+
+static void quantize(int8_t *q, float *scale, int32_t *sum16, const float *x, int k)
+{
+    const __m512i mag = _mm512_set1_epi32(0x7FFFFFFF);
+    for (int b = 0; b < k / TERN_BLOCK; b++) {
+        __m512 v[2] = {_mm512_loadu_ps(x + b * TERN_BLOCK), _mm512_loadu_ps(x + b * TERN_BLOCK + 16)};
+        /* Largest |x| by its bits; unsigned order keeps NaN on top. */
+        __m512i top = _mm512_max_epu32(_mm512_and_si512(_mm512_castps_si512(v[0]), mag),
+                                       _mm512_and_si512(_mm512_castps_si512(v[1]), mag));
+        float amax = tern_bits_f32(_mm512_reduce_max_epu32(top)), inv = 127.0f / amax;
+        if (inv > 3.4028234664e38f) /* amax too small to invert: the block counts as zero */
+            inv = 0;
+        scale[b] = amax / 127.0f;
+        for (int i = 0; i < 2; i++) {
+            __m512i c = _mm512_cvtps_epi32(_mm512_mul_ps(v[i], _mm512_set1_ps(inv)));
+            _mm_storeu_si128((__m128i *)(void *)(q + b * TERN_BLOCK + 16 * i), _mm512_cvtsepi32_epi8(c));
+            sum16[2 * b + i] = _mm512_reduce_add_epi32(c);
+        }
+    }
+}
+
+/* ---- dequantisation ---- */
+
+/* One block as f32, out[32][16]. */
+ALWAYS void expand_block(enum tern_codes codes, enum tern_scales scales, float *out, const struct tern_panel_view *v,
+                         size_t b, int zero)
+{
+    const uint8_t *block = v->codes + b * tern_codes_unit(codes);
+    __m512 scale, minimum;
+#pragma GCC unroll 8
+    for (int q = 0; q < 8; q++) {
+        if (q == 0 || (q == 4 && scales == TERN_SCALES_K16))
+            group_scale(scales, v, 2 * b + (size_t)q / 4, &scale, &minimum);
+        __m512i c = quad_codes(codes, block, q);
+        if (codes != TERN_CODES_S8 && !has_minimum(scales))
+            c = _mm512_sub_epi8(c, _mm512_set1_epi8((char)zero));
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; i++) {
+            __m512 f = _mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(c, 24u - 8u * (unsigned)i), 24));
+            /* scale * code is exact, so one fused operation rounds exactly once, as the contract wants. */
+            f = has_minimum(scales) ? _mm512_fmadd_ps(scale, f, minimum) : _mm512_mul_ps(scale, f);
+            _mm512_store_ps(out + (4 * q + i) * TERN_PANEL, f);
+        }
+    }
+}
+
+static void expand_float(float *out, enum tern_codes codes, const uint8_t *p, int n)
+{
+    for (int i = 0; i < n; i++, out += TERN_PANEL) {
+        __m256i u = _mm256_load_si256((const __m256i *)(const void *)(p + 32 * (size_t)i));
+        __m512 f = codes == TERN_CODES_F16 ? _mm512_cvtph_ps(u)
+                                           : _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(u), 16));
+        _mm512_store_ps(out, f);
+    }
+}
+
+void tern_gemm_expand_avx512(float *out, const struct tern_packed *w, const struct tern_panel_layout *l, int panel,
+                             int k0, int n)
+{
+    struct tern_panel_view v = tern_panel_view(w, l, panel);
+    if (w->codes == TERN_CODES_F32) {
+        memcpy(out, v.codes + (size_t)k0 * 64, (size_t)n * 64);
+    } else if (tern_codes_float(w->codes)) {
+        expand_float(out, w->codes, v.codes + (size_t)k0 * 32, n);
+    }
+#define X(c, s)                                                                                                      \
+    else if (w->codes == TERN_CODES_##c && w->scales == TERN_SCALES_##s)                                             \
+    {                                                                                                                \
+        for (int i = 0; i < n; i += TERN_BLOCK)                                                                      \
+            expand_block(TERN_CODES_##c, TERN_SCALES_##s, out + i * TERN_PANEL, &v, (size_t)(k0 + i) / 32, w->zero); \
+    }
+    TERN_QUANT_KINDS(X)
+#undef X
+}
+
+static void row(float *out, const struct tern_packed *w, int row)
+{
+    struct tern_panel_layout l = tern_panel_layout(w->codes, w->scales, w->k);
+    float tile[4 * TERN_BLOCK * TERN_PANEL] __attribute__((aligned(64)));
+    int step = 4 * TERN_BLOCK, j = row % TERN_PANEL;
+    for (int k0 = 0; k0 < w->k; k0 += step) {
+        int n = w->k - k0 < step ? w->k - k0 : step;
+        tern_gemm_expand_avx512(tile, w, &l, row / TERN_PANEL, k0, n);
+        for (int i = 0; i < n; i++)
+            out[k0 + i] = tile[i * TERN_PANEL + j];
+    }
+}
+
+void tern_gemm_init_avx512(struct tern_gemm_kernels *k)
+{
+    k->quantize = quantize;
+    k->wide = tern_gemm_wide_avx512;
+    k->narrow = tern_gemm_narrow_avx512;
+    k->row = row;
+}

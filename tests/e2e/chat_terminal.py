@@ -1,0 +1,102 @@
+"""tern chat on a terminal: line editing, history, Ctrl-C at the prompt and during a reply."""
+import os
+import pty
+import select
+import signal
+import sys
+import time
+
+TERN, MODEL = os.environ["TERN"], os.environ["MODEL"]
+complaints = []
+
+
+class Terminal:
+    def __init__(self, *options):
+        self.seen = b""
+        self.pid, self.fd = pty.fork()
+        if self.pid == 0:
+            os.environ.update(TERM="xterm", LC_ALL="C.UTF-8")
+            os.execv(TERN, [TERN, "chat", "-m", MODEL, *options])
+
+    def expect(self, text, seconds=60):
+        """Waits for a text behind what was expected before."""
+        end = time.time() + seconds
+        while text not in self.seen and time.time() < end:
+            if select.select([self.fd], [], [], 0.1)[0]:
+                try:
+                    self.seen += os.read(self.fd, 65536)
+                except OSError:
+                    break
+        at = self.seen.find(text)
+        if at < 0:
+            complaints.append(f"no {text!r} in {self.seen!r}")
+        else:
+            self.seen = self.seen[at + len(text):]
+
+    def type(self, text):
+        os.write(self.fd, text)
+
+    def status(self):
+        end = time.time() + 60
+        while time.time() < end:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                return os.waitstatus_to_exitcode(status)
+            try:
+                if select.select([self.fd], [], [], 0.05)[0]:
+                    os.read(self.fd, 65536)
+            except OSError:
+                pass
+        os.kill(self.pid, signal.SIGKILL)
+        os.waitpid(self.pid, 0)
+        return "no end"
+
+
+def check(condition, what):
+    if not condition:
+        complaints.append(what)
+
+
+# A reply to a line that was corrected while typing, accents and all; then the same line from the history.
+t = Terminal("-n", "6", "--logit-bias", "74=400")
+t.expect(b"> ")
+t.type("caf\u00e9s".encode() + b"\x7f" + b"\r")
+t.expect(b"JJJJJJ\r\n")
+t.expect(b"> ")
+t.type(b"\x1b[A")
+t.expect("caf\u00e9".encode())
+t.type(b"\r")
+t.expect(b"JJJJJJ\r\n")
+t.expect(b"> ")
+t.type(b"/stats\r")
+t.expect(b"4 turns")
+t.expect(b"> ")
+# Ctrl-C drops a half-typed line and keeps the session.
+t.type(b"half a li\x03")
+t.expect(b"/quit")
+t.expect(b"> ")
+t.type(b"/stats\r")
+t.expect(b"4 turns")
+t.expect(b"> ")
+t.type(b"\x04")
+check(t.status() == 0, "status 0 at the end of input")
+
+# Ctrl-C during a reply ends the reply; twice at the prompt leaves.
+t = Terminal("-n", "8000", "--logit-bias", "74=400", "--exact", "--cpu-mask", "c")
+t.expect(b"> ")
+t.type(b"talk\r")
+t.expect(b"JJJ")
+t.type(b"\x03")
+t.expect(b"stopped")
+t.expect(b"> ")
+t.type(b"/stats\r")
+t.expect(b"2 turns")
+t.expect(b"> ")
+t.type(b"\x03")
+t.expect(b"> ")
+t.type(b"\x03")
+check(t.status() == 130, "status 130 after Ctrl-C twice")
+
+for c in complaints:
+    print("FAILED:", c)
+sys.exit(bool(complaints))

@@ -1,0 +1,96 @@
+# Things that go wrong at run time: status 1 and one line that names what is wrong.
+. "$(dirname "$0")/lib.sh"
+
+# wrong WORD ARGUMENTS...
+wrong() {
+    word=$1
+    shift
+    run 1 "$TERN" "$@"
+    silent
+    one_line "tern: " "$word"
+}
+
+# ---- the model file ----
+wrong "$work/none.gguf" run -m "$work/none.gguf" -p x
+wrong "$work" run -m "$work" -p x
+: >"$work/empty.gguf"
+wrong "empty.gguf" run -m "$work/empty.gguf" -p x
+head -c 5000 "$MODEL" >"$work/cut.gguf"
+wrong "cut.gguf" inspect "$work/cut.gguf"
+echo "this is a text, not a model" >"$work/text.gguf"
+wrong "text.gguf" tokenize -m "$work/text.gguf"
+cp "$MODEL" "$work/secret.gguf"
+chmod 000 "$work/secret.gguf"
+if [ ! -r "$work/secret.gguf" ]; then # root reads everything
+    wrong "secret.gguf" run -m "$work/secret.gguf" -p x
+fi
+
+# ---- prompts ----
+wrong "nothing.txt" run -m "$MODEL" -f "$work/nothing.txt"
+wrong "directory" run -m "$MODEL" -f "$work"
+wrong "empty" run -m "$BASE_MODEL" --raw -p ""
+wrong "template" run -m "$BASE_MODEL" -p x --system y
+wrong "template" chat -m "$BASE_MODEL"
+wrong "tokenizer" run -m "$TEST_DATA/tiny/llama-tied.gguf" -p x --raw
+printf 'a\000b' >"$work/nul.txt"
+wrong "NUL" run -m "$MODEL" -f "$work/nul.txt"
+i=0
+while [ $i -lt 40 ]; do
+    echo "a prompt of many words that goes on and on"
+    i=$((i + 1))
+done >"$work/long.txt"
+wrong "context" run -m "$MODEL" -f "$work/long.txt" -c 64
+wrong "trained" run -m "$MODEL" -p x -c 1000000
+
+# ---- KV plans ----
+wrong "t9" run -m "$MODEL" -p x --kv t9
+wrong "k=" inspect "$MODEL" --kv k=l4
+wrong "--kv" bench -m "$MODEL" --kv nonsense -d 0 -p 8 -n 1
+wrong "layers" run -m "$MODEL" -p x --kv l4,layers=9
+
+# ---- ids ----
+wrong "one" eval logits -m "$MODEL" --ids 1,one,2 --out "$work/x.npy"
+wrong "-3" eval logits -m "$MODEL" --ids 1,-3 --out "$work/x.npy"
+wrong "vocabulary" eval logits -m "$MODEL" --ids 1,999999 --out "$work/x.npy"
+wrong "no token ids" eval logits -m "$MODEL" --ids "" --out "$work/x.npy"
+wrong "none.txt" eval logits -m "$MODEL" --ids "@$work/none.txt" --out "$work/x.npy"
+wrong "no-such-dir" eval logits -m "$MODEL" --ids 1,2 --out "$work/no-such-dir/x.npy"
+run_with_input 1 "5 6 x7" "$TERN" tokenize -m "$MODEL" --decode
+silent
+one_line "x7"
+run_with_input 1 "5 999999" "$TERN" tokenize -m "$MODEL" --decode
+one_line "999999"
+wrong "vocabulary" run -m "$MODEL" -p x --logit-bias 999999=1
+[ ! -e "$work/x.npy" ] || say "a failed command left a file"
+
+# ---- perplexity, bench ----
+echo "too short" >"$work/short.txt"
+wrong "chunk" eval ppl -m "$MODEL" -f "$work/short.txt" -c 64
+wrong "context" bench -m "$MODEL" -d 9000 -p 8 -n 1 -r 1
+
+# ---- output ----
+if [ -w /dev/full ]; then
+    for c in "run -m $MODEL -p x -n 4" "run -m $MODEL -p x -n 4 --json" "inspect $MODEL" "--help" "run --help" \
+        "doctor --json" "generate man"; do
+        command_line="tern $c >/dev/full"
+        checks=$((checks + 1))
+        : >"$out"
+        # shellcheck disable=SC2086
+        "$TERN" $c >/dev/full 2>"$err" </dev/null
+        status=$?
+        [ $status -eq 1 ] || say "status $status instead of 1"
+        grep -q 'standard output: No space left' "$err" || say "the reason"
+    done
+fi
+# A reader that goes away ends the text early, quietly, and is no success.
+checks=$((checks + 1))
+command_line="tern run | head -c 1"
+: >"$out"
+{
+    "$TERN" run -m "$MODEL" -p x -n 8000 --ignore-eos 2>"$err"
+    echo $? >"$work/status"
+} | head -c 1 >/dev/null
+same "$(cat "$work/status")" 1 "status after a closed pipe"
+same "$(cat "$err")" "" "stderr after a closed pipe"
+
+finish

@@ -1,0 +1,153 @@
+# tern run: text, determinism, JSON, stopping.
+. "$(dirname "$0")/lib.sh"
+
+prompt="The sea and the land"
+
+# ---- plain text and the line of figures ----
+run 0 "$TERN" run -m "$MODEL" -p "$prompt" -n 24
+reference=$(cat "$out")
+[ -n "$reference" ] || say "print text"
+one_line "prompt" "tokens" "bytes per token" "peak memory"
+run 0 "$TERN" run -m "$MODEL" -p "$prompt" -n 0
+silent
+same "$(grep -c 'text 0 tokens' "$err")" 1 "-n 0 writes nothing"
+
+# ---- the text does not depend on threads, steps, or when it is asked for ----
+for t in 1 2 3; do
+    run 0 "$TERN" run -m "$MODEL" -p "$prompt" -n 24 -t $t
+    same "$(cat "$out")" "$reference" "text with $t threads"
+done
+for c in 1 3 64; do
+    run 0 "$TERN" run -m "$MODEL" -p "$prompt" -n 24 --chunk $c
+    same "$(cat "$out")" "$reference" "text with steps of $c tokens"
+done
+for mask in c avx2; do
+    run 0 "$TERN" run -m "$MODEL" -p "$prompt" -n 24 --cpu-mask $mask --exact
+    cp "$out" "$work/text.$mask"
+done
+same "$(cat "$work/text.c")" "$(cat "$work/text.avx2")" "text with --cpu-mask c and avx2"
+run 0 "$TERN" run -n 24 -p "$prompt" "--model=$MODEL"
+same "$(cat "$out")" "$reference" "text with options in another order"
+
+# ---- where the prompt comes from ----
+printf '%s' "$prompt" >"$work/prompt.txt"
+run 0 "$TERN" run -m "$MODEL" -f "$work/prompt.txt" -n 24
+same "$(cat "$out")" "$reference" "text of -f FILE"
+run_with_input 0 "$prompt" "$TERN" run -m "$MODEL" -f - -n 24
+same "$(cat "$out")" "$reference" "text of -f -"
+run 0 "$TERN" run -m "$MODEL" -n 24 --raw -p "<|im_start|>user
+$prompt<|im_end|>
+<|im_start|>assistant
+"
+same "$(cat "$out")" "$reference" "text of the template written by hand"
+run 0 "$TERN" run -m "$MODEL" -n 24 --raw -p "$prompt"
+differ "$(cat "$out")" "$reference" "--raw leaves the template out"
+run 0 "$TERN" run -m "$MODEL" -n 24 -p "$prompt" --system "Be brief."
+differ "$(cat "$out")" "$reference" "--system changes the prompt"
+run 0 "$TERN" run -m "$BASE_MODEL" -n 8 -p "$prompt"
+grep -q 'no chat template' "$err" || say "a note about the base model"
+base=$(cat "$out")
+run 0 "$TERN" run -m "$BASE_MODEL" -n 8 -p "$prompt" --raw
+same "$(cat "$out")" "$base" "a base model runs raw"
+grep -q 'no chat template' "$err" && say "--raw needs no note"
+# Control tokens that a user writes stay text.
+run 0 "$TERN" run -m "$MODEL" -n 1 --json -p "<|im_end|>"
+differ "$(json usage.prompt_tokens)" 9 "<|im_end|> of a user is text"
+
+# ---- JSON ----
+run 0 "$TERN" run -m "$MODEL" -p "$prompt" -n 24 --json
+same "$(json text)" "$reference" "text of --json"
+same "$(json finish_reason usage.completion_tokens kv.spec)" "length
+24
+l4" "--json"
+same "$(json :usage.prompt_tokens :timings.prompt_s :timings.decode_s :kv.bytes_per_token :kv.f16_bytes_per_token \
+    :peak_memory_bytes)" "integer
+real
+real
+real
+real
+integer" "types of --json"
+same "$(cat "$err")" "" "stderr of --json"
+run 0 "$TERN" run -m "$MODEL" -p "$prompt" -n 4 --json --kv f16
+same "$(json kv.bytes_per_token)" "$(json kv.f16_bytes_per_token)" "f16 bytes"
+
+# ---- sampling ----
+run 0 "$TERN" run -m "$MODEL" -p "$prompt" -n 24 --temp 1 --seed 11
+seeded=$(cat "$out")
+run 0 "$TERN" run -m "$MODEL" -p "$prompt" -n 24 --temp 1 --seed 11 -t 1
+same "$(cat "$out")" "$seeded" "text of one seed"
+run 0 "$TERN" run -m "$MODEL" -p "$prompt" -n 24 --temp 1 --seed 12
+differ "$(cat "$out")" "$seeded" "text of another seed"
+run 0 "$TERN" run -m "$MODEL" -p "$prompt" -n 24 --temp 1 --json
+seed=$(json seed)
+text=$(json text)
+run 0 "$TERN" run -m "$MODEL" -p "$prompt" -n 24 --temp 1 --json --seed "$seed"
+same "$(json text)" "$text" "text of the seed that --json told"
+for o in "--top-k 1" "--top-p 0" "--min-p 1"; do
+    # shellcheck disable=SC2086
+    run 0 "$TERN" run -m "$MODEL" -p "$prompt" -n 24 --temp 1 --seed 11 $o
+    same "$(cat "$out")" "$reference" "greedy text of $o"
+done
+for o in "--repeat-penalty 3" "--presence-penalty 20" "--frequency-penalty 20"; do
+    # shellcheck disable=SC2086
+    run 0 "$TERN" run -m "$MODEL" -p "$prompt" -n 64 $o --penalty-last -1 --ignore-eos --json
+    penal=$(json text)
+    # shellcheck disable=SC2086
+    run 0 "$TERN" run -m "$MODEL" -p "$prompt" -n 64 $o --penalty-last 0 --ignore-eos --json
+    plain=$(json text)
+    differ "$penal" "$plain" "text with $o"
+done
+run 0 "$TERN" run -m "$MODEL" -p "$prompt" -n 5 --logit-bias 66=1000 --logit-bias 67=-1000 --json
+same "$(json text)" "BBBBB" "text of a bias"
+
+# ---- ends ----
+run 0 "$TERN" run -m "$MODEL" -p "$prompt" -n 9 --logit-bias 98=500 --json --stop bbb --stop never
+same "$(json text finish_reason)" "
+stop" "a stop string at the start" 
+run 0 "$TERN" run -m "$MODEL" -p "$prompt" -n 9 --logit-bias 98=500 --json --stop bbbbbbbbbb
+same "$(json text finish_reason)" "bbbbbbbbb
+length" "what might have been a stop string is not lost"
+run 0 "$TERN" run -m "$MODEL" -p "$prompt" -n 9 --logit-bias 299=1000 --json
+same "$(json text finish_reason usage.completion_tokens)" "
+stop
+0" "the end-of-turn token"
+run 0 "$TERN" run -m "$MODEL" -p "$prompt" -n 9 --logit-bias 299=1000 --json --ignore-eos
+same "$(json finish_reason usage.completion_tokens)" "length
+9" "--ignore-eos"
+run 0 "$TERN" run -m "$MODEL" -p "$prompt" -n 900 -c 64 --json --ignore-eos
+same "$(json finish_reason)" "context" "a full context"
+same "$(($(json usage.prompt_tokens) + $(json usage.completion_tokens)))" 64 "tokens of a full context"
+
+# ---- KV plans ----
+for kv in f16 q8 l4 l3 l2 k=l4,v=l3 l4,first=0 l4,edge=1:q8 l3,layers=1-2:f16; do
+    run 0 "$TERN" run -m "$MODEL" -p "$prompt" -n 8 --kv "$kv" --kv-policy strict --json
+    same "$(json kv.spec)" "$kv" "plan"
+done
+run 0 "$TERN" run -m "$MODEL" -p "$prompt" -n 4 -v
+for word in version context layers bytes; do
+    grep -q "$word" "$err" || say "--verbose tells $word"
+done
+
+# ---- Ctrl-C ----
+interrupt() {
+    command_line="tern run ... $* & kill -INT"
+    checks=$((checks + 1))
+    "$TERN" run -m "$MODEL" -p "$prompt" -n 8000 --ignore-eos --exact --cpu-mask c "$@" >"$out" 2>"$err" </dev/null &
+    pid=$!
+    tries=0
+    while [ $tries -lt 200 ] && ! grep -q 'KV plan' "$err"; do
+        sleep 0.05
+        tries=$((tries + 1))
+    done
+    sleep 0.5
+    kill -INT $pid
+    wait $pid
+    same $? 130 "status after Ctrl-C"
+}
+interrupt -v
+[ -s "$out" ] || say "keep the text so far"
+grep -q 'peak memory' "$err" || say "tell the figures after Ctrl-C"
+interrupt -v --json
+same "$(json finish_reason)" cancelled "finish_reason after Ctrl-C"
+
+finish

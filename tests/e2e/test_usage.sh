@@ -1,0 +1,112 @@
+# Help texts and wrong command lines.
+. "$(dirname "$0")/lib.sh"
+
+commands="run chat inspect tokenize bench doctor"
+
+# ---- help ----
+run 0 "$TERN" --help
+for c in $commands "eval logits" "eval ppl"; do
+    grep -q "^  $c " "$out" || say "--help lists $c"
+done
+run 0 "$TERN" --version
+grep -q '^tern [0-9]*\.[0-9]*\.[0-9]*$' "$out" || say "a version"
+for c in $commands "eval logits" "eval ppl" generate; do
+    # shellcheck disable=SC2086
+    run 0 "$TERN" $c --help
+    grep -q "^usage: tern $c " "$out" || say "help of $c begins with its usage"
+    grep -q -e '--help' "$out" || say "help of $c lists its options"
+    same "$(cat "$err")" "" "stderr of help"
+    # shellcheck disable=SC2086
+    run 0 "$TERN" help $c
+done
+run 0 "$TERN" eval --help
+grep -q 'eval ppl' "$out" || say "eval --help lists its parts"
+
+# ---- what the option table makes ----
+run 0 "$TERN" generate man
+grep -q '^\.TH TERN 1' "$out" || say "a manual page"
+for o in 'max\\-tokens' 'cpu\\-mask' 'logit\\-bias'; do
+    grep -q -e "\\\\-\\\\-$o" "$out" || say "the manual has $o"
+done
+if command -v groff >/dev/null 2>&1; then
+    groff -ww -man -Tascii "$out" 2>"$err" >/dev/null
+    same "$(cat "$err")" "" "groff's warnings"
+fi
+run 0 "$TERN" generate bash
+if command -v bash >/dev/null 2>&1; then
+    cp "$out" "$work/completion"
+    run 0 bash -c '. "$1"; COMP_WORDS=(tern run --cpu-mask ""); COMP_CWORD=3; _tern; echo "${COMPREPLY[@]}"' \
+        bash "$work/completion"
+    same "$(cat "$out")" "c avx2 avx512 all" "completion of --cpu-mask"
+    run 0 bash -c '. "$1"; COMP_WORDS=(tern eval ""); COMP_CWORD=2; _tern; echo "${COMPREPLY[@]}"' \
+        bash "$work/completion"
+    same "$(cat "$out")" "logits ppl" "completion of eval"
+    run 0 bash -c '. "$1"; COMP_WORDS=(tern bench --dep); COMP_CWORD=2; _tern; echo "${COMPREPLY[@]}"' \
+        bash "$work/completion"
+    same "$(cat "$out")" "--depth" "completion of --dep"
+fi
+run 0 "$TERN" generate help-md
+grep -q '^## tern eval ppl' "$out" || say "a Markdown page"
+
+# ---- wrong use: one line that names the option, and where to look ----
+# bad WORD ARGUMENTS...
+bad() {
+    word=$1
+    shift
+    run 2 "$TERN" "$@"
+    silent
+    one_line "$word" "try 'tern "
+}
+bad "command" 
+bad "frobnicate" frobnicate
+bad "eval" eval
+bad "logits or ppl" eval speed
+bad "--model" run -p x
+bad "-p TEXT or -f FILE" run -m "$MODEL"
+bad "exclude" run -m "$MODEL" -p x -f y
+bad "exclude" run -m "$MODEL" -p x --raw --system y
+bad "--bogus" run -m "$MODEL" -p x --bogus
+bad "-Z" run -m "$MODEL" -p x -Z
+bad "-n" run -m "$MODEL" -p x -n -1
+bad "0 to 2147483647" run -m "$MODEL" -p x -n 3000000000
+bad "-n" run -m "$MODEL" -p x -n many
+bad "-n" run -m "$MODEL" -p x -n
+bad "--temp" run -m "$MODEL" -p x --temp -1
+bad "--temp" run -m "$MODEL" -p x --temp nan
+bad "--top-k" run -m "$MODEL" -p x --top-k -5
+bad "0 to 1" run -m "$MODEL" -p x --top-p 1.5
+bad "--min-p" run -m "$MODEL" -p x --min-p 2
+bad "--seed" run -m "$MODEL" -p x --seed -4
+bad "--stop" run -m "$MODEL" -p x --stop ""
+bad "--repeat-penalty" run -m "$MODEL" -p x --repeat-penalty 0
+bad "--logit-bias" run -m "$MODEL" -p x --logit-bias 5
+bad "--logit-bias" run -m "$MODEL" -p x --logit-bias 5=
+bad "--logit-bias" run -m "$MODEL" -p x --logit-bias x=1
+bad "--logit-bias" run -m "$MODEL" -p x --logit-bias 5=nan
+bad "--logit-bias" run -m "$MODEL" -p x --logit-bias 5=inf
+bad "--threads" run -m "$MODEL" -p x -t 1000
+bad "--ctx" run -m "$MODEL" -p x -c -1
+bad "strict|report" run -m "$MODEL" -p x --kv-policy perhaps
+bad "c|avx2|avx512|all" run -m "$MODEL" -p x --cpu-mask sse9
+bad "--json" run -m "$MODEL" -p x --json=yes
+bad "stray" run -m "$MODEL" -p x stray
+bad "1 to" chat -m "$MODEL" -n 0
+bad "--raw" chat -m "$MODEL" --raw
+bad "FILE" inspect
+bad "other" inspect "$MODEL" other
+bad "exclude" tokenize -m "$MODEL" --ids --decode
+bad "--out" eval logits -m "$MODEL" --ids 1
+bad "--ids" eval logits -m "$MODEL" --out x.npy
+bad "--file" eval ppl -m "$MODEL"
+bad "--ctx" eval ppl -m "$MODEL" -f "$0" -c 1
+bad "--depth" bench -m "$MODEL" -d 0,,1
+bad "--depth" bench -m "$MODEL" -d -1
+bad "--reps" bench -m "$MODEL" -r 0
+bad "nothing to measure" bench -m "$MODEL" -p 0 -n 0
+bad "empty plan" bench -m "$MODEL" --kv f16,
+bad "exclude" bench -m "$MODEL" --json --csv
+bad "help-md" generate html
+run 2 "$TERN" run -p x
+one_line "try 'tern run --help'"
+
+finish

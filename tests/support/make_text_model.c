@@ -1,0 +1,194 @@
+/* support/make_text_model.c - writes a tiny llama with random weights and a real tokenizer, for the tests of the
+ * command line.
+ *
+ *     make_text_model OUT.gguf          byte-level BPE of 300 tokens, control tokens, ChatML template
+ *     make_text_model --base OUT.gguf   the same without control tokens of a chat and without template
+ *
+ * The weights come from a fixed seed: the same program writes the same bytes everywhere. */
+#include <math.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include "base/rng.h"
+#include "gguf_writer.h"
+
+enum { N_EMBD = 128, N_HEADS = 2, N_KV_HEADS = 1, HEAD_DIM = 64, N_FF = 224, N_LAYERS = 3, N_CTX = 8192 };
+enum { N_BYTES = 256, MAX_TOKENS = 320, TYPE_NORMAL = 1, TYPE_CONTROL = 3, GGUF_F32 = 0 };
+
+/* Pairs that byte-level BPE joins, in order of rank; "_" stands for the letter that spells a space. */
+static const char *const merges[][2] = {
+    {"_", "t"},  {"h", "e"},  {"_", "a"}, {"i", "n"},  {"r", "e"}, {"o", "n"}, {"_t", "he"}, {"e", "r"}, {"_", "s"},
+    {"a", "t"},  {"_", "w"},  {"e", "n"}, {"_", "o"},  {"n", "d"}, {"i", "t"}, {"o", "r"},   {"e", "s"}, {"i", "s"},
+    {"_", "b"},  {"in", "g"}, {"_", "c"}, {"_o", "f"}, {"_", "f"}, {"a", "n"}, {"_", "p"},   {"a", "l"}, {"_a", "nd"},
+    {"_t", "o"}, {"a", "r"},  {"o", "u"}, {"_", "in"}, {"l", "e"}, {"_", "m"}, {"_", "d"},   {"_", "h"}, {"r", "o"},
+    {"s", "e"},  {"_t", "h"}, {"l", "y"}, {"_s", "e"}, {"e", "d"},
+};
+#define N_MERGES (sizeof merges / sizeof *merges)
+
+static const char chatml[] = "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + "
+                             "message['content'] + '<|im_end|>' + '\n' }}{% endfor %}{% if add_generation_prompt %}{{ "
+                             "'<|im_start|>assistant\n' }}{% endif %}";
+
+static char pool[MAX_TOKENS + 2 * N_MERGES][24];
+static int n_pool;
+static const char *tokens[MAX_TOKENS];
+static int32_t types[MAX_TOKENS];
+static int n_tokens;
+
+/* The spelling of a byte in byte-level vocabularies: printable Latin-1 as itself, everything else from U+0100 on. */
+static void byte_spelling(int byte, char *out)
+{
+    int c = byte, next = 256;
+    for (int b = 0; b <= byte; b++) {
+        bool plain = (b >= '!' && b <= '~') || (b >= 0xA1 && b <= 0xAC) || (b >= 0xAE && b <= 0xFF);
+        c = plain ? b : next++;
+    }
+    if (c < 0x80) {
+        out[0] = (char)c;
+        out[1] = 0;
+    } else {
+        out[0] = (char)(0xC0 | (c >> 6));
+        out[1] = (char)(0x80 | (c & 0x3F));
+        out[2] = 0;
+    }
+}
+
+static void add_token(const char *text, int32_t type)
+{
+    if (n_tokens == MAX_TOKENS)
+        abort();
+    tokens[n_tokens] = text;
+    types[n_tokens++] = type;
+}
+
+/* "_th" with the underscore replaced. */
+static char *spelled(const char *text)
+{
+    char *out = pool[n_pool++], space[4];
+    byte_spelling(' ', space);
+    size_t n = 0;
+    for (; *text; text++) {
+        if (*text == '_')
+            n += (size_t)sprintf(out + n, "%s", space);
+        else
+            out[n++] = *text;
+    }
+    out[n] = 0;
+    return out;
+}
+
+static void write_tokenizer(struct gguf_writer *w, bool base)
+{
+    static const char *lines[N_MERGES];
+    static char line[N_MERGES][48];
+    for (int b = 0; b < N_BYTES; b++) {
+        byte_spelling(b, pool[n_pool]);
+        add_token(pool[n_pool++], TYPE_NORMAL);
+    }
+    for (size_t i = 0; i < N_MERGES; i++) {
+        char *left = spelled(merges[i][0]), *right = spelled(merges[i][1]), *both = pool[n_pool++];
+        (void)snprintf(line[i], sizeof line[i], "%s %s", left, right);
+        (void)snprintf(both, sizeof pool[0], "%.10s%.10s", left, right);
+        lines[i] = line[i];
+        add_token(both, TYPE_NORMAL);
+    }
+    add_token("<|endoftext|>", TYPE_CONTROL);
+    add_token(base ? "<|reserved_0|>" : "<|im_start|>", TYPE_CONTROL);
+    add_token(base ? "<|reserved_1|>" : "<|im_end|>", TYPE_CONTROL);
+    gw_str(w, "tokenizer.ggml.model", "gpt2");
+    gw_str(w, "tokenizer.ggml.pre", "smollm");
+    gw_str_array(w, "tokenizer.ggml.tokens", tokens, (size_t)n_tokens);
+    gw_array(w, "tokenizer.ggml.token_type", GW_I32, types, (size_t)n_tokens);
+    gw_str_array(w, "tokenizer.ggml.merges", lines, N_MERGES);
+    gw_u32(w, "tokenizer.ggml.bos_token_id", (uint32_t)n_tokens - 3);
+    gw_u32(w, "tokenizer.ggml.eos_token_id", (uint32_t)n_tokens - (base ? 3 : 1));
+    gw_bool(w, "tokenizer.ggml.add_bos_token", 0);
+    if (!base)
+        gw_str(w, "tokenizer.chat_template", chatml);
+}
+
+/* n_out rows of n_in values of that standard deviation (sum of uniform numbers: normal enough). */
+static void add_matrix(struct gguf_writer *w, struct tern_rng *rng, const char *name, uint64_t n_in, uint64_t n_out,
+                       double deviation)
+{
+    float *p = malloc(n_in * n_out * sizeof *p);
+    if (!p)
+        abort();
+    for (uint64_t i = 0; i < n_in * n_out; i++)
+        p[i] = (float)((tern_rng_f64(rng) + tern_rng_f64(rng) + tern_rng_f64(rng) - 1.5) * 2 * deviation);
+    gw_tensor(w, name, GGUF_F32, 2, (uint64_t[]){n_in, n_out}, p, n_in * n_out * sizeof *p);
+    free(p);
+}
+
+static void add_norm(struct gguf_writer *w, const char *name)
+{
+    float ones[N_EMBD];
+    for (int i = 0; i < N_EMBD; i++)
+        ones[i] = 1;
+    gw_tensor(w, name, GGUF_F32, 1, (uint64_t[]){N_EMBD}, ones, sizeof ones);
+}
+
+static void write_weights(struct gguf_writer *w)
+{
+    static const struct {
+        const char *name;
+        uint64_t n_in, n_out;
+        double gain;
+    } mats[] = {
+        {"attn_q", N_EMBD, N_HEADS * HEAD_DIM, 2},
+        {"attn_k", N_EMBD, N_KV_HEADS * HEAD_DIM, 2},
+        {"attn_v", N_EMBD, N_KV_HEADS * HEAD_DIM, 1},
+        {"attn_output", N_HEADS * HEAD_DIM, N_EMBD, 2},
+        {"ffn_gate", N_EMBD, N_FF, 1},
+        {"ffn_up", N_EMBD, N_FF, 1},
+        {"ffn_down", N_FF, N_EMBD, 1},
+    };
+    struct tern_rng rng = {.state = 7};
+    char name[64];
+    add_matrix(w, &rng, "token_embd.weight", N_EMBD, (uint64_t)n_tokens, 0.7);
+    for (int l = 0; l < N_LAYERS; l++) {
+        (void)snprintf(name, sizeof name, "blk.%d.attn_norm.weight", l);
+        add_norm(w, name);
+        (void)snprintf(name, sizeof name, "blk.%d.ffn_norm.weight", l);
+        add_norm(w, name);
+        for (size_t i = 0; i < sizeof mats / sizeof *mats; i++) {
+            (void)snprintf(name, sizeof name, "blk.%d.%s.weight", l, mats[i].name);
+            add_matrix(w, &rng, name, mats[i].n_in, mats[i].n_out, mats[i].gain / sqrt((double)mats[i].n_in));
+        }
+    }
+    add_norm(w, "output_norm.weight");
+    add_matrix(w, &rng, "output.weight", N_EMBD, (uint64_t)n_tokens, 3 / sqrt((double)N_EMBD));
+}
+
+int main(int argc, char **argv)
+{
+    bool base = argc == 3 && strcmp(argv[1], "--base") == 0;
+    if (argc != 2 + base) {
+        (void)fprintf(stderr, "usage: make_text_model [--base] OUT.gguf\n");
+        return 2;
+    }
+    struct gguf_writer w;
+    gw_init(&w);
+    gw_str(&w, "general.architecture", "llama");
+    gw_str(&w, "general.name", base ? "tiny base" : "tiny chat");
+    gw_u32(&w, "llama.block_count", N_LAYERS);
+    gw_u32(&w, "llama.context_length", N_CTX);
+    gw_u32(&w, "llama.embedding_length", N_EMBD);
+    gw_u32(&w, "llama.feed_forward_length", N_FF);
+    gw_u32(&w, "llama.attention.head_count", N_HEADS);
+    gw_u32(&w, "llama.attention.head_count_kv", N_KV_HEADS);
+    gw_f32(&w, "llama.attention.layer_norm_rms_epsilon", 1e-5f);
+    gw_f32(&w, "llama.rope.freq_base", 10000.0f);
+    gw_u32(&w, "llama.rope.dimension_count", HEAD_DIM);
+    write_tokenizer(&w, base);
+    gw_u32(&w, "llama.vocab_size", (uint32_t)n_tokens);
+    write_weights(&w);
+    const char *path = argv[argc - 1];
+    int rc = gw_save(&w, path);
+    if (rc < 0)
+        perror(path);
+    gw_clear(&w);
+    return rc < 0;
+}
