@@ -93,7 +93,7 @@ format-check:
 tidy: ## clang-tidy over src
 	@tools/packages build ci
 	@cmake --preset release -B $(BUILD) >/dev/null
-	@find src -name '*.c' | xargs -n 1 -P $(JOBS) clang-tidy --quiet -p $(BUILD) 2>/dev/null
+	@JOBS=$(JOBS) tools/tidy $(BUILD)
 
 install: all ## program, library, headers, manual page and bash completion into PREFIX
 	@cmake -S . -B $(BUILD) -DCMAKE_INSTALL_PREFIX="$(PREFIX)" >/dev/null

@@ -216,6 +216,16 @@ static bool parse_mount(char *line, char *mount_root, char *mount, char *type, c
            sscanf(dash + 3, "%63s %*s %255s", type, super) == 2;
 }
 
+/* The part of a group's path below what is mounted.  Inside a container the mount may start at our own group; a path
+ * that does not lie below the mount says nothing, so its top is taken. */
+static const char *below_mount(const char *path, const char *mount_root)
+{
+    size_t cut = strlen(mount_root);
+    if (!strcmp(mount_root, "/"))
+        return path;
+    return !strncmp(path, mount_root, cut) && (!path[cut] || path[cut] == '/') ? path + cut : "";
+}
+
 /* Processors that the control groups grant, 0 for no limit. */
 static double cgroup_quota(const char *root)
 {
@@ -230,12 +240,7 @@ static double cgroup_quota(const char *root)
         bool v2 = !strcmp(type, "cgroup2");
         if ((!v2 && (strcmp(type, "cgroup") || !list_has(super, "cpu"))) || !own_group(root, v2, path, sizeof path))
             continue;
-        /* Inside a container the mount may start at our own group; the rest of the path is then below it. */
-        size_t cut = strcmp(mount_root, "/") ? strlen(mount_root) : 0;
-        const char *below = cut && !strncmp(path, mount_root, cut) && (!path[cut] || path[cut] == '/') ? path + cut
-                            : cut                                                                      ? ""
-                                                                                                       : path;
-        double q = tree_quota(root, mount, below, v2);
+        double q = tree_quota(root, mount, below_mount(path, mount_root), v2);
         if (q > 0 && (best == 0 || q < best))
             best = q;
     }

@@ -57,8 +57,9 @@ struct tern_q8_row {
 
 struct tern_gemm_kernels {
     /* Quantises x[0..k), k a multiple of 32, per block of 32: amax = max|x|; scale = amax/127 (f32 division);
-     * q = x * (127/amax) rounded to nearest even, 0 where amax is 0.  Non-finite x gives unspecified codes but no
-     * fault.  Bit-equal on all levels. */
+     * q = x * (127/amax) rounded to nearest even; all q are 0 where 127/amax is not finite (amax 0 or below 4e-37).
+     * A block that holds an infinity or NaN gets unspecified codes and a scale that is not finite, so that every
+     * product with it is not finite either.  q, scale, sum16: 64-byte aligned.  Bit-equal on all levels. */
     void (*quantize)(int8_t *q, float *scale, int32_t *sum16, const float *x, int k);
 
     /* y[r*y_stride + 16*p + j] for rows r in [0, n_rows), panels p in [panel0, panel1), j < 16 (writes only columns

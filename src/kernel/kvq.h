@@ -97,7 +97,7 @@ struct tern_kvq_kernels {
     /* Quantises n_q rotated (or raw, for 8-bit keys) query heads x[n_q][dim] for `score` with table `tab`, per block of
      * 128 dims: amax = max|x|; scale = (amax / 127) * unit; q = x * (127 / amax) rounded to nearest even, all 0 when
      * amax is below TERN_KVQ_TINY or not finite.  An infinity or NaN in x makes scale (and so every score of the
-     * head) non-finite.  n_q 1..16.  Bit-equal on all levels. */
+     * head) non-finite.  Any n_q.  Bit-equal on all levels. */
     void (*prep)(int8_t *q, float *scale, int32_t *sum, const float *x, const struct tern_kvq_table *tab, int dim,
                  int n_q);
 
@@ -132,7 +132,7 @@ struct tern_kvq_kernels {
      * finite gets header 0 and the middle code 2^(bits-1).
      *     8 bits (`matched` ignored): amax = max|y|; the header is tern_kvq_head_up(amax); code = y * (127 / f) rounded
      * to nearest even, kept in [-127, 127].  amax 0 or a non-finite y: header 0, codes 0.  Without saturation (amax <=
-     * 65280) |error| <= f/254 * (1 + 2^-20), f <= amax * (1 + 2^-7) + 2^-21.
+     * 65280) |error| <= f/254 * (1 + 2^-13), f <= amax * (1 + 2^-7) + 2^-21.
      * Bit-equal on all levels. */
     void (*encode)(uint8_t *codes, uint16_t *head, const float *x, const struct tern_kvq_table *tab, int matched,
                    int dim, int n);

@@ -7,7 +7,8 @@
 struct tern_vec_kernels {
     /* y = x / sqrt(mean(x^2) + eps) * w  (w NULL: no weight).  y may be x.  Sum of squares in f32 by 16 lanes (lane
      * i takes elements i mod 16, fma, ascending), lanes added pairwise (0+8, 1+9 ...; 0+4 ...; 0+2; 0+1): bit-equal on
-     * all levels.  1/sqrt is computed as 1.0f / sqrtf(v), then one product with x, then one with w. */
+     * all levels.  The mean is sum / (float)n; 1/sqrt is 1.0f / sqrtf(mean + eps); then one product with x, then one
+     * with w.  A sum that overflows f32 gives zeros. */
     void (*rmsnorm)(float *y, const float *x, const float *w, int n, float eps);
 
     /* y = a + b; y may be a or b. */

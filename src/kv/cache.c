@@ -76,8 +76,8 @@ void tern_kv_pool_unref(struct tern_kv_pool *p, uint8_t *block)
 
 /* ---- cache ---------------------------------------------------------------------------------------------------- */
 
-/* Pages a sequence may hold in a group at once: all of them, or the window plus one step plus the page of slack that
- * lets a few tokens be taken back. */
+/* Pages a sequence may hold in a group at once: all of them, or the window plus one step plus the pages of slack that
+ * let a few tokens be taken back. */
 static int max_pages(const struct tern_kv_group *g, int max_tokens, int max_step)
 {
     int all = max_tokens / TERN_PAGE;
@@ -245,8 +245,9 @@ void tern_kv_commit(struct tern_kv_cache *c, struct tern_kv_seq *s, int n)
     s->n_tokens += n;
     for (int g = 0; g < c->layout->n_groups; g++) {
         struct tern_kv_table *t = &s->table[g];
-        /* One page more than needed stays, so that a few tokens can be taken back again. */
-        int need = first_needed(c->layout->groups[g].window, s->n_tokens) - 1;
+        /* Two pages more than needed stay: any of the newest 64 tokens can be taken back again, even where that means
+         * going back to the beginning of the page before the open one. */
+        int need = first_needed(c->layout->groups[g].window, s->n_tokens) - 2;
         int drop = need - t->first < t->n ? need - t->first : t->n;
         if (drop <= 0)
             continue;

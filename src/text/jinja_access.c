@@ -194,7 +194,6 @@ static int64_t clamp(int64_t i, int64_t n, int64_t low, int64_t high)
     return i < low ? low : i > high ? high : i;
 }
 
-/* A slice of anything else is undefined, as in Jinja. */
 int tern_jval_slice(struct jrun *r, struct jval v, struct jval start, struct jval stop, struct jval step,
                     struct jval *out)
 {
@@ -203,7 +202,7 @@ int tern_jval_slice(struct jrun *r, struct jval v, struct jval start, struct jva
     if (v.t == JV_UNDEF)
         return tern_jval_undefined(r, v);
     if (!subscriptable(v))
-        return tern_jval_undef(r, owner_name(v), "slice", 5, out);
+        return tern_jrun_fail(r, TERN_EINVAL, "an object of type '%s' cannot be sliced", tern_jval_type(v));
     JTRY(slice_part(r, start, &from, &has_from));
     JTRY(slice_part(r, stop, &to, &has_to));
     JTRY(slice_part(r, step, &by, &has_by));
@@ -221,10 +220,10 @@ int tern_jval_slice(struct jrun *r, struct jval v, struct jval start, struct jva
     if (v.t == JV_RANGE) {
         struct jrange *part;
         JTRY(tern_jrun_alloc(r, &part, sizeof *part));
-        part->start = count ? tern_jrange_at(v.r, from) : v.r->start;
-        part->step = count > 1 ? (int64_t)((uint64_t)v.r->step * (uint64_t)by) : v.r->step;
+        part->start = tern_jrange_at(v.r, from);
+        part->stop = tern_jrange_at(v.r, to);
+        part->step = (int64_t)((uint64_t)v.r->step * (uint64_t)by);
         part->n = count;
-        part->stop = tern_jrange_at(part, count);
         *out = (struct jval){.t = JV_RANGE, .r = part};
         return 0;
     }

@@ -50,14 +50,12 @@ static int d_pop(struct jrun *r, const struct jcall *c, struct jval *out)
     return e ? tern_jdict_remove(r, c->self.d, e) : 0;
 }
 
-static int copy_entries(struct jrun *r, struct jdict *to, struct jval from)
+static int copy_entries(struct jrun *r, struct jdict *to, const struct jdict *from)
 {
-    if (from.t != JV_DICT && from.t != JV_NS)
-        return tern_jrun_fail(r, TERN_EINVAL, "expected a dict, not '%s'", tern_jval_type(from));
-    size_t n = from.d->n; /* from and to may be the same dict */
+    size_t n = from->n; /* from and to may be the same dict */
     JTRY(tern_jrun_charge(r, n));
     for (size_t i = 0; i < n; i++)
-        JTRY(tern_jdict_set(r, to, from.d->e[i].key, from.d->e[i].val));
+        JTRY(tern_jdict_set(r, to, from->e[i].key, from->e[i].val));
     return 0;
 }
 
@@ -75,18 +73,20 @@ static int fill(struct jrun *r, struct jdict *d, const struct jcall *c)
 {
     if (c->raw->n_pos > 1)
         return tern_jrun_fail(r, TERN_EINVAL, "%s '%s' takes at most 1 positional argument", c->what, c->name);
-    if (c->raw->n_pos && c->raw->pos[0].t == JV_LIST) { /* pairs */
-        struct jlist *l = c->raw->pos[0].l;
-        for (size_t i = l->pos; i < l->n; i++) {
-            struct jval pair;
-            JTRY(tern_jrun_charge(r, 1));
-            JTRY(tern_jval_collect(r, l->v[i], JL_LIST, &pair));
+    if (c->raw->n_pos && c->raw->pos[0].t == JV_DICT) {
+        JTRY(copy_entries(r, d, c->raw->pos[0].d));
+    } else if (c->raw->n_pos) {
+        struct jiter it;
+        struct jval v, pair;
+        int more;
+        JTRY(tern_jiter_init(r, &it, c->raw->pos[0]));
+        while ((more = tern_jiter_next(r, &it, &v)) > 0) {
+            JTRY(tern_jval_collect(r, v, JL_LIST, &pair));
             if (pair.l->n != 2)
-                return tern_jrun_fail(r, TERN_EINVAL, "%s '%s' needs pairs", c->what, c->name);
+                return tern_jrun_fail(r, TERN_EINVAL, "%s '%s' needs a dict or pairs", c->what, c->name);
             JTRY(tern_jdict_set(r, d, pair.l->v[0], pair.l->v[1]));
         }
-    } else if (c->raw->n_pos) {
-        JTRY(copy_entries(r, d, c->raw->pos[0]));
+        JTRY(more);
     }
     return add_keywords(r, d, c->raw);
 }
@@ -100,7 +100,7 @@ static int d_update(struct jrun *r, const struct jcall *c, struct jval *out)
 static int d_copy(struct jrun *r, const struct jcall *c, struct jval *out)
 {
     JTRY(tern_jval_dict(r, out));
-    return copy_entries(r, out->d, c->self);
+    return copy_entries(r, out->d, c->self.d);
 }
 
 int tern_jfunc_dict(struct jrun *r, const struct jcall *c, struct jval *out)

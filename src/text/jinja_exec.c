@@ -94,6 +94,18 @@ static int assign_target(struct jrun *r, const struct jnode *target, struct jval
 
 /* ---- loops ----------------------------------------------------------------------------------------------------- */
 
+/* A condition sees the item unpacked, and what passes it is the unpacked form, packed again as a tuple. */
+static int repack(struct jrun *r, const struct jnode *target, struct jval *out)
+{
+    if (target->kind == JN_NAME)
+        return tern_jrun_lookup(r, target->sym, out);
+    JTRY(tern_jval_list(r, JL_TUPLE, (size_t)target->n_kids, out));
+    struct jlist *l = out->l;
+    for (int i = 0; i < target->n_kids; i++)
+        JTRY(repack(r, target->kids[i], &l->v[l->n++]));
+    return 0;
+}
+
 /* The next item that passes the condition: 1, or 0 at the end. */
 static int draw(struct jrun *r, struct jloop *l, struct jval *out)
 {
@@ -113,6 +125,8 @@ static int draw(struct jrun *r, struct jloop *l, struct jval *out)
         r->scope->n = 0;
         JTRY(assign_target(r, l->node->a, *out));
         JTRY(tern_jrun_eval(r, l->node->c, &pass));
+        if (tern_jval_truth(pass))
+            JTRY(repack(r, l->node->a, out));
         r->scope = scope;
         if (tern_jval_truth(pass))
             return 1;
@@ -244,6 +258,7 @@ static int exec_for(struct jrun *r, const struct jnode *n)
     struct jloop *l;
     struct jval v, item;
     int more;
+    bool completed = false; /* Jinja's else runs unless some round got to its end: a break does not prevent it */
     JTRY(tern_jrun_eval(r, n->b, &v));
     JTRY(tern_jrun_alloc(r, &l, sizeof *l));
     *l = (struct jloop){.node = n, .index0 = -1, .length = -1};
@@ -263,12 +278,13 @@ static int exec_for(struct jrun *r, const struct jnode *n)
         JTRY(loop_round(r, l, outer));
         enum jflow flow = r->flow;
         r->flow = JFLOW_NONE;
+        completed |= flow == JFLOW_NONE;
         if (flow == JFLOW_BREAK)
             break;
     }
     r->scope = outer;
     JTRY(more);
-    if (l->index0 < 0 && n->kids[1]) {
+    if (!completed && n->kids[1]) {
         JTRY(new_scope(r, outer, &r->scope));
         JTRY(tern_jrun_exec(r, n->kids[1]));
         r->scope = outer;

@@ -117,6 +117,9 @@ int tern_jval_repr(struct jrun *r, struct jval v, struct jbuild *b, int depth)
         text[n++] = ')';
         break;
     case JV_MACRO:
+        JTRY(tern_jbuild_text(r, b, "<Macro "));
+        JTRY(repr_str(r, &r->t->syms[v.macro->node->sym], b));
+        return tern_jbuild_text(r, b, ">");
     case JV_FUNC:
     case JV_METHOD:
         n = (size_t)snprintf(text, sizeof text, "<%s>", tern_jval_type(v));

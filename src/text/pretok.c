@@ -13,23 +13,20 @@
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
 
-#define SPACES "\\t-\\r\\x{85}\\p{Z}"
-#define S "[" SPACES "]"
-#define SYMBOL "[^" SPACES "\\p{L}\\p{N}]"
+#define SPACES      "\\t-\\r\\x{85}\\p{Z}"
+#define S           "[" SPACES "]"
+#define SYMBOL      "[^" SPACES "\\p{L}\\p{N}]"
 #define LAST_SPACES S "+(?![^" SPACES "])|" S "+"
 
-#define ENGLISH_ENDINGS "'s|'t|'re|'ve|'m|'ll|'d"
+#define ENGLISH_ENDINGS  "'s|'t|'re|'ve|'m|'ll|'d"
 #define ANY_CASE_ENDINGS "(?i:" ENGLISH_ENDINGS ")"
-#define LLAMA3_TAIL " ?" SYMBOL "+[\\r\\n]*|" S "*[\\r\\n]+|" LAST_SPACES
+#define LLAMA3_TAIL      " ?" SYMBOL "+[\\r\\n]*|" S "*[\\r\\n]+|" LAST_SPACES
 
-static const char pattern_gpt2[] =
-    ENGLISH_ENDINGS "| ?\\p{L}+| ?\\p{N}+| ?" SYMBOL "+|" LAST_SPACES;
+static const char pattern_gpt2[] = ENGLISH_ENDINGS "| ?\\p{L}+| ?\\p{N}+| ?" SYMBOL "+|" LAST_SPACES;
 static const char pattern_smollm[] =
     "\\p{N}|" ENGLISH_ENDINGS "| ?\\p{L}+| ?" SYMBOL "+|" S "+(?![^" SPACES "\\p{N}])|" S "+";
-static const char pattern_llama3[] =
-    ANY_CASE_ENDINGS "|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}|" LLAMA3_TAIL;
-static const char pattern_qwen2[] =
-    ANY_CASE_ENDINGS "|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}|" LLAMA3_TAIL;
+static const char pattern_llama3[] = ANY_CASE_ENDINGS "|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}|" LLAMA3_TAIL;
+static const char pattern_qwen2[] = ANY_CASE_ENDINGS "|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}|" LLAMA3_TAIL;
 
 static const struct tern_pretok_info registry[] = {
     {"smollm", pattern_smollm, .add_bos = false},
@@ -63,8 +60,8 @@ int tern_pretok_new(struct tern_pretok **out, const struct tern_pretok_info *inf
     size_t offset;
     struct tern_pretok *p = NULL;
     TERN_TRY(tern_alloc(&p, 1, sizeof *p, err));
-    p->code = pcre2_compile((PCRE2_SPTR)info->pattern, PCRE2_ZERO_TERMINATED, PCRE2_UTF | PCRE2_UCP, &code, &offset,
-                            NULL);
+    p->code =
+        pcre2_compile((PCRE2_SPTR)info->pattern, PCRE2_ZERO_TERMINATED, PCRE2_UTF | PCRE2_UCP, &code, &offset, NULL);
     if (!p->code)
         TERN_FAIL(err, TERN_ENOMEM, "cannot compile the pattern of pre-tokenizer %s (PCRE2 error %d at %zu)",
                   info->name, code, offset);
@@ -118,8 +115,8 @@ int tern_pretok_next(const struct tern_pretok *p, struct tern_pretok_run *run, c
     if (p->jit)
         got = pcre2_jit_match(p->code, (PCRE2_SPTR)text, n, from, 0, run->match, run->limits);
     if (got == PCRE2_ERROR_JIT_STACKLIMIT)
-        got = pcre2_match(p->code, (PCRE2_SPTR)text, n, from, PCRE2_NO_UTF_CHECK | PCRE2_NO_JIT, run->match,
-                          run->limits);
+        got =
+            pcre2_match(p->code, (PCRE2_SPTR)text, n, from, PCRE2_NO_UTF_CHECK | PCRE2_NO_JIT, run->match, run->limits);
     if (got == PCRE2_ERROR_NOMATCH) {
         *end = n; /* no pattern here leaves a gap; if one did, the gap would be a word */
         return 0;

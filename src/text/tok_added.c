@@ -54,8 +54,8 @@ static void advance_limit(struct tern_tok_scan *s, size_t i)
     s->limit = s->spans[k].end;
 }
 
-/* The byte at position i as the trie sees it, and how many bytes it takes.  To score BPE a literal U+2581 is a space here
- * as everywhere else (tok_impl.h). */
+/* The byte at position i as the trie sees it, and how many bytes it takes.  To score BPE a literal U+2581 is a space
+ * here as everywhere else (tok_impl.h). */
 static inline uint8_t unit(const struct tern_tok_scan *s, size_t i, size_t *n)
 {
     uint8_t byte = (uint8_t)s->text[i];

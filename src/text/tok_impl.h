@@ -232,7 +232,7 @@ struct tern_tok_work {
     struct tern_tok_memo *memo; /* NULL where it does not pay: short texts; unknown tokens that depend on context */
     struct tern_pretok_run run;
     bool after_unknown; /* the id added last stands for unknown text */
-    bool after_added; /* at the start or behind an added token: where a prefix space belongs */
+    bool after_added;   /* at the start or behind an added token: where a prefix space belongs */
 };
 
 /* Appends the ids of one word: n > 0 bytes at offset `at` of the caller's text or of w->copy. */

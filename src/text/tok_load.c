@@ -131,7 +131,10 @@ static size_t undo_marks(const char *p, size_t n, char *out)
 
 static int hex_digit(char c)
 {
-    return c >= '0' && c <= '9' ? c - '0' : c >= 'A' && c <= 'F' ? c - 'A' + 10 : c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
+    return c >= '0' && c <= '9'   ? c - '0'
+           : c >= 'A' && c <= 'F' ? c - 'A' + 10
+           : c >= 'a' && c <= 'f' ? c - 'a' + 10
+                                  : -1;
 }
 
 /* "<0x0A>" -> 10, anything else -> -1. */
@@ -240,9 +243,9 @@ static int read_special(struct load *l, tern_error *err)
 {
     /* Texts that end a turn in some family of models; they count only where the vocabulary says "control", because
      * "</s>" is an HTML tag to others. */
-    static const char *const ends[] = {"<|im_end|>", "<|eot_id|>", "<|eom_id|>",       "<|end_of_text|>",
-                                       "<turn|>",    "</s>",       "<|tool_response>", "<|endoftext|>",
-                                       "<|user|>",   "<|observation|>", "<end_of_turn>"};
+    static const char *const ends[] = {
+        "<|im_end|>",       "<|eot_id|>",    "<|eom_id|>", "<|end_of_text|>", "<turn|>",      "</s>",
+        "<|tool_response>", "<|endoftext|>", "<|user|>",   "<|observation|>", "<end_of_turn>"};
     int rc = 0;
     struct tern_tokenizer *t = l->t;
     int32_t id, pad;
@@ -342,8 +345,8 @@ static int read_pre(struct load *l, tern_error *err)
         TERN_FAIL(err, TERN_EUNSUPPORTED, "%s: has no " KEY "pre, so its pre-tokenizer is not known", path);
     l->pre = tern_pretok_find(name.p, name.n);
     if (!l->pre)
-        TERN_FAIL(err, TERN_EUNSUPPORTED, "%s: " KEY "pre names the pre-tokenizer '%.*s', which is not supported",
-                  path, (int)(name.n < 64 ? name.n : 64), name.p);
+        TERN_FAIL(err, TERN_EUNSUPPORTED, "%s: " KEY "pre names the pre-tokenizer '%.*s', which is not supported", path,
+                  (int)(name.n < 64 ? name.n : 64), name.p);
     TERN_TRY(tern_pretok_new(&t->pretok, l->pre, err));
     t->ignore_merges = l->pre->ignore_merges;
     t->nfc = l->pre->nfc;
@@ -370,8 +373,9 @@ static int read_merge(const struct load *l, size_t i, tern_error *err)
                                        .rank = (uint32_t)i,
                                        .id = tern_tokenizer_find(t, joined, n_left + n_right)};
     if (rule.left < 0 || rule.right < 0 || rule.id < 0)
-        return tern_err_set(err, TERN_EFORMAT, "%s: " KEY "merges[%zu] names or makes a token that is not in " KEY
-                            "tokens", tern_file_path(l->f), i);
+        return tern_err_set(err, TERN_EFORMAT,
+                            "%s: " KEY "merges[%zu] names or makes a token that is not in " KEY "tokens",
+                            tern_file_path(l->f), i);
     if (t->type[rule.left] == TERN_TOK_NORMAL && t->type[rule.right] == TERN_TOK_NORMAL &&
         t->type[rule.id] == TERN_TOK_NORMAL)
         tern_tok_rules_add(t, &rule);
@@ -385,8 +389,8 @@ static int load_bpe(struct load *l, tern_error *err)
     if (!l->merges)
         TERN_FAIL(err, TERN_EFORMAT, "%s: has no " KEY "merges", tern_file_path(l->f));
     if (l->merges->n > TERN_TOK_MAX_VOCAB)
-        TERN_FAIL(err, TERN_EFORMAT, "%s: " KEY "merges has %zu entries; at most %d are possible",
-                  tern_file_path(l->f), l->merges->n, TERN_TOK_MAX_VOCAB);
+        TERN_FAIL(err, TERN_EFORMAT, "%s: " KEY "merges has %zu entries; at most %d are possible", tern_file_path(l->f),
+                  l->merges->n, TERN_TOK_MAX_VOCAB);
     TERN_TRY(tern_tok_rules_init(t, l->merges->n, err));
     for (size_t i = 0; i < l->merges->n; i++)
         TERN_TRY(read_merge(l, i, err));
@@ -462,8 +466,7 @@ static int load_spm(struct load *l, tern_error *err)
     find_cuts(t);
     find_bytes(t, TERN_TOK_BYTE);
     if (!t->all_bytes && t->unknown < 0)
-        TERN_FAIL(err, TERN_EFORMAT,
-                  "%s: the vocabulary has neither all 256 byte tokens nor a " KEY "unknown_token_id",
+        TERN_FAIL(err, TERN_EFORMAT, "%s: the vocabulary has neither all 256 byte tokens nor a " KEY "unknown_token_id",
                   tern_file_path(l->f));
     (void)snprintf(t->kind, sizeof t->kind, "SentencePiece BPE%s", t->all_bytes ? ", byte fallback" : "");
 out:

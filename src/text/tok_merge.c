@@ -92,8 +92,8 @@ struct short_word {
 
 static inline void short_pair(const struct tern_tokenizer *t, struct short_word *s, const char *word, int i)
 {
-    s->rank[i] = pair_rank(t, s->id[i], s->id[i + 1], word + s->begin[i], s->begin[i + 2] - s->begin[i],
-                           &s->pair_id[i]);
+    s->rank[i] =
+        pair_rank(t, s->id[i], s->id[i + 1], word + s->begin[i], s->begin[i + 2] - s->begin[i], &s->pair_id[i]);
 }
 
 static void merge_short(const struct tern_tokenizer *t, struct short_word *s, const char *word)

@@ -114,8 +114,7 @@ static int normalize_stretch(struct stretch *s, const char *p, size_t n, struct 
     int rc = 0;
     TERN_TRY(decompose(s, p, n, err));
     TERN_TRY(reorder(s, err));
-    utf8proc_ssize_t len =
-        utf8proc_normalize_utf32(s->cp, (utf8proc_ssize_t)s->n, UTF8PROC_STABLE | UTF8PROC_COMPOSE);
+    utf8proc_ssize_t len = utf8proc_normalize_utf32(s->cp, (utf8proc_ssize_t)s->n, UTF8PROC_STABLE | UTF8PROC_COMPOSE);
     if (len < 0)
         TERN_FAIL(err, TERN_EUNSUPPORTED, "cannot normalize a text: %s", utf8proc_errmsg(len));
     for (utf8proc_ssize_t i = 0; i < len; i++) {

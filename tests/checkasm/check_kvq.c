@@ -394,7 +394,7 @@ static void check_block(const float *y, const uint8_t *codes, uint16_t head, con
         double top = fmin(amax, 65280);
         if (f < top || f > top * (1 + 0x1p-7) + 0x1p-21)
             check_fail("scale %g for amax %g", f, amax);
-        if (amax <= 65280 && worst > f / 254 * (1 + 0x1p-20))
+        if (amax <= 65280 && worst > f / 254 * (1 + 0x1p-13))
             check_fail("error %g at scale %g", worst, f);
         return;
     }

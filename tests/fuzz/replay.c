@@ -11,7 +11,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#define MAX_INPUT ((size_t)1 << 26)
+#define MAX_BYTES ((size_t)1 << 26)
 #define CUTS      16
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
@@ -55,7 +55,7 @@ static void run_path(const char *path, int depth)
         exit(1);
     }
     if (S_ISREG(st.st_mode)) {
-        if ((size_t)st.st_size <= MAX_INPUT)
+        if ((size_t)st.st_size <= MAX_BYTES)
             run_file(path, (size_t)st.st_size);
         return;
     }

@@ -75,10 +75,10 @@ static void test_spec_bad(void **state)
     (void)state;
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         struct tern_kv_spec s;
-        tern_error err = {0};
-        assert_int_equal(tern_kv_spec_parse(&s, bad[i][0], &err), TERN_EINVAL);
-        if (!strstr(err.msg, bad[i][1]) || !strstr(err.msg, "--kv"))
-            fail_msg("message for \"%s\" does not name %s: %s", bad[i][0], bad[i][1], err.msg);
+        tern_error why = {0};
+        assert_int_equal(tern_kv_spec_parse(&s, bad[i][0], &why), TERN_EINVAL);
+        if (!strstr(why.msg, bad[i][1]) || !strstr(why.msg, "--kv"))
+            fail_msg("message for \"%s\" does not name %s: %s", bad[i][0], bad[i][1], why.msg);
     }
 }
 
@@ -90,7 +90,7 @@ static const struct tern_kv_decl decl[6] = {{3, 64, 64, 0},   {2, 128, 64, 100},
 static void test_layout(void **state)
 {
     struct tern_kv_layout *l;
-    tern_error err = {0};
+    tern_error why = {0};
     (void)state;
     OK(tern_kv_layout_new(&l, decl, 6, "l4", false, err));
     assert_int_equal(l->n_groups, 2);
@@ -101,15 +101,15 @@ static void test_layout(void **state)
     assert_non_null(strstr(l->layers[1].why_raw, "window"));
     assert_string_equal(l->layers[4].k.codec->name, "f16"); /* 80 is no power of two; values of 64 stay coded */
     assert_string_equal(l->layers[4].v.codec->name, "l4");
-    assert_non_null(strstr(l->layers[4].why_raw, "80"));
+    assert_non_null(strstr(l->layers[4].why_raw, "power of two"));
     /* 4.25 bits a value at 64 dims: 64 tokens x (K and V) x (64*4 + 16) bits / 8 */
     assert_int_equal(l->layers[0].head_bytes, 64 * 2 * (64 * 4 + 16) / 8);
     assert_int_equal(l->layers[3].head_bytes, 64 * ((256 * 4 + 2 * 16) + (128 * 4 + 16)) / 8);
     tern_kv_layout_free(l);
-    assert_int_equal(tern_kv_layout_new(&l, decl, 6, "l4", true, &err), TERN_EUNSUPPORTED);
-    assert_non_null(strstr(err.msg, "layer 1"));
-    assert_int_equal(tern_kv_layout_new(&l, decl, 6, "l4,edge=4:q8", false, &err), TERN_EINVAL);
-    assert_int_equal(tern_kv_layout_new(&l, decl, 6, "l4,layers=2-6:q8", false, &err), TERN_EINVAL);
+    assert_int_equal(tern_kv_layout_new(&l, decl, 6, "l4", true, &why), TERN_EUNSUPPORTED);
+    assert_non_null(strstr(why.msg, "layer 1"));
+    assert_int_equal(tern_kv_layout_new(&l, decl, 6, "l4,edge=4:q8", false, &why), TERN_EINVAL);
+    assert_int_equal(tern_kv_layout_new(&l, decl, 6, "l4,layers=2-6:q8", false, &why), TERN_EINVAL);
     OK(tern_kv_layout_new(&l, decl, 6, "l4,layers=0-5:l3,edge=1:q8", false, err));
     assert_string_equal(l->layers[1].k.codec->name, "l3"); /* named, so the window layer is coded too */
     assert_string_equal(l->layers[0].k.codec->name, "l3"); /* a layers= rule is more exact than edge= */
@@ -184,8 +184,8 @@ static void grow(struct tern_kv_cache *c, struct model *m, int n, uint64_t value
 static void trim(struct tern_kv_cache *c, struct model *m, int n)
 {
     int kept = -1, before = m->n;
-    tern_error err = {0};
-    int rc = tern_kv_trim(c, m->seq, n, &kept, &err);
+    tern_error why = {0};
+    int rc = tern_kv_trim(c, m->seq, n, &kept, &why);
     if (rc == TERN_EUNSUPPORTED) {
         assert_int_equal(m->seq->n_tokens, before);
         return;
@@ -247,17 +247,17 @@ static void test_capacity(void **state)
     struct tern_kv_layout *l;
     struct tern_kv_cache c;
     struct tern_kv_seq *s, *t;
-    tern_error err = {0};
+    tern_error why = {0};
     (void)state;
     OK(tern_kv_layout_new(&l, decl, 6, "l4", false, err));
     OK(tern_kv_cache_init(&c, l, 1, 128, 128, err));
     OK(tern_kv_seq_new(&c, &s, err));
-    assert_int_equal(tern_kv_seq_new(&c, &t, &err), TERN_ECAPACITY);
-    assert_int_equal(tern_kv_begin(&c, s, 129, &err), TERN_EINVAL);
+    assert_int_equal(tern_kv_seq_new(&c, &t, &why), TERN_ECAPACITY);
+    assert_int_equal(tern_kv_begin(&c, s, 129, &why), TERN_EINVAL);
     OK(tern_kv_begin(&c, s, 100, err));
     tern_kv_commit(&c, s, 100);
-    assert_int_equal(tern_kv_begin(&c, s, 29, &err), TERN_ECAPACITY);
-    assert_non_null(strstr(err.msg, "128"));
+    assert_int_equal(tern_kv_begin(&c, s, 29, &why), TERN_ECAPACITY);
+    assert_non_null(strstr(why.msg, "128"));
     assert_int_equal(s->n_tokens, 100);
     OK(tern_kv_begin(&c, s, 28, err));
     tern_kv_commit(&c, s, 28);
@@ -314,7 +314,7 @@ static void drop(struct saved *v)
     tern_kv_layout_free(v->l);
 }
 
-static int load(struct saved *v, const uint8_t *bytes, size_t n, uint64_t digest, tern_error *err)
+static int load(struct saved *v, const uint8_t *bytes, size_t n, uint64_t digest, tern_error *why)
 {
     struct tern_kv_seq *s;
     int32_t *tokens;
@@ -323,7 +323,7 @@ static int load(struct saved *v, const uint8_t *bytes, size_t n, uint64_t digest
     assert_non_null(f);
     assert_int_equal(fwrite(bytes, 1, n, f), n);
     (void)fclose(f);
-    int rc = tern_kv_load(&v->c, &s, digest, 50, v->path, &tokens, &roles, err);
+    int rc = tern_kv_load(&v->c, &s, digest, 50, v->path, &tokens, &roles, why);
     if (rc == 0) {
         for (int i = 0; i < s->n_tokens; i++)
             assert_true(tokens[i] == i * 7 % 50 && roles[i] == (i % 3 == 0));
@@ -333,7 +333,7 @@ static int load(struct saved *v, const uint8_t *bytes, size_t n, uint64_t digest
     } else {
         assert_null(s);
         assert_null(tokens);
-        assert_true(strstr(err->msg, v->path) != NULL);
+        assert_true(strstr(why->msg, v->path) != NULL);
     }
     return rc;
 }
@@ -344,10 +344,10 @@ static void test_snapshot_lengths(void **state)
     (void)state;
     for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++) {
         struct saved v;
-        tern_error err = {0};
+        tern_error why = {0};
         save(&v, lengths[i]);
-        assert_int_equal(load(&v, v.bytes, v.n, 5, &err), 0);
-        assert_int_equal(load(&v, v.bytes, v.n, 6, &err), TERN_EMISMATCH);
+        assert_int_equal(load(&v, v.bytes, v.n, 5, &why), 0);
+        assert_int_equal(load(&v, v.bytes, v.n, 6, &why), TERN_EMISMATCH);
         drop(&v);
     }
 }
@@ -355,42 +355,42 @@ static void test_snapshot_lengths(void **state)
 static void test_snapshot_damage(void **state)
 {
     struct saved v;
-    tern_error err = {0};
+    tern_error why = {0};
     (void)state;
     save(&v, 200);
     for (size_t n = 0; n < v.n; n += n < 1500 ? 1 : 997) { /* truncated in every section */
-        int rc = load(&v, v.bytes, n, 5, &err);
+        int rc = load(&v, v.bytes, n, 5, &why);
         assert_int_equal(rc, TERN_EFORMAT);
     }
     for (size_t i = 0; i < v.n; i += i < 2000 ? 1 : 499) { /* one bit anywhere */
         v.bytes[i] ^= (uint8_t)(1u << (i % 8));
-        assert_true(load(&v, v.bytes, v.n, 5, &err) < 0);
+        assert_true(load(&v, v.bytes, v.n, 5, &why) < 0);
         v.bytes[i] ^= (uint8_t)(1u << (i % 8));
     }
     uint8_t *more = malloc(v.n + 1);
     memcpy(more, v.bytes, v.n);
     more[v.n] = 0;
-    assert_int_equal(load(&v, more, v.n + 1, 5, &err), TERN_EFORMAT);
+    assert_int_equal(load(&v, more, v.n + 1, 5, &why), TERN_EFORMAT);
     free(more);
-    assert_int_equal(load(&v, v.bytes, v.n, 5, &err), 0);
+    assert_int_equal(load(&v, v.bytes, v.n, 5, &why), 0);
     drop(&v);
 }
 
 static void test_snapshot_bad_paths(void **state)
 {
     struct saved v;
-    tern_error err = {0};
+    tern_error why = {0};
     struct tern_kv_seq *s;
     int32_t *tokens;
     uint8_t *roles;
     (void)state;
     save(&v, 70);
-    assert_int_equal(tern_kv_load(&v.c, &s, 5, 50, "/nonexistent/x", &tokens, &roles, &err), TERN_EIO);
-    assert_int_equal(tern_kv_load(&v.c, &s, 5, 50, "/tmp", &tokens, &roles, &err), TERN_EIO);
-    assert_non_null(strstr(err.msg, "regular"));
+    assert_int_equal(tern_kv_load(&v.c, &s, 5, 50, "/nonexistent/x", &tokens, &roles, &why), TERN_EIO);
+    assert_int_equal(tern_kv_load(&v.c, &s, 5, 50, "/tmp", &tokens, &roles, &why), TERN_EIO);
+    assert_non_null(strstr(why.msg, "regular"));
     OK(tern_kv_seq_new(&v.c, &s, err));
     struct tern_kv_snapshot_info info = {5, NULL, NULL};
-    assert_int_equal(tern_kv_save(&v.c, s, &info, "/nonexistent/x", &err), TERN_EIO);
+    assert_int_equal(tern_kv_save(&v.c, s, &info, "/nonexistent/x", &why), TERN_EIO);
     tern_kv_seq_free(&v.c, s);
     drop(&v);
 }

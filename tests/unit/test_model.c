@@ -126,8 +126,11 @@ static void test_splits_and_threads(void **state)
             float *whole = run_all(&t, schemes[k], false, 1, 512, false);
             static const int cases[][2] = {{2, 64}, {3, 7}, {2, 1}, {1, 65}, {5, 100}};
             for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
+                char what[128];
                 float *part = run_all(&t, schemes[k], false, cases[c][0], cases[c][1], false);
-                assert_equal_bits(&t, whole, part, schemes[k]);
+                (void)snprintf(what, sizeof what, "%s, %s, %d threads, steps of %d", promise_models[m], schemes[k],
+                               cases[c][0], cases[c][1]);
+                assert_equal_bits(&t, whole, part, what);
                 free(part);
             }
             float *one = run_all(&t, schemes[k], false, 1, 1, true), *five = run_all(&t, schemes[k], false, 3, 5, true);
@@ -206,14 +209,14 @@ static void assert_continues(struct tiny *t, tern_engine *e, tern_seq *s, int fr
     free(got);
 }
 
-/* A sequence of `n` tokens: 70 prompt tokens, the rest decoded. */
-static tern_seq *grow(struct tiny *t, tern_engine *e, int n, float *out)
+/* A sequence of `n` tokens: `prompt` of them prompt tokens, the rest decoded. */
+static tern_seq *grow(struct tiny *t, tern_engine *e, int prompt, int n, float *out)
 {
     tern_error err = {0};
     tern_seq *s;
     tiny_ok(tern_seq_new(&s, e, &err), &err);
-    tiny_run(e, s, t->ids, 0, n < 70 ? n : 70, 512, false, out, 0, t->n_vocab);
-    tiny_run(e, s, t->ids, n < 70 ? n : 70, n, 1, true, out, 0, t->n_vocab);
+    tiny_run(e, s, t->ids, 0, prompt, 512, false, out, 0, t->n_vocab);
+    tiny_run(e, s, t->ids, prompt, n, 1, true, out, 0, t->n_vocab);
     return s;
 }
 
@@ -226,7 +229,8 @@ static void check_fork_trim_save(struct tiny *t, const char *kv, int cut)
     (void)close(fd);
     float *want = tiny_buffer(t), *junk = tiny_buffer(t);
     tern_engine *e = tiny_engine(t, kv, false, 2, 4, 128);
-    tern_seq *cold = grow(t, e, t->n_ids, want), *base = grow(t, e, cut, junk), *fork, *loaded;
+    int prompt = cut < 70 ? cut : 70;
+    tern_seq *cold = grow(t, e, prompt, t->n_ids, want), *base = grow(t, e, prompt, cut, junk), *fork, *loaded;
     tern_seq_free(cold);
     /* fork: both continue, in either order */
     tiny_ok(tern_seq_fork(&fork, base, &err), &err);
@@ -278,7 +282,7 @@ static void test_short_trim_never_refused(void **state)
     open_promise(&t, 3); /* window 70 */
     float *want = tiny_buffer(&t);
     tern_engine *e = tiny_engine(&t, "l4,layers=0-6:l4", false, 2, 1, 128);
-    tern_seq *s = grow(&t, e, t.n_ids, want);
+    tern_seq *s = grow(&t, e, 70, t.n_ids, want);
     tiny_ok(tern_seq_trim(s, t.n_ids - 60, &err), &err);
     assert_continues(&t, e, s, t.n_ids - 60, want, "short trim");
     tiny_ok(tern_seq_trim(s, t.n_ids, &err), &err); /* to its own length: nothing happens */

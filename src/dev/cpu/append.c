@@ -74,10 +74,9 @@ static void append_page(const struct append_work *w, const struct tern_append_jo
     int to = (page + 1) * TERN_PAGE < end ? (page + 1) * TERN_PAGE : end;
     size_t head_off = (size_t)head * l->tile_bytes;
     uint8_t *tile = j->tile_base + (size_t)t * at->tile_stride + at->tile_layer_off + head_off;
-    uint8_t *own = j->seq_tile + l->tile_layer_off + head_off;
     bool full = to % TERN_PAGE == 0;
     if (j->staged && from % TERN_PAGE)
-        memcpy(tile, own, l->tile_bytes);
+        memcpy(tile, j->seq_tile + l->tile_layer_off + head_off, l->tile_bytes);
     else if (j->staged && !full)
         memset(tile, 0, l->tile_bytes); /* columns behind the last token must be finite */
     for (int p = from; p < to; p++) {
@@ -88,8 +87,17 @@ static void append_page(const struct append_work *w, const struct tern_append_jo
     }
     if (full)
         close_page(w, j, page, head, tile, worker);
-    else if (j->staged)
-        memcpy(own, tile, l->tile_bytes);
+}
+
+/* The open page at the end of a staged job becomes the sequence's own tile.  Only after all pages are done: the first
+ * of them reads that tile. */
+static void keep_open_tile(const struct tern_kv_layer *l, const struct tern_append_job *j)
+{
+    const struct tern_attn_job *at = j->at;
+    if (!j->staged || (at->pos0 + at->n_rows) % TERN_PAGE == 0)
+        return;
+    const uint8_t *tile = j->tile_base + (size_t)(pages_touched(at) - 1) * at->tile_stride + at->tile_layer_off;
+    memcpy(j->seq_tile + l->tile_layer_off, tile, (size_t)l->n_heads * l->tile_bytes);
 }
 
 static void append_task(void *ctx, int task, int worker)
@@ -123,4 +131,6 @@ void tern_cpu_append(struct tern_dev *d, const struct tern_kv_layer *l, const st
             append_task(&w, t, 0);
     else
         tern_pool_run(d->pool, append_task, &w, tasks);
+    for (int i = 0; i < n_jobs; i++)
+        keep_open_tile(l, &jobs[i]);
 }

@@ -158,11 +158,9 @@ ATTN_INLINE void accum_tile(float *o, const float *p, const void *v, const float
 #pragma GCC unroll 6
     for (int r = 0; r < rows; r++)
 #pragma GCC unroll 8
-        for (int j = 0; j < vecs; j++) {
-            acc[r][j] = _mm256_loadu_ps(o + (size_t)r * (size_t)dim + 8 * j);
-            if (shrink)
-                acc[r][j] = _mm256_mul_ps(acc[r][j], _mm256_broadcast_ss(shrink + r));
-        }
+        for (int j = 0; j < vecs; j++)
+            acc[r][j] = _mm256_mul_ps(_mm256_loadu_ps(o + (size_t)r * (size_t)dim + 8 * j),
+                                      _mm256_set1_ps(shrink ? shrink[r] : 1.0f));
 
 #pragma GCC unroll 8
     for (int t = t0; t < t1; t++) {
@@ -199,9 +197,7 @@ ATTN_INLINE void accum_edge(float *o, const float *p, const void *v, const float
     for (; d < dim; d += 8)
         for (int i = 0; i < n_q; i++) {
             float *oi = o + (size_t)i * (size_t)dim + d;
-            __m256 acc = _mm256_loadu_ps(oi);
-            if (shrink)
-                acc = _mm256_mul_ps(acc, _mm256_broadcast_ss(shrink + i));
+            __m256 acc = _mm256_mul_ps(_mm256_loadu_ps(oi), _mm256_set1_ps(shrink ? shrink[i] : 1.0f));
             for (int t = t0; t < t1; t++)
                 acc = _mm256_fmadd_ps(_mm256_broadcast_ss(p + i * TERN_PAGE + t),
                                       load8(v, (size_t)t * (size_t)dim + (size_t)d, half), acc);

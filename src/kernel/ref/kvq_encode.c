@@ -46,7 +46,8 @@ static uint16_t encode_block(uint8_t *codes, const float *y, const struct tern_k
         lane[i % 16] = fmaf(y[i], y[i], lane[i % 16]);
     float ss = add_lanes(lane);
     if (!(ss >= TERN_KVQ_TINY && ss < INFINITY)) {
-        memset(codes, n_codes / 2, (size_t)n);
+        for (int i = 0; i < n; i++)
+            codes[i] = (uint8_t)(n_codes / 2);
         return 0;
     }
     float inv = 1.0f / sqrtf(ss / (float)n), along[16] = {0};
@@ -71,9 +72,11 @@ static uint16_t encode_block8(uint8_t *codes, const float *y, int n)
         uint32_t u = tern_f32_bits(y[i]) & 0x7FFFFFFFu;
         top = u > top ? u : top;
     }
-    memset(codes, 0, (size_t)n);
-    if (!top || top >= 0x7F800000u)
+    if (!top || top >= 0x7F800000u) {
+        for (int i = 0; i < n; i++)
+            codes[i] = 0;
         return 0;
+    }
     uint16_t head = tern_kvq_head_up(tern_bits_f32(top));
     float inv = 127.0f / tern_kvq_scale(head);
     for (int i = 0; i < n; i++) {

@@ -1,0 +1,42 @@
+/* codec/kv_impl.h - what KV schemes share: a scheme is a public codec plus its constants, and everything that schemes
+ * on page codes have in common is kv_coded.c.  Adding one: docs/adding-a-kv-scheme.md. */
+#ifndef TERN_CODEC_KV_IMPL_H
+#define TERN_CODEC_KV_IMPL_H
+
+#include "codec/codec.h"
+
+/* `codec` stands first, so a side's codec pointer is a pointer to its scheme. */
+struct tern_kv_scheme {
+    struct tern_kv_codec codec;
+    struct tern_kvq_table table; /* unused by raw schemes */
+};
+
+/* One object per row of kv_codecs.def, defined in kv_<scheme>.c. */
+#define TERN_KV_CODEC(name) extern const struct tern_kv_scheme tern_kv_##name;
+#define TERN_KV_ALIAS(alias, name)
+#include "codec/kv_codecs.def"
+#undef TERN_KV_CODEC
+#undef TERN_KV_ALIAS
+
+/* Schemes on codes: 8, 4, 3 or 2 bits by the kernels of kernel/kvq.h, rotated or not by codec.rotated. */
+bool tern_kv_coded_accepts(int dim, const char **why);   /* multiples of 32 */
+bool tern_kv_rotated_accepts(int dim, const char **why); /* powers of two */
+size_t tern_kv_coded_head_bytes(int dim);
+void tern_kv_coded_encode(const struct tern_kv_side *side, uint8_t *data, uint16_t *head, const void *tile,
+                          void *scratch);
+void tern_kv_coded_prep(const struct tern_kv_side *side, struct tern_kv_query *out, const float *x, int n_q,
+                        bool narrow);
+void tern_kv_coded_score(const struct tern_kv_side *side, float *s, const struct tern_kv_query *q, const uint8_t *data,
+                         const uint16_t *head, int n_q);
+void tern_kv_coded_accum(const struct tern_kv_side *side, float *o, const float *p, const uint8_t *data,
+                         const uint16_t *head, const float *shrink, int n_q);
+void tern_kv_coded_finish(const struct tern_kv_side *side, float *o, int n_q);
+void tern_kv_coded_decode(const struct tern_kv_side *side, float *out, const uint8_t *data, const uint16_t *head);
+
+/* The functions of a scheme on codes; accepts and data_bytes are the scheme's own. */
+#define TERN_KV_CODED_FUNCTIONS                                                                         \
+    .head_bytes = tern_kv_coded_head_bytes, .encode = tern_kv_coded_encode, .prep = tern_kv_coded_prep, \
+    .score = tern_kv_coded_score, .accum = tern_kv_coded_accum, .finish = tern_kv_coded_finish,         \
+    .decode = tern_kv_coded_decode
+
+#endif

@@ -1,0 +1,55 @@
+/* l4, l3, l2: random signs, Walsh-Hadamard transform, and the scalar quantiser that is optimal for the normal
+ * distribution which that yields (Lloyd, 1982; Max, 1960), with one scale per token and 128 dims.
+ *
+ * An entry is round(c / unit) of the Lloyd-Max value c for mean 0 and variance 1, where unit = c_max / 127. */
+#include "codec/kv_impl.h"
+
+static size_t l4_bytes(int dim)
+{
+    return (size_t)dim * TERN_PAGE / 2;
+}
+
+static size_t l3_bytes(int dim)
+{
+    return (size_t)dim * TERN_PAGE * 3 / 8;
+}
+
+static size_t l2_bytes(int dim)
+{
+    return (size_t)dim * TERN_PAGE / 4;
+}
+
+const struct tern_kv_scheme tern_kv_l4 = {
+    .codec = {.name = "l4",
+              .about = "4 bits, rotated, Lloyd-Max levels",
+              .bits = 4,
+              .rotated = true,
+              .accepts = tern_kv_rotated_accepts,
+              .data_bytes = l4_bytes,
+              TERN_KV_CODED_FUNCTIONS},
+    .table = {.bits = 4,
+              .unit = 2.73258957f / 127.0f,
+              .entry = {-127, -96, -75, -58, -44, -31, -18, -6, 6, 18, 31, 44, 58, 75, 96, 127}},
+};
+
+const struct tern_kv_scheme tern_kv_l3 = {
+    .codec = {.name = "l3",
+              .about = "3 bits, rotated, Lloyd-Max levels",
+              .bits = 3,
+              .rotated = true,
+              .accepts = tern_kv_rotated_accepts,
+              .data_bytes = l3_bytes,
+              TERN_KV_CODED_FUNCTIONS},
+    .table = {.bits = 3, .unit = 2.15194570f / 127.0f, .entry = {-127, -79, -45, -14, 14, 45, 79, 127}},
+};
+
+const struct tern_kv_scheme tern_kv_l2 = {
+    .codec = {.name = "l2",
+              .about = "2 bits, rotated, Lloyd-Max levels",
+              .bits = 2,
+              .rotated = true,
+              .accepts = tern_kv_rotated_accepts,
+              .data_bytes = l2_bytes,
+              TERN_KV_CODED_FUNCTIONS},
+    .table = {.bits = 2, .unit = 1.51041761f / 127.0f, .entry = {-127, -38, 38, 127}},
+};

@@ -1,0 +1,54 @@
+/* kernel/avx512/attn_simd.h - pieces of attention on 512-bit vectors, in the order of operations that ref/attn.c
+ * defines.  A "16-lane" value of the contract is one vector. */
+#ifndef TERN_KERNEL_AVX512_ATTN_SIMD_H
+#define TERN_KERNEL_AVX512_ATTN_SIMD_H
+
+#include <immintrin.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define ATTN_INLINE static inline __attribute__((always_inline))
+
+/* Sixteen elements from index i of an array of f32 or f16; with fewer than 16 lanes in `mask` the others are not read.
+ */
+ATTN_INLINE __m512 load16(const void *p, size_t i, int half, __mmask16 mask)
+{
+    if (half)
+        return _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(mask, (const uint16_t *)p + i));
+    return _mm512_maskz_loadu_ps(mask, (const float *)p + i);
+}
+
+/* 2^x for x <= 0, 0 below -126; the constants are derived in ref/attn.c. */
+ATTN_INLINE __m512 exp2_nonpos(__m512 x)
+{
+    const __m512 magic = _mm512_set1_ps(0x1.8p23f);
+    __m512 shifted = _mm512_add_ps(x, magic);
+    __m512 f = _mm512_sub_ps(x, _mm512_sub_ps(shifted, magic));
+    __m512 p = _mm512_fmadd_ps(f, _mm512_set1_ps(0x1.5bda36p-10f), _mm512_set1_ps(0x1.3ce8aap-7f));
+    p = _mm512_fmadd_ps(f, p, _mm512_set1_ps(0x1.c6b6d8p-5f));
+    p = _mm512_fmadd_ps(f, p, _mm512_set1_ps(0x1.ebf9c2p-3f));
+    p = _mm512_fmadd_ps(f, p, _mm512_set1_ps(0x1.62e42ap-1f));
+    p = _mm512_fmadd_ps(f, p, _mm512_set1_ps(1.0f));
+    __m512i n = _mm512_slli_epi32(_mm512_castps_si512(shifted), 23);
+    __m512 r = _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(p), n));
+    return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, _mm512_set1_ps(-126.0f), _CMP_NLT_UQ), r);
+}
+
+/* Sixteen lanes to one: i with i+8, then i+4, i+2, i+1; the result is in lane 0. */
+ATTN_INLINE __m128 max16(__m512 v)
+{
+    __m256 a = _mm256_max_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1));
+    __m128 b = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+    b = _mm_max_ps(b, _mm_movehl_ps(b, b));
+    return _mm_max_ss(b, _mm_movehdup_ps(b));
+}
+
+ATTN_INLINE __m128 sum16(__m512 v)
+{
+    __m256 a = _mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1));
+    __m128 b = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+    b = _mm_add_ps(b, _mm_movehl_ps(b, b));
+    return _mm_add_ss(b, _mm_movehdup_ps(b));
+}
+
+#endif
