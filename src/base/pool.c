@@ -50,8 +50,6 @@ struct tern_pool {
     int n_threads, n_started;
     long spin_ns;
     bool pinned;
-    cpu_set_t mask; /* the owner's affinity before it was pinned */
-    cpu_set_t home; /* and the one core it was given */
     struct worker *workers;
 };
 
@@ -191,6 +189,9 @@ void tern_pool_run(struct tern_pool *p, tern_pool_fn *fn, void *ctx, int n_tasks
 
 /* ---- pinning ------------------------------------------------------------------------------------------------ */
 
+/* Workers are pinned to all chosen cores but the first, which is left to the owner.  The owner itself is the caller's
+ * thread and stays as it is: pinning it would hide the other cores from a second pool opened by the same thread. */
+
 /* Key of the physical core behind a logical processor; its own number where the system does not say. */
 static long core_key(int cpu)
 {
@@ -257,11 +258,6 @@ static int start_workers(struct tern_pool *p, const int *cpus, tern_error *err)
             TERN_FAIL(err, TERN_ENOMEM, "cannot start thread %d of %d: system error %d", i + 1, p->n_threads, e);
         p->n_started++;
     }
-    if (p->pinned) {
-        CPU_ZERO(&p->home);
-        CPU_SET(cpus[0], &p->home);
-        pthread_setaffinity_np(pthread_self(), sizeof p->home, &p->home);
-    }
 out:
     pthread_sigmask(SIG_SETMASK, &old, NULL);
     pthread_attr_destroy(&attr);
@@ -280,8 +276,9 @@ int tern_pool_new(struct tern_pool **out, int n_threads, int pin, tern_error *er
     TERN_TRY(tern_alloc(&p->workers, (size_t)n_threads, sizeof *p->workers, err));
     p->n_threads = n_threads;
     int n_cpus = 0;
-    if (sched_getaffinity(0, sizeof p->mask, &p->mask) == 0)
-        n_cpus = choose_cpus(cpus, n_threads, &p->mask);
+    cpu_set_t mask;
+    if (sched_getaffinity(0, sizeof mask, &mask) == 0)
+        n_cpus = choose_cpus(cpus, n_threads, &mask);
     p->pinned = pin && n_cpus >= n_threads;
     /* With more threads than processors a spinning thread sits on the core that the thread it waits for needs. */
     p->spin_ns = n_cpus == 0 || n_cpus >= n_threads ? SPIN_NS : 0;
@@ -302,10 +299,6 @@ void tern_pool_free(struct tern_pool *p)
     futex_wake(&p->epoch, MAX_THREADS);
     for (int i = 1; i <= p->n_started; i++)
         pthread_join(p->workers[i].thread, NULL);
-    /* Give the owner its cores back, unless somebody has moved it since. */
-    cpu_set_t now;
-    if (p->pinned && pthread_getaffinity_np(pthread_self(), sizeof now, &now) == 0 && CPU_EQUAL(&now, &p->home))
-        pthread_setaffinity_np(pthread_self(), sizeof p->mask, &p->mask);
     tern_free(p->workers);
     tern_free(p);
 }

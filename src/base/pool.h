@@ -17,8 +17,8 @@ struct tern_pool;
 /* ctx as given to run; task in [0, n_tasks); worker in [0, n_threads): index of the calling thread, for scratch. */
 typedef void tern_pool_fn(void *ctx, int task, int worker);
 
-/* n_threads >= 1 including the owner.  Threads are pinned to distinct cores of the affinity mask when it has that many
- * and `pin` is set.  *out NULL on failure. */
+/* n_threads >= 1 including the owner.  Workers are pinned to distinct cores of the affinity mask when it has that many
+ * and `pin` is set; the owner keeps its own affinity.  *out NULL on failure. */
 int tern_pool_new(struct tern_pool **out, int n_threads, int pin, tern_error *err);
 void tern_pool_free(struct tern_pool *p); /* joins the workers; NULL is legal */
 int tern_pool_threads(const struct tern_pool *p);

@@ -113,6 +113,8 @@ void tern_progress_end(struct tern_progress *p);             /* wipes the bar */
 
 /* Sums over the layers of a plan, in bytes per token. */
 void tern_plan_bytes(const tern_kv_plan *p, double *bytes, double *f16_bytes);
+/* Bytes of a sequence of ctx tokens; layers with a sliding window hold no more than their window. */
+void tern_plan_total(const tern_kv_plan *p, int ctx, double *bytes, double *f16_bytes);
 /* The layers that differ from what was asked for, on one stderr line; nothing when none does. */
 void tern_plan_exceptions(const tern_kv_plan *p);
 /* One line per run of equal layers, for people. */

@@ -95,15 +95,14 @@ static int print_text(const tern_model *m, const tern_kv_plan *plan, const struc
 {
     int rc = 0;
     double bytes, f16;
-    tern_plan_bytes(plan, &bytes, &f16);
+    tern_plan_total(plan, ctx, &bytes, &f16);
     TERN_TRY(print_model(m, err));
     TERN_TRY(print_types(m, err));
     if (a->v[TERN_OPT_TENSORS].n)
         TERN_TRY(print_tensors(m, err));
     TERN_TRY(tern_out_printf(err, "\nKV cache        --kv %s\n", tern_shown(tern_setup_kv(a))));
     TERN_TRY(tern_plan_print(plan, stdout, err));
-    TERN_TRY(tern_out_printf(err, "  %d tokens: %s (16 bit: %s)\n", ctx, tern_size_text(bytes * ctx),
-                             tern_size_text(f16 * ctx)));
+    TERN_TRY(tern_out_printf(err, "  %d tokens: %s (16 bit: %s)\n", ctx, tern_size_text(bytes), tern_size_text(f16)));
 out:
     return rc;
 }
@@ -143,9 +142,13 @@ static json_t *tensors_json(const tern_model *m)
 static int print_json(const tern_model *m, const tern_kv_plan *plan, const struct tern_args *a, int ctx,
                       tern_error *err)
 {
+    double bytes, f16;
+    tern_plan_total(plan, ctx, &bytes, &f16);
     json_t *kv = tern_plan_json(plan);
     json_object_set_new(kv, "spec", tern_json_text(tern_setup_kv(a)));
     json_object_set_new(kv, "ctx", json_integer(ctx));
+    json_object_set_new(kv, "ctx_bytes", json_real(bytes));
+    json_object_set_new(kv, "ctx_f16_bytes", json_real(f16));
     json_t *out = json_pack("{so so so}", "model", tern_model_json(m), "tensor_types", types_json(m), "kv", kv);
     if (a->v[TERN_OPT_TENSORS].n)
         json_object_set_new(out, "tensors", tensors_json(m));

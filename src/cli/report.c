@@ -52,20 +52,68 @@ static const char *layers_text(int from, int end)
     return text;
 }
 
-void tern_plan_exceptions(const tern_kv_plan *p)
+void tern_plan_total(const tern_kv_plan *p, int ctx, double *bytes, double *f16_bytes)
 {
-    bool any = false;
-    for (int i = 0; i < tern_kv_plan_rows(p);) {
+    *bytes = *f16_bytes = 0;
+    for (int i = 0; i < tern_kv_plan_rows(p); i++) {
         tern_kv_row r;
         tern_kv_plan_row(p, i, &r);
-        int end = run_end(p, i);
-        if (r.reason)
-            (void)fprintf(stderr, "%s layers %s k=%s,v=%s (%s)",
-                          any ? ";" : "tern: KV plan differs from --kv:", layers_text(i, end), r.k, r.v, r.reason);
-        any = any || r.reason;
-        i = end;
+        int tokens = r.window && r.window < ctx ? r.window : ctx;
+        *bytes += r.bytes_per_token * tokens;
+        *f16_bytes += r.f16_bytes_per_token * tokens;
     }
-    if (any)
+}
+
+static bool same_exception(const tern_kv_row *a, const tern_kv_row *b)
+{
+    return a->reason && b->reason && same_text(a->reason, b->reason) && same_text(a->k, b->k) && same_text(a->v, b->v);
+}
+
+/* Is this the first layer with its exception? */
+static bool first_of_kind(const tern_kv_plan *p, int layer, const tern_kv_row *row)
+{
+    for (int i = 0; i < layer; i++) {
+        tern_kv_row r;
+        tern_kv_plan_row(p, i, &r);
+        if (same_exception(&r, row))
+            return false;
+    }
+    return true;
+}
+
+/* " 0-4,6-10": all layers that have the exception of `row`. */
+static void print_layers_like(const tern_kv_plan *p, const tern_kv_row *row)
+{
+    const char *before = " ";
+    for (int i = 0; i < tern_kv_plan_rows(p);) {
+        tern_kv_row r;
+        int from = i;
+        tern_kv_plan_row(p, i, &r);
+        while (same_exception(&r, row) && ++i < tern_kv_plan_rows(p))
+            tern_kv_plan_row(p, i, &r);
+        if (i > from) {
+            (void)fprintf(stderr, "%s%s", before, layers_text(from, i));
+            before = ",";
+        } else {
+            i++;
+        }
+    }
+}
+
+void tern_plan_exceptions(const tern_kv_plan *p)
+{
+    const char *before = "tern: KV plan differs from --kv: layers";
+    for (int i = 0; i < tern_kv_plan_rows(p); i++) {
+        tern_kv_row r;
+        tern_kv_plan_row(p, i, &r);
+        if (!r.reason || !first_of_kind(p, i, &r))
+            continue;
+        (void)fputs(before, stderr);
+        print_layers_like(p, &r);
+        (void)fprintf(stderr, " k=%s,v=%s (%s)", r.k, r.v, r.reason);
+        before = "; layers";
+    }
+    if (*before == ';')
         (void)fputc('\n', stderr);
 }
 

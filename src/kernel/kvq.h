@@ -113,7 +113,7 @@ struct tern_kvq_kernels {
      *     W_t = w_t * inv, at most 32767 (NaN too) and at least 0, rounded to nearest even
      *     o   = fma((float)(sum of W_t * entry), (m * unit) / 32767, o * shrink)
      * The integer sum is exact.  So |error| <= m * unit * (sum of |entry|) / 65000 + 2 ulp of each term: at most 1e-6
-     * of the error that 4-bit codes make.  A row's result does not depend on n_q.  Bit-equal on all levels. */
+     * of the error energy of 4-bit codes.  A row's result does not depend on n_q.  Bit-equal on all levels. */
     void (*accum)(float *o, const float *p, const uint8_t *v, const uint16_t *head, const float *shrink,
                   const struct tern_kvq_table *tab, int dim, int n_q);
 

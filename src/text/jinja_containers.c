@@ -73,6 +73,8 @@ static int fill(struct jrun *r, struct jdict *d, const struct jcall *c)
 {
     if (c->raw->n_pos > 1)
         return tern_jrun_fail(r, TERN_EINVAL, "%s '%s' takes at most 1 positional argument", c->what, c->name);
+    if (c->raw->n_pos && c->raw->pos[0].t == JV_UNDEF)
+        return tern_jval_undefined(r, c->raw->pos[0]);
     if (c->raw->n_pos && c->raw->pos[0].t == JV_DICT) {
         JTRY(copy_entries(r, d, c->raw->pos[0].d));
     } else if (c->raw->n_pos) {

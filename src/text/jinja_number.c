@@ -197,6 +197,8 @@ int tern_jval_binary(struct jrun *r, enum jop op, struct jval a, struct jval b, 
     int64_t i, k;
     double f, g;
     bool ia = tern_jval_integer(a, &i), ib = tern_jval_integer(b, &k);
+    if (op == JOP_MOD && a.t == JV_STR)
+        return tern_jrun_fail(r, TERN_EUNSUPPORTED, "formatting a string with %% is not supported");
     if (a.t == JV_UNDEF || b.t == JV_UNDEF)
         return tern_jval_undefined(r, a.t == JV_UNDEF ? a : b);
     if (ia && ib && !(op == JOP_POW && k < 0))
@@ -211,8 +213,6 @@ int tern_jval_binary(struct jrun *r, enum jop op, struct jval a, struct jval b, 
         return repeat(r, a, k, out);
     if (op == JOP_MUL && ia && is_seq(b))
         return repeat(r, b, i, out);
-    if (op == JOP_MOD && a.t == JV_STR)
-        return tern_jrun_fail(r, TERN_EUNSUPPORTED, "formatting a string with %% is not supported");
     return tern_jrun_fail(r, TERN_EINVAL, "unsupported operand types for %s: '%s' and '%s'", signs[op],
                           tern_jval_type(a), tern_jval_type(b));
 }

@@ -167,6 +167,21 @@ chat "hello
 and?
 " --logit-bias 98=500 --stop bbb
 same "$(wc -c <"$out")" 2 "bytes of two replies that a stop string cut to nothing"
+# What the stop string cut off leaves the cache again: the conversation is as long as its text, and three tokens.
+run 0 "$TERN" run -m "$MODEL" -n 0 --raw --json -p "<|im_start|>user
+hello<|im_end|>
+<|im_start|>assistant
+<|im_end|>
+<|im_start|>user
+and?<|im_end|>
+<|im_start|>assistant
+"
+whole=$(json usage.prompt_tokens)
+chat "hello
+and?
+/stats
+" --logit-bias 98=500 --stop bbb
+grep -q "$((whole + 3)) of 8192 tokens, 4 turns" "$err" || say "hold $((whole + 3)) tokens"
 run_with_input 1 "$(cat "$0")
 hi
 " "$TERN" chat -m "$MODEL" -n 10 -c 64

@@ -206,6 +206,53 @@ static void test_headers(void **state)
     assert_int_equal(tern_kvq_head_up(1e-44f), 16);
 }
 
+/* ---- page order --------------------------------------------------------------------------------------------- */
+
+/* The example of docs/kv-page.md: 64 dims, code of token t and dim d = (7t + 3d + t/4) mod 2^bits, t/4 rounded down. */
+static void test_page_order(void **state)
+{
+    (void)state;
+    static const struct {
+        int bits;
+        uint64_t k_hash, v_hash; /* FNV-1a, 64 bits, of the whole side */
+        uint8_t k_start[8], v_start[8];
+    } known[] = {
+        {8,
+         0x6205571305F7E625u,
+         0x485428AE188658A5u,
+         {0x00, 0x03, 0x06, 0x09, 0x07, 0x0a, 0x0d, 0x10},
+         {0x00, 0x07, 0x0e, 0x15, 0x03, 0x0a, 0x11, 0x18}},
+        {4,
+         0xF3199940D03EEB25u,
+         0x096F01A4C43B5625u,
+         {0x30, 0x96, 0xfc, 0x52, 0xa7, 0x0d, 0x63, 0xc9},
+         {0x70, 0x5e, 0x4d, 0x2b, 0xa3, 0x81, 0x70, 0x5e}},
+        {3,
+         0x0A3B0AC899AF4925u,
+         0x0EB4942FACD3EF25u,
+         {0xb0, 0x96, 0xf4, 0xd2, 0x2f, 0x0d, 0x6b, 0x49},
+         {0xf0, 0xd6, 0x4d, 0x2b, 0x2b, 0x09, 0xf0, 0xd6}},
+        {2,
+         0x668D3562BC8BC925u,
+         0xF935D88ABABA1925u,
+         {0x6c, 0x6c, 0x6c, 0x6c, 0x1b, 0x1b, 0x1b, 0x1b},
+         {0x6c, 0xb1, 0xc6, 0x1b, 0x1b, 0x6c, 0xb1, 0xc6}},
+    };
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
+        uint8_t codes[64 * 64] __attribute__((aligned(64))), side[64 * 64] __attribute__((aligned(64)));
+        for (int j = 0; j < 64 * 64; j++)
+            codes[j] = (uint8_t)((7 * (j / 64) + 3 * (j % 64) + j / 256) & ((1 << known[i].bits) - 1));
+        for (int key = 0; key < 2; key++) {
+            uint64_t h = 0xCBF29CE484222325u;
+            (key ? tern_k.kvq.pack_k : tern_k.kvq.pack_v)(side, codes, known[i].bits, 64);
+            for (int j = 0; j < 512 * known[i].bits; j++)
+                h = (h ^ side[j]) * 0x100000001B3u;
+            assert_memory_equal(side, key ? known[i].k_start : known[i].v_start, 8);
+            assert_true(h == (key ? known[i].k_hash : known[i].v_hash));
+        }
+    }
+}
+
 /* ---- quality ------------------------------------------------------------------------------------------------ */
 
 /* The same quantiser in double precision: real-valued Lloyd-Max levels, exact scale. */
@@ -656,10 +703,10 @@ int main(void)
 {
     tern_kernels_init(tern_cpu_detect());
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_registry),   cmocka_unit_test(test_sizes),      cmocka_unit_test(test_signs),
-        cmocka_unit_test(test_headers),    cmocka_unit_test(test_quality),    cmocka_unit_test(test_q8_bound),
-        cmocka_unit_test(test_round_trip), cmocka_unit_test(test_one_by_one), cmocka_unit_test(test_raw),
-        cmocka_unit_test(test_levels),     cmocka_unit_test(test_attention),
+        cmocka_unit_test(test_registry), cmocka_unit_test(test_sizes),      cmocka_unit_test(test_signs),
+        cmocka_unit_test(test_headers),  cmocka_unit_test(test_page_order), cmocka_unit_test(test_quality),
+        cmocka_unit_test(test_q8_bound), cmocka_unit_test(test_round_trip), cmocka_unit_test(test_one_by_one),
+        cmocka_unit_test(test_raw),      cmocka_unit_test(test_levels),     cmocka_unit_test(test_attention),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

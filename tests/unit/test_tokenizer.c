@@ -122,6 +122,7 @@ enum { N_FIXTURES = 6 };
 static void one_megabyte_of_one_thing(void **state)
 {
     (void)state;
+    /* The first four for every fixture, the rest for one of each kind. */
     static const char *const units[] = {"a",   " ", "\n", "\xF0\x9F\x98\x80", "=", "<b", "<|end|>", "\xE4\xB8\x80",
                                         "\xFF"};
     enum { SIZE = 1 << 20 };
@@ -131,7 +132,8 @@ static void one_megabyte_of_one_thing(void **state)
     assert_non_null(text);
     for (int k = 0; k < N_FIXTURES; k++) {
         struct tern_tokenizer *t = load_fixture(fixtures[k]);
-        for (size_t u = 0; u < sizeof units / sizeof units[0]; u++) {
+        bool all = k == 0 || k == N_FIXTURES - 2;
+        for (size_t u = 0; u < (all ? sizeof units / sizeof units[0] : 4); u++) {
             size_t unit = strlen(units[u]);
             for (size_t i = 0; i < SIZE; i++)
                 text[i] = units[u][i % unit];

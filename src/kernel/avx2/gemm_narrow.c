@@ -9,12 +9,8 @@
 #include <string.h>
 
 #define MAX_ROWS 4
-#ifndef AHEAD
-#define AHEAD 4 /* blocks of prefetch */
-#endif
-#ifndef STREAMS
-#define STREAMS 4
-#endif
+#define AHEAD    8 /* blocks of prefetch */
+#define STREAMS  4
 
 ALWAYS __m256i quad_of(const int8_t *q)
 {

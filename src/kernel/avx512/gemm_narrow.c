@@ -9,7 +9,7 @@
 #include <string.h>
 
 #define MAX_ROWS 8
-#define AHEAD    1024 /* bytes of prefetch: the memory latency at this loop's pace */
+#define AHEAD    8 /* blocks of prefetch */
 #define STREAMS  4
 
 ALWAYS __m512i quad_of(const int8_t *q)
@@ -70,42 +70,72 @@ ALWAYS void add_block(enum tern_scales scales, const struct tern_panel_view *v, 
     }
 }
 
+/* Asks for what block b + AHEAD of a panel will read.  Behind the last block comes the next panel of the stream, which
+ * lies panel_bytes further on; asking beyond the matrix does no harm. */
+ALWAYS void prefetch_block(enum tern_codes codes, enum tern_scales scales, const struct tern_panel_view *v, size_t b,
+                           size_t blocks, size_t panel_bytes)
+{
+    const size_t unit = tern_codes_unit(codes);
+    size_t next = b + AHEAD, jump = 0;
+    if (next >= blocks) {
+        next -= blocks;
+        jump = panel_bytes;
+    }
+    const char *c = (const char *)v->codes + jump + next * unit;
+#pragma GCC unroll 8
+    for (size_t line = 0; line < unit; line += 64)
+        _mm_prefetch(c + line, _MM_HINT_T0);
+    if (scales == TERN_SCALES_F16 || scales == TERN_SCALES_F16M)
+        _mm_prefetch((const char *)v->d + jump + next * TERN_PANEL * 2, _MM_HINT_T0);
+    if (scales == TERN_SCALES_F16M)
+        _mm_prefetch((const char *)v->m + jump + next * TERN_PANEL * 2, _MM_HINT_T0);
+    if (scales == TERN_SCALES_K32)
+        _mm_prefetch((const char *)v->b + jump + next * TERN_PANEL, _MM_HINT_T0);
+    if (scales == TERN_SCALES_K32 || scales == TERN_SCALES_K16)
+        _mm_prefetch((const char *)v->a + jump + next * TERN_PANEL * (scales == TERN_SCALES_K16 ? 2 : 1), _MM_HINT_T0);
+}
+
+/* What the loops need to know about a matrix. */
+struct walk {
+    size_t blocks, panel_bytes;
+    int zero, streams;
+};
+
 /* `streams` panels times `rows` activation rows.  Several panels are read side by side because the memory system serves
  * a few distant sequences better than one; the chains wait in out[stream][row][16] meanwhile. */
 ALWAYS void panel_dots(enum tern_codes codes, enum tern_scales scales, float *out, const struct tern_panel_view *v,
-                       int streams, int blocks, int zero, const struct tern_q8_row *x, int rows)
+                       const struct walk *w, const struct tern_q8_row *rows_in, int rows)
 {
-    const size_t unit = tern_codes_unit(codes);
-    if (codes == TERN_CODES_S8)
-        zero = 128;
+    const size_t blocks = w->blocks, panel_bytes = w->panel_bytes;
+    const int zero = codes == TERN_CODES_S8 ? 128 : w->zero, streams = w->streams;
+    struct tern_q8_row x[MAX_ROWS]; /* a copy that stores to `out` cannot touch */
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; r++)
+        x[r] = rows_in[r];
     memset(out, 0, (size_t)streams * MAX_ROWS * TERN_PANEL * sizeof *out);
-    for (size_t b = 0; b < (size_t)blocks; b++) {
+    for (size_t b = 0; b < blocks; b++) {
 #pragma GCC unroll 1
         for (int s = 0; s < streams; s++) {
-            const uint8_t *block = v[s].codes + b * unit;
             block_dot dot;
-#pragma GCC unroll 8
-            for (size_t line = 0; line < unit; line += 64)
-                _mm_prefetch((const char *)block + line + AHEAD, _MM_HINT_T0);
-            block_dots(codes, scales, block, x, b, rows, zero, dot);
+            prefetch_block(codes, scales, &v[s], b, blocks, panel_bytes);
+            block_dots(codes, scales, v[s].codes + b * tern_codes_unit(codes), x, b, rows, zero, dot);
             add_block(scales, &v[s], b, x, rows, dot, out + s * MAX_ROWS * TERN_PANEL);
         }
     }
 }
 
-typedef void panel_fn(float *out, const struct tern_panel_view *v, int streams, int blocks, int zero,
-                      const struct tern_q8_row *x);
+typedef void panel_fn(float *out, const struct tern_panel_view *v, const struct walk *w, const struct tern_q8_row *x);
 
-#define ROWS_FN(c, s, n)                                                                                              \
-    static void panel_##c##_##s##_##n(float *out, const struct tern_panel_view *v, int streams, int blocks, int zero, \
-                                      const struct tern_q8_row *x)                                                    \
-    {                                                                                                                 \
-        panel_dots(TERN_CODES_##c, TERN_SCALES_##s, out, v, streams, blocks, zero, x, n);                             \
+#define ROWS_FN(c, s, n)                                                                                 \
+    static void panel_##c##_##s##_##n(float *out, const struct tern_panel_view *v, const struct walk *w, \
+                                      const struct tern_q8_row *x)                                       \
+    {                                                                                                    \
+        panel_dots(TERN_CODES_##c, TERN_SCALES_##s, out, v, w, x, n);                                    \
     }
-#define KIND_FNS(c, s)                                                                                    \
-    ROWS_FN(c, s, 1)                                                                                      \
-    ROWS_FN(c, s, 2) ROWS_FN(c, s, 3) ROWS_FN(c, s, 4) ROWS_FN(c, s, 5) ROWS_FN(c, s, 6) ROWS_FN(c, s, 7) \
-        ROWS_FN(c, s, 8)
+#define KIND_FNS(c, s) \
+    ROWS_FN(c, s, 1)   \
+    ROWS_FN(c, s, 2)   \
+    ROWS_FN(c, s, 3) ROWS_FN(c, s, 4) ROWS_FN(c, s, 5) ROWS_FN(c, s, 6) ROWS_FN(c, s, 7) ROWS_FN(c, s, 8)
 TERN_QUANT_KINDS(KIND_FNS)
 
 static panel_fn *const *panel_fns(const struct tern_packed *w)
@@ -127,16 +157,17 @@ void tern_gemm_narrow_avx512(float *y, size_t y_stride, const struct tern_q8_row
     struct tern_panel_layout l = tern_panel_layout(w->codes, w->scales, w->k);
     panel_fn *const *fns = panel_fns(w);
     float out[STREAMS * MAX_ROWS * TERN_PANEL] __attribute__((aligned(64)));
+    struct walk walk = {(size_t)w->k / TERN_BLOCK, w->panel_bytes, w->zero, 0};
     int step = (panel1 - panel0 + STREAMS - 1) / STREAMS;
     for (int p0 = panel0; p0 < panel0 + step; p0++) {
         struct tern_panel_view v[STREAMS];
-        int streams = 0;
+        walk.streams = 0;
         for (int p = p0; p < panel1; p += step)
-            v[streams++] = tern_panel_view(w, &l, p);
+            v[walk.streams++] = tern_panel_view(w, &l, p);
         for (int r0 = 0; r0 < n_rows; r0 += MAX_ROWS) {
             int rows = n_rows - r0 < MAX_ROWS ? n_rows - r0 : MAX_ROWS;
-            fns[rows - 1](out, v, streams, w->k / TERN_BLOCK, w->zero, x + r0);
-            for (int i = 0; i < streams * rows; i++) {
+            fns[rows - 1](out, v, &walk, x + r0);
+            for (int i = 0; i < walk.streams * rows; i++) {
                 int s = i / rows, r = i % rows, n0 = (p0 + s * step) * TERN_PANEL;
                 int cols = w->n - n0 < TERN_PANEL ? w->n - n0 : TERN_PANEL;
                 memcpy(y + (size_t)(r0 + r) * y_stride + n0, out + (s * MAX_ROWS + r) * TERN_PANEL,
