@@ -114,7 +114,6 @@ static int generate(struct run *r, tern_error *err)
     r->params.user = r;
     r->bar.what = "prompt";
     r->result.last = -1;
-    tern_signals_watch(r->setup.engine);
     int rc = tern_generate(r->setup.engine, r->seq, r->ids.p, (int)r->ids.len, &r->params, &r->result, err);
     r->interrupted = tern_signals_interrupted();
     tern_signals_watch(NULL);
@@ -207,6 +206,7 @@ int tern_cmd_run(const struct tern_args *a, tern_error *err)
     TERN_TRY(prompt_tokens(&r, err));
     TERN_TRY(tern_setup_engine(&r.setup, a, (int)a->v[TERN_OPT_CTX].i, 1, err));
     TERN_TRY(check_prompt(&r, err));
+    tern_signals_watch(r.setup.engine); /* before anything that tells the user to wait */
     if (a->v[TERN_OPT_VERBOSE].n) {
         tern_setup_print(&r.setup);
         if (r.params.sampler.temperature > 0)
@@ -218,6 +218,7 @@ int tern_cmd_run(const struct tern_args *a, tern_error *err)
     if (r.interrupted)
         rc = TERN_CLI_INTERRUPTED;
 out:
+    tern_signals_watch(NULL);
     tern_seq_free(r.seq);
     tern_setup_clear(&r.setup);
     tern_bias_clear(&r.bias);

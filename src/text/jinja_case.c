@@ -87,30 +87,41 @@ static bool word_separator(uint32_t cp)
     return cp == '-' || cp == '(' || cp == '{' || cp == '[' || cp == '<' || tern_jutf8_space(cp);
 }
 
+/* The case mapping of one character; returns its length in `to`. */
+static size_t map_char(const struct jstr *s, size_t at, uint32_t cp, bool down, bool title, char to[16])
+{
+    if (cp < 0x80) {
+        bool letter = (cp | 0x20) >= 'a' && (cp | 0x20) <= 'z';
+        to[0] = (char)(letter ? (down ? cp | 0x20 : cp & ~0x20u) : cp);
+        return 1;
+    }
+    return down ? lower(s, at, cp, to) : upper(cp, title, to);
+}
+
 int tern_jstr_case(struct jrun *r, const struct jstr *s, enum jcase how, struct jval *out)
 {
     struct jbuild b = {0};
+    char text[256];
+    size_t n = 0;
     uint32_t before = ' ';
+    bool mark = s->user, title = how == JCASE_TITLE || how == JCASE_CAPITALIZE;
     JTRY(tern_jrun_charge(r, s->len / 8));
     for (size_t i = 0; i < s->len;) {
-        char text[16];
         uint32_t cp;
-        size_t k = tern_jutf8_next(s->p + i, s->len - i, &cp), n = k;
-        bool broken = k == 1 && (unsigned char)s->p[i] >= 0x80;
+        size_t k = tern_jutf8_next(s->p + i, s->len - i, &cp);
         bool start = how == JCASE_CAPITALIZE ? i == 0 : how == JCASE_TITLE ? !cased(before) : word_separator(before);
-        if (broken)
-            text[0] = s->p[i];
-        else if (cp < 0x80 && (how == JCASE_LOWER || (how >= JCASE_TITLE && !start)))
-            text[0] = (char)(cp >= 'A' && cp <= 'Z' ? cp | 0x20 : cp);
-        else if (cp < 0x80)
-            text[0] = (char)(cp >= 'a' && cp <= 'z' ? cp & ~0x20u : cp);
-        else if (how == JCASE_LOWER || (how >= JCASE_TITLE && !start))
-            n = lower(s, i, cp, text);
+        if (n + 16 > sizeof text || (s->m && (bool)s->m[i] != mark)) {
+            JTRY(tern_jbuild_add(r, &b, text, NULL, mark, n));
+            n = 0;
+        }
+        mark = s->m ? s->m[i] : s->user;
+        if (k == 1 && (unsigned char)s->p[i] >= 0x80)
+            text[n++] = s->p[i];
         else
-            n = upper(cp, how == JCASE_TITLE || how == JCASE_CAPITALIZE, text);
-        JTRY(tern_jbuild_add(r, &b, text, NULL, s->m ? s->m[i] : s->user, n));
+            n += map_char(s, i, cp, how == JCASE_LOWER || (how >= JCASE_TITLE && !start), title, text + n);
         before = cp;
         i += k;
     }
+    JTRY(tern_jbuild_add(r, &b, text, NULL, mark, n));
     return tern_jbuild_done(r, &b, out);
 }

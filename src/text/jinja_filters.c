@@ -106,7 +106,7 @@ static int f_indent(struct jrun *r, const struct jcall *c, struct jval *out)
     JTRY(indentation(r, c, &by));
     JTRY(tern_jarg_bool(r, c, 1, false, &first));
     JTRY(tern_jarg_bool(r, c, 2, false, &blank));
-    JTRY(tern_jrun_charge(r, s->len / 64));
+    JTRY(tern_jrun_charge(r, s->len / 8));
     for (size_t i = 0, begin = 0; begin <= s->len; line_one = false) {
         uint32_t cp = 0;
         size_t end = s->len;
@@ -156,6 +156,7 @@ static int f_int(struct jrun *r, const struct jcall *c, struct jval *out)
         return 0;
     }
     if (c->self.t == JV_STR) {
+        JTRY(tern_jrun_charge(r, c->self.s->len / 4));
         bool legal = base == 0 || (base >= 2 && base <= 36);
         int ok = legal ? tern_jnum_parse_int(c->self.s->p, c->self.s->len, (int)base, &i) : 0;
         if (ok < 0)
@@ -291,7 +292,6 @@ static int f_from_json(struct jrun *r, const struct jcall *c, struct jval *out)
 {
     if (c->self.t != JV_STR)
         return tern_jrun_fail(r, TERN_EINVAL, "filter 'from_json' needs a string, not '%s'", tern_jval_type(c->self));
-    JTRY(tern_jrun_charge(r, c->self.s->len / 8));
     return tern_jval_parse_json(r, "the text given to from_json", c->self.s->p, c->self.s->len,
                                 tern_jstr_any_user(c->self.s), out);
 }

@@ -53,6 +53,7 @@ int tern_jval_from_json(struct jrun *r, const struct json_t *j, bool user, int d
 int tern_jval_parse_json(struct jrun *r, const char *what, const char *text, size_t n, bool user, struct jval *out)
 {
     json_error_t e;
+    JTRY(tern_jrun_charge(r, n / 8));
     json_t *j = json_loadb(text, n, JSON_DECODE_ANY | JSON_ALLOW_NUL, &e);
     if (!j)
         return tern_jrun_fail(r, TERN_EINVAL, "%s is not valid JSON: %s (line %d, column %d)", what, e.text, e.line,
@@ -71,6 +72,7 @@ static int dump_str(struct jrun *r, const struct jstr *s, bool ascii, struct jbu
     static const char plain_escapes[] = "\"\"\\\\\nn\rr\tt\bb\ff";
     bool user = tern_jstr_any_user(s);
     size_t done = 0;
+    JTRY(tern_jrun_charge(r, s->len / 16));
     JTRY(tern_jbuild_add(r, b, "\"", NULL, user, 1));
     for (size_t i = 0; i < s->len;) {
         char esc[16];

@@ -183,7 +183,7 @@ static int m_split(struct jrun *r, const struct jcall *c, struct jval *out)
     int64_t max;
     JTRY(tern_jarg_str(r, c, 0, &sep));
     JTRY(tern_jarg_int(r, c, 1, -1, &max));
-    JTRY(tern_jrun_charge(r, c->self.s->len / 64));
+    JTRY(tern_jrun_charge(r, c->self.s->len / (sep ? 16 : 8)));
     JTRY(tern_jval_list(r, JL_LIST, 0, out));
     return sep ? split_on(r, c->self.s, sep, max, out->l) : split_words(r, c->self.s, max, out->l);
 }
@@ -194,7 +194,7 @@ static int m_rsplit(struct jrun *r, const struct jcall *c, struct jval *out)
     int64_t max;
     JTRY(tern_jarg_str(r, c, 0, &sep));
     JTRY(tern_jarg_int(r, c, 1, -1, &max));
-    JTRY(tern_jrun_charge(r, c->self.s->len / 64));
+    JTRY(tern_jrun_charge(r, c->self.s->len / (sep ? 16 : 8)));
     JTRY(tern_jval_list(r, JL_LIST, 0, out));
     return sep ? rsplit_on(r, c->self.s, sep, max, out->l) : rsplit_words(r, c->self.s, max, out->l);
 }
@@ -205,7 +205,7 @@ static int m_splitlines(struct jrun *r, const struct jcall *c, struct jval *out)
     bool keep;
     size_t begin = 0;
     JTRY(tern_jarg_bool(r, c, 0, false, &keep));
-    JTRY(tern_jrun_charge(r, s->len / 64));
+    JTRY(tern_jrun_charge(r, s->len / 8));
     JTRY(tern_jval_list(r, JL_LIST, 0, out));
     for (size_t i = 0; i < s->len;) {
         uint32_t cp;
@@ -229,7 +229,7 @@ static int partition(struct jrun *r, const struct jcall *c, bool last, struct jv
     JTRY(tern_jarg_str(r, c, 0, &sep));
     if (!sep || sep->len == 0)
         return tern_jrun_fail(r, TERN_EINVAL, "%s: the separator is empty", c->name);
-    JTRY(tern_jrun_charge(r, last ? s->len / 8 * (sep->len / 64 + 1) : s->len / 64));
+    JTRY(tern_jrun_charge(r, last ? s->len / 8 * (sep->len / 64 + 1) : s->len / 16));
     size_t hit = last ? find_last(s, sep, s->len) : tern_jstr_find(s, sep, 0);
     size_t a = hit, b = hit + sep->len;
     if (hit == SIZE_MAX)
@@ -319,7 +319,7 @@ static int search(struct jrun *r, const struct jcall *c, bool last, struct jval 
     *out = tern_jval_int(-1);
     if (empty)
         return 0;
-    JTRY(tern_jrun_charge(r, last ? part.s->len / 8 * (x->len / 64 + 1) : part.s->len / 64));
+    JTRY(tern_jrun_charge(r, last ? part.s->len / 8 * (x->len / 64 + 1) : part.s->len / 16));
     size_t hit = last ? find_last(part.s, x, part.s->len) : tern_jstr_find(part.s, x, 0);
     if (hit == SIZE_MAX)
         return 0;
@@ -357,7 +357,7 @@ static int m_count(struct jrun *r, const struct jcall *c, struct jval *out)
         JTRY(tern_jval_length(r, part, &n));
         n++;
     } else if (!empty) {
-        JTRY(tern_jrun_charge(r, part.s->len / 64));
+        JTRY(tern_jrun_charge(r, part.s->len / 16));
         for (size_t at = 0; (at = tern_jstr_find(part.s, x, at)) != SIZE_MAX; at += x->len, n++)
             JTRY(tern_jrun_charge(r, 1));
     }
@@ -424,7 +424,7 @@ static int all_in(struct jrun *r, const struct jcall *c, int classes, struct jva
 {
     const struct jstr *s = c->self.s;
     bool all = s->len > 0;
-    JTRY(tern_jrun_charge(r, s->len / 16));
+    JTRY(tern_jrun_charge(r, s->len / 4));
     for (size_t i = 0; all && i < s->len;) {
         uint32_t cp;
         i += tern_jutf8_next(s->p + i, s->len - i, &cp);
@@ -462,7 +462,7 @@ static int m_isspace(struct jrun *r, const struct jcall *c, struct jval *out)
 static int one_case(struct jrun *r, const struct jstr *s, bool upper, struct jval *out)
 {
     bool any = false, other = false;
-    JTRY(tern_jrun_charge(r, s->len / 16));
+    JTRY(tern_jrun_charge(r, s->len / 4));
     for (size_t i = 0; i < s->len && !other;) {
         uint32_t cp;
         i += tern_jutf8_next(s->p + i, s->len - i, &cp);

@@ -31,6 +31,7 @@ static bool printable(uint32_t cp)
 static int repr_str(struct jrun *r, const struct jstr *s, struct jbuild *b)
 {
     bool user = tern_jstr_any_user(s);
+    JTRY(tern_jrun_charge(r, s->len / 16));
     char quote = memchr(s->p, '\'', s->len) && !memchr(s->p, '"', s->len) ? '"' : '\'';
     JTRY(tern_jbuild_add(r, b, &quote, NULL, user, 1));
     size_t plain = 0; /* start of the stretch that needs no escape */

@@ -129,7 +129,7 @@ int tern_jstr_chars(struct jrun *r, struct jstr *s, size_t *n)
 {
     if (s->chars == SIZE_MAX) {
         size_t chars = 0;
-        JTRY(tern_jrun_charge(r, s->len / 64));
+        JTRY(tern_jrun_charge(r, s->len / 16));
         for (size_t i = 0; i < s->len; chars++) {
             uint32_t cp;
             i += tern_jutf8_next(s->p + i, s->len - i, &cp);
@@ -281,7 +281,7 @@ static int slice_backwards(struct jrun *r, const struct jstr *s, const size_t *a
                            int64_t n, struct jval *out)
 {
     struct jbuild b = {0};
-    JTRY(tern_jrun_charge(r, (size_t)n / 8));
+    JTRY(tern_jrun_charge(r, (size_t)n / 2));
     for (int64_t i = 0; i < n; i++) {
         size_t c = (size_t)(start + i * step);
         JTRY(tern_jbuild_sub(r, &b, s, at[c], at[c + 1] - at[c]));
@@ -298,7 +298,7 @@ int tern_jstr_slice(struct jrun *r, struct jstr *s, int64_t start, int64_t step,
         return tern_jstr_lit(r, "", out);
     if (step == 1 && chars == s->len)
         return tern_jstr_sub(r, s, (size_t)start, (size_t)n, out);
-    JTRY(tern_jrun_charge(r, s->len / 64));
+    JTRY(tern_jrun_charge(r, s->len / 16));
     if (step == 1) {
         size_t begin = 0, end;
         uint32_t cp;
@@ -324,7 +324,7 @@ int tern_jstr_replace(struct jrun *r, const struct jstr *s, const struct jstr *f
 {
     struct jbuild b = {0};
     size_t at = 0;
-    JTRY(tern_jrun_charge(r, s->len / 64));
+    JTRY(tern_jrun_charge(r, s->len / 16));
     if (from->len == 0) { /* between all characters, as Python does */
         for (; max != 0; max--) {
             uint32_t cp;

@@ -474,7 +474,7 @@ int tern_jval_contains(struct jrun *r, struct jval container, struct jval item, 
         if (item.t != JV_STR)
             return tern_jrun_fail(r, TERN_EINVAL, "'in' a string needs a string on its left, not '%s'",
                                   tern_jval_type(item));
-        JTRY(tern_jrun_charge(r, container.s->len / 64));
+        JTRY(tern_jrun_charge(r, container.s->len / 16));
         *out = tern_jstr_find(container.s, item.s, 0) != SIZE_MAX;
         return 0;
     }

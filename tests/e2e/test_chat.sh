@@ -195,13 +195,13 @@ exec 3>"$work/pipe"
 command_line="tern chat <pipe, kill -INT"
 echo "talk" >&3
 tries=0
-while [ $tries -lt 200 ] && [ "$(wc -c <"$out")" -lt 3 ]; do
+while [ $tries -lt 1200 ] && [ "$(wc -c <"$out")" -lt 3 ]; do
     sleep 0.05
     tries=$((tries + 1))
 done
 kill -INT $pid
 tries=0
-while [ $tries -lt 200 ] && ! grep -q 'stopped' "$err"; do
+while [ $tries -lt 1200 ] && ! grep -q 'stopped' "$err"; do
     sleep 0.05
     tries=$((tries + 1))
 done
