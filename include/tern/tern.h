@@ -179,7 +179,8 @@ typedef struct tern_memory {
 } tern_memory;
 TERN_API void tern_engine_memory(const tern_engine *e, tern_memory *out);
 
-/* Makes the running call return TERN_ECANCELLED at its next step boundary; sequences stay valid.  Async-signal-safe. */
+/* Makes the running call return TERN_ECANCELLED at its next step boundary; sequences stay valid.  Forgotten when no
+ * call is running.  Async-signal-safe. */
 TERN_API void tern_engine_cancel(tern_engine *e);
 
 TERN_API int tern_seq_new(tern_seq **out, tern_engine *e, tern_error *err); /* TERN_ECAPACITY beyond max_seqs */

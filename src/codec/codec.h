@@ -52,8 +52,8 @@ struct tern_kv_side {
 struct tern_kv_query {
     float *x;     /* [n_q][dim] in the codec's domain (rotated), softmax scale folded in; 64-byte aligned */
     int8_t *q;    /* [n_q][dim] */
-    float *scale; /* [n_q][4] */
-    int32_t *sum; /* [n_q][4] */
+    float *scale; /* [n_q][blocks of 128 dims], room for [n_q][4] */
+    int32_t *sum; /* as scale */
 };
 
 /* A scheme.  A page side is `data_bytes` of data and `head_bytes` of headers for 64 tokens of one KV head; a raw scheme

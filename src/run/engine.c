@@ -382,6 +382,18 @@ out:
 int tern_prefill(tern_engine *e, tern_seq *s, const int32_t *tokens, int n, const float **logits,
                  tern_progress_fn *progress, void *user, tern_error *err)
 {
+    tern_cancel_clear(e);
+    return tern_prefill_steps(e, s, tokens, n, logits, progress, user, err);
+}
+
+void tern_cancel_clear(tern_engine *e)
+{
+    atomic_store_explicit(&e->cancel, 0, memory_order_relaxed);
+}
+
+int tern_prefill_steps(tern_engine *e, tern_seq *s, const int32_t *tokens, int n, const float **logits,
+                       tern_progress_fn *progress, void *user, tern_error *err)
+{
     int rc = 0;
     if (logits)
         *logits = NULL;

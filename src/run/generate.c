@@ -141,11 +141,12 @@ int tern_generate(tern_engine *e, tern_seq *s, const int32_t *prompt, int n_prom
     const float *logits;
     tern_generate_result r = {.finish = TERN_FINISH_LENGTH, .n_prompt = n_prompt, .last = -1};
     double start = now(), mid = start;
+    tern_cancel_clear(e);
     TERN_TRY(check_generate(e, s, n_prompt, p, err));
     TERN_TRY(tern_sampler_new(&sampler, e->model->net->desc.n_vocab, &p->sampler, err));
     if (e->model->tok)
         TERN_TRY(tern_stream_new(&stream, e->model, false, err));
-    TERN_TRY(tern_prefill(e, s, prompt, n_prompt, &logits, p->on_prefill, p->user, err));
+    TERN_TRY(tern_prefill_steps(e, s, prompt, n_prompt, &logits, p->on_prefill, p->user, err));
     for (int i = 0; i < n_prompt; i++)
         tern_sampler_accept(sampler, prompt[i]);
     mid = now();

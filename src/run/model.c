@@ -32,16 +32,32 @@ int tern_set_cpu_mask(const char *level, tern_error *err)
     return rc;
 }
 
+/* The smaller of the machine's memory and the cgroup's limit (version 2, then 1). */
+static size_t memory_limit(void)
+{
+    static const char *const files[] = {"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"};
+    struct sysinfo si;
+    size_t limit = sysinfo(&si) == 0 ? (size_t)si.totalram * si.mem_unit : 0;
+    for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
+        unsigned long long v;
+        FILE *f = fopen(files[i], "re");
+        if (!f)
+            continue;
+        if (fscanf(f, "%llu", &v) == 1 && v < limit)
+            limit = (size_t)v;
+        (void)fclose(f);
+    }
+    return limit;
+}
+
 void tern_machine_describe(tern_machine *out)
 {
     init_kernels();
-    struct sysinfo si;
     *out = (tern_machine){.cpu = tern_cpu_model(),
                           .detected = tern_cpu_name(tern_cpu_detect()),
                           .used = tern_cpu_name(tern_k.mask),
-                          .cores = tern_cpu_cores()};
-    if (sysinfo(&si) == 0)
-        out->memory_bytes = (size_t)si.totalram * si.mem_unit;
+                          .cores = tern_cpu_cores(),
+                          .memory_bytes = memory_limit()};
 }
 
 size_t tern_peak_memory(void)

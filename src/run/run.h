@@ -56,6 +56,12 @@ struct tern_kv_plan {
  * vocabulary are 64 MiB). */
 #define TERN_EVAL_ROWS 64
 
+/* A cancel that came while nothing ran must not end the next call: public calls forget it when they begin, and use
+ * tern_prefill_steps, which does not, inside. */
+void tern_cancel_clear(tern_engine *e);
+int tern_prefill_steps(tern_engine *e, tern_seq *s, const int32_t *tokens, int n, const float **logits,
+                       tern_progress_fn *progress, void *user, tern_error *err);
+
 /* What the step loop uses when a sequence goes back into a closed page: the tokens [from, to) again, in their roles. */
 int tern_seq_replay(struct tern_seq *s, int from, int to, tern_error *err);
 

@@ -87,17 +87,23 @@ static int missing(struct jrun *r, struct jval v, const struct jstr *name, struc
     return tern_jval_undef(r, owner_name(v), name->p, name->len, out);
 }
 
+static int dict_entry(struct jrun *r, const struct jdict *d, const struct jstr *name, struct jval *out)
+{
+    struct jentry *e;
+    struct jstr key = *name;
+    JTRY(tern_jdict_find(r, d, (struct jval){.t = JV_STR, .s = &key}, &e));
+    if (e)
+        *out = e->val;
+    return 0;
+}
+
 /* Methods and the attributes of engine objects; JV_ABSENT when there is none of that name. */
 static int attribute(struct jrun *r, struct jval v, const struct jstr *name, struct jval *out)
 {
     bool refused = false;
     *out = (struct jval){.t = JV_ABSENT};
-    if (v.t == JV_NS) {
-        struct jentry *e = tern_jdict_find_text(v.d, name->p, name->len);
-        if (e)
-            *out = e->val;
-        return 0;
-    }
+    if (v.t == JV_NS)
+        return dict_entry(r, v.d, name, out);
     if (v.t == JV_LOOP)
         return tern_jrun_loop_attr(r, v.loop, name, out);
     if (v.t == JV_MACRO && tern_jstr_is(name, "name")) {
@@ -123,11 +129,8 @@ int tern_jval_getattr(struct jrun *r, struct jval v, const struct jstr *name, st
     if (v.t == JV_UNDEF)
         return tern_jval_undefined(r, v);
     JTRY(attribute(r, v, name, out));
-    if (out->t == JV_ABSENT && v.t == JV_DICT) {
-        struct jentry *e = tern_jdict_find_text(v.d, name->p, name->len);
-        if (e)
-            *out = e->val;
-    }
+    if (out->t == JV_ABSENT && v.t == JV_DICT)
+        JTRY(dict_entry(r, v.d, name, out));
     return out->t == JV_ABSENT ? missing(r, v, name, out) : 0;
 }
 

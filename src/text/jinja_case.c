@@ -109,7 +109,8 @@ int tern_jstr_case(struct jrun *r, const struct jstr *s, enum jcase how, struct 
     for (size_t i = 0; i < s->len;) {
         uint32_t cp;
         size_t k = tern_jutf8_next(s->p + i, s->len - i, &cp);
-        bool start = how == JCASE_CAPITALIZE ? i == 0 : how == JCASE_TITLE ? !cased(before) : word_separator(before);
+        bool down = how == JCASE_LOWER || (how == JCASE_CAPITALIZE && i > 0) || (how == JCASE_TITLE && cased(before)) ||
+                    (how == JCASE_WORDS && !word_separator(before));
         if (n + 16 > sizeof text || (s->m && (bool)s->m[i] != mark)) {
             JTRY(tern_jbuild_add(r, &b, text, NULL, mark, n));
             n = 0;
@@ -118,7 +119,7 @@ int tern_jstr_case(struct jrun *r, const struct jstr *s, enum jcase how, struct 
         if (k == 1 && (unsigned char)s->p[i] >= 0x80)
             text[n++] = s->p[i];
         else
-            n += map_char(s, i, cp, how == JCASE_LOWER || (how >= JCASE_TITLE && !start), title, text + n);
+            n += map_char(s, i, cp, down, title, text + n);
         before = cp;
         i += k;
     }

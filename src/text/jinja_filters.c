@@ -178,6 +178,8 @@ static int f_float(struct jrun *r, const struct jcall *c, struct jval *out)
     *out = c->a[0].t == JV_ABSENT ? tern_jval_float(0) : c->a[0];
     if (c->self.t == JV_UNDEF)
         return tern_jval_undefined(r, c->self);
+    if (c->self.t == JV_STR)
+        JTRY(tern_jrun_charge(r, c->self.s->len / 4));
     bool number =
         c->self.t == JV_STR ? tern_jnum_parse_float(c->self.s->p, c->self.s->len, &f) : tern_jval_number(c->self, &f);
     if (number)
@@ -292,6 +294,9 @@ static int f_from_json(struct jrun *r, const struct jcall *c, struct jval *out)
 {
     if (c->self.t != JV_STR)
         return tern_jrun_fail(r, TERN_EINVAL, "filter 'from_json' needs a string, not '%s'", tern_jval_type(c->self));
+    if (c->self.s->len > JINJA_MAX_JSON)
+        return tern_jrun_fail(r, TERN_ELIMIT, "filter 'from_json': the text has more than %zu bytes", JINJA_MAX_JSON);
+    JTRY(tern_jrun_charge(r, 100 + c->self.s->len));
     return tern_jval_parse_json(r, "the text given to from_json", c->self.s->p, c->self.s->len,
                                 tern_jstr_any_user(c->self.s), out);
 }

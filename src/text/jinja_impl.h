@@ -11,7 +11,8 @@
  * a mixed one has one mark byte per text byte.  Every operation that copies bytes copies their marks.
  *
  * Limits: templates arrive inside untrusted model files.  Each tree node evaluated costs one step and bulk work costs
- * one step per 64 bytes or 8 items; steps, nesting, memory and output are all bounded (TERN_ELIMIT). */
+ * one step per some bytes or items; steps, nesting, memory and output are all bounded (TERN_ELIMIT).  The deepest
+ * nesting that these limits allow takes less than 1 MiB of C stack. */
 #ifndef TERN_TEXT_JINJA_IMPL_H
 #define TERN_TEXT_JINJA_IMPL_H
 
@@ -32,7 +33,8 @@
 #define JINJA_MAX_MEMORY      ((size_t)256 << 20) /* bytes of values alive in one render */
 #define JINJA_MAX_RANGE       100000              /* items of one range(): the figure of Jinja's sandbox */
 #define JINJA_MAX_NAMES       1024                /* different variable names in one template */
-#define JINJA_MAX_KWARGS      256                 /* keyword arguments of one call */
+#define JINJA_MAX_JSON        ((size_t)1 << 20) /* bytes of text given to from_json: the parser needs 70 times as much */
+#define JINJA_MAX_KWARGS      256               /* keyword arguments of one call */
 
 #define JTRY(expr)          \
     do {                    \
@@ -454,7 +456,6 @@ int tern_jval_pair(struct jrun *r, struct jval a, struct jval b, struct jval *ou
 int tern_jval_dict(struct jrun *r, struct jval *out);
 int tern_jdict_set(struct jrun *r, struct jdict *d, struct jval key, struct jval v);
 int tern_jdict_find(struct jrun *r, const struct jdict *d, struct jval key, struct jentry **out); /* NULL: absent */
-struct jentry *tern_jdict_find_text(const struct jdict *d, const char *name, size_t n);
 int tern_jdict_remove(struct jrun *r, struct jdict *d, struct jentry *e);
 
 const char *tern_jval_type(struct jval v); /* "str", "NoneType" ...: Python's type names */

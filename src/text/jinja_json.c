@@ -53,7 +53,6 @@ int tern_jval_from_json(struct jrun *r, const struct json_t *j, bool user, int d
 int tern_jval_parse_json(struct jrun *r, const char *what, const char *text, size_t n, bool user, struct jval *out)
 {
     json_error_t e;
-    JTRY(tern_jrun_charge(r, n / 8));
     json_t *j = json_loadb(text, n, JSON_DECODE_ANY | JSON_ALLOW_NUL, &e);
     if (!j)
         return tern_jrun_fail(r, TERN_EINVAL, "%s is not valid JSON: %s (line %d, column %d)", what, e.text, e.line,
@@ -94,6 +93,7 @@ static int dump_str(struct jrun *r, const struct jstr *s, bool ascii, struct jbu
         else
             (void)snprintf(esc, sizeof esc, "\\u%04x\\u%04x", 0xD7C0 + (cp >> 10), 0xDC00 + (cp & 0x3FF));
         JTRY(tern_jbuild_add(r, b, esc, NULL, user, strlen(esc)));
+        JTRY(tern_jrun_charge(r, 1));
         i += k;
         done = i;
     }

@@ -21,7 +21,7 @@ static int in_set(struct jrun *r, const struct strip_set *set, const char *p, si
         *in = set->ascii[cp];
         return 0;
     }
-    JTRY(tern_jrun_charge(r, set->chars->len / 64));
+    JTRY(tern_jrun_charge(r, set->chars->len / 16));
     *in = memmem(set->chars->p, set->chars->len, p, k) != NULL;
     return 0;
 }
@@ -51,7 +51,7 @@ int tern_jmethod_strip(struct jrun *r, const struct jstr *s, const struct jstr *
             break;
         end -= k;
     }
-    JTRY(tern_jrun_charge(r, (s->len - (end - begin)) / 8));
+    JTRY(tern_jrun_charge(r, (s->len - (end - begin)) / 4));
     return tern_jstr_sub(r, s, begin, end - begin, out);
 }
 
@@ -183,7 +183,7 @@ static int m_split(struct jrun *r, const struct jcall *c, struct jval *out)
     int64_t max;
     JTRY(tern_jarg_str(r, c, 0, &sep));
     JTRY(tern_jarg_int(r, c, 1, -1, &max));
-    JTRY(tern_jrun_charge(r, c->self.s->len / (sep ? 16 : 8)));
+    JTRY(tern_jrun_charge(r, c->self.s->len / (sep ? 16 : 4)));
     JTRY(tern_jval_list(r, JL_LIST, 0, out));
     return sep ? split_on(r, c->self.s, sep, max, out->l) : split_words(r, c->self.s, max, out->l);
 }
@@ -194,7 +194,7 @@ static int m_rsplit(struct jrun *r, const struct jcall *c, struct jval *out)
     int64_t max;
     JTRY(tern_jarg_str(r, c, 0, &sep));
     JTRY(tern_jarg_int(r, c, 1, -1, &max));
-    JTRY(tern_jrun_charge(r, c->self.s->len / (sep ? 16 : 8)));
+    JTRY(tern_jrun_charge(r, c->self.s->len / (sep ? 16 : 4)));
     JTRY(tern_jval_list(r, JL_LIST, 0, out));
     return sep ? rsplit_on(r, c->self.s, sep, max, out->l) : rsplit_words(r, c->self.s, max, out->l);
 }

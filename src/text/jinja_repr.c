@@ -52,6 +52,7 @@ static int repr_str(struct jrun *r, const struct jstr *s, struct jbuild *b)
         else
             (void)snprintf(esc, sizeof esc, cp < 0x100 ? "\\x%02x" : cp < 0x10000 ? "\\u%04x" : "\\U%08x", cp);
         JTRY(tern_jbuild_add(r, b, esc, NULL, user, strlen(esc)));
+        JTRY(tern_jrun_charge(r, 1));
         i += k;
         plain = i;
     }

@@ -215,24 +215,6 @@ int tern_jdict_find(struct jrun *r, const struct jdict *d, struct jval key, stru
     return find_hashed(r, d, hash, key, out);
 }
 
-struct jentry *tern_jdict_find_text(const struct jdict *d, const char *name, size_t n)
-{
-    const struct jstr s = {.p = name, .len = n};
-    uint64_t hash = hash_bytes(name, n);
-    if (!d->index) {
-        for (size_t i = 0; i < d->n; i++)
-            if (d->e[i].hash == hash && d->e[i].key.t == JV_STR && tern_jstr_eq(d->e[i].key.s, &s))
-                return &d->e[i];
-        return NULL;
-    }
-    for (size_t at = hash & (d->n_index - 1); d->index[at]; at = (at + 1) & (d->n_index - 1)) {
-        struct jentry *e = &d->e[d->index[at] - 1];
-        if (e->hash == hash && e->key.t == JV_STR && tern_jstr_eq(e->key.s, &s))
-            return e;
-    }
-    return NULL;
-}
-
 int tern_jdict_set(struct jrun *r, struct jdict *d, struct jval key, struct jval v)
 {
     struct jentry *e;

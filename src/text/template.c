@@ -80,13 +80,18 @@ static bool known_role(const struct jstr *s)
            tern_jstr_is(s, "tool");
 }
 
-static void unmark_roles(struct jlist *messages)
+static int unmark_roles(struct jrun *r, struct jlist *messages)
 {
+    struct jval role;
+    JTRY(tern_jstr_lit(r, "role", &role));
     for (size_t i = 0; i < messages->n; i++) {
-        struct jentry *e = messages->v[i].t == JV_DICT ? tern_jdict_find_text(messages->v[i].d, "role", 4) : NULL;
+        struct jentry *e = NULL;
+        if (messages->v[i].t == JV_DICT)
+            JTRY(tern_jdict_find(r, messages->v[i].d, role, &e));
         if (e && e->val.t == JV_STR && known_role(e->val.s))
             e->val.s->user = false;
     }
+    return 0;
 }
 
 static int message_list(struct jrun *r, const struct tern_chat_message *msgs, size_t n, struct jval *out)
@@ -141,7 +146,7 @@ static int set_vars(struct jrun *r, const struct inputs *in)
         JTRY(message_list(r, in->msgs, in->n_msgs, &messages));
     if (messages.t != JV_LIST)
         return tern_jrun_fail(r, TERN_EINVAL, "the JSON text of the messages is not an array");
-    unmark_roles(messages.l);
+    JTRY(unmark_roles(r, messages.l));
     set_var(r, "messages", 8, messages);
     set_var(r, "add_generation_prompt", 21, tern_jval_bool(in->add_generation_prompt));
     set_var(r, "tools", 5, tern_jval_none()); /* Hugging Face always passes these two */

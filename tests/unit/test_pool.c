@@ -163,19 +163,34 @@ static void all_take_part(void **state)
     }
 }
 
+/* Where the two tasks of a run ran; they meet, so they ran on two threads. */
 struct cores {
     cpu_set_t at[2];
+    int worker[2];
     atomic_int arrived;
 };
 
 static void note_core(void *ctx, int task, int worker)
 {
     struct cores *c = ctx;
-    (void)task;
-    pthread_getaffinity_np(pthread_self(), sizeof c->at[worker], &c->at[worker]);
+    c->worker[task] = worker;
+    pthread_getaffinity_np(pthread_self(), sizeof c->at[task], &c->at[task]);
     atomic_fetch_add(&c->arrived, 1);
     while (atomic_load(&c->arrived) < 2)
         sched_yield();
+}
+
+/* The worker has one core; the owner, who is the caller, keeps what it had. */
+static void check_pinned(struct tern_pool *p, const cpu_set_t *owner)
+{
+    struct cores c = {0};
+    tern_pool_run(p, note_core, &c, 2);
+    assert_int_equal(c.worker[0] + c.worker[1], 1);
+    for (int task = 0; task < 2; task++)
+        if (c.worker[task])
+            assert_int_equal(CPU_COUNT(&c.at[task]), 1);
+        else
+            assert_true(CPU_EQUAL(owner, &c.at[task]));
 }
 
 static void pinning(void **state)
@@ -185,19 +200,11 @@ static void pinning(void **state)
     assert_int_equal(sched_getaffinity(0, sizeof before, &before), 0);
     if (CPU_COUNT(&before) < 2)
         skip();
-    struct tern_pool *p;
-    struct cores c = {0};
+    struct tern_pool *p, *second;
     assert_int_equal(tern_pool_new(&p, 2, 1, NULL), 0);
-    tern_pool_run(p, note_core, &c, 2);
-    /* The worker has one core; the owner, who is the caller, keeps what it had, so that a second pool sees all cores.
-     */
-    assert_true(CPU_EQUAL(&before, &c.at[0]));
-    assert_int_equal(CPU_COUNT(&c.at[1]), 1);
-    struct tern_pool *second;
-    assert_int_equal(tern_pool_new(&second, 2, 1, NULL), 0);
-    c.arrived = 0;
-    tern_pool_run(second, note_core, &c, 2);
-    assert_int_equal(CPU_COUNT(&c.at[1]), 1);
+    check_pinned(p, &before);
+    assert_int_equal(tern_pool_new(&second, 2, 1, NULL), 0); /* sees all cores beside the first pool */
+    check_pinned(second, &before);
     tern_pool_free(second);
     tern_pool_free(p);
     assert_int_equal(sched_getaffinity(0, sizeof after, &after), 0);
