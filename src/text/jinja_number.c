@@ -231,18 +231,48 @@ int tern_jval_negate(struct jrun *r, struct jval v, bool minus, struct jval *out
     return 0;
 }
 
-/* Shortest digits that read back as f, then laid out as Python does: an exponent from 1e16 up and below 1e-4. */
+/* Adds one to the last digit of "d.ddde+xx"; false when all digits are nines. */
+static bool next_decimal(char *sci)
+{
+    char *p = strchr(sci, 'e') - 1;
+    while (p > sci && (*p == '9' || *p == '.')) {
+        if (*p == '9')
+            *p = '0';
+        p--;
+    }
+    if (*p < '0' || *p > '8')
+        return false;
+    ++*p;
+    return true;
+}
+
+/* The shortest digits that read back as f, as "d.ddde+xx".  A power of two has less room below it than above: there
+ * the nearest decimal may read back as something else while the next one up reads back as f. */
+static void shortest(double f, char sci[40])
+{
+    int exp;
+    bool power = frexp(f, &exp) == 0.5;
+    for (int prec = 0; prec < 17; prec++) {
+        char up[40];
+        (void)snprintf(sci, 40, "%.*e", prec, f);
+        if (strtod(sci, NULL) == f)
+            return;
+        memcpy(up, sci, sizeof up);
+        if (power && next_decimal(up) && strtod(up, NULL) == f) {
+            memcpy(sci, up, sizeof up);
+            return;
+        }
+    }
+}
+
+/* Laid out as Python does: with an exponent from 1e16 up and below 1e-4. */
 size_t tern_jnum_repr(double f, char out[40])
 {
     char sci[40], digits[24];
-    int prec, n = 0, exp;
+    int n = 0, exp;
     if (isnan(f) || isinf(f))
         return (size_t)snprintf(out, 40, "%s", isnan(f) ? "nan" : f < 0 ? "-inf" : "inf");
-    for (prec = 0; prec < 17; prec++) {
-        (void)snprintf(sci, sizeof sci, "%.*e", prec, f);
-        if (strtod(sci, NULL) == f)
-            break;
-    }
+    shortest(fabs(f), sci);
     const char *e = strchr(sci, 'e');
     exp = (int)strtol(e + 1, NULL, 10);
     for (const char *p = sci; p < e; p++)

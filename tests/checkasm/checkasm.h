@@ -99,8 +99,8 @@ struct check_timing {
 };
 void check_bench(const struct check_timing *t);
 
-/* Ready-made roofs: FMAs on registers only, in the widest vectors of the current level (SSE multiply and add at level
- * c); and one plain sequential read of a buffer. */
+/* Ready-made roofs: FMAs on registers only, in the widest vectors of the current level (multiply, then add, on 128
+ * bits at level c); and one plain sequential read of a buffer. */
 double check_roof_fma(void *unused);
 struct check_read {
     const void *p;

@@ -2,14 +2,18 @@
  * variant is compiled for its own level with a target attribute and called only when the level is in use. */
 #include "checkasm.h"
 
-#include <immintrin.h>
+#include <string.h>
 #include "base/cpu.h"
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
 
 #define FMA_STEPS 20000
 #define CHAINS    12
 
 static volatile float sink;
 
+#if defined(__x86_64__)
 __attribute__((target("avx2,fma"))) static double fma_avx2(void)
 {
     __m256 acc[CHAINS], a = _mm256_set1_ps(0.999f), b = _mm256_set1_ps(1e-3f);
@@ -42,30 +46,37 @@ __attribute__((target("avx512f"))) static double fma_avx512(void)
     return 2.0 * 16 * CHAINS * FMA_STEPS;
 }
 
-static double fma_sse(void)
+#endif
+
+typedef float v4 __attribute__((vector_size(16)));
+typedef uint64_t u2 __attribute__((vector_size(16)));
+
+static double multiply_add(void)
 {
-    __m128 acc[CHAINS], a = _mm_set1_ps(0.999f), b = _mm_set1_ps(1e-3f);
+    v4 acc[CHAINS], a = {0.999f, 0.999f, 0.999f, 0.999f}, b = {1e-3f, 1e-3f, 1e-3f, 1e-3f};
     for (int c = 0; c < CHAINS; c++)
-        acc[c] = _mm_set1_ps((float)c);
+        acc[c] = a * (float)c;
     for (int i = 0; i < FMA_STEPS; i++) {
 #pragma GCC unroll 12
         for (int c = 0; c < CHAINS; c++)
-            acc[c] = _mm_add_ps(_mm_mul_ps(acc[c], a), b);
+            acc[c] = acc[c] * a + b;
     }
     for (int c = 1; c < CHAINS; c++)
-        acc[0] = _mm_add_ps(acc[0], acc[c]);
-    sink = _mm_cvtss_f32(acc[0]);
+        acc[0] += acc[c];
+    sink = acc[0][0];
     return 2.0 * 4 * CHAINS * FMA_STEPS;
 }
 
 double check_roof_fma(void *unused)
 {
     (void)unused;
+#if defined(__x86_64__)
     if (tern_k.mask & TERN_CPU_AVX512)
         return fma_avx512();
     if (tern_k.mask & TERN_CPU_AVX2)
         return fma_avx2();
-    return fma_sse();
+#endif
+    return multiply_add();
 }
 
 /* Four streams, prefetched: about the best that one thread gets out of the memory system. */
@@ -74,17 +85,20 @@ double check_roof_read(void *check_read)
     const struct check_read *r = check_read;
     size_t quarter = r->bytes / 4 / 64 * 64;
     const char *p = r->p;
-    __m128i x = _mm_setzero_si128();
+    u2 x = {0, 0};
     for (size_t i = 0; i < quarter; i += 64) {
 #pragma GCC unroll 4
         for (int s = 0; s < 4; s++) {
             const char *q = p + (size_t)s * quarter + i;
-            _mm_prefetch(q + 1024, _MM_HINT_T0);
+            __builtin_prefetch(q + 1024);
 #pragma GCC unroll 4
-            for (int j = 0; j < 4; j++)
-                x = _mm_xor_si128(x, _mm_loadu_si128((const __m128i *)(q + 16 * j)));
+            for (int j = 0; j < 4; j++) {
+                u2 v;
+                memcpy(&v, q + 16 * j, sizeof v);
+                x ^= v;
+            }
         }
     }
-    sink = (float)_mm_cvtsi128_si32(x);
+    sink = (float)(x[0] ^ x[1]);
     return (double)quarter * 4;
 }

@@ -1,6 +1,7 @@
 #include "kernel/attn.h"
 
 #include <math.h>
+#include <stdbool.h>
 #include "base/err.h"
 #include "kernel/avx2/attn_simd.h"
 
@@ -228,7 +229,9 @@ static void accum_f16(float *o, const float *p, const uint16_t *v, const float *
     int t0 = 0;
     do { /* once even for no token: o still shrinks */
         int t1 = t0 + step < n_tok ? t0 + step : n_tok, d = 0;
-        const char *fetch = (const char *)(v + (size_t)t0 * (size_t)dim) + AHEAD;
+        /* Behind the last token lies another head's page: ask for nothing new, the caller knows what comes next. */
+        bool inside = (size_t)(n_tok - t0) * (size_t)dim * 2 > AHEAD;
+        const char *fetch = (const char *)(v + (size_t)t0 * (size_t)dim) + (inside ? AHEAD : 0);
         for (; d + 8 * vecs <= dim; d += 8 * vecs)
             for (int i = 0, rows; i < n_q; i += rows) {
                 rows = tile_rows(n_q - i);

@@ -1,6 +1,7 @@
 #include "kernel/attn.h"
 
 #include <math.h>
+#include <stdbool.h>
 #include "base/err.h"
 #include "kernel/avx512/attn_simd.h"
 
@@ -147,10 +148,12 @@ ATTN_INLINE void accum_tile(float *o, const float *p, const void *v, const float
 
 /* Tokens [t0, t1) for all rows; `half` is a constant in both callers. */
 ATTN_INLINE void accum_chunk(float *o, const float *p, const void *v, const float *shrink, int half, int dim, int t0,
-                             int t1, int n_q)
+                             int t1, int n_tok, int n_q)
 {
     const size_t elem = half ? 2 : 4;
-    const char *fetch = (const char *)v + (size_t)t0 * (size_t)dim * elem + AHEAD;
+    /* Behind the last token lies another head's page: ask for nothing new, the caller knows what comes next. */
+    bool inside = (size_t)(n_tok - t0) * (size_t)dim * elem > AHEAD;
+    const char *fetch = (const char *)v + (size_t)t0 * (size_t)dim * elem + (inside ? AHEAD : 0);
     for (int d = 0, step; d < dim; d += step) {
         step = dim - d >= 64 ? 64 : 16;
         const __mmask16 mask = dim - d >= 16 ? ALL : (__mmask16)0xFF;
@@ -171,7 +174,7 @@ ATTN_INLINE void accum_chunk(float *o, const float *p, const void *v, const floa
 static void accum_f32(float *o, const float *p, const float *v, const float *shrink, int dim, int n_tok, int n_q)
 {
     TERN_DASSERT(dim % 8 == 0 && n_tok >= 0 && n_tok <= TERN_PAGE);
-    accum_chunk(o, p, v, shrink, 0, dim, 0, n_tok, n_q);
+    accum_chunk(o, p, v, shrink, 0, dim, 0, n_tok, n_tok, n_q);
 }
 
 static void accum_f16(float *o, const float *p, const uint16_t *v, const float *shrink, int dim, int n_tok, int n_q)
@@ -181,7 +184,7 @@ static void accum_f16(float *o, const float *p, const uint16_t *v, const float *
     int t0 = 0;
     do { /* once even for no token: o still shrinks */
         int t1 = t0 + step < n_tok ? t0 + step : n_tok;
-        accum_chunk(o, p, v, shrink, 1, dim, t0, t1, n_q);
+        accum_chunk(o, p, v, shrink, 1, dim, t0, t1, n_tok, n_q);
         shrink = NULL;
         t0 = t1;
     } while (t0 < n_tok);

@@ -9,7 +9,8 @@
 
 static inline __mmask16 first_lanes(int n)
 {
-    return n >= 16 ? (__mmask16)0xFFFF : (__mmask16)((1u << n) - 1u);
+    unsigned lanes = n >= 16 ? 0xFFFFu : (1u << n) - 1u;
+    return (__mmask16)lanes;
 }
 
 static inline __m512 load_part(const float *p, int n)
