@@ -1,7 +1,7 @@
 /* For tools/tidy alone, which includes it in front of every file: the value of functions that report a failure.
  *
- * They are defined elsewhere, so the analyzer would have to assume that they might return 0, and that the caller goes on
- * with what it failed to get.  A TIDY_HERE_ macro stands for "defined in this file". */
+ * They are defined elsewhere, so the analyzer would have to assume that they might return 0, and that the caller goes
+ * on with what it failed to get.  A TIDY_HERE_ macro stands for "defined in this file". */
 #ifndef TERN_TOOLS_TIDY_H
 #define TERN_TOOLS_TIDY_H
 

@@ -281,11 +281,13 @@ static int lex_number(struct lexer *x)
     struct jtok tok = {.type = real ? JT_FLOAT : JT_INT, .p = x->s + begin, .n = end - begin};
     if (real) {
         if (!tern_jnum_parse_float(tok.p, tok.n, &tok.f))
-            return tern_jparse_fail(x->p, TERN_EFORMAT, x->line, "malformed number '%.*s'", tok.n > 40 ? 40 : (int)tok.n, tok.p);
+            return tern_jparse_fail(x->p, TERN_EFORMAT, x->line, "malformed number '%.*s'",
+                                    tok.n > 40 ? 40 : (int)tok.n, tok.p);
     } else {
         int ok = tern_jnum_parse_int(tok.p, tok.n, base == 10 ? 10 : 0, &tok.i);
         if (ok == 0 || (base == 10 && tok.p[0] == '0' && tok.i != 0))
-            return tern_jparse_fail(x->p, TERN_EFORMAT, x->line, "malformed number '%.*s'", tok.n > 40 ? 40 : (int)tok.n, tok.p);
+            return tern_jparse_fail(x->p, TERN_EFORMAT, x->line, "malformed number '%.*s'",
+                                    tok.n > 40 ? 40 : (int)tok.n, tok.p);
         if (ok < 0)
             return tern_jparse_fail(x->p, TERN_ELIMIT, x->line, "the number %.*s does not fit in 64 bits",
                                     tok.n > 40 ? 40 : (int)tok.n, tok.p);

@@ -1,8 +1,8 @@
 /* Runs a fuzz target without a fuzzer: every file of the given folders (and every given file) is one input.
  *
- * Beside each input, sixteen beginnings of it are run, because most of what goes wrong in a reader goes wrong at the end
- * of its input.  An input lies in a block of exactly its size, so that a sanitizer sees the first byte read beyond it.
- * The name of the input in hand is on stderr before it runs: the last one named is the one that failed. */
+ * Beside each input, sixteen beginnings of it are run, because most of what goes wrong in a reader goes wrong at the
+ * end of its input.  An input lies in a block of exactly its size, so that a sanitizer sees the first byte read beyond
+ * it. The name of the input in hand is on stderr before it runs: the last one named is the one that failed. */
 #include <dirent.h>
 #include <errno.h>
 #include <stdint.h>

@@ -52,11 +52,12 @@ ALWAYS void expand_block(enum tern_codes codes, enum tern_scales scales, float *
 {
     const uint8_t *block = v->codes + b * tern_codes_unit(codes);
     for (int h = 0; h < 2; h++) {
+        struct super super = super_scale(scales, v, b / 8, h);
         __m256 scale, minimum;
 #pragma GCC unroll 8
         for (int q = 0; q < 8; q++) {
             if (q == 0 || (q == 4 && scales == TERN_SCALES_K16))
-                group_scale(scales, v, 2 * b + (size_t)q / 4, h, &scale, &minimum);
+                group_scale(scales, v, super, 2 * b + (size_t)q / 4, h, &scale, &minimum);
             __m256i c = quad_codes(codes, block, q, h);
             if (codes != TERN_CODES_S8 && !has_minimum(scales))
                 c = _mm256_sub_epi8(c, _mm256_set1_epi8((char)zero));
@@ -64,7 +65,9 @@ ALWAYS void expand_block(enum tern_codes codes, enum tern_scales scales, float *
             for (int i = 0; i < 4; i++) {
                 __m256 f = _mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_slli_epi32(c, 24 - 8 * i), 24));
                 /* scale * code is exact, so one fused operation rounds exactly once, as the contract wants. */
-                f = has_minimum(scales) ? _mm256_fmadd_ps(scale, f, minimum) : _mm256_mul_ps(scale, f);
+                f = scales == TERN_SCALES_F16M  ? _mm256_fmadd_ps(scale, f, minimum)
+                    : scales == TERN_SCALES_K32 ? _mm256_fmsub_ps(scale, f, minimum)
+                                                : _mm256_mul_ps(scale, f);
                 _mm256_store_ps(out + (4 * q + i) * TERN_PANEL + 8 * h, f);
             }
         }

@@ -47,11 +47,28 @@ ALWAYS bool has_minimum(enum tern_scales scales)
     return scales == TERN_SCALES_F16M || scales == TERN_SCALES_K32;
 }
 
-/* Scale and added minimum of rows 8*h .. 8*h+7 for the 16 inputs number `half`; products as in kernel/gemm.h. */
-ALWAYS void group_scale(enum tern_scales scales, const struct tern_panel_view *v, size_t half, int h, __m256 *scale,
-                        __m256 *minimum)
+/* Scales of 256 inputs of rows 8*h .. 8*h+7 (K32, K16): what group_scale needs beside the scales of smaller groups. */
+struct super {
+    __m256 d, m;
+};
+
+ALWAYS struct super super_scale(enum tern_scales scales, const struct tern_panel_view *v, size_t super, int h)
 {
-    size_t block = half / 2 * TERN_PANEL + 8 * (size_t)h, super = half / 16 * TERN_PANEL + 8 * (size_t)h;
+    size_t at = super * TERN_PANEL + 8 * (size_t)h;
+    struct super s = {_mm256_setzero_ps(), _mm256_setzero_ps()};
+    if (scales == TERN_SCALES_K32 || scales == TERN_SCALES_K16)
+        s.d = half8(v->d + at);
+    if (scales == TERN_SCALES_K32)
+        s.m = half8(v->m + at);
+    return s;
+}
+
+/* Scale and minimum of rows 8*h .. 8*h+7 for the 16 inputs number `half`; products as in kernel/gemm.h.  The minimum of
+ * F16M is to be added, that of K32 subtracted: see plus_minimum. */
+ALWAYS void group_scale(enum tern_scales scales, const struct tern_panel_view *v, struct super super, size_t half,
+                        int h, __m256 *scale, __m256 *minimum)
+{
+    size_t block = half / 2 * TERN_PANEL + 8 * (size_t)h;
     *minimum = _mm256_setzero_ps();
     if (scales == TERN_SCALES_F16) {
         *scale = half8(v->d + block);
@@ -59,12 +76,17 @@ ALWAYS void group_scale(enum tern_scales scales, const struct tern_panel_view *v
         *scale = half8(v->d + block);
         *minimum = half8(v->m + block);
     } else if (scales == TERN_SCALES_K32) {
-        *scale = _mm256_mul_ps(half8(v->d + super), u8x8(v->a + block));
-        *minimum = _mm256_mul_ps(half8(v->m + super), u8x8(v->b + block));
-        *minimum = _mm256_xor_ps(*minimum, _mm256_set1_ps(-0.0f));
+        *scale = _mm256_mul_ps(super.d, u8x8(v->a + block));
+        *minimum = _mm256_mul_ps(super.m, u8x8(v->b + block));
     } else {
-        *scale = _mm256_mul_ps(half8(v->d + super), i8x8(v->a + half * TERN_PANEL + 8 * (size_t)h));
+        *scale = _mm256_mul_ps(super.d, i8x8(v->a + half * TERN_PANEL + 8 * (size_t)h));
     }
+}
+
+/* minimum * times + acc with the sign that the format gives the minimum. */
+ALWAYS __m256 plus_minimum(enum tern_scales scales, __m256 minimum, __m256 times, __m256 acc)
+{
+    return scales == TERN_SCALES_K32 ? _mm256_fnmadd_ps(minimum, times, acc) : _mm256_fmadd_ps(minimum, times, acc);
 }
 
 /* Shifts 16-bit lanes left by a constant that may be negative; callers mask what crosses bytes. */

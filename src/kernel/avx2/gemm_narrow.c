@@ -9,8 +9,11 @@
 #include <string.h>
 
 #define MAX_ROWS 4
-#define AHEAD    8 /* blocks of prefetch */
-#define STREAMS  4
+#ifndef AHEAD
+#define AHEAD 8 /* blocks of prefetch */
+#endif
+#define VISIT   (TERN_SUPER / TERN_BLOCK)
+#define STREAMS 4
 
 ALWAYS __m256i quad_of(const int8_t *q)
 {
@@ -58,15 +61,15 @@ ALWAYS void block_dots(enum tern_codes codes, enum tern_scales scales, const uin
 }
 
 /* One block's share of the chains. */
-ALWAYS void add_block(enum tern_scales scales, const struct tern_panel_view *v, size_t b, const struct tern_q8_row *x,
-                      int rows, int zero, block_dot dot, float *out)
+ALWAYS void add_block(enum tern_scales scales, const struct tern_panel_view *v, const struct super super[2], size_t b,
+                      const struct tern_q8_row *x, int rows, int zero, block_dot dot, __m256 acc[MAX_ROWS][2])
 {
     const int groups = scales == TERN_SCALES_K16 ? 2 : 1;
 #pragma GCC unroll 2
     for (int g = 0; g < groups; g++) {
         __m256 scale[2], minimum[2];
-        group_scale(scales, v, 2 * b + (size_t)g, 0, &scale[0], &minimum[0]);
-        group_scale(scales, v, 2 * b + (size_t)g, 1, &scale[1], &minimum[1]);
+        group_scale(scales, v, super[0], 2 * b + (size_t)g, 0, &scale[0], &minimum[0]);
+        group_scale(scales, v, super[1], 2 * b + (size_t)g, 1, &scale[1], &minimum[1]);
 #pragma GCC unroll 8
         for (int r = 0; r < rows; r++) {
             float sx = x[r].scale[b];
@@ -80,12 +83,9 @@ ALWAYS void add_block(enum tern_scales scales, const struct tern_panel_view *v, 
                 __m256i d = dot[r][h][g];
                 if (!has_minimum(scales))
                     d = _mm256_sub_epi32(d, zero8);
-                float *cell = out + r * TERN_PANEL + 8 * h;
-                __m256 acc = _mm256_load_ps(cell);
-                acc = _mm256_fmadd_ps(_mm256_cvtepi32_ps(d), _mm256_mul_ps(scale[h], sx8), acc);
+                acc[r][h] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(d), _mm256_mul_ps(scale[h], sx8), acc[r][h]);
                 if (has_minimum(scales))
-                    acc = _mm256_fmadd_ps(minimum[h], sum8, acc);
-                _mm256_store_ps(cell, acc);
+                    acc[r][h] = plus_minimum(scales, minimum[h], sum8, acc[r][h]);
             }
         }
     }
@@ -122,26 +122,49 @@ struct walk {
     int zero, streams;
 };
 
-/* `streams` panels times `rows` activation rows.  Several panels are read side by side because the memory system serves
- * a few distant sequences better than one; the chains wait in out[stream][row][16] meanwhile. */
+/* Blocks [b0, b1) of one panel, all within the same 256 inputs, added to the chains out[row][16]. */
+ALWAYS void visit(enum tern_codes codes, enum tern_scales scales, float *out, const struct tern_panel_view *v,
+                  size_t b0, size_t b1, const struct walk *w, const struct tern_q8_row *x, int rows)
+{
+    const struct super super[2] = {super_scale(scales, v, b0 / VISIT, 0), super_scale(scales, v, b0 / VISIT, 1)};
+    const size_t blocks = w->blocks, panel_bytes = w->panel_bytes;
+    const int zero = w->zero;
+    __m256 acc[MAX_ROWS][2];
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; r++) {
+        acc[r][0] = _mm256_load_ps(out + r * TERN_PANEL);
+        acc[r][1] = _mm256_load_ps(out + r * TERN_PANEL + 8);
+    }
+#pragma GCC unroll 1
+    for (size_t b = b0; b < b1; b++) {
+        block_dot dot;
+        prefetch_block(codes, scales, v, b, blocks, panel_bytes);
+        block_dots(codes, scales, v->codes + b * tern_codes_unit(codes), x, b * TERN_BLOCK, rows, dot);
+        add_block(scales, v, super, b, x, rows, zero, dot, acc);
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; r++) {
+        _mm256_store_ps(out + r * TERN_PANEL, acc[r][0]);
+        _mm256_store_ps(out + r * TERN_PANEL + 8, acc[r][1]);
+    }
+}
+
+/* Several panels times `rows` activation rows.  The panels are visited in turn, 256 inputs at a time, because the
+ * memory system serves a few distant sequences better than one; the chains rest in out[stream][row][16] meanwhile. */
 ALWAYS void panel_dots(enum tern_codes codes, enum tern_scales scales, float *out, const struct tern_panel_view *v,
                        const struct walk *w, const struct tern_q8_row *rows_in, int rows)
 {
-    const size_t blocks = w->blocks, panel_bytes = w->panel_bytes;
-    const int zero = w->zero, streams = w->streams;
     struct tern_q8_row x[MAX_ROWS]; /* a copy that stores to `out` cannot touch */
 #pragma GCC unroll 8
     for (int r = 0; r < rows; r++)
         x[r] = rows_in[r];
-    memset(out, 0, (size_t)streams * MAX_ROWS * TERN_PANEL * sizeof *out);
-    for (size_t b = 0; b < blocks; b++) {
+    memset(out, 0, (size_t)w->streams * MAX_ROWS * TERN_PANEL * sizeof *out);
+    const size_t turn = rows <= 2 ? 1 : VISIT;
+    for (size_t b = 0; b < w->blocks; b += turn) {
+        size_t end = w->blocks - b < turn ? w->blocks : b + turn;
 #pragma GCC unroll 1
-        for (int s = 0; s < streams; s++) {
-            block_dot dot;
-            prefetch_block(codes, scales, &v[s], b, blocks, panel_bytes);
-            block_dots(codes, scales, v[s].codes + b * tern_codes_unit(codes), x, b * TERN_BLOCK, rows, dot);
-            add_block(scales, &v[s], b, x, rows, zero, dot, out + s * MAX_ROWS * TERN_PANEL);
-        }
+        for (int s = 0; s < w->streams; s++)
+            visit(codes, scales, out + s * MAX_ROWS * TERN_PANEL, &v[s], b, end, w, x, rows);
     }
 }
 

@@ -32,11 +32,12 @@ ALWAYS void expand_block(enum tern_codes codes, enum tern_scales scales, float *
                          size_t b, int zero)
 {
     const uint8_t *block = v->codes + b * tern_codes_unit(codes);
+    struct super super = super_scale(scales, v, b / 8);
     __m512 scale, minimum;
 #pragma GCC unroll 8
     for (int q = 0; q < 8; q++) {
         if (q == 0 || (q == 4 && scales == TERN_SCALES_K16))
-            group_scale(scales, v, 2 * b + (size_t)q / 4, &scale, &minimum);
+            group_scale(scales, v, super, 2 * b + (size_t)q / 4, &scale, &minimum);
         __m512i c = quad_codes(codes, block, q);
         if (codes != TERN_CODES_S8 && !has_minimum(scales))
             c = _mm512_sub_epi8(c, _mm512_set1_epi8((char)zero));
@@ -44,7 +45,9 @@ ALWAYS void expand_block(enum tern_codes codes, enum tern_scales scales, float *
         for (int i = 0; i < 4; i++) {
             __m512 f = _mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(c, 24u - 8u * (unsigned)i), 24));
             /* scale * code is exact, so one fused operation rounds exactly once, as the contract wants. */
-            f = has_minimum(scales) ? _mm512_fmadd_ps(scale, f, minimum) : _mm512_mul_ps(scale, f);
+            f = scales == TERN_SCALES_F16M  ? _mm512_fmadd_ps(scale, f, minimum)
+                : scales == TERN_SCALES_K32 ? _mm512_fmsub_ps(scale, f, minimum)
+                                            : _mm512_mul_ps(scale, f);
             _mm512_store_ps(out + (4 * q + i) * TERN_PANEL, f);
         }
     }

@@ -47,11 +47,27 @@ ALWAYS bool has_minimum(enum tern_scales scales)
     return scales == TERN_SCALES_F16M || scales == TERN_SCALES_K32;
 }
 
-/* Scale and added minimum of the 16 inputs number `half`; products as in kernel/gemm.h. */
-ALWAYS void group_scale(enum tern_scales scales, const struct tern_panel_view *v, size_t half, __m512 *scale,
-                        __m512 *minimum)
+/* Scales of 256 inputs (K32, K16): what group_scale needs beside the scales of smaller groups. */
+struct super {
+    __m512 d, m;
+};
+
+ALWAYS struct super super_scale(enum tern_scales scales, const struct tern_panel_view *v, size_t super)
 {
-    size_t block = half / 2 * TERN_PANEL, super = half / 16 * TERN_PANEL;
+    struct super s = {_mm512_setzero_ps(), _mm512_setzero_ps()};
+    if (scales == TERN_SCALES_K32 || scales == TERN_SCALES_K16)
+        s.d = half16(v->d + super * TERN_PANEL);
+    if (scales == TERN_SCALES_K32)
+        s.m = half16(v->m + super * TERN_PANEL);
+    return s;
+}
+
+/* Scale and minimum of the 16 inputs number `half`; products as in kernel/gemm.h.  The minimum of F16M is to be added,
+ * that of K32 subtracted: see plus_minimum. */
+ALWAYS void group_scale(enum tern_scales scales, const struct tern_panel_view *v, struct super super, size_t half,
+                        __m512 *scale, __m512 *minimum)
+{
+    size_t block = half / 2 * TERN_PANEL;
     *minimum = _mm512_setzero_ps();
     if (scales == TERN_SCALES_F16) {
         *scale = half16(v->d + block);
@@ -59,12 +75,17 @@ ALWAYS void group_scale(enum tern_scales scales, const struct tern_panel_view *v
         *scale = half16(v->d + block);
         *minimum = half16(v->m + block);
     } else if (scales == TERN_SCALES_K32) {
-        *scale = _mm512_mul_ps(half16(v->d + super), u8x16(v->a + block));
-        *minimum = _mm512_mul_ps(half16(v->m + super), u8x16(v->b + block));
-        *minimum = _mm512_xor_ps(*minimum, _mm512_set1_ps(-0.0f));
+        *scale = _mm512_mul_ps(super.d, u8x16(v->a + block));
+        *minimum = _mm512_mul_ps(super.m, u8x16(v->b + block));
     } else {
-        *scale = _mm512_mul_ps(half16(v->d + super), i8x16(v->a + half * TERN_PANEL));
+        *scale = _mm512_mul_ps(super.d, i8x16(v->a + half * TERN_PANEL));
     }
+}
+
+/* minimum * times + acc with the sign that the format gives the minimum. */
+ALWAYS __m512 plus_minimum(enum tern_scales scales, __m512 minimum, __m512 times, __m512 acc)
+{
+    return scales == TERN_SCALES_K32 ? _mm512_fnmadd_ps(minimum, times, acc) : _mm512_fmadd_ps(minimum, times, acc);
 }
 
 /* Shifts 16-bit lanes left by a constant that may be negative; callers mask what crosses bytes. */
