@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
 """Expected results of chat templates, from Python's jinja2 set up as Hugging Face transformers sets it up.
 
-    render_oracle.py cases OUT.json     write the table of cases with their results (tests/data/templates/cases.json)
+    render_oracle.py cases OUT.json     write the table of cases with their results (tests/data/templates/cases.json);
+                                        smollm2.jinja must lie beside it
     render_oracle.py smollm2 MODEL.gguf OUT.jinja
                                         write the chat template stored in a GGUF file
 As a module: environment() and render(case), used by tests/unit/test_template_oracle.py.
 Needs jinja2 3.1 or newer (Debian: python3-jinja2).
 """
 import json
+import os
 import struct
 import sys
 from datetime import datetime
@@ -565,15 +567,30 @@ def table():
     return lines
 
 
+CHATML = ("{% for message in messages %}{{ '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}{% endfor %}"
+          "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}")
+
+
+def file_cases(smollm2_path):
+    """Messages through the template of SmolLM2 and through ChatML, which the engine has built in."""
+    texts = {"smollm2": open(smollm2_path, encoding="utf-8").read(), "chatml": CHATML}
+    return [{"group": "file " + name, "template": text, "messages": chat, "add_generation_prompt": prompt, "bos": "<|im_start|>",
+             "eos": "<|im_end|>"} for name, text in texts.items() for chat in CHATS for prompt in (False, True)]
+
+
 def cases(path):
     out = []
-    for case in table():
+    smollm2_path = os.path.join(os.path.dirname(os.path.abspath(path)), "smollm2.jinja")
+    for case in table() + file_cases(smollm2_path):
         try:
             case["text"] = render(case)
         except Exception as e:  # any failure is a failure for us too; the words are ours
             case["error"] = f"{type(e).__name__}: {e}"
         if case["group"].startswith("family"):
             case["family"] = case.pop("group")[7:]
+            del case["template"]
+        elif case["group"].startswith("file"):
+            case["file"] = case.pop("group")[5:]
             del case["template"]
         elif case["group"] not in ("whitespace", "mutation"):
             del case["vars"]

@@ -2,6 +2,7 @@
  * Python would go on with longer ones. */
 #include "text/jinja_impl.h"
 
+#include <locale.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -235,7 +236,7 @@ int tern_jval_negate(struct jrun *r, struct jval v, bool minus, struct jval *out
 static bool next_decimal(char *sci)
 {
     char *p = strchr(sci, 'e') - 1;
-    while (p > sci && (*p == '9' || *p == '.')) {
+    while (p > sci && (*p < '0' || *p > '8')) { /* nines and the decimal point, which the locale chooses */
         if (*p == '9')
             *p = '0';
         p--;
@@ -368,7 +369,7 @@ bool tern_jnum_parse_float(const char *p, size_t n, double *f)
     p += whole;
     n -= whole;
     if (n && *p == '.') {
-        text[len++] = '.';
+        text[len++] = *localeconv()->decimal_point; /* what strtod reads; the program may have set a locale */
         frac = copy_digits(p + 1, n - 1, text, &len, sizeof text - 20);
         p += 1 + frac;
         n -= 1 + frac;

@@ -9,11 +9,9 @@
 #include <string.h>
 
 #define MAX_ROWS 4
-#ifndef AHEAD
-#define AHEAD 8 /* blocks of prefetch */
-#endif
-#define VISIT   (TERN_SUPER / TERN_BLOCK)
-#define STREAMS 4
+#define AHEAD    8                         /* blocks of prefetch */
+#define VISIT    (TERN_SUPER / TERN_BLOCK) /* blocks that share the scales of K32 and K16 */
+#define STREAMS  4
 
 ALWAYS __m256i quad_of(const int8_t *q)
 {
@@ -161,7 +159,7 @@ ALWAYS void panel_dots(enum tern_codes codes, enum tern_scales scales, float *ou
     memset(out, 0, (size_t)w->streams * MAX_ROWS * TERN_PANEL * sizeof *out);
     const size_t turn = rows <= 2 ? 1 : VISIT;
     for (size_t b = 0; b < w->blocks; b += turn) {
-        size_t end = w->blocks - b < turn ? w->blocks : b + turn;
+        size_t end = turn == 1 || b + turn <= w->blocks ? b + turn : w->blocks;
 #pragma GCC unroll 1
         for (int s = 0; s < w->streams; s++)
             visit(codes, scales, out + s * MAX_ROWS * TERN_PANEL, &v[s], b, end, w, x, rows);

@@ -52,10 +52,11 @@ ALWAYS void add_block(enum tern_scales scales, const struct tern_panel_view *v, 
                       int rows, block_dot dot, float *out)
 {
     const int groups = scales == TERN_SCALES_K16 ? 2 : 1;
+    const struct super super = super_scale(scales, v, b / (TERN_SUPER / TERN_BLOCK));
 #pragma GCC unroll 2
     for (int g = 0; g < groups; g++) {
         __m512 scale, minimum;
-        group_scale(scales, v, 2 * b + (size_t)g, &scale, &minimum);
+        group_scale(scales, v, super, 2 * b + (size_t)g, &scale, &minimum);
 #pragma GCC unroll 8
         for (int r = 0; r < rows; r++) {
             float sx = x[r].scale[b];
@@ -63,7 +64,7 @@ ALWAYS void add_block(enum tern_scales scales, const struct tern_panel_view *v, 
             acc = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot[r][g]), _mm512_mul_ps(scale, _mm512_set1_ps(sx)), acc);
             if (has_minimum(scales)) {
                 float sum = (float)(x[r].sum16[2 * b] + x[r].sum16[2 * b + 1]);
-                acc = _mm512_fmadd_ps(minimum, _mm512_set1_ps(sx * sum), acc);
+                acc = plus_minimum(scales, minimum, _mm512_set1_ps(sx * sum), acc);
             }
             _mm512_store_ps(out + r * TERN_PANEL, acc);
         }
