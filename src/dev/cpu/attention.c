@@ -74,7 +74,7 @@ size_t tern_cpu_attention_scratch(const struct tern_attn_shape *shape, int n_thr
 
 /* ---- tasks -------------------------------------------------------------------------------------------------- */
 
-void attn_unit_init(struct attn_unit *u, const struct attn_step *step, const struct attn_block *b, int index)
+void tern_attn_unit_init(struct attn_unit *u, const struct attn_step *step, const struct attn_block *b, int index)
 {
     int heads = step->heads[b->job->wide], per_kv = step->units[b->job->wide];
     int first = index % per_kv * heads;
@@ -115,13 +115,13 @@ static void run_task(void *ctx, int task, int worker)
     thread_scratch(&c, step, worker);
     number -= b->task0;
     if (b->job->wide) {
-        attn_unit_init(&u, step, b, number);
-        attn_wide(&u, &c);
+        tern_attn_unit_init(&u, step, b, number);
+        tern_attn_wide(&u, &c);
         return;
     }
     int n_ranges = b->n_ranges ? b->n_ranges : 1;
-    attn_unit_init(&u, step, b, number / n_ranges);
-    attn_narrow_range(&u, number % n_ranges, &c);
+    tern_attn_unit_init(&u, step, b, number / n_ranges);
+    tern_attn_narrow_range(&u, number % n_ranges, &c);
 }
 
 static void run_merge(void *ctx, int task, int worker)
@@ -131,8 +131,8 @@ static void run_merge(void *ctx, int task, int worker)
     struct attn_unit u;
     const struct attn_block *b = find_block(step, task, true);
     thread_scratch(&c, step, worker);
-    attn_unit_init(&u, step, b, task - b->merge0);
-    attn_narrow_merge(&u, &c);
+    tern_attn_unit_init(&u, step, b, task - b->merge0);
+    tern_attn_narrow_merge(&u, &c);
 }
 
 static void flush(struct attn_step *step, struct tern_pool *pool)

@@ -63,24 +63,24 @@ struct attn_unit {
     int kv_head, head0, heads, n_q;
 };
 
-void attn_unit_init(struct attn_unit *u, const struct attn_step *step, const struct attn_block *b, int index);
+void tern_attn_unit_init(struct attn_unit *u, const struct attn_step *step, const struct attn_block *b, int index);
 
 /* dst[n][k.dim] = q rows [i0, i0 + n) times softmax scale and log2(e). */
-void attn_load_q(const struct attn_unit *u, float *dst, int i0, int n);
+void tern_attn_load_q(const struct attn_unit *u, float *dst, int i0, int n);
 
 /* One KV head of a closed page. */
-const uint8_t *attn_page(const struct attn_unit *u, int page);
+const uint8_t *tern_attn_page(const struct attn_unit *u, int page);
 
 /* Softmax of q rows [i0, i0 + n) over a page: s[n][64] becomes weights, c->shrink[n] the factors.  Tokens [lo, hi) of
  * the page count, less what the window hides; causal: of the own page, none after the row itself. */
-void attn_softmax(const struct attn_unit *u, struct attn_scratch *c, int i0, int n, int page, int lo, int hi);
+void tern_attn_softmax(const struct attn_unit *u, struct attn_scratch *c, int i0, int n, int page, int lo, int hi);
 
 /* Q rows have seen their closed pages: transforms o, adds sinks and the own tile, divides, writes to the output. */
-void attn_finish(const struct attn_unit *u, struct attn_scratch *c);
+void tern_attn_finish(const struct attn_unit *u, struct attn_scratch *c);
 
-void attn_wide(const struct attn_unit *u, struct attn_scratch *c);
-void attn_narrow_range(const struct attn_unit *u, int range, struct attn_scratch *c);
-void attn_narrow_merge(const struct attn_unit *u, struct attn_scratch *c);
+void tern_attn_wide(const struct attn_unit *u, struct attn_scratch *c);
+void tern_attn_narrow_range(const struct attn_unit *u, int range, struct attn_scratch *c);
+void tern_attn_narrow_merge(const struct attn_unit *u, struct attn_scratch *c);
 
 /* Floats of partial results of one q row and range: o, m, l. */
 static inline size_t attn_part_floats(const struct tern_kv_layer *kv)

@@ -39,18 +39,18 @@ static void wide_queries(const struct attn_unit *u, struct attn_scratch *c)
 {
     const struct tern_kv_side *k = &u->step->kv->k;
     if (k->codec->raw) {
-        attn_load_q(u, c->x, 0, u->n_q);
+        tern_attn_load_q(u, c->x, 0, u->n_q);
         return;
     }
     for (int i = 0; i < u->n_q; i += ATTN_SUB) {
         int n = u->n_q - i < ATTN_SUB ? u->n_q - i : ATTN_SUB;
         struct tern_kv_query query = {.x = c->x + (size_t)i * (size_t)k->dim};
-        attn_load_q(u, c->raw, i, n);
+        tern_attn_load_q(u, c->raw, i, n);
         k->codec->prep(k, &query, c->raw, n, false);
     }
 }
 
-void attn_wide(const struct attn_unit *u, struct attn_scratch *c)
+void tern_attn_wide(const struct attn_unit *u, struct attn_scratch *c)
 {
     const struct tern_kv_layer *kv = u->step->kv;
     const size_t dk = (size_t)kv->k.dim, dv = (size_t)kv->v.dim;
@@ -58,17 +58,17 @@ void attn_wide(const struct attn_unit *u, struct attn_scratch *c)
     if (u->block->page0 < u->block->own)
         wide_queries(u, c);
     for (int page = u->block->page0; page < u->block->own; page++) {
-        const uint8_t *p = attn_page(u, page);
+        const uint8_t *p = tern_attn_page(u, page);
         const float *k = page_f32(&kv->k, c->k, p + kv->k_off, p + kv->k_head_off);
         const float *v = page_f32(&kv->v, c->v, p + kv->v_off, p + kv->v_head_off);
         for (int i = 0; i < u->n_q; i += ATTN_SUB) {
             int n = u->n_q - i < ATTN_SUB ? u->n_q - i : ATTN_SUB;
             tern_k.attn.score_f32(c->s, c->x + (size_t)i * dk, k, kv->k.dim, n);
-            attn_softmax(u, c, i, n, page, first_token(u, page), TERN_PAGE);
+            tern_attn_softmax(u, c, i, n, page, first_token(u, page), TERN_PAGE);
             tern_k.attn.accum_f32(c->o + (size_t)i * dv, c->s, v, c->shrink, kv->v.dim, TERN_PAGE, n);
         }
     }
-    attn_finish(u, c);
+    tern_attn_finish(u, c);
 }
 
 /* ---- narrow ------------------------------------------------------------------------------------------------- */
@@ -98,7 +98,7 @@ static void narrow_accum(const struct tern_kv_side *side, struct attn_scratch *c
 /* Kernels ask for memory a little ahead of where they read; only this loop knows where the next page lies. */
 static void fetch_page(const struct attn_unit *u, int page)
 {
-    const uint8_t *p = attn_page(u, page);
+    const uint8_t *p = tern_attn_page(u, page);
     size_t n = u->step->kv->head_bytes < AHEAD ? u->step->kv->head_bytes : AHEAD;
     for (size_t i = 0; i < n; i += 64)
         __builtin_prefetch(p + i);
@@ -124,7 +124,7 @@ static void save_part(const struct attn_unit *u, int range, const struct attn_sc
     }
 }
 
-void attn_narrow_range(const struct attn_unit *u, int range, struct attn_scratch *c)
+void tern_attn_narrow_range(const struct attn_unit *u, int range, struct attn_scratch *c)
 {
     const struct tern_kv_layer *kv = u->step->kv;
     const struct attn_block *b = u->block;
@@ -132,21 +132,21 @@ void attn_narrow_range(const struct attn_unit *u, int range, struct attn_scratch
     begin = begin > b->page0 ? begin : b->page0;
     end = end < b->own ? end : b->own;
     start_rows(u, c);
-    attn_load_q(u, c->raw, 0, u->n_q);
+    tern_attn_load_q(u, c->raw, 0, u->n_q);
     if (begin < end && !kv->k.codec->raw)
         kv->k.codec->prep(&kv->k, &c->query, c->raw, u->n_q, true);
     for (int page = begin; page < end; page++) {
-        const uint8_t *p = attn_page(u, page);
+        const uint8_t *p = tern_attn_page(u, page);
         narrow_score(&kv->k, c, p + kv->k_off, p + kv->k_head_off, u->n_q);
         if (page + 1 < end)
             fetch_page(u, page + 1);
-        attn_softmax(u, c, 0, u->n_q, page, first_token(u, page), TERN_PAGE);
+        tern_attn_softmax(u, c, 0, u->n_q, page, first_token(u, page), TERN_PAGE);
         narrow_accum(&kv->v, c, p + kv->v_off, p + kv->v_head_off, u->n_q);
     }
     if (b->n_ranges > 1)
         save_part(u, range, c);
     else
-        attn_finish(u, c);
+        tern_attn_finish(u, c);
 }
 
 /* The ranges of one q row are one more softmax: weights exp2(m_r - m), sums of o_r and l_r in ascending order.  Chunks
@@ -169,10 +169,10 @@ static void merge_row(const struct attn_unit *u, const float *part, float *o, fl
     }
 }
 
-void attn_narrow_merge(const struct attn_unit *u, struct attn_scratch *c)
+void tern_attn_narrow_merge(const struct attn_unit *u, struct attn_scratch *c)
 {
     start_rows(u, c);
     for (int i = 0; i < u->n_q; i++)
         merge_row(u, part_of(u, i), c->o + (size_t)i * (size_t)u->step->kv->v.dim, &c->m[i], &c->l[i], c->s);
-    attn_finish(u, c);
+    tern_attn_finish(u, c);
 }

@@ -10,7 +10,7 @@ static int row_pos(const struct attn_unit *u, int i)
     return u->block->pos0 + i / u->heads;
 }
 
-void attn_load_q(const struct attn_unit *u, float *dst, int i0, int n)
+void tern_attn_load_q(const struct attn_unit *u, float *dst, int i0, int n)
 {
     const struct attn_step *step = u->step;
     size_t dim = (size_t)step->kv->k.dim;
@@ -23,7 +23,7 @@ void attn_load_q(const struct attn_unit *u, float *dst, int i0, int n)
     }
 }
 
-const uint8_t *attn_page(const struct attn_unit *u, int page)
+const uint8_t *tern_attn_page(const struct attn_unit *u, int page)
 {
     const struct tern_attn_job *job = u->block->job;
     const struct tern_kv_layer *kv = u->step->kv;
@@ -31,7 +31,7 @@ const uint8_t *attn_page(const struct attn_unit *u, int page)
     return job->pages[page - job->first_page] + kv->layer_off + (size_t)u->kv_head * kv->head_bytes;
 }
 
-void attn_softmax(const struct attn_unit *u, struct attn_scratch *c, int i0, int n, int page, int lo, int hi)
+void tern_attn_softmax(const struct attn_unit *u, struct attn_scratch *c, int i0, int n, int page, int lo, int hi)
 {
     const int window = u->step->kv->window;
     for (int i = 0; i < n; i++) {
@@ -109,9 +109,9 @@ static void attend_sinks(const struct attn_unit *u, struct attn_scratch *c)
     for (int i = 0; i < u->n_q; i += ATTN_SUB) {
         int n = u->n_q - i < ATTN_SUB ? u->n_q - i : ATTN_SUB;
         memset(c->s, 0, (size_t)n * TERN_PAGE * sizeof(float));
-        attn_load_q(u, c->raw, i, n);
+        tern_attn_load_q(u, c->raw, i, n);
         sink_scores(c->s, c->raw, c->k, kv->k.dim, first4, n);
-        attn_softmax(u, c, i, n, 0, 0, kv->first);
+        tern_attn_softmax(u, c, i, n, 0, 0, kv->first);
         accum_raw(kv->v.raw32, c->o + (size_t)i * (size_t)dv, c->s, sink + kv->sink_v_off, c->shrink, dv, kv->first, n);
     }
 }
@@ -142,12 +142,12 @@ static void attend_own(const struct attn_unit *u, struct attn_scratch *c)
     for (int i = 0; i < u->n_q; i += ATTN_SUB) {
         int n = u->n_q - i < ATTN_SUB ? u->n_q - i : ATTN_SUB;
         int n_tok = row_pos(u, i + n - 1) % TERN_PAGE + 1;
-        attn_load_q(u, c->raw, i, n);
+        tern_attn_load_q(u, c->raw, i, n);
         if (k32)
             tern_k.attn.score_f32(c->s, c->raw, keys, dk, n);
         else
             tern_k.attn.score_f16(c->s, c->raw, keys, dk, n);
-        attn_softmax(u, c, i, n, u->block->own, 0, TERN_PAGE);
+        tern_attn_softmax(u, c, i, n, u->block->own, 0, TERN_PAGE);
         accum_raw(v32, c->o + (size_t)i * (size_t)dv, c->s, values, c->shrink, dv, n_tok, n);
     }
 }
@@ -167,7 +167,7 @@ static void write_out(const struct attn_unit *u, const struct attn_scratch *c)
     }
 }
 
-void attn_finish(const struct attn_unit *u, struct attn_scratch *c)
+void tern_attn_finish(const struct attn_unit *u, struct attn_scratch *c)
 {
     const struct tern_kv_layer *kv = u->step->kv;
     if (!kv->v.codec->raw)
