@@ -372,7 +372,7 @@ static int eval_node(struct jrun *r, const struct jnode *n, struct jval *out)
     case JN_COND:
         return eval_cond(r, n, out);
     default:
-        TERN_ASSERT(!"a statement where an expression belongs");
+        TERN_ASSERT(false && "a statement where an expression belongs");
         return TERN_EINVAL;
     }
 }

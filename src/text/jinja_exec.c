@@ -478,7 +478,7 @@ static int exec_node(struct jrun *r, const struct jnode *n)
         r->flow = n->kind == JN_BREAK ? JFLOW_BREAK : JFLOW_CONTINUE;
         return 0;
     default:
-        TERN_ASSERT(!"an expression where a statement belongs");
+        TERN_ASSERT(false && "an expression where a statement belongs");
         return TERN_EINVAL;
     }
 }
