@@ -20,11 +20,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedEnvironment
 
 
 def environment(mutable=False):
-    """`mutable` allows list.append and friends, which transformers' sandbox refuses and tern allows.
-
-    Constant folding is off: jinja2 folds some expressions of constants by other rules than it evaluates them with (the
-    slice of a number is undefined when folded and an error otherwise).
-    """
+    """`mutable` allows list.append and friends, which transformers' sandbox refuses and tern allows."""
 
     def tojson(x, ensure_ascii=False, indent=None, separators=None, sort_keys=False):
         return json.dumps(x, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
@@ -33,7 +29,7 @@ def environment(mutable=False):
         raise jinja2.exceptions.TemplateError(message)
 
     kind = SandboxedEnvironment if mutable else ImmutableSandboxedEnvironment
-    env = kind(trim_blocks=True, lstrip_blocks=True, optimized=False, extensions=[loopcontrols])
+    env = kind(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
     env.filters["tojson"] = tojson
     env.globals["raise_exception"] = raise_exception
     env.globals["strftime_now"] = lambda f: datetime.now().strftime(f)

@@ -311,7 +311,9 @@ def main():
         if want is None and "error" in reply:
             errors += 1
             continue
-        if reply.get("code") in (UNSUPPORTED, LIMIT):
+        # jinja2 folds printed constants by other rules than it evaluates them with: the slice of a number is undefined
+        # when folded and an error otherwise.  tern has the error always.
+        if reply.get("code") in (UNSUPPORTED, LIMIT) or "cannot be sliced" in reply.get("error", ""):
             refused += 1
             continue
         problem = None
