@@ -195,8 +195,7 @@ int tern_kv_seq_fork(struct tern_kv_cache *c, struct tern_kv_seq **out, const st
     return 0;
 }
 
-/* First page index that a query at position p still reads in a window group. */
-static int first_needed(int window, int p)
+int tern_kv_first_needed(int window, int p)
 {
     int oldest = p - window + 1;
     return window && oldest > 0 ? oldest / TERN_PAGE : 0;
@@ -247,7 +246,7 @@ void tern_kv_commit(struct tern_kv_cache *c, struct tern_kv_seq *s, int n)
         struct tern_kv_table *t = &s->table[g];
         /* Two pages more than needed stay: any of the newest 64 tokens can be taken back again, even where that means
          * going back to the beginning of the page before the open one. */
-        int need = first_needed(c->layout->groups[g].window, s->n_tokens) - 2;
+        int need = tern_kv_first_needed(c->layout->groups[g].window, s->n_tokens) - 2;
         int drop = need - t->first < t->n ? need - t->first : t->n;
         if (drop <= 0)
             continue;
@@ -265,7 +264,7 @@ int tern_kv_trim(struct tern_kv_cache *c, struct tern_kv_seq *s, int n, int *kep
     int closed = s->n_tokens / TERN_PAGE;
     int keep = n / TERN_PAGE == closed ? n : n / TERN_PAGE * TERN_PAGE;
     for (int g = 0; g < c->layout->n_groups; g++)
-        if (s->table[g].first > first_needed(c->layout->groups[g].window, keep))
+        if (s->table[g].first > tern_kv_first_needed(c->layout->groups[g].window, keep))
             return tern_err_set(err, TERN_EUNSUPPORTED,
                                 "cannot go back to token %d: a layer with a window of %d tokens no longer holds them",
                                 n, c->layout->groups[g].window);

@@ -141,6 +141,9 @@ int tern_kv_begin(struct tern_kv_cache *c, struct tern_kv_seq *s, int n, tern_er
 void tern_kv_commit(struct tern_kv_cache *c, struct tern_kv_seq *s, int n);
 void tern_kv_abort(struct tern_kv_cache *c, struct tern_kv_seq *s);
 
+/* Index of the first page that a query at position p still reads in a group with this window. */
+int tern_kv_first_needed(int window, int p);
+
 /* Cuts back to n tokens, n <= n_tokens.  A closed page cannot be reopened (its originals are gone), so the sequence
  * ends up with *kept <= n tokens: n itself inside the open tile, else the page boundary below n; the caller runs the
  * rest again. TERN_EUNSUPPORTED, nothing changed, when a window group no longer holds what a query at *kept needs. */

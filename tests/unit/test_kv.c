@@ -8,6 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 #include <cmocka.h>
+#include <xxhash.h>
 #include "base/mem.h"
 #include "base/rng.h"
 #include "kv/kv.h"
@@ -376,6 +377,34 @@ static void test_snapshot_damage(void **state)
     drop(&v);
 }
 
+/* A header that is whole but lies: pages that the next query needs are said to be gone. */
+static void test_snapshot_missing_pages(void **state)
+{
+    enum { FIRST_AT = 40, PAGES_AT = 56, HASH_AT = 336 };
+    struct saved v;
+    tern_error why = {0};
+    (void)state;
+    save(&v, 200);
+    for (int g = 0; g < 2; g++) {
+        uint8_t *bytes = malloc(v.n);
+        uint32_t first, pages;
+        memcpy(bytes, v.bytes, v.n);
+        memcpy(&first, bytes + FIRST_AT + 4 * g, 4);
+        memcpy(&pages, bytes + PAGES_AT + 4 * g, 4);
+        assert_int_equal(first + pages, 3);
+        first = 2;
+        pages = 1;
+        memcpy(bytes + FIRST_AT + 4 * g, &first, 4);
+        memcpy(bytes + PAGES_AT + 4 * g, &pages, 4);
+        uint64_t h = XXH3_64bits(bytes, HASH_AT);
+        memcpy(bytes + HASH_AT, &h, sizeof h);
+        assert_int_equal(load(&v, bytes, v.n, 5, &why), TERN_EFORMAT);
+        assert_non_null(strstr(why.msg, "page table"));
+        free(bytes);
+    }
+    drop(&v);
+}
+
 static void test_snapshot_bad_paths(void **state)
 {
     struct saved v;
@@ -407,6 +436,7 @@ int main(void)
         cmocka_unit_test(test_snapshot_lengths),
         cmocka_unit_test(test_snapshot_damage),
         cmocka_unit_test(test_snapshot_bad_paths),
+        cmocka_unit_test(test_snapshot_missing_pages),
     };
     return cmocka_run_group_tests(tests, setup, NULL);
 }
