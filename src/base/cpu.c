@@ -103,7 +103,7 @@ static bool read_line(const char *root, const char *path, char *line, size_t siz
     if (!f)
         return false;
     bool ok = fgets(line, (int)size, f) != NULL;
-    fclose(f);
+    (void)fclose(f);
     if (ok)
         line[strcspn(line, "\n")] = 0;
     return ok;
@@ -112,21 +112,21 @@ static bool read_line(const char *root, const char *path, char *line, size_t siz
 static void find_model(const char *root, char *model, size_t size)
 {
     char line[512];
-    snprintf(model, size, "unknown");
+    (void)snprintf(model, size, "unknown");
     FILE *f = open_under(root, "/proc/cpuinfo");
     if (!f)
         return;
     while (fgets(line, sizeof line, f)) {
         char *value = strchr(line, ':');
-        if (strncmp(line, "model name", 10) || !value)
+        if (strncmp(line, "model name", 10) != 0 || !value)
             continue;
         value += 1 + strspn(value + 1, " \t");
         value[strcspn(value, "\n")] = 0;
         if (*value)
-            snprintf(model, size, "%s", value);
+            (void)snprintf(model, size, "%s", value);
         break;
     }
-    fclose(f);
+    (void)fclose(f);
 }
 
 /* ---- control group quota ---- */
@@ -138,14 +138,14 @@ static double group_quota(const char *root, const char *dir, bool v2)
     char path[900], line[128];
     double quota = 0, period = 0;
     if (v2) {
-        snprintf(path, sizeof path, "%s/cpu.max", dir);
+        (void)snprintf(path, sizeof path, "%s/cpu.max", dir);
         if (!read_line(root, path, line, sizeof line) || sscanf(line, "%lf %lf", &quota, &period) != 2)
             return 0;
     } else {
-        snprintf(path, sizeof path, "%s/cpu.cfs_quota_us", dir);
+        (void)snprintf(path, sizeof path, "%s/cpu.cfs_quota_us", dir);
         if (!read_line(root, path, line, sizeof line) || sscanf(line, "%lf", &quota) != 1)
             return 0;
-        snprintf(path, sizeof path, "%s/cpu.cfs_period_us", dir);
+        (void)snprintf(path, sizeof path, "%s/cpu.cfs_period_us", dir);
         if (!read_line(root, path, line, sizeof line) || sscanf(line, "%lf", &period) != 1)
             return 0;
     }
@@ -200,11 +200,11 @@ static bool own_group(const char *root, bool v2, char *path, size_t size)
         *group++ = 0;
         controllers++;
         if (v2 ? !*controllers : list_has(controllers, "cpu")) {
-            snprintf(path, size, "%s", strcmp(group, "/") ? group : "");
+            (void)snprintf(path, size, "%s", strcmp(group, "/") != 0 ? group : "");
             found = true;
         }
     }
-    fclose(f);
+    (void)fclose(f);
     return found;
 }
 
@@ -238,13 +238,14 @@ static double cgroup_quota(const char *root)
         if (!parse_mount(line, mount_root, mount, type, super))
             continue;
         bool v2 = !strcmp(type, "cgroup2");
-        if ((!v2 && (strcmp(type, "cgroup") || !list_has(super, "cpu"))) || !own_group(root, v2, path, sizeof path))
+        if ((!v2 && (strcmp(type, "cgroup") != 0 || !list_has(super, "cpu"))) ||
+            !own_group(root, v2, path, sizeof path))
             continue;
         double q = tree_quota(root, mount, below_mount(path, mount_root), v2);
         if (q > 0 && (best == 0 || q < best))
             best = q;
     }
-    fclose(f);
+    (void)fclose(f);
     return best;
 }
 
@@ -253,7 +254,7 @@ static double cgroup_quota(const char *root)
 static long read_number(const char *root, int cpu, const char *what)
 {
     char path[128], line[64], *end;
-    snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu%d/topology/%s", cpu, what);
+    (void)snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu%d/topology/%s", cpu, what);
     if (!read_line(root, path, line, sizeof line))
         return -1;
     long v = strtol(line, &end, 10);

@@ -199,11 +199,11 @@ static long core_key(int cpu)
     long v[2];
     for (int i = 0; i < 2; i++) {
         char path[96];
-        snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu%d/topology/%s", cpu, names[i]);
+        (void)snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu%d/topology/%s", cpu, names[i]);
         FILE *f = fopen(path, "re");
         bool ok = f && fscanf(f, "%ld", &v[i]) == 1 && v[i] >= 0;
         if (f)
-            fclose(f);
+            (void)fclose(f);
         if (!ok)
             return -1 - cpu;
     }
