@@ -80,15 +80,18 @@ static int choose(struct tern_kv_layer *l, const struct tern_kv_decl *d, const s
     return 0;
 }
 
-static int find_group(struct tern_kv_layout *l, int window, tern_error *err)
+/* The group of layers with this window; the first of them makes it. */
+static int find_group(struct tern_kv_layout *l, int window, int *group, tern_error *err)
 {
-    for (int g = 0; g < l->n_groups; g++)
-        if (l->groups[g].window == window)
-            return g;
-    if (l->n_groups == TERN_KV_MAX_GROUPS)
+    int g = 0;
+    while (g < l->n_groups && l->groups[g].window != window)
+        g++;
+    if (g == TERN_KV_MAX_GROUPS)
         return tern_err_set(err, TERN_EUNSUPPORTED, "more than %d different attention windows", TERN_KV_MAX_GROUPS);
-    l->groups[l->n_groups] = (struct tern_kv_group){.window = window};
-    return l->n_groups++;
+    if (g == l->n_groups)
+        l->groups[l->n_groups++] = (struct tern_kv_group){.window = window};
+    *group = g;
+    return 0;
 }
 
 static int make_signs(struct tern_kv_layout *l, tern_error *err)
@@ -157,9 +160,7 @@ int tern_kv_layout_new(struct tern_kv_layout **out, const struct tern_kv_decl *d
         if (!decl[i].n_heads)
             continue;
         TERN_TRY(choose(y, &decl[i], &s, i, n_layers, strict, err));
-        TERN_TRY(find_group(l, decl[i].window, err));
-        l->group_of[i] = rc;
-        rc = 0;
+        TERN_TRY(find_group(l, decl[i].window, &l->group_of[i], err));
         struct tern_kv_group *g = &l->groups[l->group_of[i]];
         y->layer_off = g->page_bytes;
         g->page_bytes += y->head_bytes * (size_t)y->n_heads;

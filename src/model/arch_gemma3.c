@@ -54,26 +54,26 @@ out:
 }
 
 static const struct tern_tensor_rule globals[] = {
-    {TERN_EMBED, "token_embd.weight", TERN_DIM_VOCAB, TERN_DIM_EMBD, false},
-    {TERN_OUT_NORM, "output_norm.weight", TERN_DIM_EMBD, TERN_DIM_NONE, false},
-    {TERN_HEAD, "output.weight", TERN_DIM_VOCAB, TERN_DIM_EMBD, true},
+    {"token_embd.weight", TERN_EMBED, TERN_DIM_VOCAB, TERN_DIM_EMBD, false},
+    {"output_norm.weight", TERN_OUT_NORM, TERN_DIM_EMBD, TERN_DIM_NONE, false},
+    {"output.weight", TERN_HEAD, TERN_DIM_VOCAB, TERN_DIM_EMBD, true},
     {0},
 };
 
 static const struct tern_tensor_rule layers[] = {
-    {TERN_SLOT_ATTN_NORM, "blk.%d.attn_norm.weight", TERN_DIM_EMBD, TERN_DIM_NONE, false},
-    {TERN_SLOT_Q, "blk.%d.attn_q.weight", TERN_DIM_Q, TERN_DIM_EMBD, false},
-    {TERN_SLOT_K, "blk.%d.attn_k.weight", TERN_DIM_K, TERN_DIM_EMBD, false},
-    {TERN_SLOT_V, "blk.%d.attn_v.weight", TERN_DIM_V, TERN_DIM_EMBD, false},
-    {TERN_SLOT_O, "blk.%d.attn_output.weight", TERN_DIM_EMBD, TERN_DIM_O, false},
-    {TERN_SLOT_Q_NORM, "blk.%d.attn_q_norm.weight", TERN_DIM_HEAD_K, TERN_DIM_NONE, false},
-    {TERN_SLOT_K_NORM, "blk.%d.attn_k_norm.weight", TERN_DIM_HEAD_K, TERN_DIM_NONE, false},
-    {TERN_SLOT_ATTN_POST_NORM, "blk.%d.post_attention_norm.weight", TERN_DIM_EMBD, TERN_DIM_NONE, false},
-    {TERN_SLOT_FFN_NORM, "blk.%d.ffn_norm.weight", TERN_DIM_EMBD, TERN_DIM_NONE, false},
-    {TERN_SLOT_GATE, "blk.%d.ffn_gate.weight", TERN_DIM_FF, TERN_DIM_EMBD, false},
-    {TERN_SLOT_UP, "blk.%d.ffn_up.weight", TERN_DIM_FF, TERN_DIM_EMBD, false},
-    {TERN_SLOT_DOWN, "blk.%d.ffn_down.weight", TERN_DIM_EMBD, TERN_DIM_FF, false},
-    {TERN_SLOT_FFN_POST_NORM, "blk.%d.post_ffw_norm.weight", TERN_DIM_EMBD, TERN_DIM_NONE, false},
+    {"blk.%d.attn_norm.weight", TERN_SLOT_ATTN_NORM, TERN_DIM_EMBD, TERN_DIM_NONE, false},
+    {"blk.%d.attn_q.weight", TERN_SLOT_Q, TERN_DIM_Q, TERN_DIM_EMBD, false},
+    {"blk.%d.attn_k.weight", TERN_SLOT_K, TERN_DIM_K, TERN_DIM_EMBD, false},
+    {"blk.%d.attn_v.weight", TERN_SLOT_V, TERN_DIM_V, TERN_DIM_EMBD, false},
+    {"blk.%d.attn_output.weight", TERN_SLOT_O, TERN_DIM_EMBD, TERN_DIM_O, false},
+    {"blk.%d.attn_q_norm.weight", TERN_SLOT_Q_NORM, TERN_DIM_HEAD_K, TERN_DIM_NONE, false},
+    {"blk.%d.attn_k_norm.weight", TERN_SLOT_K_NORM, TERN_DIM_HEAD_K, TERN_DIM_NONE, false},
+    {"blk.%d.post_attention_norm.weight", TERN_SLOT_ATTN_POST_NORM, TERN_DIM_EMBD, TERN_DIM_NONE, false},
+    {"blk.%d.ffn_norm.weight", TERN_SLOT_FFN_NORM, TERN_DIM_EMBD, TERN_DIM_NONE, false},
+    {"blk.%d.ffn_gate.weight", TERN_SLOT_GATE, TERN_DIM_FF, TERN_DIM_EMBD, false},
+    {"blk.%d.ffn_up.weight", TERN_SLOT_UP, TERN_DIM_FF, TERN_DIM_EMBD, false},
+    {"blk.%d.ffn_down.weight", TERN_SLOT_DOWN, TERN_DIM_EMBD, TERN_DIM_FF, false},
+    {"blk.%d.post_ffw_norm.weight", TERN_SLOT_FFN_POST_NORM, TERN_DIM_EMBD, TERN_DIM_NONE, false},
     {0},
 };
 

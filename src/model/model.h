@@ -102,8 +102,8 @@ enum tern_dim {
 };
 
 struct tern_tensor_rule {
-    int slot;           /* enum tern_slot, or enum tern_global in the global table */
     const char *name;   /* with %d for the layer in the layer table */
+    int slot;           /* enum tern_slot, or enum tern_global in the global table */
     enum tern_dim n, k; /* matrix [n, k]; vector [n] with k = TERN_DIM_NONE */
     bool optional;
 };
