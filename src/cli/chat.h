@@ -9,8 +9,7 @@
 
 #include "cli/cli.h"
 
-/* ---- chat_input.c ---------------------------------------------------------------------------------------------------
- */
+/* ---- chat_input.c ------------------------------------------------------------------------------------------------ */
 
 struct tern_input;
 
@@ -23,8 +22,7 @@ enum tern_input_result { TERN_INPUT_END, TERN_INPUT_MESSAGE, TERN_INPUT_INTERRUP
  * between lines of three double quotes.  Negative on error. */
 int tern_input_message(struct tern_input *in, struct tern_buf *out, tern_error *err);
 
-/* ---- chat_session.c
- * --------------------------------------------------------------------------------------------------- */
+/* ---- chat_session.c ---------------------------------------------------------------------------------------------- */
 
 struct tern_session {
     tern_model *model;

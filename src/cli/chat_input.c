@@ -2,10 +2,12 @@
 #include <histedit.h>
 #include <langinfo.h>
 #include <locale.h>
+#include <poll.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+#include <wchar.h>
 
 #include "cli/chat.h"
 
@@ -35,6 +37,38 @@ static void use_utf8(void)
         (void)setlocale(LC_CTYPE, "C.UTF-8");
 }
 
+/* libedit's reading of one character.  A Ctrl-C must drop the line wherever it arrives: SIGINT is blocked while a line
+ * is edited and let through only inside ppoll, so none can slip in between the look at the flag and the wait. */
+static int read_key(EditLine *el, wchar_t *key)
+{
+    (void)el;
+    struct pollfd fd = {.fd = STDIN_FILENO, .events = POLLIN};
+    sigset_t waiting;
+    (void)pthread_sigmask(SIG_BLOCK, NULL, &waiting);
+    sigdelset(&waiting, SIGINT);
+    mbstate_t state = {0};
+    for (;;) {
+        if (tern_signals_interrupted())
+            return 0;
+        if (ppoll(&fd, 1, NULL, &waiting) < 0) {
+            if (errno != EINTR)
+                return -1;
+            continue;
+        }
+        char c;
+        ssize_t n = read(STDIN_FILENO, &c, 1);
+        if (n < 0 && (errno == EINTR || errno == EAGAIN))
+            continue;
+        if (n <= 0)
+            return (int)n;
+        size_t used = mbrtowc(key, &c, 1, &state);
+        if (used == (size_t)-1)
+            memset(&state, 0, sizeof state); /* not UTF-8: the byte is dropped */
+        else if (used != (size_t)-2)
+            return 1;
+    }
+}
+
 static int start_editor(struct tern_input *in, tern_error *err)
 {
     HistEvent event;
@@ -50,7 +84,8 @@ static int start_editor(struct tern_input *in, tern_error *err)
     (void)el_set(in->el, EL_EDITOR, "emacs");
     (void)el_set(in->el, EL_HIST, history, in->history);
     (void)el_set(in->el, EL_SIGNAL, 1); /* restores the terminal before a signal is delivered */
-    (void)el_source(in->el, NULL);      /* the user's ~/.editrc */
+    (void)el_set(in->el, EL_GETCFN, read_key);
+    (void)el_source(in->el, NULL); /* the user's ~/.editrc */
     return 0;
 }
 
@@ -85,26 +120,18 @@ bool tern_input_interactive(const struct tern_input *in)
     return in->el != NULL;
 }
 
-/* ---- lines
- * ------------------------------------------------------------------------------------------------------------- */
+/* ---- lines ------------------------------------------------------------------------------------------------------- */
 
-static volatile sig_atomic_t line_interrupted;
-
-static void on_line_interrupt(int sig)
-{
-    (void)sig;
-    line_interrupted = 1;
-}
-
-/* Ctrl-C while a line is typed must not lose the session: it only drops the line. */
 static const char *edited_line(struct tern_input *in, int *n)
 {
-    struct sigaction act = {.sa_handler = on_line_interrupt}, old;
-    sigemptyset(&act.sa_mask);
-    line_interrupted = 0;
-    (void)sigaction(SIGINT, &act, &old);
+    sigset_t interrupt, old;
+    sigemptyset(&interrupt);
+    sigaddset(&interrupt, SIGINT);
+    (void)pthread_sigmask(SIG_BLOCK, &interrupt, &old);
+    (void)el_set(in->el, EL_PREP_TERM,
+                 1); /* el_gets would prompt first: a quick Ctrl-D would still mean the old mode */
     const char *line = el_gets(in->el, n);
-    (void)sigaction(SIGINT, &old, NULL);
+    (void)pthread_sigmask(SIG_SETMASK, &old, NULL);
     return line;
 }
 
@@ -114,7 +141,8 @@ static int next_line(struct tern_input *in, const char **line, size_t *len, tern
     if (in->el) {
         int n = 0;
         *line = edited_line(in, &n);
-        if (line_interrupted) {
+        if (tern_signals_interrupted()) {
+            tern_signals_hold();
             el_reset(in->el);
             (void)fputc('\n', stderr);
             return TERN_INPUT_INTERRUPTED;

@@ -7,8 +7,7 @@
 #include "base/rng.h"
 #include "cli/chat.h"
 
-/* ---- turns
- * -------------------------------------------------------------------------------------------------------------- */
+/* ---- turns ------------------------------------------------------------------------------------------------------- */
 
 static void clear_turns(tern_chat_turn *turns, size_t n)
 {
@@ -75,8 +74,7 @@ int tern_session_reset(struct tern_session *s, tern_error *err)
     return new_sequence(s, err);
 }
 
-/* ---- from turns to tokens
- * -------------------------------------------------------------------------------------------------- */
+/* ---- from turns to tokens ---------------------------------------------------------------------------------------- */
 
 /* What the template writes behind the last reply (the end-of-turn marker): with A the rendering that asked for the
  * reply and B the one that contains it, B = A + reply + tail.  TERN_EMISMATCH when B does not have that form. */
@@ -148,8 +146,7 @@ out:
     return rc;
 }
 
-/* ---- files
- * ------------------------------------------------------------------------------------------------------------------ */
+/* ---- files ------------------------------------------------------------------------------------------------------- */
 
 #define TURNS_FORMAT   "tern chat turns"
 #define TURNS_VERSION  1

@@ -34,16 +34,16 @@ enum { TERN_CLI_USAGE = -100, TERN_CLI_INTERRUPTED = -101, TERN_CLI_REPORTED = -
 /* Fills err and returns TERN_CLI_USAGE. */
 int tern_cli_usage(tern_error *err, const char *fmt, ...) TERN_PRINTF(2, 3);
 
-/* ---- signals.c ----------------------------------------------------------------------------------------------------
- */
+/* ---- signals.c --------------------------------------------------------------------------------------------------- */
 
 /* From here on the first Ctrl-C cancels what e is doing and the second one ends the process; NULL: Ctrl-C kills again.
  * Each call also forgets an earlier Ctrl-C. */
 void tern_signals_watch(tern_engine *e);
+/* From here on a Ctrl-C is only remembered: for a program that waits for the user between replies. */
+void tern_signals_hold(void);
 bool tern_signals_interrupted(void);
 
-/* ---- setup.c ------------------------------------------------------------------------------------------------------
- */
+/* ---- setup.c ----------------------------------------------------------------------------------------------------- */
 
 struct tern_setup {
     tern_model *model;
@@ -73,8 +73,7 @@ int tern_setup_stop(tern_generate_params *p, const struct tern_args *a, tern_err
 /* Appends the integers of a text, separated by commas or blanks, to out.  `what` names the source in messages. */
 int tern_ids_read(tern_tokens *out, const char *text, size_t n, const char *what, tern_error *err);
 
-/* ---- output.c ------------------------------------------------------------------------------------------------------
- */
+/* ---- output.c ---------------------------------------------------------------------------------------------------- */
 
 /* Writes to standard output.  After a failure (disk full, reader gone) all further output is dropped and these return
  * TERN_EIO, or TERN_CLI_REPORTED when the reader has simply gone away. */
@@ -108,8 +107,7 @@ struct tern_progress {
 int tern_progress_show(void *progress, int done, int total); /* a tern_progress_fn; stops the call after Ctrl-C */
 void tern_progress_end(struct tern_progress *p);             /* wipes the bar */
 
-/* ---- report.c ------------------------------------------------------------------------------------------------------
- */
+/* ---- report.c ---------------------------------------------------------------------------------------------------- */
 
 /* Sums over the layers of a plan, in bytes per token. */
 void tern_plan_bytes(const tern_kv_plan *p, double *bytes, double *f16_bytes);

@@ -20,8 +20,7 @@ struct chat {
     bool failed; /* a command or message failed: the status tells a script that fed us through a pipe */
 };
 
-/* ---- replies
- * ---------------------------------------------------------------------------------------------------------- */
+/* ---- replies ----------------------------------------------------------------------------------------------------- */
 
 static int on_text(void *user, const char *text, size_t n)
 {
@@ -38,6 +37,15 @@ static int on_text(void *user, const char *text, size_t n)
 static int on_prefill(void *user, int done, int total)
 {
     return tern_progress_show(&((struct chat *)user)->bar, done, total);
+}
+
+/* Between replies a Ctrl-C must not end a session that a person is typing into. */
+static void await_user(const struct chat *c)
+{
+    if (tern_input_interactive(c->input))
+        tern_signals_hold();
+    else
+        tern_signals_watch(NULL);
 }
 
 /* Runs the model on the pending tokens; the reply's text ends up in c->reply. */
@@ -57,7 +65,7 @@ static int generate(struct chat *c, const tern_tokens *ids, bool *interrupted, t
         rc = tern_generate(c->setup.engine, c->session.seq, ids->p, (int)ids->len, &c->params, &c->last, err);
     while (rc == TERN_ECANCELLED && !tern_signals_interrupted());
     *interrupted = tern_signals_interrupted();
-    tern_signals_watch(NULL);
+    await_user(c);
     tern_progress_end(&c->bar);
     if (c->write_rc < 0) {
         *err = c->write_err;
@@ -127,8 +135,7 @@ out:
     return rc;
 }
 
-/* ---- commands
- * --------------------------------------------------------------------------------------------------------- */
+/* ---- commands ---------------------------------------------------------------------------------------------------- */
 
 static int do_help(struct chat *c, const char *arg, tern_error *err)
 {
@@ -217,8 +224,7 @@ static int slash_command(struct chat *c, char *line, tern_error *err)
                         tern_shown(line));
 }
 
-/* ---- loop
- * ------------------------------------------------------------------------------------------------------------- */
+/* ---- loop -------------------------------------------------------------------------------------------------------- */
 
 /* Failures of one message or command are told and the session goes on; only a broken output ends it. */
 static int handle(struct chat *c, struct tern_buf *message, tern_error *err)
@@ -292,6 +298,7 @@ int tern_cmd_chat(const struct tern_args *a, tern_error *err)
     TERN_TRY(tern_input_new(&c.input, err));
     if (tern_input_interactive(c.input))
         tern_note("%s; /help lists the commands", tern_shown(tern_model_get_info(c.setup.model)->path));
+    await_user(&c);
     TERN_TRY(converse(&c, err));
 out:
     tern_input_free(c.input);

@@ -39,8 +39,7 @@ out:
     return rc;
 }
 
-/* ---- manual page
- * -------------------------------------------------------------------------------------------------------- */
+/* ---- manual page ------------------------------------------------------------------------------------------------- */
 
 /* Text with everything escaped that roff would read as an instruction. */
 static int roff_text(struct tern_buf *out, const char *text, tern_error *err)
@@ -176,8 +175,7 @@ out:
     return rc;
 }
 
-/* ---- bash completion
- * ------------------------------------------------------------------------------------------------------ */
+/* ---- bash completion --------------------------------------------------------------------------------------------- */
 
 /* What may follow an option: the words of a choice, KV schemes, or file names. */
 static int bash_value(const struct tern_option *o, struct tern_buf *out, tern_error *err)
@@ -288,8 +286,7 @@ out:
     return rc;
 }
 
-/* ---- Markdown
- * --------------------------------------------------------------------------------------------------------------- */
+/* ---- Markdown ---------------------------------------------------------------------------------------------------- */
 
 /* Table cells must not contain a bare '|'. */
 static int cell_text(struct tern_buf *out, const char *text, tern_error *err)

@@ -1,5 +1,6 @@
 /* tern run: one prompt, one text. */
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "cli/cli.h"
@@ -24,8 +25,7 @@ struct run {
     tern_error write_err;
 };
 
-/* ---- prompt
- * ----------------------------------------------------------------------------------------------------------- */
+/* ---- prompt ------------------------------------------------------------------------------------------------------ */
 
 static int read_prompt(struct run *r, tern_error *err)
 {
@@ -82,8 +82,7 @@ static int check_prompt(const struct run *r, tern_error *err)
     return 0;
 }
 
-/* ---- generation
- * ------------------------------------------------------------------------------------------------------- */
+/* ---- generation -------------------------------------------------------------------------------------------------- */
 
 static int on_text(void *user, const char *text, size_t n)
 {
@@ -126,8 +125,7 @@ static int generate(struct run *r, tern_error *err)
     return rc == TERN_ECANCELLED ? 0 : rc;
 }
 
-/* ---- report
- * ------------------------------------------------------------------------------------------------------------- */
+/* ---- report ------------------------------------------------------------------------------------------------------ */
 
 static const char *finish_text(const struct run *r)
 {
@@ -174,6 +172,14 @@ static int print_json(const struct run *r, tern_error *err)
                            err);
 }
 
+/* Does a note on stderr land right behind the answer? */
+static bool notes_follow_answer(void)
+{
+    struct stat out, note;
+    return isatty(STDOUT_FILENO) || (fstat(STDOUT_FILENO, &out) == 0 && fstat(STDERR_FILENO, &note) == 0 &&
+                                     out.st_dev == note.st_dev && out.st_ino == note.st_ino);
+}
+
 static int report(struct run *r, tern_error *err)
 {
     if (r->json)
@@ -182,7 +188,7 @@ static int report(struct run *r, tern_error *err)
     const tern_generate_result *g = &r->result;
     double bytes, f16;
     tern_plan_bytes(tern_engine_plan(r->setup.engine), &bytes, &f16);
-    if (isatty(STDOUT_FILENO) && r->last && r->last != '\n')
+    if (r->last && r->last != '\n' && notes_follow_answer())
         TERN_TRY(tern_out_write("\n", 1, err));
     TERN_TRY(tern_out_flush(err));
     tern_note("prompt %d tokens, %.1f/s; text %d tokens, %.1f/s; KV %.0f bytes per token (16 bit: %.0f, %.2fx); peak "

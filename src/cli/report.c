@@ -3,8 +3,7 @@
 
 #include "cli/cli.h"
 
-/* ---- KV plan
- * ---------------------------------------------------------------------------------------------------------- */
+/* ---- KV plan ----------------------------------------------------------------------------------------------------- */
 
 void tern_plan_bytes(const tern_kv_plan *p, double *bytes, double *f16_bytes)
 {
@@ -168,8 +167,7 @@ json_t *tern_plan_json(const tern_kv_plan *p)
     return json_pack("{sf sf so}", "bytes_per_token", bytes, "f16_bytes_per_token", f16, "layers", layers);
 }
 
-/* ---- machine and model
- * ------------------------------------------------------------------------------------------------- */
+/* ---- machine and model ------------------------------------------------------------------------------------------- */
 
 json_t *tern_machine_json(void)
 {

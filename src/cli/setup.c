@@ -49,8 +49,7 @@ void tern_setup_clear(struct tern_setup *s)
     tern_model_close(&s->model);
 }
 
-/* ---- sampling
- * --------------------------------------------------------------------------------------------------------- */
+/* ---- sampling ---------------------------------------------------------------------------------------------------- */
 
 /* ID=VALUE */
 static int read_bias(const char *text, int32_t *id, float *value, tern_error *err)
@@ -132,8 +131,7 @@ int tern_setup_stop(tern_generate_params *p, const struct tern_args *a, tern_err
     return 0;
 }
 
-/* ---- ids
- * -------------------------------------------------------------------------------------------------------------- */
+/* ---- ids --------------------------------------------------------------------------------------------------------- */
 
 int tern_ids_read(tern_tokens *out, const char *text, size_t n, const char *what, tern_error *err)
 {

@@ -32,6 +32,15 @@ void tern_signals_watch(tern_engine *e)
     (void)sigaction(SIGINT, &act, NULL);
 }
 
+void tern_signals_hold(void)
+{
+    struct sigaction act = {.sa_handler = on_interrupt};
+    sigemptyset(&act.sa_mask);
+    interrupted = 0;
+    watched = NULL;
+    (void)sigaction(SIGINT, &act, NULL);
+}
+
 bool tern_signals_interrupted(void)
 {
     return interrupted != 0;

@@ -101,8 +101,7 @@ uint8_t *tern_kv_pool_get(struct tern_kv_pool *p); /* NULL when exhausted; refs 
 void tern_kv_pool_ref(struct tern_kv_pool *p, uint8_t *block);
 void tern_kv_pool_unref(struct tern_kv_pool *p, uint8_t *block); /* NULL is legal */
 
-/* ---- cache and sequences ------------------------------------------------------------------------------------------
- */
+/* ---- cache and sequences ----------------------------------------------------------------------------------------- */
 
 struct tern_kv_table {
     uint8_t **pages; /* [cap], pages[i] is page index first + i */
@@ -153,8 +152,7 @@ int tern_kv_trim(struct tern_kv_cache *c, struct tern_kv_seq *s, int n, int *kep
 size_t tern_kv_used_bytes(const struct tern_kv_cache *c);
 size_t tern_kv_f16_bytes(const struct tern_kv_cache *c);
 
-/* ---- snapshots ----------------------------------------------------------------------------------------------------
- */
+/* ---- snapshots --------------------------------------------------------------------------------------------------- */
 
 /* A sequence in a file: header, tokens, pages, tile, sinks; XXH3-64 over every section (docs/session-format.md). */
 struct tern_kv_snapshot_info {

@@ -146,8 +146,7 @@ int tern_desc_check(const struct tern_desc *d, tern_error *err);
 /* What the layers ask of the KV cache.  decl: [n_layers]. */
 void tern_desc_kv(const struct tern_desc *d, struct tern_kv_decl *decl);
 
-/* ---- helpers for arch files ---------------------------------------------------------------------------------------
- */
+/* ---- helpers for arch files -------------------------------------------------------------------------------------- */
 
 /* The usual keys, read as "<arch>.<key>" with range checks: block_count, embedding_length, context_length, head counts,
  * key/value length, feed_forward_length, rms epsilon, rope dimension/base/scaling.  Fills every layer alike; the caller
@@ -157,8 +156,7 @@ int tern_configure_common(struct tern_desc *d, const struct tern_file *f, const 
 /* Metadata key "<arch>.<name>"; the returned text lives in buf. */
 const char *tern_arch_key(char *buf, size_t n, const char *arch, const char *name);
 
-/* ---- forward ------------------------------------------------------------------------------------------------------
- */
+/* ---- forward ----------------------------------------------------------------------------------------------------- */
 
 /* In a batch wide rows come before narrow rows; rows of one sequence are consecutive. */
 struct tern_forward_job {

@@ -344,8 +344,7 @@ static void seq_clear(struct seq *s)
         tern_free(all[i]);
 }
 
-/* ---- running ------------------------------------------------------------------------------------------------------
- */
+/* ---- running ----------------------------------------------------------------------------------------------------- */
 
 struct span {
     const struct seq *s;
@@ -416,8 +415,7 @@ static void run(float *out, const struct span *spans, int n_spans, int threads)
     tern_free(scratch.p);
 }
 
-/* ---- the oracle -----------------------------------------------------------------------------------------------------
- */
+/* ---- the oracle -------------------------------------------------------------------------------------------------- */
 
 /* Attention of the row at `pos` in double: over what pages, sinks and tile hold, or over the original values. */
 static void oracle(double *out, const struct seq *s, int pos, bool original)
@@ -550,8 +548,7 @@ static void check_invariance(const struct seq *s, const struct seq *other, int f
     tern_free(spans);
 }
 
-/* ---- tests ----------------------------------------------------------------------------------------------------------
- */
+/* ---- tests ------------------------------------------------------------------------------------------------------- */
 
 static const struct budget tight = {2e-6, 1e-5};
 

@@ -133,8 +133,7 @@ static void test_layout_digests(void **state)
     }
 }
 
-/* ---- sequences against a naive model ------------------------------------------------------------------------------
- */
+/* ---- sequences against a naive model ----------------------------------------------------------------------------- */
 
 /* Writes a value into every page that closes, as a step would, so that sharing and freeing can be checked by content.
  */
@@ -268,8 +267,7 @@ static void test_capacity(void **state)
     tern_kv_layout_free(l);
 }
 
-/* ---- snapshots ----------------------------------------------------------------------------------------------------
- */
+/* ---- snapshots --------------------------------------------------------------------------------------------------- */
 
 struct saved {
     struct tern_kv_layout *l;
