@@ -135,11 +135,14 @@ typedef struct tern_kv_row {
     int window;             /* 0 = full attention */
     double bytes_per_token; /* of closed pages, headers included */
     double f16_bytes_per_token;
+    const char
+        *conditioning;  /* "calibrated", "scaled by norm weights"; NULL: keys are coded as they are, or not at all */
     const char *reason; /* why this layer differs from what was asked for; NULL when it does not */
 } tern_kv_row;
 
-/* Grammar (design.md §4): SCHEME | k=SCHEME,v=SCHEME, then options first=N, edge=N:SCHEME, layers=A-B:SCHEME.
- * Schemes: tern_kv_schemes().  NULL means "l4". */
+/* Grammar: SCHEME | k=SCHEME,v=SCHEME, then options first=N, edge=N:SCHEME, layers=A-B:SCHEME, cond=off|norms|FILE.
+ * Schemes: tern_kv_schemes().  NULL means "l4".  Coded keys are conditioned (docs/kv-cache.md) by the sidecar beside
+ * the model, MODEL.ternkv, else by the norm weights of queries and keys, else not; cond= chooses. */
 typedef struct tern_kv_plan tern_kv_plan;
 TERN_API int tern_kv_plan_new(tern_kv_plan **out, const tern_model *m, const char *spec, bool strict, tern_error *err);
 TERN_API void tern_kv_plan_free(tern_kv_plan *p);
@@ -148,6 +151,15 @@ TERN_API void tern_kv_plan_row(const tern_kv_plan *p, int layer, tern_kv_row *ou
 
 /* Names of all schemes with a one-line description each; NULL-terminated pairs name, about. */
 TERN_API const char *const *tern_kv_schemes(void);
+
+/* Measures the keys and queries that ids[0..n) give rise to and writes the key conditioning of the model to `path`
+ * (NULL: MODEL.ternkv beside the model).  256 to a few thousand tokens of varied text; at most the model's context is
+ * used.  The same ids give the same file on any number of threads. */
+typedef int tern_progress_fn(void *user, int done, int total);
+TERN_API int tern_model_calibrate(tern_model *m, const int32_t *ids, int n, int n_threads, const char *path,
+                                  tern_progress_fn *progress, void *user, tern_error *err);
+/* A text for this, when there is no better: prose, dialogue, lists, tables, code, several languages.  Static. */
+TERN_API const char *tern_calibration_text(void);
 
 /* ---- engine ------------------------------------------------------------------------------------------------- */
 
@@ -213,7 +225,6 @@ TERN_API int tern_step(tern_engine *e, const tern_step_item *items, int n_items,
 
 /* Appends prompt tokens in as many steps as needed; *logits (nullable) is the last token's row.  progress (nullable) is
  * called after each step and stops the call with TERN_ECANCELLED when it returns nonzero. */
-typedef int tern_progress_fn(void *user, int done, int total);
 TERN_API int tern_prefill(tern_engine *e, tern_seq *s, const int32_t *tokens, int n, const float **logits,
                           tern_progress_fn *progress, void *user, tern_error *err);
 

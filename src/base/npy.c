@@ -1,26 +1,19 @@
 #include "base/npy.h"
 
-#include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
-#include <unistd.h>
 #include "base/mem.h"
+#include "base/outfile.h"
 
 struct tern_npy {
-    FILE *f;
+    struct tern_outfile file;
     size_t n_rows, n_cols, done;
-    char path[4096], tmp[4128];
+    char path[4096];
 };
-
-static int io_error(const struct tern_npy *f, tern_error *err)
-{
-    return tern_err_set(err, TERN_EIO, "%s: cannot write: %s", f->path, strerror(errno ? errno : EIO));
-}
 
 int tern_npy_create(struct tern_npy **out, const char *path, size_t n_rows, size_t n_cols, tern_error *err)
 {
-    int rc = 0, fd;
+    int rc = 0;
     struct tern_npy *f = NULL;
     char head[128];
     *out = NULL;
@@ -29,17 +22,7 @@ int tern_npy_create(struct tern_npy **out, const char *path, size_t n_rows, size
     f->n_cols = n_cols;
     if (snprintf(f->path, sizeof f->path, "%s", path) >= (int)sizeof f->path)
         TERN_FAIL(err, TERN_EINVAL, "path is longer than %zu bytes", sizeof f->path - 1);
-    (void)snprintf(f->tmp, sizeof f->tmp, "%s.tmp-%ld", path, (long)getpid());
-    fd = open(f->tmp, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
-    if (fd < 0) {
-        f->tmp[0] = 0;
-        TERN_FAIL(err, TERN_EIO, "%s: cannot create: %s", path, strerror(errno));
-    }
-    f->f = fdopen(fd, "wb");
-    if (!f->f) {
-        (void)close(fd);
-        TERN_FAIL(err, TERN_ENOMEM, "%s: cannot open a stream", path);
-    }
+    TERN_TRY(tern_outfile_open(&f->file, f->path, 0644, err));
     /* Magic, version 1.0, header length, then a Python literal padded with spaces so that data begin at byte 128. */
     memset(head, ' ', sizeof head);
     memcpy(head, "\x93NUMPY\x01\x00\x76\x00", 10);
@@ -47,11 +30,7 @@ int tern_npy_create(struct tern_npy **out, const char *path, size_t n_rows, size
                      n_rows, n_cols);
     head[10 + n] = ' ';
     head[sizeof head - 1] = '\n';
-    errno = 0;
-    if (fwrite(head, sizeof head, 1, f->f) != 1) {
-        rc = io_error(f, err);
-        goto out;
-    }
+    TERN_TRY(tern_outfile_write(&f->file, head, sizeof head, err));
     *out = f;
     f = NULL;
 out:
@@ -62,24 +41,16 @@ out:
 int tern_npy_write(struct tern_npy *f, const float *rows, size_t n_rows, tern_error *err)
 {
     TERN_ASSERT(n_rows <= f->n_rows - f->done);
-    errno = 0;
-    if (n_rows && fwrite(rows, f->n_cols * sizeof *rows, n_rows, f->f) != n_rows)
-        return io_error(f, err);
-    f->done += n_rows;
-    return 0;
+    int rc = tern_outfile_write(&f->file, rows, n_rows * f->n_cols * sizeof *rows, err);
+    if (rc == 0)
+        f->done += n_rows;
+    return rc;
 }
 
 int tern_npy_finish(struct tern_npy *f, tern_error *err)
 {
-    int rc = 0;
     TERN_ASSERT(f->done == f->n_rows);
-    errno = 0;
-    FILE *s = f->f;
-    f->f = NULL;
-    if (fclose(s) != 0 || rename(f->tmp, f->path) != 0)
-        rc = io_error(f, err);
-    else
-        f->tmp[0] = 0;
+    int rc = tern_outfile_commit(&f->file, err);
     tern_npy_abort(f);
     return rc;
 }
@@ -88,9 +59,6 @@ void tern_npy_abort(struct tern_npy *f)
 {
     if (!f)
         return;
-    if (f->f)
-        (void)fclose(f->f);
-    if (f->tmp[0])
-        (void)unlink(f->tmp);
+    tern_outfile_abort(&f->file);
     tern_free(f);
 }

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include "base/mem.h"
+#include "base/outfile.h"
 #include "base/rng.h"
 #include "cli/chat.h"
 
@@ -175,35 +176,22 @@ static json_t *turns_json(const struct tern_session *s)
                      "turns", turns);
 }
 
-/* Temporary name, then rename: a failure leaves an existing file as it was. */
 static int write_turns(const struct tern_session *s, const char *path, tern_error *err)
 {
     int rc = 0;
-    struct tern_buf temporary = {0};
-    json_t *j = NULL;
-    FILE *f = NULL;
-    TERN_TRY(tern_buf_addf(&temporary, err, "%s.%ld.tmp", path, (long)getpid()));
-    j = turns_json(s);
-    if (!j)
+    struct tern_outfile f = {.fd = -1};
+    json_t *j = turns_json(s);
+    char *text = j ? json_dumps(j, JSON_INDENT(2)) : NULL;
+    if (!text)
         TERN_FAIL(err, TERN_ENOMEM, "cannot allocate the turns of the session");
-    f = fopen(temporary.p, "wb");
-    if (!f)
-        TERN_FAIL(err, TERN_EIO, "%s: %s", temporary.p, strerror(errno));
-    bool written =
-        json_dumpf(j, f, JSON_INDENT(2)) == 0 && fputc('\n', f) != EOF && fflush(f) == 0 && fsync(fileno(f)) == 0;
-    int why = errno;
-    written = fclose(f) == 0 && written;
-    f = NULL;
-    if (!written || rename(temporary.p, path) != 0) {
-        why = written ? errno : why;
-        (void)unlink(temporary.p);
-        TERN_FAIL(err, TERN_EIO, "%s: %s", path, strerror(why));
-    }
+    TERN_TRY(tern_outfile_open(&f, path, 0600, err));
+    TERN_TRY(tern_outfile_write(&f, text, strlen(text), err));
+    TERN_TRY(tern_outfile_write(&f, "\n", 1, err));
+    TERN_TRY(tern_outfile_commit(&f, err));
 out:
-    if (f)
-        (void)fclose(f);
+    tern_outfile_abort(&f);
+    free(text);
     json_decref(j);
-    tern_buf_clear(&temporary);
     return rc;
 }
 

@@ -39,14 +39,43 @@ int tern_dequantize(float *out, int type, const void *src, size_t n, tern_error 
 
 struct tern_kv_codec;
 
+/* Key conditioning of one KV head: what is known about all its keys before the first one is coded (docs/kv-cache.md).
+ * A key k of position p is coded as (k - R_p b - mean) * scale, a query is divided by scale, and the part of a score
+ * that codes no longer hold, q.(R_p b) + q.mean, is added back from these constants.  R_p b: up to 8 pairs of a rotary
+ * embedding whose own mean b, before the rotation, is large; the rest of a mean that survives the rotation is `mean`.
+ * It costs no bytes per token; without pairs, no time per token either. */
+#define TERN_KV_MAX_PAIRS 8
+
+struct tern_kv_cond {
+    const float *mean;    /* [dim] */
+    const float *scale;   /* [dim], positive */
+    const float *unscale; /* [dim] 1 / scale */
+    int n_pairs;
+    struct tern_kv_pair {
+        int a, b;     /* the two dims; the rotation takes a towards b */
+        float freq;   /* radians per position */
+        float re, im; /* the mean before the rotation, and the embedding's magnitude in it */
+    } pairs[TERN_KV_MAX_PAIRS];
+};
+
 /* One side (keys or values) of one layer: a scheme applied to a head dimension. */
 struct tern_kv_side {
     const struct tern_kv_codec *codec;
+    const struct tern_kv_cond *cond; /* keys: [n_heads], NULL: none.  Functions of a codec see one head's */
     int dim;
     bool key;          /* keys or values: they differ in item order and in the scale rule */
     bool raw32;        /* the open tile holds f32 instead of f16 */
     const float *sign; /* [dim] +-1 for rotated schemes, owned by the KV layout; else NULL */
 };
+
+/* The side as one of its KV heads sees it. */
+static inline struct tern_kv_side tern_kv_side_of(const struct tern_kv_side *side, int head)
+{
+    struct tern_kv_side s = *side;
+    if (s.cond)
+        s.cond += head;
+    return s;
+}
 
 /* Prepared query heads of one KV head: room for n_q heads of `dim`. */
 struct tern_kv_query {
@@ -71,11 +100,13 @@ struct tern_kv_codec {
     size_t (*data_bytes)(int dim); /* per 64 tokens, a multiple of 64 */
     size_t (*head_bytes)(int dim); /* per 64 tokens, a multiple of 64; 0 for raw */
 
-    /* Encodes a full tile (64 tokens; layout as above, f16 or f32 by side->raw32).  Bit-exact on all levels.
-     * scratch: TERN_KV_SCRATCH bytes, 64-byte aligned. */
-    void (*encode)(const struct tern_kv_side *side, uint8_t *data, uint16_t *head, const void *tile, void *scratch);
+    /* Encodes a full tile (64 tokens from position pos0 on; layout as above, f16 or f32 by side->raw32).  Bit-exact on
+     * all levels.  scratch: TERN_KV_SCRATCH bytes, 64-byte aligned. */
+    void (*encode)(const struct tern_kv_side *side, uint8_t *data, uint16_t *head, const void *tile, int pos0,
+                   void *scratch);
 
-    /* Keys.  x: [n_q][dim] f32 query heads, scale folded in.  Fills out->x always; out->q/scale/sum when `narrow`. */
+    /* Keys.  x: [n_q][dim] f32 query heads, softmax scale folded in; divided by the conditioning's scale here.  Fills
+     * out->x always; out->q/scale/sum when `narrow`. */
     void (*prep)(const struct tern_kv_side *side, struct tern_kv_query *out, const float *x, int n_q, bool narrow);
     /* s[n_q][64]: narrow rows on the page as it is. */
     void (*score)(const struct tern_kv_side *side, float *s, const struct tern_kv_query *q, const uint8_t *data,
@@ -90,6 +121,15 @@ struct tern_kv_codec {
     /* Wide rows: the page in f32 in the codec's domain, keys [dim][64], values [64][dim]. */
     void (*decode)(const struct tern_kv_side *side, float *out, const uint8_t *data, const uint16_t *head);
 };
+
+/* ---- conditioning: what attention adds to scores on conditioned codes.  c: of the KV head, not NULL. ---- */
+
+/* q.mean, one chain of fma over ascending dims. */
+float tern_kv_cond_shift(const struct tern_kv_cond *c, const float *q, int dim);
+/* s[64] += q.(R_p b) for the positions pos0 .. pos0+63. */
+void tern_kv_cond_pairs(const struct tern_kv_cond *c, float *s, const float *q, int pos0);
+/* x[64][dim], keys of positions pos0 .. pos0+63, to what is coded. */
+void tern_kv_cond_keys(const struct tern_kv_cond *c, float *x, int dim, int pos0);
 
 #define TERN_KV_SCRATCH (TERN_PAGE * TERN_KVQ_MAX_DIM * 8)
 

@@ -57,7 +57,7 @@ static void gather_keys(const struct tern_kv_side *side, float *x, const void *t
     }
 }
 
-void tern_kv_coded_encode(const struct tern_kv_side *side, uint8_t *data, uint16_t *head, const void *tile,
+void tern_kv_coded_encode(const struct tern_kv_side *side, uint8_t *data, uint16_t *head, const void *tile, int pos0,
                           void *scratch)
 {
     const size_t n = (size_t)side->dim * TERN_PAGE;
@@ -71,6 +71,8 @@ void tern_kv_coded_encode(const struct tern_kv_side *side, uint8_t *data, uint16
         memcpy(x, tile, n * sizeof *x);
     else
         tern_k.attn.f16_to_f32(x, tile, n);
+    if (side->cond)
+        tern_kv_cond_keys(side->cond, x, side->dim, pos0);
     rotate_rows(side, x, TERN_PAGE, 0);
     tern_k.kvq.encode(codes, head, x, tab, side->key, side->dim, TERN_PAGE);
     if (side->key)
@@ -83,6 +85,8 @@ void tern_kv_coded_prep(const struct tern_kv_side *side, struct tern_kv_query *o
                         bool narrow)
 {
     memmove(out->x, x, (size_t)n_q * (size_t)side->dim * sizeof *x);
+    for (int i = 0; side->cond && i < n_q * side->dim; i++)
+        out->x[i] *= side->cond->unscale[i % side->dim];
     rotate_rows(side, out->x, n_q, 0);
     if (narrow)
         tern_k.kvq.prep(out->q, out->scale, out->sum, out->x, table_of(side), side->dim, n_q);

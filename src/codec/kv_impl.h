@@ -22,7 +22,7 @@ struct tern_kv_scheme {
 bool tern_kv_coded_accepts(int dim, const char **why);   /* multiples of 32 */
 bool tern_kv_rotated_accepts(int dim, const char **why); /* powers of two */
 size_t tern_kv_coded_head_bytes(int dim);
-void tern_kv_coded_encode(const struct tern_kv_side *side, uint8_t *data, uint16_t *head, const void *tile,
+void tern_kv_coded_encode(const struct tern_kv_side *side, uint8_t *data, uint16_t *head, const void *tile, int pos0,
                           void *scratch);
 void tern_kv_coded_prep(const struct tern_kv_side *side, struct tern_kv_query *out, const float *x, int n_q,
                         bool narrow);

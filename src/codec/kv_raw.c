@@ -32,9 +32,11 @@ static bool is_f32(const struct tern_kv_side *side)
     return side->codec->bits == 32;
 }
 
-static void encode(const struct tern_kv_side *side, uint8_t *data, uint16_t *head, const void *tile, void *scratch)
+static void encode(const struct tern_kv_side *side, uint8_t *data, uint16_t *head, const void *tile, int pos0,
+                   void *scratch)
 {
     (void)head;
+    (void)pos0;
     (void)scratch;
     TERN_ASSERT(side->raw32 == is_f32(side)); /* the tile is the page: it must have the page's width */
     memcpy(data, tile, side->codec->data_bytes(side->dim));

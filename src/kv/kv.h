@@ -39,10 +39,13 @@ struct tern_kv_spec {
         const struct tern_kv_codec *k, *v;
     } rules[TERN_KV_MAX_RULES];
     int n_rules;
+    enum tern_kv_cond_from { TERN_COND_AUTO, TERN_COND_OFF, TERN_COND_NORMS, TERN_COND_FILE } cond;
+    char cond_path[256];
 };
 
 /* Grammar: SCHEME | k=SCHEME,v=SCHEME, options first=N, edge=N:SCHEME, layers=A-B:SCHEME, in any order, comma
- * separated. Errors name the item and list what would have been understood. */
+ * separated; cond=off|norms|FILE says where key conditioning comes from (not said: the sidecar beside the model, else
+ * the norm weights, else none).  Errors name the item and list what would have been understood. */
 int tern_kv_spec_parse(struct tern_kv_spec *out, const char *text, tern_error *err);
 
 /* ---- layout --------------------------------------------------------------------------------------------------- */
@@ -52,6 +55,10 @@ struct tern_kv_decl {
     int n_heads; /* KV heads; 0: this layer keeps no KV */
     int dim_k, dim_v;
     int window; /* 0: full attention */
+    /* The rotary embedding of the keys: pair i turns by freq[i] per position. */
+    int n_rot; /* rotated dims; 0: none */
+    bool interleaved;
+    const float *freq; /* [n_rot/2] */
 };
 
 struct tern_kv_group {
@@ -72,7 +79,8 @@ struct tern_kv_layout {
     size_t stage_tile_bytes; /* largest tile of one layer, all heads: unit of staging */
     float *signs;            /* owned: the rotation signs that sides point into */
     char text[256];          /* the --kv text as given */
-    uint64_t digest;         /* of everything that decides page bytes: equal digests, exchangeable pages */
+    struct tern_kv_spec spec;
+    uint64_t digest; /* of everything that decides page bytes: equal digests, exchangeable pages */
 };
 
 /* strict: a layer that cannot have what was asked is an error instead of a reason. */
@@ -83,6 +91,37 @@ void tern_kv_layout_free(struct tern_kv_layout *l);
 /* Bytes of closed pages per token in one layer, and what f16 would take. */
 double tern_kv_layer_bytes(const struct tern_kv_layer *l);
 double tern_kv_layer_f16_bytes(const struct tern_kv_layer *l);
+
+/* ---- key conditioning -------------------------------------------------------------------------------------------- */
+
+/* Constants of all layers (codec.h, struct tern_kv_cond), fixed before the first page is coded. */
+struct tern_kv_cond_set {
+    int n_layers;
+    struct tern_kv_cond **layers; /* [n_layers] -> [n_heads]; NULL where a layer keeps no KV */
+    struct tern_kv_cond *conds;   /* owned, and memory too */
+    float *memory;
+    size_t n_floats;
+    int n_tokens; /* of the text that was measured; 0: no text */
+};
+
+/* Means 0, scales 1, no pairs. */
+int tern_kv_cond_new(struct tern_kv_cond_set **out, const struct tern_kv_decl *decl, int n_layers, tern_error *err);
+void tern_kv_cond_free(struct tern_kv_cond_set *s);
+/* The vectors behind s->layers[layer][head], writable: mean[dim], scale[dim]; tern_kv_cond_seal derives the rest. */
+float *tern_kv_cond_vectors(struct tern_kv_cond_set *s, int layer, int head);
+void tern_kv_cond_seal(struct tern_kv_cond_set *s, const struct tern_kv_decl *decl);
+/* The pair `index` of a layer's embedding. */
+struct tern_kv_pair tern_kv_cond_pair(const struct tern_kv_decl *d, int index, float re, float im);
+
+/* A sidecar (docs/kv-cache.md).  Loading fails with one sentence when the file is damaged, of another model or of
+ * another shape: nothing is used of it then. */
+int tern_kv_cond_save(const struct tern_kv_cond_set *s, const struct tern_kv_decl *decl, uint64_t model_digest,
+                      const char *path, tern_error *err);
+int tern_kv_cond_load(struct tern_kv_cond_set **out, const struct tern_kv_decl *decl, int n_layers,
+                      uint64_t model_digest, const char *path, tern_error *err);
+
+/* Coded keys of l use s from now on; s must outlive l.  Before any page exists: the digest changes with it. */
+void tern_kv_layout_condition(struct tern_kv_layout *l, const struct tern_kv_cond_set *s);
 
 /* ---- pages ------------------------------------------------------------------------------------------------------ */
 

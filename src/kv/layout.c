@@ -152,6 +152,7 @@ int tern_kv_layout_new(struct tern_kv_layout **out, const struct tern_kv_decl *d
     TERN_TRY(tern_alloc(&l->layers, (size_t)n_layers, sizeof *l->layers, err));
     TERN_TRY(tern_alloc(&l->group_of, (size_t)n_layers, sizeof *l->group_of, err));
     l->n_layers = n_layers;
+    l->spec = s;
     if (snprintf(l->text, sizeof l->text, "%s", spec) >= (int)sizeof l->text)
         TERN_FAIL(err, TERN_ELIMIT, "--kv: longer than %zu characters", sizeof l->text - 1);
     for (int i = 0; i < n_layers; i++) {
@@ -178,6 +179,22 @@ int tern_kv_layout_new(struct tern_kv_layout **out, const struct tern_kv_decl *d
 out:
     tern_kv_layout_free(l);
     return rc;
+}
+
+void tern_kv_layout_condition(struct tern_kv_layout *l, const struct tern_kv_cond_set *s)
+{
+    for (int i = 0; i < l->n_layers; i++) {
+        struct tern_kv_layer *y = &l->layers[i];
+        if (l->group_of[i] < 0 || y->k.codec->raw)
+            continue;
+        y->k.cond = s->layers[i];
+        for (int h = 0; h < y->n_heads; h++) {
+            const struct tern_kv_cond *c = &y->k.cond[h];
+            l->digest = XXH3_64bits_withSeed(c->mean, 2 * (size_t)y->k.dim * sizeof(float), l->digest);
+            for (int p = 0; p < c->n_pairs; p++)
+                l->digest = XXH3_64bits_withSeed(&c->pairs[p], sizeof c->pairs[p], l->digest);
+        }
+    }
 }
 
 void tern_kv_layout_free(struct tern_kv_layout *l)

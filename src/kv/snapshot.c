@@ -11,6 +11,7 @@
 #include <unistd.h>
 #include <xxhash.h>
 #include "base/mem.h"
+#include "base/outfile.h"
 
 #define MAGIC   "ternseq\n"
 #define VERSION 1
@@ -28,30 +29,15 @@ struct header {
 };
 _Static_assert(sizeof(struct header) == 8 + 8 + 16 + 8 + 32 + 8 + 256 + 8, "no padding in the file header");
 
-static int write_all(int fd, const void *data, size_t n, const char *path, tern_error *err)
-{
-    const char *p = data;
-    while (n) {
-        ssize_t w = write(fd, p, n);
-        if (w < 0 && errno == EINTR)
-            continue;
-        if (w <= 0)
-            return tern_err_set(err, TERN_EIO, "%s: cannot write: %s", path, strerror(w < 0 ? errno : ENOSPC));
-        p += w;
-        n -= (size_t)w;
-    }
-    return 0;
-}
-
-static int write_section(int fd, const void *data, size_t n, const char *path, tern_error *err)
+static int write_section(struct tern_outfile *f, const void *data, size_t n, tern_error *err)
 {
     uint64_t h = XXH3_64bits(data, n);
-    int rc = write_all(fd, data, n, path, err);
-    return rc < 0 ? rc : write_all(fd, &h, sizeof h, path, err);
+    int rc = tern_outfile_write(f, data, n, err);
+    return rc < 0 ? rc : tern_outfile_write(f, &h, sizeof h, err);
 }
 
-static int write_file(int fd, const struct tern_kv_cache *c, const struct tern_kv_seq *s,
-                      const struct tern_kv_snapshot_info *info, const char *path, tern_error *err)
+static int write_file(struct tern_outfile *f, const struct tern_kv_cache *c, const struct tern_kv_seq *s,
+                      const struct tern_kv_snapshot_info *info, tern_error *err)
 {
     int rc = 0;
     const struct tern_kv_layout *l = c->layout;
@@ -67,15 +53,15 @@ static int write_file(int fd, const struct tern_kv_cache *c, const struct tern_k
     h.has_sink = s->sink != NULL;
     (void)snprintf(h.kv, sizeof h.kv, "%s", l->text);
     h.hash = XXH3_64bits(&h, offsetof(struct header, hash));
-    TERN_TRY(write_all(fd, &h, sizeof h, path, err));
-    TERN_TRY(write_section(fd, info->tokens, (size_t)s->n_tokens * sizeof *info->tokens, path, err));
-    TERN_TRY(write_section(fd, info->roles, (size_t)s->n_tokens, path, err));
-    TERN_TRY(write_section(fd, s->tile, l->tile_bytes, path, err));
+    TERN_TRY(tern_outfile_write(f, &h, sizeof h, err));
+    TERN_TRY(write_section(f, info->tokens, (size_t)s->n_tokens * sizeof *info->tokens, err));
+    TERN_TRY(write_section(f, info->roles, (size_t)s->n_tokens, err));
+    TERN_TRY(write_section(f, s->tile, l->tile_bytes, err));
     if (s->sink)
-        TERN_TRY(write_section(fd, s->sink, l->sink_bytes, path, err));
+        TERN_TRY(write_section(f, s->sink, l->sink_bytes, err));
     for (int g = 0; g < l->n_groups; g++)
         for (int i = 0; i < s->table[g].n; i++)
-            TERN_TRY(write_section(fd, s->table[g].pages[i], l->groups[g].page_bytes, path, err));
+            TERN_TRY(write_section(f, s->table[g].pages[i], l->groups[g].page_bytes, err));
 out:
     return rc;
 }
@@ -83,36 +69,14 @@ out:
 int tern_kv_save(const struct tern_kv_cache *c, const struct tern_kv_seq *s, const struct tern_kv_snapshot_info *info,
                  const char *path, tern_error *err)
 {
-    int rc = 0, fd = -1;
-    char tmp[4096];
-    tmp[0] = 0;
-    if (snprintf(tmp, sizeof tmp, "%s.tmp-%ld", path, (long)getpid()) >= (int)sizeof tmp) {
-        tmp[0] = 0;
-        TERN_FAIL(err, TERN_EINVAL, "path is longer than %zu bytes", sizeof tmp - 32);
-    }
-    fd = open(tmp, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
-    if (fd < 0) {
-        int e = errno;
-        tmp[0] = 0;
-        TERN_FAIL(err, TERN_EIO, "%s: cannot create: %s", path, strerror(e));
-    }
-    TERN_TRY(write_file(fd, c, s, info, path, err));
-    /* Without the fsync a crash after the rename could leave an empty file under the good name. */
-    if (fsync(fd) < 0 && errno != EINVAL && errno != EROFS)
-        TERN_FAIL(err, TERN_EIO, "%s: cannot write: %s", path, strerror(errno));
-    if (close(fd) < 0) {
-        fd = -1;
-        TERN_FAIL(err, TERN_EIO, "%s: cannot write: %s", path, strerror(errno));
-    }
-    fd = -1;
-    if (rename(tmp, path) < 0)
-        TERN_FAIL(err, TERN_EIO, "%s: cannot rename into place: %s", path, strerror(errno));
-    tmp[0] = 0;
+    struct tern_outfile f;
+    int rc = tern_outfile_open(&f, path, 0600, err);
+    if (rc < 0)
+        return rc;
+    TERN_TRY(write_file(&f, c, s, info, err));
+    TERN_TRY(tern_outfile_commit(&f, err));
 out:
-    if (fd >= 0)
-        (void)close(fd);
-    if (tmp[0])
-        (void)unlink(tmp);
+    tern_outfile_abort(&f);
     return rc;
 }
 

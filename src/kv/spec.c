@@ -78,6 +78,18 @@ bad:
     return tern_err_set(err, TERN_EINVAL, "--kv %s: layers wants A-B:SCHEME with A <= B", text);
 }
 
+static int parse_cond(struct tern_kv_spec *s, const char *p, size_t n, const char *text, tern_error *err)
+{
+    if (n == 0 || n >= sizeof s->cond_path)
+        return tern_err_set(err, TERN_EINVAL, "--kv %s: cond wants off, norms or the name of a file", text);
+    memcpy(s->cond_path, p, n);
+    s->cond_path[n] = 0;
+    s->cond = strcmp(s->cond_path, "off") == 0     ? TERN_COND_OFF
+              : strcmp(s->cond_path, "norms") == 0 ? TERN_COND_NORMS
+                                                   : TERN_COND_FILE;
+    return 0;
+}
+
 static bool key_is(const char *p, size_t n, const char *key)
 {
     return n == strlen(key) && memcmp(p, key, n) == 0;
@@ -102,12 +114,15 @@ static int parse_item(struct tern_kv_spec *s, const char *p, const char *end, co
         return parse_edge(s, value, end, text, err);
     if (key_is(p, n, "layers"))
         return parse_layers(s, value, end, text, err);
+    if (key_is(p, n, "cond"))
+        return parse_cond(s, value, left, text, err);
     if (key_is(p, n, "first")) {
         if (!number(&value, end, &s->first) || value != end || s->first > TERN_PAGE)
             TERN_FAIL(err, TERN_EINVAL, "--kv %s: first wants a number from 0 to %d", text, TERN_PAGE);
         return 0;
     }
-    TERN_FAIL(err, TERN_EINVAL, "--kv %s: unknown option \"%.*s\" (known: k v first edge layers)", text, (int)n, p);
+    TERN_FAIL(err, TERN_EINVAL, "--kv %s: unknown option \"%.*s\" (known: k v first edge layers cond)", text, (int)n,
+              p);
 out:
     return rc;
 }

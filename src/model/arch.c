@@ -135,5 +135,10 @@ void tern_desc_kv(const struct tern_desc *d, struct tern_kv_decl *decl)
                                         .dim_k = l->dim_k,
                                         .dim_v = l->dim_v,
                                         .window = l->mask == TERN_MASK_WINDOW ? l->span : 0};
+        if (l->rope >= 0) {
+            decl[i].n_rot = d->ropes[l->rope].n_rot;
+            decl[i].interleaved = d->ropes[l->rope].interleaved;
+            decl[i].freq = d->ropes[l->rope].freq;
+        }
     }
 }

@@ -238,6 +238,8 @@ static void attention_half(struct tern_forward *f, const struct tern_forward_bat
     prepare_heads(f, b, layer, f->k, f->s_k, l->n_kv_heads, w[TERN_SLOT_K_NORM].vec);
     if (l->v_norm_plain)
         norm_values(f, b, layer);
+    if (b->tap)
+        b->tap(b->tap_user, layer, f->q, f->s_q, f->k, f->s_k);
     layer_jobs(f, b, layer);
     struct tern_attn_shape shape = shape_of(f, layer);
     ops->append(f->dev, shape.kv, f->app, b->n_jobs, f->k, f->s_k, f->v, f->s_v);

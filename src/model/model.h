@@ -165,6 +165,10 @@ struct tern_forward_job {
     bool wide;
 };
 
+/* Sees all rows' query and key heads of a layer as attention will, before anything is appended: [rows][heads * dim].
+ * May use the pool. */
+typedef void tern_forward_tap(void *user, int layer, const float *q, size_t q_stride, const float *k, size_t k_stride);
+
 struct tern_forward_batch {
     const struct tern_row *rows;
     int n_rows, n_wide; /* rows [0, n_wide) are wide */
@@ -174,6 +178,8 @@ struct tern_forward_batch {
     int n_logit_rows;
     float *logits;       /* [n_logit_rows][logit_stride] */
     size_t logit_stride; /* floats, a multiple of 16, >= n_vocab */
+    tern_forward_tap *tap;
+    void *tap_user;
 };
 
 /* Scratch and device state for steps of one engine. */

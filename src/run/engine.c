@@ -344,6 +344,8 @@ int tern_step(tern_engine *e, const tern_step_item *items, int n_items, const fl
         TERN_TRY(tern_kv_begin(&e->cache, items[begun].seq->kv, items[begun].n_tokens, err));
     struct tern_forward_batch b = {
         .rows = e->rows, .jobs = e->jobs, .logit_rows = e->logit_rows, .logits = e->logits, .logit_stride = stride};
+    b.tap = e->tap;
+    b.tap_user = e->tap_user;
     build_batch(e, &b, items, n_items);
     tern_forward_run(e->forward, &b);
     TERN_TRY(arrange_logits(e, &b, items, n_items, err));

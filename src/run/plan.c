@@ -2,7 +2,54 @@
 #include "run/run.h"
 
 #include <string.h>
+#include <unistd.h>
 #include "base/mem.h"
+
+int tern_cond_path(struct tern_buf *out, const tern_model *m, tern_error *err)
+{
+    return tern_buf_addf(out, err, "%s.ternkv", m->path);
+}
+
+static bool codes_keys(const struct tern_kv_layout *l)
+{
+    for (int i = 0; i < l->n_layers; i++)
+        if (l->group_of[i] >= 0 && !l->layers[i].k.codec->raw)
+            return true;
+    return false;
+}
+
+/* The file named by the plan, the sidecar, the norm weights: the first that there is. */
+static int find_conditioning(tern_kv_plan *p, const tern_model *m, const struct tern_kv_decl *decl, tern_error *err)
+{
+    int rc = 0;
+    struct tern_buf path = {0};
+    const struct tern_net *net = m->net;
+    const struct tern_kv_spec *s = &p->layout->spec;
+    if (s->cond == TERN_COND_OFF || !codes_keys(p->layout))
+        return 0;
+    if (s->cond == TERN_COND_FILE)
+        TERN_TRY(tern_buf_addf(&path, err, "%s", s->cond_path));
+    else
+        TERN_TRY(tern_cond_path(&path, m, err));
+    if (s->cond == TERN_COND_FILE || (s->cond == TERN_COND_AUTO && access(path.p, F_OK) == 0)) {
+        TERN_TRY(tern_kv_cond_load(&p->cond, decl, net->desc.n_layers, net->digest, path.p, err));
+        p->cond_source = "calibrated";
+    } else {
+        TERN_TRY(tern_cond_from_norms(&p->cond, net, decl, err));
+        p->cond_source = "scaled by norm weights";
+    }
+    if (s->cond == TERN_COND_NORMS && !p->cond)
+        TERN_FAIL(err, TERN_EUNSUPPORTED, "--kv %s: this model normalises no queries and keys", p->layout->text);
+    if (p->cond)
+        tern_kv_layout_condition(p->layout, p->cond);
+out:
+    if (rc < 0 && s->cond != TERN_COND_NORMS && err) {
+        tern_error why = *err;
+        (void)tern_err_set(err, rc, "%.400s (--kv ...,cond=off goes without)", why.msg);
+    }
+    tern_buf_clear(&path);
+    return rc;
+}
 
 int tern_kv_plan_new(tern_kv_plan **out, const tern_model *m, const char *spec, bool strict, tern_error *err)
 {
@@ -15,6 +62,7 @@ int tern_kv_plan_new(tern_kv_plan **out, const tern_model *m, const char *spec, 
     TERN_TRY(tern_alloc(&decl, (size_t)d->n_layers, sizeof *decl, err));
     tern_desc_kv(d, decl);
     TERN_TRY(tern_kv_layout_new(&p->layout, decl, d->n_layers, spec ? spec : "l4", strict, err));
+    TERN_TRY(find_conditioning(p, m, decl, err));
     *out = p;
     p = NULL;
 out:
@@ -28,6 +76,7 @@ void tern_kv_plan_free(tern_kv_plan *p)
     if (!p)
         return;
     tern_kv_layout_free(p->layout);
+    tern_kv_cond_free(p->cond);
     tern_free(p);
 }
 
@@ -51,6 +100,7 @@ void tern_kv_plan_row(const tern_kv_plan *p, int layer, tern_kv_row *out)
                          .window = l->window,
                          .bytes_per_token = tern_kv_layer_bytes(l),
                          .f16_bytes_per_token = tern_kv_layer_f16_bytes(l),
+                         .conditioning = l->k.cond ? p->cond_source : NULL,
                          .reason = l->why_raw};
 }
 

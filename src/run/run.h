@@ -45,12 +45,22 @@ struct tern_engine {
     struct tern_forward_job *jobs; /* [max_seqs] */
     int *logit_rows;               /* [chunk] */
     float *logits;
-    size_t logits_cap; /* floats */
+    size_t logits_cap;     /* floats */
+    tern_forward_tap *tap; /* NULL but while calibrating */
+    void *tap_user;
 };
 
 struct tern_kv_plan {
     struct tern_kv_layout *layout;
+    struct tern_kv_cond_set *cond; /* NULL: keys are coded as they are */
+    const char *cond_source;
 };
+
+/* What norm weights alone say about queries and keys; *out NULL when the model has none. */
+int tern_cond_from_norms(struct tern_kv_cond_set **out, const struct tern_net *net, const struct tern_kv_decl *decl,
+                         tern_error *err);
+/* MODEL.ternkv */
+int tern_cond_path(struct tern_buf *out, const tern_model *m, tern_error *err);
 
 /* Positions per step of an evaluation that wants every row's logits: bounds that buffer (64 rows of a 262144-word
  * vocabulary are 64 MiB). */

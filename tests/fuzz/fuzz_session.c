@@ -22,7 +22,8 @@ static struct tern_kv_cache cache;
 
 static void open_cache(void)
 {
-    static const struct tern_kv_decl decl[2] = {{1, 32, 32, 0}, {1, 32, 32, 70}};
+    static const struct tern_kv_decl decl[2] = {{.n_heads = 1, .dim_k = 32, .dim_v = 32},
+                                                {.n_heads = 1, .dim_k = 32, .dim_v = 32, .window = 70}};
     tern_kernels_init(~0u);
     if (tern_kv_layout_new(&layout, decl, 2, "l4", false, NULL) < 0 ||
         tern_kv_cache_init(&cache, layout, 1, 256, 256, NULL) < 0)

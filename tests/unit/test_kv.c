@@ -85,8 +85,14 @@ static void test_spec_bad(void **state)
 
 /* ---- layout ----------------------------------------------------------------------------------------------------- */
 
-static const struct tern_kv_decl decl[6] = {{3, 64, 64, 0},   {2, 128, 64, 100}, {0, 0, 0, 0},
-                                            {1, 256, 128, 0}, {1, 80, 64, 0},    {2, 64, 32, 100}};
+static const struct tern_kv_decl decl[6] = {
+    {.n_heads = 3, .dim_k = 64, .dim_v = 64},
+    {.n_heads = 2, .dim_k = 128, .dim_v = 64, .window = 100},
+    {.n_heads = 0},
+    {.n_heads = 1, .dim_k = 256, .dim_v = 128},
+    {.n_heads = 1, .dim_k = 80, .dim_v = 64},
+    {.n_heads = 2, .dim_k = 64, .dim_v = 32, .window = 100},
+};
 
 static void test_layout(void **state)
 {

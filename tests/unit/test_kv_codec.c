@@ -86,7 +86,7 @@ static void bench_code(struct bench *b)
             }
         }
     }
-    b->side.codec->encode(&b->side, b->data, b->head, b->tile, b->scratch);
+    b->side.codec->encode(&b->side, b->data, b->head, b->tile, 0, b->scratch);
     b->side.codec->decode(&b->side, b->decoded, b->data, b->head);
 }
 

@@ -58,8 +58,10 @@ static void close_page(const struct append_work *w, const struct tern_append_job
     const struct tern_attn_job *at = j->at;
     uint8_t *scratch = w->d->encode_scratch + (size_t)worker * TERN_KV_SCRATCH;
     uint8_t *p = at->pages[page - at->first_page] + l->layer_off + (size_t)head * l->head_bytes;
-    l->k.codec->encode(&l->k, p + l->k_off, (uint16_t *)(void *)(p + l->k_head_off), tile, scratch);
-    l->v.codec->encode(&l->v, p + l->v_off, (uint16_t *)(void *)(p + l->v_head_off), tile + l->tile_v_off, scratch);
+    const struct tern_kv_side k = tern_kv_side_of(&l->k, head);
+    k.codec->encode(&k, p + l->k_off, (uint16_t *)(void *)(p + l->k_head_off), tile, page * TERN_PAGE, scratch);
+    l->v.codec->encode(&l->v, p + l->v_off, (uint16_t *)(void *)(p + l->v_head_off), tile + l->tile_v_off,
+                       page * TERN_PAGE, scratch);
     if (page == 0 && l->first)
         put_sink(l, j->sink + l->sink_layer_off + (size_t)head * l->sink_bytes, tile);
 }

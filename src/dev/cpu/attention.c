@@ -79,6 +79,7 @@ void tern_attn_unit_init(struct attn_unit *u, const struct attn_step *step, cons
     int heads = step->heads[b->job->wide], per_kv = step->units[b->job->wide];
     int first = index % per_kv * heads;
     *u = (struct attn_unit){.step = step, .block = b, .kv_head = index / per_kv};
+    u->key = tern_kv_side_of(&step->kv->k, u->kv_head);
     u->heads = step->group - first < heads ? step->group - first : heads;
     u->head0 = u->kv_head * step->group + first;
     u->n_q = b->n_rows * u->heads;

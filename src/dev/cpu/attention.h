@@ -60,6 +60,7 @@ struct attn_scratch {
 struct attn_unit {
     const struct attn_step *step;
     const struct attn_block *block;
+    struct tern_kv_side key; /* of this KV head */
     int kv_head, head0, heads, n_q;
 };
 
@@ -70,6 +71,11 @@ void tern_attn_load_q(const struct attn_unit *u, float *dst, int i0, int n);
 
 /* One KV head of a closed page. */
 const uint8_t *tern_attn_page(const struct attn_unit *u, int page);
+
+/* Scores of q rows [i0, i0 + n) on the codes of a page, completed by what conditioning keeps out of the codes - all but
+ * q.mean, which is the same for every coded token and so only moves m: tern_attn_finish adds it there.  A softcap does
+ * not commute with that, so then it is added here.  raw: the rows as tern_attn_load_q gives them. */
+void tern_attn_complete(const struct attn_unit *u, struct attn_scratch *c, const float *raw, int n, int page);
 
 /* Softmax of q rows [i0, i0 + n) over a page: s[n][64] becomes weights, c->shrink[n] the factors.  Tokens [lo, hi) of
  * the page count, less what the window hides; causal: of the own page, none after the row itself. */

@@ -37,7 +37,7 @@ static const float *page_f32(const struct tern_kv_side *side, float *buf, const 
 
 static void wide_queries(const struct attn_unit *u, struct attn_scratch *c)
 {
-    const struct tern_kv_side *k = &u->step->kv->k;
+    const struct tern_kv_side *k = &u->key;
     if (k->codec->raw) {
         tern_attn_load_q(u, c->x, 0, u->n_q);
         return;
@@ -64,6 +64,10 @@ void tern_attn_wide(const struct attn_unit *u, struct attn_scratch *c)
         for (int i = 0; i < u->n_q; i += ATTN_SUB) {
             int n = u->n_q - i < ATTN_SUB ? u->n_q - i : ATTN_SUB;
             tern_k.attn.score_f32(c->s, c->x + (size_t)i * dk, k, kv->k.dim, n);
+            if (u->key.cond) {
+                tern_attn_load_q(u, c->raw, i, n);
+                tern_attn_complete(u, c, c->raw, n, page);
+            }
             tern_attn_softmax(u, c, i, n, page, first_token(u, page), TERN_PAGE);
             tern_k.attn.accum_f32(c->o + (size_t)i * dv, c->s, v, c->shrink, kv->v.dim, TERN_PAGE, n);
         }
@@ -134,10 +138,11 @@ void tern_attn_narrow_range(const struct attn_unit *u, int range, struct attn_sc
     start_rows(u, c);
     tern_attn_load_q(u, c->raw, 0, u->n_q);
     if (begin < end && !kv->k.codec->raw)
-        kv->k.codec->prep(&kv->k, &c->query, c->raw, u->n_q, true);
+        kv->k.codec->prep(&u->key, &c->query, c->raw, u->n_q, true);
     for (int page = begin; page < end; page++) {
         const uint8_t *p = tern_attn_page(u, page);
         narrow_score(&kv->k, c, p + kv->k_off, p + kv->k_head_off, u->n_q);
+        tern_attn_complete(u, c, c->raw, u->n_q, page);
         if (page + 1 < end)
             fetch_page(u, page + 1);
         tern_attn_softmax(u, c, 0, u->n_q, page, first_token(u, page), TERN_PAGE);

@@ -49,6 +49,35 @@ void tern_attn_softmax(const struct attn_unit *u, struct attn_scratch *c, int i0
     }
 }
 
+/* ---- conditioned keys ---- */
+
+void tern_attn_complete(const struct attn_unit *u, struct attn_scratch *c, const float *raw, int n, int page)
+{
+    const struct tern_kv_cond *cond = u->key.cond;
+    const int dim = u->key.dim;
+    if (!cond || (!cond->n_pairs && u->step->cap <= 0))
+        return;
+    for (int i = 0; i < n; i++) {
+        float *s = c->s + (size_t)i * TERN_PAGE;
+        const float *q = raw + (size_t)i * (size_t)dim;
+        tern_kv_cond_pairs(cond, s, q, page * TERN_PAGE);
+        if (u->step->cap <= 0)
+            continue;
+        float shift = tern_kv_cond_shift(cond, q, dim);
+        for (int t = 0; t < TERN_PAGE; t++)
+            s[t] += shift;
+    }
+}
+
+/* The coded tokens of all q rows move by q.mean against the raw ones that follow. */
+static void add_mean(const struct attn_unit *u, struct attn_scratch *c)
+{
+    for (int i = 0; i < u->n_q; i++) {
+        tern_attn_load_q(u, c->raw, i, 1);
+        c->m[i] += tern_kv_cond_shift(u->key.cond, c->raw, u->key.dim);
+    }
+}
+
 /* ---- sinks -------------------------------------------------------------------------------------------------- */
 
 typedef float vec4 __attribute__((vector_size(16)));
@@ -170,6 +199,8 @@ static void write_out(const struct attn_unit *u, const struct attn_scratch *c)
 void tern_attn_finish(const struct attn_unit *u, struct attn_scratch *c)
 {
     const struct tern_kv_layer *kv = u->step->kv;
+    if (u->key.cond && u->step->cap <= 0 && u->block->page0 < u->block->own)
+        add_mean(u, c);
     if (!kv->v.codec->raw)
         kv->v.codec->finish(&kv->v, c->o, u->n_q);
     /* The window may have left the sinks behind; it moves forward, so the first row decides. */

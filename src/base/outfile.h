@@ -1,0 +1,25 @@
+/* base/outfile.h - a file that appears under its name only when it is complete.
+ *
+ * Bytes go to PATH.tmp-PID in the same folder; commit makes them durable and renames.  Whatever fails, an existing file
+ * under the name stays as it was and the temporary one goes. */
+#ifndef TERN_BASE_OUTFILE_H
+#define TERN_BASE_OUTFILE_H
+
+#include <stddef.h>
+#include "base/err.h"
+
+struct tern_outfile {
+    int fd;
+    const char *path; /* borrowed until commit or abort */
+    char tmp[4096];
+};
+
+/* mode: permissions, less the umask.  On failure *f needs no abort. */
+int tern_outfile_open(struct tern_outfile *f, const char *path, int mode, tern_error *err);
+int tern_outfile_write(struct tern_outfile *f, const void *data, size_t n, tern_error *err);
+/* Ends f in any case. */
+int tern_outfile_commit(struct tern_outfile *f, tern_error *err);
+/* Drops the file; legal after commit, after a failed open and on a zeroed f. */
+void tern_outfile_abort(struct tern_outfile *f);
+
+#endif
