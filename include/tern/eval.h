@@ -53,9 +53,10 @@ typedef struct tern_kld_params {
 
 typedef struct tern_kld tern_kld;
 
-/* Runs all plans of e side by side: each step carries the sequences of as many chunks and plans as max_seqs, the chunk
- * of the engine and a bound of 64 rows allow, and the rest follows in further rounds.  The figures do not depend on
- * that, nor on threads.  e needs at least two plans, max_seqs of at least 2, and no sequence alive. */
+/* Runs all plans of e side by side: each step carries the sequences of as many chunks and plans as max_seqs, the rows
+ * of a step and TERN_KLD_ROWS allow, and the rest follows in further rounds.  The figures do not depend on that, nor on
+ * threads.  e needs at least two plans, max_seqs of at least 2, and no sequence alive. */
+#define TERN_KLD_ROWS 64
 TERN_API int tern_eval_kld(tern_kld **out, tern_engine *e, const tern_kld_params *p, tern_error *err);
 TERN_API void tern_kld_free(tern_kld *k);
 

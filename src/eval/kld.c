@@ -309,7 +309,7 @@ static int check(struct run *r, tern_error *err)
     if (e->n_plans < 2)
         TERN_FAIL(err, TERN_EINVAL, "the engine has one KV plan, nothing to compare it with");
     int most = r->p->prefill ? e->chunk : tern_engine_max_decode(e);
-    most = most < TERN_EVAL_ROWS ? most : TERN_EVAL_ROWS;
+    most = most < TERN_KLD_ROWS ? most : TERN_KLD_ROWS;
     r->rows = most < e->max_seqs || r->p->prefill ? most : e->max_seqs;
     int seqs = r->rows < e->max_seqs ? r->rows : e->max_seqs;
     if (seqs < 2)
