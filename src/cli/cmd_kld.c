@@ -444,9 +444,9 @@ int tern_cmd_eval_kld(const struct tern_args *a, tern_error *err)
     TERN_TRY(tokenize_texts(&c, err));
     TERN_TRY(name_plans(&c, err));
     TERN_TRY(open_engine(&c, err));
+    tern_signals_watch(c.setup.engine);
     if (a->v[TERN_OPT_VERBOSE].n)
         tern_setup_print(&c.setup);
-    tern_signals_watch(c.setup.engine);
     TERN_TRY(measure(&c, err));
     rc = a->v[TERN_OPT_JSON].n ? print_json(&c, err) : print_report(&c, err);
 out:

@@ -201,9 +201,10 @@ void tern_setup_print(const struct tern_setup *s)
     tern_note("%s: %s%s%s, %d layers, %.4g M parameters, %s in memory, loaded in %.2f s", tern_shown(i->path),
               tern_shown(i->arch), i->name[0] ? " " : "", tern_shown(i->name), i->n_layers, (double)i->n_params * 1e-6,
               tern_size_text((double)i->weight_bytes), s->load_s);
-    for (int p = 0; p < tern_engine_n_plans(s->engine); p++) {
-        tern_note("context %d tokens, steps of %d, KV plan%s:", tern_engine_ctx(s->engine),
-                  tern_engine_chunk(s->engine), p ? " beside it" : "");
+    tern_note("context %d tokens, steps of %d, KV plan:", tern_engine_ctx(s->engine), tern_engine_chunk(s->engine));
+    (void)tern_plan_print(tern_engine_plan(s->engine), stderr, NULL);
+    for (int p = 1; p < tern_engine_n_plans(s->engine); p++) {
+        tern_note("KV plan %d:", p);
         (void)tern_plan_print(tern_engine_plan_at(s->engine, p), stderr, NULL);
     }
 }

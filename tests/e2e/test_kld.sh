@@ -102,6 +102,9 @@ json layers.0.share layers.1.share layers.2.share | awk '
 
 # ---- talk ----
 run 0 "$TERN" eval kld -m "$MODEL" -f "$work/a.txt" -c 128 --chunks 1 --kv l4 -v
-grep -q 'beside it' "$err" || say "describe all plans"
+same "$(grep -c 'KV plan.*:$' "$err")" 3 "plans that --verbose describes"
+words 2000 "$work/long.txt"
+interrupt "$err" 'KV plan 1' "$TERN" eval kld -m "$MODEL" -f "$work/long.txt" -c 512 --chunks 100 --exact --cpu-mask c -v
+silent
 
 finish
