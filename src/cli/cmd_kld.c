@@ -155,11 +155,11 @@ static int print_head(const struct kld *c, tern_error *err)
     int rc = 0;
     const tern_kld_info *i = tern_kld_get_info(c->result);
     TERN_TRY(tern_out_printf(
-        err, "KL(" BASE " || plan), nats per token: %d chunks of %d tokens, %d scored in each, %s%s", i->n_chunks,
+        err, "KL(" BASE " || plan) in nats per token; chunks: %d of %d tokens, %d scored in each, %s%s", i->n_chunks,
         i->ctx, i->n_scored, c->a->v[TERN_OPT_KLD_PREFILL].n ? "prompt rows" : "decode rows",
         c->a->v[TERN_OPT_EXACT].n ? ", exact" : ""));
     if (i->chunks_at_once < i->n_chunks || i->plans_at_once < i->n_plans)
-        TERN_TRY(tern_out_printf(err, "; run %d chunks and %d plans at a time", i->chunks_at_once, i->plans_at_once));
+        TERN_TRY(tern_out_printf(err, "; at a time: chunks %d, plans %d", i->chunks_at_once, i->plans_at_once));
     TERN_TRY(tern_out_printf(err, "\nperplexity with " BASE ": %.4f\n", i->base_ppl));
 out:
     return rc;
@@ -182,23 +182,29 @@ static int print_table(const struct kld *c, int text, tern_error *err)
                              "tokens\n",
                              width, "plan"));
     for (int i = PLAN_FLOOR; i < PLAN_FIRST + c->list.n; i++) {
-        char name[64] = FLOOR " (floor)";
+        const char *name = i == PLAN_FLOOR ? FLOOR " (floor)" : c->specs[i];
         TERN_TRY(tern_kld_get_stats(c->result, i, text, &s, err));
-        TERN_TRY(tern_out_printf(err, "%-*s %6.3f %9.3g %9.3g %9.3g %9.3g %9.3g %8.2f %10.4f %8lld\n", width,
-                                 i == PLAN_FLOOR ? name : c->specs[i], plan_bits(c, i), s.mean, s.trimmed, s.median,
-                                 s.p99, s.max, 100 * s.top1, s.ppl_ratio, (long long)s.n_tokens));
+        TERN_TRY(tern_out_printf(err, "%-*s %6.3f %9.3g %9.3g %9.3g %9.3g %9.3g %8.2f %10.4f %8lld\n", width, name,
+                                 plan_bits(c, i), s.mean, s.trimmed, s.median, s.p99, s.max, 100 * s.top1, s.ppl_ratio,
+                                 (long long)s.n_tokens));
     }
 out:
     return rc;
 }
 
-static int print_ratio(const tern_kld_ratio *r, tern_error *err)
+/* "0.627 [0.58-0.671]" in a ring of two buffers. */
+static const char *ratio_text(const tern_kld_ratio *r)
 {
+    static char ring[2][64];
+    static int next;
+    char *out = ring[next++ & 1];
     if (isnan(r->value))
-        return tern_out_printf(err, "  %21s", "-");
-    if (isnan(r->low))
-        return tern_out_printf(err, "  %6.3f [      -      ]", r->value);
-    return tern_out_printf(err, "  %6.3f [%.3f-%.3f]", r->value, r->low, r->high);
+        (void)snprintf(out, sizeof ring[0], "-");
+    else if (isnan(r->low))
+        (void)snprintf(out, sizeof ring[0], "%.3g", r->value);
+    else
+        (void)snprintf(out, sizeof ring[0], "%.3g [%.3g-%.3g]", r->value, r->low, r->high);
+    return out;
 }
 
 static int print_ratios(const struct kld *c, tern_error *err)
@@ -206,16 +212,14 @@ static int print_ratios(const struct kld *c, tern_error *err)
     int rc = 0, width = 2 * name_width(c) + 3, end = PLAN_FIRST + c->list.n;
     if (c->list.n < 2)
         return 0;
-    TERN_TRY(tern_out_printf(err, "\n%-*s    mean [95 %% interval]  trimmed\n", width, "ratio"));
+    TERN_TRY(tern_out_printf(err, "\n%-*s  %-28s  trimmed [95 %% interval]\n", width, "ratio", "mean [95 % interval]"));
     for (int i = PLAN_FIRST; i < end; i++)
         for (int j = i + 1; j < end; j++) {
             tern_kld_ratio mean, trimmed;
             TERN_TRY(tern_kld_compare(c->result, i, j, &mean, &trimmed, err));
             int used = (int)(strlen(c->specs[i]) + strlen(c->specs[j])) + 3;
-            TERN_TRY(tern_out_printf(err, "%s : %s%*s", c->specs[i], c->specs[j], width - used, ""));
-            TERN_TRY(print_ratio(&mean, err));
-            TERN_TRY(print_ratio(&trimmed, err));
-            TERN_TRY(tern_out_printf(err, "\n"));
+            TERN_TRY(tern_out_printf(err, "%s : %s%*s  %-28s  %s\n", c->specs[i], c->specs[j], width - used, "",
+                                     ratio_text(&mean), ratio_text(&trimmed)));
         }
 out:
     return rc;
@@ -277,7 +281,7 @@ static int print_report(const struct kld *c, tern_error *err)
     TERN_TRY(print_head(c, err));
     TERN_TRY(print_table(c, -1, err));
     for (int t = 0; c->n_texts > 1 && t < c->n_texts; t++) {
-        TERN_TRY(tern_out_printf(err, "\n%s: %d chunks\n", tern_shown(c->views[t].name),
+        TERN_TRY(tern_out_printf(err, "\n%s; chunks: %d\n", tern_shown(c->views[t].name),
                                  tern_kld_text_chunks(c->result, t)));
         TERN_TRY(print_table(c, t, err));
     }
