@@ -26,6 +26,74 @@ typedef struct tern_ppl {
 TERN_API int tern_eval_ppl(tern_engine *e, const int32_t *ids, int64_t n, int ctx, bool bos, tern_progress_fn *progress,
                            void *user, tern_ppl *out, tern_error *err);
 
+/* ---- divergence between KV plans -------------------------------------------------------------------------------- */
+
+/* How far the next-token distributions under each KV plan of an engine are from those under its plan 0 (the base),
+ * token by token: KL(base || plan) in nats, computed in double from the logits.  Equal logits give exactly 0. */
+
+typedef struct tern_kld_text {
+    const char *name; /* for messages */
+    const int32_t *ids;
+    int64_t n;
+} tern_kld_text;
+
+typedef struct tern_kld_params {
+    const tern_kld_text *texts;
+    int n_texts;
+    /* Tokens per chunk, with the BOS that stands in front when the model has one; 0 = the engine's context.  Positions
+     * ctx/2 .. ctx-2 of a chunk are scored. */
+    int ctx;
+    /* Taken from the texts in turn and evenly over each of them; 0 = 4 or one per text, less where a text holds less.
+     */
+    int n_chunks;
+    bool prefill; /* score prompt rows; else the scored tokens are fed one at a time, as decode rows */
+    tern_progress_fn *progress;
+    void *user;
+} tern_kld_params;
+
+typedef struct tern_kld tern_kld;
+
+/* Runs all plans of e side by side: each step carries the sequences of as many chunks and plans as max_seqs, the rows
+ * of a step and TERN_KLD_ROWS allow, and the rest follows in further rounds.  The figures do not depend on that, nor on
+ * threads.  e needs at least two plans, max_seqs of at least 2, and no sequence alive. */
+#define TERN_KLD_ROWS 64
+TERN_API int tern_eval_kld(tern_kld **out, tern_engine *e, const tern_kld_params *p, tern_error *err);
+TERN_API void tern_kld_free(tern_kld *k);
+
+typedef struct tern_kld_info {
+    int n_plans, n_texts, ctx;
+    int n_chunks;
+    int n_scored;       /* positions of each chunk */
+    int chunks_at_once; /* in one step */
+    int plans_at_once;  /* in one step, the base included */
+    double base_ppl;    /* perplexity of the scored positions under the base */
+} tern_kld_info;
+TERN_API const tern_kld_info *tern_kld_get_info(const tern_kld *k); /* view, until free */
+TERN_API int tern_kld_text_chunks(const tern_kld *k, int text);     /* how many chunks came from it */
+
+/* Divergence of every scored position, [n_chunks][n_scored]; view until free. */
+TERN_API const double *tern_kld_values(const tern_kld *k, int plan);
+
+typedef struct tern_kld_stats {
+    double mean;
+    double trimmed; /* mean without the worst 1 % */
+    double median, p99, max;
+    double top1;      /* share of the positions where the likeliest token is the base's, 0..1 */
+    double ppl_ratio; /* perplexity under the plan over that under the base */
+    int64_t n_tokens;
+} tern_kld_stats;
+/* text: those chunks alone; -1: all. */
+TERN_API int tern_kld_get_stats(const tern_kld *k, int plan, int text, tern_kld_stats *out, tern_error *err);
+
+/* value, with the ends of its 95 % interval; NaN where a divergence of 0 leaves no ratio. */
+typedef struct tern_kld_ratio {
+    double value, low, high;
+} tern_kld_ratio;
+/* Divergence of plan a over that of plan b, of means and of trimmed means.  Intervals: bootstrap of blocks of 64
+ * consecutive positions, the same blocks for both plans, 2000 resamples, always the same ones. */
+TERN_API int tern_kld_compare(const tern_kld *k, int a, int b, tern_kld_ratio *mean, tern_kld_ratio *trimmed,
+                              tern_error *err);
+
 #ifdef __cplusplus
 }
 #endif

@@ -174,6 +174,10 @@ typedef struct tern_engine_params {
     const char *kv; /* KV plan; NULL = "l4" ("f32" when exact) */
     bool kv_strict; /* refuse instead of keeping a layer at 16 bit with a reason */
     bool exact;     /* every row in the wide class: f32 arithmetic on the dequantised weights */
+    /* Further plans, numbered from 1; `kv` is plan 0.  Sequences of all plans go through one step together, so plans
+     * can be compared at the price of reading the weights once.  max_seqs counts the sequences of all plans. */
+    const char *const *more_kv;
+    int n_more_kv;
 } tern_engine_params;
 
 TERN_API int tern_engine_open(tern_engine **out, tern_model *m, const tern_engine_params *p, tern_error *err);
@@ -182,7 +186,9 @@ TERN_API int tern_engine_ctx(const tern_engine *e);
 TERN_API int tern_engine_chunk(const tern_engine *e);
 TERN_API int tern_engine_max_decode(const tern_engine *e); /* most decode rows in one step */
 TERN_API int tern_engine_threads(const tern_engine *e);
-TERN_API const tern_kv_plan *tern_engine_plan(const tern_engine *e);
+TERN_API const tern_kv_plan *tern_engine_plan(const tern_engine *e); /* plan 0 */
+TERN_API int tern_engine_n_plans(const tern_engine *e);
+TERN_API const tern_kv_plan *tern_engine_plan_at(const tern_engine *e, int plan); /* NULL when there is no such plan */
 
 typedef struct tern_memory {
     size_t kv_bytes;     /* pages, tiles and first tokens in use, from the allocator */
@@ -196,6 +202,7 @@ TERN_API void tern_engine_memory(const tern_engine *e, tern_memory *out);
 TERN_API void tern_engine_cancel(tern_engine *e);
 
 TERN_API int tern_seq_new(tern_seq **out, tern_engine *e, tern_error *err); /* TERN_ECAPACITY beyond max_seqs */
+TERN_API int tern_seq_new_plan(tern_seq **out, tern_engine *e, int plan, tern_error *err);
 TERN_API void tern_seq_free(tern_seq *s);
 TERN_API int tern_seq_fork(tern_seq **out, tern_seq *s, tern_error *err); /* shares closed pages */
 /* Forgets all tokens from n on.  TERN_EUNSUPPORTED when a sliding-window layer no longer holds the tokens that n needs.
@@ -205,7 +212,8 @@ TERN_API int tern_seq_length(const tern_seq *s);
 TERN_API const int32_t *tern_seq_tokens(const tern_seq *s); /* view until the sequence changes */
 /* Writes tokens and KV to a new file (temporary name, then rename: a failure leaves an existing file as it was). */
 TERN_API int tern_seq_save(const tern_seq *s, const char *path, tern_error *err);
-/* A new sequence from a saved one: same model and KV plan, every byte checksummed, else an error and no sequence. */
+/* A new sequence from a saved one: same model and one of the engine's KV plans, every byte checksummed, else an error
+ * and no sequence. */
 TERN_API int tern_seq_load(tern_seq **out, tern_engine *e, const char *path, tern_error *err);
 
 enum { TERN_LOGITS_NONE, TERN_LOGITS_LAST, TERN_LOGITS_ALL };

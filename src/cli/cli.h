@@ -25,7 +25,7 @@
 
 typedef int tern_command_fn(const struct tern_args *a, tern_error *err);
 tern_command_fn tern_cmd_run, tern_cmd_chat, tern_cmd_inspect, tern_cmd_tokenize, tern_cmd_eval_logits,
-    tern_cmd_eval_ppl, tern_cmd_bench, tern_cmd_doctor, tern_cmd_generate;
+    tern_cmd_eval_ppl, tern_cmd_eval_kld, tern_cmd_bench, tern_cmd_doctor, tern_cmd_generate;
 
 /* Codes of the program's own, beside TERN_E*: the command line is wrong (status 2), the user pressed Ctrl-C (130), or
  * the failure was already reported (1). */
@@ -52,9 +52,25 @@ struct tern_setup {
 };
 /* Applies --cpu-mask, then opens the model `path` with --threads. */
 int tern_setup_model(struct tern_setup *s, const struct tern_args *a, const char *path, tern_error *err);
+/* What the options of `a` say about an engine, all but its KV plans. */
+tern_engine_params tern_setup_params(const struct tern_args *a, int ctx, int max_seqs);
 /* Opens the engine by the options of `a`; layers that differ from what was asked for are reported on stderr. */
 int tern_setup_engine(struct tern_setup *s, const struct tern_args *a, int ctx, int max_seqs, tern_error *err);
+/* Tokens per chunk of a text: the option's value, its default being less for models with a smaller context. */
+int tern_chunk_ctx(const struct tern_setup *s, const struct tern_arg *option);
+#define TERN_CLI_MAX_TEXT ((size_t)1 << 30) /* bytes of a text to measure on */
 void tern_setup_clear(struct tern_setup *s);
+
+#define TERN_CLI_MAX_PLANS 16
+
+/* The plans that an option lists.  "f16,l4" is two plans, "k=l4,v=l3" is one: a comma separates plans only where no '='
+ * makes it part of one. */
+struct tern_plan_list {
+    char *spec[TERN_CLI_MAX_PLANS]; /* owned */
+    int n;
+};
+int tern_setup_plans(struct tern_plan_list *out, const struct tern_arg *option, tern_error *err);
+void tern_plan_list_clear(struct tern_plan_list *l);
 
 /* The plan that was asked for, as text: --kv or its default. */
 const char *tern_setup_kv(const struct tern_args *a);
@@ -113,12 +129,12 @@ void tern_progress_end(struct tern_progress *p);             /* wipes the bar */
 void tern_plan_bytes(const tern_kv_plan *p, double *bytes, double *f16_bytes);
 /* Bytes of a sequence of ctx tokens; layers with a sliding window hold no more than their window. */
 void tern_plan_total(const tern_kv_plan *p, int ctx, double *bytes, double *f16_bytes);
-/* The layers that differ from what was asked for, on one stderr line; nothing when none does. */
-void tern_plan_exceptions(const tern_kv_plan *p);
+/* The layers that differ from what was asked for (`spec`), on one stderr line; nothing when none does. */
+void tern_plan_exceptions(const tern_kv_plan *p, const char *spec);
 /* One line per run of equal layers, for people. */
 int tern_plan_print(const tern_kv_plan *p, FILE *to, tern_error *err);
 json_t *tern_plan_json(const tern_kv_plan *p);
-/* Machine, model and plan on stderr, for --verbose. */
+/* Machine, model and plans on stderr, for --verbose. */
 void tern_setup_print(const struct tern_setup *s);
 json_t *tern_machine_json(void);
 json_t *tern_model_json(const tern_model *m);

@@ -8,10 +8,8 @@
 #include "base/rng.h"
 #include "cli/cli.h"
 
-#define MAX_PLANS 16
-
 struct plan {
-    char *spec; /* owned */
+    const char *spec;
     tern_engine *engine;
     tern_seq *base;
 };
@@ -19,7 +17,8 @@ struct plan {
 struct bench {
     const struct tern_args *a;
     struct tern_setup setup; /* the model; its engine stays NULL */
-    struct plan plans[MAX_PLANS];
+    struct tern_plan_list list;
+    struct plan plans[TERN_CLI_MAX_PLANS];
     int n_plans, n_depths, reps;
     int depths[TERN_OPT_MAX_INTS];
     int pp[TERN_OPT_MAX_INTS]; /* prompt tokens at each depth: -p, or what the context leaves */
@@ -38,36 +37,12 @@ static double *cell(const struct bench *b, int depth, int plan, int test)
 
 /* ---- what to measure --------------------------------------------------------------------------------------------- */
 
-static int add_plan(struct bench *b, const char *text, size_t n, tern_error *err)
-{
-    if (n == 0)
-        return tern_cli_usage(err, "--kv: empty plan");
-    if (b->n_plans == MAX_PLANS)
-        return tern_cli_usage(err, "--kv: more than %d plans", MAX_PLANS);
-    char *spec = strndup(text, n);
-    if (!spec)
-        return tern_err_set(err, TERN_ENOMEM, "cannot allocate a plan");
-    b->plans[b->n_plans++].spec = spec;
-    return 0;
-}
-
-/* "f16,l4" is two plans, "k=l4,v=l3" is one: a comma separates plans only where no '=' makes it part of one. */
 static int read_plans(struct bench *b, tern_error *err)
 {
-    int rc = 0;
-    const struct tern_arg *v = &b->a->v[TERN_OPT_BENCH_KV];
-    for (int i = 0; i < v->n_items; i++) {
-        const char *p = v->ss[i];
-        bool whole = strchr(p, '=') != NULL;
-        for (;; p++) {
-            size_t n = whole ? strlen(p) : strcspn(p, ",");
-            TERN_TRY(add_plan(b, p, n, err));
-            p += n;
-            if (!*p)
-                break;
-        }
-    }
-out:
+    int rc = tern_setup_plans(&b->list, &b->a->v[TERN_OPT_BENCH_KV], err);
+    b->n_plans = b->list.n;
+    for (int i = 0; i < b->n_plans; i++)
+        b->plans[i].spec = b->list.spec[i];
     return rc;
 }
 
@@ -127,19 +102,12 @@ static int prepare_ids(struct bench *b, tern_error *err)
 static int open_plans(struct bench *b, tern_error *err)
 {
     int rc = 0, ctx = tern_model_get_info(b->setup.model)->ctx;
-    tern_engine_params p = {
-        .n_threads = (int)b->a->v[TERN_OPT_THREADS].i,
-        .ctx = b->n_ids < ctx ? b->n_ids : ctx,
-        .max_seqs = 2,
-        .chunk = (int)b->a->v[TERN_OPT_CHUNK].i,
-        .kv_strict = strcmp(b->a->v[TERN_OPT_KV_POLICY].s, "strict") == 0,
-        .exact = b->a->v[TERN_OPT_EXACT].n > 0,
-    };
+    tern_engine_params p = tern_setup_params(b->a, b->n_ids < ctx ? b->n_ids : ctx, 2);
     for (int i = 0; i < b->n_plans; i++) {
         struct plan *pl = &b->plans[i];
         p.kv = pl->spec;
         TERN_TRY(tern_engine_open(&pl->engine, b->setup.model, &p, err));
-        tern_plan_exceptions(tern_engine_plan(pl->engine));
+        tern_plan_exceptions(tern_engine_plan(pl->engine), pl->spec);
         TERN_TRY(tern_seq_new(&pl->base, pl->engine, err));
     }
 out:
@@ -316,10 +284,9 @@ static int print_json(const struct bench *b, tern_error *err)
 
 static void clear(struct bench *b)
 {
-    for (int i = 0; i < b->n_plans; i++) {
+    for (int i = 0; i < b->n_plans; i++)
         tern_engine_close(&b->plans[i].engine); /* frees its sequences */
-        free(b->plans[i].spec);
-    }
+    tern_plan_list_clear(&b->list);
     free(b->ids);
     free(b->seconds);
     tern_setup_clear(&b->setup);

@@ -3,8 +3,6 @@
 
 #include "cli/cli.h"
 
-#define MAX_TEXT_BYTES ((size_t)1 << 30)
-
 /* ---- logits ------------------------------------------------------------------------------------------------------ */
 
 static int read_ids(tern_tokens *ids, const char *spec, tern_error *err)
@@ -14,7 +12,7 @@ static int read_ids(tern_tokens *ids, const char *spec, tern_error *err)
     if (spec[0] != '@') {
         rc = tern_ids_read(ids, spec, strlen(spec), "--ids", err);
     } else {
-        TERN_TRY(tern_buf_read_file(&b, spec + 1, MAX_TEXT_BYTES, err));
+        TERN_TRY(tern_buf_read_file(&b, spec + 1, TERN_CLI_MAX_TEXT, err));
         rc = tern_ids_read(ids, b.p, b.len, spec + 1, err);
     }
     if (rc == 0 && ids->len == 0)
@@ -87,11 +85,9 @@ int tern_cmd_eval_ppl(const struct tern_args *a, tern_error *err)
     tern_tokens ids = {0};
     struct tern_progress bar = {.what = "perplexity"};
     tern_ppl ppl;
-    TERN_TRY(tern_buf_read_file(&text, a->v[TERN_OPT_PPL_FILE].s, MAX_TEXT_BYTES, err));
+    TERN_TRY(tern_buf_read_file(&text, a->v[TERN_OPT_PPL_FILE].s, TERN_CLI_MAX_TEXT, err));
     TERN_TRY(tern_setup_model(&s, a, a->v[TERN_OPT_MODEL].s, err));
-    int ctx = (int)a->v[TERN_OPT_PPL_CTX].i, trained = tern_model_get_info(s.model)->ctx;
-    if (!a->v[TERN_OPT_PPL_CTX].n && trained > 0 && trained < ctx)
-        ctx = trained;
+    int ctx = tern_chunk_ctx(&s, &a->v[TERN_OPT_PPL_CTX]);
     /* BOS belongs in front of every chunk, so the chunks get it and the text does not. */
     TERN_TRY(tern_model_tokenize(s.model, text.p, text.len, 0, &ids, err));
     if (ids.len < (size_t)ctx)

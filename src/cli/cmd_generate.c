@@ -158,6 +158,7 @@ static const char man_tail[] =
     "tern run \\-m model.gguf \\-p \\(dqName three seabirds.\\(dq\n"
     "tern run \\-m model.gguf \\-\\-raw \\-f story.txt \\-n 100 \\-\\-kv k=l4,v=l3 \\-\\-json\n"
     "tern inspect model.gguf \\-\\-kv l4\n"
+    "tern eval kld \\-m model.gguf \\-f text.txt \\-\\-kv q8,l4,l3 \\-\\-exact\n"
     "tern bench \\-m model.gguf \\-d 0,4096 \\-\\-kv f16,l4 \\-\\-json\n"
     ".fi\n";
 

@@ -11,6 +11,7 @@ static tern_command_fn *const command_fns[TERN_N_COMMANDS] = {
     [TERN_CMD_TOKENIZE] = tern_cmd_tokenize,
     [TERN_CMD_EVAL_LOGITS] = tern_cmd_eval_logits,
     [TERN_CMD_EVAL_PPL] = tern_cmd_eval_ppl,
+    [TERN_CMD_EVAL_KLD] = tern_cmd_eval_kld,
     [TERN_CMD_BENCH] = tern_cmd_bench,
     [TERN_CMD_DOCTOR] = tern_cmd_doctor,
     [TERN_CMD_GENERATE] = tern_cmd_generate,
@@ -79,7 +80,7 @@ static int other(int argc, char **argv, const char **hint, tern_error *err)
         *hint = "tern eval --help";
         if (argc > 2 && (is(argv[2], "--help") || is(argv[2], "-h")))
             return print_commands("eval", err);
-        return tern_cli_usage(err, "eval wants a measurement: logits or ppl");
+        return tern_cli_usage(err, "eval wants a measurement: logits, ppl or kld");
     }
     return tern_cli_usage(err, "unknown command \"%.80s\"", argv[1]);
 }

@@ -100,20 +100,23 @@ static void print_layers_like(const tern_kv_plan *p, const tern_kv_row *row)
     }
 }
 
-void tern_plan_exceptions(const tern_kv_plan *p)
+void tern_plan_exceptions(const tern_kv_plan *p, const char *spec)
 {
-    const char *before = "tern: KV plan differs from --kv: layers";
+    bool any = false;
     for (int i = 0; i < tern_kv_plan_rows(p); i++) {
         tern_kv_row r;
         tern_kv_plan_row(p, i, &r);
         if (!r.reason || !first_of_kind(p, i, &r))
             continue;
-        (void)fputs(before, stderr);
+        if (any)
+            (void)fputs("; layers", stderr);
+        else
+            (void)fprintf(stderr, "tern: KV plan differs from --kv %s: layers", tern_shown(spec));
         print_layers_like(p, &r);
         (void)fprintf(stderr, " k=%s,v=%s (%s)", r.k, r.v, r.reason);
-        before = "; layers";
+        any = true;
     }
-    if (*before == ';')
+    if (any)
         (void)fputc('\n', stderr);
 }
 
@@ -204,4 +207,8 @@ void tern_setup_print(const struct tern_setup *s)
               tern_size_text((double)i->weight_bytes), s->load_s);
     tern_note("context %d tokens, steps of %d, KV plan:", tern_engine_ctx(s->engine), tern_engine_chunk(s->engine));
     (void)tern_plan_print(tern_engine_plan(s->engine), stderr, NULL);
+    for (int p = 1; p < tern_engine_n_plans(s->engine); p++) {
+        tern_note("KV plan %d:", p);
+        (void)tern_plan_print(tern_engine_plan_at(s->engine, p), stderr, NULL);
+    }
 }

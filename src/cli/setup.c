@@ -25,28 +25,77 @@ const char *tern_setup_kv(const struct tern_args *a)
     return a->v[TERN_OPT_EXACT].n ? "f32" : "l4";
 }
 
-int tern_setup_engine(struct tern_setup *s, const struct tern_args *a, int ctx, int max_seqs, tern_error *err)
+tern_engine_params tern_setup_params(const struct tern_args *a, int ctx, int max_seqs)
 {
-    int rc = 0;
-    tern_engine_params p = {
+    return (tern_engine_params){
         .n_threads = (int)a->v[TERN_OPT_THREADS].i,
         .ctx = ctx,
         .max_seqs = max_seqs,
         .chunk = (int)a->v[TERN_OPT_CHUNK].i,
-        .kv = a->v[TERN_OPT_KV].s,
         .kv_strict = strcmp(a->v[TERN_OPT_KV_POLICY].s, "strict") == 0,
         .exact = a->v[TERN_OPT_EXACT].n > 0,
     };
+}
+
+int tern_setup_engine(struct tern_setup *s, const struct tern_args *a, int ctx, int max_seqs, tern_error *err)
+{
+    int rc = 0;
+    tern_engine_params p = tern_setup_params(a, ctx, max_seqs);
+    p.kv = a->v[TERN_OPT_KV].s;
     TERN_TRY(tern_engine_open(&s->engine, s->model, &p, err));
-    tern_plan_exceptions(tern_engine_plan(s->engine));
+    tern_plan_exceptions(tern_engine_plan(s->engine), tern_setup_kv(a));
 out:
     return rc;
+}
+
+int tern_chunk_ctx(const struct tern_setup *s, const struct tern_arg *option)
+{
+    int trained = tern_model_get_info(s->model)->ctx;
+    return !option->n && trained > 0 && trained < option->i ? trained : (int)option->i;
 }
 
 void tern_setup_clear(struct tern_setup *s)
 {
     tern_engine_close(&s->engine);
     tern_model_close(&s->model);
+}
+
+static int add_plan(struct tern_plan_list *l, const char *text, size_t n, tern_error *err)
+{
+    if (n == 0)
+        return tern_cli_usage(err, "--kv: empty plan");
+    if (l->n == TERN_CLI_MAX_PLANS)
+        return tern_cli_usage(err, "--kv: more than %d plans", TERN_CLI_MAX_PLANS);
+    char *spec = strndup(text, n);
+    if (!spec)
+        return tern_err_set(err, TERN_ENOMEM, "cannot allocate a plan");
+    l->spec[l->n++] = spec;
+    return 0;
+}
+
+int tern_setup_plans(struct tern_plan_list *out, const struct tern_arg *option, tern_error *err)
+{
+    int rc = 0;
+    for (int i = 0; i < option->n_items; i++) {
+        const char *p = option->ss[i];
+        bool whole = strchr(p, '=') != NULL;
+        for (;; p++) {
+            size_t n = whole ? strlen(p) : strcspn(p, ",");
+            TERN_TRY(add_plan(out, p, n, err));
+            p += n;
+            if (!*p)
+                break;
+        }
+    }
+out:
+    return rc;
+}
+
+void tern_plan_list_clear(struct tern_plan_list *l)
+{
+    for (int i = 0; i < l->n; i++)
+        free(l->spec[i]);
+    l->n = 0;
 }
 
 /* ---- sampling ---------------------------------------------------------------------------------------------------- */

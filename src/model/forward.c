@@ -13,7 +13,8 @@
 
 struct tern_forward {
     const struct tern_net *net;
-    struct tern_kv_cache *cache;
+    const struct tern_kv_cache *caches; /* [n_plans] */
+    int n_plans;
     struct tern_dev *dev;
     int max_rows, max_jobs;
     size_t s_embd, s_q, s_k, s_v, s_o, s_ff; /* row strides in floats */
@@ -22,9 +23,11 @@ struct tern_forward {
     float *gate, *up;
     float *cos[TERN_MAX_ROPES], *sin[TERN_MAX_ROPES];
     uint8_t *stage; /* raw tiles of jobs that span pages */
-    size_t stage_tiles;
-    struct tern_attn_job *at; /* [max_jobs] of the layer in hand */
+    size_t stage_tiles, stage_tile_bytes;
+    struct tern_attn_job *at; /* [max_jobs] of the layer in hand, those of one plan together */
     struct tern_append_job *app;
+    int *job_of;   /* [max_jobs] which job of the batch each of them is */
+    int *plan_end; /* [n_plans] where the jobs of a plan end */
     int *stage_of; /* [max_jobs] first staging tile, or -1 */
     size_t bytes;
 };
@@ -61,30 +64,52 @@ static void widths(struct tern_forward *f, int *max_k)
     f->s_ff = tern_round_up((size_t)ff, 16);
 }
 
-static struct tern_attn_shape shape_of(const struct tern_forward *f, int layer)
+static struct tern_attn_shape shape_of(const struct tern_forward *f, int plan, int layer)
 {
     const struct tern_layer_desc *l = &f->net->desc.layers[layer];
-    return (struct tern_attn_shape){
-        .kv = &f->cache->layout->layers[layer], .n_heads = l->n_heads, .scale = l->scale, .softcap = l->score_cap};
+    return (struct tern_attn_shape){.kv = &f->caches[plan].layout->layers[layer],
+                                    .n_heads = l->n_heads,
+                                    .scale = l->scale,
+                                    .softcap = l->score_cap};
 }
 
 static int open_device(struct tern_forward *f, struct tern_pool *pool, int max_narrow, int max_k, tern_error *err)
 {
     struct tern_dev_limits lim = {.max_rows = f->max_rows, .max_k = max_k};
-    int pages = f->cache->max_tokens / TERN_PAGE + 2;
-    for (int i = 0; i < f->net->desc.n_layers; i++) {
-        struct tern_attn_shape s = shape_of(f, i);
-        size_t n = tern_cpu_attention_scratch(&s, tern_pool_threads(pool), f->max_rows, max_narrow, pages);
-        lim.attention_scratch = n > lim.attention_scratch ? n : lim.attention_scratch;
-    }
+    int pages = f->caches[0].max_tokens / TERN_PAGE + 2;
+    for (int p = 0; p < f->n_plans; p++)
+        for (int i = 0; i < f->net->desc.n_layers; i++) {
+            struct tern_attn_shape s = shape_of(f, p, i);
+            size_t n = tern_cpu_attention_scratch(&s, tern_pool_threads(pool), f->max_rows, max_narrow, pages);
+            lim.attention_scratch = n > lim.attention_scratch ? n : lim.attention_scratch;
+        }
     int rc = tern_dev_open(&f->dev, pool, &lim, err);
     if (rc == 0)
         f->bytes += f->dev->bytes;
     return rc;
 }
 
-int tern_forward_new(struct tern_forward **out, const struct tern_net *net, struct tern_kv_cache *cache,
-                     struct tern_pool *pool, int max_rows, int max_narrow, int max_jobs, tern_error *err)
+static int take_jobs(struct tern_forward *f, tern_error *err)
+{
+    int rc = 0;
+    size_t jobs = (size_t)f->max_jobs, rows = (size_t)f->max_rows;
+    TERN_TRY(take(f, &f->at, jobs, sizeof *f->at, err));
+    TERN_TRY(take(f, &f->app, jobs, sizeof *f->app, err));
+    TERN_TRY(take(f, &f->job_of, jobs, sizeof *f->job_of, err));
+    TERN_TRY(take(f, &f->plan_end, (size_t)f->n_plans, sizeof *f->plan_end, err));
+    TERN_TRY(take(f, &f->stage_of, jobs, sizeof *f->stage_of, err));
+    for (int p = 0; p < f->n_plans; p++)
+        if (f->stage_tile_bytes < f->caches[p].layout->stage_tile_bytes)
+            f->stage_tile_bytes = f->caches[p].layout->stage_tile_bytes;
+    /* A job of n rows touches at most n/64 + 1 pages beyond its first. */
+    f->stage_tiles = rows / TERN_PAGE + 2 * (jobs < rows ? jobs : rows);
+    TERN_TRY(take(f, &f->stage, f->stage_tiles, f->stage_tile_bytes, err));
+out:
+    return rc;
+}
+
+int tern_forward_new(struct tern_forward **out, const struct tern_net *net, const struct tern_kv_cache *caches,
+                     int n_plans, struct tern_pool *pool, int max_rows, int max_narrow, int max_jobs, tern_error *err)
 {
     int rc = 0, max_k;
     size_t rows = (size_t)max_rows;
@@ -92,7 +117,8 @@ int tern_forward_new(struct tern_forward **out, const struct tern_net *net, stru
     *out = NULL;
     TERN_TRY(tern_alloc(&f, 1, sizeof *f, err));
     f->net = net;
-    f->cache = cache;
+    f->caches = caches;
+    f->n_plans = n_plans;
     f->max_rows = max_rows;
     f->max_jobs = max_jobs;
     widths(f, &max_k);
@@ -111,12 +137,7 @@ int tern_forward_new(struct tern_forward **out, const struct tern_net *net, stru
         TERN_TRY(take(f, &f->cos[r], rows, half * sizeof(float), err));
         TERN_TRY(take(f, &f->sin[r], rows, half * sizeof(float), err));
     }
-    TERN_TRY(take(f, &f->at, (size_t)max_jobs, sizeof *f->at, err));
-    TERN_TRY(take(f, &f->app, (size_t)max_jobs, sizeof *f->app, err));
-    TERN_TRY(take(f, &f->stage_of, (size_t)max_jobs, sizeof *f->stage_of, err));
-    /* A job of n rows touches at most n/64 + 1 pages beyond its first. */
-    f->stage_tiles = rows / TERN_PAGE + 2 * (size_t)(max_jobs < max_rows ? max_jobs : max_rows);
-    TERN_TRY(take(f, &f->stage, f->stage_tiles, cache->layout->stage_tile_bytes, err));
+    TERN_TRY(take_jobs(f, err));
     *out = f;
     f = NULL;
 out:
@@ -128,7 +149,8 @@ void tern_forward_free(struct tern_forward *f)
 {
     if (!f)
         return;
-    void *all[] = {f->x, f->h, f->t, f->q, f->k, f->v, f->a, f->gate, f->up, f->at, f->app, f->stage_of, f->stage};
+    void *all[] = {f->x,  f->h,  f->t,   f->q,      f->k,        f->v,        f->a,    f->gate,
+                   f->up, f->at, f->app, f->job_of, f->plan_end, f->stage_of, f->stage};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         tern_free(all[i]);
     for (int r = 0; r < TERN_MAX_ROPES; r++) {
@@ -144,12 +166,25 @@ size_t tern_forward_scratch_bytes(const struct tern_forward *f)
     return f->bytes;
 }
 
+/* Plans differ in how pages look, so each plan's jobs append and attend by themselves. */
+static void sort_jobs(struct tern_forward *f, const struct tern_forward_batch *b)
+{
+    int n = 0;
+    for (int p = 0; p < f->n_plans; p++) {
+        for (int i = 0; i < b->n_jobs; i++)
+            if (b->jobs[i].plan == p)
+                f->job_of[n++] = i;
+        f->plan_end[p] = n;
+    }
+    TERN_ASSERT(n == b->n_jobs);
+}
+
 /* Jobs whose rows span pages get staging tiles; the others work in the sequence's own tile. */
 static void plan_stage(struct tern_forward *f, const struct tern_forward_batch *b)
 {
     int used = 0;
     for (int i = 0; i < b->n_jobs; i++) {
-        const struct tern_forward_job *j = &b->jobs[i];
+        const struct tern_forward_job *j = &b->jobs[f->job_of[i]];
         int pages = (j->pos0 + j->n_rows - 1) / TERN_PAGE - j->pos0 / TERN_PAGE + 1;
         f->stage_of[i] = pages > 1 ? used : -1;
         used += pages > 1 ? pages : 0;
@@ -159,12 +194,12 @@ static void plan_stage(struct tern_forward *f, const struct tern_forward_batch *
 
 static void layer_jobs(struct tern_forward *f, const struct tern_forward_batch *b, int layer)
 {
-    const struct tern_kv_layout *lay = f->cache->layout;
     for (int i = 0; i < b->n_jobs; i++) {
-        const struct tern_forward_job *j = &b->jobs[i];
+        const struct tern_forward_job *j = &b->jobs[f->job_of[i]];
+        const struct tern_kv_layout *lay = f->caches[j->plan].layout;
         const struct tern_kv_table *t = &j->seq->table[lay->group_of[layer]];
         bool staged = f->stage_of[i] >= 0;
-        uint8_t *base = staged ? f->stage + (size_t)f->stage_of[i] * lay->stage_tile_bytes : j->seq->tile;
+        uint8_t *base = staged ? f->stage + (size_t)f->stage_of[i] * f->stage_tile_bytes : j->seq->tile;
         f->at[i] = (struct tern_attn_job){
             .row0 = j->row0,
             .n_rows = j->n_rows,
@@ -175,7 +210,7 @@ static void layer_jobs(struct tern_forward *f, const struct tern_forward_batch *
             .n_pages = t->n,
             .sink = j->seq->sink,
             .tile_base = base,
-            .tile_stride = lay->stage_tile_bytes,
+            .tile_stride = f->stage_tile_bytes,
             .tile_first = j->pos0 / TERN_PAGE,
             .tile_layer_off = staged ? 0 : lay->layers[layer].tile_layer_off,
         };
@@ -221,6 +256,21 @@ static void add_residual(struct tern_forward *f, int n_rows, const float *post_n
     f->dev->ops->add(f->dev, f->x, f->x, f->t, f->s_embd, d->n_embd, n_rows);
 }
 
+/* New keys and values into the cache, then attention: a = attention(q). */
+static void attend(struct tern_forward *f, const struct tern_forward_batch *b, int layer)
+{
+    const struct tern_dev_ops *ops = f->dev->ops;
+    layer_jobs(f, b, layer);
+    for (int p = 0, i = 0; p < f->n_plans; i = f->plan_end[p++]) {
+        struct tern_attn_shape shape = shape_of(f, p, layer);
+        int n = f->plan_end[p] - i;
+        if (!n)
+            continue;
+        ops->append(f->dev, shape.kv, f->app + i, n, f->k, f->s_k, f->v, f->s_v);
+        ops->attention(f->dev, &shape, f->at + i, n, f->q, f->s_q, f->a, f->s_o);
+    }
+}
+
 static void attention_half(struct tern_forward *f, const struct tern_forward_batch *b, int layer)
 {
     const struct tern_desc *d = &f->net->desc;
@@ -240,10 +290,7 @@ static void attention_half(struct tern_forward *f, const struct tern_forward_bat
         norm_values(f, b, layer);
     if (b->tap)
         b->tap(b->tap_user, layer, f->q, f->s_q, f->k, f->s_k);
-    layer_jobs(f, b, layer);
-    struct tern_attn_shape shape = shape_of(f, layer);
-    ops->append(f->dev, shape.kv, f->app, b->n_jobs, f->k, f->s_k, f->v, f->s_v);
-    ops->attention(f->dev, &shape, f->at, b->n_jobs, f->q, f->s_q, f->a, f->s_o);
+    attend(f, b, layer);
     const struct tern_matmul o = {&w[TERN_SLOT_O].mat, w[TERN_SLOT_O_BIAS].vec, f->t, f->s_embd};
     ops->matmul(f->dev, &o, 1, f->a, f->s_o, b->n_rows, b->n_wide);
     add_residual(f, b->n_rows, w[TERN_SLOT_ATTN_POST_NORM].vec);
@@ -289,6 +336,7 @@ void tern_forward_run(struct tern_forward *f, const struct tern_forward_batch *b
 {
     const struct tern_desc *d = &f->net->desc;
     TERN_ASSERT(b->n_rows > 0 && b->n_rows <= f->max_rows && b->n_jobs <= f->max_jobs);
+    sort_jobs(f, b);
     plan_stage(f, b);
     f->dev->ops->embed(f->dev, f->x, f->s_embd, &f->net->globals[TERN_EMBED].mat, b->rows, b->n_rows, d->embed_scale);
     for (int r = 0; r < d->n_ropes; r++)

@@ -161,6 +161,7 @@ const char *tern_arch_key(char *buf, size_t n, const char *arch, const char *nam
 /* In a batch wide rows come before narrow rows; rows of one sequence are consecutive. */
 struct tern_forward_job {
     struct tern_kv_seq *seq;
+    int plan; /* the cache that seq belongs to */
     int row0, n_rows, pos0;
     bool wide;
 };
@@ -182,10 +183,10 @@ struct tern_forward_batch {
     void *tap_user;
 };
 
-/* Scratch and device state for steps of one engine. */
+/* Scratch and device state for steps of one engine.  caches: [n_plans], borrowed; they differ in layout alone. */
 struct tern_forward;
-int tern_forward_new(struct tern_forward **out, const struct tern_net *net, struct tern_kv_cache *cache,
-                     struct tern_pool *pool, int max_rows, int max_narrow, int max_jobs, tern_error *err);
+int tern_forward_new(struct tern_forward **out, const struct tern_net *net, const struct tern_kv_cache *caches,
+                     int n_plans, struct tern_pool *pool, int max_rows, int max_narrow, int max_jobs, tern_error *err);
 void tern_forward_free(struct tern_forward *f);
 size_t tern_forward_scratch_bytes(const struct tern_forward *f);
 

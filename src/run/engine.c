@@ -8,6 +8,7 @@
 #define MAX_THREADS 256
 #define MAX_SEQS    4096
 #define MAX_CHUNK   8192
+#define MAX_PLANS   256
 
 static int check_params(const tern_engine_params *p, tern_error *err)
 {
@@ -17,9 +18,27 @@ static int check_params(const tern_engine_params *p, tern_error *err)
         return tern_err_set(err, TERN_EINVAL, "sequences = %d is outside 1..%d", p->max_seqs, MAX_SEQS);
     if (p->chunk < 0 || p->chunk > MAX_CHUNK)
         return tern_err_set(err, TERN_EINVAL, "chunk = %d is outside 1..%d", p->chunk, MAX_CHUNK);
+    if (p->n_more_kv < 0 || p->n_more_kv >= MAX_PLANS)
+        return tern_err_set(err, TERN_EINVAL, "further KV plans = %d is outside 0..%d", p->n_more_kv, MAX_PLANS - 1);
     if (p->ctx < 0)
         return tern_err_set(err, TERN_EINVAL, "context = %d is negative", p->ctx);
     return 0;
+}
+
+/* Every plan has a cache with room for all sequences: address space, which costs nothing until pages are in use. */
+static int open_plans(tern_engine *e, const tern_engine_params *p, tern_error *err)
+{
+    int rc = 0, n = 1 + p->n_more_kv;
+    TERN_TRY(tern_alloc(&e->plans, (size_t)n, sizeof(struct tern_kv_plan *), err));
+    TERN_TRY(tern_alloc(&e->caches, (size_t)n, sizeof *e->caches, err));
+    for (int i = 0; i < n; i++) {
+        const char *spec = i ? p->more_kv[i - 1] : p->kv ? p->kv : p->exact ? "f32" : "l4";
+        TERN_TRY(tern_kv_plan_new(&e->plans[i], e->model, spec, p->kv_strict, err));
+        e->n_plans++;
+        TERN_TRY(tern_kv_cache_init(&e->caches[i], e->plans[i]->layout, e->max_seqs, e->ctx, e->chunk, err));
+    }
+out:
+    return rc;
 }
 
 static int alloc_batch(tern_engine *e, tern_error *err)
@@ -59,9 +78,9 @@ int tern_engine_open(tern_engine **out, tern_model *m, const tern_engine_params 
         e->max_narrow = e->chunk;
     e->exact = p->exact;
     TERN_TRY(tern_pool_new(&e->pool, p->n_threads ? p->n_threads : tern_cpu_cores(), 1, err));
-    TERN_TRY(tern_kv_plan_new(&e->plan, m, p->kv ? p->kv : p->exact ? "f32" : "l4", p->kv_strict, err));
-    TERN_TRY(tern_kv_cache_init(&e->cache, e->plan->layout, e->max_seqs, e->ctx, e->chunk, err));
-    TERN_TRY(tern_forward_new(&e->forward, m->net, &e->cache, e->pool, e->chunk, e->max_narrow, e->max_seqs, err));
+    TERN_TRY(open_plans(e, p, err));
+    TERN_TRY(tern_forward_new(&e->forward, m->net, e->caches, e->n_plans, e->pool, e->chunk, e->max_narrow, e->max_seqs,
+                              err));
     TERN_TRY(alloc_batch(e, err));
     *out = e;
     e = NULL;
@@ -85,8 +104,12 @@ void tern_engine_close(tern_engine **pe)
     tern_free(e->logit_rows);
     tern_free(e->logits);
     tern_forward_free(e->forward);
-    tern_kv_cache_clear(&e->cache);
-    tern_kv_plan_free(e->plan);
+    for (int i = 0; i < e->n_plans; i++) {
+        tern_kv_cache_clear(&e->caches[i]);
+        tern_kv_plan_free(e->plans[i]);
+    }
+    tern_free(e->caches);
+    tern_free(e->plans);
     tern_pool_free(e->pool);
     tern_free(e);
     *pe = NULL;
@@ -114,14 +137,26 @@ int tern_engine_threads(const tern_engine *e)
 
 const tern_kv_plan *tern_engine_plan(const tern_engine *e)
 {
-    return e->plan;
+    return e->plans[0];
+}
+
+int tern_engine_n_plans(const tern_engine *e)
+{
+    return e->n_plans;
+}
+
+const tern_kv_plan *tern_engine_plan_at(const tern_engine *e, int plan)
+{
+    return plan >= 0 && plan < e->n_plans ? e->plans[plan] : NULL;
 }
 
 void tern_engine_memory(const tern_engine *e, tern_memory *out)
 {
-    *out = (tern_memory){.kv_bytes = tern_kv_used_bytes(&e->cache),
-                         .kv_f16_bytes = tern_kv_f16_bytes(&e->cache),
-                         .scratch_bytes = tern_forward_scratch_bytes(e->forward) + e->logits_cap * sizeof(float)};
+    *out = (tern_memory){.scratch_bytes = tern_forward_scratch_bytes(e->forward) + e->logits_cap * sizeof(float)};
+    for (int i = 0; i < e->n_plans; i++) {
+        out->kv_bytes += tern_kv_used_bytes(&e->caches[i]);
+        out->kv_f16_bytes += tern_kv_f16_bytes(&e->caches[i]);
+    }
 }
 
 void tern_engine_cancel(tern_engine *e)
@@ -130,6 +165,11 @@ void tern_engine_cancel(tern_engine *e)
 }
 
 /* ---- sequences -------------------------------------------------------------------------------------------------- */
+
+static struct tern_kv_cache *cache_of(const tern_seq *s)
+{
+    return &s->engine->caches[s->plan];
+}
 
 /* A free slot; the KV sequence is the caller's to attach. */
 static int free_slot(tern_engine *e, tern_seq **out, tern_error *err)
@@ -145,8 +185,20 @@ static int free_slot(tern_engine *e, tern_seq **out, tern_error *err)
 
 int tern_seq_new(tern_seq **out, tern_engine *e, tern_error *err)
 {
+    return tern_seq_new_plan(out, e, 0, err);
+}
+
+int tern_seq_new_plan(tern_seq **out, tern_engine *e, int plan, tern_error *err)
+{
+    *out = NULL;
+    if (plan < 0 || plan >= e->n_plans)
+        return tern_err_set(err, TERN_EINVAL, "KV plan %d is outside 0..%d", plan, e->n_plans - 1);
     int rc = free_slot(e, out, err);
-    if (rc == 0 && (rc = tern_kv_seq_new(&e->cache, &(*out)->kv, err)) < 0)
+    if (rc < 0)
+        return rc;
+    (*out)->plan = plan;
+    rc = tern_kv_seq_new(cache_of(*out), &(*out)->kv, err);
+    if (rc < 0)
         *out = NULL;
     return rc;
 }
@@ -155,7 +207,7 @@ void tern_seq_free(tern_seq *s)
 {
     if (!s || !s->kv)
         return;
-    tern_kv_seq_free(&s->engine->cache, s->kv);
+    tern_kv_seq_free(cache_of(s), s->kv);
     s->kv = NULL;
 }
 
@@ -165,7 +217,8 @@ int tern_seq_fork(tern_seq **out, tern_seq *s, tern_error *err)
     int rc = free_slot(e, out, err);
     if (rc < 0)
         return rc;
-    rc = tern_kv_seq_fork(&e->cache, &(*out)->kv, s->kv, err);
+    (*out)->plan = s->plan;
+    rc = tern_kv_seq_fork(cache_of(s), &(*out)->kv, s->kv, err);
     if (rc < 0) {
         *out = NULL;
         return rc;
@@ -190,7 +243,7 @@ int tern_seq_trim(tern_seq *s, int n, tern_error *err)
     int kept;
     if (n < 0 || n > s->kv->n_tokens)
         return tern_err_set(err, TERN_EINVAL, "cannot trim a sequence of %d tokens to %d", s->kv->n_tokens, n);
-    int rc = tern_kv_trim(&s->engine->cache, s->kv, n, &kept, err);
+    int rc = tern_kv_trim(cache_of(s), s->kv, n, &kept, err);
     return rc < 0 ? rc : tern_seq_replay(s, kept, n, err);
 }
 
@@ -198,7 +251,7 @@ int tern_seq_save(const tern_seq *s, const char *path, tern_error *err)
 {
     const tern_engine *e = s->engine;
     struct tern_kv_snapshot_info info = {.model_digest = e->model->net->digest, .tokens = s->tokens, .roles = s->roles};
-    return tern_kv_save(&e->cache, s->kv, &info, path, err);
+    return tern_kv_save(cache_of(s), s->kv, &info, path, err);
 }
 
 int tern_seq_load(tern_seq **out, tern_engine *e, const char *path, tern_error *err)
@@ -206,11 +259,21 @@ int tern_seq_load(tern_seq **out, tern_engine *e, const char *path, tern_error *
     int rc = 0;
     int32_t *tokens = NULL;
     uint8_t *roles = NULL;
+    tern_error refusal = {0};
     TERN_TRY(free_slot(e, out, err));
     tern_seq *s = *out;
     *out = NULL;
-    TERN_TRY(tern_kv_load(&e->cache, &s->kv, e->model->net->digest, e->model->net->desc.n_vocab, path, &tokens, &roles,
-                          err));
+    rc = TERN_EMISMATCH;
+    for (int i = 0; rc == TERN_EMISMATCH && i < e->n_plans; i++) {
+        s->plan = i;
+        rc = tern_kv_load(&e->caches[i], &s->kv, e->model->net->digest, e->model->net->desc.n_vocab, path, &tokens,
+                          &roles, &refusal);
+    }
+    if (rc < 0) { /* the file fits one plan or none: then the last refusal stands */
+        if (err)
+            *err = refusal;
+        goto out;
+    }
     memcpy(s->tokens, tokens, (size_t)s->kv->n_tokens * sizeof *tokens);
     memcpy(s->roles, roles, (size_t)s->kv->n_tokens);
     *out = s;
@@ -279,8 +342,12 @@ static void add_rows(tern_engine *e, struct tern_forward_batch *b, const tern_st
 {
     struct tern_forward_job *j = &e->jobs[b->n_jobs++];
     int pos0 = it->seq->kv->n_tokens;
-    *j = (struct tern_forward_job){
-        .seq = it->seq->kv, .row0 = b->n_rows, .n_rows = it->n_tokens, .pos0 = pos0, .wide = wide};
+    *j = (struct tern_forward_job){.seq = it->seq->kv,
+                                   .plan = it->seq->plan,
+                                   .row0 = b->n_rows,
+                                   .n_rows = it->n_tokens,
+                                   .pos0 = pos0,
+                                   .wide = wide};
     for (int i = 0; i < it->n_tokens; i++) {
         if (it->logits == TERN_LOGITS_ALL || (it->logits == TERN_LOGITS_LAST && i == it->n_tokens - 1))
             e->logit_rows[b->n_logit_rows++] = b->n_rows;
@@ -341,7 +408,7 @@ int tern_step(tern_engine *e, const tern_step_item *items, int n_items, const fl
     TERN_TRY(check_items(e, items, n_items, err));
     TERN_TRY(reserve_logits(e, items, n_items, stride, &n_logits, err));
     for (; begun < n_items; begun++)
-        TERN_TRY(tern_kv_begin(&e->cache, items[begun].seq->kv, items[begun].n_tokens, err));
+        TERN_TRY(tern_kv_begin(cache_of(items[begun].seq), items[begun].seq->kv, items[begun].n_tokens, err));
     struct tern_forward_batch b = {
         .rows = e->rows, .jobs = e->jobs, .logit_rows = e->logit_rows, .logits = e->logits, .logit_stride = stride};
     b.tap = e->tap;
@@ -354,14 +421,14 @@ int tern_step(tern_engine *e, const tern_step_item *items, int n_items, const fl
         size_t at = (size_t)s->kv->n_tokens, n = (size_t)items[i].n_tokens;
         memmove(s->tokens + at, items[i].tokens, n * sizeof *s->tokens);
         memset(s->roles + at, items[i].decode, n);
-        tern_kv_commit(&e->cache, s->kv, (int)n);
+        tern_kv_commit(cache_of(s), s->kv, (int)n);
     }
     if (logits && n_logits)
         *logits = e->logits;
     return 0;
 out:
     for (int i = 0; i < begun; i++)
-        tern_kv_abort(&e->cache, items[i].seq->kv);
+        tern_kv_abort(cache_of(items[i].seq), items[i].seq->kv);
     return rc;
 }
 

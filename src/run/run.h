@@ -1,6 +1,6 @@
 /* run/run.h - behind the public header: models, engines, sequences.  For src/run and src/eval only.
  *
- * The engine is the only mutator of its KV cache and its device; it belongs to one thread at a time.  A step never
+ * The engine is the only mutator of its KV caches and its device; it belongs to one thread at a time.  A step never
  * allocates except to widen the logits buffer, which happens before anything has changed. */
 #ifndef TERN_RUN_H
 #define TERN_RUN_H
@@ -25,7 +25,8 @@ struct tern_model {
 
 struct tern_seq {
     tern_engine *engine;
-    struct tern_kv_seq *kv; /* NULL while the slot is free */
+    int plan;
+    struct tern_kv_seq *kv; /* in the plan's cache; NULL while the slot is free */
     int32_t *tokens;        /* [ctx] */
     uint8_t *roles;         /* [ctx] 1 = decode row */
 };
@@ -33,8 +34,9 @@ struct tern_seq {
 struct tern_engine {
     tern_model *model; /* borrowed */
     struct tern_pool *pool;
-    struct tern_kv_plan *plan;
-    struct tern_kv_cache cache;
+    struct tern_kv_plan **plans;  /* [n_plans] */
+    struct tern_kv_cache *caches; /* [n_plans] */
+    int n_plans;
     struct tern_forward *forward;
     struct tern_seq *seqs; /* [max_seqs] */
     int ctx, max_seqs, chunk, max_narrow;

@@ -1,6 +1,7 @@
 # tests/e2e/lib.sh - what the scripts share.  Sourced first; `finish` comes last.
 #
 # run STATUS COMMAND...   runs it; stdout in $out, stderr in $err (files); complains unless the status is STATUS
+# interrupt FILE TEXT COMMAND...   the same with Ctrl-C as soon as FILE has TEXT; complains unless the status is 130
 # say WHAT                complains: the last command did not do WHAT
 # Every complaint shows the command and its output; the script goes on and fails at the end.
 set -u
@@ -42,6 +43,26 @@ run_with_input() {
     "$@" >"$out" 2>"$err" <"$work/in"
     status=$?
     [ "$status" -eq "$expected" ] || say "status $status instead of $expected"
+}
+
+interrupt() {
+    file=$1
+    text=$2
+    shift 2
+    command_line="$* & kill -INT"
+    checks=$((checks + 1))
+    : >"$out"
+    : >"$err"
+    "$@" >"$out" 2>"$err" </dev/null &
+    pid=$!
+    tries=0
+    while [ $tries -lt 1200 ] && ! grep -q "$text" "$file"; do
+        sleep 0.05
+        tries=$((tries + 1))
+    done
+    kill -INT $pid
+    wait $pid
+    same $? 130 "status after Ctrl-C"
 }
 
 # The last command's stderr is exactly one line that contains each of the texts.

@@ -63,9 +63,17 @@ one_line "999999"
 wrong "vocabulary" run -m "$MODEL" -p x --logit-bias 999999=1
 [ ! -e "$work/x.npy" ] || say "a failed command left a file"
 
-# ---- perplexity, bench ----
+# ---- perplexity, divergence, bench ----
 echo "too short" >"$work/short.txt"
 wrong "chunk" eval ppl -m "$MODEL" -f "$work/short.txt" -c 64
+wrong "l9" eval kld -m "$MODEL" -f "$work/long.txt" -c 64 --kv l4,l9
+wrong "none.txt" eval kld -m "$MODEL" -f "$work/none.txt"
+wrong "short.txt" eval kld -m "$MODEL" -f "$work/long.txt" -f "$work/short.txt" -c 64
+wrong "chunks of 63, not 1000" eval kld -m "$MODEL" -f "$work/long.txt" -c 64 --chunks 1000
+wrong "each of 2 texts" eval kld -m "$MODEL" -f "$work/long.txt" -f "$work/long.txt" -c 64 --chunks 1
+wrong "trained" eval kld -m "$MODEL" -f "$work/long.txt" -c 1000000
+wrong "two sequences" eval kld -m "$MODEL" -f "$work/long.txt" -c 64 --chunk 1
+wrong "tokenizer" eval kld -m "$TEST_DATA/tiny/llama-tied.gguf" -f "$work/long.txt" -c 64
 wrong "context" bench -m "$MODEL" -d 9000 -p 8 -n 1 -r 1
 
 # ---- output ----

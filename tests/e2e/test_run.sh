@@ -129,30 +129,10 @@ for word in version context layers bytes; do
 done
 
 # ---- Ctrl-C ----
-# interrupt FILE TEXT ARGUMENTS...: presses Ctrl-C as soon as FILE has TEXT.
-interrupt() {
-    file=$1
-    text=$2
-    shift 2
-    command_line="tern run ... $* & kill -INT"
-    checks=$((checks + 1))
-    : >"$out"
-    : >"$err"
-    "$TERN" run -m "$MODEL" -p "$prompt" -n 8000 --exact --cpu-mask c "$@" >"$out" 2>"$err" </dev/null &
-    pid=$!
-    tries=0
-    while [ $tries -lt 1200 ] && ! grep -q "$text" "$file"; do
-        sleep 0.05
-        tries=$((tries + 1))
-    done
-    kill -INT $pid
-    wait $pid
-    same $? 130 "status after Ctrl-C"
-}
-interrupt "$out" JJ --logit-bias 74=400
+interrupt "$out" JJ "$TERN" run -m "$MODEL" -p "$prompt" -n 8000 --exact --cpu-mask c --logit-bias 74=400
 grep -q '^JJJ*$' "$out" || say "keep the text so far"
 grep -q 'peak memory' "$err" || say "tell the figures after Ctrl-C"
-interrupt "$err" 'KV plan' -v --json --ignore-eos
+interrupt "$err" 'KV plan' "$TERN" run -m "$MODEL" -p "$prompt" -n 8000 --exact --cpu-mask c -v --json --ignore-eos
 same "$(json finish_reason)" cancelled "finish_reason after Ctrl-C"
 
 finish

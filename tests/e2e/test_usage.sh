@@ -5,12 +5,12 @@ commands="run chat inspect tokenize bench doctor"
 
 # ---- help ----
 run 0 "$TERN" --help
-for c in $commands "eval logits" "eval ppl"; do
+for c in $commands "eval logits" "eval ppl" "eval kld"; do
     grep -q "^  $c " "$out" || say "--help lists $c"
 done
 run 0 "$TERN" --version
 grep -q '^tern [0-9]*\.[0-9]*\.[0-9]*$' "$out" || say "a version"
-for c in $commands "eval logits" "eval ppl" generate; do
+for c in $commands "eval logits" "eval ppl" "eval kld" generate; do
     # shellcheck disable=SC2086
     run 0 "$TERN" $c --help
     grep -q "^usage: tern $c " "$out" || say "help of $c begins with its usage"
@@ -40,7 +40,7 @@ if command -v bash >/dev/null 2>&1; then
     same "$(cat "$out")" "c avx2 avx512 all" "completion of --cpu-mask"
     run 0 bash -c '. "$1"; COMP_WORDS=(tern eval ""); COMP_CWORD=2; _tern; echo "${COMPREPLY[@]}"' \
         bash "$work/completion"
-    same "$(cat "$out")" "logits ppl" "completion of eval"
+    same "$(cat "$out")" "logits ppl kld" "completion of eval"
     run 0 bash -c '. "$1"; COMP_WORDS=(tern bench --dep); COMP_CWORD=2; _tern; echo "${COMPREPLY[@]}"' \
         bash "$work/completion"
     same "$(cat "$out")" "--depth" "completion of --dep"
@@ -60,7 +60,7 @@ bad() {
 bad "command" 
 bad "frobnicate" frobnicate
 bad "eval" eval
-bad "logits or ppl" eval speed
+bad "logits, ppl or kld" eval speed
 bad "--model" run -p x
 bad "-p TEXT or -f FILE" run -m "$MODEL"
 bad "exclude" run -m "$MODEL" -p x -f y
@@ -99,6 +99,15 @@ bad "--out" eval logits -m "$MODEL" --ids 1
 bad "--ids" eval logits -m "$MODEL" --out x.npy
 bad "--file" eval ppl -m "$MODEL"
 bad "--ctx" eval ppl -m "$MODEL" -f "$0" -c 1
+bad "--file" eval kld -m "$MODEL"
+bad "--ctx" eval kld -m "$MODEL" -f "$0" -c 7
+bad "--chunks" eval kld -m "$MODEL" -f "$0" --chunks 0
+bad "empty plan" eval kld -m "$MODEL" -f "$0" --kv l4,
+bad "more than 16 plans" eval kld -m "$MODEL" -f "$0" --kv l4,l4,l4,l4,l4,l4,l4,l4,l4 --kv l4,l4,l4,l4,l4,l4,l4,l4
+for o in "" "--kv l4,l3" "--kv k=l4,v=l4" "--kv l4 --kv l3"; do
+    # shellcheck disable=SC2086
+    bad "one scheme" eval kld -m "$MODEL" -f "$0" --per-layer $o
+done
 bad "--depth" bench -m "$MODEL" -d 0,,1
 bad "--depth" bench -m "$MODEL" -d -1
 bad "--reps" bench -m "$MODEL" -r 0

@@ -100,7 +100,7 @@ static float decoded_at(const struct bench *b, int t, int d)
 static void test_registry(void **state)
 {
     (void)state;
-    static const char *const order[] = {"f32", "f16", "q8", "l4", "l3", "l2"};
+    static const char *const order[] = {"f32", "f16", "bf16", "q8", "l4", "l3", "l2"};
     static const char *const aliases[][2] = {{"fp32", "f32"},  {"fp16", "f16"},  {"q8_0", "q8"},
                                              {"turbo4", "l4"}, {"turbo3", "l3"}, {"turbo2", "l2"}};
     size_t n = sizeof order / sizeof *order;
@@ -466,6 +466,35 @@ static void test_one_by_one(void **state)
     }
 }
 
+/* Every f16 through a bf16 page: the nearest number of eight significant bits, ties to the even one. */
+static void test_bf16(void **state)
+{
+    (void)state;
+    const struct tern_kv_codec *c = find("bf16");
+    struct tern_kv_side side = {.codec = c, .dim = 512, .key = true};
+    uint16_t *tile = buffer(512 * 64 * 2), *page = buffer(512 * 64 * 2);
+    for (uint32_t half = 0; half < 2; half++) {
+        for (uint32_t i = 0; i < 32768; i++)
+            tile[i] = (uint16_t)(half << 15 | i);
+        c->encode(&side, (uint8_t *)page, NULL, tile, NULL);
+        for (uint32_t i = 0; i < 32768; i++) {
+            uint16_t below = tile[i] & ~7, above = below + 8;
+            float x = tern_f16_to_f32(tile[i]), got = tern_f16_to_f32(page[i]);
+            if (i >= 0x7C00) { /* infinity and NaN */
+                assert_int_equal(page[i], tile[i]);
+                continue;
+            }
+            assert_true(isfinite(got));
+            double down = fabs((double)x - (double)tern_f16_to_f32(below));
+            double up = i >= 0x7BF8 ? INFINITY : fabs((double)tern_f16_to_f32(above) - (double)x);
+            bool to_above = up < down || (up == down && (below & 8));
+            assert_int_equal(page[i], to_above ? above : below);
+        }
+    }
+    tern_free(tile);
+    tern_free(page);
+}
+
 static void test_raw(void **state)
 {
     (void)state;
@@ -703,10 +732,11 @@ int main(void)
 {
     tern_kernels_init(tern_cpu_detect());
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_registry), cmocka_unit_test(test_sizes),      cmocka_unit_test(test_signs),
-        cmocka_unit_test(test_headers),  cmocka_unit_test(test_page_order), cmocka_unit_test(test_quality),
-        cmocka_unit_test(test_q8_bound), cmocka_unit_test(test_round_trip), cmocka_unit_test(test_one_by_one),
-        cmocka_unit_test(test_raw),      cmocka_unit_test(test_levels),     cmocka_unit_test(test_attention),
+        cmocka_unit_test(test_registry),  cmocka_unit_test(test_sizes),      cmocka_unit_test(test_signs),
+        cmocka_unit_test(test_headers),   cmocka_unit_test(test_page_order), cmocka_unit_test(test_quality),
+        cmocka_unit_test(test_q8_bound),  cmocka_unit_test(test_round_trip), cmocka_unit_test(test_one_by_one),
+        cmocka_unit_test(test_bf16),      cmocka_unit_test(test_raw),        cmocka_unit_test(test_levels),
+        cmocka_unit_test(test_attention),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
