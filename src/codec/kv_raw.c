@@ -54,11 +54,13 @@ static uint16_t round_to_8_bits(uint16_t h)
     return (uint16_t)(sign | (x < inf ? x : largest));
 }
 
-static void encode_bf16(const struct tern_kv_side *side, uint8_t *data, uint16_t *head, const void *tile, void *scratch)
+static void encode_bf16(const struct tern_kv_side *side, uint8_t *data, uint16_t *head, const void *tile, int pos0,
+                        void *scratch)
 {
     const uint16_t *from = tile;
     uint16_t *to = (uint16_t *)(void *)data;
     (void)head;
+    (void)pos0;
     (void)scratch;
     TERN_ASSERT(!side->raw32);
     for (size_t i = 0; i < (size_t)side->dim * TERN_PAGE; i++)
