@@ -476,7 +476,7 @@ static void test_bf16(void **state)
     for (uint32_t half = 0; half < 2; half++) {
         for (uint32_t i = 0; i < 32768; i++)
             tile[i] = (uint16_t)(half << 15 | i);
-        c->encode(&side, (uint8_t *)page, NULL, tile, NULL);
+        c->encode(&side, (uint8_t *)page, NULL, tile, 0, NULL);
         for (uint32_t i = 0; i < 32768; i++) {
             uint16_t below = tile[i] & ~7, above = below + 8;
             float x = tern_f16_to_f32(tile[i]), got = tern_f16_to_f32(page[i]);
