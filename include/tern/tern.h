@@ -140,7 +140,8 @@ typedef struct tern_kv_row {
     const char *reason; /* why this layer differs from what was asked for; NULL when it does not */
 } tern_kv_row;
 
-/* Grammar: SCHEME | k=SCHEME,v=SCHEME, then options first=N, edge=N:SCHEME, layers=A-B:SCHEME, cond=off|norms|FILE.
+/* Grammar: SCHEME | k=SCHEME,v=SCHEME, then options first=N, recent=N, edge=N:SCHEME,
+ * layers=A-B:SCHEME, cond=off|norms|FILE.
  * Schemes: tern_kv_schemes().  NULL means "l4".  Coded keys are conditioned (docs/kv-cache.md) by the sidecar beside
  * the model, MODEL.ternkv, else by the norm weights of queries and keys, else not; cond= chooses. */
 typedef struct tern_kv_plan tern_kv_plan;

@@ -146,6 +146,8 @@ struct tern_kv_layer {
     struct tern_kv_side k, v; /* may have different dims */
     int window;               /* 0: full attention; else a query at p sees tokens > p - window */
     int first;                /* tokens 0..first-1 are kept raw beside the codes (0 when both sides are raw) */
+    int recent;               /* a row sees this many pages raw, its own included; >= 1 */
+    int ring;                 /* raw tiles that a sequence keeps: page p lies in tile p % ring; >= recent */
     const char *why_raw;      /* reason when a requested scheme was not used here, else NULL */
     /* Byte offsets inside one KV head of a page; page base + layer_off + head * head_bytes is the head. */
     size_t k_head_off, v_head_off, k_off, v_off;
@@ -153,7 +155,7 @@ struct tern_kv_layer {
     size_t layer_off; /* inside the page of this layer's group */
     /* Open tile of one KV head: keys [k.dim][64] then values [64][v.dim], raw elements; 64-byte multiple. */
     size_t tile_v_off, tile_bytes;
-    size_t tile_layer_off; /* inside a sequence's tile block */
+    size_t tile_layer_off; /* of tile 0 inside a sequence's tile block; the next one n_heads * tile_bytes on */
     /* Raw first tokens of one KV head: keys [k.dim][first], values [first][v.dim]. */
     size_t sink_v_off, sink_bytes;
     size_t sink_layer_off; /* inside a sequence's sink block */

@@ -43,6 +43,8 @@ struct tern_attn_job {
     size_t tile_stride;
     int tile_first;
     size_t tile_layer_off;
+    /* Earlier pages that are still seen raw: this layer's tiles of the sequence, page p in tile p % layer->ring. */
+    const uint8_t *ring;
 };
 
 struct tern_attn_shape {
@@ -65,7 +67,7 @@ size_t tern_cpu_attention_scratch(const struct tern_attn_shape *shape, int n_thr
 /* out[row][n_heads * v.dim] = attention of q[row][n_heads * k.dim] (after RoPE, unscaled) for all rows of all jobs.
  * Row strides in floats.  Wide rows: pages decoded to f32 once per block of query rows of one own page.  Narrow rows:
  * on the codes, page ranges of TERN_ATTN_RANGE pages (aligned to absolute page index) spread over threads and merged in
- * ascending order.  Per row the order is: coded pages ascending, then sinks, then the own tile. */
+ * ascending order.  Per row the order is: coded pages ascending, then sinks, then raw tiles ascending. */
 #define TERN_ATTN_RANGE 16
 void tern_cpu_attention(struct tern_pool *pool, const struct tern_attn_shape *shape, const struct tern_attn_job *jobs,
                         int n_jobs, const float *q, size_t q_stride, float *out, size_t out_stride,
@@ -124,6 +126,9 @@ struct tern_dev_ops {
     /* Writes k, v rows into tiles, encodes the pages that close. */
     void (*append)(struct tern_dev *d, const struct tern_kv_layer *l, const struct tern_append_job *jobs, int n_jobs,
                    const float *k, size_t k_stride, const float *v, size_t v_stride);
+    /* After attention: the newest tiles of staged jobs become the sequences' own.  Not before, for they replace tiles
+     * that the first rows of the step still read. */
+    void (*keep)(struct tern_dev *d, const struct tern_kv_layer *l, const struct tern_append_job *jobs, int n_jobs);
     void (*attention)(struct tern_dev *d, const struct tern_attn_shape *shape, const struct tern_attn_job *jobs,
                       int n_jobs, const float *q, size_t q_stride, float *out, size_t out_stride);
     /* gate[row] = act(gate[row]) * up[row]; gelu: tanh form of GELU, else SiLU. */

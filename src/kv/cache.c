@@ -262,7 +262,9 @@ int tern_kv_trim(struct tern_kv_cache *c, struct tern_kv_seq *s, int n, int *kep
 {
     TERN_ASSERT(n >= 0 && n <= s->n_tokens);
     int closed = s->n_tokens / TERN_PAGE;
-    int keep = n / TERN_PAGE == closed ? n : n / TERN_PAGE * TERN_PAGE;
+    int page = n / TERN_PAGE, keep = page == closed ? n : page * TERN_PAGE;
+    if (c->layout->recent > 1 && page < closed - 1 && closed > c->layout->recent)
+        keep = 0; /* the ring of raw tiles has moved on */
     for (int g = 0; g < c->layout->n_groups; g++)
         if (s->table[g].first > tern_kv_first_needed(c->layout->groups[g].window, keep))
             return tern_err_set(err, TERN_EUNSUPPORTED,

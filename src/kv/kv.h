@@ -2,7 +2,7 @@
  *
  *        sequence ── table of group 0 (full attention) ──> page 0, page 1, page 2 ...   closed, immutable, ref-counted
  *                 ── table of group 1 (window 512)      ──>          page 1, page 2 ...   older ones given back
- *                 ── tile block                           newest < 64 tokens, raw, private to the sequence
+ *                 ── tile block                           newest tokens, raw, private to the sequence
  *                 ── sink block                           first tokens, raw, ref-counted with page 0
  *
  * A page is 64 consecutive tokens of all layers of one group; a group is the set of layers that keep tokens equally
@@ -31,8 +31,9 @@
 /* A parsed --kv text. */
 struct tern_kv_spec {
     const struct tern_kv_codec *k, *v;
-    int first; /* raw tokens at the start, 0..64 */
-    int edge;  /* this many first and last layers use edge_k / edge_v */
+    int first;  /* raw tokens at the start, 0..64 */
+    int recent; /* newest tokens that stay raw, the open page's among them: a multiple of 64 */
+    int edge;   /* this many first and last layers use edge_k / edge_v */
     const struct tern_kv_codec *edge_k, *edge_v;
     struct {
         int from, to; /* layers, inclusive */
@@ -43,7 +44,7 @@ struct tern_kv_spec {
     char cond_path[256];
 };
 
-/* Grammar: SCHEME | k=SCHEME,v=SCHEME, options first=N, edge=N:SCHEME, layers=A-B:SCHEME, in any order, comma
+/* Grammar: SCHEME | k=SCHEME,v=SCHEME, options first=N, recent=N, edge=N:SCHEME, layers=A-B:SCHEME, in any order, comma
  * separated; cond=off|norms|FILE says where key conditioning comes from (not said: the sidecar beside the model, else
  * the norm weights, else none).  Errors name the item and list what would have been understood. */
 int tern_kv_spec_parse(struct tern_kv_spec *out, const char *text, tern_error *err);
@@ -74,7 +75,8 @@ struct tern_kv_layout {
     int *group_of;                /* [n_layers], -1 where a layer keeps no KV */
     struct tern_kv_group groups[TERN_KV_MAX_GROUPS];
     int n_groups;
-    size_t tile_bytes;       /* one sequence's open tile, all layers */
+    size_t tile_bytes;       /* one sequence's raw tiles, all layers */
+    int recent;              /* most pages that any layer sees raw, the open one included */
     size_t sink_bytes;       /* one sequence's raw first tokens, all layers; 0 when nothing is coded */
     size_t stage_tile_bytes; /* largest tile of one layer, all heads: unit of staging */
     float *signs;            /* owned: the rotation signs that sides point into */
@@ -183,8 +185,9 @@ void tern_kv_abort(struct tern_kv_cache *c, struct tern_kv_seq *s);
 int tern_kv_first_needed(int window, int p);
 
 /* Cuts back to n tokens, n <= n_tokens.  A closed page cannot be reopened (its originals are gone), so the sequence
- * ends up with *kept <= n tokens: n itself inside the open tile, else the page boundary below n; the caller runs the
- * rest again. TERN_EUNSUPPORTED, nothing changed, when a window group no longer holds what a query at *kept needs. */
+ * ends up with *kept <= n tokens: n itself inside the open tile, else the page boundary below n, or 0 when pages before
+ * that would have to be seen raw and no longer are; the caller runs the rest again. TERN_EUNSUPPORTED, nothing changed,
+ * when a window group no longer holds what a query at *kept needs. */
 int tern_kv_trim(struct tern_kv_cache *c, struct tern_kv_seq *s, int n, int *kept, tern_error *err);
 
 /* Bytes in use by all live sequences (shared pages counted once), and what their tokens would take in 16 bits. */

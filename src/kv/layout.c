@@ -76,6 +76,8 @@ static int choose(struct tern_kv_layer *l, const struct tern_kv_decl *d, const s
     l->k = (struct tern_kv_side){.codec = k, .dim = d->dim_k, .key = true, .raw32 = k->raw && k->bits == 32};
     l->v = (struct tern_kv_side){.codec = v, .dim = d->dim_v, .key = false, .raw32 = v->raw && v->bits == 32};
     l->first = k->raw && v->raw ? 0 : s->first;
+    l->recent = k->raw && v->raw ? 1 : s->recent / TERN_PAGE;
+    l->ring = l->recent > 1 ? l->recent + 1 : 1; /* one more, so that a step back over a page's edge finds them all */
     place_head(l);
     return 0;
 }
@@ -126,7 +128,7 @@ static uint64_t digest(const struct tern_kv_layout *l)
         if (l->group_of[i] < 0)
             continue;
         const struct tern_kv_layer *y = &l->layers[i];
-        int64_t v[7] = {i, y->n_heads, y->k.dim, y->v.dim, y->window, y->first, (int64_t)y->head_bytes};
+        int64_t v[8] = {i, y->n_heads, y->k.dim, y->v.dim, y->window, y->first, (int64_t)y->head_bytes, y->recent};
         h = XXH3_64bits_withSeed(v, sizeof v, h);
         h = XXH3_64bits_withSeed(y->k.codec->name, strlen(y->k.codec->name), h);
         h = XXH3_64bits_withSeed(y->v.codec->name, strlen(y->v.codec->name), h);
@@ -152,6 +154,7 @@ int tern_kv_layout_new(struct tern_kv_layout **out, const struct tern_kv_decl *d
     TERN_TRY(tern_alloc(&l->layers, (size_t)n_layers, sizeof *l->layers, err));
     TERN_TRY(tern_alloc(&l->group_of, (size_t)n_layers, sizeof *l->group_of, err));
     l->n_layers = n_layers;
+    l->recent = 1;
     l->spec = s;
     if (snprintf(l->text, sizeof l->text, "%s", spec) >= (int)sizeof l->text)
         TERN_FAIL(err, TERN_ELIMIT, "--kv: longer than %zu characters", sizeof l->text - 1);
@@ -166,7 +169,8 @@ int tern_kv_layout_new(struct tern_kv_layout **out, const struct tern_kv_decl *d
         y->layer_off = g->page_bytes;
         g->page_bytes += y->head_bytes * (size_t)y->n_heads;
         y->tile_layer_off = l->tile_bytes;
-        l->tile_bytes += y->tile_bytes * (size_t)y->n_heads;
+        l->tile_bytes += y->tile_bytes * (size_t)y->n_heads * (size_t)y->ring;
+        l->recent = y->recent > l->recent ? y->recent : l->recent;
         y->sink_layer_off = l->sink_bytes;
         l->sink_bytes += y->sink_bytes * (size_t)y->n_heads;
         if (l->stage_tile_bytes < y->tile_bytes * (size_t)y->n_heads)

@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define MAX_RECENT 4096
+
 /* The names of all schemes, for messages. */
 static void list_schemes(char *out, size_t n)
 {
@@ -116,13 +118,20 @@ static int parse_item(struct tern_kv_spec *s, const char *p, const char *end, co
         return parse_layers(s, value, end, text, err);
     if (key_is(p, n, "cond"))
         return parse_cond(s, value, left, text, err);
+    if (key_is(p, n, "recent")) {
+        if (!number(&value, end, &s->recent) || value != end || s->recent < TERN_PAGE || s->recent > MAX_RECENT ||
+            s->recent % TERN_PAGE)
+            TERN_FAIL(err, TERN_EINVAL, "--kv %s: recent wants a multiple of %d from %d to %d", text, TERN_PAGE,
+                      TERN_PAGE, MAX_RECENT);
+        return 0;
+    }
     if (key_is(p, n, "first")) {
         if (!number(&value, end, &s->first) || value != end || s->first > TERN_PAGE)
             TERN_FAIL(err, TERN_EINVAL, "--kv %s: first wants a number from 0 to %d", text, TERN_PAGE);
         return 0;
     }
-    TERN_FAIL(err, TERN_EINVAL, "--kv %s: unknown option \"%.*s\" (known: k v first edge layers cond)", text, (int)n,
-              p);
+    TERN_FAIL(err, TERN_EINVAL, "--kv %s: unknown option \"%.*s\" (known: k v first recent edge layers cond)", text,
+              (int)n, p);
 out:
     return rc;
 }
@@ -130,7 +139,7 @@ out:
 int tern_kv_spec_parse(struct tern_kv_spec *out, const char *text, tern_error *err)
 {
     int rc = 0;
-    *out = (struct tern_kv_spec){.first = 4};
+    *out = (struct tern_kv_spec){.first = 4, .recent = TERN_PAGE};
     const char *p = text, *stop = text + strlen(text);
     while (p <= stop) {
         const char *end = memchr(p, ',', (size_t)(stop - p));

@@ -199,6 +199,8 @@ static void layer_jobs(struct tern_forward *f, const struct tern_forward_batch *
         const struct tern_kv_layout *lay = f->caches[j->plan].layout;
         const struct tern_kv_table *t = &j->seq->table[lay->group_of[layer]];
         bool staged = f->stage_of[i] >= 0;
+        const struct tern_kv_layer *l = &lay->layers[layer];
+        size_t slot = (size_t)(j->pos0 / TERN_PAGE % l->ring) * (size_t)l->n_heads * l->tile_bytes;
         uint8_t *base = staged ? f->stage + (size_t)f->stage_of[i] * f->stage_tile_bytes : j->seq->tile;
         f->at[i] = (struct tern_attn_job){
             .row0 = j->row0,
@@ -212,7 +214,8 @@ static void layer_jobs(struct tern_forward *f, const struct tern_forward_batch *
             .tile_base = base,
             .tile_stride = f->stage_tile_bytes,
             .tile_first = j->pos0 / TERN_PAGE,
-            .tile_layer_off = staged ? 0 : lay->layers[layer].tile_layer_off,
+            .tile_layer_off = staged ? 0 : l->tile_layer_off + slot,
+            .ring = j->seq->tile + l->tile_layer_off,
         };
         f->app[i] = (struct tern_append_job){
             .at = &f->at[i], .tile_base = base, .seq_tile = j->seq->tile, .sink = j->seq->sink, .staged = staged};
@@ -268,6 +271,7 @@ static void attend(struct tern_forward *f, const struct tern_forward_batch *b, i
             continue;
         ops->append(f->dev, shape.kv, f->app + i, n, f->k, f->s_k, f->v, f->s_v);
         ops->attention(f->dev, &shape, f->at + i, n, f->q, f->s_q, f->a, f->s_o);
+        ops->keep(f->dev, shape.kv, f->app + i, n);
     }
 }
 

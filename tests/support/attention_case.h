@@ -153,8 +153,9 @@ struct config {
     int n_kv, group, dk, dv;
     int first, window;
     float softcap;
-    bool cond; /* keys have a large mean and unequal channels, and are conditioned for it */
-    int pairs; /* of them also have a mean before the rotation */
+    bool cond;  /* keys have a large mean and unequal channels, and are conditioned for it */
+    int pairs;  /* of them also have a mean before the rotation */
+    int recent; /* pages seen raw besides the own one */
 };
 
 struct layer {
@@ -227,6 +228,8 @@ static inline void layer_init(struct layer *l, const struct config *cfg)
     kv->v.raw32 = kv->v.codec->raw ? kv->v.codec->bits == 32 : cfg->coded32;
     if (cfg->cond)
         make_cond(l);
+    kv->recent = 1 + cfg->recent;
+    kv->ring = kv->recent + 1;
     kv->first = kv->k.codec->raw && kv->v.codec->raw ? 0 : cfg->first;
     size_t at = 0, ke = kv->k.raw32 ? 4 : 2, ve = kv->v.raw32 ? 4 : 2;
     kv->k_head_off = at, at += kv->k.codec->head_bytes(cfg->dk);
@@ -413,6 +416,18 @@ struct span {
     bool wide, trim; /* trim: give only the pages that the window needs */
 };
 
+/* The raw tiles before page `own`, as a sequence keeps them; the others are garbage. */
+static inline uint8_t *make_ring(const struct seq *s, int own)
+{
+    const struct tern_kv_layer *kv = &s->l->kv;
+    size_t heads = (size_t)kv->n_heads * kv->tile_bytes;
+    uint8_t *ring = grab((size_t)kv->ring, heads);
+    memset(ring, 0x7E, (size_t)kv->ring * heads);
+    for (int p = own - kv->recent + 1 > 0 ? own - kv->recent + 1 : 0; p < own; p++)
+        memcpy(ring + (size_t)(p % kv->ring) * heads, s->tiles + (size_t)p * s->tile_stride + TILE_OFF, heads);
+    return ring;
+}
+
 static inline struct tern_attn_job make_job(const struct span *sp, int row0)
 {
     const struct seq *s = sp->s;
@@ -434,6 +449,7 @@ static inline struct tern_attn_job make_job(const struct span *sp, int row0)
         j.n_pages = last - first > 0 ? last - first : 0;
         j.tile_first = own;
         j.tile_base = s->tiles + (size_t)own * s->tile_stride;
+        j.ring = make_ring(s, own);
     }
     return j;
 }
@@ -470,6 +486,8 @@ static inline void run(float *out, const struct span *spans, int n_spans, int th
         for (size_t i = o_width; i < o_stride; i++)
             assert_true(o[(size_t)r * o_stride + i] == GARBAGE);
     }
+    for (int i = 0; i < n_spans; i++)
+        tern_free((void *)(uintptr_t)jobs[i].ring);
     tern_free(q);
     tern_free(o);
     tern_free(jobs);
@@ -484,7 +502,8 @@ static inline void oracle(double *out, const struct seq *s, int pos, bool origin
     const struct layer *l = s->l;
     size_t h_n = (size_t)l->kv.n_heads, dk = (size_t)l->kv.k.dim, dv = (size_t)l->kv.v.dim;
     int window = l->kv.window, t0 = window && pos - window + 1 > 0 ? pos - window + 1 : 0;
-    int from = original ? pos + 1 : l->kv.first, to = pos / TERN_PAGE * TERN_PAGE; /* coded tokens */
+    int from = original ? pos + 1 : l->kv.first;
+    int to = (pos / TERN_PAGE - l->kv.recent + 1) * TERN_PAGE; /* coded tokens: from .. to */
     double *p = grab((size_t)pos + 1, sizeof *p);
     for (int head = 0; head < l->shape.n_heads; head++) {
         const float *q = s->q + ((size_t)pos * (size_t)l->shape.n_heads + (size_t)head) * dk;

@@ -78,6 +78,32 @@ static void sinks(void **state)
     }
 }
 
+/* The newest pages before the own one are seen raw although their codes exist. */
+static void recent_pages(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 4; i++) {
+        struct config cfg = {.k = "mirror", .v = i == 1 ? "f16" : "mirror", .n_kv = 2, .group = 3, .dk = 64, .dv = 32};
+        cfg.first = 4;
+        cfg.recent = i == 3 ? 15 : i;
+        cfg.window = i == 2 ? 150 : 0;
+        one_config(&cfg, 400, 0, tight);
+        one_config(&cfg, 1100, 1000, tight);
+        cfg.k = "l4"; /* now the codes differ from the tiles */
+        one_config(&cfg, 1100, 1000, (struct budget){0.05, 0.1});
+        struct layer l;
+        struct seq s, other;
+        layer_init(&l, &cfg);
+        seq_init(&s, &l, 1240, 55);
+        seq_init(&other, &l, 333, 56);
+        check_invariance(&s, &other, 0, 150);
+        check_invariance(&s, &other, 1003, 140);
+        seq_clear(&s);
+        seq_clear(&other);
+        layer_clear(&l);
+    }
+}
+
 static void invariance(void **state)
 {
     (void)state;
@@ -217,10 +243,10 @@ static void levels(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(lengths),     cmocka_unit_test(shapes),    cmocka_unit_test(windows),
-        cmocka_unit_test(softcaps),    cmocka_unit_test(sinks),     cmocka_unit_test(invariance),
-        cmocka_unit_test(many_ranges), cmocka_unit_test(many_rows), cmocka_unit_test(schemes),
-        cmocka_unit_test(levels),
+        cmocka_unit_test(lengths),    cmocka_unit_test(shapes),      cmocka_unit_test(windows),
+        cmocka_unit_test(softcaps),   cmocka_unit_test(sinks),       cmocka_unit_test(recent_pages),
+        cmocka_unit_test(invariance), cmocka_unit_test(many_ranges), cmocka_unit_test(many_rows),
+        cmocka_unit_test(schemes),    cmocka_unit_test(levels),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -64,6 +64,10 @@ static void test_spec_bad(void **state)
         {"l4,first=", "first"},
         {"l4,first=65", "first"},
         {"l4,first=4x", "first"},
+        {"l4,recent=0", "recent"},
+        {"l4,recent=100", "recent"},
+        {"l4,recent=4160", "recent"},
+        {"l4,cond=", "cond"},
         {"l4,edge=2", "edge"},
         {"l4,edge=:q8", "edge"},
         {"l4,edge=2:zz", "zz"},
@@ -125,8 +129,9 @@ static void test_layout(void **state)
 
 static void test_layout_digests(void **state)
 {
-    static const char *const specs[] = {"f16", "f32",       "q8",        "l4",         "l3",
-                                        "l2",  "k=l4,v=l3", "k=l3,v=l4", "l4,first=8", "l4,layers=0:q8"};
+    static const char *const specs[] = {"f16",          "f32",       "q8",        "l4",         "l3",
+                                        "l2",           "k=l4,v=l3", "k=l3,v=l4", "l4,first=8", "l4,layers=0:q8",
+                                        "l4,recent=128"};
     uint64_t seen[sizeof specs / sizeof *specs];
     (void)state;
     for (size_t i = 0; i < sizeof specs / sizeof *specs; i++) {

@@ -98,7 +98,7 @@ static void test_fast_paths_close_to_reference(void **state)
 }
 
 static const char *const schemes[] = {
-    "f32", "f16", "q8", "l4", "l3", "l2", "k=f16,v=l4", "k=q8,v=l3,first=0", "l4,layers=0-1:l3"};
+    "f32", "f16", "q8", "l4", "l3", "l2", "k=f16,v=l4", "k=q8,v=l3,first=0", "l4,layers=0-1:l3", "l4,recent=128"};
 #define N_SCHEMES (sizeof schemes / sizeof *schemes)
 
 static const char *const promise_models[] = {"llama-tied", "llama-untied", "gemma3-w8", "gemma3-w70",
@@ -265,8 +265,10 @@ static void test_fork_trim_save(void **state)
     for (size_t m = 0; m < 4; m++) {
         struct tiny t;
         open_promise(&t, m);
-        for (size_t c = 0; c < sizeof cuts / sizeof *cuts; c++)
+        for (size_t c = 0; c < sizeof cuts / sizeof *cuts; c++) {
             check_fork_trim_save(&t, c % 2 ? "l4" : "k=q8,v=l3", cuts[c]);
+            check_fork_trim_save(&t, c % 2 ? "l3,recent=128" : "l4,recent=192", cuts[c]);
+        }
         check_fork_trim_save(&t, "f16", 66);
         check_fork_trim_save(&t, "f32", 129);
         tiny_close(&t);
@@ -280,16 +282,19 @@ static void test_short_trim_never_refused(void **state)
     struct tiny t;
     tern_error err = {0};
     open_promise(&t, 3); /* window 70 */
-    float *want = tiny_buffer(&t);
-    tern_engine *e = tiny_engine(&t, "l4,layers=0-6:l4", false, 2, 1, 128);
-    tern_seq *s = grow(&t, e, 70, t.n_ids, want);
-    tiny_ok(tern_seq_trim(s, t.n_ids - 60, &err), &err);
-    assert_continues(&t, e, s, t.n_ids - 60, want, "short trim");
-    tiny_ok(tern_seq_trim(s, t.n_ids, &err), &err); /* to its own length: nothing happens */
-    assert_int_equal(tern_seq_trim(s, t.n_ids + 1, &err), TERN_EINVAL);
-    assert_int_equal(tern_seq_trim(s, -1, &err), TERN_EINVAL);
-    tern_engine_close(&e);
-    free(want);
+    static const char *const plans[] = {"l4,layers=0-6:l4", "l4,layers=0-6:l4,recent=128"};
+    for (int p = 0; p < 2; p++) {
+        float *want = tiny_buffer(&t);
+        tern_engine *e = tiny_engine(&t, plans[p], false, 2, 1, 128);
+        tern_seq *s = grow(&t, e, 70, t.n_ids, want);
+        tiny_ok(tern_seq_trim(s, t.n_ids - 60, &err), &err);
+        assert_continues(&t, e, s, t.n_ids - 60, want, "short trim");
+        tiny_ok(tern_seq_trim(s, t.n_ids, &err), &err); /* to its own length: nothing happens */
+        assert_int_equal(tern_seq_trim(s, t.n_ids + 1, &err), TERN_EINVAL);
+        assert_int_equal(tern_seq_trim(s, -1, &err), TERN_EINVAL);
+        tern_engine_close(&e);
+        free(want);
+    }
     tiny_close(&t);
 }
 

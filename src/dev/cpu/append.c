@@ -66,6 +66,12 @@ static void close_page(const struct append_work *w, const struct tern_append_job
         put_sink(l, j->sink + l->sink_layer_off + (size_t)head * l->sink_bytes, tile);
 }
 
+/* Where a sequence keeps the raw tile of a page: all its KV heads. */
+static uint8_t *own_tile(const struct tern_kv_layer *l, uint8_t *seq_tile, int page)
+{
+    return seq_tile + l->tile_layer_off + (size_t)(page % l->ring) * (size_t)l->n_heads * l->tile_bytes;
+}
+
 /* One page of one job and one KV head. */
 static void append_page(const struct append_work *w, const struct tern_append_job *j, int t, int head, int worker)
 {
@@ -78,7 +84,7 @@ static void append_page(const struct append_work *w, const struct tern_append_jo
     uint8_t *tile = j->tile_base + (size_t)t * at->tile_stride + at->tile_layer_off + head_off;
     bool full = to % TERN_PAGE == 0;
     if (j->staged && from % TERN_PAGE)
-        memcpy(tile, j->seq_tile + l->tile_layer_off + head_off, l->tile_bytes);
+        memcpy(tile, own_tile(l, j->seq_tile, page) + head_off, l->tile_bytes);
     else if (j->staged && !full)
         memset(tile, 0, l->tile_bytes); /* columns behind the last token must be finite */
     for (int p = from; p < to; p++) {
@@ -89,17 +95,6 @@ static void append_page(const struct append_work *w, const struct tern_append_jo
     }
     if (full)
         close_page(w, j, page, head, tile, worker);
-}
-
-/* The open page at the end of a staged job becomes the sequence's own tile.  Only after all pages are done: the first
- * of them reads that tile. */
-static void keep_open_tile(const struct tern_kv_layer *l, const struct tern_append_job *j)
-{
-    const struct tern_attn_job *at = j->at;
-    if (!j->staged || (at->pos0 + at->n_rows) % TERN_PAGE == 0)
-        return;
-    const uint8_t *tile = j->tile_base + (size_t)(pages_touched(at) - 1) * at->tile_stride + at->tile_layer_off;
-    memcpy(j->seq_tile + l->tile_layer_off, tile, (size_t)l->n_heads * l->tile_bytes);
 }
 
 static void append_task(void *ctx, int task, int worker)
@@ -133,6 +128,18 @@ void tern_cpu_append(struct tern_dev *d, const struct tern_kv_layer *l, const st
             append_task(&w, t, 0);
     else
         tern_pool_run(d->pool, append_task, &w, tasks);
-    for (int i = 0; i < n_jobs; i++)
-        keep_open_tile(l, &jobs[i]);
+}
+
+void tern_cpu_keep(struct tern_dev *d, const struct tern_kv_layer *l, const struct tern_append_job *jobs, int n_jobs)
+{
+    (void)d;
+    for (int i = 0; i < n_jobs; i++) {
+        const struct tern_attn_job *at = jobs[i].at;
+        int first = at->pos0 / TERN_PAGE, end = at->pos0 + at->n_rows, open = end / TERN_PAGE;
+        int from = open - l->ring + 1 > first ? open - l->ring + 1 : first, to = (end + TERN_PAGE - 1) / TERN_PAGE;
+        for (int page = from; jobs[i].staged && page < to; page++)
+            memcpy(own_tile(l, jobs[i].seq_tile, page),
+                   jobs[i].tile_base + (size_t)(page - first) * at->tile_stride + at->tile_layer_off,
+                   (size_t)l->n_heads * l->tile_bytes);
+    }
 }

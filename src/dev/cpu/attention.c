@@ -156,8 +156,9 @@ static struct attn_block cut_block(const struct attn_step *step, const struct te
     b.n_rows = left < most ? left : most;
     b.own = b.pos0 / TERN_PAGE;
     b.page0 = window && b.pos0 - window + 1 > 0 ? (b.pos0 - window + 1) / TERN_PAGE : 0;
-    if (!job->wide && b.page0 < b.own)
-        b.n_ranges = (b.own - 1) / TERN_ATTN_RANGE - b.page0 / TERN_ATTN_RANGE + 1;
+    b.raw0 = b.own - step->kv->recent + 1 > b.page0 ? b.own - step->kv->recent + 1 : b.page0;
+    if (!job->wide && b.page0 < b.raw0)
+        b.n_ranges = (b.raw0 - 1) / TERN_ATTN_RANGE - b.page0 / TERN_ATTN_RANGE + 1;
     return b;
 }
 

@@ -25,6 +25,7 @@ struct attn_block {
     int pos0;         /* of the first row */
     int own;          /* page index of all rows */
     int page0;        /* first page that any row sees */
+    int raw0;         /* first page that is seen raw; the own page is the last */
     int n_ranges;     /* page ranges; 0 for wide blocks and when no closed page is visible */
     int task0, merge0;
     size_t part; /* floats from the start of the partial results */
@@ -81,7 +82,7 @@ void tern_attn_complete(const struct attn_unit *u, struct attn_scratch *c, const
  * the page count, less what the window hides; causal: of the own page, none after the row itself. */
 void tern_attn_softmax(const struct attn_unit *u, struct attn_scratch *c, int i0, int n, int page, int lo, int hi);
 
-/* Q rows have seen their closed pages: transforms o, adds sinks and the own tile, divides, writes to the output. */
+/* Q rows have seen their closed pages: transforms o, adds sinks and raw tiles, divides, writes to the output. */
 void tern_attn_finish(const struct attn_unit *u, struct attn_scratch *c);
 
 void tern_attn_wide(const struct attn_unit *u, struct attn_scratch *c);

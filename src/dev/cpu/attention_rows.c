@@ -55,9 +55,9 @@ void tern_attn_wide(const struct attn_unit *u, struct attn_scratch *c)
     const struct tern_kv_layer *kv = u->step->kv;
     const size_t dk = (size_t)kv->k.dim, dv = (size_t)kv->v.dim;
     start_rows(u, c);
-    if (u->block->page0 < u->block->own)
+    if (u->block->page0 < u->block->raw0)
         wide_queries(u, c);
-    for (int page = u->block->page0; page < u->block->own; page++) {
+    for (int page = u->block->page0; page < u->block->raw0; page++) {
         const uint8_t *p = tern_attn_page(u, page);
         const float *k = page_f32(&kv->k, c->k, p + kv->k_off, p + kv->k_head_off);
         const float *v = page_f32(&kv->v, c->v, p + kv->v_off, p + kv->v_head_off);
@@ -134,7 +134,7 @@ void tern_attn_narrow_range(const struct attn_unit *u, int range, struct attn_sc
     const struct attn_block *b = u->block;
     int begin = (b->page0 / TERN_ATTN_RANGE + range) * TERN_ATTN_RANGE, end = begin + TERN_ATTN_RANGE;
     begin = begin > b->page0 ? begin : b->page0;
-    end = end < b->own ? end : b->own;
+    end = end < b->raw0 ? end : b->raw0;
     start_rows(u, c);
     tern_attn_load_q(u, c->raw, 0, u->n_q);
     if (begin < end && !kv->k.codec->raw)

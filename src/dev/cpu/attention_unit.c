@@ -145,16 +145,23 @@ static void attend_sinks(const struct attn_unit *u, struct attn_scratch *c)
     }
 }
 
-/* ---- own tile ----------------------------------------------------------------------------------------------- */
+/* ---- raw tiles -------------------------------------------------------------------------------------------------- */
 
-static void attend_own(const struct attn_unit *u, struct attn_scratch *c)
+static const uint8_t *raw_tile(const struct attn_unit *u, int page)
 {
     const struct tern_kv_layer *kv = u->step->kv;
     const struct tern_attn_job *job = u->block->job;
+    const uint8_t *heads = job->ring + (size_t)(page % kv->ring) * (size_t)kv->n_heads * kv->tile_bytes;
+    if (page >= job->tile_first)
+        heads = job->tile_base + (size_t)(page - job->tile_first) * job->tile_stride + job->tile_layer_off;
+    return heads + (size_t)u->kv_head * kv->tile_bytes;
+}
+
+static void attend_raw(const struct attn_unit *u, struct attn_scratch *c, int page)
+{
+    const struct tern_kv_layer *kv = u->step->kv;
     const int dk = kv->k.dim, dv = kv->v.dim;
-    TERN_ASSERT(u->block->own >= job->tile_first);
-    const uint8_t *tile = job->tile_base + (size_t)(u->block->own - job->tile_first) * job->tile_stride +
-                          job->tile_layer_off + (size_t)u->kv_head * kv->tile_bytes;
+    const uint8_t *tile = raw_tile(u, page);
     const void *keys = tile, *values = tile + kv->tile_v_off;
     bool k32 = kv->k.raw32, v32 = kv->v.raw32;
     /* Many q rows are worth a conversion; the results are the same bits either way. */
@@ -170,13 +177,13 @@ static void attend_own(const struct attn_unit *u, struct attn_scratch *c)
     }
     for (int i = 0; i < u->n_q; i += ATTN_SUB) {
         int n = u->n_q - i < ATTN_SUB ? u->n_q - i : ATTN_SUB;
-        int n_tok = row_pos(u, i + n - 1) % TERN_PAGE + 1;
+        int n_tok = page == u->block->own ? row_pos(u, i + n - 1) % TERN_PAGE + 1 : TERN_PAGE;
         tern_attn_load_q(u, c->raw, i, n);
         if (k32)
             tern_k.attn.score_f32(c->s, c->raw, keys, dk, n);
         else
             tern_k.attn.score_f16(c->s, c->raw, keys, dk, n);
-        tern_attn_softmax(u, c, i, n, u->block->own, 0, TERN_PAGE);
+        tern_attn_softmax(u, c, i, n, page, 0, TERN_PAGE);
         accum_raw(v32, c->o + (size_t)i * (size_t)dv, c->s, values, c->shrink, dv, n_tok, n);
     }
 }
@@ -199,13 +206,14 @@ static void write_out(const struct attn_unit *u, const struct attn_scratch *c)
 void tern_attn_finish(const struct attn_unit *u, struct attn_scratch *c)
 {
     const struct tern_kv_layer *kv = u->step->kv;
-    if (u->key.cond && u->step->cap <= 0 && u->block->page0 < u->block->own)
+    if (u->key.cond && u->step->cap <= 0 && u->block->page0 < u->block->raw0)
         add_mean(u, c);
     if (!kv->v.codec->raw)
         kv->v.codec->finish(&kv->v, c->o, u->n_q);
     /* The window may have left the sinks behind; it moves forward, so the first row decides. */
-    if (kv->first && u->block->own > 0 && (!kv->window || u->block->pos0 - kv->window + 1 < kv->first))
+    if (kv->first && u->block->own >= kv->recent && (!kv->window || u->block->pos0 - kv->window + 1 < kv->first))
         attend_sinks(u, c);
-    attend_own(u, c);
+    for (int page = u->block->raw0; page <= u->block->own; page++)
+        attend_raw(u, c, page);
     write_out(u, c);
 }

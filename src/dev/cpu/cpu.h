@@ -8,4 +8,7 @@
 void tern_cpu_append(struct tern_dev *d, const struct tern_kv_layer *l, const struct tern_append_job *jobs, int n_jobs,
                      const float *k, size_t k_stride, const float *v, size_t v_stride);
 
+/* tern_dev_ops.keep. */
+void tern_cpu_keep(struct tern_dev *d, const struct tern_kv_layer *l, const struct tern_append_job *jobs, int n_jobs);
+
 #endif

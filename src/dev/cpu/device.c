@@ -348,6 +348,7 @@ const struct tern_dev_ops tern_dev_cpu = {
     .rope_table = op_rope_table,
     .heads = op_heads,
     .append = tern_cpu_append,
+    .keep = tern_cpu_keep,
     .attention = op_attention,
     .glu = op_glu,
     .softcap = op_softcap,
