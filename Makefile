@@ -31,9 +31,10 @@ all: ## build the release program, build/tern
 	@test -e $(BUILD)/Makefile || cmake --preset release -B $(BUILD)
 	@cmake --build $(BUILD) -j $(JOBS) --target tern
 
-run: all ## fetch a small model (once) and let it answer PROMPT with a compressed KV cache
+run: all ## fetch and calibrate a small model (once) and let it answer PROMPT with a compressed KV cache
 	@test -n "$(MODEL)" || tools/packages run
 	@model='$(MODEL)'; test -n "$$model" || model=$$(tools/fetch-model smollm2); \
+	test -e "$$model.ternkv" || $(BUILD)/tern doctor --calibrate -m "$$model" >/dev/null; \
 	$(BUILD)/tern run -m "$$model" -p "$$PROMPT" --kv $(KV) -n $(N) $(RUN_FLAGS)
 
 check: ## build and run every test that needs no GPU, no download and no Python

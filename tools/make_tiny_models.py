@@ -36,6 +36,8 @@ MODELS = {
     "llama-untied": dict(arch="llama", seed=12, prompt=136, vocab=320, hidden=64, ffn=96, layers=2, heads=4, kv=4,
                          head_dim=32, tied=False, eps=1e-6, context=384,
                          rope=dict(rope_type="default", rope_theta=1e4)),
+    "qwen2": dict(arch="qwen2", seed=17, prompt=200, vocab=320, hidden=128, ffn=160, layers=3, heads=4, kv=2, head_dim=32,
+                  tied=True, eps=1e-6, context=640, rope=dict(rope_type="default", rope_theta=1e5)),
     "gemma3-w8": dict(arch="gemma3", seed=13, prompt=136, vocab=320, hidden=32, ffn=96, layers=6, heads=2, kv=1,
                       head_dim=64, tied=True, eps=1e-6, context=1024, window=8, scalar=64),
     "gemma3-w70": dict(arch="gemma3", seed=14, prompt=200, vocab=320, hidden=32, ffn=80, layers=7, heads=4, kv=1,
@@ -65,6 +67,9 @@ def hf_model(spec):
                   attn_implementation="eager")
     if spec["arch"] == "llama":
         return transformers.LlamaForCausalLM(transformers.LlamaConfig(rope_parameters=dict(spec["rope"]), **common))
+    if spec["arch"] == "qwen2":
+        return transformers.Qwen2ForCausalLM(transformers.Qwen2Config(rope_parameters=dict(spec["rope"]),
+                                                                      use_sliding_window=False, **common))
     rope = {"full_attention": {"rope_type": "default", "rope_theta": 1e6},
             "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}
     return transformers.Gemma3ForCausalLM(transformers.Gemma3TextConfig(
@@ -81,6 +86,8 @@ def randomise(model, spec, rng):
         shape = tuple(param.shape)
         if name.endswith("embed_tokens.weight"):
             value = rng.normal(0, embedding_std, shape)
+        elif name.endswith(".bias"):
+            value = rng.normal(0, 2, shape)
         elif len(shape) == 1:
             value = rng.uniform(-0.5, 0.5, shape) if gemma else rng.uniform(0.5, 1.5, shape)
         else:
@@ -133,7 +140,7 @@ def add_metadata(writer, spec, file_type):
     writer.add_key_length(spec["head_dim"])
     writer.add_value_length(spec["head_dim"])
     writer.add_vocab_size(spec["vocab"])
-    if arch == "llama":
+    if arch != "gemma3":
         writer.add_rope_dimension_count(spec["head_dim"])
         writer.add_rope_freq_base(spec["rope"]["rope_theta"])
     else:
@@ -299,7 +306,8 @@ class NumpyModel:
         angle = (np.arange(len(x), dtype=np.float32)[:, None, None] * freq).astype(np.float64)
         cos, sin = np.cos(angle), np.sin(angle)
         out = np.empty_like(x)
-        first, second = (slice(0, half), slice(half, None)) if self.gemma else (slice(0, None, 2), slice(1, None, 2))
+        first, second = (slice(0, None, 2), slice(1, None, 2)) if self.arch == "llama" else (slice(0, half),
+                                                                                             slice(half, None))
         out[..., first] = x[..., first] * cos - x[..., second] * sin
         out[..., second] = x[..., second] * cos + x[..., first] * sin
         return out
@@ -307,7 +315,8 @@ class NumpyModel:
     def attention(self, x, layer):
         weight = lambda name: self.w[f"blk.{layer}.{name}.weight"]  # noqa: E731
         n = len(x)
-        q, k, v = (x @ weight(name).T for name in ("attn_q", "attn_k", "attn_v"))
+        bias = lambda name: self.w.get(f"blk.{layer}.{name}.bias", 0)  # noqa: E731
+        q, k, v = (x @ weight(name).T + bias(name) for name in ("attn_q", "attn_k", "attn_v"))
         q, k, v = (t.reshape(n, -1, self.dim) for t in (q, k, v))
         local = self.gemma and layer % 6 != 5
         if self.gemma:

@@ -8,7 +8,7 @@ with tools/compare_real.py; tools/make_tiny_models.py uses the same loader for i
     reference_logits.py MODEL.gguf --ids 1,2,3 --out X.npy
     reference_logits.py MODEL.gguf --text-ids FILE --out X.npy      (FILE holds ids separated by commas or spaces)
 
-The output is a float32 array [number of ids, vocabulary].  Architectures: llama, gemma3.
+The output is a float32 array [number of ids, vocabulary].  Architectures: llama, gemma3, qwen2.
 Written with torch 2.15.0, transformers 5.23.0, gguf 0.19.0, numpy 2.4.6, Python 3.11.
 """
 import argparse
@@ -86,6 +86,10 @@ GEMMA3_LAYER = dict(
 )
 
 
+QWEN2_BIASES = {name: (LLAMA_LAYER[name][0], "bias") for name in ("attn_q", "attn_k", "attn_v")}
+LAYERS = {"llama": LLAMA_LAYER, "gemma3": GEMMA3_LAYER, "qwen2": LLAMA_LAYER}
+
+
 def tensor_names(arch, layers, tied):
     """Yields (GGUF name, HF name, kind) for every tensor of a model."""
     yield "token_embd.weight", "model.embed_tokens.weight", "plain"
@@ -93,8 +97,10 @@ def tensor_names(arch, layers, tied):
     if not tied:
         yield "output.weight", "lm_head.weight", "plain"
     for n in range(layers):
-        for name, (hf, kind) in (LLAMA_LAYER if arch == "llama" else GEMMA3_LAYER).items():
+        for name, (hf, kind) in LAYERS[arch].items():
             yield f"blk.{n}.{name}.weight", f"model.layers.{n}.{hf}.weight", kind
+        for name, (hf, kind) in (QWEN2_BIASES if arch == "qwen2" else {}).items():
+            yield f"blk.{n}.{name}.bias", f"model.layers.{n}.{hf}.bias", kind
 
 
 def to_gguf(arch, kind, array, heads, kv_heads):
@@ -139,6 +145,9 @@ def config_from_gguf(file):
     if file.arch == "llama":
         rope["rope_theta"] = file.get("rope.freq_base", 1e4)
         return transformers.LlamaConfig(rope_parameters=rope, **common)
+    if file.arch == "qwen2":
+        rope["rope_theta"] = file.get("rope.freq_base", 1e4)
+        return transformers.Qwen2Config(rope_parameters=rope, use_sliding_window=False, **common)
     if file.arch == "gemma3":
         if file.get("attention.sliding_window_pattern", 6) != 6:
             raise SystemExit("only the 5:1 layer pattern of gemma3 is covered by this tool")
@@ -165,7 +174,9 @@ def attention_scale(file, config):
 def model_from_gguf(file):
     """Builds the float32 transformers model whose weights are the dequantised tensors of the file."""
     config = config_from_gguf(file)
-    model = (transformers.LlamaForCausalLM if file.arch == "llama" else transformers.Gemma3ForCausalLM)(config).float()
+    classes = {"llama": transformers.LlamaForCausalLM, "qwen2": transformers.Qwen2ForCausalLM,
+               "gemma3": transformers.Gemma3ForCausalLM}
+    model = classes[file.arch](config).float()
     params = dict(model.named_parameters())
     used = set()
     for name, hf, kind in tensor_names(file.arch, config.num_hidden_layers, config.tie_word_embeddings):

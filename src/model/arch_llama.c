@@ -20,7 +20,7 @@ static int configure(struct tern_desc *d, const struct tern_file *f, tern_error 
     return 0;
 }
 
-static const struct tern_tensor_rule globals[] = {
+const struct tern_tensor_rule tern_llama_globals[] = {
     {"token_embd.weight", TERN_EMBED, TERN_DIM_VOCAB, TERN_DIM_EMBD, false},
     {"output_norm.weight", TERN_OUT_NORM, TERN_DIM_EMBD, TERN_DIM_NONE, false},
     {"output.weight", TERN_HEAD, TERN_DIM_VOCAB, TERN_DIM_EMBD, true},
@@ -28,7 +28,7 @@ static const struct tern_tensor_rule globals[] = {
     {0},
 };
 
-static const struct tern_tensor_rule layers[] = {
+const struct tern_tensor_rule tern_llama_layers[] = {
     {"blk.%d.attn_norm.weight", TERN_SLOT_ATTN_NORM, TERN_DIM_EMBD, TERN_DIM_NONE, false},
     {"blk.%d.attn_q.weight", TERN_SLOT_Q, TERN_DIM_Q, TERN_DIM_EMBD, false},
     {"blk.%d.attn_k.weight", TERN_SLOT_K, TERN_DIM_K, TERN_DIM_EMBD, false},
@@ -45,4 +45,4 @@ static const struct tern_tensor_rule layers[] = {
     {0},
 };
 
-const struct tern_arch tern_arch_llama = {"llama", configure, globals, layers};
+const struct tern_arch tern_arch_llama = {"llama", configure, tern_llama_globals, tern_llama_layers};

@@ -114,7 +114,8 @@ struct tern_arch {
     int (*configure)(struct tern_desc *d, const struct tern_file *f, tern_error *err);
     const struct tern_tensor_rule *globals, *layers; /* end with a NULL name */
 };
-extern const struct tern_arch *const tern_archs[]; /* archs.def, NULL-terminated */
+extern const struct tern_tensor_rule tern_llama_globals[], tern_llama_layers[]; /* of all who name tensors so */
+extern const struct tern_arch *const tern_archs[];                              /* archs.def, NULL-terminated */
 
 /* A vector is f32; a matrix is packed. */
 struct tern_weights {

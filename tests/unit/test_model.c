@@ -18,6 +18,7 @@ static const struct entry entries[] = {
     {"llama-untied-split-00002-of-00002", "llama-untied", "llama-untied", 1e-4, 1e-3},
     {"gemma3-w8", "gemma3-w8", "gemma3-w8", 1e-4, 1e-3},
     {"gemma3-w70", "gemma3-w70", "gemma3-w70", 1e-4, 1e-3},
+    {"qwen2", "qwen2", "qwen2", 1e-4, 1e-3},
     {"llama-b32-f16", "llama-b32", "llama-b32-f16", 1e-4, 1e-3},
     {"llama-b32-bf16", "llama-b32", "llama-b32-bf16", 1e-4, 1e-3},
     {"llama-b32-q8_0", "llama-b32", "llama-b32-q8_0", 1e-4, 1e-3},
@@ -101,8 +102,8 @@ static const char *const schemes[] = {
     "f32", "f16", "q8", "l4", "l3", "l2", "k=f16,v=l4", "k=q8,v=l3,first=0", "l4,layers=0-1:l3", "l4,recent=128"};
 #define N_SCHEMES (sizeof schemes / sizeof *schemes)
 
-static const char *const promise_models[] = {"llama-tied", "llama-untied", "gemma3-w8", "gemma3-w70",
-                                             "llama-k256-q4_k"};
+static const char *const promise_models[] = {"llama-tied", "llama-untied", "gemma3-w8",
+                                             "gemma3-w70", "qwen2",        "llama-k256-q4_k"};
 
 static void open_promise(struct tiny *t, size_t i)
 {
