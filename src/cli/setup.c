@@ -7,9 +7,25 @@
 
 #include "cli/cli.h"
 
+static int check_turbo(const struct tern_args *a, tern_error *err)
+{
+    const struct tern_arg *v = a->v;
+    const enum tern_option_id bits[2] = {TERN_OPT_TURBO_KV_BITS, TERN_OPT_TURBO_V_BITS};
+    for (int i = 0; i < 2; i++)
+        if (v[bits[i]].n && !strchr("02348", '0' + (int)v[bits[i]].i))
+            return tern_cli_usage(err, "--turbo-%s-bits must be 0, 2, 3, 4 or 8, not %d", i ? "v" : "kv",
+                                  (int)v[bits[i]].i);
+    if (!v[bits[0]].n && (v[bits[1]].n || v[TERN_OPT_TURBO_FP16_LAYERS].n))
+        return tern_cli_usage(err, "--turbo-v-bits and --turbo-fp16-layers belong to --turbo-kv-bits");
+    if (v[bits[0]].n && v[TERN_OPT_KV].n)
+        return tern_cli_usage(err, "--kv and --turbo-kv-bits say the same thing; give one of them");
+    return 0;
+}
+
 int tern_setup_model(struct tern_setup *s, const struct tern_args *a, const char *path, tern_error *err)
 {
     int rc = 0;
+    TERN_TRY(check_turbo(a, err));
     TERN_TRY(tern_set_cpu_mask(a->v[TERN_OPT_CPU_MASK].s, err));
     double start = tern_now();
     TERN_TRY(tern_model_open(&s->model, path, (int)a->v[TERN_OPT_THREADS].i, err));
@@ -20,8 +36,18 @@ out:
 
 const char *tern_setup_kv(const struct tern_args *a)
 {
-    if (a->v[TERN_OPT_KV].s)
-        return a->v[TERN_OPT_KV].s;
+    static char turbo[64];
+    const struct tern_arg *v = a->v;
+    if (v[TERN_OPT_KV].s)
+        return v[TERN_OPT_KV].s;
+    if (v[TERN_OPT_TURBO_KV_BITS].n) {
+        int k = (int)v[TERN_OPT_TURBO_KV_BITS].i;
+        int n = snprintf(turbo, sizeof turbo, "turbo%dv%d", k,
+                         v[TERN_OPT_TURBO_V_BITS].n ? (int)v[TERN_OPT_TURBO_V_BITS].i : k);
+        if (v[TERN_OPT_TURBO_FP16_LAYERS].i > 0)
+            (void)snprintf(turbo + n, sizeof turbo - (size_t)n, ",edge=%d:f16", (int)v[TERN_OPT_TURBO_FP16_LAYERS].i);
+        return turbo;
+    }
     return a->v[TERN_OPT_EXACT].n ? "f32" : "l4";
 }
 
@@ -41,7 +67,7 @@ int tern_setup_engine(struct tern_setup *s, const struct tern_args *a, int ctx, 
 {
     int rc = 0;
     tern_engine_params p = tern_setup_params(a, ctx, max_seqs);
-    p.kv = a->v[TERN_OPT_KV].s;
+    p.kv = tern_setup_kv(a);
     TERN_TRY(tern_engine_open(&s->engine, s->model, &p, err));
     tern_plan_exceptions(tern_engine_plan(s->engine), tern_setup_kv(a));
 out:

@@ -27,6 +27,21 @@ static int find_scheme(const struct tern_kv_codec **out, const char *p, size_t n
     return tern_err_set(err, TERN_EINVAL, "--kv %s: unknown scheme \"%.*s\" (known: %s)", text, (int)n, p, names);
 }
 
+/* "turbo8v4": the bits of keys and of values, 0 for 16 bits, as other engines name such pairs. */
+static bool turbo_pair(struct tern_kv_spec *s, const char *p, size_t n)
+{
+    static const char *const of_digit[10] = {[0] = "f16", [2] = "turbo2", [3] = "turbo3", [4] = "turbo4", [8] = "q8"};
+    if (n != 8 || memcmp(p, "turbo", 5) != 0 || p[6] != 'v')
+        return false;
+    const char *k = p[5] >= '0' && p[5] <= '9' ? of_digit[p[5] - '0'] : NULL;
+    const char *v = p[7] >= '0' && p[7] <= '9' ? of_digit[p[7] - '0'] : NULL;
+    if (!k || !v)
+        return false;
+    s->k = tern_kv_codec_find(k, strlen(k));
+    s->v = tern_kv_codec_find(v, strlen(v));
+    return true;
+}
+
 /* A decimal number that ends where *p then points; false when there is none or it exceeds 99999. */
 static bool number(const char **p, const char *end, int *out)
 {
@@ -102,6 +117,8 @@ static int parse_item(struct tern_kv_spec *s, const char *p, const char *end, co
     int rc = 0;
     const char *eq = memchr(p, '=', (size_t)(end - p));
     if (!eq) {
+        if (turbo_pair(s, p, (size_t)(end - p)))
+            return 0;
         TERN_TRY(find_scheme(&s->k, p, (size_t)(end - p), text, err));
         s->v = s->k;
         return 0;

@@ -41,6 +41,12 @@ static void test_spec_good(void **state)
     OK(tern_kv_spec_parse(&s, "k=q8,v=l3", err));
     assert_string_equal(s.k->name, "q8");
     assert_string_equal(s.v->name, "l3");
+    OK(tern_kv_spec_parse(&s, "turbo8v3,recent=128", err));
+    assert_string_equal(s.k->name, "q8");
+    assert_string_equal(s.v->name, "l3");
+    assert_int_equal(s.recent, 128);
+    OK(tern_kv_spec_parse(&s, "turbo0v2", err));
+    assert_string_equal(s.k->name, "f16");
     OK(tern_kv_spec_parse(&s, "first=0,turbo3,edge=2:q8_0,layers=3:f16,layers=5-7:l2", err));
     assert_string_equal(s.k->name, "l3");
     assert_int_equal(s.first, 0);
@@ -58,6 +64,8 @@ static void test_spec_bad(void **state)
     static const char *const bad[][2] = {
         {"", "empty"},
         {"l9", "l9"},
+        {"turbo5v4", "turbo5v4"},
+        {"turbo4v", "turbo4v"},
         {"l4,", "empty"},
         {"k=l4", "values"},
         {"v=l4", "keys"},

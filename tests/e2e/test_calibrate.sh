@@ -1,0 +1,51 @@
+# tern doctor --calibrate: writes a sidecar that plans use; sidecars that do not fit.
+. "$(dirname "$0")/lib.sh"
+
+cp "$MODEL" "$work/m.gguf"
+run 0 "$TERN" inspect "$work/m.gguf" --kv l4
+grep -q calibrated "$out" && say "not calibrated yet"
+run 0 "$TERN" doctor --calibrate -m "$work/m.gguf"
+grep -q "wrote $work/m.gguf.ternkv" "$err" || say "says what it wrote"
+grep -q "keys calibrated" "$out" || say "the plan uses it at once"
+run 0 "$TERN" inspect "$work/m.gguf" --kv l4
+grep -q "keys calibrated" "$out" || say "later runs use it"
+run 0 "$TERN" inspect "$work/m.gguf" --kv l4,cond=off
+grep -q calibrated "$out" && say "unless told not to"
+run 0 "$TERN" inspect "$work/m.gguf" --kv f16
+grep -q calibrated "$out" && say "16-bit keys have no use for it"
+
+# Another text, another place.
+yes "a text of words and more words, again and again" | head -n 400 >"$work/text"
+run 0 "$TERN" doctor --calibrate -m "$work/m.gguf" -f "$work/text" --out "$work/other"
+run 0 "$TERN" inspect "$work/m.gguf" --kv "l4,cond=$work/other"
+grep -q "keys calibrated" "$out" || say "a named file"
+cmp -s "$work/other" "$work/m.gguf.ternkv" && say "another text gives other constants"
+
+# Too little text, a file that is damaged, missing or of another model: one line, and cond=off goes on.
+echo "too short" >"$work/short"
+run 1 "$TERN" doctor --calibrate -m "$work/m.gguf" -f "$work/short"
+one_line "tern: " "at least 256 tokens"
+printf x >>"$work/m.gguf.ternkv"
+run 1 "$TERN" run -m "$work/m.gguf" -p x --kv l4
+one_line "tern: " "m.gguf.ternkv"
+run 0 "$TERN" run -m "$work/m.gguf" -p x -n 2 --kv l4,cond=off
+run 0 "$TERN" run -m "$work/m.gguf" -p x -n 2 --kv f16
+cp "$work/other" "$work/base.gguf.ternkv" # the tiny model is another one
+cp "$TEST_DATA/tiny/llama-tied.gguf" "$work/base.gguf"
+run 1 "$TERN" inspect "$work/base.gguf" --kv l4
+one_line "tern: " "another model"
+
+# Options that belong together.
+run 2 "$TERN" doctor --calibrate
+run 2 "$TERN" doctor -m "$work/m.gguf" -f "$work/text"
+run 2 "$TERN" doctor -m "$work/m.gguf" --out "$work/x"
+
+# The names of other engines.
+rm "$work/m.gguf.ternkv"
+run 0 "$TERN" inspect "$work/m.gguf" --turbo-kv-bits 4 --turbo-v-bits 3 --turbo-fp16-layers 1
+grep -q "layers 1  *k=l4  *v=l3" "$out" || say "plan from bits"
+grep -q "layers 0  *k=f16" "$out" || say "16-bit edges"
+run 2 "$TERN" inspect "$work/m.gguf" --turbo-kv-bits 5
+run 2 "$TERN" inspect "$work/m.gguf" --turbo-v-bits 4
+run 2 "$TERN" inspect "$work/m.gguf" --turbo-kv-bits 4 --kv l4
+finish
