@@ -46,7 +46,9 @@ typedef struct tern_kld_params {
     /* Taken from the texts in turn and evenly over each of them; 0 = 4 or one per text, less where a text holds less.
      */
     int n_chunks;
-    bool prefill; /* score prompt rows; else the scored tokens are fed one at a time, as decode rows */
+    /* Score prompt rows; else the scored tokens are fed one at a time, as decode rows.  In an exact engine these are
+     * the same numbers. */
+    bool prefill;
     tern_progress_fn *progress;
     void *user;
 } tern_kld_params;

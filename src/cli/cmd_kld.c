@@ -154,10 +154,12 @@ static int print_head(const struct kld *c, tern_error *err)
 {
     int rc = 0;
     const tern_kld_info *i = tern_kld_get_info(c->result);
-    TERN_TRY(tern_out_printf(
-        err, "KL(" BASE " || plan) in nats per token; chunks: %d of %d tokens, %d scored in each, %s%s", i->n_chunks,
-        i->ctx, i->n_scored, c->a->v[TERN_OPT_KLD_PREFILL].n ? "prompt rows" : "decode rows",
-        c->a->v[TERN_OPT_EXACT].n ? ", exact" : ""));
+    TERN_TRY(tern_out_printf(err,
+                             "KL(" BASE " || plan) in nats per token; chunks: %d of %d tokens, %d scored in each, %s",
+                             i->n_chunks, i->ctx, i->n_scored,
+                             c->a->v[TERN_OPT_EXACT].n         ? "exact"
+                             : c->a->v[TERN_OPT_KLD_PREFILL].n ? "prompt rows"
+                                                               : "decode rows"));
     if (i->chunks_at_once < i->n_chunks || i->plans_at_once < i->n_plans)
         TERN_TRY(tern_out_printf(err, "; at a time: chunks %d, plans %d", i->chunks_at_once, i->plans_at_once));
     TERN_TRY(tern_out_printf(err, "\nperplexity with " BASE ": %.4f\n", i->base_ppl));

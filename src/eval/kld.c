@@ -2,7 +2,10 @@
  *
  * Chunks and plans advance together: a round takes some chunks and some plans, holds one sequence for each pair and one
  * per chunk for the base, prefills them one after the other and then steps all of them at once.  A sequence's logits do
- * not depend on its batch, so how rounds are cut changes nothing but speed and memory. */
+ * not depend on its batch, so how rounds are cut changes nothing but speed and memory.
+ *
+ * Decode rows are fed one at a time, as they come in use.  In the wide class tokens go several to a step: the logits
+ * are the same however a prompt is cut, and each page is decoded once for all of them. */
 #include <math.h>
 #include <string.h>
 #include "base/mem.h"
@@ -31,6 +34,7 @@ struct run {
     const tern_kld_params *p;
     struct tern_kld *k;
     int n_vocab, ctx, half;
+    bool decode;     /* narrow rows; in an exact engine every row is wide */
     int rows;        /* most rows of a step that wants all logits */
     int32_t *ids;    /* [n_chunks][ctx] */
     tern_seq **seqs; /* [rows] the round's, chunk by chunk, the base first */
@@ -181,7 +185,7 @@ static int step(struct round *g, tern_error *err)
             .seq = r->seqs[i],
             .tokens = r->ids + (size_t)(g->chunk0 + i / per_chunk) * (size_t)r->ctx + (size_t)g->at,
             .n_tokens = g->n,
-            .decode = !r->p->prefill,
+            .decode = r->decode,
             .logits = TERN_LOGITS_ALL,
         };
     TERN_TRY(tern_step(r->e, r->items, n_seqs, &g->logits, err));
@@ -198,7 +202,7 @@ static int run_round(struct run *r, int chunk0, int plan0, tern_error *err)
     struct round g = {.r = r, .chunk0 = chunk0, .plan0 = plan0};
     g.n_chunks = info->n_chunks - chunk0 < info->chunks_at_once ? info->n_chunks - chunk0 : info->chunks_at_once;
     g.n_plans = info->n_plans - plan0 < info->plans_at_once - 1 ? info->n_plans - plan0 : info->plans_at_once - 1;
-    int most = r->p->prefill ? r->rows / (g.n_chunks * info->plans_at_once) : 1;
+    int most = r->decode ? 1 : r->rows / (g.n_chunks * info->plans_at_once);
     TERN_TRY(prefill(&g, err));
     for (g.at = r->half; g.at < r->ctx - 1; g.at += g.n) {
         g.n = r->ctx - 1 - g.at < most ? r->ctx - 1 - g.at : most;
@@ -296,10 +300,10 @@ out:
 
 /* ---- setting up -------------------------------------------------------------------------------------------------- */
 
-static int check(struct run *r, tern_error *err)
+static int check(const struct run *r, tern_error *err)
 {
     int rc = 0;
-    tern_engine *e = r->e;
+    const tern_engine *e = r->e;
     if (r->p->n_texts < 1)
         TERN_FAIL(err, TERN_EINVAL, "no text given");
     if (r->p->n_chunks < 0)
@@ -308,24 +312,33 @@ static int check(struct run *r, tern_error *err)
         TERN_FAIL(err, TERN_EINVAL, "context = %d is outside 8..%d", r->ctx, e->ctx);
     if (e->n_plans < 2)
         TERN_FAIL(err, TERN_EINVAL, "the engine has one KV plan, nothing to compare it with");
-    int most = r->p->prefill ? e->chunk : tern_engine_max_decode(e);
-    most = most < TERN_KLD_ROWS ? most : TERN_KLD_ROWS;
-    r->rows = most < e->max_seqs || r->p->prefill ? most : e->max_seqs;
-    int seqs = r->rows < e->max_seqs ? r->rows : e->max_seqs;
-    if (seqs < 2)
-        TERN_FAIL(err, TERN_EINVAL, "two sequences must go through a step together; the engine takes %d", seqs);
-    r->k->info.plans_at_once = e->n_plans < seqs ? e->n_plans : seqs;
-    r->k->info.chunks_at_once = seqs / r->k->info.plans_at_once;
 out:
     return rc;
+}
+
+/* How many chunks and plans go into a round.  Rows that are left over are positions of the same sequences, which is the
+ * cheapest use of them: so no more chunks than keep all threads busy. */
+static int plan_rounds(struct run *r, tern_error *err)
+{
+    const tern_engine *e = r->e;
+    tern_kld_info *info = &r->k->info;
+    int most = r->decode ? e->max_narrow : e->chunk;
+    r->rows = most < TERN_KLD_ROWS ? most : TERN_KLD_ROWS;
+    int seqs = r->rows < e->max_seqs ? r->rows : e->max_seqs;
+    if (seqs < 2)
+        return tern_err_set(err, TERN_EINVAL, "two sequences must go through a step together; the engine takes %d",
+                            seqs);
+    info->plans_at_once = e->n_plans < seqs ? e->n_plans : seqs;
+    int chunks = seqs / info->plans_at_once, threads = tern_pool_threads(e->pool);
+    chunks = r->decode || chunks < threads ? chunks : threads;
+    info->chunks_at_once = chunks < info->n_chunks ? chunks : info->n_chunks;
+    return 0;
 }
 
 static int take_memory(struct run *r, tern_error *err)
 {
     int rc = 0;
-    tern_kld_info *info = &r->k->info;
-    if (info->chunks_at_once > info->n_chunks)
-        info->chunks_at_once = info->n_chunks;
+    const tern_kld_info *info = &r->k->info;
     size_t vocab = (size_t)r->n_vocab, rows = (size_t)(r->rows / info->plans_at_once), n;
     if (!tern_mul((size_t)info->n_chunks * (size_t)info->n_scored, (size_t)info->n_plans, &n))
         TERN_FAIL(err, TERN_ENOMEM, "%d chunks under %d plans are too many", info->n_chunks, info->n_plans);
@@ -349,10 +362,12 @@ int tern_eval_kld(tern_kld **out, tern_engine *e, const tern_kld_params *p, tern
     *out = NULL;
     TERN_TRY(tern_alloc(&r.k, 1, sizeof *r.k, err));
     r.half = r.ctx / 2;
+    r.decode = !p->prefill && !e->exact;
     r.k->info = (tern_kld_info){.n_plans = e->n_plans, .n_texts = p->n_texts, .ctx = r.ctx};
     r.k->info.n_scored = r.ctx - 1 - r.half;
     TERN_TRY(check(&r, err));
     TERN_TRY(make_chunks(&r, err));
+    TERN_TRY(plan_rounds(&r, err));
     TERN_TRY(take_memory(&r, err));
     tern_cancel_clear(e);
     TERN_TRY(run_all(&r, err));
