@@ -91,7 +91,7 @@ struct tern_kv_codec {
     void (*decode)(const struct tern_kv_side *side, float *out, const uint8_t *data, const uint16_t *head);
 };
 
-#define TERN_KV_SCRATCH (TERN_PAGE * TERN_KVQ_MAX_DIM * 8)
+#define TERN_KV_SCRATCH (TERN_PAGE * TERN_KVQ_MAX_DIM * 6 + TERN_KVQ_SCRATCH)
 
 /* The registry, in the order of kv_codecs.def; NULL-terminated. */
 extern const struct tern_kv_codec *const tern_kv_codecs[];

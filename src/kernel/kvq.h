@@ -28,6 +28,7 @@
 #ifndef TERN_KERNEL_KVQ_H
 #define TERN_KERNEL_KVQ_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include "base/fp16.h"
@@ -37,11 +38,16 @@
 #define TERN_KVQ_MAX_Q    16            /* query heads in one call */
 #define TERN_KVQ_HEAD_MAX (0xF7Fu << 4) /* header of the largest finite scale, 65280 */
 #define TERN_KVQ_TINY     0x1.0p-100f   /* blocks and weights below this count as zero */
+#define TERN_KVQ_SCRATCH  (320 * 1024)  /* bytes that encode may ask for */
 
 struct tern_kvq_table {
     int bits;         /* 8, 4, 3 or 2 */
+    bool trellis;     /* 4, 3 or 2 bits: entries depend on the symbols before, through b and c */
+    int n_prescale;   /* trellis: scales that encode tries, 1 to 5 */
     float unit;       /* value of table entry 1 at scale 1; 8 bits: 1/127, so that f is the largest magnitude */
-    int8_t entry[16]; /* [2^bits], ascending, none 0; unused for 8 bits */
+    int8_t entry[16]; /* [2^bits], ascending, none 0; unused for 8 bits; trellis: table A, any order */
+    int8_t b[16];     /* trellis: table B */
+    int8_t c[16];     /* 3-bit trellis: table C, [8] */
 };
 
 static inline int tern_kvq_blocks(int dim)
@@ -134,8 +140,8 @@ struct tern_kvq_kernels {
      * to nearest even, kept in [-127, 127].  amax 0 or a non-finite y: header 0, codes 0.  Without saturation (amax <=
      * 65280) |error| <= f/254 * (1 + 2^-13), f <= amax * (1 + 2^-7) + 2^-21.
      * Bit-equal on all levels. */
-    void (*encode)(uint8_t *codes, uint16_t *head, const float *x, const struct tern_kvq_table *tab, int matched,
-                   int dim, int n);
+    void (*encode)(uint8_t *codes, uint16_t *head, const float *x, const struct tern_kvq_table *tab, int key, int dim,
+                   int n, void *scratch);
 
     /* Puts codes[64][dim] (each below 2^bits) into page order. */
     void (*pack_k)(uint8_t *k, const uint8_t *codes, int bits, int dim);

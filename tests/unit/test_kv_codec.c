@@ -100,7 +100,7 @@ static float decoded_at(const struct bench *b, int t, int d)
 static void test_registry(void **state)
 {
     (void)state;
-    static const char *const order[] = {"f32", "f16", "q8", "l4", "l3", "l2"};
+    static const char *const order[] = {"f32", "f16", "q8", "l4", "l3", "l2", "t4", "t3", "t2"};
     static const char *const aliases[][2] = {{"fp32", "f32"},  {"fp16", "f16"},  {"q8_0", "q8"},
                                              {"turbo4", "l4"}, {"turbo3", "l3"}, {"turbo2", "l2"}};
     size_t n = sizeof order / sizeof *order;
@@ -126,11 +126,12 @@ static void test_sizes(void **state)
         const char *name;
         int dim;
         bool ok;
-    } cases[] = {{"f32", 80, true},   {"f32", 8, true},   {"f16", 512, true}, {"f16", 4, false},   {"f16", 84, false},
-                 {"f16", 520, false}, {"q8", 32, true},   {"q8", 96, true},   {"q8", 160, true},   {"q8", 512, true},
-                 {"q8", 80, false},   {"q8", 544, false}, {"q8", 0, false},   {"l4", 32, true},    {"l4", 64, true},
-                 {"l4", 512, true},   {"l4", 96, false},  {"l4", 16, false},  {"l4", 1024, false}, {"l3", 80, false},
-                 {"l3", 128, true},   {"l2", 256, true},  {"l2", 192, false}, {"l2", -64, false}};
+    } cases[] = {{"f32", 80, true},   {"f32", 8, true},   {"f16", 512, true},  {"f16", 4, false},   {"f16", 84, false},
+                 {"f16", 520, false}, {"q8", 32, true},   {"q8", 96, true},    {"q8", 160, true},   {"q8", 512, true},
+                 {"q8", 80, false},   {"q8", 544, false}, {"q8", 0, false},    {"l4", 32, true},    {"l4", 64, true},
+                 {"l4", 512, true},   {"l4", 96, false},  {"l4", 16, false},   {"l4", 1024, false}, {"l3", 80, false},
+                 {"l3", 128, true},   {"l2", 256, true},  {"l2", 192, false},  {"l2", -64, false},  {"t4", 32, true},
+                 {"t4", 96, false},   {"t3", 64, true},   {"t3", 1024, false}, {"t2", 512, true},   {"t2", 16, false}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const char *why = NULL;
         const struct tern_kv_codec *c = find(cases[i].name);
@@ -248,6 +249,118 @@ static void test_page_order(void **state)
             for (int j = 0; j < 512 * known[i].bits; j++)
                 h = (h ^ side[j]) * 0x100000001B3u;
             assert_memory_equal(side, key ? known[i].k_start : known[i].v_start, 8);
+            assert_true(h == (key ? known[i].k_hash : known[i].v_hash));
+        }
+    }
+}
+
+/* ---- trellis codes ------------------------------------------------------------------------------------------ */
+
+static const struct tern_kvq_table trellis[] = {
+    {.bits = 4,
+     .trellis = true,
+     .n_prescale = 3,
+     .unit = 0.0272788f,
+     .entry = {23, -23, 8, -69, 11, -6, 29, 47, 17, -44, -21, 37, -12, 1, -32, 71},
+     .b = {24, -55, -42, 16, 54, 42, -32, 16, -7, -25, 32, -20, -13, 8, 0, 1}},
+    {.bits = 3,
+     .trellis = true,
+     .n_prescale = 3,
+     .unit = 0.0307758f,
+     .entry = {15, 42, -21, 8, 1, -40, -9, 24},
+     .b = {-33, 21, 0, -17, 11, 10, -9, 16},
+     .c = {-25, 13, -15, 41, -39, 7, 23, -4}},
+    {.bits = 2,
+     .trellis = true,
+     .n_prescale = 3,
+     .unit = 0.0227080f,
+     .entry = {8, 35, -42, -11, 24, -33, 56, -2, 12, -60, 47, -20, -50, 42, -12, 13},
+     .b = {64, -14, 25, -20, -36, -48, 28, 12, 14, 10, -35, 48, -12, 30, -9, -58}},
+};
+
+/* Codes [64][64] and headers of scale 1 through a page: entries [64][64]. */
+static void through_page(int8_t *entries, const uint8_t *codes, const uint16_t *head, const struct tern_kvq_table *tab,
+                         bool key)
+{
+    static float out[64 * 64] __attribute__((aligned(64)));
+    static uint8_t side[64 * 64] __attribute__((aligned(64)));
+    (key ? tern_k.kvq.pack_k : tern_k.kvq.pack_v)(side, codes, tab->bits, 64);
+    (key ? tern_k.kvq.decode_k : tern_k.kvq.decode_v)(out, side, head, tab, 64);
+    for (int t = 0; t < 64; t++) {
+        for (int d = 0; d < 64; d++) {
+            float v = out[key ? d * 64 + t : t * 64 + d];
+            entries[t * 64 + d] = (int8_t)lrintf(v / tab->unit);
+            assert_true(v == tab->unit * entries[t * 64 + d]);
+        }
+    }
+}
+
+/* The first eight symbols of a chain from start 0, at the dims where docs/kv-page.md has them. */
+static void test_chains(void **state)
+{
+    (void)state;
+    static const struct {
+        int key_dim[8], symbol[8], entry[8];
+    } known[] = {
+        {{56, 57, 48, 49, 40, 41, 32, 33}, {0, 1, 2, 3, 4, 5, 6, 7}, {47, 1, -47, -111, 27, 48, 71, 15}},
+        {{56, 57, 48, 49, 40, 41, 32, 33}, {0, 1, 2, 3, 4, 5, 6, 7}, {-43, -16, -25, 21, -31, 12, -38, 22}},
+        {{51, 50, 49, 48, 35, 34, 33, 32}, {0, 1, 2, 3, 0, 1, 2, 3}, {72, 99, 120, -34, -22, 83, 44, -34}},
+    };
+    static const int value_dim[8] = {48, 32, 16, 0, 49, 33, 17, 1};
+    for (int i = 0; i < 3; i++) {
+        for (int key = 0; key < 2; key++) {
+            uint8_t codes[64 * 64] __attribute__((aligned(64))) = {0};
+            uint16_t head[64] __attribute__((aligned(64)));
+            int8_t entries[64 * 64];
+            for (int t = 0; t < 64; t++) {
+                head[t] = 0x7800;
+                for (int j = 0; j < 8; j++)
+                    codes[t * 64 + (key ? known[i].key_dim[j] : value_dim[j])] = (uint8_t)known[i].symbol[j];
+            }
+            through_page(entries, codes, head, &trellis[i], key);
+            for (int t = 0; t < 64; t++) {
+                for (int j = 0; j < 8; j++)
+                    assert_int_equal(entries[t * 64 + (key ? known[i].key_dim[j] : value_dim[j])], known[i].entry[j]);
+            }
+        }
+    }
+}
+
+/* The example of docs/kv-page.md: the codes of test_page_order, start t mod 16, entries of token 1, hash of all. */
+static void test_trellis_order(void **state)
+{
+    (void)state;
+    static const struct {
+        uint64_t k_hash, v_hash;
+        int8_t k_start[8], v_start[8];
+    } known[] = {
+        {0xFA2A86203977AF33u,
+         0xF4EB3A6F1C0E0C6Bu,
+         {5, -5, -6, 31, -69, 45, 10, -37},
+         {63, 11, 9, 47, -53, -3, -69, -25}},
+        {0x08D69CD27B5A157Du,
+         0x1C3AEDB8B1911DE5u,
+         {20, -20, -66, 0, 40, -3, 66, -17},
+         {36, -36, -23, -43, 32, 5, 76, -27}},
+        {0x913A5B6E40BFE2C5u,
+         0x2B6A3127483710A5u,
+         {-34, 44, 83, -22, -34, 44, 83, -22},
+         {-45, 12, -81, 72, -45, 12, -81, 72}},
+    };
+    for (int i = 0; i < 3; i++) {
+        uint8_t codes[64 * 64] __attribute__((aligned(64)));
+        uint16_t head[64] __attribute__((aligned(64)));
+        for (int j = 0; j < 64 * 64; j++)
+            codes[j] = (uint8_t)((7 * (j / 64) + 3 * (j % 64) + j / 256) & ((1 << trellis[i].bits) - 1));
+        for (int t = 0; t < 64; t++)
+            head[t] = (uint16_t)(0x7800 + t % 16);
+        for (int key = 0; key < 2; key++) {
+            int8_t entries[64 * 64];
+            uint64_t h = 0xCBF29CE484222325u;
+            through_page(entries, codes, head, &trellis[i], key);
+            for (int j = 0; j < 64 * 64; j++)
+                h = (h ^ (uint8_t)entries[j]) * 0x100000001B3u;
+            assert_memory_equal(entries + 64, key ? known[i].k_start : known[i].v_start, 8);
             assert_true(h == (key ? known[i].k_hash : known[i].v_hash));
         }
     }
@@ -372,47 +485,58 @@ static void test_q8_bound(void **state)
 
 /* ---- agreement of the functions of a codec ------------------------------------------------------------------ */
 
-static const char *const coded[] = {"q8", "l4", "l3", "l2"};
+static const char *const coded[] = {"q8", "l4", "l3", "l2", "t4", "t3", "t2"};
+#define N_CODED (int)(sizeof coded / sizeof *coded)
 
-/* Codes through the kernels one by one, packed, and decoded: f * unit * entry to the bit. */
+/* The table of coded[i], once more. */
+static struct tern_kvq_table table_of(int i)
+{
+    if (i > 3)
+        return trellis[i - 4];
+    struct tern_kvq_table tab = {.bits = i ? 5 - i : 8, .unit = 1.0f / 127.0f};
+    if (i) {
+        const double *level = normal[i - 1].level;
+        int half = normal[i - 1].n_levels;
+        tab.unit = (float)level[half - 1] / 127.0f;
+        for (int k = 0; k < half; k++) {
+            tab.entry[half + k] = (int8_t)lrint(level[k] / (level[half - 1] / 127.0));
+            tab.entry[half - 1 - k] = (int8_t)-tab.entry[half + k];
+        }
+    }
+    return tab;
+}
+
+/* Through the codec, and codes through the kernels one by one, packed and decoded: the same to the bit, and where a
+ * code stands for itself, f * unit * entry. */
 static void test_round_trip(void **state)
 {
     (void)state;
     rng.state = 13;
-    for (int c = 0; c < 32; c++) {
+    for (int c = 0; c < 8 * N_CODED; c++) {
         struct bench b;
-        int dim = 32 << c / 4 % 4;
-        bool key = c / 16;
-        bench_open(&b, coded[c % 4], dim, key, true);
+        int dim = 32 << c / N_CODED % 4;
+        bool key = c / N_CODED / 4;
+        struct tern_kvq_table tab = table_of(c % N_CODED);
+        bench_open(&b, coded[c % N_CODED], dim, key, true);
         for (int j = 0; j < 64 * dim; j++)
             b.x[j] = (float)gauss();
         bench_code(&b);
-        struct tern_kvq_table tab = {.bits = b.side.codec->bits, .unit = 1.0f / 127.0f};
-        if (c % 4) { /* the table, once more from the levels */
-            const double *level = normal[c % 4 - 1].level;
-            int half = normal[c % 4 - 1].n_levels;
-            tab.unit = (float)level[half - 1] / 127.0f;
-            for (int i = 0; i < half; i++) {
-                tab.entry[half + i] = (int8_t)lrint(level[i] / (level[half - 1] / 127.0));
-                tab.entry[half - 1 - i] = (int8_t)-tab.entry[half + i];
-            }
-            for (int t = 0; t < 64; t++)
-                tern_k.kvq.rotate(b.x + t * dim, b.sign, dim, 0);
-        }
+        for (int t = 0; t < 64 && b.side.codec->rotated; t++)
+            tern_k.kvq.rotate(b.x + t * dim, b.sign, dim, 0);
         uint8_t *codes = buffer((size_t)(64 * dim)), *data = buffer(b.side.codec->data_bytes(dim));
+        float *decoded = buffer((size_t)(64 * dim) * 4);
         uint16_t head[4 * 64] __attribute__((aligned(64)));
-        tern_k.kvq.encode(codes, head, b.x, &tab, key, dim, 64);
+        tern_k.kvq.encode(codes, head, b.x, &tab, key, dim, 64, b.scratch);
         assert_memory_equal(head, b.head, b.side.codec->head_bytes(dim));
-        for (int t = 0; t < 64; t++) {
-            for (int d = 0; d < dim; d++) {
-                uint8_t code = codes[t * dim + d];
-                int e = tab.bits == 8 ? (int8_t)code : tab.entry[code];
-                float want = tern_kvq_scale(head[d / 128 * 64 + t]) * tab.unit * (float)e;
-                assert_true(decoded_at(&b, t, d) == want);
-            }
+        for (int j = 0; j < 64 * dim && !tab.trellis; j++) {
+            int t = j / dim, d = j % dim, e = tab.bits == 8 ? (int8_t)codes[j] : tab.entry[codes[j]];
+            assert_true(decoded_at(&b, t, d) == tern_kvq_scale(head[d / 128 * 64 + t]) * tab.unit * (float)e);
         }
         (key ? tern_k.kvq.pack_k : tern_k.kvq.pack_v)(data, codes, tab.bits, dim);
         assert_memory_equal(data, b.data, b.side.codec->data_bytes(dim));
+        (key ? tern_k.kvq.decode_k : tern_k.kvq.decode_v)(decoded, data, head, &tab, dim);
+        assert_memory_equal(decoded, b.decoded, (size_t)(64 * dim) * 4);
+        tern_free(decoded);
         tern_free(codes);
         tern_free(data);
         bench_close(&b);
@@ -425,11 +549,11 @@ static void test_one_by_one(void **state)
     (void)state;
     enum { ROWS = 21 }; /* more than one kernel call takes */
     rng.state = 14;
-    for (int c = 0; c < 16; c++) {
+    for (int c = 0; c < 4 * N_CODED; c++) {
         struct bench b;
-        int dim = c / 4 % 2 ? 256 : 64;
-        bool key = c / 8;
-        bench_open(&b, coded[c % 4], dim, key, c & 1);
+        int dim = c / N_CODED % 2 ? 256 : 64;
+        bool key = c / N_CODED / 2;
+        bench_open(&b, coded[c % N_CODED], dim, key, c & 1);
         for (int j = 0; j < 64 * dim; j++)
             b.x[j] = (float)gauss();
         bench_code(&b);
@@ -518,10 +642,10 @@ static void test_levels(void **state)
 {
     (void)state;
     rng.state = 16;
-    for (int c = 0; c < 48; c++) {
+    for (int c = 0; c < 12 * N_CODED; c++) {
         struct bench b;
-        int dim = 32 << c / 4 % 4;
-        bench_open(&b, coded[c % 4], dim, c / 16 & 1, c / 32);
+        int round = c / N_CODED, dim = 32 << round % 4;
+        bench_open(&b, coded[c % N_CODED], dim, round / 4 & 1, round / 8);
         for (int t = 0; t < 64; t++) {
             for (int d = 0; d < dim; d++) {
                 float g = (float)gauss();
@@ -696,6 +820,11 @@ static void test_attention(void **state)
     check_attention("f16", "l3", 64, 0.04, 1e-4);
     check_attention("f16", "q8", 96, 1e-4, 0.02);
     check_attention("l4", "q8", 512, 0.016, 0.01);
+    check_attention("t4", "t4", 64, 0.016, 0.02);
+    check_attention("t4", "t4", 128, 0.016, 0.02);
+    check_attention("t3", "t3", 128, 0.06, 0.01);
+    check_attention("t2", "t2", 256, 0.2, 0.005);
+    check_attention("t4", "t3", 512, 0.05, 0.01);
     check_attention("q8", "q8", 160, 1.3e-4, 1); /* query and key are both int8: each adds its own half */
 }
 
@@ -703,10 +832,11 @@ int main(void)
 {
     tern_kernels_init(tern_cpu_detect());
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_registry), cmocka_unit_test(test_sizes),      cmocka_unit_test(test_signs),
-        cmocka_unit_test(test_headers),  cmocka_unit_test(test_page_order), cmocka_unit_test(test_quality),
-        cmocka_unit_test(test_q8_bound), cmocka_unit_test(test_round_trip), cmocka_unit_test(test_one_by_one),
-        cmocka_unit_test(test_raw),      cmocka_unit_test(test_levels),     cmocka_unit_test(test_attention),
+        cmocka_unit_test(test_registry),      cmocka_unit_test(test_sizes),      cmocka_unit_test(test_signs),
+        cmocka_unit_test(test_headers),       cmocka_unit_test(test_page_order), cmocka_unit_test(test_chains),
+        cmocka_unit_test(test_trellis_order), cmocka_unit_test(test_quality),    cmocka_unit_test(test_q8_bound),
+        cmocka_unit_test(test_round_trip),    cmocka_unit_test(test_one_by_one), cmocka_unit_test(test_raw),
+        cmocka_unit_test(test_levels),        cmocka_unit_test(test_attention),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
