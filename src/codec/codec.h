@@ -131,7 +131,7 @@ void tern_kv_cond_pairs(const struct tern_kv_cond *c, float *s, const float *q, 
 /* x[64][dim], keys of positions pos0 .. pos0+63, to what is coded. */
 void tern_kv_cond_keys(const struct tern_kv_cond *c, float *x, int dim, int pos0);
 
-#define TERN_KV_SCRATCH (TERN_PAGE * TERN_KVQ_MAX_DIM * 8)
+#define TERN_KV_SCRATCH (TERN_PAGE * TERN_KVQ_MAX_DIM * 6 + TERN_KVQ_SCRATCH)
 
 /* The registry, in the order of kv_codecs.def; NULL-terminated. */
 extern const struct tern_kv_codec *const tern_kv_codecs[];

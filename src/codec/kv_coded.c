@@ -22,6 +22,21 @@ bool tern_kv_rotated_accepts(int dim, const char **why)
     return false;
 }
 
+size_t tern_kv_bytes4(int dim)
+{
+    return (size_t)dim * TERN_PAGE / 2;
+}
+
+size_t tern_kv_bytes3(int dim)
+{
+    return (size_t)dim * TERN_PAGE * 3 / 8;
+}
+
+size_t tern_kv_bytes2(int dim)
+{
+    return (size_t)dim * TERN_PAGE / 4;
+}
+
 size_t tern_kv_coded_head_bytes(int dim)
 {
     return (size_t)tern_kvq_blocks(dim) * TERN_PAGE * sizeof(uint16_t);
@@ -63,8 +78,7 @@ void tern_kv_coded_encode(const struct tern_kv_side *side, uint8_t *data, uint16
     const size_t n = (size_t)side->dim * TERN_PAGE;
     const struct tern_kvq_table *tab = table_of(side);
     float *x = scratch, *strip = x + n;
-    uint8_t *codes =
-        (uint8_t *)(strip + STRIP * TERN_PAGE); /* all in all 5n + 4096 bytes of the 8n and more there are */
+    uint8_t *codes = (uint8_t *)(strip + STRIP * TERN_PAGE), *rest = codes + n; /* 5n + 4096 bytes before the rest */
     if (side->key)
         gather_keys(side, x, tile, strip);
     else if (side->raw32)
@@ -74,7 +88,7 @@ void tern_kv_coded_encode(const struct tern_kv_side *side, uint8_t *data, uint16
     if (side->cond)
         tern_kv_cond_keys(side->cond, x, side->dim, pos0);
     rotate_rows(side, x, TERN_PAGE, 0);
-    tern_k.kvq.encode(codes, head, x, tab, side->key, side->dim, TERN_PAGE);
+    tern_k.kvq.encode(codes, head, x, tab, side->key, side->dim, TERN_PAGE, rest);
     if (side->key)
         tern_k.kvq.pack_k(data, codes, tab->bits, side->dim);
     else

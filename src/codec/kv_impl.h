@@ -21,6 +21,9 @@ struct tern_kv_scheme {
 /* Schemes on codes: 8, 4, 3 or 2 bits by the kernels of kernel/kvq.h, rotated or not by codec.rotated. */
 bool tern_kv_coded_accepts(int dim, const char **why);   /* multiples of 32 */
 bool tern_kv_rotated_accepts(int dim, const char **why); /* powers of two */
+size_t tern_kv_bytes4(int dim);                          /* data bytes at 4, 3 and 2 bits */
+size_t tern_kv_bytes3(int dim);
+size_t tern_kv_bytes2(int dim);
 size_t tern_kv_coded_head_bytes(int dim);
 void tern_kv_coded_encode(const struct tern_kv_side *side, uint8_t *data, uint16_t *head, const void *tile, int pos0,
                           void *scratch);

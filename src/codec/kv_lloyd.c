@@ -4,28 +4,13 @@
  * An entry is round(c / unit) of the Lloyd-Max value c for mean 0 and variance 1, where unit = c_max / 127. */
 #include "codec/kv_impl.h"
 
-static size_t l4_bytes(int dim)
-{
-    return (size_t)dim * TERN_PAGE / 2;
-}
-
-static size_t l3_bytes(int dim)
-{
-    return (size_t)dim * TERN_PAGE * 3 / 8;
-}
-
-static size_t l2_bytes(int dim)
-{
-    return (size_t)dim * TERN_PAGE / 4;
-}
-
 const struct tern_kv_scheme tern_kv_l4 = {
     .codec = {.name = "l4",
               .about = "4 bits, rotated, Lloyd-Max levels",
               .bits = 4,
               .rotated = true,
               .accepts = tern_kv_rotated_accepts,
-              .data_bytes = l4_bytes,
+              .data_bytes = tern_kv_bytes4,
               TERN_KV_CODED_FUNCTIONS},
     .table = {.bits = 4,
               .unit = 2.73258957f / 127.0f,
@@ -38,7 +23,7 @@ const struct tern_kv_scheme tern_kv_l3 = {
               .bits = 3,
               .rotated = true,
               .accepts = tern_kv_rotated_accepts,
-              .data_bytes = l3_bytes,
+              .data_bytes = tern_kv_bytes3,
               TERN_KV_CODED_FUNCTIONS},
     .table = {.bits = 3, .unit = 2.15194570f / 127.0f, .entry = {-127, -79, -45, -14, 14, 45, 79, 127}},
 };
@@ -49,7 +34,7 @@ const struct tern_kv_scheme tern_kv_l2 = {
               .bits = 2,
               .rotated = true,
               .accepts = tern_kv_rotated_accepts,
-              .data_bytes = l2_bytes,
+              .data_bytes = tern_kv_bytes2,
               TERN_KV_CODED_FUNCTIONS},
     .table = {.bits = 2, .unit = 1.51041761f / 127.0f, .entry = {-127, -38, 38, 127}},
 };

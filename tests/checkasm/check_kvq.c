@@ -1,5 +1,6 @@
 /* Attention on coded pages: rotation, encoding, packing, scores, accumulation, decoding. */
 #include "checkasm.h"
+#include "trellis.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -11,16 +12,42 @@
 #define MAX_Q   TERN_KVQ_MAX_Q
 #define MAX_B   (MAX_DIM / TERN_KVQ_BLOCK)
 
-static const int dims[] = {32, 64, 96, 128, 160, 256, 288, 384, 512};
-static const int widths[] = {8, 4, 3, 2};
-#define N_DIMS   (int)(sizeof dims / sizeof *dims)
-#define N_WIDTHS 4
+static const int dims[] = {32, 64, 96, 128, 160, 192, 256, 288, 384, 512};
+static const struct code {
+    int bits;
+    bool trellis;
+    const char *name;
+} kinds[] = {{8, false, "q8"}, {4, false, "l4"}, {3, false, "l3"}, {2, false, "l2"},
+             {4, true, "t4"},  {3, true, "t3"},  {2, true, "t2"}};
+#define N_DIMS  (int)(sizeof dims / sizeof *dims)
+#define N_KINDS (int)(sizeof kinds / sizeof *kinds)
 
-/* Ascending entries without 0; `kind` 0: the extremes are used as far as possible. */
-static struct tern_kvq_table random_table(int bits, int kind)
+/* n entries between -most and most, both ends included somewhere. */
+static void random_entries(int8_t *e, int n, int most)
 {
+    for (int i = 0; i < n; i++)
+        e[i] = (int8_t)check_range(-most, most);
+    int at = check_range(0, n - 1);
+    e[at] = (int8_t)most;
+    e[(at + check_range(1, n - 1)) % n] = (int8_t)-most;
+}
+
+/* Scalar codes: ascending entries without 0; `kind` 0: the extremes are used as far as possible.  Trellis codes: sums
+ * up to 127 and all magnitudes that the contract allows. */
+static struct tern_kvq_table random_table(const struct code *code, int kind)
+{
+    const int bits = code->bits;
     struct tern_kvq_table t = {.bits = bits,
+                               .trellis = code->trellis,
                                .unit = bits == 8 ? 1.0f / 127.0f : (float)(0.01 + 0.02 * check_uniform())};
+    if (code->trellis) {
+        int a = bits == 3 ? check_range(20, 60) : check_range(47, 80), b = bits == 3 ? 80 - a : 127 - a;
+        random_entries(t.entry, bits == 3 ? 8 : 16, a);
+        random_entries(t.b, bits == 3 ? 8 : 16, b);
+        random_entries(t.c, 8, 47);
+        t.n_prescale = kind == 0 ? 1 : check_range(1, 5);
+        return t;
+    }
     int n = bits == 8 ? 0 : 1 << bits;
     for (int i = 0; i < n; i++) {
         int side = i < n / 2 ? n / 2 - 1 - i : i - n / 2; /* 0 is the innermost entry */
@@ -53,12 +80,6 @@ static int page_code(const uint8_t *side, int t, int d, int bits, int dim, bool 
     return code;
 }
 
-static int page_entry(const struct tern_kvq_table *tab, const uint8_t *side, int t, int d, int dim, bool key)
-{
-    int code = page_code(side, t, d, tab->bits, dim, key);
-    return tab->bits == 8 ? (int8_t)code : tab->entry[code];
-}
-
 static double head_scale(uint16_t head)
 {
     int e = head >> 11, m = head >> 4 & 127;
@@ -89,18 +110,39 @@ struct page {
     uint16_t *head;
 };
 
-/* Opens case c with random codes and headers; every width meets every dim. */
+/* Opens case c with random codes and headers; every code meets every dim. */
 static struct page random_page(int c, int head_kind, const char *more)
 {
-    struct page g = {.tab = random_table(widths[c % N_WIDTHS], c / 3 % 2), .dim = dims[c / N_WIDTHS % N_DIMS]};
+    const struct code *code = &kinds[c % N_KINDS];
+    struct page g = {.tab = random_table(code, c / 3 % 2), .dim = dims[c / N_KINDS % N_DIMS]};
     g.n_blocks = tern_kvq_blocks(g.dim);
     g.side_bytes = (size_t)(8 * g.dim * g.tab.bits);
-    check_case("%d bits, dim %d, headers %d%s", g.tab.bits, g.dim, head_kind, more);
+    check_case("%s, dim %d, headers %d%s", code->name, g.dim, head_kind, more);
     g.side = check_buf(g.side_bytes, 64);
     g.head = check_buf((size_t)g.n_blocks * 128, 64);
     check_fill_bytes(g.side, g.side_bytes);
     fill_heads(g.head, (size_t)g.n_blocks * 64, head_kind);
     return g;
+}
+
+/* Entries [64][dim] of a page side. */
+static const int8_t *page_entries(const struct page *g, bool key)
+{
+    static int8_t e[64 * MAX_DIM];
+    const struct tern_kvq_table *tab = &g->tab;
+    for (int t = 0; t < 64; t++) {
+        uint8_t codes[MAX_DIM];
+        for (int d = 0; d < g->dim; d++)
+            codes[d] = (uint8_t)page_code(g->side, t, d, tab->bits, g->dim, key);
+        for (int d = 0; d < g->dim; d++) {
+            int d0 = d / 128 * 128, n = g->dim - d0 < 128 ? g->dim - d0 : 128;
+            int start = g->head[d / 128 * 64 + t] & 15;
+            e[t * g->dim + d] = (int8_t)(tab->trellis     ? chain_entry(tab, codes + d0, start, d - d0, n, key)
+                                         : tab->bits == 8 ? (int8_t)codes[d]
+                                                          : tab->entry[codes[d]]);
+        }
+    }
+    return e;
 }
 
 /* ---- rotation ---- */
@@ -149,10 +191,10 @@ static int prepared_dim(int j, int bits)
 static void part_prep(void)
 {
     for (int c = 0; c < 400; c++) {
-        struct tern_kvq_table tab = random_table(widths[c % N_WIDTHS], c & 1);
-        int dim = dims[c / N_WIDTHS % N_DIMS], n_q = 1 + c % MAX_Q, n_b = tern_kvq_blocks(dim);
+        struct tern_kvq_table tab = random_table(&kinds[c % N_KINDS], c & 1);
+        int dim = dims[c / N_KINDS % N_DIMS], n_q = 1 + c % MAX_Q, n_b = tern_kvq_blocks(dim);
         enum check_fill fill = (enum check_fill)(c % (CHECK_NONFINITE + 1));
-        check_case("%d bits, dim %d, n_q %d, %s", tab.bits, dim, n_q, check_fill_name(fill));
+        check_case("%s, dim %d, n_q %d, %s", kinds[c % N_KINDS].name, dim, n_q, check_fill_name(fill));
         size_t n = (size_t)(n_q * dim), nb = (size_t)(n_q * n_b);
         float *x = check_buf(n * 4, 64), *scale = check_buf(nb * 4, 4);
         int8_t *q = check_buf(n, 64);
@@ -194,14 +236,14 @@ static void part_prep(void)
 
 static void score_oracle(double *s, double *budget, const struct page *g, const struct tern_kvq_query *q, int n_q)
 {
+    const int8_t *e = page_entries(g, true);
     for (int i = 0; i < n_q; i++)
         for (int t = 0; t < 64; t++) {
             double sum = 0, mag = 0;
             for (int b = 0; b < g->n_blocks; b++) {
                 int dot = 0;
                 for (int j = 128 * b; j < 128 * (b + 1) && j < g->dim; j++)
-                    dot += q->q[i * g->dim + j] *
-                           page_entry(&g->tab, g->side, t, prepared_dim(j, g->tab.bits), g->dim, true);
+                    dot += q->q[i * g->dim + j] * e[t * g->dim + prepared_dim(j, g->tab.bits)];
                 double v = dot * head_scale(g->head[b * 64 + t]) * (double)q->scale[i * g->n_blocks + b];
                 sum += v;
                 mag += fabs(v);
@@ -215,8 +257,8 @@ static void part_score(void)
 {
     static double oracle[MAX_Q * 64], budget[MAX_Q * 64];
     static float want[MAX_Q * 64], alone[64] __attribute__((aligned(64)));
-    for (int c = 0; c < 320; c++) {
-        int n_q = 1 + c / N_WIDTHS % MAX_Q, head_kind = c / 7 % 4;
+    for (int c = 0; c < 560; c++) {
+        int n_q = 1 + c / N_KINDS % MAX_Q, head_kind = c / 7 % 4;
         bool extreme = c % 5 == 0;
         char more[40];
         snprintf(more, sizeof more, ", n_q %d%s", n_q, extreme ? ", extremes" : "");
@@ -277,13 +319,14 @@ static void fill_p(float *p, int n_q, int kind)
 static void accum_oracle(double *o, double *budget, const struct page *g, const float *o0, const float *p,
                          const float *shrink, int n_q)
 {
+    const int8_t *entry = page_entries(g, false);
     for (int i = 0; i < n_q; i++)
         for (int d = 0; d < g->dim; d++) {
             double start = (double)o0[i * g->dim + d] * (shrink ? (double)shrink[i] : 1.0);
             double sum = start, mag = fabs(start), m = 0, weightless = 0;
             for (int t = 0; t < 64; t++) {
                 double w = (double)p[i * 64 + t] * head_scale(g->head[d / 128 * 64 + t]);
-                double e = page_entry(&g->tab, g->side, t, d, g->dim, false);
+                double e = entry[t * g->dim + d];
                 sum += w * e * (double)g->tab.unit;
                 mag += fabs(w * e * (double)g->tab.unit);
                 weightless += fabs(e) * (double)g->tab.unit;
@@ -298,8 +341,8 @@ static void part_accum(void)
 {
     static double oracle[MAX_Q * MAX_DIM], budget[MAX_Q * MAX_DIM];
     static float o0[MAX_Q * MAX_DIM], want[MAX_Q * MAX_DIM], alone[MAX_DIM] __attribute__((aligned(64)));
-    for (int c = 0; c < 420; c++) {
-        int n_q = 1 + c / N_WIDTHS % MAX_Q, head_kind = c / 7 % 4, kind = c % P_KINDS;
+    for (int c = 0; c < 700; c++) {
+        int n_q = 1 + c / N_KINDS % MAX_Q, head_kind = c / 7 % 4, kind = c % P_KINDS;
         char more[40];
         snprintf(more, sizeof more, ", n_q %d, p %d", n_q, kind);
         struct page g = random_page(c, head_kind, more);
@@ -340,16 +383,17 @@ static void part_accum(void)
 static void part_decode(bool key)
 {
     static float want[MAX_DIM * 64];
-    for (int c = 0; c < 144; c++) {
-        int head_kind = c / 36;
+    for (int c = 0; c < 280; c++) {
+        int head_kind = c / 70;
         struct page g = random_page(c, head_kind, "");
+        const int8_t *e = page_entries(&g, key);
         size_t n = (size_t)(64 * g.dim);
         float *out = check_buf(n * 4, 64);
         (key ? tern_k.kvq.decode_k : tern_k.kvq.decode_v)(out, g.side, g.head, &g.tab, g.dim);
         for (int t = 0; t < 64; t++)
             for (int d = 0; d < g.dim; d++) {
                 float fu = (float)head_scale(g.head[d / 128 * 64 + t]) * g.tab.unit;
-                want[key ? d * 64 + t : t * g.dim + d] = fu * (float)page_entry(&g.tab, g.side, t, d, g.dim, key);
+                want[key ? d * 64 + t : t * g.dim + d] = fu * (float)e[t * g.dim + d];
             }
         check_same_f32("values", out, want, n);
         (key ? check_ref.kvq.decode_k : check_ref.kvq.decode_v)(want, g.side, g.head, &g.tab, g.dim);
@@ -369,19 +413,22 @@ static void part_decode_v(void)
 
 /* ---- encoding ---- */
 
-/* Every code is as near as any, the scale is the best one to half a header step. */
-static void check_block(const float *y, const uint8_t *codes, uint16_t head, const struct tern_kvq_table *tab,
-                        int matched, int n)
+/* Every code is as near as any or the path is as good as any, the scale is the best one to half a header step. */
+static void check_block(const float *y, const uint8_t *codes, uint16_t head, const struct tern_kvq_table *tab, bool key,
+                        int n)
 {
     double ss = 0, ye = 0, ee = 0, worst = 0, amax = 0, f = head_scale(head), unit = (double)tab->unit;
     bool finite = true;
+    int e[128];
     for (int i = 0; i < n; i++) {
-        int e = tab->bits == 8 ? (int8_t)codes[i] : tab->entry[codes[i]];
+        e[i] = tab->trellis     ? chain_entry(tab, codes, head & 15, i, n, key)
+               : tab->bits == 8 ? (int8_t)codes[i]
+                                : tab->entry[codes[i]];
         ss += (double)y[i] * (double)y[i];
-        ye += (double)y[i] * e;
-        ee += (double)e * e;
+        ye += (double)y[i] * e[i];
+        ee += (double)e[i] * e[i];
         amax = fmax(amax, fabs((double)y[i]));
-        worst = fmax(worst, fabs((double)y[i] - f * unit * e));
+        worst = fmax(worst, fabs((double)y[i] - f * unit * e[i]));
         finite = finite && isfinite(y[i]);
     }
     if (!finite || ss > 1e38 || ss < 1e-33) {
@@ -398,11 +445,13 @@ static void check_block(const float *y, const uint8_t *codes, uint16_t head, con
             check_fail("error %g at scale %g", worst, f);
         return;
     }
-    double best = (matched ? sqrt(ss / ee) : ye / ee) / unit, rms = sqrt(ss / n);
-    if (fabs(f - fmin(best, 65280)) > best * (0x1p-8 + 0x1p-11 + 1e-6) + 0x1p-21)
+    double best = (key || (tab->trellis && ye <= 0) ? sqrt(ss / ee) : ye / ee) / unit, rms = sqrt(ss / n);
+    if (fabs(f - fmin(best, 65280)) > best * (0x1p-8 + 0x1p-11 + 1e-5) + 0x1p-21)
         check_fail("scale %g, exact %g", f, best);
-    for (int i = 0; i < n; i++) {
-        double z = (double)y[i] / rms, got = fabs(z - tab->entry[codes[i]] * unit);
+    if (tab->trellis && tab->n_prescale == 1)
+        check_path(y, e, rms, tab, key, n);
+    for (int i = 0; i < n && !tab->trellis; i++) {
+        double z = (double)y[i] / rms, got = fabs(z - e[i] * unit);
         for (int k = 0; k < 1 << tab->bits; k++)
             if (fabs(z - tab->entry[k] * unit) < got - 1e-5 * (1 + fabs(z)))
                 check_fail("element %d = %g rms: code %d is not the nearest", i, z, codes[i]);
@@ -413,15 +462,19 @@ static void part_encode(void)
 {
     static uint8_t want[64 * MAX_DIM];
     static uint16_t want_head[64 * MAX_B];
-    for (int c = 0; c < 480; c++) {
-        struct tern_kvq_table tab = random_table(widths[c % N_WIDTHS], 1);
-        int dim = dims[c / N_WIDTHS % N_DIMS], n = c % 3 ? check_range(0, 64) : 64, matched = c / 5 % 2;
+    static const int counts[] = {64, 0, 1, 63};
+    for (int c = 0; c < 700; c++) {
+        const struct code *code = &kinds[c % N_KINDS];
+        struct tern_kvq_table tab = random_table(code, c / 3 % 2);
+        int dim = dims[c / N_KINDS % N_DIMS], n = c % 3 ? check_range(0, 64) : counts[c / 3 % 4], key = c / 5 % 2;
         enum check_fill fill = (enum check_fill)(c / 2 % (CHECK_NONFINITE + 1));
-        check_case("%d bits, dim %d, n %d, matched %d, %s", tab.bits, dim, n, matched, check_fill_name(fill));
+        n = tab.trellis && n > 3 && c % 8 ? n % 19 : n; /* the oracle takes its time */
+        check_case("%s, dim %d, n %d, key %d, %s", code->name, dim, n, key, check_fill_name(fill));
         size_t n_x = (size_t)(n * dim), n_head = (size_t)tern_kvq_blocks(dim) * 64;
         float *x = check_buf(n_x * 4, 64);
         uint8_t *codes = check_buf(n_x, 64);
         uint16_t *head = check_buf(n_head * 2, 64);
+        void *scratch = check_buf(TERN_KVQ_SCRATCH, 64);
         for (int t = 0; t < n; t++) { /* each vector its own one-hot place, constant, size */
             check_fill_f32(x + (size_t)t * (size_t)dim, (size_t)dim, fill);
             float size = ldexpf(1.0f, fill <= CHECK_OUTLIER ? check_range(-24, 14) : 0);
@@ -429,13 +482,13 @@ static void part_encode(void)
                 x[t * dim + d] *= size;
         }
         memcpy(want_head, head, n_head * 2);
-        tern_k.kvq.encode(codes, head, x, &tab, matched, dim, n);
-        check_ref.kvq.encode(want, want_head, x, &tab, matched, dim, n);
+        tern_k.kvq.encode(codes, head, x, &tab, key, dim, n, scratch);
+        check_ref.kvq.encode(want, want_head, x, &tab, key, dim, n, scratch);
         check_same_bytes("codes against plain C", codes, want, n_x);
         check_same_bytes("headers against plain C", head, want_head, n_head * 2);
         for (int t = 0; t < n; t++)
             for (int d = 0; d < dim; d += 128)
-                check_block(x + t * dim + d, codes + t * dim + d, head[d / 128 * 64 + t], &tab, matched,
+                check_block(x + t * dim + d, codes + t * dim + d, head[d / 128 * 64 + t], &tab, key,
                             dim - d < 128 ? dim - d : 128);
     }
 }
@@ -444,7 +497,7 @@ static void part_pack(bool key)
 {
     static uint8_t want[64 * MAX_DIM];
     for (int c = 0; c < 108; c++) {
-        int bits = widths[c % N_WIDTHS], dim = dims[c / N_WIDTHS % N_DIMS];
+        int bits = kinds[c % 4].bits, dim = dims[c / 4 % N_DIMS];
         check_case("%d bits, dim %d", bits, dim);
         size_t n = (size_t)(64 * dim), n_side = n * (size_t)bits / 8;
         uint8_t *codes = check_buf(n, 64), *side = check_buf(n_side, 64);
@@ -509,10 +562,11 @@ static void *bench_buf(size_t bytes)
     return p;
 }
 
-static void walk_open(struct walk *w, int bits, int dim, int n_q, size_t bytes)
+static void walk_open(struct walk *w, const struct code *code, int dim, int n_q, size_t bytes)
 {
+    const int bits = code ? code->bits : 16;
     size_t n = (size_t)(n_q * dim), heads = bits == 16 ? 0 : (size_t)tern_kvq_blocks(dim) * 128;
-    *w = (struct walk){.tab = bits == 16 ? (struct tern_kvq_table){.bits = 16} : random_table(bits, 1), .dim = dim};
+    *w = (struct walk){.tab = code ? random_table(code, 1) : (struct tern_kvq_table){.bits = 16}, .dim = dim};
     w->n_q = n_q;
     w->page_bytes = 2 * (heads + (size_t)(8 * dim * bits));
     w->n_pages = bytes / w->page_bytes < WALK_STEP ? WALK_STEP : bytes / w->page_bytes;
@@ -580,18 +634,18 @@ static double walk_bytes(void *ctx)
 
 /* The "roof" of the first line is f16 on the same shape, so its share is the speed as a multiple of f16; that of the
  * second line is a plain read of the same bytes.  Both run in the same rounds.  1000 elements take 1000/rate ns. */
-static void bench_walk(int bits, int dim, int n_q, bool dram)
+static void bench_walk(const struct code *code, int dim, int n_q, bool dram)
 {
     struct walk f16, w;
-    walk_open(&f16, 16, dim, n_q, dram ? 192u << 20 : 64u << 10);
-    walk_open(&w, bits, dim, n_q, dram ? 96u << 20 : 64u << 10);
+    walk_open(&f16, NULL, dim, n_q, dram ? 192u << 20 : 64u << 10);
+    walk_open(&w, code, dim, n_q, dram ? 96u << 20 : 64u << 10);
     char label[96];
-    const char *where = dram ? "DRAM" : "L2", *prefix = bits == 16 ? "f" : bits == 8 ? "q" : "l";
-    snprintf(label, sizeof label, "kvq %s%d %s dim %d heads %d vs f16", prefix, bits, where, dim, n_q);
+    const char *where = dram ? "DRAM" : "L2", *name = code ? code->name : "f16";
+    snprintf(label, sizeof label, "kvq %s %s dim %d heads %d vs f16", name, where, dim, n_q);
     check_bench(&(struct check_timing){label, walk_elements, &w, "el", walk_elements, &f16});
     if (dram) {
         struct check_read read = {w.pages, w.n_pages * w.page_bytes};
-        snprintf(label, sizeof label, "kvq %s%d %s dim %d heads %d vs read", prefix, bits, where, dim, n_q);
+        snprintf(label, sizeof label, "kvq %s %s dim %d heads %d vs read", name, where, dim, n_q);
         check_bench(&(struct check_timing){label, walk_bytes, &w, "B", check_roof_read, &read});
     }
     walk_close(&w);
@@ -604,6 +658,7 @@ struct coding {
     float *x, *sign, *page;
     uint8_t *codes, *side;
     uint16_t *head;
+    void *scratch;
 };
 
 static double coding_encode(void *ctx)
@@ -611,7 +666,7 @@ static double coding_encode(void *ctx)
     struct coding *b = ctx;
     for (int t = 0; t < 64 && b->tab.bits != 8; t++)
         tern_k.kvq.rotate(b->x + t * b->dim, b->sign, b->dim, 0);
-    tern_k.kvq.encode(b->codes, b->head, b->x, &b->tab, 1, b->dim, 64);
+    tern_k.kvq.encode(b->codes, b->head, b->x, &b->tab, 1, b->dim, 64, b->scratch);
     tern_k.kvq.pack_k(b->side, b->codes, b->tab.bits, b->dim);
     return 64;
 }
@@ -630,9 +685,10 @@ static double coding_decode_v(void *ctx)
     return 64.0 * b->dim;
 }
 
-static void bench_coding(int bits, int dim)
+static void bench_coding(const struct code *code, int dim)
 {
-    struct coding b = {.tab = random_table(bits, 1), .dim = dim};
+    struct coding b = {.tab = random_table(code, 1), .dim = dim};
+    b.tab.n_prescale = 1;
     size_t n = (size_t)(64 * dim);
     b.x = bench_buf(n * 4);
     b.sign = bench_buf((size_t)dim * 4);
@@ -640,17 +696,18 @@ static void bench_coding(int bits, int dim)
     b.codes = bench_buf(n);
     b.side = bench_buf(n);
     b.head = bench_buf((size_t)tern_kvq_blocks(dim) * 128);
+    b.scratch = bench_buf(TERN_KVQ_SCRATCH);
     check_fill_f32(b.x, n, CHECK_GAUSS);
     for (int d = 0; d < dim; d++)
         b.sign[d] = 1;
     char label[64];
-    snprintf(label, sizeof label, "kvq encode page %d bits dim %d", bits, dim);
+    snprintf(label, sizeof label, "kvq encode page %s dim %d", code->name, dim);
     check_bench(&(struct check_timing){label, coding_encode, &b, "vec", NULL, NULL});
-    snprintf(label, sizeof label, "kvq.decode_k %d bits dim %d", bits, dim);
+    snprintf(label, sizeof label, "kvq.decode_k %s dim %d", code->name, dim);
     check_bench(&(struct check_timing){label, coding_decode_k, &b, "el", NULL, NULL});
-    snprintf(label, sizeof label, "kvq.decode_v %d bits dim %d", bits, dim);
+    snprintf(label, sizeof label, "kvq.decode_v %s dim %d", code->name, dim);
     check_bench(&(struct check_timing){label, coding_decode_v, &b, "el", NULL, NULL});
-    free(b.x), free(b.sign), free(b.page), free(b.codes), free(b.side), free(b.head);
+    free(b.x), free(b.sign), free(b.page), free(b.codes), free(b.side), free(b.head), free(b.scratch);
 }
 
 void bench_kvq(void)
@@ -658,9 +715,9 @@ void bench_kvq(void)
     static const int shapes[][2] = {{64, 1}, {64, 3}, {128, 1}, {128, 4}, {128, 8}, {256, 4}};
     for (int dram = 0; dram < 2; dram++)
         for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
-            for (int j = -1; j < N_WIDTHS; j++)
-                bench_walk(j < 0 ? 16 : widths[j], shapes[i][0], shapes[i][1], dram);
-    for (int j = 0; j < N_WIDTHS; j++)
+            for (int j = -1; j < N_KINDS; j++)
+                bench_walk(j < 0 ? NULL : &kinds[j], shapes[i][0], shapes[i][1], dram);
+    for (int j = 0; j < N_KINDS; j++)
         for (int dim = 64; dim <= 128; dim *= 2)
-            bench_coding(widths[j], dim);
+            bench_coding(&kinds[j], dim);
 }

@@ -119,7 +119,7 @@ same "$(json finish_reason)" "context" "a full context"
 same "$(($(json usage.prompt_tokens) + $(json usage.completion_tokens)))" 64 "tokens of a full context"
 
 # ---- KV plans ----
-for kv in f16 q8 l4 l3 l2 k=l4,v=l3 l4,first=0 l4,edge=1:q8 l3,layers=1-2:f16; do
+for kv in f16 q8 l4 l3 l2 t4 t3 t2 k=l4,v=l3 l4,first=0 l4,edge=1:q8 l3,layers=1-2:f16; do
     run 0 "$TERN" run -m "$MODEL" -p "$prompt" -n 8 --kv "$kv" --kv-policy strict --json
     same "$(json kv.spec)" "$kv" "plan"
 done

@@ -168,7 +168,7 @@ static void measure(bool biased, const char *scheme, double *conditioned, double
 static void bias_costs_nothing(void **state)
 {
     (void)state;
-    static const char *const schemes[] = {"l4", "l3"};
+    static const char *const schemes[] = {"t4", "l4", "t3", "l3"};
     for (size_t i = 0; i < sizeof schemes / sizeof *schemes; i++) {
         double with[2], without[2];
         measure(false, schemes[i], &with[0], &without[0]);

@@ -1,106 +1,12 @@
 /* KV schemes as a whole: registry, signs, quality against published figures, attention through codes. */
-#include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
-#include <cmocka.h>
-#include "base/cpu.h"
-#include "base/mem.h"
-#include "base/rng.h"
-#include "codec/codec.h"
-
-#define MAX_DIM TERN_KVQ_MAX_DIM
-
-static struct tern_rng rng;
-
-static double gauss(void)
-{
-    double u = 1.0 - tern_rng_f64(&rng), v = tern_rng_f64(&rng);
-    return sqrt(-2.0 * log(u)) * cos(6.283185307179586 * v);
-}
-
-static const struct tern_kv_codec *find(const char *name)
-{
-    const struct tern_kv_codec *c = tern_kv_codec_find(name, strlen(name));
-    assert_non_null(c);
-    return c;
-}
-
-/* A side with everything that its functions need, and 64 tokens to put into it. */
-struct bench {
-    struct tern_kv_side side;
-    float *sign, *x, *tile; /* x: [64][dim] vectors; tile: the same, in the side's layout, f32 or f16 */
-    uint8_t *data;
-    uint16_t *head;
-    float *decoded;
-    void *scratch;
-};
-
-static void *buffer(size_t n)
-{
-    void *p;
-    assert_int_equal(tern_alloc(&p, n, 1, NULL), 0);
-    return p;
-}
-
-static void bench_open(struct bench *b, const char *scheme, int dim, bool key, bool raw32)
-{
-    const struct tern_kv_codec *c = find(scheme);
-    size_t n = (size_t)dim * 64;
-    *b = (struct bench){.side = {.codec = c, .dim = dim, .key = key, .raw32 = raw32}};
-    b->sign = buffer((size_t)dim * 4);
-    b->x = buffer(n * 4);
-    b->tile = buffer(n * 4);
-    b->data = buffer(c->data_bytes(dim));
-    b->head = buffer(c->head_bytes(dim) + 64);
-    b->decoded = buffer(n * 4);
-    b->scratch = buffer(TERN_KV_SCRATCH);
-    tern_kv_signs(b->sign, dim, 5, key);
-    if (c->rotated)
-        b->side.sign = b->sign;
-}
-
-static void bench_close(struct bench *b)
-{
-    void *all[] = {b->sign, b->x, b->tile, b->data, b->head, b->decoded, b->scratch};
-    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
-        tern_free(all[i]);
-}
-
-/* x through the tile into the page and back.  Where the tile is f16, x becomes what the tile holds. */
-static void bench_code(struct bench *b)
-{
-    int dim = b->side.dim;
-    for (int t = 0; t < 64; t++) {
-        for (int d = 0; d < dim; d++) {
-            int at = b->side.key ? d * 64 + t : t * dim + d;
-            if (b->side.raw32) {
-                b->tile[at] = b->x[t * dim + d];
-            } else {
-                uint16_t h = tern_f32_to_f16(b->x[t * dim + d]);
-                ((uint16_t *)b->tile)[at] = h;
-                b->x[t * dim + d] = tern_f16_to_f32(h);
-            }
-        }
-    }
-    b->side.codec->encode(&b->side, b->data, b->head, b->tile, 0, b->scratch);
-    b->side.codec->decode(&b->side, b->decoded, b->data, b->head);
-}
-
-static float decoded_at(const struct bench *b, int t, int d)
-{
-    return b->decoded[b->side.key ? d * 64 + t : t * b->side.dim + d];
-}
+#include "kv_bench.h"
 
 /* ---- registry and signs ------------------------------------------------------------------------------------- */
 
 static void test_registry(void **state)
 {
     (void)state;
-    static const char *const order[] = {"f32", "f16", "bf16", "q8", "l4", "l3", "l2"};
+    static const char *const order[] = {"f32", "f16", "bf16", "q8", "l4", "l3", "l2", "t4", "t3", "t2"};
     static const char *const aliases[][2] = {{"fp32", "f32"},  {"fp16", "f16"},  {"q8_0", "q8"},
                                              {"turbo4", "l4"}, {"turbo3", "l3"}, {"turbo2", "l2"}};
     size_t n = sizeof order / sizeof *order;
@@ -126,11 +32,12 @@ static void test_sizes(void **state)
         const char *name;
         int dim;
         bool ok;
-    } cases[] = {{"f32", 80, true},   {"f32", 8, true},   {"f16", 512, true}, {"f16", 4, false},   {"f16", 84, false},
-                 {"f16", 520, false}, {"q8", 32, true},   {"q8", 96, true},   {"q8", 160, true},   {"q8", 512, true},
-                 {"q8", 80, false},   {"q8", 544, false}, {"q8", 0, false},   {"l4", 32, true},    {"l4", 64, true},
-                 {"l4", 512, true},   {"l4", 96, false},  {"l4", 16, false},  {"l4", 1024, false}, {"l3", 80, false},
-                 {"l3", 128, true},   {"l2", 256, true},  {"l2", 192, false}, {"l2", -64, false}};
+    } cases[] = {{"f32", 80, true},   {"f32", 8, true},   {"f16", 512, true},  {"f16", 4, false},   {"f16", 84, false},
+                 {"f16", 520, false}, {"q8", 32, true},   {"q8", 96, true},    {"q8", 160, true},   {"q8", 512, true},
+                 {"q8", 80, false},   {"q8", 544, false}, {"q8", 0, false},    {"l4", 32, true},    {"l4", 64, true},
+                 {"l4", 512, true},   {"l4", 96, false},  {"l4", 16, false},   {"l4", 1024, false}, {"l3", 80, false},
+                 {"l3", 128, true},   {"l2", 256, true},  {"l2", 192, false},  {"l2", -64, false},  {"t4", 32, true},
+                 {"t4", 96, false},   {"t3", 64, true},   {"t3", 1024, false}, {"t2", 512, true},   {"t2", 16, false}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const char *why = NULL;
         const struct tern_kv_codec *c = find(cases[i].name);
@@ -291,34 +198,26 @@ static const struct {
     {"l2", 2, {0.45278003, 1.51041761}, 0.11890, 0.11530},
 };
 
+struct side {
+    int scheme;
+    bool key;
+};
+
+static double ideal_of_side(const float *y, int dim, const void *ctx)
+{
+    const struct side *side = ctx;
+    double sum = 0;
+    for (int d = 0; d < dim; d += TERN_KVQ_BLOCK)
+        sum += ideal_error(y + d, dim < TERN_KVQ_BLOCK ? dim : TERN_KVQ_BLOCK, normal[side->scheme].level,
+                           normal[side->scheme].n_levels, side->key);
+    return sum;
+}
+
 static void check_quality(int scheme, int dim, bool key)
 {
-    struct bench b;
-    bench_open(&b, normal[scheme].name, dim, key, true);
-    double got = 0, ideal = 0;
-    int n_tiles = dim <= 64 ? 400 : 200;
-    for (int i = 0; i < n_tiles; i++) {
-        for (int j = 0; j < 64 * dim; j++)
-            b.x[j] = (float)gauss();
-        bench_code(&b);
-        for (int t = 0; t < 64; t++) {
-            float *y = b.x + t * dim;
-            tern_k.kvq.rotate(y, b.sign, dim, 0);
-            double ss = 0, err = 0, best = 0;
-            for (int d = 0; d < dim; d++) {
-                double e = (double)y[d] - (double)decoded_at(&b, t, d);
-                ss += (double)y[d] * (double)y[d];
-                err += e * e;
-            }
-            for (int d = 0; d < dim; d += TERN_KVQ_BLOCK)
-                best += ideal_error(y + d, dim < TERN_KVQ_BLOCK ? dim : TERN_KVQ_BLOCK, normal[scheme].level,
-                                    normal[scheme].n_levels, key);
-            got += err / ss;
-            ideal += best / ss;
-        }
-    }
-    got /= 64.0 * n_tiles;
-    ideal /= 64.0 * n_tiles;
+    const struct side side = {scheme, key};
+    double ideal;
+    double got = scheme_error(normal[scheme].name, dim, key, dim <= 64 ? 400 : 200, ideal_of_side, &side, &ideal);
     print_message("%s %s dim %3d: %.5f, in double %.5f\n", normal[scheme].name, key ? "keys  " : "values", dim, got,
                   ideal);
     assert_true(fabs(got - ideal) < 0.005 * ideal);
@@ -327,7 +226,6 @@ static void check_quality(int scheme, int dim, bool key)
         assert_true(fabs(got - published) < 0.01 * published);
     else
         assert_true(got < published && got > 0.93 * published);
-    bench_close(&b);
 }
 
 static void test_quality(void **state)
@@ -372,47 +270,58 @@ static void test_q8_bound(void **state)
 
 /* ---- agreement of the functions of a codec ------------------------------------------------------------------ */
 
-static const char *const coded[] = {"q8", "l4", "l3", "l2"};
+static const char *const coded[] = {"q8", "l4", "l3", "l2", "t4", "t3", "t2"};
+#define N_CODED (int)(sizeof coded / sizeof *coded)
 
-/* Codes through the kernels one by one, packed, and decoded: f * unit * entry to the bit. */
+/* The table of coded[i], once more. */
+static struct tern_kvq_table table_of(int i)
+{
+    if (i > 3)
+        return trellis[i - 4];
+    struct tern_kvq_table tab = {.bits = i ? 5 - i : 8, .unit = 1.0f / 127.0f};
+    if (i) {
+        const double *level = normal[i - 1].level;
+        int half = normal[i - 1].n_levels;
+        tab.unit = (float)level[half - 1] / 127.0f;
+        for (int k = 0; k < half; k++) {
+            tab.entry[half + k] = (int8_t)lrint(level[k] / (level[half - 1] / 127.0));
+            tab.entry[half - 1 - k] = (int8_t)-tab.entry[half + k];
+        }
+    }
+    return tab;
+}
+
+/* Through the codec, and codes through the kernels one by one, packed and decoded: the same to the bit, and where a
+ * code stands for itself, f * unit * entry. */
 static void test_round_trip(void **state)
 {
     (void)state;
     rng.state = 13;
-    for (int c = 0; c < 32; c++) {
+    for (int c = 0; c < 8 * N_CODED; c++) {
         struct bench b;
-        int dim = 32 << c / 4 % 4;
-        bool key = c / 16;
-        bench_open(&b, coded[c % 4], dim, key, true);
+        int dim = 32 << c / N_CODED % 4;
+        bool key = c / N_CODED / 4;
+        struct tern_kvq_table tab = table_of(c % N_CODED);
+        bench_open(&b, coded[c % N_CODED], dim, key, true);
         for (int j = 0; j < 64 * dim; j++)
             b.x[j] = (float)gauss();
         bench_code(&b);
-        struct tern_kvq_table tab = {.bits = b.side.codec->bits, .unit = 1.0f / 127.0f};
-        if (c % 4) { /* the table, once more from the levels */
-            const double *level = normal[c % 4 - 1].level;
-            int half = normal[c % 4 - 1].n_levels;
-            tab.unit = (float)level[half - 1] / 127.0f;
-            for (int i = 0; i < half; i++) {
-                tab.entry[half + i] = (int8_t)lrint(level[i] / (level[half - 1] / 127.0));
-                tab.entry[half - 1 - i] = (int8_t)-tab.entry[half + i];
-            }
-            for (int t = 0; t < 64; t++)
-                tern_k.kvq.rotate(b.x + t * dim, b.sign, dim, 0);
-        }
+        for (int t = 0; t < 64 && b.side.codec->rotated; t++)
+            tern_k.kvq.rotate(b.x + t * dim, b.sign, dim, 0);
         uint8_t *codes = buffer((size_t)(64 * dim)), *data = buffer(b.side.codec->data_bytes(dim));
+        float *decoded = buffer((size_t)(64 * dim) * 4);
         uint16_t head[4 * 64] __attribute__((aligned(64)));
-        tern_k.kvq.encode(codes, head, b.x, &tab, key, dim, 64);
+        tern_k.kvq.encode(codes, head, b.x, &tab, key, dim, 64, b.scratch);
         assert_memory_equal(head, b.head, b.side.codec->head_bytes(dim));
-        for (int t = 0; t < 64; t++) {
-            for (int d = 0; d < dim; d++) {
-                uint8_t code = codes[t * dim + d];
-                int e = tab.bits == 8 ? (int8_t)code : tab.entry[code];
-                float want = tern_kvq_scale(head[d / 128 * 64 + t]) * tab.unit * (float)e;
-                assert_true(decoded_at(&b, t, d) == want);
-            }
+        for (int j = 0; j < 64 * dim && !tab.trellis; j++) {
+            int t = j / dim, d = j % dim, e = tab.bits == 8 ? (int8_t)codes[j] : tab.entry[codes[j]];
+            assert_true(decoded_at(&b, t, d) == tern_kvq_scale(head[d / 128 * 64 + t]) * tab.unit * (float)e);
         }
         (key ? tern_k.kvq.pack_k : tern_k.kvq.pack_v)(data, codes, tab.bits, dim);
         assert_memory_equal(data, b.data, b.side.codec->data_bytes(dim));
+        (key ? tern_k.kvq.decode_k : tern_k.kvq.decode_v)(decoded, data, head, &tab, dim);
+        assert_memory_equal(decoded, b.decoded, (size_t)(64 * dim) * 4);
+        tern_free(decoded);
         tern_free(codes);
         tern_free(data);
         bench_close(&b);
@@ -425,11 +334,11 @@ static void test_one_by_one(void **state)
     (void)state;
     enum { ROWS = 21 }; /* more than one kernel call takes */
     rng.state = 14;
-    for (int c = 0; c < 16; c++) {
+    for (int c = 0; c < 4 * N_CODED; c++) {
         struct bench b;
-        int dim = c / 4 % 2 ? 256 : 64;
-        bool key = c / 8;
-        bench_open(&b, coded[c % 4], dim, key, c & 1);
+        int dim = c / N_CODED % 2 ? 256 : 64;
+        bool key = c / N_CODED / 2;
+        bench_open(&b, coded[c % N_CODED], dim, key, c & 1);
         for (int j = 0; j < 64 * dim; j++)
             b.x[j] = (float)gauss();
         bench_code(&b);
@@ -547,10 +456,10 @@ static void test_levels(void **state)
 {
     (void)state;
     rng.state = 16;
-    for (int c = 0; c < 48; c++) {
+    for (int c = 0; c < 12 * N_CODED; c++) {
         struct bench b;
-        int dim = 32 << c / 4 % 4;
-        bench_open(&b, coded[c % 4], dim, c / 16 & 1, c / 32);
+        int round = c / N_CODED, dim = 32 << round % 4;
+        bench_open(&b, coded[c % N_CODED], dim, round / 4 & 1, round / 8);
         for (int t = 0; t < 64; t++) {
             for (int d = 0; d < dim; d++) {
                 float g = (float)gauss();
@@ -725,6 +634,11 @@ static void test_attention(void **state)
     check_attention("f16", "l3", 64, 0.04, 1e-4);
     check_attention("f16", "q8", 96, 1e-4, 0.02);
     check_attention("l4", "q8", 512, 0.016, 0.01);
+    check_attention("t4", "t4", 64, 0.016, 0.02);
+    check_attention("t4", "t4", 128, 0.016, 0.02);
+    check_attention("t3", "t3", 128, 0.06, 0.01);
+    check_attention("t2", "t2", 256, 0.2, 0.005);
+    check_attention("t4", "t3", 512, 0.05, 0.01);
     check_attention("q8", "q8", 160, 1.3e-4, 1); /* query and key are both int8: each adds its own half */
 }
 

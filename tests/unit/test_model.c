@@ -98,8 +98,20 @@ static void test_fast_paths_close_to_reference(void **state)
     }
 }
 
-static const char *const schemes[] = {
-    "f32", "f16", "q8", "l4", "l3", "l2", "k=f16,v=l4", "k=q8,v=l3,first=0", "l4,layers=0-1:l3", "l4,recent=128"};
+static const char *const schemes[] = {"f32",
+                                      "f16",
+                                      "q8",
+                                      "l4",
+                                      "l3",
+                                      "l2",
+                                      "t4",
+                                      "t3",
+                                      "t2",
+                                      "k=f16,v=l4",
+                                      "k=q8,v=l3,first=0",
+                                      "k=t4,v=t2,first=0",
+                                      "l4,layers=0-1:l3",
+                                      "t4,recent=128"};
 #define N_SCHEMES (sizeof schemes / sizeof *schemes)
 
 static const char *const promise_models[] = {"llama-tied", "llama-untied", "gemma3-w8",
@@ -267,8 +279,8 @@ static void test_fork_trim_save(void **state)
         struct tiny t;
         open_promise(&t, m);
         for (size_t c = 0; c < sizeof cuts / sizeof *cuts; c++) {
-            check_fork_trim_save(&t, c % 2 ? "l4" : "k=q8,v=l3", cuts[c]);
-            check_fork_trim_save(&t, c % 2 ? "l3,recent=128" : "l4,recent=192", cuts[c]);
+            check_fork_trim_save(&t, c % 3 == 1 ? "k=t4,v=t3" : c % 2 ? "l4" : "k=q8,v=l3", cuts[c]);
+            check_fork_trim_save(&t, c % 2 ? "l3,recent=128" : "t4,recent=192", cuts[c]);
         }
         check_fork_trim_save(&t, "f16", 66);
         check_fork_trim_save(&t, "f32", 129);

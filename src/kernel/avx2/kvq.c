@@ -1,88 +1,99 @@
 /* avx2/kvq.c - expanding coded pages to floats for prompt rows, and the table of the AVX2 page kernels. */
 #include "kernel/avx2/kvq_simd.h"
 
-/* Entries as floats.  permutevar8x32 looks at three index bits, so tables of 4 repeat and tables of 16 take two. */
-struct float_table {
-    __m256 lo, hi;
-};
-
-static struct float_table float_table(const struct tern_kvq_table *tab)
+/* Byte j of every lane as a float. */
+KVQ_INLINE __m256 float_byte(__m256i v, int j)
 {
-    float f[16] __attribute__((aligned(32)));
-    for (int i = 0; i < 16; i++)
-        f[i] = tab->bits == 8 ? 0.0f : (float)tab->entry[i & ((1 << tab->bits) - 1)];
-    return (struct float_table){_mm256_load_ps(f), _mm256_load_ps(f + 8)};
+    return _mm256_cvtepi32_ps(_mm256_srai_epi32(j == 3 ? v : _mm256_slli_epi32(v, 24 - 8 * j), 24));
 }
 
-/* Entry of code j (0 .. 32/bits - 1; 0..7 for 3 bits) of each lane's word. */
-KVQ_INLINE __m256 entry_at(__m256i word, int j, const struct float_table *t, const int bits)
+/* 32 dims of 16 tokens; row: out's row of the first dim. */
+KVQ_INLINE void decode_set(float *row, const uint8_t *group, const __m256i wrap[2], bool last, __m256 fu0, __m256 fu1,
+                           const struct kvq_tables *t, const int bits, const bool trellis)
 {
-    if (bits == 8)
-        return _mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_slli_epi32(word, 24 - 8 * j), 24));
-    int shift = (bits == 2 ? 2 : 4) * j;
-    __m256i code = shift ? _mm256_srli_epi32(word, shift) : word;
-    __m256 lo = _mm256_permutevar8x32_ps(t->lo, code);
-    if (bits < 4)
-        return lo;
-    __m256 hi = _mm256_permutevar8x32_ps(t->hi, code);
-    return _mm256_blendv_ps(lo, hi, _mm256_castsi256_ps(_mm256_slli_epi32(word, 28 - shift)));
+    const int n_words = kvq_words(bits), per_byte = kvq_per_byte(bits);
+    KVQ_UNROLL for (int w = 0; w < n_words; w++)
+    {
+        __m256i v0 = kvq_word(group, w, bits), p0 = kvq_key_before(group, w, wrap[0], last, bits);
+        __m256i v1 = kvq_word(group + 32, w, bits), p1 = kvq_key_before(group + 32, w, wrap[1], last, bits);
+        KVQ_UNROLL for (int n = 0; n < per_byte; n++)
+        {
+            __m256i e0 = kvq_key_step(v0, p0, n, t, bits, trellis), e1 = kvq_key_step(v1, p1, n, t, bits, trellis);
+            KVQ_UNROLL for (int j = 0; j < 4; j++)
+            {
+                float *to = row + ((4 * w + j) * per_byte + n) * 64;
+                _mm256_store_ps(to, _mm256_mul_ps(fu0, float_byte(e0, j)));
+                _mm256_store_ps(to + 8, _mm256_mul_ps(fu1, float_byte(e1, j)));
+            }
+        }
+    }
 }
 
 KVQ_INLINE void decode_k_bits(float *out, const uint8_t *k, const uint16_t *head, const struct tern_kvq_table *tab,
-                              int dim, const int bits)
+                              int dim, const int bits, const bool trellis)
 {
-    const int n_words = kvq_words(bits), per_word = 4 * kvq_per_byte(bits);
-    const struct float_table ft = float_table(tab);
-    __m256 unit = _mm256_set1_ps(tab->unit);
-    size_t half_bytes = (size_t)dim * 4 * bits, group_bytes = (size_t)64 * bits;
+    const struct kvq_tables tables = kvq_tables(tab, 0);
+    const __m256 unit = _mm256_set1_ps(tab->unit);
     for (int t = 0; t < 64; t += 16) {
-        const uint8_t *kt = k + (size_t)(t / 32) * half_bytes + (size_t)(t / 16 % 2) * group_bytes;
-        for (int d = 0; d < dim; d += 32) {
-            const uint16_t *h = head + d / TERN_KVQ_BLOCK * 64 + t;
+        const uint8_t *kt = k + (size_t)(t / 32) * dim * 4 * bits + (size_t)(t / 16 % 2) * 64 * bits;
+        for (int d0 = 0; d0 < dim; d0 += TERN_KVQ_BLOCK) {
+            const uint16_t *h = head + d0 / TERN_KVQ_BLOCK * 64 + t;
+            const uint8_t *block = kt + (size_t)d0 * 4 * bits;
             __m256 fu0 = _mm256_mul_ps(kvq_scales(h), unit), fu1 = _mm256_mul_ps(kvq_scales(h + 8), unit);
-            const uint8_t *group = kt + (size_t)d * 4 * bits;
-            float *row = out + (size_t)d * 64 + t;
-            KVQ_UNROLL for (int w = 0; w < n_words; w++)
+            __m256i wrap[2];
+            kvq_key_wrap(wrap, block, h, bits);
+            int n = kvq_block_dims(dim, d0);
+            for (int d = 0; d < n; d += 32)
+                decode_set(out + (size_t)(d0 + d) * 64 + t, block + (size_t)d * 4 * bits, wrap, d + 32 == n, fu0, fu1,
+                           &tables, bits, trellis);
+        }
+    }
+}
+
+/* 16 dims of 32 tokens; row: out's first token, fu: its factors. */
+KVQ_INLINE void decode_group(float *row, const uint8_t *const x[4], const float *fu, const struct kvq_tables *t,
+                             int dim, const int bits, const bool trellis)
+{
+    const int n_words = kvq_words(bits), per_byte = kvq_per_byte(bits);
+    KVQ_UNROLL for (int w = 0; w < n_words; w++)
+    {
+        __m256i v0[4], v1[4];
+        kvq_value_words(v0, x, 0, w, bits, trellis);
+        kvq_value_words(v1, x, 32, w, bits, trellis);
+        KVQ_UNROLL for (int n = 0; n < per_byte; n++)
+        {
+            __m256i e0 = kvq_value_step(v0, n, t, bits, trellis), e1 = kvq_value_step(v1, n, t, bits, trellis);
+            KVQ_UNROLL for (int j = 0; j < 4; j++)
             {
-                __m256i v0 = kvq_word(group, w, bits), v1 = kvq_word(group + 32, w, bits);
-                KVQ_UNROLL for (int j = 0; j < per_word; j++)
-                {
-                    _mm256_store_ps(row, _mm256_mul_ps(fu0, entry_at(v0, j, &ft, bits)));
-                    _mm256_store_ps(row + 8, _mm256_mul_ps(fu1, entry_at(v1, j, &ft, bits)));
-                    row += 64;
-                }
+                int token = (4 * w + j) * per_byte + n;
+                float *to = row + (size_t)token * dim;
+                __m256 f = _mm256_set1_ps(fu[token]);
+                _mm256_store_ps(to, _mm256_mul_ps(f, float_byte(e0, j)));
+                _mm256_store_ps(to + 8, _mm256_mul_ps(f, float_byte(e1, j)));
             }
         }
     }
 }
 
 KVQ_INLINE void decode_v_bits(float *out, const uint8_t *v, const uint16_t *head, const struct tern_kvq_table *tab,
-                              int dim, const int bits)
+                              int dim, const int bits, const bool trellis)
 {
-    const int n_words = kvq_words(bits), per_word = 4 * kvq_per_byte(bits);
-    const struct float_table ft = float_table(tab);
-    float fu[64] __attribute__((aligned(32)));
-    __m256 unit = _mm256_set1_ps(tab->unit);
-    size_t half_bytes = (size_t)dim * 4 * bits;
-    for (int d = 0; d < dim; d += 16) {
-        if (d % TERN_KVQ_BLOCK == 0) {
-            for (int t = 0; t < 64; t += 8)
-                _mm256_store_ps(fu + t, _mm256_mul_ps(kvq_scales(head + d / TERN_KVQ_BLOCK * 64 + t), unit));
-        }
+    const struct kvq_tables tables = kvq_tables(tab, 0);
+    const __m256 unit = _mm256_set1_ps(tab->unit);
+    for (int d0 = 0; d0 < dim; d0 += TERN_KVQ_BLOCK) {
+        const uint16_t *hb = head + d0 / TERN_KVQ_BLOCK * 64;
         for (int half = 0; half < 2; half++) {
-            const uint8_t *group = v + half * half_bytes + (size_t)d * 4 * bits;
-            float *row = out + (size_t)half * 32 * dim + d;
-            const float *f = fu + 32 * half;
-            KVQ_UNROLL for (int w = 0; w < n_words; w++)
-            {
-                __m256i v0 = kvq_word(group, w, bits), v1 = kvq_word(group + 32, w, bits);
-                KVQ_UNROLL for (int j = 0; j < per_word; j++)
-                {
-                    __m256 ft1 = _mm256_set1_ps(*f++);
-                    _mm256_store_ps(row, _mm256_mul_ps(ft1, entry_at(v0, j, &ft, bits)));
-                    _mm256_store_ps(row + 8, _mm256_mul_ps(ft1, entry_at(v1, j, &ft, bits)));
-                    row += dim;
-                }
+            const uint8_t *block = v + ((size_t)half * dim + d0) * 4 * bits, *x[4];
+            const int n_groups = kvq_block_dims(dim, d0) / 16;
+            float fu[32] __attribute__((aligned(32)));
+            uint8_t wrap[KVQ_WRAP_BYTES] __attribute__((aligned(64)));
+            for (int t = 0; t < 32; t += 8)
+                _mm256_store_ps(fu + t, _mm256_mul_ps(kvq_scales(hb + 32 * half + t), unit));
+            if (trellis)
+                kvq_value_wrap(wrap, block, hb + 32 * half, n_groups, bits);
+            for (int g = 0; g < n_groups; g++) {
+                kvq_value_groups(x, block, wrap, g, n_groups, kvq_reach(bits, trellis), bits);
+                decode_group(out + (size_t)half * 32 * dim + d0 + 16 * g, x, fu, &tables, dim, bits, trellis);
             }
         }
     }
@@ -90,36 +101,12 @@ KVQ_INLINE void decode_v_bits(float *out, const uint8_t *v, const uint16_t *head
 
 static void decode_k(float *out, const uint8_t *k, const uint16_t *head, const struct tern_kvq_table *tab, int dim)
 {
-    switch (tab->bits) {
-    case 8:
-        decode_k_bits(out, k, head, tab, dim, 8);
-        break;
-    case 4:
-        decode_k_bits(out, k, head, tab, dim, 4);
-        break;
-    case 3:
-        decode_k_bits(out, k, head, tab, dim, 3);
-        break;
-    default:
-        decode_k_bits(out, k, head, tab, dim, 2);
-    }
+    KVQ_BY_CODE(tab, decode_k_bits, out, k, head, tab, dim);
 }
 
 static void decode_v(float *out, const uint8_t *v, const uint16_t *head, const struct tern_kvq_table *tab, int dim)
 {
-    switch (tab->bits) {
-    case 8:
-        decode_v_bits(out, v, head, tab, dim, 8);
-        break;
-    case 4:
-        decode_v_bits(out, v, head, tab, dim, 4);
-        break;
-    case 3:
-        decode_v_bits(out, v, head, tab, dim, 3);
-        break;
-    default:
-        decode_v_bits(out, v, head, tab, dim, 2);
-    }
+    KVQ_BY_CODE(tab, decode_v_bits, out, v, head, tab, dim);
 }
 
 void tern_kvq_init_avx2(struct tern_kvq_kernels *k)

@@ -82,9 +82,10 @@ KVQ_INLINE void accum_step(__m256i acc[][2], __m256i e0, __m256i e1, const int16
     }
 }
 
-/* 16 dims from o on for `rows` rows.  v: their group in the first half. */
-KVQ_INLINE void accum_dims(float *o, const struct row_weights *r, const uint8_t *v, size_t half_bytes,
-                           const float *shrink, __m256i table, int dim, bool fetch, const int rows, const int bits)
+/* 16 dims from o on for `rows` rows.  x: in each half their group and those before it in the chains. */
+KVQ_INLINE void accum_dims(const int rows, float *o, const struct row_weights *r, const uint8_t *const x[2][4],
+                           size_t half_bytes, const float *shrink, const struct kvq_tables *t, int dim, bool fetch,
+                           const int bits, const bool trellis)
 {
     const int n_words = kvq_words(bits), per_byte = kvq_per_byte(bits);
     const size_t row_stride = sizeof *r / sizeof r->w[0];
@@ -92,20 +93,21 @@ KVQ_INLINE void accum_dims(float *o, const struct row_weights *r, const uint8_t 
     __m256i acc[KVQ_ROWS][2];
     KVQ_UNROLL for (int i = 0; i < rows; i++) acc[i][0] = acc[i][1] = _mm256_set1_epi32(r[i].start);
     for (int half = 0; half < 2; half++) {
-        const uint8_t *group = v + half * half_bytes;
         const int16_t *wh = r->w + 32 * half;
         if (fetch)
-            kvq_prefetch(group, ahead, bits);
+            kvq_prefetch(x[half][0], ahead, bits);
         KVQ_UNROLL for (int w = 0; w < n_words; w++)
         {
-            __m256i v0 = kvq_word(group, w, bits), v1 = kvq_word(group + 32, w, bits);
+            __m256i v0[4], v1[4];
+            kvq_value_words(v0, x[half], 0, w, bits, trellis);
+            kvq_value_words(v1, x[half], 32, w, bits, trellis);
             if (bits == 8) {
-                v0 = _mm256_xor_si256(v0, _mm256_set1_epi8((char)OFFSET));
-                v1 = _mm256_xor_si256(v1, _mm256_set1_epi8((char)OFFSET));
+                v0[0] = _mm256_xor_si256(v0[0], _mm256_set1_epi8((char)OFFSET));
+                v1[0] = _mm256_xor_si256(v1[0], _mm256_set1_epi8((char)OFFSET));
             }
             KVQ_UNROLL for (int n = 0; n < per_byte; n++)
-                accum_step(acc, kvq_step(v0, n, table, bits), kvq_step(v1, n, table, bits), wh + 4 * (w * per_byte + n),
-                           row_stride, rows);
+                accum_step(acc, kvq_value_step(v0, n, t, bits, trellis), kvq_value_step(v1, n, t, bits, trellis),
+                           wh + 4 * (w * per_byte + n), row_stride, rows);
         }
     }
     KVQ_UNROLL for (int i = 0; i < rows; i++)
@@ -121,51 +123,32 @@ KVQ_INLINE void accum_dims(float *o, const struct row_weights *r, const uint8_t 
 }
 
 KVQ_INLINE void accum_bits(float *o, const float *p, const uint8_t *v, const uint16_t *head, const float *shrink,
-                           const struct tern_kvq_table *tab, int dim, int n_q, const int bits)
+                           const struct tern_kvq_table *tab, int dim, int n_q, const int bits, const bool trellis)
 {
     struct row_weights r[TERN_KVQ_MAX_Q] __attribute__((aligned(64)));
-    __m256i table = kvq_table(tab, OFFSET);
-    size_t half_bytes = (size_t)dim * 4 * bits;
+    uint8_t wrap[2][KVQ_WRAP_BYTES] __attribute__((aligned(64)));
+    const struct kvq_tables tables = kvq_tables(tab, OFFSET);
+    const size_t half_bytes = (size_t)dim * 4 * bits;
     for (int d = 0; d < dim; d += 16) {
-        if (d % TERN_KVQ_BLOCK == 0) {
-            for (int i = 0; i < n_q; i++)
-                make_weights(&r[i], p + i * 64, head + d / TERN_KVQ_BLOCK * 64, tab->unit, bits);
+        const int d0 = d / TERN_KVQ_BLOCK * TERN_KVQ_BLOCK, n_groups = kvq_block_dims(dim, d0) / 16;
+        const uint16_t *hb = head + d0 / TERN_KVQ_BLOCK * 64;
+        const uint8_t *x[2][4];
+        for (int i = 0; i < n_q && d == d0; i++)
+            make_weights(&r[i], p + i * 64, hb, tab->unit, bits);
+        for (int half = 0; half < 2; half++) {
+            const uint8_t *block = v + half * half_bytes + (size_t)d0 * 4 * bits;
+            if (trellis && d == d0)
+                kvq_value_wrap(wrap[half], block, hb + 32 * half, n_groups, bits);
+            kvq_value_groups(x[half], block, wrap[half], (d - d0) / 16, n_groups, kvq_reach(bits, trellis), bits);
         }
-        const uint8_t *vd = v + (size_t)d * 4 * bits;
-        for (int i = 0; i < n_q; i += KVQ_ROWS) {
-            float *oi = o + (size_t)i * dim + d;
-            const float *sh = shrink ? shrink + i : NULL;
-            switch (n_q - i) {
-            case 1:
-                accum_dims(oi, r + i, vd, half_bytes, sh, table, dim, i == 0, 1, bits);
-                break;
-            case 2:
-                accum_dims(oi, r + i, vd, half_bytes, sh, table, dim, i == 0, 2, bits);
-                break;
-            case 3:
-                accum_dims(oi, r + i, vd, half_bytes, sh, table, dim, i == 0, 3, bits);
-                break;
-            default:
-                accum_dims(oi, r + i, vd, half_bytes, sh, table, dim, i == 0, KVQ_ROWS, bits);
-            }
-        }
+        for (int i = 0; i < n_q; i += KVQ_ROWS)
+            KVQ_BY_ROWS(n_q - i, accum_dims, o + (size_t)i * dim + d, r + i, x, half_bytes, shrink ? shrink + i : NULL,
+                        &tables, dim, i == 0, bits, trellis);
     }
 }
 
 void tern_kvq_accum_avx2(float *o, const float *p, const uint8_t *v, const uint16_t *head, const float *shrink,
                          const struct tern_kvq_table *tab, int dim, int n_q)
 {
-    switch (tab->bits) {
-    case 8:
-        accum_bits(o, p, v, head, shrink, tab, dim, n_q, 8);
-        break;
-    case 4:
-        accum_bits(o, p, v, head, shrink, tab, dim, n_q, 4);
-        break;
-    case 3:
-        accum_bits(o, p, v, head, shrink, tab, dim, n_q, 3);
-        break;
-    default:
-        accum_bits(o, p, v, head, shrink, tab, dim, n_q, 2);
-    }
+    KVQ_BY_CODE(tab, accum_bits, o, p, v, head, shrink, tab, dim, n_q);
 }

@@ -127,16 +127,11 @@ KVQ_INLINE __m256i nearest(__m256 y, __m256 inv, const struct code_table *c, __m
     return n;
 }
 
-KVQ_INLINE uint16_t encode_block(uint8_t *codes, const float *y, const struct code_table *c, float unit, int matched,
-                                 int n, const int bits)
+KVQ_INLINE uint16_t encode_block(uint8_t *codes, const float *y, const struct code_table *c, float unit, int key, int n,
+                                 const int bits)
 {
-    __m256 s0 = _mm256_setzero_ps(), s1 = s0, ye0 = s0, ye1 = s0, ee = s0;
-    for (int i = 0; i < n; i += 16) {
-        __m256 a = _mm256_load_ps(y + i), b = _mm256_load_ps(y + i + 8);
-        s0 = _mm256_fmadd_ps(a, a, s0);
-        s1 = _mm256_fmadd_ps(b, b, s1);
-    }
-    float ss = kvq_add_lanes(s0, s1);
+    __m256 ye0 = _mm256_setzero_ps(), ye1 = ye0, ee = ye0;
+    float ss = kvq_energy(y, n);
     if (!(ss >= TERN_KVQ_TINY && ss < INFINITY)) {
         memset(codes, 1 << (bits - 1), (size_t)n);
         return 0;
@@ -150,7 +145,7 @@ KVQ_INLINE uint16_t encode_block(uint8_t *codes, const float *y, const struct co
         _mm256_store_si256((__m256i *)(codes + i), kvq_bytes(q0, q1, q2, q3));
     }
     float fee = kvq_add_lanes(ee, _mm256_setzero_ps());
-    float f = matched ? sqrtf(ss / fee) : kvq_add_lanes(ye0, ye1) / fee;
+    float f = key ? sqrtf(ss / fee) : kvq_add_lanes(ye0, ye1) / fee;
     return tern_kvq_head_near(f / unit);
 }
 
@@ -176,26 +171,30 @@ static uint16_t encode_block8(uint8_t *codes, const float *y, int n)
     return head;
 }
 
-void tern_kvq_encode_avx2(uint8_t *codes, uint16_t *head, const float *x, const struct tern_kvq_table *tab, int matched,
-                          int dim, int n)
+void tern_kvq_encode_avx2(uint8_t *codes, uint16_t *head, const float *x, const struct tern_kvq_table *tab, int key,
+                          int dim, int n, void *scratch)
 {
     struct code_table c;
+    if (tab->trellis) {
+        tern_kvq_encode_trellis_avx2(codes, head, x, tab, key, dim, n, scratch);
+        return;
+    }
     if (tab->bits != 8)
         code_table(&c, tab);
     for (int t = 0; t < n; t++) {
         for (int d = 0; d < dim; d += TERN_KVQ_BLOCK) {
-            int bn = dim - d < TERN_KVQ_BLOCK ? dim - d : TERN_KVQ_BLOCK;
+            int bn = kvq_block_dims(dim, d);
             const float *y = x + (size_t)t * dim + d;
             uint8_t *to = codes + (size_t)t * dim + d;
             uint16_t *h = &head[d / TERN_KVQ_BLOCK * 64 + t];
             if (tab->bits == 8)
                 *h = encode_block8(to, y, bn);
             else if (tab->bits == 4)
-                *h = encode_block(to, y, &c, tab->unit, matched, bn, 4);
+                *h = encode_block(to, y, &c, tab->unit, key, bn, 4);
             else if (tab->bits == 3)
-                *h = encode_block(to, y, &c, tab->unit, matched, bn, 3);
+                *h = encode_block(to, y, &c, tab->unit, key, bn, 3);
             else
-                *h = encode_block(to, y, &c, tab->unit, matched, bn, 2);
+                *h = encode_block(to, y, &c, tab->unit, key, bn, 2);
         }
     }
 }

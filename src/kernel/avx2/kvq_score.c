@@ -35,7 +35,7 @@ void tern_kvq_prep_avx2(int8_t *q, float *scale, int32_t *sum, const float *x, c
     __m256i order = order_bytes(tab->bits);
     for (int ib = 0; ib < n_q * n_blocks; ib++) {
         int d0 = ib % n_blocks * TERN_KVQ_BLOCK;
-        int n = dim - d0 < TERN_KVQ_BLOCK ? dim - d0 : TERN_KVQ_BLOCK;
+        int n = kvq_block_dims(dim, d0);
         size_t at = (size_t)(ib / n_blocks) * dim + d0;
         uint32_t top = kvq_top(x + at, n);
         float amax = tern_bits_f32(top);
@@ -66,29 +66,35 @@ KVQ_INLINE void dot_step(__m256i acc[][2], __m256i e0, __m256i e1, const int8_t 
 }
 
 /* Rows i0 .. i0+rows of 16 tokens. */
-KVQ_INLINE void score_tokens(float *s, const struct tern_kvq_query *q, const uint8_t *k, const uint16_t *head,
-                             __m256i table, int dim, int i0, const int rows, const int bits)
+KVQ_INLINE void score_tokens(const int rows, float *s, const struct tern_kvq_query *q, const uint8_t *k,
+                             const uint16_t *head, const struct kvq_tables *t, int dim, int i0, const int bits,
+                             const bool trellis)
 {
     const int n_words = kvq_words(bits), per_byte = kvq_per_byte(bits);
-    const size_t ahead = kvq_ahead((size_t)dim * 8 * bits);
+    const size_t ahead = kvq_ahead((size_t)dim * 8 * bits), set_bytes = (size_t)128 * bits; /* of both groups */
     int n_blocks = tern_kvq_blocks(dim);
     __m256 out[KVQ_ROWS][2];
     KVQ_UNROLL for (int i = 0; i < rows; i++) out[i][0] = out[i][1] = _mm256_setzero_ps();
     for (int b = 0; b < n_blocks; b++) {
         __m256i acc[KVQ_ROWS][2];
         KVQ_UNROLL for (int i = 0; i < rows; i++) acc[i][0] = acc[i][1] = _mm256_setzero_si256();
-        int d1 = dim < (b + 1) * TERN_KVQ_BLOCK ? dim : (b + 1) * TERN_KVQ_BLOCK;
-        for (int d = b * TERN_KVQ_BLOCK; d < d1; d += 32) {
-            const uint8_t *group = k + (size_t)d * 4 * bits; /* a set of both groups is 32 * 4 * bits bytes */
-            const int8_t *qd = q->q + (size_t)i0 * dim + d;
+        const uint8_t *block = k + (size_t)b * TERN_KVQ_BLOCK / 32 * set_bytes;
+        __m256i wrap[2];
+        kvq_key_wrap(wrap, block, head + b * 64, bits);
+        int n = kvq_block_dims(dim, b * TERN_KVQ_BLOCK);
+        for (int d = 0; d < n; d += 32) {
+            const uint8_t *group = block + (size_t)d / 32 * set_bytes;
+            const int8_t *qd = q->q + (size_t)i0 * dim + b * TERN_KVQ_BLOCK + d;
+            bool last = d + 32 == n;
             if (i0 == 0)
                 kvq_prefetch(group, ahead, bits);
             KVQ_UNROLL for (int w = 0; w < n_words; w++)
             {
-                __m256i v0 = kvq_word(group, w, bits), v1 = kvq_word(group + 32, w, bits);
-                KVQ_UNROLL for (int n = 0; n < per_byte; n++)
-                    dot_step(acc, kvq_step(v0, n, table, bits), kvq_step(v1, n, table, bits),
-                             qd + 4 * (w * per_byte + n), (size_t)dim, rows);
+                __m256i v0 = kvq_word(group, w, bits), p0 = kvq_key_before(group, w, wrap[0], last, bits);
+                __m256i v1 = kvq_word(group + 32, w, bits), p1 = kvq_key_before(group + 32, w, wrap[1], last, bits);
+                KVQ_UNROLL for (int j = 0; j < per_byte; j++)
+                    dot_step(acc, kvq_key_step(v0, p0, j, t, bits, trellis), kvq_key_step(v1, p1, j, t, bits, trellis),
+                             qd + 4 * (w * per_byte + j), (size_t)dim, rows);
             }
         }
         __m256 f0 = kvq_scales(head + b * 64), f1 = kvq_scales(head + b * 64 + 8);
@@ -107,45 +113,19 @@ KVQ_INLINE void score_tokens(float *s, const struct tern_kvq_query *q, const uin
 }
 
 KVQ_INLINE void score_bits(float *s, const struct tern_kvq_query *q, const uint8_t *k, const uint16_t *head,
-                           const struct tern_kvq_table *tab, int dim, int n_q, const int bits)
+                           const struct tern_kvq_table *tab, int dim, int n_q, const int bits, const bool trellis)
 {
-    __m256i table = kvq_table(tab, 0);
+    const struct kvq_tables tables = kvq_tables(tab, 0);
     size_t half_bytes = (size_t)dim * 4 * bits, group_bytes = (size_t)64 * bits;
     for (int t = 0; t < 64; t += 16) {
         const uint8_t *kt = k + (size_t)(t / 32) * half_bytes + (size_t)(t / 16 % 2) * group_bytes;
-        for (int i = 0; i < n_q; i += KVQ_ROWS) {
-            float *si = s + i * 64 + t;
-            switch (n_q - i) {
-            case 1:
-                score_tokens(si, q, kt, head + t, table, dim, i, 1, bits);
-                break;
-            case 2:
-                score_tokens(si, q, kt, head + t, table, dim, i, 2, bits);
-                break;
-            case 3:
-                score_tokens(si, q, kt, head + t, table, dim, i, 3, bits);
-                break;
-            default:
-                score_tokens(si, q, kt, head + t, table, dim, i, KVQ_ROWS, bits);
-            }
-        }
+        for (int i = 0; i < n_q; i += KVQ_ROWS)
+            KVQ_BY_ROWS(n_q - i, score_tokens, s + i * 64 + t, q, kt, head + t, &tables, dim, i, bits, trellis);
     }
 }
 
 void tern_kvq_score_avx2(float *s, const struct tern_kvq_query *q, const uint8_t *k, const uint16_t *head,
                          const struct tern_kvq_table *tab, int dim, int n_q)
 {
-    switch (tab->bits) {
-    case 8:
-        score_bits(s, q, k, head, tab, dim, n_q, 8);
-        break;
-    case 4:
-        score_bits(s, q, k, head, tab, dim, n_q, 4);
-        break;
-    case 3:
-        score_bits(s, q, k, head, tab, dim, n_q, 3);
-        break;
-    default:
-        score_bits(s, q, k, head, tab, dim, n_q, 2);
-    }
+    KVQ_BY_CODE(tab, score_bits, s, q, k, head, tab, dim, n_q);
 }

@@ -8,13 +8,7 @@
 #define TERN_AVX2_KVQ_SIMD_H
 
 #include <immintrin.h>
-#include <stdbool.h>
-#include <string.h>
-#include "kernel/kvq.h"
-
-#define KVQ_INLINE static inline __attribute__((always_inline))
-#define KVQ_UNROLL _Pragma("GCC unroll 16")
-#define KVQ_ROWS   4 /* query rows that share one pass over the codes: more would spill accumulators */
+#include "kernel/kvq_impl.h"
 
 KVQ_INLINE __m256i kvq_load(const void *p)
 {
@@ -37,14 +31,27 @@ KVQ_INLINE void kvq_add(__m256i *acc, __m256i x)
     __asm__("" : "+x"(*acc));
 }
 
-/* The table as bytes entry + offset, repeated to fill the 16 places that a byte shuffle sees.  The repetition makes the
- * bits above a code harmless, so a nibble mask serves every width. */
-static inline __m256i kvq_table(const struct tern_kvq_table *tab, int offset)
+/* Tables as bytes, repeated to fill the 16 places that a byte shuffle sees.  The repetition makes the bits above a code
+ * harmless, so a nibble mask serves every width. */
+struct kvq_tables {
+    __m256i a, b, c;
+};
+
+static inline __m256i kvq_broadcast16(const void *p)
 {
-    uint8_t t[16];
-    for (int i = 0; i < 16; i++)
-        t[i] = tab->bits == 8 ? 0 : (uint8_t)(tab->entry[i & ((1 << tab->bits) - 1)] + offset);
-    return _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)t));
+    return _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)p));
+}
+
+/* Values come out as entry + offset: bytes add modulo 256, so the first table carries all of it. */
+static inline struct kvq_tables kvq_tables(const struct tern_kvq_table *tab, int offset)
+{
+    uint8_t t[3][16];
+    for (int i = 0; i < 16; i++) {
+        t[0][i] = (uint8_t)(kvq_entry(tab, i) + offset);
+        t[1][i] = (uint8_t)tab->b[tab->bits == 3 ? i & 7 : i];
+        t[2][i] = (uint8_t)tab->c[i & 7];
+    }
+    return (struct kvq_tables){kvq_broadcast16(t[0]), kvq_broadcast16(t[1]), kvq_broadcast16(t[2])};
 }
 
 KVQ_INLINE __m256i kvq_lookup(__m256i table, __m256i codes)
@@ -69,25 +76,6 @@ KVQ_INLINE __m256i kvq_word(const uint8_t *group, int w, const int bits)
     return kvq_load(group + 64 * w);
 }
 
-/* Words of a set (the gathered one of 3 bits included) and codes in each byte of a word. */
-KVQ_INLINE int kvq_words(const int bits)
-{
-    return bits == 3 ? 4 : bits;
-}
-
-KVQ_INLINE int kvq_per_byte(const int bits)
-{
-    return bits == 8 ? 1 : bits == 2 ? 4 : 2;
-}
-
-/* How far ahead of the line in use memory is asked for.  In a page the values follow the keys, and the next page often
- * follows in memory; one side ahead, with a floor for small ones, is a few hundred nanoseconds.  A wrong guess costs
- * bandwidth, never a fault. */
-KVQ_INLINE size_t kvq_ahead(size_t side_bytes)
-{
-    return side_bytes < 2048 ? 2048 : side_bytes;
-}
-
 KVQ_INLINE void kvq_prefetch(const uint8_t *p, size_t ahead, const int lines)
 {
     KVQ_UNROLL for (int i = 0; i < lines; i++)
@@ -96,12 +84,104 @@ KVQ_INLINE void kvq_prefetch(const uint8_t *p, size_t ahead, const int lines)
     }
 }
 
+/* Bits of a where mask is set, of b elsewhere. */
+KVQ_INLINE __m256i kvq_select(__m256i a, __m256i b, int8_t mask)
+{
+    __m256i m = _mm256_set1_epi8(mask);
+    return _mm256_or_si256(_mm256_and_si256(m, a), _mm256_andnot_si256(m, b));
+}
+
 /* Entries of step n of a word; 8-bit codes stand for themselves. */
 KVQ_INLINE __m256i kvq_step(__m256i word, int n, __m256i table, const int bits)
 {
     if (bits == 8)
         return word;
     return kvq_lookup(table, n ? _mm256_srli_epi16(word, (bits == 2 ? 2 : 4) * n) : word);
+}
+
+/* Step n of key word v; p is the word whose bytes stand before v's bytes in the chains. */
+KVQ_INLINE __m256i kvq_key_step(__m256i v, __m256i p, int n, const struct kvq_tables *t, const int bits,
+                                const bool trellis)
+{
+    if (!trellis)
+        return kvq_step(v, n, t->a, bits);
+    __m256i v4 = _mm256_srli_epi16(v, 4), p4 = _mm256_srli_epi16(p, 4);
+    if (bits == 2) { /* nibbles of a byte's four symbols, each with the one before; bits 7 and 6 come first */
+        __m256i v2 = _mm256_srli_epi16(v, 2), p2 = _mm256_srli_epi16(p, 2);
+        __m256i first = kvq_select(_mm256_srli_epi16(v, 6), _mm256_slli_epi16(p, 2), 3);
+        __m256i now[] = {v, v2, v4, first}, before[] = {v4, first, p, p2};
+        return _mm256_add_epi8(kvq_lookup(t->a, now[n]), kvq_lookup(t->b, before[n]));
+    }
+    __m256i e = _mm256_add_epi8(kvq_lookup(t->a, n ? v4 : v), kvq_lookup(t->b, n ? v : p4));
+    return bits == 4 ? e : _mm256_add_epi8(e, kvq_lookup(t->c, n ? p4 : p));
+}
+
+/* Step n of value words x[0]; x[1], x[2], x[3] are the words before it in the chains. */
+KVQ_INLINE __m256i kvq_value_step(const __m256i x[4], int n, const struct kvq_tables *t, const int bits,
+                                  const bool trellis)
+{
+    if (!trellis)
+        return kvq_step(x[0], n, t->a, bits);
+    if (bits == 2) {
+        __m256i now = n % 2 ? kvq_select(_mm256_srli_epi16(x[0], 2), x[1], 0x33)
+                            : kvq_select(x[0], _mm256_slli_epi16(x[1], 2), 0x33);
+        __m256i before = n % 2 ? kvq_select(_mm256_srli_epi16(x[2], 2), x[3], 0x33)
+                               : kvq_select(x[2], _mm256_slli_epi16(x[3], 2), 0x33);
+        return _mm256_add_epi8(kvq_step(now, n / 2, t->a, 4), kvq_step(before, n / 2, t->b, 4));
+    }
+    __m256i e = _mm256_add_epi8(kvq_step(x[0], n, t->a, 4), kvq_step(x[1], n, t->b, 4));
+    return bits == 4 ? e : _mm256_add_epi8(e, kvq_step(x[2], n, t->c, 4));
+}
+
+/* What stands before the last key word of a block, for 16 tokens: the first word one byte on, behind the start. */
+KVQ_INLINE void kvq_key_wrap(__m256i wrap[2], const uint8_t *block, const uint16_t *head, const int bits)
+{
+    KVQ_UNROLL for (int i = 0; i < 2; i++)
+    {
+        __m256i s = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(head + 8 * i)));
+        s = _mm256_and_si256(s, _mm256_set1_epi32(15));
+        if (bits == 4)
+            s = _mm256_slli_epi32(s, 4);
+        else if (bits == 3) /* s_{-1} in the high nibble, where bit 3 does no harm, s_{-2} in the low one */
+            s = _mm256_or_si256(_mm256_slli_epi32(s, 4), _mm256_srli_epi32(s, 3));
+        wrap[i] = _mm256_or_si256(_mm256_slli_epi32(kvq_load(block + 32 * i), 8), s);
+    }
+}
+
+/* What stands before word w of a set: chains run against memory order, so it is the word that follows. */
+KVQ_INLINE __m256i kvq_key_before(const uint8_t *group, int w, __m256i wrap, bool last, const int bits)
+{
+    if (w + 1 < kvq_words(bits))
+        return kvq_word(group, w + 1, bits);
+    return last ? wrap : kvq_load(group + 128 * bits); /* a set of both groups has 128 * bits bytes */
+}
+
+/* Word w of the groups x, at byte `at` of it. */
+KVQ_INLINE void kvq_value_words(__m256i v[4], const uint8_t *const x[4], int at, int w, const int bits,
+                                const bool trellis)
+{
+    KVQ_UNROLL for (int j = 0; j < kvq_reach(bits, trellis); j++) v[j] = kvq_word(x[j] + at, w, bits);
+}
+
+/* The groups that follow the last one of a block of values in memory, as far as its chains reach: the block's own
+ * groups one lane on, with the start in lane 0.  x: room for KVQ_WRAP_BYTES; v: a half of the block. */
+KVQ_INLINE void kvq_value_wrap(uint8_t *x, const uint8_t *v, const uint16_t *head, int n_groups, const int bits)
+{
+    const __m256i turn = _mm256_setr_epi32(7, 0, 1, 2, 3, 4, 5, 6);
+    KVQ_UNROLL for (int j = 0; j < kvq_memory(bits); j++)
+    {
+        const uint8_t *from = j < n_groups ? v + (size_t)j * 64 * bits : x + (size_t)(j - n_groups) * 64 * bits;
+        uint32_t start[4];
+        kvq_start_words(start, head, j, bits);
+        KVQ_UNROLL for (int w = 0; w < bits; w++)
+        {
+            __m256i lo = _mm256_permutevar8x32_epi32(kvq_load(from + 64 * w), turn);
+            __m256i hi = _mm256_permutevar8x32_epi32(kvq_load(from + 64 * w + 32), turn);
+            __m256i *to = (__m256i *)(x + (size_t)(j * bits + w) * 64);
+            _mm256_store_si256(to, _mm256_blend_epi32(lo, _mm256_set1_epi32((int)start[w]), 1));
+            _mm256_store_si256(to + 1, _mm256_blend_epi32(hi, lo, 1));
+        }
+    }
 }
 
 /* Scales of eight headers. */
@@ -118,6 +198,18 @@ KVQ_INLINE float kvq_add_lanes(__m256 lo, __m256 hi)
     __m128 s4 = _mm_add_ps(_mm256_castps256_ps128(s8), _mm256_extractf128_ps(s8, 1));
     __m128 s2 = _mm_add_ps(s4, _mm_movehl_ps(s4, s4));
     return _mm_cvtss_f32(_mm_add_ss(s2, _mm_movehdup_ps(s2)));
+}
+
+/* Sum of squares in that order. */
+KVQ_INLINE float kvq_energy(const float *y, int n)
+{
+    __m256 s0 = _mm256_setzero_ps(), s1 = s0;
+    for (int i = 0; i < n; i += 16) {
+        __m256 a = _mm256_load_ps(y + i), b = _mm256_load_ps(y + i + 8);
+        s0 = _mm256_fmadd_ps(a, a, s0);
+        s1 = _mm256_fmadd_ps(b, b, s1);
+    }
+    return kvq_add_lanes(s0, s1);
 }
 
 /* Largest magnitude as bits; infinity and NaN compare above everything. */
@@ -146,8 +238,10 @@ void tern_kvq_score_avx2(float *s, const struct tern_kvq_query *q, const uint8_t
 void tern_kvq_accum_avx2(float *o, const float *p, const uint8_t *v, const uint16_t *head, const float *shrink,
                          const struct tern_kvq_table *tab, int dim, int n_q);
 void tern_kvq_rotate_avx2(float *x, const float *sign, int dim, int inverse);
-void tern_kvq_encode_avx2(uint8_t *codes, uint16_t *head, const float *x, const struct tern_kvq_table *tab, int matched,
-                          int dim, int n);
+void tern_kvq_encode_avx2(uint8_t *codes, uint16_t *head, const float *x, const struct tern_kvq_table *tab, int key,
+                          int dim, int n, void *scratch);
+void tern_kvq_encode_trellis_avx2(uint8_t *codes, uint16_t *head, const float *x, const struct tern_kvq_table *tab,
+                                  int key, int dim, int n, void *scratch);
 void tern_kvq_pack_k_avx2(uint8_t *k, const uint8_t *codes, int bits, int dim);
 void tern_kvq_pack_v_avx2(uint8_t *v, const uint8_t *codes, int bits, int dim);
 

@@ -4,72 +4,107 @@
  * run once per vector and not once per page and token. */
 #include "kernel/avx512/kvq_simd.h"
 
-/* Entry of code j of each lane's word; vpermps looks at four index bits, so smaller tables repeat. */
-KVQ_INLINE __m512 entry_at(__m512i word, int j, __m512 table, const int bits)
-{
-    if (bits == 8)
-        return _mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(word, (unsigned)(24 - 8 * j)), 24));
-    return _mm512_permutexvar_ps(_mm512_srli_epi32(word, (unsigned)((bits == 2 ? 2 : 4) * j)), table);
-}
-
+/* A table of scalar codes as floats; vpermps looks at four index bits, so smaller tables repeat. */
 static __m512 float_table(const struct tern_kvq_table *tab)
 {
     float f[16];
     for (int i = 0; i < 16; i++)
-        f[i] = tab->bits == 8 ? 0.0f : (float)tab->entry[i & ((1 << tab->bits) - 1)];
+        f[i] = (float)kvq_entry(tab, i);
     return _mm512_loadu_ps(f);
 }
 
-KVQ_INLINE void decode_k_bits(float *out, const uint8_t *k, const uint16_t *head, const struct tern_kvq_table *tab,
-                              int dim, const int bits)
+/* Entry of byte j of step n in each lane: scalar codes straight from their word v, the others from the step's e. */
+KVQ_INLINE __m512 entry_at(__m512i v, __m512i e, int j, int n, __m512 table, const int bits, const bool trellis)
 {
-    const int n_words = kvq_words(bits), per_word = 4 * kvq_per_byte(bits);
-    const __m512 table = float_table(tab), unit = _mm512_set1_ps(tab->unit);
-    size_t half_bytes = (size_t)dim * 4 * bits, group_bytes = (size_t)64 * bits;
-    for (int t = 0; t < 64; t += 16) {
-        const uint8_t *kt = k + (size_t)(t / 32) * half_bytes + (size_t)(t / 16 % 2) * group_bytes;
-        for (int d = 0; d < dim; d += 32) {
-            __m512 fu = _mm512_mul_ps(kvq_scales(head + d / TERN_KVQ_BLOCK * 64 + t), unit);
-            const uint8_t *group = kt + (size_t)d * 4 * bits;
-            float *row = out + (size_t)d * 64 + t;
-            KVQ_UNROLL for (int w = 0; w < n_words; w++)
+    if (bits == 8 || trellis)
+        return _mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(e, (unsigned)(24 - 8 * j)), 24));
+    return _mm512_permutexvar_ps(_mm512_srli_epi32(v, (unsigned)(8 * j + (bits == 2 ? 2 : 4) * n)), table);
+}
+
+/* 32 dims of 16 tokens; row: out's row of the first dim. */
+KVQ_INLINE void decode_set(float *row, const uint8_t *group, __m512i wrap, bool last, __m512 fu,
+                           const struct kvq_tables *t, __m512 table, const int bits, const bool trellis)
+{
+    const int n_words = kvq_words(bits), per_byte = kvq_per_byte(bits);
+    KVQ_UNROLL for (int w = 0; w < n_words; w++)
+    {
+        __m512i v = kvq_word(group, w, bits), p = kvq_key_before(group, w, wrap, last, bits);
+        KVQ_UNROLL for (int n = 0; n < per_byte; n++)
+        {
+            __m512i e = kvq_key_step(v, p, n, t, bits, trellis);
+            KVQ_UNROLL for (int j = 0; j < 4; j++)
             {
-                __m512i v = kvq_word(group, w, bits);
-                KVQ_UNROLL for (int j = 0; j < per_word; j++)
-                {
-                    _mm512_store_ps(row, _mm512_mul_ps(fu, entry_at(v, j, table, bits)));
-                    row += 64;
-                }
+                __m512 value = entry_at(v, e, j, n, table, bits, trellis);
+                _mm512_store_ps(row + ((4 * w + j) * per_byte + n) * 64, _mm512_mul_ps(fu, value));
+            }
+        }
+    }
+}
+
+KVQ_INLINE void decode_k_bits(float *out, const uint8_t *k, const uint16_t *head, const struct tern_kvq_table *tab,
+                              int dim, const int bits, const bool trellis)
+{
+    const struct kvq_tables tables = kvq_tables(tab, 0);
+    const __m512 table = float_table(tab), unit = _mm512_set1_ps(tab->unit);
+    for (int t = 0; t < 64; t += 16) {
+        const uint8_t *kt = k + (size_t)(t / 32) * dim * 4 * bits + (size_t)(t / 16 % 2) * 64 * bits;
+        for (int d0 = 0; d0 < dim; d0 += TERN_KVQ_BLOCK) {
+            const uint16_t *h = head + d0 / TERN_KVQ_BLOCK * 64 + t;
+            const uint8_t *block = kt + (size_t)d0 * 4 * bits;
+            __m512 fu = _mm512_mul_ps(kvq_scales(h), unit);
+            __m512i wrap = kvq_key_wrap(block, h, bits);
+            int n = kvq_block_dims(dim, d0);
+            for (int d = 0; d < n; d += 32)
+                decode_set(out + (size_t)(d0 + d) * 64 + t, block + (size_t)d * 4 * bits, wrap, d + 32 == n, fu,
+                           &tables, table, bits, trellis);
+        }
+    }
+}
+
+/* 16 dims of 32 tokens; row: out's first token, fu: its factors. */
+KVQ_INLINE void decode_group(float *row, const uint8_t *const x[4], const float *fu, const struct kvq_tables *t,
+                             __m512 table, int dim, const int bits, const bool trellis)
+{
+    const int n_words = kvq_words(bits), per_byte = kvq_per_byte(bits);
+    KVQ_UNROLL for (int w = 0; w < n_words; w++)
+    {
+        __m512i v[4];
+        KVQ_UNROLL for (int j = 0; j < kvq_reach(bits, trellis); j++)
+        {
+            v[j] = kvq_word(x[j], w, bits);
+        }
+        KVQ_UNROLL for (int n = 0; n < per_byte; n++)
+        {
+            __m512i e = kvq_value_step(v, n, t, bits, trellis);
+            KVQ_UNROLL for (int j = 0; j < 4; j++)
+            {
+                int token = (4 * w + j) * per_byte + n;
+                __m512 value = entry_at(v[0], e, j, n, table, bits, trellis);
+                _mm512_store_ps(row + (size_t)token * dim, _mm512_mul_ps(_mm512_set1_ps(fu[token]), value));
             }
         }
     }
 }
 
 KVQ_INLINE void decode_v_bits(float *out, const uint8_t *v, const uint16_t *head, const struct tern_kvq_table *tab,
-                              int dim, const int bits)
+                              int dim, const int bits, const bool trellis)
 {
-    const int n_words = kvq_words(bits), per_word = 4 * kvq_per_byte(bits);
+    const struct kvq_tables tables = kvq_tables(tab, 0);
     const __m512 table = float_table(tab), unit = _mm512_set1_ps(tab->unit);
-    float fu[64] __attribute__((aligned(64)));
-    size_t half_bytes = (size_t)dim * 4 * bits;
-    for (int d = 0; d < dim; d += 16) {
-        if (d % TERN_KVQ_BLOCK == 0) {
-            for (int t = 0; t < 64; t += 16)
-                _mm512_store_ps(fu + t, _mm512_mul_ps(kvq_scales(head + d / TERN_KVQ_BLOCK * 64 + t), unit));
-        }
+    for (int d0 = 0; d0 < dim; d0 += TERN_KVQ_BLOCK) {
+        const uint16_t *hb = head + d0 / TERN_KVQ_BLOCK * 64;
         for (int half = 0; half < 2; half++) {
-            const uint8_t *group = v + half * half_bytes + (size_t)d * 4 * bits;
-            float *row = out + (size_t)half * 32 * dim + d;
-            const float *f = fu + 32 * half;
-            KVQ_UNROLL for (int w = 0; w < n_words; w++)
-            {
-                __m512i word = kvq_word(group, w, bits);
-                KVQ_UNROLL for (int j = 0; j < per_word; j++)
-                {
-                    __m512 e = entry_at(word, j, table, bits);
-                    _mm512_store_ps(row, _mm512_mul_ps(_mm512_set1_ps(*f++), e));
-                    row += dim;
-                }
+            const uint8_t *block = v + ((size_t)half * dim + d0) * 4 * bits, *x[4];
+            const int n_groups = kvq_block_dims(dim, d0) / 16;
+            float fu[32] __attribute__((aligned(64)));
+            uint8_t wrap[KVQ_WRAP_BYTES] __attribute__((aligned(64)));
+            for (int t = 0; t < 32; t += 16)
+                _mm512_store_ps(fu + t, _mm512_mul_ps(kvq_scales(hb + 32 * half + t), unit));
+            if (trellis)
+                kvq_value_wrap(wrap, block, hb + 32 * half, n_groups, bits);
+            for (int g = 0; g < n_groups; g++) {
+                kvq_value_groups(x, block, wrap, g, n_groups, kvq_reach(bits, trellis), bits);
+                decode_group(out + (size_t)half * 32 * dim + d0 + 16 * g, x, fu, &tables, table, dim, bits, trellis);
             }
         }
     }
@@ -77,36 +112,12 @@ KVQ_INLINE void decode_v_bits(float *out, const uint8_t *v, const uint16_t *head
 
 static void decode_k(float *out, const uint8_t *k, const uint16_t *head, const struct tern_kvq_table *tab, int dim)
 {
-    switch (tab->bits) {
-    case 8:
-        decode_k_bits(out, k, head, tab, dim, 8);
-        break;
-    case 4:
-        decode_k_bits(out, k, head, tab, dim, 4);
-        break;
-    case 3:
-        decode_k_bits(out, k, head, tab, dim, 3);
-        break;
-    default:
-        decode_k_bits(out, k, head, tab, dim, 2);
-    }
+    KVQ_BY_CODE(tab, decode_k_bits, out, k, head, tab, dim);
 }
 
 static void decode_v(float *out, const uint8_t *v, const uint16_t *head, const struct tern_kvq_table *tab, int dim)
 {
-    switch (tab->bits) {
-    case 8:
-        decode_v_bits(out, v, head, tab, dim, 8);
-        break;
-    case 4:
-        decode_v_bits(out, v, head, tab, dim, 4);
-        break;
-    case 3:
-        decode_v_bits(out, v, head, tab, dim, 3);
-        break;
-    default:
-        decode_v_bits(out, v, head, tab, dim, 2);
-    }
+    KVQ_BY_CODE(tab, decode_v_bits, out, v, head, tab, dim);
 }
 
 void tern_kvq_init_avx512(struct tern_kvq_kernels *k)

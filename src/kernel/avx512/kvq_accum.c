@@ -44,27 +44,31 @@ static void make_weights(struct row_weights *r, const float *p, const uint16_t *
     r->value = m * unit / 32767.0f;
 }
 
-/* 32 dims from o on for `rows` rows.  v: their first group in the first half. */
-KVQ_INLINE void accum_dims(float *o, const struct row_weights *r, const uint8_t *v, size_t half_bytes,
-                           const float *shrink, __m512i table, int dim, bool fetch, const int rows, const int bits)
+/* 32 dims from o on for `rows` rows.  x: in each half their two groups and those before them in the chains. */
+KVQ_INLINE void accum_dims(const int rows, float *o, const struct row_weights *r, const uint8_t *const x[2][5],
+                           size_t half_bytes, const float *shrink, const struct kvq_tables *t, int dim, bool fetch,
+                           const int bits, const bool trellis)
 {
-    const int n_words = kvq_words(bits), per_byte = kvq_per_byte(bits);
-    const size_t ahead = kvq_ahead(2 * half_bytes), group_bytes = (size_t)64 * bits;
+    const int n_words = kvq_words(bits), per_byte = kvq_per_byte(bits), n_x = kvq_reach(bits, trellis) + 1;
+    const size_t ahead = kvq_ahead(2 * half_bytes);
     __m512i hi[KVQ_ROWS][2], lo[KVQ_ROWS][2];
     KVQ_UNROLL for (int i = 0; i < rows; i++)
     {
         hi[i][0] = hi[i][1] = lo[i][0] = lo[i][1] = _mm512_setzero_si512();
     }
     for (int half = 0; half < 2; half++) {
-        const uint8_t *set = v + half * half_bytes;
         if (fetch)
-            kvq_prefetch(set, ahead, 2 * bits);
+            kvq_prefetch(x[half][0], ahead, 2 * bits);
         KVQ_UNROLL for (int w = 0; w < n_words; w++)
         {
-            __m512i v0 = kvq_word(set, w, bits), v1 = kvq_word(set + group_bytes, w, bits);
+            __m512i v[5];
+            KVQ_UNROLL for (int j = 0; j < n_x; j++)
+            {
+                v[j] = kvq_word(x[half][j], w, bits);
+            }
             KVQ_UNROLL for (int n = 0; n < per_byte; n++)
             {
-                __m512i e0 = kvq_step(v0, n, table, bits), e1 = kvq_step(v1, n, table, bits);
+                __m512i e0 = kvq_value_step(v, n, t, bits, trellis), e1 = kvq_value_step(v + 1, n, t, bits, trellis);
                 int at = 32 * half + 4 * (w * per_byte + n);
                 KVQ_UNROLL for (int i = 0; i < rows; i++)
                 {
@@ -91,51 +95,33 @@ KVQ_INLINE void accum_dims(float *o, const struct row_weights *r, const uint8_t 
 }
 
 KVQ_INLINE void accum_bits(float *o, const float *p, const uint8_t *v, const uint16_t *head, const float *shrink,
-                           const struct tern_kvq_table *tab, int dim, int n_q, const int bits)
+                           const struct tern_kvq_table *tab, int dim, int n_q, const int bits, const bool trellis)
 {
     struct row_weights r[TERN_KVQ_MAX_Q];
-    __m512i table = kvq_table(tab, 0), order = step_order(bits);
-    size_t half_bytes = (size_t)dim * 4 * bits;
+    uint8_t wrap[2][KVQ_WRAP_BYTES] __attribute__((aligned(64)));
+    const struct kvq_tables tables = kvq_tables(tab, 0);
+    const __m512i order = step_order(bits);
+    const size_t half_bytes = (size_t)dim * 4 * bits;
     for (int d = 0; d < dim; d += 32) {
-        if (d % TERN_KVQ_BLOCK == 0) {
-            for (int i = 0; i < n_q; i++)
-                make_weights(&r[i], p + i * 64, head + d / TERN_KVQ_BLOCK * 64, tab->unit, order);
+        const int d0 = d / TERN_KVQ_BLOCK * TERN_KVQ_BLOCK, n_groups = kvq_block_dims(dim, d0) / 16;
+        const uint16_t *hb = head + d0 / TERN_KVQ_BLOCK * 64;
+        const uint8_t *x[2][5];
+        for (int i = 0; i < n_q && d == d0; i++)
+            make_weights(&r[i], p + i * 64, hb, tab->unit, order);
+        for (int half = 0; half < 2; half++) {
+            const uint8_t *block = v + half * half_bytes + (size_t)d0 * 4 * bits;
+            if (trellis && d == d0)
+                kvq_value_wrap(wrap[half], block, hb + 32 * half, n_groups, bits);
+            kvq_value_groups(x[half], block, wrap[half], (d - d0) / 16, n_groups, kvq_reach(bits, trellis) + 1, bits);
         }
-        const uint8_t *vd = v + (size_t)d * 4 * bits;
-        for (int i = 0; i < n_q; i += KVQ_ROWS) {
-            float *oi = o + (size_t)i * dim + d;
-            const float *sh = shrink ? shrink + i : NULL;
-            switch (n_q - i) {
-            case 1:
-                accum_dims(oi, r + i, vd, half_bytes, sh, table, dim, i == 0, 1, bits);
-                break;
-            case 2:
-                accum_dims(oi, r + i, vd, half_bytes, sh, table, dim, i == 0, 2, bits);
-                break;
-            case 3:
-                accum_dims(oi, r + i, vd, half_bytes, sh, table, dim, i == 0, 3, bits);
-                break;
-            default:
-                accum_dims(oi, r + i, vd, half_bytes, sh, table, dim, i == 0, KVQ_ROWS, bits);
-            }
-        }
+        for (int i = 0; i < n_q; i += KVQ_ROWS)
+            KVQ_BY_ROWS(n_q - i, accum_dims, o + (size_t)i * dim + d, r + i, x, half_bytes, shrink ? shrink + i : NULL,
+                        &tables, dim, i == 0, bits, trellis);
     }
 }
 
 void tern_kvq_accum_avx512(float *o, const float *p, const uint8_t *v, const uint16_t *head, const float *shrink,
                            const struct tern_kvq_table *tab, int dim, int n_q)
 {
-    switch (tab->bits) {
-    case 8:
-        accum_bits(o, p, v, head, shrink, tab, dim, n_q, 8);
-        break;
-    case 4:
-        accum_bits(o, p, v, head, shrink, tab, dim, n_q, 4);
-        break;
-    case 3:
-        accum_bits(o, p, v, head, shrink, tab, dim, n_q, 3);
-        break;
-    default:
-        accum_bits(o, p, v, head, shrink, tab, dim, n_q, 2);
-    }
+    KVQ_BY_CODE(tab, accum_bits, o, p, v, head, shrink, tab, dim, n_q);
 }

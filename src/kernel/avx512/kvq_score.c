@@ -4,8 +4,9 @@
 #define OFFSET 128 /* vpdpbusd wants its first operand unsigned: entries are looked up as entry + OFFSET */
 
 /* Rows i0 .. i0+rows of the 32 tokens of one half.  k: the half; head: its first token. */
-KVQ_INLINE void score_half(float *s, const struct tern_kvq_query *q, const uint8_t *k, const uint16_t *head,
-                           __m512i table, int dim, int i0, const int rows, const int bits)
+KVQ_INLINE void score_half(const int rows, float *s, const struct tern_kvq_query *q, const uint8_t *k,
+                           const uint16_t *head, const struct kvq_tables *t, int dim, int i0, const int bits,
+                           const bool trellis)
 {
     const int n_words = kvq_words(bits), per_byte = kvq_per_byte(bits);
     const size_t ahead = kvq_ahead((size_t)dim * 8 * bits), group_bytes = (size_t)64 * bits;
@@ -21,25 +22,31 @@ KVQ_INLINE void score_half(float *s, const struct tern_kvq_query *q, const uint8
         {
             acc[i][0] = acc[i][1] = _mm512_set1_epi32(-OFFSET * q->sum[(i0 + i) * n_blocks + b]);
         }
-        int d1 = dim < (b + 1) * TERN_KVQ_BLOCK ? dim : (b + 1) * TERN_KVQ_BLOCK;
-        for (int d = b * TERN_KVQ_BLOCK; d < d1; d += 32) {
-            const uint8_t *set = k + (size_t)d * 4 * bits;
-            const int8_t *qd = q->q + (size_t)i0 * dim + d;
+        const uint8_t *block = k + (size_t)b * TERN_KVQ_BLOCK * 4 * bits;
+        __m512i wrap0 = kvq_key_wrap(block, head + b * 64, bits);
+        __m512i wrap1 = kvq_key_wrap(block + group_bytes, head + b * 64 + 16, bits);
+        int n = kvq_block_dims(dim, b * TERN_KVQ_BLOCK);
+        for (int d = 0; d < n; d += 32) {
+            const uint8_t *set = block + (size_t)d * 4 * bits, *set1 = set + group_bytes;
+            const int8_t *qd = q->q + (size_t)i0 * dim + b * TERN_KVQ_BLOCK + d;
+            bool last = d + 32 == n;
             if (i0 == 0)
                 kvq_prefetch(set, ahead, 2 * bits);
             KVQ_UNROLL for (int w = 0; w < n_words; w++)
             {
-                __m512i v0 = kvq_word(set, w, bits), v1 = kvq_word(set + group_bytes, w, bits);
+                __m512i v0 = kvq_word(set, w, bits), p0 = kvq_key_before(set, w, wrap0, last, bits);
+                __m512i v1 = kvq_word(set1, w, bits), p1 = kvq_key_before(set1, w, wrap1, last, bits);
                 if (bits == 8) {
                     v0 = _mm512_xor_si512(v0, _mm512_set1_epi8((char)OFFSET));
                     v1 = _mm512_xor_si512(v1, _mm512_set1_epi8((char)OFFSET));
                 }
-                KVQ_UNROLL for (int n = 0; n < per_byte; n++)
+                KVQ_UNROLL for (int j = 0; j < per_byte; j++)
                 {
-                    __m512i e0 = kvq_step(v0, n, table, bits), e1 = kvq_step(v1, n, table, bits);
+                    __m512i e0 = kvq_key_step(v0, p0, j, t, bits, trellis);
+                    __m512i e1 = kvq_key_step(v1, p1, j, t, bits, trellis);
                     KVQ_UNROLL for (int i = 0; i < rows; i++)
                     {
-                        __m512i four = kvq_broadcast4(qd + (size_t)i * dim + 4 * (w * per_byte + n));
+                        __m512i four = kvq_broadcast4(qd + (size_t)i * dim + 4 * (w * per_byte + j));
                         acc[i][0] = _mm512_dpbusd_epi32(acc[i][0], e0, four);
                         acc[i][1] = _mm512_dpbusd_epi32(acc[i][1], e1, four);
                     }
@@ -62,44 +69,18 @@ KVQ_INLINE void score_half(float *s, const struct tern_kvq_query *q, const uint8
 }
 
 KVQ_INLINE void score_bits(float *s, const struct tern_kvq_query *q, const uint8_t *k, const uint16_t *head,
-                           const struct tern_kvq_table *tab, int dim, int n_q, const int bits)
+                           const struct tern_kvq_table *tab, int dim, int n_q, const int bits, const bool trellis)
 {
-    __m512i table = kvq_table(tab, OFFSET);
+    const struct kvq_tables tables = kvq_tables(tab, OFFSET);
     for (int t = 0; t < 64; t += 32) {
         const uint8_t *kt = k + (size_t)(t / 32) * dim * 4 * bits;
-        for (int i = 0; i < n_q; i += KVQ_ROWS) {
-            float *si = s + i * 64 + t;
-            switch (n_q - i) {
-            case 1:
-                score_half(si, q, kt, head + t, table, dim, i, 1, bits);
-                break;
-            case 2:
-                score_half(si, q, kt, head + t, table, dim, i, 2, bits);
-                break;
-            case 3:
-                score_half(si, q, kt, head + t, table, dim, i, 3, bits);
-                break;
-            default:
-                score_half(si, q, kt, head + t, table, dim, i, KVQ_ROWS, bits);
-            }
-        }
+        for (int i = 0; i < n_q; i += KVQ_ROWS)
+            KVQ_BY_ROWS(n_q - i, score_half, s + i * 64 + t, q, kt, head + t, &tables, dim, i, bits, trellis);
     }
 }
 
 void tern_kvq_score_avx512(float *s, const struct tern_kvq_query *q, const uint8_t *k, const uint16_t *head,
                            const struct tern_kvq_table *tab, int dim, int n_q)
 {
-    switch (tab->bits) {
-    case 8:
-        score_bits(s, q, k, head, tab, dim, n_q, 8);
-        break;
-    case 4:
-        score_bits(s, q, k, head, tab, dim, n_q, 4);
-        break;
-    case 3:
-        score_bits(s, q, k, head, tab, dim, n_q, 3);
-        break;
-    default:
-        score_bits(s, q, k, head, tab, dim, n_q, 2);
-    }
+    KVQ_BY_CODE(tab, score_bits, s, q, k, head, tab, dim, n_q);
 }

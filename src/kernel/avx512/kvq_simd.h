@@ -6,13 +6,7 @@
 #define TERN_AVX512_KVQ_SIMD_H
 
 #include <immintrin.h>
-#include <stdbool.h>
-#include <string.h>
-#include "kernel/kvq.h"
-
-#define KVQ_INLINE static inline __attribute__((always_inline))
-#define KVQ_UNROLL _Pragma("GCC unroll 16")
-#define KVQ_ROWS   4 /* query rows that share one pass over the codes */
+#include "kernel/kvq_impl.h"
 
 KVQ_INLINE __m512i kvq_load(const void *p)
 {
@@ -27,13 +21,26 @@ KVQ_INLINE __m512i kvq_broadcast4(const void *p)
     return _mm512_castps_si512(_mm512_set1_ps(four));
 }
 
-/* The table as bytes entry + offset, repeated to 64. */
-static inline __m512i kvq_table(const struct tern_kvq_table *tab, int offset)
+/* Tables as bytes, repeated to 64. */
+struct kvq_tables {
+    __m512i a, b, c;
+};
+
+static inline __m512i kvq_broadcast16(const void *p)
 {
-    uint8_t t[16];
-    for (int i = 0; i < 16; i++)
-        t[i] = tab->bits == 8 ? 0 : (uint8_t)(tab->entry[i & ((1 << tab->bits) - 1)] + offset);
-    return _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)t));
+    return _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)p));
+}
+
+/* Values come out as entry + offset: bytes add modulo 256, so the first table carries all of it. */
+static inline struct kvq_tables kvq_tables(const struct tern_kvq_table *tab, int offset)
+{
+    uint8_t t[3][16];
+    for (int i = 0; i < 16; i++) {
+        t[0][i] = (uint8_t)(kvq_entry(tab, i) + offset);
+        t[1][i] = (uint8_t)tab->b[tab->bits == 3 ? i & 7 : i];
+        t[2][i] = (uint8_t)tab->c[i & 7];
+    }
+    return (struct kvq_tables){kvq_broadcast16(t[0]), kvq_broadcast16(t[1]), kvq_broadcast16(t[2])};
 }
 
 /* Bits of a where mask is set, of b elsewhere. */
@@ -52,23 +59,6 @@ KVQ_INLINE __m512i kvq_word(const uint8_t *group, int w, const int bits)
     return kvq_select(kvq_select(a, b, 0x11), _mm512_srli_epi16(kvq_load(group + 128), 1), 0x33);
 }
 
-/* Words of a set (the gathered one of 3 bits included) and codes in each byte of a word. */
-KVQ_INLINE int kvq_words(const int bits)
-{
-    return bits == 3 ? 4 : bits;
-}
-
-KVQ_INLINE int kvq_per_byte(const int bits)
-{
-    return bits == 8 ? 1 : bits == 2 ? 4 : 2;
-}
-
-/* How far ahead of the line in use memory is asked for: one page side, with a floor for small ones. */
-KVQ_INLINE size_t kvq_ahead(size_t side_bytes)
-{
-    return side_bytes < 2048 ? 2048 : side_bytes;
-}
-
 KVQ_INLINE void kvq_prefetch(const uint8_t *p, size_t ahead, const int lines)
 {
     KVQ_UNROLL for (int i = 0; i < lines; i++)
@@ -77,12 +67,89 @@ KVQ_INLINE void kvq_prefetch(const uint8_t *p, size_t ahead, const int lines)
     }
 }
 
+KVQ_INLINE __m512i kvq_lookup(__m512i table, __m512i codes)
+{
+    return _mm512_permutexvar_epi8(codes, table);
+}
+
 /* Entries of step n of a word; 8-bit codes stand for themselves. */
 KVQ_INLINE __m512i kvq_step(__m512i word, int n, __m512i table, const int bits)
 {
     if (bits == 8)
         return word;
-    return _mm512_permutexvar_epi8(n ? _mm512_srli_epi16(word, (unsigned)((bits == 2 ? 2 : 4) * n)) : word, table);
+    return kvq_lookup(table, n ? _mm512_srli_epi16(word, (unsigned)((bits == 2 ? 2 : 4) * n)) : word);
+}
+
+/* Step n of key word v; p is the word whose bytes stand before v's bytes in the chains. */
+KVQ_INLINE __m512i kvq_key_step(__m512i v, __m512i p, int n, const struct kvq_tables *t, const int bits,
+                                const bool trellis)
+{
+    if (!trellis)
+        return kvq_step(v, n, t->a, bits);
+    __m512i v4 = _mm512_srli_epi16(v, 4), p4 = _mm512_srli_epi16(p, 4);
+    if (bits == 2) { /* nibbles of a byte's four symbols, each with the one before; bits 7 and 6 come first */
+        __m512i v2 = _mm512_srli_epi16(v, 2), p2 = _mm512_srli_epi16(p, 2);
+        __m512i first = kvq_select(_mm512_srli_epi16(v, 6), _mm512_slli_epi16(p, 2), 3);
+        __m512i now[] = {v, v2, v4, first}, before[] = {v4, first, p, p2};
+        return _mm512_add_epi8(kvq_lookup(t->a, now[n]), kvq_lookup(t->b, before[n]));
+    }
+    __m512i e = _mm512_add_epi8(kvq_lookup(t->a, n ? v4 : v), kvq_lookup(t->b, n ? v : p4));
+    return bits == 4 ? e : _mm512_add_epi8(e, kvq_lookup(t->c, n ? p4 : p));
+}
+
+/* Step n of value words x[0]; x[1], x[2], x[3] are the words before it in the chains. */
+KVQ_INLINE __m512i kvq_value_step(const __m512i *x, int n, const struct kvq_tables *t, const int bits,
+                                  const bool trellis)
+{
+    if (!trellis)
+        return kvq_step(x[0], n, t->a, bits);
+    if (bits == 2) {
+        __m512i now = n % 2 ? kvq_select(_mm512_srli_epi16(x[0], 2), x[1], 0x33)
+                            : kvq_select(x[0], _mm512_slli_epi16(x[1], 2), 0x33);
+        __m512i before = n % 2 ? kvq_select(_mm512_srli_epi16(x[2], 2), x[3], 0x33)
+                               : kvq_select(x[2], _mm512_slli_epi16(x[3], 2), 0x33);
+        return _mm512_add_epi8(kvq_step(now, n / 2, t->a, 4), kvq_step(before, n / 2, t->b, 4));
+    }
+    __m512i e = _mm512_add_epi8(kvq_step(x[0], n, t->a, 4), kvq_step(x[1], n, t->b, 4));
+    return bits == 4 ? e : _mm512_add_epi8(e, kvq_step(x[2], n, t->c, 4));
+}
+
+/* What stands before the last key word of a block, for 16 tokens: the first word one byte on, behind the start. */
+KVQ_INLINE __m512i kvq_key_wrap(const uint8_t *block, const uint16_t *head, const int bits)
+{
+    __m512i s = _mm512_cvtepu16_epi32(_mm256_load_si256((const __m256i *)head));
+    s = _mm512_and_si512(s, _mm512_set1_epi32(15));
+    if (bits == 4)
+        s = _mm512_slli_epi32(s, 4);
+    else if (bits == 3) /* s_{-1} in the high nibble, where bit 3 does no harm, s_{-2} in the low one */
+        s = _mm512_or_si512(_mm512_slli_epi32(s, 4), _mm512_srli_epi32(s, 3));
+    return _mm512_or_si512(_mm512_slli_epi32(kvq_load(block), 8), s);
+}
+
+/* What stands before word w of a set: chains run against memory order, so it is the word that follows. */
+KVQ_INLINE __m512i kvq_key_before(const uint8_t *group, int w, __m512i wrap, bool last, const int bits)
+{
+    if (w + 1 < kvq_words(bits))
+        return kvq_word(group, w + 1, bits);
+    return last ? wrap : kvq_load(group + 128 * bits); /* a set of both groups has 128 * bits bytes */
+}
+
+/* The groups that follow the last one of a block of values in memory, as far as its chains reach: the block's own
+ * groups one lane on, with the start in lane 0.  x: room for KVQ_WRAP_BYTES; v: a half of the block. */
+KVQ_INLINE void kvq_value_wrap(uint8_t *x, const uint8_t *v, const uint16_t *head, int n_groups, const int bits)
+{
+    KVQ_UNROLL for (int j = 0; j < kvq_memory(bits); j++)
+    {
+        const uint8_t *from = j < n_groups ? v + (size_t)j * 64 * bits : x + (size_t)(j - n_groups) * 64 * bits;
+        uint32_t start[4];
+        kvq_start_words(start, head, j, bits);
+        KVQ_UNROLL for (int w = 0; w < bits; w++)
+        {
+            __m512i first = _mm512_set1_epi32((int)start[w]);
+            _mm512_store_si512(x + (size_t)(j * bits + w) * 64,
+                               _mm512_alignr_epi32(kvq_load(from + 64 * w), first, 15));
+        }
+    }
 }
 
 /* Scales of sixteen headers. */

@@ -5,30 +5,78 @@
 #include <math.h>
 #include <string.h>
 
-/* The 32 table entries of one lane's set, in item order. */
-static void unpack_lane(int8_t e[KVQ_SET], const uint8_t *group, int lane, const struct tern_kvq_table *tab)
+/* The 32 codes of one lane's set, in item order, `stride` bytes apart. */
+static void unpack_lane(uint8_t *codes, size_t stride, const uint8_t *group, int lane, int bits)
 {
     uint32_t w[8];
-    for (int i = 0; i < tab->bits; i++)
+    for (int i = 0; i < bits; i++)
         memcpy(&w[i], group + kvq_word_at(i, lane), 4);
     for (int i = 0; i < KVQ_SET; i++) {
-        switch (tab->bits) {
+        uint32_t c;
+        switch (bits) {
         case 8:
-            e[i] = (int8_t)(w[i / 4] >> (8 * (i % 4)));
+            c = w[i / 4] >> (8 * (i % 4)) & 255;
             break;
         case 4:
-            e[i] = tab->entry[w[i / 8] >> (4 * (i % 8)) & 15];
+            c = w[i / 8] >> (4 * (i % 8)) & 15;
             break;
         case 3:
             if (i < 24) {
-                e[i] = tab->entry[w[i / 8] >> (4 * (i % 8)) & 7];
+                c = w[i / 8] >> (4 * (i % 8)) & 7;
             } else {
                 int at = 4 * (i - 24) + 3;
-                e[i] = tab->entry[(w[0] >> at & 1) | (w[1] >> at & 1) << 1 | (w[2] >> at & 1) << 2];
+                c = (w[0] >> at & 1) | (w[1] >> at & 1) << 1 | (w[2] >> at & 1) << 2;
             }
             break;
         default:
-            e[i] = tab->entry[w[i / 16] >> (2 * (i % 16)) & 3];
+            c = w[i / 16] >> (2 * (i % 16)) & 3;
+        }
+        codes[i * stride] = (uint8_t)c;
+    }
+}
+
+/* Codes of one token's block become its entries, in place of int8. */
+static void follow_chain(uint8_t *codes, int start, const struct tern_kvq_table *tab, int n, bool key)
+{
+    int s1 = kvq_start_symbol(start, 0, tab->bits), s2 = kvq_start_symbol(start, 1, tab->bits), s3 = 0;
+    for (int i = 0; i < n; i++) {
+        uint8_t *at = &codes[kvq_chain_dim(i, n, tab->bits, key)];
+        int s = *at, e;
+        if (tab->bits == 4)
+            e = tab->entry[s] + tab->b[s1];
+        else if (tab->bits == 3)
+            e = tab->entry[s] + tab->b[s1] + tab->c[s2];
+        else
+            e = tab->entry[4 * s1 + s] + tab->b[4 * s3 + s2];
+        *at = (uint8_t)(int8_t)e;
+        s3 = s2;
+        s2 = s1;
+        s1 = s;
+    }
+}
+
+/* The entries of a whole page side, e[64][dim]. */
+static void side_entries(int8_t *e, const uint8_t *side, const uint16_t *head, const struct tern_kvq_table *tab,
+                         int dim, bool key)
+{
+    uint8_t *codes = (uint8_t *)e;
+    for (int t = 0; t < 64; t += key ? 1 : KVQ_SET) {
+        for (int d = 0; d < dim; d += key ? KVQ_SET : 1) {
+            size_t group = key ? kvq_key_set(t, d, tab->bits, dim) : kvq_value_set(t, d, tab->bits, dim);
+            unpack_lane(codes + (size_t)t * dim + d, key ? 1 : (size_t)dim, side + group, (key ? t : d) % KVQ_LANES,
+                        tab->bits);
+        }
+    }
+    for (int t = 0; t < 64 && tab->bits != 8; t++) {
+        for (int d = 0; d < dim; d += TERN_KVQ_BLOCK) {
+            uint8_t *block = codes + (size_t)t * dim + d;
+            int n = kvq_block_dims(dim, d);
+            if (tab->trellis) {
+                follow_chain(block, head[d / TERN_KVQ_BLOCK * 64 + t] & 15, tab, n, key);
+                continue;
+            }
+            for (int i = 0; i < n; i++)
+                block[i] = (uint8_t)tab->entry[block[i]];
         }
     }
 }
@@ -47,7 +95,7 @@ static void prep(int8_t *q, float *scale, int32_t *sum, const float *x, const st
     int n_blocks = tern_kvq_blocks(dim);
     for (int ib = 0; ib < n_q * n_blocks; ib++) {
         int d0 = ib % n_blocks * TERN_KVQ_BLOCK;
-        int n = dim - d0 < TERN_KVQ_BLOCK ? dim - d0 : TERN_KVQ_BLOCK;
+        int n = kvq_block_dims(dim, d0);
         const float *xb = x + (size_t)(ib / n_blocks) * dim + d0;
         int8_t *qb = q + (size_t)(ib / n_blocks) * dim + d0;
         uint32_t top = 0; /* magnitudes compare as integers, infinity and NaN above all others */
@@ -70,25 +118,20 @@ static void prep(int8_t *q, float *scale, int32_t *sum, const float *x, const st
 static void score(float *s, const struct tern_kvq_query *q, const uint8_t *k, const uint16_t *head,
                   const struct tern_kvq_table *tab, int dim, int n_q)
 {
+    int8_t e[64 * TERN_KVQ_MAX_DIM];
     int n_blocks = tern_kvq_blocks(dim);
+    side_entries(e, k, head, tab, dim, true);
     memset(s, 0, (size_t)n_q * 64 * sizeof *s);
-    for (int t = 0; t < 64; t++) {
-        int32_t dot[TERN_KVQ_MAX_Q] = {0};
-        for (int d = 0; d < dim; d += KVQ_SET) {
-            int8_t e[KVQ_SET];
-            unpack_lane(e, k + kvq_key_group(t, d, tab->bits, dim), t % KVQ_LANES, tab);
-            for (int i = 0; i < n_q; i++) {
-                for (int j = 0; j < KVQ_SET; j++)
-                    dot[i] += e[item_at(j, tab->bits)] * q->q[(size_t)i * dim + d + j];
-            }
-            if ((d + KVQ_SET) % TERN_KVQ_BLOCK && d + KVQ_SET < dim)
-                continue;
-            int b = d / TERN_KVQ_BLOCK;
+    for (int it = 0; it < n_q * 64; it++) {
+        int i = it / 64, t = it % 64;
+        for (int b = 0; b < n_blocks; b++) {
+            const int8_t *eb = e + (size_t)t * dim + b * TERN_KVQ_BLOCK;
+            const int8_t *qb = q->q + (size_t)i * dim + b * TERN_KVQ_BLOCK;
+            int32_t dot = 0;
+            for (int j = 0; j < kvq_block_dims(dim, b * TERN_KVQ_BLOCK); j++)
+                dot += eb[item_at(j, tab->bits)] * qb[j];
             float f = tern_kvq_scale(head[b * 64 + t]);
-            for (int i = 0; i < n_q; i++) {
-                s[i * 64 + t] = fmaf((float)dot[i], f * q->scale[i * n_blocks + b], s[i * 64 + t]);
-                dot[i] = 0;
-            }
+            s[it] = fmaf((float)dot, f * q->scale[i * n_blocks + b], s[it]);
         }
     }
 }
@@ -113,50 +156,44 @@ static float weights(int32_t W[64], const float *p, const uint16_t *head, float 
 static void accum(float *o, const float *p, const uint8_t *v, const uint16_t *head, const float *shrink,
                   const struct tern_kvq_table *tab, int dim, int n_q)
 {
+    int8_t e[64 * TERN_KVQ_MAX_DIM];
+    side_entries(e, v, head, tab, dim, false);
     for (int d0 = 0; d0 < dim; d0 += TERN_KVQ_BLOCK) {
-        int32_t W[TERN_KVQ_MAX_Q][64];
-        float c[TERN_KVQ_MAX_Q];
-        for (int i = 0; i < n_q; i++)
-            c[i] = weights(W[i], p + i * 64, head + d0 / TERN_KVQ_BLOCK * 64, tab->unit);
-        for (int d = d0; d < dim && d < d0 + TERN_KVQ_BLOCK; d++) {
-            int8_t e[64];
-            for (int t = 0; t < 64; t += KVQ_SET)
-                unpack_lane(e + t, v + kvq_value_group(t, d, tab->bits, dim), d % KVQ_LANES, tab);
-            for (int i = 0; i < n_q; i++) {
+        for (int i = 0; i < n_q; i++) {
+            int32_t W[64];
+            float c = weights(W, p + i * 64, head + d0 / TERN_KVQ_BLOCK * 64, tab->unit);
+            for (int d = d0; d < dim && d < d0 + TERN_KVQ_BLOCK; d++) {
                 int32_t dot = 0;
                 for (int t = 0; t < 64; t++)
-                    dot += W[i][t] * e[t];
+                    dot += W[t] * e[(size_t)t * dim + d];
                 float *od = &o[(size_t)i * dim + d];
-                *od = fmaf((float)dot, c[i], shrink ? *od * shrink[i] : *od);
+                *od = fmaf((float)dot, c, shrink ? *od * shrink[i] : *od);
             }
+        }
+    }
+}
+
+static void decode(float *out, const uint8_t *side, const uint16_t *head, const struct tern_kvq_table *tab, int dim,
+                   bool key)
+{
+    int8_t e[64 * TERN_KVQ_MAX_DIM];
+    side_entries(e, side, head, tab, dim, key);
+    for (int t = 0; t < 64; t++) {
+        for (int d = 0; d < dim; d++) {
+            float fu = tern_kvq_scale(head[d / TERN_KVQ_BLOCK * 64 + t]) * tab->unit;
+            out[key ? (size_t)d * 64 + t : (size_t)t * dim + d] = fu * (float)e[(size_t)t * dim + d];
         }
     }
 }
 
 static void decode_k(float *out, const uint8_t *k, const uint16_t *head, const struct tern_kvq_table *tab, int dim)
 {
-    for (int t = 0; t < 64; t++) {
-        for (int d = 0; d < dim; d += KVQ_SET) {
-            int8_t e[KVQ_SET];
-            unpack_lane(e, k + kvq_key_group(t, d, tab->bits, dim), t % KVQ_LANES, tab);
-            float fu = tern_kvq_scale(head[d / TERN_KVQ_BLOCK * 64 + t]) * tab->unit;
-            for (int i = 0; i < KVQ_SET; i++)
-                out[(size_t)(d + i) * 64 + t] = fu * (float)e[i];
-        }
-    }
+    decode(out, k, head, tab, dim, true);
 }
 
 static void decode_v(float *out, const uint8_t *v, const uint16_t *head, const struct tern_kvq_table *tab, int dim)
 {
-    for (int d = 0; d < dim; d++) {
-        const uint16_t *hb = head + d / TERN_KVQ_BLOCK * 64;
-        for (int t = 0; t < 64; t += KVQ_SET) {
-            int8_t e[KVQ_SET];
-            unpack_lane(e, v + kvq_value_group(t, d, tab->bits, dim), d % KVQ_LANES, tab);
-            for (int i = 0; i < KVQ_SET; i++)
-                out[(size_t)(t + i) * dim + d] = tern_kvq_scale(hb[t + i]) * tab->unit * (float)e[i];
-        }
-    }
+    decode(out, v, head, tab, dim, false);
 }
 
 void tern_kvq_init_ref(struct tern_kvq_kernels *k)

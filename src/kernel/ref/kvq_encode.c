@@ -38,18 +38,10 @@ static float add_lanes(float lane[16])
     return lane[0];
 }
 
-static uint16_t encode_block(uint8_t *codes, const float *y, const struct tern_kvq_table *tab, int matched, int n)
+static uint16_t encode_scalar(uint8_t *codes, const float *y, float ss, const struct tern_kvq_table *tab, int key,
+                              int n)
 {
     int n_codes = 1 << tab->bits;
-    float lane[16] = {0};
-    for (int i = 0; i < n; i++)
-        lane[i % 16] = fmaf(y[i], y[i], lane[i % 16]);
-    float ss = add_lanes(lane);
-    if (!(ss >= TERN_KVQ_TINY && ss < INFINITY)) {
-        for (int i = 0; i < n; i++)
-            codes[i] = (uint8_t)(n_codes / 2);
-        return 0;
-    }
     float inv = 1.0f / sqrtf(ss / (float)n), along[16] = {0};
     int32_t ee = 0;
     for (int i = 0; i < n; i++) {
@@ -62,7 +54,93 @@ static uint16_t encode_block(uint8_t *codes, const float *y, const struct tern_k
         along[i % 16] = fmaf(y[i], tab->entry[c], along[i % 16]);
     }
     float ye = add_lanes(along);
-    return tern_kvq_head_near((matched ? sqrtf(ss / (float)ee) : ye / (float)ee) / tab->unit);
+    return tern_kvq_head_near((key ? sqrtf(ss / (float)ee) : ye / (float)ee) / tab->unit);
+}
+
+/* Half the cost of meeting x = X/128 with w, less x*x/2: w*w/2 - x*w. */
+static int half_cost(int X, int w)
+{
+    return -(((X - 64 * w) * w + 64) >> 7);
+}
+
+/* The best path through the chain: symbols and entries in chain order; returns the start bits. */
+static int best_path(uint8_t *symbols, int8_t *entries, const int *X, const struct tern_kvq_table *tab, int n)
+{
+    const int bits = tab->bits, n_states = kvq_states(bits), top = bits * (kvq_memory(bits) - 1);
+    int metric[KVQ_MAX_STATES] = {0}, next[KVQ_MAX_STATES];
+    uint8_t oldest[TERN_KVQ_BLOCK][KVQ_MAX_STATES];
+    for (int i = 0; i < n; i++) {
+        int n_edges = i ? 1 << bits : kvq_first_edges(bits), least = INT32_MAX;
+        for (int s = 0; s < n_states; s++) {
+            int u = kvq_new_part(tab, s, bits), best = INT32_MAX;
+            for (int e = 0; e < n_edges; e++) {
+                int w = kvq_old_part(tab, s, e, bits);
+                int m = metric[kvq_edge_from(s, e, bits)] + half_cost(X[i], w) + u * w;
+                if (m < best) {
+                    best = m;
+                    oldest[i][s] = (uint8_t)e;
+                }
+            }
+            next[s] = best + half_cost(X[i], u);
+            least = next[s] < least ? next[s] : least;
+        }
+        for (int s = 0; s < n_states; s++)
+            metric[s] = next[s] - least < KVQ_CAP ? next[s] - least : KVQ_CAP;
+    }
+    int s = 0;
+    for (int k = 1; k < n_states; k++)
+        s = metric[k] < metric[s] ? k : s;
+    for (int i = n - 1; i >= 0; i--) {
+        int e = oldest[i][s];
+        symbols[i] = (uint8_t)(s >> top);
+        entries[i] = (int8_t)(kvq_new_part(tab, s, bits) + kvq_old_part(tab, s, e, bits));
+        s = kvq_edge_from(s, e, bits);
+    }
+    return kvq_start_bits(s, bits);
+}
+
+static uint16_t encode_trellis(uint8_t *codes, const float *y, float ss, const struct tern_kvq_table *tab, int key,
+                               int n)
+{
+    float inv = 1.0f / sqrtf(ss / (float)n), most = -1.0f;
+    uint16_t head = 0;
+    for (int c = 0; c < tab->n_prescale; c++) {
+        int X[TERN_KVQ_BLOCK];
+        uint8_t symbols[TERN_KVQ_BLOCK];
+        int8_t e[TERN_KVQ_BLOCK];
+        float scale = inv * kvq_prescale[c] * (128.0f / tab->unit), ye = 0.0f, gain;
+        for (int i = 0; i < n; i++) {
+            float x = y[kvq_chain_dim(i, n, tab->bits, key)] * scale;
+            X[i] = (int)lrintf(x < 16256.0f ? x > -16256.0f ? x : -16256.0f : 16256.0f);
+        }
+        int start = best_path(symbols, e, X, tab, n), ee = 0;
+        for (int i = n - 1; i >= 0; i--) {
+            ye = fmaf(y[kvq_chain_dim(i, n, tab->bits, key)], e[i], ye);
+            ee += e[i] * e[i];
+        }
+        uint16_t h = kvq_trellis_head(&gain, ss, ye, (float)ee, tab, key);
+        if (gain > most) {
+            most = gain;
+            head = (uint16_t)(h | start);
+            for (int i = 0; i < n; i++)
+                codes[kvq_chain_dim(i, n, tab->bits, key)] = symbols[i];
+        }
+    }
+    return head;
+}
+
+static uint16_t encode_block(uint8_t *codes, const float *y, const struct tern_kvq_table *tab, int key, int n)
+{
+    float lane[16] = {0};
+    for (int i = 0; i < n; i++)
+        lane[i % 16] = fmaf(y[i], y[i], lane[i % 16]);
+    float ss = add_lanes(lane);
+    if (!(ss >= TERN_KVQ_TINY && ss < INFINITY)) {
+        for (int i = 0; i < n; i++)
+            codes[i] = (uint8_t)(1 << (tab->bits - 1));
+        return 0;
+    }
+    return (tab->trellis ? encode_trellis : encode_scalar)(codes, y, ss, tab, key, n);
 }
 
 static uint16_t encode_block8(uint8_t *codes, const float *y, int n)
@@ -88,16 +166,17 @@ static uint16_t encode_block8(uint8_t *codes, const float *y, int n)
     return head;
 }
 
-void tern_kvq_encode_ref(uint8_t *codes, uint16_t *head, const float *x, const struct tern_kvq_table *tab, int matched,
-                         int dim, int n)
+void tern_kvq_encode_ref(uint8_t *codes, uint16_t *head, const float *x, const struct tern_kvq_table *tab, int key,
+                         int dim, int n, void *scratch)
 {
+    (void)scratch;
     for (int t = 0; t < n; t++) {
         for (int d = 0; d < dim; d += TERN_KVQ_BLOCK) {
-            int bn = dim - d < TERN_KVQ_BLOCK ? dim - d : TERN_KVQ_BLOCK;
+            int bn = kvq_block_dims(dim, d);
             const float *y = x + (size_t)t * dim + d;
             uint8_t *c = codes + (size_t)t * dim + d;
             head[d / TERN_KVQ_BLOCK * 64 + t] =
-                tab->bits == 8 ? encode_block8(c, y, bn) : encode_block(c, y, tab, matched, bn);
+                tab->bits == 8 ? encode_block8(c, y, bn) : encode_block(c, y, tab, key, bn);
         }
     }
 }
@@ -135,7 +214,7 @@ void tern_kvq_pack_k_ref(uint8_t *k, const uint8_t *codes, int bits, int dim)
 {
     for (int t = 0; t < 64; t++) {
         for (int d = 0; d < dim; d += KVQ_SET)
-            pack_lane(k + kvq_key_group(t, d, bits, dim), t % KVQ_LANES, codes + (size_t)t * dim + d, 1, bits);
+            pack_lane(k + kvq_key_set(t, d, bits, dim), t % KVQ_LANES, codes + (size_t)t * dim + d, 1, bits);
     }
 }
 
@@ -143,7 +222,7 @@ void tern_kvq_pack_v_ref(uint8_t *v, const uint8_t *codes, int bits, int dim)
 {
     for (int d = 0; d < dim; d++) {
         for (int t = 0; t < 64; t += KVQ_SET)
-            pack_lane(v + kvq_value_group(t, d, bits, dim), d % KVQ_LANES, codes + (size_t)t * dim + d, (size_t)dim,
+            pack_lane(v + kvq_value_set(t, d, bits, dim), d % KVQ_LANES, codes + (size_t)t * dim + d, (size_t)dim,
                       bits);
     }
 }

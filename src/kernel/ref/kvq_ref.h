@@ -2,7 +2,7 @@
 #ifndef TERN_REF_KVQ_REF_H
 #define TERN_REF_KVQ_REF_H
 
-#include "kernel/kvq.h"
+#include "kernel/kvq_impl.h"
 
 #define KVQ_SET   32 /* contracted items in a set */
 #define KVQ_LANES 16 /* lanes in a group */
@@ -20,21 +20,21 @@ static inline size_t kvq_group_bytes(int bits)
 }
 
 /* Start of the group of keys: 16 tokens from t on (a multiple of 16), 32 dims from d on (a multiple of 32). */
-static inline size_t kvq_key_group(int t, int d, int bits, int dim)
+static inline size_t kvq_key_set(int t, int d, int bits, int dim)
 {
     int half = t / 32, group = t / KVQ_LANES % 2, set = d / KVQ_SET, n_sets = dim / KVQ_SET;
     return (size_t)((half * n_sets + set) * 2 + group) * kvq_group_bytes(bits);
 }
 
 /* Start of the group of values: 32 tokens from t on, 16 dims from d on. */
-static inline size_t kvq_value_group(int t, int d, int bits, int dim)
+static inline size_t kvq_value_set(int t, int d, int bits, int dim)
 {
     return (size_t)(t / KVQ_SET * (dim / KVQ_LANES) + d / KVQ_LANES) * kvq_group_bytes(bits);
 }
 
 void tern_kvq_rotate_ref(float *x, const float *sign, int dim, int inverse);
-void tern_kvq_encode_ref(uint8_t *codes, uint16_t *head, const float *x, const struct tern_kvq_table *tab, int matched,
-                         int dim, int n);
+void tern_kvq_encode_ref(uint8_t *codes, uint16_t *head, const float *x, const struct tern_kvq_table *tab, int key,
+                         int dim, int n, void *scratch);
 void tern_kvq_pack_k_ref(uint8_t *k, const uint8_t *codes, int bits, int dim);
 void tern_kvq_pack_v_ref(uint8_t *v, const uint8_t *codes, int bits, int dim);
 

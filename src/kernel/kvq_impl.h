@@ -1,0 +1,227 @@
+/* kernel/kvq_impl.h - what the page kernels of all levels share: geometry, chains of trellis codes, and the choice of a
+ * kernel by code.  Plain C; the vector halves are kvq_simd.h in each folder. */
+#ifndef TERN_KERNEL_KVQ_IMPL_H
+#define TERN_KERNEL_KVQ_IMPL_H
+
+#include <stdbool.h>
+#include <string.h>
+#include "kernel/kvq.h"
+
+#define KVQ_INLINE static inline __attribute__((always_inline))
+#define KVQ_UNROLL _Pragma("GCC unroll 16")
+#define KVQ_ROWS   4 /* query rows that share one pass over the codes: more would spill accumulators */
+
+/* Calls fn(..., bits, trellis) with both constant, so that an inlined fn is one kernel for each code. */
+#define KVQ_BY_CODE(tab, fn, ...)         \
+    do {                                  \
+        if ((tab)->trellis) {             \
+            if ((tab)->bits == 4)         \
+                fn(__VA_ARGS__, 4, true); \
+            else if ((tab)->bits == 3)    \
+                fn(__VA_ARGS__, 3, true); \
+            else                          \
+                fn(__VA_ARGS__, 2, true); \
+        } else if ((tab)->bits == 8) {    \
+            fn(__VA_ARGS__, 8, false);    \
+        } else if ((tab)->bits == 4) {    \
+            fn(__VA_ARGS__, 4, false);    \
+        } else if ((tab)->bits == 3) {    \
+            fn(__VA_ARGS__, 3, false);    \
+        } else {                          \
+            fn(__VA_ARGS__, 2, false);    \
+        }                                 \
+    } while (0)
+
+/* Calls fn(rows, ...) with `rows` constant: `left` rows, but at most KVQ_ROWS. */
+#define KVQ_BY_ROWS(left, fn, ...)     \
+    do {                               \
+        if ((left) == 1)               \
+            fn(1, __VA_ARGS__);        \
+        else if ((left) == 2)          \
+            fn(2, __VA_ARGS__);        \
+        else if ((left) == 3)          \
+            fn(3, __VA_ARGS__);        \
+        else                           \
+            fn(KVQ_ROWS, __VA_ARGS__); \
+    } while (0)
+
+/* ---- geometry ---- */
+
+/* Words of a set (the gathered one of 3 bits included) and codes in each byte of a word. */
+KVQ_INLINE int kvq_words(const int bits)
+{
+    return bits == 3 ? 4 : bits;
+}
+
+KVQ_INLINE int kvq_per_byte(const int bits)
+{
+    return bits == 8 ? 1 : bits == 2 ? 4 : 2;
+}
+
+/* Dims of the block that starts at dim d. */
+KVQ_INLINE int kvq_block_dims(int dim, int d)
+{
+    return dim - d < TERN_KVQ_BLOCK ? dim - d : TERN_KVQ_BLOCK;
+}
+
+/* How far ahead of the line in use memory is asked for.  In a page the values follow the keys, and the next page often
+ * follows in memory; one side ahead, with a floor for small ones, is a few hundred nanoseconds.  A wrong guess costs
+ * bandwidth, never a fault. */
+KVQ_INLINE size_t kvq_ahead(size_t side_bytes)
+{
+    return side_bytes < 2048 ? 2048 : side_bytes;
+}
+
+/* Entry i of the table's 16 places; short tables repeat. */
+KVQ_INLINE int kvq_entry(const struct tern_kvq_table *tab, int i)
+{
+    if (tab->bits == 8)
+        return 0;
+    return tab->entry[tab->trellis && tab->bits == 2 ? i : i & ((1 << tab->bits) - 1)];
+}
+
+/* ---- chains ---- */
+
+/* Symbols before the current one that its value depends on; also the symbols in a state of the encoder. */
+KVQ_INLINE int kvq_memory(const int bits)
+{
+    return 5 - bits;
+}
+
+/* Dim, within its block of n dims, of position i of the chain. */
+static inline int kvq_chain_dim(int i, int n, int bits, bool key)
+{
+    if (!key) {
+        int groups = n / 16;
+        return 16 * (groups - 1 - i % groups) + i / groups;
+    }
+    int per_byte = kvq_per_byte(bits), column = n / 4; /* positions of one byte column */
+    int word = (column - 1 - i % column) / per_byte, j = i % per_byte;
+    return (4 * word + i / column) * per_byte + (bits == 2 ? 3 - j : j);
+}
+
+/* Symbol s_{-1-j} before the first of a chain. */
+KVQ_INLINE int kvq_start_symbol(int start, int j, const int bits)
+{
+    int width = bits == 2 ? 2 : bits;
+    return j == 0 ? start & ((1 << width) - 1) : j == 1 ? start >> width : 0;
+}
+
+/* The states s_{-1} .. of eight headers, header 0 lowest, as nibbles. */
+KVQ_INLINE uint32_t kvq_start_nibbles(const uint16_t *head)
+{
+    uint64_t x[2];
+    memcpy(x, head, 16);
+    for (int i = 0; i < 2; i++) {
+        x[i] &= 0x000F000F000F000Fu;
+        x[i] = (x[i] | x[i] >> 12) & 0x000000FF000000FFu;
+        x[i] |= x[i] >> 24;
+    }
+    return (uint32_t)(x[0] & 0xFFFF) | (uint32_t)x[1] << 16;
+}
+
+/* Low pairs of 16 nibbles side by side. */
+KVQ_INLINE uint32_t kvq_pairs(uint32_t lo, uint32_t hi)
+{
+    uint64_t x = ((uint64_t)hi << 32 | lo) & 0x3333333333333333u;
+    x = (x | x >> 2) & 0x0F0F0F0F0F0F0F0Fu;
+    x = (x | x >> 4) & 0x00FF00FF00FF00FFu;
+    x = (x | x >> 8) & 0x0000FFFF0000FFFFu;
+    return (uint32_t)(x | x >> 16);
+}
+
+/* The symbols s_{-1-j} of 32 tokens as the words of a lane: what stands before lane 0 of a set of values. */
+KVQ_INLINE void kvq_start_words(uint32_t w[4], const uint16_t *head, int j, const int bits)
+{
+    uint32_t nib[4];
+    for (int i = 0; i < 4; i++)
+        nib[i] = kvq_start_nibbles(head + 8 * i);
+    if (bits == 4) {
+        memcpy(w, nib, sizeof nib);
+    } else if (bits == 3) {
+        uint32_t low = j ? 0x11111111u : 0x77777777u;
+        for (int i = 0; i < 4; i++)
+            nib[i] = nib[i] >> 3 * j & low;
+        for (int i = 0; i < 3; i++)
+            w[i] = nib[i] | (nib[3] >> i & 0x11111111u) << 3;
+    } else {
+        for (int i = 0; i < 2; i++)
+            w[i] = j == 2 ? 0 : kvq_pairs(nib[2 * i] >> 2 * j, nib[2 * i + 1] >> 2 * j);
+    }
+}
+
+/* Symbols that a value depends on, itself included. */
+KVQ_INLINE int kvq_reach(const int bits, const bool trellis)
+{
+    return trellis ? 1 + kvq_memory(bits) : 1;
+}
+
+/* n groups from g on in a half of a block of n_groups: what stands before a group in the chains follows it in memory.
+ * Behind the last come the groups of `wrap`, where the first ones appear again, one lane on. */
+KVQ_INLINE void kvq_value_groups(const uint8_t **x, const uint8_t *v, const uint8_t *wrap, int g, int n_groups,
+                                 const int n, const int bits)
+{
+    KVQ_UNROLL for (int j = 0; j < n; j++)
+    {
+        x[j] = g + j < n_groups ? v + (size_t)(g + j) * 64 * bits : wrap + (size_t)(g + j - n_groups) * 64 * bits;
+    }
+}
+
+#define KVQ_WRAP_BYTES 384 /* of the largest wrap: 256, 384 and 384 bytes at 4, 3 and 2 bits */
+
+/* ---- encoding ----
+ *
+ * A state holds the last kvq_memory symbols, the newest on top; an edge leads to `state` from the state that had one
+ * more symbol e at the bottom.  The edge's entry is kvq_new_part + kvq_old_part. */
+
+#define KVQ_MAX_STATES 64
+#define KVQ_CAP        12000 /* half costs above the best state's */
+
+KVQ_INLINE int kvq_states(const int bits)
+{
+    return 1 << bits * kvq_memory(bits);
+}
+
+KVQ_INLINE int kvq_edge_from(int state, int e, const int bits)
+{
+    return (state << bits & (kvq_states(bits) - 1)) | e;
+}
+
+KVQ_INLINE int kvq_new_part(const struct tern_kvq_table *t, int state, const int bits)
+{
+    return bits == 4   ? t->entry[state]
+           : bits == 3 ? t->entry[state >> 3] + t->b[state & 7]
+                       : t->entry[(state & 12) | state >> 4];
+}
+
+KVQ_INLINE int kvq_old_part(const struct tern_kvq_table *t, int state, int e, const int bits)
+{
+    return bits == 4 ? t->b[e] : bits == 3 ? t->c[e] : t->b[4 * e + (state & 3)];
+}
+
+/* Oldest symbols that the state before a chain may have: the others do not fit the four start bits. */
+KVQ_INLINE int kvq_first_edges(const int bits)
+{
+    return bits == 4 ? 16 : bits == 3 ? 2 : 1;
+}
+
+/* The four bits for the state before a chain. */
+KVQ_INLINE int kvq_start_bits(int state, const int bits)
+{
+    return bits == 4 ? state : bits == 3 ? state >> 3 | (state & 1) << 3 : state >> 4 | (state & 12);
+}
+
+/* Factors in the order in which they are tried. */
+static const float kvq_prescale[] = {1.0f, 0.92f, 1.08f, 0.86f, 1.14f};
+
+/* Header of a block's scale, and in *gain how much of the block's energy it explains. */
+static inline uint16_t kvq_trellis_head(float *gain, float ss, float ye, float ee, const struct tern_kvq_table *tab,
+                                        bool key)
+{
+    uint16_t head = tern_kvq_head_near((key || !(ye > 0.0f) ? __builtin_sqrtf(ss / ee) : ye / ee) / tab->unit);
+    float fu = tern_kvq_scale(head) * tab->unit;
+    *gain = fu * (2.0f * ye - fu * ee);
+    return head;
+}
+
+#endif
