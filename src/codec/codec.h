@@ -94,8 +94,8 @@ struct tern_kv_codec {
     bool raw;          /* f16, f32: attended as they are */
     bool rotated;      /* works in the rotated domain */
 
-    /* Can this scheme code head dimension `dim`?  If not, *why gets a static sentence part ("head size 80 is not a
-     * power of two"). */
+    /* Can this scheme code head dimension `dim`?  If not, *why gets a static sentence part ("the head size is not
+     * a multiple of 32"). */
     bool (*accepts)(int dim, const char **why);
     size_t (*data_bytes)(int dim); /* per 64 tokens, a multiple of 64 */
     size_t (*head_bytes)(int dim); /* per 64 tokens, a multiple of 64; 0 for raw */

@@ -14,11 +14,12 @@ bool tern_kv_coded_accepts(int dim, const char **why)
 
 bool tern_kv_rotated_accepts(int dim, const char **why)
 {
-    if (dim >= 32 && dim <= TERN_KVQ_MAX_DIM && (dim & (dim - 1)) == 0)
+    int odd = dim > 0 ? dim / (dim & -dim) : 0;
+    if (!tern_kv_coded_accepts(dim, why))
+        return false;
+    if (odd <= 7)
         return true;
-    *why = dim > TERN_KVQ_MAX_DIM ? "the head size is larger than 512"
-           : dim < 32             ? "the head size is smaller than 32"
-                                  : "the head size is not a power of two";
+    *why = "the head size has an odd factor larger than 7";
     return false;
 }
 

@@ -149,9 +149,11 @@ static const int8_t *page_entries(const struct page *g, bool key)
 
 static void part_rotate(void)
 {
-    for (int c = 0; c < 220; c++) {
-        int dim = 32 << c % 5, inverse = c / 5 % 2;
-        enum check_fill fill = (enum check_fill)(c / 10 % (CHECK_NONFINITE + 1));
+    static const int sizes[] = {32, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512};
+    const int n_dims = sizeof sizes / sizeof *sizes;
+    for (int c = 0; c < 22 * n_dims; c++) {
+        int dim = sizes[c % n_dims], inverse = c / n_dims % 2, p = dim & -dim, m = dim / p;
+        enum check_fill fill = (enum check_fill)(c / n_dims / 2 % (CHECK_NONFINITE + 1));
         check_case("dim %d, inverse %d, %s", dim, inverse, check_fill_name(fill));
         float *x = check_buf((size_t)dim * 4, 64), *sign = check_buf((size_t)dim * 4, 64);
         static float x0[MAX_DIM], want[MAX_DIM];
@@ -169,12 +171,16 @@ static void part_rotate(void)
         double mag = 0;
         for (int i = 0; i < dim; i++)
             mag += fabs((double)x0[i]);
-        for (int i = 0; i < dim; i++) { /* H[i][j] = (-1)^popcount(i & j) */
+        for (int i = 0; i < dim; i++) { /* H[i][j] = (-1)^popcount(i & j), times the DCT of the runs i / p and j / p */
             double sum = 0;
-            for (int j = 0; j < dim; j++)
-                sum += (__builtin_parity((unsigned)(i & j)) ? -1.0 : 1.0) * x0[j] * (inverse ? 1.0 : sign[j]);
-            oracle[i] = sum / sqrt(dim) * (inverse ? (double)sign[i] : 1.0);
-            budget[i] = 12 * 0x1p-24 * mag / sqrt(dim) + 0x1p-149;
+            for (int j = 0; j < dim; j++) {
+                int f = inverse ? j / p : i / p, r = inverse ? i / p : j / p;
+                double dct = sqrt((f ? 2.0 : 1.0) / m) * cos(M_PI * (2 * r + 1) * f / (2 * m));
+                double h = __builtin_parity((unsigned)(i % p & j % p)) ? -dct : dct;
+                sum += h * x0[j] * (inverse ? 1.0 : sign[j]);
+            }
+            oracle[i] = sum / sqrt(p) * (inverse ? (double)sign[i] : 1.0);
+            budget[i] = 16 * 0x1p-24 * mag / sqrt(p) + 0x1p-149;
         }
         check_budget("x", x, oracle, budget, (size_t)dim, NULL, 0);
     }

@@ -118,9 +118,9 @@ static void test_layout(void **state)
     assert_null(l->layers[0].why_raw);
     assert_string_equal(l->layers[1].k.codec->name, "f16");
     assert_non_null(strstr(l->layers[1].why_raw, "window"));
-    assert_string_equal(l->layers[4].k.codec->name, "f16"); /* 80 is no power of two; values of 64 stay coded */
+    assert_string_equal(l->layers[4].k.codec->name, "f16"); /* 80 is no multiple of 32; values of 64 stay coded */
     assert_string_equal(l->layers[4].v.codec->name, "l4");
-    assert_non_null(strstr(l->layers[4].why_raw, "power of two"));
+    assert_non_null(strstr(l->layers[4].why_raw, "multiple of 32"));
     /* 4.25 bits a value at 64 dims: 64 tokens x (K and V) x (64*4 + 16) bits / 8 */
     assert_int_equal(l->layers[0].head_bytes, 64 * 2 * (64 * 4 + 16) / 8);
     assert_int_equal(l->layers[3].head_bytes, 64 * ((256 * 4 + 2 * 16) + (128 * 4 + 16)) / 8);

@@ -1,5 +1,6 @@
 /* avx2/kvq_encode.c - vectors to codes (rotation, nearest entry, scale) and codes to pages. */
 #include "kernel/avx2/kvq_simd.h"
+#include "kernel/kvq_mix.h"
 
 #include <math.h>
 
@@ -73,7 +74,7 @@ KVQ_INLINE void rotate_far(float *x, const float *sign, const int n, __m256 norm
     }
 }
 
-void tern_kvq_rotate_avx2(float *x, const float *sign, int dim, int inverse)
+static void rotate_run(float *x, const float *sign, int dim, int inverse)
 {
     __m256 norm = _mm256_set1_ps((float)(1.0 / sqrt((double)dim)));
     if (dim == 32) {
@@ -88,6 +89,17 @@ void tern_kvq_rotate_avx2(float *x, const float *sign, int dim, int inverse)
         rotate_far(x, sign, 4, norm, inverse);
     else if (dim == 512)
         rotate_far(x, sign, 8, norm, inverse);
+}
+
+void tern_kvq_rotate_avx2(float *x, const float *sign, int dim, int inverse)
+{
+    const int p = kvq_run(dim);
+    if (inverse && p < dim)
+        kvq_mix(x, dim, inverse);
+    for (int i = 0; i < dim; i += p)
+        rotate_run(x + i, sign + i, p, inverse);
+    if (!inverse && p < dim)
+        kvq_mix(x, dim, inverse);
 }
 
 /* ---- encoding ---- */

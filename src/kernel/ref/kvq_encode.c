@@ -1,10 +1,11 @@
 /* ref/kvq_encode.c - vectors to codes and codes to pages, in plain C. */
+#include "kernel/kvq_mix.h"
 #include "kernel/ref/kvq_ref.h"
 
 #include <math.h>
 #include <string.h>
 
-void tern_kvq_rotate_ref(float *x, const float *sign, int dim, int inverse)
+static void rotate_run(float *x, const float *sign, int dim, int inverse)
 {
     float norm = (float)(1.0 / sqrt((double)dim));
     if (!inverse) {
@@ -26,6 +27,17 @@ void tern_kvq_rotate_ref(float *x, const float *sign, int dim, int inverse)
         for (int i = 0; i < dim; i++)
             x[i] *= sign[i];
     }
+}
+
+void tern_kvq_rotate_ref(float *x, const float *sign, int dim, int inverse)
+{
+    const int p = kvq_run(dim);
+    if (inverse && p < dim)
+        kvq_mix(x, dim, inverse);
+    for (int i = 0; i < dim; i += p)
+        rotate_run(x + i, sign + i, p, inverse);
+    if (!inverse && p < dim)
+        kvq_mix(x, dim, inverse);
 }
 
 /* The order of vec.h: 16 running sums, then halves onto each other. */
