@@ -26,7 +26,7 @@
 
 /* ---- what is asked for ---------------------------------------------------------------------------------------- */
 
-#define TERN_KV_MAX_RULES 32
+#define TERN_KV_MAX_RULES 256
 
 /* A parsed --kv text. */
 struct tern_kv_spec {
@@ -42,11 +42,13 @@ struct tern_kv_spec {
     int n_rules;
     enum tern_kv_cond_from { TERN_COND_AUTO, TERN_COND_OFF, TERN_COND_NORMS, TERN_COND_FILE } cond;
     char cond_path[256];
+    bool in_plan; /* while a plan file is read */
 };
 
-/* Grammar: SCHEME | k=SCHEME,v=SCHEME, options first=N, recent=N, edge=N:SCHEME, layers=A-B:SCHEME, in any order, comma
- * separated; cond=off|norms|FILE says where key conditioning comes from (not said: the sidecar beside the model, else
- * the norm weights, else none).  Errors name the item and list what would have been understood. */
+/* Grammar: SCHEME | k=SCHEME,v=SCHEME, options first=N, recent=N, edge=N:SCHEME, layers=A-B:SCHEME, plan=FILE, in any
+ * order, comma separated; after edge and layers SCHEME may be KEYS/VALUES; a plan file holds the same items, one per
+ * line; cond=off|norms|FILE says where key conditioning comes from (not said: the sidecar beside the model, else the
+ * norm weights, else none).  Errors name the item and list what would have been understood. */
 int tern_kv_spec_parse(struct tern_kv_spec *out, const char *text, tern_error *err);
 
 /* ---- layout --------------------------------------------------------------------------------------------------- */

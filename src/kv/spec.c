@@ -4,7 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define MAX_RECENT 4096
+#define MAX_RECENT     4096
+#define MAX_PLAN_BYTES ((size_t)1 << 16)
 
 /* The names of all schemes, for messages. */
 static void list_schemes(char *out, size_t n)
@@ -56,22 +57,28 @@ static bool number(const char **p, const char *end, int *out)
     return true;
 }
 
+/* SCHEME, or KEYS/VALUES. */
+static int find_pair(const struct tern_kv_codec **k, const struct tern_kv_codec **v, const char *p, const char *end,
+                     const char *text, tern_error *err)
+{
+    const char *slash = memchr(p, '/', (size_t)(end - p));
+    int rc = find_scheme(k, p, (size_t)((slash ? slash : end) - p), text, err);
+    *v = *k;
+    if (rc == 0 && slash)
+        rc = find_scheme(v, slash + 1, (size_t)(end - slash - 1), text, err);
+    return rc;
+}
+
 static int parse_edge(struct tern_kv_spec *s, const char *p, const char *end, const char *text, tern_error *err)
 {
-    const struct tern_kv_codec *c;
-    int rc = 0;
     if (!number(&p, end, &s->edge) || p == end || *p != ':')
         return tern_err_set(err, TERN_EINVAL, "--kv %s: edge wants N:SCHEME", text);
-    TERN_TRY(find_scheme(&c, p + 1, (size_t)(end - p - 1), text, err));
-    s->edge_k = s->edge_v = c;
-out:
-    return rc;
+    return find_pair(&s->edge_k, &s->edge_v, p + 1, end, text, err);
 }
 
 static int parse_layers(struct tern_kv_spec *s, const char *p, const char *end, const char *text, tern_error *err)
 {
     int rc = 0, from, to;
-    const struct tern_kv_codec *c;
     if (s->n_rules == TERN_KV_MAX_RULES)
         return tern_err_set(err, TERN_ELIMIT, "--kv %s: more than %d layers= rules", text, TERN_KV_MAX_RULES);
     if (!number(&p, end, &from))
@@ -84,10 +91,9 @@ static int parse_layers(struct tern_kv_spec *s, const char *p, const char *end, 
     }
     if (p == end || *p != ':')
         goto bad;
-    TERN_TRY(find_scheme(&c, p + 1, (size_t)(end - p - 1), text, err));
     s->rules[s->n_rules].from = from;
     s->rules[s->n_rules].to = to;
-    s->rules[s->n_rules].k = s->rules[s->n_rules].v = c;
+    TERN_TRY(find_pair(&s->rules[s->n_rules].k, &s->rules[s->n_rules].v, p + 1, end, text, err));
     s->n_rules++;
 out:
     return rc;
@@ -112,6 +118,41 @@ static bool key_is(const char *p, size_t n, const char *key)
     return n == strlen(key) && memcmp(p, key, n) == 0;
 }
 
+static int parse_items(struct tern_kv_spec *s, const char *p, const char *text, tern_error *err);
+
+/* The items of a file as if they stood here: lines instead of commas, # begins a comment. */
+static int parse_plan(struct tern_kv_spec *s, const char *p, size_t n, const char *text, tern_error *err)
+{
+    int rc = 0;
+    struct tern_buf path = {0}, file = {0}, items = {0};
+    if (!n)
+        TERN_FAIL(err, TERN_EINVAL, "--kv %s: plan= wants the name of a file", text);
+    if (s->in_plan)
+        TERN_FAIL(err, TERN_EINVAL, "--kv %s: a plan file names another one", text);
+    TERN_TRY(tern_buf_add(&path, p, n, err));
+    TERN_TRY(tern_buf_add(&items, "", 0, err));
+    TERN_TRY(tern_buf_read_file(&file, path.p ? path.p : "", MAX_PLAN_BYTES, err));
+    for (const char *line = file.p; line && *line;) {
+        size_t len = strcspn(line, "\n"), used = strcspn(line, "#\n");
+        while (used && (line[used - 1] == ' ' || line[used - 1] == '\r' || line[used - 1] == '\t'))
+            used--;
+        if (used && items.len)
+            TERN_TRY(tern_buf_addc(&items, ',', err));
+        TERN_TRY(tern_buf_add(&items, line, used, err));
+        line += len + (line[len] == '\n');
+    }
+    if (!items.len)
+        TERN_FAIL(err, TERN_EINVAL, "--kv %s: %s holds no plan", text, path.p);
+    s->in_plan = true;
+    rc = parse_items(s, items.p, text, err);
+    s->in_plan = false;
+out:
+    tern_buf_clear(&path);
+    tern_buf_clear(&file);
+    tern_buf_clear(&items);
+    return rc;
+}
+
 static int parse_item(struct tern_kv_spec *s, const char *p, const char *end, const char *text, tern_error *err)
 {
     int rc = 0;
@@ -133,6 +174,8 @@ static int parse_item(struct tern_kv_spec *s, const char *p, const char *end, co
         return parse_edge(s, value, end, text, err);
     if (key_is(p, n, "layers"))
         return parse_layers(s, value, end, text, err);
+    if (key_is(p, n, "plan"))
+        return parse_plan(s, value, left, text, err);
     if (key_is(p, n, "cond"))
         return parse_cond(s, value, left, text, err);
     if (key_is(p, n, "recent")) {
@@ -147,26 +190,34 @@ static int parse_item(struct tern_kv_spec *s, const char *p, const char *end, co
             TERN_FAIL(err, TERN_EINVAL, "--kv %s: first wants a number from 0 to %d", text, TERN_PAGE);
         return 0;
     }
-    TERN_FAIL(err, TERN_EINVAL, "--kv %s: unknown option \"%.*s\" (known: k v first recent edge layers cond)", text,
-              (int)n, p);
+    TERN_FAIL(err, TERN_EINVAL, "--kv %s: unknown option \"%.*s\" (known: k v first recent edge layers plan cond)",
+              text, (int)n, p);
 out:
     return rc;
+}
+
+static int parse_items(struct tern_kv_spec *s, const char *p, const char *text, tern_error *err)
+{
+    const char *stop = p + strlen(p);
+    while (p <= stop) {
+        const char *end = memchr(p, ',', (size_t)(stop - p));
+        if (!end)
+            end = stop;
+        if (end == p)
+            return tern_err_set(err, TERN_EINVAL, "--kv %s: empty item", *text ? text : "\"\"");
+        int rc = parse_item(s, p, end, text, err);
+        if (rc < 0)
+            return rc;
+        p = end + 1;
+    }
+    return 0;
 }
 
 int tern_kv_spec_parse(struct tern_kv_spec *out, const char *text, tern_error *err)
 {
     int rc = 0;
     *out = (struct tern_kv_spec){.first = 4, .recent = TERN_PAGE};
-    const char *p = text, *stop = text + strlen(text);
-    while (p <= stop) {
-        const char *end = memchr(p, ',', (size_t)(stop - p));
-        if (!end)
-            end = stop;
-        if (end == p)
-            TERN_FAIL(err, TERN_EINVAL, "--kv %s: empty item", *text ? text : "\"\"");
-        TERN_TRY(parse_item(out, p, end, text, err));
-        p = end + 1;
-    }
+    TERN_TRY(parse_items(out, text, text, err));
     if (!out->k || !out->v)
         TERN_FAIL(err, TERN_EINVAL, "--kv %s: no scheme for %s", text,
                   out->k ? "values (v=SCHEME)" : "keys (k=SCHEME)");

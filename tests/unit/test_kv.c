@@ -45,6 +45,10 @@ static void test_spec_good(void **state)
     assert_string_equal(s.k->name, "q8");
     assert_string_equal(s.v->name, "l3");
     assert_int_equal(s.recent, 128);
+    OK(tern_kv_spec_parse(&s, "l4,layers=0-1:q8/l3,edge=2:f16/l2", err));
+    assert_string_equal(s.rules[0].k->name, "q8");
+    assert_string_equal(s.rules[0].v->name, "l3");
+    assert_string_equal(s.edge_v->name, "l2");
     OK(tern_kv_spec_parse(&s, "turbo0v2", err));
     assert_string_equal(s.k->name, "f16");
     OK(tern_kv_spec_parse(&s, "first=0,turbo3,edge=2:q8_0,layers=3:f16,layers=5-7:l2", err));
@@ -59,6 +63,43 @@ static void test_spec_good(void **state)
     assert_string_equal(s.rules[1].v->name, "l2");
 }
 
+static void test_plan_files(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text, *want; /* want: a word of the message, NULL when it is a plan */
+    } files[] = {{"# a plan\nl4\r\nlayers=0:q8/l3   # the first layer\n\n  \nrecent=128", NULL},
+                 {"", "no plan"},
+                 {"# only this\n", "no plan"},
+                 {"l4\nspeed=9\n", "speed"},
+                 {"l4\nplan=/tmp/x\n", "another"},
+                 {"l4,layers=1:l3\nfirst=0", NULL}};
+    char path[64], text[96];
+    (void)snprintf(path, sizeof path, "/tmp/tern-plan-%ld", (long)getpid());
+    (void)snprintf(text, sizeof text, "plan=%s", path);
+    for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
+        struct tern_kv_spec s;
+        tern_error why = {0};
+        FILE *f = fopen(path, "wb");
+        assert_non_null(f);
+        (void)fputs(files[i].text, f);
+        (void)fclose(f);
+        int rc = tern_kv_spec_parse(&s, text, &why);
+        if (files[i].want) {
+            assert_int_equal(rc, TERN_EINVAL);
+            assert_non_null(strstr(why.msg, files[i].want));
+            continue;
+        }
+        assert_int_equal(rc, 0);
+        assert_string_equal(s.k->name, "l4");
+        assert_int_equal(s.n_rules, 1);
+        assert_string_equal(s.rules[0].v->name, "l3");
+    }
+    (void)unlink(path);
+    struct tern_kv_spec s;
+    assert_int_equal(tern_kv_spec_parse(&s, text, NULL), TERN_EIO);
+}
+
 static void test_spec_bad(void **state)
 {
     static const char *const bad[][2] = {
@@ -66,6 +107,9 @@ static void test_spec_bad(void **state)
         {"l9", "l9"},
         {"turbo5v4", "turbo5v4"},
         {"turbo4v", "turbo4v"},
+        {"l4,layers=1:q8/zz", "zz"},
+        {"l4,layers=1:/q8", "\"\""},
+        {"plan=", "plan="},
         {"l4,", "empty"},
         {"k=l4", "values"},
         {"v=l4", "keys"},
@@ -446,6 +490,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_spec_good),
         cmocka_unit_test(test_spec_bad),
+        cmocka_unit_test(test_plan_files),
         cmocka_unit_test(test_layout),
         cmocka_unit_test(test_layout_digests),
         cmocka_unit_test(test_random_life),
