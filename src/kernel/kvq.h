@@ -148,7 +148,7 @@ struct tern_kvq_kernels {
      *     with ye = sum y*e, ee = sum e^2 (exact); the header is tern_kvq_head_near(f)
      * ss and ye are f32 sums in the 16-lane fma order of vec.h rmsnorm.  A block whose ss is below TERN_KVQ_TINY or not
      * finite gets header 0 and the middle code 2^(bits-1).
-     *     Trellis codes, for each of the first n_prescale factors k of kvq_impl.h in turn:
+     *     Trellis codes, for each of the first n_prescale factors k of 1, .92, 1.08, .86, 1.14:
      *     X_i = y * ((1/r * k) * (128 / unit)) rounded to nearest even, kept in [-16256, 16256]; i counts along the
      * chain symbols = the path of least sum of h(X_i, u) + h(X_i, w) + u*w, where u + w is the entry of s_i, w its
      * summand with the oldest symbol e (B, at 3 bits C), and h(X, v) = -(((X - 64 v) * v + 64) >> 7), half of (x-v)^2 -
