@@ -1,6 +1,6 @@
 /* t4, t3, t2: as l4, l3, l2, but a value is a sum over two or three tables, indexed by its own symbol and by those
  * before it in a chain through the block (additive trellis).  The symbols before shift the grid, the encoder looks for
- * the path with the least error, and the same bytes carry 31 to 45 % less error than independent symbols.
+ * the path with the least error, and the same bytes carry 32 to 45 % less error than independent symbols.
  *
  * The tables are trained on normal data: paths found with the tables, tables fitted to the paths, in turn.  Looking for
  * the path at three scales takes another 6 to 8 % of the error away at 4 bits for three times the work; at 3 bits it

@@ -21,15 +21,21 @@
  *     f = f16(header >> 4 << 3)); bits 0..3 are the start state of trellis codes, 0 for others.
  *     value = f * unit * entry; a scalar code's entry is entry[code] (8-bit codes are their own table).
  *
- * Trellis codes: the symbols s_0, s_1 .. of one token and block are a chain; entries, with A = entry, are
- *     4 bits: A[s_i] + B[s_i-1]     3 bits: A[s_i] + B[s_i-1] + C[s_i-2]
+ * Trellis codes: the symbols s_0, s_1 .. of one token and block are a chain; with A = entry, entries are
+ *
+ *     4 bits: A[s_i] + B[s_i-1]
+ *     3 bits: A[s_i] + B[s_i-1] + C[s_i-2]
  *     2 bits: A[4 s_i-1 + s_i] + B[4 s_i-3 + s_i-2]
- *   and the start state says what stands before s_0: at 4 bits s_-1; at 3 bits s_-1 in bits 0..2, s_-2 (0 or 1) in bit
- * 3; at 2 bits s_-1 in bits 0..1, s_-2 in bits 2..3, and s_-3 = 0. Chains run against memory order, so that what stands
- * before a vector of codes is the vector decoded next to it: keys: byte column 0, the lowest bytes of all words of the
- * block from the last word in memory to the first, then column 1 and so on; at 3 bits the gathered codes of
- * items 24..31 are a fourth word of each set; inside a byte the low nibble first, at 2 bits the high pair first values:
- * lane 0 of all groups of 16 dims of the block from the last group in memory to the first, then lane 1 ...
+ *
+ *   and the start state says what stands before s_0:
+ *     4 bits: s_-1;   3 bits: s_-1 in bits 0..2, s_-2 (0 or 1) in bit 3;
+ *     2 bits: s_-1 in bits 0..1, s_-2 in bits 2..3, s_-3 = 0
+ *   Chains run against memory order, so what stands before a vector of codes is the vector decoded next to it:
+ *     keys: byte column 0, the lowest bytes of all words of the block from the last word in memory to the first;
+ *       then columns 1, 2, 3.  At 3 bits the gathered codes of items 24..31 are a fourth word of each set.
+ *       Inside a byte the low nibble comes first, at 2 bits the high pair.
+ *     values: lane 0 of all groups of 16 dims of the block from the last group in memory to the first; then
+ *       lanes 1 to 15.
  *
  * dim is a multiple of 32, at most 512.  Any bytes are a valid page: kernels never fault on codes or headers, though a
  * header of infinity or NaN, which encode never writes, makes results non-finite or arbitrary.
@@ -141,27 +147,33 @@ struct tern_kvq_kernels {
     void (*decode_v)(float *out, const uint8_t *v, const uint16_t *head, const struct tern_kvq_table *tab, int dim);
 
     /* Encodes n rotated vectors x[n][dim] (0 <= n <= 64): codes[n][dim] (one byte each, symbol, or int8 for 8 bits) and
-     * headers head[b*64 + t]; other headers are left alone.  x, codes 64-byte aligned.  `key`: keys or values. scratch:
-     * TERN_KVQ_SCRATCH bytes, 64-byte aligned.  Per block of n_b dims:
+     * headers head[b*64 + t]; other headers are left alone.  x, codes 64-byte aligned.  `key`: keys or values.
+     * scratch: TERN_KVQ_SCRATCH bytes, 64-byte aligned.  Per block of n_b dims:
      *     ss = sum y^2, r = sqrt(ss / n_b), z = y * (1 / r); symbol = number of k with z > mid_k, where
      *     mid_k = (0.5 * (entry_k + entry_k+1)) * unit
      *     keys (norm kept): f = sqrt(ss / ee) / unit;   values (least squares): f = (ye / ee) / unit
      *     with ye = sum y*e, ee = sum e^2 (exact); the header is tern_kvq_head_near(f)
      * ss and ye are f32 sums in the 16-lane fma order of vec.h rmsnorm.  A block whose ss is below TERN_KVQ_TINY or not
      * finite gets header 0 and the middle code 2^(bits-1).
-     *     Trellis codes, for each of the first n_prescale factors k of kvq_impl.h in turn:
-     *     X_i = y * ((1/r * k) * (128 / unit)) rounded to nearest even, kept in [-16256, 16256]; i counts along the
-     * chain symbols = the path of least sum of h(X_i, u) + h(X_i, w) + u*w, where u + w is the entry of s_i, w its
-     * summand with the oldest symbol e (B, at 3 bits C), and h(X, v) = -(((X - 64 v) * v + 64) >> 7), half of (x-v)^2 -
-     * x^2 Forward over all states (the last 1, 2 or 3 symbols): from the least of metric + h(X, w) + u*w over e, the
-     *         smaller e in a tie, plus h(X, u); then the least metric is subtracted and metrics above 12000 become
-     * 12000, which keeps everything in 16 bits.  Metrics begin with 0, only starts that the header can hold.  Last
-     *         state: the least metric, the lower state (newest symbol on top) in a tie.
-     *     f as above, but like keys where ye <= 0; ye is one f32 fma chain from +0, from the last of the chain to the
-     * first g = fu * (2 ye - fu * ee), where fu is the header's scale times unit; the k of the largest g is kept, the
-     * first in a tie. 8 bits (`key` ignored): amax = max|y|; the header is tern_kvq_head_up(amax); code = y * (127 / f)
-     * rounded to nearest even, kept in [-127, 127].  amax 0 or a non-finite y: header 0, codes 0.  Without saturation
-     * (amax <= 65280) |error| <= f/254 * (1 + 2^-13), f <= amax * (1 + 2^-7) + 2^-21. Bit-equal on all levels. */
+     *
+     * Trellis codes, with each of the first n_prescale factors k of 1, .92, 1.08, .86, 1.14:
+     *     X_i = y * (((1 / r) * k) * (128 / unit)), to nearest even, kept in [-16256, 16256]; i along the chain
+     *     An entry is u + w; w is its summand with the oldest symbol e (B, at 3 bits C).  The path taken has the
+     *     least sum of h(X_i, u) + h(X_i, w) + u*w, where h(X, v) = -(((X - 64 v) * v + 64) >> 7).
+     *     Step: the metric of a state (its last 1, 2 or 3 symbols) is the least of metric + h(X, w) + u*w over e,
+     *     the smaller e in a tie, plus h(X, u).  Then the least metric is subtracted, and metrics above 12000
+     *     become 12000, so that every sum fits 16 bits.  All metrics begin with 0, but only starts that a header
+     *     can hold count.  The path ends in the state of least metric, the lower one (newest symbol on top) in a
+     *     tie.
+     *     f as above, but by the norm also where ye <= 0; ye is one f32 fma chain from +0, from the last of the
+     *     chain to the first.  The k of the largest fu * (2 ye - fu * ee) is kept, the first in a tie, where
+     *     fu = (scale of the header) * unit.
+     *
+     * 8 bits (`key` ignored): amax = max|y|; the header is tern_kvq_head_up(amax); code = y * (127 / f) rounded to
+     * nearest even, kept in [-127, 127].  amax 0 or a non-finite y: header 0, codes 0.  Without saturation (amax <=
+     * 65280) |error| <= f/254 * (1 + 2^-13), f <= amax * (1 + 2^-7) + 2^-21.
+     *
+     * Bit-equal on all levels. */
     void (*encode)(uint8_t *codes, uint16_t *head, const float *x, const struct tern_kvq_table *tab, int key, int dim,
                    int n, void *scratch);
 

@@ -88,16 +88,23 @@ KVQ_INLINE int kvq_memory(const int bits)
     return 5 - bits;
 }
 
-/* Dim, within its block of n dims, of position i of the chain. */
-static inline int kvq_chain_dim(int i, int n, int bits, bool key)
+/* The dims of a block of n dims in the order of the chain. */
+static inline void kvq_chain(uint8_t *order, int n, int bits, bool key)
 {
     if (!key) {
-        int groups = n / 16;
-        return 16 * (groups - 1 - i % groups) + i / groups;
+        for (int lane = 0; lane < 16; lane++) {
+            for (int group = n / 16 - 1; group >= 0; group--)
+                *order++ = (uint8_t)(16 * group + lane);
+        }
+        return;
     }
-    int per_byte = kvq_per_byte(bits), column = n / 4; /* positions of one byte column */
-    int word = (column - 1 - i % column) / per_byte, j = i % per_byte;
-    return (4 * word + i / column) * per_byte + (bits == 2 ? 3 - j : j);
+    const int per_byte = kvq_per_byte(bits);
+    for (int byte = 0; byte < 4; byte++) {
+        for (int word = n / (4 * per_byte) - 1; word >= 0; word--) {
+            for (int j = 0; j < per_byte; j++)
+                *order++ = (uint8_t)((4 * word + byte) * per_byte + (bits == 2 ? 3 - j : j));
+        }
+    }
 }
 
 /* Symbol s_{-1-j} before the first of a chain. */

@@ -247,7 +247,7 @@ KVQ_INLINE void encode_lanes(uint8_t *codes, uint16_t *head, const float *x, con
         const float *y = x + (size_t)(t < n_x ? t : n_x - 1) * dim;
         l.ss[t] = kvq_energy(y, n);
         l.inv[t] = 1.0f / sqrtf(l.ss[t] / (float)n);
-        most[t] = -1.0f;
+        most[t] = -INFINITY;
         for (int i = 0; i < n; i++)
             w->y[i][t] = y[w->order[i]];
     }
@@ -284,8 +284,7 @@ KVQ_INLINE void encode_bits(uint8_t *codes, uint16_t *head, const float *x, cons
     make_constants(&w->k, tab, bits);
     for (int d = 0; d < dim; d += TERN_KVQ_BLOCK) {
         int bn = kvq_block_dims(dim, d);
-        for (int i = 0; i < bn; i++)
-            w->order[i] = (uint8_t)kvq_chain_dim(i, bn, bits, key);
+        kvq_chain(w->order, bn, bits, key);
         for (int t = 0; t < n; t += LANES) {
             size_t at = (size_t)t * dim + d;
             encode_lanes(codes + at, head + d / TERN_KVQ_BLOCK * 64 + t, x + at, tab, key, dim, bn,

@@ -38,9 +38,11 @@ static void unpack_lane(uint8_t *codes, size_t stride, const uint8_t *group, int
 /* Codes of one token's block become its entries, in place of int8. */
 static void follow_chain(uint8_t *codes, int start, const struct tern_kvq_table *tab, int n, bool key)
 {
+    uint8_t order[TERN_KVQ_BLOCK];
+    kvq_chain(order, n, tab->bits, key);
     int s1 = kvq_start_symbol(start, 0, tab->bits), s2 = kvq_start_symbol(start, 1, tab->bits), s3 = 0;
     for (int i = 0; i < n; i++) {
-        uint8_t *at = &codes[kvq_chain_dim(i, n, tab->bits, key)];
+        uint8_t *at = &codes[order[i]];
         int s = *at, e;
         if (tab->bits == 4)
             e = tab->entry[s] + tab->b[s1];

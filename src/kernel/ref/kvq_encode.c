@@ -80,7 +80,7 @@ static int best_path(uint8_t *symbols, int8_t *entries, const int *X, const stru
 {
     const int bits = tab->bits, n_states = kvq_states(bits), top = bits * (kvq_memory(bits) - 1);
     int metric[KVQ_MAX_STATES] = {0}, next[KVQ_MAX_STATES];
-    uint8_t oldest[TERN_KVQ_BLOCK][KVQ_MAX_STATES];
+    uint8_t oldest[TERN_KVQ_BLOCK][KVQ_MAX_STATES] = {0};
     for (int i = 0; i < n; i++) {
         int n_edges = i ? 1 << bits : kvq_first_edges(bits), least = INT32_MAX;
         for (int s = 0; s < n_states; s++) {
@@ -114,20 +114,22 @@ static int best_path(uint8_t *symbols, int8_t *entries, const int *X, const stru
 static uint16_t encode_trellis(uint8_t *codes, const float *y, float ss, const struct tern_kvq_table *tab, int key,
                                int n)
 {
-    float inv = 1.0f / sqrtf(ss / (float)n), most = -1.0f;
+    float inv = 1.0f / sqrtf(ss / (float)n), most = -INFINITY;
     uint16_t head = 0;
+    uint8_t order[TERN_KVQ_BLOCK];
+    kvq_chain(order, n, tab->bits, key);
     for (int c = 0; c < tab->n_prescale; c++) {
         int X[TERN_KVQ_BLOCK];
         uint8_t symbols[TERN_KVQ_BLOCK];
         int8_t e[TERN_KVQ_BLOCK];
         float scale = inv * kvq_prescale[c] * (128.0f / tab->unit), ye = 0.0f, gain;
         for (int i = 0; i < n; i++) {
-            float x = y[kvq_chain_dim(i, n, tab->bits, key)] * scale;
+            float x = y[order[i]] * scale;
             X[i] = (int)lrintf(x < 16256.0f ? x > -16256.0f ? x : -16256.0f : 16256.0f);
         }
         int start = best_path(symbols, e, X, tab, n), ee = 0;
         for (int i = n - 1; i >= 0; i--) {
-            ye = fmaf(y[kvq_chain_dim(i, n, tab->bits, key)], e[i], ye);
+            ye = fmaf(y[order[i]], e[i], ye);
             ee += e[i] * e[i];
         }
         uint16_t h = kvq_trellis_head(&gain, ss, ye, (float)ee, tab, key);
@@ -135,7 +137,7 @@ static uint16_t encode_trellis(uint8_t *codes, const float *y, float ss, const s
             most = gain;
             head = (uint16_t)(h | start);
             for (int i = 0; i < n; i++)
-                codes[kvq_chain_dim(i, n, tab->bits, key)] = symbols[i];
+                codes[order[i]] = symbols[i];
         }
     }
     return head;
