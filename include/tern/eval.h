@@ -96,6 +96,34 @@ typedef struct tern_kld_ratio {
 TERN_API int tern_kld_compare(const tern_kld *k, int a, int b, tern_kld_ratio *mean, tern_kld_ratio *trimmed,
                               tern_error *err);
 
+/* A KV plan that fits a memory budget: where each layer's keys and values get the bits that they need.
+ *
+ * Measured: the divergence when one side of one layer alone is coded in 4 bits.  It grows almost in proportion to the
+ * error of the codes, so other widths follow from the codes' known errors; and the shares of layers nearly add up. From
+ * all sides in 16 bits the side whose next step down costs least divergence per byte goes first, until the plan fits.
+ */
+typedef struct tern_fit_params {
+    const int32_t *ids; /* the text to measure on, at least 512 tokens; the first 512 of it count */
+    int64_t n_ids;
+    int ctx;      /* tokens of the context that must fit */
+    size_t bytes; /* for pages of that context, 64-bit counts of the formula behind tern_kv_row */
+    int n_threads;
+    tern_progress_fn *progress;
+    void *user;
+} tern_fit_params;
+
+typedef struct tern_fit {
+    char *plan;       /* text of a plan file (--kv plan=FILE), with comments; owned */
+    double kld;       /* divergence to expect, nats per token on this text */
+    double bytes;     /* pages of params.ctx tokens under the plan */
+    double f16_bytes; /* the same in 16 bits */
+    double min_bytes; /* the least that any plan takes */
+} tern_fit;
+
+/* TERN_ECAPACITY, with the numbers in the message and in out->min_bytes, when nothing fits. */
+TERN_API int tern_eval_fit(tern_fit *out, tern_model *m, const tern_fit_params *p, tern_error *err);
+TERN_API void tern_fit_clear(tern_fit *f);
+
 #ifdef __cplusplus
 }
 #endif

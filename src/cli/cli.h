@@ -34,6 +34,12 @@ enum { TERN_CLI_USAGE = -100, TERN_CLI_INTERRUPTED = -101, TERN_CLI_REPORTED = -
 /* Fills err and returns TERN_CLI_USAGE. */
 int tern_cli_usage(tern_error *err, const char *fmt, ...) TERN_PRINTF(2, 3);
 
+/* ---- doctor_measure.c -------------------------------------------------------------------------------------------- */
+
+int tern_doctor_check(const struct tern_args *a, tern_error *err); /* options that belong together */
+int tern_doctor_calibrate(tern_model *m, const struct tern_args *a, tern_error *err);
+int tern_doctor_fit(const struct tern_args *a, tern_error *err);
+
 /* ---- signals.c --------------------------------------------------------------------------------------------------- */
 
 /* From here on the first Ctrl-C cancels what e is doing and the second one ends the process; NULL: Ctrl-C kills again.

@@ -2,10 +2,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "base/buf.h"
 #include "cli/cli.h"
-
-#define MAX_TEXT_BYTES ((size_t)1 << 30)
 
 struct doctor {
     const struct tern_args *a;
@@ -54,34 +51,6 @@ out:
     return rc;
 }
 
-static int calibrate(struct doctor *d, tern_error *err)
-{
-    int rc = 0;
-    const struct tern_arg *v = d->a->v;
-    struct tern_buf text = {0};
-    tern_tokens ids = {0};
-    struct tern_progress bar = {.what = "calibration"};
-    const char *builtin = tern_calibration_text();
-    if (v[TERN_OPT_CALIBRATE_FILE].n)
-        TERN_TRY(tern_buf_read_file(&text, v[TERN_OPT_CALIBRATE_FILE].s, MAX_TEXT_BYTES, err));
-    else
-        TERN_TRY(tern_buf_add(&text, builtin, strlen(builtin), err));
-    TERN_TRY(tern_model_tokenize(d->setup.model, text.p ? text.p : "", text.len, TERN_TEXT_BOS, &ids, err));
-    double start = tern_now();
-    rc = tern_model_calibrate(d->setup.model, ids.p, (int)(ids.len < INT32_MAX ? ids.len : INT32_MAX),
-                              (int)v[TERN_OPT_THREADS].i, v[TERN_OPT_CALIBRATE_OUT].s, tern_progress_show, &bar, err);
-    tern_progress_end(&bar);
-    if (rc == 0)
-        tern_note("wrote %s%s in %.1f s",
-                  tern_shown(v[TERN_OPT_CALIBRATE_OUT].n ? v[TERN_OPT_CALIBRATE_OUT].s
-                                                         : tern_model_get_info(d->setup.model)->path),
-                  v[TERN_OPT_CALIBRATE_OUT].n ? "" : ".ternkv", tern_now() - start);
-out:
-    tern_buf_clear(&text);
-    tern_tokens_clear(&ids);
-    return rc;
-}
-
 static void check_memory(struct doctor *d)
 {
     tern_memory m;
@@ -105,7 +74,7 @@ static void examine(struct doctor *d)
     int rc = 0;
     TERN_TRY(tern_setup_model(&d->setup, d->a, d->a->v[TERN_OPT_MODEL].s, &e));
     if (d->a->v[TERN_OPT_CALIBRATE].n)
-        TERN_TRY(calibrate(d, &e));
+        TERN_TRY(tern_doctor_calibrate(d->setup.model, d->a, &e));
     TERN_TRY(tern_setup_engine(&d->setup, d->a, (int)d->a->v[TERN_OPT_CTX].i, 1, &e));
     TERN_TRY(run_two_tokens(d, &e));
     check_memory(d);
@@ -175,10 +144,9 @@ int tern_cmd_doctor(const struct tern_args *a, tern_error *err)
 {
     int rc = 0;
     struct doctor d = {.a = a, .ok = true, .verdict = "ok"};
-    if (a->v[TERN_OPT_CALIBRATE].n && !a->v[TERN_OPT_MODEL].n)
-        return tern_cli_usage(err, "--calibrate needs a model (-m)");
-    if (!a->v[TERN_OPT_CALIBRATE].n && (a->v[TERN_OPT_CALIBRATE_FILE].n || a->v[TERN_OPT_CALIBRATE_OUT].n))
-        return tern_cli_usage(err, "-f and --out belong to --calibrate");
+    TERN_TRY(tern_doctor_check(a, err));
+    if (a->v[TERN_OPT_FIT].n)
+        return tern_doctor_fit(a, err);
     TERN_TRY(tern_set_cpu_mask(a->v[TERN_OPT_CPU_MASK].s, err));
     tern_machine_describe(&d.machine);
     if (a->v[TERN_OPT_MODEL].n)

@@ -40,8 +40,25 @@ run 2 "$TERN" doctor --calibrate
 run 2 "$TERN" doctor -m "$work/m.gguf" -f "$work/text"
 run 2 "$TERN" doctor -m "$work/m.gguf" --out "$work/x"
 
-# The names of other engines.
 rm "$work/m.gguf.ternkv"
+# A plan for a budget: fits it, and can be run; a budget that nothing fits is refused with the numbers.
+run 0 "$TERN" doctor --fit 8K --in 1M -m "$work/m.gguf" --out "$work/plan"
+grep -q '^layers=' "$work/plan" || say "rules for layers"
+run 0 "$TERN" inspect "$work/m.gguf" --kv "plan=$work/plan,cond=off" -c 8192 --json
+bytes=$(json kv.ctx_bytes)
+[ "${bytes%.*}" -le 1048576 ] || say "a plan that fits: $bytes"
+run 0 "$TERN" run -m "$work/m.gguf" -p x -n 2 --kv "plan=$work/plan,cond=off"
+run 0 "$TERN" doctor --fit 8192 --in 1g -m "$work/m.gguf"
+same "$(grep -v '^#' "$out")" "f16" "room for 16 bits"
+run 1 "$TERN" doctor --fit 8K --in 100K -m "$work/m.gguf"
+one_line "tern: " "at least"
+run 2 "$TERN" doctor --fit 8K -m "$work/m.gguf"
+run 2 "$TERN" doctor --fit 8Q --in 1M -m "$work/m.gguf"
+run 2 "$TERN" doctor --fit 8K --in 1M --calibrate -m "$work/m.gguf"
+run 1 "$TERN" inspect "$work/m.gguf" --kv "plan=$work/none"
+one_line "tern: " "$work/none"
+
+# The names of other engines.
 run 0 "$TERN" inspect "$work/m.gguf" --turbo-kv-bits 4 --turbo-v-bits 3 --turbo-fp16-layers 1
 grep -q "layers 1  *k=l4  *v=l3" "$out" || say "plan from bits"
 grep -q "layers 0  *k=f16" "$out" || say "16-bit edges"

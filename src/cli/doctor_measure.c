@@ -1,0 +1,119 @@
+/* What `tern doctor` learns by running a text: key conditioning, and a KV plan for a memory budget. */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/buf.h"
+#include "base/outfile.h"
+#include "cli/cli.h"
+#include "tern/eval.h"
+
+int tern_doctor_check(const struct tern_args *a, tern_error *err)
+{
+    const struct tern_arg *v = a->v;
+    bool calibrate = v[TERN_OPT_CALIBRATE].n > 0, fit = v[TERN_OPT_FIT].n > 0;
+    if ((calibrate || fit) && !v[TERN_OPT_MODEL].n)
+        return tern_cli_usage(err, "--%s needs a model (-m)", fit ? "fit" : "calibrate");
+    if (calibrate && fit)
+        return tern_cli_usage(err, "--calibrate and --fit are two things; run one after the other");
+    if (fit != (v[TERN_OPT_FIT_IN].n > 0))
+        return tern_cli_usage(err, "--fit TOKENS and --in SIZE belong together");
+    if (!calibrate && !fit && (v[TERN_OPT_DOCTOR_FILE].n || v[TERN_OPT_DOCTOR_OUT].n))
+        return tern_cli_usage(err, "-f and --out belong to --calibrate and --fit");
+    return 0;
+}
+
+/* The ids of -f or of the built-in text. */
+static int read_text(tern_tokens *ids, tern_model *m, const struct tern_args *a, tern_error *err)
+{
+    int rc = 0;
+    struct tern_buf text = {0};
+    const char *builtin = tern_calibration_text();
+    if (a->v[TERN_OPT_DOCTOR_FILE].n)
+        TERN_TRY(tern_buf_read_file(&text, a->v[TERN_OPT_DOCTOR_FILE].s, TERN_CLI_MAX_TEXT, err));
+    else
+        TERN_TRY(tern_buf_add(&text, builtin, strlen(builtin), err));
+    TERN_TRY(tern_model_tokenize(m, text.p ? text.p : "", text.len, TERN_TEXT_BOS, ids, err));
+out:
+    tern_buf_clear(&text);
+    return rc;
+}
+
+int tern_doctor_calibrate(tern_model *m, const struct tern_args *a, tern_error *err)
+{
+    int rc = 0;
+    const struct tern_arg *out = &a->v[TERN_OPT_DOCTOR_OUT];
+    tern_tokens ids = {0};
+    struct tern_progress bar = {.what = "calibration"};
+    TERN_TRY(read_text(&ids, m, a, err));
+    double start = tern_now();
+    rc = tern_model_calibrate(m, ids.p, (int)(ids.len < INT32_MAX ? ids.len : INT32_MAX), (int)a->v[TERN_OPT_THREADS].i,
+                              out->s, tern_progress_show, &bar, err);
+    tern_progress_end(&bar);
+    if (rc == 0)
+        tern_note("wrote %s%s in %.1f s", tern_shown(out->n ? out->s : tern_model_get_info(m)->path),
+                  out->n ? "" : ".ternkv", tern_now() - start);
+out:
+    tern_tokens_clear(&ids);
+    return rc;
+}
+
+/* 128K, 8G, 512M or a plain number; steps of 1024. */
+static int read_size(const char *option, const char *text, double max, double *out, tern_error *err)
+{
+    char *end;
+    errno = 0;
+    double v = strtod(text, &end);
+    const char *units = "KMGT", *unit = *end ? strchr(units, *end >= 'a' ? *end - 'a' + 'A' : *end) : NULL;
+    if (unit) {
+        for (const char *u = units; u <= unit; u++)
+            v *= 1024;
+        end++;
+    }
+    if (errno || end == text || *end || !(v >= 1 && v <= max))
+        return tern_cli_usage(err, "%s must be a number from 1 to %.0f, perhaps with K, M or G, not \"%.40s\"", option,
+                              max, text);
+    *out = v;
+    return 0;
+}
+
+int tern_doctor_fit(const struct tern_args *a, tern_error *err)
+{
+    int rc = 0;
+    double ctx, bytes;
+    struct tern_setup s = {0};
+    tern_tokens ids = {0};
+    tern_fit fit = {0};
+    struct tern_outfile f = {.fd = -1};
+    struct tern_progress bar = {.what = "fit"};
+    TERN_TRY(read_size("--fit", a->v[TERN_OPT_FIT].s, 16777216, &ctx, err));
+    TERN_TRY(read_size("--in", a->v[TERN_OPT_FIT_IN].s, 1e15, &bytes, err));
+    TERN_TRY(tern_setup_model(&s, a, a->v[TERN_OPT_MODEL].s, err));
+    TERN_TRY(read_text(&ids, s.model, a, err));
+    tern_fit_params p = {.ids = ids.p,
+                         .n_ids = (int64_t)ids.len,
+                         .ctx = (int)ctx,
+                         .bytes = (size_t)bytes,
+                         .n_threads = (int)a->v[TERN_OPT_THREADS].i,
+                         .progress = tern_progress_show,
+                         .user = &bar};
+    rc = tern_eval_fit(&fit, s.model, &p, err);
+    tern_progress_end(&bar);
+    TERN_TRY(rc);
+    if (a->v[TERN_OPT_DOCTOR_OUT].n) {
+        TERN_TRY(tern_outfile_open(&f, a->v[TERN_OPT_DOCTOR_OUT].s, 0644, err));
+        TERN_TRY(tern_outfile_write(&f, fit.plan, strlen(fit.plan), err));
+        TERN_TRY(tern_outfile_commit(&f, err));
+    } else {
+        TERN_TRY(tern_out_write(fit.plan, strlen(fit.plan), err));
+        TERN_TRY(tern_out_flush(err));
+    }
+    tern_note("%d tokens in %s (16 bit: %s), expected KLD %.2g", p.ctx, tern_size_text(fit.bytes),
+              tern_size_text(fit.f16_bytes), fit.kld);
+out:
+    tern_outfile_abort(&f);
+    tern_fit_clear(&fit);
+    tern_tokens_clear(&ids);
+    tern_setup_clear(&s);
+    return rc;
+}
