@@ -26,7 +26,7 @@ static void *block(size_t bytes)
 }
 
 struct matrix {
-    int rows, cols;
+    size_t rows, cols;
     float *x;
 };
 
@@ -35,19 +35,16 @@ static struct matrix load(const char *path)
 {
     struct matrix m = {0};
     unsigned char start[10];
-    static char text[65536];
+    char text[65536] = "";
     FILE *f = fopen(path, "rb");
     need(f && fread(start, 1, 10, f) == 10 && !memcmp(start, "\x93NUMPY\x01", 7), path, "not an .npy file, version 1");
     size_t n = start[8] | (size_t)start[9] << 8;
-    need(fread(text, 1, n, f) == n, path, "ends inside its header");
-    text[n] = 0;
-    const char *shape = strstr(text, "'shape': (");
+    const char *shape = fread(text, 1, n, f) == n ? strstr(text, "'shape': (") : NULL;
     need(shape && strstr(text, "'<f4'") && strstr(text, "'fortran_order': False") &&
-             sscanf(shape, "'shape': (%d, %d)", &m.rows, &m.cols) == 2 && m.rows > 0 && m.cols > 0,
-         path, "not a float32 array [rows][columns] in C order");
-    size_t row = (size_t)m.cols * sizeof *m.x;
-    m.x = block((size_t)m.rows * row);
-    need(fread(m.x, row, (size_t)m.rows, f) == (size_t)m.rows, path, "shorter than its shape");
+             sscanf(shape, "'shape': (%zu, %zu)", &m.rows, &m.cols) == 2 && m.rows - 1 < 1 << 24 && m.cols - 1 < 512,
+         path, "not a float32 array [rows][columns] in C order, with at most 512 columns");
+    m.x = block(m.rows * m.cols * sizeof *m.x);
+    need(fread(m.x, m.cols * sizeof *m.x, m.rows, f) == m.rows, path, "shorter than its shape");
     (void)fclose(f);
     return m;
 }
@@ -70,56 +67,55 @@ static float soften(float *s, int n, float *m, float *l)
 static void attend(float *o, ternkv_side *ks, ternkv_side *vs, struct matrix q, struct matrix k, struct matrix v)
 {
     const ternkv_info *ki = ternkv_get_info(ks), *vi = ternkv_get_info(vs);
-    const size_t n_q = (size_t)q.rows, dk = (size_t)k.cols, dv = (size_t)v.cols;
+    const int n_q = (int)q.rows;
     void *kp = block(ki->page_bytes), *vp = block(vi->page_bytes), *tmp = block(ki->scratch_bytes + vi->scratch_bytes);
-    ternkv_query *query = block(ternkv_query_bytes(ks, q.rows));
-    float *s = block(n_q * 64 * 4), *m = block(n_q * 4), *l = block(n_q * 4), *shrink = block(n_q * 4);
+    ternkv_query *query = block(ternkv_query_bytes(ks, n_q));
+    float *s = block(q.rows * 64 * 4), *m = block(q.rows * 4), *l = block(q.rows * 4), *shrink = block(q.rows * 4);
     tern_error err;
-    for (size_t i = 0; i < n_q; i++)
+    for (size_t i = 0; i < q.rows; i++)
         m[i] = -INFINITY;
-    need(ternkv_prep(ks, query, q.x, q.rows, &err) == 0, "query", err.msg);
-    for (int t = 0; t < k.rows; t += 64) {
-        int n = k.rows - t < 64 ? k.rows - t : 64;
-        need(ternkv_encode(ks, kp, k.x + (size_t)t * dk, n, tmp, &err) == 0, "keys", err.msg);
-        need(ternkv_encode(vs, vp, v.x + (size_t)t * dv, n, tmp, &err) == 0, "values", err.msg);
+    need(ternkv_prep(ks, query, q.x, n_q, &err) == 0, "query", err.msg);
+    for (size_t t = 0; t < k.rows; t += 64) {
+        int n = k.rows - t < 64 ? (int)(k.rows - t) : 64;
+        need(ternkv_encode(ks, kp, k.x + t * k.cols, n, tmp, &err) == 0, "keys", err.msg);
+        need(ternkv_encode(vs, vp, v.x + t * v.cols, n, tmp, &err) == 0, "values", err.msg);
         need(ternkv_score(ks, s, query, kp, &err) == 0, "scores", err.msg);
-        for (size_t i = 0; i < n_q; i++)
+        for (size_t i = 0; i < q.rows; i++)
             shrink[i] = soften(s + i * 64, n, &m[i], &l[i]);
-        need(ternkv_accum(vs, o, s, vp, shrink, q.rows, &err) == 0, "weights", err.msg);
+        need(ternkv_accum(vs, o, s, vp, shrink, n_q, &err) == 0, "weights", err.msg);
     }
-    need(ternkv_finish(vs, o, q.rows, &err) == 0, "output", err.msg);
-    for (size_t j = 0; j < n_q * dv; j++)
-        o[j] /= l[j / dv];
+    need(ternkv_finish(vs, o, n_q, &err) == 0, "output", err.msg);
+    for (size_t j = 0; j < q.rows * v.cols; j++)
+        o[j] /= l[j / v.cols];
     void *all[] = {kp, vp, tmp, query, s, m, l, shrink};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         free(all[i]);
 }
 
-/* The squared distance of o from attention in double precision, as a part of the latter's square. */
+/* |o - e| / |e|, where e is attention in double precision. */
 static double distance(const float *o, struct matrix q, struct matrix k, struct matrix v)
 {
-    double off = 0, all = 0, *w = block((size_t)k.rows * sizeof *w);
-    for (int i = 0; i < q.rows; i++) {
+    double off = 0, all = 0, *w = block(k.rows * sizeof *w);
+    for (size_t i = 0; i < q.rows; i++) {
         double top = -INFINITY, sum = 0;
-        for (int t = 0; t < k.rows; t++) {
+        for (size_t t = 0; t < k.rows; t++) {
             w[t] = 0;
-            for (int d = 0; d < k.cols; d++)
-                w[t] += (double)q.x[(size_t)i * (size_t)k.cols + (size_t)d] *
-                        (double)k.x[(size_t)t * (size_t)k.cols + (size_t)d];
+            for (size_t d = 0; d < k.cols; d++)
+                w[t] += (double)q.x[i * k.cols + d] * (double)k.x[t * k.cols + d];
             top = fmax(top, w[t]);
         }
-        for (int t = 0; t < k.rows; t++)
+        for (size_t t = 0; t < k.rows; t++)
             sum += w[t] = exp(w[t] - top);
-        for (int d = 0; d < v.cols; d++) {
+        for (size_t d = 0; d < v.cols; d++) {
             double exact = 0;
-            for (int t = 0; t < k.rows; t++)
-                exact += w[t] / sum * (double)v.x[(size_t)t * (size_t)v.cols + (size_t)d];
-            off += pow((double)o[(size_t)i * (size_t)v.cols + (size_t)d] - exact, 2);
+            for (size_t t = 0; t < k.rows; t++)
+                exact += w[t] / sum * (double)v.x[t * v.cols + d];
+            off += pow((double)o[i * v.cols + d] - exact, 2);
             all += exact * exact;
         }
     }
     free(w);
-    return off / all;
+    return sqrt(off / all);
 }
 
 int main(int argc, char **argv)
@@ -128,16 +124,19 @@ int main(int argc, char **argv)
     tern_error err;
     ternkv_side *ks, *vs;
     struct matrix q = load(argv[3]), k = load(argv[4]), v = load(argv[5]);
+    const ternkv_params kp = {.scheme = argv[1], .dim = (int)k.cols, .key = true};
+    const ternkv_params vp = {.scheme = argv[2], .dim = (int)v.cols};
     need(q.cols == k.cols && k.rows == v.rows, "shapes", "must be [n_q][dim], [n][dim], [n][any]");
-    need(ternkv_open(&ks, &(ternkv_params){.scheme = argv[1], .dim = k.cols, .key = 1}, &err) == 0, "keys", err.msg);
-    need(ternkv_open(&vs, &(ternkv_params){.scheme = argv[2], .dim = v.cols}, &err) == 0, "values", err.msg);
-    for (size_t j = 0; j < (size_t)q.rows * (size_t)q.cols; j++)
+    need(q.rows <= TERNKV_MAX_QUERIES, "queries", "too many for one call");
+    need(ternkv_open(&ks, &kp, &err) == 0, "keys", err.msg);
+    need(ternkv_open(&vs, &vp, &err) == 0, "values", err.msg);
+    for (size_t j = 0; j < q.rows * q.cols; j++)
         q.x[j] /= sqrtf((float)q.cols);
-    float *o = block((size_t)q.rows * (size_t)v.cols * sizeof *o);
+    float *o = block(q.rows * v.cols * sizeof *o);
     attend(o, ks, vs, q, k, v);
-    size_t bytes = ternkv_get_info(ks)->page_bytes + ternkv_get_info(vs)->page_bytes;
+    double bytes = (double)(ternkv_get_info(ks)->page_bytes + ternkv_get_info(vs)->page_bytes);
     (void)printf("k=%s v=%s: %.2f times smaller than 16 bits, relative error of the output %.3g\n", argv[1], argv[2],
-                 128.0 * (k.cols + v.cols) / (double)bytes, sqrt(distance(o, q, k, v)));
+                 64 * 2 * (double)(k.cols + v.cols) / bytes, distance(o, q, k, v));
     ternkv_close(&ks);
     ternkv_close(&vs);
     void *all[] = {q.x, k.x, v.x, o};

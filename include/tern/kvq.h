@@ -10,17 +10,19 @@
  * Gimelshein, arXiv:1805.02867).  examples/kvq_npy.c is a whole attention in one file.  docs/kv-cache.md says how the
  * codec works, docs/kv-page.md which bit means what.
  *
- * Link with -lternkv -lm, or pkg-config ternkv.  The library needs nothing else, exports nothing but the names below,
- * and may stand beside libtern in one program: they share no state.  The prefix is ternkv_ because tern_kvq_ is what
- * tern's kernels are called inside.
+ * Link with -lternkv -lm, or pkg-config ternkv (position-independent, so into shared libraries too).  The library needs
+ * nothing else, exports nothing but the names below, and may stand beside libtern in one program: they share no state.
+ * The prefix is ternkv_ because tern_kvq_ is what tern's kernels are called inside.
  *
  * Memory: pages, scratch, prepared queries and outputs are the caller's, of the sizes that ternkv_get_info and
  * ternkv_query_bytes tell, 64-byte aligned (aligned_alloc, posix_memalign) where the comment says so.  Only ternkv_open
  * allocates.  Matrices are row-major f32 without gaps.
  * Threads: a side never changes once it is open; any number of threads may use it, each with its own scratch, queries
  * and outputs.  A page may be read by many while nobody encodes into it.
- * Errors: tern/error.h; a function that fails has written nothing.  Numbers are not looked at: an infinity or NaN in a
- * vector makes its block of 128 dims decode to zero, one in a query makes the scores of that query head non-finite.
+ * Errors: tern/error.h; a function that fails has written nothing.  Numbers are not looked at: a vector with an
+ * infinity or NaN is coded as something finite and harms no other (f32, f16 and bf16 keep it, and the latter two make
+ * one of what is above 65504); a query head with one gets non-finite scores.
+ *
  * Promise: pages and every result are the same bit for bit on all instruction sets (C, AVX2, AVX-512; the best one is
  * chosen at run time); a query head's results do not depend on the heads beside it. */
 #ifndef TERN_KVQ_H
@@ -61,9 +63,10 @@ typedef struct ternkv_params {
 TERNKV_API const char *ternkv_scheme(int i);
 
 /* TERN_EINVAL, naming what is wrong: an unknown scheme, a head size that the scheme cannot code, a negative layer,
- * conditioning of values or of a scheme without codes, or one that is not finite and positive. */
+ * conditioning of values or of a scheme without codes, or one that is not finite and positive; *out is NULL then.
+ * TERN_ENOMEM. */
 TERNKV_API int ternkv_open(ternkv_side **out, const ternkv_params *p, tern_error *err);
-TERNKV_API void ternkv_close(ternkv_side **side);
+TERNKV_API void ternkv_close(ternkv_side **side); /* NULL is legal; leaves *side NULL */
 
 typedef struct ternkv_info {
     const char *scheme; /* its first name: "l4" for "turbo4" */

@@ -60,7 +60,7 @@ static int set_conditioning(ternkv_side *s, const ternkv_params *p, tern_error *
             return tern_err_set(err, TERN_EINVAL, "the mean of dim %d is not finite", d);
         if (!isfinite(p->scale[d]) || p->scale[d] <= 0 || !isfinite(1 / p->scale[d]))
             return tern_err_set(err, TERN_EINVAL,
-                                "the scale of dim %d is %g: neither it nor 1/scale may be 0 or infinite", d,
+                                "the scale of dim %d is %g, and it and 1/scale must be positive and finite", d,
                                 (double)p->scale[d]);
         s->mean[d] = p->mean[d];
         s->scale[d] = p->scale[d];
@@ -120,6 +120,8 @@ out:
 
 void ternkv_close(ternkv_side **side)
 {
+    if (!side)
+        return;
     tern_free(*side);
     *side = NULL;
 }

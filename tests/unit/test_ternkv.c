@@ -254,6 +254,7 @@ static void schemes_are_listed(void **state)
     assert_true(ternkv_query_bytes(s, TERNKV_MAX_QUERIES) > (size_t)TERNKV_MAX_QUERIES * 64 * 5);
     ternkv_close(&s);
     ternkv_close(&s); /* of nothing */
+    ternkv_close(NULL);
 }
 
 /* ---- whole attentions --------------------------------------------------------------------------------------- */
@@ -439,6 +440,36 @@ static void slow_twin_agrees(void **state)
     }
 }
 
+/* What cannot be coded becomes finite, and the vectors beside it are what they were. */
+static void damage_stays_in_its_vector(void **state)
+{
+    (void)state;
+    const int dim = 256;
+    rng.state = 6;
+    for (int i = 0; ternkv_scheme(i); i++) {
+        if (tern_kv_codecs[i]->raw)
+            continue;
+        for (int key = 0; key < 2; key++) {
+            ternkv_side *s = open_side(ternkv_scheme(i), dim, key, NULL, NULL);
+            float *x = noise(64 * (size_t)dim), *good = zeros(64 * (size_t)dim * 4), *got = zeros(64 * (size_t)dim * 4);
+            void *page = zeros(ternkv_get_info(s)->page_bytes), *scratch = zeros(ternkv_get_info(s)->scratch_bytes);
+            OK(ternkv_encode(s, page, x, 64, scratch, &err_));
+            OK(ternkv_decode(s, good, page, scratch, &err_));
+            x[3 * dim + 5] = NAN;
+            x[40 * dim + 200] = -INFINITY;
+            OK(ternkv_encode(s, page, x, 64, scratch, &err_));
+            OK(ternkv_decode(s, got, page, scratch, &err_));
+            for (int j = 0; j < 64 * dim; j++) {
+                assert_true(isfinite(got[j]));
+                if (j / dim != 3 && j / dim != 40)
+                    assert_true(got[j] == good[j]);
+            }
+            ternkv_close(&s);
+            FREE_ALL(x, good, got, page, scratch);
+        }
+    }
+}
+
 /* ---- misuse ------------------------------------------------------------------------------------------------- */
 
 /* One sentence: not empty, one line, no full stop, and it names the thing. */
@@ -595,8 +626,9 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(equals_the_engine),          cmocka_unit_test(schemes_are_listed),
         cmocka_unit_test(attention_keeps_the_budget), cmocka_unit_test(conditioning_helps),
-        cmocka_unit_test(slow_twin_agrees),           cmocka_unit_test(bad_sides_are_refused),
-        cmocka_unit_test(bad_calls_are_refused),      cmocka_unit_test(threads_share_a_side),
+        cmocka_unit_test(slow_twin_agrees),           cmocka_unit_test(damage_stays_in_its_vector),
+        cmocka_unit_test(bad_sides_are_refused),      cmocka_unit_test(bad_calls_are_refused),
+        cmocka_unit_test(threads_share_a_side),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
