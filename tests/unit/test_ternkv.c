@@ -351,19 +351,19 @@ static void attention_keeps_the_budget(void **state)
     static const int lengths[] = {1, 63, 64, 65, 300};
     static const double budget[] = {
         [32] = 1e-10, [16] = 1e-4, [8] = 3e-4, [4] = 5 * 0.0092, [3] = 5 * 0.0338, [2] = 5 * 0.1188};
-    const int dim = 128, longest = 300;
+    const int dim = 128, longest = 300, n_lengths = sizeof lengths / sizeof *lengths, rounds = 4;
     rng.state = 2;
     for (int i = 0; ternkv_scheme(i); i++) {
         double sum = 0;
-        for (size_t j = 0; j < sizeof lengths / sizeof *lengths * 4; j++) {
+        for (int j = 0; j < n_lengths * rounds; j++) {
             float *q = noise((size_t)(N_Q * dim)), *k = noise((size_t)(longest * dim));
             float *v = noise((size_t)(longest * dim));
             for (int d = 0; d < N_Q * dim; d++)
                 q[d] *= 2 / sqrtf((float)dim);
-            sum += error_of(ternkv_scheme(i), q, k, v, dim, lengths[j / 4], NULL, NULL);
+            sum += error_of(ternkv_scheme(i), q, k, v, dim, lengths[j % n_lengths], NULL, NULL);
             FREE_ALL(q, k, v);
         }
-        sum /= sizeof lengths / sizeof *lengths * 4;
+        sum /= n_lengths * rounds;
         print_message("%-4s %.2e\n", ternkv_scheme(i), sum);
         assert_true(sum < budget[tern_kv_codecs[i]->bits]);
     }
