@@ -19,7 +19,7 @@ export PROMPT
 # Sanitizers place their shadow memory at fixed addresses and collide with the widest address randomisation.
 NOASLR := $(shell setarch -R true 2>/dev/null && echo setarch -R)
 CTEST  := ctest --output-on-failure --no-tests=error -j $(JOBS)
-SOURCES := $(shell find src include tests bench -name '*.[ch]' 2>/dev/null)
+SOURCES := $(shell find src include tests bench examples -name '*.[ch]' 2>/dev/null)
 
 .DEFAULT_GOAL := all
 .DELETE_ON_ERROR:
@@ -79,7 +79,7 @@ bench: all ## kernels against their plain C form; with MODEL=FILE also the model
 
 house: all ## the rules of the house: layers, sizes, headers, symbols, instruction sets, links
 	@tools/packages ci
-	@cmake --build $(BUILD) -j $(JOBS) --target ternlib
+	@cmake --build $(BUILD) -j $(JOBS) --target ternlib ternkv
 	@tools/house.py --build $(BUILD)
 	@tools/isa_scan.sh $(BUILD)
 
@@ -96,9 +96,9 @@ tidy: ## clang-tidy over src
 	@cmake --preset release -B $(BUILD) >/dev/null
 	@JOBS=$(JOBS) tools/tidy $(BUILD)
 
-install: all ## program, library, headers, manual page and bash completion into PREFIX
+install: all ## program, libraries, headers, manual page and bash completion into PREFIX
 	@cmake -S . -B $(BUILD) -DCMAKE_INSTALL_PREFIX="$(PREFIX)" >/dev/null
-	@cmake --build $(BUILD) -j $(JOBS) --target ternlib extras
+	@cmake --build $(BUILD) -j $(JOBS) --target ternlib ternkv extras
 	@cmake --install $(BUILD)
 
 clean: ## remove all build folders

@@ -10,6 +10,7 @@ function(tern_isa name)
     return()
   endif()
   add_library(kernel_${name} OBJECT ${sources})
+  set_target_properties(kernel_${name} PROPERTIES POSITION_INDEPENDENT_CODE ON) # libternkv may end in a shared library
   target_include_directories(kernel_${name} PRIVATE include src)
   target_compile_definitions(kernel_${name} PRIVATE _GNU_SOURCE)
   if(TERN_SANITIZE MATCHES "undefined") # its checks in fully unrolled loops take the compiler minutes

@@ -4,7 +4,8 @@
   edges     include edges follow the layers; a folder is entered through its own headers only
   sizes     lines per file and per function: soft limits are reported, hard limits fail
   headers   every header compiles alone in C, the public ones in C++ too
-  symbols   every global symbol of the library begins with tern_; nothing in it prints, exits or calls a banned function
+  symbols   every global symbol of libtern begins with tern_, those of libternkv are what its header declares; nothing in
+            them prints, exits or calls a banned function
   links     relative links in Markdown lead somewhere; documents named in comments exist
 
   tools/house.py [--build DIR] [CHECK ...]      all checks when none is named; `symbols` needs a build
@@ -32,6 +33,7 @@ LAYERS = {
     "file": ["base"],
     "text": ["base", "file"],
     "codec": ["base", "kernel", "file"],
+    "kvlib": ["base", "kernel", "codec", "tern/kvq.h"],
     "dev": ["base", "kernel", "codec"],
     "kv": ["base", "codec"],
     "model": ["base", "kernel", "file", "codec", "dev", "kv"],
@@ -64,6 +66,7 @@ BANNED = set(
 # Object -> banned functions that it may use, and why.
 ALLOWED = {
     "err.c": {"abort"},  # a failed assertion ends the process: that is what it is for
+    "ternkv": {"abort"},  # err.c is a part of it
 }
 
 problems = []
@@ -214,17 +217,22 @@ def nm(library, *options):
 
 
 def check_symbols(build):
-    library = Path(build) / "libtern.a"
-    if not library.exists():
-        problem(str(library), "does not exist; build it, or leave `symbols` out")
-        return
-    for name, symbol in nm(library, "--defined-only", "--extern-only"):
-        if not symbol.startswith("tern_"):
-            problem(name, f"global symbol {symbol} does not begin with tern_")
-    for name, symbol in nm(library, "--undefined-only"):
-        source = name.removesuffix(".o")
-        if symbol.split("@")[0] in BANNED - ALLOWED.get(source, set()):
-            problem(name, f"calls {symbol}, which the library must not")
+    declared = set(re.findall(r"^TERNKV_API .*?(\w+)\(", (INCLUDE / "tern" / "kvq.h").read_text(encoding="utf-8"), re.M))
+    for library in (Path(build) / "libtern.a", Path(build) / "libternkv.a"):
+        if not library.exists():
+            problem(str(library), "does not exist; build it, or leave `symbols` out")
+            continue
+        defined = list(nm(library, "--defined-only", "--extern-only"))
+        for name, symbol in defined:
+            if library.name == "libtern.a" and not symbol.startswith("tern_"):
+                problem(name, f"global symbol {symbol} does not begin with tern_")
+        if library.name == "libternkv.a":
+            for symbol in declared ^ {symbol for _, symbol in defined}:
+                problem(library.name, f"{symbol} is not both global and in tern/kvq.h")
+        for name, symbol in nm(library, "--undefined-only"):
+            source = name.removesuffix(".o")
+            if symbol.split("@")[0] in BANNED - ALLOWED.get(source, set()):
+                problem(name, f"calls {symbol}, which the library must not")
 
 
 # ---- links ----------------------------------------------------------------------------------------------------------

@@ -6,6 +6,13 @@
 
 struct tern_kernels tern_k;
 
+/* libternkv (cmake/ternkv.cmake) is the codec without a model, so it goes without the kernels that only models need. */
+#ifdef TERN_KV_ONLY
+#define TERN_FOR_MODELS(...)
+#else
+#define TERN_FOR_MODELS(...) __VA_ARGS__
+#endif
+
 /* An empty slot would be a crash in the middle of a step; a table is nothing but pointers, so look at them all. */
 static void assert_filled(const void *table, size_t bytes)
 {
@@ -19,12 +26,12 @@ static void assert_filled(const void *table, size_t bytes)
 void tern_kernels_init(unsigned mask)
 {
     struct tern_kernels k = {.mask = mask & tern_cpu_detect()};
-#define TERN_INIT(isa)                 \
-    do {                               \
-        tern_gemm_init_##isa(&k.gemm); \
-        tern_vec_init_##isa(&k.vec);   \
-        tern_attn_init_##isa(&k.attn); \
-        tern_kvq_init_##isa(&k.kvq);   \
+#define TERN_INIT(isa)                                  \
+    do {                                                \
+        TERN_FOR_MODELS(tern_gemm_init_##isa(&k.gemm);) \
+        TERN_FOR_MODELS(tern_vec_init_##isa(&k.vec);)   \
+        tern_attn_init_##isa(&k.attn);                  \
+        tern_kvq_init_##isa(&k.kvq);                    \
     } while (0)
     TERN_INIT(ref);
 #ifdef TERN_HAVE_AVX2
@@ -36,8 +43,8 @@ void tern_kernels_init(unsigned mask)
         TERN_INIT(avx512);
 #endif
 #undef TERN_INIT
-    assert_filled(&k.gemm, sizeof k.gemm);
-    assert_filled(&k.vec, sizeof k.vec);
+    TERN_FOR_MODELS(assert_filled(&k.gemm, sizeof k.gemm);)
+    TERN_FOR_MODELS(assert_filled(&k.vec, sizeof k.vec);)
     assert_filled(&k.attn, sizeof k.attn);
     assert_filled(&k.kvq, sizeof k.kvq);
     tern_k = k;
