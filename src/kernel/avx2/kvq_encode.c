@@ -1,6 +1,6 @@
 /* avx2/kvq_encode.c - vectors to codes (rotation, nearest entry, scale) and codes to pages. */
 #include "kernel/avx2/kvq_simd.h"
-#include "kernel/kvq_mix.h"
+#include "kernel/kvq_mix_impl.h"
 
 #include <math.h>
 

@@ -1,10 +1,10 @@
-/* kernel/kvq_mix.h - the odd factor of a rotation.
+/* kernel/kvq_mix_impl.h - the odd factor of a rotation.
  *
  * A head of m * P dims, P a power of two and m = 3, 5 or 7, is rotated by Walsh-Hadamard transforms of its m runs of P
  * dims and then by the m-point DCT-II (orthonormal) across the runs: dim c of every run takes part in one.  Included by
  * the rotation of each level, so that all compile the same operations: one product, then fma in ascending order. */
-#ifndef TERN_KERNEL_KVQ_MIX_H
-#define TERN_KERNEL_KVQ_MIX_H
+#ifndef TERN_KERNEL_KVQ_MIX_IMPL_H
+#define TERN_KERNEL_KVQ_MIX_IMPL_H
 
 #include <math.h>
 
