@@ -271,9 +271,10 @@ static int write_bash(struct tern_buf *out, tern_error *err)
                            "        return\n"
                            "    fi\n"
                            "    case \"${COMP_WORDS[1]} ${COMP_WORDS[2]}\" in\n"));
-    for (int i = 0; i < TERN_N_COMMANDS; i++)
-        if (!tern_commands[i].hidden)
-            TERN_TRY(bash_command(&tern_commands[i], out, err));
+    for (int words = 2; words > 0; words--) /* "bench kv" is also something that begins with "bench" */
+        for (int i = 0; i < TERN_N_COMMANDS; i++)
+            if (!tern_commands[i].hidden && (strchr(tern_commands[i].name, ' ') != NULL) == (words == 2))
+                TERN_TRY(bash_command(&tern_commands[i], out, err));
     TERN_TRY(tern_buf_addf(out, err,
                            "    esac\n"
                            "    if [[ $cur != -* && $prev != -* ]]; then\n"
