@@ -160,6 +160,7 @@ static const char man_tail[] =
     "tern inspect model.gguf \\-\\-kv l4\n"
     "tern eval kld \\-m model.gguf \\-f text.txt \\-\\-kv q8,l4,l3 \\-\\-exact\n"
     "tern bench \\-m model.gguf \\-d 0,4096 \\-\\-kv f16,l4 \\-\\-json\n"
+    "tern bench kv \\-\\-preset smollm2 \\-\\-kv f16,l4,t4\n"
     ".fi\n";
 
 static int write_man(struct tern_buf *out, tern_error *err)

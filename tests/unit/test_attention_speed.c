@@ -7,6 +7,8 @@
 #include <stdint.h>
 #include <string.h>
 #include <cmocka.h>
+#include "base/mem.h"
+#include "base/rng.h"
 #include "tern/eval.h"
 
 #define N_PLANS 8
@@ -87,6 +89,22 @@ static void test_bytes(void **state)
     assert_true(out[7].bytes == 2 * 320 * (48 + 4) + 2 * 330 * 256 + 10 * raw / 2 + first / 2);
 }
 
+/* Every whole 256 bytes are read, once. */
+static void test_read(void **state)
+{
+    (void)state;
+    static uint64_t words[1024];
+    struct tern_rng r = {5};
+    for (size_t i = 0; i < 1024; i++)
+        words[i] = tern_rng_u64(&r);
+    for (size_t bytes = 0; bytes <= sizeof words; bytes += 96) {
+        uint64_t want = 0;
+        for (size_t i = 0; i < bytes / 256 * 32; i++)
+            want ^= words[i];
+        assert_true(tern_mem_read(words, bytes) == want);
+    }
+}
+
 static int stop_at_third(void *user, int done, int total)
 {
     int *calls = user;
@@ -158,10 +176,8 @@ static void test_refused(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_same_vectors),
-        cmocka_unit_test(test_bytes),
-        cmocka_unit_test(test_progress),
-        cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_same_vectors), cmocka_unit_test(test_bytes),   cmocka_unit_test(test_read),
+        cmocka_unit_test(test_progress),     cmocka_unit_test(test_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
