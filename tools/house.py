@@ -38,7 +38,7 @@ LAYERS = {
     "kv": ["base", "codec"],
     "model": ["base", "kernel", "file", "codec", "dev", "kv"],
     "run": ["base", "kernel", "file", "text", "codec", "dev", "kv", "model", "tern"],
-    "eval": ["base", "run", "tern"],
+    "eval": ["base", "codec", "dev", "kv", "run", "tern"],
     "cli": ["base", "tern"],
 }
 

@@ -1,4 +1,4 @@
-/* tern/eval.h - measurements of a model as this engine runs it. */
+/* tern/eval.h - measurements of a model, and of attention alone, as this engine runs them. */
 #ifndef TERN_EVAL_H
 #define TERN_EVAL_H
 
@@ -123,6 +123,50 @@ typedef struct tern_fit {
 /* TERN_ECAPACITY, with the numbers in the message and in out->min_bytes, when nothing fits. */
 TERN_API int tern_eval_fit(tern_fit *out, tern_model *m, const tern_fit_params *p, tern_error *err);
 TERN_API void tern_fit_clear(tern_fit *f);
+
+/* ---- attention alone --------------------------------------------------------------------------------------------- */
+
+/* How long one generated token spends in the KV caches of all layers: decode attention on pages of random vectors in a
+ * given geometry, without a model, called as a step calls it.  All plans hold the same vectors, in caches of their own,
+ * and take turns: a round is one step of every plan and then a read of plain memory by the same threads.  So a cache
+ * that is larger than the processor's is read from memory every time, and drift of the machine falls on all alike. */
+
+typedef struct tern_spread {
+    double median, min, max;
+} tern_spread;
+
+typedef struct tern_kv_speed_params {
+    const char *const *plans; /* as for an engine, but cond= needs a model; plan 0 is the base of the comparison */
+    int n_plans;
+    int head_dim, n_heads, n_kv_heads, n_layers;
+    int ctx;           /* tokens that the row attends to, its own included */
+    int n_threads;     /* 0 = all physical cores */
+    int reps;          /* rounds, after one that is not counted */
+    size_t read_bytes; /* memory that reading alone is measured on; 0 = 256 MiB */
+    tern_progress_fn *progress;
+    void *user;
+} tern_kv_speed_params;
+
+typedef struct tern_kv_speed {
+    tern_spread seconds;    /* of a step: one decode row through the attention of all layers */
+    tern_spread speedup;    /* seconds of the base over these, round by round */
+    tern_spread read_share; /* bytes per second over those of reading alone, round by round */
+    /* One thread rotating, encoding and packing the keys and values of one token, all layers; f16: copying them. */
+    tern_spread encode_seconds;
+    double elements; /* numbers in the keys and values that the row attends to, all layers */
+    double bytes;    /* that hold them: pages with their headers, raw tokens */
+    double error;    /* of the attention output against the base's, root mean square over the base's */
+} tern_kv_speed;
+
+typedef struct tern_read_speed {
+    tern_spread bytes_per_second; /* of all threads together */
+    int n_threads;
+} tern_read_speed;
+
+/* out: [p->n_plans].  TERN_EINVAL and TERN_EUNSUPPORTED name what does not fit the geometry, TERN_ELIMIT says what the
+ * caches would take when that is more than the memory there is.  Starts threads of its own and ends them. */
+TERN_API int tern_eval_kv_speed(tern_kv_speed *out, tern_read_speed *read, const tern_kv_speed_params *p,
+                                tern_error *err);
 
 #ifdef __cplusplus
 }

@@ -24,8 +24,10 @@ const struct tern_option tern_options[TERN_N_OPTIONS] = {
 /* getopt_long returns this plus the option id, clear of every letter. */
 #define LONG_BASE 256
 
+/* "bench kv" goes before "bench". */
 const struct tern_command *tern_command_find(int argc, char **argv, int *words)
 {
+    const struct tern_command *found = NULL;
     for (int i = 0; i < TERN_N_COMMANDS && argc > 1; i++) {
         const char *name = tern_commands[i].name;
         const char *space = strchr(name, ' ');
@@ -34,10 +36,12 @@ const struct tern_command *tern_command_find(int argc, char **argv, int *words)
             continue;
         if (space && (argc < 3 || strcmp(argv[2], space + 1) != 0))
             continue;
+        if (found && !space)
+            continue;
         *words = space ? 2 : 1;
-        return &tern_commands[i];
+        found = &tern_commands[i];
     }
-    return NULL;
+    return found;
 }
 
 /* ---- values --------------------------------------------------------------------------------------------------- */

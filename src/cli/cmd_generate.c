@@ -160,6 +160,7 @@ static const char man_tail[] =
     "tern inspect model.gguf \\-\\-kv l4\n"
     "tern eval kld \\-m model.gguf \\-f text.txt \\-\\-kv q8,l4,l3 \\-\\-exact\n"
     "tern bench \\-m model.gguf \\-d 0,4096 \\-\\-kv f16,l4 \\-\\-json\n"
+    "tern bench kv \\-\\-preset smollm2 \\-\\-kv f16,l4,t4\n"
     ".fi\n";
 
 static int write_man(struct tern_buf *out, tern_error *err)
@@ -271,9 +272,10 @@ static int write_bash(struct tern_buf *out, tern_error *err)
                            "        return\n"
                            "    fi\n"
                            "    case \"${COMP_WORDS[1]} ${COMP_WORDS[2]}\" in\n"));
-    for (int i = 0; i < TERN_N_COMMANDS; i++)
-        if (!tern_commands[i].hidden)
-            TERN_TRY(bash_command(&tern_commands[i], out, err));
+    for (int words = 2; words > 0; words--) /* "bench kv" is also something that begins with "bench" */
+        for (int i = 0; i < TERN_N_COMMANDS; i++)
+            if (!tern_commands[i].hidden && (strchr(tern_commands[i].name, ' ') != NULL) == (words == 2))
+                TERN_TRY(bash_command(&tern_commands[i], out, err));
     TERN_TRY(tern_buf_addf(out, err,
                            "    esac\n"
                            "    if [[ $cur != -* && $prev != -* ]]; then\n"

@@ -112,10 +112,10 @@ struct tern_kvq_query {
 
 struct tern_kvq_kernels {
     /* Rotation, orthonormal, in place: signs, then a Walsh-Hadamard transform H / sqrt(P) of every run of P dims, P the
-     * largest power of two in dim, then where dim = m * P the m-point DCT-II across the runs (kernel/kvq_mix_impl.h).  dim a
-     * multiple of 32 up to 512 with m = 1, 3, 5 or 7.  Butterflies by stride 1, 2, 4 ... (a+b, a-b), then one product
-     * with 1/sqrt(P) rounded to f32.  sign: [dim] +-1.  `inverse`: the transposed steps in reverse order.  x, sign
-     * 64-byte aligned.  Bit-equal on all levels. */
+     * largest power of two in dim, then where dim = m * P the m-point DCT-II across the runs (kernel/kvq_mix_impl.h).
+     * dim a multiple of 32 up to 512 with m = 1, 3, 5 or 7.  Butterflies by stride 1, 2, 4 ... (a+b, a-b), then one
+     * product with 1/sqrt(P) rounded to f32.  sign: [dim] +-1.  `inverse`: the transposed steps in reverse order.  x,
+     * sign 64-byte aligned.  Bit-equal on all levels. */
     void (*rotate)(float *x, const float *sign, int dim, int inverse);
 
     /* Quantises n_q rotated (or raw, for 8-bit keys) query heads x[n_q][dim] for `score` with table `tab`, per block of

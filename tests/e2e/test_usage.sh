@@ -5,12 +5,12 @@ commands="run chat inspect tokenize bench doctor"
 
 # ---- help ----
 run 0 "$TERN" --help
-for c in $commands "eval logits" "eval ppl" "eval kld"; do
+for c in $commands "eval logits" "eval ppl" "eval kld" "bench kv"; do
     grep -q "^  $c " "$out" || say "--help lists $c"
 done
 run 0 "$TERN" --version
 grep -q '^tern [0-9]*\.[0-9]*\.[0-9]*$' "$out" || say "a version"
-for c in $commands "eval logits" "eval ppl" "eval kld" generate; do
+for c in $commands "eval logits" "eval ppl" "eval kld" "bench kv" generate; do
     # shellcheck disable=SC2086
     run 0 "$TERN" $c --help
     grep -q "^usage: tern $c " "$out" || say "help of $c begins with its usage"
@@ -44,6 +44,9 @@ if command -v bash >/dev/null 2>&1; then
     run 0 bash -c '. "$1"; COMP_WORDS=(tern bench --dep); COMP_CWORD=2; _tern; echo "${COMPREPLY[@]}"' \
         bash "$work/completion"
     same "$(cat "$out")" "--depth" "completion of --dep"
+    run 0 bash -c '. "$1"; COMP_WORDS=(tern bench kv --pre); COMP_CWORD=3; _tern; echo "${COMPREPLY[@]}"' \
+        bash "$work/completion"
+    same "$(cat "$out")" "--preset" "completion of bench kv --pre"
 fi
 run 0 "$TERN" generate help-md
 grep -q '^## tern eval ppl' "$out" || say "a Markdown page"

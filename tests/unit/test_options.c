@@ -175,6 +175,20 @@ static void test_words(void **state)
     bad("eval|logits|-m|a|--ids|1", "--out");
 }
 
+/* The longer name wins; without its second word it is another command. */
+static void test_two_words(void **state)
+{
+    (void)state;
+    struct line l;
+    good(&l, "bench|kv|--preset|smollm2");
+    assert_int_equal(l.a.command->id, TERN_CMD_BENCH_KV);
+    tern_args_clear(&l.a);
+    good(&l, "bench|-m|kv");
+    assert_int_equal(l.a.command->id, TERN_CMD_BENCH);
+    tern_args_clear(&l.a);
+    bad("bench|-m|a|kv", "unexpected|\"kv\"");
+}
+
 static void test_operands_anywhere(void **state)
 {
     (void)state;
@@ -289,6 +303,7 @@ int main(void)
         cmocka_unit_test(test_edges),
         cmocka_unit_test(test_lists),
         cmocka_unit_test(test_words),
+        cmocka_unit_test(test_two_words),
         cmocka_unit_test(test_operands_anywhere),
         cmocka_unit_test(test_help_needs_nothing),
         cmocka_unit_test(test_command_names),
