@@ -410,7 +410,8 @@ static int lay_out_all(struct speed *s, tern_error *err)
         struct plan *pl = &s->plans[i];
         pl->text = p->plans[i];
         TERN_TRY(lay_out(s, pl, decl, err));
-        bytes += (double)pl->layout->groups[0].page_bytes * (p->ctx / TERN_PAGE) + (double)pl->layout->tile_bytes;
+        size_t pages = (size_t)p->ctx / TERN_PAGE;
+        bytes += (double)pl->layout->groups[0].page_bytes * (double)pages + (double)pl->layout->tile_bytes;
     }
     if (machine.memory_bytes && bytes > (double)machine.memory_bytes)
         TERN_FAIL(err, TERN_ELIMIT, "the caches of %d KV plans take %.1f GiB and the machine has %.1f GiB", p->n_plans,
