@@ -17,14 +17,14 @@
 #include "eval/stats.h"
 #include "kv/kv.h"
 
-#define BLOCKS       8                   /* different blocks of each layer */
-#define READ_BYTES   ((size_t)256 << 20) /* well above what caches hold */
-#define READ_TASKS   4                   /* of each thread, so that one that wakes up late costs little */
-#define MAX_PLANS    1024
-#define MAX_THREADS  256
-#define MAX_HEADS    65536
-#define MAX_REPS     100000
-#define MAX_CTX_SIZE (1 << 28)
+#define BLOCKS      8                   /* different blocks of each layer */
+#define READ_BYTES  ((size_t)256 << 20) /* above what most caches hold */
+#define READ_TASKS  4                   /* of each thread, so that one that wakes up late costs little */
+#define MAX_PLANS   1024
+#define MAX_THREADS 256
+#define MAX_HEADS   65536
+#define MAX_REPS    100000
+#define MAX_CTX     (1 << 28)
 
 struct plan {
     const char *text;
@@ -32,7 +32,7 @@ struct plan {
     struct tern_kv_cache cache;
     struct tern_kv_seq *seq;
     struct tern_attn_job *jobs; /* [n_layers] */
-    float *out;                 /* [n_layers][o_stride] */
+    float *out;                 /* [n_layers][stride] */
     uint8_t *blocks;            /* [n_layers][BLOCKS][block_bytes] */
     size_t block_bytes;         /* of the largest layer */
     double *seconds, *encode;   /* [reps] */
@@ -42,8 +42,7 @@ struct speed {
     const tern_kv_speed_params *p;
     struct tern_pool *pool;
     struct plan *plans;
-    /* The vectors, [BLOCKS][64 * head_dim]: keys [dim][64], values [64][dim], each as f16 and the same numbers as f32.
-     */
+    /* [BLOCKS][64 * head_dim] of values ([0], [64][dim]) and keys ([1], [dim][64]): the same numbers twice. */
     uint16_t *f16[2];
     float *f32[2];
     float *q; /* [n_layers][stride] */
@@ -371,7 +370,7 @@ static int check(const tern_kv_speed_params *p, tern_error *err)
     TERN_TRY(check_range("heads", p->n_heads, 1, MAX_HEADS, err));
     TERN_TRY(check_range("KV heads", p->n_kv_heads, 1, MAX_HEADS, err));
     TERN_TRY(check_range("layers", p->n_layers, 1, MAX_HEADS, err));
-    TERN_TRY(check_range("tokens", p->ctx, 1, MAX_CTX_SIZE, err));
+    TERN_TRY(check_range("tokens", p->ctx, 1, MAX_CTX, err));
     TERN_TRY(check_range("threads", p->n_threads, 0, MAX_THREADS, err));
     TERN_TRY(check_range("rounds", p->reps, 1, MAX_REPS, err));
     if (p->n_heads % p->n_kv_heads)
@@ -411,7 +410,8 @@ static int lay_out_all(struct speed *s, tern_error *err)
         struct plan *pl = &s->plans[i];
         pl->text = p->plans[i];
         TERN_TRY(lay_out(s, pl, decl, err));
-        bytes += (double)pl->layout->groups[0].page_bytes * (p->ctx / TERN_PAGE) + (double)pl->layout->tile_bytes;
+        size_t pages = (size_t)p->ctx / TERN_PAGE;
+        bytes += (double)pl->layout->groups[0].page_bytes * (double)pages + (double)pl->layout->tile_bytes;
     }
     if (machine.memory_bytes && bytes > (double)machine.memory_bytes)
         TERN_FAIL(err, TERN_ELIMIT, "the caches of %d KV plans take %.1f GiB and the machine has %.1f GiB", p->n_plans,
