@@ -56,6 +56,8 @@ struct tern_kv_cond {
         float freq;   /* radians per position */
         float re, im; /* the mean before the rotation, and the embedding's magnitude in it */
     } pairs[TERN_KV_MAX_PAIRS];
+    /* cos and sin of freq * j for the 64 tokens of a page, pair by pair (tern_kv_cond_turn) */
+    float turns[2 * TERN_KV_MAX_PAIRS][TERN_PAGE] __attribute__((aligned(64)));
 };
 
 /* One side (keys or values) of one layer: a scheme applied to a head dimension. */
@@ -126,8 +128,10 @@ struct tern_kv_codec {
 
 /* q.mean, one chain of fma over ascending dims. */
 float tern_kv_cond_shift(const struct tern_kv_cond *c, const float *q, int dim);
-/* s[64] += q.(R_p b) for the positions pos0 .. pos0+63. */
-void tern_kv_cond_pairs(const struct tern_kv_cond *c, float *s, const float *q, int pos0);
+/* s[n_q][64] += q.(R_p b) for the positions pos0 .. pos0+63.  q: [n_q][dim]. */
+void tern_kv_cond_pairs(const struct tern_kv_cond *c, float *s, const float *q, int n_q, int dim, int pos0);
+/* Fills turns from pairs: before any other use. */
+void tern_kv_cond_turn(struct tern_kv_cond *c);
 /* x[64][dim], keys of positions pos0 .. pos0+63, to what is coded. */
 void tern_kv_cond_keys(const struct tern_kv_cond *c, float *x, int dim, int pos0);
 

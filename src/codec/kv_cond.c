@@ -25,15 +25,34 @@ float tern_kv_cond_shift(const struct tern_kv_cond *c, const float *q, int dim)
     return sum;
 }
 
-void tern_kv_cond_pairs(const struct tern_kv_cond *c, float *s, const float *q, int pos0)
+void tern_kv_cond_turn(struct tern_kv_cond *c)
 {
-    float cosine[TERN_PAGE], sine[TERN_PAGE];
+    for (int i = 0; i < c->n_pairs; i++)
+        angles(&c->pairs[i], 0, c->turns[2 * i], c->turns[2 * i + 1]);
+}
+
+/* The angle of token pos0 + j is that of pos0 plus that of j: the first goes into the query's two products with the
+ * mean, the second is the same for every page, and so a page costs 2 products per pair, token and row. */
+void tern_kv_cond_pairs(const struct tern_kv_cond *c, float *s, const float *q, int n_q, int dim, int pos0)
+{
+    enum { ROWS = 16 };
+    float p[ROWS][TERN_PAGE] __attribute__((aligned(64))), co[TERN_KV_MAX_PAIRS], si[TERN_KV_MAX_PAIRS];
     for (int i = 0; i < c->n_pairs; i++) {
-        const struct tern_kv_pair *p = &c->pairs[i];
-        angles(p, pos0, cosine, sine);
-        float along = q[p->a] * p->re + q[p->b] * p->im, across = q[p->b] * p->re - q[p->a] * p->im;
-        for (int j = 0; j < TERN_PAGE; j++)
-            s[j] += along * cosine[j] + across * sine[j];
+        co[i] = (float)cos((double)c->pairs[i].freq * pos0);
+        si[i] = (float)sin((double)c->pairs[i].freq * pos0);
+    }
+    for (int r0 = 0; r0 < n_q; r0 += ROWS) {
+        int rows = n_q - r0 < ROWS ? n_q - r0 : ROWS;
+        for (int r = 0; r < rows; r++) {
+            const float *x = q + (size_t)(r0 + r) * (size_t)dim;
+            for (int i = 0; i < c->n_pairs; i++) {
+                const struct tern_kv_pair *m = &c->pairs[i];
+                float along = x[m->a] * m->re + x[m->b] * m->im, across = x[m->b] * m->re - x[m->a] * m->im;
+                p[r][2 * i] = along * co[i] + across * si[i];
+                p[r][2 * i + 1] = across * co[i] - along * si[i];
+            }
+        }
+        tern_k.attn.accum_f32(s + (size_t)r0 * TERN_PAGE, p[0], c->turns[0], NULL, TERN_PAGE, 2 * c->n_pairs, rows);
     }
 }
 

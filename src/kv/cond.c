@@ -86,6 +86,7 @@ void tern_kv_cond_seal(struct tern_kv_cond_set *s, const struct tern_kv_decl *de
             size_t dim = (size_t)decl[i].dim_k;
             for (size_t d = 0; d < dim; d++)
                 v[2 * dim + d] = 1 / v[dim + d];
+            tern_kv_cond_turn(&s->layers[i][h]);
         }
 }
 

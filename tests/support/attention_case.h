@@ -208,6 +208,7 @@ static inline void make_cond(struct layer *l)
         for (int i = 0; i < cfg->pairs; i++)
             c->pairs[i] = (struct tern_kv_pair){
                 .a = 3 * i, .b = 3 * i + 1 + h, .freq = 1.0f / (float)(i * i + 1), .re = 5 * gauss(&r), .im = 4};
+        tern_kv_cond_turn(c);
     }
     l->kv.k.cond = l->cond;
 }

@@ -76,6 +76,7 @@ const uint8_t *tern_attn_page(const struct attn_unit *u, int page);
 /* Scores of q rows [i0, i0 + n) on the codes of a page, completed by what conditioning keeps out of the codes - all but
  * q.mean, which is the same for every coded token and so only moves m: tern_attn_finish adds it there.  A softcap does
  * not commute with that, so then it is added here.  raw: the rows as tern_attn_load_q gives them. */
+bool tern_attn_completes(const struct attn_unit *u); /* is there anything to add? */
 void tern_attn_complete(const struct attn_unit *u, struct attn_scratch *c, const float *raw, int n, int page);
 
 /* Softmax of q rows [i0, i0 + n) over a page: s[n][64] becomes weights, c->shrink[n] the factors.  Tokens [lo, hi) of

@@ -64,7 +64,7 @@ void tern_attn_wide(const struct attn_unit *u, struct attn_scratch *c)
         for (int i = 0; i < u->n_q; i += ATTN_SUB) {
             int n = u->n_q - i < ATTN_SUB ? u->n_q - i : ATTN_SUB;
             tern_k.attn.score_f32(c->s, c->x + (size_t)i * dk, k, kv->k.dim, n);
-            if (u->key.cond) {
+            if (tern_attn_completes(u)) {
                 tern_attn_load_q(u, c->raw, i, n);
                 tern_attn_complete(u, c, c->raw, n, page);
             }
@@ -142,7 +142,8 @@ void tern_attn_narrow_range(const struct attn_unit *u, int range, struct attn_sc
     for (int page = begin; page < end; page++) {
         const uint8_t *p = tern_attn_page(u, page);
         narrow_score(&kv->k, c, p + kv->k_off, p + kv->k_head_off, u->n_q);
-        tern_attn_complete(u, c, c->raw, u->n_q, page);
+        if (tern_attn_completes(u))
+            tern_attn_complete(u, c, c->raw, u->n_q, page);
         if (page + 1 < end)
             fetch_page(u, page + 1);
         tern_attn_softmax(u, c, 0, u->n_q, page, first_token(u, page), TERN_PAGE);

@@ -51,18 +51,20 @@ void tern_attn_softmax(const struct attn_unit *u, struct attn_scratch *c, int i0
 
 /* ---- conditioned keys ---- */
 
+bool tern_attn_completes(const struct attn_unit *u)
+{
+    return u->key.cond && (u->key.cond->n_pairs || u->step->cap > 0);
+}
+
 void tern_attn_complete(const struct attn_unit *u, struct attn_scratch *c, const float *raw, int n, int page)
 {
     const struct tern_kv_cond *cond = u->key.cond;
     const int dim = u->key.dim;
-    if (!cond || (!cond->n_pairs && u->step->cap <= 0))
-        return;
-    for (int i = 0; i < n; i++) {
+    if (cond->n_pairs)
+        tern_kv_cond_pairs(cond, c->s, raw, n, dim, page * TERN_PAGE);
+    for (int i = 0; i < n && u->step->cap > 0; i++) {
         float *s = c->s + (size_t)i * TERN_PAGE;
         const float *q = raw + (size_t)i * (size_t)dim;
-        tern_kv_cond_pairs(cond, s, q, page * TERN_PAGE);
-        if (u->step->cap <= 0)
-            continue;
         float shift = tern_kv_cond_shift(cond, q, dim);
         for (int t = 0; t < TERN_PAGE; t++)
             s[t] += shift;
