@@ -141,9 +141,10 @@ typedef struct tern_kv_row {
 } tern_kv_row;
 
 /* Grammar: SCHEME | k=SCHEME,v=SCHEME, then options first=N, recent=N, edge=N:SCHEME,
- * layers=A-B:SCHEME, cond=off|norms|FILE.
- * Schemes: tern_kv_schemes().  NULL means "l4".  Coded keys are conditioned (docs/kv-cache.md) by the sidecar beside
- * the model, MODEL.ternkv, else by the norm weights of queries and keys, else not; cond= chooses. */
+ * layers=A-B:SCHEME, cond=off|norms|FILE, plan=FILE (docs/kv-cache.md).  Schemes: tern_kv_schemes().  NULL means
+ * TERN_KV_DEFAULT.  Coded keys are conditioned by the sidecar beside the model, MODEL.ternkv, else by the norm weights
+ * of queries and keys, else not; cond= chooses. */
+#define TERN_KV_DEFAULT "t4"
 typedef struct tern_kv_plan tern_kv_plan;
 TERN_API int tern_kv_plan_new(tern_kv_plan **out, const tern_model *m, const char *spec, bool strict, tern_error *err);
 TERN_API void tern_kv_plan_free(tern_kv_plan *p);
@@ -172,7 +173,7 @@ typedef struct tern_engine_params {
     int ctx;        /* tokens per sequence; 0 = the model's own */
     int max_seqs;   /* sequences alive at once; 0 = 1 */
     int chunk;      /* most rows in one step; 0 = 512 */
-    const char *kv; /* KV plan; NULL = "l4" ("f32" when exact) */
+    const char *kv; /* KV plan; NULL = TERN_KV_DEFAULT ("f32" when exact) */
     bool kv_strict; /* refuse instead of keeping a layer at 16 bit with a reason */
     bool exact;     /* every row in the wide class: f32 arithmetic on the dequantised weights */
     /* Further plans, numbered from 1; `kv` is plan 0.  Sequences of all plans go through one step together, so plans

@@ -198,7 +198,7 @@ static int bash_value(const struct tern_option *o, struct tern_buf *out, tern_er
         for (const char *const *s = tern_kv_schemes(); s[0]; s += 2)
             TERN_TRY(tern_buf_addf(out, err, "%s%s", s == tern_kv_schemes() ? "" : " ", s[0]));
     else
-        for (const char *p = o->metavar; *p; p++)
+        for (const char *p = o->metavar ? o->metavar : ""; *p; p++)
             TERN_TRY(tern_buf_addc(out, *p == '|' ? ' ' : *p, err));
     TERN_TRY(tern_buf_addf(out, err, "\" ;;\n"));
 out:

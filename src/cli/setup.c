@@ -48,7 +48,7 @@ const char *tern_setup_kv(const struct tern_args *a)
             (void)snprintf(turbo + n, sizeof turbo - (size_t)n, ",edge=%d:f16", (int)v[TERN_OPT_TURBO_FP16_LAYERS].i);
         return turbo;
     }
-    return a->v[TERN_OPT_EXACT].n ? "f32" : "l4";
+    return a->v[TERN_OPT_EXACT].n ? "f32" : TERN_KV_DEFAULT;
 }
 
 tern_engine_params tern_setup_params(const struct tern_args *a, int ctx, int max_seqs)

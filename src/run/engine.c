@@ -32,7 +32,7 @@ static int open_plans(tern_engine *e, const tern_engine_params *p, tern_error *e
     TERN_TRY(tern_alloc(&e->plans, (size_t)n, sizeof(struct tern_kv_plan *), err));
     TERN_TRY(tern_alloc(&e->caches, (size_t)n, sizeof *e->caches, err));
     for (int i = 0; i < n; i++) {
-        const char *spec = i ? p->more_kv[i - 1] : p->kv ? p->kv : p->exact ? "f32" : "l4";
+        const char *spec = i ? p->more_kv[i - 1] : p->kv ? p->kv : p->exact ? "f32" : TERN_KV_DEFAULT;
         TERN_TRY(tern_kv_plan_new(&e->plans[i], e->model, spec, p->kv_strict, err));
         e->n_plans++;
         TERN_TRY(tern_kv_cache_init(&e->caches[i], e->plans[i]->layout, e->max_seqs, e->ctx, e->chunk, err));

@@ -61,7 +61,7 @@ int tern_kv_plan_new(tern_kv_plan **out, const tern_model *m, const char *spec, 
     TERN_TRY(tern_alloc(&p, 1, sizeof *p, err));
     TERN_TRY(tern_alloc(&decl, (size_t)d->n_layers, sizeof *decl, err));
     tern_desc_kv(d, decl);
-    TERN_TRY(tern_kv_layout_new(&p->layout, decl, d->n_layers, spec ? spec : "l4", strict, err));
+    TERN_TRY(tern_kv_layout_new(&p->layout, decl, d->n_layers, spec ? spec : TERN_KV_DEFAULT, strict, err));
     TERN_TRY(find_conditioning(p, m, decl, err));
     *out = p;
     p = NULL;

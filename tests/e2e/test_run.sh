@@ -59,7 +59,7 @@ run 0 "$TERN" run -m "$MODEL" -p "$prompt" -n 24 --json
 same "$(json text)" "$reference" "text of --json"
 same "$(json finish_reason usage.completion_tokens kv.spec)" "length
 24
-l4" "--json"
+t4" "--json"
 same "$(json :usage.prompt_tokens :timings.prompt_s :timings.decode_s :kv.bytes_per_token :kv.f16_bytes_per_token \
     :peak_memory_bytes)" "integer
 real
