@@ -64,4 +64,17 @@ static inline void kvq_mix(float *x, int dim, int inverse)
     }
 }
 
+/* The whole rotation; rotate_run is the level's own transform of one run, signs included. */
+static inline void kvq_rotate(float *x, const float *sign, int dim, int inverse,
+                              void (*rotate_run)(float *x, const float *sign, int dim, int inverse))
+{
+    const int p = kvq_run(dim);
+    if (inverse && p < dim)
+        kvq_mix(x, dim, inverse);
+    for (int i = 0; i < dim; i += p)
+        rotate_run(x + i, sign + i, p, inverse);
+    if (!inverse && p < dim)
+        kvq_mix(x, dim, inverse);
+}
+
 #endif

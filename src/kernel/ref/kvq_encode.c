@@ -31,13 +31,7 @@ static void rotate_run(float *x, const float *sign, int dim, int inverse)
 
 void tern_kvq_rotate_ref(float *x, const float *sign, int dim, int inverse)
 {
-    const int p = kvq_run(dim);
-    if (inverse && p < dim)
-        kvq_mix(x, dim, inverse);
-    for (int i = 0; i < dim; i += p)
-        rotate_run(x + i, sign + i, p, inverse);
-    if (!inverse && p < dim)
-        kvq_mix(x, dim, inverse);
+    kvq_rotate(x, sign, dim, inverse, rotate_run);
 }
 
 /* The order of vec.h: 16 running sums, then halves onto each other. */
