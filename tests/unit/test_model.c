@@ -131,6 +131,8 @@ static void test_splits_and_threads(void **state)
     for (size_t m = 0; m < sizeof promise_models / sizeof *promise_models; m++)
         for (size_t k = 0; k < N_SCHEMES; k++) {
             struct tiny t;
+            if (m >= 2 && (k + m) % 2) /* every scheme on two models, every other one on the rest */
+                continue;
             open_promise(&t, m);
             if (t.n_ids < 130 && strstr(schemes[k], "layers")) { /* one layer only */
                 tiny_close(&t);
