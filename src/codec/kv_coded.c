@@ -100,8 +100,9 @@ void tern_kv_coded_prep(const struct tern_kv_side *side, struct tern_kv_query *o
                         bool narrow)
 {
     memmove(out->x, x, (size_t)n_q * (size_t)side->dim * sizeof *x);
-    for (int i = 0; side->cond && i < n_q * side->dim; i++)
-        out->x[i] *= side->cond->unscale[i % side->dim];
+    for (int i = 0; side->cond && i < n_q; i++)
+        for (int d = 0; d < side->dim; d++)
+            out->x[i * side->dim + d] *= side->cond->unscale[d];
     rotate_rows(side, out->x, n_q, 0);
     if (narrow)
         tern_k.kvq.prep(out->q, out->scale, out->sum, out->x, table_of(side), side->dim, n_q);
