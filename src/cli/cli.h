@@ -16,6 +16,7 @@
 #include <stdbool.h>
 #include <stdio.h>
 #include "base/buf.h"
+#include "base/clock.h"
 #include "base/err.h"
 #include "base/options.h"
 #include "tern/eval.h"
@@ -64,7 +65,7 @@ tern_engine_params tern_setup_params(const struct tern_args *a, int ctx, int max
 int tern_setup_engine(struct tern_setup *s, const struct tern_args *a, int ctx, int max_seqs, tern_error *err);
 /* Tokens per chunk of a text: the option's value, its default being less for models with a smaller context. */
 int tern_chunk_ctx(const struct tern_setup *s, const struct tern_arg *option);
-#define TERN_CLI_MAX_TEXT ((size_t)1 << 30) /* bytes of a text to measure on */
+#define TERN_CLI_MAX_TEXT ((size_t)1 << 30) /* bytes of a text */
 void tern_setup_clear(struct tern_setup *s);
 
 #define TERN_CLI_MAX_PLANS 16
@@ -117,8 +118,6 @@ int tern_json_print(json_t *object, tern_error *err);
 
 /* "1.5 GiB" in a ring of four buffers. */
 const char *tern_size_text(double bytes);
-
-double tern_now(void); /* seconds of a monotonic clock */
 
 /* Progress bar on stderr for calls that take long; silent unless stderr is a terminal. */
 struct tern_progress {

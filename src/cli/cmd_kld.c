@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/mem.h"
 #include "cli/cli.h"
 
 #define BASE  "f16"
@@ -37,19 +38,12 @@ struct kld {
 
 /* ---- what to measure --------------------------------------------------------------------------------------------- */
 
-static int take(void *out, size_t n, size_t size, tern_error *err)
-{
-    void *p = calloc(n ? n : 1, size);
-    *(void **)out = p;
-    return p ? 0 : tern_err_set(err, TERN_ENOMEM, "cannot allocate %zu bytes", n * size);
-}
-
 static int read_texts(struct kld *c, tern_error *err)
 {
     int rc = 0;
     const struct tern_arg *f = &c->a->v[TERN_OPT_KLD_FILE];
-    TERN_TRY(take(&c->texts, (size_t)f->n_items, sizeof *c->texts, err));
-    TERN_TRY(take(&c->views, (size_t)f->n_items, sizeof *c->views, err));
+    TERN_TRY(tern_alloc(&c->texts, (size_t)f->n_items, sizeof *c->texts, err));
+    TERN_TRY(tern_alloc(&c->views, (size_t)f->n_items, sizeof *c->views, err));
     c->n_texts = f->n_items;
     for (int i = 0; i < c->n_texts; i++) {
         struct text *t = &c->texts[i];
@@ -84,8 +78,8 @@ static int check_layers(const struct kld *c, tern_error *err)
 static int name_plans(struct kld *c, tern_error *err)
 {
     int rc = 0, n = c->a->v[TERN_OPT_KLD_LAYERS].n ? tern_model_get_info(c->setup.model)->n_layers : 0;
-    TERN_TRY(take(&c->specs, (size_t)(PLAN_FIRST + c->list.n + n), sizeof *c->specs, err));
-    TERN_TRY(take(&c->layer_specs, (size_t)n, sizeof *c->layer_specs, err));
+    TERN_TRY(tern_alloc(&c->specs, (size_t)(PLAN_FIRST + c->list.n + n), sizeof *c->specs, err));
+    TERN_TRY(tern_alloc(&c->layer_specs, (size_t)n, sizeof *c->layer_specs, err));
     c->specs[PLAN_BASE] = BASE;
     c->specs[PLAN_FLOOR] = FLOOR;
     c->n_plans = PLAN_FIRST;
@@ -240,7 +234,7 @@ static int rank_layers(const struct kld *c, struct layer **out, double *sum, ter
 {
     int rc = 0;
     *sum = 0;
-    TERN_TRY(take(out, (size_t)c->n_layers, sizeof **out, err));
+    TERN_TRY(tern_alloc(out, (size_t)c->n_layers, sizeof **out, err));
     for (int i = 0; i < c->n_layers; i++) {
         struct layer *l = &(*out)[i];
         *l = (struct layer){.layer = i, .plan = PLAN_FIRST + c->list.n + i};
@@ -273,7 +267,7 @@ static int print_layers(const struct kld *c, tern_error *err)
         TERN_TRY(tern_out_printf(err, "%5d %9.3g %9.3g %9.3g %9.3g %8.2f\n", l[i].layer, l[i].stats.mean,
                                  l[i].stats.trimmed, l[i].stats.p99, l[i].stats.max, 100 * share(&l[i], sum)));
 out:
-    free(l);
+    tern_free(l);
     return rc;
 }
 
@@ -358,7 +352,7 @@ static int layers_json(const struct kld *c, json_t *list, tern_error *err)
         json_array_append_new(list, row);
     }
 out:
-    free(l);
+    tern_free(l);
     return rc;
 }
 
@@ -432,10 +426,10 @@ static void clear(struct kld *c)
         tern_buf_clear(&c->texts[i].bytes);
         tern_tokens_clear(&c->texts[i].ids);
     }
-    free(c->specs);
-    free(c->layer_specs);
-    free(c->texts);
-    free(c->views);
+    tern_free(c->specs);
+    tern_free(c->layer_specs);
+    tern_free(c->texts);
+    tern_free(c->views);
 }
 
 int tern_cmd_eval_kld(const struct tern_args *a, tern_error *err)

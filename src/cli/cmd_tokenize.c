@@ -3,8 +3,6 @@
 
 #include "cli/cli.h"
 
-#define MAX_TEXT_BYTES ((size_t)1 << 30)
-
 static int print_ids(const tern_tokens *ids, tern_error *err)
 {
     int rc = 0;
@@ -67,7 +65,7 @@ int tern_cmd_tokenize(const struct tern_args *a, tern_error *err)
     if (a->v[TERN_OPT_DECODE].n && a->v[TERN_OPT_TOKEN_IDS].n)
         TERN_TRY(tern_cli_usage(err, "--ids and --decode exclude each other"));
     TERN_TRY(tern_model_open(&m, a->v[TERN_OPT_MODEL].s, 0, err));
-    TERN_TRY(tern_buf_read_file(&in, "-", MAX_TEXT_BYTES, err));
+    TERN_TRY(tern_buf_read_file(&in, "-", TERN_CLI_MAX_TEXT, err));
     TERN_TRY(a->v[TERN_OPT_DECODE].n ? decode(m, a, &in, err) : encode(m, a, &in, err));
 out:
     tern_buf_clear(&in);

@@ -124,13 +124,6 @@ const char *tern_size_text(double bytes)
     return out;
 }
 
-double tern_now(void)
-{
-    struct timespec t;
-    (void)clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
-}
-
 /* ---- JSON -------------------------------------------------------------------------------------------------------- */
 
 json_t *tern_json_text(const char *text)

@@ -42,4 +42,11 @@ void tern_kv_coded_decode(const struct tern_kv_side *side, float *out, const uin
     .score = tern_kv_coded_score, .accum = tern_kv_coded_accum, .finish = tern_kv_coded_finish,         \
     .decode = tern_kv_coded_decode
 
+/* The codec of a rotated scheme of 4, 3 or 2 bits. */
+#define TERN_KV_ROTATED(name_, about_, bits_)                                                               \
+    {                                                                                                       \
+        .name = name_, .about = about_, .bits = bits_, .rotated = true, .accepts = tern_kv_rotated_accepts, \
+        .data_bytes = tern_kv_bytes##bits_, TERN_KV_CODED_FUNCTIONS                                         \
+    }
+
 #endif

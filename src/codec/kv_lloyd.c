@@ -5,36 +5,18 @@
 #include "codec/kv_impl.h"
 
 const struct tern_kv_scheme tern_kv_l4 = {
-    .codec = {.name = "l4",
-              .about = "4 bits, rotated, Lloyd-Max levels",
-              .bits = 4,
-              .rotated = true,
-              .accepts = tern_kv_rotated_accepts,
-              .data_bytes = tern_kv_bytes4,
-              TERN_KV_CODED_FUNCTIONS},
+    .codec = TERN_KV_ROTATED("l4", "4 bits, rotated, Lloyd-Max levels", 4),
     .table = {.bits = 4,
               .unit = 2.73258957f / 127.0f,
               .entry = {-127, -96, -75, -58, -44, -31, -18, -6, 6, 18, 31, 44, 58, 75, 96, 127}},
 };
 
 const struct tern_kv_scheme tern_kv_l3 = {
-    .codec = {.name = "l3",
-              .about = "3 bits, rotated, Lloyd-Max levels",
-              .bits = 3,
-              .rotated = true,
-              .accepts = tern_kv_rotated_accepts,
-              .data_bytes = tern_kv_bytes3,
-              TERN_KV_CODED_FUNCTIONS},
+    .codec = TERN_KV_ROTATED("l3", "3 bits, rotated, Lloyd-Max levels", 3),
     .table = {.bits = 3, .unit = 2.15194570f / 127.0f, .entry = {-127, -79, -45, -14, 14, 45, 79, 127}},
 };
 
 const struct tern_kv_scheme tern_kv_l2 = {
-    .codec = {.name = "l2",
-              .about = "2 bits, rotated, Lloyd-Max levels",
-              .bits = 2,
-              .rotated = true,
-              .accepts = tern_kv_rotated_accepts,
-              .data_bytes = tern_kv_bytes2,
-              TERN_KV_CODED_FUNCTIONS},
+    .codec = TERN_KV_ROTATED("l2", "2 bits, rotated, Lloyd-Max levels", 2),
     .table = {.bits = 2, .unit = 1.51041761f / 127.0f, .entry = {-127, -38, 38, 127}},
 };

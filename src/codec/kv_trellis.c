@@ -8,13 +8,7 @@
 #include "codec/kv_impl.h"
 
 const struct tern_kv_scheme tern_kv_t4 = {
-    .codec = {.name = "t4",
-              .about = "4 bits, rotated, additive trellis",
-              .bits = 4,
-              .rotated = true,
-              .accepts = tern_kv_rotated_accepts,
-              .data_bytes = tern_kv_bytes4,
-              TERN_KV_CODED_FUNCTIONS},
+    .codec = TERN_KV_ROTATED("t4", "4 bits, rotated, additive trellis", 4),
     .table = {.bits = 4,
               .trellis = true,
               .n_prescale = 3,
@@ -24,13 +18,7 @@ const struct tern_kv_scheme tern_kv_t4 = {
 };
 
 const struct tern_kv_scheme tern_kv_t3 = {
-    .codec = {.name = "t3",
-              .about = "3 bits, rotated, additive trellis",
-              .bits = 3,
-              .rotated = true,
-              .accepts = tern_kv_rotated_accepts,
-              .data_bytes = tern_kv_bytes3,
-              TERN_KV_CODED_FUNCTIONS},
+    .codec = TERN_KV_ROTATED("t3", "3 bits, rotated, additive trellis", 3),
     .table = {.bits = 3,
               .trellis = true,
               .n_prescale = 1,
@@ -41,13 +29,7 @@ const struct tern_kv_scheme tern_kv_t3 = {
 };
 
 const struct tern_kv_scheme tern_kv_t2 = {
-    .codec = {.name = "t2",
-              .about = "2 bits, rotated, additive trellis",
-              .bits = 2,
-              .rotated = true,
-              .accepts = tern_kv_rotated_accepts,
-              .data_bytes = tern_kv_bytes2,
-              TERN_KV_CODED_FUNCTIONS},
+    .codec = TERN_KV_ROTATED("t2", "2 bits, rotated, additive trellis", 2),
     .table = {.bits = 2,
               .trellis = true,
               .n_prescale = 1,

@@ -6,7 +6,7 @@
  * a plan that is fast because its pages are wrong shows. */
 #include <math.h>
 #include <string.h>
-#include <time.h>
+#include "base/clock.h"
 #include "base/cpu.h"
 #include "base/fp16.h"
 #include "base/mem.h"
@@ -54,13 +54,6 @@ struct speed {
     double *read_seconds; /* [reps] */
     int done, total;      /* for the progress */
 };
-
-static double now(void)
-{
-    struct timespec t;
-    (void)clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
-}
 
 static float gauss(struct tern_rng *r)
 {
@@ -225,22 +218,22 @@ out:
 
 static double time_step(struct speed *s, struct plan *pl)
 {
-    double start = now();
+    double start = tern_now();
     for (int i = 0; i < s->p->n_layers; i++) {
         struct tern_attn_shape shape = shape_of(s, pl, i);
         size_t at = (size_t)i * s->stride;
         tern_cpu_attention(s->pool, &shape, &pl->jobs[i], 1, s->q + at, s->stride, pl->out + at, s->stride, s->scratch);
     }
-    return now() - start;
+    return tern_now() - start;
 }
 
 /* One page of one KV head of every layer, as seconds per token of all heads. */
 static double time_encode(const struct speed *s, struct plan *pl, int block)
 {
-    double start = now();
+    double start = tern_now();
     for (int i = 0; i < s->p->n_layers; i++)
         encode(s, &pl->layout->layers[i], encoded(pl, i, block), block, 0);
-    return (now() - start) * s->p->n_kv_heads / TERN_PAGE;
+    return (tern_now() - start) * s->p->n_kv_heads / TERN_PAGE;
 }
 
 static void read_task(void *ctx, int task, int worker)
@@ -252,9 +245,9 @@ static void read_task(void *ctx, int task, int worker)
 
 static double time_read(struct speed *s)
 {
-    double start = now();
+    double start = tern_now();
     tern_pool_run(s->pool, read_task, s, tern_pool_threads(s->pool) * READ_TASKS);
-    return now() - start;
+    return tern_now() - start;
 }
 
 static int advance(struct speed *s, tern_error *err)

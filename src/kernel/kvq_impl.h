@@ -80,6 +80,17 @@ KVQ_INLINE int kvq_entry(const struct tern_kvq_table *tab, int i)
     return tab->entry[tab->trellis && tab->bits == 2 ? i : i & ((1 << tab->bits) - 1)];
 }
 
+/* The tables as the 16 bytes that a byte shuffle sees.  Values come out as entry + offset: bytes add modulo 256, so the
+ * first table carries all of it. */
+KVQ_INLINE void kvq_byte_tables(uint8_t t[3][16], const struct tern_kvq_table *tab, int offset)
+{
+    for (int i = 0; i < 16; i++) {
+        t[0][i] = (uint8_t)(kvq_entry(tab, i) + offset);
+        t[1][i] = (uint8_t)tab->b[tab->bits == 3 ? i & 7 : i];
+        t[2][i] = (uint8_t)tab->c[i & 7];
+    }
+}
+
 /* ---- chains ---- */
 
 /* Symbols before the current one that its value depends on; also the symbols in a state of the encoder. */

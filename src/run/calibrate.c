@@ -32,7 +32,7 @@ struct calibration {
     struct head_stats **layers; /* [n_layers] -> [n_kv_heads] */
     int n_tokens;               /* in all */
     int pos0, n_rows;           /* of the step in hand */
-    float *scores;              /* [threads][16][n_tokens] */
+    float *scores;              /* [threads][n_tokens, whole pages] */
     size_t score_floats;        /* of one thread */
     /* The layer in hand. */
     int layer;
@@ -88,18 +88,15 @@ static void watch_head(void *ctx, int head, int worker)
     int group = l->n_heads / l->n_kv_heads;
     size_t dim = (size_t)l->dim_k;
     float *s = c->scores + (size_t)worker * c->score_floats;
-    float page[TERN_PAGE] __attribute__((aligned(64))), q[TERN_KVQ_MAX_DIM] __attribute__((aligned(64)));
     keep_keys(c, h, head, l->dim_k);
     for (int r = 0; r < c->n_rows; r++) {
         int pos = c->pos0 + r;
         if (pos < FIRST_QUERY || pos % QUERY_STEP)
             continue;
         for (int g = 0; g < group; g++) {
-            memcpy(q, c->q + (size_t)r * c->q_stride + (size_t)(head * group + g) * dim, dim * sizeof *q);
-            for (int p = 0; p <= pos / TERN_PAGE; p++) {
-                tern_k.attn.score_f32(page, q, h->keys + (size_t)p * TERN_PAGE * dim, l->dim_k, 1);
-                memcpy(s + (size_t)p * TERN_PAGE, page, sizeof page);
-            }
+            const float *q = c->q + (size_t)r * c->q_stride + (size_t)(head * group + g) * dim;
+            for (int p = 0; p <= pos / TERN_PAGE; p++)
+                tern_k.attn.score_f32(s + (size_t)p * TERN_PAGE, q, h->keys + (size_t)p * TERN_PAGE * dim, l->dim_k, 1);
             count_query(h, l, q, s, pos);
         }
     }

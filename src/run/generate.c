@@ -2,16 +2,9 @@
 #include "run/run.h"
 
 #include <string.h>
-#include <time.h>
 #include "base/buf.h"
+#include "base/clock.h"
 #include "base/mem.h"
-
-static double now(void)
-{
-    struct timespec t;
-    (void)clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 /* Text between the stream and the caller: what might be the beginning of a stop string waits here. */
 struct outlet {
@@ -140,7 +133,7 @@ int tern_generate(tern_engine *e, tern_seq *s, const int32_t *prompt, int n_prom
     struct outlet o = {.p = p};
     const float *logits;
     tern_generate_result r = {.finish = TERN_FINISH_LENGTH, .n_prompt = n_prompt, .last = -1};
-    double start = now(), mid = start;
+    double start = tern_now(), mid = start;
     tern_cancel_clear(e);
     TERN_TRY(check_generate(e, s, n_prompt, p, err));
     TERN_TRY(tern_sampler_new(&sampler, e->model->net->desc.n_vocab, &p->sampler, err));
@@ -149,7 +142,7 @@ int tern_generate(tern_engine *e, tern_seq *s, const int32_t *prompt, int n_prom
     TERN_TRY(tern_prefill_steps(e, s, prompt, n_prompt, &logits, p->on_prefill, p->user, err));
     for (int i = 0; i < n_prompt; i++)
         tern_sampler_accept(sampler, prompt[i]);
-    mid = now();
+    mid = tern_now();
     TERN_TRY(decode(e, s, sampler, stream, &o, logits, &r, err));
     if (stream && !o.stopped) {
         const char *text;
@@ -160,8 +153,8 @@ int tern_generate(tern_engine *e, tern_seq *s, const int32_t *prompt, int n_prom
             show(&o, o.held.p, o.held.len);
     }
 out:
-    r.prompt_s = (rc < 0 && mid == start ? now() : mid) - start;
-    r.decode_s = rc < 0 && mid == start ? 0 : now() - mid;
+    r.prompt_s = (rc < 0 && mid == start ? tern_now() : mid) - start;
+    r.decode_s = rc < 0 && mid == start ? 0 : tern_now() - mid;
     if (result)
         *result = r;
     tern_buf_clear(&o.held);

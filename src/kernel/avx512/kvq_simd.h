@@ -31,15 +31,10 @@ static inline __m512i kvq_broadcast16(const void *p)
     return _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)p));
 }
 
-/* Values come out as entry + offset: bytes add modulo 256, so the first table carries all of it. */
 static inline struct kvq_tables kvq_tables(const struct tern_kvq_table *tab, int offset)
 {
     uint8_t t[3][16];
-    for (int i = 0; i < 16; i++) {
-        t[0][i] = (uint8_t)(kvq_entry(tab, i) + offset);
-        t[1][i] = (uint8_t)tab->b[tab->bits == 3 ? i & 7 : i];
-        t[2][i] = (uint8_t)tab->c[i & 7];
-    }
+    kvq_byte_tables(t, tab, offset);
     return (struct kvq_tables){kvq_broadcast16(t[0]), kvq_broadcast16(t[1]), kvq_broadcast16(t[2])};
 }
 
