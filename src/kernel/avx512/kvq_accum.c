@@ -68,7 +68,6 @@ KVQ_INLINE void make_weights(struct row_weights *r, const float *p, const uint16
 
 /* What one call works on. */
 struct page {
-    const uint8_t *v;
     const struct kvq_tables *t;
     const void *next;
     int dim;
@@ -89,7 +88,7 @@ KVQ_INLINE void accum_dims(const int rows, float *o, const struct row_weights *r
     }
     for (int half = 0; half < 2; half++) {
         if (fetch)
-            kvq_prefetch(kvq_ahead_dims(p->v, d, half, p->dim, p->next, bits), 2 * bits);
+            kvq_prefetch(p->next, (size_t)(d / 16 + half), 2 * bits);
         KVQ_UNROLL for (int w = 0; w < n_words; w++)
         {
             __m512i v[5];
@@ -135,7 +134,7 @@ KVQ_INLINE void accum_bits(float *o, const float *p, const uint8_t *v, const uin
     struct row_weights r[TERN_KVQ_MAX_Q];
     uint8_t wrap[2][KVQ_WRAP_BYTES] __attribute__((aligned(64)));
     const struct kvq_tables tables = kvq_tables(tab, 0, bits, trellis);
-    const struct page page = {v, &tables, next, dim};
+    const struct page page = {&tables, next, dim};
     const __m512i order = step_order(bits);
     const size_t half_bytes = (size_t)dim * 4 * bits;
     for (int d = 0; d < dim; d += 32) {
