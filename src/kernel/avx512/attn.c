@@ -227,7 +227,7 @@ static float softmax(float *s, size_t stride, int n_pages, int t0, int t1, float
         clear_pages(s, stride, n_pages);
         return 1;
     }
-    const float shrink = _mm512_cvtss_f32(exp2_nonpos(_mm512_castps128_ps512(_mm_sub_ss(m_old, m_new))));
+    const float shrink = _mm512_cvtss_f32(exp2_nonpos(_mm512_castps128_ps512(_mm_sub_ss(m_old, m_new)), 1));
     top = _mm512_broadcastss_ps(m_new);
     for (int page = 0; page < n_pages; page++) {
         const uint64_t range = page_range(page, t0, t1);
@@ -235,8 +235,7 @@ static float softmax(float *s, size_t stride, int n_pages, int t0, int t1, float
         __m512 x[4];
 #pragma GCC unroll 4
         for (int j = 0; j < 4; j++) {
-            x[j] = exp2_nonpos(_mm512_sub_ps(_mm512_loadu_ps(at + 16 * j), top));
-            x[j] = _mm512_maskz_mov_ps((__mmask16)(range >> 16 * j), x[j]);
+            x[j] = exp2_nonpos(_mm512_sub_ps(_mm512_loadu_ps(at + 16 * j), top), (__mmask16)(range >> 16 * j));
             _mm512_storeu_ps(at + 16 * j, x[j]);
         }
         __m512 page_sum = _mm512_add_ps(_mm512_add_ps(_mm512_add_ps(x[0], x[1]), x[2]), x[3]);
