@@ -49,7 +49,7 @@ typedef struct ternkv_side ternkv_side;
 
 typedef struct ternkv_params {
     const char *scheme; /* "l4"; ternkv_scheme names all, and other names for them work too ("turbo4") */
-    int dim;            /* head size: rotated schemes take powers of two from 32 to 512, q8 multiples of 32 up to 512 */
+    int dim;            /* head size: multiples of 32 up to 512, for rotated schemes with an odd factor up to 7 */
     bool key;           /* keys or values */
     int layer;          /* 0 and up: chooses the signs of the rotation as tern does for this layer of a model */
     /* Key conditioning, both or neither (NULL), [dim], copied: a key k is coded as (k - mean) * scale and a query is
@@ -63,7 +63,7 @@ typedef struct ternkv_params {
 TERNKV_API const char *ternkv_scheme(int i);
 
 /* TERN_EINVAL, naming what is wrong: an unknown scheme, a head size that the scheme cannot code, a negative layer,
- * conditioning of values or of a scheme without codes, or one that is not finite and positive; *out is NULL then.
+ * conditioning of values or of a scheme that takes none, or one that is not finite and positive; *out is NULL then.
  * TERN_ENOMEM. */
 TERNKV_API int ternkv_open(ternkv_side **out, const ternkv_params *p, tern_error *err);
 TERNKV_API void ternkv_close(ternkv_side **side); /* NULL is legal; leaves *side NULL */

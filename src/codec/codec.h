@@ -90,11 +90,12 @@ struct tern_kv_query {
 /* A scheme.  A page side is `data_bytes` of data and `head_bytes` of headers for 64 tokens of one KV head; a raw scheme
  * has no headers and its data equals the open tile: keys [dim][64], values [64][dim]. */
 struct tern_kv_codec {
-    const char *name;  /* "l4": command line, file format, bench label */
-    const char *about; /* one line for --help and reports */
-    int bits;          /* per value, without headers */
-    bool raw;          /* f16, f32: attended as they are */
-    bool rotated;      /* works in the rotated domain */
+    const char *name;   /* "l4": command line, file format, bench label */
+    const char *about;  /* one line for --help and reports */
+    int bits;           /* per value, without headers */
+    bool raw;           /* f16, f32: attended as they are */
+    bool rotated;       /* works in the rotated domain */
+    bool unconditioned; /* codes keys as they are, as the engine that it comes from does */
 
     /* Can this scheme code head dimension `dim`?  If not, *why gets a static sentence part ("the head size is not
      * a multiple of 32"). */

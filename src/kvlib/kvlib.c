@@ -55,6 +55,9 @@ static int set_conditioning(ternkv_side *s, const ternkv_params *p, tern_error *
     if (s->side.codec->raw)
         return tern_err_set(err, TERN_EINVAL, "conditioning is for codes, and %s keeps keys as they are",
                             s->info.scheme);
+    if (s->side.codec->unconditioned)
+        return tern_err_set(err, TERN_EINVAL, "%s codes keys without conditioning, as the engine that it comes from",
+                            s->info.scheme);
     for (int d = 0; d < p->dim; d++) {
         if (!isfinite(p->mean[d]))
             return tern_err_set(err, TERN_EINVAL, "the mean of dim %d is not finite", d);
