@@ -130,6 +130,29 @@ TERNKV_API int ternkv_accum(const ternkv_side *side, float *o, const float *p, c
  * last page.  It is linear, so dividing by the sum of weights may come before or after. */
 TERNKV_API int ternkv_finish(const ternkv_side *side, float *o, int n_q, tern_error *err);
 
+/* ---- TurboQuant_prod, for comparison ------------------------------------------------------------------------ */
+
+/* The second code of the TurboQuant paper: bits - 1 bits per dim of scalar code, and one bit per dim and a norm for
+ * what that leaves (QJL: Zandieh, Daliri, Han, arXiv:2406.03482).  Its inner products have no bias, and at equal bits
+ * about five times the variance of the codes above (docs/kv-cache.md), so tern's cache does not offer it.  Plain C,
+ * dim^2 steps per vector and query: to measure with, not to run a model.  Each `layer` draws other signs and another
+ * projection. */
+typedef struct ternkv_prod ternkv_prod;
+
+/* TERN_EINVAL: bits not in 1..5, a head size that rotated schemes refuse, a negative layer.  TERN_ENOMEM. */
+TERNKV_API int ternkv_prod_open(ternkv_prod **out, int dim, int bits, int layer, tern_error *err);
+TERNKV_API void ternkv_prod_close(ternkv_prod **prod);        /* NULL is legal; leaves *prod NULL */
+TERNKV_API size_t ternkv_prod_bytes(const ternkv_prod *prod); /* of a coded vector: dim * bits / 8 + 8 */
+
+/* x[n][dim] to n coded vectors one behind the other, 4-byte aligned: f32 |x| / sqrt(dim), f32 norm of the residual, and
+ * a symbol of `bits` bits per dim, lowest bits first: the scalar code, above it the sign.  A vector with an infinity or
+ * NaN becomes zero. */
+TERNKV_API int ternkv_prod_encode(const ternkv_prod *prod, void *codes, const float *x, int n, tern_error *err);
+
+/* s[n_q][n] = estimates of the inner products of q[n_q][dim] with n coded vectors. */
+TERNKV_API int ternkv_prod_score(const ternkv_prod *prod, float *s, const float *q, int n_q, const void *codes, int n,
+                                 tern_error *err);
+
 #ifdef __cplusplus
 }
 #endif

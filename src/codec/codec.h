@@ -142,6 +142,10 @@ void tern_kv_cond_keys(const struct tern_kv_cond *c, float *x, int dim, int pos0
 extern const struct tern_kv_codec *const tern_kv_codecs[];
 const struct tern_kv_codec *tern_kv_codec_find(const char *name, size_t n); /* NULL when unknown; knows aliases */
 
+/* Lloyd-Max levels of the normal distribution with variance 1, for 1 to 4 bits: [2^bits], ascending. */
+extern const float tern_kv_levels[30];
+#define TERN_KV_LEVELS(bits) (tern_kv_levels + (1 << (bits)) - 2)
+
 /* Signs of a rotated side: counter-based, from (layer, key or value), equal in every process.  out: [dim]. */
 void tern_kv_signs(float *out, int dim, int layer, bool key);
 

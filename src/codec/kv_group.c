@@ -254,10 +254,6 @@ const struct tern_kv_scheme tern_kv_affine4 = {
     .group = 64,
 };
 
-static const float normal_levels[16] = {
-    -2.73258957f, -2.06901723f, -1.61804639f, -1.25623120f, -0.94234046f, -0.65675912f, -0.38804830f, -0.12839503f,
-    0.12839503f,  0.38804830f,  0.65675912f,  0.94234046f,  1.25623120f,  1.61804639f,  2.06901723f,  2.73258957f};
-
 const struct tern_kv_scheme tern_kv_g16 = {
     .codec = {.name = "g16",
               .about = "4 bits, rotated, Lloyd-Max levels, scale per 16 dims, as mlx-swift's first TurboQuant",
@@ -268,5 +264,5 @@ const struct tern_kv_scheme tern_kv_g16 = {
               .head_bytes = g16_head_bytes,
               FUNCTIONS},
     .group = 16,
-    .level = normal_levels,
+    .level = TERN_KV_LEVELS(4),
 };

@@ -8,7 +8,7 @@
 #include <string.h>
 #include "base/cpu.h"
 #include "base/mem.h"
-#include "codec/codec.h"
+#include "kvlib/kvlib.h"
 
 _Static_assert(TERNKV_PAGE == TERN_PAGE, "the public page is the codec's page");
 
@@ -33,6 +33,11 @@ static pthread_once_t kernels_once = PTHREAD_ONCE_INIT;
 static void init_kernels(void)
 {
     tern_kernels_init(~0u);
+}
+
+void ternkv_start(void)
+{
+    pthread_once(&kernels_once, init_kernels);
 }
 
 const char *ternkv_scheme(int i)
@@ -110,7 +115,7 @@ int ternkv_open(ternkv_side **out, const ternkv_params *p, tern_error *err)
         TERN_FAIL(err, TERN_EINVAL, "scheme %s cannot code vectors of %d dims: %s", c->name, p->dim, why);
     if (p->layer < 0)
         TERN_FAIL(err, TERN_EINVAL, "layer %d is negative", p->layer);
-    pthread_once(&kernels_once, init_kernels);
+    ternkv_start();
     TERN_TRY(tern_alloc(&s, 1, sizeof *s, err));
     fill(s, c, p);
     TERN_TRY(set_conditioning(s, p, err));
