@@ -136,7 +136,7 @@ TERNKV_API int ternkv_finish(const ternkv_side *side, float *o, int n_q, tern_er
  * what that leaves (QJL: Zandieh, Daliri, Han, arXiv:2406.03482).  Its inner products have no bias, and at equal bits
  * about five times the variance of the codes above (docs/kv-cache.md), so tern's cache does not offer it.  Plain C,
  * dim^2 steps per vector and query: to measure with, not to run a model.  Each `layer` draws other signs and another
- * projection. */
+ * projection, the latter with libm's log, cos and sin: another libm may round it otherwise. */
 typedef struct ternkv_prod ternkv_prod;
 
 /* TERN_EINVAL: bits not in 1..5, a head size that rotated schemes refuse, a negative layer.  TERN_ENOMEM. */

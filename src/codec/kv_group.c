@@ -146,17 +146,29 @@ static void load_head(const struct tern_kv_side *side, struct affine *a, const u
         tern_k.attn.f16_to_f32(a->bias, head + n, n);
 }
 
-/* The codes of a row as numbers, 16 lanes at a time: what a compiler makes vectors of. */
-static void load_row(const struct tern_kv_scheme *s, float *out, const uint8_t *data, int row, int lanes)
+/* 16 lanes of a row at a time: what compilers make vectors of. */
+static void load_codes(float *restrict x, const uint8_t *restrict code, int shift, int mask)
 {
-    const int per = 8 / s->codec.bits, shift = row % per * s->codec.bits, mask = (1 << s->codec.bits) - 1;
-    const uint8_t *from = data + (size_t)(row / per) * (size_t)lanes;
-    for (int i = 0; i < lanes; i += 16) {
-        for (int j = 0; j < 16 && s->level; j++)
-            out[i + j] = s->level[from[i + j] >> shift & 15];
-        for (int j = 0; j < 16 && !s->level; j++)
-            out[i + j] = (float)(from[i + j] >> shift & mask);
-    }
+    for (int j = 0; j < 16; j++)
+        x[j] = (float)(code[j] >> shift & mask);
+}
+
+static void load_levels(float *restrict x, const uint8_t *restrict code, int shift, const float *level)
+{
+    for (int j = 0; j < 16; j++)
+        x[j] = level[code[j] >> shift & 15];
+}
+
+static void scale_lanes(float *restrict x, const float *restrict scale, const float *restrict bias)
+{
+    for (int j = 0; j < 16; j++)
+        x[j] = x[j] * scale[j] + bias[j];
+}
+
+static void scale_all(float *restrict x, float scale, float bias)
+{
+    for (int j = 0; j < 16; j++)
+        x[j] = x[j] * scale + bias;
 }
 
 /* Rows [row0, row0 + n) in f32, in the codec's domain. */
@@ -164,17 +176,20 @@ static void decode_rows(const struct tern_kv_side *side, float *out, const uint8
                         int row0, int n)
 {
     const struct tern_kv_scheme *s = scheme_of(side);
-    const int lanes = side->key ? TERN_PAGE : side->dim;
-    for (int row = row0; row < row0 + n; row++, out += lanes) {
-        load_row(s, out, data, row, lanes);
-        const float *scale = a->scale + (side->key ? row / s->group * TERN_PAGE : row);
-        const float *bias = a->bias + (scale - a->scale);
-        for (int i = 0; i < lanes && side->key; i++)
-            out[i] = out[i] * scale[i] + bias[i];
-        for (int i = 0; i < lanes && !side->key; i += 16) { /* 16 dims are of one group */
-            float f = scale[i / s->group * TERN_PAGE], b = bias[i / s->group * TERN_PAGE];
-            for (int j = i; j < i + 16; j++)
-                out[j] = out[j] * f + b;
+    const int lanes = side->key ? TERN_PAGE : side->dim, per = 8 / s->codec.bits, mask = (1 << s->codec.bits) - 1;
+    for (int row = row0; row < row0 + n; row++) {
+        const uint8_t *codes = data + (size_t)(row / per) * (size_t)lanes;
+        const int shift = row % per * s->codec.bits;
+        for (int i = 0; i < lanes; i += 16, out += 16) {
+            if (s->level)
+                load_levels(out, codes + i, shift, s->level);
+            else
+                load_codes(out, codes + i, shift, mask);
+            int at = side->key ? row / s->group * TERN_PAGE + i : i / s->group * TERN_PAGE + row;
+            if (side->key)
+                scale_lanes(out, a->scale + at, a->bias + at);
+            else
+                scale_all(out, a->scale[at], a->bias[at]); /* 16 dims are of one group */
         }
     }
 }

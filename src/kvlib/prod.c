@@ -18,9 +18,9 @@
 #define HALF_PI 1.5707963267948966
 
 struct ternkv_prod {
-    int dim, bits;
     _Alignas(TERN_ALIGN) float sign[TERN_KVQ_MAX_DIM];
     float *normal; /* S: [dim][dim] */
+    int dim, bits;
 };
 
 /* In front of a vector's symbols: scalar code in the low bits - 1 bits, sign of the projection above it; symbol i in
@@ -182,8 +182,8 @@ int ternkv_prod_score(const ternkv_prod *p, float *s, const float *q, int n_q, c
     for (size_t i = 0; i < (size_t)n_q; i++) {
         memcpy(y, q + i * dim, dim * sizeof *y);
         tern_k.kvq.rotate(y, p->sign, p->dim, 0);
-        for (size_t d = 0; d < dim; d++)
-            projected[d] = (float)dot(p->normal + d * dim, y, p->dim);
+        for (int d = 0; d < p->dim; d++)
+            projected[d] = (float)dot(p->normal + (size_t)d * dim, y, p->dim);
         for (size_t j = 0; j < (size_t)n; j++) {
             const void *code = (const uint8_t *)codes + j * ternkv_prod_bytes(p);
             s[i * (size_t)n + j] = score_vector(p, code, y, projected);
