@@ -212,11 +212,12 @@ static void prep(const struct tern_kv_side *side, struct tern_kv_query *out, con
 /* accum_f32 with the roles of tokens and dims exchanged goes on with the chains of the strip before: the same sums as
  * score_f32 on the whole page. */
 static void score(const struct tern_kv_side *side, float *s, const struct tern_kv_query *q, const uint8_t *data,
-                  const uint16_t *head, int n_q)
+                  const uint16_t *head, int n_q, const void *next)
 {
     const size_t dim = (size_t)side->dim;
     float k[KEY_DIMS * TERN_PAGE] __attribute__((aligned(64))), p[TERN_KVQ_MAX_Q * TERN_PAGE];
     struct affine a;
+    (void)next; /* a page is decoded first: nothing here waits for memory */
     load_head(side, &a, head);
     memset(s, 0, (size_t)n_q * TERN_PAGE * sizeof *s);
     for (size_t d = 0; d < dim; d += KEY_DIMS) {
@@ -232,10 +233,11 @@ static void score(const struct tern_kv_side *side, float *s, const struct tern_k
 }
 
 static void accum(const struct tern_kv_side *side, float *o, const float *p, const uint8_t *data, const uint16_t *head,
-                  const float *shrink, int n_q)
+                  const float *shrink, int n_q, const void *next)
 {
     float v[TOKENS * TERN_KVQ_MAX_DIM] __attribute__((aligned(64)));
     struct affine a;
+    (void)next;
     load_head(side, &a, head);
     for (int t = 0; t < TERN_PAGE; t += TOKENS) {
         decode_rows(side, v, data, &a, t, TOKENS);

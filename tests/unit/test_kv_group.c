@@ -268,7 +268,7 @@ static void test_attention(void **state)
             for (int i = 0; i < ROWS; i++)
                 shrink[i] = (float)(i % 3) / 2;
             struct tern_kv_query query = {.x = x};
-            v.side.codec->accum(&v.side, o, k.x, v.data, v.head, shrink, 2); /* any numbers serve as weights */
+            v.side.codec->accum(&v.side, o, k.x, v.data, v.head, shrink, 2, NULL); /* any numbers serve as weights */
             tern_k.attn.accum_f32(want, k.x, v.decoded, shrink, dim, 64, 2);
             assert_memory_equal(o, want, n * 4);
             k.side.codec->prep(&k.side, &query, q, ROWS, true);
@@ -276,14 +276,14 @@ static void test_attention(void **state)
                 tern_k.kvq.rotate(q + i * dim, k.sign, dim, 0);
             assert_memory_equal(x, q, n * 4);
             for (int rows = 1; rows <= ROWS; rows += 6) {
-                k.side.codec->score(&k.side, s, &query, k.data, k.head, rows);
+                k.side.codec->score(&k.side, s, &query, k.data, k.head, rows, NULL);
                 tern_k.attn.score_f32(want, x, k.decoded, dim, rows);
                 assert_memory_equal(s, want, (size_t)rows * 64 * 4);
             }
             for (int i = 0; i < ROWS * 64; i++)
                 s[i] = (float)tern_rng_f64(&rng);
             memcpy(want, o, n * 4);
-            v.side.codec->accum(&v.side, o, s, v.data, v.head, NULL, ROWS);
+            v.side.codec->accum(&v.side, o, s, v.data, v.head, NULL, ROWS, NULL);
             tern_k.attn.accum_f32(want, s, v.decoded, NULL, dim, 64, ROWS);
             assert_memory_equal(o, want, n * 4);
             v.side.codec->finish(&v.side, o, ROWS);
