@@ -1,0 +1,254 @@
+/* The bf16 class on AMX tiles.
+ *
+ * The work is a sequence of stages: up to PANELS panels by up to STEPS tiles of inputs, whose weights lie as tiles in
+ * one half of the scratch memory.  While a stage is multiplied, the weights of the next are dequantised into the other
+ * half, a few tiles between units of work, so that the vector instructions run in the shadow of the tile products.  A
+ * unit is one band of 32 rows times two panels: four tiles of sums, and per 32 inputs four loads for four products.
+ * Between stages the sums rest in y as f32; neither loading nor storing them rounds, so no cut shows in the result.
+ *
+ * Counts for 32 inputs of a unit, in cycles of the tile unit: 4 products = 64; 4 loads of 1 KB = 32 where they come
+ * from L1, which they hide.  A band's share of a stage (32 KB) is read from memory once and then stays in L1 for all
+ * panels of the stage; the weights (2 KB per 32 inputs, in L2) stream past it, asked for AHEAD tiles early, and so is
+ * the next band.  Sums: 4 loads and 4 stores of 1 KB = 100 cycles per unit of 1024.  Weights: 27 vector instructions
+ * per four inputs of a panel (codes 1.5, integers to floats 12, scales 4, rounding and pairing 10 with the stores) on
+ * two ports are about 110 cycles per tile of 512 weights, against 16 cycles per 16 rows for its products: 21 % of the
+ * work for 512 rows when nothing overlaps, more than the products below 112 rows.  Bytes: for 512 rows and 4.5-bit
+ * weights, 288 bytes of packed weights per 512 cycles of products. */
+#include "kernel/amx/tile.h"
+
+#include <limits.h>
+#include <string.h>
+
+#define PAIR   (2 * TERN_TILE) /* values of two tiles side by side: two panels, or the rows of a band */
+#define STEPS  16
+#define PANELS 16
+#define AHEAD  2
+
+_Static_assert(2 * STEPS * PANELS * TERN_TILE * sizeof(uint16_t) <= TERN_BF16_SCRATCH, "two stages fit");
+
+/* One call of `product`. */
+struct call {
+    float *y;
+    size_t y_stride;
+    const uint16_t *x;
+    int n_rows;
+    const struct tern_packed *w;
+    struct tern_panel_layout l;
+    tern_amx_expand *expand;
+    int n_panels, n_steps;     /* ends of the ranges */
+    int max_panels, max_steps; /* of a stage */
+};
+
+struct stage {
+    int panel, step; /* first */
+    int panels, steps;
+};
+
+/* Weight tiles of a stage that are still to be made: numbers [at, end), all steps of a panel after one another. */
+struct feed {
+    struct stage stage;
+    uint16_t *out; /* [pair of panels][step][2] tiles */
+    int at, end;
+};
+
+static void pack(uint16_t *out, const float *x, size_t x_stride, int n_rows, int k)
+{
+    for (int i = 0; i < k; i += TERN_TILE_DEPTH, out += PAIR) {
+        int n = k - i < TERN_TILE_DEPTH ? k - i : TERN_TILE_DEPTH;
+        int tiles = n_rows > TERN_TILE_ROWS ? 2 : 1;
+        for (int r = 0; r < tiles * TERN_TILE_ROWS; r++) {
+            uint16_t *row = out + r * TERN_TILE_DEPTH;
+            if (r < n_rows)
+                tile_round(row, x + (size_t)r * x_stride + i, n);
+            else
+                memset(row, 0, TERN_TILE_DEPTH * sizeof *row);
+        }
+    }
+}
+
+/* ---- one unit ---- */
+
+struct operands {
+    const uint16_t *x, *w; /* [steps][2] tiles each */
+    int steps;
+    bool first;       /* sums start here */
+    const char *next; /* memory wanted soon: `lines` cache lines per step */
+    int lines;
+};
+
+/* sums[rows*16][panels*16] in y; rows and panels (1 or 2) are constant. */
+static inline __attribute__((always_inline)) void unit(const struct operands *o, float *y, size_t y_stride, int rows,
+                                                       int panels)
+{
+    const size_t stride = y_stride * sizeof *y;
+    float *y1 = y + TERN_TILE_ROWS * y_stride;
+    const uint16_t *x = o->x, *w = o->w;
+    const char *next = o->next;
+    TILE_ZERO(0);
+    TILE_ZERO(1);
+    TILE_ZERO(2);
+    TILE_ZERO(3);
+    if (!o->first) {
+        TILE_LOAD(0, y, stride);
+        if (panels == 2)
+            TILE_LOAD(1, y + TERN_PANEL, stride);
+        if (rows == 2)
+            TILE_LOAD(2, y1, stride);
+        if (rows == 2 && panels == 2)
+            TILE_LOAD(3, y1 + TERN_PANEL, stride);
+    }
+    for (int s = o->steps; s > 0; s--, x += PAIR, w += PAIR, next += 64 * o->lines) {
+        TILE_LOAD(4, x, 64);
+        TILE_LOAD(6, w, 64);
+        TILE_PRODUCT(0, 4, 6);
+        if (panels == 2) {
+            TILE_LOAD(7, w + TERN_TILE, 64);
+            TILE_PRODUCT(1, 4, 7);
+        }
+        for (int i = 0; i < panels * 16; i++)
+            __builtin_prefetch(w + AHEAD * PAIR + i * 32);
+        if (rows == 2) {
+            TILE_LOAD(5, x + TERN_TILE, 64);
+            TILE_PRODUCT(2, 5, 6);
+        }
+        if (rows == 2 && panels == 2)
+            TILE_PRODUCT(3, 5, 7);
+        for (int i = 0; i < o->lines; i++)
+            __builtin_prefetch(next + 64 * i, 0, 2); /* into L2: L1 is full of this band */
+    }
+    TILE_STORE(0, y, stride);
+    if (panels == 2)
+        TILE_STORE(1, y + TERN_PANEL, stride);
+    if (rows == 2)
+        TILE_STORE(2, y1, stride);
+    if (rows == 2 && panels == 2)
+        TILE_STORE(3, y1 + TERN_PANEL, stride);
+}
+
+typedef void unit_fn(const struct operands *o, float *y, size_t y_stride);
+
+#define X(rows, panels)                                                                     \
+    static void unit_##rows##_##panels(const struct operands *o, float *y, size_t y_stride) \
+    {                                                                                       \
+        unit(o, y, y_stride, rows, panels);                                                 \
+    }
+X(1, 1)
+X(1, 2)
+X(2, 1)
+X(2, 2)
+#undef X
+
+static unit_fn *const units[2][2] = {{unit_1_1, unit_1_2}, {unit_2_1, unit_2_2}};
+
+/* A unit whose tiles reach beyond the last row or column goes through memory of its own. */
+static void unit_at(const struct operands *o, float *y, size_t y_stride, int rows, int cols)
+{
+    unit_fn *fn = units[rows > TERN_TILE_ROWS][cols > TERN_PANEL];
+    if (rows % TERN_TILE_ROWS == 0 && cols % TERN_PANEL == 0) {
+        fn(o, y, y_stride);
+        return;
+    }
+    float edge[TERN_BAND * 2 * TERN_PANEL] __attribute__((aligned(64))) = {0};
+    const size_t stride = 2 * TERN_PANEL, bytes = (size_t)cols * sizeof *y;
+    for (int r = 0; r < rows && !o->first; r++)
+        memcpy(edge + (size_t)r * stride, y + (size_t)r * y_stride, bytes);
+    fn(o, edge, stride);
+    for (int r = 0; r < rows; r++)
+        memcpy(y + (size_t)r * y_stride, edge + (size_t)r * stride, bytes);
+}
+
+/* ---- stages ---- */
+
+/* Makes up to n more tiles. */
+static void expand_some(const struct call *c, struct feed *f, int n)
+{
+    for (; n > 0 && f->at < f->end; n--, f->at++) {
+        int panel = f->at / f->stage.steps, step = f->at % f->stage.steps;
+        int slot = (panel / 2 * f->stage.steps + step) * 2 + panel % 2;
+        c->expand(f->out + (size_t)slot * TERN_TILE, c->w, &c->l, f->stage.panel + panel, f->stage.step + step);
+    }
+}
+
+/* All rows times a stage whose weights lie in `tiles`; `next` is the stage after it. */
+static void multiply(const struct call *c, const struct stage *s, const uint16_t *tiles, struct feed *next)
+{
+    const size_t band_values = tern_bf16_band(c->w->k);
+    int bands = (c->n_rows + TERN_BAND - 1) / TERN_BAND, pairs = (s->panels + 1) / 2;
+    int share = (next->end + bands * pairs - 1) / (bands * pairs);
+    struct operands o = {.steps = s->steps, .first = s->step == 0};
+    for (int b = 0; b < bands; b++) {
+        int r0 = b * TERN_BAND, rows = c->n_rows - r0 < TERN_BAND ? c->n_rows - r0 : TERN_BAND;
+        o.x = c->x + (size_t)b * band_values + (size_t)s->step * PAIR;
+        o.lines = b + 1 < bands ? (PAIR * 2 / 64 + pairs - 1) / pairs : 0;
+        o.next = (const char *)(o.x + band_values);
+        for (int p = 0; p < pairs; p++) {
+            int n0 = (s->panel + 2 * p) * TERN_PANEL, end = (s->panel + s->panels) * TERN_PANEL;
+            int cols = (end < c->w->n ? end : c->w->n) - n0;
+            o.w = tiles + (size_t)p * (size_t)s->steps * PAIR;
+            unit_at(&o, c->y + (size_t)r0 * c->y_stride + n0, c->y_stride, rows,
+                    cols < 2 * TERN_PANEL ? cols : 2 * TERN_PANEL);
+            o.next += (size_t)o.lines * 64 * (size_t)s->steps;
+            expand_some(c, next, share);
+        }
+    }
+    expand_some(c, next, INT_MAX);
+}
+
+/* The stage at s->panel, s->step as large as it may be; false behind the last. */
+static bool size_stage(const struct call *c, struct stage *s)
+{
+    s->panels = c->n_panels - s->panel < c->max_panels ? c->n_panels - s->panel : c->max_panels;
+    s->steps = c->n_steps - s->step < c->max_steps ? c->n_steps - s->step : c->max_steps;
+    return s->panels > 0;
+}
+
+static bool next_stage(const struct call *c, struct stage *s)
+{
+    s->step += s->steps;
+    if (s->step == c->n_steps) {
+        s->step = 0;
+        s->panel += s->panels;
+    }
+    return size_stage(c, s);
+}
+
+static void product(float *y, size_t y_stride, const uint16_t *x, int n_rows, const struct tern_packed *w, int panel0,
+                    int panel1, void *scratch)
+{
+    /* With few rows nothing is used again soon, and small stages stay in L1 until they are multiplied. */
+    const bool few = n_rows <= 2 * TERN_BAND;
+    struct call c = {.y = y,
+                     .y_stride = y_stride,
+                     .x = x,
+                     .n_rows = n_rows,
+                     .w = w,
+                     .l = tern_panel_layout(w->codes, w->scales, w->k),
+                     .expand = tile_expander(w),
+                     .n_panels = panel1,
+                     .n_steps = (w->k + TERN_TILE_DEPTH - 1) / TERN_TILE_DEPTH,
+                     .max_panels = few ? 2 : PANELS,
+                     .max_steps = few ? STEPS / 2 : STEPS};
+    struct stage s = {.panel = panel0};
+    if (!size_stage(&c, &s))
+        return;
+    uint16_t *half = (uint16_t *)scratch + (size_t)STEPS * PANELS * TERN_TILE, *now = scratch, *then = half;
+    struct feed f = {s, now, 0, s.panels * s.steps};
+    tile_begin();
+    expand_some(&c, &f, INT_MAX);
+    for (bool more = true; more;) {
+        struct stage next = s;
+        more = next_stage(&c, &next);
+        f = (struct feed){next, then, 0, more ? next.panels * next.steps : 0};
+        multiply(&c, &s, now, &f);
+        s = next;
+        then = now;
+        now = f.out;
+    }
+    tile_end();
+}
+
+void tern_bf16_init_amx(struct tern_bf16_kernels *k)
+{
+    k->pack = pack;
+    k->product = product;
+}
