@@ -105,7 +105,8 @@ struct tern_append_job {
     bool staged;        /* the rows span pages: tiles live in staging, the first and last exchange with seq_tile */
 };
 
-/* Coarse operations.  Rows [0, n_wide) are prompt rows, [n_wide, n_rows) decode rows.  All pointers 64-byte aligned,
+/* Coarse operations.  Rows [0, n_wide) are prompt rows, [n_wide, n_rows) decode rows; how each role computes products is
+ * settled when the device opens (kernel/gemm.h has the classes).  All pointers 64-byte aligned,
  * all row strides multiples of 16 floats. */
 struct tern_dev_ops {
     const char *name;
@@ -139,6 +140,7 @@ struct tern_dev_ops {
 struct tern_dev_limits {
     int max_rows, max_k; /* rows of a step; longest input of any product */
     size_t attention_scratch;
+    bool exact; /* prompt rows in f32 even where there are matrix units */
 };
 
 struct tern_dev {
@@ -149,6 +151,9 @@ struct tern_dev {
     int32_t *q8_sum;
     struct tern_q8_row *q8_rows;
     float *gemm_scratch;     /* [threads][TERN_GEMM_SCRATCH] */
+    bool bf16;               /* prompt rows are in the bf16 class; else the next two are NULL */
+    uint16_t *bf16_x;        /* packed prompt rows */
+    uint8_t *bf16_scratch;   /* [threads][TERN_BF16_SCRATCH] */
     uint8_t *encode_scratch; /* [threads][TERN_KV_SCRATCH] */
     struct tern_attn_scratch attention;
     struct tern_dev_limits limits;

@@ -73,9 +73,10 @@ static struct tern_attn_shape shape_of(const struct tern_forward *f, int plan, i
                                     .softcap = l->score_cap};
 }
 
-static int open_device(struct tern_forward *f, struct tern_pool *pool, int max_narrow, int max_k, tern_error *err)
+static int open_device(struct tern_forward *f, struct tern_pool *pool, int max_narrow, int max_k, bool exact,
+                       tern_error *err)
 {
-    struct tern_dev_limits lim = {.max_rows = f->max_rows, .max_k = max_k};
+    struct tern_dev_limits lim = {.max_rows = f->max_rows, .max_k = max_k, .exact = exact};
     int pages = f->caches[0].max_tokens / TERN_PAGE + 2;
     for (int p = 0; p < f->n_plans; p++)
         for (int i = 0; i < f->net->desc.n_layers; i++) {
@@ -109,7 +110,8 @@ out:
 }
 
 int tern_forward_new(struct tern_forward **out, const struct tern_net *net, const struct tern_kv_cache *caches,
-                     int n_plans, struct tern_pool *pool, int max_rows, int max_narrow, int max_jobs, tern_error *err)
+                     int n_plans, struct tern_pool *pool, int max_rows, int max_narrow, int max_jobs, bool exact,
+                     tern_error *err)
 {
     int rc = 0, max_k;
     size_t rows = (size_t)max_rows;
@@ -122,7 +124,7 @@ int tern_forward_new(struct tern_forward **out, const struct tern_net *net, cons
     f->max_rows = max_rows;
     f->max_jobs = max_jobs;
     widths(f, &max_k);
-    TERN_TRY(open_device(f, pool, max_narrow, max_k, err));
+    TERN_TRY(open_device(f, pool, max_narrow, max_k, exact, err));
     TERN_TRY(take(f, &f->x, rows, f->s_embd * sizeof(float), err));
     TERN_TRY(take(f, &f->h, rows, f->s_embd * sizeof(float), err));
     TERN_TRY(take(f, &f->t, rows, f->s_embd * sizeof(float), err));

@@ -60,8 +60,10 @@ static void test_parse(void **state)
     assert_int_equal(m, TERN_CPU_AVX2);
     assert_int_equal(tern_cpu_parse("avx512", &m, &err), 0);
     assert_int_equal(m, TERN_CPU_AVX2 | TERN_CPU_AVX512);
+    assert_int_equal(tern_cpu_parse("amx", &m, &err), 0);
+    assert_int_equal(m, TERN_CPU_AVX2 | TERN_CPU_AVX512 | TERN_CPU_AMX);
     assert_int_equal(tern_cpu_parse("all", &m, &err), 0);
-    assert_int_equal(m, TERN_CPU_AVX2 | TERN_CPU_AVX512);
+    assert_int_equal(m, TERN_CPU_AVX2 | TERN_CPU_AVX512 | TERN_CPU_AMX);
     static const char *const bad[] = {"", "sse9", "AVX2", "avx", "c "};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         m = 99;
@@ -77,6 +79,7 @@ static void test_names(void **state)
     assert_string_equal(tern_cpu_name(0), "c");
     assert_string_equal(tern_cpu_name(TERN_CPU_AVX2), "avx2");
     assert_string_equal(tern_cpu_name(TERN_CPU_AVX2 | TERN_CPU_AVX512), "avx512");
+    assert_string_equal(tern_cpu_name(TERN_CPU_AVX2 | TERN_CPU_AVX512 | TERN_CPU_AMX), "amx");
 }
 
 /* A level of this machine that the compiler's own detection does not see would end in a trap. */
@@ -95,6 +98,8 @@ static void test_detect(void **state)
     assert_int_equal(m, 0);
 #endif
     assert_true(!(m & TERN_CPU_AVX512) || (m & TERN_CPU_AVX2));
+    assert_true(!(m & TERN_CPU_AMX) || (m & TERN_CPU_AVX512));
+    assert_true(!(m & TERN_CPU_AMX) || !tern_cpu_refused());
     assert_true(strlen(tern_cpu_model()) > 0);
     assert_ptr_equal(tern_cpu_model(), tern_cpu_model());
     assert_true(tern_cpu_cores() >= 1 && tern_cpu_cores() <= sysconf(_SC_NPROCESSORS_CONF));
