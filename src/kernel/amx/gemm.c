@@ -22,7 +22,8 @@
 #define PAIR   (2 * TERN_TILE) /* values of two tiles side by side: two panels, or the rows of a band */
 #define STEPS  16
 #define PANELS 16
-#define AHEAD  2
+#define AHEAD  2    /* steps */
+#define FETCH  2048 /* bytes of packed weights asked for ahead of where they are read */
 
 _Static_assert(2 * STEPS * PANELS * TERN_TILE * sizeof(uint16_t) <= TERN_BF16_SCRATCH, "two stages fit");
 
@@ -35,6 +36,7 @@ struct call {
     const struct tern_packed *w;
     struct tern_panel_layout l;
     tern_amx_expand *expand;
+    size_t step_bytes;         /* of packed codes */
     int n_panels, n_steps;     /* ends of the ranges */
     int max_panels, max_steps; /* of a stage */
 };
@@ -105,6 +107,7 @@ static inline __attribute__((always_inline)) void unit(const struct operands *o,
             TILE_LOAD(7, w + TERN_TILE, 64);
             TILE_PRODUCT(1, 4, 7);
         }
+#pragma GCC unroll 32
         for (int i = 0; i < panels * 16; i++)
             __builtin_prefetch(w + AHEAD * PAIR + i * 32);
         if (rows == 2) {
@@ -159,11 +162,15 @@ static void unit_at(const struct operands *o, float *y, size_t y_stride, int row
 
 /* ---- stages ---- */
 
-/* Makes up to n more tiles. */
+/* Makes up to n more tiles.  Behind the last step of a stage the codes go on with what a later stage reads. */
 static void expand_some(const struct call *c, struct feed *f, int n)
 {
     for (; n > 0 && f->at < f->end; n--, f->at++) {
         int panel = f->at / f->stage.steps, step = f->at % f->stage.steps;
+        const char *codes = (const char *)c->w->data + (size_t)(f->stage.panel + panel) * c->w->panel_bytes +
+                            (size_t)(f->stage.step + step) * c->step_bytes;
+        for (size_t i = 0; i < c->step_bytes; i += 64)
+            __builtin_prefetch(codes + FETCH + i);
         int slot = (panel / 2 * f->stage.steps + step) * 2 + panel % 2;
         c->expand(f->out + (size_t)slot * TERN_TILE, c->w, &c->l, f->stage.panel + panel, f->stage.step + step);
     }
@@ -224,6 +231,7 @@ static void product(float *y, size_t y_stride, const uint16_t *x, int n_rows, co
                      .w = w,
                      .l = tern_panel_layout(w->codes, w->scales, w->k),
                      .expand = tile_expander(w),
+                     .step_bytes = tern_codes_unit(w->codes) * (tern_codes_float(w->codes) ? TERN_TILE_DEPTH : 1),
                      .n_panels = panel1,
                      .n_steps = (w->k + TERN_TILE_DEPTH - 1) / TERN_TILE_DEPTH,
                      .max_panels = few ? 2 : PANELS,
