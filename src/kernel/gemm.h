@@ -105,7 +105,7 @@ static inline size_t tern_bf16_band(int k)
  * instruction is documented to do, and checkasm holds it to an error budget only.  Promised: an output depends on its
  * row of x, its row of w and the machine, and on nothing else - not on n_rows, the place of the row, panel0, panel1.
  *
- * Both NULL on levels without matrix units. */
+ * All NULL on levels without matrix units. */
 struct tern_bf16_kernels {
     /* One band: rows 0..n_rows-1 (1..32) of k floats, x_stride floats apart.  out: 64-byte aligned. */
     void (*pack)(uint16_t *out, const float *x, size_t x_stride, int n_rows, int k);
@@ -114,7 +114,24 @@ struct tern_bf16_kernels {
      * to the caller's thread. */
     void (*product)(float *y, size_t y_stride, const uint16_t *x, int n_rows, const struct tern_packed *w, int panel0,
                     int panel1, void *scratch);
+
+    /* Small products, for attention.  m: [k][n] f32, rounded into tern_bf16_right(k, n) values, 64-byte aligned. */
+    void (*pack_right)(uint16_t *out, const float *m, int k, int n);
+
+    /* y[r*y_stride + j] = x . m for rows r < n_rows, columns j < n; with shrink y*shrink[r] (rounded) + x . m.  x as
+     * pack, m as pack_right leave them.  The chain above, from +0 or from y*shrink; nothing but its row of x and its
+     * column of m matters for an output.  Only between begin and end, which enclose what one thread does in a row;
+     * `product` stays outside. */
+    void (*multiply)(float *y, size_t y_stride, const float *shrink, const uint16_t *x, int n_rows, const uint16_t *m,
+                     int k, int n);
+    void (*begin)(void);
+    void (*end)(void);
 };
+
+static inline size_t tern_bf16_right(int k, int n)
+{
+    return ((size_t)n + 2 * TERN_PANEL - 1) / (2 * TERN_PANEL) * tern_bf16_band(k);
+}
 
 #define TERN_BF16_SCRATCH (512 * 1024)
 

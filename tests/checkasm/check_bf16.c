@@ -195,6 +195,63 @@ static void part_invariance(void)
     invariance_case(&formats[4], (struct shape){101, 16 * 19 + 9, 32 * 37});
 }
 
+/* ---- small products ---- */
+
+/* Rows alone and in company, and against exact sums. */
+static void small_case(int n_rows, int k, int n, bool adds)
+{
+    check_case("rows=%d k=%d n=%d%s", n_rows, k, n, adds ? " on top" : "");
+    size_t y_stride = (size_t)n + (size_t)check_range(0, 9), cells = (size_t)(n_rows - 1) * y_stride + (size_t)n;
+    float *x = make_rows(n_rows, (size_t)k, k, CHECK_GAUSS), *m = make_rows(k, (size_t)n, n, CHECK_SPREAD);
+    float *y = check_buf(cells * 4, 4), *one = check_buf((size_t)n * 4, 4), *shrink = check_buf((size_t)n_rows * 4, 4);
+    uint16_t *right = check_buf(tern_bf16_right(k, n) * 2, 64);
+    double *want = calloc((size_t)n, 8), *budget = calloc((size_t)n, 8);
+    k16.pack_right(right, m, k, n);
+    for (int r = 0; r < n_rows; r++) {
+        shrink[r] = r % 3 ? (float)check_uniform() : 1.0f;
+        for (int j = 0; j < n; j++)
+            y[(size_t)r * y_stride + (size_t)j] = (float)check_gauss();
+    }
+    float *before = check_buf(cells * 4, 4);
+    memcpy(before, y, cells * 4);
+    k16.begin();
+    k16.multiply(y, y_stride, adds ? shrink : NULL, make_packed(x, (size_t)k, n_rows, k), n_rows, right, k, n);
+    for (int r = 0; r < n_rows; r++) {
+        const float *old = before + (size_t)r * y_stride, *got = y + (size_t)r * y_stride;
+        memcpy(one, old, (size_t)n * 4);
+        if (r % 7 == 0) {
+            uint16_t *alone = make_packed(x + (size_t)r * (size_t)k, (size_t)k, 1, k);
+            k16.multiply(one, (size_t)n, adds ? shrink + r : NULL, alone, 1, right, k, n);
+            check_same_f32("a row alone", one, got, (size_t)n);
+        }
+        for (int j = 0; j < n; j++) {
+            want[j] = adds ? (double)(old[j] * shrink[r]) : 0;
+            budget[j] = fabs(want[j]) * (k / 16 + 2) * 0x1p-24 + FLT_MIN;
+            for (int i = 0; i < k; i++) {
+                double term = (double)rounded(x[(size_t)r * (size_t)k + i]) * rounded(m[(size_t)i * (size_t)n + j]);
+                want[j] += term;
+                budget[j] += fabs(term) * (k / 32 + 20) * 0x1p-24 + 2 * FLT_MIN;
+            }
+        }
+        check_budget("y", got, want, budget, (size_t)n, NULL, 0);
+        if (r + 1 < n_rows && memcmp(got + n, old + n, (y_stride - (size_t)n) * 4) != 0)
+            check_fail("row %d: what lies between the rows was written", r);
+    }
+    k16.end();
+    free(want);
+    free(budget);
+}
+
+static void part_small(void)
+{
+    static const int rows[] = {1, 15, 16, 17, 32, 47, 70};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        for (int j = 0; j < 6; j++)
+            small_case(rows[i], check_range(1, 140), check_range(1, 100), j % 2);
+    small_case(32, 128, 64, false);
+    small_case(32, 64, 128, true);
+}
+
 void check_bf16(void)
 {
     if (!tern_k.mask) { /* once: at plain C */
@@ -203,12 +260,14 @@ void check_bf16(void)
         check_part("bf16.product emulated", part_product);
         check_part("bf16.weights emulated", part_weights);
         check_part("bf16.same emulated", part_invariance);
+        check_part("bf16.multiply emulated", part_small);
     }
     k16 = tern_k.bf16;
     CHECK_PART(bf16.pack, part_pack);
     CHECK_PART(bf16.product, part_product);
     CHECK_PART(bf16.product, part_weights);
     CHECK_PART(bf16.product, part_invariance);
+    CHECK_PART(bf16.multiply, part_small);
 }
 
 /* ---- benches ---- */

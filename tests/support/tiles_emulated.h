@@ -102,6 +102,14 @@ static inline void tile_round(uint16_t *out, const float *x, int n)
         out[i] = i < n ? tern_f32_to_bf16(emulated_flush(x[i])) : 0;
 }
 
+static inline void tile_pair(uint16_t *out, const float *even, const float *odd, int n)
+{
+    for (int j = 0; j < TERN_PANEL; j++) {
+        out[2 * j] = even && j < n ? tern_f32_to_bf16(emulated_flush(even[j])) : 0;
+        out[2 * j + 1] = odd && j < n ? tern_f32_to_bf16(emulated_flush(odd[j])) : 0;
+    }
+}
+
 /* Exact weights come from the plain C kernel. */
 static void emulated_expand(uint16_t *tile, const struct tern_packed *w, const struct tern_panel_layout *l, int panel,
                             int step)

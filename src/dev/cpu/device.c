@@ -18,13 +18,13 @@ int tern_dev_open(struct tern_dev **out, struct tern_pool *pool, const struct te
     d->pool = pool;
     d->limits = *limits;
     d->attention.bytes = limits->attention_scratch;
-    d->bf16 = tern_k.bf16.product && !limits->exact;
+    TERN_ASSERT(!limits->bf16 || tern_k.bf16.product);
     TERN_TRY(tern_alloc(&d->q8, rows, k, err));
     TERN_TRY(tern_alloc(&d->q8_scale, rows, k / 32 * sizeof(float) + TERN_ALIGN, err));
     TERN_TRY(tern_alloc(&d->q8_sum, rows, k / 16 * sizeof(int32_t) + TERN_ALIGN, err));
     TERN_TRY(tern_alloc(&d->q8_rows, rows, sizeof *d->q8_rows, err));
     TERN_TRY(tern_alloc(&d->gemm_scratch, threads, TERN_GEMM_SCRATCH * sizeof(float), err));
-    if (d->bf16) {
+    if (limits->bf16) {
         size_t bands = (rows + TERN_BAND - 1) / TERN_BAND, band_bytes = tern_bf16_band((int)k) * sizeof *d->bf16_x;
         TERN_TRY(tern_alloc(&d->bf16_x, bands, band_bytes, err));
         TERN_TRY(tern_alloc(&d->bf16_scratch, threads, TERN_BF16_SCRATCH, err));
@@ -321,7 +321,7 @@ static void matmul_task(void *ctx, int task, int worker)
     int p0 = (task - w->first_task[i]) * w->group[i];
     int p1 = p0 + w->group[i] < panels ? p0 + w->group[i] : panels;
     /* Rows [0, n_bf16) in the bf16 class, [n_bf16, n_wide) in f32, the rest quantised. */
-    int n_bf16 = w->d->bf16 ? w->n_wide : 0, n_wide = is_float(m->w) ? w->n_rows : w->n_wide;
+    int n_bf16 = w->d->limits.bf16 ? w->n_wide : 0, n_wide = is_float(m->w) ? w->n_rows : w->n_wide;
     if (n_bf16)
         tern_k.bf16.product(m->y, m->y_stride, w->d->bf16_x, n_bf16, m->w, p0, p1,
                             w->d->bf16_scratch + (size_t)worker * TERN_BF16_SCRATCH);
@@ -356,7 +356,7 @@ static int panels_per_task(const struct tern_dev *d, const struct tern_packed *w
     int few = w->panel_bytes < 65536 ? (int)(65536 / w->panel_bytes) : 1;
     if (n_wide <= 16)
         return few;
-    if (!d->bf16)
+    if (!d->limits.bf16)
         return 4;
     int group = all_panels / (BF16_TASKS * tern_pool_threads(d->pool)) / 2 * 2;
     return group < 2 ? 2 : group < BF16_PANELS ? group : BF16_PANELS;
@@ -380,7 +380,7 @@ static void op_matmul(struct tern_dev *d, const struct tern_matmul *m, int n_m, 
         struct quantize_args a = {d, x + (size_t)n_wide * x_stride, x_stride, m[0].w->k};
         each_row(d, quantize_row, &a, n_narrow, m[0].w->k);
     }
-    if (n_wide && d->bf16) {
+    if (n_wide && d->limits.bf16) {
         struct pack_args a = {d, x, x_stride, n_wide, m[0].w->k};
         tern_pool_run(d->pool, pack_task, &a, (n_wide + TERN_BAND - 1) / TERN_BAND);
     }

@@ -177,7 +177,7 @@ static void expand_some(const struct call *c, struct feed *f, int n)
 }
 
 /* All rows times a stage whose weights lie in `tiles`; `next` is the stage after it. */
-static void multiply(const struct call *c, const struct stage *s, const uint16_t *tiles, struct feed *next)
+static void multiply_stage(const struct call *c, const struct stage *s, const uint16_t *tiles, struct feed *next)
 {
     const size_t band_values = tern_bf16_band(c->w->k);
     int bands = (c->n_rows + TERN_BAND - 1) / TERN_BAND, pairs = (s->panels + 1) / 2;
@@ -247,7 +247,7 @@ static void product(float *y, size_t y_stride, const uint16_t *x, int n_rows, co
         struct stage next = s;
         more = next_stage(&c, &next);
         f = (struct feed){next, then, 0, more ? next.panels * next.steps : 0};
-        multiply(&c, &s, now, &f);
+        multiply_stage(&c, &s, now, &f);
         s = next;
         then = now;
         now = f.out;
@@ -255,8 +255,50 @@ static void product(float *y, size_t y_stride, const uint16_t *x, int n_rows, co
     tile_end();
 }
 
+/* ---- small products ---- */
+
+static void pack_right(uint16_t *out, const float *m, int k, int n)
+{
+    for (int pair = 0; pair < n; pair += 2 * TERN_PANEL)
+        for (int k0 = 0; k0 < k; k0 += TERN_TILE_DEPTH, out += PAIR)
+            for (int c = pair; c < n && c < pair + 2 * TERN_PANEL; c += TERN_PANEL) {
+                uint16_t *tile = out + (c - pair) / TERN_PANEL * TERN_TILE;
+                for (int i = k0; i < k0 + TERN_TILE_DEPTH; i += 2, tile += 2 * TERN_PANEL) {
+                    const float *even = m + (size_t)i * (size_t)n + c;
+                    tile_pair(tile, i < k ? even : NULL, i + 1 < k ? even + n : NULL,
+                              n - c < TERN_PANEL ? n - c : TERN_PANEL);
+                }
+            }
+}
+
+static void multiply(float *y, size_t y_stride, const float *shrink, const uint16_t *x, int n_rows, const uint16_t *m,
+                     int k, int n)
+{
+    const size_t band = tern_bf16_band(k);
+    struct operands o = {.steps = (k + TERN_TILE_DEPTH - 1) / TERN_TILE_DEPTH, .first = !shrink};
+    for (int r = 0; r < n_rows && shrink; r++)
+        for (int j = 0; j < n && shrink[r] != 1.0f; j++)
+            y[(size_t)r * y_stride + (size_t)j] *= shrink[r];
+    for (int r = 0; r < n_rows; r += TERN_BAND, x += band) {
+        int rows = n_rows - r < TERN_BAND ? n_rows - r : TERN_BAND;
+        o.x = x;
+        o.w = m;
+        for (int c = 0; c < n; c += 2 * TERN_PANEL, o.w += band)
+            unit_at(&o, y + (size_t)r * y_stride + c, y_stride, rows, n - c < 2 * TERN_PANEL ? n - c : 2 * TERN_PANEL);
+    }
+}
+
+static void begin(void)
+{
+    tile_begin();
+}
+
+static void end(void)
+{
+    tile_end();
+}
+
 void tern_bf16_init_amx(struct tern_bf16_kernels *k)
 {
-    k->pack = pack;
-    k->product = product;
+    *k = (struct tern_bf16_kernels){pack, product, pack_right, multiply, begin, end};
 }

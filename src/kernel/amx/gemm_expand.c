@@ -1,17 +1,8 @@
 /* Weights from the packed layout into tiles.  A vector of the layout is one input of 16 rows, and a row of a tile is
  * two inputs of 16 rows, so nothing has to be transposed: two dequantised vectors are rounded together and interleaved.
  */
-#include "kernel/amx/gemm.h"
+#include "kernel/amx/tile.h"
 #include "kernel/avx512/gemm_block.h"
-
-/* The inputs of a pair: 16 rows each. */
-ALWAYS void store_pair(uint16_t *out, __m512 even, __m512 odd)
-{
-    const __m512i interleave = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22,
-                                                6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
-    __m512i both = (__m512i)_mm512_cvtne2ps_pbh(odd, even);
-    _mm512_store_si512(out, _mm512_permutexvar_epi16(interleave, both));
-}
 
 ALWAYS void expand_codes(enum tern_codes codes, enum tern_scales scales, uint16_t *tile, const struct tern_packed *w,
                          const struct tern_panel_layout *l, int panel, int step)
@@ -23,8 +14,8 @@ ALWAYS void expand_codes(enum tern_codes codes, enum tern_scales scales, uint16_
     for (int q = 0; q < 8; q++) {
         __m512 f[4];
         quad_weights(codes, scales, &v, (size_t)step, q, zero, &s, f);
-        store_pair(tile + 2 * q * 32, f[0], f[1]);
-        store_pair(tile + (2 * q + 1) * 32, f[2], f[3]);
+        tile_store_pair(tile + 2 * q * 32, f[0], f[1]);
+        tile_store_pair(tile + (2 * q + 1) * 32, f[2], f[3]);
     }
 }
 
@@ -47,7 +38,7 @@ ALWAYS void expand_floats(enum tern_codes codes, uint16_t *tile, const struct te
     const uint8_t *p = w->data + (size_t)panel * w->panel_bytes;
     const int k = w->k;
     for (int j = 0, i = step * TERN_TILE_DEPTH; j < TERN_TILE_DEPTH / 2; j++, i += 2)
-        store_pair(tile + j * 32, float_input(codes, p, i, k), float_input(codes, p, i + 1, k));
+        tile_store_pair(tile + j * 32, float_input(codes, p, i, k), float_input(codes, p, i + 1, k));
 }
 
 #define X(c, s)                                                                                                  \

@@ -53,6 +53,24 @@ static inline void tile_round(uint16_t *out, const float *x, int n)
     _mm512_store_si512(out, (__m512i)_mm512_cvtne2ps_pbh(b, a));
 }
 
+/* One row of a tile of weights: two inputs of 16 outputs. */
+static inline void tile_store_pair(uint16_t *out, __m512 even, __m512 odd)
+{
+    const __m512i interleave = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22,
+                                                6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+    __m512i both = (__m512i)_mm512_cvtne2ps_pbh(odd, even);
+    _mm512_store_si512(out, _mm512_permutexvar_epi16(interleave, both));
+}
+
+/* The same from n (1..16) floats each; NULL: zeros. */
+static inline void tile_pair(uint16_t *out, const float *even, const float *odd, int n)
+{
+    const __mmask16 lanes = (__mmask16)(0xFFFFu >> (16 - n));
+    __m512 a = even ? _mm512_maskz_loadu_ps(lanes, even) : _mm512_setzero_ps();
+    __m512 b = odd ? _mm512_maskz_loadu_ps(lanes, odd) : _mm512_setzero_ps();
+    tile_store_pair(out, a, b);
+}
+
 /* What makes tiles of the weights of w. */
 static inline tern_amx_expand *tile_expander(const struct tern_packed *w)
 {
