@@ -89,12 +89,11 @@ void tern_attn_finish(const struct attn_unit *u, struct attn_scratch *c);
 
 void tern_attn_wide(const struct attn_unit *u, struct attn_scratch *c);
 
-/* Wide units on matrix units (attention_tiles.c), ATTN_SUB rows becoming TERN_BAND.  Queries of q rows [i, i + n), one
- * band, from x[n][k.dim]; keys and values of a page in f32, which every band then meets: scores of a band into c->s,
- * and c->o from c->s and c->shrink. */
-void tern_attn_tile_queries(const struct attn_unit *u, struct attn_scratch *c, const float *x, int i, int n);
+/* Wide units on matrix units (attention_tiles.c), by bands: q rows [i, i + n), i a multiple of TERN_BAND, n at most
+ * that. A page's keys and values in f32 become tiles; then each band's scores go into c->s, from x[n][k.dim] or, with
+ * NULL, from the queries of the last call for this band; and c->o is updated from c->s and c->shrink. */
 void tern_attn_tile_page(const struct attn_unit *u, struct attn_scratch *c, const float *k, const float *v);
-void tern_attn_tile_scores(const struct attn_unit *u, struct attn_scratch *c, int i, int n);
+void tern_attn_tile_scores(const struct attn_unit *u, struct attn_scratch *c, const float *x, int i, int n);
 void tern_attn_tile_accum(const struct attn_unit *u, struct attn_scratch *c, int i, int n);
 
 static inline bool attn_on_tiles(const struct attn_unit *u)

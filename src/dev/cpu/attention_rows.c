@@ -69,10 +69,8 @@ void tern_attn_wide(const struct attn_unit *u, struct attn_scratch *c)
             tern_attn_tile_page(u, c, k, v);
         for (int i = 0; i < u->n_q; i += sub) {
             int n = u->n_q - i < sub ? u->n_q - i : sub;
-            if (tiles && page == u->block->page0)
-                tern_attn_tile_queries(u, c, c->x + (size_t)i * dk, i, n);
             if (tiles)
-                tern_attn_tile_scores(u, c, i, n);
+                tern_attn_tile_scores(u, c, page == u->block->page0 ? c->x + (size_t)i * dk : NULL, i, n);
             else
                 tern_k.attn.score_f32(c->s, c->x + (size_t)i * dk, k, kv->k.dim, n);
             if (tern_attn_completes(u)) {

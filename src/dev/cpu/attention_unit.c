@@ -185,19 +185,17 @@ static void attend_raw(const struct attn_unit *u, struct attn_scratch *c, int pa
         int n = u->n_q - i < sub ? u->n_q - i : sub;
         int n_tok = page == u->block->own ? row_pos(u, i + n - 1) % TERN_PAGE + 1 : TERN_PAGE;
         tern_attn_load_q(u, c->raw, i, n);
-        if (tiles) {
-            tern_attn_tile_queries(u, c, c->raw, i, n);
-            tern_attn_tile_scores(u, c, i, n);
-            tern_attn_softmax(u, c, i, n, page, 0, TERN_PAGE);
-            tern_attn_tile_accum(u, c, i, n);
-            continue;
-        }
-        if (k32)
+        if (tiles)
+            tern_attn_tile_scores(u, c, c->raw, i, n);
+        else if (k32)
             tern_k.attn.score_f32(c->s, c->raw, keys, dk, n);
         else
             tern_k.attn.score_f16(c->s, c->raw, keys, dk, n);
         tern_attn_softmax(u, c, i, n, page, 0, TERN_PAGE);
-        accum_raw(v32, c->o + (size_t)i * (size_t)dv, c->s, values, c->shrink, dv, n_tok, n);
+        if (tiles)
+            tern_attn_tile_accum(u, c, i, n);
+        else
+            accum_raw(v32, c->o + (size_t)i * (size_t)dv, c->s, values, c->shrink, dv, n_tok, n);
     }
 }
 
