@@ -314,7 +314,7 @@ static void bench_shape(const struct format *f, int n, int k)
     struct check_timing t = {label, run_prompt, &b, "FLOP", check_roof_prompt, NULL};
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         b.n_rows = rows[i];
-        snprintf(label, sizeof label, "prompt %s %dx%d rows=%d", f->name, n, k, rows[i]);
+        snprintf(label, sizeof label, "bf16.product %s %dx%d rows=%d", f->name, n, k, rows[i]);
         check_bench(&t);
     }
     munmap(data, weights);
@@ -324,8 +324,59 @@ static void bench_shape(const struct format *f, int n, int k)
     munmap(b.scratch, TERN_BF16_SCRATCH);
 }
 
+/* One page of attention for 256 rows of 128 dims, without the softmax: keys and values from f32, both products. */
+struct page_bench {
+    float *q, *k, *v, *s, *o;
+    uint16_t *q16, *k16, *v16, *p16;
+};
+
+static double run_page(void *ctx)
+{
+    struct page_bench *b = ctx;
+    enum { D = 128, ROWS = 256, BAND = TERN_BAND };
+    static const float one[BAND] = {[0 ... BAND - 1] = 0.5f};
+    const struct tern_bf16_kernels *k = &tern_k.bf16;
+    if (k->multiply) {
+        k->begin();
+        k->pack_right(b->k16, b->k, D, TERN_PAGE);
+        k->pack_right(b->v16, b->v, TERN_PAGE, D);
+    }
+    for (int i = 0; i < ROWS; i += BAND) {
+        float *q = b->q + i * D, *o = b->o + i * D;
+        if (!k->multiply) {
+            tern_k.attn.score_f32(b->s, q, b->k, D, BAND);
+            tern_k.attn.accum_f32(o, b->s, b->v, one, D, TERN_PAGE, BAND);
+            continue;
+        }
+        k->pack(b->q16, q, D, BAND, D);
+        k->multiply(b->s, TERN_PAGE, NULL, b->q16, BAND, b->k16, D, TERN_PAGE);
+        k->pack(b->p16, b->s, TERN_PAGE, BAND, TERN_PAGE);
+        k->multiply(o, D, one, b->p16, BAND, b->v16, TERN_PAGE, D);
+    }
+    if (k->multiply)
+        k->end();
+    return 2.0 * 2 * ROWS * TERN_PAGE * D;
+}
+
+static void bench_page(void)
+{
+    const size_t values = 256 * 128, bytes = values * 4;
+    struct page_bench b;
+    void **all[] = {(void **)&b.q,   (void **)&b.k,   (void **)&b.v,   (void **)&b.s,  (void **)&b.o,
+                    (void **)&b.q16, (void **)&b.k16, (void **)&b.v16, (void **)&b.p16};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        *all[i] = map_bytes(bytes);
+    for (size_t i = 0; i < values; i++)
+        b.q[i] = b.k[i] = b.v[i] = (float)((int)(i % 101) - 50) * 0.01f;
+    struct check_timing t = {"bf16.multiply page dim=128 rows=256", run_page, &b, "FLOP", check_roof_prompt, NULL};
+    check_bench(&t);
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        munmap(*all[i], bytes);
+}
+
 void bench_bf16(void)
 {
+    bench_page();
     for (int f = 0; f < N_FORMATS; f++)
         bench_shape(&formats[f], 2048, f == 3 ? 8192 : 2048);
     bench_shape(&formats[3], 576, 1536);
