@@ -125,6 +125,7 @@ static void part_product(void)
     product_case(&formats[3], (struct shape){100, 16 * 17 + 5, 32 * 35}, CHECK_GAUSS);
     product_case(&formats[3], (struct shape){20, 16 * 5 + 5, 32 * 35}, CHECK_GAUSS);
     product_case(&formats[9], (struct shape){97, 16 * 5 + 1, 768}, CHECK_SPREAD);
+    product_case(&formats[4], (struct shape){530, 40, 32 * 33}, CHECK_GAUSS); /* and passes */
 }
 
 /* ---- weights ---- */
