@@ -245,8 +245,11 @@ static inline void layer_init(struct layer *l, const struct config *cfg)
     kv->sink_v_off = tern_round_up((size_t)(cfg->dk * kv->first) * ke, 64);
     kv->sink_bytes = kv->sink_v_off + tern_round_up((size_t)(cfg->dv * kv->first) * ve, 64);
     kv->sink_layer_off = 320;
-    l->shape = (struct tern_attn_shape){
-        .kv = kv, .n_heads = cfg->n_kv * cfg->group, .scale = 1.7f / sqrtf((float)cfg->dk), .softcap = cfg->softcap, .bf16 = cfg->bf16};
+    l->shape = (struct tern_attn_shape){.kv = kv,
+                                        .n_heads = cfg->n_kv * cfg->group,
+                                        .scale = 1.7f / sqrtf((float)cfg->dk),
+                                        .softcap = cfg->softcap,
+                                        .bf16 = cfg->bf16};
 }
 
 static inline void layer_clear(struct layer *l)

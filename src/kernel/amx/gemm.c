@@ -196,7 +196,7 @@ static void unit_to_rows(const struct operands *o, struct sums from, float *y, s
     }
     float edge[4 * TILE_SUMS] __attribute__((aligned(64))) = {0};
     struct sums to = sums_in_tiles(edge);
-    if (from.p == y) {
+    if (from.p && from.p == y) {
         copy_edge(y, y_stride, edge, rows, cols, false);
         from = to;
     }
