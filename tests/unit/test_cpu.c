@@ -105,6 +105,19 @@ static void test_detect(void **state)
     assert_true(tern_cpu_cores() >= 1 && tern_cpu_cores() <= sysconf(_SC_NPROCESSORS_CONF));
 }
 
+#if defined(__x86_64__)
+/* Whatever the system answers: a refusal has its sentence, a permission has none. */
+static void test_tiles_asked(void **state)
+{
+    (void)state;
+    refused[0] = 0;
+    if (tiles_granted())
+        assert_string_equal(refused, "");
+    else
+        assert_non_null(strstr(refused, "does not let this process use AMX"));
+}
+#endif
+
 static void test_model(void **state)
 {
     char name[32];
@@ -218,6 +231,9 @@ int main(void)
         cmocka_unit_test(test_parse),
         cmocka_unit_test(test_names),
         cmocka_unit_test(test_detect),
+#if defined(__x86_64__)
+        cmocka_unit_test(test_tiles_asked),
+#endif
         cmocka_unit_test_setup_teardown(test_model, make_root, drop_root),
         cmocka_unit_test_setup_teardown(test_quota_v2, make_root, drop_root),
         cmocka_unit_test_setup_teardown(test_quota_v1, make_root, drop_root),
