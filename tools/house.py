@@ -56,6 +56,9 @@ VISIBLE = {
     "run": {"run.h"},
 }
 
+# Folder of kernels -> the folder whose level it extends, and whose headers it may use.
+EXTENDS = {"amx": "avx512"}
+
 INTRINSICS = re.compile(r"<(\w*intrin|arm_neon|arm_sve)\.h>")
 
 # Functions that a library has no business with (it would print or end the process), or that cannot be used safely.
@@ -100,7 +103,7 @@ def edge_problem(top, sub, target):
         return "is not written from the include root"
     to_top, to_sub, name = parts[0], "/".join(parts[1:-1]), parts[-1]
     if to_top == top:
-        if to_sub and to_sub != sub:
+        if to_sub and to_sub not in (sub, EXTENDS.get(sub)):
             return f"is private to {to_top}/{to_sub}"
         if top == "kernel" and sub and not to_sub and name not in VISIBLE["kernel"]:
             return "is private to kernel"

@@ -19,6 +19,7 @@ x86_64) ;;
 esac
 
 above_baseline='	v[a-z0-9]+ |	(andn|bextr|blsi|blsmsk|blsr|bzhi|mulx|pdep|pext|rorx|sarx|shlx|shrx|lzcnt|popcnt|crc32[bwlq]?|movbe|ps(hufb|ign[bwd])|pabs[bwd]|round[sp][sd]|pmulld|ptest)[lq]? '
+amx='%tmm|	(ld|st)tilecfg|	tilerelease'
 avx512='%zmm|%[xy]mm(1[6-9]|2[0-9]|3[01])|%k[0-7]'
 
 bad=0
@@ -35,9 +36,10 @@ n=0
 for object in $(find "$build"/CMakeFiles -name '*.o'); do
     n=$((n + 1))
     case $object in
-    */kernel_avx512.dir/*) ;;
-    */kernel_avx2.dir/*) scan "$object" "$avx512" "AVX-512" ;;
-    *) scan "$object" "$above_baseline" "more than the baseline" ;;
+    */kernel_amx.dir/*) ;;
+    */kernel_avx512.dir/*) scan "$object" "$amx" "AMX" ;;
+    */kernel_avx2.dir/*) scan "$object" "$avx512|$amx" "AVX-512" ;;
+    *) scan "$object" "$above_baseline|$amx" "more than the baseline" ;;
     esac
 done
 if [ "$n" = 0 ]; then

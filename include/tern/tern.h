@@ -35,14 +35,16 @@ TERN_API const char *tern_version(void); /* "0.1.0" */
 
 typedef struct tern_machine {
     const char *cpu;      /* brand string */
-    const char *detected; /* highest instruction-set level found: "c", "avx2", "avx512" */
+    const char *detected; /* highest instruction-set level found: "c", "avx2", "avx512", "amx" */
     const char *used;     /* level in use after the mask */
     int cores;            /* physical cores this process may use: the default number of threads */
     size_t memory_bytes;  /* total RAM (cgroup limit considered) */
+    const char *refused;  /* why the system withholds a level that the processor has, or NULL */
 } tern_machine;
 TERN_API void tern_machine_describe(tern_machine *out);
 
-/* Limits kernels to a level ("c", "avx2", "avx512", "all").  Call before any model is opened.  TERN_EINVAL otherwise.
+/* Limits kernels to a level ("c", "avx2", "avx512", "amx", "all").  Call before any model is opened.  TERN_EINVAL
+ * otherwise.
  */
 TERN_API int tern_set_cpu_mask(const char *level, tern_error *err);
 
@@ -175,7 +177,7 @@ typedef struct tern_engine_params {
     int chunk;      /* most rows in one step; 0 = 512 */
     const char *kv; /* KV plan; NULL = TERN_KV_DEFAULT ("f32" when exact) */
     bool kv_strict; /* refuse instead of keeping a layer at 16 bit with a reason */
-    bool exact;     /* every row in the wide class: f32 arithmetic on the dequantised weights */
+    bool exact;     /* every row in the wide class: f32 arithmetic on the dequantised weights, on every machine */
     /* Further plans, numbered from 1; `kv` is plan 0.  Sequences of all plans go through one step together, so plans
      * can be compared at the price of reading the weights once.  max_seqs counts the sequences of all plans. */
     const char *const *more_kv;

@@ -9,9 +9,14 @@
 #include <string.h>
 #if defined(__x86_64__)
 #include <cpuid.h>
+#include <errno.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 #endif
 
 /* ---- levels ---- */
+
+static char refused[128];
 
 #if defined(__x86_64__)
 /* Which register files the operating system saves on a context switch.  Without it a set CPUID bit is a trap. */
@@ -25,6 +30,35 @@ static uint64_t read_xcr0(void)
 static bool all_bits(uint32_t reg, uint32_t bits)
 {
     return (reg & bits) == bits;
+}
+
+/* May this process use tiles?  Their registers are large, so Linux saves them only for processes that ask (5.16 and
+ * up). The codec library multiplies no matrices and leaves its host as it is. */
+static bool tiles_granted(void)
+{
+#ifdef TERN_KV_ONLY
+    return false;
+#else
+    const long request = 0x1023, tile_data = 18; /* ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA */
+    if (syscall(SYS_arch_prctl, request, tile_data) == 0)
+        return true;
+    (void)snprintf(refused, sizeof refused, "the system does not let this process use AMX: system error %d", errno);
+    return false;
+#endif
+}
+
+/* Given that avx512 is there; d7: EDX of leaf 7. */
+static bool detect_amx(uint32_t d7, uint64_t saved)
+{
+    uint32_t a, b, c, d;
+    const uint32_t tiles = 1u << 24 | 1u << 22, bf16 = 1u << 5; /* AMX-TILE and AMX-BF16; AVX512_BF16 */
+    if (!all_bits(d7, tiles) || !__get_cpuid_count(7, 1, &a, &b, &c, &d) || !all_bits(a, bf16))
+        return false;
+    if ((saved & 0x60000) != 0x60000) { /* tile configuration and tiles */
+        (void)snprintf(refused, sizeof refused, "the system does not support AMX");
+        return false;
+    }
+    return tiles_granted();
 }
 
 static unsigned detect(void)
@@ -41,7 +75,7 @@ static unsigned detect(void)
     if ((saved & zmm) != zmm || !all_bits(b7, bit_AVX512F | bit_AVX512BW | bit_AVX512DQ | bit_AVX512VL) ||
         !all_bits(c7, bit_AVX512VNNI | bit_AVX512VBMI))
         return TERN_CPU_AVX2;
-    return TERN_CPU_AVX2 | TERN_CPU_AVX512;
+    return TERN_CPU_AVX2 | TERN_CPU_AVX512 | (detect_amx(d, saved) ? TERN_CPU_AMX : 0);
 }
 #else
 static unsigned detect(void)
@@ -331,6 +365,12 @@ unsigned tern_cpu_detect(void)
 {
     pthread_once(&once, fill_once);
     return levels;
+}
+
+const char *tern_cpu_refused(void)
+{
+    pthread_once(&once, fill_once);
+    return refused[0] ? refused : NULL;
 }
 
 const char *tern_cpu_model(void)

@@ -1,16 +1,18 @@
 /* base/cpu.h - what this processor can do, as a bit mask of levels that kernels are written for.
  *
  * A level is a bundle that is used as a whole: avx2 = AVX2 + FMA + F16C + BMI2; avx512 = F BW DQ VL VNNI VBMI
- * (Ice Lake, Zen 4 and up).  `--cpu-mask` narrows the mask; it never widens it. */
+ * (Ice Lake, Zen 4 and up); amx = avx512 + AVX512_BF16 + AMX-TILE + AMX-BF16 (Sapphire Rapids and up), which a process
+ * has to ask the system for.  `--cpu-mask` narrows the mask; it never widens it. */
 #ifndef TERN_BASE_CPU_H
 #define TERN_BASE_CPU_H
 
 #include "base/err.h"
 
 /* X(bit, name) in ascending order of preference; plain C is level 0 and always there. */
-#define TERN_CPU_LIST(X) \
-    X(1, AVX2, "avx2")   \
-    X(2, AVX512, "avx512")
+#define TERN_CPU_LIST(X)   \
+    X(1, AVX2, "avx2")     \
+    X(2, AVX512, "avx512") \
+    X(4, AMX, "amx")
 
 enum {
 #define TERN_CPU_ENUM(bit, name, text) TERN_CPU_##name = bit,
@@ -21,7 +23,11 @@ enum {
 /* Levels that both the processor and the operating system support. */
 unsigned tern_cpu_detect(void);
 
-/* "c", "avx2" or "avx512" -> mask of that level and all below it; "all" -> every level.  TERN_EINVAL names `text`. */
+/* Why a level that the processor has is not among them: one sentence, or NULL; static storage. */
+const char *tern_cpu_refused(void);
+
+/* "c", "avx2", "avx512" or "amx" -> mask of that level and all below it; "all" -> every level.  TERN_EINVAL names
+ * `text`. */
 int tern_cpu_parse(const char *text, unsigned *mask, tern_error *err);
 
 /* Name of the highest level in the mask ("c" for 0). */

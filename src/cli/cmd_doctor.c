@@ -114,6 +114,8 @@ static int print_text(const struct doctor *d, tern_error *err)
     TERN_TRY(tern_out_printf(err, "tern        %s\n", tern_version()));
     TERN_TRY(tern_out_printf(err, "processor   %s, %d cores\n", tern_shown(d->machine.cpu), d->machine.cores));
     TERN_TRY(tern_out_printf(err, "kernels     %s (the processor has %s)\n", d->machine.used, d->machine.detected));
+    if (d->machine.refused)
+        TERN_TRY(tern_out_printf(err, "refused     %s\n", d->machine.refused));
     TERN_TRY(tern_out_printf(err, "threads     %d\n", threads));
     TERN_TRY(tern_out_printf(err, "memory      %s\n", tern_size_text((double)d->machine.memory_bytes)));
     if (d->setup.model)

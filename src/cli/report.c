@@ -180,8 +180,9 @@ json_t *tern_machine_json(void)
 {
     tern_machine m;
     tern_machine_describe(&m);
-    return json_pack("{so ss ss ss si sI}", "cpu", tern_json_text(m.cpu), "isa", m.used, "isa_detected", m.detected,
-                     "version", tern_version(), "cores", m.cores, "memory_bytes", (json_int_t)m.memory_bytes);
+    return json_pack("{so ss ss ss* ss si sI}", "cpu", tern_json_text(m.cpu), "isa", m.used, "isa_detected", m.detected,
+                     "isa_refused", m.refused, "version", tern_version(), "cores", m.cores, "memory_bytes",
+                     (json_int_t)m.memory_bytes);
 }
 
 json_t *tern_model_json(const tern_model *m)

@@ -52,6 +52,7 @@ struct tern_attn_shape {
     int n_heads;   /* query heads, a multiple of kv->n_heads */
     float scale;   /* softmax scale; log2(e) is added inside */
     float softcap; /* 0: none; else cap*tanh(score/cap) before the softmax */
+    bool bf16;     /* wide rows multiply in the bf16 class */
 };
 
 struct tern_attn_scratch {
@@ -65,9 +66,10 @@ size_t tern_cpu_attention_scratch(const struct tern_attn_shape *shape, int n_thr
                                   int max_pages);
 
 /* out[row][n_heads * v.dim] = attention of q[row][n_heads * k.dim] (after RoPE, unscaled) for all rows of all jobs.
- * Row strides in floats.  Wide rows: pages decoded to f32 once per block of query rows of one own page.  Narrow rows:
- * on the codes, page ranges of TERN_ATTN_RANGE pages (aligned to absolute page index) spread over threads and merged in
- * ascending order.  Per row the order is: coded pages ascending, then sinks, then raw tiles ascending. */
+ * Row strides in floats.  Wide rows: pages decoded once per block of query rows of one own page, to f32 or to bf16
+ * tiles (softmax in f32 in between).  Narrow rows: on the codes, page ranges of TERN_ATTN_RANGE pages (aligned to
+ * absolute page index) spread over threads and merged in ascending order.  Per row the order is: coded pages ascending,
+ * then sinks, then raw tiles ascending. */
 #define TERN_ATTN_RANGE 16
 void tern_cpu_attention(struct tern_pool *pool, const struct tern_attn_shape *shape, const struct tern_attn_job *jobs,
                         int n_jobs, const float *q, size_t q_stride, float *out, size_t out_stride,
@@ -105,8 +107,9 @@ struct tern_append_job {
     bool staged;        /* the rows span pages: tiles live in staging, the first and last exchange with seq_tile */
 };
 
-/* Coarse operations.  Rows [0, n_wide) are prompt rows, [n_wide, n_rows) decode rows.  All pointers 64-byte aligned,
- * all row strides multiples of 16 floats. */
+/* Coarse operations.  Rows [0, n_wide) are prompt rows, [n_wide, n_rows) decode rows; how each role computes products
+ * is settled when the device opens (kernel/gemm.h has the classes).  All pointers 64-byte aligned, all row strides
+ * multiples of 16 floats. */
 struct tern_dev_ops {
     const char *name;
     /* x[row][n] = table row of the row's token, times scale. */
@@ -143,6 +146,7 @@ struct tern_dev_ops {
 struct tern_dev_limits {
     int max_rows, max_k; /* rows of a step; longest input of any product */
     size_t attention_scratch;
+    bool bf16; /* prompt rows in the bf16 class, which the kernels in use have to have */
 };
 
 struct tern_dev {
@@ -153,6 +157,8 @@ struct tern_dev {
     int32_t *q8_sum;
     struct tern_q8_row *q8_rows;
     float *gemm_scratch;     /* [threads][TERN_GEMM_SCRATCH] */
+    uint16_t *bf16_x;        /* packed prompt rows; this and the next only with limits.bf16 */
+    uint8_t *bf16_scratch;   /* [threads][TERN_BF16_SCRATCH] */
     uint8_t *encode_scratch; /* [threads][TERN_KV_SCRATCH] */
     struct tern_attn_scratch attention;
     struct tern_dev_limits limits;

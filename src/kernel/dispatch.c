@@ -43,6 +43,9 @@ void tern_kernels_init(unsigned mask)
         TERN_INIT(avx512);
 #endif
 #undef TERN_INIT
+#ifdef TERN_HAVE_AMX
+    TERN_FOR_MODELS(if (k.mask & TERN_CPU_AMX) tern_bf16_init_amx(&k.bf16);)
+#endif
     TERN_FOR_MODELS(assert_filled(&k.gemm, sizeof k.gemm);)
     TERN_FOR_MODELS(assert_filled(&k.vec, sizeof k.vec);)
     assert_filled(&k.attn, sizeof k.attn);

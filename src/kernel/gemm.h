@@ -3,9 +3,10 @@
  * Y[row][n] = sum over k of X[row][k] * W[n][k].  Weights are packed once at load (codec/weight_*.c) into panels of 16
  * consecutive output rows, so that a vector holds the same k of 16 outputs and no horizontal sum is ever needed.
  *
- * Two arithmetic classes, chosen by the role of the row and never by the size of the batch:
+ * Three arithmetic classes, chosen by the role of the row and by the machine, never by the size of the batch:
  *   wide    prompt rows.  f32 activations times exactly dequantised f32 weights; every output element is ONE chain
  *           acc = fma(w[k], x[k], acc), k ascending from acc = +0.  All levels are bit-equal.
+ *   bf16    prompt rows on machines with matrix units, unless f32 is asked for: see struct tern_bf16_kernels.
  *   narrow  decode rows.  Activations quantised to int8 per 32; per block of 32 (16 for six-bit weights) an exact
  *           integer dot, then one chain in f32 (see `narrow`).  All levels are bit-equal.
  * Float weights (F32 F16 BF16) have no integer form: their narrow product is the wide chain. */
@@ -82,6 +83,59 @@ struct tern_gemm_kernels {
 };
 
 #define TERN_GEMM_SCRATCH (64 * 1024) /* floats of scratch that `wide` may use */
+
+/* ---- prompt rows on matrix units --------------------------------------------------------------------------------- */
+
+#define TERN_TILE_ROWS  16  /* rows of a tile */
+#define TERN_TILE_DEPTH 32  /* inputs of a tile */
+#define TERN_TILE       512 /* bf16 values of a tile */
+#define TERN_BAND       32  /* rows of activations that are packed together: two tiles */
+
+/* Packed activations: bands of 32 rows, tern_bf16_band values apart; a band is [k/32 rounded up][2 tiles][16 rows][32
+ * inputs].  Rows and inputs that do not exist are zeros inside a tile; a second tile without rows is left unwritten. */
+static inline size_t tern_bf16_band(int k)
+{
+    return ((size_t)k + TERN_TILE_DEPTH - 1) / TERN_TILE_DEPTH * 2 * TERN_TILE;
+}
+
+/* The bf16 class: activations and exactly dequantised weights, both rounded to bf16 (nearest even; what is smaller than
+ * 2^-126 counts as zero).  Every output is one chain over tiles of 32 inputs, ascending from acc = +0:
+ *     even = sum of w[i]*x[i] over the even inputs of the tile, odd = over the odd ones, each one f32 fma chain,
+ * ascending acc = acc + (even + odd) all rounded to nearest even, with subnormal numbers as zeros.  That is what the
+ * instruction is documented to do, and checkasm holds it to an error budget only.  Promised: an output depends on its
+ * row of x, its row of w and the machine, and on nothing else - not on n_rows, the place of the row, panel0, panel1.
+ *
+ * All NULL on levels without matrix units. */
+struct tern_bf16_kernels {
+    /* One band: rows 0..n_rows-1 (1..32) of k floats, x_stride floats apart.  out: 64-byte aligned. */
+    void (*pack)(uint16_t *out, const float *x, size_t x_stride, int n_rows, int k);
+
+    /* y as in `wide`; x: all n_rows packed, 64-byte aligned; scratch: TERN_BF16_SCRATCH bytes, 64-byte aligned, private
+     * to the caller's thread. */
+    void (*product)(float *y, size_t y_stride, const uint16_t *x, int n_rows, const struct tern_packed *w, int panel0,
+                    int panel1, void *scratch);
+
+    /* Small products, for attention.  m: [k][n] f32, rounded into tern_bf16_right(k, n) values, 64-byte aligned. */
+    void (*pack_right)(uint16_t *out, const float *m, int k, int n);
+
+    /* y[r*y_stride + j] = x . m for rows r < n_rows, columns j < n; with shrink y*shrink[r] (rounded) + x . m.  x as
+     * pack, m as pack_right leave them.  The chain above, from +0 or from y*shrink; nothing but its row of x and its
+     * column of m matters for an output.  Only between begin and end, which enclose what one thread does in a row;
+     * `product` stays outside. */
+    void (*multiply)(float *y, size_t y_stride, const float *shrink, const uint16_t *x, int n_rows, const uint16_t *m,
+                     int k, int n);
+    void (*begin)(void);
+    void (*end)(void);
+};
+
+static inline size_t tern_bf16_right(int k, int n)
+{
+    return ((size_t)n + 2 * TERN_PANEL - 1) / (2 * TERN_PANEL) * tern_bf16_band(k);
+}
+
+#define TERN_BF16_SCRATCH (1024 * 1024)
+
+void tern_bf16_init_amx(struct tern_bf16_kernels *k);
 
 void tern_gemm_init_ref(struct tern_gemm_kernels *k);
 void tern_gemm_init_avx2(struct tern_gemm_kernels *k);

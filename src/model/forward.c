@@ -17,6 +17,7 @@ struct tern_forward {
     int n_plans;
     struct tern_dev *dev;
     int max_rows, max_jobs;
+    bool bf16;                               /* prompt rows on matrix units */
     size_t s_embd, s_q, s_k, s_v, s_o, s_ff; /* row strides in floats */
     float *x, *h, *t;                        /* residual, normed, projected: [max_rows][s_embd] */
     float *q, *k, *v, *a;                    /* attention */
@@ -70,12 +71,13 @@ static struct tern_attn_shape shape_of(const struct tern_forward *f, int plan, i
     return (struct tern_attn_shape){.kv = &f->caches[plan].layout->layers[layer],
                                     .n_heads = l->n_heads,
                                     .scale = l->scale,
-                                    .softcap = l->score_cap};
+                                    .softcap = l->score_cap,
+                                    .bf16 = f->bf16};
 }
 
 static int open_device(struct tern_forward *f, struct tern_pool *pool, int max_narrow, int max_k, tern_error *err)
 {
-    struct tern_dev_limits lim = {.max_rows = f->max_rows, .max_k = max_k};
+    struct tern_dev_limits lim = {.max_rows = f->max_rows, .max_k = max_k, .bf16 = f->bf16};
     int pages = f->caches[0].max_tokens / TERN_PAGE + 2;
     for (int p = 0; p < f->n_plans; p++)
         for (int i = 0; i < f->net->desc.n_layers; i++) {
@@ -109,7 +111,8 @@ out:
 }
 
 int tern_forward_new(struct tern_forward **out, const struct tern_net *net, const struct tern_kv_cache *caches,
-                     int n_plans, struct tern_pool *pool, int max_rows, int max_narrow, int max_jobs, tern_error *err)
+                     int n_plans, struct tern_pool *pool, int max_rows, int max_narrow, int max_jobs, bool exact,
+                     tern_error *err)
 {
     int rc = 0, max_k;
     size_t rows = (size_t)max_rows;
@@ -121,6 +124,7 @@ int tern_forward_new(struct tern_forward **out, const struct tern_net *net, cons
     f->n_plans = n_plans;
     f->max_rows = max_rows;
     f->max_jobs = max_jobs;
+    f->bf16 = tern_k.bf16.product && !exact;
     widths(f, &max_k);
     TERN_TRY(open_device(f, pool, max_narrow, max_k, err));
     TERN_TRY(take(f, &f->x, rows, f->s_embd * sizeof(float), err));

@@ -82,7 +82,7 @@ int tern_engine_open(tern_engine **out, tern_model *m, const tern_engine_params 
     TERN_TRY(tern_pool_new(&e->pool, p->n_threads ? p->n_threads : tern_cpu_cores(), 1, err));
     TERN_TRY(open_plans(e, p, err));
     TERN_TRY(tern_forward_new(&e->forward, m->net, e->caches, e->n_caches, e->pool, e->chunk, e->max_narrow,
-                              e->max_seqs, err));
+                              e->max_seqs, e->exact, err));
     TERN_TRY(alloc_batch(e, err));
     *out = e;
     e = NULL;

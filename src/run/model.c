@@ -57,7 +57,8 @@ void tern_machine_describe(tern_machine *out)
                           .detected = tern_cpu_name(tern_cpu_detect()),
                           .used = tern_cpu_name(tern_k.mask),
                           .cores = tern_cpu_cores(),
-                          .memory_bytes = memory_limit()};
+                          .memory_bytes = memory_limit(),
+                          .refused = tern_cpu_refused()};
 }
 
 size_t tern_peak_memory(void)

@@ -46,7 +46,35 @@ __attribute__((target("avx512f"))) static double fma_avx512(void)
     return 2.0 * 16 * CHAINS * FMA_STEPS;
 }
 
+/* Four independent sums of tiles that were never loaded: zeros cost what numbers cost. */
+__attribute__((target("amx-tile,amx-bf16"))) static double tiles_amx(void)
+{
+    struct {
+        uint8_t palette, reserved[15];
+        uint16_t row_bytes[16];
+        uint8_t rows[16];
+    } c = {.palette = 1};
+    for (int i = 0; i < 6; i++) {
+        c.row_bytes[i] = 64;
+        c.rows[i] = 16;
+    }
+    __asm__ volatile("ldtilecfg %0" : : "m"(c));
+    for (int i = 0; i < FMA_STEPS; i++)
+        __asm__ volatile("tdpbf16ps %%tmm4, %%tmm5, %%tmm0\n\ttdpbf16ps %%tmm4, %%tmm5, %%tmm1\n\t"
+                         "tdpbf16ps %%tmm4, %%tmm5, %%tmm2\n\ttdpbf16ps %%tmm4, %%tmm5, %%tmm3" ::);
+    __asm__ volatile("tilerelease" ::);
+    return 2.0 * 16 * 16 * 32 * 4 * FMA_STEPS;
+}
 #endif
+
+double check_roof_prompt(void *unused)
+{
+#if defined(__x86_64__)
+    if (tern_k.mask & TERN_CPU_AMX)
+        return tiles_amx();
+#endif
+    return check_roof_fma(unused);
+}
 
 typedef float v4 __attribute__((vector_size(16)));
 

@@ -158,6 +158,7 @@ struct config {
     bool cond;  /* keys have a large mean and unequal channels, and are conditioned for it */
     int pairs;  /* of them also have a mean before the rotation */
     int recent; /* pages seen raw besides the own one */
+    bool bf16;  /* wide rows on tiles */
 };
 
 struct layer {
@@ -246,8 +247,11 @@ static inline void layer_init(struct layer *l, const struct config *cfg)
     kv->sink_v_off = tern_round_up((size_t)(cfg->dk * kv->first) * ke, 64);
     kv->sink_bytes = kv->sink_v_off + tern_round_up((size_t)(cfg->dv * kv->first) * ve, 64);
     kv->sink_layer_off = 320;
-    l->shape = (struct tern_attn_shape){
-        .kv = kv, .n_heads = cfg->n_kv * cfg->group, .scale = 1.7f / sqrtf((float)cfg->dk), .softcap = cfg->softcap};
+    l->shape = (struct tern_attn_shape){.kv = kv,
+                                        .n_heads = cfg->n_kv * cfg->group,
+                                        .scale = 1.7f / sqrtf((float)cfg->dk),
+                                        .softcap = cfg->softcap,
+                                        .bf16 = cfg->bf16};
 }
 
 static inline void layer_clear(struct layer *l)

@@ -47,7 +47,7 @@ static int show(json_t *root, const char *query)
     else if (*query == ':')
         (void)puts(type_name(v));
     else if (json_is_string(v))
-        (void)printf("%.*s\n", (int)json_string_length(v), json_string_value(v));
+        (void)(fwrite(json_string_value(v), 1, json_string_length(v), stdout), putchar('\n')); /* NUL is text, too */
     else
         (void)(json_dumpf(v, stdout, JSON_ENCODE_ANY | JSON_COMPACT), putchar('\n'));
     return 0;

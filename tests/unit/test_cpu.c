@@ -60,8 +60,10 @@ static void test_parse(void **state)
     assert_int_equal(m, TERN_CPU_AVX2);
     assert_int_equal(tern_cpu_parse("avx512", &m, &err), 0);
     assert_int_equal(m, TERN_CPU_AVX2 | TERN_CPU_AVX512);
+    assert_int_equal(tern_cpu_parse("amx", &m, &err), 0);
+    assert_int_equal(m, TERN_CPU_AVX2 | TERN_CPU_AVX512 | TERN_CPU_AMX);
     assert_int_equal(tern_cpu_parse("all", &m, &err), 0);
-    assert_int_equal(m, TERN_CPU_AVX2 | TERN_CPU_AVX512);
+    assert_int_equal(m, TERN_CPU_AVX2 | TERN_CPU_AVX512 | TERN_CPU_AMX);
     static const char *const bad[] = {"", "sse9", "AVX2", "avx", "c "};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         m = 99;
@@ -77,6 +79,7 @@ static void test_names(void **state)
     assert_string_equal(tern_cpu_name(0), "c");
     assert_string_equal(tern_cpu_name(TERN_CPU_AVX2), "avx2");
     assert_string_equal(tern_cpu_name(TERN_CPU_AVX2 | TERN_CPU_AVX512), "avx512");
+    assert_string_equal(tern_cpu_name(TERN_CPU_AVX2 | TERN_CPU_AVX512 | TERN_CPU_AMX), "amx");
 }
 
 /* A level of this machine that the compiler's own detection does not see would end in a trap. */
@@ -95,10 +98,25 @@ static void test_detect(void **state)
     assert_int_equal(m, 0);
 #endif
     assert_true(!(m & TERN_CPU_AVX512) || (m & TERN_CPU_AVX2));
+    assert_true(!(m & TERN_CPU_AMX) || (m & TERN_CPU_AVX512));
+    assert_true(!(m & TERN_CPU_AMX) || !tern_cpu_refused());
     assert_true(strlen(tern_cpu_model()) > 0);
     assert_ptr_equal(tern_cpu_model(), tern_cpu_model());
     assert_true(tern_cpu_cores() >= 1 && tern_cpu_cores() <= sysconf(_SC_NPROCESSORS_CONF));
 }
+
+#if defined(__x86_64__)
+/* Whatever the system answers: a refusal has its sentence, a permission has none. */
+static void test_tiles_asked(void **state)
+{
+    (void)state;
+    refused[0] = 0;
+    if (tiles_granted())
+        assert_string_equal(refused, "");
+    else
+        assert_non_null(strstr(refused, "does not let this process use AMX"));
+}
+#endif
 
 static void test_model(void **state)
 {
@@ -213,6 +231,9 @@ int main(void)
         cmocka_unit_test(test_parse),
         cmocka_unit_test(test_names),
         cmocka_unit_test(test_detect),
+#if defined(__x86_64__)
+        cmocka_unit_test(test_tiles_asked),
+#endif
         cmocka_unit_test_setup_teardown(test_model, make_root, drop_root),
         cmocka_unit_test_setup_teardown(test_quota_v2, make_root, drop_root),
         cmocka_unit_test_setup_teardown(test_quota_v1, make_root, drop_root),

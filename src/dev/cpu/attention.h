@@ -61,6 +61,7 @@ struct attn_scratch {
     float *raw;        /* [ATTN_SUB][k.dim] queries before the codec saw them */
     float *k, *v;      /* one page in f32 */
     struct tern_kv_query query;
+    uint16_t *x16, *k16, *v16, *p16; /* with shape->bf16: packed queries by band, keys, values, weights of one band */
 };
 
 struct attn_unit {
@@ -94,6 +95,19 @@ void tern_attn_softmax(const struct attn_unit *u, struct attn_scratch *c, int i0
 void tern_attn_finish(const struct attn_unit *u, struct attn_scratch *c);
 
 void tern_attn_wide(const struct attn_unit *u, struct attn_scratch *c);
+
+/* Wide units on matrix units (attention_tiles.c), by bands: q rows [i, i + n), i a multiple of TERN_BAND, n at most
+ * that. A page's keys and values in f32 become tiles; then each band's scores go into c->s, from x[n][k.dim] or, with
+ * NULL, from the queries of the last call for this band; and c->o is updated from c->s and c->shrink. */
+void tern_attn_tile_page(const struct attn_unit *u, struct attn_scratch *c, const float *k, const float *v);
+void tern_attn_tile_scores(const struct attn_unit *u, struct attn_scratch *c, const float *x, int i, int n);
+void tern_attn_tile_accum(const struct attn_unit *u, struct attn_scratch *c, int i, int n);
+
+static inline bool attn_on_tiles(const struct attn_unit *u)
+{
+    return u->step->shape->bf16 && u->block->job->wide;
+}
+
 void tern_attn_narrow_range(const struct attn_unit *u, int range, struct attn_scratch *c);
 void tern_attn_narrow_merge(const struct attn_unit *u, struct attn_scratch *c);
 

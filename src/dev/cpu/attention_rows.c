@@ -52,25 +52,39 @@ void tern_attn_wide(const struct attn_unit *u, struct attn_scratch *c)
 {
     const struct tern_kv_layer *kv = u->step->kv;
     const size_t dk = (size_t)kv->k.dim, dv = (size_t)kv->v.dim;
+    const bool tiles = attn_on_tiles(u);
+    const int sub = tiles ? TERN_BAND : ATTN_SUB;
     start_rows(u, c);
     if (u->block->page0 < u->block->raw0)
         wide_queries(u, c);
+    if (tiles)
+        tern_k.bf16.begin();
     for (int page = u->block->page0; page < u->block->raw0; page++) {
         const uint8_t *p = tern_attn_page(u, page);
         const float *k = page_f32(&kv->k, c->k, p + kv->k_off, p + kv->k_head_off);
         const float *v = page_f32(&kv->v, c->v, p + kv->v_off, p + kv->v_head_off);
-        for (int i = 0; i < u->n_q; i += ATTN_SUB) {
-            int n = u->n_q - i < ATTN_SUB ? u->n_q - i : ATTN_SUB;
-            tern_k.attn.score_f32(c->s, c->x + (size_t)i * dk, k, kv->k.dim, n);
+        if (tiles)
+            tern_attn_tile_page(u, c, k, v);
+        for (int i = 0; i < u->n_q; i += sub) {
+            int n = u->n_q - i < sub ? u->n_q - i : sub;
+            if (tiles)
+                tern_attn_tile_scores(u, c, page == u->block->page0 ? c->x + (size_t)i * dk : NULL, i, n);
+            else
+                tern_k.attn.score_f32(c->s, c->x + (size_t)i * dk, k, kv->k.dim, n);
             if (tern_attn_completes(u)) {
                 tern_attn_load_q(u, c->raw, i, n);
                 tern_attn_complete(u, c->s, c->raw, n, page);
             }
             tern_attn_softmax(u, c, i, n, page, 1, first_token(u, page), TERN_PAGE, NULL);
-            tern_k.attn.accum_f32(c->o + (size_t)i * dv, c->s, v, c->shrink, kv->v.dim, TERN_PAGE, n);
+            if (tiles)
+                tern_attn_tile_accum(u, c, i, n);
+            else
+                tern_k.attn.accum_f32(c->o + (size_t)i * dv, c->s, v, c->shrink, kv->v.dim, TERN_PAGE, n);
         }
     }
     tern_attn_finish(u, c);
+    if (tiles)
+        tern_k.bf16.end();
 }
 
 /* ---- narrow ------------------------------------------------------------------------------------------------- */

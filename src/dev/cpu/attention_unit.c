@@ -170,27 +170,36 @@ static void attend_raw(const struct attn_unit *u, struct attn_scratch *c, int pa
     const uint8_t *tile = raw_tile(u, page);
     const void *keys = tile, *values = tile + kv->tile_v_off;
     bool k32 = kv->k.raw32, v32 = kv->v.raw32;
-    /* Many q rows are worth a conversion; the results are the same bits either way. */
-    if (!k32 && u->n_q > ATTN_NARROW) {
+    const bool tiles = attn_on_tiles(u);
+    const int sub = tiles ? TERN_BAND : ATTN_SUB;
+    /* Many q rows are worth a conversion; the results are the same bits either way.  Tiles are made of f32. */
+    if (!k32 && (tiles || u->n_q > ATTN_NARROW)) {
         tern_k.attn.f16_to_f32(c->k, keys, (size_t)dk * TERN_PAGE);
         keys = c->k;
         k32 = true;
     }
-    if (!v32 && u->n_q > ATTN_NARROW) {
+    if (!v32 && (tiles || u->n_q > ATTN_NARROW)) {
         tern_k.attn.f16_to_f32(c->v, values, (size_t)dv * TERN_PAGE);
         values = c->v;
         v32 = true;
     }
-    for (int i = 0; i < u->n_q; i += ATTN_SUB) {
-        int n = u->n_q - i < ATTN_SUB ? u->n_q - i : ATTN_SUB;
+    if (tiles)
+        tern_attn_tile_page(u, c, keys, values);
+    for (int i = 0; i < u->n_q; i += sub) {
+        int n = u->n_q - i < sub ? u->n_q - i : sub;
         int n_tok = page == u->block->own ? row_pos(u, i + n - 1) % TERN_PAGE + 1 : TERN_PAGE;
         tern_attn_load_q(u, c->raw, i, n);
-        if (k32)
+        if (tiles)
+            tern_attn_tile_scores(u, c, c->raw, i, n);
+        else if (k32)
             tern_k.attn.score_f32(c->s, c->raw, keys, dk, n);
         else
             tern_k.attn.score_f16(c->s, c->raw, keys, dk, n, values);
         tern_attn_softmax(u, c, i, n, page, 1, 0, TERN_PAGE, NULL);
-        accum_raw(v32, c->o + (size_t)i * (size_t)dv, c->s, values, c->shrink, dv, n_tok, n);
+        if (tiles)
+            tern_attn_tile_accum(u, c, i, n);
+        else
+            accum_raw(v32, c->o + (size_t)i * (size_t)dv, c->s, values, c->shrink, dv, n_tok, n);
     }
 }
 

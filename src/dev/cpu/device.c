@@ -4,6 +4,7 @@
 #include <math.h>
 #include <string.h>
 #include "base/mem.h"
+#include "kernel/pack.h"
 
 int tern_dev_open(struct tern_dev **out, struct tern_pool *pool, const struct tern_dev_limits *limits, tern_error *err)
 {
@@ -17,18 +18,25 @@ int tern_dev_open(struct tern_dev **out, struct tern_pool *pool, const struct te
     d->pool = pool;
     d->limits = *limits;
     d->attention.bytes = limits->attention_scratch;
+    TERN_ASSERT(!limits->bf16 || tern_k.bf16.product);
     TERN_TRY(tern_alloc(&d->q8, rows, k, err));
     TERN_TRY(tern_alloc(&d->q8_scale, rows, k / 32 * sizeof(float) + TERN_ALIGN, err));
     TERN_TRY(tern_alloc(&d->q8_sum, rows, k / 16 * sizeof(int32_t) + TERN_ALIGN, err));
     TERN_TRY(tern_alloc(&d->q8_rows, rows, sizeof *d->q8_rows, err));
     TERN_TRY(tern_alloc(&d->gemm_scratch, threads, TERN_GEMM_SCRATCH * sizeof(float), err));
+    if (limits->bf16) {
+        size_t bands = (rows + TERN_BAND - 1) / TERN_BAND, band_bytes = tern_bf16_band((int)k) * sizeof *d->bf16_x;
+        TERN_TRY(tern_alloc(&d->bf16_x, bands, band_bytes, err));
+        TERN_TRY(tern_alloc(&d->bf16_scratch, threads, TERN_BF16_SCRATCH, err));
+        d->bytes = bands * band_bytes + threads * TERN_BF16_SCRATCH;
+    }
     TERN_TRY(tern_alloc(&d->encode_scratch, threads, TERN_KV_SCRATCH, err));
     TERN_TRY(tern_alloc(&d->attention.p, limits->attention_scratch, 1, err));
     size_t scale_stride = tern_round_up(k / 32, 16), sum_stride = tern_round_up(k / 16, 16);
     for (size_t r = 0; r < rows; r++)
         d->q8_rows[r] = (struct tern_q8_row){
             .q = d->q8 + r * k, .scale = d->q8_scale + r * scale_stride, .sum16 = d->q8_sum + r * sum_stride};
-    d->bytes =
+    d->bytes +=
         rows * (k + 2 * k / 8 + k / 4) + threads * (TERN_GEMM_SCRATCH * 4 + TERN_KV_SCRATCH) + d->attention.bytes;
     *out = d;
     d = NULL;
@@ -46,6 +54,8 @@ void tern_dev_close(struct tern_dev *d)
     tern_free(d->q8_sum);
     tern_free(d->q8_rows);
     tern_free(d->gemm_scratch);
+    tern_free(d->bf16_x);
+    tern_free(d->bf16_scratch);
     tern_free(d->encode_scratch);
     tern_free(d->attention.p);
     tern_free(d);
@@ -259,6 +269,23 @@ static void quantize_row(const void *args, int r)
     tern_k.gemm.quantize(a->d->q8 + qi, a->d->q8_scale + si, a->d->q8_sum + ui, a->x + (size_t)r * a->stride, a->k);
 }
 
+/* One band of prompt rows. */
+struct pack_args {
+    struct tern_dev *d;
+    const float *x;
+    size_t stride;
+    int n_rows, k;
+};
+
+static void pack_task(void *ctx, int task, int worker)
+{
+    const struct pack_args *a = ctx;
+    (void)worker;
+    int r0 = task * TERN_BAND, n = a->n_rows - r0 < TERN_BAND ? a->n_rows - r0 : TERN_BAND;
+    tern_k.bf16.pack(a->d->bf16_x + (size_t)task * tern_bf16_band(a->k), a->x + (size_t)r0 * a->stride, a->stride, n,
+                     a->k);
+}
+
 struct matmul_work {
     struct tern_dev *d;
     const struct tern_matmul *m;
@@ -290,12 +317,17 @@ static void matmul_task(void *ctx, int task, int worker)
     while (task < w->first_task[i])
         i--;
     const struct tern_matmul *m = &w->m[i];
-    int panels = (m->w->n + TERN_PANEL - 1) / TERN_PANEL;
+    int panels = tern_panels(m->w);
     int p0 = (task - w->first_task[i]) * w->group[i];
     int p1 = p0 + w->group[i] < panels ? p0 + w->group[i] : panels;
-    int n_wide = is_float(m->w) ? w->n_rows : w->n_wide;
-    if (n_wide)
-        tern_k.gemm.wide(m->y, m->y_stride, w->x, w->x_stride, n_wide, m->w, p0, p1,
+    /* Rows [0, n_bf16) in the bf16 class, [n_bf16, n_wide) in f32, the rest quantised. */
+    int n_bf16 = w->d->limits.bf16 ? w->n_wide : 0, n_wide = is_float(m->w) ? w->n_rows : w->n_wide;
+    if (n_bf16)
+        tern_k.bf16.product(m->y, m->y_stride, w->d->bf16_x, n_bf16, m->w, p0, p1,
+                            w->d->bf16_scratch + (size_t)worker * TERN_BF16_SCRATCH);
+    if (n_bf16 < n_wide)
+        tern_k.gemm.wide(m->y + (size_t)n_bf16 * m->y_stride, m->y_stride, w->x + (size_t)n_bf16 * w->x_stride,
+                         w->x_stride, n_wide - n_bf16, m->w, p0, p1,
                          w->d->gemm_scratch + (size_t)worker * TERN_GEMM_SCRATCH);
     if (n_wide < w->n_rows)
         tern_k.gemm.narrow(m->y + (size_t)n_wide * m->y_stride, m->y_stride, w->d->q8_rows, w->n_rows - n_wide, m->w,
@@ -304,31 +336,53 @@ static void matmul_task(void *ctx, int task, int worker)
         add_bias(m, w->n_rows, p0 * TERN_PANEL, p1 * TERN_PANEL < m->w->n ? p1 * TERN_PANEL : m->w->n);
 }
 
-/* Panels in one task: about 64 KiB of weights for few rows (so that the work can be shared and streams stay long), 64
- * outputs for many. */
-static int panels_per_task(const struct tern_packed *w, int n_wide)
+/* Panels of all products together. */
+static int count_panels(const struct tern_matmul *m, int n_m)
 {
-    size_t group = n_wide > 16 ? 4 : 65536 / w->panel_bytes;
-    return group < 1 ? 1 : (int)group;
+    int n = 0;
+    for (int i = 0; i < n_m; i++)
+        n += tern_panels(m[i].w);
+    return n;
+}
+
+/* Panels in one task: about 64 KiB of weights for few rows (so that the work can be shared and streams stay long), 64
+ * outputs for many.  Tiles read the activations once per BF16_PANELS panels, so there it should be as many as leave
+ * BF16_TASKS tasks to every thread; and even, because they go in pairs. */
+#define BF16_PANELS 16
+#define BF16_TASKS  3
+
+static int panels_per_task(const struct tern_dev *d, const struct tern_packed *w, int n_wide, int all_panels)
+{
+    int few = w->panel_bytes < 65536 ? (int)(65536 / w->panel_bytes) : 1;
+    if (n_wide <= 16)
+        return few;
+    if (!d->limits.bf16)
+        return 4;
+    int group = all_panels / (BF16_TASKS * tern_pool_threads(d->pool)) / 2 * 2;
+    return group < 2 ? 2 : group < BF16_PANELS ? group : BF16_PANELS;
 }
 
 static void op_matmul(struct tern_dev *d, const struct tern_matmul *m, int n_m, const float *x, size_t x_stride,
                       int n_rows, int n_wide)
 {
     struct matmul_work w = {d, m, n_m, x, x_stride, n_rows, n_wide, {0}, {0}};
-    int tasks = 0, n_narrow = n_rows - n_wide;
+    int tasks = 0, n_narrow = n_rows - n_wide, all_panels = count_panels(m, n_m);
     bool quantized = false;
     TERN_ASSERT(n_m >= 1 && n_m <= 8);
     for (int i = 0; i < n_m; i++) {
-        int panels = (m[i].w->n + TERN_PANEL - 1) / TERN_PANEL;
+        int panels = tern_panels(m[i].w);
         w.first_task[i] = tasks;
-        w.group[i] = panels_per_task(m[i].w, n_wide);
+        w.group[i] = panels_per_task(d, m[i].w, n_wide, all_panels);
         tasks += (panels + w.group[i] - 1) / w.group[i];
         quantized |= !is_float(m[i].w);
     }
     if (n_narrow && quantized) {
         struct quantize_args a = {d, x + (size_t)n_wide * x_stride, x_stride, m[0].w->k};
         each_row(d, quantize_row, &a, n_narrow, m[0].w->k);
+    }
+    if (n_wide && d->limits.bf16) {
+        struct pack_args a = {d, x, x_stride, n_wide, m[0].w->k};
+        tern_pool_run(d->pool, pack_task, &a, (n_wide + TERN_BAND - 1) / TERN_BAND);
     }
     tern_pool_run(d->pool, matmul_task, &w, tasks);
 }

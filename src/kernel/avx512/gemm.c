@@ -31,25 +31,14 @@ static void quantize(int8_t *q, float *scale, int32_t *sum16, const float *x, in
 ALWAYS void expand_block(enum tern_codes codes, enum tern_scales scales, float *out, const struct tern_panel_view *v,
                          size_t b, int zero)
 {
-    const uint8_t *block = v->codes + b * tern_codes_unit(codes);
-    struct super super = super_scale(scales, v, b / 8);
-    __m512 scale, minimum;
+    struct block_scales s;
 #pragma GCC unroll 8
     for (int q = 0; q < 8; q++) {
-        if (q == 0 || (q == 4 && scales == TERN_SCALES_K16))
-            group_scale(scales, v, super, 2 * b + (size_t)q / 4, &scale, &minimum);
-        __m512i c = quad_codes(codes, block, q);
-        if (codes != TERN_CODES_S8 && !has_minimum(scales))
-            c = _mm512_sub_epi8(c, _mm512_set1_epi8((char)zero));
+        __m512 f[4];
+        quad_weights(codes, scales, v, b, q, zero, &s, f);
 #pragma GCC unroll 4
-        for (int i = 0; i < 4; i++) {
-            __m512 f = _mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(c, 24u - 8u * (unsigned)i), 24));
-            /* scale * code is exact, so one fused operation rounds exactly once, as the contract wants. */
-            f = scales == TERN_SCALES_F16M  ? _mm512_fmadd_ps(scale, f, minimum)
-                : scales == TERN_SCALES_K32 ? _mm512_fmsub_ps(scale, f, minimum)
-                                            : _mm512_mul_ps(scale, f);
-            _mm512_store_ps(out + (4 * q + i) * TERN_PANEL, f);
-        }
+        for (int i = 0; i < 4; i++)
+            _mm512_store_ps(out + (4 * q + i) * TERN_PANEL, f[i]);
     }
 }
 

@@ -111,4 +111,29 @@ ALWAYS __m512i quad_codes(enum tern_codes codes, const uint8_t *block, int q)
     return c;
 }
 
+/* Scales while the quads of a block are read in order. */
+struct block_scales {
+    __m512 scale, minimum;
+};
+
+/* The exact weights of quad q of block b, one vector of 16 rows for each of its four inputs. */
+ALWAYS void quad_weights(enum tern_codes codes, enum tern_scales scales, const struct tern_panel_view *v, size_t b,
+                         int q, int zero, struct block_scales *s, __m512 out[4])
+{
+    if (q == 0 || (q == 4 && scales == TERN_SCALES_K16))
+        group_scale(scales, v, super_scale(scales, v, b / (TERN_SUPER / TERN_BLOCK)), 2 * b + (size_t)q / 4, &s->scale,
+                    &s->minimum);
+    __m512i c = quad_codes(codes, v->codes + b * tern_codes_unit(codes), q);
+    if (codes != TERN_CODES_S8 && !has_minimum(scales))
+        c = _mm512_sub_epi8(c, _mm512_set1_epi8((char)zero));
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) {
+        __m512 f = _mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(c, 24u - 8u * (unsigned)i), 24));
+        /* scale * code is exact, so one fused operation rounds exactly once, as the contract wants. */
+        out[i] = scales == TERN_SCALES_F16M  ? _mm512_fmadd_ps(s->scale, f, s->minimum)
+                 : scales == TERN_SCALES_K32 ? _mm512_fmsub_ps(s->scale, f, s->minimum)
+                                             : _mm512_mul_ps(s->scale, f);
+    }
+}
+
 #endif

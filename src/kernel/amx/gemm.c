@@ -1,0 +1,368 @@
+/* The bf16 class on AMX tiles.
+ *
+ * The work is a sequence of stages: up to PANELS panels by up to STEPS tiles of inputs, whose weights lie as tiles in
+ * one part of the scratch memory.  While a stage is multiplied, the weights of the next are dequantised into another
+ * part, a few tiles between units of work, so that the vector instructions run in the shadow of the tile products.  A
+ * unit is one band of 32 rows times two panels: four tiles of sums, and per 32 inputs four loads for four products.
+ * Between stages the sums rest in scratch memory as f32, the tiles of a unit one after another (rows of y are often a
+ * power of two apart, which caches take badly).  Neither loading nor storing them rounds, so no cut shows in the
+ * result.
+ *
+ * Counts for 32 inputs of a unit, in cycles of the tile unit: 4 products = 64; 4 loads of 1 KB = 32 where they come
+ * from L1, which the products hide.  A band's share of a stage (32 KB) is read from memory once and then stays in L1
+ * for all panels of the stage; the weights (2 KB per 32 inputs, in L2: 32 bytes per cycle) stream past it, asked for
+ * AHEAD steps early, and so is the next band.  Sums: 4 loads and 4 stores of 1 KB = 100 cycles per unit of 1024.
+ * Weights: 26 vector instructions per four inputs of a panel (codes 1.5, integers to floats 11, scales 4, rounding and
+ * pairing 10 with the stores) on two ports are about 110 cycles per tile of 512 weights, against 16 cycles per 16 rows
+ * for its products: 21 % of the products of 512 rows when nothing overlaps, and the larger part below 112 rows.  Bytes
+ * of memory per tile of 4.5-bit weights: 288, in the 512 cycles that 512 rows take. */
+#include "kernel/amx/tile.h"
+
+#include <limits.h>
+#include <string.h>
+
+#define PAIR   (2 * TERN_TILE) /* values of two tiles side by side: two panels, or the rows of a band */
+#define STEPS  16
+#define PANELS 16
+#define AHEAD  2    /* steps */
+#define PASS   512  /* rows that share a pass over the weights: their sums stay in L2 */
+#define FETCH  2048 /* bytes of packed weights asked for ahead of where they are read */
+
+#define TILE_SUMS (TERN_TILE_ROWS * TERN_PANEL)
+
+/* Scratch: weights of two stages, then the sums of PASS rows and one group of panels. */
+#define STAGE_BYTES (STEPS * PANELS * TERN_TILE * sizeof(uint16_t))
+#define SUM_BYTES   (PASS * PANELS * TERN_PANEL * sizeof(float))
+_Static_assert(2 * STAGE_BYTES + SUM_BYTES <= TERN_BF16_SCRATCH, "scratch is large enough");
+
+/* One call of `product`. */
+struct call {
+    float *y;
+    size_t y_stride;
+    const uint16_t *x;
+    int n_rows;
+    const struct tern_packed *w;
+    struct tern_panel_layout l;
+    tern_amx_expand *expand;
+    float *sums;               /* [band][pair of panels][4 tiles], of the stages so far */
+    size_t step_bytes;         /* of packed codes */
+    int n_panels, n_steps;     /* ends of the ranges */
+    int max_panels, max_steps; /* of a stage */
+};
+
+struct stage {
+    int panel, step; /* first */
+    int panels, steps;
+};
+
+/* Weight tiles of a stage that are still to be made: numbers [at, end), all steps of a panel after one another. */
+struct feed {
+    struct stage stage;
+    uint16_t *out; /* [pair of panels][step][2] tiles */
+    int at, end;
+};
+
+static void pack(uint16_t *out, const float *x, size_t x_stride, int n_rows, int k)
+{
+    for (int i = 0; i < k; i += TERN_TILE_DEPTH, out += PAIR) {
+        int n = k - i < TERN_TILE_DEPTH ? k - i : TERN_TILE_DEPTH;
+        int tiles = n_rows > TERN_TILE_ROWS ? 2 : 1;
+        for (int r = 0; r < tiles * TERN_TILE_ROWS; r++) {
+            uint16_t *row = out + r * TERN_TILE_DEPTH;
+            if (r < n_rows)
+                tile_round(row, x + (size_t)r * x_stride + i, n);
+            else
+                memset(row, 0, TERN_TILE_DEPTH * sizeof *row);
+        }
+    }
+}
+
+/* ---- one unit ---- */
+
+struct operands {
+    const uint16_t *x, *w; /* [steps][2] tiles each */
+    int steps;
+    const char *next; /* memory wanted soon: `lines` cache lines per step */
+    int lines;
+};
+
+/* Four tiles of sums in memory, distances in floats: rows of a tile, tile to its right, tile below. */
+struct sums {
+    float *p; /* NULL: zeros */
+    size_t stride, right, below;
+};
+
+static struct sums sums_in_rows(float *y, size_t y_stride)
+{
+    return (struct sums){y, y_stride, TERN_PANEL, TERN_TILE_ROWS * y_stride};
+}
+
+/* One after another: SUMS floats. */
+static struct sums sums_in_tiles(float *p)
+{
+    return (struct sums){p, TERN_PANEL, TILE_SUMS, 2 * TILE_SUMS};
+}
+
+/* to[rows*16][panels*16] = from + x . w; rows and panels (1 or 2) are constant. */
+static inline __attribute__((always_inline)) void unit(const struct operands *o, const struct sums *from,
+                                                       const struct sums *to, int rows, int panels)
+{
+    const size_t in = from->stride * sizeof *from->p, out = to->stride * sizeof *to->p;
+    const uint16_t *x = o->x, *w = o->w;
+    const char *next = o->next;
+    TILE_ZERO(0);
+    TILE_ZERO(1);
+    TILE_ZERO(2);
+    TILE_ZERO(3);
+    if (from->p) {
+        TILE_LOAD(0, from->p, in);
+        if (panels == 2)
+            TILE_LOAD(1, from->p + from->right, in);
+        if (rows == 2)
+            TILE_LOAD(2, from->p + from->below, in);
+        if (rows == 2 && panels == 2)
+            TILE_LOAD(3, from->p + from->below + from->right, in);
+    }
+    for (int s = o->steps; s > 0; s--, x += PAIR, w += PAIR, next += 64 * o->lines) {
+        TILE_LOAD(4, x, 64);
+        TILE_LOAD(6, w, 64);
+        TILE_PRODUCT(0, 4, 6);
+        if (panels == 2) {
+            TILE_LOAD(7, w + TERN_TILE, 64);
+            TILE_PRODUCT(1, 4, 7);
+        }
+#pragma GCC unroll 32
+        for (int i = 0; i < panels * 16; i++)
+            __builtin_prefetch(w + AHEAD * PAIR + i * 32);
+        if (rows == 2) {
+            TILE_LOAD(5, x + TERN_TILE, 64);
+            TILE_PRODUCT(2, 5, 6);
+        }
+        if (rows == 2 && panels == 2)
+            TILE_PRODUCT(3, 5, 7);
+        for (int i = 0; i < o->lines; i++)
+            __builtin_prefetch(next + 64 * i, 0, 2); /* into L2: L1 is full of this band */
+    }
+    TILE_STORE(0, to->p, out);
+    if (panels == 2)
+        TILE_STORE(1, to->p + to->right, out);
+    if (rows == 2)
+        TILE_STORE(2, to->p + to->below, out);
+    if (rows == 2 && panels == 2)
+        TILE_STORE(3, to->p + to->below + to->right, out);
+}
+
+typedef void unit_fn(const struct operands *o, const struct sums *from, const struct sums *to);
+
+#define X(rows, panels)                                                                                          \
+    static void unit_##rows##_##panels(const struct operands *o, const struct sums *from, const struct sums *to) \
+    {                                                                                                            \
+        unit(o, from, to, rows, panels);                                                                         \
+    }
+X(1, 1)
+X(1, 2)
+X(2, 1)
+X(2, 2)
+#undef X
+
+/* The unit for so many rows and columns that exist. */
+static unit_fn *unit_for(int rows, int cols)
+{
+    static unit_fn *const units[2][2] = {{unit_1_1, unit_1_2}, {unit_2_1, unit_2_2}};
+    return units[rows > TERN_TILE_ROWS][cols > TERN_PANEL];
+}
+
+/* Copies the rows and columns that exist between y and tiles one after another. */
+static void copy_edge(float *y, size_t y_stride, float *tiles, int rows, int cols, bool to_y)
+{
+    for (int r = 0; r < rows; r++)
+        for (int c = 0; c < cols; c += TERN_PANEL) {
+            size_t bytes = (size_t)(cols - c < TERN_PANEL ? cols - c : TERN_PANEL) * sizeof *y;
+            float *a = y + (size_t)r * y_stride + c;
+            float *b = tiles + (r / TERN_TILE_ROWS * 2 + c / TERN_PANEL) * TILE_SUMS + r % TERN_TILE_ROWS * TERN_PANEL;
+            memcpy(to_y ? a : b, to_y ? b : a, bytes);
+        }
+}
+
+/* A unit whose results go to y; from: tiles, zeros, or y itself.  Where tiles reach beyond the last row or column, y is
+ * replaced by memory of our own. */
+static void unit_to_rows(const struct operands *o, struct sums from, float *y, size_t y_stride, int rows, int cols)
+{
+    unit_fn *fn = unit_for(rows, cols);
+    if (rows % TERN_TILE_ROWS == 0 && cols % TERN_PANEL == 0) {
+        struct sums to = sums_in_rows(y, y_stride);
+        fn(o, &from, &to);
+        return;
+    }
+    float edge[4 * TILE_SUMS] __attribute__((aligned(64))) = {0};
+    struct sums to = sums_in_tiles(edge);
+    if (from.p && from.p == y) {
+        copy_edge(y, y_stride, edge, rows, cols, false);
+        from = to;
+    }
+    fn(o, &from, &to);
+    copy_edge(y, y_stride, edge, rows, cols, true);
+}
+
+/* ---- stages ---- */
+
+/* Makes up to n more tiles.  Behind the last step of a stage the codes go on with what a later stage reads. */
+static void expand_some(const struct call *c, struct feed *f, int n)
+{
+    for (; n > 0 && f->at < f->end; n--, f->at++) {
+        int panel = f->at / f->stage.steps, step = f->at % f->stage.steps;
+        const char *codes = (const char *)c->w->data + (size_t)(f->stage.panel + panel) * c->w->panel_bytes +
+                            (size_t)(f->stage.step + step) * c->step_bytes;
+        for (size_t i = 0; i < c->step_bytes; i += 64)
+            __builtin_prefetch(codes + FETCH + i);
+        int slot = (panel / 2 * f->stage.steps + step) * 2 + panel % 2;
+        c->expand(f->out + (size_t)slot * TERN_TILE, c->w, &c->l, f->stage.panel + panel, f->stage.step + step);
+    }
+}
+
+/* All rows times a stage whose weights lie in `tiles`; `next` is the stage after it. */
+static void multiply_stage(const struct call *c, const struct stage *s, const uint16_t *tiles, struct feed *next)
+{
+    const size_t band_values = tern_bf16_band(c->w->k);
+    int bands = (c->n_rows + TERN_BAND - 1) / TERN_BAND, pairs = (s->panels + 1) / 2;
+    int share = (next->end + bands * pairs - 1) / (bands * pairs);
+    const bool first = s->step == 0, last = s->step + s->steps == c->n_steps;
+    struct operands o = {.steps = s->steps};
+    for (int b = 0; b < bands; b++) {
+        int r0 = b * TERN_BAND, rows = c->n_rows - r0 < TERN_BAND ? c->n_rows - r0 : TERN_BAND;
+        o.x = c->x + (size_t)b * band_values + (size_t)s->step * PAIR;
+        o.lines = b + 1 < bands ? (PAIR * 2 / 64 + pairs - 1) / pairs : 0;
+        o.next = (const char *)(o.x + band_values);
+        for (int p = 0; p < pairs; p++) {
+            int n0 = (s->panel + 2 * p) * TERN_PANEL, end = (s->panel + s->panels) * TERN_PANEL;
+            int cols = (end < c->w->n ? end : c->w->n) - n0;
+            float *sums = c->sums + (size_t)(b * (PANELS / 2) + p) * 4 * TILE_SUMS;
+            cols = cols < 2 * TERN_PANEL ? cols : 2 * TERN_PANEL;
+            o.w = tiles + (size_t)p * (size_t)s->steps * PAIR;
+            struct sums from = sums_in_tiles(first ? NULL : sums), to = sums_in_tiles(sums);
+            if (last)
+                unit_to_rows(&o, from, c->y + (size_t)r0 * c->y_stride + n0, c->y_stride, rows, cols);
+            else
+                unit_for(rows, cols)(&o, &from, &to);
+            o.next += (size_t)o.lines * 64 * (size_t)s->steps;
+            expand_some(c, next, share);
+        }
+    }
+    expand_some(c, next, INT_MAX);
+}
+
+/* The stage at s->panel, s->step as large as it may be; false behind the last. */
+static bool size_stage(const struct call *c, struct stage *s)
+{
+    s->panels = c->n_panels - s->panel < c->max_panels ? c->n_panels - s->panel : c->max_panels;
+    s->steps = c->n_steps - s->step < c->max_steps ? c->n_steps - s->step : c->max_steps;
+    return s->panels > 0;
+}
+
+static bool next_stage(const struct call *c, struct stage *s)
+{
+    s->step += s->steps;
+    if (s->step == c->n_steps) {
+        s->step = 0;
+        s->panel += s->panels;
+    }
+    return size_stage(c, s);
+}
+
+/* All stages for the rows of c. */
+static void all_stages(const struct call *c, int panel0, uint16_t *now, uint16_t *then)
+{
+    struct stage s = {.panel = panel0};
+    if (!size_stage(c, &s))
+        return;
+    struct feed f = {s, now, 0, s.panels * s.steps};
+    expand_some(c, &f, INT_MAX);
+    for (bool more = true; more;) {
+        struct stage next = s;
+        more = next_stage(c, &next);
+        f = (struct feed){next, then, 0, more ? next.panels * next.steps : 0};
+        multiply_stage(c, &s, now, &f);
+        s = next;
+        then = now;
+        now = f.out;
+    }
+}
+
+static void product(float *y, size_t y_stride, const uint16_t *x, int n_rows, const struct tern_packed *w, int panel0,
+                    int panel1, void *scratch)
+{
+    /* Equal passes.  With few rows nothing is used again soon, and small stages stay in L1 until they are multiplied.
+     */
+    const int passes = (n_rows + PASS - 1) / PASS, bands = (n_rows + TERN_BAND - 1) / TERN_BAND;
+    const int rows = (bands + passes - 1) / passes * TERN_BAND;
+    const bool few = bands <= 2;
+    uint16_t *tiles = scratch;
+    struct call c = {.y_stride = y_stride,
+                     .w = w,
+                     .l = tern_panel_layout(w->codes, w->scales, w->k),
+                     .expand = tile_expander(w),
+                     .sums = (float *)scratch + 2 * STAGE_BYTES / sizeof(float),
+                     .step_bytes = tern_codes_unit(w->codes) * (tern_codes_float(w->codes) ? TERN_TILE_DEPTH : 1),
+                     .n_panels = panel1,
+                     .n_steps = (w->k + TERN_TILE_DEPTH - 1) / TERN_TILE_DEPTH,
+                     .max_panels = few ? 2 : PANELS,
+                     .max_steps = few ? STEPS / 2 : STEPS};
+    tile_begin();
+    for (int r = 0; r < n_rows; r += rows) {
+        c.y = y + (size_t)r * y_stride;
+        c.x = x + (size_t)(r / TERN_BAND) * tern_bf16_band(w->k);
+        c.n_rows = n_rows - r < rows ? n_rows - r : rows;
+        all_stages(&c, panel0, tiles, tiles + STAGE_BYTES / sizeof *tiles);
+    }
+    tile_end();
+}
+
+/* ---- small products ---- */
+
+static void pack_right(uint16_t *out, const float *m, int k, int n)
+{
+    for (int pair = 0; pair < n; pair += 2 * TERN_PANEL)
+        for (int k0 = 0; k0 < k; k0 += TERN_TILE_DEPTH, out += PAIR)
+            for (int c = pair; c < n && c < pair + 2 * TERN_PANEL; c += TERN_PANEL) {
+                uint16_t *tile = out + (c - pair) / TERN_PANEL * TERN_TILE;
+                for (int i = k0; i < k0 + TERN_TILE_DEPTH; i += 2, tile += 2 * TERN_PANEL) {
+                    const float *even = i < k ? m + (size_t)i * (size_t)n + c : NULL;
+                    tile_pair(tile, even, i + 1 < k ? even + n : NULL, n - c < TERN_PANEL ? n - c : TERN_PANEL);
+                }
+            }
+}
+
+static void multiply(float *y, size_t y_stride, const float *shrink, const uint16_t *x, int n_rows, const uint16_t *m,
+                     int k, int n)
+{
+    const size_t band = tern_bf16_band(k);
+    struct operands o = {.steps = (k + TERN_TILE_DEPTH - 1) / TERN_TILE_DEPTH};
+    for (int r = 0; r < n_rows && shrink; r++)
+        for (int j = 0; j < n && shrink[r] != 1.0f; j++)
+            y[(size_t)r * y_stride + (size_t)j] *= shrink[r];
+    for (int r = 0; r < n_rows; r += TERN_BAND, x += band) {
+        int rows = n_rows - r < TERN_BAND ? n_rows - r : TERN_BAND;
+        o.x = x;
+        o.w = m;
+        for (int c = 0; c < n; c += 2 * TERN_PANEL, o.w += band) {
+            float *at = y + (size_t)r * y_stride + c;
+            struct sums from = shrink ? sums_in_rows(at, y_stride) : sums_in_tiles(NULL);
+            unit_to_rows(&o, from, at, y_stride, rows, n - c < 2 * TERN_PANEL ? n - c : 2 * TERN_PANEL);
+        }
+    }
+}
+
+static void begin(void)
+{
+    tile_begin();
+}
+
+static void end(void)
+{
+    tile_end();
+}
+
+void tern_bf16_init_amx(struct tern_bf16_kernels *k)
+{
+    *k = (struct tern_bf16_kernels){pack, product, pack_right, multiply, begin, end};
+}

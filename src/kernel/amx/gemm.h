@@ -1,0 +1,15 @@
+/* kernel/amx/gemm.h - private to this folder: weights as tiles. */
+#ifndef TERN_AMX_GEMM_H
+#define TERN_AMX_GEMM_H
+
+#include "kernel/gemm.h"
+#include "kernel/pack.h"
+
+/* Inputs [32*step, 32*step + 32) of a panel as a tile [16 pairs of inputs][16 rows of w][2], rounded to bf16; inputs
+ * that w does not have are zeros.  l: of w. */
+typedef void tern_amx_expand(uint16_t *tile, const struct tern_packed *w, const struct tern_panel_layout *l, int panel,
+                             int step);
+
+tern_amx_expand *tern_amx_expander(const struct tern_packed *w);
+
+#endif

@@ -1,0 +1,75 @@
+/* Attention of prompt rows on emulated tiles: against the float64 oracle, within what bf16 rounds away, and against
+ * itself, bit for bit.  Decode rows are to be what they are without tiles. */
+#include "attention_case.h"
+#include "tiles_emulated.h"
+
+static const struct budget rounded = {1e-2, 0.03};
+
+static void one_on_tiles(struct config cfg, int n, int from, struct budget narrow)
+{
+    struct layer l;
+    struct seq s;
+    cfg.bf16 = true;
+    layer_init(&l, &cfg);
+    seq_init(&s, &l, n, (uint64_t)n * 77 + (uint64_t)cfg.group);
+    check_role(&s, from, n - from, true, rounded);
+    check_role(&s, from, n - from, false, narrow);
+    seq_clear(&s);
+    layer_clear(&l);
+}
+
+/* Every kind of start and length, head sizes that fill no tile, windows, caps, pages seen raw. */
+static void shapes(void **state)
+{
+    (void)state;
+    static const int dims[][2] = {{64, 64}, {256, 128}, {72, 40}, {40, 136}, {8, 16}};
+    static const int lens[][2] = {{1, 0}, {65, 0}, {200, 70}, {300, 299}, {700, 610}};
+    for (int i = 0; i < 5; i++)
+        for (int j = 0; j < 5; j++) {
+            const char *scheme = (i + j) % 3 == 0 ? "f16" : (i + j) % 3 == 1 ? "mirror" : "f32";
+            struct config cfg = {.k = scheme, .v = scheme, .n_kv = 1 + j % 2, .group = 1 + (3 * i + j) % 7};
+            cfg.dk = dims[i][0];
+            cfg.dv = dims[i][1];
+            cfg.first = j;
+            cfg.window = j == 3 ? 100 : 0;
+            cfg.recent = j == 4 ? 2 : 0;
+            cfg.softcap = i == 1 ? 9 : 0;
+            cfg.coded32 = i % 2;
+            one_on_tiles(cfg, lens[j][0], lens[j][1], i == 1 ? (struct budget){1e-5, 5e-5} : tight);
+        }
+}
+
+static void invariance(void **state)
+{
+    (void)state;
+    static const struct config cfgs[] = {
+        {.k = "f16", .v = "f16", .n_kv = 2, .group = 3, .dk = 64, .dv = 64, .bf16 = true},
+        {.k = "mirror", .v = "f16", .n_kv = 1, .group = 4, .dk = 72, .dv = 40, .first = 4, .window = 70, .bf16 = true},
+        {.k = "l4", .v = "l3", .n_kv = 1, .group = 2, .dk = 64, .dv = 64, .first = 4, .recent = 1, .bf16 = true},
+    };
+    for (size_t i = 0; i < sizeof cfgs / sizeof *cfgs; i++) {
+        struct layer l;
+        struct seq s, other;
+        layer_init(&l, &cfgs[i]);
+        seq_init(&s, &l, 340, 5);
+        seq_init(&other, &l, 133, 6);
+        check_invariance(&s, &other, 0, 150);
+        check_invariance(&s, &other, 203, 130);
+        seq_clear(&s);
+        seq_clear(&other);
+        layer_clear(&l);
+    }
+}
+
+static int start(void **state)
+{
+    int rc = setup(state);
+    tern_bf16_init_emulated(&tern_k.bf16);
+    return rc;
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(shapes), cmocka_unit_test(invariance)};
+    return cmocka_run_group_tests(tests, start, teardown);
+}

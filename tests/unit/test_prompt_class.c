@@ -1,0 +1,137 @@
+/* Prompt rows in the bf16 class, on any machine: the engine with emulated tiles. */
+#include "tiny.h"
+
+#include "kernel/kernel.h"
+#include "tiles_emulated.h"
+
+static const struct {
+    const char *name, *ids, *logits;
+} models[] = {
+    {"llama-untied", "llama-untied", "llama-untied"},
+    {"gemma3-w8", "gemma3-w8", "gemma3-w8"},
+    {"llama-b32-q5_0", "llama-b32", "llama-b32-q5_0"},
+    {"llama-k256-q4_k", "llama-k256", "llama-k256-q4_k"},
+};
+#define N_MODELS (sizeof models / sizeof *models)
+
+static void open_model(struct tiny *t, size_t i)
+{
+    tiny_open(t, models[i].name, models[i].ids, models[i].logits);
+}
+
+static void use_tiles(bool on)
+{
+    tern_machine m;
+    tern_machine_describe(&m); /* kernels are chosen before this, and not again */
+    memset(&tern_k.bf16, 0, sizeof tern_k.bf16);
+    if (on)
+        tern_bf16_init_emulated(&tern_k.bf16);
+}
+
+static float *run_prompt(struct tiny *t, bool exact, int threads, int step)
+{
+    tern_error err = {0};
+    tern_engine *e = tiny_engine(t, "f16", exact, threads, 1, 512);
+    tern_seq *s;
+    float *out = tiny_buffer(t);
+    tiny_ok(tern_seq_new(&s, e, &err), &err);
+    tiny_run(e, s, t->ids, 0, t->n_ids, step, false, out, 0, t->n_vocab);
+    tern_engine_close(&e);
+    return out;
+}
+
+static bool same(const struct tiny *t, const float *a, const float *b)
+{
+    return memcmp(a, b, (size_t)t->n_ids * (size_t)t->n_vocab * sizeof *a) == 0;
+}
+
+/* --exact computes in f32 whatever the machine has; without it prompt rows go through the tiles, and come close. */
+static void test_exact_stays_f32(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < N_MODELS; i++) {
+        struct tiny t;
+        open_model(&t, i);
+        use_tiles(false);
+        float *f32 = run_prompt(&t, true, 2, 512), *plain = run_prompt(&t, false, 2, 512);
+        use_tiles(true);
+        float *exact = run_prompt(&t, true, 2, 512), *bf16 = run_prompt(&t, false, 2, 512);
+        assert_true(same(&t, f32, exact));
+        assert_false(same(&t, plain, bf16));
+        size_t at = (size_t)(t.n_ids - t.n_ref) * (size_t)t.n_vocab;
+        double kld = tiny_kld(t.ref, bf16 + at, t.n_ref, t.n_vocab);
+        print_message("%-36s KLD prompt rows in bf16 %.2e\n", models[i].name, kld);
+        assert_true(kld <= 1e-3);
+        free(f32);
+        free(plain);
+        free(exact);
+        free(bf16);
+        tiny_close(&t);
+    }
+}
+
+static void test_splits_and_threads(void **state)
+{
+    static const int cases[][2] = {{3, 64}, {2, 7}, {1, 1}, {5, 33}};
+    (void)state;
+    use_tiles(true);
+    for (size_t i = 0; i < N_MODELS; i++) {
+        struct tiny t;
+        open_model(&t, i);
+        float *whole = run_prompt(&t, false, 1, 512);
+        for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
+            if (i && cases[c][1] == 1) /* slow: sixteen rows computed for each */
+                continue;
+            float *part = run_prompt(&t, false, cases[c][0], cases[c][1]);
+            if (!same(&t, whole, part))
+                fail_msg("%s: %d threads, steps of %d", models[i].name, cases[c][0], cases[c][1]);
+            free(part);
+        }
+        free(whole);
+        tiny_close(&t);
+    }
+}
+
+/* A step of one prompt and one decode row against each alone: the decode row belongs to its own class. */
+static void test_batch_equals_single(void **state)
+{
+    (void)state;
+    use_tiles(true);
+    for (size_t i = 0; i < N_MODELS; i++) {
+        struct tiny t;
+        tern_error err = {0};
+        tern_seq *a, *b;
+        const float *logits;
+        open_model(&t, i);
+        const size_t row = (size_t)t.n_vocab;
+        float *alone = tiny_buffer(&t);
+        tern_engine *e = tiny_engine(&t, "f16", false, 2, 2, 512);
+        tiny_ok(tern_seq_new(&a, e, &err), &err);
+        tiny_run(e, a, t.ids, 0, 40, 512, false, alone, 0, t.n_vocab);
+        tiny_run(e, a, t.ids, 40, 41, 1, true, alone, 0, t.n_vocab);
+        tern_seq_free(a);
+        float *junk = tiny_buffer(&t);
+        tiny_ok(tern_seq_new(&a, e, &err), &err);
+        tiny_ok(tern_seq_new(&b, e, &err), &err);
+        tiny_run(e, a, t.ids, 0, 40, 512, false, junk, 0, t.n_vocab);
+        const tern_step_item items[2] = {{b, t.ids, 35, false, TERN_LOGITS_ALL},
+                                         {a, t.ids + 40, 1, true, TERN_LOGITS_ALL}};
+        tiny_ok(tern_step(e, items, 2, &logits, &err), &err);
+        assert_memory_equal(logits, alone, 35 * row * sizeof(float));
+        assert_memory_equal(logits + 35 * row, alone + 40 * row, row * sizeof(float));
+        tern_engine_close(&e);
+        free(junk);
+        free(alone);
+        tiny_close(&t);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_exact_stays_f32),
+        cmocka_unit_test(test_splits_and_threads),
+        cmocka_unit_test(test_batch_equals_single),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
