@@ -34,11 +34,13 @@ static void test_sizes(void **state)
         bool ok;
     } cases[] = {{"f32", 80, true},   {"f32", 8, true},   {"f16", 512, true}, {"f16", 4, false},   {"f16", 84, false},
                  {"f16", 520, false}, {"q8", 32, true},   {"q8", 96, true},   {"q8", 160, true},   {"q8", 512, true},
-                 {"q8", 80, false},   {"q8", 544, false}, {"q8", 0, false},   {"l4", 32, true},    {"l4", 64, true},
-                 {"l4", 512, true},   {"l4", 96, true},   {"l4", 16, false},  {"l4", 1024, false}, {"l3", 80, false},
+                 {"q8", 80, true},    {"q8", 544, false}, {"q8", 0, false},   {"l4", 32, true},    {"l4", 64, true},
+                 {"l4", 512, true},   {"l4", 96, true},   {"l4", 16, true},   {"l4", 1024, false}, {"l3", 80, true},
                  {"l3", 128, true},   {"l2", 256, true},  {"l2", 192, true},  {"l2", -64, false},  {"t4", 32, true},
                  {"t4", 96, true},    {"l4", 352, false}, {"t2", 448, true},  {"t3", 64, true},    {"t3", 1024, false},
-                 {"t2", 512, true},   {"t2", 16, false}};
+                 {"t2", 512, true},   {"t2", 16, true},   {"t4", 112, true},  {"t3", 48, true},    {"t4", 80, true},
+                 {"t4", 72, false},   {"q8", 144, true},  {"q8", 208, true},  {"q8", 40, false},   {"l4", 144, false},
+                 {"t4", 208, false}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const char *why = NULL;
         const struct tern_kv_codec *c = find(cases[i].name);

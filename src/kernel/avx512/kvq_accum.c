@@ -44,10 +44,11 @@ static void make_weights(struct row_weights *r, const float *p, const uint16_t *
     r->value = m * unit / 32767.0f;
 }
 
-/* 32 dims from o on for `rows` rows.  x: in each half their two groups and those before them in the chains. */
+/* 32 dims from o on for `rows` rows, of which the last 16 are not stored where n_groups is 1.  x: in each half their
+ * two groups and those before them in the chains. */
 KVQ_INLINE void accum_dims(const int rows, float *o, const struct row_weights *r, const uint8_t *const x[2][5],
-                           size_t half_bytes, const float *shrink, const struct kvq_tables *t, int dim, bool fetch,
-                           const int bits, const bool trellis)
+                           int n_groups, size_t half_bytes, const float *shrink, const struct kvq_tables *t, int dim,
+                           bool fetch, const int bits, const bool trellis)
 {
     const int n_words = kvq_words(bits), per_byte = kvq_per_byte(bits), n_x = kvq_reach(bits, trellis) + 1;
     const size_t ahead = kvq_ahead(2 * half_bytes);
@@ -86,6 +87,8 @@ KVQ_INLINE void accum_dims(const int rows, float *o, const struct row_weights *r
         __m512 c = _mm512_set1_ps(r[i].value), sh = _mm512_set1_ps(shrink ? shrink[i] : 1.0f);
         KVQ_UNROLL for (int j = 0; j < 2; j++)
         {
+            if (j >= n_groups)
+                continue;
             float *oi = o + (size_t)i * dim + 16 * j;
             __m512i dot = _mm512_add_epi32(_mm512_slli_epi32(hi[i][j], 8), lo[i][j]);
             __m512 old = _mm512_mul_ps(_mm512_load_ps(oi), sh);
@@ -113,10 +116,12 @@ KVQ_INLINE void accum_bits(float *o, const float *p, const uint8_t *v, const uin
             if (trellis && d == d0)
                 kvq_value_wrap(wrap[half], block, hb + 32 * half, n_groups, bits);
             kvq_value_groups(x[half], block, wrap[half], (d - d0) / 16, n_groups, kvq_reach(bits, trellis) + 1, bits);
+            if (d + 16 == dim) /* a last group alone: what its neighbour adds up does not matter, but must be there */
+                x[half][kvq_reach(bits, trellis)] = x[half][0];
         }
         for (int i = 0; i < n_q; i += KVQ_ROWS)
-            KVQ_BY_ROWS(n_q - i, accum_dims, o + (size_t)i * dim + d, r + i, x, half_bytes, shrink ? shrink + i : NULL,
-                        &tables, dim, i == 0, bits, trellis);
+            KVQ_BY_ROWS(n_q - i, accum_dims, o + (size_t)i * dim + d, r + i, x, d + 16 == dim ? 1 : 2, half_bytes,
+                        shrink ? shrink + i : NULL, &tables, dim, i == 0, bits, trellis);
     }
 }
 

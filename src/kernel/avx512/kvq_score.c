@@ -3,13 +3,43 @@
 
 #define OFFSET 128 /* vpdpbusd wants its first operand unsigned: entries are looked up as entry + OFFSET */
 
+/* n words of a set of each group of 16 tokens, from word first0 or first1 on. */
+KVQ_INLINE void dot_sets(const int rows, __m512i acc[][2], const int8_t *q, size_t q_stride, const uint8_t *set0,
+                         const uint8_t *set1, const int first0, const int first1, const int n_words,
+                         const __m512i tail[2], bool last, const struct kvq_tables *t, const int bits,
+                         const bool trellis)
+{
+    const int per_byte = kvq_per_byte(bits);
+    KVQ_UNROLL for (int w = 0; w < n_words; w++)
+    {
+        __m512i v0 = kvq_word(set0, first0 + w, bits), v1 = kvq_word(set1, first1 + w, bits);
+        __m512i p0 = kvq_key_before(set0, first0, w, n_words, tail[0], last, bits);
+        __m512i p1 = kvq_key_before(set1, first1, w, n_words, tail[1], last, bits);
+        if (bits == 8) {
+            v0 = _mm512_xor_si512(v0, _mm512_set1_epi8((char)OFFSET));
+            v1 = _mm512_xor_si512(v1, _mm512_set1_epi8((char)OFFSET));
+        }
+        KVQ_UNROLL for (int j = 0; j < per_byte; j++)
+        {
+            __m512i e0 = kvq_key_step(v0, p0, j, t, bits, trellis);
+            __m512i e1 = kvq_key_step(v1, p1, j, t, bits, trellis);
+            KVQ_UNROLL for (int i = 0; i < rows; i++)
+            {
+                __m512i four = kvq_broadcast4(q + q_stride * (size_t)i + 4 * (w * per_byte + j));
+                acc[i][0] = _mm512_dpbusd_epi32(acc[i][0], e0, four);
+                acc[i][1] = _mm512_dpbusd_epi32(acc[i][1], e1, four);
+            }
+        }
+    }
+}
+
 /* Rows i0 .. i0+rows of the 32 tokens of one half.  k: the half; head: its first token. */
 KVQ_INLINE void score_half(const int rows, float *s, const struct tern_kvq_query *q, const uint8_t *k,
                            const uint16_t *head, const struct kvq_tables *t, int dim, int i0, const int bits,
                            const bool trellis)
 {
-    const int n_words = kvq_words(bits), per_byte = kvq_per_byte(bits);
-    const size_t ahead = kvq_ahead((size_t)dim * 8 * bits), group_bytes = (size_t)64 * bits;
+    const int n_words = kvq_words(bits);
+    const size_t ahead = kvq_ahead((size_t)dim * 8 * bits), stride = (size_t)dim;
     int n_blocks = tern_kvq_blocks(dim);
     __m512 out[KVQ_ROWS][2];
     KVQ_UNROLL for (int i = 0; i < rows; i++)
@@ -22,36 +52,24 @@ KVQ_INLINE void score_half(const int rows, float *s, const struct tern_kvq_query
         {
             acc[i][0] = acc[i][1] = _mm512_set1_epi32(-OFFSET * q->sum[(i0 + i) * n_blocks + b]);
         }
-        const uint8_t *block = k + (size_t)b * TERN_KVQ_BLOCK * 4 * bits;
-        __m512i wrap0 = kvq_key_wrap(block, head + b * 64, bits);
-        __m512i wrap1 = kvq_key_wrap(block + group_bytes, head + b * 64 + 16, bits);
-        int n = kvq_block_dims(dim, b * TERN_KVQ_BLOCK);
-        for (int d = 0; d < n; d += 32) {
-            const uint8_t *set = block + (size_t)d * 4 * bits, *set1 = set + group_bytes;
-            const int8_t *qd = q->q + (size_t)i0 * dim + b * TERN_KVQ_BLOCK + d;
-            bool last = d + 32 == n;
+        const struct kvq_keys k0 = kvq_keys(k, 0, b * TERN_KVQ_BLOCK, dim, bits);
+        const struct kvq_keys k1 = kvq_keys(k, 1, b * TERN_KVQ_BLOCK, dim, bits);
+        const int8_t *qb = q->q + (size_t)i0 * stride + b * TERN_KVQ_BLOCK;
+        const __m512i wrap[2] = {kvq_key_wrap(k0.first, head + b * 64, bits),
+                                 kvq_key_wrap(k1.first, head + b * 64 + 16, bits)};
+        const __m512i tail[2] = {kvq_key_tail(&k0, wrap[0]), kvq_key_tail(&k1, wrap[1])};
+        for (int d = 0; d < k0.dims; d += 32) {
+            const size_t at = (size_t)d * 4 * bits;
             if (i0 == 0)
-                kvq_prefetch(set, ahead, 2 * bits);
-            KVQ_UNROLL for (int w = 0; w < n_words; w++)
-            {
-                __m512i v0 = kvq_word(set, w, bits), p0 = kvq_key_before(set, w, wrap0, last, bits);
-                __m512i v1 = kvq_word(set1, w, bits), p1 = kvq_key_before(set1, w, wrap1, last, bits);
-                if (bits == 8) {
-                    v0 = _mm512_xor_si512(v0, _mm512_set1_epi8((char)OFFSET));
-                    v1 = _mm512_xor_si512(v1, _mm512_set1_epi8((char)OFFSET));
-                }
-                KVQ_UNROLL for (int j = 0; j < per_byte; j++)
-                {
-                    __m512i e0 = kvq_key_step(v0, p0, j, t, bits, trellis);
-                    __m512i e1 = kvq_key_step(v1, p1, j, t, bits, trellis);
-                    KVQ_UNROLL for (int i = 0; i < rows; i++)
-                    {
-                        __m512i four = kvq_broadcast4(qd + (size_t)i * dim + 4 * (w * per_byte + j));
-                        acc[i][0] = _mm512_dpbusd_epi32(acc[i][0], e0, four);
-                        acc[i][1] = _mm512_dpbusd_epi32(acc[i][1], e1, four);
-                    }
-                }
-            }
+                kvq_prefetch(k0.sets + at, ahead, 2 * bits);
+            dot_sets(rows, acc, qb + d, stride, k0.sets + at, k1.sets + at, 0, 0, n_words, tail, d + 32 == k0.dims, t,
+                     bits, trellis);
+        }
+        if (k0.shared) {
+            if (i0 == 0)
+                kvq_prefetch(k0.shared, ahead, bits);
+            dot_sets(rows, acc, qb + k0.dims, stride, k0.shared, k0.shared, 0, n_words / 2, n_words / 2, wrap, true, t,
+                     bits, trellis);
         }
         __m512 f0 = kvq_scales(head + b * 64), f1 = kvq_scales(head + b * 64 + 16);
         KVQ_UNROLL for (int i = 0; i < rows; i++)
