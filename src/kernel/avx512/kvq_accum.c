@@ -52,6 +52,7 @@ KVQ_INLINE void accum_dims(const int rows, float *o, const struct row_weights *r
 {
     const int n_words = kvq_words(bits), per_byte = kvq_per_byte(bits), n_x = kvq_reach(bits, trellis) + 1;
     const size_t ahead = kvq_ahead(2 * half_bytes);
+    const __mmask16 stored[2] = {0xFFFF, n_groups == 2 ? 0xFFFF : 0};
     __m512i hi[KVQ_ROWS][2], lo[KVQ_ROWS][2];
     KVQ_UNROLL for (int i = 0; i < rows; i++)
     {
@@ -87,12 +88,10 @@ KVQ_INLINE void accum_dims(const int rows, float *o, const struct row_weights *r
         __m512 c = _mm512_set1_ps(r[i].value), sh = _mm512_set1_ps(shrink ? shrink[i] : 1.0f);
         KVQ_UNROLL for (int j = 0; j < 2; j++)
         {
-            if (j >= n_groups)
-                continue;
             float *oi = o + (size_t)i * dim + 16 * j;
             __m512i dot = _mm512_add_epi32(_mm512_slli_epi32(hi[i][j], 8), lo[i][j]);
-            __m512 old = _mm512_mul_ps(_mm512_load_ps(oi), sh);
-            _mm512_store_ps(oi, _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), c, old));
+            __m512 old = _mm512_mul_ps(_mm512_maskz_load_ps(stored[j], oi), sh);
+            _mm512_mask_store_ps(oi, stored[j], _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), c, old));
         }
     }
 }
