@@ -43,15 +43,16 @@ KVQ_INLINE void decode_k_bits(float *out, const uint8_t *k, const uint16_t *head
             const struct kvq_keys keys = kvq_keys(half, t / 16 % 2, d0, dim, bits);
             const __m256 fu[2] = {_mm256_mul_ps(kvq_scales(h), unit), _mm256_mul_ps(kvq_scales(h + 8), unit)};
             float *row = out + (size_t)d0 * 64 + t;
-            __m256i wrap[2], tail[2];
-            kvq_key_wrap(wrap, keys.first, h, bits);
-            kvq_key_tail(tail, &keys, wrap);
+            __m256i tail[2];
+            kvq_key_tail(tail, &keys, h, bits);
             for (int d = 0; d < keys.dims; d += 32)
                 decode_set(row + (size_t)d * 64, keys.sets + (size_t)d * 4 * bits, 0, kvq_words(bits), tail,
                            d + 32 == keys.dims, fu, &tables, bits, trellis);
-            if (keys.shared)
-                decode_set(row + (size_t)keys.dims * 64, keys.shared, keys.word, kvq_words(bits) / 2, wrap, true, fu,
+            if (keys.shared) {
+                kvq_key_wrap(tail, keys.first, h, bits);
+                decode_set(row + (size_t)keys.dims * 64, keys.shared, keys.word, kvq_words(bits) / 2, tail, true, fu,
                            &tables, bits, trellis);
+            }
         }
     }
 }

@@ -92,9 +92,8 @@ KVQ_INLINE void score_tokens(const int rows, float *s, const struct tern_kvq_que
         KVQ_UNROLL for (int i = 0; i < rows; i++) acc[i][0] = acc[i][1] = _mm256_setzero_si256();
         const struct kvq_keys keys = kvq_keys(k, group, b * TERN_KVQ_BLOCK, dim, bits);
         const int8_t *qb = q->q + (size_t)i0 * stride + b * TERN_KVQ_BLOCK;
-        __m256i wrap[2], tail[2];
-        kvq_key_wrap(wrap, keys.first, head + b * 64, bits);
-        kvq_key_tail(tail, &keys, wrap);
+        __m256i tail[2];
+        kvq_key_tail(tail, &keys, head + b * 64, bits);
         for (int d = 0; d < keys.dims; d += 32) {
             const uint8_t *set = keys.sets + (size_t)d * 4 * bits;
             if (i0 == 0)
@@ -104,7 +103,8 @@ KVQ_INLINE void score_tokens(const int rows, float *s, const struct tern_kvq_que
         if (keys.shared) {
             if (i0 == 0 && !group)
                 kvq_prefetch(keys.shared, ahead, bits);
-            dot_set(rows, acc, qb + keys.dims, stride, keys.shared, keys.word, n_words / 2, wrap, true, t, bits,
+            kvq_key_wrap(tail, keys.first, head + b * 64, bits);
+            dot_set(rows, acc, qb + keys.dims, stride, keys.shared, keys.word, n_words / 2, tail, true, t, bits,
                     trellis);
         }
         __m256 f0 = kvq_scales(head + b * 64), f1 = kvq_scales(head + b * 64 + 8);

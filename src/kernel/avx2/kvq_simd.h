@@ -143,10 +143,15 @@ KVQ_INLINE void kvq_key_wrap(__m256i wrap[2], const uint8_t *first, const uint16
     }
 }
 
-/* The same for the last whole set, where 16 dims may follow. */
-KVQ_INLINE void kvq_key_tail(__m256i tail[2], const struct kvq_keys *k, const __m256i wrap[2])
+/* What stands before the last word of the whole sets, behind which 16 dims may follow. */
+KVQ_INLINE void kvq_key_tail(__m256i tail[2], const struct kvq_keys *k, const uint16_t *head, const int bits)
 {
-    KVQ_UNROLL for (int i = 0; i < 2; i++) tail[i] = k->shared ? kvq_load(k->half + 32 * i) : wrap[i];
+    if (!k->shared) {
+        kvq_key_wrap(tail, k->first, head, bits);
+        return;
+    }
+    tail[0] = kvq_load(k->half);
+    tail[1] = kvq_load(k->half + 32);
 }
 
 /* What stands before word w of n from `first` on of a set: chains run against memory order, so it is the word that

@@ -54,13 +54,13 @@ KVQ_INLINE void decode_k_bits(float *out, const uint8_t *k, const uint16_t *head
             const struct kvq_keys keys = kvq_keys(half, t / 16 % 2, d0, dim, bits);
             const __m512 fu = _mm512_mul_ps(kvq_scales(h), unit);
             float *row = out + (size_t)d0 * 64 + t;
-            __m512i wrap = kvq_key_wrap(keys.first, h, bits), tail = kvq_key_tail(&keys, wrap);
+            const __m512i tail = kvq_key_tail(&keys, h, bits);
             for (int d = 0; d < keys.dims; d += 32)
                 decode_set(row + (size_t)d * 64, keys.sets + (size_t)d * 4 * bits, 0, kvq_words(bits), tail,
                            d + 32 == keys.dims, fu, &tables, table, bits, trellis);
             if (keys.shared)
-                decode_set(row + (size_t)keys.dims * 64, keys.shared, keys.word, kvq_words(bits) / 2, wrap, true, fu,
-                           &tables, table, bits, trellis);
+                decode_set(row + (size_t)keys.dims * 64, keys.shared, keys.word, kvq_words(bits) / 2,
+                           kvq_key_wrap(keys.first, h, bits), true, fu, &tables, table, bits, trellis);
         }
     }
 }

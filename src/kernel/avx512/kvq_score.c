@@ -55,9 +55,8 @@ KVQ_INLINE void score_half(const int rows, float *s, const struct tern_kvq_query
         const struct kvq_keys k0 = kvq_keys(k, 0, b * TERN_KVQ_BLOCK, dim, bits);
         const struct kvq_keys k1 = kvq_keys(k, 1, b * TERN_KVQ_BLOCK, dim, bits);
         const int8_t *qb = q->q + (size_t)i0 * stride + b * TERN_KVQ_BLOCK;
-        const __m512i wrap[2] = {kvq_key_wrap(k0.first, head + b * 64, bits),
-                                 kvq_key_wrap(k1.first, head + b * 64 + 16, bits)};
-        const __m512i tail[2] = {kvq_key_tail(&k0, wrap[0]), kvq_key_tail(&k1, wrap[1])};
+        const uint16_t *h = head + b * 64;
+        __m512i tail[2] = {kvq_key_tail(&k0, h, bits), kvq_key_tail(&k1, h + 16, bits)};
         for (int d = 0; d < k0.dims; d += 32) {
             const size_t at = (size_t)d * 4 * bits;
             if (i0 == 0)
@@ -68,10 +67,12 @@ KVQ_INLINE void score_half(const int rows, float *s, const struct tern_kvq_query
         if (k0.shared) {
             if (i0 == 0)
                 kvq_prefetch(k0.shared, ahead, bits);
-            dot_sets(rows, acc, qb + k0.dims, stride, k0.shared, k0.shared, 0, n_words / 2, n_words / 2, wrap, true, t,
+            tail[0] = kvq_key_wrap(k0.first, h, bits);
+            tail[1] = kvq_key_wrap(k1.first, h + 16, bits);
+            dot_sets(rows, acc, qb + k0.dims, stride, k0.shared, k0.shared, 0, n_words / 2, n_words / 2, tail, true, t,
                      bits, trellis);
         }
-        __m512 f0 = kvq_scales(head + b * 64), f1 = kvq_scales(head + b * 64 + 16);
+        __m512 f0 = kvq_scales(h), f1 = kvq_scales(h + 16);
         KVQ_UNROLL for (int i = 0; i < rows; i++)
         {
             __m512 qs = _mm512_set1_ps(q->scale[(i0 + i) * n_blocks + b]);
