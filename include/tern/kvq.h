@@ -49,7 +49,7 @@ typedef struct ternkv_side ternkv_side;
 
 typedef struct ternkv_params {
     const char *scheme; /* "l4"; ternkv_scheme names all, and other names for them work too ("turbo4") */
-    int dim;            /* head size: rotated schemes take powers of two from 32 to 512, q8 multiples of 32 up to 512 */
+    int dim;            /* head size, up to 512: multiples of 16, rotated ones with an odd factor up to 7; raw: of 8 */
     bool key;           /* keys or values */
     int layer;          /* 0 and up: chooses the signs of the rotation as tern does for this layer of a model */
     /* Key conditioning, both or neither (NULL), [dim], copied: a key k is coded as (k - mean) * scale and a query is

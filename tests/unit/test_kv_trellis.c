@@ -188,10 +188,12 @@ static void test_trellis_quality(void **state)
 {
     (void)state;
     static const int dims[] = {64, 80, 112, 128, 256, 512};
-    static const double figure[3][3][2] = /* [64 dims, 80, more][keys, values] */ {
+    static const double figure[3][3][2] = {
+        /* [64 dims, 80, more][keys, values] */
         {{.00492, .00493}, {.00508, .00508}, {.00531, .00531}},
         {{.0200, .0199}, {.0204, .0203}, {.0210, .0208}},
-        {{.0767, .0752}, {.0780, .0764}, {.0800, .0784}}};
+        {{.0767, .0752}, {.0780, .0764}, {.0800, .0784}},
+    };
     rng.state = 19;
     for (int c = 0; c < 36; c++) {
         int scheme = c / 12, dim = dims[c / 2 % 6], key = c % 2, n_tiles = dim == 64 ? 100 : 12800 / dim;
