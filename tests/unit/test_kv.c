@@ -168,6 +168,7 @@ static void test_layout(void **state)
     /* 4.25 bits a value at 64 dims: 64 tokens x (K and V) x (64*4 + 16) bits / 8 */
     assert_int_equal(l->layers[0].head_bytes, 64 * 2 * (64 * 4 + 16) / 8);
     assert_int_equal(l->layers[3].head_bytes, 64 * ((256 * 4 + 2 * 16) + (128 * 4 + 16)) / 8);
+    assert_int_equal(l->layers[4].head_bytes, 64 * (2 * 72 + (80 * 4 + 16) / 8));
     tern_kv_layout_free(l);
     assert_int_equal(tern_kv_layout_new(&l, decl, 6, "l4", true, &why), TERN_EUNSUPPORTED);
     assert_non_null(strstr(why.msg, "layer 1"));
