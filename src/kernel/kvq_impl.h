@@ -90,31 +90,16 @@ KVQ_INLINE struct kvq_keys kvq_keys(const uint8_t *k, const int group, int d0, i
     return x;
 }
 
-/* How far ahead of the line in use memory is asked for.  In a page the values follow the keys, and the next page often
- * follows in memory; one side ahead, with a floor for small ones, is a few hundred nanoseconds.  A wrong guess costs
- * bandwidth, never a fault. */
-KVQ_INLINE size_t kvq_ahead(size_t side_bytes)
+/* Entries of table A, of B and of C (at least four, whatever is there).  In a byte shuffle shorter tables repeat, so
+ * that the bits above a code do no harm. */
+KVQ_INLINE int kvq_span_a(const int bits, const bool trellis)
 {
-    return side_bytes < 2048 ? 2048 : side_bytes;
+    return trellis ? (bits == 3 ? 8 : 16) : bits == 8 ? 16 : 1 << bits;
 }
 
-/* Entry i of the table's 16 places; short tables repeat. */
-KVQ_INLINE int kvq_entry(const struct tern_kvq_table *tab, int i)
+KVQ_INLINE int kvq_span_b(const int bits)
 {
-    if (tab->bits == 8)
-        return 0;
-    return tab->entry[tab->trellis && tab->bits == 2 ? i : i & ((1 << tab->bits) - 1)];
-}
-
-/* The tables as the 16 bytes that a byte shuffle sees.  Values come out as entry + offset: bytes add modulo 256, so the
- * first table carries all of it. */
-KVQ_INLINE void kvq_byte_tables(uint8_t t[3][16], const struct tern_kvq_table *tab, int offset)
-{
-    for (int i = 0; i < 16; i++) {
-        t[0][i] = (uint8_t)(kvq_entry(tab, i) + offset);
-        t[1][i] = (uint8_t)tab->b[tab->bits == 3 ? i & 7 : i];
-        t[2][i] = (uint8_t)tab->c[i & 7];
-    }
+    return bits == 3 ? 8 : 16;
 }
 
 /* ---- chains ---- */

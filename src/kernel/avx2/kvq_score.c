@@ -77,34 +77,46 @@ KVQ_INLINE void dot_set(const int rows, __m256i acc[][2], const int8_t *q, size_
     }
 }
 
-/* Rows i0 .. i0+rows of the 16 tokens of a group of the half k. */
-KVQ_INLINE void score_tokens(const int rows, float *s, const struct tern_kvq_query *q, const uint8_t *k, int group,
-                             const uint16_t *head, const struct kvq_tables *t, int dim, int i0, const int bits,
+/* What one call works on. */
+struct page {
+    const struct tern_kvq_query *q;
+    const uint8_t *k;
+    const uint16_t *head;
+    const struct kvq_tables *t;
+    const void *next;
+    int dim;
+};
+
+/* Rows i0 .. i0+rows of the 16 tokens from t0 on. */
+KVQ_INLINE void score_tokens(const int rows, float *s, const struct page *p, int t0, int i0, const int bits,
                              const bool trellis)
 {
-    const int n_words = kvq_words(bits);
-    const size_t ahead = kvq_ahead((size_t)dim * 8 * bits), stride = (size_t)dim;
+    const int n_words = kvq_words(bits), dim = p->dim;
+    const size_t stride = (size_t)dim;
+    const uint8_t *half = p->k + (size_t)(t0 / 32) * stride * 4 * bits;
+    const uint16_t *head = p->head + t0;
+    const struct tern_kvq_query *q = p->q;
     int n_blocks = tern_kvq_blocks(dim);
     __m256 out[KVQ_ROWS][2];
     KVQ_UNROLL for (int i = 0; i < rows; i++) out[i][0] = out[i][1] = _mm256_setzero_ps();
     for (int b = 0; b < n_blocks; b++) {
         __m256i acc[KVQ_ROWS][2];
         KVQ_UNROLL for (int i = 0; i < rows; i++) acc[i][0] = acc[i][1] = _mm256_setzero_si256();
-        const struct kvq_keys keys = kvq_keys(k, group, b * TERN_KVQ_BLOCK, dim, bits);
+        const struct kvq_keys keys = kvq_keys(half, t0 / 16 % 2, b * TERN_KVQ_BLOCK, dim, bits);
         const int8_t *qb = q->q + (size_t)i0 * stride + b * TERN_KVQ_BLOCK;
         __m256i tail[2];
         kvq_key_tail(tail, &keys, head + b * 64, bits);
         for (int d = 0; d < keys.dims; d += 32) {
             const uint8_t *set = keys.sets + (size_t)d * 4 * bits;
             if (i0 == 0)
-                kvq_prefetch(set, ahead, bits);
-            dot_set(rows, acc, qb + d, stride, set, 0, n_words, tail, d + 32 == keys.dims, t, bits, trellis);
+                kvq_prefetch(p->next, (size_t)(t0 / 16 * dim + b * TERN_KVQ_BLOCK + d) / 32, bits);
+            dot_set(rows, acc, qb + d, stride, set, 0, n_words, tail, d + 32 == keys.dims, p->t, bits, trellis);
         }
         if (keys.shared) {
-            if (i0 == 0 && !group)
-                kvq_prefetch(keys.shared, ahead, bits);
+            if (i0 == 0)
+                kvq_prefetch(p->next, (size_t)(t0 / 16 * dim + b * TERN_KVQ_BLOCK + keys.dims) / 32, bits);
             kvq_key_wrap(tail, keys.first, head + b * 64, bits);
-            dot_set(rows, acc, qb + keys.dims, stride, keys.shared, keys.word, n_words / 2, tail, true, t, bits,
+            dot_set(rows, acc, qb + keys.dims, stride, keys.shared, keys.word, n_words / 2, tail, true, p->t, bits,
                     trellis);
         }
         __m256 f0 = kvq_scales(head + b * 64), f1 = kvq_scales(head + b * 64 + 8);
@@ -117,25 +129,26 @@ KVQ_INLINE void score_tokens(const int rows, float *s, const struct tern_kvq_que
     }
     KVQ_UNROLL for (int i = 0; i < rows; i++)
     {
-        _mm256_store_ps(s + 64 * i, out[i][0]);
-        _mm256_store_ps(s + 64 * i + 8, out[i][1]);
+        float *si = s + (size_t)(i0 + i) * 64 + t0;
+        _mm256_store_ps(si, out[i][0]);
+        _mm256_store_ps(si + 8, out[i][1]);
     }
 }
 
 KVQ_INLINE void score_bits(float *s, const struct tern_kvq_query *q, const uint8_t *k, const uint16_t *head,
-                           const struct tern_kvq_table *tab, int dim, int n_q, const int bits, const bool trellis)
+                           const struct tern_kvq_table *tab, int dim, int n_q, const void *next, const int bits,
+                           const bool trellis)
 {
-    const struct kvq_tables tables = kvq_tables(tab, 0);
+    const struct kvq_tables tables = kvq_tables(tab, 0, bits, trellis);
+    const struct page p = {q, k, head, &tables, next, dim};
     for (int t = 0; t < 64; t += 16) {
-        const uint8_t *half = k + (size_t)(t / 32) * dim * 4 * bits;
         for (int i = 0; i < n_q; i += KVQ_ROWS)
-            KVQ_BY_ROWS(n_q - i, score_tokens, s + i * 64 + t, q, half, t / 16 % 2, head + t, &tables, dim, i, bits,
-                        trellis);
+            KVQ_BY_ROWS(n_q - i, score_tokens, s, &p, t, i, bits, trellis);
     }
 }
 
 void tern_kvq_score_avx2(float *s, const struct tern_kvq_query *q, const uint8_t *k, const uint16_t *head,
-                         const struct tern_kvq_table *tab, int dim, int n_q)
+                         const struct tern_kvq_table *tab, int dim, int n_q, const void *next)
 {
-    KVQ_BY_CODE(tab, score_bits, s, q, k, head, tab, dim, n_q);
+    KVQ_BY_CODE(tab, score_bits, s, q, k, head, tab, dim, n_q, next);
 }
