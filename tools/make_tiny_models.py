@@ -43,8 +43,8 @@ MODELS = {
     "gemma3-w70": dict(arch="gemma3", seed=14, prompt=200, vocab=320, hidden=32, ffn=80, layers=7, heads=4, kv=1,
                        head_dim=64, tied=True, eps=1e-6, context=768, window=70, scalar=48),
 }
-# The block-type matrix: one layer, the last 16 of 80 positions.  Types of 32 elements use a small model, K types need
-# rows that are multiples of 256.
+# Files of quantised weights, of which the logits of the last 16 positions are kept: the block-type matrix, one layer and
+# 80 positions (types of 32 elements use a small model, K types need rows that are multiples of 256), and heads of 80.
 MATRIX = {
     "llama-b32": (dict(arch="llama", seed=15, prompt=80, vocab=320, hidden=64, ffn=96, layers=1, heads=4, kv=1,
                        head_dim=32, tied=True, eps=1e-5, context=256, rope=dict(rope_type="default", rope_theta=1e4)),
@@ -52,6 +52,9 @@ MATRIX = {
     "llama-k256": (dict(arch="llama", seed=16, prompt=80, vocab=272, hidden=256, ffn=512, layers=1, heads=4, kv=1,
                         head_dim=64, tied=True, eps=1e-5, context=256, rope=dict(rope_type="default", rope_theta=1e4)),
                    [Type.Q4_K, Type.Q5_K, Type.Q6_K]),
+    "llama-h80": (dict(arch="llama", seed=18, prompt=200, vocab=320, hidden=64, ffn=96, layers=2, heads=2, kv=1,
+                       head_dim=80, tied=True, eps=1e-5, context=256, rope=dict(rope_type="default", rope_theta=1e4)),
+                  [Type.Q8_0]),
 }
 MATRIX_ROWS = 16
 TOLERANCE = 2e-5

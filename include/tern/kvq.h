@@ -49,7 +49,7 @@ typedef struct ternkv_side ternkv_side;
 
 typedef struct ternkv_params {
     const char *scheme; /* "l4"; ternkv_scheme names all, and other names for them work too ("turbo4") */
-    int dim;            /* head size: multiples of 32 up to 512, for rotated schemes with an odd factor up to 7 */
+    int dim;            /* head size, up to 512: multiples of 16, rotated ones with an odd factor up to 7; raw: of 8 */
     bool key;           /* keys or values */
     int layer;          /* 0 and up: chooses the signs of the rotation as tern does for this layer of a model */
     /* Key conditioning, both or neither (NULL), [dim], copied: a key k is coded as (k - mean) * scale and a query is
@@ -142,8 +142,9 @@ typedef struct ternkv_prod ternkv_prod;
 
 /* TERN_EINVAL: bits not in 1..5, a head size that rotated schemes refuse, a negative layer.  TERN_ENOMEM. */
 TERNKV_API int ternkv_prod_open(ternkv_prod **out, int dim, int bits, int layer, tern_error *err);
-TERNKV_API void ternkv_prod_close(ternkv_prod **prod);        /* NULL is legal; leaves *prod NULL */
-TERNKV_API size_t ternkv_prod_bytes(const ternkv_prod *prod); /* of a coded vector: dim * bits / 8 + 8 */
+TERNKV_API void ternkv_prod_close(ternkv_prod **prod); /* NULL is legal; leaves *prod NULL */
+/* Of a coded vector: dim * bits / 8 + 8, up to the next multiple of 4. */
+TERNKV_API size_t ternkv_prod_bytes(const ternkv_prod *prod);
 
 /* x[n][dim] to n coded vectors one behind the other, 4-byte aligned: f32 |x| / sqrt(dim), f32 norm of the residual, and
  * a symbol of `bits` bits per dim, lowest bits first: the scalar code, above it the sign.  A vector with an infinity or

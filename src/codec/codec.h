@@ -98,7 +98,7 @@ struct tern_kv_codec {
     bool unconditioned; /* codes keys as they are, as the engine that it comes from does */
 
     /* Can this scheme code head dimension `dim`?  If not, *why gets a static sentence part ("the head size is not
-     * a multiple of 32"). */
+     * a multiple of 16"). */
     bool (*accepts)(int dim, const char **why);
     size_t (*data_bytes)(int dim); /* per 64 tokens, a multiple of 64 */
     size_t (*head_bytes)(int dim); /* per 64 tokens, a multiple of 64; 0 for raw */

@@ -6,9 +6,9 @@
 
 bool tern_kv_coded_accepts(int dim, const char **why)
 {
-    if (dim > 0 && dim <= TERN_KVQ_MAX_DIM && dim % 32 == 0)
+    if (dim > 0 && dim <= TERN_KVQ_MAX_DIM && dim % 16 == 0)
         return true;
-    *why = dim > TERN_KVQ_MAX_DIM ? "the head size is larger than 512" : "the head size is not a multiple of 32";
+    *why = dim > TERN_KVQ_MAX_DIM ? "the head size is larger than 512" : "the head size is not a multiple of 16";
     return false;
 }
 

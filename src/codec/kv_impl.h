@@ -21,7 +21,7 @@ struct tern_kv_scheme {
 #undef TERN_KV_ALIAS
 
 /* Schemes on codes: 8, 4, 3 or 2 bits by the kernels of kernel/kvq.h, rotated or not by codec.rotated. */
-bool tern_kv_coded_accepts(int dim, const char **why);   /* multiples of 32 */
+bool tern_kv_coded_accepts(int dim, const char **why);   /* multiples of 16 */
 bool tern_kv_rotated_accepts(int dim, const char **why); /* ... with an odd factor up to 7 */
 size_t tern_kv_bytes4(int dim);                          /* data bytes at 4, 3 and 2 bits */
 size_t tern_kv_bytes3(int dim);

@@ -13,6 +13,8 @@
  *     2 bits: word i/16, bits 2*(i%16) and up
  *
  *   keys   [2 halves of 32 tokens][dim/32 sets][2 groups of 16 tokens][bits words][16 lanes]
+ *          dim % 32 == 16: then in each half [bits words][16 lanes], one set for the last 16 dims of both groups:
+ *          items 0..15 are those of lane's token in the first group, items 16..31 of its token in the second
  *   values [2 halves of 32 tokens = sets][dim/16 groups of 16 dims][bits words][16 lanes]
  *   both sides: 64*dim*bits/8 bytes, 64-byte aligned; the kernels read nothing behind them
  *
@@ -32,12 +34,13 @@
  *     2 bits: s_-1 in bits 0..1, s_-2 in bits 2..3, s_-3 = 0
  *   Chains run against memory order, so what stands before a vector of codes is the vector decoded next to it:
  *     keys: byte column 0, the lowest bytes of all words of the block from the last word in memory to the first;
- *       then columns 1, 2, 3.  At 3 bits the gathered codes of items 24..31 are a fourth word of each set.
+ *       then columns 1, 2, 3.  At 3 bits the gathered codes of items 24..31 are a fourth word of each set.  Of a
+ *       shared set, the first half of the words belongs to the tokens of the first group, the rest to the others.
  *       Inside a byte the low nibble comes first, at 2 bits the high pair.
  *     values: lane 0 of all groups of 16 dims of the block from the last group in memory to the first; then
  *       lanes 1 to 15.
  *
- * dim is a multiple of 32, at most 512.  Any bytes are a valid page: kernels never fault on codes or headers, though a
+ * dim is a multiple of 16, at most 512.  Any bytes are a valid page: kernels never fault on codes or headers, though a
  * header of infinity or NaN, which encode never writes, makes results non-finite or arbitrary.
  *
  * Scheme constants come in struct tern_kvq_table: table entries are int8 in [-127, 127].  Trellis codes: every sum that
@@ -120,7 +123,7 @@ struct tern_kvq_query {
 struct tern_kvq_kernels {
     /* Rotation, orthonormal, in place: signs, then a Walsh-Hadamard transform H / sqrt(P) of every run of P dims, P the
      * largest power of two in dim, then where dim = m * P the m-point DCT-II across the runs (kernel/kvq_mix_impl.h).
-     * dim a multiple of 32 up to 512 with m = 1, 3, 5 or 7.  Butterflies by stride 1, 2, 4 ... (a+b, a-b), then one
+     * dim a multiple of 16 up to 512 with m = 1, 3, 5 or 7.  Butterflies by stride 1, 2, 4 ... (a+b, a-b), then one
      * product with 1/sqrt(P) rounded to f32.  sign: [dim] +-1.  `inverse`: the transposed steps in reverse order.  x,
      * sign 64-byte aligned.  Bit-equal on all levels. */
     void (*rotate)(float *x, const float *sign, int dim, int inverse);

@@ -64,6 +64,32 @@ KVQ_INLINE int kvq_block_dims(int dim, int d)
     return dim - d < TERN_KVQ_BLOCK ? dim - d : TERN_KVQ_BLOCK;
 }
 
+/* Keys of 16 tokens in a block: whole sets, and behind them, for 16 dims left over, half of a set that the other group
+ * of the tokens' half shares. */
+struct kvq_keys {
+    const uint8_t *sets;   /* the first set; the next ones 128 * bits bytes on */
+    const uint8_t *shared; /* NULL: no dims are left over */
+    const uint8_t *first;  /* first word of the tokens in memory */
+    const uint8_t *half;   /* first word of the tokens in `shared` */
+    int dims;              /* in whole sets */
+    int word;              /* index of `half` in the set */
+};
+
+/* k: a half; group: 0 or 1; d0: first dim of the block. */
+KVQ_INLINE struct kvq_keys kvq_keys(const uint8_t *k, const int group, int d0, int dim, const int bits)
+{
+    const int n = kvq_block_dims(dim, d0);
+    const uint8_t *block = k + (size_t)d0 * 4 * bits;
+    struct kvq_keys x = {.sets = block + (size_t)group * 64 * bits, .dims = n / 32 * 32};
+    if (n % 32) {
+        x.word = group * kvq_words(bits) / 2;
+        x.shared = block + (size_t)x.dims * 4 * bits;
+        x.half = x.shared + 64 * x.word;
+    }
+    x.first = x.dims ? x.sets : x.half;
+    return x;
+}
+
 /* Entries of table A, of B and of C (at least four, whatever is there).  In a byte shuffle shorter tables repeat, so
  * that the bits above a code do no harm. */
 KVQ_INLINE int kvq_span_a(const int bits, const bool trellis)

@@ -81,7 +81,7 @@ void ternkv_prod_close(ternkv_prod **prod)
 
 size_t ternkv_prod_bytes(const ternkv_prod *p)
 {
-    return sizeof(struct code) + (size_t)p->dim * (size_t)p->bits / 8;
+    return sizeof(struct code) + tern_round_up((size_t)p->dim * (size_t)p->bits / 8, _Alignof(struct code));
 }
 
 static double dot(const float *a, const float *b, int n)

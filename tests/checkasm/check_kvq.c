@@ -12,7 +12,7 @@
 #define MAX_Q   TERN_KVQ_MAX_Q
 #define MAX_B   (MAX_DIM / TERN_KVQ_BLOCK)
 
-static const int dims[] = {32, 64, 96, 128, 160, 192, 256, 288, 384, 512};
+static const int dims[] = {16, 32, 48, 64, 80, 96, 112, 128, 144, 160, 192, 208, 256, 288, 384, 400, 512};
 static const struct code {
     int bits;
     bool trellis;
@@ -21,6 +21,7 @@ static const struct code {
              {4, true, "t4"},  {3, true, "t3"},  {2, true, "t2"}};
 #define N_DIMS  (int)(sizeof dims / sizeof *dims)
 #define N_KINDS (int)(sizeof kinds / sizeof *kinds)
+#define N_PAGES (N_DIMS * N_KINDS) /* random_page has seen every code at every dim */
 
 /* n entries between -most and most, both ends included somewhere. */
 static void random_entries(int8_t *e, int n, int most)
@@ -58,11 +59,16 @@ static struct tern_kvq_table random_table(const struct code *code, int kind)
     return t;
 }
 
-/* The code of token t, dim d: straight from the description of the page, bit by bit. */
+/* The code of token t, dim d: straight from the description of the page, bit by bit.  Of a key set of 16 dims, shared
+ * by the tokens of a half, items 16 to 31 are the dims of the token 16 further on. */
 static int page_code(const uint8_t *side, int t, int d, int bits, int dim, bool key)
 {
     int item = key ? d % 32 : t % 32, lane = key ? t % 16 : d % 16;
-    int group = key ? (t / 32 * (dim / 32) + d / 32) * 2 + t / 16 % 2 : t / 32 * (dim / 16) + d / 16;
+    int group = t / 32 * (dim / 16) + (key ? d / 32 * 2 : d / 16);
+    if (key && d / 32 == dim / 32)
+        item += t / 16 % 2 * 16;
+    else if (key)
+        group += t / 16 % 2;
     const uint8_t *words = side + (size_t)group * (size_t)(64 * bits);
     int code = 0;
     for (int b = 0; b < bits; b++) {
@@ -155,7 +161,7 @@ static const int8_t *page_entries(const struct page *g, bool key)
 
 static void part_rotate(void)
 {
-    static const int sizes[] = {32, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512};
+    static const int sizes[] = {16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448, 512};
     const int n_dims = sizeof sizes / sizeof *sizes;
     for (int c = 0; c < 22 * n_dims; c++) {
         int dim = sizes[c % n_dims], inverse = c / n_dims % 2, p = dim & -dim, m = dim / p;
@@ -202,7 +208,7 @@ static int prepared_dim(int j, int bits)
 
 static void part_prep(void)
 {
-    for (int c = 0; c < 400; c++) {
+    for (int c = 0; c < 6 * N_PAGES; c++) {
         struct tern_kvq_table tab = random_table(&kinds[c % N_KINDS], c & 1);
         int dim = dims[c / N_KINDS % N_DIMS], n_q = 1 + c % MAX_Q, n_b = tern_kvq_blocks(dim);
         enum check_fill fill = (enum check_fill)(c % (CHECK_NONFINITE + 1));
@@ -269,7 +275,7 @@ static void part_score(void)
 {
     static double oracle[MAX_Q * 64], budget[MAX_Q * 64];
     static float want[MAX_Q * 64], alone[64] __attribute__((aligned(64)));
-    for (int c = 0; c < 560; c++) {
+    for (int c = 0; c < 8 * N_PAGES; c++) {
         int n_q = 1 + c / N_KINDS % MAX_Q, head_kind = c / 7 % 4;
         bool extreme = c % 5 == 0;
         char more[40];
@@ -354,7 +360,7 @@ static void part_accum(void)
 {
     static double oracle[MAX_Q * MAX_DIM], budget[MAX_Q * MAX_DIM];
     static float o0[MAX_Q * MAX_DIM], want[MAX_Q * MAX_DIM], alone[MAX_DIM] __attribute__((aligned(64)));
-    for (int c = 0; c < 700; c++) {
+    for (int c = 0; c < 10 * N_PAGES; c++) {
         int n_q = 1 + c / N_KINDS % MAX_Q, head_kind = c / 7 % 4, kind = c % P_KINDS;
         char more[40];
         snprintf(more, sizeof more, ", n_q %d, p %d", n_q, kind);
@@ -396,8 +402,8 @@ static void part_accum(void)
 static void part_decode(bool key)
 {
     static float want[MAX_DIM * 64];
-    for (int c = 0; c < 280; c++) {
-        int head_kind = c / 70;
+    for (int c = 0; c < 4 * N_PAGES; c++) {
+        int head_kind = c / N_PAGES;
         struct page g = random_page(c, head_kind, "");
         const int8_t *e = page_entries(&g, key);
         size_t n = (size_t)(64 * g.dim);
@@ -476,7 +482,7 @@ static void part_encode(void)
     static uint8_t want[64 * MAX_DIM];
     static uint16_t want_head[64 * MAX_B];
     static const int counts[] = {64, 0, 1, 63};
-    for (int c = 0; c < 700; c++) {
+    for (int c = 0; c < 10 * N_PAGES; c++) {
         const struct code *code = &kinds[c % N_KINDS];
         struct tern_kvq_table tab = random_table(code, c / 3 % 2);
         int dim = dims[c / N_KINDS % N_DIMS], n = c % 3 ? check_range(0, 64) : counts[c / 3 % 4], key = c / 5 % 2;
@@ -509,7 +515,7 @@ static void part_encode(void)
 static void part_pack(bool key)
 {
     static uint8_t want[64 * MAX_DIM];
-    for (int c = 0; c < 108; c++) {
+    for (int c = 0; c < 8 * N_DIMS; c++) {
         int bits = kinds[c % 4].bits, dim = dims[c / 4 % N_DIMS];
         check_case("%d bits, dim %d", bits, dim);
         size_t n = (size_t)(64 * dim), n_side = n * (size_t)bits / 8;

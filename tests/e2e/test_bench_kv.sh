@@ -80,7 +80,7 @@ refused() {
     one_line "$text"
 }
 refused 1 "10 heads are not a multiple of 3 KV heads" --heads 10 --kv-heads 3
-refused 1 "--kv q8 cannot have heads of 40: the head size is not a multiple of 32" --head-dim 40
+refused 1 "--kv q8 cannot have heads of 40: the head size is not a multiple of 16" --head-dim 40
 refused 1 "--kv k=f16,v=l4 cannot have heads of 352: the head size has an odd factor" --head-dim 352 --kv k=f16,v=l4
 refused 1 "not a multiple of 8" --head-dim 12
 refused 1 "unknown scheme \"q4\"" --kv q4

@@ -187,11 +187,11 @@ static void schemes(void **state)
         const struct tern_kv_codec *c = tern_kv_codecs[i];
         const bool rounds = !c->raw || strcmp(c->name, "bf16") == 0;
         const double most = !rounds ? 1e-5 : c->bits >= 8 ? 0.05 : c->bits == 4 ? 0.35 : c->bits == 3 ? 0.65 : 1.1;
-        for (int mixed = 0; mixed < 3; mixed++) {
+        for (int mixed = 0; mixed < 4; mixed++) {
             struct config cfg = {.k = mixed == 1 ? "f16" : c->name, .v = mixed == 2 ? "f16" : c->name, .n_kv = 2};
             cfg.group = 1 + 2 * mixed;
-            cfg.dk = mixed == 2 ? 128 : 64;
-            cfg.dv = mixed == 0 ? 128 : mixed == 1 ? 256 : 64;
+            cfg.dk = mixed == 3 ? 80 : mixed == 2 ? 128 : 64;
+            cfg.dv = mixed == 3 ? 112 : mixed == 0 ? 128 : mixed == 1 ? 256 : 64;
             cfg.first = 4;
             struct layer l;
             struct seq s, other;

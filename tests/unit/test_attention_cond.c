@@ -9,6 +9,7 @@ static const struct config cases[] = {
     {.k = "l4", .v = "f16", .n_kv = 2, .group = 3, .dk = 64, .dv = 64, .first = 4, .cond = true},
     {.k = "l3", .v = "l4", .n_kv = 1, .group = 9, .dk = 128, .dv = 64, .first = 4, .cond = true, .pairs = 1},
     {.k = "q8", .v = "f16", .n_kv = 3, .group = 1, .dk = 64, .dv = 32, .first = 0, .cond = true, .pairs = 8},
+    {.k = "t4", .v = "t4", .n_kv = 2, .group = 2, .dk = 80, .dv = 80, .first = 4, .cond = true, .pairs = 2},
     {.k = "l4",
      .v = "f32",
      .n_kv = 2,

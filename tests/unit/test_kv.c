@@ -149,7 +149,7 @@ static const struct tern_kv_decl decl[6] = {
     {.n_heads = 2, .dim_k = 128, .dim_v = 64, .window = 100},
     {.n_heads = 0},
     {.n_heads = 1, .dim_k = 256, .dim_v = 128},
-    {.n_heads = 1, .dim_k = 80, .dim_v = 64},
+    {.n_heads = 1, .dim_k = 72, .dim_v = 80},
     {.n_heads = 2, .dim_k = 64, .dim_v = 32, .window = 100},
 };
 
@@ -165,12 +165,13 @@ static void test_layout(void **state)
     assert_null(l->layers[0].why_raw);
     assert_string_equal(l->layers[1].k.codec->name, "f16");
     assert_non_null(strstr(l->layers[1].why_raw, "window"));
-    assert_string_equal(l->layers[4].k.codec->name, "f16"); /* 80 is no multiple of 32; values of 64 stay coded */
+    assert_string_equal(l->layers[4].k.codec->name, "f16"); /* 72 is no multiple of 16; values of 80 stay coded */
     assert_string_equal(l->layers[4].v.codec->name, "l4");
-    assert_non_null(strstr(l->layers[4].why_raw, "multiple of 32"));
+    assert_non_null(strstr(l->layers[4].why_raw, "multiple of 16"));
     /* 4.25 bits a value at 64 dims: 64 tokens x (K and V) x (64*4 + 16) bits / 8 */
     assert_int_equal(l->layers[0].head_bytes, 64 * 2 * (64 * 4 + 16) / 8);
     assert_int_equal(l->layers[3].head_bytes, 64 * ((256 * 4 + 2 * 16) + (128 * 4 + 16)) / 8);
+    assert_int_equal(l->layers[4].head_bytes, 64 * (2 * 72 + (80 * 4 + 16) / 8));
     tern_kv_layout_free(l);
     assert_int_equal(tern_kv_layout_new(&l, decl, 6, "l4", true, &why), TERN_EUNSUPPORTED);
     assert_non_null(strstr(why.msg, "layer 1"));

@@ -35,11 +35,13 @@ static void test_sizes(void **state)
         bool ok;
     } cases[] = {{"f32", 80, true},   {"f32", 8, true},   {"f16", 512, true}, {"f16", 4, false},   {"f16", 84, false},
                  {"f16", 520, false}, {"q8", 32, true},   {"q8", 96, true},   {"q8", 160, true},   {"q8", 512, true},
-                 {"q8", 80, false},   {"q8", 544, false}, {"q8", 0, false},   {"l4", 32, true},    {"l4", 64, true},
-                 {"l4", 512, true},   {"l4", 96, true},   {"l4", 16, false},  {"l4", 1024, false}, {"l3", 80, false},
+                 {"q8", 80, true},    {"q8", 544, false}, {"q8", 0, false},   {"l4", 32, true},    {"l4", 64, true},
+                 {"l4", 512, true},   {"l4", 96, true},   {"l4", 16, true},   {"l4", 1024, false}, {"l3", 80, true},
                  {"l3", 128, true},   {"l2", 256, true},  {"l2", 192, true},  {"l2", -64, false},  {"t4", 32, true},
                  {"t4", 96, true},    {"l4", 352, false}, {"t2", 448, true},  {"t3", 64, true},    {"t3", 1024, false},
-                 {"t2", 512, true},   {"t2", 16, false}};
+                 {"t2", 512, true},   {"t2", 16, true},   {"t4", 112, true},  {"t3", 48, true},    {"t4", 80, true},
+                 {"t4", 72, false},   {"q8", 144, true},  {"q8", 208, true},  {"q8", 40, false},   {"l4", 144, false},
+                 {"t4", 208, false}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const char *why = NULL;
         const struct tern_kv_codec *c = find(cases[i].name);
@@ -117,47 +119,40 @@ static void test_headers(void **state)
 
 /* ---- page order --------------------------------------------------------------------------------------------- */
 
-/* The example of docs/kv-page.md: 64 dims, code of token t and dim d = (7t + 3d + t/4) mod 2^bits, t/4 rounded down. */
+/* The example of docs/kv-page.md: code of token t and dim d = (7t + 3d + t/4) mod 2^bits, t/4 rounded down. */
 static void test_page_order(void **state)
 {
     (void)state;
     static const struct {
         int bits;
-        uint64_t k_hash, v_hash; /* FNV-1a, 64 bits, of the whole side */
-        uint8_t k_start[8], v_start[8];
+        uint64_t hash[2][2]; /* FNV-1a, 64 bits, of a whole side: [64, 80 dims][keys, values] */
+        uint8_t start[2][8]; /* keys, values */
     } known[] = {
         {8,
-         0x6205571305F7E625u,
-         0x485428AE188658A5u,
-         {0x00, 0x03, 0x06, 0x09, 0x07, 0x0a, 0x0d, 0x10},
-         {0x00, 0x07, 0x0e, 0x15, 0x03, 0x0a, 0x11, 0x18}},
+         {{0x6205571305F7E625u, 0x485428AE188658A5u}, {0xAE7E3E9A72ED45C5u, 0x287086533A90F605u}},
+         {{0x00, 0x03, 0x06, 0x09, 0x07, 0x0a, 0x0d, 0x10}, {0x00, 0x07, 0x0e, 0x15, 0x03, 0x0a, 0x11, 0x18}}},
         {4,
-         0xF3199940D03EEB25u,
-         0x096F01A4C43B5625u,
-         {0x30, 0x96, 0xfc, 0x52, 0xa7, 0x0d, 0x63, 0xc9},
-         {0x70, 0x5e, 0x4d, 0x2b, 0xa3, 0x81, 0x70, 0x5e}},
+         {{0xF3199940D03EEB25u, 0x096F01A4C43B5625u}, {0x739882700A8D5625u, 0x4CAC18671AD16565u}},
+         {{0x30, 0x96, 0xfc, 0x52, 0xa7, 0x0d, 0x63, 0xc9}, {0x70, 0x5e, 0x4d, 0x2b, 0xa3, 0x81, 0x70, 0x5e}}},
         {3,
-         0x0A3B0AC899AF4925u,
-         0x0EB4942FACD3EF25u,
-         {0xb0, 0x96, 0xf4, 0xd2, 0x2f, 0x0d, 0x6b, 0x49},
-         {0xf0, 0xd6, 0x4d, 0x2b, 0x2b, 0x09, 0xf0, 0xd6}},
+         {{0x0A3B0AC899AF4925u, 0x0EB4942FACD3EF25u}, {0x8016D4D340487425u, 0x4EF1429DEAFD6225u}},
+         {{0xb0, 0x96, 0xf4, 0xd2, 0x2f, 0x0d, 0x6b, 0x49}, {0xf0, 0xd6, 0x4d, 0x2b, 0x2b, 0x09, 0xf0, 0xd6}}},
         {2,
-         0x668D3562BC8BC925u,
-         0xF935D88ABABA1925u,
-         {0x6c, 0x6c, 0x6c, 0x6c, 0x1b, 0x1b, 0x1b, 0x1b},
-         {0x6c, 0xb1, 0xc6, 0x1b, 0x1b, 0x6c, 0xb1, 0xc6}},
+         {{0x668D3562BC8BC925u, 0xF935D88ABABA1925u}, {0xC8A96CCC23C04DA5u, 0x232D3A1790BC3CA5u}},
+         {{0x6c, 0x6c, 0x6c, 0x6c, 0x1b, 0x1b, 0x1b, 0x1b}, {0x6c, 0xb1, 0xc6, 0x1b, 0x1b, 0x6c, 0xb1, 0xc6}}},
     };
-    for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
-        uint8_t codes[64 * 64] __attribute__((aligned(64))), side[64 * 64] __attribute__((aligned(64)));
-        for (int j = 0; j < 64 * 64; j++)
-            codes[j] = (uint8_t)((7 * (j / 64) + 3 * (j % 64) + j / 256) & ((1 << known[i].bits) - 1));
+    for (size_t i = 0; i < 2 * sizeof known / sizeof *known; i++) {
+        const int bits = known[i / 2].bits, dim = i % 2 ? 80 : 64;
+        uint8_t codes[64 * 80] __attribute__((aligned(64))), side[64 * 80] __attribute__((aligned(64)));
+        for (int j = 0; j < 64 * dim; j++)
+            codes[j] = (uint8_t)((7 * (j / dim) + 3 * (j % dim) + j / dim / 4) & ((1 << bits) - 1));
         for (int key = 0; key < 2; key++) {
             uint64_t h = 0xCBF29CE484222325u;
-            (key ? tern_k.kvq.pack_k : tern_k.kvq.pack_v)(side, codes, known[i].bits, 64);
-            for (int j = 0; j < 512 * known[i].bits; j++)
+            (key ? tern_k.kvq.pack_k : tern_k.kvq.pack_v)(side, codes, bits, dim);
+            for (int j = 0; j < 8 * dim * bits; j++)
                 h = (h ^ side[j]) * 0x100000001B3u;
-            assert_memory_equal(side, key ? known[i].k_start : known[i].v_start, 8);
-            assert_true(h == (key ? known[i].k_hash : known[i].v_hash));
+            assert_memory_equal(side, known[i / 2].start[!key], 8);
+            assert_true(h == known[i / 2].hash[i % 2][!key]);
         }
     }
 }
@@ -234,7 +229,7 @@ static void test_quality(void **state)
 {
     (void)state;
     rng.state = 11;
-    static const int dims[] = {64, 96, 128, 192, 256, 448, 512};
+    static const int dims[] = {64, 80, 96, 112, 128, 192, 256, 448, 512};
     for (int scheme = 0; scheme < 3; scheme++) {
         for (size_t i = 0; i < sizeof dims / sizeof *dims; i++) {
             check_quality(scheme, dims[i], true);
@@ -246,12 +241,12 @@ static void test_quality(void **state)
 static void test_q8_bound(void **state)
 {
     (void)state;
-    static const int dims[] = {32, 96, 128, 160, 256, 384, 512};
+    static const int dims[] = {32, 96, 128, 144, 160, 208, 256, 384, 512};
     rng.state = 12;
-    for (int c = 0; c < 56; c++) {
+    for (int c = 0; c < 72; c++) {
         struct bench b;
-        int dim = dims[c % 7];
-        bench_open(&b, "q8", dim, c / 7 & 1, c / 14 & 1);
+        int dim = dims[c % 9];
+        bench_open(&b, "q8", dim, c / 9 & 1, c / 18 & 1);
         for (int j = 0; j < 64 * dim; j++)
             b.x[j] = (float)(gauss() * ldexp(1, j / dim % 26 - 17) * (j % 37 == 0 ? 20 : 1));
         bench_code(&b);
@@ -299,11 +294,12 @@ static struct tern_kvq_table table_of(int i)
 static void test_round_trip(void **state)
 {
     (void)state;
+    static const int dims[] = {16, 32, 48, 64, 80, 112, 128, 256};
     rng.state = 13;
-    for (int c = 0; c < 8 * N_CODED; c++) {
+    for (int c = 0; c < 16 * N_CODED; c++) {
         struct bench b;
-        int dim = 32 << c / N_CODED % 4;
-        bool key = c / N_CODED / 4;
+        int dim = dims[c / N_CODED % 8];
+        bool key = c / N_CODED / 8;
         struct tern_kvq_table tab = table_of(c % N_CODED);
         bench_open(&b, coded[c % N_CODED], dim, key, true);
         for (int j = 0; j < 64 * dim; j++)
@@ -336,11 +332,12 @@ static void test_one_by_one(void **state)
 {
     (void)state;
     enum { ROWS = 21 }; /* more than one kernel call takes */
+    static const int dims[] = {64, 80, 112, 256};
     rng.state = 14;
-    for (int c = 0; c < 4 * N_CODED; c++) {
+    for (int c = 0; c < 8 * N_CODED; c++) {
         struct bench b;
-        int dim = c / N_CODED % 2 ? 256 : 64;
-        bool key = c / N_CODED / 2;
+        int dim = dims[c / N_CODED % 4];
+        bool key = c / N_CODED / 4;
         bench_open(&b, coded[c % N_CODED], dim, key, c & 1);
         for (int j = 0; j < 64 * dim; j++)
             b.x[j] = (float)gauss();
@@ -353,7 +350,7 @@ static void test_one_by_one(void **state)
         for (int j = 0; j < 64 * dim; j++)
             biggest = fmaxf(biggest, fabsf(b.decoded[j]));
         for (int i = 0; i < ROWS; i++) {
-            x[i * dim + i * 3] = 1.0f; /* dims 0, 3 .. 60; in the second block too for 256 */
+            x[i * dim + (dim - 1 - i * 3)] = 1.0f; /* from the last dim down */
             p[i * 64 + i * 3] = 1.0f;
         }
         if (key) {
@@ -367,7 +364,7 @@ static void test_one_by_one(void **state)
         }
         for (int i = 0; i < ROWS; i++) {
             for (int j = 0; j < (key ? 64 : dim); j++) {
-                float want = key ? decoded_at(&b, j, i * 3) : decoded_at(&b, i * 3, j);
+                float want = key ? decoded_at(&b, j, dim - 1 - i * 3) : decoded_at(&b, i * 3, j);
                 assert_true(fabsf(out[i * (key ? 64 : dim) + j] - want) <= 2e-6f * biggest);
             }
         }
@@ -458,11 +455,12 @@ static void test_raw(void **state)
 static void test_levels(void **state)
 {
     (void)state;
+    static const int dims[] = {32, 64, 80, 112, 128, 256};
     rng.state = 16;
-    for (int c = 0; c < 12 * N_CODED; c++) {
+    for (int c = 0; c < 18 * N_CODED; c++) {
         struct bench b;
-        int round = c / N_CODED, dim = 32 << round % 4;
-        bench_open(&b, coded[c % N_CODED], dim, round / 4 & 1, round / 8);
+        int round = c / N_CODED, dim = dims[round % 6];
+        bench_open(&b, coded[c % N_CODED], dim, round / 6 & 1, round / 12);
         for (int t = 0; t < 64; t++) {
             for (int d = 0; d < dim; d++) {
                 float g = (float)gauss();
@@ -646,6 +644,8 @@ static void test_attention(void **state)
     check_attention("t4", "t3", 512, 0.05, 0.01);
     check_attention("l4", "t4", 96, 0.026, 0.01);
     check_attention("t4", "l4", 192, 0.026, 0.02);
+    check_attention("t4", "t4", 80, 0.016, 0.02);
+    check_attention("l3", "t3", 112, 0.09, 0.01);
     check_attention("q8", "q8", 160, 1.3e-4, 1); /* query and key are both int8: each adds its own half */
 }
 

@@ -29,6 +29,7 @@ static const struct entry entries[] = {
     {"llama-k256-q4_k", "llama-k256", "llama-k256-q4_k", 1e-4, 1e-3},
     {"llama-k256-q5_k", "llama-k256", "llama-k256-q5_k", 1e-4, 1e-3},
     {"llama-k256-q6_k", "llama-k256", "llama-k256-q6_k", 1e-4, 1e-3},
+    {"llama-h80-q8_0", "llama-h80", "llama-h80-q8_0", 1e-4, 1e-3},
 };
 #define N_ENTRIES (sizeof entries / sizeof *entries)
 
@@ -117,8 +118,8 @@ static const char *const schemes[] = {"f32",
                                       "t4,recent=128"};
 #define N_SCHEMES (sizeof schemes / sizeof *schemes)
 
-static const char *const promise_models[] = {"llama-tied", "llama-untied", "gemma3-w8",
-                                             "gemma3-w70", "qwen2",        "llama-k256-q4_k"};
+static const char *const promise_models[] = {"llama-tied", "llama-untied",    "gemma3-w8",     "gemma3-w70",
+                                             "qwen2",      "llama-k256-q4_k", "llama-h80-q8_0"};
 
 static void open_promise(struct tiny *t, size_t i)
 {

@@ -210,7 +210,7 @@ static void check_same(const char *scheme, int dim, bool key, bool conditioned)
 static void equals_the_engine(void **state)
 {
     (void)state;
-    static const int dims[] = {32, 64, 96, 128, 160, 256, 512};
+    static const int dims[] = {16, 32, 64, 80, 96, 112, 128, 144, 160, 256, 512};
     const unsigned masks[] = {tern_cpu_detect(), 0};
     int n = 0;
     rng.state = 1;

@@ -7,23 +7,25 @@ KVQ_INLINE __m256 float_byte(__m256i v, int j)
     return _mm256_cvtepi32_ps(_mm256_srai_epi32(j == 3 ? v : _mm256_slli_epi32(v, 24 - 8 * j), 24));
 }
 
-/* 32 dims of 16 tokens; row: out's row of the first dim. */
-KVQ_INLINE void decode_set(float *row, const uint8_t *group, const __m256i wrap[2], bool last, __m256 fu0, __m256 fu1,
-                           const struct kvq_tables *t, const int bits, const bool trellis)
+/* n words from `first` on of a set of 16 tokens; row: out's row of the first dim. */
+KVQ_INLINE void decode_set(float *row, const uint8_t *set, int first, const int n_words, const __m256i tail[2],
+                           bool last, const __m256 fu[2], const struct kvq_tables *t, const int bits,
+                           const bool trellis)
 {
-    const int n_words = kvq_words(bits), per_byte = kvq_per_byte(bits);
+    const int per_byte = kvq_per_byte(bits);
     KVQ_UNROLL for (int w = 0; w < n_words; w++)
     {
-        __m256i v0 = kvq_word(group, w, bits), p0 = kvq_key_before(group, w, wrap[0], last, bits);
-        __m256i v1 = kvq_word(group + 32, w, bits), p1 = kvq_key_before(group + 32, w, wrap[1], last, bits);
+        __m256i v0 = kvq_word(set, first + w, bits), v1 = kvq_word(set + 32, first + w, bits);
+        __m256i p0 = kvq_key_before(set, first, w, n_words, tail[0], last, bits);
+        __m256i p1 = kvq_key_before(set + 32, first, w, n_words, tail[1], last, bits);
         KVQ_UNROLL for (int n = 0; n < per_byte; n++)
         {
             __m256i e0 = kvq_key_step(v0, p0, n, t, bits, trellis), e1 = kvq_key_step(v1, p1, n, t, bits, trellis);
             KVQ_UNROLL for (int j = 0; j < 4; j++)
             {
                 float *to = row + ((4 * w + j) * per_byte + n) * 64;
-                _mm256_store_ps(to, _mm256_mul_ps(fu0, float_byte(e0, j)));
-                _mm256_store_ps(to + 8, _mm256_mul_ps(fu1, float_byte(e1, j)));
+                _mm256_store_ps(to, _mm256_mul_ps(fu[0], float_byte(e0, j)));
+                _mm256_store_ps(to + 8, _mm256_mul_ps(fu[1], float_byte(e1, j)));
             }
         }
     }
@@ -35,17 +37,22 @@ KVQ_INLINE void decode_k_bits(float *out, const uint8_t *k, const uint16_t *head
     const struct kvq_tables tables = kvq_tables(tab, 0, bits, trellis);
     const __m256 unit = _mm256_set1_ps(tab->unit);
     for (int t = 0; t < 64; t += 16) {
-        const uint8_t *kt = k + (size_t)(t / 32) * dim * 4 * bits + (size_t)(t / 16 % 2) * 64 * bits;
+        const uint8_t *half = k + (size_t)(t / 32) * dim * 4 * bits;
         for (int d0 = 0; d0 < dim; d0 += TERN_KVQ_BLOCK) {
             const uint16_t *h = head + d0 / TERN_KVQ_BLOCK * 64 + t;
-            const uint8_t *block = kt + (size_t)d0 * 4 * bits;
-            __m256 fu0 = _mm256_mul_ps(kvq_scales(h), unit), fu1 = _mm256_mul_ps(kvq_scales(h + 8), unit);
-            __m256i wrap[2];
-            kvq_key_wrap(wrap, block, h, bits);
-            int n = kvq_block_dims(dim, d0);
-            for (int d = 0; d < n; d += 32)
-                decode_set(out + (size_t)(d0 + d) * 64 + t, block + (size_t)d * 4 * bits, wrap, d + 32 == n, fu0, fu1,
+            const struct kvq_keys keys = kvq_keys(half, t / 16 % 2, d0, dim, bits);
+            const __m256 fu[2] = {_mm256_mul_ps(kvq_scales(h), unit), _mm256_mul_ps(kvq_scales(h + 8), unit)};
+            float *row = out + (size_t)d0 * 64 + t;
+            __m256i tail[2];
+            kvq_key_tail(tail, &keys, h, bits);
+            for (int d = 0; d < keys.dims; d += 32)
+                decode_set(row + (size_t)d * 64, keys.sets + (size_t)d * 4 * bits, 0, kvq_words(bits), tail,
+                           d + 32 == keys.dims, fu, &tables, bits, trellis);
+            if (keys.shared) {
+                kvq_key_wrap(tail, keys.first, h, bits);
+                decode_set(row + (size_t)keys.dims * 64, keys.shared, keys.word, kvq_words(bits) / 2, tail, true, fu,
                            &tables, bits, trellis);
+            }
         }
     }
 }

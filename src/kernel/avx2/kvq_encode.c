@@ -77,6 +77,10 @@ KVQ_INLINE void rotate_far(float *x, const float *sign, const int n, __m256 norm
 static void rotate_run(float *x, const float *sign, int dim, int inverse)
 {
     __m256 norm = _mm256_set1_ps((float)(1.0 / sqrt((double)dim)));
+    if (dim == 16) {
+        rotate_near(x, sign, 2, norm, inverse, true);
+        return;
+    }
     if (dim == 32) {
         rotate_near(x, sign, 4, norm, inverse, true);
         return;
@@ -143,12 +147,10 @@ KVQ_INLINE uint16_t encode_block(uint8_t *codes, const float *y, const struct co
         return 0;
     }
     __m256 inv = _mm256_set1_ps(1.0f / sqrtf(ss / (float)n));
-    for (int i = 0; i < n; i += 32) {
+    for (int i = 0; i < n; i += 16) {
         __m256i q0 = nearest(_mm256_load_ps(y + i), inv, c, &ye0, &ee, bits);
         __m256i q1 = nearest(_mm256_load_ps(y + i + 8), inv, c, &ye1, &ee, bits);
-        __m256i q2 = nearest(_mm256_load_ps(y + i + 16), inv, c, &ye0, &ee, bits);
-        __m256i q3 = nearest(_mm256_load_ps(y + i + 24), inv, c, &ye1, &ee, bits);
-        _mm256_store_si256((__m256i *)(codes + i), kvq_bytes(q0, q1, q2, q3));
+        _mm_store_si128((__m128i *)(codes + i), kvq_bytes(q0, q1));
     }
     float fee = kvq_add_lanes(ee, _mm256_setzero_ps());
     float f = key ? sqrtf(ss / fee) : kvq_add_lanes(ye0, ye1) / fee;
@@ -165,14 +167,14 @@ static uint16_t encode_block8(uint8_t *codes, const float *y, int n)
     uint16_t head = tern_kvq_head_up(tern_bits_f32(top));
     __m256 inv = _mm256_set1_ps(127.0f / tern_kvq_scale(head));
     __m256 hi = _mm256_set1_ps(127.0f), lo = _mm256_set1_ps(-127.0f);
-    for (int i = 0; i < n; i += 32) {
-        __m256i c[4];
-        KVQ_UNROLL for (int j = 0; j < 4; j++)
+    for (int i = 0; i < n; i += 16) {
+        __m256i c[2];
+        KVQ_UNROLL for (int j = 0; j < 2; j++)
         {
             __m256 z = _mm256_mul_ps(_mm256_load_ps(y + i + 8 * j), inv);
             c[j] = _mm256_cvtps_epi32(_mm256_max_ps(_mm256_min_ps(z, hi), lo));
         }
-        _mm256_store_si256((__m256i *)(codes + i), kvq_bytes(c[0], c[1], c[2], c[3]));
+        _mm_store_si128((__m128i *)(codes + i), kvq_bytes(c[0], c[1]));
     }
     return head;
 }
@@ -244,11 +246,19 @@ static void pack_k_lane(uint8_t *lane, const uint8_t *codes, int bits)
 
 void tern_kvq_pack_k_avx2(uint8_t *k, const uint8_t *codes, int bits, int dim)
 {
-    size_t half_bytes = (size_t)dim * 4 * bits, group_bytes = (size_t)64 * bits;
+    const size_t half_bytes = (size_t)dim * 4 * bits, group_bytes = (size_t)64 * bits;
+    const int whole = dim / 32 * 32;
     for (int t = 0; t < 64; t++) {
         uint8_t *lane = k + (size_t)(t / 32) * half_bytes + (size_t)(t / 16 % 2) * group_bytes + (size_t)(t % 16) * 4;
-        for (int d = 0; d < dim; d += 32)
-            pack_k_lane(lane + (size_t)d * 4 * bits, codes + (size_t)t * dim + d, bits);
+        const uint8_t *row = codes + (size_t)t * dim;
+        for (int d = 0; d < whole; d += 32)
+            pack_k_lane(lane + (size_t)d * 4 * bits, row + d, bits);
+        if (whole < dim && t % 32 < 16) { /* the last 16 dims share a set with those of the token 16 further on */
+            uint8_t both[32];
+            memcpy(both, row + whole, 16);
+            memcpy(both + 16, row + (size_t)16 * dim + whole, 16);
+            pack_k_lane(lane + (size_t)whole * 4 * bits, both, bits);
+        }
     }
 }
 

@@ -1,27 +1,22 @@
 /* avx2/kvq_score.c - queries against coded keys: 16 tokens in two registers, four dims of each per 32-bit lane. */
 #include "kernel/avx2/kvq_simd.h"
 
-static __m256i order_bytes(int bits)
+static __m128i order_bytes(int bits)
 {
-    __m128i o = bits == 8   ? _mm_setr_epi8(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)
-                : bits == 2 ? _mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15)
-                            : _mm_setr_epi8(0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15);
-    return _mm256_broadcastsi128_si256(o);
+    return bits == 8   ? _mm_setr_epi8(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)
+           : bits == 2 ? _mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15)
+                       : _mm_setr_epi8(0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15);
 }
 
-static int32_t prep_block(int8_t *q, const float *x, float inv, __m256i order, int n)
+static int32_t prep_block(int8_t *q, const float *x, float inv, __m128i order, int n)
 {
     __m256 vi = _mm256_set1_ps(inv);
     __m256i sum = _mm256_setzero_si256();
-    for (int d = 0; d < n; d += 32) {
-        __m256i c[4];
-        KVQ_UNROLL for (int i = 0; i < 4; i++)
-        {
-            c[i] = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_load_ps(x + d + 8 * i), vi));
-            sum = _mm256_add_epi32(sum, c[i]);
-        }
-        __m256i b = _mm256_shuffle_epi8(kvq_bytes(c[0], c[1], c[2], c[3]), order);
-        _mm256_store_si256((__m256i *)(q + d), b);
+    for (int d = 0; d < n; d += 16) {
+        __m256i a = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_load_ps(x + d), vi));
+        __m256i b = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_load_ps(x + d + 8), vi));
+        sum = _mm256_add_epi32(sum, _mm256_add_epi32(a, b));
+        _mm_store_si128((__m128i *)(q + d), _mm_shuffle_epi8(kvq_bytes(a, b), order));
     }
     __m128i s = _mm_add_epi32(_mm256_castsi256_si128(sum), _mm256_extracti128_si256(sum, 1));
     s = _mm_add_epi32(s, _mm_shuffle_epi32(s, 0x4E));
@@ -32,7 +27,7 @@ void tern_kvq_prep_avx2(int8_t *q, float *scale, int32_t *sum, const float *x, c
                         int dim, int n_q)
 {
     int n_blocks = tern_kvq_blocks(dim);
-    __m256i order = order_bytes(tab->bits);
+    __m128i order = order_bytes(tab->bits);
     for (int ib = 0; ib < n_q * n_blocks; ib++) {
         int d0 = ib % n_blocks * TERN_KVQ_BLOCK;
         int n = kvq_block_dims(dim, d0);
@@ -65,6 +60,23 @@ KVQ_INLINE void dot_step(__m256i acc[][2], __m256i e0, __m256i e1, const int8_t 
     }
 }
 
+/* n words from `first` on of a set of 16 tokens. */
+KVQ_INLINE void dot_set(const int rows, __m256i acc[][2], const int8_t *q, size_t q_stride, const uint8_t *set,
+                        int first, const int n_words, const __m256i tail[2], bool last, const struct kvq_tables *t,
+                        const int bits, const bool trellis)
+{
+    const int per_byte = kvq_per_byte(bits);
+    KVQ_UNROLL for (int w = 0; w < n_words; w++)
+    {
+        __m256i v0 = kvq_word(set, first + w, bits), v1 = kvq_word(set + 32, first + w, bits);
+        __m256i p0 = kvq_key_before(set, first, w, n_words, tail[0], last, bits);
+        __m256i p1 = kvq_key_before(set + 32, first, w, n_words, tail[1], last, bits);
+        KVQ_UNROLL for (int j = 0; j < per_byte; j++)
+            dot_step(acc, kvq_key_step(v0, p0, j, t, bits, trellis), kvq_key_step(v1, p1, j, t, bits, trellis),
+                     q + 4 * (w * per_byte + j), q_stride, rows);
+    }
+}
+
 /* What one call works on. */
 struct page {
     const struct tern_kvq_query *q;
@@ -79,9 +91,9 @@ struct page {
 KVQ_INLINE void score_tokens(const int rows, float *s, const struct page *p, int t0, int i0, const int bits,
                              const bool trellis)
 {
-    const int n_words = kvq_words(bits), per_byte = kvq_per_byte(bits), dim = p->dim;
-    const size_t set_bytes = (size_t)128 * bits /* of both groups */, side_bytes = (size_t)dim * 8 * bits;
-    const uint8_t *k = p->k + (size_t)(t0 / 32) * (side_bytes / 2) + (size_t)(t0 / 16 % 2) * (set_bytes / 2);
+    const int n_words = kvq_words(bits), dim = p->dim;
+    const size_t stride = (size_t)dim;
+    const uint8_t *half = p->k + (size_t)(t0 / 32) * stride * 4 * bits;
     const uint16_t *head = p->head + t0;
     const struct tern_kvq_query *q = p->q;
     int n_blocks = tern_kvq_blocks(dim);
@@ -90,24 +102,22 @@ KVQ_INLINE void score_tokens(const int rows, float *s, const struct page *p, int
     for (int b = 0; b < n_blocks; b++) {
         __m256i acc[KVQ_ROWS][2];
         KVQ_UNROLL for (int i = 0; i < rows; i++) acc[i][0] = acc[i][1] = _mm256_setzero_si256();
-        const uint8_t *block = k + (size_t)b * TERN_KVQ_BLOCK / 32 * set_bytes;
-        __m256i wrap[2];
-        kvq_key_wrap(wrap, block, head + b * 64, bits);
-        int n = kvq_block_dims(dim, b * TERN_KVQ_BLOCK);
-        for (int d = 0; d < n; d += 32) {
-            const uint8_t *group = block + (size_t)d / 32 * set_bytes;
-            const int8_t *qd = q->q + (size_t)i0 * dim + b * TERN_KVQ_BLOCK + d;
-            bool last = d + 32 == n;
+        const struct kvq_keys keys = kvq_keys(half, t0 / 16 % 2, b * TERN_KVQ_BLOCK, dim, bits);
+        const int8_t *qb = q->q + (size_t)i0 * stride + b * TERN_KVQ_BLOCK;
+        __m256i tail[2];
+        kvq_key_tail(tail, &keys, head + b * 64, bits);
+        for (int d = 0; d < keys.dims; d += 32) {
+            const uint8_t *set = keys.sets + (size_t)d * 4 * bits;
             if (i0 == 0)
                 kvq_prefetch(p->next, (size_t)(t0 / 16 * dim + b * TERN_KVQ_BLOCK + d) / 32, bits);
-            KVQ_UNROLL for (int w = 0; w < n_words; w++)
-            {
-                __m256i v0 = kvq_word(group, w, bits), p0 = kvq_key_before(group, w, wrap[0], last, bits);
-                __m256i v1 = kvq_word(group + 32, w, bits), p1 = kvq_key_before(group + 32, w, wrap[1], last, bits);
-                KVQ_UNROLL for (int j = 0; j < per_byte; j++) dot_step(
-                    acc, kvq_key_step(v0, p0, j, p->t, bits, trellis), kvq_key_step(v1, p1, j, p->t, bits, trellis),
-                    qd + 4 * (w * per_byte + j), (size_t)dim, rows);
-            }
+            dot_set(rows, acc, qb + d, stride, set, 0, n_words, tail, d + 32 == keys.dims, p->t, bits, trellis);
+        }
+        if (keys.shared) {
+            if (i0 == 0)
+                kvq_prefetch(p->next, (size_t)(t0 / 16 * dim + b * TERN_KVQ_BLOCK + keys.dims) / 32, bits);
+            kvq_key_wrap(tail, keys.first, head + b * 64, bits);
+            dot_set(rows, acc, qb + keys.dims, stride, keys.shared, keys.word, n_words / 2, tail, true, p->t, bits,
+                    trellis);
         }
         __m256 f0 = kvq_scales(head + b * 64), f1 = kvq_scales(head + b * 64 + 8);
         KVQ_UNROLL for (int i = 0; i < rows; i++)

@@ -143,7 +143,7 @@ KVQ_INLINE __m256i kvq_value_step(const __m256i x[4], int n, const struct kvq_ta
 }
 
 /* What stands before the last key word of a block, for 16 tokens: the first word one byte on, behind the start. */
-KVQ_INLINE void kvq_key_wrap(__m256i wrap[2], const uint8_t *block, const uint16_t *head, const int bits)
+KVQ_INLINE void kvq_key_wrap(__m256i wrap[2], const uint8_t *first, const uint16_t *head, const int bits)
 {
     KVQ_UNROLL for (int i = 0; i < 2; i++)
     {
@@ -153,16 +153,29 @@ KVQ_INLINE void kvq_key_wrap(__m256i wrap[2], const uint8_t *block, const uint16
             s = _mm256_slli_epi32(s, 4);
         else if (bits == 3) /* s_{-1} in the high nibble, where bit 3 does no harm, s_{-2} in the low one */
             s = _mm256_or_si256(_mm256_slli_epi32(s, 4), _mm256_srli_epi32(s, 3));
-        wrap[i] = _mm256_or_si256(_mm256_slli_epi32(kvq_load(block + 32 * i), 8), s);
+        wrap[i] = _mm256_or_si256(_mm256_slli_epi32(kvq_load(first + 32 * i), 8), s);
     }
 }
 
-/* What stands before word w of a set: chains run against memory order, so it is the word that follows. */
-KVQ_INLINE __m256i kvq_key_before(const uint8_t *group, int w, __m256i wrap, bool last, const int bits)
+/* What stands before the last word of the whole sets, behind which 16 dims may follow. */
+KVQ_INLINE void kvq_key_tail(__m256i tail[2], const struct kvq_keys *k, const uint16_t *head, const int bits)
 {
-    if (w + 1 < kvq_words(bits))
-        return kvq_word(group, w + 1, bits);
-    return last ? wrap : kvq_load(group + 128 * bits); /* a set of both groups has 128 * bits bytes */
+    if (!k->shared) {
+        kvq_key_wrap(tail, k->first, head, bits);
+        return;
+    }
+    tail[0] = kvq_load(k->half);
+    tail[1] = kvq_load(k->half + 32);
+}
+
+/* What stands before word w of n from `first` on of a set: chains run against memory order, so it is the word that
+ * follows; behind the last set, `tail`. */
+KVQ_INLINE __m256i kvq_key_before(const uint8_t *set, int first, int w, const int n, __m256i tail, bool last,
+                                  const int bits)
+{
+    if (w + 1 < n)
+        return kvq_word(set, first + w + 1, bits);
+    return last ? tail : kvq_load(set + 128 * bits); /* a set of both groups has 128 * bits bytes */
 }
 
 /* Word w of the groups x, at byte `at` of it. */
@@ -233,11 +246,11 @@ static inline uint32_t kvq_top(const float *x, int n)
     return (uint32_t)_mm_cvtsi128_si32(m);
 }
 
-/* 32 small integers in four registers to bytes, in order (saturating to int8). */
-KVQ_INLINE __m256i kvq_bytes(__m256i a, __m256i b, __m256i c, __m256i d)
+/* 16 small integers in two registers to bytes, in order (saturating to int8). */
+KVQ_INLINE __m128i kvq_bytes(__m256i a, __m256i b)
 {
-    __m256i w = _mm256_packs_epi16(_mm256_packs_epi32(a, b), _mm256_packs_epi32(c, d));
-    return _mm256_permutevar8x32_epi32(w, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+    __m256i w = _mm256_permute4x64_epi64(_mm256_packs_epi32(a, b), 0xD8);
+    return _mm_packs_epi16(_mm256_castsi256_si128(w), _mm256_extracti128_si256(w, 1));
 }
 
 void tern_kvq_prep_avx2(int8_t *q, float *scale, int32_t *sum, const float *x, const struct tern_kvq_table *tab,

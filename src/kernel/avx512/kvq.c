@@ -19,14 +19,15 @@ KVQ_INLINE __m512 entry_at(__m512i v, __m512i e, int j, int n, __m512 table, con
     return _mm512_permutexvar_ps(_mm512_srli_epi32(v, (unsigned)(8 * j + (bits == 2 ? 2 : 4) * n)), table);
 }
 
-/* 32 dims of 16 tokens; row: out's row of the first dim. */
-KVQ_INLINE void decode_set(float *row, const uint8_t *group, __m512i wrap, bool last, __m512 fu,
-                           const struct kvq_tables *t, __m512 table, const int bits, const bool trellis)
+/* n words from `first` on of a set of 16 tokens; row: out's row of the first dim. */
+KVQ_INLINE void decode_set(float *row, const uint8_t *set, int first, const int n_words, __m512i tail, bool last,
+                           __m512 fu, const struct kvq_tables *t, __m512 table, const int bits, const bool trellis)
 {
-    const int n_words = kvq_words(bits), per_byte = kvq_per_byte(bits);
+    const int per_byte = kvq_per_byte(bits);
     KVQ_UNROLL for (int w = 0; w < n_words; w++)
     {
-        __m512i v = kvq_word(group, w, bits), p = kvq_key_before(group, w, wrap, last, bits);
+        __m512i v = kvq_word(set, first + w, bits);
+        __m512i p = kvq_key_before(set, first, w, n_words, tail, last, bits);
         KVQ_UNROLL for (int n = 0; n < per_byte; n++)
         {
             __m512i e = kvq_key_step(v, p, n, t, bits, trellis);
@@ -45,16 +46,19 @@ KVQ_INLINE void decode_k_bits(float *out, const uint8_t *k, const uint16_t *head
     const struct kvq_tables tables = kvq_tables(tab, 0, bits, trellis);
     const __m512 table = float_table(tab, bits), unit = _mm512_set1_ps(tab->unit);
     for (int t = 0; t < 64; t += 16) {
-        const uint8_t *kt = k + (size_t)(t / 32) * dim * 4 * bits + (size_t)(t / 16 % 2) * 64 * bits;
+        const uint8_t *half = k + (size_t)(t / 32) * dim * 4 * bits;
         for (int d0 = 0; d0 < dim; d0 += TERN_KVQ_BLOCK) {
             const uint16_t *h = head + d0 / TERN_KVQ_BLOCK * 64 + t;
-            const uint8_t *block = kt + (size_t)d0 * 4 * bits;
-            __m512 fu = _mm512_mul_ps(kvq_scales(h), unit);
-            __m512i wrap = kvq_key_wrap(block, h, bits);
-            int n = kvq_block_dims(dim, d0);
-            for (int d = 0; d < n; d += 32)
-                decode_set(out + (size_t)(d0 + d) * 64 + t, block + (size_t)d * 4 * bits, wrap, d + 32 == n, fu,
-                           &tables, table, bits, trellis);
+            const struct kvq_keys keys = kvq_keys(half, t / 16 % 2, d0, dim, bits);
+            const __m512 fu = _mm512_mul_ps(kvq_scales(h), unit);
+            float *row = out + (size_t)d0 * 64 + t;
+            const __m512i tail = kvq_key_tail(&keys, h, bits);
+            for (int d = 0; d < keys.dims; d += 32)
+                decode_set(row + (size_t)d * 64, keys.sets + (size_t)d * 4 * bits, 0, kvq_words(bits), tail,
+                           d + 32 == keys.dims, fu, &tables, table, bits, trellis);
+            if (keys.shared)
+                decode_set(row + (size_t)keys.dims * 64, keys.shared, keys.word, kvq_words(bits) / 2,
+                           kvq_key_wrap(keys.first, h, bits), true, fu, &tables, table, bits, trellis);
         }
     }
 }

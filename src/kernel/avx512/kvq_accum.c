@@ -73,14 +73,16 @@ struct page {
     int dim;
 };
 
-/* 32 dims from d on for `rows` rows.  x: in each half their two groups and those before them in the chains.  Up to
- * three rows would wait for their own sums: they take two chains each. */
+/* 32 dims from d on for `rows` rows; of a last group alone 16, and the sums beside them are not stored.  x: in each
+ * half their two groups and those before them in the chains.  Up to three rows would wait for their own sums: they take
+ * two chains each. */
 KVQ_INLINE void accum_dims(const int rows, float *o, const struct row_weights *r, const struct page *p, int d,
                            const uint8_t *const x[2][5], const float *shrink, bool fetch, const int bits,
                            const bool trellis)
 {
     const int n_words = kvq_words(bits), per_byte = kvq_per_byte(bits), n_x = kvq_reach(bits, trellis) + 1;
     const int planes = kvq_planes(bits), chains = planes == 1 && rows < KVQ_ROWS ? 2 : 1;
+    const __mmask16 stored[2] = {0xFFFF, d + 16 == p->dim ? 0 : 0xFFFF};
     __m512i acc[KVQ_ROWS][2][2]; /* second index: plane or chain */
     KVQ_UNROLL for (int i = 0; i < rows; i++)
     {
@@ -121,8 +123,8 @@ KVQ_INLINE void accum_dims(const int rows, float *o, const struct row_weights *r
             float *oi = o + (size_t)i * p->dim + 16 * j;
             __m512i second = planes == 2 ? _mm512_slli_epi32(acc[i][1][j], 8) : acc[i][1][j];
             __m512 dot = _mm512_cvtepi32_ps(_mm512_add_epi32(acc[i][0][j], second));
-            __m512 old = _mm512_mul_ps(_mm512_load_ps(oi), sh);
-            _mm512_store_ps(oi, _mm512_fmadd_ps(dot, c, old));
+            __m512 old = _mm512_mul_ps(_mm512_maskz_load_ps(stored[j], oi), sh);
+            _mm512_mask_store_ps(oi, stored[j], _mm512_fmadd_ps(dot, c, old));
         }
     }
 }
@@ -151,6 +153,8 @@ KVQ_INLINE void accum_bits(float *o, const float *p, const uint8_t *v, const uin
             if (trellis && d == d0)
                 kvq_value_wrap(wrap[half], block, hb + 32 * half, n_groups, bits);
             kvq_value_groups(x[half], block, wrap[half], (d - d0) / 16, n_groups, kvq_reach(bits, trellis) + 1, bits);
+            if (d + 16 == dim) /* a last group alone: what its neighbour adds up does not matter, but must be there */
+                x[half][kvq_reach(bits, trellis)] = x[half][0];
         }
         for (int i = 0; i < n_q; i += KVQ_ROWS)
             KVQ_BY_ROWS(n_q - i, accum_dims, o + (size_t)i * dim + d, r + i, &page, d, x, shrink ? shrink + i : NULL,

@@ -124,7 +124,7 @@ KVQ_INLINE __m512i kvq_value_step(const __m512i *x, int n, const struct kvq_tabl
 }
 
 /* What stands before the last key word of a block, for 16 tokens: the first word one byte on, behind the start. */
-KVQ_INLINE __m512i kvq_key_wrap(const uint8_t *block, const uint16_t *head, const int bits)
+KVQ_INLINE __m512i kvq_key_wrap(const uint8_t *first, const uint16_t *head, const int bits)
 {
     __m512i s = _mm512_cvtepu16_epi32(_mm256_load_si256((const __m256i *)head));
     s = _mm512_and_si512(s, _mm512_set1_epi32(15));
@@ -132,15 +132,23 @@ KVQ_INLINE __m512i kvq_key_wrap(const uint8_t *block, const uint16_t *head, cons
         s = _mm512_slli_epi32(s, 4);
     else if (bits == 3) /* s_{-1} in the high nibble, where bit 3 does no harm, s_{-2} in the low one */
         s = _mm512_or_si512(_mm512_slli_epi32(s, 4), _mm512_srli_epi32(s, 3));
-    return _mm512_or_si512(_mm512_slli_epi32(kvq_load(block), 8), s);
+    return _mm512_or_si512(_mm512_slli_epi32(kvq_load(first), 8), s);
 }
 
-/* What stands before word w of a set: chains run against memory order, so it is the word that follows. */
-KVQ_INLINE __m512i kvq_key_before(const uint8_t *group, int w, __m512i wrap, bool last, const int bits)
+/* What stands before the last word of the whole sets, behind which 16 dims may follow. */
+KVQ_INLINE __m512i kvq_key_tail(const struct kvq_keys *k, const uint16_t *head, const int bits)
 {
-    if (w + 1 < kvq_words(bits))
-        return kvq_word(group, w + 1, bits);
-    return last ? wrap : kvq_load(group + 128 * bits); /* a set of both groups has 128 * bits bytes */
+    return k->shared ? kvq_load(k->half) : kvq_key_wrap(k->first, head, bits);
+}
+
+/* What stands before word w of n from `first` on of a set: chains run against memory order, so it is the word that
+ * follows; behind the last set, `tail`. */
+KVQ_INLINE __m512i kvq_key_before(const uint8_t *set, int first, int w, const int n, __m512i tail, bool last,
+                                  const int bits)
+{
+    if (w + 1 < n)
+        return kvq_word(set, first + w + 1, bits);
+    return last ? tail : kvq_load(set + 128 * bits); /* a set of both groups has 128 * bits bytes */
 }
 
 /* The groups that follow the last one of a block of values in memory, as far as its chains reach: the block's own

@@ -5,8 +5,8 @@
 #include <math.h>
 #include <string.h>
 
-/* The 32 codes of one lane's set, in item order, `stride` bytes apart. */
-static void unpack_lane(uint8_t *codes, size_t stride, const uint8_t *group, int lane, int bits)
+/* The 32 codes of one lane's set: items `stride` bytes apart, item 16 `half` bytes after item 0. */
+static void unpack_lane(uint8_t *codes, size_t stride, size_t half, const uint8_t *group, int lane, int bits)
 {
     uint32_t w[8];
     for (int i = 0; i < bits; i++)
@@ -31,7 +31,7 @@ static void unpack_lane(uint8_t *codes, size_t stride, const uint8_t *group, int
         default:
             c = w[i / 16] >> (2 * (i % 16)) & 3;
         }
-        codes[i * stride] = (uint8_t)c;
+        codes[i / 16 * half + i % 16 * stride] = (uint8_t)c;
     }
 }
 
@@ -57,18 +57,28 @@ static void follow_chain(uint8_t *codes, int start, const struct tern_kvq_table 
     }
 }
 
+/* The codes of a whole page side, [64][dim]. */
+static void side_codes(uint8_t *codes, const uint8_t *side, int bits, int dim, bool key)
+{
+    const size_t row = (size_t)dim;
+    for (int t = 0; t < 64; t += key ? 1 : KVQ_SET) {
+        for (int d = 0; d < dim; d += key ? KVQ_SET : 1) {
+            uint8_t *to = codes + (size_t)t * row + d;
+            bool shared = key && kvq_shared_set(d, dim);
+            if (!key)
+                unpack_lane(to, row, 16 * row, side + kvq_value_set(t, d, bits, dim), d % KVQ_LANES, bits);
+            else if (!shared || t % 32 < 16)
+                unpack_lane(to, 1, shared ? 16 * row : 16, side + kvq_key_set(t, d, bits, dim), t % KVQ_LANES, bits);
+        }
+    }
+}
+
 /* The entries of a whole page side, e[64][dim]. */
 static void side_entries(int8_t *e, const uint8_t *side, const uint16_t *head, const struct tern_kvq_table *tab,
                          int dim, bool key)
 {
     uint8_t *codes = (uint8_t *)e;
-    for (int t = 0; t < 64; t += key ? 1 : KVQ_SET) {
-        for (int d = 0; d < dim; d += key ? KVQ_SET : 1) {
-            size_t group = key ? kvq_key_set(t, d, tab->bits, dim) : kvq_value_set(t, d, tab->bits, dim);
-            unpack_lane(codes + (size_t)t * dim + d, key ? 1 : (size_t)dim, side + group, (key ? t : d) % KVQ_LANES,
-                        tab->bits);
-        }
-    }
+    side_codes(codes, side, tab->bits, dim, key);
     for (int t = 0; t < 64 && tab->bits != 8; t++) {
         for (int d = 0; d < dim; d += TERN_KVQ_BLOCK) {
             uint8_t *block = codes + (size_t)t * dim + d;

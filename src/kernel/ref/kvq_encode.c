@@ -189,12 +189,12 @@ void tern_kvq_encode_ref(uint8_t *codes, uint16_t *head, const float *x, const s
     }
 }
 
-/* One lane's set of 32 codes, `stride` bytes apart, into its words. */
-static void pack_lane(uint8_t *group, int lane, const uint8_t *codes, size_t stride, int bits)
+/* One lane's set of 32 codes into its words: items `stride` bytes apart, item 16 `half` bytes after item 0. */
+static void pack_lane(uint8_t *group, int lane, const uint8_t *codes, size_t stride, size_t half, int bits)
 {
     uint32_t w[8] = {0};
     for (int i = 0; i < KVQ_SET; i++) {
-        uint32_t c = codes[i * stride];
+        uint32_t c = codes[i / 16 * half + i % 16 * stride];
         switch (bits) {
         case 8:
             w[i / 4] |= c << (8 * (i % 4));
@@ -221,8 +221,12 @@ static void pack_lane(uint8_t *group, int lane, const uint8_t *codes, size_t str
 void tern_kvq_pack_k_ref(uint8_t *k, const uint8_t *codes, int bits, int dim)
 {
     for (int t = 0; t < 64; t++) {
-        for (int d = 0; d < dim; d += KVQ_SET)
-            pack_lane(k + kvq_key_set(t, d, bits, dim), t % KVQ_LANES, codes + (size_t)t * dim + d, 1, bits);
+        for (int d = 0; d < dim; d += KVQ_SET) {
+            bool shared = kvq_shared_set(d, dim);
+            if (!shared || t % 32 < 16)
+                pack_lane(k + kvq_key_set(t, d, bits, dim), t % KVQ_LANES, codes + (size_t)t * dim + d, 1,
+                          shared ? (size_t)dim * 16 : 16, bits);
+        }
     }
 }
 
@@ -231,6 +235,6 @@ void tern_kvq_pack_v_ref(uint8_t *v, const uint8_t *codes, int bits, int dim)
     for (int d = 0; d < dim; d++) {
         for (int t = 0; t < 64; t += KVQ_SET)
             pack_lane(v + kvq_value_set(t, d, bits, dim), d % KVQ_LANES, codes + (size_t)t * dim + d, (size_t)dim,
-                      bits);
+                      (size_t)dim * 16, bits);
     }
 }

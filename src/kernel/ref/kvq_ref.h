@@ -19,11 +19,17 @@ static inline size_t kvq_group_bytes(int bits)
     return (size_t)bits * KVQ_LANES * 4;
 }
 
-/* Start of the group of keys: 16 tokens from t on (a multiple of 16), 32 dims from d on (a multiple of 32). */
+/* Is the set of keys from dim d on (a multiple of 32) the one that both groups of a half share? */
+static inline bool kvq_shared_set(int d, int dim)
+{
+    return d + KVQ_SET > dim;
+}
+
+/* Start of the group of keys of token t, dims d (a multiple of 32) and up. */
 static inline size_t kvq_key_set(int t, int d, int bits, int dim)
 {
-    int half = t / 32, group = t / KVQ_LANES % 2, set = d / KVQ_SET, n_sets = dim / KVQ_SET;
-    return (size_t)((half * n_sets + set) * 2 + group) * kvq_group_bytes(bits);
+    int half = t / 32, group = kvq_shared_set(d, dim) ? 0 : t / KVQ_LANES % 2;
+    return (size_t)((half * dim + d) / KVQ_LANES + group) * kvq_group_bytes(bits);
 }
 
 /* Start of the group of values: 32 tokens from t on, 16 dims from d on. */
