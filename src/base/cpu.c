@@ -9,6 +9,8 @@
 #include <string.h>
 #if defined(__x86_64__)
 #include <cpuid.h>
+#elif defined(__aarch64__)
+#include <sys/auxv.h>
 #endif
 
 /* ---- levels ---- */
@@ -42,6 +44,12 @@ static unsigned detect(void)
         !all_bits(c7, bit_AVX512VNNI | bit_AVX512VBMI))
         return TERN_CPU_AVX2;
     return TERN_CPU_AVX2 | TERN_CPU_AVX512;
+}
+#elif defined(__aarch64__)
+/* Advanced SIMD itself is part of every AArch64 Linux machine. */
+static unsigned detect(void)
+{
+    return getauxval(AT_HWCAP) & HWCAP_ASIMDDP ? TERN_CPU_NEON : 0;
 }
 #else
 static unsigned detect(void)

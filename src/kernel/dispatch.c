@@ -42,6 +42,10 @@ void tern_kernels_init(unsigned mask)
     if (k.mask & TERN_CPU_AVX512)
         TERN_INIT(avx512);
 #endif
+#ifdef TERN_HAVE_NEON
+    if (k.mask & TERN_CPU_NEON)
+        TERN_INIT(neon);
+#endif
 #undef TERN_INIT
     TERN_FOR_MODELS(assert_filled(&k.gemm, sizeof k.gemm);)
     TERN_FOR_MODELS(assert_filled(&k.vec, sizeof k.vec);)

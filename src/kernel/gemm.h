@@ -86,5 +86,6 @@ struct tern_gemm_kernels {
 void tern_gemm_init_ref(struct tern_gemm_kernels *k);
 void tern_gemm_init_avx2(struct tern_gemm_kernels *k);
 void tern_gemm_init_avx512(struct tern_gemm_kernels *k);
+void tern_gemm_init_neon(struct tern_gemm_kernels *k);
 
 #endif
