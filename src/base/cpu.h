@@ -31,7 +31,8 @@ enum {
 /* Levels that both the processor and the operating system support. */
 unsigned tern_cpu_detect(void);
 
-/* "c" or the word of a level -> mask of that level and all below it; "all" -> every level.  TERN_EINVAL names `text`. */
+/* "c" or the word of a level -> mask of that level and all below it; "all" -> every level.  TERN_EINVAL names `text`.
+ */
 int tern_cpu_parse(const char *text, unsigned *mask, tern_error *err);
 
 /* Name of the highest level in the mask ("c" for 0). */
