@@ -122,7 +122,8 @@ TERNKV_API int ternkv_score(const ternkv_side *side, float *s, const ternkv_quer
 /* o[n_q][dim] = o * shrink + the sum over the page's 64 tokens of p * value, in the codec's domain: start with zeros,
  * finish with ternkv_finish.  p[n_q][64]: weights >= 0, 0 for tokens that shall not count; shrink[n_q]: what a new
  * maximum leaves of the sum so far, NULL: 1.  o and p are 64-byte aligned.
- * Weights become 15-bit integers per page and query head, relative to the largest p * scale. */
+ * Weights become integers per page and query head, relative to the largest p * scale: 8 bits for codes of at most 4
+ * bits, 15 bits for 8-bit codes. */
 TERNKV_API int ternkv_accum(const ternkv_side *side, float *o, const float *p, const void *page, const float *shrink,
                             int n_q, tern_error *err);
 

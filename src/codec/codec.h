@@ -110,13 +110,13 @@ struct tern_kv_codec {
     /* Keys.  x: [n_q][dim] f32 query heads, softmax scale folded in; divided by the conditioning's scale here.  Fills
      * out->x always; out->q/scale/sum when `narrow`. */
     void (*prep)(const struct tern_kv_side *side, struct tern_kv_query *out, const float *x, int n_q, bool narrow);
-    /* s[n_q][64]: narrow rows on the page as it is. */
+    /* s[n_q][64]: narrow rows on the page as it is.  next: what will be read after data, or NULL: a hint. */
     void (*score)(const struct tern_kv_side *side, float *s, const struct tern_kv_query *q, const uint8_t *data,
-                  const uint16_t *head, int n_q);
+                  const uint16_t *head, int n_q, const void *next);
 
-    /* Values: o[n_q][dim] = o*shrink + p.V in the codec's domain, narrow rows. */
+    /* Values: o[n_q][dim] = o*shrink + p.V in the codec's domain, narrow rows; shrink NULL: 1; next: as for score. */
     void (*accum)(const struct tern_kv_side *side, float *o, const float *p, const uint8_t *data, const uint16_t *head,
-                  const float *shrink, int n_q);
+                  const float *shrink, int n_q, const void *next);
     /* From the codec's domain to the model's, in place: once per row after the last page. */
     void (*finish)(const struct tern_kv_side *side, float *o, int n_q);
 

@@ -109,7 +109,7 @@ void tern_kv_coded_prep(const struct tern_kv_side *side, struct tern_kv_query *o
 }
 
 void tern_kv_coded_score(const struct tern_kv_side *side, float *s, const struct tern_kv_query *q, const uint8_t *data,
-                         const uint16_t *head, int n_q)
+                         const uint16_t *head, int n_q, const void *next)
 {
     const size_t n_blocks = (size_t)tern_kvq_blocks(side->dim);
     for (int i = 0; i < n_q; i += TERN_KVQ_MAX_Q) {
@@ -119,17 +119,17 @@ void tern_kv_coded_score(const struct tern_kv_side *side, float *s, const struct
             .scale = q->scale + (size_t)i * n_blocks,
             .sum = q->sum + (size_t)i * n_blocks,
         };
-        tern_k.kvq.score(s + (size_t)i * TERN_PAGE, &part, data, head, table_of(side), side->dim, n);
+        tern_k.kvq.score(s + (size_t)i * TERN_PAGE, &part, data, head, table_of(side), side->dim, n, next);
     }
 }
 
 void tern_kv_coded_accum(const struct tern_kv_side *side, float *o, const float *p, const uint8_t *data,
-                         const uint16_t *head, const float *shrink, int n_q)
+                         const uint16_t *head, const float *shrink, int n_q, const void *next)
 {
     for (int i = 0; i < n_q; i += TERN_KVQ_MAX_Q) {
         int n = n_q - i < TERN_KVQ_MAX_Q ? n_q - i : TERN_KVQ_MAX_Q;
         tern_k.kvq.accum(o + (size_t)i * (size_t)side->dim, p + (size_t)i * TERN_PAGE, data, head,
-                         shrink ? shrink + i : NULL, table_of(side), side->dim, n);
+                         shrink ? shrink + i : NULL, table_of(side), side->dim, n, next);
     }
 }
 

@@ -30,9 +30,9 @@ void tern_kv_coded_encode(const struct tern_kv_side *side, uint8_t *data, uint16
 void tern_kv_coded_prep(const struct tern_kv_side *side, struct tern_kv_query *out, const float *x, int n_q,
                         bool narrow);
 void tern_kv_coded_score(const struct tern_kv_side *side, float *s, const struct tern_kv_query *q, const uint8_t *data,
-                         const uint16_t *head, int n_q);
+                         const uint16_t *head, int n_q, const void *next);
 void tern_kv_coded_accum(const struct tern_kv_side *side, float *o, const float *p, const uint8_t *data,
-                         const uint16_t *head, const float *shrink, int n_q);
+                         const uint16_t *head, const float *shrink, int n_q, const void *next);
 void tern_kv_coded_finish(const struct tern_kv_side *side, float *o, int n_q);
 void tern_kv_coded_decode(const struct tern_kv_side *side, float *out, const uint8_t *data, const uint16_t *head);
 

@@ -74,23 +74,23 @@ static void prep(const struct tern_kv_side *side, struct tern_kv_query *out, con
 }
 
 static void score(const struct tern_kv_side *side, float *s, const struct tern_kv_query *q, const uint8_t *data,
-                  const uint16_t *head, int n_q)
+                  const uint16_t *head, int n_q, const void *next)
 {
     (void)head;
     if (is_f32(side))
         tern_k.attn.score_f32(s, q->x, (const float *)(const void *)data, side->dim, n_q);
     else
-        tern_k.attn.score_f16(s, q->x, (const uint16_t *)(const void *)data, side->dim, n_q);
+        tern_k.attn.score_f16(s, q->x, (const uint16_t *)(const void *)data, side->dim, n_q, next);
 }
 
 static void accum(const struct tern_kv_side *side, float *o, const float *p, const uint8_t *data, const uint16_t *head,
-                  const float *shrink, int n_q)
+                  const float *shrink, int n_q, const void *next)
 {
     (void)head;
     if (is_f32(side))
         tern_k.attn.accum_f32(o, p, (const float *)(const void *)data, shrink, side->dim, TERN_PAGE, n_q);
     else
-        tern_k.attn.accum_f16(o, p, (const uint16_t *)(const void *)data, shrink, side->dim, TERN_PAGE, n_q);
+        tern_k.attn.accum_f16(o, p, (const uint16_t *)(const void *)data, shrink, side->dim, TERN_PAGE, n_q, next);
 }
 
 static void finish(const struct tern_kv_side *side, float *o, int n_q)

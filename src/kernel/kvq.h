@@ -77,6 +77,13 @@ static inline float tern_kvq_scale(uint16_t head)
     return tern_f16_to_f32((uint16_t)(head >> 4 << 3));
 }
 
+/* Integer steps of the weights that `accum` multiplies with codes: one unsigned byte, but where codes carry eight bits
+ * themselves 15 bits. */
+static inline float tern_kvq_full(int bits)
+{
+    return bits == 8 ? 32767.0f : 255.0f;
+}
+
 /* Header of a positive scale: to f16, then to 7 mantissa bits, halves up.  Relative error at most 2^-8 + 2^-11 (two
  * roundings) in the normal range of f16, absolute 2^-22 + 2^-25 below it; saturates at 65280. */
 static inline uint16_t tern_kvq_head_near(float f)
@@ -127,19 +134,23 @@ struct tern_kvq_kernels {
 
     /* s[i*64 + t] = sum over blocks b of f_t,b * scale_i,b * (integer dot of the codes' entries with q_i over block b):
      * integer dots are exact, float part in block order, product f*scale rounded first, then fma from +0: bit-equal on
-     * all levels.  All 64 tokens are scored.  s 64-byte aligned.  n_q 1..16. */
+     * all levels.  All 64 tokens are scored.  s 64-byte aligned.  n_q 1..16.  next: what the caller reads after k, or
+     * NULL: a hint, asked for towards the end of k; any address will do. */
     void (*score)(float *s, const struct tern_kvq_query *q, const uint8_t *k, const uint16_t *head,
-                  const struct tern_kvq_table *tab, int dim, int n_q);
+                  const struct tern_kvq_table *tab, int dim, int n_q, const void *next);
 
     /* o[i*dim + d] = o*shrink_i + sum over t of p[i*64+t] * f_t * unit * entry(code); p >= 0, [n_q][64]; shrink NULL
-     * means 1; o, p 64-byte aligned; n_q 1..16.  Weights become 15-bit integers over the page, per row and block:
-     *     w_t = p_t * f_t;  m = max(0, max w_t);  inv = m >= TERN_KVQ_TINY ? 32767 / m : 0
-     *     W_t = w_t * inv, at most 32767 (NaN too) and at least 0, rounded to nearest even
-     *     o   = fma((float)(sum of W_t * entry), (m * unit) / 32767, o * shrink)
-     * The integer sum is exact.  So |error| <= m * unit * (sum of |entry|) / 65000 + 2 ulp of each term: at most 1e-6
-     * of the error energy of 4-bit codes.  A row's result does not depend on n_q.  Bit-equal on all levels. */
+     * means 1; o, p 64-byte aligned; n_q 1..16; next: as for score.  Weights become integers over the page, per row
+     * and block, with full = tern_kvq_full(bits) steps, 255 or for 8-bit codes 32767:
+     *     w_t = p_t * f_t;  m = max(0, max w_t);  inv = m >= TERN_KVQ_TINY ? full / m : 0
+     *     W_t = w_t * inv, at most full (NaN too) and at least 0, rounded to nearest even
+     *     o   = fma((float)(sum of W_t * entry), (m * unit) / full, o * shrink)
+     * The integer sum is exact.  So |error| <= m * unit * (sum of |entry|) * (.5 / full) + 2 ulp of each term.  In
+     * energy the weights add to a page of normal data at most 64/12 * (m/full)^2 per dim, reached when one token has
+     * nearly all the weight: 1.6 % of the error of t4 codes there, .02 % with equal weights (docs/kv-page.md); of 8-bit
+     * codes 1e-4.  A row's result does not depend on n_q.  Bit-equal on all levels. */
     void (*accum)(float *o, const float *p, const uint8_t *v, const uint16_t *head, const float *shrink,
-                  const struct tern_kvq_table *tab, int dim, int n_q);
+                  const struct tern_kvq_table *tab, int dim, int n_q, const void *next);
 
     /* Decodes a whole page for prompt rows: keys to out[dim][64], values to out[64][dim], exactly f * unit * entry with
      * (f*unit) rounded first.  out 64-byte aligned.  Bit-equal on all levels. */

@@ -64,31 +64,40 @@ KVQ_INLINE int kvq_block_dims(int dim, int d)
     return dim - d < TERN_KVQ_BLOCK ? dim - d : TERN_KVQ_BLOCK;
 }
 
-/* How far ahead of the line in use memory is asked for.  In a page the values follow the keys, and the next page often
- * follows in memory; one side ahead, with a floor for small ones, is a few hundred nanoseconds.  A wrong guess costs
- * bandwidth, never a fault. */
-KVQ_INLINE size_t kvq_ahead(size_t side_bytes)
+/* Entries of table A, of B and of C (at least four, whatever is there).  In a byte shuffle shorter tables repeat, so
+ * that the bits above a code do no harm. */
+KVQ_INLINE int kvq_span_a(const int bits, const bool trellis)
 {
-    return side_bytes < 2048 ? 2048 : side_bytes;
+    return trellis ? (bits == 3 ? 8 : 16) : bits == 8 ? 16 : 1 << bits;
 }
 
-/* Entry i of the table's 16 places; short tables repeat. */
-KVQ_INLINE int kvq_entry(const struct tern_kvq_table *tab, int i)
+KVQ_INLINE int kvq_span_b(const int bits)
 {
-    if (tab->bits == 8)
-        return 0;
-    return tab->entry[tab->trellis && tab->bits == 2 ? i : i & ((1 << tab->bits) - 1)];
+    return bits == 3 ? 8 : 16;
 }
 
-/* The tables as the 16 bytes that a byte shuffle sees.  Values come out as entry + offset: bytes add modulo 256, so the
- * first table carries all of it. */
-KVQ_INLINE void kvq_byte_tables(uint8_t t[3][16], const struct tern_kvq_table *tab, int offset)
+/* ---- memory asked for before it is needed ----
+ *
+ * Codes come from DRAM and a page side is often but 1 to 4 KB, too short for the hardware to see a stream.  So kernels
+ * ask for the lines KVQ_AHEAD bytes on, and near the end of a side for what the caller reads next.  1 to 2 KB measure
+ * best, 4 KB costs 15 %, 8 KB 50 %. */
+
+#define KVQ_AHEAD 2048
+
+/* Keys are read in memory order: what is asked for while the line at `at` of a side is in use. */
+KVQ_INLINE const uint8_t *kvq_ahead(const uint8_t *side, const uint8_t *at, size_t side_bytes, const void *next)
 {
-    for (int i = 0; i < 16; i++) {
-        t[0][i] = (uint8_t)(kvq_entry(tab, i) + offset);
-        t[1][i] = (uint8_t)tab->b[tab->bits == 3 ? i & 7 : i];
-        t[2][i] = (uint8_t)tab->c[i & 7];
-    }
+    size_t to = (size_t)(at - side) + KVQ_AHEAD;
+    return to < side_bytes || !next ? side + to : (const uint8_t *)next + (to - side_bytes);
+}
+
+/* Values are read both halves side by side: dims ahead, and what is asked for while dim d of a half is in use. */
+KVQ_INLINE const uint8_t *kvq_ahead_dims(const uint8_t *side, int d, int half, int dim, const void *next,
+                                         const int bits)
+{
+    const int ahead = (KVQ_AHEAD / 8 / bits + 31) / 32 * 32, to = d + (ahead < dim ? ahead : dim);
+    const uint8_t *from = to < dim || !next ? side : next;
+    return from + ((size_t)half * dim + (size_t)(to < dim || !next ? to : to - dim)) * 4 * bits;
 }
 
 /* ---- chains ---- */

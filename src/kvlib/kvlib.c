@@ -270,7 +270,7 @@ int ternkv_score(const ternkv_side *s, float *scores, const ternkv_query *query,
     if (query->side != s)
         TERN_FAIL(err, TERN_EINVAL, "the query was prepared for another side");
     struct parts p = parts_of(s, (uint8_t *)(uintptr_t)query, query->n_q);
-    s->side.codec->score(&s->side, scores, &p.q, data_of(s, page), head_of(page), query->n_q);
+    s->side.codec->score(&s->side, scores, &p.q, data_of(s, page), head_of(page), query->n_q, NULL);
     for (size_t j = 0; j < (size_t)query->n_q * TERN_PAGE && s->side.cond; j++)
         scores[j] += p.shift[j / TERN_PAGE];
 out:
@@ -288,7 +288,7 @@ int ternkv_accum(const ternkv_side *s, float *o, const float *p, const void *pag
     TERN_TRY(check_aligned(o, "o", err));
     TERN_TRY(check_aligned(p, "p", err));
     TERN_TRY(check_aligned(page, "a page", err));
-    s->side.codec->accum(&s->side, o, p, data_of(s, page), head_of(page), shrink, n_q);
+    s->side.codec->accum(&s->side, o, p, data_of(s, page), head_of(page), shrink, n_q, NULL);
 out:
     return rc;
 }

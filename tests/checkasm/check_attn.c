@@ -58,7 +58,7 @@ static void part_score(bool half)
             check_fill_f32(k, n_k, fill);
 
         if (half)
-            tern_k.attn.score_f16(s, q, kh, dim, n_q);
+            tern_k.attn.score_f16(s, q, kh, dim, n_q, kh);
         else
             tern_k.attn.score_f32(s, q, k, dim, n_q);
         if (fill != CHECK_HUGE || half) { /* huge f32 products overflow on purpose; bits are compared below */
@@ -69,7 +69,7 @@ static void part_score(bool half)
         check_same_f32("s against plain C", s, want, n_s);
         int i = check_range(0, n_q - 1);
         if (half)
-            tern_k.attn.score_f16(alone, q + i * dim, kh, dim, 1);
+            tern_k.attn.score_f16(alone, q + i * dim, kh, dim, 1, NULL);
         else
             tern_k.attn.score_f32(alone, q + i * dim, k, dim, 1);
         check_same_f32("one row alone", alone, s + i * TERN_PAGE, TERN_PAGE);
@@ -109,7 +109,7 @@ static void call_accum(bool half, float *o, const float *p, const float *v, cons
                        int dim, int n_tok, int n_q)
 {
     if (half)
-        tern_k.attn.accum_f16(o, p, vh, shrink, dim, n_tok, n_q);
+        tern_k.attn.accum_f16(o, p, vh, shrink, dim, n_tok, n_q, n_tok % 2 ? vh : NULL);
     else
         tern_k.attn.accum_f32(o, p, v, shrink, dim, n_tok, n_q);
 }
@@ -171,11 +171,13 @@ static void part_accum_f16(void)
 
 /* ---- softmax ---- */
 
+#define MAX_TOKENS (TERN_SOFTMAX_PAGES * TERN_PAGE)
+
 /* Fills s with one of several shapes; outside [t0, t1) lie NaN and infinities that must not be seen. */
-static void softmax_input(float *s, int kind, int t0, int t1)
+static void softmax_input(float *s, int n, int kind, int t0, int t1)
 {
     static const float nasty[] = {NAN, INFINITY, -INFINITY, FLT_MAX};
-    for (int t = 0; t < TERN_PAGE; t++) {
+    for (int t = 0; t < n; t++) {
         double g = check_gauss();
         switch (kind) {
         case 0:
@@ -202,16 +204,16 @@ static void softmax_input(float *s, int kind, int t0, int t1)
     }
 }
 
-static void check_softmax_case(const float *in, const float *out, int t0, int t1, float m0, float l0, float m, float l,
-                               float shrink)
+static void check_softmax_case(const float *in, const float *out, int n, int t0, int t1, float m0, float l0, float m,
+                               float l, float shrink)
 {
-    double p[TERN_PAGE], budget[TERN_PAGE], sum = 0;
+    double p[MAX_TOKENS], budget[MAX_TOKENS], sum = 0;
     float top = m0;
     for (int t = t0; t < t1; t++)
         top = in[t] > top ? in[t] : top;
     if (m != top)
         check_fail("m = %g, expected %g", m, top);
-    for (int t = 0; t < TERN_PAGE; t++) {
+    for (int t = 0; t < n; t++) {
         bool in_range = t >= t0 && t < t1;
         /* The argument is an f32 difference; what lies below 2^-126 may become 0. */
         p[t] = in_range ? exp2((double)(float)(in[t] - top)) : 0;
@@ -220,7 +222,7 @@ static void check_softmax_case(const float *in, const float *out, int t0, int t1
         if (in_range && in[t] - top < -150 && out[t] != 0)
             check_fail("s[%d] = %g for an argument of %g", t, out[t], in[t] - top);
     }
-    check_budget("s", out, p, budget, TERN_PAGE, NULL, 0);
+    check_budget("s", out, p, budget, (size_t)n, NULL, 0);
     double want = m0 == -INFINITY ? 0 : exp2((double)(float)(m0 - top)), want_budget = 3e-7 * want + 0x1p-126;
     if (m == m0)
         want_budget = 0;
@@ -229,10 +231,52 @@ static void check_softmax_case(const float *in, const float *out, int t0, int t1
     check_budget("l", &l, &l_want, &l_budget, 1, NULL, 0);
 }
 
+/* Scores of the pages one behind the other, however they lie in s. */
+static void gather(float *to, const float *s, size_t stride, int n_pages)
+{
+    for (int page = 0; page < n_pages; page++)
+        memcpy(to + page * TERN_PAGE, s + (size_t)page * stride, TERN_PAGE * sizeof *to);
+}
+
+static void softmax_case(int c, int n_pages, int t0, int t1)
+{
+    const int n = n_pages * TERN_PAGE, kind = check_range(0, 5), old = check_range(0, 3);
+    const size_t stride = TERN_PAGE + (c % 5 ? 16 * (size_t)check_range(0, 9) : 0);
+    check_case("%d pages, tokens %d..%d, kind %d, old %d", n_pages, t0, t1, kind, old);
+    const size_t all = (size_t)(n_pages - 1) * stride + TERN_PAGE;
+    float *s = check_buf(all * 4, 64), *ref = check_buf(all * 4, 64), in[MAX_TOKENS], out[MAX_TOKENS], want[MAX_TOKENS];
+    float m0 = -INFINITY, l0 = 0;
+    softmax_input(in, n, kind, t0, t1);
+    for (int page = 0; page < n_pages; page++) {
+        memcpy(s + (size_t)page * stride, in + page * TERN_PAGE, TERN_PAGE * sizeof *s);
+        memcpy(ref + (size_t)page * stride, in + page * TERN_PAGE, TERN_PAGE * sizeof *s);
+    }
+    if (old) {
+        float first = t0 < t1 ? in[t0] : 0;
+        m0 = old == 1 ? first - 5 : old == 2 ? first + 7 : first;
+        l0 = (float)(1 + 10 * check_uniform());
+    }
+    float m = m0, l = l0, m_ref = m0, l_ref = l0;
+    float shrink = tern_k.attn.softmax(s, stride, n_pages, t0, t1, &m, &l);
+    float shrink_ref = check_ref.attn.softmax(ref, stride, n_pages, t0, t1, &m_ref, &l_ref);
+    gather(out, s, stride, n_pages);
+    gather(want, ref, stride, n_pages);
+    check_same_f32("s against plain C", out, want, (size_t)n);
+    check_same_f32("state against plain C", (float[]){m, l, shrink}, (float[]){m_ref, l_ref, shrink_ref}, 3);
+    if (t0 < t1)
+        check_softmax_case(in, out, n, t0, t1, m0, l0, m, l, shrink);
+    else if (shrink != 1 || l != l0 || m != m0)
+        check_fail("an empty range changed the state");
+    for (int t = 0; t < n; t++)
+        if ((t < t0 || t >= t1) && tern_f32_bits(out[t]) != 0)
+            check_fail("s[%d] = %g outside the range", t, out[t]);
+}
+
 static void part_softmax(void)
 {
-    for (int c = 0; c < 3000; c++) {
-        int t0 = c % 3 ? check_range(0, 64) : 0, t1 = c % 4 ? check_range(t0, 64) : 64, kind = check_range(0, 5);
+    for (int c = 0; c < 4000; c++) {
+        int n_pages = c < 130 ? 1 : 1 + c % TERN_SOFTMAX_PAGES, n = n_pages * TERN_PAGE;
+        int t0 = c % 3 ? check_range(0, n) : 0, t1 = c % 7 ? check_range(t0, n) : n;
         if (c < 65) { /* every first token, every last one */
             t0 = c;
             t1 = 64;
@@ -240,26 +284,7 @@ static void part_softmax(void)
             t0 = 0;
             t1 = c - 65;
         }
-        int old = check_range(0, 3);
-        check_case("tokens %d..%d, kind %d, old %d", t0, t1, kind, old);
-        float *s = check_buf(TERN_PAGE * 4, 64), in[TERN_PAGE];
-        float m0 = -INFINITY, l0 = 0;
-        softmax_input(s, kind, t0, t1);
-        if (old) {
-            float first = t0 < t1 ? s[t0] : 0;
-            m0 = old == 1 ? first - 5 : old == 2 ? first + 7 : first;
-            l0 = (float)(1 + 10 * check_uniform());
-        }
-        memcpy(in, s, sizeof in);
-        float m = m0, l = l0;
-        float shrink = tern_k.attn.softmax(s, t0, t1, &m, &l);
-        if (t0 < t1)
-            check_softmax_case(in, s, t0, t1, m0, l0, m, l, shrink);
-        else if (shrink != 1 || l != l0 || m != m0)
-            check_fail("an empty range changed the state");
-        for (int t = 0; t < TERN_PAGE; t++)
-            if ((t < t0 || t >= t1) && tern_f32_bits(s[t]) != 0)
-                check_fail("s[%d] = %g outside the range", t, s[t]);
+        softmax_case(c, n_pages, t0, t1);
     }
 }
 
@@ -274,7 +299,7 @@ static void part_softmax_lanes(void)
             for (int i = 0; i < TERN_PAGE; i++)
                 s[i] = -1000;
             s[t] = x;
-            float shrink = tern_k.attn.softmax(s, c & 1 ? t : 0, c & 2 ? t + 1 : TERN_PAGE, &m, &l);
+            float shrink = tern_k.attn.softmax(s, 0, 1, c & 1 ? t : 0, c & 2 ? t + 1 : TERN_PAGE, &m, &l);
             first = t ? first : s[t];
             if (shrink != 1 || s[t] != first || (x == 0 && s[t] != 1))
                 check_fail("token %d gives %.9g, token 0 gave %.9g", t, s[t], first);
@@ -380,7 +405,7 @@ static double bench_softmax(void *ctx)
     struct bench *b = ctx;
     for (int i = 0; i < b->n_q; i++) {
         b->m[i] = -INFINITY;
-        tern_k.attn.softmax(b->s + i * TERN_PAGE, 0, TERN_PAGE, &b->m[i], &b->l[i]);
+        tern_k.attn.softmax(b->s + i * TERN_PAGE, 0, 1, 0, TERN_PAGE, &b->m[i], &b->l[i]);
     }
     return b->n_q * TERN_PAGE * 4.0;
 }
@@ -395,10 +420,11 @@ static double bench_decode(void *ctx)
         b->m[i] = -INFINITY;
     for (int page = 0; page < b->n_pages; page++) {
         const uint16_t *k = b->kv + (size_t)page * 2 * side;
-        tern_k.attn.score_f16(b->s, b->q, k, b->dim, b->n_q);
+        tern_k.attn.score_f16(b->s, b->q, k, b->dim, b->n_q, k + side);
         for (int i = 0; i < b->n_q; i++)
-            shrink[i] = tern_k.attn.softmax(b->s + i * TERN_PAGE, 0, TERN_PAGE, &b->m[i], &b->l[i]);
-        tern_k.attn.accum_f16(b->o, b->s, k + side, shrink, b->dim, TERN_PAGE, b->n_q);
+            shrink[i] = tern_k.attn.softmax(b->s + i * TERN_PAGE, 0, 1, 0, TERN_PAGE, &b->m[i], &b->l[i]);
+        tern_k.attn.accum_f16(b->o, b->s, k + side, shrink, b->dim, TERN_PAGE, b->n_q,
+                              page + 1 < b->n_pages ? k + 2 * side : b->kv);
     }
     return (double)side * 4 * b->n_pages;
 }

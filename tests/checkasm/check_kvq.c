@@ -125,6 +125,12 @@ static struct page random_page(int c, int head_kind, const char *more)
     return g;
 }
 
+/* A hint may be anything. */
+static const void *hint(int c, const struct page *g)
+{
+    return c % 3 == 0 ? NULL : c % 3 == 1 ? (const void *)g->side : (const void *)(uintptr_t)64;
+}
+
 /* Entries [64][dim] of a page side. */
 static const int8_t *page_entries(const struct page *g, bool key)
 {
@@ -287,19 +293,19 @@ static void part_score(void)
             scale[ib] = (float)check_uniform() * 0.1f;
         }
         struct tern_kvq_query q = {qq, scale, sum};
-        tern_k.kvq.score(s, &q, g.side, g.head, &g.tab, g.dim, n_q);
+        tern_k.kvq.score(s, &q, g.side, g.head, &g.tab, g.dim, n_q, hint(c, &g));
         if (head_kind != 3) {
             score_oracle(oracle, budget, &g, &q, n_q);
             check_budget("s", s, oracle, budget, (size_t)n_q * 64, NULL, 0);
         }
-        check_ref.kvq.score(want, &q, g.side, g.head, &g.tab, g.dim, n_q);
+        check_ref.kvq.score(want, &q, g.side, g.head, &g.tab, g.dim, n_q, NULL);
         check_same_f32("s against plain C", s, want, (size_t)n_q * 64);
         int i = check_range(0, n_q - 1);
         struct tern_kvq_query one = {qq + i * g.dim, scale + i * g.n_blocks, sum + i * g.n_blocks};
         int8_t *copy = check_buf((size_t)g.dim, 64);
         memcpy(copy, one.q, (size_t)g.dim);
         one.q = copy;
-        tern_k.kvq.score(alone, &one, g.side, g.head, &g.tab, g.dim, 1);
+        tern_k.kvq.score(alone, &one, g.side, g.head, &g.tab, g.dim, 1, NULL);
         check_same_f32("one row alone", alone, s + i * 64, 64);
     }
 }
@@ -339,7 +345,8 @@ static void accum_oracle(double *o, double *budget, const struct page *g, const 
                 m = fmax(m, w);
             }
             o[i * g->dim + d] = sum;
-            budget[i * g->dim + d] = m * weightless / 65000 + 4 * 0x1p-24 * mag + 1e-25 * (m < 1e-29);
+            budget[i * g->dim + d] =
+                m * weightless * 0.504 / (double)tern_kvq_full(g->tab.bits) + 4 * 0x1p-24 * mag + 1e-25 * (m < 1e-29);
         }
 }
 
@@ -368,8 +375,8 @@ static void part_accum(void)
         }
         memcpy(o, o0, n * 4);
         memcpy(want, o0, n * 4);
-        tern_k.kvq.accum(o, p, g.side, g.head, shrink, &g.tab, g.dim, n_q);
-        check_ref.kvq.accum(want, p, g.side, g.head, shrink, &g.tab, g.dim, n_q);
+        tern_k.kvq.accum(o, p, g.side, g.head, shrink, &g.tab, g.dim, n_q, hint(c, &g));
+        check_ref.kvq.accum(want, p, g.side, g.head, shrink, &g.tab, g.dim, n_q, NULL);
         check_same_f32("o against plain C", o, want, n);
         if (head_kind != 3) {
             accum_oracle(oracle, budget, &g, o0, p, shrink, n_q);
@@ -379,7 +386,7 @@ static void part_accum(void)
             check_same_f32("o with p = 0", o, o0, n);
         int i = check_range(0, n_q - 1);
         memcpy(alone, o0 + i * g.dim, (size_t)g.dim * 4);
-        tern_k.kvq.accum(alone, p + i * 64, g.side, g.head, shrink ? shrink + i : NULL, &g.tab, g.dim, 1);
+        tern_k.kvq.accum(alone, p + i * 64, g.side, g.head, shrink ? shrink + i : NULL, &g.tab, g.dim, 1, NULL);
         check_same_f32("one row alone", alone, o + i * g.dim, (size_t)g.dim);
     }
 }
@@ -612,14 +619,15 @@ static void walk_on(struct walk *w)
     for (int i = 0; i < WALK_STEP; i++) {
         const uint8_t *page = w->pages + w->next * w->page_bytes;
         w->next = w->next + 1 == w->n_pages ? 0 : w->next + 1;
+        const uint8_t *after = w->pages + w->next * w->page_bytes;
         if (w->tab.bits == 16) {
-            tern_k.attn.score_f16(w->s, w->x, (const uint16_t *)page, w->dim, w->n_q);
-            tern_k.attn.accum_f16(w->o, w->p, (const uint16_t *)(page + side), shrink, w->dim, 64, w->n_q);
+            tern_k.attn.score_f16(w->s, w->x, (const uint16_t *)page, w->dim, w->n_q, page + side);
+            tern_k.attn.accum_f16(w->o, w->p, (const uint16_t *)(page + side), shrink, w->dim, 64, w->n_q, after);
         } else {
             const uint16_t *head = (const uint16_t *)page;
             const uint8_t *k = page + 4 * heads;
-            tern_k.kvq.score(w->s, &w->q, k, head, &w->tab, w->dim, w->n_q);
-            tern_k.kvq.accum(w->o, w->p, k + side, head + heads, shrink, &w->tab, w->dim, w->n_q);
+            tern_k.kvq.score(w->s, &w->q, k, head, &w->tab, w->dim, w->n_q, k + side);
+            tern_k.kvq.accum(w->o, w->p, k + side, head + heads, shrink, &w->tab, w->dim, w->n_q, after + 4 * heads);
         }
     }
 }

@@ -98,8 +98,9 @@ static inline void mirror_prep(const struct tern_kv_side *side, struct tern_kv_q
 }
 
 static inline void mirror_score(const struct tern_kv_side *side, float *s, const struct tern_kv_query *q,
-                                const uint8_t *data, const uint16_t *head, int n_q)
+                                const uint8_t *data, const uint16_t *head, int n_q, const void *next)
 {
+    (void)next;
     assert_true(n_q >= 1 && n_q <= 16);
     assert_int_equal(head[5], 1005);
     for (int i = 0; i < n_q; i++)
@@ -108,8 +109,9 @@ static inline void mirror_score(const struct tern_kv_side *side, float *s, const
 }
 
 static inline void mirror_accum(const struct tern_kv_side *side, float *o, const float *p, const uint8_t *data,
-                                const uint16_t *head, const float *shrink, int n_q)
+                                const uint16_t *head, const float *shrink, int n_q, const void *next)
 {
+    (void)next;
     assert_true(n_q >= 1 && n_q <= 16);
     assert_int_equal(head[63], 1063);
     tern_k.attn.accum_f32(o, p, (const float *)(const void *)data, shrink, side->dim, TERN_PAGE, n_q);

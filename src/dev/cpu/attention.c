@@ -42,7 +42,7 @@ static size_t lay_out(struct attn_scratch *c, uint8_t *base, const struct tern_a
     c->o = take(base, &at, n * dv, f);
     c->m = take(base, &at, n, f);
     c->l = take(base, &at, n, f);
-    c->s = take(base, &at, (size_t)ATTN_SUB * TERN_PAGE, f);
+    c->s = take(base, &at, (size_t)ATTN_SCORES * TERN_PAGE, f);
     c->shrink = take(base, &at, ATTN_SUB, f);
     c->raw = take(base, &at, ATTN_SUB * dk, f);
     c->k = take(base, &at, TERN_PAGE * dk, f);

@@ -17,6 +17,7 @@
 #define ATTN_NARROW     16 /* q rows of a narrow unit: what the kernels on codes accept */
 #define ATTN_WIDE_HEADS 4  /* heads of a wide unit: 256 q rows of 128 dims fill half an L2 cache */
 #define ATTN_SUB        48 /* q rows that go through a page together: their scores stay in L1 */
+#define ATTN_SCORES     (ATTN_NARROW * TERN_SOFTMAX_PAGES) /* not less than ATTN_SUB */
 #define ATTN_TABLE      1024
 
 struct attn_block {
@@ -52,7 +53,7 @@ struct attn_step {
 /* One thread's memory.  x and o: [q rows of the largest unit][dim]. */
 struct attn_scratch {
     float *x, *o, *m, *l;
-    float *s, *shrink; /* [ATTN_SUB][64], [ATTN_SUB] */
+    float *s, *shrink; /* [ATTN_SCORES][64], [ATTN_SUB] */
     float *raw;        /* [ATTN_SUB][k.dim] queries before the codec saw them */
     float *k, *v;      /* one page in f32 */
     struct tern_kv_query query;
@@ -77,11 +78,13 @@ const uint8_t *tern_attn_page(const struct attn_unit *u, int page);
  * q.mean, which is the same for every coded token and so only moves m: tern_attn_finish adds it there.  A softcap does
  * not commute with that, so then it is added here.  raw: the rows as tern_attn_load_q gives them. */
 bool tern_attn_completes(const struct attn_unit *u); /* is there anything to add? */
-void tern_attn_complete(const struct attn_unit *u, struct attn_scratch *c, const float *raw, int n, int page);
+void tern_attn_complete(const struct attn_unit *u, float *scores, const float *raw, int n, int page);
 
-/* Softmax of q rows [i0, i0 + n) over a page: s[n][64] becomes weights, c->shrink[n] the factors.  Tokens [lo, hi) of
- * the page count, less what the window hides; causal: of the own page, none after the row itself. */
-void tern_attn_softmax(const struct attn_unit *u, struct attn_scratch *c, int i0, int n, int page, int lo, int hi);
+/* Softmax of q rows [i0, i0 + n) over n_pages pages from `page` on: c->s[n_pages][n][64] becomes weights, c->shrink[n]
+ * the factors.  Tokens [lo, hi) of the pages count, less what the window hides; causal: of the own page, which comes
+ * alone, none after the row itself. */
+void tern_attn_softmax(const struct attn_unit *u, struct attn_scratch *c, int i0, int n, int page, int n_pages, int lo,
+                       int hi);
 
 /* Q rows have seen their closed pages: transforms o, adds sinks and raw tiles, divides, writes to the output. */
 void tern_attn_finish(const struct attn_unit *u, struct attn_scratch *c);

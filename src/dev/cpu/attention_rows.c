@@ -3,8 +3,7 @@
 
 #include <math.h>
 #include <string.h>
-
-#define AHEAD 4096 /* bytes of the next page asked for while this one is worked on */
+#include "base/mem.h"
 
 static void start_rows(const struct attn_unit *u, struct attn_scratch *c)
 {
@@ -66,9 +65,9 @@ void tern_attn_wide(const struct attn_unit *u, struct attn_scratch *c)
             tern_k.attn.score_f32(c->s, c->x + (size_t)i * dk, k, kv->k.dim, n);
             if (tern_attn_completes(u)) {
                 tern_attn_load_q(u, c->raw, i, n);
-                tern_attn_complete(u, c, c->raw, n, page);
+                tern_attn_complete(u, c->s, c->raw, n, page);
             }
-            tern_attn_softmax(u, c, i, n, page, first_token(u, page), TERN_PAGE);
+            tern_attn_softmax(u, c, i, n, page, 1, first_token(u, page), TERN_PAGE);
             tern_k.attn.accum_f32(c->o + (size_t)i * dv, c->s, v, c->shrink, kv->v.dim, TERN_PAGE, n);
         }
     }
@@ -77,35 +76,64 @@ void tern_attn_wide(const struct attn_unit *u, struct attn_scratch *c)
 
 /* ---- narrow ------------------------------------------------------------------------------------------------- */
 
-static void narrow_score(const struct tern_kv_side *side, struct attn_scratch *c, const uint8_t *data,
-                         const uint8_t *head, int n_q)
+static void narrow_score(const struct tern_kv_side *side, float *s, struct attn_scratch *c, const uint8_t *page,
+                         const struct tern_kv_layer *kv, int n_q, const void *next)
 {
+    const void *data = page + kv->k_off, *head = page + kv->k_head_off;
     if (!side->codec->raw)
-        side->codec->score(side, c->s, &c->query, data, (const uint16_t *)(const void *)head, n_q);
+        side->codec->score(side, s, &c->query, data, head, n_q, next);
     else if (side->raw32)
-        tern_k.attn.score_f32(c->s, c->raw, (const float *)(const void *)data, side->dim, n_q);
+        tern_k.attn.score_f32(s, c->raw, data, side->dim, n_q);
     else
-        tern_k.attn.score_f16(c->s, c->raw, (const uint16_t *)(const void *)data, side->dim, n_q);
+        tern_k.attn.score_f16(s, c->raw, data, side->dim, n_q, next);
 }
 
-static void narrow_accum(const struct tern_kv_side *side, struct attn_scratch *c, const uint8_t *data,
-                         const uint8_t *head, int n_q)
+static void narrow_accum(const struct tern_kv_layer *kv, struct attn_scratch *c, const float *p, const uint8_t *page,
+                         const float *shrink, int n_q, const void *next)
 {
+    const struct tern_kv_side *side = &kv->v;
+    const void *data = page + kv->v_off, *head = page + kv->v_head_off;
     if (!side->codec->raw)
-        side->codec->accum(side, c->o, c->s, data, (const uint16_t *)(const void *)head, c->shrink, n_q);
+        side->codec->accum(side, c->o, p, data, head, shrink, n_q, next);
     else if (side->raw32)
-        tern_k.attn.accum_f32(c->o, c->s, (const float *)(const void *)data, c->shrink, side->dim, TERN_PAGE, n_q);
+        tern_k.attn.accum_f32(c->o, p, data, shrink, side->dim, TERN_PAGE, n_q);
     else
-        tern_k.attn.accum_f16(c->o, c->s, (const uint16_t *)(const void *)data, c->shrink, side->dim, TERN_PAGE, n_q);
+        tern_k.attn.accum_f16(c->o, p, data, shrink, side->dim, TERN_PAGE, n_q, next);
 }
 
-/* Kernels ask for memory a little ahead of where they read; only this loop knows where the next page lies. */
-static void fetch_page(const struct attn_unit *u, int page)
+_Static_assert(TERN_ATTN_RANGE % TERN_SOFTMAX_PAGES == 0, "groups of pages do not cross ranges");
+
+/* Headers are needed before the codes that the kernels ask for. */
+static void fetch_headers(const uint8_t *page, const struct tern_kv_layer *kv)
 {
-    const uint8_t *p = tern_attn_page(u, page);
-    size_t n = u->step->kv->head_bytes < AHEAD ? u->step->kv->head_bytes : AHEAD;
-    for (size_t i = 0; i < n; i += 64)
-        __builtin_prefetch(p + i);
+    for (size_t i = 0; i < kv->k_off; i += TERN_ALIGN)
+        __builtin_prefetch(page + i);
+}
+
+/* n pages from `page` on, of one aligned group: all keys, one softmax, all values.  A row meets its pages in groups
+ * that its position alone decides, and pages that it does not see change nothing, so the group is no property of the
+ * batch. after: a page that will be read next, or NULL. */
+static void narrow_group(const struct attn_unit *u, struct attn_scratch *c, int page, int n, const uint8_t *after)
+{
+    const struct tern_kv_layer *kv = u->step->kv;
+    const size_t stride = (size_t)u->n_q * TERN_PAGE;
+    const uint8_t *p[TERN_SOFTMAX_PAGES + 1];
+    for (int j = 0; j < n; j++)
+        p[j] = tern_attn_page(u, page + j);
+    p[n] = after;
+    for (int j = 0; j < n; j++) {
+        if (p[j + 1])
+            fetch_headers(p[j + 1], kv);
+        const uint8_t *next = j + 1 < n ? p[j + 1] + kv->k_off : p[0] + kv->v_off;
+        narrow_score(&u->key, c->s + (size_t)j * stride, c, p[j], kv, u->n_q, next);
+        if (tern_attn_completes(u))
+            tern_attn_complete(u, c->s + (size_t)j * stride, c->raw, u->n_q, page + j);
+    }
+    tern_attn_softmax(u, c, 0, u->n_q, page, n, first_token(u, page), n * TERN_PAGE);
+    for (int j = 0; j < n; j++) {
+        const uint8_t *next = j + 1 < n ? p[j + 1] + kv->v_off : after ? after + kv->k_off : NULL;
+        narrow_accum(kv, c, c->s + (size_t)j * stride, p[j], j ? NULL : c->shrink, u->n_q, next);
+    }
 }
 
 /* Partial results of q row i of a unit: [range][v.dim] of o, then m[range], l[range]. */
@@ -139,15 +167,10 @@ void tern_attn_narrow_range(const struct attn_unit *u, int range, struct attn_sc
     tern_attn_load_q(u, c->raw, 0, u->n_q);
     if (begin < end && !kv->k.codec->raw)
         kv->k.codec->prep(&u->key, &c->query, c->raw, u->n_q, true);
-    for (int page = begin; page < end; page++) {
-        const uint8_t *p = tern_attn_page(u, page);
-        narrow_score(&kv->k, c, p + kv->k_off, p + kv->k_head_off, u->n_q);
-        if (tern_attn_completes(u))
-            tern_attn_complete(u, c, c->raw, u->n_q, page);
-        if (page + 1 < end)
-            fetch_page(u, page + 1);
-        tern_attn_softmax(u, c, 0, u->n_q, page, first_token(u, page), TERN_PAGE);
-        narrow_accum(&kv->v, c, p + kv->v_off, p + kv->v_head_off, u->n_q);
+    for (int page = begin, n; page < end; page += n) {
+        n = TERN_SOFTMAX_PAGES - page % TERN_SOFTMAX_PAGES;
+        n = end - page < n ? end - page : n;
+        narrow_group(u, c, page, n, page + n < end ? tern_attn_page(u, page + n) : NULL);
     }
     if (b->n_ranges > 1)
         save_part(u, range, c);
@@ -167,7 +190,7 @@ static void merge_row(const struct attn_unit *u, const float *part, float *o, fl
         n = n_ranges - r < n ? n_ranges - r : n;
         float unused = 0;
         memcpy(s, part_m + r, (size_t)n * sizeof(float));
-        float shrink = tern_k.attn.softmax(s, 0, n, m, &unused);
+        float shrink = tern_k.attn.softmax(s, 0, 1, 0, n, m, &unused);
         tern_k.attn.accum_f32(o, s, part + (size_t)r * (size_t)dv, &shrink, dv, n, 1);
         *l *= shrink;
         for (int i = 0; i < n; i++)

@@ -31,9 +31,11 @@ const uint8_t *tern_attn_page(const struct attn_unit *u, int page)
     return job->pages[page - job->first_page] + kv->layer_off + (size_t)u->kv_head * kv->head_bytes;
 }
 
-void tern_attn_softmax(const struct attn_unit *u, struct attn_scratch *c, int i0, int n, int page, int lo, int hi)
+void tern_attn_softmax(const struct attn_unit *u, struct attn_scratch *c, int i0, int n, int page, int n_pages, int lo,
+                       int hi)
 {
     const int window = u->step->kv->window;
+    const size_t stride = (size_t)n * TERN_PAGE;
     for (int i = 0; i < n; i++) {
         float *s = c->s + (size_t)i * TERN_PAGE;
         int pos = row_pos(u, i0 + i), t0 = lo, t1 = hi;
@@ -43,9 +45,9 @@ void tern_attn_softmax(const struct attn_unit *u, struct attn_scratch *c, int i0
             t0 = pos - window + 1 - page * TERN_PAGE;
         if (t0 > t1)
             t0 = t1;
-        if (u->step->cap > 0)
-            tern_k.vec.softcap(s, s, u->step->cap, TERN_PAGE);
-        c->shrink[i] = tern_k.attn.softmax(s, t0, t1, &c->m[i0 + i], &c->l[i0 + i]);
+        for (int j = 0; j < n_pages && u->step->cap > 0; j++)
+            tern_k.vec.softcap(s + (size_t)j * stride, s + (size_t)j * stride, u->step->cap, TERN_PAGE);
+        c->shrink[i] = tern_k.attn.softmax(s, stride, n_pages, t0, t1, &c->m[i0 + i], &c->l[i0 + i]);
     }
 }
 
@@ -56,14 +58,14 @@ bool tern_attn_completes(const struct attn_unit *u)
     return u->key.cond && (u->key.cond->n_pairs || u->step->cap > 0);
 }
 
-void tern_attn_complete(const struct attn_unit *u, struct attn_scratch *c, const float *raw, int n, int page)
+void tern_attn_complete(const struct attn_unit *u, float *scores, const float *raw, int n, int page)
 {
     const struct tern_kv_cond *cond = u->key.cond;
     const int dim = u->key.dim;
     if (cond->n_pairs)
-        tern_kv_cond_pairs(cond, c->s, raw, n, dim, page * TERN_PAGE);
+        tern_kv_cond_pairs(cond, scores, raw, n, dim, page * TERN_PAGE);
     for (int i = 0; i < n && u->step->cap > 0; i++) {
-        float *s = c->s + (size_t)i * TERN_PAGE;
+        float *s = scores + (size_t)i * TERN_PAGE;
         const float *q = raw + (size_t)i * (size_t)dim;
         float shift = tern_kv_cond_shift(cond, q, dim);
         for (int t = 0; t < TERN_PAGE; t++)
@@ -127,7 +129,7 @@ static void accum_raw(bool f32, float *o, const float *p, const void *v, const f
     if (f32)
         tern_k.attn.accum_f32(o, p, v, shrink, dim, n_tok, n);
     else
-        tern_k.attn.accum_f16(o, p, v, shrink, dim, n_tok, n);
+        tern_k.attn.accum_f16(o, p, v, shrink, dim, n_tok, n, NULL);
 }
 
 static void attend_sinks(const struct attn_unit *u, struct attn_scratch *c)
@@ -142,7 +144,7 @@ static void attend_sinks(const struct attn_unit *u, struct attn_scratch *c)
         memset(c->s, 0, (size_t)n * TERN_PAGE * sizeof(float));
         tern_attn_load_q(u, c->raw, i, n);
         sink_scores(c->s, c->raw, c->k, kv->k.dim, first4, n);
-        tern_attn_softmax(u, c, i, n, 0, 0, kv->first);
+        tern_attn_softmax(u, c, i, n, 0, 1, 0, kv->first);
         accum_raw(kv->v.raw32, c->o + (size_t)i * (size_t)dv, c->s, sink + kv->sink_v_off, c->shrink, dv, kv->first, n);
     }
 }
@@ -184,8 +186,8 @@ static void attend_raw(const struct attn_unit *u, struct attn_scratch *c, int pa
         if (k32)
             tern_k.attn.score_f32(c->s, c->raw, keys, dk, n);
         else
-            tern_k.attn.score_f16(c->s, c->raw, keys, dk, n);
-        tern_attn_softmax(u, c, i, n, page, 0, TERN_PAGE);
+            tern_k.attn.score_f16(c->s, c->raw, keys, dk, n, values);
+        tern_attn_softmax(u, c, i, n, page, 1, 0, TERN_PAGE);
         accum_raw(v32, c->o + (size_t)i * (size_t)dv, c->s, values, c->shrink, dv, n_tok, n);
     }
 }

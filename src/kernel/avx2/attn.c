@@ -15,7 +15,6 @@
 #define MAX_ROWS    6
 #define SCORE_CHUNK 16   /* dims, 2 KB of f16 keys */
 #define ACCUM_CHUNK 4096 /* bytes of f16 values */
-#define AHEAD       4096 /* bytes between the line in use and the line asked for */
 
 /* Calls `tile` with constant sizes.  Few rows take wide tiles, so that there are enough chains to hide the latency. */
 #define TILES(tile, rows, vecs, ...)  \
@@ -133,13 +132,13 @@ static void score_f32(float *s, const float *q, const float *k, int dim, int n_q
         }
 }
 
-static void score_f16(float *s, const float *q, const uint16_t *k, int dim, int n_q)
+static void score_f16(float *s, const float *q, const uint16_t *k, int dim, int n_q, const void *next)
 {
     TERN_DASSERT(dim % 8 == 0);
     const int vecs = tile_vecs(n_q);
     for (int d0 = 0; d0 < dim; d0 += SCORE_CHUNK) {
         int d1 = d0 + SCORE_CHUNK < dim ? d0 + SCORE_CHUNK : dim;
-        const char *fetch = (const char *)(k + (size_t)d0 * TERN_PAGE) + AHEAD;
+        const char *fetch = attn_ahead(k, (size_t)d0 * TERN_PAGE * 2, (size_t)dim * TERN_PAGE * 2, next);
         for (int t = 0; t < TERN_PAGE; t += 8 * vecs)
             for (int i = 0, rows; i < n_q; i += rows) {
                 rows = tile_rows(n_q - i);
@@ -221,7 +220,8 @@ static void accum_f32(float *o, const float *p, const float *v, const float *shr
     accum_edge(o, p, v, shrink, 0, dim, d, 0, n_tok, n_q);
 }
 
-static void accum_f16(float *o, const float *p, const uint16_t *v, const float *shrink, int dim, int n_tok, int n_q)
+static void accum_f16(float *o, const float *p, const uint16_t *v, const float *shrink, int dim, int n_tok, int n_q,
+                      const void *next)
 {
     TERN_DASSERT(dim % 8 == 0 && n_tok >= 0 && n_tok <= TERN_PAGE);
     const int vecs = tile_vecs(n_q);
@@ -229,9 +229,8 @@ static void accum_f16(float *o, const float *p, const uint16_t *v, const float *
     int t0 = 0;
     do { /* once even for no token: o still shrinks */
         int t1 = t0 + step < n_tok ? t0 + step : n_tok, d = 0;
-        /* Behind the last token lies another head's page: ask for nothing new, the caller knows what comes next. */
-        bool inside = (size_t)(n_tok - t0) * (size_t)dim * 2 > AHEAD;
-        const char *fetch = (const char *)(v + (size_t)t0 * (size_t)dim) + (inside ? AHEAD : 0);
+        const size_t token = (size_t)dim * 2;
+        const char *fetch = attn_ahead(v, (size_t)t0 * token, (size_t)n_tok * token, next);
         for (; d + 8 * vecs <= dim; d += 8 * vecs)
             for (int i = 0, rows; i < n_q; i += rows) {
                 rows = tile_rows(n_q - i);
@@ -254,61 +253,88 @@ ATTN_INLINE __m256 in_range(int base, int t0, int t1)
     return _mm256_castsi256_ps(_mm256_andnot_si256(_mm256_cmpgt_epi32(_mm256_set1_epi32(t0), t), below));
 }
 
-/* `masked`: not all 64 tokens count. */
-ATTN_INLINE float softmax_page(float *s, int masked, int t0, int t1, float *m, float *l)
+/* Scores of a page, -inf where they do not count; `masked`: not all 64 tokens do. */
+ATTN_INLINE void load_page(__m256 x[8], const float *s, int masked, int t0, int t1)
 {
-    const __m256 none = _mm256_set1_ps(-INFINITY);
-    __m256 x[8], lo = none, hi = none;
 #pragma GCC unroll 8
     for (int j = 0; j < 8; j++) {
         x[j] = _mm256_loadu_ps(s + 8 * j);
         if (masked)
-            x[j] = _mm256_blendv_ps(none, x[j], in_range(8 * j, t0, t1));
+            x[j] = _mm256_blendv_ps(_mm256_set1_ps(-INFINITY), x[j], in_range(8 * j, t0, t1));
     }
+}
+
+ATTN_INLINE void page_max(__m256 top[2], const float *s, int masked, int t0, int t1)
+{
+    __m256 x[8], lo = _mm256_set1_ps(-INFINITY), hi = lo;
+    load_page(x, s, masked, t0, t1);
 #pragma GCC unroll 4
     for (int j = 0; j < 8; j += 2) {
         lo = _mm256_max_ps(lo, x[j]);
         hi = _mm256_max_ps(hi, x[j + 1]);
     }
-    const __m128 m_old = _mm_load_ss(m), m_new = _mm_max_ss(m_old, max16(lo, hi));
-    if (_mm_cvtss_f32(m_new) == -INFINITY) { /* nothing to see, now or before */
-#pragma GCC unroll 8
-        for (int j = 0; j < 8; j++)
-            _mm256_storeu_ps(s + 8 * j, _mm256_setzero_ps());
-        return 1;
-    }
-    const __m128 diff = _mm_sub_ss(m_old, m_new);
-    const float shrink = _mm256_cvtss_f32(exp2_nonpos(_mm256_castps128_ps256(diff)));
-    const __m256 top = _mm256_broadcastss_ps(m_new);
+    top[0] = _mm256_max_ps(top[0], lo);
+    top[1] = _mm256_max_ps(top[1], hi);
+}
+
+/* s = exp2(s - top) where it counts, 0 elsewhere; sum: of its 16 lanes. */
+ATTN_INLINE void page_exp(float *s, __m256 top, __m256 sum[2], int masked, int t0, int t1)
+{
+    __m256 x[8];
 #pragma GCC unroll 8
     for (int j = 0; j < 8; j++) {
-        x[j] = exp2_nonpos(_mm256_sub_ps(x[j], top));
+        x[j] = exp2_nonpos(_mm256_sub_ps(_mm256_loadu_ps(s + 8 * j), top));
         if (masked)
             x[j] = _mm256_and_ps(x[j], in_range(8 * j, t0, t1));
         _mm256_storeu_ps(s + 8 * j, x[j]);
     }
-    lo = x[0];
-    hi = x[1];
+    sum[0] = x[0];
+    sum[1] = x[1];
 #pragma GCC unroll 3
     for (int j = 2; j < 8; j += 2) {
-        lo = _mm256_add_ps(lo, x[j]);
-        hi = _mm256_add_ps(hi, x[j + 1]);
+        sum[0] = _mm256_add_ps(sum[0], x[j]);
+        sum[1] = _mm256_add_ps(sum[1], x[j + 1]);
     }
-    *l = *l * shrink + _mm_cvtss_f32(sum16(lo, hi));
-    *m = _mm_cvtss_f32(m_new);
-    return shrink;
 }
 
-static float softmax(float *s, int t0, int t1, float *m, float *l)
+static void clear_pages(float *s, size_t stride, int n_pages)
 {
-    TERN_DASSERT(t0 >= 0 && t0 <= t1 && t1 <= TERN_PAGE);
-    if (t0 == 0 && t1 == TERN_PAGE)
-        return softmax_page(s, 0, 0, TERN_PAGE, m, l);
-    if (t0 < t1)
-        return softmax_page(s, 1, t0, t1, m, l);
-    for (int j = 0; j < 8; j++)
-        _mm256_storeu_ps(s + 8 * j, _mm256_setzero_ps());
-    return 1;
+    for (int page = 0; page < n_pages; page++)
+        for (int j = 0; j < 8; j++)
+            _mm256_storeu_ps(s + (size_t)page * stride + 8 * j, _mm256_setzero_ps());
+}
+
+static float softmax(float *s, size_t stride, int n_pages, int t0, int t1, float *m, float *l)
+{
+    TERN_DASSERT(n_pages <= TERN_SOFTMAX_PAGES && t0 >= 0 && t0 <= t1 && t1 <= n_pages * TERN_PAGE);
+    __m256 top[2] = {_mm256_set1_ps(-INFINITY), _mm256_set1_ps(-INFINITY)}, sum[2] = {0}, page_sum[2];
+    for (int page = 0; page < n_pages; page++) {
+        const int lo = t0 - page * TERN_PAGE, hi = t1 - page * TERN_PAGE;
+        if (lo <= 0 && hi >= TERN_PAGE)
+            page_max(top, s + (size_t)page * stride, 0, 0, TERN_PAGE);
+        else
+            page_max(top, s + (size_t)page * stride, 1, lo, hi);
+    }
+    const __m128 m_old = _mm_load_ss(m), m_new = _mm_max_ss(m_old, max16(top[0], top[1]));
+    if (t0 == t1 || _mm_cvtss_f32(m_new) == -INFINITY) { /* nothing to see, now or before */
+        clear_pages(s, stride, n_pages);
+        return 1;
+    }
+    const __m128 diff = _mm_sub_ss(m_old, m_new);
+    const float shrink = _mm256_cvtss_f32(exp2_nonpos(_mm256_castps128_ps256(diff)));
+    for (int page = 0; page < n_pages; page++) {
+        const int lo = t0 - page * TERN_PAGE, hi = t1 - page * TERN_PAGE;
+        float *at = s + (size_t)page * stride;
+        if (lo <= 0 && hi >= TERN_PAGE)
+            page_exp(at, _mm256_broadcastss_ps(m_new), page_sum, 0, 0, TERN_PAGE);
+        else
+            page_exp(at, _mm256_broadcastss_ps(m_new), page_sum, 1, lo, hi);
+        sum[0] = _mm256_add_ps(sum[0], page_sum[0]);
+        sum[1] = _mm256_add_ps(sum[1], page_sum[1]);
+    }
+    *l = *l * shrink + _mm_cvtss_f32(sum16(sum[0], sum[1]));
+    *m = _mm_cvtss_f32(m_new);
+    return shrink;
 }
 
 static void f16_to_f32(float *y, const uint16_t *x, size_t n)

@@ -7,8 +7,7 @@
 #include <immintrin.h>
 #include <stddef.h>
 #include <stdint.h>
-
-#define ATTN_INLINE static inline __attribute__((always_inline))
+#include "kernel/attn_impl.h"
 
 /* Eight elements from index i of an array of f32 or f16. */
 ATTN_INLINE __m256 load8(const void *p, size_t i, int half)

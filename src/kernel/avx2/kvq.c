@@ -32,7 +32,7 @@ KVQ_INLINE void decode_set(float *row, const uint8_t *group, const __m256i wrap[
 KVQ_INLINE void decode_k_bits(float *out, const uint8_t *k, const uint16_t *head, const struct tern_kvq_table *tab,
                               int dim, const int bits, const bool trellis)
 {
-    const struct kvq_tables tables = kvq_tables(tab, 0);
+    const struct kvq_tables tables = kvq_tables(tab, 0, bits, trellis);
     const __m256 unit = _mm256_set1_ps(tab->unit);
     for (int t = 0; t < 64; t += 16) {
         const uint8_t *kt = k + (size_t)(t / 32) * dim * 4 * bits + (size_t)(t / 16 % 2) * 64 * bits;
@@ -78,7 +78,7 @@ KVQ_INLINE void decode_group(float *row, const uint8_t *const x[4], const float 
 KVQ_INLINE void decode_v_bits(float *out, const uint8_t *v, const uint16_t *head, const struct tern_kvq_table *tab,
                               int dim, const int bits, const bool trellis)
 {
-    const struct kvq_tables tables = kvq_tables(tab, 0);
+    const struct kvq_tables tables = kvq_tables(tab, 0, bits, trellis);
     const __m256 unit = _mm256_set1_ps(tab->unit);
     for (int d0 = 0; d0 < dim; d0 += TERN_KVQ_BLOCK) {
         const uint16_t *hb = head + d0 / TERN_KVQ_BLOCK * 64;

@@ -1,8 +1,7 @@
 /* avx2/kvq_accum.c - weighted sums of coded values: 16 dims in two registers, four tokens of each per 32-bit lane.
  *
- * Weights are 15-bit integers and go through pmaddwd in pairs, two tokens at a time.  That costs four instructions for
- * 32 products, against three for 7-bit weights through pmaddubsw, and takes the weights' own error out of the budget:
- * eight-bit codes would otherwise lose more to it than to their codes. */
+ * Weights go through pmaddwd in pairs, two tokens at a time: four instructions for 32 products, against three for 7-bit
+ * weights through pmaddubsw, which would cost 4-bit codes 6 % of their own error. */
 #include "kernel/avx2/kvq_simd.h"
 
 #define OFFSET 128 /* entries are looked up as entry + OFFSET, so that splitting bytes needs no sign extension */
@@ -16,7 +15,7 @@ struct row_weights {
 };
 
 /* 32 weights, tokens ascending in four registers of 8, into step order. */
-static void order_weights(int16_t *w, __m128i a, __m128i b, __m128i c, __m128i d, int bits)
+KVQ_INLINE void order_weights(int16_t *w, __m128i a, __m128i b, __m128i c, __m128i d, const int bits)
 {
     if (bits == 2) {
         __m128i in[2][2] = {{a, b}, {c, d}};
@@ -35,8 +34,9 @@ static void order_weights(int16_t *w, __m128i a, __m128i b, __m128i c, __m128i d
     _mm_store_si128((__m128i *)(w + 24), _mm_shuffle_epi8(d, order));
 }
 
-static void make_weights(struct row_weights *r, const float *p, const uint16_t *head, float unit, int bits)
+KVQ_INLINE void make_weights(struct row_weights *r, const float *p, const uint16_t *head, float unit, const int bits)
 {
+    const float steps = tern_kvq_full(bits);
     __m256 w[8], top = _mm256_setzero_ps();
     KVQ_UNROLL for (int i = 0; i < 8; i++)
     {
@@ -46,7 +46,7 @@ static void make_weights(struct row_weights *r, const float *p, const uint16_t *
     __m128 m4 = _mm_max_ps(_mm256_castps256_ps128(top), _mm256_extractf128_ps(top, 1));
     m4 = _mm_max_ps(m4, _mm_movehl_ps(m4, m4));
     float m = _mm_cvtss_f32(_mm_max_ss(m4, _mm_movehdup_ps(m4)));
-    __m256 inv = _mm256_set1_ps(m >= TERN_KVQ_TINY ? 32767.0f / m : 0.0f), full = _mm256_set1_ps(32767.0f);
+    __m256 inv = _mm256_set1_ps(m >= TERN_KVQ_TINY ? steps / m : 0.0f), full = _mm256_set1_ps(steps);
     __m256i sum = _mm256_setzero_si256();
     __m128i h[8];
     KVQ_UNROLL for (int i = 0; i < 8; i++)
@@ -61,7 +61,7 @@ static void make_weights(struct row_weights *r, const float *p, const uint16_t *
     __m128i s = _mm_add_epi32(_mm256_castsi256_si128(sum), _mm256_extracti128_si256(sum, 1));
     s = _mm_add_epi32(s, _mm_shuffle_epi32(s, 0x4E));
     s = _mm_add_epi32(s, _mm_shuffle_epi32(s, 0xB1));
-    r->value = m * unit / 32767.0f;
+    r->value = m * unit / steps;
     r->start = -OFFSET * _mm_cvtsi128_si32(s);
 }
 
@@ -82,20 +82,27 @@ KVQ_INLINE void accum_step(__m256i acc[][2], __m256i e0, __m256i e1, const int16
     }
 }
 
-/* 16 dims from o on for `rows` rows.  x: in each half their group and those before it in the chains. */
-KVQ_INLINE void accum_dims(const int rows, float *o, const struct row_weights *r, const uint8_t *const x[2][4],
-                           size_t half_bytes, const float *shrink, const struct kvq_tables *t, int dim, bool fetch,
-                           const int bits, const bool trellis)
+/* What one call works on. */
+struct page {
+    const uint8_t *v;
+    const struct kvq_tables *t;
+    const void *next;
+    int dim;
+};
+
+/* 16 dims from d on for `rows` rows.  x: in each half their group and those before it in the chains. */
+KVQ_INLINE void accum_dims(const int rows, float *o, const struct row_weights *r, const struct page *p, int d,
+                           const uint8_t *const x[2][4], const float *shrink, bool fetch, const int bits,
+                           const bool trellis)
 {
     const int n_words = kvq_words(bits), per_byte = kvq_per_byte(bits);
     const size_t row_stride = sizeof *r / sizeof r->w[0];
-    const size_t ahead = kvq_ahead(2 * half_bytes);
     __m256i acc[KVQ_ROWS][2];
     KVQ_UNROLL for (int i = 0; i < rows; i++) acc[i][0] = acc[i][1] = _mm256_set1_epi32(r[i].start);
     for (int half = 0; half < 2; half++) {
         const int16_t *wh = r->w + 32 * half;
         if (fetch)
-            kvq_prefetch(x[half][0], ahead, bits);
+            kvq_prefetch(kvq_ahead_dims(p->v, d, half, p->dim, p->next, bits), bits);
         KVQ_UNROLL for (int w = 0; w < n_words; w++)
         {
             __m256i v0[4], v1[4];
@@ -106,7 +113,7 @@ KVQ_INLINE void accum_dims(const int rows, float *o, const struct row_weights *r
                 v1[0] = _mm256_xor_si256(v1[0], _mm256_set1_epi8((char)OFFSET));
             }
             KVQ_UNROLL for (int n = 0; n < per_byte; n++)
-                accum_step(acc, kvq_value_step(v0, n, t, bits, trellis), kvq_value_step(v1, n, t, bits, trellis),
+                accum_step(acc, kvq_value_step(v0, n, p->t, bits, trellis), kvq_value_step(v1, n, p->t, bits, trellis),
                            wh + 4 * (w * per_byte + n), row_stride, rows);
         }
     }
@@ -115,7 +122,7 @@ KVQ_INLINE void accum_dims(const int rows, float *o, const struct row_weights *r
         __m256 c = _mm256_set1_ps(r[i].value), sh = _mm256_set1_ps(shrink ? shrink[i] : 1.0f);
         KVQ_UNROLL for (int j = 0; j < 2; j++)
         {
-            float *oi = o + (size_t)i * dim + 8 * j;
+            float *oi = o + (size_t)i * p->dim + 8 * j;
             __m256 old = _mm256_mul_ps(_mm256_load_ps(oi), sh);
             _mm256_store_ps(oi, _mm256_fmadd_ps(_mm256_cvtepi32_ps(acc[i][j]), c, old));
         }
@@ -123,11 +130,13 @@ KVQ_INLINE void accum_dims(const int rows, float *o, const struct row_weights *r
 }
 
 KVQ_INLINE void accum_bits(float *o, const float *p, const uint8_t *v, const uint16_t *head, const float *shrink,
-                           const struct tern_kvq_table *tab, int dim, int n_q, const int bits, const bool trellis)
+                           const struct tern_kvq_table *tab, int dim, int n_q, const void *next, const int bits,
+                           const bool trellis)
 {
     struct row_weights r[TERN_KVQ_MAX_Q] __attribute__((aligned(64)));
     uint8_t wrap[2][KVQ_WRAP_BYTES] __attribute__((aligned(64)));
-    const struct kvq_tables tables = kvq_tables(tab, OFFSET);
+    const struct kvq_tables tables = kvq_tables(tab, OFFSET, bits, trellis);
+    const struct page page = {v, &tables, next, dim};
     const size_t half_bytes = (size_t)dim * 4 * bits;
     for (int d = 0; d < dim; d += 16) {
         const int d0 = d / TERN_KVQ_BLOCK * TERN_KVQ_BLOCK, n_groups = kvq_block_dims(dim, d0) / 16;
@@ -142,13 +151,13 @@ KVQ_INLINE void accum_bits(float *o, const float *p, const uint8_t *v, const uin
             kvq_value_groups(x[half], block, wrap[half], (d - d0) / 16, n_groups, kvq_reach(bits, trellis), bits);
         }
         for (int i = 0; i < n_q; i += KVQ_ROWS)
-            KVQ_BY_ROWS(n_q - i, accum_dims, o + (size_t)i * dim + d, r + i, x, half_bytes, shrink ? shrink + i : NULL,
-                        &tables, dim, i == 0, bits, trellis);
+            KVQ_BY_ROWS(n_q - i, accum_dims, o + (size_t)i * dim + d, r + i, &page, d, x, shrink ? shrink + i : NULL,
+                        i == 0, bits, trellis);
     }
 }
 
 void tern_kvq_accum_avx2(float *o, const float *p, const uint8_t *v, const uint16_t *head, const float *shrink,
-                         const struct tern_kvq_table *tab, int dim, int n_q)
+                         const struct tern_kvq_table *tab, int dim, int n_q, const void *next)
 {
-    KVQ_BY_CODE(tab, accum_bits, o, p, v, head, shrink, tab, dim, n_q);
+    KVQ_BY_CODE(tab, accum_bits, o, p, v, head, shrink, tab, dim, n_q, next);
 }

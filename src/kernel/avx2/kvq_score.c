@@ -65,13 +65,25 @@ KVQ_INLINE void dot_step(__m256i acc[][2], __m256i e0, __m256i e1, const int8_t 
     }
 }
 
-/* Rows i0 .. i0+rows of 16 tokens. */
-KVQ_INLINE void score_tokens(const int rows, float *s, const struct tern_kvq_query *q, const uint8_t *k,
-                             const uint16_t *head, const struct kvq_tables *t, int dim, int i0, const int bits,
+/* What one call works on. */
+struct page {
+    const struct tern_kvq_query *q;
+    const uint8_t *k;
+    const uint16_t *head;
+    const struct kvq_tables *t;
+    const void *next;
+    int dim;
+};
+
+/* Rows i0 .. i0+rows of the 16 tokens from t0 on. */
+KVQ_INLINE void score_tokens(const int rows, float *s, const struct page *p, int t0, int i0, const int bits,
                              const bool trellis)
 {
-    const int n_words = kvq_words(bits), per_byte = kvq_per_byte(bits);
-    const size_t ahead = kvq_ahead((size_t)dim * 8 * bits), set_bytes = (size_t)128 * bits; /* of both groups */
+    const int n_words = kvq_words(bits), per_byte = kvq_per_byte(bits), dim = p->dim;
+    const size_t set_bytes = (size_t)128 * bits /* of both groups */, side_bytes = (size_t)dim * 8 * bits;
+    const uint8_t *k = p->k + (size_t)(t0 / 32) * (side_bytes / 2) + (size_t)(t0 / 16 % 2) * (set_bytes / 2);
+    const uint16_t *head = p->head + t0;
+    const struct tern_kvq_query *q = p->q;
     int n_blocks = tern_kvq_blocks(dim);
     __m256 out[KVQ_ROWS][2];
     KVQ_UNROLL for (int i = 0; i < rows; i++) out[i][0] = out[i][1] = _mm256_setzero_ps();
@@ -87,14 +99,14 @@ KVQ_INLINE void score_tokens(const int rows, float *s, const struct tern_kvq_que
             const int8_t *qd = q->q + (size_t)i0 * dim + b * TERN_KVQ_BLOCK + d;
             bool last = d + 32 == n;
             if (i0 == 0)
-                kvq_prefetch(group, ahead, bits);
+                kvq_prefetch(kvq_ahead(p->k, group, side_bytes, p->next), bits);
             KVQ_UNROLL for (int w = 0; w < n_words; w++)
             {
                 __m256i v0 = kvq_word(group, w, bits), p0 = kvq_key_before(group, w, wrap[0], last, bits);
                 __m256i v1 = kvq_word(group + 32, w, bits), p1 = kvq_key_before(group + 32, w, wrap[1], last, bits);
-                KVQ_UNROLL for (int j = 0; j < per_byte; j++)
-                    dot_step(acc, kvq_key_step(v0, p0, j, t, bits, trellis), kvq_key_step(v1, p1, j, t, bits, trellis),
-                             qd + 4 * (w * per_byte + j), (size_t)dim, rows);
+                KVQ_UNROLL for (int j = 0; j < per_byte; j++) dot_step(
+                    acc, kvq_key_step(v0, p0, j, p->t, bits, trellis), kvq_key_step(v1, p1, j, p->t, bits, trellis),
+                    qd + 4 * (w * per_byte + j), (size_t)dim, rows);
             }
         }
         __m256 f0 = kvq_scales(head + b * 64), f1 = kvq_scales(head + b * 64 + 8);
@@ -107,25 +119,26 @@ KVQ_INLINE void score_tokens(const int rows, float *s, const struct tern_kvq_que
     }
     KVQ_UNROLL for (int i = 0; i < rows; i++)
     {
-        _mm256_store_ps(s + 64 * i, out[i][0]);
-        _mm256_store_ps(s + 64 * i + 8, out[i][1]);
+        float *si = s + (size_t)(i0 + i) * 64 + t0;
+        _mm256_store_ps(si, out[i][0]);
+        _mm256_store_ps(si + 8, out[i][1]);
     }
 }
 
 KVQ_INLINE void score_bits(float *s, const struct tern_kvq_query *q, const uint8_t *k, const uint16_t *head,
-                           const struct tern_kvq_table *tab, int dim, int n_q, const int bits, const bool trellis)
+                           const struct tern_kvq_table *tab, int dim, int n_q, const void *next, const int bits,
+                           const bool trellis)
 {
-    const struct kvq_tables tables = kvq_tables(tab, 0);
-    size_t half_bytes = (size_t)dim * 4 * bits, group_bytes = (size_t)64 * bits;
+    const struct kvq_tables tables = kvq_tables(tab, 0, bits, trellis);
+    const struct page p = {q, k, head, &tables, next, dim};
     for (int t = 0; t < 64; t += 16) {
-        const uint8_t *kt = k + (size_t)(t / 32) * half_bytes + (size_t)(t / 16 % 2) * group_bytes;
         for (int i = 0; i < n_q; i += KVQ_ROWS)
-            KVQ_BY_ROWS(n_q - i, score_tokens, s + i * 64 + t, q, kt, head + t, &tables, dim, i, bits, trellis);
+            KVQ_BY_ROWS(n_q - i, score_tokens, s, &p, t, i, bits, trellis);
     }
 }
 
 void tern_kvq_score_avx2(float *s, const struct tern_kvq_query *q, const uint8_t *k, const uint16_t *head,
-                         const struct tern_kvq_table *tab, int dim, int n_q)
+                         const struct tern_kvq_table *tab, int dim, int n_q, const void *next)
 {
-    KVQ_BY_CODE(tab, score_bits, s, q, k, head, tab, dim, n_q);
+    KVQ_BY_CODE(tab, score_bits, s, q, k, head, tab, dim, n_q, next);
 }

@@ -37,16 +37,25 @@ struct kvq_tables {
     __m256i a, b, c;
 };
 
-static inline __m256i kvq_broadcast16(const void *p)
+/* The first `span` bytes at p, 4, 8 or 16, as often as they fit. */
+KVQ_INLINE __m256i kvq_repeat(const int8_t *p, const int span)
 {
-    return _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)p));
+    int64_t eight;
+    if (span == 16)
+        return _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)p));
+    if (span == 4)
+        return kvq_broadcast4(p);
+    memcpy(&eight, p, 8);
+    return _mm256_set1_epi64x(eight);
 }
 
-static inline struct kvq_tables kvq_tables(const struct tern_kvq_table *tab, int offset)
+/* Values come out as entry + offset: bytes add modulo 256, so the first table carries all of it. */
+KVQ_INLINE struct kvq_tables kvq_tables(const struct tern_kvq_table *tab, int offset, const int bits,
+                                        const bool trellis)
 {
-    uint8_t t[3][16];
-    kvq_byte_tables(t, tab, offset);
-    return (struct kvq_tables){kvq_broadcast16(t[0]), kvq_broadcast16(t[1]), kvq_broadcast16(t[2])};
+    __m256i a = kvq_repeat(tab->entry, kvq_span_a(bits, trellis));
+    return (struct kvq_tables){_mm256_add_epi8(a, _mm256_set1_epi8((char)offset)), kvq_repeat(tab->b, kvq_span_b(bits)),
+                               kvq_repeat(tab->c, 8)};
 }
 
 KVQ_INLINE __m256i kvq_lookup(__m256i table, __m256i codes)
@@ -71,11 +80,11 @@ KVQ_INLINE __m256i kvq_word(const uint8_t *group, int w, const int bits)
     return kvq_load(group + 64 * w);
 }
 
-KVQ_INLINE void kvq_prefetch(const uint8_t *p, size_t ahead, const int lines)
+KVQ_INLINE void kvq_prefetch(const uint8_t *p, const int lines)
 {
     KVQ_UNROLL for (int i = 0; i < lines; i++)
     {
-        _mm_prefetch((const char *)p + ahead + 64 * i, _MM_HINT_T0);
+        _mm_prefetch((const char *)p + 64 * i, _MM_HINT_T0);
     }
 }
 
@@ -229,9 +238,9 @@ KVQ_INLINE __m256i kvq_bytes(__m256i a, __m256i b, __m256i c, __m256i d)
 void tern_kvq_prep_avx2(int8_t *q, float *scale, int32_t *sum, const float *x, const struct tern_kvq_table *tab,
                         int dim, int n_q);
 void tern_kvq_score_avx2(float *s, const struct tern_kvq_query *q, const uint8_t *k, const uint16_t *head,
-                         const struct tern_kvq_table *tab, int dim, int n_q);
+                         const struct tern_kvq_table *tab, int dim, int n_q, const void *next);
 void tern_kvq_accum_avx2(float *o, const float *p, const uint8_t *v, const uint16_t *head, const float *shrink,
-                         const struct tern_kvq_table *tab, int dim, int n_q);
+                         const struct tern_kvq_table *tab, int dim, int n_q, const void *next);
 void tern_kvq_rotate_avx2(float *x, const float *sign, int dim, int inverse);
 void tern_kvq_encode_avx2(uint8_t *codes, uint16_t *head, const float *x, const struct tern_kvq_table *tab, int key,
                           int dim, int n, void *scratch);

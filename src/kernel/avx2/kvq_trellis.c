@@ -67,9 +67,9 @@ KVQ_INLINE void make_constants(struct constants *k, const struct tern_kvq_table 
             k->cross[bits == 3 ? low * n_edges + e : 0] = _mm256_set1_epi16((int16_t)(b * w));
         }
     }
-    k->a = kvq_broadcast16(tab->entry);
-    k->b = kvq_broadcast16(tab->b);
-    k->c = kvq_broadcast16(tab->c);
+    k->a = kvq_repeat(tab->entry, 16);
+    k->b = kvq_repeat(tab->b, 16);
+    k->c = kvq_repeat(tab->c, 16);
 }
 
 /* Minus half_cost. */

@@ -12,7 +12,6 @@
 #define MAX_ROWS    6
 #define SCORE_CHUNK 32   /* dims, 4 KB of f16 keys */
 #define ACCUM_CHUNK 4096 /* bytes of f16 values */
-#define AHEAD       4096
 #define ALL         ((__mmask16)0xFFFF)
 
 #define TILES(tile, rows, vecs, ...)      \
@@ -95,12 +94,12 @@ static void score_f32(float *s, const float *q, const float *k, int dim, int n_q
     }
 }
 
-static void score_f16(float *s, const float *q, const uint16_t *k, int dim, int n_q)
+static void score_f16(float *s, const float *q, const uint16_t *k, int dim, int n_q, const void *next)
 {
     TERN_DASSERT(dim % 8 == 0);
     for (int d0 = 0; d0 < dim; d0 += SCORE_CHUNK) {
         int d1 = d0 + SCORE_CHUNK < dim ? d0 + SCORE_CHUNK : dim;
-        const char *fetch = (const char *)(k + (size_t)d0 * TERN_PAGE) + AHEAD;
+        const char *fetch = attn_ahead(k, (size_t)d0 * TERN_PAGE * 2, (size_t)dim * TERN_PAGE * 2, next);
         for (int i = 0, rows; i < n_q; i += rows) {
             rows = tile_rows(n_q - i);
             float *si = s + (size_t)i * TERN_PAGE;
@@ -147,13 +146,10 @@ ATTN_INLINE void accum_tile(float *o, const float *p, const void *v, const float
 }
 
 /* Tokens [t0, t1) for all rows; `half` is a constant in both callers. */
-ATTN_INLINE void accum_chunk(float *o, const float *p, const void *v, const float *shrink, int half, int dim, int t0,
-                             int t1, int n_tok, int n_q)
+ATTN_INLINE void accum_chunk(float *o, const float *p, const void *v, const float *shrink, int half, const char *fetch,
+                             int dim, int t0, int t1, int n_q)
 {
     const size_t elem = half ? 2 : 4;
-    /* Behind the last token lies another head's page: ask for nothing new, the caller knows what comes next. */
-    bool inside = (size_t)(n_tok - t0) * (size_t)dim * elem > AHEAD;
-    const char *fetch = (const char *)v + (size_t)t0 * (size_t)dim * elem + (inside ? AHEAD : 0);
     for (int d = 0, step; d < dim; d += step) {
         step = dim - d >= 64 ? 64 : 16;
         const __mmask16 mask = dim - d >= 16 ? ALL : (__mmask16)0xFF;
@@ -167,57 +163,85 @@ ATTN_INLINE void accum_chunk(float *o, const float *p, const void *v, const floa
             else
                 TILES(accum_tile, rows, 1, oi, pi, vd, si, half, fetch, dim, t0, t1, mask);
         }
-        fetch += (size_t)(t1 - t0) * 2 * (size_t)step;
+        if (half)
+            fetch += (size_t)(t1 - t0) * 2 * (size_t)step;
     }
 }
 
 static void accum_f32(float *o, const float *p, const float *v, const float *shrink, int dim, int n_tok, int n_q)
 {
     TERN_DASSERT(dim % 8 == 0 && n_tok >= 0 && n_tok <= TERN_PAGE);
-    accum_chunk(o, p, v, shrink, 0, dim, 0, n_tok, n_tok, n_q);
+    accum_chunk(o, p, v, shrink, 0, NULL, dim, 0, n_tok, n_q);
 }
 
-static void accum_f16(float *o, const float *p, const uint16_t *v, const float *shrink, int dim, int n_tok, int n_q)
+static void accum_f16(float *o, const float *p, const uint16_t *v, const float *shrink, int dim, int n_tok, int n_q,
+                      const void *next)
 {
     TERN_DASSERT(dim % 8 == 0 && n_tok >= 0 && n_tok <= TERN_PAGE);
     const int step = ACCUM_CHUNK / 2 / dim > 4 ? ACCUM_CHUNK / 2 / dim : 4;
     int t0 = 0;
     do { /* once even for no token: o still shrinks */
         int t1 = t0 + step < n_tok ? t0 + step : n_tok;
-        accum_chunk(o, p, v, shrink, 1, dim, t0, t1, n_tok, n_q);
+        const size_t token = (size_t)dim * 2;
+        const char *fetch = attn_ahead(v, (size_t)t0 * token, (size_t)n_tok * token, next);
+        accum_chunk(o, p, v, shrink, 1, fetch, dim, t0, t1, n_q);
         shrink = NULL;
         t0 = t1;
     } while (t0 < n_tok);
 }
 
-static float softmax(float *s, int t0, int t1, float *m, float *l)
+/* Bits [t0, t1) of the 64 tokens of a page. */
+ATTN_INLINE uint64_t page_range(int page, int t0, int t1)
 {
-    TERN_DASSERT(t0 >= 0 && t0 <= t1 && t1 <= TERN_PAGE);
+    t0 -= page * TERN_PAGE;
+    t1 -= page * TERN_PAGE;
+    if (t0 >= TERN_PAGE || t1 <= 0 || t0 >= t1)
+        return 0;
+    uint64_t below = t1 < TERN_PAGE ? ((uint64_t)1 << t1) - 1 : ~(uint64_t)0; /* a shift by 64 is not defined */
+    return t0 > 0 ? below >> t0 << t0 : below;
+}
+
+static void clear_pages(float *s, size_t stride, int n_pages)
+{
+    for (int page = 0; page < n_pages; page++)
+        for (int j = 0; j < 4; j++)
+            _mm512_storeu_ps(s + (size_t)page * stride + 16 * j, _mm512_setzero_ps());
+}
+
+static float softmax(float *s, size_t stride, int n_pages, int t0, int t1, float *m, float *l)
+{
+    TERN_DASSERT(n_pages <= TERN_SOFTMAX_PAGES && t0 >= 0 && t0 <= t1 && t1 <= n_pages * TERN_PAGE);
     const __m512 none = _mm512_set1_ps(-INFINITY);
-    /* Bits [t0, t1) of 64; a shift by 64 would not be defined. */
-    uint64_t below = t1 < TERN_PAGE ? ((uint64_t)1 << t1) - 1 : ~(uint64_t)0;
-    uint64_t range = t0 < TERN_PAGE ? below >> t0 << t0 : 0;
-    __m512 x[4], top = none;
-#pragma GCC unroll 4
-    for (int j = 0; j < 4; j++) {
-        x[j] = _mm512_mask_loadu_ps(none, (__mmask16)(range >> 16 * j), s + 16 * j);
-        top = _mm512_max_ps(top, x[j]);
-    }
-    const __m128 m_old = _mm_load_ss(m), m_new = _mm_max_ss(m_old, max16(top));
-    if (!range || _mm_cvtss_f32(m_new) == -INFINITY) { /* nothing to see, now or before */
+    __m512 top = none, sum = _mm512_setzero_ps();
+    for (int page = 0; page < n_pages; page++) {
+        const uint64_t range = page_range(page, t0, t1);
+        const float *x = s + (size_t)page * stride;
+        __m512 page_top = none;
 #pragma GCC unroll 4
         for (int j = 0; j < 4; j++)
-            _mm512_storeu_ps(s + 16 * j, _mm512_setzero_ps());
+            page_top = _mm512_max_ps(page_top, _mm512_mask_loadu_ps(none, (__mmask16)(range >> 16 * j), x + 16 * j));
+        top = _mm512_max_ps(top, page_top);
+    }
+    const __m128 m_old = _mm_load_ss(m), m_new = _mm_max_ss(m_old, max16(top));
+    if (t0 == t1 || _mm_cvtss_f32(m_new) == -INFINITY) { /* nothing to see, now or before */
+        clear_pages(s, stride, n_pages);
         return 1;
     }
     const float shrink = _mm512_cvtss_f32(exp2_nonpos(_mm512_castps128_ps512(_mm_sub_ss(m_old, m_new))));
     top = _mm512_broadcastss_ps(m_new);
+    for (int page = 0; page < n_pages; page++) {
+        const uint64_t range = page_range(page, t0, t1);
+        float *at = s + (size_t)page * stride;
+        __m512 x[4];
 #pragma GCC unroll 4
-    for (int j = 0; j < 4; j++) {
-        x[j] = _mm512_maskz_mov_ps((__mmask16)(range >> 16 * j), exp2_nonpos(_mm512_sub_ps(x[j], top)));
-        _mm512_storeu_ps(s + 16 * j, x[j]);
+        for (int j = 0; j < 4; j++) {
+            x[j] = exp2_nonpos(_mm512_sub_ps(_mm512_loadu_ps(at + 16 * j), top));
+            x[j] = _mm512_maskz_mov_ps((__mmask16)(range >> 16 * j), x[j]);
+            _mm512_storeu_ps(at + 16 * j, x[j]);
+        }
+        __m512 page_sum = _mm512_add_ps(_mm512_add_ps(_mm512_add_ps(x[0], x[1]), x[2]), x[3]);
+        sum = _mm512_add_ps(sum, page_sum);
     }
-    __m512 sum = _mm512_add_ps(_mm512_add_ps(_mm512_add_ps(x[0], x[1]), x[2]), x[3]);
     *l = *l * shrink + _mm_cvtss_f32(sum16(sum));
     *m = _mm_cvtss_f32(m_new);
     return shrink;

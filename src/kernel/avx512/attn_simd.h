@@ -6,8 +6,7 @@
 #include <immintrin.h>
 #include <stddef.h>
 #include <stdint.h>
-
-#define ATTN_INLINE static inline __attribute__((always_inline))
+#include "kernel/attn_impl.h"
 
 /* Sixteen elements from index i of an array of f32 or f16; with fewer than 16 lanes in `mask` the others are not read.
  */

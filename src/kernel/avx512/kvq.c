@@ -5,12 +5,10 @@
 #include "kernel/avx512/kvq_simd.h"
 
 /* A table of scalar codes as floats; vpermps looks at four index bits, so smaller tables repeat. */
-static __m512 float_table(const struct tern_kvq_table *tab)
+KVQ_INLINE __m512 float_table(const struct tern_kvq_table *tab, const int bits)
 {
-    float f[16];
-    for (int i = 0; i < 16; i++)
-        f[i] = (float)kvq_entry(tab, i);
-    return _mm512_loadu_ps(f);
+    __m512i a = kvq_repeat(tab->entry, kvq_span_a(bits, false));
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm512_castsi512_si128(a)));
 }
 
 /* Entry of byte j of step n in each lane: scalar codes straight from their word v, the others from the step's e. */
@@ -44,8 +42,8 @@ KVQ_INLINE void decode_set(float *row, const uint8_t *group, __m512i wrap, bool 
 KVQ_INLINE void decode_k_bits(float *out, const uint8_t *k, const uint16_t *head, const struct tern_kvq_table *tab,
                               int dim, const int bits, const bool trellis)
 {
-    const struct kvq_tables tables = kvq_tables(tab, 0);
-    const __m512 table = float_table(tab), unit = _mm512_set1_ps(tab->unit);
+    const struct kvq_tables tables = kvq_tables(tab, 0, bits, trellis);
+    const __m512 table = float_table(tab, bits), unit = _mm512_set1_ps(tab->unit);
     for (int t = 0; t < 64; t += 16) {
         const uint8_t *kt = k + (size_t)(t / 32) * dim * 4 * bits + (size_t)(t / 16 % 2) * 64 * bits;
         for (int d0 = 0; d0 < dim; d0 += TERN_KVQ_BLOCK) {
@@ -89,8 +87,8 @@ KVQ_INLINE void decode_group(float *row, const uint8_t *const x[4], const float 
 KVQ_INLINE void decode_v_bits(float *out, const uint8_t *v, const uint16_t *head, const struct tern_kvq_table *tab,
                               int dim, const int bits, const bool trellis)
 {
-    const struct kvq_tables tables = kvq_tables(tab, 0);
-    const __m512 table = float_table(tab), unit = _mm512_set1_ps(tab->unit);
+    const struct kvq_tables tables = kvq_tables(tab, 0, bits, trellis);
+    const __m512 table = float_table(tab, bits), unit = _mm512_set1_ps(tab->unit);
     for (int d0 = 0; d0 < dim; d0 += TERN_KVQ_BLOCK) {
         const uint16_t *hb = head + d0 / TERN_KVQ_BLOCK * 64;
         for (int half = 0; half < 2; half++) {

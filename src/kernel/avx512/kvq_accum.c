@@ -1,29 +1,46 @@
 /* avx512/kvq_accum.c - weighted sums of coded values: two registers are 32 dims, four tokens of each per 32-bit lane.
  *
- * The 15-bit weights go through vpdpbusd as two planes, high byte and low byte; the integer sums are exact, so the
- * planes join without loss. */
+ * Weights are unsigned bytes, the first operand of vpdpbusd; the 15-bit ones of 8-bit codes go through it as two
+ * planes, low byte and high byte.  The integer sums are exact, so planes and chains join without loss. */
 #include "kernel/avx512/kvq_simd.h"
 
 /* Integer weights of one row and block, 64 tokens in step order. */
 struct row_weights {
-    uint8_t hi[64], lo[64];
-    float value; /* of weight 1 times entry 1 */
+    uint8_t w[2][64]; /* low bytes, high bytes */
+    float value;      /* of weight 1 times entry 1 */
 } __attribute__((aligned(64)));
 
-/* For each place in step order, the token that stands there. */
-static __m512i step_order(int bits)
+KVQ_INLINE int kvq_planes(const int bits)
 {
-    uint8_t t[64];
-    int per_byte = kvq_per_byte(bits), word = 4 * per_byte;
-    for (int j = 0; j < 64; j++) {
-        int r = j % word;
-        t[j] = (uint8_t)(j - r + r / 4 + r % 4 * per_byte);
-    }
-    return _mm512_loadu_si512(t);
+    return bits == 8 ? 2 : 1;
 }
 
-static void make_weights(struct row_weights *r, const float *p, const uint16_t *head, float unit, __m512i order)
+/* For each place in step order, the byte in which packing 16 + 16 + 16 + 16 weights leaves the token that belongs
+ * there: packs work inside 128-bit lanes, so token t comes to lie in byte 16 * (t/4 % 4) + 4 * (t/16) + t%4. */
+#define PACKED(t)          ((t) / 4 % 4 * 16 + (t) / 16 * 4 + (t) % 4)
+#define TOKEN(j, per_byte) ((j) - (j) % (4 * (per_byte)) + (j) % (4 * (per_byte)) / 4 + (j) % 4 * (per_byte))
+#define PLACE4(j, n)       PACKED(TOKEN(j, n)), PACKED(TOKEN(j + 1, n)), PACKED(TOKEN(j + 2, n)), PACKED(TOKEN(j + 3, n))
+#define PLACE16(j, n)      PLACE4(j, n), PLACE4(j + 4, n), PLACE4(j + 8, n), PLACE4(j + 12, n)
+#define PLACE64(n)                                                    \
+    {                                                                 \
+        PLACE16(0, n), PLACE16(16, n), PLACE16(32, n), PLACE16(48, n) \
+    }
+
+KVQ_INLINE __m512i step_order(const int bits)
 {
+    static const uint8_t one[64] = PLACE64(1), two[64] = PLACE64(2), four[64] = PLACE64(4);
+    return _mm512_loadu_si512(kvq_per_byte(bits) == 1 ? one : kvq_per_byte(bits) == 2 ? two : four);
+}
+
+KVQ_INLINE __m512i pack_bytes(const __m512i c[4])
+{
+    return _mm512_packus_epi16(_mm512_packs_epi32(c[0], c[1]), _mm512_packs_epi32(c[2], c[3]));
+}
+
+KVQ_INLINE void make_weights(struct row_weights *r, const float *p, const uint16_t *head, float unit, __m512i order,
+                             const int bits)
+{
+    const __m512 full = _mm512_set1_ps(tern_kvq_full(bits));
     __m512 w[4], top = _mm512_setzero_ps();
     KVQ_UNROLL for (int i = 0; i < 4; i++)
     {
@@ -31,34 +48,48 @@ static void make_weights(struct row_weights *r, const float *p, const uint16_t *
         top = _mm512_max_ps(w[i], top); /* a NaN in the first operand yields the second */
     }
     float m = _mm512_reduce_max_ps(top);
-    __m512 inv = _mm512_set1_ps(m >= TERN_KVQ_TINY ? 32767.0f / m : 0.0f), full = _mm512_set1_ps(32767.0f);
+    __m512 inv = _mm512_set1_ps(m >= TERN_KVQ_TINY ? tern_kvq_full(bits) / m : 0.0f);
+    __m512i c[2][4];
     KVQ_UNROLL for (int i = 0; i < 4; i++)
     {
         __m512 x = _mm512_max_ps(_mm512_min_ps(_mm512_mul_ps(w[i], inv), full), _mm512_setzero_ps());
-        __m512i c = _mm512_cvtps_epi32(x);
-        _mm_store_si128((__m128i *)(r->lo + 16 * i), _mm512_cvtepi32_epi8(c)); /* truncates */
-        _mm_store_si128((__m128i *)(r->hi + 16 * i), _mm512_cvtepi32_epi8(_mm512_srli_epi32(c, 8)));
+        c[0][i] = _mm512_cvtps_epi32(x);
+        if (kvq_planes(bits) == 2) {
+            c[1][i] = _mm512_srli_epi32(c[0][i], 8);
+            c[0][i] = _mm512_and_si512(c[0][i], _mm512_set1_epi32(255));
+        }
     }
-    _mm512_store_si512(r->lo, _mm512_permutexvar_epi8(order, kvq_load(r->lo)));
-    _mm512_store_si512(r->hi, _mm512_permutexvar_epi8(order, kvq_load(r->hi)));
-    r->value = m * unit / 32767.0f;
+    KVQ_UNROLL for (int i = 0; i < kvq_planes(bits); i++)
+    {
+        _mm512_store_si512(r->w[i], _mm512_permutexvar_epi8(order, pack_bytes(c[i])));
+    }
+    r->value = m * unit / tern_kvq_full(bits);
 }
 
-/* 32 dims from o on for `rows` rows.  x: in each half their two groups and those before them in the chains. */
-KVQ_INLINE void accum_dims(const int rows, float *o, const struct row_weights *r, const uint8_t *const x[2][5],
-                           size_t half_bytes, const float *shrink, const struct kvq_tables *t, int dim, bool fetch,
-                           const int bits, const bool trellis)
+/* What one call works on. */
+struct page {
+    const uint8_t *v;
+    const struct kvq_tables *t;
+    const void *next;
+    int dim;
+};
+
+/* 32 dims from d on for `rows` rows.  x: in each half their two groups and those before them in the chains.  Up to
+ * three rows would wait for their own sums: they take two chains each. */
+KVQ_INLINE void accum_dims(const int rows, float *o, const struct row_weights *r, const struct page *p, int d,
+                           const uint8_t *const x[2][5], const float *shrink, bool fetch, const int bits,
+                           const bool trellis)
 {
     const int n_words = kvq_words(bits), per_byte = kvq_per_byte(bits), n_x = kvq_reach(bits, trellis) + 1;
-    const size_t ahead = kvq_ahead(2 * half_bytes);
-    __m512i hi[KVQ_ROWS][2], lo[KVQ_ROWS][2];
+    const int planes = kvq_planes(bits), chains = planes == 1 && rows < KVQ_ROWS ? 2 : 1;
+    __m512i acc[KVQ_ROWS][2][2]; /* second index: plane or chain */
     KVQ_UNROLL for (int i = 0; i < rows; i++)
     {
-        hi[i][0] = hi[i][1] = lo[i][0] = lo[i][1] = _mm512_setzero_si512();
+        acc[i][0][0] = acc[i][0][1] = acc[i][1][0] = acc[i][1][1] = _mm512_setzero_si512();
     }
     for (int half = 0; half < 2; half++) {
         if (fetch)
-            kvq_prefetch(x[half][0], ahead, 2 * bits);
+            kvq_prefetch(kvq_ahead_dims(p->v, d, half, p->dim, p->next, bits), 2 * bits);
         KVQ_UNROLL for (int w = 0; w < n_words; w++)
         {
             __m512i v[5];
@@ -68,15 +99,17 @@ KVQ_INLINE void accum_dims(const int rows, float *o, const struct row_weights *r
             }
             KVQ_UNROLL for (int n = 0; n < per_byte; n++)
             {
-                __m512i e0 = kvq_value_step(v, n, t, bits, trellis), e1 = kvq_value_step(v + 1, n, t, bits, trellis);
-                int at = 32 * half + 4 * (w * per_byte + n);
+                const int at = 4 * (w * per_byte + n), c = chains == 2 ? (w * per_byte + n) & 1 : 0;
+                __m512i e0 = kvq_value_step(v, n, p->t, bits, trellis);
+                __m512i e1 = kvq_value_step(v + 1, n, p->t, bits, trellis);
                 KVQ_UNROLL for (int i = 0; i < rows; i++)
                 {
-                    __m512i h = kvq_broadcast4(r[i].hi + at), l = kvq_broadcast4(r[i].lo + at);
-                    hi[i][0] = _mm512_dpbusd_epi32(hi[i][0], h, e0);
-                    hi[i][1] = _mm512_dpbusd_epi32(hi[i][1], h, e1);
-                    lo[i][0] = _mm512_dpbusd_epi32(lo[i][0], l, e0);
-                    lo[i][1] = _mm512_dpbusd_epi32(lo[i][1], l, e1);
+                    KVQ_UNROLL for (int j = 0; j < planes; j++)
+                    {
+                        __m512i four = kvq_broadcast4(r[i].w[j] + 32 * half + at);
+                        acc[i][c + j][0] = _mm512_dpbusd_epi32(acc[i][c + j][0], four, e0);
+                        acc[i][c + j][1] = _mm512_dpbusd_epi32(acc[i][c + j][1], four, e1);
+                    }
                 }
             }
         }
@@ -86,20 +119,23 @@ KVQ_INLINE void accum_dims(const int rows, float *o, const struct row_weights *r
         __m512 c = _mm512_set1_ps(r[i].value), sh = _mm512_set1_ps(shrink ? shrink[i] : 1.0f);
         KVQ_UNROLL for (int j = 0; j < 2; j++)
         {
-            float *oi = o + (size_t)i * dim + 16 * j;
-            __m512i dot = _mm512_add_epi32(_mm512_slli_epi32(hi[i][j], 8), lo[i][j]);
+            float *oi = o + (size_t)i * p->dim + 16 * j;
+            __m512i second = planes == 2 ? _mm512_slli_epi32(acc[i][1][j], 8) : acc[i][1][j];
+            __m512 dot = _mm512_cvtepi32_ps(_mm512_add_epi32(acc[i][0][j], second));
             __m512 old = _mm512_mul_ps(_mm512_load_ps(oi), sh);
-            _mm512_store_ps(oi, _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), c, old));
+            _mm512_store_ps(oi, _mm512_fmadd_ps(dot, c, old));
         }
     }
 }
 
 KVQ_INLINE void accum_bits(float *o, const float *p, const uint8_t *v, const uint16_t *head, const float *shrink,
-                           const struct tern_kvq_table *tab, int dim, int n_q, const int bits, const bool trellis)
+                           const struct tern_kvq_table *tab, int dim, int n_q, const void *next, const int bits,
+                           const bool trellis)
 {
     struct row_weights r[TERN_KVQ_MAX_Q];
     uint8_t wrap[2][KVQ_WRAP_BYTES] __attribute__((aligned(64)));
-    const struct kvq_tables tables = kvq_tables(tab, 0);
+    const struct kvq_tables tables = kvq_tables(tab, 0, bits, trellis);
+    const struct page page = {v, &tables, next, dim};
     const __m512i order = step_order(bits);
     const size_t half_bytes = (size_t)dim * 4 * bits;
     for (int d = 0; d < dim; d += 32) {
@@ -107,7 +143,7 @@ KVQ_INLINE void accum_bits(float *o, const float *p, const uint8_t *v, const uin
         const uint16_t *hb = head + d0 / TERN_KVQ_BLOCK * 64;
         const uint8_t *x[2][5];
         for (int i = 0; i < n_q && d == d0; i++)
-            make_weights(&r[i], p + i * 64, hb, tab->unit, order);
+            make_weights(&r[i], p + i * 64, hb, tab->unit, order, bits);
         for (int half = 0; half < 2; half++) {
             const uint8_t *block = v + half * half_bytes + (size_t)d0 * 4 * bits;
             if (trellis && d == d0)
@@ -115,13 +151,13 @@ KVQ_INLINE void accum_bits(float *o, const float *p, const uint8_t *v, const uin
             kvq_value_groups(x[half], block, wrap[half], (d - d0) / 16, n_groups, kvq_reach(bits, trellis) + 1, bits);
         }
         for (int i = 0; i < n_q; i += KVQ_ROWS)
-            KVQ_BY_ROWS(n_q - i, accum_dims, o + (size_t)i * dim + d, r + i, x, half_bytes, shrink ? shrink + i : NULL,
-                        &tables, dim, i == 0, bits, trellis);
+            KVQ_BY_ROWS(n_q - i, accum_dims, o + (size_t)i * dim + d, r + i, &page, d, x, shrink ? shrink + i : NULL,
+                        i == 0, bits, trellis);
     }
 }
 
 void tern_kvq_accum_avx512(float *o, const float *p, const uint8_t *v, const uint16_t *head, const float *shrink,
-                           const struct tern_kvq_table *tab, int dim, int n_q)
+                           const struct tern_kvq_table *tab, int dim, int n_q, const void *next)
 {
-    KVQ_BY_CODE(tab, accum_bits, o, p, v, head, shrink, tab, dim, n_q);
+    KVQ_BY_CODE(tab, accum_bits, o, p, v, head, shrink, tab, dim, n_q, next);
 }

@@ -3,13 +3,27 @@
 
 #define OFFSET 128 /* vpdpbusd wants its first operand unsigned: entries are looked up as entry + OFFSET */
 
-/* Rows i0 .. i0+rows of the 32 tokens of one half.  k: the half; head: its first token. */
-KVQ_INLINE void score_half(const int rows, float *s, const struct tern_kvq_query *q, const uint8_t *k,
-                           const uint16_t *head, const struct kvq_tables *t, int dim, int i0, const int bits,
+/* What one call works on. */
+struct page {
+    const struct tern_kvq_query *q;
+    const uint8_t *k;
+    const uint16_t *head;
+    const struct kvq_tables *t;
+    const void *next;
+    int dim;
+};
+
+/* Rows i0 .. i0+rows of the 32 tokens from t0 on.  Up to three rows would wait for their own sums: they take two chains
+ * each. */
+KVQ_INLINE void score_half(const int rows, float *s, const struct page *p, int t0, int i0, const int bits,
                            const bool trellis)
 {
-    const int n_words = kvq_words(bits), per_byte = kvq_per_byte(bits);
-    const size_t ahead = kvq_ahead((size_t)dim * 8 * bits), group_bytes = (size_t)64 * bits;
+    const int n_words = kvq_words(bits), per_byte = kvq_per_byte(bits), chains = rows < KVQ_ROWS ? 2 : 1;
+    const int dim = p->dim;
+    const size_t group_bytes = (size_t)64 * bits, side_bytes = (size_t)dim * 8 * bits;
+    const uint8_t *k = p->k + (size_t)t0 / 32 * (side_bytes / 2);
+    const uint16_t *head = p->head + t0;
+    const struct tern_kvq_query *q = p->q;
     int n_blocks = tern_kvq_blocks(dim);
     __m512 out[KVQ_ROWS][2];
     KVQ_UNROLL for (int i = 0; i < rows; i++)
@@ -17,10 +31,11 @@ KVQ_INLINE void score_half(const int rows, float *s, const struct tern_kvq_query
         out[i][0] = out[i][1] = _mm512_setzero_ps();
     }
     for (int b = 0; b < n_blocks; b++) {
-        __m512i acc[KVQ_ROWS][2];
+        __m512i acc[KVQ_ROWS][2][2];
         KVQ_UNROLL for (int i = 0; i < rows; i++)
         {
-            acc[i][0] = acc[i][1] = _mm512_set1_epi32(-OFFSET * q->sum[(i0 + i) * n_blocks + b]);
+            acc[i][0][0] = acc[i][0][1] = _mm512_set1_epi32(-OFFSET * q->sum[(i0 + i) * n_blocks + b]);
+            acc[i][1][0] = acc[i][1][1] = _mm512_setzero_si512();
         }
         const uint8_t *block = k + (size_t)b * TERN_KVQ_BLOCK * 4 * bits;
         __m512i wrap0 = kvq_key_wrap(block, head + b * 64, bits);
@@ -31,7 +46,7 @@ KVQ_INLINE void score_half(const int rows, float *s, const struct tern_kvq_query
             const int8_t *qd = q->q + (size_t)i0 * dim + b * TERN_KVQ_BLOCK + d;
             bool last = d + 32 == n;
             if (i0 == 0)
-                kvq_prefetch(set, ahead, 2 * bits);
+                kvq_prefetch(kvq_ahead(p->k, set, side_bytes, p->next), 2 * bits);
             KVQ_UNROLL for (int w = 0; w < n_words; w++)
             {
                 __m512i v0 = kvq_word(set, w, bits), p0 = kvq_key_before(set, w, wrap0, last, bits);
@@ -42,13 +57,14 @@ KVQ_INLINE void score_half(const int rows, float *s, const struct tern_kvq_query
                 }
                 KVQ_UNROLL for (int j = 0; j < per_byte; j++)
                 {
-                    __m512i e0 = kvq_key_step(v0, p0, j, t, bits, trellis);
-                    __m512i e1 = kvq_key_step(v1, p1, j, t, bits, trellis);
+                    __m512i e0 = kvq_key_step(v0, p0, j, p->t, bits, trellis);
+                    __m512i e1 = kvq_key_step(v1, p1, j, p->t, bits, trellis);
+                    const int c = chains == 2 ? (w * per_byte + j) & 1 : 0;
                     KVQ_UNROLL for (int i = 0; i < rows; i++)
                     {
                         __m512i four = kvq_broadcast4(qd + (size_t)i * dim + 4 * (w * per_byte + j));
-                        acc[i][0] = _mm512_dpbusd_epi32(acc[i][0], e0, four);
-                        acc[i][1] = _mm512_dpbusd_epi32(acc[i][1], e1, four);
+                        acc[i][c][0] = _mm512_dpbusd_epi32(acc[i][c][0], e0, four);
+                        acc[i][c][1] = _mm512_dpbusd_epi32(acc[i][c][1], e1, four);
                     }
                 }
             }
@@ -57,30 +73,34 @@ KVQ_INLINE void score_half(const int rows, float *s, const struct tern_kvq_query
         KVQ_UNROLL for (int i = 0; i < rows; i++)
         {
             __m512 qs = _mm512_set1_ps(q->scale[(i0 + i) * n_blocks + b]);
-            out[i][0] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(acc[i][0]), _mm512_mul_ps(f0, qs), out[i][0]);
-            out[i][1] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(acc[i][1]), _mm512_mul_ps(f1, qs), out[i][1]);
+            __m512i dot0 = _mm512_add_epi32(acc[i][0][0], acc[i][1][0]);
+            __m512i dot1 = _mm512_add_epi32(acc[i][0][1], acc[i][1][1]);
+            out[i][0] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot0), _mm512_mul_ps(f0, qs), out[i][0]);
+            out[i][1] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot1), _mm512_mul_ps(f1, qs), out[i][1]);
         }
     }
     KVQ_UNROLL for (int i = 0; i < rows; i++)
     {
-        _mm512_store_ps(s + 64 * i, out[i][0]);
-        _mm512_store_ps(s + 64 * i + 16, out[i][1]);
+        float *si = s + (size_t)(i0 + i) * 64 + t0;
+        _mm512_store_ps(si, out[i][0]);
+        _mm512_store_ps(si + 16, out[i][1]);
     }
 }
 
 KVQ_INLINE void score_bits(float *s, const struct tern_kvq_query *q, const uint8_t *k, const uint16_t *head,
-                           const struct tern_kvq_table *tab, int dim, int n_q, const int bits, const bool trellis)
+                           const struct tern_kvq_table *tab, int dim, int n_q, const void *next, const int bits,
+                           const bool trellis)
 {
-    const struct kvq_tables tables = kvq_tables(tab, OFFSET);
+    const struct kvq_tables tables = kvq_tables(tab, OFFSET, bits, trellis);
+    const struct page p = {q, k, head, &tables, next, dim};
     for (int t = 0; t < 64; t += 32) {
-        const uint8_t *kt = k + (size_t)(t / 32) * dim * 4 * bits;
         for (int i = 0; i < n_q; i += KVQ_ROWS)
-            KVQ_BY_ROWS(n_q - i, score_half, s + i * 64 + t, q, kt, head + t, &tables, dim, i, bits, trellis);
+            KVQ_BY_ROWS(n_q - i, score_half, s, &p, t, i, bits, trellis);
     }
 }
 
 void tern_kvq_score_avx512(float *s, const struct tern_kvq_query *q, const uint8_t *k, const uint16_t *head,
-                           const struct tern_kvq_table *tab, int dim, int n_q)
+                           const struct tern_kvq_table *tab, int dim, int n_q, const void *next)
 {
-    KVQ_BY_CODE(tab, score_bits, s, q, k, head, tab, dim, n_q);
+    KVQ_BY_CODE(tab, score_bits, s, q, k, head, tab, dim, n_q, next);
 }

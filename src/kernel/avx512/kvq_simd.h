@@ -26,16 +26,25 @@ struct kvq_tables {
     __m512i a, b, c;
 };
 
-static inline __m512i kvq_broadcast16(const void *p)
+/* The first `span` bytes at p, 4, 8 or 16, as often as they fit. */
+KVQ_INLINE __m512i kvq_repeat(const int8_t *p, const int span)
 {
-    return _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)p));
+    int64_t eight;
+    if (span == 16)
+        return _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)p));
+    if (span == 4)
+        return kvq_broadcast4(p);
+    memcpy(&eight, p, 8);
+    return _mm512_set1_epi64(eight);
 }
 
-static inline struct kvq_tables kvq_tables(const struct tern_kvq_table *tab, int offset)
+/* Values come out as entry + offset: bytes add modulo 256, so the first table carries all of it. */
+KVQ_INLINE struct kvq_tables kvq_tables(const struct tern_kvq_table *tab, int offset, const int bits,
+                                        const bool trellis)
 {
-    uint8_t t[3][16];
-    kvq_byte_tables(t, tab, offset);
-    return (struct kvq_tables){kvq_broadcast16(t[0]), kvq_broadcast16(t[1]), kvq_broadcast16(t[2])};
+    __m512i a = kvq_repeat(tab->entry, kvq_span_a(bits, trellis));
+    return (struct kvq_tables){_mm512_add_epi8(a, _mm512_set1_epi8((char)offset)), kvq_repeat(tab->b, kvq_span_b(bits)),
+                               kvq_repeat(tab->c, 8)};
 }
 
 /* Bits of a where mask is set, of b elsewhere. */
@@ -54,11 +63,11 @@ KVQ_INLINE __m512i kvq_word(const uint8_t *group, int w, const int bits)
     return kvq_select(kvq_select(a, b, 0x11), _mm512_srli_epi16(kvq_load(group + 128), 1), 0x33);
 }
 
-KVQ_INLINE void kvq_prefetch(const uint8_t *p, size_t ahead, const int lines)
+KVQ_INLINE void kvq_prefetch(const uint8_t *p, const int lines)
 {
     KVQ_UNROLL for (int i = 0; i < lines; i++)
     {
-        _mm_prefetch((const char *)p + ahead + 64 * i, _MM_HINT_T0);
+        _mm_prefetch((const char *)p + 64 * i, _MM_HINT_T0);
     }
 }
 
@@ -155,8 +164,8 @@ KVQ_INLINE __m512 kvq_scales(const uint16_t *head)
 }
 
 void tern_kvq_score_avx512(float *s, const struct tern_kvq_query *q, const uint8_t *k, const uint16_t *head,
-                           const struct tern_kvq_table *tab, int dim, int n_q);
+                           const struct tern_kvq_table *tab, int dim, int n_q, const void *next);
 void tern_kvq_accum_avx512(float *o, const float *p, const uint8_t *v, const uint16_t *head, const float *shrink,
-                           const struct tern_kvq_table *tab, int dim, int n_q);
+                           const struct tern_kvq_table *tab, int dim, int n_q, const void *next);
 
 #endif

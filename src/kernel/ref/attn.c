@@ -1,6 +1,7 @@
 #include "kernel/attn.h"
 
 #include <math.h>
+#include <string.h>
 #include "base/err.h"
 #include "base/fp16.h"
 
@@ -29,8 +30,9 @@ static void score_f32(float *s, const float *q, const float *k, int dim, int n_q
     score(s, q, k, 0, dim, n_q);
 }
 
-static void score_f16(float *s, const float *q, const uint16_t *k, int dim, int n_q)
+static void score_f16(float *s, const float *q, const uint16_t *k, int dim, int n_q, const void *next)
 {
+    (void)next;
     score(s, q, k, 1, dim, n_q);
 }
 
@@ -53,8 +55,10 @@ static void accum_f32(float *o, const float *p, const float *v, const float *shr
     accum(o, p, v, 0, shrink, dim, n_tok, n_q);
 }
 
-static void accum_f16(float *o, const float *p, const uint16_t *v, const float *shrink, int dim, int n_tok, int n_q)
+static void accum_f16(float *o, const float *p, const uint16_t *v, const float *shrink, int dim, int n_tok, int n_q,
+                      const void *next)
 {
+    (void)next;
     accum(o, p, v, 1, shrink, dim, n_tok, n_q);
 }
 
@@ -80,30 +84,35 @@ static float max_f32(float a, float b)
     return a > b ? a : b;
 }
 
-static float softmax(float *s, int t0, int t1, float *m, float *l)
+static float softmax(float *s, size_t stride, int n_pages, int t0, int t1, float *m, float *l)
 {
-    TERN_DASSERT(t0 >= 0 && t0 <= t1 && t1 <= TERN_PAGE);
-    float lane[16];
+    const int n = n_pages * TERN_PAGE;
+    TERN_DASSERT(n_pages <= TERN_SOFTMAX_PAGES && t0 >= 0 && t0 <= t1 && t1 <= n);
+    float *at[TERN_SOFTMAX_PAGES * TERN_PAGE], lane[16];
+    for (int t = 0; t < n; t++)
+        at[t] = s + (size_t)(t / TERN_PAGE) * stride + t % TERN_PAGE;
     for (int i = 0; i < 16; i++)
         lane[i] = -INFINITY;
-    for (int t = 0; t < TERN_PAGE; t++)
-        lane[t % 16] = max_f32(lane[t % 16], t >= t0 && t < t1 ? s[t] : -INFINITY);
+    for (int t = 0; t < n; t++)
+        lane[t % 16] = max_f32(lane[t % 16], t >= t0 && t < t1 ? *at[t] : -INFINITY);
     for (int half = 8; half >= 1; half /= 2)
         for (int i = 0; i < half; i++)
             lane[i] = max_f32(lane[i], lane[i + half]);
     float m_new = max_f32(*m, lane[0]);
     if (t0 == t1 || m_new == -INFINITY) { /* nothing to see, now or before */
-        for (int t = 0; t < TERN_PAGE; t++)
-            s[t] = 0;
+        for (int t = 0; t < n; t++)
+            *at[t] = 0;
         return 1;
     }
     float shrink = exp2_nonpos(*m - m_new);
-    for (int i = 0; i < 16; i++)
-        lane[i] = 0;
-    for (int t = 0; t < TERN_PAGE; t++) {
-        s[t] = t >= t0 && t < t1 ? exp2_nonpos(s[t] - m_new) : 0;
-        lane[t % 16] += s[t];
+    float page[TERN_SOFTMAX_PAGES][16] = {0};
+    for (int t = 0; t < n; t++) {
+        *at[t] = t >= t0 && t < t1 ? exp2_nonpos(*at[t] - m_new) : 0;
+        page[t / TERN_PAGE][t % 16] += *at[t];
     }
+    memcpy(lane, page[0], sizeof lane);
+    for (int i = 16; i < n_pages * 16; i++)
+        lane[i % 16] += page[i / 16][i % 16];
     for (int half = 8; half >= 1; half /= 2)
         for (int i = 0; i < half; i++)
             lane[i] += lane[i + half];

@@ -118,8 +118,9 @@ static void prep(int8_t *q, float *scale, int32_t *sum, const float *x, const st
 }
 
 static void score(float *s, const struct tern_kvq_query *q, const uint8_t *k, const uint16_t *head,
-                  const struct tern_kvq_table *tab, int dim, int n_q)
+                  const struct tern_kvq_table *tab, int dim, int n_q, const void *next)
 {
+    (void)next;
     int8_t e[64 * TERN_KVQ_MAX_DIM];
     int n_blocks = tern_kvq_blocks(dim);
     side_entries(e, k, head, tab, dim, true);
@@ -138,32 +139,33 @@ static void score(float *s, const struct tern_kvq_query *q, const uint8_t *k, co
     }
 }
 
-/* 15-bit weights of one row and block; returns the value of weight 1 times entry 1. */
-static float weights(int32_t W[64], const float *p, const uint16_t *head, float unit)
+/* Integer weights of one row and block; returns the value of weight 1 times entry 1. */
+static float weights(int32_t W[64], const float *p, const uint16_t *head, float unit, float full)
 {
     float w[64], m = 0.0f;
     for (int t = 0; t < 64; t++) {
         w[t] = p[t] * tern_kvq_scale(head[t]);
         m = w[t] > m ? w[t] : m;
     }
-    float inv = m >= TERN_KVQ_TINY ? 32767.0f / m : 0.0f;
+    float inv = m >= TERN_KVQ_TINY ? full / m : 0.0f;
     for (int t = 0; t < 64; t++) {
         float x = w[t] * inv;
-        x = x < 32767.0f ? x : 32767.0f;
+        x = x < full ? x : full;
         W[t] = (int32_t)lrintf(x > 0.0f ? x : 0.0f);
     }
-    return m * unit / 32767.0f;
+    return m * unit / full;
 }
 
 static void accum(float *o, const float *p, const uint8_t *v, const uint16_t *head, const float *shrink,
-                  const struct tern_kvq_table *tab, int dim, int n_q)
+                  const struct tern_kvq_table *tab, int dim, int n_q, const void *next)
 {
+    (void)next;
     int8_t e[64 * TERN_KVQ_MAX_DIM];
     side_entries(e, v, head, tab, dim, false);
     for (int d0 = 0; d0 < dim; d0 += TERN_KVQ_BLOCK) {
         for (int i = 0; i < n_q; i++) {
             int32_t W[64];
-            float c = weights(W, p + i * 64, head + d0 / TERN_KVQ_BLOCK * 64, tab->unit);
+            float c = weights(W, p + i * 64, head + d0 / TERN_KVQ_BLOCK * 64, tab->unit, tern_kvq_full(tab->bits));
             for (int d = d0; d < dim && d < d0 + TERN_KVQ_BLOCK; d++) {
                 int32_t dot = 0;
                 for (int t = 0; t < 64; t++)
