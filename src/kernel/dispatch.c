@@ -46,6 +46,7 @@ void tern_kernels_init(unsigned mask)
     if (k.mask & TERN_CPU_NEON) {
         TERN_FOR_MODELS(tern_gemm_init_neon(&k.gemm);)
         TERN_FOR_MODELS(tern_vec_init_neon(&k.vec);)
+        tern_attn_init_neon(&k.attn);
     }
 #endif
 #undef TERN_INIT
