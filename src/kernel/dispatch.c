@@ -43,11 +43,8 @@ void tern_kernels_init(unsigned mask)
         TERN_INIT(avx512);
 #endif
 #ifdef TERN_HAVE_NEON
-    if (k.mask & TERN_CPU_NEON) {
-        TERN_FOR_MODELS(tern_gemm_init_neon(&k.gemm);)
-        TERN_FOR_MODELS(tern_vec_init_neon(&k.vec);)
-        tern_attn_init_neon(&k.attn);
-    }
+    if (k.mask & TERN_CPU_NEON)
+        TERN_INIT(neon);
 #endif
 #undef TERN_INIT
     TERN_FOR_MODELS(assert_filled(&k.gemm, sizeof k.gemm);)

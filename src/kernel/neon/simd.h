@@ -37,6 +37,21 @@ static inline float add_lanes16(const float32x4_t lane[4])
     return vget_lane_f32(h, 0) + vget_lane_f32(h, 1);
 }
 
+/* Sum of squares by 16 lanes, lane i taking elements i mod 16. */
+static inline float square_sum16(const float *x, int n)
+{
+    float32x4_t lane[4];
+    for (int j = 0; j < 4; j++)
+        lane[j] = vdupq_n_f32(0);
+    for (int i = 0; i < n; i += 16) {
+        for (int j = 0; j < 4; j++) { /* lanes without an element add +0, which changes nothing */
+            float32x4_t v = load_part(x + i + 4 * j, n - i - 4 * j);
+            lane[j] = vfmaq_f32(lane[j], v, v);
+        }
+    }
+    return add_lanes16(lane);
+}
+
 /* 2^n for n in [-126, 127]. */
 static inline float32x4_t power_of_two(int32x4_t n)
 {

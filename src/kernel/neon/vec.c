@@ -4,24 +4,9 @@
 
 /* ---- rmsnorm ---- */
 
-/* Sum of squares by 16 lanes, then pairwise: the order is part of the contract. */
-static float square_sum(const float *x, int n)
-{
-    float32x4_t lane[4];
-    for (int j = 0; j < 4; j++)
-        lane[j] = vdupq_n_f32(0);
-    for (int i = 0; i < n; i += 16) {
-        for (int j = 0; j < 4; j++) { /* lanes without an element add +0, which changes nothing */
-            float32x4_t v = load_part(x + i + 4 * j, n - i - 4 * j);
-            lane[j] = vfmaq_f32(lane[j], v, v);
-        }
-    }
-    return add_lanes16(lane);
-}
-
 static void rmsnorm(float *y, const float *x, const float *w, int n, float eps)
 {
-    const float r = 1.0f / sqrtf(square_sum(x, n) / (float)n + eps);
+    const float r = 1.0f / sqrtf(square_sum16(x, n) / (float)n + eps);
     for (int i = 0; i < n; i += 4) {
         float32x4_t v = vmulq_n_f32(load_part(x + i, n - i), r);
         if (w)
