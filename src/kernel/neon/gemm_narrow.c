@@ -1,5 +1,6 @@
 /* The narrow class: sdot takes four codes of each of four rows and one lane of activations, up to four activation rows
  * at a time on the same loaded weights. */
+#include "kernel/neon/dot.h"
 #include "kernel/neon/gemm.h"
 #include "kernel/neon/gemm_block.h"
 
@@ -7,21 +8,6 @@
 
 #define MAX_ROWS 4
 #define VISIT    (TERN_SUPER / TERN_BLOCK) /* blocks that share the scales of K32 and K16 */
-
-/* acc + codes * quad q of the 32 activations in a. */
-ALWAYS int32x4_t dot(int32x4_t acc, int8x16_t codes, const int8x16_t a[2], int q)
-{
-    switch (q % 4) {
-    case 0:
-        return vdotq_laneq_s32(acc, codes, a[q / 4], 0);
-    case 1:
-        return vdotq_laneq_s32(acc, codes, a[q / 4], 1);
-    case 2:
-        return vdotq_laneq_s32(acc, codes, a[q / 4], 2);
-    default:
-        return vdotq_laneq_s32(acc, codes, a[q / 4], 3);
-    }
-}
 
 /* Block b's share of the chains acc[activation row][four rows of the panel]. */
 ALWAYS void add_block(enum tern_codes codes, enum tern_scales scales, const struct tern_panel_view *v,
@@ -55,7 +41,7 @@ ALWAYS void add_block(enum tern_codes codes, enum tern_scales scales, const stru
                 int8x16_t c = quad_codes(codes, block, q, h);
 #pragma GCC unroll 4
                 for (int r = 0; r < rows; r++)
-                    d[r] = dot(d[r], c, a[r], q);
+                    d[r] = dot_lane(d[r], c, a[r][q / 4], q % 4);
             }
 #pragma GCC unroll 4
             for (int r = 0; r < rows; r++) {

@@ -28,11 +28,11 @@ KVQ_INLINE void decode_set(float *row, const uint8_t *group, const uint8x16_t wr
     KVQ_UNROLL for (int w = 0; w < n_words; w++)
     {
         uint8x16_t v[4], before[4], e[4];
-        kvq_key_words(v, before, group, w, wrap, last, bits, trellis);
+        kvq_key_words(v, before, group, w, wrap, last, 4, bits, trellis);
         KVQ_UNROLL for (int n = 0; n < per_byte; n++)
         {
             int8x16_t byte[4];
-            kvq_key_steps(e, v, before, n, t, bits, trellis);
+            KVQ_UNROLL for (int h = 0; h < 4; h++) e[h] = kvq_key_step(v[h], before[h], n, t, bits, trellis);
             lane_bytes(byte, e);
             KVQ_UNROLL for (int j = 0; j < 4; j++) store_products(row + ((4 * w + j) * per_byte + n) * 64, byte[j], fu);
         }
@@ -51,7 +51,7 @@ KVQ_INLINE void decode_k_bits(float *out, const uint8_t *k, const uint16_t *head
             float32x4_t fu[4];
             uint8x16_t wrap[4];
             KVQ_UNROLL for (int h = 0; h < 4; h++) fu[h] = vmulq_n_f32(kvq_scales(head_at + 4 * h), tab->unit);
-            kvq_key_wrap(wrap, block, head_at, bits);
+            kvq_key_wrap(wrap, block, head_at, 4, bits);
             int n = kvq_block_dims(dim, d0);
             for (int d = 0; d < n; d += 32)
                 decode_set(out + (size_t)(d0 + d) * 64 + t, block + (size_t)d * 4 * bits, wrap, d + 32 == n, fu,

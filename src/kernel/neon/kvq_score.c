@@ -1,5 +1,10 @@
-/* neon/kvq_score.c - queries against coded keys: 16 tokens in four registers, four dims of each per 32-bit lane. */
+/* neon/kvq_score.c - queries against coded keys: 8 tokens in two registers, four dims of each per 32-bit lane.  All
+ * four quarters of a group together would leave too few registers for four rows; the other two come from the first
+ * cache. */
+#include "kernel/neon/dot.h"
 #include "kernel/neon/kvq_simd.h"
+
+#define QUARTERS 2
 
 static int32_t prep_block(int8_t *q, const float *x, float inv, int n, int bits)
 {
@@ -48,57 +53,67 @@ struct page {
     int dim;
 };
 
-/* Rows i0 .. i0+rows of the 16 tokens from t0 on. */
+/* Integer dots of `rows` query rows, q on, with one block of n dims of QUARTERS * 4 keys. */
+KVQ_INLINE void dot_block(int32x4_t acc[][QUARTERS], const int rows, const int8_t *q, const uint8_t *block,
+                          const uint16_t *head, const struct page *p, int n, bool fetch, const int bits,
+                          const bool trellis)
+{
+    const int n_words = kvq_words(bits), per_byte = kvq_per_byte(bits);
+    const size_t set_bytes = (size_t)128 * bits; /* of both groups */
+    uint8x16_t wrap[QUARTERS], v[QUARTERS], before[QUARTERS];
+    int8x16_t e[QUARTERS], qi[KVQ_ROWS];
+    KVQ_UNROLL for (int i = 0; i < rows * QUARTERS; i++) acc[i / QUARTERS][i % QUARTERS] = vdupq_n_s32(0);
+    kvq_key_wrap(wrap, block, head, QUARTERS, bits);
+    for (int d = 0; d < n; d += 32) {
+        const uint8_t *group = block + (size_t)d / 32 * set_bytes;
+        if (fetch)
+            kvq_prefetch(kvq_ahead(p->k, group, (size_t)p->dim * 8 * bits, p->next), bits);
+        KVQ_UNROLL for (int w = 0; w < n_words; w++)
+        {
+            kvq_key_words(v, before, group, w, wrap, d + 32 == n, QUARTERS, bits, trellis);
+            KVQ_UNROLL for (int j = 0; j < per_byte; j++)
+            {
+                const int step = w * per_byte + j;
+                if (step % 4 == 0) {
+                    KVQ_UNROLL for (int i = 0; i < rows; i++) qi[i] = vld1q_s8(q + (size_t)i * p->dim + d + 4 * step);
+                }
+                KVQ_UNROLL for (int h = 0; h < QUARTERS; h++) e[h] =
+                    vreinterpretq_s8_u8(kvq_key_step(v[h], before[h], j, p->t, bits, trellis));
+                KVQ_UNROLL for (int i = 0; i < rows * QUARTERS; i++) acc[i / QUARTERS][i % QUARTERS] =
+                    dot_lane(acc[i / QUARTERS][i % QUARTERS], e[i % QUARTERS], qi[i / QUARTERS], step % 4);
+            }
+        }
+    }
+}
+
+/* Rows i0 .. i0+rows of the tokens from t0 on. */
 KVQ_INLINE void score_tokens(const int rows, float *s, const struct page *p, int t0, int i0, const int bits,
                              const bool trellis)
 {
-    const int n_words = kvq_words(bits), per_byte = kvq_per_byte(bits), dim = p->dim;
-    const size_t set_bytes = (size_t)128 * bits /* of both groups */, side_bytes = (size_t)dim * 8 * bits;
-    const uint8_t *k = p->k + (size_t)(t0 / 32) * (side_bytes / 2) + (size_t)(t0 / 16 % 2) * (set_bytes / 2);
-    const uint16_t *head = p->head + t0;
-    const struct tern_kvq_query *q = p->q;
-    int n_blocks = tern_kvq_blocks(dim);
-    float32x4_t out[KVQ_ROWS][4];
-    KVQ_UNROLL for (int i = 0; i < rows * 4; i++) out[i / 4][i % 4] = vdupq_n_f32(0);
+    const size_t group_bytes = (size_t)64 * bits;
+    const uint8_t *k = p->k + (size_t)(t0 / 32) * ((size_t)p->dim * 4 * bits) + (size_t)(t0 / 16 % 2) * group_bytes +
+                       (size_t)(t0 % 16) * 4;
+    const int n_blocks = tern_kvq_blocks(p->dim);
+    float32x4_t out[KVQ_ROWS][QUARTERS];
+    KVQ_UNROLL for (int i = 0; i < rows * QUARTERS; i++) out[i / QUARTERS][i % QUARTERS] = vdupq_n_f32(0);
     for (int b = 0; b < n_blocks; b++) {
-        int32x4_t acc[KVQ_ROWS][4];
-        KVQ_UNROLL for (int i = 0; i < rows * 4; i++) acc[i / 4][i % 4] = vdupq_n_s32(0);
-        const uint8_t *block = k + (size_t)b * TERN_KVQ_BLOCK / 32 * set_bytes;
-        uint8x16_t wrap[4], v[4], before[4], e[4];
-        kvq_key_wrap(wrap, block, head + b * 64, bits);
-        int n = kvq_block_dims(dim, b * TERN_KVQ_BLOCK);
-        for (int d = 0; d < n; d += 32) {
-            const uint8_t *group = block + (size_t)d / 32 * set_bytes;
-            const int8_t *qd = q->q + (size_t)i0 * dim + b * TERN_KVQ_BLOCK + d;
-            if (i0 == 0)
-                kvq_prefetch(kvq_ahead(p->k, group, side_bytes, p->next), bits);
-            KVQ_UNROLL for (int w = 0; w < n_words; w++)
-            {
-                kvq_key_words(v, before, group, w, wrap, d + 32 == n, bits, trellis);
-                KVQ_UNROLL for (int j = 0; j < per_byte; j++)
-                {
-                    kvq_key_steps(e, v, before, j, p->t, bits, trellis);
-                    KVQ_UNROLL for (int i = 0; i < rows; i++)
-                    {
-                        int8x16_t qi = vreinterpretq_s8_u8(kvq_broadcast4(qd + i * dim + 4 * (w * per_byte + j)));
-                        KVQ_UNROLL for (int h = 0; h < 4; h++) acc[i][h] =
-                            vdotq_s32(acc[i][h], vreinterpretq_s8_u8(e[h]), qi);
-                    }
-                }
-            }
-        }
-        KVQ_UNROLL for (int h = 0; h < 4; h++)
+        int32x4_t acc[KVQ_ROWS][QUARTERS];
+        const int d = b * TERN_KVQ_BLOCK;
+        const uint16_t *head = p->head + b * 64 + t0;
+        dot_block(acc, rows, p->q->q + (size_t)i0 * p->dim + d, k + (size_t)d * 4 * bits, head, p,
+                  kvq_block_dims(p->dim, d), i0 == 0 && t0 % 16 == 0, bits, trellis);
+        KVQ_UNROLL for (int h = 0; h < QUARTERS; h++)
         {
-            float32x4_t f = kvq_scales(head + b * 64 + 4 * h);
+            float32x4_t f = kvq_scales(head + 4 * h);
             KVQ_UNROLL for (int i = 0; i < rows; i++)
             {
-                float32x4_t scale = vmulq_n_f32(f, q->scale[(i0 + i) * n_blocks + b]);
+                float32x4_t scale = vmulq_n_f32(f, p->q->scale[(i0 + i) * n_blocks + b]);
                 out[i][h] = vfmaq_f32(out[i][h], vcvtq_f32_s32(acc[i][h]), scale);
             }
         }
     }
-    KVQ_UNROLL for (int i = 0; i < rows * 4; i++)
-        vst1q_f32(s + (size_t)(i0 + i / 4) * 64 + t0 + 4 * (i % 4), out[i / 4][i % 4]);
+    KVQ_UNROLL for (int i = 0; i < rows * QUARTERS; i++)
+        vst1q_f32(s + (size_t)(i0 + i / QUARTERS) * 64 + t0 + 4 * (i % QUARTERS), out[i / QUARTERS][i % QUARTERS]);
 }
 
 KVQ_INLINE void score_bits(float *s, const struct tern_kvq_query *q, const uint8_t *k, const uint16_t *head,
@@ -107,7 +122,7 @@ KVQ_INLINE void score_bits(float *s, const struct tern_kvq_query *q, const uint8
 {
     const struct kvq_tables tables = kvq_tables(tab, 0, bits, trellis);
     const struct page page = {q, k, head, &tables, next, dim};
-    for (int t = 0; t < 64; t += 16) {
+    for (int t = 0; t < 64; t += 4 * QUARTERS) {
         for (int i = 0; i < n_q; i += KVQ_ROWS)
             KVQ_BY_ROWS(n_q - i, score_tokens, s, &page, t, i, bits, trellis);
     }

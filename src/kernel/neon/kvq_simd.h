@@ -101,10 +101,10 @@ KVQ_INLINE uint8x16_t kvq_value_step(const uint8x16_t x[4], int n, const struct 
     return bits == 4 ? e : vaddq_u8(e, kvq_step(x[2], n, t->c, 4));
 }
 
-/* What stands before the last key word of a block, for 16 tokens: the first word one byte on, behind the start. */
-KVQ_INLINE void kvq_key_wrap(uint8x16_t wrap[4], const uint8_t *block, const uint16_t *head, const int bits)
+/* What stands before the last key word of a block, for n quarters: the first word one byte on, behind the start. */
+KVQ_INLINE void kvq_key_wrap(uint8x16_t *wrap, const uint8_t *block, const uint16_t *head, const int n, const int bits)
 {
-    KVQ_UNROLL for (int h = 0; h < 4; h++)
+    KVQ_UNROLL for (int h = 0; h < n; h++)
     {
         uint32x4_t s = vandq_u32(vmovl_u16(vld1_u16(head + 4 * h)), vdupq_n_u32(15));
         if (bits == 4)
@@ -116,30 +116,22 @@ KVQ_INLINE void kvq_key_wrap(uint8x16_t wrap[4], const uint8_t *block, const uin
     }
 }
 
-/* Quarter h of what stands before word w of a set: chains run against memory order, so it is the word that follows. */
-KVQ_INLINE uint8x16_t kvq_key_before(const uint8_t *group, int h, int w, const uint8x16_t wrap[4], bool last,
-                                     const int bits)
+/* What stands before word w of a set: chains run against memory order, so it is the word that follows. */
+KVQ_INLINE uint8x16_t kvq_key_before(const uint8_t *group, int w, uint8x16_t wrap, bool last, const int bits)
 {
     if (w + 1 < kvq_words(bits))
-        return kvq_word(group + 16 * h, w + 1, bits);
-    return last ? wrap[h] : vld1q_u8(group + 16 * h + 128 * bits); /* a set of both groups has 128 * bits bytes */
+        return kvq_word(group, w + 1, bits);
+    return last ? wrap : vld1q_u8(group + 128 * bits); /* a set of both groups has 128 * bits bytes */
 }
 
-/* The entries of step n of key words, by quarter; v and p as for kvq_key_step. */
-KVQ_INLINE void kvq_key_steps(uint8x16_t e[4], const uint8x16_t v[4], const uint8x16_t p[4], int n,
-                              const struct kvq_tables *t, const int bits, const bool trellis)
+/* Word w of n quarters of keys and what stands before it. */
+KVQ_INLINE void kvq_key_words(uint8x16_t *v, uint8x16_t *p, const uint8_t *group, int w, const uint8x16_t *wrap,
+                              bool last, const int n, const int bits, const bool trellis)
 {
-    KVQ_UNROLL for (int h = 0; h < 4; h++) e[h] = kvq_key_step(v[h], p[h], n, t, bits, trellis);
-}
-
-/* Word w of 16 keys and what stands before it, by quarter. */
-KVQ_INLINE void kvq_key_words(uint8x16_t v[4], uint8x16_t p[4], const uint8_t *group, int w, const uint8x16_t wrap[4],
-                              bool last, const int bits, const bool trellis)
-{
-    KVQ_UNROLL for (int h = 0; h < 4; h++)
+    KVQ_UNROLL for (int h = 0; h < n; h++)
     {
         v[h] = kvq_word(group + 16 * h, w, bits);
-        p[h] = trellis ? kvq_key_before(group, h, w, wrap, last, bits) : v[h];
+        p[h] = trellis ? kvq_key_before(group + 16 * h, w, wrap[h], last, bits) : v[h];
     }
 }
 
