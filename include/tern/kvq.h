@@ -49,7 +49,7 @@ typedef struct ternkv_side ternkv_side;
 
 typedef struct ternkv_params {
     const char *scheme; /* "l4"; ternkv_scheme names all, and other names for them work too ("turbo4") */
-    int dim;            /* head size: rotated schemes take powers of two from 32 to 512, q8 multiples of 32 up to 512 */
+    int dim;            /* head size: multiples of 32 up to 512, for rotated schemes with an odd factor up to 7 */
     bool key;           /* keys or values */
     int layer;          /* 0 and up: chooses the signs of the rotation as tern does for this layer of a model */
     /* Key conditioning, both or neither (NULL), [dim], copied: a key k is coded as (k - mean) * scale and a query is
@@ -63,7 +63,7 @@ typedef struct ternkv_params {
 TERNKV_API const char *ternkv_scheme(int i);
 
 /* TERN_EINVAL, naming what is wrong: an unknown scheme, a head size that the scheme cannot code, a negative layer,
- * conditioning of values or of a scheme without codes, or one that is not finite and positive; *out is NULL then.
+ * conditioning of values or of a scheme that takes none, or one that is not finite and positive; *out is NULL then.
  * TERN_ENOMEM. */
 TERNKV_API int ternkv_open(ternkv_side **out, const ternkv_params *p, tern_error *err);
 TERNKV_API void ternkv_close(ternkv_side **side); /* NULL is legal; leaves *side NULL */
@@ -130,6 +130,29 @@ TERNKV_API int ternkv_accum(const ternkv_side *side, float *o, const float *p, c
 /* o[n_q][dim], 64-byte aligned, from the codec's domain to the model's, in place: the inverse rotation, once behind the
  * last page.  It is linear, so dividing by the sum of weights may come before or after. */
 TERNKV_API int ternkv_finish(const ternkv_side *side, float *o, int n_q, tern_error *err);
+
+/* ---- TurboQuant_prod, for comparison ------------------------------------------------------------------------ */
+
+/* The second code of the TurboQuant paper: bits - 1 bits per dim of scalar code, and one bit per dim and a norm for
+ * what that leaves (QJL: Zandieh, Daliri, Han, arXiv:2406.03482).  Its inner products have no bias, and at equal bits
+ * about five times the variance of the codes above (docs/kv-cache.md), so tern's cache does not offer it.  Plain C,
+ * dim^2 steps per vector and query: to measure with, not to run a model.  Each `layer` draws other signs and another
+ * projection, the latter with libm's log, cos and sin: another libm may round it otherwise. */
+typedef struct ternkv_prod ternkv_prod;
+
+/* TERN_EINVAL: bits not in 1..5, a head size that rotated schemes refuse, a negative layer.  TERN_ENOMEM. */
+TERNKV_API int ternkv_prod_open(ternkv_prod **out, int dim, int bits, int layer, tern_error *err);
+TERNKV_API void ternkv_prod_close(ternkv_prod **prod);        /* NULL is legal; leaves *prod NULL */
+TERNKV_API size_t ternkv_prod_bytes(const ternkv_prod *prod); /* of a coded vector: dim * bits / 8 + 8 */
+
+/* x[n][dim] to n coded vectors one behind the other, 4-byte aligned: f32 |x| / sqrt(dim), f32 norm of the residual, and
+ * a symbol of `bits` bits per dim, lowest bits first: the scalar code, above it the sign.  A vector with an infinity or
+ * NaN becomes zero. */
+TERNKV_API int ternkv_prod_encode(const ternkv_prod *prod, void *codes, const float *x, int n, tern_error *err);
+
+/* s[n_q][n] = estimates of the inner products of q[n_q][dim] with n coded vectors. */
+TERNKV_API int ternkv_prod_score(const ternkv_prod *prod, float *s, const float *q, int n_q, const void *codes, int n,
+                                 tern_error *err);
 
 #ifdef __cplusplus
 }

@@ -180,6 +180,10 @@ typedef struct tern_engine_params {
      * can be compared at the price of reading the weights once.  max_seqs counts the sequences of all plans. */
     const char *const *more_kv;
     int n_more_kv;
+    /* The prompt that a sequence begins with is attended to in 16 bits and coded when it is complete, as engines do
+     * that compress after prefill; else pages are coded as they fill.  Concerns tern_prefill and tern_generate on an
+     * empty sequence; what comes later, and what a trim computes again, is coded as it comes. */
+    bool code_at_end;
 } tern_engine_params;
 
 TERN_API int tern_engine_open(tern_engine **out, tern_model *m, const tern_engine_params *p, tern_error *err);

@@ -63,13 +63,14 @@ static int report_ppl(const struct tern_setup *s, const struct tern_args *a, int
                       tern_error *err)
 {
     if (!a->v[TERN_OPT_JSON].n)
-        return tern_out_printf(err, "perplexity %.4f (nll %.6f +- %.6f, %lld tokens in %d chunks of %d, KV %s)\n",
+        return tern_out_printf(err, "perplexity %.4f (nll %.6f +- %.6f, %lld tokens in %d chunks of %d, KV %s%s)\n",
                                p->ppl, p->nll, p->stderr_nll, (long long)p->n_tokens, p->n_chunks, ctx,
-                               tern_setup_kv(a));
+                               tern_setup_kv(a), tern_setup_at_end(a) ? ", prompts coded at their end" : "");
     double bytes, f16;
     tern_plan_bytes(tern_engine_plan(s->engine), &bytes, &f16);
-    json_t *kv = json_pack("{so sf sf}", "spec", tern_json_text(tern_setup_kv(a)), "bytes_per_token", bytes,
-                           "f16_bytes_per_token", f16);
+    json_t *kv =
+        json_pack("{so ss sf sf}", "spec", tern_json_text(tern_setup_kv(a)), "when",
+                  tern_setup_at_end(a) ? "end" : "stream", "bytes_per_token", bytes, "f16_bytes_per_token", f16);
     return tern_json_print(json_pack("{sf sf sf sI si si sf so sI}", "ppl", p->ppl, "nll", p->nll, "stderr_nll",
                                      p->stderr_nll, "n_tokens", (json_int_t)p->n_tokens, "n_chunks", p->n_chunks, "ctx",
                                      ctx, "seconds", seconds, "kv", kv, "peak_memory_bytes",

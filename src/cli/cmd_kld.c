@@ -154,6 +154,8 @@ static int print_head(const struct kld *c, tern_error *err)
                              c->a->v[TERN_OPT_EXACT].n         ? "exact"
                              : c->a->v[TERN_OPT_KLD_PREFILL].n ? "prompt rows"
                                                                : "decode rows"));
+    if (tern_setup_at_end(c->a))
+        TERN_TRY(tern_out_printf(err, ", prompts coded at their end"));
     if (i->chunks_at_once < i->n_chunks || i->plans_at_once < i->n_plans)
         TERN_TRY(tern_out_printf(err, "; at a time: chunks %d, plans %d", i->chunks_at_once, i->plans_at_once));
     TERN_TRY(tern_out_printf(err, "\nperplexity with " BASE ": %.4f\n", i->base_ppl));
@@ -377,11 +379,11 @@ static int print_json(const struct kld *c, tern_error *err)
     if (c->n_layers)
         TERN_TRY(layers_json(c, layers, err));
     json_t *base = json_pack("{ss sf}", "kv", BASE, "ppl", i->base_ppl);
-    json_t *out =
-        json_pack("{so si si si ss sb si si so sO sO}", "base", base, "ctx", i->ctx, "n_chunks", i->n_chunks,
-                  "n_scored", i->n_scored, "rows", c->a->v[TERN_OPT_KLD_PREFILL].n ? "prompt" : "decode", "exact",
-                  c->a->v[TERN_OPT_EXACT].n > 0, "chunks_at_once", i->chunks_at_once, "plans_at_once", i->plans_at_once,
-                  "texts", texts_json(c), "plans", plans, "ratios", ratios);
+    json_t *out = json_pack(
+        "{so si si si ss sb ss si si so sO sO}", "base", base, "ctx", i->ctx, "n_chunks", i->n_chunks, "n_scored",
+        i->n_scored, "rows", c->a->v[TERN_OPT_KLD_PREFILL].n ? "prompt" : "decode", "exact",
+        c->a->v[TERN_OPT_EXACT].n > 0, "kv_when", tern_setup_at_end(c->a) ? "end" : "stream", "chunks_at_once",
+        i->chunks_at_once, "plans_at_once", i->plans_at_once, "texts", texts_json(c), "plans", plans, "ratios", ratios);
     if (c->n_layers)
         json_object_set(out, "layers", layers);
     json_object_set_new(out, "seconds", json_real(c->seconds));

@@ -51,6 +51,12 @@ const char *tern_setup_kv(const struct tern_args *a)
     return a->v[TERN_OPT_EXACT].n ? "f32" : TERN_KV_DEFAULT;
 }
 
+bool tern_setup_at_end(const struct tern_args *a)
+{
+    const struct tern_arg *when = &a->v[TERN_OPT_KV_WHEN];
+    return when->n && strcmp(when->s, "end") == 0;
+}
+
 tern_engine_params tern_setup_params(const struct tern_args *a, int ctx, int max_seqs)
 {
     return (tern_engine_params){
@@ -60,6 +66,7 @@ tern_engine_params tern_setup_params(const struct tern_args *a, int ctx, int max
         .chunk = (int)a->v[TERN_OPT_CHUNK].i,
         .kv_strict = strcmp(a->v[TERN_OPT_KV_POLICY].s, "strict") == 0,
         .exact = a->v[TERN_OPT_EXACT].n > 0,
+        .code_at_end = tern_setup_at_end(a),
     };
 }
 

@@ -90,11 +90,12 @@ struct tern_kv_query {
 /* A scheme.  A page side is `data_bytes` of data and `head_bytes` of headers for 64 tokens of one KV head; a raw scheme
  * has no headers and its data equals the open tile: keys [dim][64], values [64][dim]. */
 struct tern_kv_codec {
-    const char *name;  /* "l4": command line, file format, bench label */
-    const char *about; /* one line for --help and reports */
-    int bits;          /* per value, without headers */
-    bool raw;          /* f16, f32: attended as they are */
-    bool rotated;      /* works in the rotated domain */
+    const char *name;   /* "l4": command line, file format, bench label */
+    const char *about;  /* one line for --help and reports */
+    int bits;           /* per value, without headers */
+    bool raw;           /* f16, f32: attended as they are */
+    bool rotated;       /* works in the rotated domain */
+    bool unconditioned; /* codes keys as they are, as the engine that it comes from does */
 
     /* Can this scheme code head dimension `dim`?  If not, *why gets a static sentence part ("the head size is not
      * a multiple of 32"). */
@@ -140,6 +141,10 @@ void tern_kv_cond_keys(const struct tern_kv_cond *c, float *x, int dim, int pos0
 /* The registry, in the order of kv_codecs.def; NULL-terminated. */
 extern const struct tern_kv_codec *const tern_kv_codecs[];
 const struct tern_kv_codec *tern_kv_codec_find(const char *name, size_t n); /* NULL when unknown; knows aliases */
+
+/* Lloyd-Max levels of the normal distribution with variance 1, for 1 to 4 bits: [2^bits], ascending. */
+extern const float tern_kv_levels[30];
+#define TERN_KV_LEVELS(bits) (tern_kv_levels + (1 << (bits)) - 2)
 
 /* Signs of a rotated side: counter-based, from (layer, key or value), equal in every process.  out: [dim]. */
 void tern_kv_signs(float *out, int dim, int layer, bool key);

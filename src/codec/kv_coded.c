@@ -73,13 +73,10 @@ static void gather_keys(const struct tern_kv_side *side, float *x, const void *t
     }
 }
 
-void tern_kv_coded_encode(const struct tern_kv_side *side, uint8_t *data, uint16_t *head, const void *tile, int pos0,
-                          void *scratch)
+uint8_t *tern_kv_coded_vectors(const struct tern_kv_side *side, float *x, const void *tile, int pos0)
 {
     const size_t n = (size_t)side->dim * TERN_PAGE;
-    const struct tern_kvq_table *tab = table_of(side);
-    float *x = scratch, *strip = x + n;
-    uint8_t *codes = (uint8_t *)(strip + STRIP * TERN_PAGE), *rest = codes + n; /* 5n + 4096 bytes before the rest */
+    float *strip = x + n;
     if (side->key)
         gather_keys(side, x, tile, strip);
     else if (side->raw32)
@@ -89,6 +86,16 @@ void tern_kv_coded_encode(const struct tern_kv_side *side, uint8_t *data, uint16
     if (side->cond)
         tern_kv_cond_keys(side->cond, x, side->dim, pos0);
     rotate_rows(side, x, TERN_PAGE, 0);
+    return (uint8_t *)(strip + STRIP * TERN_PAGE);
+}
+
+void tern_kv_coded_encode(const struct tern_kv_side *side, uint8_t *data, uint16_t *head, const void *tile, int pos0,
+                          void *scratch)
+{
+    const size_t n = (size_t)side->dim * TERN_PAGE;
+    const struct tern_kvq_table *tab = table_of(side);
+    float *x = scratch;
+    uint8_t *codes = tern_kv_coded_vectors(side, x, tile, pos0), *rest = codes + n; /* 5n + 4096 bytes before it */
     tern_k.kvq.encode(codes, head, x, tab, side->key, side->dim, TERN_PAGE, rest);
     if (side->key)
         tern_k.kvq.pack_k(data, codes, tab->bits, side->dim);

@@ -8,7 +8,9 @@
 /* `codec` stands first, so a side's codec pointer is a pointer to its scheme. */
 struct tern_kv_scheme {
     struct tern_kv_codec codec;
-    struct tern_kvq_table table; /* unused by raw schemes */
+    struct tern_kvq_table table; /* of schemes on page codes */
+    int group;                   /* kv_group.c: dims that share a scale */
+    const float *level;          /* kv_group.c: [16], NULL: a code is its number */
 };
 
 /* One object per row of kv_codecs.def, defined in kv_<scheme>.c. */
@@ -25,6 +27,9 @@ size_t tern_kv_bytes4(int dim);                          /* data bytes at 4, 3 a
 size_t tern_kv_bytes3(int dim);
 size_t tern_kv_bytes2(int dim);
 size_t tern_kv_coded_head_bytes(int dim);
+/* x[64][dim] = what is coded of a tile: its vectors, conditioned and rotated.  x is the beginning of an encoder's
+ * scratch; returns what of that is free again: room for a byte per value and TERN_KVQ_SCRATCH. */
+uint8_t *tern_kv_coded_vectors(const struct tern_kv_side *side, float *x, const void *tile, int pos0);
 void tern_kv_coded_encode(const struct tern_kv_side *side, uint8_t *data, uint16_t *head, const void *tile, int pos0,
                           void *scratch);
 void tern_kv_coded_prep(const struct tern_kv_side *side, struct tern_kv_query *out, const float *x, int n_q,

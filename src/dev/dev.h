@@ -129,6 +129,10 @@ struct tern_dev_ops {
     /* After attention: the newest tiles of staged jobs become the sequences' own.  Not before, for they replace tiles
      * that the first rows of the step still read. */
     void (*keep)(struct tern_dev *d, const struct tern_kv_layer *l, const struct tern_append_job *jobs, int n_jobs);
+    /* The inverse of append for a layer that is raw on both sides: k, v rows of the job's positions, closed pages and
+     * the open tile alike.  Rows of pages that a window has dropped are 0. */
+    void (*raw_rows)(struct tern_dev *d, const struct tern_kv_layer *l, const struct tern_attn_job *job, float *k,
+                     size_t k_stride, float *v, size_t v_stride);
     void (*attention)(struct tern_dev *d, const struct tern_attn_shape *shape, const struct tern_attn_job *jobs,
                       int n_jobs, const float *q, size_t q_stride, float *out, size_t out_stride);
     /* gate[row] = act(gate[row]) * up[row]; gelu: tanh form of GELU, else SiLU. */

@@ -134,8 +134,8 @@ struct tern_kvq_kernels {
 
     /* s[i*64 + t] = sum over blocks b of f_t,b * scale_i,b * (integer dot of the codes' entries with q_i over block b):
      * integer dots are exact, float part in block order, product f*scale rounded first, then fma from +0: bit-equal on
-     * all levels.  All 64 tokens are scored.  s 64-byte aligned.  n_q 1..16.  next: what the caller reads after k, or
-     * NULL: a hint, asked for towards the end of k; any address will do. */
+     * all levels.  All 64 tokens are scored.  s 64-byte aligned.  n_q 1..16.  next: a side of a page that
+     * the caller reads after k, or NULL: a hint, any address will do. */
     void (*score)(float *s, const struct tern_kvq_query *q, const uint8_t *k, const uint16_t *head,
                   const struct tern_kvq_table *tab, int dim, int n_q, const void *next);
 

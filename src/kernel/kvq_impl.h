@@ -76,30 +76,6 @@ KVQ_INLINE int kvq_span_b(const int bits)
     return bits == 3 ? 8 : 16;
 }
 
-/* ---- memory asked for before it is needed ----
- *
- * Codes come from DRAM and a page side is often but 1 to 4 KB, too short for the hardware to see a stream.  So kernels
- * ask for the lines KVQ_AHEAD bytes on, and near the end of a side for what the caller reads next.  1 to 2 KB measure
- * best, 4 KB costs 15 %, 8 KB 50 %. */
-
-#define KVQ_AHEAD 2048
-
-/* Keys are read in memory order: what is asked for while the line at `at` of a side is in use. */
-KVQ_INLINE const uint8_t *kvq_ahead(const uint8_t *side, const uint8_t *at, size_t side_bytes, const void *next)
-{
-    size_t to = (size_t)(at - side) + KVQ_AHEAD;
-    return to < side_bytes || !next ? side + to : (const uint8_t *)next + (to - side_bytes);
-}
-
-/* Values are read both halves side by side: dims ahead, and what is asked for while dim d of a half is in use. */
-KVQ_INLINE const uint8_t *kvq_ahead_dims(const uint8_t *side, int d, int half, int dim, const void *next,
-                                         const int bits)
-{
-    const int ahead = (KVQ_AHEAD / 8 / bits + 31) / 32 * 32, to = d + (ahead < dim ? ahead : dim);
-    const uint8_t *from = to < dim || !next ? side : next;
-    return from + ((size_t)half * dim + (size_t)(to < dim || !next ? to : to - dim)) * 4 * bits;
-}
-
 /* ---- chains ---- */
 
 /* Symbols before the current one that its value depends on; also the symbols in a state of the encoder. */

@@ -189,7 +189,7 @@ void tern_kv_layout_condition(struct tern_kv_layout *l, const struct tern_kv_con
 {
     for (int i = 0; i < l->n_layers; i++) {
         struct tern_kv_layer *y = &l->layers[i];
-        if (l->group_of[i] < 0 || y->k.codec->raw)
+        if (l->group_of[i] < 0 || y->k.codec->raw || y->k.codec->unconditioned)
             continue;
         y->k.cond = s->layers[i];
         for (int h = 0; h < y->n_heads; h++) {

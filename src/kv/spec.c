@@ -23,6 +23,12 @@ static int find_scheme(const struct tern_kv_codec **out, const char *p, size_t n
     *out = tern_kv_codec_find(p, n);
     if (*out)
         return 0;
+    if (n == 5 && !memcmp(p, "prod", 4) && p[4] >= '1' && p[4] <= '9')
+        return tern_err_set(
+            err, TERN_EINVAL,
+            "--kv %s: TurboQuant_prod is not a scheme of the cache: its scores have about five times the "
+            "variance of the l codes at equal bits (libternkv has it for comparison)",
+            text);
     char names[160];
     list_schemes(names, sizeof names);
     return tern_err_set(err, TERN_EINVAL, "--kv %s: unknown scheme \"%.*s\" (known: %s)", text, (int)n, p, names);

@@ -8,7 +8,7 @@
 #include <string.h>
 #include "base/cpu.h"
 #include "base/mem.h"
-#include "codec/codec.h"
+#include "kvlib/kvlib.h"
 
 _Static_assert(TERNKV_PAGE == TERN_PAGE, "the public page is the codec's page");
 
@@ -35,6 +35,11 @@ static void init_kernels(void)
     tern_kernels_init(~0u);
 }
 
+void ternkv_start(void)
+{
+    pthread_once(&kernels_once, init_kernels);
+}
+
 const char *ternkv_scheme(int i)
 {
     int n = 0;
@@ -54,6 +59,9 @@ static int set_conditioning(ternkv_side *s, const ternkv_params *p, tern_error *
         return tern_err_set(err, TERN_EINVAL, "conditioning is for keys, and this side holds values");
     if (s->side.codec->raw)
         return tern_err_set(err, TERN_EINVAL, "conditioning is for codes, and %s keeps keys as they are",
+                            s->info.scheme);
+    if (s->side.codec->unconditioned)
+        return tern_err_set(err, TERN_EINVAL, "%s codes keys without conditioning, as the engine that it comes from",
                             s->info.scheme);
     for (int d = 0; d < p->dim; d++) {
         if (!isfinite(p->mean[d]))
@@ -107,7 +115,7 @@ int ternkv_open(ternkv_side **out, const ternkv_params *p, tern_error *err)
         TERN_FAIL(err, TERN_EINVAL, "scheme %s cannot code vectors of %d dims: %s", c->name, p->dim, why);
     if (p->layer < 0)
         TERN_FAIL(err, TERN_EINVAL, "layer %d is negative", p->layer);
-    pthread_once(&kernels_once, init_kernels);
+    ternkv_start();
     TERN_TRY(tern_alloc(&s, 1, sizeof *s, err));
     fill(s, c, p);
     TERN_TRY(set_conditioning(s, p, err));

@@ -353,3 +353,22 @@ void tern_forward_run(struct tern_forward *f, const struct tern_forward_batch *b
     if (b->n_logit_rows)
         head(f, b);
 }
+
+void tern_forward_copy(struct tern_forward *f, const struct tern_forward_job *to, const struct tern_forward_job *from)
+{
+    const struct tern_dev_ops *ops = f->dev->ops;
+    const struct tern_forward_batch write = {.jobs = to, .n_jobs = 1}, read = {.jobs = from, .n_jobs = 1};
+    TERN_ASSERT(to->n_rows <= f->max_rows && to->pos0 == from->pos0 && to->n_rows == from->n_rows);
+    sort_jobs(f, &write);
+    plan_stage(f, &write);
+    for (int i = 0; i < f->net->desc.n_layers; i++) {
+        const struct tern_kv_layout *raw = f->caches[from->plan].layout, *coded = f->caches[to->plan].layout;
+        if (raw->group_of[i] < 0)
+            continue;
+        layer_jobs(f, &read, i);
+        ops->raw_rows(f->dev, &raw->layers[i], f->at, f->k, f->s_k, f->v, f->s_v);
+        layer_jobs(f, &write, i);
+        ops->append(f->dev, &coded->layers[i], f->app, 1, f->k, f->s_k, f->v, f->s_v);
+        ops->keep(f->dev, &coded->layers[i], f->app, 1);
+    }
+}

@@ -191,6 +191,10 @@ int tern_forward_new(struct tern_forward **out, const struct tern_net *net, cons
 void tern_forward_free(struct tern_forward *f);
 size_t tern_forward_scratch_bytes(const struct tern_forward *f);
 
+/* Appends to one sequence the keys and values that another holds raw at the same positions: what a step would have
+ * appended that computed them.  `to` is between tern_kv_begin and tern_kv_commit; the plan of `from` is raw. */
+void tern_forward_copy(struct tern_forward *f, const struct tern_forward_job *to, const struct tern_forward_job *from);
+
 /* Runs all layers.  The jobs' sequences are between tern_kv_begin and tern_kv_commit.  Cannot fail. */
 void tern_forward_run(struct tern_forward *f, const struct tern_forward_batch *b);
 

@@ -29,14 +29,16 @@ static int check_params(const tern_engine_params *p, tern_error *err)
 static int open_plans(tern_engine *e, const tern_engine_params *p, tern_error *err)
 {
     int rc = 0, n = 1 + p->n_more_kv;
-    TERN_TRY(tern_alloc(&e->plans, (size_t)n, sizeof(struct tern_kv_plan *), err));
-    TERN_TRY(tern_alloc(&e->caches, (size_t)n, sizeof *e->caches, err));
+    TERN_TRY(tern_alloc(&e->plans, (size_t)n + 1, sizeof(struct tern_kv_plan *), err));
+    TERN_TRY(tern_alloc(&e->caches, (size_t)n + 1, sizeof *e->caches, err));
     for (int i = 0; i < n; i++) {
         const char *spec = i ? p->more_kv[i - 1] : p->kv ? p->kv : p->exact ? "f32" : TERN_KV_DEFAULT;
         TERN_TRY(tern_kv_plan_new(&e->plans[i], e->model, spec, p->kv_strict, err));
-        e->n_plans++;
+        e->n_caches = ++e->n_plans;
         TERN_TRY(tern_kv_cache_init(&e->caches[i], e->plans[i]->layout, e->max_seqs, e->ctx, e->chunk, err));
     }
+    if (p->code_at_end)
+        TERN_TRY(tern_prompt_open(e, err));
 out:
     return rc;
 }
@@ -79,8 +81,8 @@ int tern_engine_open(tern_engine **out, tern_model *m, const tern_engine_params 
     e->exact = p->exact;
     TERN_TRY(tern_pool_new(&e->pool, p->n_threads ? p->n_threads : tern_cpu_cores(), 1, err));
     TERN_TRY(open_plans(e, p, err));
-    TERN_TRY(tern_forward_new(&e->forward, m->net, e->caches, e->n_plans, e->pool, e->chunk, e->max_narrow, e->max_seqs,
-                              err));
+    TERN_TRY(tern_forward_new(&e->forward, m->net, e->caches, e->n_caches, e->pool, e->chunk, e->max_narrow,
+                              e->max_seqs, err));
     TERN_TRY(alloc_batch(e, err));
     *out = e;
     e = NULL;
@@ -104,7 +106,7 @@ void tern_engine_close(tern_engine **pe)
     tern_free(e->logit_rows);
     tern_free(e->logits);
     tern_forward_free(e->forward);
-    for (int i = 0; i < e->n_plans; i++) {
+    for (int i = 0; i < e->n_caches; i++) {
         tern_kv_cache_clear(&e->caches[i]);
         tern_kv_plan_free(e->plans[i]);
     }
@@ -153,7 +155,7 @@ const tern_kv_plan *tern_engine_plan_at(const tern_engine *e, int plan)
 void tern_engine_memory(const tern_engine *e, tern_memory *out)
 {
     *out = (tern_memory){.scratch_bytes = tern_forward_scratch_bytes(e->forward) + e->logits_cap * sizeof(float)};
-    for (int i = 0; i < e->n_plans; i++) {
+    for (int i = 0; i < e->n_caches; i++) {
         out->kv_bytes += tern_kv_used_bytes(&e->caches[i]);
         out->kv_f16_bytes += tern_kv_f16_bytes(&e->caches[i]);
     }
@@ -463,12 +465,14 @@ void tern_cancel_clear(tern_engine *e)
 int tern_prefill_steps(tern_engine *e, tern_seq *s, const int32_t *tokens, int n, const float **logits,
                        tern_progress_fn *progress, void *user, tern_error *err)
 {
-    int rc = 0;
+    int rc = 0, plan = s->plan;
+    struct tern_kv_seq *coded = NULL;
     if (logits)
         *logits = NULL;
     if (n > e->ctx - s->kv->n_tokens)
         TERN_FAIL(err, TERN_ECAPACITY, "a prompt of %d tokens does not fit: the context is %d tokens, %d are in use", n,
                   e->ctx, s->kv->n_tokens);
+    TERN_TRY(tern_prompt_begin(s, n, &coded, err));
     for (int done = 0; done < n;) {
         if (atomic_exchange_explicit(&e->cancel, 0, memory_order_relaxed))
             TERN_FAIL(err, TERN_ECANCELLED, "cancelled after %d of %d prompt tokens", done, n);
@@ -481,5 +485,9 @@ int tern_prefill_steps(tern_engine *e, tern_seq *s, const int32_t *tokens, int n
             TERN_FAIL(err, TERN_ECANCELLED, "cancelled after %d of %d prompt tokens", done, n);
     }
 out:
+    if (coded) {
+        int end = tern_prompt_end(s, coded, plan, rc < 0 ? NULL : err);
+        rc = rc < 0 ? rc : end;
+    }
     return rc;
 }

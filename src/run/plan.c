@@ -13,7 +13,7 @@ int tern_cond_path(struct tern_buf *out, const tern_model *m, tern_error *err)
 static bool codes_keys(const struct tern_kv_layout *l)
 {
     for (int i = 0; i < l->n_layers; i++)
-        if (l->group_of[i] >= 0 && !l->layers[i].k.codec->raw)
+        if (l->group_of[i] >= 0 && !l->layers[i].k.codec->raw && !l->layers[i].k.codec->unconditioned)
             return true;
     return false;
 }

@@ -34,9 +34,10 @@ struct tern_seq {
 struct tern_engine {
     tern_model *model; /* borrowed */
     struct tern_pool *pool;
-    struct tern_kv_plan **plans;  /* [n_plans] */
-    struct tern_kv_cache *caches; /* [n_plans] */
+    struct tern_kv_plan **plans;  /* [n_caches] */
+    struct tern_kv_cache *caches; /* [n_caches] */
     int n_plans;
+    int n_caches; /* n_plans, and with code_at_end a raw one for the prompt in hand */
     struct tern_forward *forward;
     struct tern_seq *seqs; /* [max_seqs] */
     int ctx, max_seqs, chunk, max_narrow;
@@ -73,6 +74,15 @@ int tern_cond_path(struct tern_buf *out, const tern_model *m, tern_error *err);
 void tern_cancel_clear(tern_engine *e);
 int tern_prefill_steps(tern_engine *e, tern_seq *s, const int32_t *tokens, int n, const float **logits,
                        tern_progress_fn *progress, void *user, tern_error *err);
+
+/* prompt.c: a prompt that is coded at its end.  Opening adds the raw cache behind those of the engine's plans.  Between
+ * begin and end an empty sequence lives in it; *coded keeps what it was, NULL when there is nothing to do (the engine
+ * codes as it goes, the sequence holds tokens, or its plan is f32).  end may be called after any number of tokens. */
+int tern_prompt_open(tern_engine *e, tern_error *err);
+int tern_prompt_begin(tern_seq *s, int n_tokens, struct tern_kv_seq **coded, tern_error *err);
+int tern_prompt_end(tern_seq *s, struct tern_kv_seq *coded, int plan, tern_error *err);
+/* TERN_ELIMIT when the pages of n tokens, raw and coded, exceed `have` bytes. */
+int tern_prompt_fits(const tern_engine *e, int plan, int n_tokens, size_t have, tern_error *err);
 
 /* What the step loop uses when a sequence goes back into a closed page: the tokens [from, to) again, in their roles. */
 int tern_seq_replay(struct tern_seq *s, int from, int to, tern_error *err);

@@ -23,6 +23,16 @@ grep -q '^k=q8,v=l3  *5.750 ' "$out" || say "take a plan with commas as one"
 for pair in 'f16 : l4' 'f16 : k=q8,v=l3' 'l4 : k=q8,v=l3'; do
     grep -q "^$pair  *[0-9][^ ]* \[[^ ]*-[^ ]*\]  *[0-9][^ ]* \[[^ ]*-[^ ]*\]$" "$out" || say "compare $pair"
 done
+run 0 "$TERN" eval kld -m "$MODEL" -f "$work/a.txt" -c 128 --chunks 1 --kv affine8,affine4,g16
+grep -q '^affine8  *8.500 ' "$out" || say "have affine8"
+grep -q '^affine4  *4.500 ' "$out" || say "have affine4"
+grep -q '^g16  *5.000 ' "$out" || say "have g16"
+run 0 "$TERN" eval kld -m "$MODEL" -f "$work/a.txt" -c 256 --chunks 1 --kv f16,l2 --kv-when end
+grep -q ', prompts coded at their end$' "$out" || say "tell when prompts are coded"
+grep -q '^f16  *16.000  *0  *0  *0  *0  *0  *100.00' "$out" || say "f16 is exactly 0, whenever it is coded"
+at_end=$(grep '^l2 ' "$out")
+run 0 "$TERN" eval kld -m "$MODEL" -f "$work/a.txt" -c 256 --chunks 1 --kv f16,l2
+[ "$at_end" != "$(grep '^l2 ' "$out")" ] || say "coding at the end makes a difference"
 run 0 "$TERN" eval kld -m "$MODEL" -f "$work/a.txt" -c 128 --chunks 1 --kv l4
 grep -q '^ratio' "$out" && say "no ratios of one plan"
 run 0 "$TERN" eval kld -m "$MODEL" -f "$work/a.txt" -c 128 --chunks 1 --kv l4,f16

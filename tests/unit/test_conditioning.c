@@ -108,6 +108,8 @@ static void plans_find_their_source(void **state)
     tiny_open(&gemma, "gemma3-w8", "gemma3-w8", "gemma3-w8");
     assert_null(conditioning_of(llama.model, "l4"));
     assert_null(conditioning_of(gemma.model, "f16"));
+    assert_null(conditioning_of(gemma.model, "affine4"));
+    assert_null(conditioning_of(gemma.model, "k=g16,v=l4"));
     assert_null(conditioning_of(gemma.model, "l4,cond=off"));
     assert_string_equal(conditioning_of(gemma.model, "l4"), "scaled by norm weights");
     assert_string_equal(conditioning_of(gemma.model, "l4,cond=norms"), "scaled by norm weights");

@@ -108,6 +108,9 @@ static void test_spec_bad(void **state)
         {"turbo5v4", "turbo5v4"},
         {"turbo4v", "turbo4v"},
         {"l4,layers=1:q8/zz", "zz"},
+        {"prod4", "five times the variance"},
+        {"k=prod3,v=l3", "TurboQuant_prod"},
+        {"prod42", "unknown scheme \"prod42\""},
         {"l4,layers=1:/q8", "\"\""},
         {"plan=", "plan="},
         {"l4,", "empty"},
@@ -181,9 +184,23 @@ static void test_layout(void **state)
 
 static void test_layout_digests(void **state)
 {
-    static const char *const specs[] = {
-        "f16",           "f32", "q8",       "l4", "l3", "l2", "k=l4,v=l3", "k=l3,v=l4", "l4,first=8", "l4,layers=0:q8",
-        "l4,recent=128", "t4",  "k=t3,v=t2"};
+    static const char *const specs[] = {"f16",
+                                        "f32",
+                                        "q8",
+                                        "l4",
+                                        "l3",
+                                        "l2",
+                                        "k=l4,v=l3",
+                                        "k=l3,v=l4",
+                                        "l4,first=8",
+                                        "l4,layers=0:q8",
+                                        "l4,recent=128",
+                                        "t4",
+                                        "k=t3,v=t2",
+                                        "affine8",
+                                        "affine4",
+                                        "g16",
+                                        "k=affine4,v=g16"};
     uint64_t seen[sizeof specs / sizeof *specs];
     (void)state;
     for (size_t i = 0; i < sizeof specs / sizeof *specs; i++) {

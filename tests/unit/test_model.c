@@ -107,6 +107,9 @@ static const char *const schemes[] = {"f32",
                                       "t4",
                                       "t3",
                                       "t2",
+                                      "affine8",
+                                      "k=affine4,v=g16",
+                                      "k=g16,v=affine4,recent=128",
                                       "k=f16,v=l4",
                                       "k=q8,v=l3,first=0",
                                       "k=t4,v=t2,first=0",
@@ -284,6 +287,7 @@ static void test_fork_trim_save(void **state)
             check_fork_trim_save(&t, c % 3 == 1 ? "k=t4,v=t3" : c % 2 ? "l4" : "k=q8,v=l3", cuts[c]);
             check_fork_trim_save(&t, c % 2 ? "l3,recent=128" : "t4,recent=192", cuts[c]);
         }
+        check_fork_trim_save(&t, "k=affine8,v=g16", 71);
         check_fork_trim_save(&t, "f16", 66);
         check_fork_trim_save(&t, "f32", 129);
         tiny_close(&t);

@@ -143,3 +143,61 @@ void tern_cpu_keep(struct tern_dev *d, const struct tern_kv_layer *l, const stru
                    (size_t)l->n_heads * l->tile_bytes);
     }
 }
+
+/* ---- and out again ------------------------------------------------------------------------------------------- */
+
+struct raw_work {
+    const struct tern_kv_layer *l;
+    const struct tern_attn_job *job;
+    float *k, *v;
+    size_t k_stride, v_stride;
+};
+
+/* The inverse of put_token. */
+static void take_token(const struct tern_kv_side *side, float *x, const uint8_t *raw, int c)
+{
+    size_t first = (size_t)c * (side->key ? 1 : (size_t)side->dim), step = side->key ? TERN_PAGE : 1;
+    const float *f32 = (const float *)(const void *)raw;
+    const uint16_t *f16 = (const uint16_t *)(const void *)raw;
+    for (size_t i = 0; i < (size_t)side->dim; i++)
+        x[i] = side->raw32 ? f32[first + i * step] : tern_f16_to_f32(f16[first + i * step]);
+}
+
+/* One page of the job and one KV head. */
+static void raw_task(void *ctx, int task, int worker)
+{
+    const struct raw_work *w = ctx;
+    const struct tern_kv_layer *l = w->l;
+    const struct tern_attn_job *at = w->job;
+    size_t head = (size_t)(task % l->n_heads), dk = (size_t)l->k.dim, dv = (size_t)l->v.dim;
+    int page = at->pos0 / TERN_PAGE + task / l->n_heads, end = at->pos0 + at->n_rows;
+    bool closed = page < at->first_page + at->n_pages, dropped = page < at->first_page;
+    const uint8_t *k = at->ring + head * l->tile_bytes, *v = k + l->tile_v_off;
+    (void)worker;
+    if (closed && !dropped) {
+        const uint8_t *p = at->pages[page - at->first_page] + l->layer_off + head * l->head_bytes;
+        k = p + l->k_off;
+        v = p + l->v_off;
+    }
+    for (int p = page * TERN_PAGE; p < (page + 1) * TERN_PAGE && p < end; p++) {
+        if (p < at->pos0)
+            continue;
+        size_t row = (size_t)(at->row0 + p - at->pos0);
+        float *to_k = w->k + row * w->k_stride + head * dk, *to_v = w->v + row * w->v_stride + head * dv;
+        if (dropped) {
+            memset(to_k, 0, dk * sizeof *to_k);
+            memset(to_v, 0, dv * sizeof *to_v);
+            continue;
+        }
+        take_token(&l->k, to_k, k, p % TERN_PAGE);
+        take_token(&l->v, to_v, v, p % TERN_PAGE);
+    }
+}
+
+void tern_cpu_raw_rows(struct tern_dev *d, const struct tern_kv_layer *l, const struct tern_attn_job *job, float *k,
+                       size_t k_stride, float *v, size_t v_stride)
+{
+    struct raw_work w = {l, job, k, v, k_stride, v_stride};
+    TERN_ASSERT(l->k.codec->raw && l->v.codec->raw && l->ring == 1);
+    tern_pool_run(d->pool, raw_task, &w, pages_touched(job) * l->n_heads);
+}

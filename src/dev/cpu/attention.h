@@ -12,6 +12,7 @@
 #ifndef TERN_DEV_CPU_ATTENTION_H
 #define TERN_DEV_CPU_ATTENTION_H
 
+#include "base/mem.h"
 #include "dev/dev.h"
 
 #define ATTN_NARROW     16 /* q rows of a narrow unit: what the kernels on codes accept */
@@ -19,6 +20,9 @@
 #define ATTN_SUB        48 /* q rows that go through a page together: their scores stay in L1 */
 #define ATTN_SCORES     (ATTN_NARROW * TERN_SOFTMAX_PAGES) /* not less than ATTN_SUB */
 #define ATTN_TABLE      1024
+#define ATTN_FETCH      768  /* bytes that one softmax asks for: what a core has room for at a time */
+#define ATTN_FIRST      4096 /* bytes of a range that are asked for before anything else */
+#define ATTN_FETCHES    4    /* and how many of one call do */
 
 struct attn_block {
     const struct tern_attn_job *job;
@@ -82,9 +86,9 @@ void tern_attn_complete(const struct attn_unit *u, float *scores, const float *r
 
 /* Softmax of q rows [i0, i0 + n) over n_pages pages from `page` on: c->s[n_pages][n][64] becomes weights, c->shrink[n]
  * the factors.  Tokens [lo, hi) of the pages count, less what the window hides; causal: of the own page, which comes
- * alone, none after the row itself. */
+ * alone, none after the row itself.  next: memory to ask for on the way, or NULL. */
 void tern_attn_softmax(const struct attn_unit *u, struct attn_scratch *c, int i0, int n, int page, int n_pages, int lo,
-                       int hi);
+                       int hi, const void *next);
 
 /* Q rows have seen their closed pages: transforms o, adds sinks and raw tiles, divides, writes to the output. */
 void tern_attn_finish(const struct attn_unit *u, struct attn_scratch *c);
@@ -92,6 +96,13 @@ void tern_attn_finish(const struct attn_unit *u, struct attn_scratch *c);
 void tern_attn_wide(const struct attn_unit *u, struct attn_scratch *c);
 void tern_attn_narrow_range(const struct attn_unit *u, int range, struct attn_scratch *c);
 void tern_attn_narrow_merge(const struct attn_unit *u, struct attn_scratch *c);
+
+/* Asks for memory that will be read soon. */
+static inline void tern_attn_fetch(const uint8_t *p, size_t bytes)
+{
+    for (size_t i = 0; i < bytes; i += TERN_ALIGN)
+        __builtin_prefetch(p + i);
+}
 
 /* Floats of partial results of one q row and range: o, m, l. */
 static inline size_t attn_part_floats(const struct tern_kv_layer *kv)

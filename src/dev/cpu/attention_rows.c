@@ -3,7 +3,6 @@
 
 #include <math.h>
 #include <string.h>
-#include "base/mem.h"
 
 static void start_rows(const struct attn_unit *u, struct attn_scratch *c)
 {
@@ -67,7 +66,7 @@ void tern_attn_wide(const struct attn_unit *u, struct attn_scratch *c)
                 tern_attn_load_q(u, c->raw, i, n);
                 tern_attn_complete(u, c->s, c->raw, n, page);
             }
-            tern_attn_softmax(u, c, i, n, page, 1, first_token(u, page), TERN_PAGE);
+            tern_attn_softmax(u, c, i, n, page, 1, first_token(u, page), TERN_PAGE, NULL);
             tern_k.attn.accum_f32(c->o + (size_t)i * dv, c->s, v, c->shrink, kv->v.dim, TERN_PAGE, n);
         }
     }
@@ -103,13 +102,6 @@ static void narrow_accum(const struct tern_kv_layer *kv, struct attn_scratch *c,
 
 _Static_assert(TERN_ATTN_RANGE % TERN_SOFTMAX_PAGES == 0, "groups of pages do not cross ranges");
 
-/* Headers are needed before the codes that the kernels ask for. */
-static void fetch_headers(const uint8_t *page, const struct tern_kv_layer *kv)
-{
-    for (size_t i = 0; i < kv->k_off; i += TERN_ALIGN)
-        __builtin_prefetch(page + i);
-}
-
 /* n pages from `page` on, of one aligned group: all keys, one softmax, all values.  A row meets its pages in groups
  * that its position alone decides, and pages that it does not see change nothing, so the group is no property of the
  * batch. after: a page that will be read next, or NULL. */
@@ -123,13 +115,14 @@ static void narrow_group(const struct attn_unit *u, struct attn_scratch *c, int 
     p[n] = after;
     for (int j = 0; j < n; j++) {
         if (p[j + 1])
-            fetch_headers(p[j + 1], kv);
+            tern_attn_fetch(p[j + 1], kv->k_off); /* headers are needed before the codes that the kernels ask for */
         const uint8_t *next = j + 1 < n ? p[j + 1] + kv->k_off : p[0] + kv->v_off;
         narrow_score(&u->key, c->s + (size_t)j * stride, c, p[j], kv, u->n_q, next);
         if (tern_attn_completes(u))
             tern_attn_complete(u, c->s + (size_t)j * stride, c->raw, u->n_q, page + j);
     }
-    tern_attn_softmax(u, c, 0, u->n_q, page, n, first_token(u, page), n * TERN_PAGE);
+    /* The softmax would leave the memory idle.  The first values are on their way: on to the second. */
+    tern_attn_softmax(u, c, 0, u->n_q, page, n, first_token(u, page), n * TERN_PAGE, n > 1 ? p[1] + kv->v_off : NULL);
     for (int j = 0; j < n; j++) {
         const uint8_t *next = j + 1 < n ? p[j + 1] + kv->v_off : after ? after + kv->k_off : NULL;
         narrow_accum(kv, c, c->s + (size_t)j * stride, p[j], j ? NULL : c->shrink, u->n_q, next);
@@ -163,6 +156,8 @@ void tern_attn_narrow_range(const struct attn_unit *u, int range, struct attn_sc
     int begin = (b->page0 / TERN_ATTN_RANGE + range) * TERN_ATTN_RANGE, end = begin + TERN_ATTN_RANGE;
     begin = begin > b->page0 ? begin : b->page0;
     end = end < b->raw0 ? end : b->raw0;
+    if (begin < end)
+        tern_attn_fetch(tern_attn_page(u, begin), ATTN_FIRST < kv->head_bytes ? ATTN_FIRST : kv->head_bytes);
     start_rows(u, c);
     tern_attn_load_q(u, c->raw, 0, u->n_q);
     if (begin < end && !kv->k.codec->raw)

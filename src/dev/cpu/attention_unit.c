@@ -32,12 +32,14 @@ const uint8_t *tern_attn_page(const struct attn_unit *u, int page)
 }
 
 void tern_attn_softmax(const struct attn_unit *u, struct attn_scratch *c, int i0, int n, int page, int n_pages, int lo,
-                       int hi)
+                       int hi, const void *next)
 {
     const int window = u->step->kv->window;
     const size_t stride = (size_t)n * TERN_PAGE;
     for (int i = 0; i < n; i++) {
         float *s = c->s + (size_t)i * TERN_PAGE;
+        if (next && i < ATTN_FETCHES)
+            tern_attn_fetch((const uint8_t *)next + i * ATTN_FETCH, ATTN_FETCH);
         int pos = row_pos(u, i0 + i), t0 = lo, t1 = hi;
         if (page == u->block->own && pos % TERN_PAGE + 1 < t1)
             t1 = pos % TERN_PAGE + 1;
@@ -144,7 +146,7 @@ static void attend_sinks(const struct attn_unit *u, struct attn_scratch *c)
         memset(c->s, 0, (size_t)n * TERN_PAGE * sizeof(float));
         tern_attn_load_q(u, c->raw, i, n);
         sink_scores(c->s, c->raw, c->k, kv->k.dim, first4, n);
-        tern_attn_softmax(u, c, i, n, 0, 1, 0, kv->first);
+        tern_attn_softmax(u, c, i, n, 0, 1, 0, kv->first, NULL);
         accum_raw(kv->v.raw32, c->o + (size_t)i * (size_t)dv, c->s, sink + kv->sink_v_off, c->shrink, dv, kv->first, n);
     }
 }
@@ -187,7 +189,7 @@ static void attend_raw(const struct attn_unit *u, struct attn_scratch *c, int pa
             tern_k.attn.score_f32(c->s, c->raw, keys, dk, n);
         else
             tern_k.attn.score_f16(c->s, c->raw, keys, dk, n, values);
-        tern_attn_softmax(u, c, i, n, page, 1, 0, TERN_PAGE);
+        tern_attn_softmax(u, c, i, n, page, 1, 0, TERN_PAGE, NULL);
         accum_raw(v32, c->o + (size_t)i * (size_t)dv, c->s, values, c->shrink, dv, n_tok, n);
     }
 }

@@ -349,6 +349,7 @@ const struct tern_dev_ops tern_dev_cpu = {
     .heads = op_heads,
     .append = tern_cpu_append,
     .keep = tern_cpu_keep,
+    .raw_rows = tern_cpu_raw_rows,
     .attention = op_attention,
     .glu = op_glu,
     .softcap = op_softcap,

@@ -84,7 +84,6 @@ KVQ_INLINE void accum_step(__m256i acc[][2], __m256i e0, __m256i e1, const int16
 
 /* What one call works on. */
 struct page {
-    const uint8_t *v;
     const struct kvq_tables *t;
     const void *next;
     int dim;
@@ -102,7 +101,7 @@ KVQ_INLINE void accum_dims(const int rows, float *o, const struct row_weights *r
     for (int half = 0; half < 2; half++) {
         const int16_t *wh = r->w + 32 * half;
         if (fetch)
-            kvq_prefetch(kvq_ahead_dims(p->v, d, half, p->dim, p->next, bits), bits);
+            kvq_prefetch(p->next, (size_t)(d / 8 + half), bits);
         KVQ_UNROLL for (int w = 0; w < n_words; w++)
         {
             __m256i v0[4], v1[4];
@@ -136,7 +135,7 @@ KVQ_INLINE void accum_bits(float *o, const float *p, const uint8_t *v, const uin
     struct row_weights r[TERN_KVQ_MAX_Q] __attribute__((aligned(64)));
     uint8_t wrap[2][KVQ_WRAP_BYTES] __attribute__((aligned(64)));
     const struct kvq_tables tables = kvq_tables(tab, OFFSET, bits, trellis);
-    const struct page page = {v, &tables, next, dim};
+    const struct page page = {&tables, next, dim};
     const size_t half_bytes = (size_t)dim * 4 * bits;
     for (int d = 0; d < dim; d += 16) {
         const int d0 = d / TERN_KVQ_BLOCK * TERN_KVQ_BLOCK, n_groups = kvq_block_dims(dim, d0) / 16;

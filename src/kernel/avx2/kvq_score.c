@@ -99,7 +99,7 @@ KVQ_INLINE void score_tokens(const int rows, float *s, const struct page *p, int
             const int8_t *qd = q->q + (size_t)i0 * dim + b * TERN_KVQ_BLOCK + d;
             bool last = d + 32 == n;
             if (i0 == 0)
-                kvq_prefetch(kvq_ahead(p->k, group, side_bytes, p->next), bits);
+                kvq_prefetch(p->next, (size_t)(t0 / 16 * dim + b * TERN_KVQ_BLOCK + d) / 32, bits);
             KVQ_UNROLL for (int w = 0; w < n_words; w++)
             {
                 __m256i v0 = kvq_word(group, w, bits), p0 = kvq_key_before(group, w, wrap[0], last, bits);

@@ -80,11 +80,16 @@ KVQ_INLINE __m256i kvq_word(const uint8_t *group, int w, const int bits)
     return kvq_load(group + 64 * w);
 }
 
-KVQ_INLINE void kvq_prefetch(const uint8_t *p, const int lines)
+/* Part i of what the caller reads next, in parts of `lines` cache lines.  Codes come from DRAM in pieces of 1 to 8 KB
+ * that lie far apart, too short for the hardware to see streams; so while one piece is worked on, all of the next one
+ * is asked for.  In the order of memory, whatever order the codes are used in: then the hardware joins in. */
+KVQ_INLINE void kvq_prefetch(const void *next, size_t i, const int lines)
 {
-    KVQ_UNROLL for (int i = 0; i < lines; i++)
+    if (!next)
+        return;
+    KVQ_UNROLL for (int j = 0; j < lines; j++)
     {
-        _mm_prefetch((const char *)p + 64 * i, _MM_HINT_T0);
+        _mm_prefetch((const char *)next + (i * lines + j) * 64, _MM_HINT_T0);
     }
 }
 

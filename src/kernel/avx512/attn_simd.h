@@ -17,8 +17,8 @@ ATTN_INLINE __m512 load16(const void *p, size_t i, int half, __mmask16 mask)
     return _mm512_maskz_loadu_ps(mask, (const float *)p + i);
 }
 
-/* 2^x for x <= 0, 0 below -126; the constants are derived in ref/attn.c. */
-ATTN_INLINE __m512 exp2_nonpos(__m512 x)
+/* 2^x for x <= 0, 0 below -126 and outside `mask`; the constants are derived in ref/attn.c. */
+ATTN_INLINE __m512 exp2_nonpos(__m512 x, __mmask16 mask)
 {
     const __m512 magic = _mm512_set1_ps(0x1.8p23f);
     __m512 shifted = _mm512_add_ps(x, magic);
@@ -29,8 +29,8 @@ ATTN_INLINE __m512 exp2_nonpos(__m512 x)
     p = _mm512_fmadd_ps(f, p, _mm512_set1_ps(0x1.62e42ap-1f));
     p = _mm512_fmadd_ps(f, p, _mm512_set1_ps(1.0f));
     __m512i n = _mm512_slli_epi32(_mm512_castps_si512(shifted), 23);
-    __m512 r = _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(p), n));
-    return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, _mm512_set1_ps(-126.0f), _CMP_NLT_UQ), r);
+    mask = _mm512_mask_cmp_ps_mask(mask, x, _mm512_set1_ps(-126.0f), _CMP_NLT_UQ);
+    return _mm512_castsi512_ps(_mm512_maskz_add_epi32(mask, _mm512_castps_si512(p), n));
 }
 
 /* Sixteen lanes to one: i with i+8, then i+4, i+2, i+1; the result is in lane 0. */

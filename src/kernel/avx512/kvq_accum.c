@@ -37,14 +37,14 @@ KVQ_INLINE __m512i pack_bytes(const __m512i c[4])
     return _mm512_packus_epi16(_mm512_packs_epi32(c[0], c[1]), _mm512_packs_epi32(c[2], c[3]));
 }
 
-KVQ_INLINE void make_weights(struct row_weights *r, const float *p, const uint16_t *head, float unit, __m512i order,
+KVQ_INLINE void make_weights(struct row_weights *r, const float *p, const __m512 f[4], float unit, __m512i order,
                              const int bits)
 {
     const __m512 full = _mm512_set1_ps(tern_kvq_full(bits));
     __m512 w[4], top = _mm512_setzero_ps();
     KVQ_UNROLL for (int i = 0; i < 4; i++)
     {
-        w[i] = _mm512_mul_ps(_mm512_load_ps(p + 16 * i), kvq_scales(head + 16 * i));
+        w[i] = _mm512_mul_ps(_mm512_load_ps(p + 16 * i), f[i]);
         top = _mm512_max_ps(w[i], top); /* a NaN in the first operand yields the second */
     }
     float m = _mm512_reduce_max_ps(top);
@@ -68,7 +68,6 @@ KVQ_INLINE void make_weights(struct row_weights *r, const float *p, const uint16
 
 /* What one call works on. */
 struct page {
-    const uint8_t *v;
     const struct kvq_tables *t;
     const void *next;
     int dim;
@@ -89,7 +88,7 @@ KVQ_INLINE void accum_dims(const int rows, float *o, const struct row_weights *r
     }
     for (int half = 0; half < 2; half++) {
         if (fetch)
-            kvq_prefetch(kvq_ahead_dims(p->v, d, half, p->dim, p->next, bits), 2 * bits);
+            kvq_prefetch(p->next, (size_t)(d / 16 + half), 2 * bits);
         KVQ_UNROLL for (int w = 0; w < n_words; w++)
         {
             __m512i v[5];
@@ -135,15 +134,18 @@ KVQ_INLINE void accum_bits(float *o, const float *p, const uint8_t *v, const uin
     struct row_weights r[TERN_KVQ_MAX_Q];
     uint8_t wrap[2][KVQ_WRAP_BYTES] __attribute__((aligned(64)));
     const struct kvq_tables tables = kvq_tables(tab, 0, bits, trellis);
-    const struct page page = {v, &tables, next, dim};
+    const struct page page = {&tables, next, dim};
     const __m512i order = step_order(bits);
     const size_t half_bytes = (size_t)dim * 4 * bits;
     for (int d = 0; d < dim; d += 32) {
         const int d0 = d / TERN_KVQ_BLOCK * TERN_KVQ_BLOCK, n_groups = kvq_block_dims(dim, d0) / 16;
         const uint16_t *hb = head + d0 / TERN_KVQ_BLOCK * 64;
         const uint8_t *x[2][5];
-        for (int i = 0; i < n_q && d == d0; i++)
-            make_weights(&r[i], p + i * 64, hb, tab->unit, order, bits);
+        if (d == d0) {
+            const __m512 f[] = {kvq_scales(hb), kvq_scales(hb + 16), kvq_scales(hb + 32), kvq_scales(hb + 48)};
+            for (int i = 0; i < n_q; i++)
+                make_weights(&r[i], p + i * 64, f, tab->unit, order, bits);
+        }
         for (int half = 0; half < 2; half++) {
             const uint8_t *block = v + half * half_bytes + (size_t)d0 * 4 * bits;
             if (trellis && d == d0)

@@ -46,7 +46,7 @@ KVQ_INLINE void score_half(const int rows, float *s, const struct page *p, int t
             const int8_t *qd = q->q + (size_t)i0 * dim + b * TERN_KVQ_BLOCK + d;
             bool last = d + 32 == n;
             if (i0 == 0)
-                kvq_prefetch(kvq_ahead(p->k, set, side_bytes, p->next), 2 * bits);
+                kvq_prefetch(p->next, (size_t)(set - p->k) / (2 * group_bytes), 2 * bits);
             KVQ_UNROLL for (int w = 0; w < n_words; w++)
             {
                 __m512i v0 = kvq_word(set, w, bits), p0 = kvq_key_before(set, w, wrap0, last, bits);

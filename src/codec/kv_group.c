@@ -1,0 +1,285 @@
+/* affine8, affine4 and g16: what other engines do, so that a divergence can be compared on the same model and text.
+ *
+ * affine: MLX's affine quantisation (mx.quantize; `kv_bits` in mlx-lm, "affine8" and "affine4" in mlx-swift-lm): groups
+ *   of 64 dims, unsigned codes, value = scale * code + bias, neither rotated nor conditioned.
+ * g16: the group scheme of mlx-swift-lm's first TurboQuant draft (PR #232): rotated, groups of 16 dims whose largest
+ *   magnitude becomes the largest Lloyd-Max level, value = scale * level[code] with the scale that keeps the norm.
+ *
+ * Attention decodes a strip of a page into a buffer that fits L1 and goes on in f32, decode rows as prompt rows: the
+ * integer kernels of kernel/kvq.h know no biases and no groups below 128 dims.  docs/kv-page.md has the bytes. */
+#include <math.h>
+#include <string.h>
+#include "codec/kv_impl.h"
+
+#define MAX_GROUPS (TERN_KVQ_MAX_DIM / 16)
+#define KEY_DIMS   64 /* dims of a strip of keys: 16 KiB in f32 */
+#define TOKENS     8  /* of a strip of values: at most 16 KiB */
+
+static const struct tern_kv_scheme *scheme_of(const struct tern_kv_side *side)
+{
+    return (const struct tern_kv_scheme *)side->codec;
+}
+
+static int groups_of(const struct tern_kv_scheme *s, int dim)
+{
+    return (dim + s->group - 1) / s->group;
+}
+
+static size_t bytes8(int dim)
+{
+    return (size_t)dim * TERN_PAGE;
+}
+
+/* Scales and biases. */
+static size_t affine_head_bytes(int dim)
+{
+    return (size_t)groups_of(&tern_kv_affine8, dim) * 2 * TERN_PAGE * sizeof(uint16_t);
+}
+
+static size_t g16_head_bytes(int dim)
+{
+    return (size_t)groups_of(&tern_kv_g16, dim) * TERN_PAGE * sizeof(uint16_t);
+}
+
+/* ---- encoding ----------------------------------------------------------------------------------------------- */
+
+static uint16_t to_f16(float x)
+{
+    const float most = 65504.0f;
+    return tern_f32_to_f16(x > most ? most : x < -most ? -most : x);
+}
+
+/* As mx.quantize: the end of the range that is farther from zero is the bias, and the scale, signed as the way to the
+ * other end, divides it, so that zero has a code.  Codes are taken before scale and bias are rounded. */
+static void affine_group(uint8_t *code, uint16_t *scale, uint16_t *bias, const float *y, int n, float n_bins)
+{
+    const float eps = 1e-7f;
+    float lo = y[0], hi = y[0];
+    for (int i = 1; i < n; i++) {
+        lo = fminf(lo, y[i]);
+        hi = fmaxf(hi, y[i]);
+    }
+    const bool up = fabsf(lo) > fabsf(hi);
+    float edge = up ? lo : hi, step = fmaxf((hi - lo) / n_bins, eps);
+    float zero = rintf(edge / (up ? step : -step)); /* its code is -zero */
+    step = zero != 0 ? edge / zero : up ? step : -step;
+    edge = zero != 0 ? edge : 0;
+    *scale = to_f16(step);
+    *bias = to_f16(edge);
+    for (int i = 0; i < n; i++)
+        code[i] = (uint8_t)fminf(fmaxf(rintf((y[i] - edge) / step), 0.0f), n_bins);
+}
+
+static void level_group(uint8_t *code, uint16_t *scale, const float *y, int n, float ss, const float *level)
+{
+    float most = 0, ee = 0;
+    for (int i = 0; i < n; i++)
+        most = fmaxf(most, fabsf(y[i]));
+    for (int i = 0; i < n; i++) {
+        float z = y[i] / most * level[15];
+        int above = 0;
+        for (int k = 0; k < 15; k++)
+            above += z > (level[k] + level[k + 1]) * 0.5f;
+        code[i] = (uint8_t)above;
+        ee += level[code[i]] * level[code[i]];
+    }
+    *scale = to_f16(sqrtf(ss / ee));
+}
+
+/* A vector of the page: codes[dim], and column t of the headers. */
+static void encode_vector(const struct tern_kv_scheme *s, uint8_t *codes, uint16_t *head, const float *y, int dim)
+{
+    const int n_groups = groups_of(s, dim);
+    for (int g = 0; g < n_groups; g++) {
+        int d = g * s->group, n = dim - d < s->group ? dim - d : s->group;
+        float ss = 0;
+        for (int i = d; i < d + n; i++)
+            ss += y[i] * y[i];
+        uint16_t *scale = head + (size_t)g * TERN_PAGE, *bias = scale + (size_t)n_groups * TERN_PAGE;
+        *scale = 0;
+        if (!s->level)
+            *bias = 0;
+        memset(codes + d, 0, (size_t)n);
+        if (!isfinite(ss) || ss < TERN_KVQ_TINY)
+            continue;
+        if (s->level)
+            level_group(codes + d, scale, y + d, n, ss, s->level);
+        else
+            affine_group(codes + d, scale, bias, y + d, n, (float)((1 << s->codec.bits) - 1));
+    }
+}
+
+/* A row of a page is a dim of keys or a token of values, and as many lanes as there are of the other.  Rows stand one
+ * behind the other; of 4-bit codes two share a row of bytes, the even one in the low half. */
+static void encode(const struct tern_kv_side *side, uint8_t *data, uint16_t *head, const void *tile, int pos0,
+                   void *scratch)
+{
+    const struct tern_kv_scheme *s = scheme_of(side);
+    const size_t dim = (size_t)side->dim, n = dim * TERN_PAGE;
+    const size_t lanes = side->key ? TERN_PAGE : dim, per = 8 / (size_t)s->codec.bits;
+    float *x = scratch;
+    uint8_t *codes = tern_kv_coded_vectors(side, x, tile, pos0);
+    for (size_t t = 0; t < TERN_PAGE; t++)
+        encode_vector(s, codes + t * dim, head + t, x + t * dim, side->dim);
+    memset(data, 0, n / per);
+    for (size_t t = 0; t < TERN_PAGE; t++)
+        for (size_t d = 0; d < dim; d++) {
+            size_t row = side->key ? d : t, lane = side->key ? t : d;
+            data[row / per * lanes + lane] |= (uint8_t)(codes[t * dim + d] << (row % per * (size_t)s->codec.bits));
+        }
+}
+
+/* ---- decoding ----------------------------------------------------------------------------------------------- */
+
+struct affine {
+    float scale[MAX_GROUPS * TERN_PAGE], bias[MAX_GROUPS * TERN_PAGE]; /* [groups][64]; no biases are zeros */
+} __attribute__((aligned(64)));
+
+static void load_head(const struct tern_kv_side *side, struct affine *a, const uint16_t *head)
+{
+    const struct tern_kv_scheme *s = scheme_of(side);
+    const size_t n = (size_t)groups_of(s, side->dim) * TERN_PAGE;
+    tern_k.attn.f16_to_f32(a->scale, head, n);
+    if (s->level)
+        memset(a->bias, 0, n * sizeof *a->bias);
+    else
+        tern_k.attn.f16_to_f32(a->bias, head + n, n);
+}
+
+/* 16 lanes of a row at a time: what compilers make vectors of. */
+static void load_codes(float *restrict x, const uint8_t *restrict code, int shift, int mask)
+{
+    for (int j = 0; j < 16; j++)
+        x[j] = (float)(code[j] >> shift & mask);
+}
+
+static void load_levels(float *restrict x, const uint8_t *restrict code, int shift, const float *level)
+{
+    for (int j = 0; j < 16; j++)
+        x[j] = level[code[j] >> shift & 15];
+}
+
+static void scale_lanes(float *restrict x, const float *restrict scale, const float *restrict bias)
+{
+    for (int j = 0; j < 16; j++)
+        x[j] = x[j] * scale[j] + bias[j];
+}
+
+static void scale_all(float *restrict x, float scale, float bias)
+{
+    for (int j = 0; j < 16; j++)
+        x[j] = x[j] * scale + bias;
+}
+
+/* Rows [row0, row0 + n) in f32, in the codec's domain. */
+static void decode_rows(const struct tern_kv_side *side, float *out, const uint8_t *data, const struct affine *a,
+                        int row0, int n)
+{
+    const struct tern_kv_scheme *s = scheme_of(side);
+    const int lanes = side->key ? TERN_PAGE : side->dim, per = 8 / s->codec.bits, mask = (1 << s->codec.bits) - 1;
+    for (int row = row0; row < row0 + n; row++) {
+        const uint8_t *codes = data + (size_t)(row / per) * (size_t)lanes;
+        const int shift = row % per * s->codec.bits;
+        for (int i = 0; i < lanes; i += 16, out += 16) {
+            if (s->level)
+                load_levels(out, codes + i, shift, s->level);
+            else
+                load_codes(out, codes + i, shift, mask);
+            int at = side->key ? row / s->group * TERN_PAGE + i : i / s->group * TERN_PAGE + row;
+            if (side->key)
+                scale_lanes(out, a->scale + at, a->bias + at);
+            else
+                scale_all(out, a->scale[at], a->bias[at]); /* 16 dims are of one group */
+        }
+    }
+}
+
+static void decode(const struct tern_kv_side *side, float *out, const uint8_t *data, const uint16_t *head)
+{
+    struct affine a;
+    load_head(side, &a, head);
+    decode_rows(side, out, data, &a, 0, side->key ? side->dim : TERN_PAGE);
+}
+
+/* ---- attention ---------------------------------------------------------------------------------------------- */
+
+static void prep(const struct tern_kv_side *side, struct tern_kv_query *out, const float *x, int n_q, bool narrow)
+{
+    (void)narrow;
+    tern_kv_coded_prep(side, out, x, n_q, false);
+}
+
+/* accum_f32 with the roles of tokens and dims exchanged goes on with the chains of the strip before: the same sums as
+ * score_f32 on the whole page. */
+static void score(const struct tern_kv_side *side, float *s, const struct tern_kv_query *q, const uint8_t *data,
+                  const uint16_t *head, int n_q, const void *next)
+{
+    const size_t dim = (size_t)side->dim;
+    float k[KEY_DIMS * TERN_PAGE] __attribute__((aligned(64))), p[TERN_KVQ_MAX_Q * TERN_PAGE];
+    struct affine a;
+    (void)next; /* a page is decoded first: nothing here waits for memory */
+    load_head(side, &a, head);
+    memset(s, 0, (size_t)n_q * TERN_PAGE * sizeof *s);
+    for (size_t d = 0; d < dim; d += KEY_DIMS) {
+        size_t n = dim - d < KEY_DIMS ? dim - d : KEY_DIMS;
+        decode_rows(side, k, data, &a, (int)d, (int)n);
+        for (int i = 0; i < n_q; i += TERN_KVQ_MAX_Q) {
+            int rows = n_q - i < TERN_KVQ_MAX_Q ? n_q - i : TERN_KVQ_MAX_Q;
+            for (int r = 0; r < rows; r++)
+                memcpy(p + r * TERN_PAGE, q->x + (size_t)(i + r) * dim + d, n * sizeof *p);
+            tern_k.attn.accum_f32(s + (size_t)i * TERN_PAGE, p, k, NULL, TERN_PAGE, (int)n, rows);
+        }
+    }
+}
+
+static void accum(const struct tern_kv_side *side, float *o, const float *p, const uint8_t *data, const uint16_t *head,
+                  const float *shrink, int n_q, const void *next)
+{
+    float v[TOKENS * TERN_KVQ_MAX_DIM] __attribute__((aligned(64)));
+    struct affine a;
+    (void)next;
+    load_head(side, &a, head);
+    for (int t = 0; t < TERN_PAGE; t += TOKENS) {
+        decode_rows(side, v, data, &a, t, TOKENS);
+        tern_k.attn.accum_f32(o, p + t, v, t ? NULL : shrink, side->dim, TOKENS, n_q);
+    }
+}
+
+#define FUNCTIONS                                                                          \
+    .unconditioned = true, .encode = encode, .prep = prep, .score = score, .accum = accum, \
+    .finish = tern_kv_coded_finish, .decode = decode
+
+const struct tern_kv_scheme tern_kv_affine8 = {
+    .codec = {.name = "affine8",
+              .about = "8-bit codes, scale and bias per 64 dims, as MLX",
+              .bits = 8,
+              .accepts = tern_kv_coded_accepts,
+              .data_bytes = bytes8,
+              .head_bytes = affine_head_bytes,
+              FUNCTIONS},
+    .group = 64,
+};
+
+const struct tern_kv_scheme tern_kv_affine4 = {
+    .codec = {.name = "affine4",
+              .about = "4-bit codes, scale and bias per 64 dims, as MLX",
+              .bits = 4,
+              .accepts = tern_kv_coded_accepts,
+              .data_bytes = tern_kv_bytes4,
+              .head_bytes = affine_head_bytes,
+              FUNCTIONS},
+    .group = 64,
+};
+
+const struct tern_kv_scheme tern_kv_g16 = {
+    .codec = {.name = "g16",
+              .about = "4 bits, rotated, Lloyd-Max levels, scale per 16 dims, as mlx-swift's first TurboQuant",
+              .bits = 4,
+              .rotated = true,
+              .accepts = tern_kv_rotated_accepts,
+              .data_bytes = tern_kv_bytes4,
+              .head_bytes = g16_head_bytes,
+              FUNCTIONS},
+    .group = 16,
+    .level = TERN_KV_LEVELS(4),
+};
