@@ -53,7 +53,6 @@ KVQ_INLINE void make_weights(struct row_weights *r, const float *p, const uint16
 
 /* What one call works on. */
 struct page {
-    const uint8_t *v;
     const struct kvq_tables *t;
     const void *next;
     int dim;
@@ -96,7 +95,7 @@ KVQ_INLINE void accum_dims(const int rows, float *o, const struct row_weights *r
         }
         for (int half = 0; half < 2; half++) {
             if (fetch && !pass)
-                kvq_prefetch(kvq_ahead_dims(p->v, d, half, p->dim, p->next, bits), bits);
+                kvq_prefetch(p->next, (size_t)(d / 8 + half), bits);
             accum_half(acc, r->w[pass] + 32 * half, x[half], p->t, rows, bits, trellis);
         }
     }
@@ -119,7 +118,7 @@ KVQ_INLINE void accum_bits(float *o, const float *p, const uint8_t *v, const uin
     struct row_weights r[TERN_KVQ_MAX_Q];
     uint8_t wrap[2][KVQ_WRAP_BYTES];
     const struct kvq_tables tables = kvq_tables(tab, OFFSET, bits, trellis);
-    const struct page page = {v, &tables, next, dim};
+    const struct page page = {&tables, next, dim};
     const size_t half_bytes = (size_t)dim * 4 * bits;
     for (int d = 0; d < dim; d += 16) {
         const int d0 = d / TERN_KVQ_BLOCK * TERN_KVQ_BLOCK, n_groups = kvq_block_dims(dim, d0) / 16;

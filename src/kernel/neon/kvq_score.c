@@ -53,9 +53,10 @@ struct page {
     int dim;
 };
 
-/* Integer dots of `rows` query rows, q on, with one block of n dims of QUARTERS * 4 keys. */
+/* Integer dots of `rows` query rows, q on, with one block of n dims of QUARTERS * 4 keys.  fetch: what to ask for
+ * meanwhile, or NULL. */
 KVQ_INLINE void dot_block(int32x4_t acc[][QUARTERS], const int rows, const int8_t *q, const uint8_t *block,
-                          const uint16_t *head, const struct page *p, int n, bool fetch, const int bits,
+                          const uint16_t *head, const struct page *p, int n, const char *fetch, const int bits,
                           const bool trellis)
 {
     const int n_words = kvq_words(bits), per_byte = kvq_per_byte(bits);
@@ -66,8 +67,7 @@ KVQ_INLINE void dot_block(int32x4_t acc[][QUARTERS], const int rows, const int8_
     kvq_key_wrap(wrap, block, head, QUARTERS, bits);
     for (int d = 0; d < n; d += 32) {
         const uint8_t *group = block + (size_t)d / 32 * set_bytes;
-        if (fetch)
-            kvq_prefetch(kvq_ahead(p->k, group, (size_t)p->dim * 8 * bits, p->next), bits);
+        kvq_prefetch(fetch, (size_t)d / 32, bits);
         KVQ_UNROLL for (int w = 0; w < n_words; w++)
         {
             kvq_key_words(v, before, group, w, wrap, d + 32 == n, QUARTERS, bits, trellis);
@@ -100,8 +100,10 @@ KVQ_INLINE void score_tokens(const int rows, float *s, const struct page *p, int
         int32x4_t acc[KVQ_ROWS][QUARTERS];
         const int d = b * TERN_KVQ_BLOCK;
         const uint16_t *head = p->head + b * 64 + t0;
+        const bool first = i0 == 0 && t0 % 16 == 0 && p->next; /* one of the passes over a group asks */
+        const char *fetch = first ? (const char *)p->next + (size_t)(t0 / 16 * p->dim + d) * 2 * bits : NULL;
         dot_block(acc, rows, p->q->q + (size_t)i0 * p->dim + d, k + (size_t)d * 4 * bits, head, p,
-                  kvq_block_dims(p->dim, d), i0 == 0 && t0 % 16 == 0, bits, trellis);
+                  kvq_block_dims(p->dim, d), fetch, bits, trellis);
         KVQ_UNROLL for (int h = 0; h < QUARTERS; h++)
         {
             float32x4_t f = kvq_scales(head + 4 * h);

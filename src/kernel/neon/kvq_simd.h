@@ -169,9 +169,15 @@ KVQ_INLINE void kvq_value_wrap(uint8_t *x, const uint8_t *v, const uint16_t *hea
 
 /* ---- the rest ---- */
 
-KVQ_INLINE void kvq_prefetch(const uint8_t *p, const int lines)
+/* Part i of what the caller reads next, in parts of `lines` cache lines; avx2/kvq_simd.h says why. */
+KVQ_INLINE void kvq_prefetch(const void *next, size_t i, const int lines)
 {
-    KVQ_UNROLL for (int i = 0; i < lines; i++) __builtin_prefetch(p + 64 * i);
+    if (!next)
+        return;
+    KVQ_UNROLL for (int j = 0; j < lines; j++)
+    {
+        __builtin_prefetch((const char *)next + (i * lines + j) * 64);
+    }
 }
 
 /* Four bytes from anywhere into every lane. */
