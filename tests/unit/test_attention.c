@@ -242,8 +242,11 @@ static void levels(void **state)
     layer_clear(&l);
 }
 
-int main(void)
+/* test_attention [PATTERN]: only the tests whose names match. */
+int main(int argc, char **argv)
 {
+    if (argc > 1)
+        cmocka_set_test_filter(argv[1]);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(lengths),    cmocka_unit_test(shapes),      cmocka_unit_test(windows),
         cmocka_unit_test(softcaps),   cmocka_unit_test(sinks),       cmocka_unit_test(recent_pages),
