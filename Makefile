@@ -24,7 +24,7 @@ SOURCES := $(shell find src include tests bench examples -name '*.[ch]' 2>/dev/n
 .DEFAULT_GOAL := all
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-print-directory
-.PHONY: all run check check-asan check-tsan fuzz-build fuzz bench house format format-check tidy install clean help
+.PHONY: all run check check-asan check-tsan check-neon fuzz-build fuzz bench house format format-check tidy install clean help
 
 all: ## build the release program, build/tern
 	@tools/packages build
@@ -54,6 +54,14 @@ check-tsan: ## the tests that start threads, under ThreadSanitizer
 	@cmake --preset tsan -B $(BUILD)-tsan
 	@cmake --build $(BUILD)-tsan -j $(JOBS) --target threaded_tests
 	@cd $(BUILD)-tsan && TSAN_OPTIONS="halt_on_error=1 $$TSAN_OPTIONS" $(NOASLR) $(CTEST) -L threads
+
+check-neon: ## cross build for AArch64; kernels, engine and parsers under qemu-user
+	@tools/packages neon
+	@tools/sysroot $(BUILD)-neon/sysroot
+	@cmake --preset neon -B $(BUILD)-neon
+	@cmake --build $(BUILD)-neon -j $(JOBS)
+	@tools/isa_scan.sh $(BUILD)-neon
+	@cd $(BUILD)-neon && $(CTEST)
 
 fuzz-build:
 	@tools/packages build check ci
@@ -102,7 +110,7 @@ install: all ## program, libraries, headers, manual page and bash completion int
 	@cmake --install $(BUILD)
 
 clean: ## remove all build folders
-	rm -rf $(BUILD) $(BUILD)-asan $(BUILD)-tsan $(BUILD)-fuzz
+	rm -rf $(BUILD) $(BUILD)-asan $(BUILD)-tsan $(BUILD)-fuzz $(BUILD)-neon
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | sort | while IFS='	' read -r target text; do \

@@ -32,4 +32,7 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64|amd64")
                         -mprefer-vector-width=512)
   tern_isa(amx FLAGS -O3 -mamx-tile -mamx-bf16 -mavx512bf16 -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vnni
                      -mavx512vbmi -mfma -mf16c -mbmi2 -mprefer-vector-width=512)
+elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "aarch64|arm64")
+  # Scheduling before registers are given out would spill half of what the kernels hold.
+  tern_isa(neon FLAGS -O3 -march=armv8.2-a+dotprod -fno-schedule-insns)
 endif()

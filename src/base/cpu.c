@@ -12,6 +12,8 @@
 #include <errno.h>
 #include <sys/syscall.h>
 #include <unistd.h>
+#elif defined(__aarch64__)
+#include <sys/auxv.h>
 #endif
 
 /* ---- levels ---- */
@@ -76,6 +78,12 @@ static unsigned detect(void)
         !all_bits(c7, bit_AVX512VNNI | bit_AVX512VBMI))
         return TERN_CPU_AVX2;
     return TERN_CPU_AVX2 | TERN_CPU_AVX512 | (detect_amx(d, saved) ? TERN_CPU_AMX : 0);
+}
+#elif defined(__aarch64__)
+/* Advanced SIMD itself is part of every AArch64 Linux machine. */
+static unsigned detect(void)
+{
+    return getauxval(AT_HWCAP) & HWCAP_ASIMDDP ? TERN_CPU_NEON : 0;
 }
 #else
 static unsigned detect(void)

@@ -1,18 +1,28 @@
 /* base/cpu.h - what this processor can do, as a bit mask of levels that kernels are written for.
  *
- * A level is a bundle that is used as a whole: avx2 = AVX2 + FMA + F16C + BMI2; avx512 = F BW DQ VL VNNI VBMI
+ * A level is a bundle that is used as a whole.  x86-64: avx2 = AVX2 + FMA + F16C + BMI2; avx512 = F BW DQ VL VNNI VBMI
  * (Ice Lake, Zen 4 and up); amx = avx512 + AVX512_BF16 + AMX-TILE + AMX-BF16 (Sapphire Rapids and up), which a process
- * has to ask the system for.  `--cpu-mask` narrows the mask; it never widens it. */
+ * has to ask the system for.  AArch64: neon = Advanced SIMD + dot products (most of Armv8.2 and up: Neoverse, Apple M,
+ * Cortex-A55 and A75).  `--cpu-mask` narrows the mask; it never widens it. */
 #ifndef TERN_BASE_CPU_H
 #define TERN_BASE_CPU_H
 
 #include "base/err.h"
 
-/* X(bit, name) in ascending order of preference; plain C is level 0 and always there. */
+/* X(bit, name, word) in ascending order of preference; plain C is level 0 and always there.  An architecture knows its
+ * own levels only. */
+#if defined(__aarch64__)
+#define TERN_CPU_LIST(X) X(1, NEON, "neon")
+#else
 #define TERN_CPU_LIST(X)   \
     X(1, AVX2, "avx2")     \
     X(2, AVX512, "avx512") \
     X(4, AMX, "amx")
+#endif
+
+/* "c|avx2|avx512|amx|all" */
+#define TERN_CPU_WORD(bit, name, word) word "|"
+#define TERN_CPU_WORDS                 "c|" TERN_CPU_LIST(TERN_CPU_WORD) "all"
 
 enum {
 #define TERN_CPU_ENUM(bit, name, text) TERN_CPU_##name = bit,
@@ -26,8 +36,8 @@ unsigned tern_cpu_detect(void);
 /* Why a level that the processor has is not among them: one sentence, or NULL; static storage. */
 const char *tern_cpu_refused(void);
 
-/* "c", "avx2", "avx512" or "amx" -> mask of that level and all below it; "all" -> every level.  TERN_EINVAL names
- * `text`. */
+/* "c" or the word of a level -> mask of that level and all below it; "all" -> every level.  TERN_EINVAL names `text`.
+ */
 int tern_cpu_parse(const char *text, unsigned *mask, tern_error *err);
 
 /* Name of the highest level in the mask ("c" for 0). */

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include "base/cpu.h"
 
 const struct tern_command tern_commands[TERN_N_COMMANDS] = {
 #define TERN_COMMAND(id, name, usage, n_operands, hidden, summary, about) \

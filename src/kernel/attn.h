@@ -50,5 +50,6 @@ struct tern_attn_kernels {
 void tern_attn_init_ref(struct tern_attn_kernels *k);
 void tern_attn_init_avx2(struct tern_attn_kernels *k);
 void tern_attn_init_avx512(struct tern_attn_kernels *k);
+void tern_attn_init_neon(struct tern_attn_kernels *k);
 
 #endif

@@ -42,6 +42,10 @@ void tern_kernels_init(unsigned mask)
     if (k.mask & TERN_CPU_AVX512)
         TERN_INIT(avx512);
 #endif
+#ifdef TERN_HAVE_NEON
+    if (k.mask & TERN_CPU_NEON)
+        TERN_INIT(neon);
+#endif
 #undef TERN_INIT
 #ifdef TERN_HAVE_AMX
     TERN_FOR_MODELS(if (k.mask & TERN_CPU_AMX) tern_bf16_init_amx(&k.bf16);)

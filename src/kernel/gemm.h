@@ -140,5 +140,6 @@ void tern_bf16_init_amx(struct tern_bf16_kernels *k);
 void tern_gemm_init_ref(struct tern_gemm_kernels *k);
 void tern_gemm_init_avx2(struct tern_gemm_kernels *k);
 void tern_gemm_init_avx512(struct tern_gemm_kernels *k);
+void tern_gemm_init_neon(struct tern_gemm_kernels *k);
 
 #endif

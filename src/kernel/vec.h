@@ -36,5 +36,6 @@ struct tern_vec_kernels {
 void tern_vec_init_ref(struct tern_vec_kernels *k);
 void tern_vec_init_avx2(struct tern_vec_kernels *k);
 void tern_vec_init_avx512(struct tern_vec_kernels *k);
+void tern_vec_init_neon(struct tern_vec_kernels *k);
 
 #endif

@@ -482,7 +482,7 @@ static void run_benches(void)
 static int usage(const char *why)
 {
     fprintf(stderr,
-            "%s\nusage: checkasm [--cpu-mask c|avx2|avx512|amx|all] [--test NAME] [--seed N] [--bench] [--json]\n"
+            "%s\nusage: checkasm [--cpu-mask " TERN_CPU_WORDS "] [--test NAME] [--seed N] [--bench] [--json]\n"
             "  --cpu-mask  check this level alone; all (default): every level of this machine; a level that the\n"
             "              machine lacks ends with status 77\n"
             "  --test      only parts and benches whose name contains NAME\n",

@@ -3,6 +3,7 @@
 # run STATUS COMMAND...   runs it; stdout in $out, stderr in $err (files); complains unless the status is STATUS
 # interrupt FILE TEXT COMMAND...   the same with Ctrl-C as soon as FILE has TEXT; complains unless the status is 130
 # say WHAT                complains: the last command did not do WHAT
+# $levels, $simd          the words of --cpu-mask on this architecture; its first level above plain C
 # Every complaint shows the command and its output; the script goes on and fails at the end.
 set -u
 
@@ -13,6 +14,11 @@ err=$work/err
 complaints=0
 checks=0
 command_line=
+
+case $(uname -m) in
+aarch64) levels="c neon all" simd=neon ;;
+*) levels="c avx2 avx512 amx all" simd=avx2 ;;
+esac
 
 say() {
     complaints=$((complaints + 1))

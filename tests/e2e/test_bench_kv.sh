@@ -14,7 +14,7 @@ same "$(tail -n +3 "$out" | awk 'NF != 10' | wc -l | tr -d ' ')" 0 "rows of anot
 # ---- the object ----
 # f16 stands first, whether it was asked for or not.
 # shellcheck disable=SC2086
-run 0 "$TERN" bench kv $small -t 1 --json --kv l4 --kv k=q8,v=l3,first=0 --cpu-mask avx2
+run 0 "$TERN" bench kv $small -t 1 --json --kv l4 --kv k=q8,v=l3,first=0 --cpu-mask $simd
 same "$(json :machine.cpu :machine.isa)" "string
 string" "the machine"
 same "$(json '#results' results.0.kv results.1.kv results.2.kv machine.threads geometry.head_dim geometry.heads \

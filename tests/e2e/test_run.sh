@@ -21,11 +21,11 @@ for c in 1 3 64; do
     run 0 "$TERN" run -m "$MODEL" -p "$prompt" -n 24 --chunk $c
     same "$(cat "$out")" "$reference" "text with steps of $c tokens"
 done
-for mask in c avx2; do
+for mask in c $simd; do
     run 0 "$TERN" run -m "$MODEL" -p "$prompt" -n 24 --cpu-mask $mask --exact
     cp "$out" "$work/text.$mask"
 done
-same "$(cat "$work/text.c")" "$(cat "$work/text.avx2")" "text with --cpu-mask c and avx2"
+same "$(cat "$work/text.c")" "$(cat "$work/text.$simd")" "text with --cpu-mask c and $simd"
 run 0 "$TERN" run -n 24 -p "$prompt" "--model=$MODEL"
 same "$(cat "$out")" "$reference" "text with options in another order"
 

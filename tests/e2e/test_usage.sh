@@ -37,7 +37,7 @@ if command -v bash >/dev/null 2>&1; then
     cp "$out" "$work/completion"
     run 0 bash -c '. "$1"; COMP_WORDS=(tern run --cpu-mask ""); COMP_CWORD=3; _tern; echo "${COMPREPLY[@]}"' \
         bash "$work/completion"
-    same "$(cat "$out")" "c avx2 avx512 amx all" "completion of --cpu-mask"
+    same "$(cat "$out")" "$levels" "completion of --cpu-mask"
     run 0 bash -c '. "$1"; COMP_WORDS=(tern eval ""); COMP_CWORD=2; _tern; echo "${COMPREPLY[@]}"' \
         bash "$work/completion"
     same "$(cat "$out")" "logits ppl kld" "completion of eval"
@@ -90,7 +90,7 @@ bad "--logit-bias" run -m "$MODEL" -p x --logit-bias 5=inf
 bad "--threads" run -m "$MODEL" -p x -t 1000
 bad "--ctx" run -m "$MODEL" -p x -c -1
 bad "strict|report" run -m "$MODEL" -p x --kv-policy perhaps
-bad "c|avx2|avx512|amx|all" run -m "$MODEL" -p x --cpu-mask sse9
+bad "$(echo "$levels" | tr " " "|")" run -m "$MODEL" -p x --cpu-mask sse9
 bad "--json" run -m "$MODEL" -p x --json=yes
 bad "stray" run -m "$MODEL" -p x stray
 bad "1 to" chat -m "$MODEL" -n 0

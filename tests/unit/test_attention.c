@@ -223,8 +223,10 @@ static void levels(void **state)
     float *got = grab(n, 4);
     layer_init(&l, &cfg);
     seq_init(&s, &l, 1100, 12);
-    static const unsigned masks[] = {0, TERN_CPU_AVX2, TERN_CPU_AVX2 | TERN_CPU_AVX512};
-    for (size_t i = 0; i < 3; i++)
+#define X(bit, name, word) , 2 * (bit)-1 /* with the levels below */
+    static const unsigned masks[] = {0 TERN_CPU_LIST(X)};
+#undef X
+    for (size_t i = 0; i < sizeof masks / sizeof *masks; i++)
         for (int wide = 0; wide < 2; wide++) {
             if ((masks[i] & tern_cpu_detect()) != masks[i])
                 continue;
@@ -240,8 +242,11 @@ static void levels(void **state)
     layer_clear(&l);
 }
 
-int main(void)
+/* test_attention [PATTERN]: only the tests whose names match. */
+int main(int argc, char **argv)
 {
+    if (argc > 1)
+        cmocka_set_test_filter(argv[1]);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(lengths),    cmocka_unit_test(shapes),      cmocka_unit_test(windows),
         cmocka_unit_test(softcaps),   cmocka_unit_test(sinks),       cmocka_unit_test(recent_pages),

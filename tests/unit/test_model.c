@@ -348,8 +348,11 @@ static void test_refusals(void **state)
     tiny_close(&t);
 }
 
-int main(void)
+/* test_model [PATTERN]: only the tests whose names match. */
+int main(int argc, char **argv)
 {
+    if (argc > 1)
+        cmocka_set_test_filter(argv[1]);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_exact_parity),       cmocka_unit_test(test_fast_paths_close_to_reference),
         cmocka_unit_test(test_splits_and_threads), cmocka_unit_test(test_batch_equals_single),

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <cmocka.h>
+#include "base/cpu.h"
 #include "base/options.h"
 
 #define MAX_WORDS 40
@@ -160,7 +161,7 @@ static void test_words(void **state)
 {
     (void)state;
     bad("run|-m|a|-p|b|--kv-policy|loose", "--kv-policy|loose");
-    bad("run|-m|a|-p|b|--cpu-mask|avx", "--cpu-mask|avx512");
+    bad("run|-m|a|-p|b|--cpu-mask|avx", "--cpu-mask|" TERN_CPU_WORDS);
     bad("run|-m|a|-p|b|--cpu-mask|", "--cpu-mask");
     bad("run|-m|a|-p|b|--bogus", "unknown|--bogus");
     bad("run|-m|a|-p|b|--bogus=1", "unknown|--bogus");

@@ -1,0 +1,247 @@
+/* kernel/neon/kvq_simd.h - a page word vector becomes table entries; shared by the NEON page kernels.
+ *
+ * One word of 16 lanes is four registers, four lanes each ("quarters").  Looking up every byte's low bits yields four
+ * codes of each lane ("a step"); the next steps follow after shifts.  Steps come in the order of the prepared query
+ * (kernel/kvq.h), so step j of a set meets bytes 4j..4j+3.  Everything here is inlined with constant `bits`, so each
+ * kernel is a handful of straight loops. */
+#ifndef TERN_NEON_KVQ_SIMD_H
+#define TERN_NEON_KVQ_SIMD_H
+
+#include <arm_neon.h>
+#include "kernel/kvq_impl.h"
+
+/* ---- codes to entries ---- */
+
+/* Tables as bytes, repeated to fill the 16 places that a byte shuffle sees.  The repetition makes the bits above a code
+ * harmless, so a nibble mask serves every width. */
+struct kvq_tables {
+    uint8x16_t a, b, c;
+};
+
+/* The first `span` bytes at p, 4, 8 or 16, as often as they fit. */
+KVQ_INLINE uint8x16_t kvq_repeat(const int8_t *p, const int span)
+{
+    uint8_t t[16];
+    for (int i = 0; i < 16; i++)
+        t[i] = (uint8_t)p[i % span];
+    return vld1q_u8(t);
+}
+
+/* Values come out as entry + offset: bytes add modulo 256, so the first table carries all of it. */
+KVQ_INLINE struct kvq_tables kvq_tables(const struct tern_kvq_table *tab, int offset, const int bits,
+                                        const bool trellis)
+{
+    uint8x16_t a = kvq_repeat(tab->entry, kvq_span_a(bits, trellis));
+    return (struct kvq_tables){vaddq_u8(a, vdupq_n_u8((uint8_t)offset)), kvq_repeat(tab->b, kvq_span_b(bits)),
+                               kvq_repeat(tab->c, 8)};
+}
+
+KVQ_INLINE uint8x16_t kvq_lookup(uint8x16_t table, uint8x16_t codes)
+{
+    return vqtbl1q_u8(table, vandq_u8(codes, vdupq_n_u8(15)));
+}
+
+/* Bits of a where mask is set, of b elsewhere. */
+KVQ_INLINE uint8x16_t kvq_select(uint8x16_t a, uint8x16_t b, uint8_t mask)
+{
+    return vbslq_u8(vdupq_n_u8(mask), a, b);
+}
+
+/* Fourth word of a 3-bit set, gathered from the spare bits of the three stored ones.  Bit 3 of its nibbles, which the
+ * tables do not heed, is arbitrary. */
+KVQ_INLINE uint8x16_t kvq_spare(uint8x16_t a, uint8x16_t b, uint8x16_t c)
+{
+    return kvq_select(a >> 3, kvq_select(b >> 2, c >> 1, 0x22), 0x11);
+}
+
+/* Word w (0..3 for 3 bits) of four lanes: `group` points at the group, plus 16 bytes for each quarter before. */
+KVQ_INLINE uint8x16_t kvq_word(const uint8_t *group, int w, const int bits)
+{
+    if (bits == 3 && w == 3)
+        return kvq_spare(vld1q_u8(group), vld1q_u8(group + 64), vld1q_u8(group + 128));
+    return vld1q_u8(group + 64 * w);
+}
+
+/* Entries of step n of a word; 8-bit codes stand for themselves. */
+KVQ_INLINE uint8x16_t kvq_step(uint8x16_t word, int n, uint8x16_t table, const int bits)
+{
+    if (bits == 8)
+        return word;
+    return kvq_lookup(table, word >> (bits == 2 ? 2 : 4) * n);
+}
+
+/* Step n of key word v; p is the word whose bytes stand before v's bytes in the chains. */
+KVQ_INLINE uint8x16_t kvq_key_step(uint8x16_t v, uint8x16_t p, int n, const struct kvq_tables *t, const int bits,
+                                   const bool trellis)
+{
+    if (!trellis)
+        return kvq_step(v, n, t->a, bits);
+    uint8x16_t v4 = v >> 4;
+    if (bits == 2) { /* nibbles of a byte's four symbols, each with the one before; bits 7 and 6 come first */
+        uint8x16_t first = vsliq_n_u8(v >> 6, p, 2);
+        uint8x16_t now[] = {v, v >> 2, v4, first}, before[] = {v4, first, p, p >> 2};
+        return vaddq_u8(kvq_lookup(t->a, now[n]), kvq_lookup(t->b, before[n]));
+    }
+    uint8x16_t e = vaddq_u8(kvq_lookup(t->a, n ? v4 : v), kvq_lookup(t->b, n ? v : p >> 4));
+    return bits == 4 ? e : vaddq_u8(e, kvq_lookup(t->c, n ? p >> 4 : p));
+}
+
+/* Step n of value words x[0]; x[1], x[2], x[3] are the words before it in the chains. */
+KVQ_INLINE uint8x16_t kvq_value_step(const uint8x16_t x[4], int n, const struct kvq_tables *t, const int bits,
+                                     const bool trellis)
+{
+    if (!trellis)
+        return kvq_step(x[0], n, t->a, bits);
+    if (bits == 2) {
+        uint8x16_t now = n % 2 ? kvq_select(x[0] >> 2, x[1], 0x33) : kvq_select(x[0], x[1] << 2, 0x33);
+        uint8x16_t before = n % 2 ? kvq_select(x[2] >> 2, x[3], 0x33) : kvq_select(x[2], x[3] << 2, 0x33);
+        return vaddq_u8(kvq_step(now, n / 2, t->a, 4), kvq_step(before, n / 2, t->b, 4));
+    }
+    uint8x16_t e = vaddq_u8(kvq_step(x[0], n, t->a, 4), kvq_step(x[1], n, t->b, 4));
+    return bits == 4 ? e : vaddq_u8(e, kvq_step(x[2], n, t->c, 4));
+}
+
+/* What stands before the last key word of a block, for n quarters: the first word one byte on, behind the start. */
+KVQ_INLINE void kvq_key_wrap(uint8x16_t *wrap, const uint8_t *block, const uint16_t *head, const int n, const int bits)
+{
+    KVQ_UNROLL for (int h = 0; h < n; h++)
+    {
+        uint32x4_t s = vandq_u32(vmovl_u16(vld1_u16(head + 4 * h)), vdupq_n_u32(15));
+        if (bits == 4)
+            s = vshlq_n_u32(s, 4);
+        else if (bits == 3) /* s_{-1} in the high nibble, where bit 3 does no harm, s_{-2} in the low one */
+            s = vorrq_u32(vshlq_n_u32(s, 4), vshrq_n_u32(s, 3));
+        uint32x4_t word = vreinterpretq_u32_u8(vld1q_u8(block + 16 * h));
+        wrap[h] = vreinterpretq_u8_u32(vsliq_n_u32(s, word, 8));
+    }
+}
+
+/* What stands before word w of a set: chains run against memory order, so it is the word that follows. */
+KVQ_INLINE uint8x16_t kvq_key_before(const uint8_t *group, int w, uint8x16_t wrap, bool last, const int bits)
+{
+    if (w + 1 < kvq_words(bits))
+        return kvq_word(group, w + 1, bits);
+    return last ? wrap : vld1q_u8(group + 128 * bits); /* a set of both groups has 128 * bits bytes */
+}
+
+/* Word w of n quarters of keys and what stands before it. */
+KVQ_INLINE void kvq_key_words(uint8x16_t *v, uint8x16_t *p, const uint8_t *group, int w, const uint8x16_t *wrap,
+                              bool last, const int n, const int bits, const bool trellis)
+{
+    KVQ_UNROLL for (int h = 0; h < n; h++)
+    {
+        v[h] = kvq_word(group + 16 * h, w, bits);
+        p[h] = trellis ? kvq_key_before(group + 16 * h, w, wrap[h], last, bits) : v[h];
+    }
+}
+
+/* Word w of the groups x, by quarter and then by group. */
+KVQ_INLINE void kvq_value_words(uint8x16_t v[4][4], const uint8_t *const x[4], int w, const int bits,
+                                const bool trellis)
+{
+    KVQ_UNROLL for (int h = 0; h < 4; h++)
+    {
+        KVQ_UNROLL for (int j = 0; j < kvq_reach(bits, trellis); j++) v[h][j] = kvq_word(x[j] + 16 * h, w, bits);
+    }
+}
+
+KVQ_INLINE void kvq_value_steps(uint8x16_t e[4], uint8x16_t v[4][4], int n, const struct kvq_tables *t, const int bits,
+                                const bool trellis)
+{
+    KVQ_UNROLL for (int h = 0; h < 4; h++) e[h] = kvq_value_step(v[h], n, t, bits, trellis);
+}
+
+/* The groups that follow the last one of a block of values in memory, as far as its chains reach: the block's own
+ * groups one lane on, with the start in lane 0.  x: room for KVQ_WRAP_BYTES; v: a half of the block. */
+KVQ_INLINE void kvq_value_wrap(uint8_t *x, const uint8_t *v, const uint16_t *head, int n_groups, const int bits)
+{
+    for (int j = 0; j < kvq_memory(bits); j++) {
+        const uint8_t *from = j < n_groups ? v + (size_t)j * 64 * bits : x + (size_t)(j - n_groups) * 64 * bits;
+        uint32_t start[4];
+        kvq_start_words(start, head, j, bits);
+        for (int w = 0; w < bits; w++) {
+            uint8_t *to = x + (size_t)(j * bits + w) * 64;
+            memcpy(to, &start[w], 4);
+            memcpy(to + 4, from + 64 * w, 60);
+        }
+    }
+}
+
+/* ---- the rest ---- */
+
+/* Part i of what the caller reads next, in parts of `lines` cache lines; avx2/kvq_simd.h says why. */
+KVQ_INLINE void kvq_prefetch(const void *next, size_t i, const int lines)
+{
+    if (!next)
+        return;
+    KVQ_UNROLL for (int j = 0; j < lines; j++)
+    {
+        __builtin_prefetch((const char *)next + (i * lines + j) * 64);
+    }
+}
+
+/* Four bytes from anywhere into every lane. */
+KVQ_INLINE uint8x16_t kvq_broadcast4(const void *p)
+{
+    uint32_t four;
+    memcpy(&four, p, 4);
+    return vreinterpretq_u8_u32(vdupq_n_u32(four));
+}
+
+/* Sixteen items into the order of the prepared query. */
+KVQ_INLINE uint8x16_t kvq_order(uint8x16_t items, const int bits)
+{
+    static const uint8_t pairs[16] = {0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15};
+    static const uint8_t nibbles[16] = {0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15};
+    return bits == 8 ? items : vqtbl1q_u8(items, vld1q_u8(bits == 2 ? pairs : nibbles));
+}
+
+/* Scales of four headers. */
+KVQ_INLINE float32x4_t kvq_scales(const uint16_t *head)
+{
+    uint16x4_t h = vshl_n_u16(vshr_n_u16(vld1_u16(head), 4), 3);
+    return vcvt_f32_f16(vreinterpret_f16_u16(h));
+}
+
+/* Sixteen small integers to bytes, in order (saturating to int8). */
+KVQ_INLINE int8x16_t kvq_bytes(const int32x4_t c[4])
+{
+    int16x8_t lo = vcombine_s16(vqmovn_s32(c[0]), vqmovn_s32(c[1]));
+    int16x8_t hi = vcombine_s16(vqmovn_s32(c[2]), vqmovn_s32(c[3]));
+    return vcombine_s8(vqmovn_s16(lo), vqmovn_s16(hi));
+}
+
+/* Sixteen bytes as floats. */
+KVQ_INLINE void kvq_floats(float32x4_t f[4], int8x16_t b)
+{
+    int16x8_t lo = vmovl_s8(vget_low_s8(b)), hi = vmovl_s8(vget_high_s8(b));
+    f[0] = vcvtq_f32_s32(vmovl_s16(vget_low_s16(lo)));
+    f[1] = vcvtq_f32_s32(vmovl_s16(vget_high_s16(lo)));
+    f[2] = vcvtq_f32_s32(vmovl_s16(vget_low_s16(hi)));
+    f[3] = vcvtq_f32_s32(vmovl_s16(vget_high_s16(hi)));
+}
+
+/* Largest magnitude as bits; infinity and NaN compare above everything. */
+KVQ_INLINE uint32_t kvq_top(const float *x, int n)
+{
+    uint32x4_t top = vdupq_n_u32(0);
+    for (int i = 0; i < n; i += 4)
+        top = vmaxq_u32(top, vreinterpretq_u32_f32(vabsq_f32(vld1q_f32(x + i))));
+    return vmaxvq_u32(top);
+}
+
+void tern_kvq_prep_neon(int8_t *q, float *scale, int32_t *sum, const float *x, const struct tern_kvq_table *tab,
+                        int dim, int n_q);
+void tern_kvq_score_neon(float *s, const struct tern_kvq_query *q, const uint8_t *k, const uint16_t *head,
+                         const struct tern_kvq_table *tab, int dim, int n_q, const void *next);
+void tern_kvq_accum_neon(float *o, const float *p, const uint8_t *v, const uint16_t *head, const float *shrink,
+                         const struct tern_kvq_table *tab, int dim, int n_q, const void *next);
+void tern_kvq_rotate_neon(float *x, const float *sign, int dim, int inverse);
+void tern_kvq_encode_neon(uint8_t *codes, uint16_t *head, const float *x, const struct tern_kvq_table *tab, int key,
+                          int dim, int n, void *scratch);
+void tern_kvq_encode_trellis_neon(uint8_t *codes, uint16_t *head, const float *x, const struct tern_kvq_table *tab,
+                                  int key, int dim, int n, void *scratch);
+void tern_kvq_pack_k_neon(uint8_t *k, const uint8_t *codes, int bits, int dim);
+void tern_kvq_pack_v_neon(uint8_t *v, const uint8_t *codes, int bits, int dim);
+
+#endif
