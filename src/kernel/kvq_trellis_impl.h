@@ -135,7 +135,10 @@ KVQ_INLINE vec leave(struct work *w, const vec *before, vec X, const int bits)
         new[i] = merit(X, k->new64[i], k->new256[i]);
     for (int low = 0; low < n_low; low++) {
         for (int s0 = 0; s0 < n_edges; s0 += at_once) {
+            /* The compiler must not know where: it would see that 3 bits have the same edges for every low, and copy
+             * all 64 before the loop. */
             const vec *edge = k->edge + ((bits == 2 ? low * n_edges : 0) + s0) * n_edges;
+            __asm__("" : "+r"(edge));
             vec best[8];
             KVQ_UNROLL for (int e = 0; e < n_edges; e++)
             {
