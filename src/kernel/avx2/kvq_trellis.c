@@ -105,7 +105,7 @@ KVQ_INLINE vec vec_on_grid(const float *y, const float *scale)
 
 KVQ_INLINE floats vec_floats(vec v, const int j)
 {
-    return _mm256_cvtepi32_ps(_mm256_cvtepi16_epi32(_mm256_extracti128_si256(v, j)));
+    return _mm256_cvtepi32_ps(_mm256_cvtepi16_epi32(j ? _mm256_extracti128_si256(v, 1) : _mm256_castsi256_si128(v)));
 }
 
 KVQ_INLINE floats floats_fma(floats a, floats b, floats c)
