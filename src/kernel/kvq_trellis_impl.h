@@ -22,6 +22,7 @@
  *     vec_floats(v, j)            lanes of half j as f32
  *     floats_fma(a, b, c)         a * b + c
  *     store_bytes(to, v)          lanes that fit bytes
+ *     choose_bytes(to, from, set) to[i] = from[i] where set[i] is 255, not where it is 0, i < TRELLIS_LANES
  *     turn_floats(to, row, i)     to[c * TRELLIS_LANES + r] = row[r][i + c], r < TRELLIS_LANES / 2, c < 4
  *     turn_bytes(to, stride, from, n)    to[r * stride + c] = from[c * TRELLIS_LANES + r], r < n <= 16, c < 16
  *     kvq_energy(y, n)            the sum of squares of the contract */
@@ -274,7 +275,7 @@ KVQ_INLINE void encode_lanes(uint8_t *codes, uint16_t *head, const float *x, con
 {
     struct lanes l;
     float scale[TRELLIS_LANES] __attribute__((aligned(64))), most[TRELLIS_LANES], gain;
-    uint8_t better[TRELLIS_LANES];
+    uint8_t better[TRELLIS_LANES] __attribute__((aligned(64)));
     take(w, &l, x, dim, n, n_x);
     for (int t = 0; t < TRELLIS_LANES; t++)
         most[t] = -INFINITY;
@@ -289,10 +290,8 @@ KVQ_INLINE void encode_lanes(uint8_t *codes, uint16_t *head, const float *x, con
                 head[t] = (uint16_t)(h | kvq_start_bits(l.state[t], bits));
             most[t] = better[t] ? gain : most[t];
         }
-        for (int i = 0; i < n; i++) {
-            for (int t = 0; t < TRELLIS_LANES; t++)
-                w->best[i][t] ^= (w->best[i][t] ^ w->symbol[i][t]) & better[t];
-        }
+        for (int i = 0; i < n; i++)
+            choose_bytes(w->best[i], w->symbol[i], better);
     }
     give(codes, w, dim, n, n_x);
     for (int t = 0; t < n_x; t++) {

@@ -119,6 +119,12 @@ KVQ_INLINE void store_bytes(uint8_t *to, vec v)
     _mm_store_si128((__m128i *)to, bytes);
 }
 
+KVQ_INLINE void choose_bytes(uint8_t *to, const uint8_t *from, const uint8_t *set)
+{
+    __m128i yes = _mm_load_si128((const __m128i *)from), no = _mm_load_si128((const __m128i *)to);
+    _mm_store_si128((__m128i *)to, _mm_blendv_epi8(no, yes, _mm_load_si128((const __m128i *)set)));
+}
+
 KVQ_INLINE void turn_floats(float *to, const float *const *row, int i)
 {
     __m256 r[4];

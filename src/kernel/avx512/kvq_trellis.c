@@ -120,6 +120,12 @@ KVQ_INLINE void store_bytes(uint8_t *to, vec v)
     _mm256_store_si256((__m256i *)to, _mm512_cvtepi16_epi8(v));
 }
 
+KVQ_INLINE void choose_bytes(uint8_t *to, const uint8_t *from, const uint8_t *set)
+{
+    __mmask32 yes = _mm256_movepi8_mask(_mm256_load_si256((const __m256i *)set));
+    _mm256_mask_storeu_epi8(to, yes, _mm256_load_si256((const __m256i *)from));
+}
+
 /* Sixteen bytes from each of four places. */
 KVQ_INLINE __m512i four_parts(const void *p0, const void *p1, const void *p2, const void *p3)
 {
