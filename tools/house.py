@@ -47,7 +47,18 @@ LAYERS = {
 VISIBLE = {
     "base": None,  # all
     "tern": None,
-    "kernel": {"kernel.h", "attn.h", "attn_impl.h", "gemm.h", "kvq.h", "kvq_impl.h", "kvq_mix_impl.h", "pack.h", "vec.h"},
+    "kernel": {
+        "kernel.h",
+        "attn.h",
+        "attn_impl.h",
+        "gemm.h",
+        "kvq.h",
+        "kvq_impl.h",
+        "kvq_mix_impl.h",
+        "kvq_trellis_impl.h",
+        "pack.h",
+        "vec.h",
+    },
     "file": {"file.h"},
     "text": {"text.h"},
     "codec": {"codec.h"},

@@ -253,4 +253,8 @@ static inline uint16_t kvq_trellis_head(float *gain, float ss, float ye, float e
     return head;
 }
 
+/* The AVX-512 level takes scalar codes from the level below: they are a small part of its time. */
+void tern_kvq_encode_avx2(uint8_t *codes, uint16_t *head, const float *x, const struct tern_kvq_table *tab, int key,
+                          int dim, int n, void *scratch);
+
 #endif

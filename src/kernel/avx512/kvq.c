@@ -1,7 +1,7 @@
 /* avx512/kvq.c - expanding coded pages to floats for prompt rows, and the table of the AVX-512 page kernels.
  *
- * Rotation, query preparation, encoding and packing stay with the AVX2 kernels, which every AVX-512 machine has: they
- * run once per vector and not once per page and token. */
+ * Rotation, query preparation, scalar encoding and packing stay with the AVX2 kernels, which every AVX-512 machine has:
+ * they run once per vector and not once per page and token. */
 #include "kernel/avx512/kvq_simd.h"
 
 /* A table of scalar codes as floats; vpermps looks at four index bits, so smaller tables repeat. */
@@ -122,10 +122,17 @@ static void decode_v(float *out, const uint8_t *v, const uint16_t *head, const s
     KVQ_BY_CODE(tab, decode_v_bits, out, v, head, tab, dim);
 }
 
+static void encode(uint8_t *codes, uint16_t *head, const float *x, const struct tern_kvq_table *tab, int key, int dim,
+                   int n, void *scratch)
+{
+    (tab->trellis ? tern_kvq_encode_trellis_avx512 : tern_kvq_encode_avx2)(codes, head, x, tab, key, dim, n, scratch);
+}
+
 void tern_kvq_init_avx512(struct tern_kvq_kernels *k)
 {
     k->score = tern_kvq_score_avx512;
     k->accum = tern_kvq_accum_avx512;
     k->decode_k = decode_k;
     k->decode_v = decode_v;
+    k->encode = encode;
 }

@@ -180,5 +180,7 @@ void tern_kvq_score_avx512(float *s, const struct tern_kvq_query *q, const uint8
                            const struct tern_kvq_table *tab, int dim, int n_q, const void *next);
 void tern_kvq_accum_avx512(float *o, const float *p, const uint8_t *v, const uint16_t *head, const float *shrink,
                            const struct tern_kvq_table *tab, int dim, int n_q, const void *next);
+void tern_kvq_encode_trellis_avx512(uint8_t *codes, uint16_t *head, const float *x, const struct tern_kvq_table *tab,
+                                    int key, int dim, int n, void *scratch);
 
 #endif
