@@ -127,8 +127,8 @@ struct tern_kv_codec {
 
 /* ---- conditioning: what attention adds to scores on conditioned codes.  c: of the KV head, not NULL. ---- */
 
-/* q.mean, one chain of fma over ascending dims. */
-float tern_kv_cond_shift(const struct tern_kv_cond *c, const float *q, int dim);
+/* out[n_q] = q.mean of q[n_q][dim], each one chain of fma over ascending dims. */
+void tern_kv_cond_shifts(const struct tern_kv_cond *c, float *out, const float *q, int n_q, int dim);
 /* s[n_q][64] += q.(R_p b) for the positions pos0 .. pos0+63.  q: [n_q][dim]. */
 void tern_kv_cond_pairs(const struct tern_kv_cond *c, float *s, const float *q, int n_q, int dim, int pos0);
 /* Fills turns from pairs: before any other use. */

@@ -1,5 +1,6 @@
 /* Key conditioning: plain C, the same operations in the same order on every machine. */
 #include <math.h>
+#include <string.h>
 #include "codec/codec.h"
 
 /* cos and sin of freq * (pos0 + j), j = 0..63.  The angle of pos0 is reduced in double, so that it holds at any context
@@ -17,12 +18,26 @@ static void angles(const struct tern_kv_pair *p, int pos0, float cosine[TERN_PAG
     }
 }
 
-float tern_kv_cond_shift(const struct tern_kv_cond *c, const float *q, int dim)
+/* accum_f32 with queries in the place of lanes and dims in that of tokens: one chain per query, many side by side. */
+void tern_kv_cond_shifts(const struct tern_kv_cond *c, float *out, const float *q, int n_q, int dim)
 {
-    float sum = 0;
-    for (int d = 0; d < dim; d++)
-        sum = fmaf(q[d], c->mean[d], sum);
-    return sum;
+    enum { ROWS = TERN_PAGE, DIMS = TERN_PAGE };
+    float turned[DIMS * ROWS] __attribute__((aligned(64))), sum[ROWS] __attribute__((aligned(64)));
+    for (int r0 = 0; r0 < n_q; r0 += ROWS) {
+        const int rows = n_q - r0 < ROWS ? n_q - r0 : ROWS, lanes = (rows + 7) / 8 * 8;
+        memset(sum, 0, sizeof sum);
+        memset(turned, 0, sizeof *turned * (size_t)(rows < lanes ? lanes * DIMS : 0));
+        for (int d0 = 0; d0 < dim; d0 += DIMS) {
+            const int n = dim - d0 < DIMS ? dim - d0 : DIMS;
+            for (int r = 0; r < rows; r++) {
+                const float *x = q + (size_t)(r0 + r) * (size_t)dim + d0;
+                for (int d = 0; d < n; d++)
+                    turned[d * lanes + r] = x[d];
+            }
+            tern_k.attn.accum_f32(sum, c->mean + d0, turned, NULL, lanes, n, 1);
+        }
+        memcpy(out + r0, sum, (size_t)rows * sizeof *out);
+    }
 }
 
 void tern_kv_cond_turn(struct tern_kv_cond *c)

@@ -260,9 +260,10 @@ int ternkv_prep(const ternkv_side *s, ternkv_query *query, const float *q, int n
     TERN_TRY(check_aligned(query, "a prepared query", err));
     struct parts p = parts_of(s, (uint8_t *)query, n_q);
     *query = (struct ternkv_query){s, n_q};
-    for (int i = 0; i < n_q; i++)
-        p.shift[i] =
-            s->side.cond ? tern_kv_cond_shift(s->side.cond, q + (size_t)i * (size_t)s->side.dim, s->side.dim) : 0;
+    if (s->side.cond)
+        tern_kv_cond_shifts(s->side.cond, p.shift, q, n_q, s->side.dim);
+    else
+        memset(p.shift, 0, (size_t)n_q * sizeof *p.shift);
     s->side.codec->prep(&s->side, &p.q, q, n_q, true);
 out:
     return rc;

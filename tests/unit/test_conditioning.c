@@ -1,8 +1,10 @@
 /* Key conditioning from calibration to the sidecar and into plans, on the tiny models; damaged sidecars. */
 #include "tiny.h"
 
+#include <math.h>
 #include <unistd.h>
 #include "base/mem.h"
+#include "base/rng.h"
 #include "kv/kv.h"
 
 static const char *path_of(int which)
@@ -221,9 +223,34 @@ static void sessions_remember(void **state)
     tiny_close(&t);
 }
 
+/* q.mean of many queries at once is the chain of one, whatever stands beside it. */
+static void test_shifts(void **state)
+{
+    (void)state;
+    static const int dims[] = {16, 64, 80, 112, 512}, counts[] = {1, 3, 8, 63, 64, 65, 130};
+    static float q[130 * 512], mean[512], out[130];
+    struct tern_rng rng = {.state = 5};
+    struct tern_kv_cond c = {.mean = mean};
+    for (size_t i = 0; i < sizeof q / sizeof *q; i++)
+        q[i] = (float)(tern_rng_u64(&rng) % 2001) / 1000 - 1;
+    for (size_t i = 0; i < sizeof mean / sizeof *mean; i++)
+        mean[i] = (float)(tern_rng_u64(&rng) % 2001) / 100 - 10;
+    for (size_t d = 0; d < sizeof dims / sizeof *dims; d++)
+        for (size_t n = 0; n < sizeof counts / sizeof *counts; n++) {
+            tern_kv_cond_shifts(&c, out, q, counts[n], dims[d]);
+            for (int i = 0; i < counts[n]; i++) {
+                float sum = 0;
+                for (int j = 0; j < dims[d]; j++)
+                    sum = fmaf(q[i * dims[d] + j], mean[j], sum);
+                assert_memory_equal(&out[i], &sum, sizeof sum);
+            }
+        }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_shifts),
         cmocka_unit_test(calibration_is_deterministic),
         cmocka_unit_test(cancelled_calibration_leaves_nothing),
         cmocka_unit_test(plans_find_their_source),

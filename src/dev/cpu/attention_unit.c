@@ -66,21 +66,27 @@ void tern_attn_complete(const struct attn_unit *u, float *scores, const float *r
     const int dim = u->key.dim;
     if (cond->n_pairs)
         tern_kv_cond_pairs(cond, scores, raw, n, dim, page * TERN_PAGE);
-    for (int i = 0; i < n && u->step->cap > 0; i++) {
-        float *s = scores + (size_t)i * TERN_PAGE;
-        const float *q = raw + (size_t)i * (size_t)dim;
-        float shift = tern_kv_cond_shift(cond, q, dim);
-        for (int t = 0; t < TERN_PAGE; t++)
-            s[t] += shift;
+    if (u->step->cap <= 0)
+        return;
+    for (int i0 = 0; i0 < n; i0 += ATTN_SUB) {
+        float shift[ATTN_SUB];
+        int rows = n - i0 < ATTN_SUB ? n - i0 : ATTN_SUB;
+        tern_kv_cond_shifts(cond, shift, raw + (size_t)i0 * (size_t)dim, rows, dim);
+        for (int j = 0; j < rows * TERN_PAGE; j++)
+            scores[(size_t)i0 * TERN_PAGE + (size_t)j] += shift[j / TERN_PAGE];
     }
 }
 
 /* The coded tokens of all q rows move by q.mean against the raw ones that follow. */
 static void add_mean(const struct attn_unit *u, struct attn_scratch *c)
 {
-    for (int i = 0; i < u->n_q; i++) {
-        tern_attn_load_q(u, c->raw, i, 1);
-        c->m[i] += tern_kv_cond_shift(u->key.cond, c->raw, u->key.dim);
+    for (int i0 = 0; i0 < u->n_q; i0 += ATTN_SUB) {
+        float shift[ATTN_SUB];
+        int n = u->n_q - i0 < ATTN_SUB ? u->n_q - i0 : ATTN_SUB;
+        tern_attn_load_q(u, c->raw, i0, n);
+        tern_kv_cond_shifts(u->key.cond, shift, c->raw, n, u->key.dim);
+        for (int i = 0; i < n; i++)
+            c->m[i0 + i] += shift[i];
     }
 }
 
