@@ -3,8 +3,10 @@
 
 #include <math.h>
 #include <unistd.h>
+#include "base/cpu.h"
 #include "base/mem.h"
 #include "base/rng.h"
+#include "kernel/kernel.h"
 #include "kv/kv.h"
 
 static const char *path_of(int which)
@@ -258,5 +260,6 @@ int main(void)
         cmocka_unit_test(round_trip),
         cmocka_unit_test(sessions_remember),
     };
+    tern_kernels_init(tern_cpu_detect());
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
