@@ -81,12 +81,14 @@ KVQ_INLINE struct kvq_keys kvq_keys(const uint8_t *k, const int group, int d0, i
     const int n = kvq_block_dims(dim, d0);
     const uint8_t *block = k + (size_t)d0 * 4 * bits;
     struct kvq_keys x = {.sets = block + (size_t)group * 64 * bits, .dims = n / 32 * 32};
+    x.first = x.sets;
     if (n % 32) {
         x.word = group * kvq_words(bits) / 2;
         x.shared = block + (size_t)x.dims * 4 * bits;
         x.half = x.shared + 64 * x.word;
+        if (n < 32)
+            x.first = x.half;
     }
-    x.first = x.dims ? x.sets : x.half;
     return x;
 }
 
