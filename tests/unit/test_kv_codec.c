@@ -649,8 +649,10 @@ static void test_attention(void **state)
     check_attention("q8", "q8", 160, 1.3e-4, 1); /* query and key are both int8: each adds its own half */
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
+    if (argc > 1)
+        cmocka_set_test_filter(argv[1]);
     tern_kernels_init(tern_cpu_detect());
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_registry),  cmocka_unit_test(test_sizes),      cmocka_unit_test(test_signs),

@@ -42,7 +42,7 @@ static void fill(struct bench *b, double size)
 static void test_bytes(void **state)
 {
     (void)state;
-    static const int dims[] = {32, 64, 96, 128, 160, 256, 512};
+    static const int dims[] = {32, 64, 80, 128, 48, 256, 512};
     rng.state = 1;
     for (int c = 0; c < 4 * 7 * N_NAMES; c++) {
         struct bench b;
@@ -76,14 +76,16 @@ static void test_sizes(void **state)
                  {"affine8", 96, 8 + 64 / 96.0},
                  {"affine4", 128, 4.5},
                  {"affine4", 512, 4.5},
-                 {"affine4", 80, 0},
+                 {"affine4", 80, 4 + 2 * 32 / 80.0},
+                 {"affine4", 72, 0},
                  {"affine4", 544, 0},
                  {"affine4", 352, 4 + 6 * 32 / 352.0},
                  {"g16", 128, 5},
                  {"g16", 96, 5},
                  {"g16", 32, 5},
                  {"g16", 352, 0},
-                 {"g16", 48, 0},
+                 {"g16", 48, 5},
+                 {"g16", 40, 0},
                  {"affine8", 0, 0},
                  {"affine8", -64, 0}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -245,7 +247,7 @@ static void test_attention(void **state)
 {
     (void)state;
     enum { ROWS = 37 };
-    static const int dims[] = {32, 96, 128, 512};
+    static const int dims[] = {32, 80, 128, 512};
     const unsigned masks[] = {tern_cpu_detect(), 0};
     rng.state = 5;
     for (int c = 0; c < 4 * N_NAMES; c++)

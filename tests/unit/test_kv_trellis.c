@@ -204,8 +204,10 @@ static void test_trellis_quality(void **state)
     }
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
+    if (argc > 1)
+        cmocka_set_test_filter(argv[1]);
     tern_kernels_init(tern_cpu_detect());
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_chains),

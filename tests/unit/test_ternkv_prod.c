@@ -248,8 +248,10 @@ static void test_refusals(void **state)
     ternkv_prod_close(&p);
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
+    if (argc > 1)
+        cmocka_set_test_filter(argv[1]);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_unbiased),
         cmocka_unit_test(test_against_plain_codes),

@@ -20,15 +20,15 @@ KVQ_INLINE void store_products(float *to, int8x16_t entries, const float32x4_t f
     KVQ_UNROLL for (int h = 0; h < 4; h++) vst1q_f32(to + 4 * h, vmulq_f32(factor[h], f[h]));
 }
 
-/* 32 dims of 16 tokens; row: out's row of the first dim. */
-KVQ_INLINE void decode_set(float *row, const uint8_t *group, const uint8x16_t wrap[4], bool last,
-                           const float32x4_t fu[4], const struct kvq_tables *t, const int bits, const bool trellis)
+/* n words of 16 tokens; row: out's row of the first dim. */
+KVQ_INLINE void decode_run(float *row, const struct kvq_key_run *r, const int n_words, const float32x4_t fu[4],
+                           const struct kvq_tables *t, const int bits, const bool trellis)
 {
-    const int n_words = kvq_words(bits), per_byte = kvq_per_byte(bits);
+    const int per_byte = kvq_per_byte(bits);
     KVQ_UNROLL for (int w = 0; w < n_words; w++)
     {
         uint8x16_t v[4], before[4], e[4];
-        kvq_key_words(v, before, group, w, wrap, last, 4, bits, trellis);
+        kvq_key_words(v, before, r, w, n_words, 4, bits, trellis);
         KVQ_UNROLL for (int n = 0; n < per_byte; n++)
         {
             int8x16_t byte[4];
@@ -44,18 +44,24 @@ KVQ_INLINE void decode_k_bits(float *out, const uint8_t *k, const uint16_t *head
 {
     const struct kvq_tables tables = kvq_tables(tab, 0, bits, trellis);
     for (int t = 0; t < 64; t += 16) {
-        const uint8_t *kt = k + (size_t)(t / 32) * dim * 4 * bits + (size_t)(t / 16 % 2) * 64 * bits;
+        const uint8_t *half = k + (size_t)(t / 32) * dim * 4 * bits;
         for (int d0 = 0; d0 < dim; d0 += TERN_KVQ_BLOCK) {
             const uint16_t *head_at = head + d0 / TERN_KVQ_BLOCK * 64 + t;
-            const uint8_t *block = kt + (size_t)d0 * 4 * bits;
+            const struct kvq_keys keys = kvq_keys(half, t / 16 % 2, d0, dim, bits);
+            float *row = out + (size_t)d0 * 64 + t;
             float32x4_t fu[4];
-            uint8x16_t wrap[4];
+            uint8x16_t tail[4];
             KVQ_UNROLL for (int h = 0; h < 4; h++) fu[h] = vmulq_n_f32(kvq_scales(head_at + 4 * h), tab->unit);
-            kvq_key_wrap(wrap, block, head_at, 4, bits);
-            int n = kvq_block_dims(dim, d0);
-            for (int d = 0; d < n; d += 32)
-                decode_set(out + (size_t)(d0 + d) * 64 + t, block + (size_t)d * 4 * bits, wrap, d + 32 == n, fu,
-                           &tables, bits, trellis);
+            kvq_key_tail(tail, &keys, head_at, 4, bits);
+            for (int d = 0; d < keys.dims; d += 32) {
+                const struct kvq_key_run r = {keys.sets + (size_t)d * 4 * bits, 0, tail, d + 32 == keys.dims};
+                decode_run(row + (size_t)d * 64, &r, kvq_words(bits), fu, &tables, bits, trellis);
+            }
+            if (keys.shared) {
+                const struct kvq_key_run r = {keys.shared, keys.word, tail, true};
+                kvq_key_wrap(tail, keys.first, head_at, 4, bits);
+                decode_run(row + (size_t)keys.dims * 64, &r, kvq_words(bits) / 2, fu, &tables, bits, trellis);
+            }
         }
     }
 }

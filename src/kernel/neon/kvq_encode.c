@@ -76,6 +76,10 @@ KVQ_INLINE void rotate_far(float *x, const float *sign, const int n, float norm,
 static void rotate_run(float *x, const float *sign, int dim, int inverse)
 {
     const float norm = (float)(1.0 / sqrt((double)dim));
+    if (dim == 16) {
+        rotate_near(x, sign, 4, norm, inverse, true);
+        return;
+    }
     if (dim == 32) {
         rotate_near(x, sign, 8, norm, inverse, true);
         return;
@@ -225,11 +229,19 @@ static void pack_k_lane(uint8_t *lane, const uint8_t *codes, int bits)
 
 void tern_kvq_pack_k_neon(uint8_t *k, const uint8_t *codes, int bits, int dim)
 {
-    size_t half_bytes = (size_t)dim * 4 * bits, group_bytes = (size_t)64 * bits;
+    const size_t half_bytes = (size_t)dim * 4 * bits, group_bytes = (size_t)64 * bits;
+    const int whole = dim / 32 * 32;
     for (int t = 0; t < 64; t++) {
         uint8_t *lane = k + (size_t)(t / 32) * half_bytes + (size_t)(t / 16 % 2) * group_bytes + (size_t)(t % 16) * 4;
-        for (int d = 0; d < dim; d += 32)
-            pack_k_lane(lane + (size_t)d * 4 * bits, codes + (size_t)t * dim + d, bits);
+        const uint8_t *row = codes + (size_t)t * dim;
+        for (int d = 0; d < whole; d += 32)
+            pack_k_lane(lane + (size_t)d * 4 * bits, row + d, bits);
+        if (whole < dim && t % 32 < 16) { /* the last 16 dims share a set with those of the token 16 further on */
+            uint8_t both[32];
+            memcpy(both, row + whole, 16);
+            memcpy(both + 16, row + (size_t)16 * dim + whole, 16);
+            pack_k_lane(lane + (size_t)whole * 4 * bits, both, bits);
+        }
     }
 }
 

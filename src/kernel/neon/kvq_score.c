@@ -53,36 +53,49 @@ struct page {
     int dim;
 };
 
-/* Integer dots of `rows` query rows, q on, with one block of n dims of QUARTERS * 4 keys.  fetch: what to ask for
- * meanwhile, or NULL. */
-KVQ_INLINE void dot_block(int32x4_t acc[][QUARTERS], const int rows, const int8_t *q, const uint8_t *block,
-                          const uint16_t *head, const struct page *p, int n, const char *fetch, const int bits,
+/* Adds `rows` query rows, q on, times n words of QUARTERS * 4 keys. */
+KVQ_INLINE void dot_run(int32x4_t acc[][QUARTERS], const int rows, const int8_t *q, const struct page *p,
+                        const struct kvq_key_run *r, const int n_words, const int bits, const bool trellis)
+{
+    const int per_byte = kvq_per_byte(bits);
+    uint8x16_t v[QUARTERS], before[QUARTERS];
+    int8x16_t e[QUARTERS], qi[KVQ_ROWS];
+    KVQ_UNROLL for (int w = 0; w < n_words; w++)
+    {
+        kvq_key_words(v, before, r, w, n_words, QUARTERS, bits, trellis);
+        KVQ_UNROLL for (int j = 0; j < per_byte; j++)
+        {
+            const int step = w * per_byte + j;
+            if (step % 4 == 0) {
+                KVQ_UNROLL for (int i = 0; i < rows; i++) qi[i] = vld1q_s8(q + (size_t)i * p->dim + 4 * step);
+            }
+            KVQ_UNROLL for (int h = 0; h < QUARTERS; h++) e[h] =
+                vreinterpretq_s8_u8(kvq_key_step(v[h], before[h], j, p->t, bits, trellis));
+            KVQ_UNROLL for (int i = 0; i < rows * QUARTERS; i++) acc[i / QUARTERS][i % QUARTERS] =
+                dot_lane(acc[i / QUARTERS][i % QUARTERS], e[i % QUARTERS], qi[i / QUARTERS], step % 4);
+        }
+    }
+}
+
+/* Integer dots of `rows` query rows, q on, with one block of QUARTERS * 4 keys.  fetch: what to ask for meanwhile, or
+ * NULL. */
+KVQ_INLINE void dot_block(int32x4_t acc[][QUARTERS], const int rows, const int8_t *q, const struct kvq_keys *keys,
+                          const uint16_t *head, const struct page *p, const char *fetch, const int bits,
                           const bool trellis)
 {
-    const int n_words = kvq_words(bits), per_byte = kvq_per_byte(bits);
-    const size_t set_bytes = (size_t)128 * bits; /* of both groups */
-    uint8x16_t wrap[QUARTERS], v[QUARTERS], before[QUARTERS];
-    int8x16_t e[QUARTERS], qi[KVQ_ROWS];
+    uint8x16_t tail[QUARTERS];
     KVQ_UNROLL for (int i = 0; i < rows * QUARTERS; i++) acc[i / QUARTERS][i % QUARTERS] = vdupq_n_s32(0);
-    kvq_key_wrap(wrap, block, head, QUARTERS, bits);
-    for (int d = 0; d < n; d += 32) {
-        const uint8_t *group = block + (size_t)d / 32 * set_bytes;
+    kvq_key_tail(tail, keys, head, QUARTERS, bits);
+    for (int d = 0; d < keys->dims; d += 32) {
+        const struct kvq_key_run r = {keys->sets + (size_t)d * 4 * bits, 0, tail, d + 32 == keys->dims};
         kvq_prefetch(fetch, (size_t)d / 32, bits);
-        KVQ_UNROLL for (int w = 0; w < n_words; w++)
-        {
-            kvq_key_words(v, before, group, w, wrap, d + 32 == n, QUARTERS, bits, trellis);
-            KVQ_UNROLL for (int j = 0; j < per_byte; j++)
-            {
-                const int step = w * per_byte + j;
-                if (step % 4 == 0) {
-                    KVQ_UNROLL for (int i = 0; i < rows; i++) qi[i] = vld1q_s8(q + (size_t)i * p->dim + d + 4 * step);
-                }
-                KVQ_UNROLL for (int h = 0; h < QUARTERS; h++) e[h] =
-                    vreinterpretq_s8_u8(kvq_key_step(v[h], before[h], j, p->t, bits, trellis));
-                KVQ_UNROLL for (int i = 0; i < rows * QUARTERS; i++) acc[i / QUARTERS][i % QUARTERS] =
-                    dot_lane(acc[i / QUARTERS][i % QUARTERS], e[i % QUARTERS], qi[i / QUARTERS], step % 4);
-            }
-        }
+        dot_run(acc, rows, q + d, p, &r, kvq_words(bits), bits, trellis);
+    }
+    if (keys->shared) {
+        const struct kvq_key_run r = {keys->shared, keys->word, tail, true};
+        kvq_prefetch(fetch, (size_t)keys->dims / 32, bits);
+        kvq_key_wrap(tail, keys->first, head, QUARTERS, bits);
+        dot_run(acc, rows, q + keys->dims, p, &r, kvq_words(bits) / 2, bits, trellis);
     }
 }
 
@@ -90,20 +103,18 @@ KVQ_INLINE void dot_block(int32x4_t acc[][QUARTERS], const int rows, const int8_
 KVQ_INLINE void score_tokens(const int rows, float *s, const struct page *p, int t0, int i0, const int bits,
                              const bool trellis)
 {
-    const size_t group_bytes = (size_t)64 * bits;
-    const uint8_t *k = p->k + (size_t)(t0 / 32) * ((size_t)p->dim * 4 * bits) + (size_t)(t0 / 16 % 2) * group_bytes +
-                       (size_t)(t0 % 16) * 4;
+    const uint8_t *half = p->k + (size_t)(t0 / 32) * ((size_t)p->dim * 4 * bits) + (size_t)(t0 % 16) * 4;
     const int n_blocks = tern_kvq_blocks(p->dim);
     float32x4_t out[KVQ_ROWS][QUARTERS];
     KVQ_UNROLL for (int i = 0; i < rows * QUARTERS; i++) out[i / QUARTERS][i % QUARTERS] = vdupq_n_f32(0);
     for (int b = 0; b < n_blocks; b++) {
         int32x4_t acc[KVQ_ROWS][QUARTERS];
         const int d = b * TERN_KVQ_BLOCK;
+        const struct kvq_keys keys = kvq_keys(half, t0 / 16 % 2, d, p->dim, bits);
         const uint16_t *head = p->head + b * 64 + t0;
         const bool first = i0 == 0 && t0 % 16 == 0 && p->next; /* one of the passes over a group asks */
         const char *fetch = first ? (const char *)p->next + (size_t)(t0 / 16 * p->dim + d) * 2 * bits : NULL;
-        dot_block(acc, rows, p->q->q + (size_t)i0 * p->dim + d, k + (size_t)d * 4 * bits, head, p,
-                  kvq_block_dims(p->dim, d), fetch, bits, trellis);
+        dot_block(acc, rows, p->q->q + (size_t)i0 * p->dim + d, &keys, head, p, fetch, bits, trellis);
         KVQ_UNROLL for (int h = 0; h < QUARTERS; h++)
         {
             float32x4_t f = kvq_scales(head + 4 * h);

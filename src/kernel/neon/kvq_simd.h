@@ -102,7 +102,7 @@ KVQ_INLINE uint8x16_t kvq_value_step(const uint8x16_t x[4], int n, const struct 
 }
 
 /* What stands before the last key word of a block, for n quarters: the first word one byte on, behind the start. */
-KVQ_INLINE void kvq_key_wrap(uint8x16_t *wrap, const uint8_t *block, const uint16_t *head, const int n, const int bits)
+KVQ_INLINE void kvq_key_wrap(uint8x16_t *wrap, const uint8_t *first, const uint16_t *head, const int n, const int bits)
 {
     KVQ_UNROLL for (int h = 0; h < n; h++)
     {
@@ -111,27 +111,47 @@ KVQ_INLINE void kvq_key_wrap(uint8x16_t *wrap, const uint8_t *block, const uint1
             s = vshlq_n_u32(s, 4);
         else if (bits == 3) /* s_{-1} in the high nibble, where bit 3 does no harm, s_{-2} in the low one */
             s = vorrq_u32(vshlq_n_u32(s, 4), vshrq_n_u32(s, 3));
-        uint32x4_t word = vreinterpretq_u32_u8(vld1q_u8(block + 16 * h));
+        uint32x4_t word = vreinterpretq_u32_u8(vld1q_u8(first + 16 * h));
         wrap[h] = vreinterpretq_u8_u32(vsliq_n_u32(s, word, 8));
     }
 }
 
-/* What stands before word w of a set: chains run against memory order, so it is the word that follows. */
-KVQ_INLINE uint8x16_t kvq_key_before(const uint8_t *group, int w, uint8x16_t wrap, bool last, const int bits)
+/* What stands before the last word of the whole sets, behind which 16 dims may follow, for n quarters. */
+KVQ_INLINE void kvq_key_tail(uint8x16_t *tail, const struct kvq_keys *k, const uint16_t *head, const int n,
+                             const int bits)
 {
-    if (w + 1 < kvq_words(bits))
-        return kvq_word(group, w + 1, bits);
-    return last ? wrap : vld1q_u8(group + 128 * bits); /* a set of both groups has 128 * bits bytes */
+    if (!k->shared) {
+        kvq_key_wrap(tail, k->first, head, n, bits);
+        return;
+    }
+    KVQ_UNROLL for (int h = 0; h < n; h++) tail[h] = vld1q_u8(k->half + 16 * h);
 }
 
-/* Word w of n quarters of keys and what stands before it. */
-KVQ_INLINE void kvq_key_words(uint8x16_t *v, uint8x16_t *p, const uint8_t *group, int w, const uint8x16_t *wrap,
-                              bool last, const int n, const int bits, const bool trellis)
+/* A set of 16 tokens, or their part of a shared one. */
+struct kvq_key_run {
+    const uint8_t *set;     /* plus 16 bytes for each quarter before */
+    int first;              /* word */
+    const uint8x16_t *tail; /* what stands before the last set, by quarter */
+    bool last;              /* this is it */
+};
+
+/* What stands before word w of n: chains run against memory order, so it is the word that follows. */
+KVQ_INLINE uint8x16_t kvq_key_before(const struct kvq_key_run *r, int w, int h, const int n, const int bits)
+{
+    const uint8_t *set = r->set + 16 * h;
+    if (w + 1 < n)
+        return kvq_word(set, r->first + w + 1, bits);
+    return r->last ? r->tail[h] : vld1q_u8(set + 128 * bits); /* a set of both groups has 128 * bits bytes */
+}
+
+/* Word w of n_words, for n quarters, and what stands before it. */
+KVQ_INLINE void kvq_key_words(uint8x16_t *v, uint8x16_t *p, const struct kvq_key_run *r, int w, const int n_words,
+                              const int n, const int bits, const bool trellis)
 {
     KVQ_UNROLL for (int h = 0; h < n; h++)
     {
-        v[h] = kvq_word(group + 16 * h, w, bits);
-        p[h] = trellis ? kvq_key_before(group + 16 * h, w, wrap[h], last, bits) : v[h];
+        v[h] = kvq_word(r->set + 16 * h, r->first + w, bits);
+        p[h] = trellis ? kvq_key_before(r, w, h, n_words, bits) : v[h];
     }
 }
 
