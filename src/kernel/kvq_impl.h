@@ -68,10 +68,11 @@ KVQ_INLINE int kvq_block_dims(int dim, int d)
  * of the tokens' half shares. */
 struct kvq_keys {
     const uint8_t *sets;   /* the first set; the next ones 128 * bits bytes on */
-    const uint8_t *shared; /* NULL: no dims are left over */
+    const uint8_t *shared; /* the set that both groups share, if dims are left over */
     const uint8_t *first;  /* first word of the tokens in memory */
     const uint8_t *half;   /* first word of the tokens in `shared` */
     int dims;              /* in whole sets */
+    int left;              /* in `shared`: 16 or 0 */
     int word;              /* index of `half` in the set */
 };
 
@@ -80,9 +81,9 @@ KVQ_INLINE struct kvq_keys kvq_keys(const uint8_t *k, const int group, int d0, i
 {
     const int n = kvq_block_dims(dim, d0);
     const uint8_t *block = k + (size_t)d0 * 4 * bits;
-    struct kvq_keys x = {.sets = block + (size_t)group * 64 * bits, .dims = n / 32 * 32};
+    struct kvq_keys x = {.sets = block + (size_t)group * 64 * bits, .dims = n / 32 * 32, .left = n % 32};
     x.first = x.sets;
-    if (n % 32) {
+    if (x.left) {
         x.word = group * kvq_words(bits) / 2;
         x.shared = block + (size_t)x.dims * 4 * bits;
         x.half = x.shared + 64 * x.word;

@@ -48,7 +48,7 @@ KVQ_INLINE void decode_k_bits(float *out, const uint8_t *k, const uint16_t *head
             for (int d = 0; d < keys.dims; d += 32)
                 decode_set(row + (size_t)d * 64, keys.sets + (size_t)d * 4 * bits, 0, kvq_words(bits), tail,
                            d + 32 == keys.dims, fu, &tables, bits, trellis);
-            if (keys.shared) {
+            if (keys.left) {
                 kvq_key_wrap(tail, keys.first, h, bits);
                 decode_set(row + (size_t)keys.dims * 64, keys.shared, keys.word, kvq_words(bits) / 2, tail, true, fu,
                            &tables, bits, trellis);

@@ -112,7 +112,7 @@ KVQ_INLINE void score_tokens(const int rows, float *s, const struct page *p, int
                 kvq_prefetch(p->next, (size_t)(t0 / 16 * dim + b * TERN_KVQ_BLOCK + d) / 32, bits);
             dot_set(rows, acc, qb + d, stride, set, 0, n_words, tail, d + 32 == keys.dims, p->t, bits, trellis);
         }
-        if (keys.shared) {
+        if (keys.left) {
             if (i0 == 0)
                 kvq_prefetch(p->next, (size_t)(t0 / 16 * dim + b * TERN_KVQ_BLOCK + keys.dims) / 32, bits);
             kvq_key_wrap(tail, keys.first, head + b * 64, bits);

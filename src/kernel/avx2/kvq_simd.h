@@ -160,7 +160,7 @@ KVQ_INLINE void kvq_key_wrap(__m256i wrap[2], const uint8_t *first, const uint16
 /* What stands before the last word of the whole sets, behind which 16 dims may follow. */
 KVQ_INLINE void kvq_key_tail(__m256i tail[2], const struct kvq_keys *k, const uint16_t *head, const int bits)
 {
-    if (!k->shared) {
+    if (!k->left) {
         kvq_key_wrap(tail, k->first, head, bits);
         return;
     }

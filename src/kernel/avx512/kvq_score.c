@@ -79,7 +79,7 @@ KVQ_INLINE void score_half(const int rows, float *s, const struct page *p, int t
             dot_sets(rows, acc, qb + d, stride, k0.sets + at, k1.sets + at, 0, 0, n_words, tail, d + 32 == k0.dims,
                      p->t, bits, trellis);
         }
-        if (k0.shared) {
+        if (k0.left) {
             if (i0 == 0)
                 kvq_prefetch(p->next, (size_t)(k0.shared - p->k) / set_bytes, 2 * bits);
             tail[0] = kvq_key_wrap(k0.first, h, bits);

@@ -138,7 +138,7 @@ KVQ_INLINE __m512i kvq_key_wrap(const uint8_t *first, const uint16_t *head, cons
 /* What stands before the last word of the whole sets, behind which 16 dims may follow. */
 KVQ_INLINE __m512i kvq_key_tail(const struct kvq_keys *k, const uint16_t *head, const int bits)
 {
-    return k->shared ? kvq_load(k->half) : kvq_key_wrap(k->first, head, bits);
+    return k->left ? kvq_load(k->half) : kvq_key_wrap(k->first, head, bits);
 }
 
 /* What stands before word w of n from `first` on of a set: chains run against memory order, so it is the word that

@@ -57,7 +57,7 @@ KVQ_INLINE void decode_k_bits(float *out, const uint8_t *k, const uint16_t *head
                 const struct kvq_key_run r = {keys.sets + (size_t)d * 4 * bits, 0, tail, d + 32 == keys.dims};
                 decode_run(row + (size_t)d * 64, &r, kvq_words(bits), fu, &tables, bits, trellis);
             }
-            if (keys.shared) {
+            if (keys.left) {
                 const struct kvq_key_run r = {keys.shared, keys.word, tail, true};
                 kvq_key_wrap(tail, keys.first, head_at, 4, bits);
                 decode_run(row + (size_t)keys.dims * 64, &r, kvq_words(bits) / 2, fu, &tables, bits, trellis);

@@ -91,7 +91,7 @@ KVQ_INLINE void dot_block(int32x4_t acc[][QUARTERS], const int rows, const int8_
         kvq_prefetch(fetch, (size_t)d / 32, bits);
         dot_run(acc, rows, q + d, p, &r, kvq_words(bits), bits, trellis);
     }
-    if (keys->shared) {
+    if (keys->left) {
         const struct kvq_key_run r = {keys->shared, keys->word, tail, true};
         kvq_prefetch(fetch, (size_t)keys->dims / 32, bits);
         kvq_key_wrap(tail, keys->first, head, QUARTERS, bits);

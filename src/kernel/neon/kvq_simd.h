@@ -120,7 +120,7 @@ KVQ_INLINE void kvq_key_wrap(uint8x16_t *wrap, const uint8_t *first, const uint1
 KVQ_INLINE void kvq_key_tail(uint8x16_t *tail, const struct kvq_keys *k, const uint16_t *head, const int n,
                              const int bits)
 {
-    if (!k->shared) {
+    if (!k->left) {
         kvq_key_wrap(tail, k->first, head, n, bits);
         return;
     }
