@@ -251,7 +251,8 @@ static void schemes_are_listed(void **state)
     assert_null(ternkv_scheme(-1));
     ternkv_side *s = open_side("turbo4", 64, true, NULL, NULL);
     assert_string_equal(ternkv_get_info(s)->scheme, "l4");
-    assert_string_equal(ternkv_get_info(s)->level, tern_cpu_name(tern_cpu_detect()));
+    const char *level = tern_cpu_name(tern_cpu_detect()); /* the library multiplies no matrices */
+    assert_string_equal(ternkv_get_info(s)->level, strcmp(level, "amx") ? level : "avx512");
     assert_int_equal(ternkv_query_bytes(s, 0), 0);
     assert_int_equal(ternkv_query_bytes(s, -1), 0);
     assert_int_equal(ternkv_query_bytes(s, TERNKV_MAX_QUERIES + 1), 0);
