@@ -8,7 +8,7 @@
  *
  * A level's kvq_trellis.c defines what is done to whole registers, then includes this file (which is empty otherwise):
  *
- *     TRELLIS_LANES               vectors at once, a multiple of 16
+ *     TRELLIS_LANES               vectors at once: 8, or a multiple of 16
  *     vec, lane_set, floats       that many int16; a choice of them; half as many f32
  *     vec_set(i)                  i in every lane
  *     vec_add, vec_sub, vec_mul   modulo 2^16
@@ -24,7 +24,7 @@
  *     store_bytes(to, v)          lanes that fit bytes
  *     choose_bytes(to, from, set) to[i] = from[i] where set[i] is 255, not where it is 0, i < TRELLIS_LANES
  *     turn_floats(to, row, i)     to[c * TRELLIS_LANES + r] = row[r][i + c], r < TRELLIS_LANES / 2, c < 4
- *     turn_bytes(to, stride, from, n)    to[r * stride + c] = from[c * TRELLIS_LANES + r], r < n <= 16, c < 16
+ *     turn_bytes(to, stride, from, n)    to[r * stride + c] = from[c * TRELLIS_LANES + r], c < 16, r < n <= 16 or 8
  *     kvq_energy(y, n)            the sum of squares of the contract */
 #ifndef TERN_KERNEL_KVQ_TRELLIS_IMPL_H
 #define TERN_KERNEL_KVQ_TRELLIS_IMPL_H
@@ -262,9 +262,10 @@ KVQ_INLINE void take(struct work *w, struct lanes *l, const float *x, int dim, i
 /* w->best to the codes of n_x vectors. */
 KVQ_INLINE void give(uint8_t *codes, const struct work *w, int dim, int n, int n_x)
 {
-    for (int t = 0; t < n_x; t += 16) {
+    const int most = TRELLIS_LANES < 16 ? TRELLIS_LANES : 16;
+    for (int t = 0; t < n_x; t += most) {
         for (int i = 0; i < n; i += 16)
-            turn_bytes(codes + (size_t)t * dim + i, (size_t)dim, w->best[i] + t, n_x - t < 16 ? n_x - t : 16);
+            turn_bytes(codes + (size_t)t * dim + i, (size_t)dim, w->best[i] + t, n_x - t < most ? n_x - t : most);
     }
 }
 

@@ -1,292 +1,180 @@
-/* neon/kvq_trellis.c - the best path through a trellis code for 8 vectors at once, one in each 16-bit lane.
- *
- * An edge costs half_cost(new part) + half_cost(old part) + new part * old part (kernel/kvq.h).  The first term is the
- * same for all edges into a state and the second for all edges that share an old part, so a step is one addition of a
- * constant and one minimum per edge.  Sums before the minimum are kept for every step; the way back repeats the minimum
- * for the states on the path instead of recording all of them. */
+/* neon/kvq_trellis.c - the trellis encoder (kernel/kvq_trellis_impl.h), 8 vectors at once. */
 #include "kernel/neon/kvq_simd.h"
 #include "kernel/neon/simd.h"
 
-#include <math.h>
+#define TRELLIS_LANES 8
+typedef int16x8_t vec __attribute__((may_alias));
+typedef uint16x8_t lane_set;
+typedef float32x4_t floats __attribute__((may_alias));
 
-#define LANES  8
-#define BARRED 26300 /* above every sum that can win, and no constant of an edge wraps it */
-
-/* Constants of a code in every lane.  A state is newest symbol * n_low + low; an edge into it has the old symbol e. */
-struct constants {
-    int16x8_t old64[16], old256[16];                         /* old parts w, 64 w and 256 w */
-    int16x8_t new64[KVQ_MAX_STATES], new256[KVQ_MAX_STATES]; /* likewise new parts u */
-    int16x8_t edge[256];             /* u * w: [low][newest][e]; 3 bits: [newest][e], without table B */
-    int16x8_t cross[KVQ_MAX_STATES]; /* 3 bits: table B's share of u * w, [low][e] */
-    int8x16_t a, b, c;               /* the tables as bytes */
-};
-
-struct work {
-    struct constants k;
-    int16x8_t metric[KVQ_MAX_STATES];
-    int16x8_t before[TERN_KVQ_BLOCK][KVQ_MAX_STATES]; /* by step and state before it */
-    float y[TERN_KVQ_BLOCK][LANES];                   /* in chain order */
-    uint8_t order[TERN_KVQ_BLOCK];                    /* dims of the block in chain order */
-    uint8_t symbol[TERN_KVQ_BLOCK][LANES], best[TERN_KVQ_BLOCK][LANES];
-};
-_Static_assert(sizeof(struct work) <= TERN_KVQ_SCRATCH, "TERN_KVQ_SCRATCH is too small");
-
-/* The lanes of one block. */
-struct lanes {
-    float ss[LANES], inv[LANES], ye[LANES], ee[LANES];
-    int16_t state[LANES];
-};
-
-KVQ_INLINE int old_index(int low, int e, const int bits)
+KVQ_INLINE vec vec_set(int i)
 {
-    return bits == 2 ? 4 * e + (low & 3) : e;
+    return vdupq_n_s16((int16_t)i);
 }
 
-KVQ_INLINE int new_index(int newest, int low, const int bits)
+KVQ_INLINE vec vec_add(vec a, vec b)
 {
-    return bits == 4 ? newest : bits == 3 ? 8 * newest + low : (low & 12) + newest;
+    return vaddq_s16(a, b);
 }
 
-/* States that share their newest symbol. */
-KVQ_INLINE int n_lows(const int bits)
+KVQ_INLINE vec vec_sub(vec a, vec b)
 {
-    return kvq_states(bits) >> bits;
+    return vsubq_s16(a, b);
 }
 
-KVQ_INLINE void make_constants(struct constants *k, const struct tern_kvq_table *tab, const int bits)
+KVQ_INLINE vec vec_mul(vec a, vec b)
 {
-    const int n_low = n_lows(bits), n_edges = 1 << bits;
-    for (int s = 0; s < kvq_states(bits); s++) {
-        int newest = s / n_low, low = s % n_low, u = kvq_new_part(tab, s, bits);
-        k->new64[new_index(newest, low, bits)] = vdupq_n_s16((int16_t)(64 * u));
-        k->new256[new_index(newest, low, bits)] = vdupq_n_s16((int16_t)(256 * u));
-        for (int e = 0; e < n_edges; e++) {
-            int w = kvq_old_part(tab, s, e, bits), b = bits == 3 ? tab->b[low] : 0;
-            k->old64[old_index(low, e, bits)] = vdupq_n_s16((int16_t)(64 * w));
-            k->old256[old_index(low, e, bits)] = vdupq_n_s16((int16_t)(256 * w));
-            k->edge[((bits == 2 ? low << bits : 0) + newest) * n_edges + e] = vdupq_n_s16((int16_t)((u - b) * w));
-            k->cross[bits == 3 ? low * n_edges + e : 0] = vdupq_n_s16((int16_t)(b * w));
-        }
-    }
-    k->a = vld1q_s8(tab->entry);
-    k->b = vld1q_s8(tab->b);
-    k->c = vld1q_s8(tab->c);
+    return vmulq_s16(a, b);
 }
 
-/* Minus half_cost: sqrdmulh rounds 2ab / 2^16 just as the contract does. */
-KVQ_INLINE int16x8_t merit(int16x8_t X, int16x8_t w64, int16x8_t w256)
+KVQ_INLINE vec vec_adds(vec a, vec b)
 {
-    return vqrdmulhq_s16(vsubq_s16(X, w64), w256);
+    return vqaddq_s16(a, b);
 }
 
-/* Sums before the minimum, for every state before the step. */
-KVQ_INLINE void enter(int16x8_t *before, const struct work *w, int16x8_t X, int16x8_t least, bool first, const int bits)
+KVQ_INLINE vec vec_min(vec a, vec b)
 {
-    const struct constants *k = &w->k;
-    const int n_edges = 1 << bits, n_old = bits == 3 ? 8 : 16;
-    const int16x8_t top = vqaddq_s16(least, vdupq_n_s16(KVQ_CAP));
-    int16x8_t old[16];
-    KVQ_UNROLL for (int i = 0; i < n_old; i++) old[i] = vaddq_s16(merit(X, k->old64[i], k->old256[i]), least);
-    for (int low = 0; low < n_lows(bits); low++) {
-        KVQ_UNROLL for (int e = 0; e < n_edges; e++)
-        {
-            int16x8_t m = vminq_s16(w->metric[low * n_edges + e], top);
-            if (bits == 3)
-                m = vaddq_s16(m, k->cross[low * n_edges + e]);
-            before[low * n_edges + e] = vsubq_s16(m, old[old_index(low, e, bits)]);
-        }
-    }
-    for (int s = 0; first && s < kvq_states(bits); s++) {
-        if (s % n_edges >= kvq_first_edges(bits))
-            before[s] = vdupq_n_s16(BARRED);
-    }
+    return vminq_s16(a, b);
 }
 
-/* The metrics after the step; returns the least. */
-KVQ_INLINE int16x8_t leave(struct work *w, const int16x8_t *before, int16x8_t X, const int bits)
+/* sqrdmulh rounds 2ab / 2^16, which is the same. */
+KVQ_INLINE vec vec_mulhrs(vec a, vec b)
 {
-    const struct constants *k = &w->k;
-    const int n_edges = 1 << bits, n_low = n_lows(bits);
-    int16x8_t least = vdupq_n_s16(INT16_MAX);
-    for (int low = 0; low < n_low; low++) {
-        const int16x8_t *edge = k->edge + (bits == 2 ? low * n_edges * n_edges : 0);
-        int16x8_t best[16];
-        KVQ_UNROLL for (int e = 0; e < n_edges; e++)
-        {
-            int16x8_t in = before[low * n_edges + e];
-            KVQ_UNROLL for (int s = 0; s < n_edges; s++)
-            {
-                int16x8_t sum = vaddq_s16(in, edge[s * n_edges + e]);
-                best[s] = e ? vminq_s16(best[s], sum) : sum;
-            }
-        }
-        KVQ_UNROLL for (int s = 0; s < n_edges; s++)
-        {
-            int i = new_index(s, low, bits);
-            best[s] = vsubq_s16(best[s], merit(X, k->new64[i], k->new256[i]));
-            w->metric[s * n_low + low] = best[s];
-            least = vminq_s16(least, best[s]);
-        }
-    }
-    return least;
+    return vqrdmulhq_s16(a, b);
 }
 
-/* Lane-wise table[i] of small non-negative i. */
-KVQ_INLINE int16x8_t look_up(int8x16_t table, int16x8_t i)
+KVQ_INLINE vec vec_and(vec a, vec b)
 {
-    return vmovl_s8(vqtbl1_s8(table, vreinterpret_u8_s8(vmovn_s16(i))));
+    return vandq_s16(a, b);
 }
 
-/* What the edges into each lane's state add up to before its own constant: before[low * n_edges + e]. */
-KVQ_INLINE void pick(int16x8_t in[16], const int16x8_t *before, int16x8_t low, const int bits)
+KVQ_INLINE vec vec_or(vec a, vec b)
 {
-    const int n_edges = 1 << bits;
-    KVQ_UNROLL for (int e = 0; e < n_edges; e++) in[e] = before[e];
-    for (int l = 1; l < n_lows(bits); l++) {
-        uint16x8_t here = vceqq_s16(low, vdupq_n_s16((int16_t)l));
-        KVQ_UNROLL for (int e = 0; e < n_edges; e++) in[e] = vbslq_s16(here, before[l * n_edges + e], in[e]);
-    }
+    return vorrq_s16(a, b);
 }
 
-/* One step back from `state`: its newest symbol, the entry, and the state before. */
-KVQ_INLINE int16x8_t back(int16x8_t *symbol, int16x8_t *entry, const struct constants *k, const int16x8_t *before,
-                          int16x8_t state, const int bits)
+KVQ_INLINE vec vec_shl(vec a, const int n)
 {
-    const int n_edges = 1 << bits, top = bits * (kvq_memory(bits) - 1);
-    const int16x8_t low = vandq_s16(state, vdupq_n_s16((int16_t)(n_lows(bits) - 1)));
-    const int16x8_t newest = state >> top, pair = vandq_s16(low, vdupq_n_s16(3));
-    const int16x8_t u = look_up(k->a, bits == 2 ? vorrq_s16(vsubq_s16(low, pair), newest) : newest);
-    int16x8_t in[16], best = vdupq_n_s16(0), oldest = best;
-    pick(in, before, low, bits);
-    KVQ_UNROLL for (int e = 0; e < n_edges; e++)
-    {
-        int16x8_t w = bits == 2 ? look_up(k->b, vaddq_s16(pair, vdupq_n_s16((int16_t)(4 * e)))) : k->old64[e] >> 6;
-        int16x8_t sum = vmlaq_s16(in[e], u, w);
-        if (e)
-            oldest = vbslq_s16(vcgtq_s16(best, sum), vdupq_n_s16((int16_t)e), oldest);
-        best = e ? vminq_s16(best, sum) : sum;
-    }
-    int16x8_t b = bits == 4 ? oldest : bits == 3 ? low : vaddq_s16(vshlq_n_s16(oldest, 2), pair);
-    *symbol = newest;
-    *entry = vaddq_s16(u, look_up(k->b, b));
-    if (bits == 3)
-        *entry = vaddq_s16(*entry, look_up(k->c, oldest));
-    return vorrq_s16(low << bits, oldest);
+    return a << n;
 }
 
-KVQ_INLINE int16x8_t last_state(const struct work *w, const int bits)
+KVQ_INLINE vec vec_shr(vec a, const int n)
 {
-    int16x8_t best = w->metric[0], state = vdupq_n_s16(0);
-    for (int s = 1; s < kvq_states(bits); s++) {
-        state = vbslq_s16(vcgtq_s16(best, w->metric[s]), vdupq_n_s16((int16_t)s), state);
-        best = vminq_s16(best, w->metric[s]);
-    }
-    return state;
+    return vreinterpretq_s16_u16(vreinterpretq_u16_s16(a) >> n);
 }
 
-/* Four values on the grid of 1/128. */
+KVQ_INLINE vec vec_sra(vec a, const int n)
+{
+    return a >> n;
+}
+
+KVQ_INLINE lane_set vec_equal(vec a, vec b)
+{
+    return vceqq_s16(a, b);
+}
+
+KVQ_INLINE lane_set vec_less(vec a, vec b)
+{
+    return vcltq_s16(a, b);
+}
+
+KVQ_INLINE vec vec_choose(lane_set set, vec yes, vec no)
+{
+    return vbslq_s16(set, yes, no);
+}
+
+KVQ_INLINE vec vec_table(const int8_t *t)
+{
+    return vreinterpretq_s16_s8(vld1q_s8(t));
+}
+
+KVQ_INLINE vec vec_look_up(vec table, vec i)
+{
+    return vmovl_s8(vqtbl1_s8(vreinterpretq_s8_s16(table), vreinterpret_u8_s8(vmovn_s16(i))));
+}
+
 KVQ_INLINE int16x4_t on_grid(const float *y, const float *scale)
 {
     float32x4_t x = vminnmq_f32(vmulq_f32(vld1q_f32(y), vld1q_f32(scale)), vdupq_n_f32(16256.0f));
     return vmovn_s32(vcvtnq_s32_f32(vmaxnmq_f32(x, vdupq_n_f32(-16256.0f))));
 }
 
-/* The best paths of the lanes' chains of n values times `scale`: w->symbol, the states before the chains, and the sums
- * that their scales need. */
-KVQ_INLINE void best_paths(struct work *w, struct lanes *l, const float *scale, int n, const int bits)
+KVQ_INLINE vec vec_on_grid(const float *y, const float *scale)
 {
-    int16x8_t least = vdupq_n_s16(0);
-    for (int s = 0; s < kvq_states(bits); s++)
-        w->metric[s] = least;
-    for (int i = 0; i < n; i++) {
-        int16x8_t X = vcombine_s16(on_grid(w->y[i], scale), on_grid(w->y[i] + 4, scale + 4));
-        enter(w->before[i], w, X, least, i == 0, bits);
-        least = leave(w, w->before[i], X, bits);
+    return vcombine_s16(on_grid(y, scale), on_grid(y + 4, scale + 4));
+}
+
+KVQ_INLINE floats vec_floats(vec v, const int j)
+{
+    return vcvtq_f32_s32(vmovl_s16(j ? vget_high_s16(v) : vget_low_s16(v)));
+}
+
+KVQ_INLINE floats floats_fma(floats a, floats b, floats c)
+{
+    return vfmaq_f32(c, a, b);
+}
+
+KVQ_INLINE void store_bytes(uint8_t *to, vec v)
+{
+    vst1_u8(to, vreinterpret_u8_s8(vmovn_s16(v)));
+}
+
+KVQ_INLINE void choose_bytes(uint8_t *to, const uint8_t *from, const uint8_t *set)
+{
+    vst1_u8(to, vbsl_u8(vld1_u8(set), vld1_u8(from), vld1_u8(to)));
+}
+
+KVQ_INLINE void turn_floats(float *to, const float *const *row, int i)
+{
+    const float32x4x2_t a = vtrnq_f32(vld1q_f32(row[0] + i), vld1q_f32(row[1] + i));
+    const float32x4x2_t b = vtrnq_f32(vld1q_f32(row[2] + i), vld1q_f32(row[3] + i));
+    KVQ_UNROLL for (int c = 0; c < 2; c++)
+    {
+        vst1q_f32(to + c * TRELLIS_LANES, vcombine_f32(vget_low_f32(a.val[c]), vget_low_f32(b.val[c])));
+        vst1q_f32(to + (c + 2) * TRELLIS_LANES, vcombine_f32(vget_high_f32(a.val[c]), vget_high_f32(b.val[c])));
     }
-    int16x8_t state = last_state(w, bits);
-    float32x4_t ye[2], ee[2];
-    ye[0] = ye[1] = ee[0] = ee[1] = vdupq_n_f32(0);
-    for (int i = n - 1; i >= 0; i--) {
-        int16x8_t symbol, entry;
-        state = back(&symbol, &entry, &w->k, w->before[i], state, bits);
-        int16x4_t half[2] = {vget_low_s16(entry), vget_high_s16(entry)};
-        KVQ_UNROLL for (int j = 0; j < 2; j++)
+}
+
+/* A transpose of 8 x 8 bytes in either half of the registers: dims 0 to 7 in the low halves, 8 to 15 in the high ones.
+ */
+KVQ_INLINE void turn_bytes(uint8_t *to, size_t stride, const uint8_t *from, int n)
+{
+    uint8x16_t v[8], u[8];
+    KVQ_UNROLL for (int c = 0; c < 8; c++) v[c] =
+        vcombine_u8(vld1_u8(from + c * TRELLIS_LANES), vld1_u8(from + (c + 8) * TRELLIS_LANES));
+    KVQ_UNROLL for (int step = 1; step < 8; step *= 2)
+    {
+        KVQ_UNROLL for (int c = 0; c < 8; c++) u[c] = v[c];
+        KVQ_UNROLL for (int c = 0; c < 8; c++)
         {
-            float32x4_t e = vcvtq_f32_s32(vmovl_s16(half[j]));
-            ye[j] = vfmaq_f32(ye[j], vld1q_f32(w->y[i] + 4 * j), e);
-            ee[j] = vfmaq_f32(ee[j], e, e); /* integers below 2^24: exact */
+            const int pair = c & ~step, odd = c & step;
+            const uint8x16_t a = u[pair], b = u[pair | step];
+            if (step == 1)
+                v[c] = odd ? vtrn2q_u8(a, b) : vtrn1q_u8(a, b);
+            else if (step == 2)
+                v[c] = vreinterpretq_u8_u16(odd ? vtrn2q_u16(vreinterpretq_u16_u8(a), vreinterpretq_u16_u8(b))
+                                                : vtrn1q_u16(vreinterpretq_u16_u8(a), vreinterpretq_u16_u8(b)));
+            else
+                v[c] = vreinterpretq_u8_u32(odd ? vtrn2q_u32(vreinterpretq_u32_u8(a), vreinterpretq_u32_u8(b))
+                                                : vtrn1q_u32(vreinterpretq_u32_u8(a), vreinterpretq_u32_u8(b)));
         }
-        vst1_u8(w->symbol[i], vreinterpret_u8_s8(vmovn_s16(symbol)));
     }
-    vst1q_s16(l->state, state);
-    for (int j = 0; j < 2; j++) {
-        vst1q_f32(l->ye + 4 * j, ye[j]);
-        vst1q_f32(l->ee + 4 * j, ee[j]);
+    KVQ_UNROLL for (int r = 0; r < 8; r++)
+    {
+        if (r < n)
+            vst1q_u8(to + (size_t)r * stride, v[r]);
     }
 }
 
-/* LANES vectors, of which the first n_x count: x, codes and head begin with the first of them and at the block. */
-KVQ_INLINE void encode_lanes(uint8_t *codes, uint16_t *head, const float *x, const struct tern_kvq_table *tab, int key,
-                             int dim, int n, int n_x, struct work *w, const int bits)
+KVQ_INLINE float kvq_energy(const float *y, int n)
 {
-    struct lanes l;
-    float scale[LANES], most[LANES], gain;
-    uint8_t better[LANES];
-    for (int t = 0; t < LANES; t++) {
-        const float *y = x + (size_t)(t < n_x ? t : n_x - 1) * dim;
-        l.ss[t] = square_sum16(y, n);
-        l.inv[t] = 1.0f / sqrtf(l.ss[t] / (float)n);
-        most[t] = -INFINITY;
-        for (int i = 0; i < n; i++)
-            w->y[i][t] = y[w->order[i]];
-    }
-    for (int c = 0; c < tab->n_prescale; c++) {
-        for (int t = 0; t < LANES; t++)
-            scale[t] = l.inv[t] * kvq_prescale[c] * (128.0f / tab->unit);
-        best_paths(w, &l, scale, n, bits);
-        for (int t = 0; t < LANES; t++) {
-            uint16_t h = kvq_trellis_head(&gain, l.ss[t], l.ye[t], l.ee[t], tab, key);
-            better[t] = gain > most[t] ? 255 : 0;
-            if (better[t] && t < n_x)
-                head[t] = (uint16_t)(h | kvq_start_bits(l.state[t], bits));
-            most[t] = better[t] ? gain : most[t];
-        }
-        for (int i = 0; i < n; i++)
-            vst1_u8(w->best[i], vbsl_u8(vld1_u8(better), vld1_u8(w->symbol[i]), vld1_u8(w->best[i])));
-    }
-    for (int t = 0; t < n_x; t++) {
-        for (int i = 0; i < n; i++)
-            codes[(size_t)t * dim + w->order[i]] = w->best[i][t];
-        if (!(l.ss[t] >= TERN_KVQ_TINY && l.ss[t] < INFINITY)) {
-            memset(codes + (size_t)t * dim, 1 << (bits - 1), (size_t)n);
-            head[t] = 0;
-        }
-    }
+    return square_sum16(y, n);
 }
 
-KVQ_INLINE void encode_bits(uint8_t *codes, uint16_t *head, const float *x, const struct tern_kvq_table *tab, int key,
-                            int dim, int n, struct work *w, const int bits)
-{
-    make_constants(&w->k, tab, bits);
-    for (int d = 0; d < dim; d += TERN_KVQ_BLOCK) {
-        int bn = kvq_block_dims(dim, d);
-        kvq_chain(w->order, bn, bits, key);
-        for (int t = 0; t < n; t += LANES) {
-            size_t at = (size_t)t * dim + d;
-            encode_lanes(codes + at, head + d / TERN_KVQ_BLOCK * 64 + t, x + at, tab, key, dim, bn,
-                         n - t < LANES ? n - t : LANES, w, bits);
-        }
-    }
-}
+#include "kernel/kvq_trellis_impl.h"
 
 void tern_kvq_encode_trellis_neon(uint8_t *codes, uint16_t *head, const float *x, const struct tern_kvq_table *tab,
                                   int key, int dim, int n, void *scratch)
 {
-    struct work *w = scratch;
-    if (tab->bits == 4)
-        encode_bits(codes, head, x, tab, key, dim, n, w, 4);
-    else if (tab->bits == 3)
-        encode_bits(codes, head, x, tab, key, dim, n, w, 3);
-    else
-        encode_bits(codes, head, x, tab, key, dim, n, w, 2);
+    encode_trellis(codes, head, x, tab, key, dim, n, scratch);
 }
