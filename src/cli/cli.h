@@ -59,8 +59,8 @@ struct tern_setup {
 };
 /* Applies --cpu-mask, then opens the model `path` with --threads. */
 int tern_setup_model(struct tern_setup *s, const struct tern_args *a, const char *path, tern_error *err);
-/* What the options of `a` say about an engine, all but its KV plans. */
 bool tern_setup_at_end(const struct tern_args *a); /* --kv-when end */
+/* What the options of `a` say about an engine, all but its KV plans. */
 tern_engine_params tern_setup_params(const struct tern_args *a, int ctx, int max_seqs);
 /* Opens the engine by the options of `a`; layers that differ from what was asked for are reported on stderr. */
 int tern_setup_engine(struct tern_setup *s, const struct tern_args *a, int ctx, int max_seqs, tern_error *err);

@@ -68,13 +68,11 @@ void tern_attn_complete(const struct attn_unit *u, float *scores, const float *r
         tern_kv_cond_pairs(cond, scores, raw, n, dim, page * TERN_PAGE);
     if (u->step->cap <= 0)
         return;
-    for (int i0 = 0; i0 < n; i0 += ATTN_SUB) {
-        float shift[ATTN_SUB];
-        int rows = n - i0 < ATTN_SUB ? n - i0 : ATTN_SUB;
-        tern_kv_cond_shifts(cond, shift, raw + (size_t)i0 * (size_t)dim, rows, dim);
-        for (int j = 0; j < rows * TERN_PAGE; j++)
-            scores[(size_t)i0 * TERN_PAGE + (size_t)j] += shift[j / TERN_PAGE];
-    }
+    float shift[ATTN_SUB];
+    TERN_ASSERT(n <= ATTN_SUB);
+    tern_kv_cond_shifts(cond, shift, raw, n, dim);
+    for (int j = 0; j < n * TERN_PAGE; j++)
+        scores[j] += shift[j / TERN_PAGE];
 }
 
 /* The coded tokens of all q rows move by q.mean against the raw ones that follow. */
