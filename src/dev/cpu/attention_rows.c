@@ -89,31 +89,6 @@ void tern_attn_wide(const struct attn_unit *u, struct attn_scratch *c)
 
 /* ---- narrow ------------------------------------------------------------------------------------------------- */
 
-static void narrow_score(const struct tern_kv_side *side, float *s, struct attn_scratch *c, const uint8_t *page,
-                         const struct tern_kv_layer *kv, int n_q, const void *next)
-{
-    const void *data = page + kv->k_off, *head = page + kv->k_head_off;
-    if (!side->codec->raw)
-        side->codec->score(side, s, &c->query, data, head, n_q, next);
-    else if (side->raw32)
-        tern_k.attn.score_f32(s, c->raw, data, side->dim, n_q);
-    else
-        tern_k.attn.score_f16(s, c->raw, data, side->dim, n_q, next);
-}
-
-static void narrow_accum(const struct tern_kv_layer *kv, struct attn_scratch *c, const float *p, const uint8_t *page,
-                         const float *shrink, int n_q, const void *next)
-{
-    const struct tern_kv_side *side = &kv->v;
-    const void *data = page + kv->v_off, *head = page + kv->v_head_off;
-    if (!side->codec->raw)
-        side->codec->accum(side, c->o, p, data, head, shrink, n_q, next);
-    else if (side->raw32)
-        tern_k.attn.accum_f32(c->o, p, data, shrink, side->dim, TERN_PAGE, n_q);
-    else
-        tern_k.attn.accum_f16(c->o, p, data, shrink, side->dim, TERN_PAGE, n_q, next);
-}
-
 _Static_assert(TERN_ATTN_RANGE % TERN_SOFTMAX_PAGES == 0, "groups of pages do not cross ranges");
 
 /* n pages from `page` on, of one aligned group: all keys, one softmax, all values.  A row meets its pages in groups
@@ -131,7 +106,8 @@ static void narrow_group(const struct attn_unit *u, struct attn_scratch *c, int 
         if (p[j + 1])
             tern_attn_fetch(p[j + 1], kv->k_off); /* headers are needed before the codes that the kernels ask for */
         const uint8_t *next = j + 1 < n ? p[j + 1] + kv->k_off : p[0] + kv->v_off;
-        narrow_score(&u->key, c->s + (size_t)j * stride, c, p[j], kv, u->n_q, next);
+        const void *head = p[j] + kv->k_head_off;
+        kv->k.codec->score(&u->key, c->s + (size_t)j * stride, &c->query, p[j] + kv->k_off, head, u->n_q, next);
         if (tern_attn_completes(u))
             tern_attn_complete(u, c->s + (size_t)j * stride, c->raw, u->n_q, page + j);
     }
@@ -139,7 +115,9 @@ static void narrow_group(const struct attn_unit *u, struct attn_scratch *c, int 
     tern_attn_softmax(u, c, 0, u->n_q, page, n, first_token(u, page), n * TERN_PAGE, n > 1 ? p[1] + kv->v_off : NULL);
     for (int j = 0; j < n; j++) {
         const uint8_t *next = j + 1 < n ? p[j + 1] + kv->v_off : after ? after + kv->k_off : NULL;
-        narrow_accum(kv, c, c->s + (size_t)j * stride, p[j], j ? NULL : c->shrink, u->n_q, next);
+        const void *head = p[j] + kv->v_head_off;
+        const float *weights = c->s + (size_t)j * stride, *shrink = j ? NULL : c->shrink;
+        kv->v.codec->accum(&kv->v, c->o, weights, p[j] + kv->v_off, head, shrink, u->n_q, next);
     }
 }
 
@@ -174,7 +152,7 @@ void tern_attn_narrow_range(const struct attn_unit *u, int range, struct attn_sc
         tern_attn_fetch(tern_attn_page(u, begin), ATTN_FIRST < kv->head_bytes ? ATTN_FIRST : kv->head_bytes);
     start_rows(u, c);
     tern_attn_load_q(u, c->raw, 0, u->n_q);
-    if (begin < end && !kv->k.codec->raw)
+    if (begin < end)
         kv->k.codec->prep(&u->key, &c->query, c->raw, u->n_q, true);
     for (int page = begin, n; page < end; page += n) {
         n = TERN_SOFTMAX_PAGES - page % TERN_SOFTMAX_PAGES;
