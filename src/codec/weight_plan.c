@@ -148,10 +148,13 @@ const struct weight_type *tern_weight_type(int type)
     return NULL;
 }
 
-int tern_weight_plan(struct tern_packed *w, int type, int64_t n, int64_t k, tern_error *err)
+int tern_weight_plan(struct tern_packed *w, const struct tern_weight_source *s, int64_t n, int64_t k, tern_error *err)
 {
+    const int type = s->type;
     const struct weight_type *t = tern_weight_type(type);
     memset(w, 0, sizeof *w);
+    if (s->form != TERN_FORM_PLAIN)
+        return tern_err_set(err, TERN_EUNSUPPORTED, "weights of several tensors cannot be multiplied");
     if (!t)
         return tern_err_set(err, TERN_EUNSUPPORTED, "weights of %s cannot be multiplied", tern_type_name(type));
     if (n < 1 || k < 1 || n > INT_MAX - TERN_PANEL || k > INT_MAX - TERN_SUPER)

@@ -13,6 +13,7 @@
 /* A tensor on its way into memory. */
 struct plan {
     const struct tern_tensor *t;
+    struct tern_weight_source src; /* of a matrix */
     struct tern_weights *dst;
     bool vector;
     size_t offset, bytes;
@@ -98,7 +99,8 @@ static int plan_rule(struct loader *ld, const struct tern_tensor_rule *r, int la
     if (vector) {
         p->bytes = tern_round_up((size_t)n * sizeof(float), TERN_ALIGN);
     } else {
-        if (tern_weight_plan(&dst->mat, t->type, n, k, err) < 0)
+        p->src = (struct tern_weight_source){.type = t->type, .data = t->data, .name = t->name};
+        if (tern_weight_plan(&dst->mat, &p->src, n, k, err) < 0)
             TERN_FAIL(err, TERN_EUNSUPPORTED,
                       "%s: tensor \"%s\": %s [%lld, %lld] cannot be used: row length must be a multiple of 32",
                       tern_file_path(ld->f), name, tern_type_name(t->type), (long long)k, (long long)n);
@@ -149,7 +151,7 @@ static void pack_task(void *ctx, int task, int worker)
     int panels = (m->n + TERN_PANEL - 1) / TERN_PANEL;
     int p0 = task * PANELS_PER_TASK, p1 = p0 + PANELS_PER_TASK < panels ? p0 + PANELS_PER_TASK : panels;
     (void)worker;
-    if (tern_weight_pack(m, w->dst, w->p->t->type, w->p->t->data, w->p->t->name, p0, p1, &err) == 0)
+    if (tern_weight_pack(m, w->dst, &w->p->src, p0, p1, &err) == 0)
         return;
     (void)pthread_mutex_lock(&w->lock);
     if (w->failed < 0 || task < w->failed) {
@@ -335,7 +337,8 @@ void tern_net_free(struct tern_net *n)
 size_t tern_net_tensor_bytes(const struct tern_tensor *t)
 {
     struct tern_packed w;
+    const struct tern_weight_source s = {.type = t->type};
     if (t->n_dims == 1)
         return (size_t)t->dims[0] * sizeof(float);
-    return tern_weight_plan(&w, t->type, t->dims[1], t->dims[0], NULL) < 0 ? 0 : tern_weight_bytes(&w);
+    return tern_weight_plan(&w, &s, t->dims[1], t->dims[0], NULL) < 0 ? 0 : tern_weight_bytes(&w);
 }
