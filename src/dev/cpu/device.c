@@ -297,11 +297,6 @@ struct matmul_work {
     int group[8];      /* panels per task */
 };
 
-static bool is_float(const struct tern_packed *w)
-{
-    return w->codes == TERN_CODES_F32 || w->codes == TERN_CODES_F16 || w->codes == TERN_CODES_BF16;
-}
-
 static void add_bias(const struct tern_matmul *m, int n_rows, int col0, int col1)
 {
     for (int r = 0; r < n_rows; r++) {
@@ -321,7 +316,7 @@ static void matmul_task(void *ctx, int task, int worker)
     int p0 = (task - w->first_task[i]) * w->group[i];
     int p1 = p0 + w->group[i] < panels ? p0 + w->group[i] : panels;
     /* Rows [0, n_bf16) in the bf16 class, [n_bf16, n_wide) in f32, the rest quantised. */
-    int n_bf16 = w->d->limits.bf16 ? w->n_wide : 0, n_wide = is_float(m->w) ? w->n_rows : w->n_wide;
+    int n_bf16 = w->d->limits.bf16 ? w->n_wide : 0, n_wide = tern_codes_integer(m->w->codes) ? w->n_wide : w->n_rows;
     if (n_bf16)
         tern_k.bf16.product(m->y, m->y_stride, w->d->bf16_x, n_bf16, m->w, p0, p1,
                             w->d->bf16_scratch + (size_t)worker * TERN_BF16_SCRATCH);
@@ -374,7 +369,7 @@ static void op_matmul(struct tern_dev *d, const struct tern_matmul *m, int n_m, 
         w.first_task[i] = tasks;
         w.group[i] = panels_per_task(d, m[i].w, n_wide, all_panels);
         tasks += (panels + w.group[i] - 1) / w.group[i];
-        quantized |= !is_float(m[i].w);
+        quantized |= tern_codes_integer(m[i].w->codes);
     }
     if (n_narrow && quantized) {
         struct quantize_args a = {d, x + (size_t)n_wide * x_stride, x_stride, m[0].w->k};
