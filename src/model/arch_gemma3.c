@@ -66,8 +66,6 @@ static const struct tern_tensor_rule layers[] = {
     {"blk.%d.attn_k.weight", TERN_SLOT_K, TERN_DIM_K, TERN_DIM_EMBD, false},
     {"blk.%d.attn_v.weight", TERN_SLOT_V, TERN_DIM_V, TERN_DIM_EMBD, false},
     {"blk.%d.attn_output.weight", TERN_SLOT_O, TERN_DIM_EMBD, TERN_DIM_O, false},
-    {"blk.%d.attn_q_norm.weight", TERN_SLOT_Q_NORM, TERN_DIM_HEAD_K, TERN_DIM_NONE, false},
-    {"blk.%d.attn_k_norm.weight", TERN_SLOT_K_NORM, TERN_DIM_HEAD_K, TERN_DIM_NONE, false},
     {"blk.%d.post_attention_norm.weight", TERN_SLOT_ATTN_POST_NORM, TERN_DIM_EMBD, TERN_DIM_NONE, false},
     {"blk.%d.ffn_norm.weight", TERN_SLOT_FFN_NORM, TERN_DIM_EMBD, TERN_DIM_NONE, false},
     {"blk.%d.ffn_gate.weight", TERN_SLOT_GATE, TERN_DIM_FF, TERN_DIM_EMBD, false},
@@ -77,4 +75,4 @@ static const struct tern_tensor_rule layers[] = {
     {0},
 };
 
-const struct tern_arch tern_arch_gemma3 = {"gemma3", configure, globals, layers};
+const struct tern_arch tern_arch_gemma3 = {"gemma3", configure, globals, layers, tern_head_norms};

@@ -45,4 +45,4 @@ const struct tern_tensor_rule tern_llama_layers[] = {
     {0},
 };
 
-const struct tern_arch tern_arch_llama = {"llama", configure, tern_llama_globals, tern_llama_layers};
+const struct tern_arch tern_arch_llama = {"llama", configure, tern_llama_globals, tern_llama_layers, NULL};

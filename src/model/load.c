@@ -282,9 +282,12 @@ static int plan_all(struct loader *ld, tern_error *err)
     struct tern_net *net = ld->net;
     for (const struct tern_tensor_rule *r = ld->arch->globals; r->name; r++)
         TERN_TRY(plan_rule(ld, r, -1, &net->globals[r->slot], err));
-    for (int i = 0; i < net->desc.n_layers; i++)
+    for (int i = 0; i < net->desc.n_layers; i++) {
         for (const struct tern_tensor_rule *r = ld->arch->layers; r->name; r++)
             TERN_TRY(plan_rule(ld, r, i, &net->layers[i][r->slot], err));
+        for (const struct tern_tensor_rule *r = ld->arch->more_layers; r && r->name; r++)
+            TERN_TRY(plan_rule(ld, r, i, &net->layers[i][r->slot], err));
+    }
     TERN_TRY(check_unknown(ld, err));
 out:
     return rc;

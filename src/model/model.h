@@ -113,9 +113,11 @@ struct tern_arch {
     const char *name; /* general.architecture */
     int (*configure)(struct tern_desc *d, const struct tern_file *f, tern_error *err);
     const struct tern_tensor_rule *globals, *layers; /* end with a NULL name */
+    const struct tern_tensor_rule *more_layers;      /* further rules of layers, or NULL */
 };
-extern const struct tern_tensor_rule tern_llama_globals[], tern_llama_layers[]; /* of all who name tensors so */
-extern const struct tern_arch *const tern_archs[];                              /* archs.def, NULL-terminated */
+/* Tables of all who name tensors so. */
+extern const struct tern_tensor_rule tern_llama_globals[], tern_llama_layers[], tern_head_norms[];
+extern const struct tern_arch *const tern_archs[]; /* archs.def, NULL-terminated */
 
 /* A vector is f32; a matrix is packed. */
 struct tern_weights {

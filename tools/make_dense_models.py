@@ -1,0 +1,179 @@
+#!/usr/bin/env python3
+"""Make the tiny random models of the dense families in tests/data/tiny and the logits they must produce.
+
+As make_tiny_models.py, whose prompts it shares: every parameter is drawn anew, the referee is transformers in float32
+with eager attention.  Matrices are Q8_0, rounded before the referee sees them, so both run on the same numbers and decode
+rows go through quantised products.  Runs outside CI: the results are committed.
+
+    make_dense_models.py            write all of tests/data/tiny
+    make_dense_models.py NAME...    write these
+
+Written with torch 2.15.0, transformers 5.23.0, gguf 0.19.0, numpy 2.4.6, Python 3.11.
+"""
+import argparse
+import math
+import pathlib
+import sys
+import zlib
+
+import gguf
+import numpy as np
+import torch
+import transformers
+from gguf import GGMLQuantizationType as Type
+
+import make_tiny_models as tiny
+import reference_logits as ref
+
+OUT = pathlib.Path(__file__).resolve().parent.parent / "tests" / "data" / "tiny"
+ROWS = 80  # logits that are kept: of the last positions
+
+# Dimensions differ from each other inside each model wherever the structure allows it.
+BASE = dict(vocab_size=96, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
+            num_key_value_heads=2, head_dim=32, rms_norm_eps=1e-6, max_position_embeddings=512, bos_token_id=None,
+            eos_token_id=None, pad_token_id=None, attn_implementation="eager")
+DEFAULT_ROPE = dict(rope_type="default", rope_theta=1e4)
+
+
+def plain(**changes):
+    return {**BASE, "rope_parameters": DEFAULT_ROPE, **changes}
+
+
+# name: (GGUF architecture, class of transformers without its ending, configuration, further metadata)
+MODELS = {
+    "qwen3": ("qwen3", "Qwen3", plain(head_dim=48, tie_word_embeddings=True), {}),
+}
+PROMPT = 139
+
+LAYER = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+HEAD_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
+LAYERS = {
+    "qwen3": {**LAYER, **HEAD_NORMS},
+}
+GLOBALS = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+INTERLEAVED = ()  # families whose converter permutes the rows of q and k
+PLUS_ONE = ()     # families whose norms are stored as 1 + w
+
+
+@torch.no_grad()
+def randomise(model, arch, rng):
+    tied = model.config.tie_word_embeddings
+    for name, param in model.named_parameters():
+        shape = tuple(param.shape)
+        if "embed_tokens" in name:
+            value = rng.normal(0, 1 / math.sqrt(shape[1]) if tied else 0.5, shape)
+        elif name.endswith(".bias"):
+            value = rng.normal(0, 1, shape)
+        elif len(shape) == 1:
+            value = rng.uniform(-0.5, 0.5, shape) if arch in PLUS_ONE else rng.uniform(0.5, 1.5, shape)
+        else:
+            value = rng.normal(0, 1 / math.sqrt(shape[1]), shape)
+        value = value.astype(np.float32)
+        if len(shape) == 2:
+            value = gguf.quants.dequantize(gguf.quants.quantize(value, Type.Q8_0), Type.Q8_0)
+        param.copy_(torch.from_numpy(value))
+    return model.float().eval()
+
+
+def tensors(model, arch):
+    """(GGUF name, array) of every parameter; a parameter without a name is an error."""
+    state = {name: p.detach().numpy() for name, p in model.named_parameters()}
+    names = {f"{hf}.weight": f"{name}.weight" for name, hf in GLOBALS.items()}
+    for n in range(model.config.num_hidden_layers):
+        for name, hf in LAYERS[arch].items():
+            for end in ("weight", "bias"):
+                names[f"model.layers.{n}.{hf}.{end}"] = f"blk.{n}.{name}.{end}"
+    for hf, array in state.items():
+        if arch in INTERLEAVED and (".q_proj." in hf or ".k_proj." in hf):
+            heads = array.shape[0] // model.config.head_dim
+            array = ref.interleave_rope_rows(array.reshape(len(array), -1), heads).reshape(array.shape)
+        if arch in PLUS_ONE and array.ndim == 1:
+            array = array + np.float32(1)
+        yield names[hf], array
+
+
+def add(writer, key, value):
+    if isinstance(value, str):
+        writer.add_string(key, value)
+    elif isinstance(value, bool):
+        writer.add_bool(key, value)
+    elif isinstance(value, float):
+        writer.add_float32(key, value)
+    elif isinstance(value, list):
+        writer.add_array(key, value)
+    else:
+        writer.add_uint32(key, value)
+
+
+def metadata(arch, config, more):
+    meta = {
+        "context_length": config.max_position_embeddings,
+        "embedding_length": config.hidden_size,
+        "block_count": config.num_hidden_layers,
+        "feed_forward_length": config.intermediate_size,
+        "attention.head_count": config.num_attention_heads,
+        "attention.head_count_kv": config.num_key_value_heads,
+        "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
+        "attention.key_length": config.head_dim,
+        "attention.value_length": config.head_dim,
+        "rope.freq_base": float((config.rope_parameters or {}).get("rope_theta", 1e4)),
+    }
+    return {f"{arch}.{key}": value for key, value in {**meta, **more}.items() if value is not None}
+
+
+def write_gguf(path, arch, config, more, arrays):
+    writer = gguf.GGUFWriter(path, arch)
+    writer.add_type("model")
+    writer.add_name("tern tiny test model")
+    for key, value in metadata(arch, config, more).items():
+        add(writer, key, value)
+    writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
+    writer.add_tokenizer_model("none")
+    for name, array in arrays:
+        array = np.ascontiguousarray(array, np.float32)
+        if array.ndim == 1:
+            writer.add_tensor(name, array)
+        else:
+            writer.add_tensor(name, gguf.quants.quantize(array, Type.Q8_0), raw_dtype=Type.Q8_0)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def make(name):
+    arch, cls, settings, more = MODELS[name]
+    rng = np.random.default_rng(zlib.crc32(name.encode()))
+    config_class = getattr(transformers, f"{cls}TextConfig", None) or getattr(transformers, f"{cls}Config")
+    model = getattr(transformers, f"{cls}ForCausalLM")(config_class(**settings))
+    randomise(model, arch, rng)
+    ids = tiny.prompt({"vocab": settings["vocab_size"], "prompt": PROMPT}, rng)
+    write_gguf(OUT / f"{name}.gguf", arch, model.config, more, tensors(model, arch))
+    (OUT / f"{name}.ids.txt").write_text(",".join(map(str, ids)) + "\n", encoding="ascii")
+    logits = ref.logits(model, ids)[-ROWS:]
+    np.save(OUT / f"{name}.logits.npy", logits)
+    print(f"{name:14} {(OUT / f'{name}.gguf').stat().st_size:7} bytes, |logit| <= {np.abs(logits).max():.1f}")
+
+
+def main():
+    parser = argparse.ArgumentParser(description="make the tiny dense models of tests/data/tiny")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="only these models")
+    args = parser.parse_args()
+    torch.manual_seed(0)
+    OUT.mkdir(parents=True, exist_ok=True)
+    for name in args.names or MODELS:
+        make(name)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
