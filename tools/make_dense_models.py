@@ -33,6 +33,10 @@ BASE = dict(vocab_size=96, hidden_size=64, intermediate_size=96, num_hidden_laye
             num_key_value_heads=2, head_dim=32, rms_norm_eps=1e-6, max_position_embeddings=512, bos_token_id=None,
             eos_token_id=None, pad_token_id=None, attn_implementation="eager")
 DEFAULT_ROPE = dict(rope_type="default", rope_theta=1e4)
+YARN = dict(rope_type="yarn", rope_theta=1e3, factor=4.0, original_max_position_embeddings=48, beta_fast=6.0,
+            beta_slow=1.5)
+LLAMA3 = dict(rope_type="llama3", rope_theta=1e3, factor=8.0, original_max_position_embeddings=40, low_freq_factor=1.0,
+              high_freq_factor=5.0)
 
 
 def plain(**changes):
@@ -42,6 +46,12 @@ def plain(**changes):
 # name: (GGUF architecture, class of transformers without its ending, configuration, further metadata)
 MODELS = {
     "qwen3": ("qwen3", "Qwen3", plain(head_dim=48, tie_word_embeddings=True), {}),
+    "llama-yarn": ("llama", "Llama", plain(rope_parameters=YARN), {
+        "rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 48,
+        "rope.scaling.yarn_beta_fast": 6.0, "rope.scaling.yarn_beta_slow": 1.5}),
+    "llama-keys": ("llama", "Llama", plain(rope_parameters=LLAMA3, num_key_value_heads=1), {
+        "rope.scaling.type": "llama3", "rope.scaling.factor": 8.0, "rope.scaling.original_context_length": 40,
+        "rope.scaling.low_freq_factor": 1.0, "rope.scaling.high_freq_factor": 5.0}),
 }
 PROMPT = 139
 
@@ -58,11 +68,12 @@ LAYER = {
 }
 HEAD_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
 LAYERS = {
+    "llama": LAYER,
     "qwen3": {**LAYER, **HEAD_NORMS},
 }
 GLOBALS = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-INTERLEAVED = ()  # families whose converter permutes the rows of q and k
-PLUS_ONE = ()     # families whose norms are stored as 1 + w
+INTERLEAVED = ("llama",)  # families whose converter permutes the rows of q and k
+PLUS_ONE = ()             # families whose norms are stored as 1 + w
 
 
 @torch.no_grad()

@@ -19,7 +19,8 @@ static int add_local_rope(struct tern_desc *d, const struct tern_file *f, tern_e
                             theta);
     d->ropes[1] = d->ropes[0];
     d->ropes[1].theta = (float)theta;
-    d->ropes[1].factor = 1;
+    d->ropes[1].scaling = TERN_ROPE_PLAIN;
+    d->ropes[1].factor = d->ropes[1].magnitude = 1;
     d->n_ropes = 2;
     return 0;
 }

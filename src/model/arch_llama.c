@@ -25,6 +25,8 @@ const struct tern_tensor_rule tern_llama_globals[] = {
     {"output_norm.weight", TERN_OUT_NORM, TERN_DIM_EMBD, TERN_DIM_NONE, false},
     {"output.weight", TERN_HEAD, TERN_DIM_VOCAB, TERN_DIM_EMBD, true},
     {"rope_freqs.weight", TERN_ROPE_FACTORS, TERN_DIM_ROPE, TERN_DIM_NONE, true},
+    {"rope_factors_short.weight", TERN_ROPE_FACTORS_SHORT, TERN_DIM_ROPE, TERN_DIM_NONE, true},
+    {"rope_factors_long.weight", TERN_ROPE_FACTORS_LONG, TERN_DIM_ROPE, TERN_DIM_NONE, true},
     {0},
 };
 

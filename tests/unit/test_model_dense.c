@@ -7,6 +7,8 @@ static const struct entry {
     const char *kv[2]; /* coded plans */
 } entries[] = {
     {"qwen3", {"t4", "k=q8,v=l3,first=0"}},
+    {"llama-yarn", {"t3", "l4,recent=128"}},
+    {"llama-keys", {"l4", "affine8"}},
 };
 #define N_ENTRIES (sizeof entries / sizeof *entries)
 
