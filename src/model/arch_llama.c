@@ -11,7 +11,6 @@ static int configure(struct tern_desc *d, const struct tern_file *f, tern_error 
     if (rc < 0)
         return rc;
     d->ropes[0].interleaved = true;
-    d->ropes[0].use_factors = tern_file_tensor(f, "rope_freqs.weight") != NULL;
     const struct tern_meta *experts = tern_file_meta(f, "llama.expert_count");
     if (experts && experts->i > 0)
         return tern_err_set(err, TERN_EUNSUPPORTED,

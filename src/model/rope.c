@@ -75,7 +75,7 @@ int tern_rope_read(struct tern_rope *r, const struct tern_file *f, const char *a
     double theta, factor, fast, slow;
     int64_t original;
 #define KEY(name) tern_arch_key(key, sizeof key, arch, "rope." name)
-    *r = (struct tern_rope){.n_rot = n_rot};
+    *r = (struct tern_rope){.n_rot = n_rot, .use_factors = tern_file_tensor(f, "rope_freqs.weight") != NULL};
     TERN_TRY(read_scaling(r, f, arch, err));
     const bool llama3 = r->scaling == TERN_ROPE_LLAMA3;
     TERN_TRY(tern_file_get_float(f, KEY("freq_base"), 10000.0, &theta, err));
