@@ -37,10 +37,19 @@ YARN = dict(rope_type="yarn", rope_theta=1e3, factor=4.0, original_max_position_
             beta_slow=1.5)
 LLAMA3 = dict(rope_type="llama3", rope_theta=1e3, factor=8.0, original_max_position_embeddings=40, low_freq_factor=1.0,
               high_freq_factor=5.0)
+LONGROPE = dict(rope_type="longrope", rope_theta=1e4, original_max_position_embeddings=100,
+                short_factor=[1 + i / 16 for i in range(16)], long_factor=[1 + i * i / 9 for i in range(16)])
+SHORT = {"phi3-long": 97}  # ids of a second prompt, the beginning of the first: within longrope's original context
 
 
 def plain(**changes):
     return {**BASE, "rope_parameters": DEFAULT_ROPE, **changes}
+
+
+def phi3(**changes):
+    settings = plain(**{"original_max_position_embeddings": 100, "num_attention_heads": 2, **changes})
+    del settings["head_dim"]  # Phi-3 has no such key
+    return settings
 
 
 # name: (GGUF architecture, class of transformers without its ending, configuration, further metadata)
@@ -52,6 +61,11 @@ MODELS = {
     "llama-keys": ("llama", "Llama", plain(rope_parameters=LLAMA3, num_key_value_heads=1), {
         "rope.scaling.type": "llama3", "rope.scaling.factor": 8.0, "rope.scaling.original_context_length": 40,
         "rope.scaling.low_freq_factor": 1.0, "rope.scaling.high_freq_factor": 5.0}),
+    "phi3-window": ("phi3", "Phi3", phi3(num_key_value_heads=1, sliding_window=20, rope_parameters=DEFAULT_ROPE),
+                    {"attention.sliding_window": 20}),
+    "phi3-long": ("phi3", "Phi3", phi3(rope_parameters=LONGROPE), {
+        "attention.sliding_window": 0, "rope.scaling.original_context_length": 100,
+        "rope.scaling.attn_factor": math.sqrt(1 + math.log(512 / 100) / math.log(100))}),
 }
 PROMPT = 139
 
@@ -69,6 +83,14 @@ LAYER = {
 HEAD_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
 LAYERS = {
     "llama": LAYER,
+    "phi3": {
+        "attn_norm": "input_layernorm",
+        "attn_qkv": "self_attn.qkv_proj",
+        "attn_output": "self_attn.o_proj",
+        "ffn_norm": "post_attention_layernorm",
+        "ffn_up": "mlp.gate_up_proj",
+        "ffn_down": "mlp.down_proj",
+    },
     "qwen3": {**LAYER, **HEAD_NORMS},
 }
 GLOBALS = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
@@ -104,6 +126,9 @@ def tensors(model, arch):
         for name, hf in LAYERS[arch].items():
             for end in ("weight", "bias"):
                 names[f"model.layers.{n}.{hf}.{end}"] = f"blk.{n}.{name}.{end}"
+    for length in ("short", "long"):
+        if f"{length}_factor" in (model.config.rope_parameters or {}):
+            yield f"rope_factors_{length}.weight", np.array(model.config.rope_parameters[f"{length}_factor"])
     for hf, array in state.items():
         if arch in INTERLEAVED and (".q_proj." in hf or ".k_proj." in hf):
             heads = array.shape[0] // model.config.head_dim
@@ -135,8 +160,8 @@ def metadata(arch, config, more):
         "attention.head_count": config.num_attention_heads,
         "attention.head_count_kv": config.num_key_value_heads,
         "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
-        "attention.key_length": config.head_dim,
-        "attention.value_length": config.head_dim,
+        "attention.key_length": getattr(config, "head_dim", None),
+        "attention.value_length": getattr(config, "head_dim", None),
         "rope.freq_base": float((config.rope_parameters or {}).get("rope_theta", 1e4)),
     }
     return {f"{arch}.{key}": value for key, value in {**meta, **more}.items() if value is not None}
@@ -173,6 +198,8 @@ def make(name):
     (OUT / f"{name}.ids.txt").write_text(",".join(map(str, ids)) + "\n", encoding="ascii")
     logits = ref.logits(model, ids)[-ROWS:]
     np.save(OUT / f"{name}.logits.npy", logits)
+    if name in SHORT:
+        np.save(OUT / f"{name}-short.logits.npy", ref.logits(model, ids[:SHORT[name]])[-ROWS:])
     print(f"{name:14} {(OUT / f'{name}.gguf').stat().st_size:7} bytes, |logit| <= {np.abs(logits).max():.1f}")
 
 

@@ -6,9 +6,9 @@ static const struct entry {
     const char *name;
     const char *kv[2]; /* coded plans */
 } entries[] = {
-    {"qwen3", {"t4", "k=q8,v=l3,first=0"}},
-    {"llama-yarn", {"t3", "l4,recent=128"}},
-    {"llama-keys", {"l4", "affine8"}},
+    {"qwen3", {"t4", "k=q8,v=l3,first=0"}}, {"llama-yarn", {"t3", "l4,recent=128"}},
+    {"llama-keys", {"l4", "affine8"}},      {"phi3-window", {"t4,layers=0-1:l4", "l3,layers=0-0:q8,recent=128"}},
+    {"phi3-long", {"k=t4,v=t3", "f16"}},
 };
 #define N_ENTRIES (sizeof entries / sizeof *entries)
 
@@ -97,15 +97,50 @@ static void test_fork_trim_save(void **state)
     }
 }
 
+/* Contexts up to the original one have the short factors, and what they saved stays theirs. */
+static void test_longrope(void **state)
+{
+    struct tiny t;
+    tern_error err = {0};
+    tern_seq *s, *other;
+    char path[] = "/tmp/tern-test-XXXXXX";
+    int fd = mkstemp(path);
+    (void)state;
+    assert_true(fd >= 0);
+    (void)close(fd);
+    tiny_open(&t, "phi3-long", "phi3-long", "phi3-long-short");
+    tern_engine *all = tiny_engine(&t, "l4", false, 1, 1, 512);
+    float *unused = tiny_buffer(&t);
+    t.ctx = 100;
+    t.n_ids = 97;
+    float *whole = tiny_run_all(&t, NULL, true, 2, 512, false), *part = tiny_run_all(&t, NULL, true, 2, 7, false);
+    assert_true(tiny_max_diff(&t, whole) <= 1e-4);
+    tiny_equal_bits(&t, whole, part, "short factors in steps");
+    tern_engine *few = tiny_engine(&t, "l4", false, 1, 1, 100);
+    tiny_ok(tern_seq_new(&s, few, &err), &err);
+    tiny_run(few, s, t.ids, 0, 70, 70, false, unused, 0, t.n_vocab);
+    tiny_ok(tern_seq_save(s, path, &err), &err);
+    assert_int_equal(tern_seq_load(&other, all, path, &err), TERN_EMISMATCH);
+    assert_non_null(strstr(err.msg, "longrope"));
+    tern_seq_free(s);
+    tiny_ok(tern_seq_load(&other, few, path, &err), &err);
+    tern_engine_close(&few);
+    tern_engine_close(&all);
+    (void)unlink(path);
+    free(unused);
+    free(whole);
+    free(part);
+    tiny_close(&t);
+}
+
 int main(int argc, char **argv)
 {
     if (argc > 1)
         cmocka_set_test_filter(argv[1]);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_exact_parity),
-        cmocka_unit_test(test_fast_paths_close_to_reference),
-        cmocka_unit_test(test_splits_and_threads),
-        cmocka_unit_test(test_fork_trim_save),
+        cmocka_unit_test(test_exact_parity),       cmocka_unit_test(test_fast_paths_close_to_reference),
+        cmocka_unit_test(test_splits_and_threads), cmocka_unit_test(test_fork_trim_save),
+        cmocka_unit_test(test_longrope),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
