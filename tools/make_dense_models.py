@@ -39,6 +39,8 @@ LLAMA3 = dict(rope_type="llama3", rope_theta=1e3, factor=8.0, original_max_posit
               high_freq_factor=5.0)
 LONGROPE = dict(rope_type="longrope", rope_theta=1e4, original_max_position_embeddings=100,
                 short_factor=[1 + i / 16 for i in range(16)], long_factor=[1 + i * i / 9 for i in range(16)])
+GEMMA3_ROPE = {"full_attention": dict(rope_type="linear", rope_theta=1e6, factor=8.0),
+               "sliding_attention": dict(rope_type="default", rope_theta=1e4)}
 SHORT = {"phi3-long": 97}  # ids of a second prompt, the beginning of the first: within longrope's original context
 
 
@@ -61,6 +63,16 @@ MODELS = {
     "llama-keys": ("llama", "Llama", plain(rope_parameters=LLAMA3, num_key_value_heads=1), {
         "rope.scaling.type": "llama3", "rope.scaling.factor": 8.0, "rope.scaling.original_context_length": 40,
         "rope.scaling.low_freq_factor": 1.0, "rope.scaling.high_freq_factor": 5.0}),
+    "gemma2": ("gemma2", "Gemma2", plain(
+        num_hidden_layers=3, num_key_value_heads=1, sliding_window=20, query_pre_attn_scalar=24, num_attention_heads=2,
+        attn_logit_softcapping=5.0, final_logit_softcapping=3.0), {
+            "attention.sliding_window": 20, "attention.scale": 24**-0.5, "attn_logit_softcapping": 5.0,
+            "final_logit_softcapping": 3.0}),
+    "gemma3-linear": ("gemma3", "Gemma3", plain(
+        num_hidden_layers=3, num_key_value_heads=1, sliding_window=70, query_pre_attn_scalar=32, num_attention_heads=2,
+        layer_types=["full_attention", "sliding_attention", "full_attention"], rope_parameters=GEMMA3_ROPE), {
+            "attention.sliding_window": 70, "attention.sliding_window_pattern": [False, True, False],
+            "rope.freq_base": 1e6, "rope.scaling.type": "linear", "rope.scaling.factor": 8.0}),
     "phi3-window": ("phi3", "Phi3", phi3(num_key_value_heads=1, sliding_window=20, rope_parameters=DEFAULT_ROPE),
                     {"attention.sliding_window": 20}),
     "phi3-long": ("phi3", "Phi3", phi3(rope_parameters=LONGROPE), {
@@ -81,8 +93,16 @@ LAYER = {
     "ffn_down": "mlp.down_proj",
 }
 HEAD_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
+GEMMA_LAYER = {
+    **LAYER,
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_attention_norm": "post_attention_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
 LAYERS = {
     "llama": LAYER,
+    "gemma2": GEMMA_LAYER,
+    "gemma3": {**GEMMA_LAYER, **HEAD_NORMS},
     "phi3": {
         "attn_norm": "input_layernorm",
         "attn_qkv": "self_attn.qkv_proj",
@@ -95,7 +115,7 @@ LAYERS = {
 }
 GLOBALS = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 INTERLEAVED = ("llama",)  # families whose converter permutes the rows of q and k
-PLUS_ONE = ()             # families whose norms are stored as 1 + w
+PLUS_ONE = ("gemma2", "gemma3")  # families whose norms are stored as 1 + w
 
 
 @torch.no_grad()

@@ -97,6 +97,25 @@ out:
     return rc;
 }
 
+int tern_configure_pattern(struct tern_desc *d, const struct tern_file *f, const char *arch, int every, tern_error *err)
+{
+    char key[160];
+    int64_t n = every;
+    const struct tern_meta *m =
+        tern_file_meta(f, tern_arch_key(key, sizeof key, arch, "attention.sliding_window_pattern"));
+    bool array = m && m->type == TERN_META_ARRAY;
+    if (array && (m->elem != TERN_META_BOOL || m->n != (size_t)d->n_layers))
+        return tern_err_set(err, TERN_EFORMAT, "%s: %s at byte %llu is not an array of %d booleans", tern_file_path(f),
+                            key, (unsigned long long)m->file_offset, d->n_layers);
+    int rc = array ? 0 : tern_file_get_int(f, key, every, 1, MAX_LAYERS, &n, err);
+    for (int i = 0; rc == 0 && i < d->n_layers; i++)
+        if (array ? !((const int64_t *)m->arr)[i] : (i + 1) % n == 0) {
+            d->layers[i].mask = TERN_MASK_CAUSAL;
+            d->layers[i].span = 0;
+        }
+    return rc;
+}
+
 int tern_desc_check(const struct tern_desc *d, tern_error *err)
 {
     for (int i = 0; i < d->n_layers; i++) {

@@ -133,6 +133,7 @@ struct tern_arch {
 };
 /* Tables of all who name tensors so. */
 extern const struct tern_tensor_rule tern_llama_globals[], tern_llama_layers[], tern_head_norms[];
+extern const struct tern_tensor_rule tern_gemma_globals[], tern_gemma_layers[];
 extern const struct tern_arch *const tern_archs[]; /* archs.def, NULL-terminated */
 
 /* A vector is f32; a matrix is packed. */
@@ -175,6 +176,16 @@ bool tern_rope_is_long(const struct tern_rope *r, int ctx);
  * key/value length, feed_forward_length, rms epsilon, sliding window, rope dimension/base/scaling.  Fills every layer
  * alike; the caller then changes what differs. */
 int tern_configure_common(struct tern_desc *d, const struct tern_file *f, const char *arch, tern_error *err);
+
+/* Takes the window of the usual key from layers that have none: every `every`th, or what the key
+ * attention.sliding_window_pattern says, another such number or an array with true where there is a window. */
+int tern_configure_pattern(struct tern_desc *d, const struct tern_file *f, const char *arch, int every,
+                           tern_error *err);
+
+/* What Gemma 2 and 3 have in common.  wide: the number of layers of the model whose scores are scaled by the width over
+ * heads, not by the head size, without its file saying so. */
+int tern_configure_gemma(struct tern_desc *d, const struct tern_file *f, const char *arch, int every, int wide,
+                         tern_error *err);
 
 /* The embedding that the usual keys describe: base, scaling and what belongs to it. */
 int tern_rope_read(struct tern_rope *r, const struct tern_file *f, const char *arch, int n_rot, tern_error *err);

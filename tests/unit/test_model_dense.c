@@ -6,8 +6,12 @@ static const struct entry {
     const char *name;
     const char *kv[2]; /* coded plans */
 } entries[] = {
-    {"qwen3", {"t4", "k=q8,v=l3,first=0"}}, {"llama-yarn", {"t3", "l4,recent=128"}},
-    {"llama-keys", {"l4", "affine8"}},      {"phi3-window", {"t4,layers=0-1:l4", "l3,layers=0-0:q8,recent=128"}},
+    {"qwen3", {"t4", "k=q8,v=l3,first=0"}},
+    {"llama-yarn", {"t3", "l4,recent=128"}},
+    {"llama-keys", {"l4", "affine8"}},
+    {"gemma2", {"t4,layers=0-2:t3", "l4"}},
+    {"gemma3-linear", {"t4", "l4,layers=0-2:q8"}},
+    {"phi3-window", {"t4,layers=0-1:l4", "l3,layers=0-0:q8,recent=128"}},
     {"phi3-long", {"k=t4,v=t3", "f16"}},
 };
 #define N_ENTRIES (sizeof entries / sizeof *entries)
