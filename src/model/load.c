@@ -14,6 +14,8 @@
 struct plan {
     const struct tern_tensor *t;
     struct tern_weights *dst;
+    const uint8_t *data; /* of the rows that dst gets */
+    int n;               /* and their number */
     bool vector;
     size_t offset, bytes;
 };
@@ -71,39 +73,27 @@ static int check_shape(const struct loader *ld, const struct tern_tensor *t, int
                         (long long)t->dims[1], (long long)k, (long long)n);
 }
 
-/* Looks one rule up and plans its memory.  layer -1: a global rule. */
-static int plan_rule(struct loader *ld, const struct tern_tensor_rule *r, int layer, struct tern_weights *dst,
-                     tern_error *err)
+/* Plans the memory of the rows [row0, row0 + n) of a tensor. */
+static int plan_rows(struct loader *ld, const struct tern_tensor *t, struct tern_weights *dst, int64_t row0, int64_t n,
+                     int64_t k, bool vector, tern_error *err)
 {
     int rc = 0;
-    char name[NAME_MAX_LEN];
-    const struct tern_desc *d = &ld->net->desc;
-    const struct tern_layer_desc *l = &d->layers[layer < 0 ? 0 : layer];
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wformat-nonliteral"
-    (void)snprintf(name, sizeof name, r->name, layer); /* the tables are constants of this program */
-#pragma GCC diagnostic pop
-    const struct tern_tensor *t = tern_file_tensor(ld->f, name);
-    if (!t) {
-        if (r->optional)
-            return 0;
-        TERN_FAIL(err, TERN_EFORMAT, "%s: tensor \"%s\" is missing", tern_file_path(ld->f), name);
-    }
-    bool vector = r->k == TERN_DIM_NONE;
-    int64_t n = resolve(r->n, d, l), k = resolve(r->k, d, l);
-    TERN_TRY(check_shape(ld, t, n, k, vector, err));
+    const int64_t elems = tern_type_elems(t->type);
     TERN_TRY(tern_grow(&ld->plans, &ld->cap_plans, ld->n_plans + 1, sizeof *ld->plans, err));
     struct plan *p = &ld->plans[ld->n_plans++];
-    *p = (struct plan){.t = t, .dst = dst, .vector = vector, .offset = ld->total};
-    if (vector) {
+    *p = (struct plan){.t = t, .dst = dst, .n = (int)n, .vector = vector, .offset = ld->total};
+    if (vector)
         p->bytes = tern_round_up((size_t)n * sizeof(float), TERN_ALIGN);
-    } else {
-        if (tern_weight_plan(&dst->mat, t->type, n, k, err) < 0)
-            TERN_FAIL(err, TERN_EUNSUPPORTED,
-                      "%s: tensor \"%s\": %s [%lld, %lld] cannot be used: row length must be a multiple of 32",
-                      tern_file_path(ld->f), name, tern_type_name(t->type), (long long)k, (long long)n);
+    else if (tern_weight_plan(&dst->mat, t->type, n, k, err) == 0)
         p->bytes = tern_round_up(tern_weight_bytes(&dst->mat), TERN_ALIGN);
-    }
+    else
+        TERN_FAIL(err, TERN_EUNSUPPORTED,
+                  "%s: tensor \"%s\": %s [%lld, %lld] cannot be used: row length must be a multiple of 32",
+                  tern_file_path(ld->f), t->name, tern_type_name(t->type), (long long)k, (long long)n);
+    if (row0 * k % elems)
+        TERN_FAIL(err, TERN_EUNSUPPORTED, "%s: tensor \"%s\": %s cannot be divided at element %lld",
+                  tern_file_path(ld->f), t->name, tern_type_name(t->type), (long long)row0);
+    p->data = (const uint8_t *)t->data + row0 * k / elems * tern_type_bytes(t->type);
     if (!tern_add(ld->total, p->bytes, &ld->total))
         TERN_FAIL(err, TERN_ENOMEM, "%s: the weights do not fit in memory", tern_file_path(ld->f));
     ld->net->n_params += n * k;
@@ -111,13 +101,56 @@ out:
     return rc;
 }
 
+/* Looks up the tensor of n_rules rules, which share its rows.  layer -1: global rules. */
+static int plan_tensor(struct loader *ld, const struct tern_tensor_rule *r, int n_rules, int layer,
+                       struct tern_weights *slots, tern_error *err)
+{
+    int rc = 0;
+    char name[NAME_MAX_LEN];
+    const struct tern_desc *d = &ld->net->desc;
+    const struct tern_layer_desc *l = &d->layers[layer < 0 ? 0 : layer];
+    const bool vector = r->k == TERN_DIM_NONE;
+    int64_t rows = 0, k = resolve(r->k, d, l);
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wformat-nonliteral"
+    (void)snprintf(name, sizeof name, r->name, layer); /* the tables are constants of this program */
+#pragma GCC diagnostic pop
+    const struct tern_tensor *t = tern_file_tensor(ld->f, name);
+    if (!t && r->optional)
+        return 0;
+    if (!t)
+        TERN_FAIL(err, TERN_EFORMAT, "%s: tensor \"%s\" is missing", tern_file_path(ld->f), name);
+    for (int i = 0; i < n_rules; i++)
+        rows += resolve(r[i].n, d, l);
+    TERN_TRY(check_shape(ld, t, rows, k, vector, err));
+    rows = 0;
+    for (int i = 0; i < n_rules; i++) {
+        int64_t n = resolve(r[i].n, d, l);
+        TERN_TRY(plan_rows(ld, t, &slots[r[i].slot], rows, n, k, vector, err));
+        rows += n;
+    }
+out:
+    return rc;
+}
+
+/* All rules of a table. */
+static int plan_rules(struct loader *ld, const struct tern_tensor_rule *r, int layer, struct tern_weights *slots,
+                      tern_error *err)
+{
+    int rc = 0;
+    for (int n; r && r->name; r += n) {
+        for (n = 1; r[n].name && strcmp(r[n].name, r->name) == 0;)
+            n++;
+        TERN_TRY(plan_tensor(ld, r, n, layer, slots, err));
+    }
+out:
+    return rc;
+}
+
 /* A tensor that no rule knows would be a part of the model left out of the sum: refuse. */
 static int check_unknown(const struct loader *ld, tern_error *err)
 {
-    size_t n = tern_file_n_tensors(ld->f);
-    if (n == ld->n_plans)
-        return 0;
-    for (size_t i = 0; i < n; i++) {
+    for (size_t i = 0; i < tern_file_n_tensors(ld->f); i++) {
         const struct tern_tensor *t = tern_file_tensor_at(ld->f, i);
         bool known = false;
         for (size_t j = 0; j < ld->n_plans && !known; j++)
@@ -149,7 +182,7 @@ static void pack_task(void *ctx, int task, int worker)
     int panels = (m->n + TERN_PANEL - 1) / TERN_PANEL;
     int p0 = task * PANELS_PER_TASK, p1 = p0 + PANELS_PER_TASK < panels ? p0 + PANELS_PER_TASK : panels;
     (void)worker;
-    if (tern_weight_pack(m, w->dst, w->p->t->type, w->p->t->data, w->p->t->name, p0, p1, &err) == 0)
+    if (tern_weight_pack(m, w->dst, w->p->t->type, w->p->data, w->p->t->name, p0, p1, &err) == 0)
         return;
     (void)pthread_mutex_lock(&w->lock);
     if (w->failed < 0 || task < w->failed) {
@@ -176,8 +209,8 @@ static int pack_matrix(const struct loader *ld, const struct plan *p, struct ter
 static int read_vector(const struct loader *ld, const struct plan *p, float *dst, tern_error *err)
 {
     int rc = 0;
-    size_t n = (size_t)p->t->dims[0];
-    TERN_TRY(tern_dequantize(dst, p->t->type, p->t->data, n, err));
+    size_t n = (size_t)p->n;
+    TERN_TRY(tern_dequantize(dst, p->t->type, p->data, n, err));
     for (size_t i = 0; i < n; i++)
         if (!isfinite(dst[i]))
             TERN_FAIL(err, TERN_EFORMAT, "%s: tensor \"%s\" at byte %llu: element %zu is not a finite number",
@@ -214,13 +247,10 @@ static int make_ropes(struct tern_net *net, tern_error *err)
     int rc = 0;
     for (int r = 0; r < net->desc.n_ropes; r++) {
         struct tern_rope *rope = &net->desc.ropes[r];
-        int half = rope->n_rot / 2;
-        const float *factors = rope->use_factors ? net->globals[TERN_ROPE_FACTORS].vec : NULL;
-        TERN_TRY(tern_alloc(&rope->freq, (size_t)half, sizeof(float), err));
-        for (int i = 0; i < half; i++) {
-            double f = pow((double)rope->theta, -2.0 * i / rope->n_rot) / (double)rope->factor;
-            rope->freq[i] = (float)(factors ? f / (double)factors[i] : f);
-        }
+        const bool longrope = rope->scaling == TERN_ROPE_LONG;
+        enum tern_global factors = longrope ? TERN_ROPE_FACTORS_SHORT : TERN_ROPE_FACTORS;
+        TERN_TRY(tern_rope_make(rope, longrope || rope->use_factors ? net->globals[factors].vec : NULL,
+                                longrope ? net->globals[TERN_ROPE_FACTORS_LONG].vec : NULL, err));
     }
 out:
     return rc;
@@ -280,11 +310,11 @@ static int plan_all(struct loader *ld, tern_error *err)
 {
     int rc = 0;
     struct tern_net *net = ld->net;
-    for (const struct tern_tensor_rule *r = ld->arch->globals; r->name; r++)
-        TERN_TRY(plan_rule(ld, r, -1, &net->globals[r->slot], err));
-    for (int i = 0; i < net->desc.n_layers; i++)
-        for (const struct tern_tensor_rule *r = ld->arch->layers; r->name; r++)
-            TERN_TRY(plan_rule(ld, r, i, &net->layers[i][r->slot], err));
+    TERN_TRY(plan_rules(ld, ld->arch->globals, -1, net->globals, err));
+    for (int i = 0; i < net->desc.n_layers; i++) {
+        TERN_TRY(plan_rules(ld, ld->arch->layers, i, net->layers[i], err));
+        TERN_TRY(plan_rules(ld, ld->arch->more_layers, i, net->layers[i], err));
+    }
     TERN_TRY(check_unknown(ld, err));
 out:
     return rc;
@@ -324,8 +354,10 @@ void tern_net_free(struct tern_net *n)
 {
     if (!n)
         return;
-    for (int r = 0; r < n->desc.n_ropes; r++)
+    for (int r = 0; r < n->desc.n_ropes; r++) {
         tern_free(n->desc.ropes[r].freq);
+        tern_free(n->desc.ropes[r].freq_long);
+    }
     tern_free(n->desc.layers);
     tern_free(n->layers);
     tern_release(n->memory, n->memory_bytes);
