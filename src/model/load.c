@@ -14,10 +14,10 @@
 struct plan {
     const struct tern_tensor *t;
     struct tern_weights *dst;
-    const uint8_t *data; /* of the rows that dst gets, in the first matrix */
-    int n;               /* and their number */
+    struct tern_weight_source src; /* of the rows that dst gets, in the first matrix */
+    int n;                         /* and their number */
     bool vector;
-    int stack; /* matrices in it, tern_weight_bytes apart */
+    int stack, stack_rows; /* matrices of the tensor, tern_weight_bytes apart in memory, and rows of one */
     size_t offset, bytes;
 };
 
@@ -88,15 +88,14 @@ static int check_shape(const struct loader *ld, const struct tern_tensor *t, int
 /* Memory for the n rows of k that a plan's slot gets. */
 static int plan_bytes(const struct loader *ld, struct plan *p, int64_t k, tern_error *err)
 {
-    const struct tern_tensor *t = p->t;
     if (p->vector) {
         p->bytes = tern_round_up((size_t)p->n * sizeof(float), TERN_ALIGN);
         return 0;
     }
-    if (tern_weight_plan(&p->dst->mat, t->type, p->n, k, err) < 0)
+    if (tern_weight_plan(&p->dst->mat, &p->src, p->n, k, err) < 0)
         return tern_err_set(err, TERN_EUNSUPPORTED,
                             "%s: tensor \"%s\": %s [%lld, %d] cannot be used: row length must be a multiple of 32",
-                            tern_file_path(ld->f), t->name, tern_type_name(t->type), (long long)k, p->n);
+                            tern_file_path(ld->f), p->t->name, tern_type_name(p->t->type), (long long)k, p->n);
     if (!tern_mul(tern_weight_bytes(&p->dst->mat), (size_t)p->stack, &p->bytes))
         return tern_err_set(err, TERN_ENOMEM, "%s: the weights do not fit in memory", tern_file_path(ld->f));
     return 0;
@@ -107,15 +106,15 @@ static int plan_rows(struct loader *ld, const struct tern_tensor *t, struct tern
                      int64_t k, int stack, bool vector, tern_error *err)
 {
     int rc = 0;
-    const int64_t elems = tern_type_elems(t->type);
+    const struct tern_weight_source whole = {.type = t->type, .data = t->data, .name = t->name};
+    tern_error e = {0};
     TERN_TRY(tern_grow(&ld->plans, &ld->cap_plans, ld->n_plans + 1, sizeof *ld->plans, err));
     struct plan *p = &ld->plans[ld->n_plans++];
     *p = (struct plan){.t = t, .dst = dst, .n = (int)n, .vector = vector, .stack = stack, .offset = ld->total};
+    p->stack_rows = (int)t->dims[1];
+    if ((rc = tern_weight_rows(&p->src, &whole, row0, k, &e)) < 0)
+        TERN_FAIL(err, rc, "%s: %s", tern_file_path(ld->f), e.msg);
     TERN_TRY(plan_bytes(ld, p, k, err));
-    if (row0 * k % elems)
-        TERN_FAIL(err, TERN_EUNSUPPORTED, "%s: tensor \"%s\": %s cannot be divided at element %lld",
-                  tern_file_path(ld->f), t->name, tern_type_name(t->type), (long long)row0);
-    p->data = (const uint8_t *)t->data + row0 * k / elems * tern_type_bytes(t->type);
     if (!tern_add(ld->total, p->bytes, &ld->total))
         TERN_FAIL(err, TERN_ENOMEM, "%s: the weights do not fit in memory", tern_file_path(ld->f));
     ld->net->n_params += n * k * stack;
@@ -205,17 +204,20 @@ static void pack_task(void *ctx, int task, int worker)
     struct pack_work *w = ctx;
     tern_error err = {0};
     const struct tern_packed *m = &w->p->dst->mat;
-    const struct tern_tensor *t = w->p->t;
-    size_t i = (size_t)(task / w->tasks), file_bytes = t->n_bytes / (size_t)w->p->stack;
+    struct tern_weight_source src;
+    int rc = 0, i = task / w->tasks;
     int p0 = task % w->tasks * PANELS_PER_TASK;
     int p1 = p0 + PANELS_PER_TASK < w->panels ? p0 + PANELS_PER_TASK : w->panels;
-    char name[NAME_MAX_LEN], number[24] = "";
+    char name[NAME_MAX_LEN + 16];
     (void)worker;
-    if (w->p->stack > 1)
-        (void)snprintf(number, sizeof number, "[%zu]", i);
-    (void)snprintf(name, sizeof name, "%s%s", t->name, number);
-    if (tern_weight_pack(m, w->dst + i * tern_weight_bytes(m), t->type, w->p->data + i * file_bytes, name, p0, p1,
-                         &err) == 0)
+    TERN_TRY(tern_weight_rows(&src, &w->p->src, (int64_t)i * w->p->stack_rows, m->k, &err));
+    if (w->p->stack > 1) {
+        (void)snprintf(name, sizeof name, "%s[%d]", w->p->t->name, i);
+        src.name = name;
+    }
+    TERN_TRY(tern_weight_pack(m, w->dst + (size_t)i * tern_weight_bytes(m), &src, p0, p1, &err));
+out:
+    if (rc == 0)
         return;
     (void)pthread_mutex_lock(&w->lock);
     if (w->failed < 0 || task < w->failed) {
@@ -244,7 +246,7 @@ static int read_vector(const struct loader *ld, const struct plan *p, float *dst
 {
     int rc = 0;
     size_t n = (size_t)p->n;
-    TERN_TRY(tern_dequantize(dst, p->t->type, p->data, n, err));
+    TERN_TRY(tern_dequantize(dst, p->t->type, p->src.data, n, err));
     for (size_t i = 0; i < n; i++)
         if (!isfinite(dst[i]))
             TERN_FAIL(err, TERN_EFORMAT, "%s: tensor \"%s\" at byte %llu: element %zu is not a finite number",
@@ -401,8 +403,8 @@ void tern_net_free(struct tern_net *n)
 size_t tern_net_tensor_bytes(const struct tern_tensor *t)
 {
     struct tern_packed w;
+    const struct tern_weight_source s = {.type = t->type};
     if (t->n_dims == 1)
         return (size_t)t->dims[0] * sizeof(float);
-    return tern_weight_plan(&w, t->type, t->dims[1], t->dims[0], NULL) < 0 ? 0
-                                                                           : tern_weight_bytes(&w) * (size_t)t->dims[2];
+    return tern_weight_plan(&w, &s, t->dims[1], t->dims[0], NULL) < 0 ? 0 : tern_weight_bytes(&w) * (size_t)t->dims[2];
 }
