@@ -3,6 +3,11 @@
 
 #include <math.h>
 
+enum tern_file_kind tern_file_kind(const struct tern_file *f)
+{
+    return f->kind;
+}
+
 const char *tern_file_path(const struct tern_file *f)
 {
     return f->path;

@@ -61,7 +61,8 @@ struct tern_part {
 };
 
 struct tern_file {
-    char *path;              /* as given to open */
+    char *path; /* as given to open */
+    enum tern_file_kind kind;
     struct tern_part *parts; /* owned */
     size_t n_parts;
     struct tern_file_arena arena;

@@ -1,5 +1,5 @@
 /* From file to memory: every tensor the architecture lists is found, its shape checked, and packed. */
-#include "model/model.h"
+#include "model/names.h"
 
 #include <math.h>
 #include <pthread.h>
@@ -8,13 +8,12 @@
 #include <xxhash.h>
 #include "base/mem.h"
 
-#define NAME_MAX_LEN 128
-
 /* A tensor on its way into memory. */
 struct plan {
     const struct tern_tensor *t;
     struct tern_weights *dst;
     bool vector;
+    float add; /* to every element of a vector */
     size_t offset, bytes;
 };
 
@@ -22,6 +21,7 @@ struct loader {
     struct tern_net *net;
     const struct tern_file *f;
     const struct tern_arch *arch;
+    struct tern_names names;
     struct plan *plans;
     size_t n_plans, cap_plans;
     size_t total;
@@ -71,39 +71,43 @@ static int check_shape(const struct loader *ld, const struct tern_tensor *t, int
                         (long long)t->dims[1], (long long)k, (long long)n);
 }
 
+static size_t tensor_index(const struct loader *ld, const struct tern_tensor *t)
+{
+    return (size_t)(t - tern_file_tensor_at(ld->f, 0));
+}
+
 /* Looks one rule up and plans its memory.  layer -1: a global rule. */
 static int plan_rule(struct loader *ld, const struct tern_tensor_rule *r, int layer, struct tern_weights *dst,
                      tern_error *err)
 {
     int rc = 0;
-    char name[NAME_MAX_LEN];
+    struct tern_tensor_name name;
     const struct tern_desc *d = &ld->net->desc;
     const struct tern_layer_desc *l = &d->layers[layer < 0 ? 0 : layer];
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wformat-nonliteral"
-    (void)snprintf(name, sizeof name, r->name, layer); /* the tables are constants of this program */
-#pragma GCC diagnostic pop
-    const struct tern_tensor *t = tern_file_tensor(ld->f, name);
+    if (!tern_names_tensor(&ld->names, r, layer, &name))
+        return 0;
+    const struct tern_tensor *t = tern_file_tensor(ld->f, name.text);
     if (!t) {
         if (r->optional)
             return 0;
-        TERN_FAIL(err, TERN_EFORMAT, "%s: tensor \"%s\" is missing", tern_file_path(ld->f), name);
+        TERN_FAIL(err, TERN_EFORMAT, "%s: tensor \"%s\" is missing", tern_file_path(ld->f), name.text);
     }
     bool vector = r->k == TERN_DIM_NONE;
     int64_t n = resolve(r->n, d, l), k = resolve(r->k, d, l);
     TERN_TRY(check_shape(ld, t, n, k, vector, err));
     TERN_TRY(tern_grow(&ld->plans, &ld->cap_plans, ld->n_plans + 1, sizeof *ld->plans, err));
     struct plan *p = &ld->plans[ld->n_plans++];
-    *p = (struct plan){.t = t, .dst = dst, .vector = vector, .offset = ld->total};
+    *p = (struct plan){.t = t, .dst = dst, .vector = vector, .add = name.add, .offset = ld->total};
     if (vector) {
         p->bytes = tern_round_up((size_t)n * sizeof(float), TERN_ALIGN);
     } else {
         if (tern_weight_plan(&dst->mat, t->type, n, k, err) < 0)
             TERN_FAIL(err, TERN_EUNSUPPORTED,
                       "%s: tensor \"%s\": %s [%lld, %lld] cannot be used: row length must be a multiple of 32",
-                      tern_file_path(ld->f), name, tern_type_name(t->type), (long long)k, (long long)n);
+                      tern_file_path(ld->f), name.text, tern_type_name(t->type), (long long)k, (long long)n);
         p->bytes = tern_round_up(tern_weight_bytes(&dst->mat), TERN_ALIGN);
     }
+    ld->net->tensor_bytes[tensor_index(ld, t)] = vector ? (size_t)n * sizeof(float) : tern_weight_bytes(&dst->mat);
     if (!tern_add(ld->total, p->bytes, &ld->total))
         TERN_FAIL(err, TERN_ENOMEM, "%s: the weights do not fit in memory", tern_file_path(ld->f));
     ld->net->n_params += n * k;
@@ -114,15 +118,9 @@ out:
 /* A tensor that no rule knows would be a part of the model left out of the sum: refuse. */
 static int check_unknown(const struct loader *ld, tern_error *err)
 {
-    size_t n = tern_file_n_tensors(ld->f);
-    if (n == ld->n_plans)
-        return 0;
-    for (size_t i = 0; i < n; i++) {
+    for (size_t i = 0; i < tern_file_n_tensors(ld->f); i++) {
         const struct tern_tensor *t = tern_file_tensor_at(ld->f, i);
-        bool known = false;
-        for (size_t j = 0; j < ld->n_plans && !known; j++)
-            known = ld->plans[j].t == t;
-        if (!known)
+        if (!ld->net->tensor_bytes[i] && !tern_names_foreign(&ld->names, t->name))
             return tern_err_set(err, TERN_EUNSUPPORTED, "%s: tensor \"%s\" at byte %llu is not part of architecture %s",
                                 tern_file_path(ld->f), t->name, (unsigned long long)t->file_offset, ld->arch->name);
     }
@@ -182,6 +180,8 @@ static int read_vector(const struct loader *ld, const struct plan *p, float *dst
         if (!isfinite(dst[i]))
             TERN_FAIL(err, TERN_EFORMAT, "%s: tensor \"%s\" at byte %llu: element %zu is not a finite number",
                       tern_file_path(ld->f), p->t->name, (unsigned long long)p->t->file_offset, i);
+        else
+            dst[i] += p->add;
     p->dst->vec = dst;
 out:
     return rc;
@@ -209,6 +209,19 @@ out:
 
 /* ---- derived values --------------------------------------------------------------------------------------------- */
 
+/* What divides the frequency `f` of a rope with bands. */
+static double band_divisor(const struct tern_rope_bands *b, double f)
+{
+    const double pi = 3.14159265358979323846;
+    double wave = 2 * pi / f;
+    if (wave < (double)b->ctx / (double)b->high)
+        return 1;
+    if (wave >= (double)b->ctx / (double)b->low)
+        return (double)b->factor;
+    double smooth = ((double)b->ctx / wave - (double)b->low) / ((double)b->high - (double)b->low);
+    return 1 / ((1 - smooth) / (double)b->factor + smooth);
+}
+
 static int make_ropes(struct tern_net *net, tern_error *err)
 {
     int rc = 0;
@@ -219,7 +232,9 @@ static int make_ropes(struct tern_net *net, tern_error *err)
         TERN_TRY(tern_alloc(&rope->freq, (size_t)half, sizeof(float), err));
         for (int i = 0; i < half; i++) {
             double f = pow((double)rope->theta, -2.0 * i / rope->n_rot) / (double)rope->factor;
-            rope->freq[i] = (float)(factors ? f / (double)factors[i] : f);
+            /* In 32 bits, as the divisors are that converters compute and store. */
+            float by = factors ? factors[i] : rope->bands.factor > 0 ? (float)band_divisor(&rope->bands, f) : 1;
+            rope->freq[i] = (float)(f / (double)by);
         }
     }
 out:
@@ -245,16 +260,14 @@ static uint64_t digest(const struct loader *ld)
 static int find_arch(const struct tern_arch **out, const struct tern_file *f, tern_error *err)
 {
     struct tern_str name;
-    int rc = tern_file_get_str(f, "general.architecture", &name, err);
+    int rc = tern_names_arch(f, &name, err);
     if (rc < 0)
         return rc;
-    if (!name.p)
-        return tern_err_set(err, TERN_EFORMAT, "%s: metadata key general.architecture is missing", tern_file_path(f));
     char known[256] = "";
     size_t used = 0;
     for (int i = 0; tern_archs[i]; i++) {
         *out = tern_archs[i];
-        if (strlen((*out)->name) == name.n && memcmp((*out)->name, name.p, name.n) == 0)
+        if (tern_names_is_arch(f, *out, name))
             return 0;
         int w = snprintf(known + used, sizeof known - used, "%s%s", i ? ", " : "", (*out)->name);
         used += w > 0 && used + (size_t)w < sizeof known ? (size_t)w : 0;
@@ -263,16 +276,20 @@ static int find_arch(const struct tern_arch **out, const struct tern_file *f, te
                         tern_file_path(f), (int)(name.n < 64 ? name.n : 64), name.p, known);
 }
 
-static int vocab_size(struct tern_desc *d, const struct tern_file *f, tern_error *err)
+static int vocab_size(struct loader *ld, tern_error *err)
 {
-    const struct tern_tensor *t = tern_file_tensor(f, "token_embd.weight");
+    struct tern_tensor_name name;
+    const struct tern_tensor_rule *r = ld->arch->globals;
+    while (r->slot != TERN_EMBED)
+        r++;
+    (void)tern_names_tensor(&ld->names, r, -1, &name);
+    const struct tern_tensor *t = tern_file_tensor(ld->f, name.text);
     if (!t)
-        return tern_err_set(err, TERN_EFORMAT, "%s: tensor \"token_embd.weight\" is missing", tern_file_path(f));
+        return tern_err_set(err, TERN_EFORMAT, "%s: tensor \"%s\" is missing", tern_file_path(ld->f), name.text);
     if (t->n_dims != 2 || t->dims[1] > (1 << 24))
-        return tern_err_set(err, TERN_EFORMAT,
-                            "%s: tensor \"token_embd.weight\" at byte %llu is not a [vocabulary, width] matrix",
-                            tern_file_path(f), (unsigned long long)t->file_offset);
-    d->n_vocab = (int)t->dims[1];
+        return tern_err_set(err, TERN_EFORMAT, "%s: tensor \"%s\" at byte %llu is not a [vocabulary, width] matrix",
+                            tern_file_path(ld->f), name.text, (unsigned long long)t->file_offset);
+    ld->net->desc.n_vocab = (int)t->dims[1];
     return 0;
 }
 
@@ -293,7 +310,7 @@ out:
 int tern_net_load(struct tern_net **out, const struct tern_file *f, struct tern_pool *pool, tern_error *err)
 {
     int rc = 0;
-    struct loader ld = {.f = f};
+    struct loader ld = {.f = f, .names = tern_names_of(f)};
     struct tern_net *net = NULL;
     *out = NULL;
     TERN_TRY(tern_alloc(&net, 1, sizeof *net, err));
@@ -301,11 +318,12 @@ int tern_net_load(struct tern_net **out, const struct tern_file *f, struct tern_
     TERN_TRY(find_arch(&ld.arch, f, err));
     net->desc.arch = ld.arch->name;
     TERN_TRY(ld.arch->configure(&net->desc, f, err));
-    TERN_TRY(vocab_size(&net->desc, f, err));
+    TERN_TRY(vocab_size(&ld, err));
     tern_error detail;
     if (tern_desc_check(&net->desc, &detail) < 0)
         TERN_FAIL(err, detail.code, "%s: %s", tern_file_path(f), detail.msg);
     TERN_TRY(tern_alloc(&net->layers, (size_t)net->desc.n_layers, sizeof *net->layers, err));
+    TERN_TRY(tern_alloc(&net->tensor_bytes, tern_file_n_tensors(f), sizeof *net->tensor_bytes, err));
     TERN_TRY(plan_all(&ld, err));
     net->digest = digest(&ld);
     TERN_TRY(read_all(&ld, pool, err));
@@ -328,14 +346,12 @@ void tern_net_free(struct tern_net *n)
         tern_free(n->desc.ropes[r].freq);
     tern_free(n->desc.layers);
     tern_free(n->layers);
+    tern_free(n->tensor_bytes);
     tern_release(n->memory, n->memory_bytes);
     tern_free(n);
 }
 
-size_t tern_net_tensor_bytes(const struct tern_tensor *t)
+size_t tern_net_tensor_bytes(const struct tern_net *n, size_t i)
 {
-    struct tern_packed w;
-    if (t->n_dims == 1)
-        return (size_t)t->dims[0] * sizeof(float);
-    return tern_weight_plan(&w, t->type, t->dims[1], t->dims[0], NULL) < 0 ? 0 : tern_weight_bytes(&w);
+    return n->tensor_bytes[i];
 }

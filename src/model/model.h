@@ -26,8 +26,12 @@ struct tern_rope {
     float theta;
     float factor;     /* linear scaling: angles divided by it; 1 = none */
     bool use_factors; /* divide freq[i] by the file's rope_freqs.weight[i] */
-    float magnitude;  /* cos and sin are multiplied by it; 1 unless YaRN */
-    float *freq;      /* [n_rot/2], filled at load, owned by the model */
+    struct tern_rope_bands {
+        float factor; /* 0: none.  Llama 3: long waves are slowed down by it, short ones not, those between partly */
+        float low, high, ctx; /* waves longer than ctx/low are long, those shorter than ctx/high short */
+    } bands;
+    float magnitude; /* cos and sin are multiplied by it; 1 unless YaRN */
+    float *freq;     /* [n_rot/2], filled at load, owned by the model */
 };
 
 enum tern_mixer { TERN_MIX_ATTENTION, TERN_MIX_LATENT, TERN_MIX_DELTA };
@@ -102,7 +106,9 @@ enum tern_dim {
 };
 
 struct tern_tensor_rule {
-    const char *name;   /* with %d for the layer in the layer table */
+    const char *name;   /* in GGUF, with %d for the layer in the layer table */
+    const char *hf;     /* in Hugging Face checkpoints, after "model." or "model.layers.N."; "1+" before it: they hold w
+                           where the model computes with 1+w.  NULL: they have no such tensor */
     int slot;           /* enum tern_slot, or enum tern_global in the global table */
     enum tern_dim n, k; /* matrix [n, k]; vector [n] with k = TERN_DIM_NONE */
     bool optional;
@@ -113,6 +119,7 @@ struct tern_arch {
     const char *name; /* general.architecture */
     int (*configure)(struct tern_desc *d, const struct tern_file *f, tern_error *err);
     const struct tern_tensor_rule *globals, *layers; /* end with a NULL name */
+    const char *model_types; /* of config.json that are this architecture, with a space between; NULL: none is read */
 };
 extern const struct tern_tensor_rule tern_llama_globals[], tern_llama_layers[]; /* of all who name tensors so */
 extern const struct tern_arch *const tern_archs[];                              /* archs.def, NULL-terminated */
@@ -127,6 +134,7 @@ struct tern_net {
     struct tern_desc desc;
     struct tern_weights globals[TERN_N_GLOBALS];
     struct tern_weights (*layers)[TERN_N_SLOTS]; /* [n_layers] */
+    size_t *tensor_bytes;                        /* of each tensor of the file, in memory */
     void *memory;                                /* all vectors and packed matrices */
     size_t memory_bytes;
     uint64_t digest; /* of the tensor table and sampled weight bytes */
@@ -137,9 +145,8 @@ struct tern_net {
 int tern_net_load(struct tern_net **out, const struct tern_file *f, struct tern_pool *pool, tern_error *err);
 void tern_net_free(struct tern_net *n);
 
-/* Bytes that a tensor of an opened model takes in memory (a model uses every tensor of its file, or it does not open).
- */
-size_t tern_net_tensor_bytes(const struct tern_tensor *t);
+/* Bytes that tensor i of the file takes in memory; 0: no part of the text model (docs/decisions/007). */
+size_t tern_net_tensor_bytes(const struct tern_net *n, size_t i);
 
 /* 0, or TERN_EUNSUPPORTED naming the first thing in the descriptor that the interpreter does not run. */
 int tern_desc_check(const struct tern_desc *d, tern_error *err);
@@ -149,13 +156,34 @@ void tern_desc_kv(const struct tern_desc *d, struct tern_kv_decl *decl);
 
 /* ---- helpers for arch files -------------------------------------------------------------------------------------- */
 
-/* The usual keys, read as "<arch>.<key>" with range checks: block_count, embedding_length, context_length, head counts,
- * key/value length, feed_forward_length, rms epsilon, rope dimension/base/scaling.  Fills every layer alike; the caller
- * then changes what differs. */
+/* The usual keys, with range checks: block_count, embedding_length, context_length, head counts, key/value length,
+ * feed_forward_length, rms epsilon, rope dimension/base/scaling.  Fills every layer alike; the caller then changes what
+ * differs. */
 int tern_configure_common(struct tern_desc *d, const struct tern_file *f, const char *arch, tern_error *err);
 
-/* Metadata key "<arch>.<name>"; the returned text lives in buf. */
-const char *tern_arch_key(char *buf, size_t n, const char *arch, const char *name);
+/* The same where configurations leave out what a family's class has as default; the table ends with a NULL name. */
+struct tern_config_default {
+    const char *name; /* as for tern_arch_key */
+    double value;
+};
+int tern_configure_defaults(struct tern_desc *d, const struct tern_file *f, const char *arch,
+                            const struct tern_config_default *defaults, tern_error *err);
+
+/* The key under which this file holds what GGUF calls "<arch>.<name>" (the table is in names.c; a name that it does not
+ * know is the same in config.json).  The returned text lives in buf. */
+const char *tern_arch_key(char *buf, size_t n, const struct tern_file *f, const char *arch, const char *name);
+
+/* Refuses the file unless the string at key `name` is `want`, or there is no such key. */
+int tern_arch_expect(const struct tern_file *f, const char *arch, const char *name, const char *want, tern_error *err);
+
+/* Refuses the file when the bool or number at key `name` is neither absent, nor false, nor 0. */
+int tern_arch_expect_off(const struct tern_file *f, const char *arch, const char *name, tern_error *err);
+
+/* The kind of each layer's attention where the file lists it ("layer_types", with full and sliding ones): *types is
+ * NULL without a list, else [n_layers], for tern_layer_slides. */
+int tern_arch_layer_types(const struct tern_desc *d, const struct tern_file *f, const char *arch,
+                          const struct tern_str **types, tern_error *err);
+bool tern_layer_slides(const struct tern_str *types, int layer);
 
 /* ---- forward ----------------------------------------------------------------------------------------------------- */
 
