@@ -3,12 +3,7 @@
 
 static int configure(struct tern_desc *d, const struct tern_file *f, tern_error *err)
 {
-    int rc = 0;
-    TERN_TRY(tern_configure_common(d, f, "qwen2", err));
-    TERN_TRY(tern_arch_expect(f, "qwen2", "hidden_act", "silu", err));
-    TERN_TRY(tern_arch_expect_off(f, "qwen2", "use_sliding_window", err));
-out:
-    return rc;
+    return tern_configure_common(d, f, "qwen2", err);
 }
 
-const struct tern_arch tern_arch_qwen2 = {"qwen2", configure, tern_llama_globals, tern_llama_layers, "qwen2"};
+const struct tern_arch tern_arch_qwen2 = {"qwen2", configure, tern_llama_globals, tern_llama_layers, NULL};

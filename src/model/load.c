@@ -1,5 +1,5 @@
 /* From file to memory: every tensor the architecture lists is found, its shape checked, and packed. */
-#include "model/names.h"
+#include "model/model.h"
 
 #include <math.h>
 #include <pthread.h>
@@ -8,12 +8,15 @@
 #include <xxhash.h>
 #include "base/mem.h"
 
+#define NAME_MAX_LEN 128
+
 /* A tensor on its way into memory. */
 struct plan {
     const struct tern_tensor *t;
     struct tern_weights *dst;
+    const uint8_t *data; /* of the rows that dst gets */
+    int n;               /* and their number */
     bool vector;
-    float add; /* to every element of a vector */
     size_t offset, bytes;
 };
 
@@ -21,7 +24,6 @@ struct loader {
     struct tern_net *net;
     const struct tern_file *f;
     const struct tern_arch *arch;
-    struct tern_names names;
     struct plan *plans;
     size_t n_plans, cap_plans;
     size_t total;
@@ -71,46 +73,76 @@ static int check_shape(const struct loader *ld, const struct tern_tensor *t, int
                         (long long)t->dims[1], (long long)k, (long long)n);
 }
 
-static size_t tensor_index(const struct loader *ld, const struct tern_tensor *t)
-{
-    return (size_t)(t - tern_file_tensor_at(ld->f, 0));
-}
-
-/* Looks one rule up and plans its memory.  layer -1: a global rule. */
-static int plan_rule(struct loader *ld, const struct tern_tensor_rule *r, int layer, struct tern_weights *dst,
-                     tern_error *err)
+/* Plans the memory of the rows [row0, row0 + n) of a tensor. */
+static int plan_rows(struct loader *ld, const struct tern_tensor *t, struct tern_weights *dst, int64_t row0, int64_t n,
+                     int64_t k, bool vector, tern_error *err)
 {
     int rc = 0;
-    struct tern_tensor_name name;
-    const struct tern_desc *d = &ld->net->desc;
-    const struct tern_layer_desc *l = &d->layers[layer < 0 ? 0 : layer];
-    if (!tern_names_tensor(&ld->names, r, layer, &name))
-        return 0;
-    const struct tern_tensor *t = tern_file_tensor(ld->f, name.text);
-    if (!t) {
-        if (r->optional)
-            return 0;
-        TERN_FAIL(err, TERN_EFORMAT, "%s: tensor \"%s\" is missing", tern_file_path(ld->f), name.text);
-    }
-    bool vector = r->k == TERN_DIM_NONE;
-    int64_t n = resolve(r->n, d, l), k = resolve(r->k, d, l);
-    TERN_TRY(check_shape(ld, t, n, k, vector, err));
+    const int64_t elems = tern_type_elems(t->type);
     TERN_TRY(tern_grow(&ld->plans, &ld->cap_plans, ld->n_plans + 1, sizeof *ld->plans, err));
     struct plan *p = &ld->plans[ld->n_plans++];
-    *p = (struct plan){.t = t, .dst = dst, .vector = vector, .add = name.add, .offset = ld->total};
-    if (vector) {
+    *p = (struct plan){.t = t, .dst = dst, .n = (int)n, .vector = vector, .offset = ld->total};
+    if (vector)
         p->bytes = tern_round_up((size_t)n * sizeof(float), TERN_ALIGN);
-    } else {
-        if (tern_weight_plan(&dst->mat, t->type, n, k, err) < 0)
-            TERN_FAIL(err, TERN_EUNSUPPORTED,
-                      "%s: tensor \"%s\": %s [%lld, %lld] cannot be used: row length must be a multiple of 32",
-                      tern_file_path(ld->f), name.text, tern_type_name(t->type), (long long)k, (long long)n);
+    else if (tern_weight_plan(&dst->mat, t->type, n, k, err) == 0)
         p->bytes = tern_round_up(tern_weight_bytes(&dst->mat), TERN_ALIGN);
-    }
-    ld->net->tensor_bytes[tensor_index(ld, t)] = vector ? (size_t)n * sizeof(float) : tern_weight_bytes(&dst->mat);
+    else
+        TERN_FAIL(err, TERN_EUNSUPPORTED,
+                  "%s: tensor \"%s\": %s [%lld, %lld] cannot be used: row length must be a multiple of 32",
+                  tern_file_path(ld->f), t->name, tern_type_name(t->type), (long long)k, (long long)n);
+    if (row0 * k % elems)
+        TERN_FAIL(err, TERN_EUNSUPPORTED, "%s: tensor \"%s\": %s cannot be divided at element %lld",
+                  tern_file_path(ld->f), t->name, tern_type_name(t->type), (long long)row0);
+    p->data = (const uint8_t *)t->data + row0 * k / elems * tern_type_bytes(t->type);
     if (!tern_add(ld->total, p->bytes, &ld->total))
         TERN_FAIL(err, TERN_ENOMEM, "%s: the weights do not fit in memory", tern_file_path(ld->f));
     ld->net->n_params += n * k;
+out:
+    return rc;
+}
+
+/* Looks up the tensor of n_rules rules, which share its rows.  layer -1: global rules. */
+static int plan_tensor(struct loader *ld, const struct tern_tensor_rule *r, int n_rules, int layer,
+                       struct tern_weights *slots, tern_error *err)
+{
+    int rc = 0;
+    char name[NAME_MAX_LEN];
+    const struct tern_desc *d = &ld->net->desc;
+    const struct tern_layer_desc *l = &d->layers[layer < 0 ? 0 : layer];
+    const bool vector = r->k == TERN_DIM_NONE;
+    int64_t rows = 0, k = resolve(r->k, d, l);
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wformat-nonliteral"
+    (void)snprintf(name, sizeof name, r->name, layer); /* the tables are constants of this program */
+#pragma GCC diagnostic pop
+    const struct tern_tensor *t = tern_file_tensor(ld->f, name);
+    if (!t && r->optional)
+        return 0;
+    if (!t)
+        TERN_FAIL(err, TERN_EFORMAT, "%s: tensor \"%s\" is missing", tern_file_path(ld->f), name);
+    for (int i = 0; i < n_rules; i++)
+        rows += resolve(r[i].n, d, l);
+    TERN_TRY(check_shape(ld, t, rows, k, vector, err));
+    rows = 0;
+    for (int i = 0; i < n_rules; i++) {
+        int64_t n = resolve(r[i].n, d, l);
+        TERN_TRY(plan_rows(ld, t, &slots[r[i].slot], rows, n, k, vector, err));
+        rows += n;
+    }
+out:
+    return rc;
+}
+
+/* All rules of a table. */
+static int plan_rules(struct loader *ld, const struct tern_tensor_rule *r, int layer, struct tern_weights *slots,
+                      tern_error *err)
+{
+    int rc = 0;
+    for (int n; r && r->name; r += n) {
+        for (n = 1; r[n].name && strcmp(r[n].name, r->name) == 0;)
+            n++;
+        TERN_TRY(plan_tensor(ld, r, n, layer, slots, err));
+    }
 out:
     return rc;
 }
@@ -120,7 +152,10 @@ static int check_unknown(const struct loader *ld, tern_error *err)
 {
     for (size_t i = 0; i < tern_file_n_tensors(ld->f); i++) {
         const struct tern_tensor *t = tern_file_tensor_at(ld->f, i);
-        if (!ld->net->tensor_bytes[i] && !tern_names_foreign(&ld->names, t->name))
+        bool known = false;
+        for (size_t j = 0; j < ld->n_plans && !known; j++)
+            known = ld->plans[j].t == t;
+        if (!known)
             return tern_err_set(err, TERN_EUNSUPPORTED, "%s: tensor \"%s\" at byte %llu is not part of architecture %s",
                                 tern_file_path(ld->f), t->name, (unsigned long long)t->file_offset, ld->arch->name);
     }
@@ -147,7 +182,7 @@ static void pack_task(void *ctx, int task, int worker)
     int panels = (m->n + TERN_PANEL - 1) / TERN_PANEL;
     int p0 = task * PANELS_PER_TASK, p1 = p0 + PANELS_PER_TASK < panels ? p0 + PANELS_PER_TASK : panels;
     (void)worker;
-    if (tern_weight_pack(m, w->dst, w->p->t->type, w->p->t->data, w->p->t->name, p0, p1, &err) == 0)
+    if (tern_weight_pack(m, w->dst, w->p->t->type, w->p->data, w->p->t->name, p0, p1, &err) == 0)
         return;
     (void)pthread_mutex_lock(&w->lock);
     if (w->failed < 0 || task < w->failed) {
@@ -174,14 +209,12 @@ static int pack_matrix(const struct loader *ld, const struct plan *p, struct ter
 static int read_vector(const struct loader *ld, const struct plan *p, float *dst, tern_error *err)
 {
     int rc = 0;
-    size_t n = (size_t)p->t->dims[0];
-    TERN_TRY(tern_dequantize(dst, p->t->type, p->t->data, n, err));
+    size_t n = (size_t)p->n;
+    TERN_TRY(tern_dequantize(dst, p->t->type, p->data, n, err));
     for (size_t i = 0; i < n; i++)
         if (!isfinite(dst[i]))
             TERN_FAIL(err, TERN_EFORMAT, "%s: tensor \"%s\" at byte %llu: element %zu is not a finite number",
                       tern_file_path(ld->f), p->t->name, (unsigned long long)p->t->file_offset, i);
-        else
-            dst[i] += p->add;
     p->dst->vec = dst;
 out:
     return rc;
@@ -209,33 +242,15 @@ out:
 
 /* ---- derived values --------------------------------------------------------------------------------------------- */
 
-/* What divides the frequency `f` of a rope with bands. */
-static double band_divisor(const struct tern_rope_bands *b, double f)
-{
-    const double pi = 3.14159265358979323846;
-    double wave = 2 * pi / f;
-    if (wave < (double)b->ctx / (double)b->high)
-        return 1;
-    if (wave >= (double)b->ctx / (double)b->low)
-        return (double)b->factor;
-    double smooth = ((double)b->ctx / wave - (double)b->low) / ((double)b->high - (double)b->low);
-    return 1 / ((1 - smooth) / (double)b->factor + smooth);
-}
-
 static int make_ropes(struct tern_net *net, tern_error *err)
 {
     int rc = 0;
     for (int r = 0; r < net->desc.n_ropes; r++) {
         struct tern_rope *rope = &net->desc.ropes[r];
-        int half = rope->n_rot / 2;
-        const float *factors = rope->use_factors ? net->globals[TERN_ROPE_FACTORS].vec : NULL;
-        TERN_TRY(tern_alloc(&rope->freq, (size_t)half, sizeof(float), err));
-        for (int i = 0; i < half; i++) {
-            double f = pow((double)rope->theta, -2.0 * i / rope->n_rot) / (double)rope->factor;
-            /* In 32 bits, as the divisors are that converters compute and store. */
-            float by = factors ? factors[i] : rope->bands.factor > 0 ? (float)band_divisor(&rope->bands, f) : 1;
-            rope->freq[i] = (float)(f / (double)by);
-        }
+        const bool longrope = rope->scaling == TERN_ROPE_LONG;
+        enum tern_global factors = longrope ? TERN_ROPE_FACTORS_SHORT : TERN_ROPE_FACTORS;
+        TERN_TRY(tern_rope_make(rope, longrope || rope->use_factors ? net->globals[factors].vec : NULL,
+                                longrope ? net->globals[TERN_ROPE_FACTORS_LONG].vec : NULL, err));
     }
 out:
     return rc;
@@ -260,14 +275,16 @@ static uint64_t digest(const struct loader *ld)
 static int find_arch(const struct tern_arch **out, const struct tern_file *f, tern_error *err)
 {
     struct tern_str name;
-    int rc = tern_names_arch(f, &name, err);
+    int rc = tern_file_get_str(f, "general.architecture", &name, err);
     if (rc < 0)
         return rc;
+    if (!name.p)
+        return tern_err_set(err, TERN_EFORMAT, "%s: metadata key general.architecture is missing", tern_file_path(f));
     char known[256] = "";
     size_t used = 0;
     for (int i = 0; tern_archs[i]; i++) {
         *out = tern_archs[i];
-        if (tern_names_is_arch(f, *out, name))
+        if (strlen((*out)->name) == name.n && memcmp((*out)->name, name.p, name.n) == 0)
             return 0;
         int w = snprintf(known + used, sizeof known - used, "%s%s", i ? ", " : "", (*out)->name);
         used += w > 0 && used + (size_t)w < sizeof known ? (size_t)w : 0;
@@ -276,20 +293,16 @@ static int find_arch(const struct tern_arch **out, const struct tern_file *f, te
                         tern_file_path(f), (int)(name.n < 64 ? name.n : 64), name.p, known);
 }
 
-static int vocab_size(struct loader *ld, tern_error *err)
+static int vocab_size(struct tern_desc *d, const struct tern_file *f, tern_error *err)
 {
-    struct tern_tensor_name name;
-    const struct tern_tensor_rule *r = ld->arch->globals;
-    while (r->slot != TERN_EMBED)
-        r++;
-    (void)tern_names_tensor(&ld->names, r, -1, &name);
-    const struct tern_tensor *t = tern_file_tensor(ld->f, name.text);
+    const struct tern_tensor *t = tern_file_tensor(f, "token_embd.weight");
     if (!t)
-        return tern_err_set(err, TERN_EFORMAT, "%s: tensor \"%s\" is missing", tern_file_path(ld->f), name.text);
+        return tern_err_set(err, TERN_EFORMAT, "%s: tensor \"token_embd.weight\" is missing", tern_file_path(f));
     if (t->n_dims != 2 || t->dims[1] > (1 << 24))
-        return tern_err_set(err, TERN_EFORMAT, "%s: tensor \"%s\" at byte %llu is not a [vocabulary, width] matrix",
-                            tern_file_path(ld->f), name.text, (unsigned long long)t->file_offset);
-    ld->net->desc.n_vocab = (int)t->dims[1];
+        return tern_err_set(err, TERN_EFORMAT,
+                            "%s: tensor \"token_embd.weight\" at byte %llu is not a [vocabulary, width] matrix",
+                            tern_file_path(f), (unsigned long long)t->file_offset);
+    d->n_vocab = (int)t->dims[1];
     return 0;
 }
 
@@ -297,11 +310,11 @@ static int plan_all(struct loader *ld, tern_error *err)
 {
     int rc = 0;
     struct tern_net *net = ld->net;
-    for (const struct tern_tensor_rule *r = ld->arch->globals; r->name; r++)
-        TERN_TRY(plan_rule(ld, r, -1, &net->globals[r->slot], err));
-    for (int i = 0; i < net->desc.n_layers; i++)
-        for (const struct tern_tensor_rule *r = ld->arch->layers; r->name; r++)
-            TERN_TRY(plan_rule(ld, r, i, &net->layers[i][r->slot], err));
+    TERN_TRY(plan_rules(ld, ld->arch->globals, -1, net->globals, err));
+    for (int i = 0; i < net->desc.n_layers; i++) {
+        TERN_TRY(plan_rules(ld, ld->arch->layers, i, net->layers[i], err));
+        TERN_TRY(plan_rules(ld, ld->arch->more_layers, i, net->layers[i], err));
+    }
     TERN_TRY(check_unknown(ld, err));
 out:
     return rc;
@@ -310,7 +323,7 @@ out:
 int tern_net_load(struct tern_net **out, const struct tern_file *f, struct tern_pool *pool, tern_error *err)
 {
     int rc = 0;
-    struct loader ld = {.f = f, .names = tern_names_of(f)};
+    struct loader ld = {.f = f};
     struct tern_net *net = NULL;
     *out = NULL;
     TERN_TRY(tern_alloc(&net, 1, sizeof *net, err));
@@ -318,12 +331,11 @@ int tern_net_load(struct tern_net **out, const struct tern_file *f, struct tern_
     TERN_TRY(find_arch(&ld.arch, f, err));
     net->desc.arch = ld.arch->name;
     TERN_TRY(ld.arch->configure(&net->desc, f, err));
-    TERN_TRY(vocab_size(&ld, err));
+    TERN_TRY(vocab_size(&net->desc, f, err));
     tern_error detail;
     if (tern_desc_check(&net->desc, &detail) < 0)
         TERN_FAIL(err, detail.code, "%s: %s", tern_file_path(f), detail.msg);
     TERN_TRY(tern_alloc(&net->layers, (size_t)net->desc.n_layers, sizeof *net->layers, err));
-    TERN_TRY(tern_alloc(&net->tensor_bytes, tern_file_n_tensors(f), sizeof *net->tensor_bytes, err));
     TERN_TRY(plan_all(&ld, err));
     net->digest = digest(&ld);
     TERN_TRY(read_all(&ld, pool, err));
@@ -342,16 +354,20 @@ void tern_net_free(struct tern_net *n)
 {
     if (!n)
         return;
-    for (int r = 0; r < n->desc.n_ropes; r++)
+    for (int r = 0; r < n->desc.n_ropes; r++) {
         tern_free(n->desc.ropes[r].freq);
+        tern_free(n->desc.ropes[r].freq_long);
+    }
     tern_free(n->desc.layers);
     tern_free(n->layers);
-    tern_free(n->tensor_bytes);
     tern_release(n->memory, n->memory_bytes);
     tern_free(n);
 }
 
-size_t tern_net_tensor_bytes(const struct tern_net *n, size_t i)
+size_t tern_net_tensor_bytes(const struct tern_tensor *t)
 {
-    return n->tensor_bytes[i];
+    struct tern_packed w;
+    if (t->n_dims == 1)
+        return (size_t)t->dims[0] * sizeof(float);
+    return tern_weight_plan(&w, t->type, t->dims[1], t->dims[0], NULL) < 0 ? 0 : tern_weight_bytes(&w);
 }

@@ -19,19 +19,22 @@
 
 #define TERN_MAX_ROPES 4
 
+/* How frequencies are stretched beyond the context of the first training; those from YARN on know its length. */
+enum tern_rope_scaling { TERN_ROPE_PLAIN, TERN_ROPE_LINEAR, TERN_ROPE_YARN, TERN_ROPE_LLAMA3, TERN_ROPE_LONG };
+
 /* A rotary position embedding: angle of pair i at position p is p * freq[i] (f32 product, as the reference does). */
 struct tern_rope {
     int n_rot;        /* rotated dims, even; the rest pass through */
     bool interleaved; /* pairs (2i, 2i+1) instead of (i, i + n_rot/2) */
     float theta;
-    float factor;     /* linear scaling: angles divided by it; 1 = none */
+    enum tern_rope_scaling scaling;
+    float factor;     /* frequencies are divided by it; 1 = none */
+    int original;     /* context before scaling */
+    float fast, slow; /* ends of the ramp of YaRN and llama3: turns in the original context */
     bool use_factors; /* divide freq[i] by the file's rope_freqs.weight[i] */
-    struct tern_rope_bands {
-        float factor; /* 0: none.  Llama 3: long waves are slowed down by it, short ones not, those between partly */
-        float low, high, ctx; /* waves longer than ctx/low are long, those shorter than ctx/high short */
-    } bands;
-    float magnitude; /* cos and sin are multiplied by it; 1 unless YaRN */
-    float *freq;     /* [n_rot/2], filled at load, owned by the model */
+    float magnitude;  /* cos and sin are multiplied by it; 1 unless the scaling asks for more */
+    float *freq;      /* [n_rot/2], filled at load, owned by the model */
+    float *freq_long; /* longrope: of contexts longer than the original; else NULL */
 };
 
 enum tern_mixer { TERN_MIX_ATTENTION, TERN_MIX_LATENT, TERN_MIX_DELTA };
@@ -88,7 +91,15 @@ enum tern_slot {
 };
 
 /* Tensors of the model as a whole. */
-enum tern_global { TERN_EMBED, TERN_OUT_NORM, TERN_HEAD, TERN_ROPE_FACTORS, TERN_N_GLOBALS };
+enum tern_global {
+    TERN_EMBED,
+    TERN_OUT_NORM,
+    TERN_HEAD,
+    TERN_ROPE_FACTORS,
+    TERN_ROPE_FACTORS_SHORT,
+    TERN_ROPE_FACTORS_LONG,
+    TERN_N_GLOBALS
+};
 
 /* A dimension in the tensor table, resolved against the layer's descriptor. */
 enum tern_dim {
@@ -105,10 +116,9 @@ enum tern_dim {
     TERN_DIM_ROPE,   /* n_rot/2 of rope 0 */
 };
 
+/* Rules that follow each other under one name share the tensor: its rows are theirs in this order. */
 struct tern_tensor_rule {
-    const char *name;   /* in GGUF, with %d for the layer in the layer table */
-    const char *hf;     /* in Hugging Face checkpoints, after "model." or "model.layers.N."; "1+" before it: they hold w
-                           where the model computes with 1+w.  NULL: they have no such tensor */
+    const char *name;   /* with %d for the layer in the layer table */
     int slot;           /* enum tern_slot, or enum tern_global in the global table */
     enum tern_dim n, k; /* matrix [n, k]; vector [n] with k = TERN_DIM_NONE */
     bool optional;
@@ -119,10 +129,12 @@ struct tern_arch {
     const char *name; /* general.architecture */
     int (*configure)(struct tern_desc *d, const struct tern_file *f, tern_error *err);
     const struct tern_tensor_rule *globals, *layers; /* end with a NULL name */
-    const char *model_types; /* of config.json that are this architecture, with a space between; NULL: none is read */
+    const struct tern_tensor_rule *more_layers;      /* further rules of layers, or NULL */
 };
-extern const struct tern_tensor_rule tern_llama_globals[], tern_llama_layers[]; /* of all who name tensors so */
-extern const struct tern_arch *const tern_archs[];                              /* archs.def, NULL-terminated */
+/* Tables of all who name tensors so. */
+extern const struct tern_tensor_rule tern_llama_globals[], tern_llama_layers[], tern_head_norms[];
+extern const struct tern_tensor_rule tern_gemma_globals[], tern_gemma_layers[];
+extern const struct tern_arch *const tern_archs[]; /* archs.def, NULL-terminated */
 
 /* A vector is f32; a matrix is packed. */
 struct tern_weights {
@@ -134,7 +146,6 @@ struct tern_net {
     struct tern_desc desc;
     struct tern_weights globals[TERN_N_GLOBALS];
     struct tern_weights (*layers)[TERN_N_SLOTS]; /* [n_layers] */
-    size_t *tensor_bytes;                        /* of each tensor of the file, in memory */
     void *memory;                                /* all vectors and packed matrices */
     size_t memory_bytes;
     uint64_t digest; /* of the tensor table and sampled weight bytes */
@@ -145,45 +156,44 @@ struct tern_net {
 int tern_net_load(struct tern_net **out, const struct tern_file *f, struct tern_pool *pool, tern_error *err);
 void tern_net_free(struct tern_net *n);
 
-/* Bytes that tensor i of the file takes in memory; 0: no part of the text model (docs/decisions/007). */
-size_t tern_net_tensor_bytes(const struct tern_net *n, size_t i);
+/* Bytes that a tensor of an opened model takes in memory (a model uses every tensor of its file, or it does not open).
+ */
+size_t tern_net_tensor_bytes(const struct tern_tensor *t);
 
 /* 0, or TERN_EUNSUPPORTED naming the first thing in the descriptor that the interpreter does not run. */
 int tern_desc_check(const struct tern_desc *d, tern_error *err);
 
-/* What the layers ask of the KV cache.  decl: [n_layers]. */
-void tern_desc_kv(const struct tern_desc *d, struct tern_kv_decl *decl);
+/* What the layers ask of the KV cache of an engine with this context.  decl: [n_layers]. */
+void tern_desc_kv(const struct tern_desc *d, int ctx, struct tern_kv_decl *decl);
+
+/* The frequencies that count in an engine with this context, and whether they are those of long contexts. */
+const float *tern_rope_freq(const struct tern_rope *r, int ctx);
+bool tern_rope_is_long(const struct tern_rope *r, int ctx);
 
 /* ---- helpers for arch files -------------------------------------------------------------------------------------- */
 
-/* The usual keys, with range checks: block_count, embedding_length, context_length, head counts, key/value length,
- * feed_forward_length, rms epsilon, rope dimension/base/scaling.  Fills every layer alike; the caller then changes what
- * differs. */
+/* The usual keys, read as "<arch>.<key>" with range checks: block_count, embedding_length, context_length, head counts,
+ * key/value length, feed_forward_length, rms epsilon, sliding window, rope dimension/base/scaling.  Fills every layer
+ * alike; the caller then changes what differs. */
 int tern_configure_common(struct tern_desc *d, const struct tern_file *f, const char *arch, tern_error *err);
 
-/* The same where configurations leave out what a family's class has as default; the table ends with a NULL name. */
-struct tern_config_default {
-    const char *name; /* as for tern_arch_key */
-    double value;
-};
-int tern_configure_defaults(struct tern_desc *d, const struct tern_file *f, const char *arch,
-                            const struct tern_config_default *defaults, tern_error *err);
+/* Takes the window of the usual key from layers that have none: every `every`th, or what the key
+ * attention.sliding_window_pattern says, another such number or an array with true where there is a window. */
+int tern_configure_pattern(struct tern_desc *d, const struct tern_file *f, const char *arch, int every,
+                           tern_error *err);
 
-/* The key under which this file holds what GGUF calls "<arch>.<name>" (the table is in names.c; a name that it does not
- * know is the same in config.json).  The returned text lives in buf. */
-const char *tern_arch_key(char *buf, size_t n, const struct tern_file *f, const char *arch, const char *name);
+/* What Gemma 2 and 3 have in common.  wide: the number of layers of the model whose scores are scaled by the width over
+ * heads, not by the head size, without its file saying so. */
+int tern_configure_gemma(struct tern_desc *d, const struct tern_file *f, const char *arch, int every, int wide,
+                         tern_error *err);
 
-/* Refuses the file unless the string at key `name` is `want`, or there is no such key. */
-int tern_arch_expect(const struct tern_file *f, const char *arch, const char *name, const char *want, tern_error *err);
+/* The embedding that the usual keys describe: base, scaling and what belongs to it. */
+int tern_rope_read(struct tern_rope *r, const struct tern_file *f, const char *arch, int n_rot, tern_error *err);
+/* Fills the frequencies; divisors of the pairs or NULL. */
+int tern_rope_make(struct tern_rope *r, const float *factors, const float *factors_long, tern_error *err);
 
-/* Refuses the file when the bool or number at key `name` is neither absent, nor false, nor 0. */
-int tern_arch_expect_off(const struct tern_file *f, const char *arch, const char *name, tern_error *err);
-
-/* The kind of each layer's attention where the file lists it ("layer_types", with full and sliding ones): *types is
- * NULL without a list, else [n_layers], for tern_layer_slides. */
-int tern_arch_layer_types(const struct tern_desc *d, const struct tern_file *f, const char *arch,
-                          const struct tern_str **types, tern_error *err);
-bool tern_layer_slides(const struct tern_str *types, int layer);
+/* Metadata key "<arch>.<name>"; the returned text lives in buf. */
+const char *tern_arch_key(char *buf, size_t n, const char *arch, const char *name);
 
 /* ---- forward ----------------------------------------------------------------------------------------------------- */
 

@@ -177,7 +177,7 @@ void tern_model_tensor(const tern_model *m, size_t i, tern_tensor_info *out)
                               .type = tern_type_name(t->type),
                               .n_dims = t->n_dims,
                               .file_bytes = t->n_bytes,
-                              .memory_bytes = tern_net_tensor_bytes(m->net, i)};
+                              .memory_bytes = tern_net_tensor_bytes(t)};
     memcpy(out->dims, t->dims, sizeof out->dims);
 }
 
