@@ -90,6 +90,10 @@ void tern_file_close(struct tern_file **f); /* accepts NULL and *f == NULL; sets
  * A part of a split set is refused. */
 int tern_file_open_memory(struct tern_file **out, const void *bytes, size_t n_bytes, const char *name, tern_error *err);
 
+/* Which container it is: what names its keys and tensors have (model/names.c). */
+enum tern_file_kind { TERN_FILE_GGUF, TERN_FILE_HF };
+enum tern_file_kind tern_file_kind(const struct tern_file *f);
+
 /* As given to open. */
 const char *tern_file_path(const struct tern_file *f);
 /* Path of the part that holds tensor `t` of this file; together with t->file_offset it places an error. */
