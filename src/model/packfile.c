@@ -16,10 +16,11 @@
 #include "base/outfile.h"
 #include "kernel/pack.h"
 
-#define MAGIC     "ternpak\n"
-#define VERSION   1
-#define ENDIAN    0x01020304u
-#define ALIGNMENT ((size_t)2 << 20) /* of the block in the file: a huge page */
+#define MAGIC      "ternpak\n"
+#define VERSION    1
+#define ENDIAN     0x01020304u
+#define SMALL_PAGE ((size_t)4 << 10)
+#define HUGE_PAGE  ((size_t)2 << 20)
 
 struct header {
     char magic[8];
@@ -69,6 +70,7 @@ static struct record expected(const struct tern_weight_block *b, size_t i)
 
 static struct header expected_header(const struct tern_weight_block *b)
 {
+    size_t page = b->bytes < HUGE_PAGE ? SMALL_PAGE : HUGE_PAGE;
     return (struct header){.magic = MAGIC,
                            .version = VERSION,
                            .endian = ENDIAN,
@@ -76,7 +78,7 @@ static struct header expected_header(const struct tern_weight_block *b)
                            .n_tensors = (uint32_t)b->n,
                            .digest = b->digest,
                            .data_offset =
-                               tern_round_up(sizeof(struct header) + b->n * sizeof(struct record), ALIGNMENT),
+                               tern_round_up(sizeof(struct header) + b->n * sizeof(struct record), page),
                            .data_bytes = b->bytes};
 }
 
