@@ -453,3 +453,17 @@ size_t tern_net_tensor_bytes(const struct tern_tensor *t)
         return (size_t)t->dims[0] * sizeof(float);
     return tern_weight_plan(&w, &s, t->dims[1], t->dims[0], NULL) < 0 ? 0 : tern_weight_bytes(&w) * (size_t)t->dims[2];
 }
+
+static size_t matrix_bytes(const struct tern_weights *w)
+{
+    return w->mat.data ? tern_weight_bytes(&w->mat) : 0;
+}
+
+size_t tern_net_step_bytes(const struct tern_net *n)
+{
+    size_t bytes = matrix_bytes(&n->globals[TERN_HEAD]);
+    for (int i = 0; i < n->desc.n_layers; i++)
+        for (int slot = 0; slot < TERN_N_SLOTS; slot++)
+            bytes += matrix_bytes(&n->layers[i][slot]);
+    return bytes;
+}
