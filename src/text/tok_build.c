@@ -117,3 +117,35 @@ void tern_tok_find_ends(struct tern_tokenizer *t)
             t->eog[id] = true;
     }
 }
+
+/* User-defined tokens of a merge list are also pieces like others: runs of spaces, for example. */
+static bool may_merge(const struct tern_tokenizer *t, int32_t id)
+{
+    return t->type[id] == TERN_TOK_NORMAL || t->type[id] == TERN_TOK_USER;
+}
+
+bool tern_tok_add_merge(struct tern_tokenizer *t, const char *left, size_t n_left, const char *right, size_t n_right,
+                        uint32_t rank)
+{
+    char joined[2 * TERN_TOK_MAX_PIECE];
+    if (n_left > TERN_TOK_MAX_PIECE || n_right > TERN_TOK_MAX_PIECE)
+        return false;
+    memcpy(joined, left, n_left);
+    memcpy(joined + n_left, right, n_right);
+    struct tern_tok_merge_rule rule = {.left = tern_tokenizer_find(t, left, n_left),
+                                       .right = tern_tokenizer_find(t, right, n_right),
+                                       .rank = rank,
+                                       .id = tern_tokenizer_find(t, joined, n_left + n_right)};
+    if (rule.left < 0 || rule.right < 0 || rule.id < 0)
+        return false;
+    if (may_merge(t, rule.left) && may_merge(t, rule.right) && may_merge(t, rule.id))
+        tern_tok_rules_add(t, &rule);
+    return true;
+}
+
+bool tern_tok_add_merge_text(struct tern_tokenizer *t, const char *p, size_t n, uint32_t rank)
+{
+    /* A piece may itself begin with a space only where it is that space, so the gap is the first one behind it. */
+    const char *gap = n > 2 ? memchr(p + 1, ' ', n - 2) : NULL;
+    return gap && tern_tok_add_merge(t, p, (size_t)(gap - p), gap + 1, n - (size_t)(gap - p) - 1, rank);
+}

@@ -258,36 +258,14 @@ out:
     return rc;
 }
 
-/* User-defined tokens of character BPE are also pieces like others: runs of spaces, for example. */
-static bool may_merge(const struct tern_tokenizer *t, int32_t id)
-{
-    return t->type[id] == TERN_TOK_NORMAL || (t->algo == TERN_TOK_CHAR_BPE && t->type[id] == TERN_TOK_USER);
-}
-
 static int read_merge(const struct load *l, size_t i, tern_error *err)
 {
-    struct tern_tokenizer *t = l->t;
     const struct tern_str *s = &((const struct tern_str *)l->merges->arr)[i];
-    char joined[2 * TERN_TOK_MAX_PIECE];
-    /* A piece may itself begin with a space only where it is that space, so the gap is the first one behind it. */
-    const char *gap = s->n > 2 ? memchr(s->p + 1, ' ', s->n - 2) : NULL;
-    if (!gap || s->n > sizeof joined)
-        return tern_err_set(err, TERN_EFORMAT, "%s: " KEY "merges[%zu] is not two tokens with a space between",
-                            tern_file_path(l->f), i);
-    size_t n_left = (size_t)(gap - s->p), n_right = s->n - n_left - 1;
-    memcpy(joined, s->p, n_left);
-    memcpy(joined + n_left, gap + 1, n_right);
-    struct tern_tok_merge_rule rule = {.left = tern_tokenizer_find(t, s->p, n_left),
-                                       .right = tern_tokenizer_find(t, gap + 1, n_right),
-                                       .rank = (uint32_t)i,
-                                       .id = tern_tokenizer_find(t, joined, n_left + n_right)};
-    if (rule.left < 0 || rule.right < 0 || rule.id < 0)
-        return tern_err_set(err, TERN_EFORMAT,
-                            "%s: " KEY "merges[%zu] names or makes a token that is not in " KEY "tokens",
-                            tern_file_path(l->f), i);
-    if (may_merge(t, rule.left) && may_merge(t, rule.right) && may_merge(t, rule.id))
-        tern_tok_rules_add(t, &rule);
-    return 0;
+    if (tern_tok_add_merge_text(l->t, s->p, s->n, (uint32_t)i))
+        return 0;
+    return tern_err_set(err, TERN_EFORMAT,
+                        "%s: " KEY "merges[%zu] is not two tokens of " KEY "tokens that make a third, with a space between",
+                        tern_file_path(l->f), i);
 }
 
 static int read_merges(struct load *l, tern_error *err)

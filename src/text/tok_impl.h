@@ -275,8 +275,13 @@ void tern_tok_find_bytes(struct tern_tokenizer *t, enum tern_tok_type type);
 int tern_tok_index_bytes(struct tern_tokenizer *t, tern_error *err);
 /* Control tokens whose text ends a turn in some family of models end a generation. */
 void tern_tok_find_ends(struct tern_tokenizer *t);
-/* Makes byte-level words reach bytes that have no token. */
+/* Bytes without a token become the unknown token, where that is of type "unknown". */
 void tern_tok_unknown_bytes(struct tern_tokenizer *t);
+/* Adds a merge, given as two pieces or as a text with a space between them; a merge that would take or make a control
+ * token is left out.  False when it is not two tokens that make a third. */
+bool tern_tok_add_merge(struct tern_tokenizer *t, const char *left, size_t n_left, const char *right, size_t n_right,
+                        uint32_t rank);
+bool tern_tok_add_merge_text(struct tern_tokenizer *t, const char *p, size_t n, uint32_t rank);
 
 /* ---- vocabulary (tok_vocab.c) ------------------------------------------------------------------------------- */
 
