@@ -65,6 +65,14 @@ int tern_weight_plan(struct tern_packed *w, const struct tern_weight_source *s, 
 /* Bytes of all panels, a multiple of 64 (64 readable bytes behind the last panel are included). */
 size_t tern_weight_bytes(const struct tern_packed *w);
 
+/* Matrix i of a stack: matrices of one shape, tern_weight_bytes apart.  w: the first, standing for all. */
+struct tern_packed tern_weight_at(const struct tern_packed *w, int i);
+
+/* The rows of `s` (k inputs each) from row0 on, as a source of their own; the rows of a stack count through.
+ * TERN_EUNSUPPORTED where the form cannot be divided there. */
+int tern_weight_rows(struct tern_weight_source *out, const struct tern_weight_source *s, int64_t row0, int64_t k,
+                     tern_error *err);
+
 /* Packs panels [panel0, panel1) of the matrix that w was planned for into dst (= the buffer that becomes w->data).
  * Lossless: `row` of the packed form equals the dequantised row bit for bit.  A non-finite scale, minimum or weight
  * fails with TERN_EFORMAT, naming the tensor, the row and the byte offset inside the tensor.  Panels are independent.

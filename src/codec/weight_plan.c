@@ -49,3 +49,22 @@ size_t tern_weight_bytes(const struct tern_packed *w)
 {
     return (size_t)tern_panels(w) * w->panel_bytes + TERN_VEC;
 }
+
+struct tern_packed tern_weight_at(const struct tern_packed *w, int i)
+{
+    struct tern_packed one = *w;
+    one.data += (size_t)i * tern_weight_bytes(w);
+    return one;
+}
+
+int tern_weight_rows(struct tern_weight_source *out, const struct tern_weight_source *s, int64_t row0, int64_t k,
+                     tern_error *err)
+{
+    const struct weight_type *t = tern_weight_type(s->type);
+    if (s->form != TERN_FORM_PLAIN || !t || row0 * k % t->elems)
+        return tern_err_set(err, TERN_EUNSUPPORTED, "tensor %s cannot be divided at row %lld", s->name,
+                            (long long)row0);
+    *out = *s;
+    out->data = (const uint8_t *)s->data + row0 * k / t->elems * t->bytes;
+    return 0;
+}
