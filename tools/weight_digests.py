@@ -112,8 +112,10 @@ def mxfp4():
     return E2M1[nibbles(made_up(ROWS * COLS // 2, 10**6).reshape(ROWS, -1))] * per_group(scale, 32)
 
 
-def nvfp4(factor):
-    scale = e4m3(finite_e4m3(made_up(ROWS * COLS // 16, 2 * 10**6))).reshape(ROWS, -1) * np.float32(factor)
+def nvfp4(*factors):
+    """Each factor for as many rows as the others."""
+    factor = np.repeat(np.array(factors, np.float32), ROWS // len(factors))[:, None]
+    scale = e4m3(finite_e4m3(made_up(ROWS * COLS // 16, 2 * 10**6))).reshape(ROWS, -1) * factor
     return E2M1[nibbles(made_up(ROWS * COLS // 2, 10**6).reshape(ROWS, -1))] * per_group(scale, 16)
 
 
@@ -149,7 +151,8 @@ def words(awq, group, dtype, plus):
 FORMS = [(f"AFFINE {b} {g} {d}", affine(b, g, d)) for b, g, d in
          ((2, 32, "F16"), (3, 64, "BF16"), (4, 64, "BF16"), (4, 128, "F32"), (5, 32, "F16"), (6, 128, "BF16"),
           (8, 64, "BF16"))]
-FORMS += [("MXFP4", mxfp4()), ("NVFP4", nvfp4(1)), ("NVFP4 factor 0.3", nvfp4(0.3)), ("MXFP8", mxfp8())]
+FORMS += [("MXFP4", mxfp4()), ("NVFP4", nvfp4(1)), ("NVFP4 factor 0.3", nvfp4(0.3)),
+          ("NVFP4 factors", nvfp4(0.3, 1.7, -0.25)), ("MXFP8", mxfp8())]
 FORMS += [(f"FP8 {r} {g} {d}", fp8(r, g, d)) for r, g, d in
           ((16, 128, "BF16"), (20, 160, "F32"), (1, 0, "F32"), (0, 0, "F16"))]
 FORMS += [(f"GPTQ {g} {d} {p}", words(False, g, d, p)) for g, d, p in ((128, "F16", 1), (32, "BF16", 0), (0, "F16", 1))]

@@ -1,7 +1,7 @@
 /* base/outfile.h - a file that appears under its name only when it is complete.
  *
- * Bytes go to PATH.tmp-PID (or PATH.tmp) in the same folder; commit makes them durable and renames.  Whatever fails, an existing file
- * under the name stays as it was and the temporary one goes. */
+ * Bytes go to PATH.tmp-PID (or PATH.tmp) in the same folder; commit makes them durable and renames.  Whatever fails, an
+ * existing file under the name stays as it was and the temporary one goes. */
 #ifndef TERN_BASE_OUTFILE_H
 #define TERN_BASE_OUTFILE_H
 

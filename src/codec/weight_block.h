@@ -12,7 +12,7 @@
 
 struct weight_block {
     uint32_t quad[TERN_SUPER / 4]; /* codes, four inputs a word */
-    uint32_t d[4], m;              /* bits of the scales (one per group, where groups are smaller) and of the minimum */
+    uint32_t d[4], m;              /* bits of the scales (one per group, where groups are smaller) and of region m */
     uint8_t a[16];                 /* K kinds: what stands in region a, group by group */
     uint8_t b[8];                  /* K32: minimum factor of each 32 */
     size_t d_at, m_at;             /* forms of several tensors: byte offsets of d in the scales and of m in the zeros */
@@ -34,6 +34,10 @@ int tern_weight_form_plan(struct tern_packed *w, const struct tern_weight_source
                           tern_error *err);
 void tern_weight_form_read(struct weight_block *out, const struct tern_packed *w, const struct tern_weight_source *s,
                            size_t row, size_t block);
+
+/* What tern_weight_rows does to those forms. */
+bool tern_weight_form_divides(const struct tern_weight_source *s, int64_t row0);
+void tern_weight_form_rows(struct tern_weight_source *s, int64_t row0, int64_t k);
 
 /* The values of E2M1, doubled. */
 #define WEIGHT_E2M1                                             \

@@ -318,7 +318,7 @@ static const struct weight_type types[] = {
     {TERN_IQ2_XS, 256, 74, unpack_iq2_xs, TABLE(T3, K16, 0.125f, IQ2_VALUES)},
     {TERN_IQ2_XXS, 256, 66, unpack_iq2_xxs, TABLE(T3, K32S, 0.125f, IQ2_VALUES)},
     {TERN_MXFP4, 32, 17, unpack_mxfp4, GROUPS(32, E8M0, 0.5f, WEIGHT_E2M1)},
-    {TERN_NVFP4, 64, 36, unpack_nvfp4, GROUPS(16, E4M3, 0.5f, WEIGHT_E2M1)},
+    {TERN_NVFP4, 64, 36, unpack_nvfp4, GROUPS(16, E4M3, 1, WEIGHT_E2M1)},
 };
 /* clang-format on */
 

@@ -52,7 +52,8 @@ static int plan_fp8(struct tern_packed *w, const struct tern_weight_source *s, t
 /* GPTQ and AWQ. */
 static int plan_words(struct tern_packed *w, const struct tern_weight_source *s, int64_t n, int64_t k, tern_error *err)
 {
-    if (s->group < 0 || s->group % TERN_BLOCK || (s->group && k % s->group) || n % 8)
+    const int64_t stored = s->n_stored ? s->n_stored : n;
+    if (s->group < 0 || s->group % TERN_BLOCK || (s->group && k % s->group) || stored % 8 || s->row0 + n > stored)
         return tern_err_set(err, TERN_EUNSUPPORTED, "%lld rows of %lld weights in groups of %d are not supported",
                             (long long)n, (long long)k, s->group);
     if (s->scale_type == TERN_F32) /* their products with zero points would be rounded */
@@ -94,6 +95,52 @@ int tern_weight_form_plan(struct tern_packed *w, const struct tern_weight_source
     if (w->codes == TERN_CODES_T4)
         memcpy(w->table, e2m1, sizeof w->table);
     return 0;
+}
+
+/* ---- division ---- */
+
+bool tern_weight_form_divides(const struct tern_weight_source *s, int64_t row0)
+{
+    if (s->form == TERN_FORM_GPTQ || s->form == TERN_FORM_AWQ)
+        return row0 == 0 || s->n_stored;
+    return s->form != TERN_FORM_FP8 || !s->group_rows || row0 % s->group_rows == 0;
+}
+
+void tern_weight_form_rows(struct tern_weight_source *s, int64_t row0, int64_t k)
+{
+    const int64_t number = s->scale_type == TERN_F32 ? 4 : 2;
+    int64_t bits = 4, scales = 0; /* of a row: bits of a code, bytes of scales */
+    switch (s->form) {
+    case TERN_FORM_AFFINE:
+        bits = s->bits;
+        scales = k / s->group * number;
+        s->zeros = (const uint8_t *)s->zeros + row0 * scales;
+        break;
+    case TERN_FORM_MXFP4:
+        scales = k / 32;
+        break;
+    case TERN_FORM_NVFP4:
+        scales = k / 16;
+        break;
+    case TERN_FORM_MXFP8:
+        bits = 8;
+        scales = k / 32;
+        break;
+    case TERN_FORM_FP8:
+        bits = 8;
+        break;
+    case TERN_FORM_GPTQ:
+    case TERN_FORM_AWQ:
+        s->row0 += row0;
+        return;
+    case TERN_FORM_PLAIN:
+        return;
+    }
+    s->data = (const uint8_t *)s->data + row0 * (k * bits / 8);
+    s->scales = (const uint8_t *)s->scales + row0 * scales;
+    if (s->form == TERN_FORM_FP8 && s->group_rows)
+        s->scales =
+            (const uint8_t *)s->scales + row0 / s->group_rows * (s->group ? (k + s->group - 1) / s->group : 1) * number;
 }
 
 /* ---- blocks of 32 inputs ---- */
@@ -174,9 +221,11 @@ static uint32_t output_nibble(uint32_t word, size_t row, bool awq)
 static void read_words(struct weight_block *out, const struct tern_packed *w, const struct tern_weight_source *s,
                        size_t row, size_t block)
 {
-    const size_t n = (size_t)w->n, group = s->group ? (size_t)s->group : (size_t)w->k;
-    const size_t g = block * TERN_BLOCK / group, first = block * TERN_BLOCK, zero = g * (n / 8) + row / 8;
+    const size_t n = s->n_stored ? (size_t)s->n_stored : (size_t)w->n,
+                 group = s->group ? (size_t)s->group : (size_t)w->k;
     const bool awq = s->form == TERN_FORM_AWQ;
+    row += (size_t)s->row0;
+    const size_t g = block * TERN_BLOCK / group, first = block * TERN_BLOCK, zero = g * (n / 8) + row / 8;
     memset(out->quad, 0, 8 * sizeof *out->quad);
     for (size_t i = 0; i < TERN_BLOCK; i++) {
         uint32_t code = awq ? output_nibble(word_at(s->data, (first + i) * (n / 8) + row / 8), row, true)

@@ -94,10 +94,11 @@ static void put_scales(const struct tern_packed *w, const struct tern_panel_layo
 {
     size_t group = w->group ? (size_t)w->group : elems, first = b * elems / group;
     size_t d_bytes = w->group ? tern_number_bytes(w->d_type) : 2, m_bytes = w->group ? tern_number_bytes(w->m_type) : 2;
+    size_t m_at = w->scales == TERN_SCALES_G16 ? (size_t)j : first * TERN_PANEL + (size_t)j;
     for (size_t g = 0; g == 0 || g < elems / group; g++)
         memcpy(panel + l->d + ((first + g) * TERN_PANEL + (size_t)j) * d_bytes, &blk->d[g], d_bytes);
     if (l->m)
-        memcpy(panel + l->m + (first * TERN_PANEL + (size_t)j) * m_bytes, &blk->m, m_bytes);
+        memcpy(panel + l->m + m_at * m_bytes, &blk->m, m_bytes);
     size_t small = !tern_scales_super(w->scales) ? 0 : tern_scales_halves(w->scales) ? 16 : 8;
     for (size_t g = 0; g < small; g++) {
         size_t to = (b * small + g) * TERN_PANEL + (size_t)j;
@@ -105,6 +106,15 @@ static void put_scales(const struct tern_packed *w, const struct tern_panel_layo
         if (l->b)
             panel[l->b + to] = blk->b[g];
     }
+}
+
+/* What the rows of s are multiplied by. */
+static float row_factor(const struct tern_weight_source *s, size_t row)
+{
+    float f = 1;
+    if (s->factors)
+        memcpy(&f, (const uint8_t *)s->factors + (s->factor_rows ? row / (size_t)s->factor_rows : 0) * 4, 4);
+    return f;
 }
 
 /* What is wrong with the block: a part of a sentence, or NULL. */
@@ -120,11 +130,12 @@ static const char *block_fault(const struct tern_packed *w, size_t elems, const 
             return "scale of the block";
     }
     /* No code is larger than that of E4M3; those of the K kinds come with halves, which cannot overflow. */
-    largest *= w->group ? w->unit * 512.0f : 1.0f;
+    const float m = fabsf(tern_number_at(m_type, &blk->m, 0));
+    largest *= w->group ? 512.0f : 1.0f;
     if (!isfinite(largest))
         return "scale of the block";
-    if (!isfinite(largest + fabsf(tern_number_at(m_type, &blk->m, 0))))
-        return "minimum of the block";
+    if (!isfinite(w->scales == TERN_SCALES_G16 ? largest * m : largest + m))
+        return w->scales == TERN_SCALES_G16 ? "factor" : "minimum of the block";
     for (size_t i = 0; i < TERN_BLOCK && w->codes == TERN_CODES_E4M3; i++)
         if ((blk->quad[i / 4] >> (8 * (i % 4)) & 0x7F) == 0x7F)
             return "weight";
@@ -134,6 +145,8 @@ static const char *block_fault(const struct tern_packed *w, size_t elems, const 
 static int refuse_block(const struct tern_weight_source *s, const struct weight_type *t, const struct weight_block *blk,
                         size_t row, size_t at, const char *fault, tern_error *err)
 {
+    if (fault[0] == 'f')
+        return refuse(err, s->name, row, s->factor_rows ? row / (size_t)s->factor_rows * 4 : 0, "factors", fault);
     if (t)
         return refuse(err, s->name, row, at * (size_t)t->bytes, "tensor", fault);
     if (fault[0] == 's')
@@ -158,6 +171,8 @@ static int pack_quant_panel(const struct tern_packed *w, const struct weight_typ
                 t->unpack(&blk, (const uint8_t *)s->data + at * (size_t)t->bytes);
             else
                 tern_weight_form_read(&blk, w, s, row, b);
+            if (w->scales == TERN_SCALES_G16)
+                blk.m = tern_f32_bits(0.5f * row_factor(s, row)); /* the table holds doubled values */
             const char *fault = block_fault(w, elems, &blk);
             if (fault)
                 return refuse_block(s, t, &blk, row, at, fault, err);

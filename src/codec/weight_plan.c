@@ -2,7 +2,6 @@
 #include "codec/weight_block.h"
 
 #include <limits.h>
-#include <math.h>
 #include <string.h>
 #include "base/mem.h"
 
@@ -30,11 +29,6 @@ int tern_weight_plan(struct tern_packed *w, const struct tern_weight_source *s, 
         TERN_TRY(plan_plain(w, s, k, err));
     else
         TERN_TRY(tern_weight_form_plan(w, s, n, k, err));
-    if (s->factor) {
-        if (!(*s->factor > 0) || !isfinite(*s->factor))
-            TERN_FAIL(err, TERN_EFORMAT, "weights cannot be multiplied by %g", (double)*s->factor);
-        w->unit *= *s->factor;
-    }
     w->n = (int)n;
     w->k = (int)k;
     w->panel_bytes = tern_panel_layout(w).bytes;
@@ -60,11 +54,17 @@ struct tern_packed tern_weight_at(const struct tern_packed *w, int i)
 int tern_weight_rows(struct tern_weight_source *out, const struct tern_weight_source *s, int64_t row0, int64_t k,
                      tern_error *err)
 {
-    const struct weight_type *t = tern_weight_type(s->type);
-    if (s->form != TERN_FORM_PLAIN || !t || row0 * k % t->elems)
+    const struct weight_type *t = s->form == TERN_FORM_PLAIN ? tern_weight_type(s->type) : NULL;
+    bool whole = s->form == TERN_FORM_PLAIN ? t && row0 * k % t->elems == 0 : tern_weight_form_divides(s, row0);
+    if (!whole || (s->factors && s->factor_rows && row0 % s->factor_rows))
         return tern_err_set(err, TERN_EUNSUPPORTED, "tensor %s cannot be divided at row %lld", s->name,
                             (long long)row0);
     *out = *s;
-    out->data = (const uint8_t *)s->data + row0 * k / t->elems * t->bytes;
+    if (t)
+        out->data = (const uint8_t *)s->data + row0 * k / t->elems * t->bytes;
+    else
+        tern_weight_form_rows(out, row0, k);
+    if (s->factors && s->factor_rows)
+        out->factors = (const uint8_t *)s->factors + row0 / s->factor_rows * 4;
     return 0;
 }

@@ -45,10 +45,10 @@ enum tern_codes {
  *   K16M   w = (d*a) * c - (dmin*b)         d, dmin: f16 per row and 256 k; a, b: four bits per row and 16 k
  *   K32S   w = (d*unit*s) * c               d: f16 per row and 256 k; s: i8 per row and 32 k
  *   K16    w = (d*unit*s) * (c - zero)      d: f16 per row and 256 k; s: i8 per row and 16 k
- *   G16    w = (d*unit) * (c - zero)        d: d_type per row and 16 k
+ *   G16    w = (d*u) * (c - zero)           d: d_type per row and 16 k; u: f32 per row
  *   G32    w = (d*unit) * (c - zero)        d: d_type per row and `group` k
  *   G32M   w = d * (c - zero) + m           d: d_type, m: m_type per row and `group` k
- * What stands in brackets is rounded to f32, and so is w, once; in all but the G kinds brackets are exact. */
+ * What stands in brackets is rounded to f32, and so is w, once; in all but G16 brackets are exact. */
 enum tern_scales {
     TERN_SCALES_NONE,
     TERN_SCALES_F16,
@@ -80,7 +80,7 @@ struct tern_packed {
     int zero;                        /* subtracted from codes where the formula says so; -128..32 */
     int group;                       /* G kinds: inputs that share d (and m): 16 of G16, else 32, 64 or 128 */
     enum tern_number d_type, m_type; /* G kinds */
-    float unit;                      /* K32S, K16 (a power of two there), G16, G32 */
+    float unit;                      /* a power of two: K32S, K16, G32 */
     int8_t table[TERN_TABLE];        /* T3 (the first 8 values), T4 */
     int n;                           /* output rows */
     int k;                           /* inputs; a multiple of 32 (256 for the K kinds, any for float codes) */

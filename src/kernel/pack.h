@@ -26,7 +26,7 @@
  *   K16M   f16 d[supers], f16 dmin[supers], u8 ba[2*blocks]: a in the low bits, b in the high ones
  *   K32S   f16 d[supers], i8 s[blocks]
  *   K16    f16 d[supers], i8 s[2*blocks]
- *   G16    d_type d[2*blocks]
+ *   G16    d_type d[2*blocks], f32 u[1]
  *   G32    d_type d[groups]
  *   G32M   d_type d[groups], m_type m[groups]
  *
@@ -40,7 +40,7 @@
 #include "base/fp16.h"
 #include "kernel/gemm.h"
 
-#define TERN_PACK_LAYOUT 1 /* number of this layout, in files that keep panels: raised with every change of it */
+#define TERN_PACK_LAYOUT 2 /* number of this layout, in files that keep panels: raised with every change of it */
 
 #define TERN_BLOCK 32  /* inputs that share an activation scale */
 #define TERN_SUPER 256 /* inputs that share d of the K kinds */
@@ -73,7 +73,7 @@
 
 /* Byte offsets inside a panel; those that the scale kind does not have are 0. */
 struct tern_panel_layout {
-    size_t d, m, a, b; /* m: minimum or dmin; a: small scales of the K kinds; b: minimum factors of K32 */
+    size_t d, m, a, b; /* m: minimum, dmin or u; a: small scales of the K kinds; b: minimum factors of K32 */
     size_t bytes;
 };
 
@@ -199,6 +199,9 @@ static inline struct tern_panel_layout tern_panel_layout(const struct tern_packe
         l.a = tern_panel_region(&end, blocks * TERN_PANEL * (w->scales == TERN_SCALES_K16 ? 2 : 1));
         break;
     case TERN_SCALES_G16:
+        l.d = tern_panel_region(&end, groups * TERN_PANEL * tern_number_bytes(w->d_type));
+        l.m = tern_panel_region(&end, TERN_PANEL * 4);
+        break;
     case TERN_SCALES_G32:
     case TERN_SCALES_G32M:
         l.d = tern_panel_region(&end, groups * TERN_PANEL * tern_number_bytes(w->d_type));
@@ -341,6 +344,8 @@ static inline void tern_group_scale(enum tern_scales scales, const struct tern_p
         *scale = tern_f16_to_f32(v->d[super]) * v->unit * (float)(int8_t)v->a[at];
         break;
     case TERN_SCALES_G16:
+        *scale = tern_number_at(v->d_type, v->d, group) * tern_number_at(TERN_NUMBER_F32, v->m, (size_t)row);
+        break;
     case TERN_SCALES_G32:
         *scale = tern_number_at(v->d_type, v->d, group) * v->unit;
         break;

@@ -46,7 +46,7 @@ static const struct format formats[] = {
     FORMAT("T3.K32S", 256, T3, K32S, .unit = 0.125f, .table = ANY_TABLE),
     FORMAT("T3.K16", 256, T3, K16, .unit = 0.125f, .table = ANY_TABLE),
     FORMAT("T4.K32S", 256, T4, K32S, .unit = 1, .table = ANY_TABLE),
-    FORMAT("T4.G16 E4M3", 32, T4, G16, .unit = 0.37f, .table = ANY_TABLE, NUMBERS(16, E4M3, F32)),
+    FORMAT("T4.G16 E4M3", 32, T4, G16, .table = ANY_TABLE, NUMBERS(16, E4M3, F32)),
     FORMAT("T4.G32 E8M0", 32, T4, G32, .unit = 0.5f, .table = ANY_TABLE, NUMBERS(32, E8M0, F32)),
     FORMAT("T4.G32 F16", 32, T4, G32, .unit = 1, .table = ANY_TABLE, NUMBERS(32, F16, F32)),
     FORMAT("U2.G32M F16x64", 32, U2, G32M, NUMBERS(64, F16, F16)),

@@ -1,4 +1,5 @@
 /* Weight formats: dequantisation against recorded results, packing against dequantisation, refusals. */
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -252,7 +253,7 @@ static void test_non_finite_refused(void **state)
 #define ROWS 24
 #define COLS 384
 
-static const float factor = 0.3f;
+static const float factors[3] = {0.3f, 1.7f, -0.25f};
 
 /* ROWS x COLS weights; data, scales and zeros are filled in by make_form. */
 static const struct {
@@ -268,7 +269,8 @@ static const struct {
     {{.form = TERN_FORM_AFFINE, .bits = 8, .group = 64, .scale_type = TERN_BF16}, 0x3DDB1A827E88BA07u},
     {{.form = TERN_FORM_MXFP4}, 0x9450252C5884D050u},
     {{.form = TERN_FORM_NVFP4}, 0x8007692BF3B0995Cu},
-    {{.form = TERN_FORM_NVFP4, .factor = &factor}, 0xAC794B065A216461u},
+    {{.form = TERN_FORM_NVFP4, .factors = factors}, 0xAC794B065A216461u},
+    {{.form = TERN_FORM_NVFP4, .factors = factors, .factor_rows = 8}, 0x7F335B809FC8E01Bu},
     {{.form = TERN_FORM_MXFP8}, 0x89B2E1ACE57356C9u},
     {{.form = TERN_FORM_FP8, .group_rows = 16, .group = 128, .scale_type = TERN_BF16}, 0xAAFE0E35991F76B1u},
     {{.form = TERN_FORM_FP8, .group_rows = 20, .group = 160, .scale_type = TERN_F32}, 0xFDC24462C32AE083u},
@@ -321,20 +323,44 @@ static void free_form(struct tern_weight_source *s)
     free((void *)s->zeros);
 }
 
+static uint8_t *pack_form(struct tern_packed *w, const struct tern_weight_source *s, int n)
+{
+    tern_error err = {0};
+    uint8_t *data;
+    int panels = (n + TERN_PANEL - 1) / TERN_PANEL;
+    assert_int_equal(tern_weight_plan(w, s, n, COLS, &err), 0);
+    assert_int_equal(tern_alloc(&data, tern_weight_bytes(w), 1, &err), 0);
+    assert_int_equal(tern_weight_pack(w, data, s, panels / 2, panels, &err), 0);
+    assert_int_equal(tern_weight_pack(w, data, s, 0, panels / 2, &err), 0);
+    w->data = data;
+    return data;
+}
+
+/* The rows from row0 on, as a matrix of their own, are those of the whole. */
+static void check_division(const struct tern_weight_source *s, const struct tern_packed *whole, int row0)
+{
+    struct tern_weight_source part;
+    struct tern_packed w;
+    tern_error err = {0};
+    float row[COLS], want[COLS];
+    assert_int_equal(tern_weight_rows(&part, s, row0, COLS, &err), 0);
+    uint8_t *data = pack_form(&w, &part, ROWS - row0);
+    for (int r = row0; r < ROWS; r++) {
+        tern_k.gemm.row(row, &w, r - row0);
+        tern_k.gemm.row(want, whole, r);
+        assert_memory_equal(row, want, sizeof row);
+    }
+    tern_free(data);
+}
+
 static void check_form(size_t form)
 {
     struct tern_weight_source s;
     struct tern_packed w;
-    tern_error err = {0};
-    uint8_t *data;
     uint64_t h = 0;
     float row[COLS];
     make_form(&s, form);
-    assert_int_equal(tern_weight_plan(&w, &s, ROWS, COLS, &err), 0);
-    assert_int_equal(tern_alloc(&data, tern_weight_bytes(&w), 1, &err), 0);
-    assert_int_equal(tern_weight_pack(&w, data, &s, 1, 2, &err), 0);
-    assert_int_equal(tern_weight_pack(&w, data, &s, 0, 1, &err), 0);
-    w.data = data;
+    uint8_t *data = pack_form(&w, &s, ROWS);
     for (int r = 0; r < ROWS; r++) {
         tern_k.gemm.row(row, &w, r);
         for (int e = 0; e < COLS; e++)
@@ -342,6 +368,9 @@ static void check_form(size_t form)
     }
     if (h != forms[form].digest)
         fail_msg("form %zu: digest %016llx", form, (unsigned long long)h);
+    s.n_stored = ROWS;
+    check_division(&s, &w, 0);
+    check_division(&s, &w, s.group_rows == 20 ? 20 : 16);
     tern_free(data);
     free_form(&s);
 }
@@ -365,7 +394,7 @@ static void test_sizes(void **state)
     } sizes[] = {
         {TERN_Q2_K, 262},    {TERN_Q3_K, 356},    {TERN_IQ4_NL, 450}, {TERN_IQ4_XS, 431},
         {TERN_IQ3_S, 431},   {TERN_IQ3_XXS, 431}, {TERN_IQ2_S, 356},  {TERN_IQ2_XS, 356},
-        {TERN_IQ2_XXS, 331}, {TERN_MXFP4, 425},   {TERN_NVFP4, 450},  {TERN_Q4_0, 450},
+        {TERN_IQ2_XXS, 331}, {TERN_MXFP4, 425},   {TERN_NVFP4, 453},  {TERN_Q4_0, 450},
     };
     struct tern_packed w;
     tern_error err = {0};
@@ -382,7 +411,6 @@ static void test_sizes(void **state)
 
 static void test_forms_refused(void **state)
 {
-    static const float minus = -1;
     static const struct {
         struct tern_weight_source source;
         int64_t n, k;
@@ -397,6 +425,7 @@ static void test_forms_refused(void **state)
         {{.form = TERN_FORM_GPTQ, .group = 128, .scale_type = TERN_F16}, 12, 128, "12 rows"},
         {{.form = TERN_FORM_GPTQ, .group = 128, .scale_type = TERN_F32}, 16, 128, "F32"},
         {{.form = TERN_FORM_AWQ, .group = 128, .scale_type = TERN_F16}, 16, 192, "192"},
+        {{.form = TERN_FORM_AWQ, .group = 128, .scale_type = TERN_F16, .row0 = 8, .n_stored = 16}, 16, 128, "16 rows"},
     };
     (void)state;
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
@@ -406,11 +435,17 @@ static void test_forms_refused(void **state)
         if (!strstr(err.msg, bad[i].word))
             fail_msg("\"%s\" does not mention %s", err.msg, bad[i].word);
     }
-    tern_error err = {0};
-    struct tern_packed w;
-    struct tern_weight_source s = {.form = TERN_FORM_NVFP4, .factor = &minus};
-    assert_int_equal(tern_weight_plan(&w, &s, 8, 64, &err), TERN_EFORMAT);
-    assert_non_null(strstr(err.msg, "-1"));
+    static const struct tern_weight_source undivided[] = {
+        {.form = TERN_FORM_GPTQ, .group = 128, .scale_type = TERN_F16, .name = "q"},
+        {.form = TERN_FORM_FP8, .group = 128, .group_rows = 128, .scale_type = TERN_F32, .name = "q"},
+        {.type = TERN_NVFP4, .factors = factors, .factor_rows = 9, .name = "q"},
+    };
+    for (size_t i = 0; i < sizeof undivided / sizeof *undivided; i++) {
+        struct tern_weight_source part;
+        tern_error err = {0};
+        assert_int_equal(tern_weight_rows(&part, &undivided[i], 8, 128, &err), TERN_EUNSUPPORTED);
+        assert_non_null(strstr(err.msg, "row 8"));
+    }
 }
 
 /* Byte `at` of one of the tensors becomes `value`; what precedes it in a bf16 number has its highest bit set. */
@@ -448,6 +483,9 @@ static void test_forms_non_finite(void **state)
         case TERN_FORM_MXFP4:
             expect_form_refusal(i, 's', 12 * 5 + 3, 0xFF, "scale of the block of row 5 at byte 63 of the scales");
             break;
+        case TERN_FORM_NVFP4:
+            expect_form_refusal(i, 's', 24 * 2 + 7, 0xFF, "scale of the block of row 2 at byte 54 of the scales");
+            break;
         case TERN_FORM_MXFP8:
         case TERN_FORM_FP8:
             expect_form_refusal(i, 'd', (size_t)COLS * 7 + 70, 0xFF, "weight of row 7 at byte 2752 of the tensor");
@@ -456,6 +494,20 @@ static void test_forms_non_finite(void **state)
             break;
         }
     }
+    static const float endless[2] = {1, INFINITY};
+    struct tern_weight_source s = {
+        .type = TERN_NVFP4, .data = made_up(7), .factors = endless, .factor_rows = 5, .name = "w"};
+    for (int i = 0; i < ROWS * COLS; i++)
+        ((uint8_t *)s.data)[i] &= 0x77;
+    struct tern_packed w;
+    tern_error err = {0};
+    uint8_t *data;
+    assert_int_equal(tern_weight_plan(&w, &s, 10, 64, &err), 0);
+    assert_int_equal(tern_alloc(&data, tern_weight_bytes(&w), 1, &err), 0);
+    assert_int_equal(tern_weight_pack(&w, data, &s, 0, 1, &err), TERN_EFORMAT);
+    assert_non_null(strstr(err.msg, "factor of row 5 at byte 4 of the factors"));
+    tern_free(data);
+    free((void *)s.data);
 }
 
 int main(void)

@@ -111,6 +111,8 @@ ALWAYS void group_scale(enum tern_scales scales, const struct tern_panel_view *v
         *scale = _mm256_mul_ps(super.d, i8x8(v->a + at));
         break;
     case TERN_SCALES_G16:
+        *scale = _mm256_mul_ps(numbers8(v->d_type, v->d, group), numbers8(TERN_NUMBER_F32, v->m, 8 * (size_t)h));
+        break;
     case TERN_SCALES_G32:
         *scale = _mm256_mul_ps(numbers8(v->d_type, v->d, group), _mm256_set1_ps(v->unit));
         break;

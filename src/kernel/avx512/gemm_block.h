@@ -110,6 +110,8 @@ ALWAYS void group_scale(enum tern_scales scales, const struct tern_panel_view *v
         *scale = _mm512_mul_ps(super.d, i8x16(v->a + at));
         break;
     case TERN_SCALES_G16:
+        *scale = _mm512_mul_ps(numbers16(v->d_type, v->d, group), numbers16(TERN_NUMBER_F32, v->m, 0));
+        break;
     case TERN_SCALES_G32:
         *scale = _mm512_mul_ps(numbers16(v->d_type, v->d, group), _mm512_set1_ps(v->unit));
         break;

@@ -149,6 +149,8 @@ ALWAYS void group_scale(enum tern_scales scales, const struct tern_panel_view *v
         *scale = product16(super->d, signed16(v->a + at));
         break;
     case TERN_SCALES_G16:
+        *scale = product16(numbers16(v->d_type, v->d, group), numbers16(TERN_NUMBER_F32, v->m, 0));
+        break;
     case TERN_SCALES_G32:
         *scale = times16(numbers16(v->d_type, v->d, group), v->unit);
         break;
