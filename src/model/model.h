@@ -133,7 +133,7 @@ struct tern_net {
     void *memory;                                /* ... they lie here */
     size_t memory_bytes;                         /* theirs, wherever they lie */
     char notice[512];                            /* a sentence about that file for people, or "" */
-    uint64_t digest; /* of the tensor table and sampled weight bytes */
+    uint64_t digest;                             /* of the tensor table and sampled weight bytes */
     int64_t n_params;
 };
 

@@ -77,8 +77,7 @@ static struct header expected_header(const struct tern_weight_block *b)
                            .layout = TERN_PACK_LAYOUT,
                            .n_tensors = (uint32_t)b->n,
                            .digest = b->digest,
-                           .data_offset =
-                               tern_round_up(sizeof(struct header) + b->n * sizeof(struct record), page),
+                           .data_offset = tern_round_up(sizeof(struct header) + b->n * sizeof(struct record), page),
                            .data_bytes = b->bytes};
 }
 

@@ -1,7 +1,7 @@
 /* Files of packed weights: tern_net_load with arbitrary ones.
  *
- * The fuzzer changes a file that fits the model.  Input byte 0: bit 0 = repair the checksum of header and table, bit 1 =
- * those of the tensors, bit 2 = the stamp.  Then edits of 12 bytes: u32 where, u64 what; the first edit with a place
+ * The fuzzer changes a file that fits the model.  Input byte 0: bit 0 = repair the checksum of header and table, bit 1
+ * = those of the tensors, bit 2 = the stamp.  Then edits of 12 bytes: u32 where, u64 what; the first edit with a place
  * beyond the file cuts it off at its value. */
 #include <fcntl.h>
 #include <stdint.h>

@@ -13,7 +13,17 @@
 
 /* The format, written down again (docs/packed-format.md). */
 enum { HEADER = 64, RECORD = 64, HASH_AT = 48, STAMP_AT = 56, PAGE = 4096 };
-enum { SOURCE_HASH = 8, BLOCK_HASH = 16, OFFSET = 24, BYTES = 32, PANEL_BYTES = 40, TYPE = 48, CODES = 52, N = 56, K = 60 };
+enum {
+    SOURCE_HASH = 8,
+    BLOCK_HASH = 16,
+    OFFSET = 24,
+    BYTES = 32,
+    PANEL_BYTES = 40,
+    TYPE = 48,
+    CODES = 52,
+    N = 56,
+    K = 60
+};
 
 #define MODEL  "llama-b32-q4_1"
 #define PROMPT 70
@@ -144,10 +154,11 @@ static float *reference(const char *path)
 
 static void test_mapped_computes_what_packed_does(void **state)
 {
-    static const char *const names[] = {"llama-b32-q4_0", "llama-b32-q4_1", "llama-b32-q5_0",  "llama-b32-q5_1",
-                                        "llama-b32-q8_0", "llama-b32-f16",  "llama-b32-bf16",  "llama-k256-q4_k",
-                                        "llama-k256-q5_k", "llama-k256-q6_k", "llama-tied",
-                                        "llama-untied-split-00001-of-00002", "gemma3-w8"};
+    static const char *const names[] = {"llama-b32-q4_0",  "llama-b32-q4_1",  "llama-b32-q5_0",
+                                        "llama-b32-q5_1",  "llama-b32-q8_0",  "llama-b32-f16",
+                                        "llama-b32-bf16",  "llama-k256-q4_k", "llama-k256-q5_k",
+                                        "llama-k256-q6_k", "llama-tied",      "llama-untied-split-00001-of-00002",
+                                        "gemma3-w8"};
     (void)state;
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         float *want = reference(tiny_path(names[i]));
