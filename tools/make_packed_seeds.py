@@ -30,6 +30,7 @@ SEEDS = {
     "no-stamp": seed(0, (56, 0)),
     "damaged-weights": seed(0, (4096, 0xFFFFFFFFFFFFFFFF)),
     "other-weights": seed(REPAIR_HEAD | REPAIR_TENSORS, (4096, 0xFFFFFFFFFFFFFFFF)),
+    "nan-vector": seed(REPAIR_HEAD | REPAIR_TENSORS, (16167, 0xFFFF2DFFF92BC100)),
     "cut-header": seed(0, (BEYOND, 63)),
     "cut-table": seed(REPAIR_HEAD, (BEYOND, 100)),
     "cut-weights": seed(REPAIR_HEAD | REPAIR_TENSORS, (BEYOND, 5000)),
