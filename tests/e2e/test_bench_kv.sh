@@ -69,6 +69,14 @@ same "$(json geometry.head_dim geometry.heads geometry.kv_heads)" "128
 32
 8" "the default geometry"
 
+# ---- comma-separated values ----
+# shellcheck disable=SC2086
+run 0 "$TERN" bench kv $small -t 1 --kv l4,t2 --csv
+same "$(head -n 1 "$out" | cut -d, -f1-8)" "kv,threads,head_dim,heads,kv_heads,ctx,layers,ms_per_step" "the columns"
+same "$(tail -n +2 "$out" | cut -d, -f1-7 | tr '\n' ' ')" '"f16",1,64,6,3,200,2 "l4",1,64,6,3,200,2 "t2",1,64,6,3,200,2 ' \
+    "the rows"
+same "$(awk -F, '{ print NF }' "$out" | sort -u)" 26 "values in every line"
+
 # ---- what cannot be ----
 # refused STATUS TEXT ARGUMENTS...
 refused() {
@@ -91,6 +99,7 @@ refused 2 "--head-dim" --head-dim 513
 refused 2 "--ctx" -c 64
 refused 2 "--preset" --preset gpt
 refused 2 "empty plan" --kv f16,
+refused 2 "exclude each other" --json --csv
 refused 2 "unknown option" -m model.gguf
 
 finish
