@@ -93,7 +93,7 @@ class Comparison:
         return lines
 
     def print(self, out=sys.stdout):
-        """Medians, and the ratio of the first side to the second: median of the rounds, least and most."""
+        """Medians, and the ratio of the second side to the first: median of the rounds, least and most."""
         a, b = self.sides
         lines = self.in_common()
         if not lines:
@@ -103,7 +103,7 @@ class Comparison:
         print(f"{'':{width}}  {a:>{columns}}  {b:>{columns}}   ratio     min     max  of read", file=out)
         for key, sides in lines.items():
             x, y = ([value for value, _ in sides[side]] for side in self.sides)
-            ratios = [p / q for p, q in zip(x, y)]
+            ratios = [q / p for p, q in zip(x, y)]
             shares = [[share for _, share in sides[side] if share is not None] for side in self.sides]
             of_read = ", ".join(f"{statistics.median(s):.0%}" if s else "-" for s in shares)
             print(f"{' '.join(v for _, v in key):{width}}  {statistics.median(x):{columns}.2f}  "

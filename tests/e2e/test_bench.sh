@@ -115,6 +115,22 @@ run 0 "$TERN" bench -m "$TEST_DATA/tiny/llama-tied.gguf" -p 4 -n 1 --kv f16 -r 1
 run 0 "$TERN" bench -m "$MODEL" -p 100 -n 1 -d 8150 --kv l4 -r 1 --json
 same "$(json results.0.test)" "pp42" "a prompt as long as the room"
 
+# ---- a model of random weights, which has no tokenizer ----
+if command -v python3 >/dev/null; then
+    make="$TEST_DATA/../../tools/make_synthetic_model.py"
+    run 0 python3 "$make" --preset tiny --type q4_k --vocab 96 --kv-heads 1 -o "$work/random.gguf"
+    run 0 "$TERN" bench -m "$work/random.gguf" -p 5 -n 3 -d 70 --kv l4 -r 1 -b 2 --json
+    same "$(json '#results' results.1.batch machine.model.arch)" "2
+2
+llama" "bench of random weights"
+    run 0 "$TERN" doctor -m "$work/random.gguf" --json
+    same "$(json ok model.tokenizer model.n_vocab)" "true
+none
+96" "random weights"
+    run 2 python3 "$make" --type q6_k --ff 1000 -o "$work/random.gguf"
+    grep -q 'ff is 1000, not a multiple of 256' "$err" || say "refuse what q6_k cannot hold"
+fi
+
 # ---- doctor ----
 run 0 "$TERN" doctor
 for word in processor kernels threads memory verdict; do
