@@ -151,6 +151,8 @@ int tern_plan_print(const tern_kv_plan *p, FILE *to, tern_error *err);
 json_t *tern_plan_json(const tern_kv_plan *p);
 /* Machine, model and plans on stderr, for --verbose. */
 void tern_setup_print(const struct tern_setup *s);
+/* What the user should know about the file of packed weights, on one stderr line. */
+void tern_packed_note(const tern_model *m);
 json_t *tern_machine_json(void);
 /* The columns that end every line of comma-separated values: ",version,cpu,isa" and their values. */
 #define TERN_CSV_MACHINE ",version,cpu,isa"

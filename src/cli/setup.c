@@ -28,8 +28,13 @@ int tern_setup_model(struct tern_setup *s, const struct tern_args *a, const char
     TERN_TRY(check_turbo(a, err));
     TERN_TRY(tern_set_cpu_mask(a->v[TERN_OPT_CPU_MASK].s, err));
     double start = tern_now();
-    TERN_TRY(tern_model_open(&s->model, path, (int)a->v[TERN_OPT_THREADS].i, err));
+    /* Commands without the option only look at a model: they write nothing. */
+    bool computes = tern_options[TERN_OPT_PACKED].commands & (1u << a->command->id);
+    tern_model_params p = {.n_threads = (int)a->v[TERN_OPT_THREADS].i,
+                           .packed = computes ? a->v[TERN_OPT_PACKED].s : "use"};
+    TERN_TRY(tern_model_open(&s->model, path, &p, err));
     s->load_s = tern_now() - start;
+    tern_packed_note(s->model);
 out:
     return rc;
 }

@@ -131,7 +131,7 @@ static tern_model *open_good(const char *template)
     tern_model *m;
     tern_error err = {0};
     write_model(&l);
-    if (tern_model_open(&m, path_of(), 1, &err) < 0)
+    if (tern_model_open(&m, path_of(), &(tern_model_params){.n_threads = 1}, &err) < 0)
         fail_msg("%s", err.msg);
     return m;
 }
@@ -153,7 +153,8 @@ static const struct lie lies[] = {
     {"llama.embedding_length", TERN_EFORMAT, .key = "llama.embedding_length", .value = 0x7FFFFFFF},
     {"llama.block_count", TERN_EFORMAT, .key = "llama.block_count", .value = 100000},
     {"blk.1.attn_norm.weight", TERN_EFORMAT, .key = "llama.block_count", .value = 2},
-    {"mixture of experts", TERN_EUNSUPPORTED, .key = "llama.expert_count", .value = 8},
+    {"llama.expert_used_count", TERN_EFORMAT, .key = "llama.expert_count", .value = 8},
+    {"llama.expert_count", TERN_EFORMAT, .key = "llama.expert_count", .value = 100000},
     {"chat template", TERN_EFORMAT, .template = "{% for %}"},
 };
 
@@ -167,7 +168,7 @@ static void test_models_that_must_not_open(void **state)
         tern_model *m = (void *)1;
         tern_error err = {0};
         write_model(&lies[i]);
-        int rc = tern_model_open(&m, path_of(), 1, &err);
+        int rc = tern_model_open(&m, path_of(), &(tern_model_params){.n_threads = 1}, &err);
         if (rc == 0)
             fail_msg("case %zu (%s) opened", i, lies[i].want);
         assert_null(m);
