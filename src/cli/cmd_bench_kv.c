@@ -134,6 +134,7 @@ static int print_json(const struct bench *b, tern_error *err)
 int tern_cmd_bench_kv(const struct tern_args *a, tern_error *err)
 {
     int rc = 0;
+    double read_bytes;
     enum tern_format format;
     struct tern_progress bar = {.what = "bench"};
     struct bench b = {.a = a,
@@ -142,6 +143,8 @@ int tern_cmd_bench_kv(const struct tern_args *a, tern_error *err)
                             .progress = tern_progress_show,
                             .user = &bar}};
     TERN_TRY(tern_setup_format(&format, a, err));
+    TERN_TRY(tern_setup_size("--read", a->v[TERN_OPT_READ_SIZE].s, 1e15, &read_bytes, err));
+    b.p.read_bytes = (size_t)read_bytes;
     TERN_TRY(read_plans(&b, err));
     choose_geometry(&b);
     TERN_TRY(tern_set_cpu_mask(a->v[TERN_OPT_CPU_MASK].s, err));
