@@ -506,11 +506,15 @@ static size_t matrix_bytes(const struct tern_weights *w)
     return w->mat.data ? tern_weight_bytes(&w->mat) : 0;
 }
 
-size_t tern_net_step_bytes(const struct tern_net *n)
+size_t tern_net_step_bytes(const struct tern_net *n, int rows)
 {
     size_t bytes = matrix_bytes(&n->globals[TERN_HEAD]);
-    for (int i = 0; i < n->desc.n_layers; i++)
+    for (int i = 0; i < n->desc.n_layers; i++) {
+        const struct tern_layer_desc *l = &n->desc.layers[i];
+        int64_t chosen = (int64_t)rows * l->n_active;
+        size_t experts = (size_t)(chosen < l->n_experts ? chosen : l->n_experts);
         for (int slot = 0; slot < TERN_N_SLOTS; slot++)
-            bytes += matrix_bytes(&n->layers[i][slot]);
+            bytes += matrix_bytes(&n->layers[i][slot]) * (slot < TERN_SLOT_EXPERT_GATE ? 1 : experts);
+    }
     return bytes;
 }
