@@ -30,9 +30,9 @@ int tern_ids_add(struct tern_ids *ids, int32_t id, tern_error *err);
 void tern_ids_clear(struct tern_ids *ids);
 
 /* Builds the tokenizer from GGUF metadata `tokenizer.ggml.*`.  model "gpt2" = byte-level BPE (tokenizer.ggml.pre names
- * the pre-tokenizer; pretok.def lists those that are known, others are refused and named), "llama" = SentencePiece-style
- * score merges, "gemma4" = merges of characters, "none" or no tokenizer keys at all = no vocabulary: *out is NULL and 0
- * is returned.  Errors name the file and the key. */
+ * the pre-tokenizer; pretok.def lists those that are known, others are refused and named), "llama" =
+ * SentencePiece-style score merges, "gemma4" = merges of characters, "none" or no tokenizer keys at all = no
+ * vocabulary: *out is NULL and 0 is returned.  Errors name the file and the key. */
 int tern_tokenizer_from_file(struct tern_tokenizer **out, const struct tern_file *f, tern_error *err);
 
 /* The files of a Hugging Face tokenizer, as bytes; p is NULL for one that is not there. */
