@@ -220,7 +220,7 @@ class JsonVocabulary:
 
     def is_control(self, t):
         text = t["content"]
-        looks = text[:2] in ("<|", "<｜") and text[-2:] in ("|>", "｜>") and len(text.encode()) > 8
+        looks = (text[:2], text[-2:]) in (("<|", "|>"), ("<｜", "｜>")) and len(text) > 4
         return t["special"] or looks
 
     def of_type(self, *types):
@@ -233,12 +233,20 @@ def hf_json(v, special):
     if not special:
         root["added_tokens"] = [t for t in root["added_tokens"] if not v.is_control(t)]
         root["post_processor"] = None
+    form = (root["normalizer"] or {}).get("type")
+    if form in ("NFC", "NFD", "NFKC", "NFKD"):
+        root["normalizer"] = None  # Python's tables: see hf_byte_level
     tokenizer = Tokenizer.from_str(json.dumps(root))
     ids = {t["content"]: t["id"] for t in root["added_tokens"]}
     theirs = {tokenizer.token_to_id(t): i for t, i in ids.items()}  # numbered anew where some are missing
     assert not special or all(a == b for a, b in theirs.items())
     n = len(v.root["model"]["vocab"])
-    return lambda text: [theirs.get(i, i) if i >= n else i for i in tokenizer.encode(text, add_special_tokens=special).ids]
+    encode = lambda text: [theirs.get(i, i) if i >= n else i
+                           for i in tokenizer.encode(text, add_special_tokens=special).ids]
+    if root["normalizer"] == v.root["normalizer"]:
+        return encode
+    assert root["post_processor"] is None and not any(t["normalized"] for t in root["added_tokens"])
+    return in_pieces(v, special, lambda text: encode(unicodedata.normalize(form, text)))
 
 
 def split_merge(merge):
