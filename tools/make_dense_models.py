@@ -73,6 +73,21 @@ MODELS = {
         layer_types=["full_attention", "sliding_attention", "full_attention"], rope_parameters=GEMMA3_ROPE), {
             "attention.sliding_window": 70, "attention.sliding_window_pattern": [False, True, False],
             "rope.freq_base": 1e6, "rope.scaling.type": "linear", "rope.scaling.factor": 8.0}),
+    "mistral": ("llama", "Mistral", plain(hidden_size=32, sliding_window=40, num_key_value_heads=1),
+                {"attention.sliding_window": 40}),
+    "mistral3": ("mistral3", "Ministral3", plain(
+        rope_parameters={**YARN, "original_max_position_embeddings": 32, "llama_4_scaling_beta": 0.3, "mscale": 1.0,
+                         "mscale_all_dim": 1.0}), {
+            "rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 32,
+            "rope.scaling.yarn_beta_fast": 6.0, "rope.scaling.yarn_beta_slow": 1.5,
+            "rope.scaling.yarn_log_multiplier": 1.0, "attention.temperature_scale": 0.3}),
+    "llama4": ("llama4", "Llama4", plain(
+        num_hidden_layers=4, num_key_value_heads=1, num_attention_heads=2, intermediate_size_mlp=96, moe_layers=[],
+        attention_chunk_size=50, floor_scale=30, attn_scale=0.4, use_qk_norm=True, attn_temperature_tuning=True,
+        rope_parameters={**LLAMA3, "low_freq_factor": 1.0, "high_freq_factor": 1.0}), {
+            "attention.chunk_size": 50, "attention.temperature_length": 30, "attention.temperature_scale": 0.4,
+            "rope.scaling.type": "llama3", "rope.scaling.factor": 8.0, "rope.scaling.original_context_length": 40,
+            "rope.scaling.low_freq_factor": 1.0, "rope.scaling.high_freq_factor": 1.0}),
     "phi3-window": ("phi3", "Phi3", phi3(num_key_value_heads=1, sliding_window=20, rope_parameters=DEFAULT_ROPE),
                     {"attention.sliding_window": 20}),
     "phi3-long": ("phi3", "Phi3", phi3(rope_parameters=LONGROPE), {
@@ -101,6 +116,9 @@ GEMMA_LAYER = {
 }
 LAYERS = {
     "llama": LAYER,
+    "llama4": {**LAYER, "ffn_gate": "feed_forward.gate_proj", "ffn_up": "feed_forward.up_proj",
+               "ffn_down": "feed_forward.down_proj"},
+    "mistral3": LAYER,
     "gemma2": GEMMA_LAYER,
     "gemma3": {**GEMMA_LAYER, **HEAD_NORMS},
     "phi3": {
@@ -114,7 +132,7 @@ LAYERS = {
     "qwen3": {**LAYER, **HEAD_NORMS},
 }
 GLOBALS = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-INTERLEAVED = ("llama",)  # families whose converter permutes the rows of q and k
+INTERLEAVED = ("llama", "mistral3")  # families whose converter permutes the rows of q and k
 PLUS_ONE = ("gemma2", "gemma3")  # families whose norms are stored as 1 + w
 
 

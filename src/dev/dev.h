@@ -85,7 +85,7 @@ struct tern_matmul {
     size_t y_stride; /* floats */
 };
 
-/* Query or key heads of all rows: optional RMS norm per head, then rotation. */
+/* Query or key heads of all rows: optional RMS norm per head, then rotation, then a factor by position. */
 struct tern_heads {
     float *x; /* [n_rows][n_heads * dim] */
     size_t stride;
@@ -96,6 +96,10 @@ struct tern_heads {
     const float *cos, *sin; /* [n_rows][n_rot/2]; NULL: no rotation */
     int n_rot;
     bool interleaved;
+    /* Times 1 + temper * ln(1 + (position + temper_from) / temper_span), the quotient rounded down; 0: no. */
+    float temper;
+    int temper_span, temper_from;
+    const struct tern_row *rows; /* for positions */
 };
 
 /* Where the new keys and values of one job go in one layer; the attention job tells positions and pages. */

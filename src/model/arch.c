@@ -97,6 +97,16 @@ out:
     return rc;
 }
 
+int tern_refuse_experts(const struct tern_file *f, const char *arch, tern_error *err)
+{
+    char key[160];
+    const struct tern_meta *experts = tern_file_meta(f, tern_arch_key(key, sizeof key, arch, "expert_count"));
+    if (experts && experts->i > 0)
+        return tern_err_set(err, TERN_EUNSUPPORTED, "%s: %s = %lld: mixture of experts is not supported",
+                            tern_file_path(f), key, (long long)experts->i);
+    return 0;
+}
+
 int tern_configure_pattern(struct tern_desc *d, const struct tern_file *f, const char *arch, int every, tern_error *err)
 {
     char key[160];
@@ -122,10 +132,8 @@ int tern_desc_check(const struct tern_desc *d, tern_error *err)
         const struct tern_layer_desc *l = &d->layers[i];
         const char *what = l->mixer == TERN_MIX_LATENT    ? "latent attention"
                            : l->mixer == TERN_MIX_DELTA   ? "gated delta net"
-                           : l->mask == TERN_MASK_CHUNK   ? "chunked attention"
                            : l->router != TERN_ROUTE_NONE ? "mixture of experts"
                            : l->out_gate                  ? "gated attention output"
-                           : l->q_temperature != 0.0f     ? "position-dependent query scale"
                            : l->kv_of >= 0                ? "KV shared between layers"
                            : l->v_is_k                    ? "values taken from the keys"
                            : l->n_ple                     ? "per-layer embeddings"
@@ -138,14 +146,17 @@ int tern_desc_check(const struct tern_desc *d, tern_error *err)
     return 0;
 }
 
+struct tern_kv_reach tern_layer_reach(const struct tern_layer_desc *l)
+{
+    return (struct tern_kv_reach){l->mask == TERN_MASK_CAUSAL ? 0 : l->span, l->mask == TERN_MASK_CHUNK};
+}
+
 void tern_desc_kv(const struct tern_desc *d, int ctx, struct tern_kv_decl *decl)
 {
     for (int i = 0; i < d->n_layers; i++) {
         const struct tern_layer_desc *l = &d->layers[i];
-        decl[i] = (struct tern_kv_decl){.n_heads = l->n_kv_heads,
-                                        .dim_k = l->dim_k,
-                                        .dim_v = l->dim_v,
-                                        .window = l->mask == TERN_MASK_WINDOW ? l->span : 0};
+        decl[i] = (struct tern_kv_decl){
+            .n_heads = l->n_kv_heads, .dim_k = l->dim_k, .dim_v = l->dim_v, .reach = tern_layer_reach(l)};
         if (l->rope >= 0) {
             decl[i].n_rot = d->ropes[l->rope].n_rot;
             decl[i].interleaved = d->ropes[l->rope].interleaved;

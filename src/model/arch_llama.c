@@ -11,12 +11,7 @@ static int configure(struct tern_desc *d, const struct tern_file *f, tern_error 
     if (rc < 0)
         return rc;
     d->ropes[0].interleaved = true;
-    const struct tern_meta *experts = tern_file_meta(f, "llama.expert_count");
-    if (experts && experts->i > 0)
-        return tern_err_set(err, TERN_EUNSUPPORTED,
-                            "%s: llama.expert_count = %lld: mixture of experts is not supported", tern_file_path(f),
-                            (long long)experts->i);
-    return 0;
+    return tern_refuse_experts(f, "llama", err);
 }
 
 const struct tern_tensor_rule tern_llama_globals[] = {

@@ -242,7 +242,13 @@ static void prepare_heads(struct tern_forward *f, const struct tern_forward_batc
         h.n_rot = d->ropes[l->rope].n_rot;
         h.interleaved = d->ropes[l->rope].interleaved;
     }
-    if (h.norm || h.cos)
+    if (x == f->q) {
+        h.temper = l->q_temper;
+        h.temper_span = l->q_temper_span;
+        h.temper_from = l->q_temper_from;
+        h.rows = b->rows;
+    }
+    if (h.norm || h.cos || h.temper != 0.0f)
         f->dev->ops->heads(f->dev, &h, b->n_rows);
 }
 

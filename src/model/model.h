@@ -52,12 +52,15 @@ struct tern_layer_desc {
     float scale;     /* of the scores */
     float score_cap; /* softcap of the scores; 0 = none */
     bool qk_norm_after_rope;
-    bool qk_norm_plain;  /* normalise q and k without weights */
-    bool v_norm_plain;   /* normalise v without weights */
-    bool out_gate;       /* q projection also yields a sigmoid gate on the attention output */
-    float q_temperature; /* Llama-4 / Ministral position-dependent query scale; 0 = none */
-    int kv_of;           /* attends to the KV of this earlier layer; -1 = its own */
-    bool v_is_k;         /* no v projection: values are the raw keys */
+    bool qk_norm_plain; /* normalise q and k without weights */
+    bool v_norm_plain;  /* normalise v without weights */
+    bool out_gate;      /* q projection also yields a sigmoid gate on the attention output */
+    /* Queries at position p are multiplied by 1 + q_temper * ln(1 + (p + q_temper_from) / q_temper_span), the quotient
+     * rounded down; 0 = no. */
+    float q_temper;
+    int q_temper_span, q_temper_from;
+    int kv_of;   /* attends to the KV of this earlier layer; -1 = its own */
+    bool v_is_k; /* no v projection: values are the raw keys */
     int n_ff;
     enum tern_act act;
     enum tern_router router;
@@ -166,6 +169,9 @@ int tern_desc_check(const struct tern_desc *d, tern_error *err);
 /* What the layers ask of the KV cache of an engine with this context.  decl: [n_layers]. */
 void tern_desc_kv(const struct tern_desc *d, int ctx, struct tern_kv_decl *decl);
 
+/* What a query of the layer sees. */
+struct tern_kv_reach tern_layer_reach(const struct tern_layer_desc *l);
+
 /* The frequencies that count in an engine with this context, and whether they are those of long contexts. */
 const float *tern_rope_freq(const struct tern_rope *r, int ctx);
 bool tern_rope_is_long(const struct tern_rope *r, int ctx);
@@ -176,6 +182,9 @@ bool tern_rope_is_long(const struct tern_rope *r, int ctx);
  * key/value length, feed_forward_length, rms epsilon, sliding window, rope dimension/base/scaling.  Fills every layer
  * alike; the caller then changes what differs. */
 int tern_configure_common(struct tern_desc *d, const struct tern_file *f, const char *arch, tern_error *err);
+
+/* A mixture of experts under the name of a dense family is another computation: refuses it. */
+int tern_refuse_experts(const struct tern_file *f, const char *arch, tern_error *err);
 
 /* Takes the window of the usual key from layers that have none: every `every`th, or what the key
  * attention.sliding_window_pattern says, another such number or an array with true where there is a window. */

@@ -56,7 +56,7 @@ static void keep_keys(const struct calibration *c, struct head_stats *h, int hea
 /* One query row: softmax over what it sees, then its coded part into weights and q2.  s: [tokens] raw scores. */
 static void count_query(struct head_stats *h, const struct tern_layer_desc *l, const float *q, float *s, int pos)
 {
-    int from = l->mask == TERN_MASK_WINDOW && pos - l->span + 1 > 0 ? pos - l->span + 1 : 0;
+    int from = tern_kv_oldest(tern_layer_reach(l), pos);
     float top = -INFINITY;
     double sum = 0, variance = 0;
     for (int t = from; t <= pos; t++) {

@@ -11,7 +11,10 @@ static const struct entry {
     {"llama-keys", {"l4", "affine8"}},
     {"gemma2", {"t4,layers=0-2:t3", "l4"}},
     {"gemma3-linear", {"t4", "l4,layers=0-2:q8"}},
-    {"phi3-window", {"t4,layers=0-1:l4", "l3,layers=0-0:q8,recent=128"}},
+    {"mistral", {"t4", "k=q8,v=l3,recent=128"}},
+    {"mistral3", {"t4", "l3"}},
+    {"llama4", {"l4,layers=0-3:l4", "t4"}},
+    {"phi3-window", {"t4", "l3,layers=0-0:q8,recent=128"}},
     {"phi3-long", {"k=t4,v=t3", "f16"}},
 };
 #define N_ENTRIES (sizeof entries / sizeof *entries)

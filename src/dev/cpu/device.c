@@ -232,10 +232,17 @@ static void op_rope_table(struct tern_dev *d, float *cos, float *sin, const floa
     each_row(d, rope_row, &a, n_rows, n_rot * 16);
 }
 
+static float temper_of(const struct tern_heads *h, int r)
+{
+    int times = (h->rows[r].pos + h->temper_from) / h->temper_span;
+    return (float)(1 + (double)h->temper * log1p(times));
+}
+
 static void heads_row(const void *args, int r)
 {
     const struct tern_heads *h = args;
     size_t half = (size_t)h->n_rot / 2;
+    const float temper = h->temper != 0.0f ? temper_of(h, r) : 1.0f;
     for (int i = 0; i < h->n_heads; i++) {
         float *x = h->x + (size_t)r * h->stride + (size_t)i * (size_t)h->dim;
         if (h->norm && !h->norm_after)
@@ -244,6 +251,8 @@ static void heads_row(const void *args, int r)
             tern_k.vec.rope(x, h->cos + (size_t)r * half, h->sin + (size_t)r * half, h->n_rot, h->interleaved);
         if (h->norm && h->norm_after)
             tern_k.vec.rmsnorm(x, x, h->norm_w, h->dim, h->eps);
+        if (temper != 1.0f)
+            tern_k.vec.scale(x, x, temper, h->dim);
     }
 }
 
