@@ -88,6 +88,9 @@ MODELS = {
             "attention.chunk_size": 50, "attention.temperature_length": 30, "attention.temperature_scale": 0.4,
             "rope.scaling.type": "llama3", "rope.scaling.factor": 8.0, "rope.scaling.original_context_length": 40,
             "rope.scaling.low_freq_factor": 1.0, "rope.scaling.high_freq_factor": 1.0}),
+    "glm4": ("glm4", "Glm4", plain(
+        attention_bias=True, num_key_value_heads=1, rope_parameters={**DEFAULT_ROPE, "partial_rotary_factor": 0.5}),
+             {"rope.dimension_count": 16}),
     "phi3-window": ("phi3", "Phi3", phi3(num_key_value_heads=1, sliding_window=20, rope_parameters=DEFAULT_ROPE),
                     {"attention.sliding_window": 20}),
     "phi3-long": ("phi3", "Phi3", phi3(rope_parameters=LONGROPE), {
@@ -121,6 +124,12 @@ LAYERS = {
     "mistral3": LAYER,
     "gemma2": GEMMA_LAYER,
     "gemma3": {**GEMMA_LAYER, **HEAD_NORMS},
+    "glm4": {
+        **{name: hf for name, hf in LAYER.items() if name != "ffn_gate"},
+        "ffn_up": "mlp.gate_up_proj",
+        "post_attention_norm": "post_self_attn_layernorm",
+        "post_ffw_norm": "post_mlp_layernorm",
+    },
     "phi3": {
         "attn_norm": "input_layernorm",
         "attn_qkv": "self_attn.qkv_proj",

@@ -14,6 +14,7 @@ static const struct entry {
     {"mistral", {"t4", "k=q8,v=l3,recent=128"}},
     {"mistral3", {"t4", "l3"}},
     {"llama4", {"l4,layers=0-3:l4", "t4"}},
+    {"glm4", {"t4", "l3"}},
     {"phi3-window", {"t4", "l3,layers=0-0:q8,recent=128"}},
     {"phi3-long", {"k=t4,v=t3", "f16"}},
 };
