@@ -124,6 +124,8 @@ struct tern_dev_ops {
                  float eps, int n_rows);
     /* y[row] = a[row] + b[row]. */
     void (*add)(struct tern_dev *d, float *y, const float *a, const float *b, size_t stride, int n, int n_rows);
+    /* x[row] *= factor. */
+    void (*scale)(struct tern_dev *d, float *x, size_t stride, int n, int n_rows, float factor);
     void (*matmul)(struct tern_dev *d, const struct tern_matmul *m, int n_m, const float *x, size_t x_stride,
                    int n_rows, int n_wide);
     /* cos/sin[row][n_rot/2] of pos * freq, times magnitude. */

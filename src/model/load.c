@@ -53,6 +53,10 @@ static int64_t resolve(enum tern_dim dim, const struct tern_desc *d, const struc
         return l->dim_k;
     case TERN_DIM_ROPE:
         return d->ropes[0].n_rot / 2;
+    case TERN_DIM_PLE:
+        return l->n_ple;
+    case TERN_DIM_PLES:
+        return (int64_t)l->n_ple * d->n_layers;
     }
     return -1;
 }
@@ -71,6 +75,19 @@ static int check_shape(const struct loader *ld, const struct tern_tensor *t, int
                         "%s: tensor \"%s\" at byte %llu has shape [%lld, %lld], expected [%lld, %lld]",
                         tern_file_path(ld->f), t->name, (unsigned long long)t->file_offset, (long long)t->dims[0],
                         (long long)t->dims[1], (long long)k, (long long)n);
+}
+
+/* Layers that attend to another's keys and values have no use for their own, which files hold all the same. */
+static bool left_out(const struct tern_layer_desc *l, int slot)
+{
+    return l->kv_of >= 0 && (slot == TERN_SLOT_K || slot == TERN_SLOT_V || slot == TERN_SLOT_K_NORM ||
+                             slot == TERN_SLOT_K_BIAS || slot == TERN_SLOT_V_BIAS);
+}
+
+/* May the tensors of this slot be missing from this layer? */
+static bool may_lack(const struct tern_layer_desc *l, int slot)
+{
+    return left_out(l, slot) || (slot == TERN_SLOT_V && l->v_is_k) || (slot == TERN_SLOT_PLE_POST_NORM && !l->n_ple);
 }
 
 /* Plans the memory of the rows [row0, row0 + n) of a tensor. */
@@ -116,13 +133,18 @@ static int plan_tensor(struct loader *ld, const struct tern_tensor_rule *r, int 
     (void)snprintf(name, sizeof name, r->name, layer); /* the tables are constants of this program */
 #pragma GCC diagnostic pop
     const struct tern_tensor *t = tern_file_tensor(ld->f, name);
-    if (!t && r->optional)
+    for (int i = 0; i < n_rules; i++)
+        rows += resolve(r[i].n, d, l);
+    if (!t && (r->optional || rows * k == 0 || (layer >= 0 && may_lack(l, r->slot))))
         return 0;
     if (!t)
         TERN_FAIL(err, TERN_EFORMAT, "%s: tensor \"%s\" is missing", tern_file_path(ld->f), name);
-    for (int i = 0; i < n_rules; i++)
-        rows += resolve(r[i].n, d, l);
     TERN_TRY(check_shape(ld, t, rows, k, vector, err));
+    if (layer >= 0 && left_out(l, r->slot)) { /* known, but nobody's */
+        TERN_TRY(tern_grow(&ld->plans, &ld->cap_plans, ld->n_plans + 1, sizeof *ld->plans, err));
+        ld->plans[ld->n_plans++] = (struct plan){.t = t};
+        return 0;
+    }
     rows = 0;
     for (int i = 0; i < n_rules; i++) {
         int64_t n = resolve(r[i].n, d, l);
@@ -229,6 +251,8 @@ static int read_all(struct loader *ld, struct tern_pool *pool, tern_error *err)
     for (size_t i = 0; i < ld->n_plans; i++) {
         const struct plan *p = &ld->plans[i];
         uint8_t *dst = (uint8_t *)net->memory + p->offset;
+        if (!p->dst)
+            continue;
         if (p->vector)
             TERN_TRY(read_vector(ld, p, (float *)(void *)dst, err));
         else

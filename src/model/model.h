@@ -65,7 +65,7 @@ struct tern_layer_desc {
     enum tern_act act;
     enum tern_router router;
     int n_experts, n_active, n_shared, n_ff_expert;
-    int n_ple; /* width of per-layer embeddings; 0 = none */
+    int n_ple; /* width of per-layer embeddings, alike in all layers; 0 = none */
 };
 
 struct tern_desc {
@@ -83,7 +83,7 @@ struct tern_desc {
 /* clang-format off */
 #define TERN_SLOT_LIST(X) \
     X(ATTN_NORM) X(Q) X(K) X(V) X(O) X(Q_BIAS) X(K_BIAS) X(V_BIAS) X(O_BIAS) X(Q_NORM) X(K_NORM) X(ATTN_POST_NORM) \
-    X(FFN_NORM) X(GATE) X(UP) X(DOWN) X(FFN_POST_NORM)
+    X(FFN_NORM) X(GATE) X(UP) X(DOWN) X(FFN_POST_NORM) X(PLE_GATE) X(PLE_OUT) X(PLE_POST_NORM) X(OUT_SCALE)
 /* clang-format on */
 
 enum tern_slot {
@@ -101,6 +101,9 @@ enum tern_global {
     TERN_ROPE_FACTORS,
     TERN_ROPE_FACTORS_SHORT,
     TERN_ROPE_FACTORS_LONG,
+    TERN_PLE_EMBED,
+    TERN_PLE_IN,
+    TERN_PLE_NORM,
     TERN_N_GLOBALS
 };
 
@@ -117,6 +120,8 @@ enum tern_dim {
     TERN_DIM_O,      /* n_heads * dim_v */
     TERN_DIM_HEAD_K, /* dim_k */
     TERN_DIM_ROPE,   /* n_rot/2 of rope 0 */
+    TERN_DIM_PLE,    /* n_ple */
+    TERN_DIM_PLES,   /* n_ple of all layers */
 };
 
 /* Rules that follow each other under one name share the tensor: its rows are theirs in this order. */
@@ -159,8 +164,8 @@ struct tern_net {
 int tern_net_load(struct tern_net **out, const struct tern_file *f, struct tern_pool *pool, tern_error *err);
 void tern_net_free(struct tern_net *n);
 
-/* Bytes that a tensor of an opened model takes in memory (a model uses every tensor of its file, or it does not open).
- */
+/* Bytes that a tensor of an opened model takes in memory.  A model uses every tensor of its file, or it does not open;
+ * but for keys and values of layers that attend to another's. */
 size_t tern_net_tensor_bytes(const struct tern_tensor *t);
 
 /* 0, or TERN_EUNSUPPORTED naming the first thing in the descriptor that the interpreter does not run. */
@@ -195,6 +200,10 @@ int tern_configure_pattern(struct tern_desc *d, const struct tern_file *f, const
  * heads, not by the head size, without its file saying so. */
 int tern_configure_gemma(struct tern_desc *d, const struct tern_file *f, const char *arch, int every, int wide,
                          tern_error *err);
+
+/* The embedding of window layers where these have their own base: unscaled, 10000 unless freq_base_swa says otherwise.
+ */
+int tern_rope_read_local(struct tern_rope *r, const struct tern_file *f, const char *arch, int n_rot, tern_error *err);
 
 /* The embedding that the usual keys describe: base, scaling and what belongs to it. */
 int tern_rope_read(struct tern_rope *r, const struct tern_file *f, const char *arch, int n_rot, tern_error *err);

@@ -103,6 +103,19 @@ out:
     return rc;
 }
 
+int tern_rope_read_local(struct tern_rope *r, const struct tern_file *f, const char *arch, int n_rot, tern_error *err)
+{
+    char key[160];
+    double theta;
+    int rc = tern_file_get_float(f, tern_arch_key(key, sizeof key, arch, "rope.freq_base_swa"), 10000.0, &theta, err);
+    if (rc < 0)
+        return rc;
+    if (!(theta > 1))
+        return tern_err_set(err, TERN_EFORMAT, "%s: %s = %g is impossible", tern_file_path(f), key, theta);
+    *r = (struct tern_rope){.n_rot = n_rot, .theta = (float)theta, .factor = 1, .magnitude = 1};
+    return 0;
+}
+
 /* The pair that turns `turns` times in the original context. */
 static double yarn_pair(const struct tern_rope *r, double turns)
 {

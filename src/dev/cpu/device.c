@@ -161,6 +161,26 @@ static void op_add(struct tern_dev *d, float *y, const float *a, const float *b,
     each_row(d, add_row, &args, n_rows, n);
 }
 
+struct scale_args {
+    float *x;
+    size_t stride;
+    int n;
+    float factor;
+};
+
+static void scale_row(const void *args, int r)
+{
+    const struct scale_args *a = args;
+    float *x = a->x + (size_t)r * a->stride;
+    tern_k.vec.scale(x, x, a->factor, a->n);
+}
+
+static void op_scale(struct tern_dev *d, float *x, size_t stride, int n, int n_rows, float factor)
+{
+    struct scale_args a = {x, stride, n, factor};
+    each_row(d, scale_row, &a, n_rows, n);
+}
+
 struct glu_args {
     float *gate;
     const float *up;
@@ -407,6 +427,7 @@ const struct tern_dev_ops tern_dev_cpu = {
     .embed = op_embed,
     .norm = op_norm,
     .add = op_add,
+    .scale = op_scale,
     .matmul = op_matmul,
     .rope_table = op_rope_table,
     .heads = op_heads,
