@@ -31,12 +31,13 @@ static int read_scaling(struct tern_rope *r, const struct tern_file *f, const ch
                             tern_file_path(f), (int)(type.n < 40 ? type.n : 40), type.p, key);
     if (type.p)
         r->scaling = (enum tern_rope_scaling)i;
-    bool tensors = tern_file_tensor(f, "rope_factors_long.weight") && tern_file_tensor(f, "rope_factors_short.weight");
-    if (r->scaling == TERN_ROPE_LONG && !tensors)
+    bool tensors = tern_file_tensor(f, "rope_factors_long.weight") || tern_file_tensor(f, "rope_factors_short.weight");
+    if ((tensors || r->scaling == TERN_ROPE_LONG) &&
+        (!tern_file_tensor(f, "rope_factors_long.weight") || !tern_file_tensor(f, "rope_factors_short.weight")))
         return tern_err_set(err, TERN_EFORMAT,
-                            "%s: RoPE scaling \"longrope\" (%s) wants the tensors \"rope_factors_long.weight\" and "
+                            "%s: longrope wants both tensors, \"rope_factors_long.weight\" and "
                             "\"rope_factors_short.weight\"",
-                            tern_file_path(f), key);
+                            tern_file_path(f));
     if (tensors)
         r->scaling = TERN_ROPE_LONG;
     return 0;

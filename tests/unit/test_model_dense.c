@@ -107,6 +107,37 @@ static void test_fork_trim_save(void **state)
     }
 }
 
+/* Measured conditioning knows chunks, windows, keys that several layers attend to, and the factors of long contexts. */
+static void test_calibrated(void **state)
+{
+    static const char *const names[] = {"gemma4-small", "llama4", "gemma2", "phi3-long"};
+    (void)state;
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        struct tiny t;
+        tern_error err = {0};
+        char path[] = "/tmp/tern-test-XXXXXX", kv[64];
+        int32_t ids[300];
+        int fd = mkstemp(path);
+        assert_true(fd >= 0);
+        (void)close(fd);
+        tiny_open(&t, names[i], names[i], names[i]);
+        for (int k = 0; k < 300; k++)
+            ids[k] = t.ids[k * 7 % t.n_ids];
+        tiny_ok(tern_model_calibrate(t.model, ids, 300, 2, path, NULL, NULL, &err), &err);
+        (void)snprintf(kv, sizeof kv, "t4,layers=0-1:t4,cond=%s", path);
+        float *coded = tiny_run_all(&t, kv, true, 2, 512, false), *part = tiny_run_all(&t, kv, true, 1, 9, false);
+        size_t at = (size_t)(t.n_ids - t.n_ref) * (size_t)t.n_vocab;
+        double k = tiny_kld(t.ref, coded + at, t.n_ref, t.n_vocab);
+        print_message("%-16s calibrated t4 %.2e\n", names[i], k);
+        assert_true(k <= 1e-2);
+        tiny_equal_bits(&t, coded, part, kv);
+        (void)unlink(path);
+        free(coded);
+        free(part);
+        tiny_close(&t);
+    }
+}
+
 /* Contexts up to the original one have the short factors, and what they saved stays theirs. */
 static void test_longrope(void **state)
 {
@@ -143,6 +174,56 @@ static void test_longrope(void **state)
     tiny_close(&t);
 }
 
+/* Fixtures with some bytes changed. */
+#define BYTES(text) text, sizeof(text) - 1
+static const struct lie {
+    const char *file, *from;
+    size_t n;
+    const char *to;
+    size_t n_to;
+    const char *want; /* a part of the message */
+} lies[] = {
+    {"phi3-long", BYTES("rope_factors_short"), BYTES("rope_factors_shork"), "longrope wants both"},
+    {"phi3-long", BYTES("original_context_length"), BYTES("original_context_lengtx"), "original_context_length"},
+    {"phi3-window", BYTES("blk.1.attn_qkv"), BYTES("blk.1.attn_qkx"), "\"blk.1.attn_qkv.weight\" is missing"},
+    {"llama-yarn", BYTES("\4\0\0\0\0\0\0\0yarn"), BYTES("\4\0\0\0\0\0\0\0yurn"), "\"yurn\""},
+    {"llama-yarn", BYTES("original_context_length"), BYTES("original_context_lengtx"), "original_context_length"},
+    {"qwen3", BYTES("blk.0.attn_k_norm"), BYTES("blk.0.attn_k_worm"), "\"blk.0.attn_k_norm.weight\" is missing"},
+    {"gemma4", BYTES("blk.0.attn_v"), BYTES("blk.0.attn_w"), "\"blk.0.attn_w.weight\""},
+    {"gemma4", BYTES("sliding_window_pattern"), BYTES("sliding_window_pattert"), "has shape"},
+    {"gemma4", BYTES("\2\0\0\0\2\0\0\0\1\0\0\0"), BYTES("\2\0\0\0\2\0\0\0\5\0\0\0"), "5 of layer 2"},
+    {"gemma4-small", BYTES("shared_kv_layers\4\0\0\0\3"), BYTES("shared_kv_layers\4\0\0\0\4"), "of its kind"},
+    {"gemma4-small", BYTES("blk.3.post_norm"), BYTES("blk.3.past_norm"), "\"blk.3.post_norm.weight\" is missing"},
+};
+
+static void test_refusals(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof lies / sizeof *lies; i++) {
+        const struct lie *l = &lies[i];
+        char path[512], copy[] = "/tmp/tern-test-XXXXXX";
+        static char bytes[200000];
+        tern_error err = {0};
+        tern_model *m;
+        (void)snprintf(path, sizeof path, "%s/tiny/%s.gguf", TERN_TEST_DATA, l->file);
+        FILE *f = fopen(path, "rb");
+        assert_non_null(f);
+        size_t n = fread(bytes, 1, sizeof bytes, f);
+        (void)fclose(f);
+        char *at = memmem(bytes, n, l->from, l->n);
+        assert_non_null(at);
+        assert_int_equal(l->n, l->n_to);
+        memcpy(at, l->to, l->n);
+        int fd = mkstemp(copy);
+        assert_true(fd >= 0 && write(fd, bytes, n) == (ssize_t)n && close(fd) == 0);
+        int rc = tern_model_open(&m, copy, 1, &err);
+        (void)unlink(copy);
+        assert_true(rc < 0);
+        if (!strstr(err.msg, l->want))
+            fail_msg("%s without \"%s\": %s", l->file, l->from, err.msg);
+    }
+}
+
 int main(int argc, char **argv)
 {
     if (argc > 1)
@@ -150,7 +231,8 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_exact_parity),       cmocka_unit_test(test_fast_paths_close_to_reference),
         cmocka_unit_test(test_splits_and_threads), cmocka_unit_test(test_fork_trim_save),
-        cmocka_unit_test(test_longrope),
+        cmocka_unit_test(test_calibrated),         cmocka_unit_test(test_longrope),
+        cmocka_unit_test(test_refusals),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
