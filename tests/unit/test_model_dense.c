@@ -94,6 +94,17 @@ static void test_splits_and_threads(void **state)
         }
 }
 
+static void test_batch_equals_single(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < N_ENTRIES; i++) {
+        struct tiny t;
+        tiny_open(&t, entries[i].name, entries[i].name, entries[i].name);
+        tiny_batch_equals_single(&t, entries[i].kv[i % 2], entries[i].name);
+        tiny_close(&t);
+    }
+}
+
 static void test_fork_trim_save(void **state)
 {
     static const int cuts[] = {63, 71, 128};
@@ -230,9 +241,9 @@ int main(int argc, char **argv)
         cmocka_set_test_filter(argv[1]);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_exact_parity),       cmocka_unit_test(test_fast_paths_close_to_reference),
-        cmocka_unit_test(test_splits_and_threads), cmocka_unit_test(test_fork_trim_save),
-        cmocka_unit_test(test_calibrated),         cmocka_unit_test(test_longrope),
-        cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_splits_and_threads), cmocka_unit_test(test_batch_equals_single),
+        cmocka_unit_test(test_fork_trim_save),     cmocka_unit_test(test_calibrated),
+        cmocka_unit_test(test_longrope),           cmocka_unit_test(test_refusals),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
