@@ -54,6 +54,20 @@ def phi3(**changes):
     return settings
 
 
+SLIDING, FULL = "sliding_attention", "full_attention"
+GEMMA4 = {"attention.key_length": 64, "attention.value_length": 64, "attention.key_length_swa": 32,
+          "attention.value_length_swa": 32, "rope.freq_base": 1e6, "rope.freq_base_swa": 1e3, "rope.dimension_count": 64,
+          "rope.dimension_count_swa": 32, "attention.sliding_window": 40, "final_logit_softcapping": 4.0}
+
+
+def gemma4(**changes):
+    rope = {SLIDING: dict(rope_type="default", rope_theta=1e3),
+            FULL: dict(rope_type="proportional", partial_rotary_factor=0.25, rope_theta=1e6)}
+    return plain(**{"num_hidden_layers": len(changes["layer_types"]), "num_attention_heads": 2, "rope_parameters": rope,
+                    "vocab_size_per_layer_input": 96, "hidden_size_per_layer_input": 0, "global_head_dim": 64,
+                    "sliding_window": 40, "final_logit_softcapping": 4.0, "tie_word_embeddings": True, **changes})
+
+
 # name: (GGUF architecture, class of transformers without its ending, configuration, further metadata)
 MODELS = {
     "qwen3": ("qwen3", "Qwen3", plain(head_dim=48, tie_word_embeddings=True), {}),
@@ -73,6 +87,34 @@ MODELS = {
         layer_types=["full_attention", "sliding_attention", "full_attention"], rope_parameters=GEMMA3_ROPE), {
             "attention.sliding_window": 70, "attention.sliding_window_pattern": [False, True, False],
             "rope.freq_base": 1e6, "rope.scaling.type": "linear", "rope.scaling.factor": 8.0}),
+    "mistral": ("llama", "Mistral", plain(hidden_size=32, sliding_window=40, num_key_value_heads=1),
+                {"attention.sliding_window": 40}),
+    "mistral3": ("mistral3", "Ministral3", plain(
+        rope_parameters={**YARN, "original_max_position_embeddings": 32, "llama_4_scaling_beta": 0.3, "mscale": 1.0,
+                         "mscale_all_dim": 1.0}), {
+            "rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 32,
+            "rope.scaling.yarn_beta_fast": 6.0, "rope.scaling.yarn_beta_slow": 1.5,
+            "rope.scaling.yarn_log_multiplier": 1.0, "attention.temperature_scale": 0.3}),
+    "llama4": ("llama4", "Llama4", plain(
+        num_hidden_layers=4, num_key_value_heads=1, num_attention_heads=2, intermediate_size_mlp=96, moe_layers=[],
+        attention_chunk_size=50, floor_scale=30, attn_scale=0.4, use_qk_norm=True, attn_temperature_tuning=True,
+        rope_parameters={**LLAMA3, "low_freq_factor": 1.0, "high_freq_factor": 1.0}), {
+            "attention.chunk_size": 50, "attention.temperature_length": 30, "attention.temperature_scale": 0.4,
+            "rope.scaling.type": "llama3", "rope.scaling.factor": 8.0, "rope.scaling.original_context_length": 40,
+            "rope.scaling.low_freq_factor": 1.0, "rope.scaling.high_freq_factor": 1.0}),
+    "glm4": ("glm4", "Glm4", plain(
+        attention_bias=True, num_key_value_heads=1, rope_parameters={**DEFAULT_ROPE, "partial_rotary_factor": 0.5}),
+             {"rope.dimension_count": 16}),
+    "gemma4": ("gemma4", "Gemma4", gemma4(
+        attention_k_eq_v=True, num_global_key_value_heads=1, layer_types=[SLIDING, SLIDING, FULL]), {
+            **GEMMA4, "attention.head_count_kv": [2, 2, 1],
+            "attention.sliding_window_pattern": [True, True, False]}),
+    "gemma4-small": ("gemma4", "Gemma4", gemma4(
+        num_key_value_heads=1, hidden_size_per_layer_input=32, num_kv_shared_layers=3, use_double_wide_mlp=True,
+        intermediate_size=64, hidden_size=32, layer_types=[SLIDING, FULL, SLIDING, SLIDING, FULL]), {
+            **GEMMA4, "feed_forward_length": [64, 64, 128, 128, 128], "attention.shared_kv_layers": 3,
+            "embedding_length_per_layer_input": 32,
+            "attention.sliding_window_pattern": [True, False, True, True, False]}),
     "phi3-window": ("phi3", "Phi3", phi3(num_key_value_heads=1, sliding_window=20, rope_parameters=DEFAULT_ROPE),
                     {"attention.sliding_window": 20}),
     "phi3-long": ("phi3", "Phi3", phi3(rope_parameters=LONGROPE), {
@@ -101,8 +143,19 @@ GEMMA_LAYER = {
 }
 LAYERS = {
     "llama": LAYER,
+    "llama4": {**LAYER, "ffn_gate": "feed_forward.gate_proj", "ffn_up": "feed_forward.up_proj",
+               "ffn_down": "feed_forward.down_proj"},
+    "mistral3": LAYER,
     "gemma2": GEMMA_LAYER,
     "gemma3": {**GEMMA_LAYER, **HEAD_NORMS},
+    "gemma4": {**GEMMA_LAYER, **HEAD_NORMS, "inp_gate": "per_layer_input_gate", "proj": "per_layer_projection",
+               "post_norm": "post_per_layer_input_norm"},
+    "glm4": {
+        **{name: hf for name, hf in LAYER.items() if name != "ffn_gate"},
+        "ffn_up": "mlp.gate_up_proj",
+        "post_attention_norm": "post_self_attn_layernorm",
+        "post_ffw_norm": "post_mlp_layernorm",
+    },
     "phi3": {
         "attn_norm": "input_layernorm",
         "attn_qkv": "self_attn.qkv_proj",
@@ -113,8 +166,11 @@ LAYERS = {
     },
     "qwen3": {**LAYER, **HEAD_NORMS},
 }
-GLOBALS = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-INTERLEAVED = ("llama",)  # families whose converter permutes the rows of q and k
+GLOBALS = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head",
+           "per_layer_token_embd": "model.embed_tokens_per_layer",
+           "per_layer_model_proj": "model.per_layer_model_projection",
+           "per_layer_proj_norm": "model.per_layer_projection_norm"}
+INTERLEAVED = ("llama", "mistral3")  # families whose converter permutes the rows of q and k
 PLUS_ONE = ("gemma2", "gemma3")  # families whose norms are stored as 1 + w
 
 
@@ -131,11 +187,25 @@ def randomise(model, arch, rng):
             value = rng.uniform(-0.5, 0.5, shape) if arch in PLUS_ONE else rng.uniform(0.5, 1.5, shape)
         else:
             value = rng.normal(0, 1 / math.sqrt(shape[1]), shape)
+        if arch == "gemma4" and "q_norm" in name:
+            value *= 0.2  # scores have no other scale
         value = value.astype(np.float32)
         if len(shape) == 2:
             value = gguf.quants.dequantize(gguf.quants.quantize(value, Type.Q8_0), Type.Q8_0)
         param.copy_(torch.from_numpy(value))
+    for layer in model.model.layers if arch == "gemma4" else ():
+        layer.layer_scalar.copy_(torch.from_numpy(rng.uniform(0.5, 1.2, 1).astype(np.float32)))
     return model.float().eval()
+
+
+def more_of_gemma4(model):
+    """What is no parameter, and what files hold although nothing uses it: keys of layers that attend to another's."""
+    yield "rope_freqs.weight", np.array([1.0] * 8 + [1e30] * 24)
+    for n, layer in enumerate(model.model.layers):
+        yield f"blk.{n}.layer_output_scale.weight", layer.layer_scalar.numpy()
+    if layer.self_attn.is_kv_shared_layer:
+        yield f"blk.{n}.attn_k.weight", np.ones((64, model.config.hidden_size))
+        yield f"blk.{n}.attn_k_norm.weight", np.ones(64)
 
 
 def tensors(model, arch):
@@ -146,6 +216,8 @@ def tensors(model, arch):
         for name, hf in LAYERS[arch].items():
             for end in ("weight", "bias"):
                 names[f"model.layers.{n}.{hf}.{end}"] = f"blk.{n}.{name}.{end}"
+    if arch == "gemma4":
+        yield from more_of_gemma4(model)
     for length in ("short", "long"):
         if f"{length}_factor" in (model.config.rope_parameters or {}):
             yield f"rope_factors_{length}.weight", np.array(model.config.rope_parameters[f"{length}_factor"])
@@ -171,27 +243,27 @@ def add(writer, key, value):
         writer.add_uint32(key, value)
 
 
-def metadata(arch, config, more):
+def metadata(arch, settings, more):
     meta = {
-        "context_length": config.max_position_embeddings,
-        "embedding_length": config.hidden_size,
-        "block_count": config.num_hidden_layers,
-        "feed_forward_length": config.intermediate_size,
-        "attention.head_count": config.num_attention_heads,
-        "attention.head_count_kv": config.num_key_value_heads,
-        "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
-        "attention.key_length": getattr(config, "head_dim", None),
-        "attention.value_length": getattr(config, "head_dim", None),
-        "rope.freq_base": float((config.rope_parameters or {}).get("rope_theta", 1e4)),
+        "context_length": settings["max_position_embeddings"],
+        "embedding_length": settings["hidden_size"],
+        "block_count": settings["num_hidden_layers"],
+        "feed_forward_length": settings["intermediate_size"],
+        "attention.head_count": settings["num_attention_heads"],
+        "attention.head_count_kv": settings["num_key_value_heads"],
+        "attention.layer_norm_rms_epsilon": settings["rms_norm_eps"],
+        "attention.key_length": settings.get("head_dim"),
+        "attention.value_length": settings.get("head_dim"),
+        "rope.freq_base": float(settings["rope_parameters"].get("rope_theta", 1e4)),
     }
     return {f"{arch}.{key}": value for key, value in {**meta, **more}.items() if value is not None}
 
 
-def write_gguf(path, arch, config, more, arrays):
+def write_gguf(path, arch, settings, more, arrays):
     writer = gguf.GGUFWriter(path, arch)
     writer.add_type("model")
     writer.add_name("tern tiny test model")
-    for key, value in metadata(arch, config, more).items():
+    for key, value in metadata(arch, settings, more).items():
         add(writer, key, value)
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     writer.add_tokenizer_model("none")
@@ -214,7 +286,7 @@ def make(name):
     model = getattr(transformers, f"{cls}ForCausalLM")(config_class(**settings))
     randomise(model, arch, rng)
     ids = tiny.prompt({"vocab": settings["vocab_size"], "prompt": PROMPT}, rng)
-    write_gguf(OUT / f"{name}.gguf", arch, model.config, more, tensors(model, arch))
+    write_gguf(OUT / f"{name}.gguf", arch, settings, more, tensors(model, arch))
     (OUT / f"{name}.ids.txt").write_text(",".join(map(str, ids)) + "\n", encoding="ascii")
     logits = ref.logits(model, ids)[-ROWS:]
     np.save(OUT / f"{name}.logits.npy", logits)

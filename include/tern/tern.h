@@ -152,6 +152,7 @@ typedef struct tern_kv_row {
     const char *k, *v; /* scheme in effect */
     int n_heads, dim_k, dim_v;
     int window;             /* 0 = full attention */
+    bool chunked;           /* the window does not slide: attention begins anew at its multiples */
     double bytes_per_token; /* of closed pages, headers included */
     double f16_bytes_per_token;
     const char

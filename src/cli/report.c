@@ -25,7 +25,7 @@ static bool same_row(const tern_kv_row *a, const tern_kv_row *b)
 {
     return same_text(a->k, b->k) && same_text(a->v, b->v) && same_text(a->reason, b->reason) &&
            same_text(a->conditioning, b->conditioning) && a->n_heads == b->n_heads && a->dim_k == b->dim_k &&
-           a->dim_v == b->dim_v && a->window == b->window;
+           a->dim_v == b->dim_v && a->window == b->window && a->chunked == b->chunked;
 }
 
 /* First layer after `from` whose row differs from that of `from`. */
@@ -135,7 +135,7 @@ int tern_plan_print(const tern_kv_plan *p, FILE *to, tern_error *err)
         if (r.dim_v != r.dim_k)
             TERN_TRY(tern_buf_addf(&b, err, "/%d", r.dim_v));
         if (r.window)
-            TERN_TRY(tern_buf_addf(&b, err, ", window %d", r.window));
+            TERN_TRY(tern_buf_addf(&b, err, ", %s %d", r.chunked ? "chunks of" : "window", r.window));
         TERN_TRY(tern_buf_addf(&b, err, ", %.6g bytes per token each (16 bit: %.6g)", r.bytes_per_token,
                                r.f16_bytes_per_token));
         if (r.conditioning)
@@ -164,12 +164,12 @@ json_t *tern_plan_json(const tern_kv_plan *p)
     for (int i = 0; i < tern_kv_plan_rows(p); i++) {
         tern_kv_row r;
         tern_kv_plan_row(p, i, &r);
-        json_array_append_new(layers,
-                              json_pack("{si so so si si si si sf sf so so}", "layer", r.layer, "k",
-                                        tern_json_text(r.k), "v", tern_json_text(r.v), "n_heads", r.n_heads, "dim_k",
-                                        r.dim_k, "dim_v", r.dim_v, "window", r.window, "bytes_per_token",
-                                        r.bytes_per_token, "f16_bytes_per_token", r.f16_bytes_per_token, "conditioning",
-                                        tern_json_text(r.conditioning), "reason", tern_json_text(r.reason)));
+        json_array_append_new(layers, json_pack("{si so so si si si si sb sf sf so so}", "layer", r.layer, "k",
+                                                tern_json_text(r.k), "v", tern_json_text(r.v), "n_heads", r.n_heads,
+                                                "dim_k", r.dim_k, "dim_v", r.dim_v, "window", r.window, "chunked",
+                                                r.chunked, "bytes_per_token", r.bytes_per_token, "f16_bytes_per_token",
+                                                r.f16_bytes_per_token, "conditioning", tern_json_text(r.conditioning),
+                                                "reason", tern_json_text(r.reason)));
     }
     return json_pack("{sf sf so}", "bytes_per_token", bytes, "f16_bytes_per_token", f16, "layers", layers);
 }

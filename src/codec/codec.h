@@ -200,15 +200,28 @@ extern const float tern_kv_levels[30];
 /* Signs of a rotated side: counter-based, from (layer, key or value), equal in every process.  out: [dim]. */
 void tern_kv_signs(float *out, int dim, int layer, bool key);
 
+/* What a query sees besides itself: everything before it, the newest tokens, or what shares its chunk. */
+struct tern_kv_reach {
+    int window;   /* 0: everything; else a query at p sees tokens > p - window */
+    bool chunked; /* then it sees tokens from the last multiple of window on */
+};
+
+/* The oldest token that a query at pos sees. */
+static inline int tern_kv_oldest(struct tern_kv_reach r, int pos)
+{
+    int oldest = r.chunked ? pos / r.window * r.window : pos - r.window + 1;
+    return r.window && oldest > 0 ? oldest : 0;
+}
+
 /* Where everything lies inside one page of one layer.  Plain data: `kv` fills it, `dev` reads it. */
 struct tern_kv_layer {
     int n_heads;              /* KV heads */
     struct tern_kv_side k, v; /* may have different dims */
-    int window;               /* 0: full attention; else a query at p sees tokens > p - window */
-    int first;                /* tokens 0..first-1 are kept raw beside the codes (0 when both sides are raw) */
-    int recent;               /* a row sees this many pages raw, its own included; >= 1 */
-    int ring;                 /* raw tiles that a sequence keeps: page p lies in tile p % ring; >= recent */
-    const char *why_raw;      /* reason when a requested scheme was not used here, else NULL */
+    struct tern_kv_reach reach;
+    int first;           /* tokens 0..first-1 are kept raw beside the codes (0 when both sides are raw) */
+    int recent;          /* a row sees this many pages raw, its own included; >= 1 */
+    int ring;            /* raw tiles that a sequence keeps: page p lies in tile p % ring; >= recent */
+    const char *why_raw; /* reason when a requested scheme was not used here, else NULL */
     /* Byte offsets inside one KV head of a page; page base + layer_off + head * head_bytes is the head. */
     size_t k_head_off, v_head_off, k_off, v_off;
     size_t head_bytes;

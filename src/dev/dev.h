@@ -86,7 +86,7 @@ struct tern_matmul {
     bool f32;        /* prompt rows in f32 on every machine */
 };
 
-/* Query or key heads of all rows: optional RMS norm per head, then rotation. */
+/* Query or key heads of all rows: optional RMS norm per head, then rotation, then a factor by position. */
 struct tern_heads {
     float *x; /* [n_rows][n_heads * dim] */
     size_t stride;
@@ -97,6 +97,10 @@ struct tern_heads {
     const float *cos, *sin; /* [n_rows][n_rot/2]; NULL: no rotation */
     int n_rot;
     bool interleaved;
+    /* Times 1 + temper * ln(1 + (position + temper_from) / temper_span), the quotient rounded down; 0: no. */
+    float temper;
+    int temper_span, temper_from;
+    const struct tern_row *rows; /* for positions */
 };
 
 /* Where the new keys and values of one job go in one layer; the attention job tells positions and pages. */
@@ -143,6 +147,8 @@ struct tern_dev_ops {
                  float eps, int n_rows);
     /* y[row] = a[row] + b[row]. */
     void (*add)(struct tern_dev *d, float *y, const float *a, const float *b, size_t stride, int n, int n_rows);
+    /* x[row] *= factor. */
+    void (*scale)(struct tern_dev *d, float *x, size_t stride, int n, int n_rows, float factor);
     void (*matmul)(struct tern_dev *d, const struct tern_matmul *m, int n_m, const float *x, size_t x_stride,
                    int n_rows, int n_wide);
     /* cos/sin[row][n_rot/2] of pos * freq, times magnitude. */

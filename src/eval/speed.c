@@ -121,7 +121,7 @@ int tern_speed_fits(const char *what, double bytes, tern_error *err)
 
 double tern_speed_layer_bytes(const struct tern_kv_layer *l, int ctx)
 {
-    int own = (ctx - 1) / TERN_PAGE, from = l->window && ctx > l->window ? (ctx - l->window) / TERN_PAGE : 0;
+    int own = (ctx - 1) / TERN_PAGE, from = tern_kv_oldest(l->reach, ctx - 1) / TERN_PAGE;
     int pages = own - l->recent + 1 - from;
     pages = pages > 0 ? pages : 0;
     double raw = (l->k.raw32 ? 4.0 : 2.0) * l->k.dim + (l->v.raw32 ? 4.0 : 2.0) * l->v.dim;

@@ -81,8 +81,8 @@ void tern_kv_pool_unref(struct tern_kv_pool *p, uint8_t *block)
 static int max_pages(const struct tern_kv_group *g, int max_tokens, int max_step)
 {
     int all = max_tokens / TERN_PAGE;
-    int64_t ring = ((int64_t)g->window + max_step) / TERN_PAGE + 4;
-    return g->window && ring < all ? (int)ring : all;
+    int64_t ring = ((int64_t)g->reach.window + max_step) / TERN_PAGE + 4;
+    return g->reach.window && ring < all ? (int)ring : all;
 }
 
 int tern_kv_cache_init(struct tern_kv_cache *c, const struct tern_kv_layout *l, int max_seqs, int max_tokens,
@@ -195,12 +195,6 @@ int tern_kv_seq_fork(struct tern_kv_cache *c, struct tern_kv_seq **out, const st
     return 0;
 }
 
-int tern_kv_first_needed(int window, int p)
-{
-    int oldest = p - window + 1;
-    return window && oldest > 0 ? oldest / TERN_PAGE : 0;
-}
-
 int tern_kv_begin(struct tern_kv_cache *c, struct tern_kv_seq *s, int n, tern_error *err)
 {
     int rc = 0;
@@ -244,9 +238,10 @@ void tern_kv_commit(struct tern_kv_cache *c, struct tern_kv_seq *s, int n)
     s->n_tokens += n;
     for (int g = 0; g < c->layout->n_groups; g++) {
         struct tern_kv_table *t = &s->table[g];
-        /* Two pages more than needed stay: any of the newest 64 tokens can be taken back again, even where that means
-         * going back to the beginning of the page before the open one. */
-        int need = tern_kv_first_needed(c->layout->groups[g].window, s->n_tokens) - 2;
+        /* What a query two pages ago needed stays: any of the newest 64 tokens can be taken back again, even where that
+         * means going back to the beginning of the page before the open one, or into the chunk before. */
+        int back = s->n_tokens > 2 * TERN_PAGE ? s->n_tokens - 2 * TERN_PAGE : 0;
+        int need = tern_kv_first_needed(c->layout->groups[g].reach, back);
         int drop = need - t->first < t->n ? need - t->first : t->n;
         if (drop <= 0)
             continue;
@@ -266,10 +261,10 @@ int tern_kv_trim(struct tern_kv_cache *c, struct tern_kv_seq *s, int n, int *kep
     if (c->layout->recent > 1 && page < closed - 1 && closed > c->layout->recent)
         keep = 0; /* the ring of raw tiles has moved on */
     for (int g = 0; g < c->layout->n_groups; g++)
-        if (s->table[g].first > tern_kv_first_needed(c->layout->groups[g].window, keep))
+        if (s->table[g].first > tern_kv_first_needed(c->layout->groups[g].reach, keep))
             return tern_err_set(err, TERN_EUNSUPPORTED,
                                 "cannot go back to token %d: a layer with a window of %d tokens no longer holds them",
-                                n, c->layout->groups[g].window);
+                                n, c->layout->groups[g].reach.window);
     for (int g = 0; g < c->layout->n_groups; g++)
         drop_pages(c, s, g, keep / TERN_PAGE);
     if (keep < TERN_PAGE && closed > 0)

@@ -57,7 +57,7 @@ int tern_kv_spec_parse(struct tern_kv_spec *out, const char *text, tern_error *e
 struct tern_kv_decl {
     int n_heads; /* KV heads; 0: this layer keeps no KV */
     int dim_k, dim_v;
-    int window; /* 0: full attention */
+    struct tern_kv_reach reach;
     /* The rotary embedding of the keys: pair i turns by freq[i] per position. */
     int n_rot; /* rotated dims; 0: none */
     bool interleaved;
@@ -65,8 +65,8 @@ struct tern_kv_decl {
 };
 
 struct tern_kv_group {
-    int window;        /* of all its layers */
-    size_t page_bytes; /* 64 tokens of all its layers */
+    struct tern_kv_reach reach; /* of all its layers */
+    size_t page_bytes;          /* 64 tokens of all its layers */
 };
 
 #define TERN_KV_MAX_GROUPS 4
@@ -183,8 +183,11 @@ int tern_kv_begin(struct tern_kv_cache *c, struct tern_kv_seq *s, int n, tern_er
 void tern_kv_commit(struct tern_kv_cache *c, struct tern_kv_seq *s, int n);
 void tern_kv_abort(struct tern_kv_cache *c, struct tern_kv_seq *s);
 
-/* Index of the first page that a query at position p still reads in a group with this window. */
-int tern_kv_first_needed(int window, int p);
+/* Index of the first page that a query at position p still reads. */
+static inline int tern_kv_first_needed(struct tern_kv_reach r, int p)
+{
+    return tern_kv_oldest(r, p) / TERN_PAGE;
+}
 
 /* Cuts back to n tokens, n <= n_tokens.  A closed page cannot be reopened (its originals are gone), so the sequence
  * ends up with *kept <= n tokens: n itself inside the open tile, else the page boundary below n, or 0 when pages before

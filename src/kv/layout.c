@@ -48,15 +48,15 @@ static void place_head(struct tern_kv_layer *l)
 }
 
 static int choose(struct tern_kv_layer *l, const struct tern_kv_decl *d, const struct tern_kv_spec *s, int layer,
-                  int n_layers, bool strict, tern_error *err)
+                  int n_layers, bool spare_windows, bool strict, tern_error *err)
 {
     const struct tern_kv_codec *f16 = tern_kv_codec_find("f16", 3), *k, *v;
     bool forced;
     const char *why = NULL;
     wanted(s, layer, n_layers, &k, &v, &forced);
-    /* A window layer is bounded, so its codes save little; it is coded only when a layers= rule names it. */
-    if (d->window && !forced && (!k->raw || !v->raw)) {
-        l->why_raw = "sliding window";
+    /* A window layer is bounded, so beside others its codes save little: then only a layers= rule has it coded. */
+    if (d->reach.window && spare_windows && !forced && (!k->raw || !v->raw)) {
+        l->why_raw = d->reach.chunked ? "attention in chunks" : "sliding window";
         k = k->raw ? k : f16;
         v = v->raw ? v : f16;
     }
@@ -72,7 +72,7 @@ static int choose(struct tern_kv_layer *l, const struct tern_kv_decl *d, const s
         return tern_err_set(err, TERN_EUNSUPPORTED, "--kv-policy strict: layer %d would stay at 16 bit: %s", layer,
                             l->why_raw);
     l->n_heads = d->n_heads;
-    l->window = d->window;
+    l->reach = d->reach;
     l->k = (struct tern_kv_side){.codec = k, .dim = d->dim_k, .key = true, .raw32 = k->raw && k->bits == 32};
     l->v = (struct tern_kv_side){.codec = v, .dim = d->dim_v, .key = false, .raw32 = v->raw && v->bits == 32};
     l->first = k->raw && v->raw ? 0 : s->first;
@@ -82,16 +82,16 @@ static int choose(struct tern_kv_layer *l, const struct tern_kv_decl *d, const s
     return 0;
 }
 
-/* The group of layers with this window; the first of them makes it. */
-static int find_group(struct tern_kv_layout *l, int window, int *group, tern_error *err)
+/* The group of layers with this reach; the first of them makes it. */
+static int find_group(struct tern_kv_layout *l, struct tern_kv_reach r, int *group, tern_error *err)
 {
     int g = 0;
-    while (g < l->n_groups && l->groups[g].window != window)
+    while (g < l->n_groups && (l->groups[g].reach.window != r.window || l->groups[g].reach.chunked != r.chunked))
         g++;
     if (g == TERN_KV_MAX_GROUPS)
         return tern_err_set(err, TERN_EUNSUPPORTED, "more than %d different attention windows", TERN_KV_MAX_GROUPS);
     if (g == l->n_groups)
-        l->groups[l->n_groups++] = (struct tern_kv_group){.window = window};
+        l->groups[l->n_groups++] = (struct tern_kv_group){.reach = r};
     *group = g;
     return 0;
 }
@@ -128,7 +128,14 @@ static uint64_t digest(const struct tern_kv_layout *l)
         if (l->group_of[i] < 0)
             continue;
         const struct tern_kv_layer *y = &l->layers[i];
-        int64_t v[8] = {i, y->n_heads, y->k.dim, y->v.dim, y->window, y->first, (int64_t)y->head_bytes, y->recent};
+        int64_t v[8] = {i,
+                        y->n_heads,
+                        y->k.dim,
+                        y->v.dim,
+                        y->reach.chunked ? -y->reach.window : y->reach.window,
+                        y->first,
+                        (int64_t)y->head_bytes,
+                        y->recent};
         h = XXH3_64bits_withSeed(v, sizeof v, h);
         h = XXH3_64bits_withSeed(y->k.codec->name, strlen(y->k.codec->name), h);
         h = XXH3_64bits_withSeed(y->v.codec->name, strlen(y->v.codec->name), h);
@@ -142,6 +149,7 @@ int tern_kv_layout_new(struct tern_kv_layout **out, const struct tern_kv_decl *d
     int rc = 0;
     struct tern_kv_layout *l = NULL;
     struct tern_kv_spec s;
+    bool spare_windows = false; /* is there a layer that grows without bound? */
     *out = NULL;
     TERN_TRY(tern_kv_spec_parse(&s, spec, err));
     if (s.edge * 2 > n_layers)
@@ -158,13 +166,15 @@ int tern_kv_layout_new(struct tern_kv_layout **out, const struct tern_kv_decl *d
     l->spec = s;
     if (snprintf(l->text, sizeof l->text, "%s", spec) >= (int)sizeof l->text)
         TERN_FAIL(err, TERN_ELIMIT, "--kv: longer than %zu characters", sizeof l->text - 1);
+    for (int i = 0; i < n_layers; i++)
+        spare_windows |= decl[i].n_heads && !decl[i].reach.window;
     for (int i = 0; i < n_layers; i++) {
         struct tern_kv_layer *y = &l->layers[i];
         l->group_of[i] = -1;
         if (!decl[i].n_heads)
             continue;
-        TERN_TRY(choose(y, &decl[i], &s, i, n_layers, strict, err));
-        TERN_TRY(find_group(l, decl[i].window, &l->group_of[i], err));
+        TERN_TRY(choose(y, &decl[i], &s, i, n_layers, spare_windows, strict, err));
+        TERN_TRY(find_group(l, decl[i].reach, &l->group_of[i], err));
         struct tern_kv_group *g = &l->groups[l->group_of[i]];
         y->layer_off = g->page_bytes;
         g->page_bytes += y->head_bytes * (size_t)y->n_heads;

@@ -148,7 +148,7 @@ static int check_header(const struct header *h, const struct tern_kv_cache *c, u
     for (int g = 0; g < l->n_groups; g++)
         if (h->n_pages[g] > (uint32_t)c->seqs[0].table[g].cap || h->first[g] > h->n_tokens / TERN_PAGE ||
             h->first[g] + h->n_pages[g] != h->n_tokens / TERN_PAGE ||
-            (int)h->first[g] > tern_kv_first_needed(l->groups[g].window, (int)h->n_tokens))
+            (int)h->first[g] > tern_kv_first_needed(l->groups[g].reach, (int)h->n_tokens))
             TERN_FAIL(err, TERN_EFORMAT, "%s: page table %d in the header contradicts the %u tokens", path, g,
                       h->n_tokens);
 out:

@@ -31,7 +31,7 @@ const char *tern_arch_key(char *buf, size_t n, const char *arch, const char *nam
 #define MAX_CTX    (1 << 24)
 
 struct dims {
-    int64_t layers, embd, ctx, heads, kv_heads, dim_k, dim_v, ff, rot, window;
+    int64_t layers, embd, ctx, heads, dim_k, dim_v, rot, window;
     double eps;
 };
 
@@ -44,17 +44,12 @@ static int read_dims(struct dims *v, const struct tern_file *f, const char *arch
     TERN_TRY(tern_file_need_int(f, KEY("embedding_length"), 1, MAX_EMBD, &v->embd, err));
     TERN_TRY(tern_file_need_int(f, KEY("context_length"), 1, MAX_CTX, &v->ctx, err));
     TERN_TRY(tern_file_need_int(f, KEY("attention.head_count"), 1, MAX_HEADS, &v->heads, err));
-    TERN_TRY(tern_file_get_int(f, KEY("attention.head_count_kv"), v->heads, 1, v->heads, &v->kv_heads, err));
-    if (v->heads % v->kv_heads)
-        TERN_FAIL(err, TERN_EFORMAT, "%s: %s = %lld does not divide the %lld heads", tern_file_path(f), key,
-                  (long long)v->kv_heads, (long long)v->heads);
     int64_t head = v->embd / v->heads;
     TERN_TRY(tern_file_get_int(f, KEY("attention.key_length"), head, 1, MAX_HEAD, &v->dim_k, err));
     TERN_TRY(tern_file_get_int(f, KEY("attention.value_length"), head, 1, MAX_HEAD, &v->dim_v, err));
     if (v->dim_k < 16 || v->dim_k > MAX_HEAD || v->dim_k % 16 || v->dim_v < 16 || v->dim_v > MAX_HEAD || v->dim_v % 16)
         TERN_FAIL(err, TERN_EUNSUPPORTED, "%s: head size %lld/%lld is not a multiple of 16 from 16 to %d",
                   tern_file_path(f), (long long)v->dim_k, (long long)v->dim_v, MAX_HEAD);
-    TERN_TRY(tern_file_need_int(f, KEY("feed_forward_length"), 1, MAX_FF, &v->ff, err));
     TERN_TRY(tern_file_get_float(f, KEY("attention.layer_norm_rms_epsilon"), 1e-5, &v->eps, err));
     TERN_TRY(tern_file_get_int(f, KEY("rope.dimension_count"), v->dim_k, 2, v->dim_k, &v->rot, err));
     TERN_TRY(tern_file_get_int(f, KEY("attention.sliding_window"), 0, 0, MAX_CTX, &v->window, err));
@@ -64,6 +59,46 @@ static int read_dims(struct dims *v, const struct tern_file *f, const char *arch
     if (!(v->eps > 0))
         TERN_FAIL(err, TERN_EFORMAT, "%s: %s has an impossible norm epsilon (%g)", tern_file_path(f), arch, v->eps);
 #undef KEY
+out:
+    return rc;
+}
+
+/* A key that is a number for all layers or an array with one for each.  def 0: the key must be there. */
+static int read_layer(const struct tern_file *f, const char *key, int layer, int n_layers, int64_t def, int64_t max,
+                      int64_t *out, tern_error *err)
+{
+    const struct tern_meta *m = tern_file_meta(f, key);
+    if (!m || m->type != TERN_META_ARRAY)
+        return def ? tern_file_get_int(f, key, def, 1, max, out, err) : tern_file_need_int(f, key, 1, max, out, err);
+    if (m->elem != TERN_META_INT || m->n != (size_t)n_layers)
+        return tern_err_set(err, TERN_EFORMAT, "%s: %s at byte %llu is not an array of %d numbers", tern_file_path(f),
+                            key, (unsigned long long)m->file_offset, n_layers);
+    *out = ((const int64_t *)m->arr)[layer];
+    if (*out < 1 || *out > max)
+        return tern_err_set(err, TERN_EFORMAT, "%s: %s at byte %llu: %lld of layer %d is outside 1..%lld",
+                            tern_file_path(f), key, (unsigned long long)m->file_offset, (long long)*out, layer,
+                            (long long)max);
+    return 0;
+}
+
+/* What files may say of every layer apart. */
+static int read_layers(struct tern_desc *d, const struct tern_file *f, const char *arch, tern_error *err)
+{
+    int rc = 0;
+    char key[160];
+    int64_t kv_heads, ff;
+    for (int i = 0; i < d->n_layers; i++) {
+        struct tern_layer_desc *l = &d->layers[i];
+        TERN_TRY(read_layer(f, tern_arch_key(key, sizeof key, arch, "feed_forward_length"), i, d->n_layers, 0, MAX_FF,
+                            &ff, err));
+        TERN_TRY(read_layer(f, tern_arch_key(key, sizeof key, arch, "attention.head_count_kv"), i, d->n_layers,
+                            l->n_heads, l->n_heads, &kv_heads, err));
+        if (l->n_heads % kv_heads)
+            TERN_FAIL(err, TERN_EFORMAT, "%s: %s = %lld does not divide the %d heads", tern_file_path(f), key,
+                      (long long)kv_heads, l->n_heads);
+        l->n_kv_heads = (int)kv_heads;
+        l->n_ff = (int)ff;
+    }
 out:
     return rc;
 }
@@ -84,17 +119,26 @@ int tern_configure_common(struct tern_desc *d, const struct tern_file *f, const 
     for (int i = 0; i < d->n_layers; i++)
         d->layers[i] = (struct tern_layer_desc){
             .n_heads = (int)v.heads,
-            .n_kv_heads = (int)v.kv_heads,
             .dim_k = (int)v.dim_k,
             .dim_v = (int)v.dim_v,
             .mask = v.window ? TERN_MASK_WINDOW : TERN_MASK_CAUSAL,
             .span = (int)v.window,
             .scale = (float)(1.0 / sqrt((double)v.dim_k)),
             .kv_of = -1,
-            .n_ff = (int)v.ff,
         };
+    TERN_TRY(read_layers(d, f, arch, err));
 out:
     return rc;
+}
+
+int tern_refuse_experts(const struct tern_file *f, const char *arch, tern_error *err)
+{
+    char key[160];
+    const struct tern_meta *experts = tern_file_meta(f, tern_arch_key(key, sizeof key, arch, "expert_count"));
+    if (experts && experts->i > 0)
+        return tern_err_set(err, TERN_EUNSUPPORTED, "%s: %s = %lld: mixture of experts is not supported",
+                            tern_file_path(f), key, (long long)experts->i);
+    return 0;
 }
 
 int tern_configure_pattern(struct tern_desc *d, const struct tern_file *f, const char *arch, int every, tern_error *err)
@@ -186,12 +230,7 @@ int tern_desc_check(const struct tern_desc *d, tern_error *err)
         const struct tern_layer_desc *l = &d->layers[i];
         const char *what = l->mixer == TERN_MIX_LATENT  ? "latent attention"
                            : l->mixer == TERN_MIX_DELTA ? "gated delta net"
-                           : l->mask == TERN_MASK_CHUNK ? "chunked attention"
                            : l->out_gate                ? "gated attention output"
-                           : l->q_temperature != 0.0f   ? "position-dependent query scale"
-                           : l->kv_of >= 0              ? "KV shared between layers"
-                           : l->v_is_k                  ? "values taken from the keys"
-                           : l->n_ple                   ? "per-layer embeddings"
                            : l->rope >= d->n_ropes      ? "a missing position embedding"
                                                         : NULL;
         if (what)
@@ -201,14 +240,19 @@ int tern_desc_check(const struct tern_desc *d, tern_error *err)
     return 0;
 }
 
+struct tern_kv_reach tern_layer_reach(const struct tern_layer_desc *l)
+{
+    return (struct tern_kv_reach){l->mask == TERN_MASK_CAUSAL ? 0 : l->span, l->mask == TERN_MASK_CHUNK};
+}
+
 void tern_desc_kv(const struct tern_desc *d, int ctx, struct tern_kv_decl *decl)
 {
     for (int i = 0; i < d->n_layers; i++) {
         const struct tern_layer_desc *l = &d->layers[i];
-        decl[i] = (struct tern_kv_decl){.n_heads = l->n_kv_heads,
+        decl[i] = (struct tern_kv_decl){.n_heads = l->kv_of < 0 ? l->n_kv_heads : 0,
                                         .dim_k = l->dim_k,
                                         .dim_v = l->dim_v,
-                                        .window = l->mask == TERN_MASK_WINDOW ? l->span : 0};
+                                        .reach = tern_layer_reach(l)};
         if (l->rope >= 0) {
             decl[i].n_rot = d->ropes[l->rope].n_rot;
             decl[i].interleaved = d->ropes[l->rope].interleaved;

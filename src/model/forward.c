@@ -3,11 +3,13 @@
  *   x = embed(tokens)
  *   per layer:  h = norm(x); q,k,v = h W; heads(q), heads(k); append(k,v); a = attention(q); x += post(a Wo)
  *               x += post(ffn(norm(x)))                              (ffn.h)
+ *               where there are per-layer embeddings: x += post((act(x Wp) * ple) Wo)
  *   logits = norm(x[rows that want them]) head
  *
  * Shapes are [rows][features], row-major, every row 64-byte aligned. */
 #include "model/model.h"
 
+#include <math.h>
 #include <string.h>
 #include "base/mem.h"
 #include "model/ffn.h"
@@ -18,14 +20,17 @@ struct tern_forward {
     int n_plans;
     struct tern_dev *dev;
     int max_rows, max_jobs;
-    bool bf16;                         /* prompt rows on matrix units */
-    size_t s_embd, s_q, s_k, s_v, s_o; /* row strides in floats */
-    float *x, *h, *t;                  /* residual, normed, projected: [max_rows][s_embd] */
-    float *q, *k, *v, *a;              /* attention */
+    bool bf16;                                /* prompt rows on matrix units */
+    size_t s_embd, s_q, s_k, s_v, s_o, s_ple; /* row strides in floats */
+    float *x, *h, *t;                         /* residual, normed, projected: [max_rows][s_embd] */
+    float *q, *k, *v, *a;                     /* attention */
     struct tern_ffn ffn;
+    float *ple, *ple_gate; /* per-layer embeddings of all layers; of one, gated */
     float *cos[TERN_MAX_ROPES], *sin[TERN_MAX_ROPES];
     uint8_t *stage; /* raw tiles of jobs that span pages */
     size_t stage_tiles, stage_tile_bytes;
+    int *stage_set; /* [n_layers] which set of staging tiles: those that other layers attend to keep one, 0 is passed on
+                     */
     struct tern_attn_job *at; /* [max_jobs] of the layer in hand, those of one plan together */
     struct tern_append_job *app;
     int *job_of;   /* [max_jobs] which job of the batch each of them is */
@@ -53,7 +58,9 @@ static void widths(struct tern_forward *f, int *max_k)
         WIDEN(v, l->n_kv_heads * l->dim_v);
         WIDEN(o, l->n_heads * l->dim_v);
     }
+    const int ple = d->layers[0].n_ple;
     *max_k = d->n_embd;
+    WIDEN(*max_k, ple);
     WIDEN(*max_k, o);
 #undef WIDEN
     f->s_embd = tern_round_up((size_t)d->n_embd, 16);
@@ -61,12 +68,20 @@ static void widths(struct tern_forward *f, int *max_k)
     f->s_k = tern_round_up((size_t)k, 16);
     f->s_v = tern_round_up((size_t)v, 16);
     f->s_o = tern_round_up((size_t)o, 16);
+    f->s_ple = tern_round_up((size_t)ple * (size_t)d->n_layers, 16);
+}
+
+/* The layer whose keys and values this one attends to. */
+static int kv_layer(const struct tern_forward *f, int layer)
+{
+    int of = f->net->desc.layers[layer].kv_of;
+    return of < 0 ? layer : of;
 }
 
 static struct tern_attn_shape shape_of(const struct tern_forward *f, int plan, int layer)
 {
     const struct tern_layer_desc *l = &f->net->desc.layers[layer];
-    return (struct tern_attn_shape){.kv = &f->caches[plan].layout->layers[layer],
+    return (struct tern_attn_shape){.kv = &f->caches[plan].layout->layers[kv_layer(f, layer)],
                                     .n_heads = l->n_heads,
                                     .scale = l->scale,
                                     .softcap = l->score_cap,
@@ -92,7 +107,7 @@ static int open_device(struct tern_forward *f, struct tern_pool *pool, int max_n
 
 static int take_jobs(struct tern_forward *f, tern_error *err)
 {
-    int rc = 0;
+    int rc = 0, sets = 1;
     size_t jobs = (size_t)f->max_jobs, rows = (size_t)f->max_rows;
     TERN_TRY(take(f, &f->at, jobs, sizeof *f->at, err));
     TERN_TRY(take(f, &f->app, jobs, sizeof *f->app, err));
@@ -104,7 +119,11 @@ static int take_jobs(struct tern_forward *f, tern_error *err)
             f->stage_tile_bytes = f->caches[p].layout->stage_tile_bytes;
     /* A job of n rows touches at most n/64 + 1 pages beyond its first. */
     f->stage_tiles = rows / TERN_PAGE + 2 * (jobs < rows ? jobs : rows);
-    TERN_TRY(take(f, &f->stage, f->stage_tiles, f->stage_tile_bytes, err));
+    TERN_TRY(take(f, &f->stage_set, (size_t)f->net->desc.n_layers, sizeof *f->stage_set, err));
+    for (int i = 0; i < f->net->desc.n_layers; i++)
+        if (kv_layer(f, i) != i && !f->stage_set[kv_layer(f, i)])
+            f->stage_set[kv_layer(f, i)] = sets++;
+    TERN_TRY(take(f, &f->stage, f->stage_tiles * (size_t)sets, f->stage_tile_bytes, err));
 out:
     return rc;
 }
@@ -134,6 +153,10 @@ int tern_forward_new(struct tern_forward **out, const struct tern_net *net, cons
     TERN_TRY(take(f, &f->v, rows, f->s_v * sizeof(float), err));
     TERN_TRY(take(f, &f->a, rows, f->s_o * sizeof(float), err));
     TERN_TRY(tern_ffn_open(&f->ffn, &net->desc, max_rows, &f->bytes, err));
+    if (f->s_ple) {
+        TERN_TRY(take(f, &f->ple, rows, f->s_ple * sizeof(float), err));
+        TERN_TRY(take(f, &f->ple_gate, rows, f->s_ple * sizeof(float), err));
+    }
     for (int r = 0; r < net->desc.n_ropes; r++) {
         size_t half = (size_t)net->desc.ropes[r].n_rot / 2;
         TERN_TRY(take(f, &f->cos[r], rows, half * sizeof(float), err));
@@ -151,8 +174,8 @@ void tern_forward_free(struct tern_forward *f)
 {
     if (!f)
         return;
-    void *all[] = {f->x,  f->h,   f->t,      f->q,        f->k,        f->v,    f->a,
-                   f->at, f->app, f->job_of, f->plan_end, f->stage_of, f->stage};
+    void *all[] = {f->x,        f->h,  f->t,   f->q,      f->k,        f->v,        f->a,     f->ple,
+                   f->ple_gate, f->at, f->app, f->job_of, f->plan_end, f->stage_of, f->stage, f->stage_set};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         tern_free(all[i]);
     for (int r = 0; r < TERN_MAX_ROPES; r++) {
@@ -197,6 +220,8 @@ static void plan_stage(struct tern_forward *f, const struct tern_forward_batch *
 
 static void layer_jobs(struct tern_forward *f, const struct tern_forward_batch *b, int layer)
 {
+    layer = kv_layer(f, layer);
+    uint8_t *stage = f->stage + (size_t)f->stage_set[layer] * f->stage_tiles * f->stage_tile_bytes;
     for (int i = 0; i < b->n_jobs; i++) {
         const struct tern_forward_job *j = &b->jobs[f->job_of[i]];
         const struct tern_kv_layout *lay = f->caches[j->plan].layout;
@@ -204,7 +229,7 @@ static void layer_jobs(struct tern_forward *f, const struct tern_forward_batch *
         bool staged = f->stage_of[i] >= 0;
         const struct tern_kv_layer *l = &lay->layers[layer];
         size_t slot = (size_t)(j->pos0 / TERN_PAGE % l->ring) * (size_t)l->n_heads * l->tile_bytes;
-        uint8_t *base = staged ? f->stage + (size_t)f->stage_of[i] * f->stage_tile_bytes : j->seq->tile;
+        uint8_t *base = staged ? stage + (size_t)f->stage_of[i] * f->stage_tile_bytes : j->seq->tile;
         f->at[i] = (struct tern_attn_job){
             .row0 = j->row0,
             .n_rows = j->n_rows,
@@ -241,7 +266,13 @@ static void prepare_heads(struct tern_forward *f, const struct tern_forward_batc
         h.n_rot = d->ropes[l->rope].n_rot;
         h.interleaved = d->ropes[l->rope].interleaved;
     }
-    if (h.norm || h.cos)
+    if (x == f->q) {
+        h.temper = l->q_temper;
+        h.temper_span = l->q_temper_span;
+        h.temper_from = l->q_temper_from;
+        h.rows = b->rows;
+    }
+    if (h.norm || h.cos || h.temper != 0.0f)
         f->dev->ops->heads(f->dev, &h, b->n_rows);
 }
 
@@ -262,6 +293,16 @@ static void add_residual(struct tern_forward *f, int n_rows, const float *post_n
     f->dev->ops->add(f->dev, f->x, f->x, f->t, f->s_embd, d->n_embd, n_rows);
 }
 
+/* Layers that others attend to keep their staging tiles until the last layer has been. */
+static void keep(struct tern_forward *f, const struct tern_forward_batch *b, int layer)
+{
+    layer_jobs(f, b, layer);
+    for (int p = 0, i = 0; p < f->n_plans; i = f->plan_end[p++]) {
+        struct tern_attn_shape shape = shape_of(f, p, layer);
+        f->dev->ops->keep(f->dev, shape.kv, f->app + i, f->plan_end[p] - i);
+    }
+}
+
 /* New keys and values into the cache, then attention: a = attention(q). */
 static void attend(struct tern_forward *f, const struct tern_forward_batch *b, int layer)
 {
@@ -272,9 +313,11 @@ static void attend(struct tern_forward *f, const struct tern_forward_batch *b, i
         int n = f->plan_end[p] - i;
         if (!n)
             continue;
-        ops->append(f->dev, shape.kv, f->app + i, n, f->k, f->s_k, f->v, f->s_v);
+        if (kv_layer(f, layer) == layer)
+            ops->append(f->dev, shape.kv, f->app + i, n, f->k, f->s_k, f->v, f->s_v);
         ops->attention(f->dev, &shape, f->at + i, n, f->q, f->s_q, f->a, f->s_o);
-        ops->keep(f->dev, shape.kv, f->app + i, n);
+        if (kv_layer(f, layer) == layer && !f->stage_set[layer])
+            ops->keep(f->dev, shape.kv, f->app + i, n);
     }
 }
 
@@ -290,10 +333,14 @@ static void attention_half(struct tern_forward *f, const struct tern_forward_bat
         {&w[TERN_SLOT_K].mat, w[TERN_SLOT_K_BIAS].vec, f->k, f->s_k, false},
         {&w[TERN_SLOT_V].mat, w[TERN_SLOT_V_BIAS].vec, f->v, f->s_v, false},
     };
-    ops->matmul(f->dev, qkv, 3, f->h, f->s_embd, b->n_rows, b->n_wide);
+    ops->matmul(f->dev, qkv, l->kv_of >= 0 ? 1 : l->v_is_k ? 2 : 3, f->h, f->s_embd, b->n_rows, b->n_wide);
     prepare_heads(f, b, layer, f->q, f->s_q, l->n_heads, w[TERN_SLOT_Q_NORM].vec);
-    prepare_heads(f, b, layer, f->k, f->s_k, l->n_kv_heads, w[TERN_SLOT_K_NORM].vec);
-    if (l->v_norm_plain)
+    for (int r = 0; r < b->n_rows && l->v_is_k; r++) /* before norm and rotation */
+        memcpy(f->v + (size_t)r * f->s_v, f->k + (size_t)r * f->s_k,
+               (size_t)l->n_kv_heads * (size_t)l->dim_v * sizeof(float));
+    if (l->kv_of < 0)
+        prepare_heads(f, b, layer, f->k, f->s_k, l->n_kv_heads, w[TERN_SLOT_K_NORM].vec);
+    if (l->kv_of < 0 && l->v_norm_plain)
         norm_values(f, b, layer);
     if (b->tap)
         b->tap(b->tap_user, layer, f->q, f->s_q, f->k, f->s_k);
@@ -311,6 +358,49 @@ static void ffn_half(struct tern_forward *f, const struct tern_forward_batch *b,
                       b->n_rows);
     tern_ffn_run(&f->ffn, f->dev, &d->layers[layer], w, f->t, f->h, b->n_rows, b->n_wide);
     add_residual(f, b->n_rows, w[TERN_SLOT_FFN_POST_NORM].vec);
+}
+
+/* Per-layer embeddings of all layers: ple = (norm(x Wp / sqrt(n)) + embed(tokens)) / sqrt(2), norm by layer. */
+static void embed_layers(struct tern_forward *f, const struct tern_forward_batch *b)
+{
+    const struct tern_desc *d = &f->net->desc;
+    const struct tern_weights *w = f->net->globals;
+    const struct tern_dev_ops *ops = f->dev->ops;
+    const int ple = d->layers[0].n_ple, n = ple * d->n_layers;
+    const struct tern_matmul in = {&w[TERN_PLE_IN].mat, NULL, f->ple, f->s_ple, false};
+    const struct tern_heads norm = {.x = f->ple,
+                                    .stride = f->s_ple,
+                                    .n_heads = d->n_layers,
+                                    .dim = ple,
+                                    .norm = true,
+                                    .norm_w = w[TERN_PLE_NORM].vec,
+                                    .eps = d->eps};
+    ops->matmul(f->dev, &in, 1, f->x, f->s_embd, b->n_rows, b->n_wide);
+    ops->scale(f->dev, f->ple, f->s_ple, n, b->n_rows, 1 / sqrtf((float)d->n_embd));
+    ops->heads(f->dev, &norm, b->n_rows);
+    ops->embed(f->dev, f->ple_gate, f->s_ple, &w[TERN_PLE_EMBED].mat, b->rows, b->n_rows, sqrtf((float)ple));
+    ops->add(f->dev, f->ple, f->ple, f->ple_gate, f->s_ple, n, b->n_rows);
+    ops->scale(f->dev, f->ple, f->s_ple, n, b->n_rows, 1 / sqrtf(2));
+}
+
+/* The end of a block: x += post((act(x Wg) * ple) Wo), then x *= the layer's own factor. */
+static void finish_layer(struct tern_forward *f, const struct tern_forward_batch *b, int layer)
+{
+    const struct tern_desc *d = &f->net->desc;
+    const struct tern_layer_desc *l = &d->layers[layer];
+    const struct tern_weights *w = f->net->layers[layer];
+    const struct tern_dev_ops *ops = f->dev->ops;
+    if (l->n_ple) {
+        const struct tern_matmul gate = {&w[TERN_SLOT_PLE_GATE].mat, NULL, f->ple_gate, f->s_ple, false};
+        const struct tern_matmul out = {&w[TERN_SLOT_PLE_OUT].mat, NULL, f->t, f->s_embd, false};
+        ops->matmul(f->dev, &gate, 1, f->x, f->s_embd, b->n_rows, b->n_wide);
+        ops->glu(f->dev, f->ple_gate, f->ple + (size_t)layer * (size_t)l->n_ple, f->s_ple, l->n_ple, b->n_rows,
+                 l->act == TERN_ACT_GELU_TANH);
+        ops->matmul(f->dev, &out, 1, f->ple_gate, f->s_ple, b->n_rows, b->n_wide);
+        add_residual(f, b->n_rows, w[TERN_SLOT_PLE_POST_NORM].vec);
+    }
+    if (w[TERN_SLOT_OUT_SCALE].vec)
+        ops->scale(f->dev, f->x, f->s_embd, d->n_embd, b->n_rows, w[TERN_SLOT_OUT_SCALE].vec[0]);
 }
 
 /* Only the rows that want logits go through the output matrix. */
@@ -338,13 +428,19 @@ void tern_forward_run(struct tern_forward *f, const struct tern_forward_batch *b
     sort_jobs(f, b);
     plan_stage(f, b);
     f->dev->ops->embed(f->dev, f->x, f->s_embd, &f->net->globals[TERN_EMBED].mat, b->rows, b->n_rows, d->embed_scale);
+    if (f->ple)
+        embed_layers(f, b);
     for (int r = 0; r < d->n_ropes; r++)
         f->dev->ops->rope_table(f->dev, f->cos[r], f->sin[r], tern_rope_freq(&d->ropes[r], f->caches[0].max_tokens),
                                 d->ropes[r].n_rot, d->ropes[r].magnitude, b->rows, b->n_rows);
     for (int i = 0; i < d->n_layers; i++) {
         attention_half(f, b, i);
         ffn_half(f, b, i);
+        finish_layer(f, b, i);
     }
+    for (int i = 0; i < d->n_layers; i++)
+        if (f->stage_set[i])
+            keep(f, b, i);
     if (b->n_logit_rows)
         head(f, b);
 }

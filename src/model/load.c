@@ -17,6 +17,8 @@ struct loader {
     const struct tern_arch *arch;
     struct tern_weight_place *plans;
     size_t n_plans, cap_plans;
+    const struct tern_tensor **unused; /* known, but of no use to this model */
+    size_t n_unused, cap_unused;
     size_t total;
 };
 
@@ -50,6 +52,10 @@ static int64_t resolve(enum tern_dim dim, const struct tern_desc *d, const struc
         return l->dim_k;
     case TERN_DIM_ROPE:
         return d->ropes[0].n_rot / 2;
+    case TERN_DIM_PLE:
+        return l->n_ple;
+    case TERN_DIM_PLES:
+        return (int64_t)l->n_ple * d->n_layers;
     }
     return -1;
 }
@@ -127,6 +133,19 @@ static bool is_part(const struct tern_weight_place *p, const struct tern_tensor 
     return is;
 }
 
+/* Layers that attend to another's keys and values have no use for their own, which files hold all the same. */
+static bool left_out(const struct tern_layer_desc *l, int slot)
+{
+    return l->kv_of >= 0 && (slot == TERN_SLOT_K || slot == TERN_SLOT_V || slot == TERN_SLOT_K_NORM ||
+                             slot == TERN_SLOT_K_BIAS || slot == TERN_SLOT_V_BIAS);
+}
+
+/* May the tensors of this slot be missing from this layer? */
+static bool may_lack(const struct tern_layer_desc *l, int slot)
+{
+    return left_out(l, slot) || (slot == TERN_SLOT_V && l->v_is_k) || (slot == TERN_SLOT_PLE_POST_NORM && !l->n_ple);
+}
+
 /* Plans the memory of the rows [row0, row0 + n) of a tensor, or of each matrix of a stack. */
 static int plan_rows(struct loader *ld, const struct tern_tensor *t, struct tern_weights *dst, int64_t row0, int64_t n,
                      int64_t k, int stack, bool vector, tern_error *err)
@@ -169,12 +188,17 @@ static int plan_tensor(struct loader *ld, const struct tern_tensor_rule *r, int 
     (void)snprintf(name, sizeof name, r->name, layer); /* the tables are constants of this program */
 #pragma GCC diagnostic pop
     const struct tern_tensor *t = tern_file_tensor(ld->f, name);
-    if (!t && r->optional)
+    if (!t && (r->optional || (layer >= 0 && may_lack(l, r->slot))))
         return 0;
     if (!t)
         TERN_FAIL(err, TERN_EFORMAT, "%s: tensor \"%s\" is missing", tern_file_path(ld->f), name);
     const int stack = layer >= 0 && r->slot >= TERN_SLOT_EXPERT_GATE ? l->n_experts : 1;
     TERN_TRY(check_shape(ld, t, rows, k, stack, vector, err));
+    if (layer >= 0 && left_out(l, r->slot)) { /* known, but nobody's */
+        TERN_TRY(tern_grow(&ld->unused, &ld->cap_unused, ld->n_unused + 1, sizeof *ld->unused, err));
+        ld->unused[ld->n_unused++] = t;
+        return 0;
+    }
     rows = 0;
     for (int i = 0; i < n_rules; i++) {
         int64_t n = resolve(r[i].n, d, l);
@@ -207,6 +231,8 @@ static int check_unknown(const struct loader *ld, tern_error *err)
         bool known = false;
         for (size_t j = 0; j < ld->n_plans && !known; j++)
             known = is_part(&ld->plans[j], t);
+        for (size_t j = 0; j < ld->n_unused && !known; j++)
+            known = ld->unused[j] == t;
         if (!known)
             return tern_err_set(err, TERN_EUNSUPPORTED, "%s: tensor \"%s\" at byte %llu is not part of architecture %s",
                                 tern_file_path(ld->f), t->name, (unsigned long long)t->file_offset, ld->arch->name);
@@ -473,6 +499,7 @@ int tern_net_load(struct tern_net **out, const struct tern_file *f, struct tern_
     net = NULL;
 out:
     tern_free(ld.plans);
+    tern_free(ld.unused);
     tern_net_free(net);
     return rc;
 }

@@ -55,13 +55,16 @@ struct tern_layer_desc {
     float scale;     /* of the scores */
     float score_cap; /* softcap of the scores; 0 = none */
     bool qk_norm_after_rope;
-    bool qk_norm_plain;  /* normalise q and k without weights */
-    bool v_norm_plain;   /* normalise v without weights */
-    bool out_gate;       /* q projection also yields a sigmoid gate on the attention output */
-    float q_temperature; /* Llama-4 / Ministral position-dependent query scale; 0 = none */
-    int kv_of;           /* attends to the KV of this earlier layer; -1 = its own */
-    bool v_is_k;         /* no v projection: values are the raw keys */
-    int n_ff;            /* 0 where experts take its place */
+    bool qk_norm_plain; /* normalise q and k without weights */
+    bool v_norm_plain;  /* normalise v without weights */
+    bool out_gate;      /* q projection also yields a sigmoid gate on the attention output */
+    /* Queries at position p are multiplied by 1 + q_temper * ln(1 + (p + q_temper_from) / q_temper_span), the quotient
+     * rounded down; 0 = no. */
+    float q_temper;
+    int q_temper_span, q_temper_from;
+    int kv_of;   /* attends to the KV of this earlier layer; -1 = its own */
+    bool v_is_k; /* no v projection: values are the raw keys */
+    int n_ff;    /* 0 where experts take its place */
     enum tern_act act;
     enum tern_router router;
     int n_experts, n_active, n_ff_expert; /* experts, those that a row goes to, the width of each */
@@ -70,7 +73,7 @@ struct tern_layer_desc {
     bool route_norm;                      /* a row's weights are divided by their sum */
     bool route_input;                     /* weights multiply what experts read instead of what they answer */
     float route_scale;                    /* of the weights */
-    int n_ple;                            /* width of per-layer embeddings; 0 = none */
+    int n_ple;                            /* width of per-layer embeddings, alike in all layers; 0 = none */
 };
 
 struct tern_desc {
@@ -88,7 +91,7 @@ struct tern_desc {
 /* clang-format off */
 #define TERN_SLOT_LIST(X) \
     X(ATTN_NORM) X(Q) X(K) X(V) X(O) X(Q_BIAS) X(K_BIAS) X(V_BIAS) X(O_BIAS) X(Q_NORM) X(K_NORM) X(ATTN_POST_NORM) \
-    X(FFN_NORM) X(GATE) X(UP) X(DOWN) X(FFN_POST_NORM) \
+    X(FFN_NORM) X(GATE) X(UP) X(DOWN) X(FFN_POST_NORM) X(PLE_GATE) X(PLE_OUT) X(PLE_POST_NORM) X(OUT_SCALE) \
     X(ROUTER) X(ROUTER_BIAS) X(SHARED_ROUTER) X(SHARED_GATE) X(SHARED_UP) X(SHARED_DOWN) \
     X(EXPERT_GATE) X(EXPERT_UP) X(EXPERT_DOWN)
 /* clang-format on */
@@ -108,6 +111,9 @@ enum tern_global {
     TERN_ROPE_FACTORS,
     TERN_ROPE_FACTORS_SHORT,
     TERN_ROPE_FACTORS_LONG,
+    TERN_PLE_EMBED,
+    TERN_PLE_IN,
+    TERN_PLE_NORM,
     TERN_N_GLOBALS
 };
 
@@ -128,6 +134,8 @@ enum tern_dim {
     TERN_DIM_O,      /* n_heads * dim_v */
     TERN_DIM_HEAD_K, /* dim_k */
     TERN_DIM_ROPE,   /* n_rot/2 of rope 0 */
+    TERN_DIM_PLE,    /* n_ple */
+    TERN_DIM_PLES,   /* n_ple of all layers */
 };
 
 /* Rules that follow each other under one name share the tensor: its rows are theirs in this order. */
@@ -181,8 +189,8 @@ int tern_net_load(struct tern_net **out, const struct tern_file *f, struct tern_
                   const struct tern_packed_file *kept, tern_error *err);
 void tern_net_free(struct tern_net *n);
 
-/* Bytes that a tensor of an opened model takes in memory (a model uses every tensor of its file, or it does not open).
- */
+/* Bytes that a tensor of an opened model takes in memory.  A model uses every tensor of its file, or it does not open;
+ * but for keys and values of layers that attend to another's. */
 size_t tern_net_tensor_bytes(const struct tern_tensor *t);
 
 /* Bytes of the matrices that a step of so many rows reads: all but an embedding of its own, of which it reads rows, and
@@ -195,6 +203,9 @@ int tern_desc_check(const struct tern_desc *d, tern_error *err);
 /* What the layers ask of the KV cache of an engine with this context.  decl: [n_layers]. */
 void tern_desc_kv(const struct tern_desc *d, int ctx, struct tern_kv_decl *decl);
 
+/* What a query of the layer sees. */
+struct tern_kv_reach tern_layer_reach(const struct tern_layer_desc *l);
+
 /* The frequencies that count in an engine with this context, and whether they are those of long contexts. */
 const float *tern_rope_freq(const struct tern_rope *r, int ctx);
 bool tern_rope_is_long(const struct tern_rope *r, int ctx);
@@ -206,6 +217,9 @@ bool tern_rope_is_long(const struct tern_rope *r, int ctx);
  * alike; the caller then changes what differs. */
 int tern_configure_common(struct tern_desc *d, const struct tern_file *f, const char *arch, tern_error *err);
 
+/* A mixture of experts under the name of a dense family is another computation: refuses it. */
+int tern_refuse_experts(const struct tern_file *f, const char *arch, tern_error *err);
+
 /* Takes the window of the usual key from layers that have none: every `every`th, or what the key
  * attention.sliding_window_pattern says, another such number or an array with true where there is a window. */
 int tern_configure_pattern(struct tern_desc *d, const struct tern_file *f, const char *arch, int every,
@@ -215,6 +229,10 @@ int tern_configure_pattern(struct tern_desc *d, const struct tern_file *f, const
  * heads, not by the head size, without its file saying so. */
 int tern_configure_gemma(struct tern_desc *d, const struct tern_file *f, const char *arch, int every, int wide,
                          tern_error *err);
+
+/* The embedding of window layers where these have their own base: unscaled, 10000 unless freq_base_swa says otherwise.
+ */
+int tern_rope_read_local(struct tern_rope *r, const struct tern_file *f, const char *arch, int n_rot, tern_error *err);
 
 /* The embedding that the usual keys describe: base, scaling and what belongs to it. */
 int tern_rope_read(struct tern_rope *r, const struct tern_file *f, const char *arch, int n_rot, tern_error *err);

@@ -31,12 +31,13 @@ static int read_scaling(struct tern_rope *r, const struct tern_file *f, const ch
                             tern_file_path(f), (int)(type.n < 40 ? type.n : 40), type.p, key);
     if (type.p)
         r->scaling = (enum tern_rope_scaling)i;
-    bool tensors = tern_file_tensor(f, "rope_factors_long.weight") && tern_file_tensor(f, "rope_factors_short.weight");
-    if (r->scaling == TERN_ROPE_LONG && !tensors)
+    bool tensors = tern_file_tensor(f, "rope_factors_long.weight") || tern_file_tensor(f, "rope_factors_short.weight");
+    if ((tensors || r->scaling == TERN_ROPE_LONG) &&
+        (!tern_file_tensor(f, "rope_factors_long.weight") || !tern_file_tensor(f, "rope_factors_short.weight")))
         return tern_err_set(err, TERN_EFORMAT,
-                            "%s: RoPE scaling \"longrope\" (%s) wants the tensors \"rope_factors_long.weight\" and "
+                            "%s: longrope wants both tensors, \"rope_factors_long.weight\" and "
                             "\"rope_factors_short.weight\"",
-                            tern_file_path(f), key);
+                            tern_file_path(f));
     if (tensors)
         r->scaling = TERN_ROPE_LONG;
     return 0;
@@ -101,6 +102,19 @@ int tern_rope_read(struct tern_rope *r, const struct tern_file *f, const char *a
 #undef KEY
 out:
     return rc;
+}
+
+int tern_rope_read_local(struct tern_rope *r, const struct tern_file *f, const char *arch, int n_rot, tern_error *err)
+{
+    char key[160];
+    double theta;
+    int rc = tern_file_get_float(f, tern_arch_key(key, sizeof key, arch, "rope.freq_base_swa"), 10000.0, &theta, err);
+    if (rc < 0)
+        return rc;
+    if (!(theta > 1))
+        return tern_err_set(err, TERN_EFORMAT, "%s: %s = %g is impossible", tern_file_path(f), key, theta);
+    *r = (struct tern_rope){.n_rot = n_rot, .theta = (float)theta, .factor = 1, .magnitude = 1};
+    return 0;
 }
 
 /* The pair that turns `turns` times in the original context. */

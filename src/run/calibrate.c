@@ -56,7 +56,7 @@ static void keep_keys(const struct calibration *c, struct head_stats *h, int hea
 /* One query row: softmax over what it sees, then its coded part into weights and q2.  s: [tokens] raw scores. */
 static void count_query(struct head_stats *h, const struct tern_layer_desc *l, const float *q, float *s, int pos)
 {
-    int from = l->mask == TERN_MASK_WINDOW && pos - l->span + 1 > 0 ? pos - l->span + 1 : 0;
+    int from = tern_kv_oldest(tern_layer_reach(l), pos);
     float top = -INFINITY;
     double sum = 0, variance = 0;
     for (int t = from; t <= pos; t++) {
@@ -105,6 +105,8 @@ static void watch_head(void *ctx, int head, int worker)
 static void watch(void *user, int layer, const float *q, size_t q_stride, const float *k, size_t k_stride)
 {
     struct calibration *c = user;
+    if (c->desc->layers[layer].kv_of >= 0) /* the keys are another layer's; its own queries alone weigh them */
+        return;
     c->layer = layer;
     c->q = q;
     c->k = k;
@@ -313,7 +315,7 @@ int tern_model_calibrate(tern_model *m, const int32_t *ids, int n, int n_threads
     set->n_tokens = c.n_tokens;
     TERN_TRY(observe(&c, e, ids, progress, user, err));
     for (int i = 0; i < d->n_layers; i++)
-        for (int h = 0; h < d->layers[i].n_kv_heads; h++)
+        for (int h = 0; h < decl[i].n_heads; h++)
             finish_head(set, &decl[i], &c.layers[i][h], i, h, c.n_tokens);
     tern_kv_cond_seal(set, decl);
     if (!path)
@@ -337,13 +339,15 @@ int tern_cond_from_norms(struct tern_kv_cond_set **out, const struct tern_net *n
     const struct tern_desc *d = &net->desc;
     *out = NULL;
     for (int i = 0; i < d->n_layers; i++)
-        if (!net->layers[i][TERN_SLOT_Q_NORM].vec || !net->layers[i][TERN_SLOT_K_NORM].vec)
+        if (decl[i].n_heads && (!net->layers[i][TERN_SLOT_Q_NORM].vec || !net->layers[i][TERN_SLOT_K_NORM].vec))
             return 0;
     TERN_TRY(tern_kv_cond_new(out, decl, d->n_layers, err));
     for (int i = 0; i < d->n_layers; i++) {
         const struct tern_layer_desc *l = &d->layers[i];
         const float *wq = net->layers[i][TERN_SLOT_Q_NORM].vec, *wk = net->layers[i][TERN_SLOT_K_NORM].vec;
         double q2[TERN_KVQ_MAX_DIM], k2[TERN_KVQ_MAX_DIM], all_q2 = 0, all_k2 = 0;
+        if (!decl[i].n_heads)
+            continue;
         for (int e = 0; e < l->dim_k; e++) {
             q2[e] = (double)wq[e] * (double)wq[e];
             k2[e] = (double)wk[e] * (double)wk[e];

@@ -154,6 +154,7 @@ struct config {
     bool coded32;      /* open tiles of coded sides in f32 */
     int n_kv, group, dk, dv;
     int first, window;
+    bool chunked;
     float softcap;
     bool cond;  /* keys have a large mean and unequal channels, and are conditioned for it */
     int pairs;  /* of them also have a mean before the rotation */
@@ -192,6 +193,13 @@ static inline double pair_mean(const struct tern_kv_cond *c, int d, int pos)
     return x;
 }
 
+/* The oldest token that a row at pos sees. */
+static inline int oldest_seen(const struct tern_kv_layer *l, int pos)
+{
+    int window = l->reach.window, oldest = l->reach.chunked ? pos - pos % window : pos - window + 1;
+    return window && oldest > 0 ? oldest : 0;
+}
+
 static inline void make_cond(struct layer *l)
 {
     const struct config *cfg = &l->cfg;
@@ -225,7 +233,7 @@ static inline void layer_init(struct layer *l, const struct config *cfg)
     tern_kv_signs(l->sign_k, cfg->dk, 3, true);
     tern_kv_signs(l->sign_v, cfg->dv, 3, false);
     kv->n_heads = cfg->n_kv;
-    kv->window = cfg->window;
+    kv->reach = (struct tern_kv_reach){cfg->window, cfg->chunked};
     kv->k = (struct tern_kv_side){.codec = find_codec(cfg->k), .dim = cfg->dk, .key = true, .sign = l->sign_k};
     kv->v = (struct tern_kv_side){.codec = find_codec(cfg->v), .dim = cfg->dv, .sign = l->sign_v};
     kv->k.raw32 = kv->k.codec->raw ? kv->k.codec->bits == 32 : cfg->coded32;
@@ -449,8 +457,8 @@ static inline struct tern_attn_job make_job(const struct span *sp, int row0)
                               .tile_stride = s->tile_stride,
                               .tile_layer_off = TILE_OFF};
     if (sp->trim) {
-        int window = s->l->kv.window, own = sp->pos / TERN_PAGE, last = (sp->pos + sp->n - 1) / TERN_PAGE;
-        int first = window && sp->pos - window + 1 > 0 ? (sp->pos - window + 1) / TERN_PAGE : 0;
+        int own = sp->pos / TERN_PAGE, last = (sp->pos + sp->n - 1) / TERN_PAGE;
+        int first = oldest_seen(&s->l->kv, sp->pos) / TERN_PAGE;
         j.first_page = first;
         j.pages = s->table + first;
         j.n_pages = last - first > 0 ? last - first : 0;
@@ -508,7 +516,7 @@ static inline void oracle(double *out, const struct seq *s, int pos, bool origin
 {
     const struct layer *l = s->l;
     size_t h_n = (size_t)l->kv.n_heads, dk = (size_t)l->kv.k.dim, dv = (size_t)l->kv.v.dim;
-    int window = l->kv.window, t0 = window && pos - window + 1 > 0 ? pos - window + 1 : 0;
+    int t0 = oldest_seen(&l->kv, pos);
     int from = original ? pos + 1 : l->kv.first;
     int to = (pos / TERN_PAGE - l->kv.recent + 1) * TERN_PAGE; /* coded tokens: from .. to */
     double *p = grab((size_t)pos + 1, sizeof *p);

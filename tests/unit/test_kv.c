@@ -146,11 +146,11 @@ static void test_spec_bad(void **state)
 
 static const struct tern_kv_decl decl[6] = {
     {.n_heads = 3, .dim_k = 64, .dim_v = 64},
-    {.n_heads = 2, .dim_k = 128, .dim_v = 64, .window = 100},
+    {.n_heads = 2, .dim_k = 128, .dim_v = 64, .reach = {100, false}},
     {.n_heads = 0},
     {.n_heads = 1, .dim_k = 256, .dim_v = 128},
     {.n_heads = 1, .dim_k = 72, .dim_v = 80},
-    {.n_heads = 2, .dim_k = 64, .dim_v = 32, .window = 100},
+    {.n_heads = 2, .dim_k = 64, .dim_v = 32, .reach = {150, true}},
 };
 
 static void test_layout(void **state)
@@ -159,12 +159,13 @@ static void test_layout(void **state)
     tern_error why = {0};
     (void)state;
     OK(tern_kv_layout_new(&l, decl, 6, "l4", false, err));
-    assert_int_equal(l->n_groups, 2);
+    assert_int_equal(l->n_groups, 3);
     assert_int_equal(l->group_of[2], -1);
     assert_string_equal(l->layers[0].k.codec->name, "l4");
     assert_null(l->layers[0].why_raw);
     assert_string_equal(l->layers[1].k.codec->name, "f16");
     assert_non_null(strstr(l->layers[1].why_raw, "window"));
+    assert_non_null(strstr(l->layers[5].why_raw, "chunks"));
     assert_string_equal(l->layers[4].k.codec->name, "f16"); /* 72 is no multiple of 16; values of 80 stay coded */
     assert_string_equal(l->layers[4].v.codec->name, "l4");
     assert_non_null(strstr(l->layers[4].why_raw, "multiple of 16"));
@@ -180,6 +181,9 @@ static void test_layout(void **state)
     OK(tern_kv_layout_new(&l, decl, 6, "l4,layers=0-5:l3,edge=1:q8", false, err));
     assert_string_equal(l->layers[1].k.codec->name, "l3"); /* named, so the window layer is coded too */
     assert_string_equal(l->layers[0].k.codec->name, "l3"); /* a layers= rule is more exact than edge= */
+    tern_kv_layout_free(l);
+    OK(tern_kv_layout_new(&l, decl + 1, 2, "l4", true, err)); /* where all layers have windows, they are all there is */
+    assert_string_equal(l->layers[0].k.codec->name, "l4");
     tern_kv_layout_free(l);
 }
 
@@ -237,10 +241,11 @@ static void check(const struct tern_kv_cache *c, const struct model *m)
 {
     for (int g = 0; g < c->layout->n_groups; g++) {
         const struct tern_kv_table *t = &m->seq->table[g];
-        int window = c->layout->groups[g].window;
+        const struct tern_kv_reach reach = c->layout->groups[g].reach;
+        int window = reach.window, oldest = reach.chunked ? m->n - m->n % window : m->n - window + 1;
         assert_int_equal(t->first + t->n, m->n / TERN_PAGE);
         /* everything a query at m->n reads is there */
-        int need = window && m->n - window + 1 > 0 ? (m->n - window + 1) / TERN_PAGE : 0;
+        int need = window && oldest > 0 ? oldest / TERN_PAGE : 0;
         assert_true(t->first <= need);
         if (!window)
             assert_int_equal(t->first, 0);

@@ -143,56 +143,13 @@ static void test_splits_and_threads(void **state)
         }
 }
 
-/* Three sequences in one engine: one prefilling, two decoding from different depths, in shuffled order, against each
- * one alone in its own engine. */
 static void test_batch_equals_single(void **state)
 {
     (void)state;
     for (size_t m = 0; m < sizeof promise_models / sizeof *promise_models; m++) {
         struct tiny t;
-        tern_error err = {0};
         open_promise(&t, m);
-        static const int prompt[3] = {61, 3, 40};
-        float *alone[3];
-        for (int i = 0; i < 3; i++) {
-            tern_engine *e = tiny_engine(&t, "l4", false, 1, 1, 512);
-            tern_seq *s;
-            alone[i] = tiny_buffer(&t);
-            tiny_ok(tern_seq_new(&s, e, &err), &err);
-            tiny_run(e, s, t.ids + i, 0, prompt[i], 512, false, alone[i], 0, t.n_vocab);
-            tiny_run(e, s, t.ids + i, prompt[i], 75, 1, true, alone[i], 0, t.n_vocab);
-            tern_engine_close(&e);
-        }
-        tern_engine *e = tiny_engine(&t, "l4", false, 2, 3, 128);
-        tern_seq *s[3];
-        for (int i = 0; i < 3; i++)
-            tiny_ok(tern_seq_new(&s[i], e, &err), &err);
-        int at[3] = {0, 0, 0};
-        for (int step = 0; at[0] < 75 || at[1] < 75 || at[2] < 75; step++) {
-            tern_step_item items[3];
-            int n = 0, who[3];
-            for (int k = 0; k < 3; k++) {
-                int i = (k + step) % 3;
-                if (at[i] >= 75 || (step + i) % 4 == 3)
-                    continue; /* sit this step out: batches of every composition */
-                bool decode = at[i] >= prompt[i];
-                int left = prompt[i] - at[i], c = decode ? 1 : left < 5 + i ? left : 5 + i;
-                items[n] = (tern_step_item){s[i], t.ids + i + at[i], c, decode, TERN_LOGITS_ALL};
-                who[n++] = i;
-            }
-            if (!n)
-                continue;
-            const float *logits;
-            tiny_ok(tern_step(e, items, n, &logits, &err), &err);
-            for (int j = 0; j < n; j++)
-                for (int r = 0; r < items[j].n_tokens; r++, logits += t.n_vocab)
-                    if (memcmp(logits, alone[who[j]] + (size_t)at[who[j]]++ * (size_t)t.n_vocab,
-                               (size_t)t.n_vocab * sizeof(float)) != 0)
-                        fail_msg("%s: sequence %d differs at position %d", promise_models[m], who[j], at[who[j]] - 1);
-        }
-        tern_engine_close(&e);
-        for (int i = 0; i < 3; i++)
-            free(alone[i]);
+        tiny_batch_equals_single(&t, "l4", promise_models[m]);
         tiny_close(&t);
     }
 }

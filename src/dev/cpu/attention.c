@@ -158,11 +158,11 @@ static struct attn_block cut_block(const struct attn_step *step, const struct te
 {
     struct attn_block b = {.job = job, .row0 = row0, .pos0 = job->pos0 + row0};
     int most = job->wide ? TERN_PAGE : narrow_rows(step->shape), to_edge = TERN_PAGE - b.pos0 % TERN_PAGE;
-    int left = job->n_rows - row0, window = step->kv->window;
+    int left = job->n_rows - row0;
     most = to_edge < most ? to_edge : most;
     b.n_rows = left < most ? left : most;
     b.own = b.pos0 / TERN_PAGE;
-    b.page0 = window && b.pos0 - window + 1 > 0 ? (b.pos0 - window + 1) / TERN_PAGE : 0;
+    b.page0 = tern_kv_oldest(step->kv->reach, b.pos0) / TERN_PAGE;
     b.raw0 = b.own - step->kv->recent + 1 > b.page0 ? b.own - step->kv->recent + 1 : b.page0;
     if (!job->wide && b.page0 < b.raw0)
         b.n_ranges = (b.raw0 - 1) / TERN_ATTN_RANGE - b.page0 / TERN_ATTN_RANGE + 1;

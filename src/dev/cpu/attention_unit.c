@@ -34,7 +34,6 @@ const uint8_t *tern_attn_page(const struct attn_unit *u, int page)
 void tern_attn_softmax(const struct attn_unit *u, struct attn_scratch *c, int i0, int n, int page, int n_pages, int lo,
                        int hi, const void *next)
 {
-    const int window = u->step->kv->window;
     const size_t stride = (size_t)n * TERN_PAGE;
     for (int i = 0; i < n; i++) {
         float *s = c->s + (size_t)i * TERN_PAGE;
@@ -43,8 +42,8 @@ void tern_attn_softmax(const struct attn_unit *u, struct attn_scratch *c, int i0
         int pos = row_pos(u, i0 + i), t0 = lo, t1 = hi;
         if (page == u->block->own && pos % TERN_PAGE + 1 < t1)
             t1 = pos % TERN_PAGE + 1;
-        if (window && pos - window + 1 - page * TERN_PAGE > t0)
-            t0 = pos - window + 1 - page * TERN_PAGE;
+        if (tern_kv_oldest(u->step->kv->reach, pos) - page * TERN_PAGE > t0)
+            t0 = tern_kv_oldest(u->step->kv->reach, pos) - page * TERN_PAGE;
         if (t0 > t1)
             t0 = t1;
         for (int j = 0; j < n_pages && u->step->cap > 0; j++)
@@ -230,7 +229,7 @@ void tern_attn_finish(const struct attn_unit *u, struct attn_scratch *c)
     if (!kv->v.codec->raw)
         kv->v.codec->finish(&kv->v, c->o, u->n_q);
     /* The window may have left the sinks behind; it moves forward, so the first row decides. */
-    if (kv->first && u->block->own >= kv->recent && (!kv->window || u->block->pos0 - kv->window + 1 < kv->first))
+    if (kv->first && u->block->own >= kv->recent && tern_kv_oldest(kv->reach, u->block->pos0) < kv->first)
         attend_sinks(u, c);
     for (int page = u->block->raw0; page <= u->block->own; page++)
         attend_raw(u, c, page);

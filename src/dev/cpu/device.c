@@ -184,6 +184,26 @@ static void op_add(struct tern_dev *d, float *y, const float *a, const float *b,
     tern_cpu_each_row(d, add_row, &args, n_rows, n);
 }
 
+struct scale_args {
+    float *x;
+    size_t stride;
+    int n;
+    float factor;
+};
+
+static void scale_row(const void *args, int r)
+{
+    const struct scale_args *a = args;
+    float *x = a->x + (size_t)r * a->stride;
+    tern_k.vec.scale(x, x, a->factor, a->n);
+}
+
+static void op_scale(struct tern_dev *d, float *x, size_t stride, int n, int n_rows, float factor)
+{
+    struct scale_args a = {x, stride, n, factor};
+    tern_cpu_each_row(d, scale_row, &a, n_rows, n);
+}
+
 struct glu_args {
     float *gate;
     const float *up;
@@ -276,10 +296,17 @@ static void op_rope_table(struct tern_dev *d, float *cos, float *sin, const floa
     tern_cpu_each_row(d, rope_row, &a, n_rows, n_rot * 16);
 }
 
+static float temper_of(const struct tern_heads *h, int r)
+{
+    int times = (h->rows[r].pos + h->temper_from) / h->temper_span;
+    return (float)(1 + (double)h->temper * log1p(times));
+}
+
 static void heads_row(const void *args, int r)
 {
     const struct tern_heads *h = args;
     size_t half = (size_t)h->n_rot / 2;
+    const float temper = h->temper != 0.0f ? temper_of(h, r) : 1.0f;
     for (int i = 0; i < h->n_heads; i++) {
         float *x = h->x + (size_t)r * h->stride + (size_t)i * (size_t)h->dim;
         if (h->norm && !h->norm_after)
@@ -288,6 +315,8 @@ static void heads_row(const void *args, int r)
             tern_k.vec.rope(x, h->cos + (size_t)r * half, h->sin + (size_t)r * half, h->n_rot, h->interleaved);
         if (h->norm && h->norm_after)
             tern_k.vec.rmsnorm(x, x, h->norm_w, h->dim, h->eps);
+        if (temper != 1.0f)
+            tern_k.vec.scale(x, x, temper, h->dim);
     }
 }
 
@@ -442,6 +471,7 @@ const struct tern_dev_ops tern_dev_cpu = {
     .embed = op_embed,
     .norm = op_norm,
     .add = op_add,
+    .scale = op_scale,
     .matmul = op_matmul,
     .rope_table = op_rope_table,
     .heads = op_heads,
