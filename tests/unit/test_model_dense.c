@@ -241,6 +241,7 @@ static const struct lie {
     {"gemma4", BYTES("blk.0.attn_v"), BYTES("blk.0.attn_w"), "\"blk.0.attn_w.weight\""},
     {"gemma4", BYTES("sliding_window_pattern"), BYTES("sliding_window_pattert"), "has shape"},
     {"gemma4", BYTES("\2\0\0\0\2\0\0\0\1\0\0\0"), BYTES("\2\0\0\0\2\0\0\0\5\0\0\0"), "5 of layer 2"},
+    {"gemma4", BYTES("\xca\xf2\x49\x71"), BYTES("\0\0\0\0"), "divisor 8 "}, /* was 1e30 */
     {"gemma4-small", BYTES("shared_kv_layers\4\0\0\0\3"), BYTES("shared_kv_layers\4\0\0\0\4"), "of its kind"},
     {"gemma4-small", BYTES("blk.3.post_norm"), BYTES("blk.3.past_norm"), "\"blk.3.post_norm.weight\" is missing"},
 };
