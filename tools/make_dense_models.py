@@ -57,7 +57,8 @@ def phi3(**changes):
 SLIDING, FULL = "sliding_attention", "full_attention"
 GEMMA4 = {"attention.key_length": 64, "attention.value_length": 64, "attention.key_length_swa": 32,
           "attention.value_length_swa": 32, "rope.freq_base": 1e6, "rope.freq_base_swa": 1e3,
-          "rope.dimension_count": 64, "rope.dimension_count_swa": 32, "attention.sliding_window": 40, "final_logit_softcapping": 4.0}
+          "rope.dimension_count": 64, "rope.dimension_count_swa": 32, "attention.sliding_window": 40,
+          "final_logit_softcapping": 4.0}
 
 
 def gemma4(**changes):
