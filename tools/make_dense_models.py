@@ -2,8 +2,8 @@
 """Make the tiny random models of the dense families in tests/data/tiny and the logits they must produce.
 
 As make_tiny_models.py, whose prompts it shares: every parameter is drawn anew, the referee is transformers in float32
-with eager attention.  Matrices are Q8_0, rounded before the referee sees them, so both run on the same numbers and decode
-rows go through quantised products.  Runs outside CI: the results are committed.
+with eager attention.  Matrices are Q8_0, rounded before the referee sees them, so both run on the same numbers and
+decode rows go through quantised products.  Runs outside CI: the results are committed.
 
     make_dense_models.py            write all of tests/data/tiny
     make_dense_models.py NAME...    write these
@@ -56,8 +56,9 @@ def phi3(**changes):
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 GEMMA4 = {"attention.key_length": 64, "attention.value_length": 64, "attention.key_length_swa": 32,
-          "attention.value_length_swa": 32, "rope.freq_base": 1e6, "rope.freq_base_swa": 1e3, "rope.dimension_count": 64,
-          "rope.dimension_count_swa": 32, "attention.sliding_window": 40, "final_logit_softcapping": 4.0}
+          "attention.value_length_swa": 32, "rope.freq_base": 1e6, "rope.freq_base_swa": 1e3,
+          "rope.dimension_count": 64, "rope.dimension_count_swa": 32, "attention.sliding_window": 40,
+          "final_logit_softcapping": 4.0}
 
 
 def gemma4(**changes):

@@ -130,6 +130,11 @@ int tern_plan_print(const tern_kv_plan *p, FILE *to, tern_error *err)
         tern_kv_row r;
         tern_kv_plan_row(p, i, &r);
         int end = run_end(p, i);
+        if (!r.n_heads) {
+            TERN_TRY(tern_buf_addf(&b, err, "  layers %-7s attend to what earlier layers keep\n", layers_text(i, end)));
+            i = end;
+            continue;
+        }
         TERN_TRY(tern_buf_addf(&b, err, "  layers %-7s k=%-4s v=%-4s %d heads x %d", layers_text(i, end), r.k, r.v,
                                r.n_heads, r.dim_k));
         if (r.dim_v != r.dim_k)

@@ -5,18 +5,21 @@
 static int configure(struct tern_desc *d, const struct tern_file *f, tern_error *err)
 {
     int rc = 0;
+    int64_t span;
     double temper;
     TERN_TRY(tern_configure_common(d, f, "mistral3", err));
     d->ropes[0].interleaved = true;
     TERN_TRY(tern_refuse_experts(f, "mistral3", err));
     TERN_TRY(tern_file_get_float(f, "mistral3.attention.temperature_scale", 0, &temper, err));
-    if (temper != 0 && !d->ropes[0].original)
+    TERN_TRY(
+        tern_file_get_int(f, "mistral3.attention.temperature_length", d->ropes[0].original, 0, 1 << 24, &span, err));
+    if (temper != 0 && !span)
         TERN_FAIL(err, TERN_EFORMAT,
                   "%s: mistral3.attention.temperature_scale wants mistral3.rope.scaling.original_context_length",
                   tern_file_path(f));
     for (int i = 0; i < d->n_layers; i++) {
         d->layers[i].q_temper = (float)temper;
-        d->layers[i].q_temper_span = d->ropes[0].original;
+        d->layers[i].q_temper_span = (int)span;
     }
 out:
     return rc;

@@ -29,8 +29,7 @@ struct tern_forward {
     float *cos[TERN_MAX_ROPES], *sin[TERN_MAX_ROPES];
     uint8_t *stage; /* raw tiles of jobs that span pages */
     size_t stage_tiles, stage_tile_bytes;
-    int *stage_set; /* [n_layers] which set of staging tiles: those that other layers attend to keep one, 0 is passed on
-                     */
+    int *stage_set; /* [n_layers] set of staging tiles: layers that others attend to have their own, the rest share 0 */
     struct tern_attn_job *at; /* [max_jobs] of the layer in hand, those of one plan together */
     struct tern_append_job *app;
     int *job_of;   /* [max_jobs] which job of the batch each of them is */

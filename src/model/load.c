@@ -391,9 +391,21 @@ out:
 
 /* ---- derived values --------------------------------------------------------------------------------------------- */
 
-static int make_ropes(struct tern_net *net, tern_error *err)
+/* Rotary frequencies are divided by these. */
+static int check_divisors(const struct tern_net *net, const struct tern_file *f, tern_error *err)
+{
+    for (int g = TERN_ROPE_FACTORS; g <= TERN_ROPE_FACTORS_LONG; g++)
+        for (int i = 0; net->globals[g].vec && i < net->desc.ropes[0].n_rot / 2; i++)
+            if (!(net->globals[g].vec[i] > 0))
+                return tern_err_set(err, TERN_EFORMAT, "%s: divisor %d of the rotary frequencies is %g",
+                                    tern_file_path(f), i, (double)net->globals[g].vec[i]);
+    return 0;
+}
+
+static int make_ropes(struct tern_net *net, const struct tern_file *f, tern_error *err)
 {
     int rc = 0;
+    TERN_TRY(check_divisors(net, f, err));
     for (int r = 0; r < net->desc.n_ropes; r++) {
         struct tern_rope *rope = &net->desc.ropes[r];
         const bool longrope = rope->scaling == TERN_ROPE_LONG;
@@ -494,7 +506,7 @@ int tern_net_load(struct tern_net **out, const struct tern_file *f, struct tern_
     TERN_TRY(load_weights(&ld, pool, kept, err));
     if (!net->globals[TERN_HEAD].mat.data) /* tied: the embedding is the output matrix */
         net->globals[TERN_HEAD] = net->globals[TERN_EMBED];
-    TERN_TRY(make_ropes(net, err));
+    TERN_TRY(make_ropes(net, f, err));
     *out = net;
     net = NULL;
 out:

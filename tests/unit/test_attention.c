@@ -115,15 +115,7 @@ static void invariance(void **state)
         {.k = "mirror", .v = "f16", .n_kv = 2, .group = 4, .dk = 64, .dv = 32, .first = 4, .window = 70},
         {.k = "mirror", .v = "mirror", .n_kv = 1, .group = 18, .dk = 32, .dv = 32, .first = 5, .softcap = 9},
         {.k = "f16", .v = "mirror", .n_kv = 3, .group = 1, .dk = 64, .dv = 64, .first = 4, .window = 8},
-        {.k = "mirror",
-         .v = "f16",
-         .n_kv = 1,
-         .group = 2,
-         .dk = 64,
-         .dv = 32,
-         .first = 4,
-         .window = 90,
-         .chunked = true},
+        {.k = "mirror", .v = "f16", .n_kv = 1, .group = 2, .dk = 64, .dv = 32, .first = 4, .window = 90, .chunked = 1},
     };
     for (size_t i = 0; i < sizeof cfgs / sizeof *cfgs; i++) {
         struct layer l;

@@ -118,6 +118,44 @@ static void test_fork_trim_save(void **state)
     }
 }
 
+/* Prompt and ten decode rows in an engine of its own: logits of the prompt's end and of these. */
+static float *run_prompt(struct tiny *t, const char *kv, bool at_end, int chunk)
+{
+    tern_error err = {0};
+    tern_engine *e;
+    tern_seq *s;
+    const float *logits;
+    float *out = tiny_buffer(t);
+    tern_engine_params p = {.n_threads = 2, .chunk = chunk, .kv = kv, .code_at_end = at_end};
+    tiny_ok(tern_engine_open(&e, t->model, &p, &err), &err);
+    tiny_ok(tern_seq_new(&s, e, &err), &err);
+    tiny_ok(tern_prefill(e, s, t->ids, 120, &logits, NULL, NULL, &err), &err);
+    memcpy(out, logits, (size_t)t->n_vocab * sizeof *out);
+    tiny_run(e, s, t->ids, 120, 130, 1, true, out, 119, t->n_vocab);
+    tern_engine_close(&e);
+    return out;
+}
+
+/* A prompt that is coded at its end was attended to in 16 bits, whatever the chunk. */
+static void test_coded_at_end(void **state)
+{
+    static const char *const names[] = {"gemma4-small", "llama4"};
+    (void)state;
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        struct tiny t;
+        tiny_open(&t, names[i], names[i], names[i]);
+        const char *kv = "t4,layers=0-1:l4,recent=128";
+        float *raw = run_prompt(&t, "f16", false, 512), *end = run_prompt(&t, kv, true, 512),
+              *part = run_prompt(&t, kv, true, 50);
+        assert_memory_equal(raw, end, (size_t)t.n_vocab * sizeof *raw);
+        tiny_equal_bits(&t, end, part, names[i]);
+        free(raw);
+        free(end);
+        free(part);
+        tiny_close(&t);
+    }
+}
+
 /* Measured conditioning knows chunks, windows, keys that several layers attend to, and the factors of long contexts. */
 static void test_calibrated(void **state)
 {
@@ -203,6 +241,7 @@ static const struct lie {
     {"gemma4", BYTES("blk.0.attn_v"), BYTES("blk.0.attn_w"), "\"blk.0.attn_w.weight\""},
     {"gemma4", BYTES("sliding_window_pattern"), BYTES("sliding_window_pattert"), "has shape"},
     {"gemma4", BYTES("\2\0\0\0\2\0\0\0\1\0\0\0"), BYTES("\2\0\0\0\2\0\0\0\5\0\0\0"), "5 of layer 2"},
+    {"gemma4", BYTES("\xca\xf2\x49\x71"), BYTES("\0\0\0\0"), "divisor 8 "}, /* was 1e30 */
     {"gemma4-small", BYTES("shared_kv_layers\4\0\0\0\3"), BYTES("shared_kv_layers\4\0\0\0\4"), "of its kind"},
     {"gemma4-small", BYTES("blk.3.post_norm"), BYTES("blk.3.past_norm"), "\"blk.3.post_norm.weight\" is missing"},
 };
@@ -243,7 +282,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_exact_parity),       cmocka_unit_test(test_fast_paths_close_to_reference),
         cmocka_unit_test(test_splits_and_threads), cmocka_unit_test(test_batch_equals_single),
         cmocka_unit_test(test_fork_trim_save),     cmocka_unit_test(test_calibrated),
-        cmocka_unit_test(test_longrope),           cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_coded_at_end),       cmocka_unit_test(test_longrope),
+        cmocka_unit_test(test_refusals),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
