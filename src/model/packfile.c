@@ -125,13 +125,20 @@ static void hash_all(const struct tern_weight_block *b, const uint8_t *data, str
 
 /* ---- writing ----------------------------------------------------------------------------------------------------- */
 
+/* Whoever may read the model may read its packed weights, and nobody else. */
+static int mode_of(const struct tern_file *f)
+{
+    struct stat st;
+    return stat(tern_file_path(f), &st) < 0 ? 0600 : (int)(st.st_mode & 0666) | 0200;
+}
+
 int tern_packfile_write(const struct tern_weight_block *b, const uint8_t *data, const char *path,
                         struct tern_pool *pool, tern_error *err)
 {
     struct tern_outfile f;
     uint8_t *head = NULL;
     struct header h = expected_header(b);
-    int rc = tern_outfile_open_alone(&f, path, 0644, err);
+    int rc = tern_outfile_open_alone(&f, path, mode_of(b->f), err);
     if (rc < 0)
         return rc;
     TERN_TRY(tern_outfile_reserve(&f, h.data_offset + b->bytes, err));
