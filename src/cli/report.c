@@ -185,6 +185,13 @@ json_t *tern_machine_json(void)
                      (json_int_t)m.memory_bytes);
 }
 
+int tern_machine_csv(tern_error *err)
+{
+    tern_machine m;
+    tern_machine_describe(&m);
+    return tern_out_printf(err, ",%s,%s,%s\n", tern_version(), tern_csv_text(m.cpu), m.used);
+}
+
 json_t *tern_model_json(const tern_model *m)
 {
     const tern_model_info *i = tern_model_get_info(m);

@@ -30,6 +30,8 @@ int tern_cursor_fail(const struct tern_cursor *c, size_t at, int code, tern_erro
     } else if (c->table) {
         (void)snprintf(subject, sizeof subject, "%s %zu: ", c->table, c->index);
     }
+    if (at == TERN_NO_OFFSET)
+        return tern_err_set(err, code, "%s: %s%s", tern_path_show(c->part->path), subject, text);
     return tern_err_set(err, code, "%s: %s%s at byte %zu", tern_path_show(c->part->path), subject, text, at);
 }
 

@@ -32,6 +32,12 @@ static int64_t resolve(enum tern_dim dim, const struct tern_desc *d, const struc
         return d->n_vocab;
     case TERN_DIM_FF:
         return l->n_ff;
+    case TERN_DIM_EXPERTS:
+        return l->n_experts;
+    case TERN_DIM_FF_EXPERT:
+        return l->n_ff_expert;
+    case TERN_DIM_FF_SHARED:
+        return l->n_ff_shared;
     case TERN_DIM_Q:
         return (int64_t)l->n_heads * l->dim_k;
     case TERN_DIM_K:
@@ -48,12 +54,17 @@ static int64_t resolve(enum tern_dim dim, const struct tern_desc *d, const struc
     return -1;
 }
 
-static int check_shape(const struct loader *ld, const struct tern_tensor *t, int64_t n, int64_t k, bool vector,
-                       tern_error *err)
+static int check_shape(const struct loader *ld, const struct tern_tensor *t, int64_t n, int64_t k, int64_t stack,
+                       bool vector, tern_error *err)
 {
     int64_t want[2] = {vector ? n : k, vector ? 1 : n};
-    if (t->dims[0] == want[0] && t->dims[1] == want[1] && t->dims[2] == 1 && t->dims[3] == 1)
+    if (t->dims[0] == want[0] && t->dims[1] == want[1] && t->dims[2] == stack && t->dims[3] == 1)
         return 0;
+    if (stack > 1)
+        return tern_err_set(err, TERN_EFORMAT,
+                            "%s: tensor \"%s\" at byte %llu has shape [%lld, %lld, %lld], expected [%lld, %lld, %lld]",
+                            tern_file_path(ld->f), t->name, (unsigned long long)t->file_offset, (long long)t->dims[0],
+                            (long long)t->dims[1], (long long)t->dims[2], (long long)k, (long long)n, (long long)stack);
     if (vector)
         return tern_err_set(err, TERN_EFORMAT, "%s: tensor \"%s\" at byte %llu has shape [%lld, %lld], expected [%lld]",
                             tern_file_path(ld->f), t->name, (unsigned long long)t->file_offset, (long long)t->dims[0],
@@ -64,42 +75,126 @@ static int check_shape(const struct loader *ld, const struct tern_tensor *t, int
                         (long long)t->dims[1], (long long)k, (long long)n);
 }
 
-/* Looks one rule up and plans its memory.  layer -1: a global rule. */
-static int plan_rule(struct loader *ld, const struct tern_tensor_rule *r, int layer, struct tern_weights *dst,
-                     tern_error *err)
+/* Memory for the n rows of k that a plan's slot gets. */
+static int plan_bytes(const struct loader *ld, struct tern_weight_place *p, int64_t k, tern_error *err)
+{
+    if (p->vector) {
+        p->bytes = tern_round_up((size_t)p->n * sizeof(float), TERN_ALIGN);
+        return 0;
+    }
+    tern_error e = {0};
+    int rc = tern_weight_plan(&p->dst->mat, &p->src, p->n, k, &e);
+    if (rc < 0)
+        return tern_err_set(err, rc, "%s: tensor \"%s\": %s", tern_file_path(ld->f), p->t->name, e.msg);
+    if (!tern_mul(tern_weight_bytes(&p->dst->mat), (size_t)p->stack, &p->bytes))
+        return tern_err_set(err, TERN_ENOMEM, "%s: the weights do not fit in memory", tern_file_path(ld->f));
+    return 0;
+}
+
+/* A tensor of which the name differs in its last word: NAME.scale of NAME.weight.  NULL when absent. */
+static const struct tern_tensor *sibling(const struct loader *ld, const struct tern_tensor *t, const char *word)
+{
+    char name[NAME_MAX_LEN + 16];
+    const char *dot = strrchr(t->name, '.');
+    (void)snprintf(name, sizeof name, "%.*s.%s", dot ? (int)(dot - t->name) : 0, t->name, word);
+    return tern_file_tensor(ld->f, name);
+}
+
+/* NVFP4 has one more factor for each matrix, as a tensor.  Another one says by what activations are multiplied before
+ * they are rounded to four bits: of no use where they are not. */
+static int find_parts(const struct loader *ld, struct tern_weight_place *p, struct tern_weight_source *s,
+                      tern_error *err)
+{
+    const struct tern_tensor *scale = p->t->type == TERN_NVFP4 ? sibling(ld, p->t, "scale") : NULL;
+    int n = 0;
+    if (scale && (scale->type != TERN_F32 || scale->dims[0] != p->stack || scale->n_dims != 1))
+        return tern_err_set(err, TERN_EFORMAT, "%s: tensor \"%s\" at byte %llu is not F32 [%d]", tern_file_path(ld->f),
+                            scale->name, (unsigned long long)scale->file_offset, p->stack);
+    if (scale) {
+        p->parts[n++] = scale;
+        s->factors = scale->data;
+        s->factor_rows = p->stack > 1 ? p->stack_rows : 0;
+    }
+    p->parts[n] = p->t->type == TERN_NVFP4 ? sibling(ld, p->t, "input_scale") : NULL;
+    return 0;
+}
+
+static bool is_part(const struct tern_weight_place *p, const struct tern_tensor *t)
+{
+    bool is = p->t == t;
+    for (int i = 0; i < TERN_WEIGHT_PARTS; i++)
+        is |= p->parts[i] == t;
+    return is;
+}
+
+/* Plans the memory of the rows [row0, row0 + n) of a tensor, or of each matrix of a stack. */
+static int plan_rows(struct loader *ld, const struct tern_tensor *t, struct tern_weights *dst, int64_t row0, int64_t n,
+                     int64_t k, int stack, bool vector, tern_error *err)
+{
+    int rc = 0;
+    struct tern_weight_source whole = {.type = t->type, .data = t->data, .name = t->name};
+    tern_error e = {0};
+    TERN_TRY(tern_grow(&ld->plans, &ld->cap_plans, ld->n_plans + 1, sizeof *ld->plans, err));
+    struct tern_weight_place *p = &ld->plans[ld->n_plans++];
+    *p = (struct tern_weight_place){
+        .t = t, .dst = dst, .n = (int)n, .vector = vector, .stack = stack, .offset = ld->total};
+    p->stack_rows = (int)t->dims[1];
+    TERN_TRY(find_parts(ld, p, &whole, err));
+    if ((rc = tern_weight_rows(&p->src, &whole, row0, k, &e)) < 0)
+        TERN_FAIL(err, rc, "%s: %s", tern_file_path(ld->f), e.msg);
+    TERN_TRY(plan_bytes(ld, p, k, err));
+    if (!tern_add(ld->total, p->bytes, &ld->total))
+        TERN_FAIL(err, TERN_ENOMEM, "%s: the weights do not fit in memory", tern_file_path(ld->f));
+    ld->net->n_params += n * k * stack;
+out:
+    return rc;
+}
+
+/* Looks up the tensor of n_rules rules, which share its rows.  layer -1: global rules. */
+static int plan_tensor(struct loader *ld, const struct tern_tensor_rule *r, int n_rules, int layer,
+                       struct tern_weights *slots, tern_error *err)
 {
     int rc = 0;
     char name[NAME_MAX_LEN];
     const struct tern_desc *d = &ld->net->desc;
     const struct tern_layer_desc *l = &d->layers[layer < 0 ? 0 : layer];
+    const bool vector = r->k == TERN_DIM_NONE;
+    int64_t rows = 0, k = resolve(r->k, d, l);
+    for (int i = 0; i < n_rules; i++)
+        rows += resolve(r[i].n, d, l);
+    if (!rows || !k)
+        return 0;
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wformat-nonliteral"
     (void)snprintf(name, sizeof name, r->name, layer); /* the tables are constants of this program */
 #pragma GCC diagnostic pop
     const struct tern_tensor *t = tern_file_tensor(ld->f, name);
-    if (!t) {
-        if (r->optional)
-            return 0;
+    if (!t && r->optional)
+        return 0;
+    if (!t)
         TERN_FAIL(err, TERN_EFORMAT, "%s: tensor \"%s\" is missing", tern_file_path(ld->f), name);
+    const int stack = layer >= 0 && r->slot >= TERN_SLOT_EXPERT_GATE ? l->n_experts : 1;
+    TERN_TRY(check_shape(ld, t, rows, k, stack, vector, err));
+    rows = 0;
+    for (int i = 0; i < n_rules; i++) {
+        int64_t n = resolve(r[i].n, d, l);
+        TERN_TRY(plan_rows(ld, t, &slots[r[i].slot], rows, n, k, stack, vector, err));
+        rows += n;
     }
-    bool vector = r->k == TERN_DIM_NONE;
-    int64_t n = resolve(r->n, d, l), k = resolve(r->k, d, l);
-    TERN_TRY(check_shape(ld, t, n, k, vector, err));
-    TERN_TRY(tern_grow(&ld->plans, &ld->cap_plans, ld->n_plans + 1, sizeof *ld->plans, err));
-    struct tern_weight_place *p = &ld->plans[ld->n_plans++];
-    *p = (struct tern_weight_place){.t = t, .dst = dst, .vector = vector, .offset = ld->total};
-    if (vector) {
-        p->bytes = tern_round_up((size_t)n * sizeof(float), TERN_ALIGN);
-    } else {
-        if (tern_weight_plan(&dst->mat, t->type, n, k, err) < 0)
-            TERN_FAIL(err, TERN_EUNSUPPORTED,
-                      "%s: tensor \"%s\": %s [%lld, %lld] cannot be used: row length must be a multiple of 32",
-                      tern_file_path(ld->f), name, tern_type_name(t->type), (long long)k, (long long)n);
-        p->bytes = tern_round_up(tern_weight_bytes(&dst->mat), TERN_ALIGN);
+out:
+    return rc;
+}
+
+/* All rules of a table. */
+static int plan_rules(struct loader *ld, const struct tern_tensor_rule *r, int layer, struct tern_weights *slots,
+                      tern_error *err)
+{
+    int rc = 0;
+    for (int n; r && r->name; r += n) {
+        for (n = 1; r[n].name && strcmp(r[n].name, r->name) == 0;)
+            n++;
+        TERN_TRY(plan_tensor(ld, r, n, layer, slots, err));
     }
-    if (!tern_add(ld->total, p->bytes, &ld->total))
-        TERN_FAIL(err, TERN_ENOMEM, "%s: the weights do not fit in memory", tern_file_path(ld->f));
-    ld->net->n_params += n * k;
 out:
     return rc;
 }
@@ -107,14 +202,11 @@ out:
 /* A tensor that no rule knows would be a part of the model left out of the sum: refuse. */
 static int check_unknown(const struct loader *ld, tern_error *err)
 {
-    size_t n = tern_file_n_tensors(ld->f);
-    if (n == ld->n_plans)
-        return 0;
-    for (size_t i = 0; i < n; i++) {
+    for (size_t i = 0; i < tern_file_n_tensors(ld->f); i++) {
         const struct tern_tensor *t = tern_file_tensor_at(ld->f, i);
         bool known = false;
         for (size_t j = 0; j < ld->n_plans && !known; j++)
-            known = ld->plans[j].t == t;
+            known = is_part(&ld->plans[j], t);
         if (!known)
             return tern_err_set(err, TERN_EUNSUPPORTED, "%s: tensor \"%s\" at byte %llu is not part of architecture %s",
                                 tern_file_path(ld->f), t->name, (unsigned long long)t->file_offset, ld->arch->name);
@@ -128,7 +220,8 @@ static int check_unknown(const struct loader *ld, tern_error *err)
 
 struct pack_work {
     const struct tern_weight_place *p;
-    void *dst;
+    uint8_t *dst;
+    int panels, tasks; /* of one matrix */
     pthread_mutex_t lock;
     tern_error err; /* of the lowest failing task, so that the message does not depend on timing */
     int failed;     /* that task, or -1 */
@@ -139,10 +232,20 @@ static void pack_task(void *ctx, int task, int worker)
     struct pack_work *w = ctx;
     tern_error err = {0};
     const struct tern_packed *m = &w->p->dst->mat;
-    int panels = (m->n + TERN_PANEL - 1) / TERN_PANEL;
-    int p0 = task * PANELS_PER_TASK, p1 = p0 + PANELS_PER_TASK < panels ? p0 + PANELS_PER_TASK : panels;
+    struct tern_weight_source src;
+    int rc = 0, i = task / w->tasks;
+    int p0 = task % w->tasks * PANELS_PER_TASK;
+    int p1 = p0 + PANELS_PER_TASK < w->panels ? p0 + PANELS_PER_TASK : w->panels;
+    char name[NAME_MAX_LEN + 16];
     (void)worker;
-    if (tern_weight_pack(m, w->dst, w->p->t->type, w->p->t->data, w->p->t->name, p0, p1, &err) == 0)
+    TERN_TRY(tern_weight_rows(&src, &w->p->src, (int64_t)i * w->p->stack_rows, m->k, &err));
+    if (w->p->stack > 1) {
+        (void)snprintf(name, sizeof name, "%s[%d]", w->p->t->name, i);
+        src.name = name;
+    }
+    TERN_TRY(tern_weight_pack(m, w->dst + (size_t)i * tern_weight_bytes(m), &src, p0, p1, &err));
+out:
+    if (rc == 0)
         return;
     (void)pthread_mutex_lock(&w->lock);
     if (w->failed < 0 || task < w->failed) {
@@ -156,9 +259,10 @@ static int pack_matrix(const struct loader *ld, const struct tern_weight_place *
                        tern_error *err)
 {
     struct pack_work w = {.p = p, .dst = dst, .failed = -1};
-    int panels = (p->dst->mat.n + TERN_PANEL - 1) / TERN_PANEL;
+    w.panels = (p->dst->mat.n + TERN_PANEL - 1) / TERN_PANEL;
+    w.tasks = (w.panels + PANELS_PER_TASK - 1) / PANELS_PER_TASK;
     (void)pthread_mutex_init(&w.lock, NULL);
-    tern_pool_run(pool, pack_task, &w, (panels + PANELS_PER_TASK - 1) / PANELS_PER_TASK);
+    tern_pool_run(pool, pack_task, &w, w.tasks * p->stack);
     (void)pthread_mutex_destroy(&w.lock);
     return w.failed < 0 ? 0 : tern_err_set(err, w.err.code, "%s: %s", tern_file_path(ld->f), w.err.msg);
 }
@@ -173,7 +277,7 @@ static int pack_all(struct loader *ld, struct tern_pool *pool, tern_error *err)
         const struct tern_weight_place *p = &ld->plans[i];
         uint8_t *dst = (uint8_t *)net->memory + p->offset;
         if (p->vector)
-            TERN_TRY(tern_dequantize((float *)(void *)dst, p->t->type, p->t->data, (size_t)p->t->dims[0], err));
+            TERN_TRY(tern_dequantize((float *)(void *)dst, p->t->type, p->src.data, (size_t)p->n, err));
         else
             TERN_TRY(pack_matrix(ld, p, pool, dst, err));
         /* The file's copy of this tensor is not needed again: without this both would be resident. */
@@ -187,7 +291,7 @@ out:
 static int check_vector(const struct tern_weight_place *p, const float *x, const char *path, uint64_t at,
                         tern_error *err)
 {
-    for (size_t i = 0; i < (size_t)p->t->dims[0]; i++)
+    for (size_t i = 0; i < (size_t)p->n; i++)
         if (!isfinite(x[i]))
             return tern_err_set(err, TERN_EFORMAT, "%s: tensor \"%s\" at byte %llu: element %zu is not a finite number",
                                 path, p->t->name, (unsigned long long)at, i);
@@ -266,13 +370,10 @@ static int make_ropes(struct tern_net *net, tern_error *err)
     int rc = 0;
     for (int r = 0; r < net->desc.n_ropes; r++) {
         struct tern_rope *rope = &net->desc.ropes[r];
-        int half = rope->n_rot / 2;
-        const float *factors = rope->use_factors ? net->globals[TERN_ROPE_FACTORS].vec : NULL;
-        TERN_TRY(tern_alloc(&rope->freq, (size_t)half, sizeof(float), err));
-        for (int i = 0; i < half; i++) {
-            double f = pow((double)rope->theta, -2.0 * i / rope->n_rot) / (double)rope->factor;
-            rope->freq[i] = (float)(factors ? f / (double)factors[i] : f);
-        }
+        const bool longrope = rope->scaling == TERN_ROPE_LONG;
+        enum tern_global factors = longrope ? TERN_ROPE_FACTORS_SHORT : TERN_ROPE_FACTORS;
+        TERN_TRY(tern_rope_make(rope, longrope || rope->use_factors ? net->globals[factors].vec : NULL,
+                                longrope ? net->globals[TERN_ROPE_FACTORS_LONG].vec : NULL, err));
     }
 out:
     return rc;
@@ -291,6 +392,8 @@ static uint64_t digest(const struct loader *ld)
         h = XXH3_64bits_withSeed(t->data, sample, h);
         h = XXH3_64bits_withSeed((const char *)t->data + t->n_bytes - sample, sample, h);
         tern_file_forget(ld->f, t); /* the system maps much more around each byte that is read */
+        for (int j = 0; j < TERN_WEIGHT_PARTS && ld->plans[i].parts[j]; j++)
+            h = XXH3_64bits_withSeed(ld->plans[i].parts[j]->data, ld->plans[i].parts[j]->n_bytes, h);
     }
     return h;
 }
@@ -333,11 +436,11 @@ static int plan_all(struct loader *ld, tern_error *err)
 {
     int rc = 0;
     struct tern_net *net = ld->net;
-    for (const struct tern_tensor_rule *r = ld->arch->globals; r->name; r++)
-        TERN_TRY(plan_rule(ld, r, -1, &net->globals[r->slot], err));
-    for (int i = 0; i < net->desc.n_layers; i++)
-        for (const struct tern_tensor_rule *r = ld->arch->layers; r->name; r++)
-            TERN_TRY(plan_rule(ld, r, i, &net->layers[i][r->slot], err));
+    TERN_TRY(plan_rules(ld, ld->arch->globals, -1, net->globals, err));
+    for (int i = 0; i < net->desc.n_layers; i++) {
+        TERN_TRY(plan_rules(ld, ld->arch->layers, i, net->layers[i], err));
+        TERN_TRY(plan_rules(ld, ld->arch->more_layers, i, net->layers[i], err));
+    }
     TERN_TRY(check_unknown(ld, err));
 out:
     return rc;
@@ -378,8 +481,10 @@ void tern_net_free(struct tern_net *n)
 {
     if (!n)
         return;
-    for (int r = 0; r < n->desc.n_ropes; r++)
+    for (int r = 0; r < n->desc.n_ropes; r++) {
         tern_free(n->desc.ropes[r].freq);
+        tern_free(n->desc.ropes[r].freq_long);
+    }
     tern_free(n->desc.layers);
     tern_free(n->layers);
     tern_release(n->memory, n->memory_bytes);
@@ -390,7 +495,26 @@ void tern_net_free(struct tern_net *n)
 size_t tern_net_tensor_bytes(const struct tern_tensor *t)
 {
     struct tern_packed w;
+    const struct tern_weight_source s = {.type = t->type};
     if (t->n_dims == 1)
         return (size_t)t->dims[0] * sizeof(float);
-    return tern_weight_plan(&w, t->type, t->dims[1], t->dims[0], NULL) < 0 ? 0 : tern_weight_bytes(&w);
+    return tern_weight_plan(&w, &s, t->dims[1], t->dims[0], NULL) < 0 ? 0 : tern_weight_bytes(&w) * (size_t)t->dims[2];
+}
+
+static size_t matrix_bytes(const struct tern_weights *w)
+{
+    return w->mat.data ? tern_weight_bytes(&w->mat) : 0;
+}
+
+size_t tern_net_step_bytes(const struct tern_net *n, int rows)
+{
+    size_t bytes = matrix_bytes(&n->globals[TERN_HEAD]);
+    for (int i = 0; i < n->desc.n_layers; i++) {
+        const struct tern_layer_desc *l = &n->desc.layers[i];
+        int64_t chosen = (int64_t)rows * l->n_active;
+        size_t experts = (size_t)(chosen < l->n_experts ? chosen : l->n_experts);
+        for (int slot = 0; slot < TERN_N_SLOTS; slot++)
+            bytes += matrix_bytes(&n->layers[i][slot]) * (slot < TERN_SLOT_EXPERT_GATE ? 1 : experts);
+    }
+    return bytes;
 }

@@ -21,21 +21,29 @@
 
 #define TERN_MAX_ROPES 4
 
+/* How frequencies are stretched beyond the context of the first training; those from YARN on know its length. */
+enum tern_rope_scaling { TERN_ROPE_PLAIN, TERN_ROPE_LINEAR, TERN_ROPE_YARN, TERN_ROPE_LLAMA3, TERN_ROPE_LONG };
+
 /* A rotary position embedding: angle of pair i at position p is p * freq[i] (f32 product, as the reference does). */
 struct tern_rope {
     int n_rot;        /* rotated dims, even; the rest pass through */
     bool interleaved; /* pairs (2i, 2i+1) instead of (i, i + n_rot/2) */
     float theta;
-    float factor;     /* linear scaling: angles divided by it; 1 = none */
+    enum tern_rope_scaling scaling;
+    float factor;     /* frequencies are divided by it; 1 = none */
+    int original;     /* context before scaling */
+    float fast, slow; /* ends of the ramp of YaRN and llama3: turns in the original context */
     bool use_factors; /* divide freq[i] by the file's rope_freqs.weight[i] */
-    float magnitude;  /* cos and sin are multiplied by it; 1 unless YaRN */
+    float magnitude;  /* cos and sin are multiplied by it; 1 unless the scaling asks for more */
     float *freq;      /* [n_rot/2], filled at load, owned by the model */
+    float *freq_long; /* longrope: of contexts longer than the original; else NULL */
 };
 
 enum tern_mixer { TERN_MIX_ATTENTION, TERN_MIX_LATENT, TERN_MIX_DELTA };
 enum tern_mask { TERN_MASK_CAUSAL, TERN_MASK_WINDOW, TERN_MASK_CHUNK };
 enum tern_act { TERN_ACT_SILU, TERN_ACT_GELU_TANH };
-enum tern_router { TERN_ROUTE_NONE, TERN_ROUTE_SOFTMAX, TERN_ROUTE_SIGMOID, TERN_ROUTE_TOPK_SOFTMAX };
+/* The softmax of the chosen logits alone is TERN_ROUTE_SOFTMAX with route_norm. */
+enum tern_router { TERN_ROUTE_NONE, TERN_ROUTE_SOFTMAX, TERN_ROUTE_SIGMOID };
 
 /* One layer.  Biases, norms and gates are applied where their tensor is present. */
 struct tern_layer_desc {
@@ -53,11 +61,16 @@ struct tern_layer_desc {
     float q_temperature; /* Llama-4 / Ministral position-dependent query scale; 0 = none */
     int kv_of;           /* attends to the KV of this earlier layer; -1 = its own */
     bool v_is_k;         /* no v projection: values are the raw keys */
-    int n_ff;
+    int n_ff;            /* 0 where experts take its place */
     enum tern_act act;
     enum tern_router router;
-    int n_experts, n_active, n_shared, n_ff_expert;
-    int n_ple; /* width of per-layer embeddings; 0 = none */
+    int n_experts, n_active, n_ff_expert; /* experts, those that a row goes to, the width of each */
+    int n_ff_shared;                      /* width of what every row goes through besides; 0 = none */
+    int n_groups, n_groups_used;          /* experts compete within the best groups; 1 = no groups */
+    bool route_norm;                      /* a row's weights are divided by their sum */
+    bool route_input;                     /* weights multiply what experts read instead of what they answer */
+    float route_scale;                    /* of the weights */
+    int n_ple;                            /* width of per-layer embeddings; 0 = none */
 };
 
 struct tern_desc {
@@ -71,11 +84,13 @@ struct tern_desc {
     struct tern_layer_desc *layers; /* [n_layers], owned by the model */
 };
 
-/* Tensors of a layer.  X(slot) */
+/* Tensors of a layer, the last three of them stacks: one matrix for each expert.  X(slot) */
 /* clang-format off */
 #define TERN_SLOT_LIST(X) \
     X(ATTN_NORM) X(Q) X(K) X(V) X(O) X(Q_BIAS) X(K_BIAS) X(V_BIAS) X(O_BIAS) X(Q_NORM) X(K_NORM) X(ATTN_POST_NORM) \
-    X(FFN_NORM) X(GATE) X(UP) X(DOWN) X(FFN_POST_NORM)
+    X(FFN_NORM) X(GATE) X(UP) X(DOWN) X(FFN_POST_NORM) \
+    X(ROUTER) X(ROUTER_BIAS) X(SHARED_ROUTER) X(SHARED_GATE) X(SHARED_UP) X(SHARED_DOWN) \
+    X(EXPERT_GATE) X(EXPERT_UP) X(EXPERT_DOWN)
 /* clang-format on */
 
 enum tern_slot {
@@ -86,15 +101,27 @@ enum tern_slot {
 };
 
 /* Tensors of the model as a whole. */
-enum tern_global { TERN_EMBED, TERN_OUT_NORM, TERN_HEAD, TERN_ROPE_FACTORS, TERN_N_GLOBALS };
+enum tern_global {
+    TERN_EMBED,
+    TERN_OUT_NORM,
+    TERN_HEAD,
+    TERN_ROPE_FACTORS,
+    TERN_ROPE_FACTORS_SHORT,
+    TERN_ROPE_FACTORS_LONG,
+    TERN_N_GLOBALS
+};
 
-/* A dimension in the tensor table, resolved against the layer's descriptor. */
+/* A dimension in the tensor table, resolved against the layer's descriptor.  Where one is 0 the layer has no such
+ * tensor. */
 enum tern_dim {
     TERN_DIM_NONE, /* vectors have no second dimension */
     TERN_DIM_ONE,
     TERN_DIM_EMBD,
     TERN_DIM_VOCAB,
     TERN_DIM_FF,
+    TERN_DIM_EXPERTS,
+    TERN_DIM_FF_EXPERT,
+    TERN_DIM_FF_SHARED,
     TERN_DIM_Q,      /* n_heads * dim_k */
     TERN_DIM_K,      /* n_kv_heads * dim_k */
     TERN_DIM_V,      /* n_kv_heads * dim_v */
@@ -103,10 +130,11 @@ enum tern_dim {
     TERN_DIM_ROPE,   /* n_rot/2 of rope 0 */
 };
 
+/* Rules that follow each other under one name share the tensor: its rows are theirs in this order. */
 struct tern_tensor_rule {
     const char *name;   /* with %d for the layer in the layer table */
     int slot;           /* enum tern_slot, or enum tern_global in the global table */
-    enum tern_dim n, k; /* matrix [n, k]; vector [n] with k = TERN_DIM_NONE */
+    enum tern_dim n, k; /* matrix [n, k], also of each expert; vector [n] with k = TERN_DIM_NONE */
     bool optional;
 };
 
@@ -115,9 +143,12 @@ struct tern_arch {
     const char *name; /* general.architecture */
     int (*configure)(struct tern_desc *d, const struct tern_file *f, tern_error *err);
     const struct tern_tensor_rule *globals, *layers; /* end with a NULL name */
+    const struct tern_tensor_rule *more_layers;      /* further rules of layers, or NULL */
 };
-extern const struct tern_tensor_rule tern_llama_globals[], tern_llama_layers[]; /* of all who name tensors so */
-extern const struct tern_arch *const tern_archs[];                              /* archs.def, NULL-terminated */
+/* Tables of all who name tensors so. */
+extern const struct tern_tensor_rule tern_llama_globals[], tern_llama_layers[], tern_head_norms[];
+extern const struct tern_tensor_rule tern_gemma_globals[], tern_gemma_layers[];
+extern const struct tern_arch *const tern_archs[]; /* archs.def, NULL-terminated */
 
 /* A vector is f32; a matrix is packed. */
 struct tern_weights {
@@ -154,18 +185,47 @@ void tern_net_free(struct tern_net *n);
  */
 size_t tern_net_tensor_bytes(const struct tern_tensor *t);
 
+/* Bytes of the matrices that a step of so many rows reads: all but an embedding of its own, of which it reads rows, and
+ * but experts that none of the rows goes to (where they choose, the most that they can). */
+size_t tern_net_step_bytes(const struct tern_net *n, int rows);
+
 /* 0, or TERN_EUNSUPPORTED naming the first thing in the descriptor that the interpreter does not run. */
 int tern_desc_check(const struct tern_desc *d, tern_error *err);
 
-/* What the layers ask of the KV cache.  decl: [n_layers]. */
-void tern_desc_kv(const struct tern_desc *d, struct tern_kv_decl *decl);
+/* What the layers ask of the KV cache of an engine with this context.  decl: [n_layers]. */
+void tern_desc_kv(const struct tern_desc *d, int ctx, struct tern_kv_decl *decl);
+
+/* The frequencies that count in an engine with this context, and whether they are those of long contexts. */
+const float *tern_rope_freq(const struct tern_rope *r, int ctx);
+bool tern_rope_is_long(const struct tern_rope *r, int ctx);
 
 /* ---- helpers for arch files -------------------------------------------------------------------------------------- */
 
 /* The usual keys, read as "<arch>.<key>" with range checks: block_count, embedding_length, context_length, head counts,
- * key/value length, feed_forward_length, rms epsilon, rope dimension/base/scaling.  Fills every layer alike; the caller
- * then changes what differs. */
+ * key/value length, feed_forward_length, rms epsilon, sliding window, rope dimension/base/scaling.  Fills every layer
+ * alike; the caller then changes what differs. */
 int tern_configure_common(struct tern_desc *d, const struct tern_file *f, const char *arch, tern_error *err);
+
+/* Takes the window of the usual key from layers that have none: every `every`th, or what the key
+ * attention.sliding_window_pattern says, another such number or an array with true where there is a window. */
+int tern_configure_pattern(struct tern_desc *d, const struct tern_file *f, const char *arch, int every,
+                           tern_error *err);
+
+/* What Gemma 2 and 3 have in common.  wide: the number of layers of the model whose scores are scaled by the width over
+ * heads, not by the head size, without its file saying so. */
+int tern_configure_gemma(struct tern_desc *d, const struct tern_file *f, const char *arch, int every, int wide,
+                         tern_error *err);
+
+/* The embedding that the usual keys describe: base, scaling and what belongs to it. */
+int tern_rope_read(struct tern_rope *r, const struct tern_file *f, const char *arch, int n_rot, tern_error *err);
+/* Fills the frequencies; divisors of the pairs or NULL. */
+int tern_rope_make(struct tern_rope *r, const float *factors, const float *factors_long, tern_error *err);
+
+/* The keys of a mixture of experts, where expert_count is above 0: expert_used_count, expert_feed_forward_length (else
+ * feed_forward_length), shared experts, groups, gating function, scale, and expert_weights_norm (else `norm`).  Turns
+ * the layers that leading_dense_block_count and interleave_moe_layer_step leave into layers of experts. */
+int tern_configure_experts(struct tern_desc *d, const struct tern_file *f, const char *arch, bool norm,
+                           tern_error *err);
 
 /* Metadata key "<arch>.<name>"; the returned text lives in buf. */
 const char *tern_arch_key(char *buf, size_t n, const char *arch, const char *name);

@@ -1,5 +1,5 @@
 /* Packed weights in a file: written once, mapped by every later start.  docs/packed-format.md describes the bytes,
- * docs/decisions/011 says what is checked when.
+ * docs/decisions/012 says what is checked when.
  *
  * The file is believed in nothing: where a tensor lies follows from the model file, and the table must say the same. */
 #include "model/load_impl.h"
@@ -35,8 +35,8 @@ _Static_assert(sizeof(struct header) == 8 + 16 + 40, "no padding in the file hea
 
 /* A tensor.  What has no comment is as in struct tern_packed. */
 struct record {
-    uint64_t name;        /* hash of the tensor's name */
-    uint64_t source_hash; /* of its bytes in the model file */
+    uint64_t name;        /* hash of the tensor's name, seeded with that of struct form */
+    uint64_t source_hash; /* of its bytes in the model file, and of its parts */
     uint64_t hash;        /* of its bytes in the block */
     uint64_t offset;      /* in the block */
     uint64_t bytes;
@@ -47,16 +47,41 @@ struct record {
 };
 _Static_assert(sizeof(struct record) == 64, "no padding in the table");
 
+/* Which rows of the tensor, and what else a kernel is told about codes and scales. */
+struct form {
+    uint64_t row0; /* byte of the tensor at which they begin */
+    int32_t zero, group, d_type, m_type, stack;
+    float unit;
+    int8_t table[TERN_TABLE];
+};
+_Static_assert(sizeof(struct form) == 8 + 24 + TERN_TABLE, "no padding in what is hashed");
+
+static uint64_t hash_name(const struct tern_weight_place *p)
+{
+    const struct tern_packed *m = &p->dst->mat;
+    struct form f = {.row0 = (uint64_t)((const uint8_t *)p->src.data - (const uint8_t *)p->t->data)};
+    if (!p->vector) {
+        f.zero = m->zero;
+        f.group = m->group;
+        f.d_type = (int32_t)m->d_type;
+        f.m_type = (int32_t)m->m_type;
+        f.stack = p->stack;
+        f.unit = m->unit;
+        memcpy(f.table, m->table, sizeof f.table);
+    }
+    return XXH3_64bits_withSeed(p->t->name, strlen(p->t->name), XXH3_64bits(&f, sizeof f));
+}
+
 /* What the table must say about tensor i, without the two hashes of data. */
 static struct record expected(const struct tern_weight_block *b, size_t i)
 {
     const struct tern_weight_place *p = &b->places[i];
     const struct tern_packed *m = &p->dst->mat;
-    struct record r = {.name = XXH3_64bits(p->t->name, strlen(p->t->name)),
+    struct record r = {.name = hash_name(p),
                        .offset = p->offset,
                        .bytes = p->bytes,
                        .type = (uint32_t)p->t->type,
-                       .n = (uint32_t)p->t->dims[0],
+                       .n = (uint32_t)p->n,
                        .k = 1};
     if (!p->vector) {
         r.panel_bytes = m->panel_bytes;
@@ -113,6 +138,9 @@ static void hash_task(void *ctx, int task, int worker)
     if (h->what & HASH_SOURCE) {
         h->out[task].source_hash = XXH3_64bits(p->t->data, p->t->n_bytes);
         tern_file_forget(h->b->f, p->t);
+        for (int i = 0; i < TERN_WEIGHT_PARTS && p->parts[i]; i++)
+            h->out[task].source_hash =
+                XXH3_64bits_withSeed(p->parts[i]->data, p->parts[i]->n_bytes, h->out[task].source_hash);
     }
 }
 

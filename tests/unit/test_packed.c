@@ -228,7 +228,7 @@ static void test_damage(void **state)
         {"wrong magic", 7, FLIP, true},
         {"format version 0", 8, FLIP, false},
         {"byte order", 12, FLIP, false},
-        {"panel layout 0", 16, FLIP, false},
+        {"panel layout 3", 16, FLIP, false},
         {"header or table is damaged", 20, FLIP, false}, /* number of tensors */
         {"header or table is damaged", 24, FLIP, false}, /* digest */
         {"header or table is damaged", 32, FLIP, false}, /* offset of the block */

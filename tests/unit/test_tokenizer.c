@@ -5,23 +5,6 @@
 
 /* ---- recorded ids ------------------------------------------------------------------------------------------- */
 
-static size_t unescape(const char *s, char *out)
-{
-    size_t n = 0;
-    while (*s) {
-        if (s[0] == '\\' && s[1] == 'x') {
-            unsigned byte;
-            assert_int_equal(sscanf(s + 2, "%2x", &byte), 1);
-            out[n++] = (char)byte;
-            s += 4;
-        } else {
-            s += *s == '\\';
-            out[n++] = *s++;
-        }
-    }
-    return n;
-}
-
 static void check_case(const struct tern_tokenizer *t, char *line, bool byte_level, bool prefix)
 {
     char text[4096];
@@ -70,7 +53,7 @@ static void check_fixture(const char *name)
     int n = 0;
     for (char *rest = cases.p, *line; (line = strsep(&rest, "\n")) && rest;)
         if (*line != '#') {
-            check_case(t, line, !t->spm, t->add_space_prefix);
+            check_case(t, line, t->algo == TERN_TOK_BYTE_BPE, t->add_space_prefix);
             n++;
         }
     assert_true(n > 100);
