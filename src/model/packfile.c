@@ -47,26 +47,41 @@ struct record {
 };
 _Static_assert(sizeof(struct record) == 64, "no padding in the table");
 
-/* Which rows of the tensor, and what else a kernel is told about codes and scales. */
+/* Which rows of the tensor, how they are to be read (struct tern_weight_source), and what kernels are told about them.
+ */
 struct form {
-    uint64_t row0; /* byte of the tensor at which they begin */
-    int32_t zero, group, d_type, m_type, stack;
+    uint64_t begin; /* byte of the tensor at which the rows begin */
+    int64_t row0, n_stored;
+    int32_t form, scale_type, bits, source_group, group_rows, zero_plus_one, factor_rows;
+    int32_t stack, zero, group, d_type, m_type;
     float unit;
+    uint32_t reserved;
     int8_t table[TERN_TABLE];
 };
-_Static_assert(sizeof(struct form) == 8 + 24 + TERN_TABLE, "no padding in what is hashed");
+_Static_assert(sizeof(struct form) == 24 + 48 + 8 + TERN_TABLE, "no padding in what is hashed");
 
 static uint64_t hash_name(const struct tern_weight_place *p)
 {
     const struct tern_packed *m = &p->dst->mat;
-    struct form f = {.row0 = (uint64_t)((const uint8_t *)p->src.data - (const uint8_t *)p->t->data)};
+    const struct tern_weight_source *s = &p->src;
+    struct form f = {.begin = (uint64_t)((const uint8_t *)s->data - (const uint8_t *)p->t->data)};
     if (!p->vector) {
-        f.zero = m->zero;
-        f.group = m->group;
-        f.d_type = (int32_t)m->d_type;
-        f.m_type = (int32_t)m->m_type;
-        f.stack = p->stack;
-        f.unit = m->unit;
+        f = (struct form){.begin = f.begin,
+                          .row0 = s->row0,
+                          .n_stored = s->n_stored,
+                          .form = (int32_t)s->form,
+                          .scale_type = s->scale_type,
+                          .bits = s->bits,
+                          .source_group = s->group,
+                          .group_rows = s->group_rows,
+                          .zero_plus_one = s->zero_plus_one,
+                          .factor_rows = s->factor_rows,
+                          .stack = p->stack,
+                          .zero = m->zero,
+                          .group = m->group,
+                          .d_type = (int32_t)m->d_type,
+                          .m_type = (int32_t)m->m_type,
+                          .unit = m->unit};
         memcpy(f.table, m->table, sizeof f.table);
     }
     return XXH3_64bits_withSeed(p->t->name, strlen(p->t->name), XXH3_64bits(&f, sizeof f));
