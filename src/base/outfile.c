@@ -22,8 +22,6 @@ static int fail_create(struct tern_outfile *f, int why, tern_error *err)
         (void)close(f->fd);
     f->fd = -1;
     f->tmp[0] = 0; /* what lies there is not ours to remove */
-    if (why == EWOULDBLOCK)
-        return tern_err_set(err, TERN_ECAPACITY, "%s: another process is writing it", f->path);
     return tern_err_set(err, TERN_EIO, "%s: cannot create: %s", f->path, strerror(why));
 }
 
@@ -39,6 +37,12 @@ out:
     return rc;
 }
 
+static int fail_busy(struct tern_outfile *f, tern_error *err)
+{
+    (void)fail_create(f, EBUSY, NULL);
+    return tern_err_set(err, TERN_ECAPACITY, "%s: another process is writing it", f->path);
+}
+
 int tern_outfile_open_alone(struct tern_outfile *f, const char *path, int mode, tern_error *err)
 {
     int rc = 0;
@@ -46,17 +50,24 @@ int tern_outfile_open_alone(struct tern_outfile *f, const char *path, int mode, 
     *f = (struct tern_outfile){.fd = -1, .path = path, .hasty = true};
     TERN_TRY(set_tmp(f, path, snprintf(f->tmp, sizeof f->tmp, "%s.tmp", path), err));
     f->fd = open(f->tmp, O_WRONLY | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, mode);
-    if (f->fd < 0 || flock(f->fd, LOCK_EX | LOCK_NB) < 0 || fstat(f->fd, &mine) < 0)
+    if (f->fd < 0 || fstat(f->fd, &mine) < 0)
         return fail_create(f, errno, err);
+    /* A link that somebody else put there would make us write into a file of its choice. */
+    if (!S_ISREG(mine.st_mode) || mine.st_nlink > 1 || mine.st_uid != geteuid())
+        return fail_create(f, EEXIST, err);
+    if (flock(f->fd, LOCK_EX | LOCK_NB) < 0) {
+        if (errno == EWOULDBLOCK)
+            return fail_busy(f, err);
+        TERN_FAIL(err, TERN_EIO, "%s: cannot lock: %s", path, strerror(errno));
+    }
     /* Whoever held the lock until now has renamed or removed the file since it was opened here. */
     if (lstat(f->tmp, &named) < 0 || named.st_ino != mine.st_ino || named.st_dev != mine.st_dev)
-        return fail_create(f, EWOULDBLOCK, err);
-    /* A link that somebody else put there would make us write into a file of its choice. */
-    if (!S_ISREG(mine.st_mode) || mine.st_nlink != 1 || mine.st_uid != geteuid())
-        return fail_create(f, EEXIST, err);
+        return fail_busy(f, err);
     if (ftruncate(f->fd, 0) < 0)
-        rc = fail_create(f, errno, err);
+        TERN_FAIL(err, TERN_EIO, "%s: cannot write: %s", path, strerror(errno));
 out:
+    if (rc < 0)
+        tern_outfile_abort(f);
     return rc;
 }
 

@@ -35,7 +35,7 @@ _Static_assert(sizeof(struct header) == 8 + 16 + 40, "no padding in the file hea
 
 /* A tensor.  What has no comment is as in struct tern_packed. */
 struct record {
-    uint64_t name;        /* hash of the tensor's name */
+    uint64_t name;        /* hash of the tensor's name, seeded with that of struct form */
     uint64_t source_hash; /* of its bytes in the model file, and of its parts */
     uint64_t hash;        /* of its bytes in the block */
     uint64_t offset;      /* in the block */
@@ -47,12 +47,52 @@ struct record {
 };
 _Static_assert(sizeof(struct record) == 64, "no padding in the table");
 
+/* Which rows of the tensor, how they are to be read (struct tern_weight_source), and what kernels are told about them.
+ */
+struct form {
+    uint64_t begin; /* byte of the tensor at which the rows begin */
+    int64_t row0, n_stored;
+    int32_t form, scale_type, bits, source_group, group_rows, zero_plus_one, factor_rows;
+    int32_t stack, zero, group, d_type, m_type;
+    float unit;
+    uint32_t reserved;
+    int8_t table[TERN_TABLE];
+};
+_Static_assert(sizeof(struct form) == 24 + 48 + 8 + TERN_TABLE, "no padding in what is hashed");
+
+static uint64_t hash_name(const struct tern_weight_place *p)
+{
+    const struct tern_packed *m = &p->dst->mat;
+    const struct tern_weight_source *s = &p->src;
+    struct form f = {.begin = (uint64_t)((const uint8_t *)s->data - (const uint8_t *)p->t->data)};
+    if (!p->vector) {
+        f = (struct form){.begin = f.begin,
+                          .row0 = s->row0,
+                          .n_stored = s->n_stored,
+                          .form = (int32_t)s->form,
+                          .scale_type = s->scale_type,
+                          .bits = s->bits,
+                          .source_group = s->group,
+                          .group_rows = s->group_rows,
+                          .zero_plus_one = s->zero_plus_one,
+                          .factor_rows = s->factor_rows,
+                          .stack = p->stack,
+                          .zero = m->zero,
+                          .group = m->group,
+                          .d_type = (int32_t)m->d_type,
+                          .m_type = (int32_t)m->m_type,
+                          .unit = m->unit};
+        memcpy(f.table, m->table, sizeof f.table);
+    }
+    return XXH3_64bits_withSeed(p->t->name, strlen(p->t->name), XXH3_64bits(&f, sizeof f));
+}
+
 /* What the table must say about tensor i, without the two hashes of data. */
 static struct record expected(const struct tern_weight_block *b, size_t i)
 {
     const struct tern_weight_place *p = &b->places[i];
     const struct tern_packed *m = &p->dst->mat;
-    struct record r = {.name = XXH3_64bits(p->t->name, strlen(p->t->name)),
+    struct record r = {.name = hash_name(p),
                        .offset = p->offset,
                        .bytes = p->bytes,
                        .type = (uint32_t)p->t->type,
@@ -128,13 +168,20 @@ static void hash_all(const struct tern_weight_block *b, const uint8_t *data, str
 
 /* ---- writing ----------------------------------------------------------------------------------------------------- */
 
+/* Whoever may read the model may read its packed weights, and nobody else. */
+static int mode_of(const struct tern_file *f)
+{
+    struct stat st;
+    return stat(tern_file_path(f), &st) < 0 ? 0600 : (int)(st.st_mode & 0666) | 0200;
+}
+
 int tern_packfile_write(const struct tern_weight_block *b, const uint8_t *data, const char *path,
                         struct tern_pool *pool, tern_error *err)
 {
     struct tern_outfile f;
     uint8_t *head = NULL;
     struct header h = expected_header(b);
-    int rc = tern_outfile_open_alone(&f, path, 0644, err);
+    int rc = tern_outfile_open_alone(&f, path, mode_of(b->f), err);
     if (rc < 0)
         return rc;
     TERN_TRY(tern_outfile_reserve(&f, h.data_offset + b->bytes, err));

@@ -3,6 +3,7 @@
 #include "tiny.h"
 
 #include <unistd.h>
+#include "base/mem.h"
 
 enum { PAGE = 64 };
 
@@ -60,9 +61,29 @@ static void four_bits_are_four_bits(void **state)
     tiny_close(&t);
 }
 
+/* Large blocks are not written to when they are handed out: what was used before must be zero all the same. */
+static void new_memory_is_zero(void **state)
+{
+    (void)state;
+    static const size_t sizes[] = {1, 4096, (128 << 10) - 64, 128 << 10, (128 << 10) + 64, 131 * 1000, 777 * 777};
+    for (int round = 0; round < 4; round++) {
+        char *p[sizeof sizes / sizeof *sizes];
+        for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+            assert_int_equal(tern_alloc(&p[i], sizes[i], 1, NULL), 0);
+            for (size_t j = 0; j < sizes[i]; j++)
+                if (p[i][j])
+                    fail_msg("round %d: byte %zu of %zu is not 0", round, j, sizes[i]);
+            memset(p[i], 0xAB, sizes[i]);
+        }
+        for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
+            tern_free(p[i]);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(new_memory_is_zero),
         cmocka_unit_test(growth_is_the_plan),
         cmocka_unit_test(four_bits_are_four_bits),
     };

@@ -417,6 +417,7 @@ static void test_model_replaced(void **state)
 static void test_modes(void **state)
 {
     char path[128], beside[160];
+    struct stat st;
     (void)state;
     struct bytes m = read_file(tiny_path(MODEL)), g = good();
     (void)snprintf(path, sizeof path, "%s/modes.gguf", dir);
@@ -427,7 +428,10 @@ static void test_modes(void **state)
     expect_open(path, "use", false, NULL, NULL);
     expect_open(path, "off", false, NULL, NULL);
     assert_false(exists(beside)); /* too small */
+    assert_int_equal(chmod(path, 0600), 0);
     expect_open(path, beside, false, "packed weights written", NULL);
+    assert_int_equal(stat(beside, &st), 0);
+    assert_int_equal(st.st_mode & 0777, 0600); /* as the model's */
     expect_open(path, NULL, true, NULL, NULL);
     expect_open(path, "use", true, NULL, NULL);
     expect_open(path, "off", false, NULL, NULL);
