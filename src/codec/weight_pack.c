@@ -188,6 +188,7 @@ int tern_weight_pack(const struct tern_packed *w, void *dst, const struct tern_w
                      tern_error *err)
 {
     const struct weight_type *t = s->form == TERN_FORM_PLAIN ? tern_weight_type(s->type) : NULL;
+    TERN_ASSERT(s->form != TERN_FORM_PLAIN || (t && t->kind.codes == w->codes && t->kind.scales == w->scales));
     for (int p = panel0; p < panel1; p++) {
         uint8_t *panel = (uint8_t *)dst + (size_t)p * w->panel_bytes;
         int row0 = p * TERN_PANEL, rows = w->n - row0 < TERN_PANEL ? w->n - row0 : TERN_PANEL;
