@@ -287,25 +287,30 @@ out:
     return rc;
 }
 
-static int check_vector(const struct loader *ld, const struct tern_weight_place *p, const float *x, tern_error *err)
+/* path, at: where x lies, for messages */
+static int check_vector(const struct tern_weight_place *p, const float *x, const char *path, uint64_t at,
+                        tern_error *err)
 {
     for (size_t i = 0; i < (size_t)p->n; i++)
         if (!isfinite(x[i]))
             return tern_err_set(err, TERN_EFORMAT, "%s: tensor \"%s\" at byte %llu: element %zu is not a finite number",
-                                tern_file_path(ld->f), p->t->name, (unsigned long long)p->t->file_offset, i);
+                                path, p->t->name, (unsigned long long)at, i);
     return 0;
 }
 
-static int bind_all(const struct loader *ld, const uint8_t *block, tern_error *err)
+/* Points the model's tensors into the block.  packed: the file that it lies in, NULL when it was packed here. */
+static int bind_all(const struct loader *ld, const uint8_t *block, const char *packed, tern_error *err)
 {
     for (size_t i = 0; i < ld->n_plans; i++) {
         const struct tern_weight_place *p = &ld->plans[i];
+        const uint8_t *data = block + p->offset;
         if (!p->vector) {
-            p->dst->mat.data = block + p->offset;
+            p->dst->mat.data = data;
             continue;
         }
-        p->dst->vec = (const float *)(const void *)(block + p->offset);
-        int rc = check_vector(ld, p, p->dst->vec, err);
+        p->dst->vec = (const float *)(const void *)data;
+        int rc = packed ? check_vector(p, p->dst->vec, packed, (uint64_t)(data - ld->net->packed.p), err)
+                        : check_vector(p, p->dst->vec, tern_file_path(ld->f), p->t->file_offset, err);
         if (rc < 0)
             return rc;
     }
@@ -338,15 +343,18 @@ static int load_weights(struct loader *ld, struct tern_pool *pool, const struct 
     const uint8_t *data;
     net->memory_bytes = ld->total;
     if (kept && kept->path) {
-        if (tern_packfile_open(&net->packed, &data, &b, kept->path, pool, &replace, &why) == 0)
-            return bind_all(ld, data, err);
+        if (tern_packfile_open(&net->packed, &data, &b, kept->path, pool, &replace, &why) == 0) {
+            if (bind_all(ld, data, kept->path, &why) == 0)
+                return 0;
+            tern_map_close(&net->packed);
+        }
         if (why.code == TERN_ENOENT) {
             replace = ld->total >= kept->write_from;
             why = (tern_error){0};
         }
     }
     TERN_TRY(pack_all(ld, pool, err));
-    TERN_TRY(bind_all(ld, net->memory, err));
+    TERN_TRY(bind_all(ld, net->memory, NULL, err));
     if (replace && kept->write)
         write_packed(net, &b, pool, kept->path, &why);
     else if (why.code)
@@ -498,11 +506,15 @@ static size_t matrix_bytes(const struct tern_weights *w)
     return w->mat.data ? tern_weight_bytes(&w->mat) : 0;
 }
 
-size_t tern_net_step_bytes(const struct tern_net *n)
+size_t tern_net_step_bytes(const struct tern_net *n, int rows)
 {
     size_t bytes = matrix_bytes(&n->globals[TERN_HEAD]);
-    for (int i = 0; i < n->desc.n_layers; i++)
+    for (int i = 0; i < n->desc.n_layers; i++) {
+        const struct tern_layer_desc *l = &n->desc.layers[i];
+        int64_t chosen = (int64_t)rows * l->n_active;
+        size_t experts = (size_t)(chosen < l->n_experts ? chosen : l->n_experts);
         for (int slot = 0; slot < TERN_N_SLOTS; slot++)
-            bytes += matrix_bytes(&n->layers[i][slot]);
+            bytes += matrix_bytes(&n->layers[i][slot]) * (slot < TERN_SLOT_EXPERT_GATE ? 1 : experts);
+    }
     return bytes;
 }

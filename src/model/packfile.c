@@ -1,5 +1,5 @@
 /* Packed weights in a file: written once, mapped by every later start.  docs/packed-format.md describes the bytes,
- * docs/decisions/011 says what is checked when.
+ * docs/decisions/012 says what is checked when.
  *
  * The file is believed in nothing: where a tensor lies follows from the model file, and the table must say the same. */
 #include "model/load_impl.h"

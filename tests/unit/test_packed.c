@@ -320,6 +320,27 @@ static void test_lies(void **state)
     free(g.p);
 }
 
+/* A writer finds numbers that are none in the model file; a reader believes no file that it did not. */
+static void test_not_finite(void **state)
+{
+    (void)state;
+    struct bytes g = good();
+    uint64_t n, at, offset, bytes;
+    size_t r = HEADER;
+    memcpy(&at, g.p + 32, sizeof at);
+    do {
+        r += RECORD;
+        memcpy(&n, g.p + r + PANEL_BYTES, sizeof n);
+    } while (n); /* up to the first vector */
+    memcpy(&offset, g.p + r + OFFSET, sizeof offset);
+    memcpy(&bytes, g.p + r + BYTES, sizeof bytes);
+    put(&g, at + offset + 4, 0x7FC00000, 4);
+    put(&g, r + BLOCK_HASH, XXH3_64bits(g.p + at + offset, bytes), 8);
+    seal(&g);
+    expect_refused(&g, "element 1 is not a finite number; packed anew", false, NULL);
+    free(g.p);
+}
+
 /* The stamp stands for the model file's bytes as long as nothing has touched that file, and is renewed when it says
  * nothing. */
 static void test_stamp(void **state)
@@ -555,6 +576,7 @@ int main(void)
         cmocka_unit_test(test_information),
         cmocka_unit_test(test_damage),
         cmocka_unit_test(test_lies),
+        cmocka_unit_test(test_not_finite),
         cmocka_unit_test(test_stamp),
         cmocka_unit_test(test_model_replaced),
         cmocka_unit_test(test_modes),
