@@ -28,10 +28,10 @@ static int pack_float_row(uint8_t *panel, int j, const uint8_t *src, int k, size
     return -1;
 }
 
-static int pack_float_panel(const struct tern_packed *w, const struct weight_type *t, uint8_t *panel,
-                            const uint8_t *src, const char *name, int row0, int rows, tern_error *err)
+static int pack_float_panel(const struct tern_packed *w, uint8_t *panel, const uint8_t *src, const char *name, int row0,
+                            int rows, tern_error *err)
 {
-    size_t size = (size_t)t->bytes, row_bytes = size * (size_t)w->k;
+    size_t size = tern_codes_unit(w->codes) / TERN_PANEL, row_bytes = size * (size_t)w->k;
     uint32_t exponent = w->codes == TERN_CODES_F32 ? 0x7F800000u : w->codes == TERN_CODES_F16 ? 0x7C00u : 0x7F80u;
     for (int j = 0; j < rows; j++) {
         size_t at = (size_t)(row0 + j) * row_bytes;
@@ -188,11 +188,12 @@ int tern_weight_pack(const struct tern_packed *w, void *dst, const struct tern_w
                      tern_error *err)
 {
     const struct weight_type *t = s->form == TERN_FORM_PLAIN ? tern_weight_type(s->type) : NULL;
+    TERN_ASSERT(s->form != TERN_FORM_PLAIN || (t && t->kind.codes == w->codes && t->kind.scales == w->scales));
     for (int p = panel0; p < panel1; p++) {
         uint8_t *panel = (uint8_t *)dst + (size_t)p * w->panel_bytes;
         int row0 = p * TERN_PANEL, rows = w->n - row0 < TERN_PANEL ? w->n - row0 : TERN_PANEL;
         memset(panel, 0, w->panel_bytes);
-        int rc = tern_codes_float(w->codes) ? pack_float_panel(w, t, panel, s->data, s->name, row0, rows, err)
+        int rc = tern_codes_float(w->codes) ? pack_float_panel(w, panel, s->data, s->name, row0, rows, err)
                                             : pack_quant_panel(w, t, panel, s, row0, rows, err);
         if (rc < 0)
             return rc;

@@ -29,6 +29,8 @@ int tern_weight_plan(struct tern_packed *w, const struct tern_weight_source *s, 
         TERN_TRY(plan_plain(w, s, k, err));
     else
         TERN_TRY(tern_weight_form_plan(w, s, n, k, err));
+    if (s->factors && w->scales != TERN_SCALES_G16)
+        TERN_FAIL(err, TERN_EUNSUPPORTED, "factors of a matrix are only known beside NVFP4");
     w->n = (int)n;
     w->k = (int)k;
     w->panel_bytes = tern_panel_layout(w).bytes;

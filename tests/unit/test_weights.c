@@ -421,6 +421,7 @@ static void test_forms_refused(void **state)
         {{.form = TERN_FORM_AFFINE, .bits = 4, .group = 128, .scale_type = TERN_F16}, 8, 192, "192"},
         {{.form = TERN_FORM_AFFINE, .bits = 4, .group = 64, .scale_type = TERN_Q4_0}, 8, 128, "Q4_0"},
         {{.form = TERN_FORM_MXFP4}, 8, 40, "40"},
+        {{.form = TERN_FORM_MXFP4, .factors = factors}, 8, 64, "factors"},
         {{.form = TERN_FORM_FP8, .group = 100, .group_rows = 7, .scale_type = TERN_F32}, 8, 128, "7 x 100"},
         {{.form = TERN_FORM_GPTQ, .group = 128, .scale_type = TERN_F16}, 12, 128, "12 rows"},
         {{.form = TERN_FORM_GPTQ, .group = 128, .scale_type = TERN_F32}, 16, 128, "F32"},
