@@ -67,9 +67,10 @@ static int read_options(struct bench *b, tern_error *err)
     b->p.n_out = (int)v[TERN_OPT_OUTPUTS].i;
     b->p.n_in = (int)v[TERN_OPT_INPUTS].i;
     b->p.prompt = v[TERN_OPT_PROMPT_ROWS].n > 0;
-    b->speed = calloc((size_t)b->p.n_types * (size_t)b->p.n_rows, sizeof *b->speed);
+    size_t n = (size_t)b->p.n_types * (size_t)b->p.n_rows;
+    b->speed = calloc(n + 1, sizeof *b->speed);
     if (!b->speed)
-        TERN_FAIL(err, TERN_ENOMEM, "cannot allocate %d results", b->p.n_types * b->p.n_rows);
+        TERN_FAIL(err, TERN_ENOMEM, "cannot allocate %zu results", n);
 out:
     return rc;
 }
