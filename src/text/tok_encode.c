@@ -128,7 +128,8 @@ int tern_tok_encode(const struct tern_tokenizer *t, const char *text, size_t n, 
 {
     int rc = 0;
     size_t first = ids->len;
-    struct tern_tok_work w = {.t = t, .ids = ids, .text = text, .after_added = true, .at_start = true};
+    struct tern_tok_work w = {
+        .t = t, .ids = ids, .text = text, .copy.max = UINT32_MAX, .after_added = true, .at_start = true};
     struct tern_tok_scan scan = {.t = t, .trie = &t->added, .text = text, .n = n, .spans = spans, .n_spans = n_spans};
     if (n > TERN_TOK_MAX_TEXT)
         TERN_FAIL(err, TERN_ELIMIT, "a text of %zu bytes is longer than the tokenizer's limit of %d", n,

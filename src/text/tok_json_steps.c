@@ -264,18 +264,19 @@ int tern_tok_json_pre_tokenizer(struct tern_tok_json *j, const json_t *object, t
 
 static const char decoder[] = "decoder";
 
-static int add_replacement(struct tern_tok_json *j, const json_t *object, const json_t *from, const json_t *to,
-                           tern_error *err)
+/* `to` NULL: not a text. */
+static int add_replacement(struct tern_tok_json *j, const json_t *object, const json_t *from, const char *to,
+                           size_t n_to, tern_error *err)
 {
     struct tern_tok_decoder *d = &j->decoder;
-    if (!json_is_string(from) || !json_is_string(to) || json_string_length(from) == 0)
+    if (!json_is_string(from) || !to || json_string_length(from) == 0)
         return refuse(j, decoder, object, "replaces something else than a text by a text", err);
-    if (d->n_replace == TERN_TOK_MAX_REPLACEMENTS || json_string_length(to) > json_string_length(from))
+    if (d->n_replace == TERN_TOK_MAX_REPLACEMENTS || n_to > json_string_length(from))
         return refuse(j, decoder, object, "replaces too much or makes tokens longer", err);
     d->replace[d->n_replace].from = json_string_value(from);
     d->replace[d->n_replace].n_from = json_string_length(from);
-    d->replace[d->n_replace].to = json_string_value(to);
-    d->replace[d->n_replace++].n_to = json_string_length(to);
+    d->replace[d->n_replace].to = to;
+    d->replace[d->n_replace++].n_to = n_to;
     return 0;
 }
 
@@ -296,9 +297,11 @@ static int read_decoder(struct tern_tok_json *j, const json_t *object, int depth
     const char *type = tern_tok_json_type(object);
     if (strcmp(type, "Sequence") == 0)
         return read_list(j, decoder, object, "decoders", read_decoder, depth, err);
-    if (strcmp(type, "Replace") == 0)
-        return add_replacement(j, object, tern_tok_json_get(tern_tok_json_get(object, "pattern"), "String"),
-                               json_object_get(object, "content"), err);
+    if (strcmp(type, "Replace") == 0) {
+        const json_t *from = tern_tok_json_get(tern_tok_json_get(object, "pattern"), "String");
+        const json_t *to = tern_tok_json_get(object, "content");
+        return add_replacement(j, object, from, json_string_value(to), json_string_length(to), err);
+    }
     if (strcmp(type, "Strip") == 0)
         return read_strip(j, object, err);
     if (strcmp(type, "ByteLevel") == 0) {
@@ -309,13 +312,9 @@ static int read_decoder(struct tern_tok_json *j, const json_t *object, int depth
         j->decoder.fused = true;
     } else if (strcmp(type, "Metaspace") == 0) {
         enum tern_tok_prefix prefix;
-        json_t *space = json_string(" ");
         TERN_TRY(read_prefix(j, object, &prefix, err));
         j->t->drop_space = prefix != TERN_TOK_PREFIX_NEVER;
-        rc = add_replacement(j, object, tern_tok_json_get(object, "replacement"), space, err);
-        if (rc == 0)
-            j->decoder.replace[j->decoder.n_replace - 1].to = " ";
-        json_decref(space);
+        rc = add_replacement(j, object, tern_tok_json_get(object, "replacement"), " ", 1, err);
     } else {
         return refuse(j, decoder, object, "is not supported", err);
     }
