@@ -55,20 +55,16 @@ MATRIX = {
     "llama-h80": (dict(arch="llama", seed=18, prompt=200, vocab=320, hidden=64, ffn=96, layers=2, heads=2, kv=1,
                        head_dim=80, tied=True, eps=1e-5, context=256, rope=dict(rope_type="default", rope_theta=1e4)),
                   [Type.Q8_0]),
+    "qwen3moe": (dict(arch="qwen3moe", seed=21, prompt=136, vocab=192, hidden=64, ffn=80, expert_ffn=32, experts=5,
+                      active=2, layers=2, heads=3, kv=1, head_dim=32, tied=False, eps=1e-6, context=256,
+                      rope=dict(rope_type="default", rope_theta=1e5)),
+                 [Type.Q8_0]),
+    "mixtral": (dict(arch="llama", seed=22, prompt=136, vocab=208, hidden=64, ffn=32, experts=6, active=3, layers=2,
+                     heads=4, kv=2, head_dim=32, tied=True, eps=1e-5, context=256,
+                     rope=dict(rope_type="default", rope_theta=1e4)),
+                [Type.Q5_0]),
 }
 MATRIX_ROWS = 16
-# Directories as transformers writes them, each with a GGUF twin of the same weights: the twins differ in everything that
-# the containers call otherwise.  "shard" splits the weights into files of about that size.
-DIRECTORIES = {
-    "hf-llama": dict(arch="llama", seed=21, prompt=80, vocab=200, hidden=64, ffn=96, layers=1, heads=2, kv=1, head_dim=48,
-                     tied=True, eps=1e-5, context=256, rope=LLAMA3_ROPE, type=Type.F16),
-    "hf-qwen2": dict(arch="qwen2", seed=22, prompt=80, vocab=200, hidden=64, ffn=96, layers=2, heads=4, kv=2, head_dim=16,
-                     tied=False, eps=1e-6, context=320, rope=dict(rope_type="default", rope_theta=1e5), type=Type.BF16,
-                     shard="90KB"),
-    "hf-gemma3": dict(arch="gemma3", seed=23, prompt=80, vocab=200, hidden=32, ffn=96, layers=3, heads=2, kv=1,
-                      head_dim=64, tied=True, eps=1e-6, context=384, window=24, scalar=48, type=Type.BF16, shard="90KB",
-                      kinds=["sliding_attention", "full_attention", "sliding_attention"]),
-}
 TOLERANCE = 2e-5
 
 
@@ -80,6 +76,14 @@ def hf_model(spec):
                   head_dim=spec["head_dim"], rms_norm_eps=spec["eps"], max_position_embeddings=spec["context"],
                   tie_word_embeddings=spec["tied"], bos_token_id=None, eos_token_id=None, pad_token_id=None,
                   attn_implementation="eager")
+    if spec["arch"] == "qwen3moe":
+        return transformers.Qwen3MoeForCausalLM(transformers.Qwen3MoeConfig(
+            rope_parameters=dict(spec["rope"]), use_sliding_window=False, num_experts=spec["experts"],
+            num_experts_per_tok=spec["active"], moe_intermediate_size=spec["expert_ffn"], norm_topk_prob=True, **common))
+    if "experts" in spec:
+        return transformers.MixtralForCausalLM(transformers.MixtralConfig(
+            rope_parameters=dict(spec["rope"]), num_local_experts=spec["experts"], num_experts_per_tok=spec["active"],
+            **common))
     if spec["arch"] == "llama":
         return transformers.LlamaForCausalLM(transformers.LlamaConfig(rope_parameters=dict(spec["rope"]), **common))
     if spec["arch"] == "qwen2":
@@ -87,8 +91,6 @@ def hf_model(spec):
                                                                       use_sliding_window=False, **common))
     rope = {"full_attention": {"rope_type": "default", "rope_theta": 1e6},
             "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}
-    if "kinds" in spec:
-        common["layer_types"] = spec["kinds"]
     return transformers.Gemma3ForCausalLM(transformers.Gemma3TextConfig(
         sliding_window=spec["window"], query_pre_attn_scalar=spec["scalar"], rope_parameters=rope, **common))
 
@@ -108,7 +110,7 @@ def randomise(model, spec, rng):
         elif len(shape) == 1:
             value = rng.uniform(-0.5, 0.5, shape) if gemma else rng.uniform(0.5, 1.5, shape)
         else:
-            value = rng.normal(0, 1 / math.sqrt(shape[1]), shape)
+            value = rng.normal(0, 1 / math.sqrt(shape[-1]), shape)
         if spec["hidden"] == 256 and len(shape) == 2:
             # Uneven groups of 32 columns give the K types sub-block scales over their whole range.
             value *= np.repeat(rng.uniform(0.2, 1.6, (shape[0], shape[1] // 32)), 32, axis=1)
@@ -166,8 +168,11 @@ def add_metadata(writer, spec, file_type):
         if spec["scalar"] != spec["head_dim"]:
             writer.add_attention_scale(spec["scalar"] ** -0.5)
             writer.add_rope_freq_base_swa(1e4)
-        if "kinds" in spec:
-            writer.add_sliding_window_pattern(spec["kinds"].index("full_attention") + 1)
+    if "experts" in spec:
+        writer.add_expert_count(spec["experts"])
+        writer.add_expert_used_count(spec["active"])
+    if "expert_ffn" in spec:
+        writer.add_expert_feed_forward_length(spec["expert_ffn"])
     writer.add_file_type(int(file_type))
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     writer.add_tokenizer_model("none")
@@ -178,7 +183,7 @@ def gguf_tensors(model, spec):
     factors = rope_factors(spec) if spec["arch"] == "llama" else None
     if factors is not None:
         yield "rope_freqs.weight", factors
-    for name, hf, kind in ref.tensor_names(spec["arch"], spec["layers"], spec["tied"]):
+    for name, hf, kind in ref.tensor_names(spec["arch"], spec["layers"], spec["tied"], "experts" in spec):
         yield name, ref.to_gguf(spec["arch"], kind, state[hf], spec["heads"], spec["kv"])
 
 
@@ -188,7 +193,7 @@ def write_gguf(path, spec, tensors, qtype=Type.F32, split_max_tensors=0):
     writer = gguf.GGUFWriter(path, spec["arch"], split_max_tensors=split_max_tensors)
     add_metadata(writer, spec, file_types[qtype])
     for name, array in tensors:
-        if array.ndim == 1 or qtype == Type.F32:
+        if array.ndim == 1 or qtype == Type.F32 or "ffn_gate_inp" in name:
             writer.add_tensor(name, np.ascontiguousarray(array, np.float32))
         else:
             writer.add_tensor(name, quantise(np.ascontiguousarray(array, np.float32), qtype), raw_dtype=qtype)
@@ -312,6 +317,7 @@ class NumpyModel:
         self.eps = file.need("attention.layer_norm_rms_epsilon")
         self.dim = file.need("attention.key_length")
         self.gemma = file.arch == "gemma3"
+        self.qk_norm = file.arch in ("gemma3", "qwen3moe")
 
     def norm(self, x, weight):
         return x / np.sqrt((x * x).mean(axis=-1, keepdims=True) + self.eps) * weight
@@ -337,9 +343,8 @@ class NumpyModel:
         bias = lambda name: self.w.get(f"blk.{layer}.{name}.bias", 0)  # noqa: E731
         q, k, v = (x @ weight(name).T + bias(name) for name in ("attn_q", "attn_k", "attn_v"))
         q, k, v = (t.reshape(n, -1, self.dim) for t in (q, k, v))
-        every = self.get("attention.sliding_window_pattern", 6)
-        local = self.gemma and (layer + 1) % every != 0
-        if self.gemma:
+        local = self.gemma and layer % 6 != 5
+        if self.qk_norm:
             q, k = self.norm(q, weight("attn_q_norm")), self.norm(k, weight("attn_k_norm"))
         base = self.get("rope.freq_base_swa", 1e4) if local else self.get("rope.freq_base")
         q, k = self.rope(q, base), self.rope(k, base)
@@ -355,7 +360,18 @@ class NumpyModel:
         return out.reshape(n, -1) @ weight("attn_output").T
 
     def ffn(self, x, layer):
-        gate, up, down = (self.w[f"blk.{layer}.ffn_{name}.weight"] for name in ("gate", "up", "down"))
+        weight = lambda name: self.w[f"blk.{layer}.ffn_{name}.weight"]  # noqa: E731
+        if f"blk.{layer}.ffn_gate_inp.weight" not in self.w:
+            return self.glu(x, weight("gate"), weight("up"), weight("down"))
+        score = np.exp(x @ weight("gate_inp").T)
+        out = np.zeros_like(x)
+        for row, chosen in enumerate(np.argsort(-score, axis=1)[:, :self.get("expert_used_count")]):
+            for e in chosen:
+                answer = self.glu(x[row], weight("gate_exps")[e], weight("up_exps")[e], weight("down_exps")[e])
+                out[row] += score[row, e] / score[row, chosen].sum() * answer
+        return out
+
+    def glu(self, x, gate, up, down):
         g = x @ gate.T
         if self.gemma:
             g = 0.5 * g * (1 + np.tanh(math.sqrt(2 / math.pi) * (g + 0.044715 * g**3)))
@@ -383,23 +399,6 @@ def write_ids(name, ids):
     (OUT / f"{name}.ids.txt").write_text(",".join(map(str, ids)) + "\n", encoding="ascii")
 
 
-@torch.no_grad()
-def make_directory(name, spec):
-    rng = np.random.default_rng(spec["seed"])
-    model = randomise(hf_model(spec), spec, rng)
-    ids = prompt(spec, rng)
-    dtype = {Type.F16: torch.float16, Type.BF16: torch.bfloat16}[spec["type"]]
-    for param in model.parameters():
-        param.copy_(param.to(dtype).float())
-    write_gguf(OUT / f"{name}.gguf", spec, gguf_tensors(model, spec), spec["type"])
-    write_ids(name, ids)
-    np.save(OUT / f"{name}.logits.npy", ref.logits(model, ids)[-MATRIX_ROWS:])
-    model.to(dtype).save_pretrained(OUT / name, max_shard_size=spec.get("shard", "1GB"))  # rounds the RoPE in memory too
-    (OUT / name / "generation_config.json").unlink(missing_ok=True)
-    for file in (OUT / name).iterdir():
-        file.chmod(0o644)
-
-
 def make():
     OUT.mkdir(parents=True, exist_ok=True)
     for name, spec in MODELS.items():
@@ -422,9 +421,7 @@ def make():
             write_gguf(OUT / f"{name}.gguf", spec, gguf_tensors(model, spec), qtype)
             quantised = ref.model_from_gguf(ref.Gguf(OUT / f"{name}.gguf"))
             np.save(OUT / f"{name}.logits.npy", ref.logits(quantised, ids)[-MATRIX_ROWS:])
-    for name, spec in DIRECTORIES.items():
-        make_directory(name, spec)
-    total = sum(f.stat().st_size for f in OUT.rglob("*"))
+    total = sum(f.stat().st_size for f in OUT.iterdir())
     print(f"{OUT}: {len(list(OUT.iterdir()))} files, {total / 1e6:.2f} MB")
 
 
@@ -437,8 +434,6 @@ def fixtures():
         for qtype in types:
             name = f"{base}-{qtype.name.lower()}"
             yield name, base, name
-    for name in DIRECTORIES:
-        yield name, name, name
 
 
 def verify():

@@ -8,7 +8,8 @@ with tools/compare_real.py; tools/make_tiny_models.py uses the same loader for i
     reference_logits.py MODEL.gguf --ids 1,2,3 --out X.npy
     reference_logits.py MODEL.gguf --text-ids FILE --out X.npy      (FILE holds ids separated by commas or spaces)
 
-The output is a float32 array [number of ids, vocabulary].  Architectures: llama, gemma3, qwen2.
+The output is a float32 array [number of ids, vocabulary].  Architectures: llama (with and without
+experts), gemma3, qwen2, qwen3moe.
 Written with torch 2.15.0, transformers 5.23.0, gguf 0.19.0, numpy 2.4.6, Python 3.11.
 """
 import argparse
@@ -64,7 +65,8 @@ def halve_rope_rows(weight, heads):
 
 
 # GGUF name inside a block -> (HF name inside a layer, kind).  Kind "q" and "k" are permuted in llama files, and "norm"
-# holds 1 + w in gemma3 files.
+# holds 1 + w in gemma3 files.  "first" and "second" are the halves of a parameter's rows, in every expert; parameters of
+# experts are not modules, so their names do not end in ".weight".
 LLAMA_LAYER = {
     "attn_norm": ("input_layernorm", "norm"),
     "attn_q": ("self_attn.q_proj", "q"),
@@ -86,11 +88,19 @@ GEMMA3_LAYER = dict(
 )
 
 
+QK_NORMS = {"attn_q_norm": ("self_attn.q_norm", "norm"), "attn_k_norm": ("self_attn.k_norm", "norm")}
+EXPERTS = {
+    "ffn_gate_inp": ("mlp.gate", "plain"),
+    "ffn_gate_exps": ("mlp.experts.gate_up_proj", "first"),
+    "ffn_up_exps": ("mlp.experts.gate_up_proj", "second"),
+    "ffn_down_exps": ("mlp.experts.down_proj", "plain"),
+}
+DENSE = ("ffn_gate", "ffn_up", "ffn_down")
 QWEN2_BIASES = {name: (LLAMA_LAYER[name][0], "bias") for name in ("attn_q", "attn_k", "attn_v")}
-LAYERS = {"llama": LLAMA_LAYER, "gemma3": GEMMA3_LAYER, "qwen2": LLAMA_LAYER}
+LAYERS = {"llama": LLAMA_LAYER, "gemma3": GEMMA3_LAYER, "qwen2": LLAMA_LAYER, "qwen3moe": dict(LLAMA_LAYER, **QK_NORMS)}
 
 
-def tensor_names(arch, layers, tied):
+def tensor_names(arch, layers, tied, experts):
     """Yields (GGUF name, HF name, kind) for every tensor of a model."""
     yield "token_embd.weight", "model.embed_tokens.weight", "plain"
     yield "output_norm.weight", "model.norm.weight", "norm"
@@ -98,7 +108,11 @@ def tensor_names(arch, layers, tied):
         yield "output.weight", "lm_head.weight", "plain"
     for n in range(layers):
         for name, (hf, kind) in LAYERS[arch].items():
-            yield f"blk.{n}.{name}.weight", f"model.layers.{n}.{hf}.weight", kind
+            if not (experts and name in DENSE):
+                yield f"blk.{n}.{name}.weight", f"model.layers.{n}.{hf}.weight", kind
+        for name, (hf, kind) in (EXPERTS if experts else {}).items():
+            suffix = "" if name.endswith("_exps") else ".weight"
+            yield f"blk.{n}.{name}.weight", f"model.layers.{n}.{hf}{suffix}", kind
         for name, (hf, kind) in (QWEN2_BIASES if arch == "qwen2" else {}).items():
             yield f"blk.{n}.{name}.bias", f"model.layers.{n}.{hf}.bias", kind
 
@@ -108,7 +122,12 @@ def to_gguf(arch, kind, array, heads, kv_heads):
         return interleave_rope_rows(array, heads if kind == "q" else kv_heads)
     if arch == "gemma3" and kind == "norm":
         return array + np.float32(1)
-    return array
+    return half(array, kind) if kind in ("first", "second") else array
+
+
+def half(array, kind):
+    rows = array.shape[1] // 2
+    return array[:, :rows] if kind == "first" else array[:, rows:]
 
 
 def from_gguf(arch, kind, array, heads, kv_heads):
@@ -142,6 +161,18 @@ def config_from_gguf(file):
     if scaling not in ("none", "linear"):
         raise SystemExit(f"rope scaling type {scaling!r} is not covered by this tool")
     rope = {"rope_type": "default"} if scaling == "none" else {"rope_type": "linear", "factor": float(factor)}
+    if file.get("expert_gating_func", 1) != 1 or not file.get("expert_weights_norm", True):
+        raise SystemExit("only routers of softmax with weights of sum 1 are covered by this tool")
+    if file.arch == "qwen3moe":
+        rope["rope_theta"] = file.get("rope.freq_base", 1e4)
+        return transformers.Qwen3MoeConfig(
+            rope_parameters=rope, use_sliding_window=False, num_experts=file.need("expert_count"),
+            num_experts_per_tok=file.need("expert_used_count"), norm_topk_prob=True,
+            moe_intermediate_size=file.need("expert_feed_forward_length"), **common)
+    if file.get("expert_count", 0):
+        rope["rope_theta"] = file.get("rope.freq_base", 1e4)
+        return transformers.MixtralConfig(rope_parameters=rope, num_local_experts=file.need("expert_count"),
+                                          num_experts_per_tok=file.need("expert_used_count"), **common)
     if file.arch == "llama":
         rope["rope_theta"] = file.get("rope.freq_base", 1e4)
         return transformers.LlamaConfig(rope_parameters=rope, **common)
@@ -175,16 +206,20 @@ def model_from_gguf(file):
     """Builds the float32 transformers model whose weights are the dequantised tensors of the file."""
     config = config_from_gguf(file)
     classes = {"llama": transformers.LlamaForCausalLM, "qwen2": transformers.Qwen2ForCausalLM,
-               "gemma3": transformers.Gemma3ForCausalLM}
-    model = classes[file.arch](config).float()
+               "mixtral": transformers.MixtralForCausalLM,
+               "qwen3_moe": transformers.Qwen3MoeForCausalLM, "gemma3_text": transformers.Gemma3ForCausalLM}
+    model = classes[config.model_type](config).float()
     params = dict(model.named_parameters())
-    used = set()
-    for name, hf, kind in tensor_names(file.arch, config.num_hidden_layers, config.tie_word_embeddings):
+    used, filled = set(), set()
+    for name, hf, kind in tensor_names(file.arch, config.num_hidden_layers, config.tie_word_embeddings,
+                                       bool(file.get("expert_count", 0))):
         array = from_gguf(file.arch, kind, file.tensor(name), config.num_attention_heads, config.num_key_value_heads)
-        params.pop(hf).copy_(torch.from_numpy(array))
+        target = half(params[hf], kind) if kind in ("first", "second") else params[hf]
+        target.copy_(torch.from_numpy(array))
         used.add(name)
-    if params:
-        raise SystemExit(f"these parameters found no tensor in the file: {sorted(params)}")
+        filled.add(hf)
+    if set(params) - filled:
+        raise SystemExit(f"these parameters found no tensor in the file: {sorted(set(params) - filled)}")
     if "rope_freqs.weight" in file.raw:
         used.add("rope_freqs.weight")
         model.model.rotary_emb.inv_freq.div_(torch.from_numpy(file.tensor("rope_freqs.weight")))

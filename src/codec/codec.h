@@ -25,6 +25,9 @@ int tern_weight_plan(struct tern_packed *w, int type, int64_t n, int64_t k, tern
 /* Bytes of all panels, a multiple of 64 (64 readable bytes behind the last panel are included). */
 size_t tern_weight_bytes(const struct tern_packed *w);
 
+/* Matrix i of a stack: matrices of one shape, tern_weight_bytes apart.  w: the first, standing for all. */
+struct tern_packed tern_weight_at(const struct tern_packed *w, int i);
+
 /* Packs panels [panel0, panel1) of the file's rows into dst (= the buffer that becomes w->data).  Lossless: `row` of
  * the packed form equals the dequantised file row bit for bit.  A non-finite scale, minimum or float weight fails with
  * TERN_EFORMAT, naming `name`, the row and the byte offset inside the tensor.  Panels are independent. */

@@ -177,3 +177,10 @@ size_t tern_weight_bytes(const struct tern_packed *w)
 {
     return (size_t)tern_panels(w) * w->panel_bytes + TERN_VEC;
 }
+
+struct tern_packed tern_weight_at(const struct tern_packed *w, int i)
+{
+    struct tern_packed one = *w;
+    one.data += (size_t)i * tern_weight_bytes(w);
+    return one;
+}

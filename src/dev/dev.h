@@ -83,6 +83,7 @@ struct tern_matmul {
     const float *bias; /* [w->n] or NULL */
     float *y;
     size_t y_stride; /* floats */
+    bool f32;        /* prompt rows in f32 on every machine */
 };
 
 /* Query or key heads of all rows: optional RMS norm per head, then rotation. */
@@ -105,6 +106,28 @@ struct tern_append_job {
     uint8_t *seq_tile;  /* the sequence's own tile block; differs from tile_base when the job is staged */
     uint8_t *sink;      /* written when page 0 closes; may be NULL otherwise */
     bool staged;        /* the rows span pages: tiles live in staging, the first and last exchange with seq_tile */
+};
+
+/* Which experts a row goes to, and what each of them counts. */
+struct tern_route {
+    int n_experts, n_active; /* a row goes to n_active of them */
+    bool sigmoid;            /* an expert's score is the sigmoid of its logit; else the softmax over all logits */
+    const float *bias;       /* [n_experts] added to a score for the choice alone, or NULL */
+    /* Experts come in n_groups groups of one size, of which the best n_groups_used compete, ranked by the sum of their
+     * group_best best experts.  n_groups 1: no groups. */
+    int n_groups, n_groups_used, group_best;
+    bool normalise; /* a row's weights are divided by their sum */
+    float scale;    /* and multiplied by this */
+};
+
+#define TERN_MAX_EXPERTS 1024
+
+/* The experts of one layer: stacks (codec.h) of n_experts matrices. */
+struct tern_experts {
+    int n_experts, n_active;
+    const struct tern_packed *gate, *up, *down; /* gate, up: [n_ff, n_embd]; down: [n_embd, n_ff] */
+    bool gelu;                                  /* as for glu */
+    bool weigh_input; /* a row's weight for an expert multiplies what the expert reads, not what it answers */
 };
 
 /* Coarse operations.  Rows [0, n_wide) are prompt rows, [n_wide, n_rows) decode rows; how each role computes products
@@ -141,26 +164,55 @@ struct tern_dev_ops {
     /* gate[row] = act(gate[row]) * up[row]; gelu: tanh form of GELU, else SiLU. */
     void (*glu)(struct tern_dev *d, float *gate, const float *up, size_t stride, int n, int n_rows, bool gelu);
     void (*softcap)(struct tern_dev *d, float *x, size_t stride, int n, int n_rows, float cap);
+    /* x[row] *= sigmoid(g[row][0]). */
+    void (*gate)(struct tern_dev *d, float *x, size_t stride, int n, const float *g, size_t g_stride, int n_rows);
+    /* Chooses experts by logits[row][n_experts]: ids[row][n_active] ascending, with their weights.  Of equal scores the
+     * lower id wins. */
+    void (*route)(struct tern_dev *d, const struct tern_route *r, const float *logits, size_t stride, int32_t *ids,
+                  float *weights, int n_rows);
+    /* y[row] = sum over the row's experts, ids ascending, of weight * down((act(gate x) * up x)).  An expert's weights
+     * are read once, for all rows that chose it, each in the class of its role; weights of others are not touched. */
+    void (*experts)(struct tern_dev *d, const struct tern_experts *e, float *y, size_t y_stride, const float *x,
+                    size_t x_stride, const int32_t *ids, const float *weights, int n_rows, int n_wide);
 };
 
 struct tern_dev_limits {
-    int max_rows, max_k; /* rows of a step; longest input of any product */
+    int max_rows, max_narrow, max_k; /* rows of a step, decode rows among them; longest input of any product */
     size_t attention_scratch;
     bool bf16; /* prompt rows in the bf16 class, which the kernels in use have to have */
+    /* Largest of all layers' experts; 0 without experts. */
+    int max_experts, max_active, max_expert_embd, max_expert_ff;
+};
+
+/* Quantised decode rows. */
+struct tern_q8_buffer {
+    int8_t *q;
+    float *scale;
+    int32_t *sum16;
+    struct tern_q8_row *rows; /* into the above */
+};
+
+/* A row counts once per expert that it goes to: a pair.  Prompt rows' pairs come first, then decode rows', each sorted
+ * by expert and then by row. */
+struct tern_expert_scratch {
+    float *x, *gate, *up;     /* [pairs][...] what experts read, and later what they answer; what is in between */
+    struct tern_q8_buffer q8; /* decode rows' pairs */
+    uint16_t *bf16;           /* prompt rows' pairs, every expert's in bands of their own */
+    int32_t *row_of, *at;     /* [pairs] which element of ids a pair is; the pair of an element of ids */
+    int32_t *count;           /* [2][experts] pairs of prompt rows, of decode rows */
+    struct tern_expert_group *groups; /* [experts] that have pairs */
 };
 
 struct tern_dev {
     const struct tern_dev_ops *ops;
     struct tern_pool *pool; /* borrowed */
-    int8_t *q8;             /* quantised decode rows */
-    float *q8_scale;
-    int32_t *q8_sum;
-    struct tern_q8_row *q8_rows;
+    struct tern_q8_buffer q8;
     float *gemm_scratch;     /* [threads][TERN_GEMM_SCRATCH] */
     uint16_t *bf16_x;        /* packed prompt rows; this and the next only with limits.bf16 */
     uint8_t *bf16_scratch;   /* [threads][TERN_BF16_SCRATCH] */
     uint8_t *encode_scratch; /* [threads][TERN_KV_SCRATCH] */
     struct tern_attn_scratch attention;
+    struct tern_expert_scratch experts;
     struct tern_dev_limits limits;
     size_t bytes; /* of all of the above */
 };

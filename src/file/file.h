@@ -52,7 +52,10 @@ int tern_type_elems(int type);
 int tern_type_bytes(int type);
 
 struct tern_tensor {
-    const char *name;            /* NUL-terminated, owned by the file */
+    const char *name;            /* in GGUF's words, NUL-terminated, owned by the file */
+    const char *source;          /* what the file calls it, for messages and reports */
+    float add;                   /* elements mean what they say plus this: 0, or 1 for norms that hold w of 1+w */
+    bool unused;                 /* no part of the text model: an image tower, an output matrix that is tied */
     int type;                    /* enum tern_type; always one that tern reads */
     int n_dims;                  /* 1..4 */
     int64_t dims[TERN_MAX_DIMS]; /* dims[0] is contiguous (a matrix [n_out, n_in] has dims {n_in, n_out}); rest 1 */
@@ -70,6 +73,7 @@ struct tern_str {
 
 struct tern_meta {
     const char *key;
+    const char *source; /* where the file says it, for messages */
     enum tern_meta_type type;
     enum tern_meta_type elem; /* of an array */
     int64_t i;                /* INT and BOOL; a u64 above INT64_MAX is refused at open */
@@ -90,7 +94,7 @@ void tern_file_close(struct tern_file **f); /* accepts NULL and *f == NULL; sets
  * A part of a split set is refused. */
 int tern_file_open_memory(struct tern_file **out, const void *bytes, size_t n_bytes, const char *name, tern_error *err);
 
-/* Which container it is: what names its keys and tensors have (model/names.c). */
+/* Which container it is. */
 enum tern_file_kind { TERN_FILE_GGUF, TERN_FILE_HF };
 enum tern_file_kind tern_file_kind(const struct tern_file *f);
 

@@ -73,8 +73,9 @@ void tern_part_clear(struct tern_part *part)
 
 void tern_file_forget(const struct tern_file *f, const struct tern_tensor *t)
 {
-    /* Borrowed memory is the caller's: dropping its pages could destroy them. */
-    if (!f->parts[0].mapped)
+    /* Memory that is borrowed or was computed cannot be read again: dropping its pages would destroy them. */
+    const struct tern_part *part = tern_file_part_of(f, t);
+    if (!part || !part->mapped)
         return;
     uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
     uintptr_t lo = tern_round_up((uintptr_t)t->data, page);

@@ -116,21 +116,84 @@ int tern_configure_pattern(struct tern_desc *d, const struct tern_file *f, const
     return rc;
 }
 
+struct experts {
+    int64_t n, active, ff, shared, ff_shared, groups, groups_used, gating, dense, step;
+    double scale;
+    bool norm;
+};
+
+static int read_experts(struct experts *v, const struct tern_file *f, const char *arch, tern_error *err)
+{
+    int rc = 0;
+    char key[160];
+#define KEY(name) tern_arch_key(key, sizeof key, arch, name)
+    TERN_TRY(tern_file_need_int(f, KEY("expert_used_count"), 1, v->n, &v->active, err));
+    TERN_TRY(tern_file_get_int(f, KEY("expert_feed_forward_length"), v->ff, 1, MAX_FF, &v->ff, err));
+    TERN_TRY(tern_file_get_int(f, KEY("expert_shared_count"), 0, 0, MAX_FF / v->ff, &v->shared, err));
+    TERN_TRY(tern_file_get_int(f, KEY("expert_shared_feed_forward_length"), v->shared * v->ff, 0, MAX_FF, &v->ff_shared,
+                               err));
+    TERN_TRY(tern_file_get_int(f, KEY("expert_gating_func"), 1, 1, 3, &v->gating, err));
+    TERN_TRY(tern_file_get_bool(f, KEY("expert_weights_norm"), v->norm, &v->norm, err));
+    TERN_TRY(tern_file_get_float(f, KEY("expert_weights_scale"), 1.0, &v->scale, err));
+    if (!(v->scale > 0))
+        TERN_FAIL(err, TERN_EFORMAT, "%s: %s = %g is not above 0", tern_file_path(f), key, v->scale);
+    TERN_TRY(tern_file_get_int(f, KEY("leading_dense_block_count"), 0, 0, MAX_LAYERS, &v->dense, err));
+    TERN_TRY(tern_file_get_int(f, KEY("interleave_moe_layer_step"), 1, 1, MAX_LAYERS, &v->step, err));
+    TERN_TRY(tern_file_get_int(f, KEY("expert_group_count"), 1, 1, v->n, &v->groups, err));
+    TERN_TRY(tern_file_get_int(f, KEY("expert_group_used_count"), v->groups, 1, v->groups, &v->groups_used, err));
+    int64_t size = v->n / v->groups;
+    if (v->groups > 1 && (v->n % v->groups || size < 2 || size * v->groups_used < v->active))
+        TERN_FAIL(err, TERN_EFORMAT, "%s: %s: %lld of %lld groups of %lld experts cannot give %lld experts",
+                  tern_file_path(f), key, (long long)v->groups_used, (long long)v->groups, (long long)v->n,
+                  (long long)v->active);
+#undef KEY
+out:
+    return rc;
+}
+
+int tern_configure_experts(struct tern_desc *d, const struct tern_file *f, const char *arch, bool norm, tern_error *err)
+{
+    int rc = 0;
+    struct experts v = {.norm = norm, .ff = d->layers[0].n_ff};
+    char key[160];
+    TERN_TRY(
+        tern_file_get_int(f, tern_arch_key(key, sizeof key, arch, "expert_count"), 0, 0, TERN_MAX_EXPERTS, &v.n, err));
+    if (!v.n)
+        return 0;
+    TERN_TRY(read_experts(&v, f, arch, err));
+    for (int i = (int)v.dense; i < d->n_layers; i++) {
+        struct tern_layer_desc *l = &d->layers[i];
+        if ((i + 1) % v.step)
+            continue;
+        l->n_ff = 0;
+        l->router = v.gating == 2 ? TERN_ROUTE_SIGMOID : TERN_ROUTE_SOFTMAX;
+        l->n_experts = (int)v.n;
+        l->n_active = (int)v.active;
+        l->n_ff_expert = (int)v.ff;
+        l->n_ff_shared = (int)v.ff_shared;
+        l->n_groups = (int)v.groups;
+        l->n_groups_used = (int)v.groups_used;
+        l->route_norm = v.norm || v.gating == 3; /* 3: the softmax of the chosen alone */
+        l->route_scale = (float)v.scale;
+    }
+out:
+    return rc;
+}
+
 int tern_desc_check(const struct tern_desc *d, tern_error *err)
 {
     for (int i = 0; i < d->n_layers; i++) {
         const struct tern_layer_desc *l = &d->layers[i];
-        const char *what = l->mixer == TERN_MIX_LATENT    ? "latent attention"
-                           : l->mixer == TERN_MIX_DELTA   ? "gated delta net"
-                           : l->mask == TERN_MASK_CHUNK   ? "chunked attention"
-                           : l->router != TERN_ROUTE_NONE ? "mixture of experts"
-                           : l->out_gate                  ? "gated attention output"
-                           : l->q_temperature != 0.0f     ? "position-dependent query scale"
-                           : l->kv_of >= 0                ? "KV shared between layers"
-                           : l->v_is_k                    ? "values taken from the keys"
-                           : l->n_ple                     ? "per-layer embeddings"
-                           : l->rope >= d->n_ropes        ? "a missing position embedding"
-                                                          : NULL;
+        const char *what = l->mixer == TERN_MIX_LATENT  ? "latent attention"
+                           : l->mixer == TERN_MIX_DELTA ? "gated delta net"
+                           : l->mask == TERN_MASK_CHUNK ? "chunked attention"
+                           : l->out_gate                ? "gated attention output"
+                           : l->q_temperature != 0.0f   ? "position-dependent query scale"
+                           : l->kv_of >= 0              ? "KV shared between layers"
+                           : l->v_is_k                  ? "values taken from the keys"
+                           : l->n_ple                   ? "per-layer embeddings"
+                           : l->rope >= d->n_ropes      ? "a missing position embedding"
+                                                        : NULL;
         if (what)
             return tern_err_set(err, TERN_EUNSUPPORTED, "architecture %s: layer %d uses %s, which is not supported",
                                 d->arch, i, what);

@@ -1,22 +1,18 @@
-/* Llama 1-3, SmolLM2, and what GGUF converts to "llama".  Touvron et al. 2023 (RMSNorm, RoPE, SwiGLU).
+/* Llama 1-3, SmolLM2, Mixtral, and what GGUF converts to "llama".  Touvron et al. 2023 (RMSNorm, RoPE, SwiGLU).
  *
- * Converters permute the rows of q and k so that rotated pairs are neighbours: the file wants interleaved RoPE where
+ * Converters permute the rows of q and k so that rotated pairs are neighbours: GGUF wants interleaved RoPE where
  * the original wants half-split.  Llama 3.x frequency scaling comes as the tensor rope_freqs.weight, one divisor per
  * pair. */
 #include "model/model.h"
 
 static int configure(struct tern_desc *d, const struct tern_file *f, tern_error *err)
 {
-    int rc = tern_configure_common(d, f, "llama", err);
-    if (rc < 0)
-        return rc;
-    d->ropes[0].interleaved = true;
-    const struct tern_meta *experts = tern_file_meta(f, "llama.expert_count");
-    if (experts && experts->i > 0)
-        return tern_err_set(err, TERN_EUNSUPPORTED,
-                            "%s: llama.expert_count = %lld: mixture of experts is not supported", tern_file_path(f),
-                            (long long)experts->i);
-    return 0;
+    int rc = 0;
+    TERN_TRY(tern_configure_common(d, f, "llama", err));
+    TERN_TRY(tern_configure_experts(d, f, "llama", true, err));
+    d->ropes[0].interleaved = tern_file_kind(f) == TERN_FILE_GGUF;
+out:
+    return rc;
 }
 
 const struct tern_tensor_rule tern_llama_globals[] = {
@@ -43,6 +39,13 @@ const struct tern_tensor_rule tern_llama_layers[] = {
     {"blk.%d.ffn_gate.weight", TERN_SLOT_GATE, TERN_DIM_FF, TERN_DIM_EMBD, false},
     {"blk.%d.ffn_up.weight", TERN_SLOT_UP, TERN_DIM_FF, TERN_DIM_EMBD, false},
     {"blk.%d.ffn_down.weight", TERN_SLOT_DOWN, TERN_DIM_EMBD, TERN_DIM_FF, false},
+    {"blk.%d.ffn_gate_shexp.weight", TERN_SLOT_SHARED_GATE, TERN_DIM_FF_SHARED, TERN_DIM_EMBD, false},
+    {"blk.%d.ffn_up_shexp.weight", TERN_SLOT_SHARED_UP, TERN_DIM_FF_SHARED, TERN_DIM_EMBD, false},
+    {"blk.%d.ffn_down_shexp.weight", TERN_SLOT_SHARED_DOWN, TERN_DIM_EMBD, TERN_DIM_FF_SHARED, false},
+    {"blk.%d.ffn_gate_inp.weight", TERN_SLOT_ROUTER, TERN_DIM_EXPERTS, TERN_DIM_EMBD, false},
+    {"blk.%d.ffn_gate_exps.weight", TERN_SLOT_EXPERT_GATE, TERN_DIM_FF_EXPERT, TERN_DIM_EMBD, false},
+    {"blk.%d.ffn_up_exps.weight", TERN_SLOT_EXPERT_UP, TERN_DIM_FF_EXPERT, TERN_DIM_EMBD, false},
+    {"blk.%d.ffn_down_exps.weight", TERN_SLOT_EXPERT_DOWN, TERN_DIM_EMBD, TERN_DIM_FF_EXPERT, false},
     {0},
 };
 

@@ -2,7 +2,7 @@
  *
  *   x = embed(tokens)
  *   per layer:  h = norm(x); q,k,v = h W; heads(q), heads(k); append(k,v); a = attention(q); x += post(a Wo)
- *               h = norm(x); g = act(h Wg) * (h Wu); x += post(g Wd)
+ *               x += post(ffn(norm(x)))                              (ffn.h)
  *   logits = norm(x[rows that want them]) head
  *
  * Shapes are [rows][features], row-major, every row 64-byte aligned. */
@@ -10,6 +10,7 @@
 
 #include <string.h>
 #include "base/mem.h"
+#include "model/ffn.h"
 
 struct tern_forward {
     const struct tern_net *net;
@@ -17,11 +18,11 @@ struct tern_forward {
     int n_plans;
     struct tern_dev *dev;
     int max_rows, max_jobs;
-    bool bf16;                               /* prompt rows on matrix units */
-    size_t s_embd, s_q, s_k, s_v, s_o, s_ff; /* row strides in floats */
-    float *x, *h, *t;                        /* residual, normed, projected: [max_rows][s_embd] */
-    float *q, *k, *v, *a;                    /* attention */
-    float *gate, *up;
+    bool bf16;                         /* prompt rows on matrix units */
+    size_t s_embd, s_q, s_k, s_v, s_o; /* row strides in floats */
+    float *x, *h, *t;                  /* residual, normed, projected: [max_rows][s_embd] */
+    float *q, *k, *v, *a;              /* attention */
+    struct tern_ffn ffn;
     float *cos[TERN_MAX_ROPES], *sin[TERN_MAX_ROPES];
     uint8_t *stage; /* raw tiles of jobs that span pages */
     size_t stage_tiles, stage_tile_bytes;
@@ -43,7 +44,7 @@ static int take(struct tern_forward *f, void *out, size_t n, size_t size, tern_e
 static void widths(struct tern_forward *f, int *max_k)
 {
     const struct tern_desc *d = &f->net->desc;
-    int q = 0, k = 0, v = 0, o = 0, ff = 0;
+    int q = 0, k = 0, v = 0, o = 0;
 #define WIDEN(var, value) (var = (value) > var ? (value) : var)
     for (int i = 0; i < d->n_layers; i++) {
         const struct tern_layer_desc *l = &d->layers[i];
@@ -51,18 +52,15 @@ static void widths(struct tern_forward *f, int *max_k)
         WIDEN(k, l->n_kv_heads * l->dim_k);
         WIDEN(v, l->n_kv_heads * l->dim_v);
         WIDEN(o, l->n_heads * l->dim_v);
-        WIDEN(ff, l->n_ff);
     }
     *max_k = d->n_embd;
     WIDEN(*max_k, o);
-    WIDEN(*max_k, ff);
 #undef WIDEN
     f->s_embd = tern_round_up((size_t)d->n_embd, 16);
     f->s_q = tern_round_up((size_t)q, 16);
     f->s_k = tern_round_up((size_t)k, 16);
     f->s_v = tern_round_up((size_t)v, 16);
     f->s_o = tern_round_up((size_t)o, 16);
-    f->s_ff = tern_round_up((size_t)ff, 16);
 }
 
 static struct tern_attn_shape shape_of(const struct tern_forward *f, int plan, int layer)
@@ -77,7 +75,7 @@ static struct tern_attn_shape shape_of(const struct tern_forward *f, int plan, i
 
 static int open_device(struct tern_forward *f, struct tern_pool *pool, int max_narrow, int max_k, tern_error *err)
 {
-    struct tern_dev_limits lim = {.max_rows = f->max_rows, .max_k = max_k, .bf16 = f->bf16};
+    struct tern_dev_limits lim = {.max_rows = f->max_rows, .max_narrow = max_narrow, .max_k = max_k, .bf16 = f->bf16};
     int pages = f->caches[0].max_tokens / TERN_PAGE + 2;
     for (int p = 0; p < f->n_plans; p++)
         for (int i = 0; i < f->net->desc.n_layers; i++) {
@@ -85,6 +83,7 @@ static int open_device(struct tern_forward *f, struct tern_pool *pool, int max_n
             size_t n = tern_cpu_attention_scratch(&s, tern_pool_threads(pool), f->max_rows, max_narrow, pages);
             lim.attention_scratch = n > lim.attention_scratch ? n : lim.attention_scratch;
         }
+    tern_ffn_limits(&f->net->desc, &lim);
     int rc = tern_dev_open(&f->dev, pool, &lim, err);
     if (rc == 0)
         f->bytes += f->dev->bytes;
@@ -134,8 +133,7 @@ int tern_forward_new(struct tern_forward **out, const struct tern_net *net, cons
     TERN_TRY(take(f, &f->k, rows, f->s_k * sizeof(float), err));
     TERN_TRY(take(f, &f->v, rows, f->s_v * sizeof(float), err));
     TERN_TRY(take(f, &f->a, rows, f->s_o * sizeof(float), err));
-    TERN_TRY(take(f, &f->gate, rows, f->s_ff * sizeof(float), err));
-    TERN_TRY(take(f, &f->up, rows, f->s_ff * sizeof(float), err));
+    TERN_TRY(tern_ffn_open(&f->ffn, &net->desc, max_rows, &f->bytes, err));
     for (int r = 0; r < net->desc.n_ropes; r++) {
         size_t half = (size_t)net->desc.ropes[r].n_rot / 2;
         TERN_TRY(take(f, &f->cos[r], rows, half * sizeof(float), err));
@@ -153,14 +151,15 @@ void tern_forward_free(struct tern_forward *f)
 {
     if (!f)
         return;
-    void *all[] = {f->x,  f->h,  f->t,   f->q,      f->k,        f->v,        f->a,    f->gate,
-                   f->up, f->at, f->app, f->job_of, f->plan_end, f->stage_of, f->stage};
+    void *all[] = {f->x,  f->h,   f->t,      f->q,        f->k,        f->v,    f->a,
+                   f->at, f->app, f->job_of, f->plan_end, f->stage_of, f->stage};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         tern_free(all[i]);
     for (int r = 0; r < TERN_MAX_ROPES; r++) {
         tern_free(f->cos[r]);
         tern_free(f->sin[r]);
     }
+    tern_ffn_close(&f->ffn);
     tern_dev_close(f->dev);
     tern_free(f);
 }
@@ -287,9 +286,9 @@ static void attention_half(struct tern_forward *f, const struct tern_forward_bat
     const struct tern_dev_ops *ops = f->dev->ops;
     ops->norm(f->dev, f->h, f->s_embd, f->x, f->s_embd, w[TERN_SLOT_ATTN_NORM].vec, d->n_embd, d->eps, b->n_rows);
     const struct tern_matmul qkv[3] = {
-        {&w[TERN_SLOT_Q].mat, w[TERN_SLOT_Q_BIAS].vec, f->q, f->s_q},
-        {&w[TERN_SLOT_K].mat, w[TERN_SLOT_K_BIAS].vec, f->k, f->s_k},
-        {&w[TERN_SLOT_V].mat, w[TERN_SLOT_V_BIAS].vec, f->v, f->s_v},
+        {&w[TERN_SLOT_Q].mat, w[TERN_SLOT_Q_BIAS].vec, f->q, f->s_q, false},
+        {&w[TERN_SLOT_K].mat, w[TERN_SLOT_K_BIAS].vec, f->k, f->s_k, false},
+        {&w[TERN_SLOT_V].mat, w[TERN_SLOT_V_BIAS].vec, f->v, f->s_v, false},
     };
     ops->matmul(f->dev, qkv, 3, f->h, f->s_embd, b->n_rows, b->n_wide);
     prepare_heads(f, b, layer, f->q, f->s_q, l->n_heads, w[TERN_SLOT_Q_NORM].vec);
@@ -299,7 +298,7 @@ static void attention_half(struct tern_forward *f, const struct tern_forward_bat
     if (b->tap)
         b->tap(b->tap_user, layer, f->q, f->s_q, f->k, f->s_k);
     attend(f, b, layer);
-    const struct tern_matmul o = {&w[TERN_SLOT_O].mat, w[TERN_SLOT_O_BIAS].vec, f->t, f->s_embd};
+    const struct tern_matmul o = {&w[TERN_SLOT_O].mat, w[TERN_SLOT_O_BIAS].vec, f->t, f->s_embd, false};
     ops->matmul(f->dev, &o, 1, f->a, f->s_o, b->n_rows, b->n_wide);
     add_residual(f, b->n_rows, w[TERN_SLOT_ATTN_POST_NORM].vec);
 }
@@ -307,18 +306,10 @@ static void attention_half(struct tern_forward *f, const struct tern_forward_bat
 static void ffn_half(struct tern_forward *f, const struct tern_forward_batch *b, int layer)
 {
     const struct tern_desc *d = &f->net->desc;
-    const struct tern_layer_desc *l = &d->layers[layer];
     const struct tern_weights *w = f->net->layers[layer];
-    const struct tern_dev_ops *ops = f->dev->ops;
-    ops->norm(f->dev, f->h, f->s_embd, f->x, f->s_embd, w[TERN_SLOT_FFN_NORM].vec, d->n_embd, d->eps, b->n_rows);
-    const struct tern_matmul gu[2] = {
-        {&w[TERN_SLOT_GATE].mat, NULL, f->gate, f->s_ff},
-        {&w[TERN_SLOT_UP].mat, NULL, f->up, f->s_ff},
-    };
-    ops->matmul(f->dev, gu, 2, f->h, f->s_embd, b->n_rows, b->n_wide);
-    ops->glu(f->dev, f->gate, f->up, f->s_ff, l->n_ff, b->n_rows, l->act == TERN_ACT_GELU_TANH);
-    const struct tern_matmul down = {&w[TERN_SLOT_DOWN].mat, NULL, f->t, f->s_embd};
-    ops->matmul(f->dev, &down, 1, f->gate, f->s_ff, b->n_rows, b->n_wide);
+    f->dev->ops->norm(f->dev, f->h, f->s_embd, f->x, f->s_embd, w[TERN_SLOT_FFN_NORM].vec, d->n_embd, d->eps,
+                      b->n_rows);
+    tern_ffn_run(&f->ffn, f->dev, &d->layers[layer], w, f->t, f->h, b->n_rows, b->n_wide);
     add_residual(f, b->n_rows, w[TERN_SLOT_FFN_POST_NORM].vec);
 }
 
@@ -334,7 +325,7 @@ static void head(struct tern_forward *f, const struct tern_forward_batch *b)
     }
     f->dev->ops->norm(f->dev, f->h, f->s_embd, f->t, f->s_embd, f->net->globals[TERN_OUT_NORM].vec, d->n_embd, d->eps,
                       b->n_logit_rows);
-    const struct tern_matmul out = {&f->net->globals[TERN_HEAD].mat, NULL, b->logits, b->logit_stride};
+    const struct tern_matmul out = {&f->net->globals[TERN_HEAD].mat, NULL, b->logits, b->logit_stride, false};
     f->dev->ops->matmul(f->dev, &out, 1, f->h, f->s_embd, b->n_logit_rows, n_wide);
     if (d->logit_cap > 0)
         f->dev->ops->softcap(f->dev, b->logits, b->logit_stride, d->n_vocab, b->n_logit_rows, d->logit_cap);

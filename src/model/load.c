@@ -14,9 +14,10 @@
 struct plan {
     const struct tern_tensor *t;
     struct tern_weights *dst;
-    const uint8_t *data; /* of the rows that dst gets */
+    const uint8_t *data; /* of the rows that dst gets, in the first matrix */
     int n;               /* and their number */
     bool vector;
+    int stack; /* matrices in it, tern_weight_bytes apart */
     size_t offset, bytes;
 };
 
@@ -41,6 +42,12 @@ static int64_t resolve(enum tern_dim dim, const struct tern_desc *d, const struc
         return d->n_vocab;
     case TERN_DIM_FF:
         return l->n_ff;
+    case TERN_DIM_EXPERTS:
+        return l->n_experts;
+    case TERN_DIM_FF_EXPERT:
+        return l->n_ff_expert;
+    case TERN_DIM_FF_SHARED:
+        return l->n_ff_shared;
     case TERN_DIM_Q:
         return (int64_t)l->n_heads * l->dim_k;
     case TERN_DIM_K:
@@ -57,46 +64,61 @@ static int64_t resolve(enum tern_dim dim, const struct tern_desc *d, const struc
     return -1;
 }
 
-static int check_shape(const struct loader *ld, const struct tern_tensor *t, int64_t n, int64_t k, bool vector,
-                       tern_error *err)
+static int check_shape(const struct loader *ld, const struct tern_tensor *t, int64_t n, int64_t k, int64_t stack,
+                       bool vector, tern_error *err)
 {
     int64_t want[2] = {vector ? n : k, vector ? 1 : n};
-    if (t->dims[0] == want[0] && t->dims[1] == want[1] && t->dims[2] == 1 && t->dims[3] == 1)
+    if (t->dims[0] == want[0] && t->dims[1] == want[1] && t->dims[2] == stack && t->dims[3] == 1)
         return 0;
+    if (stack > 1)
+        return tern_err_set(err, TERN_EFORMAT,
+                            "%s: tensor \"%s\" at byte %llu has shape [%lld, %lld, %lld], expected [%lld, %lld, %lld]",
+                            tern_file_path(ld->f), t->source, (unsigned long long)t->file_offset, (long long)t->dims[0],
+                            (long long)t->dims[1], (long long)t->dims[2], (long long)k, (long long)n, (long long)stack);
     if (vector)
         return tern_err_set(err, TERN_EFORMAT, "%s: tensor \"%s\" at byte %llu has shape [%lld, %lld], expected [%lld]",
-                            tern_file_path(ld->f), t->name, (unsigned long long)t->file_offset, (long long)t->dims[0],
+                            tern_file_path(ld->f), t->source, (unsigned long long)t->file_offset, (long long)t->dims[0],
                             (long long)t->dims[1], (long long)n);
     return tern_err_set(err, TERN_EFORMAT,
                         "%s: tensor \"%s\" at byte %llu has shape [%lld, %lld], expected [%lld, %lld]",
-                        tern_file_path(ld->f), t->name, (unsigned long long)t->file_offset, (long long)t->dims[0],
+                        tern_file_path(ld->f), t->source, (unsigned long long)t->file_offset, (long long)t->dims[0],
                         (long long)t->dims[1], (long long)k, (long long)n);
 }
 
-/* Plans the memory of the rows [row0, row0 + n) of a tensor. */
+/* Memory for the n rows of k that a plan's slot gets. */
+static int plan_bytes(const struct loader *ld, struct plan *p, int64_t k, tern_error *err)
+{
+    const struct tern_tensor *t = p->t;
+    if (p->vector) {
+        p->bytes = tern_round_up((size_t)p->n * sizeof(float), TERN_ALIGN);
+        return 0;
+    }
+    if (tern_weight_plan(&p->dst->mat, t->type, p->n, k, err) < 0)
+        return tern_err_set(err, TERN_EUNSUPPORTED,
+                            "%s: tensor \"%s\": %s [%lld, %d] cannot be used: row length must be a multiple of 32",
+                            tern_file_path(ld->f), t->source, tern_type_name(t->type), (long long)k, p->n);
+    if (!tern_mul(tern_weight_bytes(&p->dst->mat), (size_t)p->stack, &p->bytes))
+        return tern_err_set(err, TERN_ENOMEM, "%s: the weights do not fit in memory", tern_file_path(ld->f));
+    return 0;
+}
+
+/* Plans the memory of the rows [row0, row0 + n) of a tensor, or of each matrix of a stack. */
 static int plan_rows(struct loader *ld, const struct tern_tensor *t, struct tern_weights *dst, int64_t row0, int64_t n,
-                     int64_t k, bool vector, tern_error *err)
+                     int64_t k, int stack, bool vector, tern_error *err)
 {
     int rc = 0;
     const int64_t elems = tern_type_elems(t->type);
     TERN_TRY(tern_grow(&ld->plans, &ld->cap_plans, ld->n_plans + 1, sizeof *ld->plans, err));
     struct plan *p = &ld->plans[ld->n_plans++];
-    *p = (struct plan){.t = t, .dst = dst, .n = (int)n, .vector = vector, .offset = ld->total};
-    if (vector)
-        p->bytes = tern_round_up((size_t)n * sizeof(float), TERN_ALIGN);
-    else if (tern_weight_plan(&dst->mat, t->type, n, k, err) == 0)
-        p->bytes = tern_round_up(tern_weight_bytes(&dst->mat), TERN_ALIGN);
-    else
-        TERN_FAIL(err, TERN_EUNSUPPORTED,
-                  "%s: tensor \"%s\": %s [%lld, %lld] cannot be used: row length must be a multiple of 32",
-                  tern_file_path(ld->f), t->name, tern_type_name(t->type), (long long)k, (long long)n);
+    *p = (struct plan){.t = t, .dst = dst, .n = (int)n, .vector = vector, .stack = stack, .offset = ld->total};
+    TERN_TRY(plan_bytes(ld, p, k, err));
     if (row0 * k % elems)
         TERN_FAIL(err, TERN_EUNSUPPORTED, "%s: tensor \"%s\": %s cannot be divided at element %lld",
-                  tern_file_path(ld->f), t->name, tern_type_name(t->type), (long long)row0);
+                  tern_file_path(ld->f), t->source, tern_type_name(t->type), (long long)row0);
     p->data = (const uint8_t *)t->data + row0 * k / elems * tern_type_bytes(t->type);
     if (!tern_add(ld->total, p->bytes, &ld->total))
         TERN_FAIL(err, TERN_ENOMEM, "%s: the weights do not fit in memory", tern_file_path(ld->f));
-    ld->net->n_params += n * k;
+    ld->net->n_params += n * k * stack;
 out:
     return rc;
 }
@@ -111,6 +133,10 @@ static int plan_tensor(struct loader *ld, const struct tern_tensor_rule *r, int 
     const struct tern_layer_desc *l = &d->layers[layer < 0 ? 0 : layer];
     const bool vector = r->k == TERN_DIM_NONE;
     int64_t rows = 0, k = resolve(r->k, d, l);
+    for (int i = 0; i < n_rules; i++)
+        rows += resolve(r[i].n, d, l);
+    if (!rows || !k)
+        return 0;
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wformat-nonliteral"
     (void)snprintf(name, sizeof name, r->name, layer); /* the tables are constants of this program */
@@ -120,13 +146,12 @@ static int plan_tensor(struct loader *ld, const struct tern_tensor_rule *r, int 
         return 0;
     if (!t)
         TERN_FAIL(err, TERN_EFORMAT, "%s: tensor \"%s\" is missing", tern_file_path(ld->f), name);
-    for (int i = 0; i < n_rules; i++)
-        rows += resolve(r[i].n, d, l);
-    TERN_TRY(check_shape(ld, t, rows, k, vector, err));
+    const int stack = layer >= 0 && r->slot >= TERN_SLOT_EXPERT_GATE ? l->n_experts : 1;
+    TERN_TRY(check_shape(ld, t, rows, k, stack, vector, err));
     rows = 0;
     for (int i = 0; i < n_rules; i++) {
         int64_t n = resolve(r[i].n, d, l);
-        TERN_TRY(plan_rows(ld, t, &slots[r[i].slot], rows, n, k, vector, err));
+        TERN_TRY(plan_rows(ld, t, &slots[r[i].slot], rows, n, k, stack, vector, err));
         rows += n;
     }
 out:
@@ -155,9 +180,9 @@ static int check_unknown(const struct loader *ld, tern_error *err)
         bool known = false;
         for (size_t j = 0; j < ld->n_plans && !known; j++)
             known = ld->plans[j].t == t;
-        if (!known)
+        if (!known && !t->unused)
             return tern_err_set(err, TERN_EUNSUPPORTED, "%s: tensor \"%s\" at byte %llu is not part of architecture %s",
-                                tern_file_path(ld->f), t->name, (unsigned long long)t->file_offset, ld->arch->name);
+                                tern_file_path(ld->f), t->source, (unsigned long long)t->file_offset, ld->arch->name);
     }
     return 0;
 }
@@ -168,7 +193,8 @@ static int check_unknown(const struct loader *ld, tern_error *err)
 
 struct pack_work {
     const struct plan *p;
-    void *dst;
+    uint8_t *dst;
+    int panels, tasks; /* of one matrix */
     pthread_mutex_t lock;
     tern_error err; /* of the lowest failing task, so that the message does not depend on timing */
     int failed;     /* that task, or -1 */
@@ -179,10 +205,17 @@ static void pack_task(void *ctx, int task, int worker)
     struct pack_work *w = ctx;
     tern_error err = {0};
     const struct tern_packed *m = &w->p->dst->mat;
-    int panels = (m->n + TERN_PANEL - 1) / TERN_PANEL;
-    int p0 = task * PANELS_PER_TASK, p1 = p0 + PANELS_PER_TASK < panels ? p0 + PANELS_PER_TASK : panels;
+    const struct tern_tensor *t = w->p->t;
+    size_t i = (size_t)(task / w->tasks), file_bytes = t->n_bytes / (size_t)w->p->stack;
+    int p0 = task % w->tasks * PANELS_PER_TASK;
+    int p1 = p0 + PANELS_PER_TASK < w->panels ? p0 + PANELS_PER_TASK : w->panels;
+    char name[NAME_MAX_LEN], number[24] = "";
     (void)worker;
-    if (tern_weight_pack(m, w->dst, w->p->t->type, w->p->data, w->p->t->name, p0, p1, &err) == 0)
+    if (w->p->stack > 1)
+        (void)snprintf(number, sizeof number, "[%zu]", i);
+    (void)snprintf(name, sizeof name, "%s%s", t->source, number);
+    if (tern_weight_pack(m, w->dst + i * tern_weight_bytes(m), t->type, w->p->data + i * file_bytes, name, p0, p1,
+                         &err) == 0)
         return;
     (void)pthread_mutex_lock(&w->lock);
     if (w->failed < 0 || task < w->failed) {
@@ -196,9 +229,10 @@ static int pack_matrix(const struct loader *ld, const struct plan *p, struct ter
                        tern_error *err)
 {
     struct pack_work w = {.p = p, .dst = dst, .failed = -1};
-    int panels = (p->dst->mat.n + TERN_PANEL - 1) / TERN_PANEL;
+    w.panels = (p->dst->mat.n + TERN_PANEL - 1) / TERN_PANEL;
+    w.tasks = (w.panels + PANELS_PER_TASK - 1) / PANELS_PER_TASK;
     (void)pthread_mutex_init(&w.lock, NULL);
-    tern_pool_run(pool, pack_task, &w, (panels + PANELS_PER_TASK - 1) / PANELS_PER_TASK);
+    tern_pool_run(pool, pack_task, &w, w.tasks * p->stack);
     (void)pthread_mutex_destroy(&w.lock);
     if (w.failed >= 0)
         return tern_err_set(err, w.err.code, "%s: %s", tern_file_path(ld->f), w.err.msg);
@@ -214,7 +248,9 @@ static int read_vector(const struct loader *ld, const struct plan *p, float *dst
     for (size_t i = 0; i < n; i++)
         if (!isfinite(dst[i]))
             TERN_FAIL(err, TERN_EFORMAT, "%s: tensor \"%s\" at byte %llu: element %zu is not a finite number",
-                      tern_file_path(ld->f), p->t->name, (unsigned long long)p->t->file_offset, i);
+                      tern_file_path(ld->f), p->t->source, (unsigned long long)p->t->file_offset, i);
+        else
+            dst[i] += p->t->add;
     p->dst->vec = dst;
 out:
     return rc;
@@ -367,7 +403,10 @@ void tern_net_free(struct tern_net *n)
 size_t tern_net_tensor_bytes(const struct tern_tensor *t)
 {
     struct tern_packed w;
+    if (t->unused)
+        return 0;
     if (t->n_dims == 1)
         return (size_t)t->dims[0] * sizeof(float);
-    return tern_weight_plan(&w, t->type, t->dims[1], t->dims[0], NULL) < 0 ? 0 : tern_weight_bytes(&w);
+    return tern_weight_plan(&w, t->type, t->dims[1], t->dims[0], NULL) < 0 ? 0
+                                                                           : tern_weight_bytes(&w) * (size_t)t->dims[2];
 }

@@ -40,7 +40,8 @@ struct tern_rope {
 enum tern_mixer { TERN_MIX_ATTENTION, TERN_MIX_LATENT, TERN_MIX_DELTA };
 enum tern_mask { TERN_MASK_CAUSAL, TERN_MASK_WINDOW, TERN_MASK_CHUNK };
 enum tern_act { TERN_ACT_SILU, TERN_ACT_GELU_TANH };
-enum tern_router { TERN_ROUTE_NONE, TERN_ROUTE_SOFTMAX, TERN_ROUTE_SIGMOID, TERN_ROUTE_TOPK_SOFTMAX };
+/* The softmax of the chosen logits alone is TERN_ROUTE_SOFTMAX with route_norm. */
+enum tern_router { TERN_ROUTE_NONE, TERN_ROUTE_SOFTMAX, TERN_ROUTE_SIGMOID };
 
 /* One layer.  Biases, norms and gates are applied where their tensor is present. */
 struct tern_layer_desc {
@@ -58,11 +59,16 @@ struct tern_layer_desc {
     float q_temperature; /* Llama-4 / Ministral position-dependent query scale; 0 = none */
     int kv_of;           /* attends to the KV of this earlier layer; -1 = its own */
     bool v_is_k;         /* no v projection: values are the raw keys */
-    int n_ff;
+    int n_ff;            /* 0 where experts take its place */
     enum tern_act act;
     enum tern_router router;
-    int n_experts, n_active, n_shared, n_ff_expert;
-    int n_ple; /* width of per-layer embeddings; 0 = none */
+    int n_experts, n_active, n_ff_expert; /* experts, those that a row goes to, the width of each */
+    int n_ff_shared;                      /* width of what every row goes through besides; 0 = none */
+    int n_groups, n_groups_used;          /* experts compete within the best groups; 1 = no groups */
+    bool route_norm;                      /* a row's weights are divided by their sum */
+    bool route_input;                     /* weights multiply what experts read instead of what they answer */
+    float route_scale;                    /* of the weights */
+    int n_ple;                            /* width of per-layer embeddings; 0 = none */
 };
 
 struct tern_desc {
@@ -76,11 +82,13 @@ struct tern_desc {
     struct tern_layer_desc *layers; /* [n_layers], owned by the model */
 };
 
-/* Tensors of a layer.  X(slot) */
+/* Tensors of a layer, the last three of them stacks: one matrix for each expert.  X(slot) */
 /* clang-format off */
 #define TERN_SLOT_LIST(X) \
     X(ATTN_NORM) X(Q) X(K) X(V) X(O) X(Q_BIAS) X(K_BIAS) X(V_BIAS) X(O_BIAS) X(Q_NORM) X(K_NORM) X(ATTN_POST_NORM) \
-    X(FFN_NORM) X(GATE) X(UP) X(DOWN) X(FFN_POST_NORM)
+    X(FFN_NORM) X(GATE) X(UP) X(DOWN) X(FFN_POST_NORM) \
+    X(ROUTER) X(ROUTER_BIAS) X(SHARED_ROUTER) X(SHARED_GATE) X(SHARED_UP) X(SHARED_DOWN) \
+    X(EXPERT_GATE) X(EXPERT_UP) X(EXPERT_DOWN)
 /* clang-format on */
 
 enum tern_slot {
@@ -101,13 +109,17 @@ enum tern_global {
     TERN_N_GLOBALS
 };
 
-/* A dimension in the tensor table, resolved against the layer's descriptor. */
+/* A dimension in the tensor table, resolved against the layer's descriptor.  Where one is 0 the layer has no such
+ * tensor. */
 enum tern_dim {
     TERN_DIM_NONE, /* vectors have no second dimension */
     TERN_DIM_ONE,
     TERN_DIM_EMBD,
     TERN_DIM_VOCAB,
     TERN_DIM_FF,
+    TERN_DIM_EXPERTS,
+    TERN_DIM_FF_EXPERT,
+    TERN_DIM_FF_SHARED,
     TERN_DIM_Q,      /* n_heads * dim_k */
     TERN_DIM_K,      /* n_kv_heads * dim_k */
     TERN_DIM_V,      /* n_kv_heads * dim_v */
@@ -120,7 +132,7 @@ enum tern_dim {
 struct tern_tensor_rule {
     const char *name;   /* with %d for the layer in the layer table */
     int slot;           /* enum tern_slot, or enum tern_global in the global table */
-    enum tern_dim n, k; /* matrix [n, k]; vector [n] with k = TERN_DIM_NONE */
+    enum tern_dim n, k; /* matrix [n, k], also of each expert; vector [n] with k = TERN_DIM_NONE */
     bool optional;
 };
 
@@ -156,8 +168,7 @@ struct tern_net {
 int tern_net_load(struct tern_net **out, const struct tern_file *f, struct tern_pool *pool, tern_error *err);
 void tern_net_free(struct tern_net *n);
 
-/* Bytes that a tensor of an opened model takes in memory (a model uses every tensor of its file, or it does not open).
- */
+/* Bytes that a tensor of an opened model takes in memory; 0: it is unused. */
 size_t tern_net_tensor_bytes(const struct tern_tensor *t);
 
 /* 0, or TERN_EUNSUPPORTED naming the first thing in the descriptor that the interpreter does not run. */
@@ -191,6 +202,12 @@ int tern_configure_gemma(struct tern_desc *d, const struct tern_file *f, const c
 int tern_rope_read(struct tern_rope *r, const struct tern_file *f, const char *arch, int n_rot, tern_error *err);
 /* Fills the frequencies; divisors of the pairs or NULL. */
 int tern_rope_make(struct tern_rope *r, const float *factors, const float *factors_long, tern_error *err);
+
+/* The keys of a mixture of experts, where expert_count is above 0: expert_used_count, expert_feed_forward_length (else
+ * feed_forward_length), shared experts, groups, gating function, scale, and expert_weights_norm (else `norm`).  Turns
+ * the layers that leading_dense_block_count and interleave_moe_layer_step leave into layers of experts. */
+int tern_configure_experts(struct tern_desc *d, const struct tern_file *f, const char *arch, bool norm,
+                           tern_error *err);
 
 /* Metadata key "<arch>.<name>"; the returned text lives in buf. */
 const char *tern_arch_key(char *buf, size_t n, const char *arch, const char *name);

@@ -173,7 +173,7 @@ size_t tern_model_n_tensors(const tern_model *m)
 void tern_model_tensor(const tern_model *m, size_t i, tern_tensor_info *out)
 {
     const struct tern_tensor *t = tern_file_tensor_at(m->file, i);
-    *out = (tern_tensor_info){.name = t->name,
+    *out = (tern_tensor_info){.name = t->source,
                               .type = tern_type_name(t->type),
                               .n_dims = t->n_dims,
                               .file_bytes = t->n_bytes,

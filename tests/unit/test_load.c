@@ -153,7 +153,8 @@ static const struct lie lies[] = {
     {"llama.embedding_length", TERN_EFORMAT, .key = "llama.embedding_length", .value = 0x7FFFFFFF},
     {"llama.block_count", TERN_EFORMAT, .key = "llama.block_count", .value = 100000},
     {"blk.1.attn_norm.weight", TERN_EFORMAT, .key = "llama.block_count", .value = 2},
-    {"mixture of experts", TERN_EUNSUPPORTED, .key = "llama.expert_count", .value = 8},
+    {"llama.expert_used_count", TERN_EFORMAT, .key = "llama.expert_count", .value = 8},
+    {"llama.expert_count", TERN_EFORMAT, .key = "llama.expert_count", .value = 100000},
     {"chat template", TERN_EFORMAT, .template = "{% for %}"},
 };
 

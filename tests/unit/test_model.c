@@ -28,6 +28,8 @@ static const struct entry entries[] = {
     {"llama-k256-q5_k", "llama-k256", "llama-k256-q5_k", 1e-4, 1e-3},
     {"llama-k256-q6_k", "llama-k256", "llama-k256-q6_k", 1e-4, 1e-3},
     {"llama-h80-q8_0", "llama-h80", "llama-h80-q8_0", 1e-4, 1e-3},
+    {"qwen3moe-q8_0", "qwen3moe", "qwen3moe-q8_0", 1e-4, 1e-3},
+    {"mixtral-q5_0", "mixtral", "mixtral-q5_0", 1e-4, 1e-3},
 };
 #define N_ENTRIES (sizeof entries / sizeof *entries)
 
@@ -96,8 +98,9 @@ static const char *const schemes[] = {"f32",
                                       "t4,recent=128"};
 #define N_SCHEMES (sizeof schemes / sizeof *schemes)
 
-static const char *const promise_models[] = {"llama-tied", "llama-untied",    "gemma3-w8",     "gemma3-w70",
-                                             "qwen2",      "llama-k256-q4_k", "llama-h80-q8_0"};
+static const char *const promise_models[] = {"llama-tied",     "llama-untied",  "gemma3-w8",
+                                             "gemma3-w70",     "qwen2",         "llama-k256-q4_k",
+                                             "llama-h80-q8_0", "qwen3moe-q8_0", "mixtral-q5_0"};
 
 static void open_promise(struct tiny *t, size_t i)
 {
@@ -208,6 +211,12 @@ static void test_fork_trim_save(void **state)
         tiny_fork_trim_save(&t, "k=affine8,v=g16", 71);
         tiny_fork_trim_save(&t, "f16", 66);
         tiny_fork_trim_save(&t, "f32", 129);
+        tiny_close(&t);
+    }
+    for (size_t m = 7; m < sizeof promise_models / sizeof *promise_models; m++) { /* experts */
+        struct tiny t;
+        open_promise(&t, m);
+        tiny_fork_trim_save(&t, "l4", 71);
         tiny_close(&t);
     }
 }

@@ -6,6 +6,38 @@
 #include "base/mem.h"
 #include "kernel/pack.h"
 
+int tern_cpu_q8_new(struct tern_dev *d, struct tern_q8_buffer *b, size_t rows, size_t k, tern_error *err)
+{
+    int rc = 0;
+    size_t scale_stride = tern_round_up(k / 32, 16), sum_stride = tern_round_up(k / 16, 16);
+    TERN_ASSERT(k % 64 == 0);
+    TERN_TRY(tern_alloc(&b->q, rows, k, err));
+    TERN_TRY(tern_alloc(&b->scale, rows, scale_stride * sizeof *b->scale, err));
+    TERN_TRY(tern_alloc(&b->sum16, rows, sum_stride * sizeof *b->sum16, err));
+    TERN_TRY(tern_alloc(&b->rows, rows, sizeof *b->rows, err));
+    for (size_t r = 0; r < rows; r++)
+        b->rows[r] = (struct tern_q8_row){
+            .q = b->q + r * k, .scale = b->scale + r * scale_stride, .sum16 = b->sum16 + r * sum_stride};
+    d->bytes += rows * (k + 4 * (scale_stride + sum_stride) + sizeof *b->rows);
+out:
+    return rc;
+}
+
+void tern_cpu_q8_free(struct tern_q8_buffer *b)
+{
+    tern_free(b->q);
+    tern_free(b->scale);
+    tern_free(b->sum16);
+    tern_free(b->rows);
+}
+
+void tern_cpu_quantize(const struct tern_q8_buffer *b, int r, const float *x, int k)
+{
+    const struct tern_q8_row *q = &b->rows[r];
+    ptrdiff_t qi = q->q - b->q, si = q->scale - b->scale, ui = q->sum16 - b->sum16;
+    tern_k.gemm.quantize(b->q + qi, b->scale + si, b->sum16 + ui, x, k);
+}
+
 int tern_dev_open(struct tern_dev **out, struct tern_pool *pool, const struct tern_dev_limits *limits, tern_error *err)
 {
     int rc = 0;
@@ -19,25 +51,19 @@ int tern_dev_open(struct tern_dev **out, struct tern_pool *pool, const struct te
     d->limits = *limits;
     d->attention.bytes = limits->attention_scratch;
     TERN_ASSERT(!limits->bf16 || tern_k.bf16.product);
-    TERN_TRY(tern_alloc(&d->q8, rows, k, err));
-    TERN_TRY(tern_alloc(&d->q8_scale, rows, k / 32 * sizeof(float) + TERN_ALIGN, err));
-    TERN_TRY(tern_alloc(&d->q8_sum, rows, k / 16 * sizeof(int32_t) + TERN_ALIGN, err));
-    TERN_TRY(tern_alloc(&d->q8_rows, rows, sizeof *d->q8_rows, err));
+    TERN_TRY(tern_cpu_q8_new(d, &d->q8, rows, k, err));
     TERN_TRY(tern_alloc(&d->gemm_scratch, threads, TERN_GEMM_SCRATCH * sizeof(float), err));
     if (limits->bf16) {
         size_t bands = (rows + TERN_BAND - 1) / TERN_BAND, band_bytes = tern_bf16_band((int)k) * sizeof *d->bf16_x;
         TERN_TRY(tern_alloc(&d->bf16_x, bands, band_bytes, err));
         TERN_TRY(tern_alloc(&d->bf16_scratch, threads, TERN_BF16_SCRATCH, err));
-        d->bytes = bands * band_bytes + threads * TERN_BF16_SCRATCH;
+        d->bytes += bands * band_bytes + threads * TERN_BF16_SCRATCH;
     }
     TERN_TRY(tern_alloc(&d->encode_scratch, threads, TERN_KV_SCRATCH, err));
     TERN_TRY(tern_alloc(&d->attention.p, limits->attention_scratch, 1, err));
-    size_t scale_stride = tern_round_up(k / 32, 16), sum_stride = tern_round_up(k / 16, 16);
-    for (size_t r = 0; r < rows; r++)
-        d->q8_rows[r] = (struct tern_q8_row){
-            .q = d->q8 + r * k, .scale = d->q8_scale + r * scale_stride, .sum16 = d->q8_sum + r * sum_stride};
-    d->bytes +=
-        rows * (k + 2 * k / 8 + k / 4) + threads * (TERN_GEMM_SCRATCH * 4 + TERN_KV_SCRATCH) + d->attention.bytes;
+    if (limits->max_experts)
+        TERN_TRY(tern_cpu_experts_open(d, err));
+    d->bytes += threads * (TERN_GEMM_SCRATCH * 4 + TERN_KV_SCRATCH) + d->attention.bytes;
     *out = d;
     d = NULL;
 out:
@@ -49,10 +75,8 @@ void tern_dev_close(struct tern_dev *d)
 {
     if (!d)
         return;
-    tern_free(d->q8);
-    tern_free(d->q8_scale);
-    tern_free(d->q8_sum);
-    tern_free(d->q8_rows);
+    tern_cpu_q8_free(&d->q8);
+    tern_cpu_experts_close(d);
     tern_free(d->gemm_scratch);
     tern_free(d->bf16_x);
     tern_free(d->bf16_scratch);
@@ -82,8 +106,7 @@ static void row_task(void *ctx, int task, int worker)
         w->row(w->args, r);
 }
 
-/* Calls row(args, r) for every row: here when that is little work, else on the pool. */
-static void each_row(struct tern_dev *d, void (*row)(const void *, int), const void *args, int n_rows, int n)
+void tern_cpu_each_row(struct tern_dev *d, void (*row)(const void *, int), const void *args, int n_rows, int n)
 {
     if ((int64_t)n_rows * n <= INLINE_WORK) {
         for (int r = 0; r < n_rows; r++)
@@ -115,7 +138,7 @@ static void op_embed(struct tern_dev *d, float *x, size_t stride, const struct t
                      const struct tern_row *rows, int n_rows, float scale)
 {
     struct embed_args a = {x, stride, table, rows, scale};
-    each_row(d, embed_row, &a, n_rows, table->k);
+    tern_cpu_each_row(d, embed_row, &a, n_rows, table->k);
 }
 
 struct norm_args {
@@ -138,7 +161,7 @@ static void op_norm(struct tern_dev *d, float *y, size_t y_stride, const float *
                     int n, float eps, int n_rows)
 {
     struct norm_args a = {y, y_stride, x, x_stride, w, n, eps};
-    each_row(d, norm_row, &a, n_rows, n);
+    tern_cpu_each_row(d, norm_row, &a, n_rows, n);
 }
 
 struct add_args {
@@ -158,7 +181,7 @@ static void add_row(const void *args, int r)
 static void op_add(struct tern_dev *d, float *y, const float *a, const float *b, size_t stride, int n, int n_rows)
 {
     struct add_args args = {y, a, b, stride, n};
-    each_row(d, add_row, &args, n_rows, n);
+    tern_cpu_each_row(d, add_row, &args, n_rows, n);
 }
 
 struct glu_args {
@@ -179,7 +202,7 @@ static void glu_row(const void *args, int r)
 static void op_glu(struct tern_dev *d, float *gate, const float *up, size_t stride, int n, int n_rows, bool gelu)
 {
     struct glu_args a = {gate, up, stride, n, gelu};
-    each_row(d, glu_row, &a, n_rows, n * 4);
+    tern_cpu_each_row(d, glu_row, &a, n_rows, n * 4);
 }
 
 struct softcap_args {
@@ -199,7 +222,28 @@ static void softcap_row(const void *args, int r)
 static void op_softcap(struct tern_dev *d, float *x, size_t stride, int n, int n_rows, float cap)
 {
     struct softcap_args a = {x, stride, n, cap};
-    each_row(d, softcap_row, &a, n_rows, n * 4);
+    tern_cpu_each_row(d, softcap_row, &a, n_rows, n * 4);
+}
+
+struct gate_args {
+    float *x;
+    size_t stride;
+    int n;
+    const float *g;
+    size_t g_stride;
+};
+
+static void gate_row(const void *args, int r)
+{
+    const struct gate_args *a = args;
+    float *x = a->x + (size_t)r * a->stride;
+    tern_k.vec.scale(x, x, (float)(1 / (1 + exp(-(double)a->g[(size_t)r * a->g_stride]))), a->n);
+}
+
+static void op_gate(struct tern_dev *d, float *x, size_t stride, int n, const float *g, size_t g_stride, int n_rows)
+{
+    struct gate_args a = {x, stride, n, g, g_stride};
+    tern_cpu_each_row(d, gate_row, &a, n_rows, n);
 }
 
 /* ---- positions ------------------------------------------------------------------------------------------------ */
@@ -229,7 +273,7 @@ static void op_rope_table(struct tern_dev *d, float *cos, float *sin, const floa
                           const struct tern_row *rows, int n_rows)
 {
     struct rope_args a = {cos, sin, freq, n_rot / 2, magnitude, rows};
-    each_row(d, rope_row, &a, n_rows, n_rot * 16);
+    tern_cpu_each_row(d, rope_row, &a, n_rows, n_rot * 16);
 }
 
 static void heads_row(const void *args, int r)
@@ -249,7 +293,7 @@ static void heads_row(const void *args, int r)
 
 static void op_heads(struct tern_dev *d, const struct tern_heads *h, int n_rows)
 {
-    each_row(d, heads_row, h, n_rows, h->n_heads * h->dim);
+    tern_cpu_each_row(d, heads_row, h, n_rows, h->n_heads * h->dim);
 }
 
 /* ---- products --------------------------------------------------------------------------------------------------- */
@@ -264,9 +308,7 @@ struct quantize_args {
 static void quantize_row(const void *args, int r)
 {
     const struct quantize_args *a = args;
-    const struct tern_q8_row *q = &a->d->q8_rows[r];
-    ptrdiff_t qi = q->q - a->d->q8, si = q->scale - a->d->q8_scale, ui = q->sum16 - a->d->q8_sum;
-    tern_k.gemm.quantize(a->d->q8 + qi, a->d->q8_scale + si, a->d->q8_sum + ui, a->x + (size_t)r * a->stride, a->k);
+    tern_cpu_quantize(&a->d->q8, r, a->x + (size_t)r * a->stride, a->k);
 }
 
 /* One band of prompt rows. */
@@ -290,16 +332,24 @@ struct matmul_work {
     struct tern_dev *d;
     const struct tern_matmul *m;
     int n_m;
-    const float *x;
-    size_t x_stride;
-    int n_rows, n_wide;
+    struct tern_cpu_rows rows;
     int first_task[8]; /* task number at which product i begins */
     int group[8];      /* panels per task */
 };
 
-static bool is_float(const struct tern_packed *w)
+void tern_cpu_product(struct tern_dev *d, float *y, size_t y_stride, const struct tern_cpu_rows *r,
+                      const struct tern_packed *w, int panel0, int panel1, int worker)
 {
-    return w->codes == TERN_CODES_F32 || w->codes == TERN_CODES_F16 || w->codes == TERN_CODES_BF16;
+    /* Rows [0, n_bf16) in the bf16 class, [n_bf16, n_wide) in f32, the rest quantised. */
+    int n_bf16 = r->bf16 ? r->n_wide : 0, n_wide = tern_codes_float(w->codes) ? r->n : r->n_wide;
+    if (n_bf16)
+        tern_k.bf16.product(y, y_stride, r->bf16, n_bf16, w, panel0, panel1,
+                            d->bf16_scratch + (size_t)worker * TERN_BF16_SCRATCH);
+    if (n_bf16 < n_wide)
+        tern_k.gemm.wide(y + (size_t)n_bf16 * y_stride, y_stride, r->x + (size_t)n_bf16 * r->stride, r->stride,
+                         n_wide - n_bf16, w, panel0, panel1, d->gemm_scratch + (size_t)worker * TERN_GEMM_SCRATCH);
+    if (n_wide < r->n)
+        tern_k.gemm.narrow(y + (size_t)n_wide * y_stride, y_stride, r->q8, r->n - n_wide, w, panel0, panel1);
 }
 
 static void add_bias(const struct tern_matmul *m, int n_rows, int col0, int col1)
@@ -320,20 +370,12 @@ static void matmul_task(void *ctx, int task, int worker)
     int panels = tern_panels(m->w);
     int p0 = (task - w->first_task[i]) * w->group[i];
     int p1 = p0 + w->group[i] < panels ? p0 + w->group[i] : panels;
-    /* Rows [0, n_bf16) in the bf16 class, [n_bf16, n_wide) in f32, the rest quantised. */
-    int n_bf16 = w->d->limits.bf16 ? w->n_wide : 0, n_wide = is_float(m->w) ? w->n_rows : w->n_wide;
-    if (n_bf16)
-        tern_k.bf16.product(m->y, m->y_stride, w->d->bf16_x, n_bf16, m->w, p0, p1,
-                            w->d->bf16_scratch + (size_t)worker * TERN_BF16_SCRATCH);
-    if (n_bf16 < n_wide)
-        tern_k.gemm.wide(m->y + (size_t)n_bf16 * m->y_stride, m->y_stride, w->x + (size_t)n_bf16 * w->x_stride,
-                         w->x_stride, n_wide - n_bf16, m->w, p0, p1,
-                         w->d->gemm_scratch + (size_t)worker * TERN_GEMM_SCRATCH);
-    if (n_wide < w->n_rows)
-        tern_k.gemm.narrow(m->y + (size_t)n_wide * m->y_stride, m->y_stride, w->d->q8_rows, w->n_rows - n_wide, m->w,
-                           p0, p1);
+    struct tern_cpu_rows rows = w->rows;
+    if (m->f32)
+        rows.bf16 = NULL;
+    tern_cpu_product(w->d, m->y, m->y_stride, &rows, m->w, p0, p1, worker);
     if (m->bias)
-        add_bias(m, w->n_rows, p0 * TERN_PANEL, p1 * TERN_PANEL < m->w->n ? p1 * TERN_PANEL : m->w->n);
+        add_bias(m, w->rows.n, p0 * TERN_PANEL, p1 * TERN_PANEL < m->w->n ? p1 * TERN_PANEL : m->w->n);
 }
 
 /* Panels of all products together. */
@@ -345,13 +387,13 @@ static int count_panels(const struct tern_matmul *m, int n_m)
     return n;
 }
 
-/* Panels in one task: about 64 KiB of weights for few rows (so that the work can be shared and streams stay long), 64
+/* About 64 KiB of weights for few rows (so that the work can be shared and streams stay long), 64
  * outputs for many.  Tiles read the activations once per BF16_PANELS panels, so there it should be as many as leave
  * BF16_TASKS tasks to every thread; and even, because they go in pairs. */
 #define BF16_PANELS 16
 #define BF16_TASKS  3
 
-static int panels_per_task(const struct tern_dev *d, const struct tern_packed *w, int n_wide, int all_panels)
+int tern_cpu_panels_per_task(const struct tern_dev *d, const struct tern_packed *w, int n_wide, int all_panels)
 {
     int few = w->panel_bytes < 65536 ? (int)(65536 / w->panel_bytes) : 1;
     if (n_wide <= 16)
@@ -365,22 +407,24 @@ static int panels_per_task(const struct tern_dev *d, const struct tern_packed *w
 static void op_matmul(struct tern_dev *d, const struct tern_matmul *m, int n_m, const float *x, size_t x_stride,
                       int n_rows, int n_wide)
 {
-    struct matmul_work w = {d, m, n_m, x, x_stride, n_rows, n_wide, {0}, {0}};
+    struct matmul_work w = {d, m, n_m, {x, x_stride, NULL, d->q8.rows, n_rows, n_wide}, {0}, {0}};
     int tasks = 0, n_narrow = n_rows - n_wide, all_panels = count_panels(m, n_m);
-    bool quantized = false;
+    bool quantized = false, tiles = false;
     TERN_ASSERT(n_m >= 1 && n_m <= 8);
     for (int i = 0; i < n_m; i++) {
         int panels = tern_panels(m[i].w);
         w.first_task[i] = tasks;
-        w.group[i] = panels_per_task(d, m[i].w, n_wide, all_panels);
+        w.group[i] = tern_cpu_panels_per_task(d, m[i].w, n_wide, all_panels);
         tasks += (panels + w.group[i] - 1) / w.group[i];
-        quantized |= !is_float(m[i].w);
+        quantized |= !tern_codes_float(m[i].w->codes);
+        tiles |= !m[i].f32;
     }
     if (n_narrow && quantized) {
         struct quantize_args a = {d, x + (size_t)n_wide * x_stride, x_stride, m[0].w->k};
-        each_row(d, quantize_row, &a, n_narrow, m[0].w->k);
+        tern_cpu_each_row(d, quantize_row, &a, n_narrow, m[0].w->k);
     }
-    if (n_wide && d->limits.bf16) {
+    if (n_wide && d->limits.bf16 && tiles) {
+        w.rows.bf16 = d->bf16_x;
         struct pack_args a = {d, x, x_stride, n_wide, m[0].w->k};
         tern_pool_run(d->pool, pack_task, &a, (n_wide + TERN_BAND - 1) / TERN_BAND);
     }
@@ -407,4 +451,7 @@ const struct tern_dev_ops tern_dev_cpu = {
     .attention = op_attention,
     .glu = op_glu,
     .softcap = op_softcap,
+    .gate = op_gate,
+    .route = tern_cpu_route,
+    .experts = tern_cpu_experts,
 };

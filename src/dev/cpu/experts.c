@@ -1,0 +1,342 @@
+/* Mixture of experts: which experts a row goes to, and their answers.
+ *
+ * Pairs of a row and an expert are sorted by expert, so that an expert's weights are read once for all its rows.  The
+ * order of pairs and the cut into tasks depend on the batch; a pair's answer does not, and a row adds up its answers in
+ * ascending order of experts. */
+#include "dev/cpu/cpu.h"
+
+#include <math.h>
+#include <string.h>
+#include "base/mem.h"
+#include "kernel/pack.h"
+
+/* ---- the choice ------------------------------------------------------------------------------------------------- */
+
+struct route_args {
+    const struct tern_route *r;
+    const float *logits;
+    size_t stride;
+    int32_t *ids;
+    float *weights;
+};
+
+/* Marks the n best of score[0..count) among those not marked yet; of equal ones the first. */
+static void mark_best(bool *marked, const double *score, int count, int n)
+{
+    for (int i = 0; i < n; i++) {
+        int best = -1;
+        for (int e = 0; e < count; e++)
+            if (!marked[e] && (best < 0 || score[e] > score[best]))
+                best = e;
+        marked[best] = true;
+    }
+}
+
+/* In double, so that neither the order of a sum nor an exponential decides between experts. */
+static void scores(const struct tern_route *r, const float *logits, double *score)
+{
+    double max = logits[0], sum = 0;
+    if (r->sigmoid) {
+        for (int e = 0; e < r->n_experts; e++)
+            score[e] = 1 / (1 + exp(-(double)logits[e]));
+        return;
+    }
+    for (int e = 1; e < r->n_experts; e++)
+        max = logits[e] > max ? logits[e] : max;
+    for (int e = 0; e < r->n_experts; e++) {
+        score[e] = exp(logits[e] - max);
+        sum += score[e];
+    }
+    for (int e = 0; e < r->n_experts; e++)
+        score[e] /= sum;
+}
+
+/* Experts of groups that do not compete are marked, and so out of the choice. */
+static void mark_lost_groups(const struct tern_route *r, const double *choice, bool *marked)
+{
+    bool used[TERN_MAX_EXPERTS] = {false};
+    double sum[TERN_MAX_EXPERTS];
+    int size = r->n_experts / r->n_groups;
+    for (int g = 0; g < r->n_groups; g++) {
+        bool best[TERN_MAX_EXPERTS] = {false};
+        mark_best(best, choice + g * size, size, r->group_best);
+        sum[g] = 0;
+        for (int e = 0; e < size; e++)
+            sum[g] += best[e] ? choice[g * size + e] : 0;
+    }
+    mark_best(used, sum, r->n_groups, r->n_groups_used);
+    for (int e = 0; e < r->n_experts; e++)
+        marked[e] = !used[e / size];
+}
+
+static void route_row(const void *args, int row)
+{
+    const struct route_args *a = args;
+    const struct tern_route *r = a->r;
+    double score[TERN_MAX_EXPERTS], choice[TERN_MAX_EXPERTS] = {0}, sum = 0;
+    bool lost[TERN_MAX_EXPERTS] = {false}, marked[TERN_MAX_EXPERTS];
+    int32_t *ids = a->ids + (size_t)row * (size_t)r->n_active;
+    float *weights = a->weights + (size_t)row * (size_t)r->n_active;
+    scores(r, a->logits + (size_t)row * a->stride, score);
+    for (int e = 0; e < r->n_experts; e++)
+        choice[e] = r->bias ? score[e] + (double)r->bias[e] : score[e];
+    if (r->n_groups > 1)
+        mark_lost_groups(r, choice, lost);
+    memcpy(marked, lost, sizeof marked);
+    mark_best(marked, choice, r->n_experts, r->n_active);
+    for (int e = 0, n = 0; e < r->n_experts; e++)
+        if (marked[e] && !lost[e]) {
+            ids[n++] = e;
+            sum += score[e];
+        }
+    double factor = r->normalise ? (double)r->scale / (sum + 1e-20) : (double)r->scale;
+    for (int i = 0; i < r->n_active; i++)
+        weights[i] = (float)(score[ids[i]] * factor);
+}
+
+void tern_cpu_route(struct tern_dev *d, const struct tern_route *r, const float *logits, size_t stride, int32_t *ids,
+                    float *weights, int n_rows)
+{
+    struct route_args a = {r, logits, stride, ids, weights};
+    TERN_ASSERT(r->n_experts <= TERN_MAX_EXPERTS && r->n_active * r->n_groups <= r->n_experts * r->n_groups_used);
+    tern_cpu_each_row(d, route_row, &a, n_rows, r->n_experts * (r->n_active + 8));
+}
+
+/* ---- the answers ------------------------------------------------------------------------------------------------ */
+
+/* The pairs of one expert: prompt rows' [0], decode rows' [1]. */
+struct tern_expert_group {
+    int expert;
+    int pair[2], n[2];
+    int band; /* of its first packed prompt rows */
+};
+
+struct expert_work {
+    struct tern_dev *d;
+    const struct tern_experts *e;
+    float *y;
+    const float *x, *weights;
+    size_t y_stride, x_stride;
+    size_t s_embd, s_ff; /* strides of the scratch */
+    int n_pairs, n_wide; /* pairs; those of prompt rows */
+    int n_groups;
+    int panels, cut;     /* panels of the matrices in hand; of one task */
+    const float *packed; /* input of the pack tasks: [pairs][packed_stride], packed_k of each */
+    size_t packed_stride;
+    int packed_k;
+};
+
+int tern_cpu_experts_open(struct tern_dev *d, tern_error *err)
+{
+    int rc = 0;
+    const struct tern_dev_limits *l = &d->limits;
+    struct tern_expert_scratch *s = &d->experts;
+    size_t active = (size_t)l->max_active, pairs = (size_t)l->max_rows * active, n = (size_t)l->max_experts;
+    size_t embd = tern_round_up((size_t)l->max_expert_embd, 64), ff = tern_round_up((size_t)l->max_expert_ff, 64);
+    size_t k = embd > ff ? embd : ff;
+    TERN_TRY(tern_alloc(&s->x, pairs, embd * sizeof(float), err));
+    TERN_TRY(tern_alloc(&s->gate, pairs, ff * sizeof(float), err));
+    TERN_TRY(tern_alloc(&s->up, pairs, ff * sizeof(float), err));
+    TERN_TRY(tern_cpu_q8_new(d, &s->q8, (size_t)l->max_narrow * active, k, err));
+    if (l->bf16) { /* every expert may leave a band that is not full */
+        size_t bands = pairs / TERN_BAND + n, band_bytes = tern_bf16_band((int)k) * sizeof *s->bf16;
+        TERN_TRY(tern_alloc(&s->bf16, bands, band_bytes, err));
+        d->bytes += bands * band_bytes;
+    }
+    TERN_TRY(tern_alloc(&s->row_of, pairs, sizeof *s->row_of, err));
+    TERN_TRY(tern_alloc(&s->at, pairs, sizeof *s->at, err));
+    TERN_TRY(tern_alloc(&s->count, 2 * n, sizeof *s->count, err));
+    TERN_TRY(tern_alloc(&s->groups, n, sizeof *s->groups, err));
+    d->bytes += pairs * ((embd + 2 * ff) * sizeof(float) + sizeof *s->row_of + sizeof *s->at) +
+                n * (2 * sizeof *s->count + sizeof *s->groups);
+out:
+    return rc;
+}
+
+void tern_cpu_experts_close(struct tern_dev *d)
+{
+    struct tern_expert_scratch *s = &d->experts;
+    tern_free(s->x);
+    tern_free(s->gate);
+    tern_free(s->up);
+    tern_cpu_q8_free(&s->q8);
+    tern_free(s->bf16);
+    tern_free(s->row_of);
+    tern_free(s->at);
+    tern_free(s->count);
+    tern_free(s->groups);
+}
+
+/* Counts pairs, gives every expert its place, and puts every pair there. */
+static void sort_pairs(struct expert_work *w, const int32_t *ids)
+{
+    struct tern_expert_scratch *s = &w->d->experts;
+    int n = w->e->n_experts, next[2] = {0, w->n_wide}, band = 0;
+    memset(s->count, 0, 2 * (size_t)n * sizeof *s->count);
+    for (int i = 0; i < w->n_pairs; i++)
+        s->count[(i >= w->n_wide) * n + ids[i]]++;
+    for (int e = 0; e < n; e++) {
+        struct tern_expert_group g = {.expert = e, .band = band};
+        for (int c = 0; c < 2; c++) {
+            g.pair[c] = next[c];
+            g.n[c] = s->count[c * n + e];
+            s->count[c * n + e] = next[c]; /* from here on: where the next pair goes */
+            next[c] += g.n[c];
+        }
+        band += (g.n[0] + TERN_BAND - 1) / TERN_BAND;
+        if (g.n[0] + g.n[1])
+            s->groups[w->n_groups++] = g;
+    }
+    for (int i = 0; i < w->n_pairs; i++) {
+        s->at[i] = s->count[(i >= w->n_wide) * n + ids[i]]++;
+        s->row_of[s->at[i]] = i;
+    }
+}
+
+static void gather_pair(const void *args, int pair)
+{
+    const struct expert_work *w = args;
+    const struct tern_expert_scratch *s = &w->d->experts;
+    int k = w->e->gate->k, i = s->row_of[pair];
+    const float *from = w->x + (size_t)(i / w->e->n_active) * w->x_stride;
+    float *to = s->x + (size_t)pair * w->s_embd;
+    if (w->e->weigh_input)
+        tern_k.vec.scale(to, from, w->weights[i], k);
+    else
+        memcpy(to, from, (size_t)k * sizeof *to);
+    if (pair >= w->n_wide && !(tern_codes_float(w->e->gate->codes) && tern_codes_float(w->e->up->codes)))
+        tern_cpu_quantize(&s->q8, pair - w->n_wide, to, k);
+}
+
+static void quantize_pair(const void *args, int narrow)
+{
+    const struct expert_work *w = args;
+    tern_cpu_quantize(&w->d->experts.q8, narrow, w->d->experts.gate + (size_t)(w->n_wide + narrow) * w->s_ff,
+                      w->e->down->k);
+}
+
+/* The prompt rows' pairs of one expert into their bands. */
+static void pack_task(void *ctx, int task, int worker)
+{
+    const struct expert_work *w = ctx;
+    const struct tern_expert_group *g = &w->d->experts.groups[task];
+    (void)worker;
+    for (int r = 0; r < g->n[0]; r += TERN_BAND)
+        tern_k.bf16.pack(w->d->experts.bf16 + (size_t)(g->band + r / TERN_BAND) * tern_bf16_band(w->packed_k),
+                         w->packed + (size_t)(g->pair[0] + r) * w->packed_stride, w->packed_stride,
+                         g->n[0] - r < TERN_BAND ? g->n[0] - r : TERN_BAND, w->packed_k);
+}
+
+static void pack(struct expert_work *w, const float *x, size_t stride, int k)
+{
+    if (!w->d->limits.bf16 || !w->n_wide)
+        return;
+    w->packed = x;
+    w->packed_stride = stride;
+    w->packed_k = k;
+    tern_pool_run(w->d->pool, pack_task, w, w->n_groups);
+}
+
+/* y[pair] = x[pair] . matrix of the expert, for all its pairs. */
+static void group_product(const struct expert_work *w, const struct tern_expert_group *g,
+                          const struct tern_packed *stack, float *y, size_t y_stride, const float *x, size_t x_stride,
+                          int panel0, int panel1, int worker)
+{
+    const struct tern_expert_scratch *s = &w->d->experts;
+    const struct tern_packed m = tern_weight_at(stack, g->expert);
+    const size_t wide = (size_t)g->pair[0], narrow = (size_t)g->pair[1];
+    if (g->n[0]) {
+        const uint16_t *bands = s->bf16 ? s->bf16 + (size_t)g->band * tern_bf16_band(m.k) : NULL;
+        struct tern_cpu_rows r = {x + wide * x_stride, x_stride, bands, NULL, g->n[0], g->n[0]};
+        tern_cpu_product(w->d, y + wide * y_stride, y_stride, &r, &m, panel0, panel1, worker);
+    }
+    if (g->n[1]) {
+        struct tern_cpu_rows r = {
+            x + narrow * x_stride, x_stride, NULL, s->q8.rows + (narrow - (size_t)w->n_wide), g->n[1], 0};
+        tern_cpu_product(w->d, y + narrow * y_stride, y_stride, &r, &m, panel0, panel1, worker);
+    }
+}
+
+/* Panels of a task of one expert. */
+static const struct tern_expert_group *find_task(const struct expert_work *w, int task, int *panel0, int *panel1)
+{
+    int per_group = (w->panels + w->cut - 1) / w->cut;
+    *panel0 = task % per_group * w->cut;
+    *panel1 = *panel0 + w->cut < w->panels ? *panel0 + w->cut : w->panels;
+    return &w->d->experts.groups[task / per_group];
+}
+
+static void run_tasks(struct expert_work *w, const struct tern_packed *m, tern_pool_fn *fn)
+{
+    w->panels = tern_panels(m);
+    w->cut = tern_cpu_panels_per_task(w->d, m, w->n_wide / w->n_groups, w->panels * w->n_groups);
+    tern_pool_run(w->d->pool, fn, w, w->n_groups * ((w->panels + w->cut - 1) / w->cut));
+}
+
+/* gate = act(x Wg) * (x Wu) in the columns of some panels. */
+static void glu_task(void *ctx, int task, int worker)
+{
+    const struct expert_work *w = ctx;
+    const struct tern_expert_scratch *s = &w->d->experts;
+    int p0, p1;
+    const struct tern_expert_group *g = find_task(w, task, &p0, &p1);
+    group_product(w, g, w->e->gate, s->gate, w->s_ff, s->x, w->s_embd, p0, p1, worker);
+    group_product(w, g, w->e->up, s->up, w->s_ff, s->x, w->s_embd, p0, p1, worker);
+    int col0 = p0 * TERN_PANEL, col1 = p1 * TERN_PANEL < w->e->gate->n ? p1 * TERN_PANEL : w->e->gate->n;
+    for (int c = 0; c < 2; c++)
+        for (int pair = g->pair[c]; pair < g->pair[c] + g->n[c]; pair++) {
+            float *gate = s->gate + (size_t)pair * w->s_ff + col0;
+            const float *up = s->up + (size_t)pair * w->s_ff + col0;
+            (w->e->gelu ? tern_k.vec.gelu_mul : tern_k.vec.silu_mul)(gate, gate, up, col1 - col0);
+        }
+}
+
+static void down_task(void *ctx, int task, int worker)
+{
+    const struct expert_work *w = ctx;
+    const struct tern_expert_scratch *s = &w->d->experts;
+    int p0, p1;
+    const struct tern_expert_group *g = find_task(w, task, &p0, &p1);
+    group_product(w, g, w->e->down, s->x, w->s_embd, s->gate, w->s_ff, p0, p1, worker);
+}
+
+/* A row's answers, weighed unless that is done, added up in ascending order of its experts. */
+static void sum_row(const void *args, int row)
+{
+    const struct expert_work *w = args;
+    const struct tern_expert_scratch *s = &w->d->experts;
+    int n = w->e->down->n;
+    float *y = w->y + (size_t)row * w->y_stride;
+    for (int j = 0; j < w->e->n_active; j++) {
+        size_t i = (size_t)row * (size_t)w->e->n_active + (size_t)j;
+        float *answer = s->x + (size_t)s->at[i] * w->s_embd;
+        if (!w->e->weigh_input)
+            tern_k.vec.scale(answer, answer, w->weights[i], n);
+        if (j)
+            tern_k.vec.add(y, y, answer, n);
+        else
+            memcpy(y, answer, (size_t)n * sizeof *y);
+    }
+}
+
+void tern_cpu_experts(struct tern_dev *d, const struct tern_experts *e, float *y, size_t y_stride, const float *x,
+                      size_t x_stride, const int32_t *ids, const float *weights, int n_rows, int n_wide)
+{
+    struct expert_work w = {.d = d, .e = e, .y = y, .x = x, .weights = weights};
+    w.y_stride = y_stride;
+    w.x_stride = x_stride;
+    w.s_embd = tern_round_up((size_t)d->limits.max_expert_embd, 64);
+    w.s_ff = tern_round_up((size_t)d->limits.max_expert_ff, 64);
+    w.n_pairs = n_rows * e->n_active;
+    w.n_wide = n_wide * e->n_active;
+    TERN_ASSERT(n_rows <= d->limits.max_rows && n_rows - n_wide <= d->limits.max_narrow);
+    sort_pairs(&w, ids);
+    tern_cpu_each_row(d, gather_pair, &w, w.n_pairs, e->gate->k);
+    pack(&w, d->experts.x, w.s_embd, e->gate->k);
+    run_tasks(&w, e->gate, glu_task);
+    if (!tern_codes_float(e->down->codes))
+        tern_cpu_each_row(d, quantize_pair, &w, w.n_pairs - w.n_wide, e->down->k);
+    pack(&w, d->experts.gate, w.s_ff, e->down->k);
+    run_tasks(&w, e->down, down_task);
+    tern_cpu_each_row(d, sum_row, &w, n_rows, e->n_active * e->down->n);
+}
