@@ -65,6 +65,18 @@ MATRIX = {
                 [Type.Q5_0]),
 }
 MATRIX_ROWS = 16
+# Directories as transformers writes them, each with a GGUF twin of the same weights: the twins differ in everything that
+# the containers call otherwise.  "shard" splits the weights into files of about that size.
+DIRECTORIES = {
+    "hf-llama": dict(arch="llama", seed=21, prompt=80, vocab=200, hidden=64, ffn=96, layers=1, heads=2, kv=1, head_dim=48,
+                     tied=True, eps=1e-5, context=256, rope=LLAMA3_ROPE, type=Type.F16),
+    "hf-qwen2": dict(arch="qwen2", seed=22, prompt=80, vocab=200, hidden=64, ffn=96, layers=2, heads=4, kv=2, head_dim=16,
+                     tied=False, eps=1e-6, context=320, rope=dict(rope_type="default", rope_theta=1e5), type=Type.BF16,
+                     shard="90KB"),
+    "hf-gemma3": dict(arch="gemma3", seed=23, prompt=80, vocab=200, hidden=32, ffn=96, layers=3, heads=2, kv=1,
+                      head_dim=64, tied=True, eps=1e-6, context=384, window=24, scalar=48, type=Type.BF16, shard="90KB",
+                      kinds=["sliding_attention", "full_attention", "sliding_attention"]),
+}
 TOLERANCE = 2e-5
 
 
@@ -91,6 +103,8 @@ def hf_model(spec):
                                                                       use_sliding_window=False, **common))
     rope = {"full_attention": {"rope_type": "default", "rope_theta": 1e6},
             "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}
+    if "kinds" in spec:
+        common["layer_types"] = spec["kinds"]
     return transformers.Gemma3ForCausalLM(transformers.Gemma3TextConfig(
         sliding_window=spec["window"], query_pre_attn_scalar=spec["scalar"], rope_parameters=rope, **common))
 
@@ -168,6 +182,8 @@ def add_metadata(writer, spec, file_type):
         if spec["scalar"] != spec["head_dim"]:
             writer.add_attention_scale(spec["scalar"] ** -0.5)
             writer.add_rope_freq_base_swa(1e4)
+        if "kinds" in spec:
+            writer.add_sliding_window_pattern(spec["kinds"].index("full_attention") + 1)
     if "experts" in spec:
         writer.add_expert_count(spec["experts"])
         writer.add_expert_used_count(spec["active"])
@@ -343,7 +359,8 @@ class NumpyModel:
         bias = lambda name: self.w.get(f"blk.{layer}.{name}.bias", 0)  # noqa: E731
         q, k, v = (x @ weight(name).T + bias(name) for name in ("attn_q", "attn_k", "attn_v"))
         q, k, v = (t.reshape(n, -1, self.dim) for t in (q, k, v))
-        local = self.gemma and layer % 6 != 5
+        every = self.get("attention.sliding_window_pattern", 6)
+        local = self.gemma and (layer + 1) % every != 0
         if self.qk_norm:
             q, k = self.norm(q, weight("attn_q_norm")), self.norm(k, weight("attn_k_norm"))
         base = self.get("rope.freq_base_swa", 1e4) if local else self.get("rope.freq_base")
@@ -399,6 +416,23 @@ def write_ids(name, ids):
     (OUT / f"{name}.ids.txt").write_text(",".join(map(str, ids)) + "\n", encoding="ascii")
 
 
+@torch.no_grad()
+def make_directory(name, spec):
+    rng = np.random.default_rng(spec["seed"])
+    model = randomise(hf_model(spec), spec, rng)
+    ids = prompt(spec, rng)
+    dtype = {Type.F16: torch.float16, Type.BF16: torch.bfloat16}[spec["type"]]
+    for param in model.parameters():
+        param.copy_(param.to(dtype).float())
+    write_gguf(OUT / f"{name}.gguf", spec, gguf_tensors(model, spec), spec["type"])
+    write_ids(name, ids)
+    np.save(OUT / f"{name}.logits.npy", ref.logits(model, ids)[-MATRIX_ROWS:])
+    model.to(dtype).save_pretrained(OUT / name, max_shard_size=spec.get("shard", "1GB"))  # rounds the RoPE in memory too
+    (OUT / name / "generation_config.json").unlink(missing_ok=True)
+    for file in (OUT / name).iterdir():
+        file.chmod(0o644)
+
+
 def make():
     OUT.mkdir(parents=True, exist_ok=True)
     for name, spec in MODELS.items():
@@ -421,7 +455,9 @@ def make():
             write_gguf(OUT / f"{name}.gguf", spec, gguf_tensors(model, spec), qtype)
             quantised = ref.model_from_gguf(ref.Gguf(OUT / f"{name}.gguf"))
             np.save(OUT / f"{name}.logits.npy", ref.logits(quantised, ids)[-MATRIX_ROWS:])
-    total = sum(f.stat().st_size for f in OUT.iterdir())
+    for name, spec in DIRECTORIES.items():
+        make_directory(name, spec)
+    total = sum(f.stat().st_size for f in OUT.rglob("*"))
     print(f"{OUT}: {len(list(OUT.iterdir()))} files, {total / 1e6:.2f} MB")
 
 
@@ -434,6 +470,8 @@ def fixtures():
         for qtype in types:
             name = f"{base}-{qtype.name.lower()}"
             yield name, base, name
+    for name in DIRECTORIES:
+        yield name, name, name
 
 
 def verify():

@@ -5,12 +5,6 @@
 
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "GGUF is read in place: little-endian machines only");
 
-const char *tern_path_show(const char *path)
-{
-    size_t n = strlen(path);
-    return n > 150 ? path + (n - 150) : path;
-}
-
 struct tern_shown_name tern_name_show(const char *name)
 {
     struct tern_shown_name s;

@@ -130,4 +130,9 @@ int tern_file_get_str(const struct tern_file *f, const char *key, struct tern_st
  * again from the file); keeps the resident set small while weights are repacked. */
 void tern_file_forget(const struct tern_file *f, const struct tern_tensor *t);
 
+/* Sums up what the system says about all parts (struct tern_map_id): while it stays the same, nothing has written to
+ * the file or replaced it.  0: says nothing, because the file changed within the last seconds (two changes could carry
+ * one time) or lies in memory. */
+uint64_t tern_file_stamp(const struct tern_file *f, uint64_t seed);
+
 #endif

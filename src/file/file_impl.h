@@ -6,6 +6,7 @@
 #ifndef TERN_FILE_IMPL_H
 #define TERN_FILE_IMPL_H
 
+#include "base/map.h"
 #include "file/file.h"
 
 /* Limits that no sound file comes near; they keep hostile ones cheap. */
@@ -54,7 +55,7 @@ struct tern_part {
     char *path; /* owned */
     const uint8_t *p;
     size_t n;
-    bool mapped; /* else the bytes are borrowed from the caller */
+    struct tern_map map; /* not mapped: the bytes are borrowed from the caller */
     /* Filled by tern_gguf_read_meta: */
     struct tern_meta_table meta;
     size_t n_tensors;
@@ -87,8 +88,6 @@ struct tern_cursor {
     size_t index;      /* of the entry in that table */
     const char *name;  /* of the entry, once it is known */
 };
-/* The end of a long path, which tells files apart and leaves room for the message. */
-const char *tern_path_show(const char *path);
 /* A name from the file, printable and cut short, for messages. */
 struct tern_shown_name {
     char text[84];

@@ -78,7 +78,7 @@ static int open_set(struct tern_file *f, int64_t count, tern_error *err)
     struct tern_part *named = &f->parts[0];
     TERN_TRY(tern_part_int(named, "split.no", NULL, 0, count - 1, &no, err));
     TERN_TRY(tern_part_int(named, "split.tensors.count", NULL, 0, INT64_MAX, &n_tensors, err));
-    if (!named->mapped)
+    if (!named->map.p)
         TERN_FAIL(err, TERN_EUNSUPPORTED, "%s: part %lld of a split set of %lld cannot be opened from memory",
                   tern_path_show(f->path), (long long)(no + 1), (long long)count);
     if (!suffix_fits(f->path, no, count))

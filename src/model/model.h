@@ -2,6 +2,7 @@
  *
  *   arch_x.c     reads the file's configuration into struct tern_desc and lists its tensors (name, slot, shape)
  *   load.c       looks the tensors up, checks shapes, packs them
+ *   packfile.c   keeps what was packed in a file, for the next start to map
  *   forward.c    one interpreter for every descriptor; it knows numbers and slots, never a model's name
  *
  * Adding a model is one file and one line in archs.def.  The descriptor can say more than the interpreter runs today;
@@ -12,6 +13,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 #include "base/err.h"
+#include "base/map.h"
 #include "base/pool.h"
 #include "dev/dev.h"
 #include "file/file.h"
@@ -158,18 +160,32 @@ struct tern_net {
     struct tern_desc desc;
     struct tern_weights globals[TERN_N_GLOBALS];
     struct tern_weights (*layers)[TERN_N_SLOTS]; /* [n_layers] */
-    void *memory;                                /* all vectors and packed matrices */
-    size_t memory_bytes;
-    uint64_t digest; /* of the tensor table and sampled weight bytes */
+    struct tern_map packed;                      /* the file that all vectors and packed matrices lie in; else ... */
+    void *memory;                                /* ... they lie here */
+    size_t memory_bytes;                         /* theirs, wherever they lie */
+    char notice[512];                            /* a sentence about that file for people, or "" */
+    uint64_t digest;                             /* of the tensor table and sampled weight bytes */
     int64_t n_params;
 };
 
-/* Reads configuration and tensors of an opened file.  Packing runs on the pool. */
-int tern_net_load(struct tern_net **out, const struct tern_file *f, struct tern_pool *pool, tern_error *err);
+/* A file that keeps packed weights between runs (docs/packed-format.md). */
+struct tern_packed_file {
+    const char *path;  /* NULL: none */
+    bool write;        /* make it, or make it anew when it does not fit */
+    size_t write_from; /* bytes of weights from which on a missing file is made */
+};
+
+/* Reads configuration and tensors of an opened file.  Packing runs on the pool.  kept may be NULL; nothing that is
+ * wrong with that file is an error. */
+int tern_net_load(struct tern_net **out, const struct tern_file *f, struct tern_pool *pool,
+                  const struct tern_packed_file *kept, tern_error *err);
 void tern_net_free(struct tern_net *n);
 
 /* Bytes that a tensor of an opened model takes in memory; 0: it is unused. */
 size_t tern_net_tensor_bytes(const struct tern_tensor *t);
+
+/* Bytes of the matrices that every step reads: all but an embedding of its own, of which it reads rows. */
+size_t tern_net_step_bytes(const struct tern_net *n);
 
 /* 0, or TERN_EUNSUPPORTED naming the first thing in the descriptor that the interpreter does not run. */
 int tern_desc_check(const struct tern_desc *d, tern_error *err);

@@ -6,6 +6,7 @@
 #define TERN_RUN_H
 
 #include <stdatomic.h>
+#include "base/buf.h"
 #include "base/pool.h"
 #include "file/file.h"
 #include "kv/kv.h"
@@ -21,6 +22,7 @@ struct tern_model {
     tern_model_info info;
     char path[4096];
     char name[256];
+    struct tern_buf packed; /* path of the file of packed weights; empty: none is used */
 };
 
 struct tern_seq {

@@ -73,7 +73,7 @@ static inline void tiny_open(struct tiny *t, const char *name, const char *ids, 
     tern_error err = {0};
     memset(t, 0, sizeof *t);
     (void)snprintf(path, sizeof path, "%s/tiny/%s.gguf", TERN_TEST_DATA, name);
-    tiny_ok(tern_model_open(&t->model, path, 2, &err), &err);
+    tiny_ok(tern_model_open(&t->model, path, &(tern_model_params){.n_threads = 2}, &err), &err);
     tiny_read_ids(t, ids);
     tiny_read_ref(t, logits);
     assert_int_equal(t->n_vocab, tern_model_get_info(t->model)->n_vocab);

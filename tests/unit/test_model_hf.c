@@ -26,7 +26,7 @@ static void open_model(struct tiny *t, const char *path, const char *name)
     char base[64];
     tern_error err = {0};
     memset(t, 0, sizeof *t);
-    tiny_ok(tern_model_open(&t->model, path, 2, &err), &err);
+    tiny_ok(tern_model_open(&t->model, path, &(tern_model_params){.n_threads = 2}, &err), &err);
     (void)snprintf(base, sizeof base, "../hf/%s", name);
     tiny_read_ids(t, base);
     tiny_read_ref(t, base);
@@ -201,7 +201,7 @@ static void test_refused(void **state)
         tern_model *m;
         tern_error err = {0};
         place("llama", cases[i].config);
-        int rc = tern_model_open(&m, dir, 1, &err);
+        int rc = tern_model_open(&m, dir, &(tern_model_params){.n_threads = 1}, &err);
         print_message("%s\n", err.msg);
         assert_null(m);
         assert_int_equal(rc, cases[i].code);
@@ -226,7 +226,7 @@ static void test_mismatch(void **state)
         tern_model *m;
         tern_error err = {0};
         place(cases[i].model, cases[i].config);
-        assert_true(tern_model_open(&m, dir, 1, &err) < 0);
+        assert_true(tern_model_open(&m, dir, &(tern_model_params){.n_threads = 1}, &err) < 0);
         print_message("%s\n", err.msg);
         assert_null(m);
         assert_non_null(strstr(err.msg, cases[i].want));
