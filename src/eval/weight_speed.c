@@ -66,12 +66,14 @@ static int make_patterns(struct weights *t, int n_in, struct tern_rng *r, tern_e
     int rc = 0;
     uint8_t *file = NULL;
     struct tern_packed few;
+    struct tern_weight_source src = {.type = t->type, .name = tern_type_name(t->type)};
     size_t row = (size_t)(n_in / tern_type_elems(t->type)) * (size_t)tern_type_bytes(t->type);
-    TERN_TRY(tern_weight_plan(&few, t->type, PATTERNS * TERN_PANEL, n_in, err));
+    TERN_TRY(tern_weight_plan(&few, &src, PATTERNS * TERN_PANEL, n_in, err));
     TERN_TRY(tern_alloc(&file, PATTERNS * TERN_PANEL, row, err));
     TERN_TRY(tern_alloc(&t->patterns, 1, tern_weight_bytes(&few), err));
     make_bytes(file, PATTERNS * TERN_PANEL * row, r);
-    TERN_TRY(tern_weight_pack(&few, t->patterns, t->type, file, tern_type_name(t->type), 0, PATTERNS, err));
+    src.data = file;
+    TERN_TRY(tern_weight_pack(&few, t->patterns, &src, 0, PATTERNS, err));
 out:
     tern_free(file);
     return rc;
@@ -195,7 +197,8 @@ out:
 static bool multiplied(int type)
 {
     struct tern_packed w;
-    return tern_weight_plan(&w, type, TERN_PANEL, tern_type_elems(type), NULL) == 0;
+    const struct tern_weight_source src = {.type = type};
+    return tern_weight_plan(&w, &src, TERN_PANEL, tern_type_elems(type), NULL) == 0;
 }
 
 const char *tern_eval_weight_type(int i)
@@ -244,7 +247,8 @@ static int plan_types(struct speed *s, tern_error *err)
     for (int i = 0; i < p->n_types; i++) {
         struct weights *t = &s->weights[i];
         TERN_TRY(t->type = find_type(p->types[i], err));
-        TERN_TRY(tern_weight_plan(&t->w, t->type, p->n_out, p->n_in, err));
+        const struct tern_weight_source src = {.type = t->type};
+        TERN_TRY(tern_weight_plan(&t->w, &src, p->n_out, p->n_in, err));
         t->stride = tern_round_up(tern_weight_bytes(&t->w), TERN_ALIGN);
         double n = ceil((double)p->bytes / (double)t->stride);
         t->n_matrices = n < 1 ? 1 : n < INT32_MAX ? (int)n : INT32_MAX;

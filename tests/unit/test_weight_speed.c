@@ -161,7 +161,7 @@ static tern_engine *open_tiny(tern_model **m, const char *file, const char *kv)
     char path[512];
     tern_engine_params p = {.n_threads = 1, .kv = kv};
     (void)snprintf(path, sizeof path, "%s/tiny/%s", TERN_TEST_DATA, file);
-    if (tern_model_open(m, path, 1, &err) < 0 || tern_engine_open(&e, *m, &p, &err) < 0)
+    if (tern_model_open(m, path, &(tern_model_params){.n_threads = 1}, &err) < 0 || tern_engine_open(&e, *m, &p, &err) < 0)
         fail_msg("%s", err.msg);
     return e;
 }
