@@ -19,6 +19,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include "base/buf.h"
 #include "base/err.h"
 
 /* Element and block types, numbered as GGUF numbers them.
@@ -125,6 +126,11 @@ int tern_file_get_float(const struct tern_file *f, const char *key, double def, 
 int tern_file_get_bool(const struct tern_file *f, const char *key, bool def, bool *out, tern_error *err);
 /* Missing: out->p NULL, n 0. */
 int tern_file_get_str(const struct tern_file *f, const char *key, struct tern_str *out, tern_error *err);
+
+/* Reads a text that lies beside a Hugging Face model ("tokenizer.json"), of at most `max` bytes.  *found is false when
+ * there is none; a GGUF file has nothing beside it. */
+int tern_file_beside(const struct tern_file *f, const char *name, size_t max, struct tern_buf *out, bool *found,
+                     tern_error *err);
 
 /* Tells the system that the pages behind [data, data+bytes) of a tensor are not needed any more (they can be read
  * again from the file); keeps the resident set small while weights are repacked. */

@@ -237,3 +237,21 @@ out:
     clear_index(&x);
     return rc;
 }
+
+int tern_file_beside(const struct tern_file *f, const char *name, size_t max, struct tern_buf *out, bool *found,
+                     tern_error *err)
+{
+    int rc = 0;
+    char *path = NULL;
+    *found = false;
+    if (!f->dir)
+        return 0;
+    TERN_TRY(join(&path, f, name, err));
+    if (access(path, F_OK) < 0)
+        goto out;
+    TERN_TRY(tern_buf_read_file(out, path, max, err));
+    *found = true;
+out:
+    tern_free(path);
+    return rc;
+}

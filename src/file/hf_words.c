@@ -390,13 +390,15 @@ static struct words words_of(struct tern_file *f)
     return w;
 }
 
-static int translate_config(struct words *w, tern_error *err)
+/* name: of the model, owned by the file */
+static int translate_config(struct words *w, const char *name, tern_error *err)
 {
     int rc = 0;
     const struct tern_meta *scalar = said(w, "query_pre_attn_scalar");
     TERN_TRY(find_family(w, err));
     TERN_TRY(refuse(w, err));
     TERN_TRY(put(w, "general.architecture", text_meta(w->family->arch), err));
+    TERN_TRY(put(w, "general.name", text_meta(name), err));
     TERN_TRY(translate_keys(w, err));
     TERN_TRY(translate_windows(w, err));
     TERN_TRY(translate_rope(w, err));
@@ -555,7 +557,8 @@ int tern_hf_translate(struct tern_file *f, struct tern_tensor_list *list, tern_e
     int rc = 0;
     struct words w = words_of(f);
     size_t place = 0;
-    TERN_TRY(translate_config(&w, err));
+    const char *slash = strrchr(f->dir, '/');
+    TERN_TRY(translate_config(&w, slash && slash[1] ? slash + 1 : f->dir, err));
     for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
         char name[64];
         (void)snprintf(name, sizeof name, "%sembed_tokens.weight", places[i][0]);

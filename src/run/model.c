@@ -94,35 +94,6 @@ static void describe(tern_model *m)
     };
 }
 
-/* The file's own template, else ChatML when the vocabulary has its two tokens, else none. */
-static int load_template(tern_model *m, tern_error *err)
-{
-    struct tern_str text;
-    char name[4200];
-    int rc = tern_file_get_str(m->file, "tokenizer.chat_template", &text, err);
-    if (rc < 0 || !m->tok)
-        return rc;
-    (void)snprintf(name, sizeof name, "%s: chat template", m->path);
-    if (text.p)
-        return tern_template_parse(&m->tmpl, name, text.p, text.n, err);
-    if (tern_tokenizer_find(m->tok, "<|im_start|>", 12) >= 0 && tern_tokenizer_find(m->tok, "<|im_end|>", 10) >= 0)
-        return tern_template_parse(&m->tmpl, "ChatML", tern_template_chatml, strlen(tern_template_chatml), err);
-    return 0;
-}
-
-static int load_text(tern_model *m, tern_error *err)
-{
-    int rc = 0;
-    TERN_TRY(tern_tokenizer_from_file(&m->tok, m->file, err));
-    if (m->tok && tern_tokenizer_n_vocab(m->tok) > m->net->desc.n_vocab)
-        TERN_FAIL(err, TERN_EFORMAT,
-                  "%s: vocabulary mismatch: tokenizer.ggml.tokens has %d entries, token_embd.weight has %d rows",
-                  m->path, tern_tokenizer_n_vocab(m->tok), m->net->desc.n_vocab);
-    TERN_TRY(load_template(m, err));
-out:
-    return rc;
-}
-
 #define PACKED_FROM ((size_t)32 << 20) /* less is packed sooner than a user notices */
 
 static int packed_file(struct tern_packed_file *out, tern_model *m, const char *how, tern_error *err)
@@ -150,11 +121,13 @@ int tern_model_open(tern_model **out, const char *path, const tern_model_params 
     TERN_TRY(tern_alloc(&m, 1, sizeof *m, err));
     if (snprintf(m->path, sizeof m->path, "%s", path) >= (int)sizeof m->path)
         TERN_FAIL(err, TERN_EINVAL, "path is longer than %zu bytes", sizeof m->path - 1);
+    for (size_t n = strlen(m->path); n > 1 && m->path[n - 1] == '/';) /* what belongs to a directory lies beside it */
+        m->path[--n] = 0;
     TERN_TRY(tern_file_open(&m->file, path, err));
     TERN_TRY(tern_pool_new(&pool, n_threads > 0 ? n_threads : tern_cpu_cores(), 0, err));
     TERN_TRY(packed_file(&kept, m, p ? p->packed : NULL, err));
     TERN_TRY(tern_net_load(&m->net, m->file, pool, &kept, err));
-    TERN_TRY(load_text(m, err));
+    TERN_TRY(tern_model_load_text(m, err));
     TERN_TRY(tern_file_get_str(m->file, "general.name", &name, err));
     (void)snprintf(m->name, sizeof m->name, "%.*s", (int)(name.n < sizeof m->name ? name.n : sizeof m->name - 1),
                    name.p ? name.p : "");

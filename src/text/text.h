@@ -30,9 +30,9 @@ int tern_ids_add(struct tern_ids *ids, int32_t id, tern_error *err);
 void tern_ids_clear(struct tern_ids *ids);
 
 /* Builds the tokenizer from GGUF metadata `tokenizer.ggml.*`.  model "gpt2" = byte-level BPE (tokenizer.ggml.pre names
- * the pre-tokenizer; pretok.def lists those that are known, others are refused and named), "llama" = SentencePiece-style
- * score merges, "gemma4" = merges of characters, "none" or no tokenizer keys at all = no vocabulary: *out is NULL and 0
- * is returned.  Errors name the file and the key. */
+ * the pre-tokenizer; pretok.def lists those that are known, others are refused and named), "llama" =
+ * SentencePiece-style score merges, "gemma4" = merges of characters, "none" or no tokenizer keys at all = no
+ * vocabulary: *out is NULL and 0 is returned.  Errors name the file and the key. */
 int tern_tokenizer_from_file(struct tern_tokenizer **out, const struct tern_file *f, tern_error *err);
 
 /* The files of a Hugging Face tokenizer, as bytes; p is NULL for one that is not there. */
@@ -98,6 +98,9 @@ struct tern_template;
 /* Parses a Jinja template (the subset of docs/templates.md).  `name` is used in messages ("model.gguf: chat template,
  * line 3: ...").  Depth, steps and output are bounded at render time: TERN_ELIMIT. */
 int tern_template_parse(struct tern_template **out, const char *name, const char *text, size_t n, tern_error *err);
+/* The template of tokenizer_config.json or of an older chat_template.json: the text at "chat_template", or of a list of
+ * named ones that of the name "default".  *out is NULL where there is none. */
+int tern_template_from_json(struct tern_template **out, const char *name, const char *json, size_t n, tern_error *err);
 void tern_template_free(struct tern_template *t);
 
 struct tern_chat_message {

@@ -233,11 +233,56 @@ static void test_mismatch(void **state)
     }
 }
 
+/* Vocabulary and chat template lie beside the weights; the template as a file of its own, or inside another. */
+static void test_text(void **state)
+{
+    static const char tokenizer[] =
+        "{\"model\": {\"type\": \"BPE\", \"vocab\": {\"a\": 0, \"b\": 1, \"ab\": 2, \"<s>\": 3, \"<e>\": 4}, "
+        "\"merges\": [\"a b\"]}, \"added_tokens\": [{\"id\": 3, \"content\": \"<s>\", \"special\": true}, "
+        "{\"id\": 4, \"content\": \"<e>\", \"special\": true}], \"decoder\": {\"type\": \"Fuse\"}}";
+    static const char *const names[] = {"tokenizer_config.json", "chat_template.json", "chat_template.jinja"};
+    static const char *const texts[] = {
+        "{\"bos_token\": \"<s>\", \"chat_template\": [{\"name\": \"tools\", \"template\": \"x\"}, "
+        "{\"name\": \"default\", \"template\": \"{{ bos_token }}1{{ messages[0].content }}\"}]}",
+        "{\"chat_template\": \"2{{ messages[0].content }}\"}", "3{{ messages[0].content }}"};
+    static const char *const want[] = {"<s>1ab", "2ab", "3ab"};
+    const tern_chat_turn turn = {"user", "ab"};
+    (void)state;
+    place("llama", LLAMA(ROPE));
+    write_text("tokenizer.json", tokenizer);
+    write_text("generation_config.json", "{\"eos_token_id\": [4, 1]}");
+    for (int i = 0; i < 3; i++) {
+        tern_model *m;
+        tern_error err = {0};
+        tern_tokens ids = {0};
+        char *text;
+        write_text(names[i], texts[i]);
+        tiny_ok(tern_model_open(&m, dir, &(tern_model_params){.n_threads = 1}, &err), &err);
+        tiny_ok(tern_model_tokenize(m, "abba", 4, 0, &ids, &err), &err);
+        assert_int_equal(ids.len, 3);
+        assert_memory_equal(ids.p, ((int32_t[]){2, 1, 0}), 3 * sizeof *ids.p);
+        assert_true(tern_model_is_eog(m, 4) && tern_model_is_eog(m, 1) && !tern_model_is_eog(m, 2));
+        tiny_ok(tern_model_chat_text(m, &turn, 1, true, &text, &err), &err);
+        assert_string_equal(text, want[i]);
+        free(text);
+        tern_tokens_clear(&ids);
+        tern_model_close(&m);
+        assert_int_equal(unlink(in_dir(names[i])), 0);
+    }
+    write_text("tokenizer.json", "{}");
+    tern_model *m;
+    tern_error err = {0};
+    assert_true(tern_model_open(&m, dir, &(tern_model_params){.n_threads = 1}, &err) < 0);
+    assert_non_null(strstr(err.msg, "tokenizer.json"));
+    assert_int_equal(unlink(in_dir("tokenizer.json")), 0);
+    assert_int_equal(unlink(in_dir("generation_config.json")), 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_parity),  cmocka_unit_test(test_twins),    cmocka_unit_test(test_spellings),
-        cmocka_unit_test(test_refused), cmocka_unit_test(test_mismatch),
+        cmocka_unit_test(test_refused), cmocka_unit_test(test_mismatch), cmocka_unit_test(test_text),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }
