@@ -141,7 +141,7 @@ static const char man_head[] =
     ".SH SYNOPSIS\n.B tern\n.I COMMAND\n.RI [ options ]\n.br\n.B tern\n.I COMMAND\n.B \\-\\-help\n.br\n.B tern "
     "\\-\\-version\n"
     ".SH DESCRIPTION\n"
-    "tern runs large language models from GGUF files on the processor.  Their KV cache is kept in 2 to 8 bits per "
+    "tern runs large language models from GGUF files or safetensors directories on the processor.  Their KV cache is kept in 2 to 8 bits per "
     "value and attended in place.\n.PP\n"
     "The product of a command goes to standard output: text, a table, or with\n.B \\-\\-json\none object.  "
     "Everything else goes to standard error.\n"

@@ -1,11 +1,13 @@
 /* file/file.h - model files, read through a read-only memory map.
  *
  * Mental model: a file is a table of metadata (key -> typed value) and a table of tensors (name -> type, shape, bytes).
- * GGUF v2/v3 today, one file or a split set; the structure leaves room for other containers, which fill the same two
- * tables.  Everything that a file says is checked before it is believed: counts against the bytes that are left,
- * products with overflow checks, offsets against the file's size, tensors against each other.  After tern_file_open
- * succeeded, every pointer handed out is valid for its stated length until tern_file_close.  Only the bytes of tensors
- * are not looked at: a NaN scale is found when weights are packed.
+ * GGUF v2/v3, one file or a split set, or a Hugging Face directory: config.json with one or more safetensors files.
+ * Both speak GGUF's language: a directory's configuration is found under GGUF's keys (and as it stands under
+ * "config."), its tensors under GGUF's names; hf_words.c is the dictionary.  Everything that a file says is checked
+ * before it is believed: counts against the bytes that are left, products with overflow checks, offsets against the
+ * file's size, tensors against each other.  After tern_file_open succeeded, every pointer handed out is valid for its
+ * stated length until tern_file_close.  Only the bytes of tensors are not looked at: a NaN scale is found when weights
+ * are packed.
  *
  * A split set reads as one file: the metadata is that of its first part (later parts only say which part they are),
  * the tensors are those of all parts in order.
@@ -87,7 +89,8 @@ struct tern_meta {
 
 struct tern_file;
 
-/* Opens a GGUF file, or the whole set when `path` is (any) part NAME-00001-of-000NN.gguf.  *out NULL on failure. */
+/* Opens a GGUF file, or the whole set when `path` is (any) part NAME-00001-of-000NN.gguf; or a Hugging Face model when
+ * it is the directory, its model.safetensors or its model.safetensors.index.json.  *out NULL on failure. */
 int tern_file_open(struct tern_file **out, const char *path, tern_error *err);
 void tern_file_close(struct tern_file **f); /* accepts NULL and *f == NULL; sets *f NULL */
 
