@@ -88,9 +88,6 @@ int tern_model_load_text(tern_model *m, tern_error *err)
     struct texts t = {0};
     TERN_TRY(read_texts(&t, m->file, err));
     TERN_TRY(load_tokenizer(m, &t, err));
-    if (m->tok && tern_tokenizer_n_vocab(m->tok) > m->net->desc.n_vocab)
-        TERN_FAIL(err, TERN_EFORMAT, "%s: vocabulary mismatch: the tokenizer has %d entries, the embedding has %d rows",
-                  m->path, tern_tokenizer_n_vocab(m->tok), m->net->desc.n_vocab);
     TERN_TRY(load_template(m, &t, err));
 out:
     clear_texts(&t);

@@ -60,7 +60,8 @@ static inline uint8_t unit(const struct tern_tok_scan *s, size_t i, size_t *n)
 {
     uint8_t byte = (uint8_t)s->text[i];
     *n = 1;
-    if (byte == 0xE2 && s->t->algo == TERN_TOK_SCORE_BPE && s->n - i >= 3 && memcmp(s->text + i, "\xE2\x96\x81", 3) == 0) {
+    if (byte == 0xE2 && s->t->algo == TERN_TOK_SCORE_BPE && s->n - i >= 3 &&
+        memcmp(s->text + i, "\xE2\x96\x81", 3) == 0) {
         *n = 3;
         return ' ';
     }

@@ -20,10 +20,8 @@ static int encode_normal(struct tern_tok_work *w, int source, size_t begin, size
         return tern_tok_pieces(w, 0, source, begin, end, err);
     for (size_t i = 0; begin + i < end;) {
         /* The text may have moved, but not what the scan is asked next: everything behind i. */
-        struct tern_tok_scan scan = {.t = w->t,
-                                     .trie = &w->t->added_normal,
-                                     .text = tern_tok_source(w, source) + begin,
-                                     .n = end - begin};
+        struct tern_tok_scan scan = {
+            .t = w->t, .trie = &w->t->added_normal, .text = tern_tok_source(w, source) + begin, .n = end - begin};
         struct tern_tok_match m = tern_tok_scan_next(&scan, i);
         TERN_TRY(tern_tok_pieces(w, 0, source, begin + i, begin + m.begin, err));
         if (m.id >= 0)

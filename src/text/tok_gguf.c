@@ -264,7 +264,8 @@ static int read_merge(const struct load *l, size_t i, tern_error *err)
     if (tern_tok_add_merge_text(l->t, s->p, s->n, (uint32_t)i))
         return 0;
     return tern_err_set(err, TERN_EFORMAT,
-                        "%s: " KEY "merges[%zu] is not two tokens of " KEY "tokens that make a third, with a space between",
+                        "%s: " KEY "merges[%zu] is not two tokens of " KEY
+                        "tokens that make a third, with a space between",
                         tern_file_path(l->f), i);
 }
 
@@ -411,8 +412,9 @@ static int read_algo(const struct tern_file *f, bool *none, enum tern_tok_algo *
         }
     if (*none)
         return 0;
-    return tern_err_set(err, TERN_EUNSUPPORTED, "%s: " KEY "model is '%.*s'; gpt2, llama, gemma4 and none are supported",
-                        tern_file_path(f), (int)(model.n < 64 ? model.n : 64), model.p);
+    return tern_err_set(err, TERN_EUNSUPPORTED,
+                        "%s: " KEY "model is '%.*s'; gpt2, llama, gemma4 and none are supported", tern_file_path(f),
+                        (int)(model.n < 64 ? model.n : 64), model.p);
 }
 
 int tern_tokenizer_from_file(struct tern_tokenizer **out, const struct tern_file *f, tern_error *err)

@@ -3,8 +3,8 @@
  * Mental model.  Encoding is three nested cuts:
  *   1. added tokens (control, user-defined) are found in the raw text by a trie, leftmost first, longest first; what
  *      lies between is normalized, and added tokens that want normalized text are found in that
- *   2. the rest is cut into words: by the pre-tokenizer's steps, or before spaces (score BPE; only where no piece of the
- *      vocabulary could cross the cut)
+ *   2. the rest is cut into words: by the pre-tokenizer's steps, or before spaces (score BPE; only where no piece of
+ * the vocabulary could cross the cut)
  *   3. inside one word neighbours are merged, lowest rank first, leftmost first among equals; Unigram instead takes the
  *      pieces with the greatest sum of scores
  * The kinds of BPE differ in the first symbols (bytes or characters) and in how a pair is looked up: by the pair of ids
@@ -231,11 +231,11 @@ struct tern_tokenizer {
     bool *eog;     /* [n_vocab] */
     uint8_t *find; /* [n_vocab] TERN_TOK_WORD ...; NULL: all 0 */
     struct tern_tok_strings piece, bytes;
-    struct tern_tok_map by_piece; /* every token */
-    struct tern_tok_map by_bytes; /* normal tokens; empty where the algorithm does not ask */
-    int32_t byte_id[256];         /* token of a single byte, or -1 */
-    bool all_bytes;               /* byte_id has no -1 */
-    struct tern_tok_trie added;   /* looked for in the raw text */
+    struct tern_tok_map by_piece;      /* every token */
+    struct tern_tok_map by_bytes;      /* normal tokens; empty where the algorithm does not ask */
+    int32_t byte_id[256];              /* token of a single byte, or -1 */
+    bool all_bytes;                    /* byte_id has no -1 */
+    struct tern_tok_trie added;        /* looked for in the raw text */
     struct tern_tok_trie added_normal; /* looked for in normalized text */
     struct tern_tok_steps norm, pre;
     char alphabet[256][4]; /* where mapped */
@@ -398,10 +398,10 @@ struct tern_tok_work {
     size_t cap_heap;
     struct tern_tok_memo *memo; /* NULL where it does not pay: short texts; unknown tokens that depend on context */
     struct tern_tok_regex_run run;
-    bool after_unknown; /* the id added last stands for unknown text */
-    bool after_added;   /* at the start or behind an added token: where a prefix space belongs */
-    bool at_start;      /* nothing was encoded so far */
-    bool behind_broken; /* behind a byte that is not UTF-8: nothing is put in front of such a piece */
+    bool after_unknown;         /* the id added last stands for unknown text */
+    bool after_added;           /* at the start or behind an added token: where a prefix space belongs */
+    bool at_start;              /* nothing was encoded so far */
+    bool behind_broken;         /* behind a byte that is not UTF-8: nothing is put in front of such a piece */
     struct tern_tok_best *best; /* Unigram: the best way to each position of a word */
     size_t cap_best;
 };

@@ -1,5 +1,6 @@
-/* Builds a tokenizer from the files that Hugging Face's `tokenizers` writes.  As with GGUF, nothing in them is believed:
- * types, counts, ids and lengths are checked here, so that encoding and decoding need no checks of the vocabulary. */
+/* Builds a tokenizer from the files that Hugging Face's `tokenizers` writes.  As with GGUF, nothing in them is
+ * believed: types, counts, ids and lengths are checked here, so that encoding and decoding need no checks of the
+ * vocabulary. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -123,8 +124,8 @@ out:
 static bool looks_special(const char *p, size_t n)
 {
     static const char begin[] = "<\xEF\xBD\x9C", end[] = "\xEF\xBD\x9C>"; /* full-width bars */
-    return n > 8 && ((memcmp(p, "<|", 2) == 0 && memcmp(p + n - 2, "|>", 2) == 0) ||
-                     (memcmp(p, begin, 4) == 0 && memcmp(p + n - 4, end, 4) == 0));
+    return (n > 4 && memcmp(p, "<|", 2) == 0 && memcmp(p + n - 2, "|>", 2) == 0) ||
+           (n > 8 && memcmp(p, begin, 4) == 0 && memcmp(p + n - 4, end, 4) == 0);
 }
 
 static int read_added(const struct tern_tok_json *j, const json_t *token, json_int_t id, struct vocabulary *v,
@@ -161,7 +162,8 @@ static int read_all_added(const struct tern_tok_json *j, struct vocabulary *v, s
         TERN_FAIL(err, TERN_EFORMAT, "%s: added_tokens is not a list", j->name);
     for (size_t i = 0; i < json_array_size(list); i++) {
         const json_t *id = tern_tok_json_get(json_array_get(list, i), "id");
-        TERN_TRY(read_added(j, json_array_get(list, i), json_is_integer(id) ? json_integer_value(id) : -1, v, cap, err));
+        TERN_TRY(
+            read_added(j, json_array_get(list, i), json_is_integer(id) ? json_integer_value(id) : -1, v, cap, err));
     }
     for (void *it = json_object_iter(more); it; it = json_object_iter_next(more, it)) {
         char *end;
@@ -288,7 +290,8 @@ static int read_merges(const struct tern_tok_json *j, const json_t *merges, tern
     struct tern_tokenizer *t = j->t;
     size_t n = json_array_size(merges);
     if (!json_is_array(merges) || n > TERN_TOK_MAX_VOCAB)
-        TERN_FAIL(err, TERN_EFORMAT, "%s: merges of the model is not a list of at most %d", j->name, TERN_TOK_MAX_VOCAB);
+        TERN_FAIL(err, TERN_EFORMAT, "%s: merges of the model is not a list of at most %d", j->name,
+                  TERN_TOK_MAX_VOCAB);
     TERN_TRY(tern_tok_rules_init(t, n, err));
     for (size_t i = 0; i < n; i++) {
         const json_t *m = json_array_get(merges, i), *a = json_array_get(m, 0), *b = json_array_get(m, 1);
@@ -391,8 +394,8 @@ static int get_token(const struct tern_tok_json *j, const char *key, int32_t *id
     *id = tern_tokenizer_find(j->t, json_string_value(v), json_string_length(v));
     if (*id >= 0)
         return 0;
-    return tern_err_set(err, TERN_EFORMAT, "%s: %s of tokenizer_config.json is '%.64s', which is no token", j->name, key,
-                        json_string_value(v));
+    return tern_err_set(err, TERN_EFORMAT, "%s: %s of tokenizer_config.json is '%.64s', which is no token", j->name,
+                        key, json_string_value(v));
 }
 
 /* "eos_token_id": an id or a list of ids.  *first keeps what it has, else gets the first; all become eog when asked. */
@@ -492,8 +495,8 @@ static int read_all(struct tern_tok_json *j, tern_error *err)
     TERN_TRY(tern_tok_json_decoder(j, tern_tok_json_get(j->root, "decoder"), err));
     j->t->algo = unigram ? TERN_TOK_UNIGRAM : j->byte_level ? TERN_TOK_BYTE_BPE : TERN_TOK_CHAR_BPE;
     if (j->byte_level && (unigram || !j->decoder.alphabet))
-        TERN_FAIL(err, TERN_EUNSUPPORTED, "%s: ByteLevel with Unigram, or without a ByteLevel decoder, is not supported",
-                  j->name);
+        TERN_FAIL(err, TERN_EUNSUPPORTED,
+                  "%s: ByteLevel with Unigram, or without a ByteLevel decoder, is not supported", j->name);
     TERN_TRY(read_vocabulary(j, model, &v, err));
     TERN_TRY(unigram ? read_unigram(j, model, err) : read_bpe(j, model, err));
     TERN_TRY(read_special(j, err));

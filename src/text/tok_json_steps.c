@@ -29,7 +29,8 @@ const char *tern_tok_json_type(const json_t *object)
 static int refuse(const struct tern_tok_json *j, const char *what, const json_t *object, const char *why,
                   tern_error *err)
 {
-    return tern_err_set(err, TERN_EUNSUPPORTED, "%s: the %s '%.64s' %s", j->name, what, tern_tok_json_type(object), why);
+    return tern_err_set(err, TERN_EUNSUPPORTED, "%s: the %s '%.64s' %s", j->name, what, tern_tok_json_type(object),
+                        why);
 }
 
 typedef int (*reader)(struct tern_tok_json *j, const json_t *object, int depth, tern_error *err);
@@ -58,7 +59,8 @@ static int read_pattern(const struct tern_tok_json *j, const char *what, const j
     const json_t *v = text ? text : regex;
     if (!json_is_string(v) || json_string_length(v) == 0)
         return refuse(j, what, object, "has no pattern", err);
-    int rc = (text ? tern_tok_regex_literal : tern_tok_regex_new)(re, json_string_value(v), json_string_length(v), &why);
+    int rc =
+        (text ? tern_tok_regex_literal : tern_tok_regex_new)(re, json_string_value(v), json_string_length(v), &why);
     return rc < 0 ? tern_err_set(err, rc, "%s: the %s '%.64s': %s", j->name, what, tern_tok_json_type(object), why.msg)
                   : 0;
 }
@@ -232,9 +234,10 @@ static int read_pre_tokenizer(struct tern_tok_json *j, const json_t *object, int
     if (strcmp(type, "CharDelimiterSplit") == 0)
         return read_delimiter(j, object, err);
     if (strcmp(type, "Digits") == 0)
-        return tern_tok_steps_split(
-            s, "\\p{N}", tern_tok_json_flag(object, "individual_digits", false) ? TERN_TOK_ISOLATED : TERN_TOK_CONTIGUOUS,
-            false, err);
+        return tern_tok_steps_split(s, "\\p{N}",
+                                    tern_tok_json_flag(object, "individual_digits", false) ? TERN_TOK_ISOLATED
+                                                                                           : TERN_TOK_CONTIGUOUS,
+                                    false, err);
     if (strcmp(type, "Whitespace") == 0)
         return tern_tok_steps_split(s, "\\w+|[^\\w\\s]+", TERN_TOK_REMOVED, true, err);
     if (strcmp(type, "WhitespaceSplit") == 0)
@@ -323,8 +326,8 @@ out:
 int tern_tok_json_decoder(struct tern_tok_json *j, const json_t *object, tern_error *err)
 {
     if (!object)
-        return tern_err_set(err, TERN_EUNSUPPORTED, "%s: has no decoder; putting spaces between tokens is not supported",
-                            j->name);
+        return tern_err_set(err, TERN_EUNSUPPORTED,
+                            "%s: has no decoder; putting spaces between tokens is not supported", j->name);
     return read_decoder(j, object, 0, err);
 }
 

@@ -4,8 +4,8 @@
 
 /* Normalization touches only stretches around characters that can change.  A character is "inert" when it has combining
  * class 0, no canonical decomposition and no part in any composition; nothing normalizes across the gap in front of an
- * inert character.  (Forms other than NFC, which are rare, take only ASCII as inert.)  Characters below U+0300 count as inert too: they can be the first half of a composition but never
- * the second, so a stretch reaches one character back.
+ * inert character.  (Forms other than NFC, which are rare, take only ASCII as inert.)  Characters below U+0300 count as
+ * inert too: they can be the first half of a composition but never the second, so a stretch reaches one character back.
  *
  * utf8proc's own reordering is quadratic in the length of a run of combining marks, hence the counting sort here. */
 

@@ -64,14 +64,10 @@ static int escape(struct rewrite *r, bool set)
         char c;
         const char *in_set, *outside;
     } table[] = {
-        {'s', SPACES, "[" SPACES "]"},
-        {'S', "\\S\\x{180E}", "[^" SPACES "]"},
-        {'w', WORD, "[" WORD "]"},
-        {'W', NULL, "[^" WORD "]"},
-        {'d', "\\p{Nd}", "\\p{Nd}"},
-        {'D', "\\P{Nd}", "\\P{Nd}"},
-        {'b', NULL, BOUNDARY},
-        {'v', "\\x{0B}", "\\x{0B}"},
+        {'s', SPACES, "[" SPACES "]"}, {'S', "\\S\\x{180E}", "[^" SPACES "]"},
+        {'w', WORD, "[" WORD "]"},     {'W', NULL, "[^" WORD "]"},
+        {'d', "\\p{Nd}", "\\p{Nd}"},   {'D', "\\P{Nd}", "\\P{Nd}"},
+        {'b', NULL, BOUNDARY},         {'v', "\\x{0B}", "\\x{0B}"},
     };
     char c = r->n - r->i >= 2 ? r->p[r->i + 1] : 0;
     for (size_t k = 0; k < sizeof table / sizeof table[0]; k++) {
