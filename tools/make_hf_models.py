@@ -47,7 +47,7 @@ MODELS = {
                 False),
     "qwen2": ("Qwen2", dict(rope_parameters=PLAIN, tie_word_embeddings=False, num_hidden_layers=2, head_dim=None,
                             num_attention_heads=4, num_key_value_heads=2, vocab_size=128,
-                            use_sliding_window=False), Type.BF16, "90KB",
+                            intermediate_size=32, use_sliding_window=False), Type.BF16, "90KB",
               True),
     "qwen3": ("Qwen3", dict(rope_parameters=PLAIN, tie_word_embeddings=True), Type.BF16, "1GB", False),
     "phi3": ("Phi3", dict(rope_parameters=LONGROPE, tie_word_embeddings=False, original_max_position_embeddings=100,
