@@ -85,7 +85,7 @@ typedef struct tern_model_params {
     const char *packed;
 } tern_model_params;
 
-/* Opens a GGUF file (any part of a split set).  p NULL: all defaults. */
+/* Opens a GGUF file (any part of a split set), or a Hugging Face directory of safetensors.  p NULL: all defaults. */
 TERN_API int tern_model_open(tern_model **out, const char *path, const tern_model_params *p, tern_error *err);
 TERN_API void tern_model_close(tern_model **m);
 TERN_API const tern_model_info *tern_model_get_info(const tern_model *m); /* view, until close */

@@ -71,13 +71,13 @@ static const char *kind_name(enum tern_meta_type type)
 
 static int fail_value(const struct tern_part *part, const struct tern_meta *m, const char *text, tern_error *err)
 {
-    struct tern_cursor c = {.part = part, .table = "metadata key", .name = m->key};
+    struct tern_cursor c = {.part = part, .table = "metadata key", .name = m->source};
     return tern_cursor_fail(&c, (size_t)m->file_offset, TERN_EFORMAT, err, "%s", text);
 }
 
 static int fail_type(const struct tern_part *part, const struct tern_meta *m, enum tern_meta_type want, tern_error *err)
 {
-    struct tern_cursor c = {.part = part, .table = "metadata key", .name = m->key};
+    struct tern_cursor c = {.part = part, .table = "metadata key", .name = m->source};
     return tern_cursor_fail(&c, (size_t)m->file_offset, TERN_EFORMAT, err, "%s where %s is wanted", kind_name(m->type),
                             kind_name(want));
 }
@@ -96,7 +96,7 @@ int tern_part_int(const struct tern_part *part, const char *key, const int64_t *
     if (m->type != TERN_META_INT)
         return fail_type(part, m, TERN_META_INT, err);
     if (m->i < min || m->i > max) {
-        struct tern_cursor c = {.part = part, .table = "metadata key", .name = m->key};
+        struct tern_cursor c = {.part = part, .table = "metadata key", .name = m->source};
         return tern_cursor_fail(&c, (size_t)m->file_offset, TERN_EFORMAT, err, "%lld is outside %lld to %lld",
                                 (long long)m->i, (long long)min, (long long)max);
     }

@@ -1,11 +1,13 @@
 /* file/file.h - model files, read through a read-only memory map.
  *
  * Mental model: a file is a table of metadata (key -> typed value) and a table of tensors (name -> type, shape, bytes).
- * GGUF v2/v3 today, one file or a split set; the structure leaves room for other containers, which fill the same two
- * tables.  Everything that a file says is checked before it is believed: counts against the bytes that are left,
- * products with overflow checks, offsets against the file's size, tensors against each other.  After tern_file_open
- * succeeded, every pointer handed out is valid for its stated length until tern_file_close.  Only the bytes of tensors
- * are not looked at: a NaN scale is found when weights are packed.
+ * GGUF v2/v3, one file or a split set, or a Hugging Face directory: config.json with one or more safetensors files.
+ * Both speak GGUF's language: a directory's configuration is found under GGUF's keys (and as it stands under
+ * "config."), its tensors under GGUF's names; hf_words.c is the dictionary.  Everything that a file says is checked
+ * before it is believed: counts against the bytes that are left, products with overflow checks, offsets against the
+ * file's size, tensors against each other.  After tern_file_open succeeded, every pointer handed out is valid for its
+ * stated length until tern_file_close.  Only the bytes of tensors are not looked at: a NaN scale is found when weights
+ * are packed.
  *
  * A split set reads as one file: the metadata is that of its first part (later parts only say which part they are),
  * the tensors are those of all parts in order.
@@ -19,6 +21,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include "base/buf.h"
 #include "base/err.h"
 
 /* Element and block types, numbered as GGUF numbers them.
@@ -63,7 +66,10 @@ int tern_type_elems(int type);
 int tern_type_bytes(int type);
 
 struct tern_tensor {
-    const char *name;            /* NUL-terminated, owned by the file */
+    const char *name;            /* in GGUF's words, NUL-terminated, owned by the file */
+    const char *source;          /* what the file calls it, for messages and reports */
+    float add;                   /* elements mean what they say plus this: 0, or 1 for norms that hold w of 1+w */
+    bool unused;                 /* no part of the text model: an image tower, an output matrix that is tied */
     int type;                    /* enum tern_type; always one that tern reads */
     int n_dims;                  /* 1..4 */
     int64_t dims[TERN_MAX_DIMS]; /* dims[0] is contiguous (a matrix [n_out, n_in] has dims {n_in, n_out}); rest 1 */
@@ -81,6 +87,7 @@ struct tern_str {
 
 struct tern_meta {
     const char *key;
+    const char *source; /* where the file says it, for messages */
     enum tern_meta_type type;
     enum tern_meta_type elem; /* of an array */
     int64_t i;                /* INT and BOOL; a u64 above INT64_MAX is refused at open */
@@ -93,7 +100,8 @@ struct tern_meta {
 
 struct tern_file;
 
-/* Opens a GGUF file, or the whole set when `path` is (any) part NAME-00001-of-000NN.gguf.  *out NULL on failure. */
+/* Opens a GGUF file, or the whole set when `path` is (any) part NAME-00001-of-000NN.gguf; or a Hugging Face model when
+ * it is the directory, its model.safetensors or its model.safetensors.index.json.  *out NULL on failure. */
 int tern_file_open(struct tern_file **out, const char *path, tern_error *err);
 void tern_file_close(struct tern_file **f); /* accepts NULL and *f == NULL; sets *f NULL */
 
@@ -101,7 +109,7 @@ void tern_file_close(struct tern_file **f); /* accepts NULL and *f == NULL; sets
  * A part of a split set is refused. */
 int tern_file_open_memory(struct tern_file **out, const void *bytes, size_t n_bytes, const char *name, tern_error *err);
 
-/* Which container it is: what names its keys and tensors have (model/names.c). */
+/* Which container it is. */
 enum tern_file_kind { TERN_FILE_GGUF, TERN_FILE_HF };
 enum tern_file_kind tern_file_kind(const struct tern_file *f);
 
@@ -132,6 +140,11 @@ int tern_file_get_float(const struct tern_file *f, const char *key, double def, 
 int tern_file_get_bool(const struct tern_file *f, const char *key, bool def, bool *out, tern_error *err);
 /* Missing: out->p NULL, n 0. */
 int tern_file_get_str(const struct tern_file *f, const char *key, struct tern_str *out, tern_error *err);
+
+/* Reads a text that lies beside a Hugging Face model ("tokenizer.json"), of at most `max` bytes.  *found is false when
+ * there is none; a GGUF file has nothing beside it. */
+int tern_file_beside(const struct tern_file *f, const char *name, size_t max, struct tern_buf *out, bool *found,
+                     tern_error *err);
 
 /* Tells the system that the pages behind [data, data+bytes) of a tensor are not needed any more (they can be read
  * again from the file); keeps the resident set small while weights are repacked. */

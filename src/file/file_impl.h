@@ -47,7 +47,7 @@ bool tern_file_index_add(struct tern_file_index *x, size_t i, tern_file_name_fn 
 
 struct tern_meta_table {
     struct tern_meta *v;
-    size_t n;
+    size_t n, cap; /* cap counts where entries are added after reading */
     struct tern_file_index index;
 };
 
@@ -142,12 +142,17 @@ struct tern_tensor_list {
 int tern_safetensors_read(const struct tern_part *part, struct tern_tensor_list *list, struct tern_file_arena *a,
                           tern_error *err);
 
+/* Gives the configuration and the tensors GGUF's names; needs TERN_HF_ENTRIES free entries in the metadata. */
+int tern_hf_translate(struct tern_file *f, struct tern_tensor_list *list, tern_error *err);
+#define TERN_HF_ENTRIES 64
+
 struct json_t;
 /* The JSON object that a mapped text of at most TERN_JSON_MAX bytes is; `p` lies in the part. */
 int tern_json_object(struct json_t **out, const struct tern_part *part, const uint8_t *p, size_t n, tern_error *err);
-/* The values of a mapped JSON file as part->meta: "config.rope_scaling.factor" for members of members, lists of equal
- * things as arrays, other lists as members 0, 1 ...; nulls are left out. */
-int tern_json_read_meta(struct tern_part *part, const char *prefix, struct tern_file_arena *a, tern_error *err);
+/* The values of a mapped JSON file as part->meta, with room for `more` entries: "config.rope_scaling.factor" for
+ * members of members, lists of equal things as arrays, other lists as members 0, 1 ...; nulls are left out. */
+int tern_json_read_meta(struct tern_part *part, const char *prefix, size_t more, struct tern_file_arena *a,
+                        tern_error *err);
 
 /* ---- metadata ---- */
 

@@ -153,7 +153,7 @@ static int read_entry(struct tern_cursor *c, struct tern_meta *m, struct tern_fi
     int rc = 0;
     uint32_t type;
     TERN_TRY(tern_cursor_name(c, TERN_GGUF_MAX_KEY, &m->key, a, err));
-    c->name = m->key;
+    c->name = m->source = m->key;
     TERN_TRY(read_type(c, &type, err));
     m->type = (enum tern_meta_type)values[type].kind;
     m->file_offset = c->pos;

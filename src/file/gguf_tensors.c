@@ -67,7 +67,7 @@ static int read_info(struct tern_cursor *c, struct tern_tensor *t, struct tern_f
     int rc = 0;
     size_t n_elems = 0;
     TERN_TRY(tern_cursor_name(c, TERN_GGUF_MAX_NAME, &t->name, a, err));
-    c->name = t->name;
+    c->name = t->source = t->name;
     TERN_TRY(read_dims(c, t, &n_elems, err));
     TERN_TRY(read_type(c, t, n_elems, err));
     size_t at = c->pos;

@@ -160,13 +160,19 @@ static int check_against_index(const struct index *x, const struct tern_tensor_l
     return 0;
 }
 
-/* All tensors found are listed; are all listed ones found?  f->tensors is complete and has its index of names. */
-static int check_listed(const struct index *x, const struct tern_file *f, tern_error *err)
+/* All tensors found are listed, each once; are all listed ones found? */
+static int check_listed(const struct index *x, const struct tern_tensor_list *list, tern_error *err)
 {
-    for (void *it = json_object_iter(x->map); it; it = json_object_iter_next(x->map, it))
-        if (!tern_file_tensor(f, json_object_iter_key(it)))
+    if (!x->map || json_object_size(x->map) == list->n)
+        return 0;
+    for (void *it = json_object_iter(x->map); it; it = json_object_iter_next(x->map, it)) {
+        size_t i = 0;
+        while (i < list->n && strcmp(list->v[i].name, json_object_iter_key(it)) != 0)
+            i++;
+        if (i == list->n)
             return fail_index(x, json_object_iter_key(it), TERN_EMISMATCH, err, "it is not in its file, ",
                               json_string_value(json_object_iter_value(it)));
+    }
     return 0;
 }
 
@@ -193,12 +199,13 @@ static int read_shards(struct tern_file *f, const struct index *x, tern_error *e
         TERN_TRY(tern_safetensors_read(&f->parts[i + 1], &list, &f->arena, err));
         TERN_TRY(check_against_index(x, &list, first, x->files[i], err));
     }
+    TERN_TRY(check_listed(x, &list, err));
+    TERN_TRY(tern_hf_translate(f, &list, err));
     TERN_TRY(tern_file_arena_alloc(&f->arena, &f->tensors, list.n, sizeof *f->tensors, err));
     if (list.n)
         memcpy(f->tensors, list.v, list.n * sizeof *list.v);
     f->n_tensors = list.n;
     TERN_TRY(tern_file_index_tensors(f, err));
-    TERN_TRY(check_listed(x, f, err));
 out:
     tern_free(list.v);
     return rc;
@@ -213,7 +220,7 @@ int tern_hf_read(struct tern_file *f, tern_error *err)
     f->kind = TERN_FILE_HF;
     TERN_TRY(find_files(f, &main_file, err));
     TERN_TRY(map_beside(f, &f->parts[0], "config.json", err));
-    TERN_TRY(tern_json_read_meta(&f->parts[0], "config.", &f->arena, err));
+    TERN_TRY(tern_json_read_meta(&f->parts[0], "config.", TERN_HF_ENTRIES, &f->arena, err));
     if (ends_with(main_file, ".index.json")) {
         TERN_TRY(read_index(&x, f, main_file, err));
     } else {
@@ -228,5 +235,23 @@ int tern_hf_read(struct tern_file *f, tern_error *err)
     TERN_TRY(read_shards(f, &x, err));
 out:
     clear_index(&x);
+    return rc;
+}
+
+int tern_file_beside(const struct tern_file *f, const char *name, size_t max, struct tern_buf *out, bool *found,
+                     tern_error *err)
+{
+    int rc = 0;
+    char *path = NULL;
+    *found = false;
+    if (!f->dir)
+        return 0;
+    TERN_TRY(join(&path, f, name, err));
+    if (access(path, F_OK) < 0)
+        goto out;
+    TERN_TRY(tern_buf_read_file(out, path, max, err));
+    *found = true;
+out:
+    tern_free(path);
     return rc;
 }

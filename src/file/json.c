@@ -111,7 +111,7 @@ static int add_value(struct flat *x, const json_t *j, enum tern_meta_type elem, 
     TERN_TRY(tern_file_arena_alloc(x->arena, &key, n, 1, err));
     memcpy(key, x->key, n);
     struct tern_meta *m = &t->v[t->n];
-    *m = (struct tern_meta){.key = key, .elem = elem, .file_offset = TERN_NO_OFFSET};
+    *m = (struct tern_meta){.key = key, .source = key, .elem = elem, .file_offset = TERN_NO_OFFSET};
     if (json_is_array(j)) {
         TERN_TRY(fill_list(x, m, j, err));
     } else if (json_is_string(j)) {
@@ -170,7 +170,8 @@ out:
     return rc;
 }
 
-int tern_json_read_meta(struct tern_part *part, const char *prefix, struct tern_file_arena *a, tern_error *err)
+int tern_json_read_meta(struct tern_part *part, const char *prefix, size_t more, struct tern_file_arena *a,
+                        tern_error *err)
 {
     int rc = 0;
     struct json_t *root;
@@ -179,8 +180,8 @@ int tern_json_read_meta(struct tern_part *part, const char *prefix, struct tern_
     TERN_TRY(tern_json_object(&root, part, part->p, part->n, err));
     (void)snprintf(x.key, sizeof x.key, "%s", prefix);
     TERN_TRY(flatten(&x, root, 0, err));
-    size_t n = t->n;
-    *t = (struct tern_meta_table){0};
+    size_t n = t->n + more; /* far below SIZE_MAX */
+    *t = (struct tern_meta_table){.cap = n};
     TERN_TRY(tern_file_arena_alloc(a, &t->v, n, sizeof *t->v, err));
     TERN_TRY(tern_file_index_init(&t->index, n, a, err));
     TERN_TRY(flatten(&x, root, 0, err));

@@ -39,8 +39,9 @@ void tern_part_clear(struct tern_part *part)
 
 void tern_file_forget(const struct tern_file *f, const struct tern_tensor *t)
 {
-    /* Borrowed memory is the caller's: dropping its pages could destroy them. */
-    if (f->parts[0].map.p)
+    /* Memory that is borrowed or was computed cannot be read again: dropping its pages would destroy them. */
+    const struct tern_part *part = tern_file_part_of(f, t);
+    if (part && part->map.p)
         tern_map_forget(t->data, t->n_bytes);
 }
 

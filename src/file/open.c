@@ -21,7 +21,7 @@ int tern_file_index_tensors(struct tern_file *f, tern_error *err)
     for (size_t i = 0; i < f->n_tensors; i++)
         if (!tern_file_index_add(&f->tensor_index, i, tensor_name, f->tensors)) {
             const struct tern_tensor *t = &f->tensors[i];
-            struct tern_cursor c = {.part = tern_file_part_of(f, t), .table = "tensor", .name = t->name};
+            struct tern_cursor c = {.part = tern_file_part_of(f, t), .table = "tensor", .name = t->source};
             return tern_cursor_fail(&c, (size_t)t->file_offset, TERN_EFORMAT, err,
                                     "two tensors have this name, the second one with data");
         }

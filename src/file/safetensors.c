@@ -94,7 +94,7 @@ static int read_tensor(const struct header *h, struct tern_tensor *t, const json
         return fail(h, TERN_EFORMAT, err, "it is not described by dtype, shape and data_offsets alone");
     TERN_TRY(tern_file_arena_alloc(a, &name, n + 1, 1, err));
     memcpy(name, h->c.name, n);
-    t->name = name;
+    t->name = t->source = name;
     TERN_TRY(read_dtype(h, t, json_object_get(j, "dtype"), err));
     TERN_TRY(read_shape(h, t, json_object_get(j, "shape"), err));
     TERN_TRY(read_place(h, t, json_object_get(j, "data_offsets"), err));

@@ -1,6 +1,6 @@
 /* Llama 1-3, SmolLM2, Mixtral, and what GGUF converts to "llama".  Touvron et al. 2023 (RMSNorm, RoPE, SwiGLU).
  *
- * Converters permute the rows of q and k so that rotated pairs are neighbours: the file wants interleaved RoPE where
+ * Converters permute the rows of q and k so that rotated pairs are neighbours: GGUF wants interleaved RoPE where
  * the original wants half-split.  Llama 3.x frequency scaling comes as the tensor rope_freqs.weight, one divisor per
  * pair. */
 #include "model/model.h"
@@ -10,7 +10,7 @@ static int configure(struct tern_desc *d, const struct tern_file *f, tern_error 
     int rc = 0;
     TERN_TRY(tern_configure_common(d, f, "llama", err));
     TERN_TRY(tern_configure_experts(d, f, "llama", true, err));
-    d->ropes[0].interleaved = true;
+    d->ropes[0].interleaved = tern_file_kind(f) == TERN_FILE_GGUF;
 out:
     return rc;
 }

@@ -69,15 +69,15 @@ static int check_shape(const struct loader *ld, const struct tern_tensor *t, int
     if (stack > 1)
         return tern_err_set(err, TERN_EFORMAT,
                             "%s: tensor \"%s\" at byte %llu has shape [%lld, %lld, %lld], expected [%lld, %lld, %lld]",
-                            tern_file_path(ld->f), t->name, (unsigned long long)t->file_offset, (long long)t->dims[0],
+                            tern_file_path(ld->f), t->source, (unsigned long long)t->file_offset, (long long)t->dims[0],
                             (long long)t->dims[1], (long long)t->dims[2], (long long)k, (long long)n, (long long)stack);
     if (vector)
         return tern_err_set(err, TERN_EFORMAT, "%s: tensor \"%s\" at byte %llu has shape [%lld, %lld], expected [%lld]",
-                            tern_file_path(ld->f), t->name, (unsigned long long)t->file_offset, (long long)t->dims[0],
+                            tern_file_path(ld->f), t->source, (unsigned long long)t->file_offset, (long long)t->dims[0],
                             (long long)t->dims[1], (long long)n);
     return tern_err_set(err, TERN_EFORMAT,
                         "%s: tensor \"%s\" at byte %llu has shape [%lld, %lld], expected [%lld, %lld]",
-                        tern_file_path(ld->f), t->name, (unsigned long long)t->file_offset, (long long)t->dims[0],
+                        tern_file_path(ld->f), t->source, (unsigned long long)t->file_offset, (long long)t->dims[0],
                         (long long)t->dims[1], (long long)k, (long long)n);
 }
 
@@ -91,7 +91,7 @@ static int plan_bytes(const struct loader *ld, struct tern_weight_place *p, int6
     tern_error e = {0};
     int rc = tern_weight_plan(&p->dst->mat, &p->src, p->n, k, &e);
     if (rc < 0)
-        return tern_err_set(err, rc, "%s: tensor \"%s\": %s", tern_file_path(ld->f), p->t->name, e.msg);
+        return tern_err_set(err, rc, "%s: tensor \"%s\": %s", tern_file_path(ld->f), p->t->source, e.msg);
     if (!tern_mul(tern_weight_bytes(&p->dst->mat), (size_t)p->stack, &p->bytes))
         return tern_err_set(err, TERN_ENOMEM, "%s: the weights do not fit in memory", tern_file_path(ld->f));
     return 0;
@@ -151,7 +151,7 @@ static int plan_rows(struct loader *ld, const struct tern_tensor *t, struct tern
                      int64_t k, int stack, bool vector, tern_error *err)
 {
     int rc = 0;
-    struct tern_weight_source whole = {.type = t->type, .data = t->data, .name = t->name};
+    struct tern_weight_source whole = {.type = t->type, .data = t->data, .name = t->source};
     tern_error e = {0};
     TERN_TRY(tern_grow(&ld->plans, &ld->cap_plans, ld->n_plans + 1, sizeof *ld->plans, err));
     struct tern_weight_place *p = &ld->plans[ld->n_plans++];
@@ -233,9 +233,9 @@ static int check_unknown(const struct loader *ld, tern_error *err)
             known = is_part(&ld->plans[j], t);
         for (size_t j = 0; j < ld->n_unused && !known; j++)
             known = ld->unused[j] == t;
-        if (!known)
+        if (!known && !t->unused)
             return tern_err_set(err, TERN_EUNSUPPORTED, "%s: tensor \"%s\" at byte %llu is not part of architecture %s",
-                                tern_file_path(ld->f), t->name, (unsigned long long)t->file_offset, ld->arch->name);
+                                tern_file_path(ld->f), t->source, (unsigned long long)t->file_offset, ld->arch->name);
     }
     return 0;
 }
@@ -266,7 +266,7 @@ static void pack_task(void *ctx, int task, int worker)
     (void)worker;
     TERN_TRY(tern_weight_rows(&src, &w->p->src, (int64_t)i * w->p->stack_rows, m->k, &err));
     if (w->p->stack > 1) {
-        (void)snprintf(name, sizeof name, "%s[%d]", w->p->t->name, i);
+        (void)snprintf(name, sizeof name, "%s[%d]", w->p->t->source, i);
         src.name = name;
     }
     TERN_TRY(tern_weight_pack(m, w->dst + (size_t)i * tern_weight_bytes(m), &src, p0, p1, &err));
@@ -293,6 +293,14 @@ static int pack_matrix(const struct loader *ld, const struct tern_weight_place *
     return w.failed < 0 ? 0 : tern_err_set(err, w.err.code, "%s: %s", tern_file_path(ld->f), w.err.msg);
 }
 
+static int read_vector(const struct tern_weight_place *p, float *dst, tern_error *err)
+{
+    int rc = tern_dequantize(dst, p->t->type, p->src.data, (size_t)p->n, err);
+    for (int i = 0; rc == 0 && i < p->n; i++)
+        dst[i] += p->t->add;
+    return rc;
+}
+
 static int pack_all(struct loader *ld, struct tern_pool *pool, tern_error *err)
 {
     int rc = 0;
@@ -303,7 +311,7 @@ static int pack_all(struct loader *ld, struct tern_pool *pool, tern_error *err)
         const struct tern_weight_place *p = &ld->plans[i];
         uint8_t *dst = (uint8_t *)net->memory + p->offset;
         if (p->vector)
-            TERN_TRY(tern_dequantize((float *)(void *)dst, p->t->type, p->src.data, (size_t)p->n, err));
+            TERN_TRY(read_vector(p, (float *)(void *)dst, err));
         else
             TERN_TRY(pack_matrix(ld, p, pool, dst, err));
         /* The file's copy of this tensor is not needed again: without this both would be resident. */
@@ -320,7 +328,7 @@ static int check_vector(const struct tern_weight_place *p, const float *x, const
     for (size_t i = 0; i < (size_t)p->n; i++)
         if (!isfinite(x[i]))
             return tern_err_set(err, TERN_EFORMAT, "%s: tensor \"%s\" at byte %llu: element %zu is not a finite number",
-                                path, p->t->name, (unsigned long long)at, i);
+                                path, p->t->source, (unsigned long long)at, i);
     return 0;
 }
 
@@ -535,6 +543,8 @@ size_t tern_net_tensor_bytes(const struct tern_tensor *t)
 {
     struct tern_packed w;
     const struct tern_weight_source s = {.type = t->type};
+    if (t->unused)
+        return 0;
     if (t->n_dims == 1)
         return (size_t)t->dims[0] * sizeof(float);
     return tern_weight_plan(&w, &s, t->dims[1], t->dims[0], NULL) < 0 ? 0 : tern_weight_bytes(&w) * (size_t)t->dims[2];

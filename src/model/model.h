@@ -189,8 +189,8 @@ int tern_net_load(struct tern_net **out, const struct tern_file *f, struct tern_
                   const struct tern_packed_file *kept, tern_error *err);
 void tern_net_free(struct tern_net *n);
 
-/* Bytes that a tensor of an opened model takes in memory.  A model uses every tensor of its file, or it does not open;
- * but for keys and values of layers that attend to another's. */
+/* Bytes that a tensor of an opened model takes in memory, but for keys and values of layers that attend to another's;
+ * 0: it is unused. */
 size_t tern_net_tensor_bytes(const struct tern_tensor *t);
 
 /* Bytes of the matrices that a step of so many rows reads: all but an embedding of its own, of which it reads rows, and

@@ -95,22 +95,6 @@ static void describe(tern_model *m)
     };
 }
 
-/* The file's own template, else ChatML when the vocabulary has its two tokens, else none. */
-static int load_template(tern_model *m, tern_error *err)
-{
-    struct tern_str text;
-    char name[4200];
-    int rc = tern_file_get_str(m->file, "tokenizer.chat_template", &text, err);
-    if (rc < 0 || !m->tok)
-        return rc;
-    (void)snprintf(name, sizeof name, "%s: chat template", m->path);
-    if (text.p)
-        return tern_template_parse(&m->tmpl, name, text.p, text.n, err);
-    if (tern_tokenizer_find(m->tok, "<|im_start|>", 12) >= 0 && tern_tokenizer_find(m->tok, "<|im_end|>", 10) >= 0)
-        return tern_template_parse(&m->tmpl, "ChatML", tern_template_chatml, strlen(tern_template_chatml), err);
-    return 0;
-}
-
 /* Building the tokenizer takes as long as mapping the weights of a small model, on one thread: both go on at once. */
 struct text_load {
     tern_model *m;
@@ -123,9 +107,7 @@ struct text_load {
 static void *load_text(void *ctx)
 {
     struct text_load *l = ctx;
-    l->rc = tern_tokenizer_from_file(&l->m->tok, l->m->file, &l->err);
-    if (l->rc == 0)
-        l->rc = load_template(l->m, &l->err);
+    l->rc = tern_model_load_text(l->m, &l->err);
     return NULL;
 }
 
@@ -150,10 +132,9 @@ static int check_text(const struct text_load *l, tern_error *err)
     if (l->rc < 0)
         return tern_err_set(err, l->rc, "%s", l->err.msg);
     if (m->tok && tern_tokenizer_n_vocab(m->tok) > m->net->desc.n_vocab)
-        return tern_err_set(
-            err, TERN_EFORMAT,
-            "%s: vocabulary mismatch: tokenizer.ggml.tokens has %d entries, token_embd.weight has %d rows", m->path,
-            tern_tokenizer_n_vocab(m->tok), m->net->desc.n_vocab);
+        return tern_err_set(err, TERN_EFORMAT,
+                            "%s: vocabulary mismatch: the tokenizer has %d entries, the embedding has %d rows", m->path,
+                            tern_tokenizer_n_vocab(m->tok), m->net->desc.n_vocab);
     return 0;
 }
 
@@ -185,6 +166,8 @@ int tern_model_open(tern_model **out, const char *path, const tern_model_params 
     TERN_TRY(tern_alloc(&m, 1, sizeof *m, err));
     if (snprintf(m->path, sizeof m->path, "%s", path) >= (int)sizeof m->path)
         TERN_FAIL(err, TERN_EINVAL, "path is longer than %zu bytes", sizeof m->path - 1);
+    for (size_t n = strlen(m->path); n > 1 && m->path[n - 1] == '/';) /* what belongs to a directory lies beside it */
+        m->path[--n] = 0;
     TERN_TRY(tern_file_open(&m->file, path, err));
     TERN_TRY(packed_file(&kept, m, p ? p->packed : NULL, err));
     TERN_TRY(tern_pool_new(&pool, n_threads, 0, err));
@@ -231,7 +214,7 @@ size_t tern_model_n_tensors(const tern_model *m)
 void tern_model_tensor(const tern_model *m, size_t i, tern_tensor_info *out)
 {
     const struct tern_tensor *t = tern_file_tensor_at(m->file, i);
-    *out = (tern_tensor_info){.name = t->name,
+    *out = (tern_tensor_info){.name = t->source,
                               .type = tern_type_name(t->type),
                               .n_dims = t->n_dims,
                               .file_bytes = t->n_bytes,

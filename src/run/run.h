@@ -25,6 +25,9 @@ struct tern_model {
     struct tern_buf packed; /* path of the file of packed weights; empty: none is used */
 };
 
+/* Fills tok and tmpl from what the opened file holds or has beside it. */
+int tern_model_load_text(tern_model *m, tern_error *err);
+
 struct tern_seq {
     tern_engine *engine;
     int plan;

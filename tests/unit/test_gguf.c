@@ -390,7 +390,7 @@ static void test_files(void **state)
     struct gguf_writer w;
     struct tern_file *f;
     tern_error err;
-    expect_open_fails(s->dir, TERN_EINVAL, "is a directory, not a model file");
+    expect_open_fails(s->dir, TERN_ENOENT, "the directory has neither model.safetensors nor");
     const char *path = in_scratch(s, "a.gguf");
     expect_open_fails(path, TERN_ENOENT, "cannot open the file: No such file");
     assert_int_equal(fclose(fopen(path, "wb")), 0);

@@ -1,0 +1,578 @@
+/* A Hugging Face model in the words of GGUF, so that nothing above has to know two languages: config.json's values are
+ * found under GGUF's keys too, and tensors have GGUF's names (`source` is what the file calls them).
+ *
+ * A family is one line of the table below.  What a configuration says that GGUF's keys for the family cannot express is
+ * refused here. */
+#include "file/file_impl.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/mem.h"
+
+/* ---- the dictionary ---------------------------------------------------------------------------------------------- */
+
+/* GGUF key without its architecture, and where configurations have it. */
+static const struct {
+    const char *gguf, *hf[4];
+} keys[] = {
+    {"block_count", {"num_hidden_layers"}},
+    {"context_length", {"max_position_embeddings"}},
+    {"embedding_length", {"hidden_size"}},
+    {"feed_forward_length", {"intermediate_size"}},
+    {"attention.head_count", {"num_attention_heads"}},
+    {"attention.head_count_kv", {"num_key_value_heads"}},
+    {"attention.key_length", {"head_dim"}},
+    {"attention.value_length", {"head_dim"}},
+    {"attention.layer_norm_rms_epsilon", {"rms_norm_eps"}},
+    {"attn_logit_softcapping", {"attn_logit_softcapping"}},
+    {"final_logit_softcapping", {"final_logit_softcapping"}},
+    {"rope.freq_base", {"rope_theta", "rope_parameters.rope_theta", "rope_parameters.full_attention.rope_theta"}},
+    {"rope.freq_base_swa", {"rope_local_base_freq", "rope_parameters.sliding_attention.rope_theta"}},
+    {"rope.scaling.factor", {"rope_scaling.factor", "rope_parameters.factor", "rope_parameters.full_attention.factor"}},
+    {"rope.scaling.low_freq_factor", {"rope_scaling.low_freq_factor", "rope_parameters.low_freq_factor"}},
+    {"rope.scaling.high_freq_factor", {"rope_scaling.high_freq_factor", "rope_parameters.high_freq_factor"}},
+    {"rope.scaling.yarn_beta_fast", {"rope_scaling.beta_fast", "rope_parameters.beta_fast"}},
+    {"rope.scaling.yarn_beta_slow", {"rope_scaling.beta_slow", "rope_parameters.beta_slow"}},
+    {"rope.scaling.original_context_length",
+     {"rope_scaling.original_max_position_embeddings", "rope_parameters.original_max_position_embeddings",
+      "original_max_position_embeddings"}},
+};
+
+struct word {
+    const char *hf, *gguf;
+};
+
+static const struct word plain_modules[] = {
+    {"embed_tokens", "token_embd"},
+    {"norm", "output_norm"},
+    {"input_layernorm", "attn_norm"},
+    {"self_attn.q_proj", "attn_q"},
+    {"self_attn.k_proj", "attn_k"},
+    {"self_attn.v_proj", "attn_v"},
+    {"self_attn.qkv_proj", "attn_qkv"},
+    {"self_attn.o_proj", "attn_output"},
+    {"self_attn.q_norm", "attn_q_norm"},
+    {"self_attn.k_norm", "attn_k_norm"},
+    {"post_attention_layernorm", "ffn_norm"},
+    {"mlp.gate_proj", "ffn_gate"},
+    {"mlp.up_proj", "ffn_up"},
+    {"mlp.gate_up_proj", "ffn_up"},
+    {"mlp.down_proj", "ffn_down"},
+    {0},
+};
+
+static const struct word gemma_modules[] = {
+    {"post_attention_layernorm", "post_attention_norm"},
+    {"pre_feedforward_layernorm", "ffn_norm"},
+    {"post_feedforward_layernorm", "post_ffw_norm"},
+    {0},
+};
+
+/* What a class has where its configuration is silent: the arguments' defaults in transformers. */
+struct number {
+    const char *gguf;
+    double value;
+};
+static const struct number eps6[] = {{"attention.layer_norm_rms_epsilon", 1e-6}, {0}};
+static const struct number eps5[] = {{"attention.layer_norm_rms_epsilon", 1e-5}, {0}};
+static const struct number qwen3_numbers[] = {
+    {"attention.key_length", 128}, {"attention.value_length", 128}, {"attention.layer_norm_rms_epsilon", 1e-6}, {0}};
+static const struct number gemma_numbers[] = {
+    {"context_length", 131072},      {"attention.head_count", 8},
+    {"attention.head_count_kv", 4},  {"attention.key_length", 256},
+    {"attention.value_length", 256}, {"attention.layer_norm_rms_epsilon", 1e-6},
+    {"rope.freq_base", 1e6},         {0}};
+static const struct number gemma2_numbers[] = {{"context_length", 8192},
+                                               {"attention.head_count", 8},
+                                               {"attention.head_count_kv", 4},
+                                               {"attention.key_length", 256},
+                                               {"attention.value_length", 256},
+                                               {"attention.layer_norm_rms_epsilon", 1e-6},
+                                               {0}};
+
+struct family {
+    const char *model_type, *arch;
+    const char *act;             /* of the feed-forward network; no other is computed */
+    const struct word *modules;  /* called otherwise than the plain ones */
+    const struct number *silent; /* ends with a NULL name */
+    bool norms_from_1;           /* norms hold w where the model multiplies by 1+w */
+    bool windows;                /* layers with and without a sliding window may stand in any order */
+};
+
+static const struct family families[] = {
+    {"llama", "llama", "silu", NULL, eps6, false, false},
+    {"mistral", "llama", "silu", NULL, eps6, false, false},
+    {"qwen2", "qwen2", "silu", NULL, eps6, false, false},
+    {"qwen3", "qwen3", "silu", NULL, qwen3_numbers, false, false},
+    {"phi3", "phi3", "silu", NULL, eps5, false, false},
+    {"gemma2", "gemma2", "gelu_pytorch_tanh", gemma_modules, gemma2_numbers, true, true},
+    {"gemma3_text", "gemma3", "gelu_pytorch_tanh", gemma_modules, gemma_numbers, true, true},
+};
+
+/* Where the text model stands in a checkpoint: before its modules, and before lm_head. */
+static const char *const places[][2] = {
+    {"model.", ""}, {"model.language_model.", ""}, {"language_model.model.", "language_model."}, {"", ""}};
+
+/* Beginnings of the names of what models that see images have besides. */
+static const char *const towers[] = {"vision_tower.", "vision_model.", "multi_modal_projector.", "model.vision_tower.",
+                                     "model.multi_modal_projector."};
+
+/* ---- configuration ----------------------------------------------------------------------------------------------- */
+
+struct words {
+    struct tern_part *part; /* config.json */
+    struct tern_file_arena *arena;
+    const char *root; /* models that see images keep the text model's configuration apart */
+    const struct family *family;
+};
+
+/* What the configuration says under a name of its own; NULL: nothing. */
+static const struct tern_meta *said(const struct words *w, const char *name)
+{
+    char key[160];
+    (void)snprintf(key, sizeof key, "%s%s", w->root, name);
+    return tern_meta_table_find(&w->part->meta, key);
+}
+
+static bool starts_with(const char *s, const char *head)
+{
+    return strncmp(s, head, strlen(head)) == 0;
+}
+
+static double number_of(const struct tern_meta *m)
+{
+    return m && (m->type == TERN_META_INT || m->type == TERN_META_FLOAT) ? m->f : 0;
+}
+
+static bool is_text(const struct tern_str *s, const char *text)
+{
+    return s->n == strlen(text) && memcmp(s->p, text, s->n) == 0;
+}
+
+static int fail(const struct words *w, const struct tern_meta *m, int code, tern_error *err, const char *what)
+{
+    struct tern_cursor c = {.part = w->part, .table = "metadata key", .name = m->key};
+    return tern_cursor_fail(&c, TERN_NO_OFFSET, code, err, "%s", what);
+}
+
+/* "DIR/config.json: metadata key "x": the value "y" is not supported" */
+static int fail_text(const struct words *w, const struct tern_meta *m, const struct tern_str *s, tern_error *err)
+{
+    char text[96];
+    (void)snprintf(text, sizeof text, "\"%.*s\" is not supported", (int)(s->n < 60 ? s->n : 60), s->p ? s->p : "");
+    return fail(w, m, TERN_EUNSUPPORTED, err, text);
+}
+
+/* Adds an entry under the architecture's key, or under `name` itself when that has an architecture. */
+static int put(const struct words *w, const char *name, struct tern_meta m, tern_error *err)
+{
+    struct tern_meta_table *t = &w->part->meta;
+    size_t n = strlen(w->family->arch) + strlen(name) + 2;
+    char *key;
+    int rc = tern_file_arena_alloc(w->arena, &key, n, 1, err);
+    if (rc < 0)
+        return rc;
+    bool global = strncmp(name, "general.", 8) == 0;
+    (void)snprintf(key, n, "%s%s%s", global ? "" : w->family->arch, global ? "" : ".", name);
+    TERN_ASSERT(t->n < t->cap);
+    m.source = m.key ? m.key : key;
+    m.key = key;
+    t->v[t->n] = m;
+    if (!tern_file_index_add(&t->index, t->n, tern_meta_name, t->v))
+        return fail(w, &t->v[t->n], TERN_EFORMAT, err, "the configuration says this in two ways");
+    t->n++;
+    return 0;
+}
+
+static struct tern_meta text_meta(const char *text)
+{
+    return (struct tern_meta){.type = TERN_META_STRING, .s = {text, strlen(text)}, .file_offset = TERN_NO_OFFSET};
+}
+
+static struct tern_meta number_meta(double v)
+{
+    bool whole = v == floor(v) && fabs(v) < 1e15;
+    return (struct tern_meta){.type = whole ? TERN_META_INT : TERN_META_FLOAT,
+                              .i = whole ? (int64_t)v : 0,
+                              .f = v,
+                              .file_offset = TERN_NO_OFFSET};
+}
+
+static int translate_keys(const struct words *w, tern_error *err)
+{
+    int rc = 0;
+    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
+        const struct tern_meta *m = NULL;
+        for (int k = 0; k < 4 && keys[i].hf[k] && !m; k++)
+            m = said(w, keys[i].hf[k]);
+        struct tern_meta silent = {0};
+        for (const struct number *d = w->family->silent; !m && d->gguf; d++)
+            if (strcmp(d->gguf, keys[i].gguf) == 0) {
+                silent = number_meta(d->value);
+                m = &silent;
+            }
+        if (m)
+            TERN_TRY(put(w, keys[i].gguf, *m, err));
+    }
+out:
+    return rc;
+}
+
+/* Refuses what would change the computation and has no key in GGUF. */
+static int refuse(const struct words *w, tern_error *err)
+{
+    static const char *const acts[] = {"hidden_activation", "hidden_act"};
+    static const char *const off[] = {"use_bidirectional_attention",   "rope_parameters.truncate",
+                                      "rope_scaling.attention_factor", "rope_parameters.attention_factor",
+                                      "rope_scaling.mscale",           "rope_parameters.mscale"};
+    static const char *const caps[] = {"attn_logit_softcapping", "final_logit_softcapping"};
+    for (size_t i = 0; i < 2; i++) {
+        const struct tern_meta *m = said(w, acts[i]);
+        if (m && (m->type != TERN_META_STRING || !is_text(&m->s, w->family->act)))
+            return fail_text(w, m, &m->s, err);
+    }
+    for (size_t i = 0; i < sizeof off / sizeof *off; i++) {
+        const struct tern_meta *m = said(w, off[i]);
+        if (m && !(m->type == TERN_META_BOOL && m->i == 0))
+            return fail(w, m, TERN_EUNSUPPORTED, err, "this is set, which is not supported");
+    }
+    for (size_t i = 0; i < w->part->meta.n; i++) {
+        const struct tern_meta *m = &w->part->meta.v[i];
+        if (starts_with(m->key, "config.quantization"))
+            return fail(w, m, TERN_EUNSUPPORTED, err, "quantised checkpoints are not supported");
+        if (strstr(m->key, "experts") && number_of(m) > 0)
+            return fail(w, m, TERN_EUNSUPPORTED, err, "mixtures of experts are not supported from this container");
+    }
+    for (size_t i = 0; i < 2; i++) {
+        const struct tern_meta *m = said(w, caps[i]);
+        if (m && strcmp(w->family->arch, "gemma2") != 0)
+            return fail(w, m, TERN_EUNSUPPORTED, err, "soft caps are not supported for this architecture");
+    }
+    return 0;
+}
+
+/* Which layers have a sliding window, of all that say so: *windows of n booleans, or NULL without a list. */
+static int read_layer_types(const struct words *w, const struct tern_meta *types, int64_t **windows, size_t *n_windows,
+                            tern_error *err)
+{
+    int rc = 0;
+    const struct tern_meta *layers = said(w, "num_hidden_layers");
+    *windows = NULL;
+    *n_windows = 0;
+    if (!types)
+        return 0;
+    if (types->type != TERN_META_ARRAY || types->elem != TERN_META_STRING || !layers || types->n != (uint64_t)layers->i)
+        return fail(w, types, TERN_EFORMAT, err, "it is not a list of one name for each layer");
+    TERN_TRY(tern_file_arena_alloc(w->arena, windows, types->n, sizeof **windows, err));
+    for (size_t i = 0; i < types->n; i++) {
+        const struct tern_str *s = (const struct tern_str *)types->arr + i;
+        (*windows)[i] = is_text(s, "sliding_attention");
+        *n_windows += (size_t)(*windows)[i];
+        if (!(*windows)[i] && !is_text(s, "full_attention"))
+            return fail_text(w, types, s, err);
+    }
+out:
+    return rc;
+}
+
+static int translate_windows(const struct words *w, tern_error *err)
+{
+    int rc = 0;
+    const struct tern_meta *window = said(w, "sliding_window"), *use = said(w, "use_sliding_window");
+    const struct tern_meta *types = said(w, "layer_types"), *every = said(w, "sliding_window_pattern");
+    int64_t *windows;
+    size_t n;
+    TERN_TRY(read_layer_types(w, types, &windows, &n, err));
+    if (use && use->type == TERN_META_BOOL && use->i && !types)
+        return fail(w, use, TERN_EUNSUPPORTED, err, "this is set without layer_types, which is not supported");
+    if (w->family->windows) {
+        if (window)
+            TERN_TRY(put(w, "attention.sliding_window", *window, err));
+        if (windows)
+            TERN_TRY(put(w, "attention.sliding_window_pattern",
+                         (struct tern_meta){.type = TERN_META_ARRAY,
+                                            .elem = TERN_META_BOOL,
+                                            .n = types->n,
+                                            .arr = windows,
+                                            .file_offset = TERN_NO_OFFSET},
+                         err));
+        else if (every)
+            TERN_TRY(put(w, "attention.sliding_window_pattern", *every, err));
+        return 0;
+    }
+    if (windows && n > 0 && n < types->n)
+        return fail(w, types, TERN_EUNSUPPORTED, err, "layers of two kinds are not supported for this architecture");
+    bool off = (use && use->type == TERN_META_BOOL && !use->i) || (windows && n == 0);
+    if (window && !off)
+        TERN_TRY(put(w, "attention.sliding_window", *window, err));
+out:
+    return rc;
+}
+
+static const struct tern_meta *said_of_rope(const struct words *w, const char *name)
+{
+    static const char *const groups[] = {"rope_scaling.", "rope_parameters.", "rope_parameters.full_attention."};
+    const struct tern_meta *m = NULL;
+    for (size_t i = 0; i < sizeof groups / sizeof *groups && !m; i++) {
+        char key[96];
+        (void)snprintf(key, sizeof key, "%s%s", groups[i], name);
+        m = said(w, key);
+    }
+    return m;
+}
+
+/* longrope: cos and sin grow with the stretch of the context. */
+static double long_magnitude(const struct words *w)
+{
+    const struct tern_meta *inner = said_of_rope(w, "original_max_position_embeddings");
+    double original = number_of(inner ? inner : said(w, "original_max_position_embeddings"));
+    double stretch = number_of(said_of_rope(w, "factor"));
+    if (stretch == 0.0)
+        stretch = number_of(said(w, "max_position_embeddings")) / original;
+    return original > 1 && stretch > 1 ? sqrt(1 + log(stretch) / log(original)) : 1;
+}
+
+static int translate_rope(const struct words *w, tern_error *err)
+{
+    int rc = 0;
+    const struct tern_meta *type = said_of_rope(w, "rope_type"), *part = said(w, "partial_rotary_factor");
+    const struct tern_meta *local = said(w, "rope_parameters.sliding_attention.rope_type");
+    const struct tern_meta *head = said(w, "head_dim");
+    if (!type)
+        type = said_of_rope(w, "type");
+    if (local && (local->type != TERN_META_STRING || !is_text(&local->s, "default")))
+        return fail_text(w, local, &local->s, err);
+    if (type) {
+        bool text = type->type == TERN_META_STRING;
+        TERN_TRY(put(w, "rope.scaling.type", text && is_text(&type->s, "default") ? text_meta("none") : *type, err));
+        if (text && is_text(&type->s, "longrope"))
+            TERN_TRY(put(w, "rope.scaling.attn_factor", number_meta(long_magnitude(w)), err));
+    }
+    if (!part)
+        part = said_of_rope(w, "partial_rotary_factor");
+    double share = number_of(part);
+    double dim = head ? number_of(head) : number_of(said(w, "hidden_size")) / number_of(said(w, "num_attention_heads"));
+    if (part && (!(share > 0) || share > 1))
+        return fail(w, part, TERN_EFORMAT, err, "the rotated part of a head is not between 0 and 1");
+    if (part && share < 1 && dim >= 1 && dim < 1e6)
+        TERN_TRY(put(w, "rope.dimension_count", number_meta(floor(dim * share)), err));
+out:
+    return rc;
+}
+
+static int find_family(struct words *w, tern_error *err)
+{
+    const struct tern_meta *m = said(w, "model_type");
+    if (!m || m->type != TERN_META_STRING)
+        return tern_err_set(err, TERN_EFORMAT, "%s: the metadata key \"%smodel_type\" is missing or no text",
+                            tern_path_show(w->part->path), w->root);
+    char known[256] = "";
+    size_t used = 0;
+    for (size_t i = 0; i < sizeof families / sizeof *families; i++) {
+        w->family = &families[i];
+        if (is_text(&m->s, families[i].model_type))
+            return 0;
+        int n = snprintf(known + used, sizeof known - used, "%s%s", i ? ", " : "", families[i].model_type);
+        used += n > 0 && used + (size_t)n < sizeof known ? (size_t)n : 0;
+    }
+    return tern_err_set(err, TERN_EUNSUPPORTED, "%s: model_type \"%.*s\" is not supported (known: %s)",
+                        tern_path_show(w->part->path), (int)(m->s.n < 64 ? m->s.n : 64), m->s.p, known);
+}
+
+static struct words words_of(struct tern_file *f)
+{
+    struct words w = {.part = &f->parts[0], .arena = &f->arena, .root = "config."};
+    if (tern_meta_table_find(&w.part->meta, "config.text_config.model_type"))
+        w.root = "config.text_config.";
+    return w;
+}
+
+/* name: of the model, owned by the file */
+static int translate_config(struct words *w, const char *name, tern_error *err)
+{
+    int rc = 0;
+    const struct tern_meta *scalar = said(w, "query_pre_attn_scalar");
+    TERN_TRY(find_family(w, err));
+    TERN_TRY(refuse(w, err));
+    TERN_TRY(put(w, "general.architecture", text_meta(w->family->arch), err));
+    TERN_TRY(put(w, "general.name", text_meta(name), err));
+    TERN_TRY(translate_keys(w, err));
+    TERN_TRY(translate_windows(w, err));
+    TERN_TRY(translate_rope(w, err));
+    if (scalar && !(number_of(scalar) > 0))
+        return fail(w, scalar, TERN_EFORMAT, err, "the scale of the scores is no positive number");
+    if (scalar)
+        TERN_TRY(put(w, "attention.scale", number_meta(1 / sqrt(scalar->f)), err));
+out:
+    return rc;
+}
+
+/* ---- tensors ----------------------------------------------------------------------------------------------------- */
+
+static const char *find_module(const struct words *w, const char *hf, size_t n)
+{
+    const struct word *const tables[] = {w->family->modules, plain_modules};
+    for (int i = 0; i < 2; i++)
+        for (const struct word *m = tables[i]; m && m->hf; m++)
+            if (strlen(m->hf) == n && memcmp(m->hf, hf, n) == 0)
+                return m->gguf;
+    return NULL;
+}
+
+static bool ends_with(const char *s, const char *end)
+{
+    size_t n = strlen(s), m = strlen(end);
+    return n >= m && strcmp(s + n - m, end) == 0;
+}
+
+/* What a tensor is called in GGUF; false: nothing that a model has there. */
+static bool translate_name(const struct words *w, const char *body, const char *outer, const char *hf, char *out,
+                           size_t size)
+{
+    size_t n = strlen(outer);
+    if (strncmp(hf, outer, n) == 0 && strcmp(hf + n, "lm_head.weight") == 0) {
+        (void)snprintf(out, size, "output.weight");
+        return true;
+    }
+    if (!starts_with(hf, body))
+        return false;
+    hf += strlen(body);
+    unsigned long layer = 0;
+    bool in_layer = starts_with(hf, "layers.");
+    if (in_layer) {
+        char *end;
+        layer = strtoul(hf + 7, &end, 10);
+        if (end == hf + 7 || *end != '.' || layer > 99999)
+            return false;
+        hf = end + 1;
+    }
+    const char *dot = strrchr(hf, '.');
+    if (!dot || (strcmp(dot, ".weight") != 0 && strcmp(dot, ".bias") != 0))
+        return false;
+    const char *module = find_module(w, hf, (size_t)(dot - hf));
+    if (!module)
+        return false;
+    char block[24] = "";
+    if (in_layer)
+        (void)snprintf(block, sizeof block, "blk.%lu.", layer);
+    (void)snprintf(out, size, "%s%s%s", block, module, dot);
+    return true;
+}
+
+/* Does the text model leave this tensor out?  Image towers, and RoPE frequencies, which the configuration gives too. */
+static bool is_foreign(const char *hf)
+{
+    for (size_t i = 0; i < sizeof towers / sizeof *towers; i++)
+        if (starts_with(hf, towers[i]))
+            return true;
+    return ends_with(hf, ".rotary_emb.inv_freq");
+}
+
+static const struct tern_tensor *find_tensor(const struct tern_tensor_list *list, const char *name)
+{
+    for (size_t i = 0; i < list->n; i++)
+        if (strcmp(list->v[i].name, name) == 0)
+            return &list->v[i];
+    return NULL;
+}
+
+static int translate_tensor(const struct words *w, const char *const place[2], struct tern_tensor *t, tern_error *err)
+{
+    char name[TERN_GGUF_MAX_NAME + 64];
+    t->unused = is_foreign(t->source);
+    if (!translate_name(w, place[0], place[1], t->source, name, sizeof name))
+        return 0;
+    char *copy;
+    size_t n = strlen(name) + 1;
+    int rc = tern_file_arena_alloc(w->arena, &copy, n, 1, err);
+    if (rc < 0)
+        return rc;
+    memcpy(copy, name, n);
+    t->name = copy;
+    t->add = w->family->norms_from_1 && ends_with(t->source, "norm.weight") ? 1 : 0;
+    return 0;
+}
+
+/* A tied output matrix is the embedding, whatever the checkpoint holds besides. */
+static int tie_head(const struct words *w, const struct tern_tensor_list *list, tern_error *err)
+{
+    const struct tern_meta *tie = said(w, "tie_word_embeddings");
+    if (!tie)
+        tie = tern_meta_table_find(&w->part->meta, "config.tie_word_embeddings");
+    struct tern_tensor *head = (struct tern_tensor *)(uintptr_t)find_tensor(list, "output.weight");
+    if (tie && tie->type != TERN_META_BOOL)
+        return fail(w, tie, TERN_EFORMAT, err, "it is not true or false");
+    if (tie && !tie->i && !head)
+        return fail(w, tie, TERN_EFORMAT, err, "it is false, but there is no tensor \"lm_head.weight\"");
+    if (tie && tie->i && head) {
+        head->unused = true;
+        head->name = head->source;
+    }
+    return 0;
+}
+
+static int check_vocabulary(const struct words *w, const struct tern_tensor_list *list, tern_error *err)
+{
+    const struct tern_tensor *t = find_tensor(list, "token_embd.weight");
+    const struct tern_meta *m = said(w, "vocab_size");
+    if (!t || !m || (m->type == TERN_META_INT && m->i == t->dims[1]))
+        return 0;
+    char text[160];
+    (void)snprintf(text, sizeof text, "it differs from the %lld rows of tensor \"%s\"", (long long)t->dims[1],
+                   tern_name_show(t->source).text);
+    return fail(w, m, TERN_EMISMATCH, err, text);
+}
+
+/* longrope's divisors, which GGUF has as a tensor. */
+static int add_divisors(const struct words *w, struct tern_tensor_list *list, const char *hf, const char *gguf,
+                        tern_error *err)
+{
+    int rc = 0;
+    const struct tern_meta *m = said_of_rope(w, hf);
+    float *v;
+    if (!m)
+        return 0;
+    if (m->type != TERN_META_ARRAY || m->n == 0 || (m->elem != TERN_META_FLOAT && m->elem != TERN_META_INT))
+        return fail(w, m, TERN_EFORMAT, err, "it is not a list of numbers");
+    TERN_TRY(tern_file_arena_alloc(w->arena, &v, m->n, sizeof *v, err));
+    for (size_t i = 0; i < m->n; i++)
+        v[i] = m->elem == TERN_META_FLOAT ? (float)((const double *)m->arr)[i] : (float)((const int64_t *)m->arr)[i];
+    TERN_TRY(tern_grow(&list->v, &list->cap, list->n + 1, sizeof *list->v, err));
+    list->v[list->n++] = (struct tern_tensor){.name = gguf,
+                                              .source = m->key,
+                                              .type = TERN_F32,
+                                              .n_dims = 1,
+                                              .dims = {(int64_t)m->n, 1, 1, 1},
+                                              .data = v,
+                                              .n_bytes = m->n * sizeof *v};
+out:
+    return rc;
+}
+
+int tern_hf_translate(struct tern_file *f, struct tern_tensor_list *list, tern_error *err)
+{
+    int rc = 0;
+    struct words w = words_of(f);
+    size_t place = 0;
+    const char *slash = strrchr(f->dir, '/');
+    TERN_TRY(translate_config(&w, slash && slash[1] ? slash + 1 : f->dir, err));
+    for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
+        char name[64];
+        (void)snprintf(name, sizeof name, "%sembed_tokens.weight", places[i][0]);
+        if (find_tensor(list, name)) {
+            place = i;
+            break;
+        }
+    }
+    for (size_t i = 0; i < list->n; i++)
+        TERN_TRY(translate_tensor(&w, places[place], &list->v[i], err));
+    TERN_TRY(tie_head(&w, list, err));
+    TERN_TRY(check_vocabulary(&w, list, err));
+    TERN_TRY(add_divisors(&w, list, "short_factor", "rope_factors_short.weight", err));
+    TERN_TRY(add_divisors(&w, list, "long_factor", "rope_factors_long.weight", err));
+out:
+    return rc;
+}

@@ -1,0 +1,145 @@
+#!/usr/bin/env python3
+"""Make tiny random models as Hugging Face publishes them: directories of config.json and safetensors files, as
+transformers writes them, in tests/data/hf.
+
+As make_tiny_models.py: every parameter is drawn anew, the referee is transformers in float32 with eager attention, on
+the weights as the files hold them.  Some have a GGUF twin of the same weights and types, which must give the same bits.
+Runs outside CI: the results are committed.
+
+    make_hf_models.py [NAME...]      write all, or these
+
+Written with torch 2.15.0, transformers 5.23.0, gguf 0.19.0, numpy 2.4.6, Python 3.11.
+"""
+import pathlib
+import sys
+
+import gguf
+import numpy as np
+import torch
+import transformers
+from gguf import GGMLQuantizationType as Type
+
+import make_tiny_models as tiny
+import reference_logits as ref
+
+OUT = pathlib.Path(__file__).resolve().parent.parent / "tests" / "data" / "hf"
+ROWS = 16      # logits that are kept: of the last positions
+PROMPT = 80
+DTYPES = {Type.F16: torch.float16, Type.BF16: torch.bfloat16}
+
+# Dimensions differ from each other inside each model wherever the structure allows it.
+BASE = dict(vocab_size=192, hidden_size=64, intermediate_size=96, num_hidden_layers=1, num_attention_heads=2,
+            num_key_value_heads=1, head_dim=48, rms_norm_eps=1e-5, max_position_embeddings=256, bos_token_id=None,
+            eos_token_id=None, pad_token_id=None, attn_implementation="eager")
+PLAIN = dict(rope_type="default", rope_theta=1e5)
+LLAMA3 = dict(rope_type="llama3", rope_theta=5e5, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+              original_max_position_embeddings=32)
+LONGROPE = dict(rope_type="longrope", rope_theta=1e4, original_max_position_embeddings=100,
+                short_factor=[1 + i / 16 for i in range(16)], long_factor=[1 + i * i / 9 for i in range(16)])
+GEMMA3_ROPE = {"full_attention": dict(rope_type="linear", rope_theta=1e6, factor=4.0),
+               "sliding_attention": dict(rope_type="default", rope_theta=1e4)}
+GEMMA = dict(num_hidden_layers=3, hidden_size=32, head_dim=64, query_pre_attn_scalar=48, sliding_window=24)
+
+# name: (class of transformers without its ending, changes to BASE, type, size of a file, has a twin)
+MODELS = {
+    "llama": ("Llama", dict(rope_parameters=LLAMA3, tie_word_embeddings=True), Type.F16, "1GB", True),
+    "mistral": ("Mistral", dict(rope_parameters=PLAIN, tie_word_embeddings=False, sliding_window=24), Type.BF16, "1GB",
+                False),
+    "qwen2": ("Qwen2", dict(rope_parameters=PLAIN, tie_word_embeddings=False, num_hidden_layers=2, head_dim=None,
+                            num_attention_heads=4, num_key_value_heads=2, vocab_size=128,
+                            intermediate_size=32, use_sliding_window=False), Type.BF16, "90KB",
+              True),
+    "qwen3": ("Qwen3", dict(rope_parameters=PLAIN, tie_word_embeddings=True), Type.BF16, "1GB", False),
+    "phi3": ("Phi3", dict(rope_parameters=LONGROPE, tie_word_embeddings=False, original_max_position_embeddings=100,
+                          head_dim=None, sliding_window=None), Type.BF16, "1GB", False),
+    "gemma2": ("Gemma2", dict(GEMMA, num_hidden_layers=2, rope_parameters=PLAIN, attn_logit_softcapping=20.0,
+                              final_logit_softcapping=3.0), Type.BF16, "1GB", False),
+    "gemma3": ("Gemma3", dict(GEMMA, rope_parameters=GEMMA3_ROPE,
+                              layer_types=["sliding_attention", "full_attention", "sliding_attention"]), Type.BF16,
+               "90KB", True),
+}
+
+
+def spec_of(settings):
+    """What the helpers of make_tiny_models.py want to know."""
+    return dict(hidden=settings["hidden_size"], tied=settings.get("tie_word_embeddings", True),
+                arch="gemma3" if "query_pre_attn_scalar" in settings else "other", vocab=settings["vocab_size"],
+                prompt=PROMPT)
+
+
+def write_twin(path, name, model, settings, dtype):
+    config, arch = model.config, name
+    heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
+    dim = settings["head_dim"] or config.hidden_size // heads
+    writer = gguf.GGUFWriter(path, arch)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(kv_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_key_length(dim)
+    writer.add_value_length(dim)
+    writer.add_tokenizer_model("none")
+    rope = settings["rope_parameters"]
+    if name == "gemma3":
+        writer.add_rope_freq_base(rope["full_attention"]["rope_theta"])
+        writer.add_rope_freq_base_swa(rope["sliding_attention"]["rope_theta"])
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+        writer.add_rope_scaling_factor(rope["full_attention"]["factor"])
+        writer.add_sliding_window(config.sliding_window)
+        writer.add_array(f"{arch}.attention.sliding_window_pattern",
+                         [kind == "sliding_attention" for kind in settings["layer_types"]])
+        writer.add_attention_scale(settings["query_pre_attn_scalar"] ** -0.5)
+    else:
+        writer.add_rope_freq_base(rope["rope_theta"])
+    factors = tiny.rope_factors(dict(rope=rope, head_dim=dim)) if name == "llama" else None
+    if factors is not None:
+        writer.add_tensor("rope_freqs.weight", factors)
+    state = {key: p.detach().numpy() for key, p in model.named_parameters()}
+    for key, hf, kind in ref.tensor_names(arch, config.num_hidden_layers,
+                                          config.tie_word_embeddings, False):
+        array = np.ascontiguousarray(ref.to_gguf(arch, kind, state[hf], heads, kv_heads), np.float32)
+        if array.ndim == 1:
+            writer.add_tensor(key, array)
+        else:
+            writer.add_tensor(key, gguf.quants.quantize(array, dtype), raw_dtype=dtype)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+@torch.no_grad()
+def make(name):
+    cls, changes, dtype, shard, twin = MODELS[name]
+    settings = {**BASE, **changes}
+    rng = np.random.default_rng(sum(name.encode()))
+    kind = cls + ("Text" if name == "gemma3" else "")
+    arguments = {key: value for key, value in settings.items() if key != "head_dim" or value}
+    model = getattr(transformers, cls + "ForCausalLM")(getattr(transformers, kind + "Config")(**arguments))
+    spec = spec_of(settings)
+    model = tiny.randomise(model, spec, rng)
+    for param in model.parameters():
+        param.copy_(param.to(DTYPES[dtype]).float())
+    ids = tiny.prompt(spec, rng)
+    OUT.mkdir(parents=True, exist_ok=True)
+    (OUT / f"{name}.ids.txt").write_text(",".join(map(str, ids)) + "\n", encoding="ascii")
+    np.save(OUT / f"{name}.logits.npy", ref.logits(model, ids)[-ROWS:])
+    if twin:
+        write_twin(OUT / f"{name}.gguf", name, model, settings, dtype)
+    model.to(DTYPES[dtype]).save_pretrained(OUT / name, max_shard_size=shard)  # rounds the RoPE in memory too: last
+    (OUT / name / "generation_config.json").unlink(missing_ok=True)
+    for file in (OUT / name).iterdir():
+        file.chmod(0o644)
+
+
+def main():
+    torch.manual_seed(0)
+    for name in sys.argv[1:] or MODELS:
+        make(name)
+
+
+if __name__ == "__main__":
+    main()
