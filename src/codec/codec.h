@@ -156,6 +156,7 @@ void tern_kv_signs(float *out, int dim, int layer, bool key);
 struct tern_kv_layer {
     int n_heads;              /* KV heads */
     struct tern_kv_side k, v; /* may have different dims */
+    bool latent;              /* values are keys too: a key is the v.dim values of a token, then its k.dim keys */
     int window;               /* 0: full attention; else a query at p sees tokens > p - window */
     int first;                /* tokens 0..first-1 are kept raw beside the codes (0 when both sides are raw) */
     int recent;               /* a row sees this many pages raw, its own included; >= 1 */
