@@ -66,10 +66,23 @@ MATRIX = {
     "deepseek2": (dict(arch="deepseek2", seed=23, prompt=136, vocab=176, hidden=64, ffn=96, expert_ffn=32, experts=6,
                        active=2, shared=1, groups=3, groups_used=2, weights_scale=1.8, dense=1, layers=2, heads=4, kv=1,
                        head_dim=48, rank=96, q_rank=32, rot=16, value=64, tied=True, eps=1e-6, context=256,
-                       rope=dict(rope_type="default", rope_theta=1e4)),
+                       rope=dict(rope_type="yarn", rope_theta=1e3, factor=4.0, original_max_position_embeddings=64,
+                                 beta_fast=6.0, beta_slow=1.5, mscale=0.7, mscale_all_dim=0.7)),
                   [Type.Q4_0]),
 }
 MATRIX_ROWS = 16
+# Directories as transformers writes them, each with a GGUF twin of the same weights: the twins differ in everything that
+# the containers call otherwise.  "shard" splits the weights into files of about that size.
+DIRECTORIES = {
+    "hf-llama": dict(arch="llama", seed=21, prompt=80, vocab=200, hidden=64, ffn=96, layers=1, heads=2, kv=1, head_dim=48,
+                     tied=True, eps=1e-5, context=256, rope=LLAMA3_ROPE, type=Type.F16),
+    "hf-qwen2": dict(arch="qwen2", seed=22, prompt=80, vocab=200, hidden=64, ffn=96, layers=2, heads=4, kv=2, head_dim=16,
+                     tied=False, eps=1e-6, context=320, rope=dict(rope_type="default", rope_theta=1e5), type=Type.BF16,
+                     shard="90KB"),
+    "hf-gemma3": dict(arch="gemma3", seed=23, prompt=80, vocab=200, hidden=32, ffn=96, layers=3, heads=2, kv=1,
+                      head_dim=64, tied=True, eps=1e-6, context=384, window=24, scalar=48, type=Type.BF16, shard="90KB",
+                      kinds=["sliding_attention", "full_attention", "sliding_attention"]),
+}
 TOLERANCE = 2e-5
 
 
@@ -106,6 +119,8 @@ def hf_model(spec):
                                                                       use_sliding_window=False, **common))
     rope = {"full_attention": {"rope_type": "default", "rope_theta": 1e6},
             "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}
+    if "kinds" in spec:
+        common["layer_types"] = spec["kinds"]
     return transformers.Gemma3ForCausalLM(transformers.Gemma3TextConfig(
         sliding_window=spec["window"], query_pre_attn_scalar=spec["scalar"], rope_parameters=rope, **common))
 
@@ -189,6 +204,12 @@ def add_metadata(writer, spec, file_type):
         writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
         writer.add_expert_weights_norm(True)
         writer.add_expert_weights_scale(spec["weights_scale"])
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(spec["rope"]["factor"])
+        writer.add_rope_scaling_orig_ctx_len(spec["rope"]["original_max_position_embeddings"])
+        writer.add_rope_scaling_yarn_beta_fast(spec["rope"]["beta_fast"])
+        writer.add_rope_scaling_yarn_beta_slow(spec["rope"]["beta_slow"])
+        writer.add_rope_scaling_yarn_log_mul(0.1 * spec["rope"]["mscale_all_dim"])
     if arch != "gemma3":
         writer.add_rope_dimension_count(spec["rot"] if latent else spec["head_dim"])
         writer.add_rope_freq_base(spec["rope"]["rope_theta"])
@@ -198,6 +219,8 @@ def add_metadata(writer, spec, file_type):
         if spec["scalar"] != spec["head_dim"]:
             writer.add_attention_scale(spec["scalar"] ** -0.5)
             writer.add_rope_freq_base_swa(1e4)
+        if "kinds" in spec:
+            writer.add_sliding_window_pattern(spec["kinds"].index("full_attention") + 1)
     if "experts" in spec:
         writer.add_expert_count(spec["experts"])
         writer.add_expert_used_count(spec["active"])
@@ -362,6 +385,8 @@ class NumpyModel:
         half = dim // 2
         freq = np.float32(1) / np.float32(base) ** (np.arange(0, dim, 2, dtype=np.float32) / np.float32(dim))
         freq = freq / np.float32(self.w.get("rope_freqs.weight", 1.0))
+        if self.get("rope.scaling.type") == "yarn":
+            freq = freq * np.float32(self.yarn_shrink(dim, base))
         angle = (np.arange(len(x), dtype=np.float32)[:, None, None] * freq).astype(np.float64)
         cos, sin = np.cos(angle), np.sin(angle)
         out = np.empty_like(x)
@@ -371,6 +396,15 @@ class NumpyModel:
         out[..., second] = x[..., second] * cos + x[..., first] * sin
         return out
 
+    def yarn_shrink(self, dim, base):
+        """What YaRN multiplies each pair's frequency by."""
+        original, factor = self.get("rope.scaling.original_context_length"), self.get("rope.scaling.factor")
+        pair = lambda turns: dim * math.log(original / (2 * math.pi * turns)) / (2 * math.log(base))  # noqa: E731
+        low = max(math.floor(pair(self.get("rope.scaling.yarn_beta_fast"))), 0)
+        high = min(math.ceil(pair(self.get("rope.scaling.yarn_beta_slow"))), dim - 1)
+        stretched = np.clip((np.arange(dim // 2) - low) / max(high - low, 1e-3), 0, 1)
+        return stretched / factor + 1 - stretched
+
     def attention(self, x, layer):
         weight = lambda name: self.w[f"blk.{layer}.{name}.weight"]  # noqa: E731
         n = len(x)
@@ -379,7 +413,8 @@ class NumpyModel:
             return self.latent_attention(x, weight)
         q, k, v = (x @ weight(name).T + bias(name) for name in ("attn_q", "attn_k", "attn_v"))
         q, k, v = (t.reshape(n, -1, self.dim) for t in (q, k, v))
-        local = self.gemma and layer % 6 != 5
+        every = self.get("attention.sliding_window_pattern", 6)
+        local = self.gemma and (layer + 1) % every != 0
         if self.qk_norm:
             q, k = self.norm(q, weight("attn_q_norm")), self.norm(k, weight("attn_k_norm"))
         base = self.get("rope.freq_base_swa", 1e4) if local else self.get("rope.freq_base")
@@ -402,13 +437,14 @@ class NumpyModel:
         q = self.norm(x @ weight("attn_q_a").T, weight("attn_q_a_norm")) @ weight("attn_q_b").T
         q, cached, base = q.reshape(n, heads, size), x @ weight("attn_kv_a_mqa").T, self.get("rope.freq_base")
         q[..., size - rot:] = self.rope(q[..., size - rot:], base)
+        growth = 1 + self.get("rope.scaling.yarn_log_multiplier") * math.log(self.get("rope.scaling.factor"))
         latent = self.norm(cached[:, :rank], weight("attn_kv_a_norm"))
         rotated = self.rope(cached[:, None, rank:], base)[:, 0]
         seen = np.tril(np.ones((n, n), bool))
         out = []
         for head in range(heads):
             k = np.concatenate([latent @ weight("attn_k_b")[head], rotated], axis=1)
-            score = np.where(seen, q[:, head] @ k.T * size**-0.5, -np.inf)
+            score = np.where(seen, q[:, head] @ k.T * size**-0.5 * growth**2, -np.inf)
             p = np.exp(score - score.max(axis=1, keepdims=True))
             out.append(p / p.sum(axis=1, keepdims=True) @ (latent @ weight("attn_v_b")[head].T))
         return np.concatenate(out, axis=1) @ weight("attn_output").T
@@ -469,6 +505,23 @@ def write_ids(name, ids):
     (OUT / f"{name}.ids.txt").write_text(",".join(map(str, ids)) + "\n", encoding="ascii")
 
 
+@torch.no_grad()
+def make_directory(name, spec):
+    rng = np.random.default_rng(spec["seed"])
+    model = randomise(hf_model(spec), spec, rng)
+    ids = prompt(spec, rng)
+    dtype = {Type.F16: torch.float16, Type.BF16: torch.bfloat16}[spec["type"]]
+    for param in model.parameters():
+        param.copy_(param.to(dtype).float())
+    write_gguf(OUT / f"{name}.gguf", spec, gguf_tensors(model, spec), spec["type"])
+    write_ids(name, ids)
+    np.save(OUT / f"{name}.logits.npy", ref.logits(model, ids)[-MATRIX_ROWS:])
+    model.to(dtype).save_pretrained(OUT / name, max_shard_size=spec.get("shard", "1GB"))  # rounds the RoPE in memory too
+    (OUT / name / "generation_config.json").unlink(missing_ok=True)
+    for file in (OUT / name).iterdir():
+        file.chmod(0o644)
+
+
 def make():
     OUT.mkdir(parents=True, exist_ok=True)
     for name, spec in MODELS.items():
@@ -491,7 +544,9 @@ def make():
             write_gguf(OUT / f"{name}.gguf", spec, gguf_tensors(model, spec), qtype)
             quantised = ref.model_from_gguf(ref.Gguf(OUT / f"{name}.gguf"))
             np.save(OUT / f"{name}.logits.npy", ref.logits(quantised, ids)[-MATRIX_ROWS:])
-    total = sum(f.stat().st_size for f in OUT.iterdir())
+    for name, spec in DIRECTORIES.items():
+        make_directory(name, spec)
+    total = sum(f.stat().st_size for f in OUT.rglob("*"))
     print(f"{OUT}: {len(list(OUT.iterdir()))} files, {total / 1e6:.2f} MB")
 
 
@@ -504,6 +559,8 @@ def fixtures():
         for qtype in types:
             name = f"{base}-{qtype.name.lower()}"
             yield name, base, name
+    for name in DIRECTORIES:
+        yield name, name, name
 
 
 def verify():

@@ -184,7 +184,7 @@ def config_from_gguf(file):
     )
     scaling = file.get("rope.scaling.type", "none")
     factor = file.get("rope.scaling.factor", 1.0)
-    if scaling not in ("none", "linear"):
+    if scaling not in ("none", "linear") and not (scaling == "yarn" and file.arch == "deepseek2"):
         raise SystemExit(f"rope scaling type {scaling!r} is not covered by this tool")
     rope = {"rope_type": "default"} if scaling == "none" else {"rope_type": "linear", "factor": float(factor)}
     if file.arch == "deepseek2":
@@ -227,6 +227,12 @@ def deepseek_config(file, rope, common):
     del common["head_dim"]
     common["num_key_value_heads"] = common["num_attention_heads"]
     rot = file.need("rope.dimension_count")
+    if file.get("rope.scaling.type") == "yarn":
+        mscale = 10 * file.need("rope.scaling.yarn_log_multiplier")
+        rope = dict(rope_type="yarn", factor=file.need("rope.scaling.factor"), mscale=mscale, mscale_all_dim=mscale,
+                    original_max_position_embeddings=file.need("rope.scaling.original_context_length"),
+                    beta_fast=file.get("rope.scaling.yarn_beta_fast", 32.0),
+                    beta_slow=file.get("rope.scaling.yarn_beta_slow", 1.0))
     return transformers.DeepseekV3Config(
         rope_parameters=dict(rope, rope_theta=file.get("rope.freq_base", 1e4)),
         moe_intermediate_size=file.need("expert_feed_forward_length"),
@@ -242,7 +248,7 @@ def deepseek_config(file, rope, common):
 
 def attention_scale(file, config):
     """gemma3 files imply d^-.5, but the 27B model (62 layers) uses hidden / heads; an explicit key wins."""
-    implied = config.qk_head_dim if file.arch == "deepseek2" else config.head_dim
+    implied = config.head_dim
     if file.arch == "gemma3" and config.num_hidden_layers == 62:
         implied = config.hidden_size // config.num_attention_heads
     return float(file.get("attention.scale", 0.0)) or implied**-0.5
@@ -279,7 +285,7 @@ def model_from_gguf(file):
         model.model.rotary_emb.inv_freq.div_(torch.from_numpy(file.tensor("rope_freqs.weight")))
     if set(file.raw) - used:
         raise SystemExit(f"these tensors of the file were not used: {sorted(set(file.raw) - used)}")
-    for layer in model.model.layers:
+    for layer in model.model.layers if file.arch != "deepseek2" else ():
         layer.self_attn.scaling = attention_scale(file, config)
     return model.eval()
 

@@ -124,16 +124,40 @@ typedef struct tern_fit {
 TERN_API int tern_eval_fit(tern_fit *out, tern_model *m, const tern_fit_params *p, tern_error *err);
 TERN_API void tern_fit_clear(tern_fit *f);
 
+/* ---- speed ------------------------------------------------------------------------------------------------------- */
+
+typedef struct tern_spread {
+    double median, min, max;
+} tern_spread;
+TERN_API int tern_spread_of(tern_spread *out, const double *x, int n, tern_error *err); /* n >= 1 finite values */
+
+/* Plain memory to read: the roof that whatever reads weights and caches is compared with.  A comparison takes turns: a
+ * round measures everything once and then reading, so drift of the machine falls on all alike. */
+typedef struct tern_reader tern_reader;
+/* bytes: 0 = 256 MiB, at least 1 MiB; all of them are touched. */
+TERN_API int tern_reader_new(tern_reader **out, size_t bytes, tern_error *err);
+TERN_API void tern_reader_free(tern_reader *r);
+/* One pass by the threads of e; bytes per second. */
+TERN_API double tern_reader_pass(tern_reader *r, tern_engine *e);
+
+/* What a decode row has to read when it is the last of ctx tokens of a sequence of one of the engine's plans. */
+typedef struct tern_step_bytes {
+    double weights; /* packed matrices; all rows of a step read them together */
+    double kv;      /* pages with their headers, raw tokens; of each row */
+} tern_step_bytes;
+TERN_API void tern_eval_step_bytes(const tern_engine *e, int plan, int ctx, tern_step_bytes *out);
+
+typedef struct tern_read_speed {
+    tern_spread bytes_per_second; /* of all threads together */
+    int n_threads;
+} tern_read_speed;
+
 /* ---- attention alone --------------------------------------------------------------------------------------------- */
 
 /* How long one generated token spends in the KV caches of all layers: decode attention on pages of random vectors in a
  * given geometry, without a model, called as a step calls it.  All plans hold the same vectors, in caches of their own,
  * and take turns: a round is one step of every plan and then a read of plain memory by the same threads.  So a cache
  * that is larger than the processor's is read from memory every time, and drift of the machine falls on all alike. */
-
-typedef struct tern_spread {
-    double median, min, max;
-} tern_spread;
 
 typedef struct tern_kv_speed_params {
     const char *const *plans; /* as for an engine, but cond= needs a model; plan 0 is the base of the comparison */
@@ -158,15 +182,48 @@ typedef struct tern_kv_speed {
     double error;    /* of the attention output against the base's, root mean square over the base's */
 } tern_kv_speed;
 
-typedef struct tern_read_speed {
-    tern_spread bytes_per_second; /* of all threads together */
-    int n_threads;
-} tern_read_speed;
-
 /* out: [p->n_plans].  TERN_EINVAL and TERN_EUNSUPPORTED name what does not fit the geometry, TERN_ELIMIT says what the
  * caches would take when that is more than the memory there is.  Starts threads of its own and ends them. */
 TERN_API int tern_eval_kv_speed(tern_kv_speed *out, tern_read_speed *read, const tern_kv_speed_params *p,
                                 tern_error *err);
+
+/* ---- weights alone ----------------------------------------------------------------------------------------------- */
+
+/* How long products with packed weights take, without a model: matrices of random weights, as many as fill the memory
+ * asked for, multiplied one after another, each as a model's step does it.  Types and numbers of rows take turns, so
+ * weights that are larger than the processor's caches are read from memory every time. */
+
+/* Names of the file types that can be multiplied; NULL behind the last. */
+TERN_API const char *tern_eval_weight_type(int i);
+
+typedef struct tern_weight_speed_params {
+    const char *const *types; /* "Q4_0" or "q4_0" */
+    int n_types;
+    const int *rows; /* activations that a product multiplies */
+    int n_rows;
+    int n_out, n_in;   /* of a matrix; n_out a multiple of 16 */
+    size_t bytes;      /* of packed weights per type: whole matrices, at least one */
+    bool prompt;       /* prompt rows; else decode rows */
+    int n_threads;     /* 0 = all physical cores */
+    int reps;          /* rounds, after one that is not counted */
+    size_t read_bytes; /* memory that reading alone is measured on; 0 = 256 MiB */
+    tern_progress_fn *progress;
+    void *user;
+} tern_weight_speed_params;
+
+typedef struct tern_weight_speed {
+    const char *type; /* as tern_eval_weight_type writes it */
+    int rows;
+    tern_spread seconds;    /* of one product with every matrix */
+    tern_spread read_share; /* packed bytes per second over those of reading alone, round by round */
+    double bytes;           /* packed weights of all matrices */
+    int n_matrices;
+    double error; /* of sampled outputs against double precision, root mean square over theirs */
+} tern_weight_speed;
+
+/* out: [p->n_types][p->n_rows].  Errors as for tern_eval_kv_speed. */
+TERN_API int tern_eval_weight_speed(tern_weight_speed *out, tern_read_speed *read, const tern_weight_speed_params *p,
+                                    tern_error *err);
 
 #ifdef __cplusplus
 }

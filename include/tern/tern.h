@@ -65,11 +65,28 @@ typedef struct tern_model_info {
     bool has_template; /* the file carries a chat template (or its vocabulary speaks ChatML) */
     int64_t n_params;
     size_t file_bytes;
-    size_t weight_bytes; /* weights in memory, from the allocator */
+    size_t weight_bytes; /* weights in memory, or mapped from `packed` */
+    const char *packed;  /* the file of packed weights that is mapped; NULL: this process packed them for itself */
+    const char *notice;  /* a sentence about that file that a user wants to see: it was written, could not be written,
+                            or did not fit; NULL when there is nothing to say */
 } tern_model_info;
 
-/* Opens a GGUF file (any part of a split set).  n_threads 0 = all cores.  Weights are packed here. */
-TERN_API int tern_model_open(tern_model **out, const char *path, int n_threads, tern_error *err);
+typedef struct tern_model_params {
+    int n_threads; /* 0 = all physical cores */
+    /* Weights are packed when a model is opened; a file can keep them, for later runs to map.  Processes that map it
+     * share its memory.
+     *   "auto" or NULL   MODEL.packed beside the model; made when the weights are 32 MiB or more, and made anew when it
+     *                    does not fit the model or is damaged
+     *   "use"            the same file if it is there and fits; never written
+     *   "off"            neither read nor written
+     *   anything else    the path of the file, made for weights of any size
+     * Whatever goes wrong with it leads to a notice in tern_model_info, never to an error.  A file under that name that
+     * is something else is left alone.  docs/packed-format.md */
+    const char *packed;
+} tern_model_params;
+
+/* Opens a GGUF file (any part of a split set).  p NULL: all defaults. */
+TERN_API int tern_model_open(tern_model **out, const char *path, const tern_model_params *p, tern_error *err);
 TERN_API void tern_model_close(tern_model **m);
 TERN_API const tern_model_info *tern_model_get_info(const tern_model *m); /* view, until close */
 

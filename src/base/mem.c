@@ -7,6 +7,23 @@
 #include <unistd.h>
 
 #define HUGE_FROM ((size_t)8 << 20)
+#define LAZY_FROM ((size_t)128 << 10)
+
+/* Zeroes a new block.  The system hands out zeroed pages as they are touched, and what has been used before can be
+ * given back: large buffers are seldom used to their end, so writing all of them costs more than it is worth. */
+static void zero(char *p, size_t bytes)
+{
+    if (bytes >= LAZY_FROM) {
+        size_t page = (size_t)sysconf(_SC_PAGESIZE);
+        size_t before = (page - (uintptr_t)p % page) % page, whole = (bytes - before) / page * page;
+        if (madvise(p + before, whole, MADV_DONTNEED) == 0) {
+            memset(p, 0, before);
+            memset(p + before + whole, 0, bytes - before - whole);
+            return;
+        }
+    }
+    memset(p, 0, bytes);
+}
 
 int tern_alloc(void *out, size_t n, size_t size, tern_error *err)
 {
@@ -19,7 +36,7 @@ int tern_alloc(void *out, size_t n, size_t size, tern_error *err)
     void *p = aligned_alloc(TERN_ALIGN, bytes);
     if (!p)
         return tern_err_set(err, TERN_ENOMEM, "cannot allocate %zu bytes", bytes);
-    memset(p, 0, bytes);
+    zero(p, bytes);
     *slot = p;
     return 0;
 }

@@ -4,21 +4,68 @@
 #include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
+
+static int set_tmp(struct tern_outfile *f, const char *path, int n, tern_error *err)
+{
+    if (n < (int)sizeof f->tmp)
+        return 0;
+    f->tmp[0] = 0;
+    return tern_err_set(err, TERN_EINVAL, "%.150s...: path is longer than %zu bytes", path, sizeof f->tmp - 32);
+}
+
+static int fail_create(struct tern_outfile *f, int why, tern_error *err)
+{
+    if (f->fd >= 0)
+        (void)close(f->fd);
+    f->fd = -1;
+    f->tmp[0] = 0; /* what lies there is not ours to remove */
+    if (why == EWOULDBLOCK)
+        return tern_err_set(err, TERN_ECAPACITY, "%s: another process is writing it", f->path);
+    return tern_err_set(err, TERN_EIO, "%s: cannot create: %s", f->path, strerror(why));
+}
 
 int tern_outfile_open(struct tern_outfile *f, const char *path, int mode, tern_error *err)
 {
+    int rc = 0;
     *f = (struct tern_outfile){.fd = -1, .path = path};
-    if (snprintf(f->tmp, sizeof f->tmp, "%s.tmp-%ld", path, (long)getpid()) >= (int)sizeof f->tmp) {
-        f->tmp[0] = 0;
-        return tern_err_set(err, TERN_EINVAL, "path is longer than %zu bytes", sizeof f->tmp - 32);
-    }
+    TERN_TRY(set_tmp(f, path, snprintf(f->tmp, sizeof f->tmp, "%s.tmp-%ld", path, (long)getpid()), err));
     f->fd = open(f->tmp, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, mode);
-    if (f->fd >= 0)
-        return 0;
-    int e = errno;
-    f->tmp[0] = 0;
-    return tern_err_set(err, TERN_EIO, "%s: cannot create: %s", path, strerror(e));
+    if (f->fd < 0)
+        rc = fail_create(f, errno, err);
+out:
+    return rc;
+}
+
+int tern_outfile_open_alone(struct tern_outfile *f, const char *path, int mode, tern_error *err)
+{
+    int rc = 0;
+    struct stat mine, named;
+    *f = (struct tern_outfile){.fd = -1, .path = path};
+    TERN_TRY(set_tmp(f, path, snprintf(f->tmp, sizeof f->tmp, "%s.tmp", path), err));
+    f->fd = open(f->tmp, O_WRONLY | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, mode);
+    if (f->fd < 0 || flock(f->fd, LOCK_EX | LOCK_NB) < 0 || fstat(f->fd, &mine) < 0)
+        return fail_create(f, errno, err);
+    /* Whoever held the lock until now has renamed or removed the file since it was opened here. */
+    if (lstat(f->tmp, &named) < 0 || named.st_ino != mine.st_ino || named.st_dev != mine.st_dev)
+        return fail_create(f, EWOULDBLOCK, err);
+    /* A link that somebody else put there would make us write into a file of its choice. */
+    if (!S_ISREG(mine.st_mode) || mine.st_nlink != 1 || mine.st_uid != geteuid())
+        return fail_create(f, EEXIST, err);
+    if (ftruncate(f->fd, 0) < 0)
+        rc = fail_create(f, errno, err);
+out:
+    return rc;
+}
+
+int tern_outfile_reserve(struct tern_outfile *f, size_t bytes, tern_error *err)
+{
+    /* Not every file system can; then writing shows whether there is room. */
+    if (fallocate(f->fd, 0, 0, (off_t)bytes) < 0 && (errno == ENOSPC || errno == EFBIG || errno == EDQUOT))
+        return tern_err_set(err, TERN_EIO, "%s: no room for %zu bytes: %s", f->path, bytes, strerror(errno));
+    return 0;
 }
 
 int tern_outfile_write(struct tern_outfile *f, const void *data, size_t n, tern_error *err)
@@ -42,13 +89,12 @@ int tern_outfile_commit(struct tern_outfile *f, tern_error *err)
     /* Without the fsync a crash after the rename could leave an empty file under the good name. */
     if (fsync(f->fd) < 0 && errno != EINVAL && errno != EROFS)
         TERN_FAIL(err, TERN_EIO, "%s: cannot write: %s", f->path, strerror(errno));
-    int fd = f->fd;
-    f->fd = -1;
-    if (close(fd) < 0)
-        TERN_FAIL(err, TERN_EIO, "%s: cannot write: %s", f->path, strerror(errno));
+    /* Closing gives up the lock, if there is one: not before the name is given up too. */
     if (rename(f->tmp, f->path) < 0)
         TERN_FAIL(err, TERN_EIO, "%s: cannot rename into place: %s", f->path, strerror(errno));
     f->tmp[0] = 0;
+    (void)close(f->fd);
+    f->fd = -1;
 out:
     tern_outfile_abort(f);
     return rc;
@@ -57,9 +103,9 @@ out:
 void tern_outfile_abort(struct tern_outfile *f)
 {
     if (f->tmp[0]) {
+        (void)unlink(f->tmp);
         if (f->fd >= 0)
             (void)close(f->fd);
-        (void)unlink(f->tmp);
     }
     f->tmp[0] = 0;
     f->fd = -1;

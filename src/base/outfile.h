@@ -1,7 +1,7 @@
 /* base/outfile.h - a file that appears under its name only when it is complete.
  *
- * Bytes go to PATH.tmp-PID in the same folder; commit makes them durable and renames.  Whatever fails, an existing file
- * under the name stays as it was and the temporary one goes. */
+ * Bytes go to PATH.tmp-PID (or PATH.tmp) in the same folder; commit makes them durable and renames.  Whatever fails, an
+ * existing file under the name stays as it was and the temporary one goes. */
 #ifndef TERN_BASE_OUTFILE_H
 #define TERN_BASE_OUTFILE_H
 
@@ -16,6 +16,11 @@ struct tern_outfile {
 
 /* mode: permissions, less the umask.  On failure *f needs no abort. */
 int tern_outfile_open(struct tern_outfile *f, const char *path, int mode, tern_error *err);
+/* The same for large files that any of several processes may make: one at a time, in PATH.tmp under a lock, where it
+ * takes over what a killed process left.  TERN_ECAPACITY while another process is at it. */
+int tern_outfile_open_alone(struct tern_outfile *f, const char *path, int mode, tern_error *err);
+/* Asks for the room that `bytes` will take, so that a full disk is found before they are made. */
+int tern_outfile_reserve(struct tern_outfile *f, size_t bytes, tern_error *err);
 int tern_outfile_write(struct tern_outfile *f, const void *data, size_t n, tern_error *err);
 /* Ends f in any case. */
 int tern_outfile_commit(struct tern_outfile *f, tern_error *err);

@@ -26,7 +26,8 @@
 
 typedef int tern_command_fn(const struct tern_args *a, tern_error *err);
 tern_command_fn tern_cmd_run, tern_cmd_chat, tern_cmd_inspect, tern_cmd_tokenize, tern_cmd_eval_logits,
-    tern_cmd_eval_ppl, tern_cmd_eval_kld, tern_cmd_bench, tern_cmd_bench_kv, tern_cmd_doctor, tern_cmd_generate;
+    tern_cmd_eval_ppl, tern_cmd_eval_kld, tern_cmd_bench, tern_cmd_bench_kv, tern_cmd_bench_weights, tern_cmd_doctor,
+    tern_cmd_generate;
 
 /* Codes of the program's own, beside TERN_E*: the command line is wrong (status 2), the user pressed Ctrl-C (130), or
  * the failure was already reported (1). */
@@ -68,6 +69,13 @@ int tern_setup_engine(struct tern_setup *s, const struct tern_args *a, int ctx, 
 int tern_chunk_ctx(const struct tern_setup *s, const struct tern_arg *option);
 #define TERN_CLI_MAX_TEXT ((size_t)1 << 30) /* bytes of a text */
 void tern_setup_clear(struct tern_setup *s);
+
+/* Bytes or tokens as text: 128K, 8G, 512M or a plain number from 1 to max; steps of 1024.  `option` is for messages. */
+int tern_setup_size(const char *option, const char *text, double max, double *out, tern_error *err);
+
+/* How a report is to be printed: --json, --csv or neither. */
+enum tern_format { TERN_FORMAT_TABLE, TERN_FORMAT_JSON, TERN_FORMAT_CSV };
+int tern_setup_format(enum tern_format *out, const struct tern_args *a, tern_error *err);
 
 #define TERN_CLI_MAX_PLANS 16
 
@@ -114,6 +122,8 @@ const char *tern_shown(const char *text);
 
 /* A JSON string of any bytes: malformed UTF-8 becomes U+FFFD.  NULL text gives null. */
 json_t *tern_json_text(const char *text);
+/* {"median", "min", "max"} in units of `unit`. */
+json_t *tern_json_spread(const tern_spread *s, double unit);
 /* Prints one object (whose reference it takes) and a newline to standard output. */
 int tern_json_print(json_t *object, tern_error *err);
 
@@ -142,7 +152,14 @@ int tern_plan_print(const tern_kv_plan *p, FILE *to, tern_error *err);
 json_t *tern_plan_json(const tern_kv_plan *p);
 /* Machine, model and plans on stderr, for --verbose. */
 void tern_setup_print(const struct tern_setup *s);
+/* What the user should know about the file of packed weights, on one stderr line. */
+void tern_packed_note(const tern_model *m);
 json_t *tern_machine_json(void);
+/* The columns that end every line of comma-separated values: ",version,cpu,isa" and their values. */
+#define TERN_CSV_MACHINE ",version,cpu,isa"
+int tern_machine_csv(tern_error *err);
+/* Text as a value between quotes, view into a ring of four buffers; long text is cut. */
+const char *tern_csv_text(const char *text);
 json_t *tern_model_json(const tern_model *m);
 
 #endif

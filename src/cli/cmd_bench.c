@@ -1,50 +1,62 @@
-/* tern bench: prompt and decode speed at several depths, KV plans side by side.
+/* tern bench: prompt and decode speed at several depths; numbers of threads, KV plans and batches side by side.
  *
- * Every plan has an engine of its own; they share the model.  At each depth an engine keeps one base sequence, which
- * only ever grows; a repetition forks it, measures on the fork and frees it, so all repetitions see the same pages. */
+ * Every number of threads has an engine of its own with all plans; they share the model.  At each depth an engine keeps
+ * base sequences, which only ever grow: for every plan as many as the largest batch, each with pages of its own.  A
+ * repetition forks them, measures on the forks and frees these, so all repetitions see the same pages. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/rng.h"
 #include "cli/cli.h"
 
-struct plan {
-    const char *spec;
+#define MAX_BATCH 256 /* as in options.def */
+
+struct team {
     tern_engine *engine;
-    tern_seq *base;
+    tern_seq **bases; /* [n_plans][max_batch] */
 };
 
 struct bench {
     const struct tern_args *a;
     struct tern_setup setup; /* the model; its engine stays NULL */
     struct tern_plan_list list;
-    struct plan plans[TERN_CLI_MAX_PLANS];
-    int n_plans, n_depths, reps;
+    struct team teams[TERN_OPT_MAX_INTS];
+    int batches[TERN_OPT_MAX_INTS]; /* ascending */
     int depths[TERN_OPT_MAX_INTS];
     int pp[TERN_OPT_MAX_INTS]; /* prompt tokens at each depth: -p, or what the context leaves */
-    int tg;
+    int n_teams, n_batches, n_depths, n_tests, max_batch, reps, tg;
     int32_t *ids; /* [n_ids] random tokens */
     int n_ids;
-    double *seconds; /* [n_depths][n_plans][2][reps]; 0 = pp, 1 = tg */
+    tern_reader *reader;
+    double *seconds; /* [n_depths][n_teams][n_plans][n_tests][reps]; test 0 = pp, 1 + i = tg of batch i */
+    double *read;    /* [n_depths][n_teams][reps] bytes per second */
+    double *x;       /* [reps] */
     struct tern_progress bar;
     int n_done, n_total; /* for the bar */
 };
 
-static double *cell(const struct bench *b, int depth, int plan, int test)
+/* One line of the results. */
+struct line {
+    int depth, team, plan, test;
+};
+
+static size_t at_team(const struct bench *b, struct line l)
 {
-    return b->seconds + (((size_t)depth * (size_t)b->n_plans + (size_t)plan) * 2 + (size_t)test) * (size_t)b->reps;
+    return (size_t)l.depth * (size_t)b->n_teams + (size_t)l.team;
+}
+
+static double *cell(const struct bench *b, struct line l)
+{
+    size_t plan = at_team(b, l) * (size_t)b->list.n + (size_t)l.plan;
+    return b->seconds + (plan * (size_t)b->n_tests + (size_t)l.test) * (size_t)b->reps;
+}
+
+static double *read_cell(const struct bench *b, struct line l)
+{
+    return b->read + at_team(b, l) * (size_t)b->reps;
 }
 
 /* ---- what to measure --------------------------------------------------------------------------------------------- */
-
-static int read_plans(struct bench *b, tern_error *err)
-{
-    int rc = tern_setup_plans(&b->list, &b->a->v[TERN_OPT_BENCH_KV], err);
-    b->n_plans = b->list.n;
-    for (int i = 0; i < b->n_plans; i++)
-        b->plans[i].spec = b->list.spec[i];
-    return rc;
-}
 
 static int by_value(const void *a, const void *b)
 {
@@ -52,21 +64,28 @@ static int by_value(const void *a, const void *b)
     return x < y ? -1 : x > y;
 }
 
-/* Depths in ascending order, each once.  Of the default list, those that the model's context has no room for drop out;
- * a depth that was asked for must fit. */
+/* The values of an option in ascending order, each once. */
+static int sorted(int *out, const struct tern_arg *v)
+{
+    int n = 0;
+    for (int i = 0; i < v->n_items; i++)
+        out[i] = (int)v->ints[i];
+    qsort(out, (size_t)v->n_items, sizeof *out, by_value);
+    for (int i = 0; i < v->n_items; i++)
+        if (!n || out[i] != out[n - 1])
+            out[n++] = out[i];
+    return n;
+}
+
+/* Of the default list, depths that the model's context has no room for drop out; one that was asked for must fit. */
 static int choose_depths(struct bench *b, tern_error *err)
 {
     const struct tern_arg *v = &b->a->v[TERN_OPT_DEPTH];
     int ctx = tern_model_get_info(b->setup.model)->ctx, asked = (int)b->a->v[TERN_OPT_BENCH_PROMPT].i;
     int need = b->tg > 0 ? b->tg : 1;
-    int sorted[TERN_OPT_MAX_INTS];
-    for (int i = 0; i < v->n_items; i++)
-        sorted[i] = (int)v->ints[i];
-    qsort(sorted, (size_t)v->n_items, sizeof *sorted, by_value);
-    for (int i = 0; i < v->n_items; i++) {
-        int depth = sorted[i];
-        if (i && depth == sorted[i - 1])
-            continue;
+    int all[TERN_OPT_MAX_INTS], n = sorted(all, v);
+    for (int i = 0; i < n; i++) {
+        int depth = all[i];
         if (need > ctx || depth > ctx - need) {
             if (!v->n && i)
                 continue;
@@ -82,34 +101,89 @@ static int choose_depths(struct bench *b, tern_error *err)
     return 0;
 }
 
-static int prepare_ids(struct bench *b, tern_error *err)
+/* Tokens that the longest sequence comes to. */
+static int longest(const struct bench *b)
+{
+    int more = b->tg;
+    for (int d = 0; d < b->n_depths; d++)
+        more = b->pp[d] > more ? b->pp[d] : more;
+    return b->depths[b->n_depths - 1] + more;
+}
+
+/* Sequence i of a batch begins at token i, so that the rows of a step differ. */
+static int prepare(struct bench *b, tern_error *err)
 {
     int n_vocab = tern_model_get_info(b->setup.model)->n_vocab;
-    int longest = b->tg;
-    for (int d = 0; d < b->n_depths; d++)
-        longest = b->pp[d] > longest ? b->pp[d] : longest;
-    b->n_ids = b->depths[b->n_depths - 1] + longest;
-    b->ids = calloc((size_t)b->n_ids + 1, sizeof *b->ids);
-    b->seconds = calloc((size_t)b->n_depths * (size_t)b->n_plans * 2 * (size_t)b->reps, sizeof *b->seconds);
-    if (!b->ids || !b->seconds)
+    size_t teams = (size_t)b->n_depths * (size_t)b->a->v[TERN_OPT_BENCH_THREADS].n_items, reps = (size_t)b->reps;
+    b->n_tests = 1 + b->n_batches;
+    b->n_ids = longest(b) + b->max_batch;
+    b->ids = calloc((size_t)b->n_ids, sizeof *b->ids);
+    b->seconds = calloc(teams * (size_t)b->list.n * (size_t)b->n_tests * reps, sizeof *b->seconds);
+    b->read = calloc(teams * reps, sizeof *b->read);
+    b->x = calloc(reps, sizeof *b->x);
+    if (!b->ids || !b->seconds || !b->read || !b->x)
         return tern_err_set(err, TERN_ENOMEM, "cannot allocate %d token ids", b->n_ids);
     struct tern_rng rng = {.state = 1};
     for (int i = 0; i < b->n_ids; i++)
         b->ids[i] = (int32_t)(tern_rng_u64(&rng) % (uint64_t)n_vocab);
+    return tern_reader_new(&b->reader, 0, err);
+}
+
+static int open_team(struct bench *b, int n_threads, tern_error *err)
+{
+    int rc = 0, ctx = longest(b), most = tern_model_get_info(b->setup.model)->ctx, n_plans = b->list.n;
+    struct team *t = &b->teams[b->n_teams];
+    ctx = ctx > b->max_batch ? ctx : b->max_batch; /* a step has no more rows than the context */
+    tern_engine_params p = tern_setup_params(b->a, ctx < most ? ctx : most, (n_plans + 1) * b->max_batch);
+    p.n_threads = n_threads;
+    p.kv = b->list.spec[0];
+    p.more_kv = (const char *const *)&b->list.spec[1];
+    p.n_more_kv = n_plans - 1;
+    TERN_TRY(tern_engine_open(&t->engine, b->setup.model, &p, err));
+    for (int i = 0; i < b->n_teams; i++)
+        if (tern_engine_threads(b->teams[i].engine) == tern_engine_threads(t->engine)) {
+            tern_engine_close(&t->engine); /* 0 was the same number */
+            return 0;
+        }
+    b->n_teams++;
+    if (b->max_batch > tern_engine_max_decode(t->engine))
+        TERN_FAIL(err, TERN_ELIMIT, "%d sequences together: a step takes %d (--chunk and the context limit it)",
+                  b->max_batch, tern_engine_max_decode(t->engine));
+    t->bases = calloc((size_t)n_plans * (size_t)b->max_batch, sizeof(tern_seq *));
+    if (!t->bases)
+        TERN_FAIL(err, TERN_ENOMEM, "cannot allocate %d sequences", n_plans * b->max_batch);
+    for (int i = 0; i < n_plans * b->max_batch; i++)
+        TERN_TRY(tern_seq_new_plan(&t->bases[i], t->engine, i / b->max_batch, err));
+out:
+    return rc;
+}
+
+/* The caches of all base sequences, when they are deepest, and the weights. */
+static int check_memory(const struct bench *b, tern_error *err)
+{
+    tern_machine machine;
+    tern_machine_describe(&machine);
+    double all = (double)tern_model_get_info(b->setup.model)->weight_bytes, bytes, f16;
+    for (int i = 0; i < b->list.n; i++) {
+        tern_plan_total(tern_engine_plan_at(b->teams[0].engine, i), b->depths[b->n_depths - 1], &bytes, &f16);
+        all += bytes * b->max_batch * b->n_teams;
+    }
+    if (machine.memory_bytes && all > (double)machine.memory_bytes)
+        return tern_err_set(err, TERN_ELIMIT, "weights and caches take %.1f GiB and the machine has %.1f GiB",
+                            all / 0x1p30, (double)machine.memory_bytes / 0x1p30);
     return 0;
 }
 
-static int open_plans(struct bench *b, tern_error *err)
+static int open_teams(struct bench *b, tern_error *err)
 {
-    int rc = 0, ctx = tern_model_get_info(b->setup.model)->ctx;
-    tern_engine_params p = tern_setup_params(b->a, b->n_ids < ctx ? b->n_ids : ctx, 2);
-    for (int i = 0; i < b->n_plans; i++) {
-        struct plan *pl = &b->plans[i];
-        p.kv = pl->spec;
-        TERN_TRY(tern_engine_open(&pl->engine, b->setup.model, &p, err));
-        tern_plan_exceptions(tern_engine_plan(pl->engine), pl->spec);
-        TERN_TRY(tern_seq_new(&pl->base, pl->engine, err));
-    }
+    int rc = 0, threads[TERN_OPT_MAX_INTS], n = sorted(threads, &b->a->v[TERN_OPT_BENCH_THREADS]);
+    for (int i = 0; i < n; i++)
+        TERN_TRY(open_team(b, threads[i], err));
+    for (int i = 0; i < b->list.n; i++)
+        tern_plan_exceptions(tern_engine_plan_at(b->teams[0].engine, i), b->list.spec[i]);
+    TERN_TRY(check_memory(b, err));
+    for (int i = 0; i < b->n_teams && b->a->v[TERN_OPT_VERBOSE].n; i++)
+        tern_setup_print(&(struct tern_setup){b->setup.model, b->teams[i].engine, b->setup.load_s});
 out:
     return rc;
 }
@@ -123,63 +197,78 @@ static int on_step(void *user, int done, int total)
     return tern_progress_show(&b->bar, b->n_done, b->n_total);
 }
 
-static int deepen(struct bench *b, struct plan *pl, int depth, tern_error *err)
+static int deepen(struct bench *b, struct team *t, int depth, tern_error *err)
 {
-    int have = tern_seq_length(pl->base);
-    if (depth == have)
-        return 0;
-    return tern_prefill(pl->engine, pl->base, b->ids + have, depth - have, NULL, on_step, b, err);
+    int rc = 0;
+    for (int i = 0; i < b->list.n * b->max_batch; i++) {
+        int have = tern_seq_length(t->bases[i]);
+        if (depth > have)
+            TERN_TRY(tern_prefill(t->engine, t->bases[i], b->ids + i % b->max_batch + have, depth - have, NULL, on_step,
+                                  b, err));
+    }
+out:
+    return rc;
 }
 
-static int time_prompt(struct bench *b, struct plan *pl, int depth, int n, double *seconds, tern_error *err)
+static int time_prompt(struct bench *b, struct line l, double *seconds, tern_error *err)
 {
     int rc = 0;
     tern_seq *s = NULL;
     const float *logits;
-    TERN_TRY(tern_seq_fork(&s, pl->base, err));
+    struct team *t = &b->teams[l.team];
+    TERN_TRY(tern_seq_fork(&s, t->bases[l.plan * b->max_batch], err));
     double start = tern_now();
-    TERN_TRY(tern_prefill(pl->engine, s, b->ids + depth, n, &logits, NULL, NULL, err));
+    TERN_TRY(tern_prefill(t->engine, s, b->ids + b->depths[l.depth], b->pp[l.depth], &logits, NULL, NULL, err));
     *seconds = tern_now() - start;
 out:
     tern_seq_free(s);
     return rc;
 }
 
-static int time_decode(struct bench *b, struct plan *pl, int depth, double *seconds, tern_error *err)
+static int time_decode(struct bench *b, struct line l, double *seconds, tern_error *err)
 {
-    int rc = 0;
-    tern_seq *s = NULL;
+    int rc = 0, n = b->batches[l.test - 1];
     const float *logits;
-    TERN_TRY(tern_seq_fork(&s, pl->base, err));
+    struct team *t = &b->teams[l.team];
+    tern_step_item items[MAX_BATCH] = {0};
+    for (int i = 0; i < n; i++) {
+        items[i] = (tern_step_item){.n_tokens = 1, .decode = true, .logits = TERN_LOGITS_LAST};
+        TERN_TRY(tern_seq_fork(&items[i].seq, t->bases[l.plan * b->max_batch + i], err));
+    }
     double start = tern_now();
-    for (int i = 0; i < b->tg; i++) {
-        tern_step_item it = {
-            .seq = s, .tokens = b->ids + depth + i, .n_tokens = 1, .decode = true, .logits = TERN_LOGITS_LAST};
-        TERN_TRY(tern_step(pl->engine, &it, 1, &logits, err));
+    for (int step = 0; step < b->tg; step++) {
+        for (int i = 0; i < n; i++)
+            items[i].tokens = b->ids + i + b->depths[l.depth] + step;
+        TERN_TRY(tern_step(t->engine, items, n, &logits, err));
+        if (tern_signals_interrupted())
+            TERN_FAIL(err, TERN_ECANCELLED, "interrupted");
     }
     *seconds = tern_now() - start;
 out:
-    tern_seq_free(s);
+    for (int i = 0; i < n; i++)
+        tern_seq_free(items[i].seq);
     return rc;
 }
 
-/* One repetition of both tests of every plan; rep -1 warms up and is forgotten. */
-static int repetition(struct bench *b, int d, int rep, tern_error *err)
+/* Everything once at a depth, and reading; rep -1 warms up and is forgotten. */
+static int repetition(struct bench *b, int depth, int rep, tern_error *err)
 {
     int rc = 0;
-    for (int i = 0; i < b->n_plans; i++) {
-        double pp = 0, tg = 0;
-        if (b->pp[d])
-            TERN_TRY(time_prompt(b, &b->plans[i], b->depths[d], b->pp[d], &pp, err));
-        if (b->tg)
-            TERN_TRY(time_decode(b, &b->plans[i], b->depths[d], &tg, err));
-        if (rep >= 0) {
-            cell(b, d, i, 0)[rep] = pp;
-            cell(b, d, i, 1)[rep] = tg;
-        }
-        b->n_done++;
-        if (tern_progress_show(&b->bar, b->n_done, b->n_total))
-            TERN_FAIL(err, TERN_ECANCELLED, "interrupted");
+    struct line l = {.depth = depth};
+    for (l.team = 0; l.team < b->n_teams; l.team++) {
+        for (l.plan = 0; l.plan < b->list.n; l.plan++)
+            for (l.test = 0; l.test < b->n_tests; l.test++) {
+                double seconds = 0;
+                if (l.test ? b->tg : b->pp[depth])
+                    TERN_TRY((l.test ? time_decode : time_prompt)(b, l, &seconds, err));
+                if (rep >= 0)
+                    cell(b, l)[rep] = seconds;
+                if (tern_progress_show(&b->bar, ++b->n_done, b->n_total))
+                    TERN_FAIL(err, TERN_ECANCELLED, "interrupted");
+            }
+        double speed = tern_reader_pass(b->reader, b->teams[l.team].engine);
+        if (rep >= 0)
+            read_cell(b, l)[rep] = speed;
     }
 out:
     return rc;
@@ -189,10 +278,10 @@ static int measure(struct bench *b, tern_error *err)
 {
     int rc = 0;
     b->bar.what = "bench";
-    b->n_total = b->n_depths * b->n_plans * (b->reps + 1);
+    b->n_total = b->n_depths * b->n_teams * b->list.n * b->n_tests * (b->reps + 1);
     for (int d = 0; d < b->n_depths; d++) {
-        for (int i = 0; i < b->n_plans; i++)
-            TERN_TRY(deepen(b, &b->plans[i], b->depths[d], err));
+        for (int i = 0; i < b->n_teams; i++)
+            TERN_TRY(deepen(b, &b->teams[i], b->depths[d], err));
         for (int rep = -1; rep < b->reps; rep++)
             TERN_TRY(repetition(b, d, rep, err));
     }
@@ -205,116 +294,219 @@ out:
 
 struct figures {
     char test[24];
-    double median, min, max; /* tokens per second */
+    const char *kv;
+    int depth, threads, batch;
+    tern_spread speed; /* tokens per second of all sequences together */
+    tern_spread read;  /* bytes per second of reading alone */
+    /* Of decode lines alone: */
+    bool decode, has_ratio;
+    tern_spread ratio;         /* speed over that of one sequence alone, round by round */
+    tern_step_bytes per_token; /* mean over the steps */
+    tern_spread share;         /* of reading alone, round by round */
 };
 
-static int by_double(const void *a, const void *b)
+static int summarise_decode(const struct bench *b, struct line l, struct figures *f, tern_error *err)
 {
-    double x = *(const double *)a, y = *(const double *)b;
-    return x < y ? -1 : x > y;
-}
-
-/* false when the test was left out. */
-static bool summarise(const struct bench *b, int d, int plan, int test, struct figures *f)
-{
-    int n = test ? b->tg : b->pp[d];
-    if (n == 0)
-        return false;
-    double *s = cell(b, d, plan, test);
-    qsort(s, (size_t)b->reps, sizeof *s, by_double);
-    double middle = (s[(b->reps - 1) / 2] + s[b->reps / 2]) / 2;
-    (void)snprintf(f->test, sizeof f->test, "%s%d", test ? "tg" : "pp", n);
-    f->median = n / middle;
-    f->min = n / s[b->reps - 1];
-    f->max = n / s[0];
-    return true;
-}
-
-static int print_rows(const struct bench *b, bool csv, tern_error *err)
-{
-    int rc = 0;
-    struct figures f;
-    TERN_TRY(tern_out_printf(err, csv ? "test,depth,kv,median,min,max,unit\n"
-                                      : "test      depth  kv                  median       min       max  tok/s\n"));
-    for (int test = 0; test < 2; test++)
-        for (int d = 0; d < b->n_depths; d++)
-            for (int i = 0; i < b->n_plans; i++) {
-                if (!summarise(b, d, i, test, &f))
-                    continue;
-                TERN_TRY(tern_out_printf(
-                    err, csv ? "%s,%d,\"%s\",%.2f,%.2f,%.2f,tok/s\n" : "%-8s %6d  %-16s %9.2f %9.2f %9.2f\n", f.test,
-                    b->depths[d], b->plans[i].spec, f.median, f.min, f.max));
-            }
+    int rc = 0, depth = b->depths[l.depth];
+    const double *seconds = cell(b, l), *read = read_cell(b, l);
+    double per_step = 0;
+    for (int i = 0; i < b->tg; i++) {
+        tern_step_bytes bytes;
+        tern_eval_step_bytes(b->teams[l.team].engine, l.plan, depth + i + 1, &bytes);
+        f->per_token.weights += bytes.weights / f->batch / b->tg;
+        f->per_token.kv += bytes.kv / b->tg;
+    }
+    per_step = (f->per_token.weights + f->per_token.kv) * f->batch;
+    for (int r = 0; r < b->reps; r++)
+        b->x[r] = per_step * b->tg / seconds[r] / read[r];
+    TERN_TRY(tern_spread_of(&f->share, b->x, b->reps, err));
+    f->has_ratio = b->batches[0] == 1;
+    if (!f->has_ratio)
+        return 0;
+    l.test = 1;
+    for (int r = 0; r < b->reps; r++)
+        b->x[r] = f->batch * cell(b, l)[r] / seconds[r];
+    TERN_TRY(tern_spread_of(&f->ratio, b->x, b->reps, err));
 out:
     return rc;
 }
 
-static json_t *results_json(const struct bench *b)
+static int summarise(const struct bench *b, struct line l, struct figures *f, tern_error *err)
 {
+    int rc = 0, n = l.test ? b->tg : b->pp[l.depth];
+    *f = (struct figures){.kv = b->list.spec[l.plan],
+                          .depth = b->depths[l.depth],
+                          .threads = tern_engine_threads(b->teams[l.team].engine),
+                          .batch = l.test ? b->batches[l.test - 1] : 1,
+                          .decode = l.test > 0};
+    (void)snprintf(f->test, sizeof f->test, "%s%d", f->decode ? "tg" : "pp", n);
+    for (int r = 0; r < b->reps; r++)
+        b->x[r] = (double)n * f->batch / cell(b, l)[r];
+    TERN_TRY(tern_spread_of(&f->speed, b->x, b->reps, err));
+    TERN_TRY(tern_spread_of(&f->read, read_cell(b, l), b->reps, err));
+    if (f->decode)
+        TERN_TRY(summarise_decode(b, l, f, err));
+out:
+    return rc;
+}
+
+typedef int print_fn(const struct bench *b, const struct figures *f, void *to, tern_error *err);
+
+/* Calls print for every line: prompts first, then batches in ascending order. */
+static int each_line(const struct bench *b, print_fn *print, void *to, tern_error *err)
+{
+    int rc = 0;
+    struct line l;
     struct figures f;
-    json_t *list = json_array();
-    for (int test = 0; test < 2; test++)
-        for (int d = 0; d < b->n_depths; d++)
-            for (int i = 0; i < b->n_plans; i++) {
-                double bytes, f16;
-                if (!summarise(b, d, i, test, &f))
-                    continue;
-                tern_plan_bytes(tern_engine_plan(b->plans[i].engine), &bytes, &f16);
-                json_array_append_new(list, json_pack("{ss si so sf sf sf ss si sf}", "test", f.test, "depth",
-                                                      b->depths[d], "kv", tern_json_text(b->plans[i].spec), "median",
-                                                      f.median, "min", f.min, "max", f.max, "unit", "tok/s", "reps",
-                                                      b->reps, "kv_bytes_per_token", bytes));
-            }
-    return list;
+    for (l.test = 0; l.test < b->n_tests; l.test++)
+        for (l.depth = 0; l.depth < b->n_depths; l.depth++)
+            for (l.team = 0; l.team < b->n_teams; l.team++)
+                for (l.plan = 0; l.plan < b->list.n; l.plan++) {
+                    if (!(l.test ? b->tg : b->pp[l.depth]))
+                        continue;
+                    TERN_TRY(summarise(b, l, &f, err));
+                    TERN_TRY(print(b, &f, to, err));
+                }
+out:
+    return rc;
+}
+
+static int print_row(const struct bench *b, const struct figures *f, void *to, tern_error *err)
+{
+    int rc = 0;
+    char ratio[16] = "-";
+    (void)b, (void)to;
+    TERN_TRY(tern_out_printf(err, "%-8s %6d  %-16s %7d  %5d  %9.2f %9.2f %9.2f", f->test, f->depth, f->kv, f->threads,
+                             f->batch, f->speed.median, f->speed.min, f->speed.max));
+    if (!f->decode)
+        return tern_out_printf(err, "\n");
+    if (f->has_ratio)
+        (void)snprintf(ratio, sizeof ratio, "%.2f", f->ratio.median);
+    TERN_TRY(tern_out_printf(err, "  %9.2f  %6s  %9.2f  %6.0f%%\n", f->speed.median / f->batch, ratio,
+                             (f->per_token.weights + f->per_token.kv) * 1e-6, f->share.median * 100));
+out:
+    return rc;
+}
+
+static int print_table(const struct bench *b, tern_error *err)
+{
+    int rc = 0;
+    TERN_TRY(tern_out_printf(err, "test      depth  kv                threads  batch      tok/s       min       max"
+                                  "  per seq   x one   MB/token  of read\n"));
+    TERN_TRY(each_line(b, print_row, NULL, err));
+out:
+    return rc;
+}
+
+static int print_csv_row(const struct bench *b, const struct figures *f, void *to, tern_error *err)
+{
+    int rc = 0;
+    (void)to;
+    TERN_TRY(tern_out_printf(err, "%s,%d,%s,%d,%d,%.3f,%.3f,%.3f,tok/s,", f->test, f->depth, tern_csv_text(f->kv),
+                             f->threads, f->batch, f->speed.median, f->speed.min, f->speed.max));
+    if (f->decode)
+        TERN_TRY(tern_out_printf(err, "%.3f,", f->speed.median / f->batch));
+    else
+        TERN_TRY(tern_out_printf(err, ","));
+    if (f->has_ratio)
+        TERN_TRY(tern_out_printf(err, "%.3f,%.3f,%.3f,", f->ratio.median, f->ratio.min, f->ratio.max));
+    else
+        TERN_TRY(tern_out_printf(err, ",,,"));
+    if (f->decode)
+        TERN_TRY(tern_out_printf(err, "%.0f,%.0f,%.4f,%.4f,%.4f,", f->per_token.weights, f->per_token.kv,
+                                 f->share.median, f->share.min, f->share.max));
+    else
+        TERN_TRY(tern_out_printf(err, ",,,,,"));
+    TERN_TRY(tern_out_printf(err, "%.3f,%d,%s", f->read.median * 1e-9, b->reps,
+                             tern_csv_text(tern_model_get_info(b->setup.model)->path)));
+    TERN_TRY(tern_machine_csv(err));
+out:
+    return rc;
+}
+
+static int print_csv(const struct bench *b, tern_error *err)
+{
+    int rc = 0;
+    TERN_TRY(tern_out_printf(err,
+                             "test,depth,kv,threads,batch,median,min,max,unit,per_sequence,x_one,x_one_min,x_one_max,"
+                             "weight_bytes_per_token,kv_bytes_per_token,read_share,read_share_min,read_share_max,"
+                             "read_gb_per_s,reps,model" TERN_CSV_MACHINE "\n"));
+    TERN_TRY(each_line(b, print_csv_row, NULL, err));
+out:
+    return rc;
+}
+
+static int add_result(const struct bench *b, const struct figures *f, void *to, tern_error *err)
+{
+    json_t *o =
+        json_pack("{ss si so si si sf sf sf ss si so}", "test", f->test, "depth", f->depth, "kv", tern_json_text(f->kv),
+                  "threads", f->threads, "batch", f->batch, "median", f->speed.median, "min", f->speed.min, "max",
+                  f->speed.max, "unit", "tok/s", "reps", b->reps, "read_gb_per_s", tern_json_spread(&f->read, 1e9));
+    if (f->decode) {
+        json_object_set_new(o, "per_sequence", json_real(f->speed.median / f->batch));
+        json_object_set_new(o, "x_one", f->has_ratio ? tern_json_spread(&f->ratio, 1) : json_null());
+        json_object_set_new(o, "weight_bytes_per_token", json_real(f->per_token.weights));
+        json_object_set_new(o, "kv_bytes_per_token", json_real(f->per_token.kv));
+        json_object_set_new(o, "read_share", tern_json_spread(&f->share, 1));
+    }
+    return json_array_append_new(to, o) ? tern_err_set(err, TERN_ENOMEM, "cannot allocate a result") : 0;
 }
 
 static int print_json(const struct bench *b, tern_error *err)
 {
     const tern_model_info *m = tern_model_get_info(b->setup.model);
+    json_t *results = json_array();
+    int rc = each_line(b, add_result, results, err);
+    if (rc < 0) {
+        json_decref(results);
+        return rc;
+    }
+    json_t *model = json_pack("{so so so sI sI sI}", "path", tern_json_text(m->path), "name", tern_json_text(m->name),
+                              "arch", tern_json_text(m->arch), "file_bytes", (json_int_t)m->file_bytes, "weight_bytes",
+                              (json_int_t)m->weight_bytes, "n_params", (json_int_t)m->n_params);
     json_t *machine = tern_machine_json();
-    json_object_set_new(machine, "threads", json_integer(tern_engine_threads(b->plans[0].engine)));
-    json_object_set_new(machine, "model",
-                        json_pack("{so so so sI sI}", "path", tern_json_text(m->path), "name", tern_json_text(m->name),
-                                  "arch", tern_json_text(m->arch), "file_bytes", (json_int_t)m->file_bytes, "n_params",
-                                  (json_int_t)m->n_params));
-    return tern_json_print(json_pack("{so so sI}", "machine", machine, "results", results_json(b), "peak_memory_bytes",
+    json_object_set_new(machine, "model", model);
+    return tern_json_print(json_pack("{so so sI}", "machine", machine, "results", results, "peak_memory_bytes",
                                      (json_int_t)tern_peak_memory()),
                            err);
 }
 
 static void clear(struct bench *b)
 {
-    for (int i = 0; i < b->n_plans; i++)
-        tern_engine_close(&b->plans[i].engine); /* frees its sequences */
+    for (int i = 0; i < b->n_teams; i++) {
+        tern_engine_close(&b->teams[i].engine); /* frees its sequences */
+        free(b->teams[i].bases);
+    }
     tern_plan_list_clear(&b->list);
+    tern_reader_free(b->reader);
     free(b->ids);
     free(b->seconds);
+    free(b->read);
+    free(b->x);
     tern_setup_clear(&b->setup);
 }
 
 int tern_cmd_bench(const struct tern_args *a, tern_error *err)
 {
     int rc = 0;
+    enum tern_format format;
     struct bench b = {.a = a, .reps = (int)a->v[TERN_OPT_REPS].i, .tg = (int)a->v[TERN_OPT_BENCH_TOKENS].i};
-    bool json = a->v[TERN_OPT_JSON].n > 0, csv = a->v[TERN_OPT_CSV].n > 0;
-    if (json && csv)
-        TERN_TRY(tern_cli_usage(err, "--json and --csv exclude each other"));
+    TERN_TRY(tern_setup_format(&format, a, err));
     if (!b.tg && !a->v[TERN_OPT_BENCH_PROMPT].i)
         TERN_TRY(tern_cli_usage(err, "-p 0 and -n 0 leave nothing to measure"));
-    TERN_TRY(read_plans(&b, err));
+    b.n_batches = sorted(b.batches, &a->v[TERN_OPT_BATCH]);
+    b.max_batch = b.batches[b.n_batches - 1];
+    TERN_TRY(tern_setup_plans(&b.list, &a->v[TERN_OPT_BENCH_KV], err));
     TERN_TRY(tern_setup_model(&b.setup, a, a->v[TERN_OPT_MODEL].s, err));
     TERN_TRY(choose_depths(&b, err));
-    TERN_TRY(prepare_ids(&b, err));
-    TERN_TRY(open_plans(&b, err));
-    if (a->v[TERN_OPT_VERBOSE].n)
-        for (int i = 0; i < b.n_plans; i++)
-            tern_setup_print(&(struct tern_setup){b.setup.model, b.plans[i].engine, b.setup.load_s});
-    tern_signals_watch(b.plans[0].engine);
+    TERN_TRY(prepare(&b, err));
+    TERN_TRY(open_teams(&b, err));
+    tern_signals_hold();
     rc = measure(&b, err);
     if (rc == TERN_ECANCELLED)
         rc = TERN_CLI_INTERRUPTED;
     if (rc == 0)
-        rc = json ? print_json(&b, err) : print_rows(&b, csv, err);
+        rc = (format == TERN_FORMAT_JSON ? print_json : format == TERN_FORMAT_CSV ? print_csv : print_table)(&b, err);
 out:
     tern_signals_watch(NULL);
     clear(&b);

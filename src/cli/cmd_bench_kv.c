@@ -77,24 +77,19 @@ out:
     return rc;
 }
 
-static json_t *spread_json(const tern_spread *s, double unit)
-{
-    return json_pack("{sf sf sf}", "median", s->median / unit, "min", s->min / unit, "max", s->max / unit);
-}
-
 static json_t *results_json(const struct bench *b)
 {
     json_t *list = json_array();
     for (int i = 0; i < b->p.n_plans; i++) {
         const tern_kv_speed *s = &b->speed[i];
-        json_array_append_new(list,
-                              json_pack("{so so so so so sf sf sf sf sf sf si}", "kv", tern_json_text(b->plans[i]),
-                                        "ms_per_step", spread_json(&s->seconds, 1e-3), "x_f16",
-                                        spread_json(&s->speedup, 1), "read_share", spread_json(&s->read_share, 1),
-                                        "encode_us_per_token", spread_json(&s->encode_seconds, 1e-6), "bytes", s->bytes,
-                                        "elements", s->elements, "bytes_per_element", s->bytes / s->elements,
-                                        "ns_per_element", s->seconds.median * 1e9 / s->elements, "gb_per_s",
-                                        s->bytes / s->seconds.median * 1e-9, "error", s->error, "reps", b->p.reps));
+        json_array_append_new(
+            list, json_pack("{so so so so so sf sf sf sf sf sf si}", "kv", tern_json_text(b->plans[i]), "ms_per_step",
+                            tern_json_spread(&s->seconds, 1e-3), "x_f16", tern_json_spread(&s->speedup, 1),
+                            "read_share", tern_json_spread(&s->read_share, 1), "encode_us_per_token",
+                            tern_json_spread(&s->encode_seconds, 1e-6), "bytes", s->bytes, "elements", s->elements,
+                            "bytes_per_element", s->bytes / s->elements, "ns_per_element",
+                            s->seconds.median * 1e9 / s->elements, "gb_per_s", s->bytes / s->seconds.median * 1e-9,
+                            "error", s->error, "reps", b->p.reps));
     }
     return list;
 }
@@ -104,7 +99,7 @@ static int print_json(const struct bench *b, tern_error *err)
     const tern_kv_speed_params *p = &b->p;
     json_t *machine = tern_machine_json();
     json_object_set_new(machine, "threads", json_integer(b->read.n_threads));
-    json_object_set_new(machine, "read_gb_per_s", spread_json(&b->read.bytes_per_second, 1e9));
+    json_object_set_new(machine, "read_gb_per_s", tern_json_spread(&b->read.bytes_per_second, 1e9));
     json_t *geometry = json_pack("{si si si si si}", "head_dim", p->head_dim, "heads", p->n_heads, "kv_heads",
                                  p->n_kv_heads, "ctx", p->ctx, "layers", p->n_layers);
     return tern_json_print(json_pack("{so so so sI}", "machine", machine, "geometry", geometry, "results",

@@ -91,6 +91,7 @@ static int print_model(const struct doctor *d, tern_error *err)
     const tern_model_info *i = tern_model_get_info(d->setup.model);
     TERN_TRY(tern_out_printf(err, "model       %s: %s, %.4g M parameters, %s in memory\n", tern_shown(i->path),
                              tern_shown(i->arch), (double)i->n_params * 1e-6, tern_size_text((double)i->weight_bytes)));
+    TERN_TRY(tern_out_printf(err, "packed      %s\n", i->packed ? tern_shown(i->packed) : "no file is mapped"));
     TERN_TRY(tern_out_printf(err, "tokenizer   %s; chat template: %s\n", tern_shown(i->tokenizer),
                              i->has_template ? "yes" : "no"));
     if (!d->setup.engine)

@@ -45,6 +45,7 @@ static int print_model(const tern_model *m, tern_error *err)
         TERN_TRY(tern_out_printf(err, "name            %s\n", tern_shown(i->name)));
     TERN_TRY(tern_out_printf(err, "parameters      %.4g M, %s in memory\n", (double)i->n_params * 1e-6,
                              tern_size_text((double)i->weight_bytes)));
+    TERN_TRY(tern_out_printf(err, "packed          %s\n", i->packed ? tern_shown(i->packed) : "no file is mapped"));
     TERN_TRY(tern_out_printf(err, "layers          %d, width %d, feed-forward %d\n", i->n_layers, i->n_embd, i->n_ff));
     TERN_TRY(
         tern_out_printf(err, "attention       %d heads, %d KV heads of %d\n", i->n_heads, i->n_kv_heads, i->head_dim));

@@ -1,5 +1,4 @@
 /* What `tern doctor` learns by running a text: key conditioning, and a KV plan for a memory budget. */
-#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -58,25 +57,6 @@ out:
     return rc;
 }
 
-/* 128K, 8G, 512M or a plain number; steps of 1024. */
-static int read_size(const char *option, const char *text, double max, double *out, tern_error *err)
-{
-    char *end;
-    errno = 0;
-    double v = strtod(text, &end);
-    const char *units = "KMGT", *unit = *end ? strchr(units, *end >= 'a' ? *end - 'a' + 'A' : *end) : NULL;
-    if (unit) {
-        for (const char *u = units; u <= unit; u++)
-            v *= 1024;
-        end++;
-    }
-    if (errno || end == text || *end || !(v >= 1 && v <= max))
-        return tern_cli_usage(err, "%s must be a number from 1 to %.0f, perhaps with K, M or G, not \"%.40s\"", option,
-                              max, text);
-    *out = v;
-    return 0;
-}
-
 int tern_doctor_fit(const struct tern_args *a, tern_error *err)
 {
     int rc = 0;
@@ -86,8 +66,8 @@ int tern_doctor_fit(const struct tern_args *a, tern_error *err)
     tern_fit fit = {0};
     struct tern_outfile f = {.fd = -1};
     struct tern_progress bar = {.what = "fit"};
-    TERN_TRY(read_size("--fit", a->v[TERN_OPT_FIT].s, 16777216, &ctx, err));
-    TERN_TRY(read_size("--in", a->v[TERN_OPT_FIT_IN].s, 1e15, &bytes, err));
+    TERN_TRY(tern_setup_size("--fit", a->v[TERN_OPT_FIT].s, 16777216, &ctx, err));
+    TERN_TRY(tern_setup_size("--in", a->v[TERN_OPT_FIT_IN].s, 1e15, &bytes, err));
     TERN_TRY(tern_setup_model(&s, a, a->v[TERN_OPT_MODEL].s, err));
     TERN_TRY(read_text(&ids, s.model, a, err));
     tern_fit_params p = {.ids = ids.p,

@@ -124,6 +124,23 @@ const char *tern_size_text(double bytes)
     return out;
 }
 
+const char *tern_csv_text(const char *text)
+{
+    static char ring[4][512];
+    static int next;
+    char *out = ring[next++ & 3];
+    size_t used = 0;
+    out[used++] = '"';
+    for (const char *p = tern_shown(text); *p && used + 4 < sizeof ring[0]; p++) {
+        if (*p == '"')
+            out[used++] = '"';
+        out[used++] = *p;
+    }
+    out[used++] = '"';
+    out[used] = 0;
+    return out;
+}
+
 /* ---- JSON -------------------------------------------------------------------------------------------------------- */
 
 json_t *tern_json_text(const char *text)
@@ -144,6 +161,11 @@ json_t *tern_json_text(const char *text)
     json_t *out = rc == 0 && b.p ? json_stringn(b.p, b.len) : NULL;
     tern_buf_clear(&b);
     return out;
+}
+
+json_t *tern_json_spread(const tern_spread *s, double unit)
+{
+    return json_pack("{sf sf sf}", "median", s->median / unit, "min", s->min / unit, "max", s->max / unit);
 }
 
 static int json_chunk(const char *text, size_t n, void *err)

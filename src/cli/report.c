@@ -185,15 +185,30 @@ json_t *tern_machine_json(void)
                      (json_int_t)m.memory_bytes);
 }
 
+int tern_machine_csv(tern_error *err)
+{
+    tern_machine m;
+    tern_machine_describe(&m);
+    return tern_out_printf(err, ",%s,%s,%s\n", tern_version(), tern_csv_text(m.cpu), m.used);
+}
+
 json_t *tern_model_json(const tern_model *m)
 {
     const tern_model_info *i = tern_model_get_info(m);
-    return json_pack("{so so so so si si si si si si si si sb sI sI sI}", "path", tern_json_text(i->path), "arch",
+    return json_pack("{so so so so si si si si si si si si sb sI sI sI so}", "path", tern_json_text(i->path), "arch",
                      tern_json_text(i->arch), "name", tern_json_text(i->name), "tokenizer",
                      tern_json_text(i->tokenizer), "n_layers", i->n_layers, "n_embd", i->n_embd, "n_heads", i->n_heads,
                      "n_kv_heads", i->n_kv_heads, "head_dim", i->head_dim, "n_ff", i->n_ff, "n_vocab", i->n_vocab,
                      "ctx", i->ctx, "has_template", i->has_template, "n_params", (json_int_t)i->n_params, "file_bytes",
-                     (json_int_t)i->file_bytes, "weight_bytes", (json_int_t)i->weight_bytes);
+                     (json_int_t)i->file_bytes, "weight_bytes", (json_int_t)i->weight_bytes, "packed",
+                     tern_json_text(i->packed));
+}
+
+void tern_packed_note(const tern_model *m)
+{
+    const tern_model_info *i = tern_model_get_info(m);
+    if (i->notice)
+        tern_note("%s", tern_shown(i->notice));
 }
 
 void tern_setup_print(const struct tern_setup *s)
@@ -203,9 +218,9 @@ void tern_setup_print(const struct tern_setup *s)
     const tern_model_info *i = tern_model_get_info(s->model);
     tern_note("version %s, %s, %s of %s, %d threads, %s of memory", tern_version(), tern_shown(m.cpu), m.used,
               m.detected, tern_engine_threads(s->engine), tern_size_text((double)m.memory_bytes));
-    tern_note("%s: %s%s%s, %d layers, %.4g M parameters, %s in memory, loaded in %.2f s", tern_shown(i->path),
+    tern_note("%s: %s%s%s, %d layers, %.4g M parameters, %s %s, loaded in %.3f s", tern_shown(i->path),
               tern_shown(i->arch), i->name[0] ? " " : "", tern_shown(i->name), i->n_layers, (double)i->n_params * 1e-6,
-              tern_size_text((double)i->weight_bytes), s->load_s);
+              tern_size_text((double)i->weight_bytes), i->packed ? "mapped" : "in memory", s->load_s);
     tern_note("context %d tokens, steps of %d, KV plan:", tern_engine_ctx(s->engine), tern_engine_chunk(s->engine));
     (void)tern_plan_print(tern_engine_plan(s->engine), stderr, NULL);
     for (int p = 1; p < tern_engine_n_plans(s->engine); p++) {

@@ -28,8 +28,13 @@ int tern_setup_model(struct tern_setup *s, const struct tern_args *a, const char
     TERN_TRY(check_turbo(a, err));
     TERN_TRY(tern_set_cpu_mask(a->v[TERN_OPT_CPU_MASK].s, err));
     double start = tern_now();
-    TERN_TRY(tern_model_open(&s->model, path, (int)a->v[TERN_OPT_THREADS].i, err));
+    /* Commands without the option only look at a model: they write nothing. */
+    bool computes = tern_options[TERN_OPT_PACKED].commands & (1u << a->command->id);
+    tern_model_params p = {.n_threads = (int)a->v[TERN_OPT_THREADS].i,
+                           .packed = computes ? a->v[TERN_OPT_PACKED].s : "use"};
+    TERN_TRY(tern_model_open(&s->model, path, &p, err));
     s->load_s = tern_now() - start;
+    tern_packed_note(s->model);
 out:
     return rc;
 }
@@ -91,6 +96,33 @@ void tern_setup_clear(struct tern_setup *s)
 {
     tern_engine_close(&s->engine);
     tern_model_close(&s->model);
+}
+
+int tern_setup_size(const char *option, const char *text, double max, double *out, tern_error *err)
+{
+    char *end;
+    errno = 0;
+    double v = strtod(text, &end);
+    const char *units = "KMGT", *unit = *end ? strchr(units, *end >= 'a' ? *end - 'a' + 'A' : *end) : NULL;
+    if (unit) {
+        for (const char *u = units; u <= unit; u++)
+            v *= 1024;
+        end++;
+    }
+    if (errno || end == text || *end || !(v >= 1 && v <= max))
+        return tern_cli_usage(err, "%s must be a number from 1 to %.0f, perhaps with K, M or G, not \"%.40s\"", option,
+                              max, text);
+    *out = v;
+    return 0;
+}
+
+int tern_setup_format(enum tern_format *out, const struct tern_args *a, tern_error *err)
+{
+    bool json = a->v[TERN_OPT_JSON].n > 0, csv = a->v[TERN_OPT_CSV].n > 0;
+    if (json && csv)
+        return tern_cli_usage(err, "--json and --csv exclude each other");
+    *out = json ? TERN_FORMAT_JSON : csv ? TERN_FORMAT_CSV : TERN_FORMAT_TABLE;
+    return 0;
 }
 
 static int add_plan(struct tern_plan_list *l, const char *text, size_t n, tern_error *err)

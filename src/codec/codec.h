@@ -18,9 +18,49 @@
 
 /* ---- weights ------------------------------------------------------------------------------------------------ */
 
-/* Describes the packed form of an [n, k] matrix of file type `type` (codes, scales, zero, panel_bytes) with data NULL.
- * TERN_EUNSUPPORTED when the shape does not fit the type. */
-int tern_weight_plan(struct tern_packed *w, int type, int64_t n, int64_t k, tern_error *err);
+/* How the weights of a matrix [n, k] lie in a file.  Rows of data follow one another; so do rows of scales and zeros.
+ */
+enum tern_weight_form {
+    TERN_FORM_PLAIN, /* elements or blocks of `type`: everything in GGUF, and unquantised tensors of other containers */
+    /* MLX affine: w = scale * q + zero.  data: a row is one stream of `bits` (2 3 4 5 6 8) per input, lowest bits
+     * first. scales, zeros: [n][k/group], elements of scale_type; group 32, 64 or 128. */
+    TERN_FORM_AFFINE,
+    TERN_FORM_MXFP4, /* data: [n][k/2] bytes, the even input in the low nibble, E2M1; scales: [n][k/32] bytes 2^(s-127)
+                      */
+    TERN_FORM_NVFP4, /* data as MXFP4; scales: [n][k/16] bytes E4M3; times *factor */
+    TERN_FORM_MXFP8, /* data: [n][k] bytes E4M3; scales as MXFP4 */
+    /* data: [n][k] bytes E4M3; one scale of scale_type per group_rows rows x group inputs (0: per all of them), what is
+     * left over at the ends of rows and columns counting as whole: [n / group_rows][k / group]. */
+    TERN_FORM_FP8,
+    /* w = scale * (q - z).  Nibbles q in 32-bit words, eight inputs of one output: data [k/8][n]; scales
+     * [k/group][n] of scale_type; z in words of eight outputs: zeros [k/group][n/8]; z is one more than what is stored
+     * when zero_plus_one (GPTQ version 1).  group: any multiple of 32 (0: k). */
+    TERN_FORM_GPTQ,
+    /* As GPTQ, with eight outputs in a word of data: [k][n/8]; data and zeros in the order 0 2 4 6 1 3 5 7 from the low
+     * nibble on. */
+    TERN_FORM_AWQ
+};
+
+/* A weight matrix as its file holds it: one tensor or several that belong together.  Nothing is owned; no pointer needs
+ * an alignment.  What a form does not name stays 0.  The trivial case: {.type = t->type, .data = t->data, .name =
+ * t->name}. The caller has checked that every tensor has the shape and element type that the form says. */
+struct tern_weight_source {
+    enum tern_weight_form form;
+    int type;       /* PLAIN: enum tern_type */
+    int scale_type; /* TERN_F16, TERN_BF16 or TERN_F32 */
+    int bits;       /* AFFINE */
+    int group;      /* inputs that share a scale */
+    int group_rows; /* FP8: rows that share a scale */
+    bool zero_plus_one;
+    const void *data, *scales, *zeros;
+    const float *factor; /* NVFP4, of either form: multiplies every weight; NULL: 1 */
+    const char *name;    /* of the tensor, for messages */
+};
+
+/* Describes the packed form of the [n, k] matrix `s` (codes, scales, zero, panel_bytes) with data NULL.  Looks at no
+ * pointer but s->factor.  TERN_EUNSUPPORTED when the shape does not fit the form, TERN_EFORMAT when the factor is not a
+ * positive number. */
+int tern_weight_plan(struct tern_packed *w, const struct tern_weight_source *s, int64_t n, int64_t k, tern_error *err);
 
 /* Bytes of all panels, a multiple of 64 (64 readable bytes behind the last panel are included). */
 size_t tern_weight_bytes(const struct tern_packed *w);
@@ -28,11 +68,17 @@ size_t tern_weight_bytes(const struct tern_packed *w);
 /* Matrix i of a stack: matrices of one shape, tern_weight_bytes apart.  w: the first, standing for all. */
 struct tern_packed tern_weight_at(const struct tern_packed *w, int i);
 
-/* Packs panels [panel0, panel1) of the file's rows into dst (= the buffer that becomes w->data).  Lossless: `row` of
- * the packed form equals the dequantised file row bit for bit.  A non-finite scale, minimum or float weight fails with
- * TERN_EFORMAT, naming `name`, the row and the byte offset inside the tensor.  Panels are independent. */
-int tern_weight_pack(const struct tern_packed *w, void *dst, int type, const void *src, const char *name, int panel0,
-                     int panel1, tern_error *err);
+/* The rows of `s` (k inputs each) from row0 on, as a source of their own; the rows of a stack count through.
+ * TERN_EUNSUPPORTED where the form cannot be divided there. */
+int tern_weight_rows(struct tern_weight_source *out, const struct tern_weight_source *s, int64_t row0, int64_t k,
+                     tern_error *err);
+
+/* Packs panels [panel0, panel1) of the matrix that w was planned for into dst (= the buffer that becomes w->data).
+ * Lossless: `row` of the packed form equals the dequantised row bit for bit.  A non-finite scale, minimum or weight
+ * fails with TERN_EFORMAT, naming the tensor, the row and the byte offset inside the tensor.  Panels are independent.
+ */
+int tern_weight_pack(const struct tern_packed *w, void *dst, const struct tern_weight_source *s, int panel0, int panel1,
+                     tern_error *err);
 
 /* Dequantises `n` elements (a multiple of the block size) of file bytes to f32: the reference every packed form must
  * reproduce, and the reader of vectors such as norm weights. */

@@ -116,17 +116,17 @@ static int pack_quant_panel(const struct tern_packed *w, const struct weight_typ
     return 0;
 }
 
-int tern_weight_pack(const struct tern_packed *w, void *dst, int type, const void *src, const char *name, int panel0,
-                     int panel1, tern_error *err)
+int tern_weight_pack(const struct tern_packed *w, void *dst, const struct tern_weight_source *s, int panel0, int panel1,
+                     tern_error *err)
 {
-    const struct weight_type *t = tern_weight_type(type);
+    const struct weight_type *t = tern_weight_type(s->type);
     TERN_ASSERT(t && t->codes == w->codes && t->scales == w->scales);
     for (int p = panel0; p < panel1; p++) {
         uint8_t *panel = (uint8_t *)dst + (size_t)p * w->panel_bytes;
         int row0 = p * TERN_PANEL, rows = w->n - row0 < TERN_PANEL ? w->n - row0 : TERN_PANEL;
         memset(panel, 0, w->panel_bytes);
-        int rc = tern_codes_float(w->codes) ? pack_float_panel(w, t, panel, src, name, row0, rows, err)
-                                            : pack_quant_panel(w, t, panel, src, name, row0, rows, err);
+        int rc = tern_codes_float(w->codes) ? pack_float_panel(w, t, panel, s->data, s->name, row0, rows, err)
+                                            : pack_quant_panel(w, t, panel, s->data, s->name, row0, rows, err);
         if (rc < 0)
             return rc;
     }

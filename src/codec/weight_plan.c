@@ -148,10 +148,13 @@ const struct weight_type *tern_weight_type(int type)
     return NULL;
 }
 
-int tern_weight_plan(struct tern_packed *w, int type, int64_t n, int64_t k, tern_error *err)
+int tern_weight_plan(struct tern_packed *w, const struct tern_weight_source *s, int64_t n, int64_t k, tern_error *err)
 {
+    const int type = s->type;
     const struct weight_type *t = tern_weight_type(type);
     memset(w, 0, sizeof *w);
+    if (s->form != TERN_FORM_PLAIN)
+        return tern_err_set(err, TERN_EUNSUPPORTED, "weights of several tensors cannot be multiplied");
     if (!t)
         return tern_err_set(err, TERN_EUNSUPPORTED, "weights of %s cannot be multiplied", tern_type_name(type));
     if (n < 1 || k < 1 || n > INT_MAX - TERN_PANEL || k > INT_MAX - TERN_SUPER)
@@ -183,4 +186,16 @@ struct tern_packed tern_weight_at(const struct tern_packed *w, int i)
     struct tern_packed one = *w;
     one.data += (size_t)i * tern_weight_bytes(w);
     return one;
+}
+
+int tern_weight_rows(struct tern_weight_source *out, const struct tern_weight_source *s, int64_t row0, int64_t k,
+                     tern_error *err)
+{
+    const struct weight_type *t = tern_weight_type(s->type);
+    if (s->form != TERN_FORM_PLAIN || !t || row0 * k % t->elems)
+        return tern_err_set(err, TERN_EUNSUPPORTED, "tensor %s cannot be divided at row %lld", s->name,
+                            (long long)row0);
+    *out = *s;
+    out->data = (const uint8_t *)s->data + row0 * k / t->elems * t->bytes;
+    return 0;
 }

@@ -5,6 +5,7 @@
  * lie.  Raw tiles and first tokens hold the same vectors, so the output of every plan can be compared with the base's:
  * a plan that is fast because its pages are wrong shows. */
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 #include "base/clock.h"
 #include "base/cpu.h"
@@ -14,17 +15,13 @@
 #include "base/rng.h"
 #include "codec/codec.h"
 #include "dev/dev.h"
-#include "eval/stats.h"
+#include "eval/speed.h"
 #include "kv/kv.h"
 
-#define BLOCKS      8                   /* different blocks of each layer */
-#define READ_BYTES  ((size_t)256 << 20) /* above what most caches hold */
-#define READ_TASKS  4                   /* of each thread, so that one that wakes up late costs little */
-#define MAX_PLANS   1024
-#define MAX_THREADS 256
-#define MAX_HEADS   65536
-#define MAX_REPS    100000
-#define MAX_CTX     (1 << 28)
+#define BLOCKS    8 /* different blocks of each layer */
+#define MAX_PLANS 1024
+#define MAX_HEADS 65536
+#define MAX_CTX   (1 << 28)
 
 struct plan {
     const char *text;
@@ -49,17 +46,10 @@ struct speed {
     size_t stride;
     struct tern_attn_scratch scratch;
     uint8_t *codec_scratch; /* [threads][TERN_KV_SCRATCH] */
-    uint8_t *read;
-    size_t read_bytes, read_part;
-    double *read_seconds; /* [reps] */
-    int done, total;      /* for the progress */
+    tern_reader *reader;
+    double *read; /* [reps] bytes per second */
+    struct tern_turns turns;
 };
-
-static float gauss(struct tern_rng *r)
-{
-    double u = 1.0 - tern_rng_f64(r), v = tern_rng_f64(r);
-    return (float)(sqrt(-2.0 * log(u)) * cos(6.283185307179586 * v));
-}
 
 static struct tern_attn_shape shape_of(const struct speed *s, const struct plan *pl, int layer)
 {
@@ -91,13 +81,13 @@ static int make_vectors(struct speed *s, tern_error *err)
         TERN_TRY(tern_alloc(&s->f16[side], n, sizeof(uint16_t), err));
         TERN_TRY(tern_alloc(&s->f32[side], n, sizeof(float), err));
         for (size_t i = 0; i < n; i++) {
-            s->f16[side][i] = tern_f32_to_f16(gauss(&r));
+            s->f16[side][i] = tern_f32_to_f16(tern_speed_gauss(&r));
             s->f32[side][i] = tern_f16_to_f32(s->f16[side][i]);
         }
     }
     TERN_TRY(tern_alloc(&s->q, n_q, sizeof(float), err));
     for (size_t i = 0; i < n_q; i++)
-        s->q[i] = gauss(&r);
+        s->q[i] = tern_speed_gauss(&r);
 out:
     return rc;
 }
@@ -236,28 +226,6 @@ static double time_encode(const struct speed *s, struct plan *pl, int block)
     return (tern_now() - start) * s->p->n_kv_heads / TERN_PAGE;
 }
 
-static void read_task(void *ctx, int task, int worker)
-{
-    const struct speed *s = ctx;
-    (void)worker;
-    (void)tern_mem_read(s->read + (size_t)task * s->read_part, s->read_part);
-}
-
-static double time_read(struct speed *s)
-{
-    double start = tern_now();
-    tern_pool_run(s->pool, read_task, s, tern_pool_threads(s->pool) * READ_TASKS);
-    return tern_now() - start;
-}
-
-static int advance(struct speed *s, tern_error *err)
-{
-    s->done++;
-    if (s->p->progress && s->p->progress(s->p->user, s->done, s->total))
-        return tern_err_set(err, TERN_ECANCELLED, "cancelled after %d of %d steps", s->done, s->total);
-    return 0;
-}
-
 /* Round -1 warms up and is forgotten. */
 static int run_round(struct speed *s, int round, tern_error *err)
 {
@@ -266,11 +234,11 @@ static int run_round(struct speed *s, int round, tern_error *err)
         double t = time_step(s, &s->plans[i]);
         if (round >= 0)
             s->plans[i].seconds[round] = t;
-        TERN_TRY(advance(s, err));
+        TERN_TRY(tern_turns_next(&s->turns, err));
     }
-    double t = time_read(s);
+    double speed = tern_reader_speed(s->reader, s->pool);
     if (round >= 0)
-        s->read_seconds[round] = t;
+        s->read[round] = speed;
     for (int i = 0; i < s->p->n_plans && round >= 0; i++)
         s->plans[i].encode[round] = time_encode(s, &s->plans[i], round % BLOCKS);
 out:
@@ -278,26 +246,6 @@ out:
 }
 
 /* ---- results ----------------------------------------------------------------------------------------------------- */
-
-static int spread(tern_spread *out, const double *x, int n, tern_error *err)
-{
-    struct tern_series s = {0};
-    int rc = tern_series_init(&s, x, 1, (size_t)n, err);
-    if (rc == 0)
-        *out = (tern_spread){tern_series_quantile(&s, .5), tern_series_quantile(&s, 0), tern_series_quantile(&s, 1)};
-    tern_series_clear(&s);
-    return rc;
-}
-
-/* Bytes that the last row reads in one layer: closed pages, raw tokens, raw first tokens. */
-static double layer_bytes(const struct tern_kv_layer *l, int ctx)
-{
-    int pages = (ctx - 1) / TERN_PAGE - l->recent + 1;
-    pages = pages > 0 ? pages : 0;
-    double raw = (l->k.raw32 ? 4.0 : 2.0) * l->k.dim + (l->v.raw32 ? 4.0 : 2.0) * l->v.dim;
-    return l->n_heads * ((double)pages * (double)l->head_bytes + (ctx - pages * TERN_PAGE) * raw +
-                         (pages ? (double)l->sink_bytes : 0));
-}
 
 static double output_error(const struct speed *s, const struct plan *pl)
 {
@@ -313,19 +261,18 @@ static double output_error(const struct speed *s, const struct plan *pl)
 static int summarise(const struct speed *s, const struct plan *pl, tern_kv_speed *out, double *x, tern_error *err)
 {
     int rc = 0, reps = s->p->reps;
-    double read = (double)s->read_part * READ_TASKS * tern_pool_threads(s->pool);
     *out = (tern_kv_speed){.error = output_error(s, pl)};
     for (int i = 0; i < s->p->n_layers; i++)
-        out->bytes += layer_bytes(&pl->layout->layers[i], s->p->ctx);
+        out->bytes += tern_speed_layer_bytes(&pl->layout->layers[i], s->p->ctx);
     out->elements = 2.0 * s->p->n_layers * s->p->n_kv_heads * s->p->head_dim * s->p->ctx;
-    TERN_TRY(spread(&out->seconds, pl->seconds, reps, err));
-    TERN_TRY(spread(&out->encode_seconds, pl->encode, reps, err));
+    TERN_TRY(tern_spread_of(&out->seconds, pl->seconds, reps, err));
+    TERN_TRY(tern_spread_of(&out->encode_seconds, pl->encode, reps, err));
     for (int i = 0; i < reps; i++)
         x[i] = s->plans[0].seconds[i] / pl->seconds[i];
-    TERN_TRY(spread(&out->speedup, x, reps, err));
+    TERN_TRY(tern_spread_of(&out->speedup, x, reps, err));
     for (int i = 0; i < reps; i++)
-        x[i] = out->bytes / pl->seconds[i] / (read / s->read_seconds[i]);
-    TERN_TRY(spread(&out->read_share, x, reps, err));
+        x[i] = out->bytes / pl->seconds[i] / s->read[i];
+    TERN_TRY(tern_spread_of(&out->read_share, x, reps, err));
 out:
     return rc;
 }
@@ -338,9 +285,7 @@ static int report(const struct speed *s, tern_kv_speed *out, tern_read_speed *re
     for (int i = 0; i < s->p->n_plans; i++)
         TERN_TRY(summarise(s, &s->plans[i], &out[i], x, err));
     read->n_threads = tern_pool_threads(s->pool);
-    for (int i = 0; i < reps; i++)
-        x[i] = (double)s->read_part * READ_TASKS * read->n_threads / s->read_seconds[i];
-    TERN_TRY(spread(&read->bytes_per_second, x, reps, err));
+    TERN_TRY(tern_spread_of(&read->bytes_per_second, s->read, reps, err));
 out:
     tern_free(x);
     return rc;
@@ -348,24 +293,17 @@ out:
 
 /* ---- setting up -------------------------------------------------------------------------------------------------- */
 
-static int check_range(const char *what, int value, int min, int max, tern_error *err)
-{
-    if (value >= min && value <= max)
-        return 0;
-    return tern_err_set(err, TERN_EINVAL, "%s = %d is outside %d..%d", what, value, min, max);
-}
-
 static int check(const tern_kv_speed_params *p, tern_error *err)
 {
     int rc = 0;
-    TERN_TRY(check_range("plans", p->n_plans, 1, MAX_PLANS, err));
-    TERN_TRY(check_range("head size", p->head_dim, 1, TERN_KVQ_MAX_DIM, err));
-    TERN_TRY(check_range("heads", p->n_heads, 1, MAX_HEADS, err));
-    TERN_TRY(check_range("KV heads", p->n_kv_heads, 1, MAX_HEADS, err));
-    TERN_TRY(check_range("layers", p->n_layers, 1, MAX_HEADS, err));
-    TERN_TRY(check_range("tokens", p->ctx, 1, MAX_CTX, err));
-    TERN_TRY(check_range("threads", p->n_threads, 0, MAX_THREADS, err));
-    TERN_TRY(check_range("rounds", p->reps, 1, MAX_REPS, err));
+    TERN_TRY(tern_speed_range("plans", p->n_plans, 1, MAX_PLANS, err));
+    TERN_TRY(tern_speed_range("head size", p->head_dim, 1, TERN_KVQ_MAX_DIM, err));
+    TERN_TRY(tern_speed_range("heads", p->n_heads, 1, MAX_HEADS, err));
+    TERN_TRY(tern_speed_range("KV heads", p->n_kv_heads, 1, MAX_HEADS, err));
+    TERN_TRY(tern_speed_range("layers", p->n_layers, 1, MAX_HEADS, err));
+    TERN_TRY(tern_speed_range("tokens", p->ctx, 1, MAX_CTX, err));
+    TERN_TRY(tern_speed_range("threads", p->n_threads, 0, TERN_SPEED_MAX_THREADS, err));
+    TERN_TRY(tern_speed_range("rounds", p->reps, 1, TERN_SPEED_MAX_REPS, err));
     if (p->n_heads % p->n_kv_heads)
         TERN_FAIL(err, TERN_EINVAL, "%d heads are not a multiple of %d KV heads", p->n_heads, p->n_kv_heads);
 out:
@@ -392,9 +330,8 @@ static int lay_out_all(struct speed *s, tern_error *err)
     int rc = 0;
     const tern_kv_speed_params *p = s->p;
     struct tern_kv_decl *decl = NULL;
-    tern_machine machine;
-    tern_machine_describe(&machine);
-    double bytes = (double)s->read_bytes;
+    char what[64];
+    double bytes = (double)p->read_bytes;
     TERN_TRY(tern_alloc(&decl, (size_t)p->n_layers, sizeof *decl, err));
     TERN_TRY(tern_alloc(&s->plans, (size_t)p->n_plans, sizeof *s->plans, err));
     for (int i = 0; i < p->n_layers; i++)
@@ -406,9 +343,8 @@ static int lay_out_all(struct speed *s, tern_error *err)
         size_t pages = (size_t)p->ctx / TERN_PAGE;
         bytes += (double)pl->layout->groups[0].page_bytes * (double)pages + (double)pl->layout->tile_bytes;
     }
-    if (machine.memory_bytes && bytes > (double)machine.memory_bytes)
-        TERN_FAIL(err, TERN_ELIMIT, "the caches of %d KV plans take %.1f GiB and the machine has %.1f GiB", p->n_plans,
-                  bytes / 0x1p30, (double)machine.memory_bytes / 0x1p30);
+    (void)snprintf(what, sizeof what, "the caches of %d KV plans", p->n_plans);
+    TERN_TRY(tern_speed_fits(what, bytes, err));
 out:
     tern_free(decl);
     return rc;
@@ -424,14 +360,10 @@ static int take_memory(struct speed *s, tern_error *err)
             size_t n = tern_cpu_attention_scratch(&shape, threads, 1, 1, p->ctx / TERN_PAGE);
             s->scratch.bytes = n > s->scratch.bytes ? n : s->scratch.bytes;
         }
-    s->read_part = s->read_bytes / (size_t)(threads * READ_TASKS) / 256 * 256;
-    if (!s->read_part)
-        TERN_FAIL(err, TERN_EINVAL, "%zu bytes are too few to measure reading on %d threads", s->read_bytes, threads);
     TERN_TRY(tern_alloc(&s->scratch.p, s->scratch.bytes, 1, err));
     TERN_TRY(tern_alloc(&s->codec_scratch, (size_t)threads, TERN_KV_SCRATCH, err));
-    TERN_TRY(tern_alloc(&s->read_seconds, (size_t)p->reps, sizeof(double), err));
-    TERN_TRY(tern_reserve(&s->read, s->read_bytes, err));
-    memset(s->read, 1, s->read_bytes); /* untouched pages would all be the one page of zeros */
+    TERN_TRY(tern_alloc(&s->read, (size_t)p->reps, sizeof(double), err));
+    TERN_TRY(tern_reader_new(&s->reader, p->read_bytes, err));
     TERN_TRY(make_vectors(s, err));
 out:
     return rc;
@@ -447,27 +379,26 @@ static void clear(struct speed *s)
         tern_kv_cache_clear(&pl->cache);
         tern_kv_layout_free(pl->layout);
     }
-    void *all[] = {s->plans, s->f16[0],    s->f16[1],        s->f32[0],      s->f32[1],
-                   s->q,     s->scratch.p, s->codec_scratch, s->read_seconds};
+    void *all[] = {s->plans, s->f16[0], s->f16[1], s->f32[0], s->f32[1], s->q, s->scratch.p, s->codec_scratch, s->read};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         tern_free(all[i]);
-    tern_release(s->read, s->read_bytes);
+    tern_reader_free(s->reader);
     tern_pool_free(s->pool);
 }
 
 int tern_eval_kv_speed(tern_kv_speed *out, tern_read_speed *read, const tern_kv_speed_params *p, tern_error *err)
 {
     int rc = 0;
-    struct speed s = {.p = p, .read_bytes = p->read_bytes ? p->read_bytes : READ_BYTES};
+    struct speed s = {.p = p, .turns = {.progress = p->progress, .user = p->user}};
     TERN_TRY(check(p, err));
     s.stride = tern_round_up((size_t)p->n_heads * (size_t)p->head_dim, 16);
-    s.total = p->n_plans * (p->reps + 2);
+    s.turns.total = p->n_plans * (p->reps + 2);
     TERN_TRY(lay_out_all(&s, err));
     TERN_TRY(tern_pool_new(&s.pool, p->n_threads ? p->n_threads : tern_cpu_cores(), 1, err));
     TERN_TRY(take_memory(&s, err));
     for (int i = 0; i < p->n_plans; i++) {
         TERN_TRY(fill_plan(&s, &s.plans[i], err));
-        TERN_TRY(advance(&s, err));
+        TERN_TRY(tern_turns_next(&s.turns, err));
     }
     for (int round = -1; round < p->reps; round++)
         TERN_TRY(run_round(&s, round, err));

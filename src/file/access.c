@@ -3,18 +3,29 @@
 
 #include <math.h>
 
+enum tern_file_kind tern_file_kind(const struct tern_file *f)
+{
+    return f->kind;
+}
+
 const char *tern_file_path(const struct tern_file *f)
 {
     return f->path;
 }
 
-const char *tern_file_tensor_path(const struct tern_file *f, const struct tern_tensor *t)
+const struct tern_part *tern_file_part_of(const struct tern_file *f, const struct tern_tensor *t)
 {
     uintptr_t at = (uintptr_t)t->data;
     for (size_t i = 0; i < f->n_parts; i++)
         if (at >= (uintptr_t)f->parts[i].p && at - (uintptr_t)f->parts[i].p < f->parts[i].n)
-            return f->parts[i].path;
-    return f->path;
+            return &f->parts[i];
+    return NULL;
+}
+
+const char *tern_file_tensor_path(const struct tern_file *f, const struct tern_tensor *t)
+{
+    const struct tern_part *part = tern_file_part_of(f, t);
+    return part ? part->path : f->path;
 }
 
 size_t tern_file_bytes(const struct tern_file *f)
@@ -67,8 +78,8 @@ static int fail_value(const struct tern_part *part, const struct tern_meta *m, c
 static int fail_type(const struct tern_part *part, const struct tern_meta *m, enum tern_meta_type want, tern_error *err)
 {
     struct tern_cursor c = {.part = part, .table = "metadata key", .name = m->key};
-    return tern_cursor_fail(&c, (size_t)m->file_offset, TERN_EFORMAT, err, "%s is wanted, not %s,", kind_name(want),
-                            kind_name(m->type));
+    return tern_cursor_fail(&c, (size_t)m->file_offset, TERN_EFORMAT, err, "%s where %s is wanted", kind_name(m->type),
+                            kind_name(want));
 }
 
 int tern_part_int(const struct tern_part *part, const char *key, const int64_t *def, int64_t min, int64_t max,

@@ -5,12 +5,6 @@
 
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "GGUF is read in place: little-endian machines only");
 
-const char *tern_path_show(const char *path)
-{
-    size_t n = strlen(path);
-    return n > 150 ? path + (n - 150) : path;
-}
-
 struct tern_shown_name tern_name_show(const char *name)
 {
     struct tern_shown_name s;
@@ -36,6 +30,8 @@ int tern_cursor_fail(const struct tern_cursor *c, size_t at, int code, tern_erro
     } else if (c->table) {
         (void)snprintf(subject, sizeof subject, "%s %zu: ", c->table, c->index);
     }
+    if (at == TERN_NO_OFFSET)
+        return tern_err_set(err, code, "%s: %s%s", tern_path_show(c->part->path), subject, text);
     return tern_err_set(err, code, "%s: %s%s at byte %zu", tern_path_show(c->part->path), subject, text, at);
 }
 

@@ -90,6 +90,10 @@ void tern_file_close(struct tern_file **f); /* accepts NULL and *f == NULL; sets
  * A part of a split set is refused. */
 int tern_file_open_memory(struct tern_file **out, const void *bytes, size_t n_bytes, const char *name, tern_error *err);
 
+/* Which container it is: what names its keys and tensors have (model/names.c). */
+enum tern_file_kind { TERN_FILE_GGUF, TERN_FILE_HF };
+enum tern_file_kind tern_file_kind(const struct tern_file *f);
+
 /* As given to open. */
 const char *tern_file_path(const struct tern_file *f);
 /* Path of the part that holds tensor `t` of this file; together with t->file_offset it places an error. */
@@ -121,5 +125,10 @@ int tern_file_get_str(const struct tern_file *f, const char *key, struct tern_st
 /* Tells the system that the pages behind [data, data+bytes) of a tensor are not needed any more (they can be read
  * again from the file); keeps the resident set small while weights are repacked. */
 void tern_file_forget(const struct tern_file *f, const struct tern_tensor *t);
+
+/* Sums up what the system says about all parts (struct tern_map_id): while it stays the same, nothing has written to
+ * the file or replaced it.  0: says nothing, because the file changed within the last seconds (two changes could carry
+ * one time) or lies in memory. */
+uint64_t tern_file_stamp(const struct tern_file *f, uint64_t seed);
 
 #endif

@@ -6,6 +6,7 @@
 #ifndef TERN_FILE_IMPL_H
 #define TERN_FILE_IMPL_H
 
+#include "base/map.h"
 #include "file/file.h"
 
 /* Limits that no sound file comes near; they keep hostile ones cheap. */
@@ -13,6 +14,8 @@
 #define TERN_GGUF_MAX_NAME      256
 #define TERN_GGUF_MAX_ALIGNMENT 65536
 #define TERN_GGUF_MAX_PARTS     1024
+#define TERN_JSON_MAX           ((size_t)32 << 20)
+#define TERN_JSON_MAX_DEPTH     32
 #define TERN_GGUF_MAX_DECODED                                                               \
     ((size_t)1 << 30) /* bytes of arena: an array of u8 takes 8 times its bytes in the file \
                        */
@@ -52,7 +55,7 @@ struct tern_part {
     char *path; /* owned */
     const uint8_t *p;
     size_t n;
-    bool mapped; /* else the bytes are borrowed from the caller */
+    struct tern_map map; /* not mapped: the bytes are borrowed from the caller */
     /* Filled by tern_gguf_read_meta: */
     struct tern_meta_table meta;
     size_t n_tensors;
@@ -61,7 +64,9 @@ struct tern_part {
 };
 
 struct tern_file {
-    char *path;              /* as given to open */
+    char *path; /* as given to open */
+    char *dir;  /* of a Hugging Face model; NULL for GGUF */
+    enum tern_file_kind kind;
     struct tern_part *parts; /* owned */
     size_t n_parts;
     struct tern_file_arena arena;
@@ -83,14 +88,13 @@ struct tern_cursor {
     size_t index;      /* of the entry in that table */
     const char *name;  /* of the entry, once it is known */
 };
-/* The end of a long path, which tells files apart and leaves room for the message. */
-const char *tern_path_show(const char *path);
 /* A name from the file, printable and cut short, for messages. */
 struct tern_shown_name {
     char text[84];
 };
 struct tern_shown_name tern_name_show(const char *name);
-/* err = "PATH: tensor "x": <text> at byte AT"; returns code. */
+/* err = "PATH: tensor "x": <text> at byte AT", without a place for TERN_NO_OFFSET; returns code. */
+#define TERN_NO_OFFSET SIZE_MAX
 int tern_cursor_fail(const struct tern_cursor *c, size_t at, int code, tern_error *err, const char *fmt, ...)
     TERN_PRINTF(5, 6);
 static inline size_t tern_cursor_left(const struct tern_cursor *c)
@@ -106,12 +110,48 @@ int tern_cursor_str(struct tern_cursor *c, size_t max, struct tern_str *s, const
 /* A string that serves as a name: 1..max bytes without NUL, copied into the arena with a NUL behind it. */
 int tern_cursor_name(struct tern_cursor *c, size_t max, const char **name, struct tern_file_arena *a, tern_error *err);
 
+/* The part that a tensor lies in. */
+const struct tern_part *tern_file_part_of(const struct tern_file *f, const struct tern_tensor *t);
+/* Makes the tensors findable by name; two of one name are refused. */
+int tern_file_index_tensors(struct tern_file *f, tern_error *err);
+/* The n tensors in the order of their data, to be freed. */
+int tern_tensors_sorted(const struct tern_tensor ***order, const struct tern_tensor *t, size_t n, tern_error *err);
+
+/* ---- GGUF ---- */
+
+/* The first part is mapped: everything else. */
+int tern_gguf_read(struct tern_file *f, tern_error *err);
 /* Header and metadata of one part. */
 int tern_gguf_read_meta(struct tern_part *part, struct tern_file_arena *a, tern_error *err);
 /* part->n_tensors entries into t[], with data pointers; checks each alone and all of the part against each other. */
 int tern_gguf_read_tensors(const struct tern_part *part, struct tern_tensor *t, struct tern_file_arena *a,
                            tern_error *err);
 
+/* ---- Hugging Face ---- */
+
+/* Does a path name such a model: a directory, one of its safetensors files, the index of several? */
+bool tern_hf_is(const char *path);
+/* Part 0 becomes config.json, whose values are the metadata; the others are the files of tensors. */
+int tern_hf_read(struct tern_file *f, tern_error *err);
+
+struct tern_tensor_list {
+    struct tern_tensor *v;
+    size_t n, cap;
+};
+/* The tensors of one mapped safetensors file. */
+int tern_safetensors_read(const struct tern_part *part, struct tern_tensor_list *list, struct tern_file_arena *a,
+                          tern_error *err);
+
+struct json_t;
+/* The JSON object that a mapped text of at most TERN_JSON_MAX bytes is; `p` lies in the part. */
+int tern_json_object(struct json_t **out, const struct tern_part *part, const uint8_t *p, size_t n, tern_error *err);
+/* The values of a mapped JSON file as part->meta: "config.rope_scaling.factor" for members of members, lists of equal
+ * things as arrays, other lists as members 0, 1 ...; nulls are left out. */
+int tern_json_read_meta(struct tern_part *part, const char *prefix, struct tern_file_arena *a, tern_error *err);
+
+/* ---- metadata ---- */
+
+const char *tern_meta_name(const void *table, size_t i);
 const struct tern_meta *tern_meta_table_find(const struct tern_meta_table *t, const char *key);
 /* Typed reads on the metadata of one part; `def` NULL means the key is needed. */
 int tern_part_int(const struct tern_part *part, const char *key, const int64_t *def, int64_t min, int64_t max,

@@ -1,7 +1,6 @@
-/* Opening: one file, a split set, or bytes in memory. */
+/* The parts of a GGUF model: one file, or a split set. */
 #include "file/file_impl.h"
 
-#include <ctype.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -10,17 +9,6 @@
 /* "-00001-of-00003.gguf" */
 enum { SUFFIX_LEN = 20 };
 
-static const char *tensor_name(const void *table, size_t i)
-{
-    return ((const struct tern_tensor *)table)[i].name;
-}
-
-const struct tern_tensor *tern_file_tensor(const struct tern_file *f, const char *name)
-{
-    size_t i = tern_file_index_find(&f->tensor_index, name, tensor_name, f->tensors);
-    return i == SIZE_MAX ? NULL : &f->tensors[i];
-}
-
 static int read_all_tensors(struct tern_file *f, tern_error *err)
 {
     int rc = 0;
@@ -28,18 +16,11 @@ static int read_all_tensors(struct tern_file *f, tern_error *err)
     for (size_t i = 0; i < f->n_parts; i++)
         n += f->parts[i].n_tensors; /* each is below the size of a mapped file */
     TERN_TRY(tern_file_arena_alloc(&f->arena, &f->tensors, n, sizeof *f->tensors, err));
-    TERN_TRY(tern_file_index_init(&f->tensor_index, n, &f->arena, err));
     for (size_t i = 0; i < f->n_parts; i++) {
-        const struct tern_part *part = &f->parts[i];
-        TERN_TRY(tern_gguf_read_tensors(part, f->tensors + f->n_tensors, &f->arena, err));
-        for (size_t end = f->n_tensors + part->n_tensors; f->n_tensors < end; f->n_tensors++)
-            if (!tern_file_index_add(&f->tensor_index, f->n_tensors, tensor_name, f->tensors)) {
-                const struct tern_tensor *t = &f->tensors[f->n_tensors];
-                struct tern_cursor c = {.part = part, .table = "tensor", .name = t->name};
-                return tern_cursor_fail(&c, (size_t)t->file_offset, TERN_EFORMAT, err,
-                                        "two tensors have this name, the second one with data");
-            }
+        TERN_TRY(tern_gguf_read_tensors(&f->parts[i], f->tensors + f->n_tensors, &f->arena, err));
+        f->n_tensors += f->parts[i].n_tensors;
     }
+    TERN_TRY(tern_file_index_tensors(f, err));
 out:
     return rc;
 }
@@ -97,7 +78,7 @@ static int open_set(struct tern_file *f, int64_t count, tern_error *err)
     struct tern_part *named = &f->parts[0];
     TERN_TRY(tern_part_int(named, "split.no", NULL, 0, count - 1, &no, err));
     TERN_TRY(tern_part_int(named, "split.tensors.count", NULL, 0, INT64_MAX, &n_tensors, err));
-    if (!named->mapped)
+    if (!named->map.p)
         TERN_FAIL(err, TERN_EUNSUPPORTED, "%s: part %lld of a split set of %lld cannot be opened from memory",
                   tern_path_show(f->path), (long long)(no + 1), (long long)count);
     if (!suffix_fits(f->path, no, count))
@@ -127,24 +108,8 @@ out:
     return rc;
 }
 
-static int new_file(struct tern_file **out, const char *path, tern_error *err)
-{
-    int rc = 0;
-    struct tern_file *f;
-    TERN_TRY(tern_alloc(&f, 1, sizeof *f, err));
-    *out = f;
-    TERN_TRY(tern_alloc(&f->parts, 1, sizeof *f->parts, err));
-    f->n_parts = 1;
-    f->path = tern_path_dup(path);
-    if (!f->path)
-        TERN_FAIL(err, TERN_ENOMEM, "cannot allocate the path of a model file");
-    f->arena.path = f->path;
-out:
-    return rc;
-}
-
 /* The first part is mapped; reads everything else. */
-static int read_file(struct tern_file *f, tern_error *err)
+int tern_gguf_read(struct tern_file *f, tern_error *err)
 {
     static const int64_t alone = 1;
     int rc = 0;
@@ -156,50 +121,4 @@ static int read_file(struct tern_file *f, tern_error *err)
     TERN_TRY(read_all_tensors(f, err));
 out:
     return rc;
-}
-
-int tern_file_open(struct tern_file **out, const char *path, tern_error *err)
-{
-    int rc = 0;
-    *out = NULL;
-    TERN_TRY(new_file(out, path, err));
-    TERN_TRY(tern_part_map(&(*out)->parts[0], path, err));
-    TERN_TRY(read_file(*out, err));
-    return 0;
-out:
-    tern_file_close(out);
-    return rc;
-}
-
-int tern_file_open_memory(struct tern_file **out, const void *bytes, size_t n_bytes, const char *name, tern_error *err)
-{
-    int rc = 0;
-    *out = NULL;
-    if (n_bytes == 0)
-        TERN_FAIL(err, TERN_EFORMAT, "%s: the file is empty", tern_path_show(name));
-    TERN_TRY(new_file(out, name, err));
-    struct tern_part *part = &(*out)->parts[0];
-    part->p = bytes;
-    part->n = n_bytes;
-    part->path = tern_path_dup(name);
-    if (!part->path)
-        TERN_FAIL(err, TERN_ENOMEM, "cannot allocate the name of a model file");
-    TERN_TRY(read_file(*out, err));
-    return 0;
-out:
-    tern_file_close(out);
-    return rc;
-}
-
-void tern_file_close(struct tern_file **f)
-{
-    if (!f || !*f)
-        return;
-    for (size_t i = 0; i < (*f)->n_parts; i++)
-        tern_part_clear(&(*f)->parts[i]);
-    tern_free((*f)->parts);
-    tern_file_arena_clear(&(*f)->arena);
-    tern_free((*f)->path);
-    tern_free(*f);
-    *f = NULL;
 }

@@ -36,14 +36,14 @@ static const struct {
 /* Shortest possible entries: counts are checked against these before anything is allocated. */
 enum { MIN_META_BYTES = 8 + 1 + 4 + 1, MIN_TENSOR_BYTES = 8 + 1 + 4 + 8 + 4 + 8 };
 
-static const char *meta_name(const void *table, size_t i)
+const char *tern_meta_name(const void *table, size_t i)
 {
     return ((const struct tern_meta *)table)[i].key;
 }
 
 const struct tern_meta *tern_meta_table_find(const struct tern_meta_table *t, const char *key)
 {
-    size_t i = tern_file_index_find(&t->index, key, meta_name, t->v);
+    size_t i = tern_file_index_find(&t->index, key, tern_meta_name, t->v);
     return i == SIZE_MAX ? NULL : &t->v[i];
 }
 
@@ -252,7 +252,7 @@ int tern_gguf_read_meta(struct tern_part *part, struct tern_file_arena *a, tern_
         c.index = i;
         c.name = NULL;
         TERN_TRY(read_entry(&c, &t->v[i], a, err));
-        if (!tern_file_index_add(&t->index, i, meta_name, t->v))
+        if (!tern_file_index_add(&t->index, i, tern_meta_name, t->v))
             return tern_cursor_fail(&c, at, TERN_EFORMAT, err, "the key appears twice, the second time");
         t->n = i + 1;
     }

@@ -1,7 +1,6 @@
 /* The tensor table of one GGUF part, checked entry by entry and then as a whole. */
 #include "file/file_impl.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/mem.h"
@@ -94,20 +93,11 @@ static int place_data(struct tern_cursor *c, struct tern_tensor *t, size_t start
     return 0;
 }
 
-static int by_offset(const void *a, const void *b)
-{
-    const struct tern_tensor *const *x = a, *const *y = b;
-    return ((*x)->file_offset > (*y)->file_offset) - ((*x)->file_offset < (*y)->file_offset);
-}
-
 static int check_overlap(struct tern_cursor *c, const struct tern_tensor *t, size_t n, tern_error *err)
 {
     int rc = 0;
     const struct tern_tensor **order;
-    TERN_TRY(tern_alloc(&order, n, sizeof *order, err));
-    for (size_t i = 0; i < n; i++)
-        order[i] = &t[i];
-    qsort(order, n, sizeof *order, by_offset);
+    TERN_TRY(tern_tensors_sorted(&order, t, n, err));
     for (size_t i = 1; i < n; i++) {
         const struct tern_tensor *lo = order[i - 1], *hi = order[i];
         if (hi->file_offset - lo->file_offset < lo->n_bytes) {

@@ -1,14 +1,13 @@
 #include "file/file_impl.h"
 
-#include <errno.h>
-#include <fcntl.h>
-#include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
+#include <time.h>
+#include <xxhash.h>
 
 #include "base/mem.h"
+
+/* A change that follows another within the clock's step leaves the file's times as they were. */
+#define SETTLED_S 2
 
 char *tern_path_dup(const char *path)
 {
@@ -20,53 +19,20 @@ char *tern_path_dup(const char *path)
     return copy;
 }
 
-static int check_stat(const struct stat *st, const char *path, tern_error *err)
-{
-    if (S_ISDIR(st->st_mode))
-        return tern_err_set(err, TERN_EINVAL, "%s: is a directory, not a model file", tern_path_show(path));
-    if (!S_ISREG(st->st_mode))
-        return tern_err_set(err, TERN_EINVAL, "%s: is not a regular file and cannot be mapped", tern_path_show(path));
-    if (st->st_size <= 0)
-        return tern_err_set(err, TERN_EFORMAT, "%s: the file is empty", tern_path_show(path));
-    if ((uint64_t)st->st_size > PTRDIFF_MAX)
-        return tern_err_set(err, TERN_ELIMIT, "%s: %lld bytes do not fit in this machine's address space",
-                            tern_path_show(path), (long long)st->st_size);
-    return 0;
-}
-
 int tern_part_map(struct tern_part *part, const char *path, tern_error *err)
 {
-    int rc = 0;
-    int fd = -1;
-    struct stat st;
     part->path = tern_path_dup(path);
     if (!part->path)
-        TERN_FAIL(err, TERN_ENOMEM, "cannot allocate the path of a model file");
-    /* Without O_NONBLOCK a FIFO would be waited for until somebody writes to it. */
-    fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (fd < 0)
-        TERN_FAIL(err, errno == ENOENT ? TERN_ENOENT : TERN_EIO, "%s: cannot open the file: %s", tern_path_show(path),
-                  strerror(errno));
-    if (fstat(fd, &st) < 0)
-        TERN_FAIL(err, TERN_EIO, "%s: cannot read the file's size: %s", tern_path_show(path), strerror(errno));
-    TERN_TRY(check_stat(&st, path, err));
-    void *p = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
-    if (p == MAP_FAILED)
-        TERN_FAIL(err, errno == ENOMEM ? TERN_ENOMEM : TERN_EIO, "%s: cannot map the file's %lld bytes: %s",
-                  tern_path_show(path), (long long)st.st_size, strerror(errno));
-    part->p = p;
-    part->n = (size_t)st.st_size;
-    part->mapped = true;
-out:
-    if (fd >= 0)
-        (void)close(fd);
+        return tern_err_set(err, TERN_ENOMEM, "cannot allocate the path of a model file");
+    int rc = tern_map_open(&part->map, path, "a model file", err);
+    part->p = part->map.p;
+    part->n = part->map.n;
     return rc;
 }
 
 void tern_part_clear(struct tern_part *part)
 {
-    if (part->mapped)
-        (void)munmap((void *)(uintptr_t)part->p, part->n);
+    tern_map_close(&part->map);
     tern_free(part->path);
     *part = (struct tern_part){0};
 }
@@ -74,11 +40,18 @@ void tern_part_clear(struct tern_part *part)
 void tern_file_forget(const struct tern_file *f, const struct tern_tensor *t)
 {
     /* Borrowed memory is the caller's: dropping its pages could destroy them. */
-    if (!f->parts[0].mapped)
-        return;
-    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
-    uintptr_t lo = tern_round_up((uintptr_t)t->data, page);
-    uintptr_t hi = ((uintptr_t)t->data + t->n_bytes) / page * page;
-    if (hi > lo)
-        (void)madvise((void *)lo, hi - lo, MADV_DONTNEED);
+    if (f->parts[0].map.p)
+        tern_map_forget(t->data, t->n_bytes);
+}
+
+uint64_t tern_file_stamp(const struct tern_file *f, uint64_t seed)
+{
+    int64_t now = (int64_t)time(NULL);
+    for (size_t i = 0; i < f->n_parts; i++) {
+        const struct tern_map *m = &f->parts[i].map;
+        if (!m->p || m->id.changed_s > now - SETTLED_S || m->id.modified_s > now - SETTLED_S)
+            return 0;
+        seed = XXH3_64bits_withSeed(&m->id, sizeof m->id, seed);
+    }
+    return seed;
 }

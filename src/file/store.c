@@ -1,5 +1,6 @@
 #include "file/file_impl.h"
 
+#include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
 
@@ -102,4 +103,21 @@ bool tern_file_index_add(struct tern_file_index *x, size_t i, tern_file_name_fn 
         return false;
     x->slots[at] = (uint32_t)(i + 1);
     return true;
+}
+
+static int by_offset(const void *a, const void *b)
+{
+    const struct tern_tensor *const *x = a, *const *y = b;
+    return ((*x)->file_offset > (*y)->file_offset) - ((*x)->file_offset < (*y)->file_offset);
+}
+
+int tern_tensors_sorted(const struct tern_tensor ***order, const struct tern_tensor *t, size_t n, tern_error *err)
+{
+    int rc = 0;
+    TERN_TRY(tern_alloc(order, n, sizeof **order, err));
+    for (size_t i = 0; i < n; i++)
+        (*order)[i] = &t[i];
+    qsort(*order, n, sizeof **order, by_offset);
+out:
+    return rc;
 }

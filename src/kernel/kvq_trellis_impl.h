@@ -262,10 +262,9 @@ KVQ_INLINE void take(struct work *w, struct lanes *l, const float *x, int dim, i
 /* w->best to the codes of n_x vectors. */
 KVQ_INLINE void give(uint8_t *codes, const struct work *w, int dim, int n, int n_x)
 {
-    const int most = TRELLIS_LANES < 16 ? TRELLIS_LANES : 16;
-    for (int t = 0; t < n_x; t += most) {
+    for (int t = 0; t < n_x; t += 16) {
         for (int i = 0; i < n; i += 16)
-            turn_bytes(codes + (size_t)t * dim + i, (size_t)dim, w->best[i] + t, n_x - t < most ? n_x - t : most);
+            turn_bytes(codes + (size_t)t * dim + i, (size_t)dim, w->best[i] + t, n_x - t < 16 ? n_x - t : 16);
     }
 }
 

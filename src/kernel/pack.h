@@ -30,6 +30,8 @@
 #include "base/fp16.h"
 #include "kernel/gemm.h"
 
+#define TERN_PACK_LAYOUT 1 /* number of this layout, in files that keep panels: raised with every change of it */
+
 #define TERN_BLOCK 32  /* inputs that share an activation scale */
 #define TERN_SUPER 256 /* inputs that share d of K32 and K16 */
 #define TERN_VEC   64  /* bytes of one vector of the layout */

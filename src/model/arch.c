@@ -31,8 +31,8 @@ const char *tern_arch_key(char *buf, size_t n, const char *arch, const char *nam
 #define MAX_CTX    (1 << 24)
 
 struct dims {
-    int64_t layers, embd, ctx, heads, kv_heads, dim_k, dim_v, ff, rot;
-    double eps, theta, factor;
+    int64_t layers, embd, ctx, heads, kv_heads, dim_k, dim_v, ff, rot, window;
+    double eps;
 };
 
 static int read_dims(struct dims *v, const struct tern_file *f, const char *arch, tern_error *err)
@@ -57,14 +57,12 @@ static int read_dims(struct dims *v, const struct tern_file *f, const char *arch
     TERN_TRY(tern_file_need_int(f, KEY("feed_forward_length"), 1, MAX_FF, &v->ff, err));
     TERN_TRY(tern_file_get_float(f, KEY("attention.layer_norm_rms_epsilon"), 1e-5, &v->eps, err));
     TERN_TRY(tern_file_get_int(f, KEY("rope.dimension_count"), v->dim_k, 2, v->dim_k, &v->rot, err));
-    TERN_TRY(tern_file_get_float(f, KEY("rope.freq_base"), 10000.0, &v->theta, err));
-    TERN_TRY(tern_file_get_float(f, KEY("rope.scaling.factor"), 1.0, &v->factor, err));
+    TERN_TRY(tern_file_get_int(f, KEY("attention.sliding_window"), 0, 0, MAX_CTX, &v->window, err));
     if (v->rot % 2)
         TERN_FAIL(err, TERN_EFORMAT, "%s: %s.rope.dimension_count = %lld is odd", tern_file_path(f), arch,
                   (long long)v->rot);
-    if (!(v->eps > 0) || !(v->theta > 1) || !(v->factor > 0) || !isfinite(v->eps + v->theta + v->factor))
-        TERN_FAIL(err, TERN_EFORMAT, "%s: %s has an impossible norm epsilon (%g), RoPE base (%g) or factor (%g)",
-                  tern_file_path(f), arch, v->eps, v->theta, v->factor);
+    if (!(v->eps > 0))
+        TERN_FAIL(err, TERN_EFORMAT, "%s: %s has an impossible norm epsilon (%g)", tern_file_path(f), arch, v->eps);
 #undef KEY
 out:
     return rc;
@@ -74,22 +72,14 @@ int tern_configure_common(struct tern_desc *d, const struct tern_file *f, const 
 {
     int rc = 0;
     struct dims v;
-    struct tern_str scaling;
-    char key[160];
     TERN_TRY(read_dims(&v, f, arch, err));
-    TERN_TRY(tern_file_get_str(f, tern_arch_key(key, sizeof key, arch, "rope.scaling.type"), &scaling, err));
-    bool linear = scaling.p && scaling.n == 6 && memcmp(scaling.p, "linear", 6) == 0;
-    if (scaling.p && !linear && !(scaling.n == 4 && memcmp(scaling.p, "none", 4) == 0))
-        TERN_FAIL(err, TERN_EUNSUPPORTED, "%s: RoPE scaling \"%.*s\" (%s) is not supported", tern_file_path(f),
-                  (int)(scaling.n < 40 ? scaling.n : 40), scaling.p, key);
     d->n_layers = (int)v.layers;
     d->n_embd = (int)v.embd;
     d->ctx = (int)v.ctx;
     d->eps = (float)v.eps;
     d->embed_scale = 1;
     d->n_ropes = 1;
-    d->ropes[0] = (struct tern_rope){
-        .n_rot = (int)v.rot, .theta = (float)v.theta, .factor = linear ? (float)v.factor : 1, .magnitude = 1};
+    TERN_TRY(tern_rope_read(&d->ropes[0], f, arch, (int)v.rot, err));
     TERN_TRY(tern_alloc(&d->layers, (size_t)v.layers, sizeof *d->layers, err));
     for (int i = 0; i < d->n_layers; i++)
         d->layers[i] = (struct tern_layer_desc){
@@ -97,11 +87,32 @@ int tern_configure_common(struct tern_desc *d, const struct tern_file *f, const 
             .n_kv_heads = (int)v.kv_heads,
             .dim_k = (int)v.dim_k,
             .dim_v = (int)v.dim_v,
+            .mask = v.window ? TERN_MASK_WINDOW : TERN_MASK_CAUSAL,
+            .span = (int)v.window,
             .scale = (float)(1.0 / sqrt((double)v.dim_k)),
             .kv_of = -1,
             .n_ff = (int)v.ff,
         };
 out:
+    return rc;
+}
+
+int tern_configure_pattern(struct tern_desc *d, const struct tern_file *f, const char *arch, int every, tern_error *err)
+{
+    char key[160];
+    int64_t n = every;
+    const struct tern_meta *m =
+        tern_file_meta(f, tern_arch_key(key, sizeof key, arch, "attention.sliding_window_pattern"));
+    bool array = m && m->type == TERN_META_ARRAY;
+    if (array && (m->elem != TERN_META_BOOL || m->n != (size_t)d->n_layers))
+        return tern_err_set(err, TERN_EFORMAT, "%s: %s at byte %llu is not an array of %d booleans", tern_file_path(f),
+                            key, (unsigned long long)m->file_offset, d->n_layers);
+    int rc = array ? 0 : tern_file_get_int(f, key, every, 1, MAX_LAYERS, &n, err);
+    for (int i = 0; rc == 0 && i < d->n_layers; i++)
+        if (array ? !((const int64_t *)m->arr)[i] : (i + 1) % n == 0) {
+            d->layers[i].mask = TERN_MASK_CAUSAL;
+            d->layers[i].span = 0;
+        }
     return rc;
 }
 
@@ -190,7 +201,7 @@ int tern_desc_check(const struct tern_desc *d, tern_error *err)
     return 0;
 }
 
-void tern_desc_kv(const struct tern_desc *d, struct tern_kv_decl *decl)
+void tern_desc_kv(const struct tern_desc *d, int ctx, struct tern_kv_decl *decl)
 {
     for (int i = 0; i < d->n_layers; i++) {
         const struct tern_layer_desc *l = &d->layers[i];
@@ -202,7 +213,7 @@ void tern_desc_kv(const struct tern_desc *d, struct tern_kv_decl *decl)
         if (l->rope >= 0) {
             decl[i].n_rot = d->ropes[l->rope].n_rot;
             decl[i].interleaved = d->ropes[l->rope].interleaved;
-            decl[i].freq = d->ropes[l->rope].freq;
+            decl[i].freq = tern_rope_freq(&d->ropes[l->rope], ctx);
         }
     }
 }

@@ -38,13 +38,35 @@ static bool is_glm_flash(const struct tern_desc *d, const struct tern_file *f)
     return (d->n_layers == 47 || d->n_layers == 48) && t && t->dims[1] == 154880;
 }
 
+/* YaRN's growth, in this family, is of the scores instead of cos and sin: yarn_log_multiplier is a tenth of how much of
+ * it.  *scores: what their scale is multiplied by. */
+static int configure_yarn(struct tern_rope *r, const struct tern_file *f, double *scores, tern_error *err)
+{
+    int rc = 0;
+    double log_mul, stretch = r->factor > 1 ? 0.1 * log((double)r->factor) : 0;
+    *scores = 1;
+    TERN_TRY(tern_file_get_float(f, "deepseek2.rope.scaling.yarn_log_multiplier", 0, &log_mul, err));
+    if (r->scaling != TERN_ROPE_YARN || log_mul == 0)
+        return 0;
+    if (!(log_mul > 0) || log_mul > 10)
+        TERN_FAIL(err, TERN_EFORMAT, "%s: deepseek2.rope.scaling.yarn_log_multiplier = %g is not from 0 to 10",
+                  tern_file_path(f), log_mul);
+    double growth = 1 + 10 * log_mul * stretch;
+    r->magnitude = (float)((double)r->magnitude * (log_mul * stretch + 1) / (stretch + 1));
+    *scores = growth * growth;
+out:
+    return rc;
+}
+
 static int configure(struct tern_desc *d, const struct tern_file *f, tern_error *err)
 {
     int rc = 0;
     struct sizes v;
+    double scores;
     TERN_TRY(read_sizes(&v, f, err));
     TERN_TRY(tern_configure_common(d, f, "deepseek2", err));
     TERN_TRY(tern_configure_experts(d, f, "deepseek2", false, err));
+    TERN_TRY(configure_yarn(&d->ropes[0], f, &scores, err));
     d->ropes[0].interleaved = true;
     bool sigmoid = !tern_file_meta(f, "deepseek2.expert_gating_func") && is_glm_flash(d, f);
     for (int i = 0; i < d->n_layers; i++) {
@@ -56,7 +78,7 @@ static int configure(struct tern_desc *d, const struct tern_file *f, tern_error 
         l->dim_nope = (int)(v.key - v.rot);
         l->dim_head_v = (int)v.value;
         l->q_rank = (int)v.q_rank;
-        l->scale = (float)(1.0 / sqrt((double)v.key));
+        l->scale = (float)(scores / sqrt((double)v.key));
         if (sigmoid && l->router)
             l->router = TERN_ROUTE_SIGMOID;
     }
@@ -90,4 +112,4 @@ static const struct tern_tensor_rule layers[] = {
     {0},
 };
 
-const struct tern_arch tern_arch_deepseek2 = {"deepseek2", configure, tern_llama_globals, layers};
+const struct tern_arch tern_arch_deepseek2 = {"deepseek2", configure, tern_llama_globals, layers, NULL};

@@ -11,7 +11,6 @@ static int configure(struct tern_desc *d, const struct tern_file *f, tern_error 
     TERN_TRY(tern_configure_common(d, f, "llama", err));
     TERN_TRY(tern_configure_experts(d, f, "llama", true, err));
     d->ropes[0].interleaved = true;
-    d->ropes[0].use_factors = tern_file_tensor(f, "rope_freqs.weight") != NULL;
 out:
     return rc;
 }
@@ -21,6 +20,8 @@ const struct tern_tensor_rule tern_llama_globals[] = {
     {"output_norm.weight", TERN_OUT_NORM, TERN_DIM_EMBD, TERN_DIM_NONE, false},
     {"output.weight", TERN_HEAD, TERN_DIM_VOCAB, TERN_DIM_EMBD, true},
     {"rope_freqs.weight", TERN_ROPE_FACTORS, TERN_DIM_ROPE, TERN_DIM_NONE, true},
+    {"rope_factors_short.weight", TERN_ROPE_FACTORS_SHORT, TERN_DIM_ROPE, TERN_DIM_NONE, true},
+    {"rope_factors_long.weight", TERN_ROPE_FACTORS_LONG, TERN_DIM_ROPE, TERN_DIM_NONE, true},
     {0},
 };
 
@@ -48,4 +49,4 @@ const struct tern_tensor_rule tern_llama_layers[] = {
     {0},
 };
 
-const struct tern_arch tern_arch_llama = {"llama", configure, tern_llama_globals, tern_llama_layers};
+const struct tern_arch tern_arch_llama = {"llama", configure, tern_llama_globals, tern_llama_layers, NULL};

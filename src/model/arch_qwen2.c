@@ -6,4 +6,4 @@ static int configure(struct tern_desc *d, const struct tern_file *f, tern_error 
     return tern_configure_common(d, f, "qwen2", err);
 }
 
-const struct tern_arch tern_arch_qwen2 = {"qwen2", configure, tern_llama_globals, tern_llama_layers};
+const struct tern_arch tern_arch_qwen2 = {"qwen2", configure, tern_llama_globals, tern_llama_layers, NULL};

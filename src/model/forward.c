@@ -445,8 +445,8 @@ void tern_forward_run(struct tern_forward *f, const struct tern_forward_batch *b
     plan_stage(f, b);
     f->dev->ops->embed(f->dev, f->x, f->s_embd, &f->net->globals[TERN_EMBED].mat, b->rows, b->n_rows, d->embed_scale);
     for (int r = 0; r < d->n_ropes; r++)
-        f->dev->ops->rope_table(f->dev, f->cos[r], f->sin[r], d->ropes[r].freq, d->ropes[r].n_rot,
-                                d->ropes[r].magnitude, b->rows, b->n_rows);
+        f->dev->ops->rope_table(f->dev, f->cos[r], f->sin[r], tern_rope_freq(&d->ropes[r], f->caches[0].max_tokens),
+                                d->ropes[r].n_rot, d->ropes[r].magnitude, b->rows, b->n_rows);
     for (int i = 0; i < d->n_layers; i++) {
         if (d->layers[i].mixer == TERN_MIX_LATENT)
             latent_half(f, b, i);

@@ -7,23 +7,15 @@
 #include <string.h>
 #include <xxhash.h>
 #include "base/mem.h"
+#include "model/load_impl.h"
 
 #define NAME_MAX_LEN 128
-
-/* A tensor on its way into memory. */
-struct plan {
-    const struct tern_tensor *t;
-    struct tern_weights *dst;
-    bool vector;
-    int stack; /* matrices in it, tern_weight_bytes apart */
-    size_t offset, bytes;
-};
 
 struct loader {
     struct tern_net *net;
     const struct tern_file *f;
     const struct tern_arch *arch;
-    struct plan *plans;
+    struct tern_weight_place *plans;
     size_t n_plans, cap_plans;
     size_t total;
 };
@@ -105,49 +97,37 @@ static int check_shape(const struct loader *ld, const struct tern_tensor *t, int
                         (long long)t->dims[1], (long long)k, (long long)n);
 }
 
-static int plan_bytes(const struct loader *ld, struct plan *p, int64_t n, int64_t k, tern_error *err)
+/* Memory for the n rows of k that a plan's slot gets. */
+static int plan_bytes(const struct loader *ld, struct tern_weight_place *p, int64_t k, tern_error *err)
 {
     if (p->vector) {
-        p->bytes = tern_round_up((size_t)n * sizeof(float), TERN_ALIGN);
+        p->bytes = tern_round_up((size_t)p->n * sizeof(float), TERN_ALIGN);
         return 0;
     }
-    if (tern_weight_plan(&p->dst->mat, p->t->type, n, k, err) < 0)
+    if (tern_weight_plan(&p->dst->mat, &p->src, p->n, k, err) < 0)
         return tern_err_set(err, TERN_EUNSUPPORTED,
-                            "%s: tensor \"%s\": %s [%lld, %lld] cannot be used: row length must be a multiple of 32",
-                            tern_file_path(ld->f), p->t->name, tern_type_name(p->t->type), (long long)k, (long long)n);
+                            "%s: tensor \"%s\": %s [%lld, %d] cannot be used: row length must be a multiple of 32",
+                            tern_file_path(ld->f), p->t->name, tern_type_name(p->t->type), (long long)k, p->n);
     if (!tern_mul(tern_weight_bytes(&p->dst->mat), (size_t)p->stack, &p->bytes))
         return tern_err_set(err, TERN_ENOMEM, "%s: the weights do not fit in memory", tern_file_path(ld->f));
     return 0;
 }
 
-/* Looks one rule up and plans its memory.  layer -1: a global rule. */
-static int plan_rule(struct loader *ld, const struct tern_tensor_rule *r, int layer, struct tern_weights *dst,
-                     tern_error *err)
+/* Plans the memory of the rows [row0, row0 + n) of a tensor, or of each matrix of a stack. */
+static int plan_rows(struct loader *ld, const struct tern_tensor *t, struct tern_weights *dst, int64_t row0, int64_t n,
+                     int64_t k, int stack, bool vector, tern_error *err)
 {
     int rc = 0;
-    char name[NAME_MAX_LEN];
-    const struct tern_desc *d = &ld->net->desc;
-    const struct tern_layer_desc *l = &d->layers[layer < 0 ? 0 : layer];
-    int64_t n = resolve(r->n, d, l), k = resolve(r->k, d, l);
-    if (!n || !k)
-        return 0;
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wformat-nonliteral"
-    (void)snprintf(name, sizeof name, r->name, layer); /* the tables are constants of this program */
-#pragma GCC diagnostic pop
-    const struct tern_tensor *t = tern_file_tensor(ld->f, name);
-    if (!t) {
-        if (r->optional)
-            return 0;
-        TERN_FAIL(err, TERN_EFORMAT, "%s: tensor \"%s\" is missing", tern_file_path(ld->f), name);
-    }
-    bool vector = r->k == TERN_DIM_NONE;
-    int stack = layer < 0 ? 1 : stack_of(l, r->slot);
-    TERN_TRY(check_shape(ld, t, n, k, stack, vector, err));
+    const struct tern_weight_source whole = {.type = t->type, .data = t->data, .name = t->name};
+    tern_error e = {0};
     TERN_TRY(tern_grow(&ld->plans, &ld->cap_plans, ld->n_plans + 1, sizeof *ld->plans, err));
-    struct plan *p = &ld->plans[ld->n_plans++];
-    *p = (struct plan){.t = t, .dst = dst, .vector = vector, .stack = stack, .offset = ld->total};
-    TERN_TRY(plan_bytes(ld, p, n, k, err));
+    struct tern_weight_place *p = &ld->plans[ld->n_plans++];
+    *p = (struct tern_weight_place){
+        .t = t, .dst = dst, .n = (int)n, .vector = vector, .stack = stack, .offset = ld->total};
+    p->stack_rows = (int)t->dims[1];
+    if ((rc = tern_weight_rows(&p->src, &whole, row0, k, &e)) < 0)
+        TERN_FAIL(err, rc, "%s: %s", tern_file_path(ld->f), e.msg);
+    TERN_TRY(plan_bytes(ld, p, k, err));
     if (!tern_add(ld->total, p->bytes, &ld->total))
         TERN_FAIL(err, TERN_ENOMEM, "%s: the weights do not fit in memory", tern_file_path(ld->f));
     ld->net->n_params += n * k * stack;
@@ -155,13 +135,59 @@ out:
     return rc;
 }
 
+/* Looks up the tensor of n_rules rules, which share its rows.  layer -1: global rules. */
+static int plan_tensor(struct loader *ld, const struct tern_tensor_rule *r, int n_rules, int layer,
+                       struct tern_weights *slots, tern_error *err)
+{
+    int rc = 0;
+    char name[NAME_MAX_LEN];
+    const struct tern_desc *d = &ld->net->desc;
+    const struct tern_layer_desc *l = &d->layers[layer < 0 ? 0 : layer];
+    const bool vector = r->k == TERN_DIM_NONE;
+    int64_t rows = 0, k = resolve(r->k, d, l);
+    for (int i = 0; i < n_rules; i++)
+        rows += resolve(r[i].n, d, l);
+    if (!rows || !k)
+        return 0;
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wformat-nonliteral"
+    (void)snprintf(name, sizeof name, r->name, layer); /* the tables are constants of this program */
+#pragma GCC diagnostic pop
+    const struct tern_tensor *t = tern_file_tensor(ld->f, name);
+    if (!t && r->optional)
+        return 0;
+    if (!t)
+        TERN_FAIL(err, TERN_EFORMAT, "%s: tensor \"%s\" is missing", tern_file_path(ld->f), name);
+    const int stack = layer < 0 ? 1 : stack_of(l, r->slot);
+    TERN_TRY(check_shape(ld, t, rows, k, stack, vector, err));
+    rows = 0;
+    for (int i = 0; i < n_rules; i++) {
+        int64_t n = resolve(r[i].n, d, l);
+        TERN_TRY(plan_rows(ld, t, &slots[r[i].slot], rows, n, k, stack, vector, err));
+        rows += n;
+    }
+out:
+    return rc;
+}
+
+/* All rules of a table. */
+static int plan_rules(struct loader *ld, const struct tern_tensor_rule *r, int layer, struct tern_weights *slots,
+                      tern_error *err)
+{
+    int rc = 0;
+    for (int n; r && r->name; r += n) {
+        for (n = 1; r[n].name && strcmp(r[n].name, r->name) == 0;)
+            n++;
+        TERN_TRY(plan_tensor(ld, r, n, layer, slots, err));
+    }
+out:
+    return rc;
+}
+
 /* A tensor that no rule knows would be a part of the model left out of the sum: refuse. */
 static int check_unknown(const struct loader *ld, tern_error *err)
 {
-    size_t n = tern_file_n_tensors(ld->f);
-    if (n == ld->n_plans)
-        return 0;
-    for (size_t i = 0; i < n; i++) {
+    for (size_t i = 0; i < tern_file_n_tensors(ld->f); i++) {
         const struct tern_tensor *t = tern_file_tensor_at(ld->f, i);
         bool known = false;
         for (size_t j = 0; j < ld->n_plans && !known; j++)
@@ -178,7 +204,7 @@ static int check_unknown(const struct loader *ld, tern_error *err)
 #define PANELS_PER_TASK 16
 
 struct pack_work {
-    const struct plan *p;
+    const struct tern_weight_place *p;
     uint8_t *dst;
     int panels, tasks; /* of one matrix */
     pthread_mutex_t lock;
@@ -191,17 +217,20 @@ static void pack_task(void *ctx, int task, int worker)
     struct pack_work *w = ctx;
     tern_error err = {0};
     const struct tern_packed *m = &w->p->dst->mat;
-    const struct tern_tensor *t = w->p->t;
-    size_t i = (size_t)(task / w->tasks), file_bytes = t->n_bytes / (size_t)w->p->stack;
+    struct tern_weight_source src;
+    int rc = 0, i = task / w->tasks;
     int p0 = task % w->tasks * PANELS_PER_TASK;
     int p1 = p0 + PANELS_PER_TASK < w->panels ? p0 + PANELS_PER_TASK : w->panels;
-    char name[NAME_MAX_LEN], number[24] = "";
+    char name[NAME_MAX_LEN + 16];
     (void)worker;
-    if (w->p->stack > 1)
-        (void)snprintf(number, sizeof number, "[%zu]", i);
-    (void)snprintf(name, sizeof name, "%s%s", t->name, number);
-    if (tern_weight_pack(m, w->dst + i * tern_weight_bytes(m), t->type, (const uint8_t *)t->data + i * file_bytes, name,
-                         p0, p1, &err) == 0)
+    TERN_TRY(tern_weight_rows(&src, &w->p->src, (int64_t)i * w->p->stack_rows, m->k, &err));
+    if (w->p->stack > 1) {
+        (void)snprintf(name, sizeof name, "%s[%d]", w->p->t->name, i);
+        src.name = name;
+    }
+    TERN_TRY(tern_weight_pack(m, w->dst + (size_t)i * tern_weight_bytes(m), &src, p0, p1, &err));
+out:
+    if (rc == 0)
         return;
     (void)pthread_mutex_lock(&w->lock);
     if (w->failed < 0 || task < w->failed) {
@@ -211,7 +240,7 @@ static void pack_task(void *ctx, int task, int worker)
     (void)pthread_mutex_unlock(&w->lock);
 }
 
-static int pack_matrix(const struct loader *ld, const struct plan *p, struct tern_pool *pool, uint8_t *dst,
+static int pack_matrix(const struct loader *ld, const struct tern_weight_place *p, struct tern_pool *pool, uint8_t *dst,
                        tern_error *err)
 {
     struct pack_work w = {.p = p, .dst = dst, .failed = -1};
@@ -220,42 +249,93 @@ static int pack_matrix(const struct loader *ld, const struct plan *p, struct ter
     (void)pthread_mutex_init(&w.lock, NULL);
     tern_pool_run(pool, pack_task, &w, w.tasks * p->stack);
     (void)pthread_mutex_destroy(&w.lock);
-    if (w.failed >= 0)
-        return tern_err_set(err, w.err.code, "%s: %s", tern_file_path(ld->f), w.err.msg);
-    p->dst->mat.data = dst;
-    return 0;
+    return w.failed < 0 ? 0 : tern_err_set(err, w.err.code, "%s: %s", tern_file_path(ld->f), w.err.msg);
 }
 
-static int read_vector(const struct loader *ld, const struct plan *p, float *dst, tern_error *err)
-{
-    int rc = 0;
-    size_t n = (size_t)p->t->dims[0];
-    TERN_TRY(tern_dequantize(dst, p->t->type, p->t->data, n, err));
-    for (size_t i = 0; i < n; i++)
-        if (!isfinite(dst[i]))
-            TERN_FAIL(err, TERN_EFORMAT, "%s: tensor \"%s\" at byte %llu: element %zu is not a finite number",
-                      tern_file_path(ld->f), p->t->name, (unsigned long long)p->t->file_offset, i);
-    p->dst->vec = dst;
-out:
-    return rc;
-}
-
-static int read_all(struct loader *ld, struct tern_pool *pool, tern_error *err)
+static int pack_all(struct loader *ld, struct tern_pool *pool, tern_error *err)
 {
     int rc = 0;
     struct tern_net *net = ld->net;
     TERN_TRY(tern_reserve(&net->memory, ld->total, err));
     net->memory_bytes = ld->total;
     for (size_t i = 0; i < ld->n_plans; i++) {
-        const struct plan *p = &ld->plans[i];
+        const struct tern_weight_place *p = &ld->plans[i];
         uint8_t *dst = (uint8_t *)net->memory + p->offset;
         if (p->vector)
-            TERN_TRY(read_vector(ld, p, (float *)(void *)dst, err));
+            TERN_TRY(tern_dequantize((float *)(void *)dst, p->t->type, p->src.data, (size_t)p->n, err));
         else
             TERN_TRY(pack_matrix(ld, p, pool, dst, err));
         /* The file's copy of this tensor is not needed again: without this both would be resident. */
         tern_file_forget(ld->f, p->t);
     }
+out:
+    return rc;
+}
+
+static int check_vector(const struct loader *ld, const struct tern_weight_place *p, const float *x, tern_error *err)
+{
+    for (size_t i = 0; i < (size_t)p->n; i++)
+        if (!isfinite(x[i]))
+            return tern_err_set(err, TERN_EFORMAT, "%s: tensor \"%s\" at byte %llu: element %zu is not a finite number",
+                                tern_file_path(ld->f), p->t->name, (unsigned long long)p->t->file_offset, i);
+    return 0;
+}
+
+static int bind_all(const struct loader *ld, const uint8_t *block, tern_error *err)
+{
+    for (size_t i = 0; i < ld->n_plans; i++) {
+        const struct tern_weight_place *p = &ld->plans[i];
+        if (!p->vector) {
+            p->dst->mat.data = block + p->offset;
+            continue;
+        }
+        p->dst->vec = (const float *)(const void *)(block + p->offset);
+        int rc = check_vector(ld, p, p->dst->vec, err);
+        if (rc < 0)
+            return rc;
+    }
+    return 0;
+}
+
+/* ---- the file that keeps packed weights -------------------------------------------------------------------------- */
+
+/* Nothing here makes a load fail: the weights are in memory.  why: what was wrong with the file that is there. */
+static void write_packed(struct tern_net *net, const struct tern_weight_block *b, struct tern_pool *pool,
+                         const char *path, const tern_error *why)
+{
+    tern_error e = {0};
+    if (tern_packfile_write(b, net->memory, path, pool, &e) < 0)
+        (void)snprintf(net->notice, sizeof net->notice, "%s; the weights were packed for this run alone", e.msg);
+    else if (why->code)
+        (void)snprintf(net->notice, sizeof net->notice, "%s; packed anew", why->msg);
+    else
+        (void)snprintf(net->notice, sizeof net->notice, "%s: packed weights written (%zu MiB), for later runs to map",
+                       tern_path_show(path), b->bytes >> 20);
+}
+
+static int load_weights(struct loader *ld, struct tern_pool *pool, const struct tern_packed_file *kept, tern_error *err)
+{
+    int rc = 0;
+    struct tern_net *net = ld->net;
+    struct tern_weight_block b = {ld->f, ld->plans, ld->n_plans, ld->total, net->digest};
+    bool replace = false;
+    tern_error why = {0};
+    const uint8_t *data;
+    net->memory_bytes = ld->total;
+    if (kept && kept->path) {
+        if (tern_packfile_open(&net->packed, &data, &b, kept->path, pool, &replace, &why) == 0)
+            return bind_all(ld, data, err);
+        if (why.code == TERN_ENOENT) {
+            replace = ld->total >= kept->write_from;
+            why = (tern_error){0};
+        }
+    }
+    TERN_TRY(pack_all(ld, pool, err));
+    TERN_TRY(bind_all(ld, net->memory, err));
+    if (replace && kept->write)
+        write_packed(net, &b, pool, kept->path, &why);
+    else if (why.code)
+        (void)snprintf(net->notice, sizeof net->notice, "%s; not used", why.msg);
 out:
     return rc;
 }
@@ -267,13 +347,10 @@ static int make_ropes(struct tern_net *net, tern_error *err)
     int rc = 0;
     for (int r = 0; r < net->desc.n_ropes; r++) {
         struct tern_rope *rope = &net->desc.ropes[r];
-        int half = rope->n_rot / 2;
-        const float *factors = rope->use_factors ? net->globals[TERN_ROPE_FACTORS].vec : NULL;
-        TERN_TRY(tern_alloc(&rope->freq, (size_t)half, sizeof(float), err));
-        for (int i = 0; i < half; i++) {
-            double f = pow((double)rope->theta, -2.0 * i / rope->n_rot) / (double)rope->factor;
-            rope->freq[i] = (float)(factors ? f / (double)factors[i] : f);
-        }
+        const bool longrope = rope->scaling == TERN_ROPE_LONG;
+        enum tern_global factors = longrope ? TERN_ROPE_FACTORS_SHORT : TERN_ROPE_FACTORS;
+        TERN_TRY(tern_rope_make(rope, longrope || rope->use_factors ? net->globals[factors].vec : NULL,
+                                longrope ? net->globals[TERN_ROPE_FACTORS_LONG].vec : NULL, err));
     }
 out:
     return rc;
@@ -291,6 +368,7 @@ static uint64_t digest(const struct loader *ld)
         h = XXH3_64bits_withSeed(t->dims, sizeof t->dims, h + (uint64_t)t->type);
         h = XXH3_64bits_withSeed(t->data, sample, h);
         h = XXH3_64bits_withSeed((const char *)t->data + t->n_bytes - sample, sample, h);
+        tern_file_forget(ld->f, t); /* the system maps much more around each byte that is read */
     }
     return h;
 }
@@ -333,17 +411,18 @@ static int plan_all(struct loader *ld, tern_error *err)
 {
     int rc = 0;
     struct tern_net *net = ld->net;
-    for (const struct tern_tensor_rule *r = ld->arch->globals; r->name; r++)
-        TERN_TRY(plan_rule(ld, r, -1, &net->globals[r->slot], err));
-    for (int i = 0; i < net->desc.n_layers; i++)
-        for (const struct tern_tensor_rule *r = ld->arch->layers; r->name; r++)
-            TERN_TRY(plan_rule(ld, r, i, &net->layers[i][r->slot], err));
+    TERN_TRY(plan_rules(ld, ld->arch->globals, -1, net->globals, err));
+    for (int i = 0; i < net->desc.n_layers; i++) {
+        TERN_TRY(plan_rules(ld, ld->arch->layers, i, net->layers[i], err));
+        TERN_TRY(plan_rules(ld, ld->arch->more_layers, i, net->layers[i], err));
+    }
     TERN_TRY(check_unknown(ld, err));
 out:
     return rc;
 }
 
-int tern_net_load(struct tern_net **out, const struct tern_file *f, struct tern_pool *pool, tern_error *err)
+int tern_net_load(struct tern_net **out, const struct tern_file *f, struct tern_pool *pool,
+                  const struct tern_packed_file *kept, tern_error *err)
 {
     int rc = 0;
     struct loader ld = {.f = f};
@@ -361,7 +440,7 @@ int tern_net_load(struct tern_net **out, const struct tern_file *f, struct tern_
     TERN_TRY(tern_alloc(&net->layers, (size_t)net->desc.n_layers, sizeof *net->layers, err));
     TERN_TRY(plan_all(&ld, err));
     net->digest = digest(&ld);
-    TERN_TRY(read_all(&ld, pool, err));
+    TERN_TRY(load_weights(&ld, pool, kept, err));
     if (!net->globals[TERN_HEAD].mat.data) /* tied: the embedding is the output matrix */
         net->globals[TERN_HEAD] = net->globals[TERN_EMBED];
     TERN_TRY(make_ropes(net, err));
@@ -377,19 +456,36 @@ void tern_net_free(struct tern_net *n)
 {
     if (!n)
         return;
-    for (int r = 0; r < n->desc.n_ropes; r++)
+    for (int r = 0; r < n->desc.n_ropes; r++) {
         tern_free(n->desc.ropes[r].freq);
+        tern_free(n->desc.ropes[r].freq_long);
+    }
     tern_free(n->desc.layers);
     tern_free(n->layers);
     tern_release(n->memory, n->memory_bytes);
+    tern_map_close(&n->packed);
     tern_free(n);
 }
 
 size_t tern_net_tensor_bytes(const struct tern_tensor *t)
 {
     struct tern_packed w;
+    const struct tern_weight_source s = {.type = t->type};
     if (t->n_dims == 1)
         return (size_t)t->dims[0] * sizeof(float);
-    return tern_weight_plan(&w, t->type, t->dims[1], t->dims[0], NULL) < 0 ? 0
-                                                                           : tern_weight_bytes(&w) * (size_t)t->dims[2];
+    return tern_weight_plan(&w, &s, t->dims[1], t->dims[0], NULL) < 0 ? 0 : tern_weight_bytes(&w) * (size_t)t->dims[2];
+}
+
+static size_t matrix_bytes(const struct tern_weights *w)
+{
+    return w->mat.data ? tern_weight_bytes(&w->mat) : 0;
+}
+
+size_t tern_net_step_bytes(const struct tern_net *n)
+{
+    size_t bytes = matrix_bytes(&n->globals[TERN_HEAD]);
+    for (int i = 0; i < n->desc.n_layers; i++)
+        for (int slot = 0; slot < TERN_N_SLOTS; slot++)
+            bytes += matrix_bytes(&n->layers[i][slot]);
+    return bytes;
 }

@@ -2,6 +2,7 @@
  *
  *   arch_x.c     reads the file's configuration into struct tern_desc and lists its tensors (name, slot, shape)
  *   load.c       looks the tensors up, checks shapes, packs them
+ *   packfile.c   keeps what was packed in a file, for the next start to map
  *   forward.c    one interpreter for every descriptor; it knows numbers and slots, never a model's name
  *
  * Adding a model is one file and one line in archs.def.  The descriptor can say more than the interpreter runs today;
@@ -12,6 +13,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 #include "base/err.h"
+#include "base/map.h"
 #include "base/pool.h"
 #include "dev/dev.h"
 #include "file/file.h"
@@ -19,15 +21,22 @@
 
 #define TERN_MAX_ROPES 4
 
+/* How frequencies are stretched beyond the context of the first training; those from YARN on know its length. */
+enum tern_rope_scaling { TERN_ROPE_PLAIN, TERN_ROPE_LINEAR, TERN_ROPE_YARN, TERN_ROPE_LLAMA3, TERN_ROPE_LONG };
+
 /* A rotary position embedding: angle of pair i at position p is p * freq[i] (f32 product, as the reference does). */
 struct tern_rope {
     int n_rot;        /* rotated dims, even; the rest pass through */
     bool interleaved; /* pairs (2i, 2i+1) instead of (i, i + n_rot/2) */
     float theta;
-    float factor;     /* linear scaling: angles divided by it; 1 = none */
+    enum tern_rope_scaling scaling;
+    float factor;     /* frequencies are divided by it; 1 = none */
+    int original;     /* context before scaling */
+    float fast, slow; /* ends of the ramp of YaRN and llama3: turns in the original context */
     bool use_factors; /* divide freq[i] by the file's rope_freqs.weight[i] */
-    float magnitude;  /* cos and sin are multiplied by it; 1 unless YaRN */
+    float magnitude;  /* cos and sin are multiplied by it; 1 unless the scaling asks for more */
     float *freq;      /* [n_rot/2], filled at load, owned by the model */
+    float *freq_long; /* longrope: of contexts longer than the original; else NULL */
 };
 
 enum tern_mixer { TERN_MIX_ATTENTION, TERN_MIX_LATENT, TERN_MIX_DELTA };
@@ -98,7 +107,15 @@ enum tern_slot {
 };
 
 /* Tensors of the model as a whole. */
-enum tern_global { TERN_EMBED, TERN_OUT_NORM, TERN_HEAD, TERN_ROPE_FACTORS, TERN_N_GLOBALS };
+enum tern_global {
+    TERN_EMBED,
+    TERN_OUT_NORM,
+    TERN_HEAD,
+    TERN_ROPE_FACTORS,
+    TERN_ROPE_FACTORS_SHORT,
+    TERN_ROPE_FACTORS_LONG,
+    TERN_N_GLOBALS
+};
 
 /* A dimension in the tensor table, resolved against the layer's descriptor.  Where one is 0 the layer has no such
  * tensor. */
@@ -128,6 +145,7 @@ enum tern_dim {
     TERN_DIM_ROPE,     /* n_rot/2 of rope 0 */
 };
 
+/* Rules that follow each other under one name share the tensor: its rows are theirs in this order. */
 struct tern_tensor_rule {
     const char *name;   /* with %d for the layer in the layer table */
     int slot;           /* enum tern_slot, or enum tern_global in the global table */
@@ -140,9 +158,12 @@ struct tern_arch {
     const char *name; /* general.architecture */
     int (*configure)(struct tern_desc *d, const struct tern_file *f, tern_error *err);
     const struct tern_tensor_rule *globals, *layers; /* end with a NULL name */
+    const struct tern_tensor_rule *more_layers;      /* further rules of layers, or NULL */
 };
-extern const struct tern_tensor_rule tern_llama_globals[], tern_llama_layers[]; /* of all who name tensors so */
-extern const struct tern_arch *const tern_archs[];                              /* archs.def, NULL-terminated */
+/* Tables of all who name tensors so. */
+extern const struct tern_tensor_rule tern_llama_globals[], tern_llama_layers[], tern_head_norms[];
+extern const struct tern_tensor_rule tern_gemma_globals[], tern_gemma_layers[];
+extern const struct tern_arch *const tern_archs[]; /* archs.def, NULL-terminated */
 
 /* A vector is f32; a matrix is packed. */
 struct tern_weights {
@@ -154,32 +175,65 @@ struct tern_net {
     struct tern_desc desc;
     struct tern_weights globals[TERN_N_GLOBALS];
     struct tern_weights (*layers)[TERN_N_SLOTS]; /* [n_layers] */
-    void *memory;                                /* all vectors and packed matrices */
-    size_t memory_bytes;
-    uint64_t digest; /* of the tensor table and sampled weight bytes */
+    struct tern_map packed;                      /* the file that all vectors and packed matrices lie in; else ... */
+    void *memory;                                /* ... they lie here */
+    size_t memory_bytes;                         /* theirs, wherever they lie */
+    char notice[512];                            /* a sentence about that file for people, or "" */
+    uint64_t digest;                             /* of the tensor table and sampled weight bytes */
     int64_t n_params;
 };
 
-/* Reads configuration and tensors of an opened file.  Packing runs on the pool. */
-int tern_net_load(struct tern_net **out, const struct tern_file *f, struct tern_pool *pool, tern_error *err);
+/* A file that keeps packed weights between runs (docs/packed-format.md). */
+struct tern_packed_file {
+    const char *path;  /* NULL: none */
+    bool write;        /* make it, or make it anew when it does not fit */
+    size_t write_from; /* bytes of weights from which on a missing file is made */
+};
+
+/* Reads configuration and tensors of an opened file.  Packing runs on the pool.  kept may be NULL; nothing that is
+ * wrong with that file is an error. */
+int tern_net_load(struct tern_net **out, const struct tern_file *f, struct tern_pool *pool,
+                  const struct tern_packed_file *kept, tern_error *err);
 void tern_net_free(struct tern_net *n);
 
 /* Bytes that a tensor of an opened model takes in memory (a model uses every tensor of its file, or it does not open).
  */
 size_t tern_net_tensor_bytes(const struct tern_tensor *t);
 
+/* Bytes of the matrices that every step reads: all but an embedding of its own, of which it reads rows. */
+size_t tern_net_step_bytes(const struct tern_net *n);
+
 /* 0, or TERN_EUNSUPPORTED naming the first thing in the descriptor that the interpreter does not run. */
 int tern_desc_check(const struct tern_desc *d, tern_error *err);
 
-/* What the layers ask of the KV cache.  decl: [n_layers]. */
-void tern_desc_kv(const struct tern_desc *d, struct tern_kv_decl *decl);
+/* What the layers ask of the KV cache of an engine with this context.  decl: [n_layers]. */
+void tern_desc_kv(const struct tern_desc *d, int ctx, struct tern_kv_decl *decl);
+
+/* The frequencies that count in an engine with this context, and whether they are those of long contexts. */
+const float *tern_rope_freq(const struct tern_rope *r, int ctx);
+bool tern_rope_is_long(const struct tern_rope *r, int ctx);
 
 /* ---- helpers for arch files -------------------------------------------------------------------------------------- */
 
 /* The usual keys, read as "<arch>.<key>" with range checks: block_count, embedding_length, context_length, head counts,
- * key/value length, feed_forward_length, rms epsilon, rope dimension/base/scaling.  Fills every layer alike; the caller
- * then changes what differs. */
+ * key/value length, feed_forward_length, rms epsilon, sliding window, rope dimension/base/scaling.  Fills every layer
+ * alike; the caller then changes what differs. */
 int tern_configure_common(struct tern_desc *d, const struct tern_file *f, const char *arch, tern_error *err);
+
+/* Takes the window of the usual key from layers that have none: every `every`th, or what the key
+ * attention.sliding_window_pattern says, another such number or an array with true where there is a window. */
+int tern_configure_pattern(struct tern_desc *d, const struct tern_file *f, const char *arch, int every,
+                           tern_error *err);
+
+/* What Gemma 2 and 3 have in common.  wide: the number of layers of the model whose scores are scaled by the width over
+ * heads, not by the head size, without its file saying so. */
+int tern_configure_gemma(struct tern_desc *d, const struct tern_file *f, const char *arch, int every, int wide,
+                         tern_error *err);
+
+/* The embedding that the usual keys describe: base, scaling and what belongs to it. */
+int tern_rope_read(struct tern_rope *r, const struct tern_file *f, const char *arch, int n_rot, tern_error *err);
+/* Fills the frequencies; divisors of the pairs or NULL. */
+int tern_rope_make(struct tern_rope *r, const float *factors, const float *factors_long, tern_error *err);
 
 /* The keys of a mixture of experts, where expert_count is above 0: expert_used_count, expert_feed_forward_length (else
  * feed_forward_length), shared experts, groups, gating function, scale, and expert_weights_norm (else `norm`).  Turns

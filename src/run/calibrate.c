@@ -308,12 +308,12 @@ int tern_model_calibrate(tern_model *m, const int32_t *ids, int n, int n_threads
         c.n_tokens = d->ctx;
     if (c.n_tokens < MIN_TOKENS)
         TERN_FAIL(err, TERN_EINVAL, "calibration needs at least %d tokens, there are %d", MIN_TOKENS, c.n_tokens);
-    const tern_engine_params params = {.n_threads = n_threads, .ctx = c.n_tokens, .kv = "f16"};
+    const tern_engine_params params = {.n_threads = n_threads, .kv = "f16"};
     TERN_TRY(tern_engine_open(&e, m, &params, err));
     c.pool = e->pool;
     TERN_TRY(new_stats(&c, tern_engine_threads(e), err));
     TERN_TRY(tern_alloc(&decl, (size_t)d->n_layers, sizeof *decl, err));
-    tern_desc_kv(d, decl);
+    tern_desc_kv(d, tern_engine_ctx(e), decl);
     TERN_TRY(tern_kv_cond_new(&set, decl, d->n_layers, err));
     set->n_tokens = c.n_tokens;
     TERN_TRY(observe(&c, e, ids, progress, user, err));

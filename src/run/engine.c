@@ -33,7 +33,7 @@ static int open_plans(tern_engine *e, const tern_engine_params *p, tern_error *e
     TERN_TRY(tern_alloc(&e->caches, (size_t)n + 1, sizeof *e->caches, err));
     for (int i = 0; i < n; i++) {
         const char *spec = i ? p->more_kv[i - 1] : p->kv ? p->kv : p->exact ? "f32" : TERN_KV_DEFAULT;
-        TERN_TRY(tern_kv_plan_new(&e->plans[i], e->model, spec, p->kv_strict, err));
+        TERN_TRY(tern_plan_of_ctx(&e->plans[i], e->model, e->ctx, spec, p->kv_strict, err));
         e->n_caches = ++e->n_plans;
         TERN_TRY(tern_kv_cache_init(&e->caches[i], e->plans[i]->layout, e->max_seqs, e->ctx, e->chunk, err));
     }
@@ -249,10 +249,17 @@ int tern_seq_trim(tern_seq *s, int n, tern_error *err)
     return rc < 0 ? rc : tern_seq_replay(s, kept, n, err);
 }
 
+/* Of everything but the plan that decides keys and values: the model, and which factors of longrope count. */
+static uint64_t digest(const tern_engine *e)
+{
+    const struct tern_net *net = e->model->net;
+    return tern_rope_is_long(&net->desc.ropes[0], e->ctx) ? ~net->digest : net->digest;
+}
+
 int tern_seq_save(const tern_seq *s, const char *path, tern_error *err)
 {
     const tern_engine *e = s->engine;
-    struct tern_kv_snapshot_info info = {.model_digest = e->model->net->digest, .tokens = s->tokens, .roles = s->roles};
+    struct tern_kv_snapshot_info info = {.model_digest = digest(e), .tokens = s->tokens, .roles = s->roles};
     return tern_kv_save(cache_of(s), s->kv, &info, path, err);
 }
 
@@ -268,10 +275,14 @@ int tern_seq_load(tern_seq **out, tern_engine *e, const char *path, tern_error *
     rc = TERN_EMISMATCH;
     for (int i = 0; rc == TERN_EMISMATCH && i < e->n_plans; i++) {
         s->plan = i;
-        rc = tern_kv_load(&e->caches[i], &s->kv, e->model->net->digest, e->model->net->desc.n_vocab, path, &tokens,
-                          &roles, &refusal);
+        rc = tern_kv_load(&e->caches[i], &s->kv, digest(e), e->model->net->desc.n_vocab, path, &tokens, &roles,
+                          &refusal);
     }
     if (rc < 0) { /* the file fits one plan or none: then the last refusal stands */
+        const struct tern_rope *rope = &e->model->net->desc.ropes[0];
+        if (rc == TERN_EMISMATCH && rope->scaling == TERN_ROPE_LONG)
+            TERN_FAIL(err, rc, "%.400s, or with a context on the other side of %d tokens, where longrope differs",
+                      refusal.msg, rope->original);
         if (err)
             *err = refusal;
         goto out;

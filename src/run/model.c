@@ -89,6 +89,8 @@ static void describe(tern_model *m)
         .n_params = m->net->n_params,
         .file_bytes = tern_file_bytes(m->file),
         .weight_bytes = m->net->memory_bytes,
+        .packed = m->net->packed.p ? m->packed.p : NULL,
+        .notice = m->net->notice[0] ? m->net->notice : NULL,
     };
 }
 
@@ -121,9 +123,25 @@ out:
     return rc;
 }
 
-int tern_model_open(tern_model **out, const char *path, int n_threads, tern_error *err)
+#define PACKED_FROM ((size_t)32 << 20) /* less is packed sooner than a user notices */
+
+static int packed_file(struct tern_packed_file *out, tern_model *m, const char *how, tern_error *err)
 {
-    int rc = 0;
+    bool automatic = !how || strcmp(how, "auto") == 0;
+    *out = (struct tern_packed_file){0};
+    if (how && strcmp(how, "off") == 0)
+        return 0;
+    bool beside = automatic || strcmp(how, "use") == 0;
+    int rc = beside ? tern_buf_addf(&m->packed, err, "%s.packed", m->path) : tern_buf_addf(&m->packed, err, "%s", how);
+    *out = (struct tern_packed_file){
+        .path = m->packed.p, .write = automatic || !beside, .write_from = beside ? PACKED_FROM : 0};
+    return rc;
+}
+
+int tern_model_open(tern_model **out, const char *path, const tern_model_params *p, tern_error *err)
+{
+    int rc = 0, n_threads = p ? p->n_threads : 0;
+    struct tern_packed_file kept;
     tern_model *m = NULL;
     struct tern_pool *pool = NULL;
     struct tern_str name;
@@ -134,7 +152,8 @@ int tern_model_open(tern_model **out, const char *path, int n_threads, tern_erro
         TERN_FAIL(err, TERN_EINVAL, "path is longer than %zu bytes", sizeof m->path - 1);
     TERN_TRY(tern_file_open(&m->file, path, err));
     TERN_TRY(tern_pool_new(&pool, n_threads > 0 ? n_threads : tern_cpu_cores(), 0, err));
-    TERN_TRY(tern_net_load(&m->net, m->file, pool, err));
+    TERN_TRY(packed_file(&kept, m, p ? p->packed : NULL, err));
+    TERN_TRY(tern_net_load(&m->net, m->file, pool, &kept, err));
     TERN_TRY(load_text(m, err));
     TERN_TRY(tern_file_get_str(m->file, "general.name", &name, err));
     (void)snprintf(m->name, sizeof m->name, "%.*s", (int)(name.n < sizeof m->name ? name.n : sizeof m->name - 1),
@@ -156,6 +175,7 @@ void tern_model_close(tern_model **m)
     tern_tokenizer_free((*m)->tok);
     tern_net_free((*m)->net);
     tern_file_close(&(*m)->file);
+    tern_buf_clear(&(*m)->packed);
     tern_free(*m);
     *m = NULL;
 }

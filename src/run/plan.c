@@ -53,6 +53,11 @@ out:
 
 int tern_kv_plan_new(tern_kv_plan **out, const tern_model *m, const char *spec, bool strict, tern_error *err)
 {
+    return tern_plan_of_ctx(out, m, m->net->desc.ctx, spec, strict, err);
+}
+
+int tern_plan_of_ctx(tern_kv_plan **out, const tern_model *m, int ctx, const char *spec, bool strict, tern_error *err)
+{
     int rc = 0;
     struct tern_kv_decl *decl = NULL;
     tern_kv_plan *p = NULL;
@@ -60,7 +65,7 @@ int tern_kv_plan_new(tern_kv_plan **out, const tern_model *m, const char *spec, 
     *out = NULL;
     TERN_TRY(tern_alloc(&p, 1, sizeof *p, err));
     TERN_TRY(tern_alloc(&decl, (size_t)d->n_layers, sizeof *decl, err));
-    tern_desc_kv(d, decl);
+    tern_desc_kv(d, ctx, decl);
     TERN_TRY(tern_kv_layout_new(&p->layout, decl, d->n_layers, spec ? spec : TERN_KV_DEFAULT, strict, err));
     TERN_TRY(find_conditioning(p, m, decl, err));
     *out = p;

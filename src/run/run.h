@@ -6,6 +6,7 @@
 #define TERN_RUN_H
 
 #include <stdatomic.h>
+#include "base/buf.h"
 #include "base/pool.h"
 #include "file/file.h"
 #include "kv/kv.h"
@@ -21,6 +22,7 @@ struct tern_model {
     tern_model_info info;
     char path[4096];
     char name[256];
+    struct tern_buf packed; /* path of the file of packed weights; empty: none is used */
 };
 
 struct tern_seq {
@@ -63,6 +65,9 @@ struct tern_kv_plan {
 int tern_cond_from_norms(struct tern_kv_cond_set **out, const struct tern_net *net, const struct tern_kv_decl *decl,
                          tern_error *err);
 /* MODEL.ternkv */
+/* tern_kv_plan_new for engines of this context. */
+int tern_plan_of_ctx(tern_kv_plan **out, const tern_model *m, int ctx, const char *spec, bool strict, tern_error *err);
+
 int tern_cond_path(struct tern_buf *out, const tern_model *m, tern_error *err);
 
 /* Positions per step of an evaluation that wants every row's logits: bounds that buffer (64 rows of a 262144-word

@@ -33,7 +33,7 @@ static const char *view_in_text(const struct tern_tokenizer *t, int32_t id, bool
     if (*started || tern_tok_is_control_type(t->type[id]))
         return p;
     *started = true;
-    if (t->spm && t->add_space_prefix && t->type[id] == TERN_TOK_NORMAL && *n > 0 && p[0] == ' ') {
+    if (t->drop_space && t->type[id] == TERN_TOK_NORMAL && *n > 0 && p[0] == ' ') {
         p++;
         --*n;
     }

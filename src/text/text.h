@@ -29,11 +29,25 @@ struct tern_ids {
 int tern_ids_add(struct tern_ids *ids, int32_t id, tern_error *err);
 void tern_ids_clear(struct tern_ids *ids);
 
-/* Builds the tokenizer from GGUF metadata `tokenizer.ggml.*`.  model "gpt2" = byte-level BPE (pre-tokenizer from
- * tokenizer.ggml.pre: smollm, gpt-2, llama-bpe and its aliases, qwen2 and its aliases; any other name is refused and
- * named), "llama" = SentencePiece-style score merges, "none" or no tokenizer keys at all = no vocabulary: *out is NULL
- * and 0 is returned.  Errors name the file and the key. */
+/* Builds the tokenizer from GGUF metadata `tokenizer.ggml.*`.  model "gpt2" = byte-level BPE (tokenizer.ggml.pre names
+ * the pre-tokenizer; pretok.def lists those that are known, others are refused and named), "llama" =
+ * SentencePiece-style score merges, "gemma4" = merges of characters, "none" or no tokenizer keys at all = no
+ * vocabulary: *out is NULL and 0 is returned.  Errors name the file and the key. */
 int tern_tokenizer_from_file(struct tern_tokenizer **out, const struct tern_file *f, tern_error *err);
+
+/* The files of a Hugging Face tokenizer, as bytes; p is NULL for one that is not there. */
+struct tern_tokenizer_json {
+    const char *name;           /* stands in messages: the path of tokenizer.json */
+    struct tern_str tokenizer;  /* tokenizer.json */
+    struct tern_str config;     /* tokenizer_config.json: bos_token, eos_token, add_bos_token, added_tokens_decoder */
+    struct tern_str generation; /* generation_config.json: bos_token_id, eos_token_id (one or a list) */
+    struct tern_str model;      /* config.json: the same, for what generation_config.json leaves open */
+};
+
+/* Builds the tokenizer from them: models BPE and Unigram with the normalizers, pre-tokenizers, decoders and
+ * post-processors that language models use; others are refused and named.  Every eos_token_id ends a generation.
+ * Nothing of `files` is referred to afterwards. */
+int tern_tokenizer_from_json(struct tern_tokenizer **out, const struct tern_tokenizer_json *files, tern_error *err);
 void tern_tokenizer_free(struct tern_tokenizer *t);
 
 enum {

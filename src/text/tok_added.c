@@ -60,7 +60,8 @@ static inline uint8_t unit(const struct tern_tok_scan *s, size_t i, size_t *n)
 {
     uint8_t byte = (uint8_t)s->text[i];
     *n = 1;
-    if (byte == 0xE2 && s->t->spm && s->n - i >= 3 && memcmp(s->text + i, "\xE2\x96\x81", 3) == 0) {
+    if (byte == 0xE2 && s->t->algo == TERN_TOK_SCORE_BPE && s->n - i >= 3 &&
+        memcmp(s->text + i, "\xE2\x96\x81", 3) == 0) {
         *n = 3;
         return ' ';
     }
@@ -70,7 +71,7 @@ static inline uint8_t unit(const struct tern_tok_scan *s, size_t i, size_t *n)
 /* The longest token that begins at `at` of the text, whose first unit leads to trie node `node`. */
 static struct tern_tok_match longest(const struct tern_tok_scan *s, size_t at, size_t n_unit, int32_t node)
 {
-    const struct tern_tok_trie *trie = &s->t->added;
+    const struct tern_tok_trie *trie = s->trie;
     struct tern_tok_match best = {.begin = at, .end = at, .id = -1};
     size_t end = at + n_unit;
     for (;;) {
@@ -90,17 +91,62 @@ static struct tern_tok_match longest(const struct tern_tok_scan *s, size_t at, s
     }
 }
 
+/* The start of the character before position i > 0; a byte that is part of none counts as one. */
+static size_t before(const struct tern_tok_scan *s, size_t i, uint32_t *cp)
+{
+    for (size_t k = 1; k <= 4 && k <= i; k++)
+        if ((size_t)tern_utf8_decode(s->text + i - k, k, cp) == k)
+            return i - k;
+    *cp = 0xFFFD;
+    return i - 1;
+}
+
+static bool stands_alone(const struct tern_tok_scan *s, const struct tern_tok_match *m)
+{
+    uint32_t cp;
+    if (m->begin > 0) {
+        (void)before(s, m->begin, &cp);
+        if (tern_tok_is_word(cp))
+            return false;
+    }
+    return m->end == s->n || tern_utf8_decode(s->text + m->end, s->n - m->end, &cp) == 0 || !tern_tok_is_word(cp);
+}
+
+/* Widens the match by white space; on the left not beyond `from`. */
+static void take_spaces(const struct tern_tok_scan *s, struct tern_tok_match *m, size_t from, uint8_t find)
+{
+    uint32_t cp;
+    while ((find & TERN_TOK_LSTRIP) && m->begin > from) {
+        size_t at = before(s, m->begin, &cp);
+        if (at < from || !tern_tok_is_space(cp))
+            break;
+        m->begin = at;
+    }
+    while ((find & TERN_TOK_RSTRIP) && m->end < s->n) {
+        int len = tern_utf8_decode(s->text + m->end, s->n - m->end, &cp);
+        if (len == 0 || !tern_tok_is_space(cp))
+            break;
+        m->end += (size_t)len;
+    }
+}
+
 struct tern_tok_match tern_tok_scan_next(struct tern_tok_scan *s, size_t from)
 {
     size_t n_unit;
     for (size_t i = from; i < s->n; i += n_unit) {
-        int32_t node = s->t->added.first[unit(s, i, &n_unit)];
+        int32_t node = s->trie->first[unit(s, i, &n_unit)];
         if (node == 0)
             continue;
         advance_limit(s, i);
         struct tern_tok_match m = longest(s, i, n_unit, node);
-        if (m.id >= 0)
+        if (m.id < 0)
+            continue;
+        uint8_t find = s->t->find ? s->t->find[m.id] : 0;
+        if (!(find & TERN_TOK_WORD) || stands_alone(s, &m)) {
+            take_spaces(s, &m, from, find);
             return m;
+        }
+        n_unit = m.end - i;
     }
     return (struct tern_tok_match){.begin = s->n, .end = s->n, .id = -1};
 }

@@ -10,41 +10,55 @@ static bool has_mark(const char *p, size_t n)
     return memmem(p, n, "\xE2\x96\x81", 3) != NULL;
 }
 
-/* ---- byte-level BPE ----------------------------------------------------------------------------------------- */
+/* ---- normalizer and pre-tokenizer --------------------------------------------------------------------------- */
 
-/* Well-formed UTF-8 without added tokens. */
-static int encode_bpe_text(struct tern_tok_work *w, size_t begin, size_t n, tern_error *err)
+/* Added tokens that are looked for in normalized text; a control token is never among them. */
+static int encode_normal(struct tern_tok_work *w, int source, size_t begin, size_t end, tern_error *err)
 {
     int rc = 0;
-    int source = TERN_TOK_SOURCE_TEXT;
-    if (w->t->nfc && !tern_nfc_quick(w->text + begin, n)) {
-        size_t at = w->copy.len;
-        TERN_TRY(tern_nfc(w->text + begin, n, &w->copy, err));
-        source = TERN_TOK_SOURCE_COPY;
-        begin = at;
-        n = w->copy.len - at;
-    }
-    const char *text = (source == TERN_TOK_SOURCE_TEXT ? w->text : w->copy.p) + begin;
-    for (size_t i = 0; i < n;) {
-        size_t end = n;
-        TERN_TRY(tern_pretok_next(w->t->pretok, &w->run, text, n, i, &end, err));
-        TERN_TRY(tern_tok_word(w, source, begin + i, end - i, err));
-        i = end;
+    if (w->t->added_normal.n == 0)
+        return tern_tok_pieces(w, 0, source, begin, end, err);
+    for (size_t i = 0; begin + i < end;) {
+        /* The text may have moved, but not what the scan is asked next: everything behind i. */
+        struct tern_tok_scan scan = {
+            .t = w->t, .trie = &w->t->added_normal, .text = tern_tok_source(w, source) + begin, .n = end - begin};
+        struct tern_tok_match m = tern_tok_scan_next(&scan, i);
+        TERN_TRY(tern_tok_pieces(w, 0, source, begin + i, begin + m.begin, err));
+        if (m.id >= 0)
+            TERN_TRY(tern_ids_add(w->ids, m.id, err));
+        w->at_start = false;
+        i = m.end;
     }
 out:
     return rc;
 }
 
-/* A byte that is not UTF-8 is a word of its own, so the regex never sees it. */
-static int encode_bpe(struct tern_tok_work *w, size_t begin, size_t end, tern_error *err)
+/* Well-formed UTF-8 without added tokens. */
+static int encode_text(struct tern_tok_work *w, size_t begin, size_t n, tern_error *err)
+{
+    const struct tern_tokenizer *t = w->t;
+    if (n == 0)
+        return 0;
+    if (t->norm.n == 0 || (t->nfc && tern_nfc_quick(w->text + begin, n)))
+        return encode_normal(w, TERN_TOK_SOURCE_TEXT, begin, begin + n, err);
+    size_t at = w->copy.len;
+    int rc = tern_tok_normalize(&t->norm, &w->run, w->behind_broken, w->text + begin, n, &w->copy, err);
+    return rc < 0 ? rc : encode_normal(w, TERN_TOK_SOURCE_COPY, at, w->copy.len, err);
+}
+
+/* A byte that is not UTF-8 is a word of its own, so neither normalizer nor regex ever sees it. */
+static int encode_steps(struct tern_tok_work *w, size_t begin, size_t end, tern_error *err)
 {
     int rc = 0;
+    w->behind_broken = false;
     while (begin < end) {
         size_t n = tern_utf8_valid(w->text + begin, end - begin);
-        TERN_TRY(encode_bpe_text(w, begin, n, err));
+        TERN_TRY(encode_text(w, begin, n, err));
         begin += n;
         if (begin < end)
             TERN_TRY(tern_tok_word(w, TERN_TOK_SOURCE_TEXT, begin++, 1, err));
+        w->behind_broken = true;
+        w->at_start = false;
     }
 out:
     return rc;
@@ -86,7 +100,7 @@ static int encode_spm(struct tern_tok_work *w, size_t begin, size_t end, tern_er
         begin = at;
         end = w->copy.len;
     }
-    const char *text = source == TERN_TOK_SOURCE_TEXT ? w->text : w->copy.p;
+    const char *text = tern_tok_source(w, source);
     for (size_t i = begin; i < end;) {
         size_t k = i + 1;
         while (k < end && !(text[k] == ' ' && w->t->cut_after[(uint8_t)text[k - 1]]))
@@ -104,7 +118,7 @@ static int encode_fragment(struct tern_tok_work *w, size_t begin, size_t end, te
 {
     if (begin == end)
         return 0;
-    int rc = w->t->spm ? encode_spm(w, begin, end, err) : encode_bpe(w, begin, end, err);
+    int rc = w->t->algo == TERN_TOK_SCORE_BPE ? encode_spm(w, begin, end, err) : encode_steps(w, begin, end, err);
     w->after_added = false;
     return rc;
 }
@@ -114,14 +128,14 @@ int tern_tok_encode(const struct tern_tokenizer *t, const char *text, size_t n, 
 {
     int rc = 0;
     size_t first = ids->len;
-    struct tern_tok_work w = {.t = t, .ids = ids, .text = text, .after_added = true};
-    struct tern_tok_scan scan = {.t = t, .text = text, .n = n, .spans = spans, .n_spans = n_spans};
+    struct tern_tok_work w = {.t = t, .ids = ids, .text = text, .after_added = true, .at_start = true};
+    struct tern_tok_scan scan = {.t = t, .trie = &t->added, .text = text, .n = n, .spans = spans, .n_spans = n_spans};
     if (n > TERN_TOK_MAX_TEXT)
         TERN_FAIL(err, TERN_ELIMIT, "a text of %zu bytes is longer than the tokenizer's limit of %d", n,
                   TERN_TOK_MAX_TEXT);
-    if (t->pretok)
-        TERN_TRY(tern_pretok_begin(t->pretok, &w.run, err));
-    if (n >= MEMO_PAYS && (t->all_bytes || !t->spm))
+    if (t->algo != TERN_TOK_SCORE_BPE)
+        TERN_TRY(tern_tok_regex_begin(&w.run, err));
+    if (n >= MEMO_PAYS && (t->all_bytes || t->algo != TERN_TOK_SCORE_BPE))
         TERN_TRY(tern_alloc(&w.memo, TERN_TOK_MEMO_SIZE, sizeof *w.memo, err));
     for (size_t i = 0; i < n;) {
         struct tern_tok_match m = tern_tok_scan_next(&scan, i);
@@ -129,6 +143,7 @@ int tern_tok_encode(const struct tern_tokenizer *t, const char *text, size_t n, 
         if (m.id >= 0) {
             TERN_TRY(tern_ids_add(ids, m.id, err));
             w.after_added = true;
+            w.at_start = false;
             w.after_unknown = false;
         }
         i = m.end;
@@ -136,23 +151,26 @@ int tern_tok_encode(const struct tern_tokenizer *t, const char *text, size_t n, 
 out:
     if (rc < 0)
         ids->len = first;
-    tern_pretok_end(&w.run);
+    tern_tok_regex_end(&w.run);
     tern_buf_clear(&w.copy);
     tern_free(w.sym);
     tern_free(w.heap);
+    tern_free(w.best);
     tern_free(w.memo);
     return rc;
 }
 
 int tern_tok_add_bos(const struct tern_tokenizer *t, struct tern_ids *ids, size_t first, tern_error *err)
 {
-    if (!t->add_bos || (ids->len > first && ids->p[first] == t->bos))
+    size_t n = (size_t)t->n_front, len = ids->len - first;
+    if (n == 0 || (len > 0 && ids->p[first] == t->front[0]))
         return 0;
-    int rc = tern_ids_add(ids, t->bos, err);
+    int rc = tern_grow(&ids->p, &ids->cap, ids->len + n, sizeof *ids->p, err);
     if (rc < 0)
         return rc;
-    memmove(ids->p + first + 1, ids->p + first, (ids->len - 1 - first) * sizeof *ids->p);
-    ids->p[first] = t->bos;
+    memmove(ids->p + first + n, ids->p + first, len * sizeof *ids->p);
+    memcpy(ids->p + first, t->front, n * sizeof *ids->p);
+    ids->len += n;
     return 0;
 }
 
@@ -165,8 +183,8 @@ int tern_tokenize(const struct tern_tokenizer *t, const char *text, size_t n, un
     TERN_TRY(tern_tok_encode(t, text, n, &whole, 1, ids, err));
     if (flags & TERN_TOK_BOS_EOS) {
         TERN_TRY(tern_tok_add_bos(t, ids, first, err));
-        if (t->add_eos)
-            TERN_TRY(tern_ids_add(ids, t->eos, err));
+        for (int i = 0; i < t->n_back; i++)
+            TERN_TRY(tern_ids_add(ids, t->back[i], err));
     }
 out:
     if (rc < 0)

@@ -1,17 +1,20 @@
-/* text/tok_impl.h - the inside of a tokenizer; included by tok_*.c, pretok.c and detok.c only.
+/* text/tok_impl.h - the inside of a tokenizer; included by tok_*.c, pretok.c, tokenizer.c and detok.c only.
  *
  * Mental model.  Encoding is three nested cuts:
- *   1. added tokens (control, user-defined) are found in the raw text by a trie, leftmost first, longest first
- *   2. what lies between is cut into words: by the pre-tokenizer's regex (byte-level BPE), or before spaces
- *      (score BPE; only where no piece of the vocabulary could cross the cut)
- *   3. inside one word neighbours are merged, lowest rank first, leftmost first among equals
- * Both algorithms share step 3.  They differ in the first symbols (bytes or characters) and in how a pair is looked up:
- * byte-level BPE by the pair of ids in the merge list, score BPE by the joined text in the vocabulary, where the rank
- * is the position in descending order of score.
+ *   1. added tokens (control, user-defined) are found in the raw text by a trie, leftmost first, longest first; what
+ *      lies between is normalized, and added tokens that want normalized text are found in that
+ *   2. the rest is cut into words: by the pre-tokenizer's steps, or before spaces (score BPE; only where no piece of
+ * the vocabulary could cross the cut)
+ *   3. inside one word neighbours are merged, lowest rank first, leftmost first among equals; Unigram instead takes the
+ *      pieces with the greatest sum of scores
+ * The kinds of BPE differ in the first symbols (bytes or characters) and in how a pair is looked up: by the pair of ids
+ * in the merge list, or (score BPE) by the joined text in the vocabulary, where the rank is the position in descending
+ * order of score.
  *
  * The vocabulary holds two strings per id: `piece`, the file's own spelling, and `bytes`, what the token stands for
- * (byte alphabet undone, U+2581 as a space, <0xXX> as a byte).  Score BPE works on `bytes` throughout, so text need not
- * be escaped; a literal U+2581 in the text is turned into a space first, because the vocabulary cannot tell them apart.
+ * (byte alphabet undone, U+2581 as a space, <0xXX> as a byte).  Byte-level and score BPE work on `bytes` throughout, so
+ * text need not be escaped; for score BPE a literal U+2581 in the text is turned into a space first, because the
+ * vocabulary cannot tell them apart.  Character BPE and Unigram work on `piece`: their normalizer escapes the text.
  *
  * Rules where files leave room:
  *   - a byte that byte-level BPE has no token for yields the unknown token when that is of type "unknown", else nothing
@@ -81,33 +84,204 @@ struct tern_tok_trie {
     size_t n, cap;
 };
 
-struct tern_pretok;
+/* ---- regular expressions (tok_regex.c) ---------------------------------------------------------------------- */
+
+struct tern_tok_regex;
+
+/* Compiles a pattern in Oniguruma's notation, or a text to be found as it is. */
+int tern_tok_regex_new(struct tern_tok_regex **out, const char *pattern, size_t n, tern_error *err);
+int tern_tok_regex_literal(struct tern_tok_regex **out, const char *text, size_t n, tern_error *err);
+void tern_tok_regex_free(struct tern_tok_regex *re);
+
+/* The mutable part of matching: one per call, for all patterns. */
+struct tern_tok_regex_run {
+    void *match;
+    void *limits;
+};
+int tern_tok_regex_begin(struct tern_tok_regex_run *run, tern_error *err);
+void tern_tok_regex_end(struct tern_tok_regex_run *run);
+
+struct tern_tok_range {
+    size_t begin, end;
+};
+/* 1 and the first match at or behind `from` in text[0..n) of valid UTF-8; 0 and n, n when there is none. */
+int tern_tok_regex_find(const struct tern_tok_regex *re, struct tern_tok_regex_run *run, const char *text, size_t n,
+                        size_t from, struct tern_tok_range *found, tern_error *err);
+
+/* All matches, one per call, as Oniguruma's iterator gives them: a match of nothing is none right behind another match,
+ * and the search goes on behind the character that it stands in front of. */
+struct tern_tok_walk {
+    size_t from, end; /* where to search; where the last match ended */
+    bool any;
+};
+int tern_tok_regex_walk(const struct tern_tok_regex *re, struct tern_tok_regex_run *run, const char *text, size_t n,
+                        struct tern_tok_walk *walk, struct tern_tok_range *found, tern_error *err);
+
+/* ---- steps in front of the model (pretok.c, tok_pieces.c, tok_normalize.c) ----------------------------------- */
+
+/* What becomes of the matches of a pattern, as Hugging Face names it. */
+enum tern_tok_behavior {
+    TERN_TOK_REMOVED,
+    TERN_TOK_ISOLATED,
+    TERN_TOK_MERGED_WITH_PREVIOUS,
+    TERN_TOK_MERGED_WITH_NEXT,
+    TERN_TOK_CONTIGUOUS, /* a run of matches is one */
+};
+
+enum tern_tok_step_kind {
+    /* normalizers: one text becomes another */
+    TERN_TOK_NFC,
+    TERN_TOK_NFD,
+    TERN_TOK_NFKC,
+    TERN_TOK_NFKD,
+    TERN_TOK_LOWERCASE,
+    TERN_TOK_STRIP_ACCENTS,
+    TERN_TOK_STRIP,   /* white space, `left` and `right` */
+    TERN_TOK_PREPEND, /* `text`, unless there is nothing to put it before */
+    TERN_TOK_REPLACE, /* what `re` matches by `text` */
+    /* pre-tokenizers: a piece becomes pieces */
+    TERN_TOK_SPLIT,        /* at `re` */
+    TERN_TOK_MARK,         /* spaces by `text`, which may also be put in front */
+    TERN_TOK_PREFIX_SPACE, /* a space in front, unless there is one */
+    TERN_TOK_ALPHABET,     /* bytes by the byte alphabet: only where further steps look at it */
+};
+
+enum tern_tok_prefix { TERN_TOK_PREFIX_NEVER, TERN_TOK_PREFIX_FIRST, TERN_TOK_PREFIX_ALWAYS };
+
+struct tern_tok_step {
+    enum tern_tok_step_kind kind;
+    struct tern_tok_regex *re;
+    enum tern_tok_behavior behavior;
+    bool invert; /* what `re` does not match are the matches */
+    bool left, right;
+    enum tern_tok_prefix prefix;
+    struct tern_buf text;
+};
+
+enum { TERN_TOK_MAX_STEPS = 24 };
+
+struct tern_tok_steps {
+    struct tern_tok_step step[TERN_TOK_MAX_STEPS];
+    int n;
+};
+
+/* Appends well-formed text after all steps to out.  behind_broken: nothing is put in front. */
+int tern_tok_normalize(const struct tern_tok_steps *steps, struct tern_tok_regex_run *run, bool behind_broken,
+                       const char *p, size_t n, struct tern_buf *out, tern_error *err);
+
+/* Adds a step of that kind, otherwise zero; TERN_ELIMIT when there are too many. */
+int tern_tok_steps_add(struct tern_tok_steps *s, enum tern_tok_step_kind kind, struct tern_tok_step **out,
+                       tern_error *err);
+int tern_tok_steps_split(struct tern_tok_steps *s, const char *pattern, enum tern_tok_behavior behavior, bool invert,
+                         tern_error *err);
+void tern_tok_steps_clear(struct tern_tok_steps *s);
+
+/* The pre-tokenizers that GGUF files name (pretok.def). */
+enum {
+    TERN_PRETOK_IGNORE_MERGES = 1,
+    TERN_PRETOK_NFC = 2,
+    TERN_PRETOK_BOS = 4,
+};
+
+enum { TERN_PRETOK_MAX_PATTERNS = 6 };
+
+struct tern_pretok_info {
+    const char *names; /* separated by spaces */
+    unsigned flags;
+    const char *patterns[TERN_PRETOK_MAX_PATTERNS + 1];
+};
+
+extern const char tern_pretok_gpt2[]; /* also what the pre-tokenizer "ByteLevel" of a tokenizer.json cuts with */
+
+const struct tern_pretok_info *tern_pretok_find(const char *name, size_t n); /* NULL when unknown */
+/* Its cuts: every pattern isolates its matches in what the ones before it left. */
+int tern_pretok_steps(const struct tern_pretok_info *info, struct tern_tok_steps *s, tern_error *err);
+
+enum tern_tok_algo {
+    TERN_TOK_BYTE_BPE,  /* merges of bytes, by the merge list */
+    TERN_TOK_CHAR_BPE,  /* merges of characters, by the merge list */
+    TERN_TOK_SCORE_BPE, /* merges of characters, by the score of what they make */
+    TERN_TOK_UNIGRAM,   /* the pieces with the greatest sum of scores */
+};
+
+enum { TERN_TOK_MAX_AROUND = 8 }; /* tokens that are put in front of a text, or behind it */
+
+/* How an added token is found, beyond its text. */
+enum {
+    TERN_TOK_WORD = 1,   /* only between characters that are not part of a word */
+    TERN_TOK_LSTRIP = 2, /* with the white space before it */
+    TERN_TOK_RSTRIP = 4, /* with the white space behind it */
+};
 
 struct tern_tokenizer {
     char kind[64];
-    bool spm; /* score BPE; otherwise byte-level BPE */
-    bool add_bos, add_eos, add_space_prefix;
-    bool ignore_merges; /* a word that is a token is taken whole */
-    bool nfc;
+    enum tern_tok_algo algo;
+    bool add_space_prefix; /* score BPE */
+    bool drop_space;       /* decoding drops one space in front of the text */
+    bool ignore_merges;    /* a word that is a token is taken whole */
+    bool nfc;              /* the only normalizer is NFC */
+    bool mapped;           /* words come in the byte alphabet (TERN_TOK_ALPHABET) */
+    bool byte_fallback;    /* unknown characters become byte tokens, where there are all of them */
+    bool fuse_unknown;     /* a run of unknown text is one unknown token */
     int n_vocab;
     int32_t bos, eos, unknown;
+    int32_t front[TERN_TOK_MAX_AROUND], back[TERN_TOK_MAX_AROUND]; /* what TERN_TOK_BOS_EOS adds */
+    int n_front, n_back;
     uint8_t *type; /* [n_vocab] enum tern_tok_type */
     bool *eog;     /* [n_vocab] */
+    uint8_t *find; /* [n_vocab] TERN_TOK_WORD ...; NULL: all 0 */
     struct tern_tok_strings piece, bytes;
-    struct tern_tok_map by_piece; /* every token */
-    struct tern_tok_map by_bytes; /* normal tokens; empty where the algorithm does not ask */
-    int32_t byte_id[256];         /* token of a single byte, or -1 */
-    bool all_bytes;               /* byte_id has no -1 */
-    struct tern_tok_trie added;
-    /* byte-level BPE */
-    struct tern_pretok *pretok;
+    struct tern_tok_map by_piece;      /* every token */
+    struct tern_tok_map by_bytes;      /* normal tokens; empty where the algorithm does not ask */
+    int32_t byte_id[256];              /* token of a single byte, or -1 */
+    bool all_bytes;                    /* byte_id has no -1 */
+    struct tern_tok_trie added;        /* looked for in the raw text */
+    struct tern_tok_trie added_normal; /* looked for in normalized text */
+    struct tern_tok_steps norm, pre;
+    char alphabet[256][4]; /* where mapped */
+    /* byte-level and character BPE */
     struct tern_tok_merge_rule *rules;
     size_t rule_mask;
     /* score BPE */
     uint32_t *rank;      /* [n_vocab] */
     size_t max_bytes;    /* longest normal token */
     bool cut_after[256]; /* a space may be cut off what ends in this byte: no token has it followed by a space */
+    /* Unigram */
+    double *score; /* [n_vocab] */
+    double unknown_score;
+    struct tern_tok_trie pieces;
 };
+
+/* ---- what the loaders share (tok_build.c) -------------------------------------------------------------------- */
+
+/* Found by its text before anything is cut or merged. */
+bool tern_tok_is_added(uint8_t type);
+
+/* The character that the byte alphabet of GPT-2 writes for each byte: itself where that is printable, else U+0100 and
+ * up in order of the bytes.  of[cp] is the byte, or -1. */
+enum { TERN_TOK_ALPHABET_END = 0x100 + 68 };
+void tern_tok_byte_alphabet(int16_t of[TERN_TOK_ALPHABET_END], char text[256][4]);
+/* Writes the bytes behind a piece in the byte alphabet; returns their number, or n with the piece itself when it is
+ * not written in that alphabet. */
+size_t tern_tok_undo_alphabet(const int16_t of[TERN_TOK_ALPHABET_END], const char *p, size_t n, char *out);
+/* Writes the piece with U+2581 as a space. */
+size_t tern_tok_undo_marks(const char *p, size_t n, char *out);
+/* "<0x0A>" -> 10, anything else -> -1. */
+int tern_tok_byte_of_piece(const char *p, size_t n);
+
+/* Fills byte_id from the tokens of that type that stand for one byte. */
+void tern_tok_find_bytes(struct tern_tokenizer *t, enum tern_tok_type type);
+/* Fills by_bytes and max_bytes. */
+int tern_tok_index_bytes(struct tern_tokenizer *t, tern_error *err);
+/* Control tokens whose text ends a turn in some family of models end a generation. */
+void tern_tok_find_ends(struct tern_tokenizer *t);
+/* Bytes without a token become the unknown token, where that is of type "unknown". */
+void tern_tok_unknown_bytes(struct tern_tokenizer *t);
+/* Adds a merge, given as two pieces or as a text with a space between them; a merge that would take or make a control
+ * token is left out.  False when it is not two tokens that make a third. */
+bool tern_tok_add_merge(struct tern_tokenizer *t, const char *left, size_t n_left, const char *right, size_t n_right,
+                        uint32_t rank);
+bool tern_tok_add_merge_text(struct tern_tokenizer *t, const char *p, size_t n, uint32_t rank);
 
 /* ---- vocabulary (tok_vocab.c) ------------------------------------------------------------------------------- */
 
@@ -146,6 +320,7 @@ struct tern_tok_match {
 /* Walks a text that consists of spans.  A control token is found only where all of it lies in template text. */
 struct tern_tok_scan {
     const struct tern_tokenizer *t;
+    const struct tern_tok_trie *trie;
     const char *text;
     size_t n;
     const struct tern_span *spans;
@@ -155,29 +330,6 @@ struct tern_tok_scan {
 };
 
 struct tern_tok_match tern_tok_scan_next(struct tern_tok_scan *s, size_t from);
-
-/* ---- pre-tokenizer (pretok.c) ------------------------------------------------------------------------------- */
-
-struct tern_pretok_info {
-    const char *name;
-    const char *pattern;
-    bool ignore_merges, nfc, add_bos;
-};
-
-const struct tern_pretok_info *tern_pretok_find(const char *name, size_t n); /* NULL when unknown */
-int tern_pretok_new(struct tern_pretok **out, const struct tern_pretok_info *info, tern_error *err);
-void tern_pretok_free(struct tern_pretok *p);
-
-/* The mutable part of matching: one per call. */
-struct tern_pretok_run {
-    void *match;
-    void *limits;
-};
-int tern_pretok_begin(const struct tern_pretok *p, struct tern_pretok_run *run, tern_error *err);
-void tern_pretok_end(struct tern_pretok_run *run);
-/* End of the word that begins at `from`, in text[0..n) of valid UTF-8; from < result <= n. */
-int tern_pretok_next(const struct tern_pretok *p, struct tern_pretok_run *run, const char *text, size_t n, size_t from,
-                     size_t *end, tern_error *err);
 
 /* ---- UTF-8 and normalization (tok_utf8.c, tok_nfc.c) -------------------------------------------------------- */
 
@@ -192,6 +344,11 @@ size_t tern_utf8_valid(const char *p, size_t n);
 bool tern_nfc_quick(const char *p, size_t n);
 /* Appends the NFC of well-formed text to out.  Time is linear. */
 int tern_nfc(const char *p, size_t n, struct tern_buf *out, tern_error *err);
+/* The same for any form: of TERN_TOK_NFC, NFD, NFKC, NFKD. */
+int tern_normal_form(enum tern_tok_step_kind form, const char *p, size_t n, struct tern_buf *out, tern_error *err);
+/* Unicode's White_Space; the \w of the regular expressions. */
+bool tern_tok_is_space(uint32_t cp);
+bool tern_tok_is_word(uint32_t cp);
 
 /* ---- encoding (tok_merge.c, tok_encode.c) ------------------------------------------------------------------- */
 
@@ -202,6 +359,16 @@ struct tern_tok_sym {
     uint32_t pair_rank; /* ... and its rank, or TERN_TOK_NO_RANK */
     uint32_t begin;     /* of its text in the word */
 };
+
+/* Unigram: the last piece of the best way to a position. */
+struct tern_tok_best {
+    double score;
+    uint32_t begin; /* of that piece */
+    uint32_t next;  /* on the best way to the end of the word: where the piece that begins here ends */
+    int32_t id;     /* -1: no way so far; TERN_TOK_NO_TOKEN: an unknown character */
+};
+
+enum { TERN_TOK_NO_TOKEN = -3 }; /* a symbol that is known to have no token */
 
 /* A word seen earlier in the same call: where its text is and where its ids went. */
 struct tern_tok_memo {
@@ -230,18 +397,38 @@ struct tern_tok_work {
     uint64_t *heap;
     size_t cap_heap;
     struct tern_tok_memo *memo; /* NULL where it does not pay: short texts; unknown tokens that depend on context */
-    struct tern_pretok_run run;
-    bool after_unknown; /* the id added last stands for unknown text */
-    bool after_added;   /* at the start or behind an added token: where a prefix space belongs */
+    struct tern_tok_regex_run run;
+    bool after_unknown;         /* the id added last stands for unknown text */
+    bool after_added;           /* at the start or behind an added token: where a prefix space belongs */
+    bool at_start;              /* nothing was encoded so far */
+    bool behind_broken;         /* behind a byte that is not UTF-8: nothing is put in front of such a piece */
+    struct tern_tok_best *best; /* Unigram: the best way to each position of a word */
+    size_t cap_best;
 };
+
+static inline const char *tern_tok_source(const struct tern_tok_work *w, int source)
+{
+    return source == TERN_TOK_SOURCE_TEXT ? w->text : w->copy.p;
+}
+
+/* Sends [begin, end) of the caller's text or of w->copy through the pre-tokenizer's steps k and up, then each word to
+ * tern_tok_word. */
+int tern_tok_pieces(struct tern_tok_work *w, int k, int source, size_t begin, size_t end, tern_error *err);
 
 /* Appends the ids of one word: n > 0 bytes at offset `at` of the caller's text or of w->copy. */
 int tern_tok_word(struct tern_tok_work *w, int source, size_t at, size_t n, tern_error *err);
+/* The same for Unigram (tok_unigram.c). */
+int tern_tok_unigram(struct tern_tok_work *w, const char *word, size_t n, tern_error *err);
+/* Appends what text without a token becomes: bytes, else the unknown token. */
+int tern_tok_emit_unknown(struct tern_tok_work *w, const char *p, size_t n, tern_error *err);
+/* The token of a character or a word, when text may become it; else -1. */
+int32_t tern_tok_plain(const struct tern_tokenizer *t, const char *p, size_t n);
 
 /* Appends the ids of text; spans cover it without gaps.  No BOS or EOS. */
 int tern_tok_encode(const struct tern_tokenizer *t, const char *text, size_t n, const struct tern_span *spans,
                     size_t n_spans, struct tern_ids *ids, tern_error *err);
-/* Puts BOS in front of what was added since ids->len was `first`, unless it is there already or no rule asks. */
+/* Puts BOS, or whatever the rules ask for, in front of what was added since ids->len was `first`, unless the first of
+ * it is there already. */
 int tern_tok_add_bos(const struct tern_tokenizer *t, struct tern_ids *ids, size_t first, tern_error *err);
 
 /* The bytes that one token stands for when decoding; n 0 for control tokens unless `special`. */

@@ -20,7 +20,7 @@ enum {
 static inline uint32_t pair_rank(const struct tern_tokenizer *t, int32_t left, int32_t right, const char *p, size_t n,
                                  int32_t *id)
 {
-    if (t->spm) {
+    if (t->algo == TERN_TOK_SCORE_BPE) {
         if (n > t->max_bytes)
             return TERN_TOK_NO_RANK;
         *id = tern_tok_map_get(&t->by_bytes, &t->bytes, p, n);
@@ -40,43 +40,76 @@ static inline uint32_t pair_rank(const struct tern_tokenizer *t, int32_t left, i
 /* Length of the first symbol of p[0..n) and its id; -1 for a byte that byte-level BPE leaves out. */
 static inline size_t first_symbol(const struct tern_tokenizer *t, const char *p, size_t n, int32_t *id)
 {
-    if (!t->spm) {
+    if (t->algo == TERN_TOK_BYTE_BPE) {
         *id = t->byte_id[(uint8_t)*p];
         return 1;
     }
     uint32_t cp;
     int len = tern_utf8_decode(p, n, &cp);
+    size_t n_char = len == 0 ? 1 : (size_t)len;
     *id = UNRESOLVED;
-    return len == 0 ? 1 : (size_t)len;
+    if (t->algo == TERN_TOK_CHAR_BPE) {
+        *id = tern_tok_plain(t, p, n_char);
+        if (*id < 0)
+            *id = TERN_TOK_NO_TOKEN;
+    }
+    return n_char;
 }
 
-/* What a symbol without a token becomes: bytes, else the unknown token (one for a whole run, as SentencePiece does). */
-static int emit_unknown(struct tern_tok_work *w, const char *p, size_t n, tern_error *err)
+int32_t tern_tok_plain(const struct tern_tokenizer *t, const char *p, size_t n)
 {
+    if (t->algo == TERN_TOK_BYTE_BPE || t->algo == TERN_TOK_SCORE_BPE)
+        return tern_tok_map_get(&t->by_bytes, &t->bytes, p, n);
+    int32_t id = tern_tok_map_get(&t->by_piece, &t->piece, p, n);
+    bool plain = id >= 0 && (t->type[id] == TERN_TOK_NORMAL || t->type[id] == TERN_TOK_USER);
+    return plain ? id : -1;
+}
+
+/* Whether a character becomes bytes: of score BPE those that there are, of others all or none. */
+static bool has_bytes(const struct tern_tokenizer *t, const char *p, size_t n)
+{
+    if (t->algo == TERN_TOK_SCORE_BPE)
+        return true;
+    for (size_t i = 0; i < n; i++)
+        if (!t->byte_fallback || t->byte_id[(uint8_t)p[i]] < 0)
+            return false;
+    return true;
+}
+
+static int emit_no_token(struct tern_tok_work *w, tern_error *err)
+{
+    int32_t id = w->t->unknown;
+    if (id < 0 || (w->after_unknown && w->ids->p[w->ids->len - 1] == id))
+        return 0;
+    w->after_unknown = w->t->fuse_unknown;
+    return tern_ids_add(w->ids, id, err);
+}
+
+int tern_tok_emit_unknown(struct tern_tok_work *w, const char *p, size_t n, tern_error *err)
+{
+    int rc = 0;
     const struct tern_tokenizer *t = w->t;
+    if (!has_bytes(t, p, n))
+        return emit_no_token(w, err);
     for (size_t i = 0; i < n; i++) {
         int32_t id = t->byte_id[(uint8_t)p[i]];
         if (id < 0) {
-            id = t->unknown;
-            if (id < 0 || (w->after_unknown && w->ids->p[w->ids->len - 1] == id))
-                continue;
-            w->after_unknown = true;
-        } else {
-            w->after_unknown = false;
+            TERN_TRY(emit_no_token(w, err));
+            continue;
         }
-        int rc = tern_ids_add(w->ids, id, err);
-        if (rc < 0)
-            return rc;
+        w->after_unknown = false;
+        TERN_TRY(tern_ids_add(w->ids, id, err));
     }
-    return 0;
+out:
+    return rc;
 }
 
 static inline int emit(struct tern_tok_work *w, int32_t id, const char *p, size_t n, tern_error *err)
 {
     if (id == UNRESOLVED)
-        id = tern_tok_map_get(&w->t->by_bytes, &w->t->bytes, p, n);
+        id = tern_tok_plain(w->t, p, n);
     if (id < 0)
-        return emit_unknown(w, p, n, err);
+        return tern_tok_emit_unknown(w, p, n, err);
     w->after_unknown = false;
     return tern_ids_add(w->ids, id, err);
 }
@@ -249,6 +282,8 @@ static int merge_word(struct tern_tok_work *w, const char *word, size_t n, tern_
 {
     int rc = 0;
     struct short_word s;
+    if (w->t->algo == TERN_TOK_UNIGRAM)
+        return tern_tok_unigram(w, word, n, err);
     if (split_short(w->t, &s, word, n)) {
         merge_short(w->t, &s, word);
         for (int i = 0; i < s.n; i++)
@@ -267,16 +302,11 @@ out:
     return rc;
 }
 
-static inline const char *source_text(const struct tern_tok_work *w, int source)
-{
-    return source == TERN_TOK_SOURCE_TEXT ? w->text : w->copy.p;
-}
-
 /* Repeats what the same word gave before; false when it is not remembered. */
 static inline int recall(struct tern_tok_work *w, const struct tern_tok_memo *m, uint32_t hash, const char *word,
                          size_t n, bool *hit, tern_error *err)
 {
-    *hit = m->n_text == n && m->hash == hash && memcmp(source_text(w, m->source) + m->text, word, n) == 0;
+    *hit = m->n_text == n && m->hash == hash && memcmp(tern_tok_source(w, m->source) + m->text, word, n) == 0;
     if (!*hit)
         return 0;
     struct tern_ids *ids = w->ids;
@@ -295,9 +325,11 @@ int tern_tok_word(struct tern_tok_work *w, int source, size_t at, size_t n, tern
 {
     int rc = 0;
     const struct tern_tokenizer *t = w->t;
-    const char *word = source_text(w, source) + at;
+    const char *word = tern_tok_source(w, source) + at;
+    if (t->algo != TERN_TOK_SCORE_BPE)
+        w->after_unknown = false; /* runs of unknown text end with the word */
     if (t->ignore_merges) {
-        int32_t id = tern_tok_map_get(&t->by_bytes, &t->bytes, word, n);
+        int32_t id = tern_tok_plain(t, word, n);
         if (id >= 0)
             return emit(w, id, word, n, err);
     }

@@ -4,15 +4,17 @@
 
 /* Normalization touches only stretches around characters that can change.  A character is "inert" when it has combining
  * class 0, no canonical decomposition and no part in any composition; nothing normalizes across the gap in front of an
- * inert character.  Characters below U+0300 count as inert too: they can be the first half of a composition but never
- * the second, so a stretch reaches one character back.
+ * inert character.  (Forms other than NFC, which are rare, take only ASCII as inert.)  Characters below U+0300 count as
+ * inert too: they can be the first half of a composition but never the second, so a stretch reaches one character back.
  *
  * utf8proc's own reordering is quadratic in the length of a run of combining marks, hence the counting sort here. */
 
-enum { LONGEST_DECOMPOSITION = 8 }; /* canonical decompositions have at most 4 characters */
+enum { LONGEST_DECOMPOSITION = 18 };
 
-static bool is_inert(uint32_t cp)
+static bool is_inert(enum tern_tok_step_kind form, uint32_t cp)
 {
+    if (form != TERN_TOK_NFC)
+        return cp < 0x80;
     if (cp < 0x300)
         return true;
     if (cp >= 0x1100 && cp < 0x1200) /* Hangul jamo compose by arithmetic, not by table */
@@ -31,13 +33,14 @@ bool tern_nfc_quick(const char *p, size_t n)
         }
         uint32_t cp = 0;
         i += (size_t)tern_utf8_decode(p + i, n - i, &cp);
-        if (!is_inert(cp))
+        if (!is_inert(TERN_TOK_NFC, cp))
             return false;
     }
     return true;
 }
 
 struct stretch {
+    enum tern_tok_step_kind form;
     utf8proc_int32_t *cp;
     size_t n, cap;
     utf8proc_int32_t *sorted; /* as long as the longest run of marks */
@@ -46,6 +49,8 @@ struct stretch {
 
 static int decompose(struct stretch *s, const char *p, size_t n, tern_error *err)
 {
+    bool compatible = s->form == TERN_TOK_NFKC || s->form == TERN_TOK_NFKD;
+    utf8proc_option_t options = UTF8PROC_STABLE | UTF8PROC_DECOMPOSE | (compatible ? UTF8PROC_COMPAT : 0);
     s->n = 0;
     for (size_t i = 0; i < n;) {
         uint32_t cp = 0;
@@ -54,8 +59,8 @@ static int decompose(struct stretch *s, const char *p, size_t n, tern_error *err
         if (rc < 0)
             return rc;
         int boundary = 0;
-        utf8proc_ssize_t got = utf8proc_decompose_char((utf8proc_int32_t)cp, s->cp + s->n, LONGEST_DECOMPOSITION,
-                                                       UTF8PROC_STABLE | UTF8PROC_COMPOSE, &boundary);
+        utf8proc_ssize_t got =
+            utf8proc_decompose_char((utf8proc_int32_t)cp, s->cp + s->n, LONGEST_DECOMPOSITION, options, &boundary);
         if (got < 0 || got > LONGEST_DECOMPOSITION)
             return tern_err_set(err, TERN_EUNSUPPORTED, "cannot normalize U+%04X", (unsigned)cp);
         s->n += (size_t)got;
@@ -114,7 +119,9 @@ static int normalize_stretch(struct stretch *s, const char *p, size_t n, struct 
     int rc = 0;
     TERN_TRY(decompose(s, p, n, err));
     TERN_TRY(reorder(s, err));
-    utf8proc_ssize_t len = utf8proc_normalize_utf32(s->cp, (utf8proc_ssize_t)s->n, UTF8PROC_STABLE | UTF8PROC_COMPOSE);
+    utf8proc_ssize_t len = (utf8proc_ssize_t)s->n;
+    if (s->form == TERN_TOK_NFC || s->form == TERN_TOK_NFKC)
+        len = utf8proc_normalize_utf32(s->cp, len, UTF8PROC_STABLE | UTF8PROC_COMPOSE);
     if (len < 0)
         TERN_FAIL(err, TERN_EUNSUPPORTED, "cannot normalize a text: %s", utf8proc_errmsg(len));
     for (utf8proc_ssize_t i = 0; i < len; i++) {
@@ -128,15 +135,20 @@ out:
 
 int tern_nfc(const char *p, size_t n, struct tern_buf *out, tern_error *err)
 {
+    return tern_normal_form(TERN_TOK_NFC, p, n, out, err);
+}
+
+int tern_normal_form(enum tern_tok_step_kind form, const char *p, size_t n, struct tern_buf *out, tern_error *err)
+{
     int rc = 0;
-    struct stretch s = {0};
+    struct stretch s = {.form = form};
     size_t done = 0; /* everything before is in out */
     size_t last = 0; /* where the latest character began */
     for (size_t i = 0; i < n;) {
         uint32_t cp = 0;
         size_t at = i;
         i += (size_t)tern_utf8_decode(p + i, n - i, &cp);
-        if (is_inert(cp)) {
+        if (is_inert(form, cp)) {
             last = at;
             continue;
         }
@@ -144,7 +156,7 @@ int tern_nfc(const char *p, size_t n, struct tern_buf *out, tern_error *err)
         size_t end = i;
         while (end < n) {
             size_t len = (size_t)tern_utf8_decode(p + end, n - end, &cp);
-            if (is_inert(cp))
+            if (is_inert(form, cp))
                 break;
             end += len;
         }

@@ -166,7 +166,7 @@ static void check_decode(const struct tern_tokenizer *t, const struct tern_ids *
     CHECK(tern_utf8_valid(stream.p, stream.len) == stream.len);
     if (tern_utf8_valid(out.p, out.len) == out.len)
         CHECK(stream.len == out.len && (out.len == 0 || memcmp(stream.p, out.p, out.len) == 0));
-    if (t->spm) {
+    if (t->algo == TERN_TOK_SCORE_BPE) {
         size_t k = 0;
         for (size_t i = 0; i < n; k++) {
             bool mark = n - i >= 3 && memcmp(text + i, "\xE2\x96\x81", 3) == 0;
@@ -211,7 +211,7 @@ static void check_spans(const struct tern_tokenizer *t, const char *text, size_t
     CHECK(tern_buf_add(&r.text, text, n, NULL) == 0);
     CHECK(tern_tokenize_rendered(t, &r, &ids, NULL) == 0);
     CHECK(tern_tokenize(t, text + a, b - a, TERN_TOK_SPECIAL, &middle, NULL) == 0);
-    for (size_t i = t->add_bos && (ids.len > 0); i < ids.len; i++)
+    for (size_t i = t->n_front && (ids.len > 0); i < ids.len; i++)
         in_all += tern_tokenizer_is_control(t, ids.p[i]);
     for (size_t i = 0; i < middle.len; i++)
         in_middle += tern_tokenizer_is_control(t, middle.p[i]);

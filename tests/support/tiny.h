@@ -19,6 +19,7 @@ struct tiny {
     int32_t ids[512];
     int n_ids;
     int n_vocab;
+    int ctx;    /* of engines; 0: the model's own */
     float *ref; /* [n_ref][n_vocab], logits of the last n_ref positions */
     int n_ref;
 };
@@ -72,7 +73,7 @@ static inline void tiny_open(struct tiny *t, const char *name, const char *ids, 
     tern_error err = {0};
     memset(t, 0, sizeof *t);
     (void)snprintf(path, sizeof path, "%s/tiny/%s.gguf", TERN_TEST_DATA, name);
-    tiny_ok(tern_model_open(&t->model, path, 2, &err), &err);
+    tiny_ok(tern_model_open(&t->model, path, &(tern_model_params){.n_threads = 2}, &err), &err);
     tiny_read_ids(t, ids);
     tiny_read_ref(t, logits);
     assert_int_equal(t->n_vocab, tern_model_get_info(t->model)->n_vocab);
@@ -88,7 +89,8 @@ static inline tern_engine *tiny_engine(struct tiny *t, const char *kv, bool exac
 {
     tern_engine *e;
     tern_error err = {0};
-    tern_engine_params p = {.n_threads = threads, .max_seqs = seqs, .chunk = chunk, .kv = kv, .exact = exact};
+    tern_engine_params p = {
+        .n_threads = threads, .ctx = t->ctx, .max_seqs = seqs, .chunk = chunk, .kv = kv, .exact = exact};
     tiny_ok(tern_engine_open(&e, t->model, &p, &err), &err);
     return e;
 }

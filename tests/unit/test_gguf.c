@@ -276,7 +276,7 @@ static void test_typed_reads(void **state)
     for (size_t k = 0; k < 4; k++) {
         assert_int_equal(tern_file_get_int(f, not_int[k], 0, -9, 9, &i, &err), TERN_EFORMAT);
         assert_non_null(strstr(err.msg, not_int[k]));
-        assert_non_null(strstr(err.msg, "an integer is wanted, not a"));
+        assert_non_null(strstr(err.msg, " where an integer is wanted at byte "));
         assert_int_equal(tern_file_get_int(f, not_int[k], 0, -9, 9, &i, NULL), TERN_EFORMAT);
     }
 
@@ -287,7 +287,7 @@ static void test_typed_reads(void **state)
     assert_int_equal(tern_file_get_float(f, "none", 9.5, &d, &err), 0);
     assert_true(d == 9.5);
     assert_int_equal(tern_file_get_float(f, "str", 9, &d, &err), TERN_EFORMAT);
-    assert_non_null(strstr(err.msg, "\"str\": a number is wanted, not a string, at byte "));
+    assert_non_null(strstr(err.msg, "\"str\": a string where a number is wanted at byte "));
     assert_int_equal(tern_file_get_float(f, "bool", 9, &d, &err), TERN_EFORMAT);
     assert_int_equal(tern_file_get_float(f, "nan", 9, &d, &err), TERN_EFORMAT);
     assert_non_null(strstr(err.msg, "\"nan\": the value is not a finite number at byte "));
@@ -298,7 +298,7 @@ static void test_typed_reads(void **state)
     assert_int_equal(tern_file_get_bool(f, "none", true, &b, &err), 0);
     assert_true(b);
     assert_int_equal(tern_file_get_bool(f, "int", false, &b, &err), TERN_EFORMAT);
-    assert_non_null(strstr(err.msg, "\"int\": a bool is wanted, not an integer, at byte "));
+    assert_non_null(strstr(err.msg, "\"int\": an integer where a bool is wanted at byte "));
 
     assert_int_equal(tern_file_get_str(f, "str", &s, &err), 0);
     assert_int_equal(s.n, 4);
@@ -307,7 +307,7 @@ static void test_typed_reads(void **state)
     assert_null(s.p);
     assert_int_equal(s.n, 0);
     assert_int_equal(tern_file_get_str(f, "arr", &s, &err), TERN_EFORMAT);
-    assert_non_null(strstr(err.msg, "\"arr\": a string is wanted, not an array, at byte "));
+    assert_non_null(strstr(err.msg, "\"arr\": an array where a string is wanted at byte "));
     tern_file_close(&f);
     free(copy);
     gw_clear(&w);

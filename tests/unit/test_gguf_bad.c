@@ -438,7 +438,7 @@ static const struct bad_file {
     {bad_alignment_24, TERN_EFORMAT, "metadata key \"general.alignment\": 24 is not a power of two at byte 71"},
     {bad_alignment_large, TERN_EFORMAT, "metadata key \"general.alignment\": 131072 is outside 1 to 65536 at byte 71"},
     {bad_alignment_type, TERN_EFORMAT,
-     "metadata key \"general.alignment\": an integer is wanted, not a string, at byte 71"},
+     "metadata key \"general.alignment\": a string where an integer is wanted at byte 71"},
     {bad_dims_0, TERN_EFORMAT, "tensor \"x\": the number of dimensions is 0, not 1 to 4 at byte 51"},
     {bad_dims_5, TERN_EFORMAT, "tensor \"x\": the number of dimensions is 5, not 1 to 4 at byte 51"},
     {bad_dim_zero, TERN_EFORMAT, "tensor \"x\": dimension 1 is 0 at byte 63"},

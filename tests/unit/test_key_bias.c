@@ -136,7 +136,7 @@ static void measure(bool biased, const char *scheme, double *conditioned, double
     struct tern_rng r = {5};
     int32_t other[LENGTH];
     write_model(path, biased);
-    tiny_ok(tern_model_open(&t.model, path, 1, &err), &err);
+    tiny_ok(tern_model_open(&t.model, path, &(tern_model_params){.n_threads = 1}, &err), &err);
     for (int i = 0; i < LENGTH; i++) {
         t.ids[i] = (int32_t)(tern_rng_f64(&r) * VOCAB);
         other[i] = (int32_t)(tern_rng_f64(&r) * VOCAB);

@@ -539,8 +539,11 @@ static void test_no_ratio(void **state)
     tern_series_clear(&c);
 }
 
-int main(void)
+/* test_kld [PATTERN]: only the tests whose names match. */
+int main(int argc, char **argv)
 {
+    if (argc > 1)
+        cmocka_set_test_filter(argv[1]);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_f16_is_zero_everywhere),
         cmocka_unit_test(test_definition),

@@ -131,7 +131,7 @@ static tern_model *open_good(const char *template)
     tern_model *m;
     tern_error err = {0};
     write_model(&l);
-    if (tern_model_open(&m, path_of(), 1, &err) < 0)
+    if (tern_model_open(&m, path_of(), &(tern_model_params){.n_threads = 1}, &err) < 0)
         fail_msg("%s", err.msg);
     return m;
 }
@@ -168,7 +168,7 @@ static void test_models_that_must_not_open(void **state)
         tern_model *m = (void *)1;
         tern_error err = {0};
         write_model(&lies[i]);
-        int rc = tern_model_open(&m, path_of(), 1, &err);
+        int rc = tern_model_open(&m, path_of(), &(tern_model_params){.n_threads = 1}, &err);
         if (rc == 0)
             fail_msg("case %zu (%s) opened", i, lies[i].want);
         assert_null(m);

@@ -1,8 +1,6 @@
 /* Every tiny model against the reference logits, and the promises of tern.h bit for bit: prompt splits, batches,
  * threads, fork, trim, save and restore. */
-#include "tiny.h"
-
-#include <unistd.h>
+#include "tiny_promises.h"
 
 struct entry {
     const char *name, *ids, *logits;
@@ -41,27 +39,6 @@ static void open_entry(struct tiny *t, const struct entry *e)
     tiny_open(t, e->name, e->ids, e->logits);
 }
 
-/* Logits of all positions with the given engine settings, in a new buffer. */
-static float *run_all(struct tiny *t, const char *kv, bool exact, int threads, int step, bool decode)
-{
-    tern_error err = {0};
-    tern_engine *e = tiny_engine(t, kv, exact, threads, 1, 512);
-    tern_seq *s;
-    float *out = tiny_buffer(t);
-    tiny_ok(tern_seq_new(&s, e, &err), &err);
-    tiny_run(e, s, t->ids, 0, t->n_ids, step, decode, out, 0, t->n_vocab);
-    tern_engine_close(&e);
-    return out;
-}
-
-static void assert_equal_bits(const struct tiny *t, const float *a, const float *b, const char *what)
-{
-    for (int r = 0; r < t->n_ids; r++)
-        if (memcmp(a + (size_t)r * (size_t)t->n_vocab, b + (size_t)r * (size_t)t->n_vocab,
-                   (size_t)t->n_vocab * sizeof *a) != 0)
-            fail_msg("%s: logits of position %d differ", what, r);
-}
-
 static void test_exact_parity(void **state)
 {
     static const int steps[] = {512, 64, 7, 1};
@@ -69,14 +46,14 @@ static void test_exact_parity(void **state)
     for (size_t i = 0; i < N_ENTRIES; i++) {
         struct tiny t;
         open_entry(&t, &entries[i]);
-        float *whole = run_all(&t, NULL, true, 2, 512, false);
+        float *whole = tiny_run_all(&t, NULL, true, 2, 512, false);
         double d = tiny_max_diff(&t, whole);
         print_message("%-36s exact max |difference| %.2e\n", entries[i].name, d);
         if (!(d <= entries[i].exact))
             fail_msg("%s: exact logits differ by %g from the reference", entries[i].name, d);
         for (size_t k = 1; k < sizeof steps / sizeof *steps; k++) {
-            float *part = run_all(&t, NULL, true, 2, steps[k], steps[k] == 1);
-            assert_equal_bits(&t, whole, part, entries[i].name);
+            float *part = tiny_run_all(&t, NULL, true, 2, steps[k], steps[k] == 1);
+            tiny_equal_bits(&t, whole, part, entries[i].name);
             free(part);
         }
         free(whole);
@@ -90,7 +67,8 @@ static void test_fast_paths_close_to_reference(void **state)
     for (size_t i = 0; i < N_ENTRIES; i++) {
         struct tiny t;
         open_entry(&t, &entries[i]);
-        float *prompt = run_all(&t, "f16", false, 2, 512, false), *decode = run_all(&t, "f16", false, 2, 1, true);
+        float *prompt = tiny_run_all(&t, "f16", false, 2, 512, false),
+              *decode = tiny_run_all(&t, "f16", false, 2, 1, true);
         size_t at = (size_t)(t.n_ids - t.n_ref) * (size_t)t.n_vocab;
         double kp = tiny_kld(t.ref, prompt + at, t.n_ref, t.n_vocab),
                kd = tiny_kld(t.ref, decode + at, t.n_ref, t.n_vocab);
@@ -146,18 +124,19 @@ static void test_splits_and_threads(void **state)
                 tiny_close(&t);
                 continue;
             }
-            float *whole = run_all(&t, schemes[k], false, 1, 512, false);
+            float *whole = tiny_run_all(&t, schemes[k], false, 1, 512, false);
             static const int cases[][2] = {{2, 64}, {3, 7}, {2, 1}, {1, 65}, {5, 100}};
             for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
                 char what[128];
-                float *part = run_all(&t, schemes[k], false, cases[c][0], cases[c][1], false);
+                float *part = tiny_run_all(&t, schemes[k], false, cases[c][0], cases[c][1], false);
                 (void)snprintf(what, sizeof what, "%s, %s, %d threads, steps of %d", promise_models[m], schemes[k],
                                cases[c][0], cases[c][1]);
-                assert_equal_bits(&t, whole, part, what);
+                tiny_equal_bits(&t, whole, part, what);
                 free(part);
             }
-            float *one = run_all(&t, schemes[k], false, 1, 1, true), *five = run_all(&t, schemes[k], false, 3, 5, true);
-            assert_equal_bits(&t, one, five, schemes[k]);
+            float *one = tiny_run_all(&t, schemes[k], false, 1, 1, true),
+                  *five = tiny_run_all(&t, schemes[k], false, 3, 5, true);
+            tiny_equal_bits(&t, one, five, schemes[k]);
             free(one);
             free(five);
             free(whole);
@@ -219,68 +198,6 @@ static void test_batch_equals_single(void **state)
     }
 }
 
-/* What a sequence answers from position `from` on must equal `want`. */
-static void assert_continues(struct tiny *t, tern_engine *e, tern_seq *s, int from, const float *want, const char *what)
-{
-    float *got = tiny_buffer(t);
-    assert_int_equal(tern_seq_length(s), from);
-    tiny_run(e, s, t->ids, from, t->n_ids, 1, true, got, 0, t->n_vocab);
-    for (int r = from; r < t->n_ids; r++)
-        if (memcmp(got + (size_t)r * (size_t)t->n_vocab, want + (size_t)r * (size_t)t->n_vocab,
-                   (size_t)t->n_vocab * sizeof *got) != 0)
-            fail_msg("%s: position %d differs from the cold run", what, r);
-    free(got);
-}
-
-/* A sequence of `n` tokens: `prompt` of them prompt tokens, the rest decoded. */
-static tern_seq *grow(struct tiny *t, tern_engine *e, int prompt, int n, float *out)
-{
-    tern_error err = {0};
-    tern_seq *s;
-    tiny_ok(tern_seq_new(&s, e, &err), &err);
-    tiny_run(e, s, t->ids, 0, prompt, 512, false, out, 0, t->n_vocab);
-    tiny_run(e, s, t->ids, prompt, n, 1, true, out, 0, t->n_vocab);
-    return s;
-}
-
-static void check_fork_trim_save(struct tiny *t, const char *kv, int cut)
-{
-    tern_error err = {0};
-    char path[] = "/tmp/tern-test-XXXXXX";
-    int fd = mkstemp(path);
-    assert_true(fd >= 0);
-    (void)close(fd);
-    float *want = tiny_buffer(t), *junk = tiny_buffer(t);
-    tern_engine *e = tiny_engine(t, kv, false, 2, 4, 128);
-    int prompt = cut < 70 ? cut : 70;
-    tern_seq *cold = grow(t, e, prompt, t->n_ids, want), *base = grow(t, e, prompt, cut, junk), *fork, *loaded;
-    tern_seq_free(cold);
-    /* fork: both continue, in either order */
-    tiny_ok(tern_seq_fork(&fork, base, &err), &err);
-    tiny_ok(tern_seq_save(base, path, &err), &err);
-    assert_continues(t, e, fork, cut, want, "fork");
-    /* trim the fork back: inside the tile, or into closed pages */
-    int rc = tern_seq_trim(fork, cut, &err);
-    if (rc == 0)
-        assert_continues(t, e, fork, cut, want, "trim");
-    else
-        assert_int_equal(rc, TERN_EUNSUPPORTED); /* only a window that has moved on may refuse */
-    tern_seq_free(fork);
-    assert_continues(t, e, base, cut, want, "original after fork");
-    tern_seq_free(base);
-    tiny_ok(tern_seq_load(&loaded, e, path, &err), &err);
-    assert_memory_equal(tern_seq_tokens(loaded), t->ids, (size_t)cut * sizeof *t->ids);
-    assert_continues(t, e, loaded, cut, want, "restored");
-    tern_seq_free(loaded);
-    tern_memory mem;
-    tern_engine_memory(e, &mem);
-    assert_int_equal(mem.kv_bytes, 0); /* nothing leaked a page */
-    tern_engine_close(&e);
-    (void)unlink(path);
-    free(want);
-    free(junk);
-}
-
 static void test_fork_trim_save(void **state)
 {
     static const int cuts[] = {1, 63, 64, 65, 71, 127, 128, 130};
@@ -289,19 +206,19 @@ static void test_fork_trim_save(void **state)
         struct tiny t;
         open_promise(&t, m);
         for (size_t c = 0; c < sizeof cuts / sizeof *cuts; c++) {
-            check_fork_trim_save(&t, c % 3 == 1 ? "k=t4,v=t3" : c % 2 ? "l4" : "k=q8,v=l3", cuts[c]);
-            check_fork_trim_save(&t, c % 2 ? "l3,recent=128" : "t4,recent=192", cuts[c]);
+            tiny_fork_trim_save(&t, c % 3 == 1 ? "k=t4,v=t3" : c % 2 ? "l4" : "k=q8,v=l3", cuts[c]);
+            tiny_fork_trim_save(&t, c % 2 ? "l3,recent=128" : "t4,recent=192", cuts[c]);
         }
-        check_fork_trim_save(&t, "k=affine8,v=g16", 71);
-        check_fork_trim_save(&t, "f16", 66);
-        check_fork_trim_save(&t, "f32", 129);
+        tiny_fork_trim_save(&t, "k=affine8,v=g16", 71);
+        tiny_fork_trim_save(&t, "f16", 66);
+        tiny_fork_trim_save(&t, "f32", 129);
         tiny_close(&t);
     }
     for (size_t m = 7; m < sizeof promise_models / sizeof *promise_models; m++) { /* experts; latents */
         struct tiny t;
         open_promise(&t, m);
-        check_fork_trim_save(&t, "l4", 71);
-        check_fork_trim_save(&t, "k=f16,v=t3,recent=128", 130);
+        tiny_fork_trim_save(&t, "l4", 71);
+        tiny_fork_trim_save(&t, "k=f16,v=t3,recent=128", 130);
         tiny_close(&t);
     }
 }
@@ -317,9 +234,9 @@ static void test_short_trim_never_refused(void **state)
     for (int p = 0; p < 2; p++) {
         float *want = tiny_buffer(&t);
         tern_engine *e = tiny_engine(&t, plans[p], false, 2, 1, 128);
-        tern_seq *s = grow(&t, e, 70, t.n_ids, want);
+        tern_seq *s = tiny_grow(&t, e, 70, t.n_ids, want);
         tiny_ok(tern_seq_trim(s, t.n_ids - 60, &err), &err);
-        assert_continues(&t, e, s, t.n_ids - 60, want, "short trim");
+        tiny_continues(&t, e, s, t.n_ids - 60, want, "short trim");
         tiny_ok(tern_seq_trim(s, t.n_ids, &err), &err); /* to its own length: nothing happens */
         assert_int_equal(tern_seq_trim(s, t.n_ids + 1, &err), TERN_EINVAL);
         assert_int_equal(tern_seq_trim(s, -1, &err), TERN_EINVAL);
@@ -344,7 +261,7 @@ static void test_latent_codes(void **state)
     size_t at = (size_t)(t.n_ids - t.n_ref) * (size_t)t.n_vocab;
     for (size_t i = 0; i < sizeof plans / sizeof *plans; i++)
         for (int decode = 0; decode < 2; decode++) {
-            float *got = run_all(&t, plans[i].kv, false, 1, decode ? 1 : 512, decode);
+            float *got = tiny_run_all(&t, plans[i].kv, false, 1, decode ? 1 : 512, decode);
             double kld = tiny_kld(t.ref, got + at, t.n_ref, t.n_vocab);
             print_message("%-16s %s rows: KLD %.2e\n", plans[i].kv, decode ? "decode" : "prompt", kld);
             assert_true(kld <= plans[i].kld);

@@ -631,8 +631,11 @@ static void threads_share_a_side(void **state)
     ternkv_close(&side);
 }
 
-int main(void)
+/* test_ternkv [PATTERN]: only the tests whose names match. */
+int main(int argc, char **argv)
 {
+    if (argc > 1)
+        cmocka_set_test_filter(argv[1]);
     tern_kernels_init(tern_cpu_detect());
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(equals_the_engine),          cmocka_unit_test(schemes_are_listed),

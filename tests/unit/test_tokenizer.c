@@ -70,7 +70,7 @@ static void check_fixture(const char *name)
     int n = 0;
     for (char *rest = cases.p, *line; (line = strsep(&rest, "\n")) && rest;)
         if (*line != '#') {
-            check_case(t, line, !t->spm, t->add_space_prefix);
+            check_case(t, line, t->algo == TERN_TOK_BYTE_BPE, t->add_space_prefix);
             n++;
         }
     assert_true(n > 100);

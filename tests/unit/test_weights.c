@@ -87,7 +87,8 @@ static void check_round_trip(size_t kind, int n, int k)
     uint8_t *src = file_bytes(kind, (size_t)n * (size_t)k / elems, 77 + (uint64_t)n), *data;
     float *row = malloc((size_t)k * 4), *want = malloc((size_t)k * 4);
     assert_true(row && want);
-    assert_int_equal(tern_weight_plan(&w, type, n, k, &err), 0);
+    struct tern_weight_source source = {.type = type, .data = src, .name = "test.weight"};
+    assert_int_equal(tern_weight_plan(&w, &source, n, k, &err), 0);
     assert_null(w.data);
     assert_int_equal(w.n, n);
     assert_int_equal(w.k, k);
@@ -96,8 +97,8 @@ static void check_round_trip(size_t kind, int n, int k)
     assert_int_equal(tern_alloc(&data, bytes, 1, &err), 0);
     memset(data, 0xA5, bytes);
     int panels = (n + TERN_PANEL - 1) / TERN_PANEL, half = panels / 2;
-    assert_int_equal(tern_weight_pack(&w, data, type, src, "test.weight", half, panels, &err), 0);
-    assert_int_equal(tern_weight_pack(&w, data, type, src, "test.weight", 0, half, &err), 0);
+    assert_int_equal(tern_weight_pack(&w, data, &source, half, panels, &err), 0);
+    assert_int_equal(tern_weight_pack(&w, data, &source, 0, half, &err), 0);
     for (size_t i = bytes - 64; i < bytes; i++) /* the readable tail is the caller's */
         assert_int_equal(data[i], 0xA5);
     w.data = data;
@@ -141,10 +142,11 @@ static void test_padding_rows(void **state)
         struct tern_packed w;
         uint8_t *data, *src = file_bytes(i, (size_t)(3 * k / tern_type_elems(type)), 5);
         float *row = malloc((size_t)k * 4);
-        assert_int_equal(tern_weight_plan(&w, type, 3, k, &err), 0);
+        struct tern_weight_source source = {.type = type, .data = src, .name = "w"};
+        assert_int_equal(tern_weight_plan(&w, &source, 3, k, &err), 0);
         assert_int_equal(tern_alloc(&data, tern_weight_bytes(&w), 1, &err), 0);
         memset(data, 0x7F, tern_weight_bytes(&w));
-        assert_int_equal(tern_weight_pack(&w, data, type, src, "w", 0, 1, &err), 0);
+        assert_int_equal(tern_weight_pack(&w, data, &source, 0, 1, &err), 0);
         w.data = data;
         for (int r = 3; r < TERN_PANEL; r++) {
             tern_k.gemm.row(row, &w, r);
@@ -180,7 +182,8 @@ static void test_shapes_refused(void **state)
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         tern_error err = {0};
         struct tern_packed w;
-        assert_int_equal(tern_weight_plan(&w, bad[i].type, bad[i].n, bad[i].k, &err), TERN_EUNSUPPORTED);
+        struct tern_weight_source source = {.type = bad[i].type, .name = "w"};
+        assert_int_equal(tern_weight_plan(&w, &source, bad[i].n, bad[i].k, &err), TERN_EUNSUPPORTED);
         if (!strstr(err.msg, bad[i].word))
             fail_msg("\"%s\" does not mention %s", err.msg, bad[i].word);
     }
@@ -194,10 +197,11 @@ static void expect_refusal(size_t kind, size_t block, size_t offset, const uint8
     tern_error err = {0};
     struct tern_packed w;
     uint8_t *data, *src = file_bytes(kind, (size_t)n * per_row, 3);
+    struct tern_weight_source source = {.type = type, .data = src, .name = "blk.7.ffn"};
     memcpy(src + block * bytes + offset, value, value_bytes);
-    assert_int_equal(tern_weight_plan(&w, type, n, k, &err), 0);
+    assert_int_equal(tern_weight_plan(&w, &source, n, k, &err), 0);
     assert_int_equal(tern_alloc(&data, tern_weight_bytes(&w), 1, &err), 0);
-    assert_int_equal(tern_weight_pack(&w, data, type, src, "blk.7.ffn", 0, 2, &err), TERN_EFORMAT);
+    assert_int_equal(tern_weight_pack(&w, data, &source, 0, 2, &err), TERN_EFORMAT);
     char row[32], at[32];
     snprintf(row, sizeof row, "row %zu ", block / per_row);
     snprintf(at, sizeof at, "byte %zu ", block * bytes);

@@ -337,8 +337,7 @@ struct matmul_work {
     const struct tern_matmul *m;
     int n_m;
     struct tern_cpu_rows rows;
-    int first_task[8]; /* task number at which product i begins */
-    int group[8];      /* panels per task */
+    int panels, group; /* panels of all products, one after the other, and how many of them make a task */
 };
 
 void tern_cpu_product(struct tern_dev *d, float *y, size_t y_stride, const struct tern_cpu_rows *r,
@@ -364,16 +363,10 @@ static void add_bias(const struct tern_matmul *m, int n_rows, int col0, int col1
     }
 }
 
-static void matmul_task(void *ctx, int task, int worker)
+/* Panels [p0, p1) of product i. */
+static void matmul_part(const struct matmul_work *w, int i, int p0, int p1, int worker)
 {
-    const struct matmul_work *w = ctx;
-    int i = w->n_m - 1;
-    while (task < w->first_task[i])
-        i--;
     const struct tern_matmul *m = &w->m[i];
-    int panels = tern_panels(m->w);
-    int p0 = (task - w->first_task[i]) * w->group[i];
-    int p1 = p0 + w->group[i] < panels ? p0 + w->group[i] : panels;
     struct tern_cpu_rows rows = w->rows;
     if (m->f32)
         rows.bf16 = NULL;
@@ -382,44 +375,50 @@ static void matmul_task(void *ctx, int task, int worker)
         add_bias(m, w->rows.n, p0 * TERN_PANEL, p1 * TERN_PANEL < m->w->n ? p1 * TERN_PANEL : m->w->n);
 }
 
-/* Panels of all products together. */
-static int count_panels(const struct tern_matmul *m, int n_m)
+/* A task may end in another product than it begins in: equal shares, whatever the shapes. */
+static void matmul_task(void *ctx, int task, int worker)
 {
-    int n = 0;
-    for (int i = 0; i < n_m; i++)
-        n += tern_panels(m[i].w);
-    return n;
+    const struct matmul_work *w = ctx;
+    int begin = task * w->group, end = begin + w->group < w->panels ? begin + w->group : w->panels, first = 0;
+    for (int i = 0; first < end; i++) {
+        int panels = tern_panels(w->m[i].w);
+        int p0 = begin > first ? begin - first : 0, p1 = end - first < panels ? end - first : panels;
+        if (p0 < p1)
+            matmul_part(w, i, p0, p1, worker);
+        first += panels;
+    }
 }
 
-/* About 64 KiB of weights for few rows (so that the work can be shared and streams stay long), 64
- * outputs for many.  Tiles read the activations once per BF16_PANELS panels, so there it should be as many as leave
- * BF16_TASKS tasks to every thread; and even, because they go in pairs. */
+/* For few rows about TASK_BYTES of weights, so that streams stay long, but the same number of tasks for every thread:
+ * nobody waits for a last one.  64 outputs for many rows.  Tiles read the activations once per BF16_PANELS panels, so
+ * there it should be as many as leave BF16_TASKS tasks to every thread; and even, because they go in pairs. */
+#define TASK_BYTES  65536
 #define BF16_PANELS 16
 #define BF16_TASKS  3
 
 int tern_cpu_panels_per_task(const struct tern_dev *d, const struct tern_packed *w, int n_wide, int all_panels)
 {
-    int few = w->panel_bytes < 65536 ? (int)(65536 / w->panel_bytes) : 1;
-    if (n_wide <= 16)
-        return few;
+    const size_t threads = (size_t)tern_pool_threads(d->pool);
+    if (n_wide <= 16) {
+        size_t panels = (size_t)all_panels, round = TASK_BYTES * threads;
+        size_t tasks = (panels * w->panel_bytes + round - 1) / round * threads;
+        return (int)((panels + tasks - 1) / tasks);
+    }
     if (!d->limits.bf16)
         return 4;
-    int group = all_panels / (BF16_TASKS * tern_pool_threads(d->pool)) / 2 * 2;
+    int group = all_panels / (BF16_TASKS * (int)threads) / 2 * 2;
     return group < 2 ? 2 : group < BF16_PANELS ? group : BF16_PANELS;
 }
 
 static void op_matmul(struct tern_dev *d, const struct tern_matmul *m, int n_m, const float *x, size_t x_stride,
                       int n_rows, int n_wide)
 {
-    struct matmul_work w = {d, m, n_m, {x, x_stride, NULL, d->q8.rows, n_rows, n_wide}, {0}, {0}};
-    int tasks = 0, n_narrow = n_rows - n_wide, all_panels = count_panels(m, n_m);
+    struct matmul_work w = {d, m, n_m, {x, x_stride, NULL, d->q8.rows, n_rows, n_wide}, 0, 0};
+    int n_narrow = n_rows - n_wide;
     bool quantized = false, tiles = false;
     TERN_ASSERT(n_m >= 1 && n_m <= 8);
     for (int i = 0; i < n_m; i++) {
-        int panels = tern_panels(m[i].w);
-        w.first_task[i] = tasks;
-        w.group[i] = tern_cpu_panels_per_task(d, m[i].w, n_wide, all_panels);
-        tasks += (panels + w.group[i] - 1) / w.group[i];
+        w.panels += tern_panels(m[i].w);
         quantized |= !tern_codes_float(m[i].w->codes);
         tiles |= !m[i].f32;
     }
@@ -432,7 +431,8 @@ static void op_matmul(struct tern_dev *d, const struct tern_matmul *m, int n_m, 
         struct pack_args a = {d, x, x_stride, n_wide, m[0].w->k};
         tern_pool_run(d->pool, pack_task, &a, (n_wide + TERN_BAND - 1) / TERN_BAND);
     }
-    tern_pool_run(d->pool, matmul_task, &w, tasks);
+    w.group = tern_cpu_panels_per_task(d, m[0].w, n_wide, w.panels);
+    tern_pool_run(d->pool, matmul_task, &w, (w.panels + w.group - 1) / w.group);
 }
 
 static void op_attention(struct tern_dev *d, const struct tern_attn_shape *shape, const struct tern_attn_job *jobs,

@@ -37,12 +37,6 @@ static int check_length(const struct load *l, const struct tern_meta *m, tern_er
                         m->key, m->n, l->tokens->n);
 }
 
-/* Found in the raw text, before anything is cut or merged. */
-static bool is_added(uint8_t type)
-{
-    return type == TERN_TOK_USER || tern_tok_is_control_type(type);
-}
-
 /* ---- tokens ------------------------------------------------------------------------------------------------- */
 
 static int read_arrays(struct load *l, tern_error *err)
@@ -84,74 +78,14 @@ out:
     return rc;
 }
 
-/* The character that the byte alphabet of GPT-2 writes for each byte: itself where that is printable, else U+0100 and
- * up in order of the bytes.  of[cp] is the byte, or -1. */
-enum { ALPHABET_END = 0x100 + 68 };
-
-static void byte_alphabet(int16_t of[ALPHABET_END])
-{
-    int next = 0x100;
-    for (int i = 0; i < ALPHABET_END; i++)
-        of[i] = -1;
-    for (int b = 0; b < 256; b++) {
-        bool printable = (b >= 0x21 && b <= 0x7E) || (b >= 0xA1 && b != 0xAD);
-        of[printable ? b : next++] = (int16_t)b;
-    }
-}
-
-/* Writes the bytes behind a piece in the byte alphabet; returns their number, or n with the piece itself when it is
- * not written in that alphabet. */
-static size_t undo_alphabet(const int16_t of[ALPHABET_END], const char *p, size_t n, char *out)
-{
-    size_t k = 0;
-    for (size_t i = 0; i < n;) {
-        uint32_t cp;
-        int len = tern_utf8_decode(p + i, n - i, &cp);
-        if (len == 0 || cp >= ALPHABET_END || of[cp] < 0) {
-            memcpy(out, p, n);
-            return n;
-        }
-        out[k++] = (char)of[cp];
-        i += (size_t)len;
-    }
-    return k;
-}
-
-/* Writes the piece with U+2581 as a space. */
-static size_t undo_marks(const char *p, size_t n, char *out)
-{
-    size_t k = 0;
-    for (size_t i = 0; i < n; k++) {
-        bool mark = n - i >= 3 && memcmp(p + i, "\xE2\x96\x81", 3) == 0;
-        out[k] = mark ? ' ' : p[i];
-        i += mark ? 3 : 1;
-    }
-    return k;
-}
-
-static int hex_digit(char c)
-{
-    return c >= '0' && c <= '9'   ? c - '0'
-           : c >= 'A' && c <= 'F' ? c - 'A' + 10
-           : c >= 'a' && c <= 'f' ? c - 'a' + 10
-                                  : -1;
-}
-
-/* "<0x0A>" -> 10, anything else -> -1. */
-static int byte_of_piece(const char *p, size_t n)
-{
-    if (n != 6 || memcmp(p, "<0x", 3) != 0 || p[5] != '>' || hex_digit(p[3]) < 0 || hex_digit(p[4]) < 0)
-        return -1;
-    return hex_digit(p[3]) * 16 + hex_digit(p[4]);
-}
-
 /* What token i stands for.  out has room for n bytes (at least 1). */
 static int token_bytes(const struct load *l, size_t i, const int16_t *of, const struct tern_str *s, char *out,
                        size_t *n, tern_error *err)
 {
+    bool bytes = l->t->algo == TERN_TOK_BYTE_BPE;
     switch ((enum tern_tok_type)l->t->type[i]) {
     case TERN_TOK_BYTE: {
-        int byte = byte_of_piece(s->p, s->n);
+        int byte = tern_tok_byte_of_piece(s->p, s->n);
         if (byte < 0)
             return tern_err_set(err, TERN_EFORMAT, "%s: " KEY "tokens[%zu] is of type byte but not of the form <0x0A>",
                                 tern_file_path(l->f), i);
@@ -160,12 +94,12 @@ static int token_bytes(const struct load *l, size_t i, const int16_t *of, const 
         return 0;
     }
     case TERN_TOK_NORMAL:
-        *n = l->t->spm ? undo_marks(s->p, s->n, out) : undo_alphabet(of, s->p, s->n, out);
+        *n = bytes ? tern_tok_undo_alphabet(of, s->p, s->n, out) : tern_tok_undo_marks(s->p, s->n, out);
         return 0;
     case TERN_TOK_USER:
     case TERN_TOK_UNUSED:
-        if (l->t->spm) {
-            *n = undo_marks(s->p, s->n, out);
+        if (!bytes) {
+            *n = tern_tok_undo_marks(s->p, s->n, out);
             return 0;
         }
         break;
@@ -185,11 +119,11 @@ static int read_tokens(struct load *l, tern_error *err)
     struct tern_tokenizer *t = l->t;
     const struct tern_str *s = l->tokens->arr;
     size_t n = (size_t)t->n_vocab, total = 0;
-    int16_t of[ALPHABET_END];
+    int16_t of[TERN_TOK_ALPHABET_END];
     char bytes[TERN_TOK_MAX_PIECE];
-    byte_alphabet(of);
+    tern_tok_byte_alphabet(of, t->alphabet);
     for (size_t i = 0; i < n; i++) {
-        size_t max = is_added(t->type[i]) ? TERN_TOK_MAX_ADDED : TERN_TOK_MAX_PIECE;
+        size_t max = tern_tok_is_added(t->type[i]) ? TERN_TOK_MAX_ADDED : TERN_TOK_MAX_PIECE;
         if (s[i].n > max)
             TERN_FAIL(err, TERN_EFORMAT, "%s: " KEY "tokens[%zu] has %zu bytes; at most %zu are possible",
                       tern_file_path(l->f), i, s[i].n, max);
@@ -215,13 +149,13 @@ static int read_added(struct load *l, tern_error *err)
 {
     struct tern_tokenizer *t = l->t;
     for (int32_t i = 0; i < t->n_vocab; i++) {
-        if (!is_added(t->type[i]))
+        if (!tern_tok_is_added(t->type[i]))
             continue;
         size_t n;
         const char *p = tern_tok_string(&t->piece, i, &n);
         char text[TERN_TOK_MAX_ADDED];
-        if (t->spm) {
-            n = undo_marks(p, n, text);
+        if (t->algo == TERN_TOK_SCORE_BPE) {
+            n = tern_tok_undo_marks(p, n, text);
             p = text;
         }
         int rc = tern_tok_trie_add(&t->added, p, n, i, err);
@@ -241,11 +175,6 @@ static int get_id(const struct load *l, const char *key, int32_t *id, tern_error
 
 static int read_special(struct load *l, tern_error *err)
 {
-    /* Texts that end a turn in some family of models; they count only where the vocabulary says "control", because
-     * "</s>" is an HTML tag to others. */
-    static const char *const ends[] = {
-        "<|im_end|>",       "<|eot_id|>",    "<|eom_id|>", "<|end_of_text|>", "<turn|>",      "</s>",
-        "<|tool_response>", "<|endoftext|>", "<|user|>",   "<|observation|>", "<end_of_turn>"};
     int rc = 0;
     struct tern_tokenizer *t = l->t;
     int32_t id, pad;
@@ -261,11 +190,7 @@ static int read_special(struct load *l, tern_error *err)
     TERN_TRY(get_id(l, KEY "eom_token_id", &id, err));
     if (id >= 0)
         t->eog[id] = true;
-    for (size_t i = 0; i < sizeof ends / sizeof ends[0]; i++) {
-        id = tern_tokenizer_find(t, ends[i], strlen(ends[i]));
-        if (id >= 0 && t->type[id] == TERN_TOK_CONTROL)
-            t->eog[id] = true;
-    }
+    tern_tok_find_ends(t);
 out:
     return rc;
 }
@@ -289,47 +214,21 @@ static int read_flags(struct load *l, tern_error *err)
 {
     int rc = 0;
     struct tern_tokenizer *t = l->t;
-    TERN_TRY(read_flag(l, KEY "add_bos_token", t->spm || l->pre->add_bos, t->bos, &t->add_bos, err));
-    TERN_TRY(read_flag(l, KEY "add_eos_token", false, t->eos, &t->add_eos, err));
-    TERN_TRY(tern_file_get_bool(l->f, KEY "add_space_prefix", t->spm, &t->add_space_prefix, err));
-    if (!t->spm && t->add_space_prefix)
-        TERN_FAIL(err, TERN_EUNSUPPORTED,
-                  "%s: " KEY "add_space_prefix is true; byte-level BPE with a prefix space is not supported",
+    bool front, back, scores = t->algo == TERN_TOK_SCORE_BPE;
+    bool def = t->algo != TERN_TOK_BYTE_BPE || (l->pre->flags & TERN_PRETOK_BOS);
+    TERN_TRY(read_flag(l, KEY "add_bos_token", def, t->bos, &front, err));
+    TERN_TRY(read_flag(l, KEY "add_eos_token", false, t->eos, &back, err));
+    if (front)
+        t->front[t->n_front++] = t->bos;
+    if (back)
+        t->back[t->n_back++] = t->eos;
+    TERN_TRY(tern_file_get_bool(l->f, KEY "add_space_prefix", scores, &t->add_space_prefix, err));
+    if (!scores && t->add_space_prefix)
+        TERN_FAIL(err, TERN_EUNSUPPORTED, "%s: " KEY "add_space_prefix is true; only score BPE has a prefix space here",
                   tern_file_path(l->f));
+    t->drop_space = t->add_space_prefix;
 out:
     return rc;
-}
-
-static void find_bytes(struct tern_tokenizer *t, enum tern_tok_type type)
-{
-    for (int b = 0; b < 256; b++)
-        t->byte_id[b] = -1;
-    for (int32_t i = 0; i < t->n_vocab; i++) {
-        size_t n;
-        const char *p = tern_tok_string(&t->bytes, i, &n);
-        if (t->type[i] == type && n == 1 && t->byte_id[(uint8_t)*p] < 0)
-            t->byte_id[(uint8_t)*p] = i;
-    }
-    t->all_bytes = true;
-    for (int b = 0; b < 256; b++)
-        t->all_bytes = t->all_bytes && t->byte_id[b] >= 0;
-}
-
-static int index_bytes(struct tern_tokenizer *t, tern_error *err)
-{
-    int rc = tern_tok_map_init(&t->by_bytes, (size_t)t->n_vocab, err);
-    if (rc < 0)
-        return rc;
-    for (int32_t i = 0; i < t->n_vocab; i++) {
-        size_t n;
-        (void)tern_tok_string(&t->bytes, i, &n);
-        if (t->type[i] != TERN_TOK_NORMAL || n == 0)
-            continue;
-        tern_tok_map_add(&t->by_bytes, &t->bytes, i);
-        if (n > t->max_bytes)
-            t->max_bytes = n;
-    }
-    return 0;
 }
 
 /* ---- byte-level BPE ----------------------------------------------------------------------------------------- */
@@ -347,42 +246,30 @@ static int read_pre(struct load *l, tern_error *err)
     if (!l->pre)
         TERN_FAIL(err, TERN_EUNSUPPORTED, "%s: " KEY "pre names the pre-tokenizer '%.*s', which is not supported", path,
                   (int)(name.n < 64 ? name.n : 64), name.p);
-    TERN_TRY(tern_pretok_new(&t->pretok, l->pre, err));
-    t->ignore_merges = l->pre->ignore_merges;
-    t->nfc = l->pre->nfc;
-    (void)snprintf(t->kind, sizeof t->kind, "BPE, pre-tokenizer %s", l->pre->name);
+    TERN_TRY(tern_pretok_steps(l->pre, &t->pre, err));
+    t->ignore_merges = l->pre->flags & TERN_PRETOK_IGNORE_MERGES;
+    if (l->pre->flags & TERN_PRETOK_NFC) {
+        struct tern_tok_step *step;
+        TERN_TRY(tern_tok_steps_add(&t->norm, TERN_TOK_NFC, &step, err));
+        t->nfc = true;
+    }
+    (void)snprintf(t->kind, sizeof t->kind, "BPE, pre-tokenizer %.*s", (int)name.n, name.p);
 out:
     return rc;
 }
 
 static int read_merge(const struct load *l, size_t i, tern_error *err)
 {
-    struct tern_tokenizer *t = l->t;
     const struct tern_str *s = &((const struct tern_str *)l->merges->arr)[i];
-    char joined[2 * TERN_TOK_MAX_PIECE];
-    /* A piece may itself begin with a space only where it is that space, so the gap is the first one behind it. */
-    const char *gap = s->n > 2 ? memchr(s->p + 1, ' ', s->n - 2) : NULL;
-    if (!gap || s->n > sizeof joined)
-        return tern_err_set(err, TERN_EFORMAT, "%s: " KEY "merges[%zu] is not two tokens with a space between",
-                            tern_file_path(l->f), i);
-    size_t n_left = (size_t)(gap - s->p), n_right = s->n - n_left - 1;
-    memcpy(joined, s->p, n_left);
-    memcpy(joined + n_left, gap + 1, n_right);
-    struct tern_tok_merge_rule rule = {.left = tern_tokenizer_find(t, s->p, n_left),
-                                       .right = tern_tokenizer_find(t, gap + 1, n_right),
-                                       .rank = (uint32_t)i,
-                                       .id = tern_tokenizer_find(t, joined, n_left + n_right)};
-    if (rule.left < 0 || rule.right < 0 || rule.id < 0)
-        return tern_err_set(err, TERN_EFORMAT,
-                            "%s: " KEY "merges[%zu] names or makes a token that is not in " KEY "tokens",
-                            tern_file_path(l->f), i);
-    if (t->type[rule.left] == TERN_TOK_NORMAL && t->type[rule.right] == TERN_TOK_NORMAL &&
-        t->type[rule.id] == TERN_TOK_NORMAL)
-        tern_tok_rules_add(t, &rule);
-    return 0;
+    if (tern_tok_add_merge_text(l->t, s->p, s->n, (uint32_t)i))
+        return 0;
+    return tern_err_set(err, TERN_EFORMAT,
+                        "%s: " KEY "merges[%zu] is not two tokens of " KEY
+                        "tokens that make a third, with a space between",
+                        tern_file_path(l->f), i);
 }
 
-static int load_bpe(struct load *l, tern_error *err)
+static int read_merges(struct load *l, tern_error *err)
 {
     int rc = 0;
     struct tern_tokenizer *t = l->t;
@@ -394,12 +281,40 @@ static int load_bpe(struct load *l, tern_error *err)
     TERN_TRY(tern_tok_rules_init(t, l->merges->n, err));
     for (size_t i = 0; i < l->merges->n; i++)
         TERN_TRY(read_merge(l, i, err));
+out:
+    return rc;
+}
+
+static int load_bpe(struct load *l, tern_error *err)
+{
+    int rc = 0;
+    struct tern_tokenizer *t = l->t;
+    TERN_TRY(read_merges(l, err));
     if (t->ignore_merges)
-        TERN_TRY(index_bytes(t, err));
-    find_bytes(t, TERN_TOK_NORMAL);
-    for (int b = 0; b < 256; b++)
-        if (t->byte_id[b] < 0 && t->unknown >= 0 && t->type[t->unknown] == TERN_TOK_UNKNOWN)
-            t->byte_id[b] = t->unknown;
+        TERN_TRY(tern_tok_index_bytes(t, err));
+    tern_tok_find_bytes(t, TERN_TOK_NORMAL);
+    tern_tok_unknown_bytes(t);
+out:
+    return rc;
+}
+
+/* ---- character BPE (gemma4) ---------------------------------------------------------------------------------- */
+
+/* Spaces are written as U+2581; only newlines separate words.  What the vocabulary lacks becomes bytes. */
+static int load_chars(struct load *l, tern_error *err)
+{
+    int rc = 0;
+    struct tern_tokenizer *t = l->t;
+    struct tern_tok_step *step;
+    TERN_TRY(tern_tok_steps_add(&t->norm, TERN_TOK_REPLACE, &step, err));
+    TERN_TRY(tern_tok_regex_literal(&step->re, " ", 1, err));
+    TERN_TRY(tern_buf_add(&step->text, "\xE2\x96\x81", 3, err));
+    TERN_TRY(tern_tok_steps_split(&t->pre, "[^\\n]+|\\n+", TERN_TOK_ISOLATED, false, err));
+    TERN_TRY(read_merges(l, err));
+    t->byte_fallback = true;
+    t->fuse_unknown = true;
+    tern_tok_find_bytes(t, TERN_TOK_BYTE);
+    (void)snprintf(t->kind, sizeof t->kind, "BPE of characters%s", t->all_bytes ? ", byte fallback" : "");
 out:
     return rc;
 }
@@ -462,9 +377,10 @@ static int load_spm(struct load *l, tern_error *err)
     if (!l->scores)
         TERN_FAIL(err, TERN_EFORMAT, "%s: has no " KEY "scores", tern_file_path(l->f));
     TERN_TRY(rank_scores(l, err));
-    TERN_TRY(index_bytes(t, err));
+    TERN_TRY(tern_tok_index_bytes(t, err));
+    t->fuse_unknown = true;
     find_cuts(t);
-    find_bytes(t, TERN_TOK_BYTE);
+    tern_tok_find_bytes(t, TERN_TOK_BYTE);
     if (!t->all_bytes && t->unknown < 0)
         TERN_FAIL(err, TERN_EFORMAT, "%s: the vocabulary has neither all 256 byte tokens nor a " KEY "unknown_token_id",
                   tern_file_path(l->f));
@@ -475,116 +391,58 @@ out:
 
 /* ---- entry -------------------------------------------------------------------------------------------------- */
 
-enum { KIND_NONE, KIND_BPE, KIND_SPM };
-
-static int read_kind(const struct tern_file *f, int *kind, tern_error *err)
+/* *none: no vocabulary. */
+static int read_algo(const struct tern_file *f, bool *none, enum tern_tok_algo *algo, tern_error *err)
 {
+    static const struct {
+        const char *name;
+        enum tern_tok_algo algo;
+    } known[] = {{"gpt2", TERN_TOK_BYTE_BPE}, {"llama", TERN_TOK_SCORE_BPE}, {"gemma4", TERN_TOK_CHAR_BPE}};
     struct tern_str model;
     int rc = tern_file_get_str(f, KEY "model", &model, err);
     if (rc < 0)
         return rc;
     if (!model.p && tern_file_meta(f, KEY "tokens"))
         return tern_err_set(err, TERN_EFORMAT, "%s: has " KEY "tokens but no " KEY "model", tern_file_path(f));
-    if (!model.p || (model.n == 4 && memcmp(model.p, "none", 4) == 0))
-        *kind = KIND_NONE;
-    else if (model.n == 4 && memcmp(model.p, "gpt2", 4) == 0)
-        *kind = KIND_BPE;
-    else if (model.n == 5 && memcmp(model.p, "llama", 5) == 0)
-        *kind = KIND_SPM;
-    else
-        return tern_err_set(err, TERN_EUNSUPPORTED, "%s: " KEY "model is '%.*s'; gpt2, llama and none are supported",
-                            tern_file_path(f), (int)(model.n < 64 ? model.n : 64), model.p);
-    return 0;
+    *none = !model.p || (model.n == 4 && memcmp(model.p, "none", 4) == 0);
+    for (size_t i = 0; i < sizeof known / sizeof known[0] && !*none; i++)
+        if (model.n == strlen(known[i].name) && memcmp(model.p, known[i].name, model.n) == 0) {
+            *algo = known[i].algo;
+            return 0;
+        }
+    if (*none)
+        return 0;
+    return tern_err_set(err, TERN_EUNSUPPORTED,
+                        "%s: " KEY "model is '%.*s'; gpt2, llama, gemma4 and none are supported", tern_file_path(f),
+                        (int)(model.n < 64 ? model.n : 64), model.p);
 }
 
 int tern_tokenizer_from_file(struct tern_tokenizer **out, const struct tern_file *f, tern_error *err)
 {
     int rc = 0;
-    int kind = KIND_NONE;
+    bool none = false;
+    enum tern_tok_algo algo = TERN_TOK_BYTE_BPE;
     struct load l = {.f = f};
     *out = NULL;
-    TERN_TRY(read_kind(f, &kind, err));
-    if (kind == KIND_NONE)
+    TERN_TRY(read_algo(f, &none, &algo, err));
+    if (none)
         return 0;
     TERN_TRY(tern_alloc(&l.t, 1, sizeof *l.t, err));
-    l.t->spm = kind == KIND_SPM;
+    l.t->algo = algo;
     TERN_TRY(read_arrays(&l, err));
-    if (!l.t->spm)
+    if (algo == TERN_TOK_BYTE_BPE)
         TERN_TRY(read_pre(&l, err));
     TERN_TRY(read_types(&l, err));
     TERN_TRY(read_tokens(&l, err));
     TERN_TRY(read_added(&l, err));
     TERN_TRY(read_special(&l, err));
     TERN_TRY(read_flags(&l, err));
-    TERN_TRY(l.t->spm ? load_spm(&l, err) : load_bpe(&l, err));
+    TERN_TRY(algo == TERN_TOK_BYTE_BPE   ? load_bpe(&l, err)
+             : algo == TERN_TOK_CHAR_BPE ? load_chars(&l, err)
+                                         : load_spm(&l, err));
     *out = l.t;
     return 0;
 out:
     tern_tokenizer_free(l.t);
     return rc;
-}
-
-void tern_tokenizer_free(struct tern_tokenizer *t)
-{
-    if (!t)
-        return;
-    tern_free(t->type);
-    tern_free(t->eog);
-    tern_tok_strings_clear(&t->piece);
-    tern_tok_strings_clear(&t->bytes);
-    tern_tok_map_clear(&t->by_piece);
-    tern_tok_map_clear(&t->by_bytes);
-    tern_tok_trie_clear(&t->added);
-    tern_pretok_free(t->pretok);
-    tern_free(t->rules);
-    tern_free(t->rank);
-    tern_free(t);
-}
-
-/* ---- questions ---------------------------------------------------------------------------------------------- */
-
-static bool in_vocab(const struct tern_tokenizer *t, int32_t id)
-{
-    return id >= 0 && id < t->n_vocab;
-}
-
-int tern_tokenizer_n_vocab(const struct tern_tokenizer *t)
-{
-    return t->n_vocab;
-}
-
-const char *tern_tokenizer_kind(const struct tern_tokenizer *t)
-{
-    return t->kind;
-}
-
-int32_t tern_tokenizer_bos(const struct tern_tokenizer *t)
-{
-    return t->bos;
-}
-
-int32_t tern_tokenizer_eos(const struct tern_tokenizer *t)
-{
-    return t->eos;
-}
-
-bool tern_tokenizer_is_eog(const struct tern_tokenizer *t, int32_t id)
-{
-    return in_vocab(t, id) && t->eog[id];
-}
-
-bool tern_tokenizer_is_control(const struct tern_tokenizer *t, int32_t id)
-{
-    return in_vocab(t, id) && tern_tok_is_control_type(t->type[id]);
-}
-
-int32_t tern_tokenizer_find(const struct tern_tokenizer *t, const char *text, size_t n)
-{
-    return tern_tok_map_get(&t->by_piece, &t->piece, text, n);
-}
-
-const char *tern_tokenizer_piece(const struct tern_tokenizer *t, int32_t id)
-{
-    size_t n;
-    return in_vocab(t, id) ? tern_tok_string(&t->piece, id, &n) : NULL;
 }

@@ -1,0 +1,37 @@
+/* model/load_impl.h - what load.c and packfile.c share: the weights as they will lie in memory. */
+#ifndef TERN_MODEL_LOAD_IMPL_H
+#define TERN_MODEL_LOAD_IMPL_H
+
+#include "base/map.h"
+#include "model/model.h"
+
+/* A tensor on its way into memory. */
+struct tern_weight_place {
+    const struct tern_tensor *t;
+    struct tern_weights *dst;      /* dst->mat says what its panels are, where it is a matrix */
+    struct tern_weight_source src; /* of the rows that dst gets, in the first matrix */
+    int n;                         /* and their number */
+    bool vector;
+    int stack, stack_rows; /* matrices of the tensor, tern_weight_bytes apart in memory, and rows of one */
+    size_t offset, bytes;  /* in the block of all weights */
+};
+
+struct tern_weight_block {
+    const struct tern_file *f;
+    const struct tern_weight_place *places;
+    size_t n;
+    size_t bytes;    /* of the whole block */
+    uint64_t digest; /* of the model (struct tern_net) */
+};
+
+/* A file that holds such a block, ready to be mapped (docs/packed-format.md).
+ *
+ * open: maps PATH when it belongs to this file and this layout, and every byte of it is what was written; *data is the
+ * block.  On failure *replace says whether the file may be written anew: it is one of ours, or there is none. */
+int tern_packfile_open(struct tern_map *out, const uint8_t **data, const struct tern_weight_block *b, const char *path,
+                       struct tern_pool *pool, bool *replace, tern_error *err);
+/* Writes the block that lies at `data`.  TERN_ECAPACITY while another process is writing the same file. */
+int tern_packfile_write(const struct tern_weight_block *b, const uint8_t *data, const char *path,
+                        struct tern_pool *pool, tern_error *err);
+
+#endif

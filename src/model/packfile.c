@@ -1,0 +1,270 @@
+/* Packed weights in a file: written once, mapped by every later start.  docs/packed-format.md describes the bytes,
+ * docs/decisions/011 says what is checked when.
+ *
+ * The file is believed in nothing: where a tensor lies follows from the model file, and the table must say the same. */
+#include "model/load_impl.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stddef.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <xxhash.h>
+#include "base/mem.h"
+#include "base/outfile.h"
+#include "kernel/pack.h"
+
+#define MAGIC      "ternpak\n"
+#define VERSION    1
+#define ENDIAN     0x01020304u
+#define SMALL_PAGE ((size_t)4 << 10)
+#define HUGE_PAGE  ((size_t)2 << 20)
+
+struct header {
+    char magic[8];
+    uint32_t version, endian, layout, n_tensors;
+    uint64_t digest;      /* of the model */
+    uint64_t data_offset; /* of the block of weights: the file ends with it */
+    uint64_t data_bytes;
+    uint64_t hash;  /* of the bytes before this field, then of those from the table to the block */
+    uint64_t stamp; /* of the model file when its bytes were last known to fit; 0: never.  Not covered by hash */
+};
+_Static_assert(sizeof(struct header) == 8 + 16 + 40, "no padding in the file header");
+
+/* A tensor.  What has no comment is as in struct tern_packed. */
+struct record {
+    uint64_t name;        /* hash of the tensor's name */
+    uint64_t source_hash; /* of its bytes in the model file */
+    uint64_t hash;        /* of its bytes in the block */
+    uint64_t offset;      /* in the block */
+    uint64_t bytes;
+    uint64_t panel_bytes; /* 0: a vector of f32 */
+    uint32_t type;        /* in the model file */
+    uint16_t codes, scales;
+    uint32_t n, k;
+};
+_Static_assert(sizeof(struct record) == 64, "no padding in the table");
+
+/* What the table must say about tensor i, without the two hashes of data. */
+static struct record expected(const struct tern_weight_block *b, size_t i)
+{
+    const struct tern_weight_place *p = &b->places[i];
+    const struct tern_packed *m = &p->dst->mat;
+    struct record r = {.name = XXH3_64bits(p->t->name, strlen(p->t->name)),
+                       .offset = p->offset,
+                       .bytes = p->bytes,
+                       .type = (uint32_t)p->t->type,
+                       .n = (uint32_t)p->n,
+                       .k = 1};
+    if (!p->vector) {
+        r.panel_bytes = m->panel_bytes;
+        r.codes = (uint16_t)m->codes;
+        r.scales = (uint16_t)m->scales;
+        r.n = (uint32_t)m->n;
+        r.k = (uint32_t)m->k;
+    }
+    return r;
+}
+
+static struct header expected_header(const struct tern_weight_block *b)
+{
+    size_t page = b->bytes < HUGE_PAGE ? SMALL_PAGE : HUGE_PAGE;
+    return (struct header){.magic = MAGIC,
+                           .version = VERSION,
+                           .endian = ENDIAN,
+                           .layout = TERN_PACK_LAYOUT,
+                           .n_tensors = (uint32_t)b->n,
+                           .digest = b->digest,
+                           .data_offset = tern_round_up(sizeof(struct header) + b->n * sizeof(struct record), page),
+                           .data_bytes = b->bytes};
+}
+
+static uint64_t head_hash(const uint8_t *file, uint64_t data_offset)
+{
+    uint64_t h = XXH3_64bits(file, offsetof(struct header, hash));
+    return XXH3_64bits_withSeed(file + sizeof(struct header), data_offset - sizeof(struct header), h);
+}
+
+static const struct record *table_of(const struct tern_map *m)
+{
+    return (const struct record *)(const void *)(m->p + sizeof(struct header));
+}
+
+/* ---- hashes of all tensors, on all threads ----------------------------------------------------------------------- */
+
+enum { HASH_SOURCE = 1, HASH_BLOCK = 2 };
+
+struct hashing {
+    const struct tern_weight_block *b;
+    const uint8_t *data;
+    struct record *out; /* [n] */
+    unsigned what;
+};
+
+static void hash_task(void *ctx, int task, int worker)
+{
+    struct hashing *h = ctx;
+    const struct tern_weight_place *p = &h->b->places[task];
+    (void)worker;
+    if (h->what & HASH_BLOCK)
+        h->out[task].hash = XXH3_64bits(h->data + p->offset, p->bytes);
+    if (h->what & HASH_SOURCE) {
+        h->out[task].source_hash = XXH3_64bits(p->t->data, p->t->n_bytes);
+        tern_file_forget(h->b->f, p->t);
+    }
+}
+
+static void hash_all(const struct tern_weight_block *b, const uint8_t *data, struct record *out, unsigned what,
+                     struct tern_pool *pool)
+{
+    struct hashing h = {b, data, out, what};
+    tern_pool_run(pool, hash_task, &h, (int)b->n);
+}
+
+/* ---- writing ----------------------------------------------------------------------------------------------------- */
+
+int tern_packfile_write(const struct tern_weight_block *b, const uint8_t *data, const char *path,
+                        struct tern_pool *pool, tern_error *err)
+{
+    struct tern_outfile f;
+    uint8_t *head = NULL;
+    struct header h = expected_header(b);
+    int rc = tern_outfile_open_alone(&f, path, 0644, err);
+    if (rc < 0)
+        return rc;
+    TERN_TRY(tern_outfile_reserve(&f, h.data_offset + b->bytes, err));
+    TERN_TRY(tern_alloc(&head, h.data_offset, 1, err));
+    struct record *table = (struct record *)(void *)(head + sizeof h);
+    for (size_t i = 0; i < b->n; i++)
+        table[i] = expected(b, i);
+    hash_all(b, data, table, HASH_SOURCE | HASH_BLOCK, pool);
+    memcpy(head, &h, sizeof h);
+    h.hash = head_hash(head, h.data_offset);
+    h.stamp = tern_file_stamp(b->f, h.hash);
+    memcpy(head, &h, sizeof h);
+    TERN_TRY(tern_outfile_write(&f, head, h.data_offset, err));
+    TERN_TRY(tern_outfile_write(&f, data, b->bytes, err));
+    TERN_TRY(tern_outfile_commit(&f, err));
+out:
+    tern_free(head);
+    tern_outfile_abort(&f);
+    return rc;
+}
+
+/* ---- reading ----------------------------------------------------------------------------------------------------- */
+
+static int check_header(const struct tern_map *m, const struct tern_weight_block *b, const char *path, tern_error *err)
+{
+    int rc = 0;
+    struct header h, want = expected_header(b);
+    if (m->n < sizeof h)
+        TERN_FAIL(err, TERN_EFORMAT, "%s: file ends at byte %zu, inside the header", path, m->n);
+    memcpy(&h, m->p, sizeof h);
+    if (h.endian != ENDIAN)
+        TERN_FAIL(err, TERN_EFORMAT, "%s: written on a machine of another byte order (byte 12)", path);
+    if (h.version != VERSION || h.layout != TERN_PACK_LAYOUT)
+        TERN_FAIL(err, TERN_EUNSUPPORTED,
+                  "%s: format version %u at byte 8, panel layout %u at byte 16; this program reads %d and %d", path,
+                  h.version, h.layout, VERSION, TERN_PACK_LAYOUT);
+    if (h.data_offset < sizeof h || h.data_offset > m->n)
+        TERN_FAIL(err, TERN_EFORMAT, "%s: weights at byte %llu (byte 32), the file has %zu bytes", path,
+                  (unsigned long long)h.data_offset, m->n);
+    if (h.hash != head_hash(m->p, h.data_offset))
+        TERN_FAIL(err, TERN_EFORMAT, "%s: header or table is damaged (checksum at byte 48 differs)", path);
+    if (h.digest != want.digest || h.n_tensors != want.n_tensors || h.data_offset != want.data_offset ||
+        h.data_bytes != want.data_bytes)
+        TERN_FAIL(err, TERN_EMISMATCH, "%s: was made from another model file", path);
+    if (m->n - h.data_offset != h.data_bytes)
+        TERN_FAIL(err, TERN_EFORMAT, "%s: %zu bytes of weights at byte %llu, there should be %llu", path,
+                  m->n - (size_t)h.data_offset, (unsigned long long)h.data_offset, (unsigned long long)h.data_bytes);
+out:
+    return rc;
+}
+
+/* The file's table must be what this program would write, but for the hashes. */
+static int check_table(const struct tern_map *m, const struct tern_weight_block *b, const char *path, tern_error *err)
+{
+    for (size_t i = 0; i < b->n; i++) {
+        const struct record *have = &table_of(m)[i];
+        struct record want = expected(b, i);
+        want.source_hash = have->source_hash;
+        want.hash = have->hash;
+        if (memcmp(have, &want, sizeof want) != 0)
+            return tern_err_set(err, TERN_EMISMATCH,
+                                "%s: table entry %zu at byte %zu does not describe tensor \"%s\" of the model file",
+                                path, i, sizeof(struct header) + i * sizeof want, b->places[i].t->name);
+    }
+    return 0;
+}
+
+/* A later start need not read the model file again.  What cannot be written is only slower. */
+static void write_stamp(const struct tern_map *m, const char *path, uint64_t stamp)
+{
+    struct stat st;
+    int fd = open(path, O_WRONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+    if (fd < 0)
+        return;
+    if (fstat(fd, &st) == 0 && st.st_ino == m->id.inode && (uint64_t)st.st_size == m->n)
+        (void)!pwrite(fd, &stamp, sizeof stamp, offsetof(struct header, stamp));
+    (void)close(fd);
+}
+
+/* Is the model file the one that the block was packed from?  Its stamp says so, or else all its bytes.  now: room for
+ * the hashes. */
+static int check_source(const struct tern_map *m, const struct tern_weight_block *b, struct record *now,
+                        const char *path, struct tern_pool *pool, tern_error *err)
+{
+    const struct header *h = (const struct header *)(const void *)m->p;
+    uint64_t stamp = tern_file_stamp(b->f, h->hash);
+    if (stamp && stamp == h->stamp)
+        return 0;
+    hash_all(b, NULL, now, HASH_SOURCE, pool);
+    for (size_t i = 0; i < b->n; i++)
+        if (now[i].source_hash != table_of(m)[i].source_hash)
+            return tern_err_set(err, TERN_EMISMATCH, "%s: was made from other weights: tensor \"%s\" differs", path,
+                                b->places[i].t->name);
+    if (stamp)
+        write_stamp(m, path, stamp);
+    return 0;
+}
+
+static int check_block(const struct tern_map *m, const struct tern_weight_block *b, struct record *now,
+                       const uint8_t *data, const char *path, struct tern_pool *pool, tern_error *err)
+{
+    hash_all(b, data, now, HASH_BLOCK, pool);
+    for (size_t i = 0; i < b->n; i++)
+        if (now[i].hash != table_of(m)[i].hash)
+            return tern_err_set(err, TERN_EFORMAT, "%s: tensor \"%s\" at byte %zu is damaged (checksum differs)", path,
+                                b->places[i].t->name, (size_t)(data - m->p) + b->places[i].offset);
+    return 0;
+}
+
+int tern_packfile_open(struct tern_map *out, const uint8_t **data, const struct tern_weight_block *b, const char *path,
+                       struct tern_pool *pool, bool *replace, tern_error *err)
+{
+    int rc = 0;
+    struct record *now = NULL;
+    rc = tern_map_open(out, path, "a file of packed weights", err);
+    *replace = rc == TERN_ENOENT || rc == TERN_EFORMAT; /* there is none, or it is empty */
+    if (rc < 0)
+        return rc;
+    *replace = memcmp(out->p, MAGIC, out->n < 8 ? out->n : 8) == 0;
+    if (!*replace)
+        TERN_FAIL(err, TERN_EFORMAT, "%s: not a file of packed weights (wrong magic at byte 0)", path);
+    TERN_TRY(check_header(out, b, path, err));
+    TERN_TRY(check_table(out, b, path, err));
+    TERN_TRY(tern_alloc(&now, b->n, sizeof *now, err));
+    *data = out->p + out->n - b->bytes;
+    /* Large pages where the file system has them: kernels read the weights end to end. */
+    (void)madvise((void *)(uintptr_t)*data, b->bytes, MADV_HUGEPAGE);
+    TERN_TRY(check_source(out, b, now, path, pool, err));
+    TERN_TRY(check_block(out, b, now, *data, path, pool, err));
+    tern_map_forget(out->p, (size_t)(*data - out->p));
+out:
+    if (rc < 0)
+        tern_map_close(out);
+    tern_free(now);
+    return rc;
+}

@@ -1,0 +1,208 @@
+/* The measurement of products alone: that every type's products are what its weights say, what it says about bytes, and
+ * what it refuses; and the bytes that a decode step is said to read.  Nothing here depends on how fast anything is. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+#include <cmocka.h>
+#include "tern/eval.h"
+
+#define N_ROWS    3
+#define MAX_TYPES 64
+
+static const int rows[N_ROWS] = {1, 5, 2};
+static const char *all[MAX_TYPES];
+
+static tern_weight_speed_params small(void)
+{
+    int n = 0;
+    while (n < MAX_TYPES && (all[n] = tern_eval_weight_type(n)))
+        n++;
+    return (tern_weight_speed_params){.types = all,
+                                      .n_types = n,
+                                      .rows = rows,
+                                      .n_rows = N_ROWS,
+                                      .n_out = 176,
+                                      .n_in = 512,
+                                      .bytes = 100000,
+                                      .n_threads = 3,
+                                      .reps = 3,
+                                      .read_bytes = 1 << 20};
+}
+
+static void is_spread(tern_spread s)
+{
+    assert_true(s.min > 0 && s.min <= s.median && s.median <= s.max && isfinite(s.max));
+}
+
+static void measure(const tern_weight_speed_params *p, tern_weight_speed *out)
+{
+    tern_read_speed read;
+    tern_error err = {0};
+    if (tern_eval_weight_speed(out, &read, p, &err) < 0)
+        fail_msg("%s", err.msg);
+    assert_int_equal(read.n_threads, p->n_threads);
+    is_spread(read.bytes_per_second);
+}
+
+/* Decode rows are rounded to 8 bits; a product with other weights, or other rows, would be off by about 1. */
+static void test_products(void **state)
+{
+    (void)state;
+    tern_weight_speed out[MAX_TYPES * N_ROWS];
+    tern_weight_speed_params p = small();
+    assert_true(p.n_types >= 11);
+    for (int prompt = 0; prompt < 2; prompt++) {
+        p.prompt = prompt;
+        measure(&p, out);
+        for (int i = 0; i < p.n_types * N_ROWS; i++) {
+            const tern_weight_speed *s = &out[i];
+            assert_string_equal(s->type, all[i / N_ROWS]);
+            assert_int_equal(s->rows, rows[i % N_ROWS]);
+            if (!(s->error < .05))
+                fail_msg("%s, %d rows: the products are off by %g", s->type, s->rows, s->error);
+            assert_true(s->bytes >= 100000 && s->bytes / s->n_matrices * (s->n_matrices - 1) < 100000);
+            is_spread(s->seconds);
+            is_spread(s->read_share);
+        }
+    }
+}
+
+static void test_bytes(void **state)
+{
+    (void)state;
+    tern_weight_speed out[2 * N_ROWS];
+    tern_weight_speed_params p = small();
+    static const char *const two[] = {"f32", "Q5_1"};
+    p.types = two;
+    p.n_types = 2;
+    measure(&p, out);
+    /* The 64 bytes behind each matrix are kernels' to read. */
+    assert_true(out[0].n_matrices == 1 && out[0].bytes == 176 * 512 * 4 + 64);
+    assert_true(out[N_ROWS].n_matrices == 2 && out[N_ROWS].bytes == 2 * (176 * 512 * .75 + 64));
+    assert_true(out[0].error < 1e-6 && out[N_ROWS].error > 1e-4);
+}
+
+static int stop_at_third(void *user, int done, int total)
+{
+    int *calls = user;
+    assert_true(done == ++*calls && done <= total);
+    return done == 3;
+}
+
+static int count(void *user, int done, int total)
+{
+    int *left = user;
+    *left = total - done;
+    return 0;
+}
+
+static void test_progress(void **state)
+{
+    (void)state;
+    tern_weight_speed out[MAX_TYPES * N_ROWS];
+    tern_read_speed read;
+    tern_error err = {0};
+    int calls = 0, left = -1;
+    tern_weight_speed_params p = small();
+    p.progress = stop_at_third;
+    p.user = &calls;
+    assert_int_equal(tern_eval_weight_speed(out, &read, &p, &err), TERN_ECANCELLED);
+    assert_int_equal(calls, 3);
+    p.progress = count;
+    p.user = &left;
+    assert_int_equal(tern_eval_weight_speed(out, &read, &p, &err), 0);
+    assert_int_equal(left, 0);
+}
+
+static void refused(const tern_weight_speed_params *p, int code, const char *text)
+{
+    tern_weight_speed out[MAX_TYPES * N_ROWS];
+    tern_read_speed read;
+    tern_error err = {0};
+    int rc = tern_eval_weight_speed(out, &read, p, &err);
+    if (rc != code || !strstr(err.msg, text))
+        fail_msg("\"%s\" wanted: status %d, %s", text, rc, err.msg);
+}
+
+static void test_refused(void **state)
+{
+    (void)state;
+    static const char *const unknown[] = {"Q4_0", "Q9"};
+    static const int no_rows[] = {0};
+#define REFUSED(code, text, ...)              \
+    do {                                      \
+        tern_weight_speed_params p = small(); \
+        __VA_ARGS__;                          \
+        refused(&p, code, text);              \
+    } while (0)
+    REFUSED(TERN_EINVAL, "types = 0", p.n_types = 0);
+    REFUSED(TERN_EINVAL, "numbers of rows = 65", p.n_rows = 65);
+    REFUSED(TERN_EINVAL, "rows = 0", p.rows = no_rows, p.n_rows = 1);
+    REFUSED(TERN_EINVAL, "outputs = 0", p.n_out = 0);
+    REFUSED(TERN_EINVAL, "40 outputs are not a multiple of 16", p.n_out = 40);
+    REFUSED(TERN_EINVAL, "inputs = 0", p.n_in = 0);
+    REFUSED(TERN_EINVAL, "threads = 1000", p.n_threads = 1000);
+    REFUSED(TERN_EINVAL, "rounds = 0", p.reps = 0);
+    REFUSED(TERN_EINVAL, "100 bytes are too few", p.read_bytes = 100);
+    REFUSED(TERN_EINVAL, "unknown weight type \"Q9\"", p.types = unknown, p.n_types = 2);
+    REFUSED(TERN_EUNSUPPORTED, "not whole blocks of 256", p.n_in = 96);
+    REFUSED(TERN_ELIMIT, "the machine has", p.bytes = (size_t)1 << 50);
+#undef REFUSED
+}
+
+static tern_engine *open_tiny(tern_model **m, const char *file, const char *kv)
+{
+    tern_error err = {0};
+    tern_engine *e = NULL;
+    char path[512];
+    tern_engine_params p = {.n_threads = 1, .kv = kv};
+    (void)snprintf(path, sizeof path, "%s/tiny/%s", TERN_TEST_DATA, file);
+    if (tern_model_open(m, path, &(tern_model_params){.n_threads = 1}, &err) < 0 ||
+        tern_engine_open(&e, *m, &p, &err) < 0)
+        fail_msg("%s", err.msg);
+    return e;
+}
+
+static double kv_bytes(const tern_engine *e, int ctx)
+{
+    tern_step_bytes b;
+    tern_eval_step_bytes(e, 0, ctx, &b);
+    return b.kv;
+}
+
+static void test_step_bytes(void **state)
+{
+    (void)state;
+    tern_model *m;
+    tern_step_bytes b;
+    /* Two layers, one KV head of 64; the embedding is the output matrix. */
+    tern_engine *e = open_tiny(&m, "llama-tied.gguf", "l4");
+    assert_true(kv_bytes(e, 1) == 2 * 256 && kv_bytes(e, 64) == 2 * 64 * 256);
+    assert_true(kv_bytes(e, 70) == 2 * (64 * (2 * 32 + 4) + 6 * 256 + 4 * 256));
+    tern_eval_step_bytes(e, 0, 1, &b);
+    const int n = 320 * 96 + 2 * (2 * 96 * 192 + 2 * 96 * 64 + 3 * 96 * 128);
+    assert_true(b.weights >= 4.0 * n && b.weights <= 4.0 * n + 15 * 64);
+    tern_engine_close(&e);
+    tern_model_close(&m);
+    /* Seven layers, one KV head of 64; the sixth sees everything, the others 70 tokens, which touch two or three pages.
+     */
+    e = open_tiny(&m, "gemma3-w70.gguf", "f16");
+    assert_true(kv_bytes(e, 70) == 7 * 70 * 256);
+    assert_true(kv_bytes(e, 200) == (200 + 6 * (200 - 128)) * 256);
+    assert_true(kv_bytes(e, 190) == (190 + 6 * (190 - 64)) * 256);
+    tern_engine_close(&e);
+    tern_model_close(&m);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_products), cmocka_unit_test(test_bytes),      cmocka_unit_test(test_progress),
+        cmocka_unit_test(test_refused),  cmocka_unit_test(test_step_bytes),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,237 @@
+#!/usr/bin/env python3
+"""Make the tiny random models of the dense families in tests/data/tiny and the logits they must produce.
+
+As make_tiny_models.py, whose prompts it shares: every parameter is drawn anew, the referee is transformers in float32
+with eager attention.  Matrices are Q8_0, rounded before the referee sees them, so both run on the same numbers and decode
+rows go through quantised products.  Runs outside CI: the results are committed.
+
+    make_dense_models.py            write all of tests/data/tiny
+    make_dense_models.py NAME...    write these
+
+Written with torch 2.15.0, transformers 5.23.0, gguf 0.19.0, numpy 2.4.6, Python 3.11.
+"""
+import argparse
+import math
+import pathlib
+import sys
+import zlib
+
+import gguf
+import numpy as np
+import torch
+import transformers
+from gguf import GGMLQuantizationType as Type
+
+import make_tiny_models as tiny
+import reference_logits as ref
+
+OUT = pathlib.Path(__file__).resolve().parent.parent / "tests" / "data" / "tiny"
+ROWS = 80  # logits that are kept: of the last positions
+
+# Dimensions differ from each other inside each model wherever the structure allows it.
+BASE = dict(vocab_size=96, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
+            num_key_value_heads=2, head_dim=32, rms_norm_eps=1e-6, max_position_embeddings=512, bos_token_id=None,
+            eos_token_id=None, pad_token_id=None, attn_implementation="eager")
+DEFAULT_ROPE = dict(rope_type="default", rope_theta=1e4)
+YARN = dict(rope_type="yarn", rope_theta=1e3, factor=4.0, original_max_position_embeddings=48, beta_fast=6.0,
+            beta_slow=1.5)
+LLAMA3 = dict(rope_type="llama3", rope_theta=1e3, factor=8.0, original_max_position_embeddings=40, low_freq_factor=1.0,
+              high_freq_factor=5.0)
+LONGROPE = dict(rope_type="longrope", rope_theta=1e4, original_max_position_embeddings=100,
+                short_factor=[1 + i / 16 for i in range(16)], long_factor=[1 + i * i / 9 for i in range(16)])
+GEMMA3_ROPE = {"full_attention": dict(rope_type="linear", rope_theta=1e6, factor=8.0),
+               "sliding_attention": dict(rope_type="default", rope_theta=1e4)}
+SHORT = {"phi3-long": 97}  # ids of a second prompt, the beginning of the first: within longrope's original context
+
+
+def plain(**changes):
+    return {**BASE, "rope_parameters": DEFAULT_ROPE, **changes}
+
+
+def phi3(**changes):
+    settings = plain(**{"original_max_position_embeddings": 100, "num_attention_heads": 2, **changes})
+    del settings["head_dim"]  # Phi-3 has no such key
+    return settings
+
+
+# name: (GGUF architecture, class of transformers without its ending, configuration, further metadata)
+MODELS = {
+    "qwen3": ("qwen3", "Qwen3", plain(head_dim=48, tie_word_embeddings=True), {}),
+    "llama-yarn": ("llama", "Llama", plain(rope_parameters=YARN), {
+        "rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 48,
+        "rope.scaling.yarn_beta_fast": 6.0, "rope.scaling.yarn_beta_slow": 1.5}),
+    "llama-keys": ("llama", "Llama", plain(rope_parameters=LLAMA3, num_key_value_heads=1), {
+        "rope.scaling.type": "llama3", "rope.scaling.factor": 8.0, "rope.scaling.original_context_length": 40,
+        "rope.scaling.low_freq_factor": 1.0, "rope.scaling.high_freq_factor": 5.0}),
+    "gemma2": ("gemma2", "Gemma2", plain(
+        num_hidden_layers=3, num_key_value_heads=1, sliding_window=20, query_pre_attn_scalar=24, num_attention_heads=2,
+        attn_logit_softcapping=5.0, final_logit_softcapping=3.0), {
+            "attention.sliding_window": 20, "attention.scale": 24**-0.5, "attn_logit_softcapping": 5.0,
+            "final_logit_softcapping": 3.0}),
+    "gemma3-linear": ("gemma3", "Gemma3", plain(
+        num_hidden_layers=3, num_key_value_heads=1, sliding_window=70, query_pre_attn_scalar=32, num_attention_heads=2,
+        layer_types=["full_attention", "sliding_attention", "full_attention"], rope_parameters=GEMMA3_ROPE), {
+            "attention.sliding_window": 70, "attention.sliding_window_pattern": [False, True, False],
+            "rope.freq_base": 1e6, "rope.scaling.type": "linear", "rope.scaling.factor": 8.0}),
+    "phi3-window": ("phi3", "Phi3", phi3(num_key_value_heads=1, sliding_window=20, rope_parameters=DEFAULT_ROPE),
+                    {"attention.sliding_window": 20}),
+    "phi3-long": ("phi3", "Phi3", phi3(rope_parameters=LONGROPE), {
+        "attention.sliding_window": 0, "rope.scaling.original_context_length": 100,
+        "rope.scaling.attn_factor": math.sqrt(1 + math.log(512 / 100) / math.log(100))}),
+}
+PROMPT = 139
+
+LAYER = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+HEAD_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
+GEMMA_LAYER = {
+    **LAYER,
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_attention_norm": "post_attention_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+LAYERS = {
+    "llama": LAYER,
+    "gemma2": GEMMA_LAYER,
+    "gemma3": {**GEMMA_LAYER, **HEAD_NORMS},
+    "phi3": {
+        "attn_norm": "input_layernorm",
+        "attn_qkv": "self_attn.qkv_proj",
+        "attn_output": "self_attn.o_proj",
+        "ffn_norm": "post_attention_layernorm",
+        "ffn_up": "mlp.gate_up_proj",
+        "ffn_down": "mlp.down_proj",
+    },
+    "qwen3": {**LAYER, **HEAD_NORMS},
+}
+GLOBALS = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+INTERLEAVED = ("llama",)  # families whose converter permutes the rows of q and k
+PLUS_ONE = ("gemma2", "gemma3")  # families whose norms are stored as 1 + w
+
+
+@torch.no_grad()
+def randomise(model, arch, rng):
+    tied = model.config.tie_word_embeddings
+    for name, param in model.named_parameters():
+        shape = tuple(param.shape)
+        if "embed_tokens" in name:
+            value = rng.normal(0, 1 / math.sqrt(shape[1]) if tied else 0.5, shape)
+        elif name.endswith(".bias"):
+            value = rng.normal(0, 1, shape)
+        elif len(shape) == 1:
+            value = rng.uniform(-0.5, 0.5, shape) if arch in PLUS_ONE else rng.uniform(0.5, 1.5, shape)
+        else:
+            value = rng.normal(0, 1 / math.sqrt(shape[1]), shape)
+        value = value.astype(np.float32)
+        if len(shape) == 2:
+            value = gguf.quants.dequantize(gguf.quants.quantize(value, Type.Q8_0), Type.Q8_0)
+        param.copy_(torch.from_numpy(value))
+    return model.float().eval()
+
+
+def tensors(model, arch):
+    """(GGUF name, array) of every parameter; a parameter without a name is an error."""
+    state = {name: p.detach().numpy() for name, p in model.named_parameters()}
+    names = {f"{hf}.weight": f"{name}.weight" for name, hf in GLOBALS.items()}
+    for n in range(model.config.num_hidden_layers):
+        for name, hf in LAYERS[arch].items():
+            for end in ("weight", "bias"):
+                names[f"model.layers.{n}.{hf}.{end}"] = f"blk.{n}.{name}.{end}"
+    for length in ("short", "long"):
+        if f"{length}_factor" in (model.config.rope_parameters or {}):
+            yield f"rope_factors_{length}.weight", np.array(model.config.rope_parameters[f"{length}_factor"])
+    for hf, array in state.items():
+        if arch in INTERLEAVED and (".q_proj." in hf or ".k_proj." in hf):
+            heads = array.shape[0] // model.config.head_dim
+            array = ref.interleave_rope_rows(array.reshape(len(array), -1), heads).reshape(array.shape)
+        if arch in PLUS_ONE and array.ndim == 1:
+            array = array + np.float32(1)
+        yield names[hf], array
+
+
+def add(writer, key, value):
+    if isinstance(value, str):
+        writer.add_string(key, value)
+    elif isinstance(value, bool):
+        writer.add_bool(key, value)
+    elif isinstance(value, float):
+        writer.add_float32(key, value)
+    elif isinstance(value, list):
+        writer.add_array(key, value)
+    else:
+        writer.add_uint32(key, value)
+
+
+def metadata(arch, config, more):
+    meta = {
+        "context_length": config.max_position_embeddings,
+        "embedding_length": config.hidden_size,
+        "block_count": config.num_hidden_layers,
+        "feed_forward_length": config.intermediate_size,
+        "attention.head_count": config.num_attention_heads,
+        "attention.head_count_kv": config.num_key_value_heads,
+        "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
+        "attention.key_length": getattr(config, "head_dim", None),
+        "attention.value_length": getattr(config, "head_dim", None),
+        "rope.freq_base": float((config.rope_parameters or {}).get("rope_theta", 1e4)),
+    }
+    return {f"{arch}.{key}": value for key, value in {**meta, **more}.items() if value is not None}
+
+
+def write_gguf(path, arch, config, more, arrays):
+    writer = gguf.GGUFWriter(path, arch)
+    writer.add_type("model")
+    writer.add_name("tern tiny test model")
+    for key, value in metadata(arch, config, more).items():
+        add(writer, key, value)
+    writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
+    writer.add_tokenizer_model("none")
+    for name, array in arrays:
+        array = np.ascontiguousarray(array, np.float32)
+        if array.ndim == 1:
+            writer.add_tensor(name, array)
+        else:
+            writer.add_tensor(name, gguf.quants.quantize(array, Type.Q8_0), raw_dtype=Type.Q8_0)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def make(name):
+    arch, cls, settings, more = MODELS[name]
+    rng = np.random.default_rng(zlib.crc32(name.encode()))
+    config_class = getattr(transformers, f"{cls}TextConfig", None) or getattr(transformers, f"{cls}Config")
+    model = getattr(transformers, f"{cls}ForCausalLM")(config_class(**settings))
+    randomise(model, arch, rng)
+    ids = tiny.prompt({"vocab": settings["vocab_size"], "prompt": PROMPT}, rng)
+    write_gguf(OUT / f"{name}.gguf", arch, model.config, more, tensors(model, arch))
+    (OUT / f"{name}.ids.txt").write_text(",".join(map(str, ids)) + "\n", encoding="ascii")
+    logits = ref.logits(model, ids)[-ROWS:]
+    np.save(OUT / f"{name}.logits.npy", logits)
+    if name in SHORT:
+        np.save(OUT / f"{name}-short.logits.npy", ref.logits(model, ids[:SHORT[name]])[-ROWS:])
+    print(f"{name:14} {(OUT / f'{name}.gguf').stat().st_size:7} bytes, |logit| <= {np.abs(logits).max():.1f}")
+
+
+def main():
+    parser = argparse.ArgumentParser(description="make the tiny dense models of tests/data/tiny")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="only these models")
+    args = parser.parse_args()
+    torch.manual_seed(0)
+    OUT.mkdir(parents=True, exist_ok=True)
+    for name in args.names or MODELS:
+        make(name)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
