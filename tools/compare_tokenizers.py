@@ -2,6 +2,7 @@
 """Compares tern's token ids with those of other implementations, over a generated corpus.
 
     compare_tokenizers.py --program build/tern MODEL.gguf [MODEL.gguf ...]
+    compare_tokenizers.py --program build/tests/tokenize_driver --batch VOCABULARY.gguf tokenizer.json ...
     compare_tokenizers.py --write-fixtures tests/data/tokenizer
 
 The oracle is built from the vocabulary inside the GGUF file, so nothing else is downloaded:
@@ -201,6 +202,53 @@ class Vocabulary:
         return [t for t, y in zip(self.tokens, self.types) if y in types]
 
 
+class JsonVocabulary:
+    """A tokenizer.json: `tokenizers` itself is the oracle.  Without control tokens it gets a file without them."""
+
+    def __init__(self, path):
+        with open(path, encoding="utf-8") as f:
+            self.root = json.load(f)
+        self.path = path
+        self.model, self.pre = "tokenizer.json", self.root["model"].get("type", "BPE")
+        vocab = self.root["model"]["vocab"]
+        ids = dict(vocab) if isinstance(vocab, dict) else {t: i for i, (t, _) in enumerate(vocab)}
+        ids |= {t["content"]: t["id"] for t in self.root["added_tokens"]}
+        self.tokens = [""] * (max(ids.values()) + 1)
+        for t, i in ids.items():
+            self.tokens[i] = t
+        self.bos, self.add_bos = None, False
+
+    def is_control(self, t):
+        text = t["content"]
+        looks = (text[:2], text[-2:]) in (("<|", "|>"), ("<｜", "｜>")) and len(text) > 4
+        return t["special"] or looks
+
+    def of_type(self, *types):
+        return [t["content"] for t in self.root["added_tokens"] if (CONTROL if self.is_control(t) else USER) in types]
+
+
+def hf_json(v, special):
+    from tokenizers import Tokenizer
+    root = dict(v.root)
+    if not special:
+        root["added_tokens"] = [t for t in root["added_tokens"] if not v.is_control(t)]
+        root["post_processor"] = None
+    form = (root["normalizer"] or {}).get("type")
+    if form in ("NFC", "NFD", "NFKC", "NFKD"):
+        root["normalizer"] = None  # Python's tables: see hf_byte_level
+    tokenizer = Tokenizer.from_str(json.dumps(root))
+    ids = {t["content"]: t["id"] for t in root["added_tokens"]}
+    theirs = {tokenizer.token_to_id(t): i for t, i in ids.items()}  # numbered anew where some are missing
+    assert not special or all(a == b for a, b in theirs.items())
+    n = len(v.root["model"]["vocab"])
+    encode = lambda text: [theirs.get(i, i) if i >= n else i
+                           for i in tokenizer.encode(text, add_special_tokens=special).ids]
+    if root["normalizer"] == v.root["normalizer"]:
+        return encode
+    assert root["post_processor"] is None and not any(t["normalized"] for t in root["added_tokens"])
+    return in_pieces(v, special, lambda text: encode(unicodedata.normalize(form, text)))
+
+
 def split_merge(merge):
     gap = merge.index(" ", 1)
     return merge[:gap], merge[gap + 1:]
@@ -310,6 +358,8 @@ def sentencepiece_scores(v, special):
 
 
 def oracles(v):
+    if v.model == "tokenizer.json":
+        return {"tokenizers": hf_json}
     if v.model == "gpt2":
         return {"tokenizers": hf_byte_level}
     if v.model == "llama":
@@ -509,7 +559,8 @@ def main():
         return 0
     if not args.models:
         p.error("no model given")
-    return 1 if sum(compare(Vocabulary(m), args.program.split(), args.bytes, args.seed,
+    load = lambda m: JsonVocabulary(m) if m.endswith(".json") else Vocabulary(m)
+    return 1 if sum(compare(load(m), args.program.split(), args.bytes, args.seed,
                             None if args.batch else args.sample) for m in args.models) else 0
 
 

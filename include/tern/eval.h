@@ -140,12 +140,13 @@ TERN_API void tern_reader_free(tern_reader *r);
 /* One pass by the threads of e; bytes per second. */
 TERN_API double tern_reader_pass(tern_reader *r, tern_engine *e);
 
-/* What a decode row has to read when it is the last of ctx tokens of a sequence of one of the engine's plans. */
+/* What a step of so many decode rows has to read, each the last of ctx tokens of a sequence of one of the engine's
+ * plans. */
 typedef struct tern_step_bytes {
-    double weights; /* packed matrices; all rows of a step read them together */
-    double kv;      /* pages with their headers, raw tokens; of each row */
+    double weights; /* packed matrices, once for all rows; of experts the most that the rows can choose */
+    double kv;      /* pages with their headers, raw tokens; of all rows */
 } tern_step_bytes;
-TERN_API void tern_eval_step_bytes(const tern_engine *e, int plan, int ctx, tern_step_bytes *out);
+TERN_API void tern_eval_step_bytes(const tern_engine *e, int plan, int ctx, int rows, tern_step_bytes *out);
 
 typedef struct tern_read_speed {
     tern_spread bytes_per_second; /* of all threads together */

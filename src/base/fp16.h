@@ -1,4 +1,4 @@
-/* base/fp16.h - scalar conversions between binary32 and the 16-bit formats, exact and branch-light.
+/* base/fp16.h - scalar conversions between binary32 and smaller formats, exact and branch-light.
  *
  * Both narrowing conversions round to nearest, ties to even; NaN stays NaN, overflow becomes infinity.  They agree bit
  * for bit with the F16C and AVX-512 instructions that the vector kernels use. */
@@ -61,6 +61,18 @@ static inline uint16_t tern_f32_to_bf16(float f)
     if ((u & 0x7FFFFFFFu) > 0x7F800000u)
         return (uint16_t)((u >> 16) | 0x40u);
     return (uint16_t)((u + 0x7FFFu + ((u >> 16) & 1u)) >> 16);
+}
+
+/* E4M3 as in OCP's 8-bit formats: bias 7, no infinities; the two NaN come back as +-480. */
+static inline float tern_e4m3_to_f32(uint8_t b)
+{
+    return tern_bits_f32((uint32_t)(b & 0x80u) << 24 | (uint32_t)(b & 0x7Fu) << 20) * 0x1p120f;
+}
+
+/* E8M0: 2^(b-127); the NaN (255) comes back as infinity. */
+static inline float tern_e8m0_to_f32(uint8_t b)
+{
+    return tern_bits_f32(b ? (uint32_t)b << 23 : 0x00400000u);
 }
 
 #endif

@@ -43,7 +43,7 @@ int tern_outfile_open_alone(struct tern_outfile *f, const char *path, int mode, 
 {
     int rc = 0;
     struct stat mine, named;
-    *f = (struct tern_outfile){.fd = -1, .path = path};
+    *f = (struct tern_outfile){.fd = -1, .path = path, .hasty = true};
     TERN_TRY(set_tmp(f, path, snprintf(f->tmp, sizeof f->tmp, "%s.tmp", path), err));
     f->fd = open(f->tmp, O_WRONLY | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, mode);
     if (f->fd < 0 || flock(f->fd, LOCK_EX | LOCK_NB) < 0 || fstat(f->fd, &mine) < 0)
@@ -87,7 +87,7 @@ int tern_outfile_commit(struct tern_outfile *f, tern_error *err)
 {
     int rc = 0;
     /* Without the fsync a crash after the rename could leave an empty file under the good name. */
-    if (fsync(f->fd) < 0 && errno != EINVAL && errno != EROFS)
+    if (!f->hasty && fsync(f->fd) < 0 && errno != EINVAL && errno != EROFS)
         TERN_FAIL(err, TERN_EIO, "%s: cannot write: %s", f->path, strerror(errno));
     /* Closing gives up the lock, if there is one: not before the name is given up too. */
     if (rename(f->tmp, f->path) < 0)

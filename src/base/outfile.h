@@ -5,19 +5,22 @@
 #ifndef TERN_BASE_OUTFILE_H
 #define TERN_BASE_OUTFILE_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include "base/err.h"
 
 struct tern_outfile {
     int fd;
     const char *path; /* borrowed until commit or abort */
+    bool hasty;       /* commit does not wait until the bytes are on the disk */
     char tmp[4096];
 };
 
 /* mode: permissions, less the umask.  On failure *f needs no abort. */
 int tern_outfile_open(struct tern_outfile *f, const char *path, int mode, tern_error *err);
-/* The same for large files that any of several processes may make: one at a time, in PATH.tmp under a lock, where it
- * takes over what a killed process left.  TERN_ECAPACITY while another process is at it. */
+/* The same for large files that can be made again at any time, by any of several processes, and whose readers check
+ * every byte: one writer at a time, in PATH.tmp under a lock, where it takes over what a killed one left.
+ * TERN_ECAPACITY while another process is at it.  Commit does not wait for the disk. */
 int tern_outfile_open_alone(struct tern_outfile *f, const char *path, int mode, tern_error *err);
 /* Asks for the room that `bytes` will take, so that a full disk is found before they are made. */
 int tern_outfile_reserve(struct tern_outfile *f, size_t bytes, tern_error *err);

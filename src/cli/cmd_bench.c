@@ -126,7 +126,7 @@ static int prepare(struct bench *b, tern_error *err)
     struct tern_rng rng = {.state = 1};
     for (int i = 0; i < b->n_ids; i++)
         b->ids[i] = (int32_t)(tern_rng_u64(&rng) % (uint64_t)n_vocab);
-    return tern_reader_new(&b->reader, 0, err);
+    return 0;
 }
 
 static int open_team(struct bench *b, int n_threads, tern_error *err)
@@ -312,9 +312,9 @@ static int summarise_decode(const struct bench *b, struct line l, struct figures
     double per_step = 0;
     for (int i = 0; i < b->tg; i++) {
         tern_step_bytes bytes;
-        tern_eval_step_bytes(b->teams[l.team].engine, l.plan, depth + i + 1, &bytes);
+        tern_eval_step_bytes(b->teams[l.team].engine, l.plan, depth + i + 1, f->batch, &bytes);
         f->per_token.weights += bytes.weights / f->batch / b->tg;
-        f->per_token.kv += bytes.kv / b->tg;
+        f->per_token.kv += bytes.kv / f->batch / b->tg;
     }
     per_step = (f->per_token.weights + f->per_token.kv) * f->batch;
     for (int r = 0; r < b->reps; r++)
@@ -489,6 +489,7 @@ static void clear(struct bench *b)
 int tern_cmd_bench(const struct tern_args *a, tern_error *err)
 {
     int rc = 0;
+    double read_bytes;
     enum tern_format format;
     struct bench b = {.a = a, .reps = (int)a->v[TERN_OPT_REPS].i, .tg = (int)a->v[TERN_OPT_BENCH_TOKENS].i};
     TERN_TRY(tern_setup_format(&format, a, err));
@@ -496,10 +497,12 @@ int tern_cmd_bench(const struct tern_args *a, tern_error *err)
         TERN_TRY(tern_cli_usage(err, "-p 0 and -n 0 leave nothing to measure"));
     b.n_batches = sorted(b.batches, &a->v[TERN_OPT_BATCH]);
     b.max_batch = b.batches[b.n_batches - 1];
+    TERN_TRY(tern_setup_size("--read", a->v[TERN_OPT_READ_SIZE].s, 1e15, &read_bytes, err));
     TERN_TRY(tern_setup_plans(&b.list, &a->v[TERN_OPT_BENCH_KV], err));
     TERN_TRY(tern_setup_model(&b.setup, a, a->v[TERN_OPT_MODEL].s, err));
     TERN_TRY(choose_depths(&b, err));
     TERN_TRY(prepare(&b, err));
+    TERN_TRY(tern_reader_new(&b.reader, (size_t)read_bytes, err));
     TERN_TRY(open_teams(&b, err));
     tern_signals_hold();
     rc = measure(&b, err);

@@ -77,6 +77,30 @@ out:
     return rc;
 }
 
+static int print_csv(const struct bench *b, tern_error *err)
+{
+    int rc = 0;
+    const tern_kv_speed_params *p = &b->p;
+    TERN_TRY(tern_out_printf(err,
+                             "kv,threads,head_dim,heads,kv_heads,ctx,layers,ms_per_step,ms_min,ms_max,x_f16,x_f16_min,"
+                             "x_f16_max,bytes,elements,gb_per_s,read_share,read_share_min,read_share_max,"
+                             "read_gb_per_s,encode_us_per_token,error,reps" TERN_CSV_MACHINE "\n"));
+    for (int i = 0; i < p->n_plans; i++) {
+        const tern_kv_speed *s = &b->speed[i];
+        const tern_spread *ms = &s->seconds, *x = &s->speedup, *share = &s->read_share;
+        TERN_TRY(tern_out_printf(err, "%s,%d,%d,%d,%d,%d,%d,%.4f,%.4f,%.4f,%.4f,%.4f,%.4f,", tern_csv_text(b->plans[i]),
+                                 b->read.n_threads, p->head_dim, p->n_heads, p->n_kv_heads, p->ctx, p->n_layers,
+                                 ms->median * 1e3, ms->min * 1e3, ms->max * 1e3, x->median, x->min, x->max));
+        TERN_TRY(tern_out_printf(err, "%.0f,%.0f,%.3f,%.4f,%.4f,%.4f,%.3f,%.3f,%.6f,%d", s->bytes, s->elements,
+                                 s->bytes / ms->median * 1e-9, share->median, share->min, share->max,
+                                 b->read.bytes_per_second.median * 1e-9, s->encode_seconds.median * 1e6, s->error,
+                                 p->reps));
+        TERN_TRY(tern_machine_csv(err));
+    }
+out:
+    return rc;
+}
+
 static json_t *results_json(const struct bench *b)
 {
     json_t *list = json_array();
@@ -110,12 +134,17 @@ static int print_json(const struct bench *b, tern_error *err)
 int tern_cmd_bench_kv(const struct tern_args *a, tern_error *err)
 {
     int rc = 0;
+    double read_bytes;
+    enum tern_format format;
     struct tern_progress bar = {.what = "bench"};
     struct bench b = {.a = a,
                       .p = {.n_threads = (int)a->v[TERN_OPT_THREADS].i,
                             .reps = (int)a->v[TERN_OPT_SPEED_REPS].i,
                             .progress = tern_progress_show,
                             .user = &bar}};
+    TERN_TRY(tern_setup_format(&format, a, err));
+    TERN_TRY(tern_setup_size("--read", a->v[TERN_OPT_READ_SIZE].s, 1e15, &read_bytes, err));
+    b.p.read_bytes = (size_t)read_bytes;
     TERN_TRY(read_plans(&b, err));
     choose_geometry(&b);
     TERN_TRY(tern_set_cpu_mask(a->v[TERN_OPT_CPU_MASK].s, err));
@@ -126,7 +155,7 @@ int tern_cmd_bench_kv(const struct tern_args *a, tern_error *err)
     if (rc == TERN_ECANCELLED)
         rc = TERN_CLI_INTERRUPTED;
     if (rc == 0)
-        rc = a->v[TERN_OPT_JSON].n ? print_json(&b, err) : print_table(&b, err);
+        rc = (format == TERN_FORMAT_JSON ? print_json : format == TERN_FORMAT_CSV ? print_csv : print_table)(&b, err);
 out:
     tern_plan_list_clear(&b.list);
     return rc;

@@ -160,7 +160,9 @@ static const char man_tail[] =
     "tern inspect model.gguf \\-\\-kv l4\n"
     "tern eval kld \\-m model.gguf \\-f text.txt \\-\\-kv q8,l4,l3 \\-\\-exact\n"
     "tern bench \\-m model.gguf \\-d 0,4096 \\-\\-kv f16,l4 \\-\\-json\n"
+    "tern bench \\-m model.gguf \\-d 0 \\-b 1,8 \\-t 1,2 \\-\\-csv\n"
     "tern bench kv \\-\\-preset smollm2 \\-\\-kv f16,l4,t4\n"
+    "tern bench weights \\-\\-types Q4_0,Q6_K \\-\\-size 1G\n"
     ".fi\n";
 
 static int write_man(struct tern_buf *out, tern_error *err)

@@ -27,7 +27,7 @@ enum tern_weight_form {
     TERN_FORM_AFFINE,
     TERN_FORM_MXFP4, /* data: [n][k/2] bytes, the even input in the low nibble, E2M1; scales: [n][k/32] bytes 2^(s-127)
                       */
-    TERN_FORM_NVFP4, /* data as MXFP4; scales: [n][k/16] bytes E4M3; times *factor */
+    TERN_FORM_NVFP4, /* data as MXFP4; scales: [n][k/16] bytes E4M3; times factors */
     TERN_FORM_MXFP8, /* data: [n][k] bytes E4M3; scales as MXFP4 */
     /* data: [n][k] bytes E4M3; one scale of scale_type per group_rows rows x group inputs (0: per all of them), what is
      * left over at the ends of rows and columns counting as whole: [n / group_rows][k / group]. */
@@ -53,13 +53,15 @@ struct tern_weight_source {
     int group_rows; /* FP8: rows that share a scale */
     bool zero_plus_one;
     const void *data, *scales, *zeros;
-    const float *factor; /* NVFP4, of either form: multiplies every weight; NULL: 1 */
+    const void *factors; /* NVFP4 of either form: f32 that multiply the weights of factor_rows rows each; NULL: 1 */
+    int factor_rows;     /* 0: one factor for all */
+    int64_t row0;        /* GPTQ, AWQ: the matrix is the columns of data from here on, */
+    int64_t n_stored;    /* of so many (0: all columns, row0 is 0) */
     const char *name;    /* of the tensor, for messages */
 };
 
 /* Describes the packed form of the [n, k] matrix `s` (codes, scales, zero, panel_bytes) with data NULL.  Looks at no
- * pointer but s->factor.  TERN_EUNSUPPORTED when the shape does not fit the form, TERN_EFORMAT when the factor is not a
- * positive number. */
+ * pointer of it.  TERN_EUNSUPPORTED when the shape does not fit the form. */
 int tern_weight_plan(struct tern_packed *w, const struct tern_weight_source *s, int64_t n, int64_t k, tern_error *err);
 
 /* Bytes of all panels, a multiple of 64 (64 readable bytes behind the last panel are included). */

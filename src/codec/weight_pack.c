@@ -1,17 +1,15 @@
 #include "codec/codec.h"
 #include "codec/weight_block.h"
 
+#include <math.h>
 #include <string.h>
 
-static bool finite_f16(uint16_t h)
+static int refuse(tern_error *err, const char *name, size_t row, size_t offset, const char *of, const char *what)
 {
-    return (h & 0x7C00u) != 0x7C00u;
-}
-
-static int refuse(tern_error *err, const char *name, int row, size_t offset, const char *what)
-{
-    return tern_err_set(err, TERN_EFORMAT, "tensor %s: the %s of row %d at byte %zu of the tensor is not finite", name,
-                        what, row, offset);
+    return tern_err_set(
+        err, TERN_EFORMAT,
+        "tensor %s: the %s of row %zu at byte %zu of the %s is not finite, or makes weights that are not", name, what,
+        row, offset, of);
 }
 
 /* ---- float weights ---- */
@@ -34,12 +32,12 @@ static int pack_float_panel(const struct tern_packed *w, const struct weight_typ
                             const uint8_t *src, const char *name, int row0, int rows, tern_error *err)
 {
     size_t size = (size_t)t->bytes, row_bytes = size * (size_t)w->k;
-    uint32_t exponent = t->codes == TERN_CODES_F32 ? 0x7F800000u : t->codes == TERN_CODES_F16 ? 0x7C00u : 0x7F80u;
+    uint32_t exponent = w->codes == TERN_CODES_F32 ? 0x7F800000u : w->codes == TERN_CODES_F16 ? 0x7C00u : 0x7F80u;
     for (int j = 0; j < rows; j++) {
         size_t at = (size_t)(row0 + j) * row_bytes;
         int bad = pack_float_row(panel, j, src + at, w->k, size, exponent);
         if (bad >= 0)
-            return refuse(err, name, row0 + j, at + (size_t)bad * size, "weight");
+            return refuse(err, name, (size_t)(row0 + j), at + (size_t)bad * size, "tensor", "weight");
     }
     return 0;
 }
@@ -51,66 +49,136 @@ static void put(uint8_t *vec, int j, uint32_t word)
     memcpy(vec + 4 * j, &word, 4);
 }
 
-/* Row j's 32 codes into a block of the panel; see kernel/pack.h. */
-static void put_block(enum tern_codes codes, uint8_t *dst, int j, const uint32_t quad[8])
+/* Bits `shift`.. of all codes, `width` bits each, eight quads to one vector or four to each of two. */
+static void put_planes(uint8_t *dst, int j, const uint32_t quad[8], int shift, int width)
 {
-    if (codes == TERN_CODES_S8) {
-        for (int g = 0; g < 8; g++)
-            put(dst + g * TERN_VEC, j, quad[g]);
-        return;
-    }
-    for (int g = 0; g < 4; g++)
-        put(dst + g * TERN_VEC, j, (quad[g] & 0x0F0F0F0Fu) | (quad[g + 4] & 0x0F0F0F0Fu) << 4);
-    if (codes == TERN_CODES_U5) {
+    const uint32_t mask = width == 1 ? 0x01010101u : 0x03030303u;
+    const int per_vector = 8 / width;
+    for (int v = 0; v < width; v++) {
         uint32_t plane = 0;
-        for (int g = 0; g < 8; g++)
-            plane |= (quad[g] >> 4 & 0x01010101u) << g;
-        put(dst + 4 * TERN_VEC, j, plane);
-    } else if (codes == TERN_CODES_U6) {
-        for (int v = 0; v < 2; v++) {
-            uint32_t plane = 0;
-            for (int t = 0; t < 4; t++)
-                plane |= (quad[4 * v + t] >> 4 & 0x03030303u) << (2 * t);
-            put(dst + (4 + v) * TERN_VEC, j, plane);
-        }
+        for (int t = 0; t < per_vector; t++)
+            plane |= (quad[per_vector * v + t] >> shift & mask) << (width * t);
+        put(dst + v * TERN_VEC, j, plane);
     }
 }
 
-/* The scales of file block `b` of row j. */
-static void put_scales(const struct tern_packed *w, const struct tern_panel_layout *l, uint8_t *panel, int j, int b,
-                       const struct weight_block *blk)
+/* Row j's 32 codes into a block of the panel; see kernel/pack.h. */
+static void put_block(enum tern_codes codes, uint8_t *dst, int j, const uint32_t quad[8])
 {
-    size_t at = (size_t)b * TERN_PANEL + (size_t)j;
-    memcpy(panel + l->d + 2 * at, &blk->d, 2);
+    switch (codes) {
+    case TERN_CODES_U2:
+    case TERN_CODES_U3:
+    case TERN_CODES_T3:
+        put_planes(dst, j, quad, 0, 2);
+        if (codes != TERN_CODES_U2)
+            put_planes(dst + 2 * TERN_VEC, j, quad, 2, 1);
+        break;
+    case TERN_CODES_U4:
+    case TERN_CODES_U5:
+    case TERN_CODES_U6:
+    case TERN_CODES_T4:
+        for (int g = 0; g < 4; g++)
+            put(dst + g * TERN_VEC, j, (quad[g] & 0x0F0F0F0Fu) | (quad[g + 4] & 0x0F0F0F0Fu) << 4);
+        if (codes == TERN_CODES_U5 || codes == TERN_CODES_U6)
+            put_planes(dst + 4 * TERN_VEC, j, quad, 4, codes == TERN_CODES_U5 ? 1 : 2);
+        break;
+    default:
+        for (int g = 0; g < 8; g++)
+            put(dst + g * TERN_VEC, j, quad[g]);
+    }
+}
+
+/* The scales of block `b`, `elems` inputs, of row j. */
+static void put_scales(const struct tern_packed *w, const struct tern_panel_layout *l, uint8_t *panel, int j, size_t b,
+                       size_t elems, const struct weight_block *blk)
+{
+    size_t group = w->group ? (size_t)w->group : elems, first = b * elems / group;
+    size_t d_bytes = w->group ? tern_number_bytes(w->d_type) : 2, m_bytes = w->group ? tern_number_bytes(w->m_type) : 2;
+    size_t m_at = w->scales == TERN_SCALES_G16 ? (size_t)j : first * TERN_PANEL + (size_t)j;
+    for (size_t g = 0; g == 0 || g < elems / group; g++)
+        memcpy(panel + l->d + ((first + g) * TERN_PANEL + (size_t)j) * d_bytes, &blk->d[g], d_bytes);
     if (l->m)
-        memcpy(panel + l->m + 2 * at, &blk->m, 2);
-    int groups = w->scales == TERN_SCALES_K32 ? 8 : w->scales == TERN_SCALES_K16 ? 16 : 0;
-    for (int g = 0; g < groups; g++) {
-        size_t to = ((size_t)b * (size_t)groups + (size_t)g) * TERN_PANEL + (size_t)j;
+        memcpy(panel + l->m + m_at * m_bytes, &blk->m, m_bytes);
+    size_t small = !tern_scales_super(w->scales) ? 0 : tern_scales_halves(w->scales) ? 16 : 8;
+    for (size_t g = 0; g < small; g++) {
+        size_t to = (b * small + g) * TERN_PANEL + (size_t)j;
         panel[l->a + to] = blk->a[g];
         if (l->b)
             panel[l->b + to] = blk->b[g];
     }
 }
 
-static int pack_quant_panel(const struct tern_packed *w, const struct weight_type *t, uint8_t *panel,
-                            const uint8_t *src, const char *name, int row0, int rows, tern_error *err)
+/* What the rows of s are multiplied by. */
+static float row_factor(const struct tern_weight_source *s, size_t row)
 {
-    struct tern_panel_layout l = tern_panel_layout(w->codes, w->scales, w->k);
+    float f = 1;
+    if (s->factors)
+        memcpy(&f, (const uint8_t *)s->factors + (s->factor_rows ? row / (size_t)s->factor_rows : 0) * 4, 4);
+    return f;
+}
+
+/* What is wrong with the block: a part of a sentence, or NULL. */
+static const char *block_fault(const struct tern_packed *w, size_t elems, const struct weight_block *blk)
+{
+    const enum tern_number d_type = w->group ? w->d_type : TERN_NUMBER_F16;
+    const enum tern_number m_type = w->group ? w->m_type : TERN_NUMBER_F16;
+    float largest = 0;
+    for (size_t g = 0; g == 0 || (w->group && g < elems / (size_t)w->group); g++) {
+        float d = fabsf(tern_number_at(d_type, &blk->d[g], 0));
+        largest = !(d <= largest) ? d : largest;
+        if (d_type == TERN_NUMBER_E4M3 && (blk->d[g] & 0x7F) == 0x7F)
+            return "scale of the block";
+    }
+    /* No code is larger than that of E4M3; those of the K kinds come with halves, which cannot overflow. */
+    const float m = fabsf(tern_number_at(m_type, &blk->m, 0));
+    largest *= w->group ? 512.0f : 1.0f;
+    if (!isfinite(largest))
+        return "scale of the block";
+    if (!isfinite(w->scales == TERN_SCALES_G16 ? largest * m : largest + m))
+        return w->scales == TERN_SCALES_G16 ? "factor" : "minimum of the block";
+    for (size_t i = 0; i < TERN_BLOCK && w->codes == TERN_CODES_E4M3; i++)
+        if ((blk->quad[i / 4] >> (8 * (i % 4)) & 0x7F) == 0x7F)
+            return "weight";
+    return NULL;
+}
+
+static int refuse_block(const struct tern_weight_source *s, const struct weight_type *t, const struct weight_block *blk,
+                        size_t row, size_t at, const char *fault, tern_error *err)
+{
+    if (fault[0] == 'f')
+        return refuse(err, s->name, row, s->factor_rows ? row / (size_t)s->factor_rows * 4 : 0, "factors", fault);
+    if (t)
+        return refuse(err, s->name, row, at * (size_t)t->bytes, "tensor", fault);
+    if (fault[0] == 's')
+        return refuse(err, s->name, row, blk->d_at, "scales", fault);
+    if (fault[0] == 'm')
+        return refuse(err, s->name, row, blk->m_at, "zeros", fault);
+    return refuse(err, s->name, row, at * TERN_BLOCK, "tensor", fault);
+}
+
+/* t: of TERN_FORM_PLAIN, else NULL. */
+static int pack_quant_panel(const struct tern_packed *w, const struct weight_type *t, uint8_t *panel,
+                            const struct tern_weight_source *s, int row0, int rows, tern_error *err)
+{
+    struct tern_panel_layout l = tern_panel_layout(w);
     struct weight_block blk = {0};
-    size_t unit = tern_codes_unit(w->codes);
-    int blocks = w->k / t->elems, inner = t->elems / TERN_BLOCK;
+    const size_t unit = tern_codes_unit(w->codes), elems = t ? (size_t)t->elems : TERN_BLOCK;
+    const size_t blocks = (size_t)w->k / elems, inner = elems / TERN_BLOCK;
     for (int j = 0; j < rows; j++) {
-        for (int b = 0; b < blocks; b++) {
-            size_t at = ((size_t)(row0 + j) * (size_t)blocks + (size_t)b) * (size_t)t->bytes;
-            t->unpack(&blk, src + at);
-            if (!finite_f16(blk.d))
-                return refuse(err, name, row0 + j, at, "scale of the block");
-            if (!finite_f16(blk.m))
-                return refuse(err, name, row0 + j, at, "minimum of the block");
-            for (int i = 0; i < inner; i++)
-                put_block(w->codes, panel + ((size_t)b * (size_t)inner + (size_t)i) * unit, j, blk.quad + 8 * i);
-            put_scales(w, &l, panel, j, b, &blk);
+        for (size_t b = 0; b < blocks; b++) {
+            const size_t row = (size_t)(row0 + j), at = row * blocks + b;
+            if (t)
+                t->unpack(&blk, (const uint8_t *)s->data + at * (size_t)t->bytes);
+            else
+                tern_weight_form_read(&blk, w, s, row, b);
+            if (w->scales == TERN_SCALES_G16)
+                blk.m = tern_f32_bits(0.5f * row_factor(s, row)); /* the table holds doubled values */
+            const char *fault = block_fault(w, elems, &blk);
+            if (fault)
+                return refuse_block(s, t, &blk, row, at, fault, err);
+            for (size_t i = 0; i < inner; i++)
+                put_block(w->codes, panel + (b * inner + i) * unit, j, blk.quad + 8 * i);
+            put_scales(w, &l, panel, j, b, elems, &blk);
         }
     }
     return 0;
@@ -119,14 +187,13 @@ static int pack_quant_panel(const struct tern_packed *w, const struct weight_typ
 int tern_weight_pack(const struct tern_packed *w, void *dst, const struct tern_weight_source *s, int panel0, int panel1,
                      tern_error *err)
 {
-    const struct weight_type *t = tern_weight_type(s->type);
-    TERN_ASSERT(t && t->codes == w->codes && t->scales == w->scales);
+    const struct weight_type *t = s->form == TERN_FORM_PLAIN ? tern_weight_type(s->type) : NULL;
     for (int p = panel0; p < panel1; p++) {
         uint8_t *panel = (uint8_t *)dst + (size_t)p * w->panel_bytes;
         int row0 = p * TERN_PANEL, rows = w->n - row0 < TERN_PANEL ? w->n - row0 : TERN_PANEL;
         memset(panel, 0, w->panel_bytes);
         int rc = tern_codes_float(w->codes) ? pack_float_panel(w, t, panel, s->data, s->name, row0, rows, err)
-                                            : pack_quant_panel(w, t, panel, s->data, s->name, row0, rows, err);
+                                            : pack_quant_panel(w, t, panel, s, row0, rows, err);
         if (rc < 0)
             return rc;
     }

@@ -26,6 +26,7 @@ int tern_reader_new(tern_reader **out, size_t bytes, tern_error *err)
     bytes = bytes ? bytes : READ_BYTES;
     if (bytes < (size_t)TERN_SPEED_MAX_THREADS * READ_TASKS * READ_UNIT)
         TERN_FAIL(err, TERN_EINVAL, "%zu bytes are too few to measure reading", bytes);
+    TERN_TRY(tern_speed_fits("the bytes that reading is measured on", (double)bytes, err));
     TERN_TRY(tern_alloc(&r, 1, sizeof *r, err));
     TERN_TRY(tern_reserve(&r->p, bytes, err));
     r->bytes = bytes;
@@ -128,10 +129,10 @@ double tern_speed_layer_bytes(const struct tern_kv_layer *l, int ctx)
                          (pages && !from ? (double)l->sink_bytes : 0));
 }
 
-void tern_eval_step_bytes(const tern_engine *e, int plan, int ctx, tern_step_bytes *out)
+void tern_eval_step_bytes(const tern_engine *e, int plan, int ctx, int rows, tern_step_bytes *out)
 {
     const struct tern_kv_layout *l = e->plans[plan]->layout;
-    *out = (tern_step_bytes){.weights = (double)tern_net_step_bytes(e->model->net)};
+    *out = (tern_step_bytes){.weights = (double)tern_net_step_bytes(e->model->net, rows)};
     for (int i = 0; i < l->n_layers; i++)
-        out->kv += tern_speed_layer_bytes(&l->layers[i], ctx);
+        out->kv += rows * tern_speed_layer_bytes(&l->layers[i], ctx);
 }

@@ -23,18 +23,29 @@
 
 /* Element and block types, numbered as GGUF numbers them.
  * X(enum, GGUF id, name, elements per block, bytes per block) */
-#define TERN_TYPE_LIST(X)              \
-    X(TERN_F32, 0, "F32", 1, 4)        \
-    X(TERN_F16, 1, "F16", 1, 2)        \
-    X(TERN_Q4_0, 2, "Q4_0", 32, 18)    \
-    X(TERN_Q4_1, 3, "Q4_1", 32, 20)    \
-    X(TERN_Q5_0, 6, "Q5_0", 32, 22)    \
-    X(TERN_Q5_1, 7, "Q5_1", 32, 24)    \
-    X(TERN_Q8_0, 8, "Q8_0", 32, 34)    \
-    X(TERN_Q4_K, 12, "Q4_K", 256, 144) \
-    X(TERN_Q5_K, 13, "Q5_K", 256, 176) \
-    X(TERN_Q6_K, 14, "Q6_K", 256, 210) \
-    X(TERN_BF16, 30, "BF16", 1, 2)
+#define TERN_TYPE_LIST(X)                   \
+    X(TERN_F32, 0, "F32", 1, 4)             \
+    X(TERN_F16, 1, "F16", 1, 2)             \
+    X(TERN_Q4_0, 2, "Q4_0", 32, 18)         \
+    X(TERN_Q4_1, 3, "Q4_1", 32, 20)         \
+    X(TERN_Q5_0, 6, "Q5_0", 32, 22)         \
+    X(TERN_Q5_1, 7, "Q5_1", 32, 24)         \
+    X(TERN_Q8_0, 8, "Q8_0", 32, 34)         \
+    X(TERN_Q2_K, 10, "Q2_K", 256, 84)       \
+    X(TERN_Q3_K, 11, "Q3_K", 256, 110)      \
+    X(TERN_Q4_K, 12, "Q4_K", 256, 144)      \
+    X(TERN_Q5_K, 13, "Q5_K", 256, 176)      \
+    X(TERN_Q6_K, 14, "Q6_K", 256, 210)      \
+    X(TERN_IQ2_XXS, 16, "IQ2_XXS", 256, 66) \
+    X(TERN_IQ2_XS, 17, "IQ2_XS", 256, 74)   \
+    X(TERN_IQ3_XXS, 18, "IQ3_XXS", 256, 98) \
+    X(TERN_IQ4_NL, 20, "IQ4_NL", 32, 18)    \
+    X(TERN_IQ3_S, 21, "IQ3_S", 256, 110)    \
+    X(TERN_IQ2_S, 22, "IQ2_S", 256, 82)     \
+    X(TERN_IQ4_XS, 23, "IQ4_XS", 256, 136)  \
+    X(TERN_BF16, 30, "BF16", 1, 2)          \
+    X(TERN_MXFP4, 39, "MXFP4", 32, 17)      \
+    X(TERN_NVFP4, 40, "NVFP4", 64, 36)
 
 enum tern_type {
 #define TERN_TYPE_ENUM(name, id, text, elems, bytes) name = id,

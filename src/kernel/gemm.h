@@ -7,47 +7,92 @@
  *   wide    prompt rows.  f32 activations times exactly dequantised f32 weights; every output element is ONE chain
  *           acc = fma(w[k], x[k], acc), k ascending from acc = +0.  All levels are bit-equal.
  *   bf16    prompt rows on machines with matrix units, unless f32 is asked for: see struct tern_bf16_kernels.
- *   narrow  decode rows.  Activations quantised to int8 per 32; per block of 32 (16 for six-bit weights) an exact
- *           integer dot, then one chain in f32 (see `narrow`).  All levels are bit-equal.
- * Float weights (F32 F16 BF16) have no integer form: their narrow product is the wide chain. */
+ *   narrow  decode rows.  Activations quantised to int8 per 32; per block of 32 (16 where scales are that close) an
+ *           exact integer dot, then one chain in f32 (see `narrow`).  All levels are bit-equal.
+ * Floats (F32 F16 BF16 E4M3) have no integer form: their narrow product is the wide chain. */
 #ifndef TERN_KERNEL_GEMM_H
 #define TERN_KERNEL_GEMM_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
 #define TERN_PANEL 16 /* output rows in a panel */
+#define TERN_TABLE 16 /* values of a table of codes */
 
+/* Float codes, then codes that need a scale: E4M3 (eight-bit floats), unsigned integers of 2 to 6 bits, signed bytes,
+ * and codes of 3 and 4 bits whose values, signed bytes, stand in a table. */
 enum tern_codes {
     TERN_CODES_F32,
     TERN_CODES_F16,
     TERN_CODES_BF16,
+    TERN_CODES_E4M3,
+    TERN_CODES_U2,
+    TERN_CODES_U3,
     TERN_CODES_U4,
     TERN_CODES_U5,
     TERN_CODES_U6,
-    TERN_CODES_S8
+    TERN_CODES_S8,
+    TERN_CODES_T3,
+    TERN_CODES_T4
 };
 
-/* How a weight comes back from its code c:
+/* How a weight comes back from its code c (of T3, T4: the table's value):
  *   NONE   float codes
  *   F16    w = d * (c - zero)               d: f16 per row and 32 k
- *   F16M   w = d * c + m                    d, m: f16 per row and 32 k; f32 product, then one rounded addition
+ *   F16M   w = d * c + m                    d, m: f16 per row and 32 k
  *   K32    w = (d*a) * c - (dmin*b)         d, dmin: f16 per row and 256 k; a, b: u8 per row and 32 k
- *   K16    w = (d*s) * (c - zero)           d: f16 per row and 256 k; s: i8 per row and 16 k
- * Products in brackets are exact in f32. */
-enum tern_scales { TERN_SCALES_NONE, TERN_SCALES_F16, TERN_SCALES_F16M, TERN_SCALES_K32, TERN_SCALES_K16 };
+ *   K16M   w = (d*a) * c - (dmin*b)         d, dmin: f16 per row and 256 k; a, b: four bits per row and 16 k
+ *   K32S   w = (d*unit*s) * c               d: f16 per row and 256 k; s: i8 per row and 32 k
+ *   K16    w = (d*unit*s) * (c - zero)      d: f16 per row and 256 k; s: i8 per row and 16 k
+ *   G16    w = (d*u) * (c - zero)           d: d_type per row and 16 k; u: f32 per row
+ *   G32    w = (d*unit) * (c - zero)        d: d_type per row and `group` k
+ *   G32M   w = d * (c - zero) + m           d: d_type, m: m_type per row and `group` k
+ * What stands in brackets is rounded to f32, and so is w, once; in all but G16 brackets are exact. */
+enum tern_scales {
+    TERN_SCALES_NONE,
+    TERN_SCALES_F16,
+    TERN_SCALES_F16M,
+    TERN_SCALES_K32,
+    TERN_SCALES_K16M,
+    TERN_SCALES_K32S,
+    TERN_SCALES_K16,
+    TERN_SCALES_G16,
+    TERN_SCALES_G32,
+    TERN_SCALES_G32M
+};
+
+/* What the scales of the G kinds are.  ZERO, for m alone: a byte z that means m = -(d*z), exact. */
+enum tern_number {
+    TERN_NUMBER_F32,
+    TERN_NUMBER_F16,
+    TERN_NUMBER_BF16,
+    TERN_NUMBER_E8M0,
+    TERN_NUMBER_E4M3,
+    TERN_NUMBER_ZERO
+};
 
 /* A packed matrix [n, k].  Panels lie one after another, panel_bytes apart, 64-byte aligned; rows beyond n in the last
  * panel are zero weights.  The layout inside a panel is documented in kernel/pack.h. */
 struct tern_packed {
     enum tern_codes codes;
     enum tern_scales scales;
-    int zero; /* subtracted from unsigned codes where the formula says so */
-    int n;    /* output rows */
-    int k;    /* inputs; a multiple of 32 (256 for K32, K16; any for float codes) */
+    int zero;                        /* subtracted from codes where the formula says so; -128..32 */
+    int group;                       /* G kinds: inputs that share d (and m): 16 of G16, else 32, 64 or 128 */
+    enum tern_number d_type, m_type; /* G kinds */
+    float unit;                      /* a power of two: K32S, K16, G32 */
+    int8_t table[TERN_TABLE];        /* T3 (the first 8 values), T4 */
+    int n;                           /* output rows */
+    int k;                           /* inputs; a multiple of 32 (256 for the K kinds, any for float codes) */
     size_t panel_bytes;
     const uint8_t *data;
 };
+
+/* Have the codes an integer form, and so a narrow product of their own? */
+static inline bool tern_codes_integer(enum tern_codes codes)
+{
+    return codes > TERN_CODES_E4M3;
+}
 
 /* One row of activations for the narrow class.  q: [k] int8; scale: [k/32]; sum16: [k/16] sums of q over 16. */
 struct tern_q8_row {
@@ -69,10 +114,11 @@ struct tern_gemm_kernels {
     void (*wide)(float *y, size_t y_stride, const float *x, size_t x_stride, int n_rows, const struct tern_packed *w,
                  int panel0, int panel1, float *scratch);
 
-    /* As `wide` for quantised rows.  For each group g of 32 (K16: 16) inputs, ascending, starting from acc = +0:
+    /* As `wide` for quantised rows.  For each group g of 32 (K16M, K16, G16: 16) inputs, ascending, starting from
+     * acc = +0:
      *     dot = sum c*q over the group (integers, exact);  isum = sum q over the group
-     *     F16, K16:  acc = fma((float)(dot - zero*isum), sw*sx, acc)            sw: f32 scale of the weight group
-     *     F16M, K32: acc = fma((float)dot, sw*sx, acc); acc = fma(mw, sx*(float)isum, acc)    mw: m, or -(dmin*b)
+     *     acc = fma((float)(dot - zero*isum), sw*sx, acc)                   sw: f32 scale of the weight group
+     *     kinds with a minimum: acc = fma(mw, sx*(float)isum, acc)          mw: m, or -(dmin*b)
      * sx is the activation block's scale; sw*sx and sx*isum are rounded f32 products.
      * Not for float codes. */
     void (*narrow)(float *y, size_t y_stride, const struct tern_q8_row *x, int n_rows, const struct tern_packed *w,

@@ -9,16 +9,26 @@
  * lane is one row, and the four activations of a quad are broadcast to all lanes.  A block has quads 0..7.
  *
  *   S8   512 bytes  vector q is quad q, signed bytes
+ *   E4M3 512 bytes  as S8, eight-bit floats
+ *   U2   128 bytes  vectors v (0, 1) whose bits 2t, 2t+1 of each byte are quad 4v+t
+ *   U3   192 bytes  as U2, then a vector whose bit q of each byte is bit 2 of quad q's code
  *   U4   256 bytes  vector j (0..3): low nibbles are quad j, high nibbles quad j+4
  *   U5   320 bytes  as U4, then a vector whose bit q of each byte is bit 4 of quad q's code
  *   U6   384 bytes  as U4, then two vectors v (0, 1) whose bits 2t, 2t+1 of each byte are bits 4, 5 of quad 4v+t
+ *   T3, T4          as U3, U4: the codes are places in the table
  *   float codes     no blocks: element (input, row) lies at index 16*input + row
  *
- * Scale regions (blocks = k/32, supers = k/256; every row of a region has 16 entries, one per output row):
+ * Scale regions (blocks = k/32, supers = k/256, groups = k/group rounded up; every row of a region has 16 entries, one
+ * per output row):
  *   F16    f16 d[blocks]
  *   F16M   f16 d[blocks], f16 m[blocks]
  *   K32    f16 d[supers], f16 dmin[supers], u8 a[blocks], u8 b[blocks]
+ *   K16M   f16 d[supers], f16 dmin[supers], u8 ba[2*blocks]: a in the low bits, b in the high ones
+ *   K32S   f16 d[supers], i8 s[blocks]
  *   K16    f16 d[supers], i8 s[2*blocks]
+ *   G16    d_type d[2*blocks], f32 u[1]
+ *   G32    d_type d[groups]
+ *   G32M   d_type d[groups], m_type m[groups]
  *
  * Only static inline arithmetic here, so that every instruction-set folder may include it. */
 #ifndef TERN_KERNEL_PACK_H
@@ -30,17 +40,84 @@
 #include "base/fp16.h"
 #include "kernel/gemm.h"
 
-#define TERN_PACK_LAYOUT 1 /* number of this layout, in files that keep panels: raised with every change of it */
+#define TERN_PACK_LAYOUT 2 /* number of this layout, in files that keep panels: raised with every change of it */
 
 #define TERN_BLOCK 32  /* inputs that share an activation scale */
-#define TERN_SUPER 256 /* inputs that share d of K32 and K16 */
+#define TERN_SUPER 256 /* inputs that share d of the K kinds */
 #define TERN_VEC   64  /* bytes of one vector of the layout */
+
+/* X(codes, scales): the combinations that exist, without the float codes; first those that have a narrow product. */
+#define TERN_NARROW_KINDS(X) \
+    X(U4, F16)               \
+    X(U4, F16M)              \
+    X(U4, K32)               \
+    X(U5, F16)               \
+    X(U5, F16M)              \
+    X(U5, K32)               \
+    X(U6, K16)               \
+    X(S8, F16)               \
+    X(U2, K16M)              \
+    X(U3, K16)               \
+    X(T3, K32S)              \
+    X(T3, K16)               \
+    X(T4, K32S)              \
+    X(T4, G16)               \
+    X(T4, G32)               \
+    X(U2, G32M)              \
+    X(U3, G32M)              \
+    X(U4, G32M)              \
+    X(U5, G32M)              \
+    X(U6, G32M)              \
+    X(S8, G32M)
+#define TERN_QUANT_KINDS(X) TERN_NARROW_KINDS(X) X(E4M3, G32)
 
 /* Byte offsets inside a panel; those that the scale kind does not have are 0. */
 struct tern_panel_layout {
-    size_t d, m, a, b; /* m: minimum (F16M) or dmin (K32); a: scales of K32 and K16; b: minimum factors of K32 */
+    size_t d, m, a, b; /* m: minimum, dmin or u; a: small scales of the K kinds; b: minimum factors of K32 */
     size_t bytes;
 };
+
+/* ---- what kinds have in common, for kernels in which they are constants ---- */
+
+/* Do codes mean signed bytes? */
+static inline bool tern_codes_signed(enum tern_codes codes)
+{
+    return codes >= TERN_CODES_S8;
+}
+
+static inline bool tern_codes_table(enum tern_codes codes)
+{
+    return codes >= TERN_CODES_T3;
+}
+
+/* Has each half of a block a scale of its own? */
+static inline bool tern_scales_halves(enum tern_scales scales)
+{
+    return scales == TERN_SCALES_K16M || scales == TERN_SCALES_K16 || scales == TERN_SCALES_G16;
+}
+
+/* Is d shared by 256 inputs? */
+static inline bool tern_scales_super(enum tern_scales scales)
+{
+    return scales >= TERN_SCALES_K32 && scales <= TERN_SCALES_K16;
+}
+
+/* Is there a minimum: dmin*b, to be subtracted, or m, to be added? */
+static inline bool tern_scales_minus(enum tern_scales scales)
+{
+    return scales == TERN_SCALES_K32 || scales == TERN_SCALES_K16M;
+}
+
+static inline bool tern_scales_plus(enum tern_scales scales)
+{
+    return scales == TERN_SCALES_F16M || scales == TERN_SCALES_G32M;
+}
+
+/* Is `zero` subtracted? */
+static inline bool tern_scales_zero(enum tern_scales scales)
+{
+    return !tern_scales_minus(scales) && scales != TERN_SCALES_F16M;
+}
 
 static inline bool tern_codes_float(enum tern_codes codes)
 {
@@ -56,16 +133,28 @@ static inline size_t tern_codes_unit(enum tern_codes codes)
     case TERN_CODES_F16:
     case TERN_CODES_BF16:
         return TERN_PANEL * 2;
+    case TERN_CODES_U2:
+        return 2 * TERN_VEC;
+    case TERN_CODES_U3:
+    case TERN_CODES_T3:
+        return 3 * TERN_VEC;
     case TERN_CODES_U4:
+    case TERN_CODES_T4:
         return 4 * TERN_VEC;
     case TERN_CODES_U5:
         return 5 * TERN_VEC;
     case TERN_CODES_U6:
         return 6 * TERN_VEC;
+    case TERN_CODES_E4M3:
     case TERN_CODES_S8:
         break;
     }
     return 8 * TERN_VEC;
+}
+
+static inline size_t tern_number_bytes(enum tern_number type)
+{
+    return type == TERN_NUMBER_F32 ? 4 : type <= TERN_NUMBER_BF16 ? 2 : 1;
 }
 
 /* Appends a region of `bytes` and returns its offset. */
@@ -76,12 +165,14 @@ static inline size_t tern_panel_region(size_t *end, size_t bytes)
     return at;
 }
 
-static inline struct tern_panel_layout tern_panel_layout(enum tern_codes codes, enum tern_scales scales, int k)
+/* Reads the kinds, k and group of w. */
+static inline struct tern_panel_layout tern_panel_layout(const struct tern_packed *w)
 {
-    size_t blocks = (size_t)k / TERN_BLOCK, supers = (size_t)k / TERN_SUPER, end = 0;
+    size_t blocks = (size_t)w->k / TERN_BLOCK, supers = (size_t)w->k / TERN_SUPER, end = 0;
+    size_t groups = w->group ? ((size_t)w->k + (size_t)w->group - 1) / (size_t)w->group : 0;
     struct tern_panel_layout l = {0};
-    tern_panel_region(&end, tern_codes_unit(codes) * (tern_codes_float(codes) ? (size_t)k : blocks));
-    switch (scales) {
+    tern_panel_region(&end, tern_codes_unit(w->codes) * (tern_codes_float(w->codes) ? (size_t)w->k : blocks));
+    switch (w->scales) {
     case TERN_SCALES_NONE:
         break;
     case TERN_SCALES_F16:
@@ -97,9 +188,25 @@ static inline struct tern_panel_layout tern_panel_layout(enum tern_codes codes, 
         l.a = tern_panel_region(&end, blocks * TERN_PANEL);
         l.b = tern_panel_region(&end, blocks * TERN_PANEL);
         break;
+    case TERN_SCALES_K16M:
+        l.d = tern_panel_region(&end, supers * TERN_PANEL * 2);
+        l.m = tern_panel_region(&end, supers * TERN_PANEL * 2);
+        l.a = tern_panel_region(&end, 2 * blocks * TERN_PANEL);
+        break;
+    case TERN_SCALES_K32S:
     case TERN_SCALES_K16:
         l.d = tern_panel_region(&end, supers * TERN_PANEL * 2);
-        l.a = tern_panel_region(&end, 2 * blocks * TERN_PANEL);
+        l.a = tern_panel_region(&end, blocks * TERN_PANEL * (w->scales == TERN_SCALES_K16 ? 2 : 1));
+        break;
+    case TERN_SCALES_G16:
+        l.d = tern_panel_region(&end, groups * TERN_PANEL * tern_number_bytes(w->d_type));
+        l.m = tern_panel_region(&end, TERN_PANEL * 4);
+        break;
+    case TERN_SCALES_G32:
+    case TERN_SCALES_G32M:
+        l.d = tern_panel_region(&end, groups * TERN_PANEL * tern_number_bytes(w->d_type));
+        if (w->scales == TERN_SCALES_G32M)
+            l.m = tern_panel_region(&end, groups * TERN_PANEL * tern_number_bytes(w->m_type));
         break;
     }
     l.bytes = end;
@@ -114,32 +221,83 @@ static inline int tern_panels(const struct tern_packed *w)
 /* One panel for reading. */
 struct tern_panel_view {
     const uint8_t *codes;
-    const uint16_t *d, *m;
+    const uint16_t *d, *m; /* of the G kinds: whatever the types say */
     const uint8_t *a, *b;
+    enum tern_number d_type, m_type;
+    int shift; /* G kinds: group = 16 << shift */
+    float unit;
+    const int8_t *table;
 };
 
 static inline struct tern_panel_view tern_panel_view(const struct tern_packed *w, const struct tern_panel_layout *l,
                                                      int panel)
 {
     const uint8_t *p = w->data + (size_t)panel * w->panel_bytes;
-    struct tern_panel_view v = {p, (const uint16_t *)(const void *)(p + l->d),
-                                (const uint16_t *)(const void *)(p + l->m), p + l->a, p + l->b};
+    struct tern_panel_view v = {.codes = p,
+                                .d = (const uint16_t *)(const void *)(p + l->d),
+                                .m = (const uint16_t *)(const void *)(p + l->m),
+                                .a = p + l->a,
+                                .b = p + l->b,
+                                .d_type = w->d_type,
+                                .m_type = w->m_type,
+                                .shift = w->group == 128 ? 3 : w->group / 32,
+                                .unit = w->unit,
+                                .table = w->table};
     return v;
 }
 
-/* The integer code of input `i` (0..31) of row `row` (0..15) in the block at `block`. */
-static inline int tern_block_code(enum tern_codes codes, const uint8_t *block, int i, int row)
+/* Number `i` of a region of the G kinds; of ZERO the byte itself. */
+static inline float tern_number_at(enum tern_number type, const void *region, size_t i)
 {
-    int quad = i / 4, lane = 4 * row + i % 4;
+    const uint8_t *bytes = region;
+    const uint16_t *halves = region;
+    const float *floats = region;
+    switch (type) {
+    case TERN_NUMBER_F32:
+        return floats[i];
+    case TERN_NUMBER_F16:
+        return tern_f16_to_f32(halves[i]);
+    case TERN_NUMBER_BF16:
+        return tern_bf16_to_f32(halves[i]);
+    case TERN_NUMBER_E8M0:
+        return tern_e8m0_to_f32(bytes[i]);
+    case TERN_NUMBER_E4M3:
+        return tern_e4m3_to_f32(bytes[i]);
+    case TERN_NUMBER_ZERO:
+        break;
+    }
+    return (float)bytes[i];
+}
+
+/* The integer code of input `i` (0..31) of row `row` (0..15) in the block at `block`: of table codes the value. */
+static inline int tern_block_code(enum tern_codes codes, const int8_t *table, const uint8_t *block, int i, int row)
+{
+    int quad = i / 4, lane = 4 * row + i % 4, c;
     if (codes == TERN_CODES_S8)
         return (int8_t)block[quad * TERN_VEC + lane];
-    int c = block[quad % 4 * TERN_VEC + lane] >> (quad / 4 * 4) & 15;
+    if (codes == TERN_CODES_U2 || codes == TERN_CODES_U3 || codes == TERN_CODES_T3) {
+        c = block[quad / 4 * TERN_VEC + lane] >> (quad % 4 * 2) & 3;
+        if (codes != TERN_CODES_U2)
+            c |= (block[2 * TERN_VEC + lane] >> quad & 1) << 2;
+        return codes == TERN_CODES_T3 ? table[c] : c;
+    }
+    c = block[quad % 4 * TERN_VEC + lane] >> (quad / 4 * 4) & 15;
     const uint8_t *high = block + 4 * TERN_VEC;
     if (codes == TERN_CODES_U5)
         c |= (high[lane] >> quad & 1) << 4;
     else if (codes == TERN_CODES_U6)
         c |= (high[quad / 4 * TERN_VEC + lane] >> quad % 4 * 2 & 3) << 4;
-    return c;
+    return codes == TERN_CODES_T4 ? table[c] : c;
+}
+
+/* The code of input i of row `row` of a panel that is not one of float codes: integers, and E4M3. */
+static inline float tern_panel_code(enum tern_codes codes, const struct tern_panel_view *v, size_t i, int row)
+{
+    const uint8_t *block = v->codes + i / TERN_BLOCK * tern_codes_unit(codes);
+    int at = (int)(i % TERN_BLOCK);
+    if (codes == TERN_CODES_E4M3)
+        return tern_e4m3_to_f32(block[at / 4 * TERN_VEC + 4 * row + at % 4]);
+    return (float)tern_block_code(codes, v->table, block, at, row);
 }
 
 /* The float weight of input `i` of row `row` in a panel of float codes. */
@@ -152,12 +310,13 @@ static inline float tern_float_code(enum tern_codes codes, const uint8_t *panel,
     return codes == TERN_CODES_F16 ? tern_f16_to_f32(h) : tern_bf16_to_f32(h);
 }
 
-/* Scale and added minimum of half block `half` (16 inputs; only K16 tells the halves of a block apart). */
+/* Scale and added minimum of half block `half` (16 inputs; see tern_scales_halves). */
 static inline void tern_group_scale(enum tern_scales scales, const struct tern_panel_view *v, int half, int row,
                                     float *scale, float *minimum)
 {
-    size_t block = (size_t)half / 2 * TERN_PANEL + (size_t)row;
+    size_t block = (size_t)half / 2 * TERN_PANEL + (size_t)row, at = (size_t)half * TERN_PANEL + (size_t)row;
     size_t super = (size_t)half / 16 * TERN_PANEL + (size_t)row;
+    size_t group = ((size_t)half >> v->shift) * TERN_PANEL + (size_t)row;
     *scale = 1;
     *minimum = 0;
     switch (scales) {
@@ -174,10 +333,62 @@ static inline void tern_group_scale(enum tern_scales scales, const struct tern_p
         *scale = tern_f16_to_f32(v->d[super]) * (float)v->a[block];
         *minimum = -(tern_f16_to_f32(v->m[super]) * (float)v->b[block]);
         break;
+    case TERN_SCALES_K16M:
+        *scale = tern_f16_to_f32(v->d[super]) * (float)(v->a[at] & 15);
+        *minimum = -(tern_f16_to_f32(v->m[super]) * (float)(v->a[at] >> 4));
+        break;
+    case TERN_SCALES_K32S:
+        *scale = tern_f16_to_f32(v->d[super]) * v->unit * (float)(int8_t)v->a[block];
+        break;
     case TERN_SCALES_K16:
-        *scale = tern_f16_to_f32(v->d[super]) * (float)(int8_t)v->a[(size_t)half * TERN_PANEL + (size_t)row];
+        *scale = tern_f16_to_f32(v->d[super]) * v->unit * (float)(int8_t)v->a[at];
+        break;
+    case TERN_SCALES_G16:
+        *scale = tern_number_at(v->d_type, v->d, group) * tern_number_at(TERN_NUMBER_F32, v->m, (size_t)row);
+        break;
+    case TERN_SCALES_G32:
+        *scale = tern_number_at(v->d_type, v->d, group) * v->unit;
+        break;
+    case TERN_SCALES_G32M:
+        *scale = tern_number_at(v->d_type, v->d, group);
+        *minimum = tern_number_at(v->m_type, v->m, group);
+        if (v->m_type == TERN_NUMBER_ZERO)
+            *minimum = -(*scale * *minimum);
         break;
     }
+}
+
+/* Asks for what block b + ahead of a panel will read.  Behind the last block comes the next panel of a sequence of
+ * them, panel_bytes further on; asking beyond the matrix does no harm.  codes and scales are constants of the caller.
+ */
+static inline __attribute__((always_inline)) void tern_prefetch_block(enum tern_codes codes, enum tern_scales scales,
+                                                                      const struct tern_panel_view *v, size_t b,
+                                                                      size_t ahead, size_t blocks, size_t panel_bytes)
+{
+    const size_t unit = tern_codes_unit(codes);
+    size_t next = b + ahead, jump = 0;
+    if (next >= blocks) {
+        next -= blocks;
+        jump = panel_bytes;
+    }
+    const char *c = (const char *)v->codes + jump + next * unit;
+#pragma GCC unroll 8
+    for (size_t line = 0; line < unit; line += 64)
+        __builtin_prefetch(c + line);
+    const char *d = (const char *)v->d + jump, *m = (const char *)v->m + jump;
+    size_t small = next * TERN_PANEL * (tern_scales_halves(scales) ? 2 : 1);
+    if (scales == TERN_SCALES_F16 || scales == TERN_SCALES_F16M)
+        __builtin_prefetch(d + next * TERN_PANEL * 2);
+    if (scales == TERN_SCALES_F16M)
+        __builtin_prefetch(m + next * TERN_PANEL * 2);
+    if (scales == TERN_SCALES_K32)
+        __builtin_prefetch((const char *)v->b + jump + small);
+    if (tern_scales_super(scales))
+        __builtin_prefetch((const char *)v->a + jump + small);
+    if (scales >= TERN_SCALES_G16)
+        __builtin_prefetch(d + (2 * next >> v->shift) * TERN_PANEL * tern_number_bytes(v->d_type));
+    if (scales == TERN_SCALES_G32M)
+        __builtin_prefetch(m + (2 * next >> v->shift) * TERN_PANEL * tern_number_bytes(v->m_type));
 }
 
 #endif

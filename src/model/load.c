@@ -104,13 +104,49 @@ static int plan_bytes(const struct loader *ld, struct tern_weight_place *p, int6
         p->bytes = tern_round_up((size_t)p->n * sizeof(float), TERN_ALIGN);
         return 0;
     }
-    if (tern_weight_plan(&p->dst->mat, &p->src, p->n, k, err) < 0)
-        return tern_err_set(err, TERN_EUNSUPPORTED,
-                            "%s: tensor \"%s\": %s [%lld, %d] cannot be used: row length must be a multiple of 32",
-                            tern_file_path(ld->f), p->t->name, tern_type_name(p->t->type), (long long)k, p->n);
+    tern_error e = {0};
+    int rc = tern_weight_plan(&p->dst->mat, &p->src, p->n, k, &e);
+    if (rc < 0)
+        return tern_err_set(err, rc, "%s: tensor \"%s\": %s", tern_file_path(ld->f), p->t->name, e.msg);
     if (!tern_mul(tern_weight_bytes(&p->dst->mat), (size_t)p->stack, &p->bytes))
         return tern_err_set(err, TERN_ENOMEM, "%s: the weights do not fit in memory", tern_file_path(ld->f));
     return 0;
+}
+
+/* A tensor of which the name differs in its last word: NAME.scale of NAME.weight.  NULL when absent. */
+static const struct tern_tensor *sibling(const struct loader *ld, const struct tern_tensor *t, const char *word)
+{
+    char name[NAME_MAX_LEN + 16];
+    const char *dot = strrchr(t->name, '.');
+    (void)snprintf(name, sizeof name, "%.*s.%s", dot ? (int)(dot - t->name) : 0, t->name, word);
+    return tern_file_tensor(ld->f, name);
+}
+
+/* NVFP4 has one more factor for each matrix, as a tensor.  Another one says by what activations are multiplied before
+ * they are rounded to four bits: of no use where they are not. */
+static int find_parts(const struct loader *ld, struct tern_weight_place *p, struct tern_weight_source *s,
+                      tern_error *err)
+{
+    const struct tern_tensor *scale = p->t->type == TERN_NVFP4 ? sibling(ld, p->t, "scale") : NULL;
+    int n = 0;
+    if (scale && (scale->type != TERN_F32 || scale->dims[0] != p->stack || scale->n_dims != 1))
+        return tern_err_set(err, TERN_EFORMAT, "%s: tensor \"%s\" at byte %llu is not F32 [%d]", tern_file_path(ld->f),
+                            scale->name, (unsigned long long)scale->file_offset, p->stack);
+    if (scale) {
+        p->parts[n++] = scale;
+        s->factors = scale->data;
+        s->factor_rows = p->stack > 1 ? p->stack_rows : 0;
+    }
+    p->parts[n] = p->t->type == TERN_NVFP4 ? sibling(ld, p->t, "input_scale") : NULL;
+    return 0;
+}
+
+static bool is_part(const struct tern_weight_place *p, const struct tern_tensor *t)
+{
+    bool is = p->t == t;
+    for (int i = 0; i < TERN_WEIGHT_PARTS; i++)
+        is |= p->parts[i] == t;
+    return is;
 }
 
 /* Plans the memory of the rows [row0, row0 + n) of a tensor, or of each matrix of a stack. */
@@ -118,13 +154,14 @@ static int plan_rows(struct loader *ld, const struct tern_tensor *t, struct tern
                      int64_t k, int stack, bool vector, tern_error *err)
 {
     int rc = 0;
-    const struct tern_weight_source whole = {.type = t->type, .data = t->data, .name = t->name};
+    struct tern_weight_source whole = {.type = t->type, .data = t->data, .name = t->name};
     tern_error e = {0};
     TERN_TRY(tern_grow(&ld->plans, &ld->cap_plans, ld->n_plans + 1, sizeof *ld->plans, err));
     struct tern_weight_place *p = &ld->plans[ld->n_plans++];
     *p = (struct tern_weight_place){
         .t = t, .dst = dst, .n = (int)n, .vector = vector, .stack = stack, .offset = ld->total};
     p->stack_rows = (int)t->dims[1];
+    TERN_TRY(find_parts(ld, p, &whole, err));
     if ((rc = tern_weight_rows(&p->src, &whole, row0, k, &e)) < 0)
         TERN_FAIL(err, rc, "%s: %s", tern_file_path(ld->f), e.msg);
     TERN_TRY(plan_bytes(ld, p, k, err));
@@ -191,7 +228,7 @@ static int check_unknown(const struct loader *ld, tern_error *err)
         const struct tern_tensor *t = tern_file_tensor_at(ld->f, i);
         bool known = false;
         for (size_t j = 0; j < ld->n_plans && !known; j++)
-            known = ld->plans[j].t == t;
+            known = is_part(&ld->plans[j], t);
         if (!known)
             return tern_err_set(err, TERN_EUNSUPPORTED, "%s: tensor \"%s\" at byte %llu is not part of architecture %s",
                                 tern_file_path(ld->f), t->name, (unsigned long long)t->file_offset, ld->arch->name);
@@ -272,25 +309,30 @@ out:
     return rc;
 }
 
-static int check_vector(const struct loader *ld, const struct tern_weight_place *p, const float *x, tern_error *err)
+/* path, at: where x lies, for messages */
+static int check_vector(const struct tern_weight_place *p, const float *x, const char *path, uint64_t at,
+                        tern_error *err)
 {
     for (size_t i = 0; i < (size_t)p->n; i++)
         if (!isfinite(x[i]))
             return tern_err_set(err, TERN_EFORMAT, "%s: tensor \"%s\" at byte %llu: element %zu is not a finite number",
-                                tern_file_path(ld->f), p->t->name, (unsigned long long)p->t->file_offset, i);
+                                path, p->t->name, (unsigned long long)at, i);
     return 0;
 }
 
-static int bind_all(const struct loader *ld, const uint8_t *block, tern_error *err)
+/* Points the model's tensors into the block.  packed: the file that it lies in, NULL when it was packed here. */
+static int bind_all(const struct loader *ld, const uint8_t *block, const char *packed, tern_error *err)
 {
     for (size_t i = 0; i < ld->n_plans; i++) {
         const struct tern_weight_place *p = &ld->plans[i];
+        const uint8_t *data = block + p->offset;
         if (!p->vector) {
-            p->dst->mat.data = block + p->offset;
+            p->dst->mat.data = data;
             continue;
         }
-        p->dst->vec = (const float *)(const void *)(block + p->offset);
-        int rc = check_vector(ld, p, p->dst->vec, err);
+        p->dst->vec = (const float *)(const void *)data;
+        int rc = packed ? check_vector(p, p->dst->vec, packed, (uint64_t)(data - ld->net->packed.p), err)
+                        : check_vector(p, p->dst->vec, tern_file_path(ld->f), p->t->file_offset, err);
         if (rc < 0)
             return rc;
     }
@@ -323,15 +365,18 @@ static int load_weights(struct loader *ld, struct tern_pool *pool, const struct 
     const uint8_t *data;
     net->memory_bytes = ld->total;
     if (kept && kept->path) {
-        if (tern_packfile_open(&net->packed, &data, &b, kept->path, pool, &replace, &why) == 0)
-            return bind_all(ld, data, err);
+        if (tern_packfile_open(&net->packed, &data, &b, kept->path, pool, &replace, &why) == 0) {
+            if (bind_all(ld, data, kept->path, &why) == 0)
+                return 0;
+            tern_map_close(&net->packed);
+        }
         if (why.code == TERN_ENOENT) {
             replace = ld->total >= kept->write_from;
             why = (tern_error){0};
         }
     }
     TERN_TRY(pack_all(ld, pool, err));
-    TERN_TRY(bind_all(ld, net->memory, err));
+    TERN_TRY(bind_all(ld, net->memory, NULL, err));
     if (replace && kept->write)
         write_packed(net, &b, pool, kept->path, &why);
     else if (why.code)
@@ -369,6 +414,8 @@ static uint64_t digest(const struct loader *ld)
         h = XXH3_64bits_withSeed(t->data, sample, h);
         h = XXH3_64bits_withSeed((const char *)t->data + t->n_bytes - sample, sample, h);
         tern_file_forget(ld->f, t); /* the system maps much more around each byte that is read */
+        for (int j = 0; j < TERN_WEIGHT_PARTS && ld->plans[i].parts[j]; j++)
+            h = XXH3_64bits_withSeed(ld->plans[i].parts[j]->data, ld->plans[i].parts[j]->n_bytes, h);
     }
     return h;
 }
@@ -481,11 +528,15 @@ static size_t matrix_bytes(const struct tern_weights *w)
     return w->mat.data ? tern_weight_bytes(&w->mat) : 0;
 }
 
-size_t tern_net_step_bytes(const struct tern_net *n)
+size_t tern_net_step_bytes(const struct tern_net *n, int rows)
 {
     size_t bytes = matrix_bytes(&n->globals[TERN_HEAD]);
-    for (int i = 0; i < n->desc.n_layers; i++)
+    for (int i = 0; i < n->desc.n_layers; i++) {
+        const struct tern_layer_desc *l = &n->desc.layers[i];
+        int64_t chosen = (int64_t)rows * l->n_active;
+        size_t experts = (size_t)(chosen < l->n_experts ? chosen : l->n_experts);
         for (int slot = 0; slot < TERN_N_SLOTS; slot++)
-            bytes += matrix_bytes(&n->layers[i][slot]);
+            bytes += matrix_bytes(&n->layers[i][slot]) * (slot < TERN_SLOT_EXPERT_GATE ? 1 : experts);
+    }
     return bytes;
 }

@@ -200,8 +200,9 @@ void tern_net_free(struct tern_net *n);
  */
 size_t tern_net_tensor_bytes(const struct tern_tensor *t);
 
-/* Bytes of the matrices that every step reads: all but an embedding of its own, of which it reads rows. */
-size_t tern_net_step_bytes(const struct tern_net *n);
+/* Bytes of the matrices that a step of so many rows reads: all but an embedding of its own, of which it reads rows, and
+ * but experts that none of the rows goes to (where they choose, the most that they can). */
+size_t tern_net_step_bytes(const struct tern_net *n, int rows);
 
 /* 0, or TERN_EUNSUPPORTED naming the first thing in the descriptor that the interpreter does not run. */
 int tern_desc_check(const struct tern_desc *d, tern_error *err);

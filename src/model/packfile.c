@@ -1,5 +1,5 @@
 /* Packed weights in a file: written once, mapped by every later start.  docs/packed-format.md describes the bytes,
- * docs/decisions/011 says what is checked when.
+ * docs/decisions/012 says what is checked when.
  *
  * The file is believed in nothing: where a tensor lies follows from the model file, and the table must say the same. */
 #include "model/load_impl.h"
@@ -36,7 +36,7 @@ _Static_assert(sizeof(struct header) == 8 + 16 + 40, "no padding in the file hea
 /* A tensor.  What has no comment is as in struct tern_packed. */
 struct record {
     uint64_t name;        /* hash of the tensor's name */
-    uint64_t source_hash; /* of its bytes in the model file */
+    uint64_t source_hash; /* of its bytes in the model file, and of its parts */
     uint64_t hash;        /* of its bytes in the block */
     uint64_t offset;      /* in the block */
     uint64_t bytes;
@@ -113,6 +113,9 @@ static void hash_task(void *ctx, int task, int worker)
     if (h->what & HASH_SOURCE) {
         h->out[task].source_hash = XXH3_64bits(p->t->data, p->t->n_bytes);
         tern_file_forget(h->b->f, p->t);
+        for (int i = 0; i < TERN_WEIGHT_PARTS && p->parts[i]; i++)
+            h->out[task].source_hash =
+                XXH3_64bits_withSeed(p->parts[i]->data, p->parts[i]->n_bytes, h->out[task].source_hash);
     }
 }
 

@@ -1,6 +1,7 @@
 /* Opening models, and what can be asked of them: facts, text, chat prompts. */
 #include "run/run.h"
 
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -110,17 +111,50 @@ static int load_template(tern_model *m, tern_error *err)
     return 0;
 }
 
-static int load_text(tern_model *m, tern_error *err)
+/* Building the tokenizer takes as long as mapping the weights of a small model, on one thread: both go on at once. */
+struct text_load {
+    tern_model *m;
+    pthread_t thread;
+    bool started;
+    int rc;
+    tern_error err;
+};
+
+static void *load_text(void *ctx)
 {
-    int rc = 0;
-    TERN_TRY(tern_tokenizer_from_file(&m->tok, m->file, err));
+    struct text_load *l = ctx;
+    l->rc = tern_tokenizer_from_file(&l->m->tok, l->m->file, &l->err);
+    if (l->rc == 0)
+        l->rc = load_template(l->m, &l->err);
+    return NULL;
+}
+
+static void begin_text(struct text_load *l, tern_model *m, int n_threads)
+{
+    *l = (struct text_load){.m = m};
+    l->started = n_threads > 1 && pthread_create(&l->thread, NULL, load_text, l) == 0;
+    if (!l->started)
+        (void)load_text(l);
+}
+
+static void join_text(struct text_load *l)
+{
+    if (l->started)
+        (void)pthread_join(l->thread, NULL);
+    l->started = false;
+}
+
+static int check_text(const struct text_load *l, tern_error *err)
+{
+    const tern_model *m = l->m;
+    if (l->rc < 0)
+        return tern_err_set(err, l->rc, "%s", l->err.msg);
     if (m->tok && tern_tokenizer_n_vocab(m->tok) > m->net->desc.n_vocab)
-        TERN_FAIL(err, TERN_EFORMAT,
-                  "%s: vocabulary mismatch: tokenizer.ggml.tokens has %d entries, token_embd.weight has %d rows",
-                  m->path, tern_tokenizer_n_vocab(m->tok), m->net->desc.n_vocab);
-    TERN_TRY(load_template(m, err));
-out:
-    return rc;
+        return tern_err_set(
+            err, TERN_EFORMAT,
+            "%s: vocabulary mismatch: tokenizer.ggml.tokens has %d entries, token_embd.weight has %d rows", m->path,
+            tern_tokenizer_n_vocab(m->tok), m->net->desc.n_vocab);
+    return 0;
 }
 
 #define PACKED_FROM ((size_t)32 << 20) /* less is packed sooner than a user notices */
@@ -140,8 +174,9 @@ static int packed_file(struct tern_packed_file *out, tern_model *m, const char *
 
 int tern_model_open(tern_model **out, const char *path, const tern_model_params *p, tern_error *err)
 {
-    int rc = 0, n_threads = p ? p->n_threads : 0;
+    int rc = 0, n_threads = p && p->n_threads > 0 ? p->n_threads : tern_cpu_cores();
     struct tern_packed_file kept;
+    struct text_load text = {0};
     tern_model *m = NULL;
     struct tern_pool *pool = NULL;
     struct tern_str name;
@@ -151,10 +186,12 @@ int tern_model_open(tern_model **out, const char *path, const tern_model_params 
     if (snprintf(m->path, sizeof m->path, "%s", path) >= (int)sizeof m->path)
         TERN_FAIL(err, TERN_EINVAL, "path is longer than %zu bytes", sizeof m->path - 1);
     TERN_TRY(tern_file_open(&m->file, path, err));
-    TERN_TRY(tern_pool_new(&pool, n_threads > 0 ? n_threads : tern_cpu_cores(), 0, err));
     TERN_TRY(packed_file(&kept, m, p ? p->packed : NULL, err));
+    TERN_TRY(tern_pool_new(&pool, n_threads, 0, err));
+    begin_text(&text, m, n_threads);
     TERN_TRY(tern_net_load(&m->net, m->file, pool, &kept, err));
-    TERN_TRY(load_text(m, err));
+    join_text(&text);
+    TERN_TRY(check_text(&text, err));
     TERN_TRY(tern_file_get_str(m->file, "general.name", &name, err));
     (void)snprintf(m->name, sizeof m->name, "%.*s", (int)(name.n < sizeof m->name ? name.n : sizeof m->name - 1),
                    name.p ? name.p : "");
@@ -162,6 +199,7 @@ int tern_model_open(tern_model **out, const char *path, const tern_model_params 
     *out = m;
     m = NULL;
 out:
+    join_text(&text);
     tern_pool_free(pool);
     tern_model_close(&m);
     return rc;

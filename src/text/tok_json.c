@@ -124,8 +124,8 @@ out:
 static bool looks_special(const char *p, size_t n)
 {
     static const char begin[] = "<\xEF\xBD\x9C", end[] = "\xEF\xBD\x9C>"; /* full-width bars */
-    return n > 8 && ((memcmp(p, "<|", 2) == 0 && memcmp(p + n - 2, "|>", 2) == 0) ||
-                     (memcmp(p, begin, 4) == 0 && memcmp(p + n - 4, end, 4) == 0));
+    return (n > 4 && memcmp(p, "<|", 2) == 0 && memcmp(p + n - 2, "|>", 2) == 0) ||
+           (n > 8 && memcmp(p, begin, 4) == 0 && memcmp(p + n - 4, end, 4) == 0);
 }
 
 static int read_added(const struct tern_tok_json *j, const json_t *token, json_int_t id, struct vocabulary *v,

@@ -54,13 +54,19 @@ out:
     return rc;
 }
 
+static bool is_mark(uint32_t cp)
+{
+    utf8proc_category_t category = utf8proc_category((utf8proc_int32_t)cp);
+    return category == UTF8PROC_CATEGORY_MN || category == UTF8PROC_CATEGORY_MC || category == UTF8PROC_CATEGORY_ME;
+}
+
 static int strip_accents(const char *p, size_t n, struct tern_buf *out, tern_error *err)
 {
     int rc = 0;
     for (size_t i = 0; i < n;) {
         uint32_t cp;
         size_t len = (size_t)tern_utf8_decode(p + i, n - i, &cp);
-        if (utf8proc_category((utf8proc_int32_t)cp) != UTF8PROC_CATEGORY_MN)
+        if (!is_mark(cp))
             TERN_TRY(tern_buf_add(out, p + i, len, err));
         i += len;
     }

@@ -301,14 +301,17 @@ static void bench_shape(const struct format *f, int n, int k)
 {
     static const int rows[] = {1, 8, 32, 64, 128, 512};
     char label[64];
-    struct tern_panel_layout l = tern_panel_layout(f->codes, f->scales, k);
-    size_t weights = (size_t)(n / TERN_PANEL) * l.bytes, values = (size_t)512 * (size_t)k;
+    struct bench b = {.w = f->kind};
+    b.w.n = n;
+    b.w.k = k;
+    b.w.panel_bytes = tern_panel_layout(&b.w).bytes;
+    size_t weights = (size_t)(n / TERN_PANEL) * b.w.panel_bytes, values = (size_t)512 * (size_t)k;
     uint8_t *data = map_bytes(weights);
-    struct bench b = {.w = {f->codes, f->scales, f->zero, n, k, l.bytes, data},
-                      .x = map_bytes(values * 4),
-                      .y = map_bytes((size_t)512 * (size_t)n * 4),
-                      .packed = map_bytes(values * 2),
-                      .scratch = map_bytes(TERN_BF16_SCRATCH)};
+    b.w.data = data;
+    b.x = map_bytes(values * 4);
+    b.y = map_bytes((size_t)512 * (size_t)n * 4);
+    b.packed = map_bytes(values * 2);
+    b.scratch = map_bytes(TERN_BF16_SCRATCH);
     fill_ordinary(data, weights);
     for (size_t i = 0; i < values; i++)
         b.x[i] = (float)((int)(i % 101) - 50) * 0.01f;

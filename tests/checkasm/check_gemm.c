@@ -174,15 +174,16 @@ static struct tern_q8_row *make_rows(int n_rows, int k, enum check_fill kind)
 /* Exact sum of the narrow formula, and the rounding that its chain may add. */
 static void narrow_oracle(const struct tern_packed *w, const struct tern_q8_row *x, int n, double *out, double *budget)
 {
-    double sum = 0, mags = 0;
+    double sum = 0, mags = 0, units = w->k;
     for (int i = 0; i < w->k; i++) {
         double s, m, c, sx = x->scale[i / 32];
         weight_parts(w, n, i, &s, &m, &c);
         sum += (s * c + m) * sx * x->q[i];
-        mags += (fabs(s) * (fabs(c) + w->zero) + fabs(m)) * sx * abs(x->q[i]);
+        mags += (fabs(s) * (fabs(c) + abs(w->zero)) + fabs(m)) * sx * abs(x->q[i]);
+        units += (fabs(c) + abs(w->zero)) * abs(x->q[i]);
     }
     *out = sum;
-    *budget = mags * (w->k / 16 * 3 + 4) * 0x1p-24 + 0x1p-149 * w->k;
+    *budget = mags * (w->k / 16 * 3 + 4) * 0x1p-24 + 0x1p-149 * units; /* scales may be subnormal */
 }
 
 static void narrow_case(const struct format *f, struct shape s, enum check_fill kind, int extreme)
@@ -191,7 +192,7 @@ static void narrow_case(const struct format *f, struct shape s, enum check_fill 
                extreme ? " extreme codes" : "");
     struct tern_packed w = make_weights(f, s.n, s.k, kind == CHECK_NONFINITE ? CHECK_GAUSS : kind);
     if (extreme) {
-        struct tern_panel_layout l = tern_panel_layout(w.codes, w.scales, w.k);
+        struct tern_panel_layout l = tern_panel_layout(&w);
         for (int p = 0; p < tern_panels(&w); p++)
             memset((uint8_t *)w.data + (size_t)p * w.panel_bytes, extreme, l.d);
     }
@@ -226,8 +227,10 @@ static void narrow_case(const struct format *f, struct shape s, enum check_fill 
 static void part_narrow(void)
 {
     static const int rows[] = {1, 2, 3, 4, 5, 6, 7, 8, 13};
-    for (int f = 3; f < N_FORMATS; f++) {
+    for (int f = 0; f < N_FORMATS; f++) {
         int step = formats[f].step;
+        if (!tern_codes_integer(formats[f].kind.codes))
+            continue;
         for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
             struct shape s = {rows[i], check_range(1, 90), step * check_range(1, step == 32 ? 13 : 3)};
             narrow_case(&formats[f], s, CHECK_GAUSS, 0);
@@ -293,14 +296,17 @@ static double run_quantize(void *ctx)
 static void bench_format(const struct format *f, uint8_t *data, struct bench *b, int k)
 {
     char label[64];
-    struct tern_panel_layout l = tern_panel_layout(f->codes, f->scales, k);
-    int panels = (int)((BENCH_BYTES - TERN_VEC) / l.bytes);
-    b->w = (struct tern_packed){f->codes, f->scales, f->zero, panels * TERN_PANEL, k, l.bytes, data};
-    struct check_read read = {data, (size_t)panels * l.bytes};
+    b->w = f->kind;
+    b->w.k = k;
+    b->w.panel_bytes = tern_panel_layout(&b->w).bytes;
+    b->w.data = data;
+    int panels = (int)((BENCH_BYTES - TERN_VEC) / b->w.panel_bytes);
+    b->w.n = panels * TERN_PANEL;
+    struct check_read read = {data, (size_t)panels * b->w.panel_bytes};
     struct check_timing t = {label, run_narrow, b, "B", check_roof_read, &read};
     static const int narrow_rows[] = {1, 4, 8};
     b->panels = panels;
-    for (size_t i = 0; i < 3 && f->scales != TERN_SCALES_NONE; i++) {
+    for (size_t i = 0; i < 3 && tern_codes_integer(f->kind.codes); i++) {
         b->n_rows = narrow_rows[i];
         snprintf(label, sizeof label, "gemm.narrow %s k=%d rows=%d", f->name, k, b->n_rows);
         check_bench(&t);

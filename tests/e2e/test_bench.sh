@@ -16,7 +16,7 @@ column() {
     awk -F, -v name="$1" -v row="$2" 'NR == 1 { for (i = 1; i <= NF; i++) if ($i == name) c = i } NR == row + 1 { print $c }' "$out"
 }
 
-run 0 "$TERN" bench -m "$MODEL" -p 24 -n 3 -d 100,0 --kv f16,l4 -r 2 --json
+run 0 "$TERN" bench --read 1M -m "$MODEL" -p 24 -n 3 -d 100,0 --kv f16,l4 -r 2 --json
 same "$(json '#results' :machine.cpu :machine.isa :machine.cores :machine.memory_bytes machine.model.name)" "8
 string
 string
@@ -37,7 +37,7 @@ f16
 100
 l4
 tg3" "order of results"
-run 0 "$TERN" bench -m "$MODEL" -p 0 -n 2 -d 0,0,5 --kv k=l4,v=l3 --kv q8 -r 1 --json -t 2
+run 0 "$TERN" bench --read 1M -m "$MODEL" -p 0 -n 2 -d 0,0,5 --kv k=l4,v=l3 --kv q8 -r 1 --json -t 2
 same "$(json '#results' results.0.test results.0.kv results.1.kv results.2.depth results.0.threads)" "4
 tg2
 k=l4,v=l3
@@ -47,7 +47,7 @@ q8
 
 # ---- bench: batches and threads ----
 # Every list in ascending order, each value once.  A batch shares the weights, not the caches.
-run 0 "$TERN" bench -m "$MODEL" -p 5 -n 2 -d 100 --kv f16 -r 2 -b 4,1,4 -t 2,1 --json
+run 0 "$TERN" bench --read 1M -m "$MODEL" -p 5 -n 2 -d 100 --kv f16 -r 2 -b 4,1,4 -t 2,1 --json
 same "$(json '#results' results.0.test results.0.threads results.1.threads results.2.threads results.3.threads \
     results.2.batch results.3.batch results.4.batch results.5.batch)" "6
 pp5
@@ -79,10 +79,10 @@ same "$(json results.2.kv_bytes_per_token results.4.kv_bytes_per_token)" "$(json
 same "$(json results.2.kv_bytes_per_token)" 77952.0 "keys and values"
 same "$weights" 1779072.0 "all matrices but the embedding"
 json results.0.per_sequence >"$work/no" 2>&1 && say "no figures of a batch beside a prompt's"
-run 0 "$TERN" bench -m "$MODEL" -p 0 -n 2 -d 0 --kv l4 -r 1 -b 3 -t 0,1 --json
+run 0 "$TERN" bench --read 1M -m "$MODEL" -p 0 -n 2 -d 0 --kv l4 -r 1 -b 3 -t 0,1 --json
 same "$(json :results.0.x_one results.0.batch)" "null
 3" "nothing to compare a batch with"
-run 0 "$TERN" bench -m "$MODEL" -p 0 -n 1 -d 0 --kv f16,l4 -r 1 -b 1,2 -t 2 -v
+run 0 "$TERN" bench --read 1M -m "$MODEL" -p 0 -n 1 -d 0 --kv f16,l4 -r 1 -b 1,2 -t 2 -v
 [ "$(grep -c '2 threads' "$err")" -eq 1 ] || say "one engine for all plans"
 same "$(tail -n +2 "$out" | awk '{ print $1, $2, $3, $4, $5, NF }')" "tg1 0 f16 2 1 12
 tg1 0 l4 2 1 12
@@ -95,9 +95,12 @@ bench_fails 2 "-t (--threads) must be a list" -t 1,x
 bench_fails 2 "exclude each other" --json --csv
 bench_fails 1 "9 sequences together: a step takes 8" -b 9 --chunk 8 -d 0
 bench_fails 1 "depth 9000" -d 9000
+bench_fails 1 "4096 bytes are too few to measure reading" --read 4K -d 0
+bench_fails 1 "GiB and the machine has" --read 900T -d 0
+bench_fails 2 "--read must be a number" --read much
 
 # ---- bench: comma-separated values ----
-run 0 "$TERN" bench -m "$MODEL" -p 7 -n 2 -d 0 --kv f16 -r 1 -b 1,2 --csv
+run 0 "$TERN" bench --read 1M -m "$MODEL" -p 7 -n 2 -d 0 --kv f16 -r 1 -b 1,2 --csv
 same "$(head -n 1 "$out")" "test,depth,kv,threads,batch,median,min,max,unit,per_sequence,x_one,x_one_min,x_one_max,\
 weight_bytes_per_token,kv_bytes_per_token,read_share,read_share_min,read_share_max,read_gb_per_s,reps,model,version,\
 cpu,isa" "names of the columns"
@@ -105,15 +108,31 @@ same "$(awk -F, '{ print NF }' "$out" | sort -u)" 24 "values in every line"
 same "$(column test 1) $(column kv 1) $(column per_sequence 1) $(column batch 3) $(column unit 3)" 'pp7 "f16"  2 tok/s' \
     "values"
 same "$(column model 2) $(column reps 2) $(column x_one 2)" "\"$MODEL\" 1 1.000" "more values"
-run 0 "$TERN" bench -m "$MODEL" -p 7 -n 0 -d 0 --kv k=l4,v=l3 -r 1 --csv
+run 0 "$TERN" bench --read 1M -m "$MODEL" -p 7 -n 0 -d 0 --kv k=l4,v=l3 -r 1 --csv
 grep -q '^pp7,0,"k=l4,v=l3",' "$out" || say "quote a plan that holds a comma"
-run 0 "$TERN" bench -m "$MODEL" -p 7 -n 1 -d 0 --kv f16 -r 1
+run 0 "$TERN" bench --read 1M -m "$MODEL" -p 7 -n 1 -d 0 --kv f16 -r 1
 grep -q '^pp7 ' "$out" || say "a table for people"
 # Depths of the default list that a small context has no room for are left out; a prompt is cut to the room there is.
-run 0 "$TERN" bench -m "$TEST_DATA/tiny/llama-tied.gguf" -p 4 -n 1 --kv f16 -r 1 --json
+run 0 "$TERN" bench --read 1M -m "$TEST_DATA/tiny/llama-tied.gguf" -p 4 -n 1 --kv f16 -r 1 --json
 [ "$(json '#results')" -ge 2 ] || say "at least depth 0"
-run 0 "$TERN" bench -m "$MODEL" -p 100 -n 1 -d 8150 --kv l4 -r 1 --json
+run 0 "$TERN" bench --read 1M -m "$MODEL" -p 100 -n 1 -d 8150 --kv l4 -r 1 --json
 same "$(json results.0.test)" "pp42" "a prompt as long as the room"
+
+# ---- a model of random weights, which has no tokenizer ----
+if command -v python3 >/dev/null; then
+    make="$TEST_DATA/../../tools/make_synthetic_model.py"
+    run 0 python3 "$make" --preset tiny --type q4_k --vocab 96 --kv-heads 1 -o "$work/random.gguf"
+    run 0 "$TERN" bench --read 1M -m "$work/random.gguf" -p 5 -n 3 -d 70 --kv l4 -r 1 -b 2 --json
+    same "$(json '#results' results.1.batch machine.model.arch)" "2
+2
+llama" "bench of random weights"
+    run 0 "$TERN" doctor -m "$work/random.gguf" --json
+    same "$(json ok model.tokenizer model.n_vocab)" "true
+none
+96" "random weights"
+    run 2 python3 "$make" --type q6_k --ff 1000 -o "$work/random.gguf"
+    grep -q 'ff is 1000, not a multiple of 256' "$err" || say "refuse what q6_k cannot hold"
+fi
 
 # ---- doctor ----
 run 0 "$TERN" doctor

@@ -1,7 +1,7 @@
 # tern bench kv: what it reports and refuses, not how fast it is.
 . "$(dirname "$0")/lib.sh"
 
-small="--head-dim 64 --heads 6 --kv-heads 3 -c 200 --layers 2 -r 2"
+small="--head-dim 64 --heads 6 --kv-heads 3 -c 200 --layers 2 -r 2 --read 4M"
 
 # ---- the table ----
 # shellcheck disable=SC2086
@@ -57,17 +57,25 @@ same "$(json results.1.bytes results.2.bytes)" "$((6 * (3 * 64 * 68 + 12 * 256))
 $((6 * (3 * 64 * (66 + 26) + 8 * 256))).0" "bytes of the coded plans"
 
 # ---- presets, and options that change them ----
-run 0 "$TERN" bench kv --preset smollm2 -c 100 --layers 1 -r 1 --json --kv f16,l2
+run 0 "$TERN" bench kv --preset smollm2 -c 100 --layers 1 -r 1 --read 1M --json --kv f16,l2
 same "$(json '#results' geometry.head_dim geometry.heads geometry.kv_heads geometry.ctx geometry.layers)" "2
 64
 9
 3
 100
 1" "a preset"
-run 0 "$TERN" bench kv -c 100 --layers 1 -r 1 --json --kv l4
+run 0 "$TERN" bench kv -c 100 --layers 1 -r 1 --read 1M --json --kv l4
 same "$(json geometry.head_dim geometry.heads geometry.kv_heads)" "128
 32
 8" "the default geometry"
+
+# ---- comma-separated values ----
+# shellcheck disable=SC2086
+run 0 "$TERN" bench kv $small -t 1 --kv l4,t2 --csv
+same "$(head -n 1 "$out" | cut -d, -f1-8)" "kv,threads,head_dim,heads,kv_heads,ctx,layers,ms_per_step" "the columns"
+same "$(tail -n +2 "$out" | cut -d, -f1-7 | tr '\n' ' ')" '"f16",1,64,6,3,200,2 "l4",1,64,6,3,200,2 "t2",1,64,6,3,200,2 ' \
+    "the rows"
+same "$(awk -F, '{ print NF }' "$out" | sort -u)" 26 "values in every line"
 
 # ---- what cannot be ----
 # refused STATUS TEXT ARGUMENTS...
@@ -90,7 +98,10 @@ refused 1 "GiB and the machine has" -c 16777216 --layers 1000
 refused 2 "--head-dim" --head-dim 513
 refused 2 "--ctx" -c 64
 refused 2 "--preset" --preset gpt
+refused 2 "--read must be a number" --read 0
+refused 1 "4096 bytes are too few to measure reading" --read 4K
 refused 2 "empty plan" --kv f16,
+refused 2 "exclude each other" --json --csv
 refused 2 "unknown option" -m model.gguf
 
 finish

@@ -1,7 +1,7 @@
 # tern bench weights: what it reports and refuses, not how fast it is.
 . "$(dirname "$0")/lib.sh"
 
-small="--size 100K --outputs 96 --inputs 512 -r 2"
+small="--size 100K --outputs 96 --inputs 512 -r 2 --read 1M"
 
 # ---- the table ----
 # shellcheck disable=SC2086

@@ -128,6 +128,28 @@ for word in version context layers bytes; do
     grep -q "$word" "$err" || say "--verbose tells $word"
 done
 
+# ---- packed weights ----
+[ ! -e "$MODEL.packed" ] || say "a small model gets no file of packed weights"
+run 0 "$TERN" run -m "$MODEL" -p "$prompt" -n 8 --packed "$work/packed"
+reference=$(cat "$out")
+grep -q "$work/packed: packed weights written" "$err" || say "tell that the file was written"
+run 0 "$TERN" run -m "$MODEL" -p "$prompt" -n 8 --packed "$work/packed"
+one_line "prompt"
+same "$(cat "$out")" "$reference" "text from mapped weights"
+run 0 "$TERN" doctor -m "$MODEL" --packed "$work/packed" --json
+same "$(json model.packed)" "$work/packed" "the file in doctor's report"
+printf x | dd of="$work/packed" bs=1 seek=5000 conv=notrunc 2>/dev/null
+run 0 "$TERN" run -m "$MODEL" -p "$prompt" -n 8 --packed "$work/packed"
+same "$(cat "$out")" "$reference" "text in spite of a damaged file"
+same "$(grep -c 'damaged.*packed anew' "$err")" 1 "lines about the damaged file"
+run 0 "$TERN" run -m "$MODEL" -p "$prompt" -n 8 --packed off
+one_line "prompt"
+same "$(cat "$out")" "$reference" "text without a file"
+cp "$MODEL" "$work/model.gguf"
+cp "$work/packed" "$work/model.gguf.packed"
+run 0 "$TERN" inspect "$work/model.gguf" --json
+same "$(json model.packed)" "$work/model.gguf.packed" "the file that inspect uses"
+
 # ---- Ctrl-C ----
 interrupt "$out" JJ "$TERN" run -m "$MODEL" -p "$prompt" -n 8000 --exact --cpu-mask c --logit-bias 74=400
 grep -q '^JJJ*$' "$out" || say "keep the text so far"

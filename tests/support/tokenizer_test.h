@@ -120,6 +120,24 @@ static inline void decode_stream(const struct tern_tokenizer *t, const struct te
     }
 }
 
+/* Undoes the \xNN and \\ of recorded texts. */
+static inline size_t unescape(const char *s, char *out)
+{
+    size_t n = 0;
+    while (*s) {
+        if (s[0] == '\\' && s[1] == 'x') {
+            unsigned byte;
+            assert_int_equal(sscanf(s + 2, "%2x", &byte), 1);
+            out[n++] = (char)byte;
+            s += 4;
+        } else {
+            s += *s == '\\';
+            out[n++] = *s++;
+        }
+    }
+    return n;
+}
+
 static inline void assert_text(const struct tern_buf *got, const char *want, size_t n)
 {
     assert_int_equal(got->len, n);

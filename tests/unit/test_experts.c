@@ -121,7 +121,8 @@ static float *make_stack(struct tern_packed *m, int n, int k, int type, uint64_t
     size_t elems = (size_t)n * (size_t)k, file = type == TERN_F32 ? elems * 4 : elems / 32 * 34;
     float *w = get(N * elems, sizeof *w);
     uint8_t *src = get(file, 1), *dst;
-    assert_int_equal(tern_weight_plan(m, type, n, k, &err), 0);
+    const struct tern_weight_source source = {.type = type, .data = src, .name = "w"};
+    assert_int_equal(tern_weight_plan(m, &source, n, k, &err), 0);
     dst = get(N, tern_weight_bytes(m));
     m->data = dst;
     for (int e = 0; e < N; e++) {
@@ -134,7 +135,7 @@ static float *make_stack(struct tern_packed *m, int n, int k, int type, uint64_t
         }
         for (size_t b = 0; type != TERN_F32 && b < elems / 32; b++)
             memcpy(src + b * 34, &(uint16_t){(uint16_t)(0x2000 + b % 700)}, 2); /* about 2^-7 */
-        assert_int_equal(tern_weight_pack(m, dst + (size_t)e * tern_weight_bytes(m), type, src, "w", 0,
+        assert_int_equal(tern_weight_pack(m, dst + (size_t)e * tern_weight_bytes(m), &source, 0,
                                           (n + TERN_PANEL - 1) / TERN_PANEL, &err),
                          0);
         assert_int_equal(tern_dequantize(w + (size_t)e * elems, type, src, elems, &err), 0);

@@ -232,13 +232,13 @@ static void test_type_names(void **state)
     (void)state;
     assert_string_equal(tern_type_name(TERN_Q4_K), "Q4_K");
     assert_string_equal(tern_type_name(10), "Q2_K");
-    assert_string_equal(tern_type_name(17), "IQ2_XS");
+    assert_string_equal(tern_type_name(19), "IQ1_S");
     assert_string_equal(tern_type_name(39), "MXFP4");
     assert_string_equal(tern_type_name(99), "type 99");
     assert_string_equal(tern_type_name(-1), "type -1");
     assert_int_equal(tern_type_elems(TERN_Q6_K), 256);
     assert_int_equal(tern_type_bytes(TERN_Q6_K), 210);
-    assert_int_equal(tern_type_elems(17), 0);
+    assert_int_equal(tern_type_elems(19), 0);
     assert_int_equal(tern_type_bytes(99), 0);
 }
 

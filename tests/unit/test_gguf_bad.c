@@ -294,7 +294,7 @@ static void bad_bytes_overflow(struct gguf_writer *w)
 }
 static void bad_type(struct gguf_writer *w)
 {
-    gw_tensor(w, "x", 17, 1, DIMS(256), NULL, 74);
+    gw_tensor(w, "x", 19, 1, DIMS(256), NULL, 50);
 }
 static void bad_type_99(struct gguf_writer *w)
 {
@@ -451,7 +451,7 @@ static const struct bad_file {
     {bad_dim_negative, TERN_EFORMAT,
      "tensor \"x\": dimension 0 is 18446744073709551615, which makes the tensor too large at byte 55"},
     {bad_bytes_overflow, TERN_EFORMAT, "tensor \"x\": 4611686018427387904 elements of F32 are too large at byte 71"},
-    {bad_type, TERN_EUNSUPPORTED, "tensor \"x\": type IQ2_XS is not supported at byte 63"},
+    {bad_type, TERN_EUNSUPPORTED, "tensor \"x\": type IQ1_S is not supported at byte 63"},
     {bad_type_99, TERN_EUNSUPPORTED, "tensor \"x\": type 99 is not supported at byte 63"},
     {bad_type_huge, TERN_EUNSUPPORTED, "tensor \"x\": type 3000000000 is not supported at byte 63"},
     {bad_row, TERN_EFORMAT, "tensor \"x\": the row length 320 is not a multiple of the 256 of a Q4_K block at byte 71"},

@@ -15,7 +15,7 @@
 #include "gguf_writer.h"
 #include "tern/tern.h"
 
-enum { EMBD = 32, FF = 96, HEADS = 2, KV_HEADS = 1, HEAD = 16, VOCAB = 260, F32 = 0 };
+enum { EMBD = 32, FF = 128, HEADS = 2, KV_HEADS = 1, HEAD = 16, VOCAB = 260, F32 = 0, NVFP4 = 40 };
 
 /* What to do differently from a good model. */
 struct lie {
@@ -30,6 +30,8 @@ struct lie {
     uint32_t value;
     int n_tokens;         /* size of the vocabulary in the tokenizer; 0 = VOCAB */
     const char *template; /* chat template */
+    int nvfp4;            /* ffn_down is NVFP4: 1 as it is, 2 with scales twice as large and a factor of one half */
+    int n_factors;        /* elements of the factor's tensor; 0 = 1 */
 };
 
 static const char *path_of(void)
@@ -94,6 +96,20 @@ static void tokenizer(struct gguf_writer *w, const struct lie *l)
         gw_str(w, "tokenizer.chat_template", l->template);
 }
 
+/* Scales between 1/8 and 8. */
+static void nvfp4_down(struct gguf_writer *w, const struct lie *l)
+{
+    static uint8_t blocks[EMBD * FF / 64 * 36];
+    const float factors[2] = {l->nvfp4 == 2 ? 0.5f : 1.0f, 0}, input = 3;
+    for (size_t i = 0; i < sizeof blocks; i++)
+        blocks[i] = (uint8_t)(i % 36 < 4 ? 0x20 + (i * 5 & 31) + (l->nvfp4 == 2 ? 8 : 0) : i * i * 7 >> 3);
+    gw_tensor(w, "blk.0.ffn_down.weight", NVFP4, 2, (uint64_t[]){FF, EMBD}, blocks, sizeof blocks);
+    uint64_t n = l->n_factors ? (uint64_t)l->n_factors : 1;
+    if (l->nvfp4 == 2)
+        gw_tensor(w, "blk.0.ffn_down.scale", F32, 1, &n, factors, n * sizeof *factors);
+    gw_tensor(w, "blk.0.ffn_down.input_scale", F32, 1, (uint64_t[]){1}, &input, sizeof input);
+}
+
 static void write_model(const struct lie *l)
 {
     struct gguf_writer w;
@@ -118,22 +134,29 @@ static void write_model(const struct lie *l)
     tensor(&w, l, "blk.0.attn_output.weight", HEADS * HEAD, EMBD);
     tensor(&w, l, "blk.0.ffn_gate.weight", EMBD, FF);
     tensor(&w, l, "blk.0.ffn_up.weight", EMBD, FF);
-    tensor(&w, l, "blk.0.ffn_down.weight", FF, EMBD);
+    if (l->nvfp4)
+        nvfp4_down(&w, l);
+    else
+        tensor(&w, l, "blk.0.ffn_down.weight", FF, EMBD);
     if (l->extra)
         tensor(&w, l, l->extra, EMBD, 8);
     assert_true(gw_save(&w, path_of()) >= 0);
     gw_clear(&w);
 }
 
-static tern_model *open_good(const char *template)
+static tern_model *open_one(const struct lie *l)
 {
-    struct lie l = {.template = template};
     tern_model *m;
     tern_error err = {0};
-    write_model(&l);
+    write_model(l);
     if (tern_model_open(&m, path_of(), &(tern_model_params){.n_threads = 1}, &err) < 0)
         fail_msg("%s", err.msg);
     return m;
+}
+
+static tern_model *open_good(const char *template)
+{
+    return open_one(&(struct lie){.template = template});
 }
 
 static const struct lie lies[] = {
@@ -156,6 +179,8 @@ static const struct lie lies[] = {
     {"llama.expert_used_count", TERN_EFORMAT, .key = "llama.expert_count", .value = 8},
     {"llama.expert_count", TERN_EFORMAT, .key = "llama.expert_count", .value = 100000},
     {"chat template", TERN_EFORMAT, .template = "{% for %}"},
+    {"blk.0.ffn_down.scale", TERN_EFORMAT, .nvfp4 = 2, .n_factors = 2},
+    {"blk.0.ffn_up.scale", TERN_EUNSUPPORTED, .extra = "blk.0.ffn_up.scale"},
 };
 
 static void test_models_that_must_not_open(void **state)
@@ -179,6 +204,43 @@ static void test_models_that_must_not_open(void **state)
         if (lies[i].code == TERN_EUNSUPPORTED)
             assert_int_equal(rc, TERN_EUNSUPPORTED);
     }
+    (void)unlink(path_of());
+}
+
+/* Logits of the last of 40 tokens, 20 of them as a prompt. */
+static void last_logits(float out[VOCAB], const struct lie *l)
+{
+    tern_engine *e;
+    tern_seq *s;
+    const float *logits;
+    int32_t ids[40];
+    tern_error err = {0};
+    tern_model *m = open_one(l);
+    for (int i = 0; i < 40; i++)
+        ids[i] = i * 11 % VOCAB;
+    assert_int_equal(tern_engine_open(&e, m, &(tern_engine_params){.kv = "f16"}, &err), 0);
+    assert_int_equal(tern_seq_new(&s, e, &err), 0);
+    assert_int_equal(tern_prefill(e, s, ids, 20, &logits, NULL, NULL, &err), 0);
+    for (int i = 20; i < 40; i++) {
+        tern_step_item item = {s, ids + i, 1, true, TERN_LOGITS_LAST};
+        assert_int_equal(tern_step(e, &item, 1, &logits, &err), 0);
+    }
+    memcpy(out, logits, VOCAB * sizeof *out);
+    tern_seq_free(s);
+    tern_engine_close(&e);
+    tern_model_close(&m);
+}
+
+/* The factor counts: twice the scales and half the factor are the same weights; other weights are not. */
+static void test_factors_of_tensors(void **state)
+{
+    float one[VOCAB], two[VOCAB], other[VOCAB];
+    (void)state;
+    last_logits(one, &(struct lie){.nvfp4 = 1});
+    last_logits(two, &(struct lie){.nvfp4 = 2});
+    last_logits(other, &(struct lie){0});
+    assert_memory_equal(one, two, sizeof one);
+    assert_memory_not_equal(one, other, sizeof one);
     (void)unlink(path_of());
 }
 
@@ -254,6 +316,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_models_that_must_not_open),
+        cmocka_unit_test(test_factors_of_tensors),
         cmocka_unit_test(test_endless_templates),
         cmocka_unit_test(test_save_on_full_disk),
     };

@@ -228,7 +228,7 @@ static void test_damage(void **state)
         {"wrong magic", 7, FLIP, true},
         {"format version 0", 8, FLIP, false},
         {"byte order", 12, FLIP, false},
-        {"panel layout 0", 16, FLIP, false},
+        {"panel layout 3", 16, FLIP, false},
         {"header or table is damaged", 20, FLIP, false}, /* number of tensors */
         {"header or table is damaged", 24, FLIP, false}, /* digest */
         {"header or table is damaged", 32, FLIP, false}, /* offset of the block */
@@ -317,6 +317,27 @@ static void test_lies(void **state)
         free(b.p);
     }
     free(want);
+    free(g.p);
+}
+
+/* A writer finds numbers that are none in the model file; a reader believes no file that it did not. */
+static void test_not_finite(void **state)
+{
+    (void)state;
+    struct bytes g = good();
+    uint64_t n, at, offset, bytes;
+    size_t r = HEADER;
+    memcpy(&at, g.p + 32, sizeof at);
+    do {
+        r += RECORD;
+        memcpy(&n, g.p + r + PANEL_BYTES, sizeof n);
+    } while (n); /* up to the first vector */
+    memcpy(&offset, g.p + r + OFFSET, sizeof offset);
+    memcpy(&bytes, g.p + r + BYTES, sizeof bytes);
+    put(&g, at + offset + 4, 0x7FC00000, 4);
+    put(&g, r + BLOCK_HASH, XXH3_64bits(g.p + at + offset, bytes), 8);
+    seal(&g);
+    expect_refused(&g, "element 1 is not a finite number; packed anew", false, NULL);
     free(g.p);
 }
 
@@ -555,6 +576,7 @@ int main(void)
         cmocka_unit_test(test_information),
         cmocka_unit_test(test_damage),
         cmocka_unit_test(test_lies),
+        cmocka_unit_test(test_not_finite),
         cmocka_unit_test(test_stamp),
         cmocka_unit_test(test_model_replaced),
         cmocka_unit_test(test_modes),

@@ -5,23 +5,6 @@
 
 /* ---- recorded ids ------------------------------------------------------------------------------------------- */
 
-static size_t unescape(const char *s, char *out)
-{
-    size_t n = 0;
-    while (*s) {
-        if (s[0] == '\\' && s[1] == 'x') {
-            unsigned byte;
-            assert_int_equal(sscanf(s + 2, "%2x", &byte), 1);
-            out[n++] = (char)byte;
-            s += 4;
-        } else {
-            s += *s == '\\';
-            out[n++] = *s++;
-        }
-    }
-    return n;
-}
-
 static void check_case(const struct tern_tokenizer *t, char *line, bool byte_level, bool prefix)
 {
     char text[4096];

@@ -13,17 +13,17 @@
 #define N_ROWS    3
 #define MAX_TYPES 64
 
-static const int rows[N_ROWS] = {1, 5, 2};
-static const char *all[MAX_TYPES];
+static const int sizes[N_ROWS] = {1, 5, 2};
+static const char *types[MAX_TYPES];
 
 static tern_weight_speed_params small(void)
 {
     int n = 0;
-    while (n < MAX_TYPES && (all[n] = tern_eval_weight_type(n)))
+    while (n < MAX_TYPES && (types[n] = tern_eval_weight_type(n)))
         n++;
-    return (tern_weight_speed_params){.types = all,
+    return (tern_weight_speed_params){.types = types,
                                       .n_types = n,
-                                      .rows = rows,
+                                      .rows = sizes,
                                       .n_rows = N_ROWS,
                                       .n_out = 176,
                                       .n_in = 512,
@@ -60,8 +60,8 @@ static void test_products(void **state)
         measure(&p, out);
         for (int i = 0; i < p.n_types * N_ROWS; i++) {
             const tern_weight_speed *s = &out[i];
-            assert_string_equal(s->type, all[i / N_ROWS]);
-            assert_int_equal(s->rows, rows[i % N_ROWS]);
+            assert_string_equal(s->type, types[i / N_ROWS]);
+            assert_int_equal(s->rows, sizes[i % N_ROWS]);
             if (!(s->error < .05))
                 fail_msg("%s, %d rows: the products are off by %g", s->type, s->rows, s->error);
             assert_true(s->bytes >= 100000 && s->bytes / s->n_matrices * (s->n_matrices - 1) < 100000);
@@ -169,27 +169,33 @@ static tern_engine *open_tiny(tern_model **m, const char *file, const char *kv)
 
 static double kv_bytes(const tern_engine *e, int ctx)
 {
+    tern_step_bytes one, three;
+    tern_eval_step_bytes(e, 0, ctx, 1, &one);
+    tern_eval_step_bytes(e, 0, ctx, 3, &three);
+    assert_true(three.kv == 3 * one.kv);
+    return one.kv;
+}
+
+static double weight_bytes(const tern_engine *e, int rows)
+{
     tern_step_bytes b;
-    tern_eval_step_bytes(e, 0, ctx, &b);
-    return b.kv;
+    tern_eval_step_bytes(e, 0, 1, rows, &b);
+    return b.weights;
 }
 
 static void test_step_bytes(void **state)
 {
     (void)state;
     tern_model *m;
-    tern_step_bytes b;
-    /* Two layers, one KV head of 64; the embedding is the output matrix. */
+    /* Two layers, one KV head of 64; the embedding is the output matrix.  64 bytes behind each of 15 matrices. */
     tern_engine *e = open_tiny(&m, "llama-tied.gguf", "l4");
     assert_true(kv_bytes(e, 1) == 2 * 256 && kv_bytes(e, 64) == 2 * 64 * 256);
     assert_true(kv_bytes(e, 70) == 2 * (64 * (2 * 32 + 4) + 6 * 256 + 4 * 256));
-    tern_eval_step_bytes(e, 0, 1, &b);
     const int n = 320 * 96 + 2 * (2 * 96 * 192 + 2 * 96 * 64 + 3 * 96 * 128);
-    assert_true(b.weights >= 4.0 * n && b.weights <= 4.0 * n + 15 * 64);
+    assert_true(weight_bytes(e, 1) == 4.0 * n + 15 * 64 && weight_bytes(e, 9) == weight_bytes(e, 1));
     tern_engine_close(&e);
     tern_model_close(&m);
-    /* Seven layers, one KV head of 64; the sixth sees everything, the others 70 tokens, which touch two or three pages.
-     */
+    /* Seven layers, one KV head of 64; the sixth sees everything, the others 70 tokens, in two or three pages. */
     e = open_tiny(&m, "gemma3-w70.gguf", "f16");
     assert_true(kv_bytes(e, 70) == 7 * 70 * 256);
     assert_true(kv_bytes(e, 200) == (200 + 6 * (200 - 128)) * 256);
@@ -198,11 +204,29 @@ static void test_step_bytes(void **state)
     tern_model_close(&m);
 }
 
+/* Six experts, of which each row chooses three: two rows may need them all. */
+static void test_expert_bytes(void **state)
+{
+    (void)state;
+    tern_model *m;
+    tern_engine *e = open_tiny(&m, "mixtral-q5_0.gguf", "f16");
+    double experts = 0, all = weight_bytes(e, 2);
+    for (size_t i = 0; i < tern_model_n_tensors(m); i++) {
+        tern_tensor_info t;
+        tern_model_tensor(m, i, &t);
+        experts += strstr(t.name, "_exps.") ? (double)t.memory_bytes : 0;
+    }
+    assert_true(experts > 0 && all - weight_bytes(e, 1) == experts / 2);
+    assert_true(weight_bytes(e, 100) == all && all < (double)tern_model_get_info(m)->weight_bytes);
+    tern_engine_close(&e);
+    tern_model_close(&m);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_products), cmocka_unit_test(test_bytes),      cmocka_unit_test(test_progress),
-        cmocka_unit_test(test_refused),  cmocka_unit_test(test_step_bytes),
+        cmocka_unit_test(test_refused),  cmocka_unit_test(test_step_bytes), cmocka_unit_test(test_expert_bytes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,4 +1,5 @@
 /* Weight formats: dequantisation against recorded results, packing against dequantisation, refusals. */
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -12,20 +13,24 @@
 #include "base/rng.h"
 #include "codec/codec.h"
 
-/* What a type looks like from outside, and the digest of 512 elements as the gguf Python package 0.19.0 dequantises
- * them.  The bytes are hash64(1000 * type id + i), with the exponents of all floats kept finite (see file_bytes); the
- * digest folds the result's bits with h = hash64(h ^ bits). */
+/* What a type looks like from outside, and the digest of 512 elements as others dequantise them:
+ * tools/weight_digests.py computes it, and says which bytes (see file_bytes) and which digest. */
 static const struct {
     int type;
     int halves[2]; /* offsets of f16 scales in a block; -1: none */
     uint64_t digest;
 } kinds[] = {
-    {TERN_F32, {-1, -1}, 0xC7BE895FE3C2853Eu},   {TERN_F16, {0, -1}, 0x7BC2AE93FA1EC87Cu},
-    {TERN_BF16, {0, -1}, 0x2F01ABFAE33F437Du},   {TERN_Q8_0, {0, -1}, 0x49CF573F874A6D79u},
-    {TERN_Q4_0, {0, -1}, 0xF4A8E3602ADFF079u},   {TERN_Q4_1, {0, 2}, 0x11E093E56DE8BFBAu},
-    {TERN_Q5_0, {0, -1}, 0x5CBE763E91905737u},   {TERN_Q5_1, {0, 2}, 0x50DF5ECD1EFEC0C5u},
-    {TERN_Q4_K, {0, 2}, 0xB1D5BA88D3504FE3u},    {TERN_Q5_K, {0, 2}, 0xB2E817D3760D8F35u},
-    {TERN_Q6_K, {208, -1}, 0xB153269299584703u},
+    {TERN_F32, {-1, -1}, 0xC7BE895FE3C2853Eu},    {TERN_F16, {0, -1}, 0x7BC2AE93FA1EC87Cu},
+    {TERN_BF16, {0, -1}, 0x2F01ABFAE33F437Du},    {TERN_Q8_0, {0, -1}, 0x49CF573F874A6D79u},
+    {TERN_Q4_0, {0, -1}, 0xF4A8E3602ADFF079u},    {TERN_Q4_1, {0, 2}, 0x11E093E56DE8BFBAu},
+    {TERN_Q5_0, {0, -1}, 0x5CBE763E91905737u},    {TERN_Q5_1, {0, 2}, 0x50DF5ECD1EFEC0C5u},
+    {TERN_Q2_K, {80, 82}, 0x3A73BADA12957C70u},   {TERN_Q3_K, {108, -1}, 0x51F011E4B512EBEEu},
+    {TERN_Q4_K, {0, 2}, 0xB1D5BA88D3504FE3u},     {TERN_Q5_K, {0, 2}, 0xB2E817D3760D8F35u},
+    {TERN_Q6_K, {208, -1}, 0xB153269299584703u},  {TERN_IQ4_NL, {0, -1}, 0xCE84CC09D0595AD0u},
+    {TERN_IQ4_XS, {0, -1}, 0x444AFD9A5AF3B0FEu},  {TERN_IQ3_S, {0, -1}, 0xE190AB50F51856C2u},
+    {TERN_IQ3_XXS, {0, -1}, 0x5BC37DA661CEFCC2u}, {TERN_IQ2_S, {0, -1}, 0x1A0A334E2690AFE4u},
+    {TERN_IQ2_XS, {0, -1}, 0x94D05A094437C4D1u},  {TERN_IQ2_XXS, {0, -1}, 0xC49BDFB7CD3B5348u},
+    {TERN_MXFP4, {-1, -1}, 0xD0C1FA5EE92E0F69u},  {TERN_NVFP4, {-1, -1}, 0xA791B4EEABAA43F6u},
 };
 #define N_KINDS (sizeof kinds / sizeof *kinds)
 
@@ -38,11 +43,16 @@ static uint8_t *file_bytes(size_t kind, size_t n, uint64_t seed)
     for (size_t i = 0; i < n * bytes; i++)
         p[i] = (uint8_t)tern_hash64(seed + i);
     for (size_t b = 0; b < n; b++) {
+        uint8_t *block = p + b * bytes;
         if (kinds[kind].type == TERN_F32)
-            p[b * bytes + 3] &= 0xBF;
+            block[3] &= 0xBF;
+        if (kinds[kind].type == TERN_MXFP4)
+            block[0] &= 0x7F;
+        for (int g = 0; g < 4 && kinds[kind].type == TERN_NVFP4; g++)
+            block[g] &= 0x3F;
         for (int h = 0; h < 2; h++) {
             if (kinds[kind].halves[h] >= 0)
-                p[b * bytes + (size_t)kinds[kind].halves[h] + 1] &= 0xBF;
+                block[kinds[kind].halves[h] + 1] &= 0xBF;
         }
     }
     return p;
@@ -214,7 +224,7 @@ static void expect_refusal(size_t kind, size_t block, size_t offset, const uint8
 static void test_non_finite_refused(void **state)
 {
     static const uint8_t inf16[] = {0x00, 0xFC}, nan16[] = {0x01, 0x7C}, nan32[] = {0x01, 0x00, 0x80, 0x7F},
-                         inf_b16[] = {0x80, 0x7F};
+                         inf_b16[] = {0x80, 0x7F}, nan_e8[] = {0xFF}, huge_e8[] = {0xFC}, nan_e4[] = {0x7F};
     (void)state;
     for (size_t i = 0; i < N_KINDS; i++) {
         int type = kinds[i].type;
@@ -222,6 +232,11 @@ static void test_non_finite_refused(void **state)
             expect_refusal(i, 20, 0, nan32, 4, "weight");
         } else if (type == TERN_BF16) {
             expect_refusal(i, 125, 0, inf_b16, 2, "weight");
+        } else if (type == TERN_MXFP4) {
+            expect_refusal(i, 35, 0, nan_e8, 1, "scale");
+            expect_refusal(i, 0, 0, huge_e8, 1, "scale");
+        } else if (type == TERN_NVFP4) {
+            expect_refusal(i, 3, 2, nan_e4, 1, "scale");
         } else if (type == TERN_F16) {
             expect_refusal(i, 0, 0, nan16, 2, "weight");
         } else {
@@ -233,12 +248,276 @@ static void test_non_finite_refused(void **state)
     }
 }
 
+/* ---- weights of several tensors ---- */
+
+#define ROWS 24
+#define COLS 384
+
+static const float factors[3] = {0.3f, 1.7f, -0.25f};
+
+/* ROWS x COLS weights; data, scales and zeros are filled in by make_form. */
+static const struct {
+    struct tern_weight_source source;
+    uint64_t digest;
+} forms[] = {
+    {{.form = TERN_FORM_AFFINE, .bits = 2, .group = 32, .scale_type = TERN_F16}, 0x29C68225AB0EC7BEu},
+    {{.form = TERN_FORM_AFFINE, .bits = 3, .group = 64, .scale_type = TERN_BF16}, 0x48ABB65EE8010B83u},
+    {{.form = TERN_FORM_AFFINE, .bits = 4, .group = 64, .scale_type = TERN_BF16}, 0x6BCB2A1258273DF9u},
+    {{.form = TERN_FORM_AFFINE, .bits = 4, .group = 128, .scale_type = TERN_F32}, 0xC06EDBBA9A9D0844u},
+    {{.form = TERN_FORM_AFFINE, .bits = 5, .group = 32, .scale_type = TERN_F16}, 0x0A2320ABBAE58C2Eu},
+    {{.form = TERN_FORM_AFFINE, .bits = 6, .group = 128, .scale_type = TERN_BF16}, 0xD738ACD1B905FF0Bu},
+    {{.form = TERN_FORM_AFFINE, .bits = 8, .group = 64, .scale_type = TERN_BF16}, 0x3DDB1A827E88BA07u},
+    {{.form = TERN_FORM_MXFP4}, 0x9450252C5884D050u},
+    {{.form = TERN_FORM_NVFP4}, 0x8007692BF3B0995Cu},
+    {{.form = TERN_FORM_NVFP4, .factors = factors}, 0xAC794B065A216461u},
+    {{.form = TERN_FORM_NVFP4, .factors = factors, .factor_rows = 8}, 0x7F335B809FC8E01Bu},
+    {{.form = TERN_FORM_MXFP8}, 0x89B2E1ACE57356C9u},
+    {{.form = TERN_FORM_FP8, .group_rows = 16, .group = 128, .scale_type = TERN_BF16}, 0xAAFE0E35991F76B1u},
+    {{.form = TERN_FORM_FP8, .group_rows = 20, .group = 160, .scale_type = TERN_F32}, 0xFDC24462C32AE083u},
+    {{.form = TERN_FORM_FP8, .group_rows = 1, .scale_type = TERN_F32}, 0x63CA6FF100108C44u},
+    {{.form = TERN_FORM_FP8, .scale_type = TERN_F16}, 0x1BB592489C4D7854u},
+    {{.form = TERN_FORM_GPTQ, .group = 128, .scale_type = TERN_F16, .zero_plus_one = true}, 0x2E4FBAC5B5A3F291u},
+    {{.form = TERN_FORM_GPTQ, .group = 32, .scale_type = TERN_BF16}, 0x8EF72F5D4690F06Fu},
+    {{.form = TERN_FORM_GPTQ, .scale_type = TERN_F16, .zero_plus_one = true}, 0x2E1FD922A3343487u},
+    {{.form = TERN_FORM_AWQ, .group = 64, .scale_type = TERN_F16}, 0xCE94C132D4CA68EFu},
+};
+#define N_FORMS (sizeof forms / sizeof *forms)
+
+static uint8_t *made_up(uint64_t seed)
+{
+    uint8_t *p = malloc(4 * ROWS * COLS); /* more than any tensor needs */
+    assert_non_null(p);
+    for (size_t i = 0; i < (size_t)4 * ROWS * COLS; i++)
+        p[i] = (uint8_t)tern_hash64(seed + i);
+    return p;
+}
+
+/* Spoils what would not be finite, as tools/weight_digests.py does. */
+static void make_form(struct tern_weight_source *s, size_t form)
+{
+    *s = forms[form].source;
+    uint8_t *data = made_up(1000000), *scales = made_up(2000000), *zeros = made_up(3000000);
+    size_t size = s->scale_type == TERN_F32 ? 4 : 2;
+    for (size_t i = 0; i < (size_t)4 * ROWS * COLS; i++) {
+        if ((s->form == TERN_FORM_MXFP8 || s->form == TERN_FORM_FP8) && (data[i] & 0x7F) == 0x7F)
+            data[i] &= 0xFE;
+        if (s->form == TERN_FORM_NVFP4)
+            scales[i] &= (scales[i] & 0x7F) == 0x7F ? 0xFE : 0xFF;
+        else if (s->form == TERN_FORM_MXFP4 || s->form == TERN_FORM_MXFP8)
+            scales[i] &= 0x7F;
+        else if (i % size == size - 1)
+            scales[i] &= 0xBF;
+        if (s->form == TERN_FORM_AFFINE && i % size == size - 1)
+            zeros[i] &= 0xBF;
+    }
+    s->data = data;
+    s->scales = scales;
+    s->zeros = zeros;
+    s->name = "test.weight";
+}
+
+static void free_form(struct tern_weight_source *s)
+{
+    free((void *)s->data);
+    free((void *)s->scales);
+    free((void *)s->zeros);
+}
+
+static uint8_t *pack_form(struct tern_packed *w, const struct tern_weight_source *s, int n)
+{
+    tern_error err = {0};
+    uint8_t *data;
+    int panels = (n + TERN_PANEL - 1) / TERN_PANEL;
+    assert_int_equal(tern_weight_plan(w, s, n, COLS, &err), 0);
+    assert_int_equal(tern_alloc(&data, tern_weight_bytes(w), 1, &err), 0);
+    assert_int_equal(tern_weight_pack(w, data, s, panels / 2, panels, &err), 0);
+    assert_int_equal(tern_weight_pack(w, data, s, 0, panels / 2, &err), 0);
+    w->data = data;
+    return data;
+}
+
+/* The rows from row0 on, as a matrix of their own, are those of the whole. */
+static void check_division(const struct tern_weight_source *s, const struct tern_packed *whole, int row0)
+{
+    struct tern_weight_source part;
+    struct tern_packed w;
+    tern_error err = {0};
+    float row[COLS], want[COLS];
+    assert_int_equal(tern_weight_rows(&part, s, row0, COLS, &err), 0);
+    uint8_t *data = pack_form(&w, &part, ROWS - row0);
+    for (int r = row0; r < ROWS; r++) {
+        tern_k.gemm.row(row, &w, r - row0);
+        tern_k.gemm.row(want, whole, r);
+        assert_memory_equal(row, want, sizeof row);
+    }
+    tern_free(data);
+}
+
+static void check_form(size_t form)
+{
+    struct tern_weight_source s;
+    struct tern_packed w;
+    uint64_t h = 0;
+    float row[COLS];
+    make_form(&s, form);
+    uint8_t *data = pack_form(&w, &s, ROWS);
+    for (int r = 0; r < ROWS; r++) {
+        tern_k.gemm.row(row, &w, r);
+        for (int e = 0; e < COLS; e++)
+            h = tern_hash64(h ^ tern_f32_bits(row[e]));
+    }
+    if (h != forms[form].digest)
+        fail_msg("form %zu: digest %016llx", form, (unsigned long long)h);
+    s.n_stored = ROWS;
+    check_division(&s, &w, 0);
+    check_division(&s, &w, s.group_rows == 20 ? 20 : 16);
+    tern_free(data);
+    free_form(&s);
+}
+
+static void test_forms(void **state)
+{
+    static const unsigned masks[] = {0, ~0u};
+    (void)state;
+    for (size_t m = 0; m < 2; m++) {
+        tern_kernels_init(masks[m]);
+        for (size_t i = 0; i < N_FORMS; i++)
+            check_form(i);
+    }
+}
+
+/* Bits in memory per weight, in hundredths, beside those of the file. */
+static void test_sizes(void **state)
+{
+    static const struct {
+        int type, bits;
+    } sizes[] = {
+        {TERN_Q2_K, 262},    {TERN_Q3_K, 356},    {TERN_IQ4_NL, 450}, {TERN_IQ4_XS, 431},
+        {TERN_IQ3_S, 431},   {TERN_IQ3_XXS, 431}, {TERN_IQ2_S, 356},  {TERN_IQ2_XS, 356},
+        {TERN_IQ2_XXS, 331}, {TERN_MXFP4, 425},   {TERN_NVFP4, 453},  {TERN_Q4_0, 450},
+    };
+    struct tern_packed w;
+    tern_error err = {0};
+    (void)state;
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        struct tern_weight_source s = {.type = sizes[i].type};
+        assert_int_equal(tern_weight_plan(&w, &s, 64, 1024, &err), 0);
+        assert_int_equal(w.panel_bytes * 800 / ((size_t)16 * 1024), sizes[i].bits);
+    }
+    struct tern_weight_source affine = {.form = TERN_FORM_AFFINE, .bits = 4, .group = 64, .scale_type = TERN_BF16};
+    assert_int_equal(tern_weight_plan(&w, &affine, 64, 1024, &err), 0);
+    assert_int_equal(w.panel_bytes * 800 / ((size_t)16 * 1024), 450);
+}
+
+static void test_forms_refused(void **state)
+{
+    static const struct {
+        struct tern_weight_source source;
+        int64_t n, k;
+        const char *word;
+    } bad[] = {
+        {{.form = TERN_FORM_AFFINE, .bits = 7, .group = 64, .scale_type = TERN_F16}, 8, 128, "7 bits"},
+        {{.form = TERN_FORM_AFFINE, .bits = 4, .group = 48, .scale_type = TERN_F16}, 8, 96, "48"},
+        {{.form = TERN_FORM_AFFINE, .bits = 4, .group = 128, .scale_type = TERN_F16}, 8, 192, "192"},
+        {{.form = TERN_FORM_AFFINE, .bits = 4, .group = 64, .scale_type = TERN_Q4_0}, 8, 128, "Q4_0"},
+        {{.form = TERN_FORM_MXFP4}, 8, 40, "40"},
+        {{.form = TERN_FORM_FP8, .group = 100, .group_rows = 7, .scale_type = TERN_F32}, 8, 128, "7 x 100"},
+        {{.form = TERN_FORM_GPTQ, .group = 128, .scale_type = TERN_F16}, 12, 128, "12 rows"},
+        {{.form = TERN_FORM_GPTQ, .group = 128, .scale_type = TERN_F32}, 16, 128, "F32"},
+        {{.form = TERN_FORM_AWQ, .group = 128, .scale_type = TERN_F16}, 16, 192, "192"},
+        {{.form = TERN_FORM_AWQ, .group = 128, .scale_type = TERN_F16, .row0 = 8, .n_stored = 16}, 16, 128, "16 rows"},
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        tern_error err = {0};
+        struct tern_packed w;
+        assert_int_equal(tern_weight_plan(&w, &bad[i].source, bad[i].n, bad[i].k, &err), TERN_EUNSUPPORTED);
+        if (!strstr(err.msg, bad[i].word))
+            fail_msg("\"%s\" does not mention %s", err.msg, bad[i].word);
+    }
+    static const struct tern_weight_source undivided[] = {
+        {.form = TERN_FORM_GPTQ, .group = 128, .scale_type = TERN_F16, .name = "q"},
+        {.form = TERN_FORM_FP8, .group = 128, .group_rows = 128, .scale_type = TERN_F32, .name = "q"},
+        {.type = TERN_NVFP4, .factors = factors, .factor_rows = 9, .name = "q"},
+    };
+    for (size_t i = 0; i < sizeof undivided / sizeof *undivided; i++) {
+        struct tern_weight_source part;
+        tern_error err = {0};
+        assert_int_equal(tern_weight_rows(&part, &undivided[i], 8, 128, &err), TERN_EUNSUPPORTED);
+        assert_non_null(strstr(err.msg, "row 8"));
+    }
+}
+
+/* Byte `at` of one of the tensors becomes `value`; what precedes it in a bf16 number has its highest bit set. */
+static void expect_form_refusal(size_t form, char tensor, size_t at, uint8_t value, const char *words)
+{
+    struct tern_weight_source s;
+    struct tern_packed w;
+    tern_error err = {0};
+    uint8_t *data;
+    make_form(&s, form);
+    uint8_t *p = (uint8_t *)(tensor == 'd' ? s.data : tensor == 's' ? s.scales : s.zeros) + at;
+    p[0] = value;
+    p[-1] |= s.form == TERN_FORM_AFFINE ? 0x80 : 0;
+    assert_int_equal(tern_weight_plan(&w, &s, ROWS, COLS, &err), 0);
+    assert_int_equal(tern_alloc(&data, tern_weight_bytes(&w), 1, &err), 0);
+    assert_int_equal(tern_weight_pack(&w, data, &s, 0, 2, &err), TERN_EFORMAT);
+    if (!strstr(err.msg, words))
+        fail_msg("form %zu: \"%s\" does not say \"%s\"", form, err.msg, words);
+    tern_free(data);
+    free_form(&s);
+}
+
+static void test_forms_non_finite(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < N_FORMS; i++) {
+        switch (forms[i].source.form) {
+        case TERN_FORM_AFFINE:
+            if (forms[i].source.scale_type != TERN_BF16 || forms[i].source.group != 64)
+                break;
+            expect_form_refusal(i, 's', 2 * (6 * 17 + 2) + 1, 0x7F,
+                                "scale of the block of row 17 at byte 208 of the sc");
+            expect_form_refusal(i, 'z', 2 * (6 * 3 + 1) + 1, 0xFF, "minimum of the block of row 3 at byte 38 of the z");
+            break;
+        case TERN_FORM_MXFP4:
+            expect_form_refusal(i, 's', 12 * 5 + 3, 0xFF, "scale of the block of row 5 at byte 63 of the scales");
+            break;
+        case TERN_FORM_NVFP4:
+            expect_form_refusal(i, 's', 24 * 2 + 7, 0xFF, "scale of the block of row 2 at byte 54 of the scales");
+            break;
+        case TERN_FORM_MXFP8:
+        case TERN_FORM_FP8:
+            expect_form_refusal(i, 'd', (size_t)COLS * 7 + 70, 0xFF, "weight of row 7 at byte 2752 of the tensor");
+            break;
+        default:
+            break;
+        }
+    }
+    static const float endless[2] = {1, INFINITY};
+    struct tern_weight_source s = {
+        .type = TERN_NVFP4, .data = made_up(7), .factors = endless, .factor_rows = 5, .name = "w"};
+    for (int i = 0; i < ROWS * COLS; i++)
+        ((uint8_t *)s.data)[i] &= 0x77;
+    struct tern_packed w;
+    tern_error err = {0};
+    uint8_t *data;
+    assert_int_equal(tern_weight_plan(&w, &s, 10, 64, &err), 0);
+    assert_int_equal(tern_alloc(&data, tern_weight_bytes(&w), 1, &err), 0);
+    assert_int_equal(tern_weight_pack(&w, data, &s, 0, 1, &err), TERN_EFORMAT);
+    assert_non_null(strstr(err.msg, "factor of row 5 at byte 4 of the factors"));
+    tern_free(data);
+    free((void *)s.data);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_dequantize),     cmocka_unit_test(test_dequantize_refuses),
         cmocka_unit_test(test_round_trip),     cmocka_unit_test(test_padding_rows),
         cmocka_unit_test(test_shapes_refused), cmocka_unit_test(test_non_finite_refused),
+        cmocka_unit_test(test_forms),          cmocka_unit_test(test_sizes),
+        cmocka_unit_test(test_forms_refused),  cmocka_unit_test(test_forms_non_finite),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

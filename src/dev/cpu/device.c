@@ -344,7 +344,7 @@ void tern_cpu_product(struct tern_dev *d, float *y, size_t y_stride, const struc
                       const struct tern_packed *w, int panel0, int panel1, int worker)
 {
     /* Rows [0, n_bf16) in the bf16 class, [n_bf16, n_wide) in f32, the rest quantised. */
-    int n_bf16 = r->bf16 ? r->n_wide : 0, n_wide = tern_codes_float(w->codes) ? r->n : r->n_wide;
+    int n_bf16 = r->bf16 ? r->n_wide : 0, n_wide = tern_codes_integer(w->codes) ? r->n_wide : r->n;
     if (n_bf16)
         tern_k.bf16.product(y, y_stride, r->bf16, n_bf16, w, panel0, panel1,
                             d->bf16_scratch + (size_t)worker * TERN_BF16_SCRATCH);
@@ -419,7 +419,7 @@ static void op_matmul(struct tern_dev *d, const struct tern_matmul *m, int n_m, 
     TERN_ASSERT(n_m >= 1 && n_m <= 8);
     for (int i = 0; i < n_m; i++) {
         w.panels += tern_panels(m[i].w);
-        quantized |= !tern_codes_float(m[i].w->codes);
+        quantized |= tern_codes_integer(m[i].w->codes);
         tiles |= !m[i].f32;
     }
     if (n_narrow && quantized) {

@@ -205,7 +205,7 @@ static void gather_pair(const void *args, int pair)
         tern_k.vec.scale(to, from, w->weights[i], k);
     else
         memcpy(to, from, (size_t)k * sizeof *to);
-    if (pair >= w->n_wide && !(tern_codes_float(w->e->gate->codes) && tern_codes_float(w->e->up->codes)))
+    if (pair >= w->n_wide && (tern_codes_integer(w->e->gate->codes) || tern_codes_integer(w->e->up->codes)))
         tern_cpu_quantize(&s->q8, pair - w->n_wide, to, k);
 }
 
@@ -335,7 +335,7 @@ void tern_cpu_experts(struct tern_dev *d, const struct tern_experts *e, float *y
     tern_cpu_each_row(d, gather_pair, &w, w.n_pairs, e->gate->k);
     pack(&w, d->experts.x, w.s_embd, e->gate->k);
     run_tasks(&w, e->gate, glu_task);
-    if (!tern_codes_float(e->down->codes))
+    if (tern_codes_integer(e->down->codes))
         tern_cpu_each_row(d, quantize_pair, &w, w.n_pairs - w.n_wide, e->down->k);
     pack(&w, d->experts.gate, w.s_ff, e->down->k);
     run_tasks(&w, e->down, down_task);

@@ -299,7 +299,7 @@ static void product(float *y, size_t y_stride, const uint16_t *x, int n_rows, co
     uint16_t *tiles = scratch;
     struct call c = {.y_stride = y_stride,
                      .w = w,
-                     .l = tern_panel_layout(w->codes, w->scales, w->k),
+                     .l = tern_panel_layout(w),
                      .expand = tile_expander(w),
                      .sums = (float *)scratch + 2 * STAGE_BYTES / sizeof(float),
                      .step_bytes = tern_codes_unit(w->codes) * (tern_codes_float(w->codes) ? TERN_TILE_DEPTH : 1),

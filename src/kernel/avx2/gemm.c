@@ -51,22 +51,26 @@ ALWAYS void expand_block(enum tern_codes codes, enum tern_scales scales, float *
                          size_t b, int zero)
 {
     const uint8_t *block = v->codes + b * tern_codes_unit(codes);
+    const __m256i table = code_table(codes, v);
     for (int h = 0; h < 2; h++) {
         struct super super = super_scale(scales, v, b / 8, h);
         __m256 scale, minimum;
 #pragma GCC unroll 8
         for (int q = 0; q < 8; q++) {
-            if (q == 0 || (q == 4 && scales == TERN_SCALES_K16))
+            if (q == 0 || (q == 4 && tern_scales_halves(scales)))
                 group_scale(scales, v, super, 2 * b + (size_t)q / 4, h, &scale, &minimum);
-            __m256i c = quad_codes(codes, block, q, h);
-            if (codes != TERN_CODES_S8 && !has_minimum(scales))
+            __m256i c = quad_codes(codes, table, block, q, h);
+            if (!tern_codes_signed(codes) && codes != TERN_CODES_E4M3 && tern_scales_zero(scales))
                 c = _mm256_sub_epi8(c, _mm256_set1_epi8((char)zero));
 #pragma GCC unroll 4
             for (int i = 0; i < 4; i++) {
-                __m256 f = _mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_slli_epi32(c, 24 - 8 * i), 24));
-                /* scale * code is exact, so one fused operation rounds exactly once, as the contract wants. */
-                f = scales == TERN_SCALES_F16M  ? _mm256_fmadd_ps(scale, f, minimum)
-                    : scales == TERN_SCALES_K32 ? _mm256_fmsub_ps(scale, f, minimum)
+                __m256i top = _mm256_slli_epi32(c, 24 - 8 * i);
+                __m256 f = codes == TERN_CODES_E4M3 ? e4m3x8(top) : _mm256_cvtepi32_ps(_mm256_srai_epi32(top, 24));
+                if (codes == TERN_CODES_S8 && scales == TERN_SCALES_G32M)
+                    f = _mm256_sub_ps(f, _mm256_set1_ps((float)zero));
+                /* One fused operation rounds exactly once, as the contract wants. */
+                f = tern_scales_plus(scales)    ? _mm256_fmadd_ps(scale, f, minimum)
+                    : tern_scales_minus(scales) ? _mm256_fmsub_ps(scale, f, minimum)
                                                 : _mm256_mul_ps(scale, f);
                 _mm256_store_ps(out + (4 * q + i) * TERN_PANEL + 8 * h, f);
             }
@@ -105,7 +109,7 @@ void tern_gemm_expand_avx2(float *out, const struct tern_packed *w, const struct
 
 static void row(float *out, const struct tern_packed *w, int row)
 {
-    struct tern_panel_layout l = tern_panel_layout(w->codes, w->scales, w->k);
+    struct tern_panel_layout l = tern_panel_layout(w);
     float tile[4 * TERN_BLOCK * TERN_PANEL] __attribute__((aligned(64)));
     int step = 4 * TERN_BLOCK, j = row % TERN_PANEL;
     for (int k0 = 0; k0 < w->k; k0 += step) {

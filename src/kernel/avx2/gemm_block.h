@@ -10,17 +10,6 @@
 
 #define ALWAYS static inline __attribute__((always_inline))
 
-/* X(codes, scales): the combinations that exist. */
-#define TERN_QUANT_KINDS(X) \
-    X(U4, F16)              \
-    X(U4, F16M)             \
-    X(U4, K32)              \
-    X(U5, F16)              \
-    X(U5, F16M)             \
-    X(U5, K32)              \
-    X(U6, K16)              \
-    X(S8, F16)
-
 ALWAYS __m256i load_i256(const void *p)
 {
     return _mm256_load_si256(p);
@@ -41,13 +30,39 @@ ALWAYS __m256 i8x8(const uint8_t *p)
     return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)p)));
 }
 
-/* Does the format add a minimum? */
-ALWAYS bool has_minimum(enum tern_scales scales)
+/* E4M3 as the top byte of each lane, the rest arbitrary. */
+ALWAYS __m256 e4m3x8(__m256i top)
 {
-    return scales == TERN_SCALES_F16M || scales == TERN_SCALES_K32;
+    __m256i mag = _mm256_srli_epi32(_mm256_and_si256(top, _mm256_set1_epi32(0x7F000000)), 4);
+    __m256i sign = _mm256_and_si256(top, _mm256_set1_epi32((int)0x80000000u));
+    return _mm256_mul_ps(_mm256_castsi256_ps(_mm256_or_si256(mag, sign)), _mm256_set1_ps(0x1p120f));
 }
 
-/* Scales of 256 inputs of rows 8*h .. 8*h+7 (K32, K16): what group_scale needs beside the scales of smaller groups. */
+/* Eight numbers of a region of the G kinds from place `at` on. */
+ALWAYS __m256 numbers8(enum tern_number type, const uint16_t *region, size_t at)
+{
+    const uint8_t *p = (const uint8_t *)region + at * tern_number_bytes(type);
+    if (type == TERN_NUMBER_F32)
+        return _mm256_load_ps((const float *)(const void *)p);
+    if (type <= TERN_NUMBER_BF16) {
+        __m128i h = _mm_load_si128((const __m128i *)(const void *)p);
+        return type == TERN_NUMBER_F16 ? _mm256_cvtph_ps(h)
+                                       : _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(h), 16));
+    }
+    __m256i b = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)p));
+    if (type == TERN_NUMBER_E4M3)
+        return e4m3x8(_mm256_slli_epi32(b, 24));
+    if (type == TERN_NUMBER_E8M0)
+        return _mm256_castsi256_ps(_mm256_max_epi32(_mm256_slli_epi32(b, 23), _mm256_set1_epi32(0x00400000)));
+    return _mm256_cvtepi32_ps(b);
+}
+
+ALWAYS bool has_minimum(enum tern_scales scales)
+{
+    return tern_scales_minus(scales) || tern_scales_plus(scales);
+}
+
+/* Scales of 256 inputs of rows 8*h .. 8*h+7 (K kinds): what group_scale needs beside the scales of smaller groups. */
 struct super {
     __m256 d, m;
 };
@@ -56,37 +71,66 @@ ALWAYS struct super super_scale(enum tern_scales scales, const struct tern_panel
 {
     size_t at = super * TERN_PANEL + 8 * (size_t)h;
     struct super s = {_mm256_setzero_ps(), _mm256_setzero_ps()};
-    if (scales == TERN_SCALES_K32 || scales == TERN_SCALES_K16)
+    if (tern_scales_super(scales))
         s.d = half8(v->d + at);
-    if (scales == TERN_SCALES_K32)
+    if (scales == TERN_SCALES_K32S || scales == TERN_SCALES_K16)
+        s.d = _mm256_mul_ps(s.d, _mm256_set1_ps(v->unit));
+    if (tern_scales_minus(scales))
         s.m = half8(v->m + at);
     return s;
 }
 
 /* Scale and minimum of rows 8*h .. 8*h+7 for the 16 inputs number `half`; products as in kernel/gemm.h.  The minimum of
- * F16M is to be added, that of K32 subtracted: see plus_minimum. */
+ * kinds of tern_scales_minus is to be subtracted: see plus_minimum. */
 ALWAYS void group_scale(enum tern_scales scales, const struct tern_panel_view *v, struct super super, size_t half,
                         int h, __m256 *scale, __m256 *minimum)
 {
-    size_t block = half / 2 * TERN_PANEL + 8 * (size_t)h;
+    size_t block = half / 2 * TERN_PANEL + 8 * (size_t)h, at = half * TERN_PANEL + 8 * (size_t)h;
+    size_t group = (half >> v->shift) * TERN_PANEL + 8 * (size_t)h;
     *minimum = _mm256_setzero_ps();
-    if (scales == TERN_SCALES_F16) {
-        *scale = half8(v->d + block);
-    } else if (scales == TERN_SCALES_F16M) {
-        *scale = half8(v->d + block);
+    switch (scales) {
+    case TERN_SCALES_F16M:
         *minimum = half8(v->m + block);
-    } else if (scales == TERN_SCALES_K32) {
+        *scale = half8(v->d + block);
+        break;
+    case TERN_SCALES_K32:
         *scale = _mm256_mul_ps(super.d, u8x8(v->a + block));
         *minimum = _mm256_mul_ps(super.m, u8x8(v->b + block));
-    } else {
-        *scale = _mm256_mul_ps(super.d, i8x8(v->a + half * TERN_PANEL + 8 * (size_t)h));
+        break;
+    case TERN_SCALES_K16M: {
+        __m256i ba = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)(v->a + at)));
+        __m256i a = _mm256_and_si256(ba, _mm256_set1_epi32(15));
+        *scale = _mm256_mul_ps(super.d, _mm256_cvtepi32_ps(a));
+        *minimum = _mm256_mul_ps(super.m, _mm256_cvtepi32_ps(_mm256_srli_epi32(ba, 4)));
+        break;
+    }
+    case TERN_SCALES_K32S:
+        *scale = _mm256_mul_ps(super.d, i8x8(v->a + block));
+        break;
+    case TERN_SCALES_K16:
+        *scale = _mm256_mul_ps(super.d, i8x8(v->a + at));
+        break;
+    case TERN_SCALES_G16:
+        *scale = _mm256_mul_ps(numbers8(v->d_type, v->d, group), numbers8(TERN_NUMBER_F32, v->m, 8 * (size_t)h));
+        break;
+    case TERN_SCALES_G32:
+        *scale = _mm256_mul_ps(numbers8(v->d_type, v->d, group), _mm256_set1_ps(v->unit));
+        break;
+    case TERN_SCALES_G32M:
+        *scale = numbers8(v->d_type, v->d, group);
+        *minimum = numbers8(v->m_type, v->m, group);
+        if (v->m_type == TERN_NUMBER_ZERO)
+            *minimum = _mm256_mul_ps(_mm256_mul_ps(*scale, *minimum), _mm256_set1_ps(-1));
+        break;
+    default:
+        *scale = half8(v->d + block);
     }
 }
 
 /* minimum * times + acc with the sign that the format gives the minimum. */
 ALWAYS __m256 plus_minimum(enum tern_scales scales, __m256 minimum, __m256 times, __m256 acc)
 {
-    return scales == TERN_SCALES_K32 ? _mm256_fnmadd_ps(minimum, times, acc) : _mm256_fmadd_ps(minimum, times, acc);
+    return tern_scales_minus(scales) ? _mm256_fnmadd_ps(minimum, times, acc) : _mm256_fmadd_ps(minimum, times, acc);
 }
 
 /* Shifts 16-bit lanes left by a constant that may be negative; callers mask what crosses bytes. */
@@ -95,13 +139,30 @@ ALWAYS __m256i shift16(__m256i v, int left)
     return left >= 0 ? _mm256_slli_epi16(v, left) : _mm256_srli_epi16(v, -left);
 }
 
-/* Code bytes of quad `q` (0..7) for rows 8*h ..; q is constant after unrolling. */
-ALWAYS __m256i quad_codes(enum tern_codes codes, const uint8_t *block, int q, int h)
+ALWAYS __m256i code_table(enum tern_codes codes, const struct tern_panel_view *v)
 {
-    if (codes == TERN_CODES_S8)
+    if (!tern_codes_table(codes))
+        return _mm256_setzero_si256();
+    return _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)(const void *)v->table));
+}
+
+/* Code bytes of quad `q` (0..7) for rows 8*h ..; q is constant after unrolling.  table: code_table. */
+ALWAYS __m256i quad_codes(enum tern_codes codes, __m256i table, const uint8_t *block, int q, int h)
+{
+    if (codes == TERN_CODES_S8 || codes == TERN_CODES_E4M3)
         return load_i256(block + q * TERN_VEC + 32 * h);
-    __m256i c = load_i256(block + q % 4 * TERN_VEC + 32 * h);
-    c = _mm256_and_si256(shift16(c, q < 4 ? 0 : -4), _mm256_set1_epi8(15));
+    __m256i c;
+    if (codes == TERN_CODES_U2 || codes == TERN_CODES_U3 || codes == TERN_CODES_T3) {
+        c = load_i256(block + q / 4 * TERN_VEC + 32 * h);
+        c = _mm256_and_si256(shift16(c, -2 * (q % 4)), _mm256_set1_epi8(3));
+        if (codes != TERN_CODES_U2) {
+            __m256i high = load_i256(block + 2 * TERN_VEC + 32 * h);
+            c = _mm256_or_si256(c, _mm256_and_si256(shift16(high, 2 - q), _mm256_set1_epi8(4)));
+        }
+    } else {
+        c = load_i256(block + q % 4 * TERN_VEC + 32 * h);
+        c = _mm256_and_si256(shift16(c, q < 4 ? 0 : -4), _mm256_set1_epi8(15));
+    }
     if (codes == TERN_CODES_U5) {
         __m256i high = load_i256(block + 4 * TERN_VEC + 32 * h);
         c = _mm256_or_si256(c, _mm256_and_si256(shift16(high, 4 - q), _mm256_set1_epi8(16)));
@@ -109,7 +170,7 @@ ALWAYS __m256i quad_codes(enum tern_codes codes, const uint8_t *block, int q, in
         __m256i high = load_i256(block + (4 + q / 4) * TERN_VEC + 32 * h);
         c = _mm256_or_si256(c, _mm256_and_si256(shift16(high, 4 - 2 * (q % 4)), _mm256_set1_epi8(48)));
     }
-    return c;
+    return tern_codes_table(codes) ? _mm256_shuffle_epi8(table, c) : c;
 }
 
 #endif

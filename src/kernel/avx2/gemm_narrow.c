@@ -1,8 +1,8 @@
 /* The narrow class: bytes of codes times bytes of activations, up to four rows at a time on the same loaded weights.
  *
  * A block's dot product is gathered in 16-bit lanes as long as nothing can overflow: a maddubs of codes up to C and
- * activations up to 127 gives at most 2*127*C, so eight of them fit for four-bit codes, four for five-bit and two for
- * six-bit ones.  Signed weights lend their sign to the activations, which leaves room for one. */
+ * activations up to 127 gives at most 2*127*C, so eight of them fit for codes up to four bits, four for five-bit and
+ * two for six-bit ones.  Signed weights lend their sign to the activations, which leaves room for one. */
 #include "kernel/avx2/gemm_block.h"
 #include "kernel/avx2/gemm.h"
 
@@ -10,7 +10,7 @@
 
 #define MAX_ROWS 4
 #define AHEAD    8                         /* blocks of prefetch */
-#define VISIT    (TERN_SUPER / TERN_BLOCK) /* blocks that share the scales of K32 and K16 */
+#define VISIT    (TERN_SUPER / TERN_BLOCK) /* blocks that share the scales of the K kinds */
 #define STREAMS  4
 
 ALWAYS __m256i quad_of(const int8_t *q)
@@ -24,27 +24,30 @@ ALWAYS __m256i quad_of(const int8_t *q)
  * statement makes it forget where a value came from. */
 #define OPAQUE_VEC(v) __asm__("" : "+x"(v))
 
-/* Dot products of one block: [activation row][half of the panel's rows][K16: half of the block's inputs]. */
+/* Dot products of one block: [activation row][half of the panel's rows][half of the block's inputs, where scales tell
+ * them apart]. */
 typedef __m256i block_dot[MAX_ROWS][2][2];
 
-ALWAYS void block_dots(enum tern_codes codes, enum tern_scales scales, const uint8_t *block,
-                       const struct tern_q8_row *x, size_t at, int rows, block_dot dot)
+ALWAYS void block_dots(enum tern_codes codes, enum tern_scales scales, const struct tern_panel_view *v, size_t b,
+                       const struct tern_q8_row *x, int rows, block_dot dot)
 {
-    const __m256i one = _mm256_set1_epi16(1);
-    /* Quads whose 16-bit sums may be added up: all, four, two or one. */
-    const int run = codes == TERN_CODES_U4 ? 8 : codes == TERN_CODES_U5 ? 4 : codes == TERN_CODES_U6 ? 2 : 1;
-    const int per_group = scales == TERN_SCALES_K16 ? 4 : 8;
+    const __m256i one = _mm256_set1_epi16(1), table = code_table(codes, v);
+    const uint8_t *block = v->codes + b * tern_codes_unit(codes);
+    const size_t at = b * TERN_BLOCK;
+    const int per_group = tern_scales_halves(scales) ? 4 : 8;
+    /* Quads whose 16-bit sums may be added up: all of a group, four, two or one. */
+    const int run = tern_codes_signed(codes) ? 1 : codes == TERN_CODES_U6 ? 2 : codes == TERN_CODES_U5 ? 4 : per_group;
     __m256i sum[MAX_ROWS][2];
 #pragma GCC unroll 8
     for (int q = 0; q < 8; q++) {
-        __m256i c[2] = {quad_codes(codes, block, q, 0), quad_codes(codes, block, q, 1)};
+        __m256i c[2] = {quad_codes(codes, table, block, q, 0), quad_codes(codes, table, block, q, 1)};
 #pragma GCC unroll 8
         for (int r = 0; r < rows; r++) {
             __m256i act = quad_of(x[r].q + at + 4 * q);
 #pragma GCC unroll 2
             for (int h = 0; h < 2; h++) {
                 __m256i *d = &dot[r][h][q / per_group];
-                __m256i t = codes == TERN_CODES_S8
+                __m256i t = tern_codes_signed(codes)
                                 ? _mm256_maddubs_epi16(_mm256_abs_epi8(c[h]), _mm256_sign_epi8(act, c[h]))
                                 : _mm256_maddubs_epi16(c[h], act);
                 sum[r][h] = q % run ? _mm256_add_epi16(sum[r][h], t) : t;
@@ -62,7 +65,7 @@ ALWAYS void block_dots(enum tern_codes codes, enum tern_scales scales, const uin
 ALWAYS void add_block(enum tern_scales scales, const struct tern_panel_view *v, const struct super super[2], size_t b,
                       const struct tern_q8_row *x, int rows, int zero, block_dot dot, __m256 acc[MAX_ROWS][2])
 {
-    const int groups = scales == TERN_SCALES_K16 ? 2 : 1;
+    const int groups = tern_scales_halves(scales) ? 2 : 1;
 #pragma GCC unroll 2
     for (int g = 0; g < groups; g++) {
         __m256 scale[2], minimum[2];
@@ -79,7 +82,7 @@ ALWAYS void add_block(enum tern_scales scales, const struct tern_panel_view *v, 
 #pragma GCC unroll 2
             for (int h = 0; h < 2; h++) {
                 __m256i d = dot[r][h][g];
-                if (!has_minimum(scales))
+                if (tern_scales_zero(scales))
                     d = _mm256_sub_epi32(d, zero8);
                 acc[r][h] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(d), _mm256_mul_ps(scale[h], sx8), acc[r][h]);
                 if (has_minimum(scales))
@@ -87,31 +90,6 @@ ALWAYS void add_block(enum tern_scales scales, const struct tern_panel_view *v, 
             }
         }
     }
-}
-
-/* Asks for what block b + AHEAD of a panel will read.  Behind the last block comes the next panel of the stream, which
- * lies panel_bytes further on; asking beyond the matrix does no harm. */
-ALWAYS void prefetch_block(enum tern_codes codes, enum tern_scales scales, const struct tern_panel_view *v, size_t b,
-                           size_t blocks, size_t panel_bytes)
-{
-    const size_t unit = tern_codes_unit(codes);
-    size_t next = b + AHEAD, jump = 0;
-    if (next >= blocks) {
-        next -= blocks;
-        jump = panel_bytes;
-    }
-    const char *c = (const char *)v->codes + jump + next * unit;
-#pragma GCC unroll 8
-    for (size_t line = 0; line < unit; line += 64)
-        _mm_prefetch(c + line, _MM_HINT_T0);
-    if (scales == TERN_SCALES_F16 || scales == TERN_SCALES_F16M)
-        _mm_prefetch((const char *)v->d + jump + next * TERN_PANEL * 2, _MM_HINT_T0);
-    if (scales == TERN_SCALES_F16M)
-        _mm_prefetch((const char *)v->m + jump + next * TERN_PANEL * 2, _MM_HINT_T0);
-    if (scales == TERN_SCALES_K32)
-        _mm_prefetch((const char *)v->b + jump + next * TERN_PANEL, _MM_HINT_T0);
-    if (scales == TERN_SCALES_K32 || scales == TERN_SCALES_K16)
-        _mm_prefetch((const char *)v->a + jump + next * TERN_PANEL * (scales == TERN_SCALES_K16 ? 2 : 1), _MM_HINT_T0);
 }
 
 /* What the loops need to know about a matrix. */
@@ -136,8 +114,8 @@ ALWAYS void visit(enum tern_codes codes, enum tern_scales scales, float *out, co
 #pragma GCC unroll 1
     for (size_t b = b0; b < b1; b++) {
         block_dot dot;
-        prefetch_block(codes, scales, v, b, blocks, panel_bytes);
-        block_dots(codes, scales, v->codes + b * tern_codes_unit(codes), x, b * TERN_BLOCK, rows, dot);
+        tern_prefetch_block(codes, scales, v, b, AHEAD, blocks, panel_bytes);
+        block_dots(codes, scales, v, b, x, rows, dot);
         add_block(scales, v, super, b, x, rows, zero, dot, acc);
     }
 #pragma GCC unroll 8
@@ -175,7 +153,7 @@ typedef void panel_fn(float *out, const struct tern_panel_view *v, const struct 
         panel_dots(TERN_CODES_##c, TERN_SCALES_##s, out, v, w, x, n);                                    \
     }
 #define KIND_FNS(c, s) ROWS_FN(c, s, 1) ROWS_FN(c, s, 2) ROWS_FN(c, s, 3) ROWS_FN(c, s, 4)
-TERN_QUANT_KINDS(KIND_FNS)
+TERN_NARROW_KINDS(KIND_FNS)
 
 static panel_fn *const *panel_fns(const struct tern_packed *w)
 {
@@ -185,14 +163,14 @@ static panel_fn *const *panel_fns(const struct tern_packed *w)
                                         panel_##c##_##s##_4};                                          \
         return fns;                                                                                    \
     }
-    TERN_QUANT_KINDS(KIND_ROW)
+    TERN_NARROW_KINDS(KIND_ROW)
     return NULL;
 }
 
 void tern_gemm_narrow_avx2(float *y, size_t y_stride, const struct tern_q8_row *x, int n_rows,
                            const struct tern_packed *w, int panel0, int panel1)
 {
-    struct tern_panel_layout l = tern_panel_layout(w->codes, w->scales, w->k);
+    struct tern_panel_layout l = tern_panel_layout(w);
     panel_fn *const *fns = panel_fns(w);
     float out[STREAMS * MAX_ROWS * TERN_PANEL] __attribute__((aligned(64)));
     struct walk walk = {(size_t)w->k / TERN_BLOCK, w->panel_bytes, w->zero, 0};

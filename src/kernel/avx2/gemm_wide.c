@@ -124,7 +124,7 @@ static void multiply(const struct range *g, int n_rows, const float *const *w, i
 void tern_gemm_wide_avx2(float *y, size_t y_stride, const float *x, size_t x_stride, int n_rows,
                          const struct tern_packed *w, int panel0, int panel1, float *scratch)
 {
-    struct tern_panel_layout l = tern_panel_layout(w->codes, w->scales, w->k);
+    struct tern_panel_layout l = tern_panel_layout(w);
     const float *panels[PANELS + 1];
     /* With few rows there is nothing to reuse later, and two panels stay in L1. */
     int group = n_rows > ROWS ? PANELS : 2;

@@ -73,7 +73,7 @@ void tern_gemm_expand_avx512(float *out, const struct tern_packed *w, const stru
 
 static void row(float *out, const struct tern_packed *w, int row)
 {
-    struct tern_panel_layout l = tern_panel_layout(w->codes, w->scales, w->k);
+    struct tern_panel_layout l = tern_panel_layout(w);
     float tile[4 * TERN_BLOCK * TERN_PANEL] __attribute__((aligned(64)));
     int step = 4 * TERN_BLOCK, j = row % TERN_PANEL;
     for (int k0 = 0; k0 < w->k; k0 += step) {

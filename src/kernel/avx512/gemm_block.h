@@ -10,17 +10,6 @@
 
 #define ALWAYS static inline __attribute__((always_inline))
 
-/* X(codes, scales): the combinations that exist. */
-#define TERN_QUANT_KINDS(X) \
-    X(U4, F16)              \
-    X(U4, F16M)             \
-    X(U4, K32)              \
-    X(U5, F16)              \
-    X(U5, F16M)             \
-    X(U5, K32)              \
-    X(U6, K16)              \
-    X(S8, F16)
-
 ALWAYS __m512i load_i512(const void *p)
 {
     return _mm512_load_si512(p);
@@ -41,13 +30,40 @@ ALWAYS __m512 i8x16(const uint8_t *p)
     return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_load_si128((const __m128i *)(const void *)p)));
 }
 
-/* Does the format add a minimum? */
-ALWAYS bool has_minimum(enum tern_scales scales)
+/* E4M3 as the top byte of each lane, the rest arbitrary. */
+ALWAYS __m512 e4m3x16(__m512i top)
 {
-    return scales == TERN_SCALES_F16M || scales == TERN_SCALES_K32;
+    __m512i mag = _mm512_srli_epi32(_mm512_and_si512(top, _mm512_set1_epi32(0x7F000000)), 4);
+    __m512i sign = _mm512_and_si512(top, _mm512_set1_epi32((int)0x80000000u));
+    return _mm512_mul_ps(_mm512_castsi512_ps(_mm512_or_si512(mag, sign)), _mm512_set1_ps(0x1p120f));
 }
 
-/* Scales of 256 inputs (K32, K16): what group_scale needs beside the scales of smaller groups. */
+/* Sixteen numbers of a region of the G kinds from place `at` on. */
+ALWAYS __m512 numbers16(enum tern_number type, const uint16_t *region, size_t at)
+{
+    const uint8_t *p = (const uint8_t *)region + at * tern_number_bytes(type);
+    if (type == TERN_NUMBER_F32)
+        return _mm512_load_ps(p);
+    if (type == TERN_NUMBER_F16)
+        return half16((const uint16_t *)(const void *)p);
+    if (type == TERN_NUMBER_BF16) {
+        __m256i h = _mm256_load_si256((const __m256i *)(const void *)p);
+        return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(h), 16));
+    }
+    __m512i b = _mm512_cvtepu8_epi32(_mm_load_si128((const __m128i *)(const void *)p));
+    if (type == TERN_NUMBER_E4M3)
+        return e4m3x16(_mm512_slli_epi32(b, 24));
+    if (type == TERN_NUMBER_E8M0)
+        return _mm512_castsi512_ps(_mm512_max_epi32(_mm512_slli_epi32(b, 23), _mm512_set1_epi32(0x00400000)));
+    return _mm512_cvtepi32_ps(b);
+}
+
+ALWAYS bool has_minimum(enum tern_scales scales)
+{
+    return tern_scales_minus(scales) || tern_scales_plus(scales);
+}
+
+/* Scales of 256 inputs (K kinds): what group_scale needs beside the scales of smaller groups. */
 struct super {
     __m512 d, m;
 };
@@ -55,37 +71,65 @@ struct super {
 ALWAYS struct super super_scale(enum tern_scales scales, const struct tern_panel_view *v, size_t super)
 {
     struct super s = {_mm512_setzero_ps(), _mm512_setzero_ps()};
-    if (scales == TERN_SCALES_K32 || scales == TERN_SCALES_K16)
+    if (tern_scales_super(scales))
         s.d = half16(v->d + super * TERN_PANEL);
-    if (scales == TERN_SCALES_K32)
+    if (scales == TERN_SCALES_K32S || scales == TERN_SCALES_K16)
+        s.d = _mm512_mul_ps(s.d, _mm512_set1_ps(v->unit));
+    if (tern_scales_minus(scales))
         s.m = half16(v->m + super * TERN_PANEL);
     return s;
 }
 
-/* Scale and minimum of the 16 inputs number `half`; products as in kernel/gemm.h.  The minimum of F16M is to be added,
- * that of K32 subtracted: see plus_minimum. */
+/* Scale and minimum of the 16 inputs number `half`; products as in kernel/gemm.h.  The minimum of kinds of
+ * tern_scales_minus is to be subtracted: see plus_minimum. */
 ALWAYS void group_scale(enum tern_scales scales, const struct tern_panel_view *v, struct super super, size_t half,
                         __m512 *scale, __m512 *minimum)
 {
-    size_t block = half / 2 * TERN_PANEL;
+    size_t block = half / 2 * TERN_PANEL, at = half * TERN_PANEL, group = (half >> v->shift) * TERN_PANEL;
     *minimum = _mm512_setzero_ps();
-    if (scales == TERN_SCALES_F16) {
-        *scale = half16(v->d + block);
-    } else if (scales == TERN_SCALES_F16M) {
+    switch (scales) {
+    case TERN_SCALES_F16M:
         *scale = half16(v->d + block);
         *minimum = half16(v->m + block);
-    } else if (scales == TERN_SCALES_K32) {
+        break;
+    case TERN_SCALES_K32:
         *scale = _mm512_mul_ps(super.d, u8x16(v->a + block));
         *minimum = _mm512_mul_ps(super.m, u8x16(v->b + block));
-    } else {
-        *scale = _mm512_mul_ps(super.d, i8x16(v->a + half * TERN_PANEL));
+        break;
+    case TERN_SCALES_K16M: {
+        __m512i ba = _mm512_cvtepu8_epi32(_mm_load_si128((const __m128i *)(const void *)(v->a + at)));
+        __m512i a = _mm512_and_si512(ba, _mm512_set1_epi32(15));
+        *scale = _mm512_mul_ps(super.d, _mm512_cvtepi32_ps(a));
+        *minimum = _mm512_mul_ps(super.m, _mm512_cvtepi32_ps(_mm512_srli_epi32(ba, 4)));
+        break;
+    }
+    case TERN_SCALES_K32S:
+        *scale = _mm512_mul_ps(super.d, i8x16(v->a + block));
+        break;
+    case TERN_SCALES_K16:
+        *scale = _mm512_mul_ps(super.d, i8x16(v->a + at));
+        break;
+    case TERN_SCALES_G16:
+        *scale = _mm512_mul_ps(numbers16(v->d_type, v->d, group), numbers16(TERN_NUMBER_F32, v->m, 0));
+        break;
+    case TERN_SCALES_G32:
+        *scale = _mm512_mul_ps(numbers16(v->d_type, v->d, group), _mm512_set1_ps(v->unit));
+        break;
+    case TERN_SCALES_G32M:
+        *scale = numbers16(v->d_type, v->d, group);
+        *minimum = numbers16(v->m_type, v->m, group);
+        if (v->m_type == TERN_NUMBER_ZERO)
+            *minimum = _mm512_mul_ps(_mm512_mul_ps(*scale, *minimum), _mm512_set1_ps(-1));
+        break;
+    default:
+        *scale = half16(v->d + block);
     }
 }
 
 /* minimum * times + acc with the sign that the format gives the minimum. */
 ALWAYS __m512 plus_minimum(enum tern_scales scales, __m512 minimum, __m512 times, __m512 acc)
 {
-    return scales == TERN_SCALES_K32 ? _mm512_fnmadd_ps(minimum, times, acc) : _mm512_fmadd_ps(minimum, times, acc);
+    return tern_scales_minus(scales) ? _mm512_fnmadd_ps(minimum, times, acc) : _mm512_fmadd_ps(minimum, times, acc);
 }
 
 /* Shifts 16-bit lanes left by a constant that may be negative; callers mask what crosses bytes. */
@@ -94,13 +138,30 @@ ALWAYS __m512i shift16(__m512i v, int left)
     return left >= 0 ? _mm512_slli_epi16(v, (unsigned)left) : _mm512_srli_epi16(v, (unsigned)-left);
 }
 
-/* Code bytes of quad `q` (0..7); q is constant after unrolling. */
-ALWAYS __m512i quad_codes(enum tern_codes codes, const uint8_t *block, int q)
+ALWAYS __m512i code_table(enum tern_codes codes, const struct tern_panel_view *v)
 {
-    if (codes == TERN_CODES_S8)
+    if (!tern_codes_table(codes))
+        return _mm512_setzero_si512();
+    return _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)(const void *)v->table));
+}
+
+/* Code bytes of quad `q` (0..7); q is constant after unrolling.  table: code_table. */
+ALWAYS __m512i quad_codes(enum tern_codes codes, __m512i table, const uint8_t *block, int q)
+{
+    if (codes == TERN_CODES_S8 || codes == TERN_CODES_E4M3)
         return load_i512(block + q * TERN_VEC);
-    __m512i c = load_i512(block + q % 4 * TERN_VEC);
-    c = _mm512_and_si512(shift16(c, q < 4 ? 0 : -4), _mm512_set1_epi8(15));
+    __m512i c;
+    if (codes == TERN_CODES_U2 || codes == TERN_CODES_U3 || codes == TERN_CODES_T3) {
+        c = load_i512(block + q / 4 * TERN_VEC);
+        c = _mm512_and_si512(shift16(c, -2 * (q % 4)), _mm512_set1_epi8(3));
+        if (codes != TERN_CODES_U2) {
+            __m512i high = load_i512(block + 2 * TERN_VEC);
+            c = _mm512_or_si512(c, _mm512_and_si512(shift16(high, 2 - q), _mm512_set1_epi8(4)));
+        }
+    } else {
+        c = load_i512(block + q % 4 * TERN_VEC);
+        c = _mm512_and_si512(shift16(c, q < 4 ? 0 : -4), _mm512_set1_epi8(15));
+    }
     if (codes == TERN_CODES_U5) {
         __m512i high = load_i512(block + 4 * TERN_VEC);
         c = _mm512_or_si512(c, _mm512_and_si512(shift16(high, 4 - q), _mm512_set1_epi8(16)));
@@ -108,7 +169,7 @@ ALWAYS __m512i quad_codes(enum tern_codes codes, const uint8_t *block, int q)
         __m512i high = load_i512(block + (4 + q / 4) * TERN_VEC);
         c = _mm512_or_si512(c, _mm512_and_si512(shift16(high, 4 - 2 * (q % 4)), _mm512_set1_epi8(48)));
     }
-    return c;
+    return tern_codes_table(codes) ? _mm512_shuffle_epi8(table, c) : c;
 }
 
 /* Scales while the quads of a block are read in order. */
@@ -120,18 +181,21 @@ struct block_scales {
 ALWAYS void quad_weights(enum tern_codes codes, enum tern_scales scales, const struct tern_panel_view *v, size_t b,
                          int q, int zero, struct block_scales *s, __m512 out[4])
 {
-    if (q == 0 || (q == 4 && scales == TERN_SCALES_K16))
+    if (q == 0 || (q == 4 && tern_scales_halves(scales)))
         group_scale(scales, v, super_scale(scales, v, b / (TERN_SUPER / TERN_BLOCK)), 2 * b + (size_t)q / 4, &s->scale,
                     &s->minimum);
-    __m512i c = quad_codes(codes, v->codes + b * tern_codes_unit(codes), q);
-    if (codes != TERN_CODES_S8 && !has_minimum(scales))
+    __m512i c = quad_codes(codes, code_table(codes, v), v->codes + b * tern_codes_unit(codes), q);
+    if (!tern_codes_signed(codes) && codes != TERN_CODES_E4M3 && tern_scales_zero(scales))
         c = _mm512_sub_epi8(c, _mm512_set1_epi8((char)zero));
 #pragma GCC unroll 4
     for (int i = 0; i < 4; i++) {
-        __m512 f = _mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(c, 24u - 8u * (unsigned)i), 24));
-        /* scale * code is exact, so one fused operation rounds exactly once, as the contract wants. */
-        out[i] = scales == TERN_SCALES_F16M  ? _mm512_fmadd_ps(s->scale, f, s->minimum)
-                 : scales == TERN_SCALES_K32 ? _mm512_fmsub_ps(s->scale, f, s->minimum)
+        __m512i top = _mm512_slli_epi32(c, 24u - 8u * (unsigned)i);
+        __m512 f = codes == TERN_CODES_E4M3 ? e4m3x16(top) : _mm512_cvtepi32_ps(_mm512_srai_epi32(top, 24));
+        if (codes == TERN_CODES_S8 && scales == TERN_SCALES_G32M)
+            f = _mm512_sub_ps(f, _mm512_set1_ps((float)zero));
+        /* One fused operation rounds exactly once, as the contract wants. */
+        out[i] = tern_scales_plus(scales)    ? _mm512_fmadd_ps(s->scale, f, s->minimum)
+                 : tern_scales_minus(scales) ? _mm512_fmsub_ps(s->scale, f, s->minimum)
                                              : _mm512_mul_ps(s->scale, f);
     }
 }

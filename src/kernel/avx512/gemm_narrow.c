@@ -2,7 +2,7 @@
  * eight rows on the same loaded weights.
  *
  * A dot product starts from -zero * isum, which is where the formula of kernel/gemm.h puts the zero point.  Signed
- * weights become unsigned by adding 128 (flipping the top bit), so their zero point is 128 here. */
+ * weights become unsigned by adding 128 (flipping the top bit), which moves their zero point by 128 here. */
 #include "kernel/avx512/gemm_block.h"
 #include "kernel/avx512/gemm.h"
 
@@ -19,25 +19,29 @@ ALWAYS __m512i quad_of(const int8_t *q)
     return _mm512_set1_epi32(four);
 }
 
-/* Dot products of one block minus zero points: [activation row][K16: half of the block's inputs]. */
+/* Dot products of one block minus zero points: [activation row][half of the block's inputs, where scales tell them
+ * apart]. */
 typedef __m512i block_dot[MAX_ROWS][2];
 
-ALWAYS void block_dots(enum tern_codes codes, enum tern_scales scales, const uint8_t *block,
-                       const struct tern_q8_row *x, size_t b, int rows, int zero, block_dot dot)
+ALWAYS void block_dots(enum tern_codes codes, enum tern_scales scales, const struct tern_panel_view *v, size_t b,
+                       const struct tern_q8_row *x, int rows, int zero, block_dot dot)
 {
-    const int groups = scales == TERN_SCALES_K16 ? 2 : 1;
+    const int groups = tern_scales_halves(scales) ? 2 : 1;
+    const uint8_t *block = v->codes + b * tern_codes_unit(codes);
+    const __m512i table = code_table(codes, v);
+    const bool moved = tern_scales_zero(scales);
 #pragma GCC unroll 8
     for (int r = 0; r < rows; r++) {
         int32_t first = x[r].sum16[2 * b], second = x[r].sum16[2 * b + 1];
         if (groups == 1)
             first += second;
-        dot[r][0] = has_minimum(scales) ? _mm512_setzero_si512() : _mm512_set1_epi32(-zero * first);
-        dot[r][1] = _mm512_set1_epi32(-zero * second);
+        dot[r][0] = moved ? _mm512_set1_epi32(-zero * first) : _mm512_setzero_si512();
+        dot[r][1] = moved ? _mm512_set1_epi32(-zero * second) : _mm512_setzero_si512();
     }
 #pragma GCC unroll 8
     for (int q = 0; q < 8; q++) {
-        __m512i c = quad_codes(codes, block, q);
-        if (codes == TERN_CODES_S8)
+        __m512i c = quad_codes(codes, table, block, q);
+        if (tern_codes_signed(codes))
             c = _mm512_xor_si512(c, _mm512_set1_epi8((char)0x80));
 #pragma GCC unroll 8
         for (int r = 0; r < rows; r++) {
@@ -51,7 +55,7 @@ ALWAYS void block_dots(enum tern_codes codes, enum tern_scales scales, const uin
 ALWAYS void add_block(enum tern_scales scales, const struct tern_panel_view *v, size_t b, const struct tern_q8_row *x,
                       int rows, block_dot dot, float *out)
 {
-    const int groups = scales == TERN_SCALES_K16 ? 2 : 1;
+    const int groups = tern_scales_halves(scales) ? 2 : 1;
     const struct super super = super_scale(scales, v, b / (TERN_SUPER / TERN_BLOCK));
 #pragma GCC unroll 2
     for (int g = 0; g < groups; g++) {
@@ -71,31 +75,6 @@ ALWAYS void add_block(enum tern_scales scales, const struct tern_panel_view *v, 
     }
 }
 
-/* Asks for what block b + AHEAD of a panel will read.  Behind the last block comes the next panel of the stream, which
- * lies panel_bytes further on; asking beyond the matrix does no harm. */
-ALWAYS void prefetch_block(enum tern_codes codes, enum tern_scales scales, const struct tern_panel_view *v, size_t b,
-                           size_t blocks, size_t panel_bytes)
-{
-    const size_t unit = tern_codes_unit(codes);
-    size_t next = b + AHEAD, jump = 0;
-    if (next >= blocks) {
-        next -= blocks;
-        jump = panel_bytes;
-    }
-    const char *c = (const char *)v->codes + jump + next * unit;
-#pragma GCC unroll 8
-    for (size_t line = 0; line < unit; line += 64)
-        _mm_prefetch(c + line, _MM_HINT_T0);
-    if (scales == TERN_SCALES_F16 || scales == TERN_SCALES_F16M)
-        _mm_prefetch((const char *)v->d + jump + next * TERN_PANEL * 2, _MM_HINT_T0);
-    if (scales == TERN_SCALES_F16M)
-        _mm_prefetch((const char *)v->m + jump + next * TERN_PANEL * 2, _MM_HINT_T0);
-    if (scales == TERN_SCALES_K32)
-        _mm_prefetch((const char *)v->b + jump + next * TERN_PANEL, _MM_HINT_T0);
-    if (scales == TERN_SCALES_K32 || scales == TERN_SCALES_K16)
-        _mm_prefetch((const char *)v->a + jump + next * TERN_PANEL * (scales == TERN_SCALES_K16 ? 2 : 1), _MM_HINT_T0);
-}
-
 /* What the loops need to know about a matrix. */
 struct walk {
     size_t blocks, panel_bytes;
@@ -108,7 +87,7 @@ ALWAYS void panel_dots(enum tern_codes codes, enum tern_scales scales, float *ou
                        const struct walk *w, const struct tern_q8_row *rows_in, int rows)
 {
     const size_t blocks = w->blocks, panel_bytes = w->panel_bytes;
-    const int zero = codes == TERN_CODES_S8 ? 128 : w->zero, streams = w->streams;
+    const int zero = w->zero + (tern_codes_signed(codes) ? 128 : 0), streams = w->streams;
     struct tern_q8_row x[MAX_ROWS]; /* a copy that stores to `out` cannot touch */
 #pragma GCC unroll 8
     for (int r = 0; r < rows; r++)
@@ -118,8 +97,8 @@ ALWAYS void panel_dots(enum tern_codes codes, enum tern_scales scales, float *ou
 #pragma GCC unroll 1
         for (int s = 0; s < streams; s++) {
             block_dot dot;
-            prefetch_block(codes, scales, &v[s], b, blocks, panel_bytes);
-            block_dots(codes, scales, v[s].codes + b * tern_codes_unit(codes), x, b, rows, zero, dot);
+            tern_prefetch_block(codes, scales, &v[s], b, AHEAD, blocks, panel_bytes);
+            block_dots(codes, scales, &v[s], b, x, rows, zero, dot);
             add_block(scales, &v[s], b, x, rows, dot, out + s * MAX_ROWS * TERN_PANEL);
         }
     }
@@ -137,7 +116,7 @@ typedef void panel_fn(float *out, const struct tern_panel_view *v, const struct 
     ROWS_FN(c, s, 1)   \
     ROWS_FN(c, s, 2)   \
     ROWS_FN(c, s, 3) ROWS_FN(c, s, 4) ROWS_FN(c, s, 5) ROWS_FN(c, s, 6) ROWS_FN(c, s, 7) ROWS_FN(c, s, 8)
-TERN_QUANT_KINDS(KIND_FNS)
+TERN_NARROW_KINDS(KIND_FNS)
 
 static panel_fn *const *panel_fns(const struct tern_packed *w)
 {
@@ -148,14 +127,14 @@ static panel_fn *const *panel_fns(const struct tern_packed *w)
                                         panel_##c##_##s##_7, panel_##c##_##s##_8};                     \
         return fns;                                                                                    \
     }
-    TERN_QUANT_KINDS(KIND_ROW)
+    TERN_NARROW_KINDS(KIND_ROW)
     return NULL;
 }
 
 void tern_gemm_narrow_avx512(float *y, size_t y_stride, const struct tern_q8_row *x, int n_rows,
                              const struct tern_packed *w, int panel0, int panel1)
 {
-    struct tern_panel_layout l = tern_panel_layout(w->codes, w->scales, w->k);
+    struct tern_panel_layout l = tern_panel_layout(w);
     panel_fn *const *fns = panel_fns(w);
     float out[STREAMS * MAX_ROWS * TERN_PANEL] __attribute__((aligned(64)));
     struct walk walk = {(size_t)w->k / TERN_BLOCK, w->panel_bytes, w->zero, 0};

@@ -43,22 +43,27 @@ ALWAYS void expand_block(enum tern_codes codes, enum tern_scales scales, float *
 {
     const uint8_t *block = v->codes + b * tern_codes_unit(codes);
     const struct super super = super_scale(scales, v, b / 8);
+    const int8x16_t table = code_table(codes, v);
     struct rows16 scale, minimum = {0};
 #pragma GCC unroll 8
     for (int q = 0; q < 8; q++) {
-        if (q == 0 || (q == 4 && scales == TERN_SCALES_K16))
+        if (q == 0 || (q == 4 && tern_scales_halves(scales)))
             group_scale(scales, v, &super, 2 * b + (size_t)q / 4, &scale, &minimum);
 #pragma GCC unroll 4
         for (int h = 0; h < 4; h++) {
-            int8x16_t c = quad_codes(codes, block, q, h);
-            if (codes != TERN_CODES_S8 && !has_minimum(scales))
+            int8x16_t c = quad_codes(codes, table, block, q, h);
+            if (!tern_codes_signed(codes) && codes != TERN_CODES_E4M3 && tern_scales_zero(scales))
                 c = vsubq_s8(c, vdupq_n_s8((int8_t)zero));
 #pragma GCC unroll 4
             for (int i = 0; i < 4; i++) {
-                float32x4_t f = vcvtq_f32_s32((vreinterpretq_s32_s8(c) << (24 - 8 * i)) >> 24);
-                /* scale * code is exact, so one fused operation rounds exactly once, as the contract wants. */
-                f = scales == TERN_SCALES_F16M  ? vfmaq_f32(minimum.v[h], scale.v[h], f)
-                    : scales == TERN_SCALES_K32 ? vfmaq_f32(vnegq_f32(minimum.v[h]), scale.v[h], f)
+                int32x4_t top = vreinterpretq_s32_s8(c) << (24 - 8 * i);
+                float32x4_t f =
+                    codes == TERN_CODES_E4M3 ? e4m3x4(vreinterpretq_u32_s32(top)) : vcvtq_f32_s32(top >> 24);
+                if (codes == TERN_CODES_S8 && scales == TERN_SCALES_G32M)
+                    f = vsubq_f32(f, vdupq_n_f32((float)zero));
+                /* One fused operation rounds exactly once, as the contract wants. */
+                f = tern_scales_plus(scales)    ? vfmaq_f32(minimum.v[h], scale.v[h], f)
+                    : tern_scales_minus(scales) ? vfmaq_f32(vnegq_f32(minimum.v[h]), scale.v[h], f)
                                                 : vmulq_f32(scale.v[h], f);
                 vst1q_f32(out + (4 * q + i) * TERN_PANEL + 4 * h, f);
             }
@@ -95,7 +100,7 @@ void tern_gemm_expand_neon(float *out, const struct tern_packed *w, const struct
 
 static void row(float *out, const struct tern_packed *w, int row)
 {
-    struct tern_panel_layout l = tern_panel_layout(w->codes, w->scales, w->k);
+    struct tern_panel_layout l = tern_panel_layout(w);
     float tile[4 * TERN_BLOCK * TERN_PANEL] __attribute__((aligned(64)));
     int step = 4 * TERN_BLOCK, j = row % TERN_PANEL;
     for (int k0 = 0; k0 < w->k; k0 += step) {

@@ -10,17 +10,6 @@
 
 #define ALWAYS static inline __attribute__((always_inline))
 
-/* X(codes, scales): the combinations that exist. */
-#define TERN_QUANT_KINDS(X) \
-    X(U4, F16)              \
-    X(U4, F16M)             \
-    X(U4, K32)              \
-    X(U5, F16)              \
-    X(U5, F16M)             \
-    X(U5, K32)              \
-    X(U6, K16)              \
-    X(S8, F16)
-
 /* One number for each of the 16 rows. */
 struct rows16 {
     float32x4_t v[4];
@@ -51,35 +40,71 @@ ALWAYS struct rows16 from16(int16x8_t lo, int16x8_t hi)
     return r;
 }
 
-/* d times 16 unsigned bytes, times 16 signed ones: exact. */
-ALWAYS struct rows16 times_u8(struct rows16 d, const uint8_t *p)
+ALWAYS struct rows16 product16(struct rows16 a, struct rows16 b)
 {
-    uint8x16_t b = vld1q_u8(p);
-    struct rows16 f =
-        from16(vreinterpretq_s16_u16(vmovl_u8(vget_low_u8(b))), vreinterpretq_s16_u16(vmovl_u8(vget_high_u8(b))));
 #pragma GCC unroll 4
     for (int h = 0; h < 4; h++)
-        d.v[h] = vmulq_f32(d.v[h], f.v[h]);
-    return d;
+        a.v[h] = vmulq_f32(a.v[h], b.v[h]);
+    return a;
 }
 
-ALWAYS struct rows16 times_s8(struct rows16 d, const uint8_t *p)
+ALWAYS struct rows16 times16(struct rows16 a, float f)
+{
+#pragma GCC unroll 4
+    for (int h = 0; h < 4; h++)
+        a.v[h] = vmulq_n_f32(a.v[h], f);
+    return a;
+}
+
+ALWAYS struct rows16 bytes16(uint8x16_t b)
+{
+    return from16(vreinterpretq_s16_u16(vmovl_u8(vget_low_u8(b))), vreinterpretq_s16_u16(vmovl_u8(vget_high_u8(b))));
+}
+
+ALWAYS struct rows16 signed16(const uint8_t *p)
 {
     int8x16_t b = vreinterpretq_s8_u8(vld1q_u8(p));
-    struct rows16 f = from16(vmovl_s8(vget_low_s8(b)), vmovl_s8(vget_high_s8(b)));
-#pragma GCC unroll 4
-    for (int h = 0; h < 4; h++)
-        d.v[h] = vmulq_f32(d.v[h], f.v[h]);
-    return d;
+    return from16(vmovl_s8(vget_low_s8(b)), vmovl_s8(vget_high_s8(b)));
 }
 
-/* Does the format add a minimum? */
+/* E4M3 as the top byte of each lane, the rest arbitrary. */
+ALWAYS float32x4_t e4m3x4(uint32x4_t top)
+{
+    uint32x4_t mag = vandq_u32(top, vdupq_n_u32(0x7F000000)) >> 4, sign = vandq_u32(top, vdupq_n_u32(0x80000000u));
+    return vmulq_n_f32(vreinterpretq_f32_u32(vorrq_u32(mag, sign)), 0x1p120f);
+}
+
+/* Sixteen numbers of a region of the G kinds from place `at` on. */
+ALWAYS struct rows16 numbers16(enum tern_number type, const uint16_t *region, size_t at)
+{
+    const uint8_t *p = (const uint8_t *)region + at * tern_number_bytes(type);
+    struct rows16 r;
+    if (type == TERN_NUMBER_F16)
+        return half16((const uint16_t *)(const void *)p);
+    if (type == TERN_NUMBER_ZERO)
+        return bytes16(vld1q_u8(p));
+#pragma GCC unroll 4
+    for (int h = 0; h < 4; h++) {
+        if (type == TERN_NUMBER_F32) {
+            r.v[h] = vld1q_f32((const float *)(const void *)p + 4 * h);
+        } else if (type == TERN_NUMBER_BF16) {
+            uint16x4_t u = vld1_u16((const uint16_t *)(const void *)p + 4 * h);
+            r.v[h] = vreinterpretq_f32_u32(vshll_n_u16(u, 16));
+        } else {
+            uint32x4_t b = {p[4 * h], p[4 * h + 1], p[4 * h + 2], p[4 * h + 3]};
+            r.v[h] = type == TERN_NUMBER_E4M3 ? e4m3x4(b << 24)
+                                              : vreinterpretq_f32_u32(vmaxq_u32(b << 23, vdupq_n_u32(0x00400000)));
+        }
+    }
+    return r;
+}
+
 ALWAYS bool has_minimum(enum tern_scales scales)
 {
-    return scales == TERN_SCALES_F16M || scales == TERN_SCALES_K32;
+    return tern_scales_minus(scales) || tern_scales_plus(scales);
 }
 
-/* Scales of 256 inputs (K32, K16): what group_scale needs beside the scales of smaller groups. */
+/* Scales of 256 inputs (K kinds): what group_scale needs beside the scales of smaller groups. */
 struct super {
     struct rows16 d, m;
 };
@@ -87,35 +112,63 @@ struct super {
 ALWAYS struct super super_scale(enum tern_scales scales, const struct tern_panel_view *v, size_t super)
 {
     struct super s = {0};
-    if (scales == TERN_SCALES_K32 || scales == TERN_SCALES_K16)
+    if (tern_scales_super(scales))
         s.d = half16(v->d + super * TERN_PANEL);
-    if (scales == TERN_SCALES_K32)
+    if (scales == TERN_SCALES_K32S || scales == TERN_SCALES_K16)
+        s.d = times16(s.d, v->unit);
+    if (tern_scales_minus(scales))
         s.m = half16(v->m + super * TERN_PANEL);
     return s;
 }
 
-/* Scale and minimum for the 16 inputs number `half`; products as in kernel/gemm.h.  The minimum of F16M is to be added,
- * that of K32 subtracted: see plus_minimum. */
+/* Scale and minimum for the 16 inputs number `half`; products as in kernel/gemm.h.  The minimum of kinds of
+ * tern_scales_minus is to be subtracted: see plus_minimum. */
 ALWAYS void group_scale(enum tern_scales scales, const struct tern_panel_view *v, const struct super *super,
                         size_t half, struct rows16 *scale, struct rows16 *minimum)
 {
-    size_t block = half / 2 * TERN_PANEL;
-    if (scales == TERN_SCALES_F16 || scales == TERN_SCALES_F16M)
+    size_t block = half / 2 * TERN_PANEL, at = half * TERN_PANEL, group = (half >> v->shift) * TERN_PANEL;
+    switch (scales) {
+    case TERN_SCALES_F16M:
         *scale = half16(v->d + block);
-    else if (scales == TERN_SCALES_K32)
-        *scale = times_u8(super->d, v->a + block);
-    else
-        *scale = times_s8(super->d, v->a + half * TERN_PANEL);
-    if (scales == TERN_SCALES_F16M)
         *minimum = half16(v->m + block);
-    else if (scales == TERN_SCALES_K32)
-        *minimum = times_u8(super->m, v->b + block);
+        break;
+    case TERN_SCALES_K32:
+        *scale = product16(super->d, bytes16(vld1q_u8(v->a + block)));
+        *minimum = product16(super->m, bytes16(vld1q_u8(v->b + block)));
+        break;
+    case TERN_SCALES_K16M: {
+        uint8x16_t ba = vld1q_u8(v->a + at);
+        *scale = product16(super->d, bytes16(vandq_u8(ba, vdupq_n_u8(15))));
+        *minimum = product16(super->m, bytes16(ba >> 4));
+        break;
+    }
+    case TERN_SCALES_K32S:
+        *scale = product16(super->d, signed16(v->a + block));
+        break;
+    case TERN_SCALES_K16:
+        *scale = product16(super->d, signed16(v->a + at));
+        break;
+    case TERN_SCALES_G16:
+        *scale = product16(numbers16(v->d_type, v->d, group), numbers16(TERN_NUMBER_F32, v->m, 0));
+        break;
+    case TERN_SCALES_G32:
+        *scale = times16(numbers16(v->d_type, v->d, group), v->unit);
+        break;
+    case TERN_SCALES_G32M:
+        *scale = numbers16(v->d_type, v->d, group);
+        *minimum = numbers16(v->m_type, v->m, group);
+        if (v->m_type == TERN_NUMBER_ZERO)
+            *minimum = times16(product16(*scale, *minimum), -1);
+        break;
+    default:
+        *scale = half16(v->d + block);
+    }
 }
 
 /* minimum * times + acc with the sign that the format gives the minimum. */
 ALWAYS float32x4_t plus_minimum(enum tern_scales scales, float32x4_t minimum, float32x4_t times, float32x4_t acc)
 {
-    return scales == TERN_SCALES_K32 ? vfmsq_f32(acc, minimum, times) : vfmaq_f32(acc, minimum, times);
+    return tern_scales_minus(scales) ? vfmsq_f32(acc, minimum, times) : vfmaq_f32(acc, minimum, times);
 }
 
 /* Bytes shifted left by a constant that may be negative. */
@@ -124,13 +177,27 @@ ALWAYS uint8x16_t shift8(uint8x16_t v, int left)
     return left >= 0 ? v << left : v >> -left;
 }
 
-/* Code bytes of quad `q` (0..7) for rows 4*h ..; q is constant after unrolling. */
-ALWAYS int8x16_t quad_codes(enum tern_codes codes, const uint8_t *block, int q, int h)
+ALWAYS int8x16_t code_table(enum tern_codes codes, const struct tern_panel_view *v)
 {
-    if (codes == TERN_CODES_S8)
+    return tern_codes_table(codes) ? vld1q_s8(v->table) : vdupq_n_s8(0);
+}
+
+/* Code bytes of quad `q` (0..7) for rows 4*h ..; q is constant after unrolling.  table: code_table. */
+ALWAYS int8x16_t quad_codes(enum tern_codes codes, int8x16_t table, const uint8_t *block, int q, int h)
+{
+    if (codes == TERN_CODES_S8 || codes == TERN_CODES_E4M3)
         return vreinterpretq_s8_u8(vld1q_u8(block + q * TERN_VEC + 16 * h));
-    uint8x16_t c = vld1q_u8(block + q % 4 * TERN_VEC + 16 * h);
-    c = q < 4 ? vandq_u8(c, vdupq_n_u8(15)) : c >> 4;
+    uint8x16_t c;
+    if (codes == TERN_CODES_U2 || codes == TERN_CODES_U3 || codes == TERN_CODES_T3) {
+        c = vandq_u8(shift8(vld1q_u8(block + q / 4 * TERN_VEC + 16 * h), -2 * (q % 4)), vdupq_n_u8(3));
+        if (codes != TERN_CODES_U2) {
+            uint8x16_t high = vld1q_u8(block + 2 * TERN_VEC + 16 * h);
+            c = vorrq_u8(c, vandq_u8(shift8(high, 2 - q), vdupq_n_u8(4)));
+        }
+    } else {
+        c = vld1q_u8(block + q % 4 * TERN_VEC + 16 * h);
+        c = q < 4 ? vandq_u8(c, vdupq_n_u8(15)) : c >> 4;
+    }
     if (codes == TERN_CODES_U5) {
         uint8x16_t high = vld1q_u8(block + 4 * TERN_VEC + 16 * h);
         c = vorrq_u8(c, vandq_u8(shift8(high, 4 - q), vdupq_n_u8(16)));
@@ -138,7 +205,7 @@ ALWAYS int8x16_t quad_codes(enum tern_codes codes, const uint8_t *block, int q, 
         uint8x16_t high = vld1q_u8(block + (4 + q / 4) * TERN_VEC + 16 * h);
         c = vorrq_u8(c, vandq_u8(shift8(high, 4 - 2 * (q % 4)), vdupq_n_u8(48)));
     }
-    return vreinterpretq_s8_u8(c);
+    return tern_codes_table(codes) ? vqtbl1q_s8(table, c) : vreinterpretq_s8_u8(c);
 }
 
 #endif

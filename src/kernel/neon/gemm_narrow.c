@@ -7,15 +7,16 @@
 #include <string.h>
 
 #define MAX_ROWS 4
-#define VISIT    (TERN_SUPER / TERN_BLOCK) /* blocks that share the scales of K32 and K16 */
+#define VISIT    (TERN_SUPER / TERN_BLOCK) /* blocks that share the scales of the K kinds */
 
 /* Block b's share of the chains acc[activation row][four rows of the panel]. */
 ALWAYS void add_block(enum tern_codes codes, enum tern_scales scales, const struct tern_panel_view *v,
                       const struct super *super, size_t b, const struct tern_q8_row *x, int rows, int zero,
                       float32x4_t acc[MAX_ROWS][4])
 {
-    const int groups = scales == TERN_SCALES_K16 ? 2 : 1, per_group = 8 / groups;
+    const int groups = tern_scales_halves(scales) ? 2 : 1, per_group = 8 / groups;
     const uint8_t *block = v->codes + b * tern_codes_unit(codes);
+    const int8x16_t table = code_table(codes, v);
     int8x16_t a[MAX_ROWS][2];
 #pragma GCC unroll 4
     for (int r = 0; r < rows; r++) {
@@ -35,10 +36,10 @@ ALWAYS void add_block(enum tern_codes codes, enum tern_scales scales, const stru
             int32x4_t d[MAX_ROWS];
 #pragma GCC unroll 4
             for (int r = 0; r < rows; r++)
-                d[r] = vdupq_n_s32(has_minimum(scales) ? 0 : -zero * isum[r]);
+                d[r] = vdupq_n_s32(tern_scales_zero(scales) ? -zero * isum[r] : 0);
 #pragma GCC unroll 8
             for (int q = g * per_group; q < (g + 1) * per_group; q++) {
-                int8x16_t c = quad_codes(codes, block, q, h);
+                int8x16_t c = quad_codes(codes, table, block, q, h);
 #pragma GCC unroll 4
                 for (int r = 0; r < rows; r++)
                     d[r] = dot_lane(d[r], c, a[r][q / 4], q % 4);
@@ -92,7 +93,7 @@ typedef void panel_fn(float *out, const struct tern_panel_view *v, size_t blocks
         panel_dots(TERN_CODES_##c, TERN_SCALES_##s, out, v, blocks, zero, x, n);                            \
     }
 #define KIND_FNS(c, s) ROWS_FN(c, s, 1) ROWS_FN(c, s, 2) ROWS_FN(c, s, 3) ROWS_FN(c, s, 4)
-TERN_QUANT_KINDS(KIND_FNS)
+TERN_NARROW_KINDS(KIND_FNS)
 
 static panel_fn *const *panel_fns(const struct tern_packed *w)
 {
@@ -102,14 +103,14 @@ static panel_fn *const *panel_fns(const struct tern_packed *w)
                                         panel_##c##_##s##_4};                                          \
         return fns;                                                                                    \
     }
-    TERN_QUANT_KINDS(KIND_ROW)
+    TERN_NARROW_KINDS(KIND_ROW)
     return NULL;
 }
 
 void tern_gemm_narrow_neon(float *y, size_t y_stride, const struct tern_q8_row *x, int n_rows,
                            const struct tern_packed *w, int panel0, int panel1)
 {
-    struct tern_panel_layout l = tern_panel_layout(w->codes, w->scales, w->k);
+    struct tern_panel_layout l = tern_panel_layout(w);
     panel_fn *const *fns = panel_fns(w);
     float out[MAX_ROWS * TERN_PANEL] __attribute__((aligned(64)));
     for (int p = panel0; p < panel1; p++) {

@@ -108,7 +108,7 @@ static void tile_at(const struct range *g, int r0, int rows, const float *w, int
 void tern_gemm_wide_neon(float *y, size_t y_stride, const float *x, size_t x_stride, int n_rows,
                          const struct tern_packed *w, int panel0, int panel1, float *scratch)
 {
-    struct tern_panel_layout l = tern_panel_layout(w->codes, w->scales, w->k);
+    struct tern_panel_layout l = tern_panel_layout(w);
     const float *panels[PANELS];
     int group = n_rows > ROWS ? PANELS : 1; /* with few rows there is nothing to reuse later */
     for (int p0 = panel0; p0 < panel1; p0 += group) {

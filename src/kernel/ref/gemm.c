@@ -30,17 +30,16 @@ static float weight_at(const struct tern_packed *w, const struct tern_panel_view
     if (tern_codes_float(w->codes))
         return tern_float_code(w->codes, v->codes, (size_t)i, j);
     float scale, minimum;
-    const uint8_t *block = v->codes + (size_t)(i / TERN_BLOCK) * tern_codes_unit(w->codes);
-    int c = tern_block_code(w->codes, block, i % TERN_BLOCK, j);
+    float code = tern_panel_code(w->codes, v, (size_t)i, j);
     tern_group_scale(w->scales, v, i / 16, j, &scale, &minimum);
-    if (w->scales == TERN_SCALES_F16M || w->scales == TERN_SCALES_K32)
-        return scale * (float)c + minimum;
-    return scale * (float)(c - w->zero);
+    if (tern_scales_zero(w->scales))
+        code -= (float)w->zero;
+    return tern_scales_minus(w->scales) || tern_scales_plus(w->scales) ? fmaf(scale, code, minimum) : scale * code;
 }
 
 static void row(float *out, const struct tern_packed *w, int row)
 {
-    struct tern_panel_layout l = tern_panel_layout(w->codes, w->scales, w->k);
+    struct tern_panel_layout l = tern_panel_layout(w);
     struct tern_panel_view v = tern_panel_view(w, &l, row / TERN_PANEL);
     for (int i = 0; i < w->k; i++)
         out[i] = weight_at(w, &v, i, row % TERN_PANEL);
@@ -50,7 +49,7 @@ static void wide(float *y, size_t y_stride, const float *x, size_t x_stride, int
                  int panel0, int panel1, float *scratch)
 {
     (void)scratch;
-    struct tern_panel_layout l = tern_panel_layout(w->codes, w->scales, w->k);
+    struct tern_panel_layout l = tern_panel_layout(w);
     for (int n = panel0 * TERN_PANEL; n < panel1 * TERN_PANEL && n < w->n; n++) {
         struct tern_panel_view v = tern_panel_view(w, &l, n / TERN_PANEL);
         for (int r = 0; r < n_rows; r++)
@@ -69,23 +68,20 @@ static void wide(float *y, size_t y_stride, const float *x, size_t x_stride, int
 static float narrow_at(const struct tern_packed *w, const struct tern_panel_view *v, int j, const struct tern_q8_row *x)
 {
     size_t unit = tern_codes_unit(w->codes);
-    int group = w->scales == TERN_SCALES_K16 ? 16 : TERN_BLOCK;
+    int group = tern_scales_halves(w->scales) ? 16 : TERN_BLOCK, zero = tern_scales_zero(w->scales) ? w->zero : 0;
     float acc = 0;
     for (int i0 = 0; i0 < w->k; i0 += group) {
         const uint8_t *block = v->codes + (size_t)(i0 / TERN_BLOCK) * unit;
         int32_t dot = 0, isum = 0;
         for (int i = i0; i < i0 + group; i++)
-            dot += tern_block_code(w->codes, block, i % TERN_BLOCK, j) * x->q[i];
+            dot += tern_block_code(w->codes, v->table, block, i % TERN_BLOCK, j) * x->q[i];
         for (int h = i0 / 16; h < (i0 + group) / 16; h++)
             isum += x->sum16[h];
         float sw, mw, sx = x->scale[i0 / TERN_BLOCK];
         tern_group_scale(w->scales, v, i0 / 16, j, &sw, &mw);
-        if (w->scales == TERN_SCALES_F16M || w->scales == TERN_SCALES_K32) {
-            acc = fmaf((float)dot, sw * sx, acc);
+        acc = fmaf((float)(dot - zero * isum), sw * sx, acc);
+        if (tern_scales_minus(w->scales) || tern_scales_plus(w->scales))
             acc = fmaf(mw, sx * (float)isum, acc);
-        } else {
-            acc = fmaf((float)(dot - w->zero * isum), sw * sx, acc);
-        }
     }
     return acc;
 }
@@ -93,7 +89,7 @@ static float narrow_at(const struct tern_packed *w, const struct tern_panel_view
 static void narrow(float *y, size_t y_stride, const struct tern_q8_row *x, int n_rows, const struct tern_packed *w,
                    int panel0, int panel1)
 {
-    struct tern_panel_layout l = tern_panel_layout(w->codes, w->scales, w->k);
+    struct tern_panel_layout l = tern_panel_layout(w);
     for (int n = panel0 * TERN_PANEL; n < panel1 * TERN_PANEL && n < w->n; n++) {
         struct tern_panel_view v = tern_panel_view(w, &l, n / TERN_PANEL);
         for (int r = 0; r < n_rows; r++)

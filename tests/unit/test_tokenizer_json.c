@@ -1,0 +1,285 @@
+/* Tokenizers from tokenizer.json: small vocabularies set up as those of known families, with the ids and texts that
+ * Hugging Face `tokenizers` gives (tests/data/tokenizer/json-*, made by tools/make_tokenizer_fixtures.py); what stands
+ * beside the file; and every refusal. */
+#include "tokenizer_test.h"
+
+static struct tern_str str(const char *p)
+{
+    return (struct tern_str){.p = p, .n = p ? strlen(p) : 0};
+}
+
+static int load_json(const char *tokenizer, const char *config, const char *generation, struct tern_tokenizer **t,
+                     tern_error *err)
+{
+    struct tern_tokenizer_json files = {.name = "dir/tokenizer.json",
+                                        .tokenizer = str(tokenizer),
+                                        .config = str(config),
+                                        .generation = str(generation)};
+    return tern_tokenizer_from_json(t, &files, err);
+}
+
+static struct tern_tokenizer *good(const char *tokenizer, const char *config, const char *generation)
+{
+    tern_error err = {0};
+    struct tern_tokenizer *t;
+    if (load_json(tokenizer, config, generation, &t, &err) < 0)
+        fail_msg("%s", err.msg);
+    return t;
+}
+
+/* ---- recorded ids ------------------------------------------------------------------------------------------- */
+
+static void check_case(const struct tern_tokenizer *t, char *line)
+{
+    char text[4096], decoded[4096];
+    struct tern_ids want = {0}, got = {0};
+    struct tern_buf back = {0}, stream = {0};
+    char *modes = strsep(&line, "|");
+    char *list = strsep(&line, "|");
+    char *other = strsep(&line, "|");
+    size_t n = unescape(line, text);
+    size_t n_decoded = strcmp(other, "-") == 0 ? 0 : unescape(*other ? other : line, decoded);
+    for (char *p = list, *end; *p; p = end + (*end == ' '))
+        assert_int_equal(tern_ids_add(&want, (int32_t)strtol(p, &end, 10), NULL), 0);
+    for (; *modes; modes++) {
+        encode_n(t, text, n, *modes == '1' ? TERN_TOK_SPECIAL | TERN_TOK_BOS_EOS : 0, &got);
+        check_ids(&got, want.p, want.len, line);
+        decode(t, &got, &back);
+        decode_stream(t, &got, &stream);
+        assert_text(&stream, back.p, back.len);
+        tern_buf_reset(&back);
+        assert_int_equal(tern_detokenize(t, got.p, got.len, false, &back, NULL), 0);
+        if (back.len != n_decoded || memcmp(back.p ? back.p : "", decoded, n_decoded) != 0)
+            fail_msg("'%s' decodes to '%s', not to '%.*s'", line, back.p, (int)n_decoded, decoded);
+    }
+    tern_ids_clear(&want);
+    tern_ids_clear(&got);
+    tern_buf_clear(&back);
+    tern_buf_clear(&stream);
+}
+
+static void check_fixture(void **state)
+{
+    char path[512];
+    struct tern_buf cases = {0}, root = {0};
+    (void)snprintf(path, sizeof path, "%s/tokenizer/json-%s.json", TERN_TEST_DATA, (const char *)*state);
+    assert_int_equal(tern_buf_read_file(&root, path, 1 << 20, NULL), 0);
+    struct tern_tokenizer *t = good(root.p, NULL, NULL);
+    (void)snprintf(path, sizeof path, "%s/tokenizer/json-%s.txt", TERN_TEST_DATA, (const char *)*state);
+    assert_int_equal(tern_buf_read_file(&cases, path, 1 << 20, NULL), 0);
+    int n = 0;
+    for (char *rest = cases.p, *line; (line = strsep(&rest, "\n")) && rest;)
+        if (*line != '#') {
+            check_case(t, line);
+            n++;
+        }
+    assert_true(n > 70);
+    tern_buf_clear(&cases);
+    tern_buf_clear(&root);
+    tern_tokenizer_free(t);
+}
+
+/* ---- what stands beside the file ------------------------------------------------------------------------------ */
+
+/* Characters: 0 <unk>  1 <s>  2 </s>  3 a  4 b  5 ab; 8 <|x|>, not marked as special; 6 and 7 are free. */
+#define PARTS(pre, decoder, model)                                                                                    \
+    "{\"added_tokens\":[{\"id\":0,\"content\":\"<unk>\",\"special\":true},{\"id\":1,\"content\":\"<s>\",\"special\":" \
+    "true},{\"id\":2,\"content\":\"</"                                                                                \
+    "s>\",\"special\":true},{\"id\":8,\"content\":\"<|xyzw|>\"}],\"pre_tokenizer\":" pre ",\"decoder\":" decoder      \
+    ",\"model\":" model "}"
+#define VOCAB "{\"<unk>\":0,\"<s>\":1,\"</s>\":2,\"a\":3,\"b\":4,\"ab\":5}"
+#define MODEL "{\"type\":\"BPE\",\"unk_token\":\"<unk>\",\"vocab\":" VOCAB ",\"merges\":[[\"a\",\"b\"]]}"
+#define FUSE  "{\"type\":\"Fuse\"}"
+#define TINY  PARTS("null", FUSE, MODEL)
+
+static void beginnings_and_ends(void **state)
+{
+    (void)state;
+    struct tern_tokenizer *t = good(TINY, NULL, NULL);
+    assert_string_equal(tern_tokenizer_kind(t), "BPE of characters");
+    assert_int_equal(tern_tokenizer_n_vocab(t), 9);
+    assert_int_equal(tern_tokenizer_bos(t), -1);
+    assert_int_equal(tern_tokenizer_eos(t), -1);
+    assert_true(tern_tokenizer_is_eog(t, 2)); /* </s> is a control token */
+    assert_int_equal(tern_tokenizer_find(t, "", 0), -1);
+    CHECK(t, "ab??a", TERN_TOK_BOS_EOS, 5, 0, 0, 3);
+    CHECK(t, "a<|xyzw|>", TERN_TOK_SPECIAL, 3, 8);
+    assert_true(tern_tokenizer_is_control(t, 8)); /* its form says so */
+    CHECK(t, "a<s>", 0, 3, 0, 0, 0);
+    tern_tokenizer_free(t);
+
+    t = good(
+        TINY,
+        "{\"bos_token\":\"<s>\",\"eos_token\":{\"content\":\"</s>\"},\"add_bos_token\":true,\"add_eos_token\":true}",
+        "{\"bos_token_id\":3,\"eos_token_id\":[2,4]}");
+    assert_int_equal(tern_tokenizer_bos(t), 1);
+    assert_int_equal(tern_tokenizer_eos(t), 2);
+    assert_true(tern_tokenizer_is_eog(t, 4));
+    assert_false(tern_tokenizer_is_eog(t, 3));
+    CHECK(t, "a", TERN_TOK_BOS_EOS, 1, 3, 2);
+    CHECK(t, "<s>a", TERN_TOK_BOS_EOS | TERN_TOK_SPECIAL, 1, 3, 2); /* never a second BOS */
+    tern_tokenizer_free(t);
+
+    t = good(TINY, "{\"added_tokens_decoder\":{\"7\":{\"content\":\"<y>\"},\"1\":{\"content\":\"<s>\"}}}",
+             "{\"eos_token_id\":7}");
+    assert_int_equal(tern_tokenizer_eos(t), 7);
+    CHECK(t, "<y>", 0, 7);
+    tern_tokenizer_free(t);
+}
+
+/* ---- regular expressions ---------------------------------------------------------------------------------------- */
+
+/* The matches of a pattern, each in brackets. */
+static void check_matches(const char *pattern, const char *text, const char *want)
+{
+    tern_error err = {0};
+    struct tern_tok_regex *re;
+    struct tern_tok_regex_run run = {0};
+    struct tern_tok_walk walk = {0};
+    struct tern_tok_range m;
+    struct tern_buf got = {0};
+    size_t done = 0, n = strlen(text);
+    if (tern_tok_regex_new(&re, pattern, strlen(pattern), &err) < 0)
+        fail_msg("%s", err.msg);
+    assert_int_equal(tern_tok_regex_begin(&run, NULL), 0);
+    for (; tern_tok_regex_walk(re, &run, text, n, &walk, &m, NULL) == 1; done = m.end) {
+        assert_int_equal(tern_buf_add(&got, text + done, m.begin - done, NULL), 0);
+        assert_int_equal(tern_buf_addf(&got, NULL, "[%.*s]", (int)(m.end - m.begin), text + m.begin), 0);
+    }
+    assert_int_equal(tern_buf_add(&got, text + done, n - done, NULL), 0);
+    assert_string_equal(got.p, want);
+    tern_buf_clear(&got);
+    tern_tok_regex_end(&run);
+    tern_tok_regex_free(re);
+}
+
+static void notation(void **state)
+{
+    (void)state;
+    check_matches("\\s+", "a \xE1\xA0\x8E\xC2\x85z", "a[ ]\xE1\xA0\x8E[\xC2\x85]z"); /* U+180E is no space */
+    check_matches("[\\s\\S]", "\xE1\xA0\x8E", "[\xE1\xA0\x8E]");
+    check_matches("\\w+", "e\xCC\x81_1\xC2\xB2",
+                  "[e\xCC\x81_1]\xC2\xB2"); /* marks are part of words, squares are not */
+    check_matches("\\b", "ab c", "[]ab[] []c[]");
+    check_matches("x{1,2}+", "xxxxx", "[xxxxx]");
+    check_matches("x{,2}y", "xxxy", "x[xxy]");
+    check_matches("\\s+$", "a \nb ", "a[ ]\nb[ ]");
+    check_matches("a\\vb|\\u0063|[[:digit:]]", "a\vbc7", "[a\vb][c][7]");
+    check_matches("(?=(\\d{3})+(?!\\d))", "1234567", "1[]234[]567");
+    check_matches("x*", "axxb", "[]a[xx]b[]");
+    check_matches("(?i:'s)", "'S '\xC5\xBF", "['S] ['\xC5\xBF]");
+}
+
+/* ---- refusals --------------------------------------------------------------------------------------------------- */
+
+static void refused_with(const char *tokenizer, const char *config, const char *generation, int code, const char *words)
+{
+    tern_error err = {0};
+    struct tern_tokenizer *t;
+    int rc = load_json(tokenizer, config, generation, &t, &err);
+    if (rc != code || !strstr(err.msg, words) || !strstr(err.msg, "dir/tokenizer.json"))
+        fail_msg("code %d, message '%s', expected '%s'", rc, err.msg, words);
+    assert_null(t);
+}
+
+static void unsupported_parts(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *pre, *decoder, *words;
+    } cases[] = {
+        {"null", "null", "no decoder"},
+        {"null", "{\"type\":\"WordPiece\"}", "decoder 'WordPiece'"},
+        {"null", "{\"type\":\"Strip\",\"content\":\" \",\"start\":1,\"stop\":0}", "decoder 'Strip'"},
+        {"{\"type\":\"FixedLength\"}", FUSE, "pre-tokenizer 'FixedLength' is not supported"},
+        {"{\"type\":\"Sequence\"}", FUSE, "has no list"},
+        {"{\"type\":\"Split\"}", FUSE, "has no pattern"},
+        {"{\"type\":\"Split\",\"pattern\":{\"Regex\":\"a\"},\"behavior\":\"Other\"}", FUSE, "behavior"},
+        {"{\"type\":\"Split\",\"pattern\":{\"Regex\":\"[a[b]]\"},\"behavior\":\"Removed\"}", FUSE,
+         "'[a[b]]' has a set of sets"},
+        {"{\"type\":\"Split\",\"pattern\":{\"Regex\":\"a{2,3}+\"},\"behavior\":\"Removed\"}", FUSE,
+         "a repeated repeat at byte 1"},
+        {"{\"type\":\"Split\",\"pattern\":{\"Regex\":\"(a)\\\\1\"},\"behavior\":\"Removed\"}", FUSE,
+         "an escape at byte 3"},
+        {"{\"type\":\"Split\",\"pattern\":{\"Regex\":\"(?<n>a)\"},\"behavior\":\"Removed\"}", FUSE,
+         "a group at byte 0"},
+        {"{\"type\":\"Split\",\"pattern\":{\"Regex\":\"a(\"},\"behavior\":\"Removed\"}", FUSE,
+         "pattern 'a(' is refused"},
+        {"{\"type\":\"Metaspace\",\"replacement\":\"_\",\"prepend_scheme\":\"last\"}", FUSE, "prepend_scheme"},
+        {"{\"type\":\"ByteLevel\"}", FUSE, "without a ByteLevel decoder"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        char text[2048];
+        (void)snprintf(text, sizeof text, PARTS("%s", "%s", MODEL), cases[i].pre, cases[i].decoder);
+        refused_with(text, NULL, NULL, TERN_EUNSUPPORTED, cases[i].words);
+    }
+    refused_with("{\"model\":{\"type\":\"WordPiece\"}}", NULL, NULL, TERN_EUNSUPPORTED, "the model is 'WordPiece'");
+    refused_with("{\"normalizer\":{\"type\":\"Precompiled\"},\"model\":{\"type\":\"BPE\"}}", NULL, NULL,
+                 TERN_EUNSUPPORTED, "normalizer 'Precompiled'");
+}
+
+static void broken_files(void **state)
+{
+    (void)state;
+    refused_with("{", NULL, NULL, TERN_EFORMAT, "tokenizer.json is not a JSON object");
+    refused_with("[]", NULL, NULL, TERN_EFORMAT, "something else");
+    refused_with(TINY, "7", NULL, TERN_EFORMAT, "tokenizer_config.json is not");
+    refused_with(TINY, NULL, "{\"eos_token_id\":9}", TERN_EFORMAT, "eos_token_id names the token 9");
+    refused_with(TINY, "{\"bos_token\":\"<z>\"}", NULL, TERN_EFORMAT, "bos_token of tokenizer_config.json is '<z>'");
+    refused_with(TINY, "{\"add_eos_token\":true}", NULL, TERN_EFORMAT, "add_eos_token");
+    refused_with(TINY, "{\"added_tokens_decoder\":{\"3\":{\"content\":\"c\"}}}", NULL, TERN_EFORMAT,
+                 "both 'a' and 'c'");
+    refused_with(TINY, "{\"added_tokens_decoder\":{\"x\":{\"content\":\"c\"}}}", NULL, TERN_EFORMAT, "out of range");
+    refused_with(NULL, NULL, NULL, TERN_EINVAL, "no tokenizer.json");
+
+    static const struct {
+        const char *model, *words;
+    } cases[] = {
+        {"{\"type\":\"BPE\",\"merges\":[]}", "has no vocab"},
+        {"{\"type\":\"BPE\",\"vocab\":{\"a\":-1},\"merges\":[]}", "a has the id -1"},
+        {"{\"type\":\"BPE\",\"vocab\":{\"a\":\"1\"},\"merges\":[]}", "a has the id -1"},
+        {"{\"type\":\"BPE\",\"vocab\":{\"a\":9000000},\"merges\":[]}", "out of range"},
+        {"{\"type\":\"BPE\",\"vocab\":{\"a\":3,\"b\":3},\"merges\":[]}", "both 'a' and 'b'"},
+        {"{\"type\":\"BPE\",\"vocab\":{\"a\":3}}", "merges of the model"},
+        {"{\"type\":\"BPE\",\"vocab\":{\"a\":3},\"merges\":[\"aa\"]}", "merges[0]"},
+        {"{\"type\":\"BPE\",\"vocab\":{\"a\":3},\"merges\":[[\"a\",\"a\"]]}", "merges[0]"},
+        {"{\"type\":\"Unigram\",\"vocab\":[[\"a\"]]}", "vocab[0]"},
+        {"{\"type\":\"Unigram\",\"unk_id\":10,\"vocab\":[[\"<unk>\",0]]}", "unk_id"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        char text[2048];
+        (void)snprintf(text, sizeof text, PARTS("null", FUSE, "%s"), cases[i].model);
+        refused_with(text, NULL, NULL, TERN_EFORMAT, cases[i].words);
+    }
+}
+
+#define FIXTURE(name)                                                          \
+    {                                                                          \
+        "recorded_" name, check_fixture, NULL, NULL, (void *)(uintptr_t)(name) \
+    }
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        FIXTURE("llama3"),
+        FIXTURE("qwen3"),
+        FIXTURE("tekken"),
+        FIXTURE("phi4"),
+        FIXTURE("glm4"),
+        FIXTURE("deepseek3"),
+        FIXTURE("smollm"),
+        FIXTURE("gpt2"),
+        FIXTURE("llama4"),
+        FIXTURE("falcon"),
+        FIXTURE("gemma"),
+        FIXTURE("phi3"),
+        FIXTURE("mistral3"),
+        FIXTURE("odd"),
+        FIXTURE("unigram"),
+        cmocka_unit_test(beginnings_and_ends),
+        cmocka_unit_test(notation),
+        cmocka_unit_test(unsupported_parts),
+        cmocka_unit_test(broken_files),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

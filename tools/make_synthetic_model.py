@@ -1,0 +1,218 @@
+#!/usr/bin/env python3
+"""Writes a model file with random weights: for measuring speed at a size that no download is needed for.
+
+    tools/make_synthetic_model.py --preset 1b --type q4_0 -o 1b-q4_0.gguf
+    tools/make_synthetic_model.py --preset 8b --type q4_k --layers 4 -o part.gguf
+
+The file is GGUF 3, of the architecture "llama", with tied embeddings and without a tokenizer.  Weights have the
+variance 1/inputs, so activations stay finite; the text that such a model writes means nothing.  A pool of some ten
+thousand different blocks fills all tensors, each row from another place in it.  Needs Python alone.
+"""
+import argparse
+import array
+import random
+import struct
+import sys
+
+# width, layers, heads, KV heads, head size, feed-forward, vocabulary, context
+PRESETS = {
+    "tiny": (256, 2, 4, 2, 64, 512, 512, 1024),
+    "135m": (576, 30, 9, 3, 64, 1536, 49152, 8192),
+    "1b": (2048, 16, 32, 8, 64, 8192, 128256, 131072),
+    "3b": (3072, 28, 24, 8, 128, 8192, 128256, 131072),
+    "8b": (4096, 32, 32, 8, 128, 14336, 128256, 131072),
+}
+POOL = 16384  # different blocks
+F32 = 0
+
+
+def half(x):
+    return struct.pack("<e", x)
+
+
+def spread(rng):
+    return rng.uniform(0.8, 1.2)
+
+
+# One block of weights with the standard deviation s.  The constants are the standard deviations of uniform codes, with
+# uniform scales where a type has these; each minimum is what makes the mean 0.
+def q4_0(rng, s):
+    return half(spread(rng) * s / 4.61) + rng.randbytes(16)
+
+
+def q4_1(rng, s):
+    d = spread(rng) * s / 4.61
+    return half(d) + half(-7.5 * d) + rng.randbytes(16)
+
+
+def q5_0(rng, s):
+    return half(spread(rng) * s / 9.23) + rng.randbytes(20)
+
+
+def q5_1(rng, s):
+    d = spread(rng) * s / 9.23
+    return half(d) + half(-15.5 * d) + rng.randbytes(20)
+
+
+def q8_0(rng, s):
+    return half(spread(rng) * s / 73.9) + rng.randbytes(32)
+
+
+def q4_k(rng, s):
+    d = spread(rng) * s / 258
+    return half(d) + half(7.5 * d) + rng.randbytes(12 + 128)
+
+
+def q5_k(rng, s):
+    d = spread(rng) * s / 527
+    return half(d) + half(15.5 * d) + rng.randbytes(12 + 32 + 128)
+
+
+def q6_k(rng, s):
+    scales = struct.pack("16b", *(rng.randrange(-32, 33) for _ in range(16)))
+    return rng.randbytes(128 + 64) + scales + half(spread(rng) * s / 346)
+
+
+def f32(rng, s):
+    return struct.pack("<f", rng.gauss(0, s))
+
+
+def f16(rng, s):
+    return half(rng.gauss(0, s))
+
+
+def bf16(rng, s):
+    return struct.pack("<f", rng.gauss(0, s))[2:]
+
+
+# number in the file, elements of a block, block
+TYPES = {
+    "f32": (0, 1, f32), "f16": (1, 1, f16), "bf16": (30, 1, bf16), "q4_0": (2, 32, q4_0), "q4_1": (3, 32, q4_1),
+    "q5_0": (6, 32, q5_0), "q5_1": (7, 32, q5_1), "q8_0": (8, 32, q8_0), "q4_k": (12, 256, q4_k),
+    "q5_k": (13, 256, q5_k), "q6_k": (14, 256, q6_k),
+}
+
+
+def string(text):
+    raw = text.encode()
+    return struct.pack("<Q", len(raw)) + raw
+
+
+def metadata(a):
+    def u32(value):
+        return struct.pack("<II", 4, value)
+
+    def real(value):
+        return struct.pack("<If", 6, value)
+
+    def text(value):
+        return struct.pack("<I", 8) + string(value)
+
+    pairs = {
+        "general.architecture": text("llama"),
+        "general.name": text(f"random {a.preset} {a.type}"),
+        "llama.block_count": u32(a.layers),
+        "llama.context_length": u32(a.context),
+        "llama.embedding_length": u32(a.width),
+        "llama.feed_forward_length": u32(a.ff),
+        "llama.attention.head_count": u32(a.heads),
+        "llama.attention.head_count_kv": u32(a.kv_heads),
+        "llama.attention.key_length": u32(a.head_dim),
+        "llama.attention.value_length": u32(a.head_dim),
+        "llama.attention.layer_norm_rms_epsilon": real(1e-5),
+        "llama.rope.dimension_count": u32(a.head_dim),
+        "llama.rope.freq_base": real(500000.0),
+        "llama.vocab_size": u32(a.vocab),
+        "tokenizer.ggml.model": text("none"),
+    }
+    return len(pairs), b"".join(string(key) + value for key, value in pairs.items())
+
+
+def tensors(a):
+    """Name, outputs (0: a vector), inputs."""
+    q, kv = a.heads * a.head_dim, a.kv_heads * a.head_dim
+    yield "token_embd.weight", a.vocab, a.width
+    yield "output_norm.weight", 0, a.width
+    for i in range(a.layers):
+        yield f"blk.{i}.attn_norm.weight", 0, a.width
+        yield f"blk.{i}.attn_q.weight", q, a.width
+        yield f"blk.{i}.attn_k.weight", kv, a.width
+        yield f"blk.{i}.attn_v.weight", kv, a.width
+        yield f"blk.{i}.attn_output.weight", a.width, q
+        yield f"blk.{i}.ffn_norm.weight", 0, a.width
+        yield f"blk.{i}.ffn_gate.weight", a.ff, a.width
+        yield f"blk.{i}.ffn_up.weight", a.ff, a.width
+        yield f"blk.{i}.ffn_down.weight", a.width, a.ff
+
+
+class Pool:
+    """Random blocks of one type and deviation, twice one after the other, so that a row may begin at any of them."""
+
+    def __init__(self, rng, block, deviation, row_blocks):
+        blocks = [block(rng, deviation) for _ in range(POOL)]
+        self.rng, self.size, self.row = rng, len(blocks[0]), row_blocks
+        repeats = 2 + row_blocks // POOL
+        self.bytes = memoryview(b"".join(blocks) * repeats)
+
+    def write_rows(self, to, n):
+        for _ in range(n):
+            at = self.rng.randrange(POOL) * self.size
+            to.write(self.bytes[at:at + self.row * self.size])
+
+
+def write(a, to):
+    rng = random.Random(a.seed)
+    number, elems, block = TYPES[a.type]
+    size = len(block(rng, 1.0))
+    plan, offset, table = [], 0, b""
+    for name, n_out, n_in in tensors(a):
+        dims = (n_in, n_out) if n_out else (n_in,)
+        n_bytes = n_out * n_in // elems * size if n_out else n_in * 4
+        table += string(name) + struct.pack("<I", len(dims)) + struct.pack(f"<{len(dims)}Q", *dims)
+        table += struct.pack("<IQ", number if n_out else F32, offset)
+        plan.append((n_out, n_in, -n_bytes % 32))
+        offset += n_bytes + -n_bytes % 32
+    n_pairs, pairs = metadata(a)
+    head = b"GGUF" + struct.pack("<IQQ", 3, len(plan), n_pairs) + pairs + table
+    to.write(head + bytes(-len(head) % 32))
+    pools = {n_in: Pool(rng, block, n_in ** -0.5, n_in // elems) for n_in in sorted({p[1] for p in plan})}
+    for n_out, n_in, padding in plan:
+        if n_out:
+            pools[n_in].write_rows(to, n_out)
+        else:
+            to.write(array.array("f", [1.0] * n_in).tobytes())
+        to.write(bytes(padding))
+
+
+def main():
+    p = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    p.add_argument("--preset", choices=PRESETS, default="1b", help="shape: SmolLM2 135M, Llama 3 1B, 3B, 8B (default: 1b)")
+    p.add_argument("--type", choices=TYPES, default="q4_0", help="of all matrices (default: q4_0)")
+    p.add_argument("--seed", type=int, default=1)
+    names = ("width", "layers", "heads", "kv_heads", "head_dim", "ff", "vocab", "context")
+    for name in names:
+        p.add_argument("--" + name.replace("_", "-"), type=int, help="instead of the preset's")
+    p.add_argument("-o", "--out", required=True, help="file to write")
+    a = p.parse_args()
+    for name, value in zip(names, PRESETS[a.preset]):
+        if getattr(a, name) is None:
+            setattr(a, name, value)
+        if getattr(a, name) < 1:
+            p.error(f"--{name.replace('_', '-')} must be at least 1")
+    elems = TYPES[a.type][1]
+    for name, n_in in (("width", a.width), ("heads times head size", a.heads * a.head_dim), ("ff", a.ff)):
+        if n_in % elems:
+            p.error(f"{name} is {n_in}, not a multiple of {elems}, as {a.type} needs")
+    if a.heads % a.kv_heads:
+        p.error(f"{a.heads} heads are not a multiple of {a.kv_heads} KV heads")
+    if sys.byteorder != "little":
+        p.error("only little-endian machines can write these files")
+    try:
+        with open(a.out, "wb") as to:
+            write(a, to)
+    except OSError as e:
+        sys.exit(f"{p.prog}: {a.out}: {e.strerror}")
+
+
+if __name__ == "__main__":
+    main()
