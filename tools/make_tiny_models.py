@@ -63,6 +63,12 @@ MATRIX = {
                      heads=4, kv=2, head_dim=32, tied=True, eps=1e-5, context=256,
                      rope=dict(rope_type="default", rope_theta=1e4)),
                 [Type.Q5_0]),
+    "deepseek2": (dict(arch="deepseek2", seed=23, prompt=136, vocab=176, hidden=64, ffn=96, expert_ffn=32, experts=6,
+                       active=2, shared=1, groups=3, groups_used=2, weights_scale=1.8, dense=1, layers=2, heads=4, kv=1,
+                       head_dim=48, rank=96, q_rank=32, rot=16, value=64, tied=True, eps=1e-6, context=256,
+                       rope=dict(rope_type="yarn", rope_theta=1e3, factor=4.0, original_max_position_embeddings=64,
+                                 beta_fast=6.0, beta_slow=1.5, mscale=0.7, mscale_all_dim=0.7)),
+                  [Type.Q4_0]),
 }
 MATRIX_ROWS = 16
 # Directories as transformers writes them, each with a GGUF twin of the same weights: the twins differ in everything that
@@ -88,6 +94,16 @@ def hf_model(spec):
                   head_dim=spec["head_dim"], rms_norm_eps=spec["eps"], max_position_embeddings=spec["context"],
                   tie_word_embeddings=spec["tied"], bos_token_id=None, eos_token_id=None, pad_token_id=None,
                   attn_implementation="eager")
+    if spec["arch"] == "deepseek2":
+        del common["head_dim"]
+        common["num_key_value_heads"] = spec["heads"]
+        return transformers.DeepseekV3ForCausalLM(transformers.DeepseekV3Config(
+            rope_parameters=dict(spec["rope"]), moe_intermediate_size=spec["expert_ffn"],
+            n_shared_experts=spec["shared"], num_local_experts=spec["experts"], num_experts_per_tok=spec["active"],
+            n_group=spec["groups"], topk_group=spec["groups_used"], norm_topk_prob=True,
+            routed_scaling_factor=spec["weights_scale"], first_k_dense_replace=spec["dense"],
+            kv_lora_rank=spec["rank"], q_lora_rank=spec["q_rank"], qk_rope_head_dim=spec["rot"],
+            qk_nope_head_dim=spec["head_dim"] - spec["rot"], v_head_dim=spec["value"], **common))
     if spec["arch"] == "qwen3moe":
         return transformers.Qwen3MoeForCausalLM(transformers.Qwen3MoeConfig(
             rope_parameters=dict(spec["rope"]), use_sliding_window=False, num_experts=spec["experts"],
@@ -115,12 +131,14 @@ def randomise(model, spec, rng):
     # A tied head multiplies by the embedding again: rows of unit length keep logits at O(1-10), and a small share of
     # the residual stream keeps the model from merely repeating its input, which would make top-1 checks empty.
     embedding_std = 1 / math.sqrt(spec["hidden"]) if spec["tied"] else 0.5
-    for name, param in model.named_parameters():
+    for name, param in ref.weights(model).items():
         shape = tuple(param.shape)
         if name.endswith("embed_tokens.weight"):
             value = rng.normal(0, embedding_std, shape)
         elif name.endswith(".bias"):
             value = rng.normal(0, 2, shape)
+        elif name.endswith("e_score_correction_bias"):
+            value = rng.normal(0, 0.2, shape)
         elif len(shape) == 1:
             value = rng.uniform(-0.5, 0.5, shape) if gemma else rng.uniform(0.5, 1.5, shape)
         else:
@@ -170,11 +188,30 @@ def add_metadata(writer, spec, file_type):
     writer.add_head_count(spec["heads"])
     writer.add_head_count_kv(spec["kv"])
     writer.add_layer_norm_rms_eps(spec["eps"])
-    writer.add_key_length(spec["head_dim"])
-    writer.add_value_length(spec["head_dim"])
+    latent = "rank" in spec
+    writer.add_key_length(spec["rank"] + spec["rot"] if latent else spec["head_dim"])
+    writer.add_value_length(spec["rank"] if latent else spec["head_dim"])
     writer.add_vocab_size(spec["vocab"])
+    if latent:
+        writer.add_q_lora_rank(spec["q_rank"])
+        writer.add_kv_lora_rank(spec["rank"])
+        writer.add_key_length_mla(spec["head_dim"])
+        writer.add_value_length_mla(spec["value"])
+        writer.add_leading_dense_block_count(spec["dense"])
+        writer.add_expert_shared_count(spec["shared"])
+        writer.add_expert_group_count(spec["groups"])
+        writer.add_expert_group_used_count(spec["groups_used"])
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+        writer.add_expert_weights_norm(True)
+        writer.add_expert_weights_scale(spec["weights_scale"])
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(spec["rope"]["factor"])
+        writer.add_rope_scaling_orig_ctx_len(spec["rope"]["original_max_position_embeddings"])
+        writer.add_rope_scaling_yarn_beta_fast(spec["rope"]["beta_fast"])
+        writer.add_rope_scaling_yarn_beta_slow(spec["rope"]["beta_slow"])
+        writer.add_rope_scaling_yarn_log_mul(0.1 * spec["rope"]["mscale_all_dim"])
     if arch != "gemma3":
-        writer.add_rope_dimension_count(spec["head_dim"])
+        writer.add_rope_dimension_count(spec["rot"] if latent else spec["head_dim"])
         writer.add_rope_freq_base(spec["rope"]["rope_theta"])
     else:
         writer.add_rope_freq_base(1e6)
@@ -195,12 +232,14 @@ def add_metadata(writer, spec, file_type):
 
 
 def gguf_tensors(model, spec):
-    state = {name: p.detach().numpy() for name, p in model.named_parameters()}
+    state = {name: p.detach().numpy() for name, p in ref.weights(model).items()}
+    nope = spec["head_dim"] - spec.get("rot", 0)
     factors = rope_factors(spec) if spec["arch"] == "llama" else None
     if factors is not None:
         yield "rope_freqs.weight", factors
-    for name, hf, kind in ref.tensor_names(spec["arch"], spec["layers"], spec["tied"], "experts" in spec):
-        yield name, ref.to_gguf(spec["arch"], kind, state[hf], spec["heads"], spec["kv"])
+    for name, hf, kind in ref.tensor_names(spec["arch"], spec["layers"], spec["tied"], "experts" in spec,
+                                           spec.get("dense", 0)):
+        yield name, ref.to_gguf(spec["arch"], kind, state[hf], spec["heads"], spec["kv"], nope)
 
 
 def write_gguf(path, spec, tensors, qtype=Type.F32, split_max_tensors=0):
@@ -333,6 +372,7 @@ class NumpyModel:
         self.eps = file.need("attention.layer_norm_rms_epsilon")
         self.dim = file.need("attention.key_length")
         self.gemma = file.arch == "gemma3"
+        self.adjacent = file.arch in ("llama", "deepseek2")
         self.qk_norm = file.arch in ("gemma3", "qwen3moe")
 
     def norm(self, x, weight):
@@ -341,22 +381,36 @@ class NumpyModel:
     def rope(self, x, base):
         # Frequencies and angles are float32 as in the referee: its rounding of the angles alone moves the logits of
         # gemma3-w70 by 2e-5, more than everything else together.
-        half = self.dim // 2
-        freq = np.float32(1) / np.float32(base) ** (np.arange(0, self.dim, 2, dtype=np.float32) / np.float32(self.dim))
+        dim = x.shape[-1]
+        half = dim // 2
+        freq = np.float32(1) / np.float32(base) ** (np.arange(0, dim, 2, dtype=np.float32) / np.float32(dim))
         freq = freq / np.float32(self.w.get("rope_freqs.weight", 1.0))
+        if self.get("rope.scaling.type") == "yarn":
+            freq = freq * np.float32(self.yarn_shrink(dim, base))
         angle = (np.arange(len(x), dtype=np.float32)[:, None, None] * freq).astype(np.float64)
         cos, sin = np.cos(angle), np.sin(angle)
         out = np.empty_like(x)
-        first, second = (slice(0, None, 2), slice(1, None, 2)) if self.arch == "llama" else (slice(0, half),
-                                                                                             slice(half, None))
+        first, second = (slice(0, None, 2), slice(1, None, 2)) if self.adjacent else (slice(0, half),
+                                                                                      slice(half, None))
         out[..., first] = x[..., first] * cos - x[..., second] * sin
         out[..., second] = x[..., second] * cos + x[..., first] * sin
         return out
+
+    def yarn_shrink(self, dim, base):
+        """What YaRN multiplies each pair's frequency by."""
+        original, factor = self.get("rope.scaling.original_context_length"), self.get("rope.scaling.factor")
+        pair = lambda turns: dim * math.log(original / (2 * math.pi * turns)) / (2 * math.log(base))  # noqa: E731
+        low = max(math.floor(pair(self.get("rope.scaling.yarn_beta_fast"))), 0)
+        high = min(math.ceil(pair(self.get("rope.scaling.yarn_beta_slow"))), dim - 1)
+        stretched = np.clip((np.arange(dim // 2) - low) / max(high - low, 1e-3), 0, 1)
+        return stretched / factor + 1 - stretched
 
     def attention(self, x, layer):
         weight = lambda name: self.w[f"blk.{layer}.{name}.weight"]  # noqa: E731
         n = len(x)
         bias = lambda name: self.w.get(f"blk.{layer}.{name}.bias", 0)  # noqa: E731
+        if f"blk.{layer}.attn_k_b.weight" in self.w:
+            return self.latent_attention(x, weight)
         q, k, v = (x @ weight(name).T + bias(name) for name in ("attn_q", "attn_k", "attn_v"))
         q, k, v = (t.reshape(n, -1, self.dim) for t in (q, k, v))
         every = self.get("attention.sliding_window_pattern", 6)
@@ -376,10 +430,45 @@ class NumpyModel:
             out[:, head] = p / p.sum(axis=1, keepdims=True) @ v[:, head // group]
         return out.reshape(n, -1) @ weight("attn_output").T
 
+    def latent_attention(self, x, weight):
+        """The keys and values of every head written out, which is what the cached latent stands for."""
+        n, rank, rot = len(x), self.get("attention.kv_lora_rank"), self.get("rope.dimension_count")
+        heads, size = self.get("attention.head_count"), self.get("attention.key_length_mla")
+        q = self.norm(x @ weight("attn_q_a").T, weight("attn_q_a_norm")) @ weight("attn_q_b").T
+        q, cached, base = q.reshape(n, heads, size), x @ weight("attn_kv_a_mqa").T, self.get("rope.freq_base")
+        q[..., size - rot:] = self.rope(q[..., size - rot:], base)
+        growth = 1 + self.get("rope.scaling.yarn_log_multiplier") * math.log(self.get("rope.scaling.factor"))
+        latent = self.norm(cached[:, :rank], weight("attn_kv_a_norm"))
+        rotated = self.rope(cached[:, None, rank:], base)[:, 0]
+        seen = np.tril(np.ones((n, n), bool))
+        out = []
+        for head in range(heads):
+            k = np.concatenate([latent @ weight("attn_k_b")[head], rotated], axis=1)
+            score = np.where(seen, q[:, head] @ k.T * size**-0.5 * growth**2, -np.inf)
+            p = np.exp(score - score.max(axis=1, keepdims=True))
+            out.append(p / p.sum(axis=1, keepdims=True) @ (latent @ weight("attn_v_b")[head].T))
+        return np.concatenate(out, axis=1) @ weight("attn_output").T
+
+    def deepseek_experts(self, x, weight, bias):
+        groups, used = self.get("expert_group_count"), self.get("expert_group_used_count")
+        score = 1 / (1 + np.exp(-(x @ weight("gate_inp").T)))
+        out = self.glu(x, weight("gate_shexp"), weight("up_shexp"), weight("down_shexp"))
+        for row in range(len(x)):
+            choice = (score[row] + bias).reshape(groups, -1)
+            rank = np.sort(choice, axis=1)[:, -2:].sum(axis=1)
+            choice[rank < np.sort(rank)[-used]] = -np.inf
+            chosen = np.argsort(-choice.reshape(-1))[:self.get("expert_used_count")]
+            for e in chosen:
+                answer = self.glu(x[row], weight("gate_exps")[e], weight("up_exps")[e], weight("down_exps")[e])
+                out[row] += self.get("expert_weights_scale") * score[row, e] / score[row, chosen].sum() * answer
+        return out
+
     def ffn(self, x, layer):
         weight = lambda name: self.w[f"blk.{layer}.ffn_{name}.weight"]  # noqa: E731
         if f"blk.{layer}.ffn_gate_inp.weight" not in self.w:
             return self.glu(x, weight("gate"), weight("up"), weight("down"))
+        if self.arch == "deepseek2":
+            return self.deepseek_experts(x, weight, self.w[f"blk.{layer}.exp_probs_b.bias"])
         score = np.exp(x @ weight("gate_inp").T)
         out = np.zeros_like(x)
         for row, chosen in enumerate(np.argsort(-score, axis=1)[:, :self.get("expert_used_count")]):

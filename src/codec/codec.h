@@ -218,6 +218,7 @@ static inline int tern_kv_oldest(struct tern_kv_reach r, int pos)
 struct tern_kv_layer {
     int n_heads;              /* KV heads */
     struct tern_kv_side k, v; /* may have different dims */
+    bool latent;              /* values are keys too: a key is the v.dim values of a token, then its k.dim keys */
     struct tern_kv_reach reach;
     int first;           /* tokens 0..first-1 are kept raw beside the codes (0 when both sides are raw) */
     int recent;          /* a row sees this many pages raw, its own included; >= 1 */

@@ -65,11 +65,12 @@ struct tern_attn_scratch {
 size_t tern_cpu_attention_scratch(const struct tern_attn_shape *shape, int n_threads, int max_rows, int max_narrow,
                                   int max_pages);
 
-/* out[row][n_heads * v.dim] = attention of q[row][n_heads * k.dim] (after RoPE, unscaled) for all rows of all jobs.
- * Row strides in floats.  Wide rows: pages decoded once per block of query rows of one own page, to f32 or to bf16
- * tiles (softmax in f32 in between).  Narrow rows: on the codes, page ranges of TERN_ATTN_RANGE pages (aligned to
- * absolute page index) spread over threads and merged in ascending order.  Per row the order is: coded pages ascending,
- * then sinks, then raw tiles ascending. */
+/* out[row][n_heads * v.dim] = attention of q[row][n_heads * k.dim] ([v.dim + k.dim] with kv->latent; after RoPE,
+ * unscaled) for all rows of all jobs. Row strides in floats.  Wide rows: pages decoded once per block of query rows of
+ * one own page, to f32 or to bf16 tiles (softmax in f32 in between).  Latent layers decode pages to f32 for both kinds
+ * of rows.  Narrow rows: on the codes, page ranges of TERN_ATTN_RANGE pages (aligned to absolute page index) spread
+ * over threads and merged in ascending order.  Per row the order is: coded pages ascending, then sinks, then raw tiles
+ * ascending. */
 #define TERN_ATTN_RANGE 16
 void tern_cpu_attention(struct tern_pool *pool, const struct tern_attn_shape *shape, const struct tern_attn_job *jobs,
                         int n_jobs, const float *q, size_t q_stride, float *out, size_t out_stride,
@@ -110,6 +111,17 @@ struct tern_append_job {
     uint8_t *seq_tile;  /* the sequence's own tile block; differs from tile_base when the job is staged */
     uint8_t *sink;      /* written when page 0 closes; may be NULL otherwise */
     bool staged;        /* the rows span pages: tiles live in staging, the first and last exchange with seq_tile */
+};
+
+/* Every head has a matrix of its own, of a stack (codec.h): y[row][h * y_head + n] = x[row][h * x_head ..] . matrix h.
+ * Head strides in floats, multiples of 16. */
+struct tern_stack {
+    const struct tern_packed *w;
+    int n_heads;
+    float *y;
+    size_t y_stride, y_head;
+    const float *x;
+    size_t x_stride, x_head;
 };
 
 /* Which experts a row goes to, and what each of them counts. */
@@ -172,6 +184,8 @@ struct tern_dev_ops {
     void (*softcap)(struct tern_dev *d, float *x, size_t stride, int n, int n_rows, float cap);
     /* x[row] *= sigmoid(g[row][0]). */
     void (*gate)(struct tern_dev *d, float *x, size_t stride, int n, const float *g, size_t g_stride, int n_rows);
+    /* Prompt rows in f32 on every machine. */
+    void (*stack)(struct tern_dev *d, const struct tern_stack *s, int n_rows, int n_wide);
     /* Chooses experts by logits[row][n_experts]: ids[row][n_active] ascending, with their weights.  Of equal scores the
      * lower id wins. */
     void (*route)(struct tern_dev *d, const struct tern_route *r, const float *logits, size_t stride, int32_t *ids,
@@ -188,6 +202,7 @@ struct tern_dev_limits {
     bool bf16; /* prompt rows in the bf16 class, which the kernels in use have to have */
     /* Largest of all layers' experts; 0 without experts. */
     int max_experts, max_active, max_expert_embd, max_expert_ff;
+    int max_stack, max_stack_k; /* most heads of a stack, longest input of one; 0 without stacks */
 };
 
 /* Quantised decode rows. */
@@ -219,6 +234,7 @@ struct tern_dev {
     uint8_t *encode_scratch; /* [threads][TERN_KV_SCRATCH] */
     struct tern_attn_scratch attention;
     struct tern_expert_scratch experts;
+    struct tern_q8_buffer stack; /* decode rows of stacks, head by head */
     struct tern_dev_limits limits;
     size_t bytes; /* of all of the above */
 };

@@ -57,6 +57,7 @@ int tern_kv_spec_parse(struct tern_kv_spec *out, const char *text, tern_error *e
 struct tern_kv_decl {
     int n_heads; /* KV heads; 0: this layer keeps no KV */
     int dim_k, dim_v;
+    bool latent; /* the values are the first part of the keys, dim_k is what follows them: cached once */
     struct tern_kv_reach reach;
     /* The rotary embedding of the keys: pair i turns by freq[i] per position. */
     int n_rot; /* rotated dims; 0: none */

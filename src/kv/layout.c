@@ -60,6 +60,11 @@ static int choose(struct tern_kv_layer *l, const struct tern_kv_decl *d, const s
         k = k->raw ? k : f16;
         v = v->raw ? v : f16;
     }
+    /* What follows the values is rotated, small, and shared by all heads. */
+    if (d->latent && !k->raw) {
+        l->why_raw = "keys are the position part of latent attention";
+        k = f16;
+    }
     if (!k->accepts(d->dim_k, &why)) {
         l->why_raw = why;
         k = f16;
@@ -73,6 +78,7 @@ static int choose(struct tern_kv_layer *l, const struct tern_kv_decl *d, const s
                             l->why_raw);
     l->n_heads = d->n_heads;
     l->reach = d->reach;
+    l->latent = d->latent;
     l->k = (struct tern_kv_side){.codec = k, .dim = d->dim_k, .key = true, .raw32 = k->raw && k->bits == 32};
     l->v = (struct tern_kv_side){.codec = v, .dim = d->dim_v, .key = false, .raw32 = v->raw && v->bits == 32};
     l->first = k->raw && v->raw ? 0 : s->first;
@@ -136,6 +142,7 @@ static uint64_t digest(const struct tern_kv_layout *l)
                         y->first,
                         (int64_t)y->head_bytes,
                         y->recent};
+        h += y->latent;
         h = XXH3_64bits_withSeed(v, sizeof v, h);
         h = XXH3_64bits_withSeed(y->k.codec->name, strlen(y->k.codec->name), h);
         h = XXH3_64bits_withSeed(y->v.codec->name, strlen(y->v.codec->name), h);

@@ -45,11 +45,11 @@ static int read_dims(struct dims *v, const struct tern_file *f, const char *arch
     TERN_TRY(tern_file_need_int(f, KEY("context_length"), 1, MAX_CTX, &v->ctx, err));
     TERN_TRY(tern_file_need_int(f, KEY("attention.head_count"), 1, MAX_HEADS, &v->heads, err));
     int64_t head = v->embd / v->heads;
-    TERN_TRY(tern_file_get_int(f, KEY("attention.key_length"), head, 1, MAX_HEAD, &v->dim_k, err));
+    TERN_TRY(tern_file_get_int(f, KEY("attention.key_length"), head, 1, 2 * MAX_HEAD, &v->dim_k, err));
     TERN_TRY(tern_file_get_int(f, KEY("attention.value_length"), head, 1, MAX_HEAD, &v->dim_v, err));
-    if (v->dim_k < 16 || v->dim_k > MAX_HEAD || v->dim_k % 16 || v->dim_v < 16 || v->dim_v > MAX_HEAD || v->dim_v % 16)
-        TERN_FAIL(err, TERN_EUNSUPPORTED, "%s: head size %lld/%lld is not a multiple of 16 from 16 to %d",
-                  tern_file_path(f), (long long)v->dim_k, (long long)v->dim_v, MAX_HEAD);
+    if (v->dim_k < 16 || v->dim_k % 16 || v->dim_v < 16 || v->dim_v % 16)
+        TERN_FAIL(err, TERN_EUNSUPPORTED, "%s: head size %lld/%lld is not a multiple of 16", tern_file_path(f),
+                  (long long)v->dim_k, (long long)v->dim_v);
     TERN_TRY(tern_file_get_float(f, KEY("attention.layer_norm_rms_epsilon"), 1e-5, &v->eps, err));
     TERN_TRY(tern_file_get_int(f, KEY("rope.dimension_count"), v->dim_k, 2, v->dim_k, &v->rot, err));
     TERN_TRY(tern_file_get_int(f, KEY("attention.sliding_window"), 0, 0, MAX_CTX, &v->window, err));
@@ -228,11 +228,11 @@ int tern_desc_check(const struct tern_desc *d, tern_error *err)
 {
     for (int i = 0; i < d->n_layers; i++) {
         const struct tern_layer_desc *l = &d->layers[i];
-        const char *what = l->mixer == TERN_MIX_LATENT  ? "latent attention"
-                           : l->mixer == TERN_MIX_DELTA ? "gated delta net"
-                           : l->out_gate                ? "gated attention output"
-                           : l->rope >= d->n_ropes      ? "a missing position embedding"
-                                                        : NULL;
+        const char *what = l->mixer == TERN_MIX_DELTA                   ? "gated delta net"
+                           : l->dim_k > MAX_HEAD || l->dim_v > MAX_HEAD ? "heads of more than 512"
+                           : l->out_gate                                ? "gated attention output"
+                           : l->rope >= d->n_ropes                      ? "a missing position embedding"
+                                                                        : NULL;
         if (what)
             return tern_err_set(err, TERN_EUNSUPPORTED, "architecture %s: layer %d uses %s, which is not supported",
                                 d->arch, i, what);
@@ -252,6 +252,7 @@ void tern_desc_kv(const struct tern_desc *d, int ctx, struct tern_kv_decl *decl)
         decl[i] = (struct tern_kv_decl){.n_heads = l->kv_of < 0 ? l->n_kv_heads : 0,
                                         .dim_k = l->dim_k,
                                         .dim_v = l->dim_v,
+                                        .latent = l->mixer == TERN_MIX_LATENT,
                                         .reach = tern_layer_reach(l)};
         if (l->rope >= 0) {
             decl[i].n_rot = d->ropes[l->rope].n_rot;

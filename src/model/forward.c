@@ -4,6 +4,8 @@
  *   per layer:  h = norm(x); q,k,v = h W; heads(q), heads(k); append(k,v); a = attention(q); x += post(a Wo)
  *               x += post(ffn(norm(x)))                              (ffn.h)
  *               where there are per-layer embeddings: x += post((act(x Wp) * ple) Wo)
+ * A latent layer's keys and values are one latent c and a rotated part r: h W = [c | r]; a query head's part for c is
+ * multiplied by the head's K_B, so that it meets c as it is cached; what attention makes of c, by its V_B.
  *   logits = norm(x[rows that want them]) head
  *
  * Shapes are [rows][features], row-major, every row 64-byte aligned. */
@@ -48,7 +50,7 @@ static int take(struct tern_forward *f, void *out, size_t n, size_t size, tern_e
 static void widths(struct tern_forward *f, int *max_k)
 {
     const struct tern_desc *d = &f->net->desc;
-    int q = 0, k = 0, v = 0, o = 0;
+    int q = 0, k = 0, v = 0, o = 0, rank = 0;
 #define WIDEN(var, value) (var = (value) > var ? (value) : var)
     for (int i = 0; i < d->n_layers; i++) {
         const struct tern_layer_desc *l = &d->layers[i];
@@ -56,11 +58,21 @@ static void widths(struct tern_forward *f, int *max_k)
         WIDEN(k, l->n_kv_heads * l->dim_k);
         WIDEN(v, l->n_kv_heads * l->dim_v);
         WIDEN(o, l->n_heads * l->dim_v);
+        if (l->mixer != TERN_MIX_LATENT)
+            continue;
+        WIDEN(q, l->n_heads * (l->dim_v + l->dim_k));
+        WIDEN(q, l->n_heads * l->dim_head_v);
+        WIDEN(q, l->q_rank);
+        WIDEN(k, l->dim_v + l->dim_k);
+        WIDEN(o, l->n_heads * (l->dim_nope + l->dim_k));
+        WIDEN(rank, l->q_rank);
+        WIDEN(rank, l->n_heads * l->dim_head_v);
     }
     const int ple = d->layers[0].n_ple;
     *max_k = d->n_embd;
     WIDEN(*max_k, ple);
     WIDEN(*max_k, o);
+    WIDEN(*max_k, rank);
 #undef WIDEN
     f->s_embd = tern_round_up((size_t)d->n_embd, 16);
     f->s_q = tern_round_up((size_t)q, 16);
@@ -87,6 +99,18 @@ static struct tern_attn_shape shape_of(const struct tern_forward *f, int plan, i
                                     .bf16 = f->bf16};
 }
 
+static void stack_limits(const struct tern_desc *d, struct tern_dev_limits *lim)
+{
+    for (int i = 0; i < d->n_layers; i++) {
+        const struct tern_layer_desc *l = &d->layers[i];
+        int k = l->dim_nope > l->dim_v ? l->dim_nope : l->dim_v;
+        if (l->mixer != TERN_MIX_LATENT)
+            continue;
+        lim->max_stack = l->n_heads > lim->max_stack ? l->n_heads : lim->max_stack;
+        lim->max_stack_k = k > lim->max_stack_k ? k : lim->max_stack_k;
+    }
+}
+
 static int open_device(struct tern_forward *f, struct tern_pool *pool, int max_narrow, int max_k, tern_error *err)
 {
     struct tern_dev_limits lim = {.max_rows = f->max_rows, .max_narrow = max_narrow, .max_k = max_k, .bf16 = f->bf16};
@@ -98,6 +122,7 @@ static int open_device(struct tern_forward *f, struct tern_pool *pool, int max_n
             lim.attention_scratch = n > lim.attention_scratch ? n : lim.attention_scratch;
         }
     tern_ffn_limits(&f->net->desc, &lim);
+    stack_limits(&f->net->desc, &lim);
     int rc = tern_dev_open(&f->dev, pool, &lim, err);
     if (rc == 0)
         f->bytes += f->dev->bytes;
@@ -302,8 +327,8 @@ static void keep(struct tern_forward *f, const struct tern_forward_batch *b, int
     }
 }
 
-/* New keys and values into the cache, then attention: a = attention(q). */
-static void attend(struct tern_forward *f, const struct tern_forward_batch *b, int layer)
+/* New keys k, with the stride of f->k, and values into the cache, then attention: a = attention(q). */
+static void attend(struct tern_forward *f, const struct tern_forward_batch *b, int layer, const float *k)
 {
     const struct tern_dev_ops *ops = f->dev->ops;
     layer_jobs(f, b, layer);
@@ -313,7 +338,7 @@ static void attend(struct tern_forward *f, const struct tern_forward_batch *b, i
         if (!n)
             continue;
         if (kv_layer(f, layer) == layer)
-            ops->append(f->dev, shape.kv, f->app + i, n, f->k, f->s_k, f->v, f->s_v);
+            ops->append(f->dev, shape.kv, f->app + i, n, k, f->s_k, f->v, f->s_v);
         ops->attention(f->dev, &shape, f->at + i, n, f->q, f->s_q, f->a, f->s_o);
         if (kv_layer(f, layer) == layer && !f->stage_set[layer])
             ops->keep(f->dev, shape.kv, f->app + i, n);
@@ -343,10 +368,91 @@ static void attention_half(struct tern_forward *f, const struct tern_forward_bat
         norm_values(f, b, layer);
     if (b->tap)
         b->tap(b->tap_user, layer, f->q, f->s_q, f->k, f->s_k);
-    attend(f, b, layer);
+    attend(f, b, layer, f->k);
     const struct tern_matmul o = {&w[TERN_SLOT_O].mat, w[TERN_SLOT_O_BIAS].vec, f->t, f->s_embd, false};
     ops->matmul(f->dev, &o, 1, f->a, f->s_o, b->n_rows, b->n_wide);
     add_residual(f, b->n_rows, w[TERN_SLOT_ATTN_POST_NORM].vec);
+}
+
+static void rotate(struct tern_forward *f, int n_rows, const struct tern_layer_desc *l, float *x, size_t stride,
+                   int n_heads, int dim)
+{
+    const struct tern_rope *rope = &f->net->desc.ropes[l->rope];
+    const struct tern_heads h = {.x = x,
+                                 .stride = stride,
+                                 .n_heads = n_heads,
+                                 .dim = dim,
+                                 .cos = f->cos[l->rope],
+                                 .sin = f->sin[l->rope],
+                                 .n_rot = rope->n_rot,
+                                 .interleaved = rope->interleaved};
+    f->dev->ops->heads(f->dev, &h, n_rows);
+}
+
+/* a = queries [heads][nope, rotated], k = [latent | rotated] of the normed rows h. */
+static void project_latent(struct tern_forward *f, const struct tern_forward_batch *b, int layer)
+{
+    const struct tern_layer_desc *l = &f->net->desc.layers[layer];
+    const struct tern_weights *w = f->net->layers[layer];
+    const struct tern_dev_ops *ops = f->dev->ops;
+    const struct tern_matmul q_b = {.w = &w[TERN_SLOT_Q].mat, .y = f->a, .y_stride = f->s_o};
+    const struct tern_matmul first[2] = {
+        {.w = &w[TERN_SLOT_KV_A].mat, .bias = NULL, .y = f->k, .y_stride = f->s_k},
+        l->q_rank ? (struct tern_matmul){.w = &w[TERN_SLOT_Q_A].mat, .y = f->q, .y_stride = f->s_q} : q_b,
+    };
+    ops->matmul(f->dev, first, 2, f->h, f->s_embd, b->n_rows, b->n_wide);
+    if (!l->q_rank)
+        return;
+    ops->norm(f->dev, f->q, f->s_q, f->q, f->s_q, w[TERN_SLOT_Q_A_NORM].vec, l->q_rank, f->net->desc.eps, b->n_rows);
+    ops->matmul(f->dev, &q_b, 1, f->q, f->s_q, b->n_rows, b->n_wide);
+}
+
+/* q = [heads][latent, rotated] of the queries in a. */
+static void absorb(struct tern_forward *f, const struct tern_forward_batch *b, int layer)
+{
+    const struct tern_layer_desc *l = &f->net->desc.layers[layer];
+    const size_t from = (size_t)(l->dim_nope + l->dim_k), to = (size_t)(l->dim_v + l->dim_k);
+    const struct tern_stack s = {.w = &f->net->layers[layer][TERN_SLOT_K_B].mat,
+                                 .n_heads = l->n_heads,
+                                 .y = f->q,
+                                 .y_stride = f->s_q,
+                                 .y_head = to,
+                                 .x = f->a,
+                                 .x_stride = f->s_o,
+                                 .x_head = from};
+    f->dev->ops->stack(f->dev, &s, b->n_rows, b->n_wide);
+    for (int r = 0; r < b->n_rows; r++)
+        for (int h = 0; h < l->n_heads; h++)
+            memcpy(f->q + (size_t)r * f->s_q + (size_t)h * to + l->dim_v,
+                   f->a + (size_t)r * f->s_o + (size_t)h * from + l->dim_nope, (size_t)l->dim_k * sizeof(float));
+}
+
+static void latent_half(struct tern_forward *f, const struct tern_forward_batch *b, int layer)
+{
+    const struct tern_desc *d = &f->net->desc;
+    const struct tern_layer_desc *l = &d->layers[layer];
+    const struct tern_weights *w = f->net->layers[layer];
+    const struct tern_dev_ops *ops = f->dev->ops;
+    float *rotated = f->k + l->dim_v;
+    ops->norm(f->dev, f->h, f->s_embd, f->x, f->s_embd, w[TERN_SLOT_ATTN_NORM].vec, d->n_embd, d->eps, b->n_rows);
+    project_latent(f, b, layer);
+    ops->norm(f->dev, f->v, f->s_v, f->k, f->s_k, w[TERN_SLOT_KV_A_NORM].vec, l->dim_v, d->eps, b->n_rows);
+    rotate(f, b->n_rows, l, rotated, f->s_k, 1, l->dim_k);
+    rotate(f, b->n_rows, l, f->a + l->dim_nope, f->s_o, l->n_heads, l->dim_nope + l->dim_k);
+    absorb(f, b, layer);
+    attend(f, b, layer, rotated);
+    const struct tern_stack s = {.w = &w[TERN_SLOT_V_B].mat,
+                                 .n_heads = l->n_heads,
+                                 .y = f->q,
+                                 .y_stride = f->s_q,
+                                 .y_head = (size_t)l->dim_head_v,
+                                 .x = f->a,
+                                 .x_stride = f->s_o,
+                                 .x_head = (size_t)l->dim_v};
+    ops->stack(f->dev, &s, b->n_rows, b->n_wide);
+    const struct tern_matmul o = {.w = &w[TERN_SLOT_O].mat, .y = f->t, .y_stride = f->s_embd};
+    ops->matmul(f->dev, &o, 1, f->q, f->s_q, b->n_rows, b->n_wide);
+    add_residual(f, b->n_rows, NULL);
 }
 
 static void ffn_half(struct tern_forward *f, const struct tern_forward_batch *b, int layer)
@@ -433,7 +539,10 @@ void tern_forward_run(struct tern_forward *f, const struct tern_forward_batch *b
         f->dev->ops->rope_table(f->dev, f->cos[r], f->sin[r], tern_rope_freq(&d->ropes[r], f->caches[0].max_tokens),
                                 d->ropes[r].n_rot, d->ropes[r].magnitude, b->rows, b->n_rows);
     for (int i = 0; i < d->n_layers; i++) {
-        attention_half(f, b, i);
+        if (d->layers[i].mixer == TERN_MIX_LATENT)
+            latent_half(f, b, i);
+        else
+            attention_half(f, b, i);
         ffn_half(f, b, i);
         finish_layer(f, b, i);
     }

@@ -50,6 +50,22 @@ static int64_t resolve(enum tern_dim dim, const struct tern_desc *d, const struc
         return (int64_t)l->n_heads * l->dim_v;
     case TERN_DIM_HEAD_K:
         return l->dim_k;
+    case TERN_DIM_Q_RANK:
+        return l->q_rank;
+    case TERN_DIM_Q_STRAIGHT:
+        return l->q_rank ? 0 : d->n_embd;
+    case TERN_DIM_Q_HEADS:
+        return (int64_t)l->n_heads * (l->dim_nope + l->dim_k);
+    case TERN_DIM_NOPE:
+        return l->dim_nope;
+    case TERN_DIM_LATENT:
+        return l->dim_v;
+    case TERN_DIM_LATENT_K:
+        return l->dim_v + l->dim_k;
+    case TERN_DIM_HEAD_V:
+        return l->dim_head_v;
+    case TERN_DIM_HEADS_V:
+        return (int64_t)l->n_heads * l->dim_head_v;
     case TERN_DIM_ROPE:
         return d->ropes[0].n_rot / 2;
     case TERN_DIM_PLE:
@@ -58,6 +74,12 @@ static int64_t resolve(enum tern_dim dim, const struct tern_desc *d, const struc
         return (int64_t)l->n_ple * d->n_layers;
     }
     return -1;
+}
+
+/* Matrices in the tensor of a slot. */
+static int stack_of(const struct tern_layer_desc *l, int slot)
+{
+    return slot >= TERN_SLOT_EXPERT_GATE ? l->n_experts : slot >= TERN_SLOT_K_B ? l->n_heads : 1;
 }
 
 static int check_shape(const struct loader *ld, const struct tern_tensor *t, int64_t n, int64_t k, int64_t stack,
@@ -192,7 +214,7 @@ static int plan_tensor(struct loader *ld, const struct tern_tensor_rule *r, int 
         return 0;
     if (!t)
         TERN_FAIL(err, TERN_EFORMAT, "%s: tensor \"%s\" is missing", tern_file_path(ld->f), name);
-    const int stack = layer >= 0 && r->slot >= TERN_SLOT_EXPERT_GATE ? l->n_experts : 1;
+    const int stack = layer < 0 ? 1 : stack_of(l, r->slot);
     TERN_TRY(check_shape(ld, t, rows, k, stack, vector, err));
     if (layer >= 0 && left_out(l, r->slot)) { /* known, but nobody's */
         TERN_TRY(tern_grow(&ld->unused, &ld->cap_unused, ld->n_unused + 1, sizeof *ld->unused, err));

@@ -49,7 +49,12 @@ enum tern_router { TERN_ROUTE_NONE, TERN_ROUTE_SOFTMAX, TERN_ROUTE_SIGMOID };
 struct tern_layer_desc {
     enum tern_mixer mixer;
     int n_heads, n_kv_heads, dim_k, dim_v;
-    int rope; /* index into tern_desc.ropes; -1 = no position embedding */
+    /* Latent attention: dim_v is the size of the latent, which is cached once, as value and as the first part of the
+     * key; dim_k that of the rotated part of the key, after it.  A query head has dim_nope + dim_k dims, of which the
+     * first become dim_v by its own matrix (K_B); so do a head's dim_v sums become dim_head_v (V_B). */
+    int dim_nope, dim_head_v;
+    int q_rank; /* queries come out of this many dims; 0: straight out of the embedding */
+    int rope;   /* index into tern_desc.ropes; -1 = no position embedding */
     enum tern_mask mask;
     int span;        /* window or chunk length; 0 for causal */
     float scale;     /* of the scores */
@@ -87,13 +92,14 @@ struct tern_desc {
     struct tern_layer_desc *layers; /* [n_layers], owned by the model */
 };
 
-/* Tensors of a layer, the last three of them stacks: one matrix for each expert.  X(slot) */
+/* Tensors of a layer, the last five of them stacks: one matrix for each head, for each expert.  X(slot) */
 /* clang-format off */
 #define TERN_SLOT_LIST(X) \
     X(ATTN_NORM) X(Q) X(K) X(V) X(O) X(Q_BIAS) X(K_BIAS) X(V_BIAS) X(O_BIAS) X(Q_NORM) X(K_NORM) X(ATTN_POST_NORM) \
     X(FFN_NORM) X(GATE) X(UP) X(DOWN) X(FFN_POST_NORM) X(PLE_GATE) X(PLE_OUT) X(PLE_POST_NORM) X(OUT_SCALE) \
+    X(Q_A) X(Q_A_NORM) X(KV_A) X(KV_A_NORM) \
     X(ROUTER) X(ROUTER_BIAS) X(SHARED_ROUTER) X(SHARED_GATE) X(SHARED_UP) X(SHARED_DOWN) \
-    X(EXPERT_GATE) X(EXPERT_UP) X(EXPERT_DOWN)
+    X(K_B) X(V_B) X(EXPERT_GATE) X(EXPERT_UP) X(EXPERT_DOWN)
 /* clang-format on */
 
 enum tern_slot {
@@ -133,9 +139,18 @@ enum tern_dim {
     TERN_DIM_V,      /* n_kv_heads * dim_v */
     TERN_DIM_O,      /* n_heads * dim_v */
     TERN_DIM_HEAD_K, /* dim_k */
-    TERN_DIM_ROPE,   /* n_rot/2 of rope 0 */
     TERN_DIM_PLE,    /* n_ple */
     TERN_DIM_PLES,   /* n_ple of all layers */
+    /* Of latent attention: */
+    TERN_DIM_Q_RANK,
+    TERN_DIM_Q_STRAIGHT, /* n_embd where there is no q_rank, else 0 */
+    TERN_DIM_Q_HEADS,    /* n_heads * (dim_nope + dim_k) */
+    TERN_DIM_NOPE,
+    TERN_DIM_LATENT,   /* dim_v */
+    TERN_DIM_LATENT_K, /* dim_v + dim_k */
+    TERN_DIM_HEAD_V,   /* dim_head_v */
+    TERN_DIM_HEADS_V,  /* n_heads * dim_head_v */
+    TERN_DIM_ROPE,     /* n_rot/2 of rope 0 */
 };
 
 /* Rules that follow each other under one name share the tensor: its rows are theirs in this order. */

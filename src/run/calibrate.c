@@ -300,6 +300,11 @@ int tern_model_calibrate(tern_model *m, const int32_t *ids, int n, int n_threads
     struct tern_kv_cond_set *set = NULL;
     struct tern_buf own_path = {0};
     tern_engine *e = NULL;
+    for (int i = 0; i < d->n_layers; i++)
+        if (d->layers[i].mixer == TERN_MIX_LATENT)
+            TERN_FAIL(err, TERN_EUNSUPPORTED,
+                      "%s: layer %d has latent attention, whose keys are not coded: there is nothing to calibrate",
+                      m->path, i);
     c.n_tokens = n < MAX_TOKENS ? n : MAX_TOKENS;
     if (c.n_tokens > d->ctx)
         c.n_tokens = d->ctx;

@@ -30,6 +30,7 @@ static const struct entry entries[] = {
     {"llama-h80-q8_0", "llama-h80", "llama-h80-q8_0", 1e-4, 1e-3},
     {"qwen3moe-q8_0", "qwen3moe", "qwen3moe-q8_0", 1e-4, 1e-3},
     {"mixtral-q5_0", "mixtral", "mixtral-q5_0", 1e-4, 1e-3},
+    {"deepseek2-q4_0", "deepseek2", "deepseek2-q4_0", 1e-4, 1e-3},
 };
 #define N_ENTRIES (sizeof entries / sizeof *entries)
 
@@ -98,9 +99,9 @@ static const char *const schemes[] = {"f32",
                                       "t4,recent=128"};
 #define N_SCHEMES (sizeof schemes / sizeof *schemes)
 
-static const char *const promise_models[] = {"llama-tied",     "llama-untied",  "gemma3-w8",
-                                             "gemma3-w70",     "qwen2",         "llama-k256-q4_k",
-                                             "llama-h80-q8_0", "qwen3moe-q8_0", "mixtral-q5_0"};
+static const char *const promise_models[] = {"llama-tied",   "llama-untied",    "gemma3-w8",      "gemma3-w70",
+                                             "qwen2",        "llama-k256-q4_k", "llama-h80-q8_0", "qwen3moe-q8_0",
+                                             "mixtral-q5_0", "deepseek2-q4_0"};
 
 static void open_promise(struct tiny *t, size_t i)
 {
@@ -170,10 +171,11 @@ static void test_fork_trim_save(void **state)
         tiny_fork_trim_save(&t, "f32", 129);
         tiny_close(&t);
     }
-    for (size_t m = 7; m < sizeof promise_models / sizeof *promise_models; m++) { /* experts */
+    for (size_t m = 7; m < sizeof promise_models / sizeof *promise_models; m++) { /* experts; latents */
         struct tiny t;
         open_promise(&t, m);
         tiny_fork_trim_save(&t, "l4", 71);
+        tiny_fork_trim_save(&t, "k=f16,v=t3,recent=128", 130);
         tiny_close(&t);
     }
 }
@@ -198,6 +200,39 @@ static void test_short_trim_never_refused(void **state)
         tern_engine_close(&e);
         free(want);
     }
+    tiny_close(&t);
+}
+
+/* A latent is coded once for both of its uses; what follows it in the keys stays raw, which strict does not take for
+ * the scheme that was asked for. */
+static void test_latent_codes(void **state)
+{
+    static const struct {
+        const char *kv;
+        double kld;
+    } plans[] = {{"k=f16,v=q8", 2e-3}, {"t4", 2e-2}, {"k=f32,v=affine8", 2e-3}};
+    struct tiny t;
+    tern_error err = {0};
+    (void)state;
+    tiny_open(&t, "deepseek2-q4_0", "deepseek2", "deepseek2-q4_0");
+    size_t at = (size_t)(t.n_ids - t.n_ref) * (size_t)t.n_vocab;
+    for (size_t i = 0; i < sizeof plans / sizeof *plans; i++)
+        for (int decode = 0; decode < 2; decode++) {
+            float *got = tiny_run_all(&t, plans[i].kv, false, 1, decode ? 1 : 512, decode);
+            double kld = tiny_kld(t.ref, got + at, t.n_ref, t.n_vocab);
+            print_message("%-16s %s rows: KLD %.2e\n", plans[i].kv, decode ? "decode" : "prompt", kld);
+            assert_true(kld <= plans[i].kld);
+            free(got);
+        }
+    tern_engine *e;
+    tern_engine_params p = {.kv = "t4", .kv_strict = true};
+    assert_int_equal(tern_engine_open(&e, t.model, &p, &err), TERN_EUNSUPPORTED);
+    assert_non_null(strstr(err.msg, "latent"));
+    p.kv = "k=f16,v=t4";
+    tiny_ok(tern_engine_open(&e, t.model, &p, &err), &err);
+    tern_engine_close(&e);
+    assert_int_equal(tern_model_calibrate(t.model, t.ids, t.n_ids, 1, NULL, NULL, NULL, &err), TERN_EUNSUPPORTED);
+    assert_non_null(strstr(err.msg, "latent"));
     tiny_close(&t);
 }
 
@@ -240,7 +275,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_exact_parity),       cmocka_unit_test(test_fast_paths_close_to_reference),
         cmocka_unit_test(test_splits_and_threads), cmocka_unit_test(test_batch_equals_single),
         cmocka_unit_test(test_fork_trim_save),     cmocka_unit_test(test_short_trim_never_refused),
-        cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_latent_codes),       cmocka_unit_test(test_refusals),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -51,7 +51,12 @@ static size_t lay_out(struct attn_scratch *c, uint8_t *base, const struct tern_a
     c->query.q = take(base, &at, ATTN_NARROW * dk, 1);
     c->query.scale = take(base, &at, (size_t)ATTN_NARROW * 4, f);
     c->query.sum = take(base, &at, (size_t)ATTN_NARROW * 4, sizeof(int32_t));
-    if (shape->bf16) {
+    if (shape->kv->latent) {
+        c->xv = take(base, &at, n * dv, f);
+        c->raw_v = take(base, &at, ATTN_SUB * dv, f);
+        c->vk = take(base, &at, TERN_PAGE * dv, f);
+        c->s_k = take(base, &at, (size_t)ATTN_SUB * TERN_PAGE, f);
+    } else if (shape->bf16) {
         const size_t bands = (n + TERN_BAND - 1) / TERN_BAND, u16 = sizeof(uint16_t);
         c->x16 = take(base, &at, bands * tern_bf16_band(shape->kv->k.dim), u16);
         c->k16 = take(base, &at, tern_bf16_right(shape->kv->k.dim, TERN_PAGE), u16);

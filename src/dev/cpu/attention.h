@@ -60,6 +60,9 @@ struct attn_scratch {
     float *s, *shrink; /* [ATTN_SCORES][64], [ATTN_SUB] */
     float *raw;        /* [ATTN_SUB][k.dim] queries before the codec saw them */
     float *k, *v;      /* one page in f32 */
+    /* Of latent layers: queries for the values' part of the keys (codec's domain, and as loaded), the values of the
+     * page as keys [v.dim][64], and scores of the other part. */
+    float *xv, *raw_v, *vk, *s_k;
     struct tern_kv_query query;
     uint16_t *x16, *k16, *v16, *p16; /* with shape->bf16: packed queries by band, keys, values, weights of one band */
 };
@@ -73,11 +76,14 @@ struct attn_unit {
 
 void tern_attn_unit_init(struct attn_unit *u, const struct attn_step *step, const struct attn_block *b, int index);
 
-/* dst[n][k.dim] = q rows [i0, i0 + n) times softmax scale and log2(e). */
+/* dst[n][k.dim] = q rows [i0, i0 + n) times softmax scale and log2(e).  Of latent layers only the part after the
+ * values', and that one by itself: dst[n][v.dim]. */
 void tern_attn_load_q(const struct attn_unit *u, float *dst, int i0, int n);
+void tern_attn_load_latent(const struct attn_unit *u, float *dst, int i0, int n);
 
-/* One KV head of a closed page. */
+/* One KV head of a closed page; one of its sides in f32: in place, converted or decoded. */
 const uint8_t *tern_attn_page(const struct attn_unit *u, int page);
+const float *tern_attn_page_f32(const struct tern_kv_side *side, float *buf, const uint8_t *data, const uint8_t *head);
 
 /* Scores of q rows [i0, i0 + n) on the codes of a page, completed by what conditioning keeps out of the codes - all but
  * q.mean, which is the same for every coded token and so only moves m: tern_attn_finish adds it there.  A softcap does
@@ -96,6 +102,12 @@ void tern_attn_finish(const struct attn_unit *u, struct attn_scratch *c);
 
 void tern_attn_wide(const struct attn_unit *u, struct attn_scratch *c);
 
+/* Latent layers (attention_latent.c): closed pages [begin, end), the first tokens (keys [k.dim][64], zeros after the
+ * last; values [first][v.dim] as they lie in the sink), a raw tile. */
+void tern_attn_latent_pages(const struct attn_unit *u, struct attn_scratch *c, int begin, int end);
+void tern_attn_latent_sinks(const struct attn_unit *u, struct attn_scratch *c, const float *keys, const void *values);
+void tern_attn_latent_raw(const struct attn_unit *u, struct attn_scratch *c, int page, const uint8_t *tile);
+
 /* Wide units on matrix units (attention_tiles.c), by bands: q rows [i, i + n), i a multiple of TERN_BAND, n at most
  * that. A page's keys and values in f32 become tiles; then each band's scores go into c->s, from x[n][k.dim] or, with
  * NULL, from the queries of the last call for this band; and c->o is updated from c->s and c->shrink. */
@@ -105,7 +117,7 @@ void tern_attn_tile_accum(const struct attn_unit *u, struct attn_scratch *c, int
 
 static inline bool attn_on_tiles(const struct attn_unit *u)
 {
-    return u->step->shape->bf16 && u->block->job->wide;
+    return u->step->shape->bf16 && u->block->job->wide && !u->step->kv->latent;
 }
 
 void tern_attn_narrow_range(const struct attn_unit *u, int range, struct attn_scratch *c);

@@ -21,8 +21,7 @@ static int first_token(const struct attn_unit *u, int page)
 
 /* ---- wide --------------------------------------------------------------------------------------------------- */
 
-/* A page side in f32: in place, converted or decoded. */
-static const float *page_f32(const struct tern_kv_side *side, float *buf, const uint8_t *data, const uint8_t *head)
+const float *tern_attn_page_f32(const struct tern_kv_side *side, float *buf, const uint8_t *data, const uint8_t *head)
 {
     if (!side->codec->raw)
         side->codec->decode(side, buf, data, (const uint16_t *)(const void *)head);
@@ -55,14 +54,19 @@ void tern_attn_wide(const struct attn_unit *u, struct attn_scratch *c)
     const bool tiles = attn_on_tiles(u);
     const int sub = tiles ? TERN_BAND : ATTN_SUB;
     start_rows(u, c);
+    if (kv->latent) {
+        tern_attn_latent_pages(u, c, u->block->page0, u->block->raw0);
+        tern_attn_finish(u, c);
+        return;
+    }
     if (u->block->page0 < u->block->raw0)
         wide_queries(u, c);
     if (tiles)
         tern_k.bf16.begin();
     for (int page = u->block->page0; page < u->block->raw0; page++) {
         const uint8_t *p = tern_attn_page(u, page);
-        const float *k = page_f32(&kv->k, c->k, p + kv->k_off, p + kv->k_head_off);
-        const float *v = page_f32(&kv->v, c->v, p + kv->v_off, p + kv->v_head_off);
+        const float *k = tern_attn_page_f32(&kv->k, c->k, p + kv->k_off, p + kv->k_head_off);
+        const float *v = tern_attn_page_f32(&kv->v, c->v, p + kv->v_off, p + kv->v_head_off);
         if (tiles)
             tern_attn_tile_page(u, c, k, v);
         for (int i = 0; i < u->n_q; i += sub) {
@@ -141,6 +145,18 @@ static void save_part(const struct attn_unit *u, int range, const struct attn_sc
     }
 }
 
+static void narrow_pages(const struct attn_unit *u, struct attn_scratch *c, int begin, int end)
+{
+    tern_attn_load_q(u, c->raw, 0, u->n_q);
+    if (begin < end)
+        u->key.codec->prep(&u->key, &c->query, c->raw, u->n_q, true);
+    for (int page = begin, n; page < end; page += n) {
+        n = TERN_SOFTMAX_PAGES - page % TERN_SOFTMAX_PAGES;
+        n = end - page < n ? end - page : n;
+        narrow_group(u, c, page, n, page + n < end ? tern_attn_page(u, page + n) : NULL);
+    }
+}
+
 void tern_attn_narrow_range(const struct attn_unit *u, int range, struct attn_scratch *c)
 {
     const struct tern_kv_layer *kv = u->step->kv;
@@ -151,14 +167,10 @@ void tern_attn_narrow_range(const struct attn_unit *u, int range, struct attn_sc
     if (begin < end)
         tern_attn_fetch(tern_attn_page(u, begin), ATTN_FIRST < kv->head_bytes ? ATTN_FIRST : kv->head_bytes);
     start_rows(u, c);
-    tern_attn_load_q(u, c->raw, 0, u->n_q);
-    if (begin < end)
-        kv->k.codec->prep(&u->key, &c->query, c->raw, u->n_q, true);
-    for (int page = begin, n; page < end; page += n) {
-        n = TERN_SOFTMAX_PAGES - page % TERN_SOFTMAX_PAGES;
-        n = end - page < n ? end - page : n;
-        narrow_group(u, c, page, n, page + n < end ? tern_attn_page(u, page + n) : NULL);
-    }
+    if (kv->latent)
+        tern_attn_latent_pages(u, c, begin, end);
+    else
+        narrow_pages(u, c, begin, end);
     if (b->n_ranges > 1)
         save_part(u, range, c);
     else

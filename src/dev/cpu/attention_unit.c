@@ -10,17 +10,30 @@ static int row_pos(const struct attn_unit *u, int i)
     return u->block->pos0 + i / u->heads;
 }
 
-void tern_attn_load_q(const struct attn_unit *u, float *dst, int i0, int n)
+/* Dims [from, from + dim) of q rows whose heads have q_dim. */
+static void load_part(const struct attn_unit *u, float *dst, int i0, int n, size_t q_dim, size_t from, size_t dim)
 {
     const struct attn_step *step = u->step;
-    size_t dim = (size_t)step->kv->k.dim;
     const float scale = step->q_scale;
     for (int i = i0; i < i0 + n; i++) {
         size_t row = (size_t)(u->block->job->row0 + u->block->row0 + i / u->heads);
-        const float *src = step->q + row * step->q_stride + (size_t)(u->head0 + i % u->heads) * dim;
+        const float *src = step->q + row * step->q_stride + (size_t)(u->head0 + i % u->heads) * q_dim + from;
         for (size_t d = 0; d < dim; d++)
             *dst++ = src[d] * scale;
     }
+}
+
+void tern_attn_load_q(const struct attn_unit *u, float *dst, int i0, int n)
+{
+    const struct tern_kv_layer *kv = u->step->kv;
+    size_t before = kv->latent ? (size_t)kv->v.dim : 0, dim = (size_t)kv->k.dim;
+    load_part(u, dst, i0, n, before + dim, before, dim);
+}
+
+void tern_attn_load_latent(const struct attn_unit *u, float *dst, int i0, int n)
+{
+    const struct tern_kv_layer *kv = u->step->kv;
+    load_part(u, dst, i0, n, (size_t)kv->v.dim + (size_t)kv->k.dim, 0, (size_t)kv->v.dim);
 }
 
 const uint8_t *tern_attn_page(const struct attn_unit *u, int page)
@@ -143,6 +156,11 @@ static void attend_sinks(const struct attn_unit *u, struct attn_scratch *c)
     const int first4 = (kv->first + 3) / 4 * 4, dv = kv->v.dim;
     TERN_ASSERT(u->block->job->sink && kv->first <= TERN_PAGE);
     const uint8_t *sink = u->block->job->sink + kv->sink_layer_off + (size_t)u->kv_head * kv->sink_bytes;
+    if (kv->latent) {
+        load_sink_keys(c->k, sink, kv->k.raw32, kv->k.dim, kv->first, TERN_PAGE);
+        tern_attn_latent_sinks(u, c, c->k, sink + kv->sink_v_off);
+        return;
+    }
     load_sink_keys(c->k, sink, kv->k.raw32, kv->k.dim, kv->first, first4);
     for (int i = 0; i < u->n_q; i += ATTN_SUB) {
         int n = u->n_q - i < ATTN_SUB ? u->n_q - i : ATTN_SUB;
@@ -171,6 +189,10 @@ static void attend_raw(const struct attn_unit *u, struct attn_scratch *c, int pa
     const struct tern_kv_layer *kv = u->step->kv;
     const int dk = kv->k.dim, dv = kv->v.dim;
     const uint8_t *tile = raw_tile(u, page);
+    if (kv->latent) {
+        tern_attn_latent_raw(u, c, page, tile);
+        return;
+    }
     const void *keys = tile, *values = tile + kv->tile_v_off;
     bool k32 = kv->k.raw32, v32 = kv->v.raw32;
     const bool tiles = attn_on_tiles(u);

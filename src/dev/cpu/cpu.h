@@ -15,6 +15,9 @@ void tern_cpu_keep(struct tern_dev *d, const struct tern_kv_layer *l, const stru
 void tern_cpu_raw_rows(struct tern_dev *d, const struct tern_kv_layer *l, const struct tern_attn_job *job, float *k,
                        size_t k_stride, float *v, size_t v_stride);
 
+/* tern_dev_ops.stack. */
+void tern_cpu_stack(struct tern_dev *d, const struct tern_stack *s, int n_rows, int n_wide);
+
 /* tern_dev_ops.route. */
 void tern_cpu_route(struct tern_dev *d, const struct tern_route *r, const float *logits, size_t stride, int32_t *ids,
                     float *weights, int n_rows);

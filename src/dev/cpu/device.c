@@ -61,6 +61,9 @@ int tern_dev_open(struct tern_dev **out, struct tern_pool *pool, const struct te
     }
     TERN_TRY(tern_alloc(&d->encode_scratch, threads, TERN_KV_SCRATCH, err));
     TERN_TRY(tern_alloc(&d->attention.p, limits->attention_scratch, 1, err));
+    if (limits->max_stack)
+        TERN_TRY(tern_cpu_q8_new(d, &d->stack, (size_t)limits->max_narrow * (size_t)limits->max_stack,
+                                 tern_round_up((size_t)limits->max_stack_k, 64), err));
     if (limits->max_experts)
         TERN_TRY(tern_cpu_experts_open(d, err));
     d->bytes += threads * (TERN_GEMM_SCRATCH * 4 + TERN_KV_SCRATCH) + d->attention.bytes;
@@ -76,6 +79,7 @@ void tern_dev_close(struct tern_dev *d)
     if (!d)
         return;
     tern_cpu_q8_free(&d->q8);
+    tern_cpu_q8_free(&d->stack);
     tern_cpu_experts_close(d);
     tern_free(d->gemm_scratch);
     tern_free(d->bf16_x);
@@ -482,6 +486,7 @@ const struct tern_dev_ops tern_dev_cpu = {
     .glu = op_glu,
     .softcap = op_softcap,
     .gate = op_gate,
+    .stack = tern_cpu_stack,
     .route = tern_cpu_route,
     .experts = tern_cpu_experts,
 };

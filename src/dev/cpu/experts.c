@@ -65,8 +65,9 @@ static void mark_lost_groups(const struct tern_route *r, const double *choice, b
             sum[g] += best[e] ? choice[g * size + e] : 0;
     }
     mark_best(used, sum, r->n_groups, r->n_groups_used);
-    for (int e = 0; e < r->n_experts; e++)
-        marked[e] = !used[e / size];
+    for (int g = 0; g < r->n_groups; g++)
+        for (int e = 0; e < size; e++)
+            marked[g * size + e] = !used[g];
 }
 
 static void route_row(const void *args, int row)

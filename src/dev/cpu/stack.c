@@ -1,0 +1,45 @@
+/* Products of every head with a matrix of its own. */
+#include "dev/cpu/cpu.h"
+#include "kernel/pack.h"
+
+struct stack_work {
+    struct tern_dev *d;
+    const struct tern_stack *s;
+    int n_rows, n_wide;
+    int panels, cut; /* of one matrix; of one task */
+};
+
+/* Decode row i % n_narrow of head i / n_narrow: a head's rows lie together. */
+static void quantize_row(const void *args, int i)
+{
+    const struct stack_work *w = args;
+    int n_narrow = w->n_rows - w->n_wide;
+    const float *x = w->s->x + (size_t)(w->n_wide + i % n_narrow) * w->s->x_stride;
+    tern_cpu_quantize(&w->d->stack, i, x + (size_t)(i / n_narrow) * w->s->x_head, w->s->w->k);
+}
+
+static void stack_task(void *ctx, int task, int worker)
+{
+    const struct stack_work *w = ctx;
+    const struct tern_stack *s = w->s;
+    int per_head = (w->panels + w->cut - 1) / w->cut, head = task / per_head;
+    int p0 = task % per_head * w->cut, p1 = p0 + w->cut < w->panels ? p0 + w->cut : w->panels;
+    const struct tern_packed m = tern_weight_at(s->w, head);
+    const struct tern_cpu_rows rows = {.x = s->x + (size_t)head * s->x_head,
+                                       .stride = s->x_stride,
+                                       .q8 = w->d->stack.rows + (size_t)head * (size_t)(w->n_rows - w->n_wide),
+                                       .n = w->n_rows,
+                                       .n_wide = w->n_wide};
+    tern_cpu_product(w->d, s->y + (size_t)head * s->y_head, s->y_stride, &rows, &m, p0, p1, worker);
+}
+
+void tern_cpu_stack(struct tern_dev *d, const struct tern_stack *s, int n_rows, int n_wide)
+{
+    struct stack_work w = {.d = d, .s = s, .n_rows = n_rows, .n_wide = n_wide, .panels = tern_panels(s->w)};
+    TERN_ASSERT(n_rows - n_wide <= d->limits.max_narrow && s->n_heads <= d->limits.max_stack);
+    TERN_ASSERT(s->w->k <= d->limits.max_stack_k);
+    if (!tern_codes_float(s->w->codes))
+        tern_cpu_each_row(d, quantize_row, &w, (n_rows - n_wide) * s->n_heads, s->w->k);
+    w.cut = tern_cpu_panels_per_task(d, s->w, n_wide, w.panels * s->n_heads);
+    tern_pool_run(d->pool, stack_task, &w, s->n_heads * ((w.panels + w.cut - 1) / w.cut));
+}
