@@ -67,8 +67,10 @@ ALWAYS void add_block(enum tern_scales scales, const struct tern_panel_view *v, 
             __m512 acc = _mm512_load_ps(out + r * TERN_PANEL);
             acc = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot[r][g]), _mm512_mul_ps(scale, _mm512_set1_ps(sx)), acc);
             if (has_minimum(scales)) {
-                float sum = (float)(x[r].sum16[2 * b] + x[r].sum16[2 * b + 1]);
-                acc = plus_minimum(scales, minimum, _mm512_set1_ps(sx * sum), acc);
+                int32_t sum = x[r].sum16[2 * b + (size_t)g];
+                if (groups == 1)
+                    sum += x[r].sum16[2 * b + 1];
+                acc = plus_minimum(scales, minimum, _mm512_set1_ps(sx * (float)sum), acc);
             }
             _mm512_store_ps(out + r * TERN_PANEL, acc);
         }
