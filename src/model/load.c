@@ -128,8 +128,28 @@ static const struct tern_tensor *sibling(const struct loader *ld, const struct t
     return tern_file_tensor(ld->f, name);
 }
 
-/* NVFP4 has one more factor for each matrix, as a tensor.  Another one says by what activations are multiplied before
- * they are rounded to four bits: of no use where they are not. */
+/* What a tensor says about its weights; more of them than it has itself are in find_parts. */
+static struct tern_weight_source source_of(const struct tern_tensor *t)
+{
+    struct tern_weight_source s = {.type = t->type, .data = t->data, .name = t->source};
+    const struct tern_quant *q = t->quant;
+    if (!q)
+        return s;
+    s.form = q->form;
+    s.scale_type = q->scales->type;
+    s.bits = q->bits;
+    s.group = q->group;
+    s.group_rows = q->group_rows;
+    s.zero_plus_one = q->zero_plus_one;
+    s.n_stored = q->form == TERN_FORM_GPTQ || q->form == TERN_FORM_AWQ ? t->dims[1] : 0;
+    s.scales = q->scales->data;
+    s.zeros = q->zeros ? q->zeros->data : NULL;
+    s.factors = q->factors ? q->factors->data : NULL;
+    return s;
+}
+
+/* GGUF's NVFP4 has one more factor for each matrix, as a tensor.  Another one says by what activations are multiplied
+ * before they are rounded to four bits: of no use where they are not. */
 static int find_parts(const struct loader *ld, struct tern_weight_place *p, struct tern_weight_source *s,
                       tern_error *err)
 {
@@ -144,6 +164,11 @@ static int find_parts(const struct loader *ld, struct tern_weight_place *p, stru
         s->factor_rows = p->stack > 1 ? p->stack_rows : 0;
     }
     p->parts[n] = p->t->type == TERN_NVFP4 ? sibling(ld, p->t, "input_scale") : NULL;
+    const struct tern_quant none = {0}, *q = p->t->quant ? p->t->quant : &none;
+    const struct tern_tensor *const of_quant[] = {q->scales, q->zeros, q->factors};
+    for (int i = 0; i < TERN_WEIGHT_PARTS; i++)
+        if (of_quant[i])
+            p->parts[n++] = of_quant[i];
     return 0;
 }
 
@@ -173,7 +198,7 @@ static int plan_rows(struct loader *ld, const struct tern_tensor *t, struct tern
                      int64_t k, int stack, bool vector, tern_error *err)
 {
     int rc = 0;
-    struct tern_weight_source whole = {.type = t->type, .data = t->data, .name = t->source};
+    struct tern_weight_source whole = source_of(t);
     tern_error e = {0};
     TERN_TRY(tern_grow(&ld->plans, &ld->cap_plans, ld->n_plans + 1, sizeof *ld->plans, err));
     struct tern_weight_place *p = &ld->plans[ld->n_plans++];
@@ -338,6 +363,8 @@ static int pack_all(struct loader *ld, struct tern_pool *pool, tern_error *err)
             TERN_TRY(pack_matrix(ld, p, pool, dst, err));
         /* The file's copy of this tensor is not needed again: without this both would be resident. */
         tern_file_forget(ld->f, p->t);
+        for (int j = 0; j < TERN_WEIGHT_PARTS && p->parts[j]; j++)
+            tern_file_forget(ld->f, p->parts[j]);
     }
 out:
     return rc;
@@ -447,21 +474,31 @@ out:
     return rc;
 }
 
+/* Both ends of the data: hashing all of it would read the whole file. */
+static XXH64_hash_t hash_ends(const struct tern_tensor *t, XXH64_hash_t h)
+{
+    size_t sample = t->n_bytes < 4096 ? t->n_bytes : 4096;
+    h = XXH3_64bits_withSeed(t->data, sample, h);
+    return XXH3_64bits_withSeed((const char *)t->data + t->n_bytes - sample, sample, h);
+}
+
 /* Identifies the weights well enough to refuse another model's session: names, types, shapes, and samples of the data.
  */
 static uint64_t digest(const struct loader *ld)
 {
     XXH64_hash_t h = 1;
     for (size_t i = 0; i < ld->n_plans; i++) {
-        const struct tern_tensor *t = ld->plans[i].t;
-        size_t sample = t->n_bytes < 4096 ? t->n_bytes : 4096;
-        h = XXH3_64bits_withSeed(t->name, strlen(t->name), h);
-        h = XXH3_64bits_withSeed(t->dims, sizeof t->dims, h + (uint64_t)t->type);
-        h = XXH3_64bits_withSeed(t->data, sample, h);
-        h = XXH3_64bits_withSeed((const char *)t->data + t->n_bytes - sample, sample, h);
-        tern_file_forget(ld->f, t); /* the system maps much more around each byte that is read */
-        for (int j = 0; j < TERN_WEIGHT_PARTS && ld->plans[i].parts[j]; j++)
-            h = XXH3_64bits_withSeed(ld->plans[i].parts[j]->data, ld->plans[i].parts[j]->n_bytes, h);
+        const struct tern_weight_place *p = &ld->plans[i];
+        h = XXH3_64bits_withSeed(p->t->name, strlen(p->t->name), h);
+        h = XXH3_64bits_withSeed(p->t->dims, sizeof p->t->dims, h + (uint64_t)p->t->type);
+        if (p->t->quant)
+            h = XXH3_64bits_withSeed(p->t->quant->about, strlen(p->t->quant->about), h + p->src.zero_plus_one);
+        h = hash_ends(p->t, h);
+        tern_file_forget(ld->f, p->t); /* the system maps much more around each byte that is read */
+        for (int j = 0; j < TERN_WEIGHT_PARTS && p->parts[j]; j++) {
+            h = hash_ends(p->parts[j], h);
+            tern_file_forget(ld->f, p->parts[j]);
+        }
     }
     return h;
 }
@@ -564,7 +601,7 @@ void tern_net_free(struct tern_net *n)
 size_t tern_net_tensor_bytes(const struct tern_tensor *t)
 {
     struct tern_packed w;
-    const struct tern_weight_source s = {.type = t->type};
+    const struct tern_weight_source s = source_of(t);
     if (t->unused)
         return 0;
     if (t->n_dims == 1)

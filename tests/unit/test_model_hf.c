@@ -194,7 +194,8 @@ static void test_refused(void **state)
         {LLAMA(", \"rope_scaling\": {\"type\": \"dynamic\", \"factor\": 2}"), "\"dynamic\"", TERN_EUNSUPPORTED},
         {LLAMA(", \"rope_scaling\": {\"type\": \"longrope\", \"long_factor\": \"no\"}"), "not a list of numbers",
          TERN_EFORMAT},
-        {LLAMA(", \"quantization_config\": {\"quant_method\": \"fp8\"}"), "quantization_config", TERN_EUNSUPPORTED},
+        {LLAMA(", \"quantization_config\": {\"quant_method\": \"bitsandbytes\"}"), "quantization_config.quant_method",
+         TERN_EUNSUPPORTED},
     };
     (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
