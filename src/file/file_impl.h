@@ -154,8 +154,8 @@ struct tern_tensor_list {
 int tern_safetensors_read(const struct tern_part *part, struct tern_tensor_list *list, struct tern_file_arena *a,
                           tern_error *err);
 
-/* Puts the tensors of every quantised weight together: the one of its codes gets `quant`, the name MODULE.weight and
- * the shape of the weights, the others leave the list. */
+/* Puts the tensors of every quantised weight that is not `unused` together: the one of its codes gets `quant`, the name
+ * MODULE.weight and the shape of the weights, the others leave the list. */
 int tern_hf_join(struct tern_file *f, struct tern_tensor_list *list, tern_error *err);
 /* The error of a tensor whose type is of use in such a weight alone. */
 int tern_hf_fail_raw(const struct tern_file *f, const struct tern_tensor *t, tern_error *err);

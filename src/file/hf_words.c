@@ -470,7 +470,6 @@ static const struct tern_tensor *find_tensor(const struct tern_tensor_list *list
 static int translate_tensor(const struct words *w, const char *const place[2], struct tern_tensor *t, tern_error *err)
 {
     char name[TERN_GGUF_MAX_NAME + 64];
-    t->unused |= is_foreign(t->source);
     if (!t->quant && !t->unused && !tern_type_elems(t->type))
         return tern_hf_fail_raw(w->file, t, err);
     if (!translate_name(w, place[0], place[1], t->name, name, sizeof name))
@@ -549,6 +548,8 @@ int tern_hf_translate(struct tern_file *f, struct tern_tensor_list *list, tern_e
     size_t place = 0;
     const char *slash = strrchr(f->dir, '/');
     TERN_TRY(translate_config(&w, slash && slash[1] ? slash + 1 : f->dir, err));
+    for (size_t i = 0; i < list->n; i++)
+        list->v[i].unused = is_foreign(list->v[i].source);
     TERN_TRY(tern_hf_join(f, list, err));
     for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
         char name[64];
