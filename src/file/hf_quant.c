@@ -223,10 +223,11 @@ static const struct method methods[N_METHODS] = {
 /* Which method a checkpoint uses; q->method stays NULL when it is not quantised. */
 static int find_method(struct quantiser *q, tern_error *err)
 {
-    static const char *const roots[] = {"config.quantization.", "config.quantization_config."};
+    static const char *const roots[] = {"config.quantization.", "config.quantization_config.",
+                                        "config.text_config.quantization.", "config.text_config.quantization_config."};
     const struct tern_meta_table *t = &q->f->parts[0].meta;
     int i;
-    for (size_t r = 0; r < 2 && !q->root; r++)
+    for (size_t r = 0; r < sizeof roots / sizeof *roots && !q->root; r++)
         for (size_t k = 0; k < t->n && !q->root; k++)
             if (starts_with(t->v[k].key, roots[r])) {
                 q->root = strlen(roots[r]);
@@ -262,29 +263,13 @@ int tern_hf_fail_raw(const struct tern_file *f, const struct tern_tensor *t, ter
                             tern_type_name(t->type));
 }
 
-static struct tern_tensor *find(const struct quantiser *q, const char *module, const char *ending)
+/* Is there a tensor of this name?  *i: its number. */
+static bool find(const struct quantiser *q, size_t *i, const char *module, const char *ending)
 {
     char name[TERN_GGUF_MAX_NAME + 32];
     (void)snprintf(name, sizeof name, "%s%s", module, ending);
-    size_t i = tern_file_index_find(&q->index, name, source_name, q->list->v);
-    return i == SIZE_MAX ? NULL : &q->list->v[i];
-}
-
-/* Moves a tensor of the list into *out; NULL where there is none. */
-static int take(const struct quantiser *q, const struct tern_tensor **out, const char *module, const char *ending,
-                tern_error *err)
-{
-    struct tern_tensor *copy, *t = find(q, module, ending);
-    *out = NULL;
-    if (!t)
-        return 0;
-    int rc = tern_file_arena_alloc(&q->f->arena, &copy, 1, sizeof *copy, err);
-    if (rc < 0)
-        return rc;
-    *copy = *t;
-    *out = copy;
-    t->name = NULL;
-    return 0;
+    *i = tern_file_index_find(&q->index, name, source_name, q->list->v);
+    return *i != SIZE_MAX;
 }
 
 static int fail_missing(const struct quantiser *q, const struct tern_tensor *codes, const char *ending, tern_error *err)
@@ -294,12 +279,22 @@ static int fail_missing(const struct quantiser *q, const struct tern_tensor *cod
     return fail(q, codes, err, text);
 }
 
-/* The same for what the codes t cannot do without. */
-static int need(const struct quantiser *q, const struct tern_tensor **out, const struct tern_tensor *t,
+/* Moves a tensor that `codes` need out of the list. */
+static int take(const struct quantiser *q, const struct tern_tensor **out, const struct tern_tensor *codes,
                 const char *module, const char *ending, tern_error *err)
 {
-    int rc = take(q, out, module, ending, err);
-    return rc < 0 || *out ? rc : fail_missing(q, t, ending, err);
+    struct tern_tensor *copy;
+    size_t i;
+    *out = NULL;
+    if (!find(q, &i, module, ending))
+        return fail_missing(q, codes, ending, err);
+    int rc = tern_file_arena_alloc(&q->f->arena, &copy, 1, sizeof *copy, err);
+    if (rc < 0)
+        return rc;
+    *copy = q->list->v[i];
+    *out = copy;
+    q->list->v[i].name = NULL;
+    return 0;
 }
 
 static bool is_float(int type)
@@ -447,21 +442,17 @@ static bool is_zero(const struct tern_tensor *t)
 static int leave_out(const struct quantiser *q, const struct tern_quant *x, const char *module, int64_t inputs,
                      tern_error *err)
 {
-    int rc = 0;
     const bool gptq = x->form == TERN_FORM_GPTQ;
-    struct tern_tensor *idle = q->method->idle ? find(q, module, q->method->idle) : NULL;
-    struct tern_tensor *order = gptq ? find(q, module, ".g_idx") : NULL;
-    struct tern_tensor *bias = gptq ? find(q, module, ".bias") : NULL;
-    if (order)
-        TERN_TRY(check_order(q, x, order, inputs, err));
-    if (order)
-        order->unused = true;
-    if (idle)
-        idle->unused = true;
-    if (bias && is_zero(bias)) /* written for modules that have none */
-        bias->unused = true;
-out:
-    return rc;
+    struct tern_tensor *list = q->list->v;
+    size_t i;
+    if (q->method->idle && find(q, &i, module, q->method->idle))
+        list[i].unused = true;
+    if (gptq && find(q, &i, module, ".bias") && is_zero(&list[i])) /* written for modules that have none */
+        list[i].unused = true;
+    if (!gptq || !find(q, &i, module, ".g_idx"))
+        return 0;
+    list[i].unused = true;
+    return check_order(q, x, &list[i], inputs, err);
 }
 
 /* t: the codes of a module that has scales. */
@@ -477,11 +468,11 @@ static int join_module(struct quantiser *q, struct tern_tensor *t, const char *m
     *x = q->all;
     if (q->method == &methods[MLX])
         TERN_TRY(read_module(q, x, module, err));
-    TERN_TRY(take(q, &x->scales, module, scales, err));
+    TERN_TRY(take(q, &x->scales, t, module, scales, err));
     if (x->form == TERN_FORM_AFFINE || x->form == TERN_FORM_GPTQ || x->form == TERN_FORM_AWQ)
-        TERN_TRY(need(q, &x->zeros, t, module, q->method->zeros, err));
+        TERN_TRY(take(q, &x->zeros, t, module, q->method->zeros, err));
     if (q->method->factor)
-        TERN_TRY(need(q, &x->factors, t, module, q->method->factor, err));
+        TERN_TRY(take(q, &x->factors, t, module, q->method->factor, err));
     TERN_TRY(count_weights(q, x, t, dims, err));
     TERN_TRY(check_parts(q, x, dims, err));
     if (x->factors)
@@ -503,11 +494,12 @@ static int join_all(struct quantiser *q, tern_error *err)
     for (size_t i = 0; i < q->list->n; i++) {
         struct tern_tensor *t = &q->list->v[i];
         char module[TERN_GGUF_MAX_NAME + 1];
+        size_t at;
         if (!t->name || t->unused || !ends_with(t->source, q->method->codes))
             continue;
         (void)snprintf(module, sizeof module, "%.*s", (int)(strlen(t->source) - strlen(q->method->codes)), t->source);
         for (int k = 0; k < 2 && q->method->scales[k] && !t->quant; k++)
-            if (find(q, module, q->method->scales[k]))
+            if (find(q, &at, module, q->method->scales[k]))
                 TERN_TRY(join_module(q, t, module, q->method->scales[k], err));
         if (!t->quant && t->type == q->method->codes_type)
             return fail_missing(q, t, q->method->scales[0], err);
