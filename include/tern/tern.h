@@ -57,6 +57,7 @@ typedef struct tern_model tern_model;
 
 typedef struct tern_model_info {
     const char *path;
+    const char *container; /* "GGUF" or "safetensors" */
     const char *arch;      /* "llama" */
     const char *name;      /* general.name, or "" */
     const char *tokenizer; /* "BPE, pre-tokenizer smollm", or "none" */

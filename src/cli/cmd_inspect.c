@@ -49,6 +49,7 @@ static int print_model(const tern_model *m, tern_error *err)
     const tern_model_info *i = tern_model_get_info(m);
     TERN_TRY(
         tern_out_printf(err, "file            %s (%s)\n", tern_shown(i->path), tern_size_text((double)i->file_bytes)));
+    TERN_TRY(tern_out_printf(err, "container       %s\n", i->container));
     TERN_TRY(tern_out_printf(err, "architecture    %s\n", tern_shown(i->arch)));
     if (i->name[0])
         TERN_TRY(tern_out_printf(err, "name            %s\n", tern_shown(i->name)));

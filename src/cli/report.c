@@ -200,12 +200,12 @@ int tern_machine_csv(tern_error *err)
 json_t *tern_model_json(const tern_model *m)
 {
     const tern_model_info *i = tern_model_get_info(m);
-    return json_pack("{so so so so si si si si si si si si sb sI sI sI so}", "path", tern_json_text(i->path), "arch",
-                     tern_json_text(i->arch), "name", tern_json_text(i->name), "tokenizer",
-                     tern_json_text(i->tokenizer), "n_layers", i->n_layers, "n_embd", i->n_embd, "n_heads", i->n_heads,
-                     "n_kv_heads", i->n_kv_heads, "head_dim", i->head_dim, "n_ff", i->n_ff, "n_vocab", i->n_vocab,
-                     "ctx", i->ctx, "has_template", i->has_template, "n_params", (json_int_t)i->n_params, "file_bytes",
-                     (json_int_t)i->file_bytes, "weight_bytes", (json_int_t)i->weight_bytes, "packed",
+    return json_pack("{so ss so so so si si si si si si si si sb sI sI sI so}", "path", tern_json_text(i->path),
+                     "container", i->container, "arch", tern_json_text(i->arch), "name", tern_json_text(i->name),
+                     "tokenizer", tern_json_text(i->tokenizer), "n_layers", i->n_layers, "n_embd", i->n_embd, "n_heads",
+                     i->n_heads, "n_kv_heads", i->n_kv_heads, "head_dim", i->head_dim, "n_ff", i->n_ff, "n_vocab",
+                     i->n_vocab, "ctx", i->ctx, "has_template", i->has_template, "n_params", (json_int_t)i->n_params,
+                     "file_bytes", (json_int_t)i->file_bytes, "weight_bytes", (json_int_t)i->weight_bytes, "packed",
                      tern_json_text(i->packed));
 }
 

@@ -75,6 +75,7 @@ static void describe(tern_model *m)
     const struct tern_layer_desc *l = &d->layers[0];
     m->info = (tern_model_info){
         .path = m->path,
+        .container = tern_file_kind(m->file) == TERN_FILE_HF ? "safetensors" : "GGUF",
         .arch = d->arch,
         .name = m->name,
         .tokenizer = m->tok ? tern_tokenizer_kind(m->tok) : "none",

@@ -141,6 +141,7 @@ static void test_told(void **state)
         struct tiny t;
         tern_tensor_info info;
         open_model(&t, cases[i].model);
+        assert_string_equal(tern_model_get_info(t.model)->container, "safetensors");
         size_t k = 0, n = tern_model_n_tensors(t.model);
         for (; k < n; k++) {
             tern_model_tensor(t.model, k, &info);
