@@ -447,21 +447,19 @@ out:
     return rc;
 }
 
-/* Identifies the weights well enough to refuse another model's session: names, types, shapes, and samples of the data.
- */
-static uint64_t digest(const struct loader *ld)
+/* Identifies the weights well enough to refuse another model's session: names, types, shapes, and samples of the data,
+ * in the order of the file, so that it does not depend on this program's tables. */
+static uint64_t digest(const struct tern_file *f)
 {
     XXH64_hash_t h = 1;
-    for (size_t i = 0; i < ld->n_plans; i++) {
-        const struct tern_tensor *t = ld->plans[i].t;
+    for (size_t i = 0; i < tern_file_n_tensors(f); i++) {
+        const struct tern_tensor *t = tern_file_tensor_at(f, i);
         size_t sample = t->n_bytes < 4096 ? t->n_bytes : 4096;
         h = XXH3_64bits_withSeed(t->name, strlen(t->name), h);
         h = XXH3_64bits_withSeed(t->dims, sizeof t->dims, h + (uint64_t)t->type);
         h = XXH3_64bits_withSeed(t->data, sample, h);
         h = XXH3_64bits_withSeed((const char *)t->data + t->n_bytes - sample, sample, h);
-        tern_file_forget(ld->f, t); /* the system maps much more around each byte that is read */
-        for (int j = 0; j < TERN_WEIGHT_PARTS && ld->plans[i].parts[j]; j++)
-            h = XXH3_64bits_withSeed(ld->plans[i].parts[j]->data, ld->plans[i].parts[j]->n_bytes, h);
+        tern_file_forget(f, t); /* the system maps much more around each byte that is read */
     }
     return h;
 }
@@ -532,7 +530,7 @@ int tern_net_load(struct tern_net **out, const struct tern_file *f, struct tern_
         TERN_FAIL(err, detail.code, "%s: %s", tern_file_path(f), detail.msg);
     TERN_TRY(tern_alloc(&net->layers, (size_t)net->desc.n_layers, sizeof *net->layers, err));
     TERN_TRY(plan_all(&ld, err));
-    net->digest = digest(&ld);
+    net->digest = digest(ld.f);
     TERN_TRY(load_weights(&ld, pool, kept, err));
     if (!net->globals[TERN_HEAD].mat.data) /* tied: the embedding is the output matrix */
         net->globals[TERN_HEAD] = net->globals[TERN_EMBED];
