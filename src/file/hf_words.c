@@ -22,6 +22,11 @@ static const struct {
     {"context_length", {"max_position_embeddings"}},
     {"embedding_length", {"hidden_size"}},
     {"feed_forward_length", {"intermediate_size"}},
+    {"expert_count", {"num_experts", "num_local_experts", "n_routed_experts"}},
+    {"expert_used_count", {"num_experts_per_tok"}},
+    {"expert_feed_forward_length", {"moe_intermediate_size"}},
+    {"expert_weights_norm", {"norm_topk_prob"}},
+    {"interleave_moe_layer_step", {"decoder_sparse_step"}},
     {"attention.head_count", {"num_attention_heads"}},
     {"attention.head_count_kv", {"num_key_value_heads"}},
     {"attention.key_length", {"head_dim"}},
@@ -42,7 +47,7 @@ static const struct {
 };
 
 struct word {
-    const char *hf, *gguf;
+    const char *hf, *gguf; /* #: a number */
 };
 
 static const struct word plain_modules[] = {
@@ -61,6 +66,31 @@ static const struct word plain_modules[] = {
     {"mlp.up_proj", "ffn_up"},
     {"mlp.gate_up_proj", "ffn_up"},
     {"mlp.down_proj", "ffn_down"},
+    {"mlp.gate", "ffn_gate_inp"},
+    {"mlp.experts.#.gate_proj", "ffn_gate.#"},
+    {"mlp.experts.#.up_proj", "ffn_up.#"},
+    {"mlp.experts.#.down_proj", "ffn_down.#"},
+    {"mlp.switch_mlp.gate_proj", "ffn_gate_exps"},
+    {"mlp.switch_mlp.up_proj", "ffn_up_exps"},
+    {"mlp.switch_mlp.down_proj", "ffn_down_exps"},
+    {0},
+};
+
+/* What has no ".weight" at its end. */
+static const struct word whole_names[] = {
+    {"mlp.experts.gate_up_proj", "ffn_gate_up_exps.weight"},
+    {"mlp.experts.down_proj", "ffn_down_exps.weight"},
+    {0},
+};
+
+static const struct word mixtral_modules[] = {
+    {"block_sparse_moe.gate", "ffn_gate_inp"},
+    {"block_sparse_moe.experts.#.w1", "ffn_gate.#"},
+    {"block_sparse_moe.experts.#.w3", "ffn_up.#"},
+    {"block_sparse_moe.experts.#.w2", "ffn_down.#"},
+    {"block_sparse_moe.switch_mlp.gate_proj", "ffn_gate_exps"},
+    {"block_sparse_moe.switch_mlp.up_proj", "ffn_up_exps"},
+    {"block_sparse_moe.switch_mlp.down_proj", "ffn_down_exps"},
     {0},
 };
 
@@ -80,6 +110,16 @@ static const struct number eps6[] = {{"attention.layer_norm_rms_epsilon", 1e-6},
 static const struct number eps5[] = {{"attention.layer_norm_rms_epsilon", 1e-5}, {0}};
 static const struct number qwen3_numbers[] = {
     {"attention.key_length", 128}, {"attention.value_length", 128}, {"attention.layer_norm_rms_epsilon", 1e-6}, {0}};
+static const struct number qwen3_moe_numbers[] = {{"attention.head_count_kv", 4},
+                                                  {"attention.layer_norm_rms_epsilon", 1e-6},
+                                                  {"expert_used_count", 8},
+                                                  {"expert_feed_forward_length", 768},
+                                                  {0}};
+static const struct number mixtral_numbers[] = {{"attention.layer_norm_rms_epsilon", 1e-5},
+                                                {"expert_count", 8},
+                                                {"expert_used_count", 2},
+                                                {"rope.freq_base", 1e6},
+                                                {0}};
 static const struct number gemma_numbers[] = {
     {"context_length", 131072},      {"attention.head_count", 8},
     {"attention.head_count_kv", 4},  {"attention.key_length", 256},
@@ -100,16 +140,19 @@ struct family {
     const struct number *silent; /* ends with a NULL name */
     bool norms_from_1;           /* norms hold w where the model multiplies by 1+w */
     bool windows;                /* layers with and without a sliding window may stand in any order */
+    bool experts;
 };
 
 static const struct family families[] = {
-    {"llama", "llama", "silu", NULL, eps6, false, false},
-    {"mistral", "llama", "silu", NULL, eps6, false, false},
-    {"qwen2", "qwen2", "silu", NULL, eps6, false, false},
-    {"qwen3", "qwen3", "silu", NULL, qwen3_numbers, false, false},
-    {"phi3", "phi3", "silu", NULL, eps5, false, false},
-    {"gemma2", "gemma2", "gelu_pytorch_tanh", gemma_modules, gemma2_numbers, true, true},
-    {"gemma3_text", "gemma3", "gelu_pytorch_tanh", gemma_modules, gemma_numbers, true, true},
+    {"llama", "llama", "silu", NULL, eps6, false, false, false},
+    {"mistral", "llama", "silu", NULL, eps6, false, false, false},
+    {"qwen2", "qwen2", "silu", NULL, eps6, false, false, false},
+    {"qwen3", "qwen3", "silu", NULL, qwen3_numbers, false, false, false},
+    {"phi3", "phi3", "silu", NULL, eps5, false, false, false},
+    {"gemma2", "gemma2", "gelu_pytorch_tanh", gemma_modules, gemma2_numbers, true, true, false},
+    {"gemma3_text", "gemma3", "gelu_pytorch_tanh", gemma_modules, gemma_numbers, true, true, false},
+    {"qwen3_moe", "qwen3moe", "silu", NULL, qwen3_moe_numbers, false, false, true},
+    {"mixtral", "llama", "silu", mixtral_modules, mixtral_numbers, false, false, true},
 };
 
 /* Where the text model stands in a checkpoint: before its modules, and before lm_head. */
@@ -243,8 +286,8 @@ static int refuse(const struct words *w, tern_error *err)
         const struct tern_meta *m = &w->part->meta.v[i];
         if (starts_with(m->key, "config.quantization"))
             return fail(w, m, TERN_EUNSUPPORTED, err, "quantised checkpoints are not supported");
-        if (strstr(m->key, "experts") && number_of(m) > 0)
-            return fail(w, m, TERN_EUNSUPPORTED, err, "mixtures of experts are not supported from this container");
+        if (!w->family->experts && strstr(m->key, "experts") && number_of(m) > 0)
+            return fail(w, m, TERN_EUNSUPPORTED, err, "experts are not supported for this model_type");
     }
     for (size_t i = 0; i < 2; i++) {
         const struct tern_meta *m = said(w, caps[i]);
@@ -310,6 +353,20 @@ static int translate_windows(const struct words *w, tern_error *err)
         TERN_TRY(put(w, "attention.sliding_window", *window, err));
 out:
     return rc;
+}
+
+/* What the usual keys do not say of experts. */
+static int translate_experts(const struct words *w, tern_error *err)
+{
+    const struct tern_meta *dense = said(w, "mlp_only_layers");
+    if (!w->family->experts)
+        return 0;
+    if (dense && dense->type == TERN_META_ARRAY && dense->n > 0)
+        return fail(w, dense, TERN_EUNSUPPORTED, err, "a list of layers without experts is not supported");
+    if (strcmp(w->family->arch, "qwen3moe") == 0 && !said(w, "norm_topk_prob")) /* no, by the class's default */
+        return put(w, "expert_weights_norm", (struct tern_meta){.type = TERN_META_BOOL, .file_offset = TERN_NO_OFFSET},
+                   err);
+    return 0;
 }
 
 static const struct tern_meta *said_of_rope(const struct words *w, const char *name)
@@ -401,6 +458,7 @@ static int translate_config(struct words *w, const char *name, tern_error *err)
     TERN_TRY(put(w, "general.name", text_meta(name), err));
     TERN_TRY(translate_keys(w, err));
     TERN_TRY(translate_windows(w, err));
+    TERN_TRY(translate_experts(w, err));
     TERN_TRY(translate_rope(w, err));
     if (scalar && !(number_of(scalar) > 0))
         return fail(w, scalar, TERN_EFORMAT, err, "the scale of the scores is no positive number");
@@ -412,12 +470,32 @@ out:
 
 /* ---- tensors ----------------------------------------------------------------------------------------------------- */
 
-static const char *find_module(const struct words *w, const char *hf, size_t n)
+/* Does a name of n bytes fit the word, in which # stands for digits?  number: these, in the name. */
+static bool fits(const char *word, const char *name, size_t n, struct tern_str *number)
 {
-    const struct word *const tables[] = {w->family->modules, plain_modules};
+    size_t i = 0;
+    for (; *word; word++) {
+        if (*word != '#') {
+            if (i == n || name[i++] != *word)
+                return false;
+            continue;
+        }
+        number->p = name + i;
+        number->n = strspn(number->p, "0123456789");
+        number->n = number->n < n - i ? number->n : n - i;
+        i += number->n;
+        if (!number->n || number->n > 5)
+            return false;
+    }
+    return i == n;
+}
+
+static const char *find_word(const struct words *w, const char *name, size_t n, bool whole, struct tern_str *number)
+{
+    const struct word *const tables[] = {whole ? whole_names : w->family->modules, whole ? NULL : plain_modules};
     for (int i = 0; i < 2; i++)
         for (const struct word *m = tables[i]; m && m->hf; m++)
-            if (strlen(m->hf) == n && memcmp(m->hf, hf, n) == 0)
+            if (fits(m->hf, name, n, number))
                 return m->gguf;
     return NULL;
 }
@@ -449,16 +527,20 @@ static bool translate_name(const struct words *w, const char *body, const char *
             return false;
         hf = end + 1;
     }
-    const char *dot = strrchr(hf, '.');
-    if (!dot || (strcmp(dot, ".weight") != 0 && strcmp(dot, ".bias") != 0))
-        return false;
-    const char *module = find_module(w, hf, (size_t)(dot - hf));
-    if (!module)
+    const char *end = strrchr(hf, '.');
+    bool whole = !end || (strcmp(end, ".weight") != 0 && strcmp(end, ".bias") != 0);
+    if (whole)
+        end = hf + strlen(hf);
+    struct tern_str number = {0};
+    const char *word = find_word(w, hf, (size_t)(end - hf), whole, &number);
+    if (!word)
         return false;
     char block[24] = "";
     if (in_layer)
         (void)snprintf(block, sizeof block, "blk.%lu.", layer);
-    (void)snprintf(out, size, "%s%s%s", block, module, dot);
+    size_t before = strcspn(word, "#");
+    (void)snprintf(out, size, "%s%.*s%.*s%s%s", block, (int)before, word, word[before] ? (int)number.n : 0,
+                   number.n ? number.p : "", word[before] ? word + before + 1 : "", end);
     return true;
 }
 
