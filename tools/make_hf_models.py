@@ -66,6 +66,10 @@ MODELS = {
                                    norm_topk_prob=False), Type.BF16, "90KB", False),
     "mixtral": ("Mixtral", dict(EXPERTS, rope_parameters=PLAIN, tie_word_embeddings=True, num_local_experts=4), Type.BF16,
                 "1GB", False),
+    "llama4": ("Llama4", dict(EXPERTS, rope_parameters={**LLAMA3, "high_freq_factor": 1.0}, tie_word_embeddings=True,
+                              num_hidden_layers=4, num_attention_heads=2, intermediate_size=40, intermediate_size_mlp=64,
+                              num_local_experts=3, num_experts_per_tok=1, interleave_moe_layer_step=2,
+                              attention_chunk_size=30, floor_scale=20, attn_scale=0.4, use_qk_norm=False), Type.BF16, "1GB", False),
     "gemma3": ("Gemma3", dict(GEMMA, rope_parameters=GEMMA3_ROPE,
                               layer_types=["sliding_attention", "full_attention", "sliding_attention"]), Type.BF16,
                "90KB", True),
@@ -128,7 +132,7 @@ def make(name):
     cls, changes, dtype, shard, twin = MODELS[name]
     settings = {**BASE, **changes}
     rng = np.random.default_rng(sum(name.encode()))
-    kind = cls + ("Text" if name == "gemma3" else "")
+    kind = cls + ("Text" if hasattr(transformers, f"{cls}TextConfig") else "")
     arguments = {key: value for key, value in settings.items() if key != "head_dim" or value}
     model = getattr(transformers, cls + "ForCausalLM")(getattr(transformers, kind + "Config")(**arguments))
     spec = spec_of(settings)

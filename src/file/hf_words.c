@@ -21,12 +21,14 @@ static const struct {
     {"block_count", {"num_hidden_layers"}},
     {"context_length", {"max_position_embeddings"}},
     {"embedding_length", {"hidden_size"}},
-    {"feed_forward_length", {"intermediate_size"}},
+    {"feed_forward_length", {"intermediate_size_mlp", "intermediate_size"}},
     {"expert_count", {"num_experts", "num_local_experts", "n_routed_experts"}},
     {"expert_used_count", {"num_experts_per_tok"}},
     {"expert_feed_forward_length", {"moe_intermediate_size"}},
     {"expert_weights_norm", {"norm_topk_prob"}},
-    {"interleave_moe_layer_step", {"decoder_sparse_step"}},
+    {"interleave_moe_layer_step", {"interleave_moe_layer_step", "decoder_sparse_step"}},
+    {"attention.chunk_size", {"attention_chunk_size"}},
+    {"attention.temperature_length", {"floor_scale"}},
     {"attention.head_count", {"num_attention_heads"}},
     {"attention.head_count_kv", {"num_key_value_heads"}},
     {"attention.key_length", {"head_dim"}},
@@ -80,6 +82,8 @@ static const struct word plain_modules[] = {
 static const struct word whole_names[] = {
     {"mlp.experts.gate_up_proj", "ffn_gate_up_exps.weight"},
     {"mlp.experts.down_proj", "ffn_down_exps.weight"},
+    {"feed_forward.experts.gate_up_proj", "ffn_gate_up_exps.weight"},
+    {"feed_forward.experts.down_proj", "ffn_down_exps.weight"},
     {0},
 };
 
@@ -91,6 +95,20 @@ static const struct word mixtral_modules[] = {
     {"block_sparse_moe.switch_mlp.gate_proj", "ffn_gate_exps"},
     {"block_sparse_moe.switch_mlp.up_proj", "ffn_up_exps"},
     {"block_sparse_moe.switch_mlp.down_proj", "ffn_down_exps"},
+    {0},
+};
+
+static const struct word llama4_modules[] = {
+    {"feed_forward.gate_proj", "ffn_gate"},
+    {"feed_forward.up_proj", "ffn_up"},
+    {"feed_forward.down_proj", "ffn_down"},
+    {"feed_forward.router", "ffn_gate_inp"},
+    {"feed_forward.experts.gate_proj", "ffn_gate_exps"},
+    {"feed_forward.experts.up_proj", "ffn_up_exps"},
+    {"feed_forward.experts.down_proj", "ffn_down_exps"},
+    {"feed_forward.shared_expert.gate_proj", "ffn_gate_shexp"},
+    {"feed_forward.shared_expert.up_proj", "ffn_up_shexp"},
+    {"feed_forward.shared_expert.down_proj", "ffn_down_shexp"},
     {0},
 };
 
@@ -120,6 +138,12 @@ static const struct number mixtral_numbers[] = {{"attention.layer_norm_rms_epsil
                                                 {"expert_used_count", 2},
                                                 {"rope.freq_base", 1e6},
                                                 {0}};
+static const struct number llama4_numbers[] = {
+    {"context_length", 131072},      {"attention.head_count", 40},
+    {"attention.head_count_kv", 8},  {"attention.key_length", 128},
+    {"attention.value_length", 128}, {"attention.layer_norm_rms_epsilon", 1e-5},
+    {"rope.freq_base", 5e5},         {"expert_count", 16},
+    {"expert_used_count", 1},        {0}};
 static const struct number gemma_numbers[] = {
     {"context_length", 131072},      {"attention.head_count", 8},
     {"attention.head_count_kv", 4},  {"attention.key_length", 256},
@@ -152,6 +176,7 @@ static const struct family families[] = {
     {"gemma2", "gemma2", "gelu_pytorch_tanh", gemma_modules, gemma2_numbers, true, true, false},
     {"gemma3_text", "gemma3", "gelu_pytorch_tanh", gemma_modules, gemma_numbers, true, true, false},
     {"qwen3_moe", "qwen3moe", "silu", NULL, qwen3_moe_numbers, false, false, true},
+    {"llama4_text", "llama4", "silu", llama4_modules, llama4_numbers, false, false, true},
     {"mixtral", "llama", "silu", mixtral_modules, mixtral_numbers, false, false, true},
 };
 
@@ -321,6 +346,60 @@ out:
     return rc;
 }
 
+/* A list of llama4's that must say of each layer what the architecture takes for granted: `kinds`, the names of layers
+ * without and with positions, or NULL for 0 and 1. */
+static int check_positions(const struct words *w, const struct tern_meta *m, const char *const kinds[2],
+                           tern_error *err)
+{
+    if (!m || (m->type == TERN_META_ARRAY && m->n == 0))
+        return 0;
+    bool same = m->type == TERN_META_ARRAY && m->elem == (kinds ? TERN_META_STRING : TERN_META_INT);
+    for (size_t i = 0; same && i < m->n; i++) {
+        int positions = (i + 1) % 4 != 0;
+        same = kinds ? is_text((const struct tern_str *)m->arr + i, kinds[positions])
+                     : ((const int64_t *)m->arr)[i] == positions;
+    }
+    return same ? 0 : fail(w, m, TERN_EUNSUPPORTED, err, "another order of layers is not supported");
+}
+
+/* The list of layers with experts must be that of every step-th. */
+static int check_moe_layers(const struct words *w, tern_error *err)
+{
+    const struct tern_meta *m = said(w, "moe_layers"), *every = said(w, "interleave_moe_layer_step");
+    const int64_t step = every && every->i > 0 ? every->i : 1;
+    if (!m)
+        return 0;
+    bool same = m->type == TERN_META_ARRAY && m->elem == TERN_META_INT &&
+                (int64_t)m->n == (int64_t)number_of(said(w, "num_hidden_layers")) / step;
+    for (size_t i = 0; same && i < m->n; i++)
+        same = ((const int64_t *)m->arr)[i] == (int64_t)(i + 1) * step - 1;
+    return same ? 0 : fail(w, m, TERN_EUNSUPPORTED, err, "these are not the layers of interleave_moe_layer_step");
+}
+
+static int translate_llama4(const struct words *w, tern_error *err)
+{
+    static const char *const kinds[] = {"full_attention", "chunked_attention"};
+    int rc = 0;
+    const struct tern_meta *temper = said(w, "attn_temperature_tuning"), *scale = said(w, "attn_scale");
+    const struct tern_meta *every = said(w, "no_rope_layer_interval"), *ff = said(w, "intermediate_size");
+    const struct tern_meta *norm = said(w, "use_qk_norm");
+    const struct tern_meta yes = {.type = TERN_META_BOOL, .i = 1, .file_offset = TERN_NO_OFFSET};
+    if (every && every->i != 4)
+        return fail(w, every, TERN_EUNSUPPORTED, err, "an interval other than 4 is not supported");
+    TERN_TRY(check_positions(w, said(w, "no_rope_layers"), NULL, err));
+    TERN_TRY(check_positions(w, said(w, "layer_types"), kinds, err));
+    TERN_TRY(check_moe_layers(w, err));
+    TERN_TRY(put(w, "attention.qk_norm", norm ? *norm : yes, err));
+    if (temper && temper->i == 0)
+        TERN_TRY(put(w, "attention.temperature_scale", number_meta(0), err));
+    else if (scale)
+        TERN_TRY(put(w, "attention.temperature_scale", *scale, err));
+    if (ff)
+        TERN_TRY(put(w, "expert_feed_forward_length", *ff, err));
+out:
+    return rc;
+}
+
 static int translate_windows(const struct words *w, tern_error *err)
 {
     int rc = 0;
@@ -457,7 +536,10 @@ static int translate_config(struct words *w, const char *name, tern_error *err)
     TERN_TRY(put(w, "general.architecture", text_meta(w->family->arch), err));
     TERN_TRY(put(w, "general.name", text_meta(name), err));
     TERN_TRY(translate_keys(w, err));
-    TERN_TRY(translate_windows(w, err));
+    if (strcmp(w->family->arch, "llama4") == 0)
+        TERN_TRY(translate_llama4(w, err));
+    else
+        TERN_TRY(translate_windows(w, err));
     TERN_TRY(translate_experts(w, err));
     TERN_TRY(translate_rope(w, err));
     if (scalar && !(number_of(scalar) > 0))
@@ -574,6 +656,12 @@ static int translate_tensor(const struct words *w, const char *const place[2], s
         return rc;
     memcpy(copy, name, n);
     t->name = copy;
+    if (strstr(t->source, ".feed_forward.experts.") && !ends_with(t->source, ".weight") && t->n_dims == 3) {
+        int64_t inputs = t->dims[1];
+        t->dims[1] = t->dims[0];
+        t->dims[0] = inputs;
+        t->turned = true;
+    }
     t->add = w->family->norms_from_1 && ends_with(t->source, "norm.weight") ? 1 : 0;
     return 0;
 }

@@ -198,6 +198,7 @@ static int plan_rows(struct loader *ld, const struct found *o, struct tern_weigh
     int rc = 0;
     const struct tern_tensor *t = o->t;
     struct tern_weight_source whole = {.type = t->type, .data = t->data, .name = t->source};
+    whole.n_stored = t->turned ? t->dims[1] : 0;
     tern_error e = {0};
     TERN_TRY(tern_grow(&ld->plans, &ld->cap_plans, ld->n_plans + 1, sizeof *ld->plans, err));
     struct tern_weight_place *p = &ld->plans[ld->n_plans++];

@@ -14,6 +14,7 @@ static const struct {
               {"qwen3", NULL},
               {"qwen3_moe", "qwen3_moe-stacked"},
               {"mixtral", "mixtral-stacked"},
+              {"llama4", NULL},
               {"phi3", NULL},
               {"gemma2", NULL},
               {"gemma3", "gemma3.gguf"}};
@@ -121,6 +122,7 @@ static void write_text(const char *name, const char *text)
 static void place(const char *model, const char *config)
 {
     (void)unlink(in_dir("model.safetensors"));
+    (void)unlink(in_dir("config.json")); /* may be a link to a committed one */
     char from[600];
     (void)snprintf(from, sizeof from, "%s/model.safetensors", data_path(model));
     assert_int_equal(symlink(from, in_dir("model.safetensors")), 0);
@@ -279,6 +281,7 @@ static void test_experts(void **state)
         {"mixtral", "experts.1.w3.weight\":{\"dtype\":\"BF16\",\"shape\":[96,32]",
          "experts.1.w3.weight\":{\"dtype\":\"BF16\",\"shape\":[32,96]", "has shape [96, 32], expected [32, 96]"},
         {"mixtral", "block_sparse_moe.gate", "block_sparse_moe.gave", "\"blk.0.ffn_gate_inp.weight\" is missing"},
+        {"llama4", "\"shape\":[3,32,80]", "\"shape\":[3,80,32]", "has shape [80, 32, 3], expected [32, 80, 3]"},
         {"mixtral-stacked", "experts.gate_up_proj", "experts.gate_xp_proj",
          "\"blk.0.ffn_gate_exps.weight\" is missing"},
     };
@@ -287,6 +290,42 @@ static void test_experts(void **state)
         tern_model *m;
         tern_error err = {0};
         place_changed(cases[i].model, cases[i].from, cases[i].to);
+        assert_true(tern_model_open(&m, dir, &(tern_model_params){.n_threads = 1}, &err) < 0);
+        print_message("%s\n", err.msg);
+        assert_non_null(strstr(err.msg, cases[i].want));
+    }
+}
+
+#define LLAMA4(more)                                                                                                 \
+    "{\"model_type\": \"llama4\", \"text_config\": {\"model_type\": \"llama4_text\", \"num_hidden_layers\": 4, "     \
+    "\"hidden_size\": 32, \"num_attention_heads\": 2, \"num_key_value_heads\": 1, \"head_dim\": 32, "                \
+    "\"intermediate_size\": 40, \"intermediate_size_mlp\": 64, \"num_local_experts\": 3, \"attention_chunk_size\": " \
+    "30, "                                                                                                           \
+    "\"floor_scale\": 20, \"attn_scale\": 0.4, \"use_qk_norm\": false, \"rope_theta\": 500000.0, \"rope_scaling\": " \
+    "{\"rope_type\": \"llama3\", \"factor\": 8, \"low_freq_factor\": 1, \"high_freq_factor\": 1, "                   \
+    "\"original_max_position_embeddings\": 32}" more "}}"
+#define EVERY_OTHER ", \"interleave_moe_layer_step\": 2"
+
+/* What the configuration of llama4 may leave out, and what it must not say. */
+static void test_llama4(void **state)
+{
+    static const struct {
+        const char *config, *want;
+    } cases[] = {
+        {LLAMA4(EVERY_OTHER ", \"no_rope_layers\": [1, 1, 0, 1]"), "no_rope_layers\": another order of layers"},
+        {LLAMA4(EVERY_OTHER ", \"layer_types\": [\"full_attention\"]"), "layer_types\": another order of layers"},
+        {LLAMA4(EVERY_OTHER ", \"no_rope_layer_interval\": 3"), "an interval other than 4"},
+        {LLAMA4(EVERY_OTHER ", \"moe_layers\": [0, 2]"), "these are not the layers of"},
+        {LLAMA4(EVERY_OTHER ", \"moe_layers\": []"), "these are not the layers of"},
+        {LLAMA4(""), "\"blk.0.ffn_gate_shexp.weight\" is missing"},
+    };
+    (void)state;
+    place("llama4", LLAMA4(EVERY_OTHER ", \"no_rope_layers\": [], \"moe_layers\": [1, 3]"));
+    check_same(dir, "llama4");
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        tern_model *m;
+        tern_error err = {0};
+        place("llama4", cases[i].config);
         assert_true(tern_model_open(&m, dir, &(tern_model_params){.n_threads = 1}, &err) < 0);
         print_message("%s\n", err.msg);
         assert_non_null(strstr(err.msg, cases[i].want));
@@ -375,7 +414,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_parity),  cmocka_unit_test(test_twins),          cmocka_unit_test(test_spellings),
         cmocka_unit_test(test_refused), cmocka_unit_test(test_mismatch),       cmocka_unit_test(test_text),
-        cmocka_unit_test(test_experts), cmocka_unit_test(test_packed_experts),
+        cmocka_unit_test(test_experts), cmocka_unit_test(test_packed_experts), cmocka_unit_test(test_llama4),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }
