@@ -35,6 +35,8 @@ BASE = dict(vocab_size=192, hidden_size=64, intermediate_size=96, num_hidden_lay
 PLAIN = dict(rope_type="default", rope_theta=1e5)
 LLAMA3 = dict(rope_type="llama3", rope_theta=5e5, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
               original_max_position_embeddings=32)
+YARN = dict(rope_type="yarn", rope_theta=1e3, factor=4.0, original_max_position_embeddings=32, beta_fast=6.0,
+            beta_slow=1.5)
 LONGROPE = dict(rope_type="longrope", rope_theta=1e4, original_max_position_embeddings=100,
                 short_factor=[1 + i / 16 for i in range(16)], long_factor=[1 + i * i / 9 for i in range(16)])
 GEMMA3_ROPE = {"full_attention": dict(rope_type="linear", rope_theta=1e6, factor=4.0),
@@ -70,6 +72,10 @@ MODELS = {
                               num_hidden_layers=4, num_attention_heads=2, intermediate_size=40, intermediate_size_mlp=64,
                               num_local_experts=3, num_experts_per_tok=1, interleave_moe_layer_step=2,
                               attention_chunk_size=30, floor_scale=20, attn_scale=0.4, use_qk_norm=False), Type.BF16, "1GB", False),
+    "glm4": ("Glm4", dict(hidden_size=32, rope_parameters={**PLAIN, "partial_rotary_factor": 0.5}, attention_bias=True,
+                          tie_word_embeddings=False, head_dim=64), Type.BF16, "1GB", False),
+    "ministral3": ("Ministral3", dict(hidden_size=32, tie_word_embeddings=False, rope_parameters={
+        **YARN, "llama_4_scaling_beta": 0.3, "mscale": 1.0, "mscale_all_dim": 0.5}), Type.BF16, "1GB", False),
     "gemma3": ("Gemma3", dict(GEMMA, rope_parameters=GEMMA3_ROPE,
                               layer_types=["sliding_attention", "full_attention", "sliding_attention"]), Type.BF16,
                "90KB", True),

@@ -29,6 +29,7 @@ static const struct {
     {"interleave_moe_layer_step", {"interleave_moe_layer_step", "decoder_sparse_step"}},
     {"attention.chunk_size", {"attention_chunk_size"}},
     {"attention.temperature_length", {"floor_scale"}},
+    {"attention.temperature_scale", {"rope_parameters.llama_4_scaling_beta"}},
     {"attention.head_count", {"num_attention_heads"}},
     {"attention.head_count_kv", {"num_key_value_heads"}},
     {"attention.key_length", {"head_dim"}},
@@ -119,9 +120,12 @@ static const struct word gemma_modules[] = {
     {0},
 };
 
+static const struct word glm4_modules[] = {
+    {"post_self_attn_layernorm", "post_attention_norm"}, {"post_mlp_layernorm", "post_ffw_norm"}, {0}};
+
 /* What a class has where its configuration is silent: the arguments' defaults in transformers. */
 struct number {
-    const char *gguf;
+    const char *gguf; /* or the name of a setting that GGUF has in another form */
     double value;
 };
 static const struct number eps6[] = {{"attention.layer_norm_rms_epsilon", 1e-6}, {0}};
@@ -144,6 +148,14 @@ static const struct number llama4_numbers[] = {
     {"attention.value_length", 128}, {"attention.layer_norm_rms_epsilon", 1e-5},
     {"rope.freq_base", 5e5},         {"expert_count", 16},
     {"expert_used_count", 1},        {0}};
+static const struct number glm4_numbers[] = {
+    {"attention.head_count_kv", 2},  {"attention.key_length", 128},
+    {"attention.value_length", 128}, {"attention.layer_norm_rms_epsilon", 1.5625e-7},
+    {"partial_rotary_factor", 0.5},  {0}};
+static const struct number ministral3_numbers[] = {
+    {"attention.head_count_kv", 8},  {"attention.key_length", 128},
+    {"attention.value_length", 128}, {"attention.layer_norm_rms_epsilon", 1e-5},
+    {"rope.freq_base", 1e6},         {0}};
 static const struct number gemma_numbers[] = {
     {"context_length", 131072},      {"attention.head_count", 8},
     {"attention.head_count_kv", 4},  {"attention.key_length", 256},
@@ -176,6 +188,8 @@ static const struct family families[] = {
     {"gemma2", "gemma2", "gelu_pytorch_tanh", gemma_modules, gemma2_numbers, true, true, false},
     {"gemma3_text", "gemma3", "gelu_pytorch_tanh", gemma_modules, gemma_numbers, true, true, false},
     {"qwen3_moe", "qwen3moe", "silu", NULL, qwen3_moe_numbers, false, false, true},
+    {"glm4", "glm4", "silu", glm4_modules, glm4_numbers, false, false, false},
+    {"ministral3", "mistral3", "silu", NULL, ministral3_numbers, false, false, false},
     {"llama4_text", "llama4", "silu", llama4_modules, llama4_numbers, false, false, true},
     {"mixtral", "llama", "silu", mixtral_modules, mixtral_numbers, false, false, true},
 };
@@ -269,6 +283,15 @@ static struct tern_meta number_meta(double v)
                               .file_offset = TERN_NO_OFFSET};
 }
 
+/* The class's default, or NULL. */
+static const struct number *silent(const struct words *w, const char *name)
+{
+    for (const struct number *d = w->family->silent; d->gguf; d++)
+        if (strcmp(d->gguf, name) == 0)
+            return d;
+    return NULL;
+}
+
 static int translate_keys(const struct words *w, tern_error *err)
 {
     int rc = 0;
@@ -276,14 +299,9 @@ static int translate_keys(const struct words *w, tern_error *err)
         const struct tern_meta *m = NULL;
         for (int k = 0; k < 4 && keys[i].hf[k] && !m; k++)
             m = said(w, keys[i].hf[k]);
-        struct tern_meta silent = {0};
-        for (const struct number *d = w->family->silent; !m && d->gguf; d++)
-            if (strcmp(d->gguf, keys[i].gguf) == 0) {
-                silent = number_meta(d->value);
-                m = &silent;
-            }
-        if (m)
-            TERN_TRY(put(w, keys[i].gguf, *m, err));
+        const struct number *d = m ? NULL : silent(w, keys[i].gguf);
+        if (m || d)
+            TERN_TRY(put(w, keys[i].gguf, m ? *m : number_meta(d->value), err));
     }
 out:
     return rc;
@@ -293,9 +311,8 @@ out:
 static int refuse(const struct words *w, tern_error *err)
 {
     static const char *const acts[] = {"hidden_activation", "hidden_act"};
-    static const char *const off[] = {"use_bidirectional_attention",   "rope_parameters.truncate",
-                                      "rope_scaling.attention_factor", "rope_parameters.attention_factor",
-                                      "rope_scaling.mscale",           "rope_parameters.mscale"};
+    static const char *const off[] = {"use_bidirectional_attention", "rope_parameters.truncate",
+                                      "rope_scaling.attention_factor", "rope_parameters.attention_factor"};
     static const char *const caps[] = {"attn_logit_softcapping", "final_logit_softcapping"};
     for (size_t i = 0; i < 2; i++) {
         const struct tern_meta *m = said(w, acts[i]);
@@ -471,6 +488,20 @@ static double long_magnitude(const struct words *w)
     return original > 1 && stretch > 1 ? sqrt(1 + log(stretch) / log(original)) : 1;
 }
 
+/* YaRN whose growth of cos and sin, a function of mscale, is divided by that of mscale_all_dim. */
+static int translate_mscale(const struct words *w, tern_error *err)
+{
+    const struct tern_meta *over = said_of_rope(w, "mscale"), *under = said_of_rope(w, "mscale_all_dim");
+    double m = number_of(over), all = number_of(under);
+    if (!over && !under)
+        return 0;
+    if (!(m > 0) || (m != all && m != 1)) /* without the other, each says something else */
+        return fail(w, over ? over : under, TERN_EUNSUPPORTED, err, "this is not supported beside mscale_all_dim");
+    if (strcmp(w->family->arch, "mistral3") != 0)
+        return fail(w, over, TERN_EUNSUPPORTED, err, "this is set, which is not supported");
+    return put(w, "rope.scaling.yarn_log_multiplier", number_meta(m == all ? 1 : all), err);
+}
+
 static int translate_rope(const struct words *w, tern_error *err)
 {
     int rc = 0;
@@ -487,13 +518,15 @@ static int translate_rope(const struct words *w, tern_error *err)
         if (text && is_text(&type->s, "longrope"))
             TERN_TRY(put(w, "rope.scaling.attn_factor", number_meta(long_magnitude(w)), err));
     }
+    TERN_TRY(translate_mscale(w, err));
     if (!part)
         part = said_of_rope(w, "partial_rotary_factor");
-    double share = number_of(part);
+    const struct number *usual = silent(w, "partial_rotary_factor");
+    double share = part || !usual ? number_of(part) : usual->value;
     double dim = head ? number_of(head) : number_of(said(w, "hidden_size")) / number_of(said(w, "num_attention_heads"));
     if (part && (!(share > 0) || share > 1))
         return fail(w, part, TERN_EFORMAT, err, "the rotated part of a head is not between 0 and 1");
-    if (part && share < 1 && dim >= 1 && dim < 1e6)
+    if ((part || usual) && share < 1 && dim >= 1 && dim < 1e6)
         TERN_TRY(put(w, "rope.dimension_count", number_meta(floor(dim * share)), err));
 out:
     return rc;

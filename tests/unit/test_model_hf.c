@@ -15,6 +15,8 @@ static const struct {
               {"qwen3_moe", "qwen3_moe-stacked"},
               {"mixtral", "mixtral-stacked"},
               {"llama4", NULL},
+              {"glm4", NULL},
+              {"ministral3", NULL},
               {"phi3", NULL},
               {"gemma2", NULL},
               {"gemma3", "gemma3.gguf"}};
@@ -206,6 +208,10 @@ static void test_refused(void **state)
         {LLAMA(", \"rope_scaling\": {\"type\": \"dynamic\", \"factor\": 2}"), "\"dynamic\"", TERN_EUNSUPPORTED},
         {LLAMA(", \"rope_scaling\": {\"type\": \"longrope\", \"long_factor\": \"no\"}"), "not a list of numbers",
          TERN_EFORMAT},
+        {LLAMA(", \"rope_scaling\": {\"type\": \"yarn\", \"factor\": 2, \"mscale\": 1, \"mscale_all_dim\": 1}"),
+         "mscale\": this is set, which is not supported", TERN_EUNSUPPORTED},
+        {LLAMA(", \"rope_scaling\": {\"type\": \"yarn\", \"factor\": 2, \"mscale\": 0.7, \"mscale_all_dim\": 1}"),
+         "not supported beside mscale_all_dim", TERN_EUNSUPPORTED},
         {LLAMA(", \"quantization_config\": {\"quant_method\": \"fp8\"}"), "quantization_config", TERN_EUNSUPPORTED},
     };
     (void)state;
