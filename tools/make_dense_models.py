@@ -109,6 +109,9 @@ MODELS = {
         use_qk_norm=True), {
             "feed_forward_length": 96, "attention.chunk_size": 50, "expert_count": 5, "expert_used_count": 2,
             "expert_feed_forward_length": 32, "interleave_moe_layer_step": 2}),
+    "smollm3": ("smollm3", "SmolLM3", plain(
+        num_hidden_layers=5, hidden_size=32, num_attention_heads=2, num_key_value_heads=1, head_dim=64,
+        tie_word_embeddings=True), {}),
     "glm4": ("glm4", "Glm4", plain(
         attention_bias=True, num_key_value_heads=1, rope_parameters={**DEFAULT_ROPE, "partial_rotary_factor": 0.5}),
              {"rope.dimension_count": 16}),
@@ -156,6 +159,7 @@ LAYERS = {
                "ffn_up_shexp": "feed_forward.shared_expert.up_proj",
                "ffn_down_shexp": "feed_forward.shared_expert.down_proj"},
     "mistral3": LAYER,
+    "smollm3": LAYER,
     "gemma2": GEMMA_LAYER,
     "gemma3": {**GEMMA_LAYER, **HEAD_NORMS},
     "gemma4": {**GEMMA_LAYER, **HEAD_NORMS, "inp_gate": "per_layer_input_gate", "proj": "per_layer_projection",
@@ -180,7 +184,7 @@ GLOBALS = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "out
            "per_layer_token_embd": "model.embed_tokens_per_layer",
            "per_layer_model_proj": "model.per_layer_model_projection",
            "per_layer_proj_norm": "model.per_layer_projection_norm"}
-INTERLEAVED = ("llama", "mistral3")  # families whose converter permutes the rows of q and k
+INTERLEAVED = ("llama", "mistral3", "smollm3")  # families whose converter permutes the rows of q and k
 PLUS_ONE = ("gemma2", "gemma3")  # families whose norms are stored as 1 + w
 
 

@@ -76,6 +76,8 @@ MODELS = {
                           tie_word_embeddings=False, head_dim=64), Type.BF16, "1GB", False),
     "ministral3": ("Ministral3", dict(hidden_size=32, tie_word_embeddings=False, rope_parameters={
         **YARN, "llama_4_scaling_beta": 0.3, "mscale": 1.0, "mscale_all_dim": 0.5}), Type.BF16, "1GB", False),
+    "smollm3": ("SmolLM3", dict(hidden_size=32, num_hidden_layers=5, rope_parameters=PLAIN, tie_word_embeddings=True,
+                                vocab_size=96, intermediate_size=40), Type.BF16, "1GB", False),
     "gemma3": ("Gemma3", dict(GEMMA, rope_parameters=GEMMA3_ROPE,
                               layer_types=["sliding_attention", "full_attention", "sliding_attention"]), Type.BF16,
                "90KB", True),

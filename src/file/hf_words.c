@@ -156,6 +156,8 @@ static const struct number ministral3_numbers[] = {
     {"attention.head_count_kv", 8},  {"attention.key_length", 128},
     {"attention.value_length", 128}, {"attention.layer_norm_rms_epsilon", 1e-5},
     {"rope.freq_base", 1e6},         {0}};
+static const struct number smollm3_numbers[] = {
+    {"attention.head_count_kv", 4}, {"attention.layer_norm_rms_epsilon", 1e-6}, {"rope.freq_base", 2e6}, {0}};
 static const struct number gemma_numbers[] = {
     {"context_length", 131072},      {"attention.head_count", 8},
     {"attention.head_count_kv", 4},  {"attention.key_length", 256},
@@ -189,6 +191,7 @@ static const struct family families[] = {
     {"gemma3_text", "gemma3", "gelu_pytorch_tanh", gemma_modules, gemma_numbers, true, true, false},
     {"qwen3_moe", "qwen3moe", "silu", NULL, qwen3_moe_numbers, false, false, true},
     {"glm4", "glm4", "silu", glm4_modules, glm4_numbers, false, false, false},
+    {"smollm3", "smollm3", "silu", NULL, smollm3_numbers, false, false, false},
     {"ministral3", "mistral3", "silu", NULL, ministral3_numbers, false, false, false},
     {"llama4_text", "llama4", "silu", llama4_modules, llama4_numbers, false, false, true},
     {"mixtral", "llama", "silu", mixtral_modules, mixtral_numbers, false, false, true},
@@ -363,8 +366,8 @@ out:
     return rc;
 }
 
-/* A list of llama4's that must say of each layer what the architecture takes for granted: `kinds`, the names of layers
- * without and with positions, or NULL for 0 and 1. */
+/* A list that must say of each layer what the architecture takes for granted, that every fourth has no positions:
+ * `kinds`, the names of layers without and with them, or NULL for 0 and 1. */
 static int check_positions(const struct words *w, const struct tern_meta *m, const char *const kinds[2],
                            tern_error *err)
 {
@@ -377,6 +380,14 @@ static int check_positions(const struct words *w, const struct tern_meta *m, con
                      : ((const int64_t *)m->arr)[i] == positions;
     }
     return same ? 0 : fail(w, m, TERN_EUNSUPPORTED, err, "another order of layers is not supported");
+}
+
+static int check_no_rope(const struct words *w, tern_error *err)
+{
+    const struct tern_meta *every = said(w, "no_rope_layer_interval"), *layers = said(w, "no_rope_layers");
+    if (every && every->i != 4 && !(layers && layers->n))
+        return fail(w, every, TERN_EUNSUPPORTED, err, "an interval other than 4 is not supported");
+    return check_positions(w, layers, NULL, err);
 }
 
 /* The list of layers with experts must be that of every step-th. */
@@ -398,12 +409,9 @@ static int translate_llama4(const struct words *w, tern_error *err)
     static const char *const kinds[] = {"full_attention", "chunked_attention"};
     int rc = 0;
     const struct tern_meta *temper = said(w, "attn_temperature_tuning"), *scale = said(w, "attn_scale");
-    const struct tern_meta *every = said(w, "no_rope_layer_interval"), *ff = said(w, "intermediate_size");
-    const struct tern_meta *norm = said(w, "use_qk_norm");
+    const struct tern_meta *norm = said(w, "use_qk_norm"), *ff = said(w, "intermediate_size");
     const struct tern_meta yes = {.type = TERN_META_BOOL, .i = 1, .file_offset = TERN_NO_OFFSET};
-    if (every && every->i != 4)
-        return fail(w, every, TERN_EUNSUPPORTED, err, "an interval other than 4 is not supported");
-    TERN_TRY(check_positions(w, said(w, "no_rope_layers"), NULL, err));
+    TERN_TRY(check_no_rope(w, err));
     TERN_TRY(check_positions(w, said(w, "layer_types"), kinds, err));
     TERN_TRY(check_moe_layers(w, err));
     TERN_TRY(put(w, "attention.qk_norm", norm ? *norm : yes, err));
@@ -569,6 +577,8 @@ static int translate_config(struct words *w, const char *name, tern_error *err)
     TERN_TRY(put(w, "general.architecture", text_meta(w->family->arch), err));
     TERN_TRY(put(w, "general.name", text_meta(name), err));
     TERN_TRY(translate_keys(w, err));
+    if (strcmp(w->family->arch, "smollm3") == 0)
+        TERN_TRY(check_no_rope(w, err));
     if (strcmp(w->family->arch, "llama4") == 0)
         TERN_TRY(translate_llama4(w, err));
     else

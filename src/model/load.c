@@ -108,8 +108,8 @@ static int check_shape(const struct loader *ld, const struct tern_tensor *t, int
 static bool same_form(const struct tern_packed *a, const struct tern_packed *b)
 {
     return a->codes == b->codes && a->scales == b->scales && a->zero == b->zero && a->group == b->group &&
-           a->d_type == b->d_type && a->m_type == b->m_type && a->panel_bytes == b->panel_bytes &&
-           memcmp(&a->unit, &b->unit, sizeof a->unit) == 0 && memcmp(a->table, b->table, sizeof a->table) == 0;
+           a->d_type == b->d_type && a->m_type == b->m_type && a->panel_bytes == b->panel_bytes && a->unit == b->unit &&
+           memcmp(a->table, b->table, sizeof a->table) == 0;
 }
 
 /* Memory for the n rows of k that a plan's slot gets. */
@@ -295,8 +295,8 @@ static int by_address(const void *a, const void *b)
 /* A tensor that no rule knows would be a part of the model left out of the sum: refuse. */
 static int check_unknown(struct loader *ld, tern_error *err)
 {
-    if (ld->n_known)
-        qsort(ld->known, ld->n_known, sizeof *ld->known, by_address);
+    TERN_ASSERT(ld->known); /* the embedding at least */
+    qsort(ld->known, ld->n_known, sizeof *ld->known, by_address);
     for (size_t i = 0; i < tern_file_n_tensors(ld->f); i++) {
         const struct tern_tensor *t = tern_file_tensor_at(ld->f, i);
         if (!t->unused && !bsearch(&t, ld->known, ld->n_known, sizeof *ld->known, by_address))

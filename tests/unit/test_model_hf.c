@@ -17,6 +17,7 @@ static const struct {
               {"llama4", NULL},
               {"glm4", NULL},
               {"ministral3", NULL},
+              {"smollm3", NULL},
               {"phi3", NULL},
               {"gemma2", NULL},
               {"gemma3", "gemma3.gguf"}};
