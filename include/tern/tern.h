@@ -92,7 +92,7 @@ TERN_API const tern_model_info *tern_model_get_info(const tern_model *m); /* vie
 
 typedef struct tern_tensor_info {
     const char *name;
-    const char *type; /* as in the file */
+    const char *type; /* as in the file; of several tensors that are one weight: "affine 4 bit, groups of 64" */
     int n_dims;
     int64_t dims[4]; /* dims[0] contiguous */
     size_t file_bytes;

@@ -32,6 +32,15 @@ static int sum_types(const tern_model *m, struct type_sum *sums)
     return n;
 }
 
+/* Room for the longest name. */
+static int type_width(const struct type_sum *sums, int n)
+{
+    size_t width = 6;
+    for (int k = 0; k < n; k++)
+        width = strlen(sums[k].type) > width ? strlen(sums[k].type) : width;
+    return (int)width;
+}
+
 /* ---- text -------------------------------------------------------------------------------------------------------- */
 
 static int print_model(const tern_model *m, tern_error *err)
@@ -60,11 +69,11 @@ static int print_types(const tern_model *m, tern_error *err)
 {
     int rc = 0;
     struct type_sum sums[MAX_TYPES];
-    int n = sum_types(m, sums);
+    int n = sum_types(m, sums), width = type_width(sums, n);
     TERN_TRY(tern_out_printf(err, "\ntensors         %zu\n", tern_model_n_tensors(m)));
     for (int k = 0; k < n; k++)
-        TERN_TRY(tern_out_printf(err, "  %-6s %5zu  %10s in the file  %10s in memory\n", tern_shown(sums[k].type),
-                                 sums[k].n, tern_size_text((double)sums[k].file_bytes),
+        TERN_TRY(tern_out_printf(err, "  %-*s %5zu  %10s in the file  %10s in memory\n", width,
+                                 tern_shown(sums[k].type), sums[k].n, tern_size_text((double)sums[k].file_bytes),
                                  tern_size_text((double)sums[k].memory_bytes)));
 out:
     return rc;
@@ -73,6 +82,8 @@ out:
 static int print_tensors(const tern_model *m, tern_error *err)
 {
     int rc = 0;
+    struct type_sum sums[MAX_TYPES];
+    const int width = type_width(sums, sum_types(m, sums));
     TERN_TRY(tern_out_printf(err, "\n"));
     for (size_t i = 0; i < tern_model_n_tensors(m); i++) {
         tern_tensor_info t;
@@ -81,7 +92,7 @@ static int print_tensors(const tern_model *m, tern_error *err)
         int used = 0;
         for (int d = 0; d < t.n_dims && d < 4; d++)
             used += snprintf(shape + used, sizeof shape - (size_t)used, "%s%lld", d ? " x " : "", (long long)t.dims[d]);
-        TERN_TRY(tern_out_printf(err, "  %-36s %-6s %-20s %12zu bytes  %12zu in memory%s\n", tern_shown(t.name),
+        TERN_TRY(tern_out_printf(err, "  %-36s %-*s %-20s %12zu bytes  %12zu in memory%s\n", tern_shown(t.name), width,
                                  tern_shown(t.type), shape, t.file_bytes, t.memory_bytes,
                                  t.memory_bytes ? "" : " (not used)"));
     }

@@ -18,30 +18,6 @@
 
 /* ---- weights ------------------------------------------------------------------------------------------------ */
 
-/* How the weights of a matrix [n, k] lie in a file.  Rows of data follow one another; so do rows of scales and zeros.
- */
-enum tern_weight_form {
-    TERN_FORM_PLAIN, /* elements or blocks of `type`: everything in GGUF, and unquantised tensors of other containers */
-    /* MLX affine: w = scale * q + zero.  data: a row is one stream of `bits` (2 3 4 5 6 8) per input, lowest bits
-     * first. scales, zeros: [n][k/group], elements of scale_type; group 32, 64 or 128. */
-    TERN_FORM_AFFINE,
-    /* data: [n][k/2] bytes of two E2M1, the even input in the low nibble; scales: [n][k/32] bytes, 2^(s-127). */
-    TERN_FORM_MXFP4,
-    TERN_FORM_NVFP4, /* data as MXFP4; scales: [n][k/16] bytes E4M3; times factors */
-    TERN_FORM_MXFP8, /* data: [n][k] bytes E4M3; scales as MXFP4 */
-    /* data: [n][k] bytes E4M3; one scale of scale_type per group_rows rows x group inputs (0: per all of them), what is
-     * left over at the ends of rows and columns counting as whole: [n / group_rows][k / group]. */
-    TERN_FORM_FP8,
-    /* w = scale * (q - z).  Nibbles q in 32-bit words, eight inputs of one output: data [k/8][n]; scales
-     * [k/group][n] of scale_type; z in words of eight outputs: zeros [k/group][n/8]; z is one more than what is stored
-     * when zero_plus_one (GPTQ version 1).  group: any multiple of 32 (0: k); inputs whose groups lie scattered
-     * (g_idx of another order) have no form. */
-    TERN_FORM_GPTQ,
-    /* As GPTQ, with eight outputs in a word of data: [k][n/8]; data and zeros in the order 0 2 4 6 1 3 5 7 from the low
-     * nibble on. */
-    TERN_FORM_AWQ
-};
-
 /* A weight matrix as its file holds it: one tensor or several that belong together.  Nothing is owned; no pointer needs
  * an alignment.  What a form does not name stays 0.  The trivial case: {.type = t->type, .data = t->data, .name =
  * t->name}.  The caller has checked that every tensor has the shape and element type that the form says. */

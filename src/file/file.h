@@ -65,16 +65,57 @@ const char *tern_type_name(int type);
 int tern_type_elems(int type);
 int tern_type_bytes(int type);
 
+/* Elements that occur only inside a weight of several tensors (struct tern_quant); no type of a tensor by itself. */
+enum tern_raw_type { TERN_I32 = 26, TERN_U8 = 1 << 16, TERN_U32, TERN_F8_E4M3 };
+
+/* How the weights of a matrix [n, k] lie in a file.  Rows of data follow one another; so do rows of scales and zeros.
+ */
+enum tern_weight_form {
+    TERN_FORM_PLAIN, /* elements or blocks of `type`: everything in GGUF, and unquantised tensors of other containers */
+    /* MLX affine: w = scale * q + zero.  data: a row is one stream of `bits` (2 3 4 5 6 8) per input, lowest bits
+     * first. scales, zeros: [n][k/group], elements of scale_type; group 32, 64 or 128. */
+    TERN_FORM_AFFINE,
+    /* data: [n][k/2] bytes of two E2M1, the even input in the low nibble; scales: [n][k/32] bytes, 2^(s-127). */
+    TERN_FORM_MXFP4,
+    TERN_FORM_NVFP4, /* data as MXFP4; scales: [n][k/16] bytes E4M3; times factors */
+    TERN_FORM_MXFP8, /* data: [n][k] bytes E4M3; scales as MXFP4 */
+    /* data: [n][k] bytes E4M3; one scale of scale_type per group_rows rows x group inputs (0: per all of them), what is
+     * left over at the ends of rows and columns counting as whole: [n / group_rows][k / group]. */
+    TERN_FORM_FP8,
+    /* w = scale * (q - z).  Nibbles q in 32-bit words, eight inputs of one output: data [k/8][n]; scales
+     * [k/group][n] of scale_type; z in words of eight outputs: zeros [k/group][n/8]; z is one more than what is stored
+     * when zero_plus_one (GPTQ version 1).  group: any multiple of 32 (0: k); inputs whose groups lie scattered
+     * (g_idx of another order) have no form. */
+    TERN_FORM_GPTQ,
+    /* As GPTQ, with eight outputs in a word of data: [k][n/8]; data and zeros in the order 0 2 4 6 1 3 5 7 from the low
+     * nibble on. */
+    TERN_FORM_AWQ
+};
+
+/* What makes a matrix of codes one of weights: the other tensors, which the table of tensors does not show. */
+struct tern_quant {
+    enum tern_weight_form form;
+    int bits;       /* of a code */
+    int group;      /* inputs that share a scale; 0: all of a row */
+    int group_rows; /* FP8: rows that share one; 0: all */
+    bool zero_plus_one;
+    const struct tern_tensor *scales;
+    const struct tern_tensor *zeros;   /* NULL: the form has none */
+    const struct tern_tensor *factors; /* NULL: 1 */
+    const char *about;                 /* "affine 4 bit, groups of 64" */
+};
+
 struct tern_tensor {
-    const char *name;            /* in GGUF's words, NUL-terminated, owned by the file */
-    const char *source;          /* what the file calls it, for messages and reports */
-    float add;                   /* elements mean what they say plus this: 0, or 1 for norms that hold w of 1+w */
-    bool turned;                 /* each matrix lies as [dims[0]][dims[1]]: outputs are contiguous */
-    bool unused;                 /* no part of the text model: an image tower, an output matrix that is tied */
-    int type;                    /* enum tern_type; always one that tern reads */
-    int n_dims;                  /* 1..4 */
-    int64_t dims[TERN_MAX_DIMS]; /* dims[0] is contiguous (a matrix [n_out, n_in] has dims {n_in, n_out}); rest 1 */
-    const void *data;            /* view into the map, until close; any alignment >= 1 */
+    const char *name;               /* in GGUF's words, NUL-terminated, owned by the file */
+    const char *source;             /* what the file calls it, for messages and reports */
+    float add;                      /* elements mean what they say plus this: 0, or 1 for norms that hold w of 1+w */
+    bool turned;                    /* each matrix lies as [dims[0]][dims[1]]: outputs are contiguous */
+    bool unused;                    /* no part of the text model: an image tower, an output matrix that is tied */
+    int type;                       /* enum tern_type, always one that tern reads; enum tern_raw_type with quant */
+    const struct tern_quant *quant; /* dims count weights, data are their codes; NULL: elements or blocks of type */
+    int n_dims;                     /* 1..4 */
+    int64_t dims[TERN_MAX_DIMS];    /* dims[0] is contiguous (a matrix [n_out, n_in] has dims {n_in, n_out}); rest 1 */
+    const void *data;               /* view into the map, until close; any alignment >= 1 */
     size_t n_bytes;
     uint64_t file_offset; /* of data in its file part, for messages */
 };

@@ -6,6 +6,7 @@
 #ifndef TERN_FILE_IMPL_H
 #define TERN_FILE_IMPL_H
 
+#include <string.h>
 #include "base/map.h"
 #include "file/file.h"
 
@@ -129,6 +130,17 @@ int tern_gguf_read_tensors(const struct tern_part *part, struct tern_tensor *t, 
 
 /* ---- Hugging Face ---- */
 
+static inline bool starts_with(const char *s, const char *head)
+{
+    return strncmp(s, head, strlen(head)) == 0;
+}
+
+static inline bool ends_with(const char *s, const char *end)
+{
+    size_t n = strlen(s), m = strlen(end);
+    return n >= m && strcmp(s + n - m, end) == 0;
+}
+
 /* Does a path name such a model: a directory, one of its safetensors files, the index of several? */
 bool tern_hf_is(const char *path);
 /* Part 0 becomes config.json, whose values are the metadata; the others are the files of tensors. */
@@ -141,6 +153,12 @@ struct tern_tensor_list {
 /* The tensors of one mapped safetensors file. */
 int tern_safetensors_read(const struct tern_part *part, struct tern_tensor_list *list, struct tern_file_arena *a,
                           tern_error *err);
+
+/* Puts the tensors of every quantised weight that is not `unused` together: the one of its codes gets `quant`, the name
+ * MODULE.weight and the shape of the weights, the others leave the list. */
+int tern_hf_join(struct tern_file *f, struct tern_tensor_list *list, tern_error *err);
+/* The error of a tensor whose type is of use in such a weight alone. */
+int tern_hf_fail_raw(const struct tern_file *f, const struct tern_tensor *t, tern_error *err);
 
 /* Gives the configuration and the tensors GGUF's names; needs TERN_HF_ENTRIES free entries in the metadata. */
 int tern_hf_translate(struct tern_file *f, struct tern_tensor_list *list, tern_error *err);

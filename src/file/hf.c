@@ -15,12 +15,6 @@
 #define ONE   "model.safetensors"
 #define INDEX "model.safetensors.index.json"
 
-static bool ends_with(const char *s, const char *end)
-{
-    size_t n = strlen(s), m = strlen(end);
-    return n >= m && strcmp(s + n - m, end) == 0;
-}
-
 static bool is_directory(const char *path)
 {
     struct stat st;

@@ -208,6 +208,7 @@ static const char *const towers[] = {"vision_tower.", "vision_model.", "multi_mo
 /* ---- configuration ----------------------------------------------------------------------------------------------- */
 
 struct words {
+    const struct tern_file *file;
     struct tern_part *part; /* config.json */
     struct tern_file_arena *arena;
     const char *root; /* models that see images keep the text model's configuration apart */
@@ -220,11 +221,6 @@ static const struct tern_meta *said(const struct words *w, const char *name)
     char key[160];
     (void)snprintf(key, sizeof key, "%s%s", w->root, name);
     return tern_meta_table_find(&w->part->meta, key);
-}
-
-static bool starts_with(const char *s, const char *head)
-{
-    return strncmp(s, head, strlen(head)) == 0;
 }
 
 static double number_of(const struct tern_meta *m)
@@ -327,13 +323,19 @@ static int refuse(const struct words *w, tern_error *err)
         if (m && !(m->type == TERN_META_BOOL && m->i == 0))
             return fail(w, m, TERN_EUNSUPPORTED, err, "this is set, which is not supported");
     }
+    bool quantised = false;
+    const struct tern_meta *experts = NULL;
     for (size_t i = 0; i < w->part->meta.n; i++) {
         const struct tern_meta *m = &w->part->meta.v[i];
-        if (starts_with(m->key, "config.quantization"))
-            return fail(w, m, TERN_EUNSUPPORTED, err, "quantised checkpoints are not supported");
-        if (!w->family->experts && strstr(m->key, "experts") && number_of(m) > 0)
+        quantised |= starts_with(m->key, "config.quantization");
+        if (!strstr(m->key, "experts") || number_of(m) <= 0)
+            continue;
+        if (!w->family->experts)
             return fail(w, m, TERN_EUNSUPPORTED, err, "experts are not supported for this model_type");
+        experts = m;
     }
+    if (quantised && experts)
+        return fail(w, experts, TERN_EUNSUPPORTED, err, "experts of a quantised checkpoint are not supported");
     for (size_t i = 0; i < 2; i++) {
         const struct tern_meta *m = said(w, caps[i]);
         if (m && strcmp(w->family->arch, "gemma2") != 0)
@@ -561,7 +563,7 @@ static int find_family(struct words *w, tern_error *err)
 
 static struct words words_of(struct tern_file *f)
 {
-    struct words w = {.part = &f->parts[0], .arena = &f->arena, .root = "config."};
+    struct words w = {.file = f, .part = &f->parts[0], .arena = &f->arena, .root = "config."};
     if (tern_meta_table_find(&w.part->meta, "config.text_config.model_type"))
         w.root = "config.text_config.";
     return w;
@@ -625,12 +627,6 @@ static const char *find_word(const struct words *w, const char *name, size_t n, 
     return NULL;
 }
 
-static bool ends_with(const char *s, const char *end)
-{
-    size_t n = strlen(s), m = strlen(end);
-    return n >= m && strcmp(s + n - m, end) == 0;
-}
-
 /* What a tensor is called in GGUF; false: nothing that a model has there. */
 static bool translate_name(const struct words *w, const char *body, const char *outer, const char *hf, char *out,
                            size_t size)
@@ -689,8 +685,9 @@ static const struct tern_tensor *find_tensor(const struct tern_tensor_list *list
 static int translate_tensor(const struct words *w, const char *const place[2], struct tern_tensor *t, tern_error *err)
 {
     char name[TERN_GGUF_MAX_NAME + 64];
-    t->unused = is_foreign(t->source);
-    if (!translate_name(w, place[0], place[1], t->source, name, sizeof name))
+    if (!t->quant && !t->unused && !tern_type_elems(t->type))
+        return tern_hf_fail_raw(w->file, t, err);
+    if (!translate_name(w, place[0], place[1], t->name, name, sizeof name))
         return 0;
     char *copy;
     size_t n = strlen(name) + 1;
@@ -772,6 +769,9 @@ int tern_hf_translate(struct tern_file *f, struct tern_tensor_list *list, tern_e
     size_t place = 0;
     const char *slash = strrchr(f->dir, '/');
     TERN_TRY(translate_config(&w, slash && slash[1] ? slash + 1 : f->dir, err));
+    for (size_t i = 0; i < list->n; i++)
+        list->v[i].unused = is_foreign(list->v[i].source);
+    TERN_TRY(tern_hf_join(f, list, err));
     for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
         char name[64];
         (void)snprintf(name, sizeof name, "%sembed_tokens.weight", places[i][0]);

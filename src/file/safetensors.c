@@ -9,7 +9,9 @@
 static const struct {
     const char *dtype;
     int type;
-} dtypes[] = {{"F32", TERN_F32}, {"F16", TERN_F16}, {"BF16", TERN_BF16}};
+    size_t bytes;
+} dtypes[] = {{"F32", TERN_F32, 4}, {"F16", TERN_F16, 2}, {"BF16", TERN_BF16, 2},      {"I32", TERN_I32, 4},
+              {"U32", TERN_U32, 4}, {"U8", TERN_U8, 1},   {"F8_E4M3", TERN_F8_E4M3, 1}};
 
 struct header {
     struct tern_cursor c; /* for messages: the tensor in hand */
@@ -21,6 +23,7 @@ static int fail(const struct header *h, int code, tern_error *err, const char *w
     return tern_cursor_fail(&h->c, TERN_NO_OFFSET, code, err, "%s", what);
 }
 
+/* The type, and n_bytes of one element. */
 static int read_dtype(const struct header *h, struct tern_tensor *t, const json_t *j, tern_error *err)
 {
     const char *name = json_string_value(j);
@@ -29,6 +32,7 @@ static int read_dtype(const struct header *h, struct tern_tensor *t, const json_
     for (size_t i = 0; i < sizeof dtypes / sizeof *dtypes; i++)
         if (strcmp(dtypes[i].dtype, name) == 0) {
             t->type = dtypes[i].type;
+            t->n_bytes = dtypes[i].bytes;
             return 0;
         }
     return tern_cursor_fail(&h->c, TERN_NO_OFFSET, TERN_EUNSUPPORTED, err, "dtype \"%s\" is not supported",
@@ -38,7 +42,7 @@ static int read_dtype(const struct header *h, struct tern_tensor *t, const json_
 /* The shape counts from the outside, dims from the inside; a scalar is a vector of one element. */
 static int read_shape(const struct header *h, struct tern_tensor *t, const json_t *j, tern_error *err)
 {
-    size_t n = json_array_size(j), product = (size_t)tern_type_bytes(t->type);
+    size_t n = json_array_size(j), product = t->n_bytes;
     if (!json_is_array(j) || n > TERN_MAX_DIMS)
         return tern_cursor_fail(&h->c, TERN_NO_OFFSET, TERN_EFORMAT, err, "its shape is no list of at most %d numbers",
                                 TERN_MAX_DIMS);

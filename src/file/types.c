@@ -20,7 +20,7 @@ static const struct known_type known_types[] = {
     {19, "IQ1_S", 0, 0},
     {24, "I8", 0, 0},
     {25, "I16", 0, 0},
-    {26, "I32", 0, 0},
+    {TERN_I32, "I32", 0, 0},
     {27, "I64", 0, 0},
     {28, "F64", 0, 0},
     {29, "IQ1_M", 0, 0},
@@ -34,6 +34,9 @@ static const struct known_type known_types[] = {
     {38, "IQ4_NL_8_8", 0, 0},
     {41, "Q1_0", 0, 0},
     {42, "Q2_0", 0, 0},
+    {TERN_U8, "U8", 0, 0},
+    {TERN_U32, "U32", 0, 0},
+    {TERN_F8_E4M3, "F8_E4M3", 0, 0},
 };
 
 static const struct known_type *find_type(int type)

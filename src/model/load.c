@@ -143,8 +143,28 @@ static const struct tern_tensor *sibling(const struct loader *ld, const struct t
     return tern_file_tensor(ld->f, name);
 }
 
-/* NVFP4 has one more factor for each matrix, as a tensor.  Another one says by what activations are multiplied before
- * they are rounded to four bits: of no use where they are not. */
+/* What a tensor says about its weights; more of them than it has itself are in find_parts. */
+static struct tern_weight_source source_of(const struct tern_tensor *t)
+{
+    struct tern_weight_source s = {.type = t->type, .data = t->data, .name = t->source};
+    const struct tern_quant *q = t->quant;
+    if (!q)
+        return s;
+    s.form = q->form;
+    s.scale_type = q->scales->type;
+    s.bits = q->bits;
+    s.group = q->group;
+    s.group_rows = q->group_rows;
+    s.zero_plus_one = q->zero_plus_one;
+    s.n_stored = q->form == TERN_FORM_GPTQ || q->form == TERN_FORM_AWQ ? t->dims[1] : 0;
+    s.scales = q->scales->data;
+    s.zeros = q->zeros ? q->zeros->data : NULL;
+    s.factors = q->factors ? q->factors->data : NULL;
+    return s;
+}
+
+/* GGUF's NVFP4 has one more factor for each matrix, as a tensor.  Another one says by what activations are multiplied
+ * before they are rounded to four bits: of no use where they are not. */
 static int find_parts(const struct loader *ld, struct tern_weight_place *p, struct tern_weight_source *s,
                       tern_error *err)
 {
@@ -159,6 +179,11 @@ static int find_parts(const struct loader *ld, struct tern_weight_place *p, stru
         s->factor_rows = p->stack > 1 ? p->stack_rows : 0;
     }
     p->parts[n] = p->t->type == TERN_NVFP4 ? sibling(ld, p->t, "input_scale") : NULL;
+    const struct tern_quant none = {0}, *q = p->t->quant ? p->t->quant : &none;
+    const struct tern_tensor *const of_quant[] = {q->scales, q->zeros, q->factors};
+    for (int i = 0; i < TERN_WEIGHT_PARTS; i++)
+        if (of_quant[i])
+            p->parts[n++] = of_quant[i];
     return 0;
 }
 
@@ -197,8 +222,9 @@ static int plan_rows(struct loader *ld, const struct found *o, struct tern_weigh
 {
     int rc = 0;
     const struct tern_tensor *t = o->t;
-    struct tern_weight_source whole = {.type = t->type, .data = t->data, .name = t->source};
-    whole.n_stored = t->turned ? t->dims[1] : 0;
+    struct tern_weight_source whole = source_of(t);
+    if (t->turned)
+        whole.n_stored = t->dims[1];
     tern_error e = {0};
     TERN_TRY(tern_grow(&ld->plans, &ld->cap_plans, ld->n_plans + 1, sizeof *ld->plans, err));
     struct tern_weight_place *p = &ld->plans[ld->n_plans++];
@@ -386,8 +412,11 @@ static int pack_all(struct loader *ld, struct tern_pool *pool, tern_error *err)
         else
             TERN_TRY(pack_matrix(ld, p, (int)n, pool, dst, err));
         /* The file's copy of these tensors is not needed again: without this both would be resident. */
-        for (size_t j = 0; j < n; j++)
+        for (size_t j = 0; j < n; j++) {
             tern_file_forget(ld->f, p[j].t);
+            for (int part = 0; part < TERN_WEIGHT_PARTS && p[j].parts[part]; part++)
+                tern_file_forget(ld->f, p[j].parts[part]);
+        }
     }
 out:
     return rc;
@@ -498,6 +527,16 @@ out:
     return rc;
 }
 
+/* Both ends of the data: hashing all of it would read the whole file. */
+static XXH64_hash_t hash_ends(const struct tern_file *f, const struct tern_tensor *t, XXH64_hash_t h)
+{
+    size_t sample = t->n_bytes < 4096 ? t->n_bytes : 4096;
+    h = XXH3_64bits_withSeed(t->data, sample, h);
+    h = XXH3_64bits_withSeed((const char *)t->data + t->n_bytes - sample, sample, h);
+    tern_file_forget(f, t); /* the system maps much more around each byte that is read */
+    return h;
+}
+
 /* Identifies the weights well enough to refuse another model's session: names, types, shapes, and samples of the data,
  * in the order of the file, so that it does not depend on this program's tables. */
 static uint64_t digest(const struct tern_file *f)
@@ -505,12 +544,16 @@ static uint64_t digest(const struct tern_file *f)
     XXH64_hash_t h = 1;
     for (size_t i = 0; i < tern_file_n_tensors(f); i++) {
         const struct tern_tensor *t = tern_file_tensor_at(f, i);
-        size_t sample = t->n_bytes < 4096 ? t->n_bytes : 4096;
+        const struct tern_quant *q = t->quant;
         h = XXH3_64bits_withSeed(t->name, strlen(t->name), h);
         h = XXH3_64bits_withSeed(t->dims, sizeof t->dims, h + (uint64_t)t->type);
-        h = XXH3_64bits_withSeed(t->data, sample, h);
-        h = XXH3_64bits_withSeed((const char *)t->data + t->n_bytes - sample, sample, h);
-        tern_file_forget(f, t); /* the system maps much more around each byte that is read */
+        h = hash_ends(f, t, h);
+        if (!q)
+            continue;
+        const struct tern_tensor *const parts[] = {q->scales, q->zeros, q->factors};
+        h = XXH3_64bits_withSeed(q->about, strlen(q->about), h + q->zero_plus_one);
+        for (int j = 0; j < 3; j++)
+            h = parts[j] ? hash_ends(f, parts[j], h) : h;
     }
     return h;
 }
@@ -613,7 +656,7 @@ void tern_net_free(struct tern_net *n)
 size_t tern_net_tensor_bytes(const struct tern_tensor *t)
 {
     struct tern_packed w;
-    const struct tern_weight_source s = {.type = t->type};
+    const struct tern_weight_source s = source_of(t);
     if (t->unused)
         return 0;
     if (t->n_dims == 1)

@@ -5,7 +5,7 @@
 #include "base/map.h"
 #include "model/model.h"
 
-#define TERN_WEIGHT_PARTS 2
+#define TERN_WEIGHT_PARTS 3
 
 /* A tensor on its way into memory. */
 struct tern_weight_place {

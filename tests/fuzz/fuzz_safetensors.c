@@ -18,6 +18,13 @@ static void touch(const void *p, size_t n)
         sink += (uint64_t)b[0] + b[n - 1];
 }
 
+static size_t element_bytes(int type)
+{
+    if (type == TERN_U32 || type == TERN_I32)
+        return 4;
+    return type == TERN_U8 || type == TERN_F8_E4M3 ? 1 : (size_t)tern_type_bytes(type);
+}
+
 static void walk(const struct tern_meta_table *t, const struct tern_tensor_list *list)
 {
     for (size_t i = 0; i < t->n; i++) {
@@ -36,9 +43,16 @@ static void walk(const struct tern_meta_table *t, const struct tern_tensor_list 
         size_t elems = 1;
         for (int d = 0; d < TERN_MAX_DIMS; d++)
             elems *= (size_t)x->dims[d];
-        if (elems * (size_t)tern_type_bytes(x->type) != x->n_bytes || strlen(x->name) == 0)
+        if (x->quant ? elems * (size_t)x->quant->bits / 8 != x->n_bytes : elems * element_bytes(x->type) != x->n_bytes)
+            abort();
+        if (strlen(x->name) == 0)
             abort();
         touch(x->data, x->n_bytes);
+        const struct tern_quant none = {0}, *q = x->quant ? x->quant : &none;
+        const struct tern_tensor *const parts[] = {q->scales, q->zeros, q->factors};
+        for (int k = 0; k < 3; k++)
+            if (parts[k])
+                touch(parts[k]->data, parts[k]->n_bytes);
     }
 }
 
