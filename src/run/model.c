@@ -285,14 +285,21 @@ static const char *special_text(const tern_model *m, int32_t id)
     return id >= 0 ? tern_tokenizer_piece(m->tok, id) : "";
 }
 
+static int need_template(const tern_model *m, tern_error *err)
+{
+    int rc = need_tokenizer(m, err);
+    if (rc == 0 && !m->tmpl)
+        rc = tern_err_set(err, TERN_EUNSUPPORTED, "%s: the model has no chat template (a base model): use --raw",
+                          m->path);
+    return rc;
+}
+
 static int render(const tern_model *m, const tern_chat_turn *turns, size_t n, bool add_generation_prompt,
                   struct tern_rendered *r, tern_error *err)
 {
     int rc = 0;
     struct tern_chat_message *msgs = NULL;
-    TERN_TRY(need_tokenizer(m, err));
-    if (!m->tmpl)
-        TERN_FAIL(err, TERN_EUNSUPPORTED, "%s: the model has no chat template (a base model): use --raw", m->path);
+    TERN_TRY(need_template(m, err));
     TERN_TRY(tern_alloc(&msgs, n, sizeof *msgs, err));
     for (size_t i = 0; i < n; i++)
         msgs[i] = (struct tern_chat_message){turns[i].role, turns[i].content};
@@ -340,6 +347,34 @@ out:
     tern_ids_clear(&ids);
     tern_ids_clear(&old);
     return rc;
+}
+
+int tern_model_chat_json(const tern_model *m, const char *messages_json, const char *vars_json,
+                         bool add_generation_prompt, tern_tokens *out, tern_error *err)
+{
+    int rc = 0;
+    struct tern_rendered r = {0};
+    struct tern_ids ids = {0};
+    TERN_TRY(need_template(m, err));
+    TERN_TRY(tern_template_render_json(m->tmpl, messages_json, add_generation_prompt,
+                                       special_text(m, tern_tokenizer_bos(m->tok)),
+                                       special_text(m, tern_tokenizer_eos(m->tok)), vars_json, &r, err));
+    TERN_TRY(tern_tokenize_rendered(m->tok, &r, &ids, err));
+    TERN_TRY(append_ids(out, ids.p, ids.len, err));
+out:
+    tern_rendered_clear(&r);
+    tern_ids_clear(&ids);
+    return rc;
+}
+
+bool tern_model_chat_uses(const tern_model *m, const char *variable)
+{
+    return m->tmpl && tern_template_says(m->tmpl, variable);
+}
+
+int tern_reply_new(tern_reply **out, const tern_model *m, const tern_reply_params *p, tern_error *err)
+{
+    return tern_reply_make(out, m->tmpl, p, err);
 }
 
 struct tern_stream {
