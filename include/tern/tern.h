@@ -144,6 +144,8 @@ TERN_API int tern_model_chat_json(const tern_model *m, const char *messages_json
                                   bool add_generation_prompt, tern_tokens *out, tern_error *err);
 /* Does the model's template look at a variable of this name?  One that it never names would be ignored in silence. */
 TERN_API bool tern_model_chat_uses(const tern_model *m, const char *variable);
+/* The format of calls that the template describes, one of tern_reply_formats(); NULL: none that is known. */
+TERN_API const char *tern_model_chat_calls(const tern_model *m);
 
 /* For one reply of m; formats that p leaves open are those of its template.  TERN_EINVAL names what is wrong in p, of
  * whose texts nothing is referred to afterwards. */

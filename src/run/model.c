@@ -372,6 +372,12 @@ bool tern_model_chat_uses(const tern_model *m, const char *variable)
     return m->tmpl && tern_template_says(m->tmpl, variable);
 }
 
+const char *tern_model_chat_calls(const tern_model *m)
+{
+    const struct tern_calls_format *f = m->tmpl ? tern_template_calls(m->tmpl) : NULL;
+    return f ? tern_calls_name(f) : NULL;
+}
+
 int tern_reply_new(tern_reply **out, const tern_model *m, const tern_reply_params *p, tern_error *err)
 {
     return tern_reply_make(out, m->tmpl, p, err);

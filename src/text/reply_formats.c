@@ -45,6 +45,11 @@ const struct tern_reasoning_format *tern_reasoning_named(const char *name)
     return NULL;
 }
 
+const char *tern_calls_name(const struct tern_calls_format *f)
+{
+    return f->name;
+}
+
 const struct tern_calls_format *tern_calls_of_text(const char *text, size_t n)
 {
     for (size_t i = 0; i < N_CALLS; i++)

@@ -155,6 +155,7 @@ struct tern_calls_format;
 struct tern_reasoning_format;
 /* By name, or by what a template's text says; NULL when there is none. */
 const struct tern_calls_format *tern_calls_named(const char *name);
+const char *tern_calls_name(const struct tern_calls_format *f);
 const struct tern_calls_format *tern_calls_of_text(const char *text, size_t n);
 const struct tern_reasoning_format *tern_reasoning_named(const char *name);
 const struct tern_reasoning_format *tern_reasoning_of_text(const char *text, size_t n);
