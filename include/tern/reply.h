@@ -1,9 +1,9 @@
 /* tern/reply.h - a reply taken apart while it streams: what is said, what was thought, which tools are called.
  *
- * Model families write calls and reasoning as marked text.  A tern_reply reads that text in pieces of any size, one byte
- * at a time or all at once with the same result, and hands out events in the order of the text.  A call is announced
- * when it is complete and its arguments are a JSON object, never before: what only looks like a call comes out as
- * content, unchanged, with a notice where it had the marks of one.  No reply is an error.
+ * Model families write calls and reasoning as marked text.  A tern_reply reads that text in pieces of any size, one
+ * byte at a time or all at once with the same result, and hands out events in the order of the text.  A call is
+ * announced when it is complete and its arguments are a JSON object, never before: what only looks like a call comes
+ * out as content, unchanged, with a notice where it had the marks of one.  No reply is an error.
  *
  * What is not handed out: the marks themselves, newlines next to the marks of reasoning, blank text between calls and
  * behind the last one, and control tokens that are no marks.
@@ -64,8 +64,8 @@ TERN_API const char *const *tern_reply_formats(void);
 /* The end of the prompt: a template may have opened the reasoning there.  Before the first piece. */
 TERN_API void tern_reply_prompt(tern_reply *r, const char *text, size_t n);
 
-/* The next piece.  `control`: it is the text of one whole control token.  Returns 1 once on_event has asked for no more,
- * TERN_ENOMEM when memory runs out. */
+/* The next piece.  `control`: it is the text of one whole control token.  Returns 1 once on_event has asked for no
+ * more, TERN_ENOMEM when memory runs out. */
 TERN_API int tern_reply_push(tern_reply *r, const char *text, size_t n, bool control, tern_error *err);
 /* The end of the reply: hands out what was held back. */
 TERN_API int tern_reply_finish(tern_reply *r, tern_error *err);

@@ -139,7 +139,8 @@ TERN_API int tern_model_chat_text(const tern_model *m, const tern_chat_turn *tur
 
 /* The ids of a conversation that is a JSON array of messages as OpenAI's API has them (content may be null, tool_calls,
  * tool_call_id, reasoning_content ...), with further variables for the template as a JSON object, or NULL: tools, and
- * switches such as enable_thinking.  No text of a message becomes a control token; variables are the template's text. */
+ * switches such as enable_thinking.  Arguments of calls may be texts or objects: the template gets what it can take. No
+ * text of a message becomes a control token; variables are the template's text. */
 TERN_API int tern_model_chat_json(const tern_model *m, const char *messages_json, const char *vars_json,
                                   bool add_generation_prompt, tern_tokens *out, tern_error *err);
 /* Does the model's template look at a variable of this name?  One that it never names would be ignored in silence. */

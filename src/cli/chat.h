@@ -31,7 +31,7 @@ struct tern_session {
     tern_seq *seq;
     tern_chat_turn *turns; /* owned, and their texts too */
     size_t n_turns, cap_turns;
-    json_t *more; /* per turn null, or an object of what else its message has: tool_calls, reasoning_content ... */
+    json_t *more;     /* per turn null, or an object of what else its message has: tool_calls, reasoning_content ... */
     const char *vars; /* variables for the template, a JSON object; borrowed, or NULL */
     bool exact;
     uint64_t seed; /* of the next reply; moves with every reply and is part of a saved session */

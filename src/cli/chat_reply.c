@@ -163,13 +163,10 @@ static int end_line(struct tern_chat_reply *r, tern_error *err)
 static int end_call(struct tern_chat_reply *r, const tern_reply_event *e, tern_error *err)
 {
     int rc = 0;
-    json_t *args = json_loadb(r->args.p, r->args.len, JSON_ALLOW_NUL, NULL);
-    if (!args) /* numbers too large for a machine stay as they are written */
-        args = tern_json_text(r->args.p);
     if (!r->calls)
         r->calls = json_array();
     json_t *call = json_pack("{so ss s{so so}}", "id", tern_json_text(e->id), "type", "function", "function", "name",
-                             tern_json_text(e->name), "arguments", args);
+                             tern_json_text(e->name), "arguments", tern_json_text(r->args.p));
     if (!call || json_array_append_new(r->calls, call) < 0)
         TERN_FAIL(err, TERN_ENOMEM, "cannot allocate a call");
     TERN_TRY(write_out(r, "call ", 5, err));

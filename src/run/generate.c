@@ -81,7 +81,8 @@ static int outlet_release(struct outlet *o, tern_error *err)
     return rc;
 }
 
-/* A token's text through the stop strings.  For a reply control tokens are text too, which no stop string is part of. */
+/* A token's text through the stop strings.  For a reply control tokens are text too, which no stop string is part of.
+ */
 static int outlet_token(struct outlet *o, const tern_model *m, tern_stream *stream, int32_t id, tern_error *err)
 {
     int rc = 0;

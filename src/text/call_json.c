@@ -218,7 +218,7 @@ int tern_call_json(struct tern_call_list *l, const char *p, size_t n, tern_error
     return object_call(l, tern_call_trim(p, n), err);
 }
 
-/* [{"name": .., "arguments": ..}, ..]   or   name[CALL_ID]id[ARGS]{..}, the id left out in newer ones */
+/* [{"name": .., "arguments": ..}, ..]   or   name[CALL_ID]id[ARGS]{..}, where both marks may be missing */
 int tern_call_mistral(struct tern_call_list *l, const char *p, size_t n, tern_error *err)
 {
     int rc = 0;
@@ -232,9 +232,13 @@ int tern_call_mistral(struct tern_call_list *l, const char *p, size_t n, tern_er
             TERN_TRY(object_call(l, take_value(&s), err));
         goto out;
     }
-    struct tern_str name = tern_call_until(&s, "[ARGS]");
-    if (!name.p)
+    const char *object = s.n ? memchr(s.p, '{', s.n) : NULL;
+    if (!object)
         TERN_FAIL(err, TERN_EFORMAT, "a call has no arguments");
+    struct tern_str whole = {s.p, (size_t)(object - s.p)}, name = tern_call_until(&whole, "[ARGS]");
+    if (!name.p)
+        name = whole;
+    s = (struct tern_str){object, s.n - (size_t)(object - s.p)};
     struct tern_str rest = name, head = tern_call_until(&rest, "[CALL_ID]");
     if (head.p) {
         name = head;

@@ -18,10 +18,10 @@ struct tern_reply {
     void *user;
     enum state state;
     bool stopped;
-    bool said;           /* the answer has begun: a bare object is none any more */
-    bool drop_newlines;  /* just behind a mark of reasoning */
-    bool after_call;     /* blank text waits in gap: more may follow */
-    const char *skip;    /* what is left of the text to skip */
+    bool said;            /* the answer has begun: a bare object is none any more */
+    bool drop_newlines;   /* just behind a mark of reasoning */
+    bool after_call;      /* blank text waits in gap: more may follow */
+    const char *skip;     /* what is left of the text to skip */
     struct tern_buf held; /* may become a mark */
     struct tern_buf gap;
     struct tern_buf text; /* to be handed out as `kind` */

@@ -50,10 +50,15 @@ const char *tern_calls_name(const struct tern_calls_format *f)
     return f->name;
 }
 
+static bool has(const char *text, size_t n, const char *part)
+{
+    return n && memmem(text, n, part, strlen(part));
+}
+
 const struct tern_calls_format *tern_calls_of_text(const char *text, size_t n)
 {
     for (size_t i = 0; i < N_CALLS; i++)
-        if (memmem(text, n, calls[i].sign, strlen(calls[i].sign)))
+        if (has(text, n, calls[i].sign) && (calls[i].bare || has(text, n, calls[i].open)))
             return &calls[i];
     return NULL;
 }
@@ -61,7 +66,7 @@ const struct tern_calls_format *tern_calls_of_text(const char *text, size_t n)
 const struct tern_reasoning_format *tern_reasoning_of_text(const char *text, size_t n)
 {
     for (size_t i = 0; i < N_REASONINGS; i++)
-        if (memmem(text, n, reasonings[i].sign, strlen(reasonings[i].sign)))
+        if (has(text, n, reasonings[i].sign))
             return &reasonings[i];
     return NULL;
 }

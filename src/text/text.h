@@ -1,4 +1,5 @@
-/* text/text.h - bytes to token ids and back, chat templates, and replies taken apart.  Knows ids and bytes, never tensors.
+/* text/text.h - bytes to token ids and back, chat templates, and replies taken apart.  Knows ids and bytes, never
+ * tensors.
  *
  * Two objects:
  *   struct tern_tokenizer   immutable after load, shared by any number of threads

@@ -50,7 +50,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     size_t n = size - 2;
     run(data[0] % n_formats, text, n, n ? n : 1, &whole);
     run(data[0] % n_formats, text, n, 1 + data[1] % 16, &pieces);
-    if (whole.text.len != pieces.text.len || (n && whole.text.len && memcmp(whole.text.p, pieces.text.p, whole.text.len) != 0))
+    if (whole.text.len != pieces.text.len ||
+        (n && whole.text.len && memcmp(whole.text.p, pieces.text.p, whole.text.len) != 0))
         abort();
     if (n && whole.text.len == n + 2 && whole.text.p[0] == '{' && memcmp(whole.text.p + 1, text, n) != 0)
         abort();

@@ -19,15 +19,20 @@ struct example {
 
 static const struct example examples[] = {
     /* JSON between marks */
-    {"hermes", "think", "Let me look.\n<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\": \"Oslo\"}}\n</tool_call>",
+    {"hermes", "think",
+     "Let me look.\n<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\": \"Oslo\"}}\n</tool_call>",
      "{Let me look.\n}<weather {\"city\": \"Oslo\"}>"},
     {"hermes", "think",
-     "<think>\nTwo cities.\n</think>\n\n<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\": \"Oslo\", \"days\": 2}}\n"
-     "</tool_call>\n<tool_call>\n{\"name\": \"weather\", \"arguments\": \"{\\\"city\\\": \\\"Rom\\\"}\"}\n</tool_call>\n",
+     "<think>\nTwo cities.\n</think>\n\n<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\": \"Oslo\", "
+     "\"days\": 2}}\n"
+     "</tool_call>\n<tool_call>\n{\"name\": \"weather\", \"arguments\": \"{\\\"city\\\": "
+     "\\\"Rom\\\"}\"}\n</tool_call>\n",
      "(Two cities.\n)<weather {\"city\": \"Oslo\", \"days\": 2}><weather {\"city\": \"Rom\"}>"},
-    {"hermes", "think", "<tool_call>{\"name\": \"note\", \"arguments\": {\"text\": \"</tool_call> \\\" é\"}}</tool_call>\n so",
+    {"hermes", "think",
+     "<tool_call>{\"name\": \"note\", \"arguments\": {\"text\": \"</tool_call> \\\" é\"}}</tool_call>\n so",
      "<note {\"text\": \"</tool_call> \\\" é\"}>{\n so}"},
-    {"hermes", "think", "<tool_call>{\"name\": \"note\", \"arguments\": {\"n\": 123456789012345678901234567890.50}}</tool_call>",
+    {"hermes", "think",
+     "<tool_call>{\"name\": \"note\", \"arguments\": {\"n\": 123456789012345678901234567890.50}}</tool_call>",
      "<note {\"n\": 123456789012345678901234567890.50}>"},
     {"hermes", "off", "<think>x</think>", "{<think>x</think>}"},
     {"hermes", "think", "a < b, <tool, <tool_cal, </think>, <thin", "{a < b, <tool, <tool_cal, </think>, <thin}"},
@@ -35,8 +40,9 @@ static const struct example examples[] = {
     {"hermes", "think", "<tool_call>{\"name\": \"note\", \"arguments\": {}}", "<note {}>"}, /* ended by its end token */
     {"hermes", "think", "<tool_call>{\"name\": \"note\", \"argum",
      "!the reply ends inside a call!{<tool_call>{\"name\": \"note\", \"argum}"},
-    {"hermes", "think", "<tool_call>{\"name\": \"a\", \"arguments\": {\"b\": \"c\n}}</tool_call><tool_call>{\"name\": "
-                        "\"a\", \"arguments\": {}}</tool_call>",
+    {"hermes", "think",
+     "<tool_call>{\"name\": \"a\", \"arguments\": {\"b\": \"c\n}}</tool_call><tool_call>{\"name\": "
+     "\"a\", \"arguments\": {}}</tool_call>",
      "!a call is no JSON object!{<tool_call>{\"name\": \"a\", \"arguments\": {\"b\": \"c\n}}</tool_call>}<a {}>"},
     {"hermes", "think", "<tool_call>{\"name\": \"a\", \"arguments\": [1]}</tool_call>",
      "!the arguments of a call are no JSON object!{<tool_call>{\"name\": \"a\", \"arguments\": [1]}</tool_call>}"},
@@ -48,7 +54,8 @@ static const struct example examples[] = {
     {"off", "think", "<tool_call>{}</tool_call>", "{<tool_call>{}</tool_call>}"},
     /* marks for every parameter */
     {"xml", "think",
-     "<tool_call>\n<function=weather>\n<parameter=city>\n12\n</parameter>\n<parameter=days>\n3\n</parameter>\n</function>\n"
+     "<tool_call>\n<function=weather>\n<parameter=city>\n12\n</parameter>\n<parameter=days>\n3\n</parameter>\n</"
+     "function>\n"
      "</tool_call>",
      "<weather {\"city\": \"12\", \"days\": 3}>"},
     {"xml", "think",
@@ -58,10 +65,12 @@ static const struct example examples[] = {
     {"xml", "think", "<tool_call><function=now></function></tool_call>", "<now {}>"},
     {"xml", "think", "<tool_call><function=f><parameter=a>1</function></tool_call>",
      "!a parameter of a call has no end!{<tool_call><function=f><parameter=a>1</function></tool_call>}"},
-    {"xml", "think", "<tool_call><function=f><parameter=a>1</parameter><parameter=a>2</parameter></function></tool_call>",
+    {"xml", "think",
+     "<tool_call><function=f><parameter=a>1</parameter><parameter=a>2</parameter></function></tool_call>",
      "!the arguments of a call are no JSON "
      "object!{<tool_call><function=f><parameter=a>1</parameter><parameter=a>2</parameter></function></tool_call>}"},
-    {"xml", "think", "<tool_call><function=f></function>", "!the reply ends inside a call!{<tool_call><function=f></function>}"},
+    {"xml", "think", "<tool_call><function=f></function>",
+     "!the reply ends inside a call!{<tool_call><function=f></function>}"},
     {"glm", "think",
      "<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Bergen</arg_value>\n<arg_key>days</arg_key>\n"
      "<arg_value>4</arg_value>\n</tool_call>",
@@ -72,7 +81,8 @@ static const struct example examples[] = {
     {"gemma4", "channel",
      "<|channel>thought\nHm.\n<channel|><|tool_call>call:weather{city:<|\"|>Oslo, {N}<|\"|>,days:3,l:[1,-2.5e1,"
      "true],o:{a:null,<|\"|>b c<|\"|>:<|\"|><|\"|>}}<tool_call|>",
-     "(Hm.\n)<weather {\"city\": \"Oslo, {N}\", \"days\": 3, \"l\": [1, -2.5e1, true], \"o\": {\"a\": null, \"b c\": \"\"}}>"},
+     "(Hm.\n)<weather {\"city\": \"Oslo, {N}\", \"days\": 3, \"l\": [1, -2.5e1, true], \"o\": {\"a\": null, \"b c\": "
+     "\"\"}}>"},
     {"gemma4", "channel", "<|tool_call>call:now{}<tool_call|>", "<now {}>"},
     {"gemma4", "channel", "<|channel>thorn<channel|>x", "(thorn){x}"},
     {"gemma4", "channel", "<|tool_call>call:f{a:b}<tool_call|>",
@@ -81,20 +91,27 @@ static const struct example examples[] = {
      "!a value in a call is neither a text between marks nor a number!{<|tool_call>call:f{a:1 b:2}<tool_call|>}"},
     /* JSON that ends by itself */
     {"mistral", "bracket",
-     "[THINK]Which?[/THINK][TOOL_CALLS][{\"name\": \"weather\", \"arguments\": {\"city\": \"]\"}, \"id\": \"abcDEF123\"}, "
+     "[THINK]Which?[/THINK][TOOL_CALLS][{\"name\": \"weather\", \"arguments\": {\"city\": \"]\"}, \"id\": "
+     "\"abcDEF123\"}, "
      "{\"name\": \"note\", \"arguments\": {}}]",
      "(Which?)<weather {\"city\": \"]\"}><note {}>"},
-    {"mistral", "bracket", "[TOOL_CALLS]weather[CALL_ID]zzz000111[ARGS]{\"city\": \"Rom\"}", "<weather {\"city\": \"Rom\"}>"},
+    {"mistral", "bracket", "[TOOL_CALLS]weather[CALL_ID]zzz000111[ARGS]{\"city\": \"Rom\"}",
+     "<weather {\"city\": \"Rom\"}>"},
     {"mistral", "bracket", "[TOOL_CALLS]a[ARGS]{\"b\": {}}[TOOL_CALLS]c[ARGS]{}", "<a {\"b\": {}}><c {}>"},
-    {"mistral", "bracket", "[TOOL_CALLS]a{\"b\": 1} then", "!a call has no arguments!{[TOOL_CALLS]a{\"b\": 1} then}"},
+    {"mistral", "bracket", "[TOOL_CALLS]a{\"b\": 1} then", "<a {\"b\": 1}>{ then}"},
+    {"mistral", "bracket", "[TOOL_CALLS]a b[ARGS]{}",
+     "!the name of a call has a sign at byte 1 that none has!{[TOOL_CALLS]a b[ARGS]{}}"},
     {"mistral", "bracket", "[TOOL_CALLS][]", "!a call is no JSON object!{[TOOL_CALLS][]}"},
-    {"llama3", "off", "{\"name\": \"weather\", \"parameters\": {\"city\": \"Oslo\"}}", "<weather {\"city\": \"Oslo\"}>"},
+    {"llama3", "off", "{\"name\": \"weather\", \"parameters\": {\"city\": \"Oslo\"}}",
+     "<weather {\"city\": \"Oslo\"}>"},
     {"llama3", "off", "<|python_tag|>{\"type\": \"function\", \"name\": \"other\", \"parameters\": {}}", "<other {}>"},
     {"llama3", "off", "{\"name\": \"Ada\", \"parameters\": {}}", "{{\"name\": \"Ada\", \"parameters\": {}}}"},
     {"llama3", "off", "{\"answer\": 3} and", "{{\"answer\": 3} and}"},
-    {"llama3", "off", "Use {\"name\": \"weather\", \"parameters\": {}}", "{Use {\"name\": \"weather\", \"parameters\": {}}}"},
+    {"llama3", "off", "Use {\"name\": \"weather\", \"parameters\": {}}",
+     "{Use {\"name\": \"weather\", \"parameters\": {}}}"},
     {"deepseek", "think",
-     "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n```json\n{\"city\": \"Oslo\"}\n```<｜tool▁call▁end｜>\n"
+     "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n```json\n{\"city\": "
+     "\"Oslo\"}\n```<｜tool▁call▁end｜>\n"
      "<｜tool▁call▁begin｜>note<｜tool▁sep｜>{\"text\": \"x\"}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
      "<weather {\"city\": \"Oslo\"}><note {\"text\": \"x\"}>"},
     {"deepseek", "think", "Text <｜tool▁call▁begin｜>note<｜tool▁call▁end｜>",
@@ -107,12 +124,8 @@ static tern_reply *start(const char *calls, const char *reasoning, struct transc
 {
     tern_reply *r;
     tern_error err = {0};
-    const tern_reply_params p = {.calls = calls,
-                                 .reasoning = reasoning,
-                                 .tools = tools,
-                                 .seed = 3,
-                                 .on_event = transcript_event,
-                                 .user = t};
+    const tern_reply_params p = {
+        .calls = calls, .reasoning = reasoning, .tools = tools, .seed = 3, .on_event = transcript_event, .user = t};
     if (tern_reply_make(&r, NULL, &p, &err) < 0)
         fail_msg("%s", err.msg);
     return r;
@@ -181,11 +194,41 @@ static void every_beginning(void **state)
 static void random_texts(void **state)
 {
     (void)state;
-    static const char *const parts[] = {"<tool_call>", "</tool_call>", "{\"name\": \"a\", \"arguments\": {}}", "\"", "{",
-                                        "}", "[", "]", "[TOOL_CALLS]", "[ARGS]", "f", "\n", " ", "<think>", "</think>",
-                                        "<function=f>", "</function>", "<parameter=p>", "</parameter>", "<arg_key>",
-                                        "</arg_key>", "<arg_value>", "</arg_value>", "<|tool_call>", "<tool_call|>",
-                                        "call:f{", "<|\"|>", ":", ",", "1", "\\", "\xC3\xA9", "\xF0\x9F", "\xFF", "<|"};
+    static const char *const parts[] = {"<tool_call>",
+                                        "</tool_call>",
+                                        "{\"name\": \"a\", \"arguments\": {}}",
+                                        "\"",
+                                        "{",
+                                        "}",
+                                        "[",
+                                        "]",
+                                        "[TOOL_CALLS]",
+                                        "[ARGS]",
+                                        "f",
+                                        "\n",
+                                        " ",
+                                        "<think>",
+                                        "</think>",
+                                        "<function=f>",
+                                        "</function>",
+                                        "<parameter=p>",
+                                        "</parameter>",
+                                        "<arg_key>",
+                                        "</arg_key>",
+                                        "<arg_value>",
+                                        "</arg_value>",
+                                        "<|tool_call>",
+                                        "<tool_call|>",
+                                        "call:f{",
+                                        "<|\"|>",
+                                        ":",
+                                        ",",
+                                        "1",
+                                        "\\",
+                                        "\xC3\xA9",
+                                        "\xF0\x9F",
+                                        "\xFF",
+                                        "<|"};
     struct tern_rng rng = {.state = 11};
     int n_untouched = 0;
     for (int round = 0; round < 3000; round++) {
@@ -219,9 +262,8 @@ static void control_tokens(void **state)
     const struct {
         const char *text;
         bool control;
-    } pieces[] = {{"[THINK]", true}, {"hm", false},    {"[/THINK]", true},     {"a [TOOL", false},
-                  {"<pad>", true},   {"_CALLS]", false}, {"[TOOL_CALLS]", true}, {"f", false},
-                  {"[ARGS]", true},  {"{}", false}};
+    } pieces[] = {{"[THINK]", true},  {"hm", false},          {"[/THINK]", true}, {"a [TOOL", false}, {"<pad>", true},
+                  {"_CALLS]", false}, {"[TOOL_CALLS]", true}, {"f", false},       {"[ARGS]", true},   {"{}", false}};
     for (size_t i = 0; i < sizeof pieces / sizeof *pieces; i++)
         assert_int_equal(tern_reply_push(r, pieces[i].text, strlen(pieces[i].text), pieces[i].control, NULL), 0);
     assert_int_equal(tern_reply_finish(r, NULL), 0);
@@ -348,13 +390,15 @@ static void formats_of_templates(void **state)
         {"[TOOL_CALLS]{{ x }}[THINK]", "mistral", "bracket"},
         {"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜></think>", "deepseek", "think"},
         {"Environment: ipython", "llama3", NULL},
-        {"{{ messages }}", NULL, NULL},
+        {"{{ messages }}<seed:tool_call><function=f>", NULL, NULL},
+        {"", NULL, NULL},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct tern_template *t;
         assert_int_equal(tern_template_parse(&t, "t", cases[i].text, strlen(cases[i].text), NULL), 0);
         assert_ptr_equal(tern_template_calls(t), cases[i].calls ? tern_calls_named(cases[i].calls) : NULL);
-        assert_ptr_equal(tern_template_reasoning(t), cases[i].reasoning ? tern_reasoning_named(cases[i].reasoning) : NULL);
+        assert_ptr_equal(tern_template_reasoning(t),
+                         cases[i].reasoning ? tern_reasoning_named(cases[i].reasoning) : NULL);
         assert_int_equal(tern_template_says(t, "tools"), strstr(cases[i].text, "{{ tools }}") != NULL);
         tern_template_free(t);
     }
@@ -365,7 +409,8 @@ static void refusals(void **state)
     (void)state;
     static const tern_reply_params bad[] = {
         {.calls = "telepathy"}, {.reasoning = "aloud"}, {.tools = "{}"}, {.tools = "[1"}};
-    static const char *const words[] = {"\"telepathy\" is no format", "\"aloud\" is no format", "no JSON array", "no JSON array: "};
+    static const char *const words[] = {"\"telepathy\" is no format", "\"aloud\" is no format", "no JSON array",
+                                        "no JSON array: "};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         tern_reply *r;
         tern_error err = {0};
