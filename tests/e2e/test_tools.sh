@@ -74,6 +74,11 @@ chat 303 "hi
 " -n 1 --reasoning on
 same "$(cat "$out")" "" "the answer of a reply that began inside its reasoning"
 grep -q '^Done\.$' "$err" || say "know that the prompt opened the reasoning"
+# A mark that is a control token, then (it is penalised) text.
+chat 304 "hi
+" -n 2 --logit-bias 303=850 --presence-penalty 100
+same "$(cat "$out")" "" "the answer behind a mark that is a control token"
+grep -q '^Done\.$' "$err" || say "take a control token for a mark"
 chat 303 "hi
 " -n 1 --reasoning off
 same "$(cat "$out")" "Done.</think>" "a reply without reasoning"

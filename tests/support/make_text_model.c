@@ -4,7 +4,8 @@
  *     make_text_model OUT.gguf          byte-level BPE of 300 tokens, control tokens, ChatML template
  *     make_text_model --base OUT.gguf   the same without control tokens of a chat and without template
  *     make_text_model --tools OUT.gguf  a template that knows tools, and tokens that are a call (300), reasoning (301),
- *                                       half a call (302) and a text (303), for replies that --logit-bias chooses
+ *                                       half a call (302), a text (303) and a control token (304), for replies that
+ * --logit-bias chooses
  *
  * The weights come from a fixed seed: the same program writes the same bytes everywhere. */
 #include <math.h>
@@ -118,6 +119,8 @@ static void write_tokenizer(struct gguf_writer *w, enum variant variant)
     int end = n_tokens - (base ? 3 : 1), begin = n_tokens - 3;
     for (size_t i = 0; variant == TOOLS && i < sizeof user_tokens / sizeof *user_tokens; i++)
         add_token(user_tokens[i], TYPE_USER);
+    if (variant == TOOLS)
+        add_token("<think>", TYPE_CONTROL);
     gw_str(w, "tokenizer.ggml.model", "gpt2");
     gw_str(w, "tokenizer.ggml.pre", "smollm");
     gw_str_array(w, "tokenizer.ggml.tokens", tokens, (size_t)n_tokens);
