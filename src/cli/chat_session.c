@@ -24,17 +24,14 @@ int tern_session_add(struct tern_session *s, const char *role, const char *conte
     tern_chat_turn turn = {strdup(role), strdup(content)};
     if (!s->more)
         s->more = json_array();
-    if (!turn.role || !turn.content || json_array_append_new(s->more, more ? more : json_null()) < 0)
+    if (json_array_append_new(s->more, more ? more : json_null()) < 0 || !turn.role || !turn.content)
         TERN_FAIL(err, TERN_ENOMEM, "cannot allocate a chat turn");
     if (s->n_turns == s->cap_turns)
-        rc = tern_grow(&s->turns, &s->cap_turns, s->n_turns + 1, sizeof *s->turns, err);
-    if (rc < 0) {
-        (void)json_array_remove(s->more, s->n_turns);
-        goto out;
-    }
+        TERN_TRY(tern_grow(&s->turns, &s->cap_turns, s->n_turns + 1, sizeof *s->turns, err));
     s->turns[s->n_turns++] = turn;
     return 0;
 out:
+    (void)json_array_remove(s->more, s->n_turns);
     free((char *)turn.role);
     free((char *)turn.content);
     return rc;

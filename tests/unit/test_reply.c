@@ -231,9 +231,12 @@ static void random_texts(void **state)
                                         "<|"};
     struct tern_rng rng = {.state = 11};
     int n_untouched = 0;
+    size_t n_formats = 0;
+    while (tern_reply_formats()[n_formats])
+        n_formats++;
     for (int round = 0; round < 3000; round++) {
         struct tern_buf text = {0};
-        struct example x = {.calls = tern_reply_formats()[tern_rng_u64(&rng) % 7], .reasoning = "think"};
+        struct example x = {.calls = tern_reply_formats()[tern_rng_u64(&rng) % n_formats], .reasoning = "think"};
         for (int k = (int)(tern_rng_u64(&rng) % 14); k >= 0; k--) {
             const char *part = parts[tern_rng_u64(&rng) % (sizeof parts / sizeof *parts)];
             assert_int_equal(tern_buf_add(&text, part, strlen(part), NULL), 0);
