@@ -372,13 +372,14 @@ static void test_packed_experts(void **state)
     (void)unlink(packed);
 }
 
+static const char letters[] =
+    "{\"model\": {\"type\": \"BPE\", \"vocab\": {\"a\": 0, \"b\": 1, \"ab\": 2, \"<s>\": 3, \"<e>\": 4}, "
+    "\"merges\": [\"a b\"]}, \"added_tokens\": [{\"id\": 3, \"content\": \"<s>\", \"special\": true}, "
+    "{\"id\": 4, \"content\": \"<e>\", \"special\": true}], \"decoder\": {\"type\": \"Fuse\"}}";
+
 /* Vocabulary and chat template lie beside the weights; the template as a file of its own, or inside another. */
 static void test_text(void **state)
 {
-    static const char tokenizer[] =
-        "{\"model\": {\"type\": \"BPE\", \"vocab\": {\"a\": 0, \"b\": 1, \"ab\": 2, \"<s>\": 3, \"<e>\": 4}, "
-        "\"merges\": [\"a b\"]}, \"added_tokens\": [{\"id\": 3, \"content\": \"<s>\", \"special\": true}, "
-        "{\"id\": 4, \"content\": \"<e>\", \"special\": true}], \"decoder\": {\"type\": \"Fuse\"}}";
     static const char *const names[] = {"tokenizer_config.json", "chat_template.json", "chat_template.jinja"};
     static const char *const texts[] = {
         "{\"bos_token\": \"<s>\", \"chat_template\": [{\"name\": \"tools\", \"template\": \"x\"}, "
@@ -388,7 +389,7 @@ static void test_text(void **state)
     const tern_chat_turn turn = {"user", "ab"};
     (void)state;
     place("llama", LLAMA(ROPE));
-    write_text("tokenizer.json", tokenizer);
+    write_text("tokenizer.json", letters);
     write_text("generation_config.json", "{\"eos_token_id\": [4, 1]}");
     for (int i = 0; i < 3; i++) {
         tern_model *m;
@@ -417,12 +418,46 @@ static void test_text(void **state)
     assert_int_equal(unlink(in_dir("generation_config.json")), 0);
 }
 
+/* Arguments of calls come as text or as objects; templates want one or the other. */
+static void test_messages(void **state)
+{
+    static const char *const templates[] = {"{{ messages[0].tool_calls[0].function.arguments.x }}",
+                                            "{{ 'ab' if messages[0].tool_calls[0].function.arguments + '' }}"};
+    static const char *const calls[] = {
+        "[{\"role\": \"assistant\", \"tool_calls\": [{\"function\": {\"arguments\": {\"x\": \"ab\"}}}]}]",
+        "[{\"role\": \"assistant\", \"tool_calls\": [{\"function\": {\"arguments\": \"{\\\"x\\\": \\\"ab\\\"}\"}}]}]"};
+    (void)state;
+    place("llama", LLAMA(ROPE));
+    write_text("tokenizer.json", letters);
+    for (int t = 0; t < 2; t++) {
+        tern_model *m;
+        tern_error err = {0};
+        tern_tokens ids = {0};
+        write_text("chat_template.jinja", templates[t]);
+        tiny_ok(tern_model_open(&m, dir, &(tern_model_params){.n_threads = 1}, &err), &err);
+        for (int c = 0; c < 2; c++)
+            tiny_ok(tern_model_chat_json(m, calls[c], "{\"tools\": []}", true, &ids, &err), &err);
+        assert_int_equal(ids.len, 2);
+        assert_true(ids.p[0] == 2 && ids.p[1] == 2 && err.code == 0);
+        assert_int_equal(tern_model_chat_json(m, "{}", NULL, true, &ids, &err), TERN_EINVAL);
+        assert_non_null(strstr(err.msg, "no JSON array"));
+        assert_int_equal(tern_model_chat_json(m, "[]", NULL, true, &ids, &err), TERN_EINVAL);
+        assert_true(tern_model_chat_uses(m, "messages") && !tern_model_chat_uses(m, "tools"));
+        assert_null(tern_model_chat_calls(m));
+        tern_tokens_clear(&ids);
+        tern_model_close(&m);
+    }
+    assert_int_equal(unlink(in_dir("chat_template.jinja")), 0);
+    assert_int_equal(unlink(in_dir("tokenizer.json")), 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_parity),  cmocka_unit_test(test_twins),          cmocka_unit_test(test_spellings),
-        cmocka_unit_test(test_refused), cmocka_unit_test(test_mismatch),       cmocka_unit_test(test_text),
-        cmocka_unit_test(test_experts), cmocka_unit_test(test_packed_experts), cmocka_unit_test(test_llama4),
+        cmocka_unit_test(test_parity),   cmocka_unit_test(test_twins),          cmocka_unit_test(test_spellings),
+        cmocka_unit_test(test_refused),  cmocka_unit_test(test_mismatch),       cmocka_unit_test(test_text),
+        cmocka_unit_test(test_experts),  cmocka_unit_test(test_packed_experts), cmocka_unit_test(test_llama4),
+        cmocka_unit_test(test_messages),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }
