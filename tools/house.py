@@ -32,7 +32,7 @@ LAYERS = {
     "base": ["tern/error.h"],
     "kernel": ["base/cpu.h", "base/err.h", "base/fp16.h"],
     "file": ["base"],
-    "text": ["base", "file"],
+    "text": ["base", "file", "tern/reply.h"],
     "codec": ["base", "kernel", "file"],
     "kvlib": ["base", "kernel", "codec", "tern/kvq.h"],
     "dev": ["base", "kernel", "codec"],

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Make the tiny random models of the dense families in tests/data/tiny and the logits they must produce.
+"""Make the tiny random models of most families in tests/data/tiny and the logits they must produce.
 
 As make_tiny_models.py, whose prompts it shares: every parameter is drawn anew, the referee is transformers in float32
 with eager attention.  Matrices are Q8_0, rounded before the referee sees them, so both run on the same numbers and
@@ -103,6 +103,15 @@ MODELS = {
             "attention.chunk_size": 50, "attention.temperature_length": 30, "attention.temperature_scale": 0.4,
             "rope.scaling.type": "llama3", "rope.scaling.factor": 8.0, "rope.scaling.original_context_length": 40,
             "rope.scaling.low_freq_factor": 1.0, "rope.scaling.high_freq_factor": 1.0}),
+    "llama4-experts": ("llama4", "Llama4", plain(
+        num_key_value_heads=1, num_attention_heads=3, intermediate_size=32, intermediate_size_mlp=96,
+        num_local_experts=5, num_experts_per_tok=2, interleave_moe_layer_step=2, attention_chunk_size=50,
+        use_qk_norm=True), {
+            "feed_forward_length": 96, "attention.chunk_size": 50, "expert_count": 5, "expert_used_count": 2,
+            "expert_feed_forward_length": 32, "interleave_moe_layer_step": 2}),
+    "smollm3": ("smollm3", "SmolLM3", plain(
+        num_hidden_layers=5, hidden_size=32, num_attention_heads=2, num_key_value_heads=1, head_dim=64,
+        tie_word_embeddings=True), {}),
     "glm4": ("glm4", "Glm4", plain(
         attention_bias=True, num_key_value_heads=1, rope_parameters={**DEFAULT_ROPE, "partial_rotary_factor": 0.5}),
              {"rope.dimension_count": 16}),
@@ -145,8 +154,12 @@ GEMMA_LAYER = {
 LAYERS = {
     "llama": LAYER,
     "llama4": {**LAYER, "ffn_gate": "feed_forward.gate_proj", "ffn_up": "feed_forward.up_proj",
-               "ffn_down": "feed_forward.down_proj"},
+               "ffn_down": "feed_forward.down_proj", "ffn_gate_inp": "feed_forward.router",
+               "ffn_gate_shexp": "feed_forward.shared_expert.gate_proj",
+               "ffn_up_shexp": "feed_forward.shared_expert.up_proj",
+               "ffn_down_shexp": "feed_forward.shared_expert.down_proj"},
     "mistral3": LAYER,
+    "smollm3": LAYER,
     "gemma2": GEMMA_LAYER,
     "gemma3": {**GEMMA_LAYER, **HEAD_NORMS},
     "gemma4": {**GEMMA_LAYER, **HEAD_NORMS, "inp_gate": "per_layer_input_gate", "proj": "per_layer_projection",
@@ -171,8 +184,12 @@ GLOBALS = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "out
            "per_layer_token_embd": "model.embed_tokens_per_layer",
            "per_layer_model_proj": "model.per_layer_model_projection",
            "per_layer_proj_norm": "model.per_layer_projection_norm"}
-INTERLEAVED = ("llama", "mistral3")  # families whose converter permutes the rows of q and k
+INTERLEAVED = ("llama", "mistral3", "smollm3")  # families whose converter permutes the rows of q and k
 PLUS_ONE = ("gemma2", "gemma3")  # families whose norms are stored as 1 + w
+
+
+def rounded(value):
+    return gguf.quants.dequantize(gguf.quants.quantize(np.ascontiguousarray(value), Type.Q8_0), Type.Q8_0)
 
 
 @torch.no_grad()
@@ -192,7 +209,9 @@ def randomise(model, arch, rng):
             value *= 0.2  # scores have no other scale
         value = value.astype(np.float32)
         if len(shape) == 2:
-            value = gguf.quants.dequantize(gguf.quants.quantize(value, Type.Q8_0), Type.Q8_0)
+            value = rounded(value)
+        elif len(shape) == 3:  # llama4's stacks of experts, which lie transposed
+            value = rounded(value.swapaxes(1, 2)).swapaxes(1, 2).copy()
         param.copy_(torch.from_numpy(value))
     for layer in model.model.layers if arch == "gemma4" else ():
         layer.layer_scalar.copy_(torch.from_numpy(rng.uniform(0.5, 1.2, 1).astype(np.float32)))
@@ -228,7 +247,14 @@ def tensors(model, arch):
             array = ref.interleave_rope_rows(array.reshape(len(array), -1), heads).reshape(array.shape)
         if arch in PLUS_ONE and array.ndim == 1:
             array = array + np.float32(1)
-        yield names[hf], array
+        if hf.endswith("experts.gate_up_proj"):
+            block = f"blk.{hf.split('.')[2]}"
+            for part, half in zip(("gate", "up"), np.split(array.swapaxes(1, 2), 2, axis=1)):
+                yield f"{block}.ffn_{part}_exps.weight", half
+        elif hf.endswith("experts.down_proj"):
+            yield f"blk.{hf.split('.')[2]}.ffn_down_exps.weight", array.swapaxes(1, 2)
+        else:
+            yield names[hf], array
 
 
 def add(writer, key, value):
@@ -270,7 +296,7 @@ def write_gguf(path, arch, settings, more, arrays):
     writer.add_tokenizer_model("none")
     for name, array in arrays:
         array = np.ascontiguousarray(array, np.float32)
-        if array.ndim == 1:
+        if array.ndim == 1 or "ffn_gate_inp" in name:
             writer.add_tensor(name, array)
         else:
             writer.add_tensor(name, gguf.quants.quantize(array, Type.Q8_0), raw_dtype=Type.Q8_0)

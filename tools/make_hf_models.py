@@ -15,6 +15,7 @@ import sys
 
 import gguf
 import numpy as np
+import safetensors.torch
 import torch
 import transformers
 from gguf import GGMLQuantizationType as Type
@@ -34,11 +35,19 @@ BASE = dict(vocab_size=192, hidden_size=64, intermediate_size=96, num_hidden_lay
 PLAIN = dict(rope_type="default", rope_theta=1e5)
 LLAMA3 = dict(rope_type="llama3", rope_theta=5e5, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
               original_max_position_embeddings=32)
+YARN = dict(rope_type="yarn", rope_theta=1e3, factor=4.0, original_max_position_embeddings=32, beta_fast=6.0,
+            beta_slow=1.5)
 LONGROPE = dict(rope_type="longrope", rope_theta=1e4, original_max_position_embeddings=100,
                 short_factor=[1 + i / 16 for i in range(16)], long_factor=[1 + i * i / 9 for i in range(16)])
 GEMMA3_ROPE = {"full_attention": dict(rope_type="linear", rope_theta=1e6, factor=4.0),
                "sliding_attention": dict(rope_type="default", rope_theta=1e4)}
 GEMMA = dict(num_hidden_layers=3, hidden_size=32, head_dim=64, query_pre_attn_scalar=48, sliding_window=24)
+
+EXPERTS = dict(hidden_size=32, vocab_size=128, num_attention_heads=3, head_dim=32, num_experts_per_tok=2)
+# Directories of the same weights with an expert's matrices in one tensor for all experts, and how they are called there:
+# as mlx-lm writes them, and as transformers keeps them in memory.
+STACKED = {"qwen3_moe": ("mlp.experts", "mlp.switch_mlp.{}_proj.weight", ("gate_proj", "up_proj", "down_proj")),
+           "mixtral": ("block_sparse_moe.experts", None, ("w1", "w3", "w2"))}
 
 # name: (class of transformers without its ending, changes to BASE, type, size of a file, has a twin)
 MODELS = {
@@ -54,6 +63,21 @@ MODELS = {
                           head_dim=None, sliding_window=None), Type.BF16, "1GB", False),
     "gemma2": ("Gemma2", dict(GEMMA, num_hidden_layers=2, rope_parameters=PLAIN, attn_logit_softcapping=20.0,
                               final_logit_softcapping=3.0), Type.BF16, "1GB", False),
+    "qwen3_moe": ("Qwen3Moe", dict(EXPERTS, rope_parameters=PLAIN, tie_word_embeddings=False, num_hidden_layers=2,
+                                   decoder_sparse_step=2, moe_intermediate_size=80, num_experts=5,
+                                   norm_topk_prob=False), Type.BF16, "90KB", False),
+    "mixtral": ("Mixtral", dict(EXPERTS, rope_parameters=PLAIN, tie_word_embeddings=True, num_local_experts=4), Type.BF16,
+                "1GB", False),
+    "llama4": ("Llama4", dict(EXPERTS, rope_parameters={**LLAMA3, "high_freq_factor": 1.0}, tie_word_embeddings=True,
+                              num_hidden_layers=4, num_attention_heads=2, intermediate_size=40, intermediate_size_mlp=64,
+                              num_local_experts=3, num_experts_per_tok=1, interleave_moe_layer_step=2,
+                              attention_chunk_size=30, floor_scale=20, attn_scale=0.4, use_qk_norm=False), Type.BF16, "1GB", False),
+    "glm4": ("Glm4", dict(hidden_size=32, rope_parameters={**PLAIN, "partial_rotary_factor": 0.5}, attention_bias=True,
+                          tie_word_embeddings=False, head_dim=64), Type.BF16, "1GB", False),
+    "ministral3": ("Ministral3", dict(hidden_size=32, tie_word_embeddings=False, rope_parameters={
+        **YARN, "llama_4_scaling_beta": 0.3, "mscale": 1.0, "mscale_all_dim": 0.5}), Type.BF16, "1GB", False),
+    "smollm3": ("SmolLM3", dict(hidden_size=32, num_hidden_layers=5, rope_parameters=PLAIN, tie_word_embeddings=True,
+                                vocab_size=96, intermediate_size=40), Type.BF16, "1GB", False),
     "gemma3": ("Gemma3", dict(GEMMA, rope_parameters=GEMMA3_ROPE,
                               layer_types=["sliding_attention", "full_attention", "sliding_attention"]), Type.BF16,
                "90KB", True),
@@ -116,7 +140,7 @@ def make(name):
     cls, changes, dtype, shard, twin = MODELS[name]
     settings = {**BASE, **changes}
     rng = np.random.default_rng(sum(name.encode()))
-    kind = cls + ("Text" if name == "gemma3" else "")
+    kind = cls + ("Text" if hasattr(transformers, f"{cls}TextConfig") else "")
     arguments = {key: value for key, value in settings.items() if key != "head_dim" or value}
     model = getattr(transformers, cls + "ForCausalLM")(getattr(transformers, kind + "Config")(**arguments))
     spec = spec_of(settings)
@@ -131,8 +155,30 @@ def make(name):
         write_twin(OUT / f"{name}.gguf", name, model, settings, dtype)
     model.to(DTYPES[dtype]).save_pretrained(OUT / name, max_shard_size=shard)  # rounds the RoPE in memory too: last
     (OUT / name / "generation_config.json").unlink(missing_ok=True)
-    for file in (OUT / name).iterdir():
+    if name in STACKED:
+        write_stacked(name)
+    for file in OUT.glob(f"{name}*/*"):
         file.chmod(0o644)
+
+
+def write_stacked(name):
+    apart, called, parts = STACKED[name]
+    state, to = {}, OUT / f"{name}-stacked"
+    for file in (OUT / name).glob("*.safetensors"):
+        state.update(safetensors.torch.load_file(file))
+    for layer in {key.split(f".{apart}.")[0] for key in state if f".{apart}." in key}:
+        stacks = [torch.stack([state.pop(f"{layer}.{apart}.{i}.{part}.weight") for i in range(
+            sum(key.startswith(f"{layer}.{apart}.") and key.endswith(f".{part}.weight") for key in state))])
+                  for part in parts]
+        if called:
+            state.update({f"{layer}.{called.format(word)}": stack
+                          for word, stack in zip(("gate", "up", "down"), stacks)})
+        else:
+            state[f"{layer}.mlp.experts.gate_up_proj"] = torch.cat(stacks[:2], dim=1)
+            state[f"{layer}.mlp.experts.down_proj"] = stacks[2]
+    to.mkdir(exist_ok=True)
+    safetensors.torch.save_file(state, to / "model.safetensors", metadata={"format": "pt"})
+    (to / "config.json").write_text((OUT / name / "config.json").read_text(encoding="ascii"), encoding="ascii")
 
 
 def main():

@@ -6,6 +6,7 @@
  *   tern_seq      one sequence: its tokens and their KV pages
  *   tern_sampler  turns logits into a token; owns its random state and penalties
  *   tern_stream   turns tokens into UTF-8 text; holds back unfinished characters
+ *   tern_reply    takes a reply apart: content, reasoning, calls of tools (tern/reply.h)
  *
  * Threads: a model may be shared by engines and read from any thread.  An engine, its sequences and everything obtained
  * from them belong to one thread at a time.  tern_engine_cancel alone may be called from any thread or signal handler.
@@ -22,12 +23,11 @@
 #include <stddef.h>
 #include <stdint.h>
 #include "tern/error.h"
+#include "tern/reply.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
-
-#define TERN_API __attribute__((visibility("default")))
 
 TERN_API const char *tern_version(void); /* "0.1.0" */
 
@@ -137,6 +137,21 @@ TERN_API int tern_model_chat_tokens(const tern_model *m, const tern_chat_turn *t
 /* The rendered text itself, for --verbose and tests.  *out is malloc'ed; free() it. */
 TERN_API int tern_model_chat_text(const tern_model *m, const tern_chat_turn *turns, size_t n_turns,
                                   bool add_generation_prompt, char **out, tern_error *err);
+
+/* The ids of a conversation that is a JSON array of messages as OpenAI's API has them (content may be null, tool_calls,
+ * tool_call_id, reasoning_content ...), with further variables for the template as a JSON object, or NULL: tools, and
+ * switches such as enable_thinking.  Arguments of calls may be texts or objects: the template gets what it can take. No
+ * text of a message becomes a control token; variables are the template's text. */
+TERN_API int tern_model_chat_json(const tern_model *m, const char *messages_json, const char *vars_json,
+                                  bool add_generation_prompt, tern_tokens *out, tern_error *err);
+/* Does the model's template look at a variable of this name?  One that it never names would be ignored in silence. */
+TERN_API bool tern_model_chat_uses(const tern_model *m, const char *variable);
+/* The format of calls that the template describes, one of tern_reply_formats(); NULL: none that is known. */
+TERN_API const char *tern_model_chat_calls(const tern_model *m);
+
+/* For one reply of m; formats that p leaves open are those of its template.  TERN_EINVAL names what is wrong in p, of
+ * whose texts nothing is referred to afterwards. */
+TERN_API int tern_reply_new(tern_reply **out, const tern_model *m, const tern_reply_params *p, tern_error *err);
 
 typedef struct tern_stream tern_stream;
 TERN_API int tern_stream_new(tern_stream **out, const tern_model *m, bool special, tern_error *err);
@@ -304,6 +319,9 @@ typedef struct tern_generate_params {
     bool ignore_eog;
     /* Text as it becomes certain (a possible beginning of a stop string is held back).  Nonzero ends the generation. */
     int (*on_text)(void *user, const char *text, size_t n);
+    /* Nullable, for one generation: takes the text instead of on_text, and the marks that are control tokens.  It is
+     * told the end of the prompt before and finished after.  A receiver that wants no more ends the generation. */
+    tern_reply *reply;
     tern_progress_fn *on_prefill;
     void *user;
 } tern_generate_params;

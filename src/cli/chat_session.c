@@ -18,17 +18,20 @@ static void clear_turns(tern_chat_turn *turns, size_t n)
     }
 }
 
-int tern_session_add(struct tern_session *s, const char *role, const char *content, tern_error *err)
+int tern_session_add(struct tern_session *s, const char *role, const char *content, json_t *more, tern_error *err)
 {
     int rc = 0;
     tern_chat_turn turn = {strdup(role), strdup(content)};
-    if (!turn.role || !turn.content)
+    if (!s->more)
+        s->more = json_array();
+    if (json_array_append_new(s->more, more ? more : json_null()) < 0 || !turn.role || !turn.content)
         TERN_FAIL(err, TERN_ENOMEM, "cannot allocate a chat turn");
     if (s->n_turns == s->cap_turns)
         TERN_TRY(tern_grow(&s->turns, &s->cap_turns, s->n_turns + 1, sizeof *s->turns, err));
     s->turns[s->n_turns++] = turn;
     return 0;
 out:
+    (void)json_array_remove(s->more, s->n_turns);
     free((char *)turn.role);
     free((char *)turn.content);
     return rc;
@@ -37,16 +40,57 @@ out:
 void tern_session_drop(struct tern_session *s)
 {
     clear_turns(&s->turns[--s->n_turns], 1);
+    (void)json_array_remove(s->more, s->n_turns);
 }
 
-int tern_session_init(struct tern_session *s, tern_model *m, tern_engine *e, const char *system, uint64_t seed,
-                      tern_error *err)
+/* Are the last n tokens of the sequence this text? */
+static int spells(const struct tern_session *s, int n, const char *text, bool *same, tern_error *err)
 {
     int rc = 0;
-    *s = (struct tern_session){.model = m, .engine = e, .exact = true, .seed = seed};
+    tern_stream *stream = NULL;
+    struct tern_buf b = {0};
+    const char *piece;
+    size_t len;
+    int length = tern_seq_length(s->seq);
+    *same = false;
+    TERN_TRY(tern_stream_new(&stream, s->model, false, err));
+    for (int i = n < length ? length - n : 0; i < length; i++) {
+        TERN_TRY(tern_stream_push(stream, tern_seq_tokens(s->seq)[i], &piece, &len, err));
+        TERN_TRY(tern_buf_add(&b, piece, len, err));
+    }
+    TERN_TRY(tern_stream_finish(stream, &piece, &len, err));
+    TERN_TRY(tern_buf_add(&b, piece, len, err));
+    *same = b.len == strlen(text) && (!b.len || memcmp(b.p, text, b.len) == 0);
+out:
+    tern_buf_clear(&b);
+    tern_stream_free(stream);
+    return rc;
+}
+
+int tern_session_add_reply(struct tern_session *s, const char *content, json_t *more, int n, tern_error *err)
+{
+    int rc = tern_session_add(s, "assistant", content, more, err);
+    return rc < 0 ? rc : spells(s, n, content, &s->exact, err);
+}
+
+const json_t *tern_session_open_call(const struct tern_session *s)
+{
+    size_t i = s->n_turns, n_results = 0;
+    while (i && strcmp(s->turns[i - 1].role, "tool") == 0) {
+        i--;
+        n_results++;
+    }
+    return i ? json_array_get(json_object_get(json_array_get(s->more, i - 1), "tool_calls"), n_results) : NULL;
+}
+
+int tern_session_init(struct tern_session *s, tern_model *m, tern_engine *e, const char *system, const char *vars,
+                      uint64_t seed, tern_error *err)
+{
+    int rc = 0;
+    *s = (struct tern_session){.model = m, .engine = e, .vars = vars, .exact = true, .seed = seed};
     TERN_TRY(tern_seq_new(&s->seq, e, err));
     if (system)
-        TERN_TRY(tern_session_add(s, "system", system, err));
+        TERN_TRY(tern_session_add(s, "system", system, NULL, err));
 out:
     return rc;
 }
@@ -56,6 +100,7 @@ void tern_session_clear(struct tern_session *s)
     tern_seq_free(s->seq);
     clear_turns(s->turns, s->n_turns);
     tern_free(s->turns);
+    json_decref(s->more);
     *s = (struct tern_session){0};
 }
 
@@ -128,18 +173,55 @@ out:
     return rc;
 }
 
+/* Is the conversation more than roles and contents? */
+static bool is_plain(const struct tern_session *s)
+{
+    for (size_t i = 0; i < s->n_turns; i++)
+        if (!json_is_null(json_array_get(s->more, i)))
+            return false;
+    return !s->vars;
+}
+
+/* The turns as messages, each with what else it has. */
+static json_t *messages_json(const struct tern_session *s)
+{
+    json_t *messages = json_array();
+    for (size_t i = 0; i < s->n_turns; i++) {
+        json_t *message = json_pack("{so so}", "role", tern_json_text(s->turns[i].role), "content",
+                                    tern_json_text(s->turns[i].content));
+        json_t *more = json_array_get(s->more, i);
+        if (json_is_object(more))
+            (void)json_object_update_missing(message, more);
+        (void)json_array_append_new(messages, message);
+    }
+    return messages;
+}
+
+static int render_whole(const struct tern_session *s, tern_tokens *out, tern_error *err)
+{
+    if (is_plain(s))
+        return tern_model_chat_tokens(s->model, s->turns, s->n_turns, 0, true, out, err);
+    json_t *messages = messages_json(s);
+    char *text = messages ? json_dumps(messages, JSON_REAL_PRECISION(17)) : NULL;
+    int rc = text ? tern_model_chat_json(s->model, text, s->vars, true, out, err)
+                  : tern_err_set(err, TERN_ENOMEM, "cannot allocate the messages");
+    free(text);
+    json_decref(messages);
+    return rc;
+}
+
 int tern_session_pending(struct tern_session *s, tern_tokens *out, tern_error *err)
 {
     int rc = 0;
     tern_tokens whole = {0};
     bool replied = s->n_turns >= 2 && strcmp(s->turns[s->n_turns - 2].role, "assistant") == 0;
-    if (s->exact && replied && tern_seq_length(s->seq) > 0) {
+    if (s->exact && replied && is_plain(s) && tern_seq_length(s->seq) > 0) {
         rc = append_only(s, out, err);
         if (rc != TERN_EMISMATCH)
             return rc;
         out->len = 0;
     }
-    TERN_TRY(tern_model_chat_tokens(s->model, s->turns, s->n_turns, 0, true, &whole, err));
+    TERN_TRY(render_whole(s, &whole, err));
     s->exact = false; /* until a reply completes it */
     TERN_TRY(keep_common(s, &whole, out, err));
 out:
@@ -167,13 +249,9 @@ static json_t *turns_json(const struct tern_session *s)
 {
     char digest[17];
     sequence_digest(s->seq, digest);
-    json_t *turns = json_array();
-    for (size_t i = 0; i < s->n_turns; i++)
-        json_array_append_new(turns, json_pack("{so so}", "role", tern_json_text(s->turns[i].role), "content",
-                                               tern_json_text(s->turns[i].content)));
     return json_pack("{ss si si ss sb sI so}", "format", TURNS_FORMAT, "version", TURNS_VERSION, "n_tokens",
                      tern_seq_length(s->seq), "tokens_digest", digest, "exact", s->exact, "seed", (json_int_t)s->seed,
-                     "turns", turns);
+                     "turns", messages_json(s));
 }
 
 static int write_turns(const struct tern_session *s, const char *path, tern_error *err)
@@ -223,7 +301,13 @@ static int take_turns(struct tern_session *s, json_t *root, const char *path, te
         const char *content = json_string_value(json_object_get(turn, "content"));
         if (!role || !content)
             TERN_FAIL(err, TERN_EFORMAT, "%s: turn %zu has no role or no content", path, i);
-        TERN_TRY(tern_session_add(s, role, content, err));
+        json_t *more = json_deep_copy(turn);
+        TERN_TRY(tern_session_add(s, role, content, NULL, err));
+        (void)json_object_del(more, "role");
+        (void)json_object_del(more, "content");
+        if (json_object_size(more))
+            (void)json_array_set(s->more, i, more);
+        json_decref(more);
     }
 out:
     return rc;
@@ -266,7 +350,7 @@ int tern_session_load(struct tern_session *s, const char *path, tern_error *err)
 {
     int rc = 0;
     struct tern_buf turns_path = {0};
-    struct tern_session loaded = {.model = s->model, .engine = s->engine};
+    struct tern_session loaded = {.model = s->model, .engine = s->engine, .vars = s->vars};
     json_t *root = NULL;
     char digest[17];
     TERN_TRY(tern_buf_addf(&turns_path, err, "%s.turns.json", path));

@@ -12,27 +12,14 @@ struct chat {
     struct tern_bias bias;
     tern_generate_params params;
     tern_generate_result last; /* of the last reply, for /stats */
-    struct tern_buf reply;
+    struct tern_chat_vars vars;
+    struct tern_chat_reply reply;
     struct tern_progress bar;
-    int write_rc; /* why on_text stopped the reply */
-    tern_error write_err;
     bool quit;
     bool failed; /* a command or message failed: the status tells a script that fed us through a pipe */
 };
 
 /* ---- replies ----------------------------------------------------------------------------------------------------- */
-
-static int on_text(void *user, const char *text, size_t n)
-{
-    struct chat *c = user;
-    tern_progress_end(&c->bar);
-    c->write_rc = tern_buf_add(&c->reply, text, n, &c->write_err);
-    if (c->write_rc == 0)
-        c->write_rc = tern_out_write(text, n, &c->write_err);
-    if (c->write_rc == 0)
-        c->write_rc = tern_out_flush(&c->write_err);
-    return c->write_rc < 0 || tern_signals_interrupted();
-}
 
 static int on_prefill(void *user, int done, int total)
 {
@@ -48,30 +35,47 @@ static void await_user(const struct chat *c)
         tern_signals_watch(NULL);
 }
 
-/* Runs the model on the pending tokens; the reply's text ends up in c->reply. */
+static int new_reply(struct chat *c, tern_error *err)
+{
+    const char *format = c->a->v[TERN_OPT_TOOL_FORMAT].s;
+    const tern_reply_params p = {.calls = c->vars.tools ? format : "off",
+                                 .tools = c->vars.tools,
+                                 .seed = c->session.seed,
+                                 .on_event = tern_chat_reply_event,
+                                 .user = &c->reply};
+    return tern_reply_new(&c->params.reply, c->setup.model, &p, err);
+}
+
+/* Runs the model on the pending tokens; what it says ends up in c->reply. */
 static int generate(struct chat *c, const tern_tokens *ids, bool *interrupted, tern_error *err)
 {
-    c->params.on_text = on_text;
+    int rc = 0;
     c->params.on_prefill = on_prefill;
     c->params.user = c;
     c->params.sampler.seed = c->session.seed;
     c->bar.what = "prompt";
-    c->write_rc = 0;
     c->last = (tern_generate_result){.last = -1};
-    tern_buf_reset(&c->reply);
+    c->reply.bar = &c->bar;
+    tern_chat_reply_begin(&c->reply);
+    TERN_TRY(new_reply(c, err));
     tern_signals_watch(c->setup.engine);
-    int rc;
     do /* a Ctrl-C that came just after the last reply ended cancels this one before its first step: begin again */
         rc = tern_generate(c->setup.engine, c->session.seq, ids->p, (int)ids->len, &c->params, &c->last, err);
     while (rc == TERN_ECANCELLED && !tern_signals_interrupted());
     *interrupted = tern_signals_interrupted();
+    if (rc == TERN_ECANCELLED) /* what was held back belongs to the reply all the same */
+        rc = tern_reply_finish(c->params.reply, err);
     await_user(c);
     tern_progress_end(&c->bar);
-    if (c->write_rc < 0) {
-        *err = c->write_err;
-        return c->write_rc;
+    if (c->reply.write_rc < 0) {
+        *err = c->reply.write_err;
+        rc = c->reply.write_rc;
     }
-    return rc == TERN_ECANCELLED ? 0 : rc;
+    rc = rc < 0 ? rc : 0;
+out:
+    tern_reply_free(c->params.reply);
+    c->params.reply = NULL;
+    return rc;
 }
 
 /* Takes the unanswered message back, so that turns and sequence agree again. */
@@ -83,16 +87,24 @@ static void undo_message(struct chat *c, int length)
         s->exact = false;
 }
 
+/* Asks for the result of the next call, if there is one without. */
+static void ask_for_result(const struct chat *c)
+{
+    const json_t *call = tern_session_open_call(&c->session);
+    const char *name = json_string_value(json_object_get(json_object_get(call, "function"), "name"));
+    if (call)
+        tern_note("the next message is the result of %s", name ? tern_shown(name) : "the call");
+}
+
 static int finish_reply(struct chat *c, bool interrupted, tern_error *err)
 {
     int rc = 0;
     struct tern_session *s = &c->session;
-    TERN_TRY(tern_session_add(s, "assistant", c->reply.p ? c->reply.p : "", err));
-    /* A stop string is in the sequence but not in the text. */
-    s->exact = c->last.finish != TERN_FINISH_STOP;
+    json_t *more;
+    TERN_TRY(tern_chat_reply_more(&c->reply, &more, err));
+    TERN_TRY(tern_session_add_reply(s, c->reply.content.p ? c->reply.content.p : "", more, c->last.n_generated, err));
     s->seed++;
-    if (!c->reply.len || c->reply.p[c->reply.len - 1] != '\n')
-        TERN_TRY(tern_out_write("\n", 1, err));
+    TERN_TRY(tern_chat_reply_end(&c->reply, err));
     TERN_TRY(tern_out_flush(err));
     if (interrupted)
         tern_note("stopped");
@@ -101,6 +113,26 @@ static int finish_reply(struct chat *c, bool interrupted, tern_error *err)
                   tern_engine_ctx(c->setup.engine));
     else if (c->last.finish == TERN_FINISH_LENGTH)
         tern_note("the reply reached its %d tokens (-n)", c->params.max_tokens);
+    ask_for_result(c);
+out:
+    return rc;
+}
+
+/* The message as a turn: a call's result where one is waited for.  *complete: the model may answer. */
+static int add_message(struct chat *c, const char *message, bool *complete, tern_error *err)
+{
+    int rc = 0;
+    struct tern_session *s = &c->session;
+    const json_t *call = tern_session_open_call(s);
+    json_t *more = NULL;
+    if (call) {
+        json_t *id = json_object_get(call, "id"), *name = json_object_get(json_object_get(call, "function"), "name");
+        more = json_pack("{sO* sO*}", "tool_call_id", id, "name", name);
+        if (!more)
+            return tern_err_set(err, TERN_ENOMEM, "cannot allocate a result");
+    }
+    TERN_TRY(tern_session_add(s, call ? "tool" : "user", message, more, err));
+    *complete = !call || !tern_session_open_call(s);
 out:
     return rc;
 }
@@ -108,12 +140,16 @@ out:
 static int answer(struct chat *c, const char *message, tern_error *err)
 {
     int rc = 0;
-    bool interrupted = false, added = false;
+    bool interrupted = false, complete = false;
     struct tern_session *s = &c->session;
+    size_t before = s->n_turns;
     tern_tokens ids = {0};
     int length = tern_seq_length(s->seq), ctx = tern_engine_ctx(c->setup.engine);
-    TERN_TRY(tern_session_add(s, "user", message, err));
-    added = true;
+    TERN_TRY(add_message(c, message, &complete, err));
+    if (!complete) {
+        ask_for_result(c);
+        return 0;
+    }
     TERN_TRY(tern_session_pending(s, &ids, err));
     length = tern_seq_length(s->seq);
     if (ids.len > (size_t)(ctx - length))
@@ -127,9 +163,8 @@ static int answer(struct chat *c, const char *message, tern_error *err)
     } else {
         TERN_TRY(finish_reply(c, interrupted, err));
     }
-    added = false;
 out:
-    if (added && s->n_turns && strcmp(s->turns[s->n_turns - 1].role, "user") == 0)
+    if (rc < 0 && s->n_turns == before + 1)
         undo_message(c, length);
     tern_tokens_clear(&ids);
     return rc;
@@ -171,6 +206,8 @@ static int do_load(struct chat *c, const char *arg, tern_error *err)
     int rc = tern_session_load(&c->session, arg, err);
     if (rc == 0)
         tern_note("restored %d tokens and %zu turns from %s", tern_seq_length(c->session.seq), c->session.n_turns, arg);
+    if (rc == 0)
+        ask_for_result(c);
     return rc;
 }
 
@@ -242,7 +279,7 @@ static int handle(struct chat *c, struct tern_buf *message, tern_error *err)
         rc = answer(c, text[0] == '/' ? text + 1 : text, &e);
     if (rc == 0)
         return 0;
-    if (c->write_rc < 0 || rc == TERN_CLI_REPORTED || !c->session.seq) {
+    if (c->reply.write_rc < 0 || rc == TERN_CLI_REPORTED || !c->session.seq) {
         *err = e;
         return rc;
     }
@@ -286,6 +323,11 @@ int tern_cmd_chat(const struct tern_args *a, tern_error *err)
     TERN_TRY(tern_setup_model(&c.setup, a, a->v[TERN_OPT_MODEL].s, err));
     if (!tern_model_get_info(c.setup.model)->has_template)
         TERN_FAIL(err, TERN_EUNSUPPORTED, "%s has no chat template; use tern run", a->v[TERN_OPT_MODEL].s);
+    TERN_TRY(tern_chat_vars_init(&c.vars, a, c.setup.model, err));
+    c.reply.hide_reasoning = a->v[TERN_OPT_HIDE_REASONING].n > 0;
+    TERN_TRY(new_reply(&c, err)); /* a format that does not exist is told now */
+    tern_reply_free(c.params.reply);
+    c.params.reply = NULL;
     /* Two sequences: /load reads the new one before it lets the old one go. */
     TERN_TRY(tern_setup_engine(&c.setup, a, (int)a->v[TERN_OPT_CTX].i, 2, err));
     if (a->v[TERN_OPT_VERBOSE].n) {
@@ -293,7 +335,7 @@ int tern_cmd_chat(const struct tern_args *a, tern_error *err)
         if (c.params.sampler.temperature > 0)
             tern_note("seed %llu", (unsigned long long)c.params.sampler.seed);
     }
-    TERN_TRY(tern_session_init(&c.session, c.setup.model, c.setup.engine, a->v[TERN_OPT_SYSTEM].s,
+    TERN_TRY(tern_session_init(&c.session, c.setup.model, c.setup.engine, a->v[TERN_OPT_SYSTEM].s, c.vars.vars,
                                c.params.sampler.seed, err));
     TERN_TRY(tern_input_new(&c.input, err));
     if (tern_input_interactive(c.input))
@@ -305,6 +347,7 @@ out:
     tern_session_clear(&c.session);
     tern_setup_clear(&c.setup);
     tern_bias_clear(&c.bias);
-    tern_buf_clear(&c.reply);
+    tern_chat_reply_clear(&c.reply);
+    tern_chat_vars_clear(&c.vars);
     return rc;
 }

@@ -33,8 +33,9 @@ struct tern_weight_source {
     const void *factors; /* NVFP4 of either form: f32 that multiply the weights of factor_rows rows each; NULL: 1 */
     int factor_rows;     /* 0: one factor for all */
     int64_t row0;        /* GPTQ, AWQ: the matrix is the columns of data from here on, */
-    int64_t n_stored;    /* of so many (0: all columns, row0 is 0) */
-    const char *name;    /* of the tensor, for messages */
+    int64_t
+        n_stored; /* of so many (0: all columns, row0 is 0).  PLAIN numbers too, where this is not 0: [k][n_stored] */
+    const char *name; /* of the tensor, for messages */
 };
 
 /* Describes the packed form of the [n, k] matrix `s` (codes, scales, zero, panel_bytes) with data NULL.  Looks at no

@@ -14,13 +14,13 @@ static int refuse(tern_error *err, const char *name, size_t row, size_t offset, 
 
 /* ---- float weights ---- */
 
-/* Elements are turned from rows into columns; `size` is 2 or 4 bytes, and an element is not finite when all bits of
- * `exponent` are set. */
-static int pack_float_row(uint8_t *panel, int j, const uint8_t *src, int k, size_t size, uint32_t exponent)
+/* Elements are turned from rows, in which they lie `step` bytes apart, into columns; `size` is 2 or 4 bytes, and an
+ * element is not finite when all bits of `exponent` are set. */
+static int pack_float_row(uint8_t *panel, int j, const uint8_t *src, size_t step, int k, size_t size, uint32_t exponent)
 {
     for (int i = 0; i < k; i++) {
         uint32_t bits = 0;
-        memcpy(&bits, src + (size_t)i * size, size);
+        memcpy(&bits, src + (size_t)i * step, size);
         if ((bits & exponent) == exponent)
             return i;
         memcpy(panel + ((size_t)i * TERN_PANEL + (size_t)j) * size, &bits, size);
@@ -28,16 +28,18 @@ static int pack_float_row(uint8_t *panel, int j, const uint8_t *src, int k, size
     return -1;
 }
 
-static int pack_float_panel(const struct tern_packed *w, uint8_t *panel, const uint8_t *src, const char *name, int row0,
+static int pack_float_panel(const struct tern_packed *w, uint8_t *panel, const struct tern_weight_source *s, int row0,
                             int rows, tern_error *err)
 {
-    size_t size = tern_codes_unit(w->codes) / TERN_PANEL, row_bytes = size * (size_t)w->k;
+    const bool turned = s->n_stored > 0;
+    const size_t size = tern_codes_unit(w->codes) / TERN_PANEL;
+    const size_t step = turned ? size * (size_t)s->n_stored : size, row_step = turned ? size : size * (size_t)w->k;
     uint32_t exponent = w->codes == TERN_CODES_F32 ? 0x7F800000u : w->codes == TERN_CODES_F16 ? 0x7C00u : 0x7F80u;
     for (int j = 0; j < rows; j++) {
-        size_t at = (size_t)(row0 + j) * row_bytes;
-        int bad = pack_float_row(panel, j, src + at, w->k, size, exponent);
+        size_t at = (size_t)(s->row0 + row0 + j) * row_step;
+        int bad = pack_float_row(panel, j, (const uint8_t *)s->data + at, step, w->k, size, exponent);
         if (bad >= 0)
-            return refuse(err, name, (size_t)(row0 + j), at + (size_t)bad * size, "tensor", "weight");
+            return refuse(err, s->name, (size_t)(row0 + j), at + (size_t)bad * step, "tensor", "weight");
     }
     return 0;
 }
@@ -193,7 +195,7 @@ int tern_weight_pack(const struct tern_packed *w, void *dst, const struct tern_w
         uint8_t *panel = (uint8_t *)dst + (size_t)p * w->panel_bytes;
         int row0 = p * TERN_PANEL, rows = w->n - row0 < TERN_PANEL ? w->n - row0 : TERN_PANEL;
         memset(panel, 0, w->panel_bytes);
-        int rc = tern_codes_float(w->codes) ? pack_float_panel(w, panel, s->data, s->name, row0, rows, err)
+        int rc = tern_codes_float(w->codes) ? pack_float_panel(w, panel, s, row0, rows, err)
                                             : pack_quant_panel(w, t, panel, s, row0, rows, err);
         if (rc < 0)
             return rc;

@@ -5,7 +5,7 @@
 #include <string.h>
 #include "base/mem.h"
 
-static int plan_plain(struct tern_packed *w, const struct tern_weight_source *s, int64_t k, tern_error *err)
+static int plan_plain(struct tern_packed *w, const struct tern_weight_source *s, int64_t n, int64_t k, tern_error *err)
 {
     const struct weight_type *t = tern_weight_type(s->type);
     if (!t)
@@ -13,6 +13,9 @@ static int plan_plain(struct tern_packed *w, const struct tern_weight_source *s,
     if (k % t->elems)
         return tern_err_set(err, TERN_EUNSUPPORTED, "rows of %lld weights are not whole blocks of %d, as %s needs",
                             (long long)k, t->elems, tern_type_name(s->type));
+    if (s->n_stored && (!tern_codes_float(t->kind.codes) || s->row0 + n > s->n_stored))
+        return tern_err_set(err, TERN_EUNSUPPORTED, "%lld of %lld columns of %s are not supported", (long long)n,
+                            (long long)s->n_stored, tern_type_name(s->type));
     *w = t->kind;
     return 0;
 }
@@ -26,7 +29,7 @@ int tern_weight_plan(struct tern_packed *w, const struct tern_weight_source *s, 
         TERN_FAIL(err, TERN_EUNSUPPORTED, "a weight matrix of %lld rows of %lld is outside what tern handles",
                   (long long)n, (long long)k);
     if (s->form == TERN_FORM_PLAIN)
-        TERN_TRY(plan_plain(w, s, k, err));
+        TERN_TRY(plan_plain(w, s, n, k, err));
     else
         TERN_TRY(tern_weight_form_plan(w, s, n, k, err));
     if (s->factors && w->scales != TERN_SCALES_G16)
@@ -62,7 +65,11 @@ int tern_weight_rows(struct tern_weight_source *out, const struct tern_weight_so
         return tern_err_set(err, TERN_EUNSUPPORTED, "tensor %s cannot be divided at row %lld", s->name,
                             (long long)row0);
     *out = *s;
-    if (t)
+    if (t && s->n_stored) {
+        const int64_t row = s->row0 + row0;
+        out->row0 = row % s->n_stored;
+        out->data = (const uint8_t *)s->data + row / s->n_stored * s->n_stored * k * t->bytes;
+    } else if (t)
         out->data = (const uint8_t *)s->data + row0 * k / t->elems * t->bytes;
     else
         tern_weight_form_rows(out, row0, k);

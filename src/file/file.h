@@ -110,6 +110,7 @@ struct tern_tensor {
     const char *name;               /* in GGUF's words, NUL-terminated, owned by the file */
     const char *source;             /* what the file calls it, for messages and reports */
     float add;                      /* elements mean what they say plus this: 0, or 1 for norms that hold w of 1+w */
+    bool turned;                    /* each matrix lies as [dims[0]][dims[1]]: outputs are contiguous */
     bool unused;                    /* no part of the text model: an image tower, an output matrix that is tied */
     int type;                       /* enum tern_type, always one that tern reads; enum tern_raw_type with quant */
     const struct tern_quant *quant; /* dims count weights, data are their codes; NULL: elements or blocks of type */

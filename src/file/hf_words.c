@@ -21,7 +21,15 @@ static const struct {
     {"block_count", {"num_hidden_layers"}},
     {"context_length", {"max_position_embeddings"}},
     {"embedding_length", {"hidden_size"}},
-    {"feed_forward_length", {"intermediate_size"}},
+    {"feed_forward_length", {"intermediate_size_mlp", "intermediate_size"}},
+    {"expert_count", {"num_experts", "num_local_experts", "n_routed_experts"}},
+    {"expert_used_count", {"num_experts_per_tok"}},
+    {"expert_feed_forward_length", {"moe_intermediate_size"}},
+    {"expert_weights_norm", {"norm_topk_prob"}},
+    {"interleave_moe_layer_step", {"interleave_moe_layer_step", "decoder_sparse_step"}},
+    {"attention.chunk_size", {"attention_chunk_size"}},
+    {"attention.temperature_length", {"floor_scale"}},
+    {"attention.temperature_scale", {"rope_parameters.llama_4_scaling_beta"}},
     {"attention.head_count", {"num_attention_heads"}},
     {"attention.head_count_kv", {"num_key_value_heads"}},
     {"attention.key_length", {"head_dim"}},
@@ -42,7 +50,7 @@ static const struct {
 };
 
 struct word {
-    const char *hf, *gguf;
+    const char *hf, *gguf; /* #: a number */
 };
 
 static const struct word plain_modules[] = {
@@ -61,6 +69,47 @@ static const struct word plain_modules[] = {
     {"mlp.up_proj", "ffn_up"},
     {"mlp.gate_up_proj", "ffn_up"},
     {"mlp.down_proj", "ffn_down"},
+    {"mlp.gate", "ffn_gate_inp"},
+    {"mlp.experts.#.gate_proj", "ffn_gate.#"},
+    {"mlp.experts.#.up_proj", "ffn_up.#"},
+    {"mlp.experts.#.down_proj", "ffn_down.#"},
+    {"mlp.switch_mlp.gate_proj", "ffn_gate_exps"},
+    {"mlp.switch_mlp.up_proj", "ffn_up_exps"},
+    {"mlp.switch_mlp.down_proj", "ffn_down_exps"},
+    {0},
+};
+
+/* What has no ".weight" at its end. */
+static const struct word whole_names[] = {
+    {"mlp.experts.gate_up_proj", "ffn_gate_up_exps.weight"},
+    {"mlp.experts.down_proj", "ffn_down_exps.weight"},
+    {"feed_forward.experts.gate_up_proj", "ffn_gate_up_exps.weight"},
+    {"feed_forward.experts.down_proj", "ffn_down_exps.weight"},
+    {0},
+};
+
+static const struct word mixtral_modules[] = {
+    {"block_sparse_moe.gate", "ffn_gate_inp"},
+    {"block_sparse_moe.experts.#.w1", "ffn_gate.#"},
+    {"block_sparse_moe.experts.#.w3", "ffn_up.#"},
+    {"block_sparse_moe.experts.#.w2", "ffn_down.#"},
+    {"block_sparse_moe.switch_mlp.gate_proj", "ffn_gate_exps"},
+    {"block_sparse_moe.switch_mlp.up_proj", "ffn_up_exps"},
+    {"block_sparse_moe.switch_mlp.down_proj", "ffn_down_exps"},
+    {0},
+};
+
+static const struct word llama4_modules[] = {
+    {"feed_forward.gate_proj", "ffn_gate"},
+    {"feed_forward.up_proj", "ffn_up"},
+    {"feed_forward.down_proj", "ffn_down"},
+    {"feed_forward.router", "ffn_gate_inp"},
+    {"feed_forward.experts.gate_proj", "ffn_gate_exps"},
+    {"feed_forward.experts.up_proj", "ffn_up_exps"},
+    {"feed_forward.experts.down_proj", "ffn_down_exps"},
+    {"feed_forward.shared_expert.gate_proj", "ffn_gate_shexp"},
+    {"feed_forward.shared_expert.up_proj", "ffn_up_shexp"},
+    {"feed_forward.shared_expert.down_proj", "ffn_down_shexp"},
     {0},
 };
 
@@ -71,15 +120,44 @@ static const struct word gemma_modules[] = {
     {0},
 };
 
+static const struct word glm4_modules[] = {
+    {"post_self_attn_layernorm", "post_attention_norm"}, {"post_mlp_layernorm", "post_ffw_norm"}, {0}};
+
 /* What a class has where its configuration is silent: the arguments' defaults in transformers. */
 struct number {
-    const char *gguf;
+    const char *gguf; /* or the name of a setting that GGUF has in another form */
     double value;
 };
 static const struct number eps6[] = {{"attention.layer_norm_rms_epsilon", 1e-6}, {0}};
 static const struct number eps5[] = {{"attention.layer_norm_rms_epsilon", 1e-5}, {0}};
 static const struct number qwen3_numbers[] = {
     {"attention.key_length", 128}, {"attention.value_length", 128}, {"attention.layer_norm_rms_epsilon", 1e-6}, {0}};
+static const struct number qwen3_moe_numbers[] = {{"attention.head_count_kv", 4},
+                                                  {"attention.layer_norm_rms_epsilon", 1e-6},
+                                                  {"expert_used_count", 8},
+                                                  {"expert_feed_forward_length", 768},
+                                                  {0}};
+static const struct number mixtral_numbers[] = {{"attention.layer_norm_rms_epsilon", 1e-5},
+                                                {"expert_count", 8},
+                                                {"expert_used_count", 2},
+                                                {"rope.freq_base", 1e6},
+                                                {0}};
+static const struct number llama4_numbers[] = {
+    {"context_length", 131072},      {"attention.head_count", 40},
+    {"attention.head_count_kv", 8},  {"attention.key_length", 128},
+    {"attention.value_length", 128}, {"attention.layer_norm_rms_epsilon", 1e-5},
+    {"rope.freq_base", 5e5},         {"expert_count", 16},
+    {"expert_used_count", 1},        {0}};
+static const struct number glm4_numbers[] = {
+    {"attention.head_count_kv", 2},  {"attention.key_length", 128},
+    {"attention.value_length", 128}, {"attention.layer_norm_rms_epsilon", 1.5625e-7},
+    {"partial_rotary_factor", 0.5},  {0}};
+static const struct number ministral3_numbers[] = {
+    {"attention.head_count_kv", 8},  {"attention.key_length", 128},
+    {"attention.value_length", 128}, {"attention.layer_norm_rms_epsilon", 1e-5},
+    {"rope.freq_base", 1e6},         {0}};
+static const struct number smollm3_numbers[] = {
+    {"attention.head_count_kv", 4}, {"attention.layer_norm_rms_epsilon", 1e-6}, {"rope.freq_base", 2e6}, {0}};
 static const struct number gemma_numbers[] = {
     {"context_length", 131072},      {"attention.head_count", 8},
     {"attention.head_count_kv", 4},  {"attention.key_length", 256},
@@ -100,16 +178,23 @@ struct family {
     const struct number *silent; /* ends with a NULL name */
     bool norms_from_1;           /* norms hold w where the model multiplies by 1+w */
     bool windows;                /* layers with and without a sliding window may stand in any order */
+    bool experts;
 };
 
 static const struct family families[] = {
-    {"llama", "llama", "silu", NULL, eps6, false, false},
-    {"mistral", "llama", "silu", NULL, eps6, false, false},
-    {"qwen2", "qwen2", "silu", NULL, eps6, false, false},
-    {"qwen3", "qwen3", "silu", NULL, qwen3_numbers, false, false},
-    {"phi3", "phi3", "silu", NULL, eps5, false, false},
-    {"gemma2", "gemma2", "gelu_pytorch_tanh", gemma_modules, gemma2_numbers, true, true},
-    {"gemma3_text", "gemma3", "gelu_pytorch_tanh", gemma_modules, gemma_numbers, true, true},
+    {"llama", "llama", "silu", NULL, eps6, false, false, false},
+    {"mistral", "llama", "silu", NULL, eps6, false, false, false},
+    {"qwen2", "qwen2", "silu", NULL, eps6, false, false, false},
+    {"qwen3", "qwen3", "silu", NULL, qwen3_numbers, false, false, false},
+    {"phi3", "phi3", "silu", NULL, eps5, false, false, false},
+    {"gemma2", "gemma2", "gelu_pytorch_tanh", gemma_modules, gemma2_numbers, true, true, false},
+    {"gemma3_text", "gemma3", "gelu_pytorch_tanh", gemma_modules, gemma_numbers, true, true, false},
+    {"qwen3_moe", "qwen3moe", "silu", NULL, qwen3_moe_numbers, false, false, true},
+    {"glm4", "glm4", "silu", glm4_modules, glm4_numbers, false, false, false},
+    {"smollm3", "smollm3", "silu", NULL, smollm3_numbers, false, false, false},
+    {"ministral3", "mistral3", "silu", NULL, ministral3_numbers, false, false, false},
+    {"llama4_text", "llama4", "silu", llama4_modules, llama4_numbers, false, false, true},
+    {"mixtral", "llama", "silu", mixtral_modules, mixtral_numbers, false, false, true},
 };
 
 /* Where the text model stands in a checkpoint: before its modules, and before lm_head. */
@@ -197,6 +282,15 @@ static struct tern_meta number_meta(double v)
                               .file_offset = TERN_NO_OFFSET};
 }
 
+/* The class's default, or NULL. */
+static const struct number *silent(const struct words *w, const char *name)
+{
+    for (const struct number *d = w->family->silent; d->gguf; d++)
+        if (strcmp(d->gguf, name) == 0)
+            return d;
+    return NULL;
+}
+
 static int translate_keys(const struct words *w, tern_error *err)
 {
     int rc = 0;
@@ -204,14 +298,9 @@ static int translate_keys(const struct words *w, tern_error *err)
         const struct tern_meta *m = NULL;
         for (int k = 0; k < 4 && keys[i].hf[k] && !m; k++)
             m = said(w, keys[i].hf[k]);
-        struct tern_meta silent = {0};
-        for (const struct number *d = w->family->silent; !m && d->gguf; d++)
-            if (strcmp(d->gguf, keys[i].gguf) == 0) {
-                silent = number_meta(d->value);
-                m = &silent;
-            }
-        if (m)
-            TERN_TRY(put(w, keys[i].gguf, *m, err));
+        const struct number *d = m ? NULL : silent(w, keys[i].gguf);
+        if (m || d)
+            TERN_TRY(put(w, keys[i].gguf, m ? *m : number_meta(d->value), err));
     }
 out:
     return rc;
@@ -221,9 +310,8 @@ out:
 static int refuse(const struct words *w, tern_error *err)
 {
     static const char *const acts[] = {"hidden_activation", "hidden_act"};
-    static const char *const off[] = {"use_bidirectional_attention",   "rope_parameters.truncate",
-                                      "rope_scaling.attention_factor", "rope_parameters.attention_factor",
-                                      "rope_scaling.mscale",           "rope_parameters.mscale"};
+    static const char *const off[] = {"use_bidirectional_attention", "rope_parameters.truncate",
+                                      "rope_scaling.attention_factor", "rope_parameters.attention_factor"};
     static const char *const caps[] = {"attn_logit_softcapping", "final_logit_softcapping"};
     for (size_t i = 0; i < 2; i++) {
         const struct tern_meta *m = said(w, acts[i]);
@@ -235,11 +323,19 @@ static int refuse(const struct words *w, tern_error *err)
         if (m && !(m->type == TERN_META_BOOL && m->i == 0))
             return fail(w, m, TERN_EUNSUPPORTED, err, "this is set, which is not supported");
     }
+    bool quantised = false;
+    const struct tern_meta *experts = NULL;
     for (size_t i = 0; i < w->part->meta.n; i++) {
         const struct tern_meta *m = &w->part->meta.v[i];
-        if (strstr(m->key, "experts") && number_of(m) > 0)
-            return fail(w, m, TERN_EUNSUPPORTED, err, "mixtures of experts are not supported from this container");
+        quantised |= starts_with(m->key, "config.quantization");
+        if (!strstr(m->key, "experts") || number_of(m) <= 0)
+            continue;
+        if (!w->family->experts)
+            return fail(w, m, TERN_EUNSUPPORTED, err, "experts are not supported for this model_type");
+        experts = m;
     }
+    if (quantised && experts)
+        return fail(w, experts, TERN_EUNSUPPORTED, err, "experts of a quantised checkpoint are not supported");
     for (size_t i = 0; i < 2; i++) {
         const struct tern_meta *m = said(w, caps[i]);
         if (m && strcmp(w->family->arch, "gemma2") != 0)
@@ -268,6 +364,65 @@ static int read_layer_types(const struct words *w, const struct tern_meta *types
         if (!(*windows)[i] && !is_text(s, "full_attention"))
             return fail_text(w, types, s, err);
     }
+out:
+    return rc;
+}
+
+/* A list that must say of each layer what the architecture takes for granted, that every fourth has no positions:
+ * `kinds`, the names of layers without and with them, or NULL for 0 and 1. */
+static int check_positions(const struct words *w, const struct tern_meta *m, const char *const kinds[2],
+                           tern_error *err)
+{
+    if (!m || (m->type == TERN_META_ARRAY && m->n == 0))
+        return 0;
+    bool same = m->type == TERN_META_ARRAY && m->elem == (kinds ? TERN_META_STRING : TERN_META_INT);
+    for (size_t i = 0; same && i < m->n; i++) {
+        int positions = (i + 1) % 4 != 0;
+        same = kinds ? is_text((const struct tern_str *)m->arr + i, kinds[positions])
+                     : ((const int64_t *)m->arr)[i] == positions;
+    }
+    return same ? 0 : fail(w, m, TERN_EUNSUPPORTED, err, "another order of layers is not supported");
+}
+
+static int check_no_rope(const struct words *w, tern_error *err)
+{
+    const struct tern_meta *every = said(w, "no_rope_layer_interval"), *layers = said(w, "no_rope_layers");
+    if (every && every->i != 4 && !(layers && layers->n))
+        return fail(w, every, TERN_EUNSUPPORTED, err, "an interval other than 4 is not supported");
+    return check_positions(w, layers, NULL, err);
+}
+
+/* The list of layers with experts must be that of every step-th. */
+static int check_moe_layers(const struct words *w, tern_error *err)
+{
+    const struct tern_meta *m = said(w, "moe_layers"), *every = said(w, "interleave_moe_layer_step");
+    const int64_t step = every && every->i > 0 ? every->i : 1;
+    if (!m)
+        return 0;
+    bool same = m->type == TERN_META_ARRAY && m->elem == TERN_META_INT &&
+                (int64_t)m->n == (int64_t)number_of(said(w, "num_hidden_layers")) / step;
+    for (size_t i = 0; same && i < m->n; i++)
+        same = ((const int64_t *)m->arr)[i] == (int64_t)(i + 1) * step - 1;
+    return same ? 0 : fail(w, m, TERN_EUNSUPPORTED, err, "these are not the layers of interleave_moe_layer_step");
+}
+
+static int translate_llama4(const struct words *w, tern_error *err)
+{
+    static const char *const kinds[] = {"full_attention", "chunked_attention"};
+    int rc = 0;
+    const struct tern_meta *temper = said(w, "attn_temperature_tuning"), *scale = said(w, "attn_scale");
+    const struct tern_meta *norm = said(w, "use_qk_norm"), *ff = said(w, "intermediate_size");
+    const struct tern_meta yes = {.type = TERN_META_BOOL, .i = 1, .file_offset = TERN_NO_OFFSET};
+    TERN_TRY(check_no_rope(w, err));
+    TERN_TRY(check_positions(w, said(w, "layer_types"), kinds, err));
+    TERN_TRY(check_moe_layers(w, err));
+    TERN_TRY(put(w, "attention.qk_norm", norm ? *norm : yes, err));
+    if (temper && temper->i == 0)
+        TERN_TRY(put(w, "attention.temperature_scale", number_meta(0), err));
+    else if (scale)
+        TERN_TRY(put(w, "attention.temperature_scale", *scale, err));
+    if (ff)
+        TERN_TRY(put(w, "expert_feed_forward_length", *ff, err));
 out:
     return rc;
 }
@@ -306,6 +461,20 @@ out:
     return rc;
 }
 
+/* What the usual keys do not say of experts. */
+static int translate_experts(const struct words *w, tern_error *err)
+{
+    const struct tern_meta *dense = said(w, "mlp_only_layers");
+    if (!w->family->experts)
+        return 0;
+    if (dense && dense->type == TERN_META_ARRAY && dense->n > 0)
+        return fail(w, dense, TERN_EUNSUPPORTED, err, "a list of layers without experts is not supported");
+    if (strcmp(w->family->arch, "qwen3moe") == 0 && !said(w, "norm_topk_prob")) /* no, by the class's default */
+        return put(w, "expert_weights_norm", (struct tern_meta){.type = TERN_META_BOOL, .file_offset = TERN_NO_OFFSET},
+                   err);
+    return 0;
+}
+
 static const struct tern_meta *said_of_rope(const struct words *w, const char *name)
 {
     static const char *const groups[] = {"rope_scaling.", "rope_parameters.", "rope_parameters.full_attention."};
@@ -329,6 +498,20 @@ static double long_magnitude(const struct words *w)
     return original > 1 && stretch > 1 ? sqrt(1 + log(stretch) / log(original)) : 1;
 }
 
+/* YaRN whose growth of cos and sin, a function of mscale, is divided by that of mscale_all_dim. */
+static int translate_mscale(const struct words *w, tern_error *err)
+{
+    const struct tern_meta *over = said_of_rope(w, "mscale"), *under = said_of_rope(w, "mscale_all_dim");
+    double m = number_of(over), all = number_of(under);
+    if (!over && !under)
+        return 0;
+    if (!(m > 0) || (m != all && m != 1)) /* without the other, each says something else */
+        return fail(w, over ? over : under, TERN_EUNSUPPORTED, err, "this is not supported beside mscale_all_dim");
+    if (strcmp(w->family->arch, "mistral3") != 0)
+        return fail(w, over, TERN_EUNSUPPORTED, err, "this is set, which is not supported");
+    return put(w, "rope.scaling.yarn_log_multiplier", number_meta(m == all ? 1 : all), err);
+}
+
 static int translate_rope(const struct words *w, tern_error *err)
 {
     int rc = 0;
@@ -345,13 +528,15 @@ static int translate_rope(const struct words *w, tern_error *err)
         if (text && is_text(&type->s, "longrope"))
             TERN_TRY(put(w, "rope.scaling.attn_factor", number_meta(long_magnitude(w)), err));
     }
+    TERN_TRY(translate_mscale(w, err));
     if (!part)
         part = said_of_rope(w, "partial_rotary_factor");
-    double share = number_of(part);
+    const struct number *usual = silent(w, "partial_rotary_factor");
+    double share = part || !usual ? number_of(part) : usual->value;
     double dim = head ? number_of(head) : number_of(said(w, "hidden_size")) / number_of(said(w, "num_attention_heads"));
     if (part && (!(share > 0) || share > 1))
         return fail(w, part, TERN_EFORMAT, err, "the rotated part of a head is not between 0 and 1");
-    if (part && share < 1 && dim >= 1 && dim < 1e6)
+    if ((part || usual) && share < 1 && dim >= 1 && dim < 1e6)
         TERN_TRY(put(w, "rope.dimension_count", number_meta(floor(dim * share)), err));
 out:
     return rc;
@@ -394,7 +579,13 @@ static int translate_config(struct words *w, const char *name, tern_error *err)
     TERN_TRY(put(w, "general.architecture", text_meta(w->family->arch), err));
     TERN_TRY(put(w, "general.name", text_meta(name), err));
     TERN_TRY(translate_keys(w, err));
-    TERN_TRY(translate_windows(w, err));
+    if (strcmp(w->family->arch, "smollm3") == 0)
+        TERN_TRY(check_no_rope(w, err));
+    if (strcmp(w->family->arch, "llama4") == 0)
+        TERN_TRY(translate_llama4(w, err));
+    else
+        TERN_TRY(translate_windows(w, err));
+    TERN_TRY(translate_experts(w, err));
     TERN_TRY(translate_rope(w, err));
     if (scalar && !(number_of(scalar) > 0))
         return fail(w, scalar, TERN_EFORMAT, err, "the scale of the scores is no positive number");
@@ -406,12 +597,32 @@ out:
 
 /* ---- tensors ----------------------------------------------------------------------------------------------------- */
 
-static const char *find_module(const struct words *w, const char *hf, size_t n)
+/* Does a name of n bytes fit the word, in which # stands for digits?  number: these, in the name. */
+static bool fits(const char *word, const char *name, size_t n, struct tern_str *number)
 {
-    const struct word *const tables[] = {w->family->modules, plain_modules};
+    size_t i = 0;
+    for (; *word; word++) {
+        if (*word != '#') {
+            if (i == n || name[i++] != *word)
+                return false;
+            continue;
+        }
+        number->p = name + i;
+        number->n = strspn(number->p, "0123456789");
+        number->n = number->n < n - i ? number->n : n - i;
+        i += number->n;
+        if (!number->n || number->n > 5)
+            return false;
+    }
+    return i == n;
+}
+
+static const char *find_word(const struct words *w, const char *name, size_t n, bool whole, struct tern_str *number)
+{
+    const struct word *const tables[] = {whole ? whole_names : w->family->modules, whole ? NULL : plain_modules};
     for (int i = 0; i < 2; i++)
         for (const struct word *m = tables[i]; m && m->hf; m++)
-            if (strlen(m->hf) == n && memcmp(m->hf, hf, n) == 0)
+            if (fits(m->hf, name, n, number))
                 return m->gguf;
     return NULL;
 }
@@ -437,16 +648,20 @@ static bool translate_name(const struct words *w, const char *body, const char *
             return false;
         hf = end + 1;
     }
-    const char *dot = strrchr(hf, '.');
-    if (!dot || (strcmp(dot, ".weight") != 0 && strcmp(dot, ".bias") != 0))
-        return false;
-    const char *module = find_module(w, hf, (size_t)(dot - hf));
-    if (!module)
+    const char *end = strrchr(hf, '.');
+    bool whole = !end || (strcmp(end, ".weight") != 0 && strcmp(end, ".bias") != 0);
+    if (whole)
+        end = hf + strlen(hf);
+    struct tern_str number = {0};
+    const char *word = find_word(w, hf, (size_t)(end - hf), whole, &number);
+    if (!word)
         return false;
     char block[24] = "";
     if (in_layer)
         (void)snprintf(block, sizeof block, "blk.%lu.", layer);
-    (void)snprintf(out, size, "%s%s%s", block, module, dot);
+    size_t before = strcspn(word, "#");
+    (void)snprintf(out, size, "%s%.*s%.*s%s%s", block, (int)before, word, word[before] ? (int)number.n : 0,
+                   number.n ? number.p : "", word[before] ? word + before + 1 : "", end);
     return true;
 }
 
@@ -481,6 +696,12 @@ static int translate_tensor(const struct words *w, const char *const place[2], s
         return rc;
     memcpy(copy, name, n);
     t->name = copy;
+    if (strstr(t->source, ".feed_forward.experts.") && !ends_with(t->source, ".weight") && t->n_dims == 3) {
+        int64_t inputs = t->dims[1];
+        t->dims[1] = t->dims[0];
+        t->dims[0] = inputs;
+        t->turned = true;
+    }
     t->add = w->family->norms_from_1 && ends_with(t->source, "norm.weight") ? 1 : 0;
     return 0;
 }

@@ -8,7 +8,7 @@ static int configure(struct tern_desc *d, const struct tern_file *f, tern_error 
     int64_t span;
     double temper;
     TERN_TRY(tern_configure_common(d, f, "mistral3", err));
-    d->ropes[0].interleaved = true;
+    d->ropes[0].interleaved = tern_file_kind(f) == TERN_FILE_GGUF;
     TERN_TRY(tern_refuse_experts(f, "mistral3", err));
     TERN_TRY(tern_file_get_float(f, "mistral3.attention.temperature_scale", 0, &temper, err));
     TERN_TRY(

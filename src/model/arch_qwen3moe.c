@@ -23,14 +23,7 @@ static const struct tern_tensor_rule layers[] = {
     {"blk.%d.ffn_gate.weight", TERN_SLOT_GATE, TERN_DIM_FF, TERN_DIM_EMBD, false},
     {"blk.%d.ffn_up.weight", TERN_SLOT_UP, TERN_DIM_FF, TERN_DIM_EMBD, false},
     {"blk.%d.ffn_down.weight", TERN_SLOT_DOWN, TERN_DIM_EMBD, TERN_DIM_FF, false},
-    {"blk.%d.ffn_gate_shexp.weight", TERN_SLOT_SHARED_GATE, TERN_DIM_FF_SHARED, TERN_DIM_EMBD, false},
-    {"blk.%d.ffn_up_shexp.weight", TERN_SLOT_SHARED_UP, TERN_DIM_FF_SHARED, TERN_DIM_EMBD, false},
-    {"blk.%d.ffn_down_shexp.weight", TERN_SLOT_SHARED_DOWN, TERN_DIM_EMBD, TERN_DIM_FF_SHARED, false},
-    {"blk.%d.ffn_gate_inp.weight", TERN_SLOT_ROUTER, TERN_DIM_EXPERTS, TERN_DIM_EMBD, false},
-    {"blk.%d.ffn_gate_exps.weight", TERN_SLOT_EXPERT_GATE, TERN_DIM_FF_EXPERT, TERN_DIM_EMBD, false},
-    {"blk.%d.ffn_up_exps.weight", TERN_SLOT_EXPERT_UP, TERN_DIM_FF_EXPERT, TERN_DIM_EMBD, false},
-    {"blk.%d.ffn_down_exps.weight", TERN_SLOT_EXPERT_DOWN, TERN_DIM_EMBD, TERN_DIM_FF_EXPERT, false},
     {0},
 };
 
-const struct tern_arch tern_arch_qwen3moe = {"qwen3moe", configure, tern_llama_globals, layers, NULL};
+const struct tern_arch tern_arch_qwen3moe = {"qwen3moe", configure, tern_llama_globals, layers, tern_expert_layers};

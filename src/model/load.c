@@ -4,6 +4,7 @@
 #include <math.h>
 #include <pthread.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <xxhash.h>
 #include "base/mem.h"
@@ -17,8 +18,8 @@ struct loader {
     const struct tern_arch *arch;
     struct tern_weight_place *plans;
     size_t n_plans, cap_plans;
-    const struct tern_tensor **unused; /* known, but of no use to this model */
-    size_t n_unused, cap_unused;
+    const struct tern_tensor **known; /* all that have a place in it, and those known to be of no use to this model */
+    size_t n_known, cap_known;
     size_t total;
 };
 
@@ -103,6 +104,14 @@ static int check_shape(const struct loader *ld, const struct tern_tensor *t, int
                         (long long)t->dims[1], (long long)k, (long long)n);
 }
 
+/* The matrices of a stack are described by one struct tern_packed. */
+static bool same_form(const struct tern_packed *a, const struct tern_packed *b)
+{
+    return a->codes == b->codes && a->scales == b->scales && a->zero == b->zero && a->group == b->group &&
+           a->d_type == b->d_type && a->m_type == b->m_type && a->panel_bytes == b->panel_bytes && a->unit == b->unit &&
+           memcmp(a->table, b->table, sizeof a->table) == 0;
+}
+
 /* Memory for the n rows of k that a plan's slot gets. */
 static int plan_bytes(const struct loader *ld, struct tern_weight_place *p, int64_t k, tern_error *err)
 {
@@ -111,9 +120,15 @@ static int plan_bytes(const struct loader *ld, struct tern_weight_place *p, int6
         return 0;
     }
     tern_error e = {0};
-    int rc = tern_weight_plan(&p->dst->mat, &p->src, p->n, k, &e);
+    struct tern_packed m;
+    int rc = tern_weight_plan(&m, &p->src, p->n, k, &e);
     if (rc < 0)
         return tern_err_set(err, rc, "%s: tensor \"%s\": %s", tern_file_path(ld->f), p->t->source, e.msg);
+    if (p->matrix > 0 && !same_form(&m, &p->dst->mat))
+        return tern_err_set(err, TERN_EUNSUPPORTED,
+                            "%s: tensor \"%s\" at byte %llu is of another type than those of the experts before it",
+                            tern_file_path(ld->f), p->t->source, (unsigned long long)p->t->file_offset);
+    p->dst->mat = m;
     if (!tern_mul(tern_weight_bytes(&p->dst->mat), (size_t)p->stack, &p->bytes))
         return tern_err_set(err, TERN_ENOMEM, "%s: the weights do not fit in memory", tern_file_path(ld->f));
     return 0;
@@ -172,12 +187,12 @@ static int find_parts(const struct loader *ld, struct tern_weight_place *p, stru
     return 0;
 }
 
-static bool is_part(const struct tern_weight_place *p, const struct tern_tensor *t)
+static int know(struct loader *ld, const struct tern_tensor *t, tern_error *err)
 {
-    bool is = p->t == t;
-    for (int i = 0; i < TERN_WEIGHT_PARTS; i++)
-        is |= p->parts[i] == t;
-    return is;
+    int rc = tern_grow(&ld->known, &ld->cap_known, ld->n_known + 1, sizeof *ld->known, err);
+    if (rc == 0)
+        ld->known[ld->n_known++] = t;
+    return rc;
 }
 
 /* Layers that attend to another's keys and values have no use for their own, which files hold all the same. */
@@ -193,65 +208,92 @@ static bool may_lack(const struct tern_layer_desc *l, int slot)
     return left_out(l, slot) || (slot == TERN_SLOT_V && l->v_is_k) || (slot == TERN_SLOT_PLE_POST_NORM && !l->n_ple);
 }
 
+/* A tensor of the file and what it is to the rules that share it. */
+struct found {
+    const struct tern_tensor *t;
+    int64_t rows, k;   /* of one matrix */
+    int stack, matrix; /* as in struct tern_weight_place */
+    bool vector;
+};
+
 /* Plans the memory of the rows [row0, row0 + n) of a tensor, or of each matrix of a stack. */
-static int plan_rows(struct loader *ld, const struct tern_tensor *t, struct tern_weights *dst, int64_t row0, int64_t n,
-                     int64_t k, int stack, bool vector, tern_error *err)
+static int plan_rows(struct loader *ld, const struct found *o, struct tern_weights *dst, int64_t row0, int64_t n,
+                     tern_error *err)
 {
     int rc = 0;
+    const struct tern_tensor *t = o->t;
     struct tern_weight_source whole = source_of(t);
+    if (t->turned)
+        whole.n_stored = t->dims[1];
     tern_error e = {0};
     TERN_TRY(tern_grow(&ld->plans, &ld->cap_plans, ld->n_plans + 1, sizeof *ld->plans, err));
     struct tern_weight_place *p = &ld->plans[ld->n_plans++];
     *p = (struct tern_weight_place){
-        .t = t, .dst = dst, .n = (int)n, .vector = vector, .stack = stack, .offset = ld->total};
+        .t = t, .dst = dst, .n = (int)n, .vector = o->vector, .stack = o->stack, .offset = ld->total};
     p->stack_rows = (int)t->dims[1];
+    p->matrix = o->matrix;
     TERN_TRY(find_parts(ld, p, &whole, err));
-    if ((rc = tern_weight_rows(&p->src, &whole, row0, k, &e)) < 0)
+    TERN_TRY(know(ld, t, err));
+    for (int i = 0; i < TERN_WEIGHT_PARTS && p->parts[i]; i++)
+        TERN_TRY(know(ld, p->parts[i], err));
+    if ((rc = tern_weight_rows(&p->src, &whole, row0, o->k, &e)) < 0)
         TERN_FAIL(err, rc, "%s: %s", tern_file_path(ld->f), e.msg);
-    TERN_TRY(plan_bytes(ld, p, k, err));
+    TERN_TRY(plan_bytes(ld, p, o->k, err));
     if (!tern_add(ld->total, p->bytes, &ld->total))
         TERN_FAIL(err, TERN_ENOMEM, "%s: the weights do not fit in memory", tern_file_path(ld->f));
-    ld->net->n_params += n * k * stack;
+    ld->net->n_params += n * o->k * o->stack;
 out:
     return rc;
 }
 
-/* Looks up the tensor of n_rules rules, which share its rows.  layer -1: global rules. */
-static int plan_tensor(struct loader *ld, const struct tern_tensor_rule *r, int n_rules, int layer,
+/* Looks up the tensor of n_rules rules, which share its rows; o says what is wanted.  layer -1: global rules. */
+static int plan_tensor(struct loader *ld, struct found *o, const struct tern_tensor_rule *r, int n_rules, int layer,
                        struct tern_weights *slots, tern_error *err)
 {
     int rc = 0;
     char name[NAME_MAX_LEN];
     const struct tern_desc *d = &ld->net->desc;
     const struct tern_layer_desc *l = &d->layers[layer < 0 ? 0 : layer];
-    const bool vector = r->k == TERN_DIM_NONE;
-    int64_t rows = 0, k = resolve(r->k, d, l);
-    for (int i = 0; i < n_rules; i++)
-        rows += resolve(r[i].n, d, l);
-    if (!rows || !k)
-        return 0;
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wformat-nonliteral"
-    (void)snprintf(name, sizeof name, r->name, layer); /* the tables are constants of this program */
+    (void)snprintf(name, sizeof name, r->name, layer, o->matrix); /* the tables are constants of this program */
 #pragma GCC diagnostic pop
-    const struct tern_tensor *t = tern_file_tensor(ld->f, name);
-    if (!t && (r->optional || (layer >= 0 && may_lack(l, r->slot))))
+    o->t = tern_file_tensor(ld->f, name);
+    if (!o->t && o->matrix == 0 && (r->optional || (layer >= 0 && may_lack(l, r->slot))))
         return 0;
-    if (!t)
+    if (!o->t)
         TERN_FAIL(err, TERN_EFORMAT, "%s: tensor \"%s\" is missing", tern_file_path(ld->f), name);
-    const int stack = layer < 0 ? 1 : stack_of(l, r->slot);
-    TERN_TRY(check_shape(ld, t, rows, k, stack, vector, err));
-    if (layer >= 0 && left_out(l, r->slot)) { /* known, but nobody's */
-        TERN_TRY(tern_grow(&ld->unused, &ld->cap_unused, ld->n_unused + 1, sizeof *ld->unused, err));
-        ld->unused[ld->n_unused++] = t;
-        return 0;
-    }
-    rows = 0;
+    TERN_TRY(check_shape(ld, o->t, o->rows, o->k, o->stack, o->vector, err));
+    if (layer >= 0 && left_out(l, r->slot)) /* known, but nobody's */
+        return know(ld, o->t, err);
+    int64_t row0 = 0;
     for (int i = 0; i < n_rules; i++) {
         int64_t n = resolve(r[i].n, d, l);
-        TERN_TRY(plan_rows(ld, t, &slots[r[i].slot], rows, n, k, stack, vector, err));
-        rows += n;
+        TERN_TRY(plan_rows(ld, o, &slots[r[i].slot], row0, n, err));
+        row0 += n;
     }
+out:
+    return rc;
+}
+
+/* One tensor, or one for each matrix of a stack. */
+static int plan_rule(struct loader *ld, const struct tern_tensor_rule *r, int n_rules, int layer,
+                     struct tern_weights *slots, tern_error *err)
+{
+    int rc = 0;
+    const struct tern_desc *d = &ld->net->desc;
+    const struct tern_layer_desc *l = &d->layers[layer < 0 ? 0 : layer];
+    const char *number = strstr(r->name, "%d");
+    const bool apart = number && strstr(number + 2, "%d");
+    const int stack = layer < 0 ? 1 : stack_of(l, r->slot);
+    struct found o = {.k = resolve(r->k, d, l), .stack = apart ? 1 : stack, .vector = r->k == TERN_DIM_NONE};
+    for (int i = 0; i < n_rules; i++)
+        o.rows += resolve(r[i].n, d, l);
+    if (!o.rows || !o.k || slots[r->slot].mat.n > 0)
+        return 0;
+    do
+        TERN_TRY(plan_tensor(ld, &o, r, n_rules, layer, slots, err));
+    while (apart && o.t && ++o.matrix < stack);
 out:
     return rc;
 }
@@ -264,23 +306,26 @@ static int plan_rules(struct loader *ld, const struct tern_tensor_rule *r, int l
     for (int n; r && r->name; r += n) {
         for (n = 1; r[n].name && strcmp(r[n].name, r->name) == 0;)
             n++;
-        TERN_TRY(plan_tensor(ld, r, n, layer, slots, err));
+        TERN_TRY(plan_rule(ld, r, n, layer, slots, err));
     }
 out:
     return rc;
 }
 
-/* A tensor that no rule knows would be a part of the model left out of the sum: refuse. */
-static int check_unknown(const struct loader *ld, tern_error *err)
+static int by_address(const void *a, const void *b)
 {
+    uintptr_t x = (uintptr_t) * (void *const *)a, y = (uintptr_t) * (void *const *)b;
+    return (x > y) - (x < y);
+}
+
+/* A tensor that no rule knows would be a part of the model left out of the sum: refuse. */
+static int check_unknown(struct loader *ld, tern_error *err)
+{
+    TERN_ASSERT(ld->known); /* the embedding at least */
+    qsort(ld->known, ld->n_known, sizeof *ld->known, by_address);
     for (size_t i = 0; i < tern_file_n_tensors(ld->f); i++) {
         const struct tern_tensor *t = tern_file_tensor_at(ld->f, i);
-        bool known = false;
-        for (size_t j = 0; j < ld->n_plans && !known; j++)
-            known = is_part(&ld->plans[j], t);
-        for (size_t j = 0; j < ld->n_unused && !known; j++)
-            known = ld->unused[j] == t;
-        if (!known && !t->unused)
+        if (!t->unused && !bsearch(&t, ld->known, ld->n_known, sizeof *ld->known, by_address))
             return tern_err_set(err, TERN_EUNSUPPORTED, "%s: tensor \"%s\" at byte %llu is not part of architecture %s",
                                 tern_file_path(ld->f), t->source, (unsigned long long)t->file_offset, ld->arch->name);
     }
@@ -292,7 +337,8 @@ static int check_unknown(const struct loader *ld, tern_error *err)
 #define PANELS_PER_TASK 16
 
 struct pack_work {
-    const struct tern_weight_place *p;
+    const struct tern_weight_place *p; /* the matrices of its tensor, or of the places from here on */
+    bool apart;
     uint8_t *dst;
     int panels, tasks; /* of one matrix */
     pthread_mutex_t lock;
@@ -307,13 +353,14 @@ static void pack_task(void *ctx, int task, int worker)
     const struct tern_packed *m = &w->p->dst->mat;
     struct tern_weight_source src;
     int rc = 0, i = task / w->tasks;
+    const struct tern_weight_place *p = w->apart ? &w->p[i] : w->p;
     int p0 = task % w->tasks * PANELS_PER_TASK;
     int p1 = p0 + PANELS_PER_TASK < w->panels ? p0 + PANELS_PER_TASK : w->panels;
     char name[NAME_MAX_LEN + 16];
     (void)worker;
-    TERN_TRY(tern_weight_rows(&src, &w->p->src, (int64_t)i * w->p->stack_rows, m->k, &err));
-    if (w->p->stack > 1) {
-        (void)snprintf(name, sizeof name, "%s[%d]", w->p->t->source, i);
+    TERN_TRY(tern_weight_rows(&src, &p->src, w->apart ? 0 : (int64_t)i * p->stack_rows, m->k, &err));
+    if (p->stack > 1) {
+        (void)snprintf(name, sizeof name, "%s[%d]", p->t->source, i);
         src.name = name;
     }
     TERN_TRY(tern_weight_pack(m, w->dst + (size_t)i * tern_weight_bytes(m), &src, p0, p1, &err));
@@ -328,14 +375,15 @@ out:
     (void)pthread_mutex_unlock(&w->lock);
 }
 
-static int pack_matrix(const struct loader *ld, const struct tern_weight_place *p, struct tern_pool *pool, uint8_t *dst,
-                       tern_error *err)
+/* n > 1: these places are matrices of one stack. */
+static int pack_matrix(const struct loader *ld, const struct tern_weight_place *p, int n, struct tern_pool *pool,
+                       uint8_t *dst, tern_error *err)
 {
-    struct pack_work w = {.p = p, .dst = dst, .failed = -1};
+    struct pack_work w = {.p = p, .apart = n > 1, .dst = dst, .failed = -1};
     w.panels = (p->dst->mat.n + TERN_PANEL - 1) / TERN_PANEL;
     w.tasks = (w.panels + PANELS_PER_TASK - 1) / PANELS_PER_TASK;
     (void)pthread_mutex_init(&w.lock, NULL);
-    tern_pool_run(pool, pack_task, &w, w.tasks * p->stack);
+    tern_pool_run(pool, pack_task, &w, w.tasks * (w.apart ? n : p->stack));
     (void)pthread_mutex_destroy(&w.lock);
     return w.failed < 0 ? 0 : tern_err_set(err, w.err.code, "%s: %s", tern_file_path(ld->f), w.err.msg);
 }
@@ -354,17 +402,21 @@ static int pack_all(struct loader *ld, struct tern_pool *pool, tern_error *err)
     struct tern_net *net = ld->net;
     TERN_TRY(tern_reserve(&net->memory, ld->total, err));
     net->memory_bytes = ld->total;
-    for (size_t i = 0; i < ld->n_plans; i++) {
+    for (size_t i = 0, n; i < ld->n_plans; i += n) {
         const struct tern_weight_place *p = &ld->plans[i];
         uint8_t *dst = (uint8_t *)net->memory + p->offset;
+        for (n = 1; i + n < ld->n_plans && p[n].matrix > 0;)
+            n++;
         if (p->vector)
             TERN_TRY(read_vector(p, (float *)(void *)dst, err));
         else
-            TERN_TRY(pack_matrix(ld, p, pool, dst, err));
-        /* The file's copy of this tensor is not needed again: without this both would be resident. */
-        tern_file_forget(ld->f, p->t);
-        for (int j = 0; j < TERN_WEIGHT_PARTS && p->parts[j]; j++)
-            tern_file_forget(ld->f, p->parts[j]);
+            TERN_TRY(pack_matrix(ld, p, (int)n, pool, dst, err));
+        /* The file's copy of these tensors is not needed again: without this both would be resident. */
+        for (size_t j = 0; j < n; j++) {
+            tern_file_forget(ld->f, p[j].t);
+            for (int part = 0; part < TERN_WEIGHT_PARTS && p[j].parts[part]; part++)
+                tern_file_forget(ld->f, p[j].parts[part]);
+        }
     }
 out:
     return rc;
@@ -388,7 +440,8 @@ static int bind_all(const struct loader *ld, const uint8_t *block, const char *p
         const struct tern_weight_place *p = &ld->plans[i];
         const uint8_t *data = block + p->offset;
         if (!p->vector) {
-            p->dst->mat.data = data;
+            if (p->matrix == 0)
+                p->dst->mat.data = data;
             continue;
         }
         p->dst->vec = (const float *)(const void *)data;
@@ -475,30 +528,32 @@ out:
 }
 
 /* Both ends of the data: hashing all of it would read the whole file. */
-static XXH64_hash_t hash_ends(const struct tern_tensor *t, XXH64_hash_t h)
+static XXH64_hash_t hash_ends(const struct tern_file *f, const struct tern_tensor *t, XXH64_hash_t h)
 {
     size_t sample = t->n_bytes < 4096 ? t->n_bytes : 4096;
     h = XXH3_64bits_withSeed(t->data, sample, h);
-    return XXH3_64bits_withSeed((const char *)t->data + t->n_bytes - sample, sample, h);
+    h = XXH3_64bits_withSeed((const char *)t->data + t->n_bytes - sample, sample, h);
+    tern_file_forget(f, t); /* the system maps much more around each byte that is read */
+    return h;
 }
 
-/* Identifies the weights well enough to refuse another model's session: names, types, shapes, and samples of the data.
- */
-static uint64_t digest(const struct loader *ld)
+/* Identifies the weights well enough to refuse another model's session: names, types, shapes, and samples of the data,
+ * in the order of the file, so that it does not depend on this program's tables. */
+static uint64_t digest(const struct tern_file *f)
 {
     XXH64_hash_t h = 1;
-    for (size_t i = 0; i < ld->n_plans; i++) {
-        const struct tern_weight_place *p = &ld->plans[i];
-        h = XXH3_64bits_withSeed(p->t->name, strlen(p->t->name), h);
-        h = XXH3_64bits_withSeed(p->t->dims, sizeof p->t->dims, h + (uint64_t)p->t->type);
-        if (p->t->quant)
-            h = XXH3_64bits_withSeed(p->t->quant->about, strlen(p->t->quant->about), h + p->src.zero_plus_one);
-        h = hash_ends(p->t, h);
-        tern_file_forget(ld->f, p->t); /* the system maps much more around each byte that is read */
-        for (int j = 0; j < TERN_WEIGHT_PARTS && p->parts[j]; j++) {
-            h = hash_ends(p->parts[j], h);
-            tern_file_forget(ld->f, p->parts[j]);
-        }
+    for (size_t i = 0; i < tern_file_n_tensors(f); i++) {
+        const struct tern_tensor *t = tern_file_tensor_at(f, i);
+        const struct tern_quant *q = t->quant;
+        h = XXH3_64bits_withSeed(t->name, strlen(t->name), h);
+        h = XXH3_64bits_withSeed(t->dims, sizeof t->dims, h + (uint64_t)t->type);
+        h = hash_ends(f, t, h);
+        if (!q)
+            continue;
+        const struct tern_tensor *const parts[] = {q->scales, q->zeros, q->factors};
+        h = XXH3_64bits_withSeed(q->about, strlen(q->about), h + q->zero_plus_one);
+        for (int j = 0; j < 3; j++)
+            h = parts[j] ? hash_ends(f, parts[j], h) : h;
     }
     return h;
 }
@@ -569,7 +624,7 @@ int tern_net_load(struct tern_net **out, const struct tern_file *f, struct tern_
         TERN_FAIL(err, detail.code, "%s: %s", tern_file_path(f), detail.msg);
     TERN_TRY(tern_alloc(&net->layers, (size_t)net->desc.n_layers, sizeof *net->layers, err));
     TERN_TRY(plan_all(&ld, err));
-    net->digest = digest(&ld);
+    net->digest = digest(ld.f);
     TERN_TRY(load_weights(&ld, pool, kept, err));
     if (!net->globals[TERN_HEAD].mat.data) /* tied: the embedding is the output matrix */
         net->globals[TERN_HEAD] = net->globals[TERN_EMBED];
@@ -578,7 +633,7 @@ int tern_net_load(struct tern_net **out, const struct tern_file *f, struct tern_
     net = NULL;
 out:
     tern_free(ld.plans);
-    tern_free(ld.unused);
+    tern_free(ld.known);
     tern_net_free(net);
     return rc;
 }

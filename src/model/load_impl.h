@@ -16,7 +16,8 @@ struct tern_weight_place {
     int n;                                              /* and their number */
     bool vector;
     int stack, stack_rows; /* matrices of the tensor, tern_weight_bytes apart in memory, and rows of one */
-    size_t offset, bytes;  /* in the block of all weights */
+    int matrix; /* of a stack whose matrices are tensors of their own: which one; its places follow one another */
+    size_t offset, bytes; /* in the block of all weights */
 };
 
 struct tern_weight_block {

@@ -153,10 +153,13 @@ enum tern_dim {
     TERN_DIM_ROPE,     /* n_rot/2 of rope 0 */
 };
 
-/* Rules that follow each other under one name share the tensor: its rows are theirs in this order. */
+/* Rules that follow each other under one name share the tensor: its rows are theirs in this order.  A rule does not
+ * apply where a matrix was found for its slot already: what files name in several ways has several rules, all but the
+ * last of them optional. */
 struct tern_tensor_rule {
-    const char *name;   /* with %d for the layer in the layer table */
-    int slot;           /* enum tern_slot, or enum tern_global in the global table */
+    const char
+        *name; /* with %d for the layer in the layer table, another one for the matrix where a stack's are apart */
+    int slot;  /* enum tern_slot, or enum tern_global in the global table */
     enum tern_dim n, k; /* matrix [n, k], also of each expert; vector [n] with k = TERN_DIM_NONE */
     bool optional;
 };
@@ -170,6 +173,7 @@ struct tern_arch {
 };
 /* Tables of all who name tensors so. */
 extern const struct tern_tensor_rule tern_llama_globals[], tern_llama_layers[], tern_head_norms[];
+extern const struct tern_tensor_rule tern_expert_layers[];
 extern const struct tern_tensor_rule tern_gemma_globals[], tern_gemma_layers[];
 extern const struct tern_arch *const tern_archs[]; /* archs.def, NULL-terminated */
 

@@ -235,7 +235,7 @@ void tern_tokens_clear(tern_tokens *t)
     *t = (tern_tokens){0};
 }
 
-static int append_ids(tern_tokens *out, const int32_t *ids, size_t n, tern_error *err)
+int tern_tokens_append(tern_tokens *out, const int32_t *ids, size_t n, tern_error *err)
 {
     size_t want;
     if (!tern_add(out->len, n, &want))
@@ -251,7 +251,7 @@ static int append_ids(tern_tokens *out, const int32_t *ids, size_t n, tern_error
 
 int tern_tokens_push(tern_tokens *t, int32_t id, tern_error *err)
 {
-    return append_ids(t, &id, 1, err);
+    return tern_tokens_append(t, &id, 1, err);
 }
 
 static int need_tokenizer(const tern_model *m, tern_error *err)
@@ -269,7 +269,7 @@ int tern_model_tokenize(const tern_model *m, const char *text, size_t n, unsigne
     unsigned f = (flags & TERN_TEXT_SPECIAL ? TERN_TOK_SPECIAL : 0u) | (flags & TERN_TEXT_BOS ? TERN_TOK_BOS_EOS : 0u);
     TERN_TRY(need_tokenizer(m, err));
     TERN_TRY(tern_tokenize(m->tok, text, n, f, &ids, err));
-    TERN_TRY(append_ids(out, ids.p, ids.len, err));
+    TERN_TRY(tern_tokens_append(out, ids.p, ids.len, err));
 out:
     tern_ids_clear(&ids);
     return rc;
@@ -285,9 +285,18 @@ bool tern_model_is_eog(const tern_model *m, int32_t id)
     return m->tok && tern_tokenizer_is_eog(m->tok, id);
 }
 
-static const char *special_text(const tern_model *m, int32_t id)
+const char *tern_model_special(const tern_model *m, int32_t id)
 {
     return id >= 0 ? tern_tokenizer_piece(m->tok, id) : "";
+}
+
+int tern_model_need_template(const tern_model *m, tern_error *err)
+{
+    int rc = need_tokenizer(m, err);
+    if (rc == 0 && !m->tmpl)
+        rc = tern_err_set(err, TERN_EUNSUPPORTED, "%s: the model has no chat template (a base model): use --raw",
+                          m->path);
+    return rc;
 }
 
 static int render(const tern_model *m, const tern_chat_turn *turns, size_t n, bool add_generation_prompt,
@@ -295,14 +304,13 @@ static int render(const tern_model *m, const tern_chat_turn *turns, size_t n, bo
 {
     int rc = 0;
     struct tern_chat_message *msgs = NULL;
-    TERN_TRY(need_tokenizer(m, err));
-    if (!m->tmpl)
-        TERN_FAIL(err, TERN_EUNSUPPORTED, "%s: the model has no chat template (a base model): use --raw", m->path);
+    TERN_TRY(tern_model_need_template(m, err));
     TERN_TRY(tern_alloc(&msgs, n, sizeof *msgs, err));
     for (size_t i = 0; i < n; i++)
         msgs[i] = (struct tern_chat_message){turns[i].role, turns[i].content};
-    TERN_TRY(tern_template_render(m->tmpl, msgs, n, add_generation_prompt, special_text(m, tern_tokenizer_bos(m->tok)),
-                                  special_text(m, tern_tokenizer_eos(m->tok)), NULL, r, err));
+    TERN_TRY(tern_template_render(m->tmpl, msgs, n, add_generation_prompt,
+                                  tern_model_special(m, tern_tokenizer_bos(m->tok)),
+                                  tern_model_special(m, tern_tokenizer_eos(m->tok)), NULL, r, err));
 out:
     tern_free(msgs);
     return rc;
@@ -338,7 +346,7 @@ int tern_model_chat_tokens(const tern_model *m, const tern_chat_turn *turns, siz
         if (old.len > ids.len || memcmp(old.p, ids.p, old.len * sizeof *ids.p) != 0)
             TERN_FAIL(err, TERN_EMISMATCH, "the chat template rewrites earlier turns");
     }
-    TERN_TRY(append_ids(out, ids.p + old.len, ids.len - old.len, err));
+    TERN_TRY(tern_tokens_append(out, ids.p + old.len, ids.len - old.len, err));
 out:
     tern_rendered_clear(&whole);
     tern_rendered_clear(&head);

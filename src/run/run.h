@@ -28,6 +28,11 @@ struct tern_model {
 /* Fills tok and tmpl from what the opened file holds or has beside it. */
 int tern_model_load_text(tern_model *m, tern_error *err);
 
+/* model.c: TERN_EUNSUPPORTED with a sentence for a model without one; the spelling of a token that may be missing. */
+int tern_model_need_template(const tern_model *m, tern_error *err);
+const char *tern_model_special(const tern_model *m, int32_t id);
+int tern_tokens_append(tern_tokens *out, const int32_t *ids, size_t n, tern_error *err);
+
 struct tern_seq {
     tern_engine *engine;
     int plan;

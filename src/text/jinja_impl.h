@@ -257,6 +257,8 @@ struct tern_template {
     struct jstr *syms; /* every variable name in the text, so that scopes compare numbers */
     int n_syms;
     int sym_loop, sym_varargs, sym_kwargs; /* -1 when the text never says so */
+    const struct tern_calls_format *calls; /* what the text says about replies; NULL: nothing */
+    const struct tern_reasoning_format *reasoning;
 };
 
 /* ---- parsing --------------------------------------------------------------------------------------------------- */

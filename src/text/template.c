@@ -28,6 +28,8 @@ int tern_template_parse(struct tern_template **out, const char *name, const char
     p.t = t;
     TERN_TRY(tern_jlex_run(&p, text, n));
     TERN_TRY(tern_jparse_template(&p));
+    t->calls = tern_calls_of_text(text, n);
+    t->reasoning = tern_reasoning_of_text(text, n);
     *out = t;
     t = NULL;
 out:
@@ -78,6 +80,24 @@ void tern_template_free(struct tern_template *t)
     tern_jarena_clear(&t->arena);
     tern_free(t->name);
     tern_free(t);
+}
+
+const struct tern_calls_format *tern_template_calls(const struct tern_template *t)
+{
+    return t->calls;
+}
+
+const struct tern_reasoning_format *tern_template_reasoning(const struct tern_template *t)
+{
+    return t->reasoning;
+}
+
+bool tern_template_says(const struct tern_template *t, const char *name)
+{
+    for (int i = 0; i < t->n_syms; i++)
+        if (tern_jstr_is(&t->syms[i], name))
+            return true;
+    return false;
 }
 
 void tern_rendered_clear(struct tern_rendered *r)

@@ -1,4 +1,5 @@
-/* text/text.h - bytes to token ids and back, and chat templates.  Knows ids and bytes, never tensors.
+/* text/text.h - bytes to token ids and back, chat templates, and replies taken apart.  Knows ids and bytes, never
+ * tensors.
  *
  * Two objects:
  *   struct tern_tokenizer   immutable after load, shared by any number of threads
@@ -15,6 +16,7 @@
 #include "base/buf.h"
 #include "base/err.h"
 #include "file/file.h"
+#include "tern/reply.h"
 
 /* ---- tokenizer ---------------------------------------------------------------------------------------------- */
 
@@ -140,7 +142,29 @@ int tern_template_render_json(const struct tern_template *t, const char *message
 int tern_tokenize_rendered(const struct tern_tokenizer *t, const struct tern_rendered *r, struct tern_ids *ids,
                            tern_error *err);
 
+/* Does the template's text say this name?  A switch (`enable_thinking`) or list (`tools`) that it does not say would be
+ * accepted and ignored. */
+bool tern_template_says(const struct tern_template *t, const char *name);
+
 /* ChatML, used when a file has no template but its vocabulary has <|im_start|> and <|im_end|>. */
 extern const char tern_template_chatml[];
+
+/* ---- replies ------------------------------------------------------------------------------------------------ */
+
+/* How a model marks calls and reasoning: rows of text/calls.def. */
+struct tern_calls_format;
+struct tern_reasoning_format;
+/* By name, or by what a template's text says; NULL when there is none. */
+const struct tern_calls_format *tern_calls_named(const char *name);
+const char *tern_calls_name(const struct tern_calls_format *f);
+const struct tern_calls_format *tern_calls_of_text(const char *text, size_t n);
+const struct tern_reasoning_format *tern_reasoning_named(const char *name);
+const struct tern_reasoning_format *tern_reasoning_of_text(const char *text, size_t n);
+const struct tern_calls_format *tern_template_calls(const struct tern_template *t);
+const struct tern_reasoning_format *tern_template_reasoning(const struct tern_template *t);
+
+/* What tern_reply_new (tern/tern.h) does; t may be NULL, then p names the formats.  The functions of tern/reply.h are
+ * in text/reply.c. */
+int tern_reply_make(tern_reply **out, const struct tern_template *t, const tern_reply_params *p, tern_error *err);
 
 #endif

@@ -3,6 +3,9 @@
  *
  *     make_text_model OUT.gguf          byte-level BPE of 300 tokens, control tokens, ChatML template
  *     make_text_model --base OUT.gguf   the same without control tokens of a chat and without template
+ *     make_text_model --tools OUT.gguf  a template that knows tools, and tokens that are a call (300), reasoning (301),
+ *                                       half a call (302), a text (303) and a control token (304), for replies that
+ * --logit-bias chooses
  *
  * The weights come from a fixed seed: the same program writes the same bytes everywhere. */
 #include <math.h>
@@ -15,7 +18,8 @@
 #include "gguf_writer.h"
 
 enum { N_EMBD = 128, N_HEADS = 2, N_KV_HEADS = 1, HEAD_DIM = 64, N_FF = 224, N_LAYERS = 3, N_CTX = 8192 };
-enum { N_BYTES = 256, MAX_TOKENS = 320, TYPE_NORMAL = 1, TYPE_CONTROL = 3, GGUF_F32 = 0 };
+enum { N_BYTES = 256, MAX_TOKENS = 320, TYPE_NORMAL = 1, TYPE_CONTROL = 3, TYPE_USER = 4, GGUF_F32 = 0 };
+enum variant { CHAT, BASE, TOOLS };
 
 /* Pairs that byte-level BPE joins, in order of rank; "_" stands for the letter that spells a space. */
 static const char *const merges[][2] = {
@@ -30,6 +34,20 @@ static const char *const merges[][2] = {
 static const char chatml[] = "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + "
                              "message['content'] + '<|im_end|>' + '\n' }}{% endfor %}{% if add_generation_prompt %}{{ "
                              "'<|im_start|>assistant\n' }}{% endif %}";
+
+static const char chatml_tools[] =
+    "{% if tools %}<|im_start|>system\n{{ tools | tojson }}\n<tool_call></tool_call><|im_end|>\n{% endif %}"
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}{% for c in m.tool_calls %}<tool_call>"
+    "{{ c.function | tojson }}</tool_call>{% endfor %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% if enable_thinking %}<think>\n{% endif %}{% endif %}"
+    "{# </think> #}";
+
+static const char *const user_tokens[] = {
+    "<tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": 1, \"b\": [2]}}\n</tool_call>",
+    "<think>Well.</think>",
+    "<tool_call>{\"name\": \"add\"",
+    "Done.</think>",
+};
 
 static char pool[MAX_TOKENS + 2 * N_MERGES][24];
 static int n_pool;
@@ -79,8 +97,9 @@ static char *spelled(const char *text)
     return out;
 }
 
-static void write_tokenizer(struct gguf_writer *w, bool base)
+static void write_tokenizer(struct gguf_writer *w, enum variant variant)
 {
+    bool base = variant == BASE;
     static const char *lines[N_MERGES];
     static char line[N_MERGES][48];
     for (int b = 0; b < N_BYTES; b++) {
@@ -97,16 +116,21 @@ static void write_tokenizer(struct gguf_writer *w, bool base)
     add_token("<|endoftext|>", TYPE_CONTROL);
     add_token(base ? "<|reserved_0|>" : "<|im_start|>", TYPE_CONTROL);
     add_token(base ? "<|reserved_1|>" : "<|im_end|>", TYPE_CONTROL);
+    int end = n_tokens - (base ? 3 : 1), begin = n_tokens - 3;
+    for (size_t i = 0; variant == TOOLS && i < sizeof user_tokens / sizeof *user_tokens; i++)
+        add_token(user_tokens[i], TYPE_USER);
+    if (variant == TOOLS)
+        add_token("<think>", TYPE_CONTROL);
     gw_str(w, "tokenizer.ggml.model", "gpt2");
     gw_str(w, "tokenizer.ggml.pre", "smollm");
     gw_str_array(w, "tokenizer.ggml.tokens", tokens, (size_t)n_tokens);
     gw_array(w, "tokenizer.ggml.token_type", GW_I32, types, (size_t)n_tokens);
     gw_str_array(w, "tokenizer.ggml.merges", lines, N_MERGES);
-    gw_u32(w, "tokenizer.ggml.bos_token_id", (uint32_t)n_tokens - 3);
-    gw_u32(w, "tokenizer.ggml.eos_token_id", (uint32_t)n_tokens - (base ? 3 : 1));
+    gw_u32(w, "tokenizer.ggml.bos_token_id", (uint32_t)begin);
+    gw_u32(w, "tokenizer.ggml.eos_token_id", (uint32_t)end);
     gw_bool(w, "tokenizer.ggml.add_bos_token", 0);
     if (!base)
-        gw_str(w, "tokenizer.chat_template", chatml);
+        gw_str(w, "tokenizer.chat_template", variant == TOOLS ? chatml_tools : chatml);
 }
 
 /* n_out rows of n_in values of that standard deviation (sum of uniform numbers: normal enough). */
@@ -164,9 +188,9 @@ static void write_weights(struct gguf_writer *w)
 
 int main(int argc, char **argv)
 {
-    bool base = argc == 3 && strcmp(argv[1], "--base") == 0;
-    if (argc != 2 + base) {
-        (void)fprintf(stderr, "usage: make_text_model [--base] OUT.gguf\n");
+    bool base = argc == 3 && strcmp(argv[1], "--base") == 0, tools = argc == 3 && strcmp(argv[1], "--tools") == 0;
+    if (argc != 2 + (base || tools)) {
+        (void)fprintf(stderr, "usage: make_text_model [--base | --tools] OUT.gguf\n");
         return 2;
     }
     struct gguf_writer w;
@@ -182,7 +206,7 @@ int main(int argc, char **argv)
     gw_f32(&w, "llama.attention.layer_norm_rms_epsilon", 1e-5f);
     gw_f32(&w, "llama.rope.freq_base", 10000.0f);
     gw_u32(&w, "llama.rope.dimension_count", HEAD_DIM);
-    write_tokenizer(&w, base);
+    write_tokenizer(&w, base ? BASE : tools ? TOOLS : CHAT);
     gw_u32(&w, "llama.vocab_size", (uint32_t)n_tokens);
     write_weights(&w);
     const char *path = argv[argc - 1];

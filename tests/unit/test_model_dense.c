@@ -1,4 +1,4 @@
-/* The dense families on tiny models of Q8_0 (tools/make_dense_models.py): the reference's logits, and what every model
+/* Most families on tiny models of Q8_0 (tools/make_dense_models.py): the reference's logits, and what every model
  * promises, with the KV plans that say most about what the family adds. */
 #include "tiny_promises.h"
 
@@ -14,6 +14,8 @@ static const struct entry {
     {"mistral", {"t4", "k=q8,v=l3,recent=128"}},
     {"mistral3", {"t4", "l3"}},
     {"llama4", {"l4,layers=0-3:l4", "t4"}},
+    {"llama4-experts", {"t4", "l3,recent=128"}},
+    {"smollm3", {"t4,layers=3-3:l4", "l3"}},
     {"glm4", {"t4", "l3"}},
     {"gemma4", {"t4", "l4,layers=0-2:t3"}},
     {"gemma4-small", {"t4", "l4,layers=0-1:t3,recent=128"}},
@@ -243,6 +245,9 @@ static const struct lie {
     {"gemma4", BYTES("\2\0\0\0\2\0\0\0\1\0\0\0"), BYTES("\2\0\0\0\2\0\0\0\5\0\0\0"), "5 of layer 2"},
     {"gemma4", BYTES("\xca\xf2\x49\x71"), BYTES("\0\0\0\0"), "divisor 8 "}, /* was 1e30 */
     {"gemma4-small", BYTES("shared_kv_layers\4\0\0\0\3"), BYTES("shared_kv_layers\4\0\0\0\4"), "of its kind"},
+    {"llama4-experts", BYTES("blk.1.ffn_up_shexp"), BYTES("blk.1.ffn_up_shexq"),
+     "\"blk.1.ffn_up_shexp.weight\" is missing"},
+    {"llama4-experts", BYTES("expert_used_count\4\0\0\0\2"), BYTES("expert_used_count\4\0\0\0\6"), "expert_used_count"},
     {"gemma4-small", BYTES("blk.3.post_norm"), BYTES("blk.3.past_norm"), "\"blk.3.post_norm.weight\" is missing"},
 };
 

@@ -7,9 +7,20 @@
 
 static const struct {
     const char *name;
-    bool twin; /* a GGUF file of the same weights gives the same bits */
-} models[] = {{"llama", false}, {"mistral", false}, {"qwen2", true}, {"qwen3", false},
-              {"phi3", false},  {"gemma2", false},  {"gemma3", true}};
+    const char *twin; /* the same weights in another file or under other names: the same bits */
+} models[] = {{"llama", NULL},
+              {"mistral", NULL},
+              {"qwen2", "qwen2.gguf"},
+              {"qwen3", NULL},
+              {"qwen3_moe", "qwen3_moe-stacked"},
+              {"mixtral", "mixtral-stacked"},
+              {"llama4", NULL},
+              {"glm4", NULL},
+              {"ministral3", NULL},
+              {"smollm3", NULL},
+              {"phi3", NULL},
+              {"gemma2", NULL},
+              {"gemma3", "gemma3.gguf"}};
 
 static const char *data_path(const char *name)
 {
@@ -20,17 +31,22 @@ static const char *data_path(const char *name)
     return path[turn];
 }
 
-/* Opens `path` with the prompt and the logits of `name`. */
-static void open_model(struct tiny *t, const char *path, const char *name)
+/* Opens `path` with the prompt and the logits of `name`.  packed: a file, or NULL. */
+static void open_packed(struct tiny *t, const char *path, const char *name, const char *packed)
 {
     char base[64];
     tern_error err = {0};
     memset(t, 0, sizeof *t);
-    tiny_ok(tern_model_open(&t->model, path, &(tern_model_params){.n_threads = 2}, &err), &err);
+    tiny_ok(tern_model_open(&t->model, path, &(tern_model_params){.n_threads = 2, .packed = packed}, &err), &err);
     (void)snprintf(base, sizeof base, "../hf/%s", name);
     tiny_read_ids(t, base);
     tiny_read_ref(t, base);
     assert_int_equal(t->n_vocab, tern_model_get_info(t->model)->n_vocab);
+}
+
+static void open_model(struct tiny *t, const char *path, const char *name)
+{
+    open_packed(t, path, name, NULL);
 }
 
 /* The logits of all positions; within 96 tokens phi3 uses its short factors. */
@@ -68,12 +84,10 @@ static void test_twins(void **state)
     (void)state;
     for (size_t i = 0; i < sizeof models / sizeof *models; i++) {
         struct tiny a, b;
-        char twin[64];
         if (!models[i].twin)
             continue;
-        (void)snprintf(twin, sizeof twin, "%s.gguf", models[i].name);
         open_model(&a, data_path(models[i].name), models[i].name);
-        open_model(&b, data_path(twin), models[i].name);
+        open_model(&b, data_path(models[i].twin), models[i].name);
         assert_string_equal(tern_model_get_info(a.model)->arch, tern_model_get_info(b.model)->arch);
         for (int decode = 0; decode < 2; decode++) {
             float *x = run(&a, "t4", false, decode), *y = run(&b, "t4", false, decode);
@@ -111,6 +125,7 @@ static void write_text(const char *name, const char *text)
 static void place(const char *model, const char *config)
 {
     (void)unlink(in_dir("model.safetensors"));
+    (void)unlink(in_dir("config.json")); /* may be a link to a committed one */
     char from[600];
     (void)snprintf(from, sizeof from, "%s/model.safetensors", data_path(model));
     assert_int_equal(symlink(from, in_dir("model.safetensors")), 0);
@@ -194,6 +209,10 @@ static void test_refused(void **state)
         {LLAMA(", \"rope_scaling\": {\"type\": \"dynamic\", \"factor\": 2}"), "\"dynamic\"", TERN_EUNSUPPORTED},
         {LLAMA(", \"rope_scaling\": {\"type\": \"longrope\", \"long_factor\": \"no\"}"), "not a list of numbers",
          TERN_EFORMAT},
+        {LLAMA(", \"rope_scaling\": {\"type\": \"yarn\", \"factor\": 2, \"mscale\": 1, \"mscale_all_dim\": 1}"),
+         "mscale\": this is set, which is not supported", TERN_EUNSUPPORTED},
+        {LLAMA(", \"rope_scaling\": {\"type\": \"yarn\", \"factor\": 2, \"mscale\": 0.7, \"mscale_all_dim\": 1}"),
+         "not supported beside mscale_all_dim", TERN_EUNSUPPORTED},
         {LLAMA(", \"quantization_config\": {\"quant_method\": \"bitsandbytes\"}"), "quantization_config.quant_method",
          TERN_EUNSUPPORTED},
     };
@@ -234,13 +253,133 @@ static void test_mismatch(void **state)
     }
 }
 
+/* Places a committed directory in which some bytes of the weights' file read otherwise. */
+static void place_changed(const char *model, const char *from, const char *to)
+{
+    static char bytes[200000], path[600];
+    (void)snprintf(path, sizeof path, "%s/model.safetensors", data_path(model));
+    FILE *f = fopen(path, "rb");
+    assert_non_null(f);
+    size_t n = fread(bytes, 1, sizeof bytes, f);
+    assert_int_equal(fclose(f), 0);
+    assert_int_equal(strlen(from), strlen(to));
+    char *at = memmem(bytes, n, from, strlen(from));
+    assert_non_null(at);
+    memcpy(at, to, strlen(to));
+    (void)unlink(in_dir("model.safetensors"));
+    (void)unlink(in_dir("config.json"));
+    f = fopen(in_dir("model.safetensors"), "wb");
+    assert_non_null(f);
+    assert_int_equal(fwrite(bytes, 1, n, f), n);
+    assert_int_equal(fclose(f), 0);
+    (void)snprintf(path, sizeof path, "%s/config.json", data_path(model));
+    assert_int_equal(symlink(path, in_dir("config.json")), 0);
+}
+
+/* Of experts that are tensors of their own one is missing, or of another type or shape. */
+static void test_experts(void **state)
+{
+    static const struct {
+        const char *model, *from, *to, *want;
+    } cases[] = {
+        {"mixtral", "experts.2.w1", "experts.7.w1", "\"blk.0.ffn_gate.2.weight\" is missing"},
+        {"mixtral", "experts.0.w1", "experts.7.w1", "\"blk.0.ffn_gate_exps.weight\" is missing"},
+        {"mixtral", "experts.3.w2.weight\":{\"dtype\":\"BF16\"", "experts.3.w2.weight\":{\"dtype\": \"F16\"",
+         "experts.3.w2.weight\" at byte"},
+        {"mixtral", "experts.1.w3.weight\":{\"dtype\":\"BF16\",\"shape\":[96,32]",
+         "experts.1.w3.weight\":{\"dtype\":\"BF16\",\"shape\":[32,96]", "has shape [96, 32], expected [32, 96]"},
+        {"mixtral", "block_sparse_moe.gate", "block_sparse_moe.gave", "\"blk.0.ffn_gate_inp.weight\" is missing"},
+        {"llama4", "\"shape\":[3,32,80]", "\"shape\":[3,80,32]", "has shape [80, 32, 3], expected [32, 80, 3]"},
+        {"mixtral-stacked", "experts.gate_up_proj", "experts.gate_xp_proj",
+         "\"blk.0.ffn_gate_exps.weight\" is missing"},
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        tern_model *m;
+        tern_error err = {0};
+        place_changed(cases[i].model, cases[i].from, cases[i].to);
+        assert_true(tern_model_open(&m, dir, &(tern_model_params){.n_threads = 1}, &err) < 0);
+        print_message("%s\n", err.msg);
+        assert_non_null(strstr(err.msg, cases[i].want));
+    }
+}
+
+#define LLAMA4(more)                                                                                                 \
+    "{\"model_type\": \"llama4\", \"text_config\": {\"model_type\": \"llama4_text\", \"num_hidden_layers\": 4, "     \
+    "\"hidden_size\": 32, \"num_attention_heads\": 2, \"num_key_value_heads\": 1, \"head_dim\": 32, "                \
+    "\"intermediate_size\": 40, \"intermediate_size_mlp\": 64, \"num_local_experts\": 3, \"attention_chunk_size\": " \
+    "30, "                                                                                                           \
+    "\"floor_scale\": 20, \"attn_scale\": 0.4, \"use_qk_norm\": false, \"rope_theta\": 500000.0, \"rope_scaling\": " \
+    "{\"rope_type\": \"llama3\", \"factor\": 8, \"low_freq_factor\": 1, \"high_freq_factor\": 1, "                   \
+    "\"original_max_position_embeddings\": 32}" more "}}"
+#define EVERY_OTHER ", \"interleave_moe_layer_step\": 2"
+
+/* What the configuration of llama4 may leave out, and what it must not say. */
+static void test_llama4(void **state)
+{
+    static const struct {
+        const char *config, *want;
+    } cases[] = {
+        {LLAMA4(EVERY_OTHER ", \"no_rope_layers\": [1, 1, 0, 1]"), "no_rope_layers\": another order of layers"},
+        {LLAMA4(EVERY_OTHER ", \"layer_types\": [\"full_attention\"]"), "layer_types\": another order of layers"},
+        {LLAMA4(EVERY_OTHER ", \"no_rope_layer_interval\": 3"), "an interval other than 4"},
+        {LLAMA4(EVERY_OTHER ", \"moe_layers\": [0, 2]"), "these are not the layers of"},
+        {LLAMA4(EVERY_OTHER ", \"moe_layers\": []"), "these are not the layers of"},
+        {LLAMA4(""), "\"blk.0.ffn_gate_shexp.weight\" is missing"},
+    };
+    (void)state;
+    place("llama4", LLAMA4(EVERY_OTHER ", \"no_rope_layers\": [], \"moe_layers\": [1, 3]"));
+    check_same(dir, "llama4");
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        tern_model *m;
+        tern_error err = {0};
+        place("llama4", cases[i].config);
+        assert_true(tern_model_open(&m, dir, &(tern_model_params){.n_threads = 1}, &err) < 0);
+        print_message("%s\n", err.msg);
+        assert_non_null(strstr(err.msg, cases[i].want));
+    }
+}
+
+/* A file of packed weights has every expert, and knows when one has changed. */
+static void test_packed_experts(void **state)
+{
+    struct tiny t[2];
+    float *x[2];
+    char packed[128];
+    tern_model *m;
+    tern_error err = {0};
+    (void)state;
+    (void)snprintf(packed, sizeof packed, "%s", in_dir("packed"));
+    place_changed("mixtral", "BF16", "BF16");
+    for (int i = 0; i < 2; i++) {
+        open_packed(&t[i], dir, "mixtral", packed);
+        assert_int_equal(tern_model_get_info(t[i].model)->packed != NULL, i == 1);
+        x[i] = run(&t[i], NULL, false, true);
+    }
+    assert_memory_equal(x[0], x[1], (size_t)t[0].n_ids * (size_t)t[0].n_vocab * sizeof *x[0]);
+    for (int i = 0; i < 2; i++) {
+        free(x[i]);
+        tiny_close(&t[i]);
+    }
+    FILE *f = fopen(in_dir("model.safetensors"), "r+b"); /* the low byte of a weight of experts.2.w1 */
+    assert_non_null(f);
+    assert_int_equal(fseek(f, 50384, SEEK_SET), 0);
+    assert_true(fputc(1, f) == 1 && fclose(f) == 0);
+    tiny_ok(tern_model_open(&m, dir, &(tern_model_params){.n_threads = 1, .packed = packed}, &err), &err);
+    assert_null(tern_model_get_info(m)->packed);
+    assert_non_null(tern_model_get_info(m)->notice);
+    tern_model_close(&m);
+    (void)unlink(packed);
+}
+
+static const char letters[] =
+    "{\"model\": {\"type\": \"BPE\", \"vocab\": {\"a\": 0, \"b\": 1, \"ab\": 2, \"<s>\": 3, \"<e>\": 4}, "
+    "\"merges\": [\"a b\"]}, \"added_tokens\": [{\"id\": 3, \"content\": \"<s>\", \"special\": true}, "
+    "{\"id\": 4, \"content\": \"<e>\", \"special\": true}], \"decoder\": {\"type\": \"Fuse\"}}";
+
 /* Vocabulary and chat template lie beside the weights; the template as a file of its own, or inside another. */
 static void test_text(void **state)
 {
-    static const char tokenizer[] =
-        "{\"model\": {\"type\": \"BPE\", \"vocab\": {\"a\": 0, \"b\": 1, \"ab\": 2, \"<s>\": 3, \"<e>\": 4}, "
-        "\"merges\": [\"a b\"]}, \"added_tokens\": [{\"id\": 3, \"content\": \"<s>\", \"special\": true}, "
-        "{\"id\": 4, \"content\": \"<e>\", \"special\": true}], \"decoder\": {\"type\": \"Fuse\"}}";
     static const char *const names[] = {"tokenizer_config.json", "chat_template.json", "chat_template.jinja"};
     static const char *const texts[] = {
         "{\"bos_token\": \"<s>\", \"chat_template\": [{\"name\": \"tools\", \"template\": \"x\"}, "
@@ -250,7 +389,7 @@ static void test_text(void **state)
     const tern_chat_turn turn = {"user", "ab"};
     (void)state;
     place("llama", LLAMA(ROPE));
-    write_text("tokenizer.json", tokenizer);
+    write_text("tokenizer.json", letters);
     write_text("generation_config.json", "{\"eos_token_id\": [4, 1]}");
     for (int i = 0; i < 3; i++) {
         tern_model *m;
@@ -279,11 +418,46 @@ static void test_text(void **state)
     assert_int_equal(unlink(in_dir("generation_config.json")), 0);
 }
 
+/* Arguments of calls come as text or as objects; templates want one or the other. */
+static void test_messages(void **state)
+{
+    static const char *const templates[] = {"{{ messages[0].tool_calls[0].function.arguments.x }}",
+                                            "{{ 'ab' if messages[0].tool_calls[0].function.arguments + '' }}"};
+    static const char *const calls[] = {
+        "[{\"role\": \"assistant\", \"tool_calls\": [{\"function\": {\"arguments\": {\"x\": \"ab\"}}}]}]",
+        "[{\"role\": \"assistant\", \"tool_calls\": [{\"function\": {\"arguments\": \"{\\\"x\\\": \\\"ab\\\"}\"}}]}]"};
+    (void)state;
+    place("llama", LLAMA(ROPE));
+    write_text("tokenizer.json", letters);
+    for (int t = 0; t < 2; t++) {
+        tern_model *m;
+        tern_error err = {0};
+        tern_tokens ids = {0};
+        write_text("chat_template.jinja", templates[t]);
+        tiny_ok(tern_model_open(&m, dir, &(tern_model_params){.n_threads = 1}, &err), &err);
+        for (int c = 0; c < 2; c++)
+            tiny_ok(tern_model_chat_json(m, calls[c], "{\"tools\": []}", true, &ids, &err), &err);
+        assert_int_equal(ids.len, 2);
+        assert_true(ids.p[0] == 2 && ids.p[1] == 2 && err.code == 0);
+        assert_int_equal(tern_model_chat_json(m, "{}", NULL, true, &ids, &err), TERN_EINVAL);
+        assert_non_null(strstr(err.msg, "no JSON array"));
+        assert_int_equal(tern_model_chat_json(m, "[]", NULL, true, &ids, &err), TERN_EINVAL);
+        assert_true(tern_model_chat_uses(m, "messages") && !tern_model_chat_uses(m, "tools"));
+        assert_null(tern_model_chat_calls(m));
+        tern_tokens_clear(&ids);
+        tern_model_close(&m);
+    }
+    assert_int_equal(unlink(in_dir("chat_template.jinja")), 0);
+    assert_int_equal(unlink(in_dir("tokenizer.json")), 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_parity),  cmocka_unit_test(test_twins),    cmocka_unit_test(test_spellings),
-        cmocka_unit_test(test_refused), cmocka_unit_test(test_mismatch), cmocka_unit_test(test_text),
+        cmocka_unit_test(test_parity),   cmocka_unit_test(test_twins),          cmocka_unit_test(test_spellings),
+        cmocka_unit_test(test_refused),  cmocka_unit_test(test_mismatch),       cmocka_unit_test(test_text),
+        cmocka_unit_test(test_experts),  cmocka_unit_test(test_packed_experts), cmocka_unit_test(test_llama4),
+        cmocka_unit_test(test_messages),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }

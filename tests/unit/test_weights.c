@@ -141,6 +141,55 @@ static void test_round_trip(void **state)
     }
 }
 
+/* Numbers that lie as [k][n_stored]: a part of the columns of the second of two matrices. */
+static void check_turned(size_t kind)
+{
+    enum { K = 13, STORED = 37, FROM = 18, N = STORED - FROM };
+    const int type = kinds[kind].type;
+    const size_t size = (size_t)tern_type_bytes(type);
+    tern_error err = {0};
+    struct tern_packed w;
+    struct tern_weight_source part, rest;
+    uint8_t *src = file_bytes(kind, (size_t)2 * K * STORED, 31), *data;
+    const struct tern_weight_source whole = {.type = type, .data = src, .n_stored = STORED, .name = "test.weight"};
+    assert_int_equal(tern_weight_rows(&part, &whole, FROM, K, &err), 0);
+    assert_int_equal(tern_weight_rows(&rest, &part, STORED, K, &err), 0);
+    assert_int_equal(tern_weight_plan(&w, &rest, N + 1, K, &err), TERN_EUNSUPPORTED);
+    assert_non_null(strstr(err.msg, "20 of 37 columns"));
+    assert_int_equal(tern_weight_plan(&w, &rest, N, K, &err), 0);
+    assert_int_equal(tern_alloc(&data, tern_weight_bytes(&w), 1, &err), 0);
+    assert_int_equal(tern_weight_pack(&w, data, &rest, 0, 2, &err), 0);
+    w.data = data;
+    for (int r = 0; r < N; r++) {
+        float row[K], want;
+        tern_k.gemm.row(row, &w, r);
+        for (size_t i = 0; i < K; i++) {
+            const uint8_t *at = src + ((K + i) * STORED + FROM + (size_t)r) * size;
+            assert_int_equal(tern_dequantize(&want, type, at, 1, &err), 0);
+            assert_memory_equal(&want, &row[i], sizeof want);
+        }
+    }
+    memset(src + ((K + 7) * STORED + FROM + 2) * size, 0xFF, size);
+    char at[48];
+    (void)snprintf(at, sizeof at, "row 2 at byte %zu ", (7 * STORED + FROM + 2) * size);
+    assert_int_equal(tern_weight_pack(&w, data, &rest, 0, 2, &err), TERN_EFORMAT);
+    assert_non_null(strstr(err.msg, at));
+    tern_free(data);
+    free(src);
+}
+
+static void test_turned(void **state)
+{
+    const struct tern_weight_source blocks = {.type = TERN_Q8_0, .n_stored = 64, .name = "w"};
+    struct tern_packed w;
+    tern_error err = {0};
+    (void)state;
+    for (size_t i = 0; i < N_KINDS; i++)
+        if (tern_type_elems(kinds[i].type) == 1)
+            check_turned(i);
+    assert_int_equal(tern_weight_plan(&w, &blocks, 32, 64, &err), TERN_EUNSUPPORTED);
+}
+
 /* Rows that pad the last panel multiply to nothing. */
 static void test_padding_rows(void **state)
 {
@@ -514,11 +563,17 @@ static void test_forms_non_finite(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_dequantize),     cmocka_unit_test(test_dequantize_refuses),
-        cmocka_unit_test(test_round_trip),     cmocka_unit_test(test_padding_rows),
-        cmocka_unit_test(test_shapes_refused), cmocka_unit_test(test_non_finite_refused),
-        cmocka_unit_test(test_forms),          cmocka_unit_test(test_sizes),
-        cmocka_unit_test(test_forms_refused),  cmocka_unit_test(test_forms_non_finite),
+        cmocka_unit_test(test_dequantize),
+        cmocka_unit_test(test_dequantize_refuses),
+        cmocka_unit_test(test_round_trip),
+        cmocka_unit_test(test_turned),
+        cmocka_unit_test(test_padding_rows),
+        cmocka_unit_test(test_shapes_refused),
+        cmocka_unit_test(test_non_finite_refused),
+        cmocka_unit_test(test_forms),
+        cmocka_unit_test(test_sizes),
+        cmocka_unit_test(test_forms_refused),
+        cmocka_unit_test(test_forms_non_finite),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

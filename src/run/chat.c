@@ -1,0 +1,86 @@
+/* Conversations with tools: messages as JSON through a model's template, and what the template says about replies. */
+#include "run/run.h"
+
+#include <jansson.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Templates want the arguments of a call as an object, or as its text.  Changes all that are of the other kind and can
+ * be changed. */
+static void turn_arguments(json_t *messages, bool to_text)
+{
+    json_t *message, *call;
+    size_t i, k;
+    json_array_foreach(messages, i, message) json_array_foreach(json_object_get(message, "tool_calls"), k, call)
+    {
+        json_t *f = json_object_get(call, "function"), *args = json_object_get(f, "arguments"), *other = NULL;
+        if (to_text && json_is_object(args)) {
+            char *text = json_dumps(args, JSON_REAL_PRECISION(17));
+            other = text ? json_string(text) : NULL;
+            free(text);
+        } else if (!to_text && json_is_string(args)) {
+            other = json_loadb(json_string_value(args), json_string_length(args), JSON_ALLOW_NUL, NULL);
+        }
+        if (other)
+            (void)json_object_set_new(f, "arguments", other);
+    }
+}
+
+static int render(const tern_model *m, const json_t *messages, const char *vars_json, bool add_generation_prompt,
+                  struct tern_rendered *out, tern_error *err)
+{
+    char *text = json_dumps(messages, JSON_REAL_PRECISION(17));
+    if (!text)
+        return tern_err_set(err, TERN_ENOMEM, "cannot allocate the messages");
+    int rc = tern_template_render_json(m->tmpl, text, add_generation_prompt,
+                                       tern_model_special(m, tern_tokenizer_bos(m->tok)),
+                                       tern_model_special(m, tern_tokenizer_eos(m->tok)), vars_json, out, err);
+    free(text);
+    return rc;
+}
+
+int tern_model_chat_json(const tern_model *m, const char *messages_json, const char *vars_json,
+                         bool add_generation_prompt, tern_tokens *out, tern_error *err)
+{
+    int rc = 0;
+    struct tern_rendered r = {0};
+    struct tern_ids ids = {0};
+    json_error_t where;
+    tern_error first = {0};
+    json_t *messages = json_loads(messages_json, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, &where);
+    TERN_TRY(tern_model_need_template(m, err));
+    if (!json_is_array(messages))
+        TERN_FAIL(err, TERN_EINVAL, "the messages are no JSON array%s%s", messages ? "" : ": ",
+                  messages ? "" : where.text);
+    turn_arguments(messages, false);
+    rc = render(m, messages, vars_json, add_generation_prompt, &r, &first);
+    if (rc == TERN_EINVAL) {
+        turn_arguments(messages, true);
+        rc = render(m, messages, vars_json, add_generation_prompt, &r, NULL);
+    }
+    if (rc < 0)
+        TERN_FAIL(err, first.code, "%s", first.msg);
+    TERN_TRY(tern_tokenize_rendered(m->tok, &r, &ids, err));
+    TERN_TRY(tern_tokens_append(out, ids.p, ids.len, err));
+out:
+    tern_rendered_clear(&r);
+    tern_ids_clear(&ids);
+    json_decref(messages);
+    return rc;
+}
+
+bool tern_model_chat_uses(const tern_model *m, const char *variable)
+{
+    return m->tmpl && tern_template_says(m->tmpl, variable);
+}
+
+const char *tern_model_chat_calls(const tern_model *m)
+{
+    const struct tern_calls_format *f = m->tmpl ? tern_template_calls(m->tmpl) : NULL;
+    return f ? tern_calls_name(f) : NULL;
+}
+
+int tern_reply_new(tern_reply **out, const tern_model *m, const tern_reply_params *p, tern_error *err)
+{
+    return tern_reply_make(out, m->tmpl, p, err);
+}
