@@ -52,6 +52,7 @@ VISIBLE = {
         "attn.h",
         "attn_impl.h",
         "gemm.h",
+        "gemm_scales_impl.h",
         "kvq.h",
         "kvq_impl.h",
         "kvq_mix_impl.h",

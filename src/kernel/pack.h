@@ -113,6 +113,11 @@ static inline bool tern_scales_plus(enum tern_scales scales)
     return scales == TERN_SCALES_F16M || scales == TERN_SCALES_G32M;
 }
 
+static inline bool tern_scales_minimum(enum tern_scales scales)
+{
+    return tern_scales_minus(scales) || tern_scales_plus(scales);
+}
+
 /* Is `zero` subtracted? */
 static inline bool tern_scales_zero(enum tern_scales scales)
 {

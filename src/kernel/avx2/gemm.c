@@ -53,12 +53,12 @@ ALWAYS void expand_block(enum tern_codes codes, enum tern_scales scales, float *
     const uint8_t *block = v->codes + b * tern_codes_unit(codes);
     const __m256i table = code_table(codes, v);
     for (int h = 0; h < 2; h++) {
-        struct super super = super_scale(scales, v, b / 8, h);
+        struct super super = super_scale(scales, v, b / 8, 8 * (size_t)h);
         __m256 scale, minimum;
 #pragma GCC unroll 8
         for (int q = 0; q < 8; q++) {
             if (q == 0 || (q == 4 && tern_scales_halves(scales)))
-                group_scale(scales, v, super, 2 * b + (size_t)q / 4, h, &scale, &minimum);
+                group_scale(scales, v, &super, 2 * b + (size_t)q / 4, 8 * (size_t)h, &scale, &minimum);
             __m256i c = quad_codes(codes, table, block, q, h);
             if (!tern_codes_signed(codes) && codes != TERN_CODES_E4M3 && tern_scales_zero(scales))
                 c = _mm256_sub_epi8(c, _mm256_set1_epi8((char)zero));

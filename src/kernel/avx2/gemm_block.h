@@ -57,75 +57,29 @@ ALWAYS __m256 numbers8(enum tern_number type, const uint16_t *region, size_t at)
     return _mm256_cvtepi32_ps(b);
 }
 
-ALWAYS bool has_minimum(enum tern_scales scales)
+ALWAYS __m256 low8(const uint8_t *p)
 {
-    return tern_scales_minus(scales) || tern_scales_plus(scales);
+    __m256i b = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)p));
+    return _mm256_cvtepi32_ps(_mm256_and_si256(b, _mm256_set1_epi32(15)));
 }
 
-/* Scales of 256 inputs of rows 8*h .. 8*h+7 (K kinds): what group_scale needs beside the scales of smaller groups. */
-struct super {
-    __m256 d, m;
-};
-
-ALWAYS struct super super_scale(enum tern_scales scales, const struct tern_panel_view *v, size_t super, int h)
+ALWAYS __m256 high8(const uint8_t *p)
 {
-    size_t at = super * TERN_PANEL + 8 * (size_t)h;
-    struct super s = {_mm256_setzero_ps(), _mm256_setzero_ps()};
-    if (tern_scales_super(scales))
-        s.d = half8(v->d + at);
-    if (scales == TERN_SCALES_K32S || scales == TERN_SCALES_K16)
-        s.d = _mm256_mul_ps(s.d, _mm256_set1_ps(v->unit));
-    if (tern_scales_minus(scales))
-        s.m = half8(v->m + at);
-    return s;
+    __m256i b = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)p));
+    return _mm256_cvtepi32_ps(_mm256_srli_epi32(b, 4));
 }
 
-/* Scale and minimum of rows 8*h .. 8*h+7 for the 16 inputs number `half`; products as in kernel/gemm.h.  The minimum of
- * kinds of tern_scales_minus is to be subtracted: see plus_minimum. */
-ALWAYS void group_scale(enum tern_scales scales, const struct tern_panel_view *v, struct super super, size_t half,
-                        int h, __m256 *scale, __m256 *minimum)
-{
-    size_t block = half / 2 * TERN_PANEL + 8 * (size_t)h, at = half * TERN_PANEL + 8 * (size_t)h;
-    size_t group = (half >> v->shift) * TERN_PANEL + 8 * (size_t)h;
-    *minimum = _mm256_setzero_ps();
-    switch (scales) {
-    case TERN_SCALES_F16M:
-        *minimum = half8(v->m + block);
-        *scale = half8(v->d + block);
-        break;
-    case TERN_SCALES_K32:
-        *scale = _mm256_mul_ps(super.d, u8x8(v->a + block));
-        *minimum = _mm256_mul_ps(super.m, u8x8(v->b + block));
-        break;
-    case TERN_SCALES_K16M: {
-        __m256i ba = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)(v->a + at)));
-        __m256i a = _mm256_and_si256(ba, _mm256_set1_epi32(15));
-        *scale = _mm256_mul_ps(super.d, _mm256_cvtepi32_ps(a));
-        *minimum = _mm256_mul_ps(super.m, _mm256_cvtepi32_ps(_mm256_srli_epi32(ba, 4)));
-        break;
-    }
-    case TERN_SCALES_K32S:
-        *scale = _mm256_mul_ps(super.d, i8x8(v->a + block));
-        break;
-    case TERN_SCALES_K16:
-        *scale = _mm256_mul_ps(super.d, i8x8(v->a + at));
-        break;
-    case TERN_SCALES_G16:
-        *scale = _mm256_mul_ps(numbers8(v->d_type, v->d, group), numbers8(TERN_NUMBER_F32, v->m, 8 * (size_t)h));
-        break;
-    case TERN_SCALES_G32:
-        *scale = _mm256_mul_ps(numbers8(v->d_type, v->d, group), _mm256_set1_ps(v->unit));
-        break;
-    case TERN_SCALES_G32M:
-        *scale = numbers8(v->d_type, v->d, group);
-        *minimum = numbers8(v->m_type, v->m, group);
-        if (v->m_type == TERN_NUMBER_ZERO)
-            *minimum = _mm256_mul_ps(_mm256_mul_ps(*scale, *minimum), _mm256_set1_ps(-1));
-        break;
-    default:
-        *scale = half8(v->d + block);
-    }
-}
+#define GEMM_ROWS          __m256
+#define ROWS_ZERO          _mm256_setzero_ps()
+#define rows_half          half8
+#define rows_u8            u8x8
+#define rows_i8            i8x8
+#define rows_low           low8
+#define rows_high          high8
+#define rows_number        numbers8
+#define rows_product(a, b) _mm256_mul_ps(a, b)
+#define rows_times(a, f)   _mm256_mul_ps(a, _mm256_set1_ps(f))
+#include "kernel/gemm_scales_impl.h"
 
 /* minimum * times + acc with the sign that the format gives the minimum. */
 ALWAYS __m256 plus_minimum(enum tern_scales scales, __m256 minimum, __m256 times, __m256 acc)

@@ -69,8 +69,8 @@ ALWAYS void add_block(enum tern_scales scales, const struct tern_panel_view *v, 
 #pragma GCC unroll 2
     for (int g = 0; g < groups; g++) {
         __m256 scale[2], minimum[2];
-        group_scale(scales, v, super[0], 2 * b + (size_t)g, 0, &scale[0], &minimum[0]);
-        group_scale(scales, v, super[1], 2 * b + (size_t)g, 1, &scale[1], &minimum[1]);
+        group_scale(scales, v, &super[0], 2 * b + (size_t)g, 0, &scale[0], &minimum[0]);
+        group_scale(scales, v, &super[1], 2 * b + (size_t)g, 8, &scale[1], &minimum[1]);
 #pragma GCC unroll 8
         for (int r = 0; r < rows; r++) {
             float sx = x[r].scale[b];
@@ -85,7 +85,7 @@ ALWAYS void add_block(enum tern_scales scales, const struct tern_panel_view *v, 
                 if (tern_scales_zero(scales))
                     d = _mm256_sub_epi32(d, zero8);
                 acc[r][h] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(d), _mm256_mul_ps(scale[h], sx8), acc[r][h]);
-                if (has_minimum(scales))
+                if (tern_scales_minimum(scales))
                     acc[r][h] = plus_minimum(scales, minimum[h], sum8, acc[r][h]);
             }
         }
@@ -113,7 +113,7 @@ ALWAYS void panel_dots(enum tern_codes codes, enum tern_scales scales, float *ou
         acc[r][0] = acc[r][1] = _mm256_setzero_ps();
     }
     for (size_t b0 = 0; b0 < blocks; b0 += VISIT) {
-        const struct super super[2] = {super_scale(scales, v, b0 / VISIT, 0), super_scale(scales, v, b0 / VISIT, 1)};
+        const struct super super[2] = {super_scale(scales, v, b0 / VISIT, 0), super_scale(scales, v, b0 / VISIT, 8)};
         const size_t b1 = b0 + VISIT < blocks ? b0 + VISIT : blocks;
 #pragma GCC unroll 1
         for (size_t b = b0; b < b1; b++) {

@@ -58,73 +58,29 @@ ALWAYS __m512 numbers16(enum tern_number type, const uint16_t *region, size_t at
     return _mm512_cvtepi32_ps(b);
 }
 
-ALWAYS bool has_minimum(enum tern_scales scales)
+ALWAYS __m512 low16(const uint8_t *p)
 {
-    return tern_scales_minus(scales) || tern_scales_plus(scales);
+    __m512i b = _mm512_cvtepu8_epi32(_mm_load_si128((const __m128i *)(const void *)p));
+    return _mm512_cvtepi32_ps(_mm512_and_si512(b, _mm512_set1_epi32(15)));
 }
 
-/* Scales of 256 inputs (K kinds): what group_scale needs beside the scales of smaller groups. */
-struct super {
-    __m512 d, m;
-};
-
-ALWAYS struct super super_scale(enum tern_scales scales, const struct tern_panel_view *v, size_t super)
+ALWAYS __m512 high16(const uint8_t *p)
 {
-    struct super s = {_mm512_setzero_ps(), _mm512_setzero_ps()};
-    if (tern_scales_super(scales))
-        s.d = half16(v->d + super * TERN_PANEL);
-    if (scales == TERN_SCALES_K32S || scales == TERN_SCALES_K16)
-        s.d = _mm512_mul_ps(s.d, _mm512_set1_ps(v->unit));
-    if (tern_scales_minus(scales))
-        s.m = half16(v->m + super * TERN_PANEL);
-    return s;
+    __m512i b = _mm512_cvtepu8_epi32(_mm_load_si128((const __m128i *)(const void *)p));
+    return _mm512_cvtepi32_ps(_mm512_srli_epi32(b, 4));
 }
 
-/* Scale and minimum of the 16 inputs number `half`; products as in kernel/gemm.h.  The minimum of kinds of
- * tern_scales_minus is to be subtracted: see plus_minimum. */
-ALWAYS void group_scale(enum tern_scales scales, const struct tern_panel_view *v, struct super super, size_t half,
-                        __m512 *scale, __m512 *minimum)
-{
-    size_t block = half / 2 * TERN_PANEL, at = half * TERN_PANEL, group = (half >> v->shift) * TERN_PANEL;
-    *minimum = _mm512_setzero_ps();
-    switch (scales) {
-    case TERN_SCALES_F16M:
-        *scale = half16(v->d + block);
-        *minimum = half16(v->m + block);
-        break;
-    case TERN_SCALES_K32:
-        *scale = _mm512_mul_ps(super.d, u8x16(v->a + block));
-        *minimum = _mm512_mul_ps(super.m, u8x16(v->b + block));
-        break;
-    case TERN_SCALES_K16M: {
-        __m512i ba = _mm512_cvtepu8_epi32(_mm_load_si128((const __m128i *)(const void *)(v->a + at)));
-        __m512i a = _mm512_and_si512(ba, _mm512_set1_epi32(15));
-        *scale = _mm512_mul_ps(super.d, _mm512_cvtepi32_ps(a));
-        *minimum = _mm512_mul_ps(super.m, _mm512_cvtepi32_ps(_mm512_srli_epi32(ba, 4)));
-        break;
-    }
-    case TERN_SCALES_K32S:
-        *scale = _mm512_mul_ps(super.d, i8x16(v->a + block));
-        break;
-    case TERN_SCALES_K16:
-        *scale = _mm512_mul_ps(super.d, i8x16(v->a + at));
-        break;
-    case TERN_SCALES_G16:
-        *scale = _mm512_mul_ps(numbers16(v->d_type, v->d, group), numbers16(TERN_NUMBER_F32, v->m, 0));
-        break;
-    case TERN_SCALES_G32:
-        *scale = _mm512_mul_ps(numbers16(v->d_type, v->d, group), _mm512_set1_ps(v->unit));
-        break;
-    case TERN_SCALES_G32M:
-        *scale = numbers16(v->d_type, v->d, group);
-        *minimum = numbers16(v->m_type, v->m, group);
-        if (v->m_type == TERN_NUMBER_ZERO)
-            *minimum = _mm512_mul_ps(_mm512_mul_ps(*scale, *minimum), _mm512_set1_ps(-1));
-        break;
-    default:
-        *scale = half16(v->d + block);
-    }
-}
+#define GEMM_ROWS          __m512
+#define ROWS_ZERO          _mm512_setzero_ps()
+#define rows_half          half16
+#define rows_u8            u8x16
+#define rows_i8            i8x16
+#define rows_low           low16
+#define rows_high          high16
+#define rows_number        numbers16
+#define rows_product(a, b) _mm512_mul_ps(a, b)
+#define rows_times(a, f)   _mm512_mul_ps(a, _mm512_set1_ps(f))
+#include "kernel/gemm_scales_impl.h"
 
 /* minimum * times + acc with the sign that the format gives the minimum. */
 ALWAYS __m512 plus_minimum(enum tern_scales scales, __m512 minimum, __m512 times, __m512 acc)
@@ -181,9 +137,10 @@ struct block_scales {
 ALWAYS void quad_weights(enum tern_codes codes, enum tern_scales scales, const struct tern_panel_view *v, size_t b,
                          int q, int zero, struct block_scales *s, __m512 out[4])
 {
-    if (q == 0 || (q == 4 && tern_scales_halves(scales)))
-        group_scale(scales, v, super_scale(scales, v, b / (TERN_SUPER / TERN_BLOCK)), 2 * b + (size_t)q / 4, &s->scale,
-                    &s->minimum);
+    if (q == 0 || (q == 4 && tern_scales_halves(scales))) {
+        const struct super super = super_scale(scales, v, b / (TERN_SUPER / TERN_BLOCK), 0);
+        group_scale(scales, v, &super, 2 * b + (size_t)q / 4, 0, &s->scale, &s->minimum);
+    }
     __m512i c = quad_codes(codes, code_table(codes, v), v->codes + b * tern_codes_unit(codes), q);
     if (!tern_codes_signed(codes) && codes != TERN_CODES_E4M3 && tern_scales_zero(scales))
         c = _mm512_sub_epi8(c, _mm512_set1_epi8((char)zero));

@@ -56,17 +56,17 @@ ALWAYS void add_block(enum tern_scales scales, const struct tern_panel_view *v, 
                       int rows, block_dot dot, float *out)
 {
     const int groups = tern_scales_halves(scales) ? 2 : 1;
-    const struct super super = super_scale(scales, v, b / (TERN_SUPER / TERN_BLOCK));
+    const struct super super = super_scale(scales, v, b / (TERN_SUPER / TERN_BLOCK), 0);
 #pragma GCC unroll 2
     for (int g = 0; g < groups; g++) {
         __m512 scale, minimum;
-        group_scale(scales, v, super, 2 * b + (size_t)g, &scale, &minimum);
+        group_scale(scales, v, &super, 2 * b + (size_t)g, 0, &scale, &minimum);
 #pragma GCC unroll 8
         for (int r = 0; r < rows; r++) {
             float sx = x[r].scale[b];
             __m512 acc = _mm512_load_ps(out + r * TERN_PANEL);
             acc = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot[r][g]), _mm512_mul_ps(scale, _mm512_set1_ps(sx)), acc);
-            if (has_minimum(scales)) {
+            if (tern_scales_minimum(scales)) {
                 int32_t sum = x[r].sum16[2 * b + (size_t)g];
                 if (groups == 1)
                     sum += x[r].sum16[2 * b + 1];

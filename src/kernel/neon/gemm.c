@@ -42,13 +42,13 @@ ALWAYS void expand_block(enum tern_codes codes, enum tern_scales scales, float *
                          size_t b, int zero)
 {
     const uint8_t *block = v->codes + b * tern_codes_unit(codes);
-    const struct super super = super_scale(scales, v, b / 8);
+    const struct super super = super_scale(scales, v, b / 8, 0);
     const int8x16_t table = code_table(codes, v);
-    struct rows16 scale, minimum = {0};
+    struct rows16 scale, minimum;
 #pragma GCC unroll 8
     for (int q = 0; q < 8; q++) {
         if (q == 0 || (q == 4 && tern_scales_halves(scales)))
-            group_scale(scales, v, &super, 2 * b + (size_t)q / 4, &scale, &minimum);
+            group_scale(scales, v, &super, 2 * b + (size_t)q / 4, 0, &scale, &minimum);
 #pragma GCC unroll 4
         for (int h = 0; h < 4; h++) {
             int8x16_t c = quad_codes(codes, table, block, q, h);

@@ -99,71 +99,17 @@ ALWAYS struct rows16 numbers16(enum tern_number type, const uint16_t *region, si
     return r;
 }
 
-ALWAYS bool has_minimum(enum tern_scales scales)
-{
-    return tern_scales_minus(scales) || tern_scales_plus(scales);
-}
-
-/* Scales of 256 inputs (K kinds): what group_scale needs beside the scales of smaller groups. */
-struct super {
-    struct rows16 d, m;
-};
-
-ALWAYS struct super super_scale(enum tern_scales scales, const struct tern_panel_view *v, size_t super)
-{
-    struct super s = {0};
-    if (tern_scales_super(scales))
-        s.d = half16(v->d + super * TERN_PANEL);
-    if (scales == TERN_SCALES_K32S || scales == TERN_SCALES_K16)
-        s.d = times16(s.d, v->unit);
-    if (tern_scales_minus(scales))
-        s.m = half16(v->m + super * TERN_PANEL);
-    return s;
-}
-
-/* Scale and minimum for the 16 inputs number `half`; products as in kernel/gemm.h.  The minimum of kinds of
- * tern_scales_minus is to be subtracted: see plus_minimum. */
-ALWAYS void group_scale(enum tern_scales scales, const struct tern_panel_view *v, const struct super *super,
-                        size_t half, struct rows16 *scale, struct rows16 *minimum)
-{
-    size_t block = half / 2 * TERN_PANEL, at = half * TERN_PANEL, group = (half >> v->shift) * TERN_PANEL;
-    switch (scales) {
-    case TERN_SCALES_F16M:
-        *scale = half16(v->d + block);
-        *minimum = half16(v->m + block);
-        break;
-    case TERN_SCALES_K32:
-        *scale = product16(super->d, bytes16(vld1q_u8(v->a + block)));
-        *minimum = product16(super->m, bytes16(vld1q_u8(v->b + block)));
-        break;
-    case TERN_SCALES_K16M: {
-        uint8x16_t ba = vld1q_u8(v->a + at);
-        *scale = product16(super->d, bytes16(vandq_u8(ba, vdupq_n_u8(15))));
-        *minimum = product16(super->m, bytes16(ba >> 4));
-        break;
-    }
-    case TERN_SCALES_K32S:
-        *scale = product16(super->d, signed16(v->a + block));
-        break;
-    case TERN_SCALES_K16:
-        *scale = product16(super->d, signed16(v->a + at));
-        break;
-    case TERN_SCALES_G16:
-        *scale = product16(numbers16(v->d_type, v->d, group), numbers16(TERN_NUMBER_F32, v->m, 0));
-        break;
-    case TERN_SCALES_G32:
-        *scale = times16(numbers16(v->d_type, v->d, group), v->unit);
-        break;
-    case TERN_SCALES_G32M:
-        *scale = numbers16(v->d_type, v->d, group);
-        *minimum = numbers16(v->m_type, v->m, group);
-        if (v->m_type == TERN_NUMBER_ZERO)
-            *minimum = times16(product16(*scale, *minimum), -1);
-        break;
-    default:
-        *scale = half16(v->d + block);
-    }
-}
+#define GEMM_ROWS    struct rows16
+#define ROWS_ZERO    ((struct rows16){0})
+#define rows_half    half16
+#define rows_u8(p)   bytes16(vld1q_u8(p))
+#define rows_i8      signed16
+#define rows_low(p)  bytes16(vandq_u8(vld1q_u8(p), vdupq_n_u8(15)))
+#define rows_high(p) bytes16(vld1q_u8(p) >> 4)
+#define rows_number  numbers16
+#define rows_product product16
+#define rows_times   times16
+#include "kernel/gemm_scales_impl.h"
 
 /* minimum * times + acc with the sign that the format gives the minimum. */
 ALWAYS float32x4_t plus_minimum(enum tern_scales scales, float32x4_t minimum, float32x4_t times, float32x4_t acc)

@@ -25,9 +25,9 @@ ALWAYS void add_block(enum tern_codes codes, enum tern_scales scales, const stru
     }
 #pragma GCC unroll 2
     for (int g = 0; g < groups; g++) {
-        struct rows16 scale, minimum = {0};
+        struct rows16 scale, minimum;
         int32_t isum[MAX_ROWS];
-        group_scale(scales, v, super, 2 * b + (size_t)g, &scale, &minimum);
+        group_scale(scales, v, super, 2 * b + (size_t)g, 0, &scale, &minimum);
 #pragma GCC unroll 4
         for (int r = 0; r < rows; r++)
             isum[r] = x[r].sum16[2 * b + (size_t)g] + (groups == 1 ? x[r].sum16[2 * b + 1] : 0);
@@ -48,7 +48,7 @@ ALWAYS void add_block(enum tern_codes codes, enum tern_scales scales, const stru
             for (int r = 0; r < rows; r++) {
                 float sx = x[r].scale[b];
                 acc[r][h] = vfmaq_f32(acc[r][h], vcvtq_f32_s32(d[r]), vmulq_n_f32(scale.v[h], sx));
-                if (has_minimum(scales))
+                if (tern_scales_minimum(scales))
                     acc[r][h] = plus_minimum(scales, minimum.v[h], vdupq_n_f32(sx * (float)isum[r]), acc[r][h]);
             }
         }
@@ -69,7 +69,7 @@ ALWAYS void panel_dots(enum tern_codes codes, enum tern_scales scales, float *ou
             acc[r][h] = vdupq_n_f32(0);
     }
     for (size_t b0 = 0; b0 < blocks; b0 += VISIT) {
-        const struct super super = super_scale(scales, v, b0 / VISIT);
+        const struct super super = super_scale(scales, v, b0 / VISIT, 0);
         const size_t b1 = b0 + VISIT < blocks ? b0 + VISIT : blocks;
 #pragma GCC unroll 1
         for (size_t b = b0; b < b1; b++)
