@@ -179,7 +179,7 @@ static inline size_t tern_bf16_right(int k, int n)
     return ((size_t)n + 2 * TERN_PANEL - 1) / (2 * TERN_PANEL) * tern_bf16_band(k);
 }
 
-#define TERN_BF16_SCRATCH (1024 * 1024)
+#define TERN_BF16_SCRATCH (1152 * 1024)
 
 void tern_bf16_init_amx(struct tern_bf16_kernels *k);
 

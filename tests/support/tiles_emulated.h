@@ -91,10 +91,11 @@ static inline void emulated_product(int sum, int x, int w)
         }
 }
 
-#define TILE_LOAD(t, p, stride)  emulated_load(t, p, stride)
-#define TILE_STORE(t, p, stride) emulated_store(t, p, stride)
-#define TILE_ZERO(t)             (emulated_check(), (void)memset(emulated_tiles[t], 0, sizeof emulated_tiles[t]))
-#define TILE_PRODUCT(sum, x, w)  emulated_product(sum, x, w)
+#define TILE_LOAD(t, p, stride)   emulated_load(t, p, stride)
+#define TILE_STREAM(t, p, stride) emulated_load(t, p, stride)
+#define TILE_STORE(t, p, stride)  emulated_store(t, p, stride)
+#define TILE_ZERO(t)              (emulated_check(), (void)memset(emulated_tiles[t], 0, sizeof emulated_tiles[t]))
+#define TILE_PRODUCT(sum, x, w)   emulated_product(sum, x, w)
 
 static inline void tile_round(uint16_t *out, const float *x, int n)
 {
