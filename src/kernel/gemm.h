@@ -161,8 +161,10 @@ struct tern_bf16_kernels {
     void (*product)(float *y, size_t y_stride, const uint16_t *x, int n_rows, const struct tern_packed *w, int panel0,
                     int panel1, void *scratch);
 
-    /* Small products, for attention.  m: [k][n] f32, rounded into tern_bf16_right(k, n) values, 64-byte aligned. */
-    void (*pack_right)(uint16_t *out, const float *m, int k, int n);
+    /* Small products, for attention.  m: [k][n] f32, rounded into tern_bf16_right(k, n) values, 64-byte aligned.  A
+     * taller matrix is packed piece by piece, k rows (a multiple of 32) at a time, into out + tern_bf16_band(rows
+     * before): `pairs` is the distance between pairs of panels, tern_bf16_band(all rows), or tern_bf16_band(k). */
+    void (*pack_right)(uint16_t *out, size_t pairs, const float *m, int k, int n);
 
     /* y[r*y_stride + j] = x . m for rows r < n_rows, columns j < n; with shrink y*shrink[r] (rounded) + x . m.  x as
      * pack, m as pack_right leave them.  The chain above, from +0 or from y*shrink; nothing but its row of x and its
@@ -172,6 +174,12 @@ struct tern_bf16_kernels {
                      int k, int n);
     void (*begin)(void);
     void (*end)(void);
+
+    /* The softmax of attn.h for ONE query row on its way into `multiply`: s stays as it is, and the weights go to p,
+     * rounded to bf16, where `pack` puts a row of 64*n_pages inputs (p: the first of the row in its band).  *l grows by
+     * the sum of the rounded weights, in an order that t0, t1 and n_pages do not change.  exp2: |relative error| <=
+     * 1e-4 before rounding; the return value as there. */
+    float (*softmax)(uint16_t *p, const float *s, size_t stride, int n_pages, int t0, int t1, float *m, float *l);
 };
 
 static inline size_t tern_bf16_right(int k, int n)

@@ -330,12 +330,12 @@ static void product(float *y, size_t y_stride, const uint16_t *x, int n_rows, co
 
 /* ---- small products ---- */
 
-static void pack_right(uint16_t *out, const float *m, int k, int n)
+static void pack_right(uint16_t *out, size_t pairs, const float *m, int k, int n)
 {
-    for (int pair = 0; pair < n; pair += 2 * TERN_PANEL)
-        for (int k0 = 0; k0 < k; k0 += TERN_TILE_DEPTH, out += PAIR)
+    for (int pair = 0; pair < n; pair += 2 * TERN_PANEL, out += pairs)
+        for (int k0 = 0; k0 < k; k0 += TERN_TILE_DEPTH)
             for (int c = pair; c < n && c < pair + 2 * TERN_PANEL; c += TERN_PANEL) {
-                uint16_t *tile = out + (c - pair) / TERN_PANEL * TERN_TILE;
+                uint16_t *tile = out + tern_bf16_band(k0) + (c - pair) / TERN_PANEL * TERN_TILE;
                 for (int i = k0; i < k0 + TERN_TILE_DEPTH; i += 2, tile += 2 * TERN_PANEL) {
                     const float *even = i < k ? m + (size_t)i * (size_t)n + c : NULL;
                     tile_pair(tile, even, i + 1 < k ? even + n : NULL, n - c < TERN_PANEL ? n - c : TERN_PANEL);
@@ -375,5 +375,5 @@ static void end(void)
 
 void tern_bf16_init_amx(struct tern_bf16_kernels *k)
 {
-    *k = (struct tern_bf16_kernels){pack, product, pack_right, multiply, begin, end};
+    *k = (struct tern_bf16_kernels){pack, product, pack_right, multiply, begin, end, tile_softmax};
 }

@@ -80,4 +80,6 @@ static inline tern_amx_expand *tile_expander(const struct tern_packed *w)
     return tern_amx_expander(w);
 }
 
+#define tile_softmax tern_amx_softmax
+
 #endif
