@@ -207,10 +207,8 @@ struct tern_dev_limits {
 
 /* Quantised decode rows. */
 struct tern_q8_buffer {
-    int8_t *q;
-    float *scale;
-    int32_t *sum16;
-    struct tern_q8_row *rows; /* into the above */
+    uint8_t *bytes;
+    struct tern_q8_row *rows; /* in them */
 };
 
 /* A row counts once per expert that it goes to: a pair.  Prompt rows' pairs come first, then decode rows', each sorted

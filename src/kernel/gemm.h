@@ -94,12 +94,25 @@ static inline bool tern_codes_integer(enum tern_codes codes)
     return codes > TERN_CODES_E4M3;
 }
 
-/* One row of activations for the narrow class.  q: [k] int8; scale: [k/32]; sum16: [k/16] sums of q over 16. */
+/* One row of activations for the narrow class.  q: [k] int8; scale: [k/32]; sum16: [k/16] sums of q over 16.  The rows
+ * of one call lie equally far apart: from each to the next, q, scale and sum16 move by the same number of bytes. */
 struct tern_q8_row {
     const int8_t *q;      /* 64-byte aligned */
     const float *scale;   /* 64-byte aligned */
     const int32_t *sum16; /* 64-byte aligned */
 };
+
+/* Such a row in one piece: its bytes, a multiple of 64, and its places in them (p: 64-byte aligned). */
+static inline size_t tern_q8_bytes(size_t k)
+{
+    return (k + 63) / 64 * 64 + (k / 32 + 15) / 16 * 64 + (k / 16 + 15) / 16 * 64;
+}
+
+static inline struct tern_q8_row tern_q8_at(const void *p, size_t k)
+{
+    const char *scale = (const char *)p + (k + 63) / 64 * 64, *sum16 = scale + (k / 32 + 15) / 16 * 64;
+    return (struct tern_q8_row){p, (const void *)scale, (const void *)sum16};
+}
 
 struct tern_gemm_kernels {
     /* Quantises x[0..k), k a multiple of 32, per block of 32: amax = max|x|; scale = amax/127 (f32 division);
