@@ -1,8 +1,8 @@
 /* A Hugging Face model in the words of GGUF, so that nothing above has to know two languages: config.json's values are
  * found under GGUF's keys too, and tensors have GGUF's names (`source` is what the file calls them).
  *
- * A family is one line of the table below.  What a configuration says that GGUF's keys for the family cannot express is
- * refused here. */
+ * A family is one line of the table in hf_families.c.  What a configuration says that GGUF's keys for the family cannot
+ * express is refused here. */
 #include "file/file_impl.h"
 
 #include <math.h>
@@ -11,191 +11,7 @@
 #include <string.h>
 
 #include "base/mem.h"
-
-/* ---- the dictionary ---------------------------------------------------------------------------------------------- */
-
-/* GGUF key without its architecture, and where configurations have it. */
-static const struct {
-    const char *gguf, *hf[4];
-} keys[] = {
-    {"block_count", {"num_hidden_layers"}},
-    {"context_length", {"max_position_embeddings"}},
-    {"embedding_length", {"hidden_size"}},
-    {"feed_forward_length", {"intermediate_size_mlp", "intermediate_size"}},
-    {"expert_count", {"num_experts", "num_local_experts", "n_routed_experts"}},
-    {"expert_used_count", {"num_experts_per_tok"}},
-    {"expert_feed_forward_length", {"moe_intermediate_size"}},
-    {"expert_weights_norm", {"norm_topk_prob"}},
-    {"interleave_moe_layer_step", {"interleave_moe_layer_step", "decoder_sparse_step"}},
-    {"attention.chunk_size", {"attention_chunk_size"}},
-    {"attention.temperature_length", {"floor_scale"}},
-    {"attention.temperature_scale", {"rope_parameters.llama_4_scaling_beta"}},
-    {"attention.head_count", {"num_attention_heads"}},
-    {"attention.head_count_kv", {"num_key_value_heads"}},
-    {"attention.key_length", {"head_dim"}},
-    {"attention.value_length", {"head_dim"}},
-    {"attention.layer_norm_rms_epsilon", {"rms_norm_eps"}},
-    {"attn_logit_softcapping", {"attn_logit_softcapping"}},
-    {"final_logit_softcapping", {"final_logit_softcapping"}},
-    {"rope.freq_base", {"rope_theta", "rope_parameters.rope_theta", "rope_parameters.full_attention.rope_theta"}},
-    {"rope.freq_base_swa", {"rope_local_base_freq", "rope_parameters.sliding_attention.rope_theta"}},
-    {"rope.scaling.factor", {"rope_scaling.factor", "rope_parameters.factor", "rope_parameters.full_attention.factor"}},
-    {"rope.scaling.low_freq_factor", {"rope_scaling.low_freq_factor", "rope_parameters.low_freq_factor"}},
-    {"rope.scaling.high_freq_factor", {"rope_scaling.high_freq_factor", "rope_parameters.high_freq_factor"}},
-    {"rope.scaling.yarn_beta_fast", {"rope_scaling.beta_fast", "rope_parameters.beta_fast"}},
-    {"rope.scaling.yarn_beta_slow", {"rope_scaling.beta_slow", "rope_parameters.beta_slow"}},
-    {"rope.scaling.original_context_length",
-     {"rope_scaling.original_max_position_embeddings", "rope_parameters.original_max_position_embeddings",
-      "original_max_position_embeddings"}},
-};
-
-struct word {
-    const char *hf, *gguf; /* #: a number */
-};
-
-static const struct word plain_modules[] = {
-    {"embed_tokens", "token_embd"},
-    {"norm", "output_norm"},
-    {"input_layernorm", "attn_norm"},
-    {"self_attn.q_proj", "attn_q"},
-    {"self_attn.k_proj", "attn_k"},
-    {"self_attn.v_proj", "attn_v"},
-    {"self_attn.qkv_proj", "attn_qkv"},
-    {"self_attn.o_proj", "attn_output"},
-    {"self_attn.q_norm", "attn_q_norm"},
-    {"self_attn.k_norm", "attn_k_norm"},
-    {"post_attention_layernorm", "ffn_norm"},
-    {"mlp.gate_proj", "ffn_gate"},
-    {"mlp.up_proj", "ffn_up"},
-    {"mlp.gate_up_proj", "ffn_up"},
-    {"mlp.down_proj", "ffn_down"},
-    {"mlp.gate", "ffn_gate_inp"},
-    {"mlp.experts.#.gate_proj", "ffn_gate.#"},
-    {"mlp.experts.#.up_proj", "ffn_up.#"},
-    {"mlp.experts.#.down_proj", "ffn_down.#"},
-    {"mlp.switch_mlp.gate_proj", "ffn_gate_exps"},
-    {"mlp.switch_mlp.up_proj", "ffn_up_exps"},
-    {"mlp.switch_mlp.down_proj", "ffn_down_exps"},
-    {0},
-};
-
-/* What has no ".weight" at its end. */
-static const struct word whole_names[] = {
-    {"mlp.experts.gate_up_proj", "ffn_gate_up_exps.weight"},
-    {"mlp.experts.down_proj", "ffn_down_exps.weight"},
-    {"feed_forward.experts.gate_up_proj", "ffn_gate_up_exps.weight"},
-    {"feed_forward.experts.down_proj", "ffn_down_exps.weight"},
-    {0},
-};
-
-static const struct word mixtral_modules[] = {
-    {"block_sparse_moe.gate", "ffn_gate_inp"},
-    {"block_sparse_moe.experts.#.w1", "ffn_gate.#"},
-    {"block_sparse_moe.experts.#.w3", "ffn_up.#"},
-    {"block_sparse_moe.experts.#.w2", "ffn_down.#"},
-    {"block_sparse_moe.switch_mlp.gate_proj", "ffn_gate_exps"},
-    {"block_sparse_moe.switch_mlp.up_proj", "ffn_up_exps"},
-    {"block_sparse_moe.switch_mlp.down_proj", "ffn_down_exps"},
-    {0},
-};
-
-static const struct word llama4_modules[] = {
-    {"feed_forward.gate_proj", "ffn_gate"},
-    {"feed_forward.up_proj", "ffn_up"},
-    {"feed_forward.down_proj", "ffn_down"},
-    {"feed_forward.router", "ffn_gate_inp"},
-    {"feed_forward.experts.gate_proj", "ffn_gate_exps"},
-    {"feed_forward.experts.up_proj", "ffn_up_exps"},
-    {"feed_forward.experts.down_proj", "ffn_down_exps"},
-    {"feed_forward.shared_expert.gate_proj", "ffn_gate_shexp"},
-    {"feed_forward.shared_expert.up_proj", "ffn_up_shexp"},
-    {"feed_forward.shared_expert.down_proj", "ffn_down_shexp"},
-    {0},
-};
-
-static const struct word gemma_modules[] = {
-    {"post_attention_layernorm", "post_attention_norm"},
-    {"pre_feedforward_layernorm", "ffn_norm"},
-    {"post_feedforward_layernorm", "post_ffw_norm"},
-    {0},
-};
-
-static const struct word glm4_modules[] = {
-    {"post_self_attn_layernorm", "post_attention_norm"}, {"post_mlp_layernorm", "post_ffw_norm"}, {0}};
-
-/* What a class has where its configuration is silent: the arguments' defaults in transformers. */
-struct number {
-    const char *gguf; /* or the name of a setting that GGUF has in another form */
-    double value;
-};
-static const struct number eps6[] = {{"attention.layer_norm_rms_epsilon", 1e-6}, {0}};
-static const struct number eps5[] = {{"attention.layer_norm_rms_epsilon", 1e-5}, {0}};
-static const struct number qwen3_numbers[] = {
-    {"attention.key_length", 128}, {"attention.value_length", 128}, {"attention.layer_norm_rms_epsilon", 1e-6}, {0}};
-static const struct number qwen3_moe_numbers[] = {{"attention.head_count_kv", 4},
-                                                  {"attention.layer_norm_rms_epsilon", 1e-6},
-                                                  {"expert_used_count", 8},
-                                                  {"expert_feed_forward_length", 768},
-                                                  {0}};
-static const struct number mixtral_numbers[] = {{"attention.layer_norm_rms_epsilon", 1e-5},
-                                                {"expert_count", 8},
-                                                {"expert_used_count", 2},
-                                                {"rope.freq_base", 1e6},
-                                                {0}};
-static const struct number llama4_numbers[] = {
-    {"context_length", 131072},      {"attention.head_count", 40},
-    {"attention.head_count_kv", 8},  {"attention.key_length", 128},
-    {"attention.value_length", 128}, {"attention.layer_norm_rms_epsilon", 1e-5},
-    {"rope.freq_base", 5e5},         {"expert_count", 16},
-    {"expert_used_count", 1},        {0}};
-static const struct number glm4_numbers[] = {
-    {"attention.head_count_kv", 2},  {"attention.key_length", 128},
-    {"attention.value_length", 128}, {"attention.layer_norm_rms_epsilon", 1.5625e-7},
-    {"partial_rotary_factor", 0.5},  {0}};
-static const struct number ministral3_numbers[] = {
-    {"attention.head_count_kv", 8},  {"attention.key_length", 128},
-    {"attention.value_length", 128}, {"attention.layer_norm_rms_epsilon", 1e-5},
-    {"rope.freq_base", 1e6},         {0}};
-static const struct number smollm3_numbers[] = {
-    {"attention.head_count_kv", 4}, {"attention.layer_norm_rms_epsilon", 1e-6}, {"rope.freq_base", 2e6}, {0}};
-static const struct number gemma_numbers[] = {
-    {"context_length", 131072},      {"attention.head_count", 8},
-    {"attention.head_count_kv", 4},  {"attention.key_length", 256},
-    {"attention.value_length", 256}, {"attention.layer_norm_rms_epsilon", 1e-6},
-    {"rope.freq_base", 1e6},         {0}};
-static const struct number gemma2_numbers[] = {{"context_length", 8192},
-                                               {"attention.head_count", 8},
-                                               {"attention.head_count_kv", 4},
-                                               {"attention.key_length", 256},
-                                               {"attention.value_length", 256},
-                                               {"attention.layer_norm_rms_epsilon", 1e-6},
-                                               {0}};
-
-struct family {
-    const char *model_type, *arch;
-    const char *act;             /* of the feed-forward network; no other is computed */
-    const struct word *modules;  /* called otherwise than the plain ones */
-    const struct number *silent; /* ends with a NULL name */
-    bool norms_from_1;           /* norms hold w where the model multiplies by 1+w */
-    bool windows;                /* layers with and without a sliding window may stand in any order */
-    bool experts;
-};
-
-static const struct family families[] = {
-    {"llama", "llama", "silu", NULL, eps6, false, false, false},
-    {"mistral", "llama", "silu", NULL, eps6, false, false, false},
-    {"qwen2", "qwen2", "silu", NULL, eps6, false, false, false},
-    {"qwen3", "qwen3", "silu", NULL, qwen3_numbers, false, false, false},
-    {"phi3", "phi3", "silu", NULL, eps5, false, false, false},
-    {"gemma2", "gemma2", "gelu_pytorch_tanh", gemma_modules, gemma2_numbers, true, true, false},
-    {"gemma3_text", "gemma3", "gelu_pytorch_tanh", gemma_modules, gemma_numbers, true, true, false},
-    {"qwen3_moe", "qwen3moe", "silu", NULL, qwen3_moe_numbers, false, false, true},
-    {"glm4", "glm4", "silu", glm4_modules, glm4_numbers, false, false, false},
-    {"smollm3", "smollm3", "silu", NULL, smollm3_numbers, false, false, false},
-    {"ministral3", "mistral3", "silu", NULL, ministral3_numbers, false, false, false},
-    {"llama4_text", "llama4", "silu", llama4_modules, llama4_numbers, false, false, true},
-    {"mixtral", "llama", "silu", mixtral_modules, mixtral_numbers, false, false, true},
-};
+#include "file/hf_words.h"
 
 /* Where the text model stands in a checkpoint: before its modules, and before lm_head. */
 static const char *const places[][2] = {
@@ -212,7 +28,7 @@ struct words {
     struct tern_part *part; /* config.json */
     struct tern_file_arena *arena;
     const char *root; /* models that see images keep the text model's configuration apart */
-    const struct family *family;
+    const struct tern_hf_family *family;
 };
 
 /* What the configuration says under a name of its own; NULL: nothing. */
@@ -283,9 +99,9 @@ static struct tern_meta number_meta(double v)
 }
 
 /* The class's default, or NULL. */
-static const struct number *silent(const struct words *w, const char *name)
+static const struct tern_hf_number *silent(const struct words *w, const char *name)
 {
-    for (const struct number *d = w->family->silent; d->gguf; d++)
+    for (const struct tern_hf_number *d = w->family->silent; d->gguf; d++)
         if (strcmp(d->gguf, name) == 0)
             return d;
     return NULL;
@@ -294,13 +110,13 @@ static const struct number *silent(const struct words *w, const char *name)
 static int translate_keys(const struct words *w, tern_error *err)
 {
     int rc = 0;
-    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
+    for (const struct tern_hf_key *key = tern_hf_keys; key->gguf; key++) {
         const struct tern_meta *m = NULL;
-        for (int k = 0; k < 4 && keys[i].hf[k] && !m; k++)
-            m = said(w, keys[i].hf[k]);
-        const struct number *d = m ? NULL : silent(w, keys[i].gguf);
+        for (int k = 0; k < 4 && key->hf[k] && !m; k++)
+            m = said(w, key->hf[k]);
+        const struct tern_hf_number *d = m ? NULL : silent(w, key->gguf);
         if (m || d)
-            TERN_TRY(put(w, keys[i].gguf, m ? *m : number_meta(d->value), err));
+            TERN_TRY(put(w, key->gguf, m ? *m : number_meta(d->value), err));
     }
 out:
     return rc;
@@ -531,7 +347,7 @@ static int translate_rope(const struct words *w, tern_error *err)
     TERN_TRY(translate_mscale(w, err));
     if (!part)
         part = said_of_rope(w, "partial_rotary_factor");
-    const struct number *usual = silent(w, "partial_rotary_factor");
+    const struct tern_hf_number *usual = silent(w, "partial_rotary_factor");
     double share = part || !usual ? number_of(part) : usual->value;
     double dim = head ? number_of(head) : number_of(said(w, "hidden_size")) / number_of(said(w, "num_attention_heads"));
     if (part && (!(share > 0) || share > 1))
@@ -550,11 +366,10 @@ static int find_family(struct words *w, tern_error *err)
                             tern_path_show(w->part->path), w->root);
     char known[256] = "";
     size_t used = 0;
-    for (size_t i = 0; i < sizeof families / sizeof *families; i++) {
-        w->family = &families[i];
-        if (is_text(&m->s, families[i].model_type))
+    for (w->family = tern_hf_families; w->family->model_type; w->family++) {
+        if (is_text(&m->s, w->family->model_type))
             return 0;
-        int n = snprintf(known + used, sizeof known - used, "%s%s", i ? ", " : "", families[i].model_type);
+        int n = snprintf(known + used, sizeof known - used, "%s%s", used ? ", " : "", w->family->model_type);
         used += n > 0 && used + (size_t)n < sizeof known ? (size_t)n : 0;
     }
     return tern_err_set(err, TERN_EUNSUPPORTED, "%s: model_type \"%.*s\" is not supported (known: %s)",
@@ -619,9 +434,10 @@ static bool fits(const char *word, const char *name, size_t n, struct tern_str *
 
 static const char *find_word(const struct words *w, const char *name, size_t n, bool whole, struct tern_str *number)
 {
-    const struct word *const tables[] = {whole ? whole_names : w->family->modules, whole ? NULL : plain_modules};
+    const struct tern_hf_word *const tables[] = {whole ? tern_hf_whole_names : w->family->modules,
+                                                 whole ? NULL : tern_hf_modules};
     for (int i = 0; i < 2; i++)
-        for (const struct word *m = tables[i]; m && m->hf; m++)
+        for (const struct tern_hf_word *m = tables[i]; m && m->hf; m++)
             if (fits(m->hf, name, n, number))
                 return m->gguf;
     return NULL;
