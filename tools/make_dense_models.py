@@ -125,6 +125,11 @@ MODELS = {
             **GEMMA4, "feed_forward_length": [64, 64, 128, 128, 128], "attention.shared_kv_layers": 3,
             "embedding_length_per_layer_input": 32,
             "attention.sliding_window_pattern": [True, False, True, True, False]}),
+    "gemma4-experts": ("gemma4", "Gemma4", gemma4(
+        num_global_key_value_heads=1, layer_types=[SLIDING, FULL], enable_moe_block=True, num_experts=5,
+        top_k_experts=2, moe_intermediate_size=32), {
+            **GEMMA4, "attention.sliding_window_pattern": [True, False], "expert_count": 5, "expert_used_count": 2,
+            "expert_feed_forward_length": 32}),
     "phi3-window": ("phi3", "Phi3", phi3(num_key_value_heads=1, sliding_window=20, rope_parameters=DEFAULT_ROPE),
                     {"attention.sliding_window": 20}),
     "phi3-long": ("phi3", "Phi3", phi3(rope_parameters=LONGROPE), {
@@ -163,7 +168,9 @@ LAYERS = {
     "gemma2": GEMMA_LAYER,
     "gemma3": {**GEMMA_LAYER, **HEAD_NORMS},
     "gemma4": {**GEMMA_LAYER, **HEAD_NORMS, "inp_gate": "per_layer_input_gate", "proj": "per_layer_projection",
-               "post_norm": "post_per_layer_input_norm"},
+               "post_norm": "post_per_layer_input_norm", "ffn_gate_inp": "router.proj",
+               "post_ffw_norm_1": "post_feedforward_layernorm_1", "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
+               "post_ffw_norm_2": "post_feedforward_layernorm_2"},
     "glm4": {
         **{name: hf for name, hf in LAYER.items() if name != "ffn_gate"},
         "ffn_up": "mlp.gate_up_proj",
@@ -184,6 +191,8 @@ GLOBALS = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "out
            "per_layer_token_embd": "model.embed_tokens_per_layer",
            "per_layer_model_proj": "model.per_layer_model_projection",
            "per_layer_proj_norm": "model.per_layer_projection_norm"}
+WHOLE = {"router.scale": "ffn_gate_inp.scale", "router.per_expert_scale": "ffn_down_exps.scale",
+         "experts.gate_up_proj": "ffn_gate_up_exps.weight", "experts.down_proj": "ffn_down_exps.weight"}
 INTERLEAVED = ("llama", "mistral3", "smollm3")  # families whose converter permutes the rows of q and k
 PLUS_ONE = ("gemma2", "gemma3")  # families whose norms are stored as 1 + w
 
@@ -204,11 +213,13 @@ def randomise(model, arch, rng):
         elif len(shape) == 1:
             value = rng.uniform(-0.5, 0.5, shape) if arch in PLUS_ONE else rng.uniform(0.5, 1.5, shape)
         else:
-            value = rng.normal(0, 1 / math.sqrt(shape[1]), shape)
+            value = rng.normal(0, 1 / math.sqrt(shape[2 if arch == "gemma4" and len(shape) == 3 else 1]), shape)
         if arch == "gemma4" and "q_norm" in name:
             value *= 0.2  # scores have no other scale
+        if "router.proj" in name:
+            value *= math.sqrt(shape[1])  # what the router reads is divided by that
         value = value.astype(np.float32)
-        if len(shape) == 2:
+        if len(shape) == 2 or (len(shape) == 3 and arch == "gemma4"):
             value = rounded(value)
         elif len(shape) == 3:  # llama4's stacks of experts, which lie transposed
             value = rounded(value.swapaxes(1, 2)).swapaxes(1, 2).copy()
@@ -247,7 +258,10 @@ def tensors(model, arch):
             array = ref.interleave_rope_rows(array.reshape(len(array), -1), heads).reshape(array.shape)
         if arch in PLUS_ONE and array.ndim == 1:
             array = array + np.float32(1)
-        if hf.endswith("experts.gate_up_proj"):
+        whole = hf.split(".", 3)[-1]
+        if arch == "gemma4" and whole in WHOLE:
+            yield f"blk.{hf.split('.')[2]}.{WHOLE[whole]}", array
+        elif hf.endswith("experts.gate_up_proj"):
             block = f"blk.{hf.split('.')[2]}"
             for part, half in zip(("gate", "up"), np.split(array.swapaxes(1, 2), 2, axis=1)):
                 yield f"{block}.ffn_{part}_exps.weight", half

@@ -105,4 +105,4 @@ static const struct tern_tensor_rule layers[] = {
     {0},
 };
 
-const struct tern_arch tern_arch_deepseek2 = {"deepseek2", configure, tern_llama_globals, layers, tern_expert_layers};
+const struct tern_arch tern_arch_deepseek2 = {"deepseek2", configure, tern_llama_globals, layers, NULL};

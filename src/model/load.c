@@ -41,6 +41,8 @@ static int64_t resolve(enum tern_dim dim, const struct tern_desc *d, const struc
         return l->n_ff_expert;
     case TERN_DIM_FF_SHARED:
         return l->n_ff_shared;
+    case TERN_DIM_BESIDE:
+        return l->n_ff && l->n_experts ? d->n_embd : 0;
     case TERN_DIM_Q:
         return (int64_t)l->n_heads * l->dim_k;
     case TERN_DIM_K:
@@ -600,6 +602,7 @@ static int plan_all(struct loader *ld, tern_error *err)
     for (int i = 0; i < net->desc.n_layers; i++) {
         TERN_TRY(plan_rules(ld, ld->arch->layers, i, net->layers[i], err));
         TERN_TRY(plan_rules(ld, ld->arch->more_layers, i, net->layers[i], err));
+        TERN_TRY(plan_rules(ld, tern_expert_layers, i, net->layers[i], err));
     }
     TERN_TRY(check_unknown(ld, err));
 out:

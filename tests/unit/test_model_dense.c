@@ -19,6 +19,7 @@ static const struct entry {
     {"glm4", {"t4", "l3"}},
     {"gemma4", {"t4", "l4,layers=0-2:t3"}},
     {"gemma4-small", {"t4", "l4,layers=0-1:t3,recent=128"}},
+    {"gemma4-experts", {"t4", "l4,layers=1-1:t3"}},
     {"phi3-window", {"t4", "l3,layers=0-0:q8,recent=128"}},
     {"phi3-long", {"k=t4,v=t3", "f16"}},
 };
@@ -248,6 +249,11 @@ static const struct lie {
     {"llama4-experts", BYTES("blk.1.ffn_up_shexp"), BYTES("blk.1.ffn_up_shexq"),
      "\"blk.1.ffn_up_shexp.weight\" is missing"},
     {"llama4-experts", BYTES("expert_used_count\4\0\0\0\2"), BYTES("expert_used_count\4\0\0\0\6"), "expert_used_count"},
+    {"gemma4-experts", BYTES("blk.1.pre_ffw_norm_2"), BYTES("blk.1.pre_ffw_norm_3"),
+     "\"blk.1.pre_ffw_norm_2.weight\" is missing"},
+    {"gemma4-experts", BYTES("blk.0.ffn_down_exps.scale"), BYTES("blk.0.ffn_down_exps.scala"),
+     "\"blk.0.ffn_down_exps.scale\" is missing"},
+    {"gemma4-experts", BYTES("expert_count"), BYTES("expert_cound"), "blk.0.ffn_gate_inp.scale\" at byte"},
     {"gemma4-small", BYTES("blk.3.post_norm"), BYTES("blk.3.past_norm"), "\"blk.3.post_norm.weight\" is missing"},
 };
 
