@@ -361,6 +361,10 @@ static void pack_task(void *ctx, int task, int worker)
     char name[NAME_MAX_LEN + 16];
     (void)worker;
     TERN_TRY(tern_weight_rows(&src, &p->src, w->apart ? 0 : (int64_t)i * p->stack_rows, m->k, &err));
+    if (p->t->stride) {
+        src = p->src;
+        src.data = (const uint8_t *)src.data + (size_t)i * p->t->stride;
+    }
     if (p->stack > 1) {
         (void)snprintf(name, sizeof name, "%s[%d]", p->t->source, i);
         src.name = name;
