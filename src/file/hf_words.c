@@ -104,19 +104,11 @@ static int refuse(const struct tern_hf_words *w, tern_error *err)
         if (m && !images && !(m->type == TERN_META_BOOL && m->i == 0))
             return tern_hf_fail(w, m, TERN_EUNSUPPORTED, err, "this is set, which is not supported");
     }
-    bool quantised = false;
-    const struct tern_meta *experts = NULL;
     for (size_t i = 0; i < w->part->meta.n; i++) {
         const struct tern_meta *m = &w->part->meta.v[i];
-        quantised |= starts_with(m->key, "config.quantization");
-        if (!strstr(m->key, "experts") || number_of(m) <= 0)
-            continue;
-        if (!w->family->experts)
+        if (strstr(m->key, "experts") && number_of(m) > 0 && !w->family->experts)
             return tern_hf_fail(w, m, TERN_EUNSUPPORTED, err, "experts are not supported for this model_type");
-        experts = m;
     }
-    if (quantised && experts)
-        return tern_hf_fail(w, experts, TERN_EUNSUPPORTED, err, "experts of a quantised checkpoint are not supported");
     for (size_t i = 0; i < 2; i++) {
         const struct tern_meta *m = said(w, caps[i]);
         if (m && !(i ? w->family->logit_cap : w->family->score_cap))
