@@ -127,6 +127,12 @@ MODELS = {
         use_qk_norm=True), {
             "feed_forward_length": 96, "attention.chunk_size": 50, "expert_count": 5, "expert_used_count": 2,
             "expert_feed_forward_length": 32, "interleave_moe_layer_step": 2}),
+    "llama4-128": ("llama4", "Llama4", plain(
+        hidden_size=32, vocab_size=64, num_key_value_heads=1, num_attention_heads=2, intermediate_size=32,
+        intermediate_size_mlp=64, num_local_experts=128, num_experts_per_tok=1, interleave_moe_layer_step=2,
+        attention_chunk_size=50, use_qk_norm=False), {
+            "feed_forward_length": 64, "attention.chunk_size": 50, "expert_count": 128, "expert_used_count": 1,
+            "expert_feed_forward_length": 32, "interleave_moe_layer_step": 2}),
     "smollm3": ("smollm3", "SmolLM3", plain(
         num_hidden_layers=5, hidden_size=32, num_attention_heads=2, num_key_value_heads=1, head_dim=64,
         tie_word_embeddings=True), {}),
@@ -165,6 +171,7 @@ MODELS = {
         "rope.scaling.attn_factor": math.sqrt(1 + math.log(512 / 100) / math.log(100))}),
 }
 APART = ("mixtral-apart",)  # whose experts are tensors of their own, as in files of 2023
+TYPES = {"llama4-128": Type.Q4_0}
 PROMPT = 139
 
 LAYER = {
@@ -238,8 +245,8 @@ INTERLEAVED = ("llama", "mistral3", "smollm3")  # families whose converter permu
 PLUS_ONE = ("gemma2", "gemma3")  # families whose norms are stored as 1 + w
 
 
-def rounded(value):
-    return gguf.quants.dequantize(gguf.quants.quantize(np.ascontiguousarray(value), Type.Q8_0), Type.Q8_0)
+def rounded(value, dtype=Type.Q8_0):
+    return gguf.quants.dequantize(gguf.quants.quantize(np.ascontiguousarray(value), dtype), dtype)
 
 
 def heads_of(value, config):
@@ -254,7 +261,7 @@ def round_heads(value, config):
 
 
 @torch.no_grad()
-def randomise(model, arch, rng):
+def randomise(model, arch, rng, dtype):
     tied = model.config.tie_word_embeddings
     for name, param in model.named_parameters():
         shape = tuple(param.shape)
@@ -274,9 +281,9 @@ def randomise(model, arch, rng):
         if name.endswith("kv_b_proj.weight"):
             round_heads(value, model.config)
         elif len(shape) == 2 or (len(shape) == 3 and arch != "llama4"):
-            value = rounded(value)
+            value = rounded(value, dtype)
         elif len(shape) == 3:  # llama4's stacks of experts, which lie transposed
-            value = rounded(value.swapaxes(1, 2)).swapaxes(1, 2).copy()
+            value = rounded(value.swapaxes(1, 2), dtype).swapaxes(1, 2).copy()
         param.copy_(torch.from_numpy(value))
     for layer in model.model.layers if arch == "gemma4" else ():
         layer.layer_scalar.copy_(torch.from_numpy(rng.uniform(0.5, 1.2, 1).astype(np.float32)))
@@ -381,7 +388,7 @@ def write_gguf(path, arch, settings, more, arrays, dtype=Type.Q8_0):
     writer.add_tokenizer_model("none")
     for name, array in arrays:
         array = np.ascontiguousarray(array, np.float32)
-        if array.ndim == 1 or ("ffn_gate_inp" in name and dtype == Type.Q8_0):
+        if array.ndim == 1 or ("ffn_gate_inp" in name and dtype != Type.BF16):
             writer.add_tensor(name, array)
         else:
             writer.add_tensor(name, gguf.quants.quantize(array, dtype), raw_dtype=dtype)
@@ -396,10 +403,11 @@ def make(name):
     rng = np.random.default_rng(zlib.crc32(name.encode()))
     config_class = getattr(transformers, f"{cls}TextConfig", None) or getattr(transformers, f"{cls}Config")
     model = getattr(transformers, f"{cls}ForCausalLM")(config_class(**settings))
-    randomise(model, arch, rng)
+    dtype = TYPES.get(name, Type.Q8_0)
+    randomise(model, arch, rng, dtype)
     ids = tiny.prompt({"vocab": settings["vocab_size"], "prompt": PROMPT}, rng)
     arrays = tensors(model, arch)
-    write_gguf(OUT / f"{name}.gguf", arch, settings, more, apart(arrays) if name in APART else arrays)
+    write_gguf(OUT / f"{name}.gguf", arch, settings, more, apart(arrays) if name in APART else arrays, dtype)
     (OUT / f"{name}.ids.txt").write_text(",".join(map(str, ids)) + "\n", encoding="ascii")
     logits = ref.logits(model, ids)[-ROWS:]
     np.save(OUT / f"{name}.logits.npy", logits)

@@ -15,6 +15,7 @@ static const struct entry {
     {"mistral3", {"t4", "l3"}},
     {"llama4", {"l4,layers=0-3:l4", "t4"}},
     {"llama4-experts", {"t4", "l3,recent=128"}},
+    {"llama4-128", {"t4", "l4"}},
     {"smollm3", {"t4,layers=3-3:l4", "l3"}},
     {"glm4", {"t4", "l3"}},
     {"gemma4", {"t4", "l4,layers=0-2:t3"}},
