@@ -38,6 +38,8 @@ GLM = ("Glm4MoeLite", dict(hf.LATENT, hidden_size=64, num_hidden_layers=1, mlp_l
                            moe_intermediate_size=32, kv_lora_rank=64, v_head_dim=64, q_lora_rank=32, n_routed_experts=4,
                            n_shared_experts=1, tie_word_embeddings=True, rope_parameters=hf.PLAIN))
 
+DEEPSEEK = ("DeepseekV3", dict({key: value for key, value in GLM[1].items() if key != "mlp_layer_types"}, first_k_dense_replace=0, n_group=1, topk_group=1))
+
 
 def bf16(tensor):
     return tensor.to(torch.bfloat16)
@@ -163,6 +165,8 @@ MODELS = {
         layer("mlp.switch_mlp.gate_proj"): dict(mode="mxfp8", bits=8, group_size=32)}),
     "fp8_moe": (QWEN3_MOE, {"quantization_config": {"quant_method": "fp8", "weight_block_size": [16, 32]}},
                 lambda w: fp8(w, (16, 32)), {"model.embed_tokens": None, layer("mlp.gate"): None}),
+    "fp8_latent": (DEEPSEEK, {"quantization_config": {"quant_method": "fp8", "weight_block_size": [32, 32]}},
+                   lambda w: fp8(w, (32, 32)), {"model.embed_tokens": None, layer("mlp.gate"): None}),
     "gptq_moe": (QWEN3_MOE, {"quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": 32}},
                  lambda w: gptq(w, 32), {"model.embed_tokens": None, layer("mlp.gate"): None}),
     "awq_moe": (QWEN3_MOE, {"quantization_config": {"quant_method": "awq", "bits": 4, "group_size": 32,

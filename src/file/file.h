@@ -103,6 +103,7 @@ struct tern_quant {
     const struct tern_tensor *scales;
     const struct tern_tensor *zeros;   /* NULL: the form has none */
     const struct tern_tensor *factors; /* NULL: 1 */
+    size_t stride;                     /* of the scales of a tensor with a stride, as its own */
     const char *about;                 /* "affine 4 bit, groups of 64" */
 };
 

@@ -349,12 +349,6 @@ static const char *find_word(const struct tern_hf_words *w, const char *name, si
 
 static const char kv_b[] = "attn_kv_b.weight";
 
-static int64_t whole_heads(const struct tern_hf_words *w)
-{
-    const struct tern_meta *m = said(w, "num_attention_heads");
-    return m && m->type == TERN_META_INT && m->i > 0 && m->i < 1 << 16 ? m->i : 0;
-}
-
 /* What a tensor is called in GGUF; false: nothing that a model has there. */
 static bool translate_name(const struct tern_hf_words *w, const char *body, const char *outer, const char *hf,
                            char *out, size_t size)
@@ -451,27 +445,64 @@ static int translate_tensor(const struct tern_hf_words *w, const char *const pla
     return 0;
 }
 
-/* One half of each head's rows in kv_b_proj, as a stack of its own. */
-static int half_of(const struct tern_hf_words *w, struct tern_tensor *out, const struct tern_tensor *both,
-                   const char *word, int64_t row, int64_t rows, tern_error *err)
+struct kv_b {
+    const struct tern_tensor *both;
+    int64_t heads, rows; /* of all; of a head */
+    size_t row_bytes;    /* of codes or numbers */
+};
+
+/* The scales of an FP8 half that begins at a row of each head. */
+static int half_scales(const struct tern_hf_words *w, const struct tern_quant **out, const struct kv_b *b, int64_t row,
+                       bool turned, tern_error *err)
 {
+    int rc = 0;
+    struct tern_quant *q;
+    struct tern_tensor *scales;
+    const struct tern_quant *of = b->both->quant;
+    const int64_t columns = of->group ? (b->both->dims[0] + of->group - 1) / of->group : 1;
+    const size_t bytes = (size_t)columns * (size_t)tern_type_bytes(of->scales->type);
+    TERN_TRY(tern_file_arena_alloc(w->arena, &q, 1, sizeof *q, err));
+    TERN_TRY(tern_file_arena_alloc(w->arena, &scales, 1, sizeof *scales, err));
+    *q = *of;
+    *scales = *of->scales;
+    const size_t skip = of->group_rows ? (size_t)(row / of->group_rows) * bytes : 0;
+    scales->data = (const uint8_t *)scales->data + skip;
+    scales->n_bytes -= skip;
+    q->scales = scales;
+    q->stride = of->group_rows ? (size_t)(b->rows / of->group_rows) * bytes : 0;
+    if (turned) {
+        q->group = of->group_rows;
+        q->group_rows = of->group;
+    }
+    *out = q;
+out:
+    return rc;
+}
+
+/* `rows` rows of each head from `row` on, as a stack of its own; turned: each matrix transposed. */
+static int half_of(const struct tern_hf_words *w, struct tern_tensor *out, const struct kv_b *b, const char *word,
+                   int64_t row, int64_t rows, bool turned, tern_error *err)
+{
+    int rc = 0;
     char *name;
-    const size_t size = strlen(both->name) + 8, bytes = (size_t)(tern_type_bytes(both->type) * both->dims[0]);
-    const int64_t heads = whole_heads(w);
-    int rc = tern_file_arena_alloc(w->arena, &name, size, 1, err);
-    if (rc < 0)
-        return rc;
-    (void)snprintf(name, size, "%.*s%s.weight", (int)(strlen(both->name) - strlen(kv_b)), both->name, word);
-    *out = *both;
+    const size_t before = strlen(b->both->name) - strlen(kv_b), size = before + strlen(word) + sizeof ".weight";
+    TERN_TRY(tern_file_arena_alloc(w->arena, &name, size, 1, err));
+    (void)snprintf(name, size, "%.*s%s.weight", (int)before, b->both->name, word);
+    *out = *b->both;
     out->name = name;
     out->n_dims = 3;
-    out->dims[1] = rows;
-    out->dims[2] = heads;
-    out->stride = (size_t)(both->dims[1] / heads) * bytes;
-    out->data = (const uint8_t *)both->data + (size_t)row * bytes;
-    out->file_offset += (size_t)row * bytes;
-    out->n_bytes = (size_t)(heads - 1) * out->stride + (size_t)rows * bytes;
-    return 0;
+    out->turned = turned;
+    out->dims[0] = turned ? rows : b->both->dims[0];
+    out->dims[1] = turned ? b->both->dims[0] : rows;
+    out->dims[2] = b->heads;
+    out->stride = (size_t)b->rows * b->row_bytes;
+    out->data = (const uint8_t *)out->data + (size_t)row * b->row_bytes;
+    out->file_offset += (size_t)row * b->row_bytes;
+    out->n_bytes = (size_t)(b->heads - 1) * out->stride + (size_t)rows * b->row_bytes;
+    if (out->quant)
+        TERN_TRY(half_scales(w, &out->quant, b, row, turned, err));
+out:
+    return rc;
 }
 
 /* GGUF has what multiplies latents for keys apart from what does for values, the former transposed. */
@@ -479,23 +510,26 @@ static int split_kv_b(const struct tern_hf_words *w, struct tern_tensor_list *li
 {
     int rc = 0;
     const struct tern_tensor both = list->v[i];
+    const struct tern_quant *q = both.quant;
+    const struct tern_meta *heads = said(w, "num_attention_heads");
+    struct kv_b b = {.both = &both, .heads = heads && heads->type == TERN_META_INT ? heads->i : 0};
     struct tern_tensor k, v;
     int64_t nope, value;
-    const int64_t heads = whole_heads(w);
     struct tern_cursor c = {.part = tern_file_part_of(w->file, &both), .table = "tensor", .name = both.source};
-    if (both.quant || tern_type_elems(both.type) != 1)
-        return tern_cursor_fail(&c, (size_t)both.file_offset, TERN_EUNSUPPORTED, err,
-                                "it is quantised, which is not supported for this tensor");
-    if (tern_hf_latent_heads(w, &nope, &value) < 0 || heads < 1 || both.n_dims != 2 ||
-        both.dims[1] != heads * (nope + value))
+    if (tern_hf_latent_heads(w, &nope, &value) < 0 || b.heads < 1 || b.heads > both.dims[1] || both.n_dims != 2 ||
+        both.dims[1] != b.heads * (nope + value))
         return tern_cursor_fail(&c, (size_t)both.file_offset, TERN_EFORMAT, err,
                                 "its %lld rows are not those of %lld heads of %lld and %lld", (long long)both.dims[1],
-                                (long long)heads, (long long)nope, (long long)value);
-    TERN_TRY(half_of(w, &k, &both, "attn_k_b", 0, nope, err));
-    TERN_TRY(half_of(w, &v, &both, "attn_v_b", nope, value, err));
-    k.turned = true;
-    k.dims[1] = k.dims[0];
-    k.dims[0] = nope;
+                                (long long)b.heads, (long long)nope, (long long)value);
+    b.rows = nope + value;
+    const bool apart =
+        q && q->form == TERN_FORM_FP8 && (!q->group_rows || (nope % q->group_rows == 0 && b.rows % q->group_rows == 0));
+    if (q ? !apart : tern_type_elems(both.type) != 1)
+        return tern_cursor_fail(&c, (size_t)both.file_offset, TERN_EUNSUPPORTED, err,
+                                "its codes cannot be divided into heads, and keys and values");
+    b.row_bytes = (size_t)both.dims[0] * (q ? 1 : (size_t)tern_type_bytes(both.type));
+    TERN_TRY(half_of(w, &k, &b, "attn_k_b", 0, nope, true, err));
+    TERN_TRY(half_of(w, &v, &b, "attn_v_b", nope, value, false, err));
     list->v[i] = k;
     TERN_TRY(tern_grow(&list->v, &list->cap, list->n + 1, sizeof *list->v, err));
     list->v[list->n++] = v;

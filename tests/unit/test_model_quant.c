@@ -5,9 +5,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-static const char *const models[] = {"affine",   "micro",   "fp8",        "fp8_tensor",   "gptq",
-                                     "awq",      "nvfp4",   "affine_moe", "micro_latent", "fp8_moe",
-                                     "gptq_moe", "awq_moe", "nvfp4_moe"};
+static const char *const models[] = {"affine",     "micro",    "fp8",        "fp8_tensor",   "gptq",
+                                     "awq",        "nvfp4",    "affine_moe", "micro_latent", "fp8_moe",
+                                     "fp8_latent", "gptq_moe", "awq_moe",    "nvfp4_moe"};
 
 static char dir[] = "/tmp/tern-quant-XXXXXX";
 
