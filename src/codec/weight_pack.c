@@ -144,6 +144,7 @@ static const char *block_fault(const struct tern_packed *w, size_t elems, const 
     return NULL;
 }
 
+/* at: block of a type, byte of a form */
 static int refuse_block(const struct tern_weight_source *s, const struct weight_type *t, const struct weight_block *blk,
                         size_t row, size_t at, const char *fault, tern_error *err)
 {
@@ -155,7 +156,7 @@ static int refuse_block(const struct tern_weight_source *s, const struct weight_
         return refuse(err, s->name, row, blk->d_at, "scales", fault);
     if (fault[0] == 'm')
         return refuse(err, s->name, row, blk->m_at, "zeros", fault);
-    return refuse(err, s->name, row, at * TERN_BLOCK, "tensor", fault);
+    return refuse(err, s->name, row, at, "tensor", fault);
 }
 
 /* t: of TERN_FORM_PLAIN, else NULL. */
@@ -177,7 +178,11 @@ static int pack_quant_panel(const struct tern_packed *w, const struct weight_typ
                 blk.m = tern_f32_bits(0.5f * row_factor(s, row)); /* the table holds doubled values */
             const char *fault = block_fault(w, elems, &blk);
             if (fault)
-                return refuse_block(s, t, &blk, row, at, fault, err);
+                return refuse_block(s, t, &blk, row,
+                                    t           ? at
+                                    : s->turned ? b * TERN_BLOCK * (size_t)s->n_stored + row
+                                                : at * TERN_BLOCK,
+                                    fault, err);
             for (size_t i = 0; i < inner; i++)
                 put_block(w->codes, panel + (b * inner + i) * unit, j, blk.quad + 8 * i);
             put_scales(w, &l, panel, j, b, elems, &blk);

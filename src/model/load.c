@@ -41,6 +41,8 @@ static int64_t resolve(enum tern_dim dim, const struct tern_desc *d, const struc
         return l->n_ff_expert;
     case TERN_DIM_FF_SHARED:
         return l->n_ff_shared;
+    case TERN_DIM_BESIDE:
+        return l->n_ff && l->n_experts ? d->n_embd : 0;
     case TERN_DIM_Q:
         return (int64_t)l->n_heads * l->dim_k;
     case TERN_DIM_K:
@@ -146,7 +148,8 @@ static const struct tern_tensor *sibling(const struct loader *ld, const struct t
 /* What a tensor says about its weights; more of them than it has itself are in find_parts. */
 static struct tern_weight_source source_of(const struct tern_tensor *t)
 {
-    struct tern_weight_source s = {.type = t->type, .data = t->data, .name = t->source};
+    struct tern_weight_source s = {
+        .type = t->type, .data = t->data, .name = t->source, .n_stored = t->turned ? t->dims[1] : 0};
     const struct tern_quant *q = t->quant;
     if (!q)
         return s;
@@ -156,7 +159,8 @@ static struct tern_weight_source source_of(const struct tern_tensor *t)
     s.group = q->group;
     s.group_rows = q->group_rows;
     s.zero_plus_one = q->zero_plus_one;
-    s.n_stored = q->form == TERN_FORM_GPTQ || q->form == TERN_FORM_AWQ ? t->dims[1] : 0;
+    s.turned = t->turned;
+    s.n_stored = t->turned || q->form == TERN_FORM_GPTQ || q->form == TERN_FORM_AWQ ? t->dims[1] : 0;
     s.scales = q->scales->data;
     s.zeros = q->zeros ? q->zeros->data : NULL;
     s.factors = q->factors ? q->factors->data : NULL;
@@ -223,8 +227,6 @@ static int plan_rows(struct loader *ld, const struct found *o, struct tern_weigh
     int rc = 0;
     const struct tern_tensor *t = o->t;
     struct tern_weight_source whole = source_of(t);
-    if (t->turned)
-        whole.n_stored = t->dims[1];
     tern_error e = {0};
     TERN_TRY(tern_grow(&ld->plans, &ld->cap_plans, ld->n_plans + 1, sizeof *ld->plans, err));
     struct tern_weight_place *p = &ld->plans[ld->n_plans++];
@@ -346,6 +348,16 @@ struct pack_work {
     int failed;     /* that task, or -1 */
 };
 
+/* Matrix i of a stack between whose matrices something else lies. */
+static struct tern_weight_source matrix_at(const struct tern_weight_place *p, int i)
+{
+    struct tern_weight_source s = p->src;
+    s.data = (const uint8_t *)s.data + (size_t)i * p->t->stride;
+    if (p->t->quant)
+        s.scales = (const uint8_t *)s.scales + (size_t)i * p->t->quant->stride;
+    return s;
+}
+
 static void pack_task(void *ctx, int task, int worker)
 {
     struct pack_work *w = ctx;
@@ -358,7 +370,10 @@ static void pack_task(void *ctx, int task, int worker)
     int p1 = p0 + PANELS_PER_TASK < w->panels ? p0 + PANELS_PER_TASK : w->panels;
     char name[NAME_MAX_LEN + 16];
     (void)worker;
-    TERN_TRY(tern_weight_rows(&src, &p->src, w->apart ? 0 : (int64_t)i * p->stack_rows, m->k, &err));
+    if (p->t->stride)
+        src = matrix_at(p, i);
+    else
+        TERN_TRY(tern_weight_rows(&src, &p->src, w->apart ? 0 : (int64_t)i * p->stack_rows, m->k, &err));
     if (p->stack > 1) {
         (void)snprintf(name, sizeof name, "%s[%d]", p->t->source, i);
         src.name = name;
@@ -600,6 +615,7 @@ static int plan_all(struct loader *ld, tern_error *err)
     for (int i = 0; i < net->desc.n_layers; i++) {
         TERN_TRY(plan_rules(ld, ld->arch->layers, i, net->layers[i], err));
         TERN_TRY(plan_rules(ld, ld->arch->more_layers, i, net->layers[i], err));
+        TERN_TRY(plan_rules(ld, tern_expert_layers, i, net->layers[i], err));
     }
     TERN_TRY(check_unknown(ld, err));
 out:

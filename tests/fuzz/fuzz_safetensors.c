@@ -43,7 +43,12 @@ static void walk(const struct tern_meta_table *t, const struct tern_tensor_list 
         size_t elems = 1;
         for (int d = 0; d < TERN_MAX_DIMS; d++)
             elems *= (size_t)x->dims[d];
-        if (x->quant ? elems * (size_t)x->quant->bits / 8 != x->n_bytes : elems * element_bytes(x->type) != x->n_bytes)
+        if (x->stride) {
+            size_t matrix = elems / (size_t)x->dims[2] * element_bytes(x->type);
+            if (x->stride < matrix || ((size_t)x->dims[2] - 1) * x->stride + matrix != x->n_bytes)
+                abort();
+        } else if (x->quant ? elems * (size_t)x->quant->bits / 8 != x->n_bytes
+                            : elems * element_bytes(x->type) != x->n_bytes)
             abort();
         if (strlen(x->name) == 0)
             abort();

@@ -15,10 +15,14 @@ static const struct entry {
     {"mistral3", {"t4", "l3"}},
     {"llama4", {"l4,layers=0-3:l4", "t4"}},
     {"llama4-experts", {"t4", "l3,recent=128"}},
+    {"llama4-128", {"t4", "l4"}},
     {"smollm3", {"t4,layers=3-3:l4", "l3"}},
     {"glm4", {"t4", "l3"}},
     {"gemma4", {"t4", "l4,layers=0-2:t3"}},
     {"gemma4-small", {"t4", "l4,layers=0-1:t3,recent=128"}},
+    {"deepseek2-lite", {"t4", "k=f16,v=l4"}},
+    {"mixtral-apart", {"t4", "l3"}},
+    {"gemma4-experts", {"t4", "l4,layers=1-1:t3"}},
     {"phi3-window", {"t4", "l3,layers=0-0:q8,recent=128"}},
     {"phi3-long", {"k=t4,v=t3", "f16"}},
 };
@@ -248,6 +252,16 @@ static const struct lie {
     {"llama4-experts", BYTES("blk.1.ffn_up_shexp"), BYTES("blk.1.ffn_up_shexq"),
      "\"blk.1.ffn_up_shexp.weight\" is missing"},
     {"llama4-experts", BYTES("expert_used_count\4\0\0\0\2"), BYTES("expert_used_count\4\0\0\0\6"), "expert_used_count"},
+    {"mixtral-apart", BYTES("blk.0.ffn_up.2."), BYTES("blk.0.ffn_up.3."), "\"blk.0.ffn_up.2.weight\" is missing"},
+    {"mixtral-apart", BYTES("blk.0.ffn_down.0."), BYTES("blk.0.ffn_down.3."),
+     "\"blk.0.ffn_down_exps.weight\" is missing"},
+    {"mixtral-apart", BYTES("expert_count\4\0\0\0\3"), BYTES("expert_count\4\0\0\0\2"), "has shape [64, 3], expected"},
+    {"deepseek2-lite", BYTES("blk.1.attn_k_b"), BYTES("blk.1.attn_x_b"), "\"blk.1.attn_k_b.weight\" is missing"},
+    {"gemma4-experts", BYTES("blk.1.pre_ffw_norm_2"), BYTES("blk.1.pre_ffw_norm_3"),
+     "\"blk.1.pre_ffw_norm_2.weight\" is missing"},
+    {"gemma4-experts", BYTES("blk.0.ffn_down_exps.scale"), BYTES("blk.0.ffn_down_exps.scala"),
+     "\"blk.0.ffn_down_exps.scale\" is missing"},
+    {"gemma4-experts", BYTES("expert_count"), BYTES("expert_cound"), "blk.0.ffn_gate_inp.scale\" at byte"},
     {"gemma4-small", BYTES("blk.3.post_norm"), BYTES("blk.3.past_norm"), "\"blk.3.post_norm.weight\" is missing"},
 };
 
@@ -257,7 +271,7 @@ static void test_refusals(void **state)
     for (size_t i = 0; i < sizeof lies / sizeof *lies; i++) {
         const struct lie *l = &lies[i];
         char path[512], copy[] = "/tmp/tern-test-XXXXXX";
-        static char bytes[200000];
+        static char bytes[250000];
         tern_error err = {0};
         tern_model *m;
         (void)snprintf(path, sizeof path, "%s/tiny/%s.gguf", TERN_TEST_DATA, l->file);

@@ -424,6 +424,57 @@ static void check_form(size_t form)
     free_form(&s);
 }
 
+/* FP8 whose outputs are contiguous: the same weights. */
+static void check_turned_form(size_t form)
+{
+    struct tern_weight_source s, t, part;
+    struct tern_packed w, turned;
+    float row[COLS], want[COLS];
+    tern_error err = {0};
+    make_form(&s, form);
+    const size_t group = s.group ? (size_t)s.group : COLS, rows = s.group_rows ? (size_t)s.group_rows : ROWS;
+    const size_t across = (COLS + group - 1) / group, down = (ROWS + rows - 1) / rows;
+    const size_t size = s.scale_type == TERN_F32 ? 4 : 2;
+    uint8_t *codes = malloc((size_t)ROWS * COLS), *scales = malloc(size * across * down);
+    assert_true(codes && scales);
+    for (size_t r = 0; r < ROWS; r++)
+        for (size_t c = 0; c < COLS; c++)
+            codes[c * ROWS + r] = ((const uint8_t *)s.data)[r * COLS + c];
+    for (size_t r = 0; r < down; r++)
+        for (size_t c = 0; c < across; c++)
+            memcpy(scales + (c * down + r) * size, (const uint8_t *)s.scales + (r * across + c) * size, size);
+    t = s;
+    t.turned = true;
+    t.n_stored = ROWS;
+    t.data = codes;
+    t.scales = scales;
+    uint8_t *a = pack_form(&w, &s, ROWS), *b = pack_form(&turned, &t, ROWS);
+    for (int r = 0; r < ROWS; r++) {
+        tern_k.gemm.row(want, &w, r);
+        tern_k.gemm.row(row, &turned, r);
+        assert_memory_equal(row, want, sizeof row);
+    }
+    codes[70 * ROWS + 7] = 0xFF; /* of the block that begins at input 64 */
+    assert_int_equal(tern_weight_pack(&turned, b, &t, 0, 1, &err), TERN_EFORMAT);
+    assert_non_null(strstr(err.msg, "weight of row 7 at byte 1543 of the tensor"));
+    t.n_stored++;
+    assert_int_equal(tern_weight_plan(&turned, &t, ROWS, COLS, &err), TERN_EUNSUPPORTED);
+    assert_int_equal(tern_weight_rows(&part, &t, 16, COLS, &err), TERN_EUNSUPPORTED);
+    tern_free(a);
+    tern_free(b);
+    free(codes);
+    free(scales);
+    free_form(&s);
+}
+
+static void test_turned_forms(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < N_FORMS; i++)
+        if (forms[i].source.form == TERN_FORM_FP8)
+            check_turned_form(i);
+}
+
 static void test_forms(void **state)
 {
     static const unsigned masks[] = {0, ~0u};
@@ -563,17 +614,12 @@ static void test_forms_non_finite(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_dequantize),
-        cmocka_unit_test(test_dequantize_refuses),
-        cmocka_unit_test(test_round_trip),
-        cmocka_unit_test(test_turned),
-        cmocka_unit_test(test_padding_rows),
-        cmocka_unit_test(test_shapes_refused),
-        cmocka_unit_test(test_non_finite_refused),
-        cmocka_unit_test(test_forms),
-        cmocka_unit_test(test_sizes),
-        cmocka_unit_test(test_forms_refused),
-        cmocka_unit_test(test_forms_non_finite),
+        cmocka_unit_test(test_dequantize),         cmocka_unit_test(test_dequantize_refuses),
+        cmocka_unit_test(test_round_trip),         cmocka_unit_test(test_turned),
+        cmocka_unit_test(test_padding_rows),       cmocka_unit_test(test_shapes_refused),
+        cmocka_unit_test(test_non_finite_refused), cmocka_unit_test(test_forms),
+        cmocka_unit_test(test_turned_forms),       cmocka_unit_test(test_sizes),
+        cmocka_unit_test(test_forms_refused),      cmocka_unit_test(test_forms_non_finite),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
