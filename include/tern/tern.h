@@ -171,6 +171,8 @@ typedef struct tern_kv_row {
     bool chunked;           /* the window does not slide: attention begins anew at its multiples */
     double bytes_per_token; /* of closed pages, headers included */
     double f16_bytes_per_token;
+    size_t state_bytes; /* n_heads 0: the layer keeps this for a sequence of any length, instead of tokens; 0 where it
+                         * attends to what an earlier layer keeps */
     const char
         *conditioning;  /* "calibrated", "scaled by norm weights"; NULL: keys are coded as they are, or not at all */
     const char *reason; /* why this layer differs from what was asked for; NULL when it does not */
@@ -235,6 +237,7 @@ TERN_API const tern_kv_plan *tern_engine_plan_at(const tern_engine *e, int plan)
 typedef struct tern_memory {
     size_t kv_bytes;     /* pages, tiles and first tokens in use, from the allocator */
     size_t kv_f16_bytes; /* what the same tokens would take in 16 bits */
+    size_t state_bytes;  /* recurrent states of sequences, those that are kept for going back among them */
     size_t scratch_bytes;
 } tern_memory;
 TERN_API void tern_engine_memory(const tern_engine *e, tern_memory *out);

@@ -130,6 +130,12 @@ int tern_plan_print(const tern_kv_plan *p, FILE *to, tern_error *err)
         tern_kv_row r;
         tern_kv_plan_row(p, i, &r);
         int end = run_end(p, i);
+        if (r.state_bytes) {
+            TERN_TRY(tern_buf_addf(&b, err, "  layers %-7s a state of %zu bytes per sequence each\n",
+                                   layers_text(i, end), r.state_bytes));
+            i = end;
+            continue;
+        }
         if (!r.n_heads) {
             TERN_TRY(tern_buf_addf(&b, err, "  layers %-7s attend to what earlier layers keep\n", layers_text(i, end)));
             i = end;
@@ -169,12 +175,12 @@ json_t *tern_plan_json(const tern_kv_plan *p)
     for (int i = 0; i < tern_kv_plan_rows(p); i++) {
         tern_kv_row r;
         tern_kv_plan_row(p, i, &r);
-        json_array_append_new(layers, json_pack("{si so so si si si si sb sf sf so so}", "layer", r.layer, "k",
-                                                tern_json_text(r.k), "v", tern_json_text(r.v), "n_heads", r.n_heads,
-                                                "dim_k", r.dim_k, "dim_v", r.dim_v, "window", r.window, "chunked",
-                                                r.chunked, "bytes_per_token", r.bytes_per_token, "f16_bytes_per_token",
-                                                r.f16_bytes_per_token, "conditioning", tern_json_text(r.conditioning),
-                                                "reason", tern_json_text(r.reason)));
+        json_array_append_new(
+            layers, json_pack("{si so so si si si si sb sf sf sI so so}", "layer", r.layer, "k", tern_json_text(r.k),
+                              "v", tern_json_text(r.v), "n_heads", r.n_heads, "dim_k", r.dim_k, "dim_v", r.dim_v,
+                              "window", r.window, "chunked", r.chunked, "bytes_per_token", r.bytes_per_token,
+                              "f16_bytes_per_token", r.f16_bytes_per_token, "state_bytes", (json_int_t)r.state_bytes,
+                              "conditioning", tern_json_text(r.conditioning), "reason", tern_json_text(r.reason)));
     }
     return json_pack("{sf sf so}", "bytes_per_token", bytes, "f16_bytes_per_token", f16, "layers", layers);
 }

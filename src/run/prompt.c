@@ -99,6 +99,7 @@ int tern_prompt_end(tern_seq *s, struct tern_kv_seq *coded, int plan, tern_error
         tern_forward_copy(e->forward, &to, &from);
         tern_kv_commit(&e->caches[plan], coded, n);
     }
+    tern_kv_move_states(&e->caches[plan], coded, raw);
 out:
     tern_kv_seq_free(raw_cache(e), raw);
     return rc;

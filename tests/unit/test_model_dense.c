@@ -19,6 +19,8 @@ static const struct entry {
     {"glm4", {"t4", "l3"}},
     {"gemma4", {"t4", "l4,layers=0-2:t3"}},
     {"gemma4-small", {"t4", "l4,layers=0-1:t3,recent=128"}},
+    {"qwen35", {"t4", "l4,recent=128"}},
+    {"qwen35moe", {"l3,layers=3-3:t4", "t4"}},
     {"phi3-window", {"t4", "l3,layers=0-0:q8,recent=128"}},
     {"phi3-long", {"k=t4,v=t3", "f16"}},
 };
