@@ -221,6 +221,7 @@ GLOBALS = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "out
            "per_layer_model_proj": "model.per_layer_model_projection",
            "per_layer_proj_norm": "model.per_layer_projection_norm"}
 INTERLEAVED = ("llama", "mistral3", "smollm3")  # families whose converter permutes the rows of q and k
+PLAIN = ("ffn_gate_inp", "ssm_conv1d", "ssm_alpha", "ssm_beta")  # stored as they are
 PLUS_ONE = ("gemma2", "gemma3", "qwen35", "qwen35moe")  # families whose norms are stored as 1 + w
 
 
@@ -247,6 +248,8 @@ def randomise(model, arch, rng):
             value = rng.uniform(-0.5, 0.5, shape) if arch in PLUS_ONE and "linear_attn" not in name else rng.uniform(0.5, 1.5, shape)
         else:
             value = rng.normal(0, 1 / math.sqrt(shape[1]), shape)
+        if arch == "qwen35moe" and "mlp.gate." in name:
+            value *= 4  # choices that rounding rarely turns: a state would remember each
         if arch == "gemma4" and "q_norm" in name:
             value *= 0.2  # scores have no other scale
         value = value.astype(np.float32)
@@ -373,7 +376,7 @@ def write_gguf(path, arch, settings, more, arrays):
     writer.add_tokenizer_model("none")
     for name, array in arrays:
         array = np.ascontiguousarray(array, np.float32)
-        if array.ndim == 1 or "ffn_gate_inp" in name or "conv1d" in name:
+        if array.ndim == 1 or any(word in name for word in PLAIN):
             writer.add_tensor(name, array)
         else:
             writer.add_tensor(name, gguf.quants.quantize(array, Type.Q8_0), raw_dtype=Type.Q8_0)
