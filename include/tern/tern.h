@@ -171,8 +171,9 @@ typedef struct tern_kv_row {
     bool chunked;           /* the window does not slide: attention begins anew at its multiples */
     double bytes_per_token; /* of closed pages, headers included */
     double f16_bytes_per_token;
-    size_t state_bytes; /* n_heads 0: the layer keeps this for a sequence of any length, instead of tokens; 0 where it
-                         * attends to what an earlier layer keeps */
+    /* n_heads 0: a layer that keeps this for a sequence of any length, instead of tokens, and up to kept_bytes more for
+     * going back; or, 0, one that attends to what an earlier layer keeps. */
+    size_t state_bytes, kept_bytes;
     const char
         *conditioning;  /* "calibrated", "scaled by norm weights"; NULL: keys are coded as they are, or not at all */
     const char *reason; /* why this layer differs from what was asked for; NULL when it does not */

@@ -149,7 +149,7 @@ static float *run_prompt(struct tiny *t, const char *kv, bool at_end, int chunk)
 /* A prompt that is coded at its end was attended to in 16 bits, whatever the chunk. */
 static void test_coded_at_end(void **state)
 {
-    static const char *const names[] = {"gemma4-small", "llama4"};
+    static const char *const names[] = {"gemma4-small", "llama4", "qwen35"};
     (void)state;
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         struct tiny t;
@@ -169,7 +169,7 @@ static void test_coded_at_end(void **state)
 /* Measured conditioning knows chunks, windows, keys that several layers attend to, and the factors of long contexts. */
 static void test_calibrated(void **state)
 {
-    static const char *const names[] = {"gemma4-small", "llama4", "gemma2", "phi3-long"};
+    static const char *const names[] = {"gemma4-small", "llama4", "gemma2", "phi3-long", "qwen35"};
     (void)state;
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         struct tiny t;
