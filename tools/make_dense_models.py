@@ -151,7 +151,8 @@ MODELS = {
     "qwen35": ("qwen35", "Qwen3_5", DENSE35, {**qwen35_keys(DENSE35), "full_attention_interval": 2}),
     "qwen35moe": ("qwen35moe", "Qwen3_5Moe", EXPERTS35, {
         **qwen35_keys(EXPERTS35), "expert_count": 5, "expert_used_count": 2, "expert_feed_forward_length": 32,
-        "expert_shared_feed_forward_length": 64}),
+        "expert_shared_feed_forward_length": 64, "block_count": 5, "nextn_predict_layers": 1,
+        "attention.recurrent_layers": [True, True, True, False, False]}),
     "phi3-window": ("phi3", "Phi3", phi3(num_key_value_heads=1, sliding_window=20, rope_parameters=DEFAULT_ROPE),
                     {"attention.sliding_window": 20}),
     "phi3-long": ("phi3", "Phi3", phi3(rope_parameters=LONGROPE), {
@@ -300,6 +301,14 @@ def delta_tensor(hf, array, config):
     return array
 
 
+def guesser35(model):
+    """A layer that guesses further tokens, which files count among their blocks."""
+    width = model.config.hidden_size
+    for name in ("attn_norm", "nextn.enorm"):
+        yield f"blk.4.{name}.weight", np.ones(width)
+    yield "blk.4.nextn.eh_proj.weight", np.ones((width, 2 * width))
+
+
 def tensors(model, arch):
     """(GGUF name, array) of every parameter; a parameter without a name is an error."""
     state = {name: p.detach().numpy() for name, p in model.named_parameters()}
@@ -312,6 +321,8 @@ def tensors(model, arch):
         names[f"model.layers.{n}.linear_attn.dt_bias"] = f"blk.{n}.ssm_dt.bias"
     if arch == "gemma4":
         yield from more_of_gemma4(model)
+    if arch == "qwen35moe":
+        yield from guesser35(model)
     for length in ("short", "long"):
         if f"{length}_factor" in (model.config.rope_parameters or {}):
             yield f"rope_factors_{length}.weight", np.array(model.config.rope_parameters[f"{length}_factor"])

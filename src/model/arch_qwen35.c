@@ -9,10 +9,11 @@
 #define MAX_HEAD  1024
 
 struct sizes {
-    int64_t k_heads, v_heads, dim_k, inner, width, every, more;
+    int64_t k_heads, v_heads, dim_k, inner, width, every;
+    const int64_t *recurrent; /* [layers] which they are; NULL: all but every `every`th */
 };
 
-static int read_sizes(struct sizes *v, const struct tern_file *f, const char *arch, tern_error *err)
+static int read_sizes(struct sizes *v, const struct tern_file *f, const char *arch, int n_blocks, tern_error *err)
 {
     int rc = 0;
     char key[160];
@@ -29,6 +30,11 @@ static int read_sizes(struct sizes *v, const struct tern_file *f, const char *ar
         TERN_FAIL(err, TERN_EFORMAT, "%s: %s = %lld is not that of %lld heads", tern_file_path(f), key,
                   (long long)v->inner, (long long)v->v_heads);
     TERN_TRY(tern_file_get_int(f, KEY("full_attention_interval"), 4, 1, 1024, &v->every, err));
+    const struct tern_meta *list = tern_file_meta(f, KEY("attention.recurrent_layers"));
+    if (list && (list->type != TERN_META_ARRAY || list->elem != TERN_META_BOOL || list->n != (size_t)n_blocks))
+        TERN_FAIL(err, TERN_EFORMAT, "%s: %s at byte %llu is not an array of %d booleans", tern_file_path(f), key,
+                  (unsigned long long)list->file_offset, n_blocks);
+    v->recurrent = list ? list->arr : NULL;
 #undef KEY
 out:
     return rc;
@@ -53,11 +59,11 @@ int tern_configure_qwen35(struct tern_desc *d, const struct tern_file *f, const 
     int rc = 0;
     struct sizes v;
     TERN_TRY(tern_configure_common(d, f, arch, err));
+    TERN_TRY(read_sizes(&v, f, arch, d->n_layers, err));
     TERN_TRY(leave_guessers(d, f, arch, err));
-    TERN_TRY(read_sizes(&v, f, arch, err));
     for (int i = 0; i < d->n_layers; i++) {
         struct tern_layer_desc *l = &d->layers[i];
-        if ((i + 1) % v.every == 0) {
+        if (v.recurrent ? !v.recurrent[i] : (i + 1) % v.every == 0) {
             l->out_gate = true;
             continue;
         }

@@ -256,6 +256,20 @@ static const struct lie {
     {"llama4-experts", BYTES("blk.1.ffn_up_shexp"), BYTES("blk.1.ffn_up_shexq"),
      "\"blk.1.ffn_up_shexp.weight\" is missing"},
     {"llama4-experts", BYTES("expert_used_count\4\0\0\0\2"), BYTES("expert_used_count\4\0\0\0\6"), "expert_used_count"},
+    {"qwen35", BYTES("ssm.conv_kernel\4\0\0\0\4"), BYTES("ssm.conv_kernel\4\0\0\0\11"), "ssm.conv_kernel"},
+    {"qwen35", BYTES("ssm.conv_kernel\4\0\0\0\4"), BYTES("ssm.conv_kernel\4\0\0\0\3"), "blk.0.ssm_conv1d.weight"},
+    {"qwen35", BYTES("ssm.inner_size\4\0\0\0\300"), BYTES("ssm.inner_size\4\0\0\0\301"), "ssm.inner_size"},
+    {"qwen35", BYTES("ssm.inner_size\4\0\0\0\300"), BYTES("ssm.inner_size\4\0\0\0\220"), "no multiple of 16"},
+    {"qwen35", BYTES("ssm.state_size"), BYTES("ssm.state_sizf"), "ssm.state_size"},
+    {"qwen35", BYTES("time_step_rank\4\0\0\0\6"), BYTES("time_step_rank\4\0\0\0\5"), "ssm.time_step_rank"},
+    {"qwen35", BYTES("attention_interval\4\0\0\0\2"), BYTES("attention_interval\4\0\0\0\3"),
+     "\"blk.1.attn_qkv.weight\" is missing"},
+    {"qwen35", BYTES("blk.2.ssm_a"), BYTES("blk.2.ssm_b"), "\"blk.2.ssm_a\" is missing"},
+    {"qwen35moe", BYTES("nextn_predict_layers\4\0\0\0\1"), BYTES("nextn_predict_layers\4\0\0\0\5"), "nextn_predict"},
+    {"qwen35moe", BYTES("nextn_predict_layers"), BYTES("nextn_predict_layerz"), "blk.4."},
+    {"qwen35moe", BYTES("recurrent_layers\11\0\0\0\7"), BYTES("recurrent_layers\11\0\0\0\0"), "5 booleans"},
+    {"qwen35moe", BYTES("blk.2.ffn_gate_inp_shexp"), BYTES("blk.2.ffn_gate_inp_shexq"),
+     "\"blk.2.ffn_gate_inp_shexp.weight\" is missing"},
     {"gemma4-small", BYTES("blk.3.post_norm"), BYTES("blk.3.past_norm"), "\"blk.3.post_norm.weight\" is missing"},
 };
 
@@ -265,7 +279,7 @@ static void test_refusals(void **state)
     for (size_t i = 0; i < sizeof lies / sizeof *lies; i++) {
         const struct lie *l = &lies[i];
         char path[512], copy[] = "/tmp/tern-test-XXXXXX";
-        static char bytes[200000];
+        static char bytes[400000];
         tern_error err = {0};
         tern_model *m;
         (void)snprintf(path, sizeof path, "%s/tiny/%s.gguf", TERN_TEST_DATA, l->file);
