@@ -132,8 +132,9 @@ struct tern_route {
     /* Experts come in n_groups groups of one size, of which the best n_groups_used compete, ranked by the sum of their
      * group_best best experts.  n_groups 1: no groups. */
     int n_groups, n_groups_used, group_best;
-    bool normalise; /* a row's weights are divided by their sum */
-    float scale;    /* and multiplied by this */
+    bool normalise;       /* a row's weights are divided by their sum */
+    float scale;          /* and multiplied by this */
+    const float *factors; /* [n_experts] and each by its expert's; NULL: 1 */
 };
 
 #define TERN_MAX_EXPERTS 1024

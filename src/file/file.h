@@ -107,12 +107,13 @@ struct tern_quant {
 };
 
 struct tern_tensor {
-    const char *name;               /* in GGUF's words, NUL-terminated, owned by the file */
-    const char *source;             /* what the file calls it, for messages and reports */
-    float add;                      /* elements mean what they say plus this: 0, or 1 for norms that hold w of 1+w */
-    bool turned;                    /* each matrix lies as [dims[0]][dims[1]]: outputs are contiguous */
-    bool unused;                    /* no part of the text model: an image tower, an output matrix that is tied */
-    int type;                       /* enum tern_type, always one that tern reads; enum tern_raw_type with quant */
+    const char *name;   /* in GGUF's words, NUL-terminated, owned by the file */
+    const char *source; /* what the file calls it, for messages and reports */
+    float add;          /* elements mean what they say plus this: 0, or 1 for norms that hold w of 1+w */
+    bool turned;        /* each matrix lies as [dims[0]][dims[1]]: outputs are contiguous */
+    size_t stride; /* bytes from a matrix of a stack to the next, where something else lies between; 0: nothing does */
+    bool unused;   /* no part of the text model: an image tower, an output matrix that is tied */
+    int type;      /* enum tern_type, always one that tern reads; enum tern_raw_type with quant */
     const struct tern_quant *quant; /* dims count weights, data are their codes; NULL: elements or blocks of type */
     int n_dims;                     /* 1..4 */
     int64_t dims[TERN_MAX_DIMS];    /* dims[0] is contiguous (a matrix [n_out, n_in] has dims {n_in, n_out}); rest 1 */

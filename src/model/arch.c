@@ -212,7 +212,7 @@ int tern_configure_experts(struct tern_desc *d, const struct tern_file *f, const
         struct tern_layer_desc *l = &d->layers[i];
         if ((i + 1) % v.step)
             continue;
-        l->n_ff = 0;
+        l->n_ff = l->experts_beside ? l->n_ff : 0;
         l->router = v.gating == 2 ? TERN_ROUTE_SIGMOID : TERN_ROUTE_SOFTMAX;
         l->n_experts = (int)v.n;
         l->n_active = (int)v.active;

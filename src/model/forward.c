@@ -552,7 +552,7 @@ static void ffn_half(struct tern_forward *f, const struct tern_forward_batch *b,
     const struct tern_weights *w = f->net->layers[layer];
     f->dev->ops->norm(f->dev, f->h, f->s_embd, f->x, f->s_embd, w[TERN_SLOT_FFN_NORM].vec, d->n_embd, d->eps,
                       b->n_rows);
-    tern_ffn_run(&f->ffn, f->dev, &d->layers[layer], w, f->t, f->h, b->n_rows, b->n_wide);
+    tern_ffn_run(&f->ffn, f->dev, &d->layers[layer], w, f->t, f->h, f->x, b->n_rows, b->n_wide);
     add_residual(f, b->n_rows, w[TERN_SLOT_FFN_POST_NORM].vec);
 }
 

@@ -43,6 +43,8 @@ static int64_t resolve(enum tern_dim dim, const struct tern_desc *d, const struc
         return l->n_ff_shared;
     case TERN_DIM_SHARED_ONE:
         return l->n_ff_shared > 0;
+    case TERN_DIM_BESIDE:
+        return l->n_ff && l->n_experts ? d->n_embd : 0;
     case TERN_DIM_Q:
         return (int64_t)l->n_heads * l->dim_k;
     case TERN_DIM_Q_GATE:
@@ -390,6 +392,10 @@ static void pack_task(void *ctx, int task, int worker)
     char name[NAME_MAX_LEN + 16];
     (void)worker;
     TERN_TRY(tern_weight_rows(&src, &p->src, w->apart ? 0 : (int64_t)i * p->stack_rows, m->k, &err));
+    if (p->t->stride) {
+        src = p->src;
+        src.data = (const uint8_t *)src.data + (size_t)i * p->t->stride;
+    }
     if (p->stack > 1) {
         (void)snprintf(name, sizeof name, "%s[%d]", p->t->source, i);
         src.name = name;
@@ -641,6 +647,7 @@ static int plan_all(struct loader *ld, tern_error *err)
     for (int i = 0; i < net->desc.n_layers; i++) {
         TERN_TRY(plan_rules(ld, ld->arch->layers, i, net->layers[i], err));
         TERN_TRY(plan_rules(ld, ld->arch->more_layers, i, net->layers[i], err));
+        TERN_TRY(plan_rules(ld, tern_expert_layers, i, net->layers[i], err));
     }
     TERN_TRY(check_unknown(ld, err));
 out:

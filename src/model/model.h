@@ -79,6 +79,7 @@ struct tern_layer_desc {
     int n_experts, n_active, n_ff_expert; /* experts, those that a row goes to, the width of each */
     int n_ff_shared;                      /* width of what every row goes through besides; 0 = none */
     int n_groups, n_groups_used;          /* experts compete within the best groups; 1 = no groups */
+    bool experts_beside;                  /* they do not take the place of the dense network but work beside it */
     bool route_norm;                      /* a row's weights are divided by their sum */
     bool route_input;                     /* weights multiply what experts read instead of what they answer */
     float route_scale;                    /* of the weights */
@@ -104,6 +105,7 @@ struct tern_desc {
     X(FFN_NORM) X(GATE) X(UP) X(DOWN) X(FFN_POST_NORM) X(PLE_GATE) X(PLE_OUT) X(PLE_POST_NORM) X(OUT_SCALE) \
     X(Q_A) X(Q_A_NORM) X(KV_A) X(KV_A_NORM) \
     X(DELTA_IN) X(DELTA_Z) X(DELTA_BETA) X(DELTA_ALPHA) X(DELTA_CONV) X(DELTA_A) X(DELTA_DT) X(DELTA_NORM) \
+    X(DENSE_POST_NORM) X(EXPERT_NORM) X(EXPERT_POST_NORM) X(ROUTER_NORM) X(ROUTER_FACTORS) \
     X(ROUTER) X(ROUTER_BIAS) X(SHARED_ROUTER) X(SHARED_GATE) X(SHARED_UP) X(SHARED_DOWN) \
     X(K_B) X(V_B) X(EXPERT_GATE) X(EXPERT_UP) X(EXPERT_DOWN)
 /* clang-format on */
@@ -141,6 +143,7 @@ enum tern_dim {
     TERN_DIM_FF_EXPERT,
     TERN_DIM_FF_SHARED,
     TERN_DIM_SHARED_ONE, /* 1 where there is a network that every row goes through besides, else 0 */
+    TERN_DIM_BESIDE,     /* n_embd where experts work beside a dense network, else 0 */
     TERN_DIM_Q,          /* n_heads * dim_k */
     TERN_DIM_Q_GATE,     /* twice that: a head's queries, then its gate */
     TERN_DIM_K,          /* n_kv_heads * dim_k */
@@ -185,7 +188,7 @@ struct tern_arch {
     const struct tern_tensor_rule *globals, *layers; /* end with a NULL name */
     const struct tern_tensor_rule *more_layers;      /* further rules of layers, or NULL */
 };
-/* Tables of all who name tensors so. */
+/* Tables of all who name tensors so; that of experts counts for every architecture. */
 extern const struct tern_tensor_rule tern_llama_globals[], tern_llama_layers[], tern_head_norms[];
 extern const struct tern_tensor_rule tern_expert_layers[];
 extern const struct tern_tensor_rule tern_gemma_globals[], tern_gemma_layers[];

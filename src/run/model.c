@@ -214,6 +214,13 @@ size_t tern_model_n_tensors(const tern_model *m)
     return tern_file_n_tensors(m->file);
 }
 
+/* Without what lies between the matrices of a stack. */
+static size_t own_bytes(const struct tern_tensor *t)
+{
+    const size_t between = (size_t)(t->dims[2] - 1) * t->stride;
+    return t->stride ? (t->n_bytes - between) * (size_t)t->dims[2] : t->n_bytes;
+}
+
 void tern_model_tensor(const tern_model *m, size_t i, tern_tensor_info *out)
 {
     const struct tern_tensor *t = tern_file_tensor_at(m->file, i);
@@ -221,7 +228,7 @@ void tern_model_tensor(const tern_model *m, size_t i, tern_tensor_info *out)
     *out = (tern_tensor_info){.name = t->source,
                               .type = q ? q->about : tern_type_name(t->type),
                               .n_dims = t->n_dims,
-                              .file_bytes = t->n_bytes,
+                              .file_bytes = own_bytes(t),
                               .memory_bytes = tern_net_tensor_bytes(t)};
     memcpy(out->dims, t->dims, sizeof out->dims);
     if (q)

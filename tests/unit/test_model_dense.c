@@ -21,6 +21,9 @@ static const struct entry {
     {"gemma4-small", {"t4", "l4,layers=0-1:t3,recent=128"}},
     {"qwen35", {"t4", "l4,recent=128"}},
     {"qwen35moe", {"l3,layers=3-3:t4", "t4"}},
+    {"deepseek2-lite", {"t4", "k=f16,v=l4"}},
+    {"mixtral-apart", {"t4", "l3"}},
+    {"gemma4-experts", {"t4", "l4,layers=1-1:t3"}},
     {"phi3-window", {"t4", "l3,layers=0-0:q8,recent=128"}},
     {"phi3-long", {"k=t4,v=t3", "f16"}},
 };
@@ -270,6 +273,16 @@ static const struct lie {
     {"qwen35moe", BYTES("recurrent_layers\11\0\0\0\7"), BYTES("recurrent_layers\11\0\0\0\0"), "5 booleans"},
     {"qwen35moe", BYTES("blk.2.ffn_gate_inp_shexp"), BYTES("blk.2.ffn_gate_inp_shexq"),
      "\"blk.2.ffn_gate_inp_shexp.weight\" is missing"},
+    {"mixtral-apart", BYTES("blk.0.ffn_up.2."), BYTES("blk.0.ffn_up.3."), "\"blk.0.ffn_up.2.weight\" is missing"},
+    {"mixtral-apart", BYTES("blk.0.ffn_down.0."), BYTES("blk.0.ffn_down.3."),
+     "\"blk.0.ffn_down_exps.weight\" is missing"},
+    {"mixtral-apart", BYTES("expert_count\4\0\0\0\3"), BYTES("expert_count\4\0\0\0\2"), "has shape [64, 3], expected"},
+    {"deepseek2-lite", BYTES("blk.1.attn_k_b"), BYTES("blk.1.attn_x_b"), "\"blk.1.attn_k_b.weight\" is missing"},
+    {"gemma4-experts", BYTES("blk.1.pre_ffw_norm_2"), BYTES("blk.1.pre_ffw_norm_3"),
+     "\"blk.1.pre_ffw_norm_2.weight\" is missing"},
+    {"gemma4-experts", BYTES("blk.0.ffn_down_exps.scale"), BYTES("blk.0.ffn_down_exps.scala"),
+     "\"blk.0.ffn_down_exps.scale\" is missing"},
+    {"gemma4-experts", BYTES("expert_count"), BYTES("expert_cound"), "blk.0.ffn_gate_inp.scale\" at byte"},
     {"gemma4-small", BYTES("blk.3.post_norm"), BYTES("blk.3.past_norm"), "\"blk.3.post_norm.weight\" is missing"},
 };
 

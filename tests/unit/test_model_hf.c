@@ -15,6 +15,11 @@ static const struct {
               {"qwen3_moe", "qwen3_moe-stacked"},
               {"mixtral", "mixtral-stacked"},
               {"llama4", NULL},
+              {"gemma4", "gemma4.gguf"},
+              {"gemma4_small", NULL},
+              {"deepseek_v2", "deepseek_v2.gguf"},
+              {"deepseek_v3", "deepseek_v3-stacked"},
+              {"glm4_moe_lite", NULL},
               {"glm4", NULL},
               {"ministral3", NULL},
               {"smollm3", NULL},
@@ -340,19 +345,119 @@ static void test_llama4(void **state)
     }
 }
 
+/* Configurations that must not open with the weights of a committed directory. */
+struct refusal {
+    const char *config, *want;
+};
+
+static void check_refused(const char *model, const struct refusal *cases, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        tern_model *m;
+        tern_error err = {0};
+        place(model, cases[i].config);
+        assert_true(tern_model_open(&m, dir, &(tern_model_params){.n_threads = 1}, &err) < 0);
+        print_message("%s\n", err.msg);
+        assert_non_null(strstr(err.msg, cases[i].want));
+    }
+}
+
+#define GEMMA4(more)                                                                                             \
+    "{\"model_type\": \"gemma4\", \"text_config\": {\"model_type\": \"gemma4_text\", \"num_hidden_layers\": 2, " \
+    "\"hidden_size\": 32, \"intermediate_size\": 48, \"num_attention_heads\": 2, \"num_key_value_heads\": 2, "   \
+    "\"head_dim\": 16, \"sliding_window\": 24, \"rms_norm_eps\": 1e-5, \"hidden_size_per_layer_input\": 0, "     \
+    "\"attention_k_eq_v\": true, \"final_logit_softcapping\": 4.0" more "}}"
+#define GEMMA4_ROPE(type)                                                                                   \
+    ", \"rope_parameters\": {\"sliding_attention\": {\"rope_type\": \"default\", \"rope_theta\": 1000.0}, " \
+    "\"full_attention\": {\"rope_type\": \"" type "\", \"rope_theta\": 1e6, \"partial_rotary_factor\": 0.25}}"
+#define GEMMA4_HEADS ", \"global_head_dim\": 48, \"num_global_key_value_heads\": 1"
+#define GEMMA4_EXPERTS                                                                                        \
+    ", \"enable_moe_block\": true, \"num_experts\": 3, \"top_k_experts\": 2, \"moe_intermediate_size\": 40, " \
+    "\"use_bidirectional_attention\": \"vision\""
+#define GEMMA4_GOOD GEMMA4_ROPE("proportional") GEMMA4_EXPERTS
+
+/* Layers' heads by names of their own or layer by layer; without kinds every sixth layer and the last have no window.
+ */
+static void test_gemma4(void **state)
+{
+    static const struct refusal cases[] = {
+        {GEMMA4(GEMMA4_GOOD GEMMA4_HEADS ", \"per_layer_config\": {\"1\": {\"sliding_window\": 3}}"),
+         "per_layer_config.1.sliding_window\": this is not supported for single layers"},
+        {GEMMA4(GEMMA4_GOOD ", \"per_layer_config\": {\"1\": {\"head_dim\": 48}}"), "has shape [32, 48], expected"},
+        {GEMMA4(GEMMA4_GOOD ", \"per_layer_config\": {\"1\": {\"head_dim\": \"48\"}}"), "key_length"},
+        {GEMMA4(GEMMA4_GOOD GEMMA4_HEADS ", \"layer_types\": [\"full_attention\", \"sliding_attention\"]"),
+         "has shape [32, 32], expected [32, 96]"},
+        {GEMMA4(GEMMA4_ROPE("default") GEMMA4_EXPERTS GEMMA4_HEADS), "rope_type\": \"default\" is not supported"},
+        {GEMMA4(GEMMA4_ROPE("proportional") GEMMA4_HEADS), "is not part of architecture gemma4"},
+        {GEMMA4(GEMMA4_ROPE("proportional") GEMMA4_HEADS ", \"enable_moe_block\": true, \"num_experts\": 3"),
+         "expert_used_count"},
+        {GEMMA4(GEMMA4_GOOD GEMMA4_HEADS ", \"attn_logit_softcapping\": 30"), "soft caps are not supported"},
+        {GEMMA4(GEMMA4_GOOD GEMMA4_HEADS ", \"num_kv_shared_layers\": 1"), "of its kind"},
+    };
+    (void)state;
+    check_refused("gemma4", cases, sizeof cases / sizeof *cases);
+    place("gemma4", GEMMA4(GEMMA4_GOOD GEMMA4_HEADS));
+    check_same(dir, "gemma4");
+    place("gemma4", GEMMA4(GEMMA4_GOOD ", \"per_layer_config\": {\"0\": {\"num_key_value_heads\": 2}, \"1\": "
+                                       "{\"head_dim\": 48, \"num_key_value_heads\": 1}}"));
+    check_same(dir, "gemma4");
+}
+
+#define DEEPSEEK(type, layers, more)                                                                                   \
+    "{\"model_type\": \"" type "\", \"num_hidden_layers\": " layers ", \"hidden_size\": 32, \"intermediate_size\": "   \
+    "40, \"moe_intermediate_size\": 24, \"num_attention_heads\": 2, \"kv_lora_rank\": 64, \"qk_nope_head_dim\": 32, "  \
+    "\"qk_rope_head_dim\": 16, \"rms_norm_eps\": 1e-6, \"tie_word_embeddings\": false, \"first_k_dense_replace\": 1, " \
+    "\"n_routed_experts\": 6, \"num_experts_per_tok\": 2, \"routed_scaling_factor\": 1.3, \"rope_theta\": 1000.0, "    \
+    "\"rope_scaling\": {\"type\": \"yarn\", \"factor\": 4.0, \"beta_fast\": 6.0, \"beta_slow\": 1.5, \"mscale\": "     \
+    "0.7, "                                                                                                            \
+    "\"mscale_all_dim\": 0.7, \"original_max_position_embeddings\": 32}" more "}"
+#define DEEPSEEK2(more) DEEPSEEK("deepseek_v2", "2", ", \"v_head_dim\": 48" more)
+#define LIMITED         ", \"topk_method\": \"group_limited_greedy\", \"n_group\": 3, \"topk_group\": 2"
+
+/* Latent attention: what its configurations may say, and a layer behind the last. */
+static void test_latent(void **state)
+{
+    static const struct refusal cases[] = {
+        {DEEPSEEK("deepseek_v2", "2", ", \"v_head_dim\": 64"),
+         "kv_b_proj.weight\": its 160 rows are not those of 2 heads of 32 and 64"},
+        {DEEPSEEK("deepseek_v2", "2", ", \"v_head_dim\": -3"), "is no possible size"},
+        {DEEPSEEK2(", \"q_lora_rank\": 48"), "\"blk.0.attn_q_a.weight\" is missing"},
+        {DEEPSEEK2(", \"topk_method\": \"noaux_tc\""), "topk_method\": \"noaux_tc\" is not supported"},
+        {DEEPSEEK2(", \"scoring_func\": \"sigmoid\""), "scoring_func\": \"sigmoid\" is not supported"},
+        {DEEPSEEK2(", \"norm_topk_prob\": true"), "norm_topk_prob\": this is set"},
+        {DEEPSEEK2(", \"moe_layer_freq\": 2"), "only experts in every layer"},
+        {DEEPSEEK2(", \"mlp_layer_types\": [\"sparse\", \"dense\"]"), "dense layers before sparse ones"},
+        {DEEPSEEK2(", \"mlp_layer_types\": [\"sparse\", \"sparse\"]"), "\"blk.0.ffn_gate_shexp.weight\" is missing"},
+        {DEEPSEEK2(", \"topk_group\": 4, \"n_group\": 3, \"topk_method\": \"group_limited_greedy\""),
+         "expert_group_used_count"},
+        {DEEPSEEK("deepseek_v3", "2",
+                  ", \"v_head_dim\": 48, \"n_group\": 1, \"topk_group\": 1, \"rope_interleave\": 1"),
+         "rope_interleave\": an integer"},
+        {DEEPSEEK("deepseek_v2", "1", ", \"v_head_dim\": 48"), "is not part of architecture deepseek2"},
+    };
+    tern_model *m;
+    tern_error err = {0};
+    (void)state;
+    check_refused("deepseek_v2", cases, sizeof cases / sizeof *cases);
+    place("deepseek_v2", DEEPSEEK2(LIMITED ", \"mlp_layer_types\": [\"dense\", \"sparse\"]"));
+    check_same(dir, "deepseek_v2");
+    place("deepseek_v2", DEEPSEEK("deepseek_v2", "1", ", \"v_head_dim\": 48, \"num_nextn_predict_layers\": 1"));
+    tiny_ok(tern_model_open(&m, dir, &(tern_model_params){.n_threads = 1}, &err), &err);
+    tern_model_close(&m);
+}
+
 /* A file of packed weights has every expert, and knows when one has changed. */
-static void test_packed_experts(void **state)
+static void check_packed(const char *model, long at)
 {
     struct tiny t[2];
     float *x[2];
     char packed[128];
     tern_model *m;
     tern_error err = {0};
-    (void)state;
     (void)snprintf(packed, sizeof packed, "%s", in_dir("packed"));
-    place_changed("mixtral", "BF16", "BF16");
+    place_changed(model, "BF16", "BF16");
     for (int i = 0; i < 2; i++) {
-        open_packed(&t[i], dir, "mixtral", packed);
+        open_packed(&t[i], dir, model, packed);
         assert_int_equal(tern_model_get_info(t[i].model)->packed != NULL, i == 1);
         x[i] = run(&t[i], NULL, false, true);
     }
@@ -361,15 +466,22 @@ static void test_packed_experts(void **state)
         free(x[i]);
         tiny_close(&t[i]);
     }
-    FILE *f = fopen(in_dir("model.safetensors"), "r+b"); /* the low byte of a weight of experts.2.w1 */
+    FILE *f = fopen(in_dir("model.safetensors"), "r+b");
     assert_non_null(f);
-    assert_int_equal(fseek(f, 50384, SEEK_SET), 0);
+    assert_int_equal(fseek(f, at, SEEK_SET), 0);
     assert_true(fputc(1, f) == 1 && fclose(f) == 0);
     tiny_ok(tern_model_open(&m, dir, &(tern_model_params){.n_threads = 1, .packed = packed}, &err), &err);
     assert_null(tern_model_get_info(m)->packed);
     assert_non_null(tern_model_get_info(m)->notice);
     tern_model_close(&m);
     (void)unlink(packed);
+}
+
+static void test_packed_experts(void **state)
+{
+    (void)state;
+    check_packed("mixtral", 50384);      /* the low byte of a weight of experts.2.w1 */
+    check_packed("deepseek_v2", 121598); /* of the last one of kv_b_proj, whose heads' parts are tensors */
 }
 
 static const char letters[] =
@@ -457,7 +569,7 @@ int main(void)
         cmocka_unit_test(test_parity),   cmocka_unit_test(test_twins),          cmocka_unit_test(test_spellings),
         cmocka_unit_test(test_refused),  cmocka_unit_test(test_mismatch),       cmocka_unit_test(test_text),
         cmocka_unit_test(test_experts),  cmocka_unit_test(test_packed_experts), cmocka_unit_test(test_llama4),
-        cmocka_unit_test(test_messages),
+        cmocka_unit_test(test_messages), cmocka_unit_test(test_gemma4),         cmocka_unit_test(test_latent),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }
