@@ -436,7 +436,7 @@ static int read_vector(const struct tern_weight_place *p, float *dst, tern_error
     for (int i = 0; columns > 1 && i < p->n; i++)
         dst[(size_t)(i % columns) * (size_t)rows + (size_t)(i / columns)] = as_read[i];
     for (int i = 0; i < p->n; i++)
-        dst[i] += p->t->add;
+        dst[i] = p->t->minus_exp ? -expf(dst[i]) : dst[i] + p->t->add;
 out:
     if (as_read != dst)
         tern_free(as_read);

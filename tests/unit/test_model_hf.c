@@ -14,6 +14,8 @@ static const struct {
               {"qwen3", NULL},
               {"qwen3_moe", "qwen3_moe-stacked"},
               {"mixtral", "mixtral-stacked"},
+              {"qwen3_5", NULL},
+              {"qwen3_5_moe", NULL},
               {"llama4", NULL},
               {"gemma4", "gemma4.gguf"},
               {"gemma4_small", NULL},
