@@ -86,10 +86,11 @@ static int read_layers(struct tern_desc *d, const struct tern_file *f, const cha
 {
     int rc = 0;
     char key[160];
-    int64_t kv_heads, ff, expert_ff;
+    int64_t kv_heads, ff, expert_ff = 0;
     /* Where there are only experts, files may say no more than how wide these are. */
-    TERN_TRY(tern_file_get_int(f, tern_arch_key(key, sizeof key, arch, "expert_feed_forward_length"), 0, 0, MAX_FF,
-                               &expert_ff, err));
+    if (!tern_file_meta(f, tern_arch_key(key, sizeof key, arch, "feed_forward_length")))
+        TERN_TRY(tern_file_get_int(f, tern_arch_key(key, sizeof key, arch, "expert_feed_forward_length"), 0, 0, MAX_FF,
+                                   &expert_ff, err));
     for (int i = 0; i < d->n_layers; i++) {
         struct tern_layer_desc *l = &d->layers[i];
         TERN_TRY(read_layer(f, tern_arch_key(key, sizeof key, arch, "feed_forward_length"), i, d->n_layers, expert_ff,
