@@ -48,6 +48,15 @@ static void fill_units(float *x, size_t stride, int n_rows, int dk)
     }
 }
 
+static double largest(const float *x, int n)
+{
+    double most = 0;
+    for (int i = 0; i < n; i++)
+        if (fabs(x[i]) > most)
+            most = fabs(x[i]);
+    return most;
+}
+
 static void scan_case(int n_rows, int dk, enum check_fill kind)
 {
     check_case("rows=%d dk=%d %s", n_rows, dk, check_fill_name(kind));
@@ -66,12 +75,9 @@ static void scan_case(int n_rows, int dk, enum check_fill kind)
     }
     check_fill_f32(s, (size_t)dk * COLS, kind);
     memcpy(ref, s, (size_t)dk * COLS * 4);
-    double most = 0;
-    for (int i = 0; i < dk * COLS; i++)
-        most = fmax(most, fabs(s[i]));
+    double most = largest(s, dk * COLS);
     for (int t = 0; t < n_rows; t++)
-        for (int c = 0; c < COLS; c++)
-            most = fmax(most, fabs(x[2 * pad + (size_t)t * stride + (size_t)c]));
+        most = fmax(most, largest(x + 2 * pad + (size_t)t * stride, COLS));
     scan_oracle(s, &r, exact);
     check_ref.delta.scan(ref, &r);
     r.out = out;
