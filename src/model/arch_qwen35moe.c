@@ -11,5 +11,4 @@ out:
     return rc;
 }
 
-const struct tern_arch tern_arch_qwen35moe = {"qwen35moe", configure, tern_llama_globals, tern_qwen35_layers,
-                                              tern_expert_layers};
+const struct tern_arch tern_arch_qwen35moe = {"qwen35moe", configure, tern_llama_globals, tern_qwen35_layers, NULL};
