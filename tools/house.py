@@ -51,6 +51,7 @@ VISIBLE = {
         "kernel.h",
         "attn.h",
         "attn_impl.h",
+        "delta.h",
         "gemm.h",
         "gemm_scales_impl.h",
         "kvq.h",

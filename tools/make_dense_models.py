@@ -69,6 +69,29 @@ def gemma4(**changes):
                     "sliding_window": 40, "final_logit_softcapping": 4.0, "tie_word_embeddings": True, **changes})
 
 
+QWEN35_ROPE = {**DEFAULT_ROPE, "partial_rotary_factor": 0.25, "mrope_section": [2, 1, 1], "mrope_interleaved": True}
+
+
+def qwen35(**changes):
+    return plain(**{"rope_parameters": QWEN35_ROPE, "linear_conv_kernel_dim": 4, "linear_key_head_dim": 16,
+                    "linear_value_head_dim": 32, "linear_num_key_heads": 2, "head_dim": 64, **changes})
+
+
+def qwen35_keys(settings):
+    """Their values in GGUF's words."""
+    return {"ssm.conv_kernel": settings["linear_conv_kernel_dim"], "ssm.state_size": settings["linear_key_head_dim"],
+            "ssm.group_count": settings["linear_num_key_heads"], "rope.dimension_sections": [2, 1, 1, 0],
+            "ssm.time_step_rank": settings["linear_num_value_heads"],
+            "ssm.inner_size": settings["linear_num_value_heads"] * settings["linear_value_head_dim"],
+            "rope.dimension_count": settings["head_dim"] // 4}
+
+
+DENSE35 = qwen35(num_hidden_layers=3, full_attention_interval=2, linear_num_value_heads=6)
+EXPERTS35 = qwen35(num_hidden_layers=4, num_attention_heads=3, num_key_value_heads=1, linear_num_value_heads=4,
+                   linear_conv_kernel_dim=3, num_experts=5, num_experts_per_tok=2, moe_intermediate_size=32,
+                   shared_expert_intermediate_size=64)
+del EXPERTS35["intermediate_size"]
+
 LATENT = dict(kv_lora_rank=96, qk_nope_head_dim=32, qk_rope_head_dim=16, v_head_dim=48)
 DEEPSEEK_YARN = {**YARN, "mscale": 0.7, "mscale_all_dim": 0.7}
 YARN_KEYS = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 48,
@@ -149,6 +172,11 @@ MODELS = {
             **GEMMA4, "feed_forward_length": [64, 64, 128, 128, 128], "attention.shared_kv_layers": 3,
             "embedding_length_per_layer_input": 32,
             "attention.sliding_window_pattern": [True, False, True, True, False]}),
+    "qwen35": ("qwen35", "Qwen3_5", DENSE35, {**qwen35_keys(DENSE35), "full_attention_interval": 2}),
+    "qwen35moe": ("qwen35moe", "Qwen3_5Moe", EXPERTS35, {
+        **qwen35_keys(EXPERTS35), "expert_count": 5, "expert_used_count": 2, "expert_feed_forward_length": 32,
+        "expert_shared_feed_forward_length": 64, "block_count": 5, "nextn_predict_layers": 1,
+        "attention.recurrent_layers": [True, True, True, False, False]}),
     "deepseek2-lite": ("deepseek2", "DeepseekV2", latent(
         q_lora_rank=None, first_k_dense_replace=1, n_routed_experts=5, num_experts_per_tok=2, moe_intermediate_size=32,
         n_shared_experts=2, routed_scaling_factor=1.3, topk_method="greedy", n_group=1, topk_group=1,
@@ -235,6 +263,15 @@ LAYERS = {
     },
     "qwen3": {**LAYER, **HEAD_NORMS},
 }
+QWEN35_LAYER = {
+    **LAYER, **HEAD_NORMS, "post_attention_norm": "post_attention_layernorm", "attn_qkv": "linear_attn.in_proj_qkv",
+    "attn_gate": "linear_attn.in_proj_z", "ssm_beta": "linear_attn.in_proj_b", "ssm_alpha": "linear_attn.in_proj_a",
+    "ssm_conv1d": "linear_attn.conv1d", "ssm_norm": "linear_attn.norm", "ssm_out": "linear_attn.out_proj",
+    "ffn_gate_inp": "mlp.gate", "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+    "ffn_gate_shexp": "mlp.shared_expert.gate_proj", "ffn_up_shexp": "mlp.shared_expert.up_proj",
+    "ffn_down_shexp": "mlp.shared_expert.down_proj"}
+del QWEN35_LAYER["ffn_norm"]
+LAYERS.update({"qwen35": QWEN35_LAYER, "qwen35moe": QWEN35_LAYER})
 GLOBALS = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head",
            "per_layer_token_embd": "model.embed_tokens_per_layer",
            "per_layer_model_proj": "model.per_layer_model_projection",
@@ -242,7 +279,8 @@ GLOBALS = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "out
 WHOLE = {"router.scale": "ffn_gate_inp.scale", "router.per_expert_scale": "ffn_down_exps.scale",
          "experts.gate_up_proj": "ffn_gate_up_exps.weight", "experts.down_proj": "ffn_down_exps.weight"}
 INTERLEAVED = ("llama", "mistral3", "smollm3")  # families whose converter permutes the rows of q and k
-PLUS_ONE = ("gemma2", "gemma3")  # families whose norms are stored as 1 + w
+PLAIN = ("ffn_gate_inp", "ssm_conv1d", "ssm_alpha", "ssm_beta")  # stored as they are
+PLUS_ONE = ("gemma2", "gemma3", "qwen35", "qwen35moe")  # families whose norms are stored as 1 + w
 
 
 def rounded(value, dtype=Type.Q8_0):
@@ -269,10 +307,18 @@ def randomise(model, arch, rng, dtype):
             value = rng.normal(0, 1 / math.sqrt(shape[1]) if tied else 0.5, shape)
         elif name.endswith(".bias"):
             value = rng.normal(0, 1, shape)
+        elif name.endswith("A_log"):
+            value = rng.uniform(-3, 0.5, shape)
+        elif name.endswith("dt_bias"):
+            value = rng.normal(0, 1, shape)
+        elif "conv1d" in name:
+            value = rng.normal(0, 0.6, shape)
         elif len(shape) == 1:
-            value = rng.uniform(-0.5, 0.5, shape) if arch in PLUS_ONE else rng.uniform(0.5, 1.5, shape)
+            value = rng.uniform(-0.5, 0.5, shape) if arch in PLUS_ONE and "linear_attn" not in name else rng.uniform(0.5, 1.5, shape)
         else:
             value = rng.normal(0, 1 / math.sqrt(shape[1 if arch == "llama4" else -1]), shape)
+        if arch == "qwen35moe" and "mlp.gate." in name:
+            value *= 4  # choices that rounding rarely turns: a state would remember each
         if arch == "gemma4" and "q_norm" in name:
             value *= 0.2  # scores have no other scale
         if "router.proj" in name:
@@ -280,6 +326,8 @@ def randomise(model, arch, rng, dtype):
         value = value.astype(np.float32)
         if name.endswith("kv_b_proj.weight"):
             round_heads(value, model.config)
+        elif "conv1d" in name:
+            pass
         elif len(shape) == 2 or (len(shape) == 3 and arch != "llama4"):
             value = rounded(value, dtype)
         elif len(shape) == 3:  # llama4's stacks of experts, which lie transposed
@@ -301,6 +349,39 @@ def more_of_gemma4(model):
         yield f"blk.{n}.attn_k_norm.weight", np.ones(64)
 
 
+def tiled(array, config, axis, dim):
+    """Value heads lie by key heads; GGUF wants them the other way round."""
+    keys, dims = config.linear_num_key_heads, array.shape
+    split = array.reshape(*dims[:axis], keys, config.linear_num_value_heads // keys, dim, *dims[axis + 1:])
+    return np.ascontiguousarray(split.swapaxes(axis, axis + 1)).reshape(dims)
+
+
+def delta_tensor(hf, array, config):
+    """What the converter makes of a tensor of a layer with a recurrent state."""
+    dim, part = config.linear_value_head_dim, hf.split("linear_attn.")[1]
+    values = 2 * config.linear_num_key_heads * config.linear_key_head_dim  # where those of q and k end
+    if part == "A_log":
+        return tiled(-np.exp(array), config, 0, 1)
+    if part == "dt_bias" or part.startswith(("in_proj_a", "in_proj_b")):
+        return tiled(array, config, 0, 1)
+    if part.startswith("in_proj_z"):
+        return tiled(array, config, 0, dim)
+    if part.startswith("out_proj"):
+        return tiled(array, config, 1, dim)
+    if part.startswith(("in_proj_qkv", "conv1d")):
+        array = array.reshape(len(array), -1)
+        return np.concatenate([array[:values], tiled(array[values:], config, 0, dim)])
+    return array
+
+
+def guesser35(model):
+    """A layer that guesses further tokens, which files count among their blocks."""
+    width = model.config.hidden_size
+    for name in ("attn_norm", "nextn.enorm"):
+        yield f"blk.4.{name}.weight", np.ones(width)
+    yield "blk.4.nextn.eh_proj.weight", np.ones((width, 2 * width))
+
+
 def tensors(model, arch):
     """(GGUF name, array) of every parameter; a parameter without a name is an error."""
     state = {name: p.detach().numpy() for name, p in ref.weights(model).items()}
@@ -309,8 +390,12 @@ def tensors(model, arch):
         for name, hf in LAYERS[arch].items():
             for end in ("weight", "bias"):
                 names[f"model.layers.{n}.{hf}.{end}"] = f"blk.{n}.{name}.{end}"
+        names[f"model.layers.{n}.linear_attn.A_log"] = f"blk.{n}.ssm_a"
+        names[f"model.layers.{n}.linear_attn.dt_bias"] = f"blk.{n}.ssm_dt.bias"
     if arch == "gemma4":
         yield from more_of_gemma4(model)
+    if arch == "qwen35moe":
+        yield from guesser35(model)
     for length in ("short", "long"):
         if f"{length}_factor" in (model.config.rope_parameters or {}):
             yield f"rope_factors_{length}.weight", np.array(model.config.rope_parameters[f"{length}_factor"])
@@ -318,7 +403,9 @@ def tensors(model, arch):
         if arch in INTERLEAVED and (".q_proj." in hf or ".k_proj." in hf):
             heads = array.shape[0] // model.config.head_dim
             array = ref.interleave_rope_rows(array.reshape(len(array), -1), heads).reshape(array.shape)
-        if arch in PLUS_ONE and array.ndim == 1:
+        if "linear_attn" in hf:
+            array = delta_tensor(hf, array, model.config)
+        elif arch in PLUS_ONE and array.ndim == 1:
             array = array + np.float32(1)
         whole = hf.split(".", 3)[-1]
         if whole == "self_attn.kv_b_proj.weight":
@@ -337,6 +424,8 @@ def tensors(model, arch):
                 yield f"{block}.ffn_{part}_exps.weight", half
         elif hf.endswith("experts.down_proj"):
             yield f"blk.{hf.split('.')[2]}.ffn_down_exps.weight", array.swapaxes(1, 2) if arch == "llama4" else array
+        elif hf.endswith("shared_expert_gate.weight"):
+            yield names[hf], array[0]
         else:
             yield names[hf], array
 
@@ -367,7 +456,7 @@ def metadata(arch, settings, more):
         "context_length": settings["max_position_embeddings"],
         "embedding_length": settings["hidden_size"],
         "block_count": settings["num_hidden_layers"],
-        "feed_forward_length": settings["intermediate_size"],
+        "feed_forward_length": settings.get("intermediate_size"),
         "attention.head_count": settings["num_attention_heads"],
         "attention.head_count_kv": settings["num_key_value_heads"],
         "attention.layer_norm_rms_epsilon": settings["rms_norm_eps"],
@@ -388,7 +477,7 @@ def write_gguf(path, arch, settings, more, arrays, dtype=Type.Q8_0):
     writer.add_tokenizer_model("none")
     for name, array in arrays:
         array = np.ascontiguousarray(array, np.float32)
-        if array.ndim == 1 or ("ffn_gate_inp" in name and dtype != Type.BF16):
+        if array.ndim == 1 or (any(word in name for word in PLAIN) and dtype != Type.BF16):
             writer.add_tensor(name, array)
         else:
             writer.add_tensor(name, gguf.quants.quantize(array, dtype), raw_dtype=dtype)

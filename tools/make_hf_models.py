@@ -59,6 +59,9 @@ GEMMA4 = dict(hidden_size=32, vocab_size=64, intermediate_size=48, head_dim=16, 
               vocab_size_per_layer_input=64, tie_word_embeddings=True, final_logit_softcapping=4.0, rope_parameters={
                   "sliding_attention": dict(rope_type="default", rope_theta=1e3),
                   "full_attention": dict(rope_type="proportional", partial_rotary_factor=0.25, rope_theta=1e6)})
+QWEN35 = dict(hidden_size=32, head_dim=64, linear_conv_kernel_dim=4, linear_key_head_dim=16, linear_value_head_dim=32,
+              linear_num_key_heads=2, rope_parameters={**PLAIN, "partial_rotary_factor": 0.25,
+                                                       "mrope_section": [4, 2, 2], "mrope_interleaved": True})
 SLIDING, FULL = "sliding_attention", "full_attention"
 # What GGUF says of models whose twin is written by make_dense_models.py.
 TWINS = {
@@ -106,6 +109,12 @@ MODELS = {
         **YARN, "llama_4_scaling_beta": 0.3, "mscale": 1.0, "mscale_all_dim": 0.5}), Type.BF16, "1GB", False),
     "smollm3": ("SmolLM3", dict(hidden_size=32, num_hidden_layers=5, rope_parameters=PLAIN, tie_word_embeddings=True,
                                 vocab_size=96, intermediate_size=40), Type.BF16, "1GB", False),
+    "qwen3_5": ("Qwen3_5", dict(QWEN35, linear_num_value_heads=6, tie_word_embeddings=True, num_hidden_layers=3,
+                                layer_types=["full_attention", "linear_attention", "linear_attention"]), Type.BF16,
+                "1GB", False),
+    "qwen3_5_moe": ("Qwen3_5Moe", dict(QWEN35, linear_num_value_heads=4, tie_word_embeddings=False, num_hidden_layers=4,
+                                       num_experts=5, num_experts_per_tok=2, moe_intermediate_size=24, vocab_size=64,
+                                       shared_expert_intermediate_size=40), Type.BF16, "90KB", False),
     "gemma4": ("Gemma4", dict(GEMMA4, layer_types=[SLIDING, FULL], num_hidden_layers=2, num_key_value_heads=2,
                               num_global_key_value_heads=1, attention_k_eq_v=True, hidden_size_per_layer_input=0,
                               enable_moe_block=True, num_experts=3, top_k_experts=2, moe_intermediate_size=40),
@@ -201,6 +210,8 @@ def make(name):
     for key, value in parameters.items():
         if "router.proj" in key:
             value *= settings["hidden_size"] ** 0.5  # what it reads is divided by that
+        if key.endswith("A_log"):
+            value -= 3  # states that last
         if name.startswith("gemma4") and "q_norm" in key:
             value *= 0.2  # scores have no other scale
     for n, layer in enumerate(model.model.layers if name.startswith("gemma4") else ()):

@@ -171,6 +171,9 @@ typedef struct tern_kv_row {
     bool chunked;           /* the window does not slide: attention begins anew at its multiples */
     double bytes_per_token; /* of closed pages, headers included */
     double f16_bytes_per_token;
+    /* n_heads 0: a layer that keeps this for a sequence of any length, instead of tokens, and up to kept_bytes more for
+     * going back; or, 0, one that attends to what an earlier layer keeps. */
+    size_t state_bytes, kept_bytes;
     const char
         *conditioning;  /* "calibrated", "scaled by norm weights"; NULL: keys are coded as they are, or not at all */
     const char *reason; /* why this layer differs from what was asked for; NULL when it does not */
@@ -235,6 +238,7 @@ TERN_API const tern_kv_plan *tern_engine_plan_at(const tern_engine *e, int plan)
 typedef struct tern_memory {
     size_t kv_bytes;     /* pages, tiles and first tokens in use, from the allocator */
     size_t kv_f16_bytes; /* what the same tokens would take in 16 bits */
+    size_t state_bytes;  /* recurrent states of sequences, those that are kept for going back among them */
     size_t scratch_bytes;
 } tern_memory;
 TERN_API void tern_engine_memory(const tern_engine *e, tern_memory *out);

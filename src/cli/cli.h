@@ -143,6 +143,8 @@ void tern_progress_end(struct tern_progress *p);             /* wipes the bar */
 
 /* Sums over the layers of a plan, in bytes per token. */
 void tern_plan_bytes(const tern_kv_plan *p, double *bytes, double *f16_bytes);
+/* Most bytes of a sequence's recurrent states, those that are kept among them. */
+double tern_plan_states(const tern_kv_plan *p);
 /* Bytes of a sequence of ctx tokens; layers with a sliding window hold no more than their window. */
 void tern_plan_total(const tern_kv_plan *p, int ctx, double *bytes, double *f16_bytes);
 /* The layers that differ from what was asked for (`spec`), on one stderr line; nothing when none does. */

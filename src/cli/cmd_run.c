@@ -162,9 +162,10 @@ static int print_json(const struct run *r, tern_error *err)
     json_t *timings = json_pack("{sf sf sf sf sf}", "load_s", r->setup.load_s, "prompt_s", g->prompt_s,
                                 "prompt_tokens_per_s", rate(g->n_prompt, g->prompt_s), "decode_s", g->decode_s,
                                 "decode_tokens_per_s", rate(g->n_generated, g->decode_s));
-    json_t *kv = json_pack("{so ss sf sf sI sI}", "spec", tern_json_text(tern_setup_kv(r->a)), "when",
+    json_t *kv = json_pack("{so ss sf sf sI sI sI}", "spec", tern_json_text(tern_setup_kv(r->a)), "when",
                            tern_setup_at_end(r->a) ? "end" : "stream", "bytes_per_token", bytes, "f16_bytes_per_token",
-                           f16, "bytes", (json_int_t)memory.kv_bytes, "f16_bytes", (json_int_t)memory.kv_f16_bytes);
+                           f16, "bytes", (json_int_t)memory.kv_bytes, "f16_bytes", (json_int_t)memory.kv_f16_bytes,
+                           "state_bytes", (json_int_t)memory.state_bytes);
     json_t *text = json_stringn(r->text.p ? r->text.p : "", r->text.len);
     return tern_json_print(json_pack("{so ss so so so sI sI}", "text", text, "finish_reason", finish_text(r), "usage",
                                      usage, "timings", timings, "kv", kv, "seed", (json_int_t)r->params.sampler.seed,

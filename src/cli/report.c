@@ -25,7 +25,8 @@ static bool same_row(const tern_kv_row *a, const tern_kv_row *b)
 {
     return same_text(a->k, b->k) && same_text(a->v, b->v) && same_text(a->reason, b->reason) &&
            same_text(a->conditioning, b->conditioning) && a->n_heads == b->n_heads && a->dim_k == b->dim_k &&
-           a->dim_v == b->dim_v && a->window == b->window && a->chunked == b->chunked;
+           a->dim_v == b->dim_v && a->state_bytes == b->state_bytes && a->window == b->window &&
+           a->chunked == b->chunked;
 }
 
 /* First layer after `from` whose row differs from that of `from`. */
@@ -50,6 +51,17 @@ static const char *layers_text(int from, int end)
     else
         (void)snprintf(text, sizeof text, "%d-%d", from, end - 1);
     return text;
+}
+
+double tern_plan_states(const tern_kv_plan *p)
+{
+    double bytes = 0;
+    for (int i = 0; i < tern_kv_plan_rows(p); i++) {
+        tern_kv_row r;
+        tern_kv_plan_row(p, i, &r);
+        bytes += (double)r.state_bytes + (double)r.kept_bytes;
+    }
+    return bytes;
 }
 
 void tern_plan_total(const tern_kv_plan *p, int ctx, double *bytes, double *f16_bytes)
@@ -130,6 +142,13 @@ int tern_plan_print(const tern_kv_plan *p, FILE *to, tern_error *err)
         tern_kv_row r;
         tern_kv_plan_row(p, i, &r);
         int end = run_end(p, i);
+        if (r.state_bytes) {
+            TERN_TRY(tern_buf_addf(
+                &b, err, "  layers %-7s a state of %zu bytes per sequence each, and up to %zu that are kept\n",
+                layers_text(i, end), r.state_bytes, r.kept_bytes));
+            i = end;
+            continue;
+        }
         if (!r.n_heads) {
             TERN_TRY(tern_buf_addf(&b, err, "  layers %-7s attend to what earlier layers keep\n", layers_text(i, end)));
             i = end;
@@ -169,12 +188,13 @@ json_t *tern_plan_json(const tern_kv_plan *p)
     for (int i = 0; i < tern_kv_plan_rows(p); i++) {
         tern_kv_row r;
         tern_kv_plan_row(p, i, &r);
-        json_array_append_new(layers, json_pack("{si so so si si si si sb sf sf so so}", "layer", r.layer, "k",
+        json_array_append_new(layers, json_pack("{si so so si si si si sb sf sf sI sI so so}", "layer", r.layer, "k",
                                                 tern_json_text(r.k), "v", tern_json_text(r.v), "n_heads", r.n_heads,
                                                 "dim_k", r.dim_k, "dim_v", r.dim_v, "window", r.window, "chunked",
                                                 r.chunked, "bytes_per_token", r.bytes_per_token, "f16_bytes_per_token",
-                                                r.f16_bytes_per_token, "conditioning", tern_json_text(r.conditioning),
-                                                "reason", tern_json_text(r.reason)));
+                                                r.f16_bytes_per_token, "state_bytes", (json_int_t)r.state_bytes,
+                                                "kept_bytes", (json_int_t)r.kept_bytes, "conditioning",
+                                                tern_json_text(r.conditioning), "reason", tern_json_text(r.reason)));
     }
     return json_pack("{sf sf so}", "bytes_per_token", bytes, "f16_bytes_per_token", f16, "layers", layers);
 }

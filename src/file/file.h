@@ -111,6 +111,7 @@ struct tern_tensor {
     const char *name;   /* in GGUF's words, NUL-terminated, owned by the file */
     const char *source; /* what the file calls it, for messages and reports */
     float add;          /* elements mean what they say plus this: 0, or 1 for norms that hold w of 1+w */
+    bool minus_exp;     /* elements mean -exp of what they say */
     bool turned;        /* each matrix lies as [dims[0]][dims[1]]: outputs are contiguous */
     size_t stride; /* bytes from a matrix of a stack to the next, where something else lies between; 0: nothing does */
     bool unused;   /* no part of the text model: an image tower, an output matrix that is tied */

@@ -12,6 +12,7 @@ const struct tern_hf_key tern_hf_keys[] = {
     {"expert_used_count", {"num_experts_per_tok"}},
     {"expert_feed_forward_length", {"moe_intermediate_size"}},
     {"expert_weights_norm", {"norm_topk_prob"}},
+    {"expert_shared_feed_forward_length", {"shared_expert_intermediate_size"}},
     {"expert_shared_count", {"n_shared_experts"}},
     {"expert_weights_scale", {"routed_scaling_factor"}},
     {"interleave_moe_layer_step", {"interleave_moe_layer_step", "decoder_sparse_step"}},
@@ -27,6 +28,11 @@ const struct tern_hf_key tern_hf_keys[] = {
     {"attention.q_lora_rank", {"q_lora_rank"}},
     {"attention.value_length_mla", {"v_head_dim"}},
     {"rope.dimension_count", {"qk_rope_head_dim"}},
+    {"ssm.conv_kernel", {"linear_conv_kernel_dim"}},
+    {"ssm.group_count", {"linear_num_key_heads"}},
+    {"ssm.time_step_rank", {"linear_num_value_heads"}},
+    {"ssm.state_size", {"linear_key_head_dim"}},
+    {"full_attention_interval", {"full_attention_interval"}},
     {"attn_logit_softcapping", {"attn_logit_softcapping"}},
     {"final_logit_softcapping", {"final_logit_softcapping"}},
     {"rope.freq_base", {"rope_theta", "rope_parameters.rope_theta", "rope_parameters.full_attention.rope_theta"}},
@@ -79,6 +85,8 @@ const struct tern_hf_word tern_hf_whole_names[] = {
     {"layer_scalar", "layer_output_scale.weight"},
     {"feed_forward.experts.gate_up_proj", "ffn_gate_up_exps.weight"},
     {"feed_forward.experts.down_proj", "ffn_down_exps.weight"},
+    {"linear_attn.A_log", "ssm_a"},
+    {"linear_attn.dt_bias", "ssm_dt.bias"},
     {0},
 };
 
@@ -146,6 +154,22 @@ static const struct tern_hf_word latent_modules[] = {
     {"mlp.shared_experts.gate_proj", "ffn_gate_shexp"},
     {"mlp.shared_experts.up_proj", "ffn_up_shexp"},
     {"mlp.shared_experts.down_proj", "ffn_down_shexp"},
+    {0},
+};
+
+static const struct tern_hf_word qwen35_modules[] = {
+    {"post_attention_layernorm", "post_attention_norm"},
+    {"linear_attn.in_proj_qkv", "attn_qkv"},
+    {"linear_attn.in_proj_z", "attn_gate"},
+    {"linear_attn.in_proj_b", "ssm_beta"},
+    {"linear_attn.in_proj_a", "ssm_alpha"},
+    {"linear_attn.conv1d", "ssm_conv1d"},
+    {"linear_attn.norm", "ssm_norm"},
+    {"linear_attn.out_proj", "ssm_out"},
+    {"mlp.shared_expert.gate_proj", "ffn_gate_shexp"},
+    {"mlp.shared_expert.up_proj", "ffn_up_shexp"},
+    {"mlp.shared_expert.down_proj", "ffn_down_shexp"},
+    {"mlp.shared_expert_gate", "ffn_gate_inp_shexp"},
     {0},
 };
 
@@ -238,11 +262,27 @@ static const struct tern_hf_number glm4_lite_numbers[] = {{"context_length", 202
                                                           {"leading_dense_block_count", 1},
                                                           {0}};
 
+static const struct tern_hf_number qwen35_numbers[] = {{"context_length", 32768},
+                                                       {"attention.key_length", 256},
+                                                       {"attention.value_length", 256},
+                                                       {"attention.layer_norm_rms_epsilon", 1e-6},
+                                                       {"partial_rotary_factor", 0.25},
+                                                       {"ssm.conv_kernel", 4},
+                                                       {"ssm.group_count", 16},
+                                                       {"ssm.time_step_rank", 32},
+                                                       {"ssm.state_size", 128},
+                                                       {"linear_value_head_dim", 128},
+                                                       {"expert_count", 256},
+                                                       {"expert_used_count", 8},
+                                                       {"expert_feed_forward_length", 512},
+                                                       {"expert_shared_feed_forward_length", 512},
+                                                       {0}};
 static const char *const gemma4_elsewhere[] = {
     "attention.sliding_window", "attention.head_count_kv",    "attention.key_length",
     "attention.value_length",   "feed_forward_length",        "expert_count",
     "expert_used_count",        "expert_feed_forward_length", NULL};
 static const char *const llama4_elsewhere[] = {"attention.sliding_window", NULL};
+static const char *const qwen35_elsewhere[] = {"attention.sliding_window", "expert_count", NULL};
 static const char *const latent_elsewhere[] = {"attention.key_length", "attention.value_length", "expert_weights_norm",
                                                "rope.scaling.yarn_log_multiplier", NULL};
 
@@ -302,6 +342,23 @@ const struct tern_hf_family tern_hf_families[] = {
      .more = tern_hf_latent,
      .experts = true},
     {.model_type = "qwen3_moe", .arch = "qwen3moe", .act = "silu", .silent = qwen3_moe_numbers, .experts = true},
+    {.model_type = "qwen3_5_text",
+     .arch = "qwen35",
+     .act = "silu",
+     .modules = qwen35_modules,
+     .silent = qwen35_numbers,
+     .elsewhere = qwen35_elsewhere,
+     .more = tern_hf_qwen35,
+     .norms_from_1 = true},
+    {.model_type = "qwen3_5_moe_text",
+     .arch = "qwen35moe",
+     .act = "silu",
+     .modules = qwen35_modules,
+     .silent = qwen35_numbers,
+     .elsewhere = qwen35_elsewhere,
+     .more = tern_hf_qwen35,
+     .norms_from_1 = true,
+     .experts = true},
     {.model_type = "glm4", .arch = "glm4", .act = "silu", .modules = glm4_modules, .silent = glm4_numbers},
     {.model_type = "smollm3", .arch = "smollm3", .act = "silu", .silent = smollm3_numbers, .more = tern_hf_smollm3},
     {.model_type = "ministral3", .arch = "mistral3", .act = "silu", .silent = ministral3_numbers},

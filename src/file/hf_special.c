@@ -338,3 +338,49 @@ int tern_hf_latent(const struct tern_hf_words *w, tern_error *err)
 out:
     return rc;
 }
+
+/* ---- qwen3_5 ----------------------------------------------------------------------------------------------------- */
+
+/* Which layers have a state, where they are listed. */
+static int put_recurrent(const struct tern_hf_words *w, tern_error *err)
+{
+    int rc = 0;
+    const struct tern_meta *types = said(w, "layer_types");
+    int64_t *recurrent;
+    if (!types)
+        return 0;
+    if (types->type != TERN_META_ARRAY || types->elem != TERN_META_STRING ||
+        (int64_t)types->n != setting(w, "num_hidden_layers", -1))
+        return tern_hf_fail(w, types, TERN_EFORMAT, err, "it is not a list of one name for each layer");
+    TERN_TRY(tern_file_arena_alloc(w->arena, &recurrent, types->n, sizeof *recurrent, err));
+    for (size_t i = 0; i < types->n; i++) {
+        const struct tern_str *s = (const struct tern_str *)types->arr + i;
+        recurrent[i] = is_text(s, "linear_attention");
+        if (!recurrent[i] && !is_text(s, "full_attention"))
+            return tern_hf_fail_text(w, types, s, err);
+    }
+    TERN_TRY(put_array(w, "attention.recurrent_layers", recurrent, (int64_t)types->n, TERN_META_BOOL, err));
+out:
+    return rc;
+}
+
+int tern_hf_qwen35(const struct tern_hf_words *w, tern_error *err)
+{
+    int rc = 0;
+    const struct tern_meta *gate = said(w, "attn_output_gate"), *experts = said(w, "num_experts");
+    const int64_t heads = dims_of(w, "linear_num_value_heads", "ssm.time_step_rank");
+    const int64_t dim = dims_of(w, "linear_value_head_dim", "linear_value_head_dim");
+    if (gate && !is_on(gate))
+        return tern_hf_fail(w, gate, TERN_EUNSUPPORTED, err, "attention without a gate is not supported");
+    if (heads < 1 || dim < 1)
+        return tern_hf_fail(w, said(w, "model_type"), TERN_EFORMAT, err,
+                            "linear_num_value_heads or linear_value_head_dim is no possible size");
+    TERN_TRY(put_whole(w, "ssm.inner_size", heads * dim, err));
+    TERN_TRY(put_recurrent(w, err));
+    if (experts)
+        TERN_TRY(tern_hf_put(w, "expert_count", *experts, err));
+    else if (w->family->experts)
+        TERN_TRY(put_whole(w, "expert_count", (int64_t)silent(w, "expert_count")->value, err));
+out:
+    return rc;
+}

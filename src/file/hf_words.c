@@ -18,10 +18,19 @@ static const char *const places[][2] = {
     {"model.", ""}, {"model.language_model.", ""}, {"language_model.model.", "language_model."}, {"", ""}};
 
 /* Beginnings of the names of what models that see or hear have besides. */
-static const char *const towers[] = {"vision_tower.",          "vision_model.",      "audio_tower.",
-                                     "multi_modal_projector.", "embed_vision.",      "embed_audio.",
-                                     "model.vision_tower.",    "model.audio_tower.", "model.multi_modal_projector.",
-                                     "model.embed_vision.",    "model.embed_audio."};
+static const char *const towers[] = {"vision_tower.",
+                                     "vision_model.",
+                                     "audio_tower.",
+                                     "multi_modal_projector.",
+                                     "embed_vision.",
+                                     "embed_audio.",
+                                     "model.vision_tower.",
+                                     "model.audio_tower.",
+                                     "model.multi_modal_projector.",
+                                     "model.embed_vision.",
+                                     "model.embed_audio.",
+                                     "model.visual.",
+                                     "mtp."};
 
 /* ---- configuration ----------------------------------------------------------------------------------------------- */
 
@@ -441,7 +450,13 @@ static int translate_tensor(const struct tern_hf_words *w, const char *const pla
         t->dims[0] = inputs;
         t->turned = true;
     }
-    t->add = w->family->norms_from_1 && ends_with(t->source, "norm.weight") ? 1 : 0;
+    t->add = w->family->norms_from_1 && ends_with(t->source, "norm.weight") && !ends_with(name, "ssm_norm.weight");
+    t->minus_exp = ends_with(name, ".ssm_a");
+    if (ends_with(name, ".ssm_conv1d.weight") && t->n_dims == 3 && t->dims[1] == 1) { /* one input to a channel */
+        t->n_dims = 2;
+        t->dims[1] = t->dims[2];
+        t->dims[2] = 1;
+    }
     return 0;
 }
 

@@ -112,6 +112,7 @@ int tern_hf_smollm3(const struct tern_hf_words *w, tern_error *err);
 int tern_hf_llama4(const struct tern_hf_words *w, tern_error *err);
 int tern_hf_gemma4(const struct tern_hf_words *w, tern_error *err);
 int tern_hf_latent(const struct tern_hf_words *w, tern_error *err);
+int tern_hf_qwen35(const struct tern_hf_words *w, tern_error *err);
 /* Dims of the parts of a head in kv_b_proj; -1: not those of any model. */
 int tern_hf_latent_heads(const struct tern_hf_words *w, int64_t *nope, int64_t *value);
 /* Pairs of a head whose frequencies lie as if all were rotated, of which the first are; 0: nothing of the kind is said.

@@ -72,7 +72,7 @@ static void network(const struct tern_ffn *f, struct tern_dev *dev, const struct
         {.w = up, .y = f->up, .y_stride = f->s_ff},
     };
     dev->ops->matmul(dev, gu, 2, h, f->s_embd, n_rows, n_wide);
-    dev->ops->glu(dev, f->gate, f->up, f->s_ff, gate->n, n_rows, l->act == TERN_ACT_GELU_TANH);
+    dev->ops->glu(dev, f->gate, f->up, f->s_ff, gate->n, n_rows, tern_layer_gate(l));
     const struct tern_matmul d = {.w = down, .y = y, .y_stride = f->s_embd};
     dev->ops->matmul(dev, &d, 1, f->gate, f->s_ff, n_rows, n_wide);
 }

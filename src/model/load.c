@@ -41,10 +41,14 @@ static int64_t resolve(enum tern_dim dim, const struct tern_desc *d, const struc
         return l->n_ff_expert;
     case TERN_DIM_FF_SHARED:
         return l->n_ff_shared;
+    case TERN_DIM_SHARED_ONE:
+        return l->n_ff_shared > 0;
     case TERN_DIM_BESIDE:
         return l->n_ff && l->n_experts ? d->n_embd : 0;
     case TERN_DIM_Q:
         return (int64_t)l->n_heads * l->dim_k;
+    case TERN_DIM_Q_GATE:
+        return 2 * (int64_t)l->n_heads * l->dim_k;
     case TERN_DIM_K:
         return (int64_t)l->n_kv_heads * l->dim_k;
     case TERN_DIM_V:
@@ -69,6 +73,16 @@ static int64_t resolve(enum tern_dim dim, const struct tern_desc *d, const struc
         return l->dim_head_v;
     case TERN_DIM_HEADS_V:
         return (int64_t)l->n_heads * l->dim_head_v;
+    case TERN_DIM_CONV:
+        return 2 * (int64_t)l->delta_k_heads * l->delta_dim_k + (int64_t)l->delta_v_heads * l->delta_dim_v;
+    case TERN_DIM_CONV_WIDTH:
+        return l->conv_width;
+    case TERN_DIM_DELTA_V:
+        return (int64_t)l->delta_v_heads * l->delta_dim_v;
+    case TERN_DIM_DELTA_HEADS:
+        return l->delta_v_heads;
+    case TERN_DIM_DELTA_HEAD_V:
+        return l->delta_dim_v;
     case TERN_DIM_ROPE:
         return d->ropes[0].n_rot / 2;
     case TERN_DIM_PLE:
@@ -232,6 +246,10 @@ static int plan_rows(struct loader *ld, const struct found *o, struct tern_weigh
     struct tern_weight_place *p = &ld->plans[ld->n_plans++];
     *p = (struct tern_weight_place){
         .t = t, .dst = dst, .n = (int)n, .vector = o->vector, .stack = o->stack, .offset = ld->total};
+    if (o->vector) {
+        p->columns = (int)o->k;
+        p->n *= p->columns;
+    }
     p->stack_rows = (int)t->dims[1];
     p->matrix = o->matrix;
     TERN_TRY(find_parts(ld, p, &whole, err));
@@ -265,7 +283,7 @@ static int plan_tensor(struct loader *ld, struct found *o, const struct tern_ten
         return 0;
     if (!o->t)
         TERN_FAIL(err, TERN_EFORMAT, "%s: tensor \"%s\" is missing", tern_file_path(ld->f), name);
-    TERN_TRY(check_shape(ld, o->t, o->rows, o->k, o->stack, o->vector, err));
+    TERN_TRY(check_shape(ld, o->t, o->rows, o->k, o->stack, o->vector && o->k == 1, err));
     if (layer >= 0 && left_out(l, r->slot)) /* known, but nobody's */
         return know(ld, o->t, err);
     int64_t row0 = 0;
@@ -289,6 +307,7 @@ static int plan_rule(struct loader *ld, const struct tern_tensor_rule *r, int n_
     const bool apart = number && strstr(number + 2, "%d");
     const int stack = layer < 0 ? 1 : stack_of(l, r->slot);
     struct found o = {.k = resolve(r->k, d, l), .stack = apart ? 1 : stack, .vector = r->k == TERN_DIM_NONE};
+    o.vector |= r->k == TERN_DIM_CONV_WIDTH;
     for (int i = 0; i < n_rules; i++)
         o.rows += resolve(r[i].n, d, l);
     if (!o.rows || !o.k || slots[r->slot].mat.n > 0)
@@ -320,6 +339,17 @@ static int by_address(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
+/* Is it one of the layers behind the model's own? */
+static bool of_more_layers(const struct tern_desc *d, const struct tern_tensor *t)
+{
+    const char *name = t->name;
+    if (!d->n_more_layers || strncmp(name, "blk.", 4) != 0)
+        return false;
+    char *end;
+    long layer = strtol(name + 4, &end, 10);
+    return end > name + 4 && *end == '.' && layer >= d->n_layers && layer - d->n_layers < d->n_more_layers;
+}
+
 /* A tensor that no rule knows would be a part of the model left out of the sum: refuse. */
 static int check_unknown(struct loader *ld, tern_error *err)
 {
@@ -327,7 +357,8 @@ static int check_unknown(struct loader *ld, tern_error *err)
     qsort(ld->known, ld->n_known, sizeof *ld->known, by_address);
     for (size_t i = 0; i < tern_file_n_tensors(ld->f); i++) {
         const struct tern_tensor *t = tern_file_tensor_at(ld->f, i);
-        if (!t->unused && !bsearch(&t, ld->known, ld->n_known, sizeof *ld->known, by_address))
+        if (!t->unused && !of_more_layers(&ld->net->desc, t) &&
+            !bsearch(&t, ld->known, ld->n_known, sizeof *ld->known, by_address))
             return tern_err_set(err, TERN_EUNSUPPORTED, "%s: tensor \"%s\" at byte %llu is not part of architecture %s",
                                 tern_file_path(ld->f), t->source, (unsigned long long)t->file_offset, ld->arch->name);
     }
@@ -405,9 +436,19 @@ static int pack_matrix(const struct loader *ld, const struct tern_weight_place *
 
 static int read_vector(const struct tern_weight_place *p, float *dst, tern_error *err)
 {
-    int rc = tern_dequantize(dst, p->t->type, p->src.data, (size_t)p->n, err);
-    for (int i = 0; rc == 0 && i < p->n; i++)
-        dst[i] += p->t->add;
+    int rc = 0;
+    const int columns = p->columns, rows = p->n / columns;
+    float *as_read = dst;
+    if (columns > 1)
+        TERN_TRY(tern_alloc(&as_read, (size_t)p->n, sizeof *as_read, err));
+    TERN_TRY(tern_dequantize(as_read, p->t->type, p->src.data, (size_t)p->n, err));
+    for (int i = 0; columns > 1 && i < p->n; i++)
+        dst[(size_t)(i % columns) * (size_t)rows + (size_t)(i / columns)] = as_read[i];
+    for (int i = 0; i < p->n; i++)
+        dst[i] = p->t->minus_exp ? -expf(dst[i]) : dst[i] + p->t->add;
+out:
+    if (as_read != dst)
+        tern_free(as_read);
     return rc;
 }
 

@@ -72,7 +72,9 @@ size_t tern_peak_memory(void)
 static void describe(tern_model *m)
 {
     const struct tern_desc *d = &m->net->desc;
-    const struct tern_layer_desc *l = &d->layers[0];
+    const struct tern_layer_desc *l = &d->layers[0]; /* the first one with attention speaks for all */
+    for (int i = 1; l->mixer == TERN_MIX_DELTA && i < d->n_layers; i++)
+        l = &d->layers[i];
     m->info = (tern_model_info){
         .path = m->path,
         .container = tern_file_kind(m->file) == TERN_FILE_HF ? "safetensors" : "GGUF",

@@ -14,6 +14,8 @@ static const struct {
               {"qwen3", NULL},
               {"qwen3_moe", "qwen3_moe-stacked"},
               {"mixtral", "mixtral-stacked"},
+              {"qwen3_5", NULL},
+              {"qwen3_5_moe", NULL},
               {"llama4", NULL},
               {"gemma4", "gemma4.gguf"},
               {"gemma4_small", NULL},
@@ -362,6 +364,47 @@ static void check_refused(const char *model, const struct refusal *cases, size_t
     }
 }
 
+#define QWEN35(more)                                                                                               \
+    "{\"model_type\": \"qwen3_5\", \"text_config\": {\"model_type\": \"qwen3_5_text\", \"num_hidden_layers\": 3, " \
+    "\"hidden_size\": 32, \"intermediate_size\": 96, \"num_attention_heads\": 2, \"num_key_value_heads\": 1, "     \
+    "\"head_dim\": 64, \"rms_norm_eps\": 1e-5, \"linear_key_head_dim\": 16, \"linear_num_key_heads\": 2" more "}}"
+#define QWEN35_ROPE   ", \"rope_parameters\": {\"rope_type\": \"default\", \"rope_theta\": 1e5}"
+#define QWEN35_LAYERS ", \"layer_types\": [\"full_attention\", \"linear_attention\", \"linear_attention\"]"
+#define QWEN35_VALUES ", \"linear_num_value_heads\": 6, \"linear_value_head_dim\": 32"
+#define QWEN35_GOOD   QWEN35_ROPE QWEN35_LAYERS QWEN35_VALUES
+
+/* What the configuration of qwen3_5 may leave out, what it must not say, and how its tensors must lie. */
+static void test_qwen35(void **state)
+{
+    static const struct refusal cases[] = {
+        {QWEN35(QWEN35_GOOD ", \"attn_output_gate\": false"), "attention without a gate is not supported"},
+        {QWEN35(QWEN35_GOOD ", \"num_experts\": 4"), "experts are not supported for this model_type"},
+        {QWEN35(QWEN35_ROPE QWEN35_VALUES ", \"layer_types\": [\"full_attention\"]"), "one name for each layer"},
+        {QWEN35(QWEN35_ROPE QWEN35_VALUES ", \"layer_types\": [\"a\", \"b\", \"c\"]"), "\"a\" is not supported"},
+        {QWEN35(QWEN35_ROPE QWEN35_VALUES), "\"blk.0.attn_qkv.weight\" is missing"}, /* all but every fourth */
+        {QWEN35(QWEN35_ROPE QWEN35_LAYERS), "expected [32, 4160]"},                  /* 32 heads of 128 */
+        {QWEN35(QWEN35_ROPE QWEN35_LAYERS ", \"linear_num_value_heads\": 5"), "is not a multiple of the 2 key heads"},
+        {QWEN35(QWEN35_ROPE QWEN35_LAYERS ", \"linear_value_head_dim\": \"32\""), "is no possible size"},
+        {QWEN35(QWEN35_GOOD ", \"linear_conv_kernel_dim\": 5"), "has shape [4, 256], expected [5, 256]"},
+    };
+    static const char *const changes[][3] = {
+        {"layers.2.linear_attn.A_log", "layers.2.linear_attn.B_log", "\"blk.2.ssm_a\" is missing"},
+        {"[256,1,4]", "[256,4,1]", "has shape [1, 4], expected [4, 256]"}, /* as mlx-lm turns it; its norms hold 1+w */
+    };
+    (void)state;
+    check_refused("qwen3_5", cases, sizeof cases / sizeof *cases);
+    place("qwen3_5", QWEN35(QWEN35_GOOD ", \"attn_output_gate\": true, \"mtp_num_hidden_layers\": 1"));
+    check_same(dir, "qwen3_5");
+    for (size_t i = 0; i < sizeof changes / sizeof *changes; i++) {
+        tern_model *m;
+        tern_error err = {0};
+        place_changed("qwen3_5", changes[i][0], changes[i][1]);
+        assert_true(tern_model_open(&m, dir, &(tern_model_params){.n_threads = 1}, &err) < 0);
+        print_message("%s\n", err.msg);
+        assert_non_null(strstr(err.msg, changes[i][2]));
+    }
+}
+
 #define GEMMA4(more)                                                                                             \
     "{\"model_type\": \"gemma4\", \"text_config\": {\"model_type\": \"gemma4_text\", \"num_hidden_layers\": 2, " \
     "\"hidden_size\": 32, \"intermediate_size\": 48, \"num_attention_heads\": 2, \"num_key_value_heads\": 2, "   \
@@ -569,7 +612,8 @@ int main(void)
         cmocka_unit_test(test_parity),   cmocka_unit_test(test_twins),          cmocka_unit_test(test_spellings),
         cmocka_unit_test(test_refused),  cmocka_unit_test(test_mismatch),       cmocka_unit_test(test_text),
         cmocka_unit_test(test_experts),  cmocka_unit_test(test_packed_experts), cmocka_unit_test(test_llama4),
-        cmocka_unit_test(test_messages), cmocka_unit_test(test_gemma4),         cmocka_unit_test(test_latent),
+        cmocka_unit_test(test_messages), cmocka_unit_test(test_qwen35),         cmocka_unit_test(test_gemma4),
+        cmocka_unit_test(test_latent),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }

@@ -208,19 +208,31 @@ struct glu_args {
     const float *up;
     size_t stride;
     int n;
-    bool gelu;
+    enum tern_gate act;
 };
 
 static void glu_row(const void *args, int r)
 {
     const struct glu_args *a = args;
     float *gate = a->gate + (size_t)r * a->stride;
-    (a->gelu ? tern_k.vec.gelu_mul : tern_k.vec.silu_mul)(gate, gate, a->up + (size_t)r * a->stride, a->n);
+    const float *up = a->up + (size_t)r * a->stride;
+    switch (a->act) {
+    case TERN_GATE_SILU:
+        tern_k.vec.silu_mul(gate, gate, up, a->n);
+        break;
+    case TERN_GATE_GELU:
+        tern_k.vec.gelu_mul(gate, gate, up, a->n);
+        break;
+    case TERN_GATE_SIGMOID:
+        tern_k.vec.sigmoid_mul(gate, gate, up, a->n);
+        break;
+    }
 }
 
-static void op_glu(struct tern_dev *d, float *gate, const float *up, size_t stride, int n, int n_rows, bool gelu)
+static void op_glu(struct tern_dev *d, float *gate, const float *up, size_t stride, int n, int n_rows,
+                   enum tern_gate act)
 {
-    struct glu_args a = {gate, up, stride, n, gelu};
+    struct glu_args a = {gate, up, stride, n, act};
     tern_cpu_each_row(d, glu_row, &a, n_rows, n * 4);
 }
 
@@ -484,4 +496,5 @@ const struct tern_dev_ops tern_dev_cpu = {
     .stack = tern_cpu_stack,
     .route = tern_cpu_route,
     .experts = tern_cpu_experts,
+    .delta = tern_cpu_delta,
 };
