@@ -93,6 +93,7 @@ static void describe(tern_model *m)
         .weight_bytes = m->net->memory_bytes,
         .packed = m->net->packed.p ? m->packed.p : NULL,
         .notice = m->net->notice[0] ? m->net->notice : NULL,
+        .sampling_left_out = m->left_out[0] ? m->left_out : NULL,
     };
 }
 

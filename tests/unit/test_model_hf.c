@@ -418,6 +418,63 @@ static void test_text(void **state)
     assert_int_equal(unlink(in_dir("generation_config.json")), 0);
 }
 
+/* What generation_config.json says of sampling: defaults of this program where it says nothing. */
+static void test_recommended(void **state)
+{
+    enum { T = TERN_SAID_TEMPERATURE, K = TERN_SAID_TOP_K, P = TERN_SAID_TOP_P, M = TERN_SAID_MIN_P };
+    enum { R = TERN_SAID_REPETITION, L = TERN_SAID_LAST };
+    static const struct {
+        const char *json;
+        unsigned said;
+        tern_sampler_params want;
+        const char *left_out;
+    } cases[] = {
+        {"{}", 0, {.top_p = 1, .repetition_penalty = 1}, NULL},
+        {"{\"eos_token_id\": [4, 1], \"num_beams\": 1, \"suppress_tokens\": [], \"typical_p\": null}",
+         0,
+         {.top_p = 1, .repetition_penalty = 1},
+         NULL},
+        {"{\"do_sample\": true, \"temperature\": 0.5, \"top_k\": 20, \"top_p\": 0.75, \"min_p\": 0.25}",
+         T | K | P | M,
+         {.temperature = .5f, .top_k = 20, .top_p = .75f, .min_p = .25f, .repetition_penalty = 1},
+         NULL},
+        {"{\"do_sample\": true}", T, {.temperature = 1, .top_p = 1, .repetition_penalty = 1}, NULL},
+        {"{\"top_k\": 64}", T | K, {.temperature = 1, .top_k = 64, .top_p = 1, .repetition_penalty = 1}, NULL},
+        {"{\"do_sample\": false, \"temperature\": 0.5, \"top_k\": 20}", T, {.top_p = 1, .repetition_penalty = 1}, NULL},
+        {"{\"repetition_penalty\": 1.5}", R | L, {.top_p = 1, .repetition_penalty = 1.5f, .penalty_last = -1}, NULL},
+        {"{\"temperature\": -1, \"top_p\": \"1\", \"top_k\": 1e99, \"min_p\": 1.5, \"no_repeat_ngram_size\": 3}",
+         0,
+         {.top_p = 1, .repetition_penalty = 1},
+         "temperature, top_k, top_p, min_p, no_repeat_ngram_size"},
+    };
+    (void)state;
+    place("llama", LLAMA(ROPE));
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        tern_model *m;
+        tern_error err = {0};
+        tern_sampler_params p, want = cases[i].want;
+        write_text("generation_config.json", cases[i].json);
+        tiny_ok(tern_model_open(&m, dir, &(tern_model_params){.n_threads = 1}, &err), &err);
+        tern_sampler_defaults(&p);
+        assert_int_equal(tern_model_recommends(m, &p), cases[i].said);
+        assert_true(p.temperature == want.temperature && p.top_k == want.top_k && p.top_p == want.top_p);
+        assert_true(p.min_p == want.min_p && p.repetition_penalty == want.repetition_penalty);
+        assert_int_equal(p.penalty_last, want.penalty_last);
+        const char *left_out = tern_model_get_info(m)->sampling_left_out;
+        assert_string_equal(left_out ? left_out : "", cases[i].left_out ? cases[i].left_out : "");
+        tern_model_close(&m);
+    }
+    static const char *const bad[] = {"", "[]", "{\"top_k\": 1", "nul"};
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        tern_model *m;
+        tern_error err = {0};
+        write_text("generation_config.json", bad[i]);
+        assert_int_equal(tern_model_open(&m, dir, &(tern_model_params){.n_threads = 1}, &err), TERN_EFORMAT);
+        assert_non_null(strstr(err.msg, "generation_config.json"));
+    }
+    assert_int_equal(unlink(in_dir("generation_config.json")), 0);
+}
+
 /* Arguments of calls come as text or as objects; templates want one or the other. */
 static void test_messages(void **state)
 {
@@ -454,10 +511,10 @@ static void test_messages(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_parity),   cmocka_unit_test(test_twins),          cmocka_unit_test(test_spellings),
-        cmocka_unit_test(test_refused),  cmocka_unit_test(test_mismatch),       cmocka_unit_test(test_text),
-        cmocka_unit_test(test_experts),  cmocka_unit_test(test_packed_experts), cmocka_unit_test(test_llama4),
-        cmocka_unit_test(test_messages),
+        cmocka_unit_test(test_parity),      cmocka_unit_test(test_twins),    cmocka_unit_test(test_spellings),
+        cmocka_unit_test(test_refused),     cmocka_unit_test(test_mismatch), cmocka_unit_test(test_text),
+        cmocka_unit_test(test_recommended), cmocka_unit_test(test_experts),  cmocka_unit_test(test_packed_experts),
+        cmocka_unit_test(test_llama4),      cmocka_unit_test(test_messages),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }
