@@ -119,11 +119,12 @@ static void settle(tern_model *m, const struct source *s)
 
 static void read_settings(tern_model *m, const struct source *s)
 {
-    double v;
+    double v = 0;
     for (size_t i = 0; i < sizeof settings / sizeof *settings; i++) {
         const struct setting *x = &settings[i];
         enum found f = look_up(s, x->gguf, x->hf, &v);
-        if (f == NUMBER && v >= x->min && v <= x->max) {
+        const bool inside = f == NUMBER && v >= x->min && v <= x->max;
+        if (inside && (double)(float)v >= x->min) { /* the sampler gets floats: 0.01 becomes less */
             m->said |= x->said;
             take(&m->recommended, x->said, v);
         } else if (f != ABSENT) {

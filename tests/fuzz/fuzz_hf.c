@@ -9,7 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "run/run.h"
+#include "recommended.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
@@ -65,26 +65,6 @@ static void walk(const struct tern_file *f)
         if (strncmp(tern_file_tensor_path(f, t), dir, strlen(dir)) != 0)
             abort();
     }
-}
-
-/* The file stands in for a model's: no weights are loaded. */
-static void check_recommended(struct tern_file *f, const uint8_t *p, size_t n)
-{
-    static tern_model m;
-    const struct tern_str generation = {(const char *)p, n};
-    tern_sampler_params params;
-    tern_sampler *s;
-    tern_error err = {0};
-    memset(&m, 0, sizeof m);
-    m.file = f;
-    int rc = tern_model_load_recommended(&m, &generation, &err);
-    if (rc < 0 && (err.code != rc || !strstr(err.msg, "generation_config.json")))
-        abort();
-    tern_sampler_defaults(&params);
-    (void)tern_model_recommends(&m, &params);
-    if (tern_sampler_new(&s, 3, &params, &err) < 0)
-        abort();
-    tern_sampler_free(s);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
