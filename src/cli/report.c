@@ -212,11 +212,19 @@ const char *tern_sampling_text(const tern_sampler_params *p)
     return text;
 }
 
+/* 0.6 instead of 0.60000002384185791: the number that makes this float, as short as people write it. */
+static double short_number(float x)
+{
+    char text[32];
+    (void)snprintf(text, sizeof text, "%.7g", (double)x);
+    return strtod(text, NULL);
+}
+
 json_t *tern_sampling_json(const tern_sampler_params *p)
 {
-    return json_pack("{sf si sf sf sf si}", "temperature", (double)p->temperature, "top_k", p->top_k, "top_p",
-                     (double)p->top_p, "min_p", (double)p->min_p, "repetition_penalty", (double)p->repetition_penalty,
-                     "penalty_last", p->penalty_last);
+    return json_pack("{sf si sf sf sf si}", "temperature", short_number(p->temperature), "top_k", p->top_k, "top_p",
+                     short_number(p->top_p), "min_p", short_number(p->min_p), "repetition_penalty",
+                     short_number(p->repetition_penalty), "penalty_last", p->penalty_last);
 }
 
 /* What the model recommends, or null. */

@@ -201,6 +201,7 @@ int main(int argc, char **argv)
     if (sampling) {
         gw_f32(&w, "general.sampling.temp", 0.75f);
         gw_i32(&w, "general.sampling.top_k", 5);
+        gw_f32(&w, "general.sampling.min_p", 0.1f);
         gw_i32(&w, "general.sampling.mirostat", 2);
     }
     gw_u32(&w, "llama.block_count", N_LAYERS);
