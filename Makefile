@@ -88,8 +88,8 @@ bench: all ## kernels against their plain C form; with MODEL=FILE also the model
 docs: ## write docs/models.md anew: what runs from which files with which KV cache
 	@tools/packages build check
 	@cmake --preset release -B $(BUILD) >/dev/null
-	@cmake --build $(BUILD) -j $(JOBS) --target test_models_page
-	@$(BUILD)/tests/test_models_page --write docs/models.md >/dev/null 2>&1 || $(BUILD)/tests/test_models_page
+	@cmake --build $(BUILD) -j $(JOBS) --target test_docs_models
+	@$(BUILD)/tests/test_docs_models --write docs/models.md >/dev/null 2>&1 || $(BUILD)/tests/test_docs_models
 
 house: all ## the rules of the house: layers, sizes, headers, symbols, instruction sets, links
 	@tools/packages ci

@@ -1,7 +1,7 @@
 /* docs/models.md, made from the registries and from running every model of tests/data with every KV scheme.
  *
- *     test_models_page                 the committed page is what this program would write
- *     test_models_page --write FILE    writes it (`make docs`)
+ *     test_docs_models                 the committed page is what this program would write
+ *     test_docs_models --write FILE    writes it (`make docs`)
  *
  * Nothing on the page depends on the machine: marks and sizes, no measured figures. */
 #include <dirent.h>
@@ -552,7 +552,7 @@ static void make_page(void)
     run_all();
     put("# Models\n\nWhat runs, from which files, with which KV cache. `make docs` writes this page from the "
         "registries "
-        "and from running\nthe %d models of `tests/data` with every KV scheme; `unit/test_models_page` fails when it "
+        "and from running\nthe %d models of `tests/data` with every KV scheme; `unit/test_docs_models` fails when it "
         "is "
         "out of date. Their logits\nare compared with those of the reference implementations by `unit/test_model*`.\n\n"
         "## Architectures\n\n",
