@@ -70,6 +70,8 @@ typedef struct tern_model_info {
     const char *packed;  /* the file of packed weights that is mapped; NULL: this process packed them for itself */
     const char *notice;  /* a sentence about that file that a user wants to see: it was written, could not be written,
                             or did not fit; NULL when there is nothing to say */
+    const char *sampling_left_out; /* settings that the model recommends (tern_model_recommends) and this sampler cannot
+                                      follow, by their names in the file, separated by commas; NULL: none */
 } tern_model_info;
 
 typedef struct tern_model_params {
@@ -301,6 +303,21 @@ typedef struct tern_sampler_params {
     int n_bias;
 } tern_sampler_params;
 TERN_API void tern_sampler_defaults(tern_sampler_params *p); /* greedy, everything off, seed 0 */
+
+/* How the model's makers want its tokens picked: generation_config.json of a directory, general.sampling.* of a GGUF
+ * file.  Sets those members of p that they say something about, which the result names, and leaves the others as they
+ * are.  Where they say top-k, top-p, min-p or "do_sample" and no temperature, that is 1; "do_sample": false is
+ * temperature 0. */
+enum {
+    TERN_SAID_TEMPERATURE = 1,
+    TERN_SAID_TOP_K = 2,
+    TERN_SAID_TOP_P = 4,
+    TERN_SAID_MIN_P = 8,
+    TERN_SAID_REPETITION = 16, /* repetition_penalty */
+    TERN_SAID_LAST = 32        /* penalty_last */
+};
+TERN_API unsigned tern_model_recommends(const tern_model *m, tern_sampler_params *p);
+
 /* TERN_EINVAL names the parameter that is out of range. */
 TERN_API int tern_sampler_new(tern_sampler **out, int n_vocab, const tern_sampler_params *p, tern_error *err);
 TERN_API void tern_sampler_free(tern_sampler *s);

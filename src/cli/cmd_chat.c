@@ -326,6 +326,7 @@ int tern_cmd_chat(const struct tern_args *a, tern_error *err)
     TERN_TRY(tern_setup_model(&c.setup, a, a->v[TERN_OPT_MODEL].s, err));
     if (!tern_model_get_info(c.setup.model)->has_template)
         TERN_FAIL(err, TERN_EUNSUPPORTED, "%s has no chat template; use tern run", a->v[TERN_OPT_MODEL].s);
+    TERN_TRY(tern_setup_recommended(&c.params.sampler, a, c.setup.model, true, err));
     TERN_TRY(tern_chat_vars_init(&c.vars, a, c.setup.model, err));
     c.reply.hide_reasoning = a->v[TERN_OPT_HIDE_REASONING].n > 0;
     TERN_TRY(new_reply(&c, err)); /* a format that does not exist is told now */

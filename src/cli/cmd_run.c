@@ -167,8 +167,9 @@ static int print_json(const struct run *r, tern_error *err)
                            f16, "bytes", (json_int_t)memory.kv_bytes, "f16_bytes", (json_int_t)memory.kv_f16_bytes,
                            "state_bytes", (json_int_t)memory.state_bytes);
     json_t *text = json_stringn(r->text.p ? r->text.p : "", r->text.len);
-    return tern_json_print(json_pack("{so ss so so so sI sI}", "text", text, "finish_reason", finish_text(r), "usage",
-                                     usage, "timings", timings, "kv", kv, "seed", (json_int_t)r->params.sampler.seed,
+    return tern_json_print(json_pack("{so ss so so so so sI sI}", "text", text, "finish_reason", finish_text(r),
+                                     "usage", usage, "timings", timings, "kv", kv, "sampling",
+                                     tern_sampling_json(&r->params.sampler), "seed", (json_int_t)r->params.sampler.seed,
                                      "peak_memory_bytes", (json_int_t)tern_peak_memory()),
                            err);
 }
@@ -210,6 +211,7 @@ int tern_cmd_run(const struct tern_args *a, tern_error *err)
     TERN_TRY(tern_setup_sampler(&r.params.sampler, &r.bias, a, err));
     TERN_TRY(tern_setup_stop(&r.params, a, err));
     TERN_TRY(tern_setup_model(&r.setup, a, a->v[TERN_OPT_MODEL].s, err));
+    TERN_TRY(tern_setup_recommended(&r.params.sampler, a, r.setup.model, !r.json, err));
     TERN_TRY(prompt_tokens(&r, err));
     TERN_TRY(tern_setup_engine(&r.setup, a, (int)a->v[TERN_OPT_CTX].i, 1, err));
     TERN_TRY(check_prompt(&r, err));

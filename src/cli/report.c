@@ -217,16 +217,54 @@ int tern_machine_csv(tern_error *err)
     return tern_out_printf(err, ",%s,%s,%s\n", tern_version(), tern_csv_text(m.cpu), m.used);
 }
 
+const char *tern_sampling_text(const tern_sampler_params *p)
+{
+    static char text[256];
+    int n = snprintf(text, sizeof text, "temperature %g", (double)p->temperature);
+    if (p->temperature > 0 && p->top_k > 0)
+        n += snprintf(text + n, sizeof text - (size_t)n, ", top-k %d", p->top_k);
+    if (p->temperature > 0 && p->top_p < 1)
+        n += snprintf(text + n, sizeof text - (size_t)n, ", top-p %g", (double)p->top_p);
+    if (p->temperature > 0 && p->min_p > 0)
+        n += snprintf(text + n, sizeof text - (size_t)n, ", min-p %g", (double)p->min_p);
+    if (p->repetition_penalty != 1)
+        (void)snprintf(text + n, sizeof text - (size_t)n, ", repetition penalty %g", (double)p->repetition_penalty);
+    return text;
+}
+
+/* 0.6 instead of 0.60000002384185791: the number that makes this float, as short as people write it. */
+static double short_number(float x)
+{
+    char text[32];
+    (void)snprintf(text, sizeof text, "%.7g", (double)x);
+    return strtod(text, NULL);
+}
+
+json_t *tern_sampling_json(const tern_sampler_params *p)
+{
+    return json_pack("{sf si sf sf sf si}", "temperature", short_number(p->temperature), "top_k", p->top_k, "top_p",
+                     short_number(p->top_p), "min_p", short_number(p->min_p), "repetition_penalty",
+                     short_number(p->repetition_penalty), "penalty_last", p->penalty_last);
+}
+
+/* What the model recommends, or null. */
+static json_t *recommended_json(const tern_model *m)
+{
+    tern_sampler_params p;
+    tern_sampler_defaults(&p);
+    return tern_model_recommends(m, &p) ? tern_sampling_json(&p) : json_null();
+}
+
 json_t *tern_model_json(const tern_model *m)
 {
     const tern_model_info *i = tern_model_get_info(m);
-    return json_pack("{so ss so so so si si si si si si si si sb sI sI sI so}", "path", tern_json_text(i->path),
+    return json_pack("{so ss so so so si si si si si si si si sb sI sI sI so so}", "path", tern_json_text(i->path),
                      "container", i->container, "arch", tern_json_text(i->arch), "name", tern_json_text(i->name),
                      "tokenizer", tern_json_text(i->tokenizer), "n_layers", i->n_layers, "n_embd", i->n_embd, "n_heads",
                      i->n_heads, "n_kv_heads", i->n_kv_heads, "head_dim", i->head_dim, "n_ff", i->n_ff, "n_vocab",
                      i->n_vocab, "ctx", i->ctx, "has_template", i->has_template, "n_params", (json_int_t)i->n_params,
                      "file_bytes", (json_int_t)i->file_bytes, "weight_bytes", (json_int_t)i->weight_bytes, "packed",
-                     tern_json_text(i->packed));
+                     tern_json_text(i->packed), "recommended_sampling", recommended_json(m));
 }
 
 void tern_packed_note(const tern_model *m)

@@ -124,6 +124,22 @@ struct tern_tensor {
     uint64_t file_offset; /* of data in its file part, for messages */
 };
 
+/* The other tensors of a weight, in a fixed order, and NULL behind them; their number.  They are not in the table. */
+#define TERN_TENSOR_PARTS 3
+static inline int tern_tensor_parts(const struct tern_tensor *t, const struct tern_tensor *parts[TERN_TENSOR_PARTS])
+{
+    const struct tern_quant none = {0}, *q = t->quant ? t->quant : &none;
+    int n = 0;
+    parts[0] = parts[1] = parts[2] = NULL;
+    if (q->scales)
+        parts[n++] = q->scales;
+    if (q->zeros)
+        parts[n++] = q->zeros;
+    if (q->factors)
+        parts[n++] = q->factors;
+    return n;
+}
+
 enum tern_meta_type { TERN_META_INT, TERN_META_FLOAT, TERN_META_BOOL, TERN_META_STRING, TERN_META_ARRAY };
 
 struct tern_str {

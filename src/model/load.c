@@ -159,7 +159,7 @@ static const struct tern_tensor *sibling(const struct loader *ld, const struct t
     return tern_file_tensor(ld->f, name);
 }
 
-/* What a tensor says about its weights; more of them than it has itself are in find_parts. */
+/* What a tensor says about its weights; GGUF's factors come with find_parts. */
 static struct tern_weight_source source_of(const struct tern_tensor *t)
 {
     struct tern_weight_source s = {
@@ -186,7 +186,11 @@ static struct tern_weight_source source_of(const struct tern_tensor *t)
 static int find_parts(const struct loader *ld, struct tern_weight_place *p, struct tern_weight_source *s,
                       tern_error *err)
 {
-    const struct tern_tensor *scale = p->t->type == TERN_NVFP4 ? sibling(ld, p->t, "scale") : NULL;
+    if (p->t->type != TERN_NVFP4) {
+        (void)tern_tensor_parts(p->t, p->parts);
+        return 0;
+    }
+    const struct tern_tensor *scale = sibling(ld, p->t, "scale");
     int n = 0;
     if (scale && (scale->type != TERN_F32 || scale->dims[0] != p->stack || scale->n_dims != 1))
         return tern_err_set(err, TERN_EFORMAT, "%s: tensor \"%s\" at byte %llu is not F32 [%d]", tern_file_path(ld->f),
@@ -196,12 +200,7 @@ static int find_parts(const struct loader *ld, struct tern_weight_place *p, stru
         s->factors = scale->data;
         s->factor_rows = p->stack > 1 ? p->stack_rows : 0;
     }
-    p->parts[n] = p->t->type == TERN_NVFP4 ? sibling(ld, p->t, "input_scale") : NULL;
-    const struct tern_quant none = {0}, *q = p->t->quant ? p->t->quant : &none;
-    const struct tern_tensor *const of_quant[] = {q->scales, q->zeros, q->factors};
-    for (int i = 0; i < TERN_WEIGHT_PARTS; i++)
-        if (of_quant[i])
-            p->parts[n++] = of_quant[i];
+    p->parts[n] = sibling(ld, p->t, "input_scale");
     return 0;
 }
 
@@ -254,7 +253,7 @@ static int plan_rows(struct loader *ld, const struct found *o, struct tern_weigh
     p->matrix = o->matrix;
     TERN_TRY(find_parts(ld, p, &whole, err));
     TERN_TRY(know(ld, t, err));
-    for (int i = 0; i < TERN_WEIGHT_PARTS && p->parts[i]; i++)
+    for (int i = 0; i < TERN_TENSOR_PARTS && p->parts[i]; i++)
         TERN_TRY(know(ld, p->parts[i], err));
     if ((rc = tern_weight_rows(&p->src, &whole, row0, o->k, &e)) < 0)
         TERN_FAIL(err, rc, "%s: %s", tern_file_path(ld->f), e.msg);
@@ -470,7 +469,7 @@ static int pack_all(struct loader *ld, struct tern_pool *pool, tern_error *err)
         /* The file's copy of these tensors is not needed again: without this both would be resident. */
         for (size_t j = 0; j < n; j++) {
             tern_file_forget(ld->f, p[j].t);
-            for (int part = 0; part < TERN_WEIGHT_PARTS && p[j].parts[part]; part++)
+            for (int part = 0; part < TERN_TENSOR_PARTS && p[j].parts[part]; part++)
                 tern_file_forget(ld->f, p[j].parts[part]);
         }
     }
@@ -600,16 +599,14 @@ static uint64_t digest(const struct tern_file *f)
     XXH64_hash_t h = 1;
     for (size_t i = 0; i < tern_file_n_tensors(f); i++) {
         const struct tern_tensor *t = tern_file_tensor_at(f, i);
-        const struct tern_quant *q = t->quant;
+        const struct tern_tensor *parts[TERN_TENSOR_PARTS];
         h = XXH3_64bits_withSeed(t->name, strlen(t->name), h);
         h = XXH3_64bits_withSeed(t->dims, sizeof t->dims, h + (uint64_t)t->type);
         h = hash_ends(f, t, h);
-        if (!q)
-            continue;
-        const struct tern_tensor *const parts[] = {q->scales, q->zeros, q->factors};
-        h = XXH3_64bits_withSeed(q->about, strlen(q->about), h + q->zero_plus_one);
-        for (int j = 0; j < 3; j++)
-            h = parts[j] ? hash_ends(f, parts[j], h) : h;
+        if (t->quant)
+            h = XXH3_64bits_withSeed(t->quant->about, strlen(t->quant->about), h + t->quant->zero_plus_one);
+        for (int n = tern_tensor_parts(t, parts), j = 0; j < n; j++)
+            h = hash_ends(f, parts[j], h);
     }
     return h;
 }
@@ -732,9 +729,10 @@ size_t tern_net_step_bytes(const struct tern_net *n, int rows)
     for (int i = 0; i < n->desc.n_layers; i++) {
         const struct tern_layer_desc *l = &n->desc.layers[i];
         int64_t chosen = (int64_t)rows * l->n_active;
-        size_t experts = (size_t)(chosen < l->n_experts ? chosen : l->n_experts);
+        int experts = (int)(chosen < l->n_experts ? chosen : l->n_experts);
         for (int slot = 0; slot < TERN_N_SLOTS; slot++)
-            bytes += matrix_bytes(&n->layers[i][slot]) * (slot < TERN_SLOT_EXPERT_GATE ? 1 : experts);
+            bytes += matrix_bytes(&n->layers[i][slot]) *
+                     (size_t)(slot < TERN_SLOT_EXPERT_GATE ? stack_of(l, slot) : experts);
     }
     return bytes;
 }

@@ -95,6 +95,7 @@ static void describe(tern_model *m)
         .weight_bytes = m->net->memory_bytes,
         .packed = m->net->packed.p ? m->packed.p : NULL,
         .notice = m->net->notice[0] ? m->net->notice : NULL,
+        .sampling_left_out = m->left_out[0] ? m->left_out : NULL,
     };
 }
 
@@ -224,16 +225,15 @@ static size_t own_bytes(const struct tern_tensor *t)
 void tern_model_tensor(const tern_model *m, size_t i, tern_tensor_info *out)
 {
     const struct tern_tensor *t = tern_file_tensor_at(m->file, i);
-    const struct tern_quant *q = t->quant;
+    const struct tern_tensor *parts[TERN_TENSOR_PARTS];
     *out = (tern_tensor_info){.name = t->source,
-                              .type = q ? q->about : tern_type_name(t->type),
+                              .type = t->quant ? t->quant->about : tern_type_name(t->type),
                               .n_dims = t->n_dims,
                               .file_bytes = own_bytes(t),
                               .memory_bytes = tern_net_tensor_bytes(t)};
     memcpy(out->dims, t->dims, sizeof out->dims);
-    if (q)
-        out->file_bytes +=
-            q->scales->n_bytes + (q->zeros ? q->zeros->n_bytes : 0) + (q->factors ? q->factors->n_bytes : 0);
+    for (int n = tern_tensor_parts(t, parts), j = 0; j < n; j++)
+        out->file_bytes += parts[j]->n_bytes;
 }
 
 /* ---- text ------------------------------------------------------------------------------------------------------- */

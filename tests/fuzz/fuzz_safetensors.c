@@ -53,11 +53,9 @@ static void walk(const struct tern_meta_table *t, const struct tern_tensor_list 
         if (strlen(x->name) == 0)
             abort();
         touch(x->data, x->n_bytes);
-        const struct tern_quant none = {0}, *q = x->quant ? x->quant : &none;
-        const struct tern_tensor *const parts[] = {q->scales, q->zeros, q->factors};
-        for (int k = 0; k < 3; k++)
-            if (parts[k])
-                touch(parts[k]->data, parts[k]->n_bytes);
+        const struct tern_tensor *parts[TERN_TENSOR_PARTS];
+        for (int m = tern_tensor_parts(x, parts), k = 0; k < m; k++)
+            touch(parts[k]->data, parts[k]->n_bytes);
     }
 }
 

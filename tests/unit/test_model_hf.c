@@ -527,6 +527,53 @@ static void test_packed_experts(void **state)
     check_packed("deepseek_v2", 121598); /* of the last one of kv_b_proj, whose heads' parts are tensors */
 }
 
+static void refused(const char *want)
+{
+    tern_model *m;
+    tern_error err = {0};
+    assert_true(tern_model_open(&m, dir, &(tern_model_params){.n_threads = 1}, &err) < 0);
+    print_message("%s\n", err.msg);
+    assert_null(m);
+    assert_non_null(strstr(err.msg, want));
+    assert_non_null(strstr(err.msg, dir));
+    assert_null(strchr(err.msg, '\n'));
+}
+
+/* Sizes that no model has. */
+static void test_bad_sizes(void **state)
+{
+    static const struct {
+        const char *from, *to, *want;
+    } cases[] = {
+        {"\"head_dim\": 48", "\"head_dim\": 0", "config.head_dim"},
+        {"\"head_dim\": 48", "\"head_dim\": -48", "config.head_dim"},
+        {"\"head_dim\": 48", "\"head_dim\": 9223372036854775807", "config.head_dim"},
+        {"\"head_dim\": 48", "\"head_dim\": 47", "not a multiple of 16"},
+        {"\"head_dim\": 48", "\"head_dim\": 32", "has shape"},
+        {"\"head_dim\": 48", "\"head_dim\": \"48\"", "config.head_dim"},
+        {"\"num_attention_heads\": 2", "\"num_attention_heads\": 0", "config.num_attention_heads"},
+        {"\"num_key_value_heads\": 1", "\"num_key_value_heads\": 3", "config.num_key_value_heads"},
+        {"\"num_hidden_layers\": 1", "\"num_hidden_layers\": 0", "config.num_hidden_layers"},
+        {"\"num_hidden_layers\": 1", "\"num_hidden_layers\": 2", "\"blk.1.attn_norm.weight\" is missing"},
+        {"\"num_hidden_layers\": 1", "\"num_hidden_layers\": 4294967297", "config.num_hidden_layers"},
+        {"\"hidden_size\": 64", "\"hidden_size\": 0", "config.hidden_size"},
+        {"\"intermediate_size\": 96", "\"intermediate_size\": 0", "config.intermediate_size"},
+        {"\"rms_norm_eps\": 1e-5", "\"rms_norm_eps\": \"x\"", "config.rms_norm_eps"},
+        {"\"rms_norm_eps\": 1e-5", "\"rms_norm_eps\": 1e400", "malformed JSON"},
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        static const char good[] = LLAMA(ROPE);
+        char config[2048];
+        const char *at = strstr(good, cases[i].from);
+        assert_non_null(at);
+        (void)snprintf(config, sizeof config, "%.*s%s%s", (int)(at - good), good, cases[i].to,
+                       at + strlen(cases[i].from));
+        place("llama", config);
+        refused(cases[i].want);
+    }
+}
+
 static const char letters[] =
     "{\"model\": {\"type\": \"BPE\", \"vocab\": {\"a\": 0, \"b\": 1, \"ab\": 2, \"<s>\": 3, \"<e>\": 4}, "
     "\"merges\": [\"a b\"]}, \"added_tokens\": [{\"id\": 3, \"content\": \"<s>\", \"special\": true}, "
@@ -573,6 +620,103 @@ static void test_text(void **state)
     assert_int_equal(unlink(in_dir("generation_config.json")), 0);
 }
 
+/* Weights that are no numbers, a tensor that is not there, a file that ends early, more words than rows. */
+static void test_bad_weights(void **state)
+{
+    static char bytes[200000];
+    char path[600], *text = malloc(20000);
+    (void)state;
+    place_changed("llama", "self_attn.q_proj", "self_attn.q_prox");
+    refused("\"blk.0.attn_q.weight\" is missing");
+    place("llama", LLAMA(ROPE));
+    (void)snprintf(path, sizeof path, "%s/model.safetensors", data_path("llama"));
+    FILE *f = fopen(path, "rb");
+    assert_non_null(f);
+    size_t n = fread(bytes, 1, sizeof bytes, f);
+    assert_int_equal(fclose(f), 0);
+    assert_int_equal(unlink(in_dir("model.safetensors")), 0);
+    for (size_t cut = 0; cut < 8; cut++) {
+        f = fopen(in_dir("model.safetensors"), "wb");
+        assert_non_null(f);
+        assert_int_equal(fwrite(bytes, 1, n * cut / 8, f), n * cut / 8);
+        assert_int_equal(fclose(f), 0);
+        refused(cut ? "model.safetensors" : "the file is empty");
+    }
+    memcpy(bytes + n - 2, "\0\x7E", 2); /* F16's NaN */
+    f = fopen(in_dir("model.safetensors"), "wb");
+    assert_non_null(f);
+    assert_int_equal(fwrite(bytes, 1, n, f), n);
+    assert_int_equal(fclose(f), 0);
+    refused("finite");
+    place("llama", LLAMA(ROPE));
+    assert_non_null(text);
+    n = (size_t)sprintf(text, "{\"model\": {\"type\": \"BPE\", \"vocab\": {");
+    for (int i = 0; i < 193; i++)
+        n += (size_t)sprintf(text + n, "%s\"t%d\": %d", i ? ", " : "", i, i);
+    (void)strcpy(text + n, "}, \"merges\": []}, \"added_tokens\": [], \"decoder\": {\"type\": \"Fuse\"}}");
+    write_text("tokenizer.json", text);
+    refused("the tokenizer has 193 entries, the embedding has 192 rows");
+    assert_int_equal(unlink(in_dir("tokenizer.json")), 0);
+    free(text);
+}
+
+/* What generation_config.json says of sampling: defaults of this program where it says nothing. */
+static void test_recommended(void **state)
+{
+    enum { T = TERN_SAID_TEMPERATURE, K = TERN_SAID_TOP_K, P = TERN_SAID_TOP_P, M = TERN_SAID_MIN_P };
+    enum { R = TERN_SAID_REPETITION, L = TERN_SAID_LAST };
+    static const struct {
+        const char *json;
+        unsigned said;
+        tern_sampler_params want;
+        const char *left_out;
+    } cases[] = {
+        {"{}", 0, {.top_p = 1, .repetition_penalty = 1}, NULL},
+        {"{\"eos_token_id\": [4, 1], \"num_beams\": 1, \"suppress_tokens\": [], \"typical_p\": null}",
+         0,
+         {.top_p = 1, .repetition_penalty = 1},
+         NULL},
+        {"{\"do_sample\": true, \"temperature\": 0.5, \"top_k\": 20, \"top_p\": 0.75, \"min_p\": 0.25}",
+         T | K | P | M,
+         {.temperature = .5f, .top_k = 20, .top_p = .75f, .min_p = .25f, .repetition_penalty = 1},
+         NULL},
+        {"{\"do_sample\": true}", T, {.temperature = 1, .top_p = 1, .repetition_penalty = 1}, NULL},
+        {"{\"top_k\": 64}", T | K, {.temperature = 1, .top_k = 64, .top_p = 1, .repetition_penalty = 1}, NULL},
+        {"{\"do_sample\": false, \"temperature\": 0.5, \"top_k\": 20}", T, {.top_p = 1, .repetition_penalty = 1}, NULL},
+        {"{\"repetition_penalty\": 1.5}", R | L, {.top_p = 1, .repetition_penalty = 1.5f, .penalty_last = -1}, NULL},
+        {"{\"temperature\": -1, \"top_p\": \"1\", \"top_k\": 1e99, \"min_p\": 1.5, \"no_repeat_ngram_size\": 3}",
+         0,
+         {.top_p = 1, .repetition_penalty = 1},
+         "temperature, top_k, top_p, min_p, no_repeat_ngram_size"},
+    };
+    (void)state;
+    place("llama", LLAMA(ROPE));
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        tern_model *m;
+        tern_error err = {0};
+        tern_sampler_params p, want = cases[i].want;
+        write_text("generation_config.json", cases[i].json);
+        tiny_ok(tern_model_open(&m, dir, &(tern_model_params){.n_threads = 1}, &err), &err);
+        tern_sampler_defaults(&p);
+        assert_int_equal(tern_model_recommends(m, &p), cases[i].said);
+        assert_true(p.temperature == want.temperature && p.top_k == want.top_k && p.top_p == want.top_p);
+        assert_true(p.min_p == want.min_p && p.repetition_penalty == want.repetition_penalty);
+        assert_int_equal(p.penalty_last, want.penalty_last);
+        const char *left_out = tern_model_get_info(m)->sampling_left_out;
+        assert_string_equal(left_out ? left_out : "", cases[i].left_out ? cases[i].left_out : "");
+        tern_model_close(&m);
+    }
+    static const char *const bad[] = {"", "[]", "{\"top_k\": 1", "nul"};
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        tern_model *m;
+        tern_error err = {0};
+        write_text("generation_config.json", bad[i]);
+        assert_int_equal(tern_model_open(&m, dir, &(tern_model_params){.n_threads = 1}, &err), TERN_EFORMAT);
+        assert_non_null(strstr(err.msg, "generation_config.json"));
+    }
+    assert_int_equal(unlink(in_dir("generation_config.json")), 0);
+}
+
 /* Arguments of calls come as text or as objects; templates want one or the other. */
 static void test_messages(void **state)
 {
@@ -609,11 +753,12 @@ static void test_messages(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_parity),   cmocka_unit_test(test_twins),          cmocka_unit_test(test_spellings),
-        cmocka_unit_test(test_refused),  cmocka_unit_test(test_mismatch),       cmocka_unit_test(test_text),
-        cmocka_unit_test(test_experts),  cmocka_unit_test(test_packed_experts), cmocka_unit_test(test_llama4),
-        cmocka_unit_test(test_messages), cmocka_unit_test(test_qwen35),         cmocka_unit_test(test_gemma4),
-        cmocka_unit_test(test_latent),
+        cmocka_unit_test(test_parity),      cmocka_unit_test(test_twins),          cmocka_unit_test(test_spellings),
+        cmocka_unit_test(test_refused),     cmocka_unit_test(test_mismatch),       cmocka_unit_test(test_text),
+        cmocka_unit_test(test_experts),     cmocka_unit_test(test_packed_experts), cmocka_unit_test(test_llama4),
+        cmocka_unit_test(test_messages),    cmocka_unit_test(test_qwen35),         cmocka_unit_test(test_gemma4),
+        cmocka_unit_test(test_latent),      cmocka_unit_test(test_recommended),    cmocka_unit_test(test_bad_sizes),
+        cmocka_unit_test(test_bad_weights),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }

@@ -136,6 +136,7 @@ static void test_round_trip(void **state)
             for (size_t r = 0; r < sizeof rows / sizeof *rows; r++) {
                 check_round_trip(i, rows[r], elems == 1 ? 13 : elems);
                 check_round_trip(i, rows[r], elems == 1 ? 97 : 3 * elems);
+                check_round_trip(i, rows[r], elems == 1 ? 128 : elems);
             }
         }
     }
@@ -188,6 +189,48 @@ static void test_turned(void **state)
         if (tern_type_elems(kinds[i].type) == 1)
             check_turned(i);
     assert_int_equal(tern_weight_plan(&w, &blocks, 32, 64, &err), TERN_EUNSUPPORTED);
+}
+
+/* What is not finite is found wherever it lies, the first of several in the order of the file; the largest numbers are.
+ */
+static void check_finite(int type, const uint32_t *bad, uint32_t most)
+{
+    enum { N = 19, K = 67 };
+    const size_t size = (size_t)tern_type_bytes(type);
+    const struct tern_weight_source source = {.type = type, .data = calloc(N * K, size), .name = "w"};
+    uint8_t *p = (uint8_t *)(uintptr_t)source.data, *data;
+    struct tern_packed w;
+    tern_error err = {0};
+    assert_non_null(p);
+    assert_int_equal(tern_weight_plan(&w, &source, N, K, &err), 0);
+    assert_int_equal(tern_alloc(&data, tern_weight_bytes(&w), 1, &err), 0);
+    for (size_t i = 0; i < (size_t)N * K; i++) {
+        const uint32_t sign = i % 2 ? 1u << (8 * size - 1) : 0, large = most | sign;
+        memcpy(p + i * size, &large, size);
+    }
+    assert_int_equal(tern_weight_pack(&w, data, &source, 0, 2, &err), 0);
+    for (size_t i = 0; i < (size_t)N * K; i += i % K == 3 ? 1 : 2) {
+        char at[64];
+        memcpy(p + i * size, &bad[i % 4], size);
+        if (i % 3 == 0)
+            memcpy(p + ((size_t)N * K - 1) * size, &bad[0], size);
+        assert_int_equal(tern_weight_pack(&w, data, &source, i < 16 * K ? 0 : 1, 2, &err), TERN_EFORMAT);
+        (void)snprintf(at, sizeof at, "the weight of row %zu at byte %zu of the tensor", i / K, i * size);
+        if (!strstr(err.msg, at))
+            fail_msg("%s, expected %s", err.msg, at);
+        memcpy(p + i * size, &most, size);
+        memcpy(p + ((size_t)N * K - 1) * size, &most, size);
+    }
+    tern_free(data);
+    free(p);
+}
+
+static void test_not_finite(void **state)
+{
+    (void)state;
+    check_finite(TERN_F32, (uint32_t[]){0x7F800000, 0xFF800000, 0x7FC00001, 0xFFFFFFFF}, 0x7F7FFFFF);
+    check_finite(TERN_F16, (uint32_t[]){0x7C00, 0xFC00, 0x7E01, 0xFFFF}, 0x7BFF);
+    check_finite(TERN_BF16, (uint32_t[]){0x7F80, 0xFF80, 0x7FC1, 0xFFFF}, 0x7F7F);
 }
 
 /* Rows that pad the last panel multiply to nothing. */
@@ -620,6 +663,7 @@ int main(void)
         cmocka_unit_test(test_non_finite_refused), cmocka_unit_test(test_forms),
         cmocka_unit_test(test_turned_forms),       cmocka_unit_test(test_sizes),
         cmocka_unit_test(test_forms_refused),      cmocka_unit_test(test_forms_non_finite),
+        cmocka_unit_test(test_not_finite),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
