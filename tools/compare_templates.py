@@ -234,7 +234,8 @@ def round_trip(driver, text, notes):
         got = driver.ask({"template": text, "prompt": parts[0], "reply": parts[1], "tools": TOOLS})
         name = got.get("format") or "none"
         calls = [(n, json.loads(a)) for n, a in got["calls"]]
-        if calls == wanted and (messages[-1]["content"] or "") in got["content"]:
+        said = messages[-1]["content"] or ""  # which some templates leave out
+        if calls == wanted and (said in got["content"] or said not in parts[1]):
             verdict = "ok" if verdict == "-" else verdict
         else:
             verdict = "differs" if name != "none" else "no format"
