@@ -101,8 +101,10 @@ struct tern_template;
  * line 3: ...").  Depth, steps and output are bounded at render time: TERN_ELIMIT. */
 int tern_template_parse(struct tern_template **out, const char *name, const char *text, size_t n, tern_error *err);
 /* The template of tokenizer_config.json or of an older chat_template.json: the text at "chat_template", or of a list of
- * named ones that of the name "default".  *out is NULL where there is none. */
-int tern_template_from_json(struct tern_template **out, const char *name, const char *json, size_t n, tern_error *err);
+ * named ones that of the name "default".  With `which` that of this name, from lists alone.  *out is NULL where there
+ * is none. */
+int tern_template_from_json(struct tern_template **out, const char *which, const char *name, const char *json, size_t n,
+                            tern_error *err);
 void tern_template_free(struct tern_template *t);
 
 struct tern_chat_message {
