@@ -131,6 +131,8 @@ static int apply(const struct tern_tok_step *step, struct tern_tok_regex_run *ru
         return strip_accents(p, n, out, err);
     case TERN_TOK_STRIP:
         return strip(step, p, n, out, err);
+    case TERN_TOK_CHARSMAP:
+        return tern_tok_charsmap_apply(step->map, p, n, out, err);
     case TERN_TOK_REPLACE:
         return replace(step, run, p, n, out, err);
     case TERN_TOK_PREPEND:

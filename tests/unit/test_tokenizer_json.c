@@ -215,7 +215,28 @@ static void unsupported_parts(void **state)
     }
     refused_with("{\"model\":{\"type\":\"WordPiece\"}}", NULL, NULL, TERN_EUNSUPPORTED, "the model is 'WordPiece'");
     refused_with("{\"normalizer\":{\"type\":\"Precompiled\"},\"model\":{\"type\":\"BPE\"}}", NULL, NULL,
-                 TERN_EUNSUPPORTED, "normalizer 'Precompiled'");
+                 TERN_EUNSUPPORTED, "normalizer 'Precompiled' has no table");
+    static const struct {
+        const char *table, *words;
+    } tables[] = {
+        {"", "0 bytes"},
+        {"A", "no base64"},
+        {"A*==", "no base64 at byte 1"},
+        {"====", "no base64 at byte 0"},
+        {"BAAAAA==", "a trie of 4 bytes"},
+        {"AwAAAAAAAAAA", "a trie of 3 bytes"},
+        {"/P///wAAAAAA", "a trie of 4294967292 bytes"},
+        {"BAAAAAAAAABh", "the last text of the table has no end"},
+        {"BAAAAAAAAAD/AA==", "not UTF-8 at byte 0"},
+    };
+    for (size_t i = 0; i < sizeof tables / sizeof tables[0]; i++) {
+        char text[300];
+        (void)snprintf(text, sizeof text,
+                       "{\"normalizer\":{\"type\":\"Precompiled\",\"precompiled_charsmap\":\"%s\"},"
+                       "\"model\":{\"type\":\"BPE\"}}",
+                       tables[i].table);
+        refused_with(text, NULL, NULL, TERN_EFORMAT, tables[i].words);
+    }
 }
 
 static void broken_files(void **state)
@@ -276,6 +297,7 @@ int main(void)
         FIXTURE("mistral3"),
         FIXTURE("odd"),
         FIXTURE("unigram"),
+        FIXTURE("t5"),
         cmocka_unit_test(beginnings_and_ends),
         cmocka_unit_test(notation),
         cmocka_unit_test(unsupported_parts),
