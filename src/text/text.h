@@ -58,7 +58,8 @@ enum {
 };
 
 /* Appends the ids of text[0..n) to ids.  Without TERN_TOK_SPECIAL control tokens in the text are ordinary text;
- * user-defined tokens match in both modes.  Time is O(n log n) for any input. */
+ * user-defined tokens match in both modes.  Time is O(n log n) with all patterns of pretok.def; TERN_ELIMIT when a
+ * pattern of a tokenizer.json looks at the text too often. */
 int tern_tokenize(const struct tern_tokenizer *t, const char *text, size_t n, unsigned flags, struct tern_ids *ids,
                   tern_error *err);
 

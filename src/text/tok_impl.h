@@ -97,8 +97,11 @@ void tern_tok_regex_free(struct tern_tok_regex *re);
 struct tern_tok_regex_run {
     void *match;
     void *limits;
+    size_t window; /* bytes that a search may look at for nothing */
+    size_t left;   /* bytes that searches may look at beyond that, all together */
 };
-int tern_tok_regex_begin(struct tern_tok_regex_run *run, tern_error *err);
+/* n: bytes of the text that the call is about. */
+int tern_tok_regex_begin(struct tern_tok_regex_run *run, size_t n, tern_error *err);
 void tern_tok_regex_end(struct tern_tok_regex_run *run);
 
 struct tern_tok_range {

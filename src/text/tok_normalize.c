@@ -150,7 +150,7 @@ int tern_tok_normalize(const struct tern_tok_steps *steps, struct tern_tok_regex
                        const char *p, size_t n, struct tern_buf *out, tern_error *err)
 {
     int rc = 0;
-    struct tern_buf scratch[2] = {{0}};
+    struct tern_buf scratch[2] = {{.max = TERN_TOK_MAX_TEXT}, {.max = TERN_TOK_MAX_TEXT}};
     for (int i = 0; i < steps->n; i++) {
         struct tern_buf *to = i == steps->n - 1 ? out : &scratch[i & 1];
         if (to != out)
