@@ -76,7 +76,7 @@ int tern_jmethod_format(struct jrun *r, const struct jcall *c, struct jval *out)
         const char *end = s->p[at] == '{' ? memchr(s->p + at, '}', s->len - at) : NULL;
         if (!end)
             return tern_jrun_fail(r, TERN_EINVAL, "a format has a single '%c'", s->p[at]);
-        struct jval v;
+        struct jval v = {0};
         n = (size_t)(end - s->p) - at - 1;
         JTRY(field(r, c, at + 1, n, &next, &v));
         JTRY(put(r, &b, v));
@@ -89,7 +89,7 @@ int tern_jmethod_format(struct jrun *r, const struct jcall *c, struct jval *out)
 
 int tern_jfilter_format(struct jrun *r, const struct jcall *c, struct jval *out)
 {
-    struct jval text, v;
+    struct jval text, v = {0};
     struct jbuild b = {0};
     int64_t used = 0;
     JTRY(tern_jval_str(r, c->self, &text));

@@ -58,8 +58,8 @@ enum {
 };
 
 /* Appends the ids of text[0..n) to ids.  Without TERN_TOK_SPECIAL control tokens in the text are ordinary text;
- * user-defined tokens match in both modes.  Time is O(n log n) with all patterns of pretok.def; TERN_ELIMIT when a
- * pattern of a tokenizer.json looks at the text too often. */
+ * user-defined tokens match in both modes.  Time is O(n log n), but for patterns that look ahead without a limit;
+ * TERN_ELIMIT when they do so too often. */
 int tern_tokenize(const struct tern_tokenizer *t, const char *text, size_t n, unsigned flags, struct tern_ids *ids,
                   tern_error *err);
 
