@@ -11,6 +11,7 @@ is nothing.
 Needs: tokenizers.
 """
 
+import base64
 import json
 import os
 import sys
@@ -75,6 +76,38 @@ DIGITS = {"type": "Digits", "individual_digits": True}
 ENDS = [token("<|end|>"), token("<|end|>x")]
 
 
+def charsmap(rules):
+    """The normalizer "Precompiled": a double array over the keys (src/text/tok_charsmap.c has the layout)."""
+    texts, root = b"", {}
+    for key, text in rules.items():
+        node = root
+        for c in key.encode():
+            node = node.setdefault(c, {})
+        node[0] = len(texts)  # a key ends here
+        texts += text.encode() + b"\0"
+    units, taken = {0: 0}, {0}
+
+    def place(node, at):
+        base = next(b for b in range(1, 1 << 20) if not any((b ^ c) in taken for c in node))
+        taken.update(base ^ c for c in node)
+        units[at] |= (at ^ base) << 10 | (256 if 0 in node else 0)
+        for c, child in node.items():
+            units[base ^ c] = child | 1 << 31 if c == 0 else c
+        for c, child in node.items():
+            if c:
+                place(child, base ^ c)
+
+    place(root, 0)
+    trie = b"".join(units.get(i, 0).to_bytes(4, "little") for i in range(max(units) + 256))
+    table = len(trie).to_bytes(4, "little") + trie + texts
+    return {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(table).decode()}
+
+
+CHARS = {"ﬁ": "fi", "½": "1/2", "１": "1", "２": "2", "\u3000": " ", "\t": " ", "\u200b": "", "é": "e", "e\u0301": "e",
+         "É": "E", "ſ": "s", "한": "HAN", "\r\n": " ", "ü": "ue", "u\u0308": "ue", "\u0308": "¨", "ß": "ss", "😀": ":)",
+         "♨": "hot", "Å": "A", "A\u030a\u0301": "A!", "ы": "y"}
+
+
 def bytes_bpe(pre, added=None, normalizer=None, post=None, **model):
     return dict(pre=pre, added=ENDS + (added or []), normalizer=normalizer, post=post, model=model,
                 decoder=byte_level(True, True))
@@ -122,6 +155,10 @@ FAMILIES = {
     "unigram": dict(pre=metaspace("always", True), added=[token("<unk>"), token("<s>"), token("</s>")] + ENDS,
                     normalizer=sequence("normalizers", {"type": "NFKC"}, replace(" {2,}", " ", "Regex")), post=None,
                     model=None, decoder=metaspace("always", True)),
+    "t5": dict(pre=sequence("pretokenizers", {"type": "WhitespaceSplit"}, metaspace("always", True)),
+               added=[token("<unk>"), token("<s>"), token("</s>")] + ENDS, post=None, model=None,
+               normalizer=sequence("normalizers", charsmap(CHARS), replace(" {2,}", " ", "Regex")),
+               decoder=metaspace("always", True)),
 }
 
 

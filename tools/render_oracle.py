@@ -144,6 +144,10 @@ b" }}
 """
 
 FILTERS = r"""
+{{ "%s=%s" | format("a", 2.5) }} {{ "%d%% of %s" | format(7, none) }} {{ "%sr" | format(u) }} {{ "plain" | format }} {{ "%d" | format(true) }} {{ "%s" | format(l) }}
+{{ "%s %s" | format(1) }}
+{{ "%s" | format(1, 2) }}
+{{ "%d" | format("a") }}
 {{ s | upper }} {{ s | lower }} {{ s | title }} {{ s | capitalize }} {{ "hello WORLD foo-bar (baz) [qux" | title }} {{ n | upper }} {{ nil | upper }} {{ true | lower }}
 {{ "straße ŉ ǆ ﬁ İ ΑΣ ΣΑΣ. Σ" | upper }} {{ "STRASSE İ ΑΣ ΣΑΣ. Σ ΑΣ'Α" | lower }} {{ "ǆabc ﬁx ßa" | capitalize }} {{ "ǆabc ﬁx ßa o'neil 3rd" | title }} {{ "ǆabc ﬁx ßa o'neil 3rd x2y".title() }} {{ u | upper }}
 {{ sp | trim }}| {{ "xxaxx" | trim("x") }} {{ "\u3000a\u00a0\x1c" | trim }}| {{ n | trim }} {{ "abcba" | trim("ab") }} {{ "日x日" | trim("日") }}
@@ -232,6 +236,13 @@ TESTS = r"""
 """
 
 METHODS = r"""
+{{ "<{}|{}>".format(s, 3) }} {{ "{1}{0}{1}".format("a", none) }} {{ "{x} {{}} {0}".format(l, x=2.5) }} {{ "plain".format(1) }} {{ "".format() }}| {{ "é{}ü".format(u) }}
+{{ "{}".format() }}
+{{ "{} {0}".format(1, 2) }}
+{{ "{0} {}".format(1, 2) }}
+{{ "{y}".format(x=1) }}
+{{ "{".format(1) }}
+{{ "a}".format(1) }}
 {{ sp.strip() }}| {{ sp.lstrip() }}| {{ sp.rstrip() }}| {{ "xxaxx".strip("x") }} {{ "xyaxy".lstrip("yx") }} {{ "xyaxy".rstrip("yx") }} {{ "日本日".strip("日") }} {{ "".strip() }}| {{ "aaa".strip("a") }}| {{ "a".strip(none) }} {{ "\n\n x \n".strip("\n") }}|
 {{ "a,b,,c".split(",") }} {{ " a  b ".split() }} {{ "a b c d".split(" ", 2) }} {{ "a b c d".split(none, 1) }} {{ "abc".split("x") }} {{ "".split() }} {{ "".split(",") }} {{ "a<think>b</think>c".split("</think>")[-1] }} {{ " a  b  c ".split(maxsplit=1) }} {{ "aXXbXXc".split("XX") }} {{ "a,b".split(sep=",") }} {{ "a b".split(" ", 0) }}
 {{ "a".split("") }}

@@ -146,7 +146,9 @@ TERN_API int tern_model_chat_text(const tern_model *m, const tern_chat_turn *tur
  * text of a message becomes a control token; variables are the template's text. */
 TERN_API int tern_model_chat_json(const tern_model *m, const char *messages_json, const char *vars_json,
                                   bool add_generation_prompt, tern_tokens *out, tern_error *err);
-/* Does the model's template look at a variable of this name?  One that it never names would be ignored in silence. */
+/* Does the model's template look at a variable of this name?  One that it never names would be ignored in silence.  A
+ * model may have a template of its own for conversations with tools ("tool_use"), which is used when `tools` is not
+ * empty; then both must look at it, except at `tools`. */
 TERN_API bool tern_model_chat_uses(const tern_model *m, const char *variable);
 /* The format of calls that the template describes, one of tern_reply_formats(); NULL: none that is known. */
 TERN_API const char *tern_model_chat_calls(const tern_model *m);

@@ -26,13 +26,24 @@ static void turn_arguments(json_t *messages, bool to_text)
     }
 }
 
+/* The template for a conversation with these variables. */
+static const struct tern_template *choose(const tern_model *m, const char *vars_json)
+{
+    if (!m->tool_tmpl || !vars_json)
+        return m->tmpl;
+    json_t *vars = json_loads(vars_json, 0, NULL);
+    bool tools = json_array_size(json_object_get(vars, "tools")) > 0;
+    json_decref(vars);
+    return tools ? m->tool_tmpl : m->tmpl;
+}
+
 static int render(const tern_model *m, const json_t *messages, const char *vars_json, bool add_generation_prompt,
                   struct tern_rendered *out, tern_error *err)
 {
     char *text = json_dumps(messages, JSON_REAL_PRECISION(17));
     if (!text)
         return tern_err_set(err, TERN_ENOMEM, "cannot allocate the messages");
-    int rc = tern_template_render_json(m->tmpl, text, add_generation_prompt,
+    int rc = tern_template_render_json(choose(m, vars_json), text, add_generation_prompt,
                                        tern_model_special(m, tern_tokenizer_bos(m->tok)),
                                        tern_model_special(m, tern_tokenizer_eos(m->tok)), vars_json, out, err);
     free(text);
@@ -71,16 +82,20 @@ out:
 
 bool tern_model_chat_uses(const tern_model *m, const char *variable)
 {
-    return m->tmpl && tern_template_says(m->tmpl, variable);
+    if (!m->tmpl || !m->tool_tmpl)
+        return m->tmpl && tern_template_says(m->tmpl, variable);
+    bool with_tools = tern_template_says(m->tool_tmpl, variable);
+    return with_tools && (strcmp(variable, "tools") == 0 || tern_template_says(m->tmpl, variable));
 }
 
 const char *tern_model_chat_calls(const tern_model *m)
 {
-    const struct tern_calls_format *f = m->tmpl ? tern_template_calls(m->tmpl) : NULL;
+    const struct tern_template *t = m->tool_tmpl ? m->tool_tmpl : m->tmpl;
+    const struct tern_calls_format *f = t ? tern_template_calls(t) : NULL;
     return f ? tern_calls_name(f) : NULL;
 }
 
 int tern_reply_new(tern_reply **out, const tern_model *m, const tern_reply_params *p, tern_error *err)
 {
-    return tern_reply_make(out, m->tmpl, p, err);
+    return tern_reply_make(out, p->tools && m->tool_tmpl ? m->tool_tmpl : m->tmpl, p, err);
 }

@@ -17,8 +17,9 @@
 struct tern_model {
     struct tern_file *file;
     struct tern_net *net;
-    struct tern_tokenizer *tok; /* NULL: token ids only */
-    struct tern_template *tmpl; /* NULL: base model */
+    struct tern_tokenizer *tok;      /* NULL: token ids only */
+    struct tern_template *tmpl;      /* NULL: base model */
+    struct tern_template *tool_tmpl; /* for conversations with tools; NULL: tmpl is for all */
     tern_model_info info;
     char path[4096];
     char name[256];

@@ -9,7 +9,7 @@
 
 /* The files beside a Hugging Face model; the bytes live until cleared. */
 struct texts {
-    struct tern_buf tokenizer, config, generation, model, jinja, processor;
+    struct tern_buf tokenizer, config, generation, model, jinja, tool_jinja, processor;
 };
 
 static void clear_texts(struct texts *t)
@@ -19,6 +19,7 @@ static void clear_texts(struct texts *t)
     tern_buf_clear(&t->generation);
     tern_buf_clear(&t->model);
     tern_buf_clear(&t->jinja);
+    tern_buf_clear(&t->tool_jinja);
     tern_buf_clear(&t->processor);
 }
 
@@ -27,9 +28,13 @@ static int read_texts(struct texts *t, const struct tern_file *f, tern_error *er
     const struct {
         const char *name;
         struct tern_buf *buf;
-    } files[] = {{"tokenizer.json", &t->tokenizer},          {"tokenizer_config.json", &t->config},
-                 {"generation_config.json", &t->generation}, {"config.json", &t->model},
-                 {"chat_template.jinja", &t->jinja},         {"chat_template.json", &t->processor}};
+    } files[] = {{"tokenizer.json", &t->tokenizer},
+                 {"tokenizer_config.json", &t->config},
+                 {"generation_config.json", &t->generation},
+                 {"config.json", &t->model},
+                 {"chat_template.jinja", &t->jinja},
+                 {"chat_template.json", &t->processor},
+                 {"additional_chat_templates/tool_use.jinja", &t->tool_jinja}};
     bool found;
     int rc = 0;
     for (size_t i = 0; i < sizeof files / sizeof *files && rc == 0; i++)
@@ -73,12 +78,32 @@ static int load_template(tern_model *m, const struct texts *t, tern_error *err)
         goto out;
     }
     if (t->config.p)
-        TERN_TRY(tern_template_from_json(&m->tmpl, name, t->config.p, t->config.len, err));
+        TERN_TRY(tern_template_from_json(&m->tmpl, NULL, name, t->config.p, t->config.len, err));
     if (!m->tmpl && t->processor.p)
-        TERN_TRY(tern_template_from_json(&m->tmpl, name, t->processor.p, t->processor.len, err));
+        TERN_TRY(tern_template_from_json(&m->tmpl, NULL, name, t->processor.p, t->processor.len, err));
     if (!m->tmpl && tern_tokenizer_find(m->tok, "<|im_start|>", 12) >= 0 &&
         tern_tokenizer_find(m->tok, "<|im_end|>", 10) >= 0)
         TERN_TRY(tern_template_parse(&m->tmpl, "ChatML", tern_template_chatml, strlen(tern_template_chatml), err));
+out:
+    return rc;
+}
+
+/* The template for conversations with tools, where the model has one of its own. */
+static int load_tool_template(tern_model *m, const struct texts *t, tern_error *err)
+{
+    int rc = 0;
+    struct tern_str text;
+    char name[4200];
+    (void)snprintf(name, sizeof name, "%s: chat template tool_use", m->path);
+    TERN_TRY(tern_file_get_str(m->file, "tokenizer.chat_template.tool_use", &text, err));
+    if (!m->tmpl)
+        goto out;
+    if (t->tool_jinja.p)
+        text = view(&t->tool_jinja);
+    if (text.p)
+        TERN_TRY(tern_template_parse(&m->tool_tmpl, name, text.p, text.n, err));
+    else if (t->config.p && !t->jinja.p)
+        TERN_TRY(tern_template_from_json(&m->tool_tmpl, "tool_use", name, t->config.p, t->config.len, err));
 out:
     return rc;
 }
@@ -90,6 +115,7 @@ int tern_model_load_text(tern_model *m, tern_error *err)
     TERN_TRY(read_texts(&t, m->file, err));
     TERN_TRY(load_tokenizer(m, &t, err));
     TERN_TRY(load_template(m, &t, err));
+    TERN_TRY(load_tool_template(m, &t, err));
     const struct tern_str generation = view(&t.generation);
     TERN_TRY(tern_model_load_recommended(m, &generation, err));
 out:

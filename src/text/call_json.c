@@ -6,6 +6,10 @@
 #include "base/mem.h"
 #include "text/tok_impl.h"
 
+/* Numbers are passed on as they are written, however long. */
+#define AS_WRITTEN   (JSON_DECODE_ANY | JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL | JSON_DECODE_INT_AS_REAL)
+#define PART_OF_TEXT (AS_WRITTEN | JSON_DISABLE_EOF_CHECK)
+
 /* ---- texts ------------------------------------------------------------------------------------------------------ */
 
 struct tern_str tern_call_trim(const char *p, size_t n)
@@ -33,8 +37,7 @@ struct tern_str tern_call_until(struct tern_str *s, const char *mark)
 
 bool tern_call_is_json(struct tern_str s, bool object)
 {
-    json_t *j =
-        json_loadb(s.p, s.n, JSON_DECODE_ANY | JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL | JSON_DECODE_INT_AS_REAL, NULL);
+    json_t *j = json_loadb(s.p, s.n, AS_WRITTEN, NULL);
     bool ok = j && (!object || json_is_object(j));
     json_decref(j);
     return ok;
@@ -111,24 +114,35 @@ const json_t *tern_call_tool(const json_t *tools, const char *name)
     return NULL;
 }
 
+/* What a tool's definition says about a parameter: "string", another type, or NULL for none or several types. */
+static const char *type_of(const json_t *tool, const char *key)
+{
+    const json_t *properties = json_object_get(json_object_get(tool, "parameters"), "properties");
+    const json_t *type = json_object_get(json_object_get(properties, key), "type");
+    return json_string_value(type);
+}
+
 int tern_call_member(struct tern_buf *args, struct tern_str key, struct tern_str value, const json_t *tool,
                      tern_error *err)
 {
     int rc = 0;
-    const json_t *properties = json_object_get(json_object_get(tool, "parameters"), "properties");
+    struct tern_buf literal = {0};
     json_t *name = json_stringn(key.p, key.n);
-    const char *type = NULL;
-    if (name)
-        type = json_string_value(json_object_get(json_object_get(properties, json_string_value(name)), "type"));
+    const char *type = name ? type_of(tool, json_string_value(name)) : NULL;
+    bool string = type && strcmp(type, "string") == 0;
     struct tern_str trimmed = tern_call_trim(value.p, value.n);
     TERN_TRY(tern_buf_add(args, args->len ? ", " : "{", args->len ? 2 : 1, err));
     TERN_TRY(tern_call_string(args, key, err));
     TERN_TRY(tern_buf_add(args, ": ", 2, err));
-    if ((type && strcmp(type, "string") == 0) || !tern_call_is_json(trimmed, false))
-        TERN_TRY(tern_call_string(args, value, err));
-    else
+    if (!string && tern_call_is_json(trimmed, false))
         TERN_TRY(tern_buf_add(args, trimmed.p, trimmed.n, err));
+    else if (type && !string &&
+             tern_call_literal(&literal, trimmed, NULL) == 0) /* True, ['a']: some templates say so */
+        TERN_TRY(tern_buf_add(args, literal.p, literal.len, err));
+    else
+        TERN_TRY(tern_call_string(args, value, err));
 out:
+    tern_buf_clear(&literal);
     json_decref(name);
     return rc;
 }
@@ -192,7 +206,7 @@ static struct tern_str find_member(struct tern_str object, const char *key)
 
 /* ---- formats ---------------------------------------------------------------------------------------------------- */
 
-/* {"name": .., "arguments" or "parameters": {..}, perhaps "id": ..} */
+/* {"name" or "tool_name": .., "arguments" or "parameters": {..}, perhaps "id": ..} */
 static int object_call(struct tern_call_list *l, struct tern_str s, tern_error *err)
 {
     int rc = 0;
@@ -204,11 +218,47 @@ static int object_call(struct tern_call_list *l, struct tern_str s, tern_error *
         args = find_member(s, "parameters");
     if (!args.p)
         TERN_FAIL(err, TERN_EFORMAT, "a call has no arguments");
+    if (!name.p)
+        name = find_member(s, "tool_name");
     if (!name.p || *name.p != '"')
         TERN_FAIL(err, TERN_EFORMAT, "a call has no name");
     id = id.p && *id.p == '"' ? (struct tern_str){id.p + 1, id.n - 2} : (struct tern_str){0};
     TERN_TRY(tern_call_add(l, &c, (struct tern_str){name.p + 1, name.n - 2}, id, err));
     TERN_TRY(tern_call_args(c, args, err));
+out:
+    return rc;
+}
+
+/* [{..}, ..], the text of which is known to be well-formed */
+static int object_list(struct tern_call_list *l, struct tern_str s, tern_error *err)
+{
+    int rc = 0;
+    s = (struct tern_str){s.p + 1, s.n - 1};
+    while (s.n > 1 || !l->n)
+        TERN_TRY(object_call(l, take_value(&s), err));
+out:
+    return rc;
+}
+
+/* A list of such objects, or objects one after the other. */
+int tern_call_list_json(struct tern_call_list *l, const char *p, size_t n, tern_error *err)
+{
+    int rc = 0;
+    struct tern_str s = tern_call_trim(p, n);
+    if (s.n && *s.p == '[') {
+        if (!tern_call_is_json(s, false))
+            return tern_err_set(err, TERN_EFORMAT, "a list of calls is no JSON");
+        return object_list(l, s, err);
+    }
+    while (s.n || !l->n) {
+        json_error_t e = {0};
+        json_t *j = json_loadb(s.p, s.n, PART_OF_TEXT, &e);
+        if (!j)
+            TERN_FAIL(err, TERN_EFORMAT, "a call is no JSON object");
+        json_decref(j);
+        TERN_TRY(object_call(l, (struct tern_str){s.p, (size_t)e.position}, err));
+        s = tern_call_trim(s.p + e.position, s.n - (size_t)e.position);
+    }
 out:
     return rc;
 }
@@ -227,10 +277,7 @@ int tern_call_mistral(struct tern_call_list *l, const char *p, size_t n, tern_er
     if (s.n && *s.p == '[') {
         if (!tern_call_is_json(s, false))
             TERN_FAIL(err, TERN_EFORMAT, "a list of calls is no JSON");
-        s = (struct tern_str){s.p + 1, s.n - 1};
-        while (s.n > 1 || !l->n)
-            TERN_TRY(object_call(l, take_value(&s), err));
-        goto out;
+        return object_list(l, s, err);
     }
     const char *object = s.n ? memchr(s.p, '{', s.n) : NULL;
     if (!object)
@@ -266,6 +313,39 @@ int tern_call_deepseek(struct tern_call_list *l, const char *p, size_t n, tern_e
         if (s.n >= strlen(end) && memcmp(s.p + s.n - strlen(end), end, strlen(end)) == 0)
             s.n -= strlen(end);
     }
+    TERN_TRY(tern_call_add(l, &c, name, (struct tern_str){0}, err));
+    TERN_TRY(tern_call_args(c, s, err));
+out:
+    return rc;
+}
+
+/* functions.name:0<|tool_call_argument_begin|>{..}, where the front part is the id */
+int tern_call_kimi(struct tern_call_list *l, const char *p, size_t n, tern_error *err)
+{
+    static const char space[] = "functions.";
+    int rc = 0;
+    struct tern_call *c;
+    struct tern_str s = {p, n}, head = tern_call_until(&s, "<|tool_call_argument_begin|>");
+    if (!head.p)
+        TERN_FAIL(err, TERN_EFORMAT, "a call has no arguments");
+    struct tern_str id = tern_call_trim(head.p, head.n), name = id;
+    while (name.n && name.p[name.n - 1] >= '0' && name.p[name.n - 1] <= '9')
+        name.n--;
+    name.n = name.n && name.p[name.n - 1] == ':' ? name.n - 1 : id.n;
+    if (name.n > strlen(space) && memcmp(name.p, space, strlen(space)) == 0)
+        name = (struct tern_str){name.p + strlen(space), name.n - strlen(space)};
+    TERN_TRY(tern_call_add(l, &c, name, id, err));
+    TERN_TRY(tern_call_args(c, s, err));
+out:
+    return rc;
+}
+
+/* name>{..} */
+int tern_call_function(struct tern_call_list *l, const char *p, size_t n, tern_error *err)
+{
+    int rc = 0;
+    struct tern_call *c;
+    struct tern_str s = {p, n}, name = tern_call_until(&s, ">");
     TERN_TRY(tern_call_add(l, &c, name, (struct tern_str){0}, err));
     TERN_TRY(tern_call_args(c, s, err));
 out:

@@ -161,6 +161,9 @@ static int add_value(struct tern_str *s, struct tern_buf *out, int depth, tern_e
     if (take(s, "["))
         return add_members(s, out, false, depth, err);
     struct tern_str word = take_word(s);
+    const char *other = tern_call_python_word(word); /* the family's template writes None */
+    if (other)
+        return tern_buf_add(out, other, strlen(other), err);
     if (!tern_call_is_json(word, false))
         return tern_err_set(err, TERN_EFORMAT, "a value in a call is neither a text between marks nor a number");
     return tern_buf_add(out, word.p, word.n, err);

@@ -165,7 +165,7 @@ static int f_int(struct jrun *r, const struct jcall *c, struct jval *out)
             *out = tern_jval_int(i);
             return 0;
         }
-        number = tern_jnum_parse_float(c->self.s->p, c->self.s->len, &f);
+        number = tern_jnum_parse_float(c->self.s->p, c->self.s->len, &f) && !isinf(f);
     } else {
         number = tern_jval_number(c->self, &f);
     }
@@ -318,6 +318,7 @@ const struct jbuiltin tern_jfilters_text[] = {
     {"float", "default", 0, f_float},
     {"abs", "", 0, f_abs},
     {"round", "precision,method", 0, f_round},
+    {"format", NULL, 0, tern_jfilter_format},
     {"from_json", "", 0, f_from_json},
     {0},
 };

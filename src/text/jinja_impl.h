@@ -535,6 +535,9 @@ struct jcase_special {
 extern const struct jcase_special tern_jcase_special[];
 extern const size_t tern_jcase_n_special;
 int tern_jmethod_strip(struct jrun *r, const struct jstr *s, const struct jstr *chars, int sides, struct jval *out);
+/* jinja_format.c */
+int tern_jmethod_format(struct jrun *r, const struct jcall *c, struct jval *out);
+int tern_jfilter_format(struct jrun *r, const struct jcall *c, struct jval *out);
 enum { JSTRIP_LEFT = 1, JSTRIP_RIGHT = 2 };
 
 #endif

@@ -519,6 +519,7 @@ static const struct jbuiltin str_methods[] = {
     {"index", "sub,start,end", 1, m_index},
     {"count", "sub,start,end", 1, m_count},
     {"replace", "old,new,count", 2, m_replace},
+    {"format", NULL, 0, tern_jmethod_format},
     {"removeprefix", "prefix", 1, m_removeprefix},
     {"removesuffix", "suffix", 1, m_removesuffix},
     {"upper", "", 0, m_upper},
@@ -537,7 +538,7 @@ static const struct jbuiltin str_methods[] = {
 
 /* What Python's types have besides: naming these beats the "undefined" that a plain lookup would end in. */
 static const char str_refused[] =
-    ",casefold,center,encode,expandtabs,format,format_map,isascii,isdecimal,isidentifier,"
+    ",casefold,center,encode,expandtabs,format_map,isascii,isdecimal,isidentifier,"
     "isnumeric,isprintable,istitle,ljust,maketrans,rindex,rjust,swapcase,translate,zfill,";
 static const char dict_refused[] = ",clear,fromkeys,popitem,setdefault,";
 static const char list_refused[] = ",clear,copy,remove,reverse,sort,";

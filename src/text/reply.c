@@ -31,7 +31,8 @@ struct tern_reply {
     struct tern_buf body; /* its marks included */
     size_t inside;        /* where the text behind the opening mark begins */
     int depth;
-    bool named, begun, quoted, escaped;
+    bool named, begun, escaped, promising;
+    char quoted; /* by which sign; 0: not inside a string */
 };
 
 /* ---- events ---------------------------------------------------------------------------------------------------- */
@@ -131,6 +132,14 @@ static int give_back(tern_reply *r, const char *why, tern_error *err)
     return say_all(r, r->body.p, r->body.len, err);
 }
 
+static bool all_known(const tern_reply *r, const struct tern_call_list *l)
+{
+    for (size_t i = 0; i < l->n && r->tools; i++)
+        if (!tern_call_tool(r->tools, l->v[i].name.p))
+            return false;
+    return true;
+}
+
 /* The call is complete: its text is body[inside..end). */
 static int end_call(tern_reply *r, size_t end, tern_error *err)
 {
@@ -140,7 +149,7 @@ static int end_call(tern_reply *r, size_t end, tern_error *err)
     rc = r->calls->parse(&list, r->body.p + r->inside, end - r->inside, &why);
     if (rc == TERN_ENOMEM) {
         (void)tern_err_set(err, rc, "%s", why.msg);
-    } else if (rc < 0 || (!r->inside && r->tools && !tern_call_tool(r->tools, list.v[0].name.p))) {
+    } else if (rc < 0 || (!r->inside && !all_known(r, &list))) {
         rc = give_back(r, why.msg, err);
     } else {
         flush(r, true);
@@ -158,36 +167,42 @@ static int begin_call(tern_reply *r, const char *mark, tern_error *err)
 {
     r->state = IN_CALL;
     r->depth = 0;
-    r->named = r->begun = r->quoted = r->escaped = false;
+    r->named = r->begun = r->escaped = r->promising = false;
+    r->quoted = 0;
     r->drop_newlines = false;
     r->inside = strlen(mark);
     tern_buf_reset(&r->body);
     return tern_buf_add(&r->body, mark, r->inside, err);
 }
 
-/* Follows the strings and brackets of JSON; true when its value is complete.  A newline ends a string: it cannot be
- * part of one, and a quote that is never closed must not swallow the rest of a reply. */
-static bool follow_json(tern_reply *r, char c)
+/* Follows strings and brackets; true when the value is complete.  A newline ends a string: it cannot be part of one,
+ * and a quote that is never closed must not swallow the rest of a reply. */
+static bool follow(tern_reply *r, char c)
 {
     if (r->quoted) {
-        r->quoted = c != '\n' && (c != '"' || r->escaped);
+        if (c == '\n' || (c == r->quoted && !r->escaped))
+            r->quoted = 0;
         r->escaped = c == '\\' && !r->escaped;
         return false;
     }
-    bool opens = c == '{' || c == '[';
+    bool round = strchr(r->calls->quotes, '\'') != NULL; /* Python */
+    bool opens = c == '{' || c == '[' || (round && c == '(');
     if (!r->begun) { /* before it a name may stand, with marks in brackets */
         r->begun = c == '{' || (c == '[' && !r->named);
         r->named |= !tern_call_blank(c);
         r->depth = r->begun;
         return false;
     }
-    r->quoted = c == '"';
-    r->depth += opens - (c == '}' || c == ']');
+    if (c && strchr(r->calls->quotes, c)) {
+        r->quoted = c;
+        r->escaped = false;
+    }
+    r->depth += opens - (c == '}' || c == ']' || (round && c == ')'));
     return r->depth <= 0;
 }
 
 /* Is body, an object without a mark, not going to be a call?  Its first bytes tell. */
-static bool hopeless(const tern_reply *r)
+static bool hopeless_object(const tern_reply *r)
 {
     if (r->body.len > 32)
         return false;
@@ -201,13 +216,28 @@ static bool hopeless(const tern_reply *r)
     return true;
 }
 
+/* The same for a list, which must begin with the name of a tool and a bracket. */
+static bool hopeless_list(tern_reply *r, char c)
+{
+    if (r->promising || r->body.len == 1)
+        return false;
+    if (c != '(')
+        return r->body.len > TERN_CALL_MAX_NAME || (!tern_call_blank(c) && !tern_call_python_name(c));
+    char name[TERN_CALL_MAX_NAME + 2];
+    struct tern_str s = tern_call_trim(r->body.p + 1, r->body.len - 2);
+    memcpy(name, s.p, s.n);
+    name[s.n] = 0;
+    r->promising = s.n && (!r->tools || tern_call_tool(r->tools, name));
+    return !r->promising;
+}
+
 static int step_call(tern_reply *r, char c, tern_error *err)
 {
     int rc = 0;
     const struct tern_calls_format *f = r->calls;
     TERN_TRY(tern_buf_addc(&r->body, c, err));
     size_t len = r->body.len, close = f->close ? strlen(f->close) : 0;
-    bool whole = f->json && follow_json(r, c);
+    bool whole = f->quotes && follow(r, c);
     if (f->close) {
         if (!r->quoted && len >= r->inside + close && memcmp(r->body.p + len - close, f->close, close) == 0)
             return end_call(r, len - close, err);
@@ -216,7 +246,7 @@ static int step_call(tern_reply *r, char c, tern_error *err)
     } else if (!r->begun && len > r->inside + 2 * TERN_CALL_MAX_NAME) {
         return give_back(r, "a call has no arguments", err);
     }
-    if (!r->inside && hopeless(r))
+    if (!r->inside && (f->bare == '{' ? hopeless_object(r) : hopeless_list(r, c)))
         return give_back(r, "", err);
     if (len >= TERN_CALL_MAX_BYTES)
         return give_back(r, "a call is longer than 1 MiB", err);
@@ -300,7 +330,7 @@ static int step_text(tern_reply *r, char c, tern_error *err)
         return 0;
     if (r->state == IN_REASONING && skipped)
         TERN_TRY(say_all(r, r->reasoning->skip, skipped, err));
-    if (r->state == IN_CONTENT && r->calls && r->calls->bare && !r->said && !r->held.len && c == '{') {
+    if (r->state == IN_CONTENT && r->calls && r->calls->bare == c && c && !r->said && !r->held.len) {
         TERN_TRY(begin_call(r, "", err));
         return step_call(r, c, err);
     }
@@ -356,7 +386,7 @@ out:
 int tern_reply_finish(tern_reply *r, tern_error *err)
 {
     int rc = 0;
-    if (r->state == IN_CALL && r->calls->json && r->calls->close && r->depth == 0 && r->begun)
+    if (r->state == IN_CALL && r->calls->quotes && r->calls->close && r->depth == 0 && r->begun)
         TERN_TRY(end_call(r, r->body.len, err)); /* only the closing mark is missing */
     if (r->state == IN_CALL)
         TERN_TRY(give_back(r, "the reply ends inside a call", err));

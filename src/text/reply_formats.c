@@ -4,8 +4,8 @@
 #include <string.h>
 
 static const struct tern_calls_format calls[] = {
-#define TERN_CALLS(name, sign, open, close, frame, end, bare, json, parser) \
-    {name, sign, open, close, {frame, end}, bare, json, parser},
+#define TERN_CALLS(name, sign, open, close, frame, end, bare, quotes, parser) \
+    {name, sign, open, close, {frame, end}, bare, quotes, parser},
 #define TERN_REASONING(...)
 #include "text/calls.def"
 };

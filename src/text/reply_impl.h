@@ -32,6 +32,11 @@ int tern_call_args(struct tern_call *c, struct tern_str args, tern_error *err);
 int tern_call_member(struct tern_buf *args, struct tern_str key, struct tern_str value, const json_t *tool,
                      tern_error *err);
 int tern_call_string(struct tern_buf *out, struct tern_str s, tern_error *err); /* adds s as JSON */
+/* Adds a literal of Python (or JSON) as JSON.  TERN_EFORMAT: it is none; then out does not count. */
+int tern_call_literal(struct tern_buf *out, struct tern_str s, tern_error *err);
+bool tern_call_python_name(char c); /* may be part of the name of a function */
+/* The JSON of True, False, None and of JSON's own words; NULL: it is none of them. */
+const char *tern_call_python_word(struct tern_str s);
 /* Is s one JSON value (an object, with `object`)?  Numbers of any length count. */
 bool tern_call_is_json(struct tern_str s, bool object);
 
@@ -46,11 +51,13 @@ struct tern_str tern_call_until(struct tern_str *s, const char *mark);
 
 /* Reads the text between the marks.  TERN_EFORMAT with a sentence when it is no call; then the list does not count. */
 typedef int tern_call_parser(struct tern_call_list *l, const char *p, size_t n, tern_error *err);
-tern_call_parser tern_call_json, tern_call_mistral, tern_call_deepseek, tern_call_xml, tern_call_glm, tern_call_gemma;
+tern_call_parser tern_call_json, tern_call_list_json, tern_call_mistral, tern_call_deepseek, tern_call_kimi,
+    tern_call_function, tern_call_xml, tern_call_glm, tern_call_gemma, tern_call_python;
 
 struct tern_calls_format {
     const char *name, *sign, *open, *close, *frame[2];
-    bool bare, json;
+    char bare;
+    const char *quotes;
     tern_call_parser *parse;
 };
 

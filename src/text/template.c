@@ -49,7 +49,8 @@ static const json_t *named_template(const json_t *list, const char *name)
     return NULL;
 }
 
-int tern_template_from_json(struct tern_template **out, const char *name, const char *json, size_t n, tern_error *err)
+int tern_template_from_json(struct tern_template **out, const char *which, const char *name, const char *json, size_t n,
+                            tern_error *err)
 {
     int rc = 0;
     json_error_t e;
@@ -60,9 +61,11 @@ int tern_template_from_json(struct tern_template **out, const char *name, const 
                             e.column);
     const json_t *t = json_object_get(root, "chat_template");
     if (json_is_array(t)) {
-        t = named_template(t, "default");
-        if (!t)
+        t = named_template(t, which ? which : "default");
+        if (!t && !which)
             TERN_FAIL(err, TERN_EUNSUPPORTED, "%s: none of the chat templates is called \"default\"", name);
+    } else if (which) {
+        t = NULL;
     }
     if (t && !json_is_null(t) && !json_is_string(t))
         TERN_FAIL(err, TERN_EFORMAT, "%s: chat_template is no text", name);

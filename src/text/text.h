@@ -58,7 +58,8 @@ enum {
 };
 
 /* Appends the ids of text[0..n) to ids.  Without TERN_TOK_SPECIAL control tokens in the text are ordinary text;
- * user-defined tokens match in both modes.  Time is O(n log n) for any input. */
+ * user-defined tokens match in both modes.  Time is O(n log n), but for patterns that look ahead without a limit;
+ * TERN_ELIMIT when they do so too often. */
 int tern_tokenize(const struct tern_tokenizer *t, const char *text, size_t n, unsigned flags, struct tern_ids *ids,
                   tern_error *err);
 
@@ -101,8 +102,10 @@ struct tern_template;
  * line 3: ...").  Depth, steps and output are bounded at render time: TERN_ELIMIT. */
 int tern_template_parse(struct tern_template **out, const char *name, const char *text, size_t n, tern_error *err);
 /* The template of tokenizer_config.json or of an older chat_template.json: the text at "chat_template", or of a list of
- * named ones that of the name "default".  *out is NULL where there is none. */
-int tern_template_from_json(struct tern_template **out, const char *name, const char *json, size_t n, tern_error *err);
+ * named ones that of the name "default".  With `which` that of this name, from lists alone.  *out is NULL where there
+ * is none. */
+int tern_template_from_json(struct tern_template **out, const char *which, const char *name, const char *json, size_t n,
+                            tern_error *err);
 void tern_template_free(struct tern_template *t);
 
 struct tern_chat_message {

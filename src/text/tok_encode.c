@@ -135,7 +135,7 @@ int tern_tok_encode(const struct tern_tokenizer *t, const char *text, size_t n, 
         TERN_FAIL(err, TERN_ELIMIT, "a text of %zu bytes is longer than the tokenizer's limit of %d", n,
                   TERN_TOK_MAX_TEXT);
     if (t->algo != TERN_TOK_SCORE_BPE)
-        TERN_TRY(tern_tok_regex_begin(&w.run, err));
+        TERN_TRY(tern_tok_regex_begin(&w.run, n, err));
     if (n >= MEMO_PAYS && (t->all_bytes || t->algo != TERN_TOK_SCORE_BPE))
         TERN_TRY(tern_alloc(&w.memo, TERN_TOK_MEMO_SIZE, sizeof *w.memo, err));
     for (size_t i = 0; i < n;) {

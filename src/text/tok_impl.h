@@ -97,8 +97,11 @@ void tern_tok_regex_free(struct tern_tok_regex *re);
 struct tern_tok_regex_run {
     void *match;
     void *limits;
+    size_t window; /* bytes that a search may look at for nothing */
+    size_t left;   /* bytes that searches may look at beyond that, all together */
 };
-int tern_tok_regex_begin(struct tern_tok_regex_run *run, tern_error *err);
+/* n: bytes of the text that the call is about. */
+int tern_tok_regex_begin(struct tern_tok_regex_run *run, size_t n, tern_error *err);
 void tern_tok_regex_end(struct tern_tok_regex_run *run);
 
 struct tern_tok_range {
@@ -136,9 +139,10 @@ enum tern_tok_step_kind {
     TERN_TOK_NFKD,
     TERN_TOK_LOWERCASE,
     TERN_TOK_STRIP_ACCENTS,
-    TERN_TOK_STRIP,   /* white space, `left` and `right` */
-    TERN_TOK_PREPEND, /* `text`, unless there is nothing to put it before */
-    TERN_TOK_REPLACE, /* what `re` matches by `text` */
+    TERN_TOK_STRIP,    /* white space, `left` and `right` */
+    TERN_TOK_PREPEND,  /* `text`, unless there is nothing to put it before */
+    TERN_TOK_REPLACE,  /* what `re` matches by `text` */
+    TERN_TOK_CHARSMAP, /* by the table `map` */
     /* pre-tokenizers: a piece becomes pieces */
     TERN_TOK_SPLIT,        /* at `re` */
     TERN_TOK_MARK,         /* spaces by `text`, which may also be put in front */
@@ -151,6 +155,7 @@ enum tern_tok_prefix { TERN_TOK_PREFIX_NEVER, TERN_TOK_PREFIX_FIRST, TERN_TOK_PR
 struct tern_tok_step {
     enum tern_tok_step_kind kind;
     struct tern_tok_regex *re;
+    struct tern_tok_charsmap *map;
     enum tern_tok_behavior behavior;
     bool invert; /* what `re` does not match are the matches */
     bool left, right;
@@ -164,6 +169,13 @@ struct tern_tok_steps {
     struct tern_tok_step step[TERN_TOK_MAX_STEPS];
     int n;
 };
+
+/* A table of replacements in base64 (tok_charsmap.c). */
+struct tern_tok_charsmap;
+int tern_tok_charsmap_new(struct tern_tok_charsmap **out, const char *base64, size_t n, tern_error *err);
+void tern_tok_charsmap_free(struct tern_tok_charsmap *m);
+int tern_tok_charsmap_apply(const struct tern_tok_charsmap *m, const char *p, size_t n, struct tern_buf *out,
+                            tern_error *err);
 
 /* Appends well-formed text after all steps to out.  behind_broken: nothing is put in front. */
 int tern_tok_normalize(const struct tern_tok_steps *steps, struct tern_tok_regex_run *run, bool behind_broken,

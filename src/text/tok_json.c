@@ -258,7 +258,7 @@ static int fill_tries(struct tern_tok_json *j, const struct vocabulary *v, tern_
     struct tern_tokenizer *t = j->t;
     struct tern_tok_regex_run run = {0};
     struct tern_buf text = {0};
-    TERN_TRY(tern_tok_regex_begin(&run, err));
+    TERN_TRY(tern_tok_regex_begin(&run, 0, err));
     for (size_t i = 0; i < v->n; i++) {
         const struct entry *e = &v->e[i];
         if (!e->added)

@@ -74,6 +74,17 @@ static int add_text(const struct tern_tok_json *j, const char *what, const json_
     return tern_buf_add(out, json_string_value(v), json_string_length(v), err);
 }
 
+static int read_charsmap(const struct tern_tok_json *j, const char *what, const json_t *object,
+                         struct tern_tok_charsmap **map, tern_error *err)
+{
+    tern_error why = {0};
+    const json_t *v = tern_tok_json_get(object, "precompiled_charsmap");
+    if (!json_is_string(v))
+        return refuse(j, what, object, "has no table", err);
+    int rc = tern_tok_charsmap_new(map, json_string_value(v), json_string_length(v), &why);
+    return rc < 0 ? tern_err_set(err, rc, "%s: the %s 'Precompiled': %s", j->name, what, why.msg) : 0;
+}
+
 /* ---- normalizer --------------------------------------------------------------------------------------------- */
 
 static int read_normalizer(struct tern_tok_json *j, const json_t *object, int depth, tern_error *err)
@@ -91,6 +102,7 @@ static int read_normalizer(struct tern_tok_json *j, const json_t *object, int de
         {"Strip", TERN_TOK_STRIP},
         {"Prepend", TERN_TOK_PREPEND},
         {"Replace", TERN_TOK_REPLACE},
+        {"Precompiled", TERN_TOK_CHARSMAP},
     };
     static const char what[] = "normalizer";
     int rc = 0;
@@ -107,6 +119,8 @@ static int read_normalizer(struct tern_tok_json *j, const json_t *object, int de
     step->right = tern_tok_json_flag(object, "strip_right", true);
     if (step->kind == TERN_TOK_PREPEND)
         TERN_TRY(add_text(j, what, object, "prepend", &step->text, err));
+    if (step->kind == TERN_TOK_CHARSMAP)
+        TERN_TRY(read_charsmap(j, what, object, &step->map, err));
     if (step->kind == TERN_TOK_REPLACE) {
         TERN_TRY(read_pattern(j, what, object, &step->re, err));
         TERN_TRY(add_text(j, what, object, "content", &step->text, err));

@@ -131,6 +131,8 @@ static int apply(const struct tern_tok_step *step, struct tern_tok_regex_run *ru
         return strip_accents(p, n, out, err);
     case TERN_TOK_STRIP:
         return strip(step, p, n, out, err);
+    case TERN_TOK_CHARSMAP:
+        return tern_tok_charsmap_apply(step->map, p, n, out, err);
     case TERN_TOK_REPLACE:
         return replace(step, run, p, n, out, err);
     case TERN_TOK_PREPEND:
@@ -148,7 +150,7 @@ int tern_tok_normalize(const struct tern_tok_steps *steps, struct tern_tok_regex
                        const char *p, size_t n, struct tern_buf *out, tern_error *err)
 {
     int rc = 0;
-    struct tern_buf scratch[2] = {{0}};
+    struct tern_buf scratch[2] = {{.max = TERN_TOK_MAX_TEXT}, {.max = TERN_TOK_MAX_TEXT}};
     for (int i = 0; i < steps->n; i++) {
         struct tern_buf *to = i == steps->n - 1 ? out : &scratch[i & 1];
         if (to != out)

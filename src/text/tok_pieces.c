@@ -33,6 +33,7 @@ void tern_tok_steps_clear(struct tern_tok_steps *s)
 {
     for (int i = 0; i < s->n; i++) {
         tern_tok_regex_free(s->step[i].re);
+        tern_tok_charsmap_free(s->step[i].map);
         tern_buf_clear(&s->step[i].text);
     }
     s->n = 0;

@@ -18,7 +18,11 @@
 #define WORD     "\\p{L}\\p{M}\\p{Nd}\\p{Nl}\\p{Pc}"
 #define BOUNDARY "(?:(?<=[" WORD "])(?![" WORD "])|(?<![" WORD "])(?=[" WORD "]))"
 
-enum { MAX_PATTERN = 1 << 14 };
+enum {
+    MAX_PATTERN = 1 << 14,
+    WINDOW = 512,
+    LOOKS = 1 << 28, /* about a second */
+};
 
 struct rewrite {
     const char *p;
@@ -203,7 +207,7 @@ static int compile(struct tern_tok_regex **out, const char *pattern, size_t n, u
     }
     /* Compiling to machine code needs writable executable memory, which a hardened service may forbid; the
      * interpreter gives the same matches. */
-    re->jit = pcre2_jit_compile(re->code, PCRE2_JIT_COMPLETE) == 0;
+    re->jit = pcre2_jit_compile(re->code, PCRE2_JIT_COMPLETE | PCRE2_JIT_PARTIAL_HARD) == 0;
 out:
     pcre2_compile_context_free(context);
     if (rc < 0) {
@@ -240,8 +244,10 @@ void tern_tok_regex_free(struct tern_tok_regex *re)
     tern_free(re);
 }
 
-int tern_tok_regex_begin(struct tern_tok_regex_run *run, tern_error *err)
+int tern_tok_regex_begin(struct tern_tok_regex_run *run, size_t n, tern_error *err)
 {
+    run->window = WINDOW;
+    run->left = LOOKS + 64 * n;
     run->match = pcre2_match_data_create(1, NULL);
     run->limits = pcre2_match_context_create(NULL);
     if (!run->match || !run->limits) {
@@ -258,31 +264,63 @@ void tern_tok_regex_end(struct tern_tok_regex_run *run)
     *run = (struct tern_tok_regex_run){0};
 }
 
+/* The first match in text[0..end) at or behind `from`.  `more`: there is text behind `end`, and a match that depends on
+ * it is none but PCRE2_ERROR_PARTIAL. */
+static int match(const struct tern_tok_regex *re, struct tern_tok_regex_run *run, const char *text, size_t end,
+                 size_t from, bool more)
+{
+    int got = PCRE2_ERROR_JIT_STACKLIMIT;
+    uint32_t options = more ? PCRE2_PARTIAL_HARD : 0;
+    /* A few steps per byte are enough for every sane pattern; without a limit tied to the text, one fixed number would
+     * either refuse long runs of spaces or permit minutes. */
+    size_t limit = 10000 + 16 * (end - from);
+    (void)pcre2_set_match_limit(run->limits, limit > UINT32_MAX ? UINT32_MAX : (uint32_t)limit);
+    if (re->jit)
+        got = pcre2_jit_match(re->code, (PCRE2_SPTR)text, end, from, options, run->match, run->limits);
+    if (got == PCRE2_ERROR_JIT_STACKLIMIT)
+        got = pcre2_match(re->code, (PCRE2_SPTR)text, end, from, options | PCRE2_NO_UTF_CHECK | PCRE2_NO_JIT,
+                          run->match, run->limits);
+    return got;
+}
+
+/* Most matches are short, but a pattern may look ahead to the end of the text for each of them, which would take time
+ * in the square of its length.  So a search sees a window, and more only when that did not decide; what all searches of
+ * a call see beyond their first windows is limited. */
 int tern_tok_regex_find(const struct tern_tok_regex *re, struct tern_tok_regex_run *run, const char *text, size_t n,
                         size_t from, struct tern_tok_range *found, tern_error *err)
 {
-    int got = PCRE2_ERROR_JIT_STACKLIMIT;
-    /* A few steps per byte are enough for every sane pattern; without a limit tied to the text, one fixed number would
-     * either refuse long runs of spaces or permit minutes. */
-    size_t limit = 10000 + 16 * (n - from);
-    (void)pcre2_set_match_limit(run->limits, limit > UINT32_MAX ? UINT32_MAX : (uint32_t)limit);
-    if (re->jit)
-        got = pcre2_jit_match(re->code, (PCRE2_SPTR)text, n, from, 0, run->match, run->limits);
-    if (got == PCRE2_ERROR_JIT_STACKLIMIT)
-        got = pcre2_match(re->code, (PCRE2_SPTR)text, n, from, PCRE2_NO_UTF_CHECK | PCRE2_NO_JIT, run->match,
-                          run->limits);
-    *found = (struct tern_tok_range){.begin = n, .end = n};
-    if (got == PCRE2_ERROR_NOMATCH)
-        return 0;
-    if (got < 0)
-        return tern_err_set(err, TERN_ELIMIT, "the pre-tokenizer gave up at byte %zu of %zu (PCRE2 error %d)", from, n,
-                            got);
     const size_t *range = pcre2_get_ovector_pointer(run->match);
-    if (range[0] < from || range[1] < range[0]) /* \K or the like; the rewriting lets none through */
-        return tern_err_set(err, TERN_EUNSUPPORTED, "a pattern matched bytes %zu to %zu from byte %zu on", range[0],
-                            range[1], from);
-    *found = (struct tern_tok_range){.begin = range[0], .end = range[1]};
-    return 1;
+    size_t start = from, window = run->window;
+    *found = (struct tern_tok_range){.begin = n, .end = n};
+    for (;;) {
+        size_t end = window < n - start ? start + window : n;
+        while (end < n && ((unsigned char)text[end] & 0xC0) == 0x80)
+            end++;
+        int got = match(re, run, text, end, start, end < n);
+        if (end < n && (got == PCRE2_ERROR_PARTIAL || got == PCRE2_ERROR_MATCHLIMIT)) {
+            if (end - start > run->left)
+                return tern_err_set(err, TERN_ELIMIT, "a pattern of the tokenizer looks too often at a long text");
+            run->left -= end - start;
+            start = got == PCRE2_ERROR_PARTIAL && range[0] > start ? range[0] : start;
+            window = 2 * (end - start) + run->window;
+            continue;
+        }
+        if (end < n && (got == PCRE2_ERROR_NOMATCH || (got > 0 && range[0] == end))) {
+            start = end;
+            window = run->window;
+            continue;
+        }
+        if (got == PCRE2_ERROR_NOMATCH)
+            return 0;
+        if (got < 0)
+            return tern_err_set(err, TERN_ELIMIT, "the pre-tokenizer gave up at byte %zu of %zu (PCRE2 error %d)", from,
+                                n, got);
+        if (range[0] < from || range[1] < range[0]) /* \K or the like; the rewriting lets none through */
+            return tern_err_set(err, TERN_EUNSUPPORTED, "a pattern matched bytes %zu to %zu from byte %zu on", range[0],
+                                range[1], from);
+        *found = (struct tern_tok_range){.begin = range[0], .end = range[1]};
+        return 1;
+    }
 }
 
 int tern_tok_regex_walk(const struct tern_tok_regex *re, struct tern_tok_regex_run *run, const char *text, size_t n,

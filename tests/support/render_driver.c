@@ -2,7 +2,10 @@
  *
  * In:  {"template", "messages" (array), "vars" (object), "bos", "eos", "add_generation_prompt"}; all but the template
  *      may be left out.
- * Out: {"text", "spans": [[begin, end, user], ...]} or {"error", "code"}. */
+ * Out: {"text", "spans": [[begin, end, user], ...]} or {"error", "code"}.
+ *
+ * With "reply", a text that the template's model wrote behind "prompt" ("tools" was given):
+ * Out: {"format" (of calls, or null), "content", "reasoning", "calls": [[name, arguments], ...]}. */
 #include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -46,6 +49,59 @@ static json_t *render(json_t *in)
     return reply;
 }
 
+struct taken {
+    struct tern_buf content, reasoning;
+    json_t *calls;
+};
+
+static int take(void *user, const tern_reply_event *e)
+{
+    struct taken *t = user;
+    if (e->kind == TERN_REPLY_CONTENT || e->kind == TERN_REPLY_REASONING)
+        return tern_buf_add(e->kind == TERN_REPLY_CONTENT ? &t->content : &t->reasoning, e->text, e->n, NULL) < 0;
+    if (e->kind == TERN_REPLY_CALL_ARGUMENTS)
+        json_array_append_new(t->calls,
+                              json_pack("[o, o]", json_string_nocheck(e->name), json_stringn_nocheck(e->text, e->n)));
+    return 0;
+}
+
+static json_t *take_apart(json_t *in)
+{
+    struct tern_template *t = NULL;
+    struct taken taken = {.calls = json_array()};
+    tern_error err = {0};
+    tern_reply *r = NULL;
+    json_t *out = json_object(), *tools = json_object_get(in, "tools"), *reply = json_object_get(in, "reply");
+    char *tools_text = tools ? json_dumps(tools, 0) : NULL;
+    const char *text = json_string_value(json_object_get(in, "template"));
+    const char *prompt = json_string_value(json_object_get(in, "prompt"));
+    const tern_reply_params p = {.tools = tools_text, .on_event = take, .user = &taken};
+    int rc = tern_template_parse(&t, "driver", text ? text : "", text ? strlen(text) : 0, &err);
+    if (rc == 0)
+        rc = tern_reply_make(&r, t, &p, &err);
+    if (rc == 0) {
+        tern_reply_prompt(r, prompt ? prompt : "", prompt ? strlen(prompt) : 0);
+        rc = tern_reply_push(r, json_string_value(reply), json_string_length(reply), false, &err);
+    }
+    if (rc == 0)
+        rc = tern_reply_finish(r, &err);
+    const struct tern_calls_format *f = t ? tern_template_calls(t) : NULL;
+    json_object_set_new(out, "format", f ? json_string(tern_calls_name(f)) : json_null());
+    json_object_set_new(out, "content",
+                        json_stringn_nocheck(taken.content.p ? taken.content.p : "", taken.content.len));
+    json_object_set_new(out, "reasoning",
+                        json_stringn_nocheck(taken.reasoning.p ? taken.reasoning.p : "", taken.reasoning.len));
+    json_object_set_new(out, "calls", taken.calls);
+    if (rc < 0)
+        json_object_set_new(out, "error", json_string_nocheck(err.msg));
+    tern_buf_clear(&taken.content);
+    tern_buf_clear(&taken.reasoning);
+    tern_reply_free(r);
+    tern_template_free(t);
+    free(tools_text);
+    return out;
+}
+
 int main(void)
 {
     char *line = NULL;
@@ -59,7 +115,7 @@ int main(void)
             free(line);
             return 1;
         }
-        json_t *reply = render(in);
+        json_t *reply = json_object_get(in, "reply") ? take_apart(in) : render(in);
         char *text = json_dumps(reply, JSON_COMPACT | JSON_ENSURE_ASCII);
         if (text)
             (void)puts(text);

@@ -717,6 +717,55 @@ static void test_recommended(void **state)
     assert_int_equal(unlink(in_dir("generation_config.json")), 0);
 }
 
+static size_t prompt_length(const tern_model *m, const char *vars)
+{
+    tern_tokens ids = {0};
+    tern_error err = {0};
+    tiny_ok(tern_model_chat_json(m, "[{\"role\": \"user\", \"content\": \"ab\"}]", vars, false, &ids, &err), &err);
+    size_t n = ids.len;
+    tern_tokens_clear(&ids);
+    return n;
+}
+
+/* A template of its own for conversations with tools, in a list or as a file. */
+static void test_tool_template(void **state)
+{
+    static const char tool_use[] = "{{ 'aba' if tools and thinking }}<tool_call>",
+                      one[] = "ab{{ thinking and effort }}";
+    (void)state;
+    place("llama", LLAMA(ROPE));
+    write_text("tokenizer.json", letters);
+    for (int i = 0; i < 3; i++) {
+        tern_model *m;
+        tern_error err = {0};
+        char text[400];
+        (void)snprintf(text, sizeof text,
+                       "{\"chat_template\": [{\"name\": \"default\", \"template\": \"%s\"}, {\"name\": \"%s\", "
+                       "\"template\": \"%s\"}]}",
+                       one, i == 0 ? "tool_use" : "rag", tool_use);
+        write_text("tokenizer_config.json", text);
+        if (i == 2)
+            assert_int_equal(mkdir(in_dir("additional_chat_templates"), 0755), 0);
+        if (i == 2)
+            write_text("additional_chat_templates/tool_use.jinja", tool_use);
+        tiny_ok(tern_model_open(&m, dir, &(tern_model_params){.n_threads = 1}, &err), &err);
+        const bool has = i != 1;
+        assert_int_equal(prompt_length(m, NULL), 1);
+        assert_int_equal(prompt_length(m, "{\"tools\": [], \"thinking\": true, \"effort\": \"\"}"), 1);
+        assert_int_equal(prompt_length(m, "{\"tools\": [1], \"thinking\": true, \"effort\": \"\"}"), has ? 3 : 1);
+        assert_int_equal(tern_model_chat_uses(m, "tools"), has);
+        assert_true(tern_model_chat_uses(m, "thinking"));
+        assert_int_equal(tern_model_chat_uses(m, "effort"), !has);
+        const char *calls = tern_model_chat_calls(m);
+        assert_true(has ? calls && strcmp(calls, "hermes") == 0 : !calls);
+        tern_model_close(&m);
+    }
+    assert_int_equal(unlink(in_dir("additional_chat_templates/tool_use.jinja")), 0);
+    assert_int_equal(rmdir(in_dir("additional_chat_templates")), 0);
+    assert_int_equal(unlink(in_dir("tokenizer_config.json")), 0);
+    assert_int_equal(unlink(in_dir("tokenizer.json")), 0);
+}
+
 /* Arguments of calls come as text or as objects; templates want one or the other. */
 static void test_messages(void **state)
 {
@@ -758,7 +807,7 @@ int main(void)
         cmocka_unit_test(test_experts),     cmocka_unit_test(test_packed_experts), cmocka_unit_test(test_llama4),
         cmocka_unit_test(test_messages),    cmocka_unit_test(test_qwen35),         cmocka_unit_test(test_gemma4),
         cmocka_unit_test(test_latent),      cmocka_unit_test(test_recommended),    cmocka_unit_test(test_bad_sizes),
-        cmocka_unit_test(test_bad_weights),
+        cmocka_unit_test(test_bad_weights), cmocka_unit_test(test_tool_template),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }

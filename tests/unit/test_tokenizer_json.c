@@ -1,6 +1,7 @@
 /* Tokenizers from tokenizer.json: small vocabularies set up as those of known families, with the ids and texts that
  * Hugging Face `tokenizers` gives (tests/data/tokenizer/json-*, made by tools/make_tokenizer_fixtures.py); what stands
  * beside the file; and every refusal. */
+#include "base/rng.h"
 #include "tokenizer_test.h"
 
 static struct tern_str str(const char *p)
@@ -129,28 +130,101 @@ static void beginnings_and_ends(void **state)
 
 /* ---- regular expressions ---------------------------------------------------------------------------------------- */
 
-/* The matches of a pattern, each in brackets. */
-static void check_matches(const char *pattern, const char *text, const char *want)
+/* The matches of a pattern, each in brackets; searches begin with windows of that size. */
+static void add_matches(const char *pattern, const char *text, size_t n, size_t window, struct tern_buf *got)
 {
     tern_error err = {0};
     struct tern_tok_regex *re;
     struct tern_tok_regex_run run = {0};
     struct tern_tok_walk walk = {0};
     struct tern_tok_range m;
-    struct tern_buf got = {0};
-    size_t done = 0, n = strlen(text);
+    size_t done = 0;
     if (tern_tok_regex_new(&re, pattern, strlen(pattern), &err) < 0)
         fail_msg("%s", err.msg);
-    assert_int_equal(tern_tok_regex_begin(&run, NULL), 0);
-    for (; tern_tok_regex_walk(re, &run, text, n, &walk, &m, NULL) == 1; done = m.end) {
-        assert_int_equal(tern_buf_add(&got, text + done, m.begin - done, NULL), 0);
-        assert_int_equal(tern_buf_addf(&got, NULL, "[%.*s]", (int)(m.end - m.begin), text + m.begin), 0);
+    assert_int_equal(tern_tok_regex_begin(&run, n, NULL), 0);
+    run.window = window;
+    for (int rc; (rc = tern_tok_regex_walk(re, &run, text, n, &walk, &m, &err)) != 0; done = m.end) {
+        if (rc < 0)
+            fail_msg("%s: %s", pattern, err.msg);
+        assert_int_equal(tern_buf_add(got, text + done, m.begin - done, NULL), 0);
+        assert_int_equal(tern_buf_addf(got, NULL, "[%.*s]", (int)(m.end - m.begin), text + m.begin), 0);
     }
-    assert_int_equal(tern_buf_add(&got, text + done, n - done, NULL), 0);
-    assert_string_equal(got.p, want);
-    tern_buf_clear(&got);
+    assert_int_equal(tern_buf_add(got, text + done, n - done, NULL), 0);
     tern_tok_regex_end(&run);
     tern_tok_regex_free(re);
+}
+
+static void check_matches(const char *pattern, const char *text, const char *want)
+{
+    for (size_t window = 1; window < 70; window = window * 3 + 1) {
+        struct tern_buf got = {0};
+        add_matches(pattern, text, strlen(text), window, &got);
+        assert_string_equal(got.p, want);
+        tern_buf_clear(&got);
+    }
+}
+
+/* Whatever a search sees first, it finds the same. */
+static void windows(void **state)
+{
+    static const char *const names[] = {"gpt-2",       "llama-bpe",    "qwen2",    "qwen35", "gpt-4o",  "tekken",
+                                        "deepseek-v3", "deepseek-llm", "tiny_aya", "falcon", "default", "jais-2"};
+    static const char *const parts[] = {"a",  "B",    "\xC3\xA9", "e\xCC\x81",    " ",     "  ",
+                                        "\n", "\r\n", "7",        "12",           "'s",    "'",
+                                        ".",  "...",  "\t\t",     "\xE6\xBC\xA2", "don't", "/"};
+    struct tern_rng r = {11};
+    (void)state;
+    for (size_t k = 0; k < sizeof names / sizeof *names; k++) {
+        const struct tern_pretok_info *info = tern_pretok_find(names[k], strlen(names[k]));
+        assert_non_null(info);
+        for (int round = 0; round < 40; round++) {
+            struct tern_buf text = {0};
+            for (int i = (int)(tern_rng_u64(&r) % 30); i >= 0; i--) {
+                const char *part = parts[tern_rng_u64(&r) % (sizeof parts / sizeof *parts)];
+                for (int times = tern_rng_u64(&r) % 5 ? 1 : 20; times > 0; times--)
+                    assert_int_equal(tern_buf_add(&text, part, strlen(part), NULL), 0);
+            }
+            for (const char *const *p = info->patterns; *p; p++) {
+                struct tern_buf whole = {0}, got = {0};
+                add_matches(*p, text.p, text.len, SIZE_MAX, &whole);
+                add_matches(*p, text.p, text.len, 1 + tern_rng_u64(&r) % 40, &got);
+                assert_string_equal(got.p, whole.p);
+                tern_buf_clear(&whole);
+                tern_buf_clear(&got);
+            }
+            tern_buf_clear(&text);
+        }
+    }
+}
+
+/* A pattern that looks at all of the text for each of its bytes is stopped; one that goes through it once is not. */
+static void endless_looks(void **state)
+{
+    enum { N = 400000 };
+    static const char *const patterns[] = {"a(?=[^x]*b)|a", "a[^x]*b|a"};
+    char *text = malloc(N);
+    (void)state;
+    assert_non_null(text);
+    memset(text, 'a', N);
+    for (size_t i = 0; i < sizeof patterns / sizeof *patterns; i++) {
+        tern_error err = {0};
+        struct tern_ids ids = {0};
+        char json[1200];
+        (void)snprintf(
+            json, sizeof json,
+            PARTS("{\"type\":\"Split\",\"pattern\":{\"Regex\":\"%s\"},\"behavior\":\"Isolated\"}", FUSE, MODEL),
+            patterns[i]);
+        struct tern_tokenizer *t = good(json, NULL, NULL);
+        assert_int_equal(tern_tokenize(t, text, N, 0, &ids, &err), TERN_ELIMIT);
+        assert_true(err.msg[0] && ids.len == 0);
+        tern_tokenizer_free(t);
+        tern_ids_clear(&ids);
+    }
+    struct tern_buf got = {0};
+    add_matches("a+|b", text, N, 512, &got);
+    assert_int_equal(got.len, N + 2);
+    tern_buf_clear(&got);
+    free(text);
 }
 
 static void notation(void **state)
@@ -215,7 +289,28 @@ static void unsupported_parts(void **state)
     }
     refused_with("{\"model\":{\"type\":\"WordPiece\"}}", NULL, NULL, TERN_EUNSUPPORTED, "the model is 'WordPiece'");
     refused_with("{\"normalizer\":{\"type\":\"Precompiled\"},\"model\":{\"type\":\"BPE\"}}", NULL, NULL,
-                 TERN_EUNSUPPORTED, "normalizer 'Precompiled'");
+                 TERN_EUNSUPPORTED, "normalizer 'Precompiled' has no table");
+    static const struct {
+        const char *table, *words;
+    } tables[] = {
+        {"", "0 bytes"},
+        {"A", "no base64"},
+        {"A*==", "no base64 at byte 1"},
+        {"====", "no base64 at byte 0"},
+        {"BAAAAA==", "a trie of 4 bytes"},
+        {"AwAAAAAAAAAA", "a trie of 3 bytes"},
+        {"/P///wAAAAAA", "a trie of 4294967292 bytes"},
+        {"BAAAAAAAAABh", "the last text of the table has no end"},
+        {"BAAAAAAAAAD/AA==", "not UTF-8 at byte 0"},
+    };
+    for (size_t i = 0; i < sizeof tables / sizeof tables[0]; i++) {
+        char text[300];
+        (void)snprintf(text, sizeof text,
+                       "{\"normalizer\":{\"type\":\"Precompiled\",\"precompiled_charsmap\":\"%s\"},"
+                       "\"model\":{\"type\":\"BPE\"}}",
+                       tables[i].table);
+        refused_with(text, NULL, NULL, TERN_EFORMAT, tables[i].words);
+    }
 }
 
 static void broken_files(void **state)
@@ -276,8 +371,11 @@ int main(void)
         FIXTURE("mistral3"),
         FIXTURE("odd"),
         FIXTURE("unigram"),
+        FIXTURE("t5"),
         cmocka_unit_test(beginnings_and_ends),
         cmocka_unit_test(notation),
+        cmocka_unit_test(windows),
+        cmocka_unit_test(endless_looks),
         cmocka_unit_test(unsupported_parts),
         cmocka_unit_test(broken_files),
     };
