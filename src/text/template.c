@@ -38,41 +38,6 @@ out:
     return rc;
 }
 
-/* Of a list of {"name", "template"} the one of this name; NULL: none. */
-static const json_t *named_template(const json_t *list, const char *name)
-{
-    for (size_t i = 0; i < json_array_size(list); i++) {
-        const char *s = json_string_value(json_object_get(json_array_get(list, i), "name"));
-        if (s && strcmp(s, name) == 0)
-            return json_object_get(json_array_get(list, i), "template");
-    }
-    return NULL;
-}
-
-int tern_template_from_json(struct tern_template **out, const char *name, const char *json, size_t n, tern_error *err)
-{
-    int rc = 0;
-    json_error_t e;
-    *out = NULL;
-    json_t *root = json_loadb(json, n, JSON_REJECT_DUPLICATES, &e);
-    if (!root)
-        return tern_err_set(err, TERN_EFORMAT, "%s: malformed JSON: %s (line %d, column %d)", name, e.text, e.line,
-                            e.column);
-    const json_t *t = json_object_get(root, "chat_template");
-    if (json_is_array(t)) {
-        t = named_template(t, "default");
-        if (!t)
-            TERN_FAIL(err, TERN_EUNSUPPORTED, "%s: none of the chat templates is called \"default\"", name);
-    }
-    if (t && !json_is_null(t) && !json_is_string(t))
-        TERN_FAIL(err, TERN_EFORMAT, "%s: chat_template is no text", name);
-    if (json_is_string(t))
-        TERN_TRY(tern_template_parse(out, name, json_string_value(t), json_string_length(t), err));
-out:
-    json_decref(root);
-    return rc;
-}
-
 void tern_template_free(struct tern_template *t)
 {
     if (!t)

@@ -194,6 +194,7 @@ struct tern_pretok_info {
 extern const char tern_pretok_gpt2[]; /* also what the pre-tokenizer "ByteLevel" of a tokenizer.json cuts with */
 
 const struct tern_pretok_info *tern_pretok_find(const char *name, size_t n); /* NULL when unknown */
+const struct tern_pretok_info *tern_pretok_at(size_t i);                     /* NULL behind the last one */
 /* Its cuts: every pattern isolates its matches in what the ones before it left. */
 int tern_pretok_steps(const struct tern_pretok_info *info, struct tern_tok_steps *s, tern_error *err);
 
@@ -398,6 +399,7 @@ struct tern_tok_work {
     size_t cap_heap;
     struct tern_tok_memo *memo; /* NULL where it does not pay: short texts; unknown tokens that depend on context */
     struct tern_tok_regex_run run;
+    struct tern_ids *lengths;   /* instead of ids: how many bytes each word has */
     bool after_unknown;         /* the id added last stands for unknown text */
     bool after_added;           /* at the start or behind an added token: where a prefix space belongs */
     bool at_start;              /* nothing was encoded so far */
