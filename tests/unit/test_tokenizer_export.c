@@ -1,0 +1,162 @@
+/* A tokenizer.json written as GGUF: what is read back gives the ids that Hugging Face `tokenizers` recorded for the
+ * original; what GGUF has no words for is refused with the reason. */
+#include "tokenizer_test.h"
+
+#include "file/gguf_write.h"
+
+static struct tern_str str(const char *p)
+{
+    return (struct tern_str){.p = p, .n = p ? strlen(p) : 0};
+}
+
+static int export_json(const char *tokenizer, const char *config, const char *generation, struct tern_buf *head,
+                       tern_error *err)
+{
+    const struct tern_tokenizer_json files = {.name = "dir/tokenizer.json",
+                                              .tokenizer = str(tokenizer),
+                                              .config = str(config),
+                                              .generation = str(generation)};
+    struct tern_gguf g = {0};
+    int rc = tern_tokenizer_to_gguf(&g, &files, err);
+    if (rc == 0)
+        assert_int_equal(tern_gguf_head(&g, head, err), 0);
+    else
+        assert_int_equal(g.n_meta, 0);
+    tern_gguf_clear(&g);
+    return rc;
+}
+
+static struct tern_file *open_head(const struct tern_buf *head)
+{
+    tern_error err = {0};
+    struct tern_file *f;
+    if (tern_file_open_memory(&f, head->p, head->len, "exported", &err) < 0)
+        fail_msg("%s", err.msg);
+    return f;
+}
+
+static void read_data(struct tern_buf *out, const char *family, const char *ending)
+{
+    char path[512];
+    (void)snprintf(path, sizeof path, "%s/tokenizer/json-%s.%s", TERN_TEST_DATA, family, ending);
+    assert_int_equal(tern_buf_read_file(out, path, 1 << 20, NULL), 0);
+}
+
+static void check_pre(const struct tern_file *f, const char *want)
+{
+    struct tern_str pre;
+    assert_int_equal(tern_file_get_str(f, "tokenizer.ggml.pre", &pre, NULL), 0);
+    assert_non_null(pre.p);
+    if (pre.n != strlen(want) || memcmp(pre.p, want, pre.n) != 0)
+        fail_msg("pre is %.*s, not %s", (int)pre.n, pre.p, want);
+}
+
+static void test_recorded_ids(void **state)
+{
+    static const struct {
+        const char *family, *pre;
+    } cases[] = {{"llama3", "llama-bpe"},      {"qwen3", "qwen2"},   {"smollm", "smollm"}, {"llama4", "gpt-4o"},
+                 {"deepseek3", "deepseek-v3"}, {"tekken", "tekken"}, {"glm4", "dbrx"}};
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        tern_error err = {0};
+        struct tern_buf json = {0}, lines = {0}, head = {0};
+        struct tern_tokenizer *t = NULL;
+        read_data(&json, cases[i].family, "json");
+        if (export_json(json.p, NULL, NULL, &head, &err) < 0)
+            fail_msg("%s: %s", cases[i].family, err.msg);
+        struct tern_file *f = open_head(&head);
+        check_pre(f, cases[i].pre);
+        assert_int_equal(tern_tokenizer_from_file(&t, f, &err), 0);
+        read_data(&lines, cases[i].family, "txt");
+        check_cases(t, lines.p);
+        tern_tokenizer_free(t);
+        tern_file_close(&f);
+        tern_buf_clear(&json);
+        tern_buf_clear(&lines);
+        tern_buf_clear(&head);
+    }
+}
+
+static void refused(const char *json, const char *config, const char *generation, const char *reason)
+{
+    tern_error err = {0};
+    struct tern_buf head = {0};
+    assert_int_equal(export_json(json, config, generation, &head, &err), TERN_EUNSUPPORTED);
+    if (!strstr(err.msg, reason))
+        fail_msg("\"%s\" does not say \"%s\"", err.msg, reason);
+    tern_buf_clear(&head);
+}
+
+static void test_refused_families(void **state)
+{
+    static const struct {
+        const char *family, *reason;
+    } cases[] = {{"unigram", "Unigram"},    {"gemma", "list of merges"}, {"odd", "list of merges"},
+                 {"gpt2", "pre-tokenizer"}, {"falcon", "byte alphabet"}, {"phi4", "added token"}};
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct tern_buf json = {0};
+        read_data(&json, cases[i].family, "json");
+        refused(json.p, NULL, NULL, cases[i].reason);
+        tern_buf_clear(&json);
+    }
+}
+
+/* A vocabulary of four letters, with `more` members and these added tokens. */
+#define SMALL(pre, more, added)                                                                                       \
+    "{\"model\": {\"type\": \"BPE\", \"vocab\": {\"a\": 0, \"b\": 1, \"ab\": 2, \"\\u0120\": 3}, \"merges\": "        \
+    "[[\"a\", "                                                                                                       \
+    "\"b\"]]}, \"pre_tokenizer\": " pre ", \"decoder\": {\"type\": \"ByteLevel\"}" more ", \"added_tokens\": [" added \
+    "]}"
+#define BYTES(prefix)   "{\"type\": \"ByteLevel\", \"add_prefix_space\": " prefix ", \"use_regex\": true}"
+#define TOKEN(id, text) "{\"id\": " #id ", \"content\": \"" text "\", \"special\": true}"
+
+static void test_refused_parts(void **state)
+{
+    (void)state;
+    refused(SMALL(BYTES("true"), "", TOKEN(4, "<s>")), NULL, NULL, "pre-tokenizer");
+    refused(SMALL(BYTES("false"), ", \"normalizer\": {\"type\": \"Lowercase\"}", TOKEN(4, "<s>")), NULL, NULL,
+            "normalizer");
+    refused(SMALL(BYTES("false"), "", "{\"id\": 4, \"content\": \"<w>\", \"special\": true, \"single_word\": true}"),
+            NULL, NULL, "'<w>' is found between words");
+    refused(SMALL(BYTES("false"), "", "{\"id\": 4, \"content\": \"<r>\", \"special\": true, \"rstrip\": true}"), NULL,
+            NULL, "'<r>' takes the white space beside it");
+    refused(SMALL(BYTES("false"), "", TOKEN(4, "<s>") ", " TOKEN(5, "<t>") ", " TOKEN(6, "<u>") ", " TOKEN(7, "<v>")),
+            NULL, "{\"eos_token_id\": [4, 5, 6, 7]}", "three tokens end a text");
+}
+
+static void test_ids_and_gaps(void **state)
+{
+    tern_error err = {0};
+    struct tern_buf head = {0};
+    struct tern_tokenizer *t = NULL;
+    (void)state;
+    assert_int_equal(export_json(SMALL(BYTES("false"), "", TOKEN(9, "<s>") ", " TOKEN(6, "<e>") ", " TOKEN(7, "<f>")),
+                                 "{\"bos_token\": \"<s>\", \"add_bos_token\": true}", "{\"eos_token_id\": [6, 7]}",
+                                 &head, &err),
+                     0);
+    struct tern_file *f = open_head(&head);
+    assert_int_equal(tern_tokenizer_from_file(&t, f, &err), 0);
+    assert_int_equal(tern_tokenizer_n_vocab(t), 10);
+    assert_int_equal(tern_tokenizer_bos(t), 9);
+    assert_int_equal(tern_tokenizer_eos(t), 6);
+    assert_true(tern_tokenizer_is_eog(t, 7) && !tern_tokenizer_is_eog(t, 9));
+    assert_string_equal(tern_tokenizer_piece(t, 4), "[PAD4]"); /* nothing has this id */
+    assert_string_equal(tern_tokenizer_piece(t, 8), "[PAD8]");
+    CHECK(t, "ab<e>[PAD4]b", TERN_TOK_SPECIAL | TERN_TOK_BOS_EOS, 9, 2, 6, 1);
+    tern_tokenizer_free(t);
+    tern_file_close(&f);
+    tern_buf_clear(&head);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_recorded_ids),
+        cmocka_unit_test(test_refused_families),
+        cmocka_unit_test(test_refused_parts),
+        cmocka_unit_test(test_ids_and_gaps),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
