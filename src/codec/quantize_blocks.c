@@ -251,10 +251,17 @@ static struct affine solve(const struct sums *s)
     return f;
 }
 
+/* Of the codes that the sums are of, less the part that does not depend on f. */
+static double error_of(const struct sums *s, struct affine f)
+{
+    return f.scale * (f.scale * s->qq - 2 * s->xq) + f.min * (f.min * s->w + 2 * s->x - 2 * f.scale * s->q);
+}
+
 static struct affine fit_affine(const float *x, const double *w)
 {
-    double lo = 0, hi = (double)x[0], best;
+    double lo = 0, hi = (double)x[0], best, squares = 0;
     for (int i = 0; i < Q4_GROUP; i++) {
+        squares += w[i] * (double)x[i] * (double)x[i];
         lo = fmin(lo, (double)x[i]);
         hi = fmax(hi, (double)x[i]);
     }
@@ -274,7 +281,7 @@ static struct affine fit_affine(const float *x, const double *w)
             s.qq += w[i] * q * q;
         }
         const struct affine f = solve(&s);
-        const double e = affine_error(x, w, f);
+        const double e = error_of(&s, f) + squares;
         if (e < best) {
             best = e;
             found = f;

@@ -133,15 +133,19 @@ static int put_text(struct plan *p, const tern_convert_params *params, tern_erro
     struct tern_buf tmpl = {0};
     char name[512];
     bool found;
+    const struct tern_tensor *embd = tern_file_tensor(p->f, "token_embd.weight");
     TERN_TRY(tern_texts_read(&texts, p->f, err));
     if (!texts.tokenizer.p || params->no_tokenizer) {
         TERN_TRY(tern_gguf_put_str(&p->head, "tokenizer.ggml.model", "none", 4, err));
         goto out;
     }
     (void)snprintf(name, sizeof name, "%s/tokenizer.json", tern_path_show(tern_file_path(p->f)));
+    if (!embd || embd->dims[1] > INT32_MAX)
+        TERN_FAIL(err, TERN_EFORMAT, "%s: there is no embedding for the tokens of tokenizer.json",
+                  tern_path_show(tern_file_path(p->f)));
     const struct tern_tokenizer_json files = tern_texts_tokenizer(&texts, name);
     tern_error why = {0};
-    if ((rc = tern_tokenizer_to_gguf(&p->head, &files, &why)) < 0)
+    if ((rc = tern_tokenizer_to_gguf(&p->head, &files, (int)embd->dims[1], &why)) < 0)
         TERN_FAIL(err, rc, "%s%s", why.msg, rc == TERN_EUNSUPPORTED ? " (--no-tokenizer leaves it out)" : "");
     TERN_TRY(tern_texts_template(&texts, name, &tmpl, &found, err));
     if (found)

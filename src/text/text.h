@@ -67,8 +67,9 @@ int tern_texts_template(const struct tern_texts *t, const char *name, struct ter
 
 struct tern_gguf;
 /* Writes the tokenizer that the files describe as GGUF's tokenizer.ggml.*, so that tern_tokenizer_from_file makes one
- * of it that encodes alike.  What GGUF has no words for fails with TERN_EUNSUPPORTED and the reason. */
-int tern_tokenizer_to_gguf(struct tern_gguf *g, const struct tern_tokenizer_json *files, tern_error *err);
+ * of it that encodes alike, with unused tokens up to n_rows, the rows of the embedding.  What GGUF has no words for
+ * fails with TERN_EUNSUPPORTED and the reason. */
+int tern_tokenizer_to_gguf(struct tern_gguf *g, const struct tern_tokenizer_json *files, int n_rows, tern_error *err);
 
 enum {
     TERN_TOK_SPECIAL = 1, /* control tokens written in the text become control tokens (template text) */

@@ -118,18 +118,19 @@ static int check(const struct tern_tokenizer *t, const char *name, tern_error *e
 
 /* ---- tables ------------------------------------------------------------------------------------------------------ */
 
-static int put_tokens(struct tern_gguf *g, const struct tern_tokenizer *t, tern_error *err)
+static int put_tokens(struct tern_gguf *g, const struct tern_tokenizer *t, int n_rows, tern_error *err)
 {
     int rc = 0;
-    const size_t n = (size_t)t->n_vocab;
+    const size_t n = (size_t)n_rows;
     struct tern_str *tokens = NULL;
     struct tern_buf names = {0};
     int32_t *types = NULL;
     TERN_TRY(tern_alloc(&tokens, n, sizeof *tokens, err));
     TERN_TRY(tern_alloc(&types, n, sizeof *types, err));
-    for (int32_t i = 0; i < t->n_vocab; i++) {
-        types[i] = t->type[i];
-        tokens[i].p = tern_tok_string(&t->piece, i, &tokens[i].n);
+    for (int32_t i = 0; i < n_rows; i++) {
+        types[i] = i < t->n_vocab ? t->type[i] : TERN_TOK_UNUSED;
+        if (i < t->n_vocab)
+            tokens[i].p = tern_tok_string(&t->piece, i, &tokens[i].n);
         if (tokens[i].n == 0) /* ids without a token: readers want names that differ */
             TERN_TRY(tern_buf_addf(&names, err, "[PAD%d]", (int)i));
     }
@@ -209,12 +210,13 @@ static int put_id(struct tern_gguf *g, const char *key, int32_t id, tern_error *
     return id < 0 ? 0 : tern_gguf_put_u32(g, key, (uint32_t)id, err);
 }
 
-static int put_all(struct tern_gguf *g, const struct tern_tokenizer *t, const char *pre, size_t n_pre, tern_error *err)
+static int put_all(struct tern_gguf *g, const struct tern_tokenizer *t, int n_rows, const char *pre, size_t n_pre,
+                   tern_error *err)
 {
     int rc = 0;
     TERN_TRY(tern_gguf_put_str(g, KEY "model", "gpt2", 4, err));
     TERN_TRY(tern_gguf_put_str(g, KEY "pre", pre, n_pre, err));
-    TERN_TRY(put_tokens(g, t, err));
+    TERN_TRY(put_tokens(g, t, n_rows, err));
     TERN_TRY(put_merges(g, t, err));
     TERN_TRY(put_id(g, KEY "bos_token_id", t->bos, err));
     TERN_TRY(put_id(g, KEY "eos_token_id", t->eos, err));
@@ -262,7 +264,7 @@ out:
     return rc;
 }
 
-int tern_tokenizer_to_gguf(struct tern_gguf *g, const struct tern_tokenizer_json *files, tern_error *err)
+int tern_tokenizer_to_gguf(struct tern_gguf *g, const struct tern_tokenizer_json *files, int n_rows, tern_error *err)
 {
     int rc = 0;
     const char *pre = "";
@@ -271,12 +273,15 @@ int tern_tokenizer_to_gguf(struct tern_gguf *g, const struct tern_tokenizer_json
     struct tern_tokenizer *t = NULL, *back = NULL;
     TERN_TRY(tern_tokenizer_from_json(&t, files, err));
     TERN_TRY(check(t, files->name, err));
+    if (t->n_vocab > n_rows)
+        TERN_FAIL(err, TERN_EMISMATCH, "%s: the tokenizer has %d entries, the embedding has %d rows", files->name,
+                  t->n_vocab, n_rows);
     TERN_TRY(find_pre(t, &pre, &n_pre, err));
     if (n_pre == 0) {
         rc = refuse(files->name, err, "its pre-tokenizer");
         goto out;
     }
-    TERN_TRY(put_all(&alone, t, pre, n_pre, err));
+    TERN_TRY(put_all(&alone, t, n_rows, pre, n_pre, err));
     TERN_TRY(reopen(&back, &alone, err));
     TERN_TRY(put_ends(&alone, t, back, files->name, err));
     tern_tokenizer_free(back);

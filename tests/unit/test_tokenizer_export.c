@@ -9,6 +9,8 @@ static struct tern_str str(const char *p)
     return (struct tern_str){.p = p, .n = p ? strlen(p) : 0};
 }
 
+static int n_rows = 1000;
+
 static int export_json(const char *tokenizer, const char *config, const char *generation, struct tern_buf *head,
                        tern_error *err)
 {
@@ -17,7 +19,7 @@ static int export_json(const char *tokenizer, const char *config, const char *ge
                                               .config = str(config),
                                               .generation = str(generation)};
     struct tern_gguf g = {0};
-    int rc = tern_tokenizer_to_gguf(&g, &files, err);
+    int rc = tern_tokenizer_to_gguf(&g, &files, n_rows, err);
     if (rc == 0)
         assert_int_equal(tern_gguf_head(&g, head, err), 0);
     else
@@ -55,8 +57,8 @@ static void test_recorded_ids(void **state)
 {
     static const struct {
         const char *family, *pre;
-    } cases[] = {{"llama3", "llama-bpe"},      {"qwen3", "qwen2"},   {"smollm", "smollm"}, {"llama4", "gpt-4o"},
-                 {"deepseek3", "deepseek-v3"}, {"tekken", "tekken"}, {"glm4", "dbrx"}};
+    } cases[] = {{"llama3", "llama-bpe"}, {"qwen3", "qwen2"},           {"smollm", "smollm"},
+                 {"llama4", "gpt-4o"},    {"deepseek3", "deepseek-v3"}, {"tekken", "tekken"}};
     (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         tern_error err = {0};
@@ -93,7 +95,8 @@ static void test_refused_families(void **state)
     static const struct {
         const char *family, *reason;
     } cases[] = {{"unigram", "Unigram"},    {"gemma", "list of merges"}, {"odd", "list of merges"},
-                 {"gpt2", "pre-tokenizer"}, {"falcon", "byte alphabet"}, {"phi4", "added token"}};
+                 {"gpt2", "pre-tokenizer"}, {"falcon", "byte alphabet"}, {"phi4", "added token"},
+                 {"glm4", "BOS and EOS"}};
     (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct tern_buf json = {0};
@@ -132,13 +135,18 @@ static void test_ids_and_gaps(void **state)
     struct tern_buf head = {0};
     struct tern_tokenizer *t = NULL;
     (void)state;
+    n_rows = 9;
+    assert_int_equal(export_json(SMALL(BYTES("false"), "", TOKEN(9, "<s>")), NULL, NULL, &head, &err), TERN_EMISMATCH);
+    assert_non_null(strstr(err.msg, "10 entries, the embedding has 9 rows"));
+    n_rows = 12;
     assert_int_equal(export_json(SMALL(BYTES("false"), "", TOKEN(9, "<s>") ", " TOKEN(6, "<e>") ", " TOKEN(7, "<f>")),
                                  "{\"bos_token\": \"<s>\", \"add_bos_token\": true}", "{\"eos_token_id\": [6, 7]}",
                                  &head, &err),
                      0);
     struct tern_file *f = open_head(&head);
     assert_int_equal(tern_tokenizer_from_file(&t, f, &err), 0);
-    assert_int_equal(tern_tokenizer_n_vocab(t), 10);
+    assert_int_equal(tern_tokenizer_n_vocab(t), 12);
+    assert_string_equal(tern_tokenizer_piece(t, 11), "[PAD11]"); /* rows of the embedding that no token has */
     assert_int_equal(tern_tokenizer_bos(t), 9);
     assert_int_equal(tern_tokenizer_eos(t), 6);
     assert_true(tern_tokenizer_is_eog(t, 7) && !tern_tokenizer_is_eog(t, 9));
