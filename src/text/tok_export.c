@@ -39,13 +39,14 @@ static const char probe[] =
     "\x89\xA5y\n"
     "if (x == 1) {\n    return y+=2;  // done\n}\n\t\tfor i in range(10):\n\n        pass   ";
 
-static int words_of(struct tern_ids *out, const struct tern_tok_steps *pre, tern_error *err)
+/* The lengths of the words that a text is cut into. */
+static int words_of(struct tern_ids *out, const struct tern_tok_steps *pre, const char *text, size_t n, tern_error *err)
 {
     int rc = 0;
     const struct tern_tokenizer t = {.algo = TERN_TOK_BYTE_BPE, .pre = *pre}; /* borrowed */
-    struct tern_tok_work w = {.t = &t, .text = probe, .lengths = out};
+    struct tern_tok_work w = {.t = &t, .text = text, .lengths = out};
     TERN_TRY(tern_tok_regex_begin(&w.run, err));
-    TERN_TRY(tern_tok_pieces(&w, 0, TERN_TOK_SOURCE_TEXT, 0, sizeof probe - 1, err));
+    TERN_TRY(tern_tok_pieces(&w, 0, TERN_TOK_SOURCE_TEXT, 0, n, err));
 out:
     tern_tok_regex_end(&w.run);
     tern_buf_clear(&w.copy);
@@ -64,7 +65,7 @@ static int find_pre(const struct tern_tokenizer *t, const char **name, size_t *n
     struct tern_ids want = {0}, have = {0};
     struct tern_tok_steps steps = {0};
     *n = 0;
-    TERN_TRY(words_of(&want, &t->pre, err));
+    TERN_TRY(words_of(&want, &t->pre, probe, sizeof probe - 1, err));
     for (size_t i = 0; *n == 0; i++) {
         const struct tern_pretok_info *info = tern_pretok_at(i);
         if (!info)
@@ -74,7 +75,7 @@ static int find_pre(const struct tern_tokenizer *t, const char **name, size_t *n
             continue;
         TERN_TRY(tern_pretok_steps(info, &steps, err));
         have.len = 0;
-        TERN_TRY(words_of(&have, &steps, err));
+        TERN_TRY(words_of(&have, &steps, probe, sizeof probe - 1, err));
         tern_tok_steps_clear(&steps);
         if (same_words(&want, &have)) {
             *name = info->names;
@@ -98,9 +99,9 @@ static int refuse(const char *name, tern_error *err, const char *what)
 static int check(const struct tern_tokenizer *t, const char *name, tern_error *err)
 {
     char text[160];
-    if (t->algo != TERN_TOK_BYTE_BPE)
-        return refuse(name, err, t->algo == TERN_TOK_UNIGRAM ? "Unigram" : "a BPE of characters with a list of merges");
-    if (t->norm.n > (t->nfc ? 1 : 0))
+    if (t->algo == TERN_TOK_UNIGRAM)
+        return refuse(name, err, "Unigram");
+    if (t->algo == TERN_TOK_BYTE_BPE && t->norm.n > (t->nfc ? 1 : 0))
         return refuse(name, err, "its normalizer");
     if (t->mapped)
         return refuse(name, err, "a pre-tokenizer that cuts in the byte alphabet");
@@ -114,6 +115,64 @@ static int check(const struct tern_tokenizer *t, const char *name, tern_error *e
             return refuse(name, err, text);
         }
     return 0;
+}
+
+/* ---- BPE of characters: spaces are written as U+2581, perhaps with one more in front, and nothing is cut -----------
+ */
+
+/* Is that what the steps do? *prefix: with one more in front. */
+static int check_steps(const struct tern_tokenizer *t, const char *name, bool *prefix, tern_error *err)
+{
+    static const char mark[] = "\xE2\x96\x81";
+    int rc = 0;
+    struct tern_buf have = {0}, want = {0};
+    struct tern_ids words = {0};
+    struct tern_tok_regex_run run = {0};
+    TERN_TRY(tern_tok_regex_begin(&run, err));
+    TERN_TRY(tern_tok_normalize(&t->norm, &run, false, probe, sizeof probe - 1, &have, err));
+    *prefix = have.len > 3 && memcmp(have.p, mark, 3) == 0;
+    if (*prefix)
+        TERN_TRY(tern_buf_add(&want, mark, 3, err));
+    for (size_t i = 0; i < sizeof probe - 1; i++)
+        TERN_TRY(probe[i] == ' ' ? tern_buf_add(&want, mark, 3, err) : tern_buf_addc(&want, probe[i], err));
+    bool same = have.len == want.len && memcmp(have.p, want.p, want.len) == 0;
+    if (!same) {
+        rc = refuse(name, err, "its normalizer");
+        goto out;
+    }
+    for (int i = 0; i < t->pre.n; i++)
+        same = same && t->pre.step[i].kind == TERN_TOK_SPLIT;
+    if (same)
+        TERN_TRY(words_of(&words, &t->pre, have.p, have.len, err));
+    if (!same || words.len != 1)
+        rc = refuse(name, err, "its pre-tokenizer");
+out:
+    tern_tok_regex_end(&run);
+    tern_buf_clear(&have);
+    tern_buf_clear(&want);
+    tern_ids_clear(&words);
+    return rc;
+}
+
+static int put_scores(struct tern_gguf *g, const struct tern_tokenizer *t, const char *name, int n_rows,
+                      tern_error *err)
+{
+    int rc = 0;
+    bool prefix = false, same;
+    float *scores = NULL;
+    TERN_TRY(check_steps(t, name, &prefix, err));
+    TERN_TRY(tern_alloc(&scores, (size_t)n_rows, sizeof *scores, err));
+    TERN_TRY(tern_tok_scores(t, scores, &same, err));
+    if (!same) {
+        rc = refuse(name, err, "its merges as scores");
+        goto out;
+    }
+    TERN_TRY(tern_gguf_put_str(g, KEY "model", "llama", 5, err));
+    TERN_TRY(tern_gguf_put_f32s(g, KEY "scores", scores, (size_t)n_rows, err));
+    TERN_TRY(tern_gguf_put_bool(g, KEY "add_space_prefix", prefix, err));
+out:
+    tern_free(scores);
+    return rc;
 }
 
 /* ---- tables ------------------------------------------------------------------------------------------------------ */
@@ -210,14 +269,26 @@ static int put_id(struct tern_gguf *g, const char *key, int32_t id, tern_error *
     return id < 0 ? 0 : tern_gguf_put_u32(g, key, (uint32_t)id, err);
 }
 
-static int put_all(struct tern_gguf *g, const struct tern_tokenizer *t, int n_rows, const char *pre, size_t n_pre,
-                   tern_error *err)
+static int put_words(struct tern_gguf *g, const struct tern_tokenizer *t, const char *name, tern_error *err)
 {
     int rc = 0;
+    const char *pre = "";
+    size_t n;
+    TERN_TRY(find_pre(t, &pre, &n, err));
+    if (n == 0)
+        return refuse(name, err, "its pre-tokenizer");
     TERN_TRY(tern_gguf_put_str(g, KEY "model", "gpt2", 4, err));
-    TERN_TRY(tern_gguf_put_str(g, KEY "pre", pre, n_pre, err));
-    TERN_TRY(put_tokens(g, t, n_rows, err));
+    TERN_TRY(tern_gguf_put_str(g, KEY "pre", pre, n, err));
     TERN_TRY(put_merges(g, t, err));
+out:
+    return rc;
+}
+
+static int put_all(struct tern_gguf *g, const struct tern_tokenizer *t, const char *name, int n_rows, tern_error *err)
+{
+    int rc = 0;
+    TERN_TRY(t->algo == TERN_TOK_BYTE_BPE ? put_words(g, t, name, err) : put_scores(g, t, name, n_rows, err));
+    TERN_TRY(put_tokens(g, t, n_rows, err));
     TERN_TRY(put_id(g, KEY "bos_token_id", t->bos, err));
     TERN_TRY(put_id(g, KEY "eos_token_id", t->eos, err));
     TERN_TRY(put_id(g, KEY "unknown_token_id", t->unknown, err));
@@ -249,7 +320,7 @@ static int compare(const struct tern_tokenizer *t, const struct tern_tokenizer *
     struct tern_ids a = {0}, b = {0};
     TERN_TRY(tern_tokenize(t, probe, sizeof probe - 1, TERN_TOK_BOS_EOS, &a, err));
     TERN_TRY(tern_tokenize(back, probe, sizeof probe - 1, TERN_TOK_BOS_EOS, &b, err));
-    if (!same_words(&a, &b))
+    if (!same_words(&a, &b) || t->drop_space != back->drop_space)
         rc = refuse(name, err, "how it encodes text");
     for (int32_t i = 0; i < t->n_vocab && rc == 0; i++) {
         size_t n, m;
@@ -267,8 +338,6 @@ out:
 int tern_tokenizer_to_gguf(struct tern_gguf *g, const struct tern_tokenizer_json *files, int n_rows, tern_error *err)
 {
     int rc = 0;
-    const char *pre = "";
-    size_t n_pre;
     struct tern_gguf alone = {0}; /* the tokenizer and nothing else */
     struct tern_tokenizer *t = NULL, *back = NULL;
     TERN_TRY(tern_tokenizer_from_json(&t, files, err));
@@ -276,12 +345,7 @@ int tern_tokenizer_to_gguf(struct tern_gguf *g, const struct tern_tokenizer_json
     if (t->n_vocab > n_rows)
         TERN_FAIL(err, TERN_EMISMATCH, "%s: the tokenizer has %d entries, the embedding has %d rows", files->name,
                   t->n_vocab, n_rows);
-    TERN_TRY(find_pre(t, &pre, &n_pre, err));
-    if (n_pre == 0) {
-        rc = refuse(files->name, err, "its pre-tokenizer");
-        goto out;
-    }
-    TERN_TRY(put_all(&alone, t, n_rows, pre, n_pre, err));
+    TERN_TRY(put_all(&alone, t, files->name, n_rows, err));
     TERN_TRY(reopen(&back, &alone, err));
     TERN_TRY(put_ends(&alone, t, back, files->name, err));
     tern_tokenizer_free(back);

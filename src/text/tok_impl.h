@@ -284,6 +284,10 @@ bool tern_tok_add_merge(struct tern_tokenizer *t, const char *left, size_t n_lef
                         uint32_t rank);
 bool tern_tok_add_merge_text(struct tern_tokenizer *t, const char *p, size_t n, uint32_t rank);
 
+/* The scores with which score BPE does what t, character BPE, does with its merges.  *same false: there are none.
+ * scores: [n_vocab] (tok_scores.c). */
+int tern_tok_scores(const struct tern_tokenizer *t, float *scores, bool *same, tern_error *err);
+
 /* ---- vocabulary (tok_vocab.c) ------------------------------------------------------------------------------- */
 
 /* Room for n strings that together have n_bytes bytes. */

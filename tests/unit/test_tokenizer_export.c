@@ -2,6 +2,8 @@
  * original; what GGUF has no words for is refused with the reason. */
 #include "tokenizer_test.h"
 
+#include <jansson.h>
+
 #include "file/gguf_write.h"
 
 static struct tern_str str(const char *p)
@@ -80,6 +82,141 @@ static void test_recorded_ids(void **state)
     }
 }
 
+/* ---- vocabularies of SentencePiece ------------------------------------------------------------------------------ */
+
+struct pair {
+    double score;
+    int32_t id;
+    size_t left; /* bytes of the first half */
+};
+
+/* The scores of these files come in pairs, which those of real ones do not: the lower id is the better one. */
+static int by_score(const void *a, const void *b)
+{
+    const struct pair *x = a, *y = b;
+    if (x->score != y->score)
+        return x->score < y->score ? 1 : -1;
+    return x->id != y->id ? x->id - y->id : (x->left > y->left) - (x->left < y->left);
+}
+
+/* All pairs of normal tokens that make one, best first: how a tokenizer.json is made of such a vocabulary. */
+static json_t *merges_of(const struct tern_tokenizer *t, const double *scores, size_t drop)
+{
+    json_t *list = json_array();
+    struct pair *pairs = calloc((size_t)t->n_vocab * 16, sizeof *pairs);
+    size_t n = 0;
+    assert_non_null(pairs);
+    for (int32_t id = 0; id < t->n_vocab; id++) {
+        const char *p = tern_tokenizer_piece(t, id);
+        for (size_t k = 1; t->type[id] == TERN_TOK_NORMAL && p[k]; k++) {
+            const int32_t a = tern_tokenizer_find(t, p, k), b = tern_tokenizer_find(t, p + k, strlen(p + k));
+            if (a >= 0 && b >= 0 && t->type[a] == TERN_TOK_NORMAL && t->type[b] == TERN_TOK_NORMAL)
+                pairs[n++] = (struct pair){scores[id], id, k};
+        }
+    }
+    assert_true(n > 100 && n < (size_t)t->n_vocab * 16);
+    qsort(pairs, n, sizeof *pairs, by_score);
+    for (size_t i = 0; i < n; i++)
+        if (i != drop) {
+            const char *p = tern_tokenizer_piece(t, pairs[i].id);
+            json_array_append_new(list, json_pack("[s#s]", p, (int)pairs[i].left, p + pairs[i].left));
+        }
+    free(pairs);
+    return list;
+}
+
+/* A GGUF vocabulary with scores as the tokenizer.json that it would have come from, less one merge. */
+static char *json_of(const char *name, const struct tern_tokenizer *t, size_t drop)
+{
+    char path[512];
+    struct tern_file *f;
+    (void)snprintf(path, sizeof path, "%s/tokenizer/%s.gguf", TERN_TEST_DATA, name);
+    assert_int_equal(tern_file_open(&f, path, NULL), 0);
+    json_t *vocab = json_object(), *added = json_array(), *steps = json_array();
+    for (int32_t id = 0; id < t->n_vocab; id++) {
+        const char *p = tern_tokenizer_piece(t, id);
+        json_object_set_new(vocab, p, json_integer(id));
+        if (tern_tok_is_added(t->type[id]) || t->type[id] == TERN_TOK_UNKNOWN)
+            json_array_append_new(added, json_pack("{sisssbsb}", "id", (int)id, "content", p, "special",
+                                                   t->type[id] != TERN_TOK_USER, "normalized", 0));
+    }
+    if (t->add_space_prefix)
+        json_array_append_new(steps, json_pack("{ssss}", "type", "Prepend", "prepend", "\xE2\x96\x81"));
+    json_array_append_new(
+        steps, json_pack("{sss{ss}ss}", "type", "Replace", "pattern", "String", " ", "content", "\xE2\x96\x81"));
+    json_t *decoders = json_pack("[{sss{ss}ss}{ss}{ss}]", "type", "Replace", "pattern", "String", "\xE2\x96\x81",
+                                 "content", " ", "type", "ByteFallback", "type", "Fuse");
+    if (t->add_space_prefix)
+        json_array_append_new(decoders,
+                              json_pack("{sssssisi}", "type", "Strip", "content", " ", "start", 1, "stop", 0));
+    json_t *root = json_pack("{s{sssososssbsb}s{ssso}s{ssso}so}", "model", "type", "BPE", "vocab", vocab, "merges",
+                             merges_of(t, tern_file_meta(f, "tokenizer.ggml.scores")->arr, drop), "unk_token",
+                             tern_tokenizer_piece(t, t->unknown), "byte_fallback", 1, "fuse_unk", 1, "normalizer",
+                             "type", "Sequence", "normalizers", steps, "decoder", "type", "Sequence", "decoders",
+                             decoders, "added_tokens", added);
+    assert_non_null(root);
+    char *text = json_dumps(root, 0);
+    json_decref(root);
+    tern_file_close(&f);
+    return text;
+}
+
+static void same_ids(const struct tern_tokenizer *a, const struct tern_tokenizer *b, const char *name)
+{
+    char path[512], text[4096];
+    int n = 0;
+    struct tern_buf lines = {0};
+    struct tern_ids x = {0}, y = {0};
+    (void)snprintf(path, sizeof path, "%s/tokenizer/%s.txt", TERN_TEST_DATA, name);
+    assert_int_equal(tern_buf_read_file(&lines, path, 1 << 20, NULL), 0);
+    for (char *rest = lines.p, *line; (line = strsep(&rest, "\n")) && rest;) {
+        if (*line == '#')
+            continue;
+        const size_t len = unescape(strchr(strchr(line, '|') + 1, '|') + 1, text);
+        for (int special = 0; special < 2; special++, n++) {
+            encode_n(a, text, len, special ? TERN_TOK_SPECIAL : 0, &x);
+            encode_n(b, text, len, special ? TERN_TOK_SPECIAL : 0, &y);
+            check_ids(&y, x.p, x.len, line);
+        }
+    }
+    assert_true(n > 140);
+    tern_ids_clear(&x);
+    tern_ids_clear(&y);
+    tern_buf_clear(&lines);
+}
+
+static void test_scores(void **state)
+{
+    static const char *const names[] = {"spm", "spm-prefix"};
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        tern_error err = {0};
+        struct tern_buf head = {0};
+        struct tern_tokenizer *t = load_fixture(names[i]), *original = NULL, *back = NULL;
+        char *json = json_of(names[i], t, SIZE_MAX);
+        const struct tern_tokenizer_json files = {.name = names[i], .tokenizer = str(json)};
+        assert_int_equal(tern_tokenizer_from_json(&original, &files, &err), 0);
+        assert_int_equal(original->algo, TERN_TOK_CHAR_BPE);
+        if (export_json(json, NULL, NULL, &head, &err) < 0)
+            fail_msg("%s: %s", names[i], err.msg);
+        struct tern_file *f = open_head(&head);
+        assert_int_equal(tern_tokenizer_from_file(&back, f, &err), 0);
+        assert_int_equal(back->algo, TERN_TOK_SCORE_BPE);
+        same_ids(original, back, names[i]);
+        free(json);
+        json = json_of(names[i], t, 40); /* a list that leaves out a pair is not one of scores */
+        struct tern_buf none = {0};
+        assert_int_equal(export_json(json, NULL, NULL, &none, &err), TERN_EUNSUPPORTED);
+        assert_non_null(strstr(err.msg, "merges as scores"));
+        free(json);
+        tern_tokenizer_free(t);
+        tern_tokenizer_free(original);
+        tern_tokenizer_free(back);
+        tern_file_close(&f);
+        tern_buf_clear(&head);
+    }
+}
+
 static void refused(const char *json, const char *config, const char *generation, const char *reason)
 {
     tern_error err = {0};
@@ -94,9 +231,9 @@ static void test_refused_families(void **state)
 {
     static const struct {
         const char *family, *reason;
-    } cases[] = {{"unigram", "Unigram"},    {"gemma", "list of merges"}, {"odd", "list of merges"},
-                 {"gpt2", "pre-tokenizer"}, {"falcon", "byte alphabet"}, {"phi4", "added token"},
-                 {"glm4", "BOS and EOS"}};
+    } cases[] = {{"unigram", "Unigram"},         {"phi3", "added token"},       {"mistral3", "normalizer"},
+                 {"odd", "found between words"}, {"gemma", "merges as scores"}, {"gpt2", "pre-tokenizer"},
+                 {"falcon", "byte alphabet"},    {"phi4", "added token"},       {"glm4", "BOS and EOS"}};
     (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct tern_buf json = {0};
@@ -161,9 +298,8 @@ static void test_ids_and_gaps(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_recorded_ids),
-        cmocka_unit_test(test_refused_families),
-        cmocka_unit_test(test_refused_parts),
+        cmocka_unit_test(test_recorded_ids),     cmocka_unit_test(test_scores),
+        cmocka_unit_test(test_refused_families), cmocka_unit_test(test_refused_parts),
         cmocka_unit_test(test_ids_and_gaps),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
