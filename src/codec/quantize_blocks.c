@@ -169,8 +169,9 @@ static double q6_refit(const float *x, const double *w, double d, const int a[Q6
 {
     double xq = 0, qq = 0;
     for (int i = 0; i < SUPER; i++) {
-        const double scale = d * a[i / Q6_GROUP];
-        double q = scale != 0 ? a[i / Q6_GROUP] * (double)code_of((double)x[i], 1 / scale, 32) : 0;
+        const int g = i / Q6_GROUP;
+        const double scale = d * a[g];
+        double q = scale != 0 ? a[g] * (double)code_of((double)x[i], 1 / scale, 32) : 0;
         xq += w[i] * (double)x[i] * q;
         qq += w[i] * q * q;
     }
@@ -197,7 +198,8 @@ static bool block_q6_k(uint8_t *out, const float *x)
     for (int g = 0; g < Q6_GROUPS; g++)
         out[192 + g] = (uint8_t)(int8_t)a[g];
     for (int i = 0; i < SUPER; i++) {
-        const double scale = d * a[i / Q6_GROUP];
+        const int g = i / Q6_GROUP;
+        const double scale = d * a[g];
         const int q = code_of((double)x[i], scale != 0 ? 1 / scale : 0, 32) + 32;
         const int upper = i / 128, j = i % 128 / 32, l = i % 32;
         uint8_t *lo = out + 64 * upper + j % 2 * 32 + l, *hi = out + 128 + 32 * upper + l;

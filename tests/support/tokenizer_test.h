@@ -146,7 +146,7 @@ static inline void assert_text(const struct tern_buf *got, const char *want, siz
 }
 
 /* A line of json-*.txt: modes, ids, what they decode to unless it is the text, text. */
-static inline void check_case(const struct tern_tokenizer *t, char *line)
+static inline void check_json_line(const struct tern_tokenizer *t, char *line)
 {
     char text[4096], decoded[4096];
     struct tern_ids want = {0}, got = {0};
@@ -176,12 +176,12 @@ static inline void check_case(const struct tern_tokenizer *t, char *line)
 }
 
 /* All lines of such a file, which are changed. */
-static inline void check_cases(const struct tern_tokenizer *t, char *lines)
+static inline void check_json_lines(const struct tern_tokenizer *t, char *lines)
 {
     int n = 0;
     for (char *rest = lines, *line; (line = strsep(&rest, "\n")) && rest;)
         if (*line != '#') {
-            check_case(t, line);
+            check_json_line(t, line);
             n++;
         }
     assert_true(n > 70);

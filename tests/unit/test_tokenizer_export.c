@@ -73,7 +73,7 @@ static void test_recorded_ids(void **state)
         check_pre(f, cases[i].pre);
         assert_int_equal(tern_tokenizer_from_file(&t, f, &err), 0);
         read_data(&lines, cases[i].family, "txt");
-        check_cases(t, lines.p);
+        check_json_lines(t, lines.p);
         tern_tokenizer_free(t);
         tern_file_close(&f);
         tern_buf_clear(&json);

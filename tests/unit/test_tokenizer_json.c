@@ -38,7 +38,7 @@ static void check_fixture(void **state)
     struct tern_tokenizer *t = good(root.p, NULL, NULL);
     (void)snprintf(path, sizeof path, "%s/tokenizer/json-%s.txt", TERN_TEST_DATA, (const char *)*state);
     assert_int_equal(tern_buf_read_file(&cases, path, 1 << 20, NULL), 0);
-    check_cases(t, cases.p);
+    check_json_lines(t, cases.p);
     tern_buf_clear(&cases);
     tern_buf_clear(&root);
     tern_tokenizer_free(t);
