@@ -60,11 +60,11 @@ int tern_convert(const char *from, const char *to, const tern_convert_params *pa
     TERN_TRY(tern_file_open(&f, from, err));
     p.f = f;
     TERN_TRY(check_target(&p, to, err));
-    TERN_TRY(plan_make(&p, params, err));
+    TERN_TRY(tern_convert_plan_make(&p, params, err));
     TERN_TRY(describe(&p, report, err));
-    TERN_TRY(plan_write(&p, to, params, report, err));
+    TERN_TRY(tern_convert_write(&p, to, params, report, err));
 out:
-    plan_clear(&p);
+    tern_convert_plan_clear(&p);
     tern_file_close(&f);
     return rc;
 }

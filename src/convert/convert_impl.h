@@ -61,25 +61,25 @@ struct plan {
 };
 
 /* plan.c: which tensors, of which types.  *p zeroed; clear also after a failure. */
-int plan_make(struct plan *p, const tern_convert_params *params, tern_error *err);
-void plan_clear(struct plan *p);
+int tern_convert_plan_make(struct plan *p, const tern_convert_params *params, tern_error *err);
+void tern_convert_plan_clear(struct plan *p);
 
 /* meta.c: the metadata of the new file, into p->head. */
-int plan_metadata(struct plan *p, const tern_convert_params *params, tern_error *err);
+int tern_convert_metadata(struct plan *p, const tern_convert_params *params, tern_error *err);
 /* Llama 3's scaling of rotary frequencies is a tensor in GGUF: adds it where the directory has it. */
-int plan_divisors(struct plan *p, tern_error *err);
+int tern_convert_divisors(struct plan *p, tern_error *err);
 
 /* rows.c: the bytes of one chunk. */
 #define CHUNK_BYTES ((size_t)4 << 20) /* of input or output, unless one row has more */
 
 /* Of a chunk in the new file. */
-size_t chunk_row_bytes(const struct piece *p);
+size_t tern_convert_row_bytes(const struct piece *p);
 /* Writes the rows [row, row + n) of piece p to out.  scratch: for each worker, room for a row of floats. */
-int chunk_make(const struct plan *plan, const struct piece *p, int64_t row, int64_t n, uint8_t *out, float *scratch,
-               size_t scratch_row, struct tern_pool *pool, tern_error *err);
+int tern_convert_rows(const struct plan *plan, const struct piece *p, int64_t row, int64_t n, uint8_t *out,
+                      float *scratch, size_t scratch_row, struct tern_pool *pool, tern_error *err);
 
 /* write.c: everything into the file. */
-int plan_write(const struct plan *p, const char *path, const tern_convert_params *params, tern_convert_report *report,
-               tern_error *err);
+int tern_convert_write(const struct plan *p, const char *path, const tern_convert_params *params,
+                       tern_convert_report *report, tern_error *err);
 
 #endif

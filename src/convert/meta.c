@@ -156,7 +156,7 @@ out:
     return rc;
 }
 
-int plan_metadata(struct plan *p, const tern_convert_params *params, tern_error *err)
+int tern_convert_metadata(struct plan *p, const tern_convert_params *params, tern_error *err)
 {
     int rc = 0;
     if (tern_file_kind(p->f) == TERN_FILE_GGUF)
@@ -180,7 +180,7 @@ static float divisor(double plain, float scaled)
     return middle;
 }
 
-int plan_divisors(struct plan *p, tern_error *err)
+int tern_convert_divisors(struct plan *p, tern_error *err)
 {
     int rc = 0;
     int64_t n_rot;

@@ -130,14 +130,14 @@ static size_t row_bytes(int type, int64_t k)
     return (size_t)(k / tern_type_elems(type)) * (size_t)tern_type_bytes(type);
 }
 
-size_t chunk_row_bytes(const struct piece *o)
+size_t tern_convert_row_bytes(const struct piece *o)
 {
     return row_bytes(o->type, o->k);
 }
 
 static void set_chunks(struct piece *o)
 {
-    const size_t from = row_bytes(o->t->type, o->k), to = chunk_row_bytes(o);
+    const size_t from = row_bytes(o->t->type, o->k), to = tern_convert_row_bytes(o);
     const size_t most = CHUNK_BYTES / (from > to ? from : to);
     o->chunk_rows = most > 1 ? (int64_t)most : 1;
     o->n_chunks = (size_t)((o->rows + o->chunk_rows - 1) / o->chunk_rows);
@@ -326,7 +326,7 @@ static int find_type(struct plan *p, const char *name, tern_error *err)
                         name);
 }
 
-int plan_make(struct plan *p, const tern_convert_params *params, tern_error *err)
+int tern_convert_plan_make(struct plan *p, const tern_convert_params *params, tern_error *err)
 {
     int rc = 0;
     char key[96];
@@ -336,10 +336,10 @@ int plan_make(struct plan *p, const tern_convert_params *params, tern_error *err
     TERN_TRY(find_arch(p, err));
     (void)snprintf(key, sizeof key, "%s.block_count", p->arch);
     TERN_TRY(tern_file_need_int(p->f, key, 1, 65536, &n_layers, err));
-    TERN_TRY(plan_metadata(p, params, err));
+    TERN_TRY(tern_convert_metadata(p, params, err));
     for (size_t i = 0; i < tern_file_n_tensors(p->f); i++)
         TERN_TRY(add_tensor(p, tern_file_tensor_at(p->f, i), n_layers, err));
-    TERN_TRY(plan_divisors(p, err));
+    TERN_TRY(tern_convert_divisors(p, err));
     if (p->divisor_values)
         TERN_TRY(add_tensor(p, &p->divisors, n_layers, err));
     TERN_TRY(tern_gguf_head(&p->head, &p->head_bytes, err));
@@ -347,7 +347,7 @@ out:
     return rc;
 }
 
-void plan_clear(struct plan *p)
+void tern_convert_plan_clear(struct plan *p)
 {
     for (size_t i = 0; i < p->n; i++)
         tern_free(p->v[i].each);

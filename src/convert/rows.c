@@ -67,7 +67,7 @@ static bool copy_row(const struct piece *o, int64_t r, uint8_t *out)
     const struct tern_tensor *t = place(o, r, &matrix, &row);
     if (t->type != o->type || tern_type_elems(t->type) == 1)
         return false; /* floats are looked at */
-    const size_t n = chunk_row_bytes(o);
+    const size_t n = tern_convert_row_bytes(o);
     memcpy(out, (const uint8_t *)t->data + (size_t)(matrix * o->source_rows + row) * n, n);
     return true;
 }
@@ -94,7 +94,7 @@ static void chunk_task(void *ctx, int task, int worker)
 {
     struct chunk *c = ctx;
     float *x = c->scratch + (size_t)worker * c->scratch_row;
-    const size_t step = chunk_row_bytes(c->o);
+    const size_t step = tern_convert_row_bytes(c->o);
     for (int64_t i = (int64_t)task * ROWS_PER_TASK; i < ((int64_t)task + 1) * ROWS_PER_TASK && i < c->n; i++) {
         tern_error err = {0};
         if (make_row(c->o, c->row + i, c->out + (size_t)i * step, x, &err) == 0)
@@ -134,8 +134,8 @@ static void forget(const struct chunk *c)
     tern_file_forget(c->plan->f, &part);
 }
 
-int chunk_make(const struct plan *plan, const struct piece *o, int64_t row, int64_t n, uint8_t *out, float *scratch,
-               size_t scratch_row, struct tern_pool *pool, tern_error *err)
+int tern_convert_rows(const struct plan *plan, const struct piece *o, int64_t row, int64_t n, uint8_t *out,
+                      float *scratch, size_t scratch_row, struct tern_pool *pool, tern_error *err)
 {
     struct chunk c = {.plan = plan,
                       .o = o,

@@ -108,8 +108,8 @@ static int write_chunk(struct writer *w, const struct piece *o, size_t i, size_t
     int rc = 0;
     const int64_t row = (int64_t)i * o->chunk_rows, left = o->rows - row;
     const int64_t n = left < o->chunk_rows ? left : o->chunk_rows;
-    const uint64_t at = w->data_at + o->offset + (uint64_t)row * chunk_row_bytes(o);
-    size_t bytes = (size_t)n * chunk_row_bytes(o), zeros = 0;
+    const uint64_t at = w->data_at + o->offset + (uint64_t)row * tern_convert_row_bytes(o);
+    size_t bytes = (size_t)n * tern_convert_row_bytes(o), zeros = 0;
     if (i + 1 == o->n_chunks) /* behind the tensor */
         zeros = tern_round_up((size_t)o->n_bytes, TERN_GGUF_ALIGN) - (size_t)o->n_bytes;
     bytes += zeros;
@@ -118,7 +118,7 @@ static int write_chunk(struct writer *w, const struct piece *o, size_t i, size_t
         return 0;
     }
     memset(w->out + bytes - zeros, 0, zeros);
-    TERN_TRY(chunk_make(w->p, o, row, n, w->out, w->scratch, w->scratch_row, w->pool, err));
+    TERN_TRY(tern_convert_rows(w->p, o, row, n, w->out, w->scratch, w->scratch_row, w->pool, err));
     const uint64_t hash = hash_of(w->out, bytes);
     TERN_TRY(tern_outfile_write_at(&w->f, w->out, bytes, at, err));
     TERN_TRY(tern_outfile_write_at(&w->f, &hash, sizeof hash, hash_at(w, chunk), err));
@@ -149,7 +149,7 @@ static int prepare(struct writer *w, int n_threads, tern_error *err)
     for (size_t i = 0; i < p->n; i++) {
         const struct piece *o = &p->v[i];
         const int64_t rows = o->rows < o->chunk_rows ? o->rows : o->chunk_rows;
-        const size_t bytes = (size_t)rows * chunk_row_bytes(o) + TERN_GGUF_ALIGN;
+        const size_t bytes = (size_t)rows * tern_convert_row_bytes(o) + TERN_GGUF_ALIGN;
         w->out_bytes = bytes > w->out_bytes ? bytes : w->out_bytes;
         w->scratch_row = (size_t)o->k > w->scratch_row ? (size_t)o->k : w->scratch_row;
     }
@@ -171,8 +171,8 @@ static bool worth_keeping(const struct writer *w, int rc)
     return w->begun && w->journal.digest && (rc == TERN_ECANCELLED || rc == TERN_EIO);
 }
 
-int plan_write(const struct plan *p, const char *path, const tern_convert_params *params, tern_convert_report *report,
-               tern_error *err)
+int tern_convert_write(const struct plan *p, const char *path, const tern_convert_params *params,
+                       tern_convert_report *report, tern_error *err)
 {
     int rc = 0;
     struct stat st;
