@@ -87,14 +87,16 @@ static bool is_own(const struct plan *p, const char *key)
            (strcmp(key, "general.file_type") == 0 || strcmp(key, "general.quantization_version") == 0);
 }
 
-static int copy_metadata(struct plan *p, tern_error *err)
+static int copy_metadata(struct plan *p, const tern_convert_params *params, tern_error *err)
 {
     int rc = 0;
     for (size_t i = 0; i < tern_file_n_meta(p->f); i++) {
         const struct tern_meta *m = tern_file_meta_at(p->f, i);
-        if (!is_own(p, m->key))
+        if (!is_own(p, m->key) && !(params->no_tokenizer && strncmp(m->key, "tokenizer.", 10) == 0))
             TERN_TRY(tern_gguf_put_meta(&p->head, m, false, err));
     }
+    if (params->no_tokenizer)
+        TERN_TRY(tern_gguf_put_str(&p->head, "tokenizer.ggml.model", "none", 4, err));
     if (p->type != CONVERT_KEEP)
         TERN_TRY(put_file_type(p, err));
 out:
@@ -160,7 +162,7 @@ int tern_convert_metadata(struct plan *p, const tern_convert_params *params, ter
 {
     int rc = 0;
     if (tern_file_kind(p->f) == TERN_FILE_GGUF)
-        return copy_metadata(p, err);
+        return copy_metadata(p, params, err);
     TERN_TRY(put_configuration(p, err));
     TERN_TRY(put_text(p, params, err));
 out:
