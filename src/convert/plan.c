@@ -219,6 +219,19 @@ out:
     return rc;
 }
 
+/* The others are taken along with the first one, as many as the model has. */
+static int check_expert(const struct plan *p, const struct tern_tensor *t, long expert, size_t n_base, tern_error *err)
+{
+    char key[96], name[160];
+    int64_t n;
+    (void)snprintf(key, sizeof key, "%s.expert_count", p->arch);
+    (void)snprintf(name, sizeof name, "%.*s.0.weight", (int)n_base, t->name);
+    int rc = tern_file_need_int(p->f, key, 1, 65536, &n, err);
+    if (rc == 0 && (expert < 0 || expert >= n || !tern_file_tensor(p->f, name)))
+        return fail(p, t, TERN_EFORMAT, err, "it belongs to no expert");
+    return rc;
+}
+
 /* Gate and up of all experts in one tensor become two. */
 static int add_halves(struct plan *p, const struct tern_tensor *t, int64_t n_layers, tern_error *err)
 {
@@ -280,7 +293,7 @@ static int add_tensor(struct plan *p, const struct tern_tensor *t, int64_t n_lay
     if (tern_file_kind(p->f) == TERN_FILE_HF && strcmp(t->name, t->source) == 0)
         return fail(p, t, TERN_EUNSUPPORTED, err, "GGUF has no name for it");
     if (is_expert(t->name, &expert, &n_base))
-        return expert == 0 ? add_stack(p, t, n_base, n_layers, err) : 0;
+        return expert == 0 ? add_stack(p, t, n_base, n_layers, err) : check_expert(p, t, expert, n_base, err);
     if (ends_with(t->name, ".ffn_gate_up_exps.weight") && tern_file_kind(p->f) == TERN_FILE_HF)
         return add_halves(p, t, n_layers, err);
     TERN_TRY(add(p, &o, t, t->name, err));
