@@ -24,7 +24,7 @@ SOURCES := $(shell find src include tests bench examples -name '*.[ch]' 2>/dev/n
 .DEFAULT_GOAL := all
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-print-directory
-.PHONY: all run check check-asan check-tsan check-neon fuzz-build fuzz bench house format format-check tidy install clean help
+.PHONY: all run check check-asan check-tsan check-neon fuzz-build fuzz bench docs house format format-check tidy install clean help
 
 all: ## build the release program, build/tern
 	@tools/packages build
@@ -84,6 +84,12 @@ bench: all ## kernels against their plain C form; with MODEL=FILE also the model
 	@cmake --build $(BUILD) -j $(JOBS) --target checkasm
 	@$(BUILD)/tests/checkasm/checkasm --bench
 	@test -z "$(MODEL)" || $(BUILD)/tern bench -m "$(MODEL)" $(BENCH_FLAGS)
+
+docs: ## write docs/models.md anew: what runs from which files with which KV cache
+	@tools/packages build check
+	@cmake --preset release -B $(BUILD) >/dev/null
+	@cmake --build $(BUILD) -j $(JOBS) --target test_docs_models
+	@$(BUILD)/tests/test_docs_models --write docs/models.md >/dev/null 2>&1 || $(BUILD)/tests/test_docs_models
 
 house: all ## the rules of the house: layers, sizes, headers, symbols, instruction sets, links
 	@tools/packages ci

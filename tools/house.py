@@ -52,6 +52,7 @@ VISIBLE = {
         "kernel.h",
         "attn.h",
         "attn_impl.h",
+        "delta.h",
         "gemm.h",
         "gemm_scales_impl.h",
         "kvq.h",

@@ -20,6 +20,7 @@ import torch
 import transformers
 from gguf import GGMLQuantizationType as Type
 
+import make_dense_models as dense
 import make_tiny_models as tiny
 import reference_logits as ref
 
@@ -44,10 +45,40 @@ GEMMA3_ROPE = {"full_attention": dict(rope_type="linear", rope_theta=1e6, factor
 GEMMA = dict(num_hidden_layers=3, hidden_size=32, head_dim=64, query_pre_attn_scalar=48, sliding_window=24)
 
 EXPERTS = dict(hidden_size=32, vocab_size=128, num_attention_heads=3, head_dim=32, num_experts_per_tok=2)
-# Directories of the same weights with an expert's matrices in one tensor for all experts, and how they are called there:
+# Directories of the same weights with an expert's matrices (and of latent attention a head's) in one tensor for all experts, and how they are called there:
 # as mlx-lm writes them, and as transformers keeps them in memory.
 STACKED = {"qwen3_moe": ("mlp.experts", "mlp.switch_mlp.{}_proj.weight", ("gate_proj", "up_proj", "down_proj")),
+           "deepseek_v3": ("mlp.experts", "mlp.switch_mlp.{}_proj.weight", ("gate_proj", "up_proj", "down_proj")),
            "mixtral": ("block_sparse_moe.experts", None, ("w1", "w3", "w2"))}
+
+LATENT = dict(hidden_size=32, vocab_size=64, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=2,
+              head_dim=None, kv_lora_rank=64, qk_nope_head_dim=32, qk_rope_head_dim=16, v_head_dim=48,
+              intermediate_size=40, moe_intermediate_size=24, num_experts_per_tok=2, tie_word_embeddings=False,
+              rms_norm_eps=1e-6)
+GEMMA4 = dict(hidden_size=32, vocab_size=64, intermediate_size=48, head_dim=16, global_head_dim=48, sliding_window=24,
+              vocab_size_per_layer_input=64, tie_word_embeddings=True, final_logit_softcapping=4.0, rope_parameters={
+                  "sliding_attention": dict(rope_type="default", rope_theta=1e3),
+                  "full_attention": dict(rope_type="proportional", partial_rotary_factor=0.25, rope_theta=1e6)})
+QWEN35 = dict(hidden_size=32, head_dim=64, linear_conv_kernel_dim=4, linear_key_head_dim=16, linear_value_head_dim=32,
+              linear_num_key_heads=2, rope_parameters={**PLAIN, "partial_rotary_factor": 0.25,
+                                                       "mrope_section": [4, 2, 2], "mrope_interleaved": True})
+SLIDING, FULL = "sliding_attention", "full_attention"
+# What GGUF says of models whose twin is written by make_dense_models.py.
+TWINS = {
+    "gemma4": ("gemma4", {
+        "attention.head_count_kv": [2, 1], "attention.key_length": 48, "attention.value_length": 48,
+        "attention.key_length_swa": 16, "attention.value_length_swa": 16, "rope.freq_base": 1e6,
+        "rope.freq_base_swa": 1e3, "attention.sliding_window": 24, "final_logit_softcapping": 4.0,
+        "attention.sliding_window_pattern": [True, False], "expert_count": 3, "expert_used_count": 2,
+        "expert_feed_forward_length": 40}),
+    "deepseek_v2": ("deepseek2", {
+        **dense.latent_keys(rank=64), "rope.scaling.type": "yarn", "rope.scaling.factor": 4.0,
+        "rope.scaling.original_context_length": 32, "rope.scaling.yarn_beta_fast": 6.0,
+        "rope.scaling.yarn_beta_slow": 1.5, "rope.scaling.yarn_log_multiplier": 0.07, "expert_count": 6,
+        "expert_used_count": 2, "expert_feed_forward_length": 24, "expert_shared_count": 2,
+        "expert_weights_scale": 1.3, "leading_dense_block_count": 1, "expert_group_count": 3,
+        "expert_group_used_count": 2}),
+}
 
 # name: (class of transformers without its ending, changes to BASE, type, size of a file, has a twin)
 MODELS = {
@@ -78,6 +109,32 @@ MODELS = {
         **YARN, "llama_4_scaling_beta": 0.3, "mscale": 1.0, "mscale_all_dim": 0.5}), Type.BF16, "1GB", False),
     "smollm3": ("SmolLM3", dict(hidden_size=32, num_hidden_layers=5, rope_parameters=PLAIN, tie_word_embeddings=True,
                                 vocab_size=96, intermediate_size=40), Type.BF16, "1GB", False),
+    "qwen3_5": ("Qwen3_5", dict(QWEN35, linear_num_value_heads=6, tie_word_embeddings=True, num_hidden_layers=3,
+                                layer_types=["full_attention", "linear_attention", "linear_attention"]), Type.BF16,
+                "1GB", False),
+    "qwen3_5_moe": ("Qwen3_5Moe", dict(QWEN35, linear_num_value_heads=4, tie_word_embeddings=False, num_hidden_layers=4,
+                                       num_experts=5, num_experts_per_tok=2, moe_intermediate_size=24, vocab_size=64,
+                                       shared_expert_intermediate_size=40), Type.BF16, "90KB", False),
+    "gemma4": ("Gemma4", dict(GEMMA4, layer_types=[SLIDING, FULL], num_hidden_layers=2, num_key_value_heads=2,
+                              num_global_key_value_heads=1, attention_k_eq_v=True, hidden_size_per_layer_input=0,
+                              enable_moe_block=True, num_experts=3, top_k_experts=2, moe_intermediate_size=40),
+               Type.BF16, "1GB", True),
+    "gemma4_small": ("Gemma4", dict(GEMMA4, layer_types=[SLIDING, FULL, SLIDING, FULL], num_hidden_layers=4,
+                                    num_kv_shared_layers=2, use_double_wide_mlp=True, intermediate_size=40,
+                                    hidden_size_per_layer_input=32), Type.BF16, "1GB", False),
+    "deepseek_v2": ("DeepseekV2", dict(LATENT, q_lora_rank=None, first_k_dense_replace=1, n_routed_experts=6,
+                                       n_shared_experts=2, routed_scaling_factor=1.3,
+                                       topk_method="group_limited_greedy", n_group=3, topk_group=2,
+                                       rope_parameters={**YARN, "mscale": 0.7, "mscale_all_dim": 0.7}), Type.BF16,
+                    "1GB", True),
+    "deepseek_v3": ("DeepseekV3", dict(LATENT, q_lora_rank=48, first_k_dense_replace=1, n_routed_experts=4,
+                                       n_shared_experts=1, routed_scaling_factor=1.8, n_group=2, topk_group=1,
+                                       rope_parameters={**YARN, "mscale": 1.0, "mscale_all_dim": 0.5}), Type.BF16,
+                    "1GB", False),
+    "glm4_moe_lite": ("Glm4MoeLite", dict(LATENT, q_lora_rank=48, n_routed_experts=4, n_shared_experts=1,
+                                          rope_interleave=False,
+                                          rope_parameters=dict(rope_type="default", rope_theta=1e3)), Type.BF16,
+                      "1GB", False),
     "gemma3": ("Gemma3", dict(GEMMA, rope_parameters=GEMMA3_ROPE,
                               layer_types=["sliding_attention", "full_attention", "sliding_attention"]), Type.BF16,
                "90KB", True),
@@ -92,6 +149,10 @@ def spec_of(settings):
 
 
 def write_twin(path, name, model, settings, dtype):
+    if name in TWINS:
+        arch, more = TWINS[name]
+        dense.write_gguf(path, arch, settings, more, dense.tensors(model, arch), dtype)
+        return
     config, arch = model.config, name
     heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
     dim = settings["head_dim"] or config.hidden_size // heads
@@ -145,7 +206,17 @@ def make(name):
     model = getattr(transformers, cls + "ForCausalLM")(getattr(transformers, kind + "Config")(**arguments))
     spec = spec_of(settings)
     model = tiny.randomise(model, spec, rng)
-    for param in model.parameters():
+    parameters = ref.weights(model)
+    for key, value in parameters.items():
+        if "router.proj" in key:
+            value *= settings["hidden_size"] ** 0.5  # what it reads is divided by that
+        if key.endswith("A_log"):
+            value -= 3  # states that last
+        if name.startswith("gemma4") and "q_norm" in key:
+            value *= 0.2  # scores have no other scale
+    for n, layer in enumerate(model.model.layers if name.startswith("gemma4") else ()):
+        parameters[f"{n}.layer_scalar"] = layer.layer_scalar.fill_(0.5 + 0.25 * n)
+    for param in parameters.values():
         param.copy_(param.to(DTYPES[dtype]).float())
     ids = tiny.prompt(spec, rng)
     OUT.mkdir(parents=True, exist_ok=True)
@@ -176,9 +247,20 @@ def write_stacked(name):
         else:
             state[f"{layer}.mlp.experts.gate_up_proj"] = torch.cat(stacks[:2], dim=1)
             state[f"{layer}.mlp.experts.down_proj"] = stacks[2]
+    if name == "deepseek_v3":
+        split_heads(state)
     to.mkdir(exist_ok=True)
     safetensors.torch.save_file(state, to / "model.safetensors", metadata={"format": "pt"})
     (to / "config.json").write_text((OUT / name / "config.json").read_text(encoding="ascii"), encoding="ascii")
+
+
+def split_heads(state):
+    """kv_b_proj as mlx-lm has it: a stack for keys, transposed, and one for values."""
+    for key in [key for key in state if key.endswith("kv_b_proj.weight")]:
+        both = state.pop(key).reshape(LATENT["num_attention_heads"], -1, LATENT["kv_lora_rank"])
+        nope = LATENT["qk_nope_head_dim"]
+        state[key.replace("kv_b_proj", "embed_q")] = both[:, :nope].swapaxes(1, 2).contiguous()
+        state[key.replace("kv_b_proj", "unembed_out")] = both[:, nope:].contiguous()
 
 
 def main():

@@ -32,6 +32,15 @@ PHI3 = ("Phi3", dict(rope_parameters=dict(hf.PLAIN, partial_rotary_factor=1.0), 
                      head_dim=None, sliding_window=None))
 
 
+QWEN3_MOE = ("Qwen3Moe", dict(rope_parameters=hf.PLAIN, tie_word_embeddings=True, vocab_size=96, head_dim=32,
+                              moe_intermediate_size=32, num_experts=3, num_experts_per_tok=2, norm_topk_prob=True))
+GLM = ("Glm4MoeLite", dict(hf.LATENT, hidden_size=64, num_hidden_layers=1, mlp_layer_types=["sparse"],
+                           moe_intermediate_size=32, kv_lora_rank=64, v_head_dim=64, q_lora_rank=32, n_routed_experts=4,
+                           n_shared_experts=1, tie_word_embeddings=True, rope_parameters=hf.PLAIN))
+
+DEEPSEEK = ("DeepseekV3", dict({key: value for key, value in GLM[1].items() if key != "mlp_layer_types"}, first_k_dense_replace=0, n_group=1, topk_group=1))
+
+
 def bf16(tensor):
     return tensor.to(torch.bfloat16)
 
@@ -147,10 +156,51 @@ MODELS = {
     "awq": (QWEN2, {"quantization_config": {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm",
                                             "zero_point": True, "modules_to_not_convert": None}},
             lambda w: awq(w, 32), {"lm_head": None, "model.embed_tokens": None}),
+    "affine_moe": (QWEN3_MOE, {"quantization": {"group_size": 32, "bits": 4}}, mlx, {
+        layer("mlp.gate"): dict(bits=8, group_size=64),
+        layer("mlp.switch_mlp.up_proj"): dict(mode="mxfp4", bits=4, group_size=32),
+        layer("mlp.switch_mlp.down_proj"): dict(bits=6, group_size=32)}),
+    "micro_latent": (GLM, {"quantization": {"group_size": 32, "bits": 4, "mode": "mxfp4"}}, mlx, {
+        layer("mlp.gate"): None,
+        layer("mlp.switch_mlp.gate_proj"): dict(mode="mxfp8", bits=8, group_size=32)}),
+    "fp8_moe": (QWEN3_MOE, {"quantization_config": {"quant_method": "fp8", "weight_block_size": [16, 32]}},
+                lambda w: fp8(w, (16, 32)), {"model.embed_tokens": None, layer("mlp.gate"): None}),
+    "fp8_latent": (DEEPSEEK, {"quantization_config": {"quant_method": "fp8", "weight_block_size": [32, 32]}},
+                   lambda w: fp8(w, (32, 32)), {"model.embed_tokens": None, layer("mlp.gate"): None}),
+    "gptq_moe": (QWEN3_MOE, {"quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": 32}},
+                 lambda w: gptq(w, 32), {"model.embed_tokens": None, layer("mlp.gate"): None}),
+    "awq_moe": (QWEN3_MOE, {"quantization_config": {"quant_method": "awq", "bits": 4, "group_size": 32,
+                                                    "version": "gemm", "zero_point": True}},
+                lambda w: awq(w, 32), {"model.embed_tokens": None, layer("mlp.gate"): None}),
+    "nvfp4_moe": (QWEN3_MOE, {"quantization_config": {"quant_method": "compressed-tensors",
+                                                      "format": "nvfp4-pack-quantized"}},
+                  nvfp4, {"model.embed_tokens": None, layer("mlp.gate"): None}),
     "nvfp4": (LLAMA, {"quantization_config": {"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized",
                                               "quantization_status": "compressed", "ignore": ["lm_head"]}},
               nvfp4, {"model.embed_tokens": None}),
 }
+
+
+def weights(model, stacked):
+    """(module, part of a parameter that it is) of all matrices; experts and the halves of kv_b_proj as stacks or, but for
+    the latter, one by one."""
+    for key, param in model.named_parameters():
+        module = key.removesuffix(".weight")
+        if param.dim() == 2 and not (stacked and module.endswith("kv_b_proj")):
+            yield module, param
+        elif param.dim() == 2:
+            both = param.view(model.config.num_attention_heads, -1, param.shape[-1])
+            yield module.replace("kv_b_proj", "embed_q"), both[:, :model.config.qk_nope_head_dim].swapaxes(1, 2)
+            yield module.replace("kv_b_proj", "unembed_out"), both[:, model.config.qk_nope_head_dim:]
+        elif param.dim() == 3:
+            above, word = module.rsplit(".experts.", 1)
+            half = param.shape[1] // 2
+            parts = {"gate_proj": param[:, :half], "up_proj": param[:, half:]} if word == "gate_up_proj" else {word: param}
+            for part, stack in parts.items():
+                if stacked:
+                    yield f"{above}.switch_mlp.{part}", stack
+                else:
+                    yield from ((f"{above}.experts.{n}.{part}", one) for n, one in enumerate(stack))
 
 
 @torch.no_grad()
@@ -164,24 +214,29 @@ def make(name):
     spec = hf.spec_of(settings)
     model = tiny.randomise(model, spec, rng)
     tensors = {}
-    for key, param in model.named_parameters():
-        module, word = key.rsplit(".", 1)
-        how = special.get(module, quantise) if param.dim() == 2 else None
-        if how is None:
+    for key, param in ref.weights(model).items():
+        if param.dim() == 1:
             tensors[key] = bf16(param)
             param.copy_(tensors[key].float())
-            if param.dim() == 2 and "quantization" in says:
+    for module, param in weights(model, "quantization" in says):
+        how = special.get(module, quantise)
+        if how is None:
+            tensors[f"{module}.weight"] = bf16(param)
+            param.copy_(tensors[f"{module}.weight"].float())
+            if "quantization" in says:
                 says["quantization"][module] = False
             continue
+        rows = param.reshape(-1, param.shape[-1])
         if isinstance(how, dict):
             says["quantization"][module] = how
-            parts, meant = mlx(param.data, **how)
+            parts, meant = mlx(rows, **how)
         elif how is mlx:
-            parts, meant = mlx(param.data, **MODELS[name][1]["quantization"])
+            parts, meant = mlx(rows, **MODELS[name][1]["quantization"])
         else:
-            parts, meant = how(param.data)
-        param.copy_(meant)
+            parts, meant = how(rows)
+        param.copy_(meant.reshape(param.shape))
         for part, value in parts.items():
+            value = value.reshape(*param.shape[:-1], -1) if param.dim() == 3 else value
             tensors.setdefault(f"{module}.{part}", value.contiguous())
     if name == "fp8_tensor":
         tensors[layer("mlp.gate_proj.input_scale")] = torch.ones(())

@@ -3,13 +3,17 @@
 
     tools/make_synthetic_model.py --preset 1b --type q4_0 -o 1b-q4_0.gguf
     tools/make_synthetic_model.py --preset 8b --type q4_k --layers 4 -o part.gguf
+    tools/make_synthetic_model.py --preset 1b --type bf16 --vocab 32000 --layers 7 --safetensors -o directory
 
-The file is GGUF 3, of the architecture "llama", with tied embeddings and without a tokenizer.  Weights have the
+The file is GGUF 3, of the architecture "llama", with tied embeddings and without a tokenizer; --safetensors writes the
+same model as a directory of config.json and model.safetensors, its types being f32, f16 and bf16.  Weights have the
 variance 1/inputs, so activations stay finite; the text that such a model writes means nothing.  A pool of some ten
 thousand different blocks fills all tensors, each row from another place in it.  Needs Python alone.
 """
 import argparse
 import array
+import json
+import os
 import random
 import struct
 import sys
@@ -160,7 +164,7 @@ class Pool:
             to.write(self.bytes[at:at + self.row * self.size])
 
 
-def write(a, to):
+def write_gguf(a, to):
     rng = random.Random(a.seed)
     number, elems, block = TYPES[a.type]
     size = len(block(rng, 1.0))
@@ -175,13 +179,72 @@ def write(a, to):
     n_pairs, pairs = metadata(a)
     head = b"GGUF" + struct.pack("<IQQ", 3, len(plan), n_pairs) + pairs + table
     to.write(head + bytes(-len(head) % 32))
+    write_weights(rng, to, plan, block, elems, array.array("f", [1.0]).tobytes())
+
+
+def write_weights(rng, to, plan, block, elems, one):
+    """plan: outputs (0: a vector of ones), inputs, bytes of padding."""
     pools = {n_in: Pool(rng, block, n_in ** -0.5, n_in // elems) for n_in in sorted({p[1] for p in plan})}
     for n_out, n_in, padding in plan:
         if n_out:
             pools[n_in].write_rows(to, n_out)
         else:
-            to.write(array.array("f", [1.0] * n_in).tobytes())
+            to.write(one * n_in)
         to.write(bytes(padding))
+
+
+HF_WORDS = {
+    "token_embd": "embed_tokens", "output_norm": "norm", "attn_norm": "input_layernorm", "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj", "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm", "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+HF_TYPES = {"f32": ("F32", "float32", "f"), "f16": ("F16", "float16", "e"), "bf16": ("BF16", "bfloat16", None)}
+
+
+def hf_name(name):
+    *layer, word, _ = name.split(".")
+    return "model." + "".join(f"layers.{n}." for n in layer[1:]) + HF_WORDS[word] + ".weight"
+
+
+def write_safetensors(a, to):
+    rng = random.Random(a.seed)
+    _, _, block = TYPES[a.type]
+    dtype, _, code = HF_TYPES[a.type]
+    one = struct.pack("<" + code, 1.0) if code else struct.pack("<f", 1.0)[2:]
+    plan, offset, table = [], 0, {}
+    for name, n_out, n_in in tensors(a):
+        end = offset + max(n_out, 1) * n_in * len(one)
+        table[hf_name(name)] = {"dtype": dtype, "shape": [n_out, n_in] if n_out else [n_in],
+                                "data_offsets": [offset, end]}
+        plan.append((n_out, n_in, 0))
+        offset = end
+    head = json.dumps(table, separators=(",", ":")).encode()
+    head += b" " * (-len(head) % 8)
+    to.write(struct.pack("<Q", len(head)) + head)
+    write_weights(rng, to, plan, block, 1, one)
+
+
+def hf_config(a):
+    return {
+        "model_type": "llama", "architectures": ["LlamaForCausalLM"], "num_hidden_layers": a.layers,
+        "max_position_embeddings": a.context, "hidden_size": a.width, "intermediate_size": a.ff,
+        "num_attention_heads": a.heads, "num_key_value_heads": a.kv_heads, "head_dim": a.head_dim,
+        "rms_norm_eps": 1e-5, "rope_theta": 500000.0, "vocab_size": a.vocab, "hidden_act": "silu",
+        "tie_word_embeddings": True, "torch_dtype": HF_TYPES[a.type][1],
+    }
+
+
+def write(a):
+    if not a.safetensors:
+        with open(a.out, "wb") as to:
+            write_gguf(a, to)
+        return
+    os.makedirs(a.out, exist_ok=True)
+    with open(os.path.join(a.out, "config.json"), "w", encoding="utf-8") as to:
+        json.dump(hf_config(a), to, indent=1)
+    with open(os.path.join(a.out, "model.safetensors"), "wb") as to:
+        write_safetensors(a, to)
 
 
 def main():
@@ -192,7 +255,8 @@ def main():
     names = ("width", "layers", "heads", "kv_heads", "head_dim", "ff", "vocab", "context")
     for name in names:
         p.add_argument("--" + name.replace("_", "-"), type=int, help="instead of the preset's")
-    p.add_argument("-o", "--out", required=True, help="file to write")
+    p.add_argument("--safetensors", action="store_true", help="write a directory as Hugging Face publishes models")
+    p.add_argument("-o", "--out", required=True, help="file (or directory) to write")
     a = p.parse_args()
     for name, value in zip(names, PRESETS[a.preset]):
         if getattr(a, name) is None:
@@ -205,11 +269,12 @@ def main():
             p.error(f"{name} is {n_in}, not a multiple of {elems}, as {a.type} needs")
     if a.heads % a.kv_heads:
         p.error(f"{a.heads} heads are not a multiple of {a.kv_heads} KV heads")
+    if a.safetensors and a.type not in HF_TYPES:
+        p.error(f"--safetensors has the types {', '.join(HF_TYPES)}, not {a.type}")
     if sys.byteorder != "little":
         p.error("only little-endian machines can write these files")
     try:
-        with open(a.out, "wb") as to:
-            write(a, to)
+        write(a)
     except OSError as e:
         sys.exit(f"{p.prog}: {a.out}: {e.strerror}")
 

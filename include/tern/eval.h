@@ -144,7 +144,7 @@ TERN_API double tern_reader_pass(tern_reader *r, tern_engine *e);
  * plans. */
 typedef struct tern_step_bytes {
     double weights; /* packed matrices, once for all rows; of experts the most that the rows can choose */
-    double kv;      /* pages with their headers, raw tokens; of all rows */
+    double kv;      /* pages with their headers, raw tokens, recurrent states; of all rows */
 } tern_step_bytes;
 TERN_API void tern_eval_step_bytes(const tern_engine *e, int plan, int ctx, int rows, tern_step_bytes *out);
 

@@ -70,6 +70,8 @@ typedef struct tern_model_info {
     const char *packed;  /* the file of packed weights that is mapped; NULL: this process packed them for itself */
     const char *notice;  /* a sentence about that file that a user wants to see: it was written, could not be written,
                             or did not fit; NULL when there is nothing to say */
+    const char *sampling_left_out; /* settings that the model recommends (tern_model_recommends) and this sampler cannot
+                                      follow, by their names in the file, separated by commas; NULL: none */
 } tern_model_info;
 
 typedef struct tern_model_params {
@@ -171,6 +173,9 @@ typedef struct tern_kv_row {
     bool chunked;           /* the window does not slide: attention begins anew at its multiples */
     double bytes_per_token; /* of closed pages, headers included */
     double f16_bytes_per_token;
+    /* n_heads 0: a layer that keeps this for a sequence of any length, instead of tokens, and up to kept_bytes more for
+     * going back; or, 0, one that attends to what an earlier layer keeps. */
+    size_t state_bytes, kept_bytes;
     const char
         *conditioning;  /* "calibrated", "scaled by norm weights"; NULL: keys are coded as they are, or not at all */
     const char *reason; /* why this layer differs from what was asked for; NULL when it does not */
@@ -235,6 +240,7 @@ TERN_API const tern_kv_plan *tern_engine_plan_at(const tern_engine *e, int plan)
 typedef struct tern_memory {
     size_t kv_bytes;     /* pages, tiles and first tokens in use, from the allocator */
     size_t kv_f16_bytes; /* what the same tokens would take in 16 bits */
+    size_t state_bytes;  /* recurrent states of sequences, those that are kept for going back among them */
     size_t scratch_bytes;
 } tern_memory;
 TERN_API void tern_engine_memory(const tern_engine *e, tern_memory *out);
@@ -297,6 +303,21 @@ typedef struct tern_sampler_params {
     int n_bias;
 } tern_sampler_params;
 TERN_API void tern_sampler_defaults(tern_sampler_params *p); /* greedy, everything off, seed 0 */
+
+/* How the model's makers want its tokens picked: generation_config.json of a directory, general.sampling.* of a GGUF
+ * file.  Sets those members of p that they say something about, which the result names, and leaves the others as they
+ * are.  Where they say top-k, top-p, min-p or "do_sample" and no temperature, that is 1; "do_sample": false is
+ * temperature 0. */
+enum {
+    TERN_SAID_TEMPERATURE = 1,
+    TERN_SAID_TOP_K = 2,
+    TERN_SAID_TOP_P = 4,
+    TERN_SAID_MIN_P = 8,
+    TERN_SAID_REPETITION = 16, /* repetition_penalty */
+    TERN_SAID_LAST = 32        /* penalty_last */
+};
+TERN_API unsigned tern_model_recommends(const tern_model *m, tern_sampler_params *p);
+
 /* TERN_EINVAL names the parameter that is out of range. */
 TERN_API int tern_sampler_new(tern_sampler **out, int n_vocab, const tern_sampler_params *p, tern_error *err);
 TERN_API void tern_sampler_free(tern_sampler *s);

@@ -98,6 +98,9 @@ struct tern_bias {
 };
 int tern_setup_sampler(tern_sampler_params *p, struct tern_bias *bias, const struct tern_args *a, tern_error *err);
 void tern_bias_clear(struct tern_bias *b);
+/* What the model recommends holds where the user said nothing; without --seed the seed is drawn.  tell: say so. */
+int tern_setup_recommended(tern_sampler_params *p, const struct tern_args *a, const tern_model *m, bool tell,
+                           tern_error *err);
 
 /* --stop texts, none of them empty. */
 int tern_setup_stop(tern_generate_params *p, const struct tern_args *a, tern_error *err);
@@ -143,6 +146,8 @@ void tern_progress_end(struct tern_progress *p);             /* wipes the bar */
 
 /* Sums over the layers of a plan, in bytes per token. */
 void tern_plan_bytes(const tern_kv_plan *p, double *bytes, double *f16_bytes);
+/* Most bytes of a sequence's recurrent states, those that are kept among them. */
+double tern_plan_states(const tern_kv_plan *p);
 /* Bytes of a sequence of ctx tokens; layers with a sliding window hold no more than their window. */
 void tern_plan_total(const tern_kv_plan *p, int ctx, double *bytes, double *f16_bytes);
 /* The layers that differ from what was asked for (`spec`), on one stderr line; nothing when none does. */
@@ -158,6 +163,9 @@ json_t *tern_machine_json(void);
 /* The columns that end every line of comma-separated values: ",version,cpu,isa" and their values. */
 #define TERN_CSV_MACHINE ",version,cpu,isa"
 int tern_machine_csv(tern_error *err);
+/* "temperature 0.6, top-k 20", in a static buffer. */
+const char *tern_sampling_text(const tern_sampler_params *p);
+json_t *tern_sampling_json(const tern_sampler_params *p);
 /* Text as a value between quotes, view into a ring of four buffers; long text is cut. */
 const char *tern_csv_text(const char *text);
 json_t *tern_model_json(const tern_model *m);

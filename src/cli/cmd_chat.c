@@ -220,6 +220,9 @@ static int do_stats(struct chat *c, const char *arg, tern_error *err)
     tern_note("%d of %d tokens, %zu turns; KV %s (16 bit: %s); peak memory %s", tern_seq_length(c->session.seq),
               tern_engine_ctx(c->setup.engine), c->session.n_turns, tern_size_text((double)m.kv_bytes),
               tern_size_text((double)m.kv_f16_bytes), tern_size_text((double)tern_peak_memory()));
+    if (m.state_bytes)
+        tern_note("recurrent states %s, those that are kept for going back among them",
+                  tern_size_text((double)m.state_bytes));
     tern_note("last reply: %d prompt tokens in %.3f s, %d tokens in %.3f s (%.1f/s)", g->n_prompt, g->prompt_s,
               g->n_generated, g->decode_s, g->decode_s > 0 ? g->n_generated / g->decode_s : 0.0);
     return 0;
@@ -323,6 +326,7 @@ int tern_cmd_chat(const struct tern_args *a, tern_error *err)
     TERN_TRY(tern_setup_model(&c.setup, a, a->v[TERN_OPT_MODEL].s, err));
     if (!tern_model_get_info(c.setup.model)->has_template)
         TERN_FAIL(err, TERN_EUNSUPPORTED, "%s has no chat template; use tern run", a->v[TERN_OPT_MODEL].s);
+    TERN_TRY(tern_setup_recommended(&c.params.sampler, a, c.setup.model, true, err));
     TERN_TRY(tern_chat_vars_init(&c.vars, a, c.setup.model, err));
     c.reply.hide_reasoning = a->v[TERN_OPT_HIDE_REASONING].n > 0;
     TERN_TRY(new_reply(&c, err)); /* a format that does not exist is told now */

@@ -57,7 +57,8 @@ static void check_memory(struct doctor *d)
     tern_engine_memory(d->setup.engine, &m);
     tern_plan_total(tern_engine_plan(d->setup.engine), tern_engine_ctx(d->setup.engine), &d->kv_bytes,
                     &d->kv_f16_bytes);
-    d->needed = tern_model_get_info(d->setup.model)->weight_bytes + (size_t)d->kv_bytes + m.scratch_bytes;
+    d->needed = tern_model_get_info(d->setup.model)->weight_bytes + (size_t)d->kv_bytes +
+                (size_t)tern_plan_states(tern_engine_plan(d->setup.engine)) + m.scratch_bytes;
     if (d->machine.memory_bytes && d->needed > d->machine.memory_bytes) {
         char text[200];
         (void)snprintf(text, sizeof text,

@@ -62,6 +62,13 @@ static int print_model(const tern_model *m, tern_error *err)
     TERN_TRY(tern_out_printf(err, "context         %d tokens\n", i->ctx));
     TERN_TRY(tern_out_printf(err, "tokenizer       %s, %d tokens\n", tern_shown(i->tokenizer), i->n_vocab));
     TERN_TRY(tern_out_printf(err, "chat template   %s\n", i->has_template ? "yes" : "no"));
+    tern_sampler_params p;
+    tern_sampler_defaults(&p);
+    if (tern_model_recommends(m, &p))
+        TERN_TRY(tern_out_printf(err, "sampling        %s (recommended)\n", tern_sampling_text(&p)));
+    if (i->sampling_left_out)
+        TERN_TRY(tern_out_printf(err, "                recommended too, but not known here: %s\n",
+                                 tern_shown(i->sampling_left_out)));
 out:
     return rc;
 }

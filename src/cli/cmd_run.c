@@ -162,12 +162,14 @@ static int print_json(const struct run *r, tern_error *err)
     json_t *timings = json_pack("{sf sf sf sf sf}", "load_s", r->setup.load_s, "prompt_s", g->prompt_s,
                                 "prompt_tokens_per_s", rate(g->n_prompt, g->prompt_s), "decode_s", g->decode_s,
                                 "decode_tokens_per_s", rate(g->n_generated, g->decode_s));
-    json_t *kv = json_pack("{so ss sf sf sI sI}", "spec", tern_json_text(tern_setup_kv(r->a)), "when",
+    json_t *kv = json_pack("{so ss sf sf sI sI sI}", "spec", tern_json_text(tern_setup_kv(r->a)), "when",
                            tern_setup_at_end(r->a) ? "end" : "stream", "bytes_per_token", bytes, "f16_bytes_per_token",
-                           f16, "bytes", (json_int_t)memory.kv_bytes, "f16_bytes", (json_int_t)memory.kv_f16_bytes);
+                           f16, "bytes", (json_int_t)memory.kv_bytes, "f16_bytes", (json_int_t)memory.kv_f16_bytes,
+                           "state_bytes", (json_int_t)memory.state_bytes);
     json_t *text = json_stringn(r->text.p ? r->text.p : "", r->text.len);
-    return tern_json_print(json_pack("{so ss so so so sI sI}", "text", text, "finish_reason", finish_text(r), "usage",
-                                     usage, "timings", timings, "kv", kv, "seed", (json_int_t)r->params.sampler.seed,
+    return tern_json_print(json_pack("{so ss so so so so sI sI}", "text", text, "finish_reason", finish_text(r),
+                                     "usage", usage, "timings", timings, "kv", kv, "sampling",
+                                     tern_sampling_json(&r->params.sampler), "seed", (json_int_t)r->params.sampler.seed,
                                      "peak_memory_bytes", (json_int_t)tern_peak_memory()),
                            err);
 }
@@ -209,6 +211,7 @@ int tern_cmd_run(const struct tern_args *a, tern_error *err)
     TERN_TRY(tern_setup_sampler(&r.params.sampler, &r.bias, a, err));
     TERN_TRY(tern_setup_stop(&r.params, a, err));
     TERN_TRY(tern_setup_model(&r.setup, a, a->v[TERN_OPT_MODEL].s, err));
+    TERN_TRY(tern_setup_recommended(&r.params.sampler, a, r.setup.model, !r.json, err));
     TERN_TRY(prompt_tokens(&r, err));
     TERN_TRY(tern_setup_engine(&r.setup, a, (int)a->v[TERN_OPT_CTX].i, 1, err));
     TERN_TRY(check_prompt(&r, err));

@@ -25,7 +25,8 @@ static bool same_row(const tern_kv_row *a, const tern_kv_row *b)
 {
     return same_text(a->k, b->k) && same_text(a->v, b->v) && same_text(a->reason, b->reason) &&
            same_text(a->conditioning, b->conditioning) && a->n_heads == b->n_heads && a->dim_k == b->dim_k &&
-           a->dim_v == b->dim_v && a->window == b->window && a->chunked == b->chunked;
+           a->dim_v == b->dim_v && a->state_bytes == b->state_bytes && a->window == b->window &&
+           a->chunked == b->chunked;
 }
 
 /* First layer after `from` whose row differs from that of `from`. */
@@ -50,6 +51,17 @@ static const char *layers_text(int from, int end)
     else
         (void)snprintf(text, sizeof text, "%d-%d", from, end - 1);
     return text;
+}
+
+double tern_plan_states(const tern_kv_plan *p)
+{
+    double bytes = 0;
+    for (int i = 0; i < tern_kv_plan_rows(p); i++) {
+        tern_kv_row r;
+        tern_kv_plan_row(p, i, &r);
+        bytes += (double)r.state_bytes + (double)r.kept_bytes;
+    }
+    return bytes;
 }
 
 void tern_plan_total(const tern_kv_plan *p, int ctx, double *bytes, double *f16_bytes)
@@ -130,6 +142,13 @@ int tern_plan_print(const tern_kv_plan *p, FILE *to, tern_error *err)
         tern_kv_row r;
         tern_kv_plan_row(p, i, &r);
         int end = run_end(p, i);
+        if (r.state_bytes) {
+            TERN_TRY(tern_buf_addf(
+                &b, err, "  layers %-7s a state of %zu bytes per sequence each, and up to %zu that are kept\n",
+                layers_text(i, end), r.state_bytes, r.kept_bytes));
+            i = end;
+            continue;
+        }
         if (!r.n_heads) {
             TERN_TRY(tern_buf_addf(&b, err, "  layers %-7s attend to what earlier layers keep\n", layers_text(i, end)));
             i = end;
@@ -169,12 +188,13 @@ json_t *tern_plan_json(const tern_kv_plan *p)
     for (int i = 0; i < tern_kv_plan_rows(p); i++) {
         tern_kv_row r;
         tern_kv_plan_row(p, i, &r);
-        json_array_append_new(layers, json_pack("{si so so si si si si sb sf sf so so}", "layer", r.layer, "k",
+        json_array_append_new(layers, json_pack("{si so so si si si si sb sf sf sI sI so so}", "layer", r.layer, "k",
                                                 tern_json_text(r.k), "v", tern_json_text(r.v), "n_heads", r.n_heads,
                                                 "dim_k", r.dim_k, "dim_v", r.dim_v, "window", r.window, "chunked",
                                                 r.chunked, "bytes_per_token", r.bytes_per_token, "f16_bytes_per_token",
-                                                r.f16_bytes_per_token, "conditioning", tern_json_text(r.conditioning),
-                                                "reason", tern_json_text(r.reason)));
+                                                r.f16_bytes_per_token, "state_bytes", (json_int_t)r.state_bytes,
+                                                "kept_bytes", (json_int_t)r.kept_bytes, "conditioning",
+                                                tern_json_text(r.conditioning), "reason", tern_json_text(r.reason)));
     }
     return json_pack("{sf sf so}", "bytes_per_token", bytes, "f16_bytes_per_token", f16, "layers", layers);
 }
@@ -197,16 +217,54 @@ int tern_machine_csv(tern_error *err)
     return tern_out_printf(err, ",%s,%s,%s\n", tern_version(), tern_csv_text(m.cpu), m.used);
 }
 
+const char *tern_sampling_text(const tern_sampler_params *p)
+{
+    static char text[256];
+    int n = snprintf(text, sizeof text, "temperature %g", (double)p->temperature);
+    if (p->temperature > 0 && p->top_k > 0)
+        n += snprintf(text + n, sizeof text - (size_t)n, ", top-k %d", p->top_k);
+    if (p->temperature > 0 && p->top_p < 1)
+        n += snprintf(text + n, sizeof text - (size_t)n, ", top-p %g", (double)p->top_p);
+    if (p->temperature > 0 && p->min_p > 0)
+        n += snprintf(text + n, sizeof text - (size_t)n, ", min-p %g", (double)p->min_p);
+    if (p->repetition_penalty != 1)
+        (void)snprintf(text + n, sizeof text - (size_t)n, ", repetition penalty %g", (double)p->repetition_penalty);
+    return text;
+}
+
+/* 0.6 instead of 0.60000002384185791: the number that makes this float, as short as people write it. */
+static double short_number(float x)
+{
+    char text[32];
+    (void)snprintf(text, sizeof text, "%.7g", (double)x);
+    return strtod(text, NULL);
+}
+
+json_t *tern_sampling_json(const tern_sampler_params *p)
+{
+    return json_pack("{sf si sf sf sf si}", "temperature", short_number(p->temperature), "top_k", p->top_k, "top_p",
+                     short_number(p->top_p), "min_p", short_number(p->min_p), "repetition_penalty",
+                     short_number(p->repetition_penalty), "penalty_last", p->penalty_last);
+}
+
+/* What the model recommends, or null. */
+static json_t *recommended_json(const tern_model *m)
+{
+    tern_sampler_params p;
+    tern_sampler_defaults(&p);
+    return tern_model_recommends(m, &p) ? tern_sampling_json(&p) : json_null();
+}
+
 json_t *tern_model_json(const tern_model *m)
 {
     const tern_model_info *i = tern_model_get_info(m);
-    return json_pack("{so ss so so so si si si si si si si si sb sI sI sI so}", "path", tern_json_text(i->path),
+    return json_pack("{so ss so so so si si si si si si si si sb sI sI sI so so}", "path", tern_json_text(i->path),
                      "container", i->container, "arch", tern_json_text(i->arch), "name", tern_json_text(i->name),
                      "tokenizer", tern_json_text(i->tokenizer), "n_layers", i->n_layers, "n_embd", i->n_embd, "n_heads",
                      i->n_heads, "n_kv_heads", i->n_kv_heads, "head_dim", i->head_dim, "n_ff", i->n_ff, "n_vocab",
                      i->n_vocab, "ctx", i->ctx, "has_template", i->has_template, "n_params", (json_int_t)i->n_params,
                      "file_bytes", (json_int_t)i->file_bytes, "weight_bytes", (json_int_t)i->weight_bytes, "packed",
-                     tern_json_text(i->packed));
+                     tern_json_text(i->packed), "recommended_sampling", recommended_json(m));
 }
 
 void tern_packed_note(const tern_model *m)

@@ -216,8 +216,6 @@ int tern_setup_sampler(tern_sampler_params *p, struct tern_bias *bias, const str
         p->penalty_last = (int)v[TERN_OPT_PENALTY_LAST].i;
     }
     p->seed = (uint64_t)v[TERN_OPT_SEED].i;
-    if (!v[TERN_OPT_SEED].n && p->temperature > 0)
-        TERN_TRY(random_seed(&p->seed, err));
     int n = v[TERN_OPT_LOGIT_BIAS].n_items;
     if (n) {
         bias->ids = calloc((size_t)n, sizeof *bias->ids);
@@ -232,6 +230,42 @@ int tern_setup_sampler(tern_sampler_params *p, struct tern_bias *bias, const str
     }
 out:
     return rc;
+}
+
+static bool same_sampling(const tern_sampler_params *a, const tern_sampler_params *b)
+{
+    return a->temperature == b->temperature && a->top_k == b->top_k && a->top_p == b->top_p && a->min_p == b->min_p &&
+           a->repetition_penalty == b->repetition_penalty && a->penalty_last == b->penalty_last;
+}
+
+int tern_setup_recommended(tern_sampler_params *p, const struct tern_args *a, const tern_model *m, bool tell,
+                           tern_error *err)
+{
+    const struct tern_arg *v = a->v;
+    const tern_sampler_params asked = *p;
+    tern_sampler_params r = *p;
+    (void)tern_model_recommends(m, &r);
+    if (!v[TERN_OPT_TEMP].n)
+        p->temperature = r.temperature;
+    if (!v[TERN_OPT_TOP_K].n)
+        p->top_k = r.top_k;
+    if (!v[TERN_OPT_TOP_P].n)
+        p->top_p = r.top_p;
+    if (!v[TERN_OPT_MIN_P].n)
+        p->min_p = r.min_p;
+    if (v[TERN_OPT_PENALTY_LAST].i != 0) { /* else the user wants no penalties */
+        if (!v[TERN_OPT_REPEAT_PENALTY].n)
+            p->repetition_penalty = r.repetition_penalty;
+        if (!v[TERN_OPT_PENALTY_LAST].n)
+            p->penalty_last = r.penalty_last;
+    }
+    const bool counts = p->temperature > 0 || p->repetition_penalty != 1;
+    const char *left_out = tern_model_get_info(m)->sampling_left_out;
+    if (tell && counts && !same_sampling(&asked, p))
+        tern_note("sampling as the model recommends: %s", tern_sampling_text(p));
+    if (tell && counts && left_out)
+        tern_note("recommended too, but not known here: %s", tern_shown(left_out));
+    return !v[TERN_OPT_SEED].n && p->temperature > 0 ? random_seed(&p->seed, err) : 0;
 }
 
 int tern_setup_stop(tern_generate_params *p, const struct tern_args *a, tern_error *err)

@@ -29,6 +29,7 @@ struct tern_weight_source {
     int group;      /* inputs that share a scale */
     int group_rows; /* FP8: rows that share a scale */
     bool zero_plus_one;
+    bool turned; /* FP8: data [k][n_stored], scales [k / group][n_stored / group_rows]; only whole */
     const void *data, *scales, *zeros;
     const void *factors; /* NVFP4 of either form: f32 that multiply the weights of factor_rows rows each; NULL: 1 */
     int factor_rows;     /* 0: one factor for all */

@@ -38,9 +38,9 @@ static int plan_affine(struct tern_packed *w, const struct tern_weight_source *s
     return rc;
 }
 
-static int plan_fp8(struct tern_packed *w, const struct tern_weight_source *s, tern_error *err)
+static int plan_fp8(struct tern_packed *w, const struct tern_weight_source *s, int64_t n, tern_error *err)
 {
-    if (s->group < 0 || s->group % TERN_BLOCK || s->group_rows < 0)
+    if (s->group < 0 || s->group % TERN_BLOCK || s->group_rows < 0 || (s->turned && s->n_stored != n))
         return tern_err_set(err, TERN_EUNSUPPORTED, "scales of blocks of %d x %d weights are not supported",
                             s->group_rows, s->group);
     w->codes = TERN_CODES_E4M3;
@@ -77,7 +77,7 @@ int tern_weight_form_plan(struct tern_packed *w, const struct tern_weight_source
     case TERN_FORM_AFFINE:
         return plan_affine(w, s, k, err);
     case TERN_FORM_FP8:
-        return plan_fp8(w, s, err);
+        return plan_fp8(w, s, n, err);
     case TERN_FORM_GPTQ:
     case TERN_FORM_AWQ:
         return plan_words(w, s, n, k, err);
@@ -103,6 +103,8 @@ bool tern_weight_form_divides(const struct tern_weight_source *s, int64_t row0)
 {
     if (s->form == TERN_FORM_GPTQ || s->form == TERN_FORM_AWQ)
         return row0 == 0 || s->n_stored;
+    if (s->turned)
+        return row0 == 0;
     return s->form != TERN_FORM_FP8 || !s->group_rows || row0 % s->group_rows == 0;
 }
 
@@ -210,6 +212,18 @@ static void read_fp8(struct weight_block *out, const struct tern_packed *w, cons
     out->d[0] = number_bits(s->scales, w->d_type, at, &out->d_at);
 }
 
+/* FP8 whose outputs are contiguous, in codes and scales alike. */
+static void read_turned(struct weight_block *out, const struct tern_packed *w, const struct tern_weight_source *s,
+                        size_t row, size_t block)
+{
+    const size_t n = (size_t)s->n_stored, rows = s->group_rows ? (size_t)s->group_rows : n;
+    const size_t group = s->group ? (size_t)s->group : (size_t)w->k, first = block * TERN_BLOCK;
+    memset(out->quad, 0, 8 * sizeof *out->quad);
+    for (size_t i = 0; i < TERN_BLOCK; i++)
+        out->quad[i / 4] |= (uint32_t)((const uint8_t *)s->data)[(first + i) * n + row] << (8 * (i % 4));
+    out->d[0] = number_bits(s->scales, w->d_type, first / group * ((n + rows - 1) / rows) + row / rows, &out->d_at);
+}
+
 /* Nibble of output `row` in words of eight outputs. */
 static uint32_t output_nibble(uint32_t word, size_t row, bool awq)
 {
@@ -242,6 +256,8 @@ void tern_weight_form_read(struct weight_block *out, const struct tern_packed *w
 {
     if (s->form == TERN_FORM_AFFINE)
         read_affine(out, w, s, row, block);
+    else if (s->form == TERN_FORM_FP8 && s->turned)
+        read_turned(out, w, s, row, block);
     else if (s->form == TERN_FORM_FP8)
         read_fp8(out, w, s, row, block);
     else if (s->form == TERN_FORM_GPTQ || s->form == TERN_FORM_AWQ)

@@ -12,20 +12,102 @@ static int refuse(tern_error *err, const char *name, size_t row, size_t offset, 
         row, offset, of);
 }
 
-/* ---- float weights ---- */
+/* ---- float weights ----
+ *
+ * Rows become columns.  Elements are `size` bytes, 2 or 4; one is not finite when all bits of `exponent` are set. */
 
-/* Elements are turned from rows, in which they lie `step` bytes apart, into columns; `size` is 2 or 4 bytes, and an
- * element is not finite when all bits of `exponent` are set. */
-static int pack_float_row(uint8_t *panel, int j, const uint8_t *src, size_t step, int k, size_t size, uint32_t exponent)
+#define STRIP 64 /* inputs at once: they stay in the first cache */
+
+struct float_rows {
+    const uint8_t *data;   /* of the panel's first row */
+    size_t step, row_step; /* bytes from an input to the next, and from a row to the next */
+    int rows, k;
+    uint32_t exponent;
+};
+
+static inline uint32_t element(const uint8_t *p, size_t size)
 {
-    for (int i = 0; i < k; i++) {
-        uint32_t bits = 0;
-        memcpy(&bits, src + (size_t)i * step, size);
-        if ((bits & exponent) == exponent)
-            return i;
-        memcpy(panel + ((size_t)i * TERN_PANEL + (size_t)j) * size, &bits, size);
+    uint32_t bits = 0;
+    memcpy(&bits, p, size);
+    return bits;
+}
+
+/* Four rows of two-byte elements to four columns, in registers.  Little-endian, as everything that is packed. */
+static inline void turn_4x4(uint64_t c[4], const uint64_t r[4])
+{
+    const uint64_t even = 0x0000FFFF0000FFFFu, low = 0x00000000FFFFFFFFu;
+    const uint64_t a0 = (r[0] & even) | (r[1] & even) << 16, a1 = (r[0] >> 16 & even) | (r[1] & ~even);
+    const uint64_t b0 = (r[2] & even) | (r[3] & even) << 16, b1 = (r[2] >> 16 & even) | (r[3] & ~even);
+    c[0] = (a0 & low) | b0 << 32;
+    c[1] = (a1 & low) | b1 << 32;
+    c[2] = a0 >> 32 | (b0 & ~low);
+    c[3] = a1 >> 32 | (b1 & ~low);
+}
+
+static void turn_strip_16(uint8_t *out, uint8_t strip[TERN_PANEL][STRIP * 4])
+{
+    for (int i = 0; i < STRIP; i += 4)
+        for (int j = 0; j < TERN_PANEL; j += 4) {
+            uint64_t r[4], c[4];
+            for (int t = 0; t < 4; t++)
+                memcpy(&r[t], strip[j + t] + 2 * i, 8);
+            turn_4x4(c, r);
+            for (int t = 0; t < 4; t++)
+                memcpy(out + 2 * ((i + t) * TERN_PANEL + j), &c[t], 8);
+        }
+}
+
+/* Is an element of n eight-byte words not finite?  e: the exponent in all of a word's elements; low: their lowest bits.
+ * A field of y is 0 where all bits of the exponent are set, and a borrow out of it shows in its own highest bit. */
+static uint64_t not_finite(const uint8_t *p, int n, uint64_t e, uint64_t low, uint64_t high)
+{
+    uint64_t bad = 0;
+    for (int i = 0; i < n; i++) {
+        uint64_t x;
+        memcpy(&x, p + 8 * i, 8);
+        const uint64_t y = ~x & e;
+        bad |= (y - low) & ~y & high;
     }
-    return -1;
+    return bad;
+}
+
+/* Packs the inputs [i0, i0 + n); false when one of them is not finite.  Inlined where size is a constant. */
+static inline __attribute__((always_inline)) bool pack_strip(uint8_t *panel, const struct float_rows *f, int i0, int n,
+                                                             size_t size)
+{
+    uint8_t strip[TERN_PANEL][STRIP * 4];
+    const uint64_t low = size == 2 ? 0x0001000100010001u : 0x0000000100000001u;
+    const int words = (int)(((size_t)n * size + 7) / 8);
+    uint64_t bad = 0;
+    for (int j = 0; j < f->rows; j++) {
+        const uint8_t *row = f->data + (size_t)j * f->row_step + (size_t)i0 * f->step;
+        memset(strip[j] + 8 * (words - 1), 0, 8);
+        if (f->step == size)
+            memcpy(strip[j], row, (size_t)n * size);
+        else
+            for (int i = 0; i < n; i++)
+                memcpy(strip[j] + (size_t)i * size, row + (size_t)i * f->step, size);
+        bad |= not_finite(strip[j], words, low * f->exponent, low, low << (8 * size - 1));
+    }
+    uint8_t *out = panel + (size_t)i0 * TERN_PANEL * size;
+    if (size == 2 && n == STRIP && f->rows == TERN_PANEL) {
+        turn_strip_16(out, strip);
+        return !bad;
+    }
+    for (int i = 0; i < n; i++)
+        for (int j = 0; j < f->rows; j++)
+            memcpy(out + ((size_t)i * TERN_PANEL + (size_t)j) * size, strip[j] + (size_t)i * size, size);
+    return !bad;
+}
+
+static bool pack_float_rows(uint8_t *panel, const struct float_rows *f, size_t size)
+{
+    bool good = true;
+    for (int i = 0; i < f->k; i += STRIP) {
+        int n = f->k - i < STRIP ? f->k - i : STRIP;
+        good &= size == 2 ? pack_strip(panel, f, i, n, 2) : pack_strip(panel, f, i, n, 4);
+    }
+    return good;
 }
 
 static int pack_float_panel(const struct tern_packed *w, uint8_t *panel, const struct tern_weight_source *s, int row0,
@@ -33,14 +115,21 @@ static int pack_float_panel(const struct tern_packed *w, uint8_t *panel, const s
 {
     const bool turned = s->n_stored > 0;
     const size_t size = tern_codes_unit(w->codes) / TERN_PANEL;
-    const size_t step = turned ? size * (size_t)s->n_stored : size, row_step = turned ? size : size * (size_t)w->k;
-    uint32_t exponent = w->codes == TERN_CODES_F32 ? 0x7F800000u : w->codes == TERN_CODES_F16 ? 0x7C00u : 0x7F80u;
-    for (int j = 0; j < rows; j++) {
-        size_t at = (size_t)(s->row0 + row0 + j) * row_step;
-        int bad = pack_float_row(panel, j, (const uint8_t *)s->data + at, step, w->k, size, exponent);
-        if (bad >= 0)
-            return refuse(err, s->name, (size_t)(row0 + j), at + (size_t)bad * step, "tensor", "weight");
-    }
+    struct float_rows f = {.rows = rows, .k = w->k};
+    f.step = turned ? size * (size_t)s->n_stored : size;
+    f.row_step = turned ? size : size * (size_t)w->k;
+    f.exponent = w->codes == TERN_CODES_F32 ? 0x7F800000u : w->codes == TERN_CODES_F16 ? 0x7C00u : 0x7F80u;
+    f.data = (const uint8_t *)s->data + (size_t)(s->row0 + row0) * f.row_step;
+    if (pack_float_rows(panel, &f, size))
+        return 0;
+    for (int j = 0; j < rows; j++) /* the first one in the order of the file */
+        for (int i = 0; i < w->k; i++) {
+            const uint8_t *p = f.data + (size_t)j * f.row_step + (size_t)i * f.step;
+            if ((element(p, size) & f.exponent) == f.exponent)
+                return refuse(err, s->name, (size_t)(row0 + j), (size_t)(p - (const uint8_t *)s->data), "tensor",
+                              "weight");
+        }
+    TERN_ASSERT(false);
     return 0;
 }
 
@@ -144,6 +233,7 @@ static const char *block_fault(const struct tern_packed *w, size_t elems, const 
     return NULL;
 }
 
+/* at: block of a type, byte of a form */
 static int refuse_block(const struct tern_weight_source *s, const struct weight_type *t, const struct weight_block *blk,
                         size_t row, size_t at, const char *fault, tern_error *err)
 {
@@ -155,7 +245,7 @@ static int refuse_block(const struct tern_weight_source *s, const struct weight_
         return refuse(err, s->name, row, blk->d_at, "scales", fault);
     if (fault[0] == 'm')
         return refuse(err, s->name, row, blk->m_at, "zeros", fault);
-    return refuse(err, s->name, row, at * TERN_BLOCK, "tensor", fault);
+    return refuse(err, s->name, row, at, "tensor", fault);
 }
 
 /* t: of TERN_FORM_PLAIN, else NULL. */
@@ -177,7 +267,11 @@ static int pack_quant_panel(const struct tern_packed *w, const struct weight_typ
                 blk.m = tern_f32_bits(0.5f * row_factor(s, row)); /* the table holds doubled values */
             const char *fault = block_fault(w, elems, &blk);
             if (fault)
-                return refuse_block(s, t, &blk, row, at, fault, err);
+                return refuse_block(s, t, &blk, row,
+                                    t           ? at
+                                    : s->turned ? b * TERN_BLOCK * (size_t)s->n_stored + row
+                                                : at * TERN_BLOCK,
+                                    fault, err);
             for (size_t i = 0; i < inner; i++)
                 put_block(w->codes, panel + (b * inner + i) * unit, j, blk.quad + 8 * i);
             put_scales(w, &l, panel, j, b, elems, &blk);
@@ -194,7 +288,8 @@ int tern_weight_pack(const struct tern_packed *w, void *dst, const struct tern_w
     for (int p = panel0; p < panel1; p++) {
         uint8_t *panel = (uint8_t *)dst + (size_t)p * w->panel_bytes;
         int row0 = p * TERN_PANEL, rows = w->n - row0 < TERN_PANEL ? w->n - row0 : TERN_PANEL;
-        memset(panel, 0, w->panel_bytes);
+        if (rows < TERN_PANEL || !tern_codes_float(w->codes)) /* else every byte is written */
+            memset(panel, 0, w->panel_bytes);
         int rc = tern_codes_float(w->codes) ? pack_float_panel(w, panel, s, row0, rows, err)
                                             : pack_quant_panel(w, t, panel, s, row0, rows, err);
         if (rc < 0)

@@ -110,6 +110,8 @@ static int check_source(const struct plan *p, const struct piece *o, tern_error 
         (void)snprintf(text, sizeof text, "it is quantised (%s), which convert does not read", o->t->quant->about);
         return fail(p, o->t, TERN_EUNSUPPORTED, err, text);
     }
+    if (o->t->stride || o->t->minus_exp)
+        return fail(p, o->t, TERN_EUNSUPPORTED, err, "what GGUF holds in its place is not made yet");
     if (o->type == o->t->type || is_float(o->t->type))
         return 0;
     if (!p->requantize) {

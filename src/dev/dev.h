@@ -132,8 +132,9 @@ struct tern_route {
     /* Experts come in n_groups groups of one size, of which the best n_groups_used compete, ranked by the sum of their
      * group_best best experts.  n_groups 1: no groups. */
     int n_groups, n_groups_used, group_best;
-    bool normalise; /* a row's weights are divided by their sum */
-    float scale;    /* and multiplied by this */
+    bool normalise;       /* a row's weights are divided by their sum */
+    float scale;          /* and multiplied by this */
+    const float *factors; /* [n_experts] and each by its expert's; NULL: 1 */
 };
 
 #define TERN_MAX_EXPERTS 1024
@@ -142,9 +143,43 @@ struct tern_route {
 struct tern_experts {
     int n_experts, n_active;
     const struct tern_packed *gate, *up, *down; /* gate, up: [n_ff, n_embd]; down: [n_embd, n_ff] */
-    bool gelu;                                  /* as for glu */
+    bool gelu;                                  /* tanh form of GELU, else SiLU */
     bool weigh_input; /* a row's weight for an expert multiplies what the expert reads, not what it answers */
 };
+
+/* A layer with a recurrent state: a causal convolution over the last `width` rows, then the gated delta rule of
+ * kernel/delta.h for each of n_v heads, which share n_k heads of queries and keys. */
+struct tern_delta {
+    int n_k, n_v, dk, dv; /* heads and their dims, multiples of 16 */
+    int width;            /* 2..TERN_DELTA_WIDTH */
+    bool grouped;         /* value head h goes with key head h / (n_v / n_k); else with h % n_k */
+    const float *conv;    /* [width][channels]; channels: queries [n_k][dk], keys [n_k][dk], values [n_v][dv] */
+    const float *a, *dt;  /* [n_v] decay is exp(a * softplus(input + dt)) */
+};
+
+/* f32 that a sequence keeps for the layer: the convolution's last width - 1 inputs, then states (kernel/delta.h) head
+ * by head.  All 0 in the beginning. */
+size_t tern_delta_state_floats(const struct tern_delta *l);
+
+struct tern_delta_job {
+    int row0, n_rows;
+    float *state; /* of the sequence, read and written */
+    /* What the state is after mark_at rows (0 < mark_at <= n_rows) is written here besides; NULL: no. */
+    float *mark;
+    int mark_at;
+};
+
+struct tern_delta_io {
+    float *x; /* in: [n_rows][channels]; overwritten */
+    size_t x_stride;
+    float *decay, *beta; /* in: [n_rows][n_v] before softplus and sigmoid; overwritten */
+    size_t gate_stride;
+    float *out; /* [n_rows][n_v * dv] */
+    size_t out_stride;
+};
+
+/* Activations of gates; gelu: tanh form. */
+enum tern_gate { TERN_GATE_SILU, TERN_GATE_GELU, TERN_GATE_SIGMOID };
 
 /* Coarse operations.  Rows [0, n_wide) are prompt rows, [n_wide, n_rows) decode rows; how each role computes products
  * is settled when the device opens (kernel/gemm.h has the classes).  All pointers 64-byte aligned, all row strides
@@ -179,8 +214,8 @@ struct tern_dev_ops {
                      size_t k_stride, float *v, size_t v_stride);
     void (*attention)(struct tern_dev *d, const struct tern_attn_shape *shape, const struct tern_attn_job *jobs,
                       int n_jobs, const float *q, size_t q_stride, float *out, size_t out_stride);
-    /* gate[row] = act(gate[row]) * up[row]; gelu: tanh form of GELU, else SiLU. */
-    void (*glu)(struct tern_dev *d, float *gate, const float *up, size_t stride, int n, int n_rows, bool gelu);
+    /* gate[row] = act(gate[row]) * up[row]. */
+    void (*glu)(struct tern_dev *d, float *gate, const float *up, size_t stride, int n, int n_rows, enum tern_gate act);
     void (*softcap)(struct tern_dev *d, float *x, size_t stride, int n, int n_rows, float cap);
     /* x[row] *= sigmoid(g[row][0]). */
     void (*gate)(struct tern_dev *d, float *x, size_t stride, int n, const float *g, size_t g_stride, int n_rows);
@@ -194,6 +229,9 @@ struct tern_dev_ops {
      * are read once, for all rows that chose it, each in the class of its role; weights of others are not touched. */
     void (*experts)(struct tern_dev *d, const struct tern_experts *e, float *y, size_t y_stride, const float *x,
                     size_t x_stride, const int32_t *ids, const float *weights, int n_rows, int n_wide);
+    /* One layer's recurrence over the rows of all jobs, in f32 for both roles. */
+    void (*delta)(struct tern_dev *d, const struct tern_delta *l, const struct tern_delta_job *jobs, int n_jobs,
+                  const struct tern_delta_io *io, int n_rows);
 };
 
 struct tern_dev_limits {
@@ -207,10 +245,8 @@ struct tern_dev_limits {
 
 /* Quantised decode rows. */
 struct tern_q8_buffer {
-    int8_t *q;
-    float *scale;
-    int32_t *sum16;
-    struct tern_q8_row *rows; /* into the above */
+    uint8_t *bytes;
+    struct tern_q8_row *rows; /* in them */
 };
 
 /* A row counts once per expert that it goes to: a pair.  Prompt rows' pairs come first, then decode rows', each sorted

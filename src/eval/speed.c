@@ -134,5 +134,6 @@ void tern_eval_step_bytes(const tern_engine *e, int plan, int ctx, int rows, ter
     const struct tern_kv_layout *l = e->plans[plan]->layout;
     *out = (tern_step_bytes){.weights = (double)tern_net_step_bytes(e->model->net, rows)};
     for (int i = 0; i < l->n_layers; i++)
-        out->kv += rows * tern_speed_layer_bytes(&l->layers[i], ctx);
+        out->kv += rows * (l->group_of[i] < 0 ? (double)tern_kv_layer_state(l, i)
+                                              : tern_speed_layer_bytes(&l->layers[i], ctx));
 }

@@ -103,16 +103,19 @@ struct tern_quant {
     const struct tern_tensor *scales;
     const struct tern_tensor *zeros;   /* NULL: the form has none */
     const struct tern_tensor *factors; /* NULL: 1 */
+    size_t stride;                     /* of the scales of a tensor with a stride, as its own */
     const char *about;                 /* "affine 4 bit, groups of 64" */
 };
 
 struct tern_tensor {
-    const char *name;               /* in GGUF's words, NUL-terminated, owned by the file */
-    const char *source;             /* what the file calls it, for messages and reports */
-    float add;                      /* elements mean what they say plus this: 0, or 1 for norms that hold w of 1+w */
-    bool turned;                    /* each matrix lies as [dims[0]][dims[1]]: outputs are contiguous */
-    bool unused;                    /* no part of the text model: an image tower, an output matrix that is tied */
-    int type;                       /* enum tern_type, always one that tern reads; enum tern_raw_type with quant */
+    const char *name;   /* in GGUF's words, NUL-terminated, owned by the file */
+    const char *source; /* what the file calls it, for messages and reports */
+    float add;          /* elements mean what they say plus this: 0, or 1 for norms that hold w of 1+w */
+    bool minus_exp;     /* elements mean -exp of what they say */
+    bool turned;        /* each matrix lies as [dims[0]][dims[1]]: outputs are contiguous */
+    size_t stride; /* bytes from a matrix of a stack to the next, where something else lies between; 0: nothing does */
+    bool unused;   /* no part of the text model: an image tower, an output matrix that is tied */
+    int type;      /* enum tern_type, always one that tern reads; enum tern_raw_type with quant */
     const struct tern_quant *quant; /* dims count weights, data are their codes; NULL: elements or blocks of type */
     int n_dims;                     /* 1..4 */
     int64_t dims[TERN_MAX_DIMS];    /* dims[0] is contiguous (a matrix [n_out, n_in] has dims {n_in, n_out}); rest 1 */
@@ -120,6 +123,22 @@ struct tern_tensor {
     size_t n_bytes;
     uint64_t file_offset; /* of data in its file part, for messages */
 };
+
+/* The other tensors of a weight, in a fixed order, and NULL behind them; their number.  They are not in the table. */
+#define TERN_TENSOR_PARTS 3
+static inline int tern_tensor_parts(const struct tern_tensor *t, const struct tern_tensor *parts[TERN_TENSOR_PARTS])
+{
+    const struct tern_quant none = {0}, *q = t->quant ? t->quant : &none;
+    int n = 0;
+    parts[0] = parts[1] = parts[2] = NULL;
+    if (q->scales)
+        parts[n++] = q->scales;
+    if (q->zeros)
+        parts[n++] = q->zeros;
+    if (q->factors)
+        parts[n++] = q->factors;
+    return n;
+}
 
 enum tern_meta_type { TERN_META_INT, TERN_META_FLOAT, TERN_META_BOOL, TERN_META_STRING, TERN_META_ARRAY };
 

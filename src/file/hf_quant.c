@@ -302,30 +302,35 @@ static bool is_float(int type)
     return type == TERN_F32 || type == TERN_F16 || type == TERN_BF16;
 }
 
-/* Is t a matrix [rows, columns] of this type? */
+/* Is t a matrix [rows, columns] of this type, or a stack of so many as the codes are? */
 static int check(const struct quantiser *q, const struct tern_tensor *t, int type, int64_t columns, int64_t rows,
-                 tern_error *err)
+                 int64_t stack, tern_error *err)
 {
-    char text[160];
+    char text[240], has[64] = "", more[24] = "";
+    size_t used = 0;
     if (type == ANY_FLOAT ? !is_float(t->type) : t->type != type) {
         (void)snprintf(text, sizeof text, "its dtype is %s, the quantisation of this weight has %s here",
                        tern_type_name(t->type), type == ANY_FLOAT ? "F32, F16 or BF16" : tern_type_name(type));
         return fail(q, t, err, text);
     }
-    if (t->dims[0] == columns && t->dims[1] == rows && t->dims[2] == 1 && t->dims[3] == 1)
+    if (t->dims[0] == columns && t->dims[1] == rows && t->dims[2] == stack && t->dims[3] == 1)
         return 0;
-    (void)snprintf(text, sizeof text, "its shape is [%lld, %lld]%s, the quantisation of this weight needs [%lld, %lld]",
-                   (long long)t->dims[1], (long long)t->dims[0], t->n_dims > 2 ? " and more" : "", (long long)rows,
-                   (long long)columns);
+    if (stack > 1)
+        (void)snprintf(more, sizeof more, "%lld, ", (long long)stack);
+    for (int k = t->n_dims > 2 ? t->n_dims : 2; k-- > 0 && used < sizeof has;)
+        used += (size_t)snprintf(has + used, sizeof has - used, "%lld%s", (long long)t->dims[k], k ? ", " : "");
+    (void)snprintf(text, sizeof text, "its shape is [%s], the quantisation of this weight needs [%s%lld, %lld]", has,
+                   more, (long long)rows, (long long)columns);
     return fail(q, t, err, text);
 }
 
-/* How many weights the codes are: dims[0] inputs of dims[1] outputs. */
+/* How many weights the codes are: dims[0] inputs of dims[1] outputs, in dims[2] matrices where MLX has a stack. */
 static int count_weights(const struct quantiser *q, const struct tern_quant *x, const struct tern_tensor *t,
-                         int64_t dims[2], tern_error *err)
+                         int64_t dims[3], tern_error *err)
 {
     char text[128];
-    if (t->type != q->method->codes_type || t->n_dims != 2) {
+    const bool stack = q->method == &methods[MLX] && t->n_dims == 3;
+    if (t->type != q->method->codes_type || (t->n_dims != 2 && !stack)) {
         (void)snprintf(text, sizeof text, "codes that are no matrix of dtype %s are not supported",
                        tern_type_name(q->method->codes_type));
         return fail(q, t, err, text);
@@ -333,6 +338,7 @@ static int count_weights(const struct quantiser *q, const struct tern_quant *x, 
     const int64_t bits = t->dims[0] * (t->type == TERN_U32 || t->type == TERN_I32 ? 32 : 8);
     dims[0] = bits / x->bits;
     dims[1] = t->dims[1];
+    dims[2] = t->dims[2];
     if (x->form == TERN_FORM_GPTQ || x->form == TERN_FORM_AWQ) {
         dims[0] = t->dims[1] * (x->form == TERN_FORM_GPTQ ? 8 : 1);
         dims[1] = t->dims[0] * (x->form == TERN_FORM_GPTQ ? 1 : 8);
@@ -348,23 +354,24 @@ static int64_t pieces(int64_t n, int64_t size)
     return size ? (n + size - 1) / size : 1;
 }
 
-static int check_parts(const struct quantiser *q, struct tern_quant *x, const int64_t dims[2], tern_error *err)
+static int check_parts(const struct quantiser *q, struct tern_quant *x, const int64_t dims[3], tern_error *err)
 {
     int rc = 0;
     const int64_t groups = pieces(dims[0], x->group), n = dims[1];
     if (x->form == TERN_FORM_GPTQ || x->form == TERN_FORM_AWQ) {
-        TERN_TRY(check(q, x->scales, ANY_FLOAT, n, groups, err));
-        TERN_TRY(check(q, x->zeros, TERN_I32, n / 8, groups, err));
+        TERN_TRY(check(q, x->scales, ANY_FLOAT, n, groups, 1, err));
+        TERN_TRY(check(q, x->zeros, TERN_I32, n / 8, groups, 1, err));
         return 0;
     }
     if (x->form == TERN_FORM_FP8 && !x->group) /* a scale for each row is told from one for all by its shape alone */
         x->group_rows = x->scales->dims[1] > 1;
     const int64_t rows = x->form == TERN_FORM_FP8 ? pieces(n, x->group_rows) : n;
-    TERN_TRY(check(q, x->scales, x->form == TERN_FORM_AFFINE ? ANY_FLOAT : q->method->scales_type, groups, rows, err));
+    TERN_TRY(check(q, x->scales, x->form == TERN_FORM_AFFINE ? ANY_FLOAT : q->method->scales_type, groups, rows,
+                   dims[2], err));
     if (x->zeros)
-        TERN_TRY(check(q, x->zeros, x->scales->type, groups, rows, err));
+        TERN_TRY(check(q, x->zeros, x->scales->type, groups, rows, dims[2], err));
     if (x->factors)
-        TERN_TRY(check(q, x->factors, TERN_F32, 1, 1, err));
+        TERN_TRY(check(q, x->factors, TERN_F32, 1, 1, 1, err));
 out:
     return rc;
 }
@@ -463,7 +470,7 @@ static int join_module(struct quantiser *q, struct tern_tensor *t, const char *m
     struct tern_quant *x;
     char *name;
     const size_t n = strlen(module) + sizeof ".weight";
-    int64_t dims[2];
+    int64_t dims[3];
     TERN_TRY(tern_file_arena_alloc(&q->f->arena, &x, 1, sizeof *x, err));
     *x = q->all;
     if (q->method == &methods[MLX])

@@ -1,8 +1,8 @@
 /* A Hugging Face model in the words of GGUF, so that nothing above has to know two languages: config.json's values are
  * found under GGUF's keys too, and tensors have GGUF's names (`source` is what the file calls them).
  *
- * A family is one line of the table below.  What a configuration says that GGUF's keys for the family cannot express is
- * refused here. */
+ * A family is one line of the table in hf_families.c.  What a configuration says that GGUF's keys for the family cannot
+ * express is refused here. */
 #include "file/file_impl.h"
 
 #include <math.h>
@@ -11,244 +11,46 @@
 #include <string.h>
 
 #include "base/mem.h"
-
-/* ---- the dictionary ---------------------------------------------------------------------------------------------- */
-
-/* GGUF key without its architecture, and where configurations have it. */
-static const struct {
-    const char *gguf, *hf[4];
-} keys[] = {
-    {"block_count", {"num_hidden_layers"}},
-    {"context_length", {"max_position_embeddings"}},
-    {"embedding_length", {"hidden_size"}},
-    {"feed_forward_length", {"intermediate_size_mlp", "intermediate_size"}},
-    {"expert_count", {"num_experts", "num_local_experts", "n_routed_experts"}},
-    {"expert_used_count", {"num_experts_per_tok"}},
-    {"expert_feed_forward_length", {"moe_intermediate_size"}},
-    {"expert_weights_norm", {"norm_topk_prob"}},
-    {"interleave_moe_layer_step", {"interleave_moe_layer_step", "decoder_sparse_step"}},
-    {"attention.chunk_size", {"attention_chunk_size"}},
-    {"attention.temperature_length", {"floor_scale"}},
-    {"attention.temperature_scale", {"rope_parameters.llama_4_scaling_beta"}},
-    {"attention.head_count", {"num_attention_heads"}},
-    {"attention.head_count_kv", {"num_key_value_heads"}},
-    {"attention.key_length", {"head_dim"}},
-    {"attention.value_length", {"head_dim"}},
-    {"attention.layer_norm_rms_epsilon", {"rms_norm_eps"}},
-    {"attn_logit_softcapping", {"attn_logit_softcapping"}},
-    {"final_logit_softcapping", {"final_logit_softcapping"}},
-    {"rope.freq_base", {"rope_theta", "rope_parameters.rope_theta", "rope_parameters.full_attention.rope_theta"}},
-    {"rope.freq_base_swa", {"rope_local_base_freq", "rope_parameters.sliding_attention.rope_theta"}},
-    {"rope.scaling.factor", {"rope_scaling.factor", "rope_parameters.factor", "rope_parameters.full_attention.factor"}},
-    {"rope.scaling.low_freq_factor", {"rope_scaling.low_freq_factor", "rope_parameters.low_freq_factor"}},
-    {"rope.scaling.high_freq_factor", {"rope_scaling.high_freq_factor", "rope_parameters.high_freq_factor"}},
-    {"rope.scaling.yarn_beta_fast", {"rope_scaling.beta_fast", "rope_parameters.beta_fast"}},
-    {"rope.scaling.yarn_beta_slow", {"rope_scaling.beta_slow", "rope_parameters.beta_slow"}},
-    {"rope.scaling.original_context_length",
-     {"rope_scaling.original_max_position_embeddings", "rope_parameters.original_max_position_embeddings",
-      "original_max_position_embeddings"}},
-};
-
-struct word {
-    const char *hf, *gguf; /* #: a number */
-};
-
-static const struct word plain_modules[] = {
-    {"embed_tokens", "token_embd"},
-    {"norm", "output_norm"},
-    {"input_layernorm", "attn_norm"},
-    {"self_attn.q_proj", "attn_q"},
-    {"self_attn.k_proj", "attn_k"},
-    {"self_attn.v_proj", "attn_v"},
-    {"self_attn.qkv_proj", "attn_qkv"},
-    {"self_attn.o_proj", "attn_output"},
-    {"self_attn.q_norm", "attn_q_norm"},
-    {"self_attn.k_norm", "attn_k_norm"},
-    {"post_attention_layernorm", "ffn_norm"},
-    {"mlp.gate_proj", "ffn_gate"},
-    {"mlp.up_proj", "ffn_up"},
-    {"mlp.gate_up_proj", "ffn_up"},
-    {"mlp.down_proj", "ffn_down"},
-    {"mlp.gate", "ffn_gate_inp"},
-    {"mlp.experts.#.gate_proj", "ffn_gate.#"},
-    {"mlp.experts.#.up_proj", "ffn_up.#"},
-    {"mlp.experts.#.down_proj", "ffn_down.#"},
-    {"mlp.switch_mlp.gate_proj", "ffn_gate_exps"},
-    {"mlp.switch_mlp.up_proj", "ffn_up_exps"},
-    {"mlp.switch_mlp.down_proj", "ffn_down_exps"},
-    {0},
-};
-
-/* What has no ".weight" at its end. */
-static const struct word whole_names[] = {
-    {"mlp.experts.gate_up_proj", "ffn_gate_up_exps.weight"},
-    {"mlp.experts.down_proj", "ffn_down_exps.weight"},
-    {"feed_forward.experts.gate_up_proj", "ffn_gate_up_exps.weight"},
-    {"feed_forward.experts.down_proj", "ffn_down_exps.weight"},
-    {0},
-};
-
-static const struct word mixtral_modules[] = {
-    {"block_sparse_moe.gate", "ffn_gate_inp"},
-    {"block_sparse_moe.experts.#.w1", "ffn_gate.#"},
-    {"block_sparse_moe.experts.#.w3", "ffn_up.#"},
-    {"block_sparse_moe.experts.#.w2", "ffn_down.#"},
-    {"block_sparse_moe.switch_mlp.gate_proj", "ffn_gate_exps"},
-    {"block_sparse_moe.switch_mlp.up_proj", "ffn_up_exps"},
-    {"block_sparse_moe.switch_mlp.down_proj", "ffn_down_exps"},
-    {0},
-};
-
-static const struct word llama4_modules[] = {
-    {"feed_forward.gate_proj", "ffn_gate"},
-    {"feed_forward.up_proj", "ffn_up"},
-    {"feed_forward.down_proj", "ffn_down"},
-    {"feed_forward.router", "ffn_gate_inp"},
-    {"feed_forward.experts.gate_proj", "ffn_gate_exps"},
-    {"feed_forward.experts.up_proj", "ffn_up_exps"},
-    {"feed_forward.experts.down_proj", "ffn_down_exps"},
-    {"feed_forward.shared_expert.gate_proj", "ffn_gate_shexp"},
-    {"feed_forward.shared_expert.up_proj", "ffn_up_shexp"},
-    {"feed_forward.shared_expert.down_proj", "ffn_down_shexp"},
-    {0},
-};
-
-static const struct word gemma_modules[] = {
-    {"post_attention_layernorm", "post_attention_norm"},
-    {"pre_feedforward_layernorm", "ffn_norm"},
-    {"post_feedforward_layernorm", "post_ffw_norm"},
-    {0},
-};
-
-static const struct word glm4_modules[] = {
-    {"post_self_attn_layernorm", "post_attention_norm"}, {"post_mlp_layernorm", "post_ffw_norm"}, {0}};
-
-/* What a class has where its configuration is silent: the arguments' defaults in transformers. */
-struct number {
-    const char *gguf; /* or the name of a setting that GGUF has in another form */
-    double value;
-};
-static const struct number eps6[] = {{"attention.layer_norm_rms_epsilon", 1e-6}, {0}};
-static const struct number eps5[] = {{"attention.layer_norm_rms_epsilon", 1e-5}, {0}};
-static const struct number qwen3_numbers[] = {
-    {"attention.key_length", 128}, {"attention.value_length", 128}, {"attention.layer_norm_rms_epsilon", 1e-6}, {0}};
-static const struct number qwen3_moe_numbers[] = {{"attention.head_count_kv", 4},
-                                                  {"attention.layer_norm_rms_epsilon", 1e-6},
-                                                  {"expert_used_count", 8},
-                                                  {"expert_feed_forward_length", 768},
-                                                  {0}};
-static const struct number mixtral_numbers[] = {{"attention.layer_norm_rms_epsilon", 1e-5},
-                                                {"expert_count", 8},
-                                                {"expert_used_count", 2},
-                                                {"rope.freq_base", 1e6},
-                                                {0}};
-static const struct number llama4_numbers[] = {
-    {"context_length", 131072},      {"attention.head_count", 40},
-    {"attention.head_count_kv", 8},  {"attention.key_length", 128},
-    {"attention.value_length", 128}, {"attention.layer_norm_rms_epsilon", 1e-5},
-    {"rope.freq_base", 5e5},         {"expert_count", 16},
-    {"expert_used_count", 1},        {0}};
-static const struct number glm4_numbers[] = {
-    {"attention.head_count_kv", 2},  {"attention.key_length", 128},
-    {"attention.value_length", 128}, {"attention.layer_norm_rms_epsilon", 1.5625e-7},
-    {"partial_rotary_factor", 0.5},  {0}};
-static const struct number ministral3_numbers[] = {
-    {"attention.head_count_kv", 8},  {"attention.key_length", 128},
-    {"attention.value_length", 128}, {"attention.layer_norm_rms_epsilon", 1e-5},
-    {"rope.freq_base", 1e6},         {0}};
-static const struct number smollm3_numbers[] = {
-    {"attention.head_count_kv", 4}, {"attention.layer_norm_rms_epsilon", 1e-6}, {"rope.freq_base", 2e6}, {0}};
-static const struct number gemma_numbers[] = {
-    {"context_length", 131072},      {"attention.head_count", 8},
-    {"attention.head_count_kv", 4},  {"attention.key_length", 256},
-    {"attention.value_length", 256}, {"attention.layer_norm_rms_epsilon", 1e-6},
-    {"rope.freq_base", 1e6},         {0}};
-static const struct number gemma2_numbers[] = {{"context_length", 8192},
-                                               {"attention.head_count", 8},
-                                               {"attention.head_count_kv", 4},
-                                               {"attention.key_length", 256},
-                                               {"attention.value_length", 256},
-                                               {"attention.layer_norm_rms_epsilon", 1e-6},
-                                               {0}};
-
-struct family {
-    const char *model_type, *arch;
-    const char *act;             /* of the feed-forward network; no other is computed */
-    const struct word *modules;  /* called otherwise than the plain ones */
-    const struct number *silent; /* ends with a NULL name */
-    bool norms_from_1;           /* norms hold w where the model multiplies by 1+w */
-    bool windows;                /* layers with and without a sliding window may stand in any order */
-    bool experts;
-};
-
-static const struct family families[] = {
-    {"llama", "llama", "silu", NULL, eps6, false, false, false},
-    {"mistral", "llama", "silu", NULL, eps6, false, false, false},
-    {"qwen2", "qwen2", "silu", NULL, eps6, false, false, false},
-    {"qwen3", "qwen3", "silu", NULL, qwen3_numbers, false, false, false},
-    {"phi3", "phi3", "silu", NULL, eps5, false, false, false},
-    {"gemma2", "gemma2", "gelu_pytorch_tanh", gemma_modules, gemma2_numbers, true, true, false},
-    {"gemma3_text", "gemma3", "gelu_pytorch_tanh", gemma_modules, gemma_numbers, true, true, false},
-    {"qwen3_moe", "qwen3moe", "silu", NULL, qwen3_moe_numbers, false, false, true},
-    {"glm4", "glm4", "silu", glm4_modules, glm4_numbers, false, false, false},
-    {"smollm3", "smollm3", "silu", NULL, smollm3_numbers, false, false, false},
-    {"ministral3", "mistral3", "silu", NULL, ministral3_numbers, false, false, false},
-    {"llama4_text", "llama4", "silu", llama4_modules, llama4_numbers, false, false, true},
-    {"mixtral", "llama", "silu", mixtral_modules, mixtral_numbers, false, false, true},
-};
+#include "file/hf_words.h"
 
 /* Where the text model stands in a checkpoint: before its modules, and before lm_head. */
 static const char *const places[][2] = {
     {"model.", ""}, {"model.language_model.", ""}, {"language_model.model.", "language_model."}, {"", ""}};
 
-/* Beginnings of the names of what models that see images have besides. */
-static const char *const towers[] = {"vision_tower.", "vision_model.", "multi_modal_projector.", "model.vision_tower.",
-                                     "model.multi_modal_projector."};
+/* Beginnings of the names of what models that see or hear have besides. */
+static const char *const towers[] = {"vision_tower.",
+                                     "vision_model.",
+                                     "audio_tower.",
+                                     "multi_modal_projector.",
+                                     "embed_vision.",
+                                     "embed_audio.",
+                                     "model.vision_tower.",
+                                     "model.audio_tower.",
+                                     "model.multi_modal_projector.",
+                                     "model.embed_vision.",
+                                     "model.embed_audio.",
+                                     "model.visual.",
+                                     "mtp."};
 
 /* ---- configuration ----------------------------------------------------------------------------------------------- */
 
-struct words {
-    const struct tern_file *file;
-    struct tern_part *part; /* config.json */
-    struct tern_file_arena *arena;
-    const char *root; /* models that see images keep the text model's configuration apart */
-    const struct family *family;
-};
-
-/* What the configuration says under a name of its own; NULL: nothing. */
-static const struct tern_meta *said(const struct words *w, const char *name)
-{
-    char key[160];
-    (void)snprintf(key, sizeof key, "%s%s", w->root, name);
-    return tern_meta_table_find(&w->part->meta, key);
-}
-
-static double number_of(const struct tern_meta *m)
-{
-    return m && (m->type == TERN_META_INT || m->type == TERN_META_FLOAT) ? m->f : 0;
-}
-
-static bool is_text(const struct tern_str *s, const char *text)
-{
-    return s->n == strlen(text) && memcmp(s->p, text, s->n) == 0;
-}
-
-static int fail(const struct words *w, const struct tern_meta *m, int code, tern_error *err, const char *what)
+int tern_hf_fail(const struct tern_hf_words *w, const struct tern_meta *m, int code, tern_error *err, const char *what)
 {
     struct tern_cursor c = {.part = w->part, .table = "metadata key", .name = m->key};
     return tern_cursor_fail(&c, TERN_NO_OFFSET, code, err, "%s", what);
 }
 
 /* "DIR/config.json: metadata key "x": the value "y" is not supported" */
-static int fail_text(const struct words *w, const struct tern_meta *m, const struct tern_str *s, tern_error *err)
+int tern_hf_fail_text(const struct tern_hf_words *w, const struct tern_meta *m, const struct tern_str *s,
+                      tern_error *err)
 {
     char text[96];
     (void)snprintf(text, sizeof text, "\"%.*s\" is not supported", (int)(s->n < 60 ? s->n : 60), s->p ? s->p : "");
-    return fail(w, m, TERN_EUNSUPPORTED, err, text);
+    return tern_hf_fail(w, m, TERN_EUNSUPPORTED, err, text);
 }
 
 /* Adds an entry under the architecture's key, or under `name` itself when that has an architecture. */
-static int put(const struct words *w, const char *name, struct tern_meta m, tern_error *err)
+int tern_hf_put(const struct tern_hf_words *w, const char *name, struct tern_meta m, tern_error *err)
 {
     struct tern_meta_table *t = &w->part->meta;
     size_t n = strlen(w->family->arch) + strlen(name) + 2;
@@ -263,51 +65,38 @@ static int put(const struct words *w, const char *name, struct tern_meta m, tern
     m.key = key;
     t->v[t->n] = m;
     if (!tern_file_index_add(&t->index, t->n, tern_meta_name, t->v))
-        return fail(w, &t->v[t->n], TERN_EFORMAT, err, "the configuration says this in two ways");
+        return tern_hf_fail(w, &t->v[t->n], TERN_EFORMAT, err, "the configuration says this in two ways");
     t->n++;
     return 0;
 }
 
-static struct tern_meta text_meta(const char *text)
+static bool elsewhere(const struct tern_hf_words *w, const char *gguf)
 {
-    return (struct tern_meta){.type = TERN_META_STRING, .s = {text, strlen(text)}, .file_offset = TERN_NO_OFFSET};
+    const char *const *k = w->family->elsewhere;
+    while (k && *k && strcmp(*k, gguf) != 0)
+        k++;
+    return k && *k;
 }
 
-static struct tern_meta number_meta(double v)
-{
-    bool whole = v == floor(v) && fabs(v) < 1e15;
-    return (struct tern_meta){.type = whole ? TERN_META_INT : TERN_META_FLOAT,
-                              .i = whole ? (int64_t)v : 0,
-                              .f = v,
-                              .file_offset = TERN_NO_OFFSET};
-}
-
-/* The class's default, or NULL. */
-static const struct number *silent(const struct words *w, const char *name)
-{
-    for (const struct number *d = w->family->silent; d->gguf; d++)
-        if (strcmp(d->gguf, name) == 0)
-            return d;
-    return NULL;
-}
-
-static int translate_keys(const struct words *w, tern_error *err)
+static int translate_keys(const struct tern_hf_words *w, tern_error *err)
 {
     int rc = 0;
-    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
+    for (const struct tern_hf_key *key = tern_hf_keys; key->gguf; key++) {
         const struct tern_meta *m = NULL;
-        for (int k = 0; k < 4 && keys[i].hf[k] && !m; k++)
-            m = said(w, keys[i].hf[k]);
-        const struct number *d = m ? NULL : silent(w, keys[i].gguf);
+        if (elsewhere(w, key->gguf))
+            continue;
+        for (int k = 0; k < 4 && key->hf[k] && !m; k++)
+            m = said(w, key->hf[k]);
+        const struct tern_hf_number *d = m ? NULL : silent(w, key->gguf);
         if (m || d)
-            TERN_TRY(put(w, keys[i].gguf, m ? *m : number_meta(d->value), err));
+            TERN_TRY(tern_hf_put(w, key->gguf, m ? *m : number_meta(d->value), err));
     }
 out:
     return rc;
 }
 
 /* Refuses what would change the computation and has no key in GGUF. */
-static int refuse(const struct words *w, tern_error *err)
+static int refuse(const struct tern_hf_words *w, tern_error *err)
 {
     static const char *const acts[] = {"hidden_activation", "hidden_act"};
     static const char *const off[] = {"use_bidirectional_attention", "rope_parameters.truncate",
@@ -316,37 +105,30 @@ static int refuse(const struct words *w, tern_error *err)
     for (size_t i = 0; i < 2; i++) {
         const struct tern_meta *m = said(w, acts[i]);
         if (m && (m->type != TERN_META_STRING || !is_text(&m->s, w->family->act)))
-            return fail_text(w, m, &m->s, err);
+            return tern_hf_fail_text(w, m, &m->s, err);
     }
     for (size_t i = 0; i < sizeof off / sizeof *off; i++) {
         const struct tern_meta *m = said(w, off[i]);
-        if (m && !(m->type == TERN_META_BOOL && m->i == 0))
-            return fail(w, m, TERN_EUNSUPPORTED, err, "this is set, which is not supported");
+        const bool images = m && i == 0 && m->type == TERN_META_STRING && is_text(&m->s, "vision"); /* these alone */
+        if (m && !images && !(m->type == TERN_META_BOOL && m->i == 0))
+            return tern_hf_fail(w, m, TERN_EUNSUPPORTED, err, "this is set, which is not supported");
     }
-    bool quantised = false;
-    const struct tern_meta *experts = NULL;
     for (size_t i = 0; i < w->part->meta.n; i++) {
         const struct tern_meta *m = &w->part->meta.v[i];
-        quantised |= starts_with(m->key, "config.quantization");
-        if (!strstr(m->key, "experts") || number_of(m) <= 0)
-            continue;
-        if (!w->family->experts)
-            return fail(w, m, TERN_EUNSUPPORTED, err, "experts are not supported for this model_type");
-        experts = m;
+        if (strstr(m->key, "experts") && number_of(m) > 0 && !w->family->experts)
+            return tern_hf_fail(w, m, TERN_EUNSUPPORTED, err, "experts are not supported for this model_type");
     }
-    if (quantised && experts)
-        return fail(w, experts, TERN_EUNSUPPORTED, err, "experts of a quantised checkpoint are not supported");
     for (size_t i = 0; i < 2; i++) {
         const struct tern_meta *m = said(w, caps[i]);
-        if (m && strcmp(w->family->arch, "gemma2") != 0)
-            return fail(w, m, TERN_EUNSUPPORTED, err, "soft caps are not supported for this architecture");
+        if (m && !(i ? w->family->logit_cap : w->family->score_cap))
+            return tern_hf_fail(w, m, TERN_EUNSUPPORTED, err, "soft caps are not supported for this architecture");
     }
     return 0;
 }
 
 /* Which layers have a sliding window, of all that say so: *windows of n booleans, or NULL without a list. */
-static int read_layer_types(const struct words *w, const struct tern_meta *types, int64_t **windows, size_t *n_windows,
-                            tern_error *err)
+int tern_hf_layer_types(const struct tern_hf_words *w, const struct tern_meta *types, int64_t **windows,
+                        size_t *n_windows, tern_error *err)
 {
     int rc = 0;
     const struct tern_meta *layers = said(w, "num_hidden_layers");
@@ -355,127 +137,69 @@ static int read_layer_types(const struct words *w, const struct tern_meta *types
     if (!types)
         return 0;
     if (types->type != TERN_META_ARRAY || types->elem != TERN_META_STRING || !layers || types->n != (uint64_t)layers->i)
-        return fail(w, types, TERN_EFORMAT, err, "it is not a list of one name for each layer");
+        return tern_hf_fail(w, types, TERN_EFORMAT, err, "it is not a list of one name for each layer");
     TERN_TRY(tern_file_arena_alloc(w->arena, windows, types->n, sizeof **windows, err));
     for (size_t i = 0; i < types->n; i++) {
         const struct tern_str *s = (const struct tern_str *)types->arr + i;
         (*windows)[i] = is_text(s, "sliding_attention");
         *n_windows += (size_t)(*windows)[i];
         if (!(*windows)[i] && !is_text(s, "full_attention"))
-            return fail_text(w, types, s, err);
+            return tern_hf_fail_text(w, types, s, err);
     }
 out:
     return rc;
 }
 
-/* A list that must say of each layer what the architecture takes for granted, that every fourth has no positions:
- * `kinds`, the names of layers without and with them, or NULL for 0 and 1. */
-static int check_positions(const struct words *w, const struct tern_meta *m, const char *const kinds[2],
-                           tern_error *err)
-{
-    if (!m || (m->type == TERN_META_ARRAY && m->n == 0))
-        return 0;
-    bool same = m->type == TERN_META_ARRAY && m->elem == (kinds ? TERN_META_STRING : TERN_META_INT);
-    for (size_t i = 0; same && i < m->n; i++) {
-        int positions = (i + 1) % 4 != 0;
-        same = kinds ? is_text((const struct tern_str *)m->arr + i, kinds[positions])
-                     : ((const int64_t *)m->arr)[i] == positions;
-    }
-    return same ? 0 : fail(w, m, TERN_EUNSUPPORTED, err, "another order of layers is not supported");
-}
-
-static int check_no_rope(const struct words *w, tern_error *err)
-{
-    const struct tern_meta *every = said(w, "no_rope_layer_interval"), *layers = said(w, "no_rope_layers");
-    if (every && every->i != 4 && !(layers && layers->n))
-        return fail(w, every, TERN_EUNSUPPORTED, err, "an interval other than 4 is not supported");
-    return check_positions(w, layers, NULL, err);
-}
-
-/* The list of layers with experts must be that of every step-th. */
-static int check_moe_layers(const struct words *w, tern_error *err)
-{
-    const struct tern_meta *m = said(w, "moe_layers"), *every = said(w, "interleave_moe_layer_step");
-    const int64_t step = every && every->i > 0 ? every->i : 1;
-    if (!m)
-        return 0;
-    bool same = m->type == TERN_META_ARRAY && m->elem == TERN_META_INT &&
-                (int64_t)m->n == (int64_t)number_of(said(w, "num_hidden_layers")) / step;
-    for (size_t i = 0; same && i < m->n; i++)
-        same = ((const int64_t *)m->arr)[i] == (int64_t)(i + 1) * step - 1;
-    return same ? 0 : fail(w, m, TERN_EUNSUPPORTED, err, "these are not the layers of interleave_moe_layer_step");
-}
-
-static int translate_llama4(const struct words *w, tern_error *err)
-{
-    static const char *const kinds[] = {"full_attention", "chunked_attention"};
-    int rc = 0;
-    const struct tern_meta *temper = said(w, "attn_temperature_tuning"), *scale = said(w, "attn_scale");
-    const struct tern_meta *norm = said(w, "use_qk_norm"), *ff = said(w, "intermediate_size");
-    const struct tern_meta yes = {.type = TERN_META_BOOL, .i = 1, .file_offset = TERN_NO_OFFSET};
-    TERN_TRY(check_no_rope(w, err));
-    TERN_TRY(check_positions(w, said(w, "layer_types"), kinds, err));
-    TERN_TRY(check_moe_layers(w, err));
-    TERN_TRY(put(w, "attention.qk_norm", norm ? *norm : yes, err));
-    if (temper && temper->i == 0)
-        TERN_TRY(put(w, "attention.temperature_scale", number_meta(0), err));
-    else if (scale)
-        TERN_TRY(put(w, "attention.temperature_scale", *scale, err));
-    if (ff)
-        TERN_TRY(put(w, "expert_feed_forward_length", *ff, err));
-out:
-    return rc;
-}
-
-static int translate_windows(const struct words *w, tern_error *err)
+static int translate_windows(const struct tern_hf_words *w, tern_error *err)
 {
     int rc = 0;
     const struct tern_meta *window = said(w, "sliding_window"), *use = said(w, "use_sliding_window");
     const struct tern_meta *types = said(w, "layer_types"), *every = said(w, "sliding_window_pattern");
     int64_t *windows;
     size_t n;
-    TERN_TRY(read_layer_types(w, types, &windows, &n, err));
+    TERN_TRY(tern_hf_layer_types(w, types, &windows, &n, err));
     if (use && use->type == TERN_META_BOOL && use->i && !types)
-        return fail(w, use, TERN_EUNSUPPORTED, err, "this is set without layer_types, which is not supported");
+        return tern_hf_fail(w, use, TERN_EUNSUPPORTED, err, "this is set without layer_types, which is not supported");
     if (w->family->windows) {
         if (window)
-            TERN_TRY(put(w, "attention.sliding_window", *window, err));
+            TERN_TRY(tern_hf_put(w, "attention.sliding_window", *window, err));
         if (windows)
-            TERN_TRY(put(w, "attention.sliding_window_pattern",
-                         (struct tern_meta){.type = TERN_META_ARRAY,
-                                            .elem = TERN_META_BOOL,
-                                            .n = types->n,
-                                            .arr = windows,
-                                            .file_offset = TERN_NO_OFFSET},
-                         err));
+            TERN_TRY(tern_hf_put(w, "attention.sliding_window_pattern",
+                                 (struct tern_meta){.type = TERN_META_ARRAY,
+                                                    .elem = TERN_META_BOOL,
+                                                    .n = types->n,
+                                                    .arr = windows,
+                                                    .file_offset = TERN_NO_OFFSET},
+                                 err));
         else if (every)
-            TERN_TRY(put(w, "attention.sliding_window_pattern", *every, err));
+            TERN_TRY(tern_hf_put(w, "attention.sliding_window_pattern", *every, err));
         return 0;
     }
     if (windows && n > 0 && n < types->n)
-        return fail(w, types, TERN_EUNSUPPORTED, err, "layers of two kinds are not supported for this architecture");
+        return tern_hf_fail(w, types, TERN_EUNSUPPORTED, err,
+                            "layers of two kinds are not supported for this architecture");
     bool off = (use && use->type == TERN_META_BOOL && !use->i) || (windows && n == 0);
     if (window && !off)
-        TERN_TRY(put(w, "attention.sliding_window", *window, err));
+        TERN_TRY(tern_hf_put(w, "attention.sliding_window", *window, err));
 out:
     return rc;
 }
 
 /* What the usual keys do not say of experts. */
-static int translate_experts(const struct words *w, tern_error *err)
+static int translate_experts(const struct tern_hf_words *w, tern_error *err)
 {
     const struct tern_meta *dense = said(w, "mlp_only_layers");
     if (!w->family->experts)
         return 0;
     if (dense && dense->type == TERN_META_ARRAY && dense->n > 0)
-        return fail(w, dense, TERN_EUNSUPPORTED, err, "a list of layers without experts is not supported");
+        return tern_hf_fail(w, dense, TERN_EUNSUPPORTED, err, "a list of layers without experts is not supported");
     if (strcmp(w->family->arch, "qwen3moe") == 0 && !said(w, "norm_topk_prob")) /* no, by the class's default */
-        return put(w, "expert_weights_norm", (struct tern_meta){.type = TERN_META_BOOL, .file_offset = TERN_NO_OFFSET},
-                   err);
+        return tern_hf_put(w, "expert_weights_norm",
+                           (struct tern_meta){.type = TERN_META_BOOL, .file_offset = TERN_NO_OFFSET}, err);
     return 0;
 }
 
-static const struct tern_meta *said_of_rope(const struct words *w, const char *name)
+const struct tern_meta *tern_hf_said_of_rope(const struct tern_hf_words *w, const char *name)
 {
     static const char *const groups[] = {"rope_scaling.", "rope_parameters.", "rope_parameters.full_attention."};
     const struct tern_meta *m = NULL;
@@ -488,109 +212,112 @@ static const struct tern_meta *said_of_rope(const struct words *w, const char *n
 }
 
 /* longrope: cos and sin grow with the stretch of the context. */
-static double long_magnitude(const struct words *w)
+static double long_magnitude(const struct tern_hf_words *w)
 {
-    const struct tern_meta *inner = said_of_rope(w, "original_max_position_embeddings");
+    const struct tern_meta *inner = tern_hf_said_of_rope(w, "original_max_position_embeddings");
     double original = number_of(inner ? inner : said(w, "original_max_position_embeddings"));
-    double stretch = number_of(said_of_rope(w, "factor"));
+    double stretch = number_of(tern_hf_said_of_rope(w, "factor"));
     if (stretch == 0.0)
         stretch = number_of(said(w, "max_position_embeddings")) / original;
     return original > 1 && stretch > 1 ? sqrt(1 + log(stretch) / log(original)) : 1;
 }
 
 /* YaRN whose growth of cos and sin, a function of mscale, is divided by that of mscale_all_dim. */
-static int translate_mscale(const struct words *w, tern_error *err)
+static int translate_mscale(const struct tern_hf_words *w, tern_error *err)
 {
-    const struct tern_meta *over = said_of_rope(w, "mscale"), *under = said_of_rope(w, "mscale_all_dim");
+    const struct tern_meta *over = tern_hf_said_of_rope(w, "mscale"),
+                           *under = tern_hf_said_of_rope(w, "mscale_all_dim");
     double m = number_of(over), all = number_of(under);
-    if (!over && !under)
+    if ((!over && !under) || elsewhere(w, "rope.scaling.yarn_log_multiplier"))
         return 0;
     if (!(m > 0) || (m != all && m != 1)) /* without the other, each says something else */
-        return fail(w, over ? over : under, TERN_EUNSUPPORTED, err, "this is not supported beside mscale_all_dim");
+        return tern_hf_fail(w, over ? over : under, TERN_EUNSUPPORTED, err,
+                            "this is not supported beside mscale_all_dim");
     if (strcmp(w->family->arch, "mistral3") != 0)
-        return fail(w, over, TERN_EUNSUPPORTED, err, "this is set, which is not supported");
-    return put(w, "rope.scaling.yarn_log_multiplier", number_meta(m == all ? 1 : all), err);
+        return tern_hf_fail(w, over, TERN_EUNSUPPORTED, err, "this is set, which is not supported");
+    return tern_hf_put(w, "rope.scaling.yarn_log_multiplier", number_meta(m == all ? 1 : all), err);
 }
 
-static int translate_rope(const struct words *w, tern_error *err)
+static int translate_rope(const struct tern_hf_words *w, tern_error *err)
 {
     int rc = 0;
-    const struct tern_meta *type = said_of_rope(w, "rope_type"), *part = said(w, "partial_rotary_factor");
+    const struct tern_meta *type = tern_hf_said_of_rope(w, "rope_type"), *part = said(w, "partial_rotary_factor");
     const struct tern_meta *local = said(w, "rope_parameters.sliding_attention.rope_type");
     const struct tern_meta *head = said(w, "head_dim");
     if (!type)
-        type = said_of_rope(w, "type");
+        type = tern_hf_said_of_rope(w, "type");
+    int64_t rotated;
     if (local && (local->type != TERN_META_STRING || !is_text(&local->s, "default")))
-        return fail_text(w, local, &local->s, err);
+        return tern_hf_fail_text(w, local, &local->s, err);
+    if (tern_hf_proportional(w, &rotated))
+        return tern_hf_put(w, "rope.scaling.type", text_meta("none"), err);
     if (type) {
         bool text = type->type == TERN_META_STRING;
-        TERN_TRY(put(w, "rope.scaling.type", text && is_text(&type->s, "default") ? text_meta("none") : *type, err));
+        TERN_TRY(
+            tern_hf_put(w, "rope.scaling.type", text && is_text(&type->s, "default") ? text_meta("none") : *type, err));
         if (text && is_text(&type->s, "longrope"))
-            TERN_TRY(put(w, "rope.scaling.attn_factor", number_meta(long_magnitude(w)), err));
+            TERN_TRY(tern_hf_put(w, "rope.scaling.attn_factor", number_meta(long_magnitude(w)), err));
     }
     TERN_TRY(translate_mscale(w, err));
     if (!part)
-        part = said_of_rope(w, "partial_rotary_factor");
-    const struct number *usual = silent(w, "partial_rotary_factor");
+        part = tern_hf_said_of_rope(w, "partial_rotary_factor");
+    const struct tern_hf_number *usual = silent(w, "partial_rotary_factor");
     double share = part || !usual ? number_of(part) : usual->value;
     double dim = head ? number_of(head) : number_of(said(w, "hidden_size")) / number_of(said(w, "num_attention_heads"));
     if (part && (!(share > 0) || share > 1))
-        return fail(w, part, TERN_EFORMAT, err, "the rotated part of a head is not between 0 and 1");
+        return tern_hf_fail(w, part, TERN_EFORMAT, err, "the rotated part of a head is not between 0 and 1");
     if ((part || usual) && share < 1 && dim >= 1 && dim < 1e6)
-        TERN_TRY(put(w, "rope.dimension_count", number_meta(floor(dim * share)), err));
+        TERN_TRY(tern_hf_put(w, "rope.dimension_count", number_meta(floor(dim * share)), err));
 out:
     return rc;
 }
 
-static int find_family(struct words *w, tern_error *err)
+static int find_family(struct tern_hf_words *w, tern_error *err)
 {
     const struct tern_meta *m = said(w, "model_type");
     if (!m || m->type != TERN_META_STRING)
         return tern_err_set(err, TERN_EFORMAT, "%s: the metadata key \"%smodel_type\" is missing or no text",
                             tern_path_show(w->part->path), w->root);
-    char known[256] = "";
+    char known[320] = "";
     size_t used = 0;
-    for (size_t i = 0; i < sizeof families / sizeof *families; i++) {
-        w->family = &families[i];
-        if (is_text(&m->s, families[i].model_type))
+    for (w->family = tern_hf_families; w->family->model_type; w->family++) {
+        if (is_text(&m->s, w->family->model_type))
             return 0;
-        int n = snprintf(known + used, sizeof known - used, "%s%s", i ? ", " : "", families[i].model_type);
+        int n = snprintf(known + used, sizeof known - used, "%s%s", used ? ", " : "", w->family->model_type);
         used += n > 0 && used + (size_t)n < sizeof known ? (size_t)n : 0;
     }
     return tern_err_set(err, TERN_EUNSUPPORTED, "%s: model_type \"%.*s\" is not supported (known: %s)",
                         tern_path_show(w->part->path), (int)(m->s.n < 64 ? m->s.n : 64), m->s.p, known);
 }
 
-static struct words words_of(struct tern_file *f)
+static struct tern_hf_words words_of(struct tern_file *f)
 {
-    struct words w = {.file = f, .part = &f->parts[0], .arena = &f->arena, .root = "config."};
+    struct tern_hf_words w = {.file = f, .part = &f->parts[0], .arena = &f->arena, .root = "config."};
     if (tern_meta_table_find(&w.part->meta, "config.text_config.model_type"))
         w.root = "config.text_config.";
     return w;
 }
 
 /* name: of the model, owned by the file */
-static int translate_config(struct words *w, const char *name, tern_error *err)
+static int translate_config(struct tern_hf_words *w, const char *name, tern_error *err)
 {
     int rc = 0;
     const struct tern_meta *scalar = said(w, "query_pre_attn_scalar");
     TERN_TRY(find_family(w, err));
     TERN_TRY(refuse(w, err));
-    TERN_TRY(put(w, "general.architecture", text_meta(w->family->arch), err));
-    TERN_TRY(put(w, "general.name", text_meta(name), err));
+    TERN_TRY(tern_hf_put(w, "general.architecture", text_meta(w->family->arch), err));
+    TERN_TRY(tern_hf_put(w, "general.name", text_meta(name), err));
     TERN_TRY(translate_keys(w, err));
-    if (strcmp(w->family->arch, "smollm3") == 0)
-        TERN_TRY(check_no_rope(w, err));
-    if (strcmp(w->family->arch, "llama4") == 0)
-        TERN_TRY(translate_llama4(w, err));
-    else
+    if (w->family->more)
+        TERN_TRY(w->family->more(w, err));
+    if (!elsewhere(w, "attention.sliding_window"))
         TERN_TRY(translate_windows(w, err));
     TERN_TRY(translate_experts(w, err));
     TERN_TRY(translate_rope(w, err));
     if (scalar && !(number_of(scalar) > 0))
-        return fail(w, scalar, TERN_EFORMAT, err, "the scale of the scores is no positive number");
+        return tern_hf_fail(w, scalar, TERN_EFORMAT, err, "the scale of the scores is no positive number");
     if (scalar)
-        TERN_TRY(put(w, "attention.scale", number_meta(1 / sqrt(scalar->f)), err));
+        TERN_TRY(tern_hf_put(w, "attention.scale", number_meta(1 / sqrt(scalar->f)), err));
 out:
     return rc;
 }
@@ -617,19 +344,23 @@ static bool fits(const char *word, const char *name, size_t n, struct tern_str *
     return i == n;
 }
 
-static const char *find_word(const struct words *w, const char *name, size_t n, bool whole, struct tern_str *number)
+static const char *find_word(const struct tern_hf_words *w, const char *name, size_t n, bool whole,
+                             struct tern_str *number)
 {
-    const struct word *const tables[] = {whole ? whole_names : w->family->modules, whole ? NULL : plain_modules};
+    const struct tern_hf_word *const tables[] = {whole ? tern_hf_whole_names : w->family->modules,
+                                                 whole ? NULL : tern_hf_modules};
     for (int i = 0; i < 2; i++)
-        for (const struct word *m = tables[i]; m && m->hf; m++)
+        for (const struct tern_hf_word *m = tables[i]; m && m->hf; m++)
             if (fits(m->hf, name, n, number))
                 return m->gguf;
     return NULL;
 }
 
+static const char kv_b[] = "attn_kv_b.weight";
+
 /* What a tensor is called in GGUF; false: nothing that a model has there. */
-static bool translate_name(const struct words *w, const char *body, const char *outer, const char *hf, char *out,
-                           size_t size)
+static bool translate_name(const struct tern_hf_words *w, const char *body, const char *outer, const char *hf,
+                           char *out, size_t size)
 {
     size_t n = strlen(outer);
     if (strncmp(hf, outer, n) == 0 && strcmp(hf + n, "lm_head.weight") == 0) {
@@ -665,9 +396,25 @@ static bool translate_name(const struct words *w, const char *body, const char *
     return true;
 }
 
-/* Does the text model leave this tensor out?  Image towers, and RoPE frequencies, which the configuration gives too. */
-static bool is_foreign(const char *hf)
+/* Layers behind the last that predict further tokens. */
+static bool is_spare_layer(const struct tern_hf_words *w, const char *hf)
 {
+    const struct tern_meta *more = said(w, "num_nextn_predict_layers"), *layers = said(w, "num_hidden_layers");
+    if (!more || number_of(more) <= 0 || !layers || layers->type != TERN_META_INT)
+        return false;
+    for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
+        const char *rest = hf + strlen(places[i][0]);
+        if (starts_with(hf, places[i][0]) && starts_with(rest, "layers."))
+            return rest[7] >= '0' && rest[7] <= '9' && strtoll(rest + 7, NULL, 10) >= layers->i;
+    }
+    return false;
+}
+
+/* Does the text model leave this tensor out?  Image towers, and RoPE frequencies, which the configuration gives too. */
+static bool is_foreign(const struct tern_hf_words *w, const char *hf)
+{
+    if (is_spare_layer(w, hf))
+        return true;
     for (size_t i = 0; i < sizeof towers / sizeof *towers; i++)
         if (starts_with(hf, towers[i]))
             return true;
@@ -682,7 +429,8 @@ static const struct tern_tensor *find_tensor(const struct tern_tensor_list *list
     return NULL;
 }
 
-static int translate_tensor(const struct words *w, const char *const place[2], struct tern_tensor *t, tern_error *err)
+static int translate_tensor(const struct tern_hf_words *w, const char *const place[2], struct tern_tensor *t,
+                            tern_error *err)
 {
     char name[TERN_GGUF_MAX_NAME + 64];
     if (!t->quant && !t->unused && !tern_type_elems(t->type))
@@ -702,21 +450,119 @@ static int translate_tensor(const struct words *w, const char *const place[2], s
         t->dims[0] = inputs;
         t->turned = true;
     }
-    t->add = w->family->norms_from_1 && ends_with(t->source, "norm.weight") ? 1 : 0;
+    t->add = w->family->norms_from_1 && ends_with(t->source, "norm.weight") && !ends_with(name, "ssm_norm.weight");
+    t->minus_exp = ends_with(name, ".ssm_a");
+    if (ends_with(name, ".ssm_conv1d.weight") && t->n_dims == 3 && t->dims[1] == 1) { /* one input to a channel */
+        t->n_dims = 2;
+        t->dims[1] = t->dims[2];
+        t->dims[2] = 1;
+    }
     return 0;
 }
 
+struct kv_b {
+    const struct tern_tensor *both;
+    int64_t heads, rows; /* of all; of a head */
+    size_t row_bytes;    /* of codes or numbers */
+};
+
+/* The scales of an FP8 half that begins at a row of each head. */
+static int half_scales(const struct tern_hf_words *w, const struct tern_quant **out, const struct kv_b *b, int64_t row,
+                       bool turned, tern_error *err)
+{
+    int rc = 0;
+    struct tern_quant *q;
+    struct tern_tensor *scales;
+    const struct tern_quant *of = b->both->quant;
+    const int64_t columns = of->group ? (b->both->dims[0] + of->group - 1) / of->group : 1;
+    const size_t bytes = (size_t)columns * (size_t)tern_type_bytes(of->scales->type);
+    TERN_TRY(tern_file_arena_alloc(w->arena, &q, 1, sizeof *q, err));
+    TERN_TRY(tern_file_arena_alloc(w->arena, &scales, 1, sizeof *scales, err));
+    *q = *of;
+    *scales = *of->scales;
+    const size_t skip = of->group_rows ? (size_t)(row / of->group_rows) * bytes : 0;
+    scales->data = (const uint8_t *)scales->data + skip;
+    scales->n_bytes -= skip;
+    q->scales = scales;
+    q->stride = of->group_rows ? (size_t)(b->rows / of->group_rows) * bytes : 0;
+    if (turned) {
+        q->group = of->group_rows;
+        q->group_rows = of->group;
+    }
+    *out = q;
+out:
+    return rc;
+}
+
+/* `rows` rows of each head from `row` on, as a stack of its own; turned: each matrix transposed. */
+static int half_of(const struct tern_hf_words *w, struct tern_tensor *out, const struct kv_b *b, const char *word,
+                   int64_t row, int64_t rows, bool turned, tern_error *err)
+{
+    int rc = 0;
+    char *name;
+    const size_t before = strlen(b->both->name) - strlen(kv_b), size = before + strlen(word) + sizeof ".weight";
+    TERN_TRY(tern_file_arena_alloc(w->arena, &name, size, 1, err));
+    (void)snprintf(name, size, "%.*s%s.weight", (int)before, b->both->name, word);
+    *out = *b->both;
+    out->name = name;
+    out->n_dims = 3;
+    out->turned = turned;
+    out->dims[0] = turned ? rows : b->both->dims[0];
+    out->dims[1] = turned ? b->both->dims[0] : rows;
+    out->dims[2] = b->heads;
+    out->stride = (size_t)b->rows * b->row_bytes;
+    out->data = (const uint8_t *)out->data + (size_t)row * b->row_bytes;
+    out->file_offset += (size_t)row * b->row_bytes;
+    out->n_bytes = (size_t)(b->heads - 1) * out->stride + (size_t)rows * b->row_bytes;
+    if (out->quant)
+        TERN_TRY(half_scales(w, &out->quant, b, row, turned, err));
+out:
+    return rc;
+}
+
+/* GGUF has what multiplies latents for keys apart from what does for values, the former transposed. */
+static int split_kv_b(const struct tern_hf_words *w, struct tern_tensor_list *list, size_t i, tern_error *err)
+{
+    int rc = 0;
+    const struct tern_tensor both = list->v[i];
+    const struct tern_quant *q = both.quant;
+    const struct tern_meta *heads = said(w, "num_attention_heads");
+    struct kv_b b = {.both = &both, .heads = heads && heads->type == TERN_META_INT ? heads->i : 0};
+    struct tern_tensor k, v;
+    int64_t nope, value;
+    struct tern_cursor c = {.part = tern_file_part_of(w->file, &both), .table = "tensor", .name = both.source};
+    if (tern_hf_latent_heads(w, &nope, &value) < 0 || b.heads < 1 || b.heads > both.dims[1] || both.n_dims != 2 ||
+        both.dims[1] != b.heads * (nope + value))
+        return tern_cursor_fail(&c, (size_t)both.file_offset, TERN_EFORMAT, err,
+                                "its %lld rows are not those of %lld heads of %lld and %lld", (long long)both.dims[1],
+                                (long long)b.heads, (long long)nope, (long long)value);
+    b.rows = nope + value;
+    const bool apart =
+        q && q->form == TERN_FORM_FP8 && (!q->group_rows || (nope % q->group_rows == 0 && b.rows % q->group_rows == 0));
+    if (q ? !apart : tern_type_elems(both.type) != 1)
+        return tern_cursor_fail(&c, (size_t)both.file_offset, TERN_EUNSUPPORTED, err,
+                                "its codes cannot be divided into heads, and keys and values");
+    b.row_bytes = (size_t)both.dims[0] * (q ? 1 : (size_t)tern_type_bytes(both.type));
+    TERN_TRY(half_of(w, &k, &b, "attn_k_b", 0, nope, true, err));
+    TERN_TRY(half_of(w, &v, &b, "attn_v_b", nope, value, false, err));
+    list->v[i] = k;
+    TERN_TRY(tern_grow(&list->v, &list->cap, list->n + 1, sizeof *list->v, err));
+    list->v[list->n++] = v;
+out:
+    return rc;
+}
+
 /* A tied output matrix is the embedding, whatever the checkpoint holds besides. */
-static int tie_head(const struct words *w, const struct tern_tensor_list *list, tern_error *err)
+static int tie_head(const struct tern_hf_words *w, const struct tern_tensor_list *list, tern_error *err)
 {
     const struct tern_meta *tie = said(w, "tie_word_embeddings");
     if (!tie)
         tie = tern_meta_table_find(&w->part->meta, "config.tie_word_embeddings");
     struct tern_tensor *head = (struct tern_tensor *)(uintptr_t)find_tensor(list, "output.weight");
     if (tie && tie->type != TERN_META_BOOL)
-        return fail(w, tie, TERN_EFORMAT, err, "it is not true or false");
+        return tern_hf_fail(w, tie, TERN_EFORMAT, err, "it is not true or false");
     if (tie && !tie->i && !head)
-        return fail(w, tie, TERN_EFORMAT, err, "it is false, but there is no tensor \"lm_head.weight\"");
+        return tern_hf_fail(w, tie, TERN_EFORMAT, err, "it is false, but there is no tensor \"lm_head.weight\"");
     if (tie && tie->i && head) {
         head->unused = true;
         head->name = head->source;
@@ -724,7 +570,7 @@ static int tie_head(const struct words *w, const struct tern_tensor_list *list, 
     return 0;
 }
 
-static int check_vocabulary(const struct words *w, const struct tern_tensor_list *list, tern_error *err)
+static int check_vocabulary(const struct tern_hf_words *w, const struct tern_tensor_list *list, tern_error *err)
 {
     const struct tern_tensor *t = find_tensor(list, "token_embd.weight");
     const struct tern_meta *m = said(w, "vocab_size");
@@ -733,31 +579,56 @@ static int check_vocabulary(const struct words *w, const struct tern_tensor_list
     char text[160];
     (void)snprintf(text, sizeof text, "it differs from the %lld rows of tensor \"%s\"", (long long)t->dims[1],
                    tern_name_show(t->source).text);
-    return fail(w, m, TERN_EMISMATCH, err, text);
+    return tern_hf_fail(w, m, TERN_EMISMATCH, err, text);
+}
+
+/* A vector that the configuration gives and GGUF has as a tensor. */
+static int add_made(struct tern_tensor_list *list, const char *gguf, const char *source, const float *v, int64_t n,
+                    tern_error *err)
+{
+    int rc = tern_grow(&list->v, &list->cap, list->n + 1, sizeof *list->v, err);
+    if (rc == 0)
+        list->v[list->n++] = (struct tern_tensor){.name = gguf,
+                                                  .source = source,
+                                                  .type = TERN_F32,
+                                                  .n_dims = 1,
+                                                  .dims = {n, 1, 1, 1},
+                                                  .data = v,
+                                                  .n_bytes = (size_t)n * sizeof *v};
+    return rc;
 }
 
 /* longrope's divisors, which GGUF has as a tensor. */
-static int add_divisors(const struct words *w, struct tern_tensor_list *list, const char *hf, const char *gguf,
+static int add_divisors(const struct tern_hf_words *w, struct tern_tensor_list *list, const char *hf, const char *gguf,
                         tern_error *err)
 {
     int rc = 0;
-    const struct tern_meta *m = said_of_rope(w, hf);
+    const struct tern_meta *m = tern_hf_said_of_rope(w, hf);
     float *v;
     if (!m)
         return 0;
     if (m->type != TERN_META_ARRAY || m->n == 0 || (m->elem != TERN_META_FLOAT && m->elem != TERN_META_INT))
-        return fail(w, m, TERN_EFORMAT, err, "it is not a list of numbers");
+        return tern_hf_fail(w, m, TERN_EFORMAT, err, "it is not a list of numbers");
     TERN_TRY(tern_file_arena_alloc(w->arena, &v, m->n, sizeof *v, err));
     for (size_t i = 0; i < m->n; i++)
         v[i] = m->elem == TERN_META_FLOAT ? (float)((const double *)m->arr)[i] : (float)((const int64_t *)m->arr)[i];
-    TERN_TRY(tern_grow(&list->v, &list->cap, list->n + 1, sizeof *list->v, err));
-    list->v[list->n++] = (struct tern_tensor){.name = gguf,
-                                              .source = m->key,
-                                              .type = TERN_F32,
-                                              .n_dims = 1,
-                                              .dims = {(int64_t)m->n, 1, 1, 1},
-                                              .data = v,
-                                              .n_bytes = m->n * sizeof *v};
+    TERN_TRY(add_made(list, gguf, m->key, v, (int64_t)m->n, err));
+out:
+    return rc;
+}
+
+/* Pairs that are not rotated, which GGUF marks with a divisor. */
+static int add_proportional(const struct tern_hf_words *w, struct tern_tensor_list *list, tern_error *err)
+{
+    int rc = 0;
+    float *v;
+    int64_t rotated, n = tern_hf_proportional(w, &rotated);
+    if (!n)
+        return 0;
+    TERN_TRY(tern_file_arena_alloc(w->arena, &v, (size_t)n, sizeof *v, err));
+    for (int64_t i = 0; i < n; i++)
+        v[i] = i < rotated ? 1 : 1e30f;
+    TERN_TRY(add_made(list, "rope_freqs.weight", "partial_rotary_factor", v, n, err));
 out:
     return rc;
 }
@@ -765,12 +636,12 @@ out:
 int tern_hf_translate(struct tern_file *f, struct tern_tensor_list *list, tern_error *err)
 {
     int rc = 0;
-    struct words w = words_of(f);
+    struct tern_hf_words w = words_of(f);
     size_t place = 0;
     const char *slash = strrchr(f->dir, '/');
     TERN_TRY(translate_config(&w, slash && slash[1] ? slash + 1 : f->dir, err));
     for (size_t i = 0; i < list->n; i++)
-        list->v[i].unused = is_foreign(list->v[i].source);
+        list->v[i].unused = is_foreign(&w, list->v[i].source);
     TERN_TRY(tern_hf_join(f, list, err));
     for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
         char name[64];
@@ -782,10 +653,14 @@ int tern_hf_translate(struct tern_file *f, struct tern_tensor_list *list, tern_e
     }
     for (size_t i = 0; i < list->n; i++)
         TERN_TRY(translate_tensor(&w, places[place], &list->v[i], err));
+    for (size_t i = 0, n = list->n; i < n; i++)
+        if (ends_with(list->v[i].name, kv_b) && !list->v[i].unused)
+            TERN_TRY(split_kv_b(&w, list, i, err));
     TERN_TRY(tie_head(&w, list, err));
     TERN_TRY(check_vocabulary(&w, list, err));
     TERN_TRY(add_divisors(&w, list, "short_factor", "rope_factors_short.weight", err));
     TERN_TRY(add_divisors(&w, list, "long_factor", "rope_factors_long.weight", err));
+    TERN_TRY(add_proportional(&w, list, err));
 out:
     return rc;
 }

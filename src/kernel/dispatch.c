@@ -26,12 +26,13 @@ static void assert_filled(const void *table, size_t bytes)
 void tern_kernels_init(unsigned mask)
 {
     struct tern_kernels k = {.mask = mask & tern_cpu_detect()};
-#define TERN_INIT(isa)                                  \
-    do {                                                \
-        TERN_FOR_MODELS(tern_gemm_init_##isa(&k.gemm);) \
-        TERN_FOR_MODELS(tern_vec_init_##isa(&k.vec);)   \
-        tern_attn_init_##isa(&k.attn);                  \
-        tern_kvq_init_##isa(&k.kvq);                    \
+#define TERN_INIT(isa)                                    \
+    do {                                                  \
+        TERN_FOR_MODELS(tern_gemm_init_##isa(&k.gemm);)   \
+        TERN_FOR_MODELS(tern_vec_init_##isa(&k.vec);)     \
+        TERN_FOR_MODELS(tern_delta_init_##isa(&k.delta);) \
+        tern_attn_init_##isa(&k.attn);                    \
+        tern_kvq_init_##isa(&k.kvq);                      \
     } while (0)
     TERN_INIT(ref);
 #ifdef TERN_HAVE_AVX2
@@ -52,6 +53,7 @@ void tern_kernels_init(unsigned mask)
 #endif
     TERN_FOR_MODELS(assert_filled(&k.gemm, sizeof k.gemm);)
     TERN_FOR_MODELS(assert_filled(&k.vec, sizeof k.vec);)
+    TERN_FOR_MODELS(assert_filled(&k.delta, sizeof k.delta);)
     assert_filled(&k.attn, sizeof k.attn);
     assert_filled(&k.kvq, sizeof k.kvq);
     tern_k = k;

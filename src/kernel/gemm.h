@@ -94,12 +94,25 @@ static inline bool tern_codes_integer(enum tern_codes codes)
     return codes > TERN_CODES_E4M3;
 }
 
-/* One row of activations for the narrow class.  q: [k] int8; scale: [k/32]; sum16: [k/16] sums of q over 16. */
+/* One row of activations for the narrow class.  q: [k] int8; scale: [k/32]; sum16: [k/16] sums of q over 16.  The rows
+ * of one call lie equally far apart: from each to the next, q, scale and sum16 move by the same number of bytes. */
 struct tern_q8_row {
     const int8_t *q;      /* 64-byte aligned */
     const float *scale;   /* 64-byte aligned */
     const int32_t *sum16; /* 64-byte aligned */
 };
+
+/* Such a row in one piece: its bytes, a multiple of 64, and its places in them (p: 64-byte aligned). */
+static inline size_t tern_q8_bytes(size_t k)
+{
+    return (k + 63) / 64 * 64 + (k / 32 + 15) / 16 * 64 + (k / 16 + 15) / 16 * 64;
+}
+
+static inline struct tern_q8_row tern_q8_at(const void *p, size_t k)
+{
+    const char *scale = (const char *)p + (k + 63) / 64 * 64, *sum16 = scale + (k / 32 + 15) / 16 * 64;
+    return (struct tern_q8_row){p, (const void *)scale, (const void *)sum16};
+}
 
 struct tern_gemm_kernels {
     /* Quantises x[0..k), k a multiple of 32, per block of 32: amax = max|x|; scale = amax/127 (f32 division);
@@ -161,8 +174,10 @@ struct tern_bf16_kernels {
     void (*product)(float *y, size_t y_stride, const uint16_t *x, int n_rows, const struct tern_packed *w, int panel0,
                     int panel1, void *scratch);
 
-    /* Small products, for attention.  m: [k][n] f32, rounded into tern_bf16_right(k, n) values, 64-byte aligned. */
-    void (*pack_right)(uint16_t *out, const float *m, int k, int n);
+    /* Small products, for attention.  m: [k][n] f32, rounded into tern_bf16_right(k, n) values, 64-byte aligned.  A
+     * taller matrix is packed piece by piece, k rows (a multiple of 32) at a time, into out + tern_bf16_band(rows
+     * before): `pairs` is the distance between pairs of panels, tern_bf16_band(all rows), or tern_bf16_band(k). */
+    void (*pack_right)(uint16_t *out, size_t pairs, const float *m, int k, int n);
 
     /* y[r*y_stride + j] = x . m for rows r < n_rows, columns j < n; with shrink y*shrink[r] (rounded) + x . m.  x as
      * pack, m as pack_right leave them.  The chain above, from +0 or from y*shrink; nothing but its row of x and its
@@ -172,6 +187,12 @@ struct tern_bf16_kernels {
                      int k, int n);
     void (*begin)(void);
     void (*end)(void);
+
+    /* The softmax of attn.h for ONE query row on its way into `multiply`: s stays as it is, and the weights go to p,
+     * rounded to bf16, where `pack` puts a row of 64*n_pages inputs (p: the first of the row in its band).  *l grows by
+     * the sum of the rounded weights, in an order that t0, t1 and n_pages do not change.  exp2: |relative error| <=
+     * 1e-4 before rounding; the return value as there. */
+    float (*softmax)(uint16_t *p, const float *s, size_t stride, int n_pages, int t0, int t1, float *m, float *l);
 };
 
 static inline size_t tern_bf16_right(int k, int n)
@@ -179,7 +200,7 @@ static inline size_t tern_bf16_right(int k, int n)
     return ((size_t)n + 2 * TERN_PANEL - 1) / (2 * TERN_PANEL) * tern_bf16_band(k);
 }
 
-#define TERN_BF16_SCRATCH (1024 * 1024)
+#define TERN_BF16_SCRATCH (1152 * 1024)
 
 void tern_bf16_init_amx(struct tern_bf16_kernels *k);
 

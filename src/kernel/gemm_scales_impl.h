@@ -29,7 +29,8 @@ static inline __attribute__((always_inline)) struct super
 super_scale(enum tern_scales scales, const struct tern_panel_view *v, size_t super, size_t first)
 {
     const size_t at = super * TERN_PANEL + first;
-    struct super s = {ROWS_ZERO, ROWS_ZERO};
+    struct super s;
+    s.d = s.m = ROWS_ZERO;
     if (tern_scales_super(scales))
         s.d = rows_half(v->d + at);
     if (scales == TERN_SCALES_K32S || scales == TERN_SCALES_K16)

@@ -1,8 +1,8 @@
 /* kernel/kernel.h - the arithmetic: pure functions on pointers, chosen once per process.
  *
- * No allocation, no threads, no input/output, no errors: callers assert.  Each family (gemm, vec, attn, kvq) is a
- * struct of function pointers whose contract stands beside each pointer.  ref/ fills every entry with plain C;
- * avx2/ and avx512/, or neon/, overwrite what they have; amx/ adds bf16, which only machines with matrix units have.  A
+ * No allocation, no threads, no input/output, no errors: callers assert.  Each family (gemm, vec, attn, kvq, delta) is
+ * a struct of function pointers whose contract stands beside each pointer.  ref/ fills every entry with plain C; avx2/
+ * and avx512/, or neon/, overwrite what they have; amx/ adds bf16, which only machines with matrix units have.  A
  * folder is compiled with its own instruction-set flags and is entered only through these tables, so nothing else in
  * the program needs the instructions.
  *
@@ -13,6 +13,7 @@
 #define TERN_KERNEL_H
 
 #include "kernel/attn.h"
+#include "kernel/delta.h"
 #include "kernel/gemm.h"
 #include "kernel/kvq.h"
 #include "kernel/vec.h"
@@ -22,6 +23,7 @@ struct tern_kernels {
     struct tern_vec_kernels vec;
     struct tern_attn_kernels attn;
     struct tern_kvq_kernels kvq;
+    struct tern_delta_kernels delta;
     struct tern_bf16_kernels bf16;
     unsigned mask; /* levels in use, TERN_CPU_* */
 };

@@ -24,6 +24,9 @@ struct tern_vec_kernels {
     /* y = 0.5*gate*(1+tanh(sqrt(2/pi)*(gate+0.044715*gate^3))) * up, same budget plus 3e-7 * |gate * up|. */
     void (*gelu_mul)(float *y, const float *gate, const float *up, int n);
 
+    /* y = 1/(1+exp(-gate)) * up, same budget; gate = -inf gives 0. */
+    void (*sigmoid_mul)(float *y, const float *gate, const float *up, int n);
+
     /* Rotates one head in place: pairs (x[i], x[i+n_rot/2]) or, if interleaved, (x[2i], x[2i+1]), i < n_rot/2:
      * (a, b) -> (a*c - b*s, b*c + a*s), each as one product and one fma: fma(a, c, -(b*s)), fma(b, c, a*s).
      * cos, sin: [n_rot/2].  Elements from n_rot on are untouched.  Bit-equal on all levels. */

@@ -2,6 +2,7 @@
 
 #include <string.h>
 #include "base/mem.h"
+#include "kv/state.h"
 
 /* ---- pool ----------------------------------------------------------------------------------------------------- */
 
@@ -102,6 +103,8 @@ int tern_kv_cache_init(struct tern_kv_cache *c, const struct tern_kv_layout *l, 
     }
     TERN_TRY(tern_kv_pool_init(&c->tiles, l->tile_bytes, (size_t)max_seqs, err));
     TERN_TRY(tern_kv_pool_init(&c->sinks, l->sink_bytes ? l->sink_bytes : TERN_ALIGN, (size_t)max_seqs, err));
+    if (l->state_bytes)
+        TERN_TRY(tern_kv_pool_init(&c->states, l->state_bytes, (size_t)max_seqs * (TERN_KV_KEPT_STATES + 1), err));
     return 0;
 out:
     tern_kv_cache_clear(c);
@@ -118,6 +121,7 @@ void tern_kv_cache_clear(struct tern_kv_cache *c)
         tern_kv_pool_clear(&c->pool[g]);
     tern_kv_pool_clear(&c->tiles);
     tern_kv_pool_clear(&c->sinks);
+    tern_kv_pool_clear(&c->states);
     *c = (struct tern_kv_cache){0};
 }
 
@@ -137,6 +141,7 @@ int tern_kv_seq_new(struct tern_kv_cache *c, struct tern_kv_seq **out, tern_erro
         s->live = true;
         s->n_tokens = 0;
         s->sink = NULL;
+        tern_kv_states_new(c, s);
         for (int g = 0; g < TERN_KV_MAX_GROUPS; g++)
             s->table[g].first = s->table[g].n = 0;
         *out = s;
@@ -167,6 +172,7 @@ void tern_kv_seq_free(struct tern_kv_cache *c, struct tern_kv_seq *s)
     for (int g = 0; g < c->layout->n_groups; g++)
         drop_pages(c, s, g, 0);
     drop_sink(c, s);
+    tern_kv_states_free(c, s);
     tern_kv_pool_unref(&c->tiles, s->tile);
     s->tile = NULL;
     s->live = false;
@@ -191,6 +197,7 @@ int tern_kv_seq_fork(struct tern_kv_cache *c, struct tern_kv_seq **out, const st
         tern_kv_pool_ref(&c->sinks, s->sink);
     d->sink = s->sink;
     memcpy(d->tile, s->tile, c->layout->tile_bytes);
+    tern_kv_states_fork(c, d, s);
     d->n_tokens = s->n_tokens;
     return 0;
 }
@@ -231,11 +238,13 @@ void tern_kv_abort(struct tern_kv_cache *c, struct tern_kv_seq *s)
         drop_pages(c, s, g, closed);
     if (closed == 0)
         drop_sink(c, s);
+    tern_kv_states_abort(c, s);
 }
 
 void tern_kv_commit(struct tern_kv_cache *c, struct tern_kv_seq *s, int n)
 {
     s->n_tokens += n;
+    s->marked = false;
     for (int g = 0; g < c->layout->n_groups; g++) {
         struct tern_kv_table *t = &s->table[g];
         /* What a query two pages ago needed stays: any of the newest 64 tokens can be taken back again, even where that
@@ -253,13 +262,21 @@ void tern_kv_commit(struct tern_kv_cache *c, struct tern_kv_seq *s, int n)
     }
 }
 
+/* Where keys and values can be cut, at n or below. */
+static int cut_at(const struct tern_kv_cache *c, const struct tern_kv_seq *s, int n)
+{
+    int closed = s->n_tokens / TERN_PAGE, page = n / TERN_PAGE;
+    if (c->layout->recent > 1 && page < closed - 1 && closed > c->layout->recent)
+        return 0; /* the ring of raw tiles has moved on */
+    return page == closed ? n : page * TERN_PAGE;
+}
+
 int tern_kv_trim(struct tern_kv_cache *c, struct tern_kv_seq *s, int n, int *kept, tern_error *err)
 {
     TERN_ASSERT(n >= 0 && n <= s->n_tokens);
-    int closed = s->n_tokens / TERN_PAGE;
-    int page = n / TERN_PAGE, keep = page == closed ? n : page * TERN_PAGE;
-    if (c->layout->recent > 1 && page < closed - 1 && closed > c->layout->recent)
-        keep = 0; /* the ring of raw tiles has moved on */
+    int closed = s->n_tokens / TERN_PAGE, keep = cut_at(c, s, n);
+    if (c->layout->state_bytes && keep < s->n_tokens)
+        keep = cut_at(c, s, tern_kv_state_before(s, keep));
     for (int g = 0; g < c->layout->n_groups; g++)
         if (s->table[g].first > tern_kv_first_needed(c->layout->groups[g].reach, keep))
             return tern_err_set(err, TERN_EUNSUPPORTED,
@@ -269,6 +286,8 @@ int tern_kv_trim(struct tern_kv_cache *c, struct tern_kv_seq *s, int n, int *kep
         drop_pages(c, s, g, keep / TERN_PAGE);
     if (keep < TERN_PAGE && closed > 0)
         drop_sink(c, s);
+    if (keep < s->n_tokens)
+        tern_kv_states_back(c, s, keep);
     s->n_tokens = keep;
     *kept = keep;
     return 0;

@@ -5,6 +5,9 @@
  *                 ── tile block                           newest tokens, raw, private to the sequence
  *                 ── sink block                           first tokens, raw, ref-counted with page 0
  *
+ *                 ── state block                          of layers that keep no tokens but what they made of them
+ *                 ── kept states                          the same at page boundaries before, ref-counted, a few
+ *
  * A page is 64 consecutive tokens of all layers of one group; a group is the set of layers that keep tokens equally
  * long. Fork copies tables (references) and the tile; trim drops references.  Page index = position / 64, absolute.
  *
@@ -59,6 +62,7 @@ struct tern_kv_decl {
     int dim_k, dim_v;
     bool latent; /* the values are the first part of the keys, dim_k is what follows them: cached once */
     struct tern_kv_reach reach;
+    size_t state_bytes; /* what the layer carries from token to token instead, all 0 in the beginning; 0: nothing */
     /* The rotary embedding of the keys: pair i turns by freq[i] per position. */
     int n_rot; /* rotated dims; 0: none */
     bool interleaved;
@@ -78,6 +82,8 @@ struct tern_kv_layout {
     int *group_of;                /* [n_layers], -1 where a layer keeps no KV */
     struct tern_kv_group groups[TERN_KV_MAX_GROUPS];
     int n_groups;
+    size_t *state_off;       /* [n_layers], owned: where a layer's state lies in the sequence's state block */
+    size_t state_bytes;      /* one sequence's states, all layers; 0 where no layer has one */
     size_t tile_bytes;       /* one sequence's raw tiles, all layers */
     int recent;              /* most pages that any layer sees raw, the open one included */
     size_t sink_bytes;       /* one sequence's raw first tokens, all layers; 0 when nothing is coded */
@@ -96,6 +102,8 @@ void tern_kv_layout_free(struct tern_kv_layout *l);
 /* Bytes of closed pages per token in one layer, and what f16 would take. */
 double tern_kv_layer_bytes(const struct tern_kv_layer *l);
 double tern_kv_layer_f16_bytes(const struct tern_kv_layer *l);
+/* Bytes of one sequence's state in one layer. */
+size_t tern_kv_layer_state(const struct tern_kv_layout *l, int layer);
 
 /* ---- key conditioning -------------------------------------------------------------------------------------------- */
 
@@ -152,18 +160,32 @@ struct tern_kv_table {
     int first, n, cap;
 };
 
+/* A state cannot go back by itself, so some are kept: of page boundaries, because there keys and values can be cut. */
+#define TERN_KV_KEPT_STATES  4
+#define TERN_KV_STATE_STRIDE 512 /* tokens between those that decoding keeps; every prompt step keeps one */
+
+struct tern_kv_kept_state {
+    int at; /* tokens before it, a multiple of 64 */
+    uint8_t *p;
+};
+
 struct tern_kv_seq {
     bool live;
     int n_tokens;
     struct tern_kv_table table[TERN_KV_MAX_GROUPS];
     uint8_t *tile; /* layout->tile_bytes */
     uint8_t *sink; /* NULL until page 0 closes */
+    /* Only where the layout has states: */
+    uint8_t *state;                                      /* layout->state_bytes, after all n_tokens */
+    struct tern_kv_kept_state kept[TERN_KV_KEPT_STATES]; /* ascending */
+    int n_kept;
+    bool marked; /* the step in hand writes the last of them */
 };
 
 struct tern_kv_cache {
     const struct tern_kv_layout *layout; /* borrowed for the cache's life */
     struct tern_kv_pool pool[TERN_KV_MAX_GROUPS];
-    struct tern_kv_pool sinks, tiles;
+    struct tern_kv_pool sinks, tiles, states;
     struct tern_kv_seq *seqs; /* [max_seqs] */
     int max_seqs, max_tokens, max_step;
 };
@@ -182,6 +204,9 @@ int tern_kv_seq_fork(struct tern_kv_cache *c, struct tern_kv_seq **out, const st
  * tokens count and gives back window pages; abort undoes begin. */
 int tern_kv_begin(struct tern_kv_cache *c, struct tern_kv_seq *s, int n, tern_error *err);
 void tern_kv_commit(struct tern_kv_cache *c, struct tern_kv_seq *s, int n);
+/* Between begin and commit, where there are states: the step shall keep that of its last page boundary, which is the
+ * caller's to write.  NULL: not in this step.  Never runs out: of too many the least useful is dropped. */
+const struct tern_kv_kept_state *tern_kv_mark(struct tern_kv_cache *c, struct tern_kv_seq *s, int n, bool prompt);
 void tern_kv_abort(struct tern_kv_cache *c, struct tern_kv_seq *s);
 
 /* Index of the first page that a query at position p still reads. */
@@ -192,12 +217,18 @@ static inline int tern_kv_first_needed(struct tern_kv_reach r, int p)
 
 /* Cuts back to n tokens, n <= n_tokens.  A closed page cannot be reopened (its originals are gone), so the sequence
  * ends up with *kept <= n tokens: n itself inside the open tile, else the page boundary below n, or 0 when pages before
- * that would have to be seen raw and no longer are; the caller runs the rest again. TERN_EUNSUPPORTED, nothing changed,
+ * that would have to be seen raw and no longer are; with states, back to one that was kept, or to 0.  The caller runs
+ * the rest again. TERN_EUNSUPPORTED, nothing changed,
  * when a window group no longer holds what a query at *kept needs. */
 int tern_kv_trim(struct tern_kv_cache *c, struct tern_kv_seq *s, int n, int *kept, tern_error *err);
 
-/* Bytes in use by all live sequences (shared pages counted once), and what their tokens would take in 16 bits. */
+/* The states of `from`, a sequence of as many tokens in another cache of the same model, become those of `to`. */
+void tern_kv_move_states(struct tern_kv_cache *c, struct tern_kv_seq *to, const struct tern_kv_seq *from);
+
+/* Bytes in use by all live sequences (shared blocks counted once): keys and values, and what they would take in 16
+ * bits; states. */
 size_t tern_kv_used_bytes(const struct tern_kv_cache *c);
+size_t tern_kv_state_bytes(const struct tern_kv_cache *c);
 size_t tern_kv_f16_bytes(const struct tern_kv_cache *c);
 
 /* ---- snapshots --------------------------------------------------------------------------------------------------- */

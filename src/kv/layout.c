@@ -147,6 +147,8 @@ static uint64_t digest(const struct tern_kv_layout *l)
         h = XXH3_64bits_withSeed(y->k.codec->name, strlen(y->k.codec->name), h);
         h = XXH3_64bits_withSeed(y->v.codec->name, strlen(y->v.codec->name), h);
     }
+    if (l->state_bytes)
+        h = XXH3_64bits_withSeed(l->state_off, (size_t)l->n_layers * sizeof *l->state_off, h + l->state_bytes);
     return h;
 }
 
@@ -168,6 +170,7 @@ int tern_kv_layout_new(struct tern_kv_layout **out, const struct tern_kv_decl *d
     TERN_TRY(tern_alloc(&l, 1, sizeof *l, err));
     TERN_TRY(tern_alloc(&l->layers, (size_t)n_layers, sizeof *l->layers, err));
     TERN_TRY(tern_alloc(&l->group_of, (size_t)n_layers, sizeof *l->group_of, err));
+    TERN_TRY(tern_alloc(&l->state_off, (size_t)n_layers, sizeof *l->state_off, err));
     l->n_layers = n_layers;
     l->recent = 1;
     l->spec = s;
@@ -178,6 +181,8 @@ int tern_kv_layout_new(struct tern_kv_layout **out, const struct tern_kv_decl *d
     for (int i = 0; i < n_layers; i++) {
         struct tern_kv_layer *y = &l->layers[i];
         l->group_of[i] = -1;
+        l->state_off[i] = l->state_bytes;
+        l->state_bytes += tern_round_up(decl[i].state_bytes, TERN_ALIGN);
         if (!decl[i].n_heads)
             continue;
         TERN_TRY(choose(y, &decl[i], &s, i, n_layers, spare_windows, strict, err));
@@ -224,6 +229,7 @@ void tern_kv_layout_free(struct tern_kv_layout *l)
         return;
     tern_free(l->layers);
     tern_free(l->group_of);
+    tern_free(l->state_off);
     tern_free(l->signs);
     tern_free(l);
 }
@@ -236,4 +242,9 @@ double tern_kv_layer_bytes(const struct tern_kv_layer *l)
 double tern_kv_layer_f16_bytes(const struct tern_kv_layer *l)
 {
     return 2.0 * (l->k.dim + l->v.dim) * l->n_heads;
+}
+
+size_t tern_kv_layer_state(const struct tern_kv_layout *l, int layer)
+{
+    return (layer + 1 < l->n_layers ? l->state_off[layer + 1] : l->state_bytes) - l->state_off[layer];
 }

@@ -12,9 +12,11 @@
 #include <xxhash.h>
 #include "base/mem.h"
 #include "base/outfile.h"
+#include "kv/state.h"
 
 #define MAGIC   "ternseq\n"
 #define VERSION 1
+#define STATES  2 /* version of files with recurrent states */
 #define ENDIAN  0x01020304u
 
 struct header {
@@ -23,9 +25,9 @@ struct header {
     uint64_t model_digest, layout_digest;
     uint32_t n_tokens, n_groups;
     uint32_t first[TERN_KV_MAX_GROUPS], n_pages[TERN_KV_MAX_GROUPS];
-    uint32_t has_sink, reserved;
-    char kv[256];  /* the --kv text, for messages and for people */
-    uint64_t hash; /* of all bytes before this field */
+    uint32_t has_sink, kept_at; /* tokens of the state that is kept beside the last one; 0: none */
+    char kv[256];               /* the --kv text, for messages and for people */
+    uint64_t hash;              /* of all bytes before this field */
 };
 _Static_assert(sizeof(struct header) == 8 + 8 + 16 + 8 + 32 + 8 + 256 + 8, "no padding in the file header");
 
@@ -41,7 +43,9 @@ static int write_file(struct tern_outfile *f, const struct tern_kv_cache *c, con
 {
     int rc = 0;
     const struct tern_kv_layout *l = c->layout;
-    struct header h = {.version = VERSION, .endian = ENDIAN, .model_digest = info->model_digest};
+    const struct tern_kv_kept_state *kept = s->n_kept ? &s->kept[s->n_kept - 1] : NULL;
+    struct header h = {
+        .version = l->state_bytes ? STATES : VERSION, .endian = ENDIAN, .model_digest = info->model_digest};
     memcpy(h.magic, MAGIC, sizeof h.magic);
     h.layout_digest = l->digest;
     h.n_tokens = (uint32_t)s->n_tokens;
@@ -51,6 +55,7 @@ static int write_file(struct tern_outfile *f, const struct tern_kv_cache *c, con
         h.n_pages[g] = (uint32_t)s->table[g].n;
     }
     h.has_sink = s->sink != NULL;
+    h.kept_at = kept ? (uint32_t)kept->at : 0;
     (void)snprintf(h.kv, sizeof h.kv, "%s", l->text);
     h.hash = XXH3_64bits(&h, offsetof(struct header, hash));
     TERN_TRY(tern_outfile_write(f, &h, sizeof h, err));
@@ -62,6 +67,10 @@ static int write_file(struct tern_outfile *f, const struct tern_kv_cache *c, con
     for (int g = 0; g < l->n_groups; g++)
         for (int i = 0; i < s->table[g].n; i++)
             TERN_TRY(write_section(f, s->table[g].pages[i], l->groups[g].page_bytes, err));
+    if (l->state_bytes)
+        TERN_TRY(write_section(f, s->state, l->state_bytes, err));
+    if (kept)
+        TERN_TRY(write_section(f, kept->p, l->state_bytes, err));
 out:
     return rc;
 }
@@ -131,9 +140,9 @@ static int check_header(const struct header *h, const struct tern_kv_cache *c, u
         TERN_FAIL(err, TERN_EFORMAT, "%s: not a tern session (wrong magic at byte 0)", path);
     if (h->endian != ENDIAN)
         TERN_FAIL(err, TERN_EFORMAT, "%s: written on a machine of another byte order (byte 12)", path);
-    if (h->version != VERSION)
-        TERN_FAIL(err, TERN_EUNSUPPORTED, "%s: session format version %u at byte 8; this program reads version %d",
-                  path, h->version, VERSION);
+    if (h->version != VERSION && h->version != STATES)
+        TERN_FAIL(err, TERN_EUNSUPPORTED, "%s: session format version %u at byte 8; this program reads versions %d, %d",
+                  path, h->version, VERSION, STATES);
     if (h->hash != XXH3_64bits(h, offsetof(struct header, hash)))
         TERN_FAIL(err, TERN_EFORMAT, "%s: header at byte 0 is damaged (checksum differs)", path);
     if (h->model_digest != model_digest)
@@ -143,6 +152,9 @@ static int check_header(const struct header *h, const struct tern_kv_cache *c, u
                   (int)sizeof h->kv - 1, h->kv, l->text);
     if (h->n_tokens > (uint32_t)c->max_tokens)
         TERN_FAIL(err, TERN_ECAPACITY, "%s: holds %u tokens, the context is %d", path, h->n_tokens, c->max_tokens);
+    if ((h->version == STATES) != (l->state_bytes != 0) || h->kept_at > h->n_tokens || h->kept_at % TERN_PAGE ||
+        (h->kept_at && !l->state_bytes))
+        TERN_FAIL(err, TERN_EFORMAT, "%s: header at byte 76 contradicts itself", path);
     if (h->n_groups != (uint32_t)l->n_groups || (h->has_sink != 0) != (h->n_tokens >= TERN_PAGE && l->sink_bytes))
         TERN_FAIL(err, TERN_EFORMAT, "%s: header at byte 40 contradicts itself", path);
     for (int g = 0; g < l->n_groups; g++)
@@ -172,9 +184,13 @@ static int read_seq(struct reader *r, const struct tern_kv_cache *c, struct tern
     for (int g = 0; g < l->n_groups; g++)
         for (int i = 0; i < s->table[g].n; i++)
             TERN_TRY(read_section(r, s->table[g].pages[i], l->groups[g].page_bytes, "a page", err));
+    if (l->state_bytes)
+        TERN_TRY(read_section(r, s->state, l->state_bytes, "the state", err));
+    if (s->n_kept)
+        TERN_TRY(read_section(r, s->kept[0].p, l->state_bytes, "the kept state", err));
     char extra;
     if (read(r->fd, &extra, 1) > 0)
-        TERN_FAIL(err, TERN_EFORMAT, "%s: %s at byte %llu", r->path, "unexpected bytes behind the last page",
+        TERN_FAIL(err, TERN_EFORMAT, "%s: %s at byte %llu", r->path, "unexpected bytes behind the last section",
                   (unsigned long long)r->at);
 out:
     return rc;
@@ -197,6 +213,8 @@ static int take_blocks(struct tern_kv_cache *c, struct tern_kv_seq *s, const str
         s->sink = tern_kv_pool_get(&c->sinks);
         TERN_ASSERT(s->sink);
     }
+    if (h->kept_at)
+        tern_kv_states_room(c, s, (int)h->kept_at);
     return 0;
 }
 

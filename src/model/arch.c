@@ -86,11 +86,15 @@ static int read_layers(struct tern_desc *d, const struct tern_file *f, const cha
 {
     int rc = 0;
     char key[160];
-    int64_t kv_heads, ff;
+    int64_t kv_heads, ff, expert_ff = 0;
+    /* Where there are only experts, files may say no more than how wide these are. */
+    if (!tern_file_meta(f, tern_arch_key(key, sizeof key, arch, "feed_forward_length")))
+        TERN_TRY(tern_file_get_int(f, tern_arch_key(key, sizeof key, arch, "expert_feed_forward_length"), 0, 0, MAX_FF,
+                                   &expert_ff, err));
     for (int i = 0; i < d->n_layers; i++) {
         struct tern_layer_desc *l = &d->layers[i];
-        TERN_TRY(read_layer(f, tern_arch_key(key, sizeof key, arch, "feed_forward_length"), i, d->n_layers, 0, MAX_FF,
-                            &ff, err));
+        TERN_TRY(read_layer(f, tern_arch_key(key, sizeof key, arch, "feed_forward_length"), i, d->n_layers, expert_ff,
+                            MAX_FF, &ff, err));
         TERN_TRY(read_layer(f, tern_arch_key(key, sizeof key, arch, "attention.head_count_kv"), i, d->n_layers,
                             l->n_heads, l->n_heads, &kv_heads, err));
         if (l->n_heads % kv_heads)
@@ -209,7 +213,7 @@ int tern_configure_experts(struct tern_desc *d, const struct tern_file *f, const
         struct tern_layer_desc *l = &d->layers[i];
         if ((i + 1) % v.step)
             continue;
-        l->n_ff = 0;
+        l->n_ff = l->experts_beside ? l->n_ff : 0;
         l->router = v.gating == 2 ? TERN_ROUTE_SIGMOID : TERN_ROUTE_SOFTMAX;
         l->n_experts = (int)v.n;
         l->n_active = (int)v.active;
@@ -224,20 +228,42 @@ out:
     return rc;
 }
 
+static const char *unsupported(const struct tern_desc *d, const struct tern_layer_desc *l)
+{
+    if (l->mixer == TERN_MIX_DELTA)
+        return l->delta_dim_k % 16 || l->delta_dim_v % 16              ? "a state of a size that is no multiple of 16"
+               : l->conv_width < 2 || l->conv_width > TERN_DELTA_WIDTH ? "a convolution of this width"
+                                                                       : NULL;
+    return l->dim_k > MAX_HEAD || l->dim_v > MAX_HEAD          ? "heads of more than 512"
+           : l->out_gate && (l->mixer || l->dim_k != l->dim_v) ? "a gate of another size than its heads"
+           : l->rope >= d->n_ropes                             ? "a missing position embedding"
+                                                               : NULL;
+}
+
 int tern_desc_check(const struct tern_desc *d, tern_error *err)
 {
     for (int i = 0; i < d->n_layers; i++) {
-        const struct tern_layer_desc *l = &d->layers[i];
-        const char *what = l->mixer == TERN_MIX_DELTA                   ? "gated delta net"
-                           : l->dim_k > MAX_HEAD || l->dim_v > MAX_HEAD ? "heads of more than 512"
-                           : l->out_gate                                ? "gated attention output"
-                           : l->rope >= d->n_ropes                      ? "a missing position embedding"
-                                                                        : NULL;
+        const char *what = unsupported(d, &d->layers[i]);
         if (what)
             return tern_err_set(err, TERN_EUNSUPPORTED, "architecture %s: layer %d uses %s, which is not supported",
                                 d->arch, i, what);
     }
     return 0;
+}
+
+struct tern_delta tern_layer_delta(const struct tern_layer_desc *l)
+{
+    return (struct tern_delta){.n_k = l->delta_k_heads,
+                               .n_v = l->delta_v_heads,
+                               .dk = l->delta_dim_k,
+                               .dv = l->delta_dim_v,
+                               .width = l->conv_width,
+                               .grouped = l->delta_grouped};
+}
+
+enum tern_gate tern_layer_gate(const struct tern_layer_desc *l)
+{
+    return l->act == TERN_ACT_GELU_TANH ? TERN_GATE_GELU : TERN_GATE_SILU;
 }
 
 struct tern_kv_reach tern_layer_reach(const struct tern_layer_desc *l)
@@ -249,6 +275,11 @@ void tern_desc_kv(const struct tern_desc *d, int ctx, struct tern_kv_decl *decl)
 {
     for (int i = 0; i < d->n_layers; i++) {
         const struct tern_layer_desc *l = &d->layers[i];
+        if (l->mixer == TERN_MIX_DELTA) {
+            const struct tern_delta delta = tern_layer_delta(l);
+            decl[i] = (struct tern_kv_decl){.state_bytes = tern_delta_state_floats(&delta) * sizeof(float)};
+            continue;
+        }
         decl[i] = (struct tern_kv_decl){.n_heads = l->kv_of < 0 ? l->n_kv_heads : 0,
                                         .dim_k = l->dim_k,
                                         .dim_v = l->dim_v,

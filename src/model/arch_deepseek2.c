@@ -67,7 +67,7 @@ static int configure(struct tern_desc *d, const struct tern_file *f, tern_error 
     TERN_TRY(tern_configure_common(d, f, "deepseek2", err));
     TERN_TRY(tern_configure_experts(d, f, "deepseek2", false, err));
     TERN_TRY(configure_yarn(&d->ropes[0], f, &scores, err));
-    d->ropes[0].interleaved = true;
+    TERN_TRY(tern_file_get_bool(f, "deepseek2.rope.interleaved", true, &d->ropes[0].interleaved, err));
     bool sigmoid = !tern_file_meta(f, "deepseek2.expert_gating_func") && is_glm_flash(d, f);
     for (int i = 0; i < d->n_layers; i++) {
         struct tern_layer_desc *l = &d->layers[i];
@@ -105,4 +105,4 @@ static const struct tern_tensor_rule layers[] = {
     {0},
 };
 
-const struct tern_arch tern_arch_deepseek2 = {"deepseek2", configure, tern_llama_globals, layers, tern_expert_layers};
+const struct tern_arch tern_arch_deepseek2 = {"deepseek2", configure, tern_llama_globals, layers, NULL};

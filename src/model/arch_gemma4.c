@@ -1,7 +1,8 @@
-/* Gemma 4 text models (Google, 2026), the dense ones: Gemma 3's block with heads of other sizes and numbers in layers
+/* Gemma 4 text models (Google, 2026): Gemma 3's block with heads of other sizes and numbers in layers
  * without window, values normalised without weights, a scale of 1 and a factor at the end of each block; in some models
  * layers without a matrix for values, which are the raw keys then; in small ones per-layer embeddings, and last layers
- * that attend to the keys and values of earlier ones.
+ * that attend to the keys and values of earlier ones; in one model experts beside the dense network of every layer, the
+ * answers of both normed apart.
  *
  * GGUF: attention.key_length and rope.* are of layers without window, the keys that end in _swa of the others; a
  * rope_freqs.weight of 1e30 leaves pairs unrotated.  Norms are stored as they are. */
@@ -33,6 +34,28 @@ out:
     return rc;
 }
 
+/* Experts, where there are any, work beside the dense network. */
+static int configure_experts(struct tern_desc *d, const struct tern_file *f, tern_error *err)
+{
+    int rc = 0;
+    for (int i = 0; i < d->n_layers; i++)
+        d->layers[i].experts_beside = true;
+    TERN_TRY(tern_configure_experts(d, f, "gemma4", true, err));
+    for (int i = 0; i < d->n_layers; i++) {
+        char name[48];
+        (void)snprintf(name, sizeof name, "blk.%d.ffn_down_exps.weight", i);
+        const struct tern_tensor *down = tern_file_tensor(f, name);
+        if (d->layers[i].n_ff_shared)
+            TERN_FAIL(err, TERN_EUNSUPPORTED, "%s: gemma4: shared experts beside a dense network are not supported",
+                      tern_file_path(f));
+        if (down && down->type == TERN_NVFP4 && !down->quant) /* its factors would have the name of the router's */
+            TERN_FAIL(err, TERN_EUNSUPPORTED, "%s: tensor \"%s\": NVFP4 is not supported for experts of gemma4",
+                      tern_file_path(f), down->source);
+    }
+out:
+    return rc;
+}
+
 /* The last `shared` layers attend to the keys and values of the last layer of their kind before them. */
 static int share_kv(struct tern_desc *d, int shared, const struct tern_file *f, tern_error *err)
 {
@@ -59,7 +82,7 @@ static int configure(struct tern_desc *d, const struct tern_file *f, tern_error 
     double cap;
     struct local v;
     TERN_TRY(tern_configure_common(d, f, "gemma4", err));
-    TERN_TRY(tern_refuse_experts(f, "gemma4", err));
+    TERN_TRY(configure_experts(d, f, err));
     TERN_TRY(read_local(&v, d, f, err));
     TERN_TRY(tern_configure_pattern(d, f, "gemma4", 6, err));
     TERN_TRY(tern_file_get_int(f, KEY("attention.shared_kv_layers"), 0, 0, d->n_layers - 1, &shared, err));
@@ -110,6 +133,11 @@ static const struct tern_tensor_rule more_layers[] = {
     {"blk.%d.inp_gate.weight", TERN_SLOT_PLE_GATE, TERN_DIM_PLE, TERN_DIM_EMBD, false},
     {"blk.%d.proj.weight", TERN_SLOT_PLE_OUT, TERN_DIM_EMBD, TERN_DIM_PLE, false},
     {"blk.%d.post_norm.weight", TERN_SLOT_PLE_POST_NORM, TERN_DIM_EMBD, TERN_DIM_NONE, false},
+    {"blk.%d.post_ffw_norm_1.weight", TERN_SLOT_DENSE_POST_NORM, TERN_DIM_BESIDE, TERN_DIM_NONE, false},
+    {"blk.%d.pre_ffw_norm_2.weight", TERN_SLOT_EXPERT_NORM, TERN_DIM_BESIDE, TERN_DIM_NONE, false},
+    {"blk.%d.post_ffw_norm_2.weight", TERN_SLOT_EXPERT_POST_NORM, TERN_DIM_BESIDE, TERN_DIM_NONE, false},
+    {"blk.%d.ffn_gate_inp.scale", TERN_SLOT_ROUTER_NORM, TERN_DIM_BESIDE, TERN_DIM_NONE, false},
+    {"blk.%d.ffn_down_exps.scale", TERN_SLOT_ROUTER_FACTORS, TERN_DIM_EXPERTS, TERN_DIM_NONE, false},
     {"blk.%d.layer_output_scale.weight", TERN_SLOT_OUT_SCALE, TERN_DIM_ONE, TERN_DIM_NONE, true},
     {0},
 };

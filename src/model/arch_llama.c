@@ -59,5 +59,4 @@ const struct tern_tensor_rule tern_expert_layers[] = {
     {0},
 };
 
-const struct tern_arch tern_arch_llama = {"llama", configure, tern_llama_globals, tern_llama_layers,
-                                          tern_expert_layers};
+const struct tern_arch tern_arch_llama = {"llama", configure, tern_llama_globals, tern_llama_layers, NULL};

@@ -60,5 +60,4 @@ out:
     return rc;
 }
 
-const struct tern_arch tern_arch_llama4 = {"llama4", configure, tern_llama_globals, tern_llama_layers,
-                                           tern_expert_layers};
+const struct tern_arch tern_arch_llama4 = {"llama4", configure, tern_llama_globals, tern_llama_layers, NULL};

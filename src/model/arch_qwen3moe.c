@@ -26,4 +26,4 @@ static const struct tern_tensor_rule layers[] = {
     {0},
 };
 
-const struct tern_arch tern_arch_qwen3moe = {"qwen3moe", configure, tern_llama_globals, layers, tern_expert_layers};
+const struct tern_arch tern_arch_qwen3moe = {"qwen3moe", configure, tern_llama_globals, layers, NULL};

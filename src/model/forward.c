@@ -6,6 +6,8 @@
  *               where there are per-layer embeddings: x += post((act(x Wp) * ple) Wo)
  * A latent layer's keys and values are one latent c and a rotated part r: h W = [c | r]; a query head's part for c is
  * multiplied by the head's K_B, so that it meets c as it is cached; what attention makes of c, by its V_B.
+ * Where attention's output is gated, the product for q yields both: x += (sigmoid(gate) * a) Wo.
+ * A delta layer: m, z, b, g = h W; o = rule(conv(m), b, g) on the sequence's state; x += (silu(z) * norm(o)) Wo
  *   logits = norm(x[rows that want them]) head
  *
  * Shapes are [rows][features], row-major, every row 64-byte aligned. */
@@ -26,6 +28,10 @@ struct tern_forward {
     size_t s_embd, s_q, s_k, s_v, s_o, s_ple; /* row strides in floats */
     float *x, *h, *t;                         /* residual, normed, projected: [max_rows][s_embd] */
     float *q, *k, *v, *a;                     /* attention */
+    size_t s_mix, s_gates;                    /* of the next, 0 where no layer needs them */
+    float *mix, *gate;                        /* queries with gates, or a delta layer's channels; gates, as wide as a */
+    float *decay, *beta;                      /* of delta layers, [max_rows][s_gates] */
+    struct tern_delta_job *delta;             /* [max_jobs] */
     struct tern_ffn ffn;
     float *ple, *ple_gate; /* per-layer embeddings of all layers; of one, gated */
     float *cos[TERN_MAX_ROPES], *sin[TERN_MAX_ROPES];
@@ -50,7 +56,7 @@ static int take(struct tern_forward *f, void *out, size_t n, size_t size, tern_e
 static void widths(struct tern_forward *f, int *max_k)
 {
     const struct tern_desc *d = &f->net->desc;
-    int q = 0, k = 0, v = 0, o = 0, rank = 0;
+    int q = 0, k = 0, v = 0, o = 0, rank = 0, mix = 0, gates = 0;
 #define WIDEN(var, value) (var = (value) > var ? (value) : var)
     for (int i = 0; i < d->n_layers; i++) {
         const struct tern_layer_desc *l = &d->layers[i];
@@ -58,6 +64,10 @@ static void widths(struct tern_forward *f, int *max_k)
         WIDEN(k, l->n_kv_heads * l->dim_k);
         WIDEN(v, l->n_kv_heads * l->dim_v);
         WIDEN(o, l->n_heads * l->dim_v);
+        WIDEN(o, l->delta_v_heads * l->delta_dim_v);
+        WIDEN(mix, l->out_gate ? 2 * l->n_heads * l->dim_k : 0);
+        WIDEN(mix, 2 * l->delta_k_heads * l->delta_dim_k + l->delta_v_heads * l->delta_dim_v);
+        WIDEN(gates, l->delta_v_heads);
         if (l->mixer != TERN_MIX_LATENT)
             continue;
         WIDEN(q, l->n_heads * (l->dim_v + l->dim_k));
@@ -79,6 +89,8 @@ static void widths(struct tern_forward *f, int *max_k)
     f->s_k = tern_round_up((size_t)k, 16);
     f->s_v = tern_round_up((size_t)v, 16);
     f->s_o = tern_round_up((size_t)o, 16);
+    f->s_mix = tern_round_up((size_t)mix, 16);
+    f->s_gates = tern_round_up((size_t)gates, 16);
     f->s_ple = tern_round_up((size_t)ple * (size_t)d->n_layers, 16);
 }
 
@@ -118,6 +130,8 @@ static int open_device(struct tern_forward *f, struct tern_pool *pool, int max_n
     for (int p = 0; p < f->n_plans; p++)
         for (int i = 0; i < f->net->desc.n_layers; i++) {
             struct tern_attn_shape s = shape_of(f, p, i);
+            if (!s.n_heads)
+                continue;
             size_t n = tern_cpu_attention_scratch(&s, tern_pool_threads(pool), f->max_rows, max_narrow, pages);
             lim.attention_scratch = n > lim.attention_scratch ? n : lim.attention_scratch;
         }
@@ -176,6 +190,15 @@ int tern_forward_new(struct tern_forward **out, const struct tern_net *net, cons
     TERN_TRY(take(f, &f->k, rows, f->s_k * sizeof(float), err));
     TERN_TRY(take(f, &f->v, rows, f->s_v * sizeof(float), err));
     TERN_TRY(take(f, &f->a, rows, f->s_o * sizeof(float), err));
+    if (f->s_mix) {
+        TERN_TRY(take(f, &f->mix, rows, f->s_mix * sizeof(float), err));
+        TERN_TRY(take(f, &f->gate, rows, f->s_o * sizeof(float), err));
+    }
+    if (f->s_gates) {
+        TERN_TRY(take(f, &f->decay, rows, f->s_gates * sizeof(float), err));
+        TERN_TRY(take(f, &f->beta, rows, f->s_gates * sizeof(float), err));
+        TERN_TRY(take(f, &f->delta, (size_t)max_jobs, sizeof *f->delta, err));
+    }
     TERN_TRY(tern_ffn_open(&f->ffn, &net->desc, max_rows, &f->bytes, err));
     if (f->s_ple) {
         TERN_TRY(take(f, &f->ple, rows, f->s_ple * sizeof(float), err));
@@ -198,8 +221,9 @@ void tern_forward_free(struct tern_forward *f)
 {
     if (!f)
         return;
-    void *all[] = {f->x,        f->h,  f->t,   f->q,      f->k,        f->v,        f->a,     f->ple,
-                   f->ple_gate, f->at, f->app, f->job_of, f->plan_end, f->stage_of, f->stage, f->stage_set};
+    void *all[] = {f->x,     f->h,         f->t,   f->q,    f->k,      f->v,        f->a,
+                   f->ple,   f->ple_gate,  f->at,  f->app,  f->job_of, f->plan_end, f->stage_of,
+                   f->stage, f->stage_set, f->mix, f->gate, f->decay,  f->beta,     f->delta};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         tern_free(all[i]);
     for (int r = 0; r < TERN_MAX_ROPES; r++) {
@@ -345,6 +369,18 @@ static void attend(struct tern_forward *f, const struct tern_forward_batch *b, i
     }
 }
 
+/* q = queries, gate = gates of the normed rows h, which the product yields head by head. */
+static void split_gates(struct tern_forward *f, int n_rows, const struct tern_layer_desc *l)
+{
+    const size_t dim = (size_t)l->dim_k;
+    for (int r = 0; r < n_rows; r++)
+        for (size_t h = 0; h < (size_t)l->n_heads; h++) {
+            const float *both = f->mix + (size_t)r * f->s_mix + 2 * h * dim;
+            memcpy(f->q + (size_t)r * f->s_q + h * dim, both, dim * sizeof(float));
+            memcpy(f->gate + (size_t)r * f->s_o + h * dim, both + dim, dim * sizeof(float));
+        }
+}
+
 static void attention_half(struct tern_forward *f, const struct tern_forward_batch *b, int layer)
 {
     const struct tern_desc *d = &f->net->desc;
@@ -353,11 +389,14 @@ static void attention_half(struct tern_forward *f, const struct tern_forward_bat
     const struct tern_dev_ops *ops = f->dev->ops;
     ops->norm(f->dev, f->h, f->s_embd, f->x, f->s_embd, w[TERN_SLOT_ATTN_NORM].vec, d->n_embd, d->eps, b->n_rows);
     const struct tern_matmul qkv[3] = {
-        {&w[TERN_SLOT_Q].mat, w[TERN_SLOT_Q_BIAS].vec, f->q, f->s_q, false},
+        {&w[TERN_SLOT_Q].mat, w[TERN_SLOT_Q_BIAS].vec, l->out_gate ? f->mix : f->q, l->out_gate ? f->s_mix : f->s_q,
+         false},
         {&w[TERN_SLOT_K].mat, w[TERN_SLOT_K_BIAS].vec, f->k, f->s_k, false},
         {&w[TERN_SLOT_V].mat, w[TERN_SLOT_V_BIAS].vec, f->v, f->s_v, false},
     };
     ops->matmul(f->dev, qkv, l->kv_of >= 0 ? 1 : l->v_is_k ? 2 : 3, f->h, f->s_embd, b->n_rows, b->n_wide);
+    if (l->out_gate)
+        split_gates(f, b->n_rows, l);
     prepare_heads(f, b, layer, f->q, f->s_q, l->n_heads, w[TERN_SLOT_Q_NORM].vec);
     for (int r = 0; r < b->n_rows && l->v_is_k; r++) /* before norm and rotation */
         memcpy(f->v + (size_t)r * f->s_v, f->k + (size_t)r * f->s_k,
@@ -369,8 +408,10 @@ static void attention_half(struct tern_forward *f, const struct tern_forward_bat
     if (b->tap)
         b->tap(b->tap_user, layer, f->q, f->s_q, f->k, f->s_k);
     attend(f, b, layer, f->k);
+    if (l->out_gate)
+        ops->glu(f->dev, f->gate, f->a, f->s_o, l->n_heads * l->dim_v, b->n_rows, TERN_GATE_SIGMOID);
     const struct tern_matmul o = {&w[TERN_SLOT_O].mat, w[TERN_SLOT_O_BIAS].vec, f->t, f->s_embd, false};
-    ops->matmul(f->dev, &o, 1, f->a, f->s_o, b->n_rows, b->n_wide);
+    ops->matmul(f->dev, &o, 1, l->out_gate ? f->gate : f->a, f->s_o, b->n_rows, b->n_wide);
     add_residual(f, b->n_rows, w[TERN_SLOT_ATTN_POST_NORM].vec);
 }
 
@@ -455,13 +496,63 @@ static void latent_half(struct tern_forward *f, const struct tern_forward_batch 
     add_residual(f, b->n_rows, NULL);
 }
 
+static void delta_jobs(struct tern_forward *f, const struct tern_forward_batch *b, int layer)
+{
+    for (int i = 0; i < b->n_jobs; i++) {
+        const struct tern_forward_job *j = &b->jobs[i];
+        const size_t off = f->caches[j->plan].layout->state_off[layer];
+        f->delta[i] = (struct tern_delta_job){
+            .row0 = j->row0, .n_rows = j->n_rows, .state = (float *)(void *)(j->seq->state + off)};
+        if (j->mark) {
+            f->delta[i].mark = (float *)(void *)(j->mark->p + off);
+            f->delta[i].mark_at = j->mark->at - j->pos0;
+        }
+    }
+}
+
+/* The two products that gates come from are in f32 everywhere: their rounding would stay in the state. */
+static void delta_half(struct tern_forward *f, const struct tern_forward_batch *b, int layer)
+{
+    const struct tern_desc *d = &f->net->desc;
+    const struct tern_layer_desc *l = &d->layers[layer];
+    const struct tern_weights *w = f->net->layers[layer];
+    const struct tern_dev_ops *ops = f->dev->ops;
+    struct tern_delta delta = tern_layer_delta(l);
+    delta.conv = w[TERN_SLOT_DELTA_CONV].vec;
+    delta.a = w[TERN_SLOT_DELTA_A].vec;
+    delta.dt = w[TERN_SLOT_DELTA_DT].vec;
+    const struct tern_matmul in[4] = {
+        {&w[TERN_SLOT_DELTA_IN].mat, NULL, f->mix, f->s_mix, false},
+        {&w[TERN_SLOT_DELTA_Z].mat, NULL, f->gate, f->s_o, false},
+        {&w[TERN_SLOT_DELTA_ALPHA].mat, NULL, f->decay, f->s_gates, true},
+        {&w[TERN_SLOT_DELTA_BETA].mat, NULL, f->beta, f->s_gates, true},
+    };
+    const struct tern_delta_io io = {f->mix, f->s_mix, f->decay, f->beta, f->s_gates, f->a, f->s_o};
+    const struct tern_heads norm = {.x = f->a,
+                                    .stride = f->s_o,
+                                    .n_heads = l->delta_v_heads,
+                                    .dim = l->delta_dim_v,
+                                    .norm = true,
+                                    .norm_w = w[TERN_SLOT_DELTA_NORM].vec,
+                                    .eps = d->eps};
+    ops->norm(f->dev, f->h, f->s_embd, f->x, f->s_embd, w[TERN_SLOT_ATTN_NORM].vec, d->n_embd, d->eps, b->n_rows);
+    ops->matmul(f->dev, in, 4, f->h, f->s_embd, b->n_rows, b->n_wide);
+    delta_jobs(f, b, layer);
+    ops->delta(f->dev, &delta, f->delta, b->n_jobs, &io, b->n_rows);
+    ops->heads(f->dev, &norm, b->n_rows);
+    ops->glu(f->dev, f->gate, f->a, f->s_o, l->delta_v_heads * l->delta_dim_v, b->n_rows, TERN_GATE_SILU);
+    const struct tern_matmul o = {&w[TERN_SLOT_O].mat, NULL, f->t, f->s_embd, false};
+    ops->matmul(f->dev, &o, 1, f->gate, f->s_o, b->n_rows, b->n_wide);
+    add_residual(f, b->n_rows, NULL);
+}
+
 static void ffn_half(struct tern_forward *f, const struct tern_forward_batch *b, int layer)
 {
     const struct tern_desc *d = &f->net->desc;
     const struct tern_weights *w = f->net->layers[layer];
     f->dev->ops->norm(f->dev, f->h, f->s_embd, f->x, f->s_embd, w[TERN_SLOT_FFN_NORM].vec, d->n_embd, d->eps,
                       b->n_rows);
-    tern_ffn_run(&f->ffn, f->dev, &d->layers[layer], w, f->t, f->h, b->n_rows, b->n_wide);
+    tern_ffn_run(&f->ffn, f->dev, &d->layers[layer], w, f->t, f->h, f->x, b->n_rows, b->n_wide);
     add_residual(f, b->n_rows, w[TERN_SLOT_FFN_POST_NORM].vec);
 }
 
@@ -500,7 +591,7 @@ static void finish_layer(struct tern_forward *f, const struct tern_forward_batch
         const struct tern_matmul out = {&w[TERN_SLOT_PLE_OUT].mat, NULL, f->t, f->s_embd, false};
         ops->matmul(f->dev, &gate, 1, f->x, f->s_embd, b->n_rows, b->n_wide);
         ops->glu(f->dev, f->ple_gate, f->ple + (size_t)layer * (size_t)l->n_ple, f->s_ple, l->n_ple, b->n_rows,
-                 l->act == TERN_ACT_GELU_TANH);
+                 tern_layer_gate(l));
         ops->matmul(f->dev, &out, 1, f->ple_gate, f->s_ple, b->n_rows, b->n_wide);
         add_residual(f, b->n_rows, w[TERN_SLOT_PLE_POST_NORM].vec);
     }
@@ -541,6 +632,8 @@ void tern_forward_run(struct tern_forward *f, const struct tern_forward_batch *b
     for (int i = 0; i < d->n_layers; i++) {
         if (d->layers[i].mixer == TERN_MIX_LATENT)
             latent_half(f, b, i);
+        else if (d->layers[i].mixer == TERN_MIX_DELTA)
+            delta_half(f, b, i);
         else
             attention_half(f, b, i);
         ffn_half(f, b, i);

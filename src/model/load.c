@@ -41,8 +41,14 @@ static int64_t resolve(enum tern_dim dim, const struct tern_desc *d, const struc
         return l->n_ff_expert;
     case TERN_DIM_FF_SHARED:
         return l->n_ff_shared;
+    case TERN_DIM_SHARED_ONE:
+        return l->n_ff_shared > 0;
+    case TERN_DIM_BESIDE:
+        return l->n_ff && l->n_experts ? d->n_embd : 0;
     case TERN_DIM_Q:
         return (int64_t)l->n_heads * l->dim_k;
+    case TERN_DIM_Q_GATE:
+        return 2 * (int64_t)l->n_heads * l->dim_k;
     case TERN_DIM_K:
         return (int64_t)l->n_kv_heads * l->dim_k;
     case TERN_DIM_V:
@@ -67,6 +73,16 @@ static int64_t resolve(enum tern_dim dim, const struct tern_desc *d, const struc
         return l->dim_head_v;
     case TERN_DIM_HEADS_V:
         return (int64_t)l->n_heads * l->dim_head_v;
+    case TERN_DIM_CONV:
+        return 2 * (int64_t)l->delta_k_heads * l->delta_dim_k + (int64_t)l->delta_v_heads * l->delta_dim_v;
+    case TERN_DIM_CONV_WIDTH:
+        return l->conv_width;
+    case TERN_DIM_DELTA_V:
+        return (int64_t)l->delta_v_heads * l->delta_dim_v;
+    case TERN_DIM_DELTA_HEADS:
+        return l->delta_v_heads;
+    case TERN_DIM_DELTA_HEAD_V:
+        return l->delta_dim_v;
     case TERN_DIM_ROPE:
         return d->ropes[0].n_rot / 2;
     case TERN_DIM_PLE:
@@ -143,10 +159,11 @@ static const struct tern_tensor *sibling(const struct loader *ld, const struct t
     return tern_file_tensor(ld->f, name);
 }
 
-/* What a tensor says about its weights; more of them than it has itself are in find_parts. */
+/* What a tensor says about its weights; GGUF's factors come with find_parts. */
 static struct tern_weight_source source_of(const struct tern_tensor *t)
 {
-    struct tern_weight_source s = {.type = t->type, .data = t->data, .name = t->source};
+    struct tern_weight_source s = {
+        .type = t->type, .data = t->data, .name = t->source, .n_stored = t->turned ? t->dims[1] : 0};
     const struct tern_quant *q = t->quant;
     if (!q)
         return s;
@@ -156,7 +173,8 @@ static struct tern_weight_source source_of(const struct tern_tensor *t)
     s.group = q->group;
     s.group_rows = q->group_rows;
     s.zero_plus_one = q->zero_plus_one;
-    s.n_stored = q->form == TERN_FORM_GPTQ || q->form == TERN_FORM_AWQ ? t->dims[1] : 0;
+    s.turned = t->turned;
+    s.n_stored = t->turned || q->form == TERN_FORM_GPTQ || q->form == TERN_FORM_AWQ ? t->dims[1] : 0;
     s.scales = q->scales->data;
     s.zeros = q->zeros ? q->zeros->data : NULL;
     s.factors = q->factors ? q->factors->data : NULL;
@@ -168,7 +186,11 @@ static struct tern_weight_source source_of(const struct tern_tensor *t)
 static int find_parts(const struct loader *ld, struct tern_weight_place *p, struct tern_weight_source *s,
                       tern_error *err)
 {
-    const struct tern_tensor *scale = p->t->type == TERN_NVFP4 ? sibling(ld, p->t, "scale") : NULL;
+    if (p->t->type != TERN_NVFP4) {
+        (void)tern_tensor_parts(p->t, p->parts);
+        return 0;
+    }
+    const struct tern_tensor *scale = sibling(ld, p->t, "scale");
     int n = 0;
     if (scale && (scale->type != TERN_F32 || scale->dims[0] != p->stack || scale->n_dims != 1))
         return tern_err_set(err, TERN_EFORMAT, "%s: tensor \"%s\" at byte %llu is not F32 [%d]", tern_file_path(ld->f),
@@ -178,12 +200,7 @@ static int find_parts(const struct loader *ld, struct tern_weight_place *p, stru
         s->factors = scale->data;
         s->factor_rows = p->stack > 1 ? p->stack_rows : 0;
     }
-    p->parts[n] = p->t->type == TERN_NVFP4 ? sibling(ld, p->t, "input_scale") : NULL;
-    const struct tern_quant none = {0}, *q = p->t->quant ? p->t->quant : &none;
-    const struct tern_tensor *const of_quant[] = {q->scales, q->zeros, q->factors};
-    for (int i = 0; i < TERN_WEIGHT_PARTS; i++)
-        if (of_quant[i])
-            p->parts[n++] = of_quant[i];
+    p->parts[n] = sibling(ld, p->t, "input_scale");
     return 0;
 }
 
@@ -223,18 +240,20 @@ static int plan_rows(struct loader *ld, const struct found *o, struct tern_weigh
     int rc = 0;
     const struct tern_tensor *t = o->t;
     struct tern_weight_source whole = source_of(t);
-    if (t->turned)
-        whole.n_stored = t->dims[1];
     tern_error e = {0};
     TERN_TRY(tern_grow(&ld->plans, &ld->cap_plans, ld->n_plans + 1, sizeof *ld->plans, err));
     struct tern_weight_place *p = &ld->plans[ld->n_plans++];
     *p = (struct tern_weight_place){
         .t = t, .dst = dst, .n = (int)n, .vector = o->vector, .stack = o->stack, .offset = ld->total};
+    if (o->vector) {
+        p->columns = (int)o->k;
+        p->n *= p->columns;
+    }
     p->stack_rows = (int)t->dims[1];
     p->matrix = o->matrix;
     TERN_TRY(find_parts(ld, p, &whole, err));
     TERN_TRY(know(ld, t, err));
-    for (int i = 0; i < TERN_WEIGHT_PARTS && p->parts[i]; i++)
+    for (int i = 0; i < TERN_TENSOR_PARTS && p->parts[i]; i++)
         TERN_TRY(know(ld, p->parts[i], err));
     if ((rc = tern_weight_rows(&p->src, &whole, row0, o->k, &e)) < 0)
         TERN_FAIL(err, rc, "%s: %s", tern_file_path(ld->f), e.msg);
@@ -263,7 +282,7 @@ static int plan_tensor(struct loader *ld, struct found *o, const struct tern_ten
         return 0;
     if (!o->t)
         TERN_FAIL(err, TERN_EFORMAT, "%s: tensor \"%s\" is missing", tern_file_path(ld->f), name);
-    TERN_TRY(check_shape(ld, o->t, o->rows, o->k, o->stack, o->vector, err));
+    TERN_TRY(check_shape(ld, o->t, o->rows, o->k, o->stack, o->vector && o->k == 1, err));
     if (layer >= 0 && left_out(l, r->slot)) /* known, but nobody's */
         return know(ld, o->t, err);
     int64_t row0 = 0;
@@ -287,6 +306,7 @@ static int plan_rule(struct loader *ld, const struct tern_tensor_rule *r, int n_
     const bool apart = number && strstr(number + 2, "%d");
     const int stack = layer < 0 ? 1 : stack_of(l, r->slot);
     struct found o = {.k = resolve(r->k, d, l), .stack = apart ? 1 : stack, .vector = r->k == TERN_DIM_NONE};
+    o.vector |= r->k == TERN_DIM_CONV_WIDTH;
     for (int i = 0; i < n_rules; i++)
         o.rows += resolve(r[i].n, d, l);
     if (!o.rows || !o.k || slots[r->slot].mat.n > 0)
@@ -318,6 +338,17 @@ static int by_address(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
+/* Is it one of the layers behind the model's own? */
+static bool of_more_layers(const struct tern_desc *d, const struct tern_tensor *t)
+{
+    const char *name = t->name;
+    if (!d->n_more_layers || strncmp(name, "blk.", 4) != 0)
+        return false;
+    char *end;
+    long layer = strtol(name + 4, &end, 10);
+    return end > name + 4 && *end == '.' && layer >= d->n_layers && layer - d->n_layers < d->n_more_layers;
+}
+
 /* A tensor that no rule knows would be a part of the model left out of the sum: refuse. */
 static int check_unknown(struct loader *ld, tern_error *err)
 {
@@ -325,7 +356,8 @@ static int check_unknown(struct loader *ld, tern_error *err)
     qsort(ld->known, ld->n_known, sizeof *ld->known, by_address);
     for (size_t i = 0; i < tern_file_n_tensors(ld->f); i++) {
         const struct tern_tensor *t = tern_file_tensor_at(ld->f, i);
-        if (!t->unused && !bsearch(&t, ld->known, ld->n_known, sizeof *ld->known, by_address))
+        if (!t->unused && !of_more_layers(&ld->net->desc, t) &&
+            !bsearch(&t, ld->known, ld->n_known, sizeof *ld->known, by_address))
             return tern_err_set(err, TERN_EUNSUPPORTED, "%s: tensor \"%s\" at byte %llu is not part of architecture %s",
                                 tern_file_path(ld->f), t->source, (unsigned long long)t->file_offset, ld->arch->name);
     }
@@ -346,6 +378,16 @@ struct pack_work {
     int failed;     /* that task, or -1 */
 };
 
+/* Matrix i of a stack between whose matrices something else lies. */
+static struct tern_weight_source matrix_at(const struct tern_weight_place *p, int i)
+{
+    struct tern_weight_source s = p->src;
+    s.data = (const uint8_t *)s.data + (size_t)i * p->t->stride;
+    if (p->t->quant)
+        s.scales = (const uint8_t *)s.scales + (size_t)i * p->t->quant->stride;
+    return s;
+}
+
 static void pack_task(void *ctx, int task, int worker)
 {
     struct pack_work *w = ctx;
@@ -358,7 +400,10 @@ static void pack_task(void *ctx, int task, int worker)
     int p1 = p0 + PANELS_PER_TASK < w->panels ? p0 + PANELS_PER_TASK : w->panels;
     char name[NAME_MAX_LEN + 16];
     (void)worker;
-    TERN_TRY(tern_weight_rows(&src, &p->src, w->apart ? 0 : (int64_t)i * p->stack_rows, m->k, &err));
+    if (p->t->stride)
+        src = matrix_at(p, i);
+    else
+        TERN_TRY(tern_weight_rows(&src, &p->src, w->apart ? 0 : (int64_t)i * p->stack_rows, m->k, &err));
     if (p->stack > 1) {
         (void)snprintf(name, sizeof name, "%s[%d]", p->t->source, i);
         src.name = name;
@@ -390,9 +435,19 @@ static int pack_matrix(const struct loader *ld, const struct tern_weight_place *
 
 static int read_vector(const struct tern_weight_place *p, float *dst, tern_error *err)
 {
-    int rc = tern_dequantize(dst, p->t->type, p->src.data, (size_t)p->n, err);
-    for (int i = 0; rc == 0 && i < p->n; i++)
-        dst[i] += p->t->add;
+    int rc = 0;
+    const int columns = p->columns, rows = p->n / columns;
+    float *as_read = dst;
+    if (columns > 1)
+        TERN_TRY(tern_alloc(&as_read, (size_t)p->n, sizeof *as_read, err));
+    TERN_TRY(tern_dequantize(as_read, p->t->type, p->src.data, (size_t)p->n, err));
+    for (int i = 0; columns > 1 && i < p->n; i++)
+        dst[(size_t)(i % columns) * (size_t)rows + (size_t)(i / columns)] = as_read[i];
+    for (int i = 0; i < p->n; i++)
+        dst[i] = p->t->minus_exp ? -expf(dst[i]) : dst[i] + p->t->add;
+out:
+    if (as_read != dst)
+        tern_free(as_read);
     return rc;
 }
 
@@ -414,7 +469,7 @@ static int pack_all(struct loader *ld, struct tern_pool *pool, tern_error *err)
         /* The file's copy of these tensors is not needed again: without this both would be resident. */
         for (size_t j = 0; j < n; j++) {
             tern_file_forget(ld->f, p[j].t);
-            for (int part = 0; part < TERN_WEIGHT_PARTS && p[j].parts[part]; part++)
+            for (int part = 0; part < TERN_TENSOR_PARTS && p[j].parts[part]; part++)
                 tern_file_forget(ld->f, p[j].parts[part]);
         }
     }
@@ -544,16 +599,14 @@ static uint64_t digest(const struct tern_file *f)
     XXH64_hash_t h = 1;
     for (size_t i = 0; i < tern_file_n_tensors(f); i++) {
         const struct tern_tensor *t = tern_file_tensor_at(f, i);
-        const struct tern_quant *q = t->quant;
+        const struct tern_tensor *parts[TERN_TENSOR_PARTS];
         h = XXH3_64bits_withSeed(t->name, strlen(t->name), h);
         h = XXH3_64bits_withSeed(t->dims, sizeof t->dims, h + (uint64_t)t->type);
         h = hash_ends(f, t, h);
-        if (!q)
-            continue;
-        const struct tern_tensor *const parts[] = {q->scales, q->zeros, q->factors};
-        h = XXH3_64bits_withSeed(q->about, strlen(q->about), h + q->zero_plus_one);
-        for (int j = 0; j < 3; j++)
-            h = parts[j] ? hash_ends(f, parts[j], h) : h;
+        if (t->quant)
+            h = XXH3_64bits_withSeed(t->quant->about, strlen(t->quant->about), h + t->quant->zero_plus_one);
+        for (int n = tern_tensor_parts(t, parts), j = 0; j < n; j++)
+            h = hash_ends(f, parts[j], h);
     }
     return h;
 }
@@ -600,6 +653,7 @@ static int plan_all(struct loader *ld, tern_error *err)
     for (int i = 0; i < net->desc.n_layers; i++) {
         TERN_TRY(plan_rules(ld, ld->arch->layers, i, net->layers[i], err));
         TERN_TRY(plan_rules(ld, ld->arch->more_layers, i, net->layers[i], err));
+        TERN_TRY(plan_rules(ld, tern_expert_layers, i, net->layers[i], err));
     }
     TERN_TRY(check_unknown(ld, err));
 out:
@@ -675,9 +729,10 @@ size_t tern_net_step_bytes(const struct tern_net *n, int rows)
     for (int i = 0; i < n->desc.n_layers; i++) {
         const struct tern_layer_desc *l = &n->desc.layers[i];
         int64_t chosen = (int64_t)rows * l->n_active;
-        size_t experts = (size_t)(chosen < l->n_experts ? chosen : l->n_experts);
+        int experts = (int)(chosen < l->n_experts ? chosen : l->n_experts);
         for (int slot = 0; slot < TERN_N_SLOTS; slot++)
-            bytes += matrix_bytes(&n->layers[i][slot]) * (slot < TERN_SLOT_EXPERT_GATE ? 1 : experts);
+            bytes += matrix_bytes(&n->layers[i][slot]) *
+                     (size_t)(slot < TERN_SLOT_EXPERT_GATE ? stack_of(l, slot) : experts);
     }
     return bytes;
 }

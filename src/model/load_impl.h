@@ -5,16 +5,15 @@
 #include "base/map.h"
 #include "model/model.h"
 
-#define TERN_WEIGHT_PARTS 3
-
 /* A tensor on its way into memory. */
 struct tern_weight_place {
     const struct tern_tensor *t;
-    const struct tern_tensor *parts[TERN_WEIGHT_PARTS]; /* others that belong to it; NULL: none */
+    const struct tern_tensor *parts[TERN_TENSOR_PARTS]; /* others that belong to it; NULL: none */
     struct tern_weights *dst;                           /* dst->mat says what its panels are, where it is a matrix */
     struct tern_weight_source src;                      /* of the rows that dst gets, in the first matrix */
-    int n;                                              /* and their number */
+    int n;                                              /* and their number; of a vector or table, elements */
     bool vector;
+    int columns;           /* of a table, which is turned; 1 of a vector */
     int stack, stack_rows; /* matrices of the tensor, tern_weight_bytes apart in memory, and rows of one */
     int matrix; /* of a stack whose matrices are tensors of their own: which one; its places follow one another */
     size_t offset, bytes; /* in the block of all weights */

@@ -53,6 +53,10 @@ struct tern_layer_desc {
      * key; dim_k that of the rotated part of the key, after it.  A query head has dim_nope + dim_k dims, of which the
      * first become dim_v by its own matrix (K_B); so do a head's dim_v sums become dim_head_v (V_B). */
     int dim_nope, dim_head_v;
+    /* Delta layers have none of the above: a convolution and the gated delta rule (struct tern_delta in dev.h; conv and
+     * the gates' vectors are tensors). */
+    int delta_k_heads, delta_v_heads, delta_dim_k, delta_dim_v, conv_width;
+    bool delta_grouped;
     int q_rank; /* queries come out of this many dims; 0: straight out of the embedding */
     int rope;   /* index into tern_desc.ropes; -1 = no position embedding */
     enum tern_mask mask;
@@ -75,6 +79,7 @@ struct tern_layer_desc {
     int n_experts, n_active, n_ff_expert; /* experts, those that a row goes to, the width of each */
     int n_ff_shared;                      /* width of what every row goes through besides; 0 = none */
     int n_groups, n_groups_used;          /* experts compete within the best groups; 1 = no groups */
+    bool experts_beside;                  /* they do not take the place of the dense network but work beside it */
     bool route_norm;                      /* a row's weights are divided by their sum */
     bool route_input;                     /* weights multiply what experts read instead of what they answer */
     float route_scale;                    /* of the weights */
@@ -84,6 +89,7 @@ struct tern_layer_desc {
 struct tern_desc {
     const char *arch;
     int n_layers, n_embd, n_vocab, ctx;
+    int n_more_layers; /* that the file holds behind them, for guessing further tokens: of no use here */
     float eps;
     float embed_scale;
     float logit_cap; /* 0 = none */
@@ -98,6 +104,8 @@ struct tern_desc {
     X(ATTN_NORM) X(Q) X(K) X(V) X(O) X(Q_BIAS) X(K_BIAS) X(V_BIAS) X(O_BIAS) X(Q_NORM) X(K_NORM) X(ATTN_POST_NORM) \
     X(FFN_NORM) X(GATE) X(UP) X(DOWN) X(FFN_POST_NORM) X(PLE_GATE) X(PLE_OUT) X(PLE_POST_NORM) X(OUT_SCALE) \
     X(Q_A) X(Q_A_NORM) X(KV_A) X(KV_A_NORM) \
+    X(DELTA_IN) X(DELTA_Z) X(DELTA_BETA) X(DELTA_ALPHA) X(DELTA_CONV) X(DELTA_A) X(DELTA_DT) X(DELTA_NORM) \
+    X(DENSE_POST_NORM) X(EXPERT_NORM) X(EXPERT_POST_NORM) X(ROUTER_NORM) X(ROUTER_FACTORS) \
     X(ROUTER) X(ROUTER_BIAS) X(SHARED_ROUTER) X(SHARED_GATE) X(SHARED_UP) X(SHARED_DOWN) \
     X(K_B) X(V_B) X(EXPERT_GATE) X(EXPERT_UP) X(EXPERT_DOWN)
 /* clang-format on */
@@ -134,13 +142,16 @@ enum tern_dim {
     TERN_DIM_EXPERTS,
     TERN_DIM_FF_EXPERT,
     TERN_DIM_FF_SHARED,
-    TERN_DIM_Q,      /* n_heads * dim_k */
-    TERN_DIM_K,      /* n_kv_heads * dim_k */
-    TERN_DIM_V,      /* n_kv_heads * dim_v */
-    TERN_DIM_O,      /* n_heads * dim_v */
-    TERN_DIM_HEAD_K, /* dim_k */
-    TERN_DIM_PLE,    /* n_ple */
-    TERN_DIM_PLES,   /* n_ple of all layers */
+    TERN_DIM_SHARED_ONE, /* 1 where there is a network that every row goes through besides, else 0 */
+    TERN_DIM_BESIDE,     /* n_embd where experts work beside a dense network, else 0 */
+    TERN_DIM_Q,          /* n_heads * dim_k */
+    TERN_DIM_Q_GATE,     /* twice that: a head's queries, then its gate */
+    TERN_DIM_K,          /* n_kv_heads * dim_k */
+    TERN_DIM_V,          /* n_kv_heads * dim_v */
+    TERN_DIM_O,          /* n_heads * dim_v */
+    TERN_DIM_HEAD_K,     /* dim_k */
+    TERN_DIM_PLE,        /* n_ple */
+    TERN_DIM_PLES,       /* n_ple of all layers */
     /* Of latent attention: */
     TERN_DIM_Q_RANK,
     TERN_DIM_Q_STRAIGHT, /* n_embd where there is no q_rank, else 0 */
@@ -151,6 +162,12 @@ enum tern_dim {
     TERN_DIM_HEAD_V,   /* dim_head_v */
     TERN_DIM_HEADS_V,  /* n_heads * dim_head_v */
     TERN_DIM_ROPE,     /* n_rot/2 of rope 0 */
+    /* Of delta layers: */
+    TERN_DIM_CONV,         /* channels: queries, keys, values */
+    TERN_DIM_CONV_WIDTH,   /* second dimension of a table, which is f32 and turned: [width][channels] */
+    TERN_DIM_DELTA_V,      /* delta_v_heads * delta_dim_v */
+    TERN_DIM_DELTA_HEADS,  /* delta_v_heads */
+    TERN_DIM_DELTA_HEAD_V, /* delta_dim_v */
 };
 
 /* Rules that follow each other under one name share the tensor: its rows are theirs in this order.  A rule does not
@@ -171,13 +188,14 @@ struct tern_arch {
     const struct tern_tensor_rule *globals, *layers; /* end with a NULL name */
     const struct tern_tensor_rule *more_layers;      /* further rules of layers, or NULL */
 };
-/* Tables of all who name tensors so. */
+/* Tables of all who name tensors so; that of experts counts for every architecture. */
 extern const struct tern_tensor_rule tern_llama_globals[], tern_llama_layers[], tern_head_norms[];
 extern const struct tern_tensor_rule tern_expert_layers[];
 extern const struct tern_tensor_rule tern_gemma_globals[], tern_gemma_layers[];
+extern const struct tern_tensor_rule tern_qwen35_layers[];
 extern const struct tern_arch *const tern_archs[]; /* archs.def, NULL-terminated */
 
-/* A vector is f32; a matrix is packed. */
+/* A vector is f32, and so is a table; a matrix is packed. */
 struct tern_weights {
     const float *vec;
     struct tern_packed mat;
@@ -222,6 +240,12 @@ int tern_desc_check(const struct tern_desc *d, tern_error *err);
 /* What the layers ask of the KV cache of an engine with this context.  decl: [n_layers]. */
 void tern_desc_kv(const struct tern_desc *d, int ctx, struct tern_kv_decl *decl);
 
+/* A delta layer without its tensors. */
+struct tern_delta tern_layer_delta(const struct tern_layer_desc *l);
+
+/* The activation of the layer's network. */
+enum tern_gate tern_layer_gate(const struct tern_layer_desc *l);
+
 /* What a query of the layer sees. */
 struct tern_kv_reach tern_layer_reach(const struct tern_layer_desc *l);
 
@@ -249,6 +273,10 @@ int tern_configure_pattern(struct tern_desc *d, const struct tern_file *f, const
 int tern_configure_gemma(struct tern_desc *d, const struct tern_file *f, const char *arch, int every, int wide,
                          tern_error *err);
 
+/* What Qwen3.5 has in common with and without experts: layers with a recurrent state, and every so many with attention,
+ * whose output is gated. */
+int tern_configure_qwen35(struct tern_desc *d, const struct tern_file *f, const char *arch, tern_error *err);
+
 /* The embedding of window layers where these have their own base: unscaled, 10000 unless freq_base_swa says otherwise.
  */
 int tern_rope_read_local(struct tern_rope *r, const struct tern_file *f, const char *arch, int n_rot, tern_error *err);
@@ -275,6 +303,7 @@ struct tern_forward_job {
     int plan; /* the cache that seq belongs to */
     int row0, n_rows, pos0;
     bool wide;
+    const struct tern_kv_kept_state *mark; /* of tern_kv_mark: the layers' states at its position go there; or NULL */
 };
 
 /* Sees all rows' query and key heads of a layer as attention will, before anything is appended: [rows][heads * dim].

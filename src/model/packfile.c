@@ -153,7 +153,7 @@ static void hash_task(void *ctx, int task, int worker)
     if (h->what & HASH_SOURCE) {
         h->out[task].source_hash = XXH3_64bits(p->t->data, p->t->n_bytes);
         tern_file_forget(h->b->f, p->t);
-        for (int i = 0; i < TERN_WEIGHT_PARTS && p->parts[i]; i++) {
+        for (int i = 0; i < TERN_TENSOR_PARTS && p->parts[i]; i++) {
             h->out[task].source_hash =
                 XXH3_64bits_withSeed(p->parts[i]->data, p->parts[i]->n_bytes, h->out[task].source_hash);
             tern_file_forget(h->b->f, p->parts[i]);

@@ -158,6 +158,7 @@ void tern_engine_memory(const tern_engine *e, tern_memory *out)
     for (int i = 0; i < e->n_caches; i++) {
         out->kv_bytes += tern_kv_used_bytes(&e->caches[i]);
         out->kv_f16_bytes += tern_kv_f16_bytes(&e->caches[i]);
+        out->state_bytes += tern_kv_state_bytes(&e->caches[i]);
     }
 }
 
@@ -333,13 +334,18 @@ out:
     return rc;
 }
 
+/* Twice the room in a batch of both roles, which is put in order afterwards: nothing may fail by then, for recurrent
+ * states have moved on. */
 static int reserve_logits(tern_engine *e, const tern_step_item *items, int n_items, size_t stride, int *n_rows,
                           tern_error *err)
 {
+    int n_decode = 0;
     *n_rows = 0;
-    for (int i = 0; i < n_items; i++)
+    for (int i = 0; i < n_items; i++) {
         *n_rows += items[i].logits == TERN_LOGITS_ALL ? items[i].n_tokens : items[i].logits == TERN_LOGITS_LAST;
-    size_t want = (size_t)*n_rows * stride;
+        n_decode += items[i].decode;
+    }
+    size_t want = (size_t)*n_rows * stride * (n_decode && n_decode < n_items ? 2 : 1);
     if (want <= e->logits_cap)
         return 0;
     tern_free(e->logits);
@@ -360,7 +366,8 @@ static void add_rows(tern_engine *e, struct tern_forward_batch *b, const tern_st
                                    .row0 = b->n_rows,
                                    .n_rows = it->n_tokens,
                                    .pos0 = pos0,
-                                   .wide = wide};
+                                   .wide = wide,
+                                   .mark = tern_kv_mark(cache_of(it->seq), it->seq->kv, it->n_tokens, !it->decode)};
     for (int i = 0; i < it->n_tokens; i++) {
         if (it->logits == TERN_LOGITS_ALL || (it->logits == TERN_LOGITS_LAST && i == it->n_tokens - 1))
             e->logit_rows[b->n_logit_rows++] = b->n_rows;
@@ -383,19 +390,19 @@ static void build_batch(tern_engine *e, struct tern_forward_batch *b, const tern
 
 /* The device wants rows a multiple of 16 floats apart and prompt rows first; callers want [rows][n_vocab] in the order
  * of their items.  Nothing moves in the usual cases: one row, or one role and a vocabulary that is a multiple of 16. */
-static int arrange_logits(tern_engine *e, const struct tern_forward_batch *b, const tern_step_item *items, int n_items,
-                          tern_error *err)
+static void arrange_logits(tern_engine *e, const struct tern_forward_batch *b, const tern_step_item *items, int n_items)
 {
-    int rc = 0, row = 0;
+    int row = 0;
     size_t vocab = (size_t)e->model->net->desc.n_vocab;
     bool mixed = b->n_wide > 0 && b->n_wide < b->n_rows;
-    float *copy = NULL;
+    if (!b->n_logit_rows)
+        return;
+    float *copy = e->logits + (size_t)b->n_logit_rows * b->logit_stride;
     if (!mixed) {
         for (int i = 1; b->logit_stride != vocab && i < b->n_logit_rows; i++)
             memmove(e->logits + (size_t)i * vocab, e->logits + (size_t)i * b->logit_stride, vocab * sizeof(float));
-        return 0;
+        return;
     }
-    TERN_TRY(tern_alloc(&copy, (size_t)b->n_logit_rows * vocab + 1, sizeof(float), err));
     int at[2] = {0, 0}; /* next device row of wide and of narrow items */
     for (int i = 0; i < b->n_logit_rows; i++)
         at[1] += b->logit_rows[i] < b->n_wide;
@@ -407,9 +414,6 @@ static int arrange_logits(tern_engine *e, const struct tern_forward_batch *b, co
                    vocab * sizeof(float));
     }
     memcpy(e->logits, copy, (size_t)b->n_logit_rows * vocab * sizeof(float));
-out:
-    tern_free(copy);
-    return rc;
 }
 
 int tern_step(tern_engine *e, const tern_step_item *items, int n_items, const float **logits, tern_error *err)
@@ -428,7 +432,7 @@ int tern_step(tern_engine *e, const tern_step_item *items, int n_items, const fl
     b.tap_user = e->tap_user;
     build_batch(e, &b, items, n_items);
     tern_forward_run(e->forward, &b);
-    TERN_TRY(arrange_logits(e, &b, items, n_items, err));
+    arrange_logits(e, &b, items, n_items);
     for (int i = 0; i < n_items; i++) {
         tern_seq *s = items[i].seq;
         size_t at = (size_t)s->kv->n_tokens, n = (size_t)items[i].n_tokens;

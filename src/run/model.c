@@ -72,7 +72,9 @@ size_t tern_peak_memory(void)
 static void describe(tern_model *m)
 {
     const struct tern_desc *d = &m->net->desc;
-    const struct tern_layer_desc *l = &d->layers[0];
+    const struct tern_layer_desc *l = &d->layers[0]; /* the first one with attention speaks for all */
+    for (int i = 1; l->mixer == TERN_MIX_DELTA && i < d->n_layers; i++)
+        l = &d->layers[i];
     m->info = (tern_model_info){
         .path = m->path,
         .container = tern_file_kind(m->file) == TERN_FILE_HF ? "safetensors" : "GGUF",
@@ -93,6 +95,7 @@ static void describe(tern_model *m)
         .weight_bytes = m->net->memory_bytes,
         .packed = m->net->packed.p ? m->packed.p : NULL,
         .notice = m->net->notice[0] ? m->net->notice : NULL,
+        .sampling_left_out = m->left_out[0] ? m->left_out : NULL,
     };
 }
 
@@ -212,19 +215,25 @@ size_t tern_model_n_tensors(const tern_model *m)
     return tern_file_n_tensors(m->file);
 }
 
+/* Without what lies between the matrices of a stack. */
+static size_t own_bytes(const struct tern_tensor *t)
+{
+    const size_t between = (size_t)(t->dims[2] - 1) * t->stride;
+    return t->stride ? (t->n_bytes - between) * (size_t)t->dims[2] : t->n_bytes;
+}
+
 void tern_model_tensor(const tern_model *m, size_t i, tern_tensor_info *out)
 {
     const struct tern_tensor *t = tern_file_tensor_at(m->file, i);
-    const struct tern_quant *q = t->quant;
+    const struct tern_tensor *parts[TERN_TENSOR_PARTS];
     *out = (tern_tensor_info){.name = t->source,
-                              .type = q ? q->about : tern_type_name(t->type),
+                              .type = t->quant ? t->quant->about : tern_type_name(t->type),
                               .n_dims = t->n_dims,
-                              .file_bytes = t->n_bytes,
+                              .file_bytes = own_bytes(t),
                               .memory_bytes = tern_net_tensor_bytes(t)};
     memcpy(out->dims, t->dims, sizeof out->dims);
-    if (q)
-        out->file_bytes +=
-            q->scales->n_bytes + (q->zeros ? q->zeros->n_bytes : 0) + (q->factors ? q->factors->n_bytes : 0);
+    for (int n = tern_tensor_parts(t, parts), j = 0; j < n; j++)
+        out->file_bytes += parts[j]->n_bytes;
 }
 
 /* ---- text ------------------------------------------------------------------------------------------------------- */

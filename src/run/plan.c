@@ -93,7 +93,9 @@ int tern_kv_plan_rows(const tern_kv_plan *p)
 void tern_kv_plan_row(const tern_kv_plan *p, int layer, tern_kv_row *out)
 {
     const struct tern_kv_layer *l = &p->layout->layers[layer];
-    *out = (tern_kv_row){.layer = layer, .k = "none", .v = "none"};
+    const size_t bytes = tern_kv_layer_state(p->layout, layer);
+    *out = (tern_kv_row){
+        .layer = layer, .k = "none", .v = "none", .state_bytes = bytes, .kept_bytes = TERN_KV_KEPT_STATES * bytes};
     if (p->layout->group_of[layer] < 0)
         return;
     *out = (tern_kv_row){.layer = layer,

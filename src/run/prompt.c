@@ -88,6 +88,7 @@ int tern_prompt_end(tern_seq *s, struct tern_kv_seq *coded, int plan, tern_error
     int rc = 0;
     tern_engine *e = s->engine;
     struct tern_kv_seq *raw = s->kv;
+    int none;
     s->kv = coded;
     s->plan = plan;
     while (coded->n_tokens < raw->n_tokens) {
@@ -99,7 +100,10 @@ int tern_prompt_end(tern_seq *s, struct tern_kv_seq *coded, int plan, tern_error
         tern_forward_copy(e->forward, &to, &from);
         tern_kv_commit(&e->caches[plan], coded, n);
     }
+    tern_kv_move_states(&e->caches[plan], coded, raw);
 out:
+    if (rc < 0 && e->caches[plan].layout->state_bytes) /* tokens without their state would be another text's */
+        (void)tern_kv_trim(&e->caches[plan], coded, 0, &none, NULL);
     tern_kv_seq_free(raw_cache(e), raw);
     return rc;
 }

@@ -22,11 +22,18 @@ struct tern_model {
     tern_model_info info;
     char path[4096];
     char name[256];
-    struct tern_buf packed; /* path of the file of packed weights; empty: none is used */
+    tern_sampler_params recommended; /* what `said` names of it */
+    unsigned said;                   /* TERN_SAID_* */
+    char left_out[512];              /* recommended settings that are not used, or "" */
+    struct tern_buf packed;          /* path of the file of packed weights; empty: none is used */
 };
 
-/* Fills tok and tmpl from what the opened file holds or has beside it. */
+/* Fills tok, tmpl and recommended from what the opened file holds or has beside it. */
 int tern_model_load_text(tern_model *m, tern_error *err);
+
+/* recommend.c: fills recommended, said and left_out; generation: the bytes of generation_config.json, p NULL: there is
+ * none. */
+int tern_model_load_recommended(tern_model *m, const struct tern_str *generation, tern_error *err);
 
 /* model.c: TERN_EUNSUPPORTED with a sentence for a model without one; the spelling of a token that may be missing. */
 int tern_model_need_template(const tern_model *m, tern_error *err);

@@ -1,4 +1,5 @@
-/* The text side of a model: its vocabulary and chat template, out of a GGUF file or the JSON files of a directory. */
+/* The text side of a model: its vocabulary, chat template and recommended sampling, out of a GGUF file or the JSON
+ * files of a directory. */
 #include "run/run.h"
 
 #include <stdio.h>
@@ -47,6 +48,8 @@ int tern_model_load_text(tern_model *m, tern_error *err)
     TERN_TRY(tern_texts_read(&t, m->file, err));
     TERN_TRY(load_tokenizer(m, &t, err));
     TERN_TRY(load_template(m, &t, err));
+    const struct tern_str generation = {t.generation.p, t.generation.len};
+    TERN_TRY(tern_model_load_recommended(m, &generation, err));
 out:
     tern_texts_clear(&t);
     return rc;

@@ -207,7 +207,10 @@ static void small_case(int n_rows, int k, int n, bool adds)
     float *y = check_buf(cells * 4, 4), *one = check_buf((size_t)n * 4, 4), *shrink = check_buf((size_t)n_rows * 4, 4);
     uint16_t *right = check_buf(tern_bf16_right(k, n) * 2, 64);
     double *want = calloc((size_t)n, 8), *budget = calloc((size_t)n, 8);
-    k16.pack_right(right, m, k, n);
+    int piece = k > TERN_TILE_DEPTH ? check_range(1, (k - 1) / TERN_TILE_DEPTH) * TERN_TILE_DEPTH : k;
+    k16.pack_right(right, tern_bf16_band(k), m, piece, n);
+    if (piece < k)
+        k16.pack_right(right + tern_bf16_band(piece), tern_bf16_band(k), m + (size_t)piece * (size_t)n, k - piece, n);
     for (int r = 0; r < n_rows; r++) {
         shrink[r] = r % 3 ? (float)check_uniform() : 1.0f;
         for (int j = 0; j < n; j++)
@@ -253,6 +256,75 @@ static void part_small(void)
     small_case(32, 64, 128, true);
 }
 
+/* ---- softmax ---- */
+
+#define MAX_TOKENS (TERN_SOFTMAX_PAGES * TERN_PAGE)
+
+/* The state of a row and its weights, gathered from the band. */
+struct softmax_row {
+    float m, l, shrink;
+    uint16_t p[MAX_TOKENS];
+};
+
+static void run_softmax(struct softmax_row *row, const float *s, size_t stride, int n_pages, int t0, int t1)
+{
+    const size_t cells = tern_bf16_band(n_pages * TERN_PAGE), place = (size_t)check_range(0, TERN_BAND - 1);
+    uint16_t *band = check_buf(cells * 2, 64), *p = band + place * TERN_TILE_DEPTH;
+    row->shrink = k16.softmax(p, s, stride, n_pages, t0, t1, &row->m, &row->l);
+    for (size_t at = 0; at < cells; at++) {
+        size_t step = at / (2 * TERN_TILE), i = at % TERN_TILE_DEPTH;
+        if (at / TERN_TILE_DEPTH % TERN_BAND == place)
+            row->p[step * TERN_TILE_DEPTH + i] = band[at];
+        else
+            check_unwritten("another row of the band", &band[at], 2);
+    }
+}
+
+static void softmax_case(int n_pages, int t0, int t1)
+{
+    static const float nasty[] = {NAN, INFINITY, -INFINITY, FLT_MAX};
+    const int n = n_pages * TERN_PAGE, kind = check_range(0, 3);
+    const size_t stride = TERN_PAGE + 16 * (size_t)check_range(0, 3);
+    const float scale[] = {1, 40, 0, 160};
+    check_case("%d pages, tokens %d..%d, kind %d", n_pages, t0, t1, kind);
+    float *s = check_buf(((size_t)(TERN_SOFTMAX_PAGES - 1) * stride + TERN_PAGE) * 4, 64);
+    for (int t = 0; t < MAX_TOKENS; t++)
+        s[(size_t)(t / TERN_PAGE) * stride + (size_t)(t % TERN_PAGE)] =
+            t >= t0 && t < t1 ? 3 + scale[kind] * (float)check_gauss() : nasty[check_rand() % 4];
+    struct softmax_row row = {.m = check_range(0, 1) ? 2 : -INFINITY, .l = 0.75f}, before = row, same = row;
+    run_softmax(&row, s, stride, n_pages, t0, t1);
+    float top = before.m;
+    for (int t = t0; t < t1; t++)
+        top = fmaxf(top, s[(size_t)(t / TERN_PAGE) * stride + (size_t)(t % TERN_PAGE)]);
+    double sum = 0;
+    for (int t = 0; t < n; t++) {
+        float got = tern_bf16_to_f32(row.p[t]);
+        double x = (double)(s[(size_t)(t / TERN_PAGE) * stride + (size_t)(t % TERN_PAGE)] - top), want = exp2(x);
+        sum += got;
+        if (t < t0 || t >= t1 ? got != 0 : !(fabs(got - want) <= want * (0x1p-8 + 1e-4) + 0x1p-126))
+            check_fail("weight %d = %.9g, expected %.9g", t, got, t < t0 || t >= t1 ? 0 : want);
+    }
+    double shrink = t0 == t1 ? 1 : exp2((double)(before.m - top)), l = before.l * shrink + sum,
+           budget[] = {3e-7 * shrink + 0x1p-126, 2e-6 * l};
+    check_budget("shrink", &row.shrink, &shrink, &budget[0], 1, NULL, 0);
+    check_budget("l", &row.l, &l, &budget[1], 1, NULL, 0);
+    if (row.m != top)
+        check_fail("m = %g, expected %g", row.m, top);
+    /* Pages without tokens of the range change nothing. */
+    run_softmax(&same, s, stride, TERN_SOFTMAX_PAGES, t0, t1);
+    check_same_f32("with more pages", &same.m, &row.m, 3);
+    if (memcmp(same.p, row.p, (size_t)n * 2) != 0)
+        check_fail("weights differ with more pages");
+}
+
+static void part_softmax(void)
+{
+    for (int c = 0; c < 1500; c++) {
+        int n_pages = 1 + c % TERN_SOFTMAX_PAGES, n = n_pages * TERN_PAGE, t0 = c % 3 ? check_range(0, n) : 0;
+        softmax_case(n_pages, t0, c % 7 ? check_range(t0, n) : n);
+    }
+}
+
 void check_bf16(void)
 {
     if (!tern_k.mask) { /* once: at plain C */
@@ -262,6 +334,7 @@ void check_bf16(void)
         check_part("bf16.weights emulated", part_weights);
         check_part("bf16.same emulated", part_invariance);
         check_part("bf16.multiply emulated", part_small);
+        check_part("bf16.softmax emulated", part_softmax);
     }
     k16 = tern_k.bf16;
     CHECK_PART(bf16.pack, part_pack);
@@ -269,6 +342,7 @@ void check_bf16(void)
     CHECK_PART(bf16.product, part_weights);
     CHECK_PART(bf16.product, part_invariance);
     CHECK_PART(bf16.multiply, part_small);
+    CHECK_PART(bf16.softmax, part_softmax);
 }
 
 /* ---- benches ---- */
@@ -328,41 +402,56 @@ static void bench_shape(const struct format *f, int n, int k)
     munmap(b.scratch, TERN_BF16_SCRATCH);
 }
 
-/* One page of attention for 256 rows of 128 dims, without the softmax: keys and values from f32, both products. */
+/* Four pages of attention for 256 rows of 128 dims, the softmax included: keys and values from f32. */
 struct page_bench {
     float *q, *k, *v, *s, *o;
     uint16_t *q16, *k16, *v16, *p16;
 };
 
-static double run_page(void *ctx)
+static double run_pages(void *ctx)
 {
     struct page_bench *b = ctx;
-    enum { D = 128, ROWS = 256, BAND = TERN_BAND };
-    static const float one[BAND] = {[0 ... BAND - 1] = 0.5f};
+    enum { D = 128, ROWS = 256, BAND = TERN_BAND, PAGES = TERN_SOFTMAX_PAGES, TOKENS = PAGES * TERN_PAGE };
     const struct tern_bf16_kernels *k = &tern_k.bf16;
+    float m[BAND], l[BAND], shrink[BAND];
     if (k->multiply) {
         k->begin();
-        k->pack_right(b->k16, b->k, D, TERN_PAGE);
-        k->pack_right(b->v16, b->v, TERN_PAGE, D);
+        for (int j = 0; j < PAGES; j++) {
+            k->pack_right(b->k16 + (size_t)j * tern_bf16_right(D, TERN_PAGE), tern_bf16_band(D), b->k, D, TERN_PAGE);
+            k->pack_right(b->v16 + tern_bf16_band(j * TERN_PAGE), tern_bf16_band(TOKENS), b->v, TERN_PAGE, D);
+        }
     }
     for (int i = 0; i < ROWS; i += BAND) {
         float *q = b->q + i * D, *o = b->o + i * D;
-        if (!k->multiply) {
+        for (int r = 0; r < BAND; r++)
+            m[r] = l[r] = 0;
+        if (k->multiply)
+            k->pack(b->q16, q, D, BAND, D);
+        for (int j = 0; j < PAGES; j++) {
+            float *s = b->s + j * BAND * TERN_PAGE;
+            if (k->multiply) {
+                k->multiply(s, TERN_PAGE, NULL, b->q16, BAND, b->k16 + (size_t)j * tern_bf16_right(D, TERN_PAGE), D,
+                            TERN_PAGE);
+                continue;
+            }
             tern_k.attn.score_f32(b->s, q, b->k, D, BAND);
-            tern_k.attn.accum_f32(o, b->s, b->v, one, D, TERN_PAGE, BAND);
-            continue;
+            for (int r = 0; r < BAND; r++)
+                shrink[r] = tern_k.attn.softmax(b->s + r * TERN_PAGE, 0, 1, 0, TERN_PAGE, &m[r], &l[r]);
+            tern_k.attn.accum_f32(o, b->s, b->v, shrink, D, TERN_PAGE, BAND);
         }
-        k->pack(b->q16, q, D, BAND, D);
-        k->multiply(b->s, TERN_PAGE, NULL, b->q16, BAND, b->k16, D, TERN_PAGE);
-        k->pack(b->p16, b->s, TERN_PAGE, BAND, TERN_PAGE);
-        k->multiply(o, D, one, b->p16, BAND, b->v16, TERN_PAGE, D);
+        if (!k->multiply)
+            continue;
+        for (int r = 0; r < BAND; r++)
+            shrink[r] = k->softmax(b->p16 + r * TERN_TILE_DEPTH, b->s + r * TERN_PAGE, BAND * TERN_PAGE, PAGES, 0,
+                                   TOKENS, &m[r], &l[r]);
+        k->multiply(o, D, shrink, b->p16, BAND, b->v16, TOKENS, D);
     }
     if (k->multiply)
         k->end();
-    return 2.0 * 2 * ROWS * TERN_PAGE * D;
+    return 2.0 * 2 * ROWS * TOKENS * D;
 }
 
-static void bench_page(void)
+static void bench_pages(void)
 {
     const size_t values = 256 * 128, bytes = values * 4;
     struct page_bench b;
@@ -372,7 +461,7 @@ static void bench_page(void)
         *all[i] = map_bytes(bytes);
     for (size_t i = 0; i < values; i++)
         b.q[i] = b.k[i] = b.v[i] = (float)((int)(i % 101) - 50) * 0.01f;
-    struct check_timing t = {"bf16.multiply page dim=128 rows=256", run_page, &b, "FLOP", check_roof_prompt, NULL};
+    struct check_timing t = {"bf16 attention dim=128 rows=256", run_pages, &b, "FLOP", check_roof_prompt, NULL};
     check_bench(&t);
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         munmap(*all[i], bytes);
@@ -380,7 +469,7 @@ static void bench_page(void)
 
 void bench_bf16(void)
 {
-    bench_page();
+    bench_pages();
     for (int f = 0; f < N_FORMATS; f++)
         bench_shape(&formats[f], 2048, f == 3 ? 8192 : 2048);
     bench_shape(&formats[3], 576, 1536);

@@ -154,19 +154,16 @@ struct quant_rows {
 static struct tern_q8_row *make_rows(int n_rows, int k, enum check_fill kind)
 {
     static struct tern_q8_row rows[16];
-    size_t blocks = (size_t)k / 32;
     float *x = check_buf((size_t)k * 4, 4);
+    uint8_t *bytes = check_buf((size_t)n_rows * tern_q8_bytes((size_t)k), 64);
     for (int r = 0; r < n_rows; r++) {
-        int8_t *q = check_buf((size_t)k, 64);
-        float *s = check_buf(blocks * 4, 64);
-        int32_t *m = check_buf(blocks * 8, 64);
+        rows[r] = tern_q8_at(bytes + (size_t)r * tern_q8_bytes((size_t)k), (size_t)k);
         check_fill_f32(x, (size_t)k, kind);
         if (kind == CHECK_EQUAL) { /* the largest sums that can occur */
             for (int i = 0; i < k; i++)
                 x[i] = r % 2 ? -3.0f : 3.0f;
         }
-        check_ref.gemm.quantize(q, s, m, x, k);
-        rows[r] = (struct tern_q8_row){q, s, m};
+        check_ref.gemm.quantize((int8_t *)rows[r].q, (float *)rows[r].scale, (int32_t *)rows[r].sum16, x, k);
     }
     return rows;
 }
@@ -338,12 +335,11 @@ void bench_gemm(void)
     for (int i = 0; i < BENCH_ROWS * k; i++)
         b.x[i] = (float)(i % 101 - 50) * 0.01f;
     b.w.k = k;
+    uint8_t *bytes = map_bytes(8 * tern_q8_bytes((size_t)k));
     for (int r = 0; r < 8; r++) {
-        int8_t *q = map_bytes((size_t)k);
-        float *s = map_bytes((size_t)k / 8);
-        int32_t *m = map_bytes((size_t)k / 4);
-        b.rows[r] = (struct tern_q8_row){q, s, m};
-        check_ref.gemm.quantize(q, s, m, b.x + (size_t)r * (size_t)k, k);
+        b.rows[r] = tern_q8_at(bytes + (size_t)r * tern_q8_bytes((size_t)k), (size_t)k);
+        check_ref.gemm.quantize((int8_t *)b.rows[r].q, (float *)b.rows[r].scale, (int32_t *)b.rows[r].sum16,
+                                b.x + (size_t)r * (size_t)k, k);
     }
     struct check_read read = {b.x, (size_t)k * 4};
     struct check_timing t = {"gemm.quantize k=4096", run_quantize, &b, "B", check_roof_read, &read};

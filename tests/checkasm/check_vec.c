@@ -100,7 +100,7 @@ static void part_scale(void)
     sweep(scale_case, CHECK_NONFINITE);
 }
 
-/* ---- silu_mul, gelu_mul ---- */
+/* ---- silu_mul, gelu_mul, sigmoid_mul ---- */
 
 typedef void gated_fn(float *y, const float *gate, const float *up, int n);
 
@@ -113,6 +113,11 @@ static double exact_gelu(double g)
 {
     double t = -2 * sqrt(2 / M_PI) * (g + 0.044715 * g * g * g);
     return t > 700 ? 0 : g / (1 + exp(t));
+}
+
+static double exact_sigmoid(double g)
+{
+    return g < -700 ? 0 : 1 / (1 + exp(-g));
 }
 
 /* `slack`: budget in terms of |gate * up|. */
@@ -184,6 +189,15 @@ static void part_gelu_mul(void)
     gated = tern_k.vec.gelu_mul;
     gated_exact = exact_gelu;
     gated_slack = 3e-7;
+    gated_grid();
+    sweep(gated_case, CHECK_NONFINITE);
+}
+
+static void part_sigmoid_mul(void)
+{
+    gated = tern_k.vec.sigmoid_mul;
+    gated_exact = exact_sigmoid;
+    gated_slack = 0;
     gated_grid();
     sweep(gated_case, CHECK_NONFINITE);
 }
@@ -263,6 +277,7 @@ void check_vec(void)
     CHECK_PART(vec.scale, part_scale);
     CHECK_PART(vec.silu_mul, part_silu_mul);
     CHECK_PART(vec.gelu_mul, part_gelu_mul);
+    CHECK_PART(vec.sigmoid_mul, part_sigmoid_mul);
     CHECK_PART(vec.rope, part_rope);
     CHECK_PART(vec.softcap, part_softcap);
 }

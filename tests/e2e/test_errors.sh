@@ -25,6 +25,43 @@ if [ ! -r "$work/secret.gguf" ]; then # root reads everything
     wrong "secret.gguf" run -m "$work/secret.gguf" -p x
 fi
 
+# ---- the directory of a model ----
+hf=$work/hf
+# damaged WORD FILE COMMAND: the model with this file made by that command, or without it.
+damaged() {
+    rm -rf "$hf"
+    cp -r "$TEST_DATA/hf/qwen2" "$hf"
+    rm "$hf/$2"
+    [ -z "$3" ] || eval "$3" >"$hf/$2"
+    wrong "$1" inspect "$hf"
+}
+damaged "config.json" config.json ""
+damaged "model-00002-of-00002.safetensors" model-00002-of-00002.safetensors ""
+damaged "neither" model.safetensors.index.json ""
+damaged "malformed JSON" config.json "echo '{\"model_type\": '"
+damaged "not an object" config.json "echo '[]'"
+damaged "rwkv" config.json "echo '{\"model_type\": \"rwkv\"}'"
+damaged "malformed JSON" config.json "printf '\\357\\273\\277 {'"
+damaged "empty" config.json "printf ''"
+damaged "weight_map" model.safetensors.index.json "echo '{\"weight_map\": 1}'"
+damaged "no safetensors file" model.safetensors.index.json "echo '{\"weight_map\": {\"x\": \"../../x.safetensors\"}}'"
+damaged "00001-of-00002" model-00001-of-00002.safetensors "head -c 700 $TEST_DATA/hf/qwen2/model-00001-of-00002.safetensors"
+damaged "header" model-00001-of-00002.safetensors "head -c 7 $TEST_DATA/hf/qwen2/model-00001-of-00002.safetensors"
+damaged "not a safetensors file" model-00001-of-00002.safetensors "cat $MODEL"
+damaged "00001-of-00002" model-00001-of-00002.safetensors "cat $TEST_DATA/hf/qwen2/model-00002-of-00002.safetensors"
+cp -r "$TEST_DATA/hf/qwen2/." "$hf"
+echo '{"temperature": ' >"$hf/generation_config.json"
+wrong "generation_config.json" inspect "$hf"
+rm "$hf/generation_config.json"
+echo '{}' >"$hf/tokenizer.json"
+wrong "tokenizer.json" inspect "$hf"
+rm "$hf/tokenizer.json" "$hf/config.json"
+mkfifo "$hf/config.json"
+wrong "not a regular file" inspect "$hf"
+rm "$hf/config.json"
+ln -s config.json "$hf/config.json"
+wrong "config.json" inspect "$hf"
+
 # ---- prompts ----
 wrong "nothing.txt" run -m "$MODEL" -f "$work/nothing.txt"
 wrong "directory" run -m "$MODEL" -f "$work"

@@ -71,6 +71,26 @@ same "$(cat "$err")" "" "stderr of --json"
 run 0 "$TERN" run -m "$MODEL" -p "$prompt" -n 4 --json --kv f16
 same "$(json kv.bytes_per_token)" "$(json kv.f16_bytes_per_token)" "f16 bytes"
 
+# ---- what the model recommends ----
+run 0 "$TERN" run -m "$SAMPLING_MODEL" -p "$prompt" -n 24 --seed 5
+recommended=$(cat "$out")
+grep -q 'as the model recommends: temperature 0.75, top-k 5, min-p 0.1$' "$err" || say "a note about recommended sampling"
+grep -q 'not known here: general.sampling.mirostat$' "$err" || say "a note about what is not known"
+run 0 "$TERN" run -m "$MODEL" -p "$prompt" -n 24 --seed 5 --temp 0.75 --top-k 5 --min-p 0.1
+same "$(cat "$out")" "$recommended" "text of recommended sampling"
+run 0 "$TERN" run -m "$SAMPLING_MODEL" -p "$prompt" -n 24 --temp 0
+same "$(cat "$out")" "$reference" "--temp 0 overrules the model"
+grep -q 'recommend' "$err" && say "no note where nothing is followed"
+run 0 "$TERN" run -m "$SAMPLING_MODEL" -p "$prompt" -n 4 --top-k 2 --json
+same "$(json sampling.temperature sampling.top_k)" "0.75
+2" "sampling of --json"
+grep -q '"min_p": 0.1,$' "$out" || say "numbers as people write them"
+same "$(cat "$err")" "" "stderr of --json"
+run 0 "$TERN" inspect "$SAMPLING_MODEL"
+grep -q '^sampling  *temperature 0.75, top-k 5, min-p 0.1 (recommended)$' "$out" || say "inspect: recommended sampling"
+run 0 "$TERN" inspect "$SAMPLING_MODEL" --json
+same "$(json model.recommended_sampling.top_k)" 5 "inspect --json: recommended sampling"
+
 # ---- sampling ----
 run 0 "$TERN" run -m "$MODEL" -p "$prompt" -n 24 --temp 1 --seed 11
 seeded=$(cat "$out")

@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "file/file.h"
+#include "recommended.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
@@ -77,6 +77,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     for (size_t i = 0; i < tern_file_n_tensors(f); i++)
         walk_tensor(f, tern_file_tensor_at(f, i));
     read_typed(f, "no such key");
+    check_recommended(f, NULL, 0);
     tern_file_close(&f);
     return 0;
 }

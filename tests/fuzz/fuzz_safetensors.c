@@ -43,16 +43,19 @@ static void walk(const struct tern_meta_table *t, const struct tern_tensor_list 
         size_t elems = 1;
         for (int d = 0; d < TERN_MAX_DIMS; d++)
             elems *= (size_t)x->dims[d];
-        if (x->quant ? elems * (size_t)x->quant->bits / 8 != x->n_bytes : elems * element_bytes(x->type) != x->n_bytes)
+        if (x->stride) {
+            size_t matrix = elems / (size_t)x->dims[2] * element_bytes(x->type);
+            if (x->stride < matrix || ((size_t)x->dims[2] - 1) * x->stride + matrix != x->n_bytes)
+                abort();
+        } else if (x->quant ? elems * (size_t)x->quant->bits / 8 != x->n_bytes
+                            : elems * element_bytes(x->type) != x->n_bytes)
             abort();
         if (strlen(x->name) == 0)
             abort();
         touch(x->data, x->n_bytes);
-        const struct tern_quant none = {0}, *q = x->quant ? x->quant : &none;
-        const struct tern_tensor *const parts[] = {q->scales, q->zeros, q->factors};
-        for (int k = 0; k < 3; k++)
-            if (parts[k])
-                touch(parts[k]->data, parts[k]->n_bytes);
+        const struct tern_tensor *parts[TERN_TENSOR_PARTS];
+        for (int m = tern_tensor_parts(x, parts), k = 0; k < m; k++)
+            touch(parts[k]->data, parts[k]->n_bytes);
     }
 }
 

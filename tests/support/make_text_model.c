@@ -189,14 +189,21 @@ static void write_weights(struct gguf_writer *w)
 int main(int argc, char **argv)
 {
     bool base = argc == 3 && strcmp(argv[1], "--base") == 0, tools = argc == 3 && strcmp(argv[1], "--tools") == 0;
-    if (argc != 2 + (base || tools)) {
-        (void)fprintf(stderr, "usage: make_text_model [--base | --tools] OUT.gguf\n");
+    bool sampling = argc == 3 && strcmp(argv[1], "--sampling") == 0;
+    if (argc != 2 + (base || tools || sampling)) {
+        (void)fprintf(stderr, "usage: make_text_model [--base | --tools | --sampling] OUT.gguf\n");
         return 2;
     }
     struct gguf_writer w;
     gw_init(&w);
     gw_str(&w, "general.architecture", "llama");
     gw_str(&w, "general.name", base ? "tiny base" : "tiny chat");
+    if (sampling) {
+        gw_f32(&w, "general.sampling.temp", 0.75f);
+        gw_i32(&w, "general.sampling.top_k", 5);
+        gw_f32(&w, "general.sampling.min_p", 0.1f);
+        gw_i32(&w, "general.sampling.mirostat", 2);
+    }
     gw_u32(&w, "llama.block_count", N_LAYERS);
     gw_u32(&w, "llama.context_length", N_CTX);
     gw_u32(&w, "llama.embedding_length", N_EMBD);

@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include "base/fp16.h"
+#include "kernel/attn.h"
 #include "kernel/gemm.h"
 #include "kernel/pack.h"
 
@@ -91,10 +92,11 @@ static inline void emulated_product(int sum, int x, int w)
         }
 }
 
-#define TILE_LOAD(t, p, stride)  emulated_load(t, p, stride)
-#define TILE_STORE(t, p, stride) emulated_store(t, p, stride)
-#define TILE_ZERO(t)             (emulated_check(), (void)memset(emulated_tiles[t], 0, sizeof emulated_tiles[t]))
-#define TILE_PRODUCT(sum, x, w)  emulated_product(sum, x, w)
+#define TILE_LOAD(t, p, stride)   emulated_load(t, p, stride)
+#define TILE_STREAM(t, p, stride) emulated_load(t, p, stride)
+#define TILE_STORE(t, p, stride)  emulated_store(t, p, stride)
+#define TILE_ZERO(t)              (emulated_check(), (void)memset(emulated_tiles[t], 0, sizeof emulated_tiles[t]))
+#define TILE_PRODUCT(sum, x, w)   emulated_product(sum, x, w)
 
 static inline void tile_round(uint16_t *out, const float *x, int n)
 {
@@ -132,6 +134,26 @@ static inline tern_amx_expand *tile_expander(const struct tern_packed *w)
 {
     (void)w;
     return emulated_expand;
+}
+
+static float tile_softmax(uint16_t *p, const float *s, size_t stride, int n_pages, int t0, int t1, float *m, float *l)
+{
+    const float before = *m;
+    float sum = 0;
+    for (int t = t0; t < t1; t++)
+        *m = fmaxf(*m, s[(size_t)(t / TERN_PAGE) * stride + (size_t)(t % TERN_PAGE)]);
+    const bool empty = t0 == t1 || *m == -INFINITY;
+    for (int t = 0; t < n_pages * TERN_PAGE; t++) {
+        uint16_t *at = p + tern_bf16_band(t - t % TERN_TILE_DEPTH) + t % TERN_TILE_DEPTH;
+        float x = s[(size_t)(t / TERN_PAGE) * stride + (size_t)(t % TERN_PAGE)];
+        *at = empty || t < t0 || t >= t1 ? 0 : tern_f32_to_bf16(emulated_flush(exp2f(x - *m)));
+        sum += tern_bf16_to_f32(*at);
+    }
+    if (empty)
+        return 1;
+    const float shrink = exp2f(before - *m);
+    *l = *l * shrink + sum;
+    return shrink;
 }
 
 #define tern_bf16_init_amx tern_bf16_init_emulated

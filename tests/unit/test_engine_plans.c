@@ -7,8 +7,10 @@
 static const char *const plans[] = {"f16", "q8", "l4", "l2", "f32", "k=f16,v=l3"};
 enum { N_PLANS = sizeof plans / sizeof *plans, N_SEQS = 2 * N_PLANS, LENGTH = 75, PROMPT = 61 };
 
-static const char *const models[][2] = {
-    {"llama-tied", "llama-tied"}, {"gemma3-w70", "gemma3-w70"}, {"llama-k256-q4_k", "llama-k256"}};
+static const char *const models[][2] = {{"llama-tied", "llama-tied"},
+                                        {"gemma3-w70", "gemma3-w70"},
+                                        {"llama-k256-q4_k", "llama-k256"},
+                                        {"qwen35", "qwen35"}};
 
 static tern_engine *open_all(struct tiny *t, bool exact, int threads, int seqs, int chunk)
 {

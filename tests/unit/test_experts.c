@@ -58,22 +58,26 @@ struct choice {
 
 static const float bias[8] = {0, 0, 0, 0.9f, 0, 0, 0, 0};
 
+static const float factors[4] = {9, 0.5f, 9, 3};
+
 static const struct choice choices[] = {
     /* softmax: e^0 e^1 e^2 e^3 = 1 2.718 7.389 20.086, sum 31.193 */
-    {{4, 2, false, NULL, 1, 1, 1, false, 1}, {0, 3, 1, 2}, {1, 3}, {0.643914, 0.236883}},
-    {{4, 2, false, NULL, 1, 1, 1, true, 1}, {0, 3, 1, 2}, {1, 3}, {0.731059, 0.268941}},
-    {{4, 2, false, NULL, 1, 1, 1, true, 2.5f}, {0, 3, 1, 2}, {1, 3}, {1.827647, 0.672353}},
+    {{4, 2, false, NULL, 1, 1, 1, false, 1, NULL}, {0, 3, 1, 2}, {1, 3}, {0.643914, 0.236883}},
+    {{4, 2, false, NULL, 1, 1, 1, true, 1, NULL}, {0, 3, 1, 2}, {1, 3}, {0.731059, 0.268941}},
+    {{4, 2, false, NULL, 1, 1, 1, true, 2.5f, NULL}, {0, 3, 1, 2}, {1, 3}, {1.827647, 0.672353}},
     /* of equal ones the lower, and ids ascend whatever the scores */
-    {{5, 3, false, NULL, 1, 1, 1, true, 3}, {1, 1, 1, 1, 1}, {0, 1, 2}, {1, 1, 1}},
-    {{5, 2, true, NULL, 1, 1, 1, false, 1}, {-1, 0, 2, 0, 3}, {2, 4}, {0.880797, 0.952574}},
+    {{5, 3, false, NULL, 1, 1, 1, true, 3, NULL}, {1, 1, 1, 1, 1}, {0, 1, 2}, {1, 1, 1}},
+    {{5, 2, true, NULL, 1, 1, 1, false, 1, NULL}, {-1, 0, 2, 0, 3}, {2, 4}, {0.880797, 0.952574}},
     /* a bias chooses but does not weigh */
-    {{5, 2, true, bias, 1, 1, 1, true, 1}, {-1, 0, 2, -1, 3}, {3, 4}, {0.220170, 0.779830}},
+    {{5, 2, true, bias, 1, 1, 1, true, 1, NULL}, {-1, 0, 2, -1, 3}, {3, 4}, {0.220170, 0.779830}},
     /* groups of two: (0.5 + 0.73), (0.88 + 0.02), (0.62 + 0.62), (0.5 + 0.5): the first and third compete */
-    {{8, 2, true, NULL, 4, 2, 2, false, 1}, {0, 1, 2, -4, 0.5f, 0.5f, 0, 0}, {1, 4}, {0.731059, 0.622459}},
+    {{8, 2, true, NULL, 4, 2, 2, false, 1, NULL}, {0, 1, 2, -4, 0.5f, 0.5f, 0, 0}, {1, 4}, {0.731059, 0.622459}},
     /* ranked by their best alone the second wins, and with one group both experts are its own */
-    {{8, 2, false, NULL, 4, 1, 1, true, 1}, {0, 1, 2, -4, 0.5f, 0.5f, 0, 0}, {2, 3}, {0.997527, 0.002473}},
+    {{8, 2, false, NULL, 4, 1, 1, true, 1, NULL}, {0, 1, 2, -4, 0.5f, 0.5f, 0, 0}, {2, 3}, {0.997527, 0.002473}},
     /* no logit is a number: still experts that exist */
-    {{4, 2, false, NULL, 1, 1, 1, true, 1}, {NAN, NAN, NAN, NAN}, {0, 1}, {NAN, NAN}},
+    {{4, 2, false, NULL, 1, 1, 1, true, 1, NULL}, {NAN, NAN, NAN, NAN}, {0, 1}, {NAN, NAN}},
+    /* experts' own factors weigh, after everything else, but do not choose */
+    {{4, 2, false, NULL, 1, 1, 1, true, 2.5f, factors}, {0, 3, 1, 2}, {1, 3}, {0.913824, 2.017059}},
 };
 
 static void test_routes(void **state)

@@ -26,8 +26,9 @@ struct lie {
     const char *reshape; /* this tensor gets one row more */
     const char *nan;     /* one element of this tensor is NaN */
     const char *extra;   /* a tensor that no architecture knows */
-    const char *key;     /* this key has value `value` */
+    const char *key;     /* this key has value `value`; more: the good model has no such key */
     uint32_t value;
+    bool more;
     int n_tokens;         /* size of the vocabulary in the tokenizer; 0 = VOCAB */
     const char *template; /* chat template */
     int nvfp4;            /* ffn_down is NVFP4: 1 as it is, 2 with scales twice as large and a factor of one half */
@@ -121,7 +122,7 @@ static void write_model(const struct lie *l)
     key_u32(&w, l, "llama.feed_forward_length", FF);
     key_u32(&w, l, "llama.attention.head_count", HEADS);
     key_u32(&w, l, "llama.attention.head_count_kv", KV_HEADS);
-    if (l->key && strcmp(l->key, "llama.expert_count") == 0)
+    if (l->key && l->more) /* a key that the good model does without */
         gw_u32(&w, l->key, l->value);
     tokenizer(&w, l);
     tensor(&w, l, "token_embd.weight", EMBD, VOCAB);
@@ -176,8 +177,15 @@ static const struct lie lies[] = {
     {"llama.embedding_length", TERN_EFORMAT, .key = "llama.embedding_length", .value = 0x7FFFFFFF},
     {"llama.block_count", TERN_EFORMAT, .key = "llama.block_count", .value = 100000},
     {"blk.1.attn_norm.weight", TERN_EFORMAT, .key = "llama.block_count", .value = 2},
-    {"llama.expert_used_count", TERN_EFORMAT, .key = "llama.expert_count", .value = 8},
-    {"llama.expert_count", TERN_EFORMAT, .key = "llama.expert_count", .value = 100000},
+    {"llama.expert_used_count", TERN_EFORMAT, .key = "llama.expert_count", .value = 8, .more = true},
+    {"llama.expert_count", TERN_EFORMAT, .key = "llama.expert_count", .value = 100000, .more = true},
+    {"llama.attention.key_length", TERN_EFORMAT, .key = "llama.attention.key_length", .value = 0, .more = true},
+    {"llama.attention.key_length", TERN_EFORMAT, .key = "llama.attention.key_length", .value = 1u << 31, .more = true},
+    {"llama.attention.value_length", TERN_EFORMAT, .key = "llama.attention.value_length", .value = 0, .more = true},
+    {"llama.rope.dimension_count", TERN_EFORMAT, .key = "llama.rope.dimension_count", .value = 7, .more = true},
+    {"llama.rope.dimension_count", TERN_EFORMAT, .key = "llama.rope.dimension_count", .value = 1000, .more = true},
+    {"llama.context_length", TERN_EFORMAT, .key = "llama.context_length", .value = 0},
+    {"llama.feed_forward_length", TERN_EFORMAT, .key = "llama.feed_forward_length", .value = 0},
     {"chat template", TERN_EFORMAT, .template = "{% for %}"},
     {"blk.0.ffn_down.scale", TERN_EFORMAT, .nvfp4 = 2, .n_factors = 2},
     {"blk.0.ffn_up.scale", TERN_EUNSUPPORTED, .extra = "blk.0.ffn_up.scale"},

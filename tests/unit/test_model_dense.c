@@ -15,10 +15,16 @@ static const struct entry {
     {"mistral3", {"t4", "l3"}},
     {"llama4", {"l4,layers=0-3:l4", "t4"}},
     {"llama4-experts", {"t4", "l3,recent=128"}},
+    {"llama4-128", {"t4", "l4"}},
     {"smollm3", {"t4,layers=3-3:l4", "l3"}},
     {"glm4", {"t4", "l3"}},
     {"gemma4", {"t4", "l4,layers=0-2:t3"}},
     {"gemma4-small", {"t4", "l4,layers=0-1:t3,recent=128"}},
+    {"qwen35", {"t4", "l4,recent=128"}},
+    {"qwen35moe", {"l3,layers=3-3:t4", "t4"}},
+    {"deepseek2-lite", {"t4", "k=f16,v=l4"}},
+    {"mixtral-apart", {"t4", "l3"}},
+    {"gemma4-experts", {"t4", "l4,layers=1-1:t3"}},
     {"phi3-window", {"t4", "l3,layers=0-0:q8,recent=128"}},
     {"phi3-long", {"k=t4,v=t3", "f16"}},
 };
@@ -46,6 +52,12 @@ static void test_exact_parity(void **state)
     }
 }
 
+/* Of decode rows.  Where rounding has a row go to another expert, its state remembers. */
+static double decode_limit(const char *name)
+{
+    return strcmp(name, "qwen35moe") == 0 ? 1e-2 : 2e-3;
+}
+
 /* The 16-bit cache, and what 4 bits lose: random keys are harder to code than those of trained models. */
 static void test_fast_paths_close_to_reference(void **state)
 {
@@ -61,7 +73,7 @@ static void test_fast_paths_close_to_reference(void **state)
                kd = tiny_kld(t.ref, decode + at, t.n_ref, t.n_vocab),
                kc = tiny_kld(t.ref, coded + at, t.n_ref, t.n_vocab);
         print_message("%-16s KLD prompt rows %.2e, decode rows %.2e, t4 %.2e\n", entries[i].name, kp, kd, kc);
-        assert_true(kp <= 1e-3 && kd <= 2e-3 && kc <= 2e-2);
+        assert_true(kp <= 1e-3 && kd <= decode_limit(entries[i].name) && kc <= 2e-2);
         free(prompt);
         free(decode);
         free(coded);
@@ -141,7 +153,7 @@ static float *run_prompt(struct tiny *t, const char *kv, bool at_end, int chunk)
 /* A prompt that is coded at its end was attended to in 16 bits, whatever the chunk. */
 static void test_coded_at_end(void **state)
 {
-    static const char *const names[] = {"gemma4-small", "llama4"};
+    static const char *const names[] = {"gemma4-small", "llama4", "qwen35"};
     (void)state;
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         struct tiny t;
@@ -161,7 +173,7 @@ static void test_coded_at_end(void **state)
 /* Measured conditioning knows chunks, windows, keys that several layers attend to, and the factors of long contexts. */
 static void test_calibrated(void **state)
 {
-    static const char *const names[] = {"gemma4-small", "llama4", "gemma2", "phi3-long"};
+    static const char *const names[] = {"gemma4-small", "llama4", "gemma2", "phi3-long", "qwen35"};
     (void)state;
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         struct tiny t;
@@ -248,6 +260,30 @@ static const struct lie {
     {"llama4-experts", BYTES("blk.1.ffn_up_shexp"), BYTES("blk.1.ffn_up_shexq"),
      "\"blk.1.ffn_up_shexp.weight\" is missing"},
     {"llama4-experts", BYTES("expert_used_count\4\0\0\0\2"), BYTES("expert_used_count\4\0\0\0\6"), "expert_used_count"},
+    {"qwen35", BYTES("ssm.conv_kernel\4\0\0\0\4"), BYTES("ssm.conv_kernel\4\0\0\0\11"), "ssm.conv_kernel"},
+    {"qwen35", BYTES("ssm.conv_kernel\4\0\0\0\4"), BYTES("ssm.conv_kernel\4\0\0\0\3"), "blk.0.ssm_conv1d.weight"},
+    {"qwen35", BYTES("ssm.inner_size\4\0\0\0\300"), BYTES("ssm.inner_size\4\0\0\0\301"), "ssm.inner_size"},
+    {"qwen35", BYTES("ssm.inner_size\4\0\0\0\300"), BYTES("ssm.inner_size\4\0\0\0\220"), "no multiple of 16"},
+    {"qwen35", BYTES("ssm.state_size"), BYTES("ssm.state_sizf"), "ssm.state_size"},
+    {"qwen35", BYTES("time_step_rank\4\0\0\0\6"), BYTES("time_step_rank\4\0\0\0\5"), "ssm.time_step_rank"},
+    {"qwen35", BYTES("attention_interval\4\0\0\0\2"), BYTES("attention_interval\4\0\0\0\3"),
+     "\"blk.1.attn_qkv.weight\" is missing"},
+    {"qwen35", BYTES("blk.2.ssm_a"), BYTES("blk.2.ssm_b"), "\"blk.2.ssm_a\" is missing"},
+    {"qwen35moe", BYTES("nextn_predict_layers\4\0\0\0\1"), BYTES("nextn_predict_layers\4\0\0\0\5"), "nextn_predict"},
+    {"qwen35moe", BYTES("nextn_predict_layers"), BYTES("nextn_predict_layerz"), "blk.4."},
+    {"qwen35moe", BYTES("recurrent_layers\11\0\0\0\7"), BYTES("recurrent_layers\11\0\0\0\0"), "5 booleans"},
+    {"qwen35moe", BYTES("blk.2.ffn_gate_inp_shexp"), BYTES("blk.2.ffn_gate_inp_shexq"),
+     "\"blk.2.ffn_gate_inp_shexp.weight\" is missing"},
+    {"mixtral-apart", BYTES("blk.0.ffn_up.2."), BYTES("blk.0.ffn_up.3."), "\"blk.0.ffn_up.2.weight\" is missing"},
+    {"mixtral-apart", BYTES("blk.0.ffn_down.0."), BYTES("blk.0.ffn_down.3."),
+     "\"blk.0.ffn_down_exps.weight\" is missing"},
+    {"mixtral-apart", BYTES("expert_count\4\0\0\0\3"), BYTES("expert_count\4\0\0\0\2"), "has shape [64, 3], expected"},
+    {"deepseek2-lite", BYTES("blk.1.attn_k_b"), BYTES("blk.1.attn_x_b"), "\"blk.1.attn_k_b.weight\" is missing"},
+    {"gemma4-experts", BYTES("blk.1.pre_ffw_norm_2"), BYTES("blk.1.pre_ffw_norm_3"),
+     "\"blk.1.pre_ffw_norm_2.weight\" is missing"},
+    {"gemma4-experts", BYTES("blk.0.ffn_down_exps.scale"), BYTES("blk.0.ffn_down_exps.scala"),
+     "\"blk.0.ffn_down_exps.scale\" is missing"},
+    {"gemma4-experts", BYTES("expert_count"), BYTES("expert_cound"), "blk.0.ffn_gate_inp.scale\" at byte"},
     {"gemma4-small", BYTES("blk.3.post_norm"), BYTES("blk.3.past_norm"), "\"blk.3.post_norm.weight\" is missing"},
 };
 
@@ -257,7 +293,7 @@ static void test_refusals(void **state)
     for (size_t i = 0; i < sizeof lies / sizeof *lies; i++) {
         const struct lie *l = &lies[i];
         char path[512], copy[] = "/tmp/tern-test-XXXXXX";
-        static char bytes[200000];
+        static char bytes[400000];
         tern_error err = {0};
         tern_model *m;
         (void)snprintf(path, sizeof path, "%s/tiny/%s.gguf", TERN_TEST_DATA, l->file);

@@ -14,7 +14,14 @@ static const struct {
               {"qwen3", NULL},
               {"qwen3_moe", "qwen3_moe-stacked"},
               {"mixtral", "mixtral-stacked"},
+              {"qwen3_5", NULL},
+              {"qwen3_5_moe", NULL},
               {"llama4", NULL},
+              {"gemma4", "gemma4.gguf"},
+              {"gemma4_small", NULL},
+              {"deepseek_v2", "deepseek_v2.gguf"},
+              {"deepseek_v3", "deepseek_v3-stacked"},
+              {"glm4_moe_lite", NULL},
               {"glm4", NULL},
               {"ministral3", NULL},
               {"smollm3", NULL},
@@ -340,19 +347,160 @@ static void test_llama4(void **state)
     }
 }
 
+/* Configurations that must not open with the weights of a committed directory. */
+struct refusal {
+    const char *config, *want;
+};
+
+static void check_refused(const char *model, const struct refusal *cases, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        tern_model *m;
+        tern_error err = {0};
+        place(model, cases[i].config);
+        assert_true(tern_model_open(&m, dir, &(tern_model_params){.n_threads = 1}, &err) < 0);
+        print_message("%s\n", err.msg);
+        assert_non_null(strstr(err.msg, cases[i].want));
+    }
+}
+
+#define QWEN35(more)                                                                                               \
+    "{\"model_type\": \"qwen3_5\", \"text_config\": {\"model_type\": \"qwen3_5_text\", \"num_hidden_layers\": 3, " \
+    "\"hidden_size\": 32, \"intermediate_size\": 96, \"num_attention_heads\": 2, \"num_key_value_heads\": 1, "     \
+    "\"head_dim\": 64, \"rms_norm_eps\": 1e-5, \"linear_key_head_dim\": 16, \"linear_num_key_heads\": 2" more "}}"
+#define QWEN35_ROPE   ", \"rope_parameters\": {\"rope_type\": \"default\", \"rope_theta\": 1e5}"
+#define QWEN35_LAYERS ", \"layer_types\": [\"full_attention\", \"linear_attention\", \"linear_attention\"]"
+#define QWEN35_VALUES ", \"linear_num_value_heads\": 6, \"linear_value_head_dim\": 32"
+#define QWEN35_GOOD   QWEN35_ROPE QWEN35_LAYERS QWEN35_VALUES
+
+/* What the configuration of qwen3_5 may leave out, what it must not say, and how its tensors must lie. */
+static void test_qwen35(void **state)
+{
+    static const struct refusal cases[] = {
+        {QWEN35(QWEN35_GOOD ", \"attn_output_gate\": false"), "attention without a gate is not supported"},
+        {QWEN35(QWEN35_GOOD ", \"num_experts\": 4"), "experts are not supported for this model_type"},
+        {QWEN35(QWEN35_ROPE QWEN35_VALUES ", \"layer_types\": [\"full_attention\"]"), "one name for each layer"},
+        {QWEN35(QWEN35_ROPE QWEN35_VALUES ", \"layer_types\": [\"a\", \"b\", \"c\"]"), "\"a\" is not supported"},
+        {QWEN35(QWEN35_ROPE QWEN35_VALUES), "\"blk.0.attn_qkv.weight\" is missing"}, /* all but every fourth */
+        {QWEN35(QWEN35_ROPE QWEN35_LAYERS), "expected [32, 4160]"},                  /* 32 heads of 128 */
+        {QWEN35(QWEN35_ROPE QWEN35_LAYERS ", \"linear_num_value_heads\": 5"), "is not a multiple of the 2 key heads"},
+        {QWEN35(QWEN35_ROPE QWEN35_LAYERS ", \"linear_value_head_dim\": \"32\""), "is no possible size"},
+        {QWEN35(QWEN35_GOOD ", \"linear_conv_kernel_dim\": 5"), "has shape [4, 256], expected [5, 256]"},
+    };
+    static const char *const changes[][3] = {
+        {"layers.2.linear_attn.A_log", "layers.2.linear_attn.B_log", "\"blk.2.ssm_a\" is missing"},
+        {"[256,1,4]", "[256,4,1]", "has shape [1, 4], expected [4, 256]"}, /* as mlx-lm turns it; its norms hold 1+w */
+    };
+    (void)state;
+    check_refused("qwen3_5", cases, sizeof cases / sizeof *cases);
+    place("qwen3_5", QWEN35(QWEN35_GOOD ", \"attn_output_gate\": true, \"mtp_num_hidden_layers\": 1"));
+    check_same(dir, "qwen3_5");
+    for (size_t i = 0; i < sizeof changes / sizeof *changes; i++) {
+        tern_model *m;
+        tern_error err = {0};
+        place_changed("qwen3_5", changes[i][0], changes[i][1]);
+        assert_true(tern_model_open(&m, dir, &(tern_model_params){.n_threads = 1}, &err) < 0);
+        print_message("%s\n", err.msg);
+        assert_non_null(strstr(err.msg, changes[i][2]));
+    }
+}
+
+#define GEMMA4(more)                                                                                             \
+    "{\"model_type\": \"gemma4\", \"text_config\": {\"model_type\": \"gemma4_text\", \"num_hidden_layers\": 2, " \
+    "\"hidden_size\": 32, \"intermediate_size\": 48, \"num_attention_heads\": 2, \"num_key_value_heads\": 2, "   \
+    "\"head_dim\": 16, \"sliding_window\": 24, \"rms_norm_eps\": 1e-5, \"hidden_size_per_layer_input\": 0, "     \
+    "\"attention_k_eq_v\": true, \"final_logit_softcapping\": 4.0" more "}}"
+#define GEMMA4_ROPE(type)                                                                                   \
+    ", \"rope_parameters\": {\"sliding_attention\": {\"rope_type\": \"default\", \"rope_theta\": 1000.0}, " \
+    "\"full_attention\": {\"rope_type\": \"" type "\", \"rope_theta\": 1e6, \"partial_rotary_factor\": 0.25}}"
+#define GEMMA4_HEADS ", \"global_head_dim\": 48, \"num_global_key_value_heads\": 1"
+#define GEMMA4_EXPERTS                                                                                        \
+    ", \"enable_moe_block\": true, \"num_experts\": 3, \"top_k_experts\": 2, \"moe_intermediate_size\": 40, " \
+    "\"use_bidirectional_attention\": \"vision\""
+#define GEMMA4_GOOD GEMMA4_ROPE("proportional") GEMMA4_EXPERTS
+
+/* Layers' heads by names of their own or layer by layer; without kinds every sixth layer and the last have no window.
+ */
+static void test_gemma4(void **state)
+{
+    static const struct refusal cases[] = {
+        {GEMMA4(GEMMA4_GOOD GEMMA4_HEADS ", \"per_layer_config\": {\"1\": {\"sliding_window\": 3}}"),
+         "per_layer_config.1.sliding_window\": this is not supported for single layers"},
+        {GEMMA4(GEMMA4_GOOD ", \"per_layer_config\": {\"1\": {\"head_dim\": 48}}"), "has shape [32, 48], expected"},
+        {GEMMA4(GEMMA4_GOOD ", \"per_layer_config\": {\"1\": {\"head_dim\": \"48\"}}"), "key_length"},
+        {GEMMA4(GEMMA4_GOOD GEMMA4_HEADS ", \"layer_types\": [\"full_attention\", \"sliding_attention\"]"),
+         "has shape [32, 32], expected [32, 96]"},
+        {GEMMA4(GEMMA4_ROPE("default") GEMMA4_EXPERTS GEMMA4_HEADS), "rope_type\": \"default\" is not supported"},
+        {GEMMA4(GEMMA4_ROPE("proportional") GEMMA4_HEADS), "is not part of architecture gemma4"},
+        {GEMMA4(GEMMA4_ROPE("proportional") GEMMA4_HEADS ", \"enable_moe_block\": true, \"num_experts\": 3"),
+         "expert_used_count"},
+        {GEMMA4(GEMMA4_GOOD GEMMA4_HEADS ", \"attn_logit_softcapping\": 30"), "soft caps are not supported"},
+        {GEMMA4(GEMMA4_GOOD GEMMA4_HEADS ", \"num_kv_shared_layers\": 1"), "of its kind"},
+    };
+    (void)state;
+    check_refused("gemma4", cases, sizeof cases / sizeof *cases);
+    place("gemma4", GEMMA4(GEMMA4_GOOD GEMMA4_HEADS));
+    check_same(dir, "gemma4");
+    place("gemma4", GEMMA4(GEMMA4_GOOD ", \"per_layer_config\": {\"0\": {\"num_key_value_heads\": 2}, \"1\": "
+                                       "{\"head_dim\": 48, \"num_key_value_heads\": 1}}"));
+    check_same(dir, "gemma4");
+}
+
+#define DEEPSEEK(type, layers, more)                                                                                   \
+    "{\"model_type\": \"" type "\", \"num_hidden_layers\": " layers ", \"hidden_size\": 32, \"intermediate_size\": "   \
+    "40, \"moe_intermediate_size\": 24, \"num_attention_heads\": 2, \"kv_lora_rank\": 64, \"qk_nope_head_dim\": 32, "  \
+    "\"qk_rope_head_dim\": 16, \"rms_norm_eps\": 1e-6, \"tie_word_embeddings\": false, \"first_k_dense_replace\": 1, " \
+    "\"n_routed_experts\": 6, \"num_experts_per_tok\": 2, \"routed_scaling_factor\": 1.3, \"rope_theta\": 1000.0, "    \
+    "\"rope_scaling\": {\"type\": \"yarn\", \"factor\": 4.0, \"beta_fast\": 6.0, \"beta_slow\": 1.5, \"mscale\": "     \
+    "0.7, "                                                                                                            \
+    "\"mscale_all_dim\": 0.7, \"original_max_position_embeddings\": 32}" more "}"
+#define DEEPSEEK2(more) DEEPSEEK("deepseek_v2", "2", ", \"v_head_dim\": 48" more)
+#define LIMITED         ", \"topk_method\": \"group_limited_greedy\", \"n_group\": 3, \"topk_group\": 2"
+
+/* Latent attention: what its configurations may say, and a layer behind the last. */
+static void test_latent(void **state)
+{
+    static const struct refusal cases[] = {
+        {DEEPSEEK("deepseek_v2", "2", ", \"v_head_dim\": 64"),
+         "kv_b_proj.weight\": its 160 rows are not those of 2 heads of 32 and 64"},
+        {DEEPSEEK("deepseek_v2", "2", ", \"v_head_dim\": -3"), "is no possible size"},
+        {DEEPSEEK2(", \"q_lora_rank\": 48"), "\"blk.0.attn_q_a.weight\" is missing"},
+        {DEEPSEEK2(", \"topk_method\": \"noaux_tc\""), "topk_method\": \"noaux_tc\" is not supported"},
+        {DEEPSEEK2(", \"scoring_func\": \"sigmoid\""), "scoring_func\": \"sigmoid\" is not supported"},
+        {DEEPSEEK2(", \"norm_topk_prob\": true"), "norm_topk_prob\": this is set"},
+        {DEEPSEEK2(", \"moe_layer_freq\": 2"), "only experts in every layer"},
+        {DEEPSEEK2(", \"mlp_layer_types\": [\"sparse\", \"dense\"]"), "dense layers before sparse ones"},
+        {DEEPSEEK2(", \"mlp_layer_types\": [\"sparse\", \"sparse\"]"), "\"blk.0.ffn_gate_shexp.weight\" is missing"},
+        {DEEPSEEK2(", \"topk_group\": 4, \"n_group\": 3, \"topk_method\": \"group_limited_greedy\""),
+         "expert_group_used_count"},
+        {DEEPSEEK("deepseek_v3", "2",
+                  ", \"v_head_dim\": 48, \"n_group\": 1, \"topk_group\": 1, \"rope_interleave\": 1"),
+         "rope_interleave\": an integer"},
+        {DEEPSEEK("deepseek_v2", "1", ", \"v_head_dim\": 48"), "is not part of architecture deepseek2"},
+    };
+    tern_model *m;
+    tern_error err = {0};
+    (void)state;
+    check_refused("deepseek_v2", cases, sizeof cases / sizeof *cases);
+    place("deepseek_v2", DEEPSEEK2(LIMITED ", \"mlp_layer_types\": [\"dense\", \"sparse\"]"));
+    check_same(dir, "deepseek_v2");
+    place("deepseek_v2", DEEPSEEK("deepseek_v2", "1", ", \"v_head_dim\": 48, \"num_nextn_predict_layers\": 1"));
+    tiny_ok(tern_model_open(&m, dir, &(tern_model_params){.n_threads = 1}, &err), &err);
+    tern_model_close(&m);
+}
+
 /* A file of packed weights has every expert, and knows when one has changed. */
-static void test_packed_experts(void **state)
+static void check_packed(const char *model, long at)
 {
     struct tiny t[2];
     float *x[2];
     char packed[128];
     tern_model *m;
     tern_error err = {0};
-    (void)state;
     (void)snprintf(packed, sizeof packed, "%s", in_dir("packed"));
-    place_changed("mixtral", "BF16", "BF16");
+    place_changed(model, "BF16", "BF16");
     for (int i = 0; i < 2; i++) {
-        open_packed(&t[i], dir, "mixtral", packed);
+        open_packed(&t[i], dir, model, packed);
         assert_int_equal(tern_model_get_info(t[i].model)->packed != NULL, i == 1);
         x[i] = run(&t[i], NULL, false, true);
     }
@@ -361,15 +509,69 @@ static void test_packed_experts(void **state)
         free(x[i]);
         tiny_close(&t[i]);
     }
-    FILE *f = fopen(in_dir("model.safetensors"), "r+b"); /* the low byte of a weight of experts.2.w1 */
+    FILE *f = fopen(in_dir("model.safetensors"), "r+b");
     assert_non_null(f);
-    assert_int_equal(fseek(f, 50384, SEEK_SET), 0);
+    assert_int_equal(fseek(f, at, SEEK_SET), 0);
     assert_true(fputc(1, f) == 1 && fclose(f) == 0);
     tiny_ok(tern_model_open(&m, dir, &(tern_model_params){.n_threads = 1, .packed = packed}, &err), &err);
     assert_null(tern_model_get_info(m)->packed);
     assert_non_null(tern_model_get_info(m)->notice);
     tern_model_close(&m);
     (void)unlink(packed);
+}
+
+static void test_packed_experts(void **state)
+{
+    (void)state;
+    check_packed("mixtral", 50384);      /* the low byte of a weight of experts.2.w1 */
+    check_packed("deepseek_v2", 121598); /* of the last one of kv_b_proj, whose heads' parts are tensors */
+}
+
+static void refused(const char *want)
+{
+    tern_model *m;
+    tern_error err = {0};
+    assert_true(tern_model_open(&m, dir, &(tern_model_params){.n_threads = 1}, &err) < 0);
+    print_message("%s\n", err.msg);
+    assert_null(m);
+    assert_non_null(strstr(err.msg, want));
+    assert_non_null(strstr(err.msg, dir));
+    assert_null(strchr(err.msg, '\n'));
+}
+
+/* Sizes that no model has. */
+static void test_bad_sizes(void **state)
+{
+    static const struct {
+        const char *from, *to, *want;
+    } cases[] = {
+        {"\"head_dim\": 48", "\"head_dim\": 0", "config.head_dim"},
+        {"\"head_dim\": 48", "\"head_dim\": -48", "config.head_dim"},
+        {"\"head_dim\": 48", "\"head_dim\": 9223372036854775807", "config.head_dim"},
+        {"\"head_dim\": 48", "\"head_dim\": 47", "not a multiple of 16"},
+        {"\"head_dim\": 48", "\"head_dim\": 32", "has shape"},
+        {"\"head_dim\": 48", "\"head_dim\": \"48\"", "config.head_dim"},
+        {"\"num_attention_heads\": 2", "\"num_attention_heads\": 0", "config.num_attention_heads"},
+        {"\"num_key_value_heads\": 1", "\"num_key_value_heads\": 3", "config.num_key_value_heads"},
+        {"\"num_hidden_layers\": 1", "\"num_hidden_layers\": 0", "config.num_hidden_layers"},
+        {"\"num_hidden_layers\": 1", "\"num_hidden_layers\": 2", "\"blk.1.attn_norm.weight\" is missing"},
+        {"\"num_hidden_layers\": 1", "\"num_hidden_layers\": 4294967297", "config.num_hidden_layers"},
+        {"\"hidden_size\": 64", "\"hidden_size\": 0", "config.hidden_size"},
+        {"\"intermediate_size\": 96", "\"intermediate_size\": 0", "config.intermediate_size"},
+        {"\"rms_norm_eps\": 1e-5", "\"rms_norm_eps\": \"x\"", "config.rms_norm_eps"},
+        {"\"rms_norm_eps\": 1e-5", "\"rms_norm_eps\": 1e400", "malformed JSON"},
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        static const char good[] = LLAMA(ROPE);
+        char config[2048];
+        const char *at = strstr(good, cases[i].from);
+        assert_non_null(at);
+        (void)snprintf(config, sizeof config, "%.*s%s%s", (int)(at - good), good, cases[i].to,
+                       at + strlen(cases[i].from));
+        place("llama", config);
+        refused(cases[i].want);
+    }
 }
 
 static const char letters[] =
@@ -418,6 +620,103 @@ static void test_text(void **state)
     assert_int_equal(unlink(in_dir("generation_config.json")), 0);
 }
 
+/* Weights that are no numbers, a tensor that is not there, a file that ends early, more words than rows. */
+static void test_bad_weights(void **state)
+{
+    static char bytes[200000];
+    char path[600], *text = malloc(20000);
+    (void)state;
+    place_changed("llama", "self_attn.q_proj", "self_attn.q_prox");
+    refused("\"blk.0.attn_q.weight\" is missing");
+    place("llama", LLAMA(ROPE));
+    (void)snprintf(path, sizeof path, "%s/model.safetensors", data_path("llama"));
+    FILE *f = fopen(path, "rb");
+    assert_non_null(f);
+    size_t n = fread(bytes, 1, sizeof bytes, f);
+    assert_int_equal(fclose(f), 0);
+    assert_int_equal(unlink(in_dir("model.safetensors")), 0);
+    for (size_t cut = 0; cut < 8; cut++) {
+        f = fopen(in_dir("model.safetensors"), "wb");
+        assert_non_null(f);
+        assert_int_equal(fwrite(bytes, 1, n * cut / 8, f), n * cut / 8);
+        assert_int_equal(fclose(f), 0);
+        refused(cut ? "model.safetensors" : "the file is empty");
+    }
+    memcpy(bytes + n - 2, "\0\x7E", 2); /* F16's NaN */
+    f = fopen(in_dir("model.safetensors"), "wb");
+    assert_non_null(f);
+    assert_int_equal(fwrite(bytes, 1, n, f), n);
+    assert_int_equal(fclose(f), 0);
+    refused("finite");
+    place("llama", LLAMA(ROPE));
+    assert_non_null(text);
+    n = (size_t)sprintf(text, "{\"model\": {\"type\": \"BPE\", \"vocab\": {");
+    for (int i = 0; i < 193; i++)
+        n += (size_t)sprintf(text + n, "%s\"t%d\": %d", i ? ", " : "", i, i);
+    (void)strcpy(text + n, "}, \"merges\": []}, \"added_tokens\": [], \"decoder\": {\"type\": \"Fuse\"}}");
+    write_text("tokenizer.json", text);
+    refused("the tokenizer has 193 entries, the embedding has 192 rows");
+    assert_int_equal(unlink(in_dir("tokenizer.json")), 0);
+    free(text);
+}
+
+/* What generation_config.json says of sampling: defaults of this program where it says nothing. */
+static void test_recommended(void **state)
+{
+    enum { T = TERN_SAID_TEMPERATURE, K = TERN_SAID_TOP_K, P = TERN_SAID_TOP_P, M = TERN_SAID_MIN_P };
+    enum { R = TERN_SAID_REPETITION, L = TERN_SAID_LAST };
+    static const struct {
+        const char *json;
+        unsigned said;
+        tern_sampler_params want;
+        const char *left_out;
+    } cases[] = {
+        {"{}", 0, {.top_p = 1, .repetition_penalty = 1}, NULL},
+        {"{\"eos_token_id\": [4, 1], \"num_beams\": 1, \"suppress_tokens\": [], \"typical_p\": null}",
+         0,
+         {.top_p = 1, .repetition_penalty = 1},
+         NULL},
+        {"{\"do_sample\": true, \"temperature\": 0.5, \"top_k\": 20, \"top_p\": 0.75, \"min_p\": 0.25}",
+         T | K | P | M,
+         {.temperature = .5f, .top_k = 20, .top_p = .75f, .min_p = .25f, .repetition_penalty = 1},
+         NULL},
+        {"{\"do_sample\": true}", T, {.temperature = 1, .top_p = 1, .repetition_penalty = 1}, NULL},
+        {"{\"top_k\": 64}", T | K, {.temperature = 1, .top_k = 64, .top_p = 1, .repetition_penalty = 1}, NULL},
+        {"{\"do_sample\": false, \"temperature\": 0.5, \"top_k\": 20}", T, {.top_p = 1, .repetition_penalty = 1}, NULL},
+        {"{\"repetition_penalty\": 1.5}", R | L, {.top_p = 1, .repetition_penalty = 1.5f, .penalty_last = -1}, NULL},
+        {"{\"temperature\": -1, \"top_p\": \"1\", \"top_k\": 1e99, \"min_p\": 1.5, \"no_repeat_ngram_size\": 3}",
+         0,
+         {.top_p = 1, .repetition_penalty = 1},
+         "temperature, top_k, top_p, min_p, no_repeat_ngram_size"},
+    };
+    (void)state;
+    place("llama", LLAMA(ROPE));
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        tern_model *m;
+        tern_error err = {0};
+        tern_sampler_params p, want = cases[i].want;
+        write_text("generation_config.json", cases[i].json);
+        tiny_ok(tern_model_open(&m, dir, &(tern_model_params){.n_threads = 1}, &err), &err);
+        tern_sampler_defaults(&p);
+        assert_int_equal(tern_model_recommends(m, &p), cases[i].said);
+        assert_true(p.temperature == want.temperature && p.top_k == want.top_k && p.top_p == want.top_p);
+        assert_true(p.min_p == want.min_p && p.repetition_penalty == want.repetition_penalty);
+        assert_int_equal(p.penalty_last, want.penalty_last);
+        const char *left_out = tern_model_get_info(m)->sampling_left_out;
+        assert_string_equal(left_out ? left_out : "", cases[i].left_out ? cases[i].left_out : "");
+        tern_model_close(&m);
+    }
+    static const char *const bad[] = {"", "[]", "{\"top_k\": 1", "nul"};
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        tern_model *m;
+        tern_error err = {0};
+        write_text("generation_config.json", bad[i]);
+        assert_int_equal(tern_model_open(&m, dir, &(tern_model_params){.n_threads = 1}, &err), TERN_EFORMAT);
+        assert_non_null(strstr(err.msg, "generation_config.json"));
+    }
+    assert_int_equal(unlink(in_dir("generation_config.json")), 0);
+}
+
 /* Arguments of calls come as text or as objects; templates want one or the other. */
 static void test_messages(void **state)
 {
@@ -454,10 +753,12 @@ static void test_messages(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_parity),   cmocka_unit_test(test_twins),          cmocka_unit_test(test_spellings),
-        cmocka_unit_test(test_refused),  cmocka_unit_test(test_mismatch),       cmocka_unit_test(test_text),
-        cmocka_unit_test(test_experts),  cmocka_unit_test(test_packed_experts), cmocka_unit_test(test_llama4),
-        cmocka_unit_test(test_messages),
+        cmocka_unit_test(test_parity),      cmocka_unit_test(test_twins),          cmocka_unit_test(test_spellings),
+        cmocka_unit_test(test_refused),     cmocka_unit_test(test_mismatch),       cmocka_unit_test(test_text),
+        cmocka_unit_test(test_experts),     cmocka_unit_test(test_packed_experts), cmocka_unit_test(test_llama4),
+        cmocka_unit_test(test_messages),    cmocka_unit_test(test_qwen35),         cmocka_unit_test(test_gemma4),
+        cmocka_unit_test(test_latent),      cmocka_unit_test(test_recommended),    cmocka_unit_test(test_bad_sizes),
+        cmocka_unit_test(test_bad_weights),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }

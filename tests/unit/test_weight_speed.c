@@ -222,11 +222,32 @@ static void test_expert_bytes(void **state)
     tern_model_close(&m);
 }
 
+/* Latent attention has matrices for each head, and a step reads all of them. */
+static void test_latent_bytes(void **state)
+{
+    (void)state;
+    tern_model *m;
+    tern_engine *e = open_tiny(&m, "deepseek2-q4_0.gguf", "f16");
+    double all = 0;
+    int stacks = 0;
+    for (size_t i = 0; i < tern_model_n_tensors(m); i++) {
+        tern_tensor_info t;
+        tern_model_tensor(m, i, &t);
+        stacks += strstr(t.name, "_b.weight") && t.dims[2] > 1;
+        if (t.n_dims > 1) /* the embedding is the output matrix */
+            all += (double)t.memory_bytes;
+    }
+    assert_true(stacks > 0 && weight_bytes(e, 100) == all);
+    tern_engine_close(&e);
+    tern_model_close(&m);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_products), cmocka_unit_test(test_bytes),      cmocka_unit_test(test_progress),
-        cmocka_unit_test(test_refused),  cmocka_unit_test(test_step_bytes), cmocka_unit_test(test_expert_bytes),
+        cmocka_unit_test(test_products),     cmocka_unit_test(test_bytes),      cmocka_unit_test(test_progress),
+        cmocka_unit_test(test_refused),      cmocka_unit_test(test_step_bytes), cmocka_unit_test(test_expert_bytes),
+        cmocka_unit_test(test_latent_bytes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -136,6 +136,7 @@ static void test_round_trip(void **state)
             for (size_t r = 0; r < sizeof rows / sizeof *rows; r++) {
                 check_round_trip(i, rows[r], elems == 1 ? 13 : elems);
                 check_round_trip(i, rows[r], elems == 1 ? 97 : 3 * elems);
+                check_round_trip(i, rows[r], elems == 1 ? 128 : elems);
             }
         }
     }
@@ -188,6 +189,48 @@ static void test_turned(void **state)
         if (tern_type_elems(kinds[i].type) == 1)
             check_turned(i);
     assert_int_equal(tern_weight_plan(&w, &blocks, 32, 64, &err), TERN_EUNSUPPORTED);
+}
+
+/* What is not finite is found wherever it lies, the first of several in the order of the file; the largest numbers are.
+ */
+static void check_finite(int type, const uint32_t *bad, uint32_t most)
+{
+    enum { N = 19, K = 67 };
+    const size_t size = (size_t)tern_type_bytes(type);
+    const struct tern_weight_source source = {.type = type, .data = calloc(N * K, size), .name = "w"};
+    uint8_t *p = (uint8_t *)(uintptr_t)source.data, *data;
+    struct tern_packed w;
+    tern_error err = {0};
+    assert_non_null(p);
+    assert_int_equal(tern_weight_plan(&w, &source, N, K, &err), 0);
+    assert_int_equal(tern_alloc(&data, tern_weight_bytes(&w), 1, &err), 0);
+    for (size_t i = 0; i < (size_t)N * K; i++) {
+        const uint32_t sign = i % 2 ? 1u << (8 * size - 1) : 0, large = most | sign;
+        memcpy(p + i * size, &large, size);
+    }
+    assert_int_equal(tern_weight_pack(&w, data, &source, 0, 2, &err), 0);
+    for (size_t i = 0; i < (size_t)N * K; i += i % K == 3 ? 1 : 2) {
+        char at[64];
+        memcpy(p + i * size, &bad[i % 4], size);
+        if (i % 3 == 0)
+            memcpy(p + ((size_t)N * K - 1) * size, &bad[0], size);
+        assert_int_equal(tern_weight_pack(&w, data, &source, i < 16 * K ? 0 : 1, 2, &err), TERN_EFORMAT);
+        (void)snprintf(at, sizeof at, "the weight of row %zu at byte %zu of the tensor", i / K, i * size);
+        if (!strstr(err.msg, at))
+            fail_msg("%s, expected %s", err.msg, at);
+        memcpy(p + i * size, &most, size);
+        memcpy(p + ((size_t)N * K - 1) * size, &most, size);
+    }
+    tern_free(data);
+    free(p);
+}
+
+static void test_not_finite(void **state)
+{
+    (void)state;
+    check_finite(TERN_F32, (uint32_t[]){0x7F800000, 0xFF800000, 0x7FC00001, 0xFFFFFFFF}, 0x7F7FFFFF);
+    check_finite(TERN_F16, (uint32_t[]){0x7C00, 0xFC00, 0x7E01, 0xFFFF}, 0x7BFF);
+    check_finite(TERN_BF16, (uint32_t[]){0x7F80, 0xFF80, 0x7FC1, 0xFFFF}, 0x7F7F);
 }
 
 /* Rows that pad the last panel multiply to nothing. */
@@ -424,6 +467,57 @@ static void check_form(size_t form)
     free_form(&s);
 }
 
+/* FP8 whose outputs are contiguous: the same weights. */
+static void check_turned_form(size_t form)
+{
+    struct tern_weight_source s, t, part;
+    struct tern_packed w, turned;
+    float row[COLS], want[COLS];
+    tern_error err = {0};
+    make_form(&s, form);
+    const size_t group = s.group ? (size_t)s.group : COLS, rows = s.group_rows ? (size_t)s.group_rows : ROWS;
+    const size_t across = (COLS + group - 1) / group, down = (ROWS + rows - 1) / rows;
+    const size_t size = s.scale_type == TERN_F32 ? 4 : 2;
+    uint8_t *codes = malloc((size_t)ROWS * COLS), *scales = malloc(size * across * down);
+    assert_true(codes && scales);
+    for (size_t r = 0; r < ROWS; r++)
+        for (size_t c = 0; c < COLS; c++)
+            codes[c * ROWS + r] = ((const uint8_t *)s.data)[r * COLS + c];
+    for (size_t r = 0; r < down; r++)
+        for (size_t c = 0; c < across; c++)
+            memcpy(scales + (c * down + r) * size, (const uint8_t *)s.scales + (r * across + c) * size, size);
+    t = s;
+    t.turned = true;
+    t.n_stored = ROWS;
+    t.data = codes;
+    t.scales = scales;
+    uint8_t *a = pack_form(&w, &s, ROWS), *b = pack_form(&turned, &t, ROWS);
+    for (int r = 0; r < ROWS; r++) {
+        tern_k.gemm.row(want, &w, r);
+        tern_k.gemm.row(row, &turned, r);
+        assert_memory_equal(row, want, sizeof row);
+    }
+    codes[70 * ROWS + 7] = 0xFF; /* of the block that begins at input 64 */
+    assert_int_equal(tern_weight_pack(&turned, b, &t, 0, 1, &err), TERN_EFORMAT);
+    assert_non_null(strstr(err.msg, "weight of row 7 at byte 1543 of the tensor"));
+    t.n_stored++;
+    assert_int_equal(tern_weight_plan(&turned, &t, ROWS, COLS, &err), TERN_EUNSUPPORTED);
+    assert_int_equal(tern_weight_rows(&part, &t, 16, COLS, &err), TERN_EUNSUPPORTED);
+    tern_free(a);
+    tern_free(b);
+    free(codes);
+    free(scales);
+    free_form(&s);
+}
+
+static void test_turned_forms(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < N_FORMS; i++)
+        if (forms[i].source.form == TERN_FORM_FP8)
+            check_turned_form(i);
+}
+
 static void test_forms(void **state)
 {
     static const unsigned masks[] = {0, ~0u};
@@ -563,17 +657,13 @@ static void test_forms_non_finite(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_dequantize),
-        cmocka_unit_test(test_dequantize_refuses),
-        cmocka_unit_test(test_round_trip),
-        cmocka_unit_test(test_turned),
-        cmocka_unit_test(test_padding_rows),
-        cmocka_unit_test(test_shapes_refused),
-        cmocka_unit_test(test_non_finite_refused),
-        cmocka_unit_test(test_forms),
-        cmocka_unit_test(test_sizes),
-        cmocka_unit_test(test_forms_refused),
-        cmocka_unit_test(test_forms_non_finite),
+        cmocka_unit_test(test_dequantize),         cmocka_unit_test(test_dequantize_refuses),
+        cmocka_unit_test(test_round_trip),         cmocka_unit_test(test_turned),
+        cmocka_unit_test(test_padding_rows),       cmocka_unit_test(test_shapes_refused),
+        cmocka_unit_test(test_non_finite_refused), cmocka_unit_test(test_forms),
+        cmocka_unit_test(test_turned_forms),       cmocka_unit_test(test_sizes),
+        cmocka_unit_test(test_forms_refused),      cmocka_unit_test(test_forms_non_finite),
+        cmocka_unit_test(test_not_finite),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

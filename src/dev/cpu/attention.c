@@ -59,9 +59,9 @@ static size_t lay_out(struct attn_scratch *c, uint8_t *base, const struct tern_a
     } else if (shape->bf16) {
         const size_t bands = (n + TERN_BAND - 1) / TERN_BAND, u16 = sizeof(uint16_t);
         c->x16 = take(base, &at, bands * tern_bf16_band(shape->kv->k.dim), u16);
-        c->k16 = take(base, &at, tern_bf16_right(shape->kv->k.dim, TERN_PAGE), u16);
-        c->v16 = take(base, &at, tern_bf16_right(TERN_PAGE, shape->kv->v.dim), u16);
-        c->p16 = take(base, &at, tern_bf16_band(TERN_PAGE), u16);
+        c->k16 = take(base, &at, TERN_SOFTMAX_PAGES * tern_bf16_right(shape->kv->k.dim, TERN_PAGE), u16);
+        c->v16 = take(base, &at, tern_bf16_right(TERN_SOFTMAX_PAGES * TERN_PAGE, shape->kv->v.dim), u16);
+        c->p16 = take(base, &at, tern_bf16_band(TERN_SOFTMAX_PAGES * TERN_PAGE), u16);
     }
     return at;
 }

@@ -18,7 +18,7 @@
 #define ATTN_NARROW     16 /* q rows of a narrow unit: what the kernels on codes accept */
 #define ATTN_WIDE_HEADS 4  /* heads of a wide unit: 256 q rows of 128 dims fill half an L2 cache */
 #define ATTN_SUB        48 /* q rows that go through a page together: their scores stay in L1 */
-#define ATTN_SCORES     (ATTN_NARROW * TERN_SOFTMAX_PAGES) /* not less than ATTN_SUB */
+#define ATTN_SCORES     (TERN_BAND * TERN_SOFTMAX_PAGES) /* not less than ATTN_SUB, nor narrow rows times pages */
 #define ATTN_TABLE      1024
 #define ATTN_FETCH      768  /* bytes that one softmax asks for: what a core has room for at a time */
 #define ATTN_FIRST      4096 /* bytes of a range that are asked for before anything else */
@@ -64,7 +64,8 @@ struct attn_scratch {
      * page as keys [v.dim][64], and scores of the other part. */
     float *xv, *raw_v, *vk, *s_k;
     struct tern_kv_query query;
-    uint16_t *x16, *k16, *v16, *p16; /* with shape->bf16: packed queries by band, keys, values, weights of one band */
+    /* With shape->bf16: packed queries by band; of a group of pages keys, values, and the weights of one band. */
+    uint16_t *x16, *k16, *v16, *p16;
 };
 
 struct attn_unit {
@@ -97,6 +98,10 @@ void tern_attn_complete(const struct attn_unit *u, float *scores, const float *r
 void tern_attn_softmax(const struct attn_unit *u, struct attn_scratch *c, int i0, int n, int page, int n_pages, int lo,
                        int hi, const void *next);
 
+/* The same for one band, tokens from lo on; the weights go to c->p16. */
+void tern_attn_tile_softmax(const struct attn_unit *u, struct attn_scratch *c, int i0, int n, int page, int n_pages,
+                            int lo);
+
 /* Q rows have seen their closed pages: transforms o, adds sinks and raw tiles, divides, writes to the output. */
 void tern_attn_finish(const struct attn_unit *u, struct attn_scratch *c);
 
@@ -108,16 +113,24 @@ void tern_attn_latent_pages(const struct attn_unit *u, struct attn_scratch *c, i
 void tern_attn_latent_sinks(const struct attn_unit *u, struct attn_scratch *c, const float *keys, const void *values);
 void tern_attn_latent_raw(const struct attn_unit *u, struct attn_scratch *c, int page, const uint8_t *tile);
 
-/* Wide units on matrix units (attention_tiles.c), by bands: q rows [i, i + n), i a multiple of TERN_BAND, n at most
- * that. A page's keys and values in f32 become tiles; then each band's scores go into c->s, from x[n][k.dim] or, with
- * NULL, from the queries of the last call for this band; and c->o is updated from c->s and c->shrink. */
-void tern_attn_tile_page(const struct attn_unit *u, struct attn_scratch *c, const float *k, const float *v);
-void tern_attn_tile_scores(const struct attn_unit *u, struct attn_scratch *c, const float *x, int i, int n);
-void tern_attn_tile_accum(const struct attn_unit *u, struct attn_scratch *c, int i, int n);
+/* Wide units on matrix units (attention_tiles.c).  Page j of a group of n_pages: its keys and values in f32 become
+ * tiles.  Then q rows go through the group by bands: q rows [i, i + n), i a multiple of TERN_BAND, n at most that; x:
+ * their queries [n][k.dim] as the codec wants them, or NULL for those of the last call for this band; coded: tokens
+ * from the first coded one of the pages on count, and conditioning completes their scores. */
+void tern_attn_tile_page(const struct attn_unit *u, struct attn_scratch *c, int j, int n_pages, const float *k,
+                         const float *v);
+void tern_attn_tile_band(const struct attn_unit *u, struct attn_scratch *c, int page, int n_pages, const float *x,
+                         int i, int n, bool coded);
 
 static inline bool attn_on_tiles(const struct attn_unit *u)
 {
     return u->step->shape->bf16 && u->block->job->wide && !u->step->kv->latent;
+}
+
+/* Coded tokens of a page start after the raw first ones. */
+static inline int attn_first_token(const struct attn_unit *u, int page)
+{
+    return page == 0 ? u->step->kv->first : 0;
 }
 
 void tern_attn_narrow_range(const struct attn_unit *u, int range, struct attn_scratch *c);

@@ -13,12 +13,6 @@ static void start_rows(const struct attn_unit *u, struct attn_scratch *c)
     }
 }
 
-/* Coded tokens of a page start after the raw first ones. */
-static int first_token(const struct attn_unit *u, int page)
-{
-    return page == 0 ? u->step->kv->first : 0;
-}
-
 /* ---- wide --------------------------------------------------------------------------------------------------- */
 
 const float *tern_attn_page_f32(const struct tern_kv_side *side, float *buf, const uint8_t *data, const uint8_t *head)
@@ -47,44 +41,76 @@ static void wide_queries(const struct attn_unit *u, struct attn_scratch *c)
     }
 }
 
-void tern_attn_wide(const struct attn_unit *u, struct attn_scratch *c)
+/* A closed page in f32. */
+static void load_page(const struct attn_unit *u, struct attn_scratch *c, int page, const float **k, const float **v)
 {
     const struct tern_kv_layer *kv = u->step->kv;
-    const size_t dk = (size_t)kv->k.dim, dv = (size_t)kv->v.dim;
+    const uint8_t *p = tern_attn_page(u, page);
+    *k = tern_attn_page_f32(&kv->k, c->k, p + kv->k_off, p + kv->k_head_off);
+    *v = tern_attn_page_f32(&kv->v, c->v, p + kv->v_off, p + kv->v_head_off);
+}
+
+static void wide_page(const struct attn_unit *u, struct attn_scratch *c, int page)
+{
+    const size_t dk = (size_t)u->step->kv->k.dim, dv = (size_t)u->step->kv->v.dim;
+    const float *k, *v;
+    load_page(u, c, page, &k, &v);
+    for (int i = 0; i < u->n_q; i += ATTN_SUB) {
+        int n = u->n_q - i < ATTN_SUB ? u->n_q - i : ATTN_SUB;
+        tern_k.attn.score_f32(c->s, c->x + (size_t)i * dk, k, (int)dk, n);
+        if (tern_attn_completes(u)) {
+            tern_attn_load_q(u, c->raw, i, n);
+            tern_attn_complete(u, c->s, c->raw, n, page);
+        }
+        tern_attn_softmax(u, c, i, n, page, 1, attn_first_token(u, page), TERN_PAGE, NULL);
+        tern_k.attn.accum_f32(c->o + (size_t)i * dv, c->s, v, c->shrink, (int)dv, TERN_PAGE, n);
+    }
+}
+
+/* Tiles take pages in aligned groups: one softmax, and one long product with the values.  A row's groups depend on its
+ * position alone; those of the block that begin before its window change nothing for it. */
+static void tile_group(const struct attn_unit *u, struct attn_scratch *c, int page, int n_pages)
+{
+    const float *k, *v;
+    for (int j = 0; j < n_pages; j++) {
+        load_page(u, c, page + j, &k, &v);
+        tern_attn_tile_page(u, c, j, n_pages, k, v);
+    }
+    for (int i = 0; i < u->n_q; i += TERN_BAND) {
+        int n = u->n_q - i < TERN_BAND ? u->n_q - i : TERN_BAND;
+        const float *x = page == u->block->page0 ? c->x + (size_t)i * (size_t)u->step->kv->k.dim : NULL;
+        tern_attn_tile_band(u, c, page, n_pages, x, i, n, true);
+    }
+}
+
+/* The end of the aligned group of pages that `page` is in, or of the closed pages. */
+static int group_end(int page, int end)
+{
+    int next = (page / TERN_SOFTMAX_PAGES + 1) * TERN_SOFTMAX_PAGES;
+    return next < end ? next : end;
+}
+
+void tern_attn_wide(const struct attn_unit *u, struct attn_scratch *c)
+{
+    const int page0 = u->block->page0, raw0 = u->block->raw0;
     const bool tiles = attn_on_tiles(u);
-    const int sub = tiles ? TERN_BAND : ATTN_SUB;
     start_rows(u, c);
-    if (kv->latent) {
-        tern_attn_latent_pages(u, c, u->block->page0, u->block->raw0);
+    if (u->step->kv->latent) {
+        tern_attn_latent_pages(u, c, page0, raw0);
         tern_attn_finish(u, c);
         return;
     }
-    if (u->block->page0 < u->block->raw0)
+    if (page0 < raw0)
         wide_queries(u, c);
     if (tiles)
         tern_k.bf16.begin();
-    for (int page = u->block->page0; page < u->block->raw0; page++) {
-        const uint8_t *p = tern_attn_page(u, page);
-        const float *k = tern_attn_page_f32(&kv->k, c->k, p + kv->k_off, p + kv->k_head_off);
-        const float *v = tern_attn_page_f32(&kv->v, c->v, p + kv->v_off, p + kv->v_head_off);
+    for (int page = page0; page < raw0;) {
+        int next = tiles ? group_end(page, raw0) : page + 1;
         if (tiles)
-            tern_attn_tile_page(u, c, k, v);
-        for (int i = 0; i < u->n_q; i += sub) {
-            int n = u->n_q - i < sub ? u->n_q - i : sub;
-            if (tiles)
-                tern_attn_tile_scores(u, c, page == u->block->page0 ? c->x + (size_t)i * dk : NULL, i, n);
-            else
-                tern_k.attn.score_f32(c->s, c->x + (size_t)i * dk, k, kv->k.dim, n);
-            if (tern_attn_completes(u)) {
-                tern_attn_load_q(u, c->raw, i, n);
-                tern_attn_complete(u, c->s, c->raw, n, page);
-            }
-            tern_attn_softmax(u, c, i, n, page, 1, first_token(u, page), TERN_PAGE, NULL);
-            if (tiles)
-                tern_attn_tile_accum(u, c, i, n);
-            else
-                tern_k.attn.accum_f32(c->o + (size_t)i * dv, c->s, v, c->shrink, kv->v.dim, TERN_PAGE, n);
-        }
+            tile_group(u, c, page, next - page);
+        else
+            wide_page(u, c, page);
+        page = next;
     }
     tern_attn_finish(u, c);
     if (tiles)
@@ -116,7 +142,8 @@ static void narrow_group(const struct attn_unit *u, struct attn_scratch *c, int 
             tern_attn_complete(u, c->s + (size_t)j * stride, c->raw, u->n_q, page + j);
     }
     /* The softmax would leave the memory idle.  The first values are on their way: on to the second. */
-    tern_attn_softmax(u, c, 0, u->n_q, page, n, first_token(u, page), n * TERN_PAGE, n > 1 ? p[1] + kv->v_off : NULL);
+    tern_attn_softmax(u, c, 0, u->n_q, page, n, attn_first_token(u, page), n * TERN_PAGE,
+                      n > 1 ? p[1] + kv->v_off : NULL);
     for (int j = 0; j < n; j++) {
         const uint8_t *next = j + 1 < n ? p[j + 1] + kv->v_off : after ? after + kv->k_off : NULL;
         const void *head = p[j] + kv->v_head_off;

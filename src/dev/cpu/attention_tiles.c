@@ -1,24 +1,34 @@
 /* Wide units on matrix units: both products of attention in bf16 tiles, scores and sums in f32 in between. */
 #include "dev/cpu/attention.h"
 
-void tern_attn_tile_page(const struct attn_unit *u, struct attn_scratch *c, const float *k, const float *v)
+void tern_attn_tile_page(const struct attn_unit *u, struct attn_scratch *c, int j, int n_pages, const float *k,
+                         const float *v)
 {
-    tern_k.bf16.pack_right(c->k16, k, u->step->kv->k.dim, TERN_PAGE);
-    tern_k.bf16.pack_right(c->v16, v, TERN_PAGE, u->step->kv->v.dim);
+    const int dk = u->step->kv->k.dim, dv = u->step->kv->v.dim;
+    uint16_t *keys = c->k16 + (size_t)j * tern_bf16_right(dk, TERN_PAGE);
+    tern_k.bf16.pack_right(keys, tern_bf16_band(dk), k, dk, TERN_PAGE);
+    uint16_t *values = c->v16 + tern_bf16_band(j * TERN_PAGE);
+    tern_k.bf16.pack_right(values, tern_bf16_band(n_pages * TERN_PAGE), v, TERN_PAGE, dv);
 }
 
-void tern_attn_tile_scores(const struct attn_unit *u, struct attn_scratch *c, const float *x, int i, int n)
+void tern_attn_tile_band(const struct attn_unit *u, struct attn_scratch *c, int page, int n_pages, const float *x,
+                         int i, int n, bool coded)
 {
-    const int dk = u->step->kv->k.dim;
+    const int dk = u->step->kv->k.dim, dv = u->step->kv->v.dim;
+    const bool completes = coded && tern_attn_completes(u);
     uint16_t *band = c->x16 + (size_t)(i / TERN_BAND) * tern_bf16_band(dk);
     if (x)
         tern_k.bf16.pack(band, x, (size_t)dk, n, dk);
-    tern_k.bf16.multiply(c->s, TERN_PAGE, NULL, band, n, c->k16, dk, TERN_PAGE);
-}
-
-void tern_attn_tile_accum(const struct attn_unit *u, struct attn_scratch *c, int i, int n)
-{
-    const int dv = u->step->kv->v.dim;
-    tern_k.bf16.pack(c->p16, c->s, TERN_PAGE, n, TERN_PAGE);
-    tern_k.bf16.multiply(c->o + (size_t)i * (size_t)dv, (size_t)dv, c->shrink, c->p16, n, c->v16, TERN_PAGE, dv);
+    if (completes)
+        tern_attn_load_q(u, c->raw, i, n);
+    for (int j = 0; j < n_pages; j++) {
+        float *s = c->s + (size_t)j * (size_t)n * TERN_PAGE;
+        const uint16_t *keys = c->k16 + (size_t)j * tern_bf16_right(dk, TERN_PAGE);
+        tern_k.bf16.multiply(s, TERN_PAGE, NULL, band, n, keys, dk, TERN_PAGE);
+        if (completes)
+            tern_attn_complete(u, s, c->raw, n, page + j);
+    }
+    tern_attn_tile_softmax(u, c, i, n, page, n_pages, coded ? attn_first_token(u, page) : 0);
+    tern_k.bf16.multiply(c->o + (size_t)i * (size_t)dv, (size_t)dv, c->shrink, c->p16, n, c->v16, n_pages * TERN_PAGE,
+                         dv);
 }

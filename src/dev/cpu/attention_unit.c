@@ -44,24 +44,48 @@ const uint8_t *tern_attn_page(const struct attn_unit *u, int page)
     return job->pages[page - job->first_page] + kv->layer_off + (size_t)u->kv_head * kv->head_bytes;
 }
 
+/* Tokens [*t0, *t1) of the pages from `page` on that a row at pos sees, of [lo, hi). */
+static void seen(const struct attn_unit *u, int pos, int page, int lo, int hi, int *t0, int *t1)
+{
+    int oldest = tern_kv_oldest(u->step->kv->reach, pos) - page * TERN_PAGE;
+    *t1 = page == u->block->own && pos % TERN_PAGE + 1 < hi ? pos % TERN_PAGE + 1 : hi;
+    *t0 = oldest > lo ? oldest : lo;
+    if (*t0 > *t1)
+        *t0 = *t1;
+}
+
+static void cap_scores(const struct attn_unit *u, float *s, size_t stride, int n_pages)
+{
+    for (int j = 0; j < n_pages && u->step->cap > 0; j++)
+        tern_k.vec.softcap(s + (size_t)j * stride, s + (size_t)j * stride, u->step->cap, TERN_PAGE);
+}
+
 void tern_attn_softmax(const struct attn_unit *u, struct attn_scratch *c, int i0, int n, int page, int n_pages, int lo,
                        int hi, const void *next)
 {
     const size_t stride = (size_t)n * TERN_PAGE;
     for (int i = 0; i < n; i++) {
         float *s = c->s + (size_t)i * TERN_PAGE;
+        int t0, t1;
         if (next && i < ATTN_FETCHES)
             tern_attn_fetch((const uint8_t *)next + i * ATTN_FETCH, ATTN_FETCH);
-        int pos = row_pos(u, i0 + i), t0 = lo, t1 = hi;
-        if (page == u->block->own && pos % TERN_PAGE + 1 < t1)
-            t1 = pos % TERN_PAGE + 1;
-        if (tern_kv_oldest(u->step->kv->reach, pos) - page * TERN_PAGE > t0)
-            t0 = tern_kv_oldest(u->step->kv->reach, pos) - page * TERN_PAGE;
-        if (t0 > t1)
-            t0 = t1;
-        for (int j = 0; j < n_pages && u->step->cap > 0; j++)
-            tern_k.vec.softcap(s + (size_t)j * stride, s + (size_t)j * stride, u->step->cap, TERN_PAGE);
+        seen(u, row_pos(u, i0 + i), page, lo, hi, &t0, &t1);
+        cap_scores(u, s, stride, n_pages);
         c->shrink[i] = tern_k.attn.softmax(s, stride, n_pages, t0, t1, &c->m[i0 + i], &c->l[i0 + i]);
+    }
+}
+
+void tern_attn_tile_softmax(const struct attn_unit *u, struct attn_scratch *c, int i0, int n, int page, int n_pages,
+                            int lo)
+{
+    const size_t stride = (size_t)n * TERN_PAGE;
+    for (int i = 0; i < n; i++) {
+        float *s = c->s + (size_t)i * TERN_PAGE;
+        uint16_t *p = c->p16 + i * TERN_TILE_DEPTH;
+        int t0, t1;
+        seen(u, row_pos(u, i0 + i), page, lo, n_pages * TERN_PAGE, &t0, &t1);
+        cap_scores(u, s, stride, n_pages);
+        c->shrink[i] = tern_k.bf16.softmax(p, s, stride, n_pages, t0, t1, &c->m[i0 + i], &c->l[i0 + i]);
     }
 }
 
@@ -209,22 +233,21 @@ static void attend_raw(const struct attn_unit *u, struct attn_scratch *c, int pa
         v32 = true;
     }
     if (tiles)
-        tern_attn_tile_page(u, c, keys, values);
+        tern_attn_tile_page(u, c, 0, 1, keys, values);
     for (int i = 0; i < u->n_q; i += sub) {
         int n = u->n_q - i < sub ? u->n_q - i : sub;
-        int n_tok = page == u->block->own ? row_pos(u, i + n - 1) % TERN_PAGE + 1 : TERN_PAGE;
         tern_attn_load_q(u, c->raw, i, n);
-        if (tiles)
-            tern_attn_tile_scores(u, c, c->raw, i, n);
-        else if (k32)
+        if (tiles) {
+            tern_attn_tile_band(u, c, page, 1, c->raw, i, n, false);
+            continue;
+        }
+        int n_tok = page == u->block->own ? row_pos(u, i + n - 1) % TERN_PAGE + 1 : TERN_PAGE;
+        if (k32)
             tern_k.attn.score_f32(c->s, c->raw, keys, dk, n);
         else
             tern_k.attn.score_f16(c->s, c->raw, keys, dk, n, values);
         tern_attn_softmax(u, c, i, n, page, 1, 0, TERN_PAGE, NULL);
-        if (tiles)
-            tern_attn_tile_accum(u, c, i, n);
-        else
-            accum_raw(v32, c->o + (size_t)i * (size_t)dv, c->s, values, c->shrink, dv, n_tok, n);
+        accum_raw(v32, c->o + (size_t)i * (size_t)dv, c->s, values, c->shrink, dv, n_tok, n);
     }
 }
 

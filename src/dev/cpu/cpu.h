@@ -26,6 +26,10 @@ void tern_cpu_route(struct tern_dev *d, const struct tern_route *r, const float 
 void tern_cpu_experts(struct tern_dev *d, const struct tern_experts *e, float *y, size_t y_stride, const float *x,
                       size_t x_stride, const int32_t *ids, const float *weights, int n_rows, int n_wide);
 
+/* tern_dev_ops.delta. */
+void tern_cpu_delta(struct tern_dev *d, const struct tern_delta *l, const struct tern_delta_job *jobs, int n_jobs,
+                    const struct tern_delta_io *io, int n_rows);
+
 /* d->experts, by d->limits. */
 int tern_cpu_experts_open(struct tern_dev *d, tern_error *err);
 void tern_cpu_experts_close(struct tern_dev *d);

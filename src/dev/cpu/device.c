@@ -9,33 +9,28 @@
 int tern_cpu_q8_new(struct tern_dev *d, struct tern_q8_buffer *b, size_t rows, size_t k, tern_error *err)
 {
     int rc = 0;
-    size_t scale_stride = tern_round_up(k / 32, 16), sum_stride = tern_round_up(k / 16, 16);
-    TERN_ASSERT(k % 64 == 0);
-    TERN_TRY(tern_alloc(&b->q, rows, k, err));
-    TERN_TRY(tern_alloc(&b->scale, rows, scale_stride * sizeof *b->scale, err));
-    TERN_TRY(tern_alloc(&b->sum16, rows, sum_stride * sizeof *b->sum16, err));
+    TERN_TRY(tern_alloc(&b->bytes, rows, tern_q8_bytes(k), err));
     TERN_TRY(tern_alloc(&b->rows, rows, sizeof *b->rows, err));
     for (size_t r = 0; r < rows; r++)
-        b->rows[r] = (struct tern_q8_row){
-            .q = b->q + r * k, .scale = b->scale + r * scale_stride, .sum16 = b->sum16 + r * sum_stride};
-    d->bytes += rows * (k + 4 * (scale_stride + sum_stride) + sizeof *b->rows);
+        b->rows[r] = tern_q8_at(b->bytes + r * tern_q8_bytes(k), k);
+    d->bytes += rows * (tern_q8_bytes(k) + sizeof *b->rows);
 out:
     return rc;
 }
 
 void tern_cpu_q8_free(struct tern_q8_buffer *b)
 {
-    tern_free(b->q);
-    tern_free(b->scale);
-    tern_free(b->sum16);
+    tern_free(b->bytes);
     tern_free(b->rows);
 }
 
 void tern_cpu_quantize(const struct tern_q8_buffer *b, int r, const float *x, int k)
 {
-    const struct tern_q8_row *q = &b->rows[r];
-    ptrdiff_t qi = q->q - b->q, si = q->scale - b->scale, ui = q->sum16 - b->sum16;
-    tern_k.gemm.quantize(b->q + qi, b->scale + si, b->sum16 + ui, x, k);
+    const struct tern_q8_row *row = &b->rows[r];
+    const uint8_t *base = b->bytes;
+    uint8_t *q = b->bytes + ((const uint8_t *)row->q - base), *scale = b->bytes + ((const uint8_t *)row->scale - base);
+    uint8_t *sum16 = b->bytes + ((const uint8_t *)row->sum16 - base);
+    tern_k.gemm.quantize((int8_t *)q, (float *)(void *)scale, (int32_t *)(void *)sum16, x, k);
 }
 
 int tern_dev_open(struct tern_dev **out, struct tern_pool *pool, const struct tern_dev_limits *limits, tern_error *err)
@@ -213,19 +208,31 @@ struct glu_args {
     const float *up;
     size_t stride;
     int n;
-    bool gelu;
+    enum tern_gate act;
 };
 
 static void glu_row(const void *args, int r)
 {
     const struct glu_args *a = args;
     float *gate = a->gate + (size_t)r * a->stride;
-    (a->gelu ? tern_k.vec.gelu_mul : tern_k.vec.silu_mul)(gate, gate, a->up + (size_t)r * a->stride, a->n);
+    const float *up = a->up + (size_t)r * a->stride;
+    switch (a->act) {
+    case TERN_GATE_SILU:
+        tern_k.vec.silu_mul(gate, gate, up, a->n);
+        break;
+    case TERN_GATE_GELU:
+        tern_k.vec.gelu_mul(gate, gate, up, a->n);
+        break;
+    case TERN_GATE_SIGMOID:
+        tern_k.vec.sigmoid_mul(gate, gate, up, a->n);
+        break;
+    }
 }
 
-static void op_glu(struct tern_dev *d, float *gate, const float *up, size_t stride, int n, int n_rows, bool gelu)
+static void op_glu(struct tern_dev *d, float *gate, const float *up, size_t stride, int n, int n_rows,
+                   enum tern_gate act)
 {
-    struct glu_args a = {gate, up, stride, n, gelu};
+    struct glu_args a = {gate, up, stride, n, act};
     tern_cpu_each_row(d, glu_row, &a, n_rows, n * 4);
 }
 
@@ -489,4 +496,5 @@ const struct tern_dev_ops tern_dev_cpu = {
     .stack = tern_cpu_stack,
     .route = tern_cpu_route,
     .experts = tern_cpu_experts,
+    .delta = tern_cpu_delta,
 };

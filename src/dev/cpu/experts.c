@@ -92,7 +92,7 @@ static void route_row(const void *args, int row)
         }
     double factor = r->normalise ? (double)r->scale / (sum + 1e-20) : (double)r->scale;
     for (int i = 0; i < r->n_active; i++)
-        weights[i] = (float)(score[ids[i]] * factor);
+        weights[i] = (float)(score[ids[i]] * factor * (r->factors ? (double)r->factors[ids[i]] : 1));
 }
 
 void tern_cpu_route(struct tern_dev *d, const struct tern_route *r, const float *logits, size_t stride, int32_t *ids,

@@ -12,4 +12,7 @@ typedef void tern_amx_expand(uint16_t *tile, const struct tern_packed *w, const 
 
 tern_amx_expand *tern_amx_expander(const struct tern_packed *w);
 
+/* softmax of struct tern_bf16_kernels. */
+float tern_amx_softmax(uint16_t *p, const float *s, size_t stride, int n_pages, int t0, int t1, float *m, float *l);
+
 #endif

@@ -38,6 +38,9 @@ static inline void tile_end(void)
 /* Rows of a tile lie `stride` bytes apart in memory. */
 #define TILE_LOAD(t, p, stride) \
     __asm__ volatile("tileloadd (%0,%1,1), %%tmm" #t : : "r"(p), "r"((size_t)(stride)) : "memory")
+/* The same for what is read once: caches keep it no longer than they must. */
+#define TILE_STREAM(t, p, stride) \
+    __asm__ volatile("tileloaddt1 (%0,%1,1), %%tmm" #t : : "r"(p), "r"((size_t)(stride)) : "memory")
 #define TILE_STORE(t, p, stride) \
     __asm__ volatile("tilestored %%tmm" #t ", (%0,%1,1)" : : "r"(p), "r"((size_t)(stride)) : "memory")
 #define TILE_ZERO(t) __asm__ volatile("tilezero %%tmm" #t : :)
@@ -76,5 +79,7 @@ static inline tern_amx_expand *tile_expander(const struct tern_packed *w)
 {
     return tern_amx_expander(w);
 }
+
+#define tile_softmax tern_amx_softmax
 
 #endif

@@ -73,6 +73,14 @@ static void gelu_mul(float *y, const float *gate, const float *up, int n)
     }
 }
 
+static void sigmoid_mul(float *y, const float *gate, const float *up, int n)
+{
+    for (int i = 0; i < n; i += 8) {
+        __m256 t = _mm256_xor_ps(load_part(gate + i, n - i), _mm256_set1_ps(-0.0f));
+        store_part(y + i, n - i, logistic_product(_mm256_set1_ps(1.0f), t, load_part(up + i, n - i)));
+    }
+}
+
 static void softcap(float *y, const float *x, float cap, int n)
 {
     __m256 c = _mm256_set1_ps(cap);
@@ -126,6 +134,7 @@ void tern_vec_init_avx2(struct tern_vec_kernels *k)
     k->scale = scale;
     k->silu_mul = silu_mul;
     k->gelu_mul = gelu_mul;
+    k->sigmoid_mul = sigmoid_mul;
     k->rope = rope;
     k->softcap = softcap;
 }

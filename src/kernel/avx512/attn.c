@@ -190,17 +190,6 @@ static void accum_f16(float *o, const float *p, const uint16_t *v, const float *
     } while (t0 < n_tok);
 }
 
-/* Bits [t0, t1) of the 64 tokens of a page. */
-ATTN_INLINE uint64_t page_range(int page, int t0, int t1)
-{
-    t0 -= page * TERN_PAGE;
-    t1 -= page * TERN_PAGE;
-    if (t0 >= TERN_PAGE || t1 <= 0 || t0 >= t1)
-        return 0;
-    uint64_t below = t1 < TERN_PAGE ? ((uint64_t)1 << t1) - 1 : ~(uint64_t)0; /* a shift by 64 is not defined */
-    return t0 > 0 ? below >> t0 << t0 : below;
-}
-
 static void clear_pages(float *s, size_t stride, int n_pages)
 {
     for (int page = 0; page < n_pages; page++)

@@ -6,6 +6,7 @@
 #include <immintrin.h>
 #include <stddef.h>
 #include <stdint.h>
+#include "kernel/attn.h"
 #include "kernel/attn_impl.h"
 
 /* Sixteen elements from index i of an array of f32 or f16; with fewer than 16 lanes in `mask` the others are not read.
@@ -31,6 +32,17 @@ ATTN_INLINE __m512 exp2_nonpos(__m512 x, __mmask16 mask)
     __m512i n = _mm512_slli_epi32(_mm512_castps_si512(shifted), 23);
     mask = _mm512_mask_cmp_ps_mask(mask, x, _mm512_set1_ps(-126.0f), _CMP_NLT_UQ);
     return _mm512_castsi512_ps(_mm512_maskz_add_epi32(mask, _mm512_castps_si512(p), n));
+}
+
+/* Bits [t0, t1) of the 64 tokens of a page. */
+ATTN_INLINE uint64_t page_range(int page, int t0, int t1)
+{
+    t0 -= page * TERN_PAGE;
+    t1 -= page * TERN_PAGE;
+    if (t0 >= TERN_PAGE || t1 <= 0 || t0 >= t1)
+        return 0;
+    uint64_t below = t1 < TERN_PAGE ? ((uint64_t)1 << t1) - 1 : ~(uint64_t)0; /* a shift by 64 is not defined */
+    return t0 > 0 ? below >> t0 << t0 : below;
 }
 
 /* Sixteen lanes to one: i with i+8, then i+4, i+2, i+1; the result is in lane 0. */

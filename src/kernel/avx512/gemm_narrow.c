@@ -12,31 +12,68 @@
 #define AHEAD    8 /* blocks of prefetch */
 #define STREAMS  4
 
-ALWAYS __m512i quad_of(const int8_t *q)
+/* Where the activations of a block are, of up to eight rows that lie s1 bytes apart.  Every address is one of four
+ * distances (s1, s3 = 3*s1, ...) on top of three pointers, which an instruction adds up for nothing; 24 pointers would
+ * have to be fetched again and again. */
+struct activations {
+    const char *q, *scale, *sum; /* of row 0 */
+    ptrdiff_t s1, s3, s5, s7;
+};
+
+ALWAYS const char *of_row(const char *p, const struct activations *x, int r)
+{
+    switch (r) {
+    case 0:
+        return p;
+    case 1:
+        return p + x->s1;
+    case 2:
+        return p + 2 * x->s1;
+    case 3:
+        return p + x->s3;
+    case 4:
+        return p + 4 * x->s1;
+    case 5:
+        return p + x->s5;
+    case 6:
+        return p + 2 * x->s3;
+    default:
+        return p + x->s7;
+    }
+}
+
+ALWAYS __m512i four_bytes(const char *p)
 {
     int32_t four;
-    memcpy(&four, q, 4);
+    memcpy(&four, p, 4);
     return _mm512_set1_epi32(four);
+}
+
+ALWAYS __m512 one_float(const char *p)
+{
+    return _mm512_castsi512_ps(four_bytes(p));
 }
 
 /* Dot products of one block minus zero points: [activation row][half of the block's inputs, where scales tell them
  * apart]. */
 typedef __m512i block_dot[MAX_ROWS][2];
 
+/* A dot starts from -zero times the sum of the activations, which fits 16 bits; so does zero, and a product of 16-bit
+ * pairs takes both from where they are. */
 ALWAYS void block_dots(enum tern_codes codes, enum tern_scales scales, const struct tern_panel_view *v, size_t b,
-                       const struct tern_q8_row *x, int rows, int zero, block_dot dot)
+                       const struct activations *x, int rows, int zero, block_dot dot)
 {
     const int groups = tern_scales_halves(scales) ? 2 : 1;
     const uint8_t *block = v->codes + b * tern_codes_unit(codes);
-    const __m512i table = code_table(codes, v);
-    const bool moved = tern_scales_zero(scales);
+    const __m512i table = code_table(codes, v), minus_zero = _mm512_set1_epi32((uint16_t)-zero);
 #pragma GCC unroll 8
     for (int r = 0; r < rows; r++) {
-        int32_t first = x[r].sum16[2 * b], second = x[r].sum16[2 * b + 1];
-        if (groups == 1)
-            first += second;
-        dot[r][0] = moved ? _mm512_set1_epi32(-zero * first) : _mm512_setzero_si512();
-        dot[r][1] = moved ? _mm512_set1_epi32(-zero * second) : _mm512_setzero_si512();
+        dot[r][0] = dot[r][1] = _mm512_setzero_si512();
+        if (!tern_scales_zero(scales))
+            continue;
+        __m512i first = four_bytes(of_row(x->sum, x, r)), second = four_bytes(of_row(x->sum, x, r) + 4);
+        dot[r][0] = _mm512_dpwssd_epi32(dot[r][0], minus_zero, first);
+        dot[r][groups - 1] = _mm512_dpwssd_epi32(dot[r][groups - 1], minus_zero, second);
     }
 #pragma GCC unroll 8
     for (int q = 0; q < 8; q++) {
@@ -46,13 +83,13 @@ ALWAYS void block_dots(enum tern_codes codes, enum tern_scales scales, const str
 #pragma GCC unroll 8
         for (int r = 0; r < rows; r++) {
             __m512i *d = &dot[r][groups == 2 ? q / 4 : 0];
-            *d = _mm512_dpbusd_epi32(*d, c, quad_of(x[r].q + b * TERN_BLOCK + (size_t)(4 * q)));
+            *d = _mm512_dpbusd_epi32(*d, c, four_bytes(of_row(x->q, x, r) + 4 * q));
         }
     }
 }
 
 /* One block's share of the chains out[row][16]. */
-ALWAYS void add_block(enum tern_scales scales, const struct tern_panel_view *v, size_t b, const struct tern_q8_row *x,
+ALWAYS void add_block(enum tern_scales scales, const struct tern_panel_view *v, size_t b, const struct activations *x,
                       int rows, block_dot dot, float *out)
 {
     const int groups = tern_scales_halves(scales) ? 2 : 1;
@@ -63,14 +100,14 @@ ALWAYS void add_block(enum tern_scales scales, const struct tern_panel_view *v, 
         group_scale(scales, v, &super, 2 * b + (size_t)g, 0, &scale, &minimum);
 #pragma GCC unroll 8
         for (int r = 0; r < rows; r++) {
-            float sx = x[r].scale[b];
+            __m512 sx = one_float(of_row(x->scale, x, r));
             __m512 acc = _mm512_load_ps(out + r * TERN_PANEL);
-            acc = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot[r][g]), _mm512_mul_ps(scale, _mm512_set1_ps(sx)), acc);
+            acc = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot[r][g]), _mm512_mul_ps(scale, sx), acc);
             if (tern_scales_minimum(scales)) {
-                int32_t sum = x[r].sum16[2 * b + (size_t)g];
+                __m512i sum = four_bytes(of_row(x->sum, x, r) + 4 * g);
                 if (groups == 1)
-                    sum += x[r].sum16[2 * b + 1];
-                acc = plus_minimum(scales, minimum, _mm512_set1_ps(sx * (float)sum), acc);
+                    sum = _mm512_add_epi32(sum, four_bytes(of_row(x->sum, x, r) + 4));
+                acc = plus_minimum(scales, minimum, _mm512_mul_ps(sx, _mm512_cvtepi32_ps(sum)), acc);
             }
             _mm512_store_ps(out + r * TERN_PANEL, acc);
         }
@@ -86,23 +123,27 @@ struct walk {
 /* `streams` panels times `rows` activation rows.  Several panels are read side by side because the memory system serves
  * a few distant sequences better than one; the chains wait in out[stream][row][16] meanwhile. */
 ALWAYS void panel_dots(enum tern_codes codes, enum tern_scales scales, float *out, const struct tern_panel_view *v,
-                       const struct walk *w, const struct tern_q8_row *rows_in, int rows)
+                       const struct walk *w, const struct tern_q8_row *row, int rows)
 {
     const size_t blocks = w->blocks, panel_bytes = w->panel_bytes;
     const int zero = w->zero + (tern_codes_signed(codes) ? 128 : 0), streams = w->streams;
-    struct tern_q8_row x[MAX_ROWS]; /* a copy that stores to `out` cannot touch */
-#pragma GCC unroll 8
-    for (int r = 0; r < rows; r++)
-        x[r] = rows_in[r];
+    const ptrdiff_t s1 = rows > 1 ? row[1].q - row[0].q : 0;
+    struct activations x = {
+        (const char *)row->q, (const char *)row->scale, (const char *)row->sum16, s1, 3 * s1, 5 * s1, 7 * s1};
     memset(out, 0, (size_t)streams * MAX_ROWS * TERN_PANEL * sizeof *out);
     for (size_t b = 0; b < blocks; b++) {
 #pragma GCC unroll 1
         for (int s = 0; s < streams; s++) {
             block_dot dot;
+            if (rows > 2) /* or the compiler keeps a pointer for each row */
+                __asm__("" : "+r"(x.s1), "+r"(x.s3), "+r"(x.s5), "+r"(x.s7));
             tern_prefetch_block(codes, scales, &v[s], b, AHEAD, blocks, panel_bytes);
-            block_dots(codes, scales, &v[s], b, x, rows, zero, dot);
-            add_block(scales, &v[s], b, x, rows, dot, out + s * MAX_ROWS * TERN_PANEL);
+            block_dots(codes, scales, &v[s], b, &x, rows, zero, dot);
+            add_block(scales, &v[s], b, &x, rows, dot, out + s * MAX_ROWS * TERN_PANEL);
         }
+        x.q += TERN_BLOCK;
+        x.scale += sizeof(float);
+        x.sum += 2 * sizeof(int32_t);
     }
 }
 

@@ -51,6 +51,14 @@ static void gelu_mul(float *y, const float *gate, const float *up, int n)
     }
 }
 
+static void sigmoid_mul(float *y, const float *gate, const float *up, int n)
+{
+    for (int i = 0; i < n; i += 4) {
+        float32x4_t t = vnegq_f32(load_part(gate + i, n - i));
+        store_part(y + i, n - i, logistic_product(vdupq_n_f32(1.0f), t, load_part(up + i, n - i)));
+    }
+}
+
 static void softcap(float *y, const float *x, float cap, int n)
 {
     const float32x4_t c = vdupq_n_f32(cap);
@@ -109,6 +117,7 @@ void tern_vec_init_neon(struct tern_vec_kernels *k)
     k->scale = scale;
     k->silu_mul = silu_mul;
     k->gelu_mul = gelu_mul;
+    k->sigmoid_mul = sigmoid_mul;
     k->rope = rope;
     k->softcap = softcap;
 }

@@ -49,6 +49,12 @@ static void gelu_mul(float *y, const float *gate, const float *up, int n)
     }
 }
 
+static void sigmoid_mul(float *y, const float *gate, const float *up, int n)
+{
+    for (int i = 0; i < n; i++)
+        y[i] = (float)logistic_product(1, -(double)gate[i], up[i]);
+}
+
 static void rope(float *x, const float *cos, const float *sin, int n_rot, int interleaved)
 {
     int half = n_rot / 2;
@@ -74,6 +80,7 @@ void tern_vec_init_ref(struct tern_vec_kernels *k)
     k->scale = scale;
     k->silu_mul = silu_mul;
     k->gelu_mul = gelu_mul;
+    k->sigmoid_mul = sigmoid_mul;
     k->rope = rope;
     k->softcap = softcap;
 }
