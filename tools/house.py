@@ -40,6 +40,7 @@ LAYERS = {
     "model": ["base", "kernel", "file", "codec", "dev", "kv"],
     "run": ["base", "kernel", "file", "text", "codec", "dev", "kv", "model", "tern"],
     "eval": ["base", "codec", "dev", "kv", "run", "tern"],
+    "convert": ["base", "file", "text", "codec", "model", "tern"],
     "cli": ["base", "tern"],
 }
 
@@ -61,7 +62,7 @@ VISIBLE = {
         "pack.h",
         "vec.h",
     },
-    "file": {"file.h"},
+    "file": {"file.h", "gguf_write.h"},
     "text": {"text.h"},
     "codec": {"codec.h"},
     "dev": {"dev.h"},

@@ -7,6 +7,7 @@
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 #include "base/err.h"
 
 struct tern_outfile {
@@ -22,6 +23,14 @@ int tern_outfile_open(struct tern_outfile *f, const char *path, int mode, tern_e
  * every byte: one writer at a time, in PATH.tmp under a lock, where it takes over what a killed one left.
  * TERN_ECAPACITY while another process is at it.  Commit does not wait for the disk. */
 int tern_outfile_open_alone(struct tern_outfile *f, const char *path, int mode, tern_error *err);
+/* For what takes long and is to be gone on with after an interruption: PATH.part under a lock, with the bytes that are
+ * there already.  Its end is commit, abort, or keep, which leaves PATH.part. */
+int tern_outfile_open_part(struct tern_outfile *f, const char *path, int mode, tern_error *err);
+int tern_outfile_resize(struct tern_outfile *f, uint64_t bytes, tern_error *err);
+int tern_outfile_write_at(struct tern_outfile *f, const void *data, size_t n, uint64_t at, tern_error *err);
+uint64_t tern_outfile_size(const struct tern_outfile *f);
+bool tern_outfile_read_at(const struct tern_outfile *f, void *data, size_t n, uint64_t at); /* of open_part */
+void tern_outfile_keep(struct tern_outfile *f);                                             /* legal where abort is */
 /* Asks for the room that `bytes` will take, so that a full disk is found before they are made. */
 int tern_outfile_reserve(struct tern_outfile *f, size_t bytes, tern_error *err);
 int tern_outfile_write(struct tern_outfile *f, const void *data, size_t n, tern_error *err);

@@ -16,6 +16,7 @@ static tern_command_fn *const command_fns[TERN_N_COMMANDS] = {
     [TERN_CMD_BENCH_KV] = tern_cmd_bench_kv,
     [TERN_CMD_BENCH_WEIGHTS] = tern_cmd_bench_weights,
     [TERN_CMD_DOCTOR] = tern_cmd_doctor,
+    [TERN_CMD_CONVERT] = tern_cmd_convert,
     [TERN_CMD_GENERATE] = tern_cmd_generate,
 };
 

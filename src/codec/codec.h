@@ -65,6 +65,11 @@ int tern_weight_pack(const struct tern_packed *w, void *dst, const struct tern_w
  * reproduce, and the reader of vectors such as norm weights. */
 int tern_dequantize(float *out, int type, const void *src, size_t n, tern_error *err);
 
+/* Writes n elements (a multiple of the block size) as F32, F16, BF16, Q8_0, Q4_0, Q5_0, Q4_K or Q6_K; other types are
+ * refused.  The bytes depend on each block's values alone.  Elements that are not finite, and blocks whose scale would
+ * not be, fail, naming the element. */
+int tern_quantize(void *dst, int type, const float *src, size_t n, tern_error *err);
+
 /* ---- KV schemes --------------------------------------------------------------------------------------------- */
 
 struct tern_kv_codec;

@@ -152,12 +152,13 @@ struct tern_meta {
     const char *source; /* where the file says it, for messages */
     enum tern_meta_type type;
     enum tern_meta_type elem; /* of an array */
-    int64_t i;                /* INT and BOOL; a u64 above INT64_MAX is refused at open */
-    double f;                 /* FLOAT; also INT converted */
-    struct tern_str s;        /* STRING */
-    size_t n;                 /* ARRAY: number of elements */
-    const void *arr;          /* ARRAY: decoded elements: int64_t[], double[] or struct tern_str[]; BOOL as int64_t */
-    uint64_t file_offset;     /* of the value */
+    uint8_t stored;       /* 1 + GGUF's number of the value's type, of an array its elements'; 0: another container */
+    int64_t i;            /* INT and BOOL; a u64 above INT64_MAX is refused at open */
+    double f;             /* FLOAT; also INT converted */
+    struct tern_str s;    /* STRING */
+    size_t n;             /* ARRAY: number of elements */
+    const void *arr;      /* ARRAY: decoded elements: int64_t[], double[] or struct tern_str[]; BOOL as int64_t */
+    uint64_t file_offset; /* of the value */
 };
 
 struct tern_file;

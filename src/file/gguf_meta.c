@@ -4,23 +4,7 @@
 #include <string.h>
 
 #include "base/mem.h"
-
-enum gguf_value {
-    GGUF_U8,
-    GGUF_I8,
-    GGUF_U16,
-    GGUF_I16,
-    GGUF_U32,
-    GGUF_I32,
-    GGUF_F32,
-    GGUF_BOOL,
-    GGUF_STRING,
-    GGUF_ARRAY,
-    GGUF_U64,
-    GGUF_I64,
-    GGUF_F64,
-    GGUF_N_VALUES
-};
+#include "file/gguf_types.h"
 
 static const struct {
     uint8_t bytes; /* of a scalar; of a string its length field, the least it can take */
@@ -124,6 +108,7 @@ static int read_array(struct tern_cursor *c, struct tern_meta *m, struct tern_fi
         return tern_cursor_fail(c, at, TERN_EFORMAT, err, "the array claims %llu elements, but only %zu bytes are left",
                                 (unsigned long long)n, tern_cursor_left(c));
     m->n = (size_t)n;
+    m->stored = (uint8_t)(type + 1);
     m->elem = (enum tern_meta_type)values[type].kind;
     if (m->elem == TERN_META_STRING) {
         struct tern_str *s;
@@ -157,6 +142,7 @@ static int read_entry(struct tern_cursor *c, struct tern_meta *m, struct tern_fi
     TERN_TRY(read_type(c, &type, err));
     m->type = (enum tern_meta_type)values[type].kind;
     m->file_offset = c->pos;
+    m->stored = (uint8_t)(type + 1);
     switch (m->type) {
     case TERN_META_INT:
         TERN_TRY(read_int(c, type, &m->i, err));

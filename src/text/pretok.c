@@ -70,6 +70,11 @@ const struct tern_pretok_info *tern_pretok_find(const char *name, size_t n)
     return NULL;
 }
 
+const struct tern_pretok_info *tern_pretok_at(size_t i)
+{
+    return i < sizeof registry / sizeof registry[0] ? &registry[i] : NULL;
+}
+
 int tern_pretok_steps(const struct tern_pretok_info *info, struct tern_tok_steps *s, tern_error *err)
 {
     int rc = 0;

@@ -1,7 +1,6 @@
 /* The public face of the template engine: parse once, render many times. */
 #include "text/text.h"
 
-#include <jansson.h>
 #include <stdlib.h>
 #include <string.h>
 #include "base/mem.h"
@@ -35,44 +34,6 @@ int tern_template_parse(struct tern_template **out, const char *name, const char
 out:
     tern_free(p.toks);
     tern_template_free(t);
-    return rc;
-}
-
-/* Of a list of {"name", "template"} the one of this name; NULL: none. */
-static const json_t *named_template(const json_t *list, const char *name)
-{
-    for (size_t i = 0; i < json_array_size(list); i++) {
-        const char *s = json_string_value(json_object_get(json_array_get(list, i), "name"));
-        if (s && strcmp(s, name) == 0)
-            return json_object_get(json_array_get(list, i), "template");
-    }
-    return NULL;
-}
-
-int tern_template_from_json(struct tern_template **out, const char *which, const char *name, const char *json, size_t n,
-                            tern_error *err)
-{
-    int rc = 0;
-    json_error_t e;
-    *out = NULL;
-    json_t *root = json_loadb(json, n, JSON_REJECT_DUPLICATES, &e);
-    if (!root)
-        return tern_err_set(err, TERN_EFORMAT, "%s: malformed JSON: %s (line %d, column %d)", name, e.text, e.line,
-                            e.column);
-    const json_t *t = json_object_get(root, "chat_template");
-    if (json_is_array(t)) {
-        t = named_template(t, which ? which : "default");
-        if (!t && !which)
-            TERN_FAIL(err, TERN_EUNSUPPORTED, "%s: none of the chat templates is called \"default\"", name);
-    } else if (which) {
-        t = NULL;
-    }
-    if (t && !json_is_null(t) && !json_is_string(t))
-        TERN_FAIL(err, TERN_EFORMAT, "%s: chat_template is no text", name);
-    if (json_is_string(t))
-        TERN_TRY(tern_template_parse(out, name, json_string_value(t), json_string_length(t), err));
-out:
-    json_decref(root);
     return rc;
 }
 

@@ -52,6 +52,27 @@ struct tern_tokenizer_json {
 int tern_tokenizer_from_json(struct tern_tokenizer **out, const struct tern_tokenizer_json *files, tern_error *err);
 void tern_tokenizer_free(struct tern_tokenizer *t);
 
+/* The texts beside a Hugging Face model; those that are not there, and all of a GGUF file, are empty (p NULL).
+ * Zero-initialise; clear also after a failure. */
+struct tern_texts {
+    struct tern_buf tokenizer, config, generation, model, jinja, tool_jinja, processor;
+};
+int tern_texts_read(struct tern_texts *t, const struct tern_file *f, tern_error *err);
+void tern_texts_clear(struct tern_texts *t);
+/* As arguments of tern_tokenizer_from_json; views. */
+struct tern_tokenizer_json tern_texts_tokenizer(const struct tern_texts *t, const char *name);
+/* The chat template among them: chat_template.jinja, else what the JSON files have (of a list of named ones that of the
+ * name "default"); or the one for conversations with tools: a file of its own, else that of the name "tool_use".
+ * *found false: none. */
+int tern_texts_template(const struct tern_texts *t, bool tools, const char *name, struct tern_buf *out, bool *found,
+                        tern_error *err);
+
+struct tern_gguf;
+/* Writes the tokenizer that the files describe as GGUF's tokenizer.ggml.*, so that tern_tokenizer_from_file makes one
+ * of it that encodes alike, with unused tokens up to n_rows, the rows of the embedding.  What GGUF has no words for
+ * fails with TERN_EUNSUPPORTED and the reason. */
+int tern_tokenizer_to_gguf(struct tern_gguf *g, const struct tern_tokenizer_json *files, int n_rows, tern_error *err);
+
 enum {
     TERN_TOK_SPECIAL = 1, /* control tokens written in the text become control tokens (template text) */
     TERN_TOK_BOS_EOS = 2, /* add the BOS / EOS ids that the file's rules ask for (never a second BOS) */
@@ -101,11 +122,6 @@ struct tern_template;
 /* Parses a Jinja template (the subset of docs/templates.md).  `name` is used in messages ("model.gguf: chat template,
  * line 3: ...").  Depth, steps and output are bounded at render time: TERN_ELIMIT. */
 int tern_template_parse(struct tern_template **out, const char *name, const char *text, size_t n, tern_error *err);
-/* The template of tokenizer_config.json or of an older chat_template.json: the text at "chat_template", or of a list of
- * named ones that of the name "default".  With `which` that of this name, from lists alone.  *out is NULL where there
- * is none. */
-int tern_template_from_json(struct tern_template **out, const char *which, const char *name, const char *json, size_t n,
-                            tern_error *err);
 void tern_template_free(struct tern_template *t);
 
 struct tern_chat_message {

@@ -206,6 +206,7 @@ struct tern_pretok_info {
 extern const char tern_pretok_gpt2[]; /* also what the pre-tokenizer "ByteLevel" of a tokenizer.json cuts with */
 
 const struct tern_pretok_info *tern_pretok_find(const char *name, size_t n); /* NULL when unknown */
+const struct tern_pretok_info *tern_pretok_at(size_t i);                     /* NULL behind the last one */
 /* Its cuts: every pattern isolates its matches in what the ones before it left. */
 int tern_pretok_steps(const struct tern_pretok_info *info, struct tern_tok_steps *s, tern_error *err);
 
@@ -294,6 +295,10 @@ void tern_tok_unknown_bytes(struct tern_tokenizer *t);
 bool tern_tok_add_merge(struct tern_tokenizer *t, const char *left, size_t n_left, const char *right, size_t n_right,
                         uint32_t rank);
 bool tern_tok_add_merge_text(struct tern_tokenizer *t, const char *p, size_t n, uint32_t rank);
+
+/* The scores with which score BPE does what t, character BPE, does with its merges.  *same false: there are none.
+ * scores: [n_vocab] (tok_scores.c). */
+int tern_tok_scores(const struct tern_tokenizer *t, float *scores, bool *same, tern_error *err);
 
 /* ---- vocabulary (tok_vocab.c) ------------------------------------------------------------------------------- */
 
@@ -410,6 +415,7 @@ struct tern_tok_work {
     size_t cap_heap;
     struct tern_tok_memo *memo; /* NULL where it does not pay: short texts; unknown tokens that depend on context */
     struct tern_tok_regex_run run;
+    struct tern_ids *lengths;   /* instead of ids: how many bytes each word has */
     bool after_unknown;         /* the id added last stands for unknown text */
     bool after_added;           /* at the start or behind an added token: where a prefix space belongs */
     bool at_start;              /* nothing was encoded so far */

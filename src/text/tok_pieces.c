@@ -197,6 +197,8 @@ int tern_tok_pieces(struct tern_tok_work *w, int k, int source, size_t begin, si
     size_t at = w->copy.len;
     if (begin == end)
         return 0;
+    if (k == t->pre.n && w->lengths)
+        return tern_ids_add(w->lengths, (int32_t)(end - begin), err);
     if (k == t->pre.n)
         return t->mapped ? from_alphabet(w, source, begin, end, err)
                          : tern_tok_word(w, source, begin, end - begin, err);

@@ -145,4 +145,46 @@ static inline void assert_text(const struct tern_buf *got, const char *want, siz
         assert_memory_equal(got->p, want, n);
 }
 
+/* A line of json-*.txt: modes, ids, what they decode to unless it is the text, text. */
+static inline void check_json_line(const struct tern_tokenizer *t, char *line)
+{
+    char text[4096], decoded[4096];
+    struct tern_ids want = {0}, got = {0};
+    struct tern_buf back = {0}, stream = {0};
+    char *modes = strsep(&line, "|");
+    char *list = strsep(&line, "|");
+    char *other = strsep(&line, "|");
+    size_t n = unescape(line, text);
+    size_t n_decoded = strcmp(other, "-") == 0 ? 0 : unescape(*other ? other : line, decoded);
+    for (char *p = list, *end; *p; p = end + (*end == ' '))
+        assert_int_equal(tern_ids_add(&want, (int32_t)strtol(p, &end, 10), NULL), 0);
+    for (; *modes; modes++) {
+        encode_n(t, text, n, *modes == '1' ? TERN_TOK_SPECIAL | TERN_TOK_BOS_EOS : 0, &got);
+        check_ids(&got, want.p, want.len, line);
+        decode(t, &got, &back);
+        decode_stream(t, &got, &stream);
+        assert_text(&stream, back.p, back.len);
+        tern_buf_reset(&back);
+        assert_int_equal(tern_detokenize(t, got.p, got.len, false, &back, NULL), 0);
+        if (back.len != n_decoded || memcmp(back.p ? back.p : "", decoded, n_decoded) != 0)
+            fail_msg("'%s' decodes to '%s', not to '%.*s'", line, back.p, (int)n_decoded, decoded);
+    }
+    tern_ids_clear(&want);
+    tern_ids_clear(&got);
+    tern_buf_clear(&back);
+    tern_buf_clear(&stream);
+}
+
+/* All lines of such a file, which are changed. */
+static inline void check_json_lines(const struct tern_tokenizer *t, char *lines)
+{
+    int n = 0;
+    for (char *rest = lines, *line; (line = strsep(&rest, "\n")) && rest;)
+        if (*line != '#') {
+            check_json_line(t, line);
+            n++;
+        }
+    assert_true(n > 70);
+}
+
 #endif
