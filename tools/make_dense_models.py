@@ -10,22 +10,18 @@ decode rows go through quantised products.  Runs outside CI: the results are com
 
 Written with torch 2.15.0, transformers 5.23.0, gguf 0.19.0, numpy 2.4.6, Python 3.11.
 """
-import argparse
 import math
-import pathlib
-import sys
 import zlib
 
 import gguf
 import numpy as np
 import torch
-import transformers
 from gguf import GGMLQuantizationType as Type
 
 import make_tiny_models as tiny
 import reference_logits as ref
 
-OUT = pathlib.Path(__file__).resolve().parent.parent / "tests" / "data" / "tiny"
+OUT = tiny.OUT
 ROWS = 80  # logits that are kept: of the last positions
 
 # Dimensions differ from each other inside each model wherever the structure allows it.
@@ -490,14 +486,13 @@ def write_gguf(path, arch, settings, more, arrays, dtype=Type.Q8_0):
 def make(name):
     arch, cls, settings, more = MODELS[name]
     rng = np.random.default_rng(zlib.crc32(name.encode()))
-    config_class = getattr(transformers, f"{cls}TextConfig", None) or getattr(transformers, f"{cls}Config")
-    model = getattr(transformers, f"{cls}ForCausalLM")(config_class(**settings))
+    model = tiny.new_model(cls, settings)
     dtype = TYPES.get(name, Type.Q8_0)
     randomise(model, arch, rng, dtype)
     ids = tiny.prompt({"vocab": settings["vocab_size"], "prompt": PROMPT}, rng)
     arrays = tensors(model, arch)
     write_gguf(OUT / f"{name}.gguf", arch, settings, more, apart(arrays) if name in APART else arrays, dtype)
-    (OUT / f"{name}.ids.txt").write_text(",".join(map(str, ids)) + "\n", encoding="ascii")
+    tiny.write_ids(name, ids)
     logits = ref.logits(model, ids)[-ROWS:]
     np.save(OUT / f"{name}.logits.npy", logits)
     if name in SHORT:
@@ -505,15 +500,5 @@ def make(name):
     print(f"{name:14} {(OUT / f'{name}.gguf').stat().st_size:7} bytes, |logit| <= {np.abs(logits).max():.1f}")
 
 
-def main():
-    parser = argparse.ArgumentParser(description="make the tiny dense models of tests/data/tiny")
-    parser.add_argument("names", nargs="*", metavar="NAME", help="only these models")
-    args = parser.parse_args()
-    torch.manual_seed(0)
-    OUT.mkdir(parents=True, exist_ok=True)
-    for name in args.names or MODELS:
-        make(name)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    tiny.make_named(make, MODELS, "the tiny models of most families, in tests/data/tiny")

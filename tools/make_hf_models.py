@@ -10,21 +10,17 @@ Runs outside CI: the results are committed.
 
 Written with torch 2.15.0, transformers 5.23.0, gguf 0.19.0, numpy 2.4.6, Python 3.11.
 """
-import pathlib
-import sys
-
 import gguf
 import numpy as np
 import safetensors.torch
 import torch
-import transformers
 from gguf import GGMLQuantizationType as Type
 
 import make_dense_models as dense
 import make_tiny_models as tiny
 import reference_logits as ref
 
-OUT = pathlib.Path(__file__).resolve().parent.parent / "tests" / "data" / "hf"
+OUT = tiny.OUT.parent / "hf"
 ROWS = 16      # logits that are kept: of the last positions
 PROMPT = 80
 DTYPES = {Type.F16: torch.float16, Type.BF16: torch.bfloat16}
@@ -38,8 +34,6 @@ LLAMA3 = dict(rope_type="llama3", rope_theta=5e5, factor=8.0, low_freq_factor=1.
               original_max_position_embeddings=32)
 YARN = dict(rope_type="yarn", rope_theta=1e3, factor=4.0, original_max_position_embeddings=32, beta_fast=6.0,
             beta_slow=1.5)
-LONGROPE = dict(rope_type="longrope", rope_theta=1e4, original_max_position_embeddings=100,
-                short_factor=[1 + i / 16 for i in range(16)], long_factor=[1 + i * i / 9 for i in range(16)])
 GEMMA3_ROPE = {"full_attention": dict(rope_type="linear", rope_theta=1e6, factor=4.0),
                "sliding_attention": dict(rope_type="default", rope_theta=1e4)}
 GEMMA = dict(num_hidden_layers=3, hidden_size=32, head_dim=64, query_pre_attn_scalar=48, sliding_window=24)
@@ -62,7 +56,7 @@ GEMMA4 = dict(hidden_size=32, vocab_size=64, intermediate_size=48, head_dim=16, 
 QWEN35 = dict(hidden_size=32, head_dim=64, linear_conv_kernel_dim=4, linear_key_head_dim=16, linear_value_head_dim=32,
               linear_num_key_heads=2, rope_parameters={**PLAIN, "partial_rotary_factor": 0.25,
                                                        "mrope_section": [4, 2, 2], "mrope_interleaved": True})
-SLIDING, FULL = "sliding_attention", "full_attention"
+SLIDING, FULL = dense.SLIDING, dense.FULL
 # What GGUF says of models whose twin is written by make_dense_models.py.
 TWINS = {
     "gemma4": ("gemma4", {
@@ -90,8 +84,9 @@ MODELS = {
                             intermediate_size=32, use_sliding_window=False), Type.BF16, "90KB",
               True),
     "qwen3": ("Qwen3", dict(rope_parameters=PLAIN, tie_word_embeddings=True), Type.BF16, "1GB", False),
-    "phi3": ("Phi3", dict(rope_parameters=LONGROPE, tie_word_embeddings=False, original_max_position_embeddings=100,
-                          head_dim=None, sliding_window=None), Type.BF16, "1GB", False),
+    "phi3": ("Phi3", dict(rope_parameters=dense.LONGROPE, tie_word_embeddings=False,
+                          original_max_position_embeddings=100, head_dim=None, sliding_window=None), Type.BF16, "1GB",
+             False),
     "gemma2": ("Gemma2", dict(GEMMA, num_hidden_layers=2, rope_parameters=PLAIN, attn_logit_softcapping=20.0,
                               final_logit_softcapping=3.0), Type.BF16, "1GB", False),
     "qwen3_moe": ("Qwen3Moe", dict(EXPERTS, rope_parameters=PLAIN, tie_word_embeddings=False, num_hidden_layers=2,
@@ -196,16 +191,18 @@ def write_twin(path, name, model, settings, dtype):
     writer.close()
 
 
+def draw(name, cls, changes):
+    """(model with parameters of its own, its settings, what make_tiny_models.py wants to know, generator)."""
+    settings = {**BASE, **changes}
+    rng = np.random.default_rng(sum(name.encode()))
+    spec = spec_of(settings)
+    return tiny.randomise(tiny.new_model(cls, settings), spec, rng), settings, spec, rng
+
+
 @torch.no_grad()
 def make(name):
     cls, changes, dtype, shard, twin = MODELS[name]
-    settings = {**BASE, **changes}
-    rng = np.random.default_rng(sum(name.encode()))
-    kind = cls + ("Text" if hasattr(transformers, f"{cls}TextConfig") else "")
-    arguments = {key: value for key, value in settings.items() if key != "head_dim" or value}
-    model = getattr(transformers, cls + "ForCausalLM")(getattr(transformers, kind + "Config")(**arguments))
-    spec = spec_of(settings)
-    model = tiny.randomise(model, spec, rng)
+    model, settings, spec, rng = draw(name, cls, changes)
     parameters = ref.weights(model)
     for key, value in parameters.items():
         if "router.proj" in key:
@@ -220,7 +217,7 @@ def make(name):
         param.copy_(param.to(DTYPES[dtype]).float())
     ids = tiny.prompt(spec, rng)
     OUT.mkdir(parents=True, exist_ok=True)
-    (OUT / f"{name}.ids.txt").write_text(",".join(map(str, ids)) + "\n", encoding="ascii")
+    tiny.write_ids(name, ids, OUT)
     np.save(OUT / f"{name}.logits.npy", ref.logits(model, ids)[-ROWS:])
     if twin:
         write_twin(OUT / f"{name}.gguf", name, model, settings, dtype)
@@ -263,11 +260,5 @@ def split_heads(state):
         state[key.replace("kv_b_proj", "unembed_out")] = both[:, nope:].contiguous()
 
 
-def main():
-    torch.manual_seed(0)
-    for name in sys.argv[1:] or MODELS:
-        make(name)
-
-
 if __name__ == "__main__":
-    main()
+    tiny.make_named(make, MODELS, "the tiny models of tests/data/hf")

@@ -11,12 +11,10 @@ Written with mlx 0.32.4 (pip install "mlx[cpu]"), safetensors 0.8.0 and what mak
 """
 import json
 import shutil
-import sys
 
 import mlx.core as mx
 import numpy as np
 import torch
-import transformers
 from safetensors.torch import save_file
 
 import make_hf_models as hf
@@ -207,12 +205,7 @@ def weights(model, stacked):
 def make(name):
     (cls, changes), says, quantise, special = MODELS[name]
     says = json.loads(json.dumps(says))
-    settings = {**hf.BASE, **changes}
-    rng = np.random.default_rng(sum(name.encode()))
-    arguments = {key: value for key, value in settings.items() if key != "head_dim" or value}
-    model = getattr(transformers, cls + "ForCausalLM")(getattr(transformers, cls + "Config")(**arguments))
-    spec = hf.spec_of(settings)
-    model = tiny.randomise(model, spec, rng)
+    model, _, spec, rng = hf.draw(name, cls, changes)
     tensors = {}
     for key, param in ref.weights(model).items():
         if param.dim() == 1:
@@ -244,7 +237,7 @@ def make(name):
     out = hf.OUT / name
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
-    (hf.OUT / f"{name}.ids.txt").write_text(",".join(map(str, ids)) + "\n", encoding="ascii")
+    tiny.write_ids(name, ids, hf.OUT)
     np.save(hf.OUT / f"{name}.logits.npy", ref.logits(model, ids)[-hf.ROWS:])
     model.config.save_pretrained(out)
     config = json.loads((out / "config.json").read_text(encoding="utf-8"))
@@ -256,12 +249,6 @@ def make(name):
         file.chmod(0o644)
 
 
-def main():
-    torch.manual_seed(0)
-    mx.set_default_device(mx.cpu)
-    for name in sys.argv[1:] or MODELS:
-        make(name)
-
-
 if __name__ == "__main__":
-    main()
+    mx.set_default_device(mx.cpu)
+    tiny.make_named(make, MODELS, "the tiny quantised models of tests/data/hf")

@@ -126,6 +126,13 @@ def hf_model(spec):
 
 
 @torch.no_grad()
+def new_model(cls, settings):
+    """A model of the class of transformers that is called so without its ending; a head_dim of None is not set."""
+    config = getattr(transformers, f"{cls}TextConfig", None) or getattr(transformers, f"{cls}Config")
+    arguments = {key: value for key, value in settings.items() if key != "head_dim" or value}
+    return getattr(transformers, f"{cls}ForCausalLM")(config(**arguments))
+
+
 def randomise(model, spec, rng):
     gemma = spec["arch"] == "gemma3"
     # A tied head multiplies by the embedding again: rows of unit length keep logits at O(1-10), and a small share of
@@ -501,8 +508,8 @@ class NumpyModel:
 
 # ------------------------------------------------------------------------------------------------ commands
 
-def write_ids(name, ids):
-    (OUT / f"{name}.ids.txt").write_text(",".join(map(str, ids)) + "\n", encoding="ascii")
+def write_ids(name, ids, to=OUT):
+    (to / f"{name}.ids.txt").write_text(",".join(map(str, ids)) + "\n", encoding="ascii")
 
 
 @torch.no_grad()
@@ -576,6 +583,16 @@ def verify():
         print(f"{name:36} {len(want):4} {np.abs(want).max():11.2f} {echo:11.1f} {diff:10.2e}")
     print(f"worst {worst:.2e}, allowed {TOLERANCE:.0e}")
     return 0 if worst <= TOLERANCE else 1
+
+
+def make_named(make_one, models, what):
+    """The command of scripts that write each of their models for itself."""
+    parser = argparse.ArgumentParser(description=f"make {what}")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="only these models")
+    args = parser.parse_args()
+    torch.manual_seed(0)
+    for name in args.names or models:
+        make_one(name)
 
 
 def main():

@@ -141,6 +141,7 @@ struct tern_progress {
 };
 int tern_progress_show(void *progress, int done, int total); /* a tern_progress_fn; stops the call after Ctrl-C */
 void tern_progress_end(struct tern_progress *p);             /* wipes the bar */
+int tern_progress_result(struct tern_progress *p, int rc);   /* and turns the call's status into the command's */
 
 /* ---- report.c ---------------------------------------------------------------------------------------------------- */
 
@@ -160,6 +161,8 @@ void tern_setup_print(const struct tern_setup *s);
 /* What the user should know about the file of packed weights, on one stderr line. */
 void tern_packed_note(const tern_model *m);
 json_t *tern_machine_json(void);
+/* The same of a measurement beside which reading alone was measured. */
+json_t *tern_speed_machine_json(const tern_read_speed *read);
 /* The columns that end every line of comma-separated values: ",version,cpu,isa" and their values. */
 #define TERN_CSV_MACHINE ",version,cpu,isa"
 int tern_machine_csv(tern_error *err);

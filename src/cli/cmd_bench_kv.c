@@ -121,13 +121,11 @@ static json_t *results_json(const struct bench *b)
 static int print_json(const struct bench *b, tern_error *err)
 {
     const tern_kv_speed_params *p = &b->p;
-    json_t *machine = tern_machine_json();
-    json_object_set_new(machine, "threads", json_integer(b->read.n_threads));
-    json_object_set_new(machine, "read_gb_per_s", tern_json_spread(&b->read.bytes_per_second, 1e9));
     json_t *geometry = json_pack("{si si si si si}", "head_dim", p->head_dim, "heads", p->n_heads, "kv_heads",
                                  p->n_kv_heads, "ctx", p->ctx, "layers", p->n_layers);
-    return tern_json_print(json_pack("{so so so sI}", "machine", machine, "geometry", geometry, "results",
-                                     results_json(b), "peak_memory_bytes", (json_int_t)tern_peak_memory()),
+    return tern_json_print(json_pack("{so so so sI}", "machine", tern_speed_machine_json(&b->read), "geometry",
+                                     geometry, "results", results_json(b), "peak_memory_bytes",
+                                     (json_int_t)tern_peak_memory()),
                            err);
 }
 
@@ -151,9 +149,7 @@ int tern_cmd_bench_kv(const struct tern_args *a, tern_error *err)
     tern_signals_hold();
     rc = tern_eval_kv_speed(b.speed, &b.read, &b.p, err);
     tern_signals_watch(NULL);
-    tern_progress_end(&bar);
-    if (rc == TERN_ECANCELLED)
-        rc = TERN_CLI_INTERRUPTED;
+    rc = tern_progress_result(&bar, rc);
     if (rc == 0)
         rc = (format == TERN_FORMAT_JSON ? print_json : format == TERN_FORMAT_CSV ? print_csv : print_table)(&b, err);
 out:

@@ -160,12 +160,9 @@ static json_t *results_json(const struct bench *b)
 
 static int print_json(const struct bench *b, tern_error *err)
 {
-    json_t *machine = tern_machine_json();
-    json_object_set_new(machine, "threads", json_integer(b->read.n_threads));
-    json_object_set_new(machine, "read_gb_per_s", tern_json_spread(&b->read.bytes_per_second, 1e9));
-    return tern_json_print(json_pack("{so si si ss so sI}", "machine", machine, "outputs", b->p.n_out, "inputs",
-                                     b->p.n_in, "class", class_of(b), "results", results_json(b), "peak_memory_bytes",
-                                     (json_int_t)tern_peak_memory()),
+    return tern_json_print(json_pack("{so si si ss so sI}", "machine", tern_speed_machine_json(&b->read), "outputs",
+                                     b->p.n_out, "inputs", b->p.n_in, "class", class_of(b), "results", results_json(b),
+                                     "peak_memory_bytes", (json_int_t)tern_peak_memory()),
                            err);
 }
 
@@ -185,9 +182,7 @@ int tern_cmd_bench_weights(const struct tern_args *a, tern_error *err)
     tern_signals_hold();
     rc = tern_eval_weight_speed(b.speed, &b.read, &b.p, err);
     tern_signals_watch(NULL);
-    tern_progress_end(&bar);
-    if (rc == TERN_ECANCELLED)
-        rc = TERN_CLI_INTERRUPTED;
+    rc = tern_progress_result(&bar, rc);
     if (rc == 0)
         rc = (format == TERN_FORMAT_JSON ? print_json : format == TERN_FORMAT_CSV ? print_csv : print_table)(&b, err);
 out:

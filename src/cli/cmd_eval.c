@@ -100,9 +100,7 @@ int tern_cmd_eval_ppl(const struct tern_args *a, tern_error *err)
     tern_signals_watch(s.engine);
     double start = tern_now();
     rc = tern_eval_ppl(s.engine, ids.p, (int64_t)ids.len, ctx, true, tern_progress_show, &bar, &ppl, err);
-    tern_progress_end(&bar);
-    if (rc == TERN_ECANCELLED)
-        rc = TERN_CLI_INTERRUPTED;
+    rc = tern_progress_result(&bar, rc);
     if (rc == 0)
         rc = report_ppl(&s, a, ctx, &ppl, tern_now() - start, err);
 out:

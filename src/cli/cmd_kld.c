@@ -413,8 +413,7 @@ static int measure(struct kld *c, tern_error *err)
     double start = tern_now();
     int rc = tern_eval_kld(&c->result, c->setup.engine, &p, err);
     c->seconds = tern_now() - start;
-    tern_progress_end(&bar);
-    return rc == TERN_ECANCELLED ? TERN_CLI_INTERRUPTED : rc;
+    return tern_progress_result(&bar, rc);
 }
 
 static void clear(struct kld *c)

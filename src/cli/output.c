@@ -231,3 +231,9 @@ void tern_progress_end(struct tern_progress *p)
     p->shown = false;
     p->start = 0;
 }
+
+int tern_progress_result(struct tern_progress *p, int rc)
+{
+    tern_progress_end(p);
+    return rc == TERN_ECANCELLED ? TERN_CLI_INTERRUPTED : rc;
+}

@@ -210,6 +210,14 @@ json_t *tern_machine_json(void)
                      (json_int_t)m.memory_bytes);
 }
 
+json_t *tern_speed_machine_json(const tern_read_speed *read)
+{
+    json_t *machine = tern_machine_json();
+    json_object_set_new(machine, "threads", json_integer(read->n_threads));
+    json_object_set_new(machine, "read_gb_per_s", tern_json_spread(&read->bytes_per_second, 1e9));
+    return machine;
+}
+
 int tern_machine_csv(tern_error *err)
 {
     tern_machine m;

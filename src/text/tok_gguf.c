@@ -177,11 +177,10 @@ static int read_special(struct load *l, tern_error *err)
 {
     int rc = 0;
     struct tern_tokenizer *t = l->t;
-    int32_t id, pad;
+    int32_t id;
     TERN_TRY(get_id(l, KEY "bos_token_id", &t->bos, err));
     TERN_TRY(get_id(l, KEY "eos_token_id", &t->eos, err));
     TERN_TRY(get_id(l, KEY "unknown_token_id", &t->unknown, err));
-    TERN_TRY(get_id(l, KEY "padding_token_id", &pad, err)); /* not used, but a wrong one shows a broken file */
     if (t->eos >= 0)
         t->eog[t->eos] = true;
     TERN_TRY(get_id(l, KEY "eot_token_id", &id, err));

@@ -497,6 +497,8 @@ static int read_all(struct tern_tok_json *j, tern_error *err)
     if (j->byte_level && (unigram || !j->decoder.alphabet))
         TERN_FAIL(err, TERN_EUNSUPPORTED,
                   "%s: ByteLevel with Unigram, or without a ByteLevel decoder, is not supported", j->name);
+    if (j->decoder.alphabet && j->decoder.n_replace > 0)
+        TERN_FAIL(err, TERN_EUNSUPPORTED, "%s: a ByteLevel decoder beside one that replaces is not supported", j->name);
     TERN_TRY(read_vocabulary(j, model, &v, err));
     TERN_TRY(unigram ? read_unigram(j, model, err) : read_bpe(j, model, err));
     TERN_TRY(read_special(j, err));

@@ -26,6 +26,57 @@ static inline void tiny_equal_bits(const struct tiny *t, const float *a, const f
             fail_msg("%s: logits of position %d differ", what, r);
 }
 
+/* --exact is the reference's answer, and in steps of any size the same bits. */
+static inline void tiny_exact_parity(struct tiny *t, double limit, const char *name)
+{
+    static const int steps[] = {64, 7, 1};
+    float *whole = tiny_run_all(t, NULL, true, 2, 512, false);
+    double d = tiny_max_diff(t, whole);
+    print_message("%-36s exact max |difference| %.2e\n", name, d);
+    if (!(d <= limit))
+        fail_msg("%s: exact logits differ by %g from the reference", name, d);
+    for (size_t k = 0; k < sizeof steps / sizeof *steps; k++) {
+        float *part = tiny_run_all(t, NULL, true, 2, steps[k], steps[k] == 1);
+        tiny_equal_bits(t, whole, part, name);
+        free(part);
+    }
+    free(whole);
+}
+
+/* KLD from the reference of logits of all positions. */
+static inline double tiny_kld_of(const struct tiny *t, const float *all)
+{
+    return tiny_kld(t->ref, all + (size_t)(t->n_ids - t->n_ref) * (size_t)t->n_vocab, t->n_ref, t->n_vocab);
+}
+
+/* The same of a run: of prompt rows, or of decode rows one by one. */
+static inline double tiny_run_kld(struct tiny *t, const char *kv, bool exact, bool decode)
+{
+    float *all = tiny_run_all(t, kv, exact, 2, decode ? 1 : 512, decode);
+    double kld = tiny_kld_of(t, all);
+    free(all);
+    return kld;
+}
+
+/* Prompt rows: any split, any thread count, as `cases` say {threads, step}.  Decode rows: one at a time or several. */
+static inline void tiny_splits_and_threads(struct tiny *t, const char *kv, const int (*cases)[2], size_t n_cases,
+                                           const char *name)
+{
+    float *whole = tiny_run_all(t, kv, false, 1, 512, false);
+    for (size_t c = 0; c < n_cases; c++) {
+        char what[128];
+        float *part = tiny_run_all(t, kv, false, cases[c][0], cases[c][1], false);
+        (void)snprintf(what, sizeof what, "%s, %s, %d threads, steps of %d", name, kv, cases[c][0], cases[c][1]);
+        tiny_equal_bits(t, whole, part, what);
+        free(part);
+    }
+    float *one = tiny_run_all(t, kv, false, 1, 1, true), *five = tiny_run_all(t, kv, false, 3, 5, true);
+    tiny_equal_bits(t, one, five, kv);
+    free(one);
+    free(five);
+    free(whole);
+}
+
 /* What a sequence answers from position `from` on must equal `want`. */
 static inline void tiny_continues(struct tiny *t, tern_engine *e, tern_seq *s, int from, const float *want,
                                   const char *what)

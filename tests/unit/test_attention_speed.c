@@ -1,15 +1,10 @@
 /* The measurement of attention alone: what it says about bytes and elements, that all plans attend to the same vectors,
  * and what it refuses.  Nothing here depends on how fast anything is. */
-#include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
+#include "speed_test.h"
+
 #include <string.h>
-#include <cmocka.h>
 #include "base/mem.h"
 #include "base/rng.h"
-#include "tern/eval.h"
 
 #define N_PLANS 8
 
@@ -29,11 +24,6 @@ static tern_kv_speed_params small(int ctx)
                                   .n_threads = 3,
                                   .reps = 3,
                                   .read_bytes = 1 << 20};
-}
-
-static void is_spread(tern_spread s)
-{
-    assert_true(s.min > 0 && s.min <= s.median && s.median <= s.max && isfinite(s.max));
 }
 
 /* A plan whose pages, tiles or first tokens were not where attention looks for them would be off by about 1. */
@@ -105,20 +95,6 @@ static void test_read(void **state)
     }
 }
 
-static int stop_at_third(void *user, int done, int total)
-{
-    int *calls = user;
-    assert_true(done == ++*calls && done <= total);
-    return done == 3;
-}
-
-static int count(void *user, int done, int total)
-{
-    int *left = user;
-    *left = total - done;
-    return 0;
-}
-
 static void test_progress(void **state)
 {
     (void)state;
@@ -131,7 +107,7 @@ static void test_progress(void **state)
     p.user = &calls;
     assert_int_equal(tern_eval_kv_speed(out, &read, &p, &err), TERN_ECANCELLED);
     assert_int_equal(calls, 3);
-    p.progress = count;
+    p.progress = count_left;
     p.user = &left;
     assert_int_equal(tern_eval_kv_speed(out, &read, &p, &err), 0);
     assert_int_equal(left, 0);

@@ -41,22 +41,11 @@ static void open_entry(struct tiny *t, const struct entry *e)
 
 static void test_exact_parity(void **state)
 {
-    static const int steps[] = {512, 64, 7, 1};
     (void)state;
     for (size_t i = 0; i < N_ENTRIES; i++) {
         struct tiny t;
         open_entry(&t, &entries[i]);
-        float *whole = tiny_run_all(&t, NULL, true, 2, 512, false);
-        double d = tiny_max_diff(&t, whole);
-        print_message("%-36s exact max |difference| %.2e\n", entries[i].name, d);
-        if (!(d <= entries[i].exact))
-            fail_msg("%s: exact logits differ by %g from the reference", entries[i].name, d);
-        for (size_t k = 1; k < sizeof steps / sizeof *steps; k++) {
-            float *part = tiny_run_all(&t, NULL, true, 2, steps[k], steps[k] == 1);
-            tiny_equal_bits(&t, whole, part, entries[i].name);
-            free(part);
-        }
-        free(whole);
+        tiny_exact_parity(&t, entries[i].exact, entries[i].name);
         tiny_close(&t);
     }
 }
@@ -67,15 +56,9 @@ static void test_fast_paths_close_to_reference(void **state)
     for (size_t i = 0; i < N_ENTRIES; i++) {
         struct tiny t;
         open_entry(&t, &entries[i]);
-        float *prompt = tiny_run_all(&t, "f16", false, 2, 512, false),
-              *decode = tiny_run_all(&t, "f16", false, 2, 1, true);
-        size_t at = (size_t)(t.n_ids - t.n_ref) * (size_t)t.n_vocab;
-        double kp = tiny_kld(t.ref, prompt + at, t.n_ref, t.n_vocab),
-               kd = tiny_kld(t.ref, decode + at, t.n_ref, t.n_vocab);
-        print_message("%-36s KLD prompt rows %.2e, decode rows %.2e\n", entries[i].name, kp, kd);
-        assert_true(kp <= entries[i].kld && kd <= entries[i].kld);
-        free(prompt);
-        free(decode);
+        double prompt = tiny_run_kld(&t, "f16", false, false), decode = tiny_run_kld(&t, "f16", false, true);
+        print_message("%-36s KLD prompt rows %.2e, decode rows %.2e\n", entries[i].name, prompt, decode);
+        assert_true(prompt <= entries[i].kld && decode <= entries[i].kld);
         tiny_close(&t);
     }
 }
@@ -110,9 +93,9 @@ static void open_promise(struct tiny *t, size_t i)
             open_entry(t, &entries[k]);
 }
 
-/* Prompt rows: any split, any thread count.  Decode rows: one at a time or several. */
 static void test_splits_and_threads(void **state)
 {
+    static const int cases[][2] = {{2, 64}, {3, 7}, {2, 1}, {1, 65}, {5, 100}};
     (void)state;
     for (size_t m = 0; m < sizeof promise_models / sizeof *promise_models; m++)
         for (size_t k = 0; k < N_SCHEMES; k++) {
@@ -120,26 +103,8 @@ static void test_splits_and_threads(void **state)
             if (m >= 2 && (k + m) % 2) /* every scheme on two models, every other one on the rest */
                 continue;
             open_promise(&t, m);
-            if (t.n_ids < 130 && strstr(schemes[k], "layers")) { /* one layer only */
-                tiny_close(&t);
-                continue;
-            }
-            float *whole = tiny_run_all(&t, schemes[k], false, 1, 512, false);
-            static const int cases[][2] = {{2, 64}, {3, 7}, {2, 1}, {1, 65}, {5, 100}};
-            for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
-                char what[128];
-                float *part = tiny_run_all(&t, schemes[k], false, cases[c][0], cases[c][1], false);
-                (void)snprintf(what, sizeof what, "%s, %s, %d threads, steps of %d", promise_models[m], schemes[k],
-                               cases[c][0], cases[c][1]);
-                tiny_equal_bits(&t, whole, part, what);
-                free(part);
-            }
-            float *one = tiny_run_all(&t, schemes[k], false, 1, 1, true),
-                  *five = tiny_run_all(&t, schemes[k], false, 3, 5, true);
-            tiny_equal_bits(&t, one, five, schemes[k]);
-            free(one);
-            free(five);
-            free(whole);
+            if (t.n_ids >= 130 || !strstr(schemes[k], "layers")) /* one layer only */
+                tiny_splits_and_threads(&t, schemes[k], cases, sizeof cases / sizeof *cases, promise_models[m]);
             tiny_close(&t);
         }
 }
@@ -215,14 +180,11 @@ static void test_latent_codes(void **state)
     tern_error err = {0};
     (void)state;
     tiny_open(&t, "deepseek2-q4_0", "deepseek2", "deepseek2-q4_0");
-    size_t at = (size_t)(t.n_ids - t.n_ref) * (size_t)t.n_vocab;
     for (size_t i = 0; i < sizeof plans / sizeof *plans; i++)
         for (int decode = 0; decode < 2; decode++) {
-            float *got = tiny_run_all(&t, plans[i].kv, false, 1, decode ? 1 : 512, decode);
-            double kld = tiny_kld(t.ref, got + at, t.n_ref, t.n_vocab);
+            double kld = tiny_run_kld(&t, plans[i].kv, false, decode);
             print_message("%-16s %s rows: KLD %.2e\n", plans[i].kv, decode ? "decode" : "prompt", kld);
             assert_true(kld <= plans[i].kld);
-            free(got);
         }
     tern_engine *e;
     tern_engine_params p = {.kv = "t4", .kv_strict = true};

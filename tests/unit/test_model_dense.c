@@ -30,24 +30,18 @@ static const struct entry {
 };
 #define N_ENTRIES (sizeof entries / sizeof *entries)
 
+static void open_named(struct tiny *t, const char *name)
+{
+    tiny_open(t, name, name, name);
+}
+
 static void test_exact_parity(void **state)
 {
-    static const int steps[] = {64, 7, 1};
     (void)state;
     for (size_t i = 0; i < N_ENTRIES; i++) {
         struct tiny t;
-        tiny_open(&t, entries[i].name, entries[i].name, entries[i].name);
-        float *whole = tiny_run_all(&t, NULL, true, 2, 512, false);
-        double d = tiny_max_diff(&t, whole);
-        print_message("%-16s exact max |difference| %.2e\n", entries[i].name, d);
-        if (!(d <= 1e-4))
-            fail_msg("%s: exact logits differ by %g from the reference", entries[i].name, d);
-        for (size_t k = 0; k < sizeof steps / sizeof *steps; k++) {
-            float *part = tiny_run_all(&t, NULL, true, 2, steps[k], steps[k] == 1);
-            tiny_equal_bits(&t, whole, part, entries[i].name);
-            free(part);
-        }
-        free(whole);
+        open_named(&t, entries[i].name);
+        tiny_exact_parity(&t, 1e-4, entries[i].name);
         tiny_close(&t);
     }
 }
@@ -64,19 +58,12 @@ static void test_fast_paths_close_to_reference(void **state)
     (void)state;
     for (size_t i = 0; i < N_ENTRIES; i++) {
         struct tiny t;
-        tiny_open(&t, entries[i].name, entries[i].name, entries[i].name);
-        float *prompt = tiny_run_all(&t, "f16", false, 2, 512, false),
-              *decode = tiny_run_all(&t, "f16", false, 2, 1, true),
-              *coded = tiny_run_all(&t, "t4", true, 2, 512, false);
-        size_t at = (size_t)(t.n_ids - t.n_ref) * (size_t)t.n_vocab;
-        double kp = tiny_kld(t.ref, prompt + at, t.n_ref, t.n_vocab),
-               kd = tiny_kld(t.ref, decode + at, t.n_ref, t.n_vocab),
-               kc = tiny_kld(t.ref, coded + at, t.n_ref, t.n_vocab);
-        print_message("%-16s KLD prompt rows %.2e, decode rows %.2e, t4 %.2e\n", entries[i].name, kp, kd, kc);
-        assert_true(kp <= 1e-3 && kd <= decode_limit(entries[i].name) && kc <= 2e-2);
-        free(prompt);
-        free(decode);
-        free(coded);
+        open_named(&t, entries[i].name);
+        double prompt = tiny_run_kld(&t, "f16", false, false), decode = tiny_run_kld(&t, "f16", false, true),
+               coded = tiny_run_kld(&t, "t4", true, false);
+        print_message("%-16s KLD prompt rows %.2e, decode rows %.2e, t4 %.2e\n", entries[i].name, prompt, decode,
+                      coded);
+        assert_true(prompt <= 1e-3 && decode <= decode_limit(entries[i].name) && coded <= 2e-2);
         tiny_close(&t);
     }
 }
@@ -85,27 +72,13 @@ static void test_splits_and_threads(void **state)
 {
     static const int cases[][2] = {{2, 64}, {3, 7}, {2, 65}};
     (void)state;
-    for (size_t i = 0; i < N_ENTRIES; i++)
-        for (size_t k = 0; k < 2; k++) {
-            struct tiny t;
-            tiny_open(&t, entries[i].name, entries[i].name, entries[i].name);
-            const char *kv = entries[i].kv[k];
-            float *whole = tiny_run_all(&t, kv, false, 1, 512, false);
-            for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
-                char what[128];
-                float *part = tiny_run_all(&t, kv, false, cases[c][0], cases[c][1], false);
-                (void)snprintf(what, sizeof what, "%s, %s, %d threads, steps of %d", entries[i].name, kv, cases[c][0],
-                               cases[c][1]);
-                tiny_equal_bits(&t, whole, part, what);
-                free(part);
-            }
-            float *one = tiny_run_all(&t, kv, false, 1, 1, true), *five = tiny_run_all(&t, kv, false, 3, 5, true);
-            tiny_equal_bits(&t, one, five, kv);
-            free(one);
-            free(five);
-            free(whole);
-            tiny_close(&t);
-        }
+    for (size_t i = 0; i < N_ENTRIES; i++) {
+        struct tiny t;
+        open_named(&t, entries[i].name);
+        for (size_t k = 0; k < 2; k++)
+            tiny_splits_and_threads(&t, entries[i].kv[k], cases, sizeof cases / sizeof *cases, entries[i].name);
+        tiny_close(&t);
+    }
 }
 
 static void test_batch_equals_single(void **state)
@@ -113,7 +86,7 @@ static void test_batch_equals_single(void **state)
     (void)state;
     for (size_t i = 0; i < N_ENTRIES; i++) {
         struct tiny t;
-        tiny_open(&t, entries[i].name, entries[i].name, entries[i].name);
+        open_named(&t, entries[i].name);
         tiny_batch_equals_single(&t, entries[i].kv[i % 2], entries[i].name);
         tiny_close(&t);
     }
@@ -125,7 +98,7 @@ static void test_fork_trim_save(void **state)
     (void)state;
     for (size_t i = 0; i < N_ENTRIES; i++) {
         struct tiny t;
-        tiny_open(&t, entries[i].name, entries[i].name, entries[i].name);
+        open_named(&t, entries[i].name);
         for (size_t c = 0; c < sizeof cuts / sizeof *cuts; c++)
             tiny_fork_trim_save(&t, entries[i].kv[c % 2], cuts[c]);
         tiny_close(&t);
@@ -157,7 +130,7 @@ static void test_coded_at_end(void **state)
     (void)state;
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         struct tiny t;
-        tiny_open(&t, names[i], names[i], names[i]);
+        open_named(&t, names[i]);
         const char *kv = "t4,layers=0-1:l4,recent=128";
         float *raw = run_prompt(&t, "f16", false, 512), *end = run_prompt(&t, kv, true, 512),
               *part = run_prompt(&t, kv, true, 50);
@@ -183,14 +156,13 @@ static void test_calibrated(void **state)
         int fd = mkstemp(path);
         assert_true(fd >= 0);
         (void)close(fd);
-        tiny_open(&t, names[i], names[i], names[i]);
+        open_named(&t, names[i]);
         for (int k = 0; k < 300; k++)
             ids[k] = t.ids[k * 7 % t.n_ids];
         tiny_ok(tern_model_calibrate(t.model, ids, 300, 2, path, NULL, NULL, &err), &err);
         (void)snprintf(kv, sizeof kv, "t4,layers=0-1:t4,cond=%s", path);
         float *coded = tiny_run_all(&t, kv, true, 2, 512, false), *part = tiny_run_all(&t, kv, true, 1, 9, false);
-        size_t at = (size_t)(t.n_ids - t.n_ref) * (size_t)t.n_vocab;
-        double k = tiny_kld(t.ref, coded + at, t.n_ref, t.n_vocab);
+        double k = tiny_kld_of(&t, coded);
         print_message("%-16s calibrated t4 %.2e\n", names[i], k);
         assert_true(k <= 1e-2);
         tiny_equal_bits(&t, coded, part, kv);

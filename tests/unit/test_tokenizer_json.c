@@ -246,6 +246,10 @@ static void unsupported_parts(void **state)
          "pattern 'a(' is refused"},
         {"{\"type\":\"Metaspace\",\"replacement\":\"_\",\"prepend_scheme\":\"last\"}", FUSE, "prepend_scheme"},
         {"{\"type\":\"ByteLevel\"}", FUSE, "without a ByteLevel decoder"},
+        {"{\"type\":\"ByteLevel\"}",
+         "{\"type\":\"Sequence\",\"decoders\":[{\"type\":\"ByteLevel\"},{\"type\":\"Replace\",\"pattern\":{\"String\":"
+         "\"a\"},\"content\":\"b\"}]}",
+         "a ByteLevel decoder beside one that replaces"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         char text[2048];

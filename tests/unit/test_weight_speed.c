@@ -1,14 +1,9 @@
 /* The measurement of products alone: that every type's products are what its weights say, what it says about bytes, and
  * what it refuses; and the bytes that a decode step is said to read.  Nothing here depends on how fast anything is. */
-#include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
+#include "speed_test.h"
+
 #include <stdio.h>
 #include <string.h>
-#include <cmocka.h>
-#include "tern/eval.h"
 
 #define N_ROWS    3
 #define MAX_TYPES 64
@@ -31,11 +26,6 @@ static tern_weight_speed_params small(void)
                                       .n_threads = 3,
                                       .reps = 3,
                                       .read_bytes = 1 << 20};
-}
-
-static void is_spread(tern_spread s)
-{
-    assert_true(s.min > 0 && s.min <= s.median && s.median <= s.max && isfinite(s.max));
 }
 
 static void measure(const tern_weight_speed_params *p, tern_weight_speed *out)
@@ -86,20 +76,6 @@ static void test_bytes(void **state)
     assert_true(out[0].error < 1e-6 && out[N_ROWS].error > 1e-4);
 }
 
-static int stop_at_third(void *user, int done, int total)
-{
-    int *calls = user;
-    assert_true(done == ++*calls && done <= total);
-    return done == 3;
-}
-
-static int count(void *user, int done, int total)
-{
-    int *left = user;
-    *left = total - done;
-    return 0;
-}
-
 static void test_progress(void **state)
 {
     (void)state;
@@ -112,7 +88,7 @@ static void test_progress(void **state)
     p.user = &calls;
     assert_int_equal(tern_eval_weight_speed(out, &read, &p, &err), TERN_ECANCELLED);
     assert_int_equal(calls, 3);
-    p.progress = count;
+    p.progress = count_left;
     p.user = &left;
     assert_int_equal(tern_eval_weight_speed(out, &read, &p, &err), 0);
     assert_int_equal(left, 0);
