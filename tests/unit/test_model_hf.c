@@ -225,21 +225,28 @@ static void test_gemma4(void **state)
         {GEMMA4(GEMMA4_GOOD ", \"per_layer_config\": {\"1\": {\"head_dim\": 48}}"), "has shape [32, 48], expected"},
         {GEMMA4(GEMMA4_GOOD ", \"per_layer_config\": {\"1\": {\"head_dim\": \"48\"}}"), "key_length"},
         {GEMMA4(GEMMA4_GOOD GEMMA4_HEADS ", \"layer_types\": [\"full_attention\", \"sliding_attention\"]"),
-         "has shape [32, 32], expected [32, 96]"},
+         "layers.0.self_attn.k_proj.weight\": it has values beside it, but attention_k_eq_v lets keys serve"},
         {GEMMA4(GEMMA4_ROPE("default") GEMMA4_EXPERTS GEMMA4_HEADS), "rope_type\": \"default\" is not supported"},
         {GEMMA4(GEMMA4_ROPE("proportional") GEMMA4_HEADS), "is not part of architecture gemma4"},
         {GEMMA4(GEMMA4_ROPE("proportional") GEMMA4_HEADS ", \"enable_moe_block\": true, \"num_experts\": 3"),
          "expert_used_count"},
         {GEMMA4(GEMMA4_GOOD GEMMA4_HEADS ", \"attn_logit_softcapping\": 30"), "soft caps are not supported"},
         {GEMMA4(GEMMA4_GOOD GEMMA4_HEADS ", \"num_kv_shared_layers\": 1"), "of its kind"},
+        {GEMMA4(GEMMA4_GOOD GEMMA4_HEADS ", \"use_double_wide_mlp\": true, \"num_kv_shared_layers\": "
+                                         "-9223372036854775808"),
+         "shared_kv_layers"},
     };
     (void)state;
     check_refused("gemma4", cases, sizeof cases / sizeof *cases);
     place("gemma4", GEMMA4(GEMMA4_GOOD GEMMA4_HEADS));
     check_same(dir, "gemma4");
-    place("gemma4", GEMMA4(GEMMA4_GOOD ", \"per_layer_config\": {\"0\": {\"num_key_value_heads\": 2}, \"1\": "
-                                       "{\"head_dim\": 48, \"num_key_value_heads\": 1}}"));
+    char config[] = GEMMA4(GEMMA4_GOOD ", \"per_layer_config\": {\"0\": {\"num_key_value_heads\": 2}, \"1\": "
+                                       "{\"head_dim\": 48, \"num_key_value_heads\": 1}}");
+    place("gemma4", config);
     check_same(dir, "gemma4");
+    memcpy(strstr(config, "true, \"final"), "null", 4);
+    place("gemma4", config);
+    refused("layers.1.self_attn.k_proj.weight\": it has no values beside it, and attention_k_eq_v does not");
 }
 
 #define DEEPSEEK(type, layers, more)                                                                                   \
@@ -253,7 +260,7 @@ static void test_gemma4(void **state)
 #define DEEPSEEK2(more) DEEPSEEK("deepseek_v2", "2", ", \"v_head_dim\": 48" more)
 #define LIMITED         ", \"topk_method\": \"group_limited_greedy\", \"n_group\": 3, \"topk_group\": 2"
 
-/* Latent attention: what its configurations may say, and a layer behind the last. */
+/* Latent attention: what its configurations may say, one layer behind the last, and one behind that. */
 static void test_latent(void **state)
 {
     static const struct refusal cases[] = {
@@ -274,15 +281,23 @@ static void test_latent(void **state)
          "rope_interleave\": an integer"},
         {DEEPSEEK("deepseek_v2", "1", ", \"v_head_dim\": 48"), "is not part of architecture deepseek2"},
     };
+    static const char one_more[] =
+        DEEPSEEK("deepseek_v2", "1", ", \"v_head_dim\": 48, \"num_nextn_predict_layers\": 1");
+    static struct bytes b;
     tern_model *m;
     tern_error err = {0};
     (void)state;
     check_refused("deepseek_v2", cases, sizeof cases / sizeof *cases);
     place("deepseek_v2", DEEPSEEK2(LIMITED ", \"mlp_layer_types\": [\"dense\", \"sparse\"]"));
     check_same(dir, "deepseek_v2");
-    place("deepseek_v2", DEEPSEEK("deepseek_v2", "1", ", \"v_head_dim\": 48, \"num_nextn_predict_layers\": 1"));
+    place("deepseek_v2", one_more);
     tiny_ok(tern_model_open(&m, dir, &(tern_model_params){.n_threads = 1}, &err), &err);
     tern_model_close(&m);
+    read_file(&b, "deepseek_v2", "model.safetensors");
+    for (char *at = b.p; (at = memmem(at, b.n - (size_t)(at - b.p), "layers.1.", 9));)
+        at[7] = '2';
+    write_file("model.safetensors", &b);
+    refused("is not part of architecture deepseek2");
 }
 
 /* A file of packed weights has every expert, and knows when one has changed. */

@@ -66,6 +66,11 @@ static void test_told(void **state)
         {"fp8", "model.layers.0.mlp.down_proj.weight", "FP8, blocks of 32 x 64", {96, 64, 1}, 64 * 96 + 2 * 2 * 4},
         {"fp8_tensor", "model.layers.0.mlp.up_proj.weight", "FP8, a scale per row", {64, 96, 1}, 96 * (64 + 2)},
         {"fp8_tensor", "model.layers.0.mlp.gate_proj.weight", "FP8, a scale per matrix", {64, 96, 1}, 96 * 64 + 4},
+        {"fp8_latent", /* the keys' half */
+         "model.layers.0.self_attn.kv_b_proj.weight",
+         "FP8, blocks of 32 x 32",
+         {32, 64, 2},
+         2 * (32 * 64 + 2 * 4)},
         {"gptq",
          "model.layers.0.mlp.down_proj.qweight",
          "GPTQ 4 bit, groups of 32",
