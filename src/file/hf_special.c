@@ -278,7 +278,8 @@ static int put_leading(const struct tern_hf_words *w, tern_error *err)
     int64_t dense = setting(w, "first_k_dense_replace", usual ? (int64_t)usual->value : 0);
     if (every && number_of(every) != 1)
         return tern_hf_fail(w, every, TERN_EUNSUPPORTED, err, "only experts in every layer are supported");
-    if (types && (types->type != TERN_META_ARRAY || types->elem != TERN_META_STRING))
+    if (types && (types->type != TERN_META_ARRAY || types->elem != TERN_META_STRING ||
+                  (int64_t)types->n != setting(w, "num_hidden_layers", -1)))
         return tern_hf_fail(w, types, TERN_EFORMAT, err, "it is not a list of one name for each layer");
     dense = types ? 0 : dense;
     for (size_t i = 0; types && i < types->n; i++) {

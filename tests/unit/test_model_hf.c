@@ -273,6 +273,7 @@ static void test_latent(void **state)
         {DEEPSEEK2(", \"norm_topk_prob\": true"), "norm_topk_prob\": this is set"},
         {DEEPSEEK2(", \"moe_layer_freq\": 2"), "only experts in every layer"},
         {DEEPSEEK2(", \"mlp_layer_types\": [\"sparse\", \"dense\"]"), "dense layers before sparse ones"},
+        {DEEPSEEK2(", \"mlp_layer_types\": [\"dense\"]"), "not a list of one name for each layer"},
         {DEEPSEEK2(", \"mlp_layer_types\": [\"sparse\", \"sparse\"]"), "\"blk.0.ffn_gate_shexp.weight\" is missing"},
         {DEEPSEEK2(", \"topk_group\": 4, \"n_group\": 3, \"topk_method\": \"group_limited_greedy\""),
          "expert_group_used_count"},

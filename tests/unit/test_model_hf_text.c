@@ -73,6 +73,7 @@ static void test_recommended(void **state)
         {"{\"top_k\": 64}", T | K, {.temperature = 1, .top_k = 64, .top_p = 1, .repetition_penalty = 1}, NULL},
         {"{\"do_sample\": false, \"temperature\": 0.5, \"top_k\": 20}", T, {.top_p = 1, .repetition_penalty = 1}, NULL},
         {"{\"repetition_penalty\": 1.5}", R | L, {.top_p = 1, .repetition_penalty = 1.5f, .penalty_last = -1}, NULL},
+        {"{\"top_k\": 20.5, \"do_sample\": true}", T, {.temperature = 1, .top_p = 1, .repetition_penalty = 1}, "top_k"},
         {"{\"temperature\": -1, \"top_p\": \"1\", \"top_k\": 1e99, \"min_p\": 1.5, \"no_repeat_ngram_size\": 3}",
          0,
          {.top_p = 1, .repetition_penalty = 1},
