@@ -309,11 +309,41 @@ static void test_refused(void **state)
     }
 }
 
+/* Vectors are not quantised: that of the last norm is, in the bytes that it had. */
+static void test_quantised_vector(void **state)
+{
+    static struct bytes b;
+    static const char name[] = "\"model.norm.weight\":";
+    char from[200], to[600];
+    uint64_t header;
+    int at, grown;
+    (void)state;
+    read_file(&b, "affine", CONFIG);
+    write_file(CONFIG, &b);
+    read_file(&b, "affine", WEIGHTS);
+    const char *entry = strstr(b.p + 8, name);
+    assert_non_null(entry);
+    assert_int_equal(sscanf(strstr(entry, "\"data_offsets\":["), "\"data_offsets\":[%d", &at), 1);
+    (void)snprintf(from, sizeof from, "%.*s", (int)(strchr(entry, '}') + 1 - entry), entry);
+    grown = snprintf(to, sizeof to,
+                     "%s{\"dtype\":\"U32\",\"shape\":[1,8],\"data_offsets\":[%d,%d]},\"model.norm.scales\":{\"dtype\":"
+                     "\"BF16\",\"shape\":[1,1],\"data_offsets\":[%d,%d]},\"model.norm.biases\":{\"dtype\":\"BF16\","
+                     "\"shape\":[1,1],\"data_offsets\":[%d,%d]},\"mtp.rest\":{\"dtype\":\"U8\",\"shape\":[92],"
+                     "\"data_offsets\":[%d,%d]}",
+                     name, at, at + 32, at + 32, at + 34, at + 34, at + 36, at + 36, at + 128);
+    replace(&b, "", from, to);
+    memcpy(&header, b.p, sizeof header);
+    header += (uint64_t)grown - strlen(from);
+    memcpy(b.p, &header, sizeof header);
+    write_file(WEIGHTS, &b);
+    refused("tensor \"model.norm.weight\": weights of U32 cannot be read");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_parity),  cmocka_unit_test(test_told),           cmocka_unit_test(test_packed),
-        cmocka_unit_test(test_refused), cmocka_unit_test(test_refused_values),
+        cmocka_unit_test(test_refused), cmocka_unit_test(test_refused_values), cmocka_unit_test(test_quantised_vector),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }
