@@ -3,6 +3,24 @@
 
 #include "base/mem.h"
 
+enum { MOST_LAYERS = 1024, MOST_DIMS = 1 << 16 };
+
+/* A whole number, or `def` where nothing is said; what is no such number becomes -1, which no key takes. */
+static int64_t whole_or(const struct tern_meta *m, int64_t def)
+{
+    return !m ? def : m->type == TERN_META_INT ? m->i : -1;
+}
+
+static int64_t setting(const struct tern_hf_words *w, const char *name, int64_t def)
+{
+    return whole_or(said(w, name), def);
+}
+
+static bool is_on(const struct tern_meta *m)
+{
+    return m && m->type == TERN_META_BOOL && m->i;
+}
+
 /* A list that must say of each layer what the architecture takes for granted, that every fourth has no positions:
  * `kinds`, the names of layers without and with them, or NULL for 0 and 1. */
 static int check_positions(const struct tern_hf_words *w, const struct tern_meta *m, const char *const kinds[2],
@@ -35,7 +53,7 @@ static int check_moe_layers(const struct tern_hf_words *w, tern_error *err)
     if (!m)
         return 0;
     bool same = m->type == TERN_META_ARRAY && m->elem == TERN_META_INT &&
-                (int64_t)m->n == (int64_t)number_of(said(w, "num_hidden_layers")) / step;
+                (int64_t)m->n == setting(w, "num_hidden_layers", 0) / step;
     for (size_t i = 0; same && i < m->n; i++)
         same = ((const int64_t *)m->arr)[i] == (int64_t)(i + 1) * step - 1;
     return same ? 0
@@ -64,24 +82,6 @@ out:
 }
 
 /* ---- gemma4 ------------------------------------------------------------------------------------------------------ */
-
-enum { MOST_LAYERS = 1024, MOST_DIMS = 1 << 16 };
-
-/* A whole number, or `def` where nothing is said; what is no such number becomes -1, which no key takes. */
-static int64_t whole_or(const struct tern_meta *m, int64_t def)
-{
-    return !m ? def : m->type == TERN_META_INT ? m->i : -1;
-}
-
-static int64_t setting(const struct tern_hf_words *w, const char *name, int64_t def)
-{
-    return whole_or(said(w, name), def);
-}
-
-static bool is_on(const struct tern_meta *m)
-{
-    return m && m->type == TERN_META_BOOL && m->i;
-}
 
 static int put_whole(const struct tern_hf_words *w, const char *name, int64_t v, tern_error *err)
 {
@@ -187,7 +187,7 @@ static int put_heads(const struct tern_hf_words *w, int64_t n, const int64_t *wi
                                 "layers of one kind with heads of several sizes are not supported");
         dims[window] = dim;
         kv[i] = kv_heads(w, listed, i, window);
-        ff[i] = twice && i >= n - shared && wide < INT32_MAX ? 2 * wide : wide;
+        ff[i] = twice && shared > 0 && i >= n - shared && wide > 0 && wide < INT32_MAX ? 2 * wide : wide;
     }
     dims[1] = dims[1] ? dims[1] : dims[0];
     TERN_TRY(put_array(w, "attention.head_count_kv", kv, n, TERN_META_INT, err));
@@ -230,6 +230,28 @@ out:
     return rc;
 }
 
+int tern_hf_check_values(const struct tern_hf_words *w, const struct tern_tensor_list *list, tern_error *err)
+{
+    const struct tern_meta *windows = tern_meta_table_find(&w->part->meta, "gemma4.attention.sliding_window_pattern");
+    const bool keys_serve = is_on(said(w, "attention_k_eq_v"));
+    const int64_t shared = setting(w, "num_kv_shared_layers", 0);
+    for (size_t i = 0; windows && i < windows->n; i++) {
+        char k[48], v[48];
+        const bool wanted = !keys_serve || ((const int64_t *)windows->arr)[i];
+        (void)snprintf(k, sizeof k, "blk.%zu.attn_k.weight", i);
+        (void)snprintf(v, sizeof v, "blk.%zu.attn_v.weight", i);
+        const struct tern_tensor *keys = tern_hf_find(list, k);
+        if (!keys || (shared > 0 && (int64_t)i >= (int64_t)windows->n - shared))
+            continue; /* the loader looks for keys */
+        struct tern_cursor c = {.part = tern_file_part_of(w->file, keys), .table = "tensor", .name = keys->source};
+        if (wanted != (tern_hf_find(list, v) != NULL))
+            return tern_cursor_fail(&c, (size_t)keys->file_offset, TERN_EFORMAT, err,
+                                    wanted ? "it has no values beside it, and attention_k_eq_v does not let keys serve"
+                                           : "it has values beside it, but attention_k_eq_v lets keys serve");
+    }
+    return 0;
+}
+
 /* ---- latent attention: deepseek_v2, deepseek_v3, glm4_moe_lite ----------------------------------------------------
  */
 
@@ -256,7 +278,8 @@ static int put_leading(const struct tern_hf_words *w, tern_error *err)
     int64_t dense = setting(w, "first_k_dense_replace", usual ? (int64_t)usual->value : 0);
     if (every && number_of(every) != 1)
         return tern_hf_fail(w, every, TERN_EUNSUPPORTED, err, "only experts in every layer are supported");
-    if (types && (types->type != TERN_META_ARRAY || types->elem != TERN_META_STRING))
+    if (types && (types->type != TERN_META_ARRAY || types->elem != TERN_META_STRING ||
+                  (int64_t)types->n != setting(w, "num_hidden_layers", -1)))
         return tern_hf_fail(w, types, TERN_EFORMAT, err, "it is not a list of one name for each layer");
     dense = types ? 0 : dense;
     for (size_t i = 0; types && i < types->n; i++) {

@@ -396,7 +396,7 @@ static bool translate_name(const struct tern_hf_words *w, const char *body, cons
     return true;
 }
 
-/* Layers behind the last that predict further tokens. */
+/* Is it of one of the num_nextn_predict_layers behind the last, which predict further tokens? */
 static bool is_spare_layer(const struct tern_hf_words *w, const char *hf)
 {
     const struct tern_meta *more = said(w, "num_nextn_predict_layers"), *layers = said(w, "num_hidden_layers");
@@ -405,7 +405,8 @@ static bool is_spare_layer(const struct tern_hf_words *w, const char *hf)
     for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
         const char *rest = hf + strlen(places[i][0]);
         if (starts_with(hf, places[i][0]) && starts_with(rest, "layers."))
-            return rest[7] >= '0' && rest[7] <= '9' && strtoll(rest + 7, NULL, 10) >= layers->i;
+            return rest[7] >= '0' && rest[7] <= '9' && strtoll(rest + 7, NULL, 10) >= layers->i &&
+                   (double)strtoll(rest + 7, NULL, 10) - layers->f < number_of(more);
     }
     return false;
 }
@@ -421,7 +422,7 @@ static bool is_foreign(const struct tern_hf_words *w, const char *hf)
     return ends_with(hf, ".rotary_emb.inv_freq");
 }
 
-static const struct tern_tensor *find_tensor(const struct tern_tensor_list *list, const char *name)
+const struct tern_tensor *tern_hf_find(const struct tern_tensor_list *list, const char *name)
 {
     for (size_t i = 0; i < list->n; i++)
         if (strcmp(list->v[i].name, name) == 0)
@@ -466,9 +467,9 @@ struct kv_b {
     size_t row_bytes;    /* of codes or numbers */
 };
 
-/* The scales of an FP8 half that begins at a row of each head. */
+/* The scales of an FP8 half, `rows` rows of each head from `row` on, which are whole blocks. */
 static int half_scales(const struct tern_hf_words *w, const struct tern_quant **out, const struct kv_b *b, int64_t row,
-                       bool turned, tern_error *err)
+                       int64_t rows, bool turned, tern_error *err)
 {
     int rc = 0;
     struct tern_quant *q;
@@ -482,9 +483,10 @@ static int half_scales(const struct tern_hf_words *w, const struct tern_quant **
     *scales = *of->scales;
     const size_t skip = of->group_rows ? (size_t)(row / of->group_rows) * bytes : 0;
     scales->data = (const uint8_t *)scales->data + skip;
-    scales->n_bytes -= skip;
     q->scales = scales;
     q->stride = of->group_rows ? (size_t)(b->rows / of->group_rows) * bytes : 0;
+    if (of->group_rows)
+        scales->n_bytes = (size_t)(b->heads - 1) * q->stride + (size_t)(rows / of->group_rows) * bytes;
     if (turned) {
         q->group = of->group_rows;
         q->group_rows = of->group;
@@ -515,7 +517,7 @@ static int half_of(const struct tern_hf_words *w, struct tern_tensor *out, const
     out->file_offset += (size_t)row * b->row_bytes;
     out->n_bytes = (size_t)(b->heads - 1) * out->stride + (size_t)rows * b->row_bytes;
     if (out->quant)
-        TERN_TRY(half_scales(w, &out->quant, b, row, turned, err));
+        TERN_TRY(half_scales(w, &out->quant, b, row, rows, turned, err));
 out:
     return rc;
 }
@@ -558,7 +560,7 @@ static int tie_head(const struct tern_hf_words *w, const struct tern_tensor_list
     const struct tern_meta *tie = said(w, "tie_word_embeddings");
     if (!tie)
         tie = tern_meta_table_find(&w->part->meta, "config.tie_word_embeddings");
-    struct tern_tensor *head = (struct tern_tensor *)(uintptr_t)find_tensor(list, "output.weight");
+    struct tern_tensor *head = (struct tern_tensor *)(uintptr_t)tern_hf_find(list, "output.weight");
     if (tie && tie->type != TERN_META_BOOL)
         return tern_hf_fail(w, tie, TERN_EFORMAT, err, "it is not true or false");
     if (tie && !tie->i && !head)
@@ -572,7 +574,7 @@ static int tie_head(const struct tern_hf_words *w, const struct tern_tensor_list
 
 static int check_vocabulary(const struct tern_hf_words *w, const struct tern_tensor_list *list, tern_error *err)
 {
-    const struct tern_tensor *t = find_tensor(list, "token_embd.weight");
+    const struct tern_tensor *t = tern_hf_find(list, "token_embd.weight");
     const struct tern_meta *m = said(w, "vocab_size");
     if (!t || !m || (m->type == TERN_META_INT && m->i == t->dims[1]))
         return 0;
@@ -646,7 +648,7 @@ int tern_hf_translate(struct tern_file *f, struct tern_tensor_list *list, tern_e
     for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
         char name[64];
         (void)snprintf(name, sizeof name, "%sembed_tokens.weight", places[i][0]);
-        if (find_tensor(list, name)) {
+        if (tern_hf_find(list, name)) {
             place = i;
             break;
         }
@@ -656,6 +658,8 @@ int tern_hf_translate(struct tern_file *f, struct tern_tensor_list *list, tern_e
     for (size_t i = 0, n = list->n; i < n; i++)
         if (ends_with(list->v[i].name, kv_b) && !list->v[i].unused)
             TERN_TRY(split_kv_b(&w, list, i, err));
+    if (w.family->more == tern_hf_gemma4)
+        TERN_TRY(tern_hf_check_values(&w, list, err));
     TERN_TRY(tie_head(&w, list, err));
     TERN_TRY(check_vocabulary(&w, list, err));
     TERN_TRY(add_divisors(&w, list, "short_factor", "rope_factors_short.weight", err));

@@ -113,6 +113,11 @@ int tern_hf_llama4(const struct tern_hf_words *w, tern_error *err);
 int tern_hf_gemma4(const struct tern_hf_words *w, tern_error *err);
 int tern_hf_latent(const struct tern_hf_words *w, tern_error *err);
 int tern_hf_qwen35(const struct tern_hf_words *w, tern_error *err);
+/* Do those layers of gemma4 have values that the configuration gives them?  To the loader a missing tensor says that
+ * keys serve. */
+int tern_hf_check_values(const struct tern_hf_words *w, const struct tern_tensor_list *list, tern_error *err);
+/* A tensor by the name that it has by now, or NULL. */
+const struct tern_tensor *tern_hf_find(const struct tern_tensor_list *list, const char *name);
 /* Dims of the parts of a head in kv_b_proj; -1: not those of any model. */
 int tern_hf_latent_heads(const struct tern_hf_words *w, int64_t *nope, int64_t *value);
 /* Pairs of a head whose frequencies lie as if all were rotated, of which the first are; 0: nothing of the kind is said.

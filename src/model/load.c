@@ -433,14 +433,16 @@ static int pack_matrix(const struct loader *ld, const struct tern_weight_place *
     return w.failed < 0 ? 0 : tern_err_set(err, w.err.code, "%s: %s", tern_file_path(ld->f), w.err.msg);
 }
 
-static int read_vector(const struct tern_weight_place *p, float *dst, tern_error *err)
+static int read_vector(const struct loader *ld, const struct tern_weight_place *p, float *dst, tern_error *err)
 {
     int rc = 0;
+    tern_error e = {0};
     const int columns = p->columns, rows = p->n / columns;
     float *as_read = dst;
     if (columns > 1)
         TERN_TRY(tern_alloc(&as_read, (size_t)p->n, sizeof *as_read, err));
-    TERN_TRY(tern_dequantize(as_read, p->t->type, p->src.data, (size_t)p->n, err));
+    if ((rc = tern_dequantize(as_read, p->t->type, p->src.data, (size_t)p->n, &e)) < 0)
+        TERN_FAIL(err, rc, "%s: tensor \"%s\": %s", tern_file_path(ld->f), p->t->source, e.msg);
     for (int i = 0; columns > 1 && i < p->n; i++)
         dst[(size_t)(i % columns) * (size_t)rows + (size_t)(i / columns)] = as_read[i];
     for (int i = 0; i < p->n; i++)
@@ -463,7 +465,7 @@ static int pack_all(struct loader *ld, struct tern_pool *pool, tern_error *err)
         for (n = 1; i + n < ld->n_plans && p[n].matrix > 0;)
             n++;
         if (p->vector)
-            TERN_TRY(read_vector(p, (float *)(void *)dst, err));
+            TERN_TRY(read_vector(ld, p, (float *)(void *)dst, err));
         else
             TERN_TRY(pack_matrix(ld, p, (int)n, pool, dst, err));
         /* The file's copy of these tensors is not needed again: without this both would be resident. */

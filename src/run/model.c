@@ -217,10 +217,9 @@ size_t tern_model_n_tensors(const tern_model *m)
 }
 
 /* Without what lies between the matrices of a stack. */
-static size_t own_bytes(const struct tern_tensor *t)
+static size_t own_bytes(size_t n_bytes, size_t stride, int64_t matrices)
 {
-    const size_t between = (size_t)(t->dims[2] - 1) * t->stride;
-    return t->stride ? (t->n_bytes - between) * (size_t)t->dims[2] : t->n_bytes;
+    return stride ? (n_bytes - (size_t)(matrices - 1) * stride) * (size_t)matrices : n_bytes;
 }
 
 void tern_model_tensor(const tern_model *m, size_t i, tern_tensor_info *out)
@@ -230,11 +229,11 @@ void tern_model_tensor(const tern_model *m, size_t i, tern_tensor_info *out)
     *out = (tern_tensor_info){.name = t->source,
                               .type = t->quant ? t->quant->about : tern_type_name(t->type),
                               .n_dims = t->n_dims,
-                              .file_bytes = own_bytes(t),
+                              .file_bytes = own_bytes(t->n_bytes, t->stride, t->dims[2]),
                               .memory_bytes = tern_net_tensor_bytes(t)};
     memcpy(out->dims, t->dims, sizeof out->dims);
     for (int n = tern_tensor_parts(t, parts), j = 0; j < n; j++)
-        out->file_bytes += parts[j]->n_bytes;
+        out->file_bytes += own_bytes(parts[j]->n_bytes, t->quant ? t->quant->stride : 0, t->dims[2]);
 }
 
 /* ---- text ------------------------------------------------------------------------------------------------------- */

@@ -13,6 +13,7 @@ struct source {
     const json_t *hf;
 };
 
+static const unsigned counts = TERN_SAID_TOP_K | TERN_SAID_LAST; /* these have no fractions */
 struct setting {
     unsigned said; /* TERN_SAID_* */
     const char *gguf, *hf;
@@ -123,7 +124,7 @@ static void read_settings(tern_model *m, const struct source *s)
     for (size_t i = 0; i < sizeof settings / sizeof *settings; i++) {
         const struct setting *x = &settings[i];
         enum found f = look_up(s, x->gguf, x->hf, &v);
-        const bool inside = f == NUMBER && v >= x->min && v <= x->max;
+        const bool inside = f == NUMBER && v >= x->min && v <= x->max && (!(x->said & counts) || v == floor(v));
         if (inside && (double)(float)v >= x->min) { /* the sampler gets floats: 0.01 becomes less */
             m->said |= x->said;
             take(&m->recommended, x->said, v);

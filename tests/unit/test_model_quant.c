@@ -1,91 +1,10 @@
 /* Quantised checkpoints of Hugging Face: every method's logits against the reference on the dequantised weights, what
  * is told about them, and checkpoints whose tensors and configuration do not fit each other. */
-#include "tiny.h"
-
-#include <sys/stat.h>
-#include <unistd.h>
+#include "hf_model.h"
 
 static const char *const models[] = {"affine",     "micro",    "fp8",        "fp8_tensor",   "gptq",
                                      "awq",        "nvfp4",    "affine_moe", "micro_latent", "fp8_moe",
                                      "fp8_latent", "gptq_moe", "awq_moe",    "nvfp4_moe"};
-
-static char dir[] = "/tmp/tern-quant-XXXXXX";
-
-static const char *in_dir(const char *name)
-{
-    static char path[2][128];
-    static int turn;
-    turn = !turn;
-    (void)snprintf(path[turn], sizeof path[turn], "%s/%s", dir, name);
-    return path[turn];
-}
-
-struct bytes {
-    char p[160000];
-    size_t n;
-};
-
-/* A file of a committed model. */
-static void read_file(struct bytes *out, const char *model, const char *name)
-{
-    char path[512];
-    (void)snprintf(path, sizeof path, "%s/hf/%s/%s", TERN_TEST_DATA, model, name);
-    FILE *f = fopen(path, "rb");
-    if (!f)
-        fail_msg("cannot open %s", path);
-    out->n = fread(out->p, 1, sizeof out->p, f);
-    assert_true(out->n > 0 && out->n < sizeof out->p);
-    (void)fclose(f);
-}
-
-static void write_file(const char *name, const struct bytes *b)
-{
-    FILE *f = fopen(in_dir(name), "wb");
-    assert_non_null(f);
-    assert_int_equal(fwrite(b->p, 1, b->n, f), b->n);
-    assert_int_equal(fclose(f), 0);
-}
-
-/* Puts `to` where `from` stands for the first time behind `after`. */
-static void replace(struct bytes *b, const char *after, const char *from, const char *to)
-{
-    char *at = memmem(b->p, b->n, after, strlen(after));
-    assert_non_null(at);
-    at = memmem(at, b->n - (size_t)(at - b->p), from, strlen(from));
-    assert_non_null(at);
-    size_t rest = b->n - (size_t)(at - b->p) - strlen(from);
-    memmove(at + strlen(to), at + strlen(from), rest);
-    memcpy(at, to, strlen(to));
-    b->n += strlen(to) - strlen(from);
-}
-
-static int set_up(void **state)
-{
-    (void)state;
-    return mkdtemp(dir) ? 0 : -1;
-}
-
-static int tear_down(void **state)
-{
-    (void)state;
-    (void)unlink(in_dir("model.safetensors"));
-    (void)unlink(in_dir("config.json"));
-    (void)unlink(in_dir("kept"));
-    return rmdir(dir);
-}
-
-static void open_model(struct tiny *t, const char *name)
-{
-    char path[512], base[64];
-    tern_error err = {0};
-    memset(t, 0, sizeof *t);
-    (void)snprintf(path, sizeof path, "%s/hf/%s", TERN_TEST_DATA, name);
-    tiny_ok(tern_model_open(&t->model, path, &(tern_model_params){.n_threads = 2}, &err), &err);
-    (void)snprintf(base, sizeof base, "../hf/%s", name);
-    tiny_read_ids(t, base);
-    tiny_read_ref(t, base);
-    assert_int_equal(t->n_vocab, tern_model_get_info(t->model)->n_vocab);
-}
 
 static void test_parity(void **state)
 {
@@ -95,7 +14,7 @@ static void test_parity(void **state)
         tern_error err = {0};
         tern_engine *e;
         tern_seq *s;
-        open_model(&t, models[i]);
+        open_model(&t, data_path(models[i]), models[i]);
         float *got = tiny_buffer(&t);
         tern_engine_params p = {.n_threads = 2, .max_seqs = 1, .chunk = 128, .ctx = 96, .exact = true};
         tiny_ok(tern_engine_open(&e, t.model, &p, &err), &err);
@@ -147,6 +66,11 @@ static void test_told(void **state)
         {"fp8", "model.layers.0.mlp.down_proj.weight", "FP8, blocks of 32 x 64", {96, 64, 1}, 64 * 96 + 2 * 2 * 4},
         {"fp8_tensor", "model.layers.0.mlp.up_proj.weight", "FP8, a scale per row", {64, 96, 1}, 96 * (64 + 2)},
         {"fp8_tensor", "model.layers.0.mlp.gate_proj.weight", "FP8, a scale per matrix", {64, 96, 1}, 96 * 64 + 4},
+        {"fp8_latent", /* the keys' half */
+         "model.layers.0.self_attn.kv_b_proj.weight",
+         "FP8, blocks of 32 x 32",
+         {32, 64, 2},
+         2 * (32 * 64 + 2 * 4)},
         {"gptq",
          "model.layers.0.mlp.down_proj.qweight",
          "GPTQ 4 bit, groups of 32",
@@ -165,7 +89,7 @@ static void test_told(void **state)
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct tiny t;
         tern_tensor_info info;
-        open_model(&t, cases[i].model);
+        open_model(&t, data_path(cases[i].model), cases[i].model);
         assert_string_equal(tern_model_get_info(t.model)->container, "safetensors");
         size_t k = 0, n = tern_model_n_tensors(t.model);
         for (; k < n; k++) {
@@ -385,11 +309,41 @@ static void test_refused(void **state)
     }
 }
 
+/* Vectors are not quantised: that of the last norm is, in the bytes that it had. */
+static void test_quantised_vector(void **state)
+{
+    static struct bytes b;
+    static const char name[] = "\"model.norm.weight\":";
+    char from[200], to[600];
+    uint64_t header;
+    int at, grown;
+    (void)state;
+    read_file(&b, "affine", CONFIG);
+    write_file(CONFIG, &b);
+    read_file(&b, "affine", WEIGHTS);
+    const char *entry = strstr(b.p + 8, name);
+    assert_non_null(entry);
+    assert_int_equal(sscanf(strstr(entry, "\"data_offsets\":["), "\"data_offsets\":[%d", &at), 1);
+    (void)snprintf(from, sizeof from, "%.*s", (int)(strchr(entry, '}') + 1 - entry), entry);
+    grown = snprintf(to, sizeof to,
+                     "%s{\"dtype\":\"U32\",\"shape\":[1,8],\"data_offsets\":[%d,%d]},\"model.norm.scales\":{\"dtype\":"
+                     "\"BF16\",\"shape\":[1,1],\"data_offsets\":[%d,%d]},\"model.norm.biases\":{\"dtype\":\"BF16\","
+                     "\"shape\":[1,1],\"data_offsets\":[%d,%d]},\"mtp.rest\":{\"dtype\":\"U8\",\"shape\":[92],"
+                     "\"data_offsets\":[%d,%d]}",
+                     name, at, at + 32, at + 32, at + 34, at + 34, at + 36, at + 36, at + 128);
+    replace(&b, "", from, to);
+    memcpy(&header, b.p, sizeof header);
+    header += (uint64_t)grown - strlen(from);
+    memcpy(b.p, &header, sizeof header);
+    write_file(WEIGHTS, &b);
+    refused("tensor \"model.norm.weight\": weights of U32 cannot be read");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_parity),  cmocka_unit_test(test_told),           cmocka_unit_test(test_packed),
-        cmocka_unit_test(test_refused), cmocka_unit_test(test_refused_values),
+        cmocka_unit_test(test_refused), cmocka_unit_test(test_refused_values), cmocka_unit_test(test_quantised_vector),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }

@@ -1,44 +1,11 @@
 /* Safetensors directories: what a good one reads as, and every kind of lie that its three files can tell. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
-#include <cmocka.h>
+#include "scratch.h"
 
 #include "file/file.h"
 
 #define CONFIG                                                                                                  \
     "{\"model_type\": \"llama\", \"num_hidden_layers\": 2, \"list\": [1, 2.5], \"empty\": [], \"none\": null, " \
     "\"mixed\": [1, \"x\"], \"deep\": {\"flag\": true, \"words\": [\"a\", \"b\\u00e9\"]}}"
-
-static char dir[] = "/tmp/tern-st-XXXXXX";
-
-static const char *in_dir(const char *name)
-{
-    static char path[2][128];
-    static int turn;
-    turn = !turn;
-    (void)snprintf(path[turn], sizeof path[turn], "%s/%s", dir, name);
-    return path[turn];
-}
-
-static void write_bytes(const char *name, const void *p, size_t n)
-{
-    FILE *f = fopen(in_dir(name), "wb");
-    assert_non_null(f);
-    assert_int_equal(fwrite(p, 1, n, f), n);
-    assert_int_equal(fclose(f), 0);
-}
-
-static void write_text(const char *name, const char *text)
-{
-    write_bytes(name, text, strlen(text));
-}
 
 /* A file of this header and n_data bytes 0, 1, 2 ... */
 static void write_tensors(const char *name, const char *header, size_t n_data)
@@ -50,27 +17,6 @@ static void write_tensors(const char *name, const char *header, size_t n_data)
     for (size_t i = 0; i < n_data; i++)
         bytes[8 + n + i] = (uint8_t)i;
     write_bytes(name, bytes, 8 + n + n_data);
-}
-
-static void clear(void)
-{
-    static const char *const names[] = {"config.json", "model.safetensors", "model.safetensors.index.json",
-                                        "a.safetensors", "b.safetensors"};
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
-        (void)unlink(in_dir(names[i]));
-}
-
-static int set_up(void **state)
-{
-    (void)state;
-    return mkdtemp(dir) ? 0 : -1;
-}
-
-static int tear_down(void **state)
-{
-    (void)state;
-    clear();
-    return rmdir(dir);
 }
 
 /* Opens `path` and expects code and words; 0: it opens, and all bytes can be read. */
@@ -136,7 +82,7 @@ static void test_good(void **state)
     assert_false(found);
     tern_buf_clear(&text);
     tern_file_close(&f);
-    clear();
+    clear_dir();
 }
 
 #define X(dtype, shape, offsets) \
@@ -192,7 +138,7 @@ static void test_bad_headers(void **state)
     expect(dir, TERN_EFORMAT, "the file ends inside the length of the header");
     write_bytes("model.safetensors", huge, 0);
     expect(dir, TERN_EFORMAT, "the file is empty");
-    clear();
+    clear_dir();
 }
 
 #define Y "{\"y\": {\"dtype\": \"F16\", \"shape\": [1], \"data_offsets\": [0, 2]}}"
@@ -230,7 +176,7 @@ static void test_bad_indexes(void **state)
         expect(dir, cases[i].code, cases[i].words);
         expect(in_dir("model.safetensors.index.json"), cases[i].code, cases[i].words);
     }
-    clear();
+    clear_dir();
 }
 
 static void test_bad_directories(void **state)
@@ -253,7 +199,7 @@ static void test_bad_directories(void **state)
     expect(in_dir("none.safetensors"), TERN_EFORMAT, "malformed JSON");
     write_text("config.json", CONFIG);
     expect(in_dir("none.safetensors"), TERN_ENOENT, "cannot open the file");
-    clear();
+    clear_dir();
 }
 
 int main(void)
