@@ -204,8 +204,9 @@ int tern_kv_seq_fork(struct tern_kv_cache *c, struct tern_kv_seq **out, const st
  * tokens count and gives back window pages; abort undoes begin. */
 int tern_kv_begin(struct tern_kv_cache *c, struct tern_kv_seq *s, int n, tern_error *err);
 void tern_kv_commit(struct tern_kv_cache *c, struct tern_kv_seq *s, int n);
-/* Between begin and commit, where there are states: the step shall keep that of its last page boundary, which is the
- * caller's to write.  NULL: not in this step.  Never runs out: of too many the least useful is dropped. */
+/* Between begin and commit, where there are states: the step shall keep that of its last page boundary (prompt) or of
+ * its last multiple of the stride, which is the caller's to write.  NULL: not in this step.  Never runs out: of too
+ * many the least useful is dropped. */
 const struct tern_kv_kept_state *tern_kv_mark(struct tern_kv_cache *c, struct tern_kv_seq *s, int n, bool prompt);
 void tern_kv_abort(struct tern_kv_cache *c, struct tern_kv_seq *s);
 
