@@ -162,8 +162,7 @@ struct tern_kv_table {
 
 /* A state cannot go back by itself, so some are kept: of page boundaries, because there keys and values can be cut. */
 #define TERN_KV_KEPT_STATES  4
-#define TERN_KV_STATE_STRIDE 512 /* tokens between those that decoding keeps, 64 with recent=N; prompt steps keep one \
-                                  */
+#define TERN_KV_STATE_STRIDE 512 /* tokens between those of decoding, 64 with recent=N; every prompt step keeps one */
 
 struct tern_kv_kept_state {
     int at; /* tokens before it, a multiple of 64 */
