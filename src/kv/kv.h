@@ -162,7 +162,7 @@ struct tern_kv_table {
 
 /* A state cannot go back by itself, so some are kept: of page boundaries, because there keys and values can be cut. */
 #define TERN_KV_KEPT_STATES  4
-#define TERN_KV_STATE_STRIDE 512 /* tokens between those that decoding keeps; every prompt step keeps one */
+#define TERN_KV_STATE_STRIDE 512 /* tokens between those of decoding, 64 with recent=N; every prompt step keeps one */
 
 struct tern_kv_kept_state {
     int at; /* tokens before it, a multiple of 64 */
@@ -204,8 +204,9 @@ int tern_kv_seq_fork(struct tern_kv_cache *c, struct tern_kv_seq **out, const st
  * tokens count and gives back window pages; abort undoes begin. */
 int tern_kv_begin(struct tern_kv_cache *c, struct tern_kv_seq *s, int n, tern_error *err);
 void tern_kv_commit(struct tern_kv_cache *c, struct tern_kv_seq *s, int n);
-/* Between begin and commit, where there are states: the step shall keep that of its last page boundary, which is the
- * caller's to write.  NULL: not in this step.  Never runs out: of too many the least useful is dropped. */
+/* Between begin and commit, where there are states: the step shall keep that of its last page boundary (decoding: its
+ * last multiple of the stride), which is the caller's to write.  NULL: not in this step.  Never runs out: of too
+ * many the least useful is dropped. */
 const struct tern_kv_kept_state *tern_kv_mark(struct tern_kv_cache *c, struct tern_kv_seq *s, int n, bool prompt);
 void tern_kv_abort(struct tern_kv_cache *c, struct tern_kv_seq *s);
 

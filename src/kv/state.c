@@ -72,8 +72,11 @@ void tern_kv_states_room(struct tern_kv_cache *c, struct tern_kv_seq *s, int at)
 
 const struct tern_kv_kept_state *tern_kv_mark(struct tern_kv_cache *c, struct tern_kv_seq *s, int n, bool prompt)
 {
-    const int at = (s->n_tokens + n) / TERN_PAGE * TERN_PAGE;
-    if (!c->layout->state_bytes || at <= s->n_tokens || (!prompt && at % TERN_KV_STATE_STRIDE))
+    /* With several raw pages, a cut farther back than the last closed one leads to the beginning (cut_at in cache.c).
+     */
+    const bool often = prompt || c->layout->recent > 1;
+    const int stride = often ? TERN_PAGE : TERN_KV_STATE_STRIDE, at = (s->n_tokens + n) / stride * stride;
+    if (!c->layout->state_bytes || at <= s->n_tokens)
         return NULL;
     thin(c, s);
     tern_kv_states_room(c, s, at);

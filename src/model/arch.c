@@ -242,12 +242,17 @@ static const char *unsupported(const struct tern_desc *d, const struct tern_laye
 
 int tern_desc_check(const struct tern_desc *d, tern_error *err)
 {
+    bool attention = false;
     for (int i = 0; i < d->n_layers; i++) {
         const char *what = unsupported(d, &d->layers[i]);
         if (what)
             return tern_err_set(err, TERN_EUNSUPPORTED, "architecture %s: layer %d uses %s, which is not supported",
                                 d->arch, i, what);
+        attention |= d->layers[i].mixer != TERN_MIX_DELTA;
     }
+    if (!attention) /* the cache has no pages then */
+        return tern_err_set(err, TERN_EUNSUPPORTED, "architecture %s: no layer has attention, which is not supported",
+                            d->arch);
     return 0;
 }
 

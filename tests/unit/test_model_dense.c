@@ -242,6 +242,8 @@ static const struct lie {
      "\"blk.1.attn_qkv.weight\" is missing"},
     {"qwen35", BYTES("blk.2.ssm_a"), BYTES("blk.2.ssm_b"), "\"blk.2.ssm_a\" is missing"},
     {"qwen35moe", BYTES("nextn_predict_layers\4\0\0\0\1"), BYTES("nextn_predict_layers\4\0\0\0\5"), "nextn_predict"},
+    {"qwen35moe", BYTES("nextn_predict_layers\4\0\0\0\1"), BYTES("nextn_predict_layers\4\0\0\0\2"),
+     "no layer has attention"},
     {"qwen35moe", BYTES("nextn_predict_layers"), BYTES("nextn_predict_layerz"), "blk.4."},
     {"qwen35moe", BYTES("recurrent_layers\11\0\0\0\7"), BYTES("recurrent_layers\11\0\0\0\0"), "5 booleans"},
     {"qwen35moe", BYTES("blk.2.ffn_gate_inp_shexp"), BYTES("blk.2.ffn_gate_inp_shexq"),

@@ -87,12 +87,17 @@ static void test_marks(void **state)
     for (int i = 0; i < 600; i++) /* 265 .. 865: one of them at 512 */
         step(&b, s, 1, false);
     KEPT(s, 64, 256, 512);
+    step(&b, s, 300, false); /* ends behind other boundaries */
+    KEPT(s, 64, 256, 512, 1024);
+    tern_kv_seq_free(&b.cache, s);
     /* An aborted step keeps nothing. */
+    tiny_ok(tern_kv_seq_new(&b.cache, &s, &err), &err);
+    step(&b, s, 130, true);
     tiny_ok(tern_kv_begin(&b.cache, s, 100, &err), &err);
     assert_non_null(tern_kv_mark(&b.cache, s, 100, true));
     tern_kv_abort(&b.cache, s);
-    KEPT(s, 64, 256, 512);
-    assert_int_equal(tern_kv_state_bytes(&b.cache), 4 * STATE);
+    KEPT(s, 128);
+    assert_int_equal(tern_kv_state_bytes(&b.cache), 2 * STATE);
     tern_kv_seq_free(&b.cache, s);
     assert_int_equal(tern_kv_state_bytes(&b.cache), 0);
     bench_close(&b);
@@ -181,6 +186,12 @@ static void test_trim_recent(void **state)
     assert_int_equal(kept, 0);
     assert_int_equal(s->n_kept, 0);
     assert_int_equal(s->state[0], 0);
+    /* So decoding keeps a state of every page: taking back what was just said must not cost all of it. */
+    step(&b, s, 100, true);
+    for (int n = 100; n < 700; n++)
+        step(&b, s, 1, false);
+    tiny_ok(tern_kv_trim(&b.cache, s, 699, &kept, &err), &err);
+    assert_int_equal(kept, 640);
     tern_kv_seq_free(&b.cache, s);
     bench_close(&b);
 }
@@ -301,6 +312,33 @@ static void test_cuts_equal_cold(void **state)
     }
 }
 
+/* Boundaries so close behind the beginning of a step that the convolution's inputs before them are the state's. */
+static void test_early_boundaries(void **state)
+{
+    struct tiny t;
+    tern_error err = {0};
+    tern_seq *s;
+    (void)state;
+    tiny_open(&t, "qwen35", "qwen35", "qwen35");
+    float *want = tiny_buffer(&t), *got = tiny_buffer(&t);
+    tern_engine *e = tiny_engine(&t, "t4", false, 2, 1, 128);
+    tern_seq_free(tiny_grow(&t, e, 120, t.n_ids, want));
+    for (int first = PAGE - 4; first < PAGE; first++) {
+        tiny_ok(tern_seq_new(&s, e, &err), &err);
+        tiny_run(e, s, t.ids, 0, first, first, false, got, 0, t.n_vocab);
+        tiny_run(e, s, t.ids, first, 120, 120 - first, false, got, 0, t.n_vocab);
+        tiny_ok(tern_seq_trim(s, PAGE, &err), &err);
+        tiny_run(e, s, t.ids, PAGE, 120, 120 - PAGE, false, got, 0, t.n_vocab);
+        tiny_run(e, s, t.ids, 120, t.n_ids, 1, true, got, 0, t.n_vocab);
+        assert_memory_equal(got, want, (size_t)t.n_ids * (size_t)t.n_vocab * sizeof *want);
+        tern_seq_free(s);
+    }
+    tern_engine_close(&e);
+    free(want);
+    free(got);
+    tiny_close(&t);
+}
+
 /* A prompt that is coded at its end leaves the states of the raw one. */
 static void test_coded_at_end(void **state)
 {
@@ -374,11 +412,17 @@ int main(int argc, char **argv)
     if (argc > 1)
         cmocka_set_test_filter(argv[1]);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_layout),       cmocka_unit_test(test_marks),
-        cmocka_unit_test(test_thinning),     cmocka_unit_test(test_trim),
-        cmocka_unit_test(test_trim_recent),  cmocka_unit_test(test_saved),
-        cmocka_unit_test(test_damage),       cmocka_unit_test(test_cuts_equal_cold),
-        cmocka_unit_test(test_coded_at_end), cmocka_unit_test(test_memory_is_the_plan),
+        cmocka_unit_test(test_layout),
+        cmocka_unit_test(test_marks),
+        cmocka_unit_test(test_thinning),
+        cmocka_unit_test(test_trim),
+        cmocka_unit_test(test_trim_recent),
+        cmocka_unit_test(test_saved),
+        cmocka_unit_test(test_damage),
+        cmocka_unit_test(test_cuts_equal_cold),
+        cmocka_unit_test(test_early_boundaries),
+        cmocka_unit_test(test_coded_at_end),
+        cmocka_unit_test(test_memory_is_the_plan),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
