@@ -94,6 +94,9 @@ int tern_convert_metadata(struct plan *p, const tern_convert_params *params, ter
 /* Llama 3's scaling of rotary frequencies is a tensor in GGUF: adds it where the directory has it. */
 int tern_convert_divisors(struct plan *p, tern_error *err);
 
+/* sampling.c: what generation_config.json recommends; views of the text, which may be empty. */
+int tern_convert_sampling(struct plan *p, const char *text, size_t n, tern_error *err);
+
 /* rows.c: the bytes of one chunk. */
 #define CHUNK_BYTES ((size_t)4 << 20) /* of input or output, unless one row has more */
 

@@ -140,6 +140,7 @@ static int put_text(struct plan *p, const tern_convert_params *params, tern_erro
     bool found;
     const struct tern_tensor *embd = tern_file_tensor(p->f, "token_embd.weight");
     TERN_TRY(tern_texts_read(&texts, p->f, err));
+    TERN_TRY(tern_convert_sampling(p, texts.generation.p, texts.generation.len, err));
     if (!texts.tokenizer.p || params->no_tokenizer) {
         TERN_TRY(tern_gguf_put_str(&p->head, "tokenizer.ggml.model", "none", 4, err));
         goto out;
