@@ -1,4 +1,4 @@
-/* Converting a directory: what lies beside its weights comes along, sampling. */
+/* Converting a directory: what lies beside its weights comes along, sampling and both templates. */
 #include "tiny.h"
 
 #include <sys/stat.h>
@@ -104,8 +104,34 @@ static void test_sampling(void **state)
     assert_int_equal(unlink(in_dir("generation_config.json")), 0);
 }
 
+/* A template of its own for conversations with tools. */
+static void test_tool_template(void **state)
+{
+    (void)state;
+    write_text("tokenizer.json",
+               "{\"pre_tokenizer\": {\"type\": \"ByteLevel\", \"add_prefix_space\": false, \"use_regex\": true}, "
+               "\"decoder\": {\"type\": \"ByteLevel\"}, "
+               "\"model\": {\"type\": \"BPE\", \"vocab\": {\"a\": 0, \"b\": 1, \"ab\": 2, \"<s>\": 3, \"<e>\": 4}, "
+               "\"merges\": [\"a b\"]}, \"added_tokens\": [{\"id\": 3, \"content\": \"<s>\", \"special\": true}, "
+               "{\"id\": 4, \"content\": \"<e>\", \"special\": true}]}");
+    for (int has = 0; has < 2; has++) {
+        char text[400];
+        (void)snprintf(text, sizeof text,
+                       "{\"chat_template\": [{\"name\": \"default\", \"template\": \"ab{{ thinking and effort }}\"}, "
+                       "{\"name\": \"%s\", \"template\": \"{{ 'aba' if tools }}<tool_call>\"}]}",
+                       has ? "tool_use" : "rag");
+        write_text("tokenizer_config.json", text);
+        convert();
+        tern_model *m = open_model(in_dir("new.gguf"));
+        assert_int_equal(tern_model_chat_uses(m, "tools"), has);
+        const char *calls = tern_model_chat_calls(m);
+        assert_true(has ? calls && strcmp(calls, "hermes") == 0 : !calls);
+        tern_model_close(&m);
+    }
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_sampling)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_sampling), cmocka_unit_test(test_tool_template)};
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }
