@@ -8,6 +8,8 @@
 #ifndef TERN_CONVERT_IMPL_H
 #define TERN_CONVERT_IMPL_H
 
+#include <string.h>
+
 #include "base/map.h"
 #include "base/mem.h"
 #include "base/pool.h"
@@ -26,6 +28,14 @@ enum convert_type {
     CONVERT_N_TYPES
 };
 
+/* Where rows (or columns) of the new file lie in the source (tern_convert_moved). */
+struct order {
+    enum { ORDER_KEPT, ORDER_PAIRS, ORDER_HEADS } kind;
+    bool columns;
+    int64_t size, skip;    /* PAIRS: rows of a head, and how many of its first stay; HEADS: the same, of all rows */
+    int64_t heads, groups; /* HEADS: the heads of a group lie together in the source, and apart in the new file */
+};
+
 /* A tensor of the new file. */
 struct piece {
     char name[64];
@@ -34,12 +44,13 @@ struct piece {
     int64_t dims[TERN_MAX_DIMS];
     int64_t k;                 /* elements of a row: dims[0], or 1 of a vector whose elements change places */
     int64_t rows, matrix_rows; /* all, and of one matrix */
-    /* Where row r lies: row  row0 + r % matrix_rows  of matrix  r / matrix_rows  of t, whose matrices have source_rows;
+    /* Where row r lies: row  row0 + r % matrix_rows  of matrix  r / matrix_rows  of t, whose matrices have source_rows,
+     * in the order that `order` says;
      * or of the tensor each[r / matrix_rows]. */
     const struct tern_tensor *t;
     const struct tern_tensor **each; /* [rows / matrix_rows], owned by the plan; NULL: t */
     int64_t row0, source_rows;
-    int64_t head_rows;        /* rotated pairs become neighbours within so many rows; 0: rows stay where they are */
+    struct order order;
     uint64_t offset, n_bytes; /* of the data, from the end of the head */
     int64_t chunk_rows;
     size_t n_chunks;
@@ -52,6 +63,7 @@ struct plan {
     char arch[64];
     bool permuted; /* a directory whose q and k GGUF has in another order */
     bool divided;  /* ... for which GGUF has a tensor of rotary divisors */
+    bool grouped;  /* ... whose value heads GGUF has in another order */
     struct piece *v;
     size_t n, cap, n_chunks;
     struct tern_tensor divisors; /* rope_freqs.weight, computed */
@@ -64,10 +76,26 @@ struct plan {
 int tern_convert_plan_make(struct plan *p, const tern_convert_params *params, tern_error *err);
 void tern_convert_plan_clear(struct plan *p);
 
+/* "FILE: tensor "NAME": what" */
+int tern_convert_fail(const struct plan *p, const struct tern_tensor *t, int code, tern_error *err, const char *what);
+
+static inline bool starts_with(const char *s, const char *head)
+{
+    return strncmp(s, head, strlen(head)) == 0;
+}
+
+/* order.c: finds o->order. */
+int tern_convert_order(const struct plan *p, struct piece *o, tern_error *err);
+/* Where row (or column) i of the new file lies in the source. */
+int64_t tern_convert_moved(const struct order *o, int64_t i);
+
 /* meta.c: the metadata of the new file, into p->head. */
 int tern_convert_metadata(struct plan *p, const tern_convert_params *params, tern_error *err);
 /* Llama 3's scaling of rotary frequencies is a tensor in GGUF: adds it where the directory has it. */
 int tern_convert_divisors(struct plan *p, tern_error *err);
+
+/* sampling.c: what generation_config.json recommends; views of the text, which may be empty. */
+int tern_convert_sampling(struct plan *p, const char *text, size_t n, tern_error *err);
 
 /* rows.c: the bytes of one chunk. */
 #define CHUNK_BYTES ((size_t)4 << 20) /* of input or output, unless one row has more */

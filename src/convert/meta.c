@@ -116,6 +116,8 @@ static int put_configuration(struct plan *p, tern_error *err)
     (void)arch_key(scaling, sizeof scaling, p, "rope.scaling.");
     for (size_t i = 0; i < tern_file_n_meta(p->f); i++) {
         const struct tern_meta *m = tern_file_meta_at(p->f, i);
+        if (strcmp(m->key, "deepseek2.rope.interleaved") == 0) /* as all GGUF files have it: order.c */
+            continue;
         if (strncmp(m->key, "config.", 7) != 0 && !(llama3 && strncmp(m->key, scaling, strlen(scaling)) == 0))
             TERN_TRY(tern_gguf_put_meta(&p->head, m, is_number(p, m->key), err));
     }
@@ -138,6 +140,7 @@ static int put_text(struct plan *p, const tern_convert_params *params, tern_erro
     bool found;
     const struct tern_tensor *embd = tern_file_tensor(p->f, "token_embd.weight");
     TERN_TRY(tern_texts_read(&texts, p->f, err));
+    TERN_TRY(tern_convert_sampling(p, texts.generation.p, texts.generation.len, err));
     if (!texts.tokenizer.p || params->no_tokenizer) {
         TERN_TRY(tern_gguf_put_str(&p->head, "tokenizer.ggml.model", "none", 4, err));
         goto out;

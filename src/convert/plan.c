@@ -7,22 +7,29 @@
 
 /* Architectures whose directories are known to become what other readers of GGUF expect.  permuted: GGUF has the rows
  * of q and k in the order in which rotated pairs are neighbours (docs/decisions/013-one-vocabulary.md).  divisors: it
- * has a tensor for Llama 3's scaling of rotary frequencies. */
+ * has a tensor for Llama 3's scaling of rotary frequencies.  grouped: value heads change their order. */
 static const struct {
     const char *name;
-    bool permuted, divisors;
-} archs[] = {{"llama", true, true},    {"mistral3", true, true},   {"smollm3", true, true}, {"llama4", false, true},
-             {"qwen2", false, false},  {"qwen3", false, false},    {"phi3", false, false},  {"gemma2", false, false},
-             {"gemma3", false, false}, {"qwen3moe", false, false}, {"glm4", false, false}};
+    bool permuted, divisors, grouped;
+} archs[] = {{.name = "llama", .permuted = true, .divisors = true},
+             {.name = "mistral3", .permuted = true, .divisors = true},
+             {.name = "smollm3", .permuted = true, .divisors = true},
+             {.name = "llama4", .divisors = true},
+             {.name = "qwen35", .grouped = true},
+             {.name = "qwen35moe", .grouped = true},
+             {.name = "qwen2"},
+             {.name = "qwen3"},
+             {.name = "phi3"},
+             {.name = "gemma2"},
+             {.name = "gemma3"},
+             {.name = "gemma4"},
+             {.name = "qwen3moe"},
+             {.name = "deepseek2"},
+             {.name = "glm4"}};
 
-static int fail(const struct plan *p, const struct tern_tensor *t, int code, tern_error *err, const char *what)
+int tern_convert_fail(const struct plan *p, const struct tern_tensor *t, int code, tern_error *err, const char *what)
 {
     return tern_err_set(err, code, "%s: tensor \"%.100s\": %s", tern_path_show(tern_file_path(p->f)), t->source, what);
-}
-
-static bool starts_with(const char *s, const char *head)
-{
-    return strncmp(s, head, strlen(head)) == 0;
 }
 
 static bool ends_with(const char *s, const char *end)
@@ -87,7 +94,7 @@ static int choose_type(const struct plan *p, const struct piece *o, int64_t n_la
 {
     const bool directory = tern_file_kind(p->f) == TERN_FILE_HF;
     if (p->type == CONVERT_KEEP)
-        return directory && o->n_dims == 1 ? TERN_F32 : o->t->type;
+        return directory && !is_matrix(o) ? TERN_F32 : o->t->type;
     if (!is_matrix(o))
         return TERN_F32;
     switch (p->type) {
@@ -108,20 +115,18 @@ static int check_source(const struct plan *p, const struct piece *o, tern_error 
     char text[160];
     if (o->t->quant) {
         (void)snprintf(text, sizeof text, "it is quantised (%s), which convert does not read", o->t->quant->about);
-        return fail(p, o->t, TERN_EUNSUPPORTED, err, text);
+        return tern_convert_fail(p, o->t, TERN_EUNSUPPORTED, err, text);
     }
-    if (o->t->stride || o->t->minus_exp)
-        return fail(p, o->t, TERN_EUNSUPPORTED, err, "what GGUF holds in its place is not made yet");
     if (o->type == o->t->type || is_float(o->t->type))
         return 0;
     if (!p->requantize) {
         (void)snprintf(text, sizeof text,
                        "it is %s already; to lose more of it by making it %s, say --allow-requantize",
                        tern_type_name(o->t->type), tern_type_name(o->type));
-        return fail(p, o->t, TERN_EINVAL, err, text);
+        return tern_convert_fail(p, o->t, TERN_EINVAL, err, text);
     }
     if (o->t->type == TERN_NVFP4) /* its factors lie in tensors of their own */
-        return fail(p, o->t, TERN_EUNSUPPORTED, err, "NVFP4 is not given another type");
+        return tern_convert_fail(p, o->t, TERN_EUNSUPPORTED, err, "NVFP4 is not given another type");
     return 0;
 }
 
@@ -153,7 +158,8 @@ static int add(struct plan *p, struct piece **out, const struct tern_tensor *t, 
     struct piece *o = *out = &p->v[p->n++];
     *o = (struct piece){.t = t, .n_dims = t->n_dims};
     if (snprintf(o->name, sizeof o->name, "%s", name) >= (int)sizeof o->name)
-        return fail(p, t, TERN_ELIMIT, err, "its name has more bytes than the 63 that GGUF's readers take");
+        return tern_convert_fail(p, t, TERN_ELIMIT, err,
+                                 "its name has more bytes than the 63 that GGUF's readers take");
     memcpy(o->dims, t->dims, sizeof o->dims);
     o->k = t->dims[0];
     o->matrix_rows = o->source_rows = t->dims[1];
@@ -208,9 +214,10 @@ static int add_stack(struct plan *p, const struct tern_tensor *first, size_t n_b
         if (!t)
             TERN_FAIL(err, TERN_EFORMAT, "%s: tensor \"%s\" is missing", tern_path_show(tern_file_path(p->f)), name);
         if (t->quant)
-            return fail(p, t, TERN_EUNSUPPORTED, err, "quantised experts are not converted");
+            return tern_convert_fail(p, t, TERN_EUNSUPPORTED, err, "quantised experts are not converted");
         if (t->type != first->type || t->n_dims != 2 || memcmp(t->dims, first->dims, sizeof t->dims) != 0)
-            return fail(p, t, TERN_EFORMAT, err, "it is of another shape or type than the experts before it");
+            return tern_convert_fail(p, t, TERN_EFORMAT, err,
+                                     "it is of another shape or type than the experts before it");
         o->each[e] = t;
     }
     o->n_dims = 3;
@@ -230,7 +237,7 @@ static int check_expert(const struct plan *p, const struct tern_tensor *t, long 
     (void)snprintf(name, sizeof name, "%.*s.0.weight", (int)n_base, t->name);
     int rc = tern_file_need_int(p->f, key, 1, 65536, &n, err);
     if (rc == 0 && (expert < 0 || expert >= n || !tern_file_tensor(p->f, name)))
-        return fail(p, t, TERN_EFORMAT, err, "it belongs to no expert");
+        return tern_convert_fail(p, t, TERN_EFORMAT, err, "it belongs to no expert");
     return rc;
 }
 
@@ -242,7 +249,7 @@ static int add_halves(struct plan *p, const struct tern_tensor *t, int64_t n_lay
     char name[160];
     struct piece *o;
     if (t->n_dims != 3 || t->dims[1] % 2)
-        return fail(p, t, TERN_EFORMAT, err, "it is not a stack of two matrices for each expert");
+        return tern_convert_fail(p, t, TERN_EFORMAT, err, "it is not a stack of two matrices for each expert");
     for (int i = 0; i < 2; i++) {
         (void)snprintf(name, sizeof name, "%.*s%s", (int)(strstr(t->name, "ffn_") - t->name), t->name, halves[i]);
         TERN_TRY(add(p, &o, t, name, err));
@@ -250,35 +257,6 @@ static int add_halves(struct plan *p, const struct tern_tensor *t, int64_t n_lay
         o->row0 = i * o->matrix_rows;
         o->rows = o->matrix_rows * t->dims[2];
         TERN_TRY(settle(p, o, n_layers, err));
-    }
-out:
-    return rc;
-}
-
-/* Rows of q and k, and their biases, whose order GGUF changes. */
-static int set_order(const struct plan *p, struct piece *o, tern_error *err)
-{
-    char key[96];
-    int64_t heads, embd, dim;
-    const bool q = strstr(o->name, ".attn_q.") != NULL, k = strstr(o->name, ".attn_k.") != NULL;
-    int rc = 0;
-    if (!p->permuted || (!q && !k))
-        return 0;
-    (void)snprintf(key, sizeof key, "%s.attention.head_count", p->arch);
-    TERN_TRY(tern_file_need_int(p->f, key, 1, 65536, &heads, err));
-    (void)snprintf(key, sizeof key, "%s.embedding_length", p->arch);
-    TERN_TRY(tern_file_need_int(p->f, key, 1, 1 << 24, &embd, err));
-    (void)snprintf(key, sizeof key, "%s.attention.key_length", p->arch);
-    TERN_TRY(tern_file_get_int(p->f, key, embd / heads, 1, 1 << 16, &dim, err));
-    (void)snprintf(key, sizeof key, "%s.rope.dimension_count", p->arch);
-    if (dim % 2 || (o->n_dims == 1 ? o->dims[0] : o->dims[1]) % dim)
-        return fail(p, o->t, TERN_EFORMAT, err, "its rows are not whole heads");
-    if (tern_file_meta(p->f, key))
-        return fail(p, o->t, TERN_EUNSUPPORTED, err, "heads that are rotated in part are not converted");
-    o->head_rows = dim;
-    if (o->n_dims == 1) {
-        o->k = 1;
-        o->matrix_rows = o->source_rows = o->rows = o->dims[0];
     }
 out:
     return rc;
@@ -293,19 +271,30 @@ static int add_tensor(struct plan *p, const struct tern_tensor *t, int64_t n_lay
     if (t->unused)
         return 0;
     if (tern_file_kind(p->f) == TERN_FILE_HF && strcmp(t->name, t->source) == 0)
-        return fail(p, t, TERN_EUNSUPPORTED, err, "GGUF has no name for it");
+        return tern_convert_fail(p, t, TERN_EUNSUPPORTED, err, "GGUF has no name for it");
     if (is_expert(t->name, &expert, &n_base))
         return expert == 0 ? add_stack(p, t, n_base, n_layers, err) : check_expert(p, t, expert, n_base, err);
     if (ends_with(t->name, ".ffn_gate_up_exps.weight") && tern_file_kind(p->f) == TERN_FILE_HF)
         return add_halves(p, t, n_layers, err);
     TERN_TRY(add(p, &o, t, t->name, err));
-    TERN_TRY(set_order(p, o, err));
+    TERN_TRY(tern_convert_order(p, o, err));
     TERN_TRY(settle(p, o, n_layers, err));
 out:
     return rc;
 }
 
 /* ---- the whole --------------------------------------------------------------------------------------------------- */
+
+/* Latent attention has neighbours as rotated pairs in GGUF, and either in directories. */
+static int find_pairs(struct plan *p, tern_error *err)
+{
+    bool neighbours;
+    if (strcmp(p->arch, "deepseek2") != 0)
+        return 0;
+    int rc = tern_file_get_bool(p->f, "deepseek2.rope.interleaved", true, &neighbours, err);
+    p->permuted = rc == 0 && !neighbours;
+    return rc;
+}
 
 static int find_arch(struct plan *p, tern_error *err)
 {
@@ -323,7 +312,8 @@ static int find_arch(struct plan *p, tern_error *err)
         if (strcmp(archs[i].name, p->arch) == 0) {
             p->permuted = archs[i].permuted;
             p->divided = archs[i].divisors;
-            return 0;
+            p->grouped = archs[i].grouped;
+            return find_pairs(p, err);
         }
     return tern_err_set(err, TERN_EUNSUPPORTED, "%s: directories of architecture %s are not converted",
                         tern_path_show(tern_file_path(p->f)), p->arch);

@@ -1,6 +1,7 @@
 /* Rows of the source into rows of the new file. */
 #include "convert/convert_impl.h"
 
+#include <math.h>
 #include <pthread.h>
 #include <string.h>
 
@@ -24,18 +25,25 @@ struct chunk {
 /* Where row r of a piece lies: tensor, matrix and row in it. */
 static const struct tern_tensor *place(const struct piece *o, int64_t r, int64_t *matrix, int64_t *row)
 {
-    int64_t i = r % o->matrix_rows;
+    const int64_t i = r % o->matrix_rows;
     *matrix = r / o->matrix_rows;
-    if (o->head_rows) { /* j of the first half and j of the second become 2j and 2j + 1 */
-        const int64_t in_head = i % o->head_rows;
-        i += in_head / 2 + in_head % 2 * (o->head_rows / 2) - in_head;
-    }
-    *row = o->row0 + i;
+    *row = o->row0 + (o->order.columns ? i : tern_convert_moved(&o->order, i));
     if (!o->each)
         return o->t;
     const struct tern_tensor *t = o->each[*matrix];
     *matrix = 0;
     return t;
+}
+
+/* Of a row, or from a matrix of a stack to the next. */
+static size_t row_step(const struct piece *o, const struct tern_tensor *t)
+{
+    return (size_t)(o->k / tern_type_elems(t->type)) * (size_t)tern_type_bytes(t->type);
+}
+
+static size_t matrix_step(const struct piece *o, const struct tern_tensor *t)
+{
+    return t->stride ? t->stride : (size_t)o->source_rows * row_step(o, t);
 }
 
 static int read_row(const struct piece *o, int64_t r, float *x, tern_error *err)
@@ -44,18 +52,24 @@ static int read_row(const struct piece *o, int64_t r, float *x, tern_error *err)
     const struct tern_tensor *t = place(o, r, &matrix, &row);
     const int64_t k = o->k;
     const size_t size = (size_t)tern_type_bytes(t->type);
-    const uint8_t *p = t->data;
+    const uint8_t *p = (const uint8_t *)t->data + (size_t)matrix * matrix_step(o, t);
     int rc = 0;
     if (t->turned) { /* an unquantised matrix whose rows are columns */
-        p += ((size_t)matrix * (size_t)(k * o->source_rows) + (size_t)row) * size;
+        p += (size_t)row * size;
         for (int64_t i = 0; i < k; i++)
             TERN_TRY(tern_dequantize(&x[i], t->type, p + (size_t)(i * o->source_rows) * size, 1, err));
+    } else if (o->order.columns) { /* of an unquantised one */
+        p += (size_t)row * row_step(o, t);
+        for (int64_t i = 0; i < k; i += o->order.size)
+            TERN_TRY(tern_dequantize(&x[i], t->type, p + (size_t)tern_convert_moved(&o->order, i) * size,
+                                     (size_t)o->order.size, err));
     } else {
-        const size_t stride = (size_t)(k / tern_type_elems(t->type)) * size;
-        TERN_TRY(tern_dequantize(x, t->type, p + (size_t)(matrix * o->source_rows + row) * stride, (size_t)k, err));
+        TERN_TRY(tern_dequantize(x, t->type, p + (size_t)row * row_step(o, t), (size_t)k, err));
     }
     for (int64_t i = 0; t->add != 0 && i < k; i++)
         x[i] += t->add;
+    for (int64_t i = 0; t->minus_exp && i < k; i++)
+        x[i] = -expf(x[i]);
 out:
     return rc;
 }
@@ -68,7 +82,7 @@ static bool copy_row(const struct piece *o, int64_t r, uint8_t *out)
     if (t->type != o->type || tern_type_elems(t->type) == 1)
         return false; /* floats are looked at */
     const size_t n = tern_convert_row_bytes(o);
-    memcpy(out, (const uint8_t *)t->data + (size_t)(matrix * o->source_rows + row) * n, n);
+    memcpy(out, (const uint8_t *)t->data + (size_t)matrix * matrix_step(o, t) + (size_t)row * n, n);
     return true;
 }
 
@@ -114,21 +128,20 @@ static void forget(const struct chunk *c)
 {
     const struct piece *o = c->o;
     const struct tern_tensor *t = o->t;
-    if (t->turned || o->each) {
+    if (t->turned || o->each || o->order.kind == ORDER_HEADS) {
         for (int64_t m = c->row / o->matrix_rows; o->each && m <= (c->row + c->n - 1) / o->matrix_rows; m++)
             tern_file_forget(c->plan->f, o->each[m]);
         if (!o->each)
             tern_file_forget(c->plan->f, t);
         return;
     }
-    int64_t m, first, last;
-    (void)place(o, c->row - c->row % (o->head_rows ? o->head_rows : 1), &m, &first);
-    first += m * o->source_rows;
-    (void)place(o, c->row + c->n - 1, &m, &last);
-    last += m * o->source_rows + (o->head_rows ? o->head_rows : 0);
-    const size_t stride = (size_t)(o->k / tern_type_elems(t->type)) * (size_t)tern_type_bytes(t->type);
+    int64_t m, row;
+    const int64_t more = o->order.kind == ORDER_PAIRS ? o->order.size : 0; /* the rest of a head */
     struct tern_tensor part = *t;
-    const size_t begin = (size_t)first * stride, end = ((size_t)last + 1) * stride;
+    (void)place(o, c->row - (more ? c->row % more : 0), &m, &row);
+    const size_t begin = (size_t)m * matrix_step(o, t) + (size_t)row * row_step(o, t);
+    (void)place(o, c->row + c->n - 1, &m, &row);
+    const size_t end = (size_t)m * matrix_step(o, t) + (size_t)(row + more + 1) * row_step(o, t);
     part.data = (const uint8_t *)t->data + begin;
     part.n_bytes = (end < t->n_bytes ? end : t->n_bytes) - begin;
     tern_file_forget(c->plan->f, &part);

@@ -72,6 +72,12 @@ int tern_gguf_put_u32(struct tern_gguf *g, const char *key, uint32_t v, tern_err
     return rc < 0 ? rc : add_u32(&g->meta, v, err);
 }
 
+int tern_gguf_put_i32(struct tern_gguf *g, const char *key, int32_t v, tern_error *err)
+{
+    int rc = begin(g, key, GGUF_I32, err);
+    return rc < 0 ? rc : add_u32(&g->meta, (uint32_t)v, err);
+}
+
 int tern_gguf_put_f32(struct tern_gguf *g, const char *key, float v, tern_error *err)
 {
     int rc = begin(g, key, GGUF_F32, err);

@@ -19,6 +19,7 @@ struct tern_gguf {
 void tern_gguf_clear(struct tern_gguf *g);
 
 int tern_gguf_put_u32(struct tern_gguf *g, const char *key, uint32_t v, tern_error *err);
+int tern_gguf_put_i32(struct tern_gguf *g, const char *key, int32_t v, tern_error *err);
 int tern_gguf_put_f32(struct tern_gguf *g, const char *key, float v, tern_error *err);
 int tern_gguf_put_bool(struct tern_gguf *g, const char *key, bool v, tern_error *err);
 int tern_gguf_put_str(struct tern_gguf *g, const char *key, const char *p, size_t n, tern_error *err);

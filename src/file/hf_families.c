@@ -283,7 +283,8 @@ static const char *const gemma4_elsewhere[] = {
     "expert_used_count",        "expert_feed_forward_length", NULL};
 static const char *const llama4_elsewhere[] = {"attention.sliding_window", NULL};
 static const char *const qwen35_elsewhere[] = {"attention.sliding_window", "expert_count", NULL};
-static const char *const latent_elsewhere[] = {"attention.key_length", "attention.value_length", "expert_weights_norm",
+static const char *const latent_elsewhere[] = {"attention.head_count_kv",          "attention.key_length",
+                                               "attention.value_length",           "expert_weights_norm",
                                                "rope.scaling.yarn_log_multiplier", NULL};
 
 const struct tern_hf_family tern_hf_families[] = {

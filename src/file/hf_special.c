@@ -196,6 +196,7 @@ static int put_heads(const struct tern_hf_words *w, int64_t n, const int64_t *wi
     TERN_TRY(put_whole(w, "attention.value_length", dims[0], err));
     TERN_TRY(put_whole(w, "attention.key_length_swa", dims[1], err));
     TERN_TRY(put_whole(w, "attention.value_length_swa", dims[1], err));
+    TERN_TRY(put_whole(w, "rope.dimension_count_swa", dims[1], err));
     TERN_TRY(put_whole(w, "attention.shared_kv_layers", shared, err));
 out:
     return rc;
@@ -350,6 +351,7 @@ int tern_hf_latent(const struct tern_hf_words *w, tern_error *err)
     if (tern_hf_latent_heads(w, &nope, &value) < 0 || rank < 1 || rot < 1)
         return tern_hf_fail(w, said(w, "model_type"), TERN_EFORMAT, err,
                             "kv_lora_rank, qk_nope_head_dim, qk_rope_head_dim or v_head_dim is no possible size");
+    TERN_TRY(put_whole(w, "attention.head_count_kv", 1, err)); /* of what is cached */
     TERN_TRY(put_whole(w, "attention.key_length", rank + rot, err));
     TERN_TRY(put_whole(w, "attention.value_length", rank, err));
     TERN_TRY(put_whole(w, "attention.key_length_mla", nope + rot, err));
@@ -387,6 +389,25 @@ out:
     return rc;
 }
 
+/* How many pairs turn with each coordinate of an image: nothing to a text, but readers of GGUF ask for it. */
+static int put_sections(const struct tern_hf_words *w, tern_error *err)
+{
+    static const int64_t usual[4] = {11, 11, 10};
+    const struct tern_meta *said_so = tern_hf_said_of_rope(w, "mrope_section");
+    int64_t *v;
+    if (!said_so)
+        return put_array(w, "rope.dimension_sections", usual, 4, TERN_META_INT, err);
+    if (said_so->type != TERN_META_ARRAY || said_so->elem != TERN_META_INT || said_so->n > 4)
+        return tern_hf_fail(w, said_so, TERN_EFORMAT, err, "it is not a list of up to four whole numbers");
+    int rc = tern_file_arena_alloc(w->arena, &v, 4, sizeof *v, err);
+    if (rc < 0)
+        return rc;
+    memset(v, 0, 4 * sizeof *v);
+    if (said_so->n)
+        memcpy(v, said_so->arr, said_so->n * sizeof *v);
+    return put_array(w, "rope.dimension_sections", v, 4, TERN_META_INT, err);
+}
+
 int tern_hf_qwen35(const struct tern_hf_words *w, tern_error *err)
 {
     int rc = 0;
@@ -400,6 +421,7 @@ int tern_hf_qwen35(const struct tern_hf_words *w, tern_error *err)
                             "linear_num_value_heads or linear_value_head_dim is no possible size");
     TERN_TRY(put_whole(w, "ssm.inner_size", heads * dim, err));
     TERN_TRY(put_recurrent(w, err));
+    TERN_TRY(put_sections(w, err));
     if (experts)
         TERN_TRY(tern_hf_put(w, "expert_count", *experts, err));
     else if (w->family->experts)

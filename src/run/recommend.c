@@ -7,6 +7,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "text/text.h"
+
 /* Where a model says something: one of the two is NULL. */
 struct source {
     const struct tern_file *gguf;
@@ -20,12 +22,9 @@ struct setting {
     double min, max;
 };
 static const struct setting settings[] = {
-    {TERN_SAID_TEMPERATURE, "general.sampling.temp", "temperature", 0, 100},
-    {TERN_SAID_TOP_K, "general.sampling.top_k", "top_k", -1, INT32_MAX},
-    {TERN_SAID_TOP_P, "general.sampling.top_p", "top_p", 0, 1},
-    {TERN_SAID_MIN_P, "general.sampling.min_p", "min_p", 0, 1},
-    {TERN_SAID_REPETITION, "general.sampling.penalty_repeat", "repetition_penalty", 0.01, 100},
-    {TERN_SAID_LAST, "general.sampling.penalty_last_n", NULL, -1, INT32_MAX},
+#define SETTING(name, gguf, hf, min, max) {TERN_SAID_##name, gguf, hf, min, max},
+    TERN_SAMPLING_LIST(SETTING)
+#undef SETTING
 };
 
 /* What this sampler does not do, and the value that switches it off. */

@@ -67,6 +67,15 @@ struct tern_tokenizer_json tern_texts_tokenizer(const struct tern_texts *t, cons
 int tern_texts_template(const struct tern_texts *t, bool tools, const char *name, struct tern_buf *out, bool *found,
                         tern_error *err);
 
+/* What a model may recommend of picking tokens: X(name, GGUF's key, generation_config.json's or NULL, least, most). */
+#define TERN_SAMPLING_LIST(X)                                                         \
+    X(TEMPERATURE, "general.sampling.temp", "temperature", 0, 100)                    \
+    X(TOP_K, "general.sampling.top_k", "top_k", -1, INT32_MAX)                        \
+    X(TOP_P, "general.sampling.top_p", "top_p", 0, 1)                                 \
+    X(MIN_P, "general.sampling.min_p", "min_p", 0, 1)                                 \
+    X(REPETITION, "general.sampling.penalty_repeat", "repetition_penalty", 0.01, 100) \
+    X(LAST, "general.sampling.penalty_last_n", NULL, -1, INT32_MAX)
+
 struct tern_gguf;
 /* Writes the tokenizer that the files describe as GGUF's tokenizer.ggml.*, so that tern_tokenizer_from_file makes one
  * of it that encodes alike, with unused tokens up to n_rows, the rows of the embedding.  What GGUF has no words for
