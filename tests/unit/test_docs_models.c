@@ -289,6 +289,7 @@ static const struct real {
     {"gemma2", "Gemma 2 2B", {FULL(13, 4, 256), WINDOW(13, 4, 256, 4096)}},
     {"gemma3", "Gemma 3 270M", {FULL(3, 1, 256), WINDOW(15, 1, 256, 512)}},
     {"gemma3", "Gemma 3 27B", {FULL(10, 16, 128), WINDOW(52, 16, 128, 1024)}},
+    {"gemma4", "Gemma 4 26B-A4B", {FULL(5, 2, 512), WINDOW(25, 8, 256, 1024)}},
     {"glm4", "GLM-4 9B 0414", {FULL(40, 2, 128), NOTHING}},
     {"llama4", "Llama 4 Scout", {FULL(12, 8, 128), CHUNKS(36, 8, 128, 8192)}},
     {"mistral3", "Ministral 3 8B", {FULL(34, 8, 128), NOTHING}},
@@ -298,6 +299,9 @@ static const struct real {
     {"qwen2", "Qwen2.5 7B", {FULL(28, 4, 128), NOTHING}},
     {"qwen3", "Qwen3 8B", {FULL(36, 8, 128), NOTHING}},
     {"qwen3moe", "Qwen3 30B-A3B", {FULL(48, 4, 128), NOTHING}},
+    {"qwen35", "Qwen3.5 2B, its 6 layers of attention", {FULL(6, 2, 256), NOTHING}},
+    {"qwen35", "Qwen3.5 27B, its 16 layers of attention", {FULL(16, 4, 256), NOTHING}},
+    {"qwen35moe", "Qwen3.5 35B-A3B, its 10 layers of attention", {FULL(10, 2, 256), NOTHING}},
     {"smollm3", "SmolLM3 3B", {FULL(36, 4, 128), NOTHING}},
 };
 
