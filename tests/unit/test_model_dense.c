@@ -46,26 +46,29 @@ static void test_exact_parity(void **state)
     }
 }
 
-/* Of decode rows.  Where rounding has a row go to another expert, its state remembers. */
-static double decode_limit(const char *name)
+/* What rounding may cost, int8 of decode rows or bf16 of prompt rows on matrix units: more where it has rows go to
+ * other experts, of which these two choose among many alike. */
+static double rounding_limit(const char *name, double usual)
 {
-    return strcmp(name, "qwen35moe") == 0 ? 1e-2 : 2e-3;
+    return strcmp(name, "qwen35moe") == 0 || strcmp(name, "llama4-128") == 0 ? 1e-2 : usual;
 }
 
 /* The 16-bit cache, and what 4 bits lose: random keys are harder to code than those of trained models. */
 static void test_fast_paths_close_to_reference(void **state)
 {
+    bool close = true;
     (void)state;
     for (size_t i = 0; i < N_ENTRIES; i++) {
+        const char *name = entries[i].name;
         struct tiny t;
-        open_named(&t, entries[i].name);
+        open_named(&t, name);
         double prompt = tiny_run_kld(&t, "f16", false, false), decode = tiny_run_kld(&t, "f16", false, true),
                coded = tiny_run_kld(&t, "t4", true, false);
-        print_message("%-16s KLD prompt rows %.2e, decode rows %.2e, t4 %.2e\n", entries[i].name, prompt, decode,
-                      coded);
-        assert_true(prompt <= 1e-3 && decode <= decode_limit(entries[i].name) && coded <= 2e-2);
+        print_message("%-16s KLD prompt rows %.2e, decode rows %.2e, t4 %.2e\n", name, prompt, decode, coded);
+        close &= prompt <= rounding_limit(name, 1e-3) && decode <= rounding_limit(name, 2e-3) && coded <= 2e-2;
         tiny_close(&t);
     }
+    assert_true(close);
 }
 
 static void test_splits_and_threads(void **state)
