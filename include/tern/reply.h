@@ -52,7 +52,8 @@ typedef struct tern_reply_params {
     const char *calls;     /* a format by name (tern_reply_formats), "off", or NULL: that of the model's template */
     const char *reasoning; /* "think", "bracket", "channel", "off", or NULL: that of the model's template */
     const char *tools;     /* JSON array of tool definitions, as OpenAI's API has it, or NULL; formats that write values
-                              without quotes take the types of parameters from it */
+                              without quotes take the types of parameters from it.  Calls are looked for without
+                              it, too: say "off" above where there can be none */
     uint64_t seed;         /* of ids */
     tern_reply_fn *on_event;
     void *user;
