@@ -83,8 +83,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (rc == 0) {
         walk(f);
         check_recommended(f, nul ? nul + 1 : data, n_generation);
-    } else if (f || err.code != rc || !strstr(err.msg, "/tern-fuzz-")) {
-        abort();
+    } else if (f || err.code != rc || (strlen(err.msg) < 150 && !strstr(err.msg, "/tern-fuzz-"))) {
+        abort(); /* a longer message may show but the end of the path */
     }
     tern_file_close(&f);
     return 0;

@@ -5,6 +5,15 @@
 
 /* ---- quantize ---- */
 
+/* What the lanes add up to, modulo 2^32: of a block with NaN or infinities they are anything. */
+static int32_t lane_sum(__m512i v)
+{
+    __m256i a = _mm256_add_epi32(_mm512_castsi512_si256(v), _mm512_extracti64x4_epi64(v, 1));
+    __m128i b = _mm_add_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1));
+    b = _mm_add_epi32(b, _mm_shuffle_epi32(b, 0x4E));
+    return _mm_cvtsi128_si32(_mm_add_epi32(b, _mm_shuffle_epi32(b, 0xB1)));
+}
+
 static void quantize(int8_t *q, float *scale, int32_t *sum16, const float *x, int k)
 {
     const __m512i mag = _mm512_set1_epi32(0x7FFFFFFF);
@@ -20,7 +29,7 @@ static void quantize(int8_t *q, float *scale, int32_t *sum16, const float *x, in
         for (int i = 0; i < 2; i++) {
             __m512i c = _mm512_cvtps_epi32(_mm512_mul_ps(v[i], _mm512_set1_ps(inv)));
             _mm_storeu_si128((__m128i *)(void *)(q + b * TERN_BLOCK + 16 * i), _mm512_cvtsepi32_epi8(c));
-            sum16[2 * b + i] = _mm512_reduce_add_epi32(c);
+            sum16[2 * b + i] = lane_sum(c);
         }
     }
 }
