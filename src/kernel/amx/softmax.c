@@ -20,20 +20,11 @@ static inline __m512 exp2_rough(__m512 x, __mmask16 mask)
 
 float tern_amx_softmax(uint16_t *p, const float *s, size_t stride, int n_pages, int t0, int t1, float *m, float *l)
 {
-    const __m512 none = _mm512_set1_ps(-INFINITY);
     const __m512i ones = _mm512_set1_epi16(0x3F80);
-    __m512 tops[4] = {none, none, none, none}, sum = _mm512_setzero_ps();
-    for (int page = 0; page < n_pages; page++) {
-        const uint64_t range = page_range(page, t0, t1);
-        const float *x = s + (size_t)page * stride;
-#pragma GCC unroll 4
-        for (int j = 0; j < 4; j++)
-            tops[j] = _mm512_max_ps(tops[j], _mm512_mask_loadu_ps(none, (__mmask16)(range >> 16 * j), x + 16 * j));
-    }
-    __m512 top = _mm512_max_ps(_mm512_max_ps(tops[0], tops[1]), _mm512_max_ps(tops[2], tops[3]));
-    const __m128 m_old = _mm_load_ss(m), m_new = _mm_max_ss(m_old, max16(top));
+    __m512 sum = _mm512_setzero_ps();
+    const __m128 m_old = _mm_load_ss(m), m_new = _mm_max_ss(m_old, largest_score(s, stride, n_pages, t0, t1));
     const bool empty = t0 == t1 || _mm_cvtss_f32(m_new) == -INFINITY; /* nothing to see, now or before */
-    top = _mm512_broadcastss_ps(m_new);
+    const __m512 top = _mm512_broadcastss_ps(m_new);
     for (int page = 0; page < n_pages; page++) {
         const uint64_t range = empty ? 0 : page_range(page, t0, t1);
         const float *x = s + (size_t)page * stride;

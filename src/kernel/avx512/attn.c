@@ -200,23 +200,14 @@ static void clear_pages(float *s, size_t stride, int n_pages)
 static float softmax(float *s, size_t stride, int n_pages, int t0, int t1, float *m, float *l)
 {
     TERN_DASSERT(n_pages <= TERN_SOFTMAX_PAGES && t0 >= 0 && t0 <= t1 && t1 <= n_pages * TERN_PAGE);
-    const __m512 none = _mm512_set1_ps(-INFINITY);
-    __m512 tops[4] = {none, none, none, none}, sum = _mm512_setzero_ps();
-    for (int page = 0; page < n_pages; page++) {
-        const uint64_t range = page_range(page, t0, t1);
-        const float *x = s + (size_t)page * stride;
-#pragma GCC unroll 4
-        for (int j = 0; j < 4; j++)
-            tops[j] = _mm512_max_ps(tops[j], _mm512_mask_loadu_ps(none, (__mmask16)(range >> 16 * j), x + 16 * j));
-    }
-    __m512 top = _mm512_max_ps(_mm512_max_ps(tops[0], tops[1]), _mm512_max_ps(tops[2], tops[3]));
-    const __m128 m_old = _mm_load_ss(m), m_new = _mm_max_ss(m_old, max16(top));
+    __m512 sum = _mm512_setzero_ps();
+    const __m128 m_old = _mm_load_ss(m), m_new = _mm_max_ss(m_old, largest_score(s, stride, n_pages, t0, t1));
     if (t0 == t1 || _mm_cvtss_f32(m_new) == -INFINITY) { /* nothing to see, now or before */
         clear_pages(s, stride, n_pages);
         return 1;
     }
     const float shrink = _mm512_cvtss_f32(exp2_nonpos(_mm512_castps128_ps512(_mm_sub_ss(m_old, m_new)), 1));
-    top = _mm512_broadcastss_ps(m_new);
+    const __m512 top = _mm512_broadcastss_ps(m_new);
     for (int page = 0; page < n_pages; page++) {
         const uint64_t range = page_range(page, t0, t1);
         float *at = s + (size_t)page * stride;

@@ -4,6 +4,7 @@
 #define TERN_KERNEL_AVX512_ATTN_SIMD_H
 
 #include <immintrin.h>
+#include <math.h>
 #include <stddef.h>
 #include <stdint.h>
 #include "kernel/attn.h"
@@ -52,6 +53,21 @@ ATTN_INLINE __m128 max16(__m512 v)
     __m128 b = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
     b = _mm_max_ps(b, _mm_movehl_ps(b, b));
     return _mm_max_ss(b, _mm_movehdup_ps(b));
+}
+
+/* The largest of the scores that softmax counts, in lane 0; -inf where there are none. */
+ATTN_INLINE __m128 largest_score(const float *s, size_t stride, int n_pages, int t0, int t1)
+{
+    const __m512 none = _mm512_set1_ps(-INFINITY);
+    __m512 tops[4] = {none, none, none, none};
+    for (int page = 0; page < n_pages; page++) {
+        const uint64_t range = page_range(page, t0, t1);
+        const float *x = s + (size_t)page * stride;
+#pragma GCC unroll 4
+        for (int j = 0; j < 4; j++)
+            tops[j] = _mm512_max_ps(tops[j], _mm512_mask_loadu_ps(none, (__mmask16)(range >> 16 * j), x + 16 * j));
+    }
+    return max16(_mm512_max_ps(_mm512_max_ps(tops[0], tops[1]), _mm512_max_ps(tops[2], tops[3])));
 }
 
 ATTN_INLINE __m128 sum16(__m512 v)
