@@ -192,7 +192,7 @@ static void run_model(const char *kind, const char *file)
     tern_error err = {0};
     tern_model *m;
     const char *all[MAX_PLANS];
-    char path[600], name[200];
+    char path[600], name[300];
     (void)snprintf(path, sizeof path, "%s/%s/%s", TERN_TEST_DATA, kind, file);
     (void)snprintf(name, sizeof name, "%s/%s", kind, file);
     if (strcmp(kind, "tiny") == 0)
