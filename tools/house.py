@@ -71,11 +71,11 @@ VISIBLE = {
     "run": {"run.h"},
 }
 
-# Folder of kernels -> the folder whose level it extends, and whose headers it may use.
-EXTENDS = {"amx": "avx512"}
+# Folder of kernels -> the folders whose levels it extends, and whose headers it may use.
+EXTENDS = {"avx512bf16": {"avx512"}, "amx": {"avx512", "avx512bf16"}}
 
 # Folders of src/kernel that another compiler than the machine's own may have to read.
-ARCHITECTURE = {"avx2": "x86_64", "avx512": "x86_64", "amx": "x86_64", "neon": "aarch64"}
+ARCHITECTURE = {"avx2": "x86_64", "avx512": "x86_64", "avx512bf16": "x86_64", "amx": "x86_64", "neon": "aarch64"}
 
 INTRINSICS = re.compile(r"<(\w*intrin|arm_neon|arm_sve)\.h>")
 
@@ -121,7 +121,7 @@ def edge_problem(top, sub, target):
         return "is not written from the include root"
     to_top, to_sub, name = parts[0], "/".join(parts[1:-1]), parts[-1]
     if to_top == top:
-        if to_sub and to_sub not in (sub, EXTENDS.get(sub)):
+        if to_sub and to_sub != sub and to_sub not in EXTENDS.get(sub, ()):
             return f"is private to {to_top}/{to_sub}"
         if top == "kernel" and sub and not to_sub and name not in VISIBLE["kernel"]:
             return "is private to kernel"

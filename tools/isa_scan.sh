@@ -52,6 +52,7 @@ for object in $(find "$build"/CMakeFiles -name '*.o'); do
     AArch64:*/kernel_neon.dir/*) scan "$object" "$extensions" "more than dot products" ;;
     AArch64:*) scan "$object" "$dots|$extensions" "more than the baseline" ;;
     */kernel_amx.dir/*) ;;
+    */kernel_avx512bf16.dir/*) scan "$object" "$amx" "AMX" ;;
     */kernel_avx512.dir/*) scan "$object" "$amx" "AMX" ;;
     */kernel_avx2.dir/*) scan "$object" "$avx512|$amx" "AVX-512" ;;
     *) scan "$object" "$above_baseline|$amx" "more than the baseline" ;;

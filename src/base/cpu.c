@@ -49,12 +49,21 @@ static bool tiles_granted(void)
 #endif
 }
 
-/* Given that avx512 is there; d7: EDX of leaf 7. */
+/* Given that avx512 is there. */
+static bool detect_bf16(void)
+{
+#ifdef TERN_KV_ONLY
+    return false; /* nothing of it is of use to the codec */
+#else
+    uint32_t a, b, c, d;
+    return __get_cpuid_count(7, 1, &a, &b, &c, &d) && all_bits(a, 1u << 5);
+#endif
+}
+
+/* Given that avx512bf16 is there; d7: EDX of leaf 7. */
 static bool detect_amx(uint32_t d7, uint64_t saved)
 {
-    uint32_t a, b, c, d;
-    const uint32_t tiles = 1u << 24 | 1u << 22, bf16 = 1u << 5; /* AMX-TILE and AMX-BF16; AVX512_BF16 */
-    if (!all_bits(d7, tiles) || !__get_cpuid_count(7, 1, &a, &b, &c, &d) || !all_bits(a, bf16))
+    if (!all_bits(d7, 1u << 24 | 1u << 22)) /* AMX-TILE and AMX-BF16 */
         return false;
     if ((saved & 0x60000) != 0x60000) { /* tile configuration and tiles */
         (void)snprintf(refused, sizeof refused, "the system does not support AMX");
@@ -77,7 +86,9 @@ static unsigned detect(void)
     if ((saved & zmm) != zmm || !all_bits(b7, bit_AVX512F | bit_AVX512BW | bit_AVX512DQ | bit_AVX512VL) ||
         !all_bits(c7, bit_AVX512VNNI | bit_AVX512VBMI))
         return TERN_CPU_AVX2;
-    return TERN_CPU_AVX2 | TERN_CPU_AVX512 | (detect_amx(d, saved) ? TERN_CPU_AMX : 0);
+    if (!detect_bf16())
+        return TERN_CPU_AVX2 | TERN_CPU_AVX512;
+    return TERN_CPU_AVX2 | TERN_CPU_AVX512 | TERN_CPU_AVX512BF16 | (detect_amx(d, saved) ? TERN_CPU_AMX : 0);
 }
 #elif defined(__aarch64__)
 /* Advanced SIMD itself is part of every AArch64 Linux machine. */

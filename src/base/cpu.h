@@ -1,9 +1,10 @@
 /* base/cpu.h - what this processor can do, as a bit mask of levels that kernels are written for.
  *
  * A level is a bundle that is used as a whole.  x86-64: avx2 = AVX2 + FMA + F16C + BMI2; avx512 = F BW DQ VL VNNI VBMI
- * (Ice Lake, Zen 4 and up); amx = avx512 + AVX512_BF16 + AMX-TILE + AMX-BF16 (Sapphire Rapids and up), which a process
- * has to ask the system for.  AArch64: neon = Advanced SIMD + dot products (most of Armv8.2 and up: Neoverse, Apple M,
- * Cortex-A55 and A75).  `--cpu-mask` narrows the mask; it never widens it. */
+ * (Ice Lake, Zen 4 and up); avx512bf16 = avx512 + AVX512_BF16 (Zen 4, Sapphire Rapids and up); amx = that + AMX-TILE +
+ * AMX-BF16 (Sapphire Rapids and up), which a process has to ask the system for.  AArch64: neon = Advanced SIMD + dot
+ * products (most of Armv8.2 and up: Neoverse, Apple M, Cortex-A55 and A75).  `--cpu-mask` narrows the mask; it never
+ * widens it. */
 #ifndef TERN_BASE_CPU_H
 #define TERN_BASE_CPU_H
 
@@ -14,13 +15,14 @@
 #if defined(__aarch64__)
 #define TERN_CPU_LIST(X) X(1, NEON, "neon")
 #else
-#define TERN_CPU_LIST(X)   \
-    X(1, AVX2, "avx2")     \
-    X(2, AVX512, "avx512") \
+#define TERN_CPU_LIST(X)           \
+    X(1, AVX2, "avx2")             \
+    X(2, AVX512, "avx512")         \
+    X(8, AVX512BF16, "avx512bf16") \
     X(4, AMX, "amx")
 #endif
 
-/* "c|avx2|avx512|amx|all" */
+/* "c|avx2|avx512|avx512bf16|amx|all" */
 #define TERN_CPU_WORD(bit, name, word) word "|"
 #define TERN_CPU_WORDS                 "c|" TERN_CPU_LIST(TERN_CPU_WORD) "all"
 

@@ -48,6 +48,9 @@ void tern_kernels_init(unsigned mask)
         TERN_INIT(neon);
 #endif
 #undef TERN_INIT
+#ifdef TERN_HAVE_AVX512BF16
+    TERN_FOR_MODELS(if (k.mask & TERN_CPU_AVX512BF16) tern_bf16_init_avx512bf16(&k.bf16);)
+#endif
 #ifdef TERN_HAVE_AMX
     TERN_FOR_MODELS(if (k.mask & TERN_CPU_AMX) tern_bf16_init_amx(&k.bf16);)
 #endif

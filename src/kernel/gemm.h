@@ -6,7 +6,7 @@
  * Three arithmetic classes, chosen by the role of the row and by the machine, never by the size of the batch:
  *   wide    prompt rows.  f32 activations times exactly dequantised f32 weights; every output element is ONE chain
  *           acc = fma(w[k], x[k], acc), k ascending from acc = +0.  All levels are bit-equal.
- *   bf16    prompt rows on machines with matrix units, unless f32 is asked for: see struct tern_bf16_kernels.
+ *   bf16    prompt rows on machines that multiply bf16, unless f32 is asked for: see struct tern_bf16_kernels.
  *   narrow  decode rows.  Activations quantised to int8 per 32; per block of 32 (16 where scales are that close) an
  *           exact integer dot, then one chain in f32 (see `narrow`).  All levels are bit-equal.
  * Floats (F32 F16 BF16 E4M3) have no integer form: their narrow product is the wide chain. */
@@ -143,7 +143,7 @@ struct tern_gemm_kernels {
 
 #define TERN_GEMM_SCRATCH (64 * 1024) /* floats of scratch that `wide` may use */
 
-/* ---- prompt rows on matrix units --------------------------------------------------------------------------------- */
+/* ---- prompt rows in bf16 ----------------------------------------------------------------------------------------- */
 
 #define TERN_TILE_ROWS  16  /* rows of a tile */
 #define TERN_TILE_DEPTH 32  /* inputs of a tile */
@@ -158,13 +158,16 @@ static inline size_t tern_bf16_band(int k)
 }
 
 /* The bf16 class: activations and exactly dequantised weights, both rounded to bf16 (nearest even; what is smaller than
- * 2^-126 counts as zero).  Every output is one chain over tiles of 32 inputs, ascending from acc = +0:
- *     even = sum of w[i]*x[i] over the even inputs of the tile, odd = over the odd ones, each one f32 fma chain,
- * ascending acc = acc + (even + odd) all rounded to nearest even, with subnormal numbers as zeros.  That is what the
- * instruction is documented to do, and checkasm holds it to an error budget only.  Promised: an output depends on its
- * row of x, its row of w and the machine, and on nothing else - not on n_rows, the place of the row, panel0, panel1.
+ * 2^-126 counts as zero).  Every output is one chain over the inputs, ascending from acc = +0, rounded to nearest even,
+ * with subnormal numbers as zeros:
+ *     on tiles (amx): over tiles of 32 inputs; even = sum of w[i]*x[i] over the even inputs of the tile, odd = over the
+ *     odd ones, each one f32 fma chain; acc = acc + (even + odd)
+ *     without (avx512bf16): over pairs of inputs, acc = acc + the two products, in the order that the processor's
+ *     VDPBF16PS has
+ * checkasm holds it to an error budget only.  Promised: an output depends on its row of x, its row of w and the machine,
+ * and on nothing else - not on n_rows, the place of the row, panel0, panel1.
  *
- * All NULL on levels without matrix units. */
+ * All NULL on levels below avx512bf16. */
 struct tern_bf16_kernels {
     /* One band: rows 0..n_rows-1 (1..32) of k floats, x_stride floats apart.  out: 64-byte aligned. */
     void (*pack)(uint16_t *out, const float *x, size_t x_stride, int n_rows, int k);
@@ -202,6 +205,7 @@ static inline size_t tern_bf16_right(int k, int n)
 
 #define TERN_BF16_SCRATCH (1152 * 1024)
 
+void tern_bf16_init_avx512bf16(struct tern_bf16_kernels *k);
 void tern_bf16_init_amx(struct tern_bf16_kernels *k);
 
 void tern_gemm_init_ref(struct tern_gemm_kernels *k);

@@ -6,9 +6,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include "base/cpu.h"
 #include "tiles_emulated.h"
 
 static struct tern_bf16_kernels k16; /* under test */
+static bool pairs;                   /* without tiles: a chain has an addition for every two inputs */
 
 /* What the class makes of a number before it multiplies. */
 static float rounded(float x)
@@ -66,19 +68,19 @@ static void part_pack(void)
 
 /* ---- products ---- */
 
-/* Sums of exact products of the rounded numbers, and what the chain's additions may lose: at most 16 in each half, two
- * at the end of each tile, and a subnormal number in any of them. */
+/* Sums of exact products of the rounded numbers, and what the chain's additions may lose: on tiles at most 16 in each
+ * half and two at the end of each tile, else two for every pair of inputs, and a subnormal number in any of them. */
 static void class_oracle(const struct tern_packed *w, const float *x, size_t x_stride, int n_rows, double *out,
                          double *budget)
 {
-    int steps = (w->k + TERN_TILE_DEPTH - 1) / TERN_TILE_DEPTH;
+    const int steps = (w->k + TERN_TILE_DEPTH - 1) / TERN_TILE_DEPTH, chain = pairs ? w->k + 2 : steps + 18;
     for (int n = 0; n < w->n; n++) {
         for (int i = 0; i < w->k; i++) {
             double weight = rounded((float)weight_exact(w, n, i));
             for (int r = 0; r < n_rows; r++) {
                 double term = weight * rounded(x[(size_t)r * x_stride + (size_t)i]);
                 out[r * w->n + n] += term;
-                budget[r * w->n + n] += fabs(term) * (steps + 18) * 0x1p-24 + FLT_MIN * 2;
+                budget[r * w->n + n] += fabs(term) * chain * 0x1p-24 + FLT_MIN * 2;
             }
         }
     }
@@ -329,6 +331,7 @@ void check_bf16(void)
 {
     if (!tern_k.mask) { /* once: at plain C */
         tern_bf16_init_emulated(&k16);
+        pairs = false;
         check_part("bf16.pack emulated", part_pack);
         check_part("bf16.product emulated", part_product);
         check_part("bf16.weights emulated", part_weights);
@@ -337,6 +340,7 @@ void check_bf16(void)
         check_part("bf16.softmax emulated", part_softmax);
     }
     k16 = tern_k.bf16;
+    pairs = strcmp(tern_cpu_name(tern_k.mask), "amx") != 0;
     CHECK_PART(bf16.pack, part_pack);
     CHECK_PART(bf16.product, part_product);
     CHECK_PART(bf16.product, part_weights);

@@ -18,7 +18,8 @@
 #include "kernel/pack.h"
 
 #define TERN_AMX_TILE_H /* not the real one */
-#include "kernel/amx/gemm.h"
+#include "kernel/avx512bf16/bf16.h"
+#define TILE_ROUNDING
 
 void tern_bf16_init_emulated(struct tern_bf16_kernels *k);
 
@@ -130,7 +131,7 @@ static void emulated_expand(uint16_t *tile, const struct tern_packed *w, const s
     free(row);
 }
 
-static inline tern_amx_expand *tile_expander(const struct tern_packed *w)
+static inline tern_bf16_expand *tile_expander(const struct tern_packed *w)
 {
     (void)w;
     return emulated_expand;

@@ -251,8 +251,10 @@ static void schemes_are_listed(void **state)
     assert_null(ternkv_scheme(-1));
     ternkv_side *s = open_side("turbo4", 64, true, NULL, NULL);
     assert_string_equal(ternkv_get_info(s)->scheme, "l4");
-    const char *level = tern_cpu_name(tern_cpu_detect()); /* the library multiplies no matrices */
-    assert_string_equal(ternkv_get_info(s)->level, strcmp(level, "amx") ? level : "avx512");
+    const char *level = tern_cpu_name(tern_cpu_detect());
+    if (strcmp(level, "avx512bf16") == 0 || strcmp(level, "amx") == 0) /* the library multiplies no matrices */
+        level = "avx512";
+    assert_string_equal(ternkv_get_info(s)->level, level);
     assert_int_equal(ternkv_query_bytes(s, 0), 0);
     assert_int_equal(ternkv_query_bytes(s, -1), 0);
     assert_int_equal(ternkv_query_bytes(s, TERNKV_MAX_QUERIES + 1), 0);

@@ -17,6 +17,7 @@
  * for its products: 21 % of the products of 512 rows when nothing overlaps, and the larger part below 112 rows.  Bytes
  * of memory per tile of 4.5-bit weights: 288, in the 512 cycles that 512 rows take. */
 #include "kernel/amx/tile.h"
+#include "kernel/avx512bf16/pack.h"
 
 #include <limits.h>
 #include <string.h>
@@ -42,7 +43,7 @@ struct call {
     int n_rows;
     const struct tern_packed *w;
     struct tern_panel_layout l;
-    tern_amx_expand *expand;
+    tern_bf16_expand *expand;
     float *sums;               /* [band][pair of panels][4 tiles], of the stages so far */
     size_t step_bytes;         /* of packed codes */
     int n_panels, n_steps;     /* ends of the ranges */
@@ -53,21 +54,6 @@ struct stage {
     int panel, step; /* first */
     int panels, steps;
 };
-
-static void pack(uint16_t *out, const float *x, size_t x_stride, int n_rows, int k)
-{
-    for (int i = 0; i < k; i += TERN_TILE_DEPTH, out += PAIR) {
-        int n = k - i < TERN_TILE_DEPTH ? k - i : TERN_TILE_DEPTH;
-        int tiles = n_rows > TERN_TILE_ROWS ? 2 : 1;
-        for (int r = 0; r < tiles * TERN_TILE_ROWS; r++) {
-            uint16_t *row = out + r * TERN_TILE_DEPTH;
-            if (r < n_rows)
-                tile_round(row, x + (size_t)r * x_stride + i, n);
-            else
-                memset(row, 0, TERN_TILE_DEPTH * sizeof *row);
-        }
-    }
-}
 
 /* ---- weights ---- */
 
@@ -329,19 +315,6 @@ static void product(float *y, size_t y_stride, const uint16_t *x, int n_rows, co
 }
 
 /* ---- small products ---- */
-
-static void pack_right(uint16_t *out, size_t pairs, const float *m, int k, int n)
-{
-    for (int pair = 0; pair < n; pair += 2 * TERN_PANEL, out += pairs)
-        for (int k0 = 0; k0 < k; k0 += TERN_TILE_DEPTH)
-            for (int c = pair; c < n && c < pair + 2 * TERN_PANEL; c += TERN_PANEL) {
-                uint16_t *tile = out + tern_bf16_band(k0) + (c - pair) / TERN_PANEL * TERN_TILE;
-                for (int i = k0; i < k0 + TERN_TILE_DEPTH; i += 2, tile += 2 * TERN_PANEL) {
-                    const float *even = i < k ? m + (size_t)i * (size_t)n + c : NULL;
-                    tile_pair(tile, even, i + 1 < k ? even + n : NULL, n - c < TERN_PANEL ? n - c : TERN_PANEL);
-                }
-            }
-}
 
 static void multiply(float *y, size_t y_stride, const float *shrink, const uint16_t *x, int n_rows, const uint16_t *m,
                      int k, int n)

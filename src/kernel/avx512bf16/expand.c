@@ -1,7 +1,8 @@
 /* Weights from the packed layout into tiles.  A vector of the layout is one input of 16 rows, and a row of a tile is
  * two inputs of 16 rows, so nothing has to be transposed: two dequantised vectors are rounded together and interleaved.
  */
-#include "kernel/amx/tile.h"
+#include "kernel/avx512bf16/bf16.h"
+#include "kernel/avx512bf16/round.h"
 #include "kernel/avx512/gemm_block.h"
 
 ALWAYS void expand_codes(enum tern_codes codes, enum tern_scales scales, uint16_t *tile, const struct tern_packed *w,
@@ -62,7 +63,7 @@ X(F16)
 X(BF16)
 #undef X
 
-tern_amx_expand *tern_amx_expander(const struct tern_packed *w)
+tern_bf16_expand *tern_bf16_expander(const struct tern_packed *w)
 {
 #define X(c, s)                                                     \
     if (w->codes == TERN_CODES_##c && w->scales == TERN_SCALES_##s) \

@@ -1,8 +1,8 @@
-/* The running softmax with weights in bf16: what tiles multiply, without a detour over f32.
+/* The running softmax with weights in bf16: what bf16 products read, without a detour over f32.
  *
  * Per 64 scores: 4 loads and maxima, then 4 times 7 instructions of exp2 and a half of rounding, storing and summing.
  * As the weights keep 8 bits, a polynomial of degree 3 does (degree 5 in attn.c). */
-#include "kernel/amx/gemm.h"
+#include "kernel/avx512bf16/bf16.h"
 #include "kernel/avx512/attn_simd.h"
 
 #include <math.h>
@@ -18,7 +18,7 @@ static inline __m512 exp2_rough(__m512 x, __mmask16 mask)
     return _mm512_maskz_scalef_ps(mask, p, x);
 }
 
-float tern_amx_softmax(uint16_t *p, const float *s, size_t stride, int n_pages, int t0, int t1, float *m, float *l)
+float tern_bf16_softmax(uint16_t *p, const float *s, size_t stride, int n_pages, int t0, int t1, float *m, float *l)
 {
     const __m512i ones = _mm512_set1_epi16(0x3F80);
     __m512 sum = _mm512_setzero_ps();
