@@ -178,9 +178,9 @@ typedef struct tern_kv_row {
     /* n_heads 0: a layer that keeps this for a sequence of any length, instead of tokens, and up to kept_bytes more for
      * going back; or, 0, one that attends to what an earlier layer keeps. */
     size_t state_bytes, kept_bytes;
-    const char
-        *conditioning;  /* "calibrated", "scaled by norm weights", "centred by the key bias"; NULL: keys are coded as they are, or not at all */
-    const char *reason; /* why this layer differs from what was asked for; NULL when it does not */
+    const char *conditioning; /* "calibrated", "scaled by norm weights", "centred by the key bias"; NULL: keys are coded
+                                 as they are, or not at all */
+    const char *reason;       /* why this layer differs from what was asked for; NULL when it does not */
 } tern_kv_row;
 
 /* Grammar: SCHEME | k=SCHEME,v=SCHEME, then options first=N, recent=N, edge=N:SCHEME,
