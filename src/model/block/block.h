@@ -10,25 +10,26 @@
 
 /* Rows of floats that blocks share, [max_rows][stride]; no block finds there what another left, but for x, k and v of a
  * layer that later ones attend to, and ple.  X(name) */
-#define TERN_ROWS_LIST(X)                                                           \
-    X(x) /* the residual stream */                                                  \
-    X(h) /* what a block reads: normed rows */                                      \
-    X(t) /* what it answers */                                                      \
-    X(q) /* queries, [heads][dim] */                                                \
-    X(k)                                                                            \
-    X(v)            /* new keys and values */                                       \
-        X(a)        /* what attention or a recurrence makes of them */              \
-        X(gate)     /* gates of a, as wide as a */                                  \
-        X(mix)      /* queries with their gates, or a recurrence's channels */      \
-        X(decay)    /* of delta layers, [heads] */                                  \
-        X(beta)     /* as wide as decay */                                          \
-        X(ff_gate)  /* of networks */                                               \
-        X(ff_up)    /* as wide as ff_gate */                                        \
-        X(logits)   /* of routers */                                                \
-        X(shared)   /* answers of shared experts, or of experts beside a network */ \
-        X(in)       /* what experts beside a network read */                        \
-        X(ple)      /* per-layer embeddings of all layers */                        \
-        X(ple_gate) /* of one of them, gated; as wide as ple */
+/* clang-format off */
+#define TERN_ROWS_LIST(X) \
+    X(x)        /* the residual stream */ \
+    X(h)        /* what a block reads: normed rows */ \
+    X(t)        /* what it answers */ \
+    X(q)        /* queries, [heads][dim] */ \
+    X(k) X(v)   /* new keys and values */ \
+    X(a)        /* what attention or a recurrence makes of them */ \
+    X(gate)     /* gates of a, as wide as a */ \
+    X(mix)      /* queries with their gates, or a recurrence's channels */ \
+    X(decay)    /* of delta layers, [heads] */ \
+    X(beta)     /* as wide as decay */ \
+    X(ff_gate)  /* of networks */ \
+    X(ff_up)    /* as wide as ff_gate */ \
+    X(logits)   /* of routers */ \
+    X(shared)   /* answers of shared experts, or of experts beside a network */ \
+    X(in)       /* what experts beside a network read */ \
+    X(ple)      /* per-layer embeddings of all layers */ \
+    X(ple_gate) /* of one of them, gated; as wide as ple */
+/* clang-format on */
 
 struct tern_rows {
     float *p;
