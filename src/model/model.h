@@ -323,8 +323,8 @@ struct tern_forward_batch {
     void *tap_user;
 };
 
-/* What steps of one engine need besides its device, dev, which it prepares.  caches: [n_plans], borrowed; they differ in layout alone.  exact:
- * wide rows in f32 on every machine. */
+/* What steps of one engine need besides its device, dev, which it prepares.  caches: [n_plans], borrowed; they differ
+ * in layout alone.  exact: wide rows in f32 on every machine. */
 struct tern_forward;
 int tern_forward_new(struct tern_forward **out, const struct tern_net *net, const struct tern_kv_cache *caches,
                      int n_plans, struct tern_dev *dev, int max_rows, int max_narrow, int max_jobs, bool exact,
