@@ -77,7 +77,7 @@ ENDS = [token("<|end|>"), token("<|end|>x")]
 
 
 def charsmap(rules):
-    """The normalizer "Precompiled": a double array over the keys (src/text/tok_charsmap.c has the layout)."""
+    """The normalizer "Precompiled": a double array over the keys (src/text/tok/charsmap.c has the layout)."""
     texts, root = b"", {}
     for key, text in rules.items():
         node = root

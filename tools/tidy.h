@@ -8,7 +8,7 @@
 #include "base/err.h"
 
 #ifdef TIDY_JINJA
-#include "text/jinja_impl.h"
+#include "text/jinja/jinja.h"
 #ifndef TIDY_HERE_tern_jrun_fail
 #define tern_jrun_fail(r, code, ...) ((void)tern_jrun_fail(r, code, __VA_ARGS__), (code))
 #endif

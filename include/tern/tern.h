@@ -178,15 +178,15 @@ typedef struct tern_kv_row {
     /* n_heads 0: a layer that keeps this for a sequence of any length, instead of tokens, and up to kept_bytes more for
      * going back; or, 0, one that attends to what an earlier layer keeps. */
     size_t state_bytes, kept_bytes;
-    const char
-        *conditioning;  /* "calibrated", "scaled by norm weights"; NULL: keys are coded as they are, or not at all */
-    const char *reason; /* why this layer differs from what was asked for; NULL when it does not */
+    const char *conditioning; /* "calibrated", "scaled by norm weights", "centred by the key bias"; NULL: keys are coded
+                                 as they are, or not at all */
+    const char *reason;       /* why this layer differs from what was asked for; NULL when it does not */
 } tern_kv_row;
 
 /* Grammar: SCHEME | k=SCHEME,v=SCHEME, then options first=N, recent=N, edge=N:SCHEME,
- * layers=A-B:SCHEME, cond=off|norms|FILE, plan=FILE (docs/kv-cache.md).  Schemes: tern_kv_schemes().  NULL means
+ * layers=A-B:SCHEME, cond=off|norms|bias|FILE, plan=FILE (docs/kv-cache.md).  Schemes: tern_kv_schemes().  NULL means
  * TERN_KV_DEFAULT.  Coded keys are conditioned by the sidecar beside the model, MODEL.ternkv, else by the norm weights
- * of queries and keys, else not; cond= chooses. */
+ * of queries and keys, else by a bias of the keys, else not; cond= chooses. */
 #define TERN_KV_DEFAULT "t4"
 typedef struct tern_kv_plan tern_kv_plan;
 TERN_API int tern_kv_plan_new(tern_kv_plan **out, const tern_model *m, const char *spec, bool strict, tern_error *err);

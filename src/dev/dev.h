@@ -12,6 +12,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include "base/block.h"
 #include "base/err.h"
 #include "base/pool.h"
 #include "codec/codec.h"
@@ -31,9 +32,10 @@ struct tern_attn_job {
     int n_rows; /* rows; decode rows come one per job or several (drafts) */
     int pos0;   /* position of the first row */
     bool wide;  /* role: prompt rows */
-    /* Closed pages of this layer's group: page index i (first_page <= i < first_page + n_pages) starts at
-     * pages[i - first_page].  A row at position p attends to closed pages with index < p/64 only. */
-    uint8_t *const *pages;
+    /* Closed pages of this layer's group: page index i (first_page <= i < first_page + n_pages) is block
+     * pages[i - first_page] of page_mem.  A row at position p attends to closed pages with index < p/64 only. */
+    const uint32_t *pages;
+    struct tern_blocks page_mem;
     int first_page, n_pages;
     const uint8_t *sink; /* the sequence's sink block, or NULL while no page is closed */
     /* Raw tiles: tile t holds page index tile_first + t for all layers' heads at tile_base + t*tile_stride +

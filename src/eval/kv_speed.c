@@ -123,7 +123,7 @@ static void encode_task(void *ctx, int task, int worker)
 static void page_task(void *ctx, int page, int worker)
 {
     const struct fill *f = ctx;
-    uint8_t *p = f->pl->seq->table[0].pages[page];
+    uint8_t *p = tern_kv_block(&f->pl->cache.pool[0], f->pl->seq->table[0].pages[page]);
     (void)worker;
     for (int i = 0; i < f->s->p->n_layers; i++) {
         const struct tern_kv_layer *l = &f->pl->layout->layers[i];
@@ -150,12 +150,14 @@ static void fill_raw(const struct speed *s, struct plan *pl, const struct tern_k
     for (int h = 0; h < l->n_heads; h++) {
         for (int page = from > 0 ? from : 0; page <= own; page++) {
             size_t slot = (size_t)(page % l->ring) * (size_t)l->n_heads + (size_t)h;
-            uint8_t *tile = pl->seq->tile + l->tile_layer_off + slot * l->tile_bytes;
+            uint8_t *tile = tern_kv_block(&pl->cache.tiles, pl->seq->tile) + l->tile_layer_off + slot * l->tile_bytes;
             memcpy(tile, vectors(s, &l->k, block_at(page, h)), k_bytes);
             memcpy(tile + l->tile_v_off, vectors(s, &l->v, block_at(page, h)), v_bytes);
         }
-        if (pl->seq->sink && l->first)
-            fill_sink(s, l, pl->seq->sink + l->sink_layer_off + (size_t)h * l->sink_bytes, h);
+        if (pl->seq->sink != TERN_NO_BLOCK && l->first)
+            fill_sink(s, l,
+                      tern_kv_block(&pl->cache.sinks, pl->seq->sink) + l->sink_layer_off + (size_t)h * l->sink_bytes,
+                      h);
     }
 }
 
@@ -164,16 +166,18 @@ static struct tern_attn_job last_row(const struct speed *s, const struct plan *p
 {
     int own = (s->p->ctx - 1) / TERN_PAGE;
     const struct tern_kv_table *t = &pl->seq->table[0];
+    const uint8_t *tiles = tern_kv_block(&pl->cache.tiles, pl->seq->tile);
     return (struct tern_attn_job){
         .n_rows = 1,
         .pos0 = s->p->ctx - 1,
         .pages = t->pages,
+        .page_mem = pl->cache.pool[0].mem,
         .n_pages = t->n,
-        .sink = pl->seq->sink,
-        .tile_base = pl->seq->tile,
+        .sink = tern_kv_block(&pl->cache.sinks, pl->seq->sink),
+        .tile_base = tiles,
         .tile_first = own,
         .tile_layer_off = l->tile_layer_off + (size_t)(own % l->ring) * (size_t)l->n_heads * l->tile_bytes,
-        .ring = pl->seq->tile + l->tile_layer_off,
+        .ring = tiles + l->tile_layer_off,
     };
 }
 

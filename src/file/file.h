@@ -3,7 +3,7 @@
  * Mental model: a file is a table of metadata (key -> typed value) and a table of tensors (name -> type, shape, bytes).
  * GGUF v2/v3, one file or a split set, or a Hugging Face directory: config.json with one or more safetensors files.
  * Both speak GGUF's language: a directory's configuration is found under GGUF's keys (and as it stands under
- * "config."), its tensors under GGUF's names; hf_words.c is the dictionary.  A quantised weight of such a directory is
+ * "config."), its tensors under GGUF's names; hf/words.c is the dictionary.  A quantised weight of such a directory is
  * one tensor here, whatever number of them its files have (struct tern_quant).  Everything that a file says is checked
  * before it is believed: counts against the bytes that are left, products with overflow checks, offsets against the
  * file's size, tensors against each other.  After tern_file_open succeeded, every pointer handed out is valid for its

@@ -15,8 +15,6 @@
 #define TERN_GGUF_MAX_NAME      256
 #define TERN_GGUF_MAX_ALIGNMENT 65536
 #define TERN_GGUF_MAX_PARTS     1024
-#define TERN_JSON_MAX           ((size_t)32 << 20)
-#define TERN_JSON_MAX_DEPTH     32
 #define TERN_GGUF_MAX_DECODED                                                               \
     ((size_t)1 << 30) /* bytes of arena: an array of u8 takes 8 times its bytes in the file \
                        */
@@ -122,55 +120,12 @@ int tern_tensors_sorted(const struct tern_tensor ***order, const struct tern_ten
 
 /* The first part is mapped: everything else. */
 int tern_gguf_read(struct tern_file *f, tern_error *err);
-/* Header and metadata of one part. */
-int tern_gguf_read_meta(struct tern_part *part, struct tern_file_arena *a, tern_error *err);
-/* part->n_tensors entries into t[], with data pointers; checks each alone and all of the part against each other. */
-int tern_gguf_read_tensors(const struct tern_part *part, struct tern_tensor *t, struct tern_file_arena *a,
-                           tern_error *err);
-
 /* ---- Hugging Face ---- */
-
-static inline bool starts_with(const char *s, const char *head)
-{
-    return strncmp(s, head, strlen(head)) == 0;
-}
-
-static inline bool ends_with(const char *s, const char *end)
-{
-    size_t n = strlen(s), m = strlen(end);
-    return n >= m && strcmp(s + n - m, end) == 0;
-}
 
 /* Does a path name such a model: a directory, one of its safetensors files, the index of several? */
 bool tern_hf_is(const char *path);
 /* Part 0 becomes config.json, whose values are the metadata; the others are the files of tensors. */
 int tern_hf_read(struct tern_file *f, tern_error *err);
-
-struct tern_tensor_list {
-    struct tern_tensor *v;
-    size_t n, cap;
-};
-/* The tensors of one mapped safetensors file. */
-int tern_safetensors_read(const struct tern_part *part, struct tern_tensor_list *list, struct tern_file_arena *a,
-                          tern_error *err);
-
-/* Puts the tensors of every quantised weight that is not `unused` together: the one of its codes gets `quant`, the name
- * MODULE.weight and the shape of the weights, the others leave the list. */
-int tern_hf_join(struct tern_file *f, struct tern_tensor_list *list, tern_error *err);
-/* The error of a tensor whose type is of use in such a weight alone. */
-int tern_hf_fail_raw(const struct tern_file *f, const struct tern_tensor *t, tern_error *err);
-
-/* Gives the configuration and the tensors GGUF's names; needs TERN_HF_ENTRIES free entries in the metadata. */
-int tern_hf_translate(struct tern_file *f, struct tern_tensor_list *list, tern_error *err);
-#define TERN_HF_ENTRIES 64
-
-struct json_t;
-/* The JSON object that a mapped text of at most TERN_JSON_MAX bytes is; `p` lies in the part. */
-int tern_json_object(struct json_t **out, const struct tern_part *part, const uint8_t *p, size_t n, tern_error *err);
-/* The values of a mapped JSON file as part->meta, with room for `more` entries: "config.rope_scaling.factor" for
- * members of members, lists of equal things as arrays, other lists as members 0, 1 ...; nulls are left out. */
-int tern_json_read_meta(struct tern_part *part, const char *prefix, size_t more, struct tern_file_arena *a,
-                        tern_error *err);
 
 /* ---- metadata ---- */
 

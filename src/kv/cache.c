@@ -13,12 +13,12 @@ int tern_kv_pool_init(struct tern_kv_pool *p, size_t block_bytes, size_t n_block
 {
     int rc = 0;
     size_t bytes;
-    *p = (struct tern_kv_pool){.block_bytes = tern_round_up(block_bytes, TERN_ALIGN)};
-    if (n_blocks > UINT32_MAX || !tern_mul(p->block_bytes, n_blocks, &bytes) || !tern_add(bytes, POOL_SLACK, &bytes))
+    *p = (struct tern_kv_pool){.mem.bytes = tern_round_up(block_bytes, TERN_ALIGN)};
+    if (n_blocks > UINT32_MAX || !tern_mul(p->mem.bytes, n_blocks, &bytes) || !tern_add(bytes, POOL_SLACK, &bytes))
         TERN_FAIL(err, TERN_ENOMEM, "KV pool of %zu blocks of %zu bytes is too large", n_blocks, block_bytes);
     TERN_TRY(tern_alloc(&p->refs, n_blocks, sizeof *p->refs, err));
     TERN_TRY(tern_alloc(&p->free_list, n_blocks, sizeof *p->free_list, err));
-    TERN_TRY(tern_reserve(&p->base, bytes, err));
+    TERN_TRY(tern_reserve(&p->mem.base, bytes, err));
     p->n_blocks = (uint32_t)n_blocks;
     return 0;
 out:
@@ -28,13 +28,13 @@ out:
 
 void tern_kv_pool_clear(struct tern_kv_pool *p)
 {
-    tern_release(p->base, p->block_bytes * p->n_blocks + POOL_SLACK);
+    tern_release(p->mem.base, p->mem.bytes * p->n_blocks + POOL_SLACK);
     tern_free(p->refs);
     tern_free(p->free_list);
     *p = (struct tern_kv_pool){0};
 }
 
-uint8_t *tern_kv_pool_get(struct tern_kv_pool *p)
+uint32_t tern_kv_pool_get(struct tern_kv_pool *p)
 {
     uint32_t i;
     if (p->n_free)
@@ -42,35 +42,26 @@ uint8_t *tern_kv_pool_get(struct tern_kv_pool *p)
     else if (p->n_fresh < p->n_blocks)
         i = p->n_fresh++;
     else
-        return NULL;
+        return TERN_NO_BLOCK;
     TERN_ASSERT(p->refs[i] == 0);
     p->refs[i] = 1;
     p->n_used++;
-    return p->base + (size_t)i * p->block_bytes;
+    return i;
 }
 
-static uint32_t block_index(const struct tern_kv_pool *p, const uint8_t *block)
+void tern_kv_pool_ref(struct tern_kv_pool *p, uint32_t block)
 {
-    size_t off = (size_t)(block - p->base);
-    TERN_ASSERT(block >= p->base && off % p->block_bytes == 0 && off / p->block_bytes < p->n_blocks);
-    return (uint32_t)(off / p->block_bytes);
+    TERN_ASSERT(block < p->n_blocks && p->refs[block] > 0);
+    p->refs[block]++;
 }
 
-void tern_kv_pool_ref(struct tern_kv_pool *p, uint8_t *block)
+void tern_kv_pool_unref(struct tern_kv_pool *p, uint32_t block)
 {
-    uint32_t i = block_index(p, block);
-    TERN_ASSERT(p->refs[i] > 0);
-    p->refs[i]++;
-}
-
-void tern_kv_pool_unref(struct tern_kv_pool *p, uint8_t *block)
-{
-    if (!block)
+    if (block == TERN_NO_BLOCK)
         return;
-    uint32_t i = block_index(p, block);
-    TERN_ASSERT(p->refs[i] > 0);
-    if (--p->refs[i] == 0) {
-        p->free_list[p->n_free++] = i;
+    TERN_ASSERT(block < p->n_blocks && p->refs[block] > 0);
+    if (--p->refs[block] == 0) {
+        p->free_list[p->n_free++] = block;
         p->n_used--;
     }
 }
@@ -97,7 +88,7 @@ int tern_kv_cache_init(struct tern_kv_cache *c, const struct tern_kv_layout *l, 
         int n = max_pages(&l->groups[g], max_tokens, max_step);
         TERN_TRY(tern_kv_pool_init(&c->pool[g], l->groups[g].page_bytes, (size_t)n * (size_t)max_seqs, err));
         for (int i = 0; i < max_seqs; i++) {
-            TERN_TRY(tern_alloc(&c->seqs[i].table[g].pages, (size_t)n + 1, sizeof(uint8_t *), err));
+            TERN_TRY(tern_alloc(&c->seqs[i].table[g].pages, (size_t)n + 1, sizeof(uint32_t), err));
             c->seqs[i].table[g].cap = n;
         }
     }
@@ -135,12 +126,12 @@ int tern_kv_seq_new(struct tern_kv_cache *c, struct tern_kv_seq **out, tern_erro
         if (s->live)
             continue;
         s->tile = tern_kv_pool_get(&c->tiles);
-        TERN_ASSERT(s->tile); /* as many tiles as sequences */
+        TERN_ASSERT(s->tile != TERN_NO_BLOCK); /* as many tiles as sequences */
         /* Columns behind the newest token are multiplied by weights of exactly 0 and must therefore be finite. */
-        memset(s->tile, 0, c->layout->tile_bytes);
+        memset(tern_kv_block(&c->tiles, s->tile), 0, c->layout->tile_bytes);
         s->live = true;
         s->n_tokens = 0;
-        s->sink = NULL;
+        s->sink = TERN_NO_BLOCK;
         tern_kv_states_new(c, s);
         for (int g = 0; g < TERN_KV_MAX_GROUPS; g++)
             s->table[g].first = s->table[g].n = 0;
@@ -162,7 +153,7 @@ static void drop_pages(struct tern_kv_cache *c, struct tern_kv_seq *s, int g, in
 static void drop_sink(struct tern_kv_cache *c, struct tern_kv_seq *s)
 {
     tern_kv_pool_unref(&c->sinks, s->sink);
-    s->sink = NULL;
+    s->sink = TERN_NO_BLOCK;
 }
 
 void tern_kv_seq_free(struct tern_kv_cache *c, struct tern_kv_seq *s)
@@ -174,7 +165,7 @@ void tern_kv_seq_free(struct tern_kv_cache *c, struct tern_kv_seq *s)
     drop_sink(c, s);
     tern_kv_states_free(c, s);
     tern_kv_pool_unref(&c->tiles, s->tile);
-    s->tile = NULL;
+    s->tile = TERN_NO_BLOCK;
     s->live = false;
 }
 
@@ -193,10 +184,10 @@ int tern_kv_seq_fork(struct tern_kv_cache *c, struct tern_kv_seq **out, const st
         d->table[g].first = t->first;
         d->table[g].n = t->n;
     }
-    if (s->sink)
+    if (s->sink != TERN_NO_BLOCK)
         tern_kv_pool_ref(&c->sinks, s->sink);
     d->sink = s->sink;
-    memcpy(d->tile, s->tile, c->layout->tile_bytes);
+    memcpy(tern_kv_block(&c->tiles, d->tile), tern_kv_block(&c->tiles, s->tile), c->layout->tile_bytes);
     tern_kv_states_fork(c, d, s);
     d->n_tokens = s->n_tokens;
     return 0;
@@ -214,16 +205,16 @@ int tern_kv_begin(struct tern_kv_cache *c, struct tern_kv_seq *s, int n, tern_er
     for (int g = 0; g < c->layout->n_groups; g++) {
         struct tern_kv_table *t = &s->table[g];
         while (t->first + t->n < closed) {
-            uint8_t *page = t->n < t->cap ? tern_kv_pool_get(&c->pool[g]) : NULL;
-            if (!page)
+            uint32_t page = t->n < t->cap ? tern_kv_pool_get(&c->pool[g]) : TERN_NO_BLOCK;
+            if (page == TERN_NO_BLOCK)
                 TERN_FAIL(err, TERN_ECAPACITY, "the KV pool is full (%u pages of %zu bytes)", c->pool[g].n_blocks,
-                          c->pool[g].block_bytes);
+                          c->pool[g].mem.bytes);
             t->pages[t->n++] = page;
         }
     }
-    if (closed > 0 && !s->sink && c->layout->sink_bytes) {
+    if (closed > 0 && s->sink == TERN_NO_BLOCK && c->layout->sink_bytes) {
         s->sink = tern_kv_pool_get(&c->sinks);
-        TERN_ASSERT(s->sink); /* at most one per sequence */
+        TERN_ASSERT(s->sink != TERN_NO_BLOCK); /* at most one per sequence */
     }
     return 0;
 out:
@@ -295,9 +286,9 @@ int tern_kv_trim(struct tern_kv_cache *c, struct tern_kv_seq *s, int n, int *kep
 
 size_t tern_kv_used_bytes(const struct tern_kv_cache *c)
 {
-    size_t n = (size_t)c->tiles.n_used * c->tiles.block_bytes + (size_t)c->sinks.n_used * c->sinks.block_bytes;
+    size_t n = (size_t)c->tiles.n_used * c->tiles.mem.bytes + (size_t)c->sinks.n_used * c->sinks.mem.bytes;
     for (int g = 0; g < c->layout->n_groups; g++)
-        n += (size_t)c->pool[g].n_used * c->pool[g].block_bytes;
+        n += (size_t)c->pool[g].n_used * c->pool[g].mem.bytes;
     return n;
 }
 

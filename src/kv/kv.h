@@ -11,8 +11,7 @@
  * A page is 64 consecutive tokens of all layers of one group; a group is the set of layers that keep tokens equally
  * long. Fork copies tables (references) and the tile; trim drops references.  Page index = position / 64, absolute.
  *
- * Layout (seam 2): the model declares its layers, a --kv text says what is wanted, tern_kv_layout_new decides per layer
- * and remembers the reason wherever the two differ.
+ * Blocks are known by number; tern_kv_block says where one lies, while this CPU needs to know.
  *
  * Memory: pools reserve address space for their whole capacity and touch it page by page, so the resident set grows
  * with the codes.  Nothing allocates in a step: tern_kv_begin reserves, and is the only call that can run out. Thread:
@@ -23,125 +22,16 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include "base/block.h"
 #include "base/buf.h"
 #include "base/err.h"
-#include "codec/codec.h"
-
-/* ---- what is asked for ---------------------------------------------------------------------------------------- */
-
-#define TERN_KV_MAX_RULES 256
-
-/* A parsed --kv text. */
-struct tern_kv_spec {
-    const struct tern_kv_codec *k, *v;
-    int first;  /* raw tokens at the start, 0..64 */
-    int recent; /* newest tokens that stay raw, the open page's among them: a multiple of 64 */
-    int edge;   /* this many first and last layers use edge_k / edge_v */
-    const struct tern_kv_codec *edge_k, *edge_v;
-    struct {
-        int from, to; /* layers, inclusive */
-        const struct tern_kv_codec *k, *v;
-    } rules[TERN_KV_MAX_RULES];
-    int n_rules;
-    enum tern_kv_cond_from { TERN_COND_AUTO, TERN_COND_OFF, TERN_COND_NORMS, TERN_COND_FILE } cond;
-    char cond_path[256];
-    bool in_plan; /* while a plan file is read */
-};
-
-/* Grammar: SCHEME | k=SCHEME,v=SCHEME, options first=N, recent=N, edge=N:SCHEME, layers=A-B:SCHEME, plan=FILE, in any
- * order, comma separated; after edge and layers SCHEME may be KEYS/VALUES; a plan file holds the same items, one per
- * line; cond=off|norms|FILE says where key conditioning comes from (not said: the sidecar beside the model, else the
- * norm weights, else none).  Errors name the item and list what would have been understood. */
-int tern_kv_spec_parse(struct tern_kv_spec *out, const char *text, tern_error *err);
-
-/* ---- layout --------------------------------------------------------------------------------------------------- */
-
-/* What the model declares for one layer. */
-struct tern_kv_decl {
-    int n_heads; /* KV heads; 0: this layer keeps no KV */
-    int dim_k, dim_v;
-    bool latent; /* the values are the first part of the keys, dim_k is what follows them: cached once */
-    struct tern_kv_reach reach;
-    size_t state_bytes; /* what the layer carries from token to token instead, all 0 in the beginning; 0: nothing */
-    /* The rotary embedding of the keys: pair i turns by freq[i] per position. */
-    int n_rot; /* rotated dims; 0: none */
-    bool interleaved;
-    const float *freq; /* [n_rot/2] */
-};
-
-struct tern_kv_group {
-    struct tern_kv_reach reach; /* of all its layers */
-    size_t page_bytes;          /* 64 tokens of all its layers */
-};
-
-#define TERN_KV_MAX_GROUPS 4
-
-struct tern_kv_layout {
-    int n_layers;
-    struct tern_kv_layer *layers; /* [n_layers], owned */
-    int *group_of;                /* [n_layers], -1 where a layer keeps no KV */
-    struct tern_kv_group groups[TERN_KV_MAX_GROUPS];
-    int n_groups;
-    size_t *state_off;       /* [n_layers], owned: where a layer's state lies in the sequence's state block */
-    size_t state_bytes;      /* one sequence's states, all layers; 0 where no layer has one */
-    size_t tile_bytes;       /* one sequence's raw tiles, all layers */
-    int recent;              /* most pages that any layer sees raw, the open one included */
-    size_t sink_bytes;       /* one sequence's raw first tokens, all layers; 0 when nothing is coded */
-    size_t stage_tile_bytes; /* largest tile of one layer, all heads: unit of staging */
-    float *signs;            /* owned: the rotation signs that sides point into */
-    char text[256];          /* the --kv text as given */
-    struct tern_kv_spec spec;
-    uint64_t digest; /* of everything that decides page bytes: equal digests, exchangeable pages */
-};
-
-/* strict: a layer that cannot have what was asked is an error instead of a reason. */
-int tern_kv_layout_new(struct tern_kv_layout **out, const struct tern_kv_decl *decl, int n_layers, const char *spec,
-                       bool strict, tern_error *err);
-void tern_kv_layout_free(struct tern_kv_layout *l);
-
-/* Bytes of closed pages per token in one layer, and what f16 would take. */
-double tern_kv_layer_bytes(const struct tern_kv_layer *l);
-double tern_kv_layer_f16_bytes(const struct tern_kv_layer *l);
-/* Bytes of one sequence's state in one layer. */
-size_t tern_kv_layer_state(const struct tern_kv_layout *l, int layer);
-
-/* ---- key conditioning -------------------------------------------------------------------------------------------- */
-
-/* Constants of all layers (codec.h, struct tern_kv_cond), fixed before the first page is coded. */
-struct tern_kv_cond_set {
-    int n_layers;
-    struct tern_kv_cond **layers; /* [n_layers] -> [n_heads]; NULL where a layer keeps no KV */
-    struct tern_kv_cond *conds;   /* owned, and memory too */
-    float *memory;
-    size_t n_floats;
-    int n_tokens; /* of the text that was measured; 0: no text */
-};
-
-/* Means 0, scales 1, no pairs. */
-int tern_kv_cond_new(struct tern_kv_cond_set **out, const struct tern_kv_decl *decl, int n_layers, tern_error *err);
-void tern_kv_cond_free(struct tern_kv_cond_set *s);
-/* The vectors behind s->layers[layer][head], writable: mean[dim], scale[dim]; tern_kv_cond_seal derives the rest. */
-float *tern_kv_cond_vectors(struct tern_kv_cond_set *s, int layer, int head);
-void tern_kv_cond_seal(struct tern_kv_cond_set *s, const struct tern_kv_decl *decl);
-/* The pair `index` of a layer's embedding. */
-struct tern_kv_pair tern_kv_cond_pair(const struct tern_kv_decl *d, int index, float re, float im);
-
-/* A sidecar (docs/kv-cache.md).  Loading fails with one sentence when the file is damaged, of another model or of
- * another shape: nothing is used of it then. */
-int tern_kv_cond_save(const struct tern_kv_cond_set *s, const struct tern_kv_decl *decl, uint64_t model_digest,
-                      const char *path, tern_error *err);
-int tern_kv_cond_load(struct tern_kv_cond_set **out, const struct tern_kv_decl *decl, int n_layers,
-                      uint64_t model_digest, const char *path, tern_error *err);
-
-/* Coded keys of l use s from now on; s must outlive l.  Before any page exists: the digest changes with it. */
-void tern_kv_layout_condition(struct tern_kv_layout *l, const struct tern_kv_cond_set *s);
+#include "kv/layout.h"
 
 /* ---- pages ------------------------------------------------------------------------------------------------------ */
 
 /* A pool of equally large ref-counted blocks in one reserved range. */
 struct tern_kv_pool {
-    uint8_t *base;
-    size_t block_bytes;
+    struct tern_blocks mem;
     uint32_t n_blocks, n_used, n_fresh; /* blocks from n_fresh on were never touched */
     uint32_t *refs;                     /* [n_blocks] */
     uint32_t *free_list;                /* stack of released blocks */
@@ -149,14 +39,20 @@ struct tern_kv_pool {
 };
 int tern_kv_pool_init(struct tern_kv_pool *p, size_t block_bytes, size_t n_blocks, tern_error *err);
 void tern_kv_pool_clear(struct tern_kv_pool *p);
-uint8_t *tern_kv_pool_get(struct tern_kv_pool *p); /* NULL when exhausted; refs 1; bytes unspecified */
-void tern_kv_pool_ref(struct tern_kv_pool *p, uint8_t *block);
-void tern_kv_pool_unref(struct tern_kv_pool *p, uint8_t *block); /* NULL is legal */
+uint32_t tern_kv_pool_get(struct tern_kv_pool *p); /* TERN_NO_BLOCK when exhausted; refs 1; bytes unspecified */
+void tern_kv_pool_ref(struct tern_kv_pool *p, uint32_t block);
+void tern_kv_pool_unref(struct tern_kv_pool *p, uint32_t block); /* TERN_NO_BLOCK is legal */
+
+/* Where a block lies, NULL for TERN_NO_BLOCK. */
+static inline uint8_t *tern_kv_block(const struct tern_kv_pool *p, uint32_t block)
+{
+    return block == TERN_NO_BLOCK ? NULL : tern_block_at(p->mem, block);
+}
 
 /* ---- cache and sequences ----------------------------------------------------------------------------------------- */
 
 struct tern_kv_table {
-    uint8_t **pages; /* [cap], pages[i] is page index first + i */
+    uint32_t *pages; /* [cap], pages[i] is the block of page index first + i */
     int first, n, cap;
 };
 
@@ -166,17 +62,17 @@ struct tern_kv_table {
 
 struct tern_kv_kept_state {
     int at; /* tokens before it, a multiple of 64 */
-    uint8_t *p;
+    uint32_t block;
 };
 
 struct tern_kv_seq {
     bool live;
     int n_tokens;
     struct tern_kv_table table[TERN_KV_MAX_GROUPS];
-    uint8_t *tile; /* layout->tile_bytes */
-    uint8_t *sink; /* NULL until page 0 closes */
+    uint32_t tile; /* block of layout->tile_bytes */
+    uint32_t sink; /* TERN_NO_BLOCK until page 0 closes */
     /* Only where the layout has states: */
-    uint8_t *state;                                      /* layout->state_bytes, after all n_tokens */
+    uint32_t state;                                      /* block of layout->state_bytes, after all n_tokens */
     struct tern_kv_kept_state kept[TERN_KV_KEPT_STATES]; /* ascending */
     int n_kept;
     bool marked; /* the step in hand writes the last of them */
@@ -224,7 +120,8 @@ static inline int tern_kv_first_needed(struct tern_kv_reach r, int p)
 int tern_kv_trim(struct tern_kv_cache *c, struct tern_kv_seq *s, int n, int *kept, tern_error *err);
 
 /* The states of `from`, a sequence of as many tokens in another cache of the same model, become those of `to`. */
-void tern_kv_move_states(struct tern_kv_cache *c, struct tern_kv_seq *to, const struct tern_kv_seq *from);
+void tern_kv_move_states(struct tern_kv_cache *c, struct tern_kv_seq *to, const struct tern_kv_cache *from_c,
+                         const struct tern_kv_seq *from);
 
 /* Bytes in use by all live sequences (shared blocks counted once): keys and values, and what they would take in 16
  * bits; states. */

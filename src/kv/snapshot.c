@@ -56,23 +56,23 @@ static int write_file(struct tern_outfile *f, const struct tern_kv_cache *c, con
         h.first[g] = (uint32_t)s->table[g].first;
         h.n_pages[g] = (uint32_t)s->table[g].n;
     }
-    h.has_sink = s->sink != NULL;
+    h.has_sink = s->sink != TERN_NO_BLOCK;
     h.kept_at = kept ? (uint32_t)kept->at : 0;
     (void)snprintf(h.kv, sizeof h.kv, "%s", l->text);
     h.hash = XXH3_64bits(&h, offsetof(struct header, hash));
     TERN_TRY(tern_outfile_write(f, &h, sizeof h, err));
     TERN_TRY(write_section(f, info->tokens, (size_t)s->n_tokens * sizeof *info->tokens, err));
     TERN_TRY(write_section(f, info->roles, (size_t)s->n_tokens, err));
-    TERN_TRY(write_section(f, s->tile, l->tile_bytes, err));
-    if (s->sink)
-        TERN_TRY(write_section(f, s->sink, l->sink_bytes, err));
+    TERN_TRY(write_section(f, tern_kv_block(&c->tiles, s->tile), l->tile_bytes, err));
+    if (s->sink != TERN_NO_BLOCK)
+        TERN_TRY(write_section(f, tern_kv_block(&c->sinks, s->sink), l->sink_bytes, err));
     for (int g = 0; g < l->n_groups; g++)
         for (int i = 0; i < s->table[g].n; i++)
-            TERN_TRY(write_section(f, s->table[g].pages[i], l->groups[g].page_bytes, err));
+            TERN_TRY(write_section(f, tern_kv_block(&c->pool[g], s->table[g].pages[i]), l->groups[g].page_bytes, err));
     if (l->state_bytes)
-        TERN_TRY(write_section(f, s->state, l->state_bytes, err));
+        TERN_TRY(write_section(f, tern_kv_block(&c->states, s->state), l->state_bytes, err));
     if (kept)
-        TERN_TRY(write_section(f, kept->p, l->state_bytes, err));
+        TERN_TRY(write_section(f, tern_kv_block(&c->states, kept->block), l->state_bytes, err));
 out:
     return rc;
 }
@@ -180,16 +180,17 @@ static int read_seq(struct reader *r, const struct tern_kv_cache *c, struct tern
             TERN_FAIL(err, TERN_EFORMAT, "%s: token %u is %d, outside the vocabulary of %d", r->path, i, tokens[i],
                       n_vocab);
     TERN_TRY(read_section(r, roles, h->n_tokens, "the role list", err));
-    TERN_TRY(read_section(r, s->tile, l->tile_bytes, "the open tile", err));
-    if (s->sink)
-        TERN_TRY(read_section(r, s->sink, l->sink_bytes, "the first tokens", err));
+    TERN_TRY(read_section(r, tern_kv_block(&c->tiles, s->tile), l->tile_bytes, "the open tile", err));
+    if (s->sink != TERN_NO_BLOCK)
+        TERN_TRY(read_section(r, tern_kv_block(&c->sinks, s->sink), l->sink_bytes, "the first tokens", err));
     for (int g = 0; g < l->n_groups; g++)
         for (int i = 0; i < s->table[g].n; i++)
-            TERN_TRY(read_section(r, s->table[g].pages[i], l->groups[g].page_bytes, "a page", err));
+            TERN_TRY(read_section(r, tern_kv_block(&c->pool[g], s->table[g].pages[i]), l->groups[g].page_bytes,
+                                  "a page", err));
     if (l->state_bytes)
-        TERN_TRY(read_section(r, s->state, l->state_bytes, "the state", err));
+        TERN_TRY(read_section(r, tern_kv_block(&c->states, s->state), l->state_bytes, "the state", err));
     if (s->n_kept)
-        TERN_TRY(read_section(r, s->kept[0].p, l->state_bytes, "the kept state", err));
+        TERN_TRY(read_section(r, tern_kv_block(&c->states, s->kept[0].block), l->state_bytes, "the kept state", err));
     char extra;
     if (read(r->fd, &extra, 1) > 0)
         TERN_FAIL(err, TERN_EFORMAT, "%s: %s at byte %llu", r->path, "unexpected bytes behind the last section",
@@ -206,14 +207,14 @@ static int take_blocks(struct tern_kv_cache *c, struct tern_kv_seq *s, const str
         t->first = (int)h->first[g];
         while (t->n < (int)h->n_pages[g]) {
             t->pages[t->n] = tern_kv_pool_get(&c->pool[g]);
-            if (!t->pages[t->n])
+            if (t->pages[t->n] == TERN_NO_BLOCK)
                 return tern_err_set(err, TERN_ECAPACITY, "the KV pool is full");
             t->n++;
         }
     }
     if (h->has_sink) {
         s->sink = tern_kv_pool_get(&c->sinks);
-        TERN_ASSERT(s->sink);
+        TERN_ASSERT(s->sink != TERN_NO_BLOCK);
     }
     if (h->kept_at)
         tern_kv_states_room(c, s, (int)h->kept_at);

@@ -4,26 +4,32 @@
 #include <string.h>
 #include "base/err.h"
 
-static uint8_t *take(struct tern_kv_cache *c)
+static uint32_t take(struct tern_kv_cache *c)
 {
-    uint8_t *p = tern_kv_pool_get(&c->states);
-    TERN_ASSERT(p); /* the pool has what all sequences may hold */
-    return p;
+    uint32_t block = tern_kv_pool_get(&c->states);
+    TERN_ASSERT(block != TERN_NO_BLOCK); /* the pool has what all sequences may hold */
+    return block;
+}
+
+static uint8_t *state_at(const struct tern_kv_cache *c, uint32_t block)
+{
+    return tern_kv_block(&c->states, block);
 }
 
 void tern_kv_states_new(struct tern_kv_cache *c, struct tern_kv_seq *s)
 {
+    s->state = TERN_NO_BLOCK;
     if (!c->layout->state_bytes)
         return;
     s->state = take(c);
-    memset(s->state, 0, c->layout->state_bytes);
+    memset(state_at(c, s->state), 0, c->layout->state_bytes);
     s->n_kept = 0;
     s->marked = false;
 }
 
 static void drop(struct tern_kv_cache *c, struct tern_kv_seq *s, int i)
 {
-    tern_kv_pool_unref(&c->states, s->kept[i].p);
+    tern_kv_pool_unref(&c->states, s->kept[i].block);
     memmove(s->kept + i, s->kept + i + 1, (size_t)(s->n_kept - i - 1) * sizeof *s->kept);
     s->n_kept--;
 }
@@ -33,18 +39,18 @@ void tern_kv_states_free(struct tern_kv_cache *c, struct tern_kv_seq *s)
     while (s->n_kept)
         drop(c, s, s->n_kept - 1);
     tern_kv_pool_unref(&c->states, s->state);
-    s->state = NULL;
+    s->state = TERN_NO_BLOCK;
 }
 
 void tern_kv_states_fork(struct tern_kv_cache *c, struct tern_kv_seq *d, const struct tern_kv_seq *s)
 {
     if (!c->layout->state_bytes)
         return;
-    memcpy(d->state, s->state, c->layout->state_bytes);
+    memcpy(state_at(c, d->state), state_at(c, s->state), c->layout->state_bytes);
     memcpy(d->kept, s->kept, sizeof d->kept);
     d->n_kept = s->n_kept;
     for (int i = 0; i < d->n_kept; i++)
-        tern_kv_pool_ref(&c->states, d->kept[i].p);
+        tern_kv_pool_ref(&c->states, d->kept[i].block);
 }
 
 /* Makes room for another one: the newest stays, and of the others goes the one whose neighbours are closest to each
@@ -108,26 +114,27 @@ void tern_kv_states_back(struct tern_kv_cache *c, struct tern_kv_seq *s, int n)
         drop(c, s, s->n_kept - 1);
     TERN_ASSERT(n == tern_kv_state_before(s, n));
     if (n)
-        memcpy(s->state, s->kept[s->n_kept - 1].p, bytes);
+        memcpy(state_at(c, s->state), state_at(c, s->kept[s->n_kept - 1].block), bytes);
     else
-        memset(s->state, 0, bytes);
+        memset(state_at(c, s->state), 0, bytes);
 }
 
-void tern_kv_move_states(struct tern_kv_cache *c, struct tern_kv_seq *to, const struct tern_kv_seq *from)
+void tern_kv_move_states(struct tern_kv_cache *c, struct tern_kv_seq *to, const struct tern_kv_cache *from_c,
+                         const struct tern_kv_seq *from)
 {
     const size_t bytes = c->layout->state_bytes;
     if (!bytes)
         return;
     while (to->n_kept)
         drop(c, to, to->n_kept - 1);
-    memcpy(to->state, from->state, bytes);
+    memcpy(state_at(c, to->state), state_at(from_c, from->state), bytes);
     for (int i = 0; i < from->n_kept; i++) {
         tern_kv_states_room(c, to, from->kept[i].at);
-        memcpy(to->kept[i].p, from->kept[i].p, bytes);
+        memcpy(state_at(c, to->kept[i].block), state_at(from_c, from->kept[i].block), bytes);
     }
 }
 
 size_t tern_kv_state_bytes(const struct tern_kv_cache *c)
 {
-    return (size_t)c->states.n_used * c->states.block_bytes;
+    return (size_t)c->states.n_used * c->states.mem.bytes;
 }

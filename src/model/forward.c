@@ -272,29 +272,32 @@ static void layer_jobs(struct tern_forward *f, const struct tern_forward_batch *
     uint8_t *stage = f->stage + (size_t)f->stage_set[layer] * f->stage_tiles * f->stage_tile_bytes;
     for (int i = 0; i < b->n_jobs; i++) {
         const struct tern_forward_job *j = &b->jobs[f->job_of[i]];
-        const struct tern_kv_layout *lay = f->caches[j->plan].layout;
+        const struct tern_kv_cache *c = &f->caches[j->plan];
+        const struct tern_kv_layout *lay = c->layout;
         const struct tern_kv_table *t = &j->seq->table[lay->group_of[layer]];
         bool staged = f->stage_of[i] >= 0;
         const struct tern_kv_layer *l = &lay->layers[layer];
         size_t slot = (size_t)(j->pos0 / TERN_PAGE % l->ring) * (size_t)l->n_heads * l->tile_bytes;
-        uint8_t *base = staged ? stage + (size_t)f->stage_of[i] * f->stage_tile_bytes : j->seq->tile;
+        uint8_t *tiles = tern_kv_block(&c->tiles, j->seq->tile), *sink = tern_kv_block(&c->sinks, j->seq->sink);
+        uint8_t *base = staged ? stage + (size_t)f->stage_of[i] * f->stage_tile_bytes : tiles;
         f->at[i] = (struct tern_attn_job){
             .row0 = j->row0,
             .n_rows = j->n_rows,
             .pos0 = j->pos0,
             .wide = j->wide,
             .pages = t->pages,
+            .page_mem = c->pool[lay->group_of[layer]].mem,
             .first_page = t->first,
             .n_pages = t->n,
-            .sink = j->seq->sink,
+            .sink = sink,
             .tile_base = base,
             .tile_stride = f->stage_tile_bytes,
             .tile_first = j->pos0 / TERN_PAGE,
             .tile_layer_off = staged ? 0 : l->tile_layer_off + slot,
-            .ring = j->seq->tile + l->tile_layer_off,
+            .ring = tiles + l->tile_layer_off,
         };
         f->app[i] = (struct tern_append_job){
-            .at = &f->at[i], .tile_base = base, .seq_tile = j->seq->tile, .sink = j->seq->sink, .staged = staged};
+            .at = &f->at[i], .tile_base = base, .seq_tile = tiles, .sink = sink, .staged = staged};
     }
 }
 
@@ -500,11 +503,14 @@ static void delta_jobs(struct tern_forward *f, const struct tern_forward_batch *
 {
     for (int i = 0; i < b->n_jobs; i++) {
         const struct tern_forward_job *j = &b->jobs[i];
-        const size_t off = f->caches[j->plan].layout->state_off[layer];
-        f->delta[i] = (struct tern_delta_job){
-            .row0 = j->row0, .n_rows = j->n_rows, .state = (float *)(void *)(j->seq->state + off)};
+        const struct tern_kv_cache *c = &f->caches[j->plan];
+        const size_t off = c->layout->state_off[layer];
+        f->delta[i] =
+            (struct tern_delta_job){.row0 = j->row0,
+                                    .n_rows = j->n_rows,
+                                    .state = (float *)(void *)(tern_kv_block(&c->states, j->seq->state) + off)};
         if (j->mark) {
-            f->delta[i].mark = (float *)(void *)(j->mark->p + off);
+            f->delta[i].mark = (float *)(void *)(tern_kv_block(&c->states, j->mark->block) + off);
             f->delta[i].mark_at = j->mark->at - j->pos0;
         }
     }

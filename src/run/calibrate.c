@@ -134,15 +134,12 @@ static void finish_weights(struct head_stats *h, int n)
     }
 }
 
-/* One pair of the embedding: its mean before and after the rotation, and its mean square. */
-struct pair_stats {
-    double re, im, after2, energy;
-};
-
-static struct pair_stats measure_pair(const struct head_stats *h, int dim, const struct tern_kv_pair *p, int n)
+static struct tern_pair_mean measure_pair(const struct head_stats *h, int dim, const struct tern_kv_pair *p, int n,
+                                          double *energy)
 {
-    struct pair_stats s = {0};
+    struct tern_pair_mean s = {0};
     double ma = 0, mb = 0;
+    *energy = 0;
     for (int t = 0; t < n; t++) {
         double w = h->weight[t], a = (double)key_at(h, dim, t, p->a), b = (double)key_at(h, dim, t, p->b);
         double c = cos((double)p->freq * t), si = sin((double)p->freq * t);
@@ -150,44 +147,22 @@ static struct pair_stats measure_pair(const struct head_stats *h, int dim, const
         s.im += w * (b * c - a * si);
         ma += w * a;
         mb += w * b;
-        s.energy += w * (a * a + b * b);
+        *energy += w * (a * a + b * b);
     }
     s.after2 = ma * ma + mb * mb;
     return s;
 }
 
-/* Pairs are worth their time only where the means that rotate outweigh what varies; then as many as bring the rest of
- * them below a quarter of its norm. */
 static void choose_pairs(struct tern_kv_cond *c, const struct head_stats *h, const struct tern_kv_decl *d, int n)
 {
-    struct pair_stats s[TERN_KVQ_MAX_DIM / 2];
-    double rotating = 0, varying = 0;
-    int n_pairs = d->n_rot / 2;
-    for (int i = 0; i < n_pairs; i++) {
+    struct tern_pair_mean s[TERN_KVQ_MAX_DIM / 2];
+    double varying = 0, energy;
+    for (int i = 0; i < d->n_rot / 2; i++) {
         struct tern_kv_pair p = tern_kv_cond_pair(d, i, 0, 0);
-        s[i] = measure_pair(h, d->dim_k, &p, n);
-        double before2 = s[i].re * s[i].re + s[i].im * s[i].im;
-        rotating += fmax(before2 - s[i].after2, 0);
-        varying += s[i].energy - fmax(before2, s[i].after2);
+        s[i] = measure_pair(h, d->dim_k, &p, n, &energy);
+        varying += energy - fmax(s[i].re * s[i].re + s[i].im * s[i].im, s[i].after2);
     }
-    if (rotating < 2 * varying)
-        return;
-    while (rotating > varying / 16 && c->n_pairs < TERN_KV_MAX_PAIRS) {
-        int best = -1;
-        double most = 0;
-        for (int i = 0; i < n_pairs; i++) {
-            double gain = s[i].re * s[i].re + s[i].im * s[i].im - s[i].after2;
-            if (gain > most) {
-                most = gain;
-                best = i;
-            }
-        }
-        if (best < 0)
-            return;
-        c->pairs[c->n_pairs++] = tern_kv_cond_pair(d, best, (float)s[best].re, (float)s[best].im);
-        s[best].after2 = INFINITY; /* taken */
-        rotating -= most;
-    }
+    (void)tern_cond_choose_pairs(c, d, s, varying);
 }
 
 /* Mean and scale of what the pairs leave. */
@@ -332,47 +307,5 @@ out:
     tern_kv_cond_free(set);
     tern_free(decl);
     tern_buf_clear(&own_path);
-    return rc;
-}
-
-/* ---- norm weights ------------------------------------------------------------------------------------------------ */
-
-int tern_cond_from_norms(struct tern_kv_cond_set **out, const struct tern_net *net, const struct tern_kv_decl *decl,
-                         tern_error *err)
-{
-    int rc = 0;
-    const struct tern_desc *d = &net->desc;
-    *out = NULL;
-    for (int i = 0; i < d->n_layers; i++)
-        if (decl[i].n_heads && (!net->layers[i][TERN_SLOT_Q_NORM].vec || !net->layers[i][TERN_SLOT_K_NORM].vec))
-            return 0;
-    TERN_TRY(tern_kv_cond_new(out, decl, d->n_layers, err));
-    for (int i = 0; i < d->n_layers; i++) {
-        const struct tern_layer_desc *l = &d->layers[i];
-        const float *wq = net->layers[i][TERN_SLOT_Q_NORM].vec, *wk = net->layers[i][TERN_SLOT_K_NORM].vec;
-        double q2[TERN_KVQ_MAX_DIM], k2[TERN_KVQ_MAX_DIM], all_q2 = 0, all_k2 = 0;
-        if (!decl[i].n_heads)
-            continue;
-        for (int e = 0; e < l->dim_k; e++) {
-            q2[e] = (double)wq[e] * (double)wq[e];
-            k2[e] = (double)wk[e] * (double)wk[e];
-        }
-        /* The rotation that follows mixes the two dims of a pair. */
-        for (int p = 0; p < decl[i].n_rot / 2 && !l->qk_norm_after_rope; p++) {
-            struct tern_kv_pair pair = tern_kv_cond_pair(&decl[i], p, 0, 0);
-            q2[pair.a] = q2[pair.b] = 0.5 * (q2[pair.a] + q2[pair.b]);
-            k2[pair.a] = k2[pair.b] = 0.5 * (k2[pair.a] + k2[pair.b]);
-        }
-        for (int e = 0; e < l->dim_k; e++) {
-            all_q2 += q2[e] / l->dim_k;
-            all_k2 += k2[e] / l->dim_k;
-        }
-        for (int h = 0; h < l->n_kv_heads; h++)
-            for (int e = 0; e < l->dim_k; e++)
-                tern_kv_cond_vectors(*out, i, h)[l->dim_k + e] =
-                    (float)sqrt(sqrt((q2[e] / all_q2 + RIDGE) / (k2[e] / all_k2 + RIDGE)));
-    }
-    tern_kv_cond_seal(*out, decl);
-out:
     return rc;
 }

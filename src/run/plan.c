@@ -18,8 +18,33 @@ static bool codes_keys(const struct tern_kv_layout *l)
     return false;
 }
 
-/* The file named by the plan, the sidecar, the norm weights: the first that there is. */
-static int find_conditioning(tern_kv_plan *p, const tern_model *m, const struct tern_kv_decl *decl, tern_error *err)
+/* What weights say: norms, else what a bias of the keys came to, of which p becomes the owner. */
+static int from_weights(tern_kv_plan *p, const tern_model *m, const struct tern_kv_decl *decl,
+                        struct tern_kv_cond_set **biased, tern_error *err)
+{
+    int rc = 0;
+    const enum tern_kv_cond_from from = p->layout->spec.cond;
+    if (from != TERN_COND_BIAS) {
+        TERN_TRY(tern_cond_from_norms(&p->cond, m->net, decl, err));
+        p->cond_source = "scaled by norm weights";
+    }
+    if (!p->cond && from != TERN_COND_NORMS) {
+        p->cond = *biased;
+        *biased = NULL;
+        p->cond_source = "centred by the key bias";
+    }
+    if (from == TERN_COND_NORMS && !p->cond)
+        TERN_FAIL(err, TERN_EUNSUPPORTED, "--kv %s: this model normalises no queries and keys", p->layout->text);
+    if (from == TERN_COND_BIAS && !p->cond)
+        TERN_FAIL(err, TERN_EUNSUPPORTED, "--kv %s: this model's keys have no bias that their norm leaves as it is",
+                  p->layout->text);
+out:
+    return rc;
+}
+
+/* The file named by the plan, the sidecar, norm weights, the key bias: the first that there is. */
+static int find_conditioning(tern_kv_plan *p, const tern_model *m, const struct tern_kv_decl *decl,
+                             struct tern_kv_cond_set **biased, tern_error *err)
 {
     int rc = 0;
     struct tern_buf path = {0};
@@ -35,15 +60,12 @@ static int find_conditioning(tern_kv_plan *p, const tern_model *m, const struct 
         TERN_TRY(tern_kv_cond_load(&p->cond, decl, net->desc.n_layers, net->digest, path.p, err));
         p->cond_source = "calibrated";
     } else {
-        TERN_TRY(tern_cond_from_norms(&p->cond, net, decl, err));
-        p->cond_source = "scaled by norm weights";
+        TERN_TRY(from_weights(p, m, decl, biased, err));
     }
-    if (s->cond == TERN_COND_NORMS && !p->cond)
-        TERN_FAIL(err, TERN_EUNSUPPORTED, "--kv %s: this model normalises no queries and keys", p->layout->text);
     if (p->cond)
         tern_kv_layout_condition(p->layout, p->cond);
 out:
-    if (rc < 0 && s->cond != TERN_COND_NORMS && err) {
+    if (rc < 0 && s->cond != TERN_COND_NORMS && s->cond != TERN_COND_BIAS && err) {
         tern_error why = *err;
         (void)tern_err_set(err, rc, "%.400s (--kv ...,cond=off goes without)", why.msg);
     }
@@ -61,17 +83,20 @@ int tern_plan_of_ctx(tern_kv_plan **out, const tern_model *m, int ctx, const cha
     int rc = 0;
     struct tern_kv_decl *decl = NULL;
     tern_kv_plan *p = NULL;
+    struct tern_kv_cond_set *biased = NULL;
     const struct tern_desc *d = &m->net->desc;
     *out = NULL;
     TERN_TRY(tern_alloc(&p, 1, sizeof *p, err));
     TERN_TRY(tern_alloc(&decl, (size_t)d->n_layers, sizeof *decl, err));
     tern_desc_kv(d, ctx, decl);
+    TERN_TRY(tern_cond_from_bias(&biased, m->net, decl, err));
     TERN_TRY(tern_kv_layout_new(&p->layout, decl, d->n_layers, spec ? spec : TERN_KV_DEFAULT, strict, err));
-    TERN_TRY(find_conditioning(p, m, decl, err));
+    TERN_TRY(find_conditioning(p, m, decl, &biased, err));
     *out = p;
     p = NULL;
 out:
     tern_free(decl);
+    tern_kv_cond_free(biased);
     tern_kv_plan_free(p);
     return rc;
 }

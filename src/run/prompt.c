@@ -100,7 +100,7 @@ int tern_prompt_end(tern_seq *s, struct tern_kv_seq *coded, int plan, tern_error
         tern_forward_copy(e->forward, &to, &from);
         tern_kv_commit(&e->caches[plan], coded, n);
     }
-    tern_kv_move_states(&e->caches[plan], coded, raw);
+    tern_kv_move_states(&e->caches[plan], coded, raw_cache(e), raw);
 out:
     if (rc < 0 && e->caches[plan].layout->state_bytes) /* tokens without their state would be another text's */
         (void)tern_kv_trim(&e->caches[plan], coded, 0, &none, NULL);

@@ -80,6 +80,19 @@ struct tern_kv_plan {
 /* What norm weights alone say about queries and keys; *out NULL when the model has none. */
 int tern_cond_from_norms(struct tern_kv_cond_set **out, const struct tern_net *net, const struct tern_kv_decl *decl,
                          tern_error *err);
+/* The same from the bias of keys: their mean, and the pairs of the embedding that turn most of it; *out NULL when there
+ * is none.  Sets decl[].hard_keys where too much of a bias turns for 4-bit codes. */
+int tern_cond_from_bias(struct tern_kv_cond_set **out, const struct tern_net *net, struct tern_kv_decl *decl,
+                        tern_error *err);
+/* One pair of an embedding: the mean of keys before the rotation, and the square of their mean after it. */
+struct tern_pair_mean {
+    double re, im, after2;
+};
+/* Pairs are worth their time only where the means that rotate outweigh what varies (as a sum of squares over the head);
+ * then as many as bring the rest of them below a quarter of its norm.  s: of all pairs of d, spent.  Returns the sum of
+ * squares that still rotates. */
+double tern_cond_choose_pairs(struct tern_kv_cond *c, const struct tern_kv_decl *d, struct tern_pair_mean *s,
+                              double varying);
 /* MODEL.ternkv */
 /* tern_kv_plan_new for engines of this context. */
 int tern_plan_of_ctx(tern_kv_plan **out, const tern_model *m, int ctx, const char *spec, bool strict, tern_error *err);

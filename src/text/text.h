@@ -32,7 +32,7 @@ int tern_ids_add(struct tern_ids *ids, int32_t id, tern_error *err);
 void tern_ids_clear(struct tern_ids *ids);
 
 /* Builds the tokenizer from GGUF metadata `tokenizer.ggml.*`.  model "gpt2" = byte-level BPE (tokenizer.ggml.pre names
- * the pre-tokenizer; pretok.def lists those that are known, others are refused and named), "llama" =
+ * the pre-tokenizer; tok/pretok.def lists those that are known, others are refused and named), "llama" =
  * SentencePiece-style score merges, "gemma4" = merges of characters, "none" or no tokenizer keys at all = no
  * vocabulary: *out is NULL and 0 is returned.  Errors name the file and the key. */
 int tern_tokenizer_from_file(struct tern_tokenizer **out, const struct tern_file *f, tern_error *err);
@@ -179,7 +179,7 @@ extern const char tern_template_chatml[];
 
 /* ---- replies ------------------------------------------------------------------------------------------------ */
 
-/* How a model marks calls and reasoning: rows of text/calls.def. */
+/* How a model marks calls and reasoning: rows of text/reply/calls.def. */
 struct tern_calls_format;
 struct tern_reasoning_format;
 /* By name, or by what a template's text says; NULL when there is none. */
@@ -192,7 +192,7 @@ const struct tern_calls_format *tern_template_calls(const struct tern_template *
 const struct tern_reasoning_format *tern_template_reasoning(const struct tern_template *t);
 
 /* What tern_reply_new (tern/tern.h) does; t may be NULL, then p names the formats.  The functions of tern/reply.h are
- * in text/reply.c. */
+ * in text/reply/reply.c. */
 int tern_reply_make(tern_reply **out, const struct tern_template *t, const tern_reply_params *p, tern_error *err);
 
 #endif

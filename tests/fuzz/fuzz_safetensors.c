@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "base/mem.h"
-#include "file/file_impl.h"
+#include "file/hf/hf.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

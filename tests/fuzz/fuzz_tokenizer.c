@@ -15,7 +15,7 @@
 #include <utf8proc.h>
 
 #include "support/gguf_writer.h"
-#include "text/tok_impl.h"
+#include "text/tok/tok.h"
 
 #define KEY      "tokenizer.ggml."
 #define CHECK(x) ((x) ? (void)0 : (void)(fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #x), abort()))

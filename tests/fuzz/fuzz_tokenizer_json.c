@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "text/tok_impl.h"
+#include "text/tok/tok.h"
 
 #define CHECK(x) ((x) ? (void)0 : (void)(fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #x), abort()))
 

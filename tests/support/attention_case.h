@@ -276,7 +276,9 @@ struct seq {
     float *k, *v;   /* [n][n_kv][dim] as the tiles hold them */
     float *ke, *ve; /* [n_pages * 64][n_kv][dim] as the closed pages hold them, in the model's domain */
     float *q;       /* [n][n_heads][dk] */
-    uint8_t *tiles, *pages, *sink, **table;
+    uint8_t *tiles, *pages, *sink;
+    uint32_t *table;
+    struct tern_blocks page_mem; /* the pages by number */
     size_t tile_stride;
 };
 
@@ -317,7 +319,7 @@ static inline void close_pages(struct seq *s)
     for (int p = 0; p < s->n_pages; p++)
         for (size_t h = 0; h < (size_t)kv->n_heads; h++) {
             const uint8_t *tile = s->tiles + (size_t)p * s->tile_stride + TILE_OFF + h * kv->tile_bytes;
-            uint8_t *page = s->table[p] + kv->layer_off + h * kv->head_bytes;
+            uint8_t *page = tern_block_at(s->page_mem, s->table[p]) + kv->layer_off + h * kv->head_bytes;
             struct tern_kv_side k = tern_kv_side_of(&kv->k, (int)h);
             k.codec->encode(&k, page + kv->k_off, (uint16_t *)(void *)(page + kv->k_head_off), tile, p * TERN_PAGE,
                             scratch);
@@ -355,7 +357,7 @@ static inline void decode_pages(struct seq *s)
         for (size_t h = 0; h < h_n; h++) {
             struct tern_kv_side side = tern_kv_side_of(&kv->k, (int)h);
             side.codec->prep(&side, &q, unit, (int)dk, false);
-            const uint8_t *page = s->table[p] + kv->layer_off + h * kv->head_bytes;
+            const uint8_t *page = tern_block_at(s->page_mem, s->table[p]) + kv->layer_off + h * kv->head_bytes;
             kv->k.codec->decode(&kv->k, k, page + kv->k_off, (const uint16_t *)(const void *)(page + kv->k_head_off));
             kv->v.codec->decode(&kv->v, v, page + kv->v_off, (const uint16_t *)(const void *)(page + kv->v_head_off));
             kv->v.codec->finish(&kv->v, v, TERN_PAGE);
@@ -403,8 +405,9 @@ static inline void seq_init(struct seq *s, const struct layer *l, int n, uint64_
     s->tiles = grab(pages, s->tile_stride);
     s->pages = grab(pages, page_bytes);
     s->table = grab(pages, sizeof *s->table);
+    s->page_mem = (struct tern_blocks){s->pages, page_bytes};
     for (size_t p = 0; p < (size_t)s->n_pages; p++) /* pages of a pool come in any order */
-        s->table[p] = s->pages + (pages - 1 - p) * page_bytes;
+        s->table[p] = (uint32_t)(pages - 1 - p);
     fill_tiles(s);
     close_pages(s);
     s->ke = grab((size_t)s->n_pages * TERN_PAGE * h_n * dk, 4);
@@ -451,6 +454,7 @@ static inline struct tern_attn_job make_job(const struct span *sp, int row0)
                               .pos0 = sp->pos,
                               .wide = sp->wide,
                               .pages = s->table,
+                              .page_mem = s->page_mem,
                               .n_pages = s->n_pages,
                               .sink = s->sink,
                               .tile_base = s->tiles,

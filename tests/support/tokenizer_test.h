@@ -14,7 +14,7 @@
 #include <cmocka.h>
 
 #include "gguf_writer.h"
-#include "text/tok_impl.h"
+#include "text/tok/tok.h"
 
 static inline struct tern_tokenizer *load_path(const char *path)
 {

@@ -227,7 +227,7 @@ static void stamp(struct tern_kv_cache *c, struct tern_kv_seq *s, int n, uint64_
     for (int g = 0; g < c->layout->n_groups; g++)
         for (int page = s->n_tokens / TERN_PAGE; page < (s->n_tokens + n) / TERN_PAGE; page++) {
             uint64_t v = value + (uint64_t)page * 1000 + (uint64_t)g;
-            memcpy(s->table[g].pages[page - s->table[g].first], &v, sizeof v);
+            memcpy(tern_kv_block(&c->pool[g], s->table[g].pages[page - s->table[g].first]), &v, sizeof v);
         }
 }
 
@@ -251,7 +251,7 @@ static void check(const struct tern_kv_cache *c, const struct model *m)
             assert_int_equal(t->first, 0);
         for (int i = 0; i < t->n; i++) {
             uint64_t v;
-            memcpy(&v, t->pages[i], sizeof v);
+            memcpy(&v, tern_kv_block(&c->pool[g], t->pages[i]), sizeof v);
             assert_true(v == m->page[t->first + i] + (uint64_t)g);
         }
     }
@@ -373,8 +373,8 @@ static void save(struct saved *v, int n_tokens)
     OK(tern_kv_seq_new(&v->c, &m.seq, err));
     if (n_tokens)
         grow(&v->c, &m, n_tokens, 99);
-    if (m.seq->sink)
-        memset(m.seq->sink, 3, v->l->sink_bytes);
+    if (m.seq->sink != TERN_NO_BLOCK)
+        memset(tern_kv_block(&v->c.sinks, m.seq->sink), 3, v->l->sink_bytes);
     for (int i = 0; i < 300; i++) {
         tokens[i] = i * 7 % 50;
         roles[i] = i % 3 == 0;

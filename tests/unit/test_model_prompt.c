@@ -45,6 +45,11 @@ static tern_seq *run(struct tiny *t, tern_engine *e, int n, int more, float *out
     return s;
 }
 
+static const struct tern_kv_cache *cache_of(const tern_seq *s)
+{
+    return &s->engine->caches[s->plan];
+}
+
 /* One KV head of a raw page: its tile, if the page is closed and still there. */
 static const uint8_t *raw_page(const tern_seq *s, int layer, int head, int page)
 {
@@ -54,7 +59,8 @@ static const uint8_t *raw_page(const tern_seq *s, int layer, int head, int page)
     if (page < t->first)
         return NULL;
     assert_true(page < t->first + t->n);
-    return t->pages[page - t->first] + y->layer_off + (size_t)head * y->head_bytes;
+    const uint8_t *p = tern_kv_block(&cache_of(s)->pool[l->group_of[layer]], t->pages[page - t->first]);
+    return p + y->layer_off + (size_t)head * y->head_bytes;
 }
 
 /* The pages of `coded` are codes of what `raw` holds, and so are its first tokens and its newest raw tiles. */
@@ -63,6 +69,9 @@ static void check_pages(const tern_seq *coded, const tern_seq *raw)
     const struct tern_kv_layout *l = coded->engine->plans[coded->plan]->layout;
     const struct tern_kv_layout *rl = raw->engine->plans[raw->plan]->layout;
     int closed = coded->kv->n_tokens / TERN_PAGE, checked = 0;
+    const uint8_t *raw_tiles = tern_kv_block(&cache_of(raw)->tiles, raw->kv->tile);
+    const uint8_t *tiles = tern_kv_block(&cache_of(coded)->tiles, coded->kv->tile);
+    const uint8_t *sinks = tern_kv_block(&cache_of(coded)->sinks, coded->kv->sink);
     uint8_t *scratch, *want;
     assert_int_equal(tern_alloc(&scratch, TERN_KV_SCRATCH, 1, NULL), 0);
     for (int i = 0; i < l->n_layers; i++) {
@@ -70,7 +79,7 @@ static void check_pages(const tern_seq *coded, const tern_seq *raw)
         assert_int_equal(tern_alloc(&want, y->head_bytes + y->sink_bytes + 64, 1, NULL), 0);
         for (int h = 0; h < y->n_heads; h++)
             for (int page = coded->kv->table[l->group_of[i]].first; page <= closed; page++) {
-                const uint8_t *tile = raw->kv->tile + ry->tile_layer_off + (size_t)h * ry->tile_bytes;
+                const uint8_t *tile = raw_tiles + ry->tile_layer_off + (size_t)h * ry->tile_bytes;
                 const uint8_t *k = tile, *v = tile + ry->tile_v_off;
                 if (page < closed) {
                     k = raw_page(raw, i, h, page) + ry->k_off;
@@ -85,7 +94,7 @@ static void check_pages(const tern_seq *coded, const tern_seq *raw)
                 }
                 if (page > closed - y->ring) {
                     const uint8_t *own =
-                        coded->kv->tile + y->tile_layer_off + (size_t)(page % y->ring * y->n_heads + h) * y->tile_bytes;
+                        tiles + y->tile_layer_off + (size_t)(page % y->ring * y->n_heads + h) * y->tile_bytes;
                     for (size_t d = 0; d < (size_t)y->k.dim;
                          d++) /* columns behind the last token are anything finite */
                         assert_memory_equal(own + d * 128, k + d * 128,
@@ -95,7 +104,7 @@ static void check_pages(const tern_seq *coded, const tern_seq *raw)
                                             (size_t)(page < closed ? TERN_PAGE : coded->kv->n_tokens % TERN_PAGE));
                 }
                 if (page == 0 && closed && y->first) {
-                    const uint8_t *sink = coded->kv->sink + y->sink_layer_off + (size_t)h * y->sink_bytes;
+                    const uint8_t *sink = sinks + y->sink_layer_off + (size_t)h * y->sink_bytes;
                     for (size_t d = 0; d < (size_t)y->k.dim; d++)
                         assert_memory_equal(sink + d * (size_t)y->first * 2, k + d * 128, (size_t)y->first * 2);
                     assert_memory_equal(sink + y->sink_v_off, v, (size_t)(y->first * y->v.dim) * 2);

@@ -28,6 +28,11 @@ static void bench_close(struct bench *b)
     tern_kv_layout_free(b->layout);
 }
 
+static uint8_t *at_block(const struct bench *b, uint32_t block)
+{
+    return tern_kv_block(&b->cache.states, block);
+}
+
 /* A step of n tokens: the state says how many tokens it has seen. */
 static void step(struct bench *b, struct tern_kv_seq *s, int n, bool prompt)
 {
@@ -36,22 +41,22 @@ static void step(struct bench *b, struct tern_kv_seq *s, int n, bool prompt)
     const struct tern_kv_kept_state *k = tern_kv_mark(&b->cache, s, n, prompt);
     if (k) {
         assert_true(k->at > s->n_tokens && k->at <= s->n_tokens + n && k->at % PAGE == 0);
-        memset(k->p, k->at / PAGE, STATE);
+        memset(at_block(b, k->block), k->at / PAGE, STATE);
     }
     tern_kv_commit(&b->cache, s, n);
-    memset(s->state, s->n_tokens % 251, STATE);
+    memset(at_block(b, s->state), s->n_tokens % 251, STATE);
 }
 
-static void expect_kept(const struct tern_kv_seq *s, const int *at, int n)
+static void expect_kept(const struct bench *b, const struct tern_kv_seq *s, const int *at, int n)
 {
     assert_int_equal(s->n_kept, n);
     for (int i = 0; i < n; i++) {
         assert_int_equal(s->kept[i].at, at[i]);
-        assert_int_equal(s->kept[i].p[STATE - 1], at[i] / PAGE);
+        assert_int_equal(at_block(b, s->kept[i].block)[STATE - 1], at[i] / PAGE);
     }
 }
 
-#define KEPT(s, ...) expect_kept(s, (const int[]){__VA_ARGS__}, (int)(sizeof(int[]){__VA_ARGS__} / sizeof(int)))
+#define KEPT(s, ...) expect_kept(&b, s, (const int[]){__VA_ARGS__}, (int)(sizeof(int[]){__VA_ARGS__} / sizeof(int)))
 
 static void test_layout(void **state)
 {
@@ -75,7 +80,7 @@ static void test_marks(void **state)
     bench_open(&b, "t4");
     tiny_ok(tern_kv_seq_new(&b.cache, &s, &err), &err);
     for (int i = 0; i < STATE; i++)
-        assert_int_equal(s->state[i], 0);
+        assert_int_equal(at_block(&b, s->state)[i], 0);
     step(&b, s, 63, true);
     assert_int_equal(s->n_kept, 0);
     step(&b, s, 1, true);
@@ -120,7 +125,7 @@ static void test_thinning(void **state)
         for (int i = 0; i < s->n_kept; i++) {
             gap = s->kept[i].at - before;
             before = s->kept[i].at;
-            assert_int_equal(s->kept[i].p[0], before / PAGE);
+            assert_int_equal(at_block(&b, s->kept[i].block)[0], before / PAGE);
             worst = gap > worst ? gap : worst;
         }
         assert_true(worst <= n / 2 + PAGE); /* going back costs at most about half of the sequence */
@@ -144,8 +149,8 @@ static void test_trim(void **state)
     KEPT(s, 64, 192, 256);
     tiny_ok(tern_kv_seq_fork(&b.cache, &fork, s, &err), &err);
     assert_int_equal(tern_kv_state_bytes(&b.cache), (3 + 2) * STATE);
-    assert_true(fork->kept[0].p == s->kept[0].p && fork->state != s->state);
-    assert_int_equal(fork->state[STATE - 1], 300 % 251);
+    assert_true(fork->kept[0].block == s->kept[0].block && fork->state != s->state);
+    assert_int_equal(at_block(&b, fork->state)[STATE - 1], 300 % 251);
     /* Nothing to do; inside the open tile; into a closed page; before all that is kept. */
     static const struct {
         int to, kept, n_kept, value;
@@ -157,7 +162,7 @@ static void test_trim(void **state)
         assert_int_equal(s->n_tokens, kept);
         assert_int_equal(s->n_kept, cuts[i].n_kept);
         for (int j = 0; j < STATE; j++)
-            assert_int_equal(s->state[j], cuts[i].value);
+            assert_int_equal(at_block(&b, s->state)[j], cuts[i].value);
         if (cuts[i].to > kept)
             step(&b, s, cuts[i].to - kept, false);
     }
@@ -185,7 +190,7 @@ static void test_trim_recent(void **state)
     tiny_ok(tern_kv_trim(&b.cache, s, 200, &kept, &err), &err);
     assert_int_equal(kept, 0);
     assert_int_equal(s->n_kept, 0);
-    assert_int_equal(s->state[0], 0);
+    assert_int_equal(at_block(&b, s->state)[0], 0);
     /* So decoding keeps a state of every page: taking back what was just said must not cost all of it. */
     step(&b, s, 100, true);
     for (int n = 100; n < 700; n++)
@@ -216,7 +221,7 @@ static void test_saved(void **state)
             step(&b, s, lengths[i], true);
         tiny_ok(tern_kv_save(&b.cache, s, &info, path, &err), &err);
         tiny_ok(tern_kv_load(&b.cache, &r, 5, 1, path, &read, &read_roles, &err), &err);
-        assert_memory_equal(r->state, s->state, STATE);
+        assert_memory_equal(at_block(&b, r->state), at_block(&b, s->state), STATE);
         assert_int_equal(r->n_kept, lengths[i] >= PAGE);
         if (r->n_kept)
             KEPT(r, lengths[i] / PAGE * PAGE);

@@ -57,7 +57,8 @@ static void close_page(const struct append_work *w, const struct tern_append_job
     const struct tern_kv_layer *l = w->l;
     const struct tern_attn_job *at = j->at;
     uint8_t *scratch = w->d->encode_scratch + (size_t)worker * TERN_KV_SCRATCH;
-    uint8_t *p = at->pages[page - at->first_page] + l->layer_off + (size_t)head * l->head_bytes;
+    uint8_t *p =
+        tern_block_at(at->page_mem, at->pages[page - at->first_page]) + l->layer_off + (size_t)head * l->head_bytes;
     const struct tern_kv_side k = tern_kv_side_of(&l->k, head);
     k.codec->encode(&k, p + l->k_off, (uint16_t *)(void *)(p + l->k_head_off), tile, page * TERN_PAGE, scratch);
     l->v.codec->encode(&l->v, p + l->v_off, (uint16_t *)(void *)(p + l->v_head_off), tile + l->tile_v_off,
@@ -175,7 +176,8 @@ static void raw_task(void *ctx, int task, int worker)
     const uint8_t *k = at->ring + head * l->tile_bytes, *v = k + l->tile_v_off;
     (void)worker;
     if (closed && !dropped) {
-        const uint8_t *p = at->pages[page - at->first_page] + l->layer_off + head * l->head_bytes;
+        const uint8_t *p =
+            tern_block_at(at->page_mem, at->pages[page - at->first_page]) + l->layer_off + head * l->head_bytes;
         k = p + l->k_off;
         v = p + l->v_off;
     }

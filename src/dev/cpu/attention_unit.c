@@ -41,7 +41,8 @@ const uint8_t *tern_attn_page(const struct attn_unit *u, int page)
     const struct tern_attn_job *job = u->block->job;
     const struct tern_kv_layer *kv = u->step->kv;
     TERN_ASSERT(page >= job->first_page && page < job->first_page + job->n_pages);
-    return job->pages[page - job->first_page] + kv->layer_off + (size_t)u->kv_head * kv->head_bytes;
+    const uint8_t *p = tern_block_at(job->page_mem, job->pages[page - job->first_page]);
+    return p + kv->layer_off + (size_t)u->kv_head * kv->head_bytes;
 }
 
 /* Tokens [*t0, *t1) of the pages from `page` on that a row at pos sees, of [lo, hi). */
