@@ -51,7 +51,7 @@ out:
 }
 
 int tern_forward_new(struct tern_forward **out, const struct tern_net *net, const struct tern_kv_cache *caches,
-                     int n_plans, struct tern_pool *pool, int max_rows, int max_narrow, int max_jobs, bool exact,
+                     int n_plans, struct tern_dev *dev, int max_rows, int max_narrow, int max_jobs, bool exact,
                      tern_error *err)
 {
     int rc = 0;
@@ -61,15 +61,13 @@ int tern_forward_new(struct tern_forward **out, const struct tern_net *net, cons
     f->net = net;
     f->caches = caches;
     f->n_plans = n_plans;
+    f->dev = dev;
     f->max_rows = max_rows;
     f->max_jobs = max_jobs;
-    f->bf16 = tern_k.bf16.product && !exact;
     f->residual = &tern_residual_plain;
-    struct tern_needs needs = {.dev = {.max_rows = max_rows, .max_narrow = max_narrow, .bf16 = f->bf16}};
+    struct tern_needs needs = {.dev = {.max_rows = max_rows, .max_narrow = max_narrow, .exact = exact}};
     ask_blocks(&needs, f);
-    tern_cached_need(&needs, f, tern_pool_threads(pool), max_narrow);
-    TERN_TRY(tern_dev_open(&f->dev, pool, &needs.dev, err));
-    f->bytes += f->dev->bytes;
+    TERN_TRY(tern_cached_prepare(f, &needs.dev, err));
     TERN_TRY(take_all(f, &needs, err));
     TERN_TRY(tern_cached_open(f, err));
     *out = f;
@@ -94,7 +92,6 @@ void tern_forward_free(struct tern_forward *f)
         tern_free(f->sin[r]);
     }
     tern_cached_close(&f->cached);
-    tern_dev_close(f->dev);
     tern_free(f);
 }
 

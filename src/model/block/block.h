@@ -66,7 +66,6 @@ struct tern_forward {
     struct tern_dev *dev;
     const struct tern_residual *residual;
     int max_rows, max_jobs;
-    bool bf16; /* prompt rows on matrix units */
 #define TERN_ROWS_FIELD(name) struct tern_rows name;
     TERN_ROWS_LIST(TERN_ROWS_FIELD)
 #undef TERN_ROWS_FIELD
@@ -123,8 +122,8 @@ void tern_norm_rows(struct tern_forward *f, const struct tern_rows *y, const str
 
 int tern_cached_open(struct tern_forward *f, tern_error *err);
 void tern_cached_close(struct tern_cached *c);
-/* Scratch of the device for attention, in the needs. */
-void tern_cached_need(struct tern_needs *n, const struct tern_forward *f, int n_threads, int max_narrow);
+/* Tells the device what layers attend to, with the other limits. */
+int tern_cached_prepare(struct tern_forward *f, struct tern_dev_limits *lim, tern_error *err);
 /* Before the first layer of a step. */
 void tern_cached_begin(struct tern_forward *f, const struct tern_forward_batch *b);
 /* New keys k, of the stride of f->k, and values f->v into the cache, then f->a = attention(f->q). */

@@ -15,21 +15,26 @@ static struct tern_attn_shape shape_of(const struct tern_forward *f, int plan, i
     return (struct tern_attn_shape){.kv = &f->caches[plan].layout->layers[kv_layer(f, layer)],
                                     .n_heads = l->n_heads,
                                     .scale = l->scale,
-                                    .softcap = l->score_cap,
-                                    .bf16 = f->bf16};
+                                    .softcap = l->score_cap};
 }
 
-void tern_cached_need(struct tern_needs *n, const struct tern_forward *f, int n_threads, int max_narrow)
+int tern_cached_prepare(struct tern_forward *f, struct tern_dev_limits *lim, tern_error *err)
 {
-    const int pages = f->caches[0].max_tokens / TERN_PAGE + 2;
+    const struct tern_desc *d = &f->net->desc;
+    struct tern_attn_shape *shapes;
+    int rc = tern_alloc(&shapes, (size_t)f->n_plans * (size_t)d->n_layers, sizeof *shapes, err);
+    if (rc < 0)
+        return rc;
+    lim->shapes = shapes;
+    lim->max_pages = f->caches[0].max_tokens / TERN_PAGE + 2;
     for (int p = 0; p < f->n_plans; p++)
-        for (int i = 0; i < f->net->desc.n_layers; i++) {
-            struct tern_attn_shape s = shape_of(f, p, i);
-            if (!s.n_heads)
-                continue;
-            size_t bytes = tern_cpu_attention_scratch(&s, n_threads, f->max_rows, max_narrow, pages);
-            TERN_WIDEN(n->dev.attention_scratch, bytes);
-        }
+        for (int i = 0; i < d->n_layers; i++)
+            if (d->layers[i].n_heads)
+                shapes[lim->n_shapes++] = shape_of(f, p, i);
+    rc = f->dev->ops->prepare(f->dev, lim, err);
+    f->bytes += f->dev->ops->scratch_bytes(f->dev);
+    tern_free(shapes);
+    return rc;
 }
 
 int tern_cached_open(struct tern_forward *f, tern_error *err)
