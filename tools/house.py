@@ -36,7 +36,7 @@ LAYERS = {
     "codec": ["base", "kernel", "file"],
     "kvlib": ["base", "kernel", "codec", "tern/kvq.h"],
     "dev": ["base", "kernel", "codec"],
-    "kv": ["base", "codec"],
+    "kv": ["base", "codec", "dev"],
     "model": ["base", "kernel", "file", "codec", "dev", "kv"],
     "run": ["base", "kernel", "file", "text", "codec", "dev", "kv", "model", "tern"],
     "eval": ["base", "codec", "dev", "kv", "run", "tern"],

@@ -68,6 +68,8 @@ int tern_setup_engine(struct tern_setup *s, const struct tern_args *a, int ctx, 
 /* Tokens per chunk of a text: the option's value, its default being less for models with a smaller context. */
 int tern_chunk_ctx(const struct tern_setup *s, const struct tern_arg *option);
 #define TERN_CLI_MAX_TEXT ((size_t)1 << 30) /* bytes of a text */
+/* tern_buf_read_file of a file that this run must not replace then. */
+int tern_setup_read(struct tern_buf *out, const char *path, size_t max_bytes, tern_error *err);
 void tern_setup_clear(struct tern_setup *s);
 
 /* Bytes or tokens as text: 128K, 8G, 512M or a plain number from 1 to max; steps of 1024.  `option` is for messages. */

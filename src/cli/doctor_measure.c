@@ -7,6 +7,9 @@
 #include "cli/cli.h"
 #include "tern/eval.h"
 
+static const struct tern_outfile_kind plan_kind = {"a KV plan", "# KV plan", 9, true};
+static const struct tern_outfile_kind cond_kind = {"a key conditioning file", "ternkv\n", 7, true};
+
 int tern_doctor_check(const struct tern_args *a, tern_error *err)
 {
     const struct tern_arg *v = a->v;
@@ -17,6 +20,8 @@ int tern_doctor_check(const struct tern_args *a, tern_error *err)
         return tern_cli_usage(err, "--calibrate and --fit are two things; run one after the other");
     if (fit != (v[TERN_OPT_FIT_IN].n > 0))
         return tern_cli_usage(err, "--fit TOKENS and --in SIZE belong together");
+    if (v[TERN_OPT_FORCE].n && !v[TERN_OPT_DOCTOR_OUT].n)
+        return tern_cli_usage(err, "--force belongs to --out");
     if (!calibrate && !fit && (v[TERN_OPT_DOCTOR_FILE].n || v[TERN_OPT_DOCTOR_OUT].n))
         return tern_cli_usage(err, "-f and --out belong to --calibrate and --fit");
     return 0;
@@ -29,7 +34,7 @@ static int read_text(tern_tokens *ids, tern_model *m, const struct tern_args *a,
     struct tern_buf text = {0};
     const char *builtin = tern_calibration_text();
     if (a->v[TERN_OPT_DOCTOR_FILE].n)
-        TERN_TRY(tern_buf_read_file(&text, a->v[TERN_OPT_DOCTOR_FILE].s, TERN_CLI_MAX_TEXT, err));
+        TERN_TRY(tern_setup_read(&text, a->v[TERN_OPT_DOCTOR_FILE].s, TERN_CLI_MAX_TEXT, err));
     else
         TERN_TRY(tern_buf_add(&text, builtin, strlen(builtin), err));
     TERN_TRY(tern_model_tokenize(m, text.p ? text.p : "", text.len, TERN_TEXT_BOS, ids, err));
@@ -45,6 +50,8 @@ int tern_doctor_calibrate(tern_model *m, const struct tern_args *a, tern_error *
     tern_tokens ids = {0};
     struct tern_progress bar = {.what = "calibration"};
     TERN_TRY(read_text(&ids, m, a, err));
+    if (out->n)
+        TERN_TRY(tern_outfile_check(out->s, &cond_kind, err));
     double start = tern_now();
     rc = tern_model_calibrate(m, ids.p, (int)(ids.len < INT32_MAX ? ids.len : INT32_MAX), (int)a->v[TERN_OPT_THREADS].i,
                               out->s, tern_progress_show, &bar, err);
@@ -70,6 +77,8 @@ int tern_doctor_fit(const struct tern_args *a, tern_error *err)
     TERN_TRY(tern_setup_size("--in", a->v[TERN_OPT_FIT_IN].s, 1e15, &bytes, err));
     TERN_TRY(tern_setup_model(&s, a, a->v[TERN_OPT_MODEL].s, err));
     TERN_TRY(read_text(&ids, s.model, a, err));
+    if (a->v[TERN_OPT_DOCTOR_OUT].n)
+        TERN_TRY(tern_outfile_check(a->v[TERN_OPT_DOCTOR_OUT].s, &plan_kind, err));
     tern_fit_params p = {.ids = ids.p,
                          .n_ids = (int64_t)ids.len,
                          .ctx = (int)ctx,
@@ -81,7 +90,7 @@ int tern_doctor_fit(const struct tern_args *a, tern_error *err)
     tern_progress_end(&bar);
     TERN_TRY(rc);
     if (a->v[TERN_OPT_DOCTOR_OUT].n) {
-        TERN_TRY(tern_outfile_open(&f, a->v[TERN_OPT_DOCTOR_OUT].s, 0644, err));
+        TERN_TRY(tern_outfile_open(&f, a->v[TERN_OPT_DOCTOR_OUT].s, 0644, &plan_kind, err));
         TERN_TRY(tern_outfile_write(&f, fit.plan, strlen(fit.plan), err));
         TERN_TRY(tern_outfile_commit(&f, err));
     } else {

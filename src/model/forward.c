@@ -24,7 +24,6 @@ struct tern_forward {
     int n_plans;
     struct tern_dev *dev;
     int max_rows, max_jobs;
-    bool bf16;                                /* prompt rows on matrix units */
     size_t s_embd, s_q, s_k, s_v, s_o, s_ple; /* row strides in floats */
     float *x, *h, *t;                         /* residual, normed, projected: [max_rows][s_embd] */
     float *q, *k, *v, *a;                     /* attention */
@@ -107,8 +106,7 @@ static struct tern_attn_shape shape_of(const struct tern_forward *f, int plan, i
     return (struct tern_attn_shape){.kv = &f->caches[plan].layout->layers[kv_layer(f, layer)],
                                     .n_heads = l->n_heads,
                                     .scale = l->scale,
-                                    .softcap = l->score_cap,
-                                    .bf16 = f->bf16};
+                                    .softcap = l->score_cap};
 }
 
 static void stack_limits(const struct tern_desc *d, struct tern_dev_limits *lim)
@@ -123,23 +121,24 @@ static void stack_limits(const struct tern_desc *d, struct tern_dev_limits *lim)
     }
 }
 
-static int open_device(struct tern_forward *f, struct tern_pool *pool, int max_narrow, int max_k, tern_error *err)
+static int prepare_device(struct tern_forward *f, int max_narrow, int max_k, bool exact, tern_error *err)
 {
-    struct tern_dev_limits lim = {.max_rows = f->max_rows, .max_narrow = max_narrow, .max_k = max_k, .bf16 = f->bf16};
-    int pages = f->caches[0].max_tokens / TERN_PAGE + 2;
+    struct tern_dev_limits lim = {.max_rows = f->max_rows, .max_narrow = max_narrow, .max_k = max_k, .exact = exact};
+    struct tern_attn_shape *shapes;
+    int rc = tern_alloc(&shapes, (size_t)f->n_plans * (size_t)f->net->desc.n_layers, sizeof *shapes, err);
+    if (rc < 0)
+        return rc;
+    lim.shapes = shapes;
+    lim.max_pages = f->caches[0].max_tokens / TERN_PAGE + 2;
     for (int p = 0; p < f->n_plans; p++)
-        for (int i = 0; i < f->net->desc.n_layers; i++) {
-            struct tern_attn_shape s = shape_of(f, p, i);
-            if (!s.n_heads)
-                continue;
-            size_t n = tern_cpu_attention_scratch(&s, tern_pool_threads(pool), f->max_rows, max_narrow, pages);
-            lim.attention_scratch = n > lim.attention_scratch ? n : lim.attention_scratch;
-        }
+        for (int i = 0; i < f->net->desc.n_layers; i++)
+            if (f->net->desc.layers[i].n_heads)
+                shapes[lim.n_shapes++] = shape_of(f, p, i);
     tern_ffn_limits(&f->net->desc, &lim);
     stack_limits(&f->net->desc, &lim);
-    int rc = tern_dev_open(&f->dev, pool, &lim, err);
-    if (rc == 0)
-        f->bytes += f->dev->bytes;
+    rc = f->dev->ops->prepare(f->dev, &lim, err);
+    f->bytes += f->dev->ops->scratch_bytes(f->dev);
+    tern_free(shapes);
     return rc;
 }
 
@@ -167,7 +166,7 @@ out:
 }
 
 int tern_forward_new(struct tern_forward **out, const struct tern_net *net, const struct tern_kv_cache *caches,
-                     int n_plans, struct tern_pool *pool, int max_rows, int max_narrow, int max_jobs, bool exact,
+                     int n_plans, struct tern_dev *dev, int max_rows, int max_narrow, int max_jobs, bool exact,
                      tern_error *err)
 {
     int rc = 0, max_k;
@@ -178,11 +177,11 @@ int tern_forward_new(struct tern_forward **out, const struct tern_net *net, cons
     f->net = net;
     f->caches = caches;
     f->n_plans = n_plans;
+    f->dev = dev;
     f->max_rows = max_rows;
     f->max_jobs = max_jobs;
-    f->bf16 = tern_k.bf16.product && !exact;
     widths(f, &max_k);
-    TERN_TRY(open_device(f, pool, max_narrow, max_k, err));
+    TERN_TRY(prepare_device(f, max_narrow, max_k, exact, err));
     TERN_TRY(take(f, &f->x, rows, f->s_embd * sizeof(float), err));
     TERN_TRY(take(f, &f->h, rows, f->s_embd * sizeof(float), err));
     TERN_TRY(take(f, &f->t, rows, f->s_embd * sizeof(float), err));
@@ -231,7 +230,6 @@ void tern_forward_free(struct tern_forward *f)
         tern_free(f->sin[r]);
     }
     tern_ffn_close(&f->ffn);
-    tern_dev_close(f->dev);
     tern_free(f);
 }
 

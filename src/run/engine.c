@@ -80,9 +80,10 @@ int tern_engine_open(tern_engine **out, tern_model *m, const tern_engine_params 
         e->max_narrow = e->chunk;
     e->exact = p->exact;
     TERN_TRY(tern_pool_new(&e->pool, p->n_threads ? p->n_threads : tern_cpu_cores(), 1, err));
+    TERN_TRY(tern_dev_open(&e->dev, NULL, e->pool, err));
     TERN_TRY(open_plans(e, p, err));
-    TERN_TRY(tern_forward_new(&e->forward, m->net, e->caches, e->n_caches, e->pool, e->chunk, e->max_narrow,
-                              e->max_seqs, e->exact, err));
+    TERN_TRY(tern_forward_new(&e->forward, m->net, e->caches, e->n_caches, e->dev, e->chunk, e->max_narrow, e->max_seqs,
+                              e->exact, err));
     TERN_TRY(alloc_batch(e, err));
     *out = e;
     e = NULL;
@@ -112,6 +113,7 @@ void tern_engine_close(tern_engine **pe)
     }
     tern_free(e->caches);
     tern_free(e->plans);
+    tern_dev_close(e->dev);
     tern_pool_free(e->pool);
     tern_free(e);
     *pe = NULL;

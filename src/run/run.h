@@ -52,6 +52,7 @@ struct tern_seq {
 struct tern_engine {
     tern_model *model; /* borrowed */
     struct tern_pool *pool;
+    struct tern_dev *dev;
     struct tern_kv_plan **plans;  /* [n_caches] */
     struct tern_kv_cache *caches; /* [n_caches] */
     int n_plans;
