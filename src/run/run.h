@@ -76,6 +76,8 @@ struct tern_kv_plan {
     struct tern_kv_layout *layout;
     struct tern_kv_cond_set *cond; /* NULL: keys are coded as they are */
     const char *cond_source;
+    bool uncalibrated; /* a sidecar would be used and is not there */
+    char notice[640];  /* why one that is there is not used, or "" */
 };
 
 /* What norm weights alone say about queries and keys; *out NULL when the model has none. */
