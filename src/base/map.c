@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "base/mem.h"
+#include "base/outfile.h"
 
 const char *tern_path_show(const char *path)
 {
@@ -42,12 +43,17 @@ int tern_map_open(struct tern_map *m, const char *path, const char *what, tern_e
     if (fstat(fd, &st) < 0)
         TERN_FAIL(err, TERN_EIO, "%s: cannot read the file's size: %s", tern_path_show(path), strerror(errno));
     TERN_TRY(check_stat(&st, path, what, err));
+    TERN_TRY(tern_outfile_guard(st.st_dev, st.st_ino, err));
     void *p = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
-    if (p == MAP_FAILED)
-        TERN_FAIL(err, errno == ENOMEM ? TERN_ENOMEM : TERN_EIO, "%s: cannot map the file's %lld bytes: %s",
-                  tern_path_show(path), (long long)st.st_size, strerror(errno));
+    if (p == MAP_FAILED) {
+        rc = tern_err_set(err, errno == ENOMEM ? TERN_ENOMEM : TERN_EIO, "%s: cannot map the file's %lld bytes: %s",
+                          tern_path_show(path), (long long)st.st_size, strerror(errno));
+        tern_outfile_unguard(st.st_dev, st.st_ino);
+        goto out;
+    }
     *m = (struct tern_map){.p = p,
                            .n = (size_t)st.st_size,
+                           .device = st.st_dev,
                            .id = {.inode = st.st_ino,
                                   .bytes = (uint64_t)st.st_size,
                                   .modified_s = st.st_mtim.tv_sec,
@@ -62,8 +68,10 @@ out:
 
 void tern_map_close(struct tern_map *m)
 {
-    if (m->p)
+    if (m->p) {
         (void)munmap((void *)(uintptr_t)m->p, m->n);
+        tern_outfile_unguard(m->device, m->id.inode);
+    }
     *m = (struct tern_map){0};
 }
 

@@ -21,10 +21,11 @@ struct tern_map {
     const uint8_t *p; /* NULL: not mapped */
     size_t n;
     struct tern_map_id id;
+    uint64_t device;
 };
 
-/* Maps a regular file that is not empty.  what: "a model file", for messages.  TERN_ENOENT when there is no such file;
- * on failure *m needs no close. */
+/* Maps a regular file that is not empty, and guards it (base/outfile.h) until it is closed.  what: "a model file", for
+ * messages.  TERN_ENOENT when there is no such file; on failure *m needs no close. */
 int tern_map_open(struct tern_map *m, const char *path, const char *what, tern_error *err);
 void tern_map_close(struct tern_map *m); /* legal on a zeroed *m, and twice */
 

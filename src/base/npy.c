@@ -5,6 +5,8 @@
 #include "base/mem.h"
 #include "base/outfile.h"
 
+static const struct tern_outfile_kind npy_kind = {"a NumPy array", "\x93NUMPY", 6, true};
+
 struct tern_npy {
     struct tern_outfile file;
     size_t n_rows, n_cols, done;
@@ -22,7 +24,7 @@ int tern_npy_create(struct tern_npy **out, const char *path, size_t n_rows, size
     f->n_cols = n_cols;
     if (snprintf(f->path, sizeof f->path, "%s", path) >= (int)sizeof f->path)
         TERN_FAIL(err, TERN_EINVAL, "path is longer than %zu bytes", sizeof f->path - 1);
-    TERN_TRY(tern_outfile_open(&f->file, f->path, 0644, err));
+    TERN_TRY(tern_outfile_open(&f->file, f->path, 0644, &npy_kind, err));
     /* Magic, version 1.0, header length, then a Python literal padded with spaces so that data begin at byte 128. */
     memset(head, ' ', sizeof head);
     memcpy(head, "\x93NUMPY\x01\x00\x76\x00", 10);

@@ -1,3 +1,4 @@
+/* Writing.  Where a file may go is said in target.c. */
 #include "base/outfile.h"
 
 #include <errno.h>
@@ -8,12 +9,16 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-static int set_tmp(struct tern_outfile *f, const char *path, int n, tern_error *err)
+#include "base/map.h"
+#include "base/target.h"
+
+/* PATH.suffix, where the links of the name lead. */
+static int set_tmp(struct tern_outfile *f, const char *suffix, tern_error *err)
 {
-    if (n < (int)sizeof f->tmp)
+    if (snprintf(f->tmp, sizeof f->tmp, "%s.%s", f->to, suffix) < (int)sizeof f->tmp)
         return 0;
     f->tmp[0] = 0;
-    return tern_err_set(err, TERN_EINVAL, "%.150s...: path is longer than %zu bytes", path, sizeof f->tmp - 32);
+    return tern_err_set(err, TERN_EINVAL, "%.150s...: path is longer than %zu bytes", f->to, sizeof f->tmp - 32);
 }
 
 static int fail_create(struct tern_outfile *f, int why, tern_error *err)
@@ -22,43 +27,33 @@ static int fail_create(struct tern_outfile *f, int why, tern_error *err)
         (void)close(f->fd);
     f->fd = -1;
     f->tmp[0] = 0; /* what lies there is not ours to remove */
-    return tern_err_set(err, TERN_EIO, "%s: cannot create: %s", f->path, strerror(why));
-}
-
-int tern_outfile_open(struct tern_outfile *f, const char *path, int mode, tern_error *err)
-{
-    int rc = 0;
-    *f = (struct tern_outfile){.fd = -1, .path = path};
-    TERN_TRY(set_tmp(f, path, snprintf(f->tmp, sizeof f->tmp, "%s.tmp-%ld", path, (long)getpid()), err));
-    f->fd = open(f->tmp, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, mode);
-    if (f->fd < 0)
-        rc = fail_create(f, errno, err);
-out:
-    return rc;
+    return tern_err_set(err, TERN_EIO, "%s: cannot create: %s", tern_path_show(f->path), strerror(why));
 }
 
 static int fail_busy(struct tern_outfile *f, tern_error *err)
 {
     (void)fail_create(f, EBUSY, NULL);
-    return tern_err_set(err, TERN_ECAPACITY, "%s: another process is writing it", f->path);
+    return tern_err_set(err, TERN_ECAPACITY, "%s: another process is writing it", tern_path_show(f->path));
 }
 
-/* PATH.suffix under a lock, new or with what is there; f->path is set. */
-static int open_locked(struct tern_outfile *f, const char *suffix, int mode, tern_error *err)
+/* f->to.suffix under a lock, new or with what is there.  must: not without one, which some file systems lack. */
+static int open_locked(struct tern_outfile *f, const char *suffix, int mode, bool must, tern_error *err)
 {
     int rc = 0;
     struct stat mine, named;
-    TERN_TRY(set_tmp(f, f->path, snprintf(f->tmp, sizeof f->tmp, "%s.%s", f->path, suffix), err));
+    TERN_TRY(set_tmp(f, suffix, err));
     f->fd = open(f->tmp, O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, mode);
     if (f->fd < 0 || fstat(f->fd, &mine) < 0)
         return fail_create(f, errno, err);
     /* A link that somebody else put there would make us write into a file of its choice. */
-    if (!S_ISREG(mine.st_mode) || mine.st_nlink > 1 || mine.st_uid != geteuid())
+    if (!S_ISREG(mine.st_mode) || mine.st_nlink > 1 || mine.st_uid != geteuid() || tern_target_guarded(&mine))
         return fail_create(f, EEXIST, err);
-    if (flock(f->fd, LOCK_EX | LOCK_NB) < 0) {
+    if (flock(f->fd, LOCK_EX | LOCK_NB) < 0 && (must || errno == EWOULDBLOCK)) {
         if (errno == EWOULDBLOCK)
             return fail_busy(f, err);
-        TERN_FAIL(err, TERN_EIO, "%s: cannot lock: %s", f->path, strerror(errno));
+        rc = tern_err_set(err, TERN_EIO, "%s: cannot lock: %s", tern_path_show(f->path), strerror(errno));
+        (void)fail_create(f, EIO, NULL);
+        return rc;
     }
     /* Whoever held the lock until now has renamed or removed the file since it was opened here. */
     if (lstat(f->tmp, &named) < 0 || named.st_ino != mine.st_ino || named.st_dev != mine.st_dev)
@@ -67,22 +62,78 @@ out:
     return rc;
 }
 
-int tern_outfile_open_alone(struct tern_outfile *f, const char *path, int mode, tern_error *err)
+/* Empties a temporary file: one that tern left, not a user's that happens to have the name. */
+static int empty_left_over(struct tern_outfile *f, tern_error *err)
 {
-    int rc = 0;
-    *f = (struct tern_outfile){.fd = -1, .path = path, .hasty = true};
-    TERN_TRY(open_locked(f, "tmp", mode, err));
-    TERN_TRY(tern_outfile_resize(f, 0, err));
-out:
-    if (rc < 0)
-        tern_outfile_abort(f);
+    struct stat st;
+    if (fstat(f->fd, &st) == 0 && tern_target_left_over(f->fd, &st, f->kind))
+        return tern_outfile_resize(f, 0, err);
+    int rc = tern_err_set(err, TERN_EINVAL, "%s: is in the way; remove or rename it", tern_path_show(f->tmp));
+    (void)fail_create(f, EEXIST, NULL);
     return rc;
 }
 
-int tern_outfile_open_part(struct tern_outfile *f, const char *path, int mode, tern_error *err)
+static int open_through(struct tern_outfile *f, tern_error *err)
 {
-    *f = (struct tern_outfile){.fd = -1, .path = path};
-    int rc = open_locked(f, "part", mode, err);
+    /* O_NONBLOCK: a pipe that nobody reads must not hang the program. */
+    f->fd = open(f->path, O_WRONLY | O_NOCTTY | O_NONBLOCK | O_CLOEXEC);
+    if (f->fd < 0 && errno == ENXIO)
+        return tern_err_set(err, TERN_EIO, "%s: nobody reads from it", tern_path_show(f->path));
+    if (f->fd < 0)
+        return tern_err_set(err, TERN_EIO, "%s: cannot open: %s", tern_path_show(f->path), strerror(errno));
+    (void)fcntl(f->fd, F_SETFL, fcntl(f->fd, F_GETFL) & ~O_NONBLOCK);
+    return 0;
+}
+
+int tern_outfile_open(struct tern_outfile *f, const char *path, int mode, const struct tern_outfile_kind *kind,
+                      tern_error *err)
+{
+    int rc = 0;
+    bool through;
+    char suffix[32];
+    *f = (struct tern_outfile){.fd = -1, .path = path, .kind = kind};
+    TERN_TRY(tern_target_find(f->to, path, kind, &through, err));
+    if (through)
+        return open_through(f, err);
+    tern_target_sweep(f->to, kind);
+    (void)snprintf(suffix, sizeof suffix, "tmp-%ld", (long)getpid());
+    TERN_TRY(open_locked(f, suffix, mode, false, err));
+    TERN_TRY(empty_left_over(f, err));
+out:
+    return rc;
+}
+
+/* For files that are written at more than one place, or that a later run is to find. */
+static int find_regular(struct tern_outfile *f, tern_error *err)
+{
+    bool through;
+    int rc = tern_target_find(f->to, f->path, f->kind, &through, err);
+    if (rc == 0 && through)
+        rc = tern_err_set(err, TERN_EINVAL, "%s: is no regular file and cannot keep %s", tern_path_show(f->path),
+                          f->kind->what);
+    return rc;
+}
+
+int tern_outfile_open_alone(struct tern_outfile *f, const char *path, int mode, const struct tern_outfile_kind *kind,
+                            tern_error *err)
+{
+    int rc = 0;
+    *f = (struct tern_outfile){.fd = -1, .path = path, .kind = kind, .hasty = true};
+    TERN_TRY(find_regular(f, err));
+    TERN_TRY(open_locked(f, "tmp", mode, true, err));
+    TERN_TRY(empty_left_over(f, err));
+out:
+    return rc;
+}
+
+int tern_outfile_open_part(struct tern_outfile *f, const char *path, int mode, const struct tern_outfile_kind *kind,
+                           tern_error *err)
+{
+    int rc = 0;
+    *f = (struct tern_outfile){.fd = -1, .path = path, .kind = kind};
+    TERN_TRY(find_regular(f, err));
+    TERN_TRY(open_locked(f, "part", mode, true, err));
+out:
     if (rc < 0)
         tern_outfile_keep(f);
     return rc;
@@ -91,7 +142,7 @@ int tern_outfile_open_part(struct tern_outfile *f, const char *path, int mode, t
 int tern_outfile_resize(struct tern_outfile *f, uint64_t bytes, tern_error *err)
 {
     if (ftruncate(f->fd, (off_t)bytes) < 0)
-        return tern_err_set(err, TERN_EIO, "%s: cannot write: %s", f->path, strerror(errno));
+        return tern_err_set(err, TERN_EIO, "%s: cannot write: %s", tern_path_show(f->path), strerror(errno));
     return 0;
 }
 
@@ -109,7 +160,8 @@ int tern_outfile_write_at(struct tern_outfile *f, const void *data, size_t n, ui
         if (w < 0 && errno == EINTR)
             continue;
         if (w <= 0)
-            return tern_err_set(err, TERN_EIO, "%s: cannot write: %s", f->path, strerror(w < 0 ? errno : ENOSPC));
+            return tern_err_set(err, TERN_EIO, "%s: cannot write: %s", tern_path_show(f->path),
+                                strerror(w < 0 ? errno : ENOSPC));
         p += w;
         at += (uint64_t)w;
         n -= (size_t)w;
@@ -145,7 +197,8 @@ int tern_outfile_reserve(struct tern_outfile *f, size_t bytes, tern_error *err)
 {
     /* Not every file system can; then writing shows whether there is room. */
     if (fallocate(f->fd, 0, 0, (off_t)bytes) < 0 && (errno == ENOSPC || errno == EFBIG || errno == EDQUOT))
-        return tern_err_set(err, TERN_EIO, "%s: no room for %zu bytes: %s", f->path, bytes, strerror(errno));
+        return tern_err_set(err, TERN_EIO, "%s: no room for %zu bytes: %s", tern_path_show(f->path), bytes,
+                            strerror(errno));
     return 0;
 }
 
@@ -157,7 +210,8 @@ int tern_outfile_write(struct tern_outfile *f, const void *data, size_t n, tern_
         if (w < 0 && errno == EINTR)
             continue;
         if (w <= 0)
-            return tern_err_set(err, TERN_EIO, "%s: cannot write: %s", f->path, strerror(w < 0 ? errno : ENOSPC));
+            return tern_err_set(err, TERN_EIO, "%s: cannot write: %s", tern_path_show(f->path),
+                                strerror(w < 0 ? errno : ENOSPC));
         p += w;
         n -= (size_t)w;
     }
@@ -167,12 +221,24 @@ int tern_outfile_write(struct tern_outfile *f, const void *data, size_t n, tern_
 int tern_outfile_commit(struct tern_outfile *f, tern_error *err)
 {
     int rc = 0;
+    bool through;
+    if (!f->tmp[0]) { /* written through: only closing may still fail */
+        int fd = f->fd;
+        f->fd = -1;
+        if (close(fd) < 0 && errno != EINTR)
+            rc = tern_err_set(err, TERN_EIO, "%s: cannot write: %s", tern_path_show(f->path), strerror(errno));
+        return rc;
+    }
+    /* What has come under the name in the meantime is somebody's, too. */
+    TERN_TRY(tern_target_find(f->to, f->path, f->kind, &through, err));
+    if (through)
+        TERN_FAIL(err, TERN_EIO, "%s: is no regular file any more", tern_path_show(f->path));
     /* Without the fsync a crash after the rename could leave an empty file under the good name. */
     if (!f->hasty && fsync(f->fd) < 0 && errno != EINVAL && errno != EROFS)
-        TERN_FAIL(err, TERN_EIO, "%s: cannot write: %s", f->path, strerror(errno));
+        TERN_FAIL(err, TERN_EIO, "%s: cannot write: %s", tern_path_show(f->path), strerror(errno));
     /* Closing gives up the lock, if there is one: not before the name is given up too. */
-    if (rename(f->tmp, f->path) < 0)
-        TERN_FAIL(err, TERN_EIO, "%s: cannot rename into place: %s", f->path, strerror(errno));
+    if (rename(f->tmp, f->to) < 0)
+        TERN_FAIL(err, TERN_EIO, "%s: cannot rename into place: %s", tern_path_show(f->path), strerror(errno));
     f->tmp[0] = 0;
     (void)close(f->fd);
     f->fd = -1;
@@ -183,11 +249,10 @@ out:
 
 void tern_outfile_abort(struct tern_outfile *f)
 {
-    if (f->tmp[0]) {
+    if (f->tmp[0])
         (void)unlink(f->tmp);
-        if (f->fd >= 0)
-            (void)close(f->fd);
-    }
+    if (f->path && f->fd >= 0)
+        (void)close(f->fd);
     f->tmp[0] = 0;
     f->fd = -1;
 }

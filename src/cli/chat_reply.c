@@ -33,7 +33,7 @@ static int read_tools(json_t **out, const char *path, tern_error *err)
     json_t *root = NULL, *tool;
     size_t i;
     *out = json_array();
-    TERN_TRY(tern_buf_read_file(&text, path, MAX_TOOLS_FILE, err));
+    TERN_TRY(tern_setup_read(&text, path, MAX_TOOLS_FILE, err));
     root = json_loadb(text.p ? text.p : "", text.len, JSON_REJECT_DUPLICATES, &where);
     if (!root)
         TERN_FAIL(err, TERN_EFORMAT, "%s: line %d: %s", path, where.line, tern_shown(where.text));

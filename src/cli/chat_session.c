@@ -233,7 +233,11 @@ out:
 
 #define TURNS_FORMAT   "tern chat turns"
 #define TURNS_VERSION  1
+#define TURNS_MAGIC    "{\n  \"format\": \"" TURNS_FORMAT "\""
 #define MAX_TURNS_FILE ((size_t)1 << 28)
+
+static const struct tern_outfile_kind turns_kind = {"the turns of a tern chat", TURNS_MAGIC, sizeof TURNS_MAGIC - 1,
+                                                    false};
 
 /* Binds the two files of a session to each other. */
 static void sequence_digest(const tern_seq *seq, char out[17])
@@ -262,7 +266,7 @@ static int write_turns(const struct tern_session *s, const char *path, tern_erro
     char *text = j ? json_dumps(j, JSON_INDENT(2)) : NULL;
     if (!text)
         TERN_FAIL(err, TERN_ENOMEM, "cannot allocate the turns of the session");
-    TERN_TRY(tern_outfile_open(&f, path, 0600, err));
+    TERN_TRY(tern_outfile_open(&f, path, 0600, &turns_kind, err));
     TERN_TRY(tern_outfile_write(&f, text, strlen(text), err));
     TERN_TRY(tern_outfile_write(&f, "\n", 1, err));
     TERN_TRY(tern_outfile_commit(&f, err));
@@ -280,6 +284,7 @@ int tern_session_save(const struct tern_session *s, const char *path, tern_error
     if (tern_seq_length(s->seq) == 0)
         return tern_err_set(err, TERN_EINVAL, "there is nothing to save yet");
     TERN_TRY(tern_buf_addf(&turns_path, err, "%s.turns.json", path));
+    TERN_TRY(tern_outfile_check(turns_path.p, &turns_kind, err)); /* both files or none */
     TERN_TRY(tern_seq_save(s->seq, path, err));
     TERN_TRY(write_turns(s, turns_path.p, err));
 out:

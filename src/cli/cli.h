@@ -40,7 +40,16 @@ int tern_cli_usage(tern_error *err, const char *fmt, ...) TERN_PRINTF(2, 3);
 
 int tern_doctor_check(const struct tern_args *a, tern_error *err); /* options that belong together */
 int tern_doctor_calibrate(tern_model *m, const struct tern_args *a, tern_error *err);
+/* Divergence of the plan from a 16-bit cache on a short text, in nats per token: *kld, NaN where nothing is coded or
+ * the model reads no text; *n: of how many tokens. */
+int tern_doctor_kld(tern_model *m, const struct tern_args *a, double *kld, int *n, tern_error *err);
+#define TERN_DOCTOR_KLD 0.2 /* more than that is no state to run in */
 int tern_doctor_fit(const struct tern_args *a, tern_error *err);
+
+/* ---- first_use.c ------------------------------------------------------------------------------------------------- */
+
+/* Before an engine opens: calibrates the keys of a model that is used for the first time, by --calibration. */
+int tern_first_use(tern_model *m, const struct tern_args *a, tern_error *err);
 
 /* ---- signals.c --------------------------------------------------------------------------------------------------- */
 
@@ -68,6 +77,8 @@ int tern_setup_engine(struct tern_setup *s, const struct tern_args *a, int ctx, 
 /* Tokens per chunk of a text: the option's value, its default being less for models with a smaller context. */
 int tern_chunk_ctx(const struct tern_setup *s, const struct tern_arg *option);
 #define TERN_CLI_MAX_TEXT ((size_t)1 << 30) /* bytes of a text */
+/* tern_buf_read_file of a file that this run must not replace then. */
+int tern_setup_read(struct tern_buf *out, const char *path, size_t max_bytes, tern_error *err);
 void tern_setup_clear(struct tern_setup *s);
 
 /* Bytes or tokens as text: 128K, 8G, 512M or a plain number from 1 to max; steps of 1024.  `option` is for messages. */

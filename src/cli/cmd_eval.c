@@ -12,7 +12,7 @@ static int read_ids(tern_tokens *ids, const char *spec, tern_error *err)
     if (spec[0] != '@') {
         rc = tern_ids_read(ids, spec, strlen(spec), "--ids", err);
     } else {
-        TERN_TRY(tern_buf_read_file(&b, spec + 1, TERN_CLI_MAX_TEXT, err));
+        TERN_TRY(tern_setup_read(&b, spec + 1, TERN_CLI_MAX_TEXT, err));
         rc = tern_ids_read(ids, b.p, b.len, spec + 1, err);
     }
     if (rc == 0 && ids->len == 0)

@@ -2,6 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/outfile.h"
 #include "cli/cli.h"
 
 static tern_command_fn *const command_fns[TERN_N_COMMANDS] = {
@@ -101,6 +102,7 @@ static int dispatch(int argc, char **argv, const char **hint, tern_error *err)
     int rc = tern_args_parse(&a, c, argc - words, argv + words, err);
     if (rc < 0)
         return rc == TERN_EINVAL ? TERN_CLI_USAGE : rc;
+    tern_outfile_force(a.v[TERN_OPT_FORCE].n > 0);
     rc = a.v[TERN_OPT_HELP].n ? print_help(c, err) : command_fns[c->id](&a, err);
     tern_args_clear(&a);
     return rc;

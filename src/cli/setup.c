@@ -5,6 +5,7 @@
 #include <string.h>
 #include <sys/random.h>
 
+#include "base/outfile.h"
 #include "cli/cli.h"
 
 static int check_turbo(const struct tern_args *a, tern_error *err)
@@ -75,11 +76,24 @@ tern_engine_params tern_setup_params(const struct tern_args *a, int ctx, int max
     };
 }
 
+/* The file that a KV plan is read from. */
+static int guard_plan_file(const char *spec, tern_error *err)
+{
+    char path[4096];
+    const char *item = strstr(spec, "plan=");
+    if (!item)
+        return 0;
+    (void)snprintf(path, sizeof path, "%.*s", (int)strcspn(item + 5, ","), item + 5);
+    return tern_outfile_guard_path(path, err);
+}
+
 int tern_setup_engine(struct tern_setup *s, const struct tern_args *a, int ctx, int max_seqs, tern_error *err)
 {
     int rc = 0;
     tern_engine_params p = tern_setup_params(a, ctx, max_seqs);
     p.kv = tern_setup_kv(a);
+    TERN_TRY(tern_first_use(s->model, a, err));
+    TERN_TRY(guard_plan_file(p.kv, err));
     TERN_TRY(tern_engine_open(&s->engine, s->model, &p, err));
     tern_plan_exceptions(tern_engine_plan(s->engine), tern_setup_kv(a));
 out:
@@ -90,6 +104,12 @@ int tern_chunk_ctx(const struct tern_setup *s, const struct tern_arg *option)
 {
     int trained = tern_model_get_info(s->model)->ctx;
     return !option->n && trained > 0 && trained < option->i ? trained : (int)option->i;
+}
+
+int tern_setup_read(struct tern_buf *out, const char *path, size_t max_bytes, tern_error *err)
+{
+    int rc = tern_outfile_guard_path(path, err);
+    return rc < 0 ? rc : tern_buf_read_file(out, path, max_bytes, err);
 }
 
 void tern_setup_clear(struct tern_setup *s)

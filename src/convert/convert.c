@@ -3,25 +3,6 @@
 
 #include <stdio.h>
 #include <string.h>
-#include <sys/stat.h>
-
-/* The new file must not take the place of what it is made from. */
-static int check_target(const struct plan *p, const char *to, tern_error *err)
-{
-    struct stat a, b;
-    if (!to || !*to)
-        return tern_err_set(err, TERN_EINVAL, "the new file has no name");
-    if (stat(to, &a) < 0)
-        return 0;
-    if (S_ISDIR(a.st_mode))
-        return tern_err_set(err, TERN_EINVAL, "%s: this is a directory; the new file wants a name", tern_path_show(to));
-    for (size_t i = 0; i < tern_file_n_tensors(p->f); i++) {
-        const char *part = tern_file_tensor_path(p->f, tern_file_tensor_at(p->f, i));
-        if (stat(part, &b) == 0 && a.st_dev == b.st_dev && a.st_ino == b.st_ino)
-            return tern_err_set(err, TERN_EINVAL, "%s: this is the model that is read", tern_path_show(to));
-    }
-    return 0;
-}
 
 /* The new file's metadata opens, and what it says about text can be used. */
 static int describe(const struct plan *p, tern_convert_report *report, tern_error *err)
@@ -57,9 +38,10 @@ int tern_convert(const char *from, const char *to, const tern_convert_params *pa
     params = params ? params : &usual;
     report = report ? report : &unseen;
     *report = (tern_convert_report){0};
+    if (!to || !*to)
+        TERN_FAIL(err, TERN_EINVAL, "the new file has no name");
     TERN_TRY(tern_file_open(&f, from, err));
     p.f = f;
-    TERN_TRY(check_target(&p, to, err));
     TERN_TRY(tern_convert_plan_make(&p, params, err));
     TERN_TRY(describe(&p, report, err));
     TERN_TRY(tern_convert_write(&p, to, params, report, err));

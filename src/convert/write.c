@@ -14,6 +14,8 @@
 #define MAGIC   "ternconv"
 #define VERSION 1 /* also of the quantisers: another one makes other bytes */
 
+static const struct tern_outfile_kind gguf_kind = {"a GGUF file", "GGUF", 4, false};
+
 struct journal {
     char magic[8];
     uint32_t version, n_chunks;
@@ -182,7 +184,7 @@ int tern_convert_write(const struct plan *p, const char *path, const tern_conver
     if (p->n_chunks > INT32_MAX / 2)
         return tern_err_set(err, TERN_ELIMIT, "%s: the model has too many tensors", tern_path_show(path));
     TERN_TRY(prepare(&w, params->n_threads, err));
-    TERN_TRY(tern_outfile_open_part(&w.f, path, mode, err));
+    TERN_TRY(tern_outfile_open_part(&w.f, path, mode, &gguf_kind, err));
     if ((rc = check_owner(&w, err)) < 0) {
         tern_outfile_keep(&w.f);
         goto out;

@@ -23,8 +23,6 @@ struct tern_row {
     int32_t pos;
 };
 
-struct tern_dev; /* a device in use by one engine */
-
 /* One sequence's rows in this step, as attention on one layer sees them.  Rows are consecutive in the batch and in
  * position and share one role.  Page index = position / 64, absolute. */
 struct tern_attn_job {
@@ -54,29 +52,15 @@ struct tern_attn_shape {
     int n_heads;   /* query heads, a multiple of kv->n_heads */
     float scale;   /* softmax scale; log2(e) is added inside */
     float softcap; /* 0: none; else cap*tanh(score/cap) before the softmax */
-    bool bf16;     /* wide rows multiply in the bf16 class */
 };
 
-struct tern_attn_scratch {
-    uint8_t *p;   /* 64-byte aligned */
-    size_t bytes; /* >= tern_cpu_attention_scratch(...) */
+struct tern_dev_mem; /* memory of a device, which operations alone look into */
+struct tern_dev_ops;
+
+/* An open device.  Each device's own struct begins with it. */
+struct tern_dev {
+    const struct tern_dev_ops *ops;
 };
-
-/* Scratch bytes for any step with at most max_rows rows, max_narrow of them decode rows, max_pages pages per sequence.
- */
-size_t tern_cpu_attention_scratch(const struct tern_attn_shape *shape, int n_threads, int max_rows, int max_narrow,
-                                  int max_pages);
-
-/* out[row][n_heads * v.dim] = attention of q[row][n_heads * k.dim] ([v.dim + k.dim] with kv->latent; after RoPE,
- * unscaled) for all rows of all jobs. Row strides in floats.  Wide rows: pages decoded once per block of query rows of
- * one own page, to f32 or to bf16 tiles (softmax in f32 in between).  Latent layers decode pages to f32 for both kinds
- * of rows.  Narrow rows: on the codes, page ranges of TERN_ATTN_RANGE pages (aligned to absolute page index) spread
- * over threads and merged in ascending order.  Per row the order is: coded pages ascending, then sinks, then raw tiles
- * ascending. */
-#define TERN_ATTN_RANGE 16
-void tern_cpu_attention(struct tern_pool *pool, const struct tern_attn_shape *shape, const struct tern_attn_job *jobs,
-                        int n_jobs, const float *q, size_t q_stride, float *out, size_t out_stride,
-                        struct tern_attn_scratch scratch);
 
 /* ---- the device seam ------------------------------------------------------------------------------------------- */
 
@@ -183,11 +167,48 @@ struct tern_delta_io {
 /* Activations of gates; gelu: tanh form. */
 enum tern_gate { TERN_GATE_SILU, TERN_GATE_GELU, TERN_GATE_SIGMOID };
 
+/* The largest step that a device shall have scratch for. */
+struct tern_dev_limits {
+    int max_rows, max_narrow, max_k;      /* rows of a step, decode rows among them; longest input of any product */
+    bool exact;                           /* prompt rows in f32 on every machine */
+    const struct tern_attn_shape *shapes; /* [n_shapes] of all attention, read by prepare alone */
+    int n_shapes;
+    int max_pages; /* of a sequence */
+    /* Largest of all layers' experts; 0 without experts. */
+    int max_experts, max_active, max_expert_embd, max_expert_ff;
+    int max_stack, max_stack_k; /* most heads of a stack, longest input of one; 0 without stacks */
+};
+
 /* Coarse operations.  Rows [0, n_wide) are prompt rows, [n_wide, n_rows) decode rows; how each role computes products
  * is settled when the device opens (kernel/gemm.h has the classes).  All pointers 64-byte aligned, all row strides
  * multiples of 16 floats. */
 struct tern_dev_ops {
     const char *name;
+
+    /* A device for one owner.  pool: borrowed until close; NULL: memory alone, no operation below it. */
+    int (*open)(struct tern_dev **out, struct tern_pool *pool, tern_error *err);
+    void (*close)(struct tern_dev *d);
+    /* Scratch for steps within these limits: once, before the first of them. */
+    int (*prepare)(struct tern_dev *d, const struct tern_dev_limits *limits, tern_error *err);
+    size_t (*scratch_bytes)(const struct tern_dev *d);
+    /* Operations may be queued: what they write, and what copy_out brings, counts after sync. */
+    void (*sync)(struct tern_dev *d);
+
+    /* Memory, all 0, 64-byte aligned; every tern_dev of one device may use it.  lazy: what is never written costs
+     * address space alone.  release: NULL is legal; queued operations may still use it, they are waited for. */
+    int (*reserve)(struct tern_dev *d, struct tern_dev_mem **out, size_t bytes, bool lazy, tern_error *err);
+    void (*release)(struct tern_dev *d, struct tern_dev_mem *m);
+    /* Memory with the contents of `host`, which the host only reads until release, and so may the device. */
+    int (*adopt)(struct tern_dev *d, struct tern_dev_mem **out, const void *host, size_t bytes, tern_error *err);
+    /* Bytes in memory.  copy_in has read the host's bytes when it returns. */
+    void (*copy_in)(struct tern_dev *d, struct tern_dev_mem *to, size_t at, const void *host, size_t bytes);
+    void (*copy_out)(struct tern_dev *d, void *host, const struct tern_dev_mem *from, size_t at, size_t bytes);
+    void (*copy)(struct tern_dev *d, struct tern_dev_mem *to, size_t to_at, const struct tern_dev_mem *from,
+                 size_t from_at, size_t bytes);
+    void (*zero)(struct tern_dev *d, struct tern_dev_mem *m, size_t at, size_t bytes);
+    /* The range is not needed until it is written again: lazy memory goes back to the system. */
+    void (*discard)(struct tern_dev *d, struct tern_dev_mem *m, size_t at, size_t bytes);
+
     /* x[row][n] = table row of the row's token, times scale. */
     void (*embed)(struct tern_dev *d, float *x, size_t stride, const struct tern_packed *table,
                   const struct tern_row *rows, int n_rows, float scale);
@@ -236,50 +257,15 @@ struct tern_dev_ops {
                   const struct tern_delta_io *io, int n_rows);
 };
 
-struct tern_dev_limits {
-    int max_rows, max_narrow, max_k; /* rows of a step, decode rows among them; longest input of any product */
-    size_t attention_scratch;
-    bool bf16; /* prompt rows in the bf16 class, which the kernels in use have to have */
-    /* Largest of all layers' experts; 0 without experts. */
-    int max_experts, max_active, max_expert_embd, max_expert_ff;
-    int max_stack, max_stack_k; /* most heads of a stack, longest input of one; 0 without stacks */
-};
+/* ---- devices ----------------------------------------------------------------------------------------------------- */
 
-/* Quantised decode rows. */
-struct tern_q8_buffer {
-    uint8_t *bytes;
-    struct tern_q8_row *rows; /* in them */
-};
-
-/* A row counts once per expert that it goes to: a pair.  Prompt rows' pairs come first, then decode rows', each sorted
- * by expert and then by row. */
-struct tern_expert_scratch {
-    float *x, *gate, *up;     /* [pairs][...] what experts read, and later what they answer; what is in between */
-    struct tern_q8_buffer q8; /* decode rows' pairs */
-    uint16_t *bf16;           /* prompt rows' pairs, every expert's in bands of their own */
-    int32_t *row_of, *at;     /* [pairs] which element of ids a pair is; the pair of an element of ids */
-    int32_t *count;           /* [2][experts] pairs of prompt rows, of decode rows */
-    struct tern_expert_group *groups; /* [experts] that have pairs */
-};
-
-struct tern_dev {
-    const struct tern_dev_ops *ops;
-    struct tern_pool *pool; /* borrowed */
-    struct tern_q8_buffer q8;
-    float *gemm_scratch;     /* [threads][TERN_GEMM_SCRATCH] */
-    uint16_t *bf16_x;        /* packed prompt rows; this and the next only with limits.bf16 */
-    uint8_t *bf16_scratch;   /* [threads][TERN_BF16_SCRATCH] */
-    uint8_t *encode_scratch; /* [threads][TERN_KV_SCRATCH] */
-    struct tern_attn_scratch attention;
-    struct tern_expert_scratch experts;
-    struct tern_q8_buffer stack; /* decode rows of stacks, head by head */
-    struct tern_dev_limits limits;
-    size_t bytes; /* of all of the above */
-};
-
-int tern_dev_open(struct tern_dev **out, struct tern_pool *pool, const struct tern_dev_limits *limits, tern_error *err);
+/* The device called `name`; NULL or "auto": the first of devs.def.  TERN_EINVAL, listing them, for another name. */
+int tern_dev_find(const struct tern_dev_ops **out, const char *name, tern_error *err);
+const struct tern_dev_ops *tern_dev_at(int i); /* NULL behind the last */
+/* Opens it; closes it, NULL is legal. */
+int tern_dev_open(struct tern_dev **out, const char *name, struct tern_pool *pool, tern_error *err);
 void tern_dev_close(struct tern_dev *d);
-
-extern const struct tern_dev_ops tern_dev_cpu;
+/* For tests: one more device, which "auto" means from now on.  Before anything is opened. */
+void tern_dev_add_first(const struct tern_dev_ops *ops);
 
 #endif

@@ -44,7 +44,7 @@ struct speed {
     float *f32[2];
     float *q; /* [n_layers][stride] */
     size_t stride;
-    struct tern_attn_scratch scratch;
+    struct tern_dev *dev;
     uint8_t *codec_scratch; /* [threads][TERN_KV_SCRATCH] */
     tern_reader *reader;
     double *read; /* [reps] bytes per second */
@@ -216,7 +216,7 @@ static double time_step(struct speed *s, struct plan *pl)
     for (int i = 0; i < s->p->n_layers; i++) {
         struct tern_attn_shape shape = shape_of(s, pl, i);
         size_t at = (size_t)i * s->stride;
-        tern_cpu_attention(s->pool, &shape, &pl->jobs[i], 1, s->q + at, s->stride, pl->out + at, s->stride, s->scratch);
+        s->dev->ops->attention(s->dev, &shape, &pl->jobs[i], 1, s->q + at, s->stride, pl->out + at, s->stride);
     }
     return tern_now() - start;
 }
@@ -354,17 +354,29 @@ out:
     return rc;
 }
 
+static int open_device(struct speed *s, tern_error *err)
+{
+    int rc = 0;
+    const tern_kv_speed_params *p = s->p;
+    struct tern_attn_shape *shapes = NULL;
+    struct tern_dev_limits lim = {.max_rows = 1, .max_narrow = 1, .max_pages = p->ctx / TERN_PAGE};
+    TERN_TRY(tern_alloc(&shapes, (size_t)p->n_plans * (size_t)p->n_layers, sizeof *shapes, err));
+    for (int i = 0; i < p->n_plans; i++)
+        for (int l = 0; l < p->n_layers; l++)
+            shapes[lim.n_shapes++] = shape_of(s, &s->plans[i], l);
+    lim.shapes = shapes;
+    TERN_TRY(tern_dev_open(&s->dev, NULL, s->pool, err));
+    TERN_TRY(s->dev->ops->prepare(s->dev, &lim, err));
+out:
+    tern_free(shapes);
+    return rc;
+}
+
 static int take_memory(struct speed *s, tern_error *err)
 {
     int rc = 0, threads = tern_pool_threads(s->pool);
     const tern_kv_speed_params *p = s->p;
-    for (int i = 0; i < p->n_plans; i++)
-        for (int l = 0; l < p->n_layers; l++) {
-            struct tern_attn_shape shape = shape_of(s, &s->plans[i], l);
-            size_t n = tern_cpu_attention_scratch(&shape, threads, 1, 1, p->ctx / TERN_PAGE);
-            s->scratch.bytes = n > s->scratch.bytes ? n : s->scratch.bytes;
-        }
-    TERN_TRY(tern_alloc(&s->scratch.p, s->scratch.bytes, 1, err));
+    TERN_TRY(open_device(s, err));
     TERN_TRY(tern_alloc(&s->codec_scratch, (size_t)threads, TERN_KV_SCRATCH, err));
     TERN_TRY(tern_alloc(&s->read, (size_t)p->reps, sizeof(double), err));
     TERN_TRY(tern_reader_new(&s->reader, p->read_bytes, err));
@@ -383,10 +395,11 @@ static void clear(struct speed *s)
         tern_kv_cache_clear(&pl->cache);
         tern_kv_layout_free(pl->layout);
     }
-    void *all[] = {s->plans, s->f16[0], s->f16[1], s->f32[0], s->f32[1], s->q, s->scratch.p, s->codec_scratch, s->read};
+    void *all[] = {s->plans, s->f16[0], s->f16[1], s->f32[0], s->f32[1], s->q, s->codec_scratch, s->read};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         tern_free(all[i]);
     tern_reader_free(s->reader);
+    tern_dev_close(s->dev);
     tern_pool_free(s->pool);
 }
 

@@ -265,12 +265,12 @@ static int take_memory(struct speed *s, tern_error *err)
     int rc = 0;
     const tern_weight_speed_params *p = s->p;
     struct tern_rng r = {.state = 1};
-    struct tern_dev_limits limits = {
-        .max_rows = s->max_rows, .max_k = p->n_in, .bf16 = p->prompt && tern_k.bf16.product != NULL};
+    struct tern_dev_limits limits = {.max_rows = s->max_rows, .max_k = p->n_in, .exact = !p->prompt};
     s->x_stride = tern_round_up((size_t)p->n_in, 16);
     s->y_stride = tern_round_up((size_t)p->n_out, 16);
     TERN_TRY(tern_pool_new(&s->pool, p->n_threads ? p->n_threads : tern_cpu_cores(), 1, err));
-    TERN_TRY(tern_dev_open(&s->dev, s->pool, &limits, err));
+    TERN_TRY(tern_dev_open(&s->dev, NULL, s->pool, err));
+    TERN_TRY(s->dev->ops->prepare(s->dev, &limits, err));
     TERN_TRY(tern_alloc(&s->x, (size_t)s->max_rows * s->x_stride, sizeof(float), err));
     TERN_TRY(tern_alloc(&s->y, (size_t)s->max_rows * s->y_stride, sizeof(float), err));
     for (size_t i = 0; i < (size_t)s->max_rows * s->x_stride; i++)

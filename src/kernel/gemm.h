@@ -3,10 +3,11 @@
  * Y[row][n] = sum over k of X[row][k] * W[n][k].  Weights are packed once at load (codec/weight_*.c) into panels of 16
  * consecutive output rows, so that a vector holds the same k of 16 outputs and no horizontal sum is ever needed.
  *
- * Three arithmetic classes, chosen by the role of the row and by the machine, never by the size of the batch:
+ * Four arithmetic classes, chosen by the role of the row and by the machine, never by the size of the batch:
  *   wide    prompt rows.  f32 activations times exactly dequantised f32 weights; every output element is ONE chain
  *           acc = fma(w[k], x[k], acc), k ascending from acc = +0.  All levels are bit-equal.
- *   bf16    prompt rows on machines that multiply bf16, unless f32 is asked for: see struct tern_bf16_kernels.
+ *   int16   prompt rows on machines with VNNI and without tiles, unless f32 is asked for: see tern_prompt_kernels.
+ *   bf16    prompt rows on machines with tiles, unless f32 is asked for: see tern_bf16_kernels.
  *   narrow  decode rows.  Activations quantised to int8 per 32; per block of 32 (16 where scales are that close) an
  *           exact integer dot, then one chain in f32 (see `narrow`).  All levels are bit-equal.
  * Floats (F32 F16 BF16 E4M3) have no integer form: their narrow product is the wide chain. */
@@ -172,11 +173,6 @@ struct tern_bf16_kernels {
     /* One band: rows 0..n_rows-1 (1..32) of k floats, x_stride floats apart.  out: 64-byte aligned. */
     void (*pack)(uint16_t *out, const float *x, size_t x_stride, int n_rows, int k);
 
-    /* y as in `wide`; x: all n_rows packed, 64-byte aligned; scratch: TERN_BF16_SCRATCH bytes, 64-byte aligned, private
-     * to the caller's thread. */
-    void (*product)(float *y, size_t y_stride, const uint16_t *x, int n_rows, const struct tern_packed *w, int panel0,
-                    int panel1, void *scratch);
-
     /* Small products, for attention.  m: [k][n] f32, rounded into tern_bf16_right(k, n) values, 64-byte aligned.  A
      * taller matrix is packed piece by piece, k rows (a multiple of 32) at a time, into out + tern_bf16_band(rows
      * before): `pairs` is the distance between pairs of panels, tern_bf16_band(all rows), or tern_bf16_band(k). */
@@ -185,7 +181,7 @@ struct tern_bf16_kernels {
     /* y[r*y_stride + j] = x . m for rows r < n_rows, columns j < n; with shrink y*shrink[r] (rounded) + x . m.  x as
      * pack, m as pack_right leave them.  The chain above, from +0 or from y*shrink; nothing but its row of x and its
      * column of m matters for an output.  Only between begin and end, which enclose what one thread does in a row;
-     * `product` stays outside. */
+     * products of prompt rows stay outside. */
     void (*multiply)(float *y, size_t y_stride, const float *shrink, const uint16_t *x, int n_rows, const uint16_t *m,
                      int k, int n);
     void (*begin)(void);
@@ -203,8 +199,47 @@ static inline size_t tern_bf16_right(int k, int n)
     return ((size_t)n + 2 * TERN_PANEL - 1) / (2 * TERN_PANEL) * tern_bf16_band(k);
 }
 
-#define TERN_BF16_SCRATCH (1152 * 1024)
+/* ---- products of prompt rows in a class of the machine's own ------------------------------------------------------- */
 
+/* Prompt rows are packed once for all products that read them, and multiplied from there.  All NULL: prompt rows are in
+ * the wide class.
+ *
+ * The int16 class (avx512).  A row of x has one scale = amax / 32767 (f32; of a row with an infinity or NaN it is NaN) and
+ * codes q = x * (32767 / amax) rounded to nearest even, 0 where that quotient is not finite.  For each group of 32
+ * (K16M, K16, G16: 16) inputs, ascending, starting from acc = +0:
+ *     dot = sum (c - zero)*q over the group, isum = sum q (integers, exact; zero is 0 where the kind has none)
+ *     acc = fma((float)dot, sw, acc);   kinds with a minimum: acc = fma(mw, (float)isum, acc)
+ *     sw, mw as in `narrow`;            y = acc * scale at the end
+ * Bit-equal on all levels that have it.  Float codes stay in the wide class.
+ *
+ * The bf16 class is that of struct tern_bf16_kernels. */
+struct tern_prompt_kernels {
+    /* One band: rows 0..n_rows-1 (1..32) of k floats, x_stride floats apart.  out: band(k) values, 64-byte aligned. */
+    void (*pack)(uint16_t *out, const float *x, size_t x_stride, int n_rows, int k);
+
+    /* y as in `wide`; x: bands of all n_rows, 64-byte aligned, band(w->k) values apart; scratch: TERN_PROMPT_SCRATCH
+     * bytes, 64-byte aligned, private to the caller's thread.  An output depends on its row of x, its row of w and the
+     * class alone - not on n_rows, the place of the row, panel0, panel1. */
+    void (*product)(float *y, size_t y_stride, const uint16_t *x, int n_rows, const struct tern_packed *w, int panel0,
+                    int panel1, void *scratch);
+
+    size_t (*band)(int k);
+    bool floats; /* takes float codes, too */
+};
+
+#define TERN_PROMPT_SCRATCH (1152 * 1024)
+
+/* Packed rows of the int16 class: [32] f32 scales, then for each 32 inputs [32 rows][32] codes, inputs 1 and 2 of every
+ * four exchanged, and [2 halves][32 rows] f32 sums of codes. */
+#define TERN_I16_STEP (TERN_BAND * TERN_TILE_DEPTH + 4 * TERN_BAND) /* values for 32 inputs */
+static inline size_t tern_i16_band(int k)
+{
+    return 2 * TERN_BAND + ((size_t)k + TERN_TILE_DEPTH - 1) / TERN_TILE_DEPTH * TERN_I16_STEP;
+}
+
+void tern_prompt_init_ref(struct tern_prompt_kernels *k); /* int16; for comparison, no level has it by itself */
+void tern_prompt_init_avx512(struct tern_prompt_kernels *k);
+void tern_prompt_init_amx(struct tern_prompt_kernels *k);
 void tern_bf16_init_avx512bf16(struct tern_bf16_kernels *k);
 void tern_bf16_init_amx(struct tern_bf16_kernels *k);
 

@@ -21,6 +21,8 @@ struct header {
 };
 _Static_assert(sizeof(struct header) == 8 + 8 + 8 + 8 + 8, "no padding in the file header");
 
+static const struct tern_outfile_kind cond_kind = {"a key conditioning file", MAGIC, sizeof MAGIC - 1, true};
+
 struct head_record {
     uint32_t layer, head, dim, n_pairs;
 };
@@ -137,7 +139,7 @@ int tern_kv_cond_save(const struct tern_kv_cond_set *s, const struct tern_kv_dec
         for (int j = 0; j < decl[i].n_heads; j++)
             TERN_TRY(add_head(&b, &s->layers[i][j], &decl[i], i, j, err));
     h.hash = XXH3_64bits(b.p, b.len);
-    TERN_TRY(tern_outfile_open(&f, path, 0644, err));
+    TERN_TRY(tern_outfile_open(&f, path, 0644, &cond_kind, err));
     TERN_TRY(tern_outfile_write(&f, &h, sizeof h, err));
     TERN_TRY(tern_outfile_write(&f, b.p, b.len, err));
     TERN_TRY(tern_outfile_commit(&f, err));

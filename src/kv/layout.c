@@ -60,6 +60,10 @@ static int choose(struct tern_kv_layer *l, const struct tern_kv_decl *d, const s
         k = k->raw ? k : f16;
         v = v->raw ? v : f16;
     }
+    if (d->hard_keys && !forced && s->cond != TERN_COND_OFF && k->bits < 8 && !k->raw && !k->unconditioned) {
+        l->why_raw = d->hard_keys;
+        k = tern_kv_codec_find("q8", 2);
+    }
     /* What follows the values is rotated, small, and shared by all heads. */
     if (d->latent && !k->raw) {
         l->why_raw = "keys are the position part of latent attention";
@@ -74,8 +78,8 @@ static int choose(struct tern_kv_layer *l, const struct tern_kv_decl *d, const s
         v = f16;
     }
     if (strict && l->why_raw)
-        return tern_err_set(err, TERN_EUNSUPPORTED, "--kv-policy strict: layer %d would stay at 16 bit: %s", layer,
-                            l->why_raw);
+        return tern_err_set(err, TERN_EUNSUPPORTED, "--kv-policy strict: layer %d would have k=%s,v=%s: %s", layer,
+                            k->name, v->name, l->why_raw);
     l->n_heads = d->n_heads;
     l->reach = d->reach;
     l->latent = d->latent;

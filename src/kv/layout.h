@@ -27,15 +27,16 @@ struct tern_kv_spec {
         const struct tern_kv_codec *k, *v;
     } rules[TERN_KV_MAX_RULES];
     int n_rules;
-    enum tern_kv_cond_from { TERN_COND_AUTO, TERN_COND_OFF, TERN_COND_NORMS, TERN_COND_FILE } cond;
+    enum tern_kv_cond_from { TERN_COND_AUTO, TERN_COND_OFF, TERN_COND_NORMS, TERN_COND_BIAS, TERN_COND_FILE } cond;
     char cond_path[256];
     bool in_plan; /* while a plan file is read */
 };
 
 /* Grammar: SCHEME | k=SCHEME,v=SCHEME, options first=N, recent=N, edge=N:SCHEME, layers=A-B:SCHEME, plan=FILE, in any
  * order, comma separated; after edge and layers SCHEME may be KEYS/VALUES; a plan file holds the same items, one per
- * line; cond=off|norms|FILE says where key conditioning comes from (not said: the sidecar beside the model, else the
- * norm weights, else none).  Errors name the item and list what would have been understood. */
+ * line; cond=off|norms|bias|FILE says where key conditioning comes from (not said: the sidecar beside the model, else
+ * the norm weights, else a bias of the keys, else none).  Errors name the item and list what would have been
+ * understood. */
 int tern_kv_spec_parse(struct tern_kv_spec *out, const char *text, tern_error *err);
 
 /* ---- layout --------------------------------------------------------------------------------------------------- */
@@ -50,7 +51,8 @@ struct tern_kv_decl {
     /* The rotary embedding of the keys: pair i turns by freq[i] per position. */
     int n_rot; /* rotated dims; 0: none */
     bool interleaved;
-    const float *freq; /* [n_rot/2] */
+    const float *freq;     /* [n_rot/2] */
+    const char *hard_keys; /* why codes of less than 8 bits do not hold these keys, or NULL */
 };
 
 struct tern_kv_group {

@@ -31,6 +31,8 @@ struct header {
 };
 _Static_assert(sizeof(struct header) == 8 + 8 + 16 + 8 + 32 + 8 + 256 + 8, "no padding in the file header");
 
+static const struct tern_outfile_kind session_kind = {"a session", MAGIC, sizeof MAGIC - 1, false};
+
 static int write_section(struct tern_outfile *f, const void *data, size_t n, tern_error *err)
 {
     uint64_t h = XXH3_64bits(data, n);
@@ -79,7 +81,7 @@ int tern_kv_save(const struct tern_kv_cache *c, const struct tern_kv_seq *s, con
                  const char *path, tern_error *err)
 {
     struct tern_outfile f;
-    int rc = tern_outfile_open(&f, path, 0600, err);
+    int rc = tern_outfile_open(&f, path, 0600, &session_kind, err);
     if (rc < 0)
         return rc;
     TERN_TRY(write_file(&f, c, s, info, err));
@@ -244,6 +246,7 @@ int tern_kv_load(struct tern_kv_cache *c, struct tern_kv_seq **out, uint64_t mod
     TERN_TRY(take_blocks(c, s, &h, err));
     TERN_TRY(read_seq(&r, c, s, &h, n_vocab, *tokens, *roles, err));
     s->n_tokens = (int)h.n_tokens;
+    s->newest = s->n_tokens / TERN_PAGE + 1; /* the file does not say; one more is the most that it may have been */
     *out = s;
     s = NULL;
 out:

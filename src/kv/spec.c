@@ -110,11 +110,12 @@ bad:
 static int parse_cond(struct tern_kv_spec *s, const char *p, size_t n, const char *text, tern_error *err)
 {
     if (n == 0 || n >= sizeof s->cond_path)
-        return tern_err_set(err, TERN_EINVAL, "--kv %s: cond wants off, norms or the name of a file", text);
+        return tern_err_set(err, TERN_EINVAL, "--kv %s: cond wants off, norms, bias or the name of a file", text);
     memcpy(s->cond_path, p, n);
     s->cond_path[n] = 0;
     s->cond = strcmp(s->cond_path, "off") == 0     ? TERN_COND_OFF
               : strcmp(s->cond_path, "norms") == 0 ? TERN_COND_NORMS
+              : strcmp(s->cond_path, "bias") == 0  ? TERN_COND_BIAS
                                                    : TERN_COND_FILE;
     return 0;
 }

@@ -22,6 +22,8 @@
 #define SMALL_PAGE ((size_t)4 << 10)
 #define HUGE_PAGE  ((size_t)2 << 20)
 
+static const struct tern_outfile_kind packed_kind = {"a file of packed weights", MAGIC, sizeof MAGIC - 1, false};
+
 struct header {
     char magic[8];
     uint32_t version, endian, layout, n_tensors;
@@ -183,7 +185,7 @@ int tern_packfile_write(const struct tern_weight_block *b, const uint8_t *data, 
     struct tern_outfile f;
     uint8_t *head = NULL;
     struct header h = expected_header(b);
-    int rc = tern_outfile_open_alone(&f, path, mode_of(b->f), err);
+    int rc = tern_outfile_open_alone(&f, path, mode_of(b->f), &packed_kind, err);
     if (rc < 0)
         return rc;
     TERN_TRY(tern_outfile_reserve(&f, h.data_offset + b->bytes, err));

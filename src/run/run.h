@@ -47,20 +47,23 @@ struct tern_seq {
     struct tern_kv_seq *kv; /* in the plan's cache; NULL while the slot is free */
     int32_t *tokens;        /* [ctx] */
     uint8_t *roles;         /* [ctx] 1 = decode row */
+    uint64_t step;          /* number of the last step that it was asked for */
 };
 
 struct tern_engine {
     tern_model *model; /* borrowed */
     struct tern_pool *pool;
+    struct tern_dev *dev;
     struct tern_kv_plan **plans;  /* [n_caches] */
     struct tern_kv_cache *caches; /* [n_caches] */
     int n_plans;
     int n_caches; /* n_plans, and with code_at_end a raw one for the prompt in hand */
     struct tern_forward *forward;
     struct tern_seq *seqs; /* [max_seqs] */
-    int ctx, max_seqs, chunk, max_narrow;
+    int ctx, max_seqs, chunk;
     bool exact;
     atomic_int cancel;
+    uint64_t n_steps; /* asked for so far */
     /* The batch being built. */
     struct tern_row *rows;         /* [chunk] */
     struct tern_forward_job *jobs; /* [max_seqs] */
@@ -75,11 +78,26 @@ struct tern_kv_plan {
     struct tern_kv_layout *layout;
     struct tern_kv_cond_set *cond; /* NULL: keys are coded as they are */
     const char *cond_source;
+    bool uncalibrated; /* a sidecar would be used and is not there */
+    char notice[640];  /* why one that is there is not used, or "" */
 };
 
 /* What norm weights alone say about queries and keys; *out NULL when the model has none. */
 int tern_cond_from_norms(struct tern_kv_cond_set **out, const struct tern_net *net, const struct tern_kv_decl *decl,
                          tern_error *err);
+/* The same from the bias of keys: their mean, and the pairs of the embedding that turn most of it; *out NULL when there
+ * is none.  Sets decl[].hard_keys where too much of a bias turns for 4-bit codes. */
+int tern_cond_from_bias(struct tern_kv_cond_set **out, const struct tern_net *net, struct tern_kv_decl *decl,
+                        tern_error *err);
+/* One pair of an embedding: the mean of keys before the rotation, and the square of their mean after it. */
+struct tern_pair_mean {
+    double re, im, after2;
+};
+/* Pairs are worth their time only where the means that rotate outweigh what varies (as a sum of squares over the head);
+ * then as many as bring the rest of them below a quarter of its norm.  s: of all pairs of d, spent.  Returns the sum of
+ * squares that still rotates. */
+double tern_cond_choose_pairs(struct tern_kv_cond *c, const struct tern_kv_decl *d, struct tern_pair_mean *s,
+                              double varying);
 /* MODEL.ternkv */
 /* tern_kv_plan_new for engines of this context. */
 int tern_plan_of_ctx(tern_kv_plan **out, const tern_model *m, int ctx, const char *spec, bool strict, tern_error *err);

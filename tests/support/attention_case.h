@@ -16,7 +16,7 @@
 #include "base/fp16.h"
 #include "base/mem.h"
 #include "base/rng.h"
-#include "dev/dev.h"
+#include "dev/cpu/attention_job.h"
 
 #define MAX_THREADS 5
 #define TILE_OFF    192 /* job->tile_layer_off of the test */
@@ -165,7 +165,7 @@ struct config {
 struct layer {
     struct config cfg;
     struct tern_kv_layer kv;
-    struct tern_attn_shape shape;
+    struct tern_cpu_shape shape;
     float *sign_k, *sign_v;
     struct tern_kv_cond *cond; /* [n_kv] */
     float *cond_memory;
@@ -255,11 +255,11 @@ static inline void layer_init(struct layer *l, const struct config *cfg)
     kv->sink_v_off = tern_round_up((size_t)(cfg->dk * kv->first) * ke, 64);
     kv->sink_bytes = kv->sink_v_off + tern_round_up((size_t)(cfg->dv * kv->first) * ve, 64);
     kv->sink_layer_off = 320;
-    l->shape = (struct tern_attn_shape){.kv = kv,
-                                        .n_heads = cfg->n_kv * cfg->group,
-                                        .scale = 1.7f / sqrtf((float)cfg->dk),
-                                        .softcap = cfg->softcap,
-                                        .bf16 = cfg->bf16};
+    l->shape = (struct tern_cpu_shape){.kv = kv,
+                                       .n_heads = cfg->n_kv * cfg->group,
+                                       .scale = 1.7f / sqrtf((float)cfg->dk),
+                                       .softcap = cfg->softcap,
+                                       .bf16 = cfg->bf16};
 }
 
 static inline void layer_clear(struct layer *l)

@@ -492,7 +492,7 @@ static void test_refused(void **state)
     REFUSED(data_path("hf/llama"), "q3_x", TERN_EINVAL, "\"q3_x\" is no type");
     REFUSED(in_dir("nothing"), "keep", TERN_ENOENT, "nothing");
     assert_int_equal(tern_convert(in_dir("a.gguf"), in_dir("a.gguf"), NULL, NULL, &err), TERN_EINVAL);
-    assert_non_null(strstr(err.msg, "the model that is read"));
+    assert_non_null(strstr(err.msg, "this run reads it"));
     assert_int_equal(tern_convert(in_dir("a.gguf"), dir, NULL, NULL, &err), TERN_EINVAL);
     assert_non_null(strstr(err.msg, "directory"));
     assert_int_equal(tern_convert(in_dir("a.gguf"), in_dir("no/such/x.gguf"), NULL, NULL, &err), TERN_EIO);

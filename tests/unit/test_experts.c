@@ -29,14 +29,14 @@ static struct tern_dev *open_dev(struct tern_pool **pool, int threads, int embd,
     struct tern_dev_limits lim = {.max_rows = ROWS,
                                   .max_narrow = MAX_NARROW,
                                   .max_k = embd > ff ? embd : ff,
-                                  .attention_scratch = 64,
-                                  .bf16 = bf16,
+                                  .exact = !bf16,
                                   .max_experts = N,
                                   .max_active = ACTIVE,
                                   .max_expert_embd = embd,
                                   .max_expert_ff = ff};
     assert_int_equal(tern_pool_new(pool, threads, 0, &err), 0);
-    if (tern_dev_open(&d, *pool, &lim, &err) < 0)
+    assert_int_equal(tern_dev_open(&d, NULL, *pool, &err), 0);
+    if (d->ops->prepare(d, &lim, &err) < 0)
         fail_msg("%s", err.msg);
     return d;
 }

@@ -8,7 +8,7 @@
 #include "base/fp16.h"
 
 struct append_work {
-    struct tern_dev *d;
+    struct tern_cpu *d;
     const struct tern_kv_layer *l;
     const struct tern_append_job *jobs;
     int n_jobs;
@@ -98,22 +98,31 @@ static void append_page(const struct append_work *w, const struct tern_append_jo
         close_page(w, j, page, head, tile, worker);
 }
 
+/* First a page of each job, so that a batch of single tokens finds its jobs by division; then what jobs have besides.
+ */
 static void append_task(void *ctx, int task, int worker)
 {
     const struct append_work *w = ctx;
+    int heads = w->l->n_heads, n = w->n_jobs * heads;
+    if (task < n) {
+        append_page(w, &w->jobs[task / heads], 0, task % heads, worker);
+        return;
+    }
+    task -= n;
     for (int i = 0; i < w->n_jobs; i++) {
-        int n = pages_touched(w->jobs[i].at) * w->l->n_heads;
+        n = (pages_touched(w->jobs[i].at) - 1) * heads;
         if (task < n) {
-            append_page(w, &w->jobs[i], task / w->l->n_heads, task % w->l->n_heads, worker);
+            append_page(w, &w->jobs[i], 1 + task / heads, task % heads, worker);
             return;
         }
         task -= n;
     }
 }
 
-void tern_cpu_append(struct tern_dev *d, const struct tern_kv_layer *l, const struct tern_append_job *jobs, int n_jobs,
-                     const float *k, size_t k_stride, const float *v, size_t v_stride)
+void tern_cpu_append(struct tern_dev *dev, const struct tern_kv_layer *l, const struct tern_append_job *jobs,
+                     int n_jobs, const float *k, size_t k_stride, const float *v, size_t v_stride)
 {
+    struct tern_cpu *d = tern_cpu_of(dev);
     struct append_work w = {d, l, jobs, n_jobs, k, v, k_stride, v_stride};
     int tasks = 0, rows = 0;
     bool closes = false;
@@ -131,9 +140,9 @@ void tern_cpu_append(struct tern_dev *d, const struct tern_kv_layer *l, const st
         tern_pool_run(d->pool, append_task, &w, tasks);
 }
 
-void tern_cpu_keep(struct tern_dev *d, const struct tern_kv_layer *l, const struct tern_append_job *jobs, int n_jobs)
+void tern_cpu_keep(struct tern_dev *dev, const struct tern_kv_layer *l, const struct tern_append_job *jobs, int n_jobs)
 {
-    (void)d;
+    (void)dev;
     for (int i = 0; i < n_jobs; i++) {
         const struct tern_attn_job *at = jobs[i].at;
         int first = at->pos0 / TERN_PAGE, end = at->pos0 + at->n_rows, open = end / TERN_PAGE;
@@ -196,9 +205,10 @@ static void raw_task(void *ctx, int task, int worker)
     }
 }
 
-void tern_cpu_raw_rows(struct tern_dev *d, const struct tern_kv_layer *l, const struct tern_attn_job *job, float *k,
+void tern_cpu_raw_rows(struct tern_dev *dev, const struct tern_kv_layer *l, const struct tern_attn_job *job, float *k,
                        size_t k_stride, float *v, size_t v_stride)
 {
+    struct tern_cpu *d = tern_cpu_of(dev);
     struct raw_work w = {l, job, k, v, k_stride, v_stride};
     TERN_ASSERT(l->k.codec->raw && l->v.codec->raw && l->ring == 1);
     tern_pool_run(d->pool, raw_task, &w, pages_touched(job) * l->n_heads);

@@ -13,13 +13,13 @@ static int ceil_div(int a, int b)
 }
 
 /* Heads of a unit, evenly: nine heads in units of at most four are 3 + 3 + 3. */
-static int unit_heads(const struct tern_attn_shape *s, int most)
+static int unit_heads(const struct tern_cpu_shape *s, int most)
 {
     int group = s->n_heads / s->kv->n_heads;
     return ceil_div(group, ceil_div(group, most));
 }
 
-static int narrow_rows(const struct tern_attn_shape *s)
+static int narrow_rows(const struct tern_cpu_shape *s)
 {
     return ATTN_NARROW / unit_heads(s, ATTN_NARROW);
 }
@@ -34,7 +34,7 @@ static void *take(uint8_t *base, size_t *at, size_t n, size_t size)
 }
 
 /* Lays out one thread's memory and returns its size; base NULL: only the size. */
-static size_t lay_out(struct attn_scratch *c, uint8_t *base, const struct tern_attn_shape *shape)
+static size_t lay_out(struct attn_scratch *c, uint8_t *base, const struct tern_cpu_shape *shape)
 {
     size_t dk = (size_t)shape->kv->k.dim, dv = (size_t)shape->kv->v.dim, f = sizeof(float), at = 0;
     size_t n = (size_t)TERN_PAGE * (size_t)unit_heads(shape, ATTN_WIDE_HEADS);
@@ -66,12 +66,12 @@ static size_t lay_out(struct attn_scratch *c, uint8_t *base, const struct tern_a
     return at;
 }
 
-static size_t part_floats(const struct tern_attn_shape *s, int n_rows, int n_ranges)
+static size_t part_floats(const struct tern_cpu_shape *s, int n_rows, int n_ranges)
 {
     return (size_t)n_rows * (size_t)s->n_heads * (size_t)n_ranges * attn_part_floats(s->kv);
 }
 
-size_t tern_cpu_attention_scratch(const struct tern_attn_shape *shape, int n_threads, int max_rows, int max_narrow,
+size_t tern_cpu_attention_scratch(const struct tern_cpu_shape *shape, int n_threads, int max_rows, int max_narrow,
                                   int max_pages)
 {
     struct attn_scratch c;
@@ -199,7 +199,7 @@ static int count_rows(const struct tern_attn_job *jobs, int n_jobs)
     return n < ATTN_TABLE ? n : ATTN_TABLE;
 }
 
-void tern_cpu_attention(struct tern_pool *pool, const struct tern_attn_shape *shape, const struct tern_attn_job *jobs,
+void tern_cpu_attention(struct tern_pool *pool, const struct tern_cpu_shape *shape, const struct tern_attn_job *jobs,
                         int n_jobs, const float *q, size_t q_stride, float *out, size_t out_stride,
                         struct tern_attn_scratch scratch)
 {

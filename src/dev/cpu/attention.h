@@ -13,7 +13,7 @@
 #define TERN_DEV_CPU_ATTENTION_H
 
 #include "base/mem.h"
-#include "dev/dev.h"
+#include "dev/cpu/attention_job.h"
 
 #define ATTN_NARROW     16 /* q rows of a narrow unit: what the kernels on codes accept */
 #define ATTN_WIDE_HEADS 4  /* heads of a wide unit: 256 q rows of 128 dims fill half an L2 cache */
@@ -38,7 +38,7 @@ struct attn_block {
 
 /* One call of tern_cpu_attention. */
 struct attn_step {
-    const struct tern_attn_shape *shape;
+    const struct tern_cpu_shape *shape;
     const struct tern_kv_layer *kv;
     int group;              /* query heads per KV head */
     int heads[2], units[2]; /* heads of a unit and units of a block: narrow, wide */

@@ -139,9 +139,10 @@ static void scan_task(void *ctx, int task, int worker)
     tern_k.delta.scan(j->state + at, &r);
 }
 
-void tern_cpu_delta(struct tern_dev *d, const struct tern_delta *l, const struct tern_delta_job *jobs, int n_jobs,
+void tern_cpu_delta(struct tern_dev *dev, const struct tern_delta *l, const struct tern_delta_job *jobs, int n_jobs,
                     const struct tern_delta_io *io, int n_rows)
 {
+    struct tern_cpu *d = tern_cpu_of(dev);
     struct work w = {.l = l,
                      .jobs = jobs,
                      .x = io->x,

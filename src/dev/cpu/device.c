@@ -6,7 +6,12 @@
 #include "base/mem.h"
 #include "kernel/pack.h"
 
-int tern_cpu_q8_new(struct tern_dev *d, struct tern_q8_buffer *b, size_t rows, size_t k, tern_error *err)
+static struct tern_cpu_shape shape_of(const struct tern_cpu *d, const struct tern_attn_shape *s)
+{
+    return (struct tern_cpu_shape){s->kv, s->n_heads, s->scale, s->softcap, d->bf16};
+}
+
+int tern_cpu_q8_new(struct tern_cpu *d, struct tern_q8_buffer *b, size_t rows, size_t k, tern_error *err)
 {
     int rc = 0;
     TERN_TRY(tern_alloc(&b->bytes, rows, tern_q8_bytes(k), err));
@@ -33,46 +38,62 @@ void tern_cpu_quantize(const struct tern_q8_buffer *b, int r, const float *x, in
     tern_k.gemm.quantize((int8_t *)q, (float *)(void *)scale, (int32_t *)(void *)sum16, x, k);
 }
 
-int tern_dev_open(struct tern_dev **out, struct tern_pool *pool, const struct tern_dev_limits *limits, tern_error *err)
+static int op_open(struct tern_dev **out, struct tern_pool *pool, tern_error *err)
+{
+    struct tern_cpu *d;
+    int rc = tern_alloc(&d, 1, sizeof *d, err);
+    *out = NULL;
+    if (rc < 0)
+        return rc;
+    d->dev.ops = &tern_dev_cpu;
+    d->pool = pool;
+    *out = &d->dev;
+    return 0;
+}
+
+static int open_attention(struct tern_cpu *d, const struct tern_dev_limits *l, tern_error *err)
+{
+    for (int i = 0; i < l->n_shapes; i++) {
+        const struct tern_cpu_shape s = shape_of(d, &l->shapes[i]);
+        size_t n = tern_cpu_attention_scratch(&s, tern_pool_threads(d->pool), l->max_rows, l->max_narrow, l->max_pages);
+        d->attention.bytes = n > d->attention.bytes ? n : d->attention.bytes;
+    }
+    d->bytes += d->attention.bytes;
+    return tern_alloc(&d->attention.p, d->attention.bytes, 1, err);
+}
+
+static int op_prepare(struct tern_dev *dev, const struct tern_dev_limits *limits, tern_error *err)
 {
     int rc = 0;
-    struct tern_dev *d = NULL;
-    size_t threads = (size_t)tern_pool_threads(pool), rows = (size_t)limits->max_rows;
+    struct tern_cpu *d = tern_cpu_of(dev);
+    size_t threads = (size_t)tern_pool_threads(d->pool), rows = (size_t)limits->max_rows;
     size_t k = tern_round_up((size_t)limits->max_k, 64);
-    *out = NULL;
-    TERN_TRY(tern_alloc(&d, 1, sizeof *d, err));
-    d->ops = &tern_dev_cpu;
-    d->pool = pool;
     d->limits = *limits;
-    d->attention.bytes = limits->attention_scratch;
-    TERN_ASSERT(!limits->bf16 || tern_k.bf16.product);
+    d->limits.shapes = NULL;
+    d->bf16 = tern_k.bf16.product && !limits->exact;
     TERN_TRY(tern_cpu_q8_new(d, &d->q8, rows, k, err));
     TERN_TRY(tern_alloc(&d->gemm_scratch, threads, TERN_GEMM_SCRATCH * sizeof(float), err));
-    if (limits->bf16) {
+    if (d->bf16) {
         size_t bands = (rows + TERN_BAND - 1) / TERN_BAND, band_bytes = tern_bf16_band((int)k) * sizeof *d->bf16_x;
         TERN_TRY(tern_alloc(&d->bf16_x, bands, band_bytes, err));
         TERN_TRY(tern_alloc(&d->bf16_scratch, threads, TERN_BF16_SCRATCH, err));
         d->bytes += bands * band_bytes + threads * TERN_BF16_SCRATCH;
     }
     TERN_TRY(tern_alloc(&d->encode_scratch, threads, TERN_KV_SCRATCH, err));
-    TERN_TRY(tern_alloc(&d->attention.p, limits->attention_scratch, 1, err));
+    TERN_TRY(open_attention(d, limits, err));
     if (limits->max_stack)
         TERN_TRY(tern_cpu_q8_new(d, &d->stack, (size_t)limits->max_narrow * (size_t)limits->max_stack,
                                  tern_round_up((size_t)limits->max_stack_k, 64), err));
     if (limits->max_experts)
         TERN_TRY(tern_cpu_experts_open(d, err));
-    d->bytes += threads * (TERN_GEMM_SCRATCH * 4 + TERN_KV_SCRATCH) + d->attention.bytes;
-    *out = d;
-    d = NULL;
+    d->bytes += threads * (TERN_GEMM_SCRATCH * 4 + TERN_KV_SCRATCH);
 out:
-    tern_dev_close(d);
     return rc;
 }
 
-void tern_dev_close(struct tern_dev *d)
+static void op_close(struct tern_dev *dev)
 {
-    if (!d)
-        return;
+    struct tern_cpu *d = tern_cpu_of(dev);
     tern_cpu_q8_free(&d->q8);
     tern_cpu_q8_free(&d->stack);
     tern_cpu_experts_close(d);
@@ -82,6 +103,17 @@ void tern_dev_close(struct tern_dev *d)
     tern_free(d->encode_scratch);
     tern_free(d->attention.p);
     tern_free(d);
+}
+
+static size_t op_scratch_bytes(const struct tern_dev *dev)
+{
+    return ((const struct tern_cpu *)dev)->bytes;
+}
+
+/* Operations are done when they return. */
+static void op_sync(struct tern_dev *dev)
+{
+    (void)dev;
 }
 
 /* ---- elementwise ---------------------------------------------------------------------------------------------- */
@@ -105,7 +137,7 @@ static void row_task(void *ctx, int task, int worker)
         w->row(w->args, r);
 }
 
-void tern_cpu_each_row(struct tern_dev *d, void (*row)(const void *, int), const void *args, int n_rows, int n)
+void tern_cpu_each_row(struct tern_cpu *d, void (*row)(const void *, int), const void *args, int n_rows, int n)
 {
     if ((int64_t)n_rows * n <= INLINE_WORK) {
         for (int r = 0; r < n_rows; r++)
@@ -133,9 +165,10 @@ static void embed_row(const void *args, int r)
         tern_k.vec.scale(x, x, a->scale, a->table->k);
 }
 
-static void op_embed(struct tern_dev *d, float *x, size_t stride, const struct tern_packed *table,
+static void op_embed(struct tern_dev *dev, float *x, size_t stride, const struct tern_packed *table,
                      const struct tern_row *rows, int n_rows, float scale)
 {
+    struct tern_cpu *d = tern_cpu_of(dev);
     struct embed_args a = {x, stride, table, rows, scale};
     tern_cpu_each_row(d, embed_row, &a, n_rows, table->k);
 }
@@ -156,9 +189,10 @@ static void norm_row(const void *args, int r)
     tern_k.vec.rmsnorm(a->y + (size_t)r * a->y_stride, a->x + (size_t)r * a->x_stride, a->w, a->n, a->eps);
 }
 
-static void op_norm(struct tern_dev *d, float *y, size_t y_stride, const float *x, size_t x_stride, const float *w,
+static void op_norm(struct tern_dev *dev, float *y, size_t y_stride, const float *x, size_t x_stride, const float *w,
                     int n, float eps, int n_rows)
 {
+    struct tern_cpu *d = tern_cpu_of(dev);
     struct norm_args a = {y, y_stride, x, x_stride, w, n, eps};
     tern_cpu_each_row(d, norm_row, &a, n_rows, n);
 }
@@ -177,8 +211,9 @@ static void add_row(const void *args, int r)
     tern_k.vec.add(a->y + at, a->a + at, a->b + at, a->n);
 }
 
-static void op_add(struct tern_dev *d, float *y, const float *a, const float *b, size_t stride, int n, int n_rows)
+static void op_add(struct tern_dev *dev, float *y, const float *a, const float *b, size_t stride, int n, int n_rows)
 {
+    struct tern_cpu *d = tern_cpu_of(dev);
     struct add_args args = {y, a, b, stride, n};
     tern_cpu_each_row(d, add_row, &args, n_rows, n);
 }
@@ -197,8 +232,9 @@ static void scale_row(const void *args, int r)
     tern_k.vec.scale(x, x, a->factor, a->n);
 }
 
-static void op_scale(struct tern_dev *d, float *x, size_t stride, int n, int n_rows, float factor)
+static void op_scale(struct tern_dev *dev, float *x, size_t stride, int n, int n_rows, float factor)
 {
+    struct tern_cpu *d = tern_cpu_of(dev);
     struct scale_args a = {x, stride, n, factor};
     tern_cpu_each_row(d, scale_row, &a, n_rows, n);
 }
@@ -229,9 +265,10 @@ static void glu_row(const void *args, int r)
     }
 }
 
-static void op_glu(struct tern_dev *d, float *gate, const float *up, size_t stride, int n, int n_rows,
+static void op_glu(struct tern_dev *dev, float *gate, const float *up, size_t stride, int n, int n_rows,
                    enum tern_gate act)
 {
+    struct tern_cpu *d = tern_cpu_of(dev);
     struct glu_args a = {gate, up, stride, n, act};
     tern_cpu_each_row(d, glu_row, &a, n_rows, n * 4);
 }
@@ -250,8 +287,9 @@ static void softcap_row(const void *args, int r)
     tern_k.vec.softcap(x, x, a->cap, a->n);
 }
 
-static void op_softcap(struct tern_dev *d, float *x, size_t stride, int n, int n_rows, float cap)
+static void op_softcap(struct tern_dev *dev, float *x, size_t stride, int n, int n_rows, float cap)
 {
+    struct tern_cpu *d = tern_cpu_of(dev);
     struct softcap_args a = {x, stride, n, cap};
     tern_cpu_each_row(d, softcap_row, &a, n_rows, n * 4);
 }
@@ -271,8 +309,9 @@ static void gate_row(const void *args, int r)
     tern_k.vec.scale(x, x, (float)(1 / (1 + exp(-(double)a->g[(size_t)r * a->g_stride]))), a->n);
 }
 
-static void op_gate(struct tern_dev *d, float *x, size_t stride, int n, const float *g, size_t g_stride, int n_rows)
+static void op_gate(struct tern_dev *dev, float *x, size_t stride, int n, const float *g, size_t g_stride, int n_rows)
 {
+    struct tern_cpu *d = tern_cpu_of(dev);
     struct gate_args a = {x, stride, n, g, g_stride};
     tern_cpu_each_row(d, gate_row, &a, n_rows, n);
 }
@@ -300,9 +339,10 @@ static void rope_row(const void *args, int r)
     }
 }
 
-static void op_rope_table(struct tern_dev *d, float *cos, float *sin, const float *freq, int n_rot, float magnitude,
+static void op_rope_table(struct tern_dev *dev, float *cos, float *sin, const float *freq, int n_rot, float magnitude,
                           const struct tern_row *rows, int n_rows)
 {
+    struct tern_cpu *d = tern_cpu_of(dev);
     struct rope_args a = {cos, sin, freq, n_rot / 2, magnitude, rows};
     tern_cpu_each_row(d, rope_row, &a, n_rows, n_rot * 16);
 }
@@ -331,15 +371,16 @@ static void heads_row(const void *args, int r)
     }
 }
 
-static void op_heads(struct tern_dev *d, const struct tern_heads *h, int n_rows)
+static void op_heads(struct tern_dev *dev, const struct tern_heads *h, int n_rows)
 {
+    struct tern_cpu *d = tern_cpu_of(dev);
     tern_cpu_each_row(d, heads_row, h, n_rows, h->n_heads * h->dim);
 }
 
 /* ---- products --------------------------------------------------------------------------------------------------- */
 
 struct quantize_args {
-    struct tern_dev *d;
+    struct tern_cpu *d;
     const float *x;
     size_t stride;
     int k;
@@ -353,7 +394,7 @@ static void quantize_row(const void *args, int r)
 
 /* One band of prompt rows. */
 struct pack_args {
-    struct tern_dev *d;
+    struct tern_cpu *d;
     const float *x;
     size_t stride;
     int n_rows, k;
@@ -369,14 +410,14 @@ static void pack_task(void *ctx, int task, int worker)
 }
 
 struct matmul_work {
-    struct tern_dev *d;
+    struct tern_cpu *d;
     const struct tern_matmul *m;
     int n_m;
     struct tern_cpu_rows rows;
     int panels, group; /* panels of all products, one after the other, and how many of them make a task */
 };
 
-void tern_cpu_product(struct tern_dev *d, float *y, size_t y_stride, const struct tern_cpu_rows *r,
+void tern_cpu_product(struct tern_cpu *d, float *y, size_t y_stride, const struct tern_cpu_rows *r,
                       const struct tern_packed *w, int panel0, int panel1, int worker)
 {
     /* Rows [0, n_bf16) in the bf16 class, [n_bf16, n_wide) in f32, the rest quantised. */
@@ -432,7 +473,7 @@ static void matmul_task(void *ctx, int task, int worker)
 #define BF16_PANELS 16
 #define BF16_TASKS  3
 
-int tern_cpu_panels_per_task(const struct tern_dev *d, const struct tern_packed *w, int n_wide, int all_panels)
+int tern_cpu_panels_per_task(const struct tern_cpu *d, const struct tern_packed *w, int n_wide, int all_panels)
 {
     const size_t threads = (size_t)tern_pool_threads(d->pool);
     if (n_wide <= 16) {
@@ -440,15 +481,16 @@ int tern_cpu_panels_per_task(const struct tern_dev *d, const struct tern_packed 
         size_t tasks = (panels * w->panel_bytes + round - 1) / round * threads;
         return (int)((panels + tasks - 1) / tasks);
     }
-    if (!d->limits.bf16)
+    if (!d->bf16)
         return 4;
     int group = all_panels / (BF16_TASKS * (int)threads) / 2 * 2;
     return group < 2 ? 2 : group < BF16_PANELS ? group : BF16_PANELS;
 }
 
-static void op_matmul(struct tern_dev *d, const struct tern_matmul *m, int n_m, const float *x, size_t x_stride,
+static void op_matmul(struct tern_dev *dev, const struct tern_matmul *m, int n_m, const float *x, size_t x_stride,
                       int n_rows, int n_wide)
 {
+    struct tern_cpu *d = tern_cpu_of(dev);
     struct matmul_work w = {d, m, n_m, {x, x_stride, NULL, d->q8.rows, n_rows, n_wide}, 0, 0};
     int n_narrow = n_rows - n_wide;
     bool quantized = false, tiles = false;
@@ -462,7 +504,7 @@ static void op_matmul(struct tern_dev *d, const struct tern_matmul *m, int n_m, 
         struct quantize_args a = {d, x + (size_t)n_wide * x_stride, x_stride, m[0].w->k};
         tern_cpu_each_row(d, quantize_row, &a, n_narrow, m[0].w->k);
     }
-    if (n_wide && d->limits.bf16 && tiles) {
+    if (n_wide && d->bf16 && tiles) {
         w.rows.bf16 = d->bf16_x;
         struct pack_args a = {d, x, x_stride, n_wide, m[0].w->k};
         tern_pool_run(d->pool, pack_task, &a, (n_wide + TERN_BAND - 1) / TERN_BAND);
@@ -471,14 +513,29 @@ static void op_matmul(struct tern_dev *d, const struct tern_matmul *m, int n_m, 
     tern_pool_run(d->pool, matmul_task, &w, (w.panels + w.group - 1) / w.group);
 }
 
-static void op_attention(struct tern_dev *d, const struct tern_attn_shape *shape, const struct tern_attn_job *jobs,
+static void op_attention(struct tern_dev *dev, const struct tern_attn_shape *shape, const struct tern_attn_job *jobs,
                          int n_jobs, const float *q, size_t q_stride, float *out, size_t out_stride)
 {
-    tern_cpu_attention(d->pool, shape, jobs, n_jobs, q, q_stride, out, out_stride, d->attention);
+    struct tern_cpu *d = tern_cpu_of(dev);
+    const struct tern_cpu_shape s = shape_of(d, shape);
+    tern_cpu_attention(d->pool, &s, jobs, n_jobs, q, q_stride, out, out_stride, d->attention);
 }
 
 const struct tern_dev_ops tern_dev_cpu = {
     .name = "cpu",
+    .open = op_open,
+    .close = op_close,
+    .prepare = op_prepare,
+    .scratch_bytes = op_scratch_bytes,
+    .sync = op_sync,
+    .reserve = tern_cpu_reserve,
+    .release = tern_cpu_release,
+    .adopt = tern_cpu_adopt,
+    .copy_in = tern_cpu_copy_in,
+    .copy_out = tern_cpu_copy_out,
+    .copy = tern_cpu_copy,
+    .zero = tern_cpu_zero,
+    .discard = tern_cpu_discard,
     .embed = op_embed,
     .norm = op_norm,
     .add = op_add,

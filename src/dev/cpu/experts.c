@@ -95,9 +95,10 @@ static void route_row(const void *args, int row)
         weights[i] = (float)(score[ids[i]] * factor * (r->factors ? (double)r->factors[ids[i]] : 1));
 }
 
-void tern_cpu_route(struct tern_dev *d, const struct tern_route *r, const float *logits, size_t stride, int32_t *ids,
+void tern_cpu_route(struct tern_dev *dev, const struct tern_route *r, const float *logits, size_t stride, int32_t *ids,
                     float *weights, int n_rows)
 {
+    struct tern_cpu *d = tern_cpu_of(dev);
     struct route_args a = {r, logits, stride, ids, weights};
     TERN_ASSERT(r->n_experts <= TERN_MAX_EXPERTS && r->n_active * r->n_groups <= r->n_experts * r->n_groups_used);
     tern_cpu_each_row(d, route_row, &a, n_rows, r->n_experts * (r->n_active + 8));
@@ -113,7 +114,7 @@ struct tern_expert_group {
 };
 
 struct expert_work {
-    struct tern_dev *d;
+    struct tern_cpu *d;
     const struct tern_experts *e;
     float *y;
     const float *x, *weights;
@@ -127,7 +128,7 @@ struct expert_work {
     int packed_k;
 };
 
-int tern_cpu_experts_open(struct tern_dev *d, tern_error *err)
+int tern_cpu_experts_open(struct tern_cpu *d, tern_error *err)
 {
     int rc = 0;
     const struct tern_dev_limits *l = &d->limits;
@@ -139,7 +140,7 @@ int tern_cpu_experts_open(struct tern_dev *d, tern_error *err)
     TERN_TRY(tern_alloc(&s->gate, pairs, ff * sizeof(float), err));
     TERN_TRY(tern_alloc(&s->up, pairs, ff * sizeof(float), err));
     TERN_TRY(tern_cpu_q8_new(d, &s->q8, (size_t)l->max_narrow * active, k, err));
-    if (l->bf16) { /* every expert may leave a band that is not full */
+    if (d->bf16) { /* every expert may leave a band that is not full */
         size_t bands = pairs / TERN_BAND + n, band_bytes = tern_bf16_band((int)k) * sizeof *s->bf16;
         TERN_TRY(tern_alloc(&s->bf16, bands, band_bytes, err));
         d->bytes += bands * band_bytes;
@@ -154,7 +155,7 @@ out:
     return rc;
 }
 
-void tern_cpu_experts_close(struct tern_dev *d)
+void tern_cpu_experts_close(struct tern_cpu *d)
 {
     struct tern_expert_scratch *s = &d->experts;
     tern_free(s->x);
@@ -230,7 +231,7 @@ static void pack_task(void *ctx, int task, int worker)
 
 static void pack(struct expert_work *w, const float *x, size_t stride, int k)
 {
-    if (!w->d->limits.bf16 || !w->n_wide)
+    if (!w->d->bf16 || !w->n_wide)
         return;
     w->packed = x;
     w->packed_stride = stride;
@@ -320,9 +321,10 @@ static void sum_row(const void *args, int row)
     }
 }
 
-void tern_cpu_experts(struct tern_dev *d, const struct tern_experts *e, float *y, size_t y_stride, const float *x,
+void tern_cpu_experts(struct tern_dev *dev, const struct tern_experts *e, float *y, size_t y_stride, const float *x,
                       size_t x_stride, const int32_t *ids, const float *weights, int n_rows, int n_wide)
 {
+    struct tern_cpu *d = tern_cpu_of(dev);
     struct expert_work w = {.d = d, .e = e, .y = y, .x = x, .weights = weights};
     w.y_stride = y_stride;
     w.x_stride = x_stride;

@@ -3,7 +3,7 @@
 #include "kernel/pack.h"
 
 struct stack_work {
-    struct tern_dev *d;
+    struct tern_cpu *d;
     const struct tern_stack *s;
     int n_rows, n_wide;
     int panels, cut; /* of one matrix; of one task */
@@ -33,8 +33,9 @@ static void stack_task(void *ctx, int task, int worker)
     tern_cpu_product(w->d, s->y + (size_t)head * s->y_head, s->y_stride, &rows, &m, p0, p1, worker);
 }
 
-void tern_cpu_stack(struct tern_dev *d, const struct tern_stack *s, int n_rows, int n_wide)
+void tern_cpu_stack(struct tern_dev *dev, const struct tern_stack *s, int n_rows, int n_wide)
 {
+    struct tern_cpu *d = tern_cpu_of(dev);
     struct stack_work w = {.d = d, .s = s, .n_rows = n_rows, .n_wide = n_wide, .panels = tern_panels(s->w)};
     TERN_ASSERT(n_rows - n_wide <= d->limits.max_narrow && s->n_heads <= d->limits.max_stack);
     TERN_ASSERT(s->w->k <= d->limits.max_stack_k);

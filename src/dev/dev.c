@@ -1,0 +1,60 @@
+/* The registry of devices. */
+#include "dev/dev.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#define TERN_DEV(name) extern const struct tern_dev_ops tern_dev_##name;
+#include "dev/devs.def"
+#undef TERN_DEV
+
+#define MAX_DEVICES 16
+
+static const struct tern_dev_ops *devices[MAX_DEVICES + 1] = {
+#define TERN_DEV(name) &tern_dev_##name,
+#include "dev/devs.def"
+#undef TERN_DEV
+};
+
+const struct tern_dev_ops *tern_dev_at(int i)
+{
+    return i >= 0 && i < MAX_DEVICES ? devices[i] : NULL;
+}
+
+void tern_dev_add_first(const struct tern_dev_ops *ops)
+{
+    TERN_ASSERT(!devices[MAX_DEVICES - 1]);
+    memmove(devices + 1, devices, (MAX_DEVICES - 1) * sizeof *devices);
+    devices[0] = ops;
+}
+
+int tern_dev_find(const struct tern_dev_ops **out, const char *name, tern_error *err)
+{
+    char known[256] = "auto";
+    size_t used = strlen(known);
+    *out = NULL;
+    for (int i = 0; tern_dev_at(i); i++) {
+        *out = tern_dev_at(i);
+        if (!name || strcmp(name, "auto") == 0 || strcmp(name, (*out)->name) == 0)
+            return 0;
+        int n = snprintf(known + used, sizeof known - used, ", %s", (*out)->name);
+        used += n > 0 && used + (size_t)n < sizeof known ? (size_t)n : 0;
+    }
+    *out = NULL;
+    return tern_err_set(err, TERN_EINVAL, "device \"%.60s\" is not one of those that this program has: %s", name,
+                        known);
+}
+
+int tern_dev_open(struct tern_dev **out, const char *name, struct tern_pool *pool, tern_error *err)
+{
+    const struct tern_dev_ops *ops;
+    *out = NULL;
+    int rc = tern_dev_find(&ops, name, err);
+    return rc < 0 ? rc : ops->open(out, pool, err);
+}
+
+void tern_dev_close(struct tern_dev *d)
+{
+    if (d)
+        d->ops->close(d);
+}

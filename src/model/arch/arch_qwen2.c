@@ -1,0 +1,9 @@
+/* Qwen2 and Qwen2.5 (Yang et al., 2024): llama's tensors with biases on q, k and v, and half-split RoPE as trained. */
+#include "model/arch/arch.h"
+
+static int configure(struct tern_desc *d, const struct tern_file *f, tern_error *err)
+{
+    return tern_configure_common(d, f, "qwen2", err);
+}
+
+const struct tern_arch tern_arch_qwen2 = {"qwen2", configure, tern_llama_globals, tern_llama_layers, NULL};

@@ -1,0 +1,130 @@
+/* Qwen3.5, dense (Qwen Team, 2026): three layers with the gated delta rule (Yang et al., 2024) to one with attention,
+ * whose queries come with a gate on its output and whose heads turn in their first dims only.
+ *
+ * GGUF has value head h go with key head h mod n, A as -exp(A), norms as what they multiply by, except the one behind
+ * the rule, which always was.  Sections of the rotation for images say nothing about text. */
+#include "model/arch/arch.h"
+
+#define MAX_HEADS 1024
+#define MAX_HEAD  1024
+
+struct sizes {
+    int64_t k_heads, v_heads, dim_k, inner, width, every;
+    const int64_t *recurrent; /* [layers] which they are; NULL: all but every `every`th */
+};
+
+static int read_sizes(struct sizes *v, const struct tern_file *f, const char *arch, int n_blocks, tern_error *err)
+{
+    int rc = 0;
+    char key[160];
+#define KEY(name) tern_arch_key(key, sizeof key, arch, name)
+    TERN_TRY(tern_file_need_int(f, KEY("ssm.group_count"), 1, MAX_HEADS, &v->k_heads, err));
+    TERN_TRY(tern_file_need_int(f, KEY("ssm.time_step_rank"), 1, MAX_HEADS, &v->v_heads, err));
+    if (v->v_heads % v->k_heads)
+        TERN_FAIL(err, TERN_EFORMAT, "%s: %s = %lld is not a multiple of the %lld key heads", tern_file_path(f), key,
+                  (long long)v->v_heads, (long long)v->k_heads);
+    TERN_TRY(tern_file_need_int(f, KEY("ssm.state_size"), 16, MAX_HEAD, &v->dim_k, err));
+    TERN_TRY(tern_file_need_int(f, KEY("ssm.conv_kernel"), 2, TERN_DELTA_WIDTH, &v->width, err));
+    TERN_TRY(tern_file_need_int(f, KEY("ssm.inner_size"), 16, MAX_HEADS * MAX_HEAD, &v->inner, err));
+    if (v->inner % v->v_heads || v->inner / v->v_heads > MAX_HEAD)
+        TERN_FAIL(err, TERN_EFORMAT, "%s: %s = %lld is not that of %lld heads", tern_file_path(f), key,
+                  (long long)v->inner, (long long)v->v_heads);
+    TERN_TRY(tern_file_get_int(f, KEY("full_attention_interval"), 4, 1, 1024, &v->every, err));
+    const struct tern_meta *list = tern_file_meta(f, KEY("attention.recurrent_layers"));
+    if (list && (list->type != TERN_META_ARRAY || list->elem != TERN_META_BOOL || list->n != (size_t)n_blocks))
+        TERN_FAIL(err, TERN_EFORMAT, "%s: %s at byte %llu is not an array of %d booleans", tern_file_path(f), key,
+                  (unsigned long long)list->file_offset, n_blocks);
+    v->recurrent = list ? list->arr : NULL;
+#undef KEY
+out:
+    return rc;
+}
+
+/* MTP layers lie behind the last one; the file counts them among its blocks. */
+static int leave_mtp(struct tern_desc *d, const struct tern_file *f, const char *arch, tern_error *err)
+{
+    char key[160];
+    int64_t n;
+    int rc = tern_file_get_int(f, tern_arch_key(key, sizeof key, arch, "nextn_predict_layers"), 0, 0, d->n_layers - 1,
+                               &n, err);
+    if (rc == 0) {
+        d->n_mtp_layers = (int)n;
+        d->n_layers -= (int)n;
+    }
+    return rc;
+}
+
+int tern_configure_qwen35(struct tern_desc *d, const struct tern_file *f, const char *arch, tern_error *err)
+{
+    int rc = 0;
+    struct sizes v;
+    TERN_TRY(tern_configure_common(d, f, arch, err));
+    TERN_TRY(read_sizes(&v, f, arch, d->n_layers, err));
+    TERN_TRY(leave_mtp(d, f, arch, err));
+    for (int i = 0; i < d->n_layers; i++) {
+        struct tern_layer_desc *l = &d->layers[i];
+        if (v.recurrent ? !v.recurrent[i] : (i + 1) % v.every == 0) {
+            l->attention.out_gate = true;
+            continue;
+        }
+        l->mixer = TERN_MIX_DELTA;
+        l->at = (struct tern_attend_desc){.rope = -1, .kv_of = -1};
+        l->delta = (struct tern_delta_desc){
+            .k_heads = (int)v.k_heads,
+            .v_heads = (int)v.v_heads,
+            .dim_k = (int)v.dim_k,
+            .dim_v = (int)(v.inner / v.v_heads),
+            .conv_width = (int)v.width,
+            .grouped = tern_file_kind(f) == TERN_FILE_HF,
+        };
+    }
+out:
+    return rc;
+}
+
+static int configure(struct tern_desc *d, const struct tern_file *f, tern_error *err)
+{
+    int rc = tern_configure_qwen35(d, f, "qwen35", err);
+    return rc < 0 ? rc : tern_refuse_experts(f, "qwen35", err);
+}
+
+static bool when_attention(const struct tern_layer_desc *l)
+{
+    return l->mixer == TERN_MIX_ATTENTION;
+}
+
+static bool when_delta(const struct tern_layer_desc *l)
+{
+    return l->mixer == TERN_MIX_DELTA;
+}
+
+const struct tern_tensor_rule tern_qwen35_layers[] = {
+    TERN_VECTOR("blk.%d.attn_norm.weight", TERN_SLOT_ATTN_NORM, tern_dim_embd),
+    TERN_MATRIX("blk.%d.attn_q.weight", TERN_SLOT_Q, tern_dim_q_gate, tern_dim_embd, .when = when_attention),
+    TERN_MATRIX("blk.%d.attn_k.weight", TERN_SLOT_K, tern_dim_k, tern_dim_embd, .when = when_attention),
+    TERN_MATRIX("blk.%d.attn_v.weight", TERN_SLOT_V, tern_dim_v, tern_dim_embd, .when = when_attention),
+    TERN_MATRIX("blk.%d.attn_output.weight", TERN_SLOT_O, tern_dim_embd, tern_dim_o, .when = when_attention),
+    TERN_VECTOR("blk.%d.attn_q_norm.weight", TERN_SLOT_Q_NORM, tern_dim_head_k, .when = when_attention),
+    TERN_VECTOR("blk.%d.attn_k_norm.weight", TERN_SLOT_K_NORM, tern_dim_head_k, .when = when_attention),
+    TERN_MATRIX("blk.%d.attn_qkv.weight", TERN_SLOT_DELTA_IN, tern_dim_conv, tern_dim_embd, .when = when_delta),
+    TERN_MATRIX("blk.%d.attn_gate.weight", TERN_SLOT_DELTA_Z, tern_dim_delta_v, tern_dim_embd, .when = when_delta),
+    TERN_MATRIX("blk.%d.ssm_beta.weight", TERN_SLOT_DELTA_BETA, tern_dim_delta_heads, tern_dim_embd,
+                .when = when_delta),
+    TERN_MATRIX("blk.%d.ssm_alpha.weight", TERN_SLOT_DELTA_ALPHA, tern_dim_delta_heads, tern_dim_embd,
+                .when = when_delta),
+    TERN_MATRIX("blk.%d.ssm_conv1d.weight", TERN_SLOT_DELTA_CONV, tern_dim_conv, tern_dim_conv_width,
+                .when = when_delta, .table = true),
+    TERN_VECTOR("blk.%d.ssm_a", TERN_SLOT_DELTA_A, tern_dim_delta_heads, .when = when_delta),
+    TERN_VECTOR("blk.%d.ssm_dt.bias", TERN_SLOT_DELTA_DT, tern_dim_delta_heads, .when = when_delta),
+    TERN_VECTOR("blk.%d.ssm_norm.weight", TERN_SLOT_DELTA_NORM, tern_dim_delta_head_v, .when = when_delta),
+    TERN_MATRIX("blk.%d.ssm_out.weight", TERN_SLOT_O, tern_dim_embd, tern_dim_delta_v, .when = when_delta),
+    TERN_VECTOR("blk.%d.post_attention_norm.weight", TERN_SLOT_FFN_NORM, tern_dim_embd),
+    TERN_MATRIX("blk.%d.ffn_gate.weight", TERN_SLOT_GATE, tern_dim_ff, tern_dim_embd, .when = tern_when_network),
+    TERN_MATRIX("blk.%d.ffn_up.weight", TERN_SLOT_UP, tern_dim_ff, tern_dim_embd, .when = tern_when_network),
+    TERN_MATRIX("blk.%d.ffn_down.weight", TERN_SLOT_DOWN, tern_dim_embd, tern_dim_ff, .when = tern_when_network),
+    TERN_MATRIX("blk.%d.ffn_gate_inp_shexp.weight", TERN_SLOT_SHARED_ROUTER, tern_dim_one, tern_dim_embd,
+                .when = tern_when_shared),
+    {0},
+};
+
+const struct tern_arch tern_arch_qwen35 = {"qwen35", configure, tern_llama_globals, tern_qwen35_layers, NULL};
