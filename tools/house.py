@@ -60,6 +60,7 @@ VISIBLE = {
         "kvq_mix_impl.h",
         "kvq_trellis_impl.h",
         "pack.h",
+        "prompt.h",
         "vec.h",
     },
     "file": {"file.h", "gguf_write.h"},

@@ -40,8 +40,10 @@ void tern_kernels_init(unsigned mask)
         TERN_INIT(avx2);
 #endif
 #ifdef TERN_HAVE_AVX512
-    if (k.mask & TERN_CPU_AVX512)
+    if (k.mask & TERN_CPU_AVX512) {
         TERN_INIT(avx512);
+        TERN_FOR_MODELS(tern_prompt_init_avx512(&k.prompt);)
+    }
 #endif
 #ifdef TERN_HAVE_NEON
     if (k.mask & TERN_CPU_NEON)
@@ -52,7 +54,10 @@ void tern_kernels_init(unsigned mask)
     TERN_FOR_MODELS(if (k.mask & TERN_CPU_AVX512BF16) tern_bf16_init_avx512bf16(&k.bf16);)
 #endif
 #ifdef TERN_HAVE_AMX
-    TERN_FOR_MODELS(if (k.mask & TERN_CPU_AMX) tern_bf16_init_amx(&k.bf16);)
+    TERN_FOR_MODELS(if (k.mask & TERN_CPU_AMX) {
+        tern_prompt_init_amx(&k.prompt);
+        tern_bf16_init_amx(&k.bf16);
+    })
 #endif
     TERN_FOR_MODELS(assert_filled(&k.gemm, sizeof k.gemm);)
     TERN_FOR_MODELS(assert_filled(&k.vec, sizeof k.vec);)

@@ -16,6 +16,7 @@
 #include "kernel/delta.h"
 #include "kernel/gemm.h"
 #include "kernel/kvq.h"
+#include "kernel/prompt.h"
 #include "kernel/vec.h"
 
 struct tern_kernels {
@@ -24,6 +25,7 @@ struct tern_kernels {
     struct tern_attn_kernels attn;
     struct tern_kvq_kernels kvq;
     struct tern_delta_kernels delta;
+    struct tern_prompt_kernels prompt;
     struct tern_bf16_kernels bf16;
     unsigned mask; /* levels in use, TERN_CPU_* */
 };

@@ -14,7 +14,7 @@
 #include <string.h>
 #include "base/fp16.h"
 #include "kernel/attn.h"
-#include "kernel/gemm.h"
+#include "kernel/prompt.h"
 #include "kernel/pack.h"
 
 #define TERN_AMX_TILE_H /* not the real one */
@@ -22,6 +22,7 @@
 #define TILE_ROUNDING
 
 void tern_bf16_init_emulated(struct tern_bf16_kernels *k);
+void tern_prompt_init_emulated(struct tern_prompt_kernels *k);
 
 static _Thread_local uint8_t emulated_tiles[8][TERN_TILE_ROWS][64];
 static _Thread_local bool emulated_ready;
@@ -157,8 +158,10 @@ static float tile_softmax(uint16_t *p, const float *s, size_t stride, int n_page
     return shrink;
 }
 
-#define tern_bf16_init_amx tern_bf16_init_emulated
+#define tern_bf16_init_amx   tern_bf16_init_emulated
+#define tern_prompt_init_amx tern_prompt_init_emulated
 #include "../../src/kernel/amx/gemm.c"
 #undef tern_bf16_init_amx
+#undef tern_prompt_init_amx
 
 #endif

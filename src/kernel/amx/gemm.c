@@ -33,7 +33,7 @@
 /* Scratch: weights of two stages, then the sums of PASS rows and one group of panels. */
 #define STAGE_BYTES (STEPS * PANELS * TERN_TILE * sizeof(uint16_t))
 #define SUM_BYTES   (PASS * PANELS * TERN_PANEL * sizeof(float))
-_Static_assert(2 * STAGE_BYTES + SUM_BYTES <= TERN_BF16_SCRATCH, "scratch is large enough");
+_Static_assert(2 * STAGE_BYTES + SUM_BYTES <= TERN_PROMPT_SCRATCH, "scratch is large enough");
 
 /* One call of `product`. */
 struct call {
@@ -348,5 +348,15 @@ static void end(void)
 
 void tern_bf16_init_amx(struct tern_bf16_kernels *k)
 {
-    *k = (struct tern_bf16_kernels){pack, product, pack_right, multiply, begin, end, tile_softmax};
+    *k = (struct tern_bf16_kernels){pack, pack_right, multiply, begin, end, tile_softmax};
+}
+
+static size_t band(int k)
+{
+    return tern_bf16_band(k);
+}
+
+void tern_prompt_init_amx(struct tern_prompt_kernels *k)
+{
+    *k = (struct tern_prompt_kernels){pack, product, band, true};
 }

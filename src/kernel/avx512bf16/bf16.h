@@ -3,7 +3,7 @@
 #ifndef TERN_AVX512BF16_BF16_H
 #define TERN_AVX512BF16_BF16_H
 
-#include "kernel/gemm.h"
+#include "kernel/prompt.h"
 #include "kernel/pack.h"
 
 /* Inputs [32*step, 32*step + 32) of a panel as a tile [16 pairs of inputs][16 rows of w][2], rounded to bf16; inputs

@@ -108,50 +108,6 @@ static void tile_at(const struct operands *o, float *y, size_t y_stride, int row
         memcpy(y + (size_t)r * y_stride, edge + (size_t)r * stride, bytes);
 }
 
-/* ---- products with weights ---- */
-
-/* All rows times one range of `panels` panels, whose tiles lie in `weights`: [panel][step]. */
-static void multiply_range(const struct operands *range, float *y, size_t y_stride, const uint16_t *x, size_t band,
-                           int n_rows, int panels, int n_cols)
-{
-    struct operands o = *range;
-    for (int r0 = 0; r0 < n_rows; r0 += ROWS) {
-        const int r1 = n_rows - r0 < ROWS ? n_rows : r0 + ROWS;
-        for (int p = 0; p < panels; p += WIDTH) {
-            const int width = panels - p < WIDTH ? panels - p : WIDTH;
-            o.w = range->w + (size_t)p * o.panel;
-            for (int r = r0; r < r1; r += TILE) {
-                o.x = x + (size_t)(r / TERN_BAND) * band + (size_t)(r % TERN_BAND) * TERN_TILE_DEPTH;
-                tile_at(&o, y + (size_t)r * y_stride + p * TERN_PANEL, y_stride, r1 - r, width,
-                        n_cols - p * TERN_PANEL);
-            }
-        }
-    }
-}
-
-static void product(float *y, size_t y_stride, const uint16_t *x, int n_rows, const struct tern_packed *w, int panel0,
-                    int panel1, void *scratch)
-{
-    const struct tern_panel_layout l = tern_panel_layout(w);
-    tern_bf16_expand *const expand = tern_bf16_expander(w);
-    const size_t band = tern_bf16_band(w->k);
-    const int steps = (w->k + TERN_TILE_DEPTH - 1) / TERN_TILE_DEPTH;
-    const int most = n_rows > ROWS ? PANELS : WIDTH; /* with few rows nothing is used again, and L1 holds three */
-    uint16_t *weights = scratch;
-    for (int p0 = panel0; p0 < panel1; p0 += most) {
-        const int panels = panel1 - p0 < most ? panel1 - p0 : most;
-        for (int s0 = 0; s0 < steps; s0 += RANGE_STEPS) {
-            struct operands o = {.w = weights, .step = TERN_TILE, .first = s0 == 0};
-            o.steps = steps - s0 < RANGE_STEPS ? steps - s0 : RANGE_STEPS;
-            o.panel = (size_t)o.steps * TERN_TILE;
-            for (int i = 0; i < panels * o.steps; i++)
-                expand(weights + (size_t)i * TERN_TILE, w, &l, p0 + i / o.steps, s0 + i % o.steps);
-            multiply_range(&o, y + (size_t)p0 * TERN_PANEL, y_stride, x + (size_t)s0 * 2 * TERN_TILE, band, n_rows,
-                           panels, w->n - p0 * TERN_PANEL);
-        }
-    }
-}
-
 /* ---- small products ---- */
 
 static void multiply(float *y, size_t y_stride, const float *shrink, const uint16_t *x, int n_rows, const uint16_t *m,
@@ -181,5 +137,5 @@ static void nothing(void)
 
 void tern_bf16_init_avx512bf16(struct tern_bf16_kernels *k)
 {
-    *k = (struct tern_bf16_kernels){pack, product, pack_right, multiply, nothing, nothing, tern_bf16_softmax};
+    *k = (struct tern_bf16_kernels){pack, pack_right, multiply, nothing, nothing, tern_bf16_softmax};
 }

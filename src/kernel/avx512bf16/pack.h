@@ -4,7 +4,7 @@
 #define TERN_AVX512BF16_PACK_H
 
 #include <string.h>
-#include "kernel/gemm.h"
+#include "kernel/prompt.h"
 
 #ifdef TILE_ROUNDING
 

@@ -4,7 +4,7 @@
 #define TERN_AVX512BF16_ROUND_H
 
 #include <immintrin.h>
-#include "kernel/gemm.h"
+#include "kernel/prompt.h"
 
 #define TILE_ROUNDING
 

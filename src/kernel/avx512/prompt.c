@@ -1,0 +1,319 @@
+/* The int16 class on VNNI: `vpdpwssd` adds the products of two 16-bit pairs to each of 16 integers.
+ *
+ * Codes less their zero points become 16-bit pairs for RANGE_STEPS * 32 inputs of up to PANELS panels, beside their
+ * scales in f32.  Of a quad of four inputs a mask leaves the pair (0, 2) and a shift the pair (1, 3), which is why rows
+ * are packed in that order.  A register tile is 8 rows by three panels: 24 integer sums, and per pair of inputs three
+ * loads and eight broadcasts for 24 products; at the end of a group of inputs the sums become floats, are scaled, and
+ * join the chains, which wait in L1.  Three panels of a range are 23 KB and stay in L1 while rows stream past.
+ *
+ * Counts for 32 inputs of a register tile: 384 products, one per cycle; 24 conversions, 24 multiply-adds (48 with a
+ * minimum), 24 loads and stores of chains.  Weights: some 45 instructions per 512, against 16 products per row. */
+#include "kernel/prompt.h"
+#include "kernel/avx512/gemm_block.h"
+
+#include <math.h>
+#include <string.h>
+
+#define TILE        8 /* rows of a register tile: a whole number of them in a band */
+#define WIDTH       3 /* panels of one */
+#define RANGE_STEPS 6 /* blocks of 32 inputs between two rests in y */
+#define PANELS      48
+#define ROWS        128
+_Static_assert(TERN_BAND % TILE == 0, "register tiles do not cross bands");
+
+/* A panel's weights of a range in scratch. */
+struct block {
+    int16_t pairs[TERN_TILE_DEPTH / 2][TERN_PANEL][2];
+    float scale[2][TERN_PANEL], minimum[2][TERN_PANEL]; /* of each half; minimum: to be added */
+};
+_Static_assert(PANELS * RANGE_STEPS * sizeof(struct block) <= TERN_PROMPT_SCRATCH, "scratch is large enough");
+
+/* ---- activations ---- */
+
+/* Bits of the largest |x|, those of a NaN where there is one. */
+static uint32_t top_of(const float *x, int k)
+{
+    const __m512i magnitude = _mm512_set1_epi32(0x7FFFFFFF);
+    __m512i top = _mm512_setzero_si512();
+    for (int i = 0; i < k; i += 16) {
+        const __mmask16 lanes = (__mmask16)(k - i >= 16 ? 0xFFFFu : (1u << (k - i)) - 1u);
+        top = _mm512_max_epu32(top, _mm512_and_si512(_mm512_maskz_loadu_epi32(lanes, x + i), magnitude));
+    }
+    return _mm512_reduce_max_epu32(top);
+}
+
+ALWAYS __m512i sixteen_codes(const float *x, int n, __m512 inv)
+{
+    const __mmask16 lanes = (__mmask16)(n >= 16 ? 0xFFFFu : n > 0 ? (1u << n) - 1u : 0u);
+    return _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_maskz_loadu_ps(lanes, x), inv));
+}
+
+static void pack_row(uint16_t *out, const float *x, int r, int k)
+{
+    const __m512i order = _mm512_set_epi16(31, 29, 30, 28, 27, 25, 26, 24, 23, 21, 22, 20, 19, 17, 18, 16, 15, 13, 14,
+                                           12, 11, 9, 10, 8, 7, 5, 6, 4, 3, 1, 2, 0);
+    const uint32_t top = top_of(x, k);
+    const bool finite = top < 0x7F800000u;
+    const float amax = finite ? tern_bits_f32(top) : NAN, scale = amax / 32767.0f;
+    const float inv = finite && isfinite(32767.0f / amax) ? 32767.0f / amax : 0;
+    memcpy(out + 2 * r, &scale, sizeof scale);
+    out += 2 * TERN_BAND;
+    for (int i = 0; i < k; i += TERN_TILE_DEPTH, out += TERN_I16_STEP) {
+        __m512i a = _mm512_setzero_si512(), b = a;
+        if (inv != 0) {
+            a = sixteen_codes(x + i, k - i, _mm512_set1_ps(inv));
+            b = sixteen_codes(x + i + 16, k - i - 16, _mm512_set1_ps(inv));
+        }
+        const __m512i both =
+            _mm512_inserti64x4(_mm512_castsi256_si512(_mm512_cvtepi32_epi16(a)), _mm512_cvtepi32_epi16(b), 1);
+        const float sums[2] = {(float)_mm512_reduce_add_epi32(a), (float)_mm512_reduce_add_epi32(b)};
+        _mm512_store_si512(out + r * TERN_TILE_DEPTH, _mm512_permutexvar_epi16(order, both));
+        memcpy(out + TERN_BAND * TERN_TILE_DEPTH + 2 * r, &sums[0], sizeof sums[0]);
+        memcpy(out + TERN_BAND * TERN_TILE_DEPTH + 2 * (TERN_BAND + r), &sums[1], sizeof sums[1]);
+    }
+}
+
+static void pack(uint16_t *out, const float *x, size_t x_stride, int n_rows, int k)
+{
+    for (int r = 0; r < n_rows; r++)
+        pack_row(out, x + (size_t)r * x_stride, r, k);
+    for (int r = n_rows; r % TILE; r++) /* register tiles read them, and nobody looks at what comes of it */
+        for (int i = 0; i < k; i += TERN_TILE_DEPTH)
+            memset(out + 2 * TERN_BAND + (size_t)(i / TERN_TILE_DEPTH) * TERN_I16_STEP + r * TERN_TILE_DEPTH, 0,
+                   TERN_TILE_DEPTH * sizeof *out);
+}
+
+/* ---- weights ---- */
+
+ALWAYS void expand(enum tern_codes codes, enum tern_scales scales, struct block *out, const struct tern_packed *w,
+                   const struct tern_panel_layout *l, int panel, int step)
+{
+    const struct tern_panel_view v = tern_panel_view(w, l, panel);
+    const uint8_t *block = v.codes + (size_t)step * tern_codes_unit(codes);
+    const __m512i table = code_table(codes, &v), low = _mm512_set1_epi16(0xFF);
+    const __m512i zero = _mm512_set1_epi16((short)w->zero);
+#pragma GCC unroll 8
+    for (int q = 0; q < 8; q++) {
+        const __m512i c = quad_codes(codes, table, block, q);
+        __m512i even, odd;
+        if (tern_codes_signed(codes)) {
+            even = _mm512_srai_epi16(_mm512_slli_epi16(c, 8), 8);
+            odd = _mm512_srai_epi16(c, 8);
+        } else {
+            even = _mm512_and_si512(c, low);
+            odd = _mm512_srli_epi16(c, 8);
+        }
+        if (tern_scales_zero(scales)) {
+            even = _mm512_sub_epi16(even, zero);
+            odd = _mm512_sub_epi16(odd, zero);
+        }
+        _mm512_store_si512(out->pairs[2 * q], even);
+        _mm512_store_si512(out->pairs[2 * q + 1], odd);
+    }
+    const struct super super = super_scale(scales, &v, (size_t)step / (TERN_SUPER / TERN_BLOCK), 0);
+#pragma GCC unroll 2
+    for (int half = 0; half < (tern_scales_halves(scales) ? 2 : 1); half++) {
+        __m512 scale, minimum;
+        group_scale(scales, &v, &super, 2 * (size_t)step + (size_t)half, 0, &scale, &minimum);
+        if (tern_scales_minus(scales))
+            minimum = _mm512_xor_ps(minimum, _mm512_set1_ps(-0.0f));
+        _mm512_store_ps(out->scale[half], scale);
+        if (tern_scales_minimum(scales))
+            _mm512_store_ps(out->minimum[half], minimum);
+    }
+}
+
+typedef void expand_fn(struct block *out, const struct tern_packed *w, const struct tern_panel_layout *l, int panel,
+                       int step);
+
+#define X(c, s)                                                                                                      \
+    static void expand_##c##_##s(struct block *out, const struct tern_packed *w, const struct tern_panel_layout *l, \
+                                 int panel, int step)                                                               \
+    {                                                                                                                \
+        expand(TERN_CODES_##c, TERN_SCALES_##s, out, w, l, panel, step);                                             \
+    }
+TERN_NARROW_KINDS(X)
+#undef X
+
+static expand_fn *expander(const struct tern_packed *w)
+{
+#define X(c, s)                                                     \
+    if (w->codes == TERN_CODES_##c && w->scales == TERN_SCALES_##s) \
+        return expand_##c##_##s;
+    TERN_NARROW_KINDS(X)
+#undef X
+    return NULL;
+}
+
+/* ---- products ---- */
+
+/* Where the operands of a register tile lie. */
+struct operands {
+    const uint16_t *x; /* row 0, first step */
+    const uint16_t *sums;
+    const struct block *w; /* first step of panel 0; panels are `steps` blocks apart */
+    int steps;
+};
+
+ALWAYS __m512i two_codes(const uint16_t *p)
+{
+    int32_t both;
+    memcpy(&both, p, sizeof both);
+    return _mm512_set1_epi32(both);
+}
+
+ALWAYS float float_at(const uint16_t *p)
+{
+    float f;
+    memcpy(&f, p, sizeof f);
+    return f;
+}
+
+/* chain[TILE][WIDTH][16] += x . w; panels, groups of a block and whether there is a minimum are constant. */
+ALWAYS void tile(const struct operands *o, float *chain, int panels, int groups, bool minimum)
+{
+    const uint16_t *x = o->x, *sums = o->sums;
+    for (int s = 0; s < o->steps; s++, x += TERN_I16_STEP, sums += TERN_I16_STEP) {
+        const struct block *w = o->w + s;
+#pragma GCC unroll 2
+        for (int g = 0; g < groups; g++) {
+            __m512i dot[TILE][WIDTH];
+#pragma GCC unroll 8
+            for (int r = 0; r < TILE; r++) {
+#pragma GCC unroll 3
+                for (int p = 0; p < panels; p++)
+                    dot[r][p] = _mm512_setzero_si512();
+            }
+            const int first = g * TERN_TILE_DEPTH / 4, last = groups == 2 ? first + TERN_TILE_DEPTH / 4 : TERN_TILE_DEPTH / 2;
+#pragma GCC unroll 1
+            for (int i = first; i < last; i++) {
+                __m512i v[WIDTH];
+#pragma GCC unroll 3
+                for (int p = 0; p < panels; p++)
+                    v[p] = load_i512(w[p * o->steps].pairs[i]);
+#pragma GCC unroll 8
+                for (int r = 0; r < TILE; r++) {
+                    const __m512i b = two_codes(x + r * TERN_TILE_DEPTH + 2 * i);
+#pragma GCC unroll 3
+                    for (int p = 0; p < panels; p++)
+                        dot[r][p] = _mm512_dpwssd_epi32(dot[r][p], v[p], b);
+                }
+            }
+#pragma GCC unroll 8
+            for (int r = 0; r < TILE; r++) {
+                const float second = groups == 1 ? float_at(sums + 2 * (TERN_BAND + r)) : 0;
+                const __m512 isum = _mm512_set1_ps(float_at(sums + 2 * (g * TERN_BAND + r)) + second);
+#pragma GCC unroll 3
+                for (int p = 0; p < panels; p++) {
+                    float *at = chain + (r * WIDTH + p) * TERN_PANEL;
+                    const struct block *b = &w[p * o->steps];
+                    __m512 acc = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot[r][p]), _mm512_load_ps(b->scale[g]),
+                                                 _mm512_load_ps(at));
+                    if (minimum)
+                        acc = _mm512_fmadd_ps(_mm512_load_ps(b->minimum[g]), isum, acc);
+                    _mm512_store_ps(at, acc);
+                }
+            }
+        }
+    }
+}
+
+typedef void tile_fn(const struct operands *o, float *chain);
+
+#define X(panels, groups, minimum)                                                            \
+    static void tile_##panels##_##groups##_##minimum(const struct operands *o, float *chain) \
+    {                                                                                         \
+        tile(o, chain, panels, groups, minimum);                                              \
+    }
+#define PANEL_FNS(panels) X(panels, 1, 0) X(panels, 1, 1) X(panels, 2, 0) X(panels, 2, 1)
+PANEL_FNS(1)
+PANEL_FNS(2)
+PANEL_FNS(3)
+#undef X
+
+static tile_fn *tile_for(int panels, enum tern_scales scales)
+{
+#define X(panels, groups, minimum) tile_##panels##_##groups##_##minimum,
+    static tile_fn *const fns[] = {PANEL_FNS(1) PANEL_FNS(2) PANEL_FNS(3)};
+#undef X
+    return fns[(panels - 1) * 4 + (tern_scales_halves(scales) ? 2 : 0) + (tern_scales_minimum(scales) ? 1 : 0)];
+}
+
+/* One range of inputs of one call. */
+struct range {
+    struct operands o;
+    float *y; /* first row, first column of the panels */
+    size_t y_stride;
+    const uint16_t *x; /* first band */
+    size_t band;
+    int first_step;
+    bool last;
+    enum tern_scales scales;
+};
+
+/* Rows [r, r + rows) times `panels` panels from number p on, of which `cols` columns exist. */
+static void one_tile(const struct range *g, int r, int rows, int p, int panels, int cols)
+{
+    float chain[TILE * WIDTH * TERN_PANEL] __attribute__((aligned(64)));
+    const uint16_t *band = g->x + (size_t)(r / TERN_BAND) * g->band;
+    const uint16_t *step = band + 2 * TERN_BAND + (size_t)g->first_step * TERN_I16_STEP;
+    struct operands o = g->o;
+    rows = rows < TILE ? rows : TILE;
+    o.x = step + r % TERN_BAND * TERN_TILE_DEPTH;
+    o.sums = step + TERN_BAND * TERN_TILE_DEPTH + 2 * (r % TERN_BAND);
+    o.w += (size_t)p * (size_t)o.steps;
+    memset(chain, 0, sizeof chain);
+    for (int i = 0; i < rows * panels && g->first_step; i++) {
+        const int left = cols - i % panels * TERN_PANEL;
+        const __mmask16 lanes = (__mmask16)(left >= 16 ? 0xFFFFu : left > 0 ? (1u << left) - 1u : 0u);
+        const float *y = g->y + (size_t)(r + i / panels) * g->y_stride + (p + i % panels) * TERN_PANEL;
+        _mm512_store_ps(chain + (i / panels * WIDTH + i % panels) * TERN_PANEL, _mm512_maskz_loadu_ps(lanes, y));
+    }
+    tile_for(panels, g->scales)(&o, chain);
+    for (int i = 0; i < rows * panels; i++) {
+        const int left = cols - i % panels * TERN_PANEL, row = r + i / panels;
+        const __mmask16 lanes = (__mmask16)(left >= 16 ? 0xFFFFu : left > 0 ? (1u << left) - 1u : 0u);
+        __m512 acc = _mm512_load_ps(chain + (i / panels * WIDTH + i % panels) * TERN_PANEL);
+        if (g->last)
+            acc = _mm512_mul_ps(acc, _mm512_set1_ps(float_at(band + 2 * (row % TERN_BAND))));
+        _mm512_mask_storeu_ps(g->y + (size_t)row * g->y_stride + (p + i % panels) * TERN_PANEL, lanes, acc);
+    }
+}
+
+static void product(float *y, size_t y_stride, const uint16_t *x, int n_rows, const struct tern_packed *w, int panel0,
+                    int panel1, void *scratch)
+{
+    const struct tern_panel_layout l = tern_panel_layout(w);
+    expand_fn *const fill = expander(w);
+    const int steps = w->k / TERN_BLOCK, ranges = (steps + RANGE_STEPS - 1) / RANGE_STEPS;
+    const int most = n_rows > ROWS ? PANELS : WIDTH; /* with few rows nothing is used again, and L1 holds three */
+    const int longest = (steps + ranges - 1) / ranges;
+    struct block *weights = scratch;
+    struct range g = {.o = {.w = weights}, .y_stride = y_stride, .x = x, .band = tern_i16_band(w->k), .scales = w->scales};
+    for (int p0 = panel0; p0 < panel1; p0 += most) {
+        const int panels = panel1 - p0 < most ? panel1 - p0 : most;
+        g.y = y + (size_t)p0 * TERN_PANEL;
+        for (int s = 0; s < steps; s += g.o.steps) {
+            g.o.steps = steps - s < longest ? steps - s : longest;
+            g.first_step = s;
+            g.last = s + g.o.steps == steps;
+            for (int i = 0; i < panels * g.o.steps; i++)
+                fill(weights + i, w, &l, p0 + i / g.o.steps, s + i % g.o.steps);
+            for (int r0 = 0; r0 < n_rows; r0 += ROWS)
+                for (int p = 0; p < panels; p += WIDTH)
+                    for (int r = r0; r < n_rows && r < r0 + ROWS; r += TILE)
+                        one_tile(&g, r, n_rows - r, p, panels - p < WIDTH ? panels - p : WIDTH,
+                                 w->n - (p0 + p) * TERN_PANEL);
+        }
+    }
+}
+
+static size_t band(int k)
+{
+    return tern_i16_band(k);
+}
+
+void tern_prompt_init_avx512(struct tern_prompt_kernels *k)
+{
+    *k = (struct tern_prompt_kernels){pack, product, band, false};
+}
