@@ -194,6 +194,10 @@ TERN_API void tern_kv_plan_free(tern_kv_plan *p);
 TERN_API int tern_kv_plan_rows(const tern_kv_plan *p);
 TERN_API void tern_kv_plan_row(const tern_kv_plan *p, int layer, tern_kv_row *out); /* strings: view until free */
 
+/* What the user should know about the plan, a sentence without its end: an item of the text that changes nothing, a
+ * sidecar that cannot be used.  NULL behind the last one; views until free.  Strict plans have none, they fail. */
+TERN_API const char *tern_kv_plan_note(const tern_kv_plan *p, int i);
+
 /* Names of all schemes with a one-line description each; NULL-terminated pairs name, about. */
 TERN_API const char *const *tern_kv_schemes(void);
 

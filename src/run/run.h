@@ -76,6 +76,7 @@ struct tern_kv_plan {
     struct tern_kv_layout *layout;
     struct tern_kv_cond_set *cond; /* NULL: keys are coded as they are */
     const char *cond_source;
+    char note[640]; /* why the sidecar is not used, or "" */
 };
 
 /* What norm weights alone say about queries and keys; *out NULL when the model has none. */
