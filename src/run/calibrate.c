@@ -10,10 +10,13 @@
 
 #include <math.h>
 #include <string.h>
+#include "base/clock.h"
 #include "base/mem.h"
 
 #define MIN_TOKENS  256
 #define MAX_TOKENS  4096
+#define PROBE       32   /* tokens of the step that is timed */
+#define LATE        3    /* times the limit: then the estimate was wrong, and it ends */
 #define FIRST_QUERY 80   /* before that hardly anything is coded */
 #define QUERY_STEP  4    /* every fourth query is enough */
 #define BLEND       0.8  /* weight by attention; the rest is spread evenly, so that no key counts for nothing */
@@ -32,6 +35,7 @@ struct calibration {
     struct head_stats **layers; /* [n_layers] -> [n_kv_heads] */
     int n_tokens;               /* in all */
     int pos0, n_rows;           /* of the step in hand */
+    double deadline;            /* 0: none */
     float *scores;              /* [threads][n_tokens, whole pages] */
     size_t score_floats;        /* of one thread */
     /* The layer in hand. */
@@ -257,6 +261,8 @@ static int observe(struct calibration *c, tern_engine *e, const int32_t *ids, te
         tern_step_item it = {.seq = s, .tokens = ids + c->pos0, .n_tokens = c->n_rows};
         TERN_TRY(tern_step(e, &it, 1, NULL, err));
         c->pos0 += c->n_rows;
+        if (c->deadline > 0 && tern_now() > c->deadline && c->pos0 < c->n_tokens)
+            TERN_FAIL(err, TERN_ELIMIT, "calibration takes too long: %d of %d tokens by now", c->pos0, c->n_tokens);
         if (progress && progress(user, c->pos0, c->n_tokens))
             TERN_FAIL(err, TERN_ECANCELLED, "cancelled after %d of %d tokens", c->pos0, c->n_tokens);
     }
@@ -265,8 +271,62 @@ out:
     return rc;
 }
 
+/* Tokens per second of short steps, after one token that reads the weights: less than those of long ones, which makes
+ * up for the scores that are measured beside them.  0: that one token took longer than `seconds`. */
+static int probe(double *rate, tern_engine *e, const int32_t *ids, double seconds, tern_error *err)
+{
+    int rc = 0;
+    tern_seq *s = NULL;
+    double start = tern_now();
+    tern_step_item it = {.tokens = ids, .n_tokens = 1};
+    *rate = 0;
+    TERN_TRY(tern_seq_new(&s, e, err));
+    it.seq = s;
+    TERN_TRY(tern_step(e, &it, 1, NULL, err));
+    if (tern_now() - start > seconds)
+        goto out;
+    it.tokens++;
+    it.n_tokens = e->chunk < PROBE ? e->chunk : PROBE;
+    start = tern_now();
+    TERN_TRY(tern_step(e, &it, 1, NULL, err));
+    *rate = it.n_tokens / fmax(tern_now() - start, 1e-6);
+out:
+    tern_seq_free(s);
+    return rc;
+}
+
+/* The most tokens that take `seconds`; all of them, a power of two, or an error. */
+static int shorten(struct calibration *c, tern_engine *e, const int32_t *ids, double seconds, double *expected,
+                   tern_error *err)
+{
+    int rc = 0;
+    double rate;
+    TERN_TRY(probe(&rate, e, ids, seconds, err));
+    int n = c->n_tokens, shorter = MAX_TOKENS / 2;
+    while (shorter >= n)
+        shorter /= 2;
+    for (; n > MIN_TOKENS && !(n * (1 + (double)n / MAX_TOKENS) < rate * seconds); shorter /= 2)
+        n = shorter < MIN_TOKENS ? MIN_TOKENS : shorter;
+    *expected = rate > 0 ? n * (1 + (double)n / MAX_TOKENS) / rate : INFINITY;
+    if (*expected > seconds)
+        TERN_FAIL(err, TERN_ELIMIT, "calibration on %d tokens would take %.0f seconds", n, *expected);
+    c->n_tokens = n;
+    c->deadline = tern_now() + LATE * seconds;
+out:
+    return rc;
+}
+
 int tern_model_calibrate(tern_model *m, const int32_t *ids, int n, int n_threads, const char *path,
                          tern_progress_fn *progress, void *user, tern_error *err)
+{
+    int n_used;
+    double expected;
+    return tern_model_calibrate_within(m, ids, n, n_threads, path, 0, progress, user, &n_used, &expected, err);
+}
+
+int tern_model_calibrate_within(tern_model *m, const int32_t *ids, int n, int n_threads, const char *path,
+                                double seconds, tern_progress_fn *progress, void *user, int *n_used, double *expected,
+                                tern_error *err)
 {
     int rc = 0;
     const struct tern_desc *d = &m->net->desc;
@@ -288,6 +348,9 @@ int tern_model_calibrate(tern_model *m, const int32_t *ids, int n, int n_threads
     const tern_engine_params params = {.n_threads = n_threads, .kv = "f16"};
     TERN_TRY(tern_engine_open(&e, m, &params, err));
     c.pool = e->pool;
+    if (seconds > 0)
+        TERN_TRY(shorten(&c, e, ids, seconds, expected, err));
+    *n_used = c.n_tokens;
     TERN_TRY(new_stats(&c, tern_engine_threads(e), err));
     TERN_TRY(tern_alloc(&decl, (size_t)d->n_layers, sizeof *decl, err));
     tern_desc_kv(d, tern_engine_ctx(e), decl);

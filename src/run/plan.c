@@ -35,16 +35,23 @@ out:
     return rc;
 }
 
-/* What lies beside the model does not stop it: with a reason it goes on without, and strictly not at all. */
-static int without_sidecar(tern_kv_plan *p, const tern_model *m, const char *why, bool strict, tern_error *err)
+/* What lies beside the model.  Nobody asked for it, so what is wrong with it is told and done without; under strict it
+ * is refused. */
+static int from_sidecar(tern_kv_plan *p, const tern_model *m, const struct tern_kv_decl *decl, const char *path,
+                        bool strict, tern_error *err)
 {
-    if (strict)
-        return tern_err_set(err, TERN_EUNSUPPORTED, "--kv-policy strict: %.300s (--kv ...,cond=off goes without)", why);
-    const char *than = p->cond ? p->cond_source : "as they are";
-    (void)snprintf(p->note, sizeof p->note,
-                   "%.300s; not used: keys are coded %s, which is several times less true at 4 bits. "
-                   "'tern doctor --calibrate -m %.200s' writes it anew",
-                   why, than, m->path);
+    tern_error why = {0};
+    p->uncalibrated = true;
+    if (access(path, F_OK) != 0)
+        return 0;
+    int rc = tern_kv_cond_load(&p->cond, decl, m->net->desc.n_layers, m->net->digest, path, &why);
+    if (rc < 0 && (strict || rc == TERN_ENOMEM))
+        return tern_err_set(err, rc, "%s", why.msg);
+    if (rc < 0)
+        (void)snprintf(p->notice, sizeof p->notice, "%.600s", why.msg);
+    else
+        p->uncalibrated = false;
+    p->cond_source = "calibrated";
     return 0;
 }
 
@@ -54,29 +61,32 @@ static int find_conditioning(tern_kv_plan *p, const tern_model *m, const struct 
 {
     int rc = 0;
     struct tern_buf path = {0};
-    tern_error why = {0};
     const struct tern_net *net = m->net;
     const struct tern_kv_spec *s = &p->layout->spec;
     if (s->cond == TERN_COND_OFF || !tern_kv_layout_codes_keys(p->layout))
         return 0;
-    if (s->cond == TERN_COND_FILE)
-        TERN_TRY(tern_buf_addf(&path, err, "%s", s->cond_path));
-    else
-        TERN_TRY(tern_cond_path(&path, m, err));
-    bool beside = s->cond == TERN_COND_AUTO && access(path.p, F_OK) == 0;
-    if (beside || s->cond == TERN_COND_FILE) {
-        int loaded = tern_kv_cond_load(&p->cond, decl, net->desc.n_layers, net->digest, path.p, &why);
-        if (loaded < 0 && (loaded == TERN_ENOMEM || s->cond == TERN_COND_FILE))
-            TERN_FAIL(err, loaded, "%.400s (--kv ...,cond=off goes without)", why.msg);
+    if (s->cond == TERN_COND_FILE) {
+        TERN_TRY(tern_kv_cond_load(&p->cond, decl, net->desc.n_layers, net->digest, s->cond_path, err));
         p->cond_source = "calibrated";
+    } else if (s->cond == TERN_COND_AUTO) {
+        TERN_TRY(tern_cond_path(&path, m, err));
+        TERN_TRY(from_sidecar(p, m, decl, path.p, strict, err));
     }
     if (!p->cond)
         TERN_TRY(from_weights(p, m, decl, biased, err));
-    if (beside && why.msg[0])
-        TERN_TRY(without_sidecar(p, m, why.msg, strict, err));
+    if (p->notice[0])
+        (void)snprintf(p->note, sizeof p->note,
+                       "%.500s; not used: keys are coded %s, which is several times less true at 4 bits. "
+                       "'tern doctor --calibrate -m %.300s' writes it anew",
+                       p->notice, p->cond ? p->cond_source : "as they are", m->path);
     if (p->cond)
         tern_kv_layout_condition(p->layout, p->cond, p->cond_source);
 out:
+    if (rc < 0 && (s->cond == TERN_COND_FILE || s->cond == TERN_COND_AUTO) && err) {
+        tern_error why = *err;
+        (void)tern_err_set(err, rc, "%s%.400s (--kv ...,cond=off goes without)",
+                           strict && s->cond == TERN_COND_AUTO ? "--kv-policy strict: " : "", why.msg);
+    }
     tern_buf_clear(&path);
     return rc;
 }
@@ -116,6 +126,16 @@ void tern_kv_plan_free(tern_kv_plan *p)
     tern_kv_layout_free(p->layout);
     tern_kv_cond_free(p->cond);
     tern_free(p);
+}
+
+bool tern_kv_plan_uncalibrated(const tern_kv_plan *p)
+{
+    return p->uncalibrated;
+}
+
+const char *tern_kv_plan_notice(const tern_kv_plan *p)
+{
+    return p->notice[0] ? p->notice : NULL;
 }
 
 int tern_kv_plan_rows(const tern_kv_plan *p)
