@@ -74,7 +74,7 @@ VISIBLE = {
 # Room -> its headers that the rest of its folder may include.
 ROOM_HEADERS = {
     "model/arch": {"arch.h", "archs.def"},
-    "model/block": {"block.h", "mixers.def"},
+    "model/block": {"block.h", "ffns.def", "mixers.def", "residuals.def"},
 }
 
 # Folder of kernels -> the folder whose level it extends, and whose headers it may use.
