@@ -9,13 +9,14 @@
 #define TERN_TILE       512 /* bf16 values of a tile */
 #define TERN_BAND       32  /* rows of activations that are packed together: two tiles */
 
-/* ---- products of prompt rows in a class of the machine's own ------------------------------------------------------- */
+/* ---- products of prompt rows in a class of the machine's own -------------------------------------------------------
+ */
 
 /* Prompt rows are packed once for all products that read them, and multiplied from there.  All NULL: prompt rows are in
  * the wide class.
  *
- * The int16 class (avx512).  A row of x has one scale = amax / 32767 (f32; of a row with an infinity or NaN it is NaN) and
- * codes q = x * (32767 / amax) rounded to nearest even, 0 where that quotient is not finite.  For each group of 32
+ * The int16 class (avx512).  A row of x has one scale = amax / 32767 (f32; of a row with an infinity or NaN it is NaN)
+ * and codes q = x * (32767 / amax) rounded to nearest even, 0 where that quotient is not finite.  For each group of 32
  * (K16M, K16, G16: 16) inputs, ascending, starting from acc = +0:
  *     dot = sum (c - zero)*q over the group, isum = sum q (integers, exact; zero is 0 where the kind has none)
  *     acc = fma((float)dot, sw, acc);   kinds with a minimum: acc = fma(mw, (float)isum, acc)
@@ -35,6 +36,7 @@ struct tern_prompt_kernels {
 
     size_t (*band)(int k);
     bool floats; /* takes float codes, too */
+    int panels;  /* that go together: ranges of panels are best cut at multiples of it */
 };
 
 #define TERN_PROMPT_SCRATCH (1152 * 1024)
@@ -67,8 +69,8 @@ static inline size_t tern_bf16_band(int k)
  *     odd ones, each one f32 fma chain; acc = acc + (even + odd)
  *     without (avx512bf16): over pairs of inputs, acc = acc + the two products, in the order that the processor's
  *     VDPBF16PS has
- * checkasm holds it to an error budget only.  Promised: an output depends on its row of x, its row of w and the machine,
- * and on nothing else - not on n_rows, the place of the row, panel0, panel1.
+ * checkasm holds it to an error budget only.  Promised: an output depends on its row of x, its row of w and the
+ * machine, and on nothing else - not on n_rows, the place of the row, panel0, panel1.
  *
  * All NULL on levels below avx512bf16. */
 struct tern_bf16_kernels {

@@ -66,13 +66,13 @@ static const struct format formats[] = {
 /* ---- made-up weights ---- */
 
 /* Fills a region of f16 values with finite numbers of the given kind. */
-static void fill_halves(uint8_t *p, size_t bytes, enum check_fill kind)
+static inline void fill_halves(uint8_t *p, size_t bytes, enum check_fill kind)
 {
     check_fill_f16((uint16_t *)(void *)p, bytes / 2, kind);
 }
 
 /* Numbers of a scale region, finite and such that sums of products stay finite. */
-static void fill_numbers(uint8_t *p, size_t bytes, enum tern_number type, enum check_fill kind)
+static inline void fill_numbers(uint8_t *p, size_t bytes, enum tern_number type, enum check_fill kind)
 {
     for (size_t i = 0; i < bytes / tern_number_bytes(type); i++) {
         float f;
@@ -91,7 +91,7 @@ static void fill_numbers(uint8_t *p, size_t bytes, enum tern_number type, enum c
     }
 }
 
-static void fill_panel(const struct tern_packed *w, const struct tern_panel_layout *l, uint8_t *p, enum check_fill kind)
+static inline void fill_panel(const struct tern_packed *w, const struct tern_panel_layout *l, uint8_t *p, enum check_fill kind)
 {
     check_fill_bytes(p, l->bytes);
     size_t elems = (size_t)w->k * TERN_PANEL;
@@ -116,7 +116,7 @@ static void fill_panel(const struct tern_packed *w, const struct tern_panel_layo
         fill_numbers(p + l->m, after_m - l->m, m, kind);
 }
 
-static struct tern_packed make_weights(const struct format *f, int n, int k, enum check_fill kind)
+static inline struct tern_packed make_weights(const struct format *f, int n, int k, enum check_fill kind)
 {
     struct tern_packed w = f->kind;
     w.n = n;
@@ -133,7 +133,7 @@ static struct tern_packed make_weights(const struct format *f, int n, int k, enu
 }
 
 /* Scale, minimum and code of weight (row, i), in double; float codes have scale 1. */
-static void weight_parts(const struct tern_packed *w, int row, int i, double *scale, double *minimum, double *code)
+static inline void weight_parts(const struct tern_packed *w, int row, int i, double *scale, double *minimum, double *code)
 {
     struct tern_panel_layout l = tern_panel_layout(w);
     struct tern_panel_view v = tern_panel_view(w, &l, row / TERN_PANEL);
@@ -154,7 +154,7 @@ static void weight_parts(const struct tern_packed *w, int row, int i, double *sc
 }
 
 /* Rounded once: sums in double would round twice. */
-static double weight_exact(const struct tern_packed *w, int row, int i)
+static inline double weight_exact(const struct tern_packed *w, int row, int i)
 {
     double s, m, c;
     weight_parts(w, row, i, &s, &m, &c);
@@ -173,7 +173,7 @@ struct product {
     int panel0, panel1;
 };
 
-static struct product make_product(int n_rows, const struct tern_packed *w)
+static inline struct product make_product(int n_rows, const struct tern_packed *w)
 {
     struct product p;
     p.y_stride = (size_t)w->n + (size_t)check_range(0, 9);
@@ -187,7 +187,7 @@ static struct product make_product(int n_rows, const struct tern_packed *w)
 }
 
 /* Columns outside [panel0, panel1) and the padding between rows stay as they were. */
-static void check_margins(const struct product *p, int n_rows, int n)
+static inline void check_margins(const struct product *p, int n_rows, int n)
 {
     int c0 = p->panel0 * TERN_PANEL, c1 = p->panel1 * TERN_PANEL < n ? p->panel1 * TERN_PANEL : n;
     c0 = c0 < c1 ? c0 : c1;
@@ -201,7 +201,7 @@ static void check_margins(const struct product *p, int n_rows, int n)
 
 /* ---- benches ---- */
 
-static void *map_bytes(size_t bytes)
+static inline void *map_bytes(size_t bytes)
 {
     void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (p == MAP_FAILED)
@@ -212,7 +212,7 @@ static void *map_bytes(size_t bytes)
 
 /* Numbers of ordinary size everywhere: as codes, as halves and as floats they are finite and normal (denormals would be
  * timed instead of the kernel). */
-static void fill_ordinary(uint8_t *p, size_t bytes)
+static inline void fill_ordinary(uint8_t *p, size_t bytes)
 {
     for (size_t i = 0; i < bytes; i++)
         p[i] = (uint8_t)((i * 37 >> 3 & 0x3B) | 0x20);

@@ -88,8 +88,8 @@ static void test_f16_is_zero_everywhere(void **state)
             check_zero(k, 1);
             tiny_ok(tern_kld_get_stats(k, 2, -1, &l4, &err), &err);
             tiny_ok(tern_kld_get_stats(k, 3, -1, &bf16, &err), &err);
-            /* Prompt rows on matrix units round keys and values to bf16 whatever the cache holds. */
-            const bool same = mode == 2 && tern_k.bf16.product;
+            /* Prompt rows that attend in bf16 round keys and values to bf16 whatever the cache holds. */
+            const bool same = mode == 2 && tern_k.bf16.multiply;
             if (!(l4.mean > 0 && l4.max < 10 && (bf16.mean > 0) != same && bf16.mean < l4.mean))
                 fail_msg("%s, mode %d: l4 %g (largest %g), bf16 %g", models[m][0], mode, l4.mean, l4.max, bf16.mean);
             tern_kld_free(k);

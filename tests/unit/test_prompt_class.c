@@ -1,4 +1,5 @@
-/* Prompt rows in the bf16 class, on any machine: the engine with emulated tiles. */
+/* Prompt rows in the classes that machines have, on any machine: the engine with the int16 class of plain C, and with
+ * emulated tiles. */
 #include "tiny.h"
 
 #include "kernel/kernel.h"
@@ -19,13 +20,22 @@ static void open_model(struct tiny *t, size_t i)
     tiny_open(t, models[i].name, models[i].ids, models[i].logits);
 }
 
-static void use_tiles(bool on)
+enum prompt_class { PROMPT_F32, PROMPT_INT16, PROMPT_TILES };
+
+static const char *const class_names[] = {"f32", "int16", "bf16"};
+
+static void use_class(enum prompt_class c)
 {
     tern_machine m;
     tern_machine_describe(&m); /* kernels are chosen before this, and not again */
+    memset(&tern_k.prompt, 0, sizeof tern_k.prompt);
     memset(&tern_k.bf16, 0, sizeof tern_k.bf16);
-    if (on)
+    if (c == PROMPT_INT16)
+        tern_prompt_init_ref(&tern_k.prompt);
+    if (c == PROMPT_TILES) {
+        tern_prompt_init_emulated(&tern_k.prompt);
         tern_bf16_init_emulated(&tern_k.bf16);
+    }
 }
 
 static float *run_prompt(struct tiny *t, bool exact, int threads, int step)
@@ -52,29 +62,31 @@ static void test_exact_stays_f32(void **state)
     for (size_t i = 0; i < N_MODELS; i++) {
         struct tiny t;
         open_model(&t, i);
-        use_tiles(false);
+        use_class(PROMPT_F32);
         float *f32 = run_prompt(&t, true, 2, 512), *plain = run_prompt(&t, false, 2, 512);
-        use_tiles(true);
-        float *exact = run_prompt(&t, true, 2, 512), *bf16 = run_prompt(&t, false, 2, 512);
-        assert_true(same(&t, f32, exact));
-        assert_false(same(&t, plain, bf16));
-        size_t at = (size_t)(t.n_ids - t.n_ref) * (size_t)t.n_vocab;
-        double kld = tiny_kld(t.ref, bf16 + at, t.n_ref, t.n_vocab);
-        print_message("%-36s KLD prompt rows in bf16 %.2e\n", models[i].name, kld);
-        assert_true(kld <= 1e-3);
+        for (enum prompt_class c = PROMPT_INT16; c <= PROMPT_TILES; c++) {
+            use_class(c);
+            float *exact = run_prompt(&t, true, 2, 512), *own = run_prompt(&t, false, 2, 512);
+            assert_true(same(&t, f32, exact));
+            size_t at = (size_t)(t.n_ids - t.n_ref) * (size_t)t.n_vocab;
+            double kld = tiny_kld(t.ref, own + at, t.n_ref, t.n_vocab);
+            print_message("%-36s KLD prompt rows in %-5s %.2e\n", models[i].name, class_names[c], kld);
+            if (c == PROMPT_TILES)
+                assert_false(same(&t, plain, own));
+            assert_true(kld <= (c == PROMPT_INT16 ? 1e-5 : 1e-3));
+            free(exact);
+            free(own);
+        }
         free(f32);
         free(plain);
-        free(exact);
-        free(bf16);
         tiny_close(&t);
     }
 }
 
-static void test_splits_and_threads(void **state)
+static void splits_and_threads(enum prompt_class own)
 {
     static const int cases[][2] = {{3, 64}, {2, 7}, {1, 1}, {5, 33}};
-    (void)state;
-    use_tiles(true);
+    use_class(own);
     for (size_t i = 0; i < N_MODELS; i++) {
         struct tiny t;
         open_model(&t, i);
@@ -93,10 +105,9 @@ static void test_splits_and_threads(void **state)
 }
 
 /* A step of one prompt and one decode row against each alone: the decode row belongs to its own class. */
-static void test_batch_equals_single(void **state)
+static void batch_equals_single(enum prompt_class own)
 {
-    (void)state;
-    use_tiles(true);
+    use_class(own);
     for (size_t i = 0; i < N_MODELS; i++) {
         struct tiny t;
         tern_error err = {0};
@@ -124,6 +135,20 @@ static void test_batch_equals_single(void **state)
         free(alone);
         tiny_close(&t);
     }
+}
+
+static void test_splits_and_threads(void **state)
+{
+    (void)state;
+    splits_and_threads(PROMPT_INT16);
+    splits_and_threads(PROMPT_TILES);
+}
+
+static void test_batch_equals_single(void **state)
+{
+    (void)state;
+    batch_equals_single(PROMPT_INT16);
+    batch_equals_single(PROMPT_TILES);
 }
 
 int main(void)

@@ -16,7 +16,7 @@ struct tern_q8_buffer {
 struct tern_expert_scratch {
     float *x, *gate, *up;     /* [pairs][...] what experts read, and later what they answer; what is in between */
     struct tern_q8_buffer q8; /* decode rows' pairs */
-    uint16_t *bf16;           /* prompt rows' pairs, every expert's in bands of their own */
+    uint16_t *packed;         /* prompt rows' pairs, every expert's in bands of their own */
     int32_t *row_of, *at;     /* [pairs] which element of ids a pair is; the pair of an element of ids */
     int32_t *count;           /* [2][experts] pairs of prompt rows, of decode rows */
     struct tern_expert_group *groups; /* [experts] that have pairs */
@@ -31,11 +31,12 @@ struct tern_dev_mem {
 struct tern_cpu {
     struct tern_dev dev;
     struct tern_pool *pool; /* borrowed */
-    bool bf16;              /* prompt rows in the bf16 class */
+    bool packs;             /* products of prompt rows in the class of the machine (kernel/prompt.h) */
+    bool bf16;              /* attention of prompt rows in bf16 */
     struct tern_q8_buffer q8;
     float *gemm_scratch;     /* [threads][TERN_GEMM_SCRATCH] */
-    uint16_t *bf16_x;        /* packed prompt rows; this and the next only with bf16 */
-    uint8_t *bf16_scratch;   /* [threads][TERN_BF16_SCRATCH] */
+    uint16_t *packed_x;      /* prompt rows; this and the next only with packs */
+    uint8_t *prompt_scratch; /* [threads][TERN_PROMPT_SCRATCH] */
     uint8_t *encode_scratch; /* [threads][TERN_KV_SCRATCH] */
     struct tern_attn_scratch attention;
     struct tern_expert_scratch experts;
@@ -107,7 +108,7 @@ void tern_cpu_quantize(const struct tern_q8_buffer *b, int r, const float *x, in
 struct tern_cpu_rows {
     const float *x;
     size_t stride;
-    const uint16_t *bf16;         /* the prompt rows packed, or NULL: they are computed in f32 */
+    const uint16_t *packed;       /* the prompt rows, or NULL: they are computed in f32 */
     const struct tern_q8_row *q8; /* the decode rows, first of them first */
     int n, n_wide;
 };

@@ -70,14 +70,16 @@ static int op_prepare(struct tern_dev *dev, const struct tern_dev_limits *limits
     size_t k = tern_round_up((size_t)limits->max_k, 64);
     d->limits = *limits;
     d->limits.shapes = NULL;
-    d->bf16 = tern_k.bf16.product && !limits->exact;
+    d->packs = tern_k.prompt.product && !limits->exact;
+    d->bf16 = tern_k.bf16.multiply && !limits->exact;
     TERN_TRY(tern_cpu_q8_new(d, &d->q8, rows, k, err));
     TERN_TRY(tern_alloc(&d->gemm_scratch, threads, TERN_GEMM_SCRATCH * sizeof(float), err));
-    if (d->bf16) {
-        size_t bands = (rows + TERN_BAND - 1) / TERN_BAND, band_bytes = tern_bf16_band((int)k) * sizeof *d->bf16_x;
-        TERN_TRY(tern_alloc(&d->bf16_x, bands, band_bytes, err));
-        TERN_TRY(tern_alloc(&d->bf16_scratch, threads, TERN_BF16_SCRATCH, err));
-        d->bytes += bands * band_bytes + threads * TERN_BF16_SCRATCH;
+    if (d->packs) {
+        size_t bands = (rows + TERN_BAND - 1) / TERN_BAND,
+               band_bytes = tern_k.prompt.band((int)k) * sizeof *d->packed_x;
+        TERN_TRY(tern_alloc(&d->packed_x, bands, band_bytes, err));
+        TERN_TRY(tern_alloc(&d->prompt_scratch, threads, TERN_PROMPT_SCRATCH, err));
+        d->bytes += bands * band_bytes + threads * TERN_PROMPT_SCRATCH;
     }
     TERN_TRY(tern_alloc(&d->encode_scratch, threads, TERN_KV_SCRATCH, err));
     TERN_TRY(open_attention(d, limits, err));
@@ -98,8 +100,8 @@ static void op_close(struct tern_dev *dev)
     tern_cpu_q8_free(&d->stack);
     tern_cpu_experts_close(d);
     tern_free(d->gemm_scratch);
-    tern_free(d->bf16_x);
-    tern_free(d->bf16_scratch);
+    tern_free(d->packed_x);
+    tern_free(d->prompt_scratch);
     tern_free(d->encode_scratch);
     tern_free(d->attention.p);
     tern_free(d);
@@ -405,8 +407,8 @@ static void pack_task(void *ctx, int task, int worker)
     const struct pack_args *a = ctx;
     (void)worker;
     int r0 = task * TERN_BAND, n = a->n_rows - r0 < TERN_BAND ? a->n_rows - r0 : TERN_BAND;
-    tern_k.bf16.pack(a->d->bf16_x + (size_t)task * tern_bf16_band(a->k), a->x + (size_t)r0 * a->stride, a->stride, n,
-                     a->k);
+    tern_k.prompt.pack(a->d->packed_x + (size_t)task * tern_k.prompt.band(a->k), a->x + (size_t)r0 * a->stride,
+                       a->stride, n, a->k);
 }
 
 struct matmul_work {
@@ -420,14 +422,15 @@ struct matmul_work {
 void tern_cpu_product(struct tern_cpu *d, float *y, size_t y_stride, const struct tern_cpu_rows *r,
                       const struct tern_packed *w, int panel0, int panel1, int worker)
 {
-    /* Rows [0, n_bf16) in the bf16 class, [n_bf16, n_wide) in f32, the rest quantised. */
-    int n_bf16 = r->bf16 ? r->n_wide : 0, n_wide = tern_codes_integer(w->codes) ? r->n_wide : r->n;
-    if (n_bf16)
-        tern_k.bf16.product(y, y_stride, r->bf16, n_bf16, w, panel0, panel1,
-                            d->bf16_scratch + (size_t)worker * TERN_BF16_SCRATCH);
-    if (n_bf16 < n_wide)
-        tern_k.gemm.wide(y + (size_t)n_bf16 * y_stride, y_stride, r->x + (size_t)n_bf16 * r->stride, r->stride,
-                         n_wide - n_bf16, w, panel0, panel1, d->gemm_scratch + (size_t)worker * TERN_GEMM_SCRATCH);
+    /* Rows [0, n_packed) in the class of the machine, [n_packed, n_wide) in f32, the rest quantised. */
+    const bool integer = tern_codes_integer(w->codes);
+    int n_packed = r->packed && (integer || tern_k.prompt.floats) ? r->n_wide : 0, n_wide = integer ? r->n_wide : r->n;
+    if (n_packed)
+        tern_k.prompt.product(y, y_stride, r->packed, n_packed, w, panel0, panel1,
+                              d->prompt_scratch + (size_t)worker * TERN_PROMPT_SCRATCH);
+    if (n_packed < n_wide)
+        tern_k.gemm.wide(y + (size_t)n_packed * y_stride, y_stride, r->x + (size_t)n_packed * r->stride, r->stride,
+                         n_wide - n_packed, w, panel0, panel1, d->gemm_scratch + (size_t)worker * TERN_GEMM_SCRATCH);
     if (n_wide < r->n)
         tern_k.gemm.narrow(y + (size_t)n_wide * y_stride, y_stride, r->q8, r->n - n_wide, w, panel0, panel1);
 }
@@ -446,7 +449,7 @@ static void matmul_part(const struct matmul_work *w, int i, int p0, int p1, int 
     const struct tern_matmul *m = &w->m[i];
     struct tern_cpu_rows rows = w->rows;
     if (m->f32)
-        rows.bf16 = NULL;
+        rows.packed = NULL;
     tern_cpu_product(w->d, m->y, m->y_stride, &rows, m->w, p0, p1, worker);
     if (m->bias)
         add_bias(m, w->rows.n, p0 * TERN_PANEL, p1 * TERN_PANEL < m->w->n ? p1 * TERN_PANEL : m->w->n);
@@ -467,11 +470,11 @@ static void matmul_task(void *ctx, int task, int worker)
 }
 
 /* For few rows about TASK_BYTES of weights, so that streams stay long, but the same number of tasks for every thread:
- * nobody waits for a last one.  64 outputs for many rows.  Tiles read the activations once per BF16_PANELS panels, so
- * there it should be as many as leave BF16_TASKS tasks to every thread; and even, because they go in pairs. */
-#define TASK_BYTES  65536
-#define BF16_PANELS 16
-#define BF16_TASKS  3
+ * nobody waits for a last one.  64 outputs for many rows.  Tiles read the activations once per PROMPT_PANELS panels, so
+ * there it should be as many as leave PROMPT_TASKS tasks to every thread; and even, because they go in pairs. */
+#define TASK_BYTES    65536
+#define PROMPT_PANELS 16
+#define PROMPT_TASKS  3
 
 int tern_cpu_panels_per_task(const struct tern_cpu *d, const struct tern_packed *w, int n_wide, int all_panels)
 {
@@ -481,10 +484,11 @@ int tern_cpu_panels_per_task(const struct tern_cpu *d, const struct tern_packed 
         size_t tasks = (panels * w->panel_bytes + round - 1) / round * threads;
         return (int)((panels + tasks - 1) / tasks);
     }
-    if (!d->bf16)
+    if (!d->packs)
         return 4;
-    int group = all_panels / (BF16_TASKS * (int)threads) / 2 * 2;
-    return group < 2 ? 2 : group < BF16_PANELS ? group : BF16_PANELS;
+    const int step = tern_k.prompt.panels, most = PROMPT_PANELS / step * step;
+    const int group = all_panels / (PROMPT_TASKS * (int)threads) / step * step;
+    return group < step ? step : group < most ? group : most;
 }
 
 static void op_matmul(struct tern_dev *dev, const struct tern_matmul *m, int n_m, const float *x, size_t x_stride,
@@ -493,19 +497,19 @@ static void op_matmul(struct tern_dev *dev, const struct tern_matmul *m, int n_m
     struct tern_cpu *d = tern_cpu_of(dev);
     struct matmul_work w = {d, m, n_m, {x, x_stride, NULL, d->q8.rows, n_rows, n_wide}, 0, 0};
     int n_narrow = n_rows - n_wide;
-    bool quantized = false, tiles = false;
+    bool quantized = false, packs = false;
     TERN_ASSERT(n_m >= 1 && n_m <= 8);
     for (int i = 0; i < n_m; i++) {
         w.panels += tern_panels(m[i].w);
         quantized |= tern_codes_integer(m[i].w->codes);
-        tiles |= !m[i].f32;
+        packs |= !m[i].f32;
     }
     if (n_narrow && quantized) {
         struct quantize_args a = {d, x + (size_t)n_wide * x_stride, x_stride, m[0].w->k};
         tern_cpu_each_row(d, quantize_row, &a, n_narrow, m[0].w->k);
     }
-    if (n_wide && d->bf16 && tiles) {
-        w.rows.bf16 = d->bf16_x;
+    if (n_wide && d->packs && packs) {
+        w.rows.packed = d->packed_x;
         struct pack_args a = {d, x, x_stride, n_wide, m[0].w->k};
         tern_pool_run(d->pool, pack_task, &a, (n_wide + TERN_BAND - 1) / TERN_BAND);
     }

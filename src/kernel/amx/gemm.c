@@ -358,5 +358,5 @@ static size_t band(int k)
 
 void tern_prompt_init_amx(struct tern_prompt_kernels *k)
 {
-    *k = (struct tern_prompt_kernels){pack, product, band, true};
+    *k = (struct tern_prompt_kernels){pack, product, band, true, 2};
 }

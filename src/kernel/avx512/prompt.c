@@ -14,10 +14,10 @@
 #include <math.h>
 #include <string.h>
 
-#define TILE        8 /* rows of a register tile: a whole number of them in a band */
-#define WIDTH       3 /* panels of one */
-#define RANGE_STEPS 6 /* blocks of 32 inputs between two rests in y */
-#define PANELS      48
+#define TILE        8  /* rows of a register tile: a whole number of them in a band */
+#define WIDTH       3  /* panels of one */
+#define RANGE_STEPS 18 /* blocks of 32 inputs between two rests in y */
+#define PANELS      24
 #define ROWS        128
 _Static_assert(TERN_BAND % TILE == 0, "register tiles do not cross bands");
 
@@ -26,7 +26,7 @@ struct block {
     int16_t pairs[TERN_TILE_DEPTH / 2][TERN_PANEL][2];
     float scale[2][TERN_PANEL], minimum[2][TERN_PANEL]; /* of each half; minimum: to be added */
 };
-_Static_assert(PANELS * RANGE_STEPS * sizeof(struct block) <= TERN_PROMPT_SCRATCH, "scratch is large enough");
+_Static_assert(PANELS *RANGE_STEPS * sizeof(struct block) <= TERN_PROMPT_SCRATCH, "scratch is large enough");
 
 /* ---- activations ---- */
 
@@ -111,7 +111,6 @@ ALWAYS void expand(enum tern_codes codes, enum tern_scales scales, struct block 
         _mm512_store_si512(out->pairs[2 * q + 1], odd);
     }
     const struct super super = super_scale(scales, &v, (size_t)step / (TERN_SUPER / TERN_BLOCK), 0);
-#pragma GCC unroll 2
     for (int half = 0; half < (tern_scales_halves(scales) ? 2 : 1); half++) {
         __m512 scale, minimum;
         group_scale(scales, &v, &super, 2 * (size_t)step + (size_t)half, 0, &scale, &minimum);
@@ -126,11 +125,11 @@ ALWAYS void expand(enum tern_codes codes, enum tern_scales scales, struct block 
 typedef void expand_fn(struct block *out, const struct tern_packed *w, const struct tern_panel_layout *l, int panel,
                        int step);
 
-#define X(c, s)                                                                                                      \
+#define X(c, s)                                                                                                     \
     static void expand_##c##_##s(struct block *out, const struct tern_packed *w, const struct tern_panel_layout *l, \
                                  int panel, int step)                                                               \
-    {                                                                                                                \
-        expand(TERN_CODES_##c, TERN_SCALES_##s, out, w, l, panel, step);                                             \
+    {                                                                                                               \
+        expand(TERN_CODES_##c, TERN_SCALES_##s, out, w, l, panel, step);                                            \
     }
 TERN_NARROW_KINDS(X)
 #undef X
@@ -169,61 +168,82 @@ ALWAYS float float_at(const uint16_t *p)
     return f;
 }
 
+/* The chains of one row: += its sums of a group. */
+ALWAYS void add_group(const struct block *const w[WIDTH], float *chain, const uint16_t *sums, int r, int g, int panels,
+                      int groups, bool minimum, const __m512i dot[WIDTH])
+{
+    const float second = groups == 1 ? float_at(sums + 2 * (TERN_BAND + r)) : 0;
+    const __m512 isum = _mm512_set1_ps(float_at(sums + 2 * (g * TERN_BAND + r)) + second);
+#pragma GCC unroll 3
+    for (int p = 0; p < panels; p++) {
+        float *at = chain + (r * WIDTH + p) * TERN_PANEL;
+        __m512 acc = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot[p]), _mm512_load_ps(w[p]->scale[g]), _mm512_load_ps(at));
+        if (minimum)
+            acc = _mm512_fmadd_ps(_mm512_load_ps(w[p]->minimum[g]), isum, acc);
+        _mm512_store_ps(at, acc);
+    }
+}
+
+/* sum += w * x, pairs of 16 bits.  As an instruction, because gcc 12 copies every sum of the intrinsic, and then has
+ * too few registers for 24 of them. */
+ALWAYS __m512i add_pairs(__m512i sum, __m512i w, __m512i x)
+{
+    __asm__("vpdpwssd %2, %1, %0" : "+v"(sum) : "v"(w), "v"(x));
+    return sum;
+}
+
+/* Sums have names of their own, for an array of them would lie in memory. */
+#define EACH_ROW(X) X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7)
+#define ROW_ZERO(r) __m512i d##r##0 = zero, d##r##1 = zero, d##r##2 = zero;
+#define ROW_ADD(r)                                  \
+    b = two_codes(x + r * TERN_TILE_DEPTH + 2 * i); \
+    d##r##0 = add_pairs(d##r##0, v0, b);            \
+    if (panels > 1)                                 \
+        d##r##1 = add_pairs(d##r##1, v1, b);        \
+    if (panels > 2)                                 \
+        d##r##2 = add_pairs(d##r##2, v2, b);
+#define ROW_END(r)                                                     \
+    {                                                                  \
+        const __m512i dot[WIDTH] = {d##r##0, d##r##1, d##r##2};        \
+        add_group(w, chain, sums, r, g, panels, groups, minimum, dot); \
+    }
+_Static_assert(TILE == 8 && WIDTH == 3, "as the names say");
+
+/* chain[TILE][WIDTH][16] += x . w for one group of the inputs of a block; what is not a pointer is constant, but g. */
+ALWAYS void group_tile(const struct block *const w[WIDTH], const uint16_t *x, const uint16_t *sums, float *chain, int g,
+                       int panels, int groups, bool minimum)
+{
+    const __m512i zero = _mm512_setzero_si512();
+    const int first = g * TERN_TILE_DEPTH / 4, end = first + TERN_TILE_DEPTH / 2 / groups;
+    EACH_ROW(ROW_ZERO)
+    for (int i = first; i < end; i++) {
+        const __m512i v0 = load_i512(w[0]->pairs[i]);
+        const __m512i v1 = panels > 1 ? load_i512(w[1]->pairs[i]) : zero;
+        const __m512i v2 = panels > 2 ? load_i512(w[2]->pairs[i]) : zero;
+        __m512i b;
+        EACH_ROW(ROW_ADD)
+    }
+    EACH_ROW(ROW_END)
+    __asm__ volatile("" ::: "memory"); /* or chains are kept in registers as well, which there are none for */
+}
+
 /* chain[TILE][WIDTH][16] += x . w; panels, groups of a block and whether there is a minimum are constant. */
 ALWAYS void tile(const struct operands *o, float *chain, int panels, int groups, bool minimum)
 {
     const uint16_t *x = o->x, *sums = o->sums;
     for (int s = 0; s < o->steps; s++, x += TERN_I16_STEP, sums += TERN_I16_STEP) {
-        const struct block *w = o->w + s;
-#pragma GCC unroll 2
-        for (int g = 0; g < groups; g++) {
-            __m512i dot[TILE][WIDTH];
-#pragma GCC unroll 8
-            for (int r = 0; r < TILE; r++) {
-#pragma GCC unroll 3
-                for (int p = 0; p < panels; p++)
-                    dot[r][p] = _mm512_setzero_si512();
-            }
-            const int first = g * TERN_TILE_DEPTH / 4, last = groups == 2 ? first + TERN_TILE_DEPTH / 4 : TERN_TILE_DEPTH / 2;
-#pragma GCC unroll 1
-            for (int i = first; i < last; i++) {
-                __m512i v[WIDTH];
-#pragma GCC unroll 3
-                for (int p = 0; p < panels; p++)
-                    v[p] = load_i512(w[p * o->steps].pairs[i]);
-#pragma GCC unroll 8
-                for (int r = 0; r < TILE; r++) {
-                    const __m512i b = two_codes(x + r * TERN_TILE_DEPTH + 2 * i);
-#pragma GCC unroll 3
-                    for (int p = 0; p < panels; p++)
-                        dot[r][p] = _mm512_dpwssd_epi32(dot[r][p], v[p], b);
-                }
-            }
-#pragma GCC unroll 8
-            for (int r = 0; r < TILE; r++) {
-                const float second = groups == 1 ? float_at(sums + 2 * (TERN_BAND + r)) : 0;
-                const __m512 isum = _mm512_set1_ps(float_at(sums + 2 * (g * TERN_BAND + r)) + second);
-#pragma GCC unroll 3
-                for (int p = 0; p < panels; p++) {
-                    float *at = chain + (r * WIDTH + p) * TERN_PANEL;
-                    const struct block *b = &w[p * o->steps];
-                    __m512 acc = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot[r][p]), _mm512_load_ps(b->scale[g]),
-                                                 _mm512_load_ps(at));
-                    if (minimum)
-                        acc = _mm512_fmadd_ps(_mm512_load_ps(b->minimum[g]), isum, acc);
-                    _mm512_store_ps(at, acc);
-                }
-            }
-        }
+        const struct block *const w[WIDTH] = {o->w + s, o->w + s + o->steps, o->w + s + 2 * o->steps};
+        for (int g = 0; g < groups; g++)
+            group_tile(w, x, sums, chain, g, panels, groups, minimum);
     }
 }
 
 typedef void tile_fn(const struct operands *o, float *chain);
 
-#define X(panels, groups, minimum)                                                            \
+#define X(panels, groups, minimum)                                                           \
     static void tile_##panels##_##groups##_##minimum(const struct operands *o, float *chain) \
-    {                                                                                         \
-        tile(o, chain, panels, groups, minimum);                                              \
+    {                                                                                        \
+        tile(o, chain, panels, groups, minimum);                                             \
     }
 #define PANEL_FNS(panels) X(panels, 1, 0) X(panels, 1, 1) X(panels, 2, 0) X(panels, 2, 1)
 PANEL_FNS(1)
@@ -251,32 +271,40 @@ struct range {
     enum tern_scales scales;
 };
 
-/* Rows [r, r + rows) times `panels` panels from number p on, of which `cols` columns exist. */
-static void one_tile(const struct range *g, int r, int rows, int p, int panels, int cols)
+/* The columns of panel p of a register tile that exist. */
+ALWAYS __mmask16 lanes_of(int cols, int p)
+{
+    const int left = cols - p * TERN_PANEL;
+    return (__mmask16)(left >= TERN_PANEL ? 0xFFFFu : left > 0 ? (1u << left) - 1u : 0u);
+}
+
+/* Rows [r, r + rows) times `panels` panels from number p0 on, of which `cols` columns exist. */
+static void one_tile(const struct range *g, int r, int rows, int p0, int panels, int cols)
 {
     float chain[TILE * WIDTH * TERN_PANEL] __attribute__((aligned(64)));
     const uint16_t *band = g->x + (size_t)(r / TERN_BAND) * g->band;
     const uint16_t *step = band + 2 * TERN_BAND + (size_t)g->first_step * TERN_I16_STEP;
+    float *y = g->y + (size_t)r * g->y_stride + p0 * TERN_PANEL;
     struct operands o = g->o;
     rows = rows < TILE ? rows : TILE;
     o.x = step + r % TERN_BAND * TERN_TILE_DEPTH;
     o.sums = step + TERN_BAND * TERN_TILE_DEPTH + 2 * (r % TERN_BAND);
-    o.w += (size_t)p * (size_t)o.steps;
-    memset(chain, 0, sizeof chain);
-    for (int i = 0; i < rows * panels && g->first_step; i++) {
-        const int left = cols - i % panels * TERN_PANEL;
-        const __mmask16 lanes = (__mmask16)(left >= 16 ? 0xFFFFu : left > 0 ? (1u << left) - 1u : 0u);
-        const float *y = g->y + (size_t)(r + i / panels) * g->y_stride + (p + i % panels) * TERN_PANEL;
-        _mm512_store_ps(chain + (i / panels * WIDTH + i % panels) * TERN_PANEL, _mm512_maskz_loadu_ps(lanes, y));
-    }
+    o.w += (size_t)p0 * (size_t)o.steps;
+    if (!g->first_step || rows < TILE)
+        memset(chain, 0, sizeof chain);
+    for (int i = 0; i < rows && g->first_step; i++)
+        for (int p = 0; p < panels; p++)
+            _mm512_store_ps(chain + (i * WIDTH + p) * TERN_PANEL,
+                            _mm512_maskz_loadu_ps(lanes_of(cols, p), y + (size_t)i * g->y_stride + p * TERN_PANEL));
     tile_for(panels, g->scales)(&o, chain);
-    for (int i = 0; i < rows * panels; i++) {
-        const int left = cols - i % panels * TERN_PANEL, row = r + i / panels;
-        const __mmask16 lanes = (__mmask16)(left >= 16 ? 0xFFFFu : left > 0 ? (1u << left) - 1u : 0u);
-        __m512 acc = _mm512_load_ps(chain + (i / panels * WIDTH + i % panels) * TERN_PANEL);
-        if (g->last)
-            acc = _mm512_mul_ps(acc, _mm512_set1_ps(float_at(band + 2 * (row % TERN_BAND))));
-        _mm512_mask_storeu_ps(g->y + (size_t)row * g->y_stride + (p + i % panels) * TERN_PANEL, lanes, acc);
+    for (int i = 0; i < rows; i++) {
+        const __m512 scale = _mm512_set1_ps(g->last ? float_at(band + 2 * (r % TERN_BAND + i)) : 1);
+        for (int p = 0; p < panels; p++) {
+            __m512 acc = _mm512_load_ps(chain + (i * WIDTH + p) * TERN_PANEL);
+            if (g->last)
+                acc = _mm512_mul_ps(acc, scale);
+            _mm512_mask_storeu_ps(y + (size_t)i * g->y_stride + p * TERN_PANEL, lanes_of(cols, p), acc);
+        }
     }
 }
 
@@ -289,7 +317,8 @@ static void product(float *y, size_t y_stride, const uint16_t *x, int n_rows, co
     const int most = n_rows > ROWS ? PANELS : WIDTH; /* with few rows nothing is used again, and L1 holds three */
     const int longest = (steps + ranges - 1) / ranges;
     struct block *weights = scratch;
-    struct range g = {.o = {.w = weights}, .y_stride = y_stride, .x = x, .band = tern_i16_band(w->k), .scales = w->scales};
+    struct range g = {
+        .o = {.w = weights}, .y_stride = y_stride, .x = x, .band = tern_i16_band(w->k), .scales = w->scales};
     for (int p0 = panel0; p0 < panel1; p0 += most) {
         const int panels = panel1 - p0 < most ? panel1 - p0 : most;
         g.y = y + (size_t)p0 * TERN_PANEL;
@@ -315,5 +344,5 @@ static size_t band(int k)
 
 void tern_prompt_init_avx512(struct tern_prompt_kernels *k)
 {
-    *k = (struct tern_prompt_kernels){pack, product, band, false};
+    *k = (struct tern_prompt_kernels){pack, product, band, false, WIDTH};
 }

@@ -1,0 +1,311 @@
+/* Products of prompt rows in the class of the machine: the kernels of the level, and on every machine the bf16 class on
+ * emulated tiles. */
+#include "gemm_case.h"
+
+#include <float.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+void tern_prompt_init_emulated(struct tern_prompt_kernels *k); /* tiles_emulated.h, in check_bf16.c */
+
+static struct tern_prompt_kernels kp; /* under test */
+
+/* What the class makes of a number before it multiplies. */
+static float rounded(float x)
+{
+    return tern_bf16_to_f32(tern_f32_to_bf16(fabsf(x) < FLT_MIN ? copysignf(0, x) : x));
+}
+
+static uint16_t *make_packed(const float *x, size_t x_stride, int n_rows, int k)
+{
+    size_t band = kp.band(k);
+    int bands = (n_rows + TERN_BAND - 1) / TERN_BAND;
+    uint16_t *out = check_buf((size_t)bands * band * 2, 64);
+    for (int b = 0; b < bands; b++) {
+        int r0 = b * TERN_BAND, n = n_rows - r0 < TERN_BAND ? n_rows - r0 : TERN_BAND;
+        kp.pack(out + (size_t)b * band, x + (size_t)r0 * x_stride, x_stride, n, k);
+    }
+    return out;
+}
+
+static float *make_rows(int n_rows, size_t x_stride, int k, enum check_fill kind)
+{
+    float *x = check_buf(((size_t)(n_rows - 1) * x_stride + (size_t)k) * 4, 4);
+    for (int r = 0; r < n_rows; r++)
+        check_fill_f32(x + (size_t)r * x_stride, (size_t)k, kind);
+    return x;
+}
+
+/* ---- products ---- */
+
+/* Sums of exact products of the rounded numbers, and what the chain's additions may lose: at most 16 in each half, two
+ * at the end of each tile, and a subnormal number in any of them. */
+static void bf16_oracle(const struct tern_packed *w, const float *x, size_t x_stride, int n_rows, double *out,
+                        double *budget)
+{
+    const int steps = (w->k + TERN_TILE_DEPTH - 1) / TERN_TILE_DEPTH;
+    for (int n = 0; n < w->n; n++) {
+        for (int i = 0; i < w->k; i++) {
+            double weight = rounded((float)weight_exact(w, n, i));
+            for (int r = 0; r < n_rows; r++) {
+                double term = weight * rounded(x[(size_t)r * x_stride + (size_t)i]);
+                out[r * w->n + n] += term;
+                budget[r * w->n + n] += fabs(term) * (steps + 18) * 0x1p-24 + FLT_MIN * 2;
+            }
+        }
+    }
+}
+
+/* The same of the int16 class: half a step of the codes for each input, and what the chain's additions lose. */
+static void int16_oracle(const struct tern_packed *w, const float *x, size_t x_stride, int n_rows, double *out,
+                         double *budget)
+{
+    for (int r = 0; r < n_rows; r++) {
+        double amax = 0, step;
+        for (int i = 0; i < w->k; i++) {
+            const double v = fabs((double)x[(size_t)r * x_stride + (size_t)i]);
+            amax = v <= amax ? amax : v; /* a NaN stays */
+        }
+        step = isfinite(32767.0f / (float)amax) ? amax / 32767 : 2 * amax; /* rows that are too small count as 0 */
+        for (int n = 0; n < w->n; n++)
+            for (int i = 0; i < w->k; i++) {
+                double scale, minimum, code, v = x[(size_t)r * x_stride + (size_t)i];
+                weight_parts(w, n, i, &scale, &minimum, &code);
+                const double size = fabs(scale * code) + fabs(minimum);
+                out[r * w->n + n] += isfinite(amax) ? (scale * code + minimum) * v : NAN;
+                budget[r * w->n + n] +=
+                    size * 0.51 * step + size * (fabs(v) + step) * (w->k / 8 + 8) * 0x1p-24 + FLT_MIN;
+            }
+    }
+}
+
+static bool int16(void)
+{
+    return !kp.floats;
+}
+
+static bool taken(const struct format *f)
+{
+    return kp.floats || tern_codes_integer(f->kind.codes);
+}
+
+static void product_case(const struct format *f, struct shape s, enum check_fill kind)
+{
+    if (!taken(f))
+        return;
+    check_case("%s rows=%d n=%d k=%d %s", f->name, s.n_rows, s.n, s.k, check_fill_name(kind));
+    struct tern_packed w = make_weights(f, s.n, s.k, kind == CHECK_NONFINITE ? CHECK_GAUSS : kind);
+    struct product p = make_product(s.n_rows, &w);
+    size_t x_stride = (size_t)s.k + (size_t)check_range(0, 5), outs = (size_t)s.n_rows * (size_t)s.n;
+    float *x = make_rows(s.n_rows, x_stride, s.k, kind);
+    double *oracle = calloc(outs, 8), *budget = calloc(outs, 8);
+    (int16() ? int16_oracle : bf16_oracle)(&w, x, x_stride, s.n_rows, oracle, budget);
+    kp.product(p.y, p.y_stride, make_packed(x, x_stride, s.n_rows, s.k), s.n_rows, &w, p.panel0, p.panel1,
+               check_buf(TERN_PROMPT_SCRATCH, 64));
+    int c0 = p.panel0 * TERN_PANEL, c1 = p.panel1 * TERN_PANEL < s.n ? p.panel1 * TERN_PANEL : s.n;
+    for (int r = 0; r < s.n_rows && c0 < c1; r++) {
+        size_t at = (size_t)r * (size_t)s.n + (size_t)c0;
+        if (!check_budget("y", p.y + (size_t)r * p.y_stride + c0, oracle + at, budget + at, (size_t)(c1 - c0), NULL, 0))
+            break;
+    }
+    if (int16()) {
+        struct tern_prompt_kernels ref;
+        tern_prompt_init_ref(&ref);
+        const struct tern_prompt_kernels level = kp;
+        kp = ref;
+        uint16_t *packed = make_packed(x, x_stride, s.n_rows, s.k);
+        kp = level;
+        ref.product(p.y_ref, p.y_stride, packed, s.n_rows, &w, p.panel0, p.panel1, NULL);
+        for (int r = 0; r < s.n_rows && c0 < c1; r++)
+            if (!check_same_f32("y", p.y + (size_t)r * p.y_stride + c0, p.y_ref + (size_t)r * p.y_stride + c0,
+                                (size_t)(c1 - c0)))
+                break;
+    }
+    check_margins(&p, s.n_rows, s.n);
+    free(oracle);
+    free(budget);
+}
+
+static void part_product(void)
+{
+    static const int rows[] = {1, 2, 15, 16, 17, 32, 33, 48, 65};
+    for (int f = 0; f < N_FORMATS; f++) {
+        int step = formats[f].step;
+        for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+            struct shape s = {rows[i], check_range(1, 70), step == 1 ? check_range(1, 400) : step * check_range(1, 7)};
+            if (step == 256)
+                s.k = 256 * check_range(1, 3);
+            product_case(&formats[f], s, i % 2 ? (enum check_fill)check_range(0, CHECK_NONFINITE) : CHECK_GAUSS);
+        }
+        for (int kind = 0; kind <= CHECK_NONFINITE; kind++)
+            product_case(&formats[f], (struct shape){5, 19, step == 1 ? 45 : step == 32 ? 32 * 9 : 512}, kind);
+    }
+    /* Several stages of panels and of inputs, for few rows and for many. */
+    product_case(&formats[2], (struct shape){70, 16 * 35 + 3, 600}, CHECK_GAUSS);
+    product_case(&formats[3], (struct shape){100, 16 * 17 + 5, 32 * 35}, CHECK_GAUSS);
+    product_case(&formats[3], (struct shape){20, 16 * 5 + 5, 32 * 35}, CHECK_GAUSS);
+    product_case(&formats[9], (struct shape){97, 16 * 5 + 1, 768}, CHECK_SPREAD);
+    product_case(&formats[4], (struct shape){530, 40, 32 * 33}, CHECK_GAUSS); /* and passes */
+}
+
+/* ---- weights ---- */
+
+/* A row of x that is 1 at one input and 0 elsewhere brings that input's weights back (in bf16; int16 is compared with
+ * plain C instead). */
+static void part_weights(void)
+{
+    for (int f = 0; f < N_FORMATS && !int16(); f++)
+        for (int kind = 0; kind < CHECK_N_FINITE; kind++) {
+            int k = formats[f].step == 1 ? 75 : formats[f].step == 32 ? 96 : 512, n = 21;
+            check_case("%s n=%d k=%d %s", formats[f].name, n, k, check_fill_name(kind));
+            struct tern_packed w = make_weights(&formats[f], n, k, kind);
+            float *x = check_buf((size_t)k * (size_t)k * 4, 4), *y = check_buf((size_t)k * (size_t)n * 4, 4);
+            for (int i = 0; i < k * k; i++)
+                x[i] = i / k == i % k;
+            kp.product(y, (size_t)n, make_packed(x, (size_t)k, k, k), k, &w, 0, 2, check_buf(TERN_PROMPT_SCRATCH, 64));
+            for (int i = 0; i < k * n; i++) {
+                float want = rounded((float)weight_exact(&w, i % n, i / n));
+                if (y[i] != want)
+                    check_fail("weight [%d][%d] = %.9g, expected %.9g", i % n, i / n, y[i], want);
+            }
+        }
+}
+
+/* ---- what a result may not depend on ---- */
+
+static void same_columns(const char *what, const float *got, const float *want, int rows, int n, int c0, int c1)
+{
+    for (int r = 0; r < rows && c0 < c1; r++)
+        if (!check_same_f32(what, got + (size_t)r * (size_t)n + c0, want + (size_t)r * (size_t)n + c0,
+                            (size_t)(c1 - c0)))
+            return;
+}
+
+static void invariance_case(const struct format *f, struct shape s)
+{
+    if (!taken(f))
+        return;
+    check_case("%s rows=%d n=%d k=%d", f->name, s.n_rows, s.n, s.k);
+    struct tern_packed w = make_weights(f, s.n, s.k, CHECK_GAUSS);
+    size_t x_stride = (size_t)s.k, n = (size_t)s.n;
+    float *x = make_rows(s.n_rows, x_stride, s.k, CHECK_SPREAD);
+    float *y = check_buf((size_t)s.n_rows * n * 4, 4), *part = check_buf((size_t)s.n_rows * n * 4, 4);
+    void *scratch = check_buf(TERN_PROMPT_SCRATCH, 64);
+    int panels = tern_panels(&w);
+    uint16_t *all = make_packed(x, x_stride, s.n_rows, s.k);
+    kp.product(y, n, all, s.n_rows, &w, 0, panels, scratch);
+    for (int p0 = 0, p1; p0 < panels; p0 = p1) { /* panel ranges */
+        p1 = p0 + check_range(1, 5) < panels ? p0 + check_range(1, 5) : panels;
+        p1 = p1 < panels ? p1 : panels;
+        kp.product(part, n, all, s.n_rows, &w, p0, p1, scratch);
+    }
+    same_columns("y by panel ranges", part, y, s.n_rows, s.n, 0, s.n);
+    for (int r0 = 0, rows; r0 < s.n_rows; r0 += rows) { /* n_rows and places */
+        rows = check_range(1, 40);
+        rows = rows < s.n_rows - r0 ? rows : s.n_rows - r0;
+        uint16_t *some = make_packed(x + (size_t)r0 * x_stride, x_stride, rows, s.k);
+        kp.product(part, n, some, rows, &w, 0, panels, scratch);
+        same_columns("y by rows", part, y + (size_t)r0 * n, rows, s.n, 0, s.n);
+    }
+}
+
+static void part_invariance(void)
+{
+    for (int f = 0; f < N_FORMATS; f++)
+        invariance_case(&formats[f], (struct shape){check_range(60, 90), check_range(33, 90),
+                                                    formats[f].step == 1    ? 77
+                                                    : formats[f].step == 32 ? 160
+                                                                            : 256});
+    invariance_case(&formats[4], (struct shape){101, 16 * 19 + 9, 32 * 37});
+}
+
+static void all_parts(const char *suffix)
+{
+    char name[48];
+    snprintf(name, sizeof name, "prompt.product%s", suffix);
+    check_part(name, part_product);
+    snprintf(name, sizeof name, "prompt.weights%s", suffix);
+    check_part(name, part_weights);
+    snprintf(name, sizeof name, "prompt.same%s", suffix);
+    check_part(name, part_invariance);
+}
+
+void check_prompt(void)
+{
+    if (!tern_k.mask) { /* once: at plain C */
+        tern_prompt_init_emulated(&kp);
+        all_parts(" emulated");
+    }
+    kp = tern_k.prompt;
+    if (kp.product)
+        all_parts("");
+}
+
+/* ---- benches ---- */
+
+struct bench {
+    struct tern_packed w;
+    int n_rows;
+    float *x, *y;
+    uint16_t *packed;
+    void *scratch;
+};
+
+/* What prompt rows cost at this level: the class of the machine where there is one, packing included, else the wide
+ * class. */
+static double run_prompt(void *ctx)
+{
+    struct bench *b = ctx;
+    int panels = tern_k.mask ? tern_panels(&b->w) : 1, rows = tern_k.mask ? b->n_rows : 1;
+    size_t k = (size_t)b->w.k, n = (size_t)b->w.n;
+    const bool own = tern_k.prompt.product && (tern_k.prompt.floats || tern_codes_integer(b->w.codes));
+    for (int r = 0; r < rows && own; r += TERN_BAND)
+        tern_k.prompt.pack(b->packed + (size_t)(r / TERN_BAND) * tern_k.prompt.band(b->w.k), b->x + (size_t)r * k, k,
+                           rows - r < TERN_BAND ? rows - r : TERN_BAND, b->w.k);
+    if (own)
+        tern_k.prompt.product(b->y, n, b->packed, rows, &b->w, 0, panels, b->scratch);
+    else
+        tern_k.gemm.wide(b->y, n, b->x, k, rows, &b->w, 0, panels, b->scratch);
+    return 2.0 * rows * panels * TERN_PANEL * b->w.k;
+}
+
+static void bench_shape(const struct format *f, int n, int k)
+{
+    static const int rows[] = {1, 8, 32, 64, 128, 512};
+    char label[64];
+    struct bench b = {.w = f->kind};
+    b.w.n = n;
+    b.w.k = k;
+    b.w.panel_bytes = tern_panel_layout(&b.w).bytes;
+    size_t weights = (size_t)(n / TERN_PANEL) * b.w.panel_bytes, values = (size_t)512 * (size_t)k;
+    uint8_t *data = map_bytes(weights);
+    b.w.data = data;
+    b.x = map_bytes(values * 4);
+    b.y = map_bytes((size_t)512 * (size_t)n * 4);
+    b.packed = map_bytes(values * 3);
+    b.scratch = map_bytes(TERN_PROMPT_SCRATCH);
+    fill_ordinary(data, weights);
+    for (size_t i = 0; i < values; i++)
+        b.x[i] = (float)((int)(i % 101) - 50) * 0.01f;
+    struct check_timing t = {label, run_prompt, &b, "FLOP", check_roof_prompt, NULL};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        b.n_rows = rows[i];
+        snprintf(label, sizeof label, "prompt.product %s %dx%d rows=%d", f->name, n, k, rows[i]);
+        check_bench(&t);
+    }
+    munmap(data, weights);
+    munmap(b.x, values * 4);
+    munmap(b.y, (size_t)512 * (size_t)n * 4);
+    munmap(b.packed, values * 3);
+    munmap(b.scratch, TERN_PROMPT_SCRATCH);
+}
+
+void bench_prompt(void)
+{
+    for (int f = 0; f < N_FORMATS; f++)
+        bench_shape(&formats[f], 2048, f == 3 ? 8192 : 2048);
+    bench_shape(&formats[3], 576, 1536);
+    bench_shape(&formats[3], 8192, 2048);
+}
