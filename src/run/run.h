@@ -104,6 +104,8 @@ double tern_cond_choose_pairs(struct tern_kv_cond *c, const struct tern_kv_decl 
 int tern_plan_of_ctx(tern_kv_plan **out, const tern_model *m, int ctx, const char *spec, bool strict, tern_error *err);
 
 int tern_cond_path(struct tern_buf *out, const tern_model *m, tern_error *err);
+/* MODEL.suffix as tern_model_beside finds it, into an empty buffer.  make: a folder that it is to be written to. */
+int tern_beside(struct tern_buf *out, const char *model, const char *suffix, bool make, tern_error *err);
 
 /* Positions per step of an evaluation that wants every row's logits: bounds that buffer (64 rows of a 262144-word
  * vocabulary are 64 MiB). */
