@@ -40,7 +40,16 @@ int tern_cli_usage(tern_error *err, const char *fmt, ...) TERN_PRINTF(2, 3);
 
 int tern_doctor_check(const struct tern_args *a, tern_error *err); /* options that belong together */
 int tern_doctor_calibrate(tern_model *m, const struct tern_args *a, tern_error *err);
+/* Divergence of the plan from a 16-bit cache on a short text, in nats per token: *kld, NaN where nothing is coded or
+ * the model reads no text; *n: of how many tokens. */
+int tern_doctor_kld(tern_model *m, const struct tern_args *a, double *kld, int *n, tern_error *err);
+#define TERN_DOCTOR_KLD 0.2 /* more than that is no state to run in */
 int tern_doctor_fit(const struct tern_args *a, tern_error *err);
+
+/* ---- first_use.c ------------------------------------------------------------------------------------------------- */
+
+/* Before an engine opens: calibrates the keys of a model that is used for the first time, by --calibration. */
+int tern_first_use(tern_model *m, const struct tern_args *a, tern_error *err);
 
 /* ---- signals.c --------------------------------------------------------------------------------------------------- */
 

@@ -115,6 +115,8 @@ static void print_layers_like(const tern_kv_plan *p, const tern_kv_row *row)
 void tern_plan_exceptions(const tern_kv_plan *p, const char *spec)
 {
     bool any = false;
+    if (tern_kv_plan_notice(p))
+        tern_note("%s; going on without it", tern_shown(tern_kv_plan_notice(p)));
     for (int i = 0; i < tern_kv_plan_rows(p); i++) {
         tern_kv_row r;
         tern_kv_plan_row(p, i, &r);

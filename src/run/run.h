@@ -47,6 +47,7 @@ struct tern_seq {
     struct tern_kv_seq *kv; /* in the plan's cache; NULL while the slot is free */
     int32_t *tokens;        /* [ctx] */
     uint8_t *roles;         /* [ctx] 1 = decode row */
+    uint64_t step;          /* number of the last step that it was asked for */
 };
 
 struct tern_engine {
@@ -60,9 +61,10 @@ struct tern_engine {
     int n_caches; /* n_plans, and with code_at_end a raw one for the prompt in hand */
     struct tern_forward *forward;
     struct tern_seq *seqs; /* [max_seqs] */
-    int ctx, max_seqs, chunk, max_narrow;
+    int ctx, max_seqs, chunk;
     bool exact;
     atomic_int cancel;
+    uint64_t n_steps; /* asked for so far */
     /* The batch being built. */
     struct tern_row *rows;         /* [chunk] */
     struct tern_forward_job *jobs; /* [max_seqs] */
@@ -77,6 +79,8 @@ struct tern_kv_plan {
     struct tern_kv_layout *layout;
     struct tern_kv_cond_set *cond; /* NULL: keys are coded as they are */
     const char *cond_source;
+    bool uncalibrated; /* a sidecar would be used and is not there */
+    char notice[640];  /* why one that is there is not used, or "" */
 };
 
 /* What norm weights alone say about queries and keys; *out NULL when the model has none. */

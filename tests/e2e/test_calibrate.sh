@@ -26,14 +26,61 @@ echo "too short" >"$work/short"
 run 1 "$TERN" doctor --calibrate -m "$work/m.gguf" -f "$work/short"
 one_line "tern: " "at least 256 tokens"
 printf x >>"$work/m.gguf.ternkv"
-run 1 "$TERN" run -m "$work/m.gguf" -p x --kv l4
+run 0 "$TERN" run -m "$work/m.gguf" -p x -n 2 --kv l4
+grep -q "m.gguf.ternkv: damaged .*; going on without it" "$err" || say "a damaged file is told and done without"
+run 0 "$TERN" inspect "$work/m.gguf" --kv l4
+one_line "tern: " "m.gguf.ternkv: damaged"
+run 1 "$TERN" run -m "$work/m.gguf" -p x --kv l4 --kv-policy strict
+one_line "tern: " "m.gguf.ternkv"
+run 1 "$TERN" run -m "$work/m.gguf" -p x --kv "l4,cond=$work/m.gguf.ternkv"
 one_line "tern: " "m.gguf.ternkv"
 run 0 "$TERN" run -m "$work/m.gguf" -p x -n 2 --kv l4,cond=off
 run 0 "$TERN" run -m "$work/m.gguf" -p x -n 2 --kv f16
 cp "$work/other" "$work/base.gguf.ternkv" # the tiny model is another one
 cp "$TEST_DATA/tiny/llama-tied.gguf" "$work/base.gguf"
-run 1 "$TERN" inspect "$work/base.gguf" --kv l4
+run 0 "$TERN" inspect "$work/base.gguf" --kv l4
 one_line "tern: " "another model"
+
+# The first use of a model: calibrated when it is asked for or large, once, and only where keys are coded.
+cp "$MODEL" "$work/new.gguf"
+run 0 "$TERN" run -m "$work/new.gguf" -p x -n 2 --kv l4
+[ -e "$work/new.gguf.ternkv" ] && say "small models are left as they are"
+run 0 "$TERN" run -m "$work/new.gguf" -p x -n 2 --kv f16 --calibration now
+[ -e "$work/new.gguf.ternkv" ] && say "16-bit keys have no use for it"
+run 0 "$TERN" run -m "$work/new.gguf" -p x -n 2 --kv l4 --calibration off
+[ -e "$work/new.gguf.ternkv" ] && say "off is off"
+run 0 "$TERN" run -m "$work/new.gguf" -p x -n 2 --kv l4 --calibration now
+grep -q "tern: calibrated the keys of this model, once, .*new.gguf.ternkv" "$err" || say "tells what it did"
+run 0 "$TERN" run -m "$work/new.gguf" -p x -n 2 --kv l4 --calibration now
+grep -q "calibrated" "$err" && say "once"
+run 0 "$TERN" doctor --calibrate -m "$work/m.gguf"
+cmp "$work/new.gguf.ternkv" "$work/m.gguf.ternkv" || say "the constants of doctor --calibrate"
+printf x >>"$work/new.gguf.ternkv"
+run 0 "$TERN" run -m "$work/new.gguf" -p x -n 2 --kv l4 --calibration now
+grep -q "written anew, because .*damaged" "$err" || say "a damaged one is replaced"
+cmp "$work/new.gguf.ternkv" "$work/m.gguf.ternkv" || say "as good as new"
+printf 'a letter to my aunt' >"$work/new.gguf.ternkv"
+run 0 "$TERN" run -m "$work/new.gguf" -p x -n 2 --kv l4 --calibration now
+grep -q "keys not calibrated" "$err" || say "a file of another kind is left"
+same "$(cat "$work/new.gguf.ternkv")" "a letter to my aunt" "the letter"
+mkdir "$work/large"
+"$MAKE_TEXT_MODEL" --large "$work/large/m.gguf"
+run 0 "$TERN" run -m "$work/large/m.gguf" -p x -n 2 --packed off
+[ -e "$work/large/m.gguf.ternkv" ] || say "a large model is calibrated unasked"
+
+# doctor measures before it says ok.
+run 0 "$TERN" doctor -m "$work/m.gguf"
+grep -q "^divergence  .* nats per token from a 16-bit cache" "$out" || say "a divergence"
+run 0 "$TERN" doctor -m "$work/m.gguf" --kv f16
+grep -q "^divergence" "$out" && say "nothing is coded"
+"$MAKE_TEXT_MODEL" --bias "$work/bias.gguf"
+run 0 "$TERN" doctor -m "$work/bias.gguf"
+grep -q "keys centred by the key bias" "$out" || say "a key bias conditions keys"
+run 1 "$TERN" doctor -m "$work/bias.gguf" --kv t4,cond=off
+grep -q "^verdict  .*nats per token" "$out" || say "a divergence that is out of order"
+one_line "tern: " "k=q8,v=t4"
+run 0 "$TERN" doctor -m "$work/m.gguf" --json
+json kv.kld >/dev/null || say "in the JSON too"
 
 # Options that belong together.
 run 2 "$TERN" doctor --calibrate
