@@ -247,6 +247,10 @@ typedef struct tern_engine_params {
      * that compress after prefill; else pages are coded as they fill.  Concerns tern_prefill and tern_generate on an
      * empty sequence; what comes later, and what a trim computes again, is coded as it comes. */
     bool code_at_end;
+    /* Most bytes that the sequences of all plans have in use together: pages, open pages, first tokens, states.  What
+     * does not fit is refused with TERN_ECAPACITY before anything is computed; 0: room for max_seqs full sequences of
+     * every plan. */
+    size_t kv_bytes;
 } tern_engine_params;
 
 TERN_API int tern_engine_open(tern_engine **out, tern_model *m, const tern_engine_params *p, tern_error *err);

@@ -57,7 +57,8 @@ struct tern_engine {
     struct tern_kv_plan **plans;  /* [n_caches] */
     struct tern_kv_cache *caches; /* [n_caches] */
     int n_plans;
-    int n_caches; /* n_plans, and with code_at_end a raw one for the prompt in hand */
+    struct tern_kv_budget kv_budget; /* of all caches together */
+    int n_caches;                    /* n_plans, and with code_at_end a raw one for the prompt in hand */
     struct tern_forward *forward;
     struct tern_seq *seqs; /* [max_seqs] */
     int ctx, max_seqs, chunk;
