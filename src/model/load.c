@@ -604,6 +604,8 @@ int tern_net_load(struct tern_net **out, const struct tern_file *f, struct tern_
     TERN_TRY(find_arch(&ld.arch, f, err));
     net->desc.arch = ld.arch->name;
     TERN_TRY(ld.arch->configure(&net->desc, f, err));
+    if (ld.arch->gguf.pairs)
+        net->desc.ropes[0].interleaved = tern_file_kind(f) == TERN_FILE_GGUF;
     TERN_TRY(vocab_size(&net->desc, f, err));
     tern_error detail;
     if (tern_desc_check(&net->desc, &detail) < 0)
