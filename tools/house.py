@@ -41,7 +41,8 @@ LAYERS = {
     "run": ["base", "kernel", "file", "text", "codec", "dev", "kv", "model", "tern"],
     "eval": ["base", "codec", "dev", "kv", "run", "tern"],
     "convert": ["base", "file", "text", "codec", "model", "tern"],
-    "cli": ["base", "tern"],
+    "server": ["base", "tern"],
+    "cli": ["base", "tern", "server"],
 }
 
 # The headers of a folder that other folders may include.
@@ -69,6 +70,7 @@ VISIBLE = {
     "kv": {"kv.h"},
     "model": {"model.h"},
     "run": {"run.h"},
+    "server": {"server.h"},
 }
 
 # Room -> its headers that the rest of its folder may include.

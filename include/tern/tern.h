@@ -194,6 +194,9 @@ TERN_API void tern_kv_plan_free(tern_kv_plan *p);
 TERN_API int tern_kv_plan_rows(const tern_kv_plan *p);
 TERN_API void tern_kv_plan_row(const tern_kv_plan *p, int layer, tern_kv_row *out); /* strings: view until free */
 
+/* What the user should know about the plan, a sentence without its end: an item of the text that changes nothing, a
+ * sidecar that cannot be used.  NULL behind the last one; views until free.  Strict plans have none, they fail. */
+TERN_API const char *tern_kv_plan_note(const tern_kv_plan *p, int i);
 /* Does it code keys whose conditioning a calibration would improve?  Not where cond= or a sidecar that fits decides. */
 TERN_API bool tern_kv_plan_uncalibrated(const tern_kv_plan *p);
 /* A sentence about a sidecar that lies there and cannot be used (the plan goes on without; strict refuses), or NULL. */

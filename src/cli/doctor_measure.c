@@ -21,8 +21,8 @@ int tern_doctor_check(const struct tern_args *a, tern_error *err)
         return tern_cli_usage(err, "--calibrate and --fit are two things; run one after the other");
     if (fit != (v[TERN_OPT_FIT_IN].n > 0))
         return tern_cli_usage(err, "--fit TOKENS and --in SIZE belong together");
-    if (v[TERN_OPT_FORCE].n && !v[TERN_OPT_DOCTOR_OUT].n)
-        return tern_cli_usage(err, "--force belongs to --out");
+    if (v[TERN_OPT_FORCE].n && !v[TERN_OPT_DOCTOR_OUT].n && !calibrate)
+        return tern_cli_usage(err, "--force belongs to --calibrate and --out");
     if (!calibrate && !fit && (v[TERN_OPT_DOCTOR_FILE].n || v[TERN_OPT_DOCTOR_OUT].n))
         return tern_cli_usage(err, "-f and --out belong to --calibrate and --fit");
     return 0;
@@ -38,7 +38,7 @@ static int read_text(tern_tokens *ids, tern_model *m, const struct tern_args *a,
         TERN_TRY(tern_setup_read(&text, a->v[TERN_OPT_DOCTOR_FILE].s, TERN_CLI_MAX_TEXT, err));
     else
         TERN_TRY(tern_buf_add(&text, builtin, strlen(builtin), err));
-    TERN_TRY(tern_model_tokenize(m, text.p ? text.p : "", text.len, TERN_TEXT_BOS, ids, err));
+    TERN_TRY(tern_setup_tokenize(m, &text, TERN_TEXT_BOS, "the text", ids, err));
 out:
     tern_buf_clear(&text);
     return rc;

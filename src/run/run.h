@@ -80,6 +80,7 @@ struct tern_kv_plan {
     const char *cond_source;
     bool uncalibrated; /* a sidecar would be used and is not there */
     char notice[640];  /* why one that is there is not used, or "" */
+    char note[1024];   /* the same with what that costs */
 };
 
 /* What norm weights alone say about queries and keys; *out NULL when the model has none. */

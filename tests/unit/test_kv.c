@@ -187,6 +187,46 @@ static void test_layout(void **state)
     tern_kv_layout_free(l);
 }
 
+/* edge= counts the layers that would be coded, wherever they lie: a window, a recurrent layer and a layer that a rule
+ * names are none of them. */
+static void test_edges(void **state)
+{
+    static const struct tern_kv_decl full = {.n_heads = 2, .dim_k = 64, .dim_v = 32};
+    static const struct tern_kv_decl window = {.n_heads = 1, .dim_k = 64, .dim_v = 64, .reach = {100, false}};
+    const struct tern_kv_decl model[9] = {window, {0}, full, full, window, full, full, {0}, window};
+    static const struct {
+        const char *spec, *k[9]; /* NULL: no keys */
+    } cases[] = {
+        {"l4,edge=1:q8", {"f16", NULL, "q8", "l4", "f16", "l4", "q8", NULL, "f16"}},
+        {"l4,edge=2:q8", {"f16", NULL, "q8", "q8", "f16", "q8", "q8", NULL, "f16"}},
+        {"l4,edge=3:q8", {"f16", NULL, "q8", "q8", "f16", "q8", "q8", NULL, "f16"}},
+        {"l4,edge=1:f16,layers=2:l2", {"f16", NULL, "l2", "f16", "f16", "l4", "f16", NULL, "f16"}},
+        {"f16,edge=1:q8", {"f16", NULL, "q8", "f16", "f16", "f16", "q8", NULL, "f16"}},
+    };
+    (void)state;
+    for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
+        struct tern_kv_layout *l;
+        OK(tern_kv_layout_new(&l, model, 9, cases[c].spec, false, err));
+        assert_int_equal(l->n_notes, 0);
+        for (int i = 0; i < 9; i++)
+            if (cases[c].k[i])
+                assert_string_equal(l->layers[i].k.codec->name, cases[c].k[i]);
+            else
+                assert_int_equal(l->group_of[i], -1);
+        tern_kv_layout_free(l);
+    }
+    static const char *const idle[][2] = {{"l4,layers=1:f16", "layers=1 changes nothing: no keys"},
+                                          {"l4,layers=4:f16", "layers=4 changes nothing: those schemes"},
+                                          {"l4,layers=0-8:l3,edge=1:q8", "edge=1 changes nothing"}};
+    for (size_t c = 0; c < sizeof idle / sizeof *idle; c++) {
+        struct tern_kv_layout *l;
+        OK(tern_kv_layout_new(&l, model, 9, idle[c][0], false, err));
+        assert_int_equal(l->n_notes, 1);
+        assert_non_null(strstr(l->note[0], idle[c][1]));
+        tern_kv_layout_free(l);
+    }
+}
+
 static void test_layout_digests(void **state)
 {
     static const char *const specs[] = {"f16",
@@ -515,6 +555,7 @@ int main(void)
         cmocka_unit_test(test_spec_bad),
         cmocka_unit_test(test_plan_files),
         cmocka_unit_test(test_layout),
+        cmocka_unit_test(test_edges),
         cmocka_unit_test(test_layout_digests),
         cmocka_unit_test(test_random_life),
         cmocka_unit_test(test_capacity),
