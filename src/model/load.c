@@ -551,7 +551,7 @@ static int find_arch(const struct tern_arch **out, const struct tern_file *f, te
         return rc;
     if (!name.p)
         return tern_err_set(err, TERN_EFORMAT, "%s: metadata key general.architecture is missing", tern_file_path(f));
-    char known[256] = "";
+    char known[512] = "";
     size_t used = 0;
     for (int i = 0; tern_archs[i]; i++) {
         *out = tern_archs[i];
