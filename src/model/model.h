@@ -49,6 +49,8 @@ struct tern_packed_file {
     const char *path;  /* NULL: none */
     bool write;        /* make it, or make it anew when it does not fit */
     size_t write_from; /* bytes of weights from which on a missing file is made */
+    void (*before)(void *user, const char *path, size_t bytes); /* it is written; may be NULL */
+    void *user;
 };
 
 /* What GGUF has otherwise than directories of the same architecture: rotated pairs of q and k as neighbours
