@@ -561,7 +561,7 @@ static int find_arch(const struct tern_arch **out, const struct tern_file *f, te
         return rc;
     if (!name.p)
         return tern_err_set(err, TERN_EFORMAT, "%s: metadata key general.architecture is missing", tern_file_path(f));
-    char known[256] = "";
+    char known[512] = "";
     size_t used = 0;
     for (int i = 0; tern_archs[i]; i++) {
         *out = tern_archs[i];
@@ -614,6 +614,8 @@ int tern_net_load(struct tern_net **out, const struct tern_file *f, struct tern_
     TERN_TRY(find_arch(&ld.arch, f, err));
     net->desc.arch = ld.arch->name;
     TERN_TRY(ld.arch->configure(&net->desc, f, err));
+    if (ld.arch->gguf.pairs)
+        net->desc.ropes[0].interleaved = tern_file_kind(f) == TERN_FILE_GGUF;
     TERN_TRY(vocab_size(&net->desc, f, err));
     tern_error detail;
     if (tern_desc_check(&net->desc, &detail) < 0)
