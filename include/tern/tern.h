@@ -78,19 +78,26 @@ typedef struct tern_model_params {
     int n_threads; /* 0 = all physical cores */
     /* Weights are packed when a model is opened; a file can keep them, for later runs to map.  Processes that map it
      * share its memory.
-     *   "auto" or NULL   MODEL.packed beside the model; made when the weights are 32 MiB or more, and made anew when it
-     *                    does not fit the model or is damaged
+     *   "auto" or NULL   MODEL.packed (tern_model_beside); made when the weights are 32 MiB or more, and made anew when
+     *                    it does not fit the model or is damaged
      *   "use"            the same file if it is there and fits; never written
      *   "off"            neither read nor written
      *   anything else    the path of the file, made for weights of any size
      * Whatever goes wrong with it leads to a notice in tern_model_info, never to an error.  A file under that name that
      * is something else is left alone.  docs/packed-format.md */
     const char *packed;
+    /* Called before such a file is written, from the calling thread: where, and how large it will be.  NULL: not. */
+    void (*before_packed)(void *user, const char *path, size_t bytes);
+    void *user;
 } tern_model_params;
 
 /* Opens a GGUF file (any part of a split set), or a Hugging Face directory of safetensors.  p NULL: all defaults. */
 TERN_API int tern_model_open(tern_model **out, const char *path, const tern_model_params *p, tern_error *err);
 TERN_API void tern_model_close(tern_model **m);
+/* The path of MODEL.suffix (".packed", ".ternkv"): beside the model, or in the user's cache folder
+ * ($XDG_CACHE_HOME/tern or $HOME/.cache/tern, which is made) when it is there already or the model's folder cannot be
+ * written. */
+TERN_API int tern_model_beside(const tern_model *m, const char *suffix, char *out, size_t n, tern_error *err);
 TERN_API const tern_model_info *tern_model_get_info(const tern_model *m); /* view, until close */
 
 typedef struct tern_tensor_info {
@@ -194,6 +201,9 @@ TERN_API void tern_kv_plan_free(tern_kv_plan *p);
 TERN_API int tern_kv_plan_rows(const tern_kv_plan *p);
 TERN_API void tern_kv_plan_row(const tern_kv_plan *p, int layer, tern_kv_row *out); /* strings: view until free */
 
+/* What the user should know about the plan, a sentence without its end: an item of the text that changes nothing, a
+ * sidecar that cannot be used.  NULL behind the last one; views until free.  Strict plans have none, they fail. */
+TERN_API const char *tern_kv_plan_note(const tern_kv_plan *p, int i);
 /* Does it code keys whose conditioning a calibration would improve?  Not where cond= or a sidecar that fits decides. */
 TERN_API bool tern_kv_plan_uncalibrated(const tern_kv_plan *p);
 /* A sentence about a sidecar that lies there and cannot be used (the plan goes on without; strict refuses), or NULL. */
@@ -237,6 +247,10 @@ typedef struct tern_engine_params {
      * that compress after prefill; else pages are coded as they fill.  Concerns tern_prefill and tern_generate on an
      * empty sequence; what comes later, and what a trim computes again, is coded as it comes. */
     bool code_at_end;
+    /* Most bytes that the sequences of all plans have in use together: pages, open pages, first tokens, states.  What
+     * does not fit is refused with TERN_ECAPACITY before anything is computed; 0: room for max_seqs full sequences of
+     * every plan. */
+    size_t kv_bytes;
 } tern_engine_params;
 
 TERN_API int tern_engine_open(tern_engine **out, tern_model *m, const tern_engine_params *p, tern_error *err);

@@ -23,6 +23,14 @@ static int check_turbo(const struct tern_args *a, tern_error *err)
     return 0;
 }
 
+static void before_packed(void *written, const char *path, size_t bytes)
+{
+    tern_note("writing packed weights to %s (%s), once; later starts map them (--packed off goes without, "
+              "'tern cache ls' lists them)",
+              tern_shown(path), tern_size_text((double)bytes));
+    (void)tern_buf_addf(written, NULL, "%s", path);
+}
+
 int tern_setup_model(struct tern_setup *s, const struct tern_args *a, const char *path, tern_error *err)
 {
     int rc = 0;
@@ -31,9 +39,16 @@ int tern_setup_model(struct tern_setup *s, const struct tern_args *a, const char
     double start = tern_now();
     /* Commands without the option only look at a model: they write nothing. */
     bool computes = tern_options[TERN_OPT_PACKED].commands & (1u << a->command->id);
+    struct tern_buf written = {0};
     tern_model_params p = {.n_threads = (int)a->v[TERN_OPT_THREADS].i,
-                           .packed = computes ? a->v[TERN_OPT_PACKED].s : "use"};
-    TERN_TRY(tern_model_open(&s->model, path, &p, err));
+                           .packed = computes ? a->v[TERN_OPT_PACKED].s : "use",
+                           .before_packed = before_packed,
+                           .user = &written};
+    rc = tern_model_open(&s->model, path, &p, err);
+    if (rc == 0 && written.len)
+        tern_cache_remember(written.p);
+    tern_buf_clear(&written);
+    TERN_TRY(rc);
     s->load_s = tern_now() - start;
     tern_packed_note(s->model);
 out:
@@ -297,6 +312,48 @@ int tern_setup_stop(tern_generate_params *p, const struct tern_args *a, tern_err
             return tern_cli_usage(err, "--stop must not be empty");
     }
     return 0;
+}
+
+/* ---- text -------------------------------------------------------------------------------------------------------- */
+
+/* Does the vocabulary have no token for this byte, so that it is left out? */
+static bool is_lost(const tern_model *m, const char *byte)
+{
+    tern_tokens ids = {0};
+    bool lost = tern_model_tokenize(m, byte, 1, 0, &ids, NULL) == 0 && ids.len == 0;
+    tern_tokens_clear(&ids);
+    return lost;
+}
+
+void tern_setup_check_text(const tern_model *m, const struct tern_buf *text, const char *what)
+{
+    size_t counts[256] = {0}, bad = 0, lost = 0;
+    const char *first = NULL, *end = text->p + text->len;
+    for (const char *p = text->p; p < end;) {
+        size_t n = tern_utf8_length(p, end);
+        if (n == 0) {
+            counts[(unsigned char)*p]++;
+            first = first ? first : p;
+            bad++;
+        }
+        p += n ? n : 1;
+    }
+    for (int b = 0; bad && b < 256; b++)
+        if (counts[b] && is_lost(m, &(char){(char)b}))
+            lost += counts[b];
+    if (bad)
+        tern_note("%s: %zu byte%s not UTF-8, the first (0x%02x) at offset %td%s", tern_shown(what), bad,
+                  bad == 1 ? " is" : "s are", (unsigned char)*first, first - text->p,
+                  lost == 0     ? ""
+                  : lost == bad ? "; the vocabulary has no tokens for them, they are left out"
+                                : "; for some of them the vocabulary has no tokens, they are left out");
+}
+
+int tern_setup_tokenize(const tern_model *m, const struct tern_buf *text, unsigned flags, const char *what,
+                        tern_tokens *out, tern_error *err)
+{
+    tern_setup_check_text(m, text, what);
+    return tern_model_tokenize(m, text->p ? text->p : "", text->len, flags, out, err);
 }
 
 /* ---- ids --------------------------------------------------------------------------------------------------------- */

@@ -58,7 +58,7 @@ static int write_file(struct tern_outfile *f, const struct tern_kv_cache *c, con
     }
     h.has_sink = s->sink != TERN_NO_BLOCK;
     h.kept_at = kept ? (uint32_t)kept->at : 0;
-    (void)snprintf(h.kv, sizeof h.kv, "%s", l->text);
+    tern_kv_layout_describe(l, h.kv, sizeof h.kv);
     h.hash = XXH3_64bits(&h, offsetof(struct header, hash));
     TERN_TRY(tern_outfile_write(f, &h, sizeof h, err));
     TERN_TRY(write_section(f, info->tokens, (size_t)s->n_tokens * sizeof *info->tokens, err));
@@ -133,6 +133,18 @@ out:
     return rc;
 }
 
+static int refuse_layout(const struct header *h, const struct tern_kv_layout *l, const char *path, tern_error *err)
+{
+    char mine[sizeof h->kv], theirs[sizeof h->kv];
+    tern_kv_layout_describe(l, mine, sizeof mine);
+    (void)snprintf(theirs, sizeof theirs, "%.*s", (int)sizeof h->kv - 1, h->kv);
+    const size_t n = strlen(l->text);
+    const bool same_text = strncmp(theirs, l->text, n) == 0 && (!theirs[n] || strncmp(theirs + n, " (keys ", 7) == 0);
+    return tern_err_set(err, TERN_EMISMATCH, "%s: was saved with --kv %s%s, this engine runs --kv %s%s", path, theirs,
+                        same_text && !theirs[n] ? " and other conditioning of the keys" : "", mine,
+                        same_text ? "; cond=off|norms|bias|FILE chooses the conditioning" : "");
+}
+
 static int check_header(const struct header *h, const struct tern_kv_cache *c, uint64_t model_digest, const char *path,
                         tern_error *err)
 {
@@ -150,8 +162,7 @@ static int check_header(const struct header *h, const struct tern_kv_cache *c, u
     if (h->model_digest != model_digest)
         TERN_FAIL(err, TERN_EMISMATCH, "%s: was saved from another model", path);
     if (h->layout_digest != l->digest)
-        TERN_FAIL(err, TERN_EMISMATCH, "%s: was saved with --kv %.*s, this engine runs --kv %s", path,
-                  (int)sizeof h->kv - 1, h->kv, l->text);
+        return refuse_layout(h, l, path, err);
     if (h->n_tokens > (uint32_t)c->max_tokens)
         TERN_FAIL(err, TERN_ECAPACITY, "%s: holds %u tokens, the context is %d", path, h->n_tokens, c->max_tokens);
     if ((h->version == STATES) != (l->state_bytes != 0) || h->kept_at > h->n_tokens || h->kept_at % TERN_PAGE ||
@@ -214,10 +225,11 @@ static int take_blocks(struct tern_kv_cache *c, struct tern_kv_seq *s, const str
     }
     if (h->has_sink) {
         s->sink = tern_kv_pool_get(&c->sinks);
-        TERN_ASSERT(s->sink != TERN_NO_BLOCK);
+        if (s->sink == TERN_NO_BLOCK)
+            return tern_err_set(err, TERN_ECAPACITY, "the KV pool is full");
     }
-    if (h->kept_at)
-        tern_kv_states_room(c, s, (int)h->kept_at);
+    if (h->kept_at && !tern_kv_states_room(c, s, (int)h->kept_at))
+        return tern_err_set(err, TERN_ECAPACITY, "the KV pool is full");
     return 0;
 }
 
@@ -246,7 +258,11 @@ int tern_kv_load(struct tern_kv_cache *c, struct tern_kv_seq **out, uint64_t mod
     TERN_TRY(take_blocks(c, s, &h, err));
     TERN_TRY(read_seq(&r, c, s, &h, n_vocab, *tokens, *roles, err));
     s->n_tokens = (int)h.n_tokens;
-    s->newest = s->n_tokens / TERN_PAGE + 1; /* the file does not say; one more is the most that it may have been */
+    for (int g = 0; g < c->layout->n_groups; g++) { /* the file does not say what else is raw */
+        const int open = s->n_tokens / TERN_PAGE, seen = open - c->layout->groups[g].recent + 1;
+        s->raw_from[g] = open;
+        s->seen_from[g] = seen > 0 ? seen : 0;
+    }
     *out = s;
     s = NULL;
 out:

@@ -60,13 +60,13 @@ static void keep_keys(const struct calibration *c, struct head_stats *h, int hea
 /* One query row: softmax over what it sees, then its coded part into weights and q2.  s: [tokens] raw scores. */
 static void count_query(struct head_stats *h, const struct tern_layer_desc *l, const float *q, float *s, int pos)
 {
-    int from = tern_kv_oldest(tern_layer_reach(l), pos);
+    int from = tern_kv_oldest(tern_attend_reach(&l->at), pos);
     float top = -INFINITY;
     double sum = 0, variance = 0;
     for (int t = from; t <= pos; t++) {
-        s[t] *= l->scale;
-        if (l->score_cap > 0)
-            s[t] = l->score_cap * tanhf(s[t] / l->score_cap);
+        s[t] *= l->at.scale;
+        if (l->at.score_cap > 0)
+            s[t] = l->at.score_cap * tanhf(s[t] / l->at.score_cap);
         top = s[t] > top ? s[t] : top;
     }
     for (int t = from; t <= pos; t++) {
@@ -79,7 +79,7 @@ static void count_query(struct head_stats *h, const struct tern_layer_desc *l, c
         h->weight[t] += v;
         variance += v;
     }
-    for (int d = 0; d < l->dim_k; d++)
+    for (int d = 0; d < l->at.dim_k; d++)
         h->q2[d] += (double)q[d] * (double)q[d] * variance;
 }
 
@@ -89,10 +89,10 @@ static void watch_head(void *ctx, int head, int worker)
     struct calibration *c = ctx;
     const struct tern_layer_desc *l = &c->desc->layers[c->layer];
     struct head_stats *h = &c->layers[c->layer][head];
-    int group = l->n_heads / l->n_kv_heads;
-    size_t dim = (size_t)l->dim_k;
+    int group = l->at.n_heads / l->at.n_kv_heads;
+    size_t dim = (size_t)l->at.dim_k;
     float *s = c->scores + (size_t)worker * c->score_floats;
-    keep_keys(c, h, head, l->dim_k);
+    keep_keys(c, h, head, l->at.dim_k);
     for (int r = 0; r < c->n_rows; r++) {
         int pos = c->pos0 + r;
         if (pos < FIRST_QUERY || pos % QUERY_STEP)
@@ -100,7 +100,8 @@ static void watch_head(void *ctx, int head, int worker)
         for (int g = 0; g < group; g++) {
             const float *q = c->q + (size_t)r * c->q_stride + (size_t)(head * group + g) * dim;
             for (int p = 0; p <= pos / TERN_PAGE; p++)
-                tern_k.attn.score_f32(s + (size_t)p * TERN_PAGE, q, h->keys + (size_t)p * TERN_PAGE * dim, l->dim_k, 1);
+                tern_k.attn.score_f32(s + (size_t)p * TERN_PAGE, q, h->keys + (size_t)p * TERN_PAGE * dim, l->at.dim_k,
+                                      1);
             count_query(h, l, q, s, pos);
         }
     }
@@ -109,14 +110,14 @@ static void watch_head(void *ctx, int head, int worker)
 static void watch(void *user, int layer, const float *q, size_t q_stride, const float *k, size_t k_stride)
 {
     struct calibration *c = user;
-    if (c->desc->layers[layer].kv_of >= 0) /* the keys are another layer's; its own queries alone weigh them */
+    if (c->desc->layers[layer].at.kv_of >= 0) /* the keys are another layer's; its own queries alone weigh them */
         return;
     c->layer = layer;
     c->q = q;
     c->k = k;
     c->q_stride = q_stride;
     c->k_stride = k_stride;
-    tern_pool_run(c->pool, watch_head, c, c->desc->layers[layer].n_kv_heads);
+    tern_pool_run(c->pool, watch_head, c, c->desc->layers[layer].at.n_kv_heads);
 }
 
 /* ---- from what was seen to constants ------------------------------------------------------------------------------
@@ -222,12 +223,12 @@ static int new_stats(struct calibration *c, int n_threads, tern_error *err)
     TERN_TRY(tern_alloc(&c->layers, (size_t)c->desc->n_layers, sizeof *c->layers, err));
     for (int i = 0; i < c->desc->n_layers; i++) {
         const struct tern_layer_desc *l = &c->desc->layers[i];
-        TERN_TRY(tern_alloc(&c->layers[i], (size_t)l->n_kv_heads, sizeof **c->layers, err));
-        for (int h = 0; h < l->n_kv_heads; h++) {
+        TERN_TRY(tern_alloc(&c->layers[i], (size_t)l->at.n_kv_heads, sizeof **c->layers, err));
+        for (int h = 0; h < l->at.n_kv_heads; h++) {
             struct head_stats *s = &c->layers[i][h];
-            TERN_TRY(tern_alloc(&s->keys, pages * TERN_PAGE * (size_t)l->dim_k, sizeof *s->keys, err));
+            TERN_TRY(tern_alloc(&s->keys, pages * TERN_PAGE * (size_t)l->at.dim_k, sizeof *s->keys, err));
             TERN_TRY(tern_alloc(&s->weight, (size_t)c->n_tokens, sizeof *s->weight, err));
-            TERN_TRY(tern_alloc(&s->q2, (size_t)l->dim_k, sizeof *s->q2, err));
+            TERN_TRY(tern_alloc(&s->q2, (size_t)l->at.dim_k, sizeof *s->q2, err));
         }
     }
 out:
@@ -237,7 +238,7 @@ out:
 static void free_stats(struct calibration *c)
 {
     for (int i = 0; c->layers && i < c->desc->n_layers; i++) {
-        for (int h = 0; c->layers[i] && h < c->desc->layers[i].n_kv_heads; h++) {
+        for (int h = 0; c->layers[i] && h < c->desc->layers[i].at.n_kv_heads; h++) {
             tern_free(c->layers[i][h].keys);
             tern_free(c->layers[i][h].weight);
             tern_free(c->layers[i][h].q2);
@@ -362,7 +363,7 @@ int tern_model_calibrate_within(tern_model *m, const int32_t *ids, int n, int n_
             finish_head(set, &decl[i], &c.layers[i][h], i, h, c.n_tokens);
     tern_kv_cond_seal(set, decl);
     if (!path)
-        TERN_TRY(tern_cond_path(&own_path, m, err));
+        TERN_TRY(tern_beside(&own_path, m->path, ".ternkv", true, err));
     TERN_TRY(tern_kv_cond_save(set, decl, m->net->digest, path ? path : own_path.p, err));
 out:
     free_stats(&c);

@@ -73,7 +73,7 @@ static void describe(tern_model *m)
 {
     const struct tern_desc *d = &m->net->desc;
     const struct tern_layer_desc *l = &d->layers[0]; /* the first one with attention speaks for all */
-    for (int i = 1; l->mixer == TERN_MIX_DELTA && i < d->n_layers; i++)
+    for (int i = 1; !l->at.n_heads && i < d->n_layers; i++)
         l = &d->layers[i];
     m->info = (tern_model_info){
         .path = m->path,
@@ -83,10 +83,10 @@ static void describe(tern_model *m)
         .tokenizer = m->tok ? tern_tokenizer_kind(m->tok) : "none",
         .n_layers = d->n_layers,
         .n_embd = d->n_embd,
-        .n_heads = l->n_heads,
-        .n_kv_heads = l->n_kv_heads,
-        .head_dim = l->dim_nope + l->dim_k,
-        .n_ff = l->n_ff ? l->n_ff : l->n_ff_expert,
+        .n_heads = l->at.n_heads,
+        .n_kv_heads = l->at.n_kv_heads,
+        .head_dim = l->at.dim_k + (l->mixer == TERN_MIX_LATENT ? l->latent.dim_nope : 0),
+        .n_ff = l->ffn == TERN_FFN_EXPERTS ? l->experts.n_ff : l->n_ff,
         .n_vocab = d->n_vocab,
         .ctx = d->ctx,
         .has_template = m->tmpl != NULL,
@@ -144,16 +144,21 @@ static int check_text(const struct text_load *l, tern_error *err)
 
 #define PACKED_FROM ((size_t)32 << 20) /* less is packed sooner than a user notices */
 
-static int packed_file(struct tern_packed_file *out, tern_model *m, const char *how, tern_error *err)
+static int packed_file(struct tern_packed_file *out, tern_model *m, const tern_model_params *p, tern_error *err)
 {
+    const char *how = p ? p->packed : NULL;
     bool automatic = !how || strcmp(how, "auto") == 0;
     *out = (struct tern_packed_file){0};
     if (how && strcmp(how, "off") == 0)
         return 0;
     bool beside = automatic || strcmp(how, "use") == 0;
-    int rc = beside ? tern_buf_addf(&m->packed, err, "%s.packed", m->path) : tern_buf_addf(&m->packed, err, "%s", how);
-    *out = (struct tern_packed_file){
-        .path = m->packed.p, .write = automatic || !beside, .write_from = beside ? PACKED_FROM : 0};
+    int rc = beside ? tern_beside(&m->packed, m->path, ".packed", automatic, err)
+                    : tern_buf_addf(&m->packed, err, "%s", how);
+    *out = (struct tern_packed_file){.path = m->packed.p,
+                                     .write = automatic || !beside,
+                                     .write_from = beside ? PACKED_FROM : 0,
+                                     .before = p ? p->before_packed : NULL,
+                                     .user = p ? p->user : NULL};
     return rc;
 }
 
@@ -173,7 +178,7 @@ int tern_model_open(tern_model **out, const char *path, const tern_model_params 
     for (size_t n = strlen(m->path); n > 1 && m->path[n - 1] == '/';) /* what belongs to a directory lies beside it */
         m->path[--n] = 0;
     TERN_TRY(tern_file_open(&m->file, path, err));
-    TERN_TRY(packed_file(&kept, m, p ? p->packed : NULL, err));
+    TERN_TRY(packed_file(&kept, m, p, err));
     TERN_TRY(tern_pool_new(&pool, n_threads, 0, err));
     begin_text(&text, m, n_threads);
     TERN_TRY(tern_net_load(&m->net, m->file, pool, &kept, err));

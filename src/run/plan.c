@@ -8,15 +8,7 @@
 
 int tern_cond_path(struct tern_buf *out, const tern_model *m, tern_error *err)
 {
-    return tern_buf_addf(out, err, "%s.ternkv", m->path);
-}
-
-static bool codes_keys(const struct tern_kv_layout *l)
-{
-    for (int i = 0; i < l->n_layers; i++)
-        if (l->group_of[i] >= 0 && !l->layers[i].k.codec->raw && !l->layers[i].k.codec->unconditioned)
-            return true;
-    return false;
+    return tern_beside(out, m->path, ".ternkv", false, err);
 }
 
 /* What weights say: norms, else what a bias of the keys came to, of which p becomes the owner. */
@@ -71,7 +63,7 @@ static int find_conditioning(tern_kv_plan *p, const tern_model *m, const struct 
     struct tern_buf path = {0};
     const struct tern_net *net = m->net;
     const struct tern_kv_spec *s = &p->layout->spec;
-    if (s->cond == TERN_COND_OFF || !codes_keys(p->layout))
+    if (s->cond == TERN_COND_OFF || !tern_kv_layout_codes_keys(p->layout))
         return 0;
     if (s->cond == TERN_COND_FILE) {
         TERN_TRY(tern_kv_cond_load(&p->cond, decl, net->desc.n_layers, net->digest, s->cond_path, err));
@@ -82,12 +74,18 @@ static int find_conditioning(tern_kv_plan *p, const tern_model *m, const struct 
     }
     if (!p->cond)
         TERN_TRY(from_weights(p, m, decl, biased, err));
+    if (p->notice[0])
+        (void)snprintf(p->note, sizeof p->note,
+                       "%.500s; not used: keys are coded %s, which is several times less true at 4 bits. "
+                       "'tern doctor --calibrate -m %.300s' writes it anew",
+                       p->notice, p->cond ? p->cond_source : "as they are", m->path);
     if (p->cond)
-        tern_kv_layout_condition(p->layout, p->cond);
+        tern_kv_layout_condition(p->layout, p->cond, p->cond_source);
 out:
     if (rc < 0 && (s->cond == TERN_COND_FILE || s->cond == TERN_COND_AUTO) && err) {
         tern_error why = *err;
-        (void)tern_err_set(err, rc, "%.400s (--kv ...,cond=off goes without)", why.msg);
+        (void)tern_err_set(err, rc, "%s%.400s (--kv ...,cond=off goes without)",
+                           strict && s->cond == TERN_COND_AUTO ? "--kv-policy strict: " : "", why.msg);
     }
     tern_buf_clear(&path);
     return rc;
@@ -165,6 +163,13 @@ void tern_kv_plan_row(const tern_kv_plan *p, int layer, tern_kv_row *out)
                          .f16_bytes_per_token = tern_kv_layer_f16_bytes(l),
                          .conditioning = l->k.cond ? p->cond_source : NULL,
                          .reason = l->why_raw};
+}
+
+const char *tern_kv_plan_note(const tern_kv_plan *p, int i)
+{
+    if (i < 0 || i > p->layout->n_notes)
+        return NULL;
+    return i < p->layout->n_notes ? p->layout->note[i] : p->note[0] ? p->note : NULL;
 }
 
 const char *const *tern_kv_schemes(void)

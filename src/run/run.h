@@ -57,7 +57,8 @@ struct tern_engine {
     struct tern_kv_plan **plans;  /* [n_caches] */
     struct tern_kv_cache *caches; /* [n_caches] */
     int n_plans;
-    int n_caches; /* n_plans, and with code_at_end a raw one for the prompt in hand */
+    struct tern_kv_budget kv_budget; /* of all caches together */
+    int n_caches;                    /* n_plans, and with code_at_end a raw one for the prompt in hand */
     struct tern_forward *forward;
     struct tern_seq *seqs; /* [max_seqs] */
     int ctx, max_seqs, chunk;
@@ -80,6 +81,7 @@ struct tern_kv_plan {
     const char *cond_source;
     bool uncalibrated; /* a sidecar would be used and is not there */
     char notice[640];  /* why one that is there is not used, or "" */
+    char note[1024];   /* the same with what that costs */
 };
 
 /* What norm weights alone say about queries and keys; *out NULL when the model has none. */
@@ -103,6 +105,8 @@ double tern_cond_choose_pairs(struct tern_kv_cond *c, const struct tern_kv_decl 
 int tern_plan_of_ctx(tern_kv_plan **out, const tern_model *m, int ctx, const char *spec, bool strict, tern_error *err);
 
 int tern_cond_path(struct tern_buf *out, const tern_model *m, tern_error *err);
+/* MODEL.suffix as tern_model_beside finds it, into an empty buffer.  make: a folder that it is to be written to. */
+int tern_beside(struct tern_buf *out, const char *model, const char *suffix, bool make, tern_error *err);
 
 /* Positions per step of an evaluation that wants every row's logits: bounds that buffer (64 rows of a 262144-word
  * vocabulary are 64 MiB). */

@@ -2,7 +2,7 @@
  * command line.
  *
  *     make_text_model OUT.gguf          byte-level BPE of 300 tokens, control tokens, ChatML template
- *     make_text_model --base OUT.gguf   the same without control tokens of a chat and without template
+ *     make_text_model --base OUT.gguf   the same without control tokens of a chat, template and token for byte 255
  *     make_text_model --tools OUT.gguf  a template that knows tools, and tokens that are a call (300), reasoning (301),
  *                                       half a call (302), a text (303) and a control token (304), for replies that
  * --logit-bias chooses
@@ -106,6 +106,8 @@ static void write_tokenizer(struct gguf_writer *w, enum variant variant)
     static char line[N_MERGES][48];
     for (int b = 0; b < N_BYTES; b++) {
         byte_spelling(b, pool[n_pool]);
+        if (base && b == N_BYTES - 1) /* no text in UTF-8 has this byte, so some vocabularies lack it */
+            (void)snprintf(pool[n_pool], sizeof pool[0], "<none>");
         add_token(pool[n_pool++], TYPE_NORMAL);
     }
     for (size_t i = 0; i < N_MERGES; i++) {

@@ -72,37 +72,133 @@ static int configure(struct tern_desc *d, const struct tern_file *f, tern_error 
     for (int i = 0; i < d->n_layers; i++) {
         struct tern_layer_desc *l = &d->layers[i];
         l->mixer = TERN_MIX_LATENT;
-        l->n_kv_heads = 1;
-        l->dim_k = (int)v.rot;
-        l->dim_v = (int)v.rank;
-        l->dim_nope = (int)(v.key - v.rot);
-        l->dim_head_v = (int)v.value;
-        l->q_rank = (int)v.q_rank;
-        l->scale = (float)(scores / sqrt((double)v.key));
-        if (sigmoid && l->router)
-            l->router = TERN_ROUTE_SIGMOID;
+        l->at.n_kv_heads = 1;
+        l->at.dim_k = (int)v.rot;
+        l->at.dim_v = (int)v.rank;
+        l->latent = (struct tern_latent_desc){
+            .dim_nope = (int)(v.key - v.rot), .dim_head_v = (int)v.value, .q_rank = (int)v.q_rank};
+        l->at.scale = (float)(scores / sqrt((double)v.key));
+        if (sigmoid && l->ffn == TERN_FFN_EXPERTS)
+            l->experts.router = TERN_ROUTE_SIGMOID;
     }
 out:
     return rc;
 }
 
+static bool when_ranked(const struct tern_layer_desc *l)
+{
+    return l->latent.q_rank > 0;
+}
+
+static bool when_straight(const struct tern_layer_desc *l)
+{
+    return !l->latent.q_rank;
+}
+
 static const struct tern_tensor_rule layers[] = {
-    {"blk.%d.attn_norm.weight", TERN_SLOT_ATTN_NORM, TERN_DIM_EMBD, TERN_DIM_NONE, false},
-    {"blk.%d.attn_q.weight", TERN_SLOT_Q, TERN_DIM_Q_HEADS, TERN_DIM_Q_STRAIGHT, false},
-    {"blk.%d.attn_q_a.weight", TERN_SLOT_Q_A, TERN_DIM_Q_RANK, TERN_DIM_EMBD, false},
-    {"blk.%d.attn_q_a_norm.weight", TERN_SLOT_Q_A_NORM, TERN_DIM_Q_RANK, TERN_DIM_NONE, false},
-    {"blk.%d.attn_q_b.weight", TERN_SLOT_Q, TERN_DIM_Q_HEADS, TERN_DIM_Q_RANK, false},
-    {"blk.%d.attn_kv_a_mqa.weight", TERN_SLOT_KV_A, TERN_DIM_LATENT_K, TERN_DIM_EMBD, false},
-    {"blk.%d.attn_kv_a_norm.weight", TERN_SLOT_KV_A_NORM, TERN_DIM_LATENT, TERN_DIM_NONE, false},
-    {"blk.%d.attn_k_b.weight", TERN_SLOT_K_B, TERN_DIM_LATENT, TERN_DIM_NOPE, false},
-    {"blk.%d.attn_v_b.weight", TERN_SLOT_V_B, TERN_DIM_HEAD_V, TERN_DIM_LATENT, false},
-    {"blk.%d.attn_output.weight", TERN_SLOT_O, TERN_DIM_EMBD, TERN_DIM_HEADS_V, false},
-    {"blk.%d.ffn_norm.weight", TERN_SLOT_FFN_NORM, TERN_DIM_EMBD, TERN_DIM_NONE, false},
-    {"blk.%d.ffn_gate.weight", TERN_SLOT_GATE, TERN_DIM_FF, TERN_DIM_EMBD, false},
-    {"blk.%d.ffn_up.weight", TERN_SLOT_UP, TERN_DIM_FF, TERN_DIM_EMBD, false},
-    {"blk.%d.ffn_down.weight", TERN_SLOT_DOWN, TERN_DIM_EMBD, TERN_DIM_FF, false},
-    {"blk.%d.exp_probs_b.bias", TERN_SLOT_ROUTER_BIAS, TERN_DIM_EXPERTS, TERN_DIM_NONE, true},
+    TERN_VECTOR("blk.%d.attn_norm.weight", TERN_SLOT_ATTN_NORM, tern_dim_embd),
+    TERN_MATRIX("blk.%d.attn_q.weight", TERN_SLOT_Q, tern_dim_q_heads, tern_dim_embd, .when = when_straight),
+    TERN_MATRIX("blk.%d.attn_q_a.weight", TERN_SLOT_Q_A, tern_dim_q_rank, tern_dim_embd, .when = when_ranked),
+    TERN_VECTOR("blk.%d.attn_q_a_norm.weight", TERN_SLOT_Q_A_NORM, tern_dim_q_rank, .when = when_ranked),
+    TERN_MATRIX("blk.%d.attn_q_b.weight", TERN_SLOT_Q, tern_dim_q_heads, tern_dim_q_rank, .when = when_ranked),
+    TERN_MATRIX("blk.%d.attn_kv_a_mqa.weight", TERN_SLOT_KV_A, tern_dim_latent_k, tern_dim_embd),
+    TERN_VECTOR("blk.%d.attn_kv_a_norm.weight", TERN_SLOT_KV_A_NORM, tern_dim_latent),
+    TERN_MATRIX("blk.%d.attn_k_b.weight", TERN_SLOT_K_B, tern_dim_latent, tern_dim_nope, .stacked = TERN_PER_HEAD),
+    TERN_MATRIX("blk.%d.attn_v_b.weight", TERN_SLOT_V_B, tern_dim_head_v, tern_dim_latent, .stacked = TERN_PER_HEAD),
+    TERN_MATRIX("blk.%d.attn_output.weight", TERN_SLOT_O, tern_dim_embd, tern_dim_heads_v),
+    TERN_VECTOR("blk.%d.ffn_norm.weight", TERN_SLOT_FFN_NORM, tern_dim_embd),
+    TERN_MATRIX("blk.%d.ffn_gate.weight", TERN_SLOT_GATE, tern_dim_ff, tern_dim_embd, .when = tern_when_network),
+    TERN_MATRIX("blk.%d.ffn_up.weight", TERN_SLOT_UP, tern_dim_ff, tern_dim_embd, .when = tern_when_network),
+    TERN_MATRIX("blk.%d.ffn_down.weight", TERN_SLOT_DOWN, tern_dim_embd, tern_dim_ff, .when = tern_when_network),
+    TERN_VECTOR("blk.%d.exp_probs_b.bias", TERN_SLOT_ROUTER_BIAS, tern_dim_experts, .when = tern_when_experts,
+                .optional = true),
     {0},
 };
 
-const struct tern_arch tern_arch_deepseek2 = {"deepseek2", configure, tern_llama_globals, layers, NULL};
+/* ---- directories of Hugging Face ---- */
+
+static const struct tern_hf_number deepseek2_numbers[] = {{"context_length", 2048},
+                                                          {"attention.layer_norm_rms_epsilon", 1e-6},
+                                                          {"attention.kv_lora_rank", 512},
+                                                          {"attention.value_length_mla", 128},
+                                                          {"qk_nope_head_dim", 128},
+                                                          {"rope.dimension_count", 64},
+                                                          {"expert_count", 64},
+                                                          {"expert_shared_count", 2},
+                                                          {0}};
+
+static const struct tern_hf_number deepseek3_numbers[] = {{"context_length", 4096},
+                                                          {"attention.layer_norm_rms_epsilon", 1e-6},
+                                                          {"attention.kv_lora_rank", 512},
+                                                          {"attention.value_length_mla", 128},
+                                                          {"qk_nope_head_dim", 128},
+                                                          {"rope.dimension_count", 64},
+                                                          {"expert_count", 256},
+                                                          {"expert_shared_count", 1},
+                                                          {"expert_used_count", 8},
+                                                          {"expert_weights_scale", 2.5},
+                                                          {"expert_group_count", 8},
+                                                          {"expert_group_used_count", 4},
+                                                          {"leading_dense_block_count", 3},
+                                                          {0}};
+
+static const struct tern_hf_number glm4_lite_numbers[] = {{"context_length", 202752},
+                                                          {"attention.layer_norm_rms_epsilon", 1e-5},
+                                                          {"attention.kv_lora_rank", 512},
+                                                          {"attention.value_length_mla", 256},
+                                                          {"qk_nope_head_dim", 192},
+                                                          {"rope.dimension_count", 64},
+                                                          {"expert_count", 64},
+                                                          {"expert_shared_count", 1},
+                                                          {"expert_used_count", 4},
+                                                          {"expert_weights_scale", 1.8},
+                                                          {"expert_feed_forward_length", 1536},
+                                                          {"leading_dense_block_count", 1},
+                                                          {0}};
+
+static const char *const latent_elsewhere[] = {"attention.head_count_kv",          "attention.key_length",
+                                               "attention.value_length",           "expert_weights_norm",
+                                               "rope.scaling.yarn_log_multiplier", NULL};
+
+static const struct tern_hf_word latent_modules[] = {
+    {"self_attn.q_a_proj", "attn_q_a"},
+    {"self_attn.q_a_layernorm", "attn_q_a_norm"},
+    {"self_attn.q_b_proj", "attn_q_b"},
+    {"self_attn.kv_a_proj_with_mqa", "attn_kv_a_mqa"},
+    {"self_attn.kv_a_layernorm", "attn_kv_a_norm"},
+    {"self_attn.kv_b_proj", "attn_kv_b"},
+    {"self_attn.embed_q", "attn_k_b"},
+    {"self_attn.unembed_out", "attn_v_b"},
+    {"mlp.shared_experts.gate_proj", "ffn_gate_shexp"},
+    {"mlp.shared_experts.up_proj", "ffn_up_shexp"},
+    {"mlp.shared_experts.down_proj", "ffn_down_shexp"},
+    {0},
+};
+
+static const struct tern_hf_family families[] = {
+    {.model_type = "deepseek_v2",
+     .act = "silu",
+     .modules = latent_modules,
+     .silent = deepseek2_numbers,
+     .elsewhere = latent_elsewhere,
+     .more = tern_hf_latent,
+     .experts = true},
+    {.model_type = "deepseek_v3",
+     .act = "silu",
+     .modules = latent_modules,
+     .silent = deepseek3_numbers,
+     .elsewhere = latent_elsewhere,
+     .more = tern_hf_latent,
+     .experts = true},
+    {.model_type = "glm4_moe_lite",
+     .act = "silu",
+     .modules = latent_modules,
+     .silent = glm4_lite_numbers,
+     .elsewhere = latent_elsewhere,
+     .more = tern_hf_latent,
+     .experts = true},
+    {0},
+};
+
+const struct tern_arch tern_arch_deepseek2 = {
+    .name = "deepseek2", .configure = configure, .globals = tern_llama_globals, .layers = layers, .hf = families};

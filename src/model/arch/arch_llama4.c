@@ -42,22 +42,63 @@ static int configure(struct tern_desc *d, const struct tern_file *f, tern_error 
     for (int i = 0; i < d->n_layers; i++) {
         struct tern_layer_desc *l = &d->layers[i];
         bool whole = (i + 1) % 4 == 0;
-        l->mask = whole ? TERN_MASK_CAUSAL : TERN_MASK_CHUNK;
-        l->span = whole ? 0 : (int)v.chunk;
-        l->rope = whole ? -1 : 0;
-        l->qk_norm_plain = l->qk_norm_after_rope = !whole && v.norm;
-        l->q_temper = whole ? (float)v.temper : 0;
-        l->q_temper_span = (int)v.temper_span;
-        l->q_temper_from = 1;
-        if (!l->router)
+        l->at.mask = whole ? TERN_MASK_CAUSAL : TERN_MASK_CHUNK;
+        l->at.span = whole ? 0 : (int)v.chunk;
+        l->at.rope = whole ? -1 : 0;
+        l->attention.qk_norm_plain = l->attention.qk_norm_after_rope = !whole && v.norm;
+        l->attention.q_temper = whole ? (float)v.temper : 0;
+        l->attention.q_temper_span = (int)v.temper_span;
+        l->attention.q_temper_from = 1;
+        if (l->ffn != TERN_FFN_EXPERTS)
             continue;
         if (!tern_file_meta(f, KEY("expert_gating_func")))
-            l->router = TERN_ROUTE_SIGMOID;
-        l->route_input = true;
-        l->n_ff_shared = l->n_ff_shared ? l->n_ff_shared : l->n_ff_expert;
+            l->experts.router = TERN_ROUTE_SIGMOID;
+        l->experts.weigh_input = true;
+        l->experts.n_ff_shared = l->experts.n_ff_shared ? l->experts.n_ff_shared : l->experts.n_ff;
     }
 out:
     return rc;
 }
 
-const struct tern_arch tern_arch_llama4 = {"llama4", configure, tern_llama_globals, tern_llama_layers, NULL};
+/* ---- directories of Hugging Face ---- */
+
+static const char *const llama4_elsewhere[] = {"attention.sliding_window", NULL};
+
+static const struct tern_hf_word llama4_modules[] = {
+    {"feed_forward.gate_proj", "ffn_gate"},
+    {"feed_forward.up_proj", "ffn_up"},
+    {"feed_forward.down_proj", "ffn_down"},
+    {"feed_forward.router", "ffn_gate_inp"},
+    {"feed_forward.experts.gate_proj", "ffn_gate_exps"},
+    {"feed_forward.experts.up_proj", "ffn_up_exps"},
+    {"feed_forward.experts.down_proj", "ffn_down_exps"},
+    {"feed_forward.shared_expert.gate_proj", "ffn_gate_shexp"},
+    {"feed_forward.shared_expert.up_proj", "ffn_up_shexp"},
+    {"feed_forward.shared_expert.down_proj", "ffn_down_shexp"},
+    {0},
+};
+
+static const struct tern_hf_number llama4_numbers[] = {
+    {"context_length", 131072},      {"attention.head_count", 40},
+    {"attention.head_count_kv", 8},  {"attention.key_length", 128},
+    {"attention.value_length", 128}, {"attention.layer_norm_rms_epsilon", 1e-5},
+    {"rope.freq_base", 5e5},         {"expert_count", 16},
+    {"expert_used_count", 1},        {0}};
+
+static const struct tern_hf_family families[] = {
+    {.model_type = "llama4_text",
+     .act = "silu",
+     .modules = llama4_modules,
+     .elsewhere = llama4_elsewhere,
+     .more = tern_hf_llama4,
+     .silent = llama4_numbers,
+     .experts = true},
+    {0},
+};
+
+const struct tern_arch tern_arch_llama4 = {.name = "llama4",
+                                           .configure = configure,
+                                           .globals = tern_llama_globals,
+                                           .layers = tern_llama_layers,
+                                           .hf = families,
+                                           .gguf = {.divisors = true}};
