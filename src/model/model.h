@@ -98,8 +98,12 @@ struct tern_forward_batch {
     int n_jobs;
     const int *logit_rows; /* rows that want logits, ascending */
     int n_logit_rows;
-    float *logits;       /* [n_logit_rows][logit_stride] */
-    size_t logit_stride; /* floats, a multiple of 16, >= n_vocab */
+    float *logits;          /* [n_logit_rows][logit_stride] */
+    size_t logit_stride;    /* floats, a multiple of 16, >= n_vocab */
+    const int *hidden_rows; /* rows whose hidden states are wanted, after the last norm, ascending */
+    int n_hidden_rows;
+    float *hidden;        /* [n_hidden_rows][hidden_stride] */
+    size_t hidden_stride; /* floats, a multiple of 16, >= n_embd */
     tern_forward_tap *tap;
     void *tap_user;
 };

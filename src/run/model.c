@@ -294,6 +294,22 @@ const char *tern_model_token(const tern_model *m, int32_t id)
     return m->tok && id >= 0 && id < tern_tokenizer_n_vocab(m->tok) ? tern_tokenizer_piece(m->tok, id) : NULL;
 }
 
+int tern_model_token_bytes(const tern_model *m, int32_t id, char *buf, size_t cap, size_t *n, tern_error *err)
+{
+    int rc = 0;
+    struct tern_buf b = {0};
+    *n = 0;
+    if (!m->tok)
+        TERN_FAIL(err, TERN_EUNSUPPORTED, "%s: the model has no tokenizer", m->path);
+    TERN_TRY(tern_token_bytes(m->tok, id, true, &b, err));
+    *n = b.len;
+    if (b.len && b.len <= cap)
+        memcpy(buf, b.p, b.len);
+out:
+    tern_buf_clear(&b);
+    return rc;
+}
+
 bool tern_model_is_eog(const tern_model *m, int32_t id)
 {
     return m->tok && tern_tokenizer_is_eog(m->tok, id);
