@@ -44,8 +44,8 @@ typedef struct tern_machine {
 } tern_machine;
 TERN_API void tern_machine_describe(tern_machine *out);
 
-/* Limits kernels to a level ("c", "avx2", "avx512", "amx", "all").  Call before any model is opened.  TERN_EINVAL
- * otherwise.
+/* Limits kernels to a level ("c", "avx2", "avx512", "amx", "all").  TERN_EINVAL
+ * while a model is open.
  */
 TERN_API int tern_set_cpu_mask(const char *level, tern_error *err);
 
