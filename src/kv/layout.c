@@ -234,7 +234,7 @@ static int find_group(struct tern_kv_layout *l, struct tern_kv_reach r, int *gro
     if (g == TERN_KV_MAX_GROUPS)
         return tern_err_set(err, TERN_EUNSUPPORTED, "more than %d different attention windows", TERN_KV_MAX_GROUPS);
     if (g == l->n_groups)
-        l->groups[l->n_groups++] = (struct tern_kv_group){.reach = r};
+        l->groups[l->n_groups++] = (struct tern_kv_group){.reach = r, .rate = 1};
     *group = g;
     return 0;
 }
@@ -330,6 +330,9 @@ int tern_kv_layout_new(struct tern_kv_layout **out, const struct tern_kv_decl *d
         struct tern_kv_group *g = &l->groups[l->group_of[i]];
         y->layer_off = g->page_bytes;
         g->page_bytes += y->head_bytes * (size_t)y->n_heads;
+        g->ring = !g->ring || y->ring < g->ring ? y->ring : g->ring;
+        g->recent = y->recent > g->recent ? y->recent : g->recent;
+        g->seen_ring = y->recent > 1 ? y->ring : g->seen_ring;
         y->tile_layer_off = l->tile_bytes;
         l->tile_bytes += y->tile_bytes * (size_t)y->n_heads * (size_t)y->ring;
         l->recent = y->recent > l->recent ? y->recent : l->recent;

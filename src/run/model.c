@@ -9,8 +9,12 @@
 #include "base/cpu.h"
 #include "base/mem.h"
 
+/* The kernels are chosen for the whole process: at the latest when the first model is opened, and no more while one is.
+ */
+static pthread_mutex_t kernels_lock = PTHREAD_MUTEX_INITIALIZER;
 static unsigned cpu_mask = ~0u;
 static bool kernels_ready;
+static int n_models;
 
 const char *tern_version(void)
 {
@@ -19,17 +23,36 @@ const char *tern_version(void)
 
 static void init_kernels(void)
 {
+    (void)pthread_mutex_lock(&kernels_lock);
     if (!kernels_ready)
         tern_kernels_init(cpu_mask);
     kernels_ready = true;
+    (void)pthread_mutex_unlock(&kernels_lock);
+}
+
+/* n: 1, and kernels stay what they are; -1, when the model is closed. */
+static void count_model(int n)
+{
+    init_kernels();
+    (void)pthread_mutex_lock(&kernels_lock);
+    n_models += n;
+    (void)pthread_mutex_unlock(&kernels_lock);
 }
 
 int tern_set_cpu_mask(const char *level, tern_error *err)
 {
-    int rc = tern_cpu_parse(level, &cpu_mask, err);
-    if (rc == 0)
-        tern_kernels_init(cpu_mask);
-    kernels_ready = rc == 0;
+    unsigned mask;
+    int rc = tern_cpu_parse(level, &mask, err);
+    if (rc < 0)
+        return rc;
+    (void)pthread_mutex_lock(&kernels_lock);
+    if (n_models)
+        rc = tern_err_set(err, TERN_EINVAL, "CPU level \"%s\": it is chosen before a model is opened, and %d %s", level,
+                          n_models, n_models == 1 ? "is open" : "are open");
+    else
+        tern_kernels_init(cpu_mask = mask);
+    kernels_ready |= rc == 0;
+    (void)pthread_mutex_unlock(&kernels_lock);
     return rc;
 }
 
@@ -54,9 +77,12 @@ static size_t memory_limit(void)
 void tern_machine_describe(tern_machine *out)
 {
     init_kernels();
+    (void)pthread_mutex_lock(&kernels_lock);
+    unsigned used = tern_k.mask;
+    (void)pthread_mutex_unlock(&kernels_lock);
     *out = (tern_machine){.cpu = tern_cpu_model(),
                           .detected = tern_cpu_name(tern_cpu_detect()),
-                          .used = tern_cpu_name(tern_k.mask),
+                          .used = tern_cpu_name(used),
                           .cores = tern_cpu_cores(),
                           .memory_bytes = memory_limit(),
                           .refused = tern_cpu_refused()};
@@ -144,16 +170,21 @@ static int check_text(const struct text_load *l, tern_error *err)
 
 #define PACKED_FROM ((size_t)32 << 20) /* less is packed sooner than a user notices */
 
-static int packed_file(struct tern_packed_file *out, tern_model *m, const char *how, tern_error *err)
+static int packed_file(struct tern_packed_file *out, tern_model *m, const tern_model_params *p, tern_error *err)
 {
+    const char *how = p ? p->packed : NULL;
     bool automatic = !how || strcmp(how, "auto") == 0;
     *out = (struct tern_packed_file){0};
     if (how && strcmp(how, "off") == 0)
         return 0;
     bool beside = automatic || strcmp(how, "use") == 0;
-    int rc = beside ? tern_buf_addf(&m->packed, err, "%s.packed", m->path) : tern_buf_addf(&m->packed, err, "%s", how);
-    *out = (struct tern_packed_file){
-        .path = m->packed.p, .write = automatic || !beside, .write_from = beside ? PACKED_FROM : 0};
+    int rc = beside ? tern_beside(&m->packed, m->path, ".packed", automatic, err)
+                    : tern_buf_addf(&m->packed, err, "%s", how);
+    *out = (struct tern_packed_file){.path = m->packed.p,
+                                     .write = automatic || !beside,
+                                     .write_from = beside ? PACKED_FROM : 0,
+                                     .before = p ? p->before_packed : NULL,
+                                     .user = p ? p->user : NULL};
     return rc;
 }
 
@@ -166,14 +197,14 @@ int tern_model_open(tern_model **out, const char *path, const tern_model_params 
     struct tern_pool *pool = NULL;
     struct tern_str name;
     *out = NULL;
-    init_kernels();
     TERN_TRY(tern_alloc(&m, 1, sizeof *m, err));
+    count_model(1);
     if (snprintf(m->path, sizeof m->path, "%s", path) >= (int)sizeof m->path)
         TERN_FAIL(err, TERN_EINVAL, "path is longer than %zu bytes", sizeof m->path - 1);
     for (size_t n = strlen(m->path); n > 1 && m->path[n - 1] == '/';) /* what belongs to a directory lies beside it */
         m->path[--n] = 0;
     TERN_TRY(tern_file_open(&m->file, path, err));
-    TERN_TRY(packed_file(&kept, m, p ? p->packed : NULL, err));
+    TERN_TRY(packed_file(&kept, m, p, err));
     TERN_TRY(tern_pool_new(&pool, n_threads, 0, err));
     begin_text(&text, m, n_threads);
     TERN_TRY(tern_net_load(&m->net, m->file, pool, &kept, err));
@@ -204,6 +235,7 @@ void tern_model_close(tern_model **m)
     tern_buf_clear(&(*m)->packed);
     tern_free(*m);
     *m = NULL;
+    count_model(-1);
 }
 
 const tern_model_info *tern_model_get_info(const tern_model *m)
@@ -287,6 +319,22 @@ out:
 const char *tern_model_token(const tern_model *m, int32_t id)
 {
     return m->tok && id >= 0 && id < tern_tokenizer_n_vocab(m->tok) ? tern_tokenizer_piece(m->tok, id) : NULL;
+}
+
+int tern_model_token_bytes(const tern_model *m, int32_t id, char *buf, size_t cap, size_t *n, tern_error *err)
+{
+    int rc = 0;
+    struct tern_buf b = {0};
+    *n = 0;
+    if (!m->tok)
+        TERN_FAIL(err, TERN_EUNSUPPORTED, "%s: the model has no tokenizer", m->path);
+    TERN_TRY(tern_token_bytes(m->tok, id, true, &b, err));
+    *n = b.len;
+    if (b.len && b.len <= cap)
+        memcpy(buf, b.p, b.len);
+out:
+    tern_buf_clear(&b);
+    return rc;
 }
 
 bool tern_model_is_eog(const tern_model *m, int32_t id)

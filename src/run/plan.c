@@ -2,13 +2,14 @@
 #include "run/run.h"
 
 #include <stdio.h>
+#include <pthread.h>
 #include <string.h>
 #include <unistd.h>
 #include "base/mem.h"
 
 int tern_cond_path(struct tern_buf *out, const tern_model *m, tern_error *err)
 {
-    return tern_buf_addf(out, err, "%s.ternkv", m->path);
+    return tern_beside(out, m->path, ".ternkv", false, err);
 }
 
 /* What weights say: norms, else what a bias of the keys came to, of which p becomes the owner. */
@@ -172,14 +173,20 @@ const char *tern_kv_plan_note(const tern_kv_plan *p, int i)
     return i < p->layout->n_notes ? p->layout->note[i] : p->note[0] ? p->note : NULL;
 }
 
-const char *const *tern_kv_schemes(void)
+static pthread_once_t schemes_once = PTHREAD_ONCE_INIT;
+static const char *scheme_pairs[2 * 32 + 2];
+
+static void list_schemes(void)
 {
-    static const char *pairs[2 * 32 + 2];
     size_t n = 0;
     for (int i = 0; tern_kv_codecs[i] && n < 64; i++) {
-        pairs[n++] = tern_kv_codecs[i]->name;
-        pairs[n++] = tern_kv_codecs[i]->about;
+        scheme_pairs[n++] = tern_kv_codecs[i]->name;
+        scheme_pairs[n++] = tern_kv_codecs[i]->about;
     }
-    pairs[n] = NULL;
-    return pairs;
+}
+
+const char *const *tern_kv_schemes(void)
+{
+    (void)pthread_once(&schemes_once, list_schemes);
+    return scheme_pairs;
 }

@@ -15,7 +15,7 @@
 #include "base/fp16.h"
 #include "kernel/attn.h"
 #include "kernel/prompt.h"
-#include "kernel/pack.h"
+#include "kernel/panel.h"
 
 #define TERN_AMX_TILE_H /* not the real one */
 #include "kernel/avx512bf16/bf16.h"

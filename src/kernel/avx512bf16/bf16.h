@@ -4,7 +4,7 @@
 #define TERN_AVX512BF16_BF16_H
 
 #include "kernel/prompt.h"
-#include "kernel/pack.h"
+#include "kernel/panel.h"
 
 /* Inputs [32*step, 32*step + 32) of a panel as a tile [16 pairs of inputs][16 rows of w][2], rounded to bf16; inputs
  * that w does not have are zeros.  l: of w. */

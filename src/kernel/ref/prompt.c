@@ -1,7 +1,7 @@
 /* The int16 class of kernel/prompt.h spelled out one output at a time. */
 #include <math.h>
 #include <string.h>
-#include "kernel/pack.h"
+#include "kernel/panel.h"
 #include "kernel/prompt.h"
 
 /* Where code i of row r of a band lies, and the sum of the half that it is in. */
