@@ -91,7 +91,8 @@ static inline void fill_numbers(uint8_t *p, size_t bytes, enum tern_number type,
     }
 }
 
-static inline void fill_panel(const struct tern_packed *w, const struct tern_panel_layout *l, uint8_t *p, enum check_fill kind)
+static inline void fill_panel(const struct tern_packed *w, const struct tern_panel_layout *l, uint8_t *p,
+                              enum check_fill kind)
 {
     check_fill_bytes(p, l->bytes);
     size_t elems = (size_t)w->k * TERN_PANEL;
@@ -133,7 +134,8 @@ static inline struct tern_packed make_weights(const struct format *f, int n, int
 }
 
 /* Scale, minimum and code of weight (row, i), in double; float codes have scale 1. */
-static inline void weight_parts(const struct tern_packed *w, int row, int i, double *scale, double *minimum, double *code)
+static inline void weight_parts(const struct tern_packed *w, int row, int i, double *scale, double *minimum,
+                                double *code)
 {
     struct tern_panel_layout l = tern_panel_layout(w);
     struct tern_panel_view v = tern_panel_view(w, &l, row / TERN_PANEL);
