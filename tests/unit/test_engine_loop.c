@@ -784,8 +784,16 @@ static void test_pace(void **state)
     /* Prompt rows are almost free: all that a step takes. */
     mean = pace_on(0, 1e-6, 8, &rows, &worst);
     assert_true(mean < 1.2 && rows > 300);
-    /* Nobody waits for tokens. */
+    /* Nobody waits for tokens: all that a step takes, unless that is long. */
     struct tern_pace p = {.gap = 2};
+    assert_int_equal(tern_pace_rows(&p, 0, 512), 512);
+    tern_pace_learn(&p, 0, 512, 1.024);
+    assert_int_equal(tern_pace_rows(&p, 0, 512), 100);
+    for (int i = 0; i < 50; i++)
+        tern_pace_learn(&p, 0, 100, 100);
+    assert_int_equal(tern_pace_rows(&p, 0, 512), 64);
+    for (int i = 0; i < 100; i++)
+        tern_pace_learn(&p, 0, 64, .001);
     assert_int_equal(tern_pace_rows(&p, 0, 512), 512);
 }
 
