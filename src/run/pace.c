@@ -6,9 +6,8 @@
 
 #define LEAST_ROWS 8  /* fewer are not worth a pass over the weights */
 #define FORGET     64 /* steps after which the time of decode rows alone is measured again */
-#define ALONE_S    .2 /* a step without decode rows takes no longer where it need not: cancels and newcomers wait for it \
-                       */
-#define ALONE_ROWS 64 /* but has so many rows: fewer would cost prompts much of their speed */
+#define ALONE_S    .2 /* longest step of prompt rows alone: cancels and newcomers wait for it */
+#define ALONE_ROWS 64 /* but it has so many rows: fewer would cost prompts much of their speed */
 
 static int size_class(int n)
 {
