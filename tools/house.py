@@ -71,6 +71,12 @@ VISIBLE = {
     "run": {"run.h"},
 }
 
+# Room -> its headers that the rest of its folder may include.
+ROOM_HEADERS = {
+    "model/arch": {"arch.h", "archs.def"},
+    "model/block": {"block.h", "mixers.def"},
+}
+
 # Folder of kernels -> the folder whose level it extends, and whose headers it may use.
 EXTENDS = {"amx": "avx512"}
 
@@ -121,7 +127,8 @@ def edge_problem(top, sub, target):
         return "is not written from the include root"
     to_top, to_sub, name = parts[0], "/".join(parts[1:-1]), parts[-1]
     if to_top == top:
-        if to_sub and to_sub not in (sub, EXTENDS.get(sub)):
+        shown = name in ROOM_HEADERS.get(f"{to_top}/{to_sub}", ())
+        if to_sub and to_sub not in (sub, EXTENDS.get(sub)) and not shown:
             return f"is private to {to_top}/{to_sub}"
         if top == "kernel" and sub and not to_sub and name not in VISIBLE["kernel"]:
             return "is private to kernel"

@@ -322,7 +322,7 @@ static int plan_rounds(struct run *r, tern_error *err)
 {
     const tern_engine *e = r->e;
     tern_kld_info *info = &r->k->info;
-    int most = r->decode ? e->max_narrow : e->chunk;
+    int most = e->chunk;
     r->rows = most < TERN_KLD_ROWS ? most : TERN_KLD_ROWS;
     int seqs = r->rows < e->max_seqs ? r->rows : e->max_seqs;
     if (seqs < 2)

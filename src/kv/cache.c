@@ -131,6 +131,7 @@ int tern_kv_seq_new(struct tern_kv_cache *c, struct tern_kv_seq **out, tern_erro
         memset(tern_kv_block(&c->tiles, s->tile), 0, c->layout->tile_bytes);
         s->live = true;
         s->n_tokens = 0;
+        s->newest = 0;
         s->sink = TERN_NO_BLOCK;
         tern_kv_states_new(c, s);
         for (int g = 0; g < TERN_KV_MAX_GROUPS; g++)
@@ -190,6 +191,7 @@ int tern_kv_seq_fork(struct tern_kv_cache *c, struct tern_kv_seq **out, const st
     memcpy(tern_kv_block(&c->tiles, d->tile), tern_kv_block(&c->tiles, s->tile), c->layout->tile_bytes);
     tern_kv_states_fork(c, d, s);
     d->n_tokens = s->n_tokens;
+    d->newest = s->newest;
     return 0;
 }
 
@@ -236,6 +238,7 @@ void tern_kv_commit(struct tern_kv_cache *c, struct tern_kv_seq *s, int n)
 {
     s->n_tokens += n;
     s->marked = false;
+    s->newest = s->n_tokens / TERN_PAGE > s->newest ? s->n_tokens / TERN_PAGE : s->newest;
     for (int g = 0; g < c->layout->n_groups; g++) {
         struct tern_kv_table *t = &s->table[g];
         /* What a query two pages ago needed stays: any of the newest 64 tokens can be taken back again, even where that
@@ -257,7 +260,7 @@ void tern_kv_commit(struct tern_kv_cache *c, struct tern_kv_seq *s, int n)
 static int cut_at(const struct tern_kv_cache *c, const struct tern_kv_seq *s, int n)
 {
     int closed = s->n_tokens / TERN_PAGE, page = n / TERN_PAGE;
-    if (c->layout->recent > 1 && page < closed - 1 && closed > c->layout->recent)
+    if (c->layout->recent > 1 && page < s->newest - 1 && s->newest > c->layout->recent)
         return 0; /* the ring of raw tiles has moved on */
     return page == closed ? n : page * TERN_PAGE;
 }
@@ -280,6 +283,7 @@ int tern_kv_trim(struct tern_kv_cache *c, struct tern_kv_seq *s, int n, int *kep
     if (keep < s->n_tokens)
         tern_kv_states_back(c, s, keep);
     s->n_tokens = keep;
+    s->newest = keep ? s->newest : 0;
     *kept = keep;
     return 0;
 }

@@ -68,6 +68,7 @@ struct tern_kv_kept_state {
 struct tern_kv_seq {
     bool live;
     int n_tokens;
+    int newest; /* last page that had a raw tile: of a ring of N tiles, it and those before it are the ones there */
     struct tern_kv_table table[TERN_KV_MAX_GROUPS];
     uint32_t tile; /* block of layout->tile_bytes */
     uint32_t sink; /* TERN_NO_BLOCK until page 0 closes */

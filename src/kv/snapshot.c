@@ -246,6 +246,7 @@ int tern_kv_load(struct tern_kv_cache *c, struct tern_kv_seq **out, uint64_t mod
     TERN_TRY(take_blocks(c, s, &h, err));
     TERN_TRY(read_seq(&r, c, s, &h, n_vocab, *tokens, *roles, err));
     s->n_tokens = (int)h.n_tokens;
+    s->newest = s->n_tokens / TERN_PAGE + 1; /* the file does not say; one more is the most that it may have been */
     *out = s;
     s = NULL;
 out:

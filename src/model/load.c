@@ -1,5 +1,5 @@
 /* From file to memory: every tensor the architecture lists is found, its shape checked, and packed. */
-#include "model/model.h"
+#include "model/arch/arch.h"
 
 #include <math.h>
 #include <pthread.h>

@@ -75,14 +75,11 @@ int tern_engine_open(tern_engine **out, tern_model *m, const tern_engine_params 
     e->chunk = p->chunk ? p->chunk : 512;
     if (e->chunk > e->ctx)
         e->chunk = e->ctx;
-    e->max_narrow = e->max_seqs * 4 > 16 ? e->max_seqs * 4 : 16;
-    if (e->max_narrow > e->chunk)
-        e->max_narrow = e->chunk;
     e->exact = p->exact;
     TERN_TRY(tern_pool_new(&e->pool, p->n_threads ? p->n_threads : tern_cpu_cores(), 1, err));
     TERN_TRY(tern_dev_open(&e->dev, NULL, e->pool, err));
     TERN_TRY(open_plans(e, p, err));
-    TERN_TRY(tern_forward_new(&e->forward, m->net, e->caches, e->n_caches, e->dev, e->chunk, e->max_narrow, e->max_seqs,
+    TERN_TRY(tern_forward_new(&e->forward, m->net, e->caches, e->n_caches, e->dev, e->chunk, e->chunk, e->max_seqs,
                               e->exact, err));
     TERN_TRY(alloc_batch(e, err));
     *out = e;
@@ -131,7 +128,7 @@ int tern_engine_chunk(const tern_engine *e)
 
 int tern_engine_max_decode(const tern_engine *e)
 {
-    return e->exact ? e->chunk : e->max_narrow;
+    return e->chunk;
 }
 
 int tern_engine_threads(const tern_engine *e)
@@ -317,21 +314,19 @@ static int check_item(tern_engine *e, const tern_step_item *it, tern_error *err)
 static int check_items(tern_engine *e, const tern_step_item *items, int n_items, tern_error *err)
 {
     int rc = 0;
-    int64_t rows = 0, narrow = 0;
+    int64_t rows = 0;
     if (n_items < 1 || n_items > e->max_seqs)
         TERN_FAIL(err, TERN_EINVAL, "step: %d sequences, the engine holds %d", n_items, e->max_seqs);
+    e->n_steps++;
     for (int i = 0; i < n_items; i++) {
         TERN_TRY(check_item(e, &items[i], err));
-        for (int j = 0; j < i; j++)
-            if (items[j].seq == items[i].seq)
-                TERN_FAIL(err, TERN_EINVAL, "step: a sequence occurs twice");
+        if (items[i].seq->step == e->n_steps)
+            TERN_FAIL(err, TERN_EINVAL, "step: a sequence occurs twice");
+        items[i].seq->step = e->n_steps;
         rows += items[i].n_tokens;
-        narrow += items[i].decode && !e->exact ? items[i].n_tokens : 0;
     }
     if (rows > e->chunk)
         TERN_FAIL(err, TERN_EINVAL, "step: %lld rows, the engine takes %d", (long long)rows, e->chunk);
-    if (narrow > e->max_narrow)
-        TERN_FAIL(err, TERN_EINVAL, "step: %lld decode rows, the engine takes %d", (long long)narrow, e->max_narrow);
 out:
     return rc;
 }

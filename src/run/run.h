@@ -47,6 +47,7 @@ struct tern_seq {
     struct tern_kv_seq *kv; /* in the plan's cache; NULL while the slot is free */
     int32_t *tokens;        /* [ctx] */
     uint8_t *roles;         /* [ctx] 1 = decode row */
+    uint64_t step;          /* number of the last step that it was asked for */
 };
 
 struct tern_engine {
@@ -59,9 +60,10 @@ struct tern_engine {
     int n_caches; /* n_plans, and with code_at_end a raw one for the prompt in hand */
     struct tern_forward *forward;
     struct tern_seq *seqs; /* [max_seqs] */
-    int ctx, max_seqs, chunk, max_narrow;
+    int ctx, max_seqs, chunk;
     bool exact;
     atomic_int cancel;
+    uint64_t n_steps; /* asked for so far */
     /* The batch being built. */
     struct tern_row *rows;         /* [chunk] */
     struct tern_forward_job *jobs; /* [max_seqs] */

@@ -1,19 +1,27 @@
-/* From logits to a token.  Order: bias, penalties, temperature, top-k, top-p, min-p, one draw.
+/* From logits to a token.  Order: bias, penalties, what may not be picked, temperature, top-k, top-p, min-p, one draw.
  *
  * Everything is a pure function of the logits, the accepted tokens and the seed: candidates are ordered by (logit
  * descending, id ascending) and all sums run in that order, so the same seed gives the same text on any thread count.
- */
-#include "run/run.h"
+ *
+ * A vocabulary is large and its probabilities are steep, so exponentials are computed of the likely tokens alone.  What
+ * all others weigh together is bounded from above without any, one vector pass over the vocabulary; a draw or a cut
+ * that this bound leaves open is made again with more tokens.  The result is that of computing all of them. */
+#include "run/sampler.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include "base/fp16.h"
 #include "base/mem.h"
 #include "base/rng.h"
 
 #define DEFAULT_LAST 64
 
+#define BLOCK 64 /* entries of the vocabulary whose largest logit is known */
+#define LANES 16
+
 struct candidate {
+    double weight;
     float logit;
     int32_t id;
 };
@@ -26,9 +34,10 @@ struct tern_sampler {
     float *bias_values;
     int32_t *history; /* ring of the last `window` accepted ids; grows for window < 0 */
     size_t n_history, cap_history, window;
-    int32_t *counts;        /* [n_vocab] occurrences inside the window */
-    float *work;            /* [n_vocab] adjusted logits */
-    struct candidate *cand; /* [n_vocab] */
+    int32_t *counts;        /* [n_vocab] occurrences inside the window; NULL without penalties */
+    float *work;            /* [n_vocab] adjusted logits; touched only where something is adjusted */
+    float *block_max;       /* [n_vocab / BLOCK, rounded up] */
+    struct candidate *cand; /* [n_vocab], touched as far as there are candidates */
 };
 
 void tern_sampler_defaults(tern_sampler_params *p)
@@ -65,6 +74,11 @@ out:
     return rc;
 }
 
+static bool penalised(const tern_sampler *s)
+{
+    return s->p.repetition_penalty != 1.0f || s->p.presence_penalty != 0.0f || s->p.frequency_penalty != 0.0f;
+}
+
 int tern_sampler_new(tern_sampler **out, int n_vocab, const tern_sampler_params *p, tern_error *err)
 {
     int rc = 0;
@@ -83,7 +97,9 @@ int tern_sampler_new(tern_sampler **out, int n_vocab, const tern_sampler_params 
         memcpy(s->bias_ids, p->bias_ids, n_bias * sizeof *s->bias_ids);
         memcpy(s->bias_values, p->bias_values, n_bias * sizeof *s->bias_values);
     }
-    TERN_TRY(tern_alloc(&s->counts, (size_t)n_vocab, sizeof *s->counts, err));
+    if (penalised(s))
+        TERN_TRY(tern_alloc(&s->counts, (size_t)n_vocab, sizeof *s->counts, err));
+    TERN_TRY(tern_alloc(&s->block_max, ((size_t)n_vocab + BLOCK - 1) / BLOCK, sizeof *s->block_max, err));
     TERN_TRY(tern_alloc(&s->work, (size_t)n_vocab, sizeof *s->work, err));
     TERN_TRY(tern_alloc(&s->cand, (size_t)n_vocab, sizeof *s->cand, err));
     *out = s;
@@ -102,13 +118,9 @@ void tern_sampler_free(tern_sampler *s)
     tern_free(s->history);
     tern_free(s->counts);
     tern_free(s->work);
+    tern_free(s->block_max);
     tern_free(s->cand);
     tern_free(s);
-}
-
-static bool penalised(const tern_sampler *s)
-{
-    return s->p.repetition_penalty != 1.0f || s->p.presence_penalty != 0.0f || s->p.frequency_penalty != 0.0f;
 }
 
 void tern_sampler_accept(tern_sampler *s, int32_t id)
@@ -147,112 +159,280 @@ static void apply_penalties(tern_sampler *s)
             s->counts[s->history[i]] = -s->counts[s->history[i]];
 }
 
-static const float *adjust(tern_sampler *s, const float *logits)
+/* Ids that may not be picked: those that the mask lacks, those that are named. */
+static void forbid(tern_sampler *s, const struct tern_choice_limits *l)
 {
-    if (!penalised(s) && s->p.n_bias <= 0)
+    for (int32_t i = 0; l->mask && i < s->n_vocab; i++)
+        if (!(l->mask[i / 32] >> (i % 32) & 1))
+            s->work[i] = -INFINITY;
+    for (int i = 0; i < l->n_never; i++)
+        s->work[l->never[i]] = -INFINITY;
+}
+
+static const float *adjust(tern_sampler *s, const float *logits, const struct tern_choice_limits *l)
+{
+    bool limited = l && (l->mask || l->n_never);
+    if (!penalised(s) && s->p.n_bias <= 0 && !limited)
         return logits;
     memcpy(s->work, logits, (size_t)s->n_vocab * sizeof *logits);
     for (int i = 0; i < s->p.n_bias; i++)
         s->work[s->bias_ids[i]] += s->bias_values[i];
     if (penalised(s))
         apply_penalties(s);
+    if (limited)
+        forbid(s, l);
     return s->work;
 }
 
-static int32_t argmax(const float *x, int n)
+/* ---- likely tokens ------------------------------------------------------------------------------------------------
+ */
+
+/* A block of logits; what the last one lacks is no candidate. */
+static const float *block_at(const tern_sampler *s, const float *x, int block, float *spare)
 {
-    int32_t best = 0;
-    for (int32_t i = 1; i < n; i++)
-        if (x[i] > x[best] || isnan(x[best]))
-            best = i;
+    int n = s->n_vocab - block * BLOCK;
+    if (n >= BLOCK)
+        return x + block * BLOCK;
+    for (int i = 0; i < BLOCK; i++)
+        spare[i] = i < n ? x[block * BLOCK + i] : -INFINITY;
+    return spare;
+}
+
+/* Largest of a block; what is no number does not count. */
+static float largest(const float *x)
+{
+    float m[LANES];
+    for (int j = 0; j < LANES; j++)
+        m[j] = -INFINITY;
+    for (int i = 0; i < BLOCK; i += LANES)
+        for (int j = 0; j < LANES; j++)
+            m[j] = x[i + j] > m[j] ? x[i + j] : m[j];
+    float best = m[0];
+    for (int j = 1; j < LANES; j++)
+        best = m[j] > best ? m[j] : best;
     return best;
 }
 
-static int by_logit(const void *a, const void *b)
+static int n_blocks(const tern_sampler *s)
 {
-    const struct candidate *x = a, *y = b;
-    if (x->logit != y->logit)
-        return x->logit < y->logit ? 1 : -1;
-    return x->id < y->id ? -1 : x->id > y->id;
+    return (s->n_vocab + BLOCK - 1) / BLOCK;
 }
 
-/* Candidates whose logit is at least `floor`, sorted. */
-static int collect(tern_sampler *s, const float *x, float floor)
+/* The lowest id of the largest logit; fills block_max. */
+static int32_t argmax(tern_sampler *s, const float *x)
+{
+    int best = 0;
+    float spare[BLOCK];
+    for (int b = 0; b < n_blocks(s); b++) {
+        s->block_max[b] = largest(block_at(s, x, b, spare));
+        if (s->block_max[b] > s->block_max[best])
+            best = b;
+    }
+    for (int32_t i = best * BLOCK; i < s->n_vocab; i++)
+        if (x[i] == s->block_max[best])
+            return i;
+    return s->n_vocab - 1; /* no number at all */
+}
+
+/* Candidates whose logit is at least `floor`, in the order of their ids; *sum: of their weights. */
+static int collect(tern_sampler *s, const float *x, float floor, float max, double *sum)
 {
     int n = 0;
-    for (int32_t i = 0; i < s->n_vocab; i++)
-        if (x[i] >= floor)
-            s->cand[n++] = (struct candidate){x[i], i};
-    qsort(s->cand, (size_t)n, sizeof *s->cand, by_logit);
+    *sum = 0;
+    for (int b = 0; b < n_blocks(s); b++) {
+        if (!(s->block_max[b] >= floor))
+            continue;
+        for (int32_t i = b * BLOCK; i < s->n_vocab && i < (b + 1) * BLOCK; i++)
+            if (x[i] >= floor) {
+                double w = exp(((double)x[i] - (double)max) / (double)s->p.temperature);
+                s->cand[n++] = (struct candidate){w, x[i], i};
+                *sum += w;
+            }
+    }
     return n;
 }
 
-static double weight(const tern_sampler *s, float logit, float max)
+/* What a block's tokens below `floor` weigh, or up to 6.2 % more.  The bits of a float are a logarithm: reading 127 - y
+ * as exponent and fraction gives 2^floor(-y) * (1 + fraction), never less than 2^-y.  Comparisons are those of
+ * integers, which a compiler makes vectors of. */
+static float block_below(const float *x, float floor, float max, float scale)
 {
-    return exp(((double)logit - (double)max) / (double)s->p.temperature);
+    const int32_t most = 0x42FC0000; /* 126 */
+    float sum[LANES] = {0}, all = 0;
+    for (int i = 0; i < BLOCK; i += LANES)
+        for (int j = 0; j < LANES; j++) {
+            int32_t y = (int32_t)(tern_f32_bits((max - x[i + j]) * scale) & INT32_MAX);
+            y = y < most ? y : most;
+            int32_t below = (int32_t)tern_f32_bits(x[i + j] - floor) >> 31;
+            sum[j] += tern_bits_f32((uint32_t)(below & (int32_t)((127.0f - tern_bits_f32((uint32_t)y)) * 0x1p23f)));
+        }
+    for (int j = 0; j < LANES; j++)
+        all += sum[j];
+    return all;
 }
 
-/* The sorted candidates that the cut-offs can reach.  A full sort of a large vocabulary would cost more than the decode
- * step, so the floor is lowered until what lies above it satisfies top-k or top-p. */
-static int shortlist(tern_sampler *s, const float *x, float max, double total)
+struct bounds {
+    double low, high;
+};
+
+static struct bounds weight_below(const tern_sampler *s, const float *x, float floor, float max)
 {
-    double need = s->p.top_p < 1.0f ? (double)s->p.top_p * total : total;
-    int k = s->p.top_k > 0 && s->p.top_k < s->n_vocab ? s->p.top_k : s->n_vocab;
-    for (float drop = 4.0f * s->p.temperature;; drop *= 2) {
-        int n = collect(s, x, max - drop);
-        double sum = 0;
-        for (int i = 0; i < n; i++)
-            sum += weight(s, s->cand[i].logit, max);
-        bool min_p_done = s->p.min_p > 0 && exp(-(double)drop / (double)s->p.temperature) < (double)s->p.min_p;
-        if (n >= k || n == s->n_vocab || (s->p.top_p < 1.0f && sum >= need) || min_p_done || drop > 1e6f)
-            return n < k ? n : k;
+    struct bounds w = {0, 0};
+    float scale = 1.4426950f / s->p.temperature, spare[BLOCK];
+    for (int b = 0; b < n_blocks(s); b++) {
+        if (s->block_max[b] < floor && (s->block_max[b] - max) * scale < -50.0f)
+            w.high += 0x1p-50 * BLOCK;
+        else
+            w.low += (double)block_below(block_at(s, x, b, spare), floor, max, scale);
+    }
+    w.high += w.low * 1.001; /* roundings */
+    w.low = w.low > 1e-30 ? w.low * 0.94 : 0;
+    return w;
+}
+
+/* How far below the largest logit candidates begin, in units of the temperature: first, and when that was too few. */
+#define FIRST_DROP 8.0f
+#define MOST_DROP  1024.0f /* what is further away weighs exactly 0 */
+
+/* The tokens down to there, and how much all others weigh. */
+static int likely(tern_sampler *s, const float *x, float max, float drop, double *sum, struct bounds *rest)
+{
+    float floor = drop < MOST_DROP ? max - drop * s->p.temperature : -INFINITY;
+    int n = collect(s, x, floor, max, sum);
+    *rest = n < s->n_vocab && drop < MOST_DROP ? weight_below(s, x, floor, max) : (struct bounds){0, 0};
+    return n;
+}
+
+/* ---- draws --------------------------------------------------------------------------------------------------------
+ */
+
+/* One draw among all tokens in the order of their ids.  Unlikely ones lie between the candidates, nobody looks where:
+ * the candidate counts that is hit wherever they lie. */
+static int32_t draw_all(tern_sampler *s, const float *x, float max)
+{
+    double u = tern_rng_f64(&s->rng);
+    for (float drop = FIRST_DROP;; drop *= 2) {
+        double sum, before = 0;
+        struct bounds rest;
+        int n = likely(s, x, max, drop, &sum, &rest), i = 0;
+        double low = u * (sum + rest.low), high = u * (sum + rest.high);
+        while (i < n - 1 && high >= before + s->cand[i].weight)
+            before += s->cand[i++].weight;
+        if ((high < before + s->cand[i].weight && before + rest.high <= low) || rest.high == 0) {
+            while (i > 0 && !(s->cand[i].weight > 0))
+                i--;
+            return s->cand[i].id;
+        }
     }
 }
 
-static int32_t draw_all(tern_sampler *s, const float *x, float max, double total)
+static bool before(const struct candidate *a, const struct candidate *b)
 {
-    double u = tern_rng_f64(&s->rng) * total;
-    int32_t last = argmax(x, s->n_vocab);
-    for (int32_t i = 0; i < s->n_vocab; i++) {
-        double w = weight(s, x[i], max);
-        if (!(w > 0))
-            continue;
-        last = i;
-        if ((u -= w) < 0)
+    return a->logit != b->logit ? a->logit > b->logit : a->id < b->id;
+}
+
+static void sink(struct candidate *heap, int n, int i)
+{
+    struct candidate c = heap[i];
+    for (int child; (child = 2 * i + 1) < n; i = child) {
+        child += child + 1 < n && before(&heap[child + 1], &heap[child]);
+        if (!before(&heap[child], &c))
             break;
+        heap[i] = heap[child];
     }
-    return last;
+    heap[i] = c;
+}
+
+/* Candidates in order of likelihood, sorted no further than somebody looks: a heap in front, what was taken at the end.
+ */
+struct ranking {
+    struct candidate *cand;
+    int n, taken;
+};
+
+static struct ranking rank_candidates(struct candidate *cand, int n)
+{
+    for (int i = n / 2 - 1; i >= 0; i--)
+        sink(cand, n, i);
+    return (struct ranking){.cand = cand, .n = n};
+}
+
+/* The r-th likeliest, r < n. */
+static const struct candidate *ranked(struct ranking *k, int r)
+{
+    while (k->taken <= r) {
+        int last = k->n - 1 - k->taken++;
+        struct candidate top = k->cand[0];
+        k->cand[0] = k->cand[last];
+        k->cand[last] = top;
+        sink(k->cand, last, 0);
+    }
+    return &k->cand[k->n - 1 - r];
+}
+
+/* How many of the likeliest n stay: top-p of a mass between low and high, min-p.  -1: it depends on the mass, or more
+ * than n might stay. */
+static int count_kept(const tern_sampler *s, struct ranking *k, int n, bool all, double low, double high, double *kept)
+{
+    *kept = 0;
+    for (int m = 0; m < n; m++) {
+        double w = ranked(k, m)->weight;
+        if (m > 0 && w < (double)s->p.min_p)
+            return m;
+        if (m > 0 && s->p.top_p < 1.0f && *kept >= (double)s->p.top_p * low)
+            return *kept >= (double)s->p.top_p * high ? m : -1;
+        *kept += w;
+    }
+    return all ? n : -1;
+}
+
+static int32_t draw_ranked(tern_sampler *s, struct ranking *k, int m, double kept)
+{
+    double u = tern_rng_f64(&s->rng) * kept;
+    for (int i = 0; i < m - 1; i++)
+        if ((u -= ranked(k, i)->weight) < 0)
+            return ranked(k, i)->id;
+    return ranked(k, m - 1)->id;
+}
+
+/* With cut-offs.  top-p is measured on what top-k left; the first candidate always stays. */
+static int32_t draw_cut(tern_sampler *s, const float *x, float max)
+{
+    int k = s->p.top_k > 0 && s->p.top_k < s->n_vocab ? s->p.top_k : 0;
+    for (float drop = FIRST_DROP;; drop *= 2) {
+        double sum, kept;
+        struct bounds rest = {0, 0};
+        float floor = drop < MOST_DROP ? max - drop * s->p.temperature : -INFINITY;
+        int n = s->p.top_p < 1.0f && !k ? likely(s, x, max, drop, &sum, &rest) : collect(s, x, floor, max, &sum);
+        bool all = n == s->n_vocab || drop >= MOST_DROP;
+        if (n < k && !all)
+            continue;
+        struct ranking r = rank_candidates(s->cand, n);
+        if (k && n > k) {
+            n = k;
+            sum = 0;
+            for (int i = 0; i < k; i++)
+                sum += ranked(&r, i)->weight;
+        }
+        int m = count_kept(s, &r, n, all || k, sum + rest.low, sum + rest.high, &kept);
+        if (m > 0)
+            return draw_ranked(s, &r, m, kept);
+    }
+}
+
+int32_t tern_sampler_pick_within(tern_sampler *s, const float *logits, const struct tern_choice_limits *limits)
+{
+    const float *x = adjust(s, logits, limits);
+    int32_t best = argmax(s, x);
+    float max = x[best];
+    if (s->p.temperature == 0.0f || !isfinite(max))
+        return best;
+    if (s->p.top_k == 0 && s->p.top_p >= 1.0f && s->p.min_p == 0.0f)
+        return draw_all(s, x, max);
+    return draw_cut(s, x, max);
 }
 
 int32_t tern_sampler_pick(tern_sampler *s, const float *logits)
 {
-    const float *x = adjust(s, logits);
-    int32_t best = argmax(x, s->n_vocab);
-    float max = x[best];
-    if (s->p.temperature == 0.0f || !isfinite(max))
-        return best;
-    double total = 0;
-    for (int i = 0; i < s->n_vocab; i++)
-        total += isnan(x[i]) ? 0 : weight(s, x[i], max);
-    if (s->p.top_k == 0 && s->p.top_p >= 1.0f && s->p.min_p == 0.0f)
-        return draw_all(s, x, max, total);
-    int n = shortlist(s, x, max, total);
-    double kept = 0, limit = 0;
-    for (int i = 0; i < n; i++)
-        limit += weight(s, s->cand[i].logit, max);
-    /* top-p is measured on what top-k left; the first candidate always stays. */
-    double mass = (s->p.top_k > 0 ? limit : total) * (double)s->p.top_p;
-    int m = 0;
-    while (m < n) {
-        double w = weight(s, s->cand[m].logit, max);
-        if (m > 0 && (w < (double)s->p.min_p || (s->p.top_p < 1.0f && kept >= mass)))
-            break;
-        kept += w;
-        m++;
-    }
-    double u = tern_rng_f64(&s->rng) * kept;
-    for (int i = 0; i < m - 1; i++)
-        if ((u -= weight(s, s->cand[i].logit, max)) < 0)
-            return s->cand[i].id;
-    return s->cand[m - 1].id;
+    return tern_sampler_pick_within(s, logits, NULL);
 }

@@ -7,6 +7,7 @@
 #include <dirent.h>
 #include <unistd.h>
 #include "base/buf.h"
+#include "model/arch/arch.h"
 #include "run/run.h"
 #include "tern/eval.h"
 #include "tiny.h"

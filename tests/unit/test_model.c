@@ -168,6 +168,33 @@ static void test_short_trim_never_refused(void **state)
     tiny_close(&t);
 }
 
+/* Back over a page's edge, and again without having grown in between: the second time the ring of raw tiles no longer
+ * holds what the first one left. */
+static void test_trims_in_a_row(void **state)
+{
+    static const int cuts[][2] = {{190, 120}, {129, 127}, {191, 190}, {128, 64}, {150, 63}, {200, 130}, {192, 191}};
+    tern_error err = {0};
+    struct tiny t;
+    (void)state;
+    open_promise(&t, 0);
+    float *want = tiny_buffer(&t);
+    tern_engine *e = tiny_engine(&t, "t4,recent=128", false, 2, 2, 128);
+    for (size_t c = 0; c < sizeof cuts / sizeof *cuts; c++) {
+        tern_seq *s = tiny_grow(&t, e, 40, t.n_ids, want), *fork;
+        tiny_ok(tern_seq_trim(s, cuts[c][0], &err), &err);
+        tiny_ok(tern_seq_fork(&fork, s, &err), &err);
+        tiny_ok(tern_seq_trim(s, cuts[c][1], &err), &err);
+        tiny_continues(&t, e, s, cuts[c][1], want, "trimmed twice");
+        tern_seq_free(s);
+        tiny_ok(tern_seq_trim(fork, cuts[c][1], &err), &err);
+        tiny_continues(&t, e, fork, cuts[c][1], want, "trimmed, forked, trimmed");
+        tern_seq_free(fork);
+    }
+    tern_engine_close(&e);
+    free(want);
+    tiny_close(&t);
+}
+
 /* A latent is coded once for both of its uses; what follows it in the keys stays raw, which strict does not take for
  * the scheme that was asked for. */
 static void test_latent_codes(void **state)
@@ -237,7 +264,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_exact_parity),       cmocka_unit_test(test_fast_paths_close_to_reference),
         cmocka_unit_test(test_splits_and_threads), cmocka_unit_test(test_batch_equals_single),
         cmocka_unit_test(test_fork_trim_save),     cmocka_unit_test(test_short_trim_never_refused),
-        cmocka_unit_test(test_latent_codes),       cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_trims_in_a_row),     cmocka_unit_test(test_latent_codes),
+        cmocka_unit_test(test_refusals),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

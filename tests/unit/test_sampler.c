@@ -293,14 +293,107 @@ static void test_strange_logits(void **state)
     }
 }
 
+/* ---- against the definition ---- */
+
+#define WIDE 5003
+
+static float wide[WIDE];
+
+struct entry {
+    float logit;
+    int id;
+};
+
+static int by_logit(const void *a, const void *b)
+{
+    const struct entry *x = a, *y = b;
+    if (x->logit != y->logit)
+        return x->logit < y->logit ? 1 : -1;
+    return x->id - y->id;
+}
+
+/* The draw u of all tokens' exponentials, in the order of ids, or where there are cut-offs of likelihood.  *margin: how
+ * far u is from the border of another token or cut, in parts of all. */
+static int define(const tern_sampler_params *p, double u, double *margin)
+{
+    static struct entry e[WIDE];
+    double t = (double)p->temperature, max = -INFINITY, total = 0, kept = 0, sum = 0;
+    bool cut = p->top_k || p->top_p < 1 || p->min_p > 0;
+    for (int i = 0; i < WIDE; i++) {
+        e[i] = (struct entry){wide[i], i};
+        max = fmax(max, (double)wide[i]);
+    }
+    if (cut)
+        qsort(e, WIDE, sizeof *e, by_logit);
+    int n = p->top_k && p->top_k < WIDE ? p->top_k : WIDE, m = 0;
+    for (int i = 0; i < n; i++)
+        total += exp(((double)e[i].logit - max) / t);
+    *margin = 1;
+    for (; m < n; m++) {
+        double w = exp(((double)e[m].logit - max) / t);
+        if (cut && m && p->top_p < 1)
+            *margin = fmin(*margin, fabs(kept / total - (double)p->top_p));
+        if (cut && m && (w < (double)p->min_p || (p->top_p < 1 && kept >= (double)p->top_p * total)))
+            break;
+        kept += w;
+    }
+    for (int i = 0; i < m; i++) {
+        sum += exp(((double)e[i].logit - max) / t);
+        *margin = fmin(*margin, fabs(sum / kept - u));
+        if (u * kept < sum)
+            return e[i].id;
+    }
+    return -1;
+}
+
+static void test_equals_definition(void **state)
+{
+    int near = 0, drawn = 0;
+    (void)state;
+    for (uint64_t round = 0; round < 400; round++) {
+        struct tern_rng r = {round}, u;
+        double spread = (double[]){0.01, 1, 6, 40}[round % 4], margin;
+        for (int i = 0; i < WIDE; i++)
+            wide[i] = (float)((tern_rng_f64(&r) + tern_rng_f64(&r) - 1) * spread);
+        if (round % 3 == 0)
+            for (int i = 0; i < 300; i++) /* ties, and what a bias forbade */
+                wide[tern_rng_u64(&r) % WIDE] = i % 2 ? (float)spread : -INFINITY;
+        tern_sampler_params p = {.temperature = (float[]){0.3f, 1, 2.5f}[round / 4 % 3],
+                                 .top_k = (int[]){0, 1, 40, 3000, 9000}[round / 12 % 5],
+                                 .top_p = (float[]){1, 0.95f, 0.2f}[round / 60 % 3],
+                                 .min_p = round / 180 % 2 ? 0.05f : 0,
+                                 .repetition_penalty = 1,
+                                 .seed = round};
+        tern_sampler *s;
+        tern_error err = {0};
+        assert_int_equal(tern_sampler_new(&s, WIDE, &p, &err), 0);
+        u.state = round;
+        for (int i = 0; i < 20; i++) {
+            int want = define(&p, tern_rng_f64(&u), &margin), got = tern_sampler_pick(s, wide);
+            near += margin < 1e-9;
+            drawn++;
+            if (got != want && margin > 1e-9)
+                fail_msg("round %d, draw %d: token %d, by the definition %d", (int)round, i, got, want);
+        }
+        tern_sampler_free(s);
+    }
+    assert_true(near < drawn / 50);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_greedy),         cmocka_unit_test(test_frequencies),
-        cmocka_unit_test(test_top_k),          cmocka_unit_test(test_top_p),
-        cmocka_unit_test(test_min_p),          cmocka_unit_test(test_seed),
-        cmocka_unit_test(test_penalties),      cmocka_unit_test(test_bias),
-        cmocka_unit_test(test_bad_parameters), cmocka_unit_test(test_strange_logits),
+        cmocka_unit_test(test_greedy),
+        cmocka_unit_test(test_frequencies),
+        cmocka_unit_test(test_top_k),
+        cmocka_unit_test(test_top_p),
+        cmocka_unit_test(test_min_p),
+        cmocka_unit_test(test_seed),
+        cmocka_unit_test(test_penalties),
+        cmocka_unit_test(test_bias),
+        cmocka_unit_test(test_bad_parameters),
+        cmocka_unit_test(test_strange_logits),
+        cmocka_unit_test(test_equals_definition),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -98,13 +98,21 @@ static void append_page(const struct append_work *w, const struct tern_append_jo
         close_page(w, j, page, head, tile, worker);
 }
 
+/* First a page of each job, so that a batch of single tokens finds its jobs by division; then what jobs have besides.
+ */
 static void append_task(void *ctx, int task, int worker)
 {
     const struct append_work *w = ctx;
+    int heads = w->l->n_heads, n = w->n_jobs * heads;
+    if (task < n) {
+        append_page(w, &w->jobs[task / heads], 0, task % heads, worker);
+        return;
+    }
+    task -= n;
     for (int i = 0; i < w->n_jobs; i++) {
-        int n = pages_touched(w->jobs[i].at) * w->l->n_heads;
+        n = (pages_touched(w->jobs[i].at) - 1) * heads;
         if (task < n) {
-            append_page(w, &w->jobs[i], task / w->l->n_heads, task % w->l->n_heads, worker);
+            append_page(w, &w->jobs[i], 1 + task / heads, task % heads, worker);
             return;
         }
         task -= n;

@@ -2,7 +2,7 @@
  * and RMS norms on q and k per head, without soft caps.
  *
  * The local base (10000) is a constant of the family unless the file says otherwise. */
-#include "model/model.h"
+#include "model/arch/arch.h"
 
 static int configure(struct tern_desc *d, const struct tern_file *f, tern_error *err)
 {

@@ -3,7 +3,7 @@
  * Converters permute the rows of q and k so that rotated pairs are neighbours: GGUF wants interleaved RoPE where
  * the original wants half-split.  Llama 3.x frequency scaling comes as the tensor rope_freqs.weight, one divisor per
  * pair. */
-#include "model/model.h"
+#include "model/arch/arch.h"
 
 static int configure(struct tern_desc *d, const struct tern_file *f, tern_error *err)
 {

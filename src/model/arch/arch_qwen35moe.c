@@ -1,6 +1,6 @@
 /* Qwen3.5's mixtures of experts: in every layer, with weights that sum to 1, and a network that every row goes through
  * besides, times a gate of its own. */
-#include "model/model.h"
+#include "model/arch/arch.h"
 
 static int configure(struct tern_desc *d, const struct tern_file *f, tern_error *err)
 {

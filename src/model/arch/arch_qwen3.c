@@ -1,5 +1,5 @@
 /* Qwen3, dense (Yang et al., 2025): llama's tensors and half-split RoPE, with RMS norms on q and k per head. */
-#include "model/model.h"
+#include "model/arch/arch.h"
 
 static int configure(struct tern_desc *d, const struct tern_file *f, tern_error *err)
 {

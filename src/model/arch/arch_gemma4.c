@@ -6,7 +6,7 @@
  *
  * GGUF: attention.key_length and rope.* are of layers without window, the keys that end in _swa of the others; a
  * rope_freqs.weight of 1e30 leaves pairs unrotated.  Norms are stored as they are. */
-#include "model/model.h"
+#include "model/arch/arch.h"
 
 #include <math.h>
 #include <stdio.h>

@@ -5,7 +5,7 @@
  *
  * GGUF names neither the chunk nor the temperature, the norm, the sigmoid or the shared expert: they are constants of
  * the family unless the file says otherwise. */
-#include "model/model.h"
+#include "model/arch/arch.h"
 
 #define KEY(name) "llama4." name
 

@@ -1,6 +1,6 @@
 /* Qwen3's mixtures of experts (Yang et al., 2025): no biases, norms of q and k per head, experts in every layer, whose
  * weights sum to 1. */
-#include "model/model.h"
+#include "model/arch/arch.h"
 
 static int configure(struct tern_desc *d, const struct tern_file *f, tern_error *err)
 {

@@ -1,6 +1,6 @@
 /* Mistral 3 and Ministral 3 (Mistral AI, 2025), text: llama's block and permuted q and k; YaRN, and queries that grow
  * with their position beyond the context that YaRN stretches. */
-#include "model/model.h"
+#include "model/arch/arch.h"
 
 static int configure(struct tern_desc *d, const struct tern_file *f, tern_error *err)
 {

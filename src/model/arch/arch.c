@@ -1,17 +1,13 @@
-#include "model/model.h"
+#include "model/arch/arch.h"
 
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
 #include "base/mem.h"
 
-#define TERN_ARCH(name) extern const struct tern_arch tern_arch_##name;
-#include "model/archs.def"
-#undef TERN_ARCH
-
 const struct tern_arch *const tern_archs[] = {
 #define TERN_ARCH(name) &tern_arch_##name,
-#include "model/archs.def"
+#include "model/arch/archs.def"
 #undef TERN_ARCH
     NULL,
 };
@@ -226,74 +222,4 @@ int tern_configure_experts(struct tern_desc *d, const struct tern_file *f, const
     }
 out:
     return rc;
-}
-
-static const char *unsupported(const struct tern_desc *d, const struct tern_layer_desc *l)
-{
-    if (l->mixer == TERN_MIX_DELTA)
-        return l->delta_dim_k % 16 || l->delta_dim_v % 16              ? "a state of a size that is no multiple of 16"
-               : l->conv_width < 2 || l->conv_width > TERN_DELTA_WIDTH ? "a convolution of this width"
-                                                                       : NULL;
-    return l->dim_k > MAX_HEAD || l->dim_v > MAX_HEAD          ? "heads of more than 512"
-           : l->out_gate && (l->mixer || l->dim_k != l->dim_v) ? "a gate of another size than its heads"
-           : l->rope >= d->n_ropes                             ? "a missing position embedding"
-                                                               : NULL;
-}
-
-int tern_desc_check(const struct tern_desc *d, tern_error *err)
-{
-    bool attention = false;
-    for (int i = 0; i < d->n_layers; i++) {
-        const char *what = unsupported(d, &d->layers[i]);
-        if (what)
-            return tern_err_set(err, TERN_EUNSUPPORTED, "architecture %s: layer %d uses %s, which is not supported",
-                                d->arch, i, what);
-        attention |= d->layers[i].mixer != TERN_MIX_DELTA;
-    }
-    if (!attention) /* the cache has no pages then */
-        return tern_err_set(err, TERN_EUNSUPPORTED, "architecture %s: no layer has attention, which is not supported",
-                            d->arch);
-    return 0;
-}
-
-struct tern_delta tern_layer_delta(const struct tern_layer_desc *l)
-{
-    return (struct tern_delta){.n_k = l->delta_k_heads,
-                               .n_v = l->delta_v_heads,
-                               .dk = l->delta_dim_k,
-                               .dv = l->delta_dim_v,
-                               .width = l->conv_width,
-                               .grouped = l->delta_grouped};
-}
-
-enum tern_gate tern_layer_gate(const struct tern_layer_desc *l)
-{
-    return l->act == TERN_ACT_GELU_TANH ? TERN_GATE_GELU : TERN_GATE_SILU;
-}
-
-struct tern_kv_reach tern_layer_reach(const struct tern_layer_desc *l)
-{
-    return (struct tern_kv_reach){l->mask == TERN_MASK_CAUSAL ? 0 : l->span, l->mask == TERN_MASK_CHUNK};
-}
-
-void tern_desc_kv(const struct tern_desc *d, int ctx, struct tern_kv_decl *decl)
-{
-    for (int i = 0; i < d->n_layers; i++) {
-        const struct tern_layer_desc *l = &d->layers[i];
-        if (l->mixer == TERN_MIX_DELTA) {
-            const struct tern_delta delta = tern_layer_delta(l);
-            decl[i] = (struct tern_kv_decl){.state_bytes = tern_delta_state_floats(&delta) * sizeof(float)};
-            continue;
-        }
-        decl[i] = (struct tern_kv_decl){.n_heads = l->kv_of < 0 ? l->n_kv_heads : 0,
-                                        .dim_k = l->dim_k,
-                                        .dim_v = l->dim_v,
-                                        .latent = l->mixer == TERN_MIX_LATENT,
-                                        .reach = tern_layer_reach(l)};
-        if (l->rope >= 0) {
-            decl[i].n_rot = d->ropes[l->rope].n_rot;
-            decl[i].interleaved = d->ropes[l->rope].interleaved;
-            decl[i].freq = tern_rope_freq(&d->ropes[l->rope], ctx);
-        }
-    }
 }

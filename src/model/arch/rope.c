@@ -6,7 +6,7 @@
  *   llama3     Llama 3.1: the same by wavelength, ramp linear in the frequency
  *   longrope   Ding et al. 2024: one divisor per pair from the file, two sets of them
  *              (docs/decisions/011-longrope-by-context.md says which one counts) */
-#include "model/model.h"
+#include "model/arch/arch.h"
 
 #include <math.h>
 #include <string.h>

@@ -3,7 +3,7 @@
  *
  * GGUF has value head h go with key head h mod n, A as -exp(A), norms as what they multiply by, except the one behind
  * the rule, which always was.  Sections of the rotation for images say nothing about text. */
-#include "model/model.h"
+#include "model/arch/arch.h"
 
 #define MAX_HEADS 1024
 #define MAX_HEAD  1024

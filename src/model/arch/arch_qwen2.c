@@ -1,5 +1,5 @@
 /* Qwen2 and Qwen2.5 (Yang et al., 2024): llama's tensors with biases on q, k and v, and half-split RoPE as trained. */
-#include "model/model.h"
+#include "model/arch/arch.h"
 
 static int configure(struct tern_desc *d, const struct tern_file *f, tern_error *err)
 {

@@ -1,5 +1,5 @@
 /* SmolLM3 (Hugging Face, 2025): llama's block and permuted q and k; every fourth layer has no position embedding. */
-#include "model/model.h"
+#include "model/arch/arch.h"
 
 static int configure(struct tern_desc *d, const struct tern_file *f, tern_error *err)
 {

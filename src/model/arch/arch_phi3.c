@@ -1,6 +1,6 @@
 /* Phi-3, Phi-3.5 and Phi-4 (Abdin et al., 2024): llama's block with q, k and v in one matrix, and gate and up in
  * another; half-split RoPE, for long contexts with factors of its own (longrope); Phi-3-mini has a sliding window. */
-#include "model/model.h"
+#include "model/arch/arch.h"
 
 static int configure(struct tern_desc *d, const struct tern_file *f, tern_error *err)
 {

@@ -2,7 +2,7 @@
  * block, soft caps on scores and logits, embeddings scaled by sqrt(n_embd), GeGLU.
  *
  * GGUF stores norms as 1+w already and keeps half-split RoPE. */
-#include "model/model.h"
+#include "model/arch/arch.h"
 
 #include <math.h>
 

@@ -1,6 +1,6 @@
 /* GLM-4-0414, dense (GLM team, 2025): biases on q, k and v, gate and up in one matrix, norms before and after both
  * halves of a block, RoPE on neighbouring dims of the first half of each head. */
-#include "model/model.h"
+#include "model/arch/arch.h"
 
 static int configure(struct tern_desc *d, const struct tern_file *f, tern_error *err)
 {

@@ -3,7 +3,7 @@
  * The file holds each head's key matrix transposed and apart from its value matrix (attn_k_b, attn_v_b), as the form
  * needs that multiplies queries instead of keys; files from before that have one attn_kv_b and are refused.
  * attention.key_length and value_length are those of what is cached, key_length_mla and value_length_mla a head's. */
-#include "model/model.h"
+#include "model/arch/arch.h"
 
 #include <math.h>
 

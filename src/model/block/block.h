@@ -1,0 +1,146 @@
+/* model/block/block.h - what layers are made of, and the state of a step that all of it shares.  Private to src/model.
+ *
+ * A block is one half of a layer: it reads normed rows h and answers with rows t, which the residual adds to the
+ * stream.  Mixers (mixers.def) look at other tokens; the network and the per-layer embedding work row by row.  A block
+ * is a table of functions; adding a mixer is one file and one line in mixers.def. */
+#ifndef TERN_MODEL_BLOCK_BLOCK_H
+#define TERN_MODEL_BLOCK_BLOCK_H
+
+#include "model/model.h"
+
+/* Rows of floats that blocks share, [max_rows][stride]; no block finds there what another left, but for x, k and v of a
+ * layer that later ones attend to, and ple.  X(name) */
+/* clang-format off */
+#define TERN_ROWS_LIST(X) \
+    X(x)        /* the residual stream */ \
+    X(h)        /* what a block reads: normed rows */ \
+    X(t)        /* what it answers */ \
+    X(q)        /* queries, [heads][dim] */ \
+    X(k) X(v)   /* new keys and values */ \
+    X(a)        /* what attention or a recurrence makes of them */ \
+    X(gate)     /* gates of a, as wide as a */ \
+    X(mix)      /* queries with their gates, or a recurrence's channels */ \
+    X(decay)    /* of delta layers, [heads] */ \
+    X(beta)     /* as wide as decay */ \
+    X(ff_gate)  /* of networks */ \
+    X(ff_up)    /* as wide as ff_gate */ \
+    X(logits)   /* of routers */ \
+    X(shared)   /* answers of shared experts, or of experts beside a network */ \
+    X(in)       /* what experts beside a network read */ \
+    X(ple)      /* per-layer embeddings of all layers */ \
+    X(ple_gate) /* of one of them, gated; as wide as ple */
+/* clang-format on */
+
+struct tern_rows {
+    float *p;
+    size_t stride; /* floats, a multiple of 16 */
+};
+
+/* What blocks need; each makes larger what is too small for it.  Widths in floats, 0: not needed. */
+struct tern_needs {
+#define TERN_ROWS_WIDTH(name) int name;
+    TERN_ROWS_LIST(TERN_ROWS_WIDTH)
+#undef TERN_ROWS_WIDTH
+    int active;  /* experts that a row goes to */
+    bool states; /* jobs of recurrent layers */
+    struct tern_dev_limits dev;
+};
+#define TERN_WIDEN(var, value) ((var) = (value) > (var) ? (value) : (var))
+
+/* How the rows of a step get at the cache (cached.c). */
+struct tern_cached {
+    uint8_t *stage; /* raw tiles of jobs that span pages */
+    size_t stage_tiles, stage_tile_bytes;
+    int *stage_set; /* [n_layers] set of staging tiles: layers that others attend to have their own, the rest share 0 */
+    struct tern_attn_job *at; /* [max_jobs] of the layer in hand, those of one plan together */
+    struct tern_append_job *app;
+    int *job_of;   /* [max_jobs] which job of the batch each of them is */
+    int *plan_end; /* [n_plans] where the jobs of a plan end */
+    int *stage_of; /* [max_jobs] first staging tile, or -1 */
+};
+
+struct tern_forward {
+    const struct tern_net *net;
+    const struct tern_kv_cache *caches; /* [n_plans] */
+    int n_plans;
+    struct tern_dev *dev;
+    const struct tern_residual *residual;
+    int max_rows, max_jobs;
+#define TERN_ROWS_FIELD(name) struct tern_rows name;
+    TERN_ROWS_LIST(TERN_ROWS_FIELD)
+#undef TERN_ROWS_FIELD
+    int32_t *expert_ids; /* [max_rows][most active experts] */
+    float *expert_weights;
+    struct tern_delta_job *delta; /* [max_jobs] */
+    float *cos[TERN_MAX_ROPES], *sin[TERN_MAX_ROPES];
+    struct tern_cached cached;
+    size_t bytes;
+};
+
+/* tern_alloc, counted in f->bytes. */
+int tern_forward_take(struct tern_forward *f, void *out, size_t n, size_t size, tern_error *err);
+
+struct tern_block {
+    const char *name;
+    /* What the layer needs of rows and of the device. */
+    void (*need)(struct tern_needs *n, const struct tern_desc *d, const struct tern_layer_desc *l);
+    /* What it keeps in the cache of an engine with this context; NULL: nothing. */
+    void (*caches)(struct tern_kv_decl *decl, const struct tern_desc *d, const struct tern_layer_desc *l, int ctx);
+    /* What the descriptor asks for that the block does not do, to be put into "layer 3 uses ..."; NULL: it does all. */
+    const char *(*cannot)(const struct tern_desc *d, const struct tern_layer_desc *l);
+    /* f->t = block(f->h); x: what f->h was before its norm. */
+    void (*run)(struct tern_forward *f, const struct tern_forward_batch *b, int layer, const struct tern_rows *x);
+};
+
+#define TERN_MIXER(NAME, name) extern const struct tern_block tern_block_##name;
+#include "model/block/mixers.def"
+#undef TERN_MIXER
+extern const struct tern_block *const tern_mixers[]; /* by enum tern_mixer */
+extern const struct tern_block tern_block_ffn, tern_block_ple;
+
+/* How a block reads the residual stream and how what it answers comes back into it.  `plain` is x += t. */
+struct tern_residual {
+    const char *name;
+    void (*need)(struct tern_needs *n, const struct tern_desc *d);
+    /* Token embeddings become the stream. */
+    void (*embed)(struct tern_forward *f, const struct tern_forward_batch *b);
+    /* The rows that a block reads, before their norm. */
+    const struct tern_rows *(*read)(struct tern_forward *f, const struct tern_forward_batch *b, int layer);
+    /* f->t into the stream. */
+    void (*add)(struct tern_forward *f, const struct tern_forward_batch *b, int layer);
+    void (*scale)(struct tern_forward *f, const struct tern_forward_batch *b, float factor);
+    /* f->t = what the output norm reads, of the rows that want logits. */
+    void (*collapse)(struct tern_forward *f, const struct tern_forward_batch *b);
+};
+extern const struct tern_residual tern_residual_plain;
+
+/* y = rmsnorm(x) * w of all rows of the batch, as wide as the embedding. */
+void tern_norm_rows(struct tern_forward *f, const struct tern_rows *y, const struct tern_rows *x, const float *w,
+                    int n_rows);
+
+/* ---- the cache (cached.c) ---------------------------------------------------------------------------------------- */
+
+int tern_cached_open(struct tern_forward *f, tern_error *err);
+void tern_cached_close(struct tern_cached *c);
+/* Tells the device what layers attend to, with the other limits. */
+int tern_cached_prepare(struct tern_forward *f, struct tern_dev_limits *lim, tern_error *err);
+/* Before the first layer of a step. */
+void tern_cached_begin(struct tern_forward *f, const struct tern_forward_batch *b);
+/* New keys k, of the stride of f->k, and values f->v into the cache, then f->a = attention(f->q). */
+void tern_cached_attend(struct tern_forward *f, const struct tern_forward_batch *b, int layer, const float *k);
+/* After the last layer. */
+void tern_cached_end(struct tern_forward *f, const struct tern_forward_batch *b);
+
+/* The activation of the layer's network. */
+enum tern_gate tern_layer_gate(const struct tern_layer_desc *l);
+/* Per-layer embeddings of all layers, at the beginning of a step. */
+void tern_ple_begin(struct tern_forward *f, const struct tern_forward_batch *b);
+/* f->t (or f->shared, in) = experts of rows h, and what an experts' layer does beside (experts.c). */
+void tern_experts_need(struct tern_needs *n, const struct tern_desc *d, const struct tern_layer_desc *l);
+void tern_experts_run(struct tern_forward *f, const struct tern_forward_batch *b, int layer, const struct tern_rows *x);
+/* y = (act(h Wg) * (h Wu)) Wd */
+void tern_network_run(struct tern_forward *f, const struct tern_forward_batch *b, const struct tern_layer_desc *l,
+                      const struct tern_weights *gate, const struct tern_weights *up, const struct tern_weights *down,
+                      const struct tern_rows *y, const struct tern_rows *h);
+
+#endif

@@ -1,0 +1,44 @@
+/* The feed-forward half of a layer: one network, the experts that a router chooses, or both (experts.c). */
+#include "model/block/block.h"
+
+enum tern_gate tern_layer_gate(const struct tern_layer_desc *l)
+{
+    return l->act == TERN_ACT_GELU_TANH ? TERN_GATE_GELU : TERN_GATE_SILU;
+}
+
+static void need(struct tern_needs *n, const struct tern_desc *d, const struct tern_layer_desc *l)
+{
+    TERN_WIDEN(n->ff_gate, l->n_ff);
+    TERN_WIDEN(n->ff_up, l->n_ff);
+    TERN_WIDEN(n->dev.max_k, d->n_embd);
+    TERN_WIDEN(n->dev.max_k, l->n_ff);
+    if (l->router != TERN_ROUTE_NONE)
+        tern_experts_need(n, d, l);
+}
+
+void tern_network_run(struct tern_forward *f, const struct tern_forward_batch *b, const struct tern_layer_desc *l,
+                      const struct tern_weights *gate, const struct tern_weights *up, const struct tern_weights *down,
+                      const struct tern_rows *y, const struct tern_rows *h)
+{
+    const struct tern_dev_ops *ops = f->dev->ops;
+    const struct tern_matmul gu[2] = {
+        {.w = &gate->mat, .y = f->ff_gate.p, .y_stride = f->ff_gate.stride},
+        {.w = &up->mat, .y = f->ff_up.p, .y_stride = f->ff_up.stride},
+    };
+    const struct tern_matmul d = {.w = &down->mat, .y = y->p, .y_stride = y->stride};
+    ops->matmul(f->dev, gu, 2, h->p, h->stride, b->n_rows, b->n_wide);
+    ops->glu(f->dev, f->ff_gate.p, f->ff_up.p, f->ff_gate.stride, gate->mat.n, b->n_rows, tern_layer_gate(l));
+    ops->matmul(f->dev, &d, 1, f->ff_gate.p, f->ff_gate.stride, b->n_rows, b->n_wide);
+}
+
+static void run(struct tern_forward *f, const struct tern_forward_batch *b, int layer, const struct tern_rows *x)
+{
+    const struct tern_layer_desc *l = &f->net->desc.layers[layer];
+    const struct tern_weights *w = f->net->layers[layer];
+    if (l->n_ff)
+        tern_network_run(f, b, l, &w[TERN_SLOT_GATE], &w[TERN_SLOT_UP], &w[TERN_SLOT_DOWN], &f->t, &f->h);
+    if (l->router != TERN_ROUTE_NONE)
+        tern_experts_run(f, b, layer, x);
+}
+
+const struct tern_block tern_block_ffn = {.name = "network", .need = need, .run = run};

@@ -1,0 +1,117 @@
+/* Latent attention: keys and values are one latent c and a rotated part r, h W = [c | r].  A query head's part for c is
+ * multiplied by the head's K_B, so that it meets c as it is cached; what attention makes of c, by its V_B. */
+#include <string.h>
+#include "model/block/block.h"
+
+static void need(struct tern_needs *n, const struct tern_desc *d, const struct tern_layer_desc *l)
+{
+    TERN_WIDEN(n->q, l->n_heads * (l->dim_v + l->dim_k));
+    TERN_WIDEN(n->q, l->n_heads * l->dim_head_v);
+    TERN_WIDEN(n->q, l->q_rank);
+    TERN_WIDEN(n->k, l->dim_v + l->dim_k);
+    TERN_WIDEN(n->v, l->dim_v);
+    TERN_WIDEN(n->a, l->n_heads * (l->dim_nope + l->dim_k));
+    TERN_WIDEN(n->a, l->n_heads * l->dim_v);
+    TERN_WIDEN(n->dev.max_k, d->n_embd);
+    TERN_WIDEN(n->dev.max_k, l->q_rank);
+    TERN_WIDEN(n->dev.max_k, l->n_heads * l->dim_head_v);
+    TERN_WIDEN(n->dev.max_stack, l->n_heads);
+    TERN_WIDEN(n->dev.max_stack_k, l->dim_nope);
+    TERN_WIDEN(n->dev.max_stack_k, l->dim_v);
+}
+
+static void caches(struct tern_kv_decl *decl, const struct tern_desc *d, const struct tern_layer_desc *l, int ctx)
+{
+    tern_block_attention.caches(decl, d, l, ctx);
+    decl->latent = true;
+}
+
+static const char *cannot(const struct tern_desc *d, const struct tern_layer_desc *l)
+{
+    return l->out_gate ? "a gate of another size than its heads" : tern_block_attention.cannot(d, l);
+}
+
+static void rotate(struct tern_forward *f, int n_rows, const struct tern_layer_desc *l, float *x, size_t stride,
+                   int n_heads, int dim)
+{
+    const struct tern_rope *rope = &f->net->desc.ropes[l->rope];
+    const struct tern_heads h = {.x = x,
+                                 .stride = stride,
+                                 .n_heads = n_heads,
+                                 .dim = dim,
+                                 .cos = f->cos[l->rope],
+                                 .sin = f->sin[l->rope],
+                                 .n_rot = rope->n_rot,
+                                 .interleaved = rope->interleaved};
+    f->dev->ops->heads(f->dev, &h, n_rows);
+}
+
+/* a = queries [heads][nope, rotated], k = [latent | rotated] of the normed rows h. */
+static void project(struct tern_forward *f, const struct tern_forward_batch *b, int layer)
+{
+    const struct tern_layer_desc *l = &f->net->desc.layers[layer];
+    const struct tern_weights *w = f->net->layers[layer];
+    const struct tern_dev_ops *ops = f->dev->ops;
+    const struct tern_matmul q_b = {.w = &w[TERN_SLOT_Q].mat, .y = f->a.p, .y_stride = f->a.stride};
+    const struct tern_matmul first[2] = {
+        {.w = &w[TERN_SLOT_KV_A].mat, .bias = NULL, .y = f->k.p, .y_stride = f->k.stride},
+        l->q_rank ? (struct tern_matmul){.w = &w[TERN_SLOT_Q_A].mat, .y = f->q.p, .y_stride = f->q.stride} : q_b,
+    };
+    ops->matmul(f->dev, first, 2, f->h.p, f->h.stride, b->n_rows, b->n_wide);
+    if (!l->q_rank)
+        return;
+    ops->norm(f->dev, f->q.p, f->q.stride, f->q.p, f->q.stride, w[TERN_SLOT_Q_A_NORM].vec, l->q_rank, f->net->desc.eps,
+              b->n_rows);
+    ops->matmul(f->dev, &q_b, 1, f->q.p, f->q.stride, b->n_rows, b->n_wide);
+}
+
+/* q = [heads][latent, rotated] of the queries in a. */
+static void absorb(struct tern_forward *f, const struct tern_forward_batch *b, int layer)
+{
+    const struct tern_layer_desc *l = &f->net->desc.layers[layer];
+    const size_t from = (size_t)(l->dim_nope + l->dim_k), to = (size_t)(l->dim_v + l->dim_k);
+    const struct tern_stack s = {.w = &f->net->layers[layer][TERN_SLOT_K_B].mat,
+                                 .n_heads = l->n_heads,
+                                 .y = f->q.p,
+                                 .y_stride = f->q.stride,
+                                 .y_head = to,
+                                 .x = f->a.p,
+                                 .x_stride = f->a.stride,
+                                 .x_head = from};
+    f->dev->ops->stack(f->dev, &s, b->n_rows, b->n_wide);
+    for (int r = 0; r < b->n_rows; r++)
+        for (int h = 0; h < l->n_heads; h++)
+            memcpy(f->q.p + (size_t)r * f->q.stride + (size_t)h * to + l->dim_v,
+                   f->a.p + (size_t)r * f->a.stride + (size_t)h * from + l->dim_nope, (size_t)l->dim_k * sizeof(float));
+}
+
+static void run(struct tern_forward *f, const struct tern_forward_batch *b, int layer, const struct tern_rows *x)
+{
+    const struct tern_desc *d = &f->net->desc;
+    const struct tern_layer_desc *l = &d->layers[layer];
+    const struct tern_weights *w = f->net->layers[layer];
+    const struct tern_dev_ops *ops = f->dev->ops;
+    float *rotated = f->k.p + l->dim_v;
+    const struct tern_stack values = {.w = &w[TERN_SLOT_V_B].mat,
+                                      .n_heads = l->n_heads,
+                                      .y = f->q.p,
+                                      .y_stride = f->q.stride,
+                                      .y_head = (size_t)l->dim_head_v,
+                                      .x = f->a.p,
+                                      .x_stride = f->a.stride,
+                                      .x_head = (size_t)l->dim_v};
+    const struct tern_matmul o = {.w = &w[TERN_SLOT_O].mat, .y = f->t.p, .y_stride = f->t.stride};
+    (void)x;
+    project(f, b, layer);
+    ops->norm(f->dev, f->v.p, f->v.stride, f->k.p, f->k.stride, w[TERN_SLOT_KV_A_NORM].vec, l->dim_v, d->eps,
+              b->n_rows);
+    rotate(f, b->n_rows, l, rotated, f->k.stride, 1, l->dim_k);
+    rotate(f, b->n_rows, l, f->a.p + l->dim_nope, f->a.stride, l->n_heads, l->dim_nope + l->dim_k);
+    absorb(f, b, layer);
+    tern_cached_attend(f, b, layer, rotated);
+    ops->stack(f->dev, &values, b->n_rows, b->n_wide);
+    ops->matmul(f->dev, &o, 1, f->q.p, f->q.stride, b->n_rows, b->n_wide);
+}
+
+const struct tern_block tern_block_latent = {
+    .name = "latent attention", .need = need, .caches = caches, .cannot = cannot, .run = run};

@@ -1,0 +1,39 @@
+/* What follows from a descriptor: whether it can be run, and what its layers keep. */
+#include "model/block/block.h"
+
+const struct tern_block *const tern_mixers[] = {
+#define TERN_MIXER(NAME, name) &tern_block_##name,
+#include "model/block/mixers.def"
+#undef TERN_MIXER
+};
+
+int tern_desc_check(const struct tern_desc *d, tern_error *err)
+{
+    bool attention = false;
+    for (int i = 0; i < d->n_layers; i++) {
+        const char *what = tern_mixers[d->layers[i].mixer]->cannot(d, &d->layers[i]);
+        if (what)
+            return tern_err_set(err, TERN_EUNSUPPORTED, "architecture %s: layer %d uses %s, which is not supported",
+                                d->arch, i, what);
+        attention |= d->layers[i].mixer != TERN_MIX_DELTA;
+    }
+    if (!attention) /* the cache has no pages then */
+        return tern_err_set(err, TERN_EUNSUPPORTED, "architecture %s: no layer has attention, which is not supported",
+                            d->arch);
+    return 0;
+}
+
+struct tern_kv_reach tern_layer_reach(const struct tern_layer_desc *l)
+{
+    return (struct tern_kv_reach){l->mask == TERN_MASK_CAUSAL ? 0 : l->span, l->mask == TERN_MASK_CHUNK};
+}
+
+void tern_desc_kv(const struct tern_desc *d, int ctx, struct tern_kv_decl *decl)
+{
+    for (int i = 0; i < d->n_layers; i++) {
+        const struct tern_block *mixer = tern_mixers[d->layers[i].mixer];
+        decl[i] = (struct tern_kv_decl){0};
+        if (mixer->caches)
+            mixer->caches(&decl[i], d, &d->layers[i], ctx);
+    }
+}

@@ -1,0 +1,17 @@
+/* run/sampler.h - picking among fewer tokens than the vocabulary has. */
+#ifndef TERN_RUN_SAMPLER_H
+#define TERN_RUN_SAMPLER_H
+
+#include "run/run.h"
+
+struct tern_choice_limits {
+    const uint32_t *mask; /* [n_vocab / 32, rounded up] bit i % 32 of word i / 32: id i may be picked; NULL: all may */
+    const int32_t *never; /* n_never ids that may not, all of the vocabulary */
+    int n_never;
+};
+
+/* tern_sampler_pick among those that limits (nullable) allow.  Where they allow none that has a finite logit the result
+ * is one that they forbid, or whose logit is not finite: the caller looks. */
+int32_t tern_sampler_pick_within(tern_sampler *s, const float *logits, const struct tern_choice_limits *limits);
+
+#endif
