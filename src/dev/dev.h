@@ -54,7 +54,9 @@ struct tern_dev_about {
     int codes, scales, zero, group, d_type, m_type;
     float unit;
     int8_t table[TERN_TABLE];
+    int reserved; /* 0: no padding, so that bytes can be compared */
 };
+_Static_assert(sizeof(struct tern_dev_about) == 8 + 8 * 4 + TERN_TABLE, "no padding in what is compared");
 
 /* Rows are f32.  [0, n_wide) of n_rows are prompt rows, the others decode rows; how each role computes products is
  * settled by prepare (kernel/gemm.h has the classes). */
@@ -94,6 +96,8 @@ struct tern_dev_ops {
     int (*weight_load)(struct tern_dev *d, const struct tern_dev_weight *w, const struct tern_dev_source *from,
                        tern_error *err);
     void (*weight_drop)(struct tern_dev *d, struct tern_dev_weight *w);
+    /* host[n][k] = rows [row, row + n) of a matrix of the stack as they are multiplied by, after sync. */
+    void (*weight_out)(struct tern_dev *d, float *host, const struct tern_dev_weight *w, int matrix, int row, int n);
 
     /* A step: all operations below come between begin and end. */
     void (*begin)(struct tern_dev *d, const struct tern_dev_step *s);

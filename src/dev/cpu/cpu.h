@@ -133,6 +133,7 @@ void tern_cpu_weight_place(struct tern_dev *d, struct tern_dev_weight *w, struct
 int tern_cpu_weight_load(struct tern_dev *d, const struct tern_dev_weight *w, const struct tern_dev_source *from,
                          tern_error *err);
 void tern_cpu_weight_drop(struct tern_dev *d, struct tern_dev_weight *w);
+void tern_cpu_weight_out(struct tern_dev *d, float *host, const struct tern_dev_weight *w, int matrix, int row, int n);
 void tern_cpu_begin(struct tern_dev *d, const struct tern_dev_step *s);
 void tern_cpu_end(struct tern_dev *d);
 void tern_cpu_embed(struct tern_dev *d, struct tern_dev_rows x, const struct tern_dev_weight *table, int n_rows,

@@ -116,6 +116,7 @@ const struct tern_dev_ops tern_dev_cpu = {
     .weight_place = tern_cpu_weight_place,
     .weight_load = tern_cpu_weight_load,
     .weight_drop = tern_cpu_weight_drop,
+    .weight_out = tern_cpu_weight_out,
     .begin = tern_cpu_begin,
     .end = tern_cpu_end,
     .embed = tern_cpu_embed,

@@ -62,6 +62,15 @@ void tern_cpu_weight_place(struct tern_dev *d, struct tern_dev_weight *w, struct
     w->form->m.data = m->p + at;
 }
 
+void tern_cpu_weight_out(struct tern_dev *d, float *host, const struct tern_dev_weight *w, int matrix, int row, int n)
+{
+    const struct tern_packed m = tern_weight_at(&w->form->m, matrix);
+    (void)d;
+    TERN_ASSERT(matrix < w->stack && row + n <= w->n);
+    for (int i = 0; i < n; i++)
+        tern_k.gemm.row(host + (size_t)i * (size_t)m.k, &m, row + i);
+}
+
 /* ---- packing ---------------------------------------------------------------------------------------------------- */
 
 struct pack_work {
