@@ -41,7 +41,8 @@ LAYERS = {
     "run": ["base", "kernel", "file", "text", "codec", "dev", "kv", "model", "tern"],
     "eval": ["base", "codec", "dev", "kv", "run", "tern"],
     "convert": ["base", "file", "text", "codec", "model", "tern"],
-    "cli": ["base", "tern"],
+    "server": ["base", "tern"],
+    "cli": ["base", "tern", "server"],
 }
 
 # The headers of a folder that other folders may include.
@@ -69,12 +70,13 @@ VISIBLE = {
     "kv": {"kv.h"},
     "model": {"model.h"},
     "run": {"run.h"},
+    "server": {"server.h"},
 }
 
 # Room -> its headers that the rest of its folder may include.
 ROOM_HEADERS = {
     "model/arch": {"arch.h", "archs.def"},
-    "model/block": {"block.h", "mixers.def"},
+    "model/block": {"block.h", "ffns.def", "mixers.def", "residuals.def"},
 }
 
 # Folder of kernels -> the folder whose level it extends, and whose headers it may use.

@@ -194,6 +194,14 @@ TERN_API void tern_kv_plan_free(tern_kv_plan *p);
 TERN_API int tern_kv_plan_rows(const tern_kv_plan *p);
 TERN_API void tern_kv_plan_row(const tern_kv_plan *p, int layer, tern_kv_row *out); /* strings: view until free */
 
+/* What the user should know about the plan, a sentence without its end: an item of the text that changes nothing, a
+ * sidecar that cannot be used.  NULL behind the last one; views until free.  Strict plans have none, they fail. */
+TERN_API const char *tern_kv_plan_note(const tern_kv_plan *p, int i);
+/* Does it code keys whose conditioning a calibration would improve?  Not where cond= or a sidecar that fits decides. */
+TERN_API bool tern_kv_plan_uncalibrated(const tern_kv_plan *p);
+/* A sentence about a sidecar that lies there and cannot be used (the plan goes on without; strict refuses), or NULL. */
+TERN_API const char *tern_kv_plan_notice(const tern_kv_plan *p); /* view until free */
+
 /* Names of all schemes with a one-line description each; NULL-terminated pairs name, about. */
 TERN_API const char *const *tern_kv_schemes(void);
 
@@ -203,6 +211,11 @@ TERN_API const char *const *tern_kv_schemes(void);
 typedef int tern_progress_fn(void *user, int done, int total);
 TERN_API int tern_model_calibrate(tern_model *m, const int32_t *ids, int n, int n_threads, const char *path,
                                   tern_progress_fn *progress, void *user, tern_error *err);
+/* The same in about `seconds`: on 4096 tokens at most, or on half of them, and so on down to 256; *n_used: how many.
+ * TERN_ELIMIT, with the time that it would take in *expected, when that is more than `seconds` even so. */
+TERN_API int tern_model_calibrate_within(tern_model *m, const int32_t *ids, int n, int n_threads, const char *path,
+                                         double seconds, tern_progress_fn *progress, void *user, int *n_used,
+                                         double *expected, tern_error *err);
 /* A text for this, when there is no better: prose, dialogue, lists, tables, code, several languages.  Static. */
 TERN_API const char *tern_calibration_text(void);
 
@@ -227,6 +240,10 @@ typedef struct tern_engine_params {
      * that compress after prefill; else pages are coded as they fill.  Concerns tern_prefill and tern_generate on an
      * empty sequence; what comes later, and what a trim computes again, is coded as it comes. */
     bool code_at_end;
+    /* Most bytes that the sequences of all plans have in use together: pages, open pages, first tokens, states.  What
+     * does not fit is refused with TERN_ECAPACITY before anything is computed; 0: room for max_seqs full sequences of
+     * every plan. */
+    size_t kv_bytes;
 } tern_engine_params;
 
 TERN_API int tern_engine_open(tern_engine **out, tern_model *m, const tern_engine_params *p, tern_error *err);

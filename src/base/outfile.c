@@ -52,6 +52,8 @@ static int open_locked(struct tern_outfile *f, const char *suffix, int mode, boo
         if (errno == EWOULDBLOCK)
             return fail_busy(f, err);
         rc = tern_err_set(err, TERN_EIO, "%s: cannot lock: %s", tern_path_show(f->path), strerror(errno));
+        if (mine.st_size == 0) /* made here, or by another that cannot lock it either */
+            (void)unlink(f->tmp);
         (void)fail_create(f, EIO, NULL);
         return rc;
     }
@@ -100,6 +102,8 @@ int tern_outfile_open(struct tern_outfile *f, const char *path, int mode, const 
     TERN_TRY(open_locked(f, suffix, mode, false, err));
     TERN_TRY(empty_left_over(f, err));
 out:
+    if (rc < 0)
+        tern_outfile_abort(f);
     return rc;
 }
 
@@ -123,6 +127,8 @@ int tern_outfile_open_alone(struct tern_outfile *f, const char *path, int mode, 
     TERN_TRY(open_locked(f, "tmp", mode, true, err));
     TERN_TRY(empty_left_over(f, err));
 out:
+    if (rc < 0)
+        tern_outfile_abort(f);
     return rc;
 }
 

@@ -255,7 +255,7 @@ static int start_workers(struct tern_pool *p, const int *cpus, tern_error *err)
             pthread_attr_setaffinity_np(&attr, sizeof one, &one);
         int e = pthread_create(&w->thread, &attr, worker_main, w);
         if (e)
-            TERN_FAIL(err, TERN_ENOMEM, "cannot start thread %d of %d: system error %d", i + 1, p->n_threads, e);
+            TERN_FAIL(err, TERN_ENOMEM, "cannot start thread %d of %d: %s", i + 1, p->n_threads, strerror(e));
         p->n_started++;
     }
 out:

@@ -157,27 +157,21 @@ static int follow_links(char *to, const char *path, tern_error *err)
 /* ---- kinds --------------------------------------------------------------------------------------------------------
  */
 
-/* The first bytes of a file: as many as there are, 0 when it cannot be read. */
-static size_t read_head(int fd, char *head, size_t n)
+/* The first bytes of a file: as many as there are.  -1: it cannot be read. */
+static ssize_t read_head(int fd, char *head, size_t n)
 {
     size_t have = 0;
     while (have < n) {
         ssize_t r = pread(fd, head + have, n - have, (off_t)have);
         if (r < 0 && errno == EINTR)
             continue;
-        if (r <= 0)
+        if (r < 0)
+            return -1;
+        if (r == 0)
             break;
         have += (size_t)r;
     }
-    return have;
-}
-
-/* One that was cut inside its magic counts too. */
-static bool begins_with_magic(int fd, const struct tern_outfile_kind *kind)
-{
-    char head[MAX_MAGIC];
-    size_t n = read_head(fd, head, kind->n);
-    return n && memcmp(head, kind->magic, n) == 0;
+    return (ssize_t)have;
 }
 
 bool tern_target_left_over(int fd, const struct stat *st, const struct tern_outfile_kind *kind)
@@ -186,17 +180,26 @@ bool tern_target_left_over(int fd, const struct stat *st, const struct tern_outf
     char head[MAX_MAGIC];
     if (st->st_size == 0)
         return true;
-    size_t n = read_head(fd, head, kind->n);
-    return n && (memcmp(head, kind->magic, n) == 0 || memcmp(head, zeros, n) == 0);
+    ssize_t n = read_head(fd, head, kind->n);
+    return n > 0 && (memcmp(head, kind->magic, (size_t)n) == 0 || memcmp(head, zeros, (size_t)n) == 0);
 }
 
-static bool is_of_kind(const char *to, const struct tern_outfile_kind *kind)
+/* One that was cut inside its magic is of the kind, too. */
+static int check_kind(const char *to, const char *path, const struct tern_outfile_kind *kind, tern_error *err)
 {
+    int rc = 0;
+    char head[MAX_MAGIC];
     int fd = open(to, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
-    bool is = fd >= 0 && begins_with_magic(fd, kind);
+    ssize_t n = fd < 0 ? -1 : read_head(fd, head, kind->n);
+    if (n < 0)
+        rc = tern_err_set(err, TERN_EIO, "%s: is there and cannot be read (%s); --force replaces it",
+                          tern_path_show(path), strerror(errno));
+    else if (n == 0 || memcmp(head, kind->magic, (size_t)n) != 0)
+        rc = tern_err_set(err, TERN_EINVAL, "%s: is there and is not %s; --force replaces it", tern_path_show(path),
+                          kind->what);
     if (fd >= 0)
         (void)close(fd);
-    return is;
+    return rc;
 }
 
 static int check_regular(const char *to, const char *path, const struct stat *st, const struct tern_outfile_kind *kind,
@@ -208,10 +211,7 @@ static int check_regular(const char *to, const char *path, const struct stat *st
         return 0;
     if (!(st->st_mode & 0222))
         return tern_err_set(err, TERN_EINVAL, "%s: is write-protected; --force replaces it", tern_path_show(path));
-    if (st->st_size && !is_of_kind(to, kind))
-        return tern_err_set(err, TERN_EINVAL, "%s: is there and is not %s; --force replaces it", tern_path_show(path),
-                            kind->what);
-    return 0;
+    return st->st_size ? check_kind(to, path, kind, err) : 0;
 }
 
 int tern_target_find(char *to, const char *path, const struct tern_outfile_kind *kind, bool *through, tern_error *err)

@@ -40,7 +40,16 @@ int tern_cli_usage(tern_error *err, const char *fmt, ...) TERN_PRINTF(2, 3);
 
 int tern_doctor_check(const struct tern_args *a, tern_error *err); /* options that belong together */
 int tern_doctor_calibrate(tern_model *m, const struct tern_args *a, tern_error *err);
+/* Divergence of the plan from a 16-bit cache on a short text, in nats per token: *kld, NaN where nothing is coded or
+ * the model reads no text; *n: of how many tokens. */
+int tern_doctor_kld(tern_model *m, const struct tern_args *a, double *kld, int *n, tern_error *err);
+#define TERN_DOCTOR_KLD 0.2 /* more than that is no state to run in */
 int tern_doctor_fit(const struct tern_args *a, tern_error *err);
+
+/* ---- first_use.c ------------------------------------------------------------------------------------------------- */
+
+/* Before an engine opens: calibrates the keys of a model that is used for the first time, by --calibration. */
+int tern_first_use(tern_model *m, const struct tern_args *a, tern_error *err);
 
 /* ---- signals.c --------------------------------------------------------------------------------------------------- */
 
@@ -104,6 +113,12 @@ void tern_bias_clear(struct tern_bias *b);
 int tern_setup_recommended(tern_sampler_params *p, const struct tern_args *a, const tern_model *m, bool tell,
                            tern_error *err);
 
+/* tern_model_tokenize; bytes of the text that are not UTF-8 are told of, and whether the vocabulary has them. */
+int tern_setup_tokenize(const tern_model *m, const struct tern_buf *text, unsigned flags, const char *what,
+                        tern_tokens *out, tern_error *err);
+/* The same without tokenizing. */
+void tern_setup_check_text(const tern_model *m, const struct tern_buf *text, const char *what);
+
 /* --stop texts, none of them empty. */
 int tern_setup_stop(tern_generate_params *p, const struct tern_args *a, tern_error *err);
 
@@ -124,6 +139,9 @@ void tern_note(const char *fmt, ...) TERN_PRINTF(1, 2);
 /* Text from a file made safe to show: control characters and malformed UTF-8 become '?'.  View into a ring of four
  * buffers; long text is cut. */
 const char *tern_shown(const char *text);
+
+/* Length of the well-formed UTF-8 character at p (p < end), 0 when there is none. */
+size_t tern_utf8_length(const char *p, const char *end);
 
 /* A JSON string of any bytes: malformed UTF-8 becomes U+FFFD.  NULL text gives null. */
 json_t *tern_json_text(const char *text);
@@ -153,7 +171,9 @@ void tern_plan_bytes(const tern_kv_plan *p, double *bytes, double *f16_bytes);
 double tern_plan_states(const tern_kv_plan *p);
 /* Bytes of a sequence of ctx tokens; layers with a sliding window hold no more than their window. */
 void tern_plan_total(const tern_kv_plan *p, int ctx, double *bytes, double *f16_bytes);
-/* The layers that differ from what was asked for (`spec`), on one stderr line; nothing when none does. */
+/* What the plan has to say, a stderr line each. */
+void tern_plan_notes(const tern_kv_plan *p, const char *spec);
+/* The same, and the layers that differ from what was asked for (`spec`), on one stderr line; nothing when none does. */
 void tern_plan_exceptions(const tern_kv_plan *p, const char *spec);
 /* One line per run of equal layers, for people. */
 int tern_plan_print(const tern_kv_plan *p, FILE *to, tern_error *err);

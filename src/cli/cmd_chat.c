@@ -204,6 +204,8 @@ static int do_save(struct chat *c, const char *arg, tern_error *err)
 static int do_load(struct chat *c, const char *arg, tern_error *err)
 {
     int rc = tern_session_load(&c->session, arg, err);
+    if (rc == 0 && c->a->v[TERN_OPT_SYSTEM].n)
+        tern_note("the session keeps the system turn that it was saved with; --system changes nothing in it");
     if (rc == 0)
         tern_note("restored %d tokens and %zu turns from %s", tern_seq_length(c->session.seq), c->session.n_turns, arg);
     if (rc == 0)

@@ -8,7 +8,9 @@ struct doctor {
     const struct tern_args *a;
     struct tern_setup setup;
     tern_machine machine;
-    double kv_bytes, kv_f16_bytes;              /* of a full context */
+    double kv_bytes, kv_f16_bytes; /* of a full context */
+    double kld;                    /* of the plan from 16 bits; NaN: not measured */
+    int kld_tokens;
     size_t needed;                              /* weights, a full context, scratch */
     char verdict[sizeof((tern_error *)0)->msg]; /* "ok", or what is wrong */
     bool ok;
@@ -69,6 +71,21 @@ static void check_memory(struct doctor *d)
     }
 }
 
+static int check_divergence(struct doctor *d, tern_error *err)
+{
+    int rc = tern_doctor_kld(d->setup.model, d->a, &d->kld, &d->kld_tokens, err);
+    if (rc == 0 && d->kld > TERN_DOCTOR_KLD) {
+        char text[240];
+        (void)snprintf(
+            text, sizeof text,
+            "--kv %.80s changes what the model says: %.3g nats per token from a 16-bit cache, and %.1f is the "
+            "most that is in order: give keys more bits (--kv k=q8,v=t4)",
+            tern_setup_kv(d->a), d->kld, TERN_DOCTOR_KLD);
+        wrong(d, text);
+    }
+    return rc;
+}
+
 static void examine(struct doctor *d)
 {
     tern_error e = {0};
@@ -78,6 +95,7 @@ static void examine(struct doctor *d)
         TERN_TRY(tern_doctor_calibrate(d->setup.model, d->a, &e));
     TERN_TRY(tern_setup_engine(&d->setup, d->a, (int)d->a->v[TERN_OPT_CTX].i, 1, &e));
     TERN_TRY(run_two_tokens(d, &e));
+    TERN_TRY(check_divergence(d, &e));
     check_memory(d);
 out:
     if (rc < 0)
@@ -103,6 +121,11 @@ static int print_model(const struct doctor *d, tern_error *err)
         TERN_TRY(tern_out_printf(err, "context     %d tokens: KV %s (16 bit: %s); %s with the weights\n",
                                  tern_engine_ctx(d->setup.engine), tern_size_text(d->kv_bytes),
                                  tern_size_text(d->kv_f16_bytes), tern_size_text((double)d->needed)));
+    if (isfinite(d->kld))
+        TERN_TRY(tern_out_printf(err,
+                                 "divergence  %.2g nats per token from a 16-bit cache, on %d tokens; up to %.1f is "
+                                 "in order\n",
+                                 d->kld, d->kld_tokens, TERN_DOCTOR_KLD));
 out:
     return rc;
 }
@@ -139,6 +162,7 @@ static int print_json(const struct doctor *d, tern_error *err)
         json_object_set_new(out, "kv", kv);
         json_object_set_new(out, "ctx", json_integer(tern_engine_ctx(d->setup.engine)));
         json_object_set_new(out, "threads", json_integer(tern_engine_threads(d->setup.engine)));
+        json_object_set_new(kv, "kld", isfinite(d->kld) ? json_real(d->kld) : json_null());
         json_object_set_new(out, "needed_bytes", json_integer((json_int_t)d->needed));
     }
     return tern_json_print(out, err);
@@ -147,7 +171,7 @@ static int print_json(const struct doctor *d, tern_error *err)
 int tern_cmd_doctor(const struct tern_args *a, tern_error *err)
 {
     int rc = 0;
-    struct doctor d = {.a = a, .ok = true, .verdict = "ok"};
+    struct doctor d = {.a = a, .ok = true, .verdict = "ok", .kld = NAN};
     TERN_TRY(tern_doctor_check(a, err));
     if (a->v[TERN_OPT_FIT].n)
         return tern_doctor_fit(a, err);

@@ -180,6 +180,7 @@ int tern_cmd_inspect(const struct tern_args *a, tern_error *err)
     bool strict = strcmp(a->v[TERN_OPT_KV_POLICY].s, "strict") == 0;
     TERN_TRY(tern_setup_model(&s, a, a->operands[0], err));
     TERN_TRY(tern_kv_plan_new(&plan, s.model, tern_setup_kv(a), strict, err));
+    tern_plan_notes(plan, tern_setup_kv(a));
     int ctx = a->v[TERN_OPT_CTX].i ? (int)a->v[TERN_OPT_CTX].i : tern_model_get_info(s.model)->ctx;
     TERN_TRY(a->v[TERN_OPT_JSON].n ? print_json(s.model, plan, a, ctx, err) : print_text(s.model, plan, a, ctx, err));
 out:

@@ -59,7 +59,7 @@ static int tokenize_texts(struct kld *c, tern_error *err)
     int rc = 0;
     for (int i = 0; i < c->n_texts; i++) {
         struct text *t = &c->texts[i];
-        TERN_TRY(tern_model_tokenize(c->setup.model, t->bytes.p, t->bytes.len, 0, &t->ids, err));
+        TERN_TRY(tern_setup_tokenize(c->setup.model, &t->bytes, 0, c->a->v[TERN_OPT_KLD_FILE].ss[i], &t->ids, err));
         c->views[i] = (tern_kld_text){c->a->v[TERN_OPT_KLD_FILE].ss[i], t->ids.p, (int64_t)t->ids.len};
     }
 out:

@@ -59,6 +59,7 @@ static int prompt_tokens(struct run *r, tern_error *err)
 {
     int rc = 0;
     bool raw = r->a->v[TERN_OPT_RAW].n > 0;
+    tern_setup_check_text(r->setup.model, &r->prompt, "the prompt");
     if (!raw && tern_model_get_info(r->setup.model)->has_template)
         return render_prompt(r, err);
     if (r->a->v[TERN_OPT_SYSTEM].n)

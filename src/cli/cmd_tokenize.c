@@ -29,7 +29,7 @@ static int encode(const tern_model *m, const struct tern_args *a, const struct t
     int rc = 0;
     tern_tokens ids = {0};
     unsigned flags = a->v[TERN_OPT_NO_SPECIAL].n ? 0 : TERN_TEXT_SPECIAL | TERN_TEXT_BOS;
-    TERN_TRY(tern_model_tokenize(m, in->p, in->len, flags, &ids, err));
+    TERN_TRY(tern_setup_tokenize(m, in, flags, "standard input", &ids, err));
     TERN_TRY(a->v[TERN_OPT_TOKEN_IDS].n ? print_ids(&ids, err) : print_table(m, &ids, err));
 out:
     tern_tokens_clear(&ids);

@@ -1,4 +1,5 @@
 /* What `tern doctor` learns by running a text: key conditioning, and a KV plan for a memory budget. */
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -20,8 +21,8 @@ int tern_doctor_check(const struct tern_args *a, tern_error *err)
         return tern_cli_usage(err, "--calibrate and --fit are two things; run one after the other");
     if (fit != (v[TERN_OPT_FIT_IN].n > 0))
         return tern_cli_usage(err, "--fit TOKENS and --in SIZE belong together");
-    if (v[TERN_OPT_FORCE].n && !v[TERN_OPT_DOCTOR_OUT].n)
-        return tern_cli_usage(err, "--force belongs to --out");
+    if (v[TERN_OPT_FORCE].n && !v[TERN_OPT_DOCTOR_OUT].n && !calibrate)
+        return tern_cli_usage(err, "--force belongs to --calibrate and --out");
     if (!calibrate && !fit && (v[TERN_OPT_DOCTOR_FILE].n || v[TERN_OPT_DOCTOR_OUT].n))
         return tern_cli_usage(err, "-f and --out belong to --calibrate and --fit");
     return 0;
@@ -37,7 +38,7 @@ static int read_text(tern_tokens *ids, tern_model *m, const struct tern_args *a,
         TERN_TRY(tern_setup_read(&text, a->v[TERN_OPT_DOCTOR_FILE].s, TERN_CLI_MAX_TEXT, err));
     else
         TERN_TRY(tern_buf_add(&text, builtin, strlen(builtin), err));
-    TERN_TRY(tern_model_tokenize(m, text.p ? text.p : "", text.len, TERN_TEXT_BOS, ids, err));
+    TERN_TRY(tern_setup_tokenize(m, &text, TERN_TEXT_BOS, "the text", ids, err));
 out:
     tern_buf_clear(&text);
     return rc;
@@ -60,6 +61,65 @@ int tern_doctor_calibrate(tern_model *m, const struct tern_args *a, tern_error *
         tern_note("wrote %s%s in %.1f s", tern_shown(out->n ? out->s : tern_model_get_info(m)->path),
                   out->n ? "" : ".ternkv", tern_now() - start);
 out:
+    tern_tokens_clear(&ids);
+    return rc;
+}
+
+#define KLD_TOKENS       512
+#define KLD_TOKENS_LARGE 192               /* three pages */
+#define KLD_LARGE        ((size_t)1 << 30) /* bytes of weights */
+
+/* Nothing to measure: all layers raw, as with f16. */
+static bool all_raw(const tern_kv_plan *p)
+{
+    for (int i = 0; i < tern_kv_plan_rows(p); i++) {
+        tern_kv_row r;
+        tern_kv_plan_row(p, i, &r);
+        if (r.n_heads && r.bytes_per_token < r.f16_bytes_per_token)
+            return false;
+    }
+    return true;
+}
+
+int tern_doctor_kld(tern_model *m, const struct tern_args *a, double *kld, int *n, tern_error *err)
+{
+    int rc = 0;
+    const tern_model_info *info = tern_model_get_info(m);
+    const char *text = tern_calibration_text(), *plan = tern_setup_kv(a);
+    tern_tokens ids = {0};
+    tern_engine *e = NULL;
+    tern_kld *result = NULL;
+    tern_kld_stats stats;
+    struct tern_progress bar = {.what = "divergence"};
+    *kld = NAN;
+    *n = info->weight_bytes < KLD_LARGE ? KLD_TOKENS : KLD_TOKENS_LARGE;
+    *n = *n < info->ctx ? *n : info->ctx;
+    if (strcmp(info->tokenizer, "none") == 0)
+        return 0;
+    TERN_TRY(tern_model_tokenize(m, text, strlen(text), 0, &ids, err));
+    tern_engine_params p = tern_setup_params(a, *n, 2);
+    p.kv = "f16";
+    p.more_kv = &plan;
+    p.n_more_kv = 1;
+    p.code_at_end = false;
+    TERN_TRY(tern_engine_open(&e, m, &p, err));
+    if (all_raw(tern_engine_plan_at(e, 1)) || ids.len < (size_t)*n)
+        goto out;
+    const tern_kld_text t = {.name = "the built-in text", .ids = ids.p, .n = (int64_t)ids.len};
+    const tern_kld_params k = {.texts = &t,
+                               .n_texts = 1,
+                               .ctx = *n,
+                               .n_chunks = 1,
+                               .prefill = true,
+                               .progress = tern_progress_show,
+                               .user = &bar};
+    rc = tern_eval_kld(&result, e, &k, err);
+    TERN_TRY(tern_progress_result(&bar, rc));
+    TERN_TRY(tern_kld_get_stats(result, 1, -1, &stats, err));
+    *kld = stats.mean;
+out:
+    tern_kld_free(result);
+    tern_engine_close(&e);
     tern_tokens_clear(&ids);
     return rc;
 }

@@ -62,8 +62,7 @@ void tern_note(const char *fmt, ...)
     va_end(ap);
 }
 
-/* Length of the well-formed UTF-8 character at p (p < end), 0 when there is none. */
-static size_t utf8_length(const char *p, const char *end)
+size_t tern_utf8_length(const char *p, const char *end)
 {
     const unsigned char *u = (const unsigned char *)p;
     size_t left = (size_t)(end - p);
@@ -83,13 +82,13 @@ static size_t utf8_length(const char *p, const char *end)
 
 const char *tern_shown(const char *text)
 {
-    static char ring[4][200];
+    static char ring[4][640]; /* a sentence with two paths */
     static int next;
     char *out = ring[next++ & 3];
     size_t used = 0;
     const char *end = text + strlen(text);
     while (text < end && used + 8 < sizeof ring[0]) {
-        size_t n = utf8_length(text, end);
+        size_t n = tern_utf8_length(text, end);
         bool control = (unsigned char)*text < 0x20 || *text == 0x7F ||
                        (n == 2 && (unsigned char)*text == 0xC2 && (unsigned char)text[1] < 0xA0);
         if (n == 0 || control) {
@@ -154,7 +153,7 @@ json_t *tern_json_text(const char *text)
     const char *end = text + strlen(text);
     int rc = 0;
     while (text < end && rc == 0) {
-        size_t n = utf8_length(text, end);
+        size_t n = tern_utf8_length(text, end);
         rc = n ? tern_buf_add(&b, text, n, NULL) : tern_buf_add(&b, "\xEF\xBF\xBD", 3, NULL);
         text += n ? n : 1;
     }

@@ -112,8 +112,16 @@ static void print_layers_like(const tern_kv_plan *p, const tern_kv_row *row)
     }
 }
 
+void tern_plan_notes(const tern_kv_plan *p, const char *spec)
+{
+    const char *note;
+    for (int i = 0; (note = tern_kv_plan_note(p, i)); i++)
+        tern_note("--kv %s: %s", tern_shown(spec), tern_shown(note));
+}
+
 void tern_plan_exceptions(const tern_kv_plan *p, const char *spec)
 {
+    tern_plan_notes(p, spec);
     bool any = false;
     for (int i = 0; i < tern_kv_plan_rows(p); i++) {
         tern_kv_row r;
@@ -196,7 +204,12 @@ json_t *tern_plan_json(const tern_kv_plan *p)
                                                 "kept_bytes", (json_int_t)r.kept_bytes, "conditioning",
                                                 tern_json_text(r.conditioning), "reason", tern_json_text(r.reason)));
     }
-    return json_pack("{sf sf so}", "bytes_per_token", bytes, "f16_bytes_per_token", f16, "layers", layers);
+    json_t *notes = json_array();
+    const char *note;
+    for (int i = 0; (note = tern_kv_plan_note(p, i)); i++)
+        json_array_append_new(notes, tern_json_text(note));
+    return json_pack("{sf sf so so}", "bytes_per_token", bytes, "f16_bytes_per_token", f16, "layers", layers, "notes",
+                     notes);
 }
 
 /* ---- machine and model ------------------------------------------------------------------------------------------- */

@@ -92,6 +92,7 @@ int tern_setup_engine(struct tern_setup *s, const struct tern_args *a, int ctx, 
     int rc = 0;
     tern_engine_params p = tern_setup_params(a, ctx, max_seqs);
     p.kv = tern_setup_kv(a);
+    TERN_TRY(tern_first_use(s->model, a, err));
     TERN_TRY(guard_plan_file(p.kv, err));
     TERN_TRY(tern_engine_open(&s->engine, s->model, &p, err));
     tern_plan_exceptions(tern_engine_plan(s->engine), tern_setup_kv(a));
@@ -296,6 +297,48 @@ int tern_setup_stop(tern_generate_params *p, const struct tern_args *a, tern_err
             return tern_cli_usage(err, "--stop must not be empty");
     }
     return 0;
+}
+
+/* ---- text -------------------------------------------------------------------------------------------------------- */
+
+/* Does the vocabulary have no token for this byte, so that it is left out? */
+static bool is_lost(const tern_model *m, const char *byte)
+{
+    tern_tokens ids = {0};
+    bool lost = tern_model_tokenize(m, byte, 1, 0, &ids, NULL) == 0 && ids.len == 0;
+    tern_tokens_clear(&ids);
+    return lost;
+}
+
+void tern_setup_check_text(const tern_model *m, const struct tern_buf *text, const char *what)
+{
+    size_t counts[256] = {0}, bad = 0, lost = 0;
+    const char *first = NULL, *end = text->p + text->len;
+    for (const char *p = text->p; p < end;) {
+        size_t n = tern_utf8_length(p, end);
+        if (n == 0) {
+            counts[(unsigned char)*p]++;
+            first = first ? first : p;
+            bad++;
+        }
+        p += n ? n : 1;
+    }
+    for (int b = 0; bad && b < 256; b++)
+        if (counts[b] && is_lost(m, &(char){(char)b}))
+            lost += counts[b];
+    if (bad)
+        tern_note("%s: %zu byte%s not UTF-8, the first (0x%02x) at offset %td%s", tern_shown(what), bad,
+                  bad == 1 ? " is" : "s are", (unsigned char)*first, first - text->p,
+                  lost == 0     ? ""
+                  : lost == bad ? "; the vocabulary has no tokens for them, they are left out"
+                                : "; for some of them the vocabulary has no tokens, they are left out");
+}
+
+int tern_setup_tokenize(const tern_model *m, const struct tern_buf *text, unsigned flags, const char *what,
+                        tern_tokens *out, tern_error *err)
+{
+    tern_setup_check_text(m, text, what);
+    return tern_model_tokenize(m, text->p ? text->p : "", text->len, flags, out, err);
 }
 
 /* ---- ids --------------------------------------------------------------------------------------------------------- */

@@ -35,7 +35,7 @@ struct plan {
     struct tern_dev_rows out; /* [n_layers] */
     uint8_t *blocks;          /* [n_layers][BLOCKS][block_bytes] */
     size_t block_bytes;       /* of the largest layer */
-    double *seconds, *encode;   /* [reps] */
+    double *seconds, *encode; /* [reps] */
 };
 
 struct speed {
@@ -49,7 +49,7 @@ struct speed {
     struct tern_dev *dev;
     struct tern_dev_cache *caches;  /* [n_plans] */
     struct tern_attn_shape *shapes; /* [n_layers] */
-    uint8_t *codec_scratch; /* [threads][TERN_KV_SCRATCH] */
+    uint8_t *codec_scratch;         /* [threads][TERN_KV_SCRATCH] */
     tern_reader *reader;
     double *read; /* [reps] bytes per second */
     struct tern_turns turns;
@@ -165,7 +165,8 @@ static int fill_raw(const struct speed *s, struct plan *pl, const struct tern_kv
             size_t slot = (size_t)(page % l->ring) * (size_t)l->n_heads + (size_t)h;
             size_t at = l->tile_layer_off + slot * l->tile_bytes;
             tern_kv_block_write(tiles, pl->seq->tile, at, vectors(s, &l->k, block_at(page, h)), k_bytes);
-            tern_kv_block_write(tiles, pl->seq->tile, at + l->tile_v_off, vectors(s, &l->v, block_at(page, h)), v_bytes);
+            tern_kv_block_write(tiles, pl->seq->tile, at + l->tile_v_off, vectors(s, &l->v, block_at(page, h)),
+                                v_bytes);
         }
         if (pl->seq->sink == TERN_NO_BLOCK || !l->first)
             continue;
@@ -183,6 +184,7 @@ static int fill_plan(struct speed *s, struct plan *pl, tern_error *err)
     int rc = 0;
     const tern_kv_speed_params *p = s->p;
     struct fill f = {s, pl};
+    const struct tern_kv_room room = {.max_seqs = 1, .max_tokens = p->ctx, .max_step = p->ctx, .dev = s->dev};
     for (int i = 0; i < p->n_layers; i++)
         if (pl->block_bytes < pl->layout->layers[i].head_bytes)
             pl->block_bytes = pl->layout->layers[i].head_bytes;
@@ -190,7 +192,7 @@ static int fill_plan(struct speed *s, struct plan *pl, tern_error *err)
     TERN_TRY(tern_dev_rows_new(s->dev, &pl->out, p->n_layers, s->q.width, err));
     TERN_TRY(tern_alloc(&pl->seconds, (size_t)p->reps, sizeof *pl->seconds, err));
     TERN_TRY(tern_alloc(&pl->encode, (size_t)p->reps, sizeof *pl->encode, err));
-    TERN_TRY(tern_kv_cache_init(&pl->cache, pl->layout, 1, p->ctx, p->ctx, err));
+    TERN_TRY(tern_kv_cache_init(&pl->cache, pl->layout, &room, err));
     TERN_TRY(tern_kv_seq_new(&pl->cache, &pl->seq, err));
     TERN_TRY(tern_kv_begin(&pl->cache, pl->seq, p->ctx, err));
     tern_kv_commit(&pl->cache, pl->seq, p->ctx);
@@ -416,7 +418,8 @@ static void clear(struct speed *s)
             s->dev->ops->release(s->dev, pl->out.mem);
         tern_kv_layout_free(pl->layout);
     }
-    void *all[] = {s->plans, s->f16[0], s->f16[1], s->f32[0], s->f32[1], s->caches, s->shapes, s->codec_scratch, s->read};
+    void *all[] = {s->plans,  s->f16[0], s->f16[1],        s->f32[0], s->f32[1],
+                   s->caches, s->shapes, s->codec_scratch, s->read};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         tern_free(all[i]);
     tern_reader_free(s->reader);

@@ -1,8 +1,8 @@
 /* Speed of products with packed weights alone.
  *
  * One matrix of random weights, whose rows repeat, is packed per type and copied to the addresses of all others: what a
- * kernel costs depends on where weights lie, not on their being all different.  All types stay in memory at once, because the turns
- * of a round must find nothing of themselves in a cache. */
+ * kernel costs depends on where weights lie, not on their being all different.  All types stay in memory at once,
+ * because the turns of a round must find nothing of themselves in a cache. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -15,7 +15,7 @@
 #include "eval/speed.h"
 
 #define PATTERNS  128 /* different rows of a type */
-#define SAMPLES   8 /* outputs of a row that are computed again in double precision */
+#define SAMPLES   8   /* outputs of a row that are computed again in double precision */
 #define MAX_TYPES 64
 #define MAX_SIZES 64 /* numbers of rows */
 #define MAX_ROWS  8192

@@ -1,27 +1,66 @@
 #include "kv/kv.h"
 
+#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 #include <xxhash.h>
 #include "base/mem.h"
 
-/* The scheme that the text asks for in one layer, before the layer's own limits; *forced when a rule names it. */
-static void wanted(const struct tern_kv_spec *s, int layer, int n_layers, const struct tern_kv_codec **k,
-                   const struct tern_kv_codec **v, bool *forced)
+/* What the layers of a model make of a --kv text, before their own limits. */
+struct wish {
+    const struct tern_kv_spec *s;
+    const struct tern_kv_decl *decl;
+    int n_layers;
+    bool spare_windows; /* there is a layer that grows without bound */
+    int n_edge;         /* layers that edge= counts */
+    int *rank;          /* [n_layers] among them, -1: not one */
+};
+
+static bool named(const struct tern_kv_spec *s, int layer)
 {
+    for (int i = 0; i < s->n_rules; i++)
+        if (layer >= s->rules[i].from && layer <= s->rules[i].to)
+            return true;
+    return false;
+}
+
+static bool takes(const struct tern_kv_codec *c, int dim)
+{
+    const char *why;
+    return c && !c->raw && c->accepts(dim, &why);
+}
+
+/* Would this layer be coded, or could the edges' schemes code it?  Only such layers count as first and last ones. */
+static bool counts_for_edge(const struct wish *w, int layer)
+{
+    const struct tern_kv_decl *d = &w->decl[layer];
+    const struct tern_kv_spec *s = w->s;
+    if (!d->n_heads || (d->reach.window && w->spare_windows) || named(s, layer))
+        return false;
+    bool k = !d->latent && (takes(s->k, d->dim_k) || takes(s->edge_k, d->dim_k));
+    return k || takes(s->v, d->dim_v) || takes(s->edge_v, d->dim_v);
+}
+
+/* The scheme that the text asks for in one layer.  without: a rule that is left out, n_rules for edge=, -1 for none. */
+static bool wanted(const struct wish *w, int layer, int without, const struct tern_kv_codec **k,
+                   const struct tern_kv_codec **v)
+{
+    const struct tern_kv_spec *s = w->s;
+    const int rank = w->rank[layer];
+    bool forced = false;
     *k = s->k;
     *v = s->v;
-    *forced = false;
-    if (layer < s->edge || layer >= n_layers - s->edge) {
+    if (without != s->n_rules && rank >= 0 && (rank < s->edge || rank >= w->n_edge - s->edge)) {
         *k = s->edge_k;
         *v = s->edge_v;
     }
     for (int i = 0; i < s->n_rules; i++)
-        if (layer >= s->rules[i].from && layer <= s->rules[i].to) {
+        if (i != without && layer >= s->rules[i].from && layer <= s->rules[i].to) {
             *k = s->rules[i].k;
             *v = s->rules[i].v;
-            *forced = true;
+            forced = true;
         }
+    return forced;
 }
 
 /* Offsets inside one head of a page: headers of both sides, then keys, then values; 64 readable bytes behind the last
@@ -47,36 +86,47 @@ static void place_head(struct tern_kv_layer *l)
         l->sink_bytes = 0;
 }
 
-static int choose(struct tern_kv_layer *l, const struct tern_kv_decl *d, const struct tern_kv_spec *s, int layer,
-                  int n_layers, bool spare_windows, bool strict, tern_error *err)
+/* The scheme that one layer gets, with the reason where that is not what the text asks for. */
+static const char *decide(const struct wish *w, int layer, int without, const struct tern_kv_codec **out_k,
+                          const struct tern_kv_codec **out_v)
 {
+    const struct tern_kv_decl *d = &w->decl[layer];
     const struct tern_kv_codec *f16 = tern_kv_codec_find("f16", 3), *k, *v;
-    bool forced;
-    const char *why = NULL;
-    wanted(s, layer, n_layers, &k, &v, &forced);
+    const char *reason = NULL, *why = NULL;
+    const bool forced = wanted(w, layer, without, &k, &v);
     /* A window layer is bounded, so beside others its codes save little: then only a layers= rule has it coded. */
-    if (d->reach.window && spare_windows && !forced && (!k->raw || !v->raw)) {
-        l->why_raw = d->reach.chunked ? "attention in chunks" : "sliding window";
+    if (d->reach.window && w->spare_windows && !forced && (!k->raw || !v->raw)) {
+        reason = d->reach.chunked ? "attention in chunks" : "sliding window";
         k = k->raw ? k : f16;
         v = v->raw ? v : f16;
     }
-    if (d->hard_keys && !forced && s->cond != TERN_COND_OFF && k->bits < 8 && !k->raw && !k->unconditioned) {
-        l->why_raw = d->hard_keys;
+    if (d->hard_keys && !forced && w->s->cond != TERN_COND_OFF && k->bits < 8 && !k->raw && !k->unconditioned) {
+        reason = d->hard_keys;
         k = tern_kv_codec_find("q8", 2);
     }
     /* What follows the values is rotated, small, and shared by all heads. */
     if (d->latent && !k->raw) {
-        l->why_raw = "keys are the position part of latent attention";
+        reason = "keys are the position part of latent attention";
         k = f16;
     }
     if (!k->accepts(d->dim_k, &why)) {
-        l->why_raw = why;
+        reason = why;
         k = f16;
     }
     if (!v->accepts(d->dim_v, &why)) {
-        l->why_raw = why;
+        reason = why;
         v = f16;
     }
+    *out_k = k;
+    *out_v = v;
+    return reason;
+}
+
+static int choose(struct tern_kv_layer *l, const struct wish *w, int layer, bool strict, tern_error *err)
+{
+    const struct tern_kv_decl *d = &w->decl[layer];
+    const struct tern_kv_codec *k, *v;
+    l->why_raw = decide(w, layer, -1, &k, &v);
     if (strict && l->why_raw)
         return tern_err_set(err, TERN_EUNSUPPORTED, "--kv-policy strict: layer %d would have k=%s,v=%s: %s", layer,
                             k->name, v->name, l->why_raw);
@@ -85,10 +135,93 @@ static int choose(struct tern_kv_layer *l, const struct tern_kv_decl *d, const s
     l->latent = d->latent;
     l->k = (struct tern_kv_side){.codec = k, .dim = d->dim_k, .key = true, .raw32 = k->raw && k->bits == 32};
     l->v = (struct tern_kv_side){.codec = v, .dim = d->dim_v, .key = false, .raw32 = v->raw && v->bits == 32};
-    l->first = k->raw && v->raw ? 0 : s->first;
-    l->recent = k->raw && v->raw ? 1 : s->recent / TERN_PAGE;
+    l->first = k->raw && v->raw ? 0 : w->s->first;
+    l->recent = k->raw && v->raw ? 1 : w->s->recent / TERN_PAGE;
     l->ring = l->recent > 1 ? l->recent + 1 : 1; /* one more, so that a step back over a page's edge finds them all */
     place_head(l);
+    return 0;
+}
+
+/* ---- items that change nothing ------------------------------------------------------------------------------------
+ */
+
+static void add_note(struct tern_kv_layout *l, const char *fmt, ...) TERN_PRINTF(2, 3);
+static void add_note(struct tern_kv_layout *l, const char *fmt, ...)
+{
+    va_list ap;
+    if (l->n_notes == TERN_KV_MAX_NOTES)
+        return;
+    va_start(ap, fmt);
+    (void)vsnprintf(l->note[l->n_notes++], sizeof l->note[0], fmt, ap);
+    va_end(ap);
+}
+
+/* Do all layers get the same schemes without this item? */
+static bool is_idle(const struct wish *w, int without)
+{
+    for (int i = 0; i < w->n_layers; i++) {
+        const struct tern_kv_codec *k, *v, *k_less, *v_less;
+        if (!w->decl[i].n_heads)
+            continue;
+        (void)decide(w, i, -1, &k, &v);
+        (void)decide(w, i, without, &k_less, &v_less);
+        if (k != k_less || v != v_less)
+            return false;
+    }
+    return true;
+}
+
+static void note_rules(struct tern_kv_layout *l, const struct wish *w)
+{
+    const struct tern_kv_spec *s = w->s;
+    for (int i = 0; i < s->n_rules; i++) {
+        bool keeps = false; /* does one of its layers keep keys and values? */
+        for (int j = s->rules[i].from; j <= s->rules[i].to; j++)
+            keeps |= w->decl[j].n_heads > 0;
+        char to[16] = "";
+        if (s->rules[i].to > s->rules[i].from)
+            (void)snprintf(to, sizeof to, "-%d", s->rules[i].to);
+        if (is_idle(w, i))
+            add_note(l, "layers=%d%s changes nothing: %s", s->rules[i].from, to,
+                     keeps ? "those schemes hold anyway" : "no keys and values are kept there");
+    }
+}
+
+bool tern_kv_layout_codes_keys(const struct tern_kv_layout *l)
+{
+    for (int i = 0; i < l->n_layers; i++)
+        if (l->group_of[i] >= 0 && !l->layers[i].k.codec->raw && !l->layers[i].k.codec->unconditioned)
+            return true;
+    return false;
+}
+
+static bool codes(const struct tern_kv_layout *l)
+{
+    for (int i = 0; i < l->n_layers; i++)
+        if (l->group_of[i] >= 0 && !(l->layers[i].k.codec->raw && l->layers[i].v.codec->raw))
+            return true;
+    return false;
+}
+
+static int note_idle_items(struct tern_kv_layout *l, const struct wish *w, bool strict, tern_error *err)
+{
+    const struct tern_kv_spec *s = w->s;
+    for (int i = 0; i < s->n_items && i < TERN_KV_MAX_ITEMS; i++)
+        if (i != s->k_item && i != s->v_item)
+            add_note(l, "%s changes nothing: a later item names other schemes (k=SCHEME,v=SCHEME has one each)",
+                     s->item[i]);
+    if (!s->from_file) /* a plan file may say the same of many layers */
+        note_rules(l, w);
+    if (s->edge && is_idle(w, s->n_rules))
+        add_note(l, "edge=%d changes nothing: those layers have that scheme anyway", s->edge);
+    if (s->first != TERN_KV_FIRST && !codes(l))
+        add_note(l, "first=%d changes nothing: no layer is coded", s->first);
+    if (s->recent != TERN_PAGE && !codes(l))
+        add_note(l, "recent=%d changes nothing: no layer is coded", s->recent);
+    if (s->cond != TERN_COND_AUTO && !tern_kv_layout_codes_keys(l))
+        add_note(l, "cond= changes nothing: no keys have a scheme that it could serve");
+    if (strict && l->n_notes)
+        return tern_err_set(err, TERN_EUNSUPPORTED, "--kv-policy strict: --kv %s: %s", l->text, l->note[0]);
     return 0;
 }
 
@@ -162,7 +295,7 @@ int tern_kv_layout_new(struct tern_kv_layout **out, const struct tern_kv_decl *d
     int rc = 0;
     struct tern_kv_layout *l = NULL;
     struct tern_kv_spec s;
-    bool spare_windows = false; /* is there a layer that grows without bound? */
+    struct wish w = {.s = &s, .decl = decl, .n_layers = n_layers};
     *out = NULL;
     TERN_TRY(tern_kv_spec_parse(&s, spec, err));
     if (s.edge * 2 > n_layers)
@@ -181,7 +314,10 @@ int tern_kv_layout_new(struct tern_kv_layout **out, const struct tern_kv_decl *d
     if (snprintf(l->text, sizeof l->text, "%s", spec) >= (int)sizeof l->text)
         TERN_FAIL(err, TERN_ELIMIT, "--kv: longer than %zu characters", sizeof l->text - 1);
     for (int i = 0; i < n_layers; i++)
-        spare_windows |= decl[i].n_heads && !decl[i].reach.window;
+        w.spare_windows |= decl[i].n_heads && !decl[i].reach.window;
+    TERN_TRY(tern_alloc(&w.rank, (size_t)n_layers, sizeof *w.rank, err));
+    for (int i = 0; i < n_layers; i++)
+        w.rank[i] = counts_for_edge(&w, i) ? w.n_edge++ : -1;
     for (int i = 0; i < n_layers; i++) {
         struct tern_kv_layer *y = &l->layers[i];
         l->group_of[i] = -1;
@@ -189,11 +325,14 @@ int tern_kv_layout_new(struct tern_kv_layout **out, const struct tern_kv_decl *d
         l->state_bytes += tern_round_up(decl[i].state_bytes, TERN_ALIGN);
         if (!decl[i].n_heads)
             continue;
-        TERN_TRY(choose(y, &decl[i], &s, i, n_layers, spare_windows, strict, err));
+        TERN_TRY(choose(y, &w, i, strict, err));
         TERN_TRY(find_group(l, decl[i].reach, &l->group_of[i], err));
         struct tern_kv_group *g = &l->groups[l->group_of[i]];
         y->layer_off = g->page_bytes;
         g->page_bytes += y->head_bytes * (size_t)y->n_heads;
+        g->ring = !g->ring || y->ring < g->ring ? y->ring : g->ring;
+        g->recent = y->recent > g->recent ? y->recent : g->recent;
+        g->seen_ring = y->recent > 1 ? y->ring : g->seen_ring;
         y->tile_layer_off = l->tile_bytes;
         l->tile_bytes += y->tile_bytes * (size_t)y->n_heads * (size_t)y->ring;
         l->recent = y->recent > l->recent ? y->recent : l->recent;
@@ -202,16 +341,20 @@ int tern_kv_layout_new(struct tern_kv_layout **out, const struct tern_kv_decl *d
         if (l->stage_tile_bytes < y->tile_bytes * (size_t)y->n_heads)
             l->stage_tile_bytes = y->tile_bytes * (size_t)y->n_heads;
     }
+    TERN_TRY(note_idle_items(l, &w, strict, err));
     TERN_TRY(make_signs(l, err));
     l->digest = digest(l);
+    if (tern_kv_layout_codes_keys(l))
+        (void)snprintf(l->keys, sizeof l->keys, "as they are");
     *out = l;
     l = NULL;
 out:
+    tern_free(w.rank);
     tern_kv_layout_free(l);
     return rc;
 }
 
-void tern_kv_layout_condition(struct tern_kv_layout *l, const struct tern_kv_cond_set *s)
+void tern_kv_layout_condition(struct tern_kv_layout *l, const struct tern_kv_cond_set *s, const char *source)
 {
     for (int i = 0; i < l->n_layers; i++) {
         struct tern_kv_layer *y = &l->layers[i];
@@ -225,6 +368,16 @@ void tern_kv_layout_condition(struct tern_kv_layout *l, const struct tern_kv_con
                 l->digest = XXH3_64bits_withSeed(&c->pairs[p], sizeof c->pairs[p], l->digest);
         }
     }
+    (void)snprintf(l->keys, sizeof l->keys, "%s, %08x", source, (unsigned)l->digest);
+}
+
+void tern_kv_layout_describe(const struct tern_kv_layout *l, char *out, size_t n)
+{
+    const int room = (int)n - (int)sizeof l->keys - 16; /* the conditioning is told even if the text is long */
+    if (l->keys[0])
+        (void)snprintf(out, n, "%.*s (keys %s)", room, l->text, l->keys);
+    else
+        (void)snprintf(out, n, "%s", l->text);
 }
 
 void tern_kv_layout_free(struct tern_kv_layout *l)

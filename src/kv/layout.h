@@ -14,6 +14,9 @@
 /* ---- what is asked for ---------------------------------------------------------------------------------------- */
 
 #define TERN_KV_MAX_RULES 256
+#define TERN_KV_MAX_ITEMS 4 /* that name schemes; of more, the later ones are not remembered */
+#define TERN_KV_MAX_NOTES 6
+#define TERN_KV_FIRST     4 /* raw tokens at the start, if nothing is said */
 
 /* A parsed --kv text. */
 struct tern_kv_spec {
@@ -29,7 +32,11 @@ struct tern_kv_spec {
     int n_rules;
     enum tern_kv_cond_from { TERN_COND_AUTO, TERN_COND_OFF, TERN_COND_NORMS, TERN_COND_BIAS, TERN_COND_FILE } cond;
     char cond_path[256];
-    bool in_plan; /* while a plan file is read */
+    bool in_plan;   /* while a plan file is read */
+    bool from_file; /* a plan file was */
+    /* Which of the items that name a scheme for keys or values is in effect for each; the first ones' texts. */
+    int n_items, k_item, v_item;
+    char item[TERN_KV_MAX_ITEMS][24];
 };
 
 /* Grammar: SCHEME | k=SCHEME,v=SCHEME, options first=N, recent=N, edge=N:SCHEME, layers=A-B:SCHEME, plan=FILE, in any
@@ -58,6 +65,8 @@ struct tern_kv_decl {
 struct tern_kv_group {
     struct tern_kv_reach reach; /* of all its layers */
     size_t page_bytes;          /* 64 tokens of all its layers */
+    int ring;                   /* raw tiles that each of its layers has at least */
+    int recent, seen_ring;      /* most pages that one of them sees raw, and the raw tiles of those that do */
 };
 
 #define TERN_KV_MAX_GROUPS 4
@@ -68,19 +77,23 @@ struct tern_kv_layout {
     int *group_of;                /* [n_layers], -1 where a layer keeps no KV */
     struct tern_kv_group groups[TERN_KV_MAX_GROUPS];
     int n_groups;
-    size_t *state_off;       /* [n_layers], owned: where a layer's state lies in the sequence's state block */
-    size_t state_bytes;      /* one sequence's states, all layers; 0 where no layer has one */
-    size_t tile_bytes;       /* one sequence's raw tiles, all layers */
-    int recent;              /* most pages that any layer sees raw, the open one included */
-    size_t sink_bytes;       /* one sequence's raw first tokens, all layers; 0 when nothing is coded */
-    size_t stage_tile_bytes; /* largest tile of one layer, all heads: unit of staging */
-    float *signs;            /* owned: the rotation signs that sides point into */
-    char text[256];          /* the --kv text as given */
+    size_t *state_off;                 /* [n_layers], owned: where a layer's state lies in the sequence's state block */
+    size_t state_bytes;                /* one sequence's states, all layers; 0 where no layer has one */
+    size_t tile_bytes;                 /* one sequence's raw tiles, all layers */
+    int recent;                        /* most pages that any layer sees raw, the open one included */
+    size_t sink_bytes;                 /* one sequence's raw first tokens, all layers; 0 when nothing is coded */
+    size_t stage_tile_bytes;           /* largest tile of one layer, all heads: unit of staging */
+    float *signs;                      /* owned: the rotation signs that sides point into */
+    char text[256];                    /* the --kv text as given */
+    char keys[64];                     /* what conditions coded keys, for messages; "": nothing could */
+    char note[TERN_KV_MAX_NOTES][160]; /* items of the text that change nothing, each a sentence without its end */
+    int n_notes;
     struct tern_kv_spec spec;
     uint64_t digest; /* of everything that decides page bytes: equal digests, exchangeable pages */
 };
 
-/* strict: a layer that cannot have what was asked is an error instead of a reason. */
+/* strict: a layer that cannot have what was asked is an error instead of a reason, an item that changes nothing one
+ * instead of a note. */
 int tern_kv_layout_new(struct tern_kv_layout **out, const struct tern_kv_decl *decl, int n_layers, const char *spec,
                        bool strict, tern_error *err);
 void tern_kv_layout_free(struct tern_kv_layout *l);
@@ -119,7 +132,11 @@ int tern_kv_cond_save(const struct tern_kv_cond_set *s, const struct tern_kv_dec
 int tern_kv_cond_load(struct tern_kv_cond_set **out, const struct tern_kv_decl *decl, int n_layers,
                       uint64_t model_digest, const char *path, tern_error *err);
 
-/* Coded keys of l use s from now on; s must outlive l.  Before any page exists: the digest changes with it. */
-void tern_kv_layout_condition(struct tern_kv_layout *l, const struct tern_kv_cond_set *s);
+/* Coded keys of l use s, which `source` tells of, from now on; s must outlive l.  Before any page exists: the digest
+ * changes with it. */
+void tern_kv_layout_condition(struct tern_kv_layout *l, const struct tern_kv_cond_set *s, const char *source);
+bool tern_kv_layout_codes_keys(const struct tern_kv_layout *l); /* in a scheme that conditioning serves */
+/* "t4 (keys calibrated, 1a2b3c4d)": the plan in full, for messages. */
+void tern_kv_layout_describe(const struct tern_kv_layout *l, char *out, size_t n);
 
 #endif

@@ -40,12 +40,31 @@ static int write_section(struct tern_outfile *f, const void *data, size_t n, ter
     return rc < 0 ? rc : tern_outfile_write(f, &h, sizeof h, err);
 }
 
+/* The first n bytes of a block, by way of room. */
+static int write_block(struct tern_outfile *f, const struct tern_kv_pool *p, uint32_t block, size_t n, uint8_t *room,
+                       tern_error *err)
+{
+    tern_kv_block_read(p, block, 0, room, n);
+    return write_section(f, room, n, err);
+}
+
+/* Bytes of the largest section that is a block. */
+static size_t largest_block(const struct tern_kv_layout *l)
+{
+    size_t n = l->tile_bytes > l->sink_bytes ? l->tile_bytes : l->sink_bytes;
+    n = l->state_bytes > n ? l->state_bytes : n;
+    for (int g = 0; g < l->n_groups; g++)
+        n = l->groups[g].page_bytes > n ? l->groups[g].page_bytes : n;
+    return n;
+}
+
 static int write_file(struct tern_outfile *f, const struct tern_kv_cache *c, const struct tern_kv_seq *s,
                       const struct tern_kv_snapshot_info *info, tern_error *err)
 {
     int rc = 0;
     const struct tern_kv_layout *l = c->layout;
     const struct tern_kv_kept_state *kept = s->n_kept ? &s->kept[s->n_kept - 1] : NULL;
+    uint8_t *room = NULL;
     struct header h = {
         .version = l->state_bytes ? STATES : VERSION, .endian = ENDIAN, .model_digest = info->model_digest};
     memcpy(h.magic, MAGIC, sizeof h.magic);
@@ -58,22 +77,24 @@ static int write_file(struct tern_outfile *f, const struct tern_kv_cache *c, con
     }
     h.has_sink = s->sink != TERN_NO_BLOCK;
     h.kept_at = kept ? (uint32_t)kept->at : 0;
-    (void)snprintf(h.kv, sizeof h.kv, "%s", l->text);
+    tern_kv_layout_describe(l, h.kv, sizeof h.kv);
     h.hash = XXH3_64bits(&h, offsetof(struct header, hash));
+    TERN_TRY(tern_alloc(&room, largest_block(l), 1, err));
     TERN_TRY(tern_outfile_write(f, &h, sizeof h, err));
     TERN_TRY(write_section(f, info->tokens, (size_t)s->n_tokens * sizeof *info->tokens, err));
     TERN_TRY(write_section(f, info->roles, (size_t)s->n_tokens, err));
-    TERN_TRY(write_section(f, tern_kv_block(&c->tiles, s->tile), l->tile_bytes, err));
+    TERN_TRY(write_block(f, &c->tiles, s->tile, l->tile_bytes, room, err));
     if (s->sink != TERN_NO_BLOCK)
-        TERN_TRY(write_section(f, tern_kv_block(&c->sinks, s->sink), l->sink_bytes, err));
+        TERN_TRY(write_block(f, &c->sinks, s->sink, l->sink_bytes, room, err));
     for (int g = 0; g < l->n_groups; g++)
         for (int i = 0; i < s->table[g].n; i++)
-            TERN_TRY(write_section(f, tern_kv_block(&c->pool[g], s->table[g].pages[i]), l->groups[g].page_bytes, err));
+            TERN_TRY(write_block(f, &c->pool[g], s->table[g].pages[i], l->groups[g].page_bytes, room, err));
     if (l->state_bytes)
-        TERN_TRY(write_section(f, tern_kv_block(&c->states, s->state), l->state_bytes, err));
+        TERN_TRY(write_block(f, &c->states, s->state, l->state_bytes, room, err));
     if (kept)
-        TERN_TRY(write_section(f, tern_kv_block(&c->states, kept->block), l->state_bytes, err));
+        TERN_TRY(write_block(f, &c->states, kept->block, l->state_bytes, room, err));
 out:
+    tern_free(room);
     return rc;
 }
 
@@ -133,6 +154,18 @@ out:
     return rc;
 }
 
+static int refuse_layout(const struct header *h, const struct tern_kv_layout *l, const char *path, tern_error *err)
+{
+    char mine[sizeof h->kv], theirs[sizeof h->kv];
+    tern_kv_layout_describe(l, mine, sizeof mine);
+    (void)snprintf(theirs, sizeof theirs, "%.*s", (int)sizeof h->kv - 1, h->kv);
+    const size_t n = strlen(l->text);
+    const bool same_text = strncmp(theirs, l->text, n) == 0 && (!theirs[n] || strncmp(theirs + n, " (keys ", 7) == 0);
+    return tern_err_set(err, TERN_EMISMATCH, "%s: was saved with --kv %s%s, this engine runs --kv %s%s", path, theirs,
+                        same_text && !theirs[n] ? " and other conditioning of the keys" : "", mine,
+                        same_text ? "; cond=off|norms|bias|FILE chooses the conditioning" : "");
+}
+
 static int check_header(const struct header *h, const struct tern_kv_cache *c, uint64_t model_digest, const char *path,
                         tern_error *err)
 {
@@ -150,8 +183,7 @@ static int check_header(const struct header *h, const struct tern_kv_cache *c, u
     if (h->model_digest != model_digest)
         TERN_FAIL(err, TERN_EMISMATCH, "%s: was saved from another model", path);
     if (h->layout_digest != l->digest)
-        TERN_FAIL(err, TERN_EMISMATCH, "%s: was saved with --kv %.*s, this engine runs --kv %s", path,
-                  (int)sizeof h->kv - 1, h->kv, l->text);
+        return refuse_layout(h, l, path, err);
     if (h->n_tokens > (uint32_t)c->max_tokens)
         TERN_FAIL(err, TERN_ECAPACITY, "%s: holds %u tokens, the context is %d", path, h->n_tokens, c->max_tokens);
     if ((h->version == STATES) != (l->state_bytes != 0) || h->kept_at > h->n_tokens || h->kept_at % TERN_PAGE ||
@@ -169,33 +201,45 @@ out:
     return rc;
 }
 
+/* The first n bytes of a block, by way of room. */
+static int read_block(struct reader *r, const struct tern_kv_pool *p, uint32_t block, size_t n, uint8_t *room,
+                      const char *what, tern_error *err)
+{
+    int rc = read_section(r, room, n, what, err);
+    if (rc == 0)
+        tern_kv_block_write(p, block, 0, room, n);
+    return rc;
+}
+
 static int read_seq(struct reader *r, const struct tern_kv_cache *c, struct tern_kv_seq *s, const struct header *h,
                     int n_vocab, int32_t *tokens, uint8_t *roles, tern_error *err)
 {
     int rc = 0;
     const struct tern_kv_layout *l = c->layout;
+    uint8_t *room = NULL;
+    TERN_TRY(tern_alloc(&room, largest_block(l), 1, err));
     TERN_TRY(read_section(r, tokens, h->n_tokens * sizeof *tokens, "the token list", err));
     for (uint32_t i = 0; i < h->n_tokens; i++)
         if (tokens[i] < 0 || tokens[i] >= n_vocab)
             TERN_FAIL(err, TERN_EFORMAT, "%s: token %u is %d, outside the vocabulary of %d", r->path, i, tokens[i],
                       n_vocab);
     TERN_TRY(read_section(r, roles, h->n_tokens, "the role list", err));
-    TERN_TRY(read_section(r, tern_kv_block(&c->tiles, s->tile), l->tile_bytes, "the open tile", err));
+    TERN_TRY(read_block(r, &c->tiles, s->tile, l->tile_bytes, room, "the open tile", err));
     if (s->sink != TERN_NO_BLOCK)
-        TERN_TRY(read_section(r, tern_kv_block(&c->sinks, s->sink), l->sink_bytes, "the first tokens", err));
+        TERN_TRY(read_block(r, &c->sinks, s->sink, l->sink_bytes, room, "the first tokens", err));
     for (int g = 0; g < l->n_groups; g++)
         for (int i = 0; i < s->table[g].n; i++)
-            TERN_TRY(read_section(r, tern_kv_block(&c->pool[g], s->table[g].pages[i]), l->groups[g].page_bytes,
-                                  "a page", err));
+            TERN_TRY(read_block(r, &c->pool[g], s->table[g].pages[i], l->groups[g].page_bytes, room, "a page", err));
     if (l->state_bytes)
-        TERN_TRY(read_section(r, tern_kv_block(&c->states, s->state), l->state_bytes, "the state", err));
+        TERN_TRY(read_block(r, &c->states, s->state, l->state_bytes, room, "the state", err));
     if (s->n_kept)
-        TERN_TRY(read_section(r, tern_kv_block(&c->states, s->kept[0].block), l->state_bytes, "the kept state", err));
+        TERN_TRY(read_block(r, &c->states, s->kept[0].block, l->state_bytes, room, "the kept state", err));
     char extra;
     if (read(r->fd, &extra, 1) > 0)
         TERN_FAIL(err, TERN_EFORMAT, "%s: %s at byte %llu", r->path, "unexpected bytes behind the last section",
                   (unsigned long long)r->at);
 out:
+    tern_free(room);
     return rc;
 }
 
@@ -214,10 +258,11 @@ static int take_blocks(struct tern_kv_cache *c, struct tern_kv_seq *s, const str
     }
     if (h->has_sink) {
         s->sink = tern_kv_pool_get(&c->sinks);
-        TERN_ASSERT(s->sink != TERN_NO_BLOCK);
+        if (s->sink == TERN_NO_BLOCK)
+            return tern_err_set(err, TERN_ECAPACITY, "the KV pool is full");
     }
-    if (h->kept_at)
-        tern_kv_states_room(c, s, (int)h->kept_at);
+    if (h->kept_at && !tern_kv_states_room(c, s, (int)h->kept_at))
+        return tern_err_set(err, TERN_ECAPACITY, "the KV pool is full");
     return 0;
 }
 
@@ -246,7 +291,11 @@ int tern_kv_load(struct tern_kv_cache *c, struct tern_kv_seq **out, uint64_t mod
     TERN_TRY(take_blocks(c, s, &h, err));
     TERN_TRY(read_seq(&r, c, s, &h, n_vocab, *tokens, *roles, err));
     s->n_tokens = (int)h.n_tokens;
-    s->newest = s->n_tokens / TERN_PAGE + 1; /* the file does not say; one more is the most that it may have been */
+    for (int g = 0; g < c->layout->n_groups; g++) { /* the file does not say what else is raw */
+        const int open = s->n_tokens / TERN_PAGE, seen = open - c->layout->groups[g].recent + 1;
+        s->raw_from[g] = open;
+        s->seen_from[g] = seen > 0 ? seen : 0;
+    }
     *out = s;
     s = NULL;
 out:

@@ -150,7 +150,7 @@ static int parse_plan(struct tern_kv_spec *s, const char *p, size_t n, const cha
     }
     if (!items.len)
         TERN_FAIL(err, TERN_EINVAL, "--kv %s: %s holds no plan", text, path.p);
-    s->in_plan = true;
+    s->in_plan = s->from_file = true;
     rc = parse_items(s, items.p, text, err);
     s->in_plan = false;
 out:
@@ -160,11 +160,22 @@ out:
     return rc;
 }
 
+/* Item p..end names the scheme of keys, of values or of both. */
+static void chose(struct tern_kv_spec *s, const char *p, const char *end, bool k, bool v)
+{
+    if (s->n_items < TERN_KV_MAX_ITEMS)
+        (void)snprintf(s->item[s->n_items], sizeof s->item[0], "%.*s", (int)(end - p), p);
+    s->k_item = k ? s->n_items : s->k_item;
+    s->v_item = v ? s->n_items : s->v_item;
+    s->n_items++;
+}
+
 static int parse_item(struct tern_kv_spec *s, const char *p, const char *end, const char *text, tern_error *err)
 {
     int rc = 0;
     const char *eq = memchr(p, '=', (size_t)(end - p));
     if (!eq) {
+        chose(s, p, end, true, true);
         if (turbo_pair(s, p, (size_t)(end - p)))
             return 0;
         TERN_TRY(find_scheme(&s->k, p, (size_t)(end - p), text, err));
@@ -173,10 +184,10 @@ static int parse_item(struct tern_kv_spec *s, const char *p, const char *end, co
     }
     size_t n = (size_t)(eq - p), left = (size_t)(end - eq - 1);
     const char *value = eq + 1;
-    if (key_is(p, n, "k"))
-        return find_scheme(&s->k, value, left, text, err);
-    if (key_is(p, n, "v"))
-        return find_scheme(&s->v, value, left, text, err);
+    if (key_is(p, n, "k") || key_is(p, n, "v")) {
+        chose(s, p, end, *p == 'k', *p == 'v');
+        return find_scheme(*p == 'k' ? &s->k : &s->v, value, left, text, err);
+    }
     if (key_is(p, n, "edge"))
         return parse_edge(s, value, end, text, err);
     if (key_is(p, n, "layers"))
@@ -223,7 +234,7 @@ static int parse_items(struct tern_kv_spec *s, const char *p, const char *text, 
 int tern_kv_spec_parse(struct tern_kv_spec *out, const char *text, tern_error *err)
 {
     int rc = 0;
-    *out = (struct tern_kv_spec){.first = 4, .recent = TERN_PAGE};
+    *out = (struct tern_kv_spec){.first = TERN_KV_FIRST, .recent = TERN_PAGE};
     TERN_TRY(parse_items(out, text, text, err));
     if (!out->k || !out->v)
         TERN_FAIL(err, TERN_EINVAL, "--kv %s: no scheme for %s", text,

@@ -2,9 +2,21 @@
 #include "model/block/block.h"
 
 const struct tern_block *const tern_mixers[] = {
-#define TERN_MIXER(NAME, name) &tern_block_##name,
+#define TERN_MIXER(NAME, name, slots) &tern_block_##name,
 #include "model/block/mixers.def"
 #undef TERN_MIXER
+};
+
+const struct tern_block *const tern_ffns[] = {
+#define TERN_FFN(NAME, name, slots) &tern_block_##name,
+#include "model/block/ffns.def"
+#undef TERN_FFN
+};
+
+const struct tern_residual *const tern_residuals[] = {
+#define TERN_RESIDUAL(NAME, name, slots, globals) &tern_residual_##name,
+#include "model/block/residuals.def"
+#undef TERN_RESIDUAL
 };
 
 int tern_desc_check(const struct tern_desc *d, tern_error *err)
@@ -15,7 +27,7 @@ int tern_desc_check(const struct tern_desc *d, tern_error *err)
         if (what)
             return tern_err_set(err, TERN_EUNSUPPORTED, "architecture %s: layer %d uses %s, which is not supported",
                                 d->arch, i, what);
-        attention |= d->layers[i].mixer != TERN_MIX_DELTA;
+        attention |= d->layers[i].at.n_heads > 0;
     }
     if (!attention) /* the cache has no pages then */
         return tern_err_set(err, TERN_EUNSUPPORTED, "architecture %s: no layer has attention, which is not supported",
@@ -23,9 +35,9 @@ int tern_desc_check(const struct tern_desc *d, tern_error *err)
     return 0;
 }
 
-struct tern_kv_reach tern_layer_reach(const struct tern_layer_desc *l)
+struct tern_kv_reach tern_attend_reach(const struct tern_attend_desc *at)
 {
-    return (struct tern_kv_reach){l->mask == TERN_MASK_CAUSAL ? 0 : l->span, l->mask == TERN_MASK_CHUNK};
+    return (struct tern_kv_reach){at->mask == TERN_MASK_CAUSAL ? 0 : at->span, at->mask == TERN_MASK_CHUNK};
 }
 
 void tern_desc_kv(const struct tern_desc *d, int ctx, struct tern_kv_decl *decl)

@@ -4,7 +4,7 @@
  *   per layer, per half of it:  stream += post(block(norm(stream)))      (block/block.h)
  *   logits = norm(stream[rows that want them]) head
  *
- * Shapes are [rows][features], row-major, every row 64-byte aligned.  The `+=` is the residual's (residual.c). */
+ * Shapes are [rows][features], row-major, every row 64-byte aligned.  The `+=` is the residual's (block/plain.c). */
 #include "base/mem.h"
 #include "model/block/block.h"
 
@@ -33,7 +33,7 @@ static void run_layer(struct tern_forward *f, const struct tern_forward_batch *b
     const struct tern_layer_desc *l = &f->net->desc.layers[layer];
     const struct tern_weights *w = f->net->layers[layer];
     half(f, b, layer, tern_mixers[l->mixer], TERN_SLOT_ATTN_NORM, TERN_SLOT_ATTN_POST_NORM);
-    half(f, b, layer, &tern_block_ffn, TERN_SLOT_FFN_NORM, TERN_SLOT_FFN_POST_NORM);
+    half(f, b, layer, tern_ffns[l->ffn], TERN_SLOT_FFN_NORM, TERN_SLOT_FFN_POST_NORM);
     if (l->n_ple)
         half(f, b, layer, &tern_block_ple, -1, TERN_SLOT_PLE_POST_NORM);
     if (w[TERN_SLOT_OUT_SCALE].vec.mem)

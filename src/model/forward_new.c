@@ -16,7 +16,7 @@ static void ask_blocks(struct tern_needs *n, const struct tern_forward *f)
     f->residual->need(n, d);
     for (int i = 0; i < d->n_layers; i++) {
         tern_mixers[d->layers[i].mixer]->need(n, d, &d->layers[i]);
-        tern_block_ffn.need(n, d, &d->layers[i]);
+        tern_ffns[d->layers[i].ffn]->need(n, d, &d->layers[i]);
         tern_block_ple.need(n, d, &d->layers[i]);
     }
     n->gate = n->gate ? n->a : 0; /* one stride serves both */
@@ -81,7 +81,7 @@ int tern_forward_new(struct tern_forward **out, const struct tern_net *net, cons
     f->dev = dev;
     f->max_rows = max_rows;
     f->max_jobs = max_jobs;
-    f->residual = &tern_residual_plain;
+    f->residual = tern_residuals[net->desc.residual];
     struct tern_needs needs = {.dev = {.max_rows = max_rows, .max_narrow = max_narrow, .exact = exact}};
     ask_blocks(&needs, f);
     TERN_TRY(tern_cached_open(f, &needs.dev, err));

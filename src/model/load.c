@@ -23,80 +23,15 @@ struct loader {
     size_t total;
 };
 
-static int64_t resolve(enum tern_dim dim, const struct tern_desc *d, const struct tern_layer_desc *l)
+static int64_t columns_of(const struct tern_tensor_rule *r, const struct tern_desc *d, const struct tern_layer_desc *l)
 {
-    switch (dim) {
-    case TERN_DIM_NONE:
-    case TERN_DIM_ONE:
-        return 1;
-    case TERN_DIM_EMBD:
-        return d->n_embd;
-    case TERN_DIM_VOCAB:
-        return d->n_vocab;
-    case TERN_DIM_FF:
-        return l->n_ff;
-    case TERN_DIM_EXPERTS:
-        return l->n_experts;
-    case TERN_DIM_FF_EXPERT:
-        return l->n_ff_expert;
-    case TERN_DIM_FF_SHARED:
-        return l->n_ff_shared;
-    case TERN_DIM_SHARED_ONE:
-        return l->n_ff_shared > 0;
-    case TERN_DIM_BESIDE:
-        return l->n_ff && l->n_experts ? d->n_embd : 0;
-    case TERN_DIM_Q:
-        return (int64_t)l->n_heads * l->dim_k;
-    case TERN_DIM_Q_GATE:
-        return 2 * (int64_t)l->n_heads * l->dim_k;
-    case TERN_DIM_K:
-        return (int64_t)l->n_kv_heads * l->dim_k;
-    case TERN_DIM_V:
-        return (int64_t)l->n_kv_heads * l->dim_v;
-    case TERN_DIM_O:
-        return (int64_t)l->n_heads * l->dim_v;
-    case TERN_DIM_HEAD_K:
-        return l->dim_k;
-    case TERN_DIM_Q_RANK:
-        return l->q_rank;
-    case TERN_DIM_Q_STRAIGHT:
-        return l->q_rank ? 0 : d->n_embd;
-    case TERN_DIM_Q_HEADS:
-        return (int64_t)l->n_heads * (l->dim_nope + l->dim_k);
-    case TERN_DIM_NOPE:
-        return l->dim_nope;
-    case TERN_DIM_LATENT:
-        return l->dim_v;
-    case TERN_DIM_LATENT_K:
-        return l->dim_v + l->dim_k;
-    case TERN_DIM_HEAD_V:
-        return l->dim_head_v;
-    case TERN_DIM_HEADS_V:
-        return (int64_t)l->n_heads * l->dim_head_v;
-    case TERN_DIM_CONV:
-        return 2 * (int64_t)l->delta_k_heads * l->delta_dim_k + (int64_t)l->delta_v_heads * l->delta_dim_v;
-    case TERN_DIM_CONV_WIDTH:
-        return l->conv_width;
-    case TERN_DIM_DELTA_V:
-        return (int64_t)l->delta_v_heads * l->delta_dim_v;
-    case TERN_DIM_DELTA_HEADS:
-        return l->delta_v_heads;
-    case TERN_DIM_DELTA_HEAD_V:
-        return l->delta_dim_v;
-    case TERN_DIM_ROPE:
-        return d->ropes[0].n_rot / 2;
-    case TERN_DIM_PLE:
-        return l->n_ple;
-    case TERN_DIM_PLES:
-        return (int64_t)l->n_ple * d->n_layers;
-    }
-    return -1;
+    return r->k ? r->k(d, l) : 1;
 }
 
-/* Matrices in the tensor of a slot. */
-static int stack_of(const struct tern_layer_desc *l, int slot)
+/* Matrices in a tensor. */
+static int stack_of(const struct tern_layer_desc *l, enum tern_stacked stacked)
 {
-    return slot >= TERN_SLOT_EXPERT_GATE ? l->n_experts : slot >= TERN_SLOT_K_B ? l->n_heads : 1;
+    return stacked == TERN_PER_EXPERT ? l->experts.n : stacked == TERN_PER_HEAD ? l->at.n_heads : 1;
 }
 
 static int check_shape(const struct loader *ld, const struct tern_tensor *t, int64_t n, int64_t k, int64_t stack,
@@ -219,16 +154,9 @@ static int know(struct loader *ld, const struct tern_tensor *t, tern_error *err)
 }
 
 /* Layers that attend to another's keys and values have no use for their own, which files hold all the same. */
-static bool left_out(const struct tern_layer_desc *l, int slot)
+static bool left_out(const struct tern_layer_desc *l, const struct tern_tensor_rule *r)
 {
-    return l->kv_of >= 0 && (slot == TERN_SLOT_K || slot == TERN_SLOT_V || slot == TERN_SLOT_K_NORM ||
-                             slot == TERN_SLOT_K_BIAS || slot == TERN_SLOT_V_BIAS);
-}
-
-/* May the tensors of this slot be missing from this layer? */
-static bool may_lack(const struct tern_layer_desc *l, int slot)
-{
-    return left_out(l, slot) || (slot == TERN_SLOT_V && l->v_is_k) || (slot == TERN_SLOT_PLE_POST_NORM && !l->n_ple);
+    return r->own_kv && l->at.kv_of >= 0;
 }
 
 /* A tensor of the file and what it is to the rules that share it. */
@@ -285,16 +213,17 @@ static int plan_tensor(struct loader *ld, struct found *o, const struct tern_ten
     (void)snprintf(name, sizeof name, r->name, layer, o->matrix); /* the tables are constants of this program */
 #pragma GCC diagnostic pop
     o->t = tern_file_tensor(ld->f, name);
-    if (!o->t && o->matrix == 0 && (r->optional || (layer >= 0 && may_lack(l, r->slot))))
+    if (!o->t && o->matrix == 0 && (r->optional || left_out(l, r)))
         return 0;
     if (!o->t)
         TERN_FAIL(err, TERN_EFORMAT, "%s: tensor \"%s\" is missing", tern_file_path(ld->f), name);
     TERN_TRY(check_shape(ld, o->t, o->rows, o->k, o->stack, o->vector && o->k == 1, err));
-    if (layer >= 0 && left_out(l, r->slot)) /* known, but nobody's */
+    if (left_out(l, r)) /* known, but nobody's */
         return know(ld, o->t, err);
     int64_t row0 = 0;
     for (int i = 0; i < n_rules; i++) {
-        int64_t n = resolve(r[i].n, d, l);
+        int64_t n = r[i].n(d, l);
+        slots[r[i].slot].stacked = r->stacked;
         TERN_TRY(plan_rows(ld, o, &slots[r[i].slot], row0, n, err));
         row0 += n;
     }
@@ -311,14 +240,14 @@ static int plan_rule(struct loader *ld, const struct tern_tensor_rule *r, int n_
     const struct tern_layer_desc *l = &d->layers[layer < 0 ? 0 : layer];
     const char *number = strstr(r->name, "%d");
     const bool apart = number && strstr(number + 2, "%d");
-    const int stack = layer < 0 ? 1 : stack_of(l, r->slot);
-    struct found o = {
-        .k = resolve(r->k, d, l), .stack = apart ? 1 : stack, .matrices = stack, .vector = r->k == TERN_DIM_NONE};
-    o.vector |= r->k == TERN_DIM_CONV_WIDTH;
-    for (int i = 0; i < n_rules; i++)
-        o.rows += resolve(r[i].n, d, l);
-    if (!o.rows || !o.k || slots[r->slot].mat.n > 0)
+    const int stack = stack_of(l, r->stacked);
+    struct found o = {.stack = apart ? 1 : stack, .matrices = stack, .vector = !r->k || r->table};
+    if ((r->when && !r->when(l)) || slots[r->slot].mat.n > 0)
         return 0;
+    o.k = columns_of(r, d, l);
+    for (int i = 0; i < n_rules; i++)
+        o.rows += r[i].n(d, l);
+    TERN_ASSERT(o.rows > 0 && o.k > 0);
     do
         TERN_TRY(plan_tensor(ld, &o, r, n_rules, layer, slots, err));
     while (apart && o.t && ++o.matrix < stack);
@@ -346,15 +275,15 @@ static int by_address(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* Is it one of the layers behind the model's own? */
-static bool of_more_layers(const struct tern_desc *d, const struct tern_tensor *t)
+/* Is it of an MTP layer, behind the model's own? */
+static bool of_mtp_layers(const struct tern_desc *d, const struct tern_tensor *t)
 {
     const char *name = t->name;
-    if (!d->n_more_layers || strncmp(name, "blk.", 4) != 0)
+    if (!d->n_mtp_layers || strncmp(name, "blk.", 4) != 0)
         return false;
     char *end;
     long layer = strtol(name + 4, &end, 10);
-    return end > name + 4 && *end == '.' && layer >= d->n_layers && layer - d->n_layers < d->n_more_layers;
+    return end > name + 4 && *end == '.' && layer >= d->n_layers && layer - d->n_layers < d->n_mtp_layers;
 }
 
 /* A tensor that no rule knows would be a part of the model left out of the sum: refuse. */
@@ -364,7 +293,7 @@ static int check_unknown(struct loader *ld, tern_error *err)
     qsort(ld->known, ld->n_known, sizeof *ld->known, by_address);
     for (size_t i = 0; i < tern_file_n_tensors(ld->f); i++) {
         const struct tern_tensor *t = tern_file_tensor_at(ld->f, i);
-        if (!t->unused && !of_more_layers(&ld->net->desc, t) &&
+        if (!t->unused && !of_mtp_layers(&ld->net->desc, t) &&
             !bsearch(&t, ld->known, ld->n_known, sizeof *ld->known, by_address))
             return tern_err_set(err, TERN_EUNSUPPORTED, "%s: tensor \"%s\" at byte %llu is not part of architecture %s",
                                 tern_file_path(ld->f), t->source, (unsigned long long)t->file_offset, ld->arch->name);
@@ -787,10 +716,12 @@ size_t tern_net_step_bytes(const struct tern_net *n, int rows)
     size_t bytes = matrix_bytes(n, &n->globals[TERN_HEAD], 1);
     for (int i = 0; i < n->desc.n_layers; i++) {
         const struct tern_layer_desc *l = &n->desc.layers[i];
-        int64_t chosen = (int64_t)rows * l->n_active;
-        int experts = (int)(chosen < l->n_experts ? chosen : l->n_experts);
-        for (int slot = 0; slot < TERN_N_SLOTS; slot++)
-            bytes += matrix_bytes(n, &n->layers[i][slot], slot < TERN_SLOT_EXPERT_GATE ? stack_of(l, slot) : experts);
+        int64_t chosen = (int64_t)rows * l->experts.n_active;
+        int experts = (int)(chosen < l->experts.n ? chosen : l->experts.n);
+        for (int slot = 0; slot < TERN_N_SLOTS; slot++) {
+            const struct tern_weights *w = &n->layers[i][slot];
+            bytes += matrix_bytes(n, w, w->stacked == TERN_PER_EXPERT ? experts : stack_of(l, w->stacked));
+        }
     }
     return bytes;
 }

@@ -10,10 +10,13 @@
 
 #include <math.h>
 #include <string.h>
+#include "base/clock.h"
 #include "base/mem.h"
 
 #define MIN_TOKENS  256
 #define MAX_TOKENS  4096
+#define PROBE       32   /* tokens of the step that is timed */
+#define LATE        3    /* times the limit: then the estimate was wrong, and it ends */
 #define FIRST_QUERY 80   /* before that hardly anything is coded */
 #define QUERY_STEP  4    /* every fourth query is enough */
 #define BLEND       0.8  /* weight by attention; the rest is spread evenly, so that no key counts for nothing */
@@ -32,6 +35,7 @@ struct calibration {
     struct head_stats **layers; /* [n_layers] -> [n_kv_heads] */
     int n_tokens;               /* in all */
     int pos0, n_rows;           /* of the step in hand */
+    double deadline;            /* 0: none */
     float *scores;              /* [threads][n_tokens, whole pages] */
     size_t score_floats;        /* of one thread */
     /* The layer in hand, densely. */
@@ -56,13 +60,13 @@ static void keep_keys(const struct calibration *c, struct head_stats *h, int hea
 /* One query row: softmax over what it sees, then its coded part into weights and q2.  s: [tokens] raw scores. */
 static void count_query(struct head_stats *h, const struct tern_layer_desc *l, const float *q, float *s, int pos)
 {
-    int from = tern_kv_oldest(tern_layer_reach(l), pos);
+    int from = tern_kv_oldest(tern_attend_reach(&l->at), pos);
     float top = -INFINITY;
     double sum = 0, variance = 0;
     for (int t = from; t <= pos; t++) {
-        s[t] *= l->scale;
-        if (l->score_cap > 0)
-            s[t] = l->score_cap * tanhf(s[t] / l->score_cap);
+        s[t] *= l->at.scale;
+        if (l->at.score_cap > 0)
+            s[t] = l->at.score_cap * tanhf(s[t] / l->at.score_cap);
         top = s[t] > top ? s[t] : top;
     }
     for (int t = from; t <= pos; t++) {
@@ -75,7 +79,7 @@ static void count_query(struct head_stats *h, const struct tern_layer_desc *l, c
         h->weight[t] += v;
         variance += v;
     }
-    for (int d = 0; d < l->dim_k; d++)
+    for (int d = 0; d < l->at.dim_k; d++)
         h->q2[d] += (double)q[d] * (double)q[d] * variance;
 }
 
@@ -85,10 +89,10 @@ static void watch_head(void *ctx, int head, int worker)
     struct calibration *c = ctx;
     const struct tern_layer_desc *l = &c->desc->layers[c->layer];
     struct head_stats *h = &c->layers[c->layer][head];
-    int group = l->n_heads / l->n_kv_heads;
-    size_t dim = (size_t)l->dim_k;
+    int group = l->at.n_heads / l->at.n_kv_heads;
+    size_t dim = (size_t)l->at.dim_k;
     float *s = c->scores + (size_t)worker * c->score_floats;
-    keep_keys(c, h, head, l->dim_k);
+    keep_keys(c, h, head, l->at.dim_k);
     for (int r = 0; r < c->n_rows; r++) {
         int pos = c->pos0 + r;
         if (pos < FIRST_QUERY || pos % QUERY_STEP)
@@ -96,7 +100,8 @@ static void watch_head(void *ctx, int head, int worker)
         for (int g = 0; g < group; g++) {
             const float *q = c->q + (size_t)r * c->q_stride + (size_t)(head * group + g) * dim;
             for (int p = 0; p <= pos / TERN_PAGE; p++)
-                tern_k.attn.score_f32(s + (size_t)p * TERN_PAGE, q, h->keys + (size_t)p * TERN_PAGE * dim, l->dim_k, 1);
+                tern_k.attn.score_f32(s + (size_t)p * TERN_PAGE, q, h->keys + (size_t)p * TERN_PAGE * dim, l->at.dim_k,
+                                      1);
             count_query(h, l, q, s, pos);
         }
     }
@@ -106,15 +111,15 @@ static void watch(void *user, struct tern_dev *dev, int layer, struct tern_dev_r
 {
     struct calibration *c = user;
     const struct tern_layer_desc *l = &c->desc->layers[layer];
-    if (l->kv_of >= 0) /* the keys are another layer's; its own queries alone weigh them */
+    if (l->at.kv_of >= 0) /* the keys are another layer's; its own queries alone weigh them */
         return;
     c->layer = layer;
-    c->q_stride = (size_t)l->n_heads * (size_t)l->dim_k;
-    c->k_stride = (size_t)l->n_kv_heads * (size_t)l->dim_k;
+    c->q_stride = (size_t)l->at.n_heads * (size_t)l->at.dim_k;
+    c->k_stride = (size_t)l->at.n_kv_heads * (size_t)l->at.dim_k;
     tern_dev_rows_out(dev, c->q, tern_dev_columns(q, 0, (int)c->q_stride), 0, c->n_rows);
     tern_dev_rows_out(dev, c->k, tern_dev_columns(k, 0, (int)c->k_stride), 0, c->n_rows);
     dev->ops->sync(dev);
-    tern_pool_run(c->pool, watch_head, c, l->n_kv_heads);
+    tern_pool_run(c->pool, watch_head, c, l->at.n_kv_heads);
 }
 
 /* ---- from what was seen to constants ------------------------------------------------------------------------------
@@ -221,14 +226,14 @@ static int new_stats(struct calibration *c, int n_threads, int chunk, tern_error
     TERN_TRY(tern_alloc(&c->layers, (size_t)c->desc->n_layers, sizeof *c->layers, err));
     for (int i = 0; i < c->desc->n_layers; i++) {
         const struct tern_layer_desc *l = &c->desc->layers[i];
-        size_t width = (size_t)l->n_heads * (size_t)l->dim_k;
+        size_t width = (size_t)l->at.n_heads * (size_t)l->at.dim_k;
         heads = width > heads ? width : heads;
-        TERN_TRY(tern_alloc(&c->layers[i], (size_t)l->n_kv_heads, sizeof **c->layers, err));
-        for (int h = 0; h < l->n_kv_heads; h++) {
+        TERN_TRY(tern_alloc(&c->layers[i], (size_t)l->at.n_kv_heads, sizeof **c->layers, err));
+        for (int h = 0; h < l->at.n_kv_heads; h++) {
             struct head_stats *s = &c->layers[i][h];
-            TERN_TRY(tern_alloc(&s->keys, pages * TERN_PAGE * (size_t)l->dim_k, sizeof *s->keys, err));
+            TERN_TRY(tern_alloc(&s->keys, pages * TERN_PAGE * (size_t)l->at.dim_k, sizeof *s->keys, err));
             TERN_TRY(tern_alloc(&s->weight, (size_t)c->n_tokens, sizeof *s->weight, err));
-            TERN_TRY(tern_alloc(&s->q2, (size_t)l->dim_k, sizeof *s->q2, err));
+            TERN_TRY(tern_alloc(&s->q2, (size_t)l->at.dim_k, sizeof *s->q2, err));
         }
     }
     TERN_TRY(tern_alloc(&c->q, (size_t)chunk, heads * sizeof *c->q, err));
@@ -240,7 +245,7 @@ out:
 static void free_stats(struct calibration *c)
 {
     for (int i = 0; c->layers && i < c->desc->n_layers; i++) {
-        for (int h = 0; c->layers[i] && h < c->desc->layers[i].n_kv_heads; h++) {
+        for (int h = 0; c->layers[i] && h < c->desc->layers[i].at.n_kv_heads; h++) {
             tern_free(c->layers[i][h].keys);
             tern_free(c->layers[i][h].weight);
             tern_free(c->layers[i][h].q2);
@@ -266,6 +271,8 @@ static int observe(struct calibration *c, tern_engine *e, const int32_t *ids, te
         tern_step_item it = {.seq = s, .tokens = ids + c->pos0, .n_tokens = c->n_rows};
         TERN_TRY(tern_step(e, &it, 1, NULL, err));
         c->pos0 += c->n_rows;
+        if (c->deadline > 0 && tern_now() > c->deadline && c->pos0 < c->n_tokens)
+            TERN_FAIL(err, TERN_ELIMIT, "calibration takes too long: %d of %d tokens by now", c->pos0, c->n_tokens);
         if (progress && progress(user, c->pos0, c->n_tokens))
             TERN_FAIL(err, TERN_ECANCELLED, "cancelled after %d of %d tokens", c->pos0, c->n_tokens);
     }
@@ -274,8 +281,62 @@ out:
     return rc;
 }
 
+/* Tokens per second of short steps, after one token that reads the weights: less than those of long ones, which makes
+ * up for the scores that are measured beside them.  0: that one token took longer than `seconds`. */
+static int probe(double *rate, tern_engine *e, const int32_t *ids, double seconds, tern_error *err)
+{
+    int rc = 0;
+    tern_seq *s = NULL;
+    double start = tern_now();
+    tern_step_item it = {.tokens = ids, .n_tokens = 1};
+    *rate = 0;
+    TERN_TRY(tern_seq_new(&s, e, err));
+    it.seq = s;
+    TERN_TRY(tern_step(e, &it, 1, NULL, err));
+    if (tern_now() - start > seconds)
+        goto out;
+    it.tokens++;
+    it.n_tokens = e->chunk < PROBE ? e->chunk : PROBE;
+    start = tern_now();
+    TERN_TRY(tern_step(e, &it, 1, NULL, err));
+    *rate = it.n_tokens / fmax(tern_now() - start, 1e-6);
+out:
+    tern_seq_free(s);
+    return rc;
+}
+
+/* The most tokens that take `seconds`; all of them, a power of two, or an error. */
+static int shorten(struct calibration *c, tern_engine *e, const int32_t *ids, double seconds, double *expected,
+                   tern_error *err)
+{
+    int rc = 0;
+    double rate;
+    TERN_TRY(probe(&rate, e, ids, seconds, err));
+    int n = c->n_tokens, shorter = MAX_TOKENS / 2;
+    while (shorter >= n)
+        shorter /= 2;
+    for (; n > MIN_TOKENS && !(n * (1 + (double)n / MAX_TOKENS) < rate * seconds); shorter /= 2)
+        n = shorter < MIN_TOKENS ? MIN_TOKENS : shorter;
+    *expected = rate > 0 ? n * (1 + (double)n / MAX_TOKENS) / rate : INFINITY;
+    if (*expected > seconds)
+        TERN_FAIL(err, TERN_ELIMIT, "calibration on %d tokens would take %.0f seconds", n, *expected);
+    c->n_tokens = n;
+    c->deadline = tern_now() + LATE * seconds;
+out:
+    return rc;
+}
+
 int tern_model_calibrate(tern_model *m, const int32_t *ids, int n, int n_threads, const char *path,
                          tern_progress_fn *progress, void *user, tern_error *err)
+{
+    int n_used;
+    double expected;
+    return tern_model_calibrate_within(m, ids, n, n_threads, path, 0, progress, user, &n_used, &expected, err);
+}
+
+int tern_model_calibrate_within(tern_model *m, const int32_t *ids, int n, int n_threads, const char *path,
+                                double seconds, tern_progress_fn *progress, void *user, int *n_used, double *expected,
+                                tern_error *err)
 {
     int rc = 0;
     const struct tern_desc *d = &m->net->desc;
@@ -297,6 +358,9 @@ int tern_model_calibrate(tern_model *m, const int32_t *ids, int n, int n_threads
     const tern_engine_params params = {.n_threads = n_threads, .kv = "f16"};
     TERN_TRY(tern_engine_open(&e, m, &params, err));
     c.pool = e->pool;
+    if (seconds > 0)
+        TERN_TRY(shorten(&c, e, ids, seconds, expected, err));
+    *n_used = c.n_tokens;
     TERN_TRY(new_stats(&c, tern_engine_threads(e), e->chunk, err));
     TERN_TRY(tern_alloc(&decl, (size_t)d->n_layers, sizeof *decl, err));
     tern_desc_kv(d, tern_engine_ctx(e), decl);

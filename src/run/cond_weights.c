@@ -56,9 +56,9 @@ int tern_cond_from_norms(struct tern_kv_cond_set **out, const struct tern_net *n
         double q2[TERN_KVQ_MAX_DIM], k2[TERN_KVQ_MAX_DIM], all_q2 = 0, all_k2 = 0;
         if (!decl[i].n_heads)
             continue;
-        TERN_TRY(tern_net_vector(&wq, net, net->layers[i][TERN_SLOT_Q_NORM].vec, (size_t)l->dim_k, err));
-        TERN_TRY(tern_net_vector(&wk, net, net->layers[i][TERN_SLOT_K_NORM].vec, (size_t)l->dim_k, err));
-        for (int e = 0; e < l->dim_k; e++) {
+        TERN_TRY(tern_net_vector(&wq, net, net->layers[i][TERN_SLOT_Q_NORM].vec, (size_t)l->at.dim_k, err));
+        TERN_TRY(tern_net_vector(&wk, net, net->layers[i][TERN_SLOT_K_NORM].vec, (size_t)l->at.dim_k, err));
+        for (int e = 0; e < l->at.dim_k; e++) {
             q2[e] = (double)wq[e] * (double)wq[e];
             k2[e] = (double)wk[e] * (double)wk[e];
         }
@@ -66,18 +66,18 @@ int tern_cond_from_norms(struct tern_kv_cond_set **out, const struct tern_net *n
         tern_free(wk);
         wq = wk = NULL;
         /* The rotation that follows mixes the two dims of a pair. */
-        for (int p = 0; p < decl[i].n_rot / 2 && !l->qk_norm_after_rope; p++) {
+        for (int p = 0; p < decl[i].n_rot / 2 && !l->attention.qk_norm_after_rope; p++) {
             struct tern_kv_pair pair = tern_kv_cond_pair(&decl[i], p, 0, 0);
             q2[pair.a] = q2[pair.b] = 0.5 * (q2[pair.a] + q2[pair.b]);
             k2[pair.a] = k2[pair.b] = 0.5 * (k2[pair.a] + k2[pair.b]);
         }
-        for (int e = 0; e < l->dim_k; e++) {
-            all_q2 += q2[e] / l->dim_k;
-            all_k2 += k2[e] / l->dim_k;
+        for (int e = 0; e < l->at.dim_k; e++) {
+            all_q2 += q2[e] / l->at.dim_k;
+            all_k2 += k2[e] / l->at.dim_k;
         }
-        for (int h = 0; h < l->n_kv_heads; h++)
-            for (int e = 0; e < l->dim_k; e++)
-                tern_kv_cond_vectors(*out, i, h)[l->dim_k + e] =
+        for (int h = 0; h < l->at.n_kv_heads; h++)
+            for (int e = 0; e < l->at.dim_k; e++)
+                tern_kv_cond_vectors(*out, i, h)[l->at.dim_k + e] =
                     (float)sqrt(sqrt((q2[e] / all_q2 + RIDGE) / (k2[e] / all_k2 + RIDGE)));
     }
     tern_kv_cond_seal(*out, decl);
@@ -171,14 +171,15 @@ int tern_cond_from_bias(struct tern_kv_cond_set **out, const struct tern_net *ne
         const struct tern_dev_vec before = w[TERN_SLOT_ATTN_NORM].vec;
         if (!decl[i].n_heads || !w[TERN_SLOT_K_BIAS].vec.mem)
             continue;
-        TERN_TRY(tern_net_vector(&bias, net, w[TERN_SLOT_K_BIAS].vec, (size_t)l->n_kv_heads * (size_t)l->dim_k, err));
+        TERN_TRY(
+            tern_net_vector(&bias, net, w[TERN_SLOT_K_BIAS].vec, (size_t)l->at.n_kv_heads * (size_t)l->at.dim_k, err));
         if (before.mem)
             TERN_TRY(tern_net_vector(&norm, net, before, (size_t)d->n_embd, err));
-        double magnitude = l->rope >= 0 ? (double)d->ropes[l->rope].magnitude : 1;
-        for (int h = 0; h < l->n_kv_heads; h++) {
-            double varying = varying_energy(dev, &w[TERN_SLOT_K].mat, norm, h, l->dim_k, row);
+        double magnitude = l->at.rope >= 0 ? (double)d->ropes[l->at.rope].magnitude : 1;
+        for (int h = 0; h < l->at.n_kv_heads; h++) {
+            double varying = varying_energy(dev, &w[TERN_SLOT_K].mat, norm, h, l->at.dim_k, row);
             double left = center_head(&(*out)->layers[i][h], tern_kv_cond_vectors(*out, i, h), &decl[i],
-                                      bias + (size_t)h * (size_t)l->dim_k, magnitude, n_positions, varying);
+                                      bias + (size_t)h * (size_t)l->at.dim_k, magnitude, n_positions, varying);
             if (left > HARD)
                 decl[i].hard_keys = "the key bias turns in more pairs than can be kept out of codes";
         }

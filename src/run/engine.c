@@ -25,17 +25,23 @@ static int check_params(const tern_engine_params *p, tern_error *err)
     return 0;
 }
 
-/* Every plan has a cache with room for all sequences: address space, which costs nothing until pages are in use. */
+/* Every plan has a cache with room for all sequences: address space, which costs nothing until pages are in use.  What
+ * they use together is limited by kv_bytes. */
 static int open_plans(tern_engine *e, const tern_engine_params *p, tern_error *err)
 {
     int rc = 0, n = 1 + p->n_more_kv;
+    const struct tern_kv_room room = {e->max_seqs, e->ctx, e->chunk, &e->kv_budget, e->dev};
+    e->kv_budget.limit = p->kv_bytes ? p->kv_bytes : SIZE_MAX;
     TERN_TRY(tern_alloc(&e->plans, (size_t)n + 1, sizeof(struct tern_kv_plan *), err));
     TERN_TRY(tern_alloc(&e->caches, (size_t)n + 1, sizeof *e->caches, err));
     for (int i = 0; i < n; i++) {
         const char *spec = i ? p->more_kv[i - 1] : p->kv ? p->kv : p->exact ? "f32" : TERN_KV_DEFAULT;
         TERN_TRY(tern_plan_of_ctx(&e->plans[i], e->model, e->ctx, spec, p->kv_strict, err));
         e->n_caches = ++e->n_plans;
-        TERN_TRY(tern_kv_cache_init(&e->caches[i], e->plans[i]->layout, e->max_seqs, e->ctx, e->chunk, err));
+        if (tern_kv_least_bytes(e->plans[i]->layout) > e->kv_budget.limit)
+            TERN_FAIL(err, TERN_EINVAL, "KV memory of %zu bytes is less than the %zu that one page of --kv %s takes",
+                      e->kv_budget.limit, tern_kv_least_bytes(e->plans[i]->layout), spec);
+        TERN_TRY(tern_kv_cache_init(&e->caches[i], e->plans[i]->layout, &room, err));
     }
     if (p->code_at_end)
         TERN_TRY(tern_prompt_open(e, err));

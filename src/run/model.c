@@ -73,7 +73,7 @@ static void describe(tern_model *m)
 {
     const struct tern_desc *d = &m->net->desc;
     const struct tern_layer_desc *l = &d->layers[0]; /* the first one with attention speaks for all */
-    for (int i = 1; l->mixer == TERN_MIX_DELTA && i < d->n_layers; i++)
+    for (int i = 1; !l->at.n_heads && i < d->n_layers; i++)
         l = &d->layers[i];
     m->info = (tern_model_info){
         .path = m->path,
@@ -83,10 +83,10 @@ static void describe(tern_model *m)
         .tokenizer = m->tok ? tern_tokenizer_kind(m->tok) : "none",
         .n_layers = d->n_layers,
         .n_embd = d->n_embd,
-        .n_heads = l->n_heads,
-        .n_kv_heads = l->n_kv_heads,
-        .head_dim = l->dim_nope + l->dim_k,
-        .n_ff = l->n_ff ? l->n_ff : l->n_ff_expert,
+        .n_heads = l->at.n_heads,
+        .n_kv_heads = l->at.n_kv_heads,
+        .head_dim = l->at.dim_k + (l->mixer == TERN_MIX_LATENT ? l->latent.dim_nope : 0),
+        .n_ff = l->ffn == TERN_FFN_EXPERTS ? l->experts.n_ff : l->n_ff,
         .n_vocab = d->n_vocab,
         .ctx = d->ctx,
         .has_template = m->tmpl != NULL,

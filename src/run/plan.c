@@ -1,6 +1,7 @@
 /* The effective KV plan, for reports and for engines. */
 #include "run/run.h"
 
+#include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 #include "base/mem.h"
@@ -8,14 +9,6 @@
 int tern_cond_path(struct tern_buf *out, const tern_model *m, tern_error *err)
 {
     return tern_buf_addf(out, err, "%s.ternkv", m->path);
-}
-
-static bool codes_keys(const struct tern_kv_layout *l)
-{
-    for (int i = 0; i < l->n_layers; i++)
-        if (l->group_of[i] >= 0 && !l->layers[i].k.codec->raw && !l->layers[i].k.codec->unconditioned)
-            return true;
-    return false;
 }
 
 /* What weights say: norms, else what a bias of the keys came to, of which p becomes the owner. */
@@ -42,32 +35,57 @@ out:
     return rc;
 }
 
+/* What lies beside the model.  Nobody asked for it, so what is wrong with it is told and done without; under strict it
+ * is refused. */
+static int from_sidecar(tern_kv_plan *p, const tern_model *m, const struct tern_kv_decl *decl, const char *path,
+                        bool strict, tern_error *err)
+{
+    tern_error why = {0};
+    p->uncalibrated = true;
+    if (access(path, F_OK) != 0)
+        return 0;
+    int rc = tern_kv_cond_load(&p->cond, decl, m->net->desc.n_layers, m->net->digest, path, &why);
+    if (rc < 0 && (strict || rc == TERN_ENOMEM))
+        return tern_err_set(err, rc, "%s", why.msg);
+    if (rc < 0)
+        (void)snprintf(p->notice, sizeof p->notice, "%.600s", why.msg);
+    else
+        p->uncalibrated = false;
+    p->cond_source = "calibrated";
+    return 0;
+}
+
 /* The file named by the plan, the sidecar, norm weights, the key bias: the first that there is. */
 static int find_conditioning(tern_kv_plan *p, const tern_model *m, const struct tern_kv_decl *decl,
-                             struct tern_kv_cond_set **biased, tern_error *err)
+                             struct tern_kv_cond_set **biased, bool strict, tern_error *err)
 {
     int rc = 0;
     struct tern_buf path = {0};
     const struct tern_net *net = m->net;
     const struct tern_kv_spec *s = &p->layout->spec;
-    if (s->cond == TERN_COND_OFF || !codes_keys(p->layout))
+    if (s->cond == TERN_COND_OFF || !tern_kv_layout_codes_keys(p->layout))
         return 0;
-    if (s->cond == TERN_COND_FILE)
-        TERN_TRY(tern_buf_addf(&path, err, "%s", s->cond_path));
-    else
-        TERN_TRY(tern_cond_path(&path, m, err));
-    if (s->cond == TERN_COND_FILE || (s->cond == TERN_COND_AUTO && access(path.p, F_OK) == 0)) {
-        TERN_TRY(tern_kv_cond_load(&p->cond, decl, net->desc.n_layers, net->digest, path.p, err));
+    if (s->cond == TERN_COND_FILE) {
+        TERN_TRY(tern_kv_cond_load(&p->cond, decl, net->desc.n_layers, net->digest, s->cond_path, err));
         p->cond_source = "calibrated";
-    } else {
-        TERN_TRY(from_weights(p, m, decl, biased, err));
+    } else if (s->cond == TERN_COND_AUTO) {
+        TERN_TRY(tern_cond_path(&path, m, err));
+        TERN_TRY(from_sidecar(p, m, decl, path.p, strict, err));
     }
+    if (!p->cond)
+        TERN_TRY(from_weights(p, m, decl, biased, err));
+    if (p->notice[0])
+        (void)snprintf(p->note, sizeof p->note,
+                       "%.500s; not used: keys are coded %s, which is several times less true at 4 bits. "
+                       "'tern doctor --calibrate -m %.300s' writes it anew",
+                       p->notice, p->cond ? p->cond_source : "as they are", m->path);
     if (p->cond)
-        tern_kv_layout_condition(p->layout, p->cond);
+        tern_kv_layout_condition(p->layout, p->cond, p->cond_source);
 out:
-    if (rc < 0 && s->cond != TERN_COND_NORMS && s->cond != TERN_COND_BIAS && err) {
+    if (rc < 0 && (s->cond == TERN_COND_FILE || s->cond == TERN_COND_AUTO) && err) {
         tern_error why = *err;
-        (void)tern_err_set(err, rc, "%.400s (--kv ...,cond=off goes without)", why.msg);
+        (void)tern_err_set(err, rc, "%s%.400s (--kv ...,cond=off goes without)",
+                           strict && s->cond == TERN_COND_AUTO ? "--kv-policy strict: " : "", why.msg);
     }
     tern_buf_clear(&path);
     return rc;
@@ -91,7 +109,7 @@ int tern_plan_of_ctx(tern_kv_plan **out, const tern_model *m, int ctx, const cha
     tern_desc_kv(d, ctx, decl);
     TERN_TRY(tern_cond_from_bias(&biased, m->net, decl, err));
     TERN_TRY(tern_kv_layout_new(&p->layout, decl, d->n_layers, spec ? spec : TERN_KV_DEFAULT, strict, err));
-    TERN_TRY(find_conditioning(p, m, decl, &biased, err));
+    TERN_TRY(find_conditioning(p, m, decl, &biased, strict, err));
     *out = p;
     p = NULL;
 out:
@@ -108,6 +126,16 @@ void tern_kv_plan_free(tern_kv_plan *p)
     tern_kv_layout_free(p->layout);
     tern_kv_cond_free(p->cond);
     tern_free(p);
+}
+
+bool tern_kv_plan_uncalibrated(const tern_kv_plan *p)
+{
+    return p->uncalibrated;
+}
+
+const char *tern_kv_plan_notice(const tern_kv_plan *p)
+{
+    return p->notice[0] ? p->notice : NULL;
 }
 
 int tern_kv_plan_rows(const tern_kv_plan *p)
@@ -135,6 +163,13 @@ void tern_kv_plan_row(const tern_kv_plan *p, int layer, tern_kv_row *out)
                          .f16_bytes_per_token = tern_kv_layer_f16_bytes(l),
                          .conditioning = l->k.cond ? p->cond_source : NULL,
                          .reason = l->why_raw};
+}
+
+const char *tern_kv_plan_note(const tern_kv_plan *p, int i)
+{
+    if (i < 0 || i > p->layout->n_notes)
+        return NULL;
+    return i < p->layout->n_notes ? p->layout->note[i] : p->note[0] ? p->note : NULL;
 }
 
 const char *const *tern_kv_schemes(void)

@@ -57,7 +57,8 @@ struct tern_engine {
     struct tern_kv_plan **plans;  /* [n_caches] */
     struct tern_kv_cache *caches; /* [n_caches] */
     int n_plans;
-    int n_caches; /* n_plans, and with code_at_end a raw one for the prompt in hand */
+    struct tern_kv_budget kv_budget; /* of all caches together */
+    int n_caches;                    /* n_plans, and with code_at_end a raw one for the prompt in hand */
     struct tern_forward *forward;
     struct tern_seq *seqs; /* [max_seqs] */
     int ctx, max_seqs, chunk;
@@ -78,6 +79,9 @@ struct tern_kv_plan {
     struct tern_kv_layout *layout;
     struct tern_kv_cond_set *cond; /* NULL: keys are coded as they are */
     const char *cond_source;
+    bool uncalibrated; /* a sidecar would be used and is not there */
+    char notice[640];  /* why one that is there is not used, or "" */
+    char note[1024];   /* the same with what that costs */
 };
 
 /* What norm weights alone say about queries and keys; *out NULL when the model has none. */

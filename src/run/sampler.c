@@ -16,6 +16,7 @@
 #include "base/rng.h"
 
 #define DEFAULT_LAST 64
+#define FIRST_ROOM   4096 /* tokens of the window that are allocated from the beginning */
 
 #define BLOCK 64 /* entries of the vocabulary whose largest logit is known */
 #define LANES 16
@@ -97,8 +98,11 @@ int tern_sampler_new(tern_sampler **out, int n_vocab, const tern_sampler_params 
         memcpy(s->bias_ids, p->bias_ids, n_bias * sizeof *s->bias_ids);
         memcpy(s->bias_values, p->bias_values, n_bias * sizeof *s->bias_values);
     }
-    if (penalised(s))
+    if (penalised(s)) {
         TERN_TRY(tern_alloc(&s->counts, (size_t)n_vocab, sizeof *s->counts, err));
+        TERN_TRY(tern_grow(&s->history, &s->cap_history, s->window < FIRST_ROOM ? s->window : FIRST_ROOM,
+                           sizeof *s->history, err));
+    }
     TERN_TRY(tern_alloc(&s->block_max, ((size_t)n_vocab + BLOCK - 1) / BLOCK, sizeof *s->block_max, err));
     TERN_TRY(tern_alloc(&s->work, (size_t)n_vocab, sizeof *s->work, err));
     TERN_TRY(tern_alloc(&s->cand, (size_t)n_vocab, sizeof *s->cand, err));
@@ -128,7 +132,8 @@ void tern_sampler_accept(tern_sampler *s, int32_t id)
     if (!penalised(s) || id < 0 || id >= s->n_vocab)
         return;
     if (s->n_history < s->window) {
-        /* Out of memory here only means that the window stops growing: the oldest tokens are forgotten earlier. */
+        /* Beyond FIRST_ROOM, out of memory means that the window stops growing: the oldest tokens are forgotten
+         * earlier. */
         if (tern_grow(&s->history, &s->cap_history, s->n_history + 1, sizeof *s->history, NULL) < 0)
             s->window = s->n_history;
     }

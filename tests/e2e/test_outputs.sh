@@ -29,7 +29,7 @@ refused "is not a KV plan; --force" "$dir/text" doctor --fit 64 --in 1M -m "$mod
 run 0 "$TERN" eval logits -m "$model" --ids $ids --out "$dir/text" --force
 run 0 "$TERN" eval logits -m "$model" --ids $ids --out "$dir/text" # its own kind needs no word
 run 2 "$TERN" doctor --force
-one_line "--force belongs to --out"
+one_line "--force belongs to --calibrate and --out"
 
 # ---- inputs of the same run, under any name ----
 ln -s "$model" "$dir/link.gguf"

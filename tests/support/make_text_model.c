@@ -2,10 +2,12 @@
  * command line.
  *
  *     make_text_model OUT.gguf          byte-level BPE of 300 tokens, control tokens, ChatML template
- *     make_text_model --base OUT.gguf   the same without control tokens of a chat and without template
+ *     make_text_model --base OUT.gguf   the same without control tokens of a chat, template and token for byte 255
  *     make_text_model --tools OUT.gguf  a template that knows tools, and tokens that are a call (300), reasoning (301),
  *                                       half a call (302), a text (303) and a control token (304), for replies that
  * --logit-bias chooses
+ *     make_text_model --bias OUT.gguf   a qwen2 whose keys have a bias of norm 600, as Qwen2.5 has them
+ *     make_text_model --large OUT.gguf  with more than 32 MiB of weights
  *
  * The weights come from a fixed seed: the same program writes the same bytes everywhere. */
 #include <math.h>
@@ -104,6 +106,8 @@ static void write_tokenizer(struct gguf_writer *w, enum variant variant)
     static char line[N_MERGES][48];
     for (int b = 0; b < N_BYTES; b++) {
         byte_spelling(b, pool[n_pool]);
+        if (base && b == N_BYTES - 1) /* no text in UTF-8 has this byte, so some vocabularies lack it */
+            (void)snprintf(pool[n_pool], sizeof pool[0], "<none>");
         add_token(pool[n_pool++], TYPE_NORMAL);
     }
     for (size_t i = 0; i < N_MERGES; i++) {
@@ -133,15 +137,24 @@ static void write_tokenizer(struct gguf_writer *w, enum variant variant)
         gw_str(w, "tokenizer.chat_template", variant == TOOLS ? chatml_tools : chatml);
 }
 
-/* n_out rows of n_in values of that standard deviation (sum of uniform numbers: normal enough). */
+/* Dims in pairs that turn fast and in pairs that hardly turn. */
+static float bias_of(int d)
+{
+    int pair = d % (HEAD_DIM / 2);
+    return pair < 4 ? 42.0f : pair >= 28 ? 208.0f : 0;
+}
+
+/* n_out rows of n_in values of that standard deviation (sum of uniform numbers: normal enough).  bias: queries, which
+ * hardly look along the bias of keys. */
 static void add_matrix(struct gguf_writer *w, struct tern_rng *rng, const char *name, uint64_t n_in, uint64_t n_out,
-                       double deviation)
+                       double deviation, bool bias)
 {
     float *p = malloc(n_in * n_out * sizeof *p);
     if (!p)
         abort();
     for (uint64_t i = 0; i < n_in * n_out; i++)
-        p[i] = (float)((tern_rng_f64(rng) + tern_rng_f64(rng) + tern_rng_f64(rng) - 1.5) * 2 * deviation);
+        p[i] = (float)((tern_rng_f64(rng) + tern_rng_f64(rng) + tern_rng_f64(rng) - 1.5) * 2 * deviation) *
+               (bias && bias_of((int)(i / n_in % HEAD_DIM)) > 0 ? 0.1f : 1.0f);
     gw_tensor(w, name, GGUF_F32, 2, (uint64_t[]){n_in, n_out}, p, n_in * n_out * sizeof *p);
     free(p);
 }
@@ -154,24 +167,34 @@ static void add_norm(struct gguf_writer *w, const char *name)
     gw_tensor(w, name, GGUF_F32, 1, (uint64_t[]){N_EMBD}, ones, sizeof ones);
 }
 
-static void write_weights(struct gguf_writer *w)
+static void add_key_bias(struct gguf_writer *w, struct tern_rng *rng, const char *name)
 {
-    static const struct {
+    float bias[N_KV_HEADS * HEAD_DIM];
+    for (int d = 0; d < N_KV_HEADS * HEAD_DIM; d++) {
+        float x = bias_of(d);
+        bias[d] = tern_rng_f64(rng) < 0.5 ? x : -x;
+    }
+    gw_tensor(w, name, GGUF_F32, 1, (uint64_t[]){N_KV_HEADS * HEAD_DIM}, bias, sizeof bias);
+}
+
+static void write_weights(struct gguf_writer *w, uint64_t n_ff, bool bias)
+{
+    const struct {
         const char *name;
         uint64_t n_in, n_out;
         double gain;
     } mats[] = {
-        {"attn_q", N_EMBD, N_HEADS * HEAD_DIM, 2},
-        {"attn_k", N_EMBD, N_KV_HEADS * HEAD_DIM, 2},
+        {"attn_q", N_EMBD, N_HEADS * HEAD_DIM, 1},
+        {"attn_k", N_EMBD, N_KV_HEADS * HEAD_DIM, 1},
         {"attn_v", N_EMBD, N_KV_HEADS * HEAD_DIM, 1},
         {"attn_output", N_HEADS * HEAD_DIM, N_EMBD, 2},
-        {"ffn_gate", N_EMBD, N_FF, 1},
-        {"ffn_up", N_EMBD, N_FF, 1},
-        {"ffn_down", N_FF, N_EMBD, 1},
+        {"ffn_gate", N_EMBD, n_ff, 1},
+        {"ffn_up", N_EMBD, n_ff, 1},
+        {"ffn_down", n_ff, N_EMBD, 1},
     };
     struct tern_rng rng = {.state = 7};
     char name[64];
-    add_matrix(w, &rng, "token_embd.weight", N_EMBD, (uint64_t)n_tokens, 0.7);
+    add_matrix(w, &rng, "token_embd.weight", N_EMBD, (uint64_t)n_tokens, 0.7, false);
     for (int l = 0; l < N_LAYERS; l++) {
         (void)snprintf(name, sizeof name, "blk.%d.attn_norm.weight", l);
         add_norm(w, name);
@@ -179,24 +202,36 @@ static void write_weights(struct gguf_writer *w)
         add_norm(w, name);
         for (size_t i = 0; i < sizeof mats / sizeof *mats; i++) {
             (void)snprintf(name, sizeof name, "blk.%d.%s.weight", l, mats[i].name);
-            add_matrix(w, &rng, name, mats[i].n_in, mats[i].n_out, mats[i].gain / sqrt((double)mats[i].n_in));
+            add_matrix(w, &rng, name, mats[i].n_in, mats[i].n_out, mats[i].gain / sqrt((double)mats[i].n_in),
+                       bias && i == 0);
         }
+        (void)snprintf(name, sizeof name, "blk.%d.attn_k.bias", l);
+        if (bias)
+            add_key_bias(w, &rng, name);
     }
     add_norm(w, "output_norm.weight");
-    add_matrix(w, &rng, "output.weight", N_EMBD, (uint64_t)n_tokens, 3 / sqrt((double)N_EMBD));
+    add_matrix(w, &rng, "output.weight", N_EMBD, (uint64_t)n_tokens, 3 / sqrt((double)N_EMBD), false);
+}
+
+static bool said(int argc, char **argv, const char *variant)
+{
+    return argc == 3 && strcmp(argv[1], variant) == 0;
 }
 
 int main(int argc, char **argv)
 {
-    bool base = argc == 3 && strcmp(argv[1], "--base") == 0, tools = argc == 3 && strcmp(argv[1], "--tools") == 0;
-    bool sampling = argc == 3 && strcmp(argv[1], "--sampling") == 0;
-    if (argc != 2 + (base || tools || sampling)) {
-        (void)fprintf(stderr, "usage: make_text_model [--base | --tools | --sampling] OUT.gguf\n");
+    const bool base = said(argc, argv, "--base"), tools = said(argc, argv, "--tools"),
+               bias = said(argc, argv, "--bias");
+    const bool sampling = said(argc, argv, "--sampling"), large = said(argc, argv, "--large");
+    const char *arch = bias ? "qwen2" : "llama";
+    const uint32_t n_ff = large ? 8192 : N_FF;
+    if (argc != 2 + (base || tools || sampling || bias || large)) {
+        (void)fprintf(stderr, "usage: make_text_model [--base | --tools | --sampling | --bias | --large] OUT.gguf\n");
         return 2;
     }
     struct gguf_writer w;
     gw_init(&w);
-    gw_str(&w, "general.architecture", "llama");
+    gw_str(&w, "general.architecture", arch);
     gw_str(&w, "general.name", base ? "tiny base" : "tiny chat");
     if (sampling) {
         gw_f32(&w, "general.sampling.temp", 0.75f);
@@ -204,18 +239,26 @@ int main(int argc, char **argv)
         gw_f32(&w, "general.sampling.min_p", 0.1f);
         gw_i32(&w, "general.sampling.mirostat", 2);
     }
-    gw_u32(&w, "llama.block_count", N_LAYERS);
-    gw_u32(&w, "llama.context_length", N_CTX);
-    gw_u32(&w, "llama.embedding_length", N_EMBD);
-    gw_u32(&w, "llama.feed_forward_length", N_FF);
-    gw_u32(&w, "llama.attention.head_count", N_HEADS);
-    gw_u32(&w, "llama.attention.head_count_kv", N_KV_HEADS);
-    gw_f32(&w, "llama.attention.layer_norm_rms_epsilon", 1e-5f);
-    gw_f32(&w, "llama.rope.freq_base", 10000.0f);
-    gw_u32(&w, "llama.rope.dimension_count", HEAD_DIM);
+    const struct {
+        const char *key;
+        uint32_t value;
+    } numbers[] = {{"block_count", N_LAYERS},         {"context_length", N_CTX},
+                   {"embedding_length", N_EMBD},      {"feed_forward_length", n_ff},
+                   {"attention.head_count", N_HEADS}, {"attention.head_count_kv", N_KV_HEADS},
+                   {"rope.dimension_count", HEAD_DIM}};
+    char key[64];
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
+        (void)snprintf(key, sizeof key, "%s.%s", arch, numbers[i].key);
+        gw_u32(&w, key, numbers[i].value);
+    }
+    (void)snprintf(key, sizeof key, "%s.attention.layer_norm_rms_epsilon", arch);
+    gw_f32(&w, key, 1e-5f);
+    (void)snprintf(key, sizeof key, "%s.rope.freq_base", arch);
+    gw_f32(&w, key, 10000.0f);
     write_tokenizer(&w, base ? BASE : tools ? TOOLS : CHAT);
-    gw_u32(&w, "llama.vocab_size", (uint32_t)n_tokens);
-    write_weights(&w);
+    (void)snprintf(key, sizeof key, "%s.vocab_size", arch);
+    gw_u32(&w, key, (uint32_t)n_tokens);
+    write_weights(&w, n_ff, bias);
     const char *path = argv[argc - 1];
     int rc = gw_save(&w, path);
     if (rc < 0)

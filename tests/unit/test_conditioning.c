@@ -62,6 +62,33 @@ static void calibration_is_deterministic(void **state)
     tiny_close(&t);
 }
 
+/* With time enough all tokens are used; with too little nothing is written, and the time is said. */
+static void calibration_in_time(void **state)
+{
+    (void)state;
+    tern_error err = {0};
+    struct tiny t;
+    int used = 0;
+    double expected = 0;
+    tiny_open(&t, "llama-tied", "llama-tied", "llama-tied");
+    tiny_ok(calibrate(&t, 1, 0, &err), &err);
+    tiny_ok(tern_model_calibrate_within(t.model, t.ids, 400, 1, path_of(1), 1e4, NULL, NULL, &used, &expected, &err),
+            &err);
+    assert_int_equal(used, 400);
+    assert_true(expected > 0 && expected < 1e4);
+    size_t n = read_file(path_of(0), bytes[0], sizeof bytes[0]);
+    assert_int_equal(read_file(path_of(1), bytes[1], sizeof bytes[1]), n);
+    assert_memory_equal(bytes[0], bytes[1], n);
+    (void)unlink(path_of(1));
+    assert_int_equal(
+        tern_model_calibrate_within(t.model, t.ids, 400, 1, path_of(1), 1e-9, NULL, NULL, &used, &expected, &err),
+        TERN_ELIMIT);
+    assert_true(expected > 1e-9);
+    assert_int_not_equal(access(path_of(1), F_OK), 0);
+    (void)unlink(path_of(0));
+    tiny_close(&t);
+}
+
 static int stop_at_once(void *user, int done, int total)
 {
     assert_true(done <= total);
@@ -254,6 +281,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_shifts),
         cmocka_unit_test(calibration_is_deterministic),
+        cmocka_unit_test(calibration_in_time),
         cmocka_unit_test(cancelled_calibration_leaves_nothing),
         cmocka_unit_test(plans_find_their_source),
         cmocka_unit_test(damaged_sidecars),

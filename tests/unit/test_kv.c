@@ -9,6 +9,7 @@
 #include <unistd.h>
 #include <cmocka.h>
 #include <xxhash.h>
+#include "blocks.h"
 #include "base/mem.h"
 #include "base/rng.h"
 #include "kv/kv.h"
@@ -187,6 +188,46 @@ static void test_layout(void **state)
     tern_kv_layout_free(l);
 }
 
+/* edge= counts the layers that would be coded, wherever they lie: a window, a recurrent layer and a layer that a rule
+ * names are none of them. */
+static void test_edges(void **state)
+{
+    static const struct tern_kv_decl full = {.n_heads = 2, .dim_k = 64, .dim_v = 32};
+    static const struct tern_kv_decl window = {.n_heads = 1, .dim_k = 64, .dim_v = 64, .reach = {100, false}};
+    const struct tern_kv_decl model[9] = {window, {0}, full, full, window, full, full, {0}, window};
+    static const struct {
+        const char *spec, *k[9]; /* NULL: no keys */
+    } cases[] = {
+        {"l4,edge=1:q8", {"f16", NULL, "q8", "l4", "f16", "l4", "q8", NULL, "f16"}},
+        {"l4,edge=2:q8", {"f16", NULL, "q8", "q8", "f16", "q8", "q8", NULL, "f16"}},
+        {"l4,edge=3:q8", {"f16", NULL, "q8", "q8", "f16", "q8", "q8", NULL, "f16"}},
+        {"l4,edge=1:f16,layers=2:l2", {"f16", NULL, "l2", "f16", "f16", "l4", "f16", NULL, "f16"}},
+        {"f16,edge=1:q8", {"f16", NULL, "q8", "f16", "f16", "f16", "q8", NULL, "f16"}},
+    };
+    (void)state;
+    for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
+        struct tern_kv_layout *l;
+        OK(tern_kv_layout_new(&l, model, 9, cases[c].spec, false, err));
+        assert_int_equal(l->n_notes, 0);
+        for (int i = 0; i < 9; i++)
+            if (cases[c].k[i])
+                assert_string_equal(l->layers[i].k.codec->name, cases[c].k[i]);
+            else
+                assert_int_equal(l->group_of[i], -1);
+        tern_kv_layout_free(l);
+    }
+    static const char *const idle[][2] = {{"l4,layers=1:f16", "layers=1 changes nothing: no keys"},
+                                          {"l4,layers=4:f16", "layers=4 changes nothing: those schemes"},
+                                          {"l4,layers=0-8:l3,edge=1:q8", "edge=1 changes nothing"}};
+    for (size_t c = 0; c < sizeof idle / sizeof *idle; c++) {
+        struct tern_kv_layout *l;
+        OK(tern_kv_layout_new(&l, model, 9, idle[c][0], false, err));
+        assert_int_equal(l->n_notes, 1);
+        assert_non_null(strstr(l->note[0], idle[c][1]));
+        tern_kv_layout_free(l);
+    }
+}
+
 static void test_layout_digests(void **state)
 {
     static const char *const specs[] = {"f16",
@@ -227,7 +268,7 @@ static void stamp(struct tern_kv_cache *c, struct tern_kv_seq *s, int n, uint64_
     for (int g = 0; g < c->layout->n_groups; g++)
         for (int page = s->n_tokens / TERN_PAGE; page < (s->n_tokens + n) / TERN_PAGE; page++) {
             uint64_t v = value + (uint64_t)page * 1000 + (uint64_t)g;
-            memcpy(tern_kv_block(&c->pool[g], s->table[g].pages[page - s->table[g].first]), &v, sizeof v);
+            tern_kv_block_write(&c->pool[g], s->table[g].pages[page - s->table[g].first], 0, &v, sizeof v);
         }
 }
 
@@ -235,6 +276,7 @@ struct model {
     struct tern_kv_seq *seq;
     uint64_t page[64]; /* what page i of group 0 must contain */
     int n;
+    int raw; /* the page whose original values are still there */
 };
 
 static void check(const struct tern_kv_cache *c, const struct model *m)
@@ -251,7 +293,7 @@ static void check(const struct tern_kv_cache *c, const struct model *m)
             assert_int_equal(t->first, 0);
         for (int i = 0; i < t->n; i++) {
             uint64_t v;
-            memcpy(&v, tern_kv_block(&c->pool[g], t->pages[i]), sizeof v);
+            tern_kv_block_read(&c->pool[g], t->pages[i], 0, &v, sizeof v);
             assert_true(v == m->page[t->first + i] + (uint64_t)g);
         }
     }
@@ -265,6 +307,7 @@ static void grow(struct tern_kv_cache *c, struct model *m, int n, uint64_t value
         m->page[page] = value + (uint64_t)page * 1000;
     tern_kv_commit(c, m->seq, n);
     m->n += n;
+    m->raw = (m->n - 1) / TERN_PAGE;
 }
 
 static void trim(struct tern_kv_cache *c, struct model *m, int n)
@@ -277,8 +320,9 @@ static void trim(struct tern_kv_cache *c, struct model *m, int n)
         return;
     }
     assert_int_equal(rc, 0);
-    assert_int_equal(kept, n / TERN_PAGE == before / TERN_PAGE ? n : n / TERN_PAGE * TERN_PAGE);
+    assert_int_equal(kept, n == before || n / TERN_PAGE >= m->raw ? n : n / TERN_PAGE * TERN_PAGE);
     m->n = kept;
+    m->raw = kept / TERN_PAGE < m->raw ? kept / TERN_PAGE : m->raw;
 }
 
 static void test_random_life(void **state)
@@ -289,7 +333,7 @@ static void test_random_life(void **state)
     struct model m[4] = {{0}};
     (void)state;
     OK(tern_kv_layout_new(&l, decl, 6, "l4", false, err));
-    OK(tern_kv_cache_init(&c, l, 4, 2048, 300, err));
+    OK(tern_kv_cache_init(&c, l, &(struct tern_kv_room){4, 2048, 300, NULL, NULL}, err));
     for (int step = 0; step < 20000; step++) {
         int i = (int)(tern_rng_u64(&rng) % 4), j = (int)(tern_rng_u64(&rng) % 4), act = (int)(tern_rng_u64(&rng) % 8);
         if (!m[i].seq) {
@@ -297,9 +341,10 @@ static void test_random_life(void **state)
                 OK(tern_kv_seq_fork(&c, &m[i].seq, m[j].seq, err));
                 memcpy(m[i].page, m[j].page, sizeof m[i].page);
                 m[i].n = m[j].n;
+                m[i].raw = m[j].raw;
             } else {
                 OK(tern_kv_seq_new(&c, &m[i].seq, err));
-                m[i].n = 0;
+                m[i].n = m[i].raw = 0;
             }
         } else if (act < 5) {
             int n = 1 + (int)(tern_rng_u64(&rng) % 150);
@@ -336,7 +381,7 @@ static void test_capacity(void **state)
     tern_error why = {0};
     (void)state;
     OK(tern_kv_layout_new(&l, decl, 6, "l4", false, err));
-    OK(tern_kv_cache_init(&c, l, 1, 128, 128, err));
+    OK(tern_kv_cache_init(&c, l, &(struct tern_kv_room){1, 128, 128, NULL, NULL}, err));
     OK(tern_kv_seq_new(&c, &s, err));
     assert_int_equal(tern_kv_seq_new(&c, &t, &why), TERN_ECAPACITY);
     assert_int_equal(tern_kv_begin(&c, s, 129, &why), TERN_EINVAL);
@@ -369,12 +414,12 @@ static void save(struct saved *v, int n_tokens)
     uint8_t roles[300];
     struct model m = {0};
     OK(tern_kv_layout_new(&v->l, decl, 6, "l4", false, err));
-    OK(tern_kv_cache_init(&v->c, v->l, 2, 300, 300, err));
+    OK(tern_kv_cache_init(&v->c, v->l, &(struct tern_kv_room){2, 300, 300, NULL, NULL}, err));
     OK(tern_kv_seq_new(&v->c, &m.seq, err));
     if (n_tokens)
         grow(&v->c, &m, n_tokens, 99);
     if (m.seq->sink != TERN_NO_BLOCK)
-        memset(tern_kv_block(&v->c.sinks, m.seq->sink), 3, v->l->sink_bytes);
+        block_fill(&v->c.sinks, m.seq->sink, 3, v->l->sink_bytes);
     for (int i = 0; i < 300; i++) {
         tokens[i] = i * 7 % 50;
         roles[i] = i % 3 == 0;
@@ -515,6 +560,7 @@ int main(void)
         cmocka_unit_test(test_spec_bad),
         cmocka_unit_test(test_plan_files),
         cmocka_unit_test(test_layout),
+        cmocka_unit_test(test_edges),
         cmocka_unit_test(test_layout_digests),
         cmocka_unit_test(test_random_life),
         cmocka_unit_test(test_capacity),

@@ -92,11 +92,11 @@ static int read_layers(struct tern_desc *d, const struct tern_file *f, const cha
         TERN_TRY(read_layer(f, tern_arch_key(key, sizeof key, arch, "feed_forward_length"), i, d->n_layers, expert_ff,
                             MAX_FF, &ff, err));
         TERN_TRY(read_layer(f, tern_arch_key(key, sizeof key, arch, "attention.head_count_kv"), i, d->n_layers,
-                            l->n_heads, l->n_heads, &kv_heads, err));
-        if (l->n_heads % kv_heads)
+                            l->at.n_heads, l->at.n_heads, &kv_heads, err));
+        if (l->at.n_heads % kv_heads)
             TERN_FAIL(err, TERN_EFORMAT, "%s: %s = %lld does not divide the %d heads", tern_file_path(f), key,
-                      (long long)kv_heads, l->n_heads);
-        l->n_kv_heads = (int)kv_heads;
+                      (long long)kv_heads, l->at.n_heads);
+        l->at.n_kv_heads = (int)kv_heads;
         l->n_ff = (int)ff;
     }
 out:
@@ -117,7 +117,7 @@ int tern_configure_common(struct tern_desc *d, const struct tern_file *f, const 
     TERN_TRY(tern_rope_read(&d->ropes[0], f, arch, (int)v.rot, err));
     TERN_TRY(tern_alloc(&d->layers, (size_t)v.layers, sizeof *d->layers, err));
     for (int i = 0; i < d->n_layers; i++)
-        d->layers[i] = (struct tern_layer_desc){
+        d->layers[i].at = (struct tern_attend_desc){
             .n_heads = (int)v.heads,
             .dim_k = (int)v.dim_k,
             .dim_v = (int)v.dim_v,
@@ -154,8 +154,8 @@ int tern_configure_pattern(struct tern_desc *d, const struct tern_file *f, const
     int rc = array ? 0 : tern_file_get_int(f, key, every, 1, MAX_LAYERS, &n, err);
     for (int i = 0; rc == 0 && i < d->n_layers; i++)
         if (array ? !((const int64_t *)m->arr)[i] : (i + 1) % n == 0) {
-            d->layers[i].mask = TERN_MASK_CAUSAL;
-            d->layers[i].span = 0;
+            d->layers[i].at.mask = TERN_MASK_CAUSAL;
+            d->layers[i].at.span = 0;
         }
     return rc;
 }
@@ -209,16 +209,18 @@ int tern_configure_experts(struct tern_desc *d, const struct tern_file *f, const
         struct tern_layer_desc *l = &d->layers[i];
         if ((i + 1) % v.step)
             continue;
-        l->n_ff = l->experts_beside ? l->n_ff : 0;
-        l->router = v.gating == 2 ? TERN_ROUTE_SIGMOID : TERN_ROUTE_SOFTMAX;
-        l->n_experts = (int)v.n;
-        l->n_active = (int)v.active;
-        l->n_ff_expert = (int)v.ff;
-        l->n_ff_shared = (int)v.ff_shared;
-        l->n_groups = (int)v.groups;
-        l->n_groups_used = (int)v.groups_used;
-        l->route_norm = v.norm || v.gating == 3; /* 3: the softmax of the chosen alone */
-        l->route_scale = (float)v.scale;
+        l->ffn = TERN_FFN_EXPERTS;
+        l->experts = (struct tern_experts_desc){
+            .router = v.gating == 2 ? TERN_ROUTE_SIGMOID : TERN_ROUTE_SOFTMAX,
+            .n = (int)v.n,
+            .n_active = (int)v.active,
+            .n_ff = (int)v.ff,
+            .n_ff_shared = (int)v.ff_shared,
+            .n_groups = (int)v.groups,
+            .n_groups_used = (int)v.groups_used,
+            .norm = v.norm || v.gating == 3, /* 3: the softmax of the chosen alone */
+            .scale = (float)v.scale,
+        };
     }
 out:
     return rc;

@@ -4,55 +4,42 @@
 
 #include "model/model.h"
 
-/* A dimension in the tensor table, resolved against the layer's descriptor.  Where one is 0 the layer has no such
- * tensor. */
-enum tern_dim {
-    TERN_DIM_NONE, /* vectors have no second dimension */
-    TERN_DIM_ONE,
-    TERN_DIM_EMBD,
-    TERN_DIM_VOCAB,
-    TERN_DIM_FF,
-    TERN_DIM_EXPERTS,
-    TERN_DIM_FF_EXPERT,
-    TERN_DIM_FF_SHARED,
-    TERN_DIM_SHARED_ONE, /* 1 where there is a network that every row goes through besides, else 0 */
-    TERN_DIM_BESIDE,     /* n_embd where experts work beside a dense network, else 0 */
-    TERN_DIM_Q,          /* n_heads * dim_k */
-    TERN_DIM_Q_GATE,     /* twice that: a head's queries, then its gate */
-    TERN_DIM_K,          /* n_kv_heads * dim_k */
-    TERN_DIM_V,          /* n_kv_heads * dim_v */
-    TERN_DIM_O,          /* n_heads * dim_v */
-    TERN_DIM_HEAD_K,     /* dim_k */
-    TERN_DIM_PLE,        /* n_ple */
-    TERN_DIM_PLES,       /* n_ple of all layers */
-    /* Of latent attention: */
-    TERN_DIM_Q_RANK,
-    TERN_DIM_Q_STRAIGHT, /* n_embd where there is no q_rank, else 0 */
-    TERN_DIM_Q_HEADS,    /* n_heads * (dim_nope + dim_k) */
-    TERN_DIM_NOPE,
-    TERN_DIM_LATENT,   /* dim_v */
-    TERN_DIM_LATENT_K, /* dim_v + dim_k */
-    TERN_DIM_HEAD_V,   /* dim_head_v */
-    TERN_DIM_HEADS_V,  /* n_heads * dim_head_v */
-    TERN_DIM_ROPE,     /* n_rot/2 of rope 0 */
-    /* Of delta layers: */
-    TERN_DIM_CONV,         /* channels: queries, keys, values */
-    TERN_DIM_CONV_WIDTH,   /* second dimension of a table, which is f32 and turned: [width][channels] */
-    TERN_DIM_DELTA_V,      /* delta_v_heads * delta_dim_v */
-    TERN_DIM_DELTA_HEADS,  /* delta_v_heads */
-    TERN_DIM_DELTA_HEAD_V, /* delta_dim_v */
-};
+/* A dimension of a tensor, of the model or of the layer that has it. */
+typedef int64_t tern_dim(const struct tern_desc *d, const struct tern_layer_desc *l);
+tern_dim tern_dim_one, tern_dim_embd, tern_dim_vocab, tern_dim_rope /* n_rot/2 of rope 0 */;
+tern_dim tern_dim_ff, tern_dim_experts, tern_dim_ff_expert, tern_dim_ff_shared;
+tern_dim tern_dim_ple, tern_dim_ples /* of all layers */;
+tern_dim tern_dim_q, tern_dim_q_gate /* a head's queries, then its gate */, tern_dim_k, tern_dim_v, tern_dim_o;
+tern_dim tern_dim_head_k;
+/* Of latent attention: */
+tern_dim tern_dim_q_rank, tern_dim_q_heads, tern_dim_nope, tern_dim_latent, tern_dim_latent_k, tern_dim_head_v;
+tern_dim tern_dim_heads_v;
+/* Of delta layers; conv: channels. */
+tern_dim tern_dim_conv, tern_dim_conv_width, tern_dim_delta_v, tern_dim_delta_heads, tern_dim_delta_head_v;
+
+/* Which layers have a tensor. */
+typedef bool tern_when(const struct tern_layer_desc *l);
+tern_when tern_when_network, tern_when_experts, tern_when_shared, tern_when_beside, tern_when_ple;
 
 /* Rules that follow each other under one name share the tensor: its rows are theirs in this order.  A rule does not
  * apply where a matrix was found for its slot already: what files name in several ways has several rules, all but the
  * last of them optional. */
 struct tern_tensor_rule {
-    const char
-        *name; /* with %d for the layer in the layer table, another one for the matrix where a stack's are apart */
-    int slot;  /* enum tern_slot, or enum tern_global in the global table */
-    enum tern_dim n, k; /* matrix [n, k], also of each expert; vector [n] with k = TERN_DIM_NONE */
-    bool optional;
+    /* With %d for the layer in the layer table, another one for the matrix where those of a stack are apart. */
+    const char *name;
+    int slot;        /* enum tern_slot, or enum tern_global in the global table */
+    tern_dim *n, *k; /* matrix [n, k], also of each expert; vector [n] with k = NULL */
+    tern_when *when; /* layers that have it; NULL: all */
+    enum tern_stacked stacked;
+    bool table;    /* f32, and turned: [k][n] */
+    bool optional; /* may be missing */
+    bool own_kv;   /* of keys and values: not read where a layer attends to another's, there or not */
 };
+/* clang-format off */
+#define TERN_MATRIX(tensor, to, rows, columns, ...) \
+    {.name = (tensor), .slot = (to), .n = (rows), .k = (columns), ##__VA_ARGS__}
+#define TERN_VECTOR(tensor, to, rows, ...) {.name = (tensor), .slot = (to), .n = (rows), ##__VA_ARGS__}
+/* clang-format on */
 
 /* An architecture: one const instance per arch_x.c. */
 struct tern_arch {

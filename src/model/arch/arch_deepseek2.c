@@ -72,36 +72,46 @@ static int configure(struct tern_desc *d, const struct tern_file *f, tern_error 
     for (int i = 0; i < d->n_layers; i++) {
         struct tern_layer_desc *l = &d->layers[i];
         l->mixer = TERN_MIX_LATENT;
-        l->n_kv_heads = 1;
-        l->dim_k = (int)v.rot;
-        l->dim_v = (int)v.rank;
-        l->dim_nope = (int)(v.key - v.rot);
-        l->dim_head_v = (int)v.value;
-        l->q_rank = (int)v.q_rank;
-        l->scale = (float)(scores / sqrt((double)v.key));
-        if (sigmoid && l->router)
-            l->router = TERN_ROUTE_SIGMOID;
+        l->at.n_kv_heads = 1;
+        l->at.dim_k = (int)v.rot;
+        l->at.dim_v = (int)v.rank;
+        l->latent = (struct tern_latent_desc){
+            .dim_nope = (int)(v.key - v.rot), .dim_head_v = (int)v.value, .q_rank = (int)v.q_rank};
+        l->at.scale = (float)(scores / sqrt((double)v.key));
+        if (sigmoid && l->ffn == TERN_FFN_EXPERTS)
+            l->experts.router = TERN_ROUTE_SIGMOID;
     }
 out:
     return rc;
 }
 
+static bool when_ranked(const struct tern_layer_desc *l)
+{
+    return l->latent.q_rank > 0;
+}
+
+static bool when_straight(const struct tern_layer_desc *l)
+{
+    return !l->latent.q_rank;
+}
+
 static const struct tern_tensor_rule layers[] = {
-    {"blk.%d.attn_norm.weight", TERN_SLOT_ATTN_NORM, TERN_DIM_EMBD, TERN_DIM_NONE, false},
-    {"blk.%d.attn_q.weight", TERN_SLOT_Q, TERN_DIM_Q_HEADS, TERN_DIM_Q_STRAIGHT, false},
-    {"blk.%d.attn_q_a.weight", TERN_SLOT_Q_A, TERN_DIM_Q_RANK, TERN_DIM_EMBD, false},
-    {"blk.%d.attn_q_a_norm.weight", TERN_SLOT_Q_A_NORM, TERN_DIM_Q_RANK, TERN_DIM_NONE, false},
-    {"blk.%d.attn_q_b.weight", TERN_SLOT_Q, TERN_DIM_Q_HEADS, TERN_DIM_Q_RANK, false},
-    {"blk.%d.attn_kv_a_mqa.weight", TERN_SLOT_KV_A, TERN_DIM_LATENT_K, TERN_DIM_EMBD, false},
-    {"blk.%d.attn_kv_a_norm.weight", TERN_SLOT_KV_A_NORM, TERN_DIM_LATENT, TERN_DIM_NONE, false},
-    {"blk.%d.attn_k_b.weight", TERN_SLOT_K_B, TERN_DIM_LATENT, TERN_DIM_NOPE, false},
-    {"blk.%d.attn_v_b.weight", TERN_SLOT_V_B, TERN_DIM_HEAD_V, TERN_DIM_LATENT, false},
-    {"blk.%d.attn_output.weight", TERN_SLOT_O, TERN_DIM_EMBD, TERN_DIM_HEADS_V, false},
-    {"blk.%d.ffn_norm.weight", TERN_SLOT_FFN_NORM, TERN_DIM_EMBD, TERN_DIM_NONE, false},
-    {"blk.%d.ffn_gate.weight", TERN_SLOT_GATE, TERN_DIM_FF, TERN_DIM_EMBD, false},
-    {"blk.%d.ffn_up.weight", TERN_SLOT_UP, TERN_DIM_FF, TERN_DIM_EMBD, false},
-    {"blk.%d.ffn_down.weight", TERN_SLOT_DOWN, TERN_DIM_EMBD, TERN_DIM_FF, false},
-    {"blk.%d.exp_probs_b.bias", TERN_SLOT_ROUTER_BIAS, TERN_DIM_EXPERTS, TERN_DIM_NONE, true},
+    TERN_VECTOR("blk.%d.attn_norm.weight", TERN_SLOT_ATTN_NORM, tern_dim_embd),
+    TERN_MATRIX("blk.%d.attn_q.weight", TERN_SLOT_Q, tern_dim_q_heads, tern_dim_embd, .when = when_straight),
+    TERN_MATRIX("blk.%d.attn_q_a.weight", TERN_SLOT_Q_A, tern_dim_q_rank, tern_dim_embd, .when = when_ranked),
+    TERN_VECTOR("blk.%d.attn_q_a_norm.weight", TERN_SLOT_Q_A_NORM, tern_dim_q_rank, .when = when_ranked),
+    TERN_MATRIX("blk.%d.attn_q_b.weight", TERN_SLOT_Q, tern_dim_q_heads, tern_dim_q_rank, .when = when_ranked),
+    TERN_MATRIX("blk.%d.attn_kv_a_mqa.weight", TERN_SLOT_KV_A, tern_dim_latent_k, tern_dim_embd),
+    TERN_VECTOR("blk.%d.attn_kv_a_norm.weight", TERN_SLOT_KV_A_NORM, tern_dim_latent),
+    TERN_MATRIX("blk.%d.attn_k_b.weight", TERN_SLOT_K_B, tern_dim_latent, tern_dim_nope, .stacked = TERN_PER_HEAD),
+    TERN_MATRIX("blk.%d.attn_v_b.weight", TERN_SLOT_V_B, tern_dim_head_v, tern_dim_latent, .stacked = TERN_PER_HEAD),
+    TERN_MATRIX("blk.%d.attn_output.weight", TERN_SLOT_O, tern_dim_embd, tern_dim_heads_v),
+    TERN_VECTOR("blk.%d.ffn_norm.weight", TERN_SLOT_FFN_NORM, tern_dim_embd),
+    TERN_MATRIX("blk.%d.ffn_gate.weight", TERN_SLOT_GATE, tern_dim_ff, tern_dim_embd, .when = tern_when_network),
+    TERN_MATRIX("blk.%d.ffn_up.weight", TERN_SLOT_UP, tern_dim_ff, tern_dim_embd, .when = tern_when_network),
+    TERN_MATRIX("blk.%d.ffn_down.weight", TERN_SLOT_DOWN, tern_dim_embd, tern_dim_ff, .when = tern_when_network),
+    TERN_VECTOR("blk.%d.exp_probs_b.bias", TERN_SLOT_ROUTER_BIAS, tern_dim_experts, .when = tern_when_experts,
+                .optional = true),
     {0},
 };
 

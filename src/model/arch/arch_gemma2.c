@@ -23,9 +23,9 @@ int tern_configure_gemma(struct tern_desc *d, const struct tern_file *f, const c
         struct tern_layer_desc *l = &d->layers[i];
         l->act = TERN_ACT_GELU_TANH;
         if (d->n_layers == wide)
-            l->scale = (float)sqrt((double)l->n_heads / d->n_embd);
+            l->at.scale = (float)sqrt((double)l->at.n_heads / d->n_embd);
         if (scale > 0)
-            l->scale = (float)scale;
+            l->at.scale = (float)scale;
     }
 out:
     return rc;
@@ -43,30 +43,35 @@ static int configure(struct tern_desc *d, const struct tern_file *f, tern_error 
                   tern_file_path(f), scores, logits);
     d->logit_cap = (float)logits;
     for (int i = 0; i < d->n_layers; i++)
-        d->layers[i].score_cap = (float)scores;
+        d->layers[i].at.score_cap = (float)scores;
 out:
     return rc;
 }
 
 const struct tern_tensor_rule tern_gemma_globals[] = {
-    {"token_embd.weight", TERN_EMBED, TERN_DIM_VOCAB, TERN_DIM_EMBD, false},
-    {"output_norm.weight", TERN_OUT_NORM, TERN_DIM_EMBD, TERN_DIM_NONE, false},
-    {"output.weight", TERN_HEAD, TERN_DIM_VOCAB, TERN_DIM_EMBD, true},
+    TERN_MATRIX("token_embd.weight", TERN_EMBED, tern_dim_vocab, tern_dim_embd),
+    TERN_VECTOR("output_norm.weight", TERN_OUT_NORM, tern_dim_embd),
+    TERN_MATRIX("output.weight", TERN_HEAD, tern_dim_vocab, tern_dim_embd, .optional = true),
     {0},
 };
 
+static bool when_values(const struct tern_layer_desc *l)
+{
+    return !l->attention.v_is_k;
+}
+
 const struct tern_tensor_rule tern_gemma_layers[] = {
-    {"blk.%d.attn_norm.weight", TERN_SLOT_ATTN_NORM, TERN_DIM_EMBD, TERN_DIM_NONE, false},
-    {"blk.%d.attn_q.weight", TERN_SLOT_Q, TERN_DIM_Q, TERN_DIM_EMBD, false},
-    {"blk.%d.attn_k.weight", TERN_SLOT_K, TERN_DIM_K, TERN_DIM_EMBD, false},
-    {"blk.%d.attn_v.weight", TERN_SLOT_V, TERN_DIM_V, TERN_DIM_EMBD, false},
-    {"blk.%d.attn_output.weight", TERN_SLOT_O, TERN_DIM_EMBD, TERN_DIM_O, false},
-    {"blk.%d.post_attention_norm.weight", TERN_SLOT_ATTN_POST_NORM, TERN_DIM_EMBD, TERN_DIM_NONE, false},
-    {"blk.%d.ffn_norm.weight", TERN_SLOT_FFN_NORM, TERN_DIM_EMBD, TERN_DIM_NONE, false},
-    {"blk.%d.ffn_gate.weight", TERN_SLOT_GATE, TERN_DIM_FF, TERN_DIM_EMBD, false},
-    {"blk.%d.ffn_up.weight", TERN_SLOT_UP, TERN_DIM_FF, TERN_DIM_EMBD, false},
-    {"blk.%d.ffn_down.weight", TERN_SLOT_DOWN, TERN_DIM_EMBD, TERN_DIM_FF, false},
-    {"blk.%d.post_ffw_norm.weight", TERN_SLOT_FFN_POST_NORM, TERN_DIM_EMBD, TERN_DIM_NONE, false},
+    TERN_VECTOR("blk.%d.attn_norm.weight", TERN_SLOT_ATTN_NORM, tern_dim_embd),
+    TERN_MATRIX("blk.%d.attn_q.weight", TERN_SLOT_Q, tern_dim_q, tern_dim_embd),
+    TERN_MATRIX("blk.%d.attn_k.weight", TERN_SLOT_K, tern_dim_k, tern_dim_embd, .own_kv = true),
+    TERN_MATRIX("blk.%d.attn_v.weight", TERN_SLOT_V, tern_dim_v, tern_dim_embd, .when = when_values, .own_kv = true),
+    TERN_MATRIX("blk.%d.attn_output.weight", TERN_SLOT_O, tern_dim_embd, tern_dim_o),
+    TERN_VECTOR("blk.%d.post_attention_norm.weight", TERN_SLOT_ATTN_POST_NORM, tern_dim_embd),
+    TERN_VECTOR("blk.%d.ffn_norm.weight", TERN_SLOT_FFN_NORM, tern_dim_embd),
+    TERN_MATRIX("blk.%d.ffn_gate.weight", TERN_SLOT_GATE, tern_dim_ff, tern_dim_embd, .when = tern_when_network),
+    TERN_MATRIX("blk.%d.ffn_up.weight", TERN_SLOT_UP, tern_dim_ff, tern_dim_embd, .when = tern_when_network),
+    TERN_MATRIX("blk.%d.ffn_down.weight", TERN_SLOT_DOWN, tern_dim_embd, tern_dim_ff, .when = tern_when_network),
+    TERN_VECTOR("blk.%d.post_ffw_norm.weight", TERN_SLOT_FFN_POST_NORM, tern_dim_embd),
     {0},
 };
 

@@ -11,7 +11,7 @@ static int configure(struct tern_desc *d, const struct tern_file *f, tern_error 
     d->n_ropes = 2;
     TERN_TRY(tern_rope_read_local(&d->ropes[1], f, "gemma3", d->ropes[0].n_rot, err));
     for (int i = 0; i < d->n_layers; i++)
-        d->layers[i].rope = d->layers[i].mask == TERN_MASK_WINDOW;
+        d->layers[i].at.rope = d->layers[i].at.mask == TERN_MASK_WINDOW;
 out:
     return rc;
 }

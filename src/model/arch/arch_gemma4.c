@@ -22,8 +22,9 @@ static int read_local(struct local *v, const struct tern_desc *d, const struct t
     int rc = 0;
     const struct tern_layer_desc *l = &d->layers[0];
     TERN_TRY(tern_file_need_int(f, KEY("attention.sliding_window"), 1, 1 << 24, &v->window, err));
-    TERN_TRY(tern_file_get_int(f, KEY("attention.key_length_swa"), l->dim_k, 16, TERN_KVQ_MAX_DIM, &v->dim_k, err));
-    TERN_TRY(tern_file_get_int(f, KEY("attention.value_length_swa"), l->dim_v, 16, TERN_KVQ_MAX_DIM, &v->dim_v, err));
+    TERN_TRY(tern_file_get_int(f, KEY("attention.key_length_swa"), l->at.dim_k, 16, TERN_KVQ_MAX_DIM, &v->dim_k, err));
+    TERN_TRY(
+        tern_file_get_int(f, KEY("attention.value_length_swa"), l->at.dim_v, 16, TERN_KVQ_MAX_DIM, &v->dim_v, err));
     TERN_TRY(tern_file_get_int(f, KEY("rope.dimension_count_swa"), v->dim_k, 2, v->dim_k, &v->n_rot, err));
     if (v->dim_k % 16 || v->dim_v % 16 || v->n_rot % 2)
         TERN_FAIL(
@@ -38,14 +39,14 @@ out:
 static int configure_experts(struct tern_desc *d, const struct tern_file *f, tern_error *err)
 {
     int rc = 0;
-    for (int i = 0; i < d->n_layers; i++)
-        d->layers[i].experts_beside = true;
     TERN_TRY(tern_configure_experts(d, f, "gemma4", true, err));
     for (int i = 0; i < d->n_layers; i++) {
         char name[48];
+        if (d->layers[i].ffn == TERN_FFN_EXPERTS)
+            d->layers[i].ffn = TERN_FFN_BESIDE;
         (void)snprintf(name, sizeof name, "blk.%d.ffn_down_exps.weight", i);
         const struct tern_tensor *down = tern_file_tensor(f, name);
-        if (d->layers[i].n_ff_shared)
+        if (d->layers[i].experts.n_ff_shared)
             TERN_FAIL(err, TERN_EUNSUPPORTED, "%s: gemma4: shared experts beside a dense network are not supported",
                       tern_file_path(f));
         if (down && down->type == TERN_NVFP4 && !down->quant) /* its factors would have the name of the router's */
@@ -63,14 +64,14 @@ static int share_kv(struct tern_desc *d, int shared, const struct tern_file *f, 
     for (int i = first; i < d->n_layers; i++) {
         struct tern_layer_desc *l = &d->layers[i];
         int of = first - 1;
-        while (of >= 0 && d->layers[of].mask != l->mask)
+        while (of >= 0 && d->layers[of].at.mask != l->at.mask)
             of--;
-        if (of < 0 || d->layers[of].n_kv_heads != l->n_kv_heads)
+        if (of < 0 || d->layers[of].at.n_kv_heads != l->at.n_kv_heads)
             return tern_err_set(err, TERN_EFORMAT,
                                 "%s: %s = %d leaves layer %d without a layer of its kind to share keys with",
                                 tern_file_path(f), KEY("attention.shared_kv_layers"), shared, i);
-        l->kv_of = of;
-        l->v_is_k = false;
+        l->at.kv_of = of;
+        l->attention.v_is_k = false;
     }
     return 0;
 }
@@ -100,14 +101,14 @@ static int configure(struct tern_desc *d, const struct tern_file *f, tern_error 
         struct tern_layer_desc *l = &d->layers[i];
         char value[48];
         (void)snprintf(value, sizeof value, "blk.%d.attn_v.weight", i);
-        l->rope = l->mask == TERN_MASK_WINDOW;
-        if (l->mask == TERN_MASK_WINDOW) {
-            l->dim_k = (int)v.dim_k;
-            l->dim_v = (int)v.dim_v;
+        l->at.rope = l->at.mask == TERN_MASK_WINDOW;
+        if (l->at.mask == TERN_MASK_WINDOW) {
+            l->at.dim_k = (int)v.dim_k;
+            l->at.dim_v = (int)v.dim_v;
         }
-        l->v_is_k = l->dim_k == l->dim_v && !tern_file_tensor(f, value);
-        l->v_norm_plain = true;
-        l->scale = 1;
+        l->attention.v_is_k = l->at.dim_k == l->at.dim_v && !tern_file_tensor(f, value);
+        l->attention.v_norm_plain = true;
+        l->at.scale = 1;
         l->act = TERN_ACT_GELU_TANH;
         l->n_ple = (int)ple;
     }
@@ -117,28 +118,28 @@ out:
 }
 
 static const struct tern_tensor_rule globals[] = {
-    {"token_embd.weight", TERN_EMBED, TERN_DIM_VOCAB, TERN_DIM_EMBD, false},
-    {"output_norm.weight", TERN_OUT_NORM, TERN_DIM_EMBD, TERN_DIM_NONE, false},
-    {"output.weight", TERN_HEAD, TERN_DIM_VOCAB, TERN_DIM_EMBD, true},
-    {"rope_freqs.weight", TERN_ROPE_FACTORS, TERN_DIM_ROPE, TERN_DIM_NONE, true},
-    {"per_layer_token_embd.weight", TERN_PLE_EMBED, TERN_DIM_VOCAB, TERN_DIM_PLES, false},
-    {"per_layer_model_proj.weight", TERN_PLE_IN, TERN_DIM_PLES, TERN_DIM_EMBD, false},
-    {"per_layer_proj_norm.weight", TERN_PLE_NORM, TERN_DIM_PLE, TERN_DIM_NONE, false},
+    TERN_MATRIX("token_embd.weight", TERN_EMBED, tern_dim_vocab, tern_dim_embd),
+    TERN_VECTOR("output_norm.weight", TERN_OUT_NORM, tern_dim_embd),
+    TERN_MATRIX("output.weight", TERN_HEAD, tern_dim_vocab, tern_dim_embd, .optional = true),
+    TERN_VECTOR("rope_freqs.weight", TERN_ROPE_FACTORS, tern_dim_rope, .optional = true),
+    TERN_MATRIX("per_layer_token_embd.weight", TERN_PLE_EMBED, tern_dim_vocab, tern_dim_ples, .when = tern_when_ple),
+    TERN_MATRIX("per_layer_model_proj.weight", TERN_PLE_IN, tern_dim_ples, tern_dim_embd, .when = tern_when_ple),
+    TERN_VECTOR("per_layer_proj_norm.weight", TERN_PLE_NORM, tern_dim_ple, .when = tern_when_ple),
     {0},
 };
 
 static const struct tern_tensor_rule more_layers[] = {
-    {"blk.%d.attn_q_norm.weight", TERN_SLOT_Q_NORM, TERN_DIM_HEAD_K, TERN_DIM_NONE, false},
-    {"blk.%d.attn_k_norm.weight", TERN_SLOT_K_NORM, TERN_DIM_HEAD_K, TERN_DIM_NONE, false},
-    {"blk.%d.inp_gate.weight", TERN_SLOT_PLE_GATE, TERN_DIM_PLE, TERN_DIM_EMBD, false},
-    {"blk.%d.proj.weight", TERN_SLOT_PLE_OUT, TERN_DIM_EMBD, TERN_DIM_PLE, false},
-    {"blk.%d.post_norm.weight", TERN_SLOT_PLE_POST_NORM, TERN_DIM_EMBD, TERN_DIM_NONE, false},
-    {"blk.%d.post_ffw_norm_1.weight", TERN_SLOT_DENSE_POST_NORM, TERN_DIM_BESIDE, TERN_DIM_NONE, false},
-    {"blk.%d.pre_ffw_norm_2.weight", TERN_SLOT_EXPERT_NORM, TERN_DIM_BESIDE, TERN_DIM_NONE, false},
-    {"blk.%d.post_ffw_norm_2.weight", TERN_SLOT_EXPERT_POST_NORM, TERN_DIM_BESIDE, TERN_DIM_NONE, false},
-    {"blk.%d.ffn_gate_inp.scale", TERN_SLOT_ROUTER_NORM, TERN_DIM_BESIDE, TERN_DIM_NONE, false},
-    {"blk.%d.ffn_down_exps.scale", TERN_SLOT_ROUTER_FACTORS, TERN_DIM_EXPERTS, TERN_DIM_NONE, false},
-    {"blk.%d.layer_output_scale.weight", TERN_SLOT_OUT_SCALE, TERN_DIM_ONE, TERN_DIM_NONE, true},
+    TERN_VECTOR("blk.%d.attn_q_norm.weight", TERN_SLOT_Q_NORM, tern_dim_head_k),
+    TERN_VECTOR("blk.%d.attn_k_norm.weight", TERN_SLOT_K_NORM, tern_dim_head_k, .own_kv = true),
+    TERN_MATRIX("blk.%d.inp_gate.weight", TERN_SLOT_PLE_GATE, tern_dim_ple, tern_dim_embd, .when = tern_when_ple),
+    TERN_MATRIX("blk.%d.proj.weight", TERN_SLOT_PLE_OUT, tern_dim_embd, tern_dim_ple, .when = tern_when_ple),
+    TERN_VECTOR("blk.%d.post_norm.weight", TERN_SLOT_PLE_POST_NORM, tern_dim_embd, .when = tern_when_ple),
+    TERN_VECTOR("blk.%d.post_ffw_norm_1.weight", TERN_SLOT_DENSE_POST_NORM, tern_dim_embd, .when = tern_when_beside),
+    TERN_VECTOR("blk.%d.pre_ffw_norm_2.weight", TERN_SLOT_EXPERT_NORM, tern_dim_embd, .when = tern_when_beside),
+    TERN_VECTOR("blk.%d.post_ffw_norm_2.weight", TERN_SLOT_EXPERT_POST_NORM, tern_dim_embd, .when = tern_when_beside),
+    TERN_VECTOR("blk.%d.ffn_gate_inp.scale", TERN_SLOT_ROUTER_NORM, tern_dim_embd, .when = tern_when_beside),
+    TERN_VECTOR("blk.%d.ffn_down_exps.scale", TERN_SLOT_ROUTER_FACTORS, tern_dim_experts, .when = tern_when_experts),
+    TERN_VECTOR("blk.%d.layer_output_scale.weight", TERN_SLOT_OUT_SCALE, tern_dim_one, .optional = true),
     {0},
 };
 

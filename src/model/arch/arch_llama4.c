@@ -42,19 +42,19 @@ static int configure(struct tern_desc *d, const struct tern_file *f, tern_error 
     for (int i = 0; i < d->n_layers; i++) {
         struct tern_layer_desc *l = &d->layers[i];
         bool whole = (i + 1) % 4 == 0;
-        l->mask = whole ? TERN_MASK_CAUSAL : TERN_MASK_CHUNK;
-        l->span = whole ? 0 : (int)v.chunk;
-        l->rope = whole ? -1 : 0;
-        l->qk_norm_plain = l->qk_norm_after_rope = !whole && v.norm;
-        l->q_temper = whole ? (float)v.temper : 0;
-        l->q_temper_span = (int)v.temper_span;
-        l->q_temper_from = 1;
-        if (!l->router)
+        l->at.mask = whole ? TERN_MASK_CAUSAL : TERN_MASK_CHUNK;
+        l->at.span = whole ? 0 : (int)v.chunk;
+        l->at.rope = whole ? -1 : 0;
+        l->attention.qk_norm_plain = l->attention.qk_norm_after_rope = !whole && v.norm;
+        l->attention.q_temper = whole ? (float)v.temper : 0;
+        l->attention.q_temper_span = (int)v.temper_span;
+        l->attention.q_temper_from = 1;
+        if (l->ffn != TERN_FFN_EXPERTS)
             continue;
         if (!tern_file_meta(f, KEY("expert_gating_func")))
-            l->router = TERN_ROUTE_SIGMOID;
-        l->route_input = true;
-        l->n_ff_shared = l->n_ff_shared ? l->n_ff_shared : l->n_ff_expert;
+            l->experts.router = TERN_ROUTE_SIGMOID;
+        l->experts.weigh_input = true;
+        l->experts.n_ff_shared = l->experts.n_ff_shared ? l->experts.n_ff_shared : l->experts.n_ff;
     }
 out:
     return rc;

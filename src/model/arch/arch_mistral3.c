@@ -18,8 +18,8 @@ static int configure(struct tern_desc *d, const struct tern_file *f, tern_error 
                   "%s: mistral3.attention.temperature_scale wants mistral3.rope.scaling.original_context_length",
                   tern_file_path(f));
     for (int i = 0; i < d->n_layers; i++) {
-        d->layers[i].q_temper = (float)temper;
-        d->layers[i].q_temper_span = (int)span;
+        d->layers[i].attention.q_temper = (float)temper;
+        d->layers[i].attention.q_temper_span = (int)span;
     }
 out:
     return rc;

@@ -8,15 +8,15 @@ static int configure(struct tern_desc *d, const struct tern_file *f, tern_error 
 }
 
 static const struct tern_tensor_rule layers[] = {
-    {"blk.%d.attn_norm.weight", TERN_SLOT_ATTN_NORM, TERN_DIM_EMBD, TERN_DIM_NONE, false},
-    {"blk.%d.attn_qkv.weight", TERN_SLOT_Q, TERN_DIM_Q, TERN_DIM_EMBD, false},
-    {"blk.%d.attn_qkv.weight", TERN_SLOT_K, TERN_DIM_K, TERN_DIM_EMBD, false},
-    {"blk.%d.attn_qkv.weight", TERN_SLOT_V, TERN_DIM_V, TERN_DIM_EMBD, false},
-    {"blk.%d.attn_output.weight", TERN_SLOT_O, TERN_DIM_EMBD, TERN_DIM_O, false},
-    {"blk.%d.ffn_norm.weight", TERN_SLOT_FFN_NORM, TERN_DIM_EMBD, TERN_DIM_NONE, false},
-    {"blk.%d.ffn_up.weight", TERN_SLOT_GATE, TERN_DIM_FF, TERN_DIM_EMBD, false},
-    {"blk.%d.ffn_up.weight", TERN_SLOT_UP, TERN_DIM_FF, TERN_DIM_EMBD, false},
-    {"blk.%d.ffn_down.weight", TERN_SLOT_DOWN, TERN_DIM_EMBD, TERN_DIM_FF, false},
+    TERN_VECTOR("blk.%d.attn_norm.weight", TERN_SLOT_ATTN_NORM, tern_dim_embd),
+    TERN_MATRIX("blk.%d.attn_qkv.weight", TERN_SLOT_Q, tern_dim_q, tern_dim_embd),
+    TERN_MATRIX("blk.%d.attn_qkv.weight", TERN_SLOT_K, tern_dim_k, tern_dim_embd),
+    TERN_MATRIX("blk.%d.attn_qkv.weight", TERN_SLOT_V, tern_dim_v, tern_dim_embd),
+    TERN_MATRIX("blk.%d.attn_output.weight", TERN_SLOT_O, tern_dim_embd, tern_dim_o),
+    TERN_VECTOR("blk.%d.ffn_norm.weight", TERN_SLOT_FFN_NORM, tern_dim_embd),
+    TERN_MATRIX("blk.%d.ffn_up.weight", TERN_SLOT_GATE, tern_dim_ff, tern_dim_embd, .when = tern_when_network),
+    TERN_MATRIX("blk.%d.ffn_up.weight", TERN_SLOT_UP, tern_dim_ff, tern_dim_embd, .when = tern_when_network),
+    TERN_MATRIX("blk.%d.ffn_down.weight", TERN_SLOT_DOWN, tern_dim_embd, tern_dim_ff, .when = tern_when_network),
     {0},
 };
 

@@ -7,8 +7,8 @@ static int configure(struct tern_desc *d, const struct tern_file *f, tern_error 
 }
 
 const struct tern_tensor_rule tern_head_norms[] = {
-    {"blk.%d.attn_q_norm.weight", TERN_SLOT_Q_NORM, TERN_DIM_HEAD_K, TERN_DIM_NONE, false},
-    {"blk.%d.attn_k_norm.weight", TERN_SLOT_K_NORM, TERN_DIM_HEAD_K, TERN_DIM_NONE, false},
+    TERN_VECTOR("blk.%d.attn_q_norm.weight", TERN_SLOT_Q_NORM, tern_dim_head_k),
+    TERN_VECTOR("blk.%d.attn_k_norm.weight", TERN_SLOT_K_NORM, tern_dim_head_k),
     {0},
 };
 

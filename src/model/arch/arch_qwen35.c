@@ -40,15 +40,15 @@ out:
     return rc;
 }
 
-/* Layers behind the last one guess further tokens; the file counts them among its blocks. */
-static int leave_guessers(struct tern_desc *d, const struct tern_file *f, const char *arch, tern_error *err)
+/* MTP layers lie behind the last one; the file counts them among its blocks. */
+static int leave_mtp(struct tern_desc *d, const struct tern_file *f, const char *arch, tern_error *err)
 {
     char key[160];
     int64_t n;
     int rc = tern_file_get_int(f, tern_arch_key(key, sizeof key, arch, "nextn_predict_layers"), 0, 0, d->n_layers - 1,
                                &n, err);
     if (rc == 0) {
-        d->n_more_layers = (int)n;
+        d->n_mtp_layers = (int)n;
         d->n_layers -= (int)n;
     }
     return rc;
@@ -60,22 +60,23 @@ int tern_configure_qwen35(struct tern_desc *d, const struct tern_file *f, const 
     struct sizes v;
     TERN_TRY(tern_configure_common(d, f, arch, err));
     TERN_TRY(read_sizes(&v, f, arch, d->n_layers, err));
-    TERN_TRY(leave_guessers(d, f, arch, err));
+    TERN_TRY(leave_mtp(d, f, arch, err));
     for (int i = 0; i < d->n_layers; i++) {
         struct tern_layer_desc *l = &d->layers[i];
         if (v.recurrent ? !v.recurrent[i] : (i + 1) % v.every == 0) {
-            l->out_gate = true;
+            l->attention.out_gate = true;
             continue;
         }
         l->mixer = TERN_MIX_DELTA;
-        l->n_heads = l->n_kv_heads = l->dim_k = l->dim_v = 0;
-        l->rope = -1;
-        l->delta_k_heads = (int)v.k_heads;
-        l->delta_v_heads = (int)v.v_heads;
-        l->delta_dim_k = (int)v.dim_k;
-        l->delta_dim_v = (int)(v.inner / v.v_heads);
-        l->conv_width = (int)v.width;
-        l->delta_grouped = tern_file_kind(f) == TERN_FILE_HF;
+        l->at = (struct tern_attend_desc){.rope = -1, .kv_of = -1};
+        l->delta = (struct tern_delta_desc){
+            .k_heads = (int)v.k_heads,
+            .v_heads = (int)v.v_heads,
+            .dim_k = (int)v.dim_k,
+            .dim_v = (int)(v.inner / v.v_heads),
+            .conv_width = (int)v.width,
+            .grouped = tern_file_kind(f) == TERN_FILE_HF,
+        };
     }
 out:
     return rc;
@@ -87,28 +88,42 @@ static int configure(struct tern_desc *d, const struct tern_file *f, tern_error 
     return rc < 0 ? rc : tern_refuse_experts(f, "qwen35", err);
 }
 
+static bool when_attention(const struct tern_layer_desc *l)
+{
+    return l->mixer == TERN_MIX_ATTENTION;
+}
+
+static bool when_delta(const struct tern_layer_desc *l)
+{
+    return l->mixer == TERN_MIX_DELTA;
+}
+
 const struct tern_tensor_rule tern_qwen35_layers[] = {
-    {"blk.%d.attn_norm.weight", TERN_SLOT_ATTN_NORM, TERN_DIM_EMBD, TERN_DIM_NONE, false},
-    {"blk.%d.attn_q.weight", TERN_SLOT_Q, TERN_DIM_Q_GATE, TERN_DIM_EMBD, false},
-    {"blk.%d.attn_k.weight", TERN_SLOT_K, TERN_DIM_K, TERN_DIM_EMBD, false},
-    {"blk.%d.attn_v.weight", TERN_SLOT_V, TERN_DIM_V, TERN_DIM_EMBD, false},
-    {"blk.%d.attn_output.weight", TERN_SLOT_O, TERN_DIM_EMBD, TERN_DIM_O, false},
-    {"blk.%d.attn_q_norm.weight", TERN_SLOT_Q_NORM, TERN_DIM_HEAD_K, TERN_DIM_NONE, false},
-    {"blk.%d.attn_k_norm.weight", TERN_SLOT_K_NORM, TERN_DIM_HEAD_K, TERN_DIM_NONE, false},
-    {"blk.%d.attn_qkv.weight", TERN_SLOT_DELTA_IN, TERN_DIM_CONV, TERN_DIM_EMBD, false},
-    {"blk.%d.attn_gate.weight", TERN_SLOT_DELTA_Z, TERN_DIM_DELTA_V, TERN_DIM_EMBD, false},
-    {"blk.%d.ssm_beta.weight", TERN_SLOT_DELTA_BETA, TERN_DIM_DELTA_HEADS, TERN_DIM_EMBD, false},
-    {"blk.%d.ssm_alpha.weight", TERN_SLOT_DELTA_ALPHA, TERN_DIM_DELTA_HEADS, TERN_DIM_EMBD, false},
-    {"blk.%d.ssm_conv1d.weight", TERN_SLOT_DELTA_CONV, TERN_DIM_CONV, TERN_DIM_CONV_WIDTH, false},
-    {"blk.%d.ssm_a", TERN_SLOT_DELTA_A, TERN_DIM_DELTA_HEADS, TERN_DIM_NONE, false},
-    {"blk.%d.ssm_dt.bias", TERN_SLOT_DELTA_DT, TERN_DIM_DELTA_HEADS, TERN_DIM_NONE, false},
-    {"blk.%d.ssm_norm.weight", TERN_SLOT_DELTA_NORM, TERN_DIM_DELTA_HEAD_V, TERN_DIM_NONE, false},
-    {"blk.%d.ssm_out.weight", TERN_SLOT_O, TERN_DIM_EMBD, TERN_DIM_DELTA_V, false},
-    {"blk.%d.post_attention_norm.weight", TERN_SLOT_FFN_NORM, TERN_DIM_EMBD, TERN_DIM_NONE, false},
-    {"blk.%d.ffn_gate.weight", TERN_SLOT_GATE, TERN_DIM_FF, TERN_DIM_EMBD, false},
-    {"blk.%d.ffn_up.weight", TERN_SLOT_UP, TERN_DIM_FF, TERN_DIM_EMBD, false},
-    {"blk.%d.ffn_down.weight", TERN_SLOT_DOWN, TERN_DIM_EMBD, TERN_DIM_FF, false},
-    {"blk.%d.ffn_gate_inp_shexp.weight", TERN_SLOT_SHARED_ROUTER, TERN_DIM_SHARED_ONE, TERN_DIM_EMBD, false},
+    TERN_VECTOR("blk.%d.attn_norm.weight", TERN_SLOT_ATTN_NORM, tern_dim_embd),
+    TERN_MATRIX("blk.%d.attn_q.weight", TERN_SLOT_Q, tern_dim_q_gate, tern_dim_embd, .when = when_attention),
+    TERN_MATRIX("blk.%d.attn_k.weight", TERN_SLOT_K, tern_dim_k, tern_dim_embd, .when = when_attention),
+    TERN_MATRIX("blk.%d.attn_v.weight", TERN_SLOT_V, tern_dim_v, tern_dim_embd, .when = when_attention),
+    TERN_MATRIX("blk.%d.attn_output.weight", TERN_SLOT_O, tern_dim_embd, tern_dim_o, .when = when_attention),
+    TERN_VECTOR("blk.%d.attn_q_norm.weight", TERN_SLOT_Q_NORM, tern_dim_head_k, .when = when_attention),
+    TERN_VECTOR("blk.%d.attn_k_norm.weight", TERN_SLOT_K_NORM, tern_dim_head_k, .when = when_attention),
+    TERN_MATRIX("blk.%d.attn_qkv.weight", TERN_SLOT_DELTA_IN, tern_dim_conv, tern_dim_embd, .when = when_delta),
+    TERN_MATRIX("blk.%d.attn_gate.weight", TERN_SLOT_DELTA_Z, tern_dim_delta_v, tern_dim_embd, .when = when_delta),
+    TERN_MATRIX("blk.%d.ssm_beta.weight", TERN_SLOT_DELTA_BETA, tern_dim_delta_heads, tern_dim_embd,
+                .when = when_delta),
+    TERN_MATRIX("blk.%d.ssm_alpha.weight", TERN_SLOT_DELTA_ALPHA, tern_dim_delta_heads, tern_dim_embd,
+                .when = when_delta),
+    TERN_MATRIX("blk.%d.ssm_conv1d.weight", TERN_SLOT_DELTA_CONV, tern_dim_conv, tern_dim_conv_width,
+                .when = when_delta, .table = true),
+    TERN_VECTOR("blk.%d.ssm_a", TERN_SLOT_DELTA_A, tern_dim_delta_heads, .when = when_delta),
+    TERN_VECTOR("blk.%d.ssm_dt.bias", TERN_SLOT_DELTA_DT, tern_dim_delta_heads, .when = when_delta),
+    TERN_VECTOR("blk.%d.ssm_norm.weight", TERN_SLOT_DELTA_NORM, tern_dim_delta_head_v, .when = when_delta),
+    TERN_MATRIX("blk.%d.ssm_out.weight", TERN_SLOT_O, tern_dim_embd, tern_dim_delta_v, .when = when_delta),
+    TERN_VECTOR("blk.%d.post_attention_norm.weight", TERN_SLOT_FFN_NORM, tern_dim_embd),
+    TERN_MATRIX("blk.%d.ffn_gate.weight", TERN_SLOT_GATE, tern_dim_ff, tern_dim_embd, .when = tern_when_network),
+    TERN_MATRIX("blk.%d.ffn_up.weight", TERN_SLOT_UP, tern_dim_ff, tern_dim_embd, .when = tern_when_network),
+    TERN_MATRIX("blk.%d.ffn_down.weight", TERN_SLOT_DOWN, tern_dim_embd, tern_dim_ff, .when = tern_when_network),
+    TERN_MATRIX("blk.%d.ffn_gate_inp_shexp.weight", TERN_SLOT_SHARED_ROUTER, tern_dim_one, tern_dim_embd,
+                .when = tern_when_shared),
     {0},
 };
 

@@ -6,7 +6,7 @@ static int configure(struct tern_desc *d, const struct tern_file *f, tern_error 
     int rc = tern_configure_common(d, f, "smollm3", err);
     d->ropes[0].interleaved = tern_file_kind(f) == TERN_FILE_GGUF;
     for (int i = 3; i < d->n_layers; i += 4)
-        d->layers[i].rope = -1;
+        d->layers[i].at.rope = -1;
     return rc;
 }
 

@@ -4,37 +4,27 @@
 
 static void need(struct tern_needs *n, const struct tern_desc *d, const struct tern_layer_desc *l)
 {
-    TERN_WIDEN(n->q, l->n_heads * l->dim_k);
-    TERN_WIDEN(n->k, l->n_kv_heads * l->dim_k);
-    TERN_WIDEN(n->v, l->n_kv_heads * l->dim_v);
-    TERN_WIDEN(n->a, l->n_heads * l->dim_v);
+    TERN_WIDEN(n->q, l->at.n_heads * l->at.dim_k);
+    TERN_WIDEN(n->k, l->at.n_kv_heads * l->at.dim_k);
+    TERN_WIDEN(n->v, l->at.n_kv_heads * l->at.dim_v);
+    TERN_WIDEN(n->a, l->at.n_heads * l->at.dim_v);
     TERN_WIDEN(n->dev.max_k, d->n_embd);
-    TERN_WIDEN(n->dev.max_k, l->n_heads * l->dim_v);
-    if (!l->out_gate)
+    TERN_WIDEN(n->dev.max_k, l->at.n_heads * l->at.dim_v);
+    if (!l->attention.out_gate)
         return;
-    TERN_WIDEN(n->mix, 2 * l->n_heads * l->dim_k);
-    TERN_WIDEN(n->gate, l->n_heads * l->dim_v);
+    TERN_WIDEN(n->mix, 2 * l->at.n_heads * l->at.dim_k);
+    TERN_WIDEN(n->gate, l->at.n_heads * l->at.dim_v);
 }
 
 static void caches(struct tern_kv_decl *decl, const struct tern_desc *d, const struct tern_layer_desc *l, int ctx)
 {
-    decl->n_heads = l->kv_of < 0 ? l->n_kv_heads : 0;
-    decl->dim_k = l->dim_k;
-    decl->dim_v = l->dim_v;
-    decl->reach = tern_layer_reach(l);
-    if (l->rope >= 0) {
-        decl->n_rot = d->ropes[l->rope].n_rot;
-        decl->interleaved = d->ropes[l->rope].interleaved;
-        decl->freq = tern_rope_freq(&d->ropes[l->rope], ctx);
-    }
+    tern_attend_caches(decl, d, &l->at, ctx);
 }
 
 static const char *cannot(const struct tern_desc *d, const struct tern_layer_desc *l)
 {
-    return l->dim_k > TERN_KVQ_MAX_DIM || l->dim_v > TERN_KVQ_MAX_DIM ? "heads of more than 512"
-           : l->out_gate && l->dim_k != l->dim_v                      ? "a gate of another size than its heads"
-           : l->rope >= d->n_ropes                                    ? "a missing position embedding"
-                                                                      : NULL;
+    return l->attention.out_gate && l->at.dim_k != l->at.dim_v ? "a gate of another size than its heads"
+                                                               : tern_attend_cannot(d, &l->at);
 }
 
 static void prepare_heads(struct tern_forward *f, const struct tern_forward_batch *b, int layer,
@@ -42,21 +32,21 @@ static void prepare_heads(struct tern_forward *f, const struct tern_forward_batc
 {
     const struct tern_desc *d = &f->net->desc;
     const struct tern_layer_desc *l = &d->layers[layer];
-    struct tern_heads h = {.x = *x, .n_heads = n_heads, .dim = l->dim_k};
-    h.norm = norm_w.mem || l->qk_norm_plain;
-    h.norm_after = l->qk_norm_after_rope;
+    struct tern_heads h = {.x = *x, .n_heads = n_heads, .dim = l->at.dim_k};
+    h.norm = norm_w.mem || l->attention.qk_norm_plain;
+    h.norm_after = l->attention.qk_norm_after_rope;
     h.norm_w = norm_w;
     h.eps = d->eps;
-    if (l->rope >= 0) {
-        h.cos = f->cos[l->rope];
-        h.sin = f->sin[l->rope];
-        h.n_rot = d->ropes[l->rope].n_rot;
-        h.interleaved = d->ropes[l->rope].interleaved;
+    if (l->at.rope >= 0) {
+        h.cos = f->cos[l->at.rope];
+        h.sin = f->sin[l->at.rope];
+        h.n_rot = d->ropes[l->at.rope].n_rot;
+        h.interleaved = d->ropes[l->at.rope].interleaved;
     }
     if (x == &f->q) {
-        h.temper = l->q_temper;
-        h.temper_span = l->q_temper_span;
-        h.temper_from = l->q_temper_from;
+        h.temper = l->attention.q_temper;
+        h.temper_span = l->attention.q_temper_span;
+        h.temper_from = l->attention.q_temper_from;
     }
     if (h.norm || h.cos.mem || h.temper != 0.0f)
         f->dev->ops->heads(f->dev, &h, b->n_rows);
@@ -65,31 +55,32 @@ static void prepare_heads(struct tern_forward *f, const struct tern_forward_batc
 static void norm_values(struct tern_forward *f, const struct tern_forward_batch *b, int layer)
 {
     const struct tern_layer_desc *l = &f->net->desc.layers[layer];
-    struct tern_heads h = {.x = f->v, .n_heads = l->n_kv_heads, .dim = l->dim_v, .norm = true, .eps = f->net->desc.eps};
+    struct tern_heads h = {
+        .x = f->v, .n_heads = l->at.n_kv_heads, .dim = l->at.dim_v, .norm = true, .eps = f->net->desc.eps};
     f->dev->ops->heads(f->dev, &h, b->n_rows);
 }
 
 /* q = queries, gate = gates of the normed rows h, which the product yields head by head. */
 static void split_gates(struct tern_forward *f, int n_rows, const struct tern_layer_desc *l)
 {
-    const int dim = l->dim_k;
+    const int dim = l->at.dim_k;
     const struct tern_dev_rows gates = tern_dev_columns(f->mix, dim, dim);
-    f->dev->ops->copy_heads(f->dev, f->q, (size_t)dim, f->mix, 2 * (size_t)dim, l->n_heads, dim, n_rows);
-    f->dev->ops->copy_heads(f->dev, f->gate, (size_t)dim, gates, 2 * (size_t)dim, l->n_heads, dim, n_rows);
+    f->dev->ops->copy_heads(f->dev, f->q, (size_t)dim, f->mix, 2 * (size_t)dim, l->at.n_heads, dim, n_rows);
+    f->dev->ops->copy_heads(f->dev, f->gate, (size_t)dim, gates, 2 * (size_t)dim, l->at.n_heads, dim, n_rows);
 }
 
 static void project(struct tern_forward *f, const struct tern_forward_batch *b, int layer)
 {
     const struct tern_layer_desc *l = &f->net->desc.layers[layer];
     const struct tern_weights *w = f->net->layers[layer];
-    const struct tern_dev_rows *q = l->out_gate ? &f->mix : &f->q;
+    const struct tern_dev_rows *q = l->attention.out_gate ? &f->mix : &f->q;
     const struct tern_matmul qkv[3] = {
         {&w[TERN_SLOT_Q].mat, w[TERN_SLOT_Q_BIAS].vec, *q, false},
         {&w[TERN_SLOT_K].mat, w[TERN_SLOT_K_BIAS].vec, f->k, false},
         {&w[TERN_SLOT_V].mat, w[TERN_SLOT_V_BIAS].vec, f->v, false},
     };
-    f->dev->ops->matmul(f->dev, qkv, l->kv_of >= 0 ? 1 : l->v_is_k ? 2 : 3, f->h, b->n_rows, b->n_wide);
-    if (l->out_gate)
+    f->dev->ops->matmul(f->dev, qkv, l->at.kv_of >= 0 ? 1 : l->attention.v_is_k ? 2 : 3, f->h, b->n_rows, b->n_wide);
+    if (l->attention.out_gate)
         split_gates(f, b->n_rows, l);
 }
 
@@ -98,22 +89,22 @@ static void run(struct tern_forward *f, const struct tern_forward_batch *b, int 
     const struct tern_layer_desc *l = &f->net->desc.layers[layer];
     const struct tern_weights *w = f->net->layers[layer];
     const struct tern_dev_ops *ops = f->dev->ops;
-    const struct tern_dev_rows *a = l->out_gate ? &f->gate : &f->a;
+    const struct tern_dev_rows *a = l->attention.out_gate ? &f->gate : &f->a;
     const struct tern_matmul o = {&w[TERN_SLOT_O].mat, w[TERN_SLOT_O_BIAS].vec, f->t, false};
     (void)x;
     project(f, b, layer);
-    prepare_heads(f, b, layer, &f->q, l->n_heads, w[TERN_SLOT_Q_NORM].vec);
-    if (l->v_is_k) /* before norm and rotation */
-        ops->copy_heads(f->dev, f->v, 0, f->k, 0, 1, l->n_kv_heads * l->dim_v, b->n_rows);
-    if (l->kv_of < 0)
-        prepare_heads(f, b, layer, &f->k, l->n_kv_heads, w[TERN_SLOT_K_NORM].vec);
-    if (l->kv_of < 0 && l->v_norm_plain)
+    prepare_heads(f, b, layer, &f->q, l->at.n_heads, w[TERN_SLOT_Q_NORM].vec);
+    if (l->attention.v_is_k) /* before norm and rotation */
+        ops->copy_heads(f->dev, f->v, 0, f->k, 0, 1, l->at.n_kv_heads * l->at.dim_v, b->n_rows);
+    if (l->at.kv_of < 0)
+        prepare_heads(f, b, layer, &f->k, l->at.n_kv_heads, w[TERN_SLOT_K_NORM].vec);
+    if (l->at.kv_of < 0 && l->attention.v_norm_plain)
         norm_values(f, b, layer);
     if (b->tap)
         b->tap(b->tap_user, f->dev, layer, f->q, f->k);
     tern_cached_attend(f, layer, f->k);
-    if (l->out_gate)
-        ops->glu(f->dev, tern_dev_columns(f->gate, 0, l->n_heads * l->dim_v), f->a, b->n_rows, TERN_GATE_SIGMOID);
+    if (l->attention.out_gate)
+        ops->glu(f->dev, tern_dev_columns(f->gate, 0, l->at.n_heads * l->at.dim_v), f->a, b->n_rows, TERN_GATE_SIGMOID);
     ops->matmul(f->dev, &o, 1, *a, b->n_rows, b->n_wide);
 }
 

@@ -87,11 +87,14 @@ struct tern_block {
     void (*run)(struct tern_forward *f, const struct tern_forward_batch *b, int layer, const struct tern_dev_rows *x);
 };
 
-#define TERN_MIXER(NAME, name) extern const struct tern_block tern_block_##name;
+#define TERN_MIXER(NAME, name, slots) extern const struct tern_block tern_block_##name;
+#define TERN_FFN(NAME, name, slots)   extern const struct tern_block tern_block_##name;
+#include "model/block/ffns.def"
 #include "model/block/mixers.def"
 #undef TERN_MIXER
-extern const struct tern_block *const tern_mixers[]; /* by enum tern_mixer */
-extern const struct tern_block tern_block_ffn, tern_block_ple;
+#undef TERN_FFN
+extern const struct tern_block *const tern_mixers[], *const tern_ffns[]; /* by enum tern_mixer, enum tern_ffn */
+extern const struct tern_block tern_block_ple;
 
 /* How a block reads the residual stream and how what it answers comes back into it.  `plain` is x += t. */
 struct tern_residual {
@@ -107,7 +110,10 @@ struct tern_residual {
     /* f->t = what the output norm reads, of the rows that want logits. */
     void (*collapse)(struct tern_forward *f, const struct tern_forward_batch *b);
 };
-extern const struct tern_residual tern_residual_plain;
+#define TERN_RESIDUAL(NAME, name, slots, globals) extern const struct tern_residual tern_residual_##name;
+#include "model/block/residuals.def"
+#undef TERN_RESIDUAL
+extern const struct tern_residual *const tern_residuals[]; /* by enum tern_residual_kind */
 
 /* y = rmsnorm(x) * w of all rows of the batch, as wide as the embedding. */
 void tern_norm_rows(struct tern_forward *f, const struct tern_dev_rows *y, const struct tern_dev_rows *x,
@@ -123,14 +129,15 @@ void tern_cached_begin(struct tern_forward *f, const struct tern_forward_batch *
 /* New keys k and values f->v into the cache, then f->a = attention(f->q). */
 void tern_cached_attend(struct tern_forward *f, int layer, struct tern_dev_rows k);
 
+/* What attention over cached tokens keeps in the cache, and what of it no block does. */
+void tern_attend_caches(struct tern_kv_decl *decl, const struct tern_desc *d, const struct tern_attend_desc *at,
+                        int ctx);
+const char *tern_attend_cannot(const struct tern_desc *d, const struct tern_attend_desc *at);
+
 /* The activation of the layer's network. */
 enum tern_gate tern_layer_gate(const struct tern_layer_desc *l);
 /* Per-layer embeddings of all layers, at the beginning of a step. */
 void tern_ple_begin(struct tern_forward *f, const struct tern_forward_batch *b);
-/* f->t (or f->shared, in) = experts of rows h, and what an experts' layer does beside (experts.c). */
-void tern_experts_need(struct tern_needs *n, const struct tern_desc *d, const struct tern_layer_desc *l);
-void tern_experts_run(struct tern_forward *f, const struct tern_forward_batch *b, int layer,
-                      const struct tern_dev_rows *x);
 /* y = (act(h Wg) * (h Wu)) Wd */
 void tern_network_run(struct tern_forward *f, const struct tern_forward_batch *b, const struct tern_layer_desc *l,
                       const struct tern_weights *gate, const struct tern_weights *up, const struct tern_weights *down,

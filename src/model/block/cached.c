@@ -5,7 +5,7 @@
 /* The layer whose keys and values this one attends to. */
 static int kv_layer(const struct tern_forward *f, int layer)
 {
-    int of = f->net->desc.layers[layer].kv_of;
+    int of = f->net->desc.layers[layer].at.kv_of;
     return of < 0 ? layer : of;
 }
 
@@ -13,6 +13,27 @@ static void describe_caches(struct tern_forward *f)
 {
     for (int p = 0; p < f->n_plans; p++)
         tern_kv_dev_cache(&f->cached.caches[p], f->cached.pages + (size_t)p * TERN_KV_MAX_GROUPS, &f->caches[p]);
+}
+
+void tern_attend_caches(struct tern_kv_decl *decl, const struct tern_desc *d, const struct tern_attend_desc *at,
+                        int ctx)
+{
+    decl->n_heads = at->kv_of < 0 ? at->n_kv_heads : 0;
+    decl->dim_k = at->dim_k;
+    decl->dim_v = at->dim_v;
+    decl->reach = tern_attend_reach(at);
+    if (at->rope >= 0) {
+        decl->n_rot = d->ropes[at->rope].n_rot;
+        decl->interleaved = d->ropes[at->rope].interleaved;
+        decl->freq = tern_rope_freq(&d->ropes[at->rope], ctx);
+    }
+}
+
+const char *tern_attend_cannot(const struct tern_desc *d, const struct tern_attend_desc *at)
+{
+    return at->dim_k > TERN_KVQ_MAX_DIM || at->dim_v > TERN_KVQ_MAX_DIM ? "heads of more than 512"
+           : at->rope >= d->n_ropes                                     ? "a missing position embedding"
+                                                                        : NULL;
 }
 
 int tern_cached_open(struct tern_forward *f, struct tern_dev_limits *lim, tern_error *err)
@@ -30,7 +51,7 @@ int tern_cached_open(struct tern_forward *f, struct tern_dev_limits *lim, tern_e
     for (int i = 0; i < d->n_layers; i++) {
         const struct tern_layer_desc *l = &d->layers[i];
         c->shapes[i] = (struct tern_attn_shape){
-            .layer = kv_layer(f, i), .n_heads = l->n_heads, .scale = l->scale, .softcap = l->score_cap};
+            .layer = kv_layer(f, i), .n_heads = l->at.n_heads, .scale = l->at.scale, .softcap = l->at.score_cap};
     }
     lim->caches = c->caches;
     lim->n_caches = f->n_plans;

@@ -4,22 +4,22 @@
 
 static struct tern_delta delta_of(const struct tern_layer_desc *l)
 {
-    return (struct tern_delta){.n_k = l->delta_k_heads,
-                               .n_v = l->delta_v_heads,
-                               .dk = l->delta_dim_k,
-                               .dv = l->delta_dim_v,
-                               .width = l->conv_width,
-                               .grouped = l->delta_grouped};
+    return (struct tern_delta){.n_k = l->delta.k_heads,
+                               .n_v = l->delta.v_heads,
+                               .dk = l->delta.dim_k,
+                               .dv = l->delta.dim_v,
+                               .width = l->delta.conv_width,
+                               .grouped = l->delta.grouped};
 }
 
 static void need(struct tern_needs *n, const struct tern_desc *d, const struct tern_layer_desc *l)
 {
-    const int out = l->delta_v_heads * l->delta_dim_v;
-    TERN_WIDEN(n->mix, 2 * l->delta_k_heads * l->delta_dim_k + out);
+    const int out = l->delta.v_heads * l->delta.dim_v;
+    TERN_WIDEN(n->mix, 2 * l->delta.k_heads * l->delta.dim_k + out);
     TERN_WIDEN(n->a, out);
     TERN_WIDEN(n->gate, out);
-    TERN_WIDEN(n->decay, l->delta_v_heads);
-    TERN_WIDEN(n->beta, l->delta_v_heads);
+    TERN_WIDEN(n->decay, l->delta.v_heads);
+    TERN_WIDEN(n->beta, l->delta.v_heads);
     TERN_WIDEN(n->dev.max_k, d->n_embd);
     TERN_WIDEN(n->dev.max_k, out);
 }
@@ -34,9 +34,9 @@ static void caches(struct tern_kv_decl *decl, const struct tern_desc *d, const s
 static const char *cannot(const struct tern_desc *d, const struct tern_layer_desc *l)
 {
     (void)d;
-    return l->delta_dim_k % 16 || l->delta_dim_v % 16              ? "a state of a size that is no multiple of 16"
-           : l->conv_width < 2 || l->conv_width > TERN_DELTA_WIDTH ? "a convolution of this width"
-                                                                   : NULL;
+    return l->delta.dim_k % 16 || l->delta.dim_v % 16 ? "a state of a size that is no multiple of 16"
+           : l->delta.conv_width < 2 || l->delta.conv_width > TERN_DELTA_WIDTH ? "a convolution of this width"
+                                                                               : NULL;
 }
 
 /* The two products that gates come from are in f32 everywhere: their rounding would stay in the state. */
@@ -57,8 +57,8 @@ static void run(struct tern_forward *f, const struct tern_forward_batch *b, int 
     };
     const struct tern_delta_io io = {f->mix, f->decay, f->beta, f->a};
     const struct tern_heads norm = {.x = f->a,
-                                    .n_heads = l->delta_v_heads,
-                                    .dim = l->delta_dim_v,
+                                    .n_heads = l->delta.v_heads,
+                                    .dim = l->delta.dim_v,
                                     .norm = true,
                                     .norm_w = w[TERN_SLOT_DELTA_NORM].vec,
                                     .eps = f->net->desc.eps};
@@ -67,7 +67,7 @@ static void run(struct tern_forward *f, const struct tern_forward_batch *b, int 
     ops->matmul(f->dev, in, 4, f->h, b->n_rows, b->n_wide);
     ops->delta(f->dev, layer, &delta, &io, b->n_rows);
     ops->heads(f->dev, &norm, b->n_rows);
-    ops->glu(f->dev, tern_dev_columns(f->gate, 0, l->delta_v_heads * l->delta_dim_v), f->a, b->n_rows, TERN_GATE_SILU);
+    ops->glu(f->dev, tern_dev_columns(f->gate, 0, l->delta.v_heads * l->delta.dim_v), f->a, b->n_rows, TERN_GATE_SILU);
     ops->matmul(f->dev, &o, 1, f->gate, b->n_rows, b->n_wide);
 }
 

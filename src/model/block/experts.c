@@ -3,19 +3,25 @@
 #include <math.h>
 #include "model/block/block.h"
 
-void tern_experts_need(struct tern_needs *n, const struct tern_desc *d, const struct tern_layer_desc *l)
+static void need(struct tern_needs *n, const struct tern_desc *d, const struct tern_layer_desc *l)
 {
-    TERN_WIDEN(n->ff_gate, l->n_ff_shared);
-    TERN_WIDEN(n->ff_up, l->n_ff_shared);
-    TERN_WIDEN(n->logits, l->n_experts);
+    TERN_WIDEN(n->ff_gate, l->experts.n_ff_shared);
+    TERN_WIDEN(n->ff_up, l->experts.n_ff_shared);
+    TERN_WIDEN(n->logits, l->experts.n);
     TERN_WIDEN(n->shared, d->n_embd);
-    TERN_WIDEN(n->in, l->n_ff ? d->n_embd : 0);
-    TERN_WIDEN(n->active, l->n_active);
-    TERN_WIDEN(n->dev.max_k, l->n_ff_shared);
-    TERN_WIDEN(n->dev.max_experts, l->n_experts);
-    TERN_WIDEN(n->dev.max_active, l->n_active);
-    TERN_WIDEN(n->dev.max_expert_ff, l->n_ff_expert);
+    TERN_WIDEN(n->active, l->experts.n_active);
+    TERN_WIDEN(n->dev.max_k, l->experts.n_ff_shared);
+    TERN_WIDEN(n->dev.max_experts, l->experts.n);
+    TERN_WIDEN(n->dev.max_active, l->experts.n_active);
+    TERN_WIDEN(n->dev.max_expert_ff, l->experts.n_ff);
     TERN_WIDEN(n->dev.max_expert_embd, d->n_embd);
+}
+
+static void need_beside(struct tern_needs *n, const struct tern_desc *d, const struct tern_layer_desc *l)
+{
+    need(n, d, l);
+    tern_block_network.need(n, d, l);
+    TERN_WIDEN(n->in, d->n_embd);
 }
 
 /* One column or one per expert, in f32 everywhere: which experts a row gets should not hang on rounding. */
@@ -33,22 +39,22 @@ static void experts(struct tern_forward *f, const struct tern_forward_batch *b, 
     const struct tern_layer_desc *l = &f->net->desc.layers[layer];
     const struct tern_weights *w = f->net->layers[layer];
     const struct tern_dev_ops *ops = f->dev->ops;
-    const struct tern_route route = {.n_experts = l->n_experts,
-                                     .n_active = l->n_active,
-                                     .sigmoid = l->router == TERN_ROUTE_SIGMOID,
+    const struct tern_route route = {.n_experts = l->experts.n,
+                                     .n_active = l->experts.n_active,
+                                     .sigmoid = l->experts.router == TERN_ROUTE_SIGMOID,
                                      .bias = w[TERN_SLOT_ROUTER_BIAS].vec,
-                                     .n_groups = l->n_groups,
-                                     .n_groups_used = l->n_groups_used,
-                                     .group_best = l->router == TERN_ROUTE_SIGMOID ? 2 : 1,
-                                     .normalise = l->route_norm,
-                                     .scale = l->route_scale,
+                                     .n_groups = l->experts.n_groups,
+                                     .n_groups_used = l->experts.n_groups_used,
+                                     .group_best = l->experts.router == TERN_ROUTE_SIGMOID ? 2 : 1,
+                                     .normalise = l->experts.norm,
+                                     .scale = l->experts.scale,
                                      .factors = w[TERN_SLOT_ROUTER_FACTORS].vec};
-    const struct tern_experts e = {.n_active = l->n_active,
+    const struct tern_experts e = {.n_active = l->experts.n_active,
                                    .gate = &w[TERN_SLOT_EXPERT_GATE].mat,
                                    .up = &w[TERN_SLOT_EXPERT_UP].mat,
                                    .down = &w[TERN_SLOT_EXPERT_DOWN].mat,
                                    .gelu = l->act == TERN_ACT_GELU_TANH,
-                                   .weigh_input = l->route_input};
+                                   .weigh_input = l->experts.weigh_input};
     ops->route(f->dev, &route, f->logits, f->expert_ids, f->expert_weights, b->n_rows);
     ops->experts(f->dev, &e, *y, *h, f->expert_ids, f->expert_weights, b->n_rows, b->n_wide);
 }
@@ -68,12 +74,23 @@ static void add_shared(struct tern_forward *f, const struct tern_forward_batch *
     ops->add(f->dev, f->t, f->t, f->shared, b->n_rows);
 }
 
-/* t = post(t) + post(experts(norm(x))); the router reads a norm of x of its own, divided by the root of its length. */
-static void add_beside(struct tern_forward *f, const struct tern_forward_batch *b, int layer,
+static void run(struct tern_forward *f, const struct tern_forward_batch *b, int layer, const struct tern_dev_rows *x)
+{
+    (void)x;
+    logits(f, b, &f->net->layers[layer][TERN_SLOT_ROUTER], &f->h);
+    experts(f, b, layer, &f->t, &f->h);
+    if (f->net->desc.layers[layer].experts.n_ff_shared)
+        add_shared(f, b, layer);
+}
+
+/* t = post(network(h)) + post(experts(norm(x))); the router reads a norm of x of its own, divided by the root of its
+ * length. */
+static void run_beside(struct tern_forward *f, const struct tern_forward_batch *b, int layer,
                        const struct tern_dev_rows *x)
 {
     const struct tern_weights *w = f->net->layers[layer];
     const struct tern_dev_ops *ops = f->dev->ops;
+    tern_block_network.run(f, b, layer, x);
     tern_norm_rows(f, &f->t, &f->t, w[TERN_SLOT_DENSE_POST_NORM].vec, b->n_rows);
     tern_norm_rows(f, &f->in, x, w[TERN_SLOT_ROUTER_NORM].vec, b->n_rows);
     ops->scale(f->dev, f->in, b->n_rows, 1 / sqrtf((float)f->net->desc.n_embd));
@@ -84,16 +101,6 @@ static void add_beside(struct tern_forward *f, const struct tern_forward_batch *
     ops->add(f->dev, f->t, f->t, f->shared, b->n_rows);
 }
 
-void tern_experts_run(struct tern_forward *f, const struct tern_forward_batch *b, int layer,
-                      const struct tern_dev_rows *x)
-{
-    const struct tern_layer_desc *l = &f->net->desc.layers[layer];
-    if (l->n_ff) {
-        add_beside(f, b, layer, x);
-        return;
-    }
-    logits(f, b, &f->net->layers[layer][TERN_SLOT_ROUTER], &f->h);
-    experts(f, b, layer, &f->t, &f->h);
-    if (l->n_ff_shared)
-        add_shared(f, b, layer);
-}
+const struct tern_block tern_block_experts = {.name = "experts", .need = need, .run = run};
+const struct tern_block tern_block_beside = {
+    .name = "experts beside a network", .need = need_beside, .run = run_beside};

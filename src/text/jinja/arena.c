@@ -31,6 +31,7 @@ static struct jchunk *new_chunk(struct jarena *a, size_t n)
     if (n > a->budget - a->used)
         return NULL;
     struct jchunk *c = malloc(sizeof *c + n);
+    a->no_memory = !c;
     if (!c)
         return NULL;
     c->size = n;
@@ -80,6 +81,7 @@ void *tern_jarena_regrow(struct jarena *a, void *old, size_t old_n, size_t n)
     if (c->next)
         c->next->prev = c->prev;
     struct jchunk *grown = realloc(c, sizeof *c + size);
+    a->no_memory = !grown;
     if (!grown) {
         link_chunk(a, c);
         return NULL;

@@ -14,13 +14,18 @@ int tern_jrun_fail(struct jrun *r, int code, const char *fmt, ...)
     return tern_err_set(r->err, code, "%s: chat template, line %d: %s", r->t->name, r->line, msg);
 }
 
+int tern_jrun_no_room(struct jrun *r)
+{
+    if (r->arena.no_memory)
+        return tern_jrun_fail(r, TERN_ENOMEM, "cannot allocate memory for the values");
+    return tern_jrun_fail(r, TERN_ELIMIT, "the values need more than %zu bytes of memory", r->arena.budget);
+}
+
 int tern_jrun_alloc_raw(struct jrun *r, void *out, size_t n)
 {
     void *p = tern_jarena_alloc(&r->arena, n);
     *(void **)out = p;
-    if (!p)
-        return tern_jrun_fail(r, TERN_ELIMIT, "the values need more than %zu bytes of memory", r->arena.budget);
-    return 0;
+    return p ? 0 : tern_jrun_no_room(r);
 }
 
 int tern_jrun_alloc(struct jrun *r, void *out, size_t n)

@@ -49,6 +49,7 @@ struct jrun {
 
 int tern_jrun_fail(struct jrun *r, int code, const char *fmt, ...) TERN_PRINTF(3, 4);
 int tern_jrun_alloc(struct jrun *r, void *out, size_t n); /* zeroed */
+int tern_jrun_no_room(struct jrun *r);                    /* what to say when the arena has given NULL */
 int tern_jrun_alloc_raw(struct jrun *r, void *out, size_t n);
 int tern_jrun_no_steps(struct jrun *r);
 static inline int tern_jrun_charge(struct jrun *r, size_t steps)

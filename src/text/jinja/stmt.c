@@ -339,6 +339,8 @@ int tern_jparse_alloc(struct jparse *p, void *out, size_t n)
 {
     void *m = tern_jarena_alloc(&p->t->arena, n);
     *(void **)out = m;
+    if (!m && p->t->arena.no_memory)
+        return tern_err_set(p->err, TERN_ENOMEM, "%s: chat template: cannot allocate %zu bytes", p->t->name, n);
     if (!m)
         return tern_jparse_fail(p, TERN_ELIMIT, p->n_toks ? current(p)->line : 1,
                                 "the template needs more than %zu bytes", p->t->arena.budget);

@@ -226,7 +226,7 @@ static int build_reserve(struct jrun *r, struct jbuild *b, size_t more)
     if (p)
         b->p = p; /* the old block may be gone */
     if (!p || (b->m && !m))
-        return tern_jrun_fail(r, TERN_ELIMIT, "the values need more than %zu bytes of memory", r->arena.budget);
+        return tern_jrun_no_room(r);
     b->m = m;
     b->cap = cap;
     return 0;

@@ -11,6 +11,7 @@ struct jarena {
     struct jchunk *chunks; /* doubly linked, newest first */
     char *at, *end;        /* free part of the newest small chunk */
     size_t used, budget;
+    bool no_memory; /* the system, not the budget, was exhausted */
 };
 /* NULL when the budget or the system is exhausted.  16-byte aligned, not zeroed. */
 void *tern_jarena_alloc(struct jarena *a, size_t n);

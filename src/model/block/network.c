@@ -1,4 +1,4 @@
-/* The feed-forward half of a layer: one network, the experts that a router chooses, or both (experts.c). */
+/* The feed-forward half of a layer: one network.  With experts: experts.c. */
 #include "model/block/block.h"
 
 enum tern_gate tern_layer_gate(const struct tern_layer_desc *l)
@@ -12,8 +12,6 @@ static void need(struct tern_needs *n, const struct tern_desc *d, const struct t
     TERN_WIDEN(n->ff_up, l->n_ff);
     TERN_WIDEN(n->dev.max_k, d->n_embd);
     TERN_WIDEN(n->dev.max_k, l->n_ff);
-    if (l->router != TERN_ROUTE_NONE)
-        tern_experts_need(n, d, l);
 }
 
 void tern_network_run(struct tern_forward *f, const struct tern_forward_batch *b, const struct tern_layer_desc *l,
@@ -33,12 +31,10 @@ void tern_network_run(struct tern_forward *f, const struct tern_forward_batch *b
 
 static void run(struct tern_forward *f, const struct tern_forward_batch *b, int layer, const struct tern_dev_rows *x)
 {
-    const struct tern_layer_desc *l = &f->net->desc.layers[layer];
     const struct tern_weights *w = f->net->layers[layer];
-    if (l->n_ff)
-        tern_network_run(f, b, l, &w[TERN_SLOT_GATE], &w[TERN_SLOT_UP], &w[TERN_SLOT_DOWN], &f->t, &f->h);
-    if (l->router != TERN_ROUTE_NONE)
-        tern_experts_run(f, b, layer, x);
+    (void)x;
+    tern_network_run(f, b, &f->net->desc.layers[layer], &w[TERN_SLOT_GATE], &w[TERN_SLOT_UP], &w[TERN_SLOT_DOWN], &f->t,
+                     &f->h);
 }
 
-const struct tern_block tern_block_ffn = {.name = "network", .need = need, .run = run};
+const struct tern_block tern_block_network = {.name = "network", .need = need, .run = run};
