@@ -150,8 +150,8 @@ struct tern_dev_ops {
     /* One layer's recurrence over the rows of all jobs, in f32 for both roles, on the states of their sequences. */
     void (*delta)(struct tern_dev *d, int layer, const struct tern_delta *l, const struct tern_delta_io *io,
                   int n_rows);
-    /* y[i] = x[picked[i]] of the step. */
-    void (*pick)(struct tern_dev *d, struct tern_dev_rows y, struct tern_dev_rows x);
+    /* y[i] = x[rows[i]], 0 <= i < n.  rows: lent as the step is. */
+    void (*pick)(struct tern_dev *d, struct tern_dev_rows y, struct tern_dev_rows x, const int *rows, int n);
 };
 
 /* ---- devices ----------------------------------------------------------------------------------------------------- */

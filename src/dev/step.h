@@ -60,8 +60,6 @@ struct tern_dev_step {
     int n_caches;
     const struct tern_dev_job *jobs; /* [n_jobs] */
     int n_jobs;
-    const int *picked; /* [n_picked] rows that `pick` gathers, ascending */
-    int n_picked;
 };
 
 #endif

@@ -64,6 +64,16 @@ static void head(struct tern_forward *f, const struct tern_forward_batch *b)
         f->dev->ops->softcap(f->dev, f->out, b->n_logit_rows, d->logit_cap);
 }
 
+/* The rows that the output matrix reads, of whom asks for them. */
+static void hidden(struct tern_forward *f, const struct tern_forward_batch *b)
+{
+    struct tern_forward_batch rows = *b;
+    rows.logit_rows = b->hidden_rows;
+    rows.n_logit_rows = b->n_hidden_rows;
+    f->residual->collapse(f, &rows);
+    tern_norm_rows(f, &f->hidden, &f->t, f->net->globals[TERN_OUT_NORM].vec, b->n_hidden_rows);
+}
+
 void tern_forward_run(struct tern_forward *f, const struct tern_forward_batch *b)
 {
     TERN_ASSERT(b->n_rows > 0 && b->n_rows <= f->max_rows && b->n_jobs <= f->max_jobs);
@@ -74,6 +84,8 @@ void tern_forward_run(struct tern_forward *f, const struct tern_forward_batch *b
     turn_angles(f, b);
     for (int i = 0; i < f->net->desc.n_layers; i++)
         run_layer(f, b, i);
+    if (b->n_hidden_rows)
+        hidden(f, b);
     if (b->n_logit_rows)
         head(f, b);
     f->dev->ops->end(f->dev);

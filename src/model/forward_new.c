@@ -101,6 +101,7 @@ void tern_forward_free(struct tern_forward *f)
 #define RELEASE(name) ops->release(f->dev, f->name.mem);
     TERN_ROWS_LIST(RELEASE)
     RELEASE(out)
+    RELEASE(hidden)
     RELEASE(expert_ids)
     RELEASE(expert_weights)
 #undef RELEASE
@@ -118,22 +119,34 @@ size_t tern_forward_scratch_bytes(const struct tern_forward *f)
     return f->bytes;
 }
 
-int tern_forward_want(struct tern_forward *f, int n_rows, tern_error *err)
+/* At least n rows of this width, whose contents may be lost. */
+static int widen(struct tern_forward *f, struct tern_dev_rows *r, int *room, int n, int width, tern_error *err)
 {
-    if (n_rows <= f->max_out)
+    if (n <= *room)
         return 0;
-    f->dev->ops->release(f->dev, f->out.mem);
-    f->bytes -= (size_t)f->max_out * f->out.stride * sizeof(float);
-    f->max_out = 0;
-    int rc = tern_dev_rows_new(f->dev, &f->out, n_rows, f->net->desc.n_vocab, err);
+    f->dev->ops->release(f->dev, r->mem);
+    f->bytes -= (size_t)*room * r->stride * sizeof(float);
+    *room = 0;
+    int rc = tern_dev_rows_new(f->dev, r, n, width, err);
     if (rc < 0)
         return rc;
-    f->max_out = n_rows;
-    f->bytes += (size_t)n_rows * f->out.stride * sizeof(float);
+    *room = n;
+    f->bytes += (size_t)n * r->stride * sizeof(float);
     return 0;
+}
+
+int tern_forward_want(struct tern_forward *f, int n_logits, int n_hidden, tern_error *err)
+{
+    int rc = widen(f, &f->out, &f->max_out, n_logits, f->net->desc.n_vocab, err);
+    return rc < 0 ? rc : widen(f, &f->hidden, &f->max_hidden, n_hidden, f->net->desc.n_embd, err);
 }
 
 void tern_forward_logits(struct tern_forward *f, float *host, int row0, int n)
 {
     tern_dev_rows_out(f->dev, host, f->out, row0, n);
+}
+
+void tern_forward_hidden(struct tern_forward *f, float *host, int row0, int n)
+{
+    tern_dev_rows_out(f->dev, host, f->hidden, row0, n);
 }

@@ -51,7 +51,18 @@ struct tern_packed_file {
     const char *path;  /* NULL: none */
     bool write;        /* make it, or make it anew when it does not fit */
     size_t write_from; /* bytes of weights from which on a missing file is made */
+    void (*before)(void *user, const char *path, size_t bytes); /* it is written; may be NULL */
+    void *user;
 };
+
+/* What GGUF has otherwise than directories of the same architecture: rotated pairs of q and k as neighbours
+ * (docs/decisions/013-one-vocabulary.md), a tensor of divisors for Llama 3's scaling of rotary frequencies, value heads
+ * of delta layers in another order. */
+struct tern_arch_gguf {
+    bool pairs, divisors, grouped;
+};
+/* false: no directories of this architecture open. */
+bool tern_arch_find_gguf(struct tern_arch_gguf *out, const char *arch);
 
 /* Reads configuration and tensors of an opened file onto a device.  Packing runs on the pool.  kept may be NULL;
  * nothing that is wrong with that file is an error. */
@@ -93,6 +104,8 @@ struct tern_forward_batch {
     int n_jobs;
     const int *logit_rows; /* rows that want logits, ascending */
     int n_logit_rows;
+    const int *hidden_rows; /* rows whose hidden states are wanted, after the last norm, ascending */
+    int n_hidden_rows;
     tern_forward_tap *tap;
     void *tap_user;
 };
@@ -110,12 +123,14 @@ size_t tern_forward_scratch_bytes(const struct tern_forward *f);
  * appended that computed them.  `to` is between tern_kv_begin and tern_kv_commit; the plan of `from` is raw. */
 void tern_forward_copy(struct tern_forward *f, const struct tern_forward_job *to, const struct tern_forward_job *from);
 
-/* Room for the logits of so many rows.  Before anything of a step has begun. */
-int tern_forward_want(struct tern_forward *f, int n_rows, tern_error *err);
+/* Room for the logits and the hidden states of so many rows.  Before anything of a step has begun. */
+int tern_forward_want(struct tern_forward *f, int n_logits, int n_hidden, tern_error *err);
 /* Runs all layers.  The jobs' sequences are between tern_kv_begin and tern_kv_commit; what is given here stays as it is
  * until the device has been waited for.  Cannot fail. */
 void tern_forward_run(struct tern_forward *f, const struct tern_forward_batch *b);
-/* host[n][n_vocab] = logits of logit_rows[row0 ..] of the last run, once the device has been waited for. */
+/* host[n][n_vocab] = logits of logit_rows[row0 ..] of the last run, once the device has been waited for; [n][n_embd] of
+ * hidden_rows. */
 void tern_forward_logits(struct tern_forward *f, float *host, int row0, int n);
+void tern_forward_hidden(struct tern_forward *f, float *host, int row0, int n);
 
 #endif

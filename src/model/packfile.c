@@ -181,6 +181,16 @@ static int mode_of(const struct tern_file *f)
     return stat(tern_file_path(f), &st) < 0 ? 0600 : (int)(st.st_mode & 0666) | 0200;
 }
 
+int tern_packfile_check(const char *path, tern_error *err)
+{
+    return tern_outfile_check(path, &packed_kind, err);
+}
+
+size_t tern_packfile_bytes(const struct tern_weight_block *b)
+{
+    return (size_t)expected_header(b).data_offset + b->bytes;
+}
+
 #define CHUNK ((size_t)4 << 20) /* of what comes from the device at a time */
 
 /* The hashes of the tensors' bytes in the block. */

@@ -55,6 +55,7 @@ static int alloc_batch(tern_engine *e, tern_error *err)
     TERN_TRY(tern_alloc(&e->rows, (size_t)e->chunk, sizeof *e->rows, err));
     TERN_TRY(tern_alloc(&e->jobs, (size_t)e->max_seqs, sizeof *e->jobs, err));
     TERN_TRY(tern_alloc(&e->logit_rows, (size_t)e->chunk, sizeof *e->logit_rows, err));
+    TERN_TRY(tern_alloc(&e->hidden_rows, (size_t)e->chunk, sizeof *e->hidden_rows, err));
     TERN_TRY(tern_alloc(&e->seqs, (size_t)e->max_seqs, sizeof *e->seqs, err));
     for (int i = 0; i < e->max_seqs; i++) {
         e->seqs[i].engine = e;
@@ -109,6 +110,8 @@ void tern_engine_close(tern_engine **pe)
     tern_free(e->jobs);
     tern_free(e->logit_rows);
     tern_free(e->logits);
+    tern_free(e->hidden_rows);
+    tern_free(e->hidden);
     tern_forward_free(e->forward);
     for (int i = 0; i < e->n_caches; i++) {
         tern_kv_cache_clear(&e->caches[i]);
@@ -159,7 +162,8 @@ const tern_kv_plan *tern_engine_plan_at(const tern_engine *e, int plan)
 
 void tern_engine_memory(const tern_engine *e, tern_memory *out)
 {
-    *out = (tern_memory){.scratch_bytes = tern_forward_scratch_bytes(e->forward) + e->logits_cap * sizeof(float)};
+    *out = (tern_memory){.scratch_bytes =
+                             tern_forward_scratch_bytes(e->forward) + (e->logits_cap + e->hidden_cap) * sizeof(float)};
     for (int i = 0; i < e->n_caches; i++) {
         out->kv_bytes += tern_kv_used_bytes(&e->caches[i]);
         out->kv_f16_bytes += tern_kv_f16_bytes(&e->caches[i]);
@@ -337,19 +341,13 @@ out:
     return rc;
 }
 
-static int n_logits(const tern_step_item *it)
-{
-    return it->logits == TERN_LOGITS_ALL ? it->n_tokens : it->logits == TERN_LOGITS_LAST;
-}
-
 /* Nothing may fail once a step has run, for recurrent states have moved on. */
 static int reserve_logits(tern_engine *e, const tern_step_item *items, int n_items, int *n_rows, tern_error *err)
 {
     int rc = 0;
     *n_rows = 0;
     for (int i = 0; i < n_items; i++)
-        *n_rows += n_logits(&items[i]);
-    TERN_TRY(tern_forward_want(e->forward, *n_rows, err));
+        *n_rows += tern_item_logits(&items[i]);
     size_t want = (size_t)*n_rows * (size_t)e->model->net->desc.n_vocab;
     if (want <= e->logits_cap)
         return 0;
@@ -374,8 +372,10 @@ static void add_rows(tern_engine *e, struct tern_forward_batch *b, const tern_st
                                    .wide = wide,
                                    .mark = tern_kv_mark(cache_of(it->seq), it->seq->kv, it->n_tokens, !it->decode)};
     for (int i = 0; i < it->n_tokens; i++) {
-        if (it->logits == TERN_LOGITS_ALL || (it->logits == TERN_LOGITS_LAST && i == it->n_tokens - 1))
+        if (i >= it->n_tokens - tern_item_logits(it))
             e->logit_rows[b->n_logit_rows++] = b->n_rows;
+        if (i >= it->n_tokens - tern_item_hidden(it))
+            e->hidden_rows[b->n_hidden_rows++] = b->n_rows;
         e->rows[b->n_rows++] = (struct tern_row){it->tokens[i], pos0 + i};
     }
 }
@@ -401,7 +401,7 @@ static void fetch_logits(tern_engine *e, const struct tern_forward_batch *b, con
     for (int i = 0; i < b->n_logit_rows; i++)
         at[1] += b->logit_rows[i] < b->n_wide;
     for (int i = 0; i < n_items; i++) {
-        const int n = n_logits(&items[i]);
+        const int n = tern_item_logits(&items[i]);
         int *from = &at[!(e->exact || !items[i].decode)];
         tern_forward_logits(e->forward, e->logits + (size_t)row * vocab, *from, n);
         *from += n;
@@ -411,19 +411,23 @@ static void fetch_logits(tern_engine *e, const struct tern_forward_batch *b, con
 
 int tern_step(tern_engine *e, const tern_step_item *items, int n_items, const float **logits, tern_error *err)
 {
-    int rc = 0, begun = 0, n_rows;
+    int rc = 0, begun = 0, n_rows, n_hidden;
     if (logits)
         *logits = NULL;
     TERN_TRY(check_items(e, items, n_items, err));
     TERN_TRY(reserve_logits(e, items, n_items, &n_rows, err));
+    TERN_TRY(tern_hidden_reserve(e, items, n_items, &n_hidden, err));
+    TERN_TRY(tern_forward_want(e->forward, n_rows, n_hidden, err));
     for (; begun < n_items; begun++)
         TERN_TRY(tern_kv_begin(cache_of(items[begun].seq), items[begun].seq->kv, items[begun].n_tokens, err));
-    struct tern_forward_batch b = {.rows = e->rows, .jobs = e->jobs, .logit_rows = e->logit_rows};
+    struct tern_forward_batch b = {
+        .rows = e->rows, .jobs = e->jobs, .logit_rows = e->logit_rows, .hidden_rows = e->hidden_rows};
     b.tap = e->tap;
     b.tap_user = e->tap_user;
     build_batch(e, &b, items, n_items);
     tern_forward_run(e->forward, &b);
     fetch_logits(e, &b, items, n_items);
+    tern_hidden_fetch(e, &b, items, n_items);
     e->dev->ops->sync(e->dev);
     for (int i = 0; i < n_items; i++) {
         tern_seq *s = items[i].seq;

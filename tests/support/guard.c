@@ -284,7 +284,7 @@ static void run_rows(struct tern_dev *d, struct call *c)
         tern_cpu_gate(d, c->r[0], c->r[1], c->i[0]);
         break;
     default:
-        tern_cpu_pick(d, c->r[0], c->r[1]);
+        tern_cpu_pick(d, c->r[0], c->r[1], c->lent, c->i[0]);
     }
 }
 
@@ -659,9 +659,11 @@ static void guard_delta(struct tern_dev *d, int layer, const struct tern_delta *
     c->i[1] = n_rows;
 }
 
-static void guard_pick(struct tern_dev *d, struct tern_dev_rows y, struct tern_dev_rows x)
+static void guard_pick(struct tern_dev *d, struct tern_dev_rows y, struct tern_dev_rows x, const int *rows, int n)
 {
     struct call *c = note(d, PICK);
+    c->lent = rows;
+    c->i[0] = n;
     c->r[0] = y;
     c->r[1] = x;
 }

@@ -166,7 +166,7 @@ void tern_cpu_experts(struct tern_dev *d, const struct tern_experts *e, struct t
                       struct tern_dev_vec ids, struct tern_dev_vec weights, int n_rows, int n_wide);
 void tern_cpu_delta(struct tern_dev *d, int layer, const struct tern_delta *l, const struct tern_delta_io *io,
                     int n_rows);
-void tern_cpu_pick(struct tern_dev *d, struct tern_dev_rows y, struct tern_dev_rows x);
+void tern_cpu_pick(struct tern_dev *d, struct tern_dev_rows y, struct tern_dev_rows x, const int *rows, int n);
 
 /* ---- between the files ---- */
 

@@ -300,19 +300,18 @@ struct pick_args {
     float *y;
     const float *x;
     size_t y_stride, x_stride;
-    const int *picked;
+    const int *rows;
     int n;
 };
 
 static void pick_row(const void *args, int i)
 {
     const struct pick_args *a = args;
-    memcpy(a->y + (size_t)i * a->y_stride, a->x + (size_t)a->picked[i] * a->x_stride, (size_t)a->n * sizeof *a->y);
+    memcpy(a->y + (size_t)i * a->y_stride, a->x + (size_t)a->rows[i] * a->x_stride, (size_t)a->n * sizeof *a->y);
 }
 
-void tern_cpu_pick(struct tern_dev *dev, struct tern_dev_rows y, struct tern_dev_rows x)
+void tern_cpu_pick(struct tern_dev *dev, struct tern_dev_rows y, struct tern_dev_rows x, const int *rows, int n)
 {
-    struct tern_cpu *d = tern_cpu_of(dev);
-    struct pick_args a = {tern_cpu_f32(y), tern_cpu_f32(x), y.stride, x.stride, d->step.s.picked, x.width};
-    tern_cpu_each_row(d, pick_row, &a, d->step.s.n_picked, x.width);
+    struct pick_args a = {tern_cpu_f32(y), tern_cpu_f32(x), y.stride, x.stride, rows, x.width};
+    tern_cpu_each_row(tern_cpu_of(dev), pick_row, &a, n, x.width);
 }

@@ -62,8 +62,8 @@ struct tern_forward {
 #define TERN_ROWS_FIELD(name) struct tern_dev_rows name;
     TERN_ROWS_LIST(TERN_ROWS_FIELD)
 #undef TERN_ROWS_FIELD
-    struct tern_dev_rows out; /* logits, room for max_out rows */
-    int max_out;
+    struct tern_dev_rows out, hidden; /* logits and hidden states, room for max_out and max_hidden rows */
+    int max_out, max_hidden;
     struct tern_dev_vec expert_ids, expert_weights; /* [max_rows][most active experts] */
     struct tern_dev_vec freq[TERN_MAX_ROPES], cos[TERN_MAX_ROPES], sin[TERN_MAX_ROPES];
     struct tern_cached cached;

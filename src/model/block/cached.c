@@ -96,9 +96,7 @@ void tern_cached_begin(struct tern_forward *f, const struct tern_forward_batch *
                                     .caches = c->caches,
                                     .n_caches = f->n_plans,
                                     .jobs = c->jobs,
-                                    .n_jobs = b->n_jobs,
-                                    .picked = b->logit_rows,
-                                    .n_picked = b->n_logit_rows};
+                                    .n_jobs = b->n_jobs};
     f->dev->ops->begin(f->dev, &s);
 }
 

@@ -30,8 +30,7 @@ static void scale(struct tern_forward *f, const struct tern_forward_batch *b, fl
 
 static void collapse(struct tern_forward *f, const struct tern_forward_batch *b)
 {
-    (void)b;
-    f->dev->ops->pick(f->dev, f->t, f->x);
+    f->dev->ops->pick(f->dev, f->t, f->x, b->logit_rows, b->n_logit_rows);
 }
 
 const struct tern_residual tern_residual_plain = {
