@@ -79,7 +79,7 @@ static struct tern_dev_job job_of(const struct tern_forward_job *j, struct tern_
     job.pos0 = j->pos0;
     job.wide = j->wide;
     if (j->mark) {
-        job.mark = j->mark->block;
+        job.mark = j->mark->state;
         job.mark_at = j->mark->at - j->pos0;
     }
     return job;
