@@ -52,9 +52,7 @@ static int prepare(struct tern_job *j, struct tern_fault *f)
         return tern_fault_set(f, 400, "invalid_value", "top_logprobs", "top_logprobs needs \"logprobs\": true");
     if (tern_ask_request(j, f) < 0 || tern_job_lanes(j, 1, f) < 0 || tern_messages_tokens(j, &j->lanes[0].ids, f) < 0)
         return -1;
-    g->reply = (tern_reply_params){
-        .calls = g->tools_json ? NULL : "off", .tools = g->tools_json, .seed = g->request.sampler.seed};
-    g->request.reply = &g->reply;
+    tern_ask_reply(g);
     (void)snprintf(id, sizeof id, "chatcmpl-%.30s", j->id);
     memcpy(j->id, id, sizeof id);
     return tern_ask_check_prompt(j, &j->lanes[0], f);

@@ -53,22 +53,20 @@ static int add_prompt(struct tern_job *j, const json_t *v, const char *param, te
     return 0;
 }
 
-static int read_prompts(struct tern_job *j, struct tern_fault *f)
+int tern_ask_prompts(struct tern_job *j, const json_t *p, const char *param, struct tern_fault *f)
 {
-    const json_t *p = j->ask->prompt, *first = json_array_get(p, 0);
-    bool several = json_is_array(p) && !json_is_integer(first);
+    bool several = json_is_array(p) && !json_is_integer(json_array_get(p, 0));
     size_t n = several ? json_array_size(p) : 1;
     if (!p)
-        return tern_fault_set(f, 400, "missing_required_parameter", "prompt", "prompt is missing");
+        return tern_fault_set(f, 400, "missing_required_parameter", param, "%s is missing", param);
     if (n == 0 || n > MAX_PROMPTS)
-        return tern_fault_set(f, 400, "invalid_value", "prompt", "prompt must have 1 to %d entries", MAX_PROMPTS);
+        return tern_fault_set(f, 400, "invalid_value", param, "%s must have 1 to %d entries", param, MAX_PROMPTS);
     if (tern_job_lanes(j, (int)n, f) < 0)
         return -1;
     for (size_t i = 0; i < n; i++) {
-        char param[32] = "prompt";
-        if (several)
-            (void)snprintf(param, sizeof param, "prompt[%zu]", i);
-        if (add_prompt(j, several ? json_array_get(p, i) : p, param, &j->lanes[i].ids, f) < 0 ||
+        char at[32];
+        (void)snprintf(at, sizeof at, several ? "%s[%zu]" : "%s", param, i);
+        if (add_prompt(j, several ? json_array_get(p, i) : p, at, &j->lanes[i].ids, f) < 0 ||
             tern_ask_check_prompt(j, &j->lanes[i], f) < 0)
             return -1;
     }
@@ -84,7 +82,7 @@ static int prepare(struct tern_job *j, struct tern_fault *f)
     g->logprobs = g->top_logprobs >= 0;
     if (g->max_tokens == TERN_ASK_UNSET)
         g->max_tokens = 16;
-    if (tern_ask_request(j, f) < 0 || read_prompts(j, f) < 0)
+    if (tern_ask_request(j, f) < 0 || tern_ask_prompts(j, g->prompt, "prompt", f) < 0)
         return -1;
     (void)snprintf(id, sizeof id, "cmpl-%.30s", j->id);
     memcpy(j->id, id, sizeof id);

@@ -26,6 +26,7 @@ void tern_ask_free(struct tern_ask *g)
     free(g->ids);
     free(g->values);
     free(g->tools_json);
+    json_decref(g->owned);
     free(g);
 }
 
@@ -48,6 +49,20 @@ int tern_ask_read(struct tern_job *j, const struct tern_field *table, struct ter
         return tern_fault_set(f, 404, "model_not_found", "model", "the model \"%.200s\" is not here; there is \"%s\"",
                               model, j->server->name);
     return 0;
+}
+
+json_t *tern_ask_own(struct tern_ask *g, json_t *j)
+{
+    if (!g->owned)
+        g->owned = json_array();
+    return json_array_append_new(g->owned, j) == 0 ? j : NULL;
+}
+
+void tern_ask_reply(struct tern_ask *g)
+{
+    g->reply = (tern_reply_params){
+        .calls = g->tools_json ? NULL : "off", .tools = g->tools_json, .seed = g->request.sampler.seed};
+    g->request.reply = &g->reply;
 }
 
 /* ---- parts of the request ---------------------------------------------------------------------------------------- */
@@ -228,7 +243,7 @@ int tern_ask_request(struct tern_job *j, struct tern_fault *f)
 
 int tern_ask_check_prompt(struct tern_job *j, const struct tern_lane *lane, struct tern_fault *f)
 {
-    const char *param = j->ask->messages ? "messages" : j->ask->input ? "input" : "prompt";
+    const char *param = j->ask->messages ? "messages" : j->ask->prompt ? "prompt" : "input";
     int ctx = tern_engine_ctx(j->server->engine), room = j->ask->request.max_tokens == 0 ? 0 : 1;
     if (lane->ids.len == 0)
         return tern_fault_set(f, 400, "invalid_value", param, "the prompt is empty");

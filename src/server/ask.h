@@ -21,8 +21,9 @@ struct tern_ask {
     double temperature, top_p, min_p, repetition, presence, frequency;
     json_t *stop, *stop_ids, *logit_bias, *stream_options;
     json_t *prompt, *messages, *tools, *tool_choice, *template_vars;
-    json_t *system, *input, *thinking; /* of single APIs */
-    const char *effort, *suffix;
+    json_t *system, *input, *thinking;       /* of single APIs */
+    const char *effort, *system_text, *text; /* text: of single APIs */
+    bool flag;                               /* likewise */
 
     /* Made out of them. */
     tern_request request;
@@ -31,6 +32,7 @@ struct tern_ask {
     float *values; /* biases */
     tern_reply_params reply;
     char *tools_json;
+    json_t *owned; /* a list */
 };
 
 struct tern_ask *tern_ask_new(void);
@@ -80,9 +82,10 @@ int tern_ask_request(struct tern_job *j, struct tern_fault *f);
 /* W: is there room for the prompt of a lane? */
 int tern_ask_check_prompt(struct tern_job *j, const struct tern_lane *lane, struct tern_fault *f);
 
-/* messages.c, W: the conversation of g (messages, tools, ...) into ids. */
+/* messages.c, W: the conversation of j->ask (messages, tools, ...) into ids.  What other APIs have in place of these is
+ * turned into them first; tern_ask_own keeps such JSON for the job's life. */
+json_t *tern_ask_own(struct tern_ask *g, json_t *j);
 int tern_messages_tokens(struct tern_job *j, tern_tokens *out, struct tern_fault *f);
-/* The same with the text of the prompt instead, malloc'ed; for /apply-template. */
 int tern_messages_check(struct tern_job *j, struct tern_fault *f);
 /* "tools" of OpenAI's API are checked; tool_choice decides whether they are offered. */
 int tern_tools_check(struct tern_job *j, struct tern_fault *f);
@@ -93,6 +96,11 @@ void tern_score_token(struct tern_choice *c, const tern_event *e);              
 json_t *tern_scores_chat(const struct tern_server *s, json_t *scores);                   /* OpenAI's chat */
 json_t *tern_scores_legacy(const struct tern_server *s, json_t *scores, size_t *offset); /* OpenAI's completions */
 void tern_token_text(const struct tern_server *s, int32_t id, struct tern_buf *out);
+
+/* W: lanes for texts, lists of ids, or one of them; `param` names the field. */
+int tern_ask_prompts(struct tern_job *j, const json_t *p, const char *param, struct tern_fault *f);
+/* Fills ask->reply for a conversation. */
+void tern_ask_reply(struct tern_ask *g);
 
 /* "stop", "length", "tool_calls" */
 const char *tern_finish_openai(const struct tern_choice *c);

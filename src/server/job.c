@@ -28,12 +28,14 @@ static void job_free(struct tern_job *j)
     for (int i = 0; i < j->n_lanes; i++) {
         tern_tokens_clear(&j->lanes[i].ids);
         json_decref(j->lanes[i].scores);
+        free(j->lanes[i].vector);
     }
     free(j->choices);
     free(j->lanes);
     tern_ask_free(j->ask);
     json_decref(j->root);
     json_decref(j->answer);
+    json_decref(j->items);
     tern_buf_clear(&j->body);
     free(j->path);
     free(j);
@@ -278,10 +280,12 @@ static void choice_ended(struct tern_job *j, struct tern_choice *c, const tern_e
 {
     c->done = true;
     c->end = *e;
-    if (j->stream && j->call && !j->over && e->finish != TERN_FINISH_CANCELLED) {
+    if (!j->call || j->over || e->finish == TERN_FINISH_CANCELLED)
+        return;
+    if (j->stream)
         begin_stream(j);
+    if (j->stream || j->api->keeps_order)
         j->api->choice_end(j, c);
-    }
 }
 
 void tern_job_event(const tern_event *e)
@@ -305,6 +309,12 @@ void tern_job_event(const tern_event *e)
     case TERN_EVENT_SCORES:
         take_scores(lane, e);
         return;
+    case TERN_EVENT_EMBEDDING:
+        lane->vector = calloc((size_t)e->n_vector, sizeof *lane->vector);
+        lane->n_vector = lane->vector ? e->n_vector : 0;
+        if (lane->vector)
+            memcpy(lane->vector, e->vector, (size_t)e->n_vector * sizeof *lane->vector);
+        return;
     case TERN_EVENT_TOKEN:
         tern_score_token(c, e);
         return;
@@ -323,6 +333,8 @@ void tern_job_event(const tern_event *e)
     if (j->stream) {
         begin_stream(j);
         j->said = tern_now();
+    }
+    if (j->stream || j->api->keeps_order) {
         j->api->piece(j, c, e);
         if (e->kind == TERN_EVENT_CALL_END && !c->calls)
             c->calls = json_array(); /* finish reasons ask whether there were any */

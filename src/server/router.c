@@ -68,6 +68,9 @@ static void answer_models(struct tern_server *s, struct tern_http_call *c)
 bool tern_server_answers_to(const struct tern_server *s, const char *model)
 {
     bool fits = strcmp(model, s->name) == 0 || strcmp(model, "default") == 0;
+    const char *tag = strrchr(model, ':'); /* Ollama's clients say NAME:latest */
+    fits = fits || (tag && strcmp(tag, ":latest") == 0 && strncmp(model, s->name, (size_t)(tag - model)) == 0 &&
+                    s->name[tag - model] == 0);
     for (int i = 0; i < s->p.n_aliases; i++)
         fits = fits || strcmp(s->p.aliases[i], "*") == 0 || strcmp(s->p.aliases[i], model) == 0;
     return fits;
@@ -99,6 +102,22 @@ static void answer_metrics(struct tern_server *s, struct tern_http_call *c)
     tern_buf_clear(&b);
 }
 
+static void answer_tags(struct tern_server *s, struct tern_http_call *c)
+{
+    tern_reply_json(c, 200, tern_ollama_models(s, false));
+}
+
+static void answer_ps(struct tern_server *s, struct tern_http_call *c)
+{
+    tern_reply_json(c, 200, tern_ollama_models(s, true));
+}
+
+static void answer_version(struct tern_server *s, struct tern_http_call *c)
+{
+    (void)s;
+    tern_reply_json(c, 200, json_pack("{ss}", "version", tern_version()));
+}
+
 static void answer_tokenizer(struct tern_server *s, struct tern_http_call *c)
 {
     const tern_model_info *i = tern_model_get_info(s->model);
@@ -120,6 +139,17 @@ static const struct route routes[] = {
     {"GET", "/v1/models/", answer_model, NULL, TERN_SHAPE_OPENAI, false},
     {"POST", "/v1/chat/completions", NULL, &tern_api_chat, TERN_SHAPE_OPENAI, false},
     {"POST", "/v1/completions", NULL, &tern_api_completions, TERN_SHAPE_OPENAI, false},
+    {"POST", "/v1/responses", NULL, &tern_api_responses, TERN_SHAPE_OPENAI, false},
+    {"POST", "/v1/embeddings", NULL, &tern_api_embeddings, TERN_SHAPE_OPENAI, false},
+    {"POST", "/v1/messages", NULL, &tern_api_messages, TERN_SHAPE_ANTHROPIC, false},
+    {"POST", "/v1/messages/count_tokens", NULL, &tern_api_count, TERN_SHAPE_ANTHROPIC, false},
+    {"POST", "/api/chat", NULL, &tern_api_ollama_chat, TERN_SHAPE_OLLAMA, false},
+    {"POST", "/api/generate", NULL, &tern_api_ollama_generate, TERN_SHAPE_OLLAMA, false},
+    {"POST", "/api/embed", NULL, &tern_api_ollama_embed, TERN_SHAPE_OLLAMA, false},
+    {"POST", "/api/show", NULL, &tern_api_ollama_show, TERN_SHAPE_OLLAMA, false},
+    {"GET", "/api/tags", answer_tags, NULL, TERN_SHAPE_OLLAMA, false},
+    {"GET", "/api/ps", answer_ps, NULL, TERN_SHAPE_OLLAMA, false},
+    {"GET", "/api/version", answer_version, NULL, TERN_SHAPE_OLLAMA, false},
     {"POST", "/tokenize", NULL, &tern_api_tokenize, TERN_SHAPE_OPENAI, false},
     {"POST", "/detokenize", NULL, &tern_api_detokenize, TERN_SHAPE_OPENAI, false},
     {"POST", "/apply-template", NULL, &tern_api_template, TERN_SHAPE_OPENAI, false},

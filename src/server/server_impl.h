@@ -73,6 +73,8 @@ struct tern_lane { /* one prompt */
     bool running;
     int index, n_cached, done;
     json_t *scores; /* of the prompt, entries as those of choices */
+    float *vector;  /* [n_vector] embedding */
+    int n_vector;
 };
 
 struct tern_choice {
@@ -92,6 +94,7 @@ struct tern_api {
     const char *stream_type; /* of the answer's body, while it streams */
     /* W: checks the request, makes the lanes, or gives the whole answer in job->answer. */
     int (*prepare)(struct tern_job *j, struct tern_fault *f);
+    bool keeps_order; /* `piece` and `choice_end` are called for whole answers, too */
     void (*open)(struct tern_job *j);
     void (*piece)(struct tern_job *j, struct tern_choice *c, const tern_event *e); /* streams alone */
     void (*choice_end)(struct tern_job *j, struct tern_choice *c);                 /* streams alone */
@@ -109,6 +112,7 @@ struct tern_job {
     json_t *root;   /* of the body */
     char *path;     /* of the request, owned */
     json_t *answer; /* whole, instead of generation */
+    json_t *items;  /* parts of an answer in their order, where an API has such */
     struct tern_fault fault;
     struct tern_ask *ask; /* ask.h; NULL: nothing is generated */
     char id[48];          /* "chatcmpl-..." */
@@ -191,7 +195,10 @@ bool tern_server_answers_to(const struct tern_server *s, const char *model);
 bool tern_server_ready(const struct tern_server *s, const char **why);
 
 extern const struct tern_api tern_api_chat, tern_api_completions, tern_api_tokenize, tern_api_detokenize,
-    tern_api_template;
+    tern_api_template, tern_api_messages, tern_api_count, tern_api_responses, tern_api_embeddings, tern_api_ollama_chat,
+    tern_api_ollama_generate, tern_api_ollama_embed, tern_api_ollama_show;
+/* api_ollama.c */
+json_t *tern_ollama_models(const struct tern_server *s, bool running);
 
 /* metrics.c, kv.c */
 int tern_metrics_text(struct tern_server *s, struct tern_buf *out);
