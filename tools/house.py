@@ -63,7 +63,7 @@ VISIBLE = {
         "pack.h",
         "vec.h",
     },
-    "file": {"file.h", "gguf_write.h"},
+    "file": {"file.h", "gguf_write.h", "hf_family.h"},
     "text": {"text.h"},
     "codec": {"codec.h"},
     "dev": {"dev.h"},

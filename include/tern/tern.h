@@ -7,6 +7,7 @@
  *   tern_sampler  turns logits into a token; owns its random state and penalties
  *   tern_stream   turns tokens into UTF-8 text; holds back unfinished characters
  *   tern_reply    takes a reply apart: content, reasoning, calls of tools (tern/reply.h)
+ *   tern_loop     many requests on one engine, from any thread (tern/loop.h)
  *
  * Threads: a model may be shared by engines and read from any thread.  An engine, its sequences and everything obtained
  * from them belong to one thread at a time.  tern_engine_cancel alone may be called from any thread or signal handler.
@@ -78,19 +79,26 @@ typedef struct tern_model_params {
     int n_threads; /* 0 = all physical cores */
     /* Weights are packed when a model is opened; a file can keep them, for later runs to map.  Processes that map it
      * share its memory.
-     *   "auto" or NULL   MODEL.packed beside the model; made when the weights are 32 MiB or more, and made anew when it
-     *                    does not fit the model or is damaged
+     *   "auto" or NULL   MODEL.packed (tern_model_beside); made when the weights are 32 MiB or more, and made anew when
+     *                    it does not fit the model or is damaged
      *   "use"            the same file if it is there and fits; never written
      *   "off"            neither read nor written
      *   anything else    the path of the file, made for weights of any size
      * Whatever goes wrong with it leads to a notice in tern_model_info, never to an error.  A file under that name that
      * is something else is left alone.  docs/packed-format.md */
     const char *packed;
+    /* Called before such a file is written, from the calling thread: where, and how large it will be.  NULL: not. */
+    void (*before_packed)(void *user, const char *path, size_t bytes);
+    void *user;
 } tern_model_params;
 
 /* Opens a GGUF file (any part of a split set), or a Hugging Face directory of safetensors.  p NULL: all defaults. */
 TERN_API int tern_model_open(tern_model **out, const char *path, const tern_model_params *p, tern_error *err);
 TERN_API void tern_model_close(tern_model **m);
+/* The path of MODEL.suffix (".packed", ".ternkv"): beside the model, or in the user's cache folder
+ * ($XDG_CACHE_HOME/tern or $HOME/.cache/tern, which is made) when it is there already or the model's folder cannot be
+ * written. */
+TERN_API int tern_model_beside(const tern_model *m, const char *suffix, char *out, size_t n, tern_error *err);
 TERN_API const tern_model_info *tern_model_get_info(const tern_model *m); /* view, until close */
 
 typedef struct tern_tensor_info {
@@ -124,6 +132,9 @@ TERN_API int tern_model_tokenize(const tern_model *m, const char *text, size_t n
                                  tern_error *err);
 /* Spelling of one id in the vocabulary, or NULL when out of range. */
 TERN_API const char *tern_model_token(const tern_model *m, int32_t id);
+/* The bytes of one id into buf[0..cap); *n: how many there are.  More than cap: nothing is written.
+ * A token may be part of a character; control tokens have bytes, too. */
+TERN_API int tern_model_token_bytes(const tern_model *m, int32_t id, char *buf, size_t cap, size_t *n, tern_error *err);
 TERN_API bool tern_model_is_eog(const tern_model *m, int32_t id); /* does this token end a reply? */
 
 typedef struct tern_chat_turn {
@@ -240,6 +251,10 @@ typedef struct tern_engine_params {
      * that compress after prefill; else pages are coded as they fill.  Concerns tern_prefill and tern_generate on an
      * empty sequence; what comes later, and what a trim computes again, is coded as it comes. */
     bool code_at_end;
+    /* Most bytes that the sequences of all plans have in use together: pages, open pages, first tokens, states.  What
+     * does not fit is refused with TERN_ECAPACITY before anything is computed; 0: room for max_seqs full sequences of
+     * every plan. */
+    size_t kv_bytes;
 } tern_engine_params;
 
 TERN_API int tern_engine_open(tern_engine **out, tern_model *m, const tern_engine_params *p, tern_error *err);
@@ -279,7 +294,9 @@ TERN_API int tern_seq_save(const tern_seq *s, const char *path, tern_error *err)
  * and no sequence. */
 TERN_API int tern_seq_load(tern_seq **out, tern_engine *e, const char *path, tern_error *err);
 
-enum { TERN_LOGITS_NONE, TERN_LOGITS_LAST, TERN_LOGITS_ALL };
+/* What a step gives back of an item's rows: logits, and hidden states, which are what the output matrix reads, after
+ * the last norm. */
+enum { TERN_LOGITS_NONE, TERN_LOGITS_LAST, TERN_LOGITS_ALL, TERN_HIDDEN_LAST = 4, TERN_HIDDEN_ALL = 8 };
 
 /* Some tokens appended to one sequence.  A sequence occurs at most once in a step. */
 typedef struct tern_step_item {
@@ -287,12 +304,16 @@ typedef struct tern_step_item {
     const int32_t *tokens;
     int n_tokens; /* >= 1 */
     bool decode;  /* generated tokens (narrow arithmetic) rather than prompt tokens (wide) */
-    int logits;   /* TERN_LOGITS_* */
+    int logits;   /* TERN_LOGITS_*, | TERN_HIDDEN_* */
 } tern_step_item;
 
 /* Runs one ragged batch of at most `chunk` rows.  *logits: [rows that asked][n_vocab] in the order of the items, view
  * until the next step; NULL when none asked.  All or nothing: on error no sequence has changed. */
 TERN_API int tern_step(tern_engine *e, const tern_step_item *items, int n_items, const float **logits, tern_error *err);
+
+/* Hidden states of the last step: [rows that asked][n_embd] in the order of the items, view until the next step; NULL
+ * when none asked. */
+TERN_API const float *tern_engine_hidden(const tern_engine *e);
 
 /* Appends prompt tokens in as many steps as needed; *logits (nullable) is the last token's row.  progress (nullable) is
  * called after each step and stops the call with TERN_ECANCELLED when it returns nonzero. */
@@ -344,7 +365,10 @@ typedef enum tern_finish {
     TERN_FINISH_EOG,
     TERN_FINISH_STOP,
     TERN_FINISH_CALLBACK,
-    TERN_FINISH_CONTEXT
+    TERN_FINISH_CONTEXT,
+    TERN_FINISH_CANCELLED, /* this and the next: of requests of a loop alone (tern/loop.h) */
+    TERN_FINISH_TIMEOUT,
+    TERN_FINISH_ERROR
 } tern_finish;
 
 typedef struct tern_generate_params {

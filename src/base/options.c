@@ -252,8 +252,9 @@ static int check_complete(const struct tern_args *a, tern_error *err)
         label(o, name, sizeof name);
         return tern_err_set(err, TERN_EINVAL, "%s %s is missing", name, o->metavar);
     }
-    if (a->n_operands > c->n_operands)
-        return tern_err_set(err, TERN_EINVAL, "unexpected argument \"%.80s\"", a->operands[c->n_operands]);
+    const int most = abs(c->n_operands);
+    if (a->n_operands > most)
+        return tern_err_set(err, TERN_EINVAL, "unexpected argument \"%.80s\"", a->operands[most]);
     if (a->n_operands < c->n_operands)
         return tern_err_set(err, TERN_EINVAL, "%.*s is missing", (int)strcspn(c->usage, " "), c->usage);
     return 0;

@@ -47,11 +47,13 @@ enum tern_option_kind {
     TERN_KIND_CHOICE, /* one of the words of the metavar, "strict|report" */
 };
 
+#define TERN_UP_TO(n) (-(n))
+
 struct tern_command {
     enum tern_command_id id;
     const char *name;    /* "run", "eval logits" */
     const char *usage;   /* what follows "tern NAME" in the synopsis */
-    int n_operands;      /* operands (not options) that it wants, exactly */
+    int n_operands;      /* operands (not options) that it wants, exactly; TERN_UP_TO: so many or fewer */
     bool hidden;         /* not in the list of commands */
     const char *summary; /* one line, lower case, no full stop */
     const char *about;   /* paragraphs, separated by a newline */

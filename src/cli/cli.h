@@ -27,7 +27,7 @@
 typedef int tern_command_fn(const struct tern_args *a, tern_error *err);
 tern_command_fn tern_cmd_run, tern_cmd_chat, tern_cmd_serve, tern_cmd_inspect, tern_cmd_tokenize, tern_cmd_eval_logits,
     tern_cmd_eval_ppl, tern_cmd_eval_kld, tern_cmd_bench, tern_cmd_bench_kv, tern_cmd_bench_weights, tern_cmd_doctor,
-    tern_cmd_convert, tern_cmd_generate;
+    tern_cmd_convert, tern_cmd_generate, tern_cmd_cache_ls, tern_cmd_cache_rm;
 
 /* Codes of the program's own, beside TERN_E*: the command line is wrong (status 2), the user pressed Ctrl-C (130), or
  * the failure was already reported (1). */
@@ -50,6 +50,11 @@ int tern_doctor_fit(const struct tern_args *a, tern_error *err);
 
 /* Before an engine opens: calibrates the keys of a model that is used for the first time, by --calibration. */
 int tern_first_use(tern_model *m, const struct tern_args *a, tern_error *err);
+
+/* ---- cmd_cache.c ------------------------------------------------------------------------------------------------- */
+
+/* For `tern cache ls`: this file was written and can be made again. */
+void tern_cache_remember(const char *path);
 
 /* ---- signals.c --------------------------------------------------------------------------------------------------- */
 

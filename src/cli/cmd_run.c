@@ -141,6 +141,9 @@ static const char *finish_text(const struct run *r)
     case TERN_FINISH_CONTEXT:
         return "context";
     case TERN_FINISH_CALLBACK:
+    case TERN_FINISH_CANCELLED:
+    case TERN_FINISH_TIMEOUT:
+    case TERN_FINISH_ERROR:
         break;
     }
     return "callback";

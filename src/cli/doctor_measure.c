@@ -50,16 +50,19 @@ int tern_doctor_calibrate(tern_model *m, const struct tern_args *a, tern_error *
     const struct tern_arg *out = &a->v[TERN_OPT_DOCTOR_OUT];
     tern_tokens ids = {0};
     struct tern_progress bar = {.what = "calibration"};
+    char sidecar[4096];
     TERN_TRY(read_text(&ids, m, a, err));
-    if (out->n)
-        TERN_TRY(tern_outfile_check(out->s, &cond_kind, err));
+    if (!out->n)
+        TERN_TRY(tern_model_beside(m, ".ternkv", sidecar, sizeof sidecar, err));
+    const char *path = out->n ? out->s : sidecar;
+    TERN_TRY(tern_outfile_check(path, &cond_kind, err));
     double start = tern_now();
     rc = tern_model_calibrate(m, ids.p, (int)(ids.len < INT32_MAX ? ids.len : INT32_MAX), (int)a->v[TERN_OPT_THREADS].i,
-                              out->s, tern_progress_show, &bar, err);
+                              path, tern_progress_show, &bar, err);
     tern_progress_end(&bar);
-    if (rc == 0)
-        tern_note("wrote %s%s in %.1f s", tern_shown(out->n ? out->s : tern_model_get_info(m)->path),
-                  out->n ? "" : ".ternkv", tern_now() - start);
+    TERN_TRY(rc);
+    tern_note("wrote %s in %.1f s", tern_shown(path), tern_now() - start);
+    tern_cache_remember(path);
 out:
     tern_tokens_clear(&ids);
     return rc;

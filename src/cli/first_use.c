@@ -36,6 +36,8 @@ static int measure(tern_model *m, const struct tern_args *a, const char *path, c
                                      tern_progress_show, &bar, &n_used, expected, err);
     tern_progress_end(&bar);
     if (rc == 0)
+        tern_cache_remember(path);
+    if (rc == 0)
         tern_note("calibrated the keys of this model, once, on %d tokens in %.1f s: %s%s%s", n_used, tern_now() - start,
                   tern_shown(path), old ? " written anew, because " : "", old ? tern_shown(old) : "");
 out:
@@ -48,13 +50,13 @@ static int calibrate(tern_model *m, const struct tern_args *a, const tern_kv_pla
 {
     int rc = 0;
     tern_error why = {0};
-    struct tern_buf path = {0};
+    char path[4096];
     double expected = NAN;
     const char *name = tern_model_get_info(m)->path;
-    TERN_TRY(tern_buf_addf(&path, err, "%s.ternkv", name));
-    rc = tern_outfile_check(path.p, &cond_kind, &why);
+    TERN_TRY(tern_model_beside(m, ".ternkv", path, sizeof path, err));
+    rc = tern_outfile_check(path, &cond_kind, &why);
     if (rc == 0)
-        rc = measure(m, a, path.p, tern_kv_plan_notice(plan), now ? 0 : LIMIT_S, &expected, &why);
+        rc = measure(m, a, path, tern_kv_plan_notice(plan), now ? 0 : LIMIT_S, &expected, &why);
     if (rc == TERN_ELIMIT && isfinite(expected))
         tern_note("keys not calibrated: tern doctor --calibrate -m %s %s (about %.0f s for a short text, once)",
                   tern_shown(name), gain(plan), expected);
@@ -62,7 +64,6 @@ static int calibrate(tern_model *m, const struct tern_args *a, const tern_kv_pla
         tern_note("keys not calibrated, which %s: %s", gain(plan), why.msg);
     rc = rc == TERN_ENOMEM ? tern_err_set(err, rc, "%s", why.msg) : 0;
 out:
-    tern_buf_clear(&path);
     return rc;
 }
 

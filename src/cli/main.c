@@ -19,6 +19,8 @@ static tern_command_fn *const command_fns[TERN_N_COMMANDS] = {
     [TERN_CMD_BENCH_WEIGHTS] = tern_cmd_bench_weights,
     [TERN_CMD_DOCTOR] = tern_cmd_doctor,
     [TERN_CMD_CONVERT] = tern_cmd_convert,
+    [TERN_CMD_CACHE_LS] = tern_cmd_cache_ls,
+    [TERN_CMD_CACHE_RM] = tern_cmd_cache_rm,
     [TERN_CMD_GENERATE] = tern_cmd_generate,
 };
 
@@ -66,6 +68,16 @@ static bool is(const char *a, const char *b)
     return strcmp(a, b) == 0;
 }
 
+/* First words of commands that are none by themselves. */
+static const struct {
+    const char *name, *wants;
+} families[] = {
+    {"eval", "a measurement: logits, ppl or kld"},
+    {"cache", "what to do: ls or rm"},
+};
+
+static char hint_text[48];
+
 /* `tern`, `tern --help`, `tern help COMMAND`, `tern eval`, and everything that is no command. */
 static int other(int argc, char **argv, const char **hint, tern_error *err)
 {
@@ -81,18 +93,20 @@ static int other(int argc, char **argv, const char **hint, tern_error *err)
         return print_commands("", err);
     if (is(argv[1], "--version"))
         return tern_out_printf(err, "tern %s\n", tern_version());
-    if (is(argv[1], "eval")) {
-        *hint = "tern eval --help";
+    for (size_t i = 0; i < sizeof families / sizeof *families; i++) {
+        if (!is(argv[1], families[i].name))
+            continue;
+        (void)snprintf(hint_text, sizeof hint_text, "tern %s --help", families[i].name);
+        *hint = hint_text;
         if (argc > 2 && (is(argv[2], "--help") || is(argv[2], "-h")))
-            return print_commands("eval", err);
-        return tern_cli_usage(err, "eval wants a measurement: logits, ppl or kld");
+            return print_commands(families[i].name, err);
+        return tern_cli_usage(err, "%s wants %s", families[i].name, families[i].wants);
     }
     return tern_cli_usage(err, "unknown command \"%.80s\"", argv[1]);
 }
 
 static int dispatch(int argc, char **argv, const char **hint, tern_error *err)
 {
-    static char hint_text[48];
     int words = 0;
     const struct tern_command *c = tern_command_find(argc, argv, &words);
     if (!c)

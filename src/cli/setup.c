@@ -23,6 +23,14 @@ static int check_turbo(const struct tern_args *a, tern_error *err)
     return 0;
 }
 
+static void before_packed(void *written, const char *path, size_t bytes)
+{
+    tern_note("writing packed weights to %s (%s), once; later starts map them (--packed off goes without, "
+              "'tern cache ls' lists them)",
+              tern_shown(path), tern_size_text((double)bytes));
+    (void)tern_buf_addf(written, NULL, "%s", path);
+}
+
 int tern_setup_model(struct tern_setup *s, const struct tern_args *a, const char *path, tern_error *err)
 {
     int rc = 0;
@@ -31,9 +39,16 @@ int tern_setup_model(struct tern_setup *s, const struct tern_args *a, const char
     double start = tern_now();
     /* Commands without the option only look at a model: they write nothing. */
     bool computes = tern_options[TERN_OPT_PACKED].commands & (1u << a->command->id);
+    struct tern_buf written = {0};
     tern_model_params p = {.n_threads = (int)a->v[TERN_OPT_THREADS].i,
-                           .packed = computes ? a->v[TERN_OPT_PACKED].s : "use"};
-    TERN_TRY(tern_model_open(&s->model, path, &p, err));
+                           .packed = computes ? a->v[TERN_OPT_PACKED].s : "use",
+                           .before_packed = before_packed,
+                           .user = &written};
+    rc = tern_model_open(&s->model, path, &p, err);
+    if (rc == 0 && written.len)
+        tern_cache_remember(written.p);
+    tern_buf_clear(&written);
+    TERN_TRY(rc);
     s->load_s = tern_now() - start;
     tern_packed_note(s->model);
 out:

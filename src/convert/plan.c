@@ -5,27 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Architectures whose directories are known to become what other readers of GGUF expect.  permuted: GGUF has the rows
- * of q and k in the order in which rotated pairs are neighbours (docs/decisions/013-one-vocabulary.md).  divisors: it
- * has a tensor for Llama 3's scaling of rotary frequencies.  grouped: value heads change their order. */
-static const struct {
-    const char *name;
-    bool permuted, divisors, grouped;
-} archs[] = {{.name = "llama", .permuted = true, .divisors = true},
-             {.name = "mistral3", .permuted = true, .divisors = true},
-             {.name = "smollm3", .permuted = true, .divisors = true},
-             {.name = "llama4", .divisors = true},
-             {.name = "qwen35", .grouped = true},
-             {.name = "qwen35moe", .grouped = true},
-             {.name = "qwen2"},
-             {.name = "qwen3"},
-             {.name = "phi3"},
-             {.name = "gemma2"},
-             {.name = "gemma3"},
-             {.name = "gemma4"},
-             {.name = "qwen3moe"},
-             {.name = "deepseek2"},
-             {.name = "glm4"}};
+#include "model/model.h"
 
 int tern_convert_fail(const struct plan *p, const struct tern_tensor *t, int code, tern_error *err, const char *what)
 {
@@ -308,13 +288,13 @@ static int find_arch(struct plan *p, tern_error *err)
     (void)snprintf(p->arch, sizeof p->arch, "%.*s", (int)s.n, s.p);
     if (tern_file_kind(p->f) == TERN_FILE_GGUF)
         return 0;
-    for (size_t i = 0; i < sizeof archs / sizeof *archs; i++)
-        if (strcmp(archs[i].name, p->arch) == 0) {
-            p->permuted = archs[i].permuted;
-            p->divided = archs[i].divisors;
-            p->grouped = archs[i].grouped;
-            return find_pairs(p, err);
-        }
+    struct tern_arch_gguf gguf;
+    if (tern_arch_find_gguf(&gguf, p->arch)) {
+        p->permuted = gguf.pairs;
+        p->divided = gguf.divisors;
+        p->grouped = gguf.grouped;
+        return find_pairs(p, err);
+    }
     return tern_err_set(err, TERN_EUNSUPPORTED, "%s: directories of architecture %s are not converted",
                         tern_path_show(tern_file_path(p->f)), p->arch);
 }

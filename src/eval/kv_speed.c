@@ -186,6 +186,7 @@ static int fill_plan(struct speed *s, struct plan *pl, tern_error *err)
     int rc = 0;
     const tern_kv_speed_params *p = s->p;
     struct fill f = {s, pl};
+    const struct tern_kv_room room = {.max_seqs = 1, .max_tokens = p->ctx, .max_step = p->ctx};
     for (int i = 0; i < p->n_layers; i++)
         if (pl->block_bytes < pl->layout->layers[i].head_bytes)
             pl->block_bytes = pl->layout->layers[i].head_bytes;
@@ -194,7 +195,7 @@ static int fill_plan(struct speed *s, struct plan *pl, tern_error *err)
     TERN_TRY(tern_alloc(&pl->jobs, (size_t)p->n_layers, sizeof *pl->jobs, err));
     TERN_TRY(tern_alloc(&pl->seconds, (size_t)p->reps, sizeof *pl->seconds, err));
     TERN_TRY(tern_alloc(&pl->encode, (size_t)p->reps, sizeof *pl->encode, err));
-    TERN_TRY(tern_kv_cache_init(&pl->cache, pl->layout, 1, p->ctx, p->ctx, err));
+    TERN_TRY(tern_kv_cache_init(&pl->cache, pl->layout, &room, err));
     TERN_TRY(tern_kv_seq_new(&pl->cache, &pl->seq, err));
     TERN_TRY(tern_kv_begin(&pl->cache, pl->seq, p->ctx, err));
     tern_kv_commit(&pl->cache, pl->seq, p->ctx);

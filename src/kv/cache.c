@@ -4,68 +4,6 @@
 #include "base/mem.h"
 #include "kv/state.h"
 
-/* ---- pool ----------------------------------------------------------------------------------------------------- */
-
-/* Kernels may read 64 bytes past a head's data; the last block needs that much behind it. */
-#define POOL_SLACK 4096
-
-int tern_kv_pool_init(struct tern_kv_pool *p, size_t block_bytes, size_t n_blocks, tern_error *err)
-{
-    int rc = 0;
-    size_t bytes;
-    *p = (struct tern_kv_pool){.mem.bytes = tern_round_up(block_bytes, TERN_ALIGN)};
-    if (n_blocks > UINT32_MAX || !tern_mul(p->mem.bytes, n_blocks, &bytes) || !tern_add(bytes, POOL_SLACK, &bytes))
-        TERN_FAIL(err, TERN_ENOMEM, "KV pool of %zu blocks of %zu bytes is too large", n_blocks, block_bytes);
-    TERN_TRY(tern_alloc(&p->refs, n_blocks, sizeof *p->refs, err));
-    TERN_TRY(tern_alloc(&p->free_list, n_blocks, sizeof *p->free_list, err));
-    TERN_TRY(tern_reserve(&p->mem.base, bytes, err));
-    p->n_blocks = (uint32_t)n_blocks;
-    return 0;
-out:
-    tern_kv_pool_clear(p);
-    return rc;
-}
-
-void tern_kv_pool_clear(struct tern_kv_pool *p)
-{
-    tern_release(p->mem.base, p->mem.bytes * p->n_blocks + POOL_SLACK);
-    tern_free(p->refs);
-    tern_free(p->free_list);
-    *p = (struct tern_kv_pool){0};
-}
-
-uint32_t tern_kv_pool_get(struct tern_kv_pool *p)
-{
-    uint32_t i;
-    if (p->n_free)
-        i = p->free_list[--p->n_free];
-    else if (p->n_fresh < p->n_blocks)
-        i = p->n_fresh++;
-    else
-        return TERN_NO_BLOCK;
-    TERN_ASSERT(p->refs[i] == 0);
-    p->refs[i] = 1;
-    p->n_used++;
-    return i;
-}
-
-void tern_kv_pool_ref(struct tern_kv_pool *p, uint32_t block)
-{
-    TERN_ASSERT(block < p->n_blocks && p->refs[block] > 0);
-    p->refs[block]++;
-}
-
-void tern_kv_pool_unref(struct tern_kv_pool *p, uint32_t block)
-{
-    if (block == TERN_NO_BLOCK)
-        return;
-    TERN_ASSERT(block < p->n_blocks && p->refs[block] > 0);
-    if (--p->refs[block] == 0) {
-        p->free_list[p->n_free++] = block;
-        p->n_used--;
-    }
-}
-
 /* ---- cache ---------------------------------------------------------------------------------------------------- */
 
 /* Pages a sequence may hold in a group at once: all of them, or the window plus one step plus the pages of slack that
@@ -77,29 +15,54 @@ static int max_pages(const struct tern_kv_group *g, int max_tokens, int max_step
     return g->reach.window && ring < all ? (int)ring : all;
 }
 
-int tern_kv_cache_init(struct tern_kv_cache *c, const struct tern_kv_layout *l, int max_seqs, int max_tokens,
-                       int max_step, tern_error *err)
+/* Blocks that a pool may need: for sequences, or as many as the budget pays for, because others refer to blocks too. */
+static size_t most_blocks(const struct tern_kv_budget *b, size_t block_bytes, size_t for_seqs)
+{
+    size_t paid = b->limit == SIZE_MAX ? 0 : b->limit / tern_round_up(block_bytes, TERN_ALIGN);
+    size_t n = paid > for_seqs ? paid : for_seqs;
+    return n < TERN_NO_BLOCK ? n : TERN_NO_BLOCK - 1;
+}
+
+int tern_kv_cache_init(struct tern_kv_cache *c, const struct tern_kv_layout *l, const struct tern_kv_room *room,
+                       tern_error *err)
 {
     int rc = 0;
-    *c = (struct tern_kv_cache){.layout = l, .max_tokens = max_tokens, .max_step = max_step};
-    TERN_TRY(tern_alloc(&c->seqs, (size_t)max_seqs, sizeof *c->seqs, err));
-    c->max_seqs = max_seqs;
+    const size_t seqs = (size_t)room->max_seqs, sink_bytes = l->sink_bytes ? l->sink_bytes : TERN_ALIGN;
+    memset(c, 0, sizeof *c);
+    c->layout = l;
+    c->max_tokens = room->max_tokens;
+    c->max_step = room->max_step;
+    c->own_budget.limit = SIZE_MAX;
+    c->budget = room->budget ? room->budget : &c->own_budget;
+    TERN_TRY(tern_alloc(&c->seqs, seqs, sizeof *c->seqs, err));
+    c->max_seqs = room->max_seqs;
     for (int g = 0; g < l->n_groups; g++) {
-        int n = max_pages(&l->groups[g], max_tokens, max_step);
-        TERN_TRY(tern_kv_pool_init(&c->pool[g], l->groups[g].page_bytes, (size_t)n * (size_t)max_seqs, err));
-        for (int i = 0; i < max_seqs; i++) {
-            TERN_TRY(tern_alloc(&c->seqs[i].table[g].pages, (size_t)n + 1, sizeof(uint32_t), err));
-            c->seqs[i].table[g].cap = n;
+        const size_t n = (size_t)max_pages(&l->groups[g], c->max_tokens, c->max_step), bytes = l->groups[g].page_bytes;
+        TERN_TRY(tern_kv_pool_init(&c->pool[g], bytes, most_blocks(c->budget, bytes, n * seqs), c->budget, err));
+        for (size_t i = 0; i < seqs; i++) {
+            TERN_TRY(tern_alloc(&c->seqs[i].table[g].pages, n + 1, sizeof(uint32_t), err));
+            c->seqs[i].table[g].cap = (int)n;
         }
     }
-    TERN_TRY(tern_kv_pool_init(&c->tiles, l->tile_bytes, (size_t)max_seqs, err));
-    TERN_TRY(tern_kv_pool_init(&c->sinks, l->sink_bytes ? l->sink_bytes : TERN_ALIGN, (size_t)max_seqs, err));
+    TERN_TRY(tern_kv_pool_init(&c->tiles, l->tile_bytes, most_blocks(c->budget, l->tile_bytes, seqs), c->budget, err));
+    TERN_TRY(tern_kv_pool_init(&c->sinks, sink_bytes, most_blocks(c->budget, sink_bytes, seqs), c->budget, err));
     if (l->state_bytes)
-        TERN_TRY(tern_kv_pool_init(&c->states, l->state_bytes, (size_t)max_seqs * (TERN_KV_KEPT_STATES + 1), err));
+        TERN_TRY(tern_kv_pool_init(&c->states, l->state_bytes,
+                                   most_blocks(c->budget, l->state_bytes, seqs * (TERN_KV_KEPT_STATES + 1)), c->budget,
+                                   err));
     return 0;
 out:
     tern_kv_cache_clear(c);
     return rc;
+}
+
+size_t tern_kv_least_bytes(const struct tern_kv_layout *l)
+{
+    size_t n = tern_round_up(l->tile_bytes, TERN_ALIGN) + tern_round_up(l->sink_bytes, TERN_ALIGN) +
+               tern_round_up(l->state_bytes, TERN_ALIGN);
+    for (int g = 0; g < l->n_groups; g++)
+        n += tern_round_up(l->groups[g].page_bytes, TERN_ALIGN);
+    return n;
 }
 
 void tern_kv_cache_clear(struct tern_kv_cache *c)
@@ -113,29 +76,52 @@ void tern_kv_cache_clear(struct tern_kv_cache *c)
     tern_kv_pool_clear(&c->tiles);
     tern_kv_pool_clear(&c->sinks);
     tern_kv_pool_clear(&c->states);
-    *c = (struct tern_kv_cache){0};
+    memset(c, 0, sizeof *c);
 }
 
 /* ---- sequences -------------------------------------------------------------------------------------------------- */
 
+static int no_memory(const struct tern_kv_cache *c, const char *what, size_t bytes, tern_error *err)
+{
+    const struct tern_kv_budget *b = c->budget;
+    if (b->limit == SIZE_MAX)
+        return tern_err_set(err, TERN_ECAPACITY, "the KV pool is full: no room for %s of %zu bytes", what, bytes);
+    return tern_err_set(err, TERN_ECAPACITY,
+                        "the KV memory is full: %zu of %zu bytes are in use, and %s takes %zu more",
+                        atomic_load_explicit(&b->used, memory_order_relaxed), b->limit, what, bytes);
+}
+
+static void settle(struct tern_kv_cache *c)
+{
+    for (int g = 0; g < c->layout->n_groups; g++)
+        tern_kv_pool_settle(&c->pool[g]);
+    tern_kv_pool_settle(&c->sinks);
+    tern_kv_pool_settle(&c->tiles);
+    tern_kv_pool_settle(&c->states);
+}
+
 int tern_kv_seq_new(struct tern_kv_cache *c, struct tern_kv_seq **out, tern_error *err)
 {
+    const struct tern_kv_layout *l = c->layout;
     *out = NULL;
     for (int i = 0; i < c->max_seqs; i++) {
         struct tern_kv_seq *s = &c->seqs[i];
         if (s->live)
             continue;
         s->tile = tern_kv_pool_get(&c->tiles);
-        TERN_ASSERT(s->tile != TERN_NO_BLOCK); /* as many tiles as sequences */
+        if (s->tile == TERN_NO_BLOCK)
+            return no_memory(c, "a sequence", l->tile_bytes + l->state_bytes, err);
+        if (!tern_kv_states_new(c, s)) {
+            tern_kv_pool_unref(&c->tiles, s->tile);
+            return no_memory(c, "a sequence", l->state_bytes, err);
+        }
         /* Columns behind the newest token are multiplied by weights of exactly 0 and must therefore be finite. */
-        memset(tern_kv_block(&c->tiles, s->tile), 0, c->layout->tile_bytes);
+        tern_kv_block_zero(&c->tiles, s->tile, l->tile_bytes);
         s->live = true;
         s->n_tokens = 0;
-        s->newest = 0;
         s->sink = TERN_NO_BLOCK;
-        tern_kv_states_new(c, s);
         for (int g = 0; g < TERN_KV_MAX_GROUPS; g++)
-            s->table[g].first = s->table[g].n = 0;
+            s->table[g].first = s->table[g].n = s->raw_from[g] = s->seen_from[g] = 0;
         *out = s;
         return 0;
     }
@@ -168,6 +154,7 @@ void tern_kv_seq_free(struct tern_kv_cache *c, struct tern_kv_seq *s)
     tern_kv_pool_unref(&c->tiles, s->tile);
     s->tile = TERN_NO_BLOCK;
     s->live = false;
+    settle(c);
 }
 
 int tern_kv_seq_fork(struct tern_kv_cache *c, struct tern_kv_seq **out, const struct tern_kv_seq *s, tern_error *err)
@@ -184,14 +171,15 @@ int tern_kv_seq_fork(struct tern_kv_cache *c, struct tern_kv_seq **out, const st
         }
         d->table[g].first = t->first;
         d->table[g].n = t->n;
+        d->raw_from[g] = s->raw_from[g];
+        d->seen_from[g] = s->seen_from[g];
     }
     if (s->sink != TERN_NO_BLOCK)
         tern_kv_pool_ref(&c->sinks, s->sink);
     d->sink = s->sink;
-    memcpy(tern_kv_block(&c->tiles, d->tile), tern_kv_block(&c->tiles, s->tile), c->layout->tile_bytes);
+    tern_kv_block_copy(&c->tiles, d->tile, &c->tiles, s->tile, c->layout->tile_bytes);
     tern_kv_states_fork(c, d, s);
     d->n_tokens = s->n_tokens;
-    d->newest = s->newest;
     return 0;
 }
 
@@ -208,15 +196,19 @@ int tern_kv_begin(struct tern_kv_cache *c, struct tern_kv_seq *s, int n, tern_er
         struct tern_kv_table *t = &s->table[g];
         while (t->first + t->n < closed) {
             uint32_t page = t->n < t->cap ? tern_kv_pool_get(&c->pool[g]) : TERN_NO_BLOCK;
-            if (page == TERN_NO_BLOCK)
-                TERN_FAIL(err, TERN_ECAPACITY, "the KV pool is full (%u pages of %zu bytes)", c->pool[g].n_blocks,
-                          c->pool[g].mem.bytes);
+            if (page == TERN_NO_BLOCK) {
+                rc = no_memory(c, "a page", c->pool[g].mem.bytes, err);
+                goto out;
+            }
             t->pages[t->n++] = page;
         }
     }
     if (closed > 0 && s->sink == TERN_NO_BLOCK && c->layout->sink_bytes) {
         s->sink = tern_kv_pool_get(&c->sinks);
-        TERN_ASSERT(s->sink != TERN_NO_BLOCK); /* at most one per sequence */
+        if (s->sink == TERN_NO_BLOCK) {
+            rc = no_memory(c, "the first tokens", c->layout->sink_bytes, err);
+            goto out;
+        }
     }
     return 0;
 out:
@@ -238,9 +230,12 @@ void tern_kv_commit(struct tern_kv_cache *c, struct tern_kv_seq *s, int n)
 {
     s->n_tokens += n;
     s->marked = false;
-    s->newest = s->n_tokens / TERN_PAGE > s->newest ? s->n_tokens / TERN_PAGE : s->newest;
     for (int g = 0; g < c->layout->n_groups; g++) {
         struct tern_kv_table *t = &s->table[g];
+        const struct tern_kv_group *grp = &c->layout->groups[g];
+        const int end = (s->n_tokens + TERN_PAGE - 1) / TERN_PAGE; /* pages that hold tokens: the newest are raw */
+        s->raw_from[g] = end - grp->ring > s->raw_from[g] ? end - grp->ring : s->raw_from[g];
+        s->seen_from[g] = end - grp->seen_ring > s->seen_from[g] ? end - grp->seen_ring : s->seen_from[g];
         /* What a query two pages ago needed stays: any of the newest 64 tokens can be taken back again, even where that
          * means going back to the beginning of the page before the open one, or into the chunk before. */
         int back = s->n_tokens > 2 * TERN_PAGE ? s->n_tokens - 2 * TERN_PAGE : 0;
@@ -253,46 +248,70 @@ void tern_kv_commit(struct tern_kv_cache *c, struct tern_kv_seq *s, int n)
         memmove(t->pages, t->pages + drop, (size_t)(t->n - drop) * sizeof *t->pages);
         t->first += drop;
         t->n -= drop;
+        tern_kv_pool_settle(&c->pool[g]);
     }
 }
 
-/* Where keys and values can be cut, at n or below. */
+/* Can keys and values of group g be cut to n tokens?  What a row at n sees raw has to be there, and the tokens of its
+ * own page, if there are any before it, too. */
+static bool can_cut(const struct tern_kv_cache *c, const struct tern_kv_seq *s, int g, int n)
+{
+    const int page = n / TERN_PAGE, seen = page - c->layout->groups[g].recent + 1;
+    if (c->layout->groups[g].recent > 1 && s->seen_from[g] > (seen > 0 ? seen : 0))
+        return false;
+    return n % TERN_PAGE == 0 || page >= s->raw_from[g];
+}
+
+static bool can_cut_all(const struct tern_kv_cache *c, const struct tern_kv_seq *s, int n)
+{
+    bool can = true;
+    for (int g = 0; g < c->layout->n_groups; g++)
+        can &= can_cut(c, s, g, n);
+    return can;
+}
+
+/* The most tokens, n or fewer, that s can be cut to; the beginning always is a place. */
 static int cut_at(const struct tern_kv_cache *c, const struct tern_kv_seq *s, int n)
 {
-    int closed = s->n_tokens / TERN_PAGE, page = n / TERN_PAGE;
-    if (c->layout->recent > 1 && page < s->newest - 1 && s->newest > c->layout->recent)
-        return 0; /* the ring of raw tiles has moved on */
-    return page == closed ? n : page * TERN_PAGE;
+    if (n == s->n_tokens)
+        return n;
+    if (!c->layout->state_bytes)
+        return can_cut_all(c, s, n) ? n : can_cut_all(c, s, n / TERN_PAGE * TERN_PAGE) ? n / TERN_PAGE * TERN_PAGE : 0;
+    n = tern_kv_state_before(s, n);
+    while (n && !can_cut_all(c, s, n))
+        n = tern_kv_state_before(s, n - 1);
+    return n;
 }
 
 int tern_kv_trim(struct tern_kv_cache *c, struct tern_kv_seq *s, int n, int *kept, tern_error *err)
 {
     TERN_ASSERT(n >= 0 && n <= s->n_tokens);
-    int closed = s->n_tokens / TERN_PAGE, keep = cut_at(c, s, n);
-    if (c->layout->state_bytes && keep < s->n_tokens)
-        keep = cut_at(c, s, tern_kv_state_before(s, keep));
+    const int keep = cut_at(c, s, n), page = keep / TERN_PAGE;
     for (int g = 0; g < c->layout->n_groups; g++)
-        if (s->table[g].first > tern_kv_first_needed(c->layout->groups[g].reach, keep))
+        if (keep && s->table[g].first > tern_kv_first_needed(c->layout->groups[g].reach, keep))
             return tern_err_set(err, TERN_EUNSUPPORTED,
                                 "cannot go back to token %d: a layer with a window of %d tokens no longer holds them",
                                 n, c->layout->groups[g].reach.window);
-    for (int g = 0; g < c->layout->n_groups; g++)
-        drop_pages(c, s, g, keep / TERN_PAGE);
-    if (keep < TERN_PAGE && closed > 0)
+    for (int g = 0; g < c->layout->n_groups; g++) {
+        drop_pages(c, s, g, page);
+        s->raw_from[g] = page < s->raw_from[g] ? page : s->raw_from[g];
+        s->seen_from[g] = page < s->seen_from[g] ? page : s->seen_from[g];
+    }
+    if (page == 0)
         drop_sink(c, s);
     if (keep < s->n_tokens)
         tern_kv_states_back(c, s, keep);
     s->n_tokens = keep;
-    s->newest = keep ? s->newest : 0;
     *kept = keep;
+    settle(c);
     return 0;
 }
 
 size_t tern_kv_used_bytes(const struct tern_kv_cache *c)
 {
-    size_t n = (size_t)c->tiles.n_used * c->tiles.mem.bytes + (size_t)c->sinks.n_used * c->sinks.mem.bytes;
+    size_t n = tern_kv_pool_bytes(&c->tiles) + tern_kv_pool_bytes(&c->sinks);
     for (int g = 0; g < c->layout->n_groups; g++)
-        n += (size_t)c->pool[g].n_used * c->pool[g].mem.bytes;
+        n += tern_kv_pool_bytes(&c->pool[g]);
     return n;
 }
 

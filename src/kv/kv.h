@@ -13,41 +13,18 @@
  *
  * Blocks are known by number; tern_kv_block says where one lies, while this CPU needs to know.
  *
- * Memory: pools reserve address space for their whole capacity and touch it page by page, so the resident set grows
- * with the codes.  Nothing allocates in a step: tern_kv_begin reserves, and is the only call that can run out. Thread:
- * the engine's. */
+ * Memory: kv/pool.h.  Nothing allocates in a step: tern_kv_begin takes the blocks that it needs, and is the only call
+ * of a step that can run out. Thread: the engine's, but for references to blocks. */
 #ifndef TERN_KV_H
 #define TERN_KV_H
 
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
-#include "base/block.h"
 #include "base/buf.h"
 #include "base/err.h"
 #include "kv/layout.h"
-
-/* ---- pages ------------------------------------------------------------------------------------------------------ */
-
-/* A pool of equally large ref-counted blocks in one reserved range. */
-struct tern_kv_pool {
-    struct tern_blocks mem;
-    uint32_t n_blocks, n_used, n_fresh; /* blocks from n_fresh on were never touched */
-    uint32_t *refs;                     /* [n_blocks] */
-    uint32_t *free_list;                /* stack of released blocks */
-    uint32_t n_free;
-};
-int tern_kv_pool_init(struct tern_kv_pool *p, size_t block_bytes, size_t n_blocks, tern_error *err);
-void tern_kv_pool_clear(struct tern_kv_pool *p);
-uint32_t tern_kv_pool_get(struct tern_kv_pool *p); /* TERN_NO_BLOCK when exhausted; refs 1; bytes unspecified */
-void tern_kv_pool_ref(struct tern_kv_pool *p, uint32_t block);
-void tern_kv_pool_unref(struct tern_kv_pool *p, uint32_t block); /* TERN_NO_BLOCK is legal */
-
-/* Where a block lies, NULL for TERN_NO_BLOCK. */
-static inline uint8_t *tern_kv_block(const struct tern_kv_pool *p, uint32_t block)
-{
-    return block == TERN_NO_BLOCK ? NULL : tern_block_at(p->mem, block);
-}
+#include "kv/pool.h"
 
 /* ---- cache and sequences ----------------------------------------------------------------------------------------- */
 
@@ -68,8 +45,10 @@ struct tern_kv_kept_state {
 struct tern_kv_seq {
     bool live;
     int n_tokens;
-    int newest; /* last page that had a raw tile: of a ring of N tiles, it and those before it are the ones there */
     struct tern_kv_table table[TERN_KV_MAX_GROUPS];
+    /* Per group: the raw tiles of pages from raw_from on are there in all its layers, and those of pages from seen_from
+     * on in the layers that see earlier pages raw.  A page that is still raw can be opened again. */
+    int raw_from[TERN_KV_MAX_GROUPS], seen_from[TERN_KV_MAX_GROUPS];
     uint32_t tile; /* block of layout->tile_bytes */
     uint32_t sink; /* TERN_NO_BLOCK until page 0 closes */
     /* Only where the layout has states: */
@@ -79,20 +58,30 @@ struct tern_kv_seq {
     bool marked; /* the step in hand writes the last of them */
 };
 
+/* What a cache is for: max_seqs sequences of max_tokens tokens, stepped by at most max_step tokens at once. */
+struct tern_kv_room {
+    int max_seqs, max_tokens, max_step;
+    struct tern_kv_budget *budget; /* shared with other caches, must outlive this one; NULL: no limit */
+};
+
 struct tern_kv_cache {
     const struct tern_kv_layout *layout; /* borrowed for the cache's life */
+    struct tern_kv_budget *budget, own_budget;
     struct tern_kv_pool pool[TERN_KV_MAX_GROUPS];
     struct tern_kv_pool sinks, tiles, states;
     struct tern_kv_seq *seqs; /* [max_seqs] */
     int max_seqs, max_tokens, max_step;
 };
 
-/* Room for max_seqs sequences of max_tokens tokens, stepped by at most max_step tokens at once. */
-int tern_kv_cache_init(struct tern_kv_cache *c, const struct tern_kv_layout *l, int max_seqs, int max_tokens,
-                       int max_step, tern_error *err);
+/* The pools reserve addresses for max_seqs full sequences, and with a limited budget for all that it could pay for.  A
+ * cache stays where it is until it is cleared. */
+int tern_kv_cache_init(struct tern_kv_cache *c, const struct tern_kv_layout *l, const struct tern_kv_room *room,
+                       tern_error *err);
 void tern_kv_cache_clear(struct tern_kv_cache *c);
+/* Bytes that a sequence of one closed page takes: a smaller budget serves nobody. */
+size_t tern_kv_least_bytes(const struct tern_kv_layout *l);
 
-/* An empty sequence; TERN_ECAPACITY when all are in use. */
+/* An empty sequence; TERN_ECAPACITY when all are in use, or no memory is left for another one. */
 int tern_kv_seq_new(struct tern_kv_cache *c, struct tern_kv_seq **out, tern_error *err);
 void tern_kv_seq_free(struct tern_kv_cache *c, struct tern_kv_seq *s);
 int tern_kv_seq_fork(struct tern_kv_cache *c, struct tern_kv_seq **out, const struct tern_kv_seq *s, tern_error *err);
@@ -102,7 +91,7 @@ int tern_kv_seq_fork(struct tern_kv_cache *c, struct tern_kv_seq **out, const st
 int tern_kv_begin(struct tern_kv_cache *c, struct tern_kv_seq *s, int n, tern_error *err);
 void tern_kv_commit(struct tern_kv_cache *c, struct tern_kv_seq *s, int n);
 /* Between begin and commit, where there are states: the step shall keep that of its last page boundary (decoding: its
- * last multiple of the stride), which is the caller's to write.  NULL: not in this step.  Never runs out: of too
+ * last multiple of the stride), which is the caller's to write.  NULL: not in this step, or memory is short.  Of too
  * many the least useful is dropped. */
 const struct tern_kv_kept_state *tern_kv_mark(struct tern_kv_cache *c, struct tern_kv_seq *s, int n, bool prompt);
 void tern_kv_abort(struct tern_kv_cache *c, struct tern_kv_seq *s);
@@ -113,11 +102,12 @@ static inline int tern_kv_first_needed(struct tern_kv_reach r, int p)
     return tern_kv_oldest(r, p) / TERN_PAGE;
 }
 
-/* Cuts back to n tokens, n <= n_tokens.  A closed page cannot be reopened (its originals are gone), so the sequence
- * ends up with *kept <= n tokens: n itself inside the open tile, else the page boundary below n, or 0 when pages before
- * that would have to be seen raw and no longer are; with states, back to one that was kept, or to 0.  The caller runs
- * the rest again. TERN_EUNSUPPORTED, nothing changed,
- * when a window group no longer holds what a query at *kept needs. */
+/* Cuts back to n tokens, n <= n_tokens.  Where page n / 64 is still raw, the sequence ends up with *kept = n tokens: in
+ * the open page, and in the page before it until the next token comes (longer where the layout has more raw tiles).  A
+ * closed page whose originals are gone cannot be opened again: then *kept is the page boundary below n, or 0 when pages
+ * before that would have to be seen raw and no longer are; with states, back to one that was kept, or to 0.  The caller
+ * runs the rest again.  TERN_EUNSUPPORTED, nothing changed, when a window group no longer holds what a query at *kept
+ * needs. */
 int tern_kv_trim(struct tern_kv_cache *c, struct tern_kv_seq *s, int n, int *kept, tern_error *err);
 
 /* The states of `from`, a sequence of as many tokens in another cache of the same model, become those of `to`. */

@@ -330,6 +330,9 @@ int tern_kv_layout_new(struct tern_kv_layout **out, const struct tern_kv_decl *d
         struct tern_kv_group *g = &l->groups[l->group_of[i]];
         y->layer_off = g->page_bytes;
         g->page_bytes += y->head_bytes * (size_t)y->n_heads;
+        g->ring = !g->ring || y->ring < g->ring ? y->ring : g->ring;
+        g->recent = y->recent > g->recent ? y->recent : g->recent;
+        g->seen_ring = y->recent > 1 ? y->ring : g->seen_ring;
         y->tile_layer_off = l->tile_bytes;
         l->tile_bytes += y->tile_bytes * (size_t)y->n_heads * (size_t)y->ring;
         l->recent = y->recent > l->recent ? y->recent : l->recent;

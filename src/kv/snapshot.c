@@ -225,10 +225,11 @@ static int take_blocks(struct tern_kv_cache *c, struct tern_kv_seq *s, const str
     }
     if (h->has_sink) {
         s->sink = tern_kv_pool_get(&c->sinks);
-        TERN_ASSERT(s->sink != TERN_NO_BLOCK);
+        if (s->sink == TERN_NO_BLOCK)
+            return tern_err_set(err, TERN_ECAPACITY, "the KV pool is full");
     }
-    if (h->kept_at)
-        tern_kv_states_room(c, s, (int)h->kept_at);
+    if (h->kept_at && !tern_kv_states_room(c, s, (int)h->kept_at))
+        return tern_err_set(err, TERN_ECAPACITY, "the KV pool is full");
     return 0;
 }
 
@@ -257,7 +258,11 @@ int tern_kv_load(struct tern_kv_cache *c, struct tern_kv_seq **out, uint64_t mod
     TERN_TRY(take_blocks(c, s, &h, err));
     TERN_TRY(read_seq(&r, c, s, &h, n_vocab, *tokens, *roles, err));
     s->n_tokens = (int)h.n_tokens;
-    s->newest = s->n_tokens / TERN_PAGE + 1; /* the file does not say; one more is the most that it may have been */
+    for (int g = 0; g < c->layout->n_groups; g++) { /* the file does not say what else is raw */
+        const int open = s->n_tokens / TERN_PAGE, seen = open - c->layout->groups[g].recent + 1;
+        s->raw_from[g] = open;
+        s->seen_from[g] = seen > 0 ? seen : 0;
+    }
     *out = s;
     s = NULL;
 out:

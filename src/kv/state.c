@@ -4,27 +4,18 @@
 #include <string.h>
 #include "base/err.h"
 
-static uint32_t take(struct tern_kv_cache *c)
-{
-    uint32_t block = tern_kv_pool_get(&c->states);
-    TERN_ASSERT(block != TERN_NO_BLOCK); /* the pool has what all sequences may hold */
-    return block;
-}
-
-static uint8_t *state_at(const struct tern_kv_cache *c, uint32_t block)
-{
-    return tern_kv_block(&c->states, block);
-}
-
-void tern_kv_states_new(struct tern_kv_cache *c, struct tern_kv_seq *s)
+bool tern_kv_states_new(struct tern_kv_cache *c, struct tern_kv_seq *s)
 {
     s->state = TERN_NO_BLOCK;
-    if (!c->layout->state_bytes)
-        return;
-    s->state = take(c);
-    memset(state_at(c, s->state), 0, c->layout->state_bytes);
     s->n_kept = 0;
     s->marked = false;
+    if (!c->layout->state_bytes)
+        return true;
+    s->state = tern_kv_pool_get(&c->states);
+    if (s->state == TERN_NO_BLOCK)
+        return false;
+    tern_kv_block_zero(&c->states, s->state, c->layout->state_bytes);
+    return true;
 }
 
 static void drop(struct tern_kv_cache *c, struct tern_kv_seq *s, int i)
@@ -46,7 +37,7 @@ void tern_kv_states_fork(struct tern_kv_cache *c, struct tern_kv_seq *d, const s
 {
     if (!c->layout->state_bytes)
         return;
-    memcpy(state_at(c, d->state), state_at(c, s->state), c->layout->state_bytes);
+    tern_kv_block_copy(&c->states, d->state, &c->states, s->state, c->layout->state_bytes);
     memcpy(d->kept, s->kept, sizeof d->kept);
     d->n_kept = s->n_kept;
     for (int i = 0; i < d->n_kept; i++)
@@ -70,10 +61,14 @@ static void thin(struct tern_kv_cache *c, struct tern_kv_seq *s)
     drop(c, s, least);
 }
 
-void tern_kv_states_room(struct tern_kv_cache *c, struct tern_kv_seq *s, int at)
+bool tern_kv_states_room(struct tern_kv_cache *c, struct tern_kv_seq *s, int at)
 {
     TERN_ASSERT(s->n_kept < TERN_KV_KEPT_STATES);
-    s->kept[s->n_kept++] = (struct tern_kv_kept_state){at, take(c)};
+    uint32_t block = tern_kv_pool_get(&c->states);
+    if (block == TERN_NO_BLOCK)
+        return false;
+    s->kept[s->n_kept++] = (struct tern_kv_kept_state){at, block};
+    return true;
 }
 
 const struct tern_kv_kept_state *tern_kv_mark(struct tern_kv_cache *c, struct tern_kv_seq *s, int n, bool prompt)
@@ -85,7 +80,8 @@ const struct tern_kv_kept_state *tern_kv_mark(struct tern_kv_cache *c, struct te
     if (!c->layout->state_bytes || at <= s->n_tokens)
         return NULL;
     thin(c, s);
-    tern_kv_states_room(c, s, at);
+    if (!tern_kv_states_room(c, s, at))
+        return NULL;
     s->marked = true;
     return &s->kept[s->n_kept - 1];
 }
@@ -114,9 +110,9 @@ void tern_kv_states_back(struct tern_kv_cache *c, struct tern_kv_seq *s, int n)
         drop(c, s, s->n_kept - 1);
     TERN_ASSERT(n == tern_kv_state_before(s, n));
     if (n)
-        memcpy(state_at(c, s->state), state_at(c, s->kept[s->n_kept - 1].block), bytes);
+        tern_kv_block_copy(&c->states, s->state, &c->states, s->kept[s->n_kept - 1].block, bytes);
     else
-        memset(state_at(c, s->state), 0, bytes);
+        tern_kv_block_zero(&c->states, s->state, bytes);
 }
 
 void tern_kv_move_states(struct tern_kv_cache *c, struct tern_kv_seq *to, const struct tern_kv_cache *from_c,
@@ -127,14 +123,14 @@ void tern_kv_move_states(struct tern_kv_cache *c, struct tern_kv_seq *to, const 
         return;
     while (to->n_kept)
         drop(c, to, to->n_kept - 1);
-    memcpy(state_at(c, to->state), state_at(from_c, from->state), bytes);
+    tern_kv_block_copy(&c->states, to->state, &from_c->states, from->state, bytes);
     for (int i = 0; i < from->n_kept; i++) {
-        tern_kv_states_room(c, to, from->kept[i].at);
-        memcpy(state_at(c, to->kept[i].block), state_at(from_c, from->kept[i].block), bytes);
+        if (tern_kv_states_room(c, to, from->kept[i].at))
+            tern_kv_block_copy(&c->states, to->kept[to->n_kept - 1].block, &from_c->states, from->kept[i].block, bytes);
     }
 }
 
 size_t tern_kv_state_bytes(const struct tern_kv_cache *c)
 {
-    return (size_t)c->states.n_used * c->states.mem.bytes;
+    return tern_kv_pool_bytes(&c->states);
 }

@@ -4,8 +4,8 @@
 
 #include "kv/kv.h"
 
-/* A new sequence's, all 0. */
-void tern_kv_states_new(struct tern_kv_cache *c, struct tern_kv_seq *s);
+/* A new sequence's, all 0; false when no memory is left for it. */
+bool tern_kv_states_new(struct tern_kv_cache *c, struct tern_kv_seq *s);
 void tern_kv_states_free(struct tern_kv_cache *c, struct tern_kv_seq *s);
 /* The new sequence `d` gets a copy of the state and shares those that are kept. */
 void tern_kv_states_fork(struct tern_kv_cache *c, struct tern_kv_seq *d, const struct tern_kv_seq *s);
@@ -15,7 +15,7 @@ void tern_kv_states_abort(struct tern_kv_cache *c, struct tern_kv_seq *s);
 int tern_kv_state_before(const struct tern_kv_seq *s, int n);
 /* The state is that of n tokens again, n being one of those. */
 void tern_kv_states_back(struct tern_kv_cache *c, struct tern_kv_seq *s, int n);
-/* One more kept state, after `at` tokens, to be filled. */
-void tern_kv_states_room(struct tern_kv_cache *c, struct tern_kv_seq *s, int at);
+/* One more kept state, after `at` tokens, to be filled; false when no memory is left for it. */
+bool tern_kv_states_room(struct tern_kv_cache *c, struct tern_kv_seq *s, int at);
 
 #endif

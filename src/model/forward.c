@@ -65,6 +65,17 @@ static void head(struct tern_forward *f, const struct tern_forward_batch *b)
         f->dev->ops->softcap(f->dev, b->logits, b->logit_stride, d->n_vocab, b->n_logit_rows, d->logit_cap);
 }
 
+/* The rows that the output matrix reads, of whom asks for them. */
+static void hidden(struct tern_forward *f, const struct tern_forward_batch *b)
+{
+    struct tern_forward_batch rows = *b;
+    const struct tern_rows out = {.p = b->hidden, .stride = b->hidden_stride};
+    rows.logit_rows = b->hidden_rows;
+    rows.n_logit_rows = b->n_hidden_rows;
+    f->residual->collapse(f, &rows);
+    tern_norm_rows(f, &out, &f->t, f->net->globals[TERN_OUT_NORM].vec, b->n_hidden_rows);
+}
+
 void tern_forward_run(struct tern_forward *f, const struct tern_forward_batch *b)
 {
     TERN_ASSERT(b->n_rows > 0 && b->n_rows <= f->max_rows && b->n_jobs <= f->max_jobs);
@@ -76,6 +87,8 @@ void tern_forward_run(struct tern_forward *f, const struct tern_forward_batch *b
     for (int i = 0; i < f->net->desc.n_layers; i++)
         run_layer(f, b, i);
     tern_cached_end(f, b);
+    if (b->n_hidden_rows)
+        hidden(f, b);
     if (b->n_logit_rows)
         head(f, b);
 }

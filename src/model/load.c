@@ -444,16 +444,16 @@ static int bind_all(const struct loader *ld, const uint8_t *block, const char *p
 
 /* Nothing here makes a load fail: the weights are in memory.  why: what was wrong with the file that is there. */
 static void write_packed(struct tern_net *net, const struct tern_weight_block *b, struct tern_pool *pool,
-                         const char *path, const tern_error *why)
+                         const struct tern_packed_file *kept, const tern_error *why)
 {
     tern_error e = {0};
-    if (tern_packfile_write(b, net->memory, path, pool, &e) < 0)
+    if (tern_packfile_write(b, net->memory, kept->path, pool, &e) < 0)
         (void)snprintf(net->notice, sizeof net->notice, "%s; the weights were packed for this run alone", e.msg);
     else if (why->code)
         (void)snprintf(net->notice, sizeof net->notice, "%s; packed anew", why->msg);
-    else
+    else if (!kept->before) /* else all is said */
         (void)snprintf(net->notice, sizeof net->notice, "%s: packed weights written (%zu MiB), for later runs to map",
-                       tern_path_show(path), b->bytes >> 20);
+                       tern_path_show(kept->path), b->bytes >> 20);
 }
 
 static int load_weights(struct loader *ld, struct tern_pool *pool, const struct tern_packed_file *kept, tern_error *err)
@@ -476,10 +476,20 @@ static int load_weights(struct loader *ld, struct tern_pool *pool, const struct 
             why = (tern_error){0};
         }
     }
+    tern_error refusal = {0};
+    replace = replace && kept->write;
+    if (replace && tern_packfile_check(kept->path, &refusal) < 0) {
+        replace = false;
+        why = refusal;
+    }
+    if (replace && kept->before)
+        kept->before(kept->user, kept->path, tern_packfile_bytes(&b));
     TERN_TRY(pack_all(ld, pool, err));
     TERN_TRY(bind_all(ld, net->memory, NULL, err));
-    if (replace && kept->write)
-        write_packed(net, &b, pool, kept->path, &why);
+    if (replace)
+        write_packed(net, &b, pool, kept, &why);
+    else if (refusal.code)
+        (void)snprintf(net->notice, sizeof net->notice, "%s; the weights were packed for this run alone", refusal.msg);
     else if (why.code)
         (void)snprintf(net->notice, sizeof net->notice, "%s; not used", why.msg);
 out:
@@ -551,7 +561,7 @@ static int find_arch(const struct tern_arch **out, const struct tern_file *f, te
         return rc;
     if (!name.p)
         return tern_err_set(err, TERN_EFORMAT, "%s: metadata key general.architecture is missing", tern_file_path(f));
-    char known[256] = "";
+    char known[512] = "";
     size_t used = 0;
     for (int i = 0; tern_archs[i]; i++) {
         *out = tern_archs[i];
@@ -604,6 +614,8 @@ int tern_net_load(struct tern_net **out, const struct tern_file *f, struct tern_
     TERN_TRY(find_arch(&ld.arch, f, err));
     net->desc.arch = ld.arch->name;
     TERN_TRY(ld.arch->configure(&net->desc, f, err));
+    if (ld.arch->gguf.pairs)
+        net->desc.ropes[0].interleaved = tern_file_kind(f) == TERN_FILE_GGUF;
     TERN_TRY(vocab_size(&net->desc, f, err));
     tern_error detail;
     if (tern_desc_check(&net->desc, &detail) < 0)

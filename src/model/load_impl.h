@@ -34,6 +34,9 @@ struct tern_weight_block {
 int tern_packfile_open(struct tern_map *out, const uint8_t **data, const struct tern_weight_block *b, const char *path,
                        struct tern_pool *pool, bool *replace, tern_error *err);
 /* Writes the block that lies at `data`.  TERN_ECAPACITY while another process is writing the same file. */
+/* May one be written there? */
+int tern_packfile_check(const char *path, tern_error *err);
+size_t tern_packfile_bytes(const struct tern_weight_block *b); /* of the whole file */
 int tern_packfile_write(const struct tern_weight_block *b, const uint8_t *data, const char *path,
                         struct tern_pool *pool, tern_error *err);
 

@@ -49,7 +49,18 @@ struct tern_packed_file {
     const char *path;  /* NULL: none */
     bool write;        /* make it, or make it anew when it does not fit */
     size_t write_from; /* bytes of weights from which on a missing file is made */
+    void (*before)(void *user, const char *path, size_t bytes); /* it is written; may be NULL */
+    void *user;
 };
+
+/* What GGUF has otherwise than directories of the same architecture: rotated pairs of q and k as neighbours
+ * (docs/decisions/013-one-vocabulary.md), a tensor of divisors for Llama 3's scaling of rotary frequencies, value heads
+ * of delta layers in another order. */
+struct tern_arch_gguf {
+    bool pairs, divisors, grouped;
+};
+/* false: no directories of this architecture open. */
+bool tern_arch_find_gguf(struct tern_arch_gguf *out, const char *arch);
 
 /* Reads configuration and tensors of an opened file.  Packing runs on the pool.  kept may be NULL; nothing that is
  * wrong with that file is an error. */
@@ -87,8 +98,12 @@ struct tern_forward_batch {
     int n_jobs;
     const int *logit_rows; /* rows that want logits, ascending */
     int n_logit_rows;
-    float *logits;       /* [n_logit_rows][logit_stride] */
-    size_t logit_stride; /* floats, a multiple of 16, >= n_vocab */
+    float *logits;          /* [n_logit_rows][logit_stride] */
+    size_t logit_stride;    /* floats, a multiple of 16, >= n_vocab */
+    const int *hidden_rows; /* rows whose hidden states are wanted, after the last norm, ascending */
+    int n_hidden_rows;
+    float *hidden;        /* [n_hidden_rows][hidden_stride] */
+    size_t hidden_stride; /* floats, a multiple of 16, >= n_embd */
     tern_forward_tap *tap;
     void *tap_user;
 };

@@ -179,6 +179,16 @@ static int mode_of(const struct tern_file *f)
     return stat(tern_file_path(f), &st) < 0 ? 0600 : (int)(st.st_mode & 0666) | 0200;
 }
 
+int tern_packfile_check(const char *path, tern_error *err)
+{
+    return tern_outfile_check(path, &packed_kind, err);
+}
+
+size_t tern_packfile_bytes(const struct tern_weight_block *b)
+{
+    return (size_t)expected_header(b).data_offset + b->bytes;
+}
+
 int tern_packfile_write(const struct tern_weight_block *b, const uint8_t *data, const char *path,
                         struct tern_pool *pool, tern_error *err)
 {

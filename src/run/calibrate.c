@@ -363,7 +363,7 @@ int tern_model_calibrate_within(tern_model *m, const int32_t *ids, int n, int n_
             finish_head(set, &decl[i], &c.layers[i][h], i, h, c.n_tokens);
     tern_kv_cond_seal(set, decl);
     if (!path)
-        TERN_TRY(tern_cond_path(&own_path, m, err));
+        TERN_TRY(tern_beside(&own_path, m->path, ".ternkv", true, err));
     TERN_TRY(tern_kv_cond_save(set, decl, m->net->digest, path ? path : own_path.p, err));
 out:
     free_stats(&c);

@@ -25,17 +25,23 @@ static int check_params(const tern_engine_params *p, tern_error *err)
     return 0;
 }
 
-/* Every plan has a cache with room for all sequences: address space, which costs nothing until pages are in use. */
+/* Every plan has a cache with room for all sequences: address space, which costs nothing until pages are in use.  What
+ * they use together is limited by kv_bytes. */
 static int open_plans(tern_engine *e, const tern_engine_params *p, tern_error *err)
 {
     int rc = 0, n = 1 + p->n_more_kv;
+    const struct tern_kv_room room = {e->max_seqs, e->ctx, e->chunk, &e->kv_budget};
+    e->kv_budget.limit = p->kv_bytes ? p->kv_bytes : SIZE_MAX;
     TERN_TRY(tern_alloc(&e->plans, (size_t)n + 1, sizeof(struct tern_kv_plan *), err));
     TERN_TRY(tern_alloc(&e->caches, (size_t)n + 1, sizeof *e->caches, err));
     for (int i = 0; i < n; i++) {
         const char *spec = i ? p->more_kv[i - 1] : p->kv ? p->kv : p->exact ? "f32" : TERN_KV_DEFAULT;
         TERN_TRY(tern_plan_of_ctx(&e->plans[i], e->model, e->ctx, spec, p->kv_strict, err));
         e->n_caches = ++e->n_plans;
-        TERN_TRY(tern_kv_cache_init(&e->caches[i], e->plans[i]->layout, e->max_seqs, e->ctx, e->chunk, err));
+        if (tern_kv_least_bytes(e->plans[i]->layout) > e->kv_budget.limit)
+            TERN_FAIL(err, TERN_EINVAL, "KV memory of %zu bytes is less than the %zu that one page of --kv %s takes",
+                      e->kv_budget.limit, tern_kv_least_bytes(e->plans[i]->layout), spec);
+        TERN_TRY(tern_kv_cache_init(&e->caches[i], e->plans[i]->layout, &room, err));
     }
     if (p->code_at_end)
         TERN_TRY(tern_prompt_open(e, err));
@@ -49,6 +55,7 @@ static int alloc_batch(tern_engine *e, tern_error *err)
     TERN_TRY(tern_alloc(&e->rows, (size_t)e->chunk, sizeof *e->rows, err));
     TERN_TRY(tern_alloc(&e->jobs, (size_t)e->max_seqs, sizeof *e->jobs, err));
     TERN_TRY(tern_alloc(&e->logit_rows, (size_t)e->chunk, sizeof *e->logit_rows, err));
+    TERN_TRY(tern_alloc(&e->hidden_rows, (size_t)e->chunk, sizeof *e->hidden_rows, err));
     TERN_TRY(tern_alloc(&e->seqs, (size_t)e->max_seqs, sizeof *e->seqs, err));
     for (int i = 0; i < e->max_seqs; i++) {
         e->seqs[i].engine = e;
@@ -103,6 +110,8 @@ void tern_engine_close(tern_engine **pe)
     tern_free(e->jobs);
     tern_free(e->logit_rows);
     tern_free(e->logits);
+    tern_free(e->hidden_rows);
+    tern_free(e->hidden);
     tern_forward_free(e->forward);
     for (int i = 0; i < e->n_caches; i++) {
         tern_kv_cache_clear(&e->caches[i]);
@@ -153,7 +162,8 @@ const tern_kv_plan *tern_engine_plan_at(const tern_engine *e, int plan)
 
 void tern_engine_memory(const tern_engine *e, tern_memory *out)
 {
-    *out = (tern_memory){.scratch_bytes = tern_forward_scratch_bytes(e->forward) + e->logits_cap * sizeof(float)};
+    *out = (tern_memory){.scratch_bytes =
+                             tern_forward_scratch_bytes(e->forward) + (e->logits_cap + e->hidden_cap) * sizeof(float)};
     for (int i = 0; i < e->n_caches; i++) {
         out->kv_bytes += tern_kv_used_bytes(&e->caches[i]);
         out->kv_f16_bytes += tern_kv_f16_bytes(&e->caches[i]);
@@ -339,7 +349,7 @@ static int reserve_logits(tern_engine *e, const tern_step_item *items, int n_ite
     int n_decode = 0;
     *n_rows = 0;
     for (int i = 0; i < n_items; i++) {
-        *n_rows += items[i].logits == TERN_LOGITS_ALL ? items[i].n_tokens : items[i].logits == TERN_LOGITS_LAST;
+        *n_rows += tern_item_logits(&items[i]);
         n_decode += items[i].decode;
     }
     size_t want = (size_t)*n_rows * stride * (n_decode && n_decode < n_items ? 2 : 1);
@@ -366,8 +376,10 @@ static void add_rows(tern_engine *e, struct tern_forward_batch *b, const tern_st
                                    .wide = wide,
                                    .mark = tern_kv_mark(cache_of(it->seq), it->seq->kv, it->n_tokens, !it->decode)};
     for (int i = 0; i < it->n_tokens; i++) {
-        if (it->logits == TERN_LOGITS_ALL || (it->logits == TERN_LOGITS_LAST && i == it->n_tokens - 1))
+        if (i >= it->n_tokens - tern_item_logits(it))
             e->logit_rows[b->n_logit_rows++] = b->n_rows;
+        if (i >= it->n_tokens - tern_item_hidden(it))
+            e->hidden_rows[b->n_hidden_rows++] = b->n_rows;
         e->rows[b->n_rows++] = (struct tern_row){it->tokens[i], pos0 + i};
     }
 }
@@ -404,7 +416,7 @@ static void arrange_logits(tern_engine *e, const struct tern_forward_batch *b, c
     for (int i = 0; i < b->n_logit_rows; i++)
         at[1] += b->logit_rows[i] < b->n_wide;
     for (int i = 0; i < n_items; i++) {
-        int n = items[i].logits == TERN_LOGITS_ALL ? items[i].n_tokens : items[i].logits == TERN_LOGITS_LAST;
+        int n = tern_item_logits(&items[i]);
         int *from = &at[!(e->exact || !items[i].decode)];
         for (int r = 0; r < n; r++)
             memcpy(copy + (size_t)row++ * vocab, e->logits + (size_t)(*from)++ * b->logit_stride,
@@ -421,15 +433,20 @@ int tern_step(tern_engine *e, const tern_step_item *items, int n_items, const fl
         *logits = NULL;
     TERN_TRY(check_items(e, items, n_items, err));
     TERN_TRY(reserve_logits(e, items, n_items, stride, &n_logits, err));
+    TERN_TRY(tern_hidden_reserve(e, items, n_items, err));
     for (; begun < n_items; begun++)
         TERN_TRY(tern_kv_begin(cache_of(items[begun].seq), items[begun].seq->kv, items[begun].n_tokens, err));
     struct tern_forward_batch b = {
         .rows = e->rows, .jobs = e->jobs, .logit_rows = e->logit_rows, .logits = e->logits, .logit_stride = stride};
+    b.hidden_rows = e->hidden_rows;
+    b.hidden = e->hidden;
+    b.hidden_stride = tern_round_up((size_t)e->model->net->desc.n_embd, 16);
     b.tap = e->tap;
     b.tap_user = e->tap_user;
     build_batch(e, &b, items, n_items);
     tern_forward_run(e->forward, &b);
     arrange_logits(e, &b, items, n_items);
+    tern_hidden_arrange(e, &b, items, n_items);
     for (int i = 0; i < n_items; i++) {
         tern_seq *s = items[i].seq;
         size_t at = (size_t)s->kv->n_tokens, n = (size_t)items[i].n_tokens;

@@ -212,6 +212,11 @@ void tern_gen_pick(struct tern_gen *g, const float *logits, const uint32_t *mask
     g->picked = tern_sampler_pick_within(g->sampler, logits, &l);
 }
 
+bool tern_gen_counts(const struct tern_gen *g, int room)
+{
+    return room >= 1 || is_end(g, g->picked) || is_stop_id(g, g->picked);
+}
+
 int tern_gen_take(struct tern_gen *g, int room, tern_error *err)
 {
     int32_t id = g->picked;

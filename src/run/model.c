@@ -144,16 +144,21 @@ static int check_text(const struct text_load *l, tern_error *err)
 
 #define PACKED_FROM ((size_t)32 << 20) /* less is packed sooner than a user notices */
 
-static int packed_file(struct tern_packed_file *out, tern_model *m, const char *how, tern_error *err)
+static int packed_file(struct tern_packed_file *out, tern_model *m, const tern_model_params *p, tern_error *err)
 {
+    const char *how = p ? p->packed : NULL;
     bool automatic = !how || strcmp(how, "auto") == 0;
     *out = (struct tern_packed_file){0};
     if (how && strcmp(how, "off") == 0)
         return 0;
     bool beside = automatic || strcmp(how, "use") == 0;
-    int rc = beside ? tern_buf_addf(&m->packed, err, "%s.packed", m->path) : tern_buf_addf(&m->packed, err, "%s", how);
-    *out = (struct tern_packed_file){
-        .path = m->packed.p, .write = automatic || !beside, .write_from = beside ? PACKED_FROM : 0};
+    int rc = beside ? tern_beside(&m->packed, m->path, ".packed", automatic, err)
+                    : tern_buf_addf(&m->packed, err, "%s", how);
+    *out = (struct tern_packed_file){.path = m->packed.p,
+                                     .write = automatic || !beside,
+                                     .write_from = beside ? PACKED_FROM : 0,
+                                     .before = p ? p->before_packed : NULL,
+                                     .user = p ? p->user : NULL};
     return rc;
 }
 
@@ -173,7 +178,7 @@ int tern_model_open(tern_model **out, const char *path, const tern_model_params 
     for (size_t n = strlen(m->path); n > 1 && m->path[n - 1] == '/';) /* what belongs to a directory lies beside it */
         m->path[--n] = 0;
     TERN_TRY(tern_file_open(&m->file, path, err));
-    TERN_TRY(packed_file(&kept, m, p ? p->packed : NULL, err));
+    TERN_TRY(packed_file(&kept, m, p, err));
     TERN_TRY(tern_pool_new(&pool, n_threads, 0, err));
     begin_text(&text, m, n_threads);
     TERN_TRY(tern_net_load(&m->net, m->file, pool, &kept, err));
@@ -287,6 +292,22 @@ out:
 const char *tern_model_token(const tern_model *m, int32_t id)
 {
     return m->tok && id >= 0 && id < tern_tokenizer_n_vocab(m->tok) ? tern_tokenizer_piece(m->tok, id) : NULL;
+}
+
+int tern_model_token_bytes(const tern_model *m, int32_t id, char *buf, size_t cap, size_t *n, tern_error *err)
+{
+    int rc = 0;
+    struct tern_buf b = {0};
+    *n = 0;
+    if (!m->tok)
+        TERN_FAIL(err, TERN_EUNSUPPORTED, "%s: the model has no tokenizer", m->path);
+    TERN_TRY(tern_token_bytes(m->tok, id, true, &b, err));
+    *n = b.len;
+    if (b.len && b.len <= cap)
+        memcpy(buf, b.p, b.len);
+out:
+    tern_buf_clear(&b);
+    return rc;
 }
 
 bool tern_model_is_eog(const tern_model *m, int32_t id)

@@ -8,7 +8,7 @@
 
 int tern_cond_path(struct tern_buf *out, const tern_model *m, tern_error *err)
 {
-    return tern_buf_addf(out, err, "%s.ternkv", m->path);
+    return tern_beside(out, m->path, ".ternkv", false, err);
 }
 
 /* What weights say: norms, else what a bias of the keys came to, of which p becomes the owner. */

@@ -57,7 +57,8 @@ struct tern_engine {
     struct tern_kv_plan **plans;  /* [n_caches] */
     struct tern_kv_cache *caches; /* [n_caches] */
     int n_plans;
-    int n_caches; /* n_plans, and with code_at_end a raw one for the prompt in hand */
+    struct tern_kv_budget kv_budget; /* of all caches together */
+    int n_caches;                    /* n_plans, and with code_at_end a raw one for the prompt in hand */
     struct tern_forward *forward;
     struct tern_seq *seqs; /* [max_seqs] */
     int ctx, max_seqs, chunk;
@@ -69,6 +70,10 @@ struct tern_engine {
     struct tern_forward_job *jobs; /* [max_seqs] */
     int *logit_rows;               /* [chunk] */
     float *logits;
+    int *hidden_rows;  /* [chunk] */
+    float *hidden;     /* twice what a step asked for: as it came, and in the order of the items */
+    size_t hidden_cap; /* floats */
+    const float *hidden_view;
     size_t logits_cap;     /* floats */
     tern_forward_tap *tap; /* NULL but while calibrating */
     void *tap_user;
@@ -104,6 +109,8 @@ double tern_cond_choose_pairs(struct tern_kv_cond *c, const struct tern_kv_decl 
 int tern_plan_of_ctx(tern_kv_plan **out, const tern_model *m, int ctx, const char *spec, bool strict, tern_error *err);
 
 int tern_cond_path(struct tern_buf *out, const tern_model *m, tern_error *err);
+/* MODEL.suffix as tern_model_beside finds it, into an empty buffer.  make: a folder that it is to be written to. */
+int tern_beside(struct tern_buf *out, const char *model, const char *suffix, bool make, tern_error *err);
 
 /* Positions per step of an evaluation that wants every row's logits: bounds that buffer (64 rows of a 262144-word
  * vocabulary are 64 MiB). */
@@ -123,6 +130,21 @@ int tern_prompt_begin(tern_seq *s, int n_tokens, struct tern_kv_seq **coded, ter
 int tern_prompt_end(tern_seq *s, struct tern_kv_seq *coded, int plan, tern_error *err);
 /* TERN_ELIMIT when the pages of n tokens, raw and coded, exceed `have` bytes. */
 int tern_prompt_fits(const tern_engine *e, int plan, int n_tokens, size_t have, tern_error *err);
+
+/* How many of an item's rows are asked for. */
+static inline int tern_item_logits(const tern_step_item *it)
+{
+    return it->logits & TERN_LOGITS_ALL ? it->n_tokens : it->logits & TERN_LOGITS_LAST;
+}
+
+static inline int tern_item_hidden(const tern_step_item *it)
+{
+    return it->logits & TERN_HIDDEN_ALL ? it->n_tokens : (it->logits & TERN_HIDDEN_LAST) != 0;
+}
+
+/* hidden.c: hidden states that a step's items ask for.  Reserving is all that can fail. */
+int tern_hidden_reserve(tern_engine *e, const tern_step_item *items, int n_items, tern_error *err);
+void tern_hidden_arrange(tern_engine *e, const struct tern_forward_batch *b, const tern_step_item *items, int n_items);
 
 /* What the step loop uses when a sequence goes back into a closed page: the tokens [from, to) again, in their roles. */
 int tern_seq_replay(struct tern_seq *s, int from, int to, tern_error *err);

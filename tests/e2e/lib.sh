@@ -9,6 +9,7 @@ set -u
 
 work=$(mktemp -d "${TMPDIR:-/tmp}/tern-e2e.XXXXXX") || exit 1
 trap 'rm -rf "$work"' EXIT
+export XDG_CACHE_HOME="$work/cache-home"
 out=$work/out
 err=$work/err
 complaints=0

@@ -152,7 +152,7 @@ done
 [ ! -e "$MODEL.packed" ] || say "a small model gets no file of packed weights"
 run 0 "$TERN" run -m "$MODEL" -p "$prompt" -n 8 --packed "$work/packed"
 reference=$(cat "$out")
-grep -q "$work/packed: packed weights written" "$err" || say "tell that the file was written"
+grep -q "^tern: writing packed weights to $work/packed (1.9 MiB), once" "$err" || say "tell where and how large"
 run 0 "$TERN" run -m "$MODEL" -p "$prompt" -n 8 --packed "$work/packed"
 one_line "prompt"
 same "$(cat "$out")" "$reference" "text from mapped weights"

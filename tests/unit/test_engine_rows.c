@@ -28,10 +28,46 @@ static void test_decode_rows_of_one_sequence(void **state)
     tiny_close(&t);
 }
 
+/* Each item gets its own hidden states, the same whatever stands beside it. */
+static void test_hidden_states(void **state)
+{
+    (void)state;
+    struct tiny t;
+    tern_error err = {0};
+    tiny_open(&t, "llama-tied", "llama-tied", "llama-tied");
+    int n = tern_model_get_info(t.model)->n_embd;
+    tern_engine *e = tiny_engine(&t, "f16", false, 2, 3, 256);
+    tern_seq *s[3];
+    float *alone = calloc((size_t)(65 + 7) * (size_t)n, sizeof *alone);
+    for (int i = 0; i < 3; i++)
+        tiny_ok(tern_seq_new(&s[i], e, &err), &err);
+    tern_step_item it = {.seq = s[0], .tokens = t.ids, .n_tokens = 65, .logits = TERN_HIDDEN_ALL};
+    tiny_ok(tern_step(e, &it, 1, NULL, &err), &err);
+    memcpy(alone, tern_engine_hidden(e), (size_t)65 * (size_t)n * sizeof *alone);
+    it = (tern_step_item){s[0], t.ids + 65, 7, true, TERN_HIDDEN_ALL};
+    tiny_ok(tern_step(e, &it, 1, NULL, &err), &err);
+    memcpy(alone + 65 * n, tern_engine_hidden(e), (size_t)7 * (size_t)n * sizeof *alone);
+    it = (tern_step_item){s[2], t.ids, 65, false, TERN_LOGITS_NONE};
+    tiny_ok(tern_step(e, &it, 1, NULL, &err), &err);
+    assert_null(tern_engine_hidden(e));
+
+    const float *logits;
+    tern_step_item two[2] = {{s[2], t.ids + 65, 7, true, TERN_LOGITS_LAST | TERN_HIDDEN_ALL},
+                             {s[1], t.ids, 65, false, TERN_LOGITS_ALL | TERN_HIDDEN_LAST}};
+    tiny_ok(tern_step(e, two, 2, &logits, &err), &err);
+    const float *got = tern_engine_hidden(e);
+    assert_memory_equal(got, alone + 65 * n, (size_t)7 * (size_t)n * sizeof *got);
+    assert_memory_equal(got + 7 * n, alone + 64 * n, (size_t)n * sizeof *got);
+    free(alone);
+    tern_engine_close(&e);
+    tiny_close(&t);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_decode_rows_of_one_sequence),
+        cmocka_unit_test(test_hidden_states),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

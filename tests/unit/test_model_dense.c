@@ -1,34 +1,60 @@
-/* Most families on tiny models of Q8_0 (tools/make_dense_models.py): the reference's logits, and what every model
- * promises, with the KV plans that say most about what the family adds. */
+/* Every tiny model that has a prompt of its own (tests/data/tiny, tools/make_dense_models.py): the reference's logits,
+ * and what every model promises.  A new one is in the walk; where other KV plans say more about what it adds it has a
+ * line. */
+#include "fixtures.h"
 #include "tiny_promises.h"
 
-static const struct entry {
+static const struct plans {
     const char *name;
     const char *kv[2]; /* coded plans */
-} entries[] = {
+} plans[] = {
     {"qwen3", {"t4", "k=q8,v=l3,first=0"}},
     {"llama-yarn", {"t3", "l4,recent=128"}},
     {"llama-keys", {"l4", "affine8"}},
     {"gemma2", {"t4,layers=0-2:t3", "l4"}},
     {"gemma3-linear", {"t4", "l4,layers=0-2:q8"}},
     {"mistral", {"t4", "k=q8,v=l3,recent=128"}},
-    {"mistral3", {"t4", "l3"}},
     {"llama4", {"l4,layers=0-3:l4", "t4"}},
     {"llama4-experts", {"t4", "l3,recent=128"}},
     {"llama4-128", {"t4", "l4"}},
     {"smollm3", {"t4,layers=3-3:l4", "l3"}},
-    {"glm4", {"t4", "l3"}},
     {"gemma4", {"t4", "l4,layers=0-2:t3"}},
     {"gemma4-small", {"t4", "l4,layers=0-1:t3,recent=128"}},
     {"qwen35", {"t4", "l4,recent=128"}},
     {"qwen35moe", {"l3,layers=3-3:t4", "t4"}},
     {"deepseek2-lite", {"t4", "k=f16,v=l4"}},
-    {"mixtral-apart", {"t4", "l3"}},
     {"gemma4-experts", {"t4", "l4,layers=1-1:t3"}},
     {"phi3-window", {"t4", "l3,layers=0-0:q8,recent=128"}},
     {"phi3-long", {"k=t4,v=t3", "f16"}},
 };
-#define N_ENTRIES (sizeof entries / sizeof *entries)
+
+static struct fixtures models;
+
+static int find_models(void **state)
+{
+    struct fixtures all, prompts;
+    (void)state;
+    fixtures_find(&all, "tiny", ".gguf");
+    fixtures_find(&prompts, "tiny", ".ids.txt");
+    models.n = 0;
+    for (int i = 0; i < all.n; i++)
+        if (fixtures_have(&prompts, all.names[i]))
+            memcpy(models.names[models.n++], all.names[i], sizeof all.names[i]);
+    for (size_t i = 0; i < sizeof plans / sizeof *plans; i++)
+        if (!fixtures_have(&models, plans[i].name))
+            fail_msg("%s has plans, but is no model", plans[i].name);
+    return 0;
+}
+
+/* Of two coded plans the one of an even or an odd number. */
+static const char *plan_of(const char *name, int odd)
+{
+    static const char *const usual[2] = {"t4", "l3"};
+    for (size_t i = 0; i < sizeof plans / sizeof *plans; i++)
+        if (strcmp(plans[i].name, name) == 0)
+            return plans[i].kv[odd % 2];
+    return usual[odd % 2];
+}
 
 static void open_named(struct tiny *t, const char *name)
 {
@@ -38,10 +64,10 @@ static void open_named(struct tiny *t, const char *name)
 static void test_exact_parity(void **state)
 {
     (void)state;
-    for (size_t i = 0; i < N_ENTRIES; i++) {
+    for (int i = 0; i < models.n; i++) {
         struct tiny t;
-        open_named(&t, entries[i].name);
-        tiny_exact_parity(&t, 1e-4, entries[i].name);
+        open_named(&t, models.names[i]);
+        tiny_exact_parity(&t, 1e-4, models.names[i]);
         tiny_close(&t);
     }
 }
@@ -58,8 +84,8 @@ static void test_fast_paths_close_to_reference(void **state)
 {
     bool close = true;
     (void)state;
-    for (size_t i = 0; i < N_ENTRIES; i++) {
-        const char *name = entries[i].name;
+    for (int i = 0; i < models.n; i++) {
+        const char *name = models.names[i];
         struct tiny t;
         open_named(&t, name);
         double prompt = tiny_run_kld(&t, "f16", false, false), decode = tiny_run_kld(&t, "f16", false, true),
@@ -75,11 +101,12 @@ static void test_splits_and_threads(void **state)
 {
     static const int cases[][2] = {{2, 64}, {3, 7}, {2, 65}};
     (void)state;
-    for (size_t i = 0; i < N_ENTRIES; i++) {
+    for (int i = 0; i < models.n; i++) {
         struct tiny t;
-        open_named(&t, entries[i].name);
+        open_named(&t, models.names[i]);
         for (size_t k = 0; k < 2; k++)
-            tiny_splits_and_threads(&t, entries[i].kv[k], cases, sizeof cases / sizeof *cases, entries[i].name);
+            tiny_splits_and_threads(&t, plan_of(models.names[i], (int)k), cases, sizeof cases / sizeof *cases,
+                                    models.names[i]);
         tiny_close(&t);
     }
 }
@@ -87,10 +114,10 @@ static void test_splits_and_threads(void **state)
 static void test_batch_equals_single(void **state)
 {
     (void)state;
-    for (size_t i = 0; i < N_ENTRIES; i++) {
+    for (int i = 0; i < models.n; i++) {
         struct tiny t;
-        open_named(&t, entries[i].name);
-        tiny_batch_equals_single(&t, entries[i].kv[i % 2], entries[i].name);
+        open_named(&t, models.names[i]);
+        tiny_batch_equals_single(&t, plan_of(models.names[i], i), models.names[i]);
         tiny_close(&t);
     }
 }
@@ -99,11 +126,11 @@ static void test_fork_trim_save(void **state)
 {
     static const int cuts[] = {63, 71, 128};
     (void)state;
-    for (size_t i = 0; i < N_ENTRIES; i++) {
+    for (int i = 0; i < models.n; i++) {
         struct tiny t;
-        open_named(&t, entries[i].name);
+        open_named(&t, models.names[i]);
         for (size_t c = 0; c < sizeof cuts / sizeof *cuts; c++)
-            tiny_fork_trim_save(&t, entries[i].kv[c % 2], cuts[c]);
+            tiny_fork_trim_save(&t, plan_of(models.names[i], (int)c), cuts[c]);
         tiny_close(&t);
     }
 }
@@ -303,5 +330,5 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_coded_at_end),       cmocka_unit_test(test_longrope),
         cmocka_unit_test(test_refusals),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return cmocka_run_group_tests(tests, find_models, NULL);
 }

@@ -1,30 +1,31 @@
 /* Models as Hugging Face publishes them: every family's logits against the reference, the bits of GGUF twins, other
  * places and spellings of the same model, and what single families must not say. */
+#include "fixtures.h"
 #include "hf_model.h"
 
-static const struct {
-    const char *name;
-    const char *twin; /* the same weights in another file or under other names: the same bits */
-} models[] = {{"llama", NULL},
-              {"mistral", NULL},
-              {"qwen2", "qwen2.gguf"},
-              {"qwen3", NULL},
-              {"qwen3_moe", "qwen3_moe-stacked"},
-              {"mixtral", "mixtral-stacked"},
-              {"qwen3_5", NULL},
-              {"qwen3_5_moe", NULL},
-              {"llama4", NULL},
-              {"gemma4", "gemma4.gguf"},
-              {"gemma4_small", NULL},
-              {"deepseek_v2", "deepseek_v2.gguf"},
-              {"deepseek_v3", "deepseek_v3-stacked"},
-              {"glm4_moe_lite", NULL},
-              {"glm4", NULL},
-              {"ministral3", NULL},
-              {"smollm3", NULL},
-              {"phi3", NULL},
-              {"gemma2", NULL},
-              {"gemma3", "gemma3.gguf"}};
+static struct fixtures models, files, stacked; /* with logits; those beside them */
+
+static void find_models(void)
+{
+    struct fixtures all;
+    fixtures_find(&all, "hf", ".logits.npy");
+    fixtures_find(&files, "hf", ".gguf");
+    fixtures_find(&stacked, "hf", "-stacked");
+    models.n = 0;
+    for (int i = 0; i < all.n; i++)
+        if (!fixture_read(data_path(all.names[i])).quantised) /* those are test_model_quant's */
+            memcpy(models.names[models.n++], all.names[i], sizeof all.names[i]);
+}
+
+/* The same weights in another file or under other names: the same bits.  NULL: none; GGUF may have rows in an order of
+ * its own, whose sums round otherwise. */
+static const char *twin_of(const char *name)
+{
+    static char twin[64];
+    (void)snprintf(twin, sizeof twin, fixtures_have(&stacked, name) ? "%s-stacked" : "%s.gguf", name);
+    const bool file = fixtures_have(&files, name) && !fixture_read(data_path(name)).reordered;
+    return fixtures_have(&stacked, name) || file ? twin : NULL;
+}
 
 /* The logits of all positions; within 96 tokens phi3 uses its short factors. */
 static float *run(struct tiny *t, const char *kv, bool exact, bool decode)
@@ -44,12 +45,12 @@ static float *run(struct tiny *t, const char *kv, bool exact, bool decode)
 static void test_parity(void **state)
 {
     (void)state;
-    for (size_t i = 0; i < sizeof models / sizeof *models; i++) {
+    for (int i = 0; i < models.n; i++) {
         struct tiny t;
-        open_model(&t, data_path(models[i].name), models[i].name);
+        open_model(&t, data_path(models.names[i]), models.names[i]);
         float *got = run(&t, NULL, true, false);
         double d = tiny_max_diff(&t, got);
-        print_message("%-10s exact max |difference| %.2e\n", models[i].name, d);
+        print_message("%-10s exact max |difference| %.2e\n", models.names[i], d);
         assert_true(d <= 1e-4);
         free(got);
         tiny_close(&t);
@@ -59,12 +60,13 @@ static void test_parity(void **state)
 static void test_twins(void **state)
 {
     (void)state;
-    for (size_t i = 0; i < sizeof models / sizeof *models; i++) {
+    for (int i = 0; i < models.n; i++) {
         struct tiny a, b;
-        if (!models[i].twin)
+        const char *twin = twin_of(models.names[i]);
+        if (!twin)
             continue;
-        open_model(&a, data_path(models[i].name), models[i].name);
-        open_model(&b, data_path(models[i].twin), models[i].name);
+        open_model(&a, data_path(models.names[i]), models.names[i]);
+        open_model(&b, data_path(twin), models.names[i]);
         assert_string_equal(tern_model_get_info(a.model)->arch, tern_model_get_info(b.model)->arch);
         for (int decode = 0; decode < 2; decode++) {
             float *x = run(&a, "t4", false, decode), *y = run(&b, "t4", false, decode);
@@ -346,5 +348,6 @@ int main(void)
         cmocka_unit_test(test_llama4), cmocka_unit_test(test_qwen35),         cmocka_unit_test(test_gemma4),
         cmocka_unit_test(test_latent), cmocka_unit_test(test_packed_experts),
     };
+    find_models();
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }

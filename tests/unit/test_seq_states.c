@@ -19,7 +19,7 @@ static void bench_open(struct bench *b, const char *spec)
         {.state_bytes = STATE - 128}, {.n_heads = 2, .dim_k = 64, .dim_v = 64}, {.state_bytes = 100}};
     tern_kernels_init(~0u);
     tiny_ok(tern_kv_layout_new(&b->layout, decl, 3, spec, false, &err), &err);
-    tiny_ok(tern_kv_cache_init(&b->cache, b->layout, 3, CTX, STEP, &err), &err);
+    tiny_ok(tern_kv_cache_init(&b->cache, b->layout, &(struct tern_kv_room){3, CTX, STEP, NULL}, &err), &err);
 }
 
 static void bench_close(struct bench *b)

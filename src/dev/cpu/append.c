@@ -145,8 +145,8 @@ void tern_cpu_keep(struct tern_dev *dev, const struct tern_kv_layer *l, const st
     (void)dev;
     for (int i = 0; i < n_jobs; i++) {
         const struct tern_attn_job *at = jobs[i].at;
-        int first = at->pos0 / TERN_PAGE, end = at->pos0 + at->n_rows, open = end / TERN_PAGE;
-        int from = open - l->ring + 1 > first ? open - l->ring + 1 : first, to = (end + TERN_PAGE - 1) / TERN_PAGE;
+        int first = at->pos0 / TERN_PAGE, to = (at->pos0 + at->n_rows + TERN_PAGE - 1) / TERN_PAGE;
+        int from = to - l->ring > first ? to - l->ring : first;
         for (int page = from; jobs[i].staged && page < to; page++)
             memcpy(own_tile(l, jobs[i].seq_tile, page),
                    jobs[i].tile_base + (size_t)(page - first) * at->tile_stride + at->tile_layer_off,

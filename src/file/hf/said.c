@@ -24,13 +24,13 @@ int tern_hf_fail_text(const struct tern_hf_words *w, const struct tern_meta *m, 
 int tern_hf_put(const struct tern_hf_words *w, const char *name, struct tern_meta m, tern_error *err)
 {
     struct tern_meta_table *t = &w->part->meta;
-    size_t n = strlen(w->family->arch) + strlen(name) + 2;
+    size_t n = strlen(w->arch) + strlen(name) + 2;
     char *key;
     int rc = tern_file_arena_alloc(w->arena, &key, n, 1, err);
     if (rc < 0)
         return rc;
     bool global = strncmp(name, "general.", 8) == 0;
-    (void)snprintf(key, n, "%s%s%s", global ? "" : w->family->arch, global ? "" : ".", name);
+    (void)snprintf(key, n, "%s%s%s", global ? "" : w->arch, global ? "" : ".", name);
     TERN_ASSERT(t->n < t->cap);
     m.source = m.key ? m.key : key;
     m.key = key;

@@ -1,8 +1,8 @@
 /* A Hugging Face model in the words of GGUF, so that nothing above has to know two languages: config.json's values are
  * found under GGUF's keys too, and tensors have GGUF's names (`source` is what the file calls them).
  *
- * A family is one line of the table in families.c.  What a configuration says that GGUF's keys for the family cannot
- * express is refused here. */
+ * A family is listed by its architecture (file/hf_family.h).  What a configuration says that GGUF's keys for the family
+ * cannot express is refused here. */
 #include "file/hf/hf.h"
 
 #include <math.h>
@@ -133,7 +133,7 @@ static int translate_experts(const struct tern_hf_words *w, tern_error *err)
         return 0;
     if (dense && dense->type == TERN_META_ARRAY && dense->n > 0)
         return tern_hf_fail(w, dense, TERN_EUNSUPPORTED, err, "a list of layers without experts is not supported");
-    if (strcmp(w->family->arch, "qwen3moe") == 0 && !said(w, "norm_topk_prob")) /* no, by the class's default */
+    if (w->family->experts_as_weighed && !said(w, "norm_topk_prob"))
         return tern_hf_put(w, "expert_weights_norm",
                            (struct tern_meta){.type = TERN_META_BOOL, .file_offset = TERN_NO_OFFSET}, err);
     return 0;
@@ -161,7 +161,7 @@ static int translate_mscale(const struct tern_hf_words *w, tern_error *err)
     if (!(m > 0) || (m != all && m != 1)) /* without the other, each says something else */
         return tern_hf_fail(w, over ? over : under, TERN_EUNSUPPORTED, err,
                             "this is not supported beside mscale_all_dim");
-    if (strcmp(w->family->arch, "mistral3") != 0)
+    if (!w->family->mscale)
         return tern_hf_fail(w, over, TERN_EUNSUPPORTED, err, "this is set, which is not supported");
     return tern_hf_put(w, "rope.scaling.yarn_log_multiplier", number_meta(m == all ? 1 : all), err);
 }
@@ -208,7 +208,7 @@ static int find_family(struct tern_hf_words *w, tern_error *err)
                             tern_path_show(w->part->path), w->root);
     char known[320] = "";
     size_t used = 0;
-    for (w->family = tern_hf_families; w->family->model_type; w->family++) {
+    for (int i = 0; (w->family = tern_hf_family_at(i, &w->arch)); i++) {
         if (is_text(&m->s, w->family->model_type))
             return 0;
         int n = snprintf(known + used, sizeof known - used, "%s%s", used ? ", " : "", w->family->model_type);
@@ -233,7 +233,7 @@ static int translate_config(struct tern_hf_words *w, const char *name, tern_erro
     const struct tern_meta *scalar = said(w, "query_pre_attn_scalar");
     TERN_TRY(find_family(w, err));
     TERN_TRY(refuse(w, err));
-    TERN_TRY(tern_hf_put(w, "general.architecture", text_meta(w->family->arch), err));
+    TERN_TRY(tern_hf_put(w, "general.architecture", text_meta(w->arch), err));
     TERN_TRY(tern_hf_put(w, "general.name", text_meta(name), err));
     TERN_TRY(translate_keys(w, err));
     if (w->family->more)

@@ -6,41 +6,16 @@
 #include <stdio.h>
 
 #include "file/hf/hf.h"
+#include "file/hf_family.h"
 
 /* A key of GGUF without its architecture, and where configurations have it: the first that is there. */
 struct tern_hf_key {
     const char *gguf, *hf[4];
 };
 
-struct tern_hf_word {
-    const char *hf, *gguf; /* #: a number */
-};
-
-/* What a class has where its configuration is silent: the arguments' defaults in transformers. */
-struct tern_hf_number {
-    const char *gguf; /* or the name of a setting that GGUF has in another form */
-    double value;
-};
-
-struct tern_hf_words;
-
-struct tern_hf_family {
-    const char *model_type, *arch;
-    const char *act;                    /* of the feed-forward network; no other is computed */
-    const struct tern_hf_word *modules; /* called otherwise than the plain ones, or NULL */
-    const struct tern_hf_number *silent;
-    const char *const *elsewhere; /* keys that `more` says instead of the general table; ends with NULL */
-    int (*more)(const struct tern_hf_words *w, tern_error *err); /* what it says in a way of its own, or NULL */
-    bool norms_from_1;                                           /* norms hold w where the model multiplies by 1+w */
-    bool windows; /* layers with and without a sliding window may stand in any order */
-    bool experts;
-    bool score_cap, logit_cap; /* soft caps that it knows */
-};
-
 extern const struct tern_hf_key tern_hf_keys[];
 extern const struct tern_hf_word tern_hf_modules[];     /* of all families */
 extern const struct tern_hf_word tern_hf_whole_names[]; /* what has no ".weight" at its end */
-extern const struct tern_hf_family tern_hf_families[];
 
 /* ---- configurations ---- */
 
@@ -50,6 +25,7 @@ struct tern_hf_words {
     struct tern_file_arena *arena;
     const char *root; /* models that see images keep the text model's configuration apart */
     const struct tern_hf_family *family;
+    const char *arch;
 };
 
 /* What the configuration says under a name of its own; NULL: nothing. */
@@ -107,12 +83,6 @@ int tern_hf_layer_types(const struct tern_hf_words *w, const struct tern_meta *t
 /* What stands beside rope_type. */
 const struct tern_meta *tern_hf_said_of_rope(const struct tern_hf_words *w, const char *name);
 
-/* What families say in a way of their own (struct tern_hf_family). */
-int tern_hf_smollm3(const struct tern_hf_words *w, tern_error *err);
-int tern_hf_llama4(const struct tern_hf_words *w, tern_error *err);
-int tern_hf_gemma4(const struct tern_hf_words *w, tern_error *err);
-int tern_hf_latent(const struct tern_hf_words *w, tern_error *err);
-int tern_hf_qwen35(const struct tern_hf_words *w, tern_error *err);
 /* Do those layers of gemma4 have values that the configuration gives them?  To the loader a missing tensor says that
  * keys serve. */
 int tern_hf_check_values(const struct tern_hf_words *w, const struct tern_tensor_list *list, tern_error *err);

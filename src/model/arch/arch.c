@@ -12,6 +12,27 @@ const struct tern_arch *const tern_archs[] = {
     NULL,
 };
 
+bool tern_arch_find_gguf(struct tern_arch_gguf *out, const char *arch)
+{
+    for (int i = 0; tern_archs[i]; i++)
+        if (strcmp(tern_archs[i]->name, arch) == 0 && tern_archs[i]->hf) {
+            *out = tern_archs[i]->gguf;
+            return true;
+        }
+    return false;
+}
+
+const struct tern_hf_family *tern_hf_family_at(int i, const char **arch)
+{
+    for (int a = 0; tern_archs[a]; a++)
+        for (const struct tern_hf_family *family = tern_archs[a]->hf; family && family->model_type; family++)
+            if (i-- == 0) {
+                *arch = tern_archs[a]->name;
+                return family;
+            }
+    return NULL;
+}
+
 const char *tern_arch_key(char *buf, size_t n, const char *arch, const char *name)
 {
     (void)snprintf(buf, n, "%s.%s", arch, name);

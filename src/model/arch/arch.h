@@ -2,6 +2,7 @@
 #ifndef TERN_MODEL_ARCH_ARCH_H
 #define TERN_MODEL_ARCH_ARCH_H
 
+#include "file/hf_family.h"
 #include "model/model.h"
 
 /* A dimension of a tensor, of the model or of the layer that has it. */
@@ -47,12 +48,17 @@ struct tern_arch {
     int (*configure)(struct tern_desc *d, const struct tern_file *f, tern_error *err);
     const struct tern_tensor_rule *globals, *layers; /* end with a NULL name */
     const struct tern_tensor_rule *more_layers;      /* further rules of layers, or NULL */
+    const struct tern_hf_family *hf;                 /* its Hugging Face checkpoints; NULL: none open */
+    struct tern_arch_gguf gguf;                      /* what GGUF changes of these; pairs also decides ropes[0] */
 };
 /* Tables of all who name tensors so; that of experts counts for every architecture. */
 extern const struct tern_tensor_rule tern_llama_globals[], tern_llama_layers[], tern_head_norms[];
 extern const struct tern_tensor_rule tern_expert_layers[];
 extern const struct tern_tensor_rule tern_gemma_globals[], tern_gemma_layers[];
 extern const struct tern_tensor_rule tern_qwen35_layers[];
+extern const struct tern_hf_word tern_hf_gemma_modules[], tern_hf_qwen35_modules[];
+extern const struct tern_hf_number tern_hf_qwen35_numbers[];
+extern const char *const tern_hf_qwen35_elsewhere[];
 #define TERN_ARCH(name) extern const struct tern_arch tern_arch_##name;
 #include "model/arch/archs.def"
 #undef TERN_ARCH

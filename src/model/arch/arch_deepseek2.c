@@ -115,4 +115,90 @@ static const struct tern_tensor_rule layers[] = {
     {0},
 };
 
-const struct tern_arch tern_arch_deepseek2 = {"deepseek2", configure, tern_llama_globals, layers, NULL};
+/* ---- directories of Hugging Face ---- */
+
+static const struct tern_hf_number deepseek2_numbers[] = {{"context_length", 2048},
+                                                          {"attention.layer_norm_rms_epsilon", 1e-6},
+                                                          {"attention.kv_lora_rank", 512},
+                                                          {"attention.value_length_mla", 128},
+                                                          {"qk_nope_head_dim", 128},
+                                                          {"rope.dimension_count", 64},
+                                                          {"expert_count", 64},
+                                                          {"expert_shared_count", 2},
+                                                          {0}};
+
+static const struct tern_hf_number deepseek3_numbers[] = {{"context_length", 4096},
+                                                          {"attention.layer_norm_rms_epsilon", 1e-6},
+                                                          {"attention.kv_lora_rank", 512},
+                                                          {"attention.value_length_mla", 128},
+                                                          {"qk_nope_head_dim", 128},
+                                                          {"rope.dimension_count", 64},
+                                                          {"expert_count", 256},
+                                                          {"expert_shared_count", 1},
+                                                          {"expert_used_count", 8},
+                                                          {"expert_weights_scale", 2.5},
+                                                          {"expert_group_count", 8},
+                                                          {"expert_group_used_count", 4},
+                                                          {"leading_dense_block_count", 3},
+                                                          {0}};
+
+static const struct tern_hf_number glm4_lite_numbers[] = {{"context_length", 202752},
+                                                          {"attention.layer_norm_rms_epsilon", 1e-5},
+                                                          {"attention.kv_lora_rank", 512},
+                                                          {"attention.value_length_mla", 256},
+                                                          {"qk_nope_head_dim", 192},
+                                                          {"rope.dimension_count", 64},
+                                                          {"expert_count", 64},
+                                                          {"expert_shared_count", 1},
+                                                          {"expert_used_count", 4},
+                                                          {"expert_weights_scale", 1.8},
+                                                          {"expert_feed_forward_length", 1536},
+                                                          {"leading_dense_block_count", 1},
+                                                          {0}};
+
+static const char *const latent_elsewhere[] = {"attention.head_count_kv",          "attention.key_length",
+                                               "attention.value_length",           "expert_weights_norm",
+                                               "rope.scaling.yarn_log_multiplier", NULL};
+
+static const struct tern_hf_word latent_modules[] = {
+    {"self_attn.q_a_proj", "attn_q_a"},
+    {"self_attn.q_a_layernorm", "attn_q_a_norm"},
+    {"self_attn.q_b_proj", "attn_q_b"},
+    {"self_attn.kv_a_proj_with_mqa", "attn_kv_a_mqa"},
+    {"self_attn.kv_a_layernorm", "attn_kv_a_norm"},
+    {"self_attn.kv_b_proj", "attn_kv_b"},
+    {"self_attn.embed_q", "attn_k_b"},
+    {"self_attn.unembed_out", "attn_v_b"},
+    {"mlp.shared_experts.gate_proj", "ffn_gate_shexp"},
+    {"mlp.shared_experts.up_proj", "ffn_up_shexp"},
+    {"mlp.shared_experts.down_proj", "ffn_down_shexp"},
+    {0},
+};
+
+static const struct tern_hf_family families[] = {
+    {.model_type = "deepseek_v2",
+     .act = "silu",
+     .modules = latent_modules,
+     .silent = deepseek2_numbers,
+     .elsewhere = latent_elsewhere,
+     .more = tern_hf_latent,
+     .experts = true},
+    {.model_type = "deepseek_v3",
+     .act = "silu",
+     .modules = latent_modules,
+     .silent = deepseek3_numbers,
+     .elsewhere = latent_elsewhere,
+     .more = tern_hf_latent,
+     .experts = true},
+    {.model_type = "glm4_moe_lite",
+     .act = "silu",
+     .modules = latent_modules,
+     .silent = glm4_lite_numbers,
+     .elsewhere = latent_elsewhere,
+     .more = tern_hf_latent,
+     .experts = true},
+    {0},
+};
+
+const struct tern_arch tern_arch_deepseek2 = {
+    .name = "deepseek2", .configure = configure, .globals = tern_llama_globals, .layers = layers, .hf = families};

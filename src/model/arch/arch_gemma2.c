@@ -75,4 +75,37 @@ const struct tern_tensor_rule tern_gemma_layers[] = {
     {0},
 };
 
-const struct tern_arch tern_arch_gemma2 = {"gemma2", configure, tern_gemma_globals, tern_gemma_layers, NULL};
+/* ---- directories of Hugging Face ---- */
+
+static const struct tern_hf_number gemma2_numbers[] = {{"context_length", 8192},
+                                                       {"attention.head_count", 8},
+                                                       {"attention.head_count_kv", 4},
+                                                       {"attention.key_length", 256},
+                                                       {"attention.value_length", 256},
+                                                       {"attention.layer_norm_rms_epsilon", 1e-6},
+                                                       {0}};
+
+const struct tern_hf_word tern_hf_gemma_modules[] = {
+    {"post_attention_layernorm", "post_attention_norm"},
+    {"pre_feedforward_layernorm", "ffn_norm"},
+    {"post_feedforward_layernorm", "post_ffw_norm"},
+    {0},
+};
+
+static const struct tern_hf_family families[] = {
+    {.model_type = "gemma2",
+     .act = "gelu_pytorch_tanh",
+     .modules = tern_hf_gemma_modules,
+     .silent = gemma2_numbers,
+     .score_cap = true,
+     .logit_cap = true,
+     .norms_from_1 = true,
+     .windows = true},
+    {0},
+};
+
+const struct tern_arch tern_arch_gemma2 = {.name = "gemma2",
+                                           .configure = configure,
+                                           .globals = tern_gemma_globals,
+                                           .layers = tern_gemma_layers,
+                                           .hf = families};

@@ -16,4 +16,27 @@ out:
     return rc;
 }
 
-const struct tern_arch tern_arch_gemma3 = {"gemma3", configure, tern_gemma_globals, tern_gemma_layers, tern_head_norms};
+/* ---- directories of Hugging Face ---- */
+
+static const struct tern_hf_number gemma_numbers[] = {
+    {"context_length", 131072},      {"attention.head_count", 8},
+    {"attention.head_count_kv", 4},  {"attention.key_length", 256},
+    {"attention.value_length", 256}, {"attention.layer_norm_rms_epsilon", 1e-6},
+    {"rope.freq_base", 1e6},         {0}};
+
+static const struct tern_hf_family families[] = {
+    {.model_type = "gemma3_text",
+     .act = "gelu_pytorch_tanh",
+     .modules = tern_hf_gemma_modules,
+     .silent = gemma_numbers,
+     .norms_from_1 = true,
+     .windows = true},
+    {0},
+};
+
+const struct tern_arch tern_arch_gemma3 = {.name = "gemma3",
+                                           .configure = configure,
+                                           .globals = tern_gemma_globals,
+                                           .layers = tern_gemma_layers,
+                                           .more_layers = tern_head_norms,
+                                           .hf = families};

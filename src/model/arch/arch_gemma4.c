@@ -143,4 +143,54 @@ static const struct tern_tensor_rule more_layers[] = {
     {0},
 };
 
-const struct tern_arch tern_arch_gemma4 = {"gemma4", configure, globals, tern_gemma_layers, more_layers};
+/* ---- directories of Hugging Face ---- */
+
+static const char *const gemma4_elsewhere[] = {
+    "attention.sliding_window", "attention.head_count_kv",    "attention.key_length",
+    "attention.value_length",   "feed_forward_length",        "expert_count",
+    "expert_used_count",        "expert_feed_forward_length", NULL};
+
+static const struct tern_hf_word gemma4_modules[] = {
+    {"post_attention_layernorm", "post_attention_norm"},
+    {"pre_feedforward_layernorm", "ffn_norm"},
+    {"post_feedforward_layernorm", "post_ffw_norm"},
+    {"post_feedforward_layernorm_1", "post_ffw_norm_1"},
+    {"pre_feedforward_layernorm_2", "pre_ffw_norm_2"},
+    {"post_feedforward_layernorm_2", "post_ffw_norm_2"},
+    {"router.proj", "ffn_gate_inp"},
+    {"experts.switch_glu.gate_proj", "ffn_gate_exps"},
+    {"experts.switch_glu.up_proj", "ffn_up_exps"},
+    {"experts.switch_glu.down_proj", "ffn_down_exps"},
+    {"per_layer_input_gate", "inp_gate"},
+    {"per_layer_projection", "proj"},
+    {"post_per_layer_input_norm", "post_norm"},
+    {"embed_tokens_per_layer", "per_layer_token_embd"},
+    {"per_layer_model_projection", "per_layer_model_proj"},
+    {"per_layer_projection_norm", "per_layer_proj_norm"},
+    {0},
+};
+
+static const struct tern_hf_number gemma4_numbers[] = {{"context_length", 131072},
+                                                       {"attention.head_count", 8},
+                                                       {"attention.layer_norm_rms_epsilon", 1e-6},
+                                                       {"rope.freq_base", 1e6},
+                                                       {0}};
+
+static const struct tern_hf_family families[] = {
+    {.model_type = "gemma4_text",
+     .act = "gelu_pytorch_tanh",
+     .modules = gemma4_modules,
+     .silent = gemma4_numbers,
+     .elsewhere = gemma4_elsewhere,
+     .more = tern_hf_gemma4,
+     .experts = true,
+     .logit_cap = true},
+    {0},
+};
+
+const struct tern_arch tern_arch_gemma4 = {.name = "gemma4",
+                                           .configure = configure,
+                                           .globals = globals,
+                                           .layers = tern_gemma_layers,
+                                           .more_layers = more_layers,
+                                           .hf = families};

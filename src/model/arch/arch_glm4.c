@@ -27,4 +27,20 @@ static const struct tern_tensor_rule layers[] = {
     {0},
 };
 
-const struct tern_arch tern_arch_glm4 = {"glm4", configure, tern_llama_globals, layers, NULL};
+/* ---- directories of Hugging Face ---- */
+
+static const struct tern_hf_word glm4_modules[] = {
+    {"post_self_attn_layernorm", "post_attention_norm"}, {"post_mlp_layernorm", "post_ffw_norm"}, {0}};
+
+static const struct tern_hf_number glm4_numbers[] = {
+    {"attention.head_count_kv", 2},  {"attention.key_length", 128},
+    {"attention.value_length", 128}, {"attention.layer_norm_rms_epsilon", 1.5625e-7},
+    {"partial_rotary_factor", 0.5},  {0}};
+
+static const struct tern_hf_family families[] = {
+    {.model_type = "glm4", .act = "silu", .modules = glm4_modules, .silent = glm4_numbers},
+    {0},
+};
+
+const struct tern_arch tern_arch_glm4 = {
+    .name = "glm4", .configure = configure, .globals = tern_llama_globals, .layers = layers, .hf = families};

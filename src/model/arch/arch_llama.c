@@ -10,7 +10,6 @@ static int configure(struct tern_desc *d, const struct tern_file *f, tern_error 
     int rc = 0;
     TERN_TRY(tern_configure_common(d, f, "llama", err));
     TERN_TRY(tern_configure_experts(d, f, "llama", true, err));
-    d->ropes[0].interleaved = tern_file_kind(f) == TERN_FILE_GGUF;
 out:
     return rc;
 }
@@ -71,4 +70,35 @@ const struct tern_tensor_rule tern_expert_layers[] = {
     {0},
 };
 
-const struct tern_arch tern_arch_llama = {"llama", configure, tern_llama_globals, tern_llama_layers, NULL};
+/* ---- directories of Hugging Face ---- */
+
+static const struct tern_hf_word mixtral_modules[] = {
+    {"block_sparse_moe.gate", "ffn_gate_inp"},
+    {"block_sparse_moe.experts.#.w1", "ffn_gate.#"},
+    {"block_sparse_moe.experts.#.w3", "ffn_up.#"},
+    {"block_sparse_moe.experts.#.w2", "ffn_down.#"},
+    {"block_sparse_moe.switch_mlp.gate_proj", "ffn_gate_exps"},
+    {"block_sparse_moe.switch_mlp.up_proj", "ffn_up_exps"},
+    {"block_sparse_moe.switch_mlp.down_proj", "ffn_down_exps"},
+    {0},
+};
+
+static const struct tern_hf_number mixtral_numbers[] = {{"attention.layer_norm_rms_epsilon", 1e-5},
+                                                        {"expert_count", 8},
+                                                        {"expert_used_count", 2},
+                                                        {"rope.freq_base", 1e6},
+                                                        {0}};
+
+static const struct tern_hf_family families[] = {
+    {.model_type = "llama", .act = "silu", .silent = tern_hf_eps6},
+    {.model_type = "mistral", .act = "silu", .silent = tern_hf_eps6},
+    {.model_type = "mixtral", .act = "silu", .modules = mixtral_modules, .silent = mixtral_numbers, .experts = true},
+    {0},
+};
+
+const struct tern_arch tern_arch_llama = {.name = "llama",
+                                          .configure = configure,
+                                          .globals = tern_llama_globals,
+                                          .layers = tern_llama_layers,
+                                          .hf = families,
+                                          .gguf = {.pairs = true, .divisors = true}};

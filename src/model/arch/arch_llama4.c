@@ -60,4 +60,45 @@ out:
     return rc;
 }
 
-const struct tern_arch tern_arch_llama4 = {"llama4", configure, tern_llama_globals, tern_llama_layers, NULL};
+/* ---- directories of Hugging Face ---- */
+
+static const char *const llama4_elsewhere[] = {"attention.sliding_window", NULL};
+
+static const struct tern_hf_word llama4_modules[] = {
+    {"feed_forward.gate_proj", "ffn_gate"},
+    {"feed_forward.up_proj", "ffn_up"},
+    {"feed_forward.down_proj", "ffn_down"},
+    {"feed_forward.router", "ffn_gate_inp"},
+    {"feed_forward.experts.gate_proj", "ffn_gate_exps"},
+    {"feed_forward.experts.up_proj", "ffn_up_exps"},
+    {"feed_forward.experts.down_proj", "ffn_down_exps"},
+    {"feed_forward.shared_expert.gate_proj", "ffn_gate_shexp"},
+    {"feed_forward.shared_expert.up_proj", "ffn_up_shexp"},
+    {"feed_forward.shared_expert.down_proj", "ffn_down_shexp"},
+    {0},
+};
+
+static const struct tern_hf_number llama4_numbers[] = {
+    {"context_length", 131072},      {"attention.head_count", 40},
+    {"attention.head_count_kv", 8},  {"attention.key_length", 128},
+    {"attention.value_length", 128}, {"attention.layer_norm_rms_epsilon", 1e-5},
+    {"rope.freq_base", 5e5},         {"expert_count", 16},
+    {"expert_used_count", 1},        {0}};
+
+static const struct tern_hf_family families[] = {
+    {.model_type = "llama4_text",
+     .act = "silu",
+     .modules = llama4_modules,
+     .elsewhere = llama4_elsewhere,
+     .more = tern_hf_llama4,
+     .silent = llama4_numbers,
+     .experts = true},
+    {0},
+};
+
+const struct tern_arch tern_arch_llama4 = {.name = "llama4",
+                                           .configure = configure,
+                                           .globals = tern_llama_globals,
+                                           .layers = tern_llama_layers,
+                                           .hf = families,
+                                           .gguf = {.divisors = true}};

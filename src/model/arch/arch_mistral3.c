@@ -8,7 +8,6 @@ static int configure(struct tern_desc *d, const struct tern_file *f, tern_error 
     int64_t span;
     double temper;
     TERN_TRY(tern_configure_common(d, f, "mistral3", err));
-    d->ropes[0].interleaved = tern_file_kind(f) == TERN_FILE_GGUF;
     TERN_TRY(tern_refuse_experts(f, "mistral3", err));
     TERN_TRY(tern_file_get_float(f, "mistral3.attention.temperature_scale", 0, &temper, err));
     TERN_TRY(
@@ -25,4 +24,21 @@ out:
     return rc;
 }
 
-const struct tern_arch tern_arch_mistral3 = {"mistral3", configure, tern_llama_globals, tern_llama_layers, NULL};
+/* ---- directories of Hugging Face ---- */
+
+static const struct tern_hf_number ministral3_numbers[] = {
+    {"attention.head_count_kv", 8},  {"attention.key_length", 128},
+    {"attention.value_length", 128}, {"attention.layer_norm_rms_epsilon", 1e-5},
+    {"rope.freq_base", 1e6},         {0}};
+
+static const struct tern_hf_family families[] = {
+    {.model_type = "ministral3", .act = "silu", .silent = ministral3_numbers, .mscale = true},
+    {0},
+};
+
+const struct tern_arch tern_arch_mistral3 = {.name = "mistral3",
+                                             .configure = configure,
+                                             .globals = tern_llama_globals,
+                                             .layers = tern_llama_layers,
+                                             .hf = families,
+                                             .gguf = {.pairs = true, .divisors = true}};

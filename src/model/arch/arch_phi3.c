@@ -20,4 +20,12 @@ static const struct tern_tensor_rule layers[] = {
     {0},
 };
 
-const struct tern_arch tern_arch_phi3 = {"phi3", configure, tern_llama_globals, layers, NULL};
+/* ---- directories of Hugging Face ---- */
+
+static const struct tern_hf_family families[] = {
+    {.model_type = "phi3", .act = "silu", .silent = tern_hf_eps5},
+    {0},
+};
+
+const struct tern_arch tern_arch_phi3 = {
+    .name = "phi3", .configure = configure, .globals = tern_llama_globals, .layers = layers, .hf = families};

@@ -12,4 +12,19 @@ const struct tern_tensor_rule tern_head_norms[] = {
     {0},
 };
 
-const struct tern_arch tern_arch_qwen3 = {"qwen3", configure, tern_llama_globals, tern_llama_layers, tern_head_norms};
+/* ---- directories of Hugging Face ---- */
+
+static const struct tern_hf_number qwen3_numbers[] = {
+    {"attention.key_length", 128}, {"attention.value_length", 128}, {"attention.layer_norm_rms_epsilon", 1e-6}, {0}};
+
+static const struct tern_hf_family families[] = {
+    {.model_type = "qwen3", .act = "silu", .silent = qwen3_numbers},
+    {0},
+};
+
+const struct tern_arch tern_arch_qwen3 = {.name = "qwen3",
+                                          .configure = configure,
+                                          .globals = tern_llama_globals,
+                                          .layers = tern_llama_layers,
+                                          .more_layers = tern_head_norms,
+                                          .hf = families};

@@ -127,4 +127,56 @@ const struct tern_tensor_rule tern_qwen35_layers[] = {
     {0},
 };
 
-const struct tern_arch tern_arch_qwen35 = {"qwen35", configure, tern_llama_globals, tern_qwen35_layers, NULL};
+/* ---- directories of Hugging Face ---- */
+
+const char *const tern_hf_qwen35_elsewhere[] = {"attention.sliding_window", "expert_count", NULL};
+
+const struct tern_hf_word tern_hf_qwen35_modules[] = {
+    {"post_attention_layernorm", "post_attention_norm"},
+    {"linear_attn.in_proj_qkv", "attn_qkv"},
+    {"linear_attn.in_proj_z", "attn_gate"},
+    {"linear_attn.in_proj_b", "ssm_beta"},
+    {"linear_attn.in_proj_a", "ssm_alpha"},
+    {"linear_attn.conv1d", "ssm_conv1d"},
+    {"linear_attn.norm", "ssm_norm"},
+    {"linear_attn.out_proj", "ssm_out"},
+    {"mlp.shared_expert.gate_proj", "ffn_gate_shexp"},
+    {"mlp.shared_expert.up_proj", "ffn_up_shexp"},
+    {"mlp.shared_expert.down_proj", "ffn_down_shexp"},
+    {"mlp.shared_expert_gate", "ffn_gate_inp_shexp"},
+    {0},
+};
+
+const struct tern_hf_number tern_hf_qwen35_numbers[] = {{"context_length", 32768},
+                                                        {"attention.key_length", 256},
+                                                        {"attention.value_length", 256},
+                                                        {"attention.layer_norm_rms_epsilon", 1e-6},
+                                                        {"partial_rotary_factor", 0.25},
+                                                        {"ssm.conv_kernel", 4},
+                                                        {"ssm.group_count", 16},
+                                                        {"ssm.time_step_rank", 32},
+                                                        {"ssm.state_size", 128},
+                                                        {"linear_value_head_dim", 128},
+                                                        {"expert_count", 256},
+                                                        {"expert_used_count", 8},
+                                                        {"expert_feed_forward_length", 512},
+                                                        {"expert_shared_feed_forward_length", 512},
+                                                        {0}};
+
+static const struct tern_hf_family families[] = {
+    {.model_type = "qwen3_5_text",
+     .act = "silu",
+     .modules = tern_hf_qwen35_modules,
+     .silent = tern_hf_qwen35_numbers,
+     .elsewhere = tern_hf_qwen35_elsewhere,
+     .more = tern_hf_qwen35,
+     .norms_from_1 = true},
+    {0},
+};
+
+const struct tern_arch tern_arch_qwen35 = {.name = "qwen35",
+                                           .configure = configure,
+                                           .globals = tern_llama_globals,
+                                           .layers = tern_qwen35_layers,
+                                           .hf = families,
+                                           .gguf = {.grouped = true}};

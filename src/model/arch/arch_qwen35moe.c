@@ -11,4 +11,23 @@ out:
     return rc;
 }
 
-const struct tern_arch tern_arch_qwen35moe = {"qwen35moe", configure, tern_llama_globals, tern_qwen35_layers, NULL};
+/* ---- directories of Hugging Face ---- */
+
+static const struct tern_hf_family families[] = {
+    {.model_type = "qwen3_5_moe_text",
+     .act = "silu",
+     .modules = tern_hf_qwen35_modules,
+     .silent = tern_hf_qwen35_numbers,
+     .elsewhere = tern_hf_qwen35_elsewhere,
+     .more = tern_hf_qwen35,
+     .norms_from_1 = true,
+     .experts = true},
+    {0},
+};
+
+const struct tern_arch tern_arch_qwen35moe = {.name = "qwen35moe",
+                                              .configure = configure,
+                                              .globals = tern_llama_globals,
+                                              .layers = tern_qwen35_layers,
+                                              .hf = families,
+                                              .gguf = {.grouped = true}};

@@ -26,4 +26,22 @@ static const struct tern_tensor_rule layers[] = {
     {0},
 };
 
-const struct tern_arch tern_arch_qwen3moe = {"qwen3moe", configure, tern_llama_globals, layers, NULL};
+/* ---- directories of Hugging Face ---- */
+
+static const struct tern_hf_number qwen3_moe_numbers[] = {{"attention.head_count_kv", 4},
+                                                          {"attention.layer_norm_rms_epsilon", 1e-6},
+                                                          {"expert_used_count", 8},
+                                                          {"expert_feed_forward_length", 768},
+                                                          {0}};
+
+static const struct tern_hf_family families[] = {
+    {.model_type = "qwen3_moe",
+     .act = "silu",
+     .silent = qwen3_moe_numbers,
+     .experts = true,
+     .experts_as_weighed = true},
+    {0},
+};
+
+const struct tern_arch tern_arch_qwen3moe = {
+    .name = "qwen3moe", .configure = configure, .globals = tern_llama_globals, .layers = layers, .hf = families};

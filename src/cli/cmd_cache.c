@@ -1,0 +1,242 @@
+/* tern cache: the files that tern makes of its own accord, and can make again. */
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/map.h"
+#include "base/mem.h"
+#include "base/outfile.h"
+#include "base/userdir.h"
+#include "cli/cli.h"
+
+/* What such files begin with. */
+static const struct kind {
+    const char *name, *suffix, *magic;
+} kinds[] = {
+    {"packed weights", ".packed", "ternpak\n"},
+    {"key conditioning", ".ternkv", "ternkv\n"},
+};
+#define N_KINDS (sizeof kinds / sizeof *kinds)
+
+/* The list of files that lie beside models, a path a line; those in the cache folder itself are not in it. */
+#define LIST_NAME "written"
+#define MAX_LIST  ((size_t)16 << 20)
+
+struct entry {
+    char *path; /* owned */
+    const struct kind *kind;
+    double bytes;
+    bool orphan; /* lies beside a model that is gone */
+};
+
+struct cache {
+    struct tern_buf folder;
+    struct entry *v;
+    size_t n, cap;
+};
+
+static void clear(struct cache *c)
+{
+    for (size_t i = 0; i < c->n; i++)
+        free(c->v[i].path);
+    tern_free(c->v);
+    tern_buf_clear(&c->folder);
+}
+
+/* The kind of a regular file, NULL when it is none of tern's. */
+static const struct kind *kind_of(const char *path, struct stat *st)
+{
+    char head[8];
+    int fd = open(path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+    ssize_t n = fd >= 0 && fstat(fd, st) == 0 && S_ISREG(st->st_mode) ? pread(fd, head, sizeof head, 0) : 0;
+    if (fd >= 0)
+        (void)close(fd);
+    for (size_t i = 0; i < N_KINDS; i++)
+        if ((size_t)n >= strlen(kinds[i].magic) && memcmp(head, kinds[i].magic, strlen(kinds[i].magic)) == 0)
+            return &kinds[i];
+    return NULL;
+}
+
+static bool is_listed(const struct cache *c, const char *path)
+{
+    for (size_t i = 0; i < c->n; i++)
+        if (strcmp(c->v[i].path, path) == 0)
+            return true;
+    return false;
+}
+
+static int add(struct cache *c, const char *path, bool beside, tern_error *err)
+{
+    int rc = 0;
+    struct stat st;
+    const struct kind *kind = kind_of(path, &st);
+    if (!kind || is_listed(c, path))
+        return 0;
+    struct entry e = {.path = strdup(path), .kind = kind, .bytes = (double)st.st_size};
+    size_t n = strlen(path), suffix = strlen(kind->suffix);
+    if (!e.path)
+        TERN_FAIL(err, TERN_ENOMEM, "cannot allocate the list of files");
+    if (beside && n > suffix && strcmp(path + n - suffix, kind->suffix) == 0) {
+        e.path[n - suffix] = 0;
+        e.orphan = access(e.path, F_OK) < 0;
+        e.path[n - suffix] = kind->suffix[0];
+    }
+    rc = c->n == c->cap ? tern_grow(&c->v, &c->cap, c->n + 1, sizeof *c->v, err) : 0;
+    if (rc < 0)
+        free(e.path);
+    else
+        c->v[c->n++] = e;
+out:
+    return rc;
+}
+
+static int list_path(struct tern_buf *out, bool make, tern_error *err)
+{
+    int rc = tern_user_cache(out, make, err);
+    return rc < 0 ? rc : tern_buf_addf(out, err, "/" LIST_NAME);
+}
+
+static int read_list(struct tern_buf *text, tern_error *err)
+{
+    struct tern_buf path = {0};
+    int rc = list_path(&path, false, err);
+    if (rc == 0 && access(path.p, F_OK) == 0)
+        rc = tern_buf_read_file(text, path.p, MAX_LIST, err);
+    tern_buf_clear(&path);
+    return rc;
+}
+
+static int by_path(const void *a, const void *b)
+{
+    return strcmp(((const struct entry *)a)->path, ((const struct entry *)b)->path);
+}
+
+static int find_all(struct cache *c, tern_error *err)
+{
+    int rc = 0;
+    struct tern_buf list = {0}, path = {0};
+    DIR *d = NULL;
+    TERN_TRY(tern_user_cache(&c->folder, false, err));
+    d = opendir(c->folder.p);
+    for (struct dirent *e; d && (e = readdir(d));) {
+        tern_buf_reset(&path);
+        TERN_TRY(tern_buf_addf(&path, err, "%s/%s", c->folder.p, e->d_name));
+        TERN_TRY(add(c, path.p, false, err));
+    }
+    TERN_TRY(read_list(&list, err));
+    for (char *line = list.p, *end; line && *line; line = end) {
+        end = line + strcspn(line, "\n");
+        if (*end)
+            *end++ = 0;
+        if (*line == '/')
+            TERN_TRY(add(c, line, true, err));
+    }
+    if (c->n)
+        qsort(c->v, c->n, sizeof *c->v, by_path);
+out:
+    if (d)
+        (void)closedir(d);
+    tern_buf_clear(&list);
+    tern_buf_clear(&path);
+    return rc;
+}
+
+/* A list that cannot be written is no reason to stop: `cache ls` will not know the file. */
+void tern_cache_remember(const char *path)
+{
+    struct tern_buf list = {0}, old = {0}, line = {0};
+    char *real = realpath(path, NULL);
+    if (!real || strchr(real, '\n') || tern_buf_addf(&line, NULL, "\n%s\n", real) < 0)
+        goto out;
+    if (read_list(&old, NULL) < 0 || tern_buf_addf(&list, NULL, "\n") < 0 ||
+        tern_buf_add(&list, old.p ? old.p : "", old.len, NULL) < 0 || strstr(list.p, line.p))
+        goto out;
+    tern_buf_reset(&list);
+    if (list_path(&list, true, NULL) < 0)
+        goto out;
+    int fd = open(list.p, O_WRONLY | O_APPEND | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
+    if (fd >= 0) {
+        (void)!write(fd, line.p + 1, line.len - 1);
+        (void)close(fd);
+    }
+out:
+    free(real);
+    tern_buf_clear(&list);
+    tern_buf_clear(&old);
+    tern_buf_clear(&line);
+}
+
+int tern_cmd_cache_ls(const struct tern_args *a, tern_error *err)
+{
+    int rc = 0;
+    struct cache c = {0};
+    double bytes = 0;
+    TERN_TRY(find_all(&c, err));
+    json_t *files = json_array();
+    for (size_t i = 0; i < c.n; i++)
+        json_array_append_new(files,
+                              json_pack("{so ss sI sb}", "path", tern_json_text(c.v[i].path), "kind", c.v[i].kind->name,
+                                        "bytes", (json_int_t)c.v[i].bytes, "orphan", c.v[i].orphan));
+    if (a->v[TERN_OPT_JSON].n) {
+        rc = tern_json_print(json_pack("{so sO}", "folder", tern_json_text(c.folder.p), "files", files), err);
+    } else {
+        for (size_t i = 0; i < c.n && rc == 0; i++) {
+            bytes += c.v[i].bytes;
+            rc = tern_out_printf(err, "%10s  %-16s  %s%s\n", tern_size_text(c.v[i].bytes), c.v[i].kind->name,
+                                 tern_shown(c.v[i].path), c.v[i].orphan ? " (its model is gone)" : "");
+        }
+        tern_note("%zu files, %s; what is not beside a model lies in %s", c.n, tern_size_text(bytes),
+                  tern_shown(c.folder.p));
+    }
+    json_decref(files);
+out:
+    clear(&c);
+    return rc;
+}
+
+/* Is this what the user calls the file: its path, however written, or its name? */
+static bool is_called(const struct entry *e, const char *name)
+{
+    struct stat a, b;
+    const char *slash = strrchr(e->path, '/');
+    return strcmp(e->path, name) == 0 || strcmp(slash + 1, name) == 0 ||
+           (stat(name, &a) == 0 && stat(e->path, &b) == 0 && a.st_dev == b.st_dev && a.st_ino == b.st_ino);
+}
+
+int tern_cmd_cache_rm(const struct tern_args *a, tern_error *err)
+{
+    int rc = 0;
+    struct cache c = {0};
+    const bool all = a->v[TERN_OPT_CACHE_ALL].n > 0;
+    size_t removed = 0;
+    double bytes = 0;
+    if (all == (a->n_operands > 0))
+        return tern_cli_usage(err, "cache rm wants the names of files, or --all");
+    TERN_TRY(find_all(&c, err));
+    for (int i = 0; i < a->n_operands; i++) { /* all are known, or none is removed */
+        bool known = false;
+        for (size_t j = 0; j < c.n; j++)
+            known |= is_called(&c.v[j], a->operands[i]);
+        if (!known)
+            TERN_FAIL(err, TERN_EINVAL, "%s: is not in the list of 'tern cache ls'", tern_shown(a->operands[i]));
+    }
+    for (size_t j = 0; j < c.n; j++) {
+        bool wanted = all;
+        for (int i = 0; i < a->n_operands; i++)
+            wanted |= is_called(&c.v[j], a->operands[i]);
+        if (!wanted)
+            continue;
+        if (unlink(c.v[j].path) < 0)
+            TERN_FAIL(err, TERN_EIO, "%s: cannot remove: %s", tern_shown(c.v[j].path), strerror(errno));
+        removed++;
+        bytes += c.v[j].bytes;
+    }
+    tern_note("removed %zu files, %s", removed, tern_size_text(bytes));
+out:
+    clear(&c);
+    return rc;
+}

@@ -1,0 +1,73 @@
+/* kv/pool.h - equally large ref-counted blocks of memory, within a budget that several pools share.
+ *
+ * A pool reserves address space for all the blocks that it may ever have and touches it block by block, so the resident
+ * set grows with what is in use; blocks that nobody refers to any more go back to the system.  What counts against the
+ * budget is blocks in use.
+ *
+ * Thread: references to a block may be added and given back from any thread that holds one.  Everything else is the
+ * engine's thread's.  Others include kv.h. */
+#ifndef TERN_KV_POOL_H
+#define TERN_KV_POOL_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include "base/block.h"
+#include "base/err.h"
+
+/* Bytes that all pools of an engine may have in use together. */
+struct tern_kv_budget {
+    size_t limit; /* SIZE_MAX: no limit but the pools' own */
+    _Atomic size_t used;
+};
+
+/* false, and nothing is taken, when that is more than is left.  From any thread. */
+bool tern_kv_budget_take(struct tern_kv_budget *b, size_t bytes);
+void tern_kv_budget_give(struct tern_kv_budget *b, size_t bytes);
+
+struct tern_kv_pool {
+    struct tern_blocks mem;
+    uint32_t n_blocks;
+    struct tern_kv_budget *budget; /* borrowed */
+    _Atomic uint32_t *refs;        /* [n_blocks] */
+    _Atomic uint32_t n_used;
+    pthread_mutex_t lock; /* of the rest */
+    uint32_t n_fresh;     /* blocks from here on were never touched */
+    uint32_t *free_list;  /* stack of released blocks; the newest n_dirty may be resident */
+    uint32_t n_free, n_dirty;
+};
+
+/* The budget must outlive the pool. */
+int tern_kv_pool_init(struct tern_kv_pool *p, size_t block_bytes, size_t n_blocks, struct tern_kv_budget *budget,
+                      tern_error *err);
+void tern_kv_pool_clear(struct tern_kv_pool *p); /* a pool that is all 0 is legal */
+
+/* refs 1, bytes unspecified but finite numbers wherever such lay there before; TERN_NO_BLOCK when the pool or the
+ * budget is exhausted. */
+uint32_t tern_kv_pool_get(struct tern_kv_pool *p);
+void tern_kv_pool_ref(struct tern_kv_pool *p, uint32_t block);   /* any thread */
+void tern_kv_pool_unref(struct tern_kv_pool *p, uint32_t block); /* any thread; TERN_NO_BLOCK is legal */
+/* Gives memory of released blocks back to the system once there is enough of it to be worth a call. */
+void tern_kv_pool_settle(struct tern_kv_pool *p);
+
+static inline size_t tern_kv_pool_bytes(const struct tern_kv_pool *p)
+{
+    return (size_t)atomic_load_explicit(&p->n_used, memory_order_relaxed) * p->mem.bytes;
+}
+
+/* What may be done with a block's bytes, besides steps.  Counts are of bytes inside the block. */
+void tern_kv_block_zero(const struct tern_kv_pool *p, uint32_t block, size_t n);
+void tern_kv_block_copy(const struct tern_kv_pool *p, uint32_t to, const struct tern_kv_pool *from_p, uint32_t from,
+                        size_t n);
+void tern_kv_block_read(const struct tern_kv_pool *p, uint32_t block, size_t at, void *to, size_t n);
+void tern_kv_block_write(const struct tern_kv_pool *p, uint32_t block, size_t at, const void *from, size_t n);
+
+/* Where a block lies, NULL for TERN_NO_BLOCK. */
+static inline uint8_t *tern_kv_block(const struct tern_kv_pool *p, uint32_t block)
+{
+    return block == TERN_NO_BLOCK ? NULL : tern_block_at(p->mem, block);
+}
+
+#endif

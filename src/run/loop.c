@@ -1,0 +1,349 @@
+/* The thread that owns an engine, and what other threads ask of it. */
+#include "run/loop.h"
+
+#include <signal.h>
+#include <string.h>
+#include <time.h>
+#include "base/clock.h"
+#include "base/mem.h"
+
+#define DEFAULT_WAITING  256
+#define MOST_WAITING     65536
+#define DEFAULT_LOGPROBS 20
+#define MOST_LOGPROBS    1024
+#define BEAT_S           0.5 /* an idle thread comes by this often */
+
+/* ---- the thread ---------------------------------------------------------------------------------------------------
+ */
+
+static const char *timeout_text = "the request took longer than its timeout";
+
+/* Why a request that waits or runs has to end now; 0: it goes on. */
+static int must_end(const tern_loop *l, const struct tern_request_run *q, double now, const char **why)
+{
+    if (q->cancelled || l->closing || tern_events_closed(q->events)) {
+        *why = q->cancelled ? "cancelled" : l->closing ? "cancelled: the engine stops" : "cancelled: nobody listens";
+        return TERN_ECANCELLED;
+    }
+    *why = timeout_text;
+    return q->r.timeout_s > 0 && now - q->submitted > q->r.timeout_s ? TERN_ELIMIT : 0;
+}
+
+/* Under the lock: takes those that end out of queue and batch into l->ending. */
+static int collect_ending(tern_loop *l)
+{
+    int n = 0;
+    double now = tern_now();
+    const char *why;
+    for (int i = 0; i < l->n_waiting;) {
+        struct tern_request_run *q = l->waiting[i];
+        int rc = must_end(l, q, now, &why);
+        if (rc == 0) {
+            i++;
+            continue;
+        }
+        tern_request_fail(q, rc, why);
+        tern_loop_dequeue(l, i);
+        l->ending[n++] = q;
+    }
+    for (int i = 0; i < l->n_running;) {
+        struct tern_request_run *q = l->running[i];
+        bool over = tern_request_over(q);
+        int rc = q->rc || over ? 0 : must_end(l, q, now, &why);
+        if (rc < 0)
+            tern_request_fail(q, rc, why);
+        if (q->rc == 0 && !over) {
+            i++;
+            continue;
+        }
+        tern_loop_release(l, q);
+        l->ending[n++] = q;
+    }
+    return n;
+}
+
+/* Under the lock: counts a request that has ended. */
+static void count_end(tern_loop *l, int rc, double queue_s, double now)
+{
+    uint64_t *n = rc == 0                 ? &l->stats.finished
+                  : rc == TERN_ECANCELLED ? &l->stats.cancelled
+                  : rc == TERN_ELIMIT     ? &l->stats.timed_out
+                                          : &l->stats.failed;
+    ++*n;
+    if (l->last_end > 0)
+        l->end_pace = l->end_pace > 0 ? .9 * l->end_pace + .1 * (now - l->last_end) : now - l->last_end;
+    l->last_end = now;
+    tern_times_add(&l->stats.queue, queue_s);
+}
+
+static void end_request(tern_loop *l, struct tern_request_run *q)
+{
+    double now = tern_now();
+    for (int i = 0; l->prefix.offer && i < q->r.n_choices; i++)
+        if (q->choices[i].seq && tern_seq_length(q->choices[i].seq)) /* what was computed may be of use */
+            l->prefix.offer(l->prefix.self, q->choices[i].seq, NULL, true);
+    tern_request_end(q, now);
+    int rc = q->rc;
+    double queue_s = (q->started > 0 ? q->started : now) - q->submitted;
+    tern_request_free(q, false);
+    (void)pthread_mutex_lock(&l->lock);
+    count_end(l, rc, queue_s, now);
+    l->n_alive--;
+    (void)pthread_cond_broadcast(&l->quiet);
+    (void)pthread_mutex_unlock(&l->lock);
+}
+
+/* Under the lock. */
+static void wait_beat(tern_loop *l)
+{
+    struct timespec t;
+    (void)clock_gettime(CLOCK_MONOTONIC, &t);
+    t.tv_nsec += (long)(BEAT_S * 1e9);
+    t.tv_sec += t.tv_nsec / 1000000000;
+    t.tv_nsec %= 1000000000;
+    (void)pthread_cond_timedwait(&l->wake, &l->lock, &t);
+}
+
+static void *run(void *arg)
+{
+    tern_loop *l = arg;
+    bool done = false;
+    while (!done) {
+        int n_begun = 0;
+        (void)pthread_mutex_lock(&l->lock);
+        l->beat = tern_now();
+        if (!l->n_waiting && !l->n_running && !l->closing)
+            wait_beat(l);
+        int n_ending = collect_ending(l), first = l->n_running;
+        while (tern_loop_next(l))
+            n_begun++;
+        l->stats.decoding = l->n_running ? l->stats.decoding : 0;
+        done = l->closing && !l->n_running && !l->n_waiting;
+        (void)pthread_mutex_unlock(&l->lock);
+        for (int i = 0; i < n_ending; i++)
+            end_request(l, l->ending[i]);
+        for (int i = 0; i < n_begun; i++)
+            tern_loop_begin(l, l->running[first + i]);
+        if (l->n_running)
+            tern_loop_step(l);
+    }
+    return NULL;
+}
+
+/* ---- opening and closing ------------------------------------------------------------------------------------------
+ */
+
+static int check_params(const tern_engine *e, const tern_loop_params *p, tern_error *err)
+{
+    if (p->max_waiting < 0 || p->max_waiting > MOST_WAITING)
+        return tern_err_set(err, TERN_EINVAL, "waiting requests = %d is outside 1..%d", p->max_waiting, MOST_WAITING);
+    if (p->max_waiting_per_key < 0)
+        return tern_err_set(err, TERN_EINVAL, "waiting requests of one key = %d is negative", p->max_waiting_per_key);
+    if (p->max_choices < 0 || p->max_choices > e->max_seqs)
+        return tern_err_set(err, TERN_EINVAL, "choices = %d is outside 1..%d, the sequences of the engine",
+                            p->max_choices, e->max_seqs);
+    if (p->max_logprobs < 0 || p->max_logprobs > MOST_LOGPROBS)
+        return tern_err_set(err, TERN_EINVAL, "logprobs = %d is outside 1..%d", p->max_logprobs, MOST_LOGPROBS);
+    if (!(p->gap == 0 || (p->gap > 1 && p->gap <= 1000)))
+        return tern_err_set(err, TERN_EINVAL, "gap = %g is outside 1..1000", p->gap);
+    if (e->n_caches > e->n_plans)
+        return tern_err_set(err, TERN_EUNSUPPORTED, "a loop codes prompts as they come, and the engine at their end");
+    for (int i = 0; i < e->max_seqs; i++)
+        if (e->seqs[i].kv)
+            return tern_err_set(err, TERN_EINVAL, "the engine has sequences of its own");
+    return 0;
+}
+
+static void init_lock(tern_loop *l)
+{
+    pthread_condattr_t a;
+    (void)pthread_condattr_init(&a);
+    (void)pthread_condattr_setclock(&a, CLOCK_MONOTONIC);
+    (void)pthread_mutex_init(&l->lock, NULL);
+    (void)pthread_cond_init(&l->wake, &a);
+    (void)pthread_cond_init(&l->quiet, &a);
+    (void)pthread_condattr_destroy(&a);
+}
+
+static void free_loop(tern_loop *l)
+{
+    if (!l)
+        return;
+    (void)pthread_mutex_destroy(&l->lock);
+    (void)pthread_cond_destroy(&l->wake);
+    (void)pthread_cond_destroy(&l->quiet);
+    tern_free(l->waiting);
+    tern_free(l->running);
+    tern_free(l->ending);
+    tern_free(l->items);
+    tern_free(l->of);
+    tern_free(l->picks);
+    tern_free(l);
+}
+
+/* Signals are for the threads of the program. */
+static int start_thread(tern_loop *l, tern_error *err)
+{
+    sigset_t all, old;
+    (void)sigfillset(&all);
+    (void)pthread_sigmask(SIG_SETMASK, &all, &old);
+    int no = pthread_create(&l->thread, NULL, run, l);
+    (void)pthread_sigmask(SIG_SETMASK, &old, NULL);
+    return no ? tern_err_set(err, TERN_EIO, "cannot start the loop's thread: %s", strerror(no)) : 0;
+}
+
+int tern_loop_open(tern_loop **out, tern_engine *e, const tern_loop_params *p, tern_error *err)
+{
+    int rc = 0;
+    tern_loop *l = NULL;
+    static const tern_loop_params none;
+    size_t seqs = (size_t)e->max_seqs;
+    *out = NULL;
+    p = p ? p : &none;
+    TERN_TRY(check_params(e, p, err));
+    TERN_TRY(tern_alloc(&l, 1, sizeof *l, err));
+    init_lock(l);
+    l->e = e;
+    l->p = *p;
+    l->p.max_waiting = p->max_waiting ? p->max_waiting : DEFAULT_WAITING;
+    l->p.max_waiting_per_key = p->max_waiting_per_key ? p->max_waiting_per_key : l->p.max_waiting;
+    l->p.max_choices = p->max_choices ? p->max_choices : e->max_seqs;
+    l->p.max_logprobs = p->max_logprobs ? p->max_logprobs : DEFAULT_LOGPROBS;
+    l->p.gap = p->gap > 0 ? p->gap : 2;
+    l->beat = tern_now();
+    TERN_TRY(tern_alloc(&l->waiting, (size_t)l->p.max_waiting, sizeof(void *), err));
+    TERN_TRY(tern_alloc(&l->running, seqs, sizeof(void *), err));
+    TERN_TRY(tern_alloc(&l->ending, (size_t)l->p.max_waiting + seqs, sizeof(void *), err));
+    TERN_TRY(tern_alloc(&l->items, seqs, sizeof *l->items, err));
+    TERN_TRY(tern_alloc(&l->of, seqs, sizeof(void *), err));
+    TERN_TRY(tern_alloc(&l->picks, seqs, sizeof(void *), err));
+    tern_engine_memory(e, &l->memory);
+    l->stats.memory = l->memory;
+    TERN_TRY(start_thread(l, err));
+    *out = l;
+    l = NULL;
+out:
+    free_loop(l);
+    return rc;
+}
+
+void tern_loop_close(tern_loop **pl)
+{
+    if (!pl || !*pl)
+        return;
+    tern_loop *l = *pl;
+    (void)pthread_mutex_lock(&l->lock);
+    l->closing = true;
+    (void)pthread_cond_signal(&l->wake);
+    (void)pthread_mutex_unlock(&l->lock);
+    (void)pthread_join(l->thread, NULL);
+    free_loop(l);
+    *pl = NULL;
+}
+
+bool tern_loop_drain(tern_loop *l, double timeout_s)
+{
+    double end = tern_now() + timeout_s;
+    struct timespec t;
+    (void)clock_gettime(CLOCK_MONOTONIC, &t);
+    if (timeout_s >= 0) {
+        double whole = (double)(int64_t)timeout_s;
+        t.tv_sec += (time_t)whole;
+        t.tv_nsec += (long)((timeout_s - whole) * 1e9);
+        t.tv_sec += t.tv_nsec / 1000000000;
+        t.tv_nsec %= 1000000000;
+    }
+    (void)pthread_mutex_lock(&l->lock);
+    l->draining = true;
+    while (l->n_alive && (timeout_s < 0 || tern_now() < end)) {
+        if (timeout_s < 0)
+            (void)pthread_cond_wait(&l->quiet, &l->lock);
+        else
+            (void)pthread_cond_timedwait(&l->quiet, &l->lock, &t);
+    }
+    bool empty = l->n_alive == 0;
+    (void)pthread_mutex_unlock(&l->lock);
+    return empty;
+}
+
+void tern_loop_set_prefix(tern_loop *l, const struct tern_prefix *p)
+{
+    (void)pthread_mutex_lock(&l->lock);
+    l->prefix = *p;
+    (void)pthread_mutex_unlock(&l->lock);
+}
+
+/* ---- what other threads ask ---------------------------------------------------------------------------------------
+ */
+
+int tern_loop_submit(tern_loop *l, const tern_request *r, tern_events *events, void *user, uint64_t *id,
+                     tern_error *err)
+{
+    struct tern_request_run *q;
+    int rc = tern_request_new(&q, l, r, events, user, err);
+    if (rc == 0)
+        q->reserve = tern_loop_reserve(l, &q->r);
+    (void)pthread_mutex_lock(&l->lock);
+    if (rc == 0)
+        rc = tern_loop_enqueue(l, q, err);
+    if (rc == 0) {
+        *id = q->id;
+        l->n_alive++;
+        l->stats.submitted++;
+        (void)pthread_cond_signal(&l->wake);
+    } else {
+        l->stats.refused++;
+    }
+    (void)pthread_mutex_unlock(&l->lock);
+    if (rc < 0)
+        tern_request_free(q, true);
+    return rc;
+}
+
+static struct tern_request_run *find(struct tern_request_run **list, int n, uint64_t id)
+{
+    for (int i = 0; i < n; i++)
+        if (list[i]->id == id)
+            return list[i];
+    return NULL;
+}
+
+void tern_loop_cancel(tern_loop *l, uint64_t id)
+{
+    (void)pthread_mutex_lock(&l->lock);
+    struct tern_request_run *q = find(l->waiting, l->n_waiting, id);
+    q = q ? q : find(l->running, l->n_running, id);
+    if (q)
+        q->cancelled = true;
+    (void)pthread_cond_signal(&l->wake);
+    (void)pthread_mutex_unlock(&l->lock);
+}
+
+int tern_loop_position(tern_loop *l, uint64_t id)
+{
+    (void)pthread_mutex_lock(&l->lock);
+    const struct tern_request_run *q = find(l->waiting, l->n_waiting, id);
+    int place = q ? tern_loop_place(l, q) : -1;
+    (void)pthread_mutex_unlock(&l->lock);
+    return place;
+}
+
+double tern_loop_retry_after(tern_loop *l)
+{
+    (void)pthread_mutex_lock(&l->lock);
+    double s = l->end_pace;
+    (void)pthread_mutex_unlock(&l->lock);
+    return s < 1 ? 1 : s > 600 ? 600 : s;
+}
+
+void tern_loop_get_stats(tern_loop *l, tern_loop_stats *out)
+{
+    (void)pthread_mutex_lock(&l->lock);
+    *out = l->stats;
+    out->waiting = l->n_waiting;
+    out->running = l->n_alive - l->n_waiting;
+    out->idle_s = tern_now() - l->beat;
+    out->kv_reserved = l->reserved;
+    out->kv_most = l->p.kv_bytes;
+    (void)pthread_mutex_unlock(&l->lock);
+}

@@ -1,0 +1,181 @@
+/* run/loop.h - behind tern/loop.h: requests, the thread that steps them, and what a prefix cache can hook into.
+ *
+ *   events.c        queues of events
+ *   loop_request.c  a request: checked, copied, its replies and what they tell
+ *   loop_queue.c    who is next: priorities, turns, room
+ *   loop_step.c     one step: which rows, what comes of them
+ *   loop.c          the thread, and the calls of other threads
+ *   logprobs.c      log probabilities
+ *
+ * A request is made by the thread that submits it, is the lock's while it waits, and the loop's thread's once it runs;
+ * `cancelled` stays the lock's.  The lock is never held during a step. */
+#ifndef TERN_RUN_LOOP_H
+#define TERN_RUN_LOOP_H
+
+#include <pthread.h>
+#include "run/gen.h"
+#include "tern/loop.h"
+
+/* ---- events -------------------------------------------------------------------------------------------------------
+ */
+
+struct tern_event_node;
+/* A copy of the event and all that it points to. */
+int tern_event_new(struct tern_event_node **out, const tern_event *e, tern_error *err);
+/* A TERN_EVENT_END with room for a message, so that the last word cannot fail. */
+int tern_event_new_end(struct tern_event_node **out, tern_error *err);
+tern_event *tern_event_of(struct tern_event_node *n);
+void tern_events_push(tern_events *q, struct tern_event_node *n); /* takes n over */
+void tern_events_ref(tern_events *q);
+void tern_events_unref(tern_events *q);
+bool tern_events_closed(tern_events *q);
+
+/* ---- log probabilities --------------------------------------------------------------------------------------------
+ */
+
+/* Of token id and of the n_top likeliest, into top[n_top], which *out points to. */
+void tern_score_token(const float *logits, int n_vocab, int32_t id, int n_top, tern_logprob *top,
+                      tern_token_score *out);
+
+/* ---- prefix cache -------------------------------------------------------------------------------------------------
+ */
+
+/* What a cache of prefixes does for a loop.  Calls come from the loop's thread, between steps. */
+struct tern_prefix {
+    void *self;
+    /* s is new and empty: gives it the longest beginning of tokens[0..n) that is known and returns its length.  All n
+     * only with *logits, those of the last token, a view until the next call; else at most n - 1. */
+    int (*lookup)(void *self, tern_seq *s, const int32_t *tokens, int n, const float **logits);
+    /* s has grown; logits: of its newest token, or NULL.  over: nothing comes after it. */
+    void (*offer)(void *self, tern_seq *s, const float *logits, bool over);
+    /* Memory ran out: gives pages back.  False: there are none left to give. */
+    bool (*shrink)(void *self);
+};
+/* Before the first request; copies *p. */
+void tern_loop_set_prefix(tern_loop *l, const struct tern_prefix *p);
+
+/* ---- requests -----------------------------------------------------------------------------------------------------
+ */
+
+struct tern_request_run;
+
+struct tern_choice { /* one reply of a request */
+    struct tern_request_run *request;
+    int index;
+    struct tern_gen gen;
+    tern_seq *seq; /* NULL: not begun, or over */
+    tern_reply *reply;
+    void *constraint;  /* its state */
+    uint32_t *mask;    /* [n_vocab / 32, rounded up]; NULL: no constraint */
+    tern_logprob *top; /* [r.logprobs] */
+    tern_token_score score;
+    double logprob; /* sum */
+    bool thinking;  /* its last event was reasoning */
+    int n_generated, n_thought;
+    double last_token;   /* when */
+    bool over;           /* its TERN_EVENT_CHOICE is out */
+    const float *logits; /* of the step in hand */
+    int rc;              /* of picking, by a worker */
+    tern_error err;
+};
+
+struct tern_fair { /* one who asks, while requests of his wait or run */
+    struct tern_fair *next;
+    uint64_t key, turn; /* when one of his was let in last */
+    int n_waiting, n_running;
+};
+
+struct tern_request_run {
+    tern_loop *loop;
+    uint64_t id;
+    void *user;
+    tern_events *events;
+    struct tern_event_node *end; /* until it is sent */
+    tern_request r;              /* arrays are copies */
+    struct tern_choice *choices; /* [r.n_choices] */
+    struct tern_fair *fair;
+    size_t reserve;                             /* bytes that its pages may come to need */
+    double submitted, started, prompted, first; /* when; 0: not yet */
+    int n_cached;
+    float *vector; /* [n_embd] of the embedding, and what it is summed in */
+    double *sum;
+    uint64_t step;  /* the last one that its prompt was in */
+    bool cancelled; /* by tern_loop_cancel or for want of a receiver */
+    int rc;         /* why it ends early */
+    tern_error err;
+};
+
+/* Checks and copies all of *r.  reserve and id are the caller's to fill. */
+int tern_request_new(struct tern_request_run **out, tern_loop *l, const tern_request *r, tern_events *q, void *user,
+                     tern_error *err);
+/* Without a word to anybody: of one that was not accepted, or has ended.  keep_constraint: it stays the submitter's. */
+void tern_request_free(struct tern_request_run *q, bool keep_constraint);
+/* Sends an event; running out of memory is an error of the request. */
+void tern_request_tell(struct tern_request_run *q, const tern_event *e);
+/* The request goes wrong: the first reason counts. */
+void tern_request_fail(struct tern_request_run *q, int rc, const char *message);
+/* The reply is complete: hands out what was held back, and tells it.  finish: as the machine says, or why it ended
+ * early. */
+void tern_choice_end(struct tern_choice *c, tern_finish finish);
+/* The last words: of choices that are not over, and TERN_EVENT_END. */
+void tern_request_end(struct tern_request_run *q, double now);
+bool tern_request_over(const struct tern_request_run *q);
+
+/* ---- the loop ------------------------------------------------------------------------------------------------------
+ */
+
+#define TERN_PACE_SIZES 14 /* powers of two up to the largest step */
+
+struct tern_pace {                     /* how long steps take */
+    double idle[TERN_PACE_SIZES];      /* seconds of a step of decode rows alone, by the logarithm of their number */
+    uint64_t idle_at[TERN_PACE_SIZES]; /* when that was measured last, in steps */
+    double rows;                       /* prompt rows that stretch a step as far as they may */
+};
+
+struct tern_loop {
+    tern_engine *e;
+    tern_loop_params p;
+    struct tern_prefix prefix; /* lookup NULL: none */
+    pthread_t thread;
+    pthread_mutex_t lock;
+    pthread_cond_t wake;  /* the thread: something has come */
+    pthread_cond_t quiet; /* drains: a request has ended */
+    /* Under the lock: */
+    bool closing, draining;
+    struct tern_request_run **waiting; /* [max_waiting], by age */
+    int n_waiting, n_running;
+    struct tern_fair *fairs;
+    uint64_t next_id, turn;
+    size_t reserved;
+    int seqs_reserved;
+    tern_loop_stats stats;
+    double beat, last_end, end_pace;   /* the thread came by; a request ended; seconds between such ends */
+    struct tern_request_run **running; /* [max_seqs]; the thread changes it under the lock and reads it without */
+    int n_alive;                       /* accepted and not ended */
+    /* The thread's: */
+    struct tern_pace pace;
+    struct tern_request_run **ending; /* [max_waiting + max_seqs] */
+    tern_loop_stats fresh;            /* what the step in hand adds */
+    tern_step_item *items;            /* [max_seqs] */
+    struct tern_choice **of;          /* [max_seqs] whose they are */
+    struct tern_choice **picks;       /* [max_seqs] */
+    uint64_t n_steps;
+    int turn_decode; /* where decode rows begin when there are more than a step takes */
+    double memory_at;
+    tern_memory memory;
+};
+
+/* loop_queue.c; all under the lock. */
+size_t tern_loop_reserve(const tern_loop *l, const tern_request *r);
+int tern_loop_enqueue(tern_loop *l, struct tern_request_run *q, tern_error *err);
+struct tern_request_run *tern_loop_next(tern_loop *l); /* who is to be let in now, taken from the queue; NULL: nobody */
+void tern_loop_dequeue(tern_loop *l, int at);          /* waiting[at] leaves the queue without being let in */
+void tern_loop_release(tern_loop *l, struct tern_request_run *q); /* what it held when it ran */
+int tern_loop_place(const tern_loop *l, const struct tern_request_run *q);
+
+/* loop_step.c: begins a request that was let in; one step of all that run. */
+void tern_loop_begin(tern_loop *l, struct tern_request_run *q);
+void tern_loop_step(tern_loop *l);
+void tern_times_add(tern_times *t, double seconds);
+
+#endif

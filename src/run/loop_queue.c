@@ -1,0 +1,169 @@
+/* Who is next: requests wait until a sequence per choice is free and the pages that they may come to need have room.
+ * The highest priority goes first; of those who ask alike, whoever runs least, then whose turn is longest ago; of one
+ * who asks, the oldest.  Nobody overtakes the one whose turn it is, so that a large request is not starved by small
+ * ones. */
+#include <string.h>
+#include "base/clock.h"
+#include "base/mem.h"
+#include "run/loop.h"
+
+/* Bytes that closed pages of n tokens take at most. */
+static size_t page_bytes(const tern_engine *e, int plan, int n_tokens)
+{
+    const struct tern_kv_layout *l = e->plans[plan]->layout;
+    size_t sum = 0;
+    for (int g = 0; g < l->n_groups; g++) {
+        int64_t pages = n_tokens / TERN_PAGE, window = l->groups[g].reach.window;
+        int64_t ring = (window + e->chunk) / TERN_PAGE + 4; /* as kv/cache.c has it */
+        sum += l->groups[g].page_bytes * (size_t)(window && ring < pages ? ring : pages);
+    }
+    return sum;
+}
+
+size_t tern_loop_reserve(const tern_loop *l, const tern_request *r)
+{
+    const struct tern_kv_layout *layout = l->e->plans[r->plan]->layout;
+    int room = l->e->ctx - r->n_prompt, more = r->max_tokens < 0 || r->max_tokens > room ? room : r->max_tokens;
+    size_t prompt = page_bytes(l->e, r->plan, r->n_prompt), all = page_bytes(l->e, r->plan, r->n_prompt + more);
+    size_t own = layout->tile_bytes + layout->sink_bytes + layout->state_bytes * (TERN_KV_KEPT_STATES + 1);
+    return prompt + (size_t)r->n_choices * (all - prompt + own);
+}
+
+static struct tern_fair *find_fair(tern_loop *l, uint64_t key)
+{
+    struct tern_fair *f = l->fairs;
+    while (f && f->key != key)
+        f = f->next;
+    return f;
+}
+
+static int need_fair(tern_loop *l, uint64_t key, struct tern_fair **out, tern_error *err)
+{
+    *out = find_fair(l, key);
+    if (*out)
+        return 0;
+    int rc = tern_alloc(out, 1, sizeof **out, err);
+    if (rc < 0)
+        return rc;
+    **out = (struct tern_fair){.next = l->fairs, .key = key};
+    l->fairs = *out;
+    return 0;
+}
+
+static void drop_fair(tern_loop *l, struct tern_fair *f)
+{
+    struct tern_fair **at = &l->fairs;
+    if (f->n_waiting || f->n_running)
+        return;
+    while (*at != f)
+        at = &(*at)->next;
+    *at = f->next;
+    tern_free(f);
+}
+
+int tern_loop_enqueue(tern_loop *l, struct tern_request_run *q, tern_error *err)
+{
+    int rc = 0;
+    struct tern_fair *f = find_fair(l, q->r.fair_key);
+    if (l->closing || l->draining)
+        TERN_FAIL(err, TERN_ECAPACITY, "no further requests are taken: the engine is about to stop");
+    if (l->p.kv_bytes && q->reserve > l->p.kv_bytes)
+        TERN_FAIL(
+            err, TERN_ELIMIT,
+            "the request may come to %zu bytes of keys and values (%d choices of %d tokens and what follows), the "
+            "limit is %zu",
+            q->reserve, q->r.n_choices, q->r.n_prompt, l->p.kv_bytes);
+    if (l->n_waiting == l->p.max_waiting)
+        TERN_FAIL(err, TERN_ECAPACITY, "%d requests are waiting, which is the limit", l->n_waiting);
+    if (f && f->n_waiting >= l->p.max_waiting_per_key)
+        TERN_FAIL(err, TERN_ECAPACITY, "%d of your requests are waiting, which is the limit for one who asks",
+                  f->n_waiting);
+    TERN_TRY(need_fair(l, q->r.fair_key, &q->fair, err));
+    q->fair->n_waiting++;
+    q->id = ++l->next_id;
+    l->waiting[l->n_waiting++] = q;
+out:
+    return rc;
+}
+
+static void take_out(tern_loop *l, int at)
+{
+    l->waiting[at]->fair->n_waiting--;
+    l->n_waiting--;
+    memmove(l->waiting + at, l->waiting + at + 1, (size_t)(l->n_waiting - at) * sizeof *l->waiting);
+}
+
+void tern_loop_dequeue(tern_loop *l, int at)
+{
+    struct tern_fair *f = l->waiting[at]->fair;
+    take_out(l, at);
+    drop_fair(l, f);
+}
+
+/* Does a go before b?  Neither: the older one. */
+static bool goes_before(const struct tern_request_run *a, const struct tern_request_run *b)
+{
+    if (a->r.priority != b->r.priority)
+        return a->r.priority > b->r.priority;
+    if (a->fair->n_running != b->fair->n_running)
+        return a->fair->n_running < b->fair->n_running;
+    return a->fair->turn < b->fair->turn;
+}
+
+struct tern_request_run *tern_loop_next(tern_loop *l)
+{
+    int best = 0;
+    if (!l->n_waiting)
+        return NULL;
+    for (int i = 1; i < l->n_waiting; i++)
+        if (goes_before(l->waiting[i], l->waiting[best]))
+            best = i;
+    struct tern_request_run *q = l->waiting[best];
+    if (l->seqs_reserved + q->r.n_choices > l->e->max_seqs ||
+        (l->p.kv_bytes && l->reserved + q->reserve > l->p.kv_bytes))
+        return NULL;
+    take_out(l, best);
+    q->fair->n_running++;
+    q->fair->turn = ++l->turn;
+    l->reserved += q->reserve;
+    l->seqs_reserved += q->r.n_choices;
+    l->running[l->n_running++] = q;
+    return q;
+}
+
+void tern_loop_release(tern_loop *l, struct tern_request_run *q)
+{
+    int at = 0;
+    while (l->running[at] != q)
+        at++;
+    l->running[at] = l->running[--l->n_running];
+    l->reserved -= q->reserve;
+    l->seqs_reserved -= q->r.n_choices;
+    q->fair->n_running--;
+    drop_fair(l, q->fair);
+}
+
+/* How many of his own wait before q. */
+static int rank_of(const tern_loop *l, const struct tern_request_run *q)
+{
+    int n = 0;
+    for (int i = 0; l->waiting[i] != q; i++)
+        n += l->waiting[i]->fair == q->fair && l->waiting[i]->r.priority == q->r.priority;
+    return n;
+}
+
+int tern_loop_place(const tern_loop *l, const struct tern_request_run *q)
+{
+    int place = 0, rank = rank_of(l, q);
+    for (int i = 0; i < l->n_waiting; i++) {
+        const struct tern_request_run *o = l->waiting[i];
+        int other = rank_of(l, o);
+        if (o->r.priority != q->r.priority)
+            place += o->r.priority > q->r.priority;
+        else if (o->fair == q->fair || other != rank)
+            place += other < rank;
+        else
+            place += goes_before(o, q) || (o->id < q->id && !goes_before(q, o));
+    }
+    return place;
+}

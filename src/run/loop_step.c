@@ -1,0 +1,461 @@
+/* One step of all that runs: decode rows first, then as many prompt rows as the pace of the streams allows. */
+#include <math.h>
+#include <string.h>
+#include "base/clock.h"
+#include "base/mem.h"
+#include "run/loop.h"
+
+#define LEAST_ROWS    16 /* prompt rows beside decode rows: fewer are not worth a pass over the weights */
+#define FORGET        64 /* steps after which the time of decode rows alone is measured again */
+#define OLDEST_EVERY  4  /* prompts: the shortest rest goes first, each so many steps the oldest */
+#define SCORED_ROWS   TERN_EVAL_ROWS
+#define MEMORY_PERIOD 0.1 /* seconds */
+
+const double tern_times_bounds[TERN_TIMES_BUCKETS - 1] = {.001, .002, .005, .01, .02, .05, .1, .2,
+                                                          .5,   1,    2,    5,   10,  30,  120};
+
+void tern_times_add(tern_times *t, double seconds)
+{
+    int i = 0;
+    while (i < TERN_TIMES_BUCKETS - 1 && seconds > tern_times_bounds[i])
+        i++;
+    t->bucket[i]++;
+    t->count++;
+    t->sum += seconds;
+}
+
+/* ---- pace ---------------------------------------------------------------------------------------------------------
+ */
+
+static int size_class(int n)
+{
+    int c = 0;
+    while (n > 1 && c < TERN_PACE_SIZES - 1) {
+        n >>= 1;
+        c++;
+    }
+    return c;
+}
+
+static double blend(double old, double now)
+{
+    return old > 0 ? old * .75 + now * .25 : now;
+}
+
+/* Prompt rows for a step that has so many decode rows; 0: none this time, the pace without is to be measured. */
+static int prompt_rows(tern_loop *l, int n_decode)
+{
+    struct tern_pace *p = &l->pace;
+    int room = l->e->chunk - n_decode;
+    if (!n_decode)
+        return room;
+    int c = size_class(n_decode);
+    if (p->idle[c] <= 0 || l->n_steps - p->idle_at[c] > FORGET)
+        return 0;
+    if (p->rows < LEAST_ROWS)
+        p->rows = LEAST_ROWS;
+    return p->rows < room ? (int)p->rows : room;
+}
+
+static void learn_pace(tern_loop *l, int n_decode, int n_prompt, double seconds)
+{
+    struct tern_pace *p = &l->pace;
+    int c = size_class(n_decode);
+    if (!n_decode)
+        return;
+    if (!n_prompt) {
+        p->idle[c] = blend(p->idle[c], seconds);
+        p->idle_at[c] = l->n_steps;
+        return;
+    }
+    double allowed = p->idle[c] * (l->p.gap - 1), more = seconds - p->idle[c];
+    double factor = more > 0 ? allowed / more : 2;
+    factor = factor < .5 ? .5 : factor > 1.5 ? 1.5 : factor;
+    if (n_prompt >= (int)p->rows || factor < 1) /* a shorter step says nothing about longer ones */
+        p->rows = n_prompt * factor;
+    p->rows = p->rows < LEAST_ROWS ? LEAST_ROWS : p->rows > l->e->chunk ? l->e->chunk : p->rows;
+}
+
+/* ---- the batch ----------------------------------------------------------------------------------------------------
+ */
+
+struct batch {
+    int n_items, n_decode, n_prompt; /* items; rows of either kind */
+};
+
+static bool runs(const struct tern_request_run *q)
+{
+    return q->rc == 0 && !tern_request_over(q);
+}
+
+static void add_item(tern_loop *l, struct batch *b, struct tern_choice *c, const int32_t *tokens, int n, bool decode,
+                     int logits)
+{
+    l->of[b->n_items] = c;
+    l->items[b->n_items++] =
+        (tern_step_item){.seq = c->seq, .tokens = tokens, .n_tokens = n, .decode = decode, .logits = logits};
+    b->n_decode += decode ? n : 0;
+    b->n_prompt += decode ? 0 : n;
+}
+
+/* More streams than a step has rows take turns. */
+static void add_decode(tern_loop *l, struct batch *b, bool prompts)
+{
+    int n = 0, most = prompts && l->e->chunk > 2 * LEAST_ROWS ? l->e->chunk - LEAST_ROWS : l->e->chunk;
+    for (int i = 0; i < l->n_running; i++)
+        for (int k = 0; runs(l->running[i]) && k < l->running[i]->r.n_choices; k++)
+            if (l->running[i]->choices[k].gen.phase == TERN_GEN_APPEND)
+                l->picks[n++] = &l->running[i]->choices[k];
+    int from = n > most ? l->turn_decode % n : 0;
+    for (int i = 0; i < n && i < most; i++) {
+        struct tern_choice *c = l->picks[(from + i) % n];
+        add_item(l, b, c, &c->gen.picked, 1, true, TERN_LOGITS_LAST);
+    }
+    l->turn_decode = from + most;
+}
+
+static bool in_prompt(const struct tern_request_run *q)
+{
+    return runs(q) && q->choices[0].gen.phase == TERN_GEN_PROMPT;
+}
+
+/* The prompt that goes next and is not in the batch: the shortest rest, or the oldest. */
+static struct tern_request_run *next_prompt(const tern_loop *l, bool oldest)
+{
+    struct tern_request_run *best = NULL;
+    for (int i = 0; i < l->n_running; i++) {
+        struct tern_request_run *q = l->running[i];
+        if (q->step == l->n_steps || !in_prompt(q))
+            continue;
+        const struct tern_gen *g = &q->choices[0].gen, *h = best ? &best->choices[0].gen : NULL;
+        if (!best || (oldest ? q->id < best->id : g->n_prompt - g->done < h->n_prompt - h->done))
+            best = q;
+    }
+    return best;
+}
+
+static void add_prompts(tern_loop *l, struct batch *b)
+{
+    int room = prompt_rows(l, b->n_decode), scored = SCORED_ROWS;
+    bool oldest = l->n_steps % OLDEST_EVERY == 0;
+    while (room > 0 && b->n_items < l->e->max_seqs) {
+        struct tern_request_run *q = next_prompt(l, oldest);
+        if (!q)
+            return;
+        struct tern_gen *g = &q->choices[0].gen;
+        bool scores = q->r.prompt_logprobs >= 0;
+        int left = g->n_prompt - g->done, n = left < room ? left : room;
+        n = scores && n > scored ? scored : n;
+        if (!n)
+            return;
+        bool last = n == left && q->r.max_tokens != 0;
+        int logits = scores ? TERN_LOGITS_ALL : last ? TERN_LOGITS_LAST : TERN_LOGITS_NONE;
+        logits |= q->r.embed == TERN_EMBED_MEAN ? TERN_HIDDEN_ALL : 0;
+        logits |= q->r.embed == TERN_EMBED_LAST && n == left ? TERN_HIDDEN_LAST : 0;
+        add_item(l, b, &q->choices[0], g->prompt + g->done, n, false, logits);
+        q->step = l->n_steps;
+        room -= n;
+        scored -= scores ? n : 0;
+        oldest = false;
+    }
+}
+
+/* ---- prompts ------------------------------------------------------------------------------------------------------
+ */
+
+/* The prompt is complete: its choices part. */
+static void part(tern_loop *l, struct tern_request_run *q, const float *logits)
+{
+    tern_error err = {0};
+    q->prompted = tern_now();
+    for (int i = 0; i < q->r.n_choices; i++) {
+        struct tern_choice *c = &q->choices[i];
+        if (i && q->r.max_tokens != 0 && tern_seq_fork(&c->seq, q->choices[0].seq, &err) < 0) {
+            tern_request_fail(q, err.code, err.msg);
+            return;
+        }
+        if (i)
+            tern_gen_prompted(&c->gen, c->gen.n_prompt);
+        c->logits = logits;
+    }
+    if (l->prefix.offer)
+        l->prefix.offer(l->prefix.self, q->choices[0].seq, logits, false);
+}
+
+struct scoring {
+    const tern_loop *l;
+    const struct tern_request_run *q;
+    int from; /* position of the first row */
+    const float *logits;
+    tern_token_score *out;
+    tern_logprob *top;
+};
+
+static void score_row(void *ctx, int row, int worker)
+{
+    const struct scoring *s = ctx;
+    size_t n_vocab = (size_t)s->l->e->model->net->desc.n_vocab, n_top = (size_t)s->q->r.prompt_logprobs;
+    (void)worker;
+    tern_score_token(s->logits + (size_t)row * n_vocab, (int)n_vocab, s->q->r.prompt[s->from + row + 1], (int)n_top,
+                     s->top + (size_t)row * n_top, &s->out[row + 1]);
+}
+
+/* Rows [from, from + n) of the prompt tell the tokens after them. */
+static void tell_scores(tern_loop *l, struct tern_request_run *q, int from, int n, const float *logits)
+{
+    int rows = from + n < q->r.n_prompt ? n : n - 1, first = from == 0 ? 0 : 1, rc = 0;
+    tern_error err = {0};
+    struct scoring s = {.l = l, .q = q, .from = from, .logits = logits};
+    TERN_TRY(tern_alloc(&s.out, (size_t)rows + 1, sizeof *s.out, &err));
+    TERN_TRY(tern_alloc(&s.top, (size_t)rows * (size_t)q->r.prompt_logprobs, sizeof *s.top, &err));
+    s.out[0] = (tern_token_score){.id = q->r.prompt[0], .logprob = NAN};
+    tern_pool_run(l->e->pool, score_row, &s, rows);
+    if (rows + 1 - first > 0)
+        tern_request_tell(q, &(tern_event){.kind = TERN_EVENT_SCORES,
+                                           .tokens = s.out + first,
+                                           .n_tokens = rows + 1 - first,
+                                           .done = from + first});
+out:
+    if (rc < 0)
+        tern_request_fail(q, rc, err.msg);
+    tern_free(s.out);
+    tern_free(s.top);
+}
+
+/* Sums in the order of the tokens, so that the mean is the same however the prompt was cut. */
+static void take_hidden(const tern_loop *l, struct tern_request_run *q, const tern_step_item *it, const float *hidden)
+{
+    int n_embd = l->e->model->net->desc.n_embd, rows = tern_item_hidden(it);
+    bool over = q->choices[0].gen.done == q->r.n_prompt;
+    for (int r = 0; r < rows; r++)
+        for (int i = 0; i < n_embd; i++)
+            q->sum[i] += (double)hidden[(size_t)r * (size_t)n_embd + (size_t)i];
+    if (!over)
+        return;
+    for (int i = 0; i < n_embd; i++)
+        q->vector[i] = (float)(q->sum[i] / (q->r.embed == TERN_EMBED_MEAN ? q->r.n_prompt : 1));
+    tern_request_tell(q, &(tern_event){.kind = TERN_EVENT_EMBEDDING, .vector = q->vector, .n_vector = n_embd});
+}
+
+/* What a step has made of a prompt's rows. */
+static void take_prompt(tern_loop *l, struct tern_choice *c, const tern_step_item *it, const float *logits,
+                        const float *hidden)
+{
+    struct tern_request_run *q = c->request;
+    size_t n_vocab = (size_t)l->e->model->net->desc.n_vocab;
+    int from = c->gen.done;
+    tern_gen_prompted(&c->gen, it->n_tokens);
+    tern_request_tell(q, &(tern_event){.kind = TERN_EVENT_PROMPT, .done = c->gen.done, .n_prompt = q->r.n_prompt});
+    if (tern_item_hidden(it))
+        take_hidden(l, q, it, hidden);
+    if (it->logits & TERN_LOGITS_ALL)
+        tell_scores(l, q, from, it->n_tokens, logits);
+    if (c->gen.done == c->gen.n_prompt)
+        part(l, q, it->logits & TERN_LOGITS_ALL ? logits + (size_t)(it->n_tokens - 1) * n_vocab : logits);
+}
+
+/* ---- tokens -------------------------------------------------------------------------------------------------------
+ */
+
+static void pick_one(void *ctx, int task, int worker)
+{
+    tern_loop *l = ctx;
+    struct tern_choice *c = l->picks[task];
+    const tern_request *r = &c->request->r;
+    int n_vocab = l->e->model->net->desc.n_vocab;
+    (void)worker;
+    c->rc = 0;
+    if (c->mask) {
+        memset(c->mask, 0, ((size_t)n_vocab + 31) / 32 * sizeof *c->mask);
+        c->rc = r->constraint.allow(c->constraint, c->mask, &c->err);
+        if (c->rc < 0)
+            return;
+    }
+    tern_gen_pick(&c->gen, c->logits, c->mask);
+    int32_t id = c->gen.picked;
+    if (c->mask && !(c->mask[id / 32] >> (id % 32) & 1))
+        c->rc = tern_err_set(&c->err, TERN_EINVAL, "the constraint allows no token that the model can pick");
+    if (c->rc == 0 && r->logprobs >= 0)
+        tern_score_token(c->logits, n_vocab, id, r->logprobs, c->top, &c->score);
+}
+
+/* A picked token becomes text, and its sequence's next row or its last word. */
+static void take_token(tern_loop *l, struct tern_choice *c, double now)
+{
+    tern_error err = {0};
+    struct tern_request_run *q = c->request;
+    int room = l->e->ctx - tern_seq_length(c->seq);
+    if (c->rc < 0) {
+        tern_request_fail(q, c->rc, c->err.msg);
+        return;
+    }
+    if (tern_gen_counts(&c->gen, room)) {
+        if (c->constraint && q->r.constraint.accept(c->constraint, c->gen.picked, &err) < 0) {
+            tern_request_fail(q, err.code ? err.code : TERN_EINVAL, err.msg);
+            return;
+        }
+        c->n_generated++;
+        l->fresh.generated_tokens++;
+        if (c->last_token > 0)
+            tern_times_add(&l->fresh.gap, now - c->last_token);
+        else if (q->first <= 0)
+            tern_times_add(&l->fresh.first, now - q->submitted);
+        c->last_token = now;
+        q->first = q->first > 0 ? q->first : now;
+        if (q->r.logprobs >= 0) {
+            c->logprob += c->score.logprob;
+            tern_request_tell(
+                q, &(tern_event){.kind = TERN_EVENT_TOKEN, .choice = c->index, .tokens = &c->score, .n_tokens = 1});
+        }
+    }
+    if (tern_gen_take(&c->gen, room, &err) < 0)
+        tern_request_fail(q, err.code, err.msg);
+    c->n_thought += c->thinking;
+}
+
+/* All choices that have logits go on by a token. */
+static void take_tokens(tern_loop *l)
+{
+    int n = 0;
+    for (int i = 0; i < l->n_running; i++)
+        for (int k = 0; runs(l->running[i]) && k < l->running[i]->r.n_choices; k++) {
+            struct tern_choice *c = &l->running[i]->choices[k];
+            if (c->logits && c->gen.phase == TERN_GEN_PICK)
+                l->picks[n++] = c;
+        }
+    if (n)
+        tern_pool_run(l->e->pool, pick_one, l, n);
+    double now = tern_now();
+    for (int i = 0; i < n; i++) {
+        l->picks[i]->logits = NULL;
+        if (l->picks[i]->request->rc == 0)
+            take_token(l, l->picks[i], now);
+    }
+    for (int i = 0; i < l->n_running; i++)
+        for (int k = 0; runs(l->running[i]) && k < l->running[i]->r.n_choices; k++) {
+            struct tern_choice *c = &l->running[i]->choices[k];
+            if (c->gen.phase != TERN_GEN_LAST && c->gen.phase != TERN_GEN_OVER)
+                continue;
+            if (l->prefix.offer && c->seq)
+                l->prefix.offer(l->prefix.self, c->seq, NULL, true);
+            tern_choice_end(c, c->gen.finish);
+        }
+}
+
+void tern_loop_begin(tern_loop *l, struct tern_request_run *q)
+{
+    tern_error err = {0};
+    struct tern_choice *c = &q->choices[0];
+    const float *logits = NULL;
+    q->started = tern_now();
+    int rc = tern_seq_new_plan(&c->seq, l->e, q->r.plan, &err);
+    while (rc == TERN_ECAPACITY && l->prefix.shrink && l->prefix.shrink(l->prefix.self))
+        rc = tern_seq_new_plan(&c->seq, l->e, q->r.plan, &err);
+    if (rc < 0) {
+        tern_request_fail(q, err.code, err.msg);
+        return;
+    }
+    if (l->prefix.lookup && q->r.prompt_logprobs < 0 && q->r.embed == TERN_EMBED_NONE)
+        q->n_cached = l->prefix.lookup(l->prefix.self, c->seq, q->r.prompt, q->r.n_prompt, &logits);
+    tern_request_tell(q, &(tern_event){.kind = TERN_EVENT_START, .n_prompt = q->r.n_prompt, .n_cached = q->n_cached});
+    tern_gen_prompted(&c->gen, q->n_cached);
+    l->fresh.cached_tokens += (uint64_t)q->n_cached;
+    if (q->n_cached == q->r.n_prompt) {
+        part(l, q, logits);
+        take_tokens(l);
+    }
+}
+
+/* ---- the step -----------------------------------------------------------------------------------------------------
+ */
+
+/* Steps items [from, to) and hands out their logits. */
+static int step_items(tern_loop *l, int from, int to, tern_error *err)
+{
+    const float *logits;
+    size_t n_vocab = (size_t)l->e->model->net->desc.n_vocab, n_embd = (size_t)l->e->model->net->desc.n_embd;
+    int rc = tern_step(l->e, l->items + from, to - from, &logits, err);
+    const float *hidden = tern_engine_hidden(l->e);
+    for (int i = from; rc == 0 && i < to; i++) {
+        const tern_step_item *it = &l->items[i];
+        struct tern_choice *c = l->of[i];
+        if (it->decode) {
+            tern_gen_appended(&c->gen);
+            c->logits = logits;
+            if (l->prefix.offer && tern_seq_length(c->seq) % TERN_PAGE == 0)
+                l->prefix.offer(l->prefix.self, c->seq, logits, false);
+        } else {
+            take_prompt(l, c, it, logits, hidden);
+        }
+        if (logits)
+            logits += (size_t)tern_item_logits(it) * n_vocab;
+        if (hidden)
+            hidden += (size_t)tern_item_hidden(it) * n_embd;
+    }
+    return rc;
+}
+
+/* Nothing has changed when a step fails.  Then pages are given back; at last each item goes by itself, and only whose
+ * item cannot go is told so. */
+static void step_batch(tern_loop *l, int n_items)
+{
+    tern_error err = {0};
+    int rc = step_items(l, 0, n_items, &err);
+    while (rc == TERN_ECAPACITY && l->prefix.shrink && l->prefix.shrink(l->prefix.self))
+        rc = step_items(l, 0, n_items, &err);
+    if (rc == 0) {
+        take_tokens(l);
+        return;
+    }
+    for (int i = 0; i < n_items; i++) {
+        if (!runs(l->of[i]->request))
+            continue;
+        rc = step_items(l, i, i + 1, &err);
+        if (rc < 0)
+            tern_request_fail(l->of[i]->request, rc, err.msg);
+        else
+            take_tokens(l);
+    }
+}
+
+static void add_times(tern_times *to, const tern_times *from)
+{
+    to->count += from->count;
+    to->sum += from->sum;
+    for (int i = 0; i < TERN_TIMES_BUCKETS; i++)
+        to->bucket[i] += from->bucket[i];
+}
+
+void tern_loop_step(tern_loop *l)
+{
+    struct batch b = {0};
+    bool prompts = false;
+    double start = tern_now();
+    for (int i = 0; i < l->n_running; i++)
+        prompts |= in_prompt(l->running[i]);
+    l->n_steps++;
+    add_decode(l, &b, prompts);
+    add_prompts(l, &b);
+    if (b.n_items)
+        step_batch(l, b.n_items);
+    double now = tern_now();
+    if (b.n_items)
+        learn_pace(l, b.n_decode, b.n_prompt, now - start);
+    if (now - l->memory_at > MEMORY_PERIOD) {
+        tern_engine_memory(l->e, &l->memory);
+        l->memory_at = now;
+    }
+    (void)pthread_mutex_lock(&l->lock);
+    l->stats.memory = l->memory;
+    l->stats.steps += b.n_items > 0;
+    l->stats.prompt_tokens += (uint64_t)b.n_prompt;
+    l->stats.cached_tokens += l->fresh.cached_tokens;
+    l->stats.generated_tokens += l->fresh.generated_tokens;
+    l->stats.decoding = b.n_decode;
+    if (b.n_items)
+        tern_times_add(&l->stats.step, now - start);
+    add_times(&l->stats.gap, &l->fresh.gap);
+    add_times(&l->stats.first, &l->fresh.first);
+    (void)pthread_mutex_unlock(&l->lock);
+    l->fresh = (tern_loop_stats){0};
+}
