@@ -91,8 +91,8 @@ int tern_messages_check(struct tern_job *j, struct tern_fault *f);
 int tern_tools_check(struct tern_job *j, struct tern_fault *f);
 
 /* scores.c: entries of struct tern_choice.scores. */
-json_t *tern_score_new(const tern_token_score *t);
-void tern_score_token(struct tern_choice *c, const tern_event *e);                       /* appends */
+json_t *tern_scores_entry(const tern_token_score *t);
+void tern_choice_score(struct tern_choice *c, const tern_event *e);                      /* appends */
 json_t *tern_scores_chat(const struct tern_server *s, json_t *scores);                   /* OpenAI's chat */
 json_t *tern_scores_legacy(const struct tern_server *s, json_t *scores, size_t *offset); /* OpenAI's completions */
 void tern_token_text(const struct tern_server *s, int32_t id, struct tern_buf *out);

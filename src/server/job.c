@@ -273,7 +273,7 @@ static void take_scores(struct tern_lane *lane, const tern_event *e)
     if (!lane->scores)
         lane->scores = json_array();
     for (int i = 0; i < e->n_tokens; i++)
-        (void)json_array_append_new(lane->scores, tern_score_new(&e->tokens[i]));
+        (void)json_array_append_new(lane->scores, tern_scores_entry(&e->tokens[i]));
 }
 
 static void choice_ended(struct tern_job *j, struct tern_choice *c, const tern_event *e)
@@ -316,7 +316,7 @@ void tern_job_event(const tern_event *e)
             memcpy(lane->vector, e->vector, (size_t)e->n_vector * sizeof *lane->vector);
         return;
     case TERN_EVENT_TOKEN:
-        tern_score_token(c, e);
+        tern_choice_score(c, e);
         return;
     case TERN_EVENT_CHOICE:
         choice_ended(j, c, e);

@@ -9,7 +9,7 @@ static json_t *probability(double p)
     return isfinite(p) ? json_real(p) : isnan(p) ? json_null() : json_real(-9999.0); /* JSON has no infinity */
 }
 
-json_t *tern_score_new(const tern_token_score *t)
+json_t *tern_scores_entry(const tern_token_score *t)
 {
     json_t *top = json_array();
     for (int i = 0; i < t->n_top; i++)
@@ -17,12 +17,12 @@ json_t *tern_score_new(const tern_token_score *t)
     return json_pack("{si so so}", "id", (int)t->id, "logprob", probability(t->logprob), "top", top);
 }
 
-void tern_score_token(struct tern_choice *c, const tern_event *e)
+void tern_choice_score(struct tern_choice *c, const tern_event *e)
 {
     if (!c->scores)
         c->scores = json_array();
     for (int i = 0; i < e->n_tokens; i++)
-        (void)json_array_append_new(c->scores, tern_score_new(&e->tokens[i]));
+        (void)json_array_append_new(c->scores, tern_scores_entry(&e->tokens[i]));
 }
 
 void tern_token_text(const struct tern_server *s, int32_t id, struct tern_buf *out)
@@ -30,8 +30,8 @@ void tern_token_text(const struct tern_server *s, int32_t id, struct tern_buf *o
     char text[1024];
     size_t n = 0;
     tern_buf_reset(out);
-    if (tern_model_token_text(s->model, id, text, sizeof text, &n, NULL) == 0)
-        (void)tern_buf_add(out, text, n < sizeof text ? n : sizeof text, NULL);
+    if (tern_model_token_bytes(s->model, id, text, sizeof text, &n, NULL) == 0)
+        (void)tern_buf_add(out, text, n <= sizeof text ? n : 0, NULL);
 }
 
 static json_t *chat_token(const struct tern_server *s, int32_t id, json_t *logprob, struct tern_buf *b)
