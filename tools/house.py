@@ -2,7 +2,7 @@
 """Checks the rules of the house that no compiler knows.  Run by `make house` and in CI.
 
   edges     include edges follow the layers; a folder is entered through its own headers only
-  sizes     lines per file and per function: soft limits are reported, hard limits fail
+  sizes     lines per file and per function: soft limits are reported, hard limits fail; bytes of fixtures
   headers   every header compiles alone in C, the public ones in C++ too
   symbols   every global symbol of libtern begins with tern_, those of libternkv are what its header declares; nothing in
             them prints, exits or calls a banned function
@@ -25,6 +25,8 @@ INCLUDE = ROOT / "include"
 
 SOFT_FILE, HARD_FILE = 800, 1500
 SOFT_FUNCTION, HARD_FUNCTION = 70, 150
+# Everybody who clones the repository pays for fixtures for ever: of all of tests/data, and of one file.
+DATA_BYTES, DATA_FILE_BYTES = 20 << 20, 3 << 19
 
 # Folder -> what its files may include: a folder name stands for that folder's visible headers, anything else is one
 # header.  A folder may always include itself.
@@ -202,6 +204,16 @@ def check_sizes():
                 soft.append(f"{rel(path)}:{line}: {name} has {n} lines (soft limit {SOFT_FUNCTION})")
     for text in soft:
         print("  note:", text)
+    check_data()
+
+
+def check_data():
+    data = {p: p.stat().st_size for p in (ROOT / "tests" / "data").rglob("*") if p.is_file()}
+    if sum(data.values()) > DATA_BYTES:
+        problem("tests/data", f"{sum(data.values())} bytes of fixtures, the limit is {DATA_BYTES}")
+    for path, n in data.items():
+        if n > DATA_FILE_BYTES:
+            problem(rel(path), f"{n} bytes, the limit for a fixture is {DATA_FILE_BYTES}")
 
 
 # ---- headers --------------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@
 #ifndef TERN_CLI_CHAT_H
 #define TERN_CLI_CHAT_H
 
+#include <wchar.h>
 #include "cli/cli.h"
 
 /* ---- chat_input.c ------------------------------------------------------------------------------------------------ */
@@ -23,6 +24,32 @@ enum tern_input_result { TERN_INPUT_END, TERN_INPUT_MESSAGE, TERN_INPUT_INTERRUP
  * between lines of three double quotes.  Negative on error. */
 int tern_input_message(struct tern_input *in, struct tern_buf *out, tern_error *err);
 
+/* ---- chat_keys.c ------------------------------------------------------------------------------------------------- */
+
+/* Keys of a terminal, one by one.  What is pasted between the terminal's marks is one piece of text: lines of it do not
+ * end the line that is edited, which shows "[pasted 3 lines #1]" in its place. */
+struct tern_keys {
+    unsigned char held[8]; /* read, and not yet handed out */
+    int n_held, next_held;
+    int columns, rows; /* of the window, as last seen */
+    bool looked;
+    char mark[64]; /* being handed out in place of a paste */
+    size_t n_mark;
+    bool in_mark, failed; /* failed: out of memory, or too much was pasted */
+    struct tern_buf paste;
+    struct tern_buf *pastes; /* [n_pastes] of this line */
+    size_t n_pastes, cap_pastes;
+};
+enum { TERN_KEYS_RESIZED = -2 };           /* the window has another size */
+void tern_keys_begin(struct tern_keys *k); /* of a line: the terminal shall mark what is pasted */
+void tern_keys_end(struct tern_keys *k);
+/* 1 and *key; 0 at the end of input or after Ctrl-C; -1 on error; TERN_KEYS_RESIZED. */
+int tern_keys_next(struct tern_keys *k, wchar_t *key);
+bool tern_keys_pasted(const struct tern_keys *k);
+/* The line with the pastes of tern_keys_begin .. _end in their places. */
+int tern_keys_expand(const struct tern_keys *k, const char *line, size_t n, struct tern_buf *out, tern_error *err);
+void tern_keys_clear(struct tern_keys *k);
+
 /* ---- chat_session.c ---------------------------------------------------------------------------------------------- */
 
 struct tern_session {
@@ -31,6 +58,8 @@ struct tern_session {
     tern_seq *seq;
     tern_chat_turn *turns; /* owned, and their texts too */
     size_t n_turns, cap_turns;
+    int *lengths; /* per turn: of the sequence when it was added, where that goes on to spell the turns; else -1 */
+    size_t cap_lengths;
     json_t *more;     /* per turn null, or an object of what else its message has: tool_calls, reasoning_content ... */
     const char *vars; /* variables for the template, a JSON object; borrowed, or NULL */
     bool exact;
@@ -59,6 +88,36 @@ int tern_session_pending(struct tern_session *s, tern_tokens *out, tern_error *e
 int tern_session_save(const struct tern_session *s, const char *path, tern_error *err);
 int tern_session_load(struct tern_session *s, const char *path, tern_error *err);
 
+/* Text of the tokens [from, to) of the sequence, control tokens left out. */
+int tern_session_text(const struct tern_session *s, int from, int to, struct tern_buf *out, tern_error *err);
+
+/* The last reply goes, and what followed it; false: there is none.  The turns then end with what it answered. */
+bool tern_session_unreply(struct tern_session *s);
+/* The last message of the user goes with all that followed it; its text into *message (NULL: not wanted). */
+bool tern_session_undo(struct tern_session *s, struct tern_buf *message);
+/* Forgets the oldest exchanges (a message of the user with all that follows it until the next one) until the
+ * conversation has at most `room` tokens, but for the system turn, the first and the last exchange; then the first,
+ * too.  *n: how many went.  TERN_ELIMIT, nothing forgotten: even the last one alone has more than `most`. */
+int tern_session_shorten(struct tern_session *s, int room, int most, int *n, tern_error *err);
+/* As pending, for a reply that has begun: those tokens come behind its head. */
+int tern_session_resume(struct tern_session *s, const int32_t *tail, int n_tail, tern_tokens *out, tern_error *err);
+
+/* ---- chat_loop.c ------------------------------------------------------------------------------------------------- */
+
+#define TERN_LOOP_PERIODS 256
+
+/* Does a reply repeat itself?  At least 95 % of its last 160 tokens, and of its last five periods, are what stands one
+ * period before them; periods of up to 256 tokens. */
+struct tern_loop {
+    int from, seen;                  /* first token of the reply; tokens looked at */
+    int same[TERN_LOOP_PERIODS + 1]; /* per period: of its span, those that repeat */
+    int period, end;                 /* what was found, and behind which token; 0: nothing */
+};
+void tern_loop_begin(struct tern_loop *l, int from);
+bool tern_loop_look(struct tern_loop *l, const int32_t *ids, int n);
+/* Where the first round ends: the tokens from there on say nothing new. */
+int tern_loop_once(const struct tern_loop *l);
+
 /* ---- chat_reply.c ------------------------------------------------------------------------------------------------ */
 
 /* What --tools and --reasoning come to on a model. */
@@ -73,6 +132,8 @@ struct tern_chat_reply {
     struct tern_buf content, reasoning, args;
     json_t *calls; /* as messages have them */
     bool hide_reasoning;
+    struct tern_loop *loop;    /* NULL: replies may repeat themselves */
+    const tern_seq *seq;       /* where loop looks */
     struct tern_progress *bar; /* ends with the first event */
     tern_reply_kind last;      /* what was shown last, and how that ended */
     bool line_open;

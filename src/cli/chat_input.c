@@ -2,12 +2,10 @@
 #include <histedit.h>
 #include <langinfo.h>
 #include <locale.h>
-#include <poll.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-#include <wchar.h>
 
 #include "cli/chat.h"
 
@@ -19,6 +17,8 @@ struct tern_input {
     char *line; /* of getline */
     size_t cap;
     bool more; /* the prompt of a continuation line */
+    struct tern_keys keys;
+    struct tern_buf line_with_pastes;
 };
 
 static char *show_prompt(EditLine *el)
@@ -37,35 +37,17 @@ static void use_utf8(void)
         (void)setlocale(LC_CTYPE, "C.UTF-8");
 }
 
-/* libedit's reading of one character.  A Ctrl-C must drop the line wherever it arrives: SIGINT is blocked while a line
- * is edited and let through only inside ppoll, so none can slip in between the look at the flag and the wait. */
+/* libedit asks for keys one by one, and the window may have changed meanwhile. */
 static int read_key(EditLine *el, wchar_t *key)
 {
-    (void)el;
-    struct pollfd fd = {.fd = STDIN_FILENO, .events = POLLIN};
-    sigset_t waiting;
-    (void)pthread_sigmask(SIG_BLOCK, NULL, &waiting);
-    sigdelset(&waiting, SIGINT);
-    mbstate_t state = {0};
+    void *in = NULL;
+    (void)el_get(el, EL_CLIENTDATA, &in);
     for (;;) {
-        if (tern_signals_interrupted())
-            return 0;
-        if (ppoll(&fd, 1, NULL, &waiting) < 0) {
-            if (errno != EINTR)
-                return -1;
-            continue;
-        }
-        char c;
-        ssize_t n = read(STDIN_FILENO, &c, 1);
-        if (n < 0 && (errno == EINTR || errno == EAGAIN))
-            continue;
-        if (n <= 0)
-            return (int)n;
-        size_t used = mbrtowc(key, &c, 1, &state);
-        if (used == (size_t)-1)
-            memset(&state, 0, sizeof state); /* not UTF-8: the byte is dropped */
-        else if (used != (size_t)-2)
-            return 1;
+        int rc = tern_keys_next(&((struct tern_input *)in)->keys, key);
+        if (rc != TERN_KEYS_RESIZED)
+            return rc;
+        el_resize(el);
+        (void)el_set(el, EL_REFRESH);
     }
 }
 
@@ -111,6 +93,8 @@ void tern_input_free(struct tern_input *in)
         el_end(in->el);
     if (in->history)
         history_end(in->history);
+    tern_keys_clear(&in->keys);
+    tern_buf_clear(&in->line_with_pastes);
     free(in->line);
     free(in);
 }
@@ -130,7 +114,9 @@ static const char *edited_line(struct tern_input *in, int *n)
     (void)pthread_sigmask(SIG_BLOCK, &interrupt, &old);
     (void)el_set(in->el, EL_PREP_TERM,
                  1); /* el_gets would prompt first: a quick Ctrl-D would still mean the old mode */
+    tern_keys_begin(&in->keys);
     const char *line = el_gets(in->el, n);
+    tern_keys_end(&in->keys);
     (void)pthread_sigmask(SIG_SETMASK, &old, NULL);
     return line;
 }
@@ -150,6 +136,14 @@ static int next_line(struct tern_input *in, const char **line, size_t *len, tern
         if (!*line || n <= 0)
             return TERN_INPUT_END;
         *len = (size_t)n;
+        if (tern_keys_pasted(&in->keys)) {
+            tern_buf_reset(&in->line_with_pastes);
+            int rc = tern_keys_expand(&in->keys, *line, *len, &in->line_with_pastes, err);
+            if (rc < 0)
+                return rc;
+            *line = in->line_with_pastes.p;
+            *len = in->line_with_pastes.len;
+        }
     } else {
         errno = 0;
         ssize_t n = getline(&in->line, &in->cap, stdin);

@@ -28,6 +28,9 @@ int tern_session_add(struct tern_session *s, const char *role, const char *conte
         TERN_FAIL(err, TERN_ENOMEM, "cannot allocate a chat turn");
     if (s->n_turns == s->cap_turns)
         TERN_TRY(tern_grow(&s->turns, &s->cap_turns, s->n_turns + 1, sizeof *s->turns, err));
+    if (s->n_turns == s->cap_lengths)
+        TERN_TRY(tern_grow(&s->lengths, &s->cap_lengths, s->n_turns + 1, sizeof *s->lengths, err));
+    s->lengths[s->n_turns] = s->exact && s->seq ? tern_seq_length(s->seq) : -1;
     s->turns[s->n_turns++] = turn;
     return 0;
 out:
@@ -43,27 +46,32 @@ void tern_session_drop(struct tern_session *s)
     (void)json_array_remove(s->more, s->n_turns);
 }
 
-/* Are the last n tokens of the sequence this text? */
-static int spells(const struct tern_session *s, int n, const char *text, bool *same, tern_error *err)
+int tern_session_text(const struct tern_session *s, int from, int to, struct tern_buf *out, tern_error *err)
 {
     int rc = 0;
     tern_stream *stream = NULL;
-    struct tern_buf b = {0};
     const char *piece;
     size_t len;
-    int length = tern_seq_length(s->seq);
-    *same = false;
     TERN_TRY(tern_stream_new(&stream, s->model, false, err));
-    for (int i = n < length ? length - n : 0; i < length; i++) {
+    for (int i = from > 0 ? from : 0; i < to; i++) {
         TERN_TRY(tern_stream_push(stream, tern_seq_tokens(s->seq)[i], &piece, &len, err));
-        TERN_TRY(tern_buf_add(&b, piece, len, err));
+        TERN_TRY(tern_buf_add(out, piece, len, err));
     }
     TERN_TRY(tern_stream_finish(stream, &piece, &len, err));
-    TERN_TRY(tern_buf_add(&b, piece, len, err));
-    *same = b.len == strlen(text) && (!b.len || memcmp(b.p, text, b.len) == 0);
+    TERN_TRY(tern_buf_add(out, piece, len, err));
 out:
-    tern_buf_clear(&b);
     tern_stream_free(stream);
+    return rc;
+}
+
+/* Are the last n tokens of the sequence this text? */
+static int spells(const struct tern_session *s, int n, const char *text, bool *same, tern_error *err)
+{
+    struct tern_buf b = {0};
+    int length = tern_seq_length(s->seq);
+    int rc = tern_session_text(s, length - n, length, &b, err);
+    *same = rc == 0 && b.len == strlen(text) && (!b.len || memcmp(b.p, text, b.len) == 0);
+    tern_buf_clear(&b);
     return rc;
 }
 
@@ -100,6 +108,7 @@ void tern_session_clear(struct tern_session *s)
     tern_seq_free(s->seq);
     clear_turns(s->turns, s->n_turns);
     tern_free(s->turns);
+    tern_free(s->lengths);
     json_decref(s->more);
     *s = (struct tern_session){0};
 }
@@ -118,6 +127,57 @@ int tern_session_reset(struct tern_session *s, tern_error *err)
         tern_session_drop(s);
     s->exact = true;
     return new_sequence(s, err);
+}
+
+static bool has_role(const struct tern_session *s, size_t i, const char *role)
+{
+    return strcmp(s->turns[i].role, role) == 0;
+}
+
+/* The sequence no longer is what the turns were made of. */
+static void lose_track(struct tern_session *s)
+{
+    s->exact = false;
+    for (size_t i = 0; i < s->n_turns; i++)
+        s->lengths[i] = -1;
+}
+
+/* Back to before turn i was added, of a message. */
+static void go_back(struct tern_session *s, size_t i)
+{
+    const int length = s->lengths[i];
+    s->exact = length >= 0 && length <= tern_seq_length(s->seq) && tern_seq_trim(s->seq, length, NULL) == 0;
+}
+
+bool tern_session_unreply(struct tern_session *s)
+{
+    size_t n = s->n_turns;
+    while (n && has_role(s, n - 1, "tool"))
+        n--;
+    if (!n || !has_role(s, n - 1, "assistant"))
+        return false;
+    while (s->n_turns >= n)
+        tern_session_drop(s);
+    if (s->n_turns && has_role(s, s->n_turns - 1, "user"))
+        go_back(s, s->n_turns - 1);
+    else
+        s->exact = false;
+    return true;
+}
+
+bool tern_session_undo(struct tern_session *s, struct tern_buf *message)
+{
+    size_t n = s->n_turns;
+    while (n && !has_role(s, n - 1, "user"))
+        n--;
+    if (!n)
+        return false;
+    if (message)
+        (void)tern_buf_addf(message, NULL, "%s", s->turns[n - 1].content);
+    while (s->n_turns >= n)
+        tern_session_drop(s);
+    go_back(s, n - 1);
+    return true;
 }
 
 /* ---- from turns to tokens ---------------------------------------------------------------------------------------- */
@@ -222,7 +282,90 @@ int tern_session_pending(struct tern_session *s, tern_tokens *out, tern_error *e
         out->len = 0;
     }
     TERN_TRY(render_whole(s, &whole, err));
-    s->exact = false; /* until a reply completes it */
+    lose_track(s); /* until a reply completes it */
+    TERN_TRY(keep_common(s, &whole, out, err));
+out:
+    tern_tokens_clear(&whole);
+    return rc;
+}
+
+/* The turns [from, to) go. */
+static void forget(struct tern_session *s, size_t from, size_t to)
+{
+    clear_turns(s->turns + from, to - from);
+    memmove(s->turns + from, s->turns + to, (s->n_turns - to) * sizeof *s->turns);
+    s->n_turns -= to - from;
+    for (; to > from; to--)
+        (void)json_array_remove(s->more, to - 1);
+    lose_track(s);
+}
+
+/* The turn of the user that follows turn i; n_turns: there is none. */
+static size_t next_message(const struct tern_session *s, size_t i)
+{
+    for (i++; i < s->n_turns && !has_role(s, i, "user");)
+        i++;
+    return i;
+}
+
+/* Tokens of the system turn and the last exchange alone. */
+static int least(const struct tern_session *s, size_t *n, tern_error *err)
+{
+    int rc = 0;
+    const size_t system = s->n_turns && has_role(s, 0, "system");
+    size_t last = s->n_turns;
+    while (last > system && !has_role(s, last - 1, "user"))
+        last--;
+    last -= last > system;
+    struct tern_session part = {.model = s->model, .vars = s->vars, .more = json_array()};
+    tern_tokens whole = {0};
+    TERN_TRY(tern_alloc(&part.turns, s->n_turns + 1, sizeof *part.turns, err));
+    for (size_t i = 0; i < s->n_turns; i++)
+        if (i < system || i >= last) {
+            part.turns[part.n_turns++] = s->turns[i];
+            (void)json_array_append(part.more, json_array_get(s->more, i));
+        }
+    TERN_TRY(render_whole(&part, &whole, err));
+    *n = whole.len;
+out:
+    tern_tokens_clear(&whole);
+    tern_free(part.turns);
+    json_decref(part.more);
+    return rc;
+}
+
+int tern_session_shorten(struct tern_session *s, int room, int most, int *n, tern_error *err)
+{
+    int rc = 0;
+    size_t needed = 0;
+    tern_tokens whole = {0};
+    *n = 0;
+    TERN_TRY(least(s, &needed, err));
+    if (needed > (size_t)most)
+        TERN_FAIL(err, TERN_ELIMIT, "this message alone needs %zu tokens, and there is room for %d of the context",
+                  needed, most);
+    for (;; ++*n) {
+        const size_t first = s->n_turns && has_role(s, 0, "system"), second = next_message(s, first);
+        const bool spare = second < s->n_turns, middle = spare && next_message(s, second) < s->n_turns;
+        whole.len = 0;
+        TERN_TRY(render_whole(s, &whole, err));
+        if (whole.len <= (size_t)room || !spare)
+            break;
+        forget(s, middle ? second : first, middle ? next_message(s, second) : second);
+    }
+out:
+    tern_tokens_clear(&whole);
+    return rc;
+}
+
+int tern_session_resume(struct tern_session *s, const int32_t *tail, int n_tail, tern_tokens *out, tern_error *err)
+{
+    int rc = 0;
+    tern_tokens whole = {0};
+    TERN_TRY(render_whole(s, &whole, err));
+    for (int i = 0; i < n_tail; i++)
+        TERN_TRY(tern_tokens_push(&whole, tail[i], err));
+    lose_track(s);
     TERN_TRY(keep_common(s, &whole, out, err));
 out:
     tern_tokens_clear(&whole);

@@ -15,6 +15,9 @@ static int max_pages(const struct tern_kv_group *g, int max_tokens, int max_step
     return g->reach.window && ring < all ? (int)ring : all;
 }
 
+/* Without a budget: checkpoints per sequence that others may hold. */
+#define SPARE 16
+
 /* Blocks that a pool may need: for sequences, or as many as the budget pays for, because others refer to blocks too. */
 static size_t most_blocks(const struct tern_kv_budget *b, size_t block_bytes, size_t for_seqs)
 {
@@ -44,12 +47,14 @@ int tern_kv_cache_init(struct tern_kv_cache *c, const struct tern_kv_layout *l, 
             c->seqs[i].table[g].cap = (int)n;
         }
     }
-    TERN_TRY(tern_kv_pool_init(&c->tiles, l->tile_bytes, most_blocks(c->budget, l->tile_bytes, seqs), c->budget, err));
-    TERN_TRY(tern_kv_pool_init(&c->sinks, sink_bytes, most_blocks(c->budget, sink_bytes, seqs), c->budget, err));
+    TERN_TRY(tern_kv_pool_init(&c->tiles, l->tile_bytes, most_blocks(c->budget, l->tile_bytes, seqs * (1 + SPARE)),
+                               c->budget, err));
+    TERN_TRY(tern_kv_pool_init(&c->sinks, sink_bytes, most_blocks(c->budget, sink_bytes, seqs * (1 + SPARE)), c->budget,
+                               err));
     if (l->state_bytes)
         TERN_TRY(tern_kv_pool_init(&c->states, l->state_bytes,
-                                   most_blocks(c->budget, l->state_bytes, seqs * (TERN_KV_KEPT_STATES + 1)), c->budget,
-                                   err));
+                                   most_blocks(c->budget, l->state_bytes, seqs * (TERN_KV_KEPT_STATES + 1 + SPARE)),
+                                   c->budget, err));
     return 0;
 out:
     tern_kv_cache_clear(c);
@@ -81,7 +86,7 @@ void tern_kv_cache_clear(struct tern_kv_cache *c)
 
 /* ---- sequences -------------------------------------------------------------------------------------------------- */
 
-static int no_memory(const struct tern_kv_cache *c, const char *what, size_t bytes, tern_error *err)
+int tern_kv_no_memory(const struct tern_kv_cache *c, const char *what, size_t bytes, tern_error *err)
 {
     const struct tern_kv_budget *b = c->budget;
     if (b->limit == SIZE_MAX)
@@ -110,10 +115,10 @@ int tern_kv_seq_new(struct tern_kv_cache *c, struct tern_kv_seq **out, tern_erro
             continue;
         s->tile = tern_kv_pool_get(&c->tiles);
         if (s->tile == TERN_NO_BLOCK)
-            return no_memory(c, "a sequence", l->tile_bytes + l->state_bytes, err);
+            return tern_kv_no_memory(c, "a sequence", l->tile_bytes + l->state_bytes, err);
         if (!tern_kv_states_new(c, s)) {
             tern_kv_pool_unref(&c->tiles, s->tile);
-            return no_memory(c, "a sequence", l->state_bytes, err);
+            return tern_kv_no_memory(c, "a sequence", l->state_bytes, err);
         }
         /* Columns behind the newest token are multiplied by weights of exactly 0 and must therefore be finite. */
         tern_kv_block_zero(&c->tiles, s->tile, l->tile_bytes);
@@ -197,7 +202,7 @@ int tern_kv_begin(struct tern_kv_cache *c, struct tern_kv_seq *s, int n, tern_er
         while (t->first + t->n < closed) {
             uint32_t page = t->n < t->cap ? tern_kv_pool_get(&c->pool[g]) : TERN_NO_BLOCK;
             if (page == TERN_NO_BLOCK) {
-                rc = no_memory(c, "a page", c->pool[g].mem.bytes, err);
+                rc = tern_kv_no_memory(c, "a page", c->pool[g].mem.bytes, err);
                 goto out;
             }
             t->pages[t->n++] = page;
@@ -206,7 +211,7 @@ int tern_kv_begin(struct tern_kv_cache *c, struct tern_kv_seq *s, int n, tern_er
     if (closed > 0 && s->sink == TERN_NO_BLOCK && c->layout->sink_bytes) {
         s->sink = tern_kv_pool_get(&c->sinks);
         if (s->sink == TERN_NO_BLOCK) {
-            rc = no_memory(c, "the first tokens", c->layout->sink_bytes, err);
+            rc = tern_kv_no_memory(c, "the first tokens", c->layout->sink_bytes, err);
             goto out;
         }
     }
@@ -223,7 +228,7 @@ void tern_kv_abort(struct tern_kv_cache *c, struct tern_kv_seq *s)
         drop_pages(c, s, g, closed);
     if (closed == 0)
         drop_sink(c, s);
-    tern_kv_states_abort(c, s);
+    tern_kv_states_abort(s);
 }
 
 void tern_kv_commit(struct tern_kv_cache *c, struct tern_kv_seq *s, int n)
@@ -234,8 +239,10 @@ void tern_kv_commit(struct tern_kv_cache *c, struct tern_kv_seq *s, int n)
         struct tern_kv_table *t = &s->table[g];
         const struct tern_kv_group *grp = &c->layout->groups[g];
         const int end = (s->n_tokens + TERN_PAGE - 1) / TERN_PAGE; /* pages that hold tokens: the newest are raw */
-        s->raw_from[g] = end - grp->ring > s->raw_from[g] ? end - grp->ring : s->raw_from[g];
-        s->seen_from[g] = end - grp->seen_ring > s->seen_from[g] ? end - grp->seen_ring : s->seen_from[g];
+        if (s->raw_from[g] < end - grp->ring)
+            s->raw_from[g] = end - grp->ring;
+        if (grp->recent > 1 && s->seen_from[g] < end - grp->seen_ring)
+            s->seen_from[g] = end - grp->seen_ring;
         /* What a query two pages ago needed stays: any of the newest 64 tokens can be taken back again, even where that
          * means going back to the beginning of the page before the open one, or into the chunk before. */
         int back = s->n_tokens > 2 * TERN_PAGE ? s->n_tokens - 2 * TERN_PAGE : 0;
@@ -309,7 +316,8 @@ int tern_kv_trim(struct tern_kv_cache *c, struct tern_kv_seq *s, int n, int *kep
 
 size_t tern_kv_used_bytes(const struct tern_kv_cache *c)
 {
-    size_t n = tern_kv_pool_bytes(&c->tiles) + tern_kv_pool_bytes(&c->sinks);
+    size_t n = tern_kv_pool_bytes(&c->tiles) + tern_kv_pool_bytes(&c->sinks) +
+               atomic_load_explicit(&c->logit_bytes, memory_order_relaxed);
     for (int g = 0; g < c->layout->n_groups; g++)
         n += tern_kv_pool_bytes(&c->pool[g]);
     return n;
@@ -318,15 +326,29 @@ size_t tern_kv_used_bytes(const struct tern_kv_cache *c)
 size_t tern_kv_f16_bytes(const struct tern_kv_cache *c)
 {
     double n = 0;
+    int n_live = 0; /* each with an open page */
+    for (int s = 0; s < c->max_seqs; s++)
+        n_live += c->seqs[s].live;
     for (int i = 0; i < c->layout->n_layers; i++) {
         int g = c->layout->group_of[i];
-        if (g < 0)
-            continue;
-        double per_token = tern_kv_layer_f16_bytes(&c->layout->layers[i]);
-        n += per_token * TERN_PAGE * c->pool[g].n_used;
-        for (int s = 0; s < c->max_seqs; s++)
-            if (c->seqs[s].live)
-                n += per_token * (c->seqs[s].n_tokens % TERN_PAGE);
+        if (g >= 0)
+            n += tern_kv_layer_f16_bytes(&c->layout->layers[i]) * TERN_PAGE * ((double)c->pool[g].n_used + n_live);
     }
     return (size_t)n;
+}
+
+void tern_kv_full_bytes(const struct tern_kv_cache *c, size_t *bytes, size_t *f16_bytes)
+{
+    const struct tern_kv_layout *l = c->layout;
+    int n_pages[TERN_KV_MAX_GROUPS];
+    double f16 = 0;
+    *bytes = l->tile_bytes + (c->max_tokens >= TERN_PAGE ? l->sink_bytes : 0);
+    for (int g = 0; g < l->n_groups; g++) {
+        n_pages[g] = c->max_tokens / TERN_PAGE - tern_kv_first_needed(l->groups[g].reach, c->max_tokens);
+        *bytes += (size_t)n_pages[g] * l->groups[g].page_bytes;
+    }
+    for (int i = 0; i < l->n_layers; i++)
+        if (l->group_of[i] >= 0)
+            f16 += tern_kv_layer_f16_bytes(&l->layers[i]) * TERN_PAGE * (n_pages[l->group_of[i]] + 1);
+    *f16_bytes = (size_t)f16;
 }

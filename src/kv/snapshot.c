@@ -45,7 +45,7 @@ static int write_file(struct tern_outfile *f, const struct tern_kv_cache *c, con
 {
     int rc = 0;
     const struct tern_kv_layout *l = c->layout;
-    const struct tern_kv_kept_state *kept = s->n_kept ? &s->kept[s->n_kept - 1] : NULL;
+    const struct tern_kv_checkpoint *kept = s->n_kept ? s->kept[s->n_kept - 1] : NULL;
     struct header h = {
         .version = l->state_bytes ? STATES : VERSION, .endian = ENDIAN, .model_digest = info->model_digest};
     memcpy(h.magic, MAGIC, sizeof h.magic);
@@ -72,7 +72,7 @@ static int write_file(struct tern_outfile *f, const struct tern_kv_cache *c, con
     if (l->state_bytes)
         TERN_TRY(write_section(f, tern_kv_block(&c->states, s->state), l->state_bytes, err));
     if (kept)
-        TERN_TRY(write_section(f, tern_kv_block(&c->states, kept->block), l->state_bytes, err));
+        TERN_TRY(write_section(f, tern_kv_block(&c->states, kept->state), l->state_bytes, err));
 out:
     return rc;
 }
@@ -201,7 +201,7 @@ static int read_seq(struct reader *r, const struct tern_kv_cache *c, struct tern
     if (l->state_bytes)
         TERN_TRY(read_section(r, tern_kv_block(&c->states, s->state), l->state_bytes, "the state", err));
     if (s->n_kept)
-        TERN_TRY(read_section(r, tern_kv_block(&c->states, s->kept[0].block), l->state_bytes, "the kept state", err));
+        TERN_TRY(read_section(r, tern_kv_block(&c->states, s->kept[0]->state), l->state_bytes, "the kept state", err));
     char extra;
     if (read(r->fd, &extra, 1) > 0)
         TERN_FAIL(err, TERN_EFORMAT, "%s: %s at byte %llu", r->path, "unexpected bytes behind the last section",

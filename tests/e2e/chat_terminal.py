@@ -1,9 +1,14 @@
 """tern chat on a terminal: line editing, history, Ctrl-C at the prompt and during a reply."""
+import fcntl
+import json
 import os
 import pty
 import select
 import signal
+import struct
 import sys
+import tempfile
+import termios
 import time
 
 TERN, MODEL = os.environ["TERN"], os.environ["MODEL"]
@@ -82,7 +87,7 @@ t.type(b"\x04")
 check(t.status() == 0, "status 0 at the end of input")
 
 # Ctrl-C during a reply ends the reply; twice at the prompt leaves.
-t = Terminal("-n", "8000", "--logit-bias", "74=400", "--exact", "--cpu-mask", "c")
+t = Terminal("-n", "8000", "--logit-bias", "74=400", "--exact", "--cpu-mask", "c", "--loops", "allow")
 t.expect(b"> ")
 t.type(b"talk\r")
 t.expect(b"JJJ")
@@ -96,6 +101,44 @@ t.type(b"\x03")
 t.expect(b"> ")
 t.type(b"\x03")
 check(t.status() == 130, "status 130 after Ctrl-C twice")
+
+# What is pasted is one message, lines, tabs and all; a short line is edited like a typed one; Escape still works.
+t = Terminal("-n", "2", "--logit-bias", "74=400")
+t.expect(b"\x1b[?2004h")
+t.expect(b"> ")
+t.type(b"/stats\r")
+t.expect(b"0 turns")
+check(b"last reply" not in t.seen, "no reply, no figures of one")
+t.expect(b"> ")
+t.type(b"see: \x1b[200~one\rtwo\tx\r\rfour\x1b[201~")
+t.expect(b"[pasted 4 lines #1]")
+t.type(b" and \x1b[200~a b\x1b[201~!\r")
+t.expect(b"a b")
+t.expect(b"JJ\r\n")
+t.expect(b"> ")
+saved = os.path.join(tempfile.mkdtemp(), "session")
+t.type(b"/save " + saved.encode() + b"\r")
+t.expect(b"saved")
+t.expect(b"> ")
+with open(saved + ".turns.json", encoding="utf8") as f:
+    turns = json.load(f)["turns"]
+check([x["content"] for x in turns] == ["see: one\ntwo\tx\n\nfour and a b!", "JJ"], f"one message from a paste: {turns}")
+t.type(b"ab\x1b[Dc\r")  # cursor left, and the third letter in the middle
+t.expect(b"JJ\r\n")
+t.expect(b"> ")
+t.type(b"/undo\r")
+t.expect(b'"acb"')
+t.expect(b"> ")
+# A window of another size draws the line anew.
+t.type(b"a line that is being typed")
+t.expect(b"being typed")
+for columns in 60, 50, 70:
+    fcntl.ioctl(t.fd, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
+    t.expect(b"a line that is being typed")
+t.type(b"\x03")
+t.expect(b"> ")
+t.type(b"/exit\r")
+check(t.status() == 0, "status 0 after /exit")
 
 for c in complaints:
     print("FAILED:", c)

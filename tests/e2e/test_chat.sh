@@ -5,7 +5,7 @@
 chat() {
     input=$1
     shift
-    run_with_input 0 "$input" "$TERN" chat -m "$MODEL" -n 10 "$@"
+    run_with_input 0 "$input" "$TERN" chat -m "$MODEL" -n 10 --temp 0 "$@"
 }
 
 # ---- one turn is what run prints ----
@@ -85,7 +85,7 @@ refused() {
     run_with_input 1 "Who goes there?
 /load $1
 /stats
-" "$TERN" chat -m "$MODEL" -n 10
+" "$TERN" chat -m "$MODEL" -n 10 --temp 0
     same "$(cat "$out")" "$first" "the reply before"
     grep -qF -e "$word" "$err" || say "mention $word"
     grep -q '2 turns' "$err" || say "keep the session"
@@ -129,7 +129,7 @@ silent
 for c in /frobnicate /save "/reset now" "/save $work/no-such-dir/x"; do
     run_with_input 1 "$c
 Who goes there?
-" "$TERN" chat -m "$MODEL" -n 10
+" "$TERN" chat -m "$MODEL" -n 10 --temp 0
     same "$(cat "$out")" "$first" "the reply after a bad command"
     same "$(grep -c '^tern: ' "$err")" 2 "one line about $c, one about the length"
 done
@@ -187,9 +187,92 @@ hi
 " "$TERN" chat -m "$MODEL" -n 10 -c 64
 grep -q 'context' "$err" || say "tell that a message does not fit"
 
+# ---- what a model that recommends no sampling is asked with ----
+chat "hi
+" --verbose
+grep -q "seed" "$err" && say "--temp 0 draws no random numbers"
+run_with_input 0 "hi
+" "$TERN" chat -m "$MODEL" -n 2 --verbose
+grep -q "tern: seed" "$err" || say "a temperature where nobody says one"
+
+# ---- a reply that repeats itself is ended, and not remembered over and over ----
+run_with_input 0 "talk
+/stats
+" "$TERN" chat -m "$MODEL" --logit-bias 74=400 --kv f16
+grep -q "repeated itself" "$err" || say "tell that the reply repeats itself"
+[ "$(wc -c <"$out")" -lt 400 ] || say "end it soon"
+run_with_input 0 "talk
+/save $work/loop
+" "$TERN" chat -m "$MODEL" --logit-bias 74=400 --kv f16
+same "$("$JSON_GET" turns.1.content <"$work/loop.turns.json")" "J" "what is remembered of it"
+run_with_input 0 "talk
+" "$TERN" chat -m "$MODEL" --logit-bias 74=400 --kv f16 -n 1000 --loops allow
+same "$(wc -c <"$out")" 1001 "bytes of a reply that may repeat itself"
+run_with_input 2 "" "$TERN" chat -m "$MODEL" -n 0
+
+# ---- /undo and /retry ----
+chat "Who goes there?
+/save $work/once
+and now?
+/undo
+/save $work/undone
+/retry
+/save $work/retried
+"
+same "$("$JSON_GET" turns <"$work/undone.turns.json")" "$("$JSON_GET" turns <"$work/once.turns.json")" "turns after /undo"
+same "$("$JSON_GET" turns <"$work/retried.turns.json")" "$("$JSON_GET" turns <"$work/once.turns.json")" "turns after /retry"
+chat "Who goes there?
+and now?
+" --kv f16 --exact
+last=$(tail -n 1 "$out")
+chat "Who goes there?
+something else
+/undo
+and now?
+" --kv f16 --exact
+same "$(tail -n 1 "$out")" "$last" "the reply after /undo"
+for c in /undo /retry; do
+    run_with_input 1 "$c
+" "$TERN" chat -m "$MODEL" -n 10
+    one_line "there is no"
+done
+
+# ---- a full context ----
+# A system turn, the first exchange, and as many of the newest as there is room for.
+for i in 0 1 2 3 4 5 6 7 8 9; do echo "message number $i"; done >"$work/ten"
+echo "/save $work/full" >>"$work/ten"
+full() {
+    run_with_input "$1" "$(cat "$work/ten")
+" "$TERN" chat -m "$MODEL" -n 10 --temp 0 -c 256 --system "Be brief." --context-full "$2"
+}
+full 0 drop
+same "$(wc -l <"$out")" 10 "replies to all ten messages"
+grep -q "the context of 256 tokens is full: forgot the [0-9]* oldest exchange" "$err" || say "one line about it"
+same "$("$JSON_GET" turns.0.content <"$work/full.turns.json")" "Be brief." "the system turn"
+same "$("$JSON_GET" turns.1.content <"$work/full.turns.json")" "message number 0" "the first message"
+n=$("$JSON_GET" '#turns' <"$work/full.turns.json")
+same "$("$JSON_GET" "turns.$((n - 2)).content" <"$work/full.turns.json")" "message number 9" "the last message"
+[ "$n" -lt 21 ] || say "forget something"
+full 1 stop
+grep -q "/reset begins anew" "$err" || say "refuse with stop"
+# In the middle of a reply, with shift: it goes on to its limit.
+run_with_input 0 "talk
+" "$TERN" chat -m "$MODEL" -n 500 --logit-bias 74=400 -c 256 --context-full shift --loops allow
+same "$(wc -c <"$out")" 501 "bytes of a reply longer than the context"
+run_with_input 0 "talk
+" "$TERN" chat -m "$MODEL" -n 500 --logit-bias 74=400 -c 256 --loops allow
+grep -q "the next message makes room" "$err" || say "tell that the context is full"
+# A message that fits in no context takes nothing away.
+run_with_input 1 "hi
+$(head -c 2000 "$0" | tr '\n' ' ')
+/stats
+" "$TERN" chat -m "$MODEL" -n 10 -c 256
+grep -q "this message alone needs" "$err" || say "tell that it does not fit"
+grep -q "2 turns" "$err" || say "keep the conversation"
+
 # ---- Ctrl-C ends the reply and keeps the session ----
 mkfifo "$work/pipe"
-"$TERN" chat -m "$MODEL" --exact --cpu-mask c -n 8000 --logit-bias 74=400 <"$work/pipe" >"$out" 2>"$err" &
+"$TERN" chat -m "$MODEL" --loops allow --exact --cpu-mask c -n 8000 --logit-bias 74=400 <"$work/pipe" >"$out" 2>"$err" &
 pid=$!
 exec 3>"$work/pipe"
 command_line="tern chat <pipe, kill -INT"

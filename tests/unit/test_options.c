@@ -134,7 +134,7 @@ static void test_edges(void **state)
     bad("run|-m|a|-p|b|--temp|1,5", "--temp|1,5");
     bad("run|-m|a|-p|b|--seed|-1", "--seed");
     bad("run|-m|a|-p|b|-t|257", "--threads|256");
-    bad("chat|-m|a|-n|0", "-n|1 to");
+    bad("chat|-m|a|-n|-2", "-n|-1 to");
 }
 
 static void test_lists(void **state)

@@ -38,10 +38,10 @@ static void step(struct bench *b, struct tern_kv_seq *s, int n, bool prompt)
 {
     tern_error err = {0};
     tiny_ok(tern_kv_begin(&b->cache, s, n, &err), &err);
-    const struct tern_kv_kept_state *k = tern_kv_mark(&b->cache, s, n, prompt);
+    const struct tern_kv_checkpoint *k = tern_kv_mark(&b->cache, s, n, prompt);
     if (k) {
         assert_true(k->at > s->n_tokens && k->at <= s->n_tokens + n && k->at % PAGE == 0);
-        memset(at_block(b, k->block), k->at / PAGE, STATE);
+        memset(at_block(b, k->state), k->at / PAGE, STATE);
     }
     tern_kv_commit(&b->cache, s, n);
     memset(at_block(b, s->state), s->n_tokens % 251, STATE);
@@ -51,8 +51,8 @@ static void expect_kept(const struct bench *b, const struct tern_kv_seq *s, cons
 {
     assert_int_equal(s->n_kept, n);
     for (int i = 0; i < n; i++) {
-        assert_int_equal(s->kept[i].at, at[i]);
-        assert_int_equal(at_block(b, s->kept[i].block)[STATE - 1], at[i] / PAGE);
+        assert_int_equal(s->kept[i]->at, at[i]);
+        assert_int_equal(at_block(b, s->kept[i]->state)[STATE - 1], at[i] / PAGE);
     }
 }
 
@@ -121,11 +121,11 @@ static void test_thinning(void **state)
         int gap, worst = 0, before = 0;
         step(&b, s, PAGE, true);
         assert_true(s->n_kept <= TERN_KV_KEPT_STATES);
-        assert_int_equal(s->kept[s->n_kept - 1].at, n);
+        assert_int_equal(s->kept[s->n_kept - 1]->at, n);
         for (int i = 0; i < s->n_kept; i++) {
-            gap = s->kept[i].at - before;
-            before = s->kept[i].at;
-            assert_int_equal(at_block(&b, s->kept[i].block)[0], before / PAGE);
+            gap = s->kept[i]->at - before;
+            before = s->kept[i]->at;
+            assert_int_equal(at_block(&b, s->kept[i]->state)[0], before / PAGE);
             worst = gap > worst ? gap : worst;
         }
         assert_true(worst <= n / 2 + PAGE); /* going back costs at most about half of the sequence */
@@ -149,7 +149,7 @@ static void test_trim(void **state)
     KEPT(s, 64, 192, 256);
     tiny_ok(tern_kv_seq_fork(&b.cache, &fork, s, &err), &err);
     assert_int_equal(tern_kv_state_bytes(&b.cache), (3 + 2) * STATE);
-    assert_true(fork->kept[0].block == s->kept[0].block && fork->state != s->state);
+    assert_true(fork->kept[0] == s->kept[0] && fork->state != s->state);
     assert_int_equal(at_block(&b, fork->state)[STATE - 1], 300 % 251);
     /* Nothing to do; inside the open tile; into a closed page; before all that is kept. */
     static const struct {

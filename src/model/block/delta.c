@@ -51,7 +51,7 @@ static void jobs(struct tern_forward *f, const struct tern_forward_batch *b, int
                                     .n_rows = j->n_rows,
                                     .state = (float *)(void *)(tern_kv_block(&c->states, j->seq->state) + off)};
         if (j->mark) {
-            f->delta[i].mark = (float *)(void *)(tern_kv_block(&c->states, j->mark->block) + off);
+            f->delta[i].mark = (float *)(void *)(tern_kv_block(&c->states, j->mark->state) + off);
             f->delta[i].mark_at = j->mark->at - j->pos0;
         }
     }
