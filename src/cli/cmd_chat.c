@@ -5,8 +5,9 @@
 #include "base/mem.h"
 #include "cli/chat.h"
 
-#define CHAT_TEMPERATURE 0.7f
-#define CHAT_MIN_P       0.05f
+#define CHAT_TEMPERATURE 0.6f
+#define CHAT_MIN_P       0.1f
+#define CHAT_PENALTY     1.1f
 #define CHAT_TOKENS      4096 /* of one reply */
 
 struct chat {
@@ -486,6 +487,8 @@ static bool default_sampling(tern_sampler_params *p, const struct tern_args *a, 
     p->temperature = CHAT_TEMPERATURE;
     if (!v[TERN_OPT_TOP_K].n && !v[TERN_OPT_TOP_P].n && !v[TERN_OPT_MIN_P].n)
         p->min_p = CHAT_MIN_P;
+    if (!v[TERN_OPT_REPEAT_PENALTY].n && v[TERN_OPT_PENALTY_LAST].i != 0)
+        p->repetition_penalty = CHAT_PENALTY;
     return true;
 }
 
