@@ -147,9 +147,9 @@ typedef struct tern_loop_params {
     int max_waiting_per_key; /* of one fair_key; 0 = max_waiting */
     int max_choices;         /* largest n_choices; 0 = what the engine's sequences allow */
     int max_logprobs;        /* 0 = 20 */
-    size_t kv_bytes; /* requests are admitted while the pages that they may come to need fit; 0 = no limit but the
-                        engine's own pools */
-    double gap;      /* a prompt may stretch the time between tokens of running streams by this factor; 0 = 2 */
+    size_t kv_bytes;         /* requests are admitted while the pages that they may come to need fit; 0 = the
+                                engine's limit */
+    double gap;              /* a prompt may stretch the time between tokens of running streams by this factor; 0 = 2 */
 } tern_loop_params;
 
 /* Starts the owner thread.  The engine must have no sequences; nobody else steps it or touches its sequences until

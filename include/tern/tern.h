@@ -44,8 +44,8 @@ typedef struct tern_machine {
 } tern_machine;
 TERN_API void tern_machine_describe(tern_machine *out);
 
-/* Limits kernels to a level ("c", "avx2", "avx512", "amx", "all").  Call before any model is opened.  TERN_EINVAL
- * otherwise.
+/* Limits kernels to a level ("c", "avx2", "avx512", "amx", "all").  TERN_EINVAL
+ * while a model is open.
  */
 TERN_API int tern_set_cpu_mask(const char *level, tern_error *err);
 
@@ -269,8 +269,10 @@ TERN_API const tern_kv_plan *tern_engine_plan_at(const tern_engine *e, int plan)
 
 typedef struct tern_memory {
     size_t kv_bytes;     /* pages, tiles and first tokens in use, from the allocator */
-    size_t kv_f16_bytes; /* what the same tokens would take in 16 bits */
-    size_t state_bytes;  /* recurrent states of sequences, those that are kept for going back among them */
+    size_t kv_f16_bytes; /* what a 16-bit cache would have in use for the same sequences, its open pages included */
+    /* The same of one sequence of plan 0 that fills the context. */
+    size_t kv_full_bytes, kv_full_f16_bytes;
+    size_t state_bytes; /* recurrent states of sequences, those that are kept for going back among them */
     size_t scratch_bytes;
 } tern_memory;
 TERN_API void tern_engine_memory(const tern_engine *e, tern_memory *out);
@@ -394,7 +396,8 @@ typedef struct tern_generate_result {
 } tern_generate_result;
 
 /* Appends `prompt` to s, then generates.  On TERN_ECANCELLED the sequence holds what was processed so far and *result
- * is filled.  prompt may be empty only when pending logits exist, which this API does not keep: n_prompt >= 1. */
+ * is filled: n_prompt counts the tokens that were computed.  prompt may be empty only when pending logits exist, which
+ * this API does not keep: n_prompt >= 1. */
 TERN_API int tern_generate(tern_engine *e, tern_seq *s, const int32_t *prompt, int n_prompt,
                            const tern_generate_params *p, tern_generate_result *result, tern_error *err);
 

@@ -375,9 +375,9 @@ static int do_stats(struct chat *c, const char *arg, tern_error *err)
     tern_memory m;
     tern_engine_memory(c->setup.engine, &m);
     const tern_generate_result *g = &c->last;
-    tern_note("%d of %d tokens, %zu turns; KV %s (16 bit: %s); peak memory %s", tern_seq_length(c->session.seq),
-              tern_engine_ctx(c->setup.engine), c->session.n_turns, tern_size_text((double)m.kv_bytes),
-              tern_size_text((double)m.kv_f16_bytes), tern_size_text((double)tern_peak_memory()));
+    tern_note("%d of %d tokens, %zu turns; %s; peak memory %s", tern_seq_length(c->session.seq),
+              tern_engine_ctx(c->setup.engine), c->session.n_turns, tern_kv_use_text(c->setup.engine),
+              tern_size_text((double)tern_peak_memory()));
     if (m.state_bytes)
         tern_note("recurrent states %s, those that are kept for going back among them",
                   tern_size_text((double)m.state_bytes));

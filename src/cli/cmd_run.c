@@ -166,10 +166,11 @@ static int print_json(const struct run *r, tern_error *err)
     json_t *timings = json_pack("{sf sf sf sf sf}", "load_s", r->setup.load_s, "prompt_s", g->prompt_s,
                                 "prompt_tokens_per_s", rate(g->n_prompt, g->prompt_s), "decode_s", g->decode_s,
                                 "decode_tokens_per_s", rate(g->n_generated, g->decode_s));
-    json_t *kv = json_pack("{so ss sf sf sI sI sI}", "spec", tern_json_text(tern_setup_kv(r->a)), "when",
+    json_t *kv = json_pack("{so ss sf sf sI sI sI sI sI}", "spec", tern_json_text(tern_setup_kv(r->a)), "when",
                            tern_setup_at_end(r->a) ? "end" : "stream", "bytes_per_token", bytes, "f16_bytes_per_token",
                            f16, "bytes", (json_int_t)memory.kv_bytes, "f16_bytes", (json_int_t)memory.kv_f16_bytes,
-                           "state_bytes", (json_int_t)memory.state_bytes);
+                           "full_bytes", (json_int_t)memory.kv_full_bytes, "full_f16_bytes",
+                           (json_int_t)memory.kv_full_f16_bytes, "state_bytes", (json_int_t)memory.state_bytes);
     json_t *text = json_stringn(r->text.p ? r->text.p : "", r->text.len);
     return tern_json_print(json_pack("{so ss so so so so sI sI}", "text", text, "finish_reason", finish_text(r),
                                      "usage", usage, "timings", timings, "kv", kv, "sampling",
@@ -192,15 +193,12 @@ static int report(struct run *r, tern_error *err)
         return print_json(r, err);
     int rc = 0;
     const tern_generate_result *g = &r->result;
-    double bytes, f16;
-    tern_plan_bytes(tern_engine_plan(r->setup.engine), &bytes, &f16);
     if (r->last && r->last != '\n' && notes_follow_answer())
         TERN_TRY(tern_out_write("\n", 1, err));
     TERN_TRY(tern_out_flush(err));
-    tern_note("prompt %d tokens, %.1f/s; text %d tokens, %.1f/s; KV %.0f bytes per token (16 bit: %.0f, %.2fx); peak "
-              "memory %s",
-              g->n_prompt, rate(g->n_prompt, g->prompt_s), g->n_generated, rate(g->n_generated, g->decode_s), bytes,
-              f16, bytes > 0 ? f16 / bytes : 0.0, tern_size_text((double)tern_peak_memory()));
+    tern_note("prompt %d tokens, %.1f/s; text %d tokens, %.1f/s; %s; peak memory %s", g->n_prompt,
+              rate(g->n_prompt, g->prompt_s), g->n_generated, rate(g->n_generated, g->decode_s),
+              tern_kv_use_text(r->setup.engine), tern_size_text((double)tern_peak_memory()));
     if (!r->interrupted && g->finish == TERN_FINISH_CONTEXT)
         tern_note("the context of %d tokens is full", tern_engine_ctx(r->setup.engine));
 out:

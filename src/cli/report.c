@@ -76,6 +76,19 @@ void tern_plan_total(const tern_kv_plan *p, int ctx, double *bytes, double *f16_
     }
 }
 
+const char *tern_kv_use_text(const tern_engine *e)
+{
+    static char text[160];
+    tern_memory m;
+    tern_engine_memory(e, &m);
+    int n = snprintf(text, sizeof text, "KV %s, %s in 16 bits", tern_size_text((double)m.kv_bytes),
+                     tern_size_text((double)m.kv_f16_bytes));
+    if (m.kv_full_bytes)
+        (void)snprintf(text + n, sizeof text - (size_t)n, " (%.3gx less at %d tokens)",
+                       (double)m.kv_full_f16_bytes / (double)m.kv_full_bytes, tern_engine_ctx(e));
+    return text;
+}
+
 static bool same_exception(const tern_kv_row *a, const tern_kv_row *b)
 {
     return a->reason && b->reason && same_text(a->reason, b->reason) && same_text(a->k, b->k) && same_text(a->v, b->v);

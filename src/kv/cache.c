@@ -318,15 +318,29 @@ size_t tern_kv_used_bytes(const struct tern_kv_cache *c)
 size_t tern_kv_f16_bytes(const struct tern_kv_cache *c)
 {
     double n = 0;
+    int n_live = 0; /* each with an open page */
+    for (int s = 0; s < c->max_seqs; s++)
+        n_live += c->seqs[s].live;
     for (int i = 0; i < c->layout->n_layers; i++) {
         int g = c->layout->group_of[i];
-        if (g < 0)
-            continue;
-        double per_token = tern_kv_layer_f16_bytes(&c->layout->layers[i]);
-        n += per_token * TERN_PAGE * c->pool[g].n_used;
-        for (int s = 0; s < c->max_seqs; s++)
-            if (c->seqs[s].live)
-                n += per_token * (c->seqs[s].n_tokens % TERN_PAGE);
+        if (g >= 0)
+            n += tern_kv_layer_f16_bytes(&c->layout->layers[i]) * TERN_PAGE * ((double)c->pool[g].n_used + n_live);
     }
     return (size_t)n;
+}
+
+void tern_kv_full_bytes(const struct tern_kv_cache *c, size_t *bytes, size_t *f16_bytes)
+{
+    const struct tern_kv_layout *l = c->layout;
+    int n_pages[TERN_KV_MAX_GROUPS];
+    double f16 = 0;
+    *bytes = l->tile_bytes + (c->max_tokens >= TERN_PAGE ? l->sink_bytes : 0);
+    for (int g = 0; g < l->n_groups; g++) {
+        n_pages[g] = c->max_tokens / TERN_PAGE - tern_kv_first_needed(l->groups[g].reach, c->max_tokens);
+        *bytes += (size_t)n_pages[g] * l->groups[g].page_bytes;
+    }
+    for (int i = 0; i < l->n_layers; i++)
+        if (l->group_of[i] >= 0)
+            f16 += tern_kv_layer_f16_bytes(&l->layers[i]) * TERN_PAGE * (n_pages[l->group_of[i]] + 1);
+    *f16_bytes = (size_t)f16;
 }

@@ -119,6 +119,8 @@ void tern_kv_move_states(struct tern_kv_cache *c, struct tern_kv_seq *to, const 
 size_t tern_kv_used_bytes(const struct tern_kv_cache *c);
 size_t tern_kv_state_bytes(const struct tern_kv_cache *c);
 size_t tern_kv_f16_bytes(const struct tern_kv_cache *c);
+/* The same of one sequence that fills the cache's context, from the sizes of the blocks it would have. */
+void tern_kv_full_bytes(const struct tern_kv_cache *c, size_t *bytes, size_t *f16_bytes);
 
 /* ---- snapshots --------------------------------------------------------------------------------------------------- */
 

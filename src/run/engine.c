@@ -169,6 +169,7 @@ void tern_engine_memory(const tern_engine *e, tern_memory *out)
         out->kv_f16_bytes += tern_kv_f16_bytes(&e->caches[i]);
         out->state_bytes += tern_kv_state_bytes(&e->caches[i]);
     }
+    tern_kv_full_bytes(&e->caches[0], &out->kv_full_bytes, &out->kv_full_f16_bytes);
 }
 
 void tern_engine_cancel(tern_engine *e)

@@ -49,6 +49,7 @@ int tern_generate(tern_engine *e, tern_seq *s, const int32_t *prompt, int n_prom
                                  .reply = p->reply,
                                  .user = p->user};
     const float *logits;
+    const int before = tern_seq_length(s);
     double start = tern_now(), mid = start;
     tern_cancel_clear(e);
     TERN_TRY(tern_gen_open(&g, e->model, &gp, prompt, n_prompt, err));
@@ -62,6 +63,10 @@ out:
     if (result) {
         *result = (tern_generate_result){
             .finish = g.finish, .n_prompt = n_prompt, .n_generated = g.n_generated, .last = g.sampler ? g.last : -1};
+        if (rc < 0 && mid == start) { /* what was computed of it */
+            const int done = tern_seq_length(s) - before;
+            result->n_prompt = done < 0 ? 0 : done < n_prompt ? done : n_prompt;
+        }
         result->prompt_s = (rc < 0 && mid == start ? tern_now() : mid) - start;
         result->decode_s = rc < 0 && mid == start ? 0 : tern_now() - mid;
     }

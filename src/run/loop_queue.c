@@ -7,26 +7,27 @@
 #include "base/mem.h"
 #include "run/loop.h"
 
-/* Bytes that closed pages of n tokens take at most. */
-static size_t page_bytes(const tern_engine *e, int plan, int n_tokens)
+/* Most bytes of a group's pages that n tokens take. */
+static size_t page_bytes(const struct tern_kv_cache *c, int group, int n_tokens)
 {
-    const struct tern_kv_layout *l = e->plans[plan]->layout;
-    size_t sum = 0;
-    for (int g = 0; g < l->n_groups; g++) {
-        int64_t pages = n_tokens / TERN_PAGE, window = l->groups[g].reach.window;
-        int64_t ring = (window + e->chunk) / TERN_PAGE + 4; /* as kv/cache.c has it */
-        sum += l->groups[g].page_bytes * (size_t)(window && ring < pages ? ring : pages);
-    }
-    return sum;
+    int pages = n_tokens / TERN_PAGE, most = c->seqs[0].table[group].cap;
+    return c->pool[group].mem.bytes * (size_t)(pages < most ? pages : most);
 }
 
 size_t tern_loop_reserve(const tern_loop *l, const tern_request *r)
 {
-    const struct tern_kv_layout *layout = l->e->plans[r->plan]->layout;
+    const struct tern_kv_cache *c = &l->e->caches[r->plan];
     int room = l->e->ctx - r->n_prompt, more = r->max_tokens < 0 || r->max_tokens > room ? room : r->max_tokens;
-    size_t prompt = page_bytes(l->e, r->plan, r->n_prompt), all = page_bytes(l->e, r->plan, r->n_prompt + more);
-    size_t own = layout->tile_bytes + layout->sink_bytes + layout->state_bytes * (TERN_KV_KEPT_STATES + 1);
-    return prompt + (size_t)r->n_choices * (all - prompt + own);
+    size_t own = c->tiles.mem.bytes, shared = 0;
+    own += c->layout->sink_bytes ? c->sinks.mem.bytes : 0;
+    own += c->layout->state_bytes ? c->states.mem.bytes * (TERN_KV_KEPT_STATES + 1) : 0;
+    for (int g = 0; g < c->layout->n_groups; g++) {
+        /* Choices share what closed in the prompt, until a window leaves it. */
+        size_t both = c->layout->groups[g].reach.window ? 0 : page_bytes(c, g, r->n_prompt);
+        shared += both;
+        own += page_bytes(c, g, r->n_prompt + more) - both;
+    }
+    return shared + (size_t)r->n_choices * own;
 }
 
 static struct tern_fair *find_fair(tern_loop *l, uint64_t key)

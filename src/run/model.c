@@ -9,8 +9,12 @@
 #include "base/cpu.h"
 #include "base/mem.h"
 
+/* The kernels are chosen for the whole process: at the latest when the first model is opened, and no more while one is.
+ */
+static pthread_mutex_t kernels_lock = PTHREAD_MUTEX_INITIALIZER;
 static unsigned cpu_mask = ~0u;
 static bool kernels_ready;
+static int n_models;
 
 const char *tern_version(void)
 {
@@ -19,17 +23,36 @@ const char *tern_version(void)
 
 static void init_kernels(void)
 {
+    (void)pthread_mutex_lock(&kernels_lock);
     if (!kernels_ready)
         tern_kernels_init(cpu_mask);
     kernels_ready = true;
+    (void)pthread_mutex_unlock(&kernels_lock);
+}
+
+/* n: 1, and kernels stay what they are; -1, when the model is closed. */
+static void count_model(int n)
+{
+    init_kernels();
+    (void)pthread_mutex_lock(&kernels_lock);
+    n_models += n;
+    (void)pthread_mutex_unlock(&kernels_lock);
 }
 
 int tern_set_cpu_mask(const char *level, tern_error *err)
 {
-    int rc = tern_cpu_parse(level, &cpu_mask, err);
-    if (rc == 0)
-        tern_kernels_init(cpu_mask);
-    kernels_ready = rc == 0;
+    unsigned mask;
+    int rc = tern_cpu_parse(level, &mask, err);
+    if (rc < 0)
+        return rc;
+    (void)pthread_mutex_lock(&kernels_lock);
+    if (n_models)
+        rc = tern_err_set(err, TERN_EINVAL, "CPU level \"%s\": it is chosen before a model is opened, and %d %s", level,
+                          n_models, n_models == 1 ? "is open" : "are open");
+    else
+        tern_kernels_init(cpu_mask = mask);
+    kernels_ready |= rc == 0;
+    (void)pthread_mutex_unlock(&kernels_lock);
     return rc;
 }
 
@@ -54,9 +77,12 @@ static size_t memory_limit(void)
 void tern_machine_describe(tern_machine *out)
 {
     init_kernels();
+    (void)pthread_mutex_lock(&kernels_lock);
+    unsigned used = tern_k.mask;
+    (void)pthread_mutex_unlock(&kernels_lock);
     *out = (tern_machine){.cpu = tern_cpu_model(),
                           .detected = tern_cpu_name(tern_cpu_detect()),
-                          .used = tern_cpu_name(tern_k.mask),
+                          .used = tern_cpu_name(used),
                           .cores = tern_cpu_cores(),
                           .memory_bytes = memory_limit(),
                           .refused = tern_cpu_refused()};
@@ -171,8 +197,8 @@ int tern_model_open(tern_model **out, const char *path, const tern_model_params 
     struct tern_pool *pool = NULL;
     struct tern_str name;
     *out = NULL;
-    init_kernels();
     TERN_TRY(tern_alloc(&m, 1, sizeof *m, err));
+    count_model(1);
     if (snprintf(m->path, sizeof m->path, "%s", path) >= (int)sizeof m->path)
         TERN_FAIL(err, TERN_EINVAL, "path is longer than %zu bytes", sizeof m->path - 1);
     for (size_t n = strlen(m->path); n > 1 && m->path[n - 1] == '/';) /* what belongs to a directory lies beside it */
@@ -209,6 +235,7 @@ void tern_model_close(tern_model **m)
     tern_buf_clear(&(*m)->packed);
     tern_free(*m);
     *m = NULL;
+    count_model(-1);
 }
 
 const tern_model_info *tern_model_get_info(const tern_model *m)

@@ -2,6 +2,7 @@
 #include "run/run.h"
 
 #include <stdio.h>
+#include <pthread.h>
 #include <string.h>
 #include <unistd.h>
 #include "base/mem.h"
@@ -172,14 +173,20 @@ const char *tern_kv_plan_note(const tern_kv_plan *p, int i)
     return i < p->layout->n_notes ? p->layout->note[i] : p->note[0] ? p->note : NULL;
 }
 
-const char *const *tern_kv_schemes(void)
+static pthread_once_t schemes_once = PTHREAD_ONCE_INIT;
+static const char *scheme_pairs[2 * 32 + 2];
+
+static void list_schemes(void)
 {
-    static const char *pairs[2 * 32 + 2];
     size_t n = 0;
     for (int i = 0; tern_kv_codecs[i] && n < 64; i++) {
-        pairs[n++] = tern_kv_codecs[i]->name;
-        pairs[n++] = tern_kv_codecs[i]->about;
+        scheme_pairs[n++] = tern_kv_codecs[i]->name;
+        scheme_pairs[n++] = tern_kv_codecs[i]->about;
     }
-    pairs[n] = NULL;
-    return pairs;
+}
+
+const char *const *tern_kv_schemes(void)
+{
+    (void)pthread_once(&schemes_once, list_schemes);
+    return scheme_pairs;
 }

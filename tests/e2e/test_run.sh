@@ -7,7 +7,7 @@ prompt="The sea and the land"
 run 0 "$TERN" run -m "$MODEL" -p "$prompt" -n 24
 reference=$(cat "$out")
 [ -n "$reference" ] || say "print text"
-one_line "prompt" "tokens" "bytes per token" "peak memory"
+one_line "prompt" "tokens" "KV 48" "48.0 KiB in 16 bits (3." "x less at 8192 tokens)" "peak memory"
 run 0 "$TERN" run -m "$MODEL" -p "$prompt" -n 0
 silent
 same "$(grep -c 'text 0 tokens' "$err")" 1 "-n 0 writes nothing"
@@ -70,6 +70,14 @@ integer" "types of --json"
 same "$(cat "$err")" "" "stderr of --json"
 run 0 "$TERN" run -m "$MODEL" -p "$prompt" -n 4 --json --kv f16
 same "$(json kv.bytes_per_token)" "$(json kv.f16_bytes_per_token)" "f16 bytes"
+
+# What is in use, from the allocator: a short text takes no less than in 16 bits, a long one the plan's share.
+run 0 "$TERN" run -m "$MODEL" -p "$prompt" -n 4 --json --kv f16
+same "$(json kv.bytes)" "$(json kv.f16_bytes)" "bytes of a 16-bit cache"
+run 0 "$TERN" run -m "$MODEL" -p "$prompt" -n 4 --json
+[ "$(json kv.bytes)" -le "$(json kv.f16_bytes)" ] || say "a short run reports more than 16 bits take"
+run 0 "$TERN" run -m "$MODEL" -p "$prompt" -n 8000 --ignore-eos --json --logit-bias 74=400 -c 1024
+same "$(json kv.bytes kv.f16_bytes)" "$(json kv.full_bytes kv.full_f16_bytes)" "a context that is full"
 
 # ---- what the model recommends ----
 run 0 "$TERN" run -m "$SAMPLING_MODEL" -p "$prompt" -n 24 --seed 5
@@ -176,5 +184,14 @@ grep -q '^JJJ*$' "$out" || say "keep the text so far"
 grep -q 'peak memory' "$err" || say "tell the figures after Ctrl-C"
 interrupt "$err" 'KV plan' "$TERN" run -m "$MODEL" -p "$prompt" -n 8000 --exact --cpu-mask c -v --json --ignore-eos
 same "$(json finish_reason)" cancelled "finish_reason after Ctrl-C"
+# In a prompt, what was computed counts, not what was asked for.
+yes "a prompt of many words that goes on and on" | head -n 180 >"$work/long"
+interrupt "$err" 'KV plan' "$TERN" run -m "$MODEL" -f "$work/long" -n 10 --exact --cpu-mask c -v --json --chunk 64 -t 1
+same "$(json finish_reason usage.completion_tokens)" "cancelled
+0" "Ctrl-C in a prompt"
+n=$(json usage.prompt_tokens)
+[ $((n % 64)) -eq 0 ] && [ "$n" -lt 4000 ] || say "count whole steps that were computed, not $n"
+awk "BEGIN { t = $(json timings.prompt_s); r = $(json timings.prompt_tokens_per_s); exit !(r * t < $n + 1 && r * t > $n - 1) }" ||
+    say "a rate of what was computed"
 
 finish

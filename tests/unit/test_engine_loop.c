@@ -8,12 +8,17 @@
 
 static const char *const more[] = {"f16", "k=q8,v=l3"};
 
-static tern_engine *open_engine(struct tiny *t, int threads, int seqs, int chunk)
+static tern_engine *open_engine(struct tiny *t, int threads, int seqs, int chunk, size_t kv_bytes)
 {
     tern_engine *e;
     tern_error err = {0};
-    tern_engine_params p = {
-        .n_threads = threads, .max_seqs = seqs, .chunk = chunk, .kv = "t4", .more_kv = more, .n_more_kv = 2};
+    tern_engine_params p = {.n_threads = threads,
+                            .max_seqs = seqs,
+                            .chunk = chunk,
+                            .kv = "t4",
+                            .more_kv = more,
+                            .n_more_kv = 2,
+                            .kv_bytes = kv_bytes};
     tiny_ok(tern_engine_open(&e, t->model, &p, &err), &err);
     return e;
 }
@@ -25,14 +30,20 @@ struct fixture {
     tern_events *q;
 };
 
-static void set_up(struct fixture *f, const char *model, int seqs, int chunk, const tern_loop_params *p)
+static void set_up_within(struct fixture *f, const char *model, int seqs, int chunk, size_t kv_bytes,
+                          const tern_loop_params *p)
 {
     tern_error err = {0};
     tiny_open(&f->t, model, model, model);
-    f->e = open_engine(&f->t, 2, seqs, chunk);
-    f->alone = open_engine(&f->t, 1, 1, 0);
+    f->e = open_engine(&f->t, 2, seqs, chunk, kv_bytes);
+    f->alone = open_engine(&f->t, 1, 1, 0, 0);
     tiny_ok(tern_events_new(&f->q, &err), &err);
     tiny_ok(tern_loop_open(&f->loop, f->e, p, &err), &err);
+}
+
+static void set_up(struct fixture *f, const char *model, int seqs, int chunk, const tern_loop_params *p)
+{
+    set_up_within(f, model, seqs, chunk, 0, p);
 }
 
 /* Everything is given back. */
@@ -141,7 +152,7 @@ static void run_random(const char *model, uint64_t seed, int seqs, int chunk, si
     tern_loop_stats stats;
     int n = 0;
     print_message("%s, seed %d, %d sequences, steps of %d rows\n", model, (int)seed, seqs, chunk);
-    set_up(&f, model, seqs, chunk, &(tern_loop_params){.kv_bytes = kv_bytes});
+    set_up_within(&f, model, seqs, chunk, kv_bytes, NULL);
     while (n < N_REQUESTS) {
         tern_event e;
         tern_error err = {0};
@@ -160,7 +171,9 @@ static void run_random(const char *model, uint64_t seed, int seqs, int chunk, si
         for (int i = (int)(tern_rng_u64(&g) % 20); i > 0 && tern_events_next(f.q, &e, 20); i--)
             lc_note(&e);
         tern_loop_get_stats(f.loop, &stats);
+        assert_int_equal(stats.kv_most, kv_bytes);
         assert_true(!kv_bytes || stats.kv_reserved <= kv_bytes);
+        assert_true(stats.memory.kv_bytes + stats.memory.state_bytes <= stats.kv_most || !kv_bytes);
     }
     lc_wait(f.q, rec, n);
     assert_true(tern_loop_drain(f.loop, -1));
@@ -181,7 +194,7 @@ static void test_random_joins(void **state)
     (void)state;
     for (size_t m = 0; m < sizeof models / sizeof *models; m++) {
         run_random(models[m], 100 + m, 5, 0, 0);
-        run_random(models[m], 200 + m, 8, 24, 600000);
+        run_random(models[m], 200 + m, 8, 24, 800000);
     }
 }
 
