@@ -16,6 +16,7 @@ struct chat {
     struct tern_session session;
     struct tern_input *input;
     struct tern_bias bias;
+    tern_tokens stop_ids;
     tern_generate_params params;
     tern_generate_result last; /* of the last reply, for /stats */
     bool replied;              /* there was one */
@@ -516,6 +517,7 @@ int tern_cmd_chat(const struct tern_args *a, tern_error *err)
         TERN_FAIL(err, TERN_EUNSUPPORTED, "%s has no chat template; use tern run", a->v[TERN_OPT_MODEL].s);
     const bool by_default = default_sampling(&c.params.sampler, a, c.setup.model);
     TERN_TRY(tern_setup_recommended(&c.params.sampler, a, c.setup.model, true, err));
+    TERN_TRY(tern_setup_stop_tokens(&c.params, &c.stop_ids, a, c.setup.model, err));
     TERN_TRY(tern_chat_vars_init(&c.vars, a, c.setup.model, err));
     c.reply.hide_reasoning = a->v[TERN_OPT_HIDE_REASONING].n > 0;
     TERN_TRY(new_reply(&c, err)); /* a format that does not exist is told now */
@@ -544,6 +546,7 @@ out:
     tern_session_clear(&c.session);
     tern_setup_clear(&c.setup);
     tern_bias_clear(&c.bias);
+    tern_tokens_clear(&c.stop_ids);
     tern_chat_reply_clear(&c.reply);
     tern_chat_vars_clear(&c.vars);
     return rc;
