@@ -114,7 +114,12 @@ static int dispatch(int argc, char **argv, const char **hint, tern_error *err)
     (void)snprintf(hint_text, sizeof hint_text, "tern %s --help", c->name);
     *hint = hint_text;
     struct tern_args a;
-    int rc = tern_args_parse(&a, c, argc - words, argv + words, err);
+    argc -= words;
+    argv += words;
+    int rc = tern_foreign_options(c, &argc, &argv, err);
+    if (rc < 0)
+        return rc;
+    rc = tern_args_parse(&a, c, argc, argv, err);
     if (rc < 0)
         return rc == TERN_EINVAL ? TERN_CLI_USAGE : rc;
     tern_outfile_force(a.v[TERN_OPT_FORCE].n > 0);
