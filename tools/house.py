@@ -343,6 +343,12 @@ def nm(library, *options):
 
 def check_symbols(build):
     declared = set(re.findall(r"^TERNKV_API .*?(\w+)\(", (INCLUDE / "tern" / "kvq.h").read_text(encoding="utf-8"), re.M))
+    shared = {symbol for _, symbol in nm(Path(build) / "libtern.a", "--defined-only", "--extern-only")} if (
+        Path(build) / "libtern.a").exists() else set()
+    server = Path(build) / "libternserver.a"
+    for name, symbol in nm(server, "--defined-only", "--extern-only") if server.exists() else []:
+        if symbol in shared:  # a linker takes the first of two static libraries without a word
+            problem(name, f"global symbol {symbol} is in libtern, too")
     for library in (Path(build) / "libtern.a", Path(build) / "libternkv.a"):
         if not library.exists():
             problem(str(library), "does not exist; build it, or leave `symbols` out")
