@@ -171,6 +171,56 @@ static void check_refused(const char *model, const struct refusal *cases, size_t
 #define QWEN35_VALUES ", \"linear_num_value_heads\": 6, \"linear_value_head_dim\": 32"
 #define QWEN35_GOOD   QWEN35_ROPE QWEN35_LAYERS QWEN35_VALUES
 
+/* Places qwen3_5 with all norms of value x, but for those of layers with a state, and its convolutions turned. */
+static void place_norms(uint16_t x, bool turned)
+{
+    static struct bytes b;
+    uint64_t n_header;
+    read_file(&b, "qwen3_5", "model.safetensors");
+    memcpy(&n_header, b.p, sizeof n_header);
+    char *data = b.p + 8 + n_header;
+    for (char *p = b.p + 8; (p = memmem(p, (size_t)(data - p), "norm.weight\"", 12)); p++) {
+        if (memcmp(p - 12, "linear_attn.", 12) == 0)
+            continue;
+        char *at = memmem(p, (size_t)(data - p), "data_offsets\":[", 15);
+        assert_non_null(at);
+        unsigned long from = strtoul(at + 15, &at, 10), to = strtoul(at + 1, NULL, 10);
+        for (; from < to; from += 2)
+            memcpy(data + from, &x, 2);
+    }
+    for (int i = 0; turned && i < 2; i++)
+        replace(&b, "", "[256,1,4]", "[256,4,1]");
+    write_file("model.safetensors", &b);
+    char path[600];
+    (void)snprintf(path, sizeof path, "%s/config.json", data_path("qwen3_5"));
+    (void)unlink(in_dir("config.json"));
+    assert_int_equal(symlink(path, in_dir("config.json")), 0);
+}
+
+/* mlx-lm turns convolutions and adds 1 to norms; what it wrote computes what it was made from. */
+static void test_turned(void **state)
+{
+    (void)state;
+    float *out[3];
+    struct tiny t;
+    size_t n = 0;
+    static const struct {
+        uint16_t norms;
+        bool turned;
+    } cases[3] = {{0x3F00, false}, {0x3FC0, true}, {0x3F00, true}}; /* .5, 1.5, .5 */
+    for (int i = 0; i < 3; i++) {
+        place_norms(cases[i].norms, cases[i].turned);
+        open_model(&t, dir, "qwen3_5");
+        out[i] = run(&t, NULL, true, false);
+        n = (size_t)t.n_ids * (size_t)t.n_vocab * sizeof(float);
+        tiny_close(&t);
+    }
+    assert_memory_equal(out[0], out[1], n);
+    assert_memory_not_equal(out[0], out[2], n);
+    for (int i = 0; i < 3; i++)
+        free(out[i]);
+}
+
 /* What the configuration of qwen3_5 may leave out, what it must not say, and how its tensors must lie. */
 static void test_qwen35(void **state)
 {
@@ -187,7 +237,7 @@ static void test_qwen35(void **state)
     };
     static const char *const changes[][3] = {
         {"layers.2.linear_attn.A_log", "layers.2.linear_attn.B_log", "\"blk.2.ssm_a\" is missing"},
-        {"[256,1,4]", "[256,4,1]", "has shape [1, 4], expected [4, 256]"}, /* as mlx-lm turns it; its norms hold 1+w */
+        {"[256,1,4]", "[256,2,2]", "has shape [2, 2], expected [4, 256]"},
     };
     (void)state;
     check_refused("qwen3_5", cases, sizeof cases / sizeof *cases);
@@ -344,9 +394,9 @@ static void test_packed_experts(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_parity), cmocka_unit_test(test_twins),          cmocka_unit_test(test_spellings),
-        cmocka_unit_test(test_llama4), cmocka_unit_test(test_qwen35),         cmocka_unit_test(test_gemma4),
-        cmocka_unit_test(test_latent), cmocka_unit_test(test_packed_experts),
+        cmocka_unit_test(test_parity), cmocka_unit_test(test_twins),  cmocka_unit_test(test_spellings),
+        cmocka_unit_test(test_llama4), cmocka_unit_test(test_qwen35), cmocka_unit_test(test_turned),
+        cmocka_unit_test(test_gemma4), cmocka_unit_test(test_latent), cmocka_unit_test(test_packed_experts),
     };
     find_models();
     return cmocka_run_group_tests(tests, set_up, tear_down);
