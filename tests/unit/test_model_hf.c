@@ -109,6 +109,67 @@ static void test_spellings(void **state)
     check_same(dir, "gemma2");
 }
 
+/* The logits of a configuration opened with another scaling of its rotary embedding. */
+static float *stretched(const char *config, const char *scaling, double base, int *ctx, size_t *n)
+{
+    struct tiny t = {0};
+    tern_error err = {0};
+    place("llama", config);
+    tern_model_params p = {.n_threads = 2, .rope_scaling = scaling, .rope_base = base};
+    tiny_ok(tern_model_open(&t.model, dir, &p, &err), &err);
+    tiny_read_ids(&t, "../hf/llama");
+    t.n_vocab = tern_model_get_info(t.model)->n_vocab;
+    *ctx = tern_model_get_info(t.model)->ctx;
+    *n = (size_t)t.n_ids * (size_t)t.n_vocab * sizeof(float);
+    float *out = run(&t, NULL, true, false);
+    tern_model_close(&t.model);
+    return out;
+}
+
+/* What is asked for computes what the same words in the configuration do, and gives the longer context. */
+static void test_stretch(void **state)
+{
+    static const struct {
+        const char *config, *plain, *scaling;
+        double base;
+        int ctx;
+    } cases[] = {
+        {LLAMA(", \"rope_theta\": 1000, \"rope_scaling\": {\"rope_type\": \"yarn\", \"factor\": 4, "
+               "\"original_max_position_embeddings\": 64}"),
+         LLAMA(", \"rope_theta\": 1000"), "yarn,factor=4,original=64", 0, 256},
+        {LLAMA(", \"rope_theta\": 1000, \"rope_scaling\": {\"rope_type\": \"linear\", \"factor\": 2}"),
+         LLAMA(", \"rope_theta\": 1000"), "linear,factor=2", 0, 512},
+        {LLAMA(", \"rope_theta\": 1000"), LLAMA(", \"rope_theta\": 5000"), NULL, 1000, 256},
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        int ctx;
+        size_t n;
+        float *want = stretched(cases[i].config, NULL, 0, &ctx, &n);
+        float *got = stretched(cases[i].plain, cases[i].scaling, cases[i].base, &ctx, &n);
+        float *plain = stretched(cases[i].plain, NULL, 0, &ctx, &n);
+        assert_memory_equal(got, want, n);
+        assert_memory_not_equal(got, plain, n);
+        free(want);
+        free(got);
+        free(plain);
+        float *again = stretched(cases[i].plain, cases[i].scaling, cases[i].base, &ctx, &n);
+        assert_int_equal(ctx, cases[i].ctx);
+        free(again);
+    }
+    static const char *const bad[] = {"yarn", "yarn,factor=0.5", "linear,factor=x", "ntk,factor=2",
+                                      "",     "yarn,factor=4,",  "none,factor=2",   "linear,factor=2,original=-1"};
+    place("llama", LLAMA(", \"rope_theta\": 1000"));
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        tern_model *m;
+        tern_error err = {0};
+        tern_model_params p = {.n_threads = 1, .rope_scaling = bad[i]};
+        assert_int_equal(tern_model_open(&m, dir, &p, &err), TERN_EINVAL);
+        assert_non_null(strstr(err.msg, "linear,factor=N"));
+        assert_non_null(strstr(err.msg, dir));
+    }
+}
+
 #define LLAMA4(more)                                                                                                 \
     "{\"model_type\": \"llama4\", \"text_config\": {\"model_type\": \"llama4_text\", \"num_hidden_layers\": 4, "     \
     "\"hidden_size\": 32, \"num_attention_heads\": 2, \"num_key_value_heads\": 1, \"head_dim\": 32, "                \
@@ -394,9 +455,10 @@ static void test_packed_experts(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_parity), cmocka_unit_test(test_twins),  cmocka_unit_test(test_spellings),
-        cmocka_unit_test(test_llama4), cmocka_unit_test(test_qwen35), cmocka_unit_test(test_turned),
-        cmocka_unit_test(test_gemma4), cmocka_unit_test(test_latent), cmocka_unit_test(test_packed_experts),
+        cmocka_unit_test(test_parity),         cmocka_unit_test(test_twins),  cmocka_unit_test(test_spellings),
+        cmocka_unit_test(test_llama4),         cmocka_unit_test(test_qwen35), cmocka_unit_test(test_turned),
+        cmocka_unit_test(test_stretch),        cmocka_unit_test(test_gemma4), cmocka_unit_test(test_latent),
+        cmocka_unit_test(test_packed_experts),
     };
     find_models();
     return cmocka_run_group_tests(tests, set_up, tear_down);
