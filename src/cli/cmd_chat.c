@@ -20,7 +20,7 @@ struct chat {
     tern_generate_params params;
     tern_generate_result last; /* of the last reply, for /stats */
     bool replied;              /* there was one */
-    struct tern_loop loop;
+    struct tern_chat_loop loop;
     enum { FULL_STOP, FULL_DROP, FULL_SHIFT } when_full;
     struct tern_chat_vars vars;
     struct tern_chat_reply reply;
@@ -68,7 +68,7 @@ static int generate(struct chat *c, const tern_tokens *ids, bool *interrupted, t
     c->last = (tern_generate_result){.last = -1};
     c->reply.bar = &c->bar;
     c->reply.seq = c->session.seq;
-    tern_loop_begin(&c->loop, length + (int)ids->len);
+    tern_chat_loop_begin(&c->loop, length + (int)ids->len);
     TERN_TRY(new_reply(c, err));
     tern_signals_watch(c->setup.engine);
     do /* a Ctrl-C that came just after the last reply ended cancels this one before its first step: begin again */
@@ -114,7 +114,7 @@ static int cut_loop(struct chat *c, tern_error *err)
 {
     int rc = 0;
     struct tern_buf once = {0};
-    const int n = tern_loop_once(&c->loop);
+    const int n = tern_chat_loop_once(&c->loop);
     if (c->reply.calls || c->reply.reasoning.len)
         return 0;
     TERN_TRY(tern_session_text(&c->session, c->loop.from, n, &once, err));

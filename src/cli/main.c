@@ -8,6 +8,7 @@
 static tern_command_fn *const command_fns[TERN_N_COMMANDS] = {
     [TERN_CMD_RUN] = tern_cmd_run,
     [TERN_CMD_CHAT] = tern_cmd_chat,
+    [TERN_CMD_SERVE] = tern_cmd_serve,
     [TERN_CMD_INSPECT] = tern_cmd_inspect,
     [TERN_CMD_TOKENIZE] = tern_cmd_tokenize,
     [TERN_CMD_EVAL_LOGITS] = tern_cmd_eval_logits,
