@@ -65,7 +65,7 @@ for edit in 's/"folder"/"fodler"/' 's/"bytes": \([0-9]*\)/"bytes": "\1"/' 's/"or
     "$JSON_SCHEMA" "$DOCS/json.md" "cache ls" <"$work/bad" >/dev/null && say "the check lets $edit pass"
 done
 # Every command with --json has a section.
-for c in $("$TERN" generate help-md | awk '/^## tern / { c = $0; sub("## tern ", "", c); gsub(" ", "_", c) } /^| `--json`/ { print c }'); do
+for c in $("$TERN" generate help-md | awk '/^## tern / { c = $0; sub("## tern ", "", c); gsub(" ", "_", c) } /^\| `--json`/ { print c }'); do
     checks=$((checks + 1))
     grep -qx "## $(echo "$c" | tr _ ' ')" "$DOCS/json.md" || say "docs/json.md has $c"
 done
