@@ -15,6 +15,9 @@ static int max_pages(const struct tern_kv_group *g, int max_tokens, int max_step
     return g->reach.window && ring < all ? (int)ring : all;
 }
 
+/* Without a budget: checkpoints per sequence that others may hold. */
+#define SPARE 16
+
 /* Blocks that a pool may need: for sequences, or as many as the budget pays for, because others refer to blocks too. */
 static size_t most_blocks(const struct tern_kv_budget *b, size_t block_bytes, size_t for_seqs)
 {
@@ -34,22 +37,30 @@ int tern_kv_cache_init(struct tern_kv_cache *c, const struct tern_kv_layout *l, 
     c->max_step = room->max_step;
     c->own_budget.limit = SIZE_MAX;
     c->budget = room->budget ? room->budget : &c->own_budget;
+    c->dev = room->dev;
+    if (!c->dev) {
+        TERN_TRY(tern_dev_open(&c->own_dev, NULL, NULL, err));
+        c->dev = c->own_dev;
+    }
     TERN_TRY(tern_alloc(&c->seqs, seqs, sizeof *c->seqs, err));
     c->max_seqs = room->max_seqs;
     for (int g = 0; g < l->n_groups; g++) {
         const size_t n = (size_t)max_pages(&l->groups[g], c->max_tokens, c->max_step), bytes = l->groups[g].page_bytes;
-        TERN_TRY(tern_kv_pool_init(&c->pool[g], bytes, most_blocks(c->budget, bytes, n * seqs), c->budget, err));
+        TERN_TRY(
+            tern_kv_pool_init(&c->pool[g], c->dev, bytes, most_blocks(c->budget, bytes, n * seqs), c->budget, err));
         for (size_t i = 0; i < seqs; i++) {
             TERN_TRY(tern_alloc(&c->seqs[i].table[g].pages, n + 1, sizeof(uint32_t), err));
             c->seqs[i].table[g].cap = (int)n;
         }
     }
-    TERN_TRY(tern_kv_pool_init(&c->tiles, l->tile_bytes, most_blocks(c->budget, l->tile_bytes, seqs), c->budget, err));
-    TERN_TRY(tern_kv_pool_init(&c->sinks, sink_bytes, most_blocks(c->budget, sink_bytes, seqs), c->budget, err));
+    TERN_TRY(tern_kv_pool_init(&c->tiles, c->dev, l->tile_bytes,
+                               most_blocks(c->budget, l->tile_bytes, seqs * (1 + SPARE)), c->budget, err));
+    TERN_TRY(tern_kv_pool_init(&c->sinks, c->dev, sink_bytes, most_blocks(c->budget, sink_bytes, seqs * (1 + SPARE)),
+                               c->budget, err));
     if (l->state_bytes)
-        TERN_TRY(tern_kv_pool_init(&c->states, l->state_bytes,
-                                   most_blocks(c->budget, l->state_bytes, seqs * (TERN_KV_KEPT_STATES + 1)), c->budget,
-                                   err));
+        TERN_TRY(tern_kv_pool_init(&c->states, c->dev, l->state_bytes,
+                                   most_blocks(c->budget, l->state_bytes, seqs * (TERN_KV_KEPT_STATES + 1 + SPARE)),
+                                   c->budget, err));
     return 0;
 out:
     tern_kv_cache_clear(c);
@@ -76,12 +87,13 @@ void tern_kv_cache_clear(struct tern_kv_cache *c)
     tern_kv_pool_clear(&c->tiles);
     tern_kv_pool_clear(&c->sinks);
     tern_kv_pool_clear(&c->states);
+    tern_dev_close(c->own_dev);
     memset(c, 0, sizeof *c);
 }
 
 /* ---- sequences -------------------------------------------------------------------------------------------------- */
 
-static int no_memory(const struct tern_kv_cache *c, const char *what, size_t bytes, tern_error *err)
+int tern_kv_no_memory(const struct tern_kv_cache *c, const char *what, size_t bytes, tern_error *err)
 {
     const struct tern_kv_budget *b = c->budget;
     if (b->limit == SIZE_MAX)
@@ -110,10 +122,10 @@ int tern_kv_seq_new(struct tern_kv_cache *c, struct tern_kv_seq **out, tern_erro
             continue;
         s->tile = tern_kv_pool_get(&c->tiles);
         if (s->tile == TERN_NO_BLOCK)
-            return no_memory(c, "a sequence", l->tile_bytes + l->state_bytes, err);
+            return tern_kv_no_memory(c, "a sequence", l->tile_bytes + l->state_bytes, err);
         if (!tern_kv_states_new(c, s)) {
             tern_kv_pool_unref(&c->tiles, s->tile);
-            return no_memory(c, "a sequence", l->state_bytes, err);
+            return tern_kv_no_memory(c, "a sequence", l->state_bytes, err);
         }
         /* Columns behind the newest token are multiplied by weights of exactly 0 and must therefore be finite. */
         tern_kv_block_zero(&c->tiles, s->tile, l->tile_bytes);
@@ -197,7 +209,7 @@ int tern_kv_begin(struct tern_kv_cache *c, struct tern_kv_seq *s, int n, tern_er
         while (t->first + t->n < closed) {
             uint32_t page = t->n < t->cap ? tern_kv_pool_get(&c->pool[g]) : TERN_NO_BLOCK;
             if (page == TERN_NO_BLOCK) {
-                rc = no_memory(c, "a page", c->pool[g].mem.bytes, err);
+                rc = tern_kv_no_memory(c, "a page", c->pool[g].mem.bytes, err);
                 goto out;
             }
             t->pages[t->n++] = page;
@@ -206,7 +218,7 @@ int tern_kv_begin(struct tern_kv_cache *c, struct tern_kv_seq *s, int n, tern_er
     if (closed > 0 && s->sink == TERN_NO_BLOCK && c->layout->sink_bytes) {
         s->sink = tern_kv_pool_get(&c->sinks);
         if (s->sink == TERN_NO_BLOCK) {
-            rc = no_memory(c, "the first tokens", c->layout->sink_bytes, err);
+            rc = tern_kv_no_memory(c, "the first tokens", c->layout->sink_bytes, err);
             goto out;
         }
     }
@@ -223,7 +235,7 @@ void tern_kv_abort(struct tern_kv_cache *c, struct tern_kv_seq *s)
         drop_pages(c, s, g, closed);
     if (closed == 0)
         drop_sink(c, s);
-    tern_kv_states_abort(c, s);
+    tern_kv_states_abort(s);
 }
 
 void tern_kv_commit(struct tern_kv_cache *c, struct tern_kv_seq *s, int n)
@@ -234,8 +246,10 @@ void tern_kv_commit(struct tern_kv_cache *c, struct tern_kv_seq *s, int n)
         struct tern_kv_table *t = &s->table[g];
         const struct tern_kv_group *grp = &c->layout->groups[g];
         const int end = (s->n_tokens + TERN_PAGE - 1) / TERN_PAGE; /* pages that hold tokens: the newest are raw */
-        s->raw_from[g] = end - grp->ring > s->raw_from[g] ? end - grp->ring : s->raw_from[g];
-        s->seen_from[g] = end - grp->seen_ring > s->seen_from[g] ? end - grp->seen_ring : s->seen_from[g];
+        if (s->raw_from[g] < end - grp->ring)
+            s->raw_from[g] = end - grp->ring;
+        if (grp->recent > 1 && s->seen_from[g] < end - grp->seen_ring)
+            s->seen_from[g] = end - grp->seen_ring;
         /* What a query two pages ago needed stays: any of the newest 64 tokens can be taken back again, even where that
          * means going back to the beginning of the page before the open one, or into the chunk before. */
         int back = s->n_tokens > 2 * TERN_PAGE ? s->n_tokens - 2 * TERN_PAGE : 0;
@@ -309,7 +323,8 @@ int tern_kv_trim(struct tern_kv_cache *c, struct tern_kv_seq *s, int n, int *kep
 
 size_t tern_kv_used_bytes(const struct tern_kv_cache *c)
 {
-    size_t n = tern_kv_pool_bytes(&c->tiles) + tern_kv_pool_bytes(&c->sinks);
+    size_t n = tern_kv_pool_bytes(&c->tiles) + tern_kv_pool_bytes(&c->sinks) +
+               atomic_load_explicit(&c->logit_bytes, memory_order_relaxed);
     for (int g = 0; g < c->layout->n_groups; g++)
         n += tern_kv_pool_bytes(&c->pool[g]);
     return n;

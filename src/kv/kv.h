@@ -25,6 +25,7 @@
 #include "base/err.h"
 #include "kv/layout.h"
 #include "kv/pool.h"
+#include "kv/share.h"
 
 /* ---- cache and sequences ----------------------------------------------------------------------------------------- */
 
@@ -37,11 +38,6 @@ struct tern_kv_table {
 #define TERN_KV_KEPT_STATES  4
 #define TERN_KV_STATE_STRIDE 512 /* tokens between those of decoding, 64 with recent=N; every prompt step keeps one */
 
-struct tern_kv_kept_state {
-    int at; /* tokens before it, a multiple of 64 */
-    uint32_t block;
-};
-
 struct tern_kv_seq {
     bool live;
     int n_tokens;
@@ -52,8 +48,8 @@ struct tern_kv_seq {
     uint32_t tile; /* block of layout->tile_bytes */
     uint32_t sink; /* TERN_NO_BLOCK until page 0 closes */
     /* Only where the layout has states: */
-    uint32_t state;                                      /* block of layout->state_bytes, after all n_tokens */
-    struct tern_kv_kept_state kept[TERN_KV_KEPT_STATES]; /* ascending */
+    uint32_t state;                                       /* block of layout->state_bytes, after all n_tokens */
+    struct tern_kv_checkpoint *kept[TERN_KV_KEPT_STATES]; /* ascending, states alone, after a multiple of 64 tokens */
     int n_kept;
     bool marked; /* the step in hand writes the last of them */
 };
@@ -62,14 +58,17 @@ struct tern_kv_seq {
 struct tern_kv_room {
     int max_seqs, max_tokens, max_step;
     struct tern_kv_budget *budget; /* shared with other caches, must outlive this one; NULL: no limit */
+    struct tern_dev *dev;          /* whose memory the pools take, must outlive them; NULL: the first device's */
 };
 
 struct tern_kv_cache {
     const struct tern_kv_layout *layout; /* borrowed for the cache's life */
     struct tern_kv_budget *budget, own_budget;
+    struct tern_dev *dev, *own_dev;
     struct tern_kv_pool pool[TERN_KV_MAX_GROUPS];
     struct tern_kv_pool sinks, tiles, states;
-    struct tern_kv_seq *seqs; /* [max_seqs] */
+    _Atomic size_t logit_bytes; /* of checkpoints */
+    struct tern_kv_seq *seqs;   /* [max_seqs] */
     int max_seqs, max_tokens, max_step;
 };
 
@@ -80,6 +79,9 @@ int tern_kv_cache_init(struct tern_kv_cache *c, const struct tern_kv_layout *l, 
 void tern_kv_cache_clear(struct tern_kv_cache *c);
 /* Bytes that a sequence of one closed page takes: a smaller budget serves nobody. */
 size_t tern_kv_least_bytes(const struct tern_kv_layout *l);
+
+/* TERN_ECAPACITY: what is in use, and that `what` takes so many bytes more. */
+int tern_kv_no_memory(const struct tern_kv_cache *c, const char *what, size_t bytes, tern_error *err);
 
 /* An empty sequence; TERN_ECAPACITY when all are in use, or no memory is left for another one. */
 int tern_kv_seq_new(struct tern_kv_cache *c, struct tern_kv_seq **out, tern_error *err);
@@ -93,7 +95,7 @@ void tern_kv_commit(struct tern_kv_cache *c, struct tern_kv_seq *s, int n);
 /* Between begin and commit, where there are states: the step shall keep that of its last page boundary (decoding: its
  * last multiple of the stride), which is the caller's to write.  NULL: not in this step, or memory is short.  Of too
  * many the least useful is dropped. */
-const struct tern_kv_kept_state *tern_kv_mark(struct tern_kv_cache *c, struct tern_kv_seq *s, int n, bool prompt);
+const struct tern_kv_checkpoint *tern_kv_mark(struct tern_kv_cache *c, struct tern_kv_seq *s, int n, bool prompt);
 void tern_kv_abort(struct tern_kv_cache *c, struct tern_kv_seq *s);
 
 /* Index of the first page that a query at position p still reads. */
@@ -114,13 +116,19 @@ int tern_kv_trim(struct tern_kv_cache *c, struct tern_kv_seq *s, int n, int *kep
 void tern_kv_move_states(struct tern_kv_cache *c, struct tern_kv_seq *to, const struct tern_kv_cache *from_c,
                          const struct tern_kv_seq *from);
 
-/* Bytes in use by all live sequences (shared blocks counted once): keys and values, and what they would take in 16
- * bits; states. */
+/* Bytes in use by sequences, slices and checkpoints (shared blocks counted once): keys and values (and logits), and
+ * what they would take in 16 bits; states. */
 size_t tern_kv_used_bytes(const struct tern_kv_cache *c);
 size_t tern_kv_state_bytes(const struct tern_kv_cache *c);
 size_t tern_kv_f16_bytes(const struct tern_kv_cache *c);
 /* The same of one sequence that fills the cache's context, from the sizes of the blocks it would have. */
 void tern_kv_full_bytes(const struct tern_kv_cache *c, size_t *bytes, size_t *f16_bytes);
+
+/* What the device is told of the cache, and of a sequence in it (dev/step.h); pages, tables: [TERN_KV_MAX_GROUPS],
+ * theirs as long as the answer is in use.  cache: its index among those of a step.  Rows and roles are the caller's to
+ * fill. */
+void tern_kv_dev_cache(struct tern_dev_cache *out, struct tern_dev_blocks *pages, const struct tern_kv_cache *c);
+struct tern_dev_job tern_kv_dev_job(const struct tern_kv_seq *s, int cache, struct tern_dev_table *tables);
 
 /* ---- snapshots --------------------------------------------------------------------------------------------------- */
 

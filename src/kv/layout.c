@@ -234,7 +234,7 @@ static int find_group(struct tern_kv_layout *l, struct tern_kv_reach r, int *gro
     if (g == TERN_KV_MAX_GROUPS)
         return tern_err_set(err, TERN_EUNSUPPORTED, "more than %d different attention windows", TERN_KV_MAX_GROUPS);
     if (g == l->n_groups)
-        l->groups[l->n_groups++] = (struct tern_kv_group){.reach = r};
+        l->groups[l->n_groups++] = (struct tern_kv_group){.reach = r, .rate = 1};
     *group = g;
     return 0;
 }

@@ -64,12 +64,19 @@ struct tern_kv_decl {
 
 struct tern_kv_group {
     struct tern_kv_reach reach; /* of all its layers */
-    size_t page_bytes;          /* 64 tokens of all its layers */
+    int rate;                   /* a row stands for so many tokens */
+    size_t page_bytes;          /* 64 rows of all its layers */
     int ring;                   /* raw tiles that each of its layers has at least */
     int recent, seen_ring;      /* most pages that one of them sees raw, and the raw tiles of those that do */
 };
 
 #define TERN_KV_MAX_GROUPS 4
+
+/* Tokens that a page of the group stands for. */
+static inline int tern_kv_page_tokens(const struct tern_kv_group *g)
+{
+    return TERN_PAGE * g->rate;
+}
 
 struct tern_kv_layout {
     int n_layers;

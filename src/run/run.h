@@ -131,6 +131,13 @@ int tern_prompt_end(tern_seq *s, struct tern_kv_seq *coded, int plan, tern_error
 /* TERN_ELIMIT when the pages of n tokens, raw and coded, exceed `have` bytes. */
 int tern_prompt_fits(const tern_engine *e, int plan, int n_tokens, size_t have, tern_error *err);
 
+/* share.c: a new sequence that goes on from slices and a checkpoint (kv/share.h) of the plan's cache, and that holds
+ * these tokens, in these roles.  Both are those of the sequence that they were taken from. */
+int tern_seq_start(tern_seq **out, tern_engine *e, int plan, const struct tern_kv_slice *slices, int n_slices,
+                   const struct tern_kv_checkpoint *at, const int32_t *tokens, const uint8_t *roles, tern_error *err);
+/* Where a plan's sequences live: slices and checkpoints are taken from there. */
+struct tern_kv_cache *tern_engine_cache(tern_engine *e, int plan);
+
 /* How many of an item's rows are asked for. */
 static inline int tern_item_logits(const tern_step_item *it)
 {
@@ -143,8 +150,8 @@ static inline int tern_item_hidden(const tern_step_item *it)
 }
 
 /* hidden.c: hidden states that a step's items ask for.  Reserving is all that can fail. */
-int tern_hidden_reserve(tern_engine *e, const tern_step_item *items, int n_items, tern_error *err);
-void tern_hidden_arrange(tern_engine *e, const struct tern_forward_batch *b, const tern_step_item *items, int n_items);
+int tern_hidden_reserve(tern_engine *e, const tern_step_item *items, int n_items, int *n_rows, tern_error *err);
+void tern_hidden_fetch(tern_engine *e, const struct tern_forward_batch *b, const tern_step_item *items, int n_items);
 
 /* What the step loop uses when a sequence goes back into a closed page: the tokens [from, to) again, in their roles. */
 int tern_seq_replay(struct tern_seq *s, int from, int to, tern_error *err);

@@ -1,4 +1,5 @@
 /* Recurrent states of sequences: which ones are kept, what forks share, going back to them, and what they cost. */
+#include "blocks.h"
 #include "tiny_promises.h"
 
 #include "kv/kv.h"
@@ -19,7 +20,7 @@ static void bench_open(struct bench *b, const char *spec)
         {.state_bytes = STATE - 128}, {.n_heads = 2, .dim_k = 64, .dim_v = 64}, {.state_bytes = 100}};
     tern_kernels_init(~0u);
     tiny_ok(tern_kv_layout_new(&b->layout, decl, 3, spec, false, &err), &err);
-    tiny_ok(tern_kv_cache_init(&b->cache, b->layout, &(struct tern_kv_room){3, CTX, STEP, NULL}, &err), &err);
+    tiny_ok(tern_kv_cache_init(&b->cache, b->layout, &(struct tern_kv_room){3, CTX, STEP, NULL, NULL}, &err), &err);
 }
 
 static void bench_close(struct bench *b)
@@ -28,9 +29,9 @@ static void bench_close(struct bench *b)
     tern_kv_layout_free(b->layout);
 }
 
-static uint8_t *at_block(const struct bench *b, uint32_t block)
+static const uint8_t *at_block(const struct bench *b, uint32_t block)
 {
-    return tern_kv_block(&b->cache.states, block);
+    return block_look(&b->cache.states, block);
 }
 
 /* A step of n tokens: the state says how many tokens it has seen. */
@@ -38,21 +39,21 @@ static void step(struct bench *b, struct tern_kv_seq *s, int n, bool prompt)
 {
     tern_error err = {0};
     tiny_ok(tern_kv_begin(&b->cache, s, n, &err), &err);
-    const struct tern_kv_kept_state *k = tern_kv_mark(&b->cache, s, n, prompt);
+    const struct tern_kv_checkpoint *k = tern_kv_mark(&b->cache, s, n, prompt);
     if (k) {
         assert_true(k->at > s->n_tokens && k->at <= s->n_tokens + n && k->at % PAGE == 0);
-        memset(at_block(b, k->block), k->at / PAGE, STATE);
+        block_fill(&b->cache.states, k->state, k->at / PAGE, STATE);
     }
     tern_kv_commit(&b->cache, s, n);
-    memset(at_block(b, s->state), s->n_tokens % 251, STATE);
+    block_fill(&b->cache.states, s->state, s->n_tokens % 251, STATE);
 }
 
 static void expect_kept(const struct bench *b, const struct tern_kv_seq *s, const int *at, int n)
 {
     assert_int_equal(s->n_kept, n);
     for (int i = 0; i < n; i++) {
-        assert_int_equal(s->kept[i].at, at[i]);
-        assert_int_equal(at_block(b, s->kept[i].block)[STATE - 1], at[i] / PAGE);
+        assert_int_equal(s->kept[i]->at, at[i]);
+        assert_int_equal(at_block(b, s->kept[i]->state)[STATE - 1], at[i] / PAGE);
     }
 }
 
@@ -121,11 +122,11 @@ static void test_thinning(void **state)
         int gap, worst = 0, before = 0;
         step(&b, s, PAGE, true);
         assert_true(s->n_kept <= TERN_KV_KEPT_STATES);
-        assert_int_equal(s->kept[s->n_kept - 1].at, n);
+        assert_int_equal(s->kept[s->n_kept - 1]->at, n);
         for (int i = 0; i < s->n_kept; i++) {
-            gap = s->kept[i].at - before;
-            before = s->kept[i].at;
-            assert_int_equal(at_block(&b, s->kept[i].block)[0], before / PAGE);
+            gap = s->kept[i]->at - before;
+            before = s->kept[i]->at;
+            assert_int_equal(at_block(&b, s->kept[i]->state)[0], before / PAGE);
             worst = gap > worst ? gap : worst;
         }
         assert_true(worst <= n / 2 + PAGE); /* going back costs at most about half of the sequence */
@@ -149,7 +150,7 @@ static void test_trim(void **state)
     KEPT(s, 64, 192, 256);
     tiny_ok(tern_kv_seq_fork(&b.cache, &fork, s, &err), &err);
     assert_int_equal(tern_kv_state_bytes(&b.cache), (3 + 2) * STATE);
-    assert_true(fork->kept[0].block == s->kept[0].block && fork->state != s->state);
+    assert_true(fork->kept[0] == s->kept[0] && fork->state != s->state);
     assert_int_equal(at_block(&b, fork->state)[STATE - 1], 300 % 251);
     /* Nothing to do; inside the open tile; into a closed page; before all that is kept. */
     static const struct {
