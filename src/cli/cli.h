@@ -195,8 +195,8 @@ void tern_plan_exceptions(const tern_kv_plan *p, const char *spec);
 /* One line per run of equal layers, for people. */
 int tern_plan_print(const tern_kv_plan *p, FILE *to, tern_error *err);
 /* A plan in a report (docs/json.md, "kv"); with all its layers. */
-json_t *tern_kv_json(const char *spec, const tern_kv_plan *p, bool at_end);
-json_t *tern_kv_layers_json(const char *spec, const tern_kv_plan *p);
+json_t *tern_report_kv(const char *spec, const tern_kv_plan *p, bool at_end);
+json_t *tern_report_kv_layers(const char *spec, const tern_kv_plan *p);
 /* Machine, model and plans on stderr, for --verbose. */
 void tern_setup_print(const struct tern_setup *s);
 /* What the user should know about the file of packed weights, on one stderr line. */

@@ -154,7 +154,7 @@ static int print_json(const struct doctor *d, tern_error *err)
 {
     json_t *out = json_pack("{so sb}", "verdict", tern_json_text(d->verdict), "ok", d->ok);
     if (d->setup.engine) {
-        json_t *kv = tern_kv_layers_json(tern_setup_kv(d->a), tern_engine_plan(d->setup.engine));
+        json_t *kv = tern_report_kv_layers(tern_setup_kv(d->a), tern_engine_plan(d->setup.engine));
         json_object_set_new(out, "ctx", json_integer(tern_engine_ctx(d->setup.engine)));
         json_object_set_new(kv, "full_bytes", json_integer((json_int_t)d->kv_bytes));
         json_object_set_new(kv, "full_f16_bytes", json_integer((json_int_t)d->kv_f16_bytes));

@@ -161,7 +161,7 @@ static int print_json(const tern_model *m, const tern_kv_plan *plan, const struc
 {
     double bytes, f16;
     tern_plan_total(plan, ctx, &bytes, &f16);
-    json_t *kv = tern_kv_layers_json(tern_setup_kv(a), plan);
+    json_t *kv = tern_report_kv_layers(tern_setup_kv(a), plan);
     json_object_set_new(kv, "full_bytes", json_integer((json_int_t)bytes));
     json_object_set_new(kv, "full_f16_bytes", json_integer((json_int_t)f16));
     json_t *out = json_pack("{so si so}", "tensor_types", types_json(m), "ctx", ctx, "kv", kv);

@@ -218,7 +218,7 @@ static json_t *layers_json(const tern_kv_plan *p)
     return layers;
 }
 
-json_t *tern_kv_json(const char *spec, const tern_kv_plan *p, bool at_end)
+json_t *tern_report_kv(const char *spec, const tern_kv_plan *p, bool at_end)
 {
     double bytes, f16;
     tern_plan_bytes(p, &bytes, &f16);
@@ -230,9 +230,9 @@ json_t *tern_kv_json(const char *spec, const tern_kv_plan *p, bool at_end)
                      "bytes_per_token", bytes, "f16_bytes_per_token", f16, "notes", notes);
 }
 
-json_t *tern_kv_layers_json(const char *spec, const tern_kv_plan *p)
+json_t *tern_report_kv_layers(const char *spec, const tern_kv_plan *p)
 {
-    json_t *kv = tern_kv_json(spec, p, false);
+    json_t *kv = tern_report_kv(spec, p, false);
     (void)json_object_set_new(kv, "layers", layers_json(p));
     return kv;
 }
