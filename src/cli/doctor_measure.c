@@ -15,6 +15,11 @@ int tern_doctor_check(const struct tern_args *a, tern_error *err)
 {
     const struct tern_arg *v = a->v;
     bool calibrate = v[TERN_OPT_CALIBRATE].n > 0, fit = v[TERN_OPT_FIT].n > 0;
+    if (v[TERN_OPT_KV].n && !v[TERN_OPT_MODEL].n)
+        return tern_cli_usage(err, "--kv needs a model (-m)");
+    int rc = tern_setup_check_kv(a, err);
+    if (rc < 0)
+        return rc;
     if ((calibrate || fit) && !v[TERN_OPT_MODEL].n)
         return tern_cli_usage(err, "--%s needs a model (-m)", fit ? "fit" : "calibrate");
     if (calibrate && fit)
@@ -140,6 +145,11 @@ int tern_doctor_fit(const struct tern_args *a, tern_error *err)
     TERN_TRY(tern_setup_size("--in", a->v[TERN_OPT_FIT_IN].s, 1e15, &bytes, err));
     TERN_TRY(tern_setup_model(&s, a, a->v[TERN_OPT_MODEL].s, err));
     TERN_TRY(read_text(&ids, s.model, a, err));
+    const int trained = tern_model_get_info(s.model)->ctx;
+    if (trained > 0 && ctx > trained)
+        tern_note("--fit %.0f: the model was trained for %d tokens; beyond them its texts get worse, which the plan's "
+                  "divergence does not tell",
+                  ctx, trained);
     if (a->v[TERN_OPT_DOCTOR_OUT].n)
         TERN_TRY(tern_outfile_check(a->v[TERN_OPT_DOCTOR_OUT].s, &plan_kind, err));
     tern_fit_params p = {.ids = ids.p,
@@ -156,10 +166,16 @@ int tern_doctor_fit(const struct tern_args *a, tern_error *err)
         TERN_TRY(tern_outfile_open(&f, a->v[TERN_OPT_DOCTOR_OUT].s, 0644, &plan_kind, err));
         TERN_TRY(tern_outfile_write(&f, fit.plan, strlen(fit.plan), err));
         TERN_TRY(tern_outfile_commit(&f, err));
-    } else {
+    } else if (!a->v[TERN_OPT_JSON].n) {
         TERN_TRY(tern_out_write(fit.plan, strlen(fit.plan), err));
         TERN_TRY(tern_out_flush(err));
     }
+    if (a->v[TERN_OPT_JSON].n)
+        TERN_TRY(tern_report_print(tern_report_json("doctor --fit", s.model, 0),
+                                   json_pack("{so si sI sI sf}", "plan", tern_json_text(fit.plan), "ctx", p.ctx,
+                                             "full_bytes", (json_int_t)fit.bytes, "full_f16_bytes",
+                                             (json_int_t)fit.f16_bytes, "kld", fit.kld),
+                                   err));
     tern_note("%d tokens in %s (16 bit: %s), expected KLD %.2g", p.ctx, tern_size_text(fit.bytes),
               tern_size_text(fit.f16_bytes), fit.kld);
 out:

@@ -17,8 +17,8 @@ same "$(tail -n +3 "$out" | awk 'NF != 10' | wc -l | tr -d ' ')" 0 "rows of anot
 run 0 "$TERN" bench kv $small -t 1 --json --kv l4 --kv k=q8,v=l3,first=0 --cpu-mask $simd
 same "$(json :machine.cpu :machine.isa)" "string
 string" "the machine"
-same "$(json '#results' results.0.kv results.1.kv results.2.kv machine.threads geometry.head_dim geometry.heads \
-    geometry.kv_heads geometry.ctx geometry.layers :peak_memory_bytes)" "3
+same "$(json '#results' results.0.kv.spec results.1.kv.spec results.2.kv.spec machine.threads geometry.head_dim geometry.n_heads \
+    geometry.n_kv_heads geometry.ctx geometry.n_layers :peak_memory_bytes)" "3
 f16
 l4
 k=q8,v=l3,first=0
@@ -46,7 +46,7 @@ real
 2" "result $i"
     i=$((i + 1))
 done
-same "$(json :machine.read_gb_per_s.median :machine.read_gb_per_s.min :machine.read_gb_per_s.max)" "real
+same "$(json :read_gb_per_s.median :read_gb_per_s.min :read_gb_per_s.max)" "real
 real
 real" "the speed of reading alone"
 same "$(json results.0.bytes results.0.error results.0.x_f16.median)" "307200.0
@@ -58,14 +58,14 @@ $((6 * (3 * 64 * (66 + 26) + 8 * 256))).0" "bytes of the coded plans"
 
 # ---- presets, and options that change them ----
 run 0 "$TERN" bench kv --preset smollm2 -c 100 --layers 1 -r 1 --read 1M --json --kv f16,l2
-same "$(json '#results' geometry.head_dim geometry.heads geometry.kv_heads geometry.ctx geometry.layers)" "2
+same "$(json '#results' geometry.head_dim geometry.n_heads geometry.n_kv_heads geometry.ctx geometry.n_layers)" "2
 64
 9
 3
 100
 1" "a preset"
 run 0 "$TERN" bench kv -c 100 --layers 1 -r 1 --read 1M --json --kv l4
-same "$(json geometry.head_dim geometry.heads geometry.kv_heads)" "128
+same "$(json geometry.head_dim geometry.n_heads geometry.n_kv_heads)" "128
 32
 8" "the default geometry"
 
@@ -87,19 +87,19 @@ refused() {
     silent
     one_line "$text"
 }
-refused 1 "10 heads are not a multiple of 3 KV heads" --heads 10 --kv-heads 3
+refused 2 "10 heads are not a multiple of 3 KV heads" --heads 10 --kv-heads 3
 refused 1 "--kv q8 cannot have heads of 40: the head size is not a multiple of 16" --head-dim 40
 refused 1 "--kv k=f16,v=l4 cannot have heads of 352: the head size has an odd factor" --head-dim 352 --kv k=f16,v=l4
 refused 1 "not a multiple of 8" --head-dim 12
-refused 1 "unknown scheme \"q4\"" --kv q4
-refused 1 "layer 9 does not exist" --kv l4,layers=9:f16
-refused 1 "cond wants a model" --kv l4,cond=norms --kv k=l4,v=l4,cond=norms
+refused 2 "unknown scheme \"q4\"" --kv q4
+refused 2 "layer 9 does not exist" --kv l4,layers=9:f16
+refused 2 "cond wants a model" --kv l4,cond=norms --kv k=l4,v=l4,cond=norms
 refused 1 "GiB and the machine has" -c 16777216 --layers 1000
 refused 2 "--head-dim" --head-dim 513
 refused 2 "--ctx" -c 64
 refused 2 "--preset" --preset gpt
 refused 2 "--read must be a number" --read 0
-refused 1 "4096 bytes are too few to measure reading" --read 4K
+refused 2 "4096 bytes are too few to measure reading" --read 4K
 refused 2 "empty plan" --kv f16,
 refused 2 "exclude each other" --json --csv
 refused 2 "unknown option" -m model.gguf

@@ -47,7 +47,7 @@ real
         say "multiply what there is: error of result $i"
     i=$((i + 1))
 done
-same "$(json :machine.read_gb_per_s.median :machine.read_gb_per_s.min :machine.read_gb_per_s.max)" "real
+same "$(json :read_gb_per_s.median :read_gb_per_s.min :read_gb_per_s.max)" "real
 real
 real" "the speed of reading alone"
 # 96 x 512 weights of 4.5 bits, and 64 bytes that kernels may read behind them; as many matrices as reach 100 KiB.
@@ -71,8 +71,8 @@ refused() {
     silent
     one_line "$text"
 }
-refused 1 'unknown weight type "q9_9"' --types q4_0,q9_9
-refused 1 "100 outputs are not a multiple of 16" --outputs 100
+refused 2 'unknown weight type "q9_9"' --types q4_0,q9_9
+refused 2 "100 outputs are not a multiple of 16" --outputs 100
 refused 1 "not whole blocks of 256, as Q4_K needs" --types Q8_0,Q4_K --inputs 96
 refused 1 "GiB and the machine has" --size 900T
 refused 2 "empty type" --types Q4_0,

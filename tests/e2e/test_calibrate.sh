@@ -134,11 +134,14 @@ rm "$work/m.gguf.ternkv"
 run 0 "$TERN" doctor --fit 8K --in 1M -m "$work/m.gguf" --out "$work/plan"
 grep -q '^layers=' "$work/plan" || say "rules for layers"
 run 0 "$TERN" inspect "$work/m.gguf" --kv "plan=$work/plan,cond=off" -c 8192 --json
-bytes=$(json kv.ctx_bytes)
+bytes=$(json kv.full_bytes)
 [ "${bytes%.*}" -le 1048576 ] || say "a plan that fits: $bytes"
 run 0 "$TERN" run -m "$work/m.gguf" -p x -n 2 --kv "plan=$work/plan,cond=off"
 run 0 "$TERN" doctor --fit 8192 --in 1g -m "$work/m.gguf"
 same "$(grep -v '^#' "$out")" "f16" "room for 16 bits"
+grep -q "was trained for" "$err" && say "8192 is what the model was trained for"
+run 0 "$TERN" doctor --fit 64K --in 1g -m "$work/m.gguf"
+grep -q "^tern: --fit 65536: the model was trained for 8192 tokens" "$err" || say "warn beyond the trained context"
 run 1 "$TERN" doctor --fit 8K --in 100K -m "$work/m.gguf"
 one_line "tern: " "at least"
 run 2 "$TERN" doctor --fit 8K -m "$work/m.gguf"

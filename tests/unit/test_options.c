@@ -94,7 +94,7 @@ static void test_defaults(void **state)
     assert_int_equal(l.a.v[TERN_OPT_DEPTH].ints[1], 4096);
     assert_int_equal(l.a.v[TERN_OPT_BENCH_PROMPT].i, 512);
     assert_int_equal(l.a.v[TERN_OPT_BENCH_KV].n_items, 1);
-    assert_string_equal(l.a.v[TERN_OPT_BENCH_KV].ss[0], "f16,l4");
+    assert_string_equal(l.a.v[TERN_OPT_BENCH_KV].ss[0], "f16,default");
     tern_args_clear(&l.a);
 }
 
@@ -170,7 +170,7 @@ static void test_words(void **state)
     bad("run|-m|a|-p", "-p|needs a value");
     bad("run|-m|a|--prompt", "--prompt|needs a value");
     bad("run|-p|b", "-m|FILE|missing");
-    bad("run|-m|a|-p|b|stray", "unexpected|stray");
+    bad("run|-m|a|b|stray", "unexpected|stray");
     bad("inspect", "FILE|missing");
     bad("inspect|a|b", "unexpected|\"b\"");
     bad("eval|logits|-m|a|--ids|1", "--out");
