@@ -40,12 +40,31 @@ static int write_section(struct tern_outfile *f, const void *data, size_t n, ter
     return rc < 0 ? rc : tern_outfile_write(f, &h, sizeof h, err);
 }
 
+/* The first n bytes of a block, by way of room. */
+static int write_block(struct tern_outfile *f, const struct tern_kv_pool *p, uint32_t block, size_t n, uint8_t *room,
+                       tern_error *err)
+{
+    tern_kv_block_read(p, block, 0, room, n);
+    return write_section(f, room, n, err);
+}
+
+/* Bytes of the largest section that is a block. */
+static size_t largest_block(const struct tern_kv_layout *l)
+{
+    size_t n = l->tile_bytes > l->sink_bytes ? l->tile_bytes : l->sink_bytes;
+    n = l->state_bytes > n ? l->state_bytes : n;
+    for (int g = 0; g < l->n_groups; g++)
+        n = l->groups[g].page_bytes > n ? l->groups[g].page_bytes : n;
+    return n;
+}
+
 static int write_file(struct tern_outfile *f, const struct tern_kv_cache *c, const struct tern_kv_seq *s,
                       const struct tern_kv_snapshot_info *info, tern_error *err)
 {
     int rc = 0;
     const struct tern_kv_layout *l = c->layout;
     const struct tern_kv_checkpoint *kept = s->n_kept ? s->kept[s->n_kept - 1] : NULL;
+    uint8_t *room = NULL;
     struct header h = {
         .version = l->state_bytes ? STATES : VERSION, .endian = ENDIAN, .model_digest = info->model_digest};
     memcpy(h.magic, MAGIC, sizeof h.magic);
@@ -60,20 +79,22 @@ static int write_file(struct tern_outfile *f, const struct tern_kv_cache *c, con
     h.kept_at = kept ? (uint32_t)kept->at : 0;
     tern_kv_layout_describe(l, h.kv, sizeof h.kv);
     h.hash = XXH3_64bits(&h, offsetof(struct header, hash));
+    TERN_TRY(tern_alloc(&room, largest_block(l), 1, err));
     TERN_TRY(tern_outfile_write(f, &h, sizeof h, err));
     TERN_TRY(write_section(f, info->tokens, (size_t)s->n_tokens * sizeof *info->tokens, err));
     TERN_TRY(write_section(f, info->roles, (size_t)s->n_tokens, err));
-    TERN_TRY(write_section(f, tern_kv_block(&c->tiles, s->tile), l->tile_bytes, err));
+    TERN_TRY(write_block(f, &c->tiles, s->tile, l->tile_bytes, room, err));
     if (s->sink != TERN_NO_BLOCK)
-        TERN_TRY(write_section(f, tern_kv_block(&c->sinks, s->sink), l->sink_bytes, err));
+        TERN_TRY(write_block(f, &c->sinks, s->sink, l->sink_bytes, room, err));
     for (int g = 0; g < l->n_groups; g++)
         for (int i = 0; i < s->table[g].n; i++)
-            TERN_TRY(write_section(f, tern_kv_block(&c->pool[g], s->table[g].pages[i]), l->groups[g].page_bytes, err));
+            TERN_TRY(write_block(f, &c->pool[g], s->table[g].pages[i], l->groups[g].page_bytes, room, err));
     if (l->state_bytes)
-        TERN_TRY(write_section(f, tern_kv_block(&c->states, s->state), l->state_bytes, err));
+        TERN_TRY(write_block(f, &c->states, s->state, l->state_bytes, room, err));
     if (kept)
-        TERN_TRY(write_section(f, tern_kv_block(&c->states, kept->state), l->state_bytes, err));
+        TERN_TRY(write_block(f, &c->states, kept->state, l->state_bytes, room, err));
 out:
+    tern_free(room);
     return rc;
 }
 
@@ -180,33 +201,45 @@ out:
     return rc;
 }
 
+/* The first n bytes of a block, by way of room. */
+static int read_block(struct reader *r, const struct tern_kv_pool *p, uint32_t block, size_t n, uint8_t *room,
+                      const char *what, tern_error *err)
+{
+    int rc = read_section(r, room, n, what, err);
+    if (rc == 0)
+        tern_kv_block_write(p, block, 0, room, n);
+    return rc;
+}
+
 static int read_seq(struct reader *r, const struct tern_kv_cache *c, struct tern_kv_seq *s, const struct header *h,
                     int n_vocab, int32_t *tokens, uint8_t *roles, tern_error *err)
 {
     int rc = 0;
     const struct tern_kv_layout *l = c->layout;
+    uint8_t *room = NULL;
+    TERN_TRY(tern_alloc(&room, largest_block(l), 1, err));
     TERN_TRY(read_section(r, tokens, h->n_tokens * sizeof *tokens, "the token list", err));
     for (uint32_t i = 0; i < h->n_tokens; i++)
         if (tokens[i] < 0 || tokens[i] >= n_vocab)
             TERN_FAIL(err, TERN_EFORMAT, "%s: token %u is %d, outside the vocabulary of %d", r->path, i, tokens[i],
                       n_vocab);
     TERN_TRY(read_section(r, roles, h->n_tokens, "the role list", err));
-    TERN_TRY(read_section(r, tern_kv_block(&c->tiles, s->tile), l->tile_bytes, "the open tile", err));
+    TERN_TRY(read_block(r, &c->tiles, s->tile, l->tile_bytes, room, "the open tile", err));
     if (s->sink != TERN_NO_BLOCK)
-        TERN_TRY(read_section(r, tern_kv_block(&c->sinks, s->sink), l->sink_bytes, "the first tokens", err));
+        TERN_TRY(read_block(r, &c->sinks, s->sink, l->sink_bytes, room, "the first tokens", err));
     for (int g = 0; g < l->n_groups; g++)
         for (int i = 0; i < s->table[g].n; i++)
-            TERN_TRY(read_section(r, tern_kv_block(&c->pool[g], s->table[g].pages[i]), l->groups[g].page_bytes,
-                                  "a page", err));
+            TERN_TRY(read_block(r, &c->pool[g], s->table[g].pages[i], l->groups[g].page_bytes, room, "a page", err));
     if (l->state_bytes)
-        TERN_TRY(read_section(r, tern_kv_block(&c->states, s->state), l->state_bytes, "the state", err));
+        TERN_TRY(read_block(r, &c->states, s->state, l->state_bytes, room, "the state", err));
     if (s->n_kept)
-        TERN_TRY(read_section(r, tern_kv_block(&c->states, s->kept[0]->state), l->state_bytes, "the kept state", err));
+        TERN_TRY(read_block(r, &c->states, s->kept[0]->state, l->state_bytes, room, "the kept state", err));
     char extra;
     if (read(r->fd, &extra, 1) > 0)
         TERN_FAIL(err, TERN_EFORMAT, "%s: %s at byte %llu", r->path, "unexpected bytes behind the last section",
                   (unsigned long long)r->at);
 out:
+    tern_free(room);
     return rc;
 }
 

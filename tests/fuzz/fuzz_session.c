@@ -26,7 +26,7 @@ static void open_cache(void)
                                                 {.n_heads = 1, .dim_k = 32, .dim_v = 32, .reach = {70, false}}};
     tern_kernels_init(~0u);
     if (tern_kv_layout_new(&layout, decl, 2, "l4", false, NULL) < 0 ||
-        tern_kv_cache_init(&cache, layout, &(struct tern_kv_room){1, 256, 256, NULL}, NULL) < 0)
+        tern_kv_cache_init(&cache, layout, &(struct tern_kv_room){1, 256, 256, NULL, NULL}, NULL) < 0)
         abort();
 }
 
