@@ -2,7 +2,8 @@
 """Checks the rules of the house that no compiler knows.  Run by `make house` and in CI.
 
   edges     include edges follow the layers; a folder is entered through its own headers only
-  sizes     lines per file and per function: soft limits are reported, hard limits fail; bytes of fixtures
+  sizes     lines per file and per function: soft limits are reported, hard limits fail; lines per header; bytes of
+            fixtures
   rooms     files per folder
   cycles    no two topics include each other, straight or by way of others; a topic is a source and its header
   headers   every header compiles alone in C, the public ones in C++ too
@@ -29,6 +30,8 @@ INCLUDE = ROOT / "include"
 SOFT_FILE, HARD_FILE = 800, 1500
 SOFT_FUNCTION, HARD_FUNCTION = 70, 150
 FOLDER = 30
+HEADER = 250
+TALL_HEADERS = {"tern.h"}  # the whole of what programs see, in one place
 # Everybody who clones the repository pays for fixtures for ever: of all of tests/data, and of one file.
 DATA_BYTES, DATA_FILE_BYTES = 20 << 20, 3 << 19
 
@@ -196,6 +199,10 @@ def functions(lines):
 def check_sizes():
     tests = sorted(p for p in (ROOT / "tests").rglob("*.[ch]"))
     soft = []
+    for path in sources(".h"):
+        n = len(path.read_text(encoding="utf-8").splitlines())
+        if n > HEADER and path.name not in TALL_HEADERS:
+            problem(rel(path), f"{n} lines, the limit for a header is {HEADER}")
     for path in sources(".c", ".h") + tests:
         if path.stem.endswith("_tab"):
             continue  # data

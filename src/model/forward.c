@@ -19,10 +19,10 @@ static void half(struct tern_forward *f, const struct tern_forward_batch *b, int
                  int norm, int post)
 {
     const struct tern_weights *w = f->net->layers[layer];
-    const struct tern_dev_rows *x = f->residual->read(f, b, layer);
+    const struct tern_dev_rows x = f->residual->read(f, b, layer);
     if (norm >= 0)
-        tern_norm_rows(f, &f->h, x, w[norm].vec, b->n_rows);
-    block->run(f, b, layer, x);
+        tern_norm_rows(f, &f->h, &x, w[norm].vec, b->n_rows);
+    block->run(f, b, layer, &x);
     if (w[post].vec.mem)
         tern_norm_rows(f, &f->t, &f->t, w[post].vec, b->n_rows);
     f->residual->add(f, b, layer);

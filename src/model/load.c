@@ -16,8 +16,8 @@ struct loader {
     struct tern_dev *dev;
     const struct tern_file *f;
     const struct tern_arch *arch;
-    struct tern_weight_place *plans;
-    size_t n_plans, cap_plans;
+    struct tern_weight_place *places;
+    size_t n_places, cap_places;
     const struct tern_tensor **known; /* all that have a place in it, and those known to be of no use to this model */
     size_t n_known, cap_known;
     size_t total;
@@ -64,8 +64,8 @@ static bool same_form(const struct tern_dev_ops *ops, const struct tern_dev_weig
     return memcmp(&x, &y, sizeof x) == 0;
 }
 
-/* Memory for the n rows of k that a plan's slot gets. */
-static int plan_bytes(const struct loader *ld, struct tern_weight_place *p, int64_t k, tern_error *err)
+/* Memory for the n rows of k that a place's slot gets. */
+static int place_bytes(const struct loader *ld, struct tern_weight_place *p, int64_t k, tern_error *err)
 {
     if (p->vector) {
         p->bytes = tern_round_up((size_t)p->n * sizeof(float), TERN_ALIGN);
@@ -167,16 +167,16 @@ struct found {
     bool vector;
 };
 
-/* Plans the memory of the rows [row0, row0 + n) of a tensor, or of each matrix of a stack. */
-static int plan_rows(struct loader *ld, const struct found *o, struct tern_weights *dst, int64_t row0, int64_t n,
-                     tern_error *err)
+/* Finds a place for the rows [row0, row0 + n) of a tensor, or of each matrix of a stack. */
+static int place_rows(struct loader *ld, const struct found *o, struct tern_weights *dst, int64_t row0, int64_t n,
+                      tern_error *err)
 {
     int rc = 0;
     const struct tern_tensor *t = o->t;
     struct tern_weight_source whole = source_of(t);
     tern_error e = {0};
-    TERN_TRY(tern_grow(&ld->plans, &ld->cap_plans, ld->n_plans + 1, sizeof *ld->plans, err));
-    struct tern_weight_place *p = &ld->plans[ld->n_plans++];
+    TERN_TRY(tern_grow(&ld->places, &ld->cap_places, ld->n_places + 1, sizeof *ld->places, err));
+    struct tern_weight_place *p = &ld->places[ld->n_places++];
     *p = (struct tern_weight_place){
         .t = t, .dst = dst, .n = (int)n, .vector = o->vector, .stack = o->stack, .offset = ld->total};
     if (o->vector) {
@@ -192,7 +192,7 @@ static int plan_rows(struct loader *ld, const struct found *o, struct tern_weigh
         TERN_TRY(know(ld, p->parts[i], err));
     if ((rc = tern_weight_rows(&p->src, &whole, row0, o->k, &e)) < 0)
         TERN_FAIL(err, rc, "%s: %s", tern_file_path(ld->f), e.msg);
-    TERN_TRY(plan_bytes(ld, p, o->k, err));
+    TERN_TRY(place_bytes(ld, p, o->k, err));
     if (!tern_add(ld->total, p->bytes, &ld->total))
         TERN_FAIL(err, TERN_ENOMEM, "%s: the weights do not fit in memory", tern_file_path(ld->f));
     ld->net->n_params += n * o->k * o->stack;
@@ -201,8 +201,8 @@ out:
 }
 
 /* Looks up the tensor of n_rules rules, which share its rows; o says what is wanted.  layer -1: global rules. */
-static int plan_tensor(struct loader *ld, struct found *o, const struct tern_tensor_rule *r, int n_rules, int layer,
-                       struct tern_weights *slots, tern_error *err)
+static int place_tensor(struct loader *ld, struct found *o, const struct tern_tensor_rule *r, int n_rules, int layer,
+                        struct tern_weights *slots, tern_error *err)
 {
     int rc = 0;
     char name[NAME_MAX_LEN];
@@ -224,7 +224,7 @@ static int plan_tensor(struct loader *ld, struct found *o, const struct tern_ten
     for (int i = 0; i < n_rules; i++) {
         int64_t n = r[i].n(d, l);
         slots[r[i].slot].stacked = r->stacked;
-        TERN_TRY(plan_rows(ld, o, &slots[r[i].slot], row0, n, err));
+        TERN_TRY(place_rows(ld, o, &slots[r[i].slot], row0, n, err));
         row0 += n;
     }
 out:
@@ -232,8 +232,8 @@ out:
 }
 
 /* One tensor, or one for each matrix of a stack. */
-static int plan_rule(struct loader *ld, const struct tern_tensor_rule *r, int n_rules, int layer,
-                     struct tern_weights *slots, tern_error *err)
+static int place_rule(struct loader *ld, const struct tern_tensor_rule *r, int n_rules, int layer,
+                      struct tern_weights *slots, tern_error *err)
 {
     int rc = 0;
     const struct tern_desc *d = &ld->net->desc;
@@ -249,21 +249,21 @@ static int plan_rule(struct loader *ld, const struct tern_tensor_rule *r, int n_
         o.rows += r[i].n(d, l);
     TERN_ASSERT(o.rows > 0 && o.k > 0);
     do
-        TERN_TRY(plan_tensor(ld, &o, r, n_rules, layer, slots, err));
+        TERN_TRY(place_tensor(ld, &o, r, n_rules, layer, slots, err));
     while (apart && o.t && ++o.matrix < stack);
 out:
     return rc;
 }
 
 /* All rules of a table. */
-static int plan_rules(struct loader *ld, const struct tern_tensor_rule *r, int layer, struct tern_weights *slots,
-                      tern_error *err)
+static int place_rules(struct loader *ld, const struct tern_tensor_rule *r, int layer, struct tern_weights *slots,
+                       tern_error *err)
 {
     int rc = 0;
     for (int n; r && r->name; r += n) {
         for (n = 1; r[n].name && strcmp(r[n].name, r->name) == 0;)
             n++;
-        TERN_TRY(plan_rule(ld, r, n, layer, slots, err));
+        TERN_TRY(place_rule(ld, r, n, layer, slots, err));
     }
 out:
     return rc;
@@ -374,8 +374,8 @@ static int check_vector(const struct tern_weight_place *p, const float *x, const
 /* Says where the model's tensors lie. */
 static void bind_all(const struct loader *ld)
 {
-    for (size_t i = 0; i < ld->n_plans; i++) {
-        const struct tern_weight_place *p = &ld->plans[i];
+    for (size_t i = 0; i < ld->n_places; i++) {
+        const struct tern_weight_place *p = &ld->places[i];
         if (p->vector)
             p->dst->vec = (struct tern_dev_vec){ld->net->memory, p->offset / sizeof(float)};
         else if (p->matrix == 0)
@@ -401,9 +401,9 @@ static int pack_all(struct loader *ld, tern_error *err)
     int rc = 0;
     TERN_TRY(ld->dev->ops->reserve(ld->dev, &ld->net->memory, ld->total, true, err));
     bind_all(ld);
-    for (size_t i = 0, n; i < ld->n_plans; i += n) {
-        const struct tern_weight_place *p = &ld->plans[i];
-        for (n = 1; i + n < ld->n_plans && p[n].matrix > 0;)
+    for (size_t i = 0, n; i < ld->n_places; i += n) {
+        const struct tern_weight_place *p = &ld->places[i];
+        for (n = 1; i + n < ld->n_places && p[n].matrix > 0;)
             n++;
         TERN_TRY(p->vector ? load_vector(ld, p, err) : pack_matrix(ld, p, err));
         /* The file's copy of these tensors is not needed again: without this both would be resident. */
@@ -437,8 +437,8 @@ static void write_packed(struct tern_net *net, const struct tern_weight_block *b
 static int use_packed(struct loader *ld, const uint8_t *data, const char *path, tern_error *err)
 {
     int rc = 0;
-    for (size_t i = 0; i < ld->n_plans; i++) {
-        const struct tern_weight_place *p = &ld->plans[i];
+    for (size_t i = 0; i < ld->n_places; i++) {
+        const struct tern_weight_place *p = &ld->places[i];
         const uint8_t *x = data + p->offset;
         if (p->vector)
             TERN_TRY(check_vector(p, (const float *)(const void *)x, path, (uint64_t)(x - ld->net->packed.p), err));
@@ -453,7 +453,7 @@ static int load_weights(struct loader *ld, struct tern_pool *pool, const struct 
 {
     int rc = 0;
     struct tern_net *net = ld->net;
-    struct tern_weight_block b = {ld->dev, ld->f, ld->plans, ld->n_plans, ld->total, net->digest};
+    struct tern_weight_block b = {ld->dev, ld->f, ld->places, ld->n_places, ld->total, net->digest};
     bool replace = false;
     tern_error why = {0};
     const uint8_t *data;
@@ -617,15 +617,15 @@ static int vocab_size(struct tern_desc *d, const struct tern_file *f, tern_error
     return 0;
 }
 
-static int plan_all(struct loader *ld, tern_error *err)
+static int place_all(struct loader *ld, tern_error *err)
 {
     int rc = 0;
     struct tern_net *net = ld->net;
-    TERN_TRY(plan_rules(ld, ld->arch->globals, -1, net->globals, err));
+    TERN_TRY(place_rules(ld, ld->arch->globals, -1, net->globals, err));
     for (int i = 0; i < net->desc.n_layers; i++) {
-        TERN_TRY(plan_rules(ld, ld->arch->layers, i, net->layers[i], err));
-        TERN_TRY(plan_rules(ld, ld->arch->more_layers, i, net->layers[i], err));
-        TERN_TRY(plan_rules(ld, tern_expert_layers, i, net->layers[i], err));
+        TERN_TRY(place_rules(ld, ld->arch->layers, i, net->layers[i], err));
+        TERN_TRY(place_rules(ld, ld->arch->more_layers, i, net->layers[i], err));
+        TERN_TRY(place_rules(ld, tern_expert_layers, i, net->layers[i], err));
     }
     TERN_TRY(check_unknown(ld, err));
 out:
@@ -653,7 +653,7 @@ int tern_net_load(struct tern_net **out, const struct tern_file *f, const struct
     if (tern_desc_check(&net->desc, &detail) < 0)
         TERN_FAIL(err, detail.code, "%s: %s", tern_file_path(f), detail.msg);
     TERN_TRY(tern_alloc(&net->layers, (size_t)net->desc.n_layers, sizeof *net->layers, err));
-    TERN_TRY(plan_all(&ld, err));
+    TERN_TRY(place_all(&ld, err));
     net->digest = digest(ld.f);
     TERN_TRY(load_weights(&ld, pool, kept, err));
     ld.dev->ops->sync(ld.dev);
@@ -664,7 +664,7 @@ int tern_net_load(struct tern_net **out, const struct tern_file *f, const struct
     *out = net;
     net = NULL;
 out:
-    tern_free(ld.plans);
+    tern_free(ld.places);
     tern_free(ld.known);
     tern_dev_close(ld.dev);
     tern_net_free(net);

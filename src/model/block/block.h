@@ -103,7 +103,7 @@ struct tern_residual {
     /* Token embeddings become the stream. */
     void (*embed)(struct tern_forward *f, const struct tern_forward_batch *b);
     /* The rows that a block reads, before their norm. */
-    const struct tern_dev_rows *(*read)(struct tern_forward *f, const struct tern_forward_batch *b, int layer);
+    struct tern_dev_rows (*read)(struct tern_forward *f, const struct tern_forward_batch *b, int layer);
     /* f->t into the stream. */
     void (*add)(struct tern_forward *f, const struct tern_forward_batch *b, int layer);
     void (*scale)(struct tern_forward *f, const struct tern_forward_batch *b, float factor);

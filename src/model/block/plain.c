@@ -11,10 +11,10 @@ static void embed(struct tern_forward *f, const struct tern_forward_batch *b)
     f->dev->ops->embed(f->dev, f->x, &f->net->globals[TERN_EMBED].mat, b->n_rows, f->net->desc.embed_scale);
 }
 
-static const struct tern_dev_rows *stream(struct tern_forward *f, const struct tern_forward_batch *b, int layer)
+static struct tern_dev_rows stream(struct tern_forward *f, const struct tern_forward_batch *b, int layer)
 {
     (void)b, (void)layer;
-    return &f->x;
+    return f->x;
 }
 
 static void add(struct tern_forward *f, const struct tern_forward_batch *b, int layer)

@@ -16,12 +16,12 @@ void tern_ple_begin(struct tern_forward *f, const struct tern_forward_batch *b)
     const struct tern_desc *d = &f->net->desc;
     const struct tern_weights *w = f->net->globals;
     const struct tern_dev_ops *ops = f->dev->ops;
-    const struct tern_dev_rows *x = f->residual->read(f, b, 0);
+    const struct tern_dev_rows x = f->residual->read(f, b, 0);
     const int ple = d->layers[0].n_ple;
     const struct tern_matmul in = {&w[TERN_PLE_IN].mat, {0}, f->ple, false};
     const struct tern_heads norm = {
         .x = f->ple, .n_heads = d->n_layers, .dim = ple, .norm = true, .norm_w = w[TERN_PLE_NORM].vec, .eps = d->eps};
-    ops->matmul(f->dev, &in, 1, *x, b->n_rows, b->n_wide);
+    ops->matmul(f->dev, &in, 1, x, b->n_rows, b->n_wide);
     ops->scale(f->dev, f->ple, b->n_rows, 1 / sqrtf((float)d->n_embd));
     ops->heads(f->dev, &norm, b->n_rows);
     ops->embed(f->dev, f->ple_gate, &w[TERN_PLE_EMBED].mat, b->n_rows, sqrtf((float)ple));
