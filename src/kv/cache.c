@@ -297,6 +297,50 @@ static int cut_at(const struct tern_kv_cache *c, const struct tern_kv_seq *s, in
     return n;
 }
 
+/* What tokens keep .. n take of one pool when they are computed again: n_new blocks, after s has given back those of
+ * `blocks` that nobody else holds.  False when the pool is too small for that; *more: of the budget. */
+static bool has_blocks(const struct tern_kv_pool *p, const uint32_t *blocks, int n_blocks, int n_new, int64_t *more)
+{
+    int n_back = 0;
+    for (int i = 0; i < n_blocks; i++)
+        n_back += atomic_load_explicit(&p->refs[blocks[i]], memory_order_relaxed) == 1;
+    *more += ((int64_t)n_new - n_back) * (int64_t)p->mem.bytes;
+    return (int64_t)atomic_load_explicit(&p->n_used, memory_order_relaxed) - n_back + n_new <= (int64_t)p->n_blocks;
+}
+
+/* States that steps from keep to n may keep, less those that s gives back and nobody else holds. */
+static int new_states(const struct tern_kv_seq *s, int keep, int n)
+{
+    int room = TERN_KV_KEPT_STATES, marks = n / TERN_PAGE - keep / TERN_PAGE, n_back = 0;
+    for (int i = 0; i < s->n_kept; i++) {
+        room -= s->kept[i]->at <= keep;
+        n_back += s->kept[i]->at > keep && atomic_load_explicit(&s->kept[i]->refs, memory_order_relaxed) == 1;
+    }
+    return (marks < room ? marks : room) - n_back;
+}
+
+/* Whoever else holds pages of s keeps them: without memory for new ones nothing may be given up. */
+static int check_again(const struct tern_kv_cache *c, const struct tern_kv_seq *s, int keep, int n, tern_error *err)
+{
+    const int page = keep / TERN_PAGE;
+    int64_t more = 0;
+    bool fits = true;
+    for (int g = 0; g < c->layout->n_groups; g++) {
+        const struct tern_kv_table *t = &s->table[g];
+        int from = page > t->first ? page - t->first : 0, n_new = n / TERN_PAGE - page;
+        from = from < t->n ? from : t->n;
+        fits &= has_blocks(&c->pool[g], t->pages + from, t->n - from, n_new < t->cap ? n_new : t->cap, &more);
+    }
+    if (page == 0 && n >= TERN_PAGE && s->sink != TERN_NO_BLOCK)
+        fits &= has_blocks(&c->sinks, &s->sink, 1, 1, &more);
+    if (c->layout->state_bytes)
+        more += new_states(s, keep, n) * (int64_t)c->states.mem.bytes;
+    const size_t used = atomic_load_explicit(&c->budget->used, memory_order_relaxed);
+    if (fits && (more <= 0 || (used <= c->budget->limit && (size_t)more <= c->budget->limit - used)))
+        return 0;
+    return tern_kv_no_memory(c, "what must be computed again", more > 0 ? (size_t)more : 0, err);
+}
+
 int tern_kv_trim(struct tern_kv_cache *c, struct tern_kv_seq *s, int n, int *kept, tern_error *err)
 {
     TERN_ASSERT(n >= 0 && n <= s->n_tokens);
@@ -306,6 +350,9 @@ int tern_kv_trim(struct tern_kv_cache *c, struct tern_kv_seq *s, int n, int *kep
             return tern_err_set(err, TERN_EUNSUPPORTED,
                                 "cannot go back to token %d: a layer with a window of %d tokens no longer holds them",
                                 n, c->layout->groups[g].reach.window);
+    int rc = check_again(c, s, keep, n, err);
+    if (rc < 0)
+        return rc;
     for (int g = 0; g < c->layout->n_groups; g++) {
         drop_pages(c, s, g, page);
         s->raw_from[g] = page < s->raw_from[g] ? page : s->raw_from[g];

@@ -108,8 +108,8 @@ static inline int tern_kv_first_needed(struct tern_kv_reach r, int p)
  * the open page, and in the page before it until the next token comes (longer where the layout has more raw tiles).  A
  * closed page whose originals are gone cannot be opened again: then *kept is the page boundary below n, or 0 when pages
  * before that would have to be seen raw and no longer are; with states, back to one that was kept, or to 0.  The caller
- * runs the rest again.  TERN_EUNSUPPORTED, nothing changed, when a window group no longer holds what a query at *kept
- * needs. */
+ * runs the rest again, for which there is memory.  Nothing has changed on failure: TERN_EUNSUPPORTED when a window
+ * group no longer holds what a query at *kept needs, TERN_ECAPACITY when there is no memory. */
 int tern_kv_trim(struct tern_kv_cache *c, struct tern_kv_seq *s, int n, int *kept, tern_error *err);
 
 /* The states of `from`, a sequence of as many tokens in another cache of the same model, become those of `to`. */
