@@ -35,8 +35,9 @@ struct tern_kv_table {
 };
 
 /* A state cannot go back by itself, so some are kept: of page boundaries, because there keys and values can be cut. */
-#define TERN_KV_KEPT_STATES  4
-#define TERN_KV_STATE_STRIDE 512 /* tokens between those of decoding, 64 with recent=N; every prompt step keeps one */
+#define TERN_KV_KEPT_STATES   4
+#define TERN_KV_STATE_STRIDE  512 /* tokens between those of decoding, 64 with recent=N; every prompt step keeps one */
+#define TERN_KV_WINDOW_STRIDE 256 /* the same where layers have windows besides */
 
 struct tern_kv_seq {
     bool live;
