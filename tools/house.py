@@ -2,7 +2,10 @@
 """Checks the rules of the house that no compiler knows.  Run by `make house` and in CI.
 
   edges     include edges follow the layers; a folder is entered through its own headers only
-  sizes     lines per file and per function: soft limits are reported, hard limits fail
+  sizes     lines per file and per function: soft limits are reported, hard limits fail; lines per header; bytes of
+            fixtures
+  rooms     files per folder
+  cycles    no two topics include each other, straight or by way of others; a topic is a source and its header
   headers   every header compiles alone in C, the public ones in C++ too
   symbols   every global symbol of libtern begins with tern_, those of libternkv are what its header declares; nothing in
             them prints, exits or calls a banned function
@@ -16,6 +19,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -25,6 +29,11 @@ INCLUDE = ROOT / "include"
 
 SOFT_FILE, HARD_FILE = 800, 1500
 SOFT_FUNCTION, HARD_FUNCTION = 70, 150
+FOLDER = 30
+HEADER = 250
+TALL_HEADERS = {"tern.h"}  # the whole of what programs see, in one place
+# Everybody who clones the repository pays for fixtures for ever: of all of tests/data, and of one file.
+DATA_BYTES, DATA_FILE_BYTES = 20 << 20, 3 << 19
 
 # Folder -> what its files may include: a folder name stands for that folder's visible headers, anything else is one
 # header.  A folder may always include itself.
@@ -57,10 +66,13 @@ VISIBLE = {
         "gemm.h",
         "gemm_scales_impl.h",
         "kvq.h",
+        "kvq_encode_impl.h",
         "kvq_impl.h",
         "kvq_mix_impl.h",
+        "kvq_paths_impl.h",
         "kvq_trellis_impl.h",
         "pack.h",
+        "panel.h",
         "vec.h",
     },
     "file": {"file.h", "gguf_write.h", "hf_family.h"},
@@ -187,6 +199,10 @@ def functions(lines):
 def check_sizes():
     tests = sorted(p for p in (ROOT / "tests").rglob("*.[ch]"))
     soft = []
+    for path in sources(".h"):
+        n = len(path.read_text(encoding="utf-8").splitlines())
+        if n > HEADER and path.name not in TALL_HEADERS:
+            problem(rel(path), f"{n} lines, the limit for a header is {HEADER}")
     for path in sources(".c", ".h") + tests:
         if path.stem.endswith("_tab"):
             continue  # data
@@ -202,6 +218,73 @@ def check_sizes():
                 soft.append(f"{rel(path)}:{line}: {name} has {n} lines (soft limit {SOFT_FUNCTION})")
     for text in soft:
         print("  note:", text)
+    check_data()
+
+
+def check_data():
+    data = {p: p.stat().st_size for p in (ROOT / "tests" / "data").rglob("*") if p.is_file()}
+    if sum(data.values()) > DATA_BYTES:
+        problem("tests/data", f"{sum(data.values())} bytes of fixtures, the limit is {DATA_BYTES}")
+    for path, n in data.items():
+        if n > DATA_FILE_BYTES:
+            problem(rel(path), f"{n} bytes, the limit for a fixture is {DATA_FILE_BYTES}")
+
+
+# ---- rooms ----------------------------------------------------------------------------------------------------------
+
+
+def check_rooms():
+    """Tests are not counted: each kind of them has one folder, and their data many files."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    if run.returncode:
+        print("  note: this is no git repository: src and include alone are counted")
+        names = [rel(p) for top in (SRC, INCLUDE) for p in top.rglob("*") if p.is_file()]
+    else:
+        names = [name for name in run.stdout.splitlines() if (ROOT / name).is_file()]
+    for folder, n in sorted(Counter(os.path.dirname(name) for name in names).items()):
+        if n > FOLDER and folder.split("/")[0] != "tests":
+            problem(folder or ".", f"{n} files, the limit for a folder is {FOLDER}")
+
+
+# ---- cycles ---------------------------------------------------------------------------------------------------------
+
+
+def topics():
+    """Topic -> topics whose headers it includes.  A header with the name of its folder is the folder's face, through
+    which its topics see each other: no topic itself."""
+    graph = {}
+    for path in sources(".c", ".h"):
+        own = path.relative_to(INCLUDE if INCLUDE in path.parents else SRC).with_suffix("")
+        if own.name == own.parent.name and path.suffix == ".h":
+            continue
+        edges = graph.setdefault(str(own), set())
+        for target in re.findall(r'^\s*#\s*include\s+"([^"]+)\.h"', path.read_text(encoding="utf-8"), re.M):
+            if target != str(own) and Path(target).name != Path(target).parent.name:
+                edges.add(target)
+    return graph
+
+
+def way_back(graph, start):
+    """The shortest way from a topic to itself, or None."""
+    ways, seen = [[start]], set()
+    for way in ways:
+        for to in sorted(graph.get(way[-1], ())):
+            if to == start:
+                return way + [start]
+            if to not in seen:
+                seen.add(to)
+                ways.append(way + [to])
+    return None
+
+
+def check_cycles():
+    graph, told = topics(), set()
+    for start in sorted(graph):
+        way = way_back(graph, start)
+        if way and not told & set(way):
+            problem(f"src/{start}", f"includes itself by way of {' -> '.join(way[1:])}")
+            told |= set(way)
 
 
 # ---- headers --------------------------------------------------------------------------------------------------------
@@ -260,6 +343,12 @@ def nm(library, *options):
 
 def check_symbols(build):
     declared = set(re.findall(r"^TERNKV_API .*?(\w+)\(", (INCLUDE / "tern" / "kvq.h").read_text(encoding="utf-8"), re.M))
+    shared = {symbol for _, symbol in nm(Path(build) / "libtern.a", "--defined-only", "--extern-only")} if (
+        Path(build) / "libtern.a").exists() else set()
+    server = Path(build) / "libternserver.a"
+    for name, symbol in nm(server, "--defined-only", "--extern-only") if server.exists() else []:
+        if symbol in shared:  # a linker takes the first of two static libraries without a word
+            problem(name, f"global symbol {symbol} is in libtern, too")
     for library in (Path(build) / "libtern.a", Path(build) / "libternkv.a"):
         if not library.exists():
             problem(str(library), "does not exist; build it, or leave `symbols` out")
@@ -316,7 +405,7 @@ def check_links():
 
 
 def main():
-    checks = ["edges", "sizes", "headers", "symbols", "links"]
+    checks = ["edges", "sizes", "rooms", "cycles", "headers", "symbols", "links"]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--build", default=str(ROOT / "build"), help="folder that holds libtern.a")
     parser.add_argument("checks", nargs="*", metavar="CHECK", help=" ".join(checks))

@@ -149,7 +149,8 @@ typedef struct tern_loop_params {
     int max_logprobs;        /* 0 = 20 */
     size_t kv_bytes;         /* requests are admitted while the pages that they may come to need fit; 0 = the
                                 engine's limit */
-    double gap;              /* a prompt may stretch the time between tokens of running streams by this factor; 0 = 2 */
+    double gap; /* prompts may stretch the time between tokens of running streams by this factor: of each token where
+           the machine can do a few prompt rows in that time, else on average; 0 = 2 */
 } tern_loop_params;
 
 /* Starts the owner thread.  The engine must have no sequences; nobody else steps it or touches its sequences until

@@ -378,6 +378,8 @@ typedef struct tern_generate_params {
     int max_tokens;          /* -1 = until the context is full */
     const char *const *stop; /* n_stop strings that end the text and are not part of it, also across token borders */
     int n_stop;
+    const int32_t *stop_ids; /* n_stop_ids tokens that end the text like the model's own */
+    int n_stop_ids;
     bool ignore_eog;
     /* Text as it becomes certain (a possible beginning of a stop string is held back).  Nonzero ends the generation. */
     int (*on_text)(void *user, const char *text, size_t n);

@@ -2,6 +2,7 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 int tern_err_set(tern_error *err, int code, const char *fmt, ...)
 {
@@ -34,4 +35,10 @@ void tern_assert_failed(const char *expr, const char *file, int line)
 {
     (void)fprintf(stderr, "tern: internal error: %s does not hold (%s:%d)\n", expr, file, line);
     abort();
+}
+
+const char *tern_path_show(const char *path)
+{
+    size_t n = strlen(path);
+    return n > 150 ? path + (n - 150) : path;
 }

@@ -43,4 +43,7 @@ _Noreturn void tern_assert_failed(const char *expr, const char *file, int line);
 #define TERN_DASSERT(expr) ((void)0)
 #endif
 
+/* The end of a long path, which tells files apart and leaves room for the message. */
+const char *tern_path_show(const char *path);
+
 #endif

@@ -8,13 +8,7 @@
 #include <unistd.h>
 
 #include "base/mem.h"
-#include "base/outfile.h"
-
-const char *tern_path_show(const char *path)
-{
-    size_t n = strlen(path);
-    return n > 150 ? path + (n - 150) : path;
-}
+#include "base/target.h"
 
 static int check_stat(const struct stat *st, const char *path, const char *what, tern_error *err)
 {

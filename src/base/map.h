@@ -32,7 +32,4 @@ void tern_map_close(struct tern_map *m); /* legal on a zeroed *m, and twice */
 /* Tells the system that this process does not need the whole pages of [p, p+n) of a map any more. */
 void tern_map_forget(const void *p, size_t n);
 
-/* The end of a long path, which tells files apart and leaves room for the message. */
-const char *tern_path_show(const char *path);
-
 #endif

@@ -9,7 +9,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "base/map.h"
 #include "base/target.h"
 
 /* PATH.suffix, where the links of the name lead. */

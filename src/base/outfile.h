@@ -4,14 +4,7 @@
  * existing file under the name stays as it was and the temporary one goes; what a killed process left goes when the
  * same name is written again.
  *
- * What may be replaced, for every file that is written:
- *   - a regular file of the same kind (its first bytes say so) or an empty one; another, or a write-protected one, only
- *     after tern_outfile_force;
- *   - never a file that is guarded: a model that is mapped, a text that this run reads;
- *   - links are followed, and the file that they lead to is replaced in its own folder;
- *   - into a character device or a pipe the bytes are written as they come, where the kind allows that;
- *   - directories, block devices and sockets are refused.
- * Thread: any; guards and force are the process's. */
+ * What may be replaced: base/target.h.  Thread: any. */
 #ifndef TERN_BASE_OUTFILE_H
 #define TERN_BASE_OUTFILE_H
 
@@ -19,14 +12,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include "base/err.h"
-
-/* A kind of file, by the n bytes that each begins with. */
-struct tern_outfile_kind {
-    const char *what; /* "a session", for messages */
-    const char *magic;
-    size_t n;     /* at most 64 */
-    bool through; /* one after another, the bytes make sense in a device or pipe too */
-};
+#include "base/target.h"
 
 struct tern_outfile {
     int fd;
@@ -36,16 +22,6 @@ struct tern_outfile {
     char to[4096];  /* where the links of path lead */
     char tmp[4096]; /* "": nothing to rename or to remove */
 };
-
-/* May a file of this kind be written to path?  For programs that would find out after hours of work. */
-int tern_outfile_check(const char *path, const struct tern_outfile_kind *kind, tern_error *err);
-/* From now on files of other kinds are replaced too. */
-void tern_outfile_force(bool on);
-/* Nothing replaces this file until as many calls of unguard. */
-int tern_outfile_guard(uint64_t device, uint64_t inode, tern_error *err);
-void tern_outfile_unguard(uint64_t device, uint64_t inode);
-/* The same for good, by name; a name that leads to no file is no failure. */
-int tern_outfile_guard_path(const char *path, tern_error *err);
 
 /* mode: permissions, less the umask.  On failure *f needs no abort. */
 int tern_outfile_open(struct tern_outfile *f, const char *path, int mode, const struct tern_outfile_kind *kind,

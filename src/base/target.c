@@ -12,9 +12,6 @@
 #include <sys/file.h>
 #include <unistd.h>
 
-#include "base/map.h"
-#include "base/outfile.h"
-
 #define MAX_PATH  4096
 #define MAX_LINKS 40
 #define MAX_MAGIC 64

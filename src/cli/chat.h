@@ -108,15 +108,15 @@ int tern_session_resume(struct tern_session *s, const int32_t *tail, int n_tail,
 
 /* Does a reply repeat itself?  At least 95 % of its last 160 tokens, and of its last five periods, are what stands one
  * period before them; periods of up to 256 tokens. */
-struct tern_loop {
+struct tern_chat_loop {
     int from, seen;                  /* first token of the reply; tokens looked at */
     int same[TERN_LOOP_PERIODS + 1]; /* per period: of its span, those that repeat */
     int period, end;                 /* what was found, and behind which token; 0: nothing */
 };
-void tern_loop_begin(struct tern_loop *l, int from);
-bool tern_loop_look(struct tern_loop *l, const int32_t *ids, int n);
+void tern_chat_loop_begin(struct tern_chat_loop *l, int from);
+bool tern_chat_loop_look(struct tern_chat_loop *l, const int32_t *ids, int n);
 /* Where the first round ends: the tokens from there on say nothing new. */
-int tern_loop_once(const struct tern_loop *l);
+int tern_chat_loop_once(const struct tern_chat_loop *l);
 
 /* ---- chat_reply.c ------------------------------------------------------------------------------------------------ */
 
@@ -132,10 +132,10 @@ struct tern_chat_reply {
     struct tern_buf content, reasoning, args;
     json_t *calls; /* as messages have them */
     bool hide_reasoning;
-    struct tern_loop *loop;    /* NULL: replies may repeat themselves */
-    const tern_seq *seq;       /* where loop looks */
-    struct tern_progress *bar; /* ends with the first event */
-    tern_reply_kind last;      /* what was shown last, and how that ended */
+    struct tern_chat_loop *loop; /* NULL: replies may repeat themselves */
+    const tern_seq *seq;         /* where loop looks */
+    struct tern_progress *bar;   /* ends with the first event */
+    tern_reply_kind last;        /* what was shown last, and how that ended */
     bool line_open;
     int write_rc; /* why the reply was stopped */
     tern_error write_err;

@@ -7,7 +7,7 @@
 #define ROUNDS 5   /* and so many periods: a table's line or a refrain comes back more seldom */
 #define EXACT  0.95
 
-void tern_loop_begin(struct tern_loop *l, int from)
+void tern_chat_loop_begin(struct tern_chat_loop *l, int from)
 {
     memset(l, 0, sizeof *l);
     l->from = l->seen = from;
@@ -25,7 +25,7 @@ static bool repeats(const int32_t *ids, int from, int i, int period)
     return i - period >= from && ids[i] == ids[i - period];
 }
 
-bool tern_loop_look(struct tern_loop *l, const int32_t *ids, int n)
+bool tern_chat_loop_look(struct tern_chat_loop *l, const int32_t *ids, int n)
 {
     for (; l->seen < n; l->seen++) {
         const int i = l->seen;
@@ -41,7 +41,7 @@ bool tern_loop_look(struct tern_loop *l, const int32_t *ids, int n)
     return l->period > 0;
 }
 
-int tern_loop_once(const struct tern_loop *l)
+int tern_chat_loop_once(const struct tern_chat_loop *l)
 {
     const int n = l->end - span(l->period);
     return n > l->from ? n : l->from + l->period < l->end ? l->from + l->period : l->end;

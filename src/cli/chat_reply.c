@@ -216,7 +216,7 @@ int tern_chat_reply_event(void *reply, const tern_reply_event *e)
     struct tern_chat_reply *r = reply;
     tern_progress_end(r->bar);
     r->write_rc = take_event(r, e, &r->write_err);
-    if (r->loop && tern_loop_look(r->loop, tern_seq_tokens(r->seq), tern_seq_length(r->seq)))
+    if (r->loop && tern_chat_loop_look(r->loop, tern_seq_tokens(r->seq), tern_seq_length(r->seq)))
         return 1;
     return r->write_rc < 0 || tern_signals_interrupted();
 }

@@ -25,7 +25,7 @@
 /* ---- commands --------------------------------------------------------------------------------------------------- */
 
 typedef int tern_command_fn(const struct tern_args *a, tern_error *err);
-tern_command_fn tern_cmd_run, tern_cmd_chat, tern_cmd_inspect, tern_cmd_tokenize, tern_cmd_eval_logits,
+tern_command_fn tern_cmd_run, tern_cmd_chat, tern_cmd_serve, tern_cmd_inspect, tern_cmd_tokenize, tern_cmd_eval_logits,
     tern_cmd_eval_ppl, tern_cmd_eval_kld, tern_cmd_bench, tern_cmd_bench_kv, tern_cmd_bench_weights, tern_cmd_doctor,
     tern_cmd_convert, tern_cmd_generate, tern_cmd_cache_ls, tern_cmd_cache_rm;
 
@@ -45,6 +45,12 @@ int tern_doctor_calibrate(tern_model *m, const struct tern_args *a, tern_error *
 int tern_doctor_kld(tern_model *m, const struct tern_args *a, double *kld, int *n, tern_error *err);
 #define TERN_DOCTOR_KLD 0.2 /* more than that is no state to run in */
 int tern_doctor_fit(const struct tern_args *a, tern_error *err);
+
+/* ---- foreign.c --------------------------------------------------------------------------------------------------- */
+
+/* The command line of c with what other engines call things in this program's words; TERN_CLI_USAGE names the nearest
+ * thing to what is not here.  The new array lives until the next call. */
+int tern_foreign_options(const struct tern_command *c, int *argc, char ***argv, tern_error *err);
 
 /* ---- first_use.c ------------------------------------------------------------------------------------------------- */
 
@@ -124,6 +130,9 @@ int tern_setup_tokenize(const tern_model *m, const struct tern_buf *text, unsign
 /* The same without tokenizing. */
 void tern_setup_check_text(const tern_model *m, const struct tern_buf *text, const char *what);
 
+/* The ids of --stop-token; *out is the caller's, and p borrows it. */
+int tern_setup_stop_tokens(tern_generate_params *p, tern_tokens *out, const struct tern_args *a, const tern_model *m,
+                           tern_error *err);
 /* --stop texts, none of them empty. */
 int tern_setup_stop(tern_generate_params *p, const struct tern_args *a, tern_error *err);
 

@@ -5,8 +5,9 @@
 #include "base/mem.h"
 #include "cli/chat.h"
 
-#define CHAT_TEMPERATURE 0.7f
-#define CHAT_MIN_P       0.05f
+#define CHAT_TEMPERATURE 0.6f
+#define CHAT_MIN_P       0.1f
+#define CHAT_PENALTY     1.1f
 #define CHAT_TOKENS      4096 /* of one reply */
 
 struct chat {
@@ -15,10 +16,11 @@ struct chat {
     struct tern_session session;
     struct tern_input *input;
     struct tern_bias bias;
+    tern_tokens stop_ids;
     tern_generate_params params;
     tern_generate_result last; /* of the last reply, for /stats */
     bool replied;              /* there was one */
-    struct tern_loop loop;
+    struct tern_chat_loop loop;
     enum { FULL_STOP, FULL_DROP, FULL_SHIFT } when_full;
     struct tern_chat_vars vars;
     struct tern_chat_reply reply;
@@ -66,7 +68,7 @@ static int generate(struct chat *c, const tern_tokens *ids, bool *interrupted, t
     c->last = (tern_generate_result){.last = -1};
     c->reply.bar = &c->bar;
     c->reply.seq = c->session.seq;
-    tern_loop_begin(&c->loop, length + (int)ids->len);
+    tern_chat_loop_begin(&c->loop, length + (int)ids->len);
     TERN_TRY(new_reply(c, err));
     tern_signals_watch(c->setup.engine);
     do /* a Ctrl-C that came just after the last reply ended cancels this one before its first step: begin again */
@@ -112,7 +114,7 @@ static int cut_loop(struct chat *c, tern_error *err)
 {
     int rc = 0;
     struct tern_buf once = {0};
-    const int n = tern_loop_once(&c->loop);
+    const int n = tern_chat_loop_once(&c->loop);
     if (c->reply.calls || c->reply.reasoning.len)
         return 0;
     TERN_TRY(tern_session_text(&c->session, c->loop.from, n, &once, err));
@@ -486,6 +488,8 @@ static bool default_sampling(tern_sampler_params *p, const struct tern_args *a, 
     p->temperature = CHAT_TEMPERATURE;
     if (!v[TERN_OPT_TOP_K].n && !v[TERN_OPT_TOP_P].n && !v[TERN_OPT_MIN_P].n)
         p->min_p = CHAT_MIN_P;
+    if (!v[TERN_OPT_REPEAT_PENALTY].n && v[TERN_OPT_PENALTY_LAST].i != 0)
+        p->repetition_penalty = CHAT_PENALTY;
     return true;
 }
 
@@ -513,6 +517,7 @@ int tern_cmd_chat(const struct tern_args *a, tern_error *err)
         TERN_FAIL(err, TERN_EUNSUPPORTED, "%s has no chat template; use tern run", a->v[TERN_OPT_MODEL].s);
     const bool by_default = default_sampling(&c.params.sampler, a, c.setup.model);
     TERN_TRY(tern_setup_recommended(&c.params.sampler, a, c.setup.model, true, err));
+    TERN_TRY(tern_setup_stop_tokens(&c.params, &c.stop_ids, a, c.setup.model, err));
     TERN_TRY(tern_chat_vars_init(&c.vars, a, c.setup.model, err));
     c.reply.hide_reasoning = a->v[TERN_OPT_HIDE_REASONING].n > 0;
     TERN_TRY(new_reply(&c, err)); /* a format that does not exist is told now */
@@ -541,6 +546,7 @@ out:
     tern_session_clear(&c.session);
     tern_setup_clear(&c.setup);
     tern_bias_clear(&c.bias);
+    tern_tokens_clear(&c.stop_ids);
     tern_chat_reply_clear(&c.reply);
     tern_chat_vars_clear(&c.vars);
     return rc;

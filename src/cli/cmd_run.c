@@ -14,6 +14,9 @@ struct run {
     tern_tokens ids;
     tern_seq *seq;
     struct tern_bias bias;
+    tern_tokens stop_ids;
+    int n_kept;      /* prompt tokens that --prompt-cache spared */
+    double before_s; /* and what reading the rest took before it was kept */
     tern_generate_params params;
     tern_generate_result result;
     tern_finish finish;
@@ -36,6 +39,8 @@ static int read_prompt(struct run *r, tern_error *err)
         return tern_cli_usage(err, "a prompt is missing: -p TEXT or -f FILE");
     if (r->a->v[TERN_OPT_RAW].n && r->a->v[TERN_OPT_SYSTEM].n)
         return tern_cli_usage(err, "--raw and --system exclude each other");
+    if (r->a->v[TERN_OPT_PROMPT_CACHE].n && tern_setup_at_end(r->a))
+        return tern_cli_usage(err, "--prompt-cache keeps pages as they are coded; it excludes --kv-when end");
     if (text->n)
         return tern_buf_add(&r->prompt, text->s, strlen(text->s), err);
     return tern_buf_read_file(&r->prompt, file->s, MAX_PROMPT_BYTES, err);
@@ -83,6 +88,62 @@ static int check_prompt(const struct run *r, tern_error *err)
     return 0;
 }
 
+static int on_prefill(void *user, int done, int total)
+{
+    return tern_progress_show(&((struct run *)user)->bar, done, total);
+}
+
+/* ---- --prompt-cache ---------------------------------------------------------------------------------------------- */
+
+/* Cuts the sequence back to what it has in common with the prompt, whose last token is always run. */
+static int keep_common(struct run *r, tern_error *err)
+{
+    int same = 0, n = tern_seq_length(r->seq);
+    while (same < n && (size_t)same + 1 < r->ids.len && tern_seq_tokens(r->seq)[same] == r->ids.p[same])
+        same++;
+    int rc = same < n ? tern_seq_trim(r->seq, same, err) : 0;
+    if (rc == TERN_EUNSUPPORTED) { /* a sliding window has moved on */
+        tern_seq_free(r->seq);
+        return tern_seq_new(&r->seq, r->setup.engine, err);
+    }
+    r->n_kept = rc < 0 ? 0 : same;
+    return rc;
+}
+
+/* Reads the prompt but for its last token and keeps it: the sequence is the file's where that fits. */
+static int open_kept(struct run *r, tern_error *err)
+{
+    int rc = 0;
+    const char *path = r->a->v[TERN_OPT_PROMPT_CACHE].s;
+    const int last = (int)r->ids.len - 1;
+    r->bar.what = "prompt";
+    tern_error why = {0};
+    if (access(path, F_OK) == 0 && tern_seq_load(&r->seq, r->setup.engine, path, &why) < 0)
+        tern_note("%s; the prompt is read as a whole", tern_shown(why.msg));
+    if (!r->seq)
+        TERN_TRY(tern_seq_new(&r->seq, r->setup.engine, err));
+    TERN_TRY(keep_common(r, err));
+    if (r->n_kept < last) {
+        const double start = tern_now();
+        rc = tern_prefill(r->setup.engine, r->seq, r->ids.p + r->n_kept, last - r->n_kept, NULL, on_prefill, r, err);
+        r->before_s = tern_now() - start;
+        tern_progress_end(&r->bar);
+        if (rc == TERN_ECANCELLED)
+            rc = TERN_CLI_INTERRUPTED;
+        TERN_TRY(rc);
+    }
+    if (r->n_kept < last || access(path, F_OK) != 0) {
+        rc = last ? tern_seq_save(r->seq, path, &why) : 0;
+        if (rc < 0)
+            tern_note("the prompt is not kept: %s", tern_shown(why.msg));
+    }
+    if (r->n_kept)
+        tern_note("%d of %d prompt tokens were kept in %s", r->n_kept, last + 1, tern_shown(path));
+    rc = 0;
+out:
+    return rc;
+}
+
 /* ---- generation -------------------------------------------------------------------------------------------------- */
 
 static int on_text(void *user, const char *text, size_t n)
@@ -100,11 +161,6 @@ static int on_text(void *user, const char *text, size_t n)
     return r->write_rc < 0 || tern_signals_interrupted();
 }
 
-static int on_prefill(void *user, int done, int total)
-{
-    return tern_progress_show(&((struct run *)user)->bar, done, total);
-}
-
 static int generate(struct run *r, tern_error *err)
 {
     r->params.max_tokens = (int)r->a->v[TERN_OPT_MAX_TOKENS].i;
@@ -114,7 +170,10 @@ static int generate(struct run *r, tern_error *err)
     r->params.user = r;
     r->bar.what = "prompt";
     r->result.last = -1;
-    int rc = tern_generate(r->setup.engine, r->seq, r->ids.p, (int)r->ids.len, &r->params, &r->result, err);
+    const int in = tern_seq_length(r->seq); /* the prompt but for its last token, with --prompt-cache */
+    int rc = tern_generate(r->setup.engine, r->seq, r->ids.p + in, (int)r->ids.len - in, &r->params, &r->result, err);
+    r->result.n_prompt += in - r->n_kept;
+    r->result.prompt_s += r->before_s;
     r->interrupted = tern_signals_interrupted();
     tern_signals_watch(NULL);
     tern_progress_end(&r->bar);
@@ -213,6 +272,7 @@ int tern_cmd_run(const struct tern_args *a, tern_error *err)
     TERN_TRY(tern_setup_sampler(&r.params.sampler, &r.bias, a, err));
     TERN_TRY(tern_setup_stop(&r.params, a, err));
     TERN_TRY(tern_setup_model(&r.setup, a, a->v[TERN_OPT_MODEL].s, err));
+    TERN_TRY(tern_setup_stop_tokens(&r.params, &r.stop_ids, a, r.setup.model, err));
     TERN_TRY(tern_setup_recommended(&r.params.sampler, a, r.setup.model, !r.json, err));
     TERN_TRY(prompt_tokens(&r, err));
     TERN_TRY(tern_setup_engine(&r.setup, a, (int)a->v[TERN_OPT_CTX].i, 1, err));
@@ -223,7 +283,7 @@ int tern_cmd_run(const struct tern_args *a, tern_error *err)
         if (r.params.sampler.temperature > 0)
             tern_note("seed %llu", (unsigned long long)r.params.sampler.seed);
     }
-    TERN_TRY(tern_seq_new(&r.seq, r.setup.engine, err));
+    TERN_TRY(a->v[TERN_OPT_PROMPT_CACHE].n ? open_kept(&r, err) : tern_seq_new(&r.seq, r.setup.engine, err));
     TERN_TRY(generate(&r, err));
     TERN_TRY(report(&r, err));
     if (r.interrupted)
@@ -233,6 +293,7 @@ out:
     tern_seq_free(r.seq);
     tern_setup_clear(&r.setup);
     tern_bias_clear(&r.bias);
+    tern_tokens_clear(&r.stop_ids);
     tern_tokens_clear(&r.ids);
     tern_buf_clear(&r.prompt);
     tern_buf_clear(&r.text);

@@ -8,6 +8,7 @@
 static tern_command_fn *const command_fns[TERN_N_COMMANDS] = {
     [TERN_CMD_RUN] = tern_cmd_run,
     [TERN_CMD_CHAT] = tern_cmd_chat,
+    [TERN_CMD_SERVE] = tern_cmd_serve,
     [TERN_CMD_INSPECT] = tern_cmd_inspect,
     [TERN_CMD_TOKENIZE] = tern_cmd_tokenize,
     [TERN_CMD_EVAL_LOGITS] = tern_cmd_eval_logits,
@@ -113,7 +114,12 @@ static int dispatch(int argc, char **argv, const char **hint, tern_error *err)
     (void)snprintf(hint_text, sizeof hint_text, "tern %s --help", c->name);
     *hint = hint_text;
     struct tern_args a;
-    int rc = tern_args_parse(&a, c, argc - words, argv + words, err);
+    argc -= words;
+    argv += words;
+    int rc = tern_foreign_options(c, &argc, &argv, err);
+    if (rc < 0)
+        return rc;
+    rc = tern_args_parse(&a, c, argc, argv, err);
     if (rc < 0)
         return rc == TERN_EINVAL ? TERN_CLI_USAGE : rc;
     tern_outfile_force(a.v[TERN_OPT_FORCE].n > 0);

@@ -14,8 +14,9 @@ static int check_turbo(const struct tern_args *a, tern_error *err)
     const enum tern_option_id bits[2] = {TERN_OPT_TURBO_KV_BITS, TERN_OPT_TURBO_V_BITS};
     for (int i = 0; i < 2; i++)
         if (v[bits[i]].n && !strchr("02348", '0' + (int)v[bits[i]].i))
-            return tern_cli_usage(err, "--turbo-%s-bits must be 0, 2, 3, 4 or 8, not %d", i ? "v" : "kv",
-                                  (int)v[bits[i]].i);
+            return tern_cli_usage(err,
+                                  "--turbo-%s-bits must be 0 (16 bits), 2, 3, 4 or 8, not %d; 2 bits are the least",
+                                  i ? "v" : "kv", (int)v[bits[i]].i);
     if (!v[bits[0]].n && (v[bits[1]].n || v[TERN_OPT_TURBO_FP16_LAYERS].n))
         return tern_cli_usage(err, "--turbo-v-bits and --turbo-fp16-layers belong to --turbo-kv-bits");
     if (v[bits[0]].n && v[TERN_OPT_KV].n)
@@ -312,6 +313,24 @@ int tern_setup_stop(tern_generate_params *p, const struct tern_args *a, tern_err
             return tern_cli_usage(err, "--stop must not be empty");
     }
     return 0;
+}
+
+int tern_setup_stop_tokens(tern_generate_params *p, tern_tokens *out, const struct tern_args *a, const tern_model *m,
+                           tern_error *err)
+{
+    int rc = 0;
+    const struct tern_arg *names = &a->v[TERN_OPT_STOP_TOKEN];
+    for (int i = 0; i < names->n_items; i++) {
+        const size_t before = out->len;
+        TERN_TRY(tern_model_tokenize(m, names->ss[i], strlen(names->ss[i]), TERN_TEXT_SPECIAL, out, err));
+        if (out->len != before + 1)
+            TERN_FAIL(err, TERN_EINVAL, "--stop-token \"%.80s\" is %zu tokens of this model; --stop ends at a text",
+                      names->ss[i], out->len - before);
+    }
+    p->stop_ids = out->p;
+    p->n_stop_ids = (int)out->len;
+out:
+    return rc;
 }
 
 /* ---- text -------------------------------------------------------------------------------------------------------- */

@@ -8,7 +8,7 @@
 
 #include <stdint.h>
 #include "codec/codec.h"
-#include "kernel/pack.h"
+#include "kernel/panel.h"
 
 struct weight_block {
     uint32_t quad[TERN_SUPER / 4]; /* codes, four inputs a word */

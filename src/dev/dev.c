@@ -3,6 +3,7 @@
 
 #include <stdio.h>
 #include <string.h>
+#include "base/mem.h"
 
 #define TERN_DEV(name) extern const struct tern_dev_ops tern_dev_##name;
 #include "dev/devs.def"
@@ -57,4 +58,27 @@ void tern_dev_close(struct tern_dev *d)
 {
     if (d)
         d->ops->close(d);
+}
+
+int tern_dev_rows_new(struct tern_dev *d, struct tern_dev_rows *out, int n_rows, int width, tern_error *err)
+{
+    size_t bytes;
+    *out = (struct tern_dev_rows){.stride = tern_round_up((size_t)width, 16), .width = width};
+    if (!tern_mul((size_t)n_rows, out->stride * sizeof(float), &bytes))
+        return tern_err_set(err, TERN_ENOMEM, "%d rows of %d numbers do not fit in memory", n_rows, width);
+    return d->ops->reserve(d, &out->mem, bytes, false, err);
+}
+
+void tern_dev_rows_out(struct tern_dev *d, float *host, struct tern_dev_rows x, int row0, int n)
+{
+    const size_t width = (size_t)x.width;
+    for (size_t r = 0; r < (size_t)n; r++)
+        d->ops->copy_out(d, host + r * width, x.mem, (x.at + ((size_t)row0 + r) * x.stride) * sizeof(float),
+                         width * sizeof(float));
+}
+
+size_t tern_delta_state_floats(const struct tern_delta *l)
+{
+    const size_t channels = 2 * (size_t)l->n_k * (size_t)l->dk + (size_t)l->n_v * (size_t)l->dv;
+    return channels * (size_t)(l->width - 1) + (size_t)l->n_v * (size_t)l->dk * (size_t)l->dv;
 }

@@ -28,11 +28,14 @@ struct plan {
     struct tern_kv_layout *layout;
     struct tern_kv_cache cache;
     struct tern_kv_seq *seq;
-    struct tern_attn_job *jobs; /* [n_layers] */
-    float *out;                 /* [n_layers][stride] */
-    uint8_t *blocks;            /* [n_layers][BLOCKS][block_bytes] */
-    size_t block_bytes;         /* of the largest layer */
-    double *seconds, *encode;   /* [reps] */
+    /* The last token's row, as a step would attend with it. */
+    struct tern_dev_blocks pages[TERN_KV_MAX_GROUPS];
+    struct tern_dev_table tables[TERN_KV_MAX_GROUPS];
+    struct tern_dev_job job;
+    struct tern_dev_rows out; /* [n_layers] */
+    uint8_t *blocks;          /* [n_layers][BLOCKS][block_bytes] */
+    size_t block_bytes;       /* of the largest layer */
+    double *seconds, *encode; /* [reps] */
 };
 
 struct speed {
@@ -42,20 +45,15 @@ struct speed {
     /* [BLOCKS][64 * head_dim] of values ([0], [64][dim]) and keys ([1], [dim][64]): the same numbers twice. */
     uint16_t *f16[2];
     float *f32[2];
-    float *q; /* [n_layers][stride] */
-    size_t stride;
+    struct tern_dev_rows q; /* [n_layers] */
     struct tern_dev *dev;
-    uint8_t *codec_scratch; /* [threads][TERN_KV_SCRATCH] */
+    struct tern_dev_cache *caches;  /* [n_plans] */
+    struct tern_attn_shape *shapes; /* [n_layers] */
+    uint8_t *codec_scratch;         /* [threads][TERN_KV_SCRATCH] */
     tern_reader *reader;
     double *read; /* [reps] bytes per second */
     struct tern_turns turns;
 };
-
-static struct tern_attn_shape shape_of(const struct speed *s, const struct plan *pl, int layer)
-{
-    return (struct tern_attn_shape){
-        .kv = &pl->layout->layers[layer], .n_heads = s->p->n_heads, .scale = 1.0f / sqrtf((float)s->p->head_dim)};
-}
 
 /* ---- vectors ----------------------------------------------------------------------------------------------------- */
 
@@ -76,7 +74,8 @@ static int make_vectors(struct speed *s, tern_error *err)
 {
     int rc = 0;
     struct tern_rng r = {.state = 1};
-    size_t n = (size_t)BLOCKS * TERN_PAGE * (size_t)s->p->head_dim, n_q = (size_t)s->p->n_layers * s->stride;
+    size_t n = (size_t)BLOCKS * TERN_PAGE * (size_t)s->p->head_dim, n_q;
+    float *q = NULL;
     for (int side = 0; side < 2; side++) {
         TERN_TRY(tern_alloc(&s->f16[side], n, sizeof(uint16_t), err));
         TERN_TRY(tern_alloc(&s->f32[side], n, sizeof(float), err));
@@ -85,10 +84,14 @@ static int make_vectors(struct speed *s, tern_error *err)
             s->f32[side][i] = tern_f16_to_f32(s->f16[side][i]);
         }
     }
-    TERN_TRY(tern_alloc(&s->q, n_q, sizeof(float), err));
+    TERN_TRY(tern_dev_rows_new(s->dev, &s->q, s->p->n_layers, s->p->n_heads * s->p->head_dim, err));
+    n_q = (size_t)s->p->n_layers * s->q.stride;
+    TERN_TRY(tern_alloc(&q, n_q, sizeof *q, err));
     for (size_t i = 0; i < n_q; i++)
-        s->q[i] = tern_speed_gauss(&r);
+        q[i] = tern_speed_gauss(&r);
+    s->dev->ops->copy_in(s->dev, s->q.mem, 0, q, n_q * sizeof *q);
 out:
+    tern_free(q);
     return rc;
 }
 
@@ -120,16 +123,22 @@ static void encode_task(void *ctx, int task, int worker)
     encode(f->s, &f->pl->layout->layers[layer], encoded(f->pl, layer, block), block, worker);
 }
 
-static void page_task(void *ctx, int page, int worker)
+/* All pages that a table may hold, by way of one on the host. */
+static int fill_pages(const struct speed *s, struct plan *pl, tern_error *err)
 {
-    const struct fill *f = ctx;
-    uint8_t *p = tern_kv_block(&f->pl->cache.pool[0], f->pl->seq->table[0].pages[page]);
-    (void)worker;
-    for (int i = 0; i < f->s->p->n_layers; i++) {
-        const struct tern_kv_layer *l = &f->pl->layout->layers[i];
-        for (int h = 0; h < l->n_heads; h++)
-            memcpy(p + l->layer_off + (size_t)h * l->head_bytes, encoded(f->pl, i, block_at(page, h)), l->head_bytes);
+    uint8_t *p;
+    const size_t bytes = pl->layout->groups[0].page_bytes;
+    int rc = tern_alloc(&p, bytes, 1, err);
+    for (int page = 0; rc == 0 && page < pl->seq->table[0].n; page++) {
+        for (int i = 0; i < s->p->n_layers; i++) {
+            const struct tern_kv_layer *l = &pl->layout->layers[i];
+            for (int h = 0; h < l->n_heads; h++)
+                memcpy(p + l->layer_off + (size_t)h * l->head_bytes, encoded(pl, i, block_at(page, h)), l->head_bytes);
+        }
+        tern_kv_block_write(&pl->cache.pool[0], pl->seq->table[0].pages[page], 0, p, bytes);
     }
+    tern_free(p);
+    return rc;
 }
 
 /* The first tokens of one head, raw: keys [dim][first], values [first][dim]. */
@@ -142,43 +151,32 @@ static void fill_sink(const struct speed *s, const struct tern_kv_layer *l, uint
     memcpy(sink + l->sink_v_off, vectors(s, &l->v, block_at(0, head)), first * (size_t)l->v.dim * ve);
 }
 
-static void fill_raw(const struct speed *s, struct plan *pl, const struct tern_kv_layer *l)
+static int fill_raw(const struct speed *s, struct plan *pl, const struct tern_kv_layer *l, tern_error *err)
 {
+    int rc = 0;
+    uint8_t *sink = NULL;
+    const struct tern_kv_pool *tiles = &pl->cache.tiles;
     size_t k_bytes = (size_t)l->k.dim * TERN_PAGE * (l->k.raw32 ? 4 : 2);
     size_t v_bytes = (size_t)l->v.dim * TERN_PAGE * (l->v.raw32 ? 4 : 2);
     int own = (s->p->ctx - 1) / TERN_PAGE, from = own - l->recent + 1;
+    TERN_TRY(tern_alloc(&sink, l->sink_bytes, 1, err));
     for (int h = 0; h < l->n_heads; h++) {
         for (int page = from > 0 ? from : 0; page <= own; page++) {
             size_t slot = (size_t)(page % l->ring) * (size_t)l->n_heads + (size_t)h;
-            uint8_t *tile = tern_kv_block(&pl->cache.tiles, pl->seq->tile) + l->tile_layer_off + slot * l->tile_bytes;
-            memcpy(tile, vectors(s, &l->k, block_at(page, h)), k_bytes);
-            memcpy(tile + l->tile_v_off, vectors(s, &l->v, block_at(page, h)), v_bytes);
+            size_t at = l->tile_layer_off + slot * l->tile_bytes;
+            tern_kv_block_write(tiles, pl->seq->tile, at, vectors(s, &l->k, block_at(page, h)), k_bytes);
+            tern_kv_block_write(tiles, pl->seq->tile, at + l->tile_v_off, vectors(s, &l->v, block_at(page, h)),
+                                v_bytes);
         }
-        if (pl->seq->sink != TERN_NO_BLOCK && l->first)
-            fill_sink(s, l,
-                      tern_kv_block(&pl->cache.sinks, pl->seq->sink) + l->sink_layer_off + (size_t)h * l->sink_bytes,
-                      h);
+        if (pl->seq->sink == TERN_NO_BLOCK || !l->first)
+            continue;
+        fill_sink(s, l, sink, h);
+        tern_kv_block_write(&pl->cache.sinks, pl->seq->sink, l->sink_layer_off + (size_t)h * l->sink_bytes, sink,
+                            l->sink_bytes);
     }
-}
-
-/* As a step would attend to the last token. */
-static struct tern_attn_job last_row(const struct speed *s, const struct plan *pl, const struct tern_kv_layer *l)
-{
-    int own = (s->p->ctx - 1) / TERN_PAGE;
-    const struct tern_kv_table *t = &pl->seq->table[0];
-    const uint8_t *tiles = tern_kv_block(&pl->cache.tiles, pl->seq->tile);
-    return (struct tern_attn_job){
-        .n_rows = 1,
-        .pos0 = s->p->ctx - 1,
-        .pages = t->pages,
-        .page_mem = pl->cache.pool[0].mem,
-        .n_pages = t->n,
-        .sink = tern_kv_block(&pl->cache.sinks, pl->seq->sink),
-        .tile_base = tiles,
-        .tile_first = own,
-        .tile_layer_off = l->tile_layer_off + (size_t)(own % l->ring) * (size_t)l->n_heads * l->tile_bytes,
-        .ring = tiles + l->tile_layer_off,
-    };
+out:
+    tern_free(sink);
+    return rc;
 }
 
 static int fill_plan(struct speed *s, struct plan *pl, tern_error *err)
@@ -186,13 +184,12 @@ static int fill_plan(struct speed *s, struct plan *pl, tern_error *err)
     int rc = 0;
     const tern_kv_speed_params *p = s->p;
     struct fill f = {s, pl};
-    const struct tern_kv_room room = {.max_seqs = 1, .max_tokens = p->ctx, .max_step = p->ctx};
+    const struct tern_kv_room room = {.max_seqs = 1, .max_tokens = p->ctx, .max_step = p->ctx, .dev = s->dev};
     for (int i = 0; i < p->n_layers; i++)
         if (pl->block_bytes < pl->layout->layers[i].head_bytes)
             pl->block_bytes = pl->layout->layers[i].head_bytes;
     TERN_TRY(tern_alloc(&pl->blocks, (size_t)p->n_layers * BLOCKS, pl->block_bytes, err));
-    TERN_TRY(tern_alloc(&pl->out, (size_t)p->n_layers * s->stride, sizeof *pl->out, err));
-    TERN_TRY(tern_alloc(&pl->jobs, (size_t)p->n_layers, sizeof *pl->jobs, err));
+    TERN_TRY(tern_dev_rows_new(s->dev, &pl->out, p->n_layers, s->q.width, err));
     TERN_TRY(tern_alloc(&pl->seconds, (size_t)p->reps, sizeof *pl->seconds, err));
     TERN_TRY(tern_alloc(&pl->encode, (size_t)p->reps, sizeof *pl->encode, err));
     TERN_TRY(tern_kv_cache_init(&pl->cache, pl->layout, &room, err));
@@ -200,11 +197,12 @@ static int fill_plan(struct speed *s, struct plan *pl, tern_error *err)
     TERN_TRY(tern_kv_begin(&pl->cache, pl->seq, p->ctx, err));
     tern_kv_commit(&pl->cache, pl->seq, p->ctx);
     tern_pool_run(s->pool, encode_task, &f, p->n_layers * BLOCKS);
-    tern_pool_run(s->pool, page_task, &f, pl->seq->table[0].n);
-    for (int i = 0; i < p->n_layers; i++) {
-        fill_raw(s, pl, &pl->layout->layers[i]);
-        pl->jobs[i] = last_row(s, pl, &pl->layout->layers[i]);
-    }
+    TERN_TRY(fill_pages(s, pl, err));
+    for (int i = 0; i < p->n_layers; i++)
+        TERN_TRY(fill_raw(s, pl, &pl->layout->layers[i], err));
+    pl->job = tern_kv_dev_job(pl->seq, (int)(pl - s->plans), pl->tables);
+    pl->job.n_rows = 1;
+    pl->job.pos0 = p->ctx - 1;
 out:
     return rc;
 }
@@ -213,12 +211,19 @@ out:
 
 static double time_step(struct speed *s, struct plan *pl)
 {
+    const struct tern_dev_ops *ops = s->dev->ops;
+    const struct tern_dev_step step = {
+        .n_rows = 1, .caches = s->caches, .n_caches = s->p->n_plans, .jobs = &pl->job, .n_jobs = 1};
     double start = tern_now();
+    ops->begin(s->dev, &step);
     for (int i = 0; i < s->p->n_layers; i++) {
-        struct tern_attn_shape shape = shape_of(s, pl, i);
-        size_t at = (size_t)i * s->stride;
-        s->dev->ops->attention(s->dev, &shape, &pl->jobs[i], 1, s->q + at, s->stride, pl->out + at, s->stride);
+        struct tern_dev_rows q = s->q, out = pl->out;
+        q.at += (size_t)i * q.stride;
+        out.at += (size_t)i * out.stride;
+        ops->attention(s->dev, &s->shapes[i], q, out);
     }
+    ops->end(s->dev);
+    ops->sync(s->dev);
     return tern_now() - start;
 }
 
@@ -252,21 +257,34 @@ out:
 
 /* ---- results ----------------------------------------------------------------------------------------------------- */
 
-static double output_error(const struct speed *s, const struct plan *pl)
+static int output_error(const struct speed *s, const struct plan *pl, double *out, tern_error *err)
 {
+    int rc = 0;
+    const size_t n = (size_t)s->p->n_layers * (size_t)s->q.width;
     double e2 = 0, o2 = 0;
-    for (size_t i = 0; i < (size_t)s->p->n_layers * s->stride; i++) {
-        double base = (double)s->plans[0].out[i], e = (double)pl->out[i] - base;
+    float *base = NULL, *x = NULL;
+    TERN_TRY(tern_alloc(&base, n, sizeof *base, err));
+    TERN_TRY(tern_alloc(&x, n, sizeof *x, err));
+    tern_dev_rows_out(s->dev, base, s->plans[0].out, 0, s->p->n_layers);
+    tern_dev_rows_out(s->dev, x, pl->out, 0, s->p->n_layers);
+    s->dev->ops->sync(s->dev);
+    for (size_t i = 0; i < n; i++) {
+        double e = (double)x[i] - (double)base[i];
         e2 += e * e;
-        o2 += base * base;
+        o2 += (double)base[i] * (double)base[i];
     }
-    return sqrt(e2 / o2);
+    *out = sqrt(e2 / o2);
+out:
+    tern_free(base);
+    tern_free(x);
+    return rc;
 }
 
 static int summarise(const struct speed *s, const struct plan *pl, tern_kv_speed *out, double *x, tern_error *err)
 {
     int rc = 0, reps = s->p->reps;
-    *out = (tern_kv_speed){.error = output_error(s, pl)};
+    *out = (tern_kv_speed){0};
+    TERN_TRY(output_error(s, pl, &out->error, err));
     for (int i = 0; i < s->p->n_layers; i++)
         out->bytes += tern_speed_layer_bytes(&pl->layout->layers[i], s->p->ctx);
     out->elements = 2.0 * s->p->n_layers * s->p->n_kv_heads * s->p->head_dim * s->p->ctx;
@@ -355,21 +373,23 @@ out:
     return rc;
 }
 
-static int open_device(struct speed *s, tern_error *err)
+static int prepare_device(struct speed *s, tern_error *err)
 {
     int rc = 0;
     const tern_kv_speed_params *p = s->p;
-    struct tern_attn_shape *shapes = NULL;
-    struct tern_dev_limits lim = {.max_rows = 1, .max_narrow = 1, .max_pages = p->ctx / TERN_PAGE};
-    TERN_TRY(tern_alloc(&shapes, (size_t)p->n_plans * (size_t)p->n_layers, sizeof *shapes, err));
+    struct tern_dev_limits lim = {.max_rows = 1, .max_narrow = 1, .max_jobs = 1, .max_pages = p->ctx / TERN_PAGE};
+    TERN_TRY(tern_alloc(&s->caches, (size_t)p->n_plans, sizeof *s->caches, err));
+    TERN_TRY(tern_alloc(&s->shapes, (size_t)p->n_layers, sizeof *s->shapes, err));
     for (int i = 0; i < p->n_plans; i++)
-        for (int l = 0; l < p->n_layers; l++)
-            shapes[lim.n_shapes++] = shape_of(s, &s->plans[i], l);
-    lim.shapes = shapes;
-    TERN_TRY(tern_dev_open(&s->dev, NULL, s->pool, err));
+        tern_kv_dev_cache(&s->caches[i], s->plans[i].pages, &s->plans[i].cache);
+    for (int i = 0; i < p->n_layers; i++)
+        s->shapes[i] =
+            (struct tern_attn_shape){.layer = i, .n_heads = p->n_heads, .scale = 1.0f / sqrtf((float)p->head_dim)};
+    lim.caches = s->caches;
+    lim.n_caches = p->n_plans;
+    lim.shapes = s->shapes;
     TERN_TRY(s->dev->ops->prepare(s->dev, &lim, err));
 out:
-    tern_free(shapes);
     return rc;
 }
 
@@ -377,7 +397,7 @@ static int take_memory(struct speed *s, tern_error *err)
 {
     int rc = 0, threads = tern_pool_threads(s->pool);
     const tern_kv_speed_params *p = s->p;
-    TERN_TRY(open_device(s, err));
+    TERN_TRY(tern_dev_open(&s->dev, NULL, s->pool, err));
     TERN_TRY(tern_alloc(&s->codec_scratch, (size_t)threads, TERN_KV_SCRATCH, err));
     TERN_TRY(tern_alloc(&s->read, (size_t)p->reps, sizeof(double), err));
     TERN_TRY(tern_reader_new(&s->reader, p->read_bytes, err));
@@ -390,16 +410,21 @@ static void clear(struct speed *s)
 {
     for (int i = 0; s->plans && i < s->p->n_plans; i++) {
         struct plan *pl = &s->plans[i];
-        void *all[] = {pl->jobs, pl->out, pl->blocks, pl->seconds, pl->encode};
+        void *all[] = {pl->blocks, pl->seconds, pl->encode};
         for (size_t j = 0; j < sizeof all / sizeof *all; j++)
             tern_free(all[j]);
         tern_kv_cache_clear(&pl->cache);
+        if (s->dev)
+            s->dev->ops->release(s->dev, pl->out.mem);
         tern_kv_layout_free(pl->layout);
     }
-    void *all[] = {s->plans, s->f16[0], s->f16[1], s->f32[0], s->f32[1], s->q, s->codec_scratch, s->read};
+    void *all[] = {s->plans,  s->f16[0], s->f16[1],        s->f32[0], s->f32[1],
+                   s->caches, s->shapes, s->codec_scratch, s->read};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         tern_free(all[i]);
     tern_reader_free(s->reader);
+    if (s->dev)
+        s->dev->ops->release(s->dev, s->q.mem);
     tern_dev_close(s->dev);
     tern_pool_free(s->pool);
 }
@@ -409,7 +434,6 @@ int tern_eval_kv_speed(tern_kv_speed *out, tern_read_speed *read, const tern_kv_
     int rc = 0;
     struct speed s = {.p = p, .turns = {.progress = p->progress, .user = p->user}};
     TERN_TRY(check(p, err));
-    s.stride = tern_round_up((size_t)p->n_heads * (size_t)p->head_dim, 16);
     s.turns.total = p->n_plans * (p->reps + 2);
     TERN_TRY(lay_out_all(&s, err));
     TERN_TRY(tern_pool_new(&s.pool, p->n_threads ? p->n_threads : tern_cpu_cores(), 1, err));
@@ -418,6 +442,7 @@ int tern_eval_kv_speed(tern_kv_speed *out, tern_read_speed *read, const tern_kv_
         TERN_TRY(fill_plan(&s, &s.plans[i], err));
         TERN_TRY(tern_turns_next(&s.turns, err));
     }
+    TERN_TRY(prepare_device(&s, err));
     for (int round = -1; round < p->reps; round++)
         TERN_TRY(run_round(&s, round, err));
     rc = report(&s, out, read, err);

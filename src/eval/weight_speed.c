@@ -1,8 +1,8 @@
 /* Speed of products with packed weights alone.
  *
- * A few panels of random weights are packed per type and copied to all addresses of its matrices: what a kernel costs
- * depends on where weights lie, not on their being all different.  All types stay in memory at once, because the turns
- * of a round must find nothing of themselves in a cache. */
+ * One matrix of random weights, whose rows repeat, is packed per type and copied to the addresses of all others: what a
+ * kernel costs depends on where weights lie, not on their being all different.  All types stay in memory at once,
+ * because the turns of a round must find nothing of themselves in a cache. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -14,8 +14,8 @@
 #include "dev/dev.h"
 #include "eval/speed.h"
 
-#define PATTERNS  8 /* different panels of a type */
-#define SAMPLES   8 /* outputs of a row that are computed again in double precision */
+#define PATTERNS  128 /* different rows of a type */
+#define SAMPLES   8   /* outputs of a row that are computed again in double precision */
 #define MAX_TYPES 64
 #define MAX_SIZES 64 /* numbers of rows */
 #define MAX_ROWS  8192
@@ -30,12 +30,11 @@ static const int type_ids[] = {
 
 struct weights {
     int type;
-    struct tern_packed w; /* the first matrix */
-    size_t stride;        /* bytes from one matrix to the next */
+    struct tern_dev_weight *w; /* [n_matrices] */
+    size_t stride;             /* bytes from one matrix to the next */
     int n_matrices;
-    uint8_t *memory;
-    uint8_t *patterns; /* [PATTERNS][panel_bytes] */
-    double *seconds;   /* [n_rows][reps] */
+    struct tern_dev_mem *memory;
+    double *seconds; /* [n_rows][reps] */
 };
 
 struct speed {
@@ -44,8 +43,7 @@ struct speed {
     struct tern_dev *dev;
     struct weights *weights; /* [n_types] */
     int max_rows;
-    float *x, *y; /* [max_rows][x_stride], [max_rows][y_stride] */
-    size_t x_stride, y_stride;
+    struct tern_dev_rows x, y; /* [max_rows] */
     tern_reader *reader;
     double *read; /* [reps] bytes per second */
     struct tern_turns turns;
@@ -61,43 +59,43 @@ static void make_bytes(uint8_t *p, size_t n, struct tern_rng *r)
         p[i] = (uint8_t)((tern_rng_u64(r) >> 56 & 0x9F) | 0x20);
 }
 
-static int make_patterns(struct weights *t, int n_in, struct tern_rng *r, tern_error *err)
+/* The rows of a matrix in the file's form. */
+static int same_source(const void *user, int i, struct tern_weight_source *out, char name[TERN_DEV_NAME],
+                       tern_error *err)
 {
-    int rc = 0;
-    uint8_t *file = NULL;
-    struct tern_packed few;
-    struct tern_weight_source src = {.type = t->type, .name = tern_type_name(t->type)};
-    size_t row = (size_t)(n_in / tern_type_elems(t->type)) * (size_t)tern_type_bytes(t->type);
-    TERN_TRY(tern_weight_plan(&few, &src, PATTERNS * TERN_PANEL, n_in, err));
-    TERN_TRY(tern_alloc(&file, PATTERNS * TERN_PANEL, row, err));
-    TERN_TRY(tern_alloc(&t->patterns, 1, tern_weight_bytes(&few), err));
-    make_bytes(file, PATTERNS * TERN_PANEL * row, r);
-    src.data = file;
-    TERN_TRY(tern_weight_pack(&few, t->patterns, &src, 0, PATTERNS, err));
-out:
-    tern_free(file);
-    return rc;
-}
-
-static void copy_matrix(void *ctx, int task, int worker)
-{
-    const struct weights *t = ctx;
-    uint8_t *to = t->memory + (size_t)task * t->stride;
-    (void)worker;
-    for (int panel = 0; panel < t->w.n / TERN_PANEL; panel++)
-        memcpy(to + (size_t)panel * t->w.panel_bytes,
-               t->patterns + (size_t)((task + panel) % PATTERNS) * t->w.panel_bytes, t->w.panel_bytes);
+    (void)i, (void)name, (void)err;
+    *out = *(const struct tern_weight_source *)user;
+    return 0;
 }
 
 static int fill(struct speed *s, struct weights *t, struct tern_rng *r, tern_error *err)
 {
     int rc = 0;
-    TERN_TRY(make_patterns(t, s->p->n_in, r, err));
-    TERN_TRY(tern_reserve(&t->memory, t->stride * (size_t)t->n_matrices, err));
+    const struct tern_dev_ops *ops = s->dev->ops;
+    const size_t row = (size_t)(s->p->n_in / tern_type_elems(t->type)) * (size_t)tern_type_bytes(t->type);
+    const size_t rows = (size_t)s->p->n_out, few = rows < PATTERNS ? rows : PATTERNS;
+    uint8_t *file = NULL;
+    TERN_TRY(tern_alloc(&file, rows, row, err));
+    make_bytes(file, few * row, r);
+    for (size_t i = few; i < rows; i++)
+        memcpy(file + i * row, file + i % few * row, row);
+    const struct tern_weight_source src = {.type = t->type, .name = tern_type_name(t->type), .data = file};
+    const struct tern_dev_source from = {same_source, &src};
+    TERN_TRY(ops->reserve(s->dev, &t->memory, t->stride * (size_t)t->n_matrices, true, err));
+    TERN_TRY(tern_alloc(&t->w, (size_t)t->n_matrices, sizeof *t->w, err));
     TERN_TRY(tern_alloc(&t->seconds, (size_t)s->p->n_rows * (size_t)s->p->reps, sizeof(double), err));
-    t->w.data = t->memory;
-    tern_pool_run(s->pool, copy_matrix, t, t->n_matrices);
+    for (int i = 0; i < t->n_matrices; i++) {
+        const size_t at = (size_t)i * t->stride;
+        TERN_TRY(ops->weight_plan(s->dev, &t->w[i], &src, s->p->n_out, s->p->n_in, 1, err));
+        ops->weight_place(s->dev, &t->w[i], t->memory, at);
+        if (i == 0)
+            TERN_TRY(ops->weight_load(s->dev, &t->w[0], &from, err));
+        else
+            ops->copy(s->dev, t->memory, at, t->memory, 0, ops->weight_bytes(&t->w[0]));
+    }
+    ops->sync(s->dev);
 out:
+    tern_free(file);
     return rc;
 }
 
@@ -105,10 +103,8 @@ out:
 
 static void multiply(struct speed *s, const struct weights *t, int matrix, int rows)
 {
-    struct tern_packed w = t->w;
-    w.data += (size_t)matrix * t->stride;
-    struct tern_matmul m = {.w = &w, .y = s->y, .y_stride = s->y_stride};
-    s->dev->ops->matmul(s->dev, &m, 1, s->x, s->x_stride, rows, s->p->prompt ? rows : 0);
+    const struct tern_matmul m = {.w = &t->w[matrix], .y = s->y};
+    s->dev->ops->matmul(s->dev, &m, 1, s->x, rows, s->p->prompt ? rows : 0);
 }
 
 static double time_pass(struct speed *s, const struct weights *t, int rows)
@@ -116,6 +112,7 @@ static double time_pass(struct speed *s, const struct weights *t, int rows)
     double start = tern_now();
     for (int i = 0; i < t->n_matrices; i++)
         multiply(s, t, i, rows);
+    s->dev->ops->sync(s->dev);
     return tern_now() - start;
 }
 
@@ -144,25 +141,32 @@ out:
 static int output_error(struct speed *s, const struct weights *t, int rows, double *out, tern_error *err)
 {
     int rc = 0, last = t->n_matrices - 1;
-    float *row = NULL;
-    struct tern_packed w = t->w;
+    const struct tern_dev_ops *ops = s->dev->ops;
+    const size_t n_in = (size_t)s->p->n_in, n_out = (size_t)s->p->n_out;
+    float *row = NULL, *x = NULL, *y = NULL;
     double e2 = 0, o2 = 0;
-    w.data += (size_t)last * t->stride;
-    TERN_TRY(tern_alloc(&row, (size_t)w.k, sizeof *row, err));
+    TERN_TRY(tern_alloc(&row, n_in, sizeof *row, err));
+    TERN_TRY(tern_alloc(&x, n_in, sizeof *x, err));
+    TERN_TRY(tern_alloc(&y, n_out, sizeof *y, err));
     multiply(s, t, last, rows);
+    tern_dev_rows_out(s->dev, x, s->x, rows - 1, 1);
+    tern_dev_rows_out(s->dev, y, s->y, rows - 1, 1);
     for (int i = 0; i < SAMPLES; i++) {
-        int n = (int)((int64_t)i * (w.n - 1) / (SAMPLES - 1));
+        int n = (int)((int64_t)i * (s->p->n_out - 1) / (SAMPLES - 1));
         double want = 0;
-        tern_k.gemm.row(row, &w, n);
-        for (int k = 0; k < w.k; k++)
-            want += (double)row[k] * (double)s->x[(size_t)(rows - 1) * s->x_stride + (size_t)k];
-        double e = (double)s->y[(size_t)(rows - 1) * s->y_stride + (size_t)n] - want;
+        ops->weight_out(s->dev, row, &t->w[last], 0, n, 1);
+        ops->sync(s->dev);
+        for (size_t k = 0; k < n_in; k++)
+            want += (double)row[k] * (double)x[k];
+        double e = (double)y[n] - want;
         e2 += e * e;
         o2 += want * want;
     }
     *out = sqrt(e2 / o2);
 out:
     tern_free(row);
+    tern_free(x);
+    tern_free(y);
     return rc;
 }
 
@@ -178,7 +182,7 @@ static int report(struct speed *s, tern_weight_speed *out, tern_read_speed *read
             *out = (tern_weight_speed){.type = tern_type_name(t->type),
                                        .rows = s->p->rows[j],
                                        .n_matrices = t->n_matrices,
-                                       .bytes = (double)t->n_matrices * (double)tern_weight_bytes(&t->w)};
+                                       .bytes = (double)t->n_matrices * (double)s->dev->ops->weight_bytes(&t->w[0])};
             TERN_TRY(output_error(s, t, s->p->rows[j], &out->error, err));
             TERN_TRY(tern_spread_of(&out->seconds, seconds, reps, err));
             for (int k = 0; k < reps; k++)
@@ -248,8 +252,10 @@ static int plan_types(struct speed *s, tern_error *err)
         struct weights *t = &s->weights[i];
         TERN_TRY(t->type = find_type(p->types[i], err));
         const struct tern_weight_source src = {.type = t->type};
-        TERN_TRY(tern_weight_plan(&t->w, &src, p->n_out, p->n_in, err));
-        t->stride = tern_round_up(tern_weight_bytes(&t->w), TERN_ALIGN);
+        struct tern_dev_weight w;
+        TERN_TRY(s->dev->ops->weight_plan(s->dev, &w, &src, p->n_out, p->n_in, 1, err));
+        t->stride = tern_round_up(s->dev->ops->weight_bytes(&w), TERN_ALIGN);
+        s->dev->ops->weight_drop(s->dev, &w);
         double n = ceil((double)p->bytes / (double)t->stride);
         t->n_matrices = n < 1 ? 1 : n < INT32_MAX ? (int)n : INT32_MAX;
         bytes += (double)t->n_matrices * (double)t->stride;
@@ -266,15 +272,14 @@ static int take_memory(struct speed *s, tern_error *err)
     const tern_weight_speed_params *p = s->p;
     struct tern_rng r = {.state = 1};
     struct tern_dev_limits limits = {.max_rows = s->max_rows, .max_k = p->n_in, .exact = !p->prompt};
-    s->x_stride = tern_round_up((size_t)p->n_in, 16);
-    s->y_stride = tern_round_up((size_t)p->n_out, 16);
-    TERN_TRY(tern_pool_new(&s->pool, p->n_threads ? p->n_threads : tern_cpu_cores(), 1, err));
-    TERN_TRY(tern_dev_open(&s->dev, NULL, s->pool, err));
+    float *x = NULL;
     TERN_TRY(s->dev->ops->prepare(s->dev, &limits, err));
-    TERN_TRY(tern_alloc(&s->x, (size_t)s->max_rows * s->x_stride, sizeof(float), err));
-    TERN_TRY(tern_alloc(&s->y, (size_t)s->max_rows * s->y_stride, sizeof(float), err));
-    for (size_t i = 0; i < (size_t)s->max_rows * s->x_stride; i++)
-        s->x[i] = tern_speed_gauss(&r);
+    TERN_TRY(tern_dev_rows_new(s->dev, &s->x, s->max_rows, p->n_in, err));
+    TERN_TRY(tern_dev_rows_new(s->dev, &s->y, s->max_rows, p->n_out, err));
+    TERN_TRY(tern_alloc(&x, (size_t)s->max_rows, s->x.stride * sizeof *x, err));
+    for (size_t i = 0; i < (size_t)s->max_rows * s->x.stride; i++)
+        x[i] = tern_speed_gauss(&r);
+    s->dev->ops->copy_in(s->dev, s->x.mem, 0, x, (size_t)s->max_rows * s->x.stride * sizeof *x);
     TERN_TRY(tern_alloc(&s->read, (size_t)p->reps, sizeof(double), err));
     TERN_TRY(tern_reader_new(&s->reader, p->read_bytes, err));
     for (int i = 0; i < p->n_types; i++) {
@@ -282,6 +287,7 @@ static int take_memory(struct speed *s, tern_error *err)
         TERN_TRY(tern_turns_next(&s->turns, err));
     }
 out:
+    tern_free(x);
     return rc;
 }
 
@@ -289,13 +295,17 @@ static void clear(struct speed *s)
 {
     for (int i = 0; s->weights && i < s->p->n_types; i++) {
         struct weights *t = &s->weights[i];
-        tern_release(t->memory, t->stride * (size_t)t->n_matrices);
-        tern_free(t->patterns);
+        for (int j = 0; t->w && j < t->n_matrices; j++)
+            s->dev->ops->weight_drop(s->dev, &t->w[j]);
+        s->dev->ops->release(s->dev, t->memory);
+        tern_free(t->w);
         tern_free(t->seconds);
     }
     tern_free(s->weights);
-    tern_free(s->x);
-    tern_free(s->y);
+    if (s->dev) {
+        s->dev->ops->release(s->dev, s->x.mem);
+        s->dev->ops->release(s->dev, s->y.mem);
+    }
     tern_free(s->read);
     tern_reader_free(s->reader);
     tern_dev_close(s->dev);
@@ -309,6 +319,8 @@ int tern_eval_weight_speed(tern_weight_speed *out, tern_read_speed *read, const 
     struct speed s = {.p = p, .turns = {.progress = p->progress, .user = p->user}};
     TERN_TRY(check(&s, err));
     s.turns.total = p->n_types * (1 + p->n_rows * (p->reps + 1));
+    TERN_TRY(tern_pool_new(&s.pool, p->n_threads ? p->n_threads : tern_cpu_cores(), 1, err));
+    TERN_TRY(tern_dev_open(&s.dev, NULL, s.pool, err));
     TERN_TRY(plan_types(&s, err));
     TERN_TRY(take_memory(&s, err));
     for (int round = -1; round < p->reps; round++)

@@ -16,7 +16,7 @@
 #define TERN_KERNEL_GEMM_SCALES_IMPL_H
 
 #include "kernel/gemm.h"
-#include "kernel/pack.h"
+#include "kernel/panel.h"
 
 #ifdef GEMM_ROWS
 

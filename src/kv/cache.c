@@ -37,23 +37,29 @@ int tern_kv_cache_init(struct tern_kv_cache *c, const struct tern_kv_layout *l, 
     c->max_step = room->max_step;
     c->own_budget.limit = SIZE_MAX;
     c->budget = room->budget ? room->budget : &c->own_budget;
+    c->dev = room->dev;
+    if (!c->dev) {
+        TERN_TRY(tern_dev_open(&c->own_dev, NULL, NULL, err));
+        c->dev = c->own_dev;
+    }
     TERN_TRY(tern_alloc(&c->seqs, seqs, sizeof *c->seqs, err));
     c->max_seqs = room->max_seqs;
     for (int g = 0; g < l->n_groups; g++) {
         const size_t n = (size_t)max_pages(&l->groups[g], c->max_tokens, c->max_step, l->state_bytes),
                      bytes = l->groups[g].page_bytes;
-        TERN_TRY(tern_kv_pool_init(&c->pool[g], bytes, most_blocks(c->budget, bytes, n * seqs), c->budget, err));
+        TERN_TRY(
+            tern_kv_pool_init(&c->pool[g], c->dev, bytes, most_blocks(c->budget, bytes, n * seqs), c->budget, err));
         for (size_t i = 0; i < seqs; i++) {
             TERN_TRY(tern_alloc(&c->seqs[i].table[g].pages, n + 1, sizeof(uint32_t), err));
             c->seqs[i].table[g].cap = (int)n;
         }
     }
-    TERN_TRY(tern_kv_pool_init(&c->tiles, l->tile_bytes, most_blocks(c->budget, l->tile_bytes, seqs * (1 + SPARE)),
+    TERN_TRY(tern_kv_pool_init(&c->tiles, c->dev, l->tile_bytes,
+                               most_blocks(c->budget, l->tile_bytes, seqs * (1 + SPARE)), c->budget, err));
+    TERN_TRY(tern_kv_pool_init(&c->sinks, c->dev, sink_bytes, most_blocks(c->budget, sink_bytes, seqs * (1 + SPARE)),
                                c->budget, err));
-    TERN_TRY(tern_kv_pool_init(&c->sinks, sink_bytes, most_blocks(c->budget, sink_bytes, seqs * (1 + SPARE)), c->budget,
-                               err));
     if (l->state_bytes)
-        TERN_TRY(tern_kv_pool_init(&c->states, l->state_bytes,
+        TERN_TRY(tern_kv_pool_init(&c->states, c->dev, l->state_bytes,
                                    most_blocks(c->budget, l->state_bytes, seqs * (TERN_KV_KEPT_STATES + 1 + SPARE)),
                                    c->budget, err));
     return 0;
@@ -82,6 +88,7 @@ void tern_kv_cache_clear(struct tern_kv_cache *c)
     tern_kv_pool_clear(&c->tiles);
     tern_kv_pool_clear(&c->sinks);
     tern_kv_pool_clear(&c->states);
+    tern_dev_close(c->own_dev);
     memset(c, 0, sizeof *c);
 }
 

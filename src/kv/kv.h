@@ -11,7 +11,7 @@
  * A page is 64 consecutive tokens of all layers of one group; a group is the set of layers that keep tokens equally
  * long. Fork copies tables (references) and the tile; trim drops references.  Page index = position / 64, absolute.
  *
- * Blocks are known by number; tern_kv_block says where one lies, while this CPU needs to know.
+ * Blocks are known by number; only a device's operations look into them.
  *
  * Memory: kv/pool.h.  Nothing allocates in a step: tern_kv_begin takes the blocks that it needs, and is the only call
  * of a step that can run out. Thread: the engine's, but for references to blocks. */
@@ -59,11 +59,13 @@ struct tern_kv_seq {
 struct tern_kv_room {
     int max_seqs, max_tokens, max_step;
     struct tern_kv_budget *budget; /* shared with other caches, must outlive this one; NULL: no limit */
+    struct tern_dev *dev;          /* whose memory the pools take, must outlive them; NULL: the first device's */
 };
 
 struct tern_kv_cache {
     const struct tern_kv_layout *layout; /* borrowed for the cache's life */
     struct tern_kv_budget *budget, own_budget;
+    struct tern_dev *dev, *own_dev;
     struct tern_kv_pool pool[TERN_KV_MAX_GROUPS];
     struct tern_kv_pool sinks, tiles, states;
     _Atomic size_t logit_bytes; /* of checkpoints */
@@ -122,6 +124,12 @@ size_t tern_kv_state_bytes(const struct tern_kv_cache *c);
 size_t tern_kv_f16_bytes(const struct tern_kv_cache *c);
 /* The same of one sequence that fills the cache's context, from the sizes of the blocks it would have. */
 void tern_kv_full_bytes(const struct tern_kv_cache *c, size_t *bytes, size_t *f16_bytes);
+
+/* What the device is told of the cache, and of a sequence in it (dev/step.h); pages, tables: [TERN_KV_MAX_GROUPS],
+ * theirs as long as the answer is in use.  cache: its index among those of a step.  Rows and roles are the caller's to
+ * fill. */
+void tern_kv_dev_cache(struct tern_dev_cache *out, struct tern_dev_blocks *pages, const struct tern_kv_cache *c);
+struct tern_dev_job tern_kv_dev_job(const struct tern_kv_seq *s, int cache, struct tern_dev_table *tables);
 
 /* ---- snapshots --------------------------------------------------------------------------------------------------- */
 

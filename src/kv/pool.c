@@ -28,19 +28,20 @@ void tern_kv_budget_give(struct tern_kv_budget *b, size_t bytes)
     TERN_ASSERT(before >= bytes);
 }
 
-int tern_kv_pool_init(struct tern_kv_pool *p, size_t block_bytes, size_t n_blocks, struct tern_kv_budget *budget,
-                      tern_error *err)
+int tern_kv_pool_init(struct tern_kv_pool *p, struct tern_dev *dev, size_t block_bytes, size_t n_blocks,
+                      struct tern_kv_budget *budget, tern_error *err)
 {
     int rc = 0;
     size_t bytes;
     memset(p, 0, sizeof *p);
     p->mem.bytes = tern_round_up(block_bytes, TERN_ALIGN);
+    p->dev = dev;
     p->budget = budget;
     if (n_blocks >= TERN_NO_BLOCK || !tern_mul(p->mem.bytes, n_blocks, &bytes) || !tern_add(bytes, POOL_SLACK, &bytes))
         TERN_FAIL(err, TERN_ENOMEM, "KV pool of %zu blocks of %zu bytes is too large", n_blocks, block_bytes);
     TERN_TRY(tern_alloc(&p->refs, n_blocks, sizeof *p->refs, err));
     TERN_TRY(tern_alloc(&p->free_list, n_blocks, sizeof *p->free_list, err));
-    TERN_TRY(tern_reserve(&p->mem.base, bytes, err));
+    TERN_TRY(dev->ops->reserve(dev, &p->mem.mem, bytes, true, err));
     p->n_blocks = (uint32_t)n_blocks;
     (void)pthread_mutex_init(&p->lock, NULL);
     return 0;
@@ -51,9 +52,9 @@ out:
 
 void tern_kv_pool_clear(struct tern_kv_pool *p)
 {
-    if (p->mem.base) {
+    if (p->mem.mem) {
         tern_kv_budget_give(p->budget, tern_kv_pool_bytes(p));
-        tern_release(p->mem.base, p->mem.bytes * p->n_blocks + POOL_SLACK);
+        p->dev->ops->release(p->dev, p->mem.mem);
         (void)pthread_mutex_destroy(&p->lock);
     }
     tern_free((void *)p->refs);
@@ -111,7 +112,7 @@ void tern_kv_pool_unref(struct tern_kv_pool *p, uint32_t block)
 
 void tern_kv_pool_settle(struct tern_kv_pool *p)
 {
-    if (!p->mem.base)
+    if (!p->mem.mem)
         return;
     (void)pthread_mutex_lock(&p->lock);
     if ((size_t)p->n_dirty * p->mem.bytes > RESIDENT_BYTES + tern_kv_pool_bytes(p) / RESIDENT_PART) {
@@ -120,30 +121,38 @@ void tern_kv_pool_settle(struct tern_kv_pool *p)
             for (end = i; end < p->n_fresh && atomic_load_explicit(&p->refs[end], memory_order_acquire) == 0; end++)
                 ;
             if (end > i)
-                tern_discard(tern_block_at(p->mem, i), (size_t)(end - i) * p->mem.bytes);
+                p->dev->ops->discard(p->dev, p->mem.mem, i * p->mem.bytes, (size_t)(end - i) * p->mem.bytes);
         }
         p->n_dirty = 0;
     }
     (void)pthread_mutex_unlock(&p->lock);
 }
 
+/* Where byte `at` of a block lies in the pool's memory. */
+static size_t place(const struct tern_kv_pool *p, uint32_t block, size_t at, size_t n)
+{
+    TERN_ASSERT(block < p->n_blocks && at <= p->mem.bytes && n <= p->mem.bytes - at);
+    return block * p->mem.bytes + at;
+}
+
 void tern_kv_block_zero(const struct tern_kv_pool *p, uint32_t block, size_t n)
 {
-    memset(tern_kv_block(p, block), 0, n);
+    p->dev->ops->zero(p->dev, p->mem.mem, place(p, block, 0, n), n);
 }
 
 void tern_kv_block_copy(const struct tern_kv_pool *p, uint32_t to, const struct tern_kv_pool *from_p, uint32_t from,
                         size_t n)
 {
-    memcpy(tern_kv_block(p, to), tern_kv_block(from_p, from), n);
+    p->dev->ops->copy(p->dev, p->mem.mem, place(p, to, 0, n), from_p->mem.mem, place(from_p, from, 0, n), n);
 }
 
 void tern_kv_block_read(const struct tern_kv_pool *p, uint32_t block, size_t at, void *to, size_t n)
 {
-    memcpy(to, tern_kv_block(p, block) + at, n);
+    p->dev->ops->copy_out(p->dev, to, p->mem.mem, place(p, block, at, n), n);
+    p->dev->ops->sync(p->dev);
 }
 
 void tern_kv_block_write(const struct tern_kv_pool *p, uint32_t block, size_t at, const void *from, size_t n)
 {
-    memcpy(tern_kv_block(p, block) + at, from, n);
+    p->dev->ops->copy_in(p->dev, p->mem.mem, place(p, block, at, n), from, n);
 }

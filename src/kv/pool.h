@@ -5,7 +5,7 @@
  * budget is blocks in use.
  *
  * Thread: references to a block may be added and given back from any thread that holds one.  Everything else is the
- * engine's thread's.  Others include kv.h. */
+ * thread's that owns the device.  Others include kv.h. */
 #ifndef TERN_KV_POOL_H
 #define TERN_KV_POOL_H
 
@@ -14,8 +14,8 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
-#include "base/block.h"
 #include "base/err.h"
+#include "dev/dev.h"
 
 /* Bytes that all pools of an engine may have in use together. */
 struct tern_kv_budget {
@@ -28,7 +28,8 @@ bool tern_kv_budget_take(struct tern_kv_budget *b, size_t bytes);
 void tern_kv_budget_give(struct tern_kv_budget *b, size_t bytes);
 
 struct tern_kv_pool {
-    struct tern_blocks mem;
+    struct tern_dev *dev; /* borrowed */
+    struct tern_dev_blocks mem;
     uint32_t n_blocks;
     struct tern_kv_budget *budget; /* borrowed */
     _Atomic uint32_t *refs;        /* [n_blocks] */
@@ -39,9 +40,9 @@ struct tern_kv_pool {
     uint32_t n_free, n_dirty;
 };
 
-/* The budget must outlive the pool. */
-int tern_kv_pool_init(struct tern_kv_pool *p, size_t block_bytes, size_t n_blocks, struct tern_kv_budget *budget,
-                      tern_error *err);
+/* The device and the budget must outlive the pool. */
+int tern_kv_pool_init(struct tern_kv_pool *p, struct tern_dev *dev, size_t block_bytes, size_t n_blocks,
+                      struct tern_kv_budget *budget, tern_error *err);
 void tern_kv_pool_clear(struct tern_kv_pool *p); /* a pool that is all 0 is legal */
 
 /* refs 1, bytes unspecified but finite numbers wherever such lay there before; TERN_NO_BLOCK when the pool or the
@@ -57,17 +58,12 @@ static inline size_t tern_kv_pool_bytes(const struct tern_kv_pool *p)
     return (size_t)atomic_load_explicit(&p->n_used, memory_order_relaxed) * p->mem.bytes;
 }
 
-/* What may be done with a block's bytes, besides steps.  Counts are of bytes inside the block. */
+/* What may be done with a block's bytes, besides steps.  Counts are of bytes inside the block.  read waits for the
+ * device; what write is given has been read when it returns. */
 void tern_kv_block_zero(const struct tern_kv_pool *p, uint32_t block, size_t n);
 void tern_kv_block_copy(const struct tern_kv_pool *p, uint32_t to, const struct tern_kv_pool *from_p, uint32_t from,
                         size_t n);
 void tern_kv_block_read(const struct tern_kv_pool *p, uint32_t block, size_t at, void *to, size_t n);
 void tern_kv_block_write(const struct tern_kv_pool *p, uint32_t block, size_t at, const void *from, size_t n);
-
-/* Where a block lies, NULL for TERN_NO_BLOCK. */
-static inline uint8_t *tern_kv_block(const struct tern_kv_pool *p, uint32_t block)
-{
-    return block == TERN_NO_BLOCK ? NULL : tern_block_at(p->mem, block);
-}
 
 #endif

@@ -8,11 +8,10 @@
 #include "base/mem.h"
 #include "model/block/block.h"
 
-void tern_norm_rows(struct tern_forward *f, const struct tern_rows *y, const struct tern_rows *x, const float *w,
-                    int n_rows)
+void tern_norm_rows(struct tern_forward *f, const struct tern_dev_rows *y, const struct tern_dev_rows *x,
+                    struct tern_dev_vec w, int n_rows)
 {
-    const struct tern_desc *d = &f->net->desc;
-    f->dev->ops->norm(f->dev, y->p, y->stride, x->p, x->stride, w, d->n_embd, d->eps, n_rows);
+    f->dev->ops->norm(f->dev, *y, *x, w, f->net->desc.eps, n_rows);
 }
 
 /* norm, post: slots of norms before and after the block; nothing is normed where the tensor is absent. */
@@ -20,11 +19,11 @@ static void half(struct tern_forward *f, const struct tern_forward_batch *b, int
                  int norm, int post)
 {
     const struct tern_weights *w = f->net->layers[layer];
-    const struct tern_rows *x = f->residual->read(f, b, layer);
+    const struct tern_dev_rows x = f->residual->read(f, b, layer);
     if (norm >= 0)
-        tern_norm_rows(f, &f->h, x, w[norm].vec, b->n_rows);
-    block->run(f, b, layer, x);
-    if (w[post].vec)
+        tern_norm_rows(f, &f->h, &x, w[norm].vec, b->n_rows);
+    block->run(f, b, layer, &x);
+    if (w[post].vec.mem)
         tern_norm_rows(f, &f->t, &f->t, w[post].vec, b->n_rows);
     f->residual->add(f, b, layer);
 }
@@ -37,16 +36,16 @@ static void run_layer(struct tern_forward *f, const struct tern_forward_batch *b
     half(f, b, layer, tern_ffns[l->ffn], TERN_SLOT_FFN_NORM, TERN_SLOT_FFN_POST_NORM);
     if (l->n_ple)
         half(f, b, layer, &tern_block_ple, -1, TERN_SLOT_PLE_POST_NORM);
-    if (w[TERN_SLOT_OUT_SCALE].vec)
-        f->residual->scale(f, b, w[TERN_SLOT_OUT_SCALE].vec[0]);
+    if (w[TERN_SLOT_OUT_SCALE].vec.mem)
+        f->residual->scale(f, b, f->net->out_scales[layer]);
 }
 
 static void turn_angles(struct tern_forward *f, const struct tern_forward_batch *b)
 {
     const struct tern_desc *d = &f->net->desc;
     for (int r = 0; r < d->n_ropes; r++)
-        f->dev->ops->rope_table(f->dev, f->cos[r], f->sin[r], tern_rope_freq(&d->ropes[r], f->caches[0].max_tokens),
-                                d->ropes[r].n_rot, d->ropes[r].magnitude, b->rows, b->n_rows);
+        f->dev->ops->rope_table(f->dev, f->cos[r], f->sin[r], f->freq[r], d->ropes[r].n_rot, d->ropes[r].magnitude,
+                                b->n_rows);
 }
 
 /* Only the rows that want logits go through the output matrix. */
@@ -54,26 +53,25 @@ static void head(struct tern_forward *f, const struct tern_forward_batch *b)
 {
     const struct tern_desc *d = &f->net->desc;
     const struct tern_weights *w = f->net->globals;
-    const struct tern_matmul out = {&w[TERN_HEAD].mat, NULL, b->logits, b->logit_stride, false};
+    const struct tern_matmul out = {&w[TERN_HEAD].mat, {0}, f->out, false};
     int n_wide = 0;
     for (int i = 0; i < b->n_logit_rows; i++)
         n_wide += b->logit_rows[i] < b->n_wide;
     f->residual->collapse(f, b);
     tern_norm_rows(f, &f->h, &f->t, w[TERN_OUT_NORM].vec, b->n_logit_rows);
-    f->dev->ops->matmul(f->dev, &out, 1, f->h.p, f->h.stride, b->n_logit_rows, n_wide);
+    f->dev->ops->matmul(f->dev, &out, 1, f->h, b->n_logit_rows, n_wide);
     if (d->logit_cap > 0)
-        f->dev->ops->softcap(f->dev, b->logits, b->logit_stride, d->n_vocab, b->n_logit_rows, d->logit_cap);
+        f->dev->ops->softcap(f->dev, f->out, b->n_logit_rows, d->logit_cap);
 }
 
 /* The rows that the output matrix reads, of whom asks for them. */
 static void hidden(struct tern_forward *f, const struct tern_forward_batch *b)
 {
     struct tern_forward_batch rows = *b;
-    const struct tern_rows out = {.p = b->hidden, .stride = b->hidden_stride};
     rows.logit_rows = b->hidden_rows;
     rows.n_logit_rows = b->n_hidden_rows;
     f->residual->collapse(f, &rows);
-    tern_norm_rows(f, &out, &f->t, f->net->globals[TERN_OUT_NORM].vec, b->n_hidden_rows);
+    tern_norm_rows(f, &f->hidden, &f->t, f->net->globals[TERN_OUT_NORM].vec, b->n_hidden_rows);
 }
 
 void tern_forward_run(struct tern_forward *f, const struct tern_forward_batch *b)
@@ -81,14 +79,14 @@ void tern_forward_run(struct tern_forward *f, const struct tern_forward_batch *b
     TERN_ASSERT(b->n_rows > 0 && b->n_rows <= f->max_rows && b->n_jobs <= f->max_jobs);
     tern_cached_begin(f, b);
     f->residual->embed(f, b);
-    if (f->ple.p)
+    if (f->ple.mem)
         tern_ple_begin(f, b);
     turn_angles(f, b);
     for (int i = 0; i < f->net->desc.n_layers; i++)
         run_layer(f, b, i);
-    tern_cached_end(f, b);
     if (b->n_hidden_rows)
         hidden(f, b);
     if (b->n_logit_rows)
         head(f, b);
+    f->dev->ops->end(f->dev);
 }

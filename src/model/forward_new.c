@@ -22,10 +22,32 @@ static void ask_blocks(struct tern_needs *n, const struct tern_forward *f)
     n->gate = n->gate ? n->a : 0; /* one stride serves both */
 }
 
-static int take_rows(struct tern_forward *f, struct tern_rows *r, int width, tern_error *err)
+int tern_forward_vec(struct tern_forward *f, struct tern_dev_vec *out, size_t n, tern_error *err)
 {
-    r->stride = tern_round_up((size_t)width, 16);
-    return width ? tern_forward_take(f, &r->p, (size_t)f->max_rows, r->stride * sizeof(float), err) : 0;
+    f->bytes += n * sizeof(float);
+    return f->dev->ops->reserve(f->dev, &out->mem, n * sizeof(float), false, err);
+}
+
+static int take_rows(struct tern_forward *f, struct tern_dev_rows *r, int width, tern_error *err)
+{
+    int rc = width ? tern_dev_rows_new(f->dev, r, f->max_rows, width, err) : 0;
+    f->bytes += (size_t)f->max_rows * r->stride * sizeof(float);
+    return rc;
+}
+
+/* Frequencies of this context, and room for the angles that they make. */
+static int take_angles(struct tern_forward *f, int r, tern_error *err)
+{
+    int rc = 0;
+    const struct tern_rope *rope = &f->net->desc.ropes[r];
+    const size_t half = (size_t)rope->n_rot / 2;
+    TERN_TRY(tern_forward_vec(f, &f->freq[r], half, err));
+    TERN_TRY(tern_forward_vec(f, &f->cos[r], (size_t)f->max_rows * half, err));
+    TERN_TRY(tern_forward_vec(f, &f->sin[r], (size_t)f->max_rows * half, err));
+    f->dev->ops->copy_in(f->dev, f->freq[r].mem, 0, tern_rope_freq(rope, f->caches[0].max_tokens),
+                         half * sizeof(float));
+out:
+    return rc;
 }
 
 static int take_all(struct tern_forward *f, const struct tern_needs *n, tern_error *err)
@@ -36,16 +58,11 @@ static int take_all(struct tern_forward *f, const struct tern_needs *n, tern_err
     TERN_ROWS_LIST(TAKE)
 #undef TAKE
     if (n->active) {
-        TERN_TRY(tern_forward_take(f, &f->expert_ids, rows, (size_t)n->active * sizeof *f->expert_ids, err));
-        TERN_TRY(tern_forward_take(f, &f->expert_weights, rows, (size_t)n->active * sizeof(float), err));
+        TERN_TRY(tern_forward_vec(f, &f->expert_ids, rows * (size_t)n->active, err));
+        TERN_TRY(tern_forward_vec(f, &f->expert_weights, rows * (size_t)n->active, err));
     }
-    if (n->states)
-        TERN_TRY(tern_forward_take(f, &f->delta, (size_t)f->max_jobs, sizeof *f->delta, err));
-    for (int r = 0; r < f->net->desc.n_ropes; r++) {
-        size_t half = (size_t)f->net->desc.ropes[r].n_rot / 2;
-        TERN_TRY(tern_forward_take(f, &f->cos[r], rows, half * sizeof(float), err));
-        TERN_TRY(tern_forward_take(f, &f->sin[r], rows, half * sizeof(float), err));
-    }
+    for (int r = 0; r < f->net->desc.n_ropes; r++)
+        TERN_TRY(take_angles(f, r, err));
 out:
     return rc;
 }
@@ -67,9 +84,8 @@ int tern_forward_new(struct tern_forward **out, const struct tern_net *net, cons
     f->residual = tern_residuals[net->desc.residual];
     struct tern_needs needs = {.dev = {.max_rows = max_rows, .max_narrow = max_narrow, .exact = exact}};
     ask_blocks(&needs, f);
-    TERN_TRY(tern_cached_prepare(f, &needs.dev, err));
+    TERN_TRY(tern_cached_open(f, &needs.dev, err));
     TERN_TRY(take_all(f, &needs, err));
-    TERN_TRY(tern_cached_open(f, err));
     *out = f;
     f = NULL;
 out:
@@ -81,15 +97,18 @@ void tern_forward_free(struct tern_forward *f)
 {
     if (!f)
         return;
-#define FREE(name) tern_free(f->name.p);
-    TERN_ROWS_LIST(FREE)
-#undef FREE
-    tern_free(f->expert_ids);
-    tern_free(f->expert_weights);
-    tern_free(f->delta);
+    const struct tern_dev_ops *ops = f->dev->ops;
+#define RELEASE(name) ops->release(f->dev, f->name.mem);
+    TERN_ROWS_LIST(RELEASE)
+    RELEASE(out)
+    RELEASE(hidden)
+    RELEASE(expert_ids)
+    RELEASE(expert_weights)
+#undef RELEASE
     for (int r = 0; r < TERN_MAX_ROPES; r++) {
-        tern_free(f->cos[r]);
-        tern_free(f->sin[r]);
+        ops->release(f->dev, f->freq[r].mem);
+        ops->release(f->dev, f->cos[r].mem);
+        ops->release(f->dev, f->sin[r].mem);
     }
     tern_cached_close(&f->cached);
     tern_free(f);
@@ -98,4 +117,36 @@ void tern_forward_free(struct tern_forward *f)
 size_t tern_forward_scratch_bytes(const struct tern_forward *f)
 {
     return f->bytes;
+}
+
+/* At least n rows of this width, whose contents may be lost. */
+static int widen(struct tern_forward *f, struct tern_dev_rows *r, int *room, int n, int width, tern_error *err)
+{
+    if (n <= *room)
+        return 0;
+    f->dev->ops->release(f->dev, r->mem);
+    f->bytes -= (size_t)*room * r->stride * sizeof(float);
+    *room = 0;
+    int rc = tern_dev_rows_new(f->dev, r, n, width, err);
+    if (rc < 0)
+        return rc;
+    *room = n;
+    f->bytes += (size_t)n * r->stride * sizeof(float);
+    return 0;
+}
+
+int tern_forward_want(struct tern_forward *f, int n_logits, int n_hidden, tern_error *err)
+{
+    int rc = widen(f, &f->out, &f->max_out, n_logits, f->net->desc.n_vocab, err);
+    return rc < 0 ? rc : widen(f, &f->hidden, &f->max_hidden, n_hidden, f->net->desc.n_embd, err);
+}
+
+void tern_forward_logits(struct tern_forward *f, float *host, int row0, int n)
+{
+    tern_dev_rows_out(f->dev, host, f->out, row0, n);
+}
+
+void tern_forward_hidden(struct tern_forward *f, float *host, int row0, int n)
+{
+    tern_dev_rows_out(f->dev, host, f->hidden, row0, n);
 }

@@ -2,7 +2,6 @@
 #include "model/arch/arch.h"
 
 #include <math.h>
-#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,10 +13,11 @@
 
 struct loader {
     struct tern_net *net;
+    struct tern_dev *dev;
     const struct tern_file *f;
     const struct tern_arch *arch;
-    struct tern_weight_place *plans;
-    size_t n_plans, cap_plans;
+    struct tern_weight_place *places;
+    size_t n_places, cap_places;
     const struct tern_tensor **known; /* all that have a place in it, and those known to be of no use to this model */
     size_t n_known, cap_known;
     size_t total;
@@ -55,33 +55,39 @@ static int check_shape(const struct loader *ld, const struct tern_tensor *t, int
                         (long long)t->dims[1], (long long)k, (long long)n);
 }
 
-/* The matrices of a stack are described by one struct tern_packed. */
-static bool same_form(const struct tern_packed *a, const struct tern_packed *b)
+/* The matrices of a stack are described by one form. */
+static bool same_form(const struct tern_dev_ops *ops, const struct tern_dev_weight *a, const struct tern_dev_weight *b)
 {
-    return a->codes == b->codes && a->scales == b->scales && a->zero == b->zero && a->group == b->group &&
-           a->d_type == b->d_type && a->m_type == b->m_type && a->panel_bytes == b->panel_bytes && a->unit == b->unit &&
-           memcmp(a->table, b->table, sizeof a->table) == 0;
+    struct tern_dev_about x, y;
+    ops->weight_about(a, &x);
+    ops->weight_about(b, &y);
+    return memcmp(&x, &y, sizeof x) == 0;
 }
 
-/* Memory for the n rows of k that a plan's slot gets. */
-static int plan_bytes(const struct loader *ld, struct tern_weight_place *p, int64_t k, tern_error *err)
+/* Memory for the n rows of k that a place's slot gets. */
+static int place_bytes(const struct loader *ld, struct tern_weight_place *p, int64_t k, tern_error *err)
 {
     if (p->vector) {
         p->bytes = tern_round_up((size_t)p->n * sizeof(float), TERN_ALIGN);
         return 0;
     }
     tern_error e = {0};
-    struct tern_packed m;
-    int rc = tern_weight_plan(&m, &p->src, p->n, k, &e);
+    const struct tern_dev_ops *ops = ld->dev->ops;
+    struct tern_dev_weight w;
+    int rc = ops->weight_plan(ld->dev, &w, &p->src, p->n, k, p->matrices, &e);
     if (rc < 0)
         return tern_err_set(err, rc, "%s: tensor \"%s\": %s", tern_file_path(ld->f), p->t->source, e.msg);
-    if (p->matrix > 0 && !same_form(&m, &p->dst->mat))
+    p->bytes = ops->weight_bytes(&w) / (size_t)p->matrices * (size_t)p->stack;
+    if (p->matrix == 0) {
+        p->dst->mat = w;
+        return 0;
+    }
+    const bool same = same_form(ops, &w, &p->dst->mat);
+    ops->weight_drop(ld->dev, &w);
+    if (!same)
         return tern_err_set(err, TERN_EUNSUPPORTED,
                             "%s: tensor \"%s\" at byte %llu is of another type than those of the experts before it",
                             tern_file_path(ld->f), p->t->source, (unsigned long long)p->t->file_offset);
-    p->dst->mat = m;
-    if (!tern_mul(tern_weight_bytes(&p->dst->mat), (size_t)p->stack, &p->bytes))
-        return tern_err_set(err, TERN_ENOMEM, "%s: the weights do not fit in memory", tern_file_path(ld->f));
     return 0;
 }
 
@@ -156,21 +162,21 @@ static bool left_out(const struct tern_layer_desc *l, const struct tern_tensor_r
 /* A tensor of the file and what it is to the rules that share it. */
 struct found {
     const struct tern_tensor *t;
-    int64_t rows, k;   /* of one matrix */
-    int stack, matrix; /* as in struct tern_weight_place */
+    int64_t rows, k;             /* of one matrix */
+    int stack, matrix, matrices; /* as in struct tern_weight_place */
     bool vector;
 };
 
-/* Plans the memory of the rows [row0, row0 + n) of a tensor, or of each matrix of a stack. */
-static int plan_rows(struct loader *ld, const struct found *o, struct tern_weights *dst, int64_t row0, int64_t n,
-                     tern_error *err)
+/* Finds a place for the rows [row0, row0 + n) of a tensor, or of each matrix of a stack. */
+static int place_rows(struct loader *ld, const struct found *o, struct tern_weights *dst, int64_t row0, int64_t n,
+                      tern_error *err)
 {
     int rc = 0;
     const struct tern_tensor *t = o->t;
     struct tern_weight_source whole = source_of(t);
     tern_error e = {0};
-    TERN_TRY(tern_grow(&ld->plans, &ld->cap_plans, ld->n_plans + 1, sizeof *ld->plans, err));
-    struct tern_weight_place *p = &ld->plans[ld->n_plans++];
+    TERN_TRY(tern_grow(&ld->places, &ld->cap_places, ld->n_places + 1, sizeof *ld->places, err));
+    struct tern_weight_place *p = &ld->places[ld->n_places++];
     *p = (struct tern_weight_place){
         .t = t, .dst = dst, .n = (int)n, .vector = o->vector, .stack = o->stack, .offset = ld->total};
     if (o->vector) {
@@ -179,13 +185,14 @@ static int plan_rows(struct loader *ld, const struct found *o, struct tern_weigh
     }
     p->stack_rows = (int)t->dims[1];
     p->matrix = o->matrix;
+    p->matrices = o->matrices;
     TERN_TRY(find_parts(ld, p, &whole, err));
     TERN_TRY(know(ld, t, err));
     for (int i = 0; i < TERN_TENSOR_PARTS && p->parts[i]; i++)
         TERN_TRY(know(ld, p->parts[i], err));
     if ((rc = tern_weight_rows(&p->src, &whole, row0, o->k, &e)) < 0)
         TERN_FAIL(err, rc, "%s: %s", tern_file_path(ld->f), e.msg);
-    TERN_TRY(plan_bytes(ld, p, o->k, err));
+    TERN_TRY(place_bytes(ld, p, o->k, err));
     if (!tern_add(ld->total, p->bytes, &ld->total))
         TERN_FAIL(err, TERN_ENOMEM, "%s: the weights do not fit in memory", tern_file_path(ld->f));
     ld->net->n_params += n * o->k * o->stack;
@@ -194,8 +201,8 @@ out:
 }
 
 /* Looks up the tensor of n_rules rules, which share its rows; o says what is wanted.  layer -1: global rules. */
-static int plan_tensor(struct loader *ld, struct found *o, const struct tern_tensor_rule *r, int n_rules, int layer,
-                       struct tern_weights *slots, tern_error *err)
+static int place_tensor(struct loader *ld, struct found *o, const struct tern_tensor_rule *r, int n_rules, int layer,
+                        struct tern_weights *slots, tern_error *err)
 {
     int rc = 0;
     char name[NAME_MAX_LEN];
@@ -217,7 +224,7 @@ static int plan_tensor(struct loader *ld, struct found *o, const struct tern_ten
     for (int i = 0; i < n_rules; i++) {
         int64_t n = r[i].n(d, l);
         slots[r[i].slot].stacked = r->stacked;
-        TERN_TRY(plan_rows(ld, o, &slots[r[i].slot], row0, n, err));
+        TERN_TRY(place_rows(ld, o, &slots[r[i].slot], row0, n, err));
         row0 += n;
     }
 out:
@@ -225,8 +232,8 @@ out:
 }
 
 /* One tensor, or one for each matrix of a stack. */
-static int plan_rule(struct loader *ld, const struct tern_tensor_rule *r, int n_rules, int layer,
-                     struct tern_weights *slots, tern_error *err)
+static int place_rule(struct loader *ld, const struct tern_tensor_rule *r, int n_rules, int layer,
+                      struct tern_weights *slots, tern_error *err)
 {
     int rc = 0;
     const struct tern_desc *d = &ld->net->desc;
@@ -234,7 +241,7 @@ static int plan_rule(struct loader *ld, const struct tern_tensor_rule *r, int n_
     const char *number = strstr(r->name, "%d");
     const bool apart = number && strstr(number + 2, "%d");
     const int stack = stack_of(l, r->stacked);
-    struct found o = {.stack = apart ? 1 : stack, .vector = !r->k || r->table};
+    struct found o = {.stack = apart ? 1 : stack, .matrices = stack, .vector = !r->k || r->table};
     if ((r->when && !r->when(l)) || slots[r->slot].mat.n > 0)
         return 0;
     o.k = columns_of(r, d, l);
@@ -242,21 +249,21 @@ static int plan_rule(struct loader *ld, const struct tern_tensor_rule *r, int n_
         o.rows += r[i].n(d, l);
     TERN_ASSERT(o.rows > 0 && o.k > 0);
     do
-        TERN_TRY(plan_tensor(ld, &o, r, n_rules, layer, slots, err));
+        TERN_TRY(place_tensor(ld, &o, r, n_rules, layer, slots, err));
     while (apart && o.t && ++o.matrix < stack);
 out:
     return rc;
 }
 
 /* All rules of a table. */
-static int plan_rules(struct loader *ld, const struct tern_tensor_rule *r, int layer, struct tern_weights *slots,
-                      tern_error *err)
+static int place_rules(struct loader *ld, const struct tern_tensor_rule *r, int layer, struct tern_weights *slots,
+                       tern_error *err)
 {
     int rc = 0;
     for (int n; r && r->name; r += n) {
         for (n = 1; r[n].name && strcmp(r[n].name, r->name) == 0;)
             n++;
-        TERN_TRY(plan_rule(ld, r, n, layer, slots, err));
+        TERN_TRY(place_rule(ld, r, n, layer, slots, err));
     }
 out:
     return rc;
@@ -296,18 +303,6 @@ static int check_unknown(struct loader *ld, tern_error *err)
 
 /* ---- packing ---------------------------------------------------------------------------------------------------- */
 
-#define PANELS_PER_TASK 16
-
-struct pack_work {
-    const struct tern_weight_place *p; /* the matrices of its tensor, or of the places from here on */
-    bool apart;
-    uint8_t *dst;
-    int panels, tasks; /* of one matrix */
-    pthread_mutex_t lock;
-    tern_error err; /* of the lowest failing task, so that the message does not depend on timing */
-    int failed;     /* that task, or -1 */
-};
-
 /* Matrix i of a stack between whose matrices something else lies. */
 static struct tern_weight_source matrix_at(const struct tern_weight_place *p, int i)
 {
@@ -318,49 +313,31 @@ static struct tern_weight_source matrix_at(const struct tern_weight_place *p, in
     return s;
 }
 
-static void pack_task(void *ctx, int task, int worker)
+/* user: the place of the weight's tensor, or of the first where its matrices are tensors of their own. */
+static int matrix_source(const void *user, int i, struct tern_weight_source *out, char name[TERN_DEV_NAME],
+                         tern_error *err)
 {
-    struct pack_work *w = ctx;
-    tern_error err = {0};
-    const struct tern_packed *m = &w->p->dst->mat;
-    struct tern_weight_source src;
-    int rc = 0, i = task / w->tasks;
-    const struct tern_weight_place *p = w->apart ? &w->p[i] : w->p;
-    int p0 = task % w->tasks * PANELS_PER_TASK;
-    int p1 = p0 + PANELS_PER_TASK < w->panels ? p0 + PANELS_PER_TASK : w->panels;
-    char name[NAME_MAX_LEN + 16];
-    (void)worker;
+    const struct tern_weight_place *first = user;
+    const bool apart = first->stack < first->matrices;
+    const struct tern_weight_place *p = apart ? &first[i] : first;
+    int rc = 0;
     if (p->t->stride)
-        src = matrix_at(p, i);
+        *out = matrix_at(p, i);
     else
-        TERN_TRY(tern_weight_rows(&src, &p->src, w->apart ? 0 : (int64_t)i * p->stack_rows, m->k, &err));
+        rc = tern_weight_rows(out, &p->src, apart ? 0 : (int64_t)i * p->stack_rows, p->dst->mat.k, err);
     if (p->stack > 1) {
-        (void)snprintf(name, sizeof name, "%s[%d]", p->t->source, i);
-        src.name = name;
+        (void)snprintf(name, TERN_DEV_NAME, "%s[%d]", p->t->source, i);
+        out->name = name;
     }
-    TERN_TRY(tern_weight_pack(m, w->dst + (size_t)i * tern_weight_bytes(m), &src, p0, p1, &err));
-out:
-    if (rc == 0)
-        return;
-    (void)pthread_mutex_lock(&w->lock);
-    if (w->failed < 0 || task < w->failed) {
-        w->failed = task;
-        w->err = err;
-    }
-    (void)pthread_mutex_unlock(&w->lock);
+    return rc;
 }
 
-/* n > 1: these places are matrices of one stack. */
-static int pack_matrix(const struct loader *ld, const struct tern_weight_place *p, int n, struct tern_pool *pool,
-                       uint8_t *dst, tern_error *err)
+static int pack_matrix(const struct loader *ld, const struct tern_weight_place *p, tern_error *err)
 {
-    struct pack_work w = {.p = p, .apart = n > 1, .dst = dst, .failed = -1};
-    w.panels = (p->dst->mat.n + TERN_PANEL - 1) / TERN_PANEL;
-    w.tasks = (w.panels + PANELS_PER_TASK - 1) / PANELS_PER_TASK;
-    (void)pthread_mutex_init(&w.lock, NULL);
-    tern_pool_run(pool, pack_task, &w, w.tasks * (w.apart ? n : p->stack));
-    (void)pthread_mutex_destroy(&w.lock);
-    return w.failed < 0 ? 0 : tern_err_set(err, w.err.code, "%s: %s", tern_file_path(ld->f), w.err.msg);
+    tern_error e = {0};
+    const struct tern_dev_source from = {matrix_source, p};
+    int rc = ld->dev->ops->weight_load(ld->dev, &p->dst->mat, &from, &e);
+    return rc == 0 ? 0 : tern_err_set(err, rc, "%s: %s", tern_file_path(ld->f), e.msg);
 }
 
 static int read_vector(const struct loader *ld, const struct tern_weight_place *p, float *dst, tern_error *err)
@@ -383,32 +360,6 @@ out:
     return rc;
 }
 
-static int pack_all(struct loader *ld, struct tern_pool *pool, tern_error *err)
-{
-    int rc = 0;
-    struct tern_net *net = ld->net;
-    TERN_TRY(tern_reserve(&net->memory, ld->total, err));
-    net->memory_bytes = ld->total;
-    for (size_t i = 0, n; i < ld->n_plans; i += n) {
-        const struct tern_weight_place *p = &ld->plans[i];
-        uint8_t *dst = (uint8_t *)net->memory + p->offset;
-        for (n = 1; i + n < ld->n_plans && p[n].matrix > 0;)
-            n++;
-        if (p->vector)
-            TERN_TRY(read_vector(ld, p, (float *)(void *)dst, err));
-        else
-            TERN_TRY(pack_matrix(ld, p, (int)n, pool, dst, err));
-        /* The file's copy of these tensors is not needed again: without this both would be resident. */
-        for (size_t j = 0; j < n; j++) {
-            tern_file_forget(ld->f, p[j].t);
-            for (int part = 0; part < TERN_TENSOR_PARTS && p[j].parts[part]; part++)
-                tern_file_forget(ld->f, p[j].parts[part]);
-        }
-    }
-out:
-    return rc;
-}
-
 /* path, at: where x lies, for messages */
 static int check_vector(const struct tern_weight_place *p, const float *x, const char *path, uint64_t at,
                         tern_error *err)
@@ -420,24 +371,50 @@ static int check_vector(const struct tern_weight_place *p, const float *x, const
     return 0;
 }
 
-/* Points the model's tensors into the block.  packed: the file that it lies in, NULL when it was packed here. */
-static int bind_all(const struct loader *ld, const uint8_t *block, const char *packed, tern_error *err)
+/* Says where the model's tensors lie. */
+static void bind_all(const struct loader *ld)
 {
-    for (size_t i = 0; i < ld->n_plans; i++) {
-        const struct tern_weight_place *p = &ld->plans[i];
-        const uint8_t *data = block + p->offset;
-        if (!p->vector) {
-            if (p->matrix == 0)
-                p->dst->mat.data = data;
-            continue;
-        }
-        p->dst->vec = (const float *)(const void *)data;
-        int rc = packed ? check_vector(p, p->dst->vec, packed, (uint64_t)(data - ld->net->packed.p), err)
-                        : check_vector(p, p->dst->vec, tern_file_path(ld->f), p->t->file_offset, err);
-        if (rc < 0)
-            return rc;
+    for (size_t i = 0; i < ld->n_places; i++) {
+        const struct tern_weight_place *p = &ld->places[i];
+        if (p->vector)
+            p->dst->vec = (struct tern_dev_vec){ld->net->memory, p->offset / sizeof(float)};
+        else if (p->matrix == 0)
+            ld->dev->ops->weight_place(ld->dev, &p->dst->mat, ld->net->memory, p->offset);
     }
-    return 0;
+}
+
+static int load_vector(const struct loader *ld, const struct tern_weight_place *p, tern_error *err)
+{
+    int rc = 0;
+    float *x = NULL;
+    TERN_TRY(tern_alloc(&x, (size_t)p->n, sizeof *x, err));
+    TERN_TRY(read_vector(ld, p, x, err));
+    TERN_TRY(check_vector(p, x, tern_file_path(ld->f), p->t->file_offset, err));
+    ld->dev->ops->copy_in(ld->dev, ld->net->memory, p->offset, x, (size_t)p->n * sizeof *x);
+out:
+    tern_free(x);
+    return rc;
+}
+
+static int pack_all(struct loader *ld, tern_error *err)
+{
+    int rc = 0;
+    TERN_TRY(ld->dev->ops->reserve(ld->dev, &ld->net->memory, ld->total, true, err));
+    bind_all(ld);
+    for (size_t i = 0, n; i < ld->n_places; i += n) {
+        const struct tern_weight_place *p = &ld->places[i];
+        for (n = 1; i + n < ld->n_places && p[n].matrix > 0;)
+            n++;
+        TERN_TRY(p->vector ? load_vector(ld, p, err) : pack_matrix(ld, p, err));
+        /* The file's copy of these tensors is not needed again: without this both would be resident. */
+        for (size_t j = 0; j < n; j++) {
+            tern_file_forget(ld->f, p[j].t);
+            for (int part = 0; part < TERN_TENSOR_PARTS && p[j].parts[part]; part++)
+                tern_file_forget(ld->f, p[j].parts[part]);
+        }
+    }
+out:
+    return rc;
 }
 
 /* ---- the file that keeps packed weights -------------------------------------------------------------------------- */
@@ -456,18 +433,34 @@ static void write_packed(struct tern_net *net, const struct tern_weight_block *b
                        tern_path_show(kept->path), b->bytes >> 20);
 }
 
+/* The mapped file becomes the model's memory. */
+static int use_packed(struct loader *ld, const uint8_t *data, const char *path, tern_error *err)
+{
+    int rc = 0;
+    for (size_t i = 0; i < ld->n_places; i++) {
+        const struct tern_weight_place *p = &ld->places[i];
+        const uint8_t *x = data + p->offset;
+        if (p->vector)
+            TERN_TRY(check_vector(p, (const float *)(const void *)x, path, (uint64_t)(x - ld->net->packed.p), err));
+    }
+    TERN_TRY(ld->dev->ops->adopt(ld->dev, &ld->net->memory, data, ld->total, err));
+    bind_all(ld);
+out:
+    return rc;
+}
+
 static int load_weights(struct loader *ld, struct tern_pool *pool, const struct tern_packed_file *kept, tern_error *err)
 {
     int rc = 0;
     struct tern_net *net = ld->net;
-    struct tern_weight_block b = {ld->f, ld->plans, ld->n_plans, ld->total, net->digest};
+    struct tern_weight_block b = {ld->dev, ld->f, ld->places, ld->n_places, ld->total, net->digest};
     bool replace = false;
     tern_error why = {0};
     const uint8_t *data;
     net->memory_bytes = ld->total;
     if (kept && kept->path) {
         if (tern_packfile_open(&net->packed, &data, &b, kept->path, pool, &replace, &why) == 0) {
-            if (bind_all(ld, data, kept->path, &why) == 0)
+            if (use_packed(ld, data, kept->path, &why) == 0)
                 return 0;
             tern_map_close(&net->packed);
         }
@@ -484,8 +477,7 @@ static int load_weights(struct loader *ld, struct tern_pool *pool, const struct 
     }
     if (replace && kept->before)
         kept->before(kept->user, kept->path, tern_packfile_bytes(&b));
-    TERN_TRY(pack_all(ld, pool, err));
-    TERN_TRY(bind_all(ld, net->memory, NULL, err));
+    TERN_TRY(pack_all(ld, err));
     if (replace)
         write_packed(net, &b, pool, kept, &why);
     else if (refusal.code)
@@ -498,28 +490,66 @@ out:
 
 /* ---- derived values --------------------------------------------------------------------------------------------- */
 
-/* Rotary frequencies are divided by these. */
-static int check_divisors(const struct tern_net *net, const struct tern_file *f, tern_error *err)
+int tern_net_vector(float **out, const struct tern_net *net, struct tern_dev_vec v, size_t n, tern_error *err)
 {
-    for (int g = TERN_ROPE_FACTORS; g <= TERN_ROPE_FACTORS_LONG; g++)
-        for (int i = 0; net->globals[g].vec && i < net->desc.ropes[0].n_rot / 2; i++)
-            if (!(net->globals[g].vec[i] > 0))
-                return tern_err_set(err, TERN_EFORMAT, "%s: divisor %d of the rotary frequencies is %g",
-                                    tern_file_path(f), i, (double)net->globals[g].vec[i]);
-    return 0;
+    int rc = 0;
+    const struct tern_dev_ops *ops = net->dev->ops;
+    struct tern_dev *dev = NULL; /* of this thread's own */
+    *out = NULL;
+    TERN_TRY(ops->open(&dev, NULL, err));
+    TERN_TRY(tern_alloc(out, n, sizeof **out, err));
+    ops->copy_out(dev, *out, v.mem, v.at * sizeof **out, n * sizeof **out);
+    ops->sync(dev);
+out:
+    tern_dev_close(dev);
+    return rc;
+}
+
+/* What rotary frequencies are divided by; *out NULL where the file says nothing. */
+static int read_divisors(float **out, const struct tern_net *net, int global, const struct tern_file *f,
+                         tern_error *err)
+{
+    const struct tern_dev_vec v = net->globals[global].vec;
+    const int n = net->desc.ropes[0].n_rot / 2;
+    *out = NULL;
+    int rc = v.mem ? tern_net_vector(out, net, v, (size_t)n, err) : 0;
+    for (int i = 0; rc == 0 && *out && i < n; i++)
+        if (!((*out)[i] > 0))
+            return tern_err_set(err, TERN_EFORMAT, "%s: divisor %d of the rotary frequencies is %g", tern_file_path(f),
+                                i, (double)(*out)[i]);
+    return rc;
 }
 
 static int make_ropes(struct tern_net *net, const struct tern_file *f, tern_error *err)
 {
     int rc = 0;
-    TERN_TRY(check_divisors(net, f, err));
+    float *divisors[3] = {NULL};
+    for (int i = 0; i < 3; i++)
+        TERN_TRY(read_divisors(&divisors[i], net, TERN_ROPE_FACTORS + i, f, err));
     for (int r = 0; r < net->desc.n_ropes; r++) {
         struct tern_rope *rope = &net->desc.ropes[r];
         const bool longrope = rope->scaling == TERN_ROPE_LONG;
         enum tern_global factors = longrope ? TERN_ROPE_FACTORS_SHORT : TERN_ROPE_FACTORS;
-        TERN_TRY(tern_rope_make(rope, longrope || rope->use_factors ? net->globals[factors].vec : NULL,
-                                longrope ? net->globals[TERN_ROPE_FACTORS_LONG].vec : NULL, err));
+        TERN_TRY(tern_rope_make(rope, longrope || rope->use_factors ? divisors[factors - TERN_ROPE_FACTORS] : NULL,
+                                longrope ? divisors[TERN_ROPE_FACTORS_LONG - TERN_ROPE_FACTORS] : NULL, err));
     }
+out:
+    for (int i = 0; i < 3; i++)
+        tern_free(divisors[i]);
+    return rc;
+}
+
+static int read_scales(struct tern_net *net, tern_error *err)
+{
+    int rc = 0;
+    TERN_TRY(tern_alloc(&net->out_scales, (size_t)net->desc.n_layers, sizeof *net->out_scales, err));
+    for (int i = 0; i < net->desc.n_layers; i++) {
+        const struct tern_dev_vec v = net->layers[i][TERN_SLOT_OUT_SCALE].vec;
+        net->out_scales[i] = 1;
+        if (v.mem)
+            net->dev->ops->copy_out(net->dev, &net->out_scales[i], v.mem, v.at * sizeof(float), sizeof(float));
+    }
+    net->dev->ops->sync(net->dev);
 out:
     return rc;
 }
@@ -587,23 +617,23 @@ static int vocab_size(struct tern_desc *d, const struct tern_file *f, tern_error
     return 0;
 }
 
-static int plan_all(struct loader *ld, tern_error *err)
+static int place_all(struct loader *ld, tern_error *err)
 {
     int rc = 0;
     struct tern_net *net = ld->net;
-    TERN_TRY(plan_rules(ld, ld->arch->globals, -1, net->globals, err));
+    TERN_TRY(place_rules(ld, ld->arch->globals, -1, net->globals, err));
     for (int i = 0; i < net->desc.n_layers; i++) {
-        TERN_TRY(plan_rules(ld, ld->arch->layers, i, net->layers[i], err));
-        TERN_TRY(plan_rules(ld, ld->arch->more_layers, i, net->layers[i], err));
-        TERN_TRY(plan_rules(ld, tern_expert_layers, i, net->layers[i], err));
+        TERN_TRY(place_rules(ld, ld->arch->layers, i, net->layers[i], err));
+        TERN_TRY(place_rules(ld, ld->arch->more_layers, i, net->layers[i], err));
+        TERN_TRY(place_rules(ld, tern_expert_layers, i, net->layers[i], err));
     }
     TERN_TRY(check_unknown(ld, err));
 out:
     return rc;
 }
 
-int tern_net_load(struct tern_net **out, const struct tern_file *f, struct tern_pool *pool,
-                  const struct tern_packed_file *kept, tern_error *err)
+int tern_net_load(struct tern_net **out, const struct tern_file *f, const struct tern_dev_ops *device,
+                  struct tern_pool *pool, const struct tern_packed_file *kept, tern_error *err)
 {
     int rc = 0;
     struct loader ld = {.f = f};
@@ -611,6 +641,8 @@ int tern_net_load(struct tern_net **out, const struct tern_file *f, struct tern_
     *out = NULL;
     TERN_TRY(tern_alloc(&net, 1, sizeof *net, err));
     ld.net = net;
+    TERN_TRY(device->open(&net->dev, NULL, err));
+    TERN_TRY(device->open(&ld.dev, pool, err));
     TERN_TRY(find_arch(&ld.arch, f, err));
     net->desc.arch = ld.arch->name;
     TERN_TRY(ld.arch->configure(&net->desc, f, err));
@@ -621,62 +653,86 @@ int tern_net_load(struct tern_net **out, const struct tern_file *f, struct tern_
     if (tern_desc_check(&net->desc, &detail) < 0)
         TERN_FAIL(err, detail.code, "%s: %s", tern_file_path(f), detail.msg);
     TERN_TRY(tern_alloc(&net->layers, (size_t)net->desc.n_layers, sizeof *net->layers, err));
-    TERN_TRY(plan_all(&ld, err));
+    TERN_TRY(place_all(&ld, err));
     net->digest = digest(ld.f);
     TERN_TRY(load_weights(&ld, pool, kept, err));
-    if (!net->globals[TERN_HEAD].mat.data) /* tied: the embedding is the output matrix */
+    ld.dev->ops->sync(ld.dev);
+    if (!net->globals[TERN_HEAD].mat.form) /* tied: the embedding is the output matrix */
         net->globals[TERN_HEAD] = net->globals[TERN_EMBED];
     TERN_TRY(make_ropes(net, f, err));
+    TERN_TRY(read_scales(net, err));
     *out = net;
     net = NULL;
 out:
-    tern_free(ld.plans);
+    tern_free(ld.places);
     tern_free(ld.known);
+    tern_dev_close(ld.dev);
     tern_net_free(net);
     return rc;
+}
+
+static void drop_weights(struct tern_net *n)
+{
+    const struct tern_dev_ops *ops = n->dev->ops;
+    if (n->globals[TERN_HEAD].mat.form == n->globals[TERN_EMBED].mat.form)
+        n->globals[TERN_HEAD].mat.form = NULL;
+    for (int g = 0; g < TERN_N_GLOBALS; g++)
+        ops->weight_drop(n->dev, &n->globals[g].mat);
+    for (int i = 0; n->layers && i < n->desc.n_layers; i++)
+        for (int slot = 0; slot < TERN_N_SLOTS; slot++)
+            ops->weight_drop(n->dev, &n->layers[i][slot].mat);
+    ops->release(n->dev, n->memory);
 }
 
 void tern_net_free(struct tern_net *n)
 {
     if (!n)
         return;
+    if (n->dev)
+        drop_weights(n);
+    tern_dev_close(n->dev);
     for (int r = 0; r < n->desc.n_ropes; r++) {
         tern_free(n->desc.ropes[r].freq);
         tern_free(n->desc.ropes[r].freq_long);
     }
     tern_free(n->desc.layers);
     tern_free(n->layers);
-    tern_release(n->memory, n->memory_bytes);
+    tern_free(n->out_scales);
     tern_map_close(&n->packed);
     tern_free(n);
 }
 
-size_t tern_net_tensor_bytes(const struct tern_tensor *t)
+size_t tern_net_tensor_bytes(const struct tern_net *n, const struct tern_tensor *t)
 {
-    struct tern_packed w;
+    struct tern_dev_weight w;
     const struct tern_weight_source s = source_of(t);
     if (t->unused)
         return 0;
     if (t->n_dims == 1)
         return (size_t)t->dims[0] * sizeof(float);
-    return tern_weight_plan(&w, &s, t->dims[1], t->dims[0], NULL) < 0 ? 0 : tern_weight_bytes(&w) * (size_t)t->dims[2];
+    if (n->dev->ops->weight_plan(n->dev, &w, &s, t->dims[1], t->dims[0], (int)t->dims[2], NULL) < 0)
+        return 0;
+    const size_t bytes = n->dev->ops->weight_bytes(&w);
+    n->dev->ops->weight_drop(n->dev, &w);
+    return bytes;
 }
 
-static size_t matrix_bytes(const struct tern_weights *w)
+/* Of so many of its matrices. */
+static size_t matrix_bytes(const struct tern_net *n, const struct tern_weights *w, int matrices)
 {
-    return w->mat.data ? tern_weight_bytes(&w->mat) : 0;
+    return w->mat.form ? n->dev->ops->weight_bytes(&w->mat) / (size_t)w->mat.stack * (size_t)matrices : 0;
 }
 
 size_t tern_net_step_bytes(const struct tern_net *n, int rows)
 {
-    size_t bytes = matrix_bytes(&n->globals[TERN_HEAD]);
+    size_t bytes = matrix_bytes(n, &n->globals[TERN_HEAD], 1);
     for (int i = 0; i < n->desc.n_layers; i++) {
         const struct tern_layer_desc *l = &n->desc.layers[i];
         int64_t chosen = (int64_t)rows * l->experts.n_active;
         int experts = (int)(chosen < l->experts.n ? chosen : l->experts.n);
         for (int slot = 0; slot < TERN_N_SLOTS; slot++) {
             const struct tern_weights *w = &n->layers[i][slot];
-            bytes += matrix_bytes(w) * (size_t)(w->stacked == TERN_PER_EXPERT ? experts : stack_of(l, w->stacked));
+            bytes += matrix_bytes(n, w, w->stacked == TERN_PER_EXPERT ? experts : stack_of(l, w->stacked));
         }
     }
     return bytes;

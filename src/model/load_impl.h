@@ -14,12 +14,14 @@ struct tern_weight_place {
     int n;                                              /* and their number; of a vector or table, elements */
     bool vector;
     int columns;           /* of a table, which is turned; 1 of a vector */
-    int stack, stack_rows; /* matrices of the tensor, tern_weight_bytes apart in memory, and rows of one */
-    int matrix; /* of a stack whose matrices are tensors of their own: which one; its places follow one another */
+    int stack, stack_rows; /* matrices of the tensor, and rows of one */
+    int matrix;   /* of a stack whose matrices are tensors of their own: which one; its places follow one another */
+    int matrices; /* of all of it */
     size_t offset, bytes; /* in the block of all weights */
 };
 
 struct tern_weight_block {
+    struct tern_dev *dev;
     const struct tern_file *f;
     const struct tern_weight_place *places;
     size_t n;
@@ -33,11 +35,11 @@ struct tern_weight_block {
  * block.  On failure *replace says whether the file may be written anew: it is one of ours, or there is none. */
 int tern_packfile_open(struct tern_map *out, const uint8_t **data, const struct tern_weight_block *b, const char *path,
                        struct tern_pool *pool, bool *replace, tern_error *err);
-/* Writes the block that lies at `data`.  TERN_ECAPACITY while another process is writing the same file. */
 /* May one be written there? */
 int tern_packfile_check(const char *path, tern_error *err);
 size_t tern_packfile_bytes(const struct tern_weight_block *b); /* of the whole file */
-int tern_packfile_write(const struct tern_weight_block *b, const uint8_t *data, const char *path,
+/* Writes the block that fills `memory`.  TERN_ECAPACITY while another process is writing the same file. */
+int tern_packfile_write(const struct tern_weight_block *b, const struct tern_dev_mem *memory, const char *path,
                         struct tern_pool *pool, tern_error *err);
 
 #endif

@@ -25,10 +25,10 @@
 /* Matrices that lie one after the other in one tensor: one for each head, one for each expert. */
 enum tern_stacked { TERN_ONE, TERN_PER_HEAD, TERN_PER_EXPERT };
 
-/* A vector is f32, and so is a table; a matrix is packed. */
+/* A vector is f32, and so is a table; a matrix has the form of the device. */
 struct tern_weights {
-    const float *vec;
-    struct tern_packed mat;
+    struct tern_dev_vec vec;
+    struct tern_dev_weight mat;
     enum tern_stacked stacked;
 };
 
@@ -36,11 +36,13 @@ struct tern_net {
     struct tern_desc desc;
     struct tern_weights globals[TERN_N_GLOBALS];
     struct tern_weights (*layers)[TERN_N_SLOTS]; /* [n_layers] */
-    struct tern_map packed;                      /* the file that all vectors and packed matrices lie in; else ... */
-    void *memory;                                /* ... they lie here */
-    size_t memory_bytes;                         /* theirs, wherever they lie */
-    char notice[512];                            /* a sentence about that file for people, or "" */
-    uint64_t digest;                             /* of the tensor table and sampled weight bytes */
+    float *out_scales;                           /* [n_layers] what TERN_SLOT_OUT_SCALE holds; 1 */
+    struct tern_dev *dev;                        /* of the device that the weights are on; for memory alone */
+    struct tern_dev_mem *memory;                 /* all vectors and matrices */
+    struct tern_map packed;                      /* the file that memory stands for, if it does */
+    size_t memory_bytes;
+    char notice[512]; /* a sentence about that file for people, or "" */
+    uint64_t digest;  /* of the tensor table and sampled weight bytes */
     int64_t n_params;
 };
 
@@ -62,15 +64,18 @@ struct tern_arch_gguf {
 /* false: no directories of this architecture open. */
 bool tern_arch_find_gguf(struct tern_arch_gguf *out, const char *arch);
 
-/* Reads configuration and tensors of an opened file.  Packing runs on the pool.  kept may be NULL; nothing that is
- * wrong with that file is an error. */
-int tern_net_load(struct tern_net **out, const struct tern_file *f, struct tern_pool *pool,
-                  const struct tern_packed_file *kept, tern_error *err);
+/* Reads configuration and tensors of an opened file onto a device.  Packing runs on the pool.  kept may be NULL;
+ * nothing that is wrong with that file is an error. */
+int tern_net_load(struct tern_net **out, const struct tern_file *f, const struct tern_dev_ops *device,
+                  struct tern_pool *pool, const struct tern_packed_file *kept, tern_error *err);
 void tern_net_free(struct tern_net *n);
+
+/* The first n numbers of a vector, to be freed with tern_free. */
+int tern_net_vector(float **out, const struct tern_net *net, struct tern_dev_vec v, size_t n, tern_error *err);
 
 /* Bytes that a tensor of an opened model takes in memory, but for keys and values of layers that attend to another's;
  * 0: it is unused. */
-size_t tern_net_tensor_bytes(const struct tern_tensor *t);
+size_t tern_net_tensor_bytes(const struct tern_net *n, const struct tern_tensor *t);
 
 /* Bytes of the matrices that a step of so many rows reads: all but an embedding of its own, of which it reads rows, and
  * but experts that none of the rows goes to (where they choose, the most that they can). */
@@ -88,8 +93,9 @@ struct tern_forward_job {
 };
 
 /* Sees all rows' query and key heads of a layer as attention will, before anything is appended: [rows][heads * dim].
- * May use the pool. */
-typedef void tern_forward_tap(void *user, int layer, const float *q, size_t q_stride, const float *k, size_t k_stride);
+ * May copy out, wait for it, and use the pool. */
+typedef void tern_forward_tap(void *user, struct tern_dev *dev, int layer, struct tern_dev_rows q,
+                              struct tern_dev_rows k);
 
 struct tern_forward_batch {
     const struct tern_row *rows;
@@ -98,12 +104,8 @@ struct tern_forward_batch {
     int n_jobs;
     const int *logit_rows; /* rows that want logits, ascending */
     int n_logit_rows;
-    float *logits;          /* [n_logit_rows][logit_stride] */
-    size_t logit_stride;    /* floats, a multiple of 16, >= n_vocab */
     const int *hidden_rows; /* rows whose hidden states are wanted, after the last norm, ascending */
     int n_hidden_rows;
-    float *hidden;        /* [n_hidden_rows][hidden_stride] */
-    size_t hidden_stride; /* floats, a multiple of 16, >= n_embd */
     tern_forward_tap *tap;
     void *tap_user;
 };
@@ -121,7 +123,14 @@ size_t tern_forward_scratch_bytes(const struct tern_forward *f);
  * appended that computed them.  `to` is between tern_kv_begin and tern_kv_commit; the plan of `from` is raw. */
 void tern_forward_copy(struct tern_forward *f, const struct tern_forward_job *to, const struct tern_forward_job *from);
 
-/* Runs all layers.  The jobs' sequences are between tern_kv_begin and tern_kv_commit.  Cannot fail. */
+/* Room for the logits and the hidden states of so many rows.  Before anything of a step has begun. */
+int tern_forward_want(struct tern_forward *f, int n_logits, int n_hidden, tern_error *err);
+/* Runs all layers.  The jobs' sequences are between tern_kv_begin and tern_kv_commit; what is given here stays as it is
+ * until the device has been waited for.  Cannot fail. */
 void tern_forward_run(struct tern_forward *f, const struct tern_forward_batch *b);
+/* host[n][n_vocab] = logits of logit_rows[row0 ..] of the last run, once the device has been waited for; [n][n_embd] of
+ * hidden_rows. */
+void tern_forward_logits(struct tern_forward *f, float *host, int row0, int n);
+void tern_forward_hidden(struct tern_forward *f, float *host, int row0, int n);
 
 #endif

@@ -62,12 +62,13 @@ struct form {
 };
 _Static_assert(sizeof(struct form) == 24 + 48 + 8 + TERN_TABLE, "no padding in what is hashed");
 
-static uint64_t hash_name(const struct tern_weight_place *p)
+static uint64_t hash_name(const struct tern_weight_block *b, const struct tern_weight_place *p)
 {
-    const struct tern_packed *m = &p->dst->mat;
+    struct tern_dev_about m;
     const struct tern_weight_source *s = &p->src;
     struct form f = {.begin = (uint64_t)((const uint8_t *)s->data - (const uint8_t *)p->t->data)};
     if (!p->vector) {
+        b->dev->ops->weight_about(&p->dst->mat, &m);
         f = (struct form){.begin = f.begin,
                           .row0 = s->row0,
                           .n_stored = s->n_stored,
@@ -79,12 +80,12 @@ static uint64_t hash_name(const struct tern_weight_place *p)
                           .zero_plus_one = s->zero_plus_one,
                           .factor_rows = s->factor_rows,
                           .stack = p->stack,
-                          .zero = m->zero,
-                          .group = m->group,
-                          .d_type = (int32_t)m->d_type,
-                          .m_type = (int32_t)m->m_type,
-                          .unit = m->unit};
-        memcpy(f.table, m->table, sizeof f.table);
+                          .zero = m.zero,
+                          .group = m.group,
+                          .d_type = m.d_type,
+                          .m_type = m.m_type,
+                          .unit = m.unit};
+        memcpy(f.table, m.table, sizeof f.table);
     }
     return XXH3_64bits_withSeed(p->t->name, strlen(p->t->name), XXH3_64bits(&f, sizeof f));
 }
@@ -93,19 +94,20 @@ static uint64_t hash_name(const struct tern_weight_place *p)
 static struct record expected(const struct tern_weight_block *b, size_t i)
 {
     const struct tern_weight_place *p = &b->places[i];
-    const struct tern_packed *m = &p->dst->mat;
-    struct record r = {.name = hash_name(p),
+    struct tern_dev_about m;
+    struct record r = {.name = hash_name(b, p),
                        .offset = p->offset,
                        .bytes = p->bytes,
                        .type = (uint32_t)p->t->type,
                        .n = (uint32_t)p->n,
                        .k = 1};
     if (!p->vector) {
-        r.panel_bytes = m->panel_bytes;
-        r.codes = (uint16_t)m->codes;
-        r.scales = (uint16_t)m->scales;
-        r.n = (uint32_t)m->n;
-        r.k = (uint32_t)m->k;
+        b->dev->ops->weight_about(&p->dst->mat, &m);
+        r.panel_bytes = m.unit_bytes;
+        r.codes = (uint16_t)m.codes;
+        r.scales = (uint16_t)m.scales;
+        r.n = (uint32_t)p->dst->mat.n;
+        r.k = (uint32_t)p->dst->mat.k;
     }
     return r;
 }
@@ -189,30 +191,70 @@ size_t tern_packfile_bytes(const struct tern_weight_block *b)
     return (size_t)expected_header(b).data_offset + b->bytes;
 }
 
-int tern_packfile_write(const struct tern_weight_block *b, const uint8_t *data, const char *path,
+#define CHUNK ((size_t)4 << 20) /* of what comes from the device at a time */
+
+/* The hashes of the tensors' bytes in the block. */
+static int hash_block(const struct tern_weight_block *b, const struct tern_dev_mem *memory, uint8_t *chunk,
+                      struct record *out, tern_error *err)
+{
+    XXH3_state_t *h = XXH3_createState();
+    if (!h)
+        return tern_err_set(err, TERN_ENOMEM, "out of memory for a checksum");
+    for (size_t i = 0; i < b->n; i++) {
+        const struct tern_weight_place *p = &b->places[i];
+        (void)XXH3_64bits_reset(h);
+        for (size_t at = 0, n; at < p->bytes; at += n) {
+            n = p->bytes - at < CHUNK ? p->bytes - at : CHUNK;
+            b->dev->ops->copy_out(b->dev, chunk, memory, p->offset + at, n);
+            b->dev->ops->sync(b->dev);
+            (void)XXH3_64bits_update(h, chunk, n);
+        }
+        out[i].hash = XXH3_64bits_digest(h);
+    }
+    (void)XXH3_freeState(h);
+    return 0;
+}
+
+static int write_block(struct tern_outfile *f, const struct tern_weight_block *b, const struct tern_dev_mem *memory,
+                       uint8_t *chunk, tern_error *err)
+{
+    int rc = 0;
+    for (size_t at = 0, n; rc == 0 && at < b->bytes; at += n) {
+        n = b->bytes - at < CHUNK ? b->bytes - at : CHUNK;
+        b->dev->ops->copy_out(b->dev, chunk, memory, at, n);
+        b->dev->ops->sync(b->dev);
+        rc = tern_outfile_write(f, chunk, n, err);
+    }
+    return rc;
+}
+
+int tern_packfile_write(const struct tern_weight_block *b, const struct tern_dev_mem *memory, const char *path,
                         struct tern_pool *pool, tern_error *err)
 {
     struct tern_outfile f;
-    uint8_t *head = NULL;
+    uint8_t *head = NULL, *chunk = NULL;
     struct header h = expected_header(b);
     int rc = tern_outfile_open_alone(&f, path, mode_of(b->f), &packed_kind, err);
     if (rc < 0)
         return rc;
     TERN_TRY(tern_outfile_reserve(&f, h.data_offset + b->bytes, err));
     TERN_TRY(tern_alloc(&head, h.data_offset, 1, err));
+    TERN_TRY(tern_alloc(&chunk, CHUNK, 1, err));
     struct record *table = (struct record *)(void *)(head + sizeof h);
     for (size_t i = 0; i < b->n; i++)
         table[i] = expected(b, i);
-    hash_all(b, data, table, HASH_SOURCE | HASH_BLOCK, pool);
+    hash_all(b, NULL, table, HASH_SOURCE, pool);
+    TERN_TRY(hash_block(b, memory, chunk, table, err));
     memcpy(head, &h, sizeof h);
     h.hash = head_hash(head, h.data_offset);
     h.stamp = tern_file_stamp(b->f, h.hash);
     memcpy(head, &h, sizeof h);
     TERN_TRY(tern_outfile_write(&f, head, h.data_offset, err));
-    TERN_TRY(tern_outfile_write(&f, data, b->bytes, err));
+    TERN_TRY(write_block(&f, b, memory, chunk, err));
     TERN_TRY(tern_outfile_commit(&f, err));
 out:
     tern_free(head);
+    tern_free(chunk);
     tern_outfile_abort(&f);
     return rc;
 }

@@ -38,9 +38,9 @@ struct calibration {
     double deadline;            /* 0: none */
     float *scores;              /* [threads][n_tokens, whole pages] */
     size_t score_floats;        /* of one thread */
-    /* The layer in hand. */
+    /* The layer in hand, densely. */
     int layer;
-    const float *q, *k;
+    float *q, *k; /* [chunk][heads * dim] of the widest layer */
     size_t q_stride, k_stride;
 };
 
@@ -107,17 +107,19 @@ static void watch_head(void *ctx, int head, int worker)
     }
 }
 
-static void watch(void *user, int layer, const float *q, size_t q_stride, const float *k, size_t k_stride)
+static void watch(void *user, struct tern_dev *dev, int layer, struct tern_dev_rows q, struct tern_dev_rows k)
 {
     struct calibration *c = user;
-    if (c->desc->layers[layer].at.kv_of >= 0) /* the keys are another layer's; its own queries alone weigh them */
+    const struct tern_layer_desc *l = &c->desc->layers[layer];
+    if (l->at.kv_of >= 0) /* the keys are another layer's; its own queries alone weigh them */
         return;
     c->layer = layer;
-    c->q = q;
-    c->k = k;
-    c->q_stride = q_stride;
-    c->k_stride = k_stride;
-    tern_pool_run(c->pool, watch_head, c, c->desc->layers[layer].at.n_kv_heads);
+    c->q_stride = (size_t)l->at.n_heads * (size_t)l->at.dim_k;
+    c->k_stride = (size_t)l->at.n_kv_heads * (size_t)l->at.dim_k;
+    tern_dev_rows_out(dev, c->q, tern_dev_columns(q, 0, (int)c->q_stride), 0, c->n_rows);
+    tern_dev_rows_out(dev, c->k, tern_dev_columns(k, 0, (int)c->k_stride), 0, c->n_rows);
+    dev->ops->sync(dev);
+    tern_pool_run(c->pool, watch_head, c, l->at.n_kv_heads);
 }
 
 /* ---- from what was seen to constants ------------------------------------------------------------------------------
@@ -214,15 +216,18 @@ static void finish_head(struct tern_kv_cond_set *set, const struct tern_kv_decl 
 
 /* ---- the run ----------------------------------------------------------------------------------------------------- */
 
-static int new_stats(struct calibration *c, int n_threads, tern_error *err)
+static int new_stats(struct calibration *c, int n_threads, int chunk, tern_error *err)
 {
     int rc = 0;
+    size_t heads = 0;
     size_t pages = (size_t)(c->n_tokens + TERN_PAGE - 1) / TERN_PAGE;
     c->score_floats = pages * TERN_PAGE;
     TERN_TRY(tern_alloc(&c->scores, (size_t)n_threads * c->score_floats, sizeof *c->scores, err));
     TERN_TRY(tern_alloc(&c->layers, (size_t)c->desc->n_layers, sizeof *c->layers, err));
     for (int i = 0; i < c->desc->n_layers; i++) {
         const struct tern_layer_desc *l = &c->desc->layers[i];
+        size_t width = (size_t)l->at.n_heads * (size_t)l->at.dim_k;
+        heads = width > heads ? width : heads;
         TERN_TRY(tern_alloc(&c->layers[i], (size_t)l->at.n_kv_heads, sizeof **c->layers, err));
         for (int h = 0; h < l->at.n_kv_heads; h++) {
             struct head_stats *s = &c->layers[i][h];
@@ -231,6 +236,8 @@ static int new_stats(struct calibration *c, int n_threads, tern_error *err)
             TERN_TRY(tern_alloc(&s->q2, (size_t)l->at.dim_k, sizeof *s->q2, err));
         }
     }
+    TERN_TRY(tern_alloc(&c->q, (size_t)chunk, heads * sizeof *c->q, err));
+    TERN_TRY(tern_alloc(&c->k, (size_t)chunk, heads * sizeof *c->k, err));
 out:
     return rc;
 }
@@ -247,6 +254,8 @@ static void free_stats(struct calibration *c)
     }
     tern_free(c->layers);
     tern_free(c->scores);
+    tern_free(c->q);
+    tern_free(c->k);
 }
 
 static int observe(struct calibration *c, tern_engine *e, const int32_t *ids, tern_progress_fn *progress, void *user,
@@ -352,7 +361,7 @@ int tern_model_calibrate_within(tern_model *m, const int32_t *ids, int n, int n_
     if (seconds > 0)
         TERN_TRY(shorten(&c, e, ids, seconds, expected, err));
     *n_used = c.n_tokens;
-    TERN_TRY(new_stats(&c, tern_engine_threads(e), err));
+    TERN_TRY(new_stats(&c, tern_engine_threads(e), e->chunk, err));
     TERN_TRY(tern_alloc(&decl, (size_t)d->n_layers, sizeof *decl, err));
     tern_desc_kv(d, tern_engine_ctx(e), decl);
     TERN_TRY(tern_kv_cond_new(&set, decl, d->n_layers, err));

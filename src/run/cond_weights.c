@@ -45,21 +45,26 @@ int tern_cond_from_norms(struct tern_kv_cond_set **out, const struct tern_net *n
 {
     int rc = 0;
     const struct tern_desc *d = &net->desc;
+    float *wq = NULL, *wk = NULL;
     *out = NULL;
     for (int i = 0; i < d->n_layers; i++)
-        if (decl[i].n_heads && (!net->layers[i][TERN_SLOT_Q_NORM].vec || !net->layers[i][TERN_SLOT_K_NORM].vec))
+        if (decl[i].n_heads && (!net->layers[i][TERN_SLOT_Q_NORM].vec.mem || !net->layers[i][TERN_SLOT_K_NORM].vec.mem))
             return 0;
     TERN_TRY(tern_kv_cond_new(out, decl, d->n_layers, err));
     for (int i = 0; i < d->n_layers; i++) {
         const struct tern_layer_desc *l = &d->layers[i];
-        const float *wq = net->layers[i][TERN_SLOT_Q_NORM].vec, *wk = net->layers[i][TERN_SLOT_K_NORM].vec;
         double q2[TERN_KVQ_MAX_DIM], k2[TERN_KVQ_MAX_DIM], all_q2 = 0, all_k2 = 0;
         if (!decl[i].n_heads)
             continue;
+        TERN_TRY(tern_net_vector(&wq, net, net->layers[i][TERN_SLOT_Q_NORM].vec, (size_t)l->at.dim_k, err));
+        TERN_TRY(tern_net_vector(&wk, net, net->layers[i][TERN_SLOT_K_NORM].vec, (size_t)l->at.dim_k, err));
         for (int e = 0; e < l->at.dim_k; e++) {
             q2[e] = (double)wq[e] * (double)wq[e];
             k2[e] = (double)wk[e] * (double)wk[e];
         }
+        tern_free(wq);
+        tern_free(wk);
+        wq = wk = NULL;
         /* The rotation that follows mixes the two dims of a pair. */
         for (int p = 0; p < decl[i].n_rot / 2 && !l->attention.qk_norm_after_rope; p++) {
             struct tern_kv_pair pair = tern_kv_cond_pair(&decl[i], p, 0, 0);
@@ -77,6 +82,8 @@ int tern_cond_from_norms(struct tern_kv_cond_set **out, const struct tern_net *n
     }
     tern_kv_cond_seal(*out, decl);
 out:
+    tern_free(wq);
+    tern_free(wk);
     return rc;
 }
 
@@ -92,14 +99,15 @@ static void mean_turn(double freq, int n, double *co, double *si)
 
 /* What a head's keys vary by, as a sum over its dims: the squares of their weights, for inputs of unit variance.  row:
  * room for one. */
-static double varying_energy(const struct tern_weights *w, int head, int dim, int n_embd, float *row)
+static double varying_energy(struct tern_dev *dev, const struct tern_dev_weight *keys, const float *norm, int head,
+                             int dim, float *row)
 {
     double sum = 0;
-    const float *norm = w[TERN_SLOT_ATTN_NORM].vec;
     const int step = dim > SAMPLE ? dim / SAMPLE : 1, rows = (dim + step - 1) / step;
     for (int j = 0; j < dim; j += step) {
-        tern_k.gemm.row(row, &w[TERN_SLOT_K].mat, head * dim + j);
-        for (int i = 0; i < n_embd; i++) {
+        dev->ops->weight_out(dev, row, keys, 0, head * dim + j, 1);
+        dev->ops->sync(dev);
+        for (int i = 0; i < keys->k; i++) {
             double x = (double)row[i] * (norm ? (double)norm[i] : 1.0);
             sum += x * x;
         }
@@ -135,9 +143,10 @@ static bool has_key_bias(const struct tern_net *net, const struct tern_kv_decl *
 {
     bool any = false;
     for (int i = 0; i < net->desc.n_layers; i++) {
-        if (decl[i].n_heads && net->layers[i][TERN_SLOT_K_NORM].vec) /* what the norm makes of a bias is not known */
+        if (decl[i].n_heads &&
+            net->layers[i][TERN_SLOT_K_NORM].vec.mem) /* what the norm makes of a bias is not known */
             return false;
-        any |= decl[i].n_heads && net->layers[i][TERN_SLOT_K_BIAS].vec;
+        any |= decl[i].n_heads && net->layers[i][TERN_SLOT_K_BIAS].vec.mem;
     }
     return any;
 }
@@ -148,29 +157,42 @@ int tern_cond_from_bias(struct tern_kv_cond_set **out, const struct tern_net *ne
     int rc = 0;
     const struct tern_desc *d = &net->desc;
     const int n_positions = d->ctx < HORIZON ? d->ctx : HORIZON;
-    float *row = NULL;
+    float *row = NULL, *bias = NULL, *norm = NULL;
+    struct tern_dev *dev = NULL;
     *out = NULL;
     if (!has_key_bias(net, decl))
         return 0;
+    TERN_TRY(net->dev->ops->open(&dev, NULL, err));
     TERN_TRY(tern_alloc(&row, (size_t)d->n_embd, sizeof *row, err));
     TERN_TRY(tern_kv_cond_new(out, decl, d->n_layers, err));
     for (int i = 0; i < d->n_layers; i++) {
         const struct tern_layer_desc *l = &d->layers[i];
-        const float *bias = net->layers[i][TERN_SLOT_K_BIAS].vec;
-        if (!decl[i].n_heads || !bias)
+        const struct tern_weights *w = net->layers[i];
+        const struct tern_dev_vec before = w[TERN_SLOT_ATTN_NORM].vec;
+        if (!decl[i].n_heads || !w[TERN_SLOT_K_BIAS].vec.mem)
             continue;
+        TERN_TRY(
+            tern_net_vector(&bias, net, w[TERN_SLOT_K_BIAS].vec, (size_t)l->at.n_kv_heads * (size_t)l->at.dim_k, err));
+        if (before.mem)
+            TERN_TRY(tern_net_vector(&norm, net, before, (size_t)d->n_embd, err));
         double magnitude = l->at.rope >= 0 ? (double)d->ropes[l->at.rope].magnitude : 1;
         for (int h = 0; h < l->at.n_kv_heads; h++) {
-            double varying = varying_energy(net->layers[i], h, l->at.dim_k, d->n_embd, row);
+            double varying = varying_energy(dev, &w[TERN_SLOT_K].mat, norm, h, l->at.dim_k, row);
             double left = center_head(&(*out)->layers[i][h], tern_kv_cond_vectors(*out, i, h), &decl[i],
                                       bias + (size_t)h * (size_t)l->at.dim_k, magnitude, n_positions, varying);
             if (left > HARD)
                 decl[i].hard_keys = "the key bias turns in more pairs than can be kept out of codes";
         }
+        tern_free(bias);
+        tern_free(norm);
+        bias = norm = NULL;
     }
     tern_kv_cond_seal(*out, decl);
 out:
     tern_free(row);
+    tern_free(bias);
+    tern_free(norm);
+    tern_dev_close(dev);
     if (rc < 0) {
         tern_kv_cond_free(*out);
         *out = NULL;

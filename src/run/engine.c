@@ -30,7 +30,7 @@ static int check_params(const tern_engine_params *p, tern_error *err)
 static int open_plans(tern_engine *e, const tern_engine_params *p, tern_error *err)
 {
     int rc = 0, n = 1 + p->n_more_kv;
-    const struct tern_kv_room room = {e->max_seqs, e->ctx, e->chunk, &e->kv_budget};
+    const struct tern_kv_room room = {e->max_seqs, e->ctx, e->chunk, &e->kv_budget, e->dev};
     e->kv_budget.limit = p->kv_bytes ? p->kv_bytes : SIZE_MAX;
     TERN_TRY(tern_alloc(&e->plans, (size_t)n + 1, sizeof(struct tern_kv_plan *), err));
     TERN_TRY(tern_alloc(&e->caches, (size_t)n + 1, sizeof *e->caches, err));
@@ -84,7 +84,7 @@ int tern_engine_open(tern_engine **out, tern_model *m, const tern_engine_params 
         e->chunk = e->ctx;
     e->exact = p->exact;
     TERN_TRY(tern_pool_new(&e->pool, p->n_threads ? p->n_threads : tern_cpu_cores(), 1, err));
-    TERN_TRY(tern_dev_open(&e->dev, NULL, e->pool, err));
+    TERN_TRY(m->net->dev->ops->open(&e->dev, e->pool, err));
     TERN_TRY(open_plans(e, p, err));
     TERN_TRY(tern_forward_new(&e->forward, m->net, e->caches, e->n_caches, e->dev, e->chunk, e->chunk, e->max_seqs,
                               e->exact, err));
@@ -342,25 +342,21 @@ out:
     return rc;
 }
 
-/* Twice the room in a batch of both roles, which is put in order afterwards: nothing may fail by then, for recurrent
- * states have moved on. */
-static int reserve_logits(tern_engine *e, const tern_step_item *items, int n_items, size_t stride, int *n_rows,
-                          tern_error *err)
+/* Nothing may fail once a step has run, for recurrent states have moved on. */
+static int reserve_logits(tern_engine *e, const tern_step_item *items, int n_items, int *n_rows, tern_error *err)
 {
-    int n_decode = 0;
+    int rc = 0;
     *n_rows = 0;
-    for (int i = 0; i < n_items; i++) {
+    for (int i = 0; i < n_items; i++)
         *n_rows += tern_item_logits(&items[i]);
-        n_decode += items[i].decode;
-    }
-    size_t want = (size_t)*n_rows * stride * (n_decode && n_decode < n_items ? 2 : 1);
+    size_t want = (size_t)*n_rows * (size_t)e->model->net->desc.n_vocab;
     if (want <= e->logits_cap)
         return 0;
     tern_free(e->logits);
     e->logits_cap = 0;
-    int rc = tern_alloc(&e->logits, want, sizeof(float), err);
-    if (rc == 0)
-        e->logits_cap = want;
+    TERN_TRY(tern_alloc(&e->logits, want, sizeof(float), err));
+    e->logits_cap = want;
+out:
     return rc;
 }
 
@@ -398,56 +394,42 @@ static void build_batch(tern_engine *e, struct tern_forward_batch *b, const tern
     }
 }
 
-/* The device wants rows a multiple of 16 floats apart and prompt rows first; callers want [rows][n_vocab] in the order
- * of their items.  Nothing moves in the usual cases: one row, or one role and a vocabulary that is a multiple of 16. */
-static void arrange_logits(tern_engine *e, const struct tern_forward_batch *b, const tern_step_item *items, int n_items)
+/* The device has prompt rows first; callers want rows in the order of their items. */
+static void fetch_logits(tern_engine *e, const struct tern_forward_batch *b, const tern_step_item *items, int n_items)
 {
-    int row = 0;
-    size_t vocab = (size_t)e->model->net->desc.n_vocab;
-    bool mixed = b->n_wide > 0 && b->n_wide < b->n_rows;
-    if (!b->n_logit_rows)
-        return;
-    float *copy = e->logits + (size_t)b->n_logit_rows * b->logit_stride;
-    if (!mixed) {
-        for (int i = 1; b->logit_stride != vocab && i < b->n_logit_rows; i++)
-            memmove(e->logits + (size_t)i * vocab, e->logits + (size_t)i * b->logit_stride, vocab * sizeof(float));
-        return;
-    }
-    int at[2] = {0, 0}; /* next device row of wide and of narrow items */
+    int row = 0, at[2] = {0, 0}; /* next device row of wide and of narrow items */
+    const size_t vocab = (size_t)e->model->net->desc.n_vocab;
     for (int i = 0; i < b->n_logit_rows; i++)
         at[1] += b->logit_rows[i] < b->n_wide;
     for (int i = 0; i < n_items; i++) {
-        int n = tern_item_logits(&items[i]);
+        const int n = tern_item_logits(&items[i]);
         int *from = &at[!(e->exact || !items[i].decode)];
-        for (int r = 0; r < n; r++)
-            memcpy(copy + (size_t)row++ * vocab, e->logits + (size_t)(*from)++ * b->logit_stride,
-                   vocab * sizeof(float));
+        tern_forward_logits(e->forward, e->logits + (size_t)row * vocab, *from, n);
+        *from += n;
+        row += n;
     }
-    memcpy(e->logits, copy, (size_t)b->n_logit_rows * vocab * sizeof(float));
 }
 
 int tern_step(tern_engine *e, const tern_step_item *items, int n_items, const float **logits, tern_error *err)
 {
-    int rc = 0, begun = 0, n_logits;
-    size_t stride = tern_round_up((size_t)e->model->net->desc.n_vocab, 16);
+    int rc = 0, begun = 0, n_rows, n_hidden;
     if (logits)
         *logits = NULL;
     TERN_TRY(check_items(e, items, n_items, err));
-    TERN_TRY(reserve_logits(e, items, n_items, stride, &n_logits, err));
-    TERN_TRY(tern_hidden_reserve(e, items, n_items, err));
+    TERN_TRY(reserve_logits(e, items, n_items, &n_rows, err));
+    TERN_TRY(tern_hidden_reserve(e, items, n_items, &n_hidden, err));
+    TERN_TRY(tern_forward_want(e->forward, n_rows, n_hidden, err));
     for (; begun < n_items; begun++)
         TERN_TRY(tern_kv_begin(cache_of(items[begun].seq), items[begun].seq->kv, items[begun].n_tokens, err));
     struct tern_forward_batch b = {
-        .rows = e->rows, .jobs = e->jobs, .logit_rows = e->logit_rows, .logits = e->logits, .logit_stride = stride};
-    b.hidden_rows = e->hidden_rows;
-    b.hidden = e->hidden;
-    b.hidden_stride = tern_round_up((size_t)e->model->net->desc.n_embd, 16);
+        .rows = e->rows, .jobs = e->jobs, .logit_rows = e->logit_rows, .hidden_rows = e->hidden_rows};
     b.tap = e->tap;
     b.tap_user = e->tap_user;
     build_batch(e, &b, items, n_items);
     tern_forward_run(e->forward, &b);
-    arrange_logits(e, &b, items, n_items);
-    tern_hidden_arrange(e, &b, items, n_items);
+    fetch_logits(e, &b, items, n_items);
+    tern_hidden_fetch(e, &b, items, n_items);
+    e->dev->ops->sync(e->dev);
     for (int i = 0; i < n_items; i++) {
         tern_seq *s = items[i].seq;
         size_t at = (size_t)s->kv->n_tokens, n = (size_t)items[i].n_tokens;
@@ -455,7 +437,7 @@ int tern_step(tern_engine *e, const tern_step_item *items, int n_items, const fl
         memset(s->roles + at, items[i].decode, n);
         tern_kv_commit(cache_of(s), s->kv, (int)n);
     }
-    if (logits && n_logits)
+    if (logits && n_rows)
         *logits = e->logits;
     return 0;
 out:

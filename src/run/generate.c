@@ -45,6 +45,8 @@ int tern_generate(tern_engine *e, tern_seq *s, const int32_t *prompt, int n_prom
                                  .ignore_eog = p->ignore_eog,
                                  .stop = p->stop,
                                  .n_stop = p->n_stop,
+                                 .stop_ids = p->stop_ids,
+                                 .n_stop_ids = p->n_stop_ids,
                                  .on_text = p->on_text,
                                  .reply = p->reply,
                                  .user = p->user};

@@ -5,6 +5,7 @@
  *   loop_queue.c    who is next: priorities, turns, room
  *   loop_step.c     one step: which rows, what comes of them
  *   loop.c          the thread, and the calls of other threads
+ *   pace.c          how many prompt rows go beside decode rows
  *   logprobs.c      log probabilities
  *
  * A request is made by the thread that submits it, is the lock's while it waits, and the loop's thread's once it runs;
@@ -126,11 +127,20 @@ bool tern_request_over(const struct tern_request_run *q);
 
 #define TERN_PACE_SIZES 14 /* powers of two up to the largest step */
 
-struct tern_pace {                     /* how long steps take */
-    double idle[TERN_PACE_SIZES];      /* seconds of a step of decode rows alone, by the logarithm of their number */
-    uint64_t idle_at[TERN_PACE_SIZES]; /* when that was measured last, in steps */
-    double rows;                       /* prompt rows that stretch a step as far as they may */
+struct tern_pace {                     /* how long steps take, in seconds */
+    double gap;                        /* how far prompts may stretch the time between tokens */
+    double idle[TERN_PACE_SIZES];      /* decode rows alone, by the logarithm of their number */
+    uint64_t idle_at[TERN_PACE_SIZES]; /* the step that measured that last */
+    uint64_t step;
+    double rows;    /* prompt rows that a step may have */
+    double least_s; /* what the fewest rows cost */
+    double saved;   /* by steps without prompt rows, towards those */
 };
+
+/* pace.c: prompt rows for the next step, where a prompt wants some: up to room, 0 for none this time. */
+int tern_pace_rows(struct tern_pace *p, int n_decode, int room);
+/* What a step took. */
+void tern_pace_learn(struct tern_pace *p, int n_decode, int n_prompt, double seconds);
 
 struct tern_loop {
     tern_engine *e;

@@ -5,8 +5,7 @@
 #include "base/mem.h"
 #include "run/loop.h"
 
-#define LEAST_ROWS    16 /* prompt rows beside decode rows: fewer are not worth a pass over the weights */
-#define FORGET        64 /* steps after which the time of decode rows alone is measured again */
+#define KEPT_ROWS     16 /* of a full step, for prompts */
 #define OLDEST_EVERY  4  /* prompts: the shortest rest goes first, each so many steps the oldest */
 #define SCORED_ROWS   TERN_EVAL_ROWS
 #define MEMORY_PERIOD 0.1 /* seconds */
@@ -22,58 +21,6 @@ void tern_times_add(tern_times *t, double seconds)
     t->bucket[i]++;
     t->count++;
     t->sum += seconds;
-}
-
-/* ---- pace ---------------------------------------------------------------------------------------------------------
- */
-
-static int size_class(int n)
-{
-    int c = 0;
-    while (n > 1 && c < TERN_PACE_SIZES - 1) {
-        n >>= 1;
-        c++;
-    }
-    return c;
-}
-
-static double blend(double old, double now)
-{
-    return old > 0 ? old * .75 + now * .25 : now;
-}
-
-/* Prompt rows for a step that has so many decode rows; 0: none this time, the pace without is to be measured. */
-static int prompt_rows(tern_loop *l, int n_decode)
-{
-    struct tern_pace *p = &l->pace;
-    int room = l->e->chunk - n_decode;
-    if (!n_decode)
-        return room;
-    int c = size_class(n_decode);
-    if (p->idle[c] <= 0 || l->n_steps - p->idle_at[c] > FORGET)
-        return 0;
-    if (p->rows < LEAST_ROWS)
-        p->rows = LEAST_ROWS;
-    return p->rows < room ? (int)p->rows : room;
-}
-
-static void learn_pace(tern_loop *l, int n_decode, int n_prompt, double seconds)
-{
-    struct tern_pace *p = &l->pace;
-    int c = size_class(n_decode);
-    if (!n_decode)
-        return;
-    if (!n_prompt) {
-        p->idle[c] = blend(p->idle[c], seconds);
-        p->idle_at[c] = l->n_steps;
-        return;
-    }
-    double allowed = p->idle[c] * (l->p.gap - 1), more = seconds - p->idle[c];
-    double factor = more > 0 ? allowed / more : 2;
-    factor = factor < .5 ? .5 : factor > 1.5 ? 1.5 : factor;
-    if (n_prompt >= (int)p->rows || factor < 1) /* a shorter step says nothing about longer ones */
-        p->rows = n_prompt * factor;
-    p->rows = p->rows < LEAST_ROWS ? LEAST_ROWS : p->rows > l->e->chunk ? l->e->chunk : p->rows;
 }
 
 /* ---- the batch ----------------------------------------------------------------------------------------------------
@@ -101,7 +48,7 @@ static void add_item(tern_loop *l, struct batch *b, struct tern_choice *c, const
 /* More streams than a step has rows take turns. */
 static void add_decode(tern_loop *l, struct batch *b, bool prompts)
 {
-    int n = 0, most = prompts && l->e->chunk > 2 * LEAST_ROWS ? l->e->chunk - LEAST_ROWS : l->e->chunk;
+    int n = 0, most = prompts && l->e->chunk > 2 * KEPT_ROWS ? l->e->chunk - KEPT_ROWS : l->e->chunk;
     for (int i = 0; i < l->n_running; i++)
         for (int k = 0; runs(l->running[i]) && k < l->running[i]->r.n_choices; k++)
             if (l->running[i]->choices[k].gen.phase == TERN_GEN_APPEND)
@@ -136,7 +83,7 @@ static struct tern_request_run *next_prompt(const tern_loop *l, bool oldest)
 
 static void add_prompts(tern_loop *l, struct batch *b)
 {
-    int room = prompt_rows(l, b->n_decode), scored = SCORED_ROWS;
+    int room = tern_pace_rows(&l->pace, b->n_decode, l->e->chunk - b->n_decode), scored = SCORED_ROWS;
     bool oldest = l->n_steps % OLDEST_EVERY == 0;
     while (room > 0 && b->n_items < l->e->max_seqs) {
         struct tern_request_run *q = next_prompt(l, oldest);
@@ -435,12 +382,13 @@ void tern_loop_step(tern_loop *l)
         prompts |= in_prompt(l->running[i]);
     l->n_steps++;
     add_decode(l, &b, prompts);
-    add_prompts(l, &b);
+    if (prompts)
+        add_prompts(l, &b);
     if (b.n_items)
         step_batch(l, b.n_items);
     double now = tern_now();
     if (b.n_items)
-        learn_pace(l, b.n_decode, b.n_prompt, now - start);
+        tern_pace_learn(&l->pace, b.n_decode, b.n_prompt, now - start);
     if (now - l->memory_at > MEMORY_PERIOD) {
         tern_engine_memory(l->e, &l->memory);
         l->memory_at = now;

@@ -196,7 +196,9 @@ int tern_model_open(tern_model **out, const char *path, const tern_model_params 
     tern_model *m = NULL;
     struct tern_pool *pool = NULL;
     struct tern_str name;
+    const struct tern_dev_ops *device;
     *out = NULL;
+    TERN_TRY(tern_dev_find(&device, NULL, err));
     TERN_TRY(tern_alloc(&m, 1, sizeof *m, err));
     count_model(1);
     if (snprintf(m->path, sizeof m->path, "%s", path) >= (int)sizeof m->path)
@@ -207,7 +209,7 @@ int tern_model_open(tern_model **out, const char *path, const tern_model_params 
     TERN_TRY(packed_file(&kept, m, p, err));
     TERN_TRY(tern_pool_new(&pool, n_threads, 0, err));
     begin_text(&text, m, n_threads);
-    TERN_TRY(tern_net_load(&m->net, m->file, pool, &kept, err));
+    TERN_TRY(tern_net_load(&m->net, m->file, device, pool, &kept, err));
     join_text(&text);
     TERN_TRY(check_text(&text, err));
     TERN_TRY(tern_file_get_str(m->file, "general.name", &name, err));
@@ -262,7 +264,7 @@ void tern_model_tensor(const tern_model *m, size_t i, tern_tensor_info *out)
                               .type = t->quant ? t->quant->about : tern_type_name(t->type),
                               .n_dims = t->n_dims,
                               .file_bytes = own_bytes(t->n_bytes, t->stride, t->dims[2]),
-                              .memory_bytes = tern_net_tensor_bytes(t)};
+                              .memory_bytes = tern_net_tensor_bytes(m->net, t)};
     memcpy(out->dims, t->dims, sizeof out->dims);
     for (int n = tern_tensor_parts(t, parts), j = 0; j < n; j++)
         out->file_bytes += own_bytes(parts[j]->n_bytes, t->quant ? t->quant->stride : 0, t->dims[2]);

@@ -35,7 +35,7 @@ static int check_plan(const tern_engine *e, int plan, tern_error *err)
 int tern_prompt_open(tern_engine *e, tern_error *err)
 {
     int rc = 0, at = e->n_plans;
-    const struct tern_kv_room room = {1, e->ctx, e->chunk, &e->kv_budget};
+    const struct tern_kv_room room = {1, e->ctx, e->chunk, &e->kv_budget, e->dev};
     for (int i = 0; i < e->n_plans; i++)
         TERN_TRY(check_plan(e, i, err));
     TERN_TRY(tern_plan_of_ctx(&e->plans[at], e->model, e->ctx, "f16", false, err));

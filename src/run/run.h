@@ -150,8 +150,8 @@ static inline int tern_item_hidden(const tern_step_item *it)
 }
 
 /* hidden.c: hidden states that a step's items ask for.  Reserving is all that can fail. */
-int tern_hidden_reserve(tern_engine *e, const tern_step_item *items, int n_items, tern_error *err);
-void tern_hidden_arrange(tern_engine *e, const struct tern_forward_batch *b, const tern_step_item *items, int n_items);
+int tern_hidden_reserve(tern_engine *e, const tern_step_item *items, int n_items, int *n_rows, tern_error *err);
+void tern_hidden_fetch(tern_engine *e, const struct tern_forward_batch *b, const tern_step_item *items, int n_items);
 
 /* What the step loop uses when a sequence goes back into a closed page: the tokens [from, to) again, in their roles. */
 int tern_seq_replay(struct tern_seq *s, int from, int to, tern_error *err);

@@ -25,6 +25,7 @@ struct tern_kernels check_ref, check_below;
 static struct {
     uint64_t seed;
     const char *only; /* --test: substring of the part's name */
+    const char *only_family;
     bool json, bench;
 
     unsigned levels[4]; /* masks */
@@ -374,7 +375,9 @@ static void run_checks(void)
     memset(&check_below, 0, sizeof check_below);
     for (int i = 0; i < st.n_levels; i++) {
         use_level(i);
-#define X(family) check_##family();
+#define X(family)                                                \
+    if (!st.only_family || strcmp(st.only_family, #family) == 0) \
+        check_##family();
 #include "check_list.h"
 #undef X
         check_below = tern_k;
@@ -482,9 +485,11 @@ static void run_benches(void)
 static int usage(const char *why)
 {
     fprintf(stderr,
-            "%s\nusage: checkasm [--cpu-mask " TERN_CPU_WORDS "] [--test NAME] [--seed N] [--bench] [--json]\n"
+            "%s\nusage: checkasm [--cpu-mask " TERN_CPU_WORDS
+            "] [--family NAME] [--test NAME] [--seed N] [--bench] [--json]\n"
             "  --cpu-mask  check this level alone; all (default): every level of this machine; a level that the\n"
             "              machine lacks ends with status 77\n"
+            "  --family    only what check_NAME.c checks\n"
             "  --test      only parts and benches whose name contains NAME\n",
             why);
     return 2;
@@ -530,6 +535,8 @@ int main(int argc, char **argv)
             mask = argv[++i];
         else if (!strcmp(a, "--test"))
             st.only = argv[++i];
+        else if (!strcmp(a, "--family"))
+            st.only_family = argv[++i];
         else if (!strcmp(a, "--seed"))
             st.seed = strtoull(argv[++i], NULL, 0);
         else
@@ -553,5 +560,7 @@ int main(int argc, char **argv)
     else
         printf("%d parts, %d failed, seed %llu, %s\n", st.n_parts, st.n_failed, (unsigned long long)st.seed,
                tern_cpu_model());
+    if (st.only_family && !st.n_parts)
+        return 77; /* nothing of the family at this level */
     return st.n_failed || !st.n_parts ? 1 : 0;
 }

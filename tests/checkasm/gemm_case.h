@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 #include "checkasm.h"
-#include "kernel/pack.h"
+#include "kernel/panel.h"
 
 struct format {
     const char *name;

@@ -29,7 +29,7 @@ static void open_cache(void)
     };
     tern_kernels_init(~0u);
     if (tern_kv_layout_new(&layout, decl, 3, "l4,recent=128", false, NULL) < 0 ||
-        tern_kv_cache_init(&cache, layout, &(struct tern_kv_room){1, 256, 256, NULL}, NULL) < 0)
+        tern_kv_cache_init(&cache, layout, &(struct tern_kv_room){1, 256, 256, NULL, NULL}, NULL) < 0)
         abort();
 }
 

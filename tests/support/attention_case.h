@@ -499,7 +499,7 @@ static inline void run(float *out, const struct span *spans, int n_spans, int th
     memset(scratch.p, 0xFF, scratch.bytes); /* NaN: nothing may be read before it is written */
     for (size_t i = 0; i < (size_t)rows * o_stride; i++)
         o[i] = GARBAGE;
-    tern_cpu_attention(pools[threads], &l->shape, jobs, n_spans, q, q_stride, o, o_stride, scratch);
+    tern_cpu_attend(pools[threads], &l->shape, jobs, n_spans, q, q_stride, o, o_stride, scratch);
     for (int r = 0; r < rows; r++) {
         memcpy(out + (size_t)r * o_width, o + (size_t)r * o_stride, o_width * 4);
         for (size_t i = o_width; i < o_stride; i++)

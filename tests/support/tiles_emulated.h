@@ -15,10 +15,10 @@
 #include "base/fp16.h"
 #include "kernel/attn.h"
 #include "kernel/gemm.h"
-#include "kernel/pack.h"
+#include "kernel/panel.h"
 
 #define TERN_AMX_TILE_H /* not the real one */
-#include "kernel/amx/gemm.h"
+#include "kernel/amx/amx.h"
 
 void tern_bf16_init_emulated(struct tern_bf16_kernels *k);
 

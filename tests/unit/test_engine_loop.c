@@ -743,6 +743,52 @@ static void test_embeddings(void **state)
     }
 }
 
+/* ---- pace ---------------------------------------------------------------------------------------------------------
+ */
+
+/* A machine whose steps take fixed + per decode row + (a pass of prompt rows + per prompt row), with noise and hiccups.
+ * Returns the mean of steps over that of decode rows alone, and *rows: prompt rows per step, *worst: the longest of all
+ * steps but hiccups over the same. */
+static double pace_on(double pass, double per_row, int n_decode, double *rows, double *worst)
+{
+    struct tern_pace p = {.gap = 2};
+    struct tern_rng g = {7};
+    double idle = .004 + .0005 * n_decode, sum = 0, done = 0;
+    enum { STEPS = 4000, WARM = 500 };
+    *worst = 0;
+    for (int i = 0; i < STEPS; i++) {
+        int r = tern_pace_rows(&p, n_decode, 512 - n_decode);
+        double t = (idle + (r ? pass + per_row * r : 0)) * (.97 + .06 * tern_rng_f64(&g));
+        bool hiccup = i % 301 == 5;
+        tern_pace_learn(&p, n_decode, r, hiccup ? 10 * t : t);
+        if (i < WARM)
+            continue;
+        sum += t;
+        done += r;
+        *worst = fmax(*worst, t / idle);
+    }
+    *rows = done / (STEPS - WARM);
+    return sum / (STEPS - WARM) / idle;
+}
+
+static void test_pace(void **state)
+{
+    (void)state;
+    double rows, worst, mean;
+    /* A pass is cheap: each step has rows, and none is longer than allowed by more than what was not known. */
+    mean = pace_on(.001, .0005, 32, &rows, &worst);
+    assert_true(mean > 1.5 && mean < 2.1 && rows > 20 && worst < 3.5);
+    /* A pass alone costs more than a step may: then on average. */
+    mean = pace_on(.02, .002, 1, &rows, &worst);
+    assert_true(mean > 1.6 && mean < 2.15 && rows > .5 && rows < 8);
+    /* Prompt rows are almost free: all that a step takes. */
+    mean = pace_on(0, 1e-6, 8, &rows, &worst);
+    assert_true(mean < 1.2 && rows > 300);
+    /* Nobody waits for tokens. */
+    struct tern_pace p = {.gap = 2};
+    assert_int_equal(tern_pace_rows(&p, 0, 512), 512);
+}
+
 /* ---- prefix cache -------------------------------------------------------------------------------------------------
  */
 
@@ -818,6 +864,7 @@ int main(void)
         cmocka_unit_test(test_logprobs),
         cmocka_unit_test(test_top_logprobs),
         cmocka_unit_test(test_embeddings),
+        cmocka_unit_test(test_pace),
         cmocka_unit_test(test_prefix),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -47,10 +47,36 @@ static void close_dev(struct tern_dev *d, struct tern_pool *pool)
     tern_pool_free(pool);
 }
 
+static void *get(size_t n, size_t size)
+{
+    void *p;
+    tern_error err = {0};
+    assert_int_equal(tern_alloc(&p, n, size, &err), 0);
+    return p;
+}
+
+/* Device memory with these bytes; NULL: zeros. */
+static struct tern_dev_mem *put(struct tern_dev *d, const void *host, size_t bytes)
+{
+    struct tern_dev_mem *m;
+    tern_error err = {0};
+    assert_int_equal(d->ops->reserve(d, &m, bytes, false, &err), 0);
+    if (host)
+        d->ops->copy_in(d, m, 0, host, bytes);
+    return m;
+}
+
+static void begin_step(struct tern_dev *d, int n_rows)
+{
+    const struct tern_dev_step step = {.n_rows = n_rows};
+    d->ops->begin(d, &step);
+}
+
 /* ---- routers ---- */
 
 struct choice {
     struct tern_route r;
+    const float *bias, *factors; /* [n_experts] or NULL */
     float logits[8];
     int32_t ids[3];
     double weights[3];
@@ -62,22 +88,32 @@ static const float factors[4] = {9, 0.5f, 9, 3};
 
 static const struct choice choices[] = {
     /* softmax: e^0 e^1 e^2 e^3 = 1 2.718 7.389 20.086, sum 31.193 */
-    {{4, 2, false, NULL, 1, 1, 1, false, 1, NULL}, {0, 3, 1, 2}, {1, 3}, {0.643914, 0.236883}},
-    {{4, 2, false, NULL, 1, 1, 1, true, 1, NULL}, {0, 3, 1, 2}, {1, 3}, {0.731059, 0.268941}},
-    {{4, 2, false, NULL, 1, 1, 1, true, 2.5f, NULL}, {0, 3, 1, 2}, {1, 3}, {1.827647, 0.672353}},
+    {{4, 2, false, {0}, 1, 1, 1, false, 1, {0}}, NULL, NULL, {0, 3, 1, 2}, {1, 3}, {0.643914, 0.236883}},
+    {{4, 2, false, {0}, 1, 1, 1, true, 1, {0}}, NULL, NULL, {0, 3, 1, 2}, {1, 3}, {0.731059, 0.268941}},
+    {{4, 2, false, {0}, 1, 1, 1, true, 2.5f, {0}}, NULL, NULL, {0, 3, 1, 2}, {1, 3}, {1.827647, 0.672353}},
     /* of equal ones the lower, and ids ascend whatever the scores */
-    {{5, 3, false, NULL, 1, 1, 1, true, 3, NULL}, {1, 1, 1, 1, 1}, {0, 1, 2}, {1, 1, 1}},
-    {{5, 2, true, NULL, 1, 1, 1, false, 1, NULL}, {-1, 0, 2, 0, 3}, {2, 4}, {0.880797, 0.952574}},
+    {{5, 3, false, {0}, 1, 1, 1, true, 3, {0}}, NULL, NULL, {1, 1, 1, 1, 1}, {0, 1, 2}, {1, 1, 1}},
+    {{5, 2, true, {0}, 1, 1, 1, false, 1, {0}}, NULL, NULL, {-1, 0, 2, 0, 3}, {2, 4}, {0.880797, 0.952574}},
     /* a bias chooses but does not weigh */
-    {{5, 2, true, bias, 1, 1, 1, true, 1, NULL}, {-1, 0, 2, -1, 3}, {3, 4}, {0.220170, 0.779830}},
+    {{5, 2, true, {0}, 1, 1, 1, true, 1, {0}}, bias, NULL, {-1, 0, 2, -1, 3}, {3, 4}, {0.220170, 0.779830}},
     /* groups of two: (0.5 + 0.73), (0.88 + 0.02), (0.62 + 0.62), (0.5 + 0.5): the first and third compete */
-    {{8, 2, true, NULL, 4, 2, 2, false, 1, NULL}, {0, 1, 2, -4, 0.5f, 0.5f, 0, 0}, {1, 4}, {0.731059, 0.622459}},
+    {{8, 2, true, {0}, 4, 2, 2, false, 1, {0}},
+     NULL,
+     NULL,
+     {0, 1, 2, -4, 0.5f, 0.5f, 0, 0},
+     {1, 4},
+     {0.731059, 0.622459}},
     /* ranked by their best alone the second wins, and with one group both experts are its own */
-    {{8, 2, false, NULL, 4, 1, 1, true, 1, NULL}, {0, 1, 2, -4, 0.5f, 0.5f, 0, 0}, {2, 3}, {0.997527, 0.002473}},
+    {{8, 2, false, {0}, 4, 1, 1, true, 1, {0}},
+     NULL,
+     NULL,
+     {0, 1, 2, -4, 0.5f, 0.5f, 0, 0},
+     {2, 3},
+     {0.997527, 0.002473}},
     /* no logit is a number: still experts that exist */
-    {{4, 2, false, NULL, 1, 1, 1, true, 1, NULL}, {NAN, NAN, NAN, NAN}, {0, 1}, {NAN, NAN}},
+    {{4, 2, false, {0}, 1, 1, 1, true, 1, {0}}, NULL, NULL, {NAN, NAN, NAN, NAN}, {0, 1}, {NAN, NAN}},
     /* experts' own factors weigh, after everything else, but do not choose */
-    {{4, 2, false, NULL, 1, 1, 1, true, 2.5f, factors}, {0, 3, 1, 2}, {1, 3}, {0.913824, 2.017059}},
+    {{4, 2, false, {0}, 1, 1, 1, true, 2.5f, {0}}, NULL, factors, {0, 3, 1, 2}, {1, 3}, {0.913824, 2.017059}},
 };
 
 static void test_routes(void **state)
@@ -89,7 +125,22 @@ static void test_routes(void **state)
         const struct choice *c = &choices[i];
         int32_t ids[3];
         float weights[3];
-        d->ops->route(d, &c->r, c->logits, 16, ids, weights, 1);
+        const size_t n = (size_t)c->r.n_experts * sizeof(float), n_active = (size_t)c->r.n_active;
+        struct tern_route route = c->r;
+        struct tern_dev_mem *all[] = {put(d, c->logits, sizeof c->logits), put(d, NULL, sizeof ids),
+                                      put(d, NULL, sizeof weights), c->bias ? put(d, c->bias, n) : NULL,
+                                      c->factors ? put(d, c->factors, n) : NULL};
+        const struct tern_dev_rows logits = {all[0], 0, 16, c->r.n_experts};
+        route.bias.mem = all[3];
+        route.factors.mem = all[4];
+        begin_step(d, 1);
+        d->ops->route(d, &route, logits, (struct tern_dev_vec){all[1], 0}, (struct tern_dev_vec){all[2], 0}, 1);
+        d->ops->end(d);
+        d->ops->copy_out(d, ids, all[1], 0, n_active * sizeof *ids);
+        d->ops->copy_out(d, weights, all[2], 0, n_active * sizeof *weights);
+        d->ops->sync(d);
+        for (size_t m = 0; m < sizeof all / sizeof *all; m++)
+            d->ops->release(d, all[m]);
         for (int j = 0; j < c->r.n_active; j++) {
             if (ids[j] != c->ids[j])
                 fail_msg("case %zu: choice %d is %d, expected %d", i, j, ids[j], c->ids[j]);
@@ -104,58 +155,81 @@ static void test_routes(void **state)
 
 struct layer {
     int embd, ff;
-    struct tern_experts e;
-    struct tern_packed gate, up, down;
-    float *w[3]; /* the weights that the packed ones come back as: [N][out][in] */
+    int type;
+    bool gelu, weigh_input;
+    void *file[3]; /* gate, up, down as in a file: [N] */
+    float *w[3];   /* what they mean: [N][out][in] */
     float *x, *weights;
     int32_t *ids;
 };
 
-static void *get(size_t n, size_t size)
+static size_t file_bytes(const struct layer *l)
 {
-    void *p;
-    tern_error err = {0};
-    assert_int_equal(tern_alloc(&p, n, size, &err), 0);
-    return p;
+    const size_t elems = (size_t)l->embd * (size_t)l->ff;
+    return l->type == TERN_F32 ? elems * 4 : elems / 32 * 34;
 }
 
-static float *make_stack(struct tern_packed *m, int n, int k, int type, uint64_t *seed)
+static void make_stack(struct layer *l, int which, uint64_t *seed)
 {
     tern_error err = {0};
-    size_t elems = (size_t)n * (size_t)k, file = type == TERN_F32 ? elems * 4 : elems / 32 * 34;
-    float *w = get(N * elems, sizeof *w);
-    uint8_t *src = get(file, 1), *dst;
-    const struct tern_weight_source source = {.type = type, .data = src, .name = "w"};
-    assert_int_equal(tern_weight_plan(m, &source, n, k, &err), 0);
-    dst = get(N, tern_weight_bytes(m));
-    m->data = dst;
-    for (int e = 0; e < N; e++) {
+    size_t elems = (size_t)l->embd * (size_t)l->ff;
+    l->w[which] = get(N * elems, sizeof(float));
+    l->file[which] = get(N, file_bytes(l));
+    for (size_t e = 0; e < N; e++) {
+        uint8_t *src = (uint8_t *)l->file[which] + e * file_bytes(l);
         for (size_t i = 0; i < elems; i++) {
             float value = noise(seed);
-            if (type == TERN_F32)
+            if (l->type == TERN_F32)
                 memcpy(src + 4 * i, &value, 4);
             else
                 src[i / 32 * 34 + 2 + i % 32] = (uint8_t)(int8_t)(value * 100);
         }
-        for (size_t b = 0; type != TERN_F32 && b < elems / 32; b++)
+        for (size_t b = 0; l->type != TERN_F32 && b < elems / 32; b++)
             memcpy(src + b * 34, &(uint16_t){(uint16_t)(0x2000 + b % 700)}, 2); /* about 2^-7 */
-        assert_int_equal(tern_weight_pack(m, dst + (size_t)e * tern_weight_bytes(m), &source, 0,
-                                          (n + TERN_PANEL - 1) / TERN_PANEL, &err),
-                         0);
-        assert_int_equal(tern_dequantize(w + (size_t)e * elems, type, src, elems, &err), 0);
+        assert_int_equal(tern_dequantize(l->w[which] + e * elems, l->type, src, elems, &err), 0);
     }
-    tern_free(src);
-    return w;
+}
+
+/* ---- on a device ---- */
+
+struct loaded {
+    struct tern_dev_weight w[3];
+    struct tern_dev_mem *memory[3], *x, *ids, *weights, *y;
+};
+
+struct stack_file {
+    const struct layer *l;
+    int which;
+};
+
+static int matrix(const void *user, int i, struct tern_weight_source *out, char name[TERN_DEV_NAME], tern_error *err)
+{
+    const struct stack_file *f = user;
+    (void)name, (void)err;
+    *out = (struct tern_weight_source){
+        .type = f->l->type, .data = (const uint8_t *)f->l->file[f->which] + (size_t)i * file_bytes(f->l), .name = "w"};
+    return 0;
+}
+
+static void load_stack(struct loaded *to, struct tern_dev *d, const struct layer *l, int which)
+{
+    tern_error err = {0};
+    const struct stack_file file = {l, which};
+    const struct tern_dev_source from = {matrix, &file};
+    const struct tern_weight_source form = {.type = l->type, .name = "w"};
+    const int n = which == 2 ? l->embd : l->ff, k = which == 2 ? l->ff : l->embd;
+    assert_int_equal(d->ops->weight_plan(d, &to->w[which], &form, n, k, N, &err), 0);
+    to->memory[which] = put(d, NULL, d->ops->weight_bytes(&to->w[which]));
+    d->ops->weight_place(d, &to->w[which], to->memory[which], 0);
+    assert_int_equal(d->ops->weight_load(d, &to->w[which], &from, &err), 0);
 }
 
 static void make_layer(struct layer *l, int embd, int ff, int type, bool gelu, bool weigh_input)
 {
     uint64_t seed = 7;
-    *l = (struct layer){.embd = embd, .ff = ff};
-    l->e = (struct tern_experts){N, ACTIVE, &l->gate, &l->up, &l->down, gelu, weigh_input};
-    l->w[0] = make_stack(&l->gate, ff, embd, type, &seed);
-    l->w[1] = make_stack(&l->up, ff, embd, type, &seed);
-    l->w[2] = make_stack(&l->down, embd, ff, type, &seed);
+    *l = (struct layer){.embd = embd, .ff = ff, .type = type, .gelu = gelu, .weigh_input = weigh_input};
+    for (int i = 0; i < 3; i++)
+        make_stack(l, i, &seed);
     l->x = get(ROWS, (size_t)tern_round_up((size_t)embd, 16) * sizeof *l->x);
     l->weights = get(ROWS * ACTIVE, sizeof *l->weights);
     l->ids = get(ROWS * ACTIVE, sizeof *l->ids);
@@ -171,11 +245,10 @@ static void make_layer(struct layer *l, int embd, int ff, int type, bool gelu, b
 
 static void free_layer(struct layer *l)
 {
-    tern_free((void *)(uintptr_t)l->gate.data);
-    tern_free((void *)(uintptr_t)l->up.data);
-    tern_free((void *)(uintptr_t)l->down.data);
-    for (int i = 0; i < 3; i++)
+    for (int i = 0; i < 3; i++) {
         tern_free(l->w[i]);
+        tern_free(l->file[i]);
+    }
     tern_free(l->x);
     tern_free(l->weights);
     tern_free(l->ids);
@@ -203,15 +276,15 @@ static void oracle(const struct layer *l, int row, double *y)
         size_t e = (size_t)l->ids[row * ACTIVE + j], elems = (size_t)l->embd * (size_t)l->ff;
         double weight = l->weights[row * ACTIVE + j];
         for (int i = 0; i < l->embd; i++)
-            x[i] = (double)l->x[(size_t)row * stride_of(l) + (size_t)i] * (l->e.weigh_input ? weight : 1);
+            x[i] = (double)l->x[(size_t)row * stride_of(l) + (size_t)i] * (l->weigh_input ? weight : 1);
         for (int i = 0; i < l->ff; i++) {
             double g = dot(l->w[0] + e * elems + (size_t)i * (size_t)l->embd, x, l->embd);
             double u = dot(l->w[1] + e * elems + (size_t)i * (size_t)l->embd, x, l->embd);
-            h[i] = u * (l->e.gelu ? 0.5 * g * (1 + tanh(0.7978845608028654 * (g + 0.044715 * g * g * g)))
-                                  : g / (1 + exp(-g)));
+            h[i] = u * (l->gelu ? 0.5 * g * (1 + tanh(0.7978845608028654 * (g + 0.044715 * g * g * g)))
+                                : g / (1 + exp(-g)));
         }
         for (int i = 0; i < l->embd; i++)
-            y[i] += (l->e.weigh_input ? 1 : weight) * dot(l->w[2] + e * elems + (size_t)i * (size_t)l->ff, h, l->ff);
+            y[i] += (l->weigh_input ? 1 : weight) * dot(l->w[2] + e * elems + (size_t)i * (size_t)l->ff, h, l->ff);
     }
 }
 
@@ -230,25 +303,56 @@ static double error_of(const struct layer *l, const float *y, int row0, int row1
     return sqrt(diff / size);
 }
 
-static float *run(struct layer *l, struct tern_dev *d, int n_wide)
+static void load(struct loaded *to, struct tern_dev *d, const struct layer *l)
 {
-    float *y = get(ROWS, stride_of(l) * sizeof *y);
-    d->ops->experts(d, &l->e, y, stride_of(l), l->x, stride_of(l), l->ids, l->weights, ROWS, n_wide);
-    return y;
+    for (int i = 0; i < 3; i++)
+        load_stack(to, d, l, i);
+    to->x = put(d, l->x, ROWS * stride_of(l) * sizeof *l->x);
+    to->ids = put(d, l->ids, (size_t)ROWS * ACTIVE * sizeof *l->ids);
+    to->weights = put(d, l->weights, (size_t)ROWS * ACTIVE * sizeof *l->weights);
+    to->y = put(d, NULL, ROWS * stride_of(l) * sizeof(float));
 }
 
-/* Every row by itself equals its row of the whole. */
-static void assert_rows_alone(struct layer *l, struct tern_dev *d, const float *whole)
+static void unload(struct loaded *from, struct tern_dev *d)
 {
-    float *y = get(1, stride_of(l) * sizeof *y);
-    for (int r = 0; r < ROWS; r++) {
-        size_t at = (size_t)r * stride_of(l);
-        d->ops->experts(d, &l->e, y, stride_of(l), l->x + at, stride_of(l), l->ids + r * ACTIVE,
-                        l->weights + r * ACTIVE, 1, r < WIDE);
-        if (memcmp(y, whole + at, (size_t)l->embd * sizeof *y) != 0)
+    struct tern_dev_mem *all[] = {from->memory[0], from->memory[1], from->memory[2], from->x,
+                                  from->ids,       from->weights,   from->y};
+    for (int i = 0; i < 3; i++)
+        d->ops->weight_drop(d, &from->w[i]);
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        d->ops->release(d, all[i]);
+}
+
+/* y = the answers of rows [row, row + n). */
+static void answer(float *y, const struct layer *l, struct tern_dev *d, const struct loaded *on, int row, int n,
+                   int n_wide)
+{
+    const size_t stride = stride_of(l), at = (size_t)row * ACTIVE;
+    const struct tern_experts e = {ACTIVE, &on->w[0], &on->w[1], &on->w[2], l->gelu, l->weigh_input};
+    begin_step(d, n);
+    d->ops->experts(d, &e, (struct tern_dev_rows){on->y, 0, stride, l->embd},
+                    (struct tern_dev_rows){on->x, (size_t)row * stride, stride, l->embd},
+                    (struct tern_dev_vec){on->ids, at}, (struct tern_dev_vec){on->weights, at}, n, n_wide);
+    d->ops->end(d);
+    d->ops->copy_out(d, y, on->y, 0, (size_t)n * stride * sizeof *y);
+    d->ops->sync(d);
+}
+
+/* All rows; each of them by itself equals its row of the whole. */
+static float *run(const struct layer *l, struct tern_dev *d, bool alone)
+{
+    struct loaded on = {0};
+    float *y = get(ROWS, stride_of(l) * sizeof *y), *one = get(1, stride_of(l) * sizeof *one);
+    load(&on, d, l);
+    answer(y, l, d, &on, 0, ROWS, WIDE);
+    for (int r = 0; alone && r < ROWS; r++) {
+        answer(one, l, d, &on, r, 1, r < WIDE);
+        if (memcmp(one, y + (size_t)r * stride_of(l), (size_t)l->embd * sizeof *y) != 0)
             fail_msg("row %d alone differs from the batch", r);
     }
-    tern_free(y);
+    unload(&on, d);
+    tern_free(one);
+    return y;
 }
 
 static const struct {
@@ -272,13 +376,12 @@ static void test_answers(void **state)
         for (int threads = 1; threads <= 3; threads++) {
             struct tern_pool *pool;
             struct tern_dev *d = open_dev(&pool, threads, l.embd, l.ff, false);
-            float *y = run(&l, d, WIDE);
+            float *y = run(&l, d, !first);
             if (!first) {
                 first = y;
                 double wide = error_of(&l, y, 0, WIDE), narrow = error_of(&l, y, WIDE, ROWS);
                 print_message("layer %zu: error of prompt rows %.2e, of decode rows %.2e\n", i, wide, narrow);
                 assert_true(wide <= layers[i].wide && narrow <= layers[i].narrow);
-                assert_rows_alone(&l, d, y);
             } else {
                 for (int r = 0; r < ROWS; r++)
                     assert_memory_equal(y + (size_t)r * stride_of(&l), first + (size_t)r * stride_of(&l),
@@ -300,9 +403,8 @@ static void test_tiles(void **state)
     make_layer(&l, layers[0].embd, layers[0].ff, layers[0].type, false, false);
     tern_bf16_init_emulated(&tern_k.bf16);
     struct tern_dev *d = open_dev(&pool, 2, l.embd, l.ff, true);
-    float *y = run(&l, d, WIDE);
+    float *y = run(&l, d, true);
     assert_true(error_of(&l, y, 0, WIDE) <= 1e-2 && error_of(&l, y, WIDE, ROWS) <= layers[0].narrow);
-    assert_rows_alone(&l, d, y);
     tern_free(y);
     close_dev(d, pool);
     free_layer(&l);

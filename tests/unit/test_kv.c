@@ -9,6 +9,7 @@
 #include <unistd.h>
 #include <cmocka.h>
 #include <xxhash.h>
+#include "blocks.h"
 #include "base/mem.h"
 #include "base/rng.h"
 #include "kv/kv.h"
@@ -267,7 +268,7 @@ static void stamp(struct tern_kv_cache *c, struct tern_kv_seq *s, int n, uint64_
     for (int g = 0; g < c->layout->n_groups; g++)
         for (int page = s->n_tokens / TERN_PAGE; page < (s->n_tokens + n) / TERN_PAGE; page++) {
             uint64_t v = value + (uint64_t)page * 1000 + (uint64_t)g;
-            memcpy(tern_kv_block(&c->pool[g], s->table[g].pages[page - s->table[g].first]), &v, sizeof v);
+            tern_kv_block_write(&c->pool[g], s->table[g].pages[page - s->table[g].first], 0, &v, sizeof v);
         }
 }
 
@@ -292,7 +293,7 @@ static void check(const struct tern_kv_cache *c, const struct model *m)
             assert_int_equal(t->first, 0);
         for (int i = 0; i < t->n; i++) {
             uint64_t v;
-            memcpy(&v, tern_kv_block(&c->pool[g], t->pages[i]), sizeof v);
+            tern_kv_block_read(&c->pool[g], t->pages[i], 0, &v, sizeof v);
             assert_true(v == m->page[t->first + i] + (uint64_t)g);
         }
     }
@@ -332,7 +333,7 @@ static void test_random_life(void **state)
     struct model m[4] = {{0}};
     (void)state;
     OK(tern_kv_layout_new(&l, decl, 6, "l4", false, err));
-    OK(tern_kv_cache_init(&c, l, &(struct tern_kv_room){4, 2048, 300, NULL}, err));
+    OK(tern_kv_cache_init(&c, l, &(struct tern_kv_room){4, 2048, 300, NULL, NULL}, err));
     for (int step = 0; step < 20000; step++) {
         int i = (int)(tern_rng_u64(&rng) % 4), j = (int)(tern_rng_u64(&rng) % 4), act = (int)(tern_rng_u64(&rng) % 8);
         if (!m[i].seq) {
@@ -380,7 +381,7 @@ static void test_capacity(void **state)
     tern_error why = {0};
     (void)state;
     OK(tern_kv_layout_new(&l, decl, 6, "l4", false, err));
-    OK(tern_kv_cache_init(&c, l, &(struct tern_kv_room){1, 128, 128, NULL}, err));
+    OK(tern_kv_cache_init(&c, l, &(struct tern_kv_room){1, 128, 128, NULL, NULL}, err));
     OK(tern_kv_seq_new(&c, &s, err));
     assert_int_equal(tern_kv_seq_new(&c, &t, &why), TERN_ECAPACITY);
     assert_int_equal(tern_kv_begin(&c, s, 129, &why), TERN_EINVAL);
@@ -413,12 +414,12 @@ static void save(struct saved *v, int n_tokens)
     uint8_t roles[300];
     struct model m = {0};
     OK(tern_kv_layout_new(&v->l, decl, 6, "l4", false, err));
-    OK(tern_kv_cache_init(&v->c, v->l, &(struct tern_kv_room){2, 300, 300, NULL}, err));
+    OK(tern_kv_cache_init(&v->c, v->l, &(struct tern_kv_room){2, 300, 300, NULL, NULL}, err));
     OK(tern_kv_seq_new(&v->c, &m.seq, err));
     if (n_tokens)
         grow(&v->c, &m, n_tokens, 99);
     if (m.seq->sink != TERN_NO_BLOCK)
-        memset(tern_kv_block(&v->c.sinks, m.seq->sink), 3, v->l->sink_bytes);
+        block_fill(&v->c.sinks, m.seq->sink, 3, v->l->sink_bytes);
     for (int i = 0; i < 300; i++) {
         tokens[i] = i * 7 % 50;
         roles[i] = i % 3 == 0;

@@ -10,6 +10,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 #include <cmocka.h>
+#include "blocks.h"
+#include "dev/cpu/cpu.h"
 #include "base/mem.h"
 #include "base/rng.h"
 #include "kv/kv.h"
@@ -32,7 +34,7 @@ static void open_cache(struct tern_kv_layout **l, struct tern_kv_cache *c, struc
 {
     tern_kernels_init(~0u);
     OK(tern_kv_layout_new(l, decl, 3, "l4", false, err));
-    OK(tern_kv_cache_init(c, *l, &(struct tern_kv_room){seqs, 4096, 4096, b}, err));
+    OK(tern_kv_cache_init(c, *l, &(struct tern_kv_room){seqs, 4096, 4096, b, NULL}, err));
 }
 
 static size_t used(const struct tern_kv_cache *c)
@@ -74,7 +76,7 @@ static void test_every_budget(void **state)
     for (size_t limit = 0; limit < most + 4096; limit += 1088) {
         tern_error why = {0};
         b.limit = limit;
-        OK(tern_kv_cache_init(&c, l, &(struct tern_kv_room){2, 4096, 4096, &b}, err));
+        OK(tern_kv_cache_init(&c, l, &(struct tern_kv_room){2, 4096, 4096, &b, NULL}, err));
         int rc = tern_kv_seq_new(&c, &s, &why), n = 0;
         for (int i = 0; rc == 0 && i < 4; i++) {
             const size_t before = used(&c);
@@ -120,7 +122,7 @@ static void test_shared_budget(void **state)
     int n_held;
     (void)state;
     open_cache(&l, &a, &b, 1);
-    OK(tern_kv_cache_init(&c, l, &(struct tern_kv_room){1, 4096, 4096, &b}, err));
+    OK(tern_kv_cache_init(&c, l, &(struct tern_kv_room){1, 4096, 4096, &b, NULL}, err));
     OK(tern_kv_seq_new(&a, &s, err));
     OK(tern_kv_seq_new(&c, &t, err));
     while (s->n_tokens < 4096 - 64 && tern_kv_begin(&a, s, 64, &why) == 0)
@@ -150,7 +152,8 @@ static size_t resident(const struct tern_kv_pool *p)
     const size_t page = (size_t)sysconf(_SC_PAGESIZE), bytes = (size_t)p->n_blocks * p->mem.bytes;
     size_t n = 0, pages = (bytes + page - 1) / page;
     unsigned char *in = malloc(pages);
-    assert_int_equal(mincore(p->mem.base, bytes, in), 0);
+    p->dev->ops->sync(p->dev);
+    assert_int_equal(mincore(p->mem.mem->p, bytes, in), 0); /* memory of this machine, on every device of the tests */
     for (size_t i = 0; i < pages; i++)
         n += in[i] & 1;
     free(in);
@@ -164,13 +167,15 @@ static void test_memory_goes_back(void **state)
     struct tern_kv_pool p;
     static uint32_t blocks[BLOCKS];
     const size_t all = (size_t)BLOCKS * BYTES;
+    struct tern_dev *dev;
     (void)state;
-    OK(tern_kv_pool_init(&p, BYTES, BLOCKS, &b, err));
+    OK(tern_dev_open(&dev, NULL, NULL, err));
+    OK(tern_kv_pool_init(&p, dev, BYTES, BLOCKS, &b, err));
     for (int round = 0; round < 2; round++) {
         for (int i = 0; i < BLOCKS; i++) {
             blocks[i] = tern_kv_pool_get(&p);
             assert_true(blocks[i] != TERN_NO_BLOCK);
-            memset(tern_kv_block(&p, blocks[i]), i % 250 + 1, BYTES);
+            block_fill(&p, blocks[i], i % 250 + 1, BYTES);
         }
         assert_int_equal(tern_kv_pool_get(&p), TERN_NO_BLOCK);
         assert_true(resident(&p) > all - 4096);
@@ -191,6 +196,7 @@ static void test_memory_goes_back(void **state)
         assert_int_equal(tern_kv_pool_bytes(&p), 0);
     }
     tern_kv_pool_clear(&p);
+    tern_dev_close(dev);
 }
 
 /* The resident set of the process after a long sequence is that of before. */
@@ -203,19 +209,22 @@ static void test_cache_gives_back(void **state)
     (void)state;
     tern_kernels_init(~0u);
     OK(tern_kv_layout_new(&l, &big, 1, "f16", false, err));
-    OK(tern_kv_cache_init(&c, l, &(struct tern_kv_room){1, 16384, 16384, NULL}, err));
+    OK(tern_kv_cache_init(&c, l, &(struct tern_kv_room){1, 16384, 16384, NULL, NULL}, err));
     OK(tern_kv_seq_new(&c, &s, err));
     OK(tern_kv_begin(&c, s, 16384, err));
     tern_kv_commit(&c, s, 16384);
     const size_t before = tern_rss_now();
     for (int i = 0; i < s->table[0].n; i++)
-        memset(tern_kv_block(&c.pool[0], s->table[0].pages[i]), 1, c.pool[0].mem.bytes);
+        block_fill(&c.pool[0], s->table[0].pages[i], 1, c.pool[0].mem.bytes);
+    c.dev->ops->sync(c.dev);
     const size_t full = tern_rss_now();
     assert_true(full > before + ((size_t)60 << 20));
     int kept;
     OK(tern_kv_trim(&c, s, 8192, &kept, err));
+    c.dev->ops->sync(c.dev);
     assert_true(tern_rss_now() < before + ((size_t)40 << 20));
     tern_kv_seq_free(&c, s);
+    c.dev->ops->sync(c.dev);
     assert_true(tern_rss_now() < before + ((size_t)4 << 20));
     tern_kv_cache_clear(&c);
     tern_kv_layout_free(l);
@@ -239,6 +248,8 @@ static void *write_pages(void *arg)
 {
     struct pins *q = arg;
     uint8_t *copy = malloc(q->pool->mem.bytes);
+    struct tern_dev *dev; /* of this thread's own */
+    OK(tern_dev_open(&dev, NULL, NULL, err));
     for (;;) {
         (void)pthread_mutex_lock(&q->lock);
         while (!q->n && !q->done)
@@ -253,7 +264,8 @@ static void *write_pages(void *arg)
         (void)pthread_mutex_unlock(&q->lock);
         (void)pthread_cond_signal(&q->room);
         tern_kv_pool_ref(q->pool, block); /* once more, and back */
-        tern_kv_block_read(q->pool, block, 0, copy, q->pool->mem.bytes);
+        dev->ops->copy_out(dev, copy, q->pool->mem.mem, block * q->pool->mem.bytes, q->pool->mem.bytes);
+        dev->ops->sync(dev);
         tern_kv_pool_unref(q->pool, block);
         for (size_t i = 0; i < q->pool->mem.bytes; i++)
             q->wrong += copy[i] != value;
@@ -261,6 +273,7 @@ static void *write_pages(void *arg)
         q->seen++;
     }
     free(copy);
+    tern_dev_close(dev);
     return NULL;
 }
 
@@ -288,7 +301,8 @@ static void test_writer_thread(void **state)
         OK(tern_kv_begin(&c, s, 64, err));
         const struct tern_kv_table *t = &s->table[0];
         const uint32_t page = t->pages[t->n - 1];
-        memset(tern_kv_block(q.pool, page), i % 251, q.pool->mem.bytes);
+        block_fill(q.pool, page, i % 251, q.pool->mem.bytes);
+        c.dev->ops->sync(c.dev);
         tern_kv_commit(&c, s, 64);
         (void)pthread_mutex_lock(&q.lock);
         while (q.n == 64)

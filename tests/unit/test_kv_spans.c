@@ -10,6 +10,7 @@
 #include <string.h>
 #include <unistd.h>
 #include <cmocka.h>
+#include "blocks.h"
 #include "base/mem.h"
 #include "base/rng.h"
 #include "kv/kv.h"
@@ -129,57 +130,74 @@ static uint8_t state_after(const struct text *t, int n)
     return (uint8_t)(h >> 5 ^ h ^ (uint32_t)n);
 }
 
-static uint8_t *tile_of(const struct tern_kv_seq *s, int span, int page)
+/* Where byte 0 of a page's raw tile is, and of a page. */
+static size_t tile_of(int span, int page)
 {
     const struct tern_kv_layer *y = &layout->layers[span];
-    return tern_kv_block(&cache.tiles, s->tile) + y->tile_layer_off +
-           (size_t)(page % y->ring) * (size_t)y->n_heads * y->tile_bytes;
+    return y->tile_layer_off + (size_t)(page % y->ring) * (size_t)y->n_heads * y->tile_bytes;
 }
 
-static uint8_t *page_of(const struct tern_kv_seq *s, int span, int page)
+static uint32_t page_of(const struct tern_kv_seq *s, int span, int page)
 {
-    const int g = layout->group_of[span];
-    return tern_kv_block(&cache.pool[g], s->table[g].pages[page - s->table[g].first]) + layout->layers[span].layer_off;
+    const struct tern_kv_table *t = &s->table[layout->group_of[span]];
+    return t->pages[page - t->first];
 }
 
 static void run(struct text *t, int from, int n, bool prompt)
 {
     tern_error err = {0};
     struct tern_kv_seq *s = t->seq;
+    uint8_t tile[TERN_PAGE];
     ok(tern_kv_begin(&cache, s, n, &err), &err);
     const struct tern_kv_checkpoint *mark = tern_kv_mark(&cache, s, n, prompt);
     if (mark)
-        memset(tern_kv_block(&cache.states, mark->state), state_after(t, mark->at), layout->state_bytes);
+        block_fill(&cache.states, mark->state, state_after(t, mark->at), layout->state_bytes);
     for (int span = 0; span < layout->n_spans; span++) {
+        const struct tern_kv_pool *pool = &cache.pool[layout->group_of[span]];
         const int rate = layout->layers[span].rate;
         for (int j = from / rate; j < (from + n) / rate; j++) {
-            uint8_t *tile = tile_of(s, span, j / TERN_PAGE);
-            tile[j % TERN_PAGE] = row_of(t, span, j);
-            if (j % TERN_PAGE == TERN_PAGE - 1)
-                memcpy(page_of(s, span, j / TERN_PAGE), tile, TERN_PAGE);
+            const uint8_t row = row_of(t, span, j);
+            const size_t at = tile_of(span, j / TERN_PAGE);
+            tern_kv_block_write(&cache.tiles, s->tile, at + (size_t)(j % TERN_PAGE), &row, 1);
+            if (j % TERN_PAGE < TERN_PAGE - 1)
+                continue;
+            tern_kv_block_read(&cache.tiles, s->tile, at, tile, TERN_PAGE);
+            tern_kv_block_write(pool, page_of(s, span, j / TERN_PAGE), layout->layers[span].layer_off, tile, TERN_PAGE);
         }
     }
-    memset(tern_kv_block(&cache.states, s->state), state_after(t, from + n), layout->state_bytes);
+    block_fill(&cache.states, s->state, state_after(t, from + n), layout->state_bytes);
     tern_kv_commit(&cache, s, n);
+}
+
+static void check_page(const struct text *t, int span, int page, int rows, bool closed)
+{
+    uint8_t at[TERN_PAGE];
+    if (closed)
+        tern_kv_block_read(&cache.pool[layout->group_of[span]], page_of(t->seq, span, page),
+                           layout->layers[span].layer_off, at, TERN_PAGE);
+    else
+        tern_kv_block_read(&cache.tiles, t->seq->tile, tile_of(span, page), at, TERN_PAGE);
+    for (int j = 0; j < rows; j++)
+        if (at[j] != row_of(t, span, page * TERN_PAGE + j))
+            fail_msg("span %d: row %d of page %d is wrong", span, j, page);
 }
 
 static void check(const struct text *t)
 {
     const struct tern_kv_seq *s = t->seq;
+    uint8_t last;
     assert_int_equal(s->n_tokens, t->n);
-    assert_int_equal(tern_kv_block(&cache.states, s->state)[layout->state_bytes - 1], t->n ? state_after(t, t->n) : 0);
+    tern_kv_block_read(&cache.states, s->state, layout->state_bytes - 1, &last, 1);
+    assert_int_equal(last, t->n ? state_after(t, t->n) : 0);
     for (int span = 0; span < layout->n_spans; span++) {
         const int g = layout->group_of[span], rows = t->n / layout->layers[span].rate, closed = rows / TERN_PAGE;
         const struct tern_kv_table *table = &s->table[g];
         assert_int_equal(table->first + table->n, closed);
         assert_true(table->first <= tern_kv_first_needed(layout->groups[g].reach, t->n));
         assert_true(!table->first || layout->groups[g].reach.window);
-        for (int j = table->first * TERN_PAGE; j < rows; j++) {
-            const int page = j / TERN_PAGE;
-            const uint8_t *at = page < closed ? page_of(s, span, page) : tile_of(s, span, page);
-            if (at[j % TERN_PAGE] != row_of(t, span, j))
-                fail_msg("span %d: row %d of %d is wrong", span, j, rows);
-        }
+        for (int page = table->first; page < closed; page++)
+            check_page(t, span, page, TERN_PAGE, true);
+        check_page(t, span, closed, rows % TERN_PAGE, false);
     }
 }
 
@@ -213,7 +231,7 @@ static void open_all(const char *spec)
     tern_error err = {0};
     tern_kernels_init(~0u);
     ok(tern_kv_layout_new(&layout, decl, 4, spec, false, &err), &err);
-    ok(tern_kv_cache_init(&cache, layout, &(struct tern_kv_room){SEQS, CTX, STEP, NULL}, &err), &err);
+    ok(tern_kv_cache_init(&cache, layout, &(struct tern_kv_room){SEQS, CTX, STEP, NULL, NULL}, &err), &err);
 }
 
 static void close_all(void)

@@ -1,5 +1,6 @@
 /* Prompts that are coded at their end: attended to in 16 bits, then pages, tiles and first tokens as the plan wants
  * them, whatever the chunk, the threads and the moment of a cancel. */
+#include "blocks.h"
 #include "tiny.h"
 #include <unistd.h>
 #include "base/mem.h"
@@ -59,7 +60,7 @@ static const uint8_t *raw_page(const tern_seq *s, int layer, int head, int page)
     if (page < t->first)
         return NULL;
     assert_true(page < t->first + t->n);
-    const uint8_t *p = tern_kv_block(&cache_of(s)->pool[l->group_of[layer]], t->pages[page - t->first]);
+    const uint8_t *p = block_look(&cache_of(s)->pool[l->group_of[layer]], t->pages[page - t->first]);
     return p + y->layer_off + (size_t)head * y->head_bytes;
 }
 
@@ -69,9 +70,9 @@ static void check_pages(const tern_seq *coded, const tern_seq *raw)
     const struct tern_kv_layout *l = coded->engine->plans[coded->plan]->layout;
     const struct tern_kv_layout *rl = raw->engine->plans[raw->plan]->layout;
     int closed = coded->kv->n_tokens / TERN_PAGE, checked = 0;
-    const uint8_t *raw_tiles = tern_kv_block(&cache_of(raw)->tiles, raw->kv->tile);
-    const uint8_t *tiles = tern_kv_block(&cache_of(coded)->tiles, coded->kv->tile);
-    const uint8_t *sinks = tern_kv_block(&cache_of(coded)->sinks, coded->kv->sink);
+    uint8_t *raw_tiles = block_copy(&cache_of(raw)->tiles, raw->kv->tile);
+    uint8_t *tiles = block_copy(&cache_of(coded)->tiles, coded->kv->tile);
+    uint8_t *sinks = block_copy(&cache_of(coded)->sinks, coded->kv->sink);
     uint8_t *scratch, *want;
     assert_int_equal(tern_alloc(&scratch, TERN_KV_SCRATCH, 1, NULL), 0);
     for (int i = 0; i < l->n_layers; i++) {
@@ -113,6 +114,9 @@ static void check_pages(const tern_seq *coded, const tern_seq *raw)
         tern_free(want);
     }
     assert_true(checked > 0);
+    free(raw_tiles);
+    free(tiles);
+    free(sinks);
     tern_free(scratch);
 }
 

@@ -1,4 +1,5 @@
 /* Recurrent states of sequences: which ones are kept, what forks share, going back to them, and what they cost. */
+#include "blocks.h"
 #include "tiny_promises.h"
 
 #include "kv/kv.h"
@@ -19,7 +20,7 @@ static void bench_open(struct bench *b, const char *spec)
         {.state_bytes = STATE - 128}, {.n_heads = 2, .dim_k = 64, .dim_v = 64}, {.state_bytes = 100}};
     tern_kernels_init(~0u);
     tiny_ok(tern_kv_layout_new(&b->layout, decl, 3, spec, false, &err), &err);
-    tiny_ok(tern_kv_cache_init(&b->cache, b->layout, &(struct tern_kv_room){3, CTX, STEP, NULL}, &err), &err);
+    tiny_ok(tern_kv_cache_init(&b->cache, b->layout, &(struct tern_kv_room){3, CTX, STEP, NULL, NULL}, &err), &err);
 }
 
 static void bench_close(struct bench *b)
@@ -28,9 +29,9 @@ static void bench_close(struct bench *b)
     tern_kv_layout_free(b->layout);
 }
 
-static uint8_t *at_block(const struct bench *b, uint32_t block)
+static const uint8_t *at_block(const struct bench *b, uint32_t block)
 {
-    return tern_kv_block(&b->cache.states, block);
+    return block_look(&b->cache.states, block);
 }
 
 /* A step of n tokens: the state says how many tokens it has seen. */
@@ -41,10 +42,10 @@ static void step(struct bench *b, struct tern_kv_seq *s, int n, bool prompt)
     const struct tern_kv_checkpoint *k = tern_kv_mark(&b->cache, s, n, prompt);
     if (k) {
         assert_true(k->at > s->n_tokens && k->at <= s->n_tokens + n && k->at % PAGE == 0);
-        memset(at_block(b, k->state), k->at / PAGE, STATE);
+        block_fill(&b->cache.states, k->state, k->at / PAGE, STATE);
     }
     tern_kv_commit(&b->cache, s, n);
-    memset(at_block(b, s->state), s->n_tokens % 251, STATE);
+    block_fill(&b->cache.states, s->state, s->n_tokens % 251, STATE);
 }
 
 static void expect_kept(const struct bench *b, const struct tern_kv_seq *s, const int *at, int n)

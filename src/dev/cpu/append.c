@@ -119,10 +119,9 @@ static void append_task(void *ctx, int task, int worker)
     }
 }
 
-void tern_cpu_append(struct tern_dev *dev, const struct tern_kv_layer *l, const struct tern_append_job *jobs,
-                     int n_jobs, const float *k, size_t k_stride, const float *v, size_t v_stride)
+void tern_cpu_append_jobs(struct tern_cpu *d, const struct tern_kv_layer *l, const struct tern_append_job *jobs,
+                          int n_jobs, const float *k, size_t k_stride, const float *v, size_t v_stride)
 {
-    struct tern_cpu *d = tern_cpu_of(dev);
     struct append_work w = {d, l, jobs, n_jobs, k, v, k_stride, v_stride};
     int tasks = 0, rows = 0;
     bool closes = false;
@@ -140,9 +139,8 @@ void tern_cpu_append(struct tern_dev *dev, const struct tern_kv_layer *l, const 
         tern_pool_run(d->pool, append_task, &w, tasks);
 }
 
-void tern_cpu_keep(struct tern_dev *dev, const struct tern_kv_layer *l, const struct tern_append_job *jobs, int n_jobs)
+void tern_cpu_keep(const struct tern_kv_layer *l, const struct tern_append_job *jobs, int n_jobs)
 {
-    (void)dev;
     for (int i = 0; i < n_jobs; i++) {
         const struct tern_attn_job *at = jobs[i].at;
         int first = at->pos0 / TERN_PAGE, to = (at->pos0 + at->n_rows + TERN_PAGE - 1) / TERN_PAGE;
@@ -205,10 +203,9 @@ static void raw_task(void *ctx, int task, int worker)
     }
 }
 
-void tern_cpu_raw_rows(struct tern_dev *dev, const struct tern_kv_layer *l, const struct tern_attn_job *job, float *k,
+void tern_cpu_raw_rows(struct tern_cpu *d, const struct tern_kv_layer *l, const struct tern_attn_job *job, float *k,
                        size_t k_stride, float *v, size_t v_stride)
 {
-    struct tern_cpu *d = tern_cpu_of(dev);
     struct raw_work w = {l, job, k, v, k_stride, v_stride};
     TERN_ASSERT(l->k.codec->raw && l->v.codec->raw && l->ring == 1);
     tern_pool_run(d->pool, raw_task, &w, pages_touched(job) * l->n_heads);

@@ -199,9 +199,9 @@ static int count_rows(const struct tern_attn_job *jobs, int n_jobs)
     return n < ATTN_TABLE ? n : ATTN_TABLE;
 }
 
-void tern_cpu_attention(struct tern_pool *pool, const struct tern_cpu_shape *shape, const struct tern_attn_job *jobs,
-                        int n_jobs, const float *q, size_t q_stride, float *out, size_t out_stride,
-                        struct tern_attn_scratch scratch)
+void tern_cpu_attend(struct tern_pool *pool, const struct tern_cpu_shape *shape, const struct tern_attn_job *jobs,
+                     int n_jobs, const float *q, size_t q_stride, float *out, size_t out_stride,
+                     struct tern_attn_scratch scratch)
 {
     const double log2e = 1.4426950408889634;
     struct attn_scratch c;

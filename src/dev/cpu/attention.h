@@ -36,7 +36,7 @@ struct attn_block {
     size_t part; /* floats from the start of the partial results */
 };
 
-/* One call of tern_cpu_attention. */
+/* One call of tern_cpu_attend. */
 struct attn_step {
     const struct tern_cpu_shape *shape;
     const struct tern_kv_layer *kv;

@@ -1,9 +1,27 @@
-/* dev/cpu/cpu.h - what the files of the CPU device share. */
+/* dev/cpu/cpu.h - what the files of the CPU device share.
+ *
+ *   device.c       opening, scratch for the largest step, the table of operations
+ *   memory.c       memory: the host's own
+ *   weights.c      weights: panels of kernel/gemm.h
+ *   step.c         jobs of the step in hand as each layer sees them: pages, staging tiles, states
+ *   append.c       keys and values into tiles and codes
+ *   attention*.c   attention on codes and tiles
+ *   elementwise.c products.c stack.c experts.c delta.c   the other operations */
 #ifndef TERN_DEV_CPU_H
 #define TERN_DEV_CPU_H
 
 #include "dev/cpu/attention_job.h"
 #include "dev/dev.h"
+
+struct tern_dev_mem {
+    uint8_t *p;
+    size_t bytes;
+    enum { CPU_ALLOCATED, CPU_RESERVED, CPU_ADOPTED } from;
+};
+
+struct tern_dev_form {
+    struct tern_packed m; /* the first matrix of the stack */
+};
 
 /* Quantised decode rows. */
 struct tern_q8_buffer {
@@ -22,10 +40,37 @@ struct tern_expert_scratch {
     struct tern_expert_group *groups; /* [experts] that have pairs */
 };
 
-struct tern_dev_mem {
-    uint8_t *p;
-    size_t bytes;
-    enum { CPU_ALLOCATED, CPU_RESERVED, CPU_ADOPTED } from;
+/* Where the new keys and values of one job go in one layer; the attention job tells positions and pages. */
+struct tern_append_job {
+    const struct tern_attn_job *at;
+    uint8_t *tile_base; /* as at->tile_base, writable */
+    uint8_t *seq_tile;  /* the sequence's own tile block; differs from tile_base when the job is staged */
+    uint8_t *sink;      /* written when page 0 closes; may be NULL otherwise */
+    bool staged;        /* the rows span pages: tiles live in staging, the first and last exchange with seq_tile */
+};
+
+struct tern_delta_job {
+    int row0, n_rows;
+    float *state; /* of the sequence, read and written */
+    float *mark;  /* what the state is after mark_at rows is written here besides; NULL: no */
+    int mark_at;
+};
+
+/* The step in hand (step.c). */
+struct tern_cpu_step {
+    struct tern_dev_step s;
+    int *job_of;                 /* [max_jobs] which job of the step each of the next is: those of one cache together */
+    int *cache_end;              /* [n_caches] where the jobs of a cache end */
+    int *stage_of;               /* [max_jobs] first staging tile, or -1 */
+    int layer;                   /* that the next are of; -1: none */
+    struct tern_attn_job *at;    /* [max_jobs] */
+    struct tern_append_job *app; /* [max_jobs] */
+    struct tern_delta_job *delta; /* [max_jobs] */
+    uint8_t *stage;               /* raw tiles of jobs that span pages */
+    size_t stage_tiles, stage_tile_bytes;
+    int *stage_set; /* [n_layers] set of staging tiles: layers that others attend to have their own, the rest share 0 */
+    bool *waits;    /* [n_layers] the layer's newest tiles are in staging until the step ends */
+    int n_layers;
 };
 
 struct tern_cpu {
@@ -39,8 +84,9 @@ struct tern_cpu {
     uint8_t *encode_scratch; /* [threads][TERN_KV_SCRATCH] */
     struct tern_attn_scratch attention;
     struct tern_expert_scratch experts;
-    struct tern_q8_buffer stack;   /* decode rows of stacks, head by head */
-    struct tern_dev_limits limits; /* but for the shapes */
+    struct tern_q8_buffer stack; /* decode rows of stacks, head by head */
+    struct tern_cpu_step step;
+    struct tern_dev_limits limits; /* but for what it points to */
     size_t bytes;                  /* of all of the above */
 };
 
@@ -51,42 +97,100 @@ static inline struct tern_cpu *tern_cpu_of(struct tern_dev *d)
     return (struct tern_cpu *)d;
 }
 
-/* memory.c: what tern_dev_ops says of them. */
-int tern_cpu_reserve(struct tern_dev *dev, struct tern_dev_mem **out, size_t bytes, bool lazy, tern_error *err);
-int tern_cpu_adopt(struct tern_dev *dev, struct tern_dev_mem **out, const void *host, size_t bytes, tern_error *err);
-void tern_cpu_release(struct tern_dev *dev, struct tern_dev_mem *m);
-void tern_cpu_copy_in(struct tern_dev *dev, struct tern_dev_mem *to, size_t at, const void *host, size_t bytes);
-void tern_cpu_copy_out(struct tern_dev *dev, void *host, const struct tern_dev_mem *from, size_t at, size_t bytes);
-void tern_cpu_copy(struct tern_dev *dev, struct tern_dev_mem *to, size_t to_at, const struct tern_dev_mem *from,
+/* ---- handles ---- */
+
+static inline float *tern_cpu_f32(struct tern_dev_rows r)
+{
+    return (float *)(void *)r.mem->p + r.at;
+}
+
+static inline float *tern_cpu_vec(struct tern_dev_vec v)
+{
+    return v.mem ? (float *)(void *)v.mem->p + v.at : NULL;
+}
+
+static inline struct tern_blocks tern_cpu_blocks(struct tern_dev_blocks b)
+{
+    return (struct tern_blocks){b.mem ? b.mem->p : NULL, b.bytes};
+}
+
+/* ---- entries of the table (dev.h) ---- */
+
+int tern_cpu_reserve(struct tern_dev *d, struct tern_dev_mem **out, size_t bytes, bool lazy, tern_error *err);
+void tern_cpu_release(struct tern_dev *d, struct tern_dev_mem *m);
+int tern_cpu_adopt(struct tern_dev *d, struct tern_dev_mem **out, const void *host, size_t bytes, tern_error *err);
+void tern_cpu_copy_in(struct tern_dev *d, struct tern_dev_mem *to, size_t at, const void *host, size_t bytes);
+void tern_cpu_copy_out(struct tern_dev *d, void *host, const struct tern_dev_mem *from, size_t at, size_t bytes);
+void tern_cpu_copy(struct tern_dev *d, struct tern_dev_mem *to, size_t to_at, const struct tern_dev_mem *from,
                    size_t from_at, size_t bytes);
-void tern_cpu_zero(struct tern_dev *dev, struct tern_dev_mem *m, size_t at, size_t bytes);
-void tern_cpu_discard(struct tern_dev *dev, struct tern_dev_mem *m, size_t at, size_t bytes);
+void tern_cpu_zero(struct tern_dev *d, struct tern_dev_mem *m, size_t at, size_t bytes);
+void tern_cpu_discard(struct tern_dev *d, struct tern_dev_mem *m, size_t at, size_t bytes);
+int tern_cpu_weight_plan(struct tern_dev *d, struct tern_dev_weight *w, const struct tern_weight_source *s, int64_t n,
+                         int64_t k, int stack, tern_error *err);
+size_t tern_cpu_weight_bytes(const struct tern_dev_weight *w);
+void tern_cpu_weight_about(const struct tern_dev_weight *w, struct tern_dev_about *out);
+void tern_cpu_weight_place(struct tern_dev *d, struct tern_dev_weight *w, struct tern_dev_mem *m, size_t at);
+int tern_cpu_weight_load(struct tern_dev *d, const struct tern_dev_weight *w, const struct tern_dev_source *from,
+                         tern_error *err);
+void tern_cpu_weight_drop(struct tern_dev *d, struct tern_dev_weight *w);
+void tern_cpu_weight_out(struct tern_dev *d, float *host, const struct tern_dev_weight *w, int matrix, int row, int n);
+void tern_cpu_begin(struct tern_dev *d, const struct tern_dev_step *s);
+void tern_cpu_end(struct tern_dev *d);
+void tern_cpu_embed(struct tern_dev *d, struct tern_dev_rows x, const struct tern_dev_weight *table, int n_rows,
+                    float scale);
+void tern_cpu_norm(struct tern_dev *d, struct tern_dev_rows y, struct tern_dev_rows x, struct tern_dev_vec w, float eps,
+                   int n_rows);
+void tern_cpu_add(struct tern_dev *d, struct tern_dev_rows y, struct tern_dev_rows a, struct tern_dev_rows b,
+                  int n_rows);
+void tern_cpu_scale(struct tern_dev *d, struct tern_dev_rows x, int n_rows, float factor);
+void tern_cpu_matmul(struct tern_dev *d, const struct tern_matmul *m, int n_m, struct tern_dev_rows x, int n_rows,
+                     int n_wide);
+void tern_cpu_rope_table(struct tern_dev *d, struct tern_dev_vec cos, struct tern_dev_vec sin, struct tern_dev_vec freq,
+                         int n_rot, float magnitude, int n_rows);
+void tern_cpu_heads(struct tern_dev *d, const struct tern_heads *h, int n_rows);
+void tern_cpu_copy_heads(struct tern_dev *d, struct tern_dev_rows to, size_t to_head, struct tern_dev_rows from,
+                         size_t from_head, int n_heads, int n, int n_rows);
+void tern_cpu_append(struct tern_dev *d, int layer, struct tern_dev_rows k, struct tern_dev_rows v);
+void tern_cpu_attention(struct tern_dev *d, const struct tern_attn_shape *shape, struct tern_dev_rows q,
+                        struct tern_dev_rows out);
+void tern_cpu_recode(struct tern_dev *d, int layer, const struct tern_dev_job *from, struct tern_dev_rows k,
+                     struct tern_dev_rows v);
+void tern_cpu_glu(struct tern_dev *d, struct tern_dev_rows gate, struct tern_dev_rows up, int n_rows,
+                  enum tern_gate act);
+void tern_cpu_softcap(struct tern_dev *d, struct tern_dev_rows x, int n_rows, float cap);
+void tern_cpu_gate(struct tern_dev *d, struct tern_dev_rows x, struct tern_dev_rows g, int n_rows);
+void tern_cpu_stack(struct tern_dev *d, const struct tern_stack *s, int n_rows, int n_wide);
+void tern_cpu_route(struct tern_dev *d, const struct tern_route *r, struct tern_dev_rows logits,
+                    struct tern_dev_vec ids, struct tern_dev_vec weights, int n_rows);
+void tern_cpu_experts(struct tern_dev *d, const struct tern_experts *e, struct tern_dev_rows y, struct tern_dev_rows x,
+                      struct tern_dev_vec ids, struct tern_dev_vec weights, int n_rows, int n_wide);
+void tern_cpu_delta(struct tern_dev *d, int layer, const struct tern_delta *l, const struct tern_delta_io *io,
+                    int n_rows);
+void tern_cpu_pick(struct tern_dev *d, struct tern_dev_rows y, struct tern_dev_rows x, const int *rows, int n);
 
-/* tern_dev_ops.append. */
-void tern_cpu_append(struct tern_dev *dev, const struct tern_kv_layer *l, const struct tern_append_job *jobs,
-                     int n_jobs, const float *k, size_t k_stride, const float *v, size_t v_stride);
+/* ---- between the files ---- */
 
-/* tern_dev_ops.keep. */
-void tern_cpu_keep(struct tern_dev *dev, const struct tern_kv_layer *l, const struct tern_append_job *jobs, int n_jobs);
+/* d->step, by the limits; its memory. */
+int tern_cpu_step_open(struct tern_cpu *d, const struct tern_dev_limits *l, tern_error *err);
+void tern_cpu_step_close(struct tern_cpu *d);
 
-/* tern_dev_ops.raw_rows. */
-void tern_cpu_raw_rows(struct tern_dev *dev, const struct tern_kv_layer *l, const struct tern_attn_job *job, float *k,
+struct tern_cpu_shape tern_cpu_shape_of(const struct tern_cpu *d, const struct tern_dev_cache *cache,
+                                        const struct tern_attn_shape *s);
+
+/* New keys and values into the tiles of one cache's jobs, full pages into codes. */
+void tern_cpu_append_jobs(struct tern_cpu *d, const struct tern_kv_layer *l, const struct tern_append_job *jobs,
+                          int n_jobs, const float *k, size_t k_stride, const float *v, size_t v_stride);
+/* After attention: the newest tiles of staged jobs become the sequences' own.  Not before, for they replace tiles that
+ * the first rows of the step still read. */
+void tern_cpu_keep(const struct tern_kv_layer *l, const struct tern_append_job *jobs, int n_jobs);
+/* The inverse of append for a layer that is raw on both sides: k, v rows of the job's positions, closed pages and the
+ * open tile alike.  Rows of pages that a window has dropped are 0. */
+void tern_cpu_raw_rows(struct tern_cpu *d, const struct tern_kv_layer *l, const struct tern_attn_job *job, float *k,
                        size_t k_stride, float *v, size_t v_stride);
 
-/* tern_dev_ops.stack. */
-void tern_cpu_stack(struct tern_dev *dev, const struct tern_stack *s, int n_rows, int n_wide);
-
-/* tern_dev_ops.route. */
-void tern_cpu_route(struct tern_dev *dev, const struct tern_route *r, const float *logits, size_t stride, int32_t *ids,
-                    float *weights, int n_rows);
-
-/* tern_dev_ops.experts. */
-void tern_cpu_experts(struct tern_dev *dev, const struct tern_experts *e, float *y, size_t y_stride, const float *x,
-                      size_t x_stride, const int32_t *ids, const float *weights, int n_rows, int n_wide);
-
-/* tern_dev_ops.delta. */
-void tern_cpu_delta(struct tern_dev *dev, const struct tern_delta *l, const struct tern_delta_job *jobs, int n_jobs,
-                    const struct tern_delta_io *io, int n_rows);
+/* tern_dev_ops.delta on these jobs. */
+void tern_cpu_delta_jobs(struct tern_cpu *d, const struct tern_delta *l, const struct tern_delta_job *jobs, int n_jobs,
+                         const struct tern_delta_io *io, int n_rows);
 
 /* d->experts, by d->limits. */
 int tern_cpu_experts_open(struct tern_cpu *d, tern_error *err);
@@ -94,8 +198,6 @@ void tern_cpu_experts_close(struct tern_cpu *d);
 
 /* Calls row(args, r) for every row: here when n_rows * n elements are little work, else on the pool. */
 void tern_cpu_each_row(struct tern_cpu *d, void (*row)(const void *args, int row), const void *args, int n_rows, int n);
-
-/* ---- products ---- */
 
 /* Rows of k inputs, k a multiple of 64; counted in d->bytes. */
 int tern_cpu_q8_new(struct tern_cpu *d, struct tern_q8_buffer *b, size_t rows, size_t k, tern_error *err);

@@ -13,13 +13,9 @@ static size_t channels_of(const struct tern_delta *l)
     return 2 * (size_t)l->n_k * (size_t)l->dk + (size_t)l->n_v * (size_t)l->dv;
 }
 
-size_t tern_delta_state_floats(const struct tern_delta *l)
-{
-    return channels_of(l) * (size_t)(l->width - 1) + (size_t)l->n_v * (size_t)l->dk * (size_t)l->dv;
-}
-
 struct work {
     const struct tern_delta *l;
+    const float *conv, *a, *dt;
     const struct tern_delta_job *jobs;
     float *x;
     size_t stride;
@@ -66,7 +62,7 @@ static void conv_task(void *ctx, int task, int worker)
     for (int r = j->n_rows - 1; r >= 0; r--) {
         for (int i = 0; i < l->width; i++)
             x[i] = input_row(w, j, j->state, r - l->width + 1 + i) + c;
-        tern_k.delta.conv(w->x + (size_t)(j->row0 + r) * w->stride + c, x, l->conv + c, all, l->width, n);
+        tern_k.delta.conv(w->x + (size_t)(j->row0 + r) * w->stride + c, x, w->conv + c, all, l->width, n);
     }
     for (int i = 0; i < l->width - 1; i++)
         memcpy(j->state + (size_t)i * all + c, last[i], (size_t)n * sizeof(float));
@@ -93,9 +89,9 @@ static void gates_row(const void *args, int r)
     }
     float *decay = w->decay + (size_t)r * w->gate_stride, *beta = w->beta + (size_t)r * w->gate_stride;
     for (int h = 0; h < l->n_v; h++) {
-        double t = (double)decay[h] + (double)l->dt[h];
+        double t = (double)decay[h] + (double)w->dt[h];
         double softplus = t > 0 ? t + log1p(exp(-t)) : log1p(exp(t));
-        decay[h] = (float)exp((double)l->a[h] * softplus);
+        decay[h] = (float)exp((double)w->a[h] * softplus);
         beta[h] = (float)(1 / (1 + exp(-(double)beta[h])));
     }
 }
@@ -139,19 +135,21 @@ static void scan_task(void *ctx, int task, int worker)
     tern_k.delta.scan(j->state + at, &r);
 }
 
-void tern_cpu_delta(struct tern_dev *dev, const struct tern_delta *l, const struct tern_delta_job *jobs, int n_jobs,
-                    const struct tern_delta_io *io, int n_rows)
+void tern_cpu_delta_jobs(struct tern_cpu *d, const struct tern_delta *l, const struct tern_delta_job *jobs, int n_jobs,
+                         const struct tern_delta_io *io, int n_rows)
 {
-    struct tern_cpu *d = tern_cpu_of(dev);
     struct work w = {.l = l,
+                     .conv = tern_cpu_vec(l->conv),
+                     .a = tern_cpu_vec(l->a),
+                     .dt = tern_cpu_vec(l->dt),
                      .jobs = jobs,
-                     .x = io->x,
-                     .stride = io->x_stride,
-                     .decay = io->decay,
-                     .beta = io->beta,
-                     .gate_stride = io->gate_stride,
-                     .out = io->out,
-                     .out_stride = io->out_stride};
+                     .x = tern_cpu_f32(io->x),
+                     .stride = io->x.stride,
+                     .decay = tern_cpu_f32(io->decay),
+                     .beta = tern_cpu_f32(io->beta),
+                     .gate_stride = io->decay.stride,
+                     .out = tern_cpu_f32(io->out),
+                     .out_stride = io->out.stride};
     const int channels = (int)channels_of(l);
     w.parts = (channels + CHANNELS - 1) / CHANNELS;
     tern_pool_run(d->pool, conv_task, &w, n_jobs * w.parts);

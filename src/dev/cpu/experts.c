@@ -14,6 +14,7 @@
 
 struct route_args {
     const struct tern_route *r;
+    const float *bias, *factors;
     const float *logits;
     size_t stride;
     int32_t *ids;
@@ -80,7 +81,7 @@ static void route_row(const void *args, int row)
     float *weights = a->weights + (size_t)row * (size_t)r->n_active;
     scores(r, a->logits + (size_t)row * a->stride, score);
     for (int e = 0; e < r->n_experts; e++)
-        choice[e] = r->bias ? score[e] + (double)r->bias[e] : score[e];
+        choice[e] = a->bias ? score[e] + (double)a->bias[e] : score[e];
     if (r->n_groups > 1)
         mark_lost_groups(r, choice, lost);
     memcpy(marked, lost, sizeof marked);
@@ -92,14 +93,20 @@ static void route_row(const void *args, int row)
         }
     double factor = r->normalise ? (double)r->scale / (sum + 1e-20) : (double)r->scale;
     for (int i = 0; i < r->n_active; i++)
-        weights[i] = (float)(score[ids[i]] * factor * (r->factors ? (double)r->factors[ids[i]] : 1));
+        weights[i] = (float)(score[ids[i]] * factor * (a->factors ? (double)a->factors[ids[i]] : 1));
 }
 
-void tern_cpu_route(struct tern_dev *dev, const struct tern_route *r, const float *logits, size_t stride, int32_t *ids,
-                    float *weights, int n_rows)
+void tern_cpu_route(struct tern_dev *dev, const struct tern_route *r, struct tern_dev_rows logits,
+                    struct tern_dev_vec ids, struct tern_dev_vec weights, int n_rows)
 {
     struct tern_cpu *d = tern_cpu_of(dev);
-    struct route_args a = {r, logits, stride, ids, weights};
+    struct route_args a = {r,
+                           tern_cpu_vec(r->bias),
+                           tern_cpu_vec(r->factors),
+                           tern_cpu_f32(logits),
+                           logits.stride,
+                           (int32_t *)(void *)tern_cpu_vec(ids),
+                           tern_cpu_vec(weights)};
     TERN_ASSERT(r->n_experts <= TERN_MAX_EXPERTS && r->n_active * r->n_groups <= r->n_experts * r->n_groups_used);
     tern_cpu_each_row(d, route_row, &a, n_rows, r->n_experts * (r->n_active + 8));
 }
@@ -116,6 +123,8 @@ struct tern_expert_group {
 struct expert_work {
     struct tern_cpu *d;
     const struct tern_experts *e;
+    const struct tern_packed *gate, *up, *down;
+    int n_experts;
     float *y;
     const float *x, *weights;
     size_t y_stride, x_stride;
@@ -173,7 +182,7 @@ void tern_cpu_experts_close(struct tern_cpu *d)
 static void sort_pairs(struct expert_work *w, const int32_t *ids)
 {
     struct tern_expert_scratch *s = &w->d->experts;
-    int n = w->e->n_experts, next[2] = {0, w->n_wide}, band = 0;
+    int n = w->n_experts, next[2] = {0, w->n_wide}, band = 0;
     memset(s->count, 0, 2 * (size_t)n * sizeof *s->count);
     for (int i = 0; i < w->n_pairs; i++)
         s->count[(i >= w->n_wide) * n + ids[i]]++;
@@ -199,14 +208,14 @@ static void gather_pair(const void *args, int pair)
 {
     const struct expert_work *w = args;
     const struct tern_expert_scratch *s = &w->d->experts;
-    int k = w->e->gate->k, i = s->row_of[pair];
+    int k = w->gate->k, i = s->row_of[pair];
     const float *from = w->x + (size_t)(i / w->e->n_active) * w->x_stride;
     float *to = s->x + (size_t)pair * w->s_embd;
     if (w->e->weigh_input)
         tern_k.vec.scale(to, from, w->weights[i], k);
     else
         memcpy(to, from, (size_t)k * sizeof *to);
-    if (pair >= w->n_wide && (tern_codes_integer(w->e->gate->codes) || tern_codes_integer(w->e->up->codes)))
+    if (pair >= w->n_wide && (tern_codes_integer(w->gate->codes) || tern_codes_integer(w->up->codes)))
         tern_cpu_quantize(&s->q8, pair - w->n_wide, to, k);
 }
 
@@ -214,7 +223,7 @@ static void quantize_pair(const void *args, int narrow)
 {
     const struct expert_work *w = args;
     tern_cpu_quantize(&w->d->experts.q8, narrow, w->d->experts.gate + (size_t)(w->n_wide + narrow) * w->s_ff,
-                      w->e->down->k);
+                      w->down->k);
 }
 
 /* The prompt rows' pairs of one expert into their bands. */
@@ -282,9 +291,9 @@ static void glu_task(void *ctx, int task, int worker)
     const struct tern_expert_scratch *s = &w->d->experts;
     int p0, p1;
     const struct tern_expert_group *g = find_task(w, task, &p0, &p1);
-    group_product(w, g, w->e->gate, s->gate, w->s_ff, s->x, w->s_embd, p0, p1, worker);
-    group_product(w, g, w->e->up, s->up, w->s_ff, s->x, w->s_embd, p0, p1, worker);
-    int col0 = p0 * TERN_PANEL, col1 = p1 * TERN_PANEL < w->e->gate->n ? p1 * TERN_PANEL : w->e->gate->n;
+    group_product(w, g, w->gate, s->gate, w->s_ff, s->x, w->s_embd, p0, p1, worker);
+    group_product(w, g, w->up, s->up, w->s_ff, s->x, w->s_embd, p0, p1, worker);
+    int col0 = p0 * TERN_PANEL, col1 = p1 * TERN_PANEL < w->gate->n ? p1 * TERN_PANEL : w->gate->n;
     for (int c = 0; c < 2; c++)
         for (int pair = g->pair[c]; pair < g->pair[c] + g->n[c]; pair++) {
             float *gate = s->gate + (size_t)pair * w->s_ff + col0;
@@ -299,7 +308,7 @@ static void down_task(void *ctx, int task, int worker)
     const struct tern_expert_scratch *s = &w->d->experts;
     int p0, p1;
     const struct tern_expert_group *g = find_task(w, task, &p0, &p1);
-    group_product(w, g, w->e->down, s->x, w->s_embd, s->gate, w->s_ff, p0, p1, worker);
+    group_product(w, g, w->down, s->x, w->s_embd, s->gate, w->s_ff, p0, p1, worker);
 }
 
 /* A row's answers, weighed unless that is done, added up in ascending order of its experts. */
@@ -307,7 +316,7 @@ static void sum_row(const void *args, int row)
 {
     const struct expert_work *w = args;
     const struct tern_expert_scratch *s = &w->d->experts;
-    int n = w->e->down->n;
+    int n = w->down->n;
     float *y = w->y + (size_t)row * w->y_stride;
     for (int j = 0; j < w->e->n_active; j++) {
         size_t i = (size_t)row * (size_t)w->e->n_active + (size_t)j;
@@ -321,25 +330,34 @@ static void sum_row(const void *args, int row)
     }
 }
 
-void tern_cpu_experts(struct tern_dev *dev, const struct tern_experts *e, float *y, size_t y_stride, const float *x,
-                      size_t x_stride, const int32_t *ids, const float *weights, int n_rows, int n_wide)
+void tern_cpu_experts(struct tern_dev *dev, const struct tern_experts *e, struct tern_dev_rows y,
+                      struct tern_dev_rows x, struct tern_dev_vec ids, struct tern_dev_vec weights, int n_rows,
+                      int n_wide)
 {
     struct tern_cpu *d = tern_cpu_of(dev);
-    struct expert_work w = {.d = d, .e = e, .y = y, .x = x, .weights = weights};
-    w.y_stride = y_stride;
-    w.x_stride = x_stride;
+    struct expert_work w = {.d = d,
+                            .e = e,
+                            .gate = &e->gate->form->m,
+                            .up = &e->up->form->m,
+                            .down = &e->down->form->m,
+                            .n_experts = e->gate->stack,
+                            .y = tern_cpu_f32(y),
+                            .x = tern_cpu_f32(x),
+                            .weights = tern_cpu_vec(weights),
+                            .y_stride = y.stride,
+                            .x_stride = x.stride};
     w.s_embd = tern_round_up((size_t)d->limits.max_expert_embd, 64);
     w.s_ff = tern_round_up((size_t)d->limits.max_expert_ff, 64);
     w.n_pairs = n_rows * e->n_active;
     w.n_wide = n_wide * e->n_active;
     TERN_ASSERT(n_rows <= d->limits.max_rows && n_rows - n_wide <= d->limits.max_narrow);
-    sort_pairs(&w, ids);
-    tern_cpu_each_row(d, gather_pair, &w, w.n_pairs, e->gate->k);
-    pack(&w, d->experts.x, w.s_embd, e->gate->k);
-    run_tasks(&w, e->gate, glu_task);
-    if (tern_codes_integer(e->down->codes))
-        tern_cpu_each_row(d, quantize_pair, &w, w.n_pairs - w.n_wide, e->down->k);
-    pack(&w, d->experts.gate, w.s_ff, e->down->k);
-    run_tasks(&w, e->down, down_task);
-    tern_cpu_each_row(d, sum_row, &w, n_rows, e->n_active * e->down->n);
+    sort_pairs(&w, (const int32_t *)(const void *)tern_cpu_vec(ids));
+    tern_cpu_each_row(d, gather_pair, &w, w.n_pairs, w.gate->k);
+    pack(&w, d->experts.x, w.s_embd, w.gate->k);
+    run_tasks(&w, w.gate, glu_task);
+    if (tern_codes_integer(w.down->codes))
+        tern_cpu_each_row(d, quantize_pair, &w, w.n_pairs - w.n_wide, w.down->k);
+    pack(&w, d->experts.gate, w.s_ff, w.down->k);
+    run_tasks(&w, w.down, down_task);
+    tern_cpu_each_row(d, sum_row, &w, n_rows, e->n_active * w.down->n);
 }

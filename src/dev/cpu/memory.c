@@ -54,30 +54,52 @@ static void check_range(const struct tern_dev_mem *m, size_t at, size_t bytes)
     TERN_ASSERT(at <= m->bytes && bytes <= m->bytes - at);
 }
 
+#define CHUNK ((size_t)256 << 10)
+
+struct copy_work {
+    uint8_t *to;
+    const uint8_t *from;
+    size_t bytes;
+};
+
+static void copy_task(void *ctx, int task, int worker)
+{
+    const struct copy_work *w = ctx;
+    const size_t at = (size_t)task * CHUNK, left = w->bytes - at;
+    (void)worker;
+    memcpy(w->to + at, w->from + at, left < CHUNK ? left : CHUNK);
+}
+
+/* Large copies on all threads, whose memory new pages then are. */
+static void copy_bytes(struct tern_dev *dev, uint8_t *to, const uint8_t *from, size_t bytes)
+{
+    struct tern_cpu *d = tern_cpu_of(dev);
+    const bool apart = (uintptr_t)to + bytes <= (uintptr_t)from || (uintptr_t)from + bytes <= (uintptr_t)to;
+    struct copy_work w = {to, from, bytes};
+    if (d->pool && apart && bytes >= 8 * CHUNK)
+        tern_pool_run(d->pool, copy_task, &w, (int)((bytes + CHUNK - 1) / CHUNK));
+    else if (bytes)
+        memmove(to, from, bytes);
+}
+
 void tern_cpu_copy_in(struct tern_dev *dev, struct tern_dev_mem *to, size_t at, const void *host, size_t bytes)
 {
-    (void)dev;
     check_range(to, at, bytes);
-    if (bytes)
-        memcpy(to->p + at, host, bytes);
+    copy_bytes(dev, to->p + at, host, bytes);
 }
 
 void tern_cpu_copy_out(struct tern_dev *dev, void *host, const struct tern_dev_mem *from, size_t at, size_t bytes)
 {
-    (void)dev;
     check_range(from, at, bytes);
-    if (bytes)
-        memcpy(host, from->p + at, bytes);
+    copy_bytes(dev, host, from->p + at, bytes);
 }
 
 void tern_cpu_copy(struct tern_dev *dev, struct tern_dev_mem *to, size_t to_at, const struct tern_dev_mem *from,
                    size_t from_at, size_t bytes)
 {
-    (void)dev;
     check_range(to, to_at, bytes);
     check_range(from, from_at, bytes);
-    if (bytes)
-        memmove(to->p + to_at, from->p + from_at, bytes);
+    copy_bytes(dev, to->p + to_at, from->p + from_at, bytes);
 }
 
 void tern_cpu_zero(struct tern_dev *dev, struct tern_dev_mem *m, size_t at, size_t bytes)

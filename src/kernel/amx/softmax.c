@@ -2,7 +2,7 @@
  *
  * Per 64 scores: 4 loads and maxima, then 4 times 7 instructions of exp2 and a half of rounding, storing and summing.
  * As the weights keep 8 bits, a polynomial of degree 3 does (degree 5 in attn.c). */
-#include "kernel/amx/gemm.h"
+#include "kernel/amx/amx.h"
 #include "kernel/avx512/attn_simd.h"
 
 #include <math.h>

@@ -8,7 +8,7 @@
 #define TERN_AMX_TILE_H
 
 #include <immintrin.h>
-#include "kernel/amx/gemm.h"
+#include "kernel/amx/amx.h"
 
 /* The memory operand of ldtilecfg. */
 struct tile_config {

@@ -3,7 +3,7 @@
 #define TERN_AVX512_GEMM_H
 
 #include "kernel/gemm.h"
-#include "kernel/pack.h"
+#include "kernel/panel.h"
 
 void tern_gemm_wide_avx512(float *y, size_t y_stride, const float *x, size_t x_stride, int n_rows,
                            const struct tern_packed *w, int panel0, int panel1, float *scratch);

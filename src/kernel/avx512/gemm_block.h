@@ -6,7 +6,7 @@
 
 #include <immintrin.h>
 #include "kernel/gemm.h"
-#include "kernel/pack.h"
+#include "kernel/panel.h"
 
 #define ALWAYS static inline __attribute__((always_inline))
 

@@ -1,7 +1,7 @@
 /* The contracts of kernel/gemm.h spelled out one element at a time: slow on purpose, so that it can be read. */
 #include <math.h>
 #include "kernel/gemm.h"
-#include "kernel/pack.h"
+#include "kernel/panel.h"
 
 static void quantize(int8_t *q, float *scale, int32_t *sum16, const float *x, int k)
 {

@@ -1,4 +1,5 @@
 /* ref/kvq_encode.c - vectors to codes and codes to pages, in plain C. */
+#include "kernel/kvq_encode_impl.h"
 #include "kernel/kvq_mix_impl.h"
 #include "kernel/ref/kvq_ref.h"
 

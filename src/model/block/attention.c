@@ -1,6 +1,5 @@
 /* Attention: q,k,v = h W; heads(q), heads(k); append(k,v); a = attention(q); t = a Wo.  Where the output is gated, the
  * product for q yields both: t = (sigmoid(gate) * a) Wo. */
-#include <string.h>
 #include "model/block/block.h"
 
 static void need(struct tern_needs *n, const struct tern_desc *d, const struct tern_layer_desc *l)
@@ -29,12 +28,12 @@ static const char *cannot(const struct tern_desc *d, const struct tern_layer_des
 }
 
 static void prepare_heads(struct tern_forward *f, const struct tern_forward_batch *b, int layer,
-                          const struct tern_rows *x, int n_heads, const float *norm_w)
+                          const struct tern_dev_rows *x, int n_heads, struct tern_dev_vec norm_w)
 {
     const struct tern_desc *d = &f->net->desc;
     const struct tern_layer_desc *l = &d->layers[layer];
-    struct tern_heads h = {.x = x->p, .stride = x->stride, .n_heads = n_heads, .dim = l->at.dim_k};
-    h.norm = norm_w || l->attention.qk_norm_plain;
+    struct tern_heads h = {.x = *x, .n_heads = n_heads, .dim = l->at.dim_k};
+    h.norm = norm_w.mem || l->attention.qk_norm_plain;
     h.norm_after = l->attention.qk_norm_after_rope;
     h.norm_w = norm_w;
     h.eps = d->eps;
@@ -48,78 +47,65 @@ static void prepare_heads(struct tern_forward *f, const struct tern_forward_batc
         h.temper = l->attention.q_temper;
         h.temper_span = l->attention.q_temper_span;
         h.temper_from = l->attention.q_temper_from;
-        h.rows = b->rows;
     }
-    if (h.norm || h.cos || h.temper != 0.0f)
+    if (h.norm || h.cos.mem || h.temper != 0.0f)
         f->dev->ops->heads(f->dev, &h, b->n_rows);
 }
 
 static void norm_values(struct tern_forward *f, const struct tern_forward_batch *b, int layer)
 {
     const struct tern_layer_desc *l = &f->net->desc.layers[layer];
-    struct tern_heads h = {.x = f->v.p,
-                           .stride = f->v.stride,
-                           .n_heads = l->at.n_kv_heads,
-                           .dim = l->at.dim_v,
-                           .norm = true,
-                           .eps = f->net->desc.eps};
+    struct tern_heads h = {
+        .x = f->v, .n_heads = l->at.n_kv_heads, .dim = l->at.dim_v, .norm = true, .eps = f->net->desc.eps};
     f->dev->ops->heads(f->dev, &h, b->n_rows);
 }
 
 /* q = queries, gate = gates of the normed rows h, which the product yields head by head. */
 static void split_gates(struct tern_forward *f, int n_rows, const struct tern_layer_desc *l)
 {
-    const size_t dim = (size_t)l->at.dim_k;
-    for (int r = 0; r < n_rows; r++)
-        for (size_t h = 0; h < (size_t)l->at.n_heads; h++) {
-            const float *both = f->mix.p + (size_t)r * f->mix.stride + 2 * h * dim;
-            memcpy(f->q.p + (size_t)r * f->q.stride + h * dim, both, dim * sizeof(float));
-            memcpy(f->gate.p + (size_t)r * f->gate.stride + h * dim, both + dim, dim * sizeof(float));
-        }
+    const int dim = l->at.dim_k;
+    const struct tern_dev_rows gates = tern_dev_columns(f->mix, dim, dim);
+    f->dev->ops->copy_heads(f->dev, f->q, (size_t)dim, f->mix, 2 * (size_t)dim, l->at.n_heads, dim, n_rows);
+    f->dev->ops->copy_heads(f->dev, f->gate, (size_t)dim, gates, 2 * (size_t)dim, l->at.n_heads, dim, n_rows);
 }
 
 static void project(struct tern_forward *f, const struct tern_forward_batch *b, int layer)
 {
     const struct tern_layer_desc *l = &f->net->desc.layers[layer];
     const struct tern_weights *w = f->net->layers[layer];
-    const struct tern_rows *q = l->attention.out_gate ? &f->mix : &f->q;
+    const struct tern_dev_rows *q = l->attention.out_gate ? &f->mix : &f->q;
     const struct tern_matmul qkv[3] = {
-        {&w[TERN_SLOT_Q].mat, w[TERN_SLOT_Q_BIAS].vec, q->p, q->stride, false},
-        {&w[TERN_SLOT_K].mat, w[TERN_SLOT_K_BIAS].vec, f->k.p, f->k.stride, false},
-        {&w[TERN_SLOT_V].mat, w[TERN_SLOT_V_BIAS].vec, f->v.p, f->v.stride, false},
+        {&w[TERN_SLOT_Q].mat, w[TERN_SLOT_Q_BIAS].vec, *q, false},
+        {&w[TERN_SLOT_K].mat, w[TERN_SLOT_K_BIAS].vec, f->k, false},
+        {&w[TERN_SLOT_V].mat, w[TERN_SLOT_V_BIAS].vec, f->v, false},
     };
-    f->dev->ops->matmul(f->dev, qkv,
-                        l->at.kv_of >= 0      ? 1
-                        : l->attention.v_is_k ? 2
-                                              : 3,
-                        f->h.p, f->h.stride, b->n_rows, b->n_wide);
+    f->dev->ops->matmul(f->dev, qkv, l->at.kv_of >= 0 ? 1 : l->attention.v_is_k ? 2 : 3, f->h, b->n_rows, b->n_wide);
     if (l->attention.out_gate)
         split_gates(f, b->n_rows, l);
 }
 
-static void run(struct tern_forward *f, const struct tern_forward_batch *b, int layer, const struct tern_rows *x)
+static void run(struct tern_forward *f, const struct tern_forward_batch *b, int layer, const struct tern_dev_rows *x)
 {
     const struct tern_layer_desc *l = &f->net->desc.layers[layer];
     const struct tern_weights *w = f->net->layers[layer];
     const struct tern_dev_ops *ops = f->dev->ops;
-    const struct tern_rows *a = l->attention.out_gate ? &f->gate : &f->a;
-    const struct tern_matmul o = {&w[TERN_SLOT_O].mat, w[TERN_SLOT_O_BIAS].vec, f->t.p, f->t.stride, false};
+    const struct tern_dev_rows *a = l->attention.out_gate ? &f->gate : &f->a;
+    const struct tern_matmul o = {&w[TERN_SLOT_O].mat, w[TERN_SLOT_O_BIAS].vec, f->t, false};
     (void)x;
     project(f, b, layer);
     prepare_heads(f, b, layer, &f->q, l->at.n_heads, w[TERN_SLOT_Q_NORM].vec);
-    for (int r = 0; r < b->n_rows && l->attention.v_is_k; r++) /* before norm and rotation */
-        memcpy(f->v.p + (size_t)r * f->v.stride, f->k.p + (size_t)r * f->k.stride,
-               (size_t)l->at.n_kv_heads * (size_t)l->at.dim_v * sizeof(float));
+    if (l->attention.v_is_k) /* before norm and rotation */
+        ops->copy_heads(f->dev, f->v, 0, f->k, 0, 1, l->at.n_kv_heads * l->at.dim_v, b->n_rows);
     if (l->at.kv_of < 0)
         prepare_heads(f, b, layer, &f->k, l->at.n_kv_heads, w[TERN_SLOT_K_NORM].vec);
     if (l->at.kv_of < 0 && l->attention.v_norm_plain)
         norm_values(f, b, layer);
     if (b->tap)
-        b->tap(b->tap_user, layer, f->q.p, f->q.stride, f->k.p, f->k.stride);
-    tern_cached_attend(f, b, layer, f->k.p);
+        b->tap(b->tap_user, f->dev, layer, f->q, f->k);
+    tern_cached_attend(f, layer, f->k);
     if (l->attention.out_gate)
-        ops->glu(f->dev, f->gate.p, f->a.p, f->a.stride, l->at.n_heads * l->at.dim_v, b->n_rows, TERN_GATE_SIGMOID);
-    ops->matmul(f->dev, &o, 1, a->p, a->stride, b->n_rows, b->n_wide);
+        ops->glu(f->dev, tern_dev_columns(f->gate, 0, l->at.n_heads * l->at.dim_v), f->a, b->n_rows, TERN_GATE_SIGMOID);
+    ops->matmul(f->dev, &o, 1, *a, b->n_rows, b->n_wide);
 }
 
 const struct tern_block tern_block_attention = {

@@ -8,7 +8,7 @@
 
 #include "model/model.h"
 
-/* Rows of floats that blocks share, [max_rows][stride]; no block finds there what another left, but for x, k and v of a
+/* Rows that blocks share, [max_rows][stride]; no block finds there what another left, but for x, k and v of a
  * layer that later ones attend to, and ple.  X(name) */
 /* clang-format off */
 #define TERN_ROWS_LIST(X) \
@@ -31,32 +31,25 @@
     X(ple_gate) /* of one of them, gated; as wide as ple */
 /* clang-format on */
 
-struct tern_rows {
-    float *p;
-    size_t stride; /* floats, a multiple of 16 */
-};
-
 /* What blocks need; each makes larger what is too small for it.  Widths in floats, 0: not needed. */
 struct tern_needs {
 #define TERN_ROWS_WIDTH(name) int name;
     TERN_ROWS_LIST(TERN_ROWS_WIDTH)
 #undef TERN_ROWS_WIDTH
-    int active;  /* experts that a row goes to */
-    bool states; /* jobs of recurrent layers */
+    int active; /* experts that a row goes to */
     struct tern_dev_limits dev;
 };
 #define TERN_WIDEN(var, value) ((var) = (value) > (var) ? (value) : (var))
 
-/* How the rows of a step get at the cache (cached.c). */
+/* What the device is told of a step, made of the engine's batch (cached.c). */
 struct tern_cached {
-    uint8_t *stage; /* raw tiles of jobs that span pages */
-    size_t stage_tiles, stage_tile_bytes;
-    int *stage_set; /* [n_layers] set of staging tiles: layers that others attend to have their own, the rest share 0 */
-    struct tern_attn_job *at; /* [max_jobs] of the layer in hand, those of one plan together */
-    struct tern_append_job *app;
-    int *job_of;   /* [max_jobs] which job of the batch each of them is */
-    int *plan_end; /* [n_plans] where the jobs of a plan end */
-    int *stage_of; /* [max_jobs] first staging tile, or -1 */
+    struct tern_dev_cache *caches;  /* [n_plans] */
+    struct tern_dev_blocks *pages;  /* [n_plans][TERN_KV_MAX_GROUPS] */
+    struct tern_attn_shape *shapes; /* [n_layers] */
+    struct tern_dev_job *jobs;      /* [max_jobs] */
+    struct tern_dev_table *tables;  /* [max_jobs][TERN_KV_MAX_GROUPS] */
+    struct tern_dev_job from;       /* of tern_forward_copy */
+    struct tern_dev_table from_tables[TERN_KV_MAX_GROUPS];
 };
 
 struct tern_forward {
@@ -66,19 +59,21 @@ struct tern_forward {
     struct tern_dev *dev;
     const struct tern_residual *residual;
     int max_rows, max_jobs;
-#define TERN_ROWS_FIELD(name) struct tern_rows name;
+#define TERN_ROWS_FIELD(name) struct tern_dev_rows name;
     TERN_ROWS_LIST(TERN_ROWS_FIELD)
 #undef TERN_ROWS_FIELD
-    int32_t *expert_ids; /* [max_rows][most active experts] */
-    float *expert_weights;
-    struct tern_delta_job *delta; /* [max_jobs] */
-    float *cos[TERN_MAX_ROPES], *sin[TERN_MAX_ROPES];
+    struct tern_dev_rows out, hidden; /* logits and hidden states, room for max_out and max_hidden rows */
+    int max_out, max_hidden;
+    struct tern_dev_vec expert_ids, expert_weights; /* [max_rows][most active experts] */
+    struct tern_dev_vec freq[TERN_MAX_ROPES], cos[TERN_MAX_ROPES], sin[TERN_MAX_ROPES];
     struct tern_cached cached;
     size_t bytes;
 };
 
 /* tern_alloc, counted in f->bytes. */
 int tern_forward_take(struct tern_forward *f, void *out, size_t n, size_t size, tern_error *err);
+/* n numbers in device memory. */
+int tern_forward_vec(struct tern_forward *f, struct tern_dev_vec *out, size_t n, tern_error *err);
 
 struct tern_block {
     const char *name;
@@ -89,7 +84,7 @@ struct tern_block {
     /* What the descriptor asks for that the block does not do, to be put into "layer 3 uses ..."; NULL: it does all. */
     const char *(*cannot)(const struct tern_desc *d, const struct tern_layer_desc *l);
     /* f->t = block(f->h); x: what f->h was before its norm. */
-    void (*run)(struct tern_forward *f, const struct tern_forward_batch *b, int layer, const struct tern_rows *x);
+    void (*run)(struct tern_forward *f, const struct tern_forward_batch *b, int layer, const struct tern_dev_rows *x);
 };
 
 #define TERN_MIXER(NAME, name, slots) extern const struct tern_block tern_block_##name;
@@ -108,7 +103,7 @@ struct tern_residual {
     /* Token embeddings become the stream. */
     void (*embed)(struct tern_forward *f, const struct tern_forward_batch *b);
     /* The rows that a block reads, before their norm. */
-    const struct tern_rows *(*read)(struct tern_forward *f, const struct tern_forward_batch *b, int layer);
+    struct tern_dev_rows (*read)(struct tern_forward *f, const struct tern_forward_batch *b, int layer);
     /* f->t into the stream. */
     void (*add)(struct tern_forward *f, const struct tern_forward_batch *b, int layer);
     void (*scale)(struct tern_forward *f, const struct tern_forward_batch *b, float factor);
@@ -121,21 +116,18 @@ struct tern_residual {
 extern const struct tern_residual *const tern_residuals[]; /* by enum tern_residual_kind */
 
 /* y = rmsnorm(x) * w of all rows of the batch, as wide as the embedding. */
-void tern_norm_rows(struct tern_forward *f, const struct tern_rows *y, const struct tern_rows *x, const float *w,
-                    int n_rows);
+void tern_norm_rows(struct tern_forward *f, const struct tern_dev_rows *y, const struct tern_dev_rows *x,
+                    struct tern_dev_vec w, int n_rows);
 
 /* ---- the cache (cached.c) ---------------------------------------------------------------------------------------- */
 
-int tern_cached_open(struct tern_forward *f, tern_error *err);
+/* Opens; tells the device what layers attend to, with the other limits. */
+int tern_cached_open(struct tern_forward *f, struct tern_dev_limits *lim, tern_error *err);
 void tern_cached_close(struct tern_cached *c);
-/* Tells the device what layers attend to, with the other limits. */
-int tern_cached_prepare(struct tern_forward *f, struct tern_dev_limits *lim, tern_error *err);
 /* Before the first layer of a step. */
 void tern_cached_begin(struct tern_forward *f, const struct tern_forward_batch *b);
-/* New keys k, of the stride of f->k, and values f->v into the cache, then f->a = attention(f->q). */
-void tern_cached_attend(struct tern_forward *f, const struct tern_forward_batch *b, int layer, const float *k);
-/* After the last layer. */
-void tern_cached_end(struct tern_forward *f, const struct tern_forward_batch *b);
+/* New keys k and values f->v into the cache, then f->a = attention(f->q). */
+void tern_cached_attend(struct tern_forward *f, int layer, struct tern_dev_rows k);
 
 /* What attention over cached tokens keeps in the cache, and what of it no block does. */
 void tern_attend_caches(struct tern_kv_decl *decl, const struct tern_desc *d, const struct tern_attend_desc *at,
@@ -149,6 +141,6 @@ void tern_ple_begin(struct tern_forward *f, const struct tern_forward_batch *b);
 /* y = (act(h Wg) * (h Wu)) Wd */
 void tern_network_run(struct tern_forward *f, const struct tern_forward_batch *b, const struct tern_layer_desc *l,
                       const struct tern_weights *gate, const struct tern_weights *up, const struct tern_weights *down,
-                      const struct tern_rows *y, const struct tern_rows *h);
+                      const struct tern_dev_rows *y, const struct tern_dev_rows *h);
 
 #endif

@@ -22,7 +22,6 @@ static void need(struct tern_needs *n, const struct tern_desc *d, const struct t
     TERN_WIDEN(n->beta, l->delta.v_heads);
     TERN_WIDEN(n->dev.max_k, d->n_embd);
     TERN_WIDEN(n->dev.max_k, out);
-    n->states = true;
 }
 
 static void caches(struct tern_kv_decl *decl, const struct tern_desc *d, const struct tern_layer_desc *l, int ctx)
@@ -40,25 +39,8 @@ static const char *cannot(const struct tern_desc *d, const struct tern_layer_des
                                                                                : NULL;
 }
 
-static void jobs(struct tern_forward *f, const struct tern_forward_batch *b, int layer)
-{
-    for (int i = 0; i < b->n_jobs; i++) {
-        const struct tern_forward_job *j = &b->jobs[i];
-        const struct tern_kv_cache *c = &f->caches[j->plan];
-        const size_t off = c->layout->state_off[layer];
-        f->delta[i] =
-            (struct tern_delta_job){.row0 = j->row0,
-                                    .n_rows = j->n_rows,
-                                    .state = (float *)(void *)(tern_kv_block(&c->states, j->seq->state) + off)};
-        if (j->mark) {
-            f->delta[i].mark = (float *)(void *)(tern_kv_block(&c->states, j->mark->state) + off);
-            f->delta[i].mark_at = j->mark->at - j->pos0;
-        }
-    }
-}
-
 /* The two products that gates come from are in f32 everywhere: their rounding would stay in the state. */
-static void run(struct tern_forward *f, const struct tern_forward_batch *b, int layer, const struct tern_rows *x)
+static void run(struct tern_forward *f, const struct tern_forward_batch *b, int layer, const struct tern_dev_rows *x)
 {
     const struct tern_layer_desc *l = &f->net->desc.layers[layer];
     const struct tern_weights *w = f->net->layers[layer];
@@ -68,28 +50,25 @@ static void run(struct tern_forward *f, const struct tern_forward_batch *b, int 
     delta.a = w[TERN_SLOT_DELTA_A].vec;
     delta.dt = w[TERN_SLOT_DELTA_DT].vec;
     const struct tern_matmul in[4] = {
-        {&w[TERN_SLOT_DELTA_IN].mat, NULL, f->mix.p, f->mix.stride, false},
-        {&w[TERN_SLOT_DELTA_Z].mat, NULL, f->gate.p, f->gate.stride, false},
-        {&w[TERN_SLOT_DELTA_ALPHA].mat, NULL, f->decay.p, f->decay.stride, true},
-        {&w[TERN_SLOT_DELTA_BETA].mat, NULL, f->beta.p, f->beta.stride, true},
+        {&w[TERN_SLOT_DELTA_IN].mat, {0}, f->mix, false},
+        {&w[TERN_SLOT_DELTA_Z].mat, {0}, f->gate, false},
+        {&w[TERN_SLOT_DELTA_ALPHA].mat, {0}, f->decay, true},
+        {&w[TERN_SLOT_DELTA_BETA].mat, {0}, f->beta, true},
     };
-    const struct tern_delta_io io = {f->mix.p,        f->mix.stride, f->decay.p, f->beta.p,
-                                     f->decay.stride, f->a.p,        f->a.stride};
-    const struct tern_heads norm = {.x = f->a.p,
-                                    .stride = f->a.stride,
+    const struct tern_delta_io io = {f->mix, f->decay, f->beta, f->a};
+    const struct tern_heads norm = {.x = f->a,
                                     .n_heads = l->delta.v_heads,
                                     .dim = l->delta.dim_v,
                                     .norm = true,
                                     .norm_w = w[TERN_SLOT_DELTA_NORM].vec,
                                     .eps = f->net->desc.eps};
-    const struct tern_matmul o = {&w[TERN_SLOT_O].mat, NULL, f->t.p, f->t.stride, false};
+    const struct tern_matmul o = {&w[TERN_SLOT_O].mat, {0}, f->t, false};
     (void)x;
-    ops->matmul(f->dev, in, 4, f->h.p, f->h.stride, b->n_rows, b->n_wide);
-    jobs(f, b, layer);
-    ops->delta(f->dev, &delta, f->delta, b->n_jobs, &io, b->n_rows);
+    ops->matmul(f->dev, in, 4, f->h, b->n_rows, b->n_wide);
+    ops->delta(f->dev, layer, &delta, &io, b->n_rows);
     ops->heads(f->dev, &norm, b->n_rows);
-    ops->glu(f->dev, f->gate.p, f->a.p, f->a.stride, l->delta.v_heads * l->delta.dim_v, b->n_rows, TERN_GATE_SILU);
-    ops->matmul(f->dev, &o, 1, f->gate.p, f->gate.stride, b->n_rows, b->n_wide);
+    ops->glu(f->dev, tern_dev_columns(f->gate, 0, l->delta.v_heads * l->delta.dim_v), f->a, b->n_rows, TERN_GATE_SILU);
+    ops->matmul(f->dev, &o, 1, f->gate, b->n_rows, b->n_wide);
 }
 
 const struct tern_block tern_block_delta = {

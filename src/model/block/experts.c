@@ -26,15 +26,15 @@ static void need_beside(struct tern_needs *n, const struct tern_desc *d, const s
 
 /* One column or one per expert, in f32 everywhere: which experts a row gets should not hang on rounding. */
 static void logits(struct tern_forward *f, const struct tern_forward_batch *b, const struct tern_weights *w,
-                   const struct tern_rows *h)
+                   const struct tern_dev_rows *h)
 {
-    const struct tern_matmul m = {.w = &w->mat, .y = f->logits.p, .y_stride = f->logits.stride, .f32 = true};
-    f->dev->ops->matmul(f->dev, &m, 1, h->p, h->stride, b->n_rows, b->n_wide);
+    const struct tern_matmul m = {.w = &w->mat, .y = f->logits, .f32 = true};
+    f->dev->ops->matmul(f->dev, &m, 1, *h, b->n_rows, b->n_wide);
 }
 
 /* y = what the experts answer that the logits choose. */
-static void experts(struct tern_forward *f, const struct tern_forward_batch *b, int layer, const struct tern_rows *y,
-                    const struct tern_rows *h)
+static void experts(struct tern_forward *f, const struct tern_forward_batch *b, int layer,
+                    const struct tern_dev_rows *y, const struct tern_dev_rows *h)
 {
     const struct tern_layer_desc *l = &f->net->desc.layers[layer];
     const struct tern_weights *w = f->net->layers[layer];
@@ -49,15 +49,14 @@ static void experts(struct tern_forward *f, const struct tern_forward_batch *b, 
                                      .normalise = l->experts.norm,
                                      .scale = l->experts.scale,
                                      .factors = w[TERN_SLOT_ROUTER_FACTORS].vec};
-    const struct tern_experts e = {.n_experts = l->experts.n,
-                                   .n_active = l->experts.n_active,
+    const struct tern_experts e = {.n_active = l->experts.n_active,
                                    .gate = &w[TERN_SLOT_EXPERT_GATE].mat,
                                    .up = &w[TERN_SLOT_EXPERT_UP].mat,
                                    .down = &w[TERN_SLOT_EXPERT_DOWN].mat,
                                    .gelu = l->act == TERN_ACT_GELU_TANH,
                                    .weigh_input = l->experts.weigh_input};
-    ops->route(f->dev, &route, f->logits.p, f->logits.stride, f->expert_ids, f->expert_weights, b->n_rows);
-    ops->experts(f->dev, &e, y->p, y->stride, h->p, h->stride, f->expert_ids, f->expert_weights, b->n_rows, b->n_wide);
+    ops->route(f->dev, &route, f->logits, f->expert_ids, f->expert_weights, b->n_rows);
+    ops->experts(f->dev, &e, *y, *h, f->expert_ids, f->expert_weights, b->n_rows, b->n_wide);
 }
 
 /* t += network that every row goes through, times a gate where the layer has one. */
@@ -66,17 +65,16 @@ static void add_shared(struct tern_forward *f, const struct tern_forward_batch *
     const struct tern_layer_desc *l = &f->net->desc.layers[layer];
     const struct tern_weights *w = f->net->layers[layer];
     const struct tern_dev_ops *ops = f->dev->ops;
-    const int n = f->net->desc.n_embd;
     tern_network_run(f, b, l, &w[TERN_SLOT_SHARED_GATE], &w[TERN_SLOT_SHARED_UP], &w[TERN_SLOT_SHARED_DOWN], &f->shared,
                      &f->h);
-    if (w[TERN_SLOT_SHARED_ROUTER].mat.data) {
+    if (w[TERN_SLOT_SHARED_ROUTER].mat.form) {
         logits(f, b, &w[TERN_SLOT_SHARED_ROUTER], &f->h);
-        ops->gate(f->dev, f->shared.p, f->shared.stride, n, f->logits.p, f->logits.stride, b->n_rows);
+        ops->gate(f->dev, f->shared, f->logits, b->n_rows);
     }
-    ops->add(f->dev, f->t.p, f->t.p, f->shared.p, f->t.stride, n, b->n_rows);
+    ops->add(f->dev, f->t, f->t, f->shared, b->n_rows);
 }
 
-static void run(struct tern_forward *f, const struct tern_forward_batch *b, int layer, const struct tern_rows *x)
+static void run(struct tern_forward *f, const struct tern_forward_batch *b, int layer, const struct tern_dev_rows *x)
 {
     (void)x;
     logits(f, b, &f->net->layers[layer][TERN_SLOT_ROUTER], &f->h);
@@ -87,20 +85,20 @@ static void run(struct tern_forward *f, const struct tern_forward_batch *b, int 
 
 /* t = post(network(h)) + post(experts(norm(x))); the router reads a norm of x of its own, divided by the root of its
  * length. */
-static void run_beside(struct tern_forward *f, const struct tern_forward_batch *b, int layer, const struct tern_rows *x)
+static void run_beside(struct tern_forward *f, const struct tern_forward_batch *b, int layer,
+                       const struct tern_dev_rows *x)
 {
     const struct tern_weights *w = f->net->layers[layer];
     const struct tern_dev_ops *ops = f->dev->ops;
-    const int n = f->net->desc.n_embd;
     tern_block_network.run(f, b, layer, x);
     tern_norm_rows(f, &f->t, &f->t, w[TERN_SLOT_DENSE_POST_NORM].vec, b->n_rows);
     tern_norm_rows(f, &f->in, x, w[TERN_SLOT_ROUTER_NORM].vec, b->n_rows);
-    ops->scale(f->dev, f->in.p, f->in.stride, n, b->n_rows, 1 / sqrtf((float)n));
+    ops->scale(f->dev, f->in, b->n_rows, 1 / sqrtf((float)f->net->desc.n_embd));
     logits(f, b, &w[TERN_SLOT_ROUTER], &f->in);
     tern_norm_rows(f, &f->in, x, w[TERN_SLOT_EXPERT_NORM].vec, b->n_rows);
     experts(f, b, layer, &f->shared, &f->in);
     tern_norm_rows(f, &f->shared, &f->shared, w[TERN_SLOT_EXPERT_POST_NORM].vec, b->n_rows);
-    ops->add(f->dev, f->t.p, f->t.p, f->shared.p, f->t.stride, n, b->n_rows);
+    ops->add(f->dev, f->t, f->t, f->shared, b->n_rows);
 }
 
 const struct tern_block tern_block_experts = {.name = "experts", .need = need, .run = run};

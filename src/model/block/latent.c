@@ -1,6 +1,5 @@
 /* Latent attention: keys and values are one latent c and a rotated part r, h W = [c | r].  A query head's part for c is
  * multiplied by the head's K_B, so that it meets c as it is cached; what attention makes of c, by its V_B. */
-#include <string.h>
 #include "model/block/block.h"
 
 static void need(struct tern_needs *n, const struct tern_desc *d, const struct tern_layer_desc *l)
@@ -31,12 +30,11 @@ static const char *cannot(const struct tern_desc *d, const struct tern_layer_des
     return tern_attend_cannot(d, &l->at);
 }
 
-static void rotate(struct tern_forward *f, int n_rows, const struct tern_layer_desc *l, float *x, size_t stride,
+static void rotate(struct tern_forward *f, int n_rows, const struct tern_layer_desc *l, struct tern_dev_rows x,
                    int n_heads, int dim)
 {
     const struct tern_rope *rope = &f->net->desc.ropes[l->at.rope];
     const struct tern_heads h = {.x = x,
-                                 .stride = stride,
                                  .n_heads = n_heads,
                                  .dim = dim,
                                  .cos = f->cos[l->at.rope],
@@ -52,17 +50,17 @@ static void project(struct tern_forward *f, const struct tern_forward_batch *b, 
     const struct tern_layer_desc *l = &f->net->desc.layers[layer];
     const struct tern_weights *w = f->net->layers[layer];
     const struct tern_dev_ops *ops = f->dev->ops;
-    const struct tern_matmul q_b = {.w = &w[TERN_SLOT_Q].mat, .y = f->a.p, .y_stride = f->a.stride};
+    const struct tern_matmul q_b = {.w = &w[TERN_SLOT_Q].mat, .y = f->a};
     const struct tern_matmul first[2] = {
-        {.w = &w[TERN_SLOT_KV_A].mat, .bias = NULL, .y = f->k.p, .y_stride = f->k.stride},
-        l->latent.q_rank ? (struct tern_matmul){.w = &w[TERN_SLOT_Q_A].mat, .y = f->q.p, .y_stride = f->q.stride} : q_b,
+        {.w = &w[TERN_SLOT_KV_A].mat, .y = f->k},
+        l->latent.q_rank ? (struct tern_matmul){.w = &w[TERN_SLOT_Q_A].mat, .y = f->q} : q_b,
     };
-    ops->matmul(f->dev, first, 2, f->h.p, f->h.stride, b->n_rows, b->n_wide);
+    ops->matmul(f->dev, first, 2, f->h, b->n_rows, b->n_wide);
     if (!l->latent.q_rank)
         return;
-    ops->norm(f->dev, f->q.p, f->q.stride, f->q.p, f->q.stride, w[TERN_SLOT_Q_A_NORM].vec, l->latent.q_rank,
-              f->net->desc.eps, b->n_rows);
-    ops->matmul(f->dev, &q_b, 1, f->q.p, f->q.stride, b->n_rows, b->n_wide);
+    ops->norm(f->dev, tern_dev_columns(f->q, 0, l->latent.q_rank), f->q, w[TERN_SLOT_Q_A_NORM].vec, f->net->desc.eps,
+              b->n_rows);
+    ops->matmul(f->dev, &q_b, 1, f->q, b->n_rows, b->n_wide);
 }
 
 /* q = [heads][latent, rotated] of the queries in a. */
@@ -70,48 +68,38 @@ static void absorb(struct tern_forward *f, const struct tern_forward_batch *b, i
 {
     const struct tern_layer_desc *l = &f->net->desc.layers[layer];
     const size_t from = (size_t)(l->latent.dim_nope + l->at.dim_k), to = (size_t)(l->at.dim_v + l->at.dim_k);
-    const struct tern_stack s = {.w = &f->net->layers[layer][TERN_SLOT_K_B].mat,
-                                 .n_heads = l->at.n_heads,
-                                 .y = f->q.p,
-                                 .y_stride = f->q.stride,
-                                 .y_head = to,
-                                 .x = f->a.p,
-                                 .x_stride = f->a.stride,
-                                 .x_head = from};
+    const struct tern_stack s = {
+        .w = &f->net->layers[layer][TERN_SLOT_K_B].mat, .y = f->q, .x = f->a, .y_head = to, .x_head = from};
     f->dev->ops->stack(f->dev, &s, b->n_rows, b->n_wide);
-    for (int r = 0; r < b->n_rows; r++)
-        for (int h = 0; h < l->at.n_heads; h++)
-            memcpy(f->q.p + (size_t)r * f->q.stride + (size_t)h * to + l->at.dim_v,
-                   f->a.p + (size_t)r * f->a.stride + (size_t)h * from + l->latent.dim_nope,
-                   (size_t)l->at.dim_k * sizeof(float));
+    f->dev->ops->copy_heads(f->dev, tern_dev_columns(f->q, l->at.dim_v, l->at.dim_k), to,
+                            tern_dev_columns(f->a, l->latent.dim_nope, l->at.dim_k), from, l->at.n_heads, l->at.dim_k,
+                            b->n_rows);
 }
 
-static void run(struct tern_forward *f, const struct tern_forward_batch *b, int layer, const struct tern_rows *x)
+static void run(struct tern_forward *f, const struct tern_forward_batch *b, int layer, const struct tern_dev_rows *x)
 {
     const struct tern_desc *d = &f->net->desc;
     const struct tern_layer_desc *l = &d->layers[layer];
     const struct tern_weights *w = f->net->layers[layer];
     const struct tern_dev_ops *ops = f->dev->ops;
-    float *rotated = f->k.p + l->at.dim_v;
+    const struct tern_dev_rows rotated = tern_dev_columns(f->k, l->at.dim_v, l->at.dim_k);
     const struct tern_stack values = {.w = &w[TERN_SLOT_V_B].mat,
-                                      .n_heads = l->at.n_heads,
-                                      .y = f->q.p,
-                                      .y_stride = f->q.stride,
+                                      .y = f->q,
+                                      .x = f->a,
                                       .y_head = (size_t)l->latent.dim_head_v,
-                                      .x = f->a.p,
-                                      .x_stride = f->a.stride,
                                       .x_head = (size_t)l->at.dim_v};
-    const struct tern_matmul o = {.w = &w[TERN_SLOT_O].mat, .y = f->t.p, .y_stride = f->t.stride};
+    const struct tern_matmul o = {.w = &w[TERN_SLOT_O].mat, .y = f->t};
     (void)x;
     project(f, b, layer);
-    ops->norm(f->dev, f->v.p, f->v.stride, f->k.p, f->k.stride, w[TERN_SLOT_KV_A_NORM].vec, l->at.dim_v, d->eps,
-              b->n_rows);
-    rotate(f, b->n_rows, l, rotated, f->k.stride, 1, l->at.dim_k);
-    rotate(f, b->n_rows, l, f->a.p + l->latent.dim_nope, f->a.stride, l->at.n_heads, l->latent.dim_nope + l->at.dim_k);
+    ops->norm(f->dev, tern_dev_columns(f->v, 0, l->at.dim_v), f->k, w[TERN_SLOT_KV_A_NORM].vec, d->eps, b->n_rows);
+    rotate(f, b->n_rows, l, rotated, 1, l->at.dim_k);
+    rotate(f, b->n_rows, l,
+           tern_dev_columns(f->a, l->latent.dim_nope, l->at.n_heads * (l->latent.dim_nope + l->at.dim_k)),
+           l->at.n_heads, l->latent.dim_nope + l->at.dim_k);
     absorb(f, b, layer);
-    tern_cached_attend(f, b, layer, rotated);
+    tern_cached_attend(f, layer, rotated);
     ops->stack(f->dev, &values, b->n_rows, b->n_wide);
-    ops->matmul(f->dev, &o, 1, f->q.p, f->q.stride, b->n_rows, b->n_wide);
+    ops->matmul(f->dev, &o, 1, f->q, b->n_rows, b->n_wide);
 }
 
 const struct tern_block tern_block_latent = {

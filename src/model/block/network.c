@@ -16,20 +16,20 @@ static void need(struct tern_needs *n, const struct tern_desc *d, const struct t
 
 void tern_network_run(struct tern_forward *f, const struct tern_forward_batch *b, const struct tern_layer_desc *l,
                       const struct tern_weights *gate, const struct tern_weights *up, const struct tern_weights *down,
-                      const struct tern_rows *y, const struct tern_rows *h)
+                      const struct tern_dev_rows *y, const struct tern_dev_rows *h)
 {
     const struct tern_dev_ops *ops = f->dev->ops;
     const struct tern_matmul gu[2] = {
-        {.w = &gate->mat, .y = f->ff_gate.p, .y_stride = f->ff_gate.stride},
-        {.w = &up->mat, .y = f->ff_up.p, .y_stride = f->ff_up.stride},
+        {.w = &gate->mat, .y = f->ff_gate},
+        {.w = &up->mat, .y = f->ff_up},
     };
-    const struct tern_matmul d = {.w = &down->mat, .y = y->p, .y_stride = y->stride};
-    ops->matmul(f->dev, gu, 2, h->p, h->stride, b->n_rows, b->n_wide);
-    ops->glu(f->dev, f->ff_gate.p, f->ff_up.p, f->ff_gate.stride, gate->mat.n, b->n_rows, tern_layer_gate(l));
-    ops->matmul(f->dev, &d, 1, f->ff_gate.p, f->ff_gate.stride, b->n_rows, b->n_wide);
+    const struct tern_matmul d = {.w = &down->mat, .y = *y};
+    ops->matmul(f->dev, gu, 2, *h, b->n_rows, b->n_wide);
+    ops->glu(f->dev, tern_dev_columns(f->ff_gate, 0, gate->mat.n), f->ff_up, b->n_rows, tern_layer_gate(l));
+    ops->matmul(f->dev, &d, 1, f->ff_gate, b->n_rows, b->n_wide);
 }
 
-static void run(struct tern_forward *f, const struct tern_forward_batch *b, int layer, const struct tern_rows *x)
+static void run(struct tern_forward *f, const struct tern_forward_batch *b, int layer, const struct tern_dev_rows *x)
 {
     const struct tern_weights *w = f->net->layers[layer];
     (void)x;

@@ -1,9 +1,9 @@
-/* kernel/amx/gemm.h - private to this folder: weights as tiles. */
-#ifndef TERN_AMX_GEMM_H
-#define TERN_AMX_GEMM_H
+/* kernel/amx/amx.h - what the sources of this folder share: weights as tiles, the softmax. */
+#ifndef TERN_AMX_AMX_H
+#define TERN_AMX_AMX_H
 
 #include "kernel/gemm.h"
-#include "kernel/pack.h"
+#include "kernel/panel.h"
 
 /* Inputs [32*step, 32*step + 32) of a panel as a tile [16 pairs of inputs][16 rows of w][2], rounded to bf16; inputs
  * that w does not have are zeros.  l: of w. */

@@ -1,0 +1,150 @@
+/* tern serve: a model behind HTTP. */
+#include <ctype.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "cli/cli.h"
+#include "server/server.h"
+
+#define MAX_KEYS ((size_t)1 << 20) /* bytes of a file of keys */
+
+struct serve {
+    const struct tern_args *a;
+    struct tern_setup setup;
+    struct tern_buf file; /* of --api-key-file */
+    const char **keys;
+    int n_keys;
+};
+
+/* A key per line; blank lines and lines that begin with # count for nothing. */
+static int read_keys(struct serve *s, tern_error *err)
+{
+    const struct tern_arg *given = &s->a->v[TERN_OPT_API_KEY];
+    const char *path = s->a->v[TERN_OPT_API_KEY_FILE].s, *env = getenv("TERN_API_KEY");
+    size_t n_lines = 1;
+    struct stat st;
+    if (path) {
+        int rc = tern_buf_read_file(&s->file, path, MAX_KEYS, err);
+        if (rc < 0)
+            return rc;
+        if (stat(path, &st) == 0 && S_ISREG(st.st_mode) && (st.st_mode & 077))
+            tern_note("%s can be read by others than its owner; chmod 600 is safer", tern_shown(path));
+    }
+    for (size_t i = 0; i < s->file.len; i++)
+        n_lines += s->file.p[i] == '\n';
+    s->keys = calloc((size_t)given->n_items + n_lines + 2, sizeof *s->keys);
+    if (!s->keys)
+        return tern_err_set(err, TERN_ENOMEM, "cannot allocate the keys");
+    for (int i = 0; i < given->n_items; i++) {
+        if (!given->ss[i][0])
+            return tern_cli_usage(err, "--api-key must not be empty");
+        s->keys[s->n_keys++] = given->ss[i];
+    }
+    if (env && *env)
+        s->keys[s->n_keys++] = env;
+    int before = s->n_keys;
+    for (char *line = s->file.p, *end; line && *line; line = end) {
+        end = line + strcspn(line, "\r\n");
+        end += *end ? (*end = 0, 1) : 0;
+        if (*line && *line != '#')
+            s->keys[s->n_keys++] = line;
+    }
+    if (path && s->n_keys == before)
+        return tern_err_set(err, TERN_EFORMAT, "%s holds no API key", path);
+    return 0;
+}
+
+static void say(void *user, const char *line)
+{
+    (void)user;
+    tern_note("%s", line);
+}
+
+/* The one line on standard output: where the server is. */
+static void ready(void *user, const char *address)
+{
+    const struct serve *s = user;
+    tern_engine *e = s->setup.engine;
+    double bytes, f16;
+    tern_plan_bytes(tern_engine_plan(e), &bytes, &f16);
+    tern_note("%s, context %d tokens, KV %.0f bytes per token (16 bit: %.0f, %.2fx), %d threads",
+              tern_shown(tern_model_get_info(s->setup.model)->path), tern_engine_ctx(e), bytes, f16,
+              bytes > 0 ? f16 / bytes : 0.0, tern_engine_threads(e));
+    (void)tern_out_printf(NULL, "listening on %s\n", address);
+    (void)tern_out_flush(NULL);
+}
+
+/* What the weights leave, less a quarter for everything else. */
+static size_t default_kv_memory(const tern_model *m)
+{
+    tern_machine machine;
+    tern_machine_describe(&machine);
+    size_t all = machine.memory_bytes, weights = tern_model_get_info(m)->weight_bytes;
+    size_t left = all > weights ? (all - weights) / 4 * 3 : 0, least = (size_t)64 << 20;
+    return left > least ? left : least;
+}
+
+/* A server gives a long context to each of several clients, and pages of it are touched as they fill. */
+static int open_engine(struct serve *s, tern_error *err)
+{
+    const struct tern_arg *v = s->a->v;
+    return tern_setup_engine(&s->setup, s->a, (int)v[TERN_OPT_CTX].i, (int)v[TERN_OPT_PARALLEL].i, err);
+}
+
+static int check(const struct tern_args *a, tern_error *err)
+{
+    const struct tern_arg *v = a->v;
+    if ((v[TERN_OPT_TLS_CERT].s != NULL) != (v[TERN_OPT_TLS_KEY].s != NULL))
+        return tern_cli_usage(err, "--tls-cert and --tls-key belong together");
+    if (v[TERN_OPT_UNIX].s && v[TERN_OPT_TLS_CERT].s && !v[TERN_OPT_HOST].n)
+        return tern_cli_usage(err, "--unix alone needs no TLS; give --host as well, or leave --tls-cert out");
+    return 0;
+}
+
+int tern_cmd_serve(const struct tern_args *a, tern_error *err)
+{
+    int rc = 0;
+    const struct tern_arg *v = a->v;
+    struct serve s = {.a = a};
+    double body = 0, kv = 0;
+    TERN_TRY(check(a, err));
+    TERN_TRY(tern_setup_size("--max-body", v[TERN_OPT_MAX_BODY].s, 1 << 30, &body, err));
+    if (v[TERN_OPT_KV_MEMORY].s)
+        TERN_TRY(tern_setup_size("--kv-memory", v[TERN_OPT_KV_MEMORY].s, 1e15, &kv, err));
+    TERN_TRY(read_keys(&s, err));
+    TERN_TRY(tern_setup_model(&s.setup, a, v[TERN_OPT_MODEL].s, err));
+    TERN_TRY(open_engine(&s, err));
+    if (v[TERN_OPT_VERBOSE].n)
+        tern_setup_print(&s.setup);
+    if (!v[TERN_OPT_KV_MEMORY].s)
+        kv = (double)default_kv_memory(s.setup.model);
+    const struct tern_server_params p = {
+        .host = v[TERN_OPT_UNIX].s && !v[TERN_OPT_HOST].n ? NULL : v[TERN_OPT_HOST].s,
+        .port = (int)v[TERN_OPT_PORT].i,
+        .unix_path = v[TERN_OPT_UNIX].s,
+        .tls_cert = v[TERN_OPT_TLS_CERT].s,
+        .tls_key = v[TERN_OPT_TLS_KEY].s,
+        .keys = s.keys,
+        .n_keys = s.n_keys,
+        .insecure = v[TERN_OPT_INSECURE].n > 0,
+        .aliases = v[TERN_OPT_ALIAS].ss,
+        .n_aliases = v[TERN_OPT_ALIAS].n_items,
+        .max_choices = (int)(v[TERN_OPT_PARALLEL].i < 16 ? v[TERN_OPT_PARALLEL].i : 16),
+        .max_connections = (int)v[TERN_OPT_MAX_CONNECTIONS].i,
+        .max_body = (size_t)body,
+        .timeout_s = v[TERN_OPT_TIMEOUT].f,
+        .ping_s = v[TERN_OPT_PING].f,
+        .drain_s = v[TERN_OPT_DRAIN].f,
+        .kv_spec = tern_setup_kv(a),
+        .loop = {.max_waiting = (int)v[TERN_OPT_QUEUE].i, .kv_bytes = (size_t)kv},
+        .say = say,
+        .user = &s,
+    };
+    TERN_TRY(tern_server_run(&p, s.setup.model, s.setup.engine, ready, err));
+out:
+    tern_setup_clear(&s.setup);
+    tern_buf_clear(&s.file);
+    free(s.keys);
+    return rc;
+}

@@ -1,0 +1,223 @@
+/* Options as other engines spell them: those of mlx-lm and llama.cpp that mean something here are rewritten before the
+ * command line is parsed; others are refused with the nearest thing that there is.  What the table of options knows
+ * itself is left alone. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "cli/cli.h"
+
+#define TEXT_COMMANDS (TERN_ON_RUN | TERN_ON_CHAT)
+#define KV_COMMANDS   (TEXT_COMMANDS | TERN_ON_INSPECT | TERN_ON_DOCTOR | TERN_ON_EVAL_LOGITS | TERN_ON_EVAL_PPL)
+
+enum foreign_kind {
+    RENAME,     /* the same under another name; a flag where `value` is false */
+    REFUSE,     /* with this sentence */
+    REFUSE_SET, /* the same, but 0, "0.0" and "off" are what happens anyway */
+    KV_BITS,    /* 2 3 4 8 */
+    CACHE_TYPE_K,
+    CACHE_TYPE_V,
+};
+
+static const struct foreign {
+    const char *name;
+    enum foreign_kind kind;
+    bool value;
+    unsigned commands;
+    const char *text; /* our name, or the sentence */
+} foreigners[] = {
+    {"--temperature", RENAME, true, TEXT_COMMANDS, "--temp"},
+    {"--n-predict", RENAME, true, TEXT_COMMANDS, "--max-tokens"},
+    {"--predict", RENAME, true, TEXT_COMMANDS, "--max-tokens"},
+    {"--ctx-size", RENAME, true, KV_COMMANDS, "--ctx"},
+    {"--repeat-last-n", RENAME, true, TEXT_COMMANDS, "--penalty-last"},
+    {"--repetition-penalty", RENAME, true, TEXT_COMMANDS, "--repeat-penalty"},
+    {"--prefill-step-size", RENAME, true, TEXT_COMMANDS, "--chunk"},
+    {"--batch-size", RENAME, true, TEXT_COMMANDS, "--chunk"},
+    {"--ubatch-size", RENAME, true, TEXT_COMMANDS, "--chunk"},
+    {"--system-prompt", RENAME, true, TEXT_COMMANDS, "--system"},
+    {"-sys", RENAME, true, TEXT_COMMANDS, "--system"},
+    {"--ignore-chat-template", RENAME, false, TERN_ON_RUN, "--raw"},
+    {"--extra-eos-token", RENAME, true, TEXT_COMMANDS, "--stop-token"},
+    {"--prompt-cache-file", RENAME, true, TERN_ON_RUN, "--prompt-cache"},
+    {"--kv-bits", KV_BITS, true, KV_COMMANDS, NULL},
+    {"-ctk", CACHE_TYPE_K, true, KV_COMMANDS, NULL},
+    {"--cache-type-k", CACHE_TYPE_K, true, KV_COMMANDS, NULL},
+    {"-ctv", CACHE_TYPE_V, true, KV_COMMANDS, NULL},
+    {"--cache-type-v", CACHE_TYPE_V, true, KV_COMMANDS, NULL},
+    {"--kv-group-size", REFUSE, true, KV_COMMANDS,
+     "codes here have one scale per vector and 128 dims; groups of 64 as in MLX are --kv affine4 and --kv affine8"},
+    {"--quantized-kv-start", REFUSE_SET, true, KV_COMMANDS,
+     "pages are coded as they fill; --kv ...,recent=N keeps the newest N tokens in 16 bits, first=N the first ones"},
+    {"--max-kv-size", REFUSE, true, TEXT_COMMANDS,
+     "the cache does not rotate; tern chat --context-full drop -c N forgets the oldest turns instead, and 4 bits hold "
+     "four "
+     "times the tokens"},
+    {"--keep", REFUSE, true, TEXT_COMMANDS,
+     "tern chat --context-full drop keeps the system turn and the first exchange; --kv ...,first=N keeps N tokens in "
+     "16 bits"},
+    {"--xtc-probability", REFUSE_SET, true, TEXT_COMMANDS,
+     "XTC sampling is not here; --temp with --min-p is the nearest"},
+    {"--xtc-threshold", REFUSE, true, TEXT_COMMANDS, "XTC sampling is not here; --temp with --min-p is the nearest"},
+    {"-ngl", REFUSE_SET, true, TEXT_COMMANDS, "all layers run on the processor; -t chooses the threads"},
+    {"--n-gpu-layers", REFUSE_SET, true, TEXT_COMMANDS, "all layers run on the processor; -t chooses the threads"},
+    {"--gpu-layers", REFUSE_SET, true, TEXT_COMMANDS, "all layers run on the processor; -t chooses the threads"},
+    {"-fa", REFUSE, false, TEXT_COMMANDS, "attention has one form here, it needs no switch"},
+    {"--flash-attn", REFUSE, false, TEXT_COMMANDS, "attention has one form here, it needs no switch"},
+    {"--mlock", REFUSE, false, TEXT_COMMANDS,
+     "weights are mapped, or packed into memory of the process (--packed off)"},
+    {"--no-mmap", REFUSE, false, TEXT_COMMANDS, "--packed off keeps the packed weights in memory of the process"},
+    {"-hf", REFUSE, true, TEXT_COMMANDS, "nothing is downloaded here; tools/fetch-model does, and -m names the file"},
+    {"--hf-repo", REFUSE, true, TEXT_COMMANDS,
+     "nothing is downloaded here; tools/fetch-model does, and -m names the file"},
+    {"-cnv", REFUSE, false, TERN_ON_RUN, "tern chat talks, tern run continues one prompt"},
+    {"--adapter-path", REFUSE, true, TEXT_COMMANDS, "adapters are not applied here; merge them into the weights first"},
+    {"--lora", REFUSE, true, TEXT_COMMANDS, "adapters are not applied here; merge them into the weights first"},
+};
+#define N_FOREIGNERS (sizeof foreigners / sizeof *foreigners)
+
+/* Types of llama.cpp's cache and what they come to; their names are those of weights. */
+static const struct {
+    const char *type, *scheme;
+    bool exact; /* the same numbers, but for the order of operations */
+} cache_types[] = {
+    {"f32", "f32", true},       {"f16", "f16", true},       {"bf16", "bf16", true},  {"q8_0", "q8", false},
+    {"q4_0", "t4", false},      {"q4_1", "t4", false},      {"iq4_nl", "t4", false}, {"turbo2", "turbo2", true},
+    {"turbo3", "turbo3", true}, {"turbo4", "turbo4", true},
+};
+
+struct rewriting {
+    const struct tern_command *command;
+    char **argv; /* of the new command line */
+    int argc;
+    const char *k, *v; /* schemes that foreign options name */
+    bool told;         /* of their being only like what was asked for */
+};
+
+/* The command line's own strings and literals live as long as the process, and so does this array. */
+static char **rewritten;
+static char kv_text[64];
+
+static bool native(const struct tern_command *c, const char *name, size_t n)
+{
+    for (int id = 0; id < TERN_N_OPTIONS; id++)
+        if (tern_options[id].kind != TERN_KIND_GROUP && (tern_options[id].commands & (1u << c->id)) && n > 2 &&
+            strlen(tern_options[id].name) == n - 2 && strncmp(tern_options[id].name, name + 2, n - 2) == 0)
+            return true;
+    return false;
+}
+
+static const struct foreign *find(const struct tern_command *c, const char *arg, size_t n)
+{
+    if (native(c, arg, n))
+        return NULL;
+    for (size_t i = 0; i < N_FOREIGNERS; i++)
+        if (strlen(foreigners[i].name) == n && strncmp(foreigners[i].name, arg, n) == 0 &&
+            (foreigners[i].commands & (1u << c->id)))
+            return &foreigners[i];
+    return NULL;
+}
+
+static int set_bits(struct rewriting *w, const struct foreign *f, const char *value, tern_error *err)
+{
+    static const char *const of[9] = {[2] = "t2", [3] = "t3", [4] = "t4", [8] = "q8"};
+    if (strlen(value) != 1 || value[0] < '0' || value[0] > '8' || !of[value[0] - '0'])
+        return tern_cli_usage(err, "%s %.20s: codes have 2, 3, 4 or 8 bits here; 4 (--kv t4) is the default", f->name,
+                              value);
+    w->k = w->v = of[value[0] - '0'];
+    w->told = true;
+    return 0;
+}
+
+static int set_type(struct rewriting *w, const struct foreign *f, const char *value, tern_error *err)
+{
+    for (size_t i = 0; i < sizeof cache_types / sizeof *cache_types; i++)
+        if (strcmp(cache_types[i].type, value) == 0) {
+            *(f->kind == CACHE_TYPE_K ? &w->k : &w->v) = cache_types[i].scheme;
+            w->told |= !cache_types[i].exact;
+            return 0;
+        }
+    return tern_cli_usage(err, "%s %.20s is not here; nearest are q8_0 (--kv q8) and q4_0 (--kv t4, 4.25 bits)",
+                          f->name, value);
+}
+
+static bool is_nothing(const char *value)
+{
+    char *end;
+    return strcmp(value, "off") == 0 || (strtod(value, &end) == 0 && end != value && !*end);
+}
+
+/* value: of the option, NULL where it takes none. */
+static int rewrite(struct rewriting *w, const struct foreign *f, char *value, tern_error *err)
+{
+    switch (f->kind) {
+    case RENAME:
+        w->argv[w->argc++] = (char *)f->text;
+        if (value)
+            w->argv[w->argc++] = value;
+        return 0;
+    case REFUSE_SET:
+        if (is_nothing(value))
+            return 0;
+        break;
+    case KV_BITS:
+        return set_bits(w, f, value, err);
+    case CACHE_TYPE_K:
+    case CACHE_TYPE_V:
+        return set_type(w, f, value, err);
+    case REFUSE:
+        break;
+    }
+    return tern_cli_usage(err, "%s: %s", f->name, f->text);
+}
+
+/* --kv from the schemes that were named; the side that was not is 16 bits, as there. */
+static void add_plan(struct rewriting *w)
+{
+    if (!w->k && !w->v)
+        return;
+    (void)snprintf(kv_text, sizeof kv_text, "k=%s,v=%s", w->k ? w->k : "f16", w->v ? w->v : "f16");
+    if (w->told)
+        tern_note("the KV cache: --kv %s, which is like what was asked for", kv_text);
+    w->argv[w->argc++] = "--kv";
+    w->argv[w->argc++] = kv_text;
+}
+
+int tern_foreign_options(const struct tern_command *c, int *argc, char ***argv, tern_error *err)
+{
+    int rc = 0, i = 1;
+    bool kv = false;
+    struct rewriting w = {.command = c};
+    TERN_TRY(tern_alloc(&w.argv, 2 * (size_t)*argc + 4, sizeof *w.argv, err));
+    w.argv[w.argc++] = (*argv)[0];
+    for (; i < *argc && strcmp((*argv)[i], "--") != 0; i++) {
+        char *arg = (*argv)[i];
+        size_t n = strcspn(arg, "=");
+        const struct foreign *f = arg[0] == '-' ? find(c, arg, n) : NULL;
+        kv |= strncmp(arg, "--kv", n) == 0 && n == 4;
+        if (!f) {
+            w.argv[w.argc++] = arg;
+            continue;
+        }
+        char *value = f->value && arg[n] ? arg + n + 1 : NULL;
+        if (f->value && !value && i + 1 < *argc)
+            value = (*argv)[++i];
+        if (f->value && !value)
+            TERN_TRY(tern_cli_usage(err, "%s needs a value", f->name));
+        TERN_TRY(rewrite(&w, f, value, err));
+    }
+    if (kv && (w.k || w.v))
+        TERN_TRY(tern_cli_usage(err, "--kv and the names of other engines say the same thing; give one of them"));
+    add_plan(&w);
+    for (; i < *argc; i++)
+        w.argv[w.argc++] = (*argv)[i];
+    w.argv[w.argc] = NULL;
+    tern_free(rewritten);
+    rewritten = w.argv;
+    *argc = w.argc;
+    *argv = w.argv;
+    return 0;
+out:
+    tern_free(w.argv);
+    return rc;
+}

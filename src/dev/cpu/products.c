@@ -1,0 +1,166 @@
+/* Products of rows with packed weights. */
+#include "base/mem.h"
+#include "dev/cpu/cpu.h"
+#include "kernel/pack.h"
+
+int tern_cpu_q8_new(struct tern_cpu *d, struct tern_q8_buffer *b, size_t rows, size_t k, tern_error *err)
+{
+    int rc = 0;
+    TERN_TRY(tern_alloc(&b->bytes, rows, tern_q8_bytes(k), err));
+    TERN_TRY(tern_alloc(&b->rows, rows, sizeof *b->rows, err));
+    for (size_t r = 0; r < rows; r++)
+        b->rows[r] = tern_q8_at(b->bytes + r * tern_q8_bytes(k), k);
+    d->bytes += rows * (tern_q8_bytes(k) + sizeof *b->rows);
+out:
+    return rc;
+}
+
+void tern_cpu_q8_free(struct tern_q8_buffer *b)
+{
+    tern_free(b->bytes);
+    tern_free(b->rows);
+}
+
+void tern_cpu_quantize(const struct tern_q8_buffer *b, int r, const float *x, int k)
+{
+    const struct tern_q8_row *row = &b->rows[r];
+    const uint8_t *base = b->bytes;
+    uint8_t *q = b->bytes + ((const uint8_t *)row->q - base), *scale = b->bytes + ((const uint8_t *)row->scale - base);
+    uint8_t *sum16 = b->bytes + ((const uint8_t *)row->sum16 - base);
+    tern_k.gemm.quantize((int8_t *)q, (float *)(void *)scale, (int32_t *)(void *)sum16, x, k);
+}
+
+struct quantize_args {
+    struct tern_cpu *d;
+    const float *x;
+    size_t stride;
+    int k;
+};
+
+static void quantize_row(const void *args, int r)
+{
+    const struct quantize_args *a = args;
+    tern_cpu_quantize(&a->d->q8, r, a->x + (size_t)r * a->stride, a->k);
+}
+
+/* One band of prompt rows. */
+struct pack_args {
+    struct tern_cpu *d;
+    const float *x;
+    size_t stride;
+    int n_rows, k;
+};
+
+static void pack_task(void *ctx, int task, int worker)
+{
+    const struct pack_args *a = ctx;
+    (void)worker;
+    int r0 = task * TERN_BAND, n = a->n_rows - r0 < TERN_BAND ? a->n_rows - r0 : TERN_BAND;
+    tern_k.bf16.pack(a->d->bf16_x + (size_t)task * tern_bf16_band(a->k), a->x + (size_t)r0 * a->stride, a->stride, n,
+                     a->k);
+}
+
+struct matmul_work {
+    struct tern_cpu *d;
+    const struct tern_matmul *m;
+    struct tern_cpu_rows rows;
+    int panels, group; /* panels of all products, one after the other, and how many of them make a task */
+};
+
+void tern_cpu_product(struct tern_cpu *d, float *y, size_t y_stride, const struct tern_cpu_rows *r,
+                      const struct tern_packed *w, int panel0, int panel1, int worker)
+{
+    /* Rows [0, n_bf16) in the bf16 class, [n_bf16, n_wide) in f32, the rest quantised. */
+    int n_bf16 = r->bf16 ? r->n_wide : 0, n_wide = tern_codes_integer(w->codes) ? r->n_wide : r->n;
+    if (n_bf16)
+        tern_k.bf16.product(y, y_stride, r->bf16, n_bf16, w, panel0, panel1,
+                            d->bf16_scratch + (size_t)worker * TERN_BF16_SCRATCH);
+    if (n_bf16 < n_wide)
+        tern_k.gemm.wide(y + (size_t)n_bf16 * y_stride, y_stride, r->x + (size_t)n_bf16 * r->stride, r->stride,
+                         n_wide - n_bf16, w, panel0, panel1, d->gemm_scratch + (size_t)worker * TERN_GEMM_SCRATCH);
+    if (n_wide < r->n)
+        tern_k.gemm.narrow(y + (size_t)n_wide * y_stride, y_stride, r->q8, r->n - n_wide, w, panel0, panel1);
+}
+
+static void add_bias(const struct tern_matmul *m, int n_rows, int col0, int col1)
+{
+    const float *bias = tern_cpu_vec(m->bias);
+    for (int r = 0; r < n_rows; r++) {
+        float *y = tern_cpu_f32(m->y) + (size_t)r * m->y.stride;
+        tern_k.vec.add(y + col0, y + col0, bias + col0, col1 - col0);
+    }
+}
+
+/* Panels [p0, p1) of product i. */
+static void matmul_part(const struct matmul_work *w, int i, int p0, int p1, int worker)
+{
+    const struct tern_matmul *m = &w->m[i];
+    struct tern_cpu_rows rows = w->rows;
+    if (m->f32)
+        rows.bf16 = NULL;
+    tern_cpu_product(w->d, tern_cpu_f32(m->y), m->y.stride, &rows, &m->w->form->m, p0, p1, worker);
+    if (m->bias.mem)
+        add_bias(m, w->rows.n, p0 * TERN_PANEL, p1 * TERN_PANEL < m->w->n ? p1 * TERN_PANEL : m->w->n);
+}
+
+/* A task may end in another product than it begins in: equal shares, whatever the shapes. */
+static void matmul_task(void *ctx, int task, int worker)
+{
+    const struct matmul_work *w = ctx;
+    int begin = task * w->group, end = begin + w->group < w->panels ? begin + w->group : w->panels, first = 0;
+    for (int i = 0; first < end; i++) {
+        int panels = tern_panels(&w->m[i].w->form->m);
+        int p0 = begin > first ? begin - first : 0, p1 = end - first < panels ? end - first : panels;
+        if (p0 < p1)
+            matmul_part(w, i, p0, p1, worker);
+        first += panels;
+    }
+}
+
+/* For few rows about TASK_BYTES of weights, so that streams stay long, but the same number of tasks for every thread:
+ * nobody waits for a last one.  64 outputs for many rows.  Tiles read the activations once per BF16_PANELS panels, so
+ * there it should be as many as leave BF16_TASKS tasks to every thread; and even, because they go in pairs. */
+#define TASK_BYTES  65536
+#define BF16_PANELS 16
+#define BF16_TASKS  3
+
+int tern_cpu_panels_per_task(const struct tern_cpu *d, const struct tern_packed *w, int n_wide, int all_panels)
+{
+    const size_t threads = (size_t)tern_pool_threads(d->pool);
+    if (n_wide <= 16) {
+        size_t panels = (size_t)all_panels, round = TASK_BYTES * threads;
+        size_t tasks = (panels * w->panel_bytes + round - 1) / round * threads;
+        return (int)((panels + tasks - 1) / tasks);
+    }
+    if (!d->bf16)
+        return 4;
+    int group = all_panels / (BF16_TASKS * (int)threads) / 2 * 2;
+    return group < 2 ? 2 : group < BF16_PANELS ? group : BF16_PANELS;
+}
+
+void tern_cpu_matmul(struct tern_dev *dev, const struct tern_matmul *m, int n_m, struct tern_dev_rows in, int n_rows,
+                     int n_wide)
+{
+    struct tern_cpu *d = tern_cpu_of(dev);
+    const float *x = tern_cpu_f32(in);
+    struct matmul_work w = {.d = d, .m = m, .rows = {x, in.stride, NULL, d->q8.rows, n_rows, n_wide}};
+    const int n_narrow = n_rows - n_wide, k = m[0].w->k;
+    bool quantized = false, tiles = false;
+    TERN_ASSERT(n_m >= 1 && n_m <= 8);
+    for (int i = 0; i < n_m; i++) {
+        w.panels += tern_panels(&m[i].w->form->m);
+        quantized |= tern_codes_integer(m[i].w->form->m.codes);
+        tiles |= !m[i].f32;
+    }
+    if (n_narrow && quantized) {
+        struct quantize_args a = {d, x + (size_t)n_wide * in.stride, in.stride, k};
+        tern_cpu_each_row(d, quantize_row, &a, n_narrow, k);
+    }
+    if (n_wide && d->bf16 && tiles) {
+        w.rows.bf16 = d->bf16_x;
+        struct pack_args a = {d, x, in.stride, n_wide, k};
+        tern_pool_run(d->pool, pack_task, &a, (n_wide + TERN_BAND - 1) / TERN_BAND);
+    }
+    w.group = tern_cpu_panels_per_task(d, &m[0].w->form->m, n_wide, w.panels);
+    tern_pool_run(d->pool, matmul_task, &w, (w.panels + w.group - 1) / w.group);
+}

@@ -1,0 +1,221 @@
+/* The step in hand: what each layer's operations need to know of its jobs, as addresses on this machine.
+ *
+ * Jobs whose rows span pages work in staging tiles, one for each page, because a sequence keeps fewer; the newest of
+ * them become the sequence's own once all that attend to the layer have run. */
+#include <string.h>
+#include "base/mem.h"
+#include "dev/cpu/cpu.h"
+
+static int take(struct tern_cpu *d, void *out, size_t n, size_t size, tern_error *err)
+{
+    d->bytes += n * size;
+    return tern_alloc(out, n, size, err);
+}
+
+int tern_cpu_step_open(struct tern_cpu *d, const struct tern_dev_limits *l, tern_error *err)
+{
+    int rc = 0, sets = 1;
+    struct tern_cpu_step *t = &d->step;
+    const size_t jobs = (size_t)l->max_jobs, rows = (size_t)l->max_rows;
+    t->n_layers = l->caches[0].n_layers;
+    TERN_TRY(take(d, &t->job_of, jobs, sizeof *t->job_of, err));
+    TERN_TRY(take(d, &t->cache_end, (size_t)l->n_caches, sizeof *t->cache_end, err));
+    TERN_TRY(take(d, &t->stage_of, jobs, sizeof *t->stage_of, err));
+    TERN_TRY(take(d, &t->at, jobs, sizeof *t->at, err));
+    TERN_TRY(take(d, &t->app, jobs, sizeof *t->app, err));
+    TERN_TRY(take(d, &t->delta, jobs, sizeof *t->delta, err));
+    TERN_TRY(take(d, &t->stage_set, (size_t)t->n_layers, sizeof *t->stage_set, err));
+    TERN_TRY(take(d, &t->waits, (size_t)t->n_layers, sizeof *t->waits, err));
+    for (int c = 0; c < l->n_caches; c++)
+        for (int i = 0; i < t->n_layers; i++) {
+            const struct tern_kv_layer *kv = &l->caches[c].layers[i];
+            size_t bytes = (size_t)kv->n_heads * kv->tile_bytes;
+            if (l->caches[c].group_of[i] >= 0 && bytes > t->stage_tile_bytes)
+                t->stage_tile_bytes = bytes;
+        }
+    for (int i = 0; i < t->n_layers; i++) {
+        const int of = l->shapes[i].n_heads ? l->shapes[i].layer : i;
+        if (of != i && !t->stage_set[of])
+            t->stage_set[of] = sets++;
+    }
+    /* A job of n rows touches at most n/64 + 1 pages beyond its first. */
+    t->stage_tiles = rows / TERN_PAGE + 2 * (jobs < rows ? jobs : rows);
+    TERN_TRY(take(d, &t->stage, t->stage_tiles * (size_t)sets, t->stage_tile_bytes, err));
+out:
+    return rc;
+}
+
+void tern_cpu_step_close(struct tern_cpu *d)
+{
+    struct tern_cpu_step *t = &d->step;
+    void *all[] = {t->job_of, t->cache_end, t->stage_of, t->at, t->app, t->delta, t->stage_set, t->waits, t->stage};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        tern_free(all[i]);
+}
+
+/* Caches differ in how pages look, so each one's jobs append and attend by themselves. */
+static void sort_jobs(struct tern_cpu_step *t)
+{
+    int n = 0;
+    for (int c = 0; c < t->s.n_caches; c++) {
+        for (int i = 0; i < t->s.n_jobs; i++)
+            if (t->s.jobs[i].cache == c)
+                t->job_of[n++] = i;
+        t->cache_end[c] = n;
+    }
+    TERN_ASSERT(n == t->s.n_jobs);
+}
+
+static int pages_of(const struct tern_dev_job *j)
+{
+    return (j->pos0 + j->n_rows - 1) / TERN_PAGE - j->pos0 / TERN_PAGE + 1;
+}
+
+static void plan_stage(struct tern_cpu_step *t)
+{
+    size_t used = 0;
+    for (int i = 0; i < t->s.n_jobs; i++) {
+        int pages = pages_of(&t->s.jobs[t->job_of[i]]);
+        t->stage_of[i] = pages > 1 ? (int)used : -1;
+        used += pages > 1 ? (size_t)pages : 0;
+    }
+    TERN_ASSERT(used <= t->stage_tiles);
+}
+
+void tern_cpu_begin(struct tern_dev *dev, const struct tern_dev_step *s)
+{
+    struct tern_cpu *d = tern_cpu_of(dev);
+    struct tern_cpu_step *t = &d->step;
+    TERN_ASSERT(s->n_rows <= d->limits.max_rows && s->n_jobs <= d->limits.max_jobs);
+    TERN_ASSERT(s->n_caches == d->limits.n_caches);
+    t->s = *s;
+    t->layer = -1;
+    sort_jobs(t);
+    plan_stage(t);
+}
+
+/* A job on one layer; stage: its first tile there, or NULL. */
+static void job_at(struct tern_cpu_step *t, struct tern_attn_job *at, struct tern_append_job *app,
+                   const struct tern_dev_job *j, int layer, uint8_t *stage)
+{
+    const struct tern_dev_cache *c = &t->s.caches[j->cache];
+    const struct tern_kv_layer *l = &c->layers[layer];
+    const int group = c->group_of[layer];
+    const struct tern_dev_table *table = &j->tables[group];
+    uint8_t *tiles = tern_block_at(tern_cpu_blocks(c->tiles), j->tile), *sink = NULL;
+    const size_t slot = (size_t)(j->pos0 / TERN_PAGE % l->ring) * (size_t)l->n_heads * l->tile_bytes;
+    if (j->sink != TERN_NO_BLOCK)
+        sink = tern_block_at(tern_cpu_blocks(c->sinks), j->sink);
+    *at = (struct tern_attn_job){
+        .row0 = j->row0,
+        .n_rows = j->n_rows,
+        .pos0 = j->pos0,
+        .wide = j->wide,
+        .pages = table->blocks,
+        .page_mem = tern_cpu_blocks(c->pages[group]),
+        .first_page = table->first,
+        .n_pages = table->n,
+        .sink = sink,
+        .tile_base = stage ? stage : tiles,
+        .tile_stride = t->stage_tile_bytes,
+        .tile_first = j->pos0 / TERN_PAGE,
+        .tile_layer_off = stage ? 0 : l->tile_layer_off + slot,
+        .ring = tiles + l->tile_layer_off,
+    };
+    *app = (struct tern_append_job){
+        .at = at, .tile_base = stage ? stage : tiles, .seq_tile = tiles, .sink = sink, .staged = stage != NULL};
+}
+
+/* All jobs on a layer with keys and values of its own. */
+static void fill(struct tern_cpu_step *t, int layer)
+{
+    if (t->layer == layer)
+        return;
+    t->layer = layer;
+    uint8_t *set = t->stage + (size_t)t->stage_set[layer] * t->stage_tiles * t->stage_tile_bytes;
+    for (int i = 0; i < t->s.n_jobs; i++) {
+        uint8_t *stage = t->stage_of[i] < 0 ? NULL : set + (size_t)t->stage_of[i] * t->stage_tile_bytes;
+        job_at(t, &t->at[i], &t->app[i], &t->s.jobs[t->job_of[i]], layer, stage);
+    }
+}
+
+static void keep(struct tern_cpu_step *t, int layer)
+{
+    fill(t, layer);
+    for (int c = 0, i = 0; c < t->s.n_caches; i = t->cache_end[c++])
+        tern_cpu_keep(&t->s.caches[c].layers[layer], t->app + i, t->cache_end[c] - i);
+    t->waits[layer] = false;
+}
+
+void tern_cpu_append(struct tern_dev *dev, int layer, struct tern_dev_rows k, struct tern_dev_rows v)
+{
+    struct tern_cpu *d = tern_cpu_of(dev);
+    struct tern_cpu_step *t = &d->step;
+    fill(t, layer);
+    t->waits[layer] = true;
+    for (int c = 0, i = 0; c < t->s.n_caches; i = t->cache_end[c++])
+        if (i < t->cache_end[c])
+            tern_cpu_append_jobs(d, &t->s.caches[c].layers[layer], t->app + i, t->cache_end[c] - i, tern_cpu_f32(k),
+                                 k.stride, tern_cpu_f32(v), v.stride);
+}
+
+void tern_cpu_attention(struct tern_dev *dev, const struct tern_attn_shape *shape, struct tern_dev_rows q,
+                        struct tern_dev_rows out)
+{
+    struct tern_cpu *d = tern_cpu_of(dev);
+    struct tern_cpu_step *t = &d->step;
+    fill(t, shape->layer);
+    for (int c = 0, i = 0; c < t->s.n_caches; i = t->cache_end[c++]) {
+        const struct tern_cpu_shape s = tern_cpu_shape_of(d, &t->s.caches[c], shape);
+        if (i < t->cache_end[c])
+            tern_cpu_attend(d->pool, &s, t->at + i, t->cache_end[c] - i, tern_cpu_f32(q), q.stride, tern_cpu_f32(out),
+                            out.stride, d->attention);
+    }
+    if (t->waits[shape->layer] && !t->stage_set[shape->layer])
+        keep(t, shape->layer);
+}
+
+void tern_cpu_recode(struct tern_dev *dev, int layer, const struct tern_dev_job *from, struct tern_dev_rows k,
+                     struct tern_dev_rows v)
+{
+    struct tern_cpu *d = tern_cpu_of(dev);
+    struct tern_cpu_step *t = &d->step;
+    const struct tern_dev_job *to = &t->s.jobs[0];
+    struct tern_attn_job at;
+    struct tern_append_job unused;
+    TERN_ASSERT(t->s.n_jobs == 1 && to->pos0 == from->pos0 && to->n_rows == from->n_rows);
+    job_at(t, &at, &unused, from, layer, NULL);
+    tern_cpu_raw_rows(d, &t->s.caches[from->cache].layers[layer], &at, tern_cpu_f32(k), k.stride, tern_cpu_f32(v),
+                      v.stride);
+    tern_cpu_append(dev, layer, k, v);
+    keep(t, layer);
+}
+
+void tern_cpu_end(struct tern_dev *dev)
+{
+    struct tern_cpu_step *t = &tern_cpu_of(dev)->step;
+    for (int i = 0; i < t->n_layers; i++)
+        if (t->waits[i])
+            keep(t, i);
+}
+
+void tern_cpu_delta(struct tern_dev *dev, int layer, const struct tern_delta *l, const struct tern_delta_io *io,
+                    int n_rows)
+{
+    struct tern_cpu *d = tern_cpu_of(dev);
+    struct tern_cpu_step *t = &d->step;
+    for (int i = 0; i < t->s.n_jobs; i++) {
+        const struct tern_dev_job *j = &t->s.jobs[i];
+        const struct tern_dev_cache *c = &t->s.caches[j->cache];
+        const struct tern_blocks states = tern_cpu_blocks(c->states);
+        const size_t off = c->state_off[layer];
+        struct tern_delta_job *to = &t->delta[i];
+        *to = (struct tern_delta_job){
+            .row0 = j->row0, .n_rows = j->n_rows, .state = (float *)(void *)(tern_block_at(states, j->state) + off)};
+        if (j->mark != TERN_NO_BLOCK) {
+            to->mark = (float *)(void *)(tern_block_at(states, j->mark) + off);
+            to->mark_at = j->mark_at;
+        }
+    }
+    tern_cpu_delta_jobs(d, l, t->delta, t->s.n_jobs, io, n_rows);
+}

@@ -1,0 +1,65 @@
+/* dev/step.h - what a device is told about a step before its first operation: rows, jobs, and where the cache keeps
+ * each sequence.
+ *
+ * A batch is a list of rows (tokens) of any mix of sequences.  Rows [0, n_wide) are prompt rows, the rest decode rows.
+ * Rows of one sequence in one step form a job.  Page index = position / 64, absolute. */
+#ifndef TERN_DEV_STEP_H
+#define TERN_DEV_STEP_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include "codec/codec.h"
+#include "dev/handle.h"
+
+/* One token of a batch. */
+struct tern_row {
+    int32_t token;
+    int32_t pos;
+};
+
+/* The memory of sequences that share a layout.  The layers, and all that they point to, stay as prepare saw them. */
+struct tern_dev_cache {
+    int n_layers;
+    const struct tern_kv_layer *layers;  /* [n_layers] */
+    const int *group_of;                 /* [n_layers] of a layer's pages; -1: it keeps no keys and values */
+    const size_t *state_off;             /* [n_layers] bytes into a block of states */
+    const struct tern_dev_blocks *pages; /* [groups] */
+    struct tern_dev_blocks tiles, sinks, states;
+};
+
+/* The closed pages of a sequence in one group: page index first + i is block blocks[i], 0 <= i < n. */
+struct tern_dev_table {
+    const uint32_t *blocks;
+    int first, n;
+};
+
+/* One sequence's rows in this step, consecutive in the batch and in position, of one role.  Pages that the step closes
+ * are in the tables already; a row at position p attends to closed pages with an index below p / 64 only. */
+struct tern_dev_job {
+    int cache; /* index of the step's caches */
+    int row0;  /* first row in the batch */
+    int n_rows;
+    int pos0;                            /* position of the first row */
+    bool wide;                           /* role: prompt rows */
+    const struct tern_dev_table *tables; /* [groups] */
+    uint32_t tile;
+    uint32_t sink;  /* TERN_NO_BLOCK while no page is closed */
+    uint32_t state; /* TERN_NO_BLOCK where no layer has one */
+    /* What the states are after mark_at rows (0 < mark_at <= n_rows) is written to block `mark` besides;
+     * TERN_NO_BLOCK: no. */
+    uint32_t mark;
+    int mark_at;
+};
+
+/* All of it is borrowed until the sync after end. */
+struct tern_dev_step {
+    const struct tern_row *rows; /* [n_rows]; NULL where no operation asks for tokens or positions */
+    int n_rows;
+    const struct tern_dev_cache
+        *caches; /* [n_caches], those of prepare; they may lie elsewhere than in the last step */
+    int n_caches;
+    const struct tern_dev_job *jobs; /* [n_jobs] */
+    int n_jobs;
+};
+
+#endif

@@ -1,0 +1,246 @@
+/* POST /v1/completions: texts or ids to continue, or to score. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "server/ask.h"
+
+#define MAX_PROMPTS 1024
+
+static const struct tern_field fields[] = {
+    TERN_ASK_COMMON_FIELDS,
+    {"prompt", TERN_FIELD_ANY, TERN_ASK_AT(prompt), 0, 0, NULL},
+    {"logprobs", TERN_FIELD_INT, TERN_ASK_AT(top_logprobs), 0, TERN_MAX_LOGPROB, NULL},
+    {"echo", TERN_FIELD_BOOL, TERN_ASK_AT(echo), 0, 0, NULL},
+    {"best_of", TERN_FIELD_INT, TERN_ASK_AT(best_of), 1, 1024, NULL},
+    {"suffix", TERN_FIELD_REFUSED, TERN_FIELD_CHECKED, 0, 0, "text cannot be filled in before a suffix here"},
+    {"response_format", TERN_FIELD_REFUSED, TERN_FIELD_CHECKED, 0, 0, TERN_NOT_CONSTRAINED},
+    {0},
+};
+
+/* ---- prompts ----------------------------------------------------------------------------------------------------- */
+
+static int add_ids(struct tern_job *j, const json_t *list, const char *param, tern_tokens *out, struct tern_fault *f)
+{
+    int n_vocab = tern_model_get_info(j->server->model)->n_vocab;
+    size_t i;
+    json_t *v;
+    json_array_foreach(list, i, v)
+    {
+        json_int_t id = json_is_integer(v) ? json_integer_value(v) : -1;
+        if (!json_is_integer(v))
+            return tern_fault_set(f, 400, "invalid_type", param, "%s[%zu] must be a token id like its neighbours",
+                                  param, i);
+        if (id < 0 || id >= n_vocab)
+            return tern_fault_set(f, 400, "invalid_value", param, "%s[%zu] is no token id from 0 to %d", param, i,
+                                  n_vocab - 1);
+        if (tern_tokens_push(out, (int32_t)id, NULL) < 0)
+            return tern_fault_set(f, 503, NULL, NULL, "out of memory");
+    }
+    return 0;
+}
+
+static int add_prompt(struct tern_job *j, const json_t *v, const char *param, tern_tokens *out, struct tern_fault *f)
+{
+    tern_error err;
+    if (json_is_array(v))
+        return add_ids(j, v, param, out, f);
+    if (!json_is_string(v))
+        return tern_fault_set(f, 400, "invalid_type", param, "%s must be a string or a list of token ids", param);
+    if (tern_model_tokenize(j->server->model, json_string_value(v), json_string_length(v),
+                            TERN_TEXT_BOS | TERN_TEXT_SPECIAL, out, &err) < 0)
+        return tern_fault_from(f, &err, param);
+    return 0;
+}
+
+int tern_ask_prompts(struct tern_job *j, const json_t *p, const char *param, struct tern_fault *f)
+{
+    bool several = json_is_array(p) && !json_is_integer(json_array_get(p, 0));
+    size_t n = several ? json_array_size(p) : 1;
+    if (!p)
+        return tern_fault_set(f, 400, "missing_required_parameter", param, "%s is missing", param);
+    if (n == 0 || n > MAX_PROMPTS)
+        return tern_fault_set(f, 400, "invalid_value", param, "%s must have 1 to %d entries", param, MAX_PROMPTS);
+    if (tern_job_lanes(j, (int)n, f) < 0)
+        return -1;
+    for (size_t i = 0; i < n; i++) {
+        char at[32];
+        (void)snprintf(at, sizeof at, several ? "%s[%zu]" : "%s", param, i);
+        if (add_prompt(j, several ? json_array_get(p, i) : p, at, &j->lanes[i].ids, f) < 0 ||
+            tern_ask_check_prompt(j, &j->lanes[i], f) < 0)
+            return -1;
+    }
+    return 0;
+}
+
+static int prepare(struct tern_job *j, struct tern_fault *f)
+{
+    char id[sizeof j->id];
+    if (tern_ask_read(j, fields, f) < 0)
+        return -1;
+    struct tern_ask *g = j->ask;
+    g->logprobs = g->top_logprobs >= 0;
+    if (g->max_tokens == TERN_ASK_UNSET)
+        g->max_tokens = 16;
+    if (tern_ask_request(j, f) < 0 || tern_ask_prompts(j, g->prompt, "prompt", f) < 0)
+        return -1;
+    (void)snprintf(id, sizeof id, "cmpl-%.30s", j->id);
+    memcpy(j->id, id, sizeof id);
+    return 0;
+}
+
+/* ---- answers ----------------------------------------------------------------------------------------------------- */
+
+static void prompt_text(const struct tern_server *s, const tern_tokens *ids, struct tern_buf *out)
+{
+    tern_stream *stream = NULL;
+    const char *text;
+    size_t n;
+    if (tern_stream_new(&stream, s->model, true, NULL) < 0)
+        return;
+    for (size_t i = 0; i < ids->len; i++)
+        if (tern_stream_push(stream, ids->p[i], &text, &n, NULL) == 0)
+            (void)tern_buf_add(out, text, n, NULL);
+    if (tern_stream_finish(stream, &text, &n, NULL) == 0)
+        (void)tern_buf_add(out, text, n, NULL);
+    tern_stream_free(stream);
+}
+
+static json_t *whole_choice(const struct tern_job *j, const struct tern_choice *c, int index)
+{
+    struct tern_buf b = {0};
+    json_t *logprobs = json_null();
+    size_t offset = 0;
+    if (j->ask->echo)
+        prompt_text(j->server, &c->lane->ids, &b);
+    (void)tern_buf_add(&b, c->text.p ? c->text.p : "", c->text.len, NULL);
+    if (j->ask->logprobs) {
+        json_t *all = json_array();
+        if (j->ask->echo && c->lane->scores)
+            (void)json_array_extend(all, c->lane->scores);
+        if (c->scores)
+            (void)json_array_extend(all, c->scores);
+        logprobs = tern_scores_legacy(j->server, all, &offset);
+        json_decref(all);
+    }
+    json_t *out = json_pack("{si so ss so}", "index", index, "text", tern_json_chars(b.p, b.len), "finish_reason",
+                            tern_finish_openai(c), "logprobs", logprobs);
+    tern_buf_clear(&b);
+    return out;
+}
+
+/* The best choice of a lane that was not taken yet, by the mean of its logprobs. */
+static const struct tern_choice *take_best(struct tern_job *j, int lane)
+{
+    struct tern_choice *all = &j->choices[lane * j->per_lane], *top = NULL;
+    double most = 0;
+    for (int i = 0; i < j->per_lane; i++) {
+        const tern_event *e = &all[i].end;
+        double mean = e->n_generated > 0 ? e->logprob / e->n_generated : -1e30;
+        if (!all[i].begun && (!top || mean > most)) {
+            top = &all[i];
+            most = mean;
+        }
+    }
+    top->begun = true;
+    return top;
+}
+
+static void end_whole(struct tern_job *j)
+{
+    json_t *choices = json_array();
+    int n = (int)j->ask->n;
+    for (int lane = 0; lane < j->n_lanes; lane++)
+        for (int k = 0; k < n; k++) {
+            const struct tern_choice *c = n < j->per_lane ? take_best(j, lane) : &j->choices[lane * n + k];
+            (void)json_array_append_new(choices, whole_choice(j, c, lane * n + k));
+        }
+    tern_job_answer(j, json_pack("{ss ss sI so ss so so}", "id", j->id, "object", "text_completion", "created",
+                                 (json_int_t)j->created, "model", tern_json_cstr(j->server->name), "system_fingerprint",
+                                 tern_version(), "choices", choices, "usage", tern_usage_openai(j)));
+}
+
+static void send_chunk(struct tern_job *j, json_t *choices, json_t *usage)
+{
+    json_t *chunk = json_pack("{ss ss sI so so}", "id", j->id, "object", "text_completion", "created",
+                              (json_int_t)j->created, "model", tern_json_cstr(j->server->name), "choices", choices);
+    if (usage)
+        (void)json_object_set_new(chunk, "usage", usage);
+    tern_job_sse(j, NULL, chunk);
+}
+
+/* What begins a choice: the prompt, where it is wanted back. */
+static void begin_choice(const struct tern_job *j, struct tern_choice *c, struct tern_buf *text, json_t *scores)
+{
+    if (c->begun)
+        return;
+    c->begun = true;
+    if (j->ask->echo)
+        prompt_text(j->server, &c->lane->ids, text);
+    if (j->ask->echo && c->lane->scores)
+        (void)json_array_extend(scores, c->lane->scores);
+}
+
+static void send_text(struct tern_job *j, struct tern_choice *c, const char *text, size_t n, const char *finish)
+{
+    struct tern_buf b = {0};
+    json_t *scores = json_array();
+    size_t offset = (size_t)c->part; /* characters so far */
+    begin_choice(j, c, &b, scores);
+    (void)tern_buf_add(&b, text, n, NULL);
+    if (c->scores)
+        (void)json_array_extend(scores, c->scores);
+    json_decref(c->scores);
+    c->scores = NULL;
+    json_t *choice = json_pack("{si so so}", "index", c->index, "text", tern_json_chars(b.p, b.len), "finish_reason",
+                               tern_json_cstr(finish));
+    (void)json_object_set_new(
+        choice, "logprobs",
+        j->ask->logprobs && json_array_size(scores) ? tern_scores_legacy(j->server, scores, &offset) : json_null());
+    c->part = (int)offset;
+    json_decref(scores);
+    tern_buf_clear(&b);
+    send_chunk(j, json_pack("[o]", choice), j->ask->include_usage ? json_null() : NULL);
+}
+
+static void piece(struct tern_job *j, struct tern_choice *c, const tern_event *e)
+{
+    send_text(j, c, e->text, e->n, NULL);
+}
+
+static void choice_end(struct tern_job *j, struct tern_choice *c)
+{
+    send_text(j, c, "", 0, tern_finish_openai(c));
+}
+
+static void end(struct tern_job *j)
+{
+    if (!j->stream) {
+        end_whole(j);
+        return;
+    }
+    if (j->ask->include_usage)
+        send_chunk(j, json_array(), tern_usage_openai(j));
+    tern_job_send(j, "data: [DONE]\n\n");
+}
+
+static void ping(struct tern_job *j)
+{
+    tern_api_chat.ping(j);
+}
+
+static void failed(struct tern_job *j, const struct tern_fault *f)
+{
+    tern_job_sse(j, NULL, tern_fault_json(f, TERN_SHAPE_OPENAI));
+}
+
+const struct tern_api tern_api_completions = {
+    .shape = TERN_SHAPE_OPENAI,
+    .stream_type = "text/event-stream; charset=utf-8",
+    .prepare = prepare,
+    .piece = piece,
+    .choice_end = choice_end,
+    .end = end,
+    .ping = ping,
+    .failed = failed,
+};

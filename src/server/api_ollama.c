@@ -1,0 +1,374 @@
+/* Ollama's API: /api/chat, /api/generate, /api/show, /api/tags, /api/ps. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+
+#include "server/ask.h"
+
+#define AT TERN_ASK_AT
+
+#define COMMON_FIELDS                                                                                        \
+    {"model", TERN_FIELD_STR, AT(model), 0, 512, NULL}, {"stream", TERN_FIELD_BOOL, AT(stream), 0, 0, NULL}, \
+        {"options", TERN_FIELD_OBJ, AT(template_vars), 0, 0, NULL},                                          \
+        {"format", TERN_FIELD_REFUSED, TERN_FIELD_CHECKED, 0, 0, TERN_NOT_CONSTRAINED},                      \
+        {"keep_alive", TERN_FIELD_ANY, TERN_FIELD_CHECKED, 0, 0, NULL},                                      \
+    {                                                                                                        \
+        "think", TERN_FIELD_ANY, AT(thinking), 0, 0, NULL                                                    \
+    }
+
+static const struct tern_field chat_fields[] = {
+    COMMON_FIELDS,
+    {"messages", TERN_FIELD_ARR, AT(messages), 0, 0, NULL},
+    {"tools", TERN_FIELD_ARR, AT(tools), 0, 0, NULL},
+    {0},
+};
+
+static const struct tern_field generate_fields[] = {
+    COMMON_FIELDS,
+    {"prompt", TERN_FIELD_ANY, AT(prompt), 0, 0, NULL},
+    {"system", TERN_FIELD_STR, AT(system_text), 0, 0, NULL},
+    {"raw", TERN_FIELD_BOOL, AT(flag), 0, 0, NULL},
+    {"suffix", TERN_FIELD_REFUSED, TERN_FIELD_CHECKED, 0, 0, "text cannot be filled in before a suffix here"},
+    {"images", TERN_FIELD_REFUSED, TERN_FIELD_CHECKED, 0, 0, "there are no eyes here"},
+    {"template", TERN_FIELD_REFUSED, TERN_FIELD_CHECKED, 0, 0, "templates come from the model alone"},
+    {"context", TERN_FIELD_REFUSED, TERN_FIELD_CHECKED, 0, 0, "send the conversation to /api/chat"},
+    {0},
+};
+
+/* What concerns the machine is the server's own business (num_gpu, num_thread, ...) and left alone. */
+static const struct tern_field option_fields[] = {
+    {"temperature", TERN_FIELD_NUM, AT(temperature), 0, 100, NULL},
+    {"top_k", TERN_FIELD_INT, AT(top_k), -1, INT32_MAX, NULL},
+    {"top_p", TERN_FIELD_NUM, AT(top_p), 0, 1, NULL},
+    {"min_p", TERN_FIELD_NUM, AT(min_p), 0, 1, NULL},
+    {"seed", TERN_FIELD_INT, AT(seed), -9.2e18, 9.2e18, NULL},
+    {"stop", TERN_FIELD_ANY, AT(stop), 0, 0, NULL},
+    {"num_predict", TERN_FIELD_INT, AT(max_tokens), -2, INT32_MAX, NULL},
+    {"num_ctx", TERN_FIELD_INT, AT(n), 1, INT32_MAX, NULL},
+    {"repeat_penalty", TERN_FIELD_NUM, AT(repetition), 0.01, 100, NULL},
+    {"repeat_last_n", TERN_FIELD_INT, AT(penalty_last), -1, INT32_MAX, NULL},
+    {"presence_penalty", TERN_FIELD_NUM, AT(presence), -100, 100, NULL},
+    {"frequency_penalty", TERN_FIELD_NUM, AT(frequency), -100, 100, NULL},
+    {0},
+};
+
+static int read_options(struct tern_job *j, struct tern_fault *f)
+{
+    struct tern_ask *g = j->ask;
+    static const char *const absent[] = {"mirostat", "typical_p", "tfs_z"};
+    int ctx = tern_engine_ctx(j->server->engine);
+    json_t *options = g->template_vars;
+    g->template_vars = NULL;
+    if (options && tern_fields_read(option_fields, options, "options.", g, f) < 0)
+        return -1;
+    for (size_t i = 0; i < 3; i++) {
+        double off = i ? 1 : 0, v = json_number_value(json_object_get(options, absent[i]));
+        if (json_object_get(options, absent[i]) && v != off)
+            return tern_fault_set(f, 400, "unsupported_parameter", absent[i], "options.%s is not known here",
+                                  absent[i]);
+    }
+    if (g->n > ctx)
+        return tern_fault_set(f, 400, "invalid_value", "num_ctx",
+                              "options.num_ctx: the server was started with a context of %d tokens (--ctx)", ctx);
+    if (json_integer_value(json_object_get(options, "repeat_last_n")) == 0 && g->penalty_last == 0)
+        g->repetition = 1;  /* nothing is looked back at */
+    if (g->max_tokens == 0) /* "num_predict": 0 only reads the prompt; -1 and -2: until the context is full */
+        g->max_completion_tokens = 0;
+    g->max_tokens = g->max_tokens < 0 ? TERN_ASK_UNSET : g->max_tokens;
+    g->n = TERN_ASK_UNSET;
+    return 0;
+}
+
+static int read_think(struct tern_job *j, struct tern_fault *f)
+{
+    struct tern_ask *g = j->ask;
+    if (!g->thinking)
+        return 0;
+    if (json_is_string(g->thinking))
+        g->effort = json_string_value(g->thinking);
+    else if (!json_is_boolean(g->thinking))
+        return tern_fault_set(f, 400, "invalid_type", "think", "think must be true, false or an effort");
+    else if (tern_model_chat_uses(j->server->model, "enable_thinking"))
+        g->template_vars = tern_ask_own(g, json_pack("{sb}", "enable_thinking", json_is_true(g->thinking)));
+    else if (json_is_true(g->thinking))
+        return tern_fault_set(f, 400, "unsupported_parameter", "think",
+                              "the model's chat template cannot switch thinking");
+    return 0;
+}
+
+static int read_request(struct tern_job *j, const struct tern_field *table, struct tern_fault *f)
+{
+    if (tern_ask_read(j, table, f) < 0)
+        return -1;
+    if (!json_object_get(j->root, "stream"))
+        j->ask->stream = true; /* its default */
+    if (read_options(j, f) < 0 || read_think(j, f) < 0)
+        return -1;
+    return tern_ask_request(j, f);
+}
+
+/* Ollama's messages differ in small things: images, thinking, and calls without ids. */
+static int convert_messages(struct tern_ask *g, struct tern_fault *f)
+{
+    size_t i, k;
+    json_t *m, *call;
+    json_array_foreach(g->messages, i, m)
+    {
+        char at[48];
+        (void)snprintf(at, sizeof at, "messages[%zu].images", i);
+        if (json_array_size(json_object_get(m, "images")) > 0)
+            return tern_fault_set(f, 400, "unsupported_value", at, "%s: there are no eyes here", at);
+        json_t *thinking = json_object_get(m, "thinking");
+        if (json_is_string(thinking) && !json_object_get(m, "reasoning_content"))
+            (void)json_object_set(m, "reasoning_content", thinking);
+        json_array_foreach(json_object_get(m, "tool_calls"), k, call)
+        {
+            if (json_is_object(call) && !json_object_get(call, "type"))
+                (void)json_object_set_new(call, "type", json_string("function"));
+        }
+    }
+    return 0;
+}
+
+static int prepare_chat(struct tern_job *j, struct tern_fault *f)
+{
+    if (read_request(j, chat_fields, f) < 0 || tern_job_lanes(j, 1, f) < 0)
+        return -1;
+    if (j->ask->messages && json_array_size(j->ask->messages) == 0) { /* "is the model there?" */
+        j->answer = json_pack("{so so s{ss ss} sb ss}", "model", tern_json_cstr(j->server->name), "created_at",
+                              tern_json_cstr("1970-01-01T00:00:00Z"), "message", "role", "assistant", "content", "",
+                              "done", 1, "done_reason", "load");
+        return 0;
+    }
+    if (convert_messages(j->ask, f) < 0 || tern_messages_tokens(j, &j->lanes[0].ids, f) < 0)
+        return -1;
+    tern_ask_reply(j->ask);
+    return tern_ask_check_prompt(j, &j->lanes[0], f);
+}
+
+static int prepare_generate(struct tern_job *j, struct tern_fault *f)
+{
+    if (read_request(j, generate_fields, f) < 0)
+        return -1;
+    struct tern_ask *g = j->ask;
+    if (!g->prompt || (json_is_string(g->prompt) && json_string_length(g->prompt) == 0)) {
+        j->answer = json_pack("{so ss ss sb ss}", "model", tern_json_cstr(j->server->name), "created_at",
+                              "1970-01-01T00:00:00Z", "response", "", "done", 1, "done_reason", "load");
+        return 0;
+    }
+    if (!json_is_string(g->prompt))
+        return tern_fault_set(f, 400, "invalid_type", "prompt", "prompt must be a string");
+    if (g->flag || !tern_model_get_info(j->server->model)->has_template)
+        return tern_ask_prompts(j, g->prompt, "prompt", f);
+    g->messages = tern_ask_own(g, json_array());
+    if (g->system_text && *g->system_text)
+        (void)json_array_append_new(g->messages, json_pack("{ss ss}", "role", "system", "content", g->system_text));
+    (void)json_array_append_new(g->messages, json_pack("{ss sO}", "role", "user", "content", g->prompt));
+    if (tern_job_lanes(j, 1, f) < 0 || tern_messages_tokens(j, &j->lanes[0].ids, f) < 0)
+        return -1;
+    tern_ask_reply(g);
+    return tern_ask_check_prompt(j, &j->lanes[0], f);
+}
+
+/* ---- answers ----------------------------------------------------------------------------------------------------- */
+
+static json_t *timestamp(void)
+{
+    char text[64] = "";
+    struct timespec t = {0};
+    struct tm tm;
+    (void)clock_gettime(CLOCK_REALTIME, &t);
+    if (gmtime_r(&t.tv_sec, &tm)) {
+        size_t n = strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%S", &tm);
+        (void)snprintf(text + n, sizeof text - n, ".%06ldZ", t.tv_nsec / 1000);
+    }
+    return json_string(text);
+}
+
+static bool is_chat(const struct tern_job *j)
+{
+    return j->api == &tern_api_ollama_chat;
+}
+
+/* content and the others are taken; NULL: absent. */
+static json_t *line(const struct tern_job *j, json_t *content, json_t *thinking, json_t *calls)
+{
+    json_t *out = json_pack("{so so}", "model", tern_json_cstr(j->server->name), "created_at", timestamp());
+    json_t *message = is_chat(j) ? json_pack("{ss}", "role", "assistant") : json_incref(out);
+    (void)json_object_set_new(message, is_chat(j) ? "content" : "response", content);
+    if (thinking)
+        (void)json_object_set_new(message, "thinking", thinking);
+    if (calls)
+        (void)json_object_set_new(message, "tool_calls", calls);
+    if (is_chat(j))
+        (void)json_object_set(out, "message", message);
+    json_decref(message);
+    (void)json_object_set_new(out, "done", json_false());
+    return out;
+}
+
+static json_t *call_object(const json_t *name, const char *arguments, size_t n)
+{
+    json_t *args = json_loadb(arguments ? arguments : "", n, JSON_ALLOW_NUL, NULL);
+    return json_pack("{s{sO so}}", "function", "name", name, "arguments", args ? args : json_object());
+}
+
+static void close_line(const struct tern_job *j, json_t *out)
+{
+    const struct tern_choice *c = &j->choices[0];
+    bool full = c->end.finish == TERN_FINISH_LENGTH || c->end.finish == TERN_FINISH_CONTEXT;
+    json_t *more =
+        json_pack("{sb ss sI sI si sI si sI}", "done", 1, "done_reason", full ? "length" : "stop", "total_duration",
+                  (json_int_t)((tern_now() - j->began) * 1e9), "load_duration", (json_int_t)0, "prompt_eval_count",
+                  j->n_prompt, "prompt_eval_duration", (json_int_t)(j->prompt_s * 1e9), "eval_count", j->n_generated,
+                  "eval_duration", (json_int_t)(j->decode_s * 1e9));
+    (void)json_object_update(out, more);
+    json_decref(more);
+}
+
+static void end_whole(struct tern_job *j)
+{
+    const struct tern_choice *c = &j->choices[0];
+    json_t *calls = c->calls ? json_array() : NULL, *call;
+    size_t i;
+    json_array_foreach(c->calls, i, call)
+    {
+        const json_t *arguments = json_object_get(call, "arguments");
+        (void)json_array_append_new(calls, call_object(json_object_get(call, "name"), json_string_value(arguments),
+                                                       json_string_length(arguments)));
+    }
+    json_t *out = line(j, tern_json_chars(c->text.p, c->text.len),
+                       c->reasoning.len ? tern_json_chars(c->reasoning.p, c->reasoning.len) : NULL, calls);
+    close_line(j, out);
+    tern_job_answer(j, out);
+}
+
+static void piece(struct tern_job *j, struct tern_choice *c, const tern_event *e)
+{
+    switch (e->kind) {
+    case TERN_EVENT_TEXT:
+        tern_job_line(j, line(j, tern_json_chars(e->text, e->n), NULL, NULL));
+        break;
+    case TERN_EVENT_REASONING:
+        tern_job_line(j, line(j, json_string(""), tern_json_chars(e->text, e->n), NULL));
+        break;
+    case TERN_EVENT_CALL_BEGIN:
+        json_decref(j->items);
+        j->items = tern_json_cstr(e->name);
+        tern_buf_reset(&c->arguments);
+        break;
+    case TERN_EVENT_CALL_ARGUMENTS:
+        (void)tern_buf_add(&c->arguments, e->text, e->n, NULL);
+        break;
+    case TERN_EVENT_CALL_END:
+        tern_job_line(j, line(j, json_string(""), NULL,
+                              json_pack("[o]", call_object(j->items, c->arguments.p, c->arguments.len))));
+        break;
+    default:
+        break;
+    }
+}
+
+static void choice_end(struct tern_job *j, struct tern_choice *c)
+{
+    (void)j;
+    (void)c; /* the last line has the figures of the whole request */
+}
+
+static void end(struct tern_job *j)
+{
+    if (!j->stream) {
+        end_whole(j);
+        return;
+    }
+    json_t *last = line(j, json_string(""), NULL, NULL);
+    close_line(j, last);
+    tern_job_line(j, last);
+}
+
+static void failed(struct tern_job *j, const struct tern_fault *f)
+{
+    tern_job_line(j, tern_fault_json(f, TERN_SHAPE_OLLAMA));
+}
+
+const struct tern_api tern_api_ollama_chat = {
+    .shape = TERN_SHAPE_OLLAMA,
+    .stream_type = "application/x-ndjson",
+    .prepare = prepare_chat,
+    .piece = piece,
+    .choice_end = choice_end,
+    .end = end,
+    .failed = failed,
+};
+const struct tern_api tern_api_ollama_generate = {
+    .shape = TERN_SHAPE_OLLAMA,
+    .stream_type = "application/x-ndjson",
+    .prepare = prepare_generate,
+    .piece = piece,
+    .choice_end = choice_end,
+    .end = end,
+    .failed = failed,
+};
+
+/* ---- models ------------------------------------------------------------------------------------------------------ */
+
+static json_t *details(const struct tern_server *s)
+{
+    const tern_model_info *i = tern_model_get_info(s->model);
+    char size[32];
+    (void)snprintf(size, sizeof size, i->n_params >= 1000000000 ? "%.1fB" : "%.1fM",
+                   (double)i->n_params / (i->n_params >= 1000000000 ? 1e9 : 1e6));
+    return json_pack("{ss ss so s[o] ss ss}", "parent_model", "", "format",
+                     strcmp(i->container, "GGUF") == 0 ? "gguf" : "safetensors", "family", tern_json_cstr(i->arch),
+                     "families", tern_json_cstr(i->arch), "parameter_size", size, "quantization_level", "unknown");
+}
+
+json_t *tern_ollama_models(const struct tern_server *s, bool running)
+{
+    const tern_model_info *i = tern_model_get_info(s->model);
+    char modified[64] = "1970-01-01T00:00:00Z";
+    struct stat st;
+    struct tm tm;
+    if (stat(i->path, &st) == 0 && gmtime_r(&st.st_mtime, &tm))
+        (void)strftime(modified, sizeof modified, "%Y-%m-%dT%H:%M:%SZ", &tm);
+    json_t *m =
+        json_pack("{so so ss sI ss so}", "name", tern_json_cstr(s->name), "model", tern_json_cstr(s->name),
+                  "modified_at", modified, "size", (json_int_t)i->file_bytes, "digest", "", "details", details(s));
+    if (running)
+        (void)json_object_update_new(m, json_pack("{si ss si}", "size_vram", 0, "expires_at", "9999-12-31T00:00:00Z",
+                                                  "context_length", tern_engine_ctx(s->engine)));
+    return json_pack("{s[o]}", "models", m);
+}
+
+static int prepare_show(struct tern_job *j, struct tern_fault *f)
+{
+    static const struct tern_field fields[] = {
+        {"model", TERN_FIELD_STR, AT(model), 0, 512, NULL},
+        {"name", TERN_FIELD_STR, AT(model), 0, 512, NULL},
+        {"verbose", TERN_FIELD_BOOL, TERN_FIELD_CHECKED, 0, 0, NULL},
+        {0},
+    };
+    if (tern_ask_read(j, fields, f) < 0)
+        return -1;
+    const tern_model *m = j->server->model;
+    const tern_model_info *i = tern_model_get_info(m);
+    char key[96];
+    json_t *capabilities = json_pack("[s s]", "completion", "embedding");
+    if (tern_model_chat_uses(m, "tools") && tern_model_chat_calls(m))
+        (void)json_array_append_new(capabilities, json_string("tools"));
+    if (tern_model_chat_uses(m, "enable_thinking"))
+        (void)json_array_append_new(capabilities, json_string("thinking"));
+    json_t *info = json_pack("{so sI}", "general.architecture", tern_json_cstr(i->arch), "general.parameter_count",
+                             (json_int_t)i->n_params);
+    (void)snprintf(key, sizeof key, "%.60s.context_length", i->arch);
+    (void)json_object_set_new(info, key, json_integer(tern_engine_ctx(j->server->engine)));
+    (void)snprintf(key, sizeof key, "%.60s.embedding_length", i->arch);
+    (void)json_object_set_new(info, key, json_integer(i->n_embd));
+    j->answer = json_pack("{ss ss ss so so so}", "modelfile", "", "parameters", "", "template", "", "details",
+                          details(j->server), "model_info", info, "capabilities", capabilities);
+    return 0;
+}
+
+const struct tern_api tern_api_ollama_show = {.shape = TERN_SHAPE_OLLAMA, .prepare = prepare_show};

@@ -1,0 +1,164 @@
+/* POST /tokenize, /detokenize, /apply-template; GET /tokenizer_info: texts, and no computing. */
+#include <string.h>
+
+#include "server/ask.h"
+
+struct text_request {
+    const char *model;
+    json_t *content, *prompt, *tokens;
+    bool add_special, with_pieces, parse_special, skip_special;
+};
+
+static int read_body(struct tern_job *j, const struct tern_field *table, struct text_request *r, struct tern_fault *f)
+{
+    char why[240];
+    j->root = tern_json_read(j->body.p, j->body.len, why, sizeof why);
+    if (!j->root)
+        return tern_fault_set(f, 400, "invalid_json", NULL, "%s", why);
+    if (!json_is_object(j->root))
+        return tern_fault_set(f, 400, "invalid_json", NULL, "the body must be a JSON object");
+    if (tern_fields_read(table, j->root, "", r, f) < 0)
+        return -1;
+    if (r->model && !tern_server_answers_to(j->server, r->model))
+        return tern_fault_set(f, 404, "model_not_found", "model", "the model \"%.200s\" is not here; there is \"%s\"",
+                              r->model, j->server->name);
+    return 0;
+}
+
+#define AT(member) offsetof(struct text_request, member)
+
+static json_t *id_list(const struct tern_server *s, const tern_tokens *ids, bool pieces)
+{
+    json_t *list = json_array();
+    struct tern_buf b = {0};
+    for (size_t i = 0; i < ids->len; i++) {
+        if (pieces) {
+            tern_token_text(s, ids->p[i], &b);
+            (void)json_array_append_new(
+                list, json_pack("{si so}", "id", (int)ids->p[i], "piece", tern_json_chars(b.p, b.len)));
+        } else {
+            (void)json_array_append_new(list, json_integer(ids->p[i]));
+        }
+    }
+    tern_buf_clear(&b);
+    return list;
+}
+
+/* A text, or a conversation in "messages" as of /v1/chat/completions. */
+static int tokenize(struct tern_job *j, struct tern_fault *f)
+{
+    static const struct tern_field table[] = {
+        {"model", TERN_FIELD_STR, AT(model), 0, 512, NULL},
+        {"content", TERN_FIELD_ANY, AT(content), 0, 0, NULL},
+        {"prompt", TERN_FIELD_ANY, AT(prompt), 0, 0, NULL},
+        {"add_special", TERN_FIELD_BOOL, AT(add_special), 0, 0, NULL},
+        {"add_special_tokens", TERN_FIELD_BOOL, AT(add_special), 0, 0, NULL},
+        {"parse_special", TERN_FIELD_BOOL, AT(parse_special), 0, 0, NULL},
+        {"with_pieces", TERN_FIELD_BOOL, AT(with_pieces), 0, 0, NULL},
+        {0},
+    };
+    /* llama-server's "content" adds nothing by itself, vLLM's "prompt" does. */
+    struct text_request r = {.parse_special = true};
+    tern_tokens ids = {0};
+    tern_error err;
+    if (read_body(j, table, &r, f) < 0)
+        return -1;
+    if (r.prompt && !json_object_get(j->root, "add_special_tokens") && !json_object_get(j->root, "add_special"))
+        r.add_special = true;
+    const json_t *text = r.prompt ? r.prompt : r.content;
+    if (!json_is_string(text))
+        return tern_fault_set(f, 400, "invalid_type", r.prompt ? "prompt" : "content",
+                              "the text to tokenize must be a string, in \"content\" or \"prompt\"");
+    unsigned flags = (r.add_special ? TERN_TEXT_BOS : 0) | (r.parse_special ? TERN_TEXT_SPECIAL : 0);
+    if (tern_model_tokenize(j->server->model, json_string_value(text), json_string_length(text), flags, &ids, &err) <
+        0) {
+        tern_tokens_clear(&ids);
+        return tern_fault_from(f, &err, "content");
+    }
+    j->answer = json_pack("{so sI si}", "tokens", id_list(j->server, &ids, r.with_pieces), "count", (json_int_t)ids.len,
+                          "max_model_len", tern_engine_ctx(j->server->engine));
+    tern_tokens_clear(&ids);
+    return 0;
+}
+
+static int ids_text(struct tern_job *j, const json_t *list, bool special, struct tern_buf *out, struct tern_fault *f)
+{
+    tern_stream *stream = NULL;
+    tern_error err = {0};
+    const char *text;
+    size_t n, i;
+    json_t *v;
+    int n_vocab = tern_model_get_info(j->server->model)->n_vocab;
+    if (tern_stream_new(&stream, j->server->model, special, &err) < 0)
+        return tern_fault_from(f, &err, NULL);
+    json_array_foreach(list, i, v)
+    {
+        json_int_t id = json_is_integer(v) ? json_integer_value(v) : -1;
+        if (id < 0 || id >= n_vocab) {
+            tern_stream_free(stream);
+            return tern_fault_set(f, 400, "invalid_value", "tokens", "tokens[%zu] is no token id from 0 to %d", i,
+                                  n_vocab - 1);
+        }
+        if (tern_stream_push(stream, (int32_t)id, &text, &n, NULL) == 0)
+            (void)tern_buf_add(out, text, n, NULL);
+    }
+    if (tern_stream_finish(stream, &text, &n, NULL) == 0)
+        (void)tern_buf_add(out, text, n, NULL);
+    tern_stream_free(stream);
+    return 0;
+}
+
+static int detokenize(struct tern_job *j, struct tern_fault *f)
+{
+    static const struct tern_field table[] = {
+        {"model", TERN_FIELD_STR, AT(model), 0, 512, NULL},
+        {"tokens", TERN_FIELD_ARR, AT(tokens), 0, 0, NULL},
+        {"skip_special_tokens", TERN_FIELD_BOOL, AT(skip_special), 0, 0, NULL},
+        {0},
+    };
+    struct text_request r = {0};
+    struct tern_buf b = {0};
+    if (read_body(j, table, &r, f) < 0)
+        return -1;
+    if (!r.tokens)
+        return tern_fault_set(f, 400, "missing_required_parameter", "tokens", "tokens is missing");
+    int rc = ids_text(j, r.tokens, !r.skip_special, &b, f);
+    if (rc == 0) /* "content" is llama-server's name, "prompt" is vLLM's */
+        j->answer = json_pack("{so so}", "content", tern_json_chars(b.p, b.len), "prompt", tern_json_chars(b.p, b.len));
+    tern_buf_clear(&b);
+    return rc;
+}
+
+/* What the model would read. */
+static int apply_template(struct tern_job *j, struct tern_fault *f)
+{
+    static const struct tern_field table[] = {
+        {"model", TERN_FIELD_STR, TERN_ASK_AT(model), 0, 512, NULL},
+        {"messages", TERN_FIELD_ARR, TERN_ASK_AT(messages), 0, 0, NULL},
+        {"tools", TERN_FIELD_ARR, TERN_ASK_AT(tools), 0, 0, NULL},
+        {"tool_choice", TERN_FIELD_ANY, TERN_ASK_AT(tool_choice), 0, 0, NULL},
+        {"reasoning_effort", TERN_FIELD_STR, TERN_ASK_AT(effort), 0, 0, NULL},
+        {"chat_template_kwargs", TERN_FIELD_OBJ, TERN_ASK_AT(template_vars), 0, 0, NULL},
+        {0},
+    };
+    tern_tokens ids = {0};
+    struct tern_buf b = {0};
+    int rc = tern_ask_read(j, table, f);
+    if (rc == 0)
+        rc = tern_messages_tokens(j, &ids, f);
+    if (rc == 0) {
+        json_t *list = id_list(j->server, &ids, false);
+        rc = ids_text(j, list, true, &b, f);
+        if (rc == 0)
+            j->answer = json_pack("{so sO sI}", "prompt", tern_json_chars(b.p, b.len), "tokens", list, "count",
+                                  (json_int_t)ids.len);
+        json_decref(list);
+    }
+    tern_buf_clear(&b);
+    tern_tokens_clear(&ids);
+    return rc;
+}
+
+const struct tern_api tern_api_tokenize = {.shape = TERN_SHAPE_OPENAI, .prepare = tokenize};
+const struct tern_api tern_api_detokenize = {.shape = TERN_SHAPE_OPENAI, .prepare = detokenize};
+const struct tern_api tern_api_template = {.shape = TERN_SHAPE_OPENAI, .prepare = apply_template};

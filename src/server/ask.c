@@ -1,0 +1,259 @@
+#include "server/ask.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+
+struct tern_ask *tern_ask_new(void)
+{
+    struct tern_ask *g = calloc(1, sizeof *g);
+    if (!g)
+        return NULL;
+    g->max_tokens = g->max_completion_tokens = g->min_tokens = g->n = g->best_of = g->top_k = TERN_ASK_UNSET;
+    g->top_logprobs = g->penalty_last = TERN_ASK_UNSET;
+    g->seed = INT64_MIN;
+    g->temperature = g->top_p = g->min_p = g->repetition = g->presence = g->frequency = NAN;
+    g->parallel_calls = true;
+    return g;
+}
+
+void tern_ask_free(struct tern_ask *g)
+{
+    if (!g)
+        return;
+    free(g->ids);
+    free(g->values);
+    free(g->tools_json);
+    json_decref(g->owned);
+    free(g);
+}
+
+int tern_ask_read(struct tern_job *j, const struct tern_field *table, struct tern_fault *f)
+{
+    char why[240];
+    j->ask = tern_ask_new();
+    if (!j->ask)
+        return tern_fault_set(f, 503, NULL, NULL, "out of memory");
+    j->root = tern_json_read(j->body.p, j->body.len, why, sizeof why);
+    tern_buf_clear(&j->body);
+    if (!j->root)
+        return tern_fault_set(f, 400, "invalid_json", NULL, "%s", why);
+    if (!json_is_object(j->root))
+        return tern_fault_set(f, 400, "invalid_json", NULL, "the body must be a JSON object");
+    if (tern_fields_read(table, j->root, "", j->ask, f) < 0)
+        return -1;
+    const char *model = j->ask->model;
+    if (model && !tern_server_answers_to(j->server, model))
+        return tern_fault_set(f, 404, "model_not_found", "model", "the model \"%.200s\" is not here; there is \"%s\"",
+                              model, j->server->name);
+    return 0;
+}
+
+json_t *tern_ask_own(struct tern_ask *g, json_t *j)
+{
+    if (!g->owned)
+        g->owned = json_array();
+    return json_array_append_new(g->owned, j) == 0 ? j : NULL;
+}
+
+void tern_ask_reply(struct tern_ask *g)
+{
+    g->reply = (tern_reply_params){
+        .calls = g->tools_json ? NULL : "off", .tools = g->tools_json, .seed = g->request.sampler.seed};
+    g->request.reply = &g->reply;
+}
+
+/* ---- parts of the request ---------------------------------------------------------------------------------------- */
+
+static int read_stream_options(struct tern_job *j, struct tern_fault *f)
+{
+    static const struct tern_field table[] = {
+        {"include_usage", TERN_FIELD_BOOL, TERN_ASK_AT(include_usage), 0, 0, NULL},
+        {"continuous_usage_stats", TERN_FIELD_BOOL, TERN_ASK_AT(continuous_usage), 0, 0, NULL},
+        {"include_obfuscation", TERN_FIELD_BOOL, TERN_FIELD_CHECKED, 0, 0, NULL},
+        {0},
+    };
+    struct tern_ask *g = j->ask;
+    if (g->stream_options && !g->stream)
+        return tern_fault_set(f, 400, "invalid_value", "stream_options", "stream_options belongs to \"stream\": true");
+    return g->stream_options ? tern_fields_read(table, g->stream_options, "stream_options.", g, f) : 0;
+}
+
+static int add_stop(struct tern_ask *g, const json_t *v, const char *param, struct tern_fault *f)
+{
+    const char *text = json_string_value(v);
+    if (!text)
+        return tern_fault_set(f, 400, "invalid_type", param, "%s must be a string or a list of strings", param);
+    size_t n = json_string_length(v);
+    if (n == 0 || n > 4096 || strlen(text) != n)
+        return tern_fault_set(f, 400, "invalid_value", param,
+                              "%s must be a text of 1 to 4096 bytes without NUL characters", param);
+    if (g->request.n_stop == TERN_MAX_STOPS)
+        return tern_fault_set(f, 400, "invalid_value", "stop", "stop has more than %d strings", TERN_MAX_STOPS);
+    g->stops[g->request.n_stop++] = text;
+    return 0;
+}
+
+static int read_stops(struct tern_ask *g, struct tern_fault *f)
+{
+    size_t i;
+    json_t *v;
+    if (!g->stop)
+        return 0;
+    if (!json_is_array(g->stop))
+        return add_stop(g, g->stop, "stop", f);
+    json_array_foreach(g->stop, i, v)
+    {
+        char param[32];
+        (void)snprintf(param, sizeof param, "stop[%zu]", i);
+        if (add_stop(g, v, param, f) < 0)
+            return -1;
+    }
+    return 0;
+}
+
+/* "123" -> 123, an id of the vocabulary. */
+static bool read_id(const char *text, int n_vocab, int32_t *id)
+{
+    long v = 0;
+    for (const char *p = text; *p; p++) {
+        if (*p < '0' || *p > '9' || v > INT32_MAX / 10)
+            return false;
+        v = v * 10 + (*p - '0');
+    }
+    *id = (int32_t)v;
+    return *text && v < n_vocab;
+}
+
+static int read_ids(struct tern_job *j, struct tern_fault *f)
+{
+    struct tern_ask *g = j->ask;
+    int n_vocab = tern_model_get_info(j->server->model)->n_vocab;
+    size_t n_bias = json_object_size(g->logit_bias), n_stop = json_array_size(g->stop_ids), n = 0;
+    if (n_bias + n_stop == 0)
+        return 0;
+    if (n_bias > 10000 || n_stop > 1000)
+        return tern_fault_set(f, 400, "invalid_value", n_bias > 10000 ? "logit_bias" : "stop_token_ids",
+                              "logit_bias has room for 10000 ids, stop_token_ids for 1000");
+    g->ids = calloc(n_bias + n_stop, sizeof *g->ids);
+    g->values = calloc(n_bias + 1, sizeof *g->values);
+    if (!g->ids || !g->values)
+        return tern_fault_set(f, 503, NULL, NULL, "out of memory");
+    const char *key;
+    json_t *v;
+    json_object_foreach(g->logit_bias, key, v)
+    {
+        double x = json_number_value(v);
+        if (!read_id(key, n_vocab, &g->ids[n]))
+            return tern_fault_set(f, 400, "invalid_value", "logit_bias",
+                                  "logit_bias: \"%.40s\" is no token id from 0 to %d", key, n_vocab - 1);
+        if (!json_is_number(v) || !(fabs(x) <= 1e6))
+            return tern_fault_set(f, 400, "invalid_value", "logit_bias",
+                                  "logit_bias: the value for %.40s is no number from -1e6 to 1e6", key);
+        g->values[n++] = (float)x;
+    }
+    size_t i;
+    json_array_foreach(g->stop_ids, i, v)
+    {
+        json_int_t id = json_is_integer(v) ? json_integer_value(v) : -1;
+        if (id < 0 || id >= n_vocab)
+            return tern_fault_set(f, 400, "invalid_value", "stop_token_ids",
+                                  "stop_token_ids[%zu] is no token id from 0 to %d", i, n_vocab - 1);
+        g->ids[n++] = (int32_t)id;
+    }
+    g->request.sampler.bias_ids = g->ids;
+    g->request.sampler.bias_values = g->values;
+    g->request.sampler.n_bias = (int)n_bias;
+    g->request.stop_ids = g->ids + n_bias;
+    g->request.n_stop_ids = (int)n_stop;
+    return 0;
+}
+
+/* What nobody said is what the model recommends, else temperature 1 as OpenAI's API has it. */
+static int read_sampler(struct tern_job *j, struct tern_fault *f)
+{
+    const struct tern_ask *g = j->ask;
+    tern_sampler_params *s = &j->ask->request.sampler;
+    tern_sampler_defaults(s);
+    s->temperature = 1;
+    (void)tern_model_recommends(j->server->model, s);
+    if (!isnan(g->temperature))
+        s->temperature = (float)g->temperature;
+    if (!isnan(g->top_p))
+        s->top_p = (float)g->top_p;
+    if (!isnan(g->min_p))
+        s->min_p = (float)g->min_p;
+    if (g->top_k != TERN_ASK_UNSET || json_object_get(j->root, "top_k"))
+        s->top_k = g->top_k > 0 ? (int)g->top_k : 0; /* -1 says "all" in vLLM's API, 0 here */
+    if (!isnan(g->repetition))
+        s->repetition_penalty = (float)g->repetition;
+    s->presence_penalty = isnan(g->presence) ? 0 : (float)g->presence;
+    s->frequency_penalty = isnan(g->frequency) ? 0 : (float)g->frequency;
+    if (g->penalty_last != TERN_ASK_UNSET)
+        s->penalty_last = (int)g->penalty_last;
+    if (g->seed != INT64_MIN)
+        s->seed = (uint64_t)g->seed;
+    else if (getrandom(&s->seed, sizeof s->seed, 0) != sizeof s->seed)
+        return tern_fault_set(f, 500, NULL, NULL, "cannot draw a random seed: %s", strerror(errno));
+    return 0;
+}
+
+static int read_choices(struct tern_job *j, struct tern_fault *f)
+{
+    struct tern_ask *g = j->ask;
+    int64_t n = g->n > 0 ? g->n : 1, best = g->best_of > 0 ? g->best_of : n;
+    const char *param = best > n ? "best_of" : "n";
+    if (best > j->server->p.max_choices)
+        return tern_fault_set(f, 400, "invalid_value", param, "%s must be at most %d here", param,
+                              j->server->p.max_choices);
+    if (best < n)
+        return tern_fault_set(f, 400, "invalid_value", "best_of", "best_of must not be less than n");
+    if (best > n && g->stream)
+        return tern_fault_set(f, 400, "invalid_value", "best_of", "best_of greater than n cannot be streamed");
+    g->n = n;
+    g->best_of = best;
+    g->request.n_choices = (int)best;
+    return 0;
+}
+
+int tern_ask_request(struct tern_job *j, struct tern_fault *f)
+{
+    struct tern_ask *g = j->ask;
+    int64_t most = g->max_completion_tokens >= 0 ? g->max_completion_tokens : g->max_tokens;
+    tern_request_defaults(&g->request);
+    if (read_stream_options(j, f) < 0 || read_stops(g, f) < 0 || read_sampler(j, f) < 0 || read_ids(j, f) < 0 ||
+        read_choices(j, f) < 0)
+        return -1;
+    g->request.max_tokens = most >= 0 ? (int)most : -1;
+    g->request.min_tokens = g->min_tokens > 0 ? (int)g->min_tokens : 0;
+    if (most >= 0 && g->min_tokens > most)
+        return tern_fault_set(f, 400, "invalid_value", "min_tokens", "min_tokens must not be more than max_tokens");
+    g->request.ignore_eos = g->ignore_eos;
+    g->request.stop = g->stops;
+    g->request.logprobs = g->logprobs ? (int)(g->top_logprobs > 0 ? g->top_logprobs : 0) : -1;
+    if (g->best_of > g->n && !g->logprobs)
+        g->request.logprobs = 0; /* the best ones are those of the highest probability */
+    g->request.prompt_logprobs = g->echo && g->logprobs ? g->request.logprobs : -1;
+    g->request.timeout_s = j->server->p.timeout_s;
+    j->stream = g->stream;
+    return 0;
+}
+
+int tern_ask_check_prompt(struct tern_job *j, const struct tern_lane *lane, struct tern_fault *f)
+{
+    const char *param = j->ask->messages ? "messages" : j->ask->prompt ? "prompt" : "input";
+    int ctx = tern_engine_ctx(j->server->engine), room = j->ask->request.max_tokens == 0 ? 0 : 1;
+    if (lane->ids.len == 0)
+        return tern_fault_set(f, 400, "invalid_value", param, "the prompt is empty");
+    if (lane->ids.len + (size_t)room <= (size_t)ctx)
+        return 0;
+    size_t n = lane->ids.len < INT32_MAX ? lane->ids.len : INT32_MAX;
+    (void)tern_fault_set(f, 400, "context_length_exceeded", param,
+                         "the prompt has %zu tokens, the context of this server holds %d%s", n, ctx,
+                         n == (size_t)ctx ? ", and there is no room for an answer" : "");
+    f->n_prompt = (int)n;
+    f->n_ctx = ctx;
+    return -1;
+}

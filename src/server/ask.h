@@ -1,0 +1,109 @@
+/* server/ask.h - what a request says about generation, whichever API it came through.
+ *
+ * Each API has a table of its own names; all tables fill this struct.  tern_ask_request turns it into the loop's
+ * request.  Pointers refer to the job's JSON. */
+#ifndef TERN_SERVER_ASK_H
+#define TERN_SERVER_ASK_H
+
+#include "server/server_impl.h"
+
+#define TERN_ASK_UNSET   (-1)
+#define TERN_MAX_STOPS   64
+#define TERN_MAX_LOGPROB 20
+
+struct tern_ask {
+    /* Members of the request; unset numbers are TERN_ASK_UNSET, or NAN. */
+    const char *model;
+    bool stream, echo, ignore_eos, logprobs, parallel_calls;
+    bool include_usage, continuous_usage;
+    int64_t max_tokens, max_completion_tokens, min_tokens, n, best_of, top_k, top_logprobs, penalty_last;
+    int64_t seed;
+    double temperature, top_p, min_p, repetition, presence, frequency;
+    json_t *stop, *stop_ids, *logit_bias, *stream_options;
+    json_t *prompt, *messages, *tools, *tool_choice, *template_vars;
+    json_t *system, *input, *thinking;       /* of single APIs */
+    const char *effort, *system_text, *text; /* text: of single APIs */
+    bool flag;                               /* likewise */
+
+    /* Made out of them. */
+    tern_request request;
+    const char *stops[TERN_MAX_STOPS];
+    int32_t *ids;  /* biases, then stop ids */
+    float *values; /* biases */
+    tern_reply_params reply;
+    char *tools_json;
+    json_t *owned; /* a list */
+};
+
+struct tern_ask *tern_ask_new(void);
+void tern_ask_free(struct tern_ask *g);
+
+/* Rows that all APIs of OpenAI's kind share. */
+#define TERN_ASK_AT(member) offsetof(struct tern_ask, member)
+#define TERN_ASK_COMMON_FIELDS                                                                                         \
+    {"model", TERN_FIELD_STR, TERN_ASK_AT(model), 0, 512, NULL},                                                       \
+        {"stream", TERN_FIELD_BOOL, TERN_ASK_AT(stream), 0, 0, NULL},                                                  \
+        {"stream_options", TERN_FIELD_OBJ, TERN_ASK_AT(stream_options), 0, 0, NULL},                                   \
+        {"max_tokens", TERN_FIELD_INT, TERN_ASK_AT(max_tokens), 0, INT32_MAX, NULL},                                   \
+        {"min_tokens", TERN_FIELD_INT, TERN_ASK_AT(min_tokens), 0, INT32_MAX, NULL},                                   \
+        {"temperature", TERN_FIELD_NUM, TERN_ASK_AT(temperature), 0, 100, NULL},                                       \
+        {"top_p", TERN_FIELD_NUM, TERN_ASK_AT(top_p), 0, 1, NULL},                                                     \
+        {"top_k", TERN_FIELD_INT, TERN_ASK_AT(top_k), -1, INT32_MAX, NULL},                                            \
+        {"min_p", TERN_FIELD_NUM, TERN_ASK_AT(min_p), 0, 1, NULL},                                                     \
+        {"n", TERN_FIELD_INT, TERN_ASK_AT(n), 1, 1024, NULL}, {"stop", TERN_FIELD_ANY, TERN_ASK_AT(stop), 0, 0, NULL}, \
+        {"stop_token_ids", TERN_FIELD_ARR, TERN_ASK_AT(stop_ids), 0, 0, NULL},                                         \
+        {"seed", TERN_FIELD_INT, TERN_ASK_AT(seed), -9.2e18, 9.2e18, NULL},                                            \
+        {"presence_penalty", TERN_FIELD_NUM, TERN_ASK_AT(presence), -100, 100, NULL},                                  \
+        {"frequency_penalty", TERN_FIELD_NUM, TERN_ASK_AT(frequency), -100, 100, NULL},                                \
+        {"repetition_penalty", TERN_FIELD_NUM, TERN_ASK_AT(repetition), 0.01, 100, NULL},                              \
+        {"logit_bias", TERN_FIELD_OBJ, TERN_ASK_AT(logit_bias), 0, 0, NULL},                                           \
+        {"ignore_eos", TERN_FIELD_BOOL, TERN_ASK_AT(ignore_eos), 0, 0, NULL},                                          \
+        {"user", TERN_FIELD_STR, TERN_FIELD_CHECKED, 0, 0, NULL},                                                      \
+        {"metadata", TERN_FIELD_OBJ, TERN_FIELD_CHECKED, 0, 0, NULL},                                                  \
+        {"store", TERN_FIELD_BOOL, TERN_FIELD_CHECKED, 0, 0, NULL},                                                    \
+        {"service_tier", TERN_FIELD_STR, TERN_FIELD_CHECKED, 0, 0, NULL},                                              \
+        {"prompt_cache_key", TERN_FIELD_STR, TERN_FIELD_CHECKED, 0, 0, NULL},                                          \
+        {"safety_identifier", TERN_FIELD_STR, TERN_FIELD_CHECKED, 0, 0, NULL},                                         \
+        {"guided_json", TERN_FIELD_REFUSED, TERN_FIELD_CHECKED, 0, 0, TERN_NOT_CONSTRAINED},                           \
+        {"guided_regex", TERN_FIELD_REFUSED, TERN_FIELD_CHECKED, 0, 0, TERN_NOT_CONSTRAINED},                          \
+        {"guided_choice", TERN_FIELD_REFUSED, TERN_FIELD_CHECKED, 0, 0, TERN_NOT_CONSTRAINED},                         \
+        {"guided_grammar", TERN_FIELD_REFUSED, TERN_FIELD_CHECKED, 0, 0, TERN_NOT_CONSTRAINED},                        \
+        {"structured_outputs", TERN_FIELD_REFUSED, TERN_FIELD_CHECKED, 0, 0, TERN_NOT_CONSTRAINED},                    \
+        {"grammar", TERN_FIELD_REFUSED, TERN_FIELD_CHECKED, 0, 0, TERN_NOT_CONSTRAINED},                               \
+    {                                                                                                                  \
+        "json_schema", TERN_FIELD_REFUSED, TERN_FIELD_CHECKED, 0, 0, TERN_NOT_CONSTRAINED                              \
+    }
+#define TERN_NOT_CONSTRAINED "this server does not constrain the output yet"
+
+/* W: the body as an object by a table, then the model's name.  Common to all APIs that generate. */
+int tern_ask_read(struct tern_job *j, const struct tern_field *table, struct tern_fault *f);
+/* W: checks what belongs together and fills g->request, all but the prompt. */
+int tern_ask_request(struct tern_job *j, struct tern_fault *f);
+/* W: is there room for the prompt of a lane? */
+int tern_ask_check_prompt(struct tern_job *j, const struct tern_lane *lane, struct tern_fault *f);
+
+/* messages.c, W: the conversation of j->ask (messages, tools, ...) into ids.  What other APIs have in place of these is
+ * turned into them first; tern_ask_own keeps such JSON for the job's life. */
+json_t *tern_ask_own(struct tern_ask *g, json_t *j);
+int tern_messages_tokens(struct tern_job *j, tern_tokens *out, struct tern_fault *f);
+int tern_messages_check(struct tern_job *j, struct tern_fault *f);
+/* "tools" of OpenAI's API are checked; tool_choice decides whether they are offered. */
+int tern_tools_check(struct tern_job *j, struct tern_fault *f);
+
+/* scores.c: entries of struct tern_choice.scores. */
+json_t *tern_scores_entry(const tern_token_score *t);
+void tern_choice_score(struct tern_choice *c, const tern_event *e);                      /* appends */
+json_t *tern_scores_chat(const struct tern_server *s, json_t *scores);                   /* OpenAI's chat */
+json_t *tern_scores_legacy(const struct tern_server *s, json_t *scores, size_t *offset); /* OpenAI's completions */
+void tern_token_text(const struct tern_server *s, int32_t id, struct tern_buf *out);
+
+/* W: lanes for texts, lists of ids, or one of them; `param` names the field. */
+int tern_ask_prompts(struct tern_job *j, const json_t *p, const char *param, struct tern_fault *f);
+/* Fills ask->reply for a conversation. */
+void tern_ask_reply(struct tern_ask *g);
+
+/* "stop", "length", "tool_calls" */
+const char *tern_finish_openai(const struct tern_choice *c);
+json_t *tern_usage_openai(const struct tern_job *j);
+
+#endif

@@ -1,0 +1,92 @@
+/* Who may ask.
+ *
+ * With keys: whoever has one.  Without: whoever can connect, which by default is this machine alone; then a web page
+ * that a browser on this machine shows could connect as well, so a request must name this machine as its host (a page
+ * of another name that was made to resolve to it does not) and must not come from a page of another origin. */
+#include <ctype.h>
+#include <openssl/crypto.h>
+#include <openssl/evp.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+
+#include "server/server_impl.h"
+
+static bool digest(const char *key, unsigned char out[32])
+{
+    return EVP_Digest(key, strlen(key), out, NULL, EVP_sha256(), NULL) == 1;
+}
+
+int tern_auth_init(struct tern_server *s, tern_error *err)
+{
+    if (s->p.n_keys == 0)
+        return 0;
+    s->key_digests = calloc((size_t)s->p.n_keys, sizeof *s->key_digests);
+    if (!s->key_digests)
+        return tern_err_set(err, TERN_ENOMEM, "cannot allocate the keys");
+    for (int i = 0; i < s->p.n_keys; i++)
+        if (!digest(s->p.keys[i], s->key_digests[i]))
+            return tern_err_set(err, TERN_EIO, "OpenSSL has no SHA-256");
+    return 0;
+}
+
+/* Digests are compared, all of them and all of each, so that the time tells nothing. */
+static bool key_fits(const struct tern_server *s, const char *key)
+{
+    unsigned char d[32];
+    int fits = 0;
+    if (!key || !digest(key, d))
+        return false;
+    for (int i = 0; i < s->p.n_keys; i++)
+        fits |= CRYPTO_memcmp(d, s->key_digests[i], sizeof d) == 0;
+    return fits != 0;
+}
+
+static bool has_key(const struct tern_server *s, const struct tern_http_head *h)
+{
+    const char *bearer = tern_http_head_get(h, "authorization"), *plain = tern_http_head_get(h, "x-api-key");
+    if (bearer && strncasecmp(bearer, "bearer ", 7) == 0)
+        bearer += 7 + strspn(bearer + 7, " ");
+    else
+        bearer = NULL;
+    return key_fits(s, bearer) || key_fits(s, plain);
+}
+
+/* "localhost:8080" -> is it this machine, whatever the port? */
+static bool names_this_machine(const char *host)
+{
+    static const char *const names[] = {"localhost", "127.0.0.1", "[::1]"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        size_t n = strlen(names[i]);
+        if (strncasecmp(host, names[i], n) == 0 && (host[n] == 0 || host[n] == ':'))
+            return true;
+    }
+    return false;
+}
+
+bool tern_auth_check(const struct tern_server *s, const struct tern_http_call *c, bool key_needed, struct tern_fault *f)
+{
+    const struct tern_http_head *h = tern_http_call_head(c);
+    const char *host = tern_http_head_get(h, "host"), *origin = tern_http_head_get(h, "origin");
+    if (s->p.n_keys > 0) {
+        if (!key_needed || has_key(s, h))
+            return true;
+        (void)tern_fault_set(f, 401, "invalid_api_key", NULL,
+                             "this server wants an API key, as \"Authorization: Bearer KEY\" or \"x-api-key: KEY\"");
+        return false;
+    }
+    const char *page = origin ? strstr(origin, "://") : NULL;
+    if (origin && (!page || !host || strcasecmp(page + 3, host) != 0)) {
+        (void)tern_fault_set(f, 403, "origin_not_allowed", NULL,
+                             "requests of web pages from another origin are not answered");
+        return false;
+    }
+    bool guarded = tern_http_is_local(s->http) && !tern_http_call_is_unix(c);
+    if (guarded && host && !names_this_machine(host)) {
+        (void)tern_fault_set(f, 403, "host_not_allowed", NULL,
+                             "the Host header names another machine; without an API key only requests to localhost "
+                             "are answered");
+        return false;
+    }
+    return true;
+}

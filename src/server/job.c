@@ -1,0 +1,395 @@
+/* Jobs: from a call to its answer. */
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "server/ask.h"
+
+/* ---- life -------------------------------------------------------------------------------------------------------- */
+
+static void choice_clear(struct tern_choice *c)
+{
+    tern_buf_clear(&c->text);
+    tern_buf_clear(&c->reasoning);
+    tern_buf_clear(&c->arguments);
+    json_decref(c->calls);
+    json_decref(c->scores);
+}
+
+static void job_free(struct tern_job *j)
+{
+    struct tern_server *s = j->server;
+    if (j->all_next)
+        j->all_next->all_prev = j->all_prev;
+    *(j->all_prev ? &j->all_prev->all_next : &s->jobs) = j->all_next;
+    s->n_jobs--;
+    for (int i = 0; i < j->n_choices; i++)
+        choice_clear(&j->choices[i]);
+    for (int i = 0; i < j->n_lanes; i++) {
+        tern_tokens_clear(&j->lanes[i].ids);
+        json_decref(j->lanes[i].scores);
+        free(j->lanes[i].vector);
+    }
+    free(j->choices);
+    free(j->lanes);
+    tern_ask_free(j->ask);
+    json_decref(j->root);
+    json_decref(j->answer);
+    json_decref(j->items);
+    tern_buf_clear(&j->body);
+    free(j->path);
+    free(j);
+}
+
+static void cancel(struct tern_job *j)
+{
+    for (int i = 0; i < j->n_lanes; i++)
+        if (j->lanes[i].running)
+            tern_loop_cancel(j->server->loop, j->lanes[i].id);
+}
+
+/* The client went away. */
+static void gone(void *user)
+{
+    struct tern_job *j = user;
+    j->call = NULL;
+    j->server->disconnects++;
+    cancel(j); /* the job ends when the last of its lanes has */
+}
+
+static void refuse(struct tern_job *j, const struct tern_fault *f)
+{
+    struct tern_http_call *call = j->call;
+    j->over = true;
+    if (!call)
+        return;
+    if (tern_http_begun(call)) {
+        j->api->failed(j, f);
+        j->call = NULL;
+        tern_http_end(call);
+        return;
+    }
+    j->call = NULL;
+    tern_fault_reply(call, f, j->api->shape);
+}
+
+void tern_job_start(struct tern_server *s, const struct tern_api *api, struct tern_http_call *c)
+{
+    struct tern_fault f;
+    struct tern_job *j = calloc(1, sizeof *j);
+    if (!j) {
+        (void)tern_fault_set(&f, 503, NULL, NULL, "out of memory");
+        tern_fault_reply(c, &f, api->shape);
+        return;
+    }
+    *j = (struct tern_job){.server = s, .call = c, .api = api, .created = (int64_t)time(NULL), .began = tern_now()};
+    j->all_next = s->jobs;
+    if (s->jobs)
+        s->jobs->all_prev = j;
+    s->jobs = j;
+    s->n_jobs++;
+    (void)snprintf(j->id, sizeof j->id, "%s", tern_http_call_id(c));
+    j->path = strdup(tern_http_call_head(c)->path);
+    tern_http_take_body(c, &j->body);
+    tern_http_watch(c, gone, j);
+    if (!tern_workers_put(s, j)) {
+        (void)tern_fault_set(&f, 429, "overloaded", NULL, "too many requests are waiting to be read; try again later");
+        f.retry_after = 1;
+        refuse(j, &f);
+        job_free(j);
+    }
+}
+
+int tern_job_lanes(struct tern_job *j, int n, struct tern_fault *f)
+{
+    j->lanes = calloc((size_t)n, sizeof *j->lanes);
+    if (!j->lanes)
+        return tern_fault_set(f, 503, NULL, NULL, "out of memory");
+    j->n_lanes = n;
+    for (int i = 0; i < n; i++)
+        j->lanes[i] = (struct tern_lane){.job = j, .index = i};
+    return 0;
+}
+
+/* ---- submission -------------------------------------------------------------------------------------------------- */
+
+static int make_choices(struct tern_job *j, struct tern_fault *f)
+{
+    j->per_lane = j->ask->request.n_choices;
+    size_t n = (size_t)j->n_lanes * (size_t)j->per_lane;
+    j->choices = calloc(n, sizeof *j->choices);
+    if (!j->choices)
+        return tern_fault_set(f, 503, NULL, NULL, "out of memory");
+    j->n_choices = (int)n;
+    for (int i = 0; i < j->n_choices; i++)
+        j->choices[i] = (struct tern_choice){.index = i, .lane = &j->lanes[i / j->per_lane]};
+    return 0;
+}
+
+static int submit(struct tern_job *j, struct tern_fault *f)
+{
+    struct tern_server *s = j->server;
+    if (s->draining) {
+        (void)tern_fault_set(f, 503, "shutting_down", NULL, "the server is shutting down");
+        f->retry_after = 5;
+        return -1;
+    }
+    if (make_choices(j, f) < 0)
+        return -1;
+    for (int i = 0; i < j->n_lanes; i++) {
+        struct tern_lane *lane = &j->lanes[i];
+        tern_request r = j->ask->request;
+        tern_error err = {0};
+        r.prompt = lane->ids.p;
+        r.n_prompt = (int)lane->ids.len;
+        int rc = tern_loop_submit(s->loop, &r, s->events, lane, &lane->id, &err);
+        if (rc < 0) {
+            (void)tern_fault_from(f, &err, NULL);
+            if (rc == TERN_ECAPACITY)
+                f->retry_after = tern_loop_retry_after(s->loop);
+            return -1;
+        }
+        lane->running = true;
+        j->n_running++;
+    }
+    return 0;
+}
+
+void tern_job_prepared(struct tern_job *j)
+{
+    struct tern_http_call *call = j->call;
+    struct tern_fault f = j->fault;
+    if (!call) {
+        job_free(j);
+        return;
+    }
+    if (f.status == 0 && j->answer) {
+        json_t *answer = j->answer;
+        j->answer = NULL;
+        j->call = NULL;
+        tern_reply_json(call, 200, answer);
+        job_free(j);
+        return;
+    }
+    if (f.status == 0) {
+        j->submitted = true;
+        j->said = tern_now();
+        if (submit(j, &f) == 0)
+            return;
+        cancel(j);
+    }
+    refuse(j, &f);
+    if (j->n_running == 0)
+        job_free(j);
+}
+
+/* ---- events ------------------------------------------------------------------------------------------------------ */
+
+static void begin_stream(struct tern_job *j)
+{
+    if (tern_http_begun(j->call))
+        return;
+    tern_http_begin(j->call, 200, j->api->stream_type);
+    j->said = tern_now();
+    if (j->api->open)
+        j->api->open(j);
+}
+
+static void keep(struct tern_choice *c, const tern_event *e)
+{
+    switch (e->kind) {
+    case TERN_EVENT_TEXT:
+        (void)tern_buf_add(&c->text, e->text, e->n, NULL);
+        break;
+    case TERN_EVENT_REASONING:
+        (void)tern_buf_add(&c->reasoning, e->text, e->n, NULL);
+        break;
+    case TERN_EVENT_CALL_BEGIN:
+        tern_buf_reset(&c->arguments);
+        if (!c->calls)
+            c->calls = json_array();
+        (void)json_array_append_new(
+            c->calls, json_pack("{so so}", "id", tern_json_cstr(e->call_id), "name", tern_json_cstr(e->name)));
+        break;
+    case TERN_EVENT_CALL_ARGUMENTS:
+        (void)tern_buf_add(&c->arguments, e->text, e->n, NULL);
+        break;
+    case TERN_EVENT_CALL_END:
+        (void)json_object_set_new(json_array_get(c->calls, json_array_size(c->calls) - 1), "arguments",
+                                  tern_json_chars(c->arguments.p, c->arguments.len));
+        break;
+    default:
+        break;
+    }
+}
+
+static void lane_ended(struct tern_lane *lane, const tern_event *e)
+{
+    struct tern_job *j = lane->job;
+    lane->running = false;
+    j->n_running--;
+    j->n_prompt += e->n_prompt;
+    j->n_cached += e->n_cached;
+    j->n_generated += e->n_generated;
+    j->n_reasoning += e->n_reasoning;
+    j->queue_s += e->queue_s;
+    j->prompt_s += e->prompt_s;
+    j->decode_s += e->decode_s;
+    if (e->rc < 0 && j->call && !j->over) {
+        struct tern_fault f;
+        tern_error err = {.code = e->rc};
+        (void)snprintf(err.msg, sizeof err.msg, "%s", e->message ? e->message : "the request ended early");
+        (void)tern_fault_from(&f, &err, NULL);
+        if (e->rc == TERN_ECANCELLED)
+            f.status = 503; /* not by the client, which is there */
+        refuse(j, &f);
+        cancel(j);
+    }
+    if (j->n_running > 0)
+        return;
+    if (j->call && !j->over) {
+        struct tern_http_call *call = j->call;
+        j->over = true;
+        if (j->stream)
+            begin_stream(j);
+        j->api->end(j);
+        j->call = NULL;
+        if (j->stream)
+            tern_http_end(call);
+    }
+    job_free(j);
+}
+
+/* Calls beyond the first when the client wants one at a time. */
+static bool surplus(const struct tern_job *j, const tern_event *e)
+{
+    bool call =
+        e->kind == TERN_EVENT_CALL_BEGIN || e->kind == TERN_EVENT_CALL_ARGUMENTS || e->kind == TERN_EVENT_CALL_END;
+    return call && e->call > 0 && !j->ask->parallel_calls;
+}
+
+static void take_scores(struct tern_lane *lane, const tern_event *e)
+{
+    if (!lane->scores)
+        lane->scores = json_array();
+    for (int i = 0; i < e->n_tokens; i++)
+        (void)json_array_append_new(lane->scores, tern_scores_entry(&e->tokens[i]));
+}
+
+static void choice_ended(struct tern_job *j, struct tern_choice *c, const tern_event *e)
+{
+    c->done = true;
+    c->end = *e;
+    if (!j->call || j->over || e->finish == TERN_FINISH_CANCELLED)
+        return;
+    if (j->stream)
+        begin_stream(j);
+    if (j->stream || j->api->keeps_order)
+        j->api->choice_end(j, c);
+}
+
+void tern_job_event(const tern_event *e)
+{
+    struct tern_lane *lane = e->user;
+    struct tern_job *j = lane->job;
+    if (e->kind == TERN_EVENT_END) {
+        lane_ended(lane, e);
+        return;
+    }
+    if (!j->call || j->over || surplus(j, e))
+        return;
+    struct tern_choice *c = &j->choices[lane->index * j->per_lane + e->choice];
+    switch (e->kind) {
+    case TERN_EVENT_START:
+        lane->n_cached = e->n_cached;
+        return;
+    case TERN_EVENT_PROMPT:
+        lane->done = e->done;
+        return;
+    case TERN_EVENT_SCORES:
+        take_scores(lane, e);
+        return;
+    case TERN_EVENT_EMBEDDING:
+        lane->vector = calloc((size_t)e->n_vector, sizeof *lane->vector);
+        lane->n_vector = lane->vector ? e->n_vector : 0;
+        if (lane->vector)
+            memcpy(lane->vector, e->vector, (size_t)e->n_vector * sizeof *lane->vector);
+        return;
+    case TERN_EVENT_TOKEN:
+        tern_choice_score(c, e);
+        return;
+    case TERN_EVENT_CHOICE:
+        choice_ended(j, c, e);
+        return;
+    case TERN_EVENT_TEXT:
+    case TERN_EVENT_REASONING:
+    case TERN_EVENT_CALL_BEGIN:
+    case TERN_EVENT_CALL_ARGUMENTS:
+    case TERN_EVENT_CALL_END:
+        break;
+    default:
+        return;
+    }
+    if (j->stream) {
+        begin_stream(j);
+        j->said = tern_now();
+    }
+    if (j->stream || j->api->keeps_order) {
+        j->api->piece(j, c, e);
+        if (e->kind == TERN_EVENT_CALL_END && !c->calls)
+            c->calls = json_array(); /* finish reasons ask whether there were any */
+    } else {
+        keep(c, e);
+    }
+}
+
+/* ---- pieces and answers ------------------------------------------------------------------------------------------ */
+
+void tern_job_answer(struct tern_job *j, json_t *body)
+{
+    struct tern_http_call *call = j->call;
+    j->call = NULL;
+    tern_reply_json(call, 200, body);
+}
+
+void tern_job_send(struct tern_job *j, const char *text)
+{
+    tern_http_send(j->call, text, strlen(text));
+}
+
+void tern_job_sse(struct tern_job *j, const char *event, json_t *json)
+{
+    struct tern_buf b = {0};
+    bool ok =
+        (!event || tern_buf_addf(&b, NULL, "event: %s\n", event) == 0) && tern_buf_add(&b, "data: ", 6, NULL) == 0;
+    ok = tern_json_write(&b, json) && ok && tern_buf_add(&b, "\n\n", 2, NULL) == 0;
+    if (ok)
+        tern_http_send(j->call, b.p, b.len);
+    tern_buf_clear(&b);
+}
+
+void tern_job_line(struct tern_job *j, json_t *json)
+{
+    struct tern_buf b = {0};
+    if (tern_json_write(&b, json) && tern_buf_addc(&b, '\n', NULL) == 0)
+        tern_http_send(j->call, b.p, b.len);
+    tern_buf_clear(&b);
+}
+
+void tern_job_tick(struct tern_server *s)
+{
+    double now = tern_now();
+    for (struct tern_job *j = s->jobs; j && s->p.ping_s > 0; j = j->all_next) {
+        if (!j->call || !j->stream || !j->submitted || !j->api->ping || now - j->said < s->p.ping_s)
+            continue;
+        begin_stream(j);
+        j->said = now;
+        j->api->ping(j);
+    }
+}
+
+void tern_job_cancel_all(struct tern_server *s)
+{
+    for (struct tern_job *j = s->jobs; j; j = j->all_next)
+        cancel(j);
+}

@@ -1,0 +1,112 @@
+/* Figures: /metrics for Prometheus, /v1/kv for people. */
+#include <string.h>
+
+#include "server/server_impl.h"
+
+static int number(struct tern_buf *b, const char *name, const char *type, const char *help, double value)
+{
+    return tern_buf_addf(b, NULL, "# HELP tern_%s %s\n# TYPE tern_%s %s\ntern_%s %.17g\n", name, help, name, type, name,
+                         value);
+}
+
+static int times(struct tern_buf *b, const char *name, const char *help, const tern_times *t)
+{
+    int rc = 0;
+    uint64_t sum = 0;
+    TERN_TRY(tern_buf_addf(b, NULL, "# HELP tern_%s %s\n# TYPE tern_%s histogram\n", name, help, name));
+    for (int i = 0; i < TERN_TIMES_BUCKETS - 1; i++) {
+        sum += t->bucket[i];
+        TERN_TRY(tern_buf_addf(b, NULL, "tern_%s_bucket{le=\"%.9g\"} %llu\n", name, tern_times_bounds[i],
+                               (unsigned long long)sum));
+    }
+    TERN_TRY(tern_buf_addf(b, NULL, "tern_%s_bucket{le=\"+Inf\"} %llu\ntern_%s_sum %.9g\ntern_%s_count %llu\n", name,
+                           (unsigned long long)t->count, name, t->sum, name, (unsigned long long)t->count));
+out:
+    return rc;
+}
+
+static int requests(struct tern_buf *b, const tern_loop_stats *t)
+{
+    const struct {
+        const char *how;
+        uint64_t n;
+    } rows[] = {{"finished", t->finished},
+                {"cancelled", t->cancelled},
+                {"timed_out", t->timed_out},
+                {"failed", t->failed},
+                {"refused", t->refused}};
+    int rc = tern_buf_addf(b, NULL,
+                           "# HELP tern_requests_total Requests to the engine by their end.\n"
+                           "# TYPE tern_requests_total counter\n");
+    for (size_t i = 0; i < sizeof rows / sizeof *rows && rc == 0; i++)
+        rc = tern_buf_addf(b, NULL, "tern_requests_total{end=\"%s\"} %llu\n", rows[i].how,
+                           (unsigned long long)rows[i].n);
+    return rc;
+}
+
+int tern_metrics_text(struct tern_server *s, struct tern_buf *b)
+{
+    int rc = 0;
+    tern_loop_stats t;
+    tern_loop_get_stats(s->loop, &t);
+    TERN_TRY(requests(b, &t));
+    TERN_TRY(number(b, "http_requests_total", "counter", "HTTP requests.", (double)s->n_requests));
+    TERN_TRY(number(b, "http_disconnects_total", "counter", "Clients that left before their answer.",
+                    (double)s->disconnects));
+    TERN_TRY(number(b, "http_connections", "gauge", "Open connections.", tern_http_connections(s->http)));
+    TERN_TRY(number(b, "requests_running", "gauge", "Requests that the engine works on.", t.running));
+    TERN_TRY(number(b, "requests_waiting", "gauge", "Requests in the queue.", t.waiting));
+    TERN_TRY(number(b, "prompt_tokens_total", "counter", "Prompt tokens that were computed.", (double)t.prompt_tokens));
+    TERN_TRY(number(b, "cached_tokens_total", "counter", "Prompt tokens that were found in the prefix cache.",
+                    (double)t.cached_tokens));
+    TERN_TRY(number(b, "generated_tokens_total", "counter", "Generated tokens.", (double)t.generated_tokens));
+    TERN_TRY(number(b, "steps_total", "counter", "Steps of the engine.", (double)t.steps));
+    TERN_TRY(number(b, "engine_idle_seconds", "gauge", "Since the engine's thread was last seen.", t.idle_s));
+    TERN_TRY(number(b, "kv_bytes", "gauge", "KV cache in use.", (double)t.memory.kv_bytes));
+    TERN_TRY(number(b, "kv_f16_bytes", "gauge", "What the same tokens would take in 16 bits.",
+                    (double)t.memory.kv_f16_bytes));
+    TERN_TRY(
+        number(b, "kv_reserved_bytes", "gauge", "What admitted requests may come to need.", (double)t.kv_reserved));
+    TERN_TRY(number(b, "state_bytes", "gauge", "Recurrent states.", (double)t.memory.state_bytes));
+    TERN_TRY(number(b, "peak_memory_bytes", "gauge", "Largest resident set so far.", (double)tern_peak_memory()));
+    TERN_TRY(times(b, "step_seconds", "A step of the engine.", &t.step));
+    TERN_TRY(times(b, "first_token_seconds", "From a request to its first token.", &t.first));
+    TERN_TRY(times(b, "token_gap_seconds", "Between two tokens of a reply.", &t.gap));
+    TERN_TRY(times(b, "queue_seconds", "In the queue.", &t.queue));
+out:
+    return rc;
+}
+
+static json_t *plan_layers(const tern_kv_plan *p, double *bytes, double *f16)
+{
+    json_t *layers = json_array();
+    for (int i = 0; i < tern_kv_plan_rows(p); i++) {
+        tern_kv_row r;
+        tern_kv_plan_row(p, i, &r);
+        *bytes += r.bytes_per_token;
+        *f16 += r.f16_bytes_per_token;
+        (void)json_array_append_new(
+            layers, json_pack("{si so so si si si si sf sf sI so so}", "layer", r.layer, "k", tern_json_cstr(r.k), "v",
+                              tern_json_cstr(r.v), "n_heads", r.n_heads, "dim_k", r.dim_k, "dim_v", r.dim_v, "window",
+                              r.window, "bytes_per_token", r.bytes_per_token, "f16_bytes_per_token",
+                              r.f16_bytes_per_token, "state_bytes", (json_int_t)r.state_bytes, "conditioning",
+                              tern_json_cstr(r.conditioning), "reason", tern_json_cstr(r.reason)));
+    }
+    return layers;
+}
+
+json_t *tern_kv_json(const struct tern_server *s)
+{
+    double bytes = 0, f16 = 0;
+    tern_loop_stats t;
+    tern_loop_get_stats(s->loop, &t);
+    json_t *layers = plan_layers(tern_engine_plan(s->engine), &bytes, &f16);
+    return json_pack("{so si sf sf sI sI sI sI sI si si si sI sI sI sf so}", "spec", tern_json_cstr(s->p.kv_spec),
+                     "ctx", tern_engine_ctx(s->engine), "bytes_per_token", bytes, "f16_bytes_per_token", f16, "bytes",
+                     (json_int_t)t.memory.kv_bytes, "f16_bytes", (json_int_t)t.memory.kv_f16_bytes, "state_bytes",
+                     (json_int_t)t.memory.state_bytes, "reserved_bytes", (json_int_t)t.kv_reserved, "limit_bytes",
+                     (json_int_t)t.kv_most, "running", t.running, "waiting", t.waiting, "decoding", t.decoding,
+                     "prompt_tokens", (json_int_t)t.prompt_tokens, "cached_tokens", (json_int_t)t.cached_tokens,
+                     "generated_tokens", (json_int_t)t.generated_tokens, "uptime_s",
+                     difftime(time(NULL), (time_t)s->started), "layers", layers);
+}

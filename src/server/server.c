@@ -1,0 +1,205 @@
+/* The event loop and the life of the server. */
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "server/server_impl.h"
+
+#define TICK_US 250000
+
+static void say(const struct tern_server *s, const char *fmt, ...) TERN_PRINTF(2, 3);
+static void say(const struct tern_server *s, const char *fmt, ...)
+{
+    char line[512];
+    va_list ap;
+    va_start(ap, fmt);
+    (void)vsnprintf(line, sizeof line, fmt, ap);
+    va_end(ap);
+    if (s->p.say)
+        s->p.say(s->p.user, line);
+}
+
+/* ---- events ------------------------------------------------------------------------------------------------------ */
+
+static void on_events(evutil_socket_t fd, short what, void *arg)
+{
+    (void)fd;
+    (void)what;
+    struct tern_server *s = arg;
+    tern_event e;
+    /* A bounded number, so that sockets get their turn. */
+    for (int i = 0; i < 4096 && tern_events_next(s->events, &e, 0); i++)
+        tern_job_event(&e);
+}
+
+static void on_workers(evutil_socket_t fd, short what, void *arg)
+{
+    (void)fd;
+    (void)what;
+    tern_workers_collect(arg);
+}
+
+static void on_tick(evutil_socket_t fd, short what, void *arg)
+{
+    (void)fd;
+    (void)what;
+    struct tern_server *s = arg;
+    tern_job_tick(s);
+    if (!s->draining)
+        return;
+    if (s->n_jobs == 0 && tern_http_connections(s->http) == 0)
+        (void)event_base_loopbreak(s->base);
+    else if (tern_now() > s->drain_until) {
+        say(s, "%d requests took too long to end and are cut off", s->n_jobs);
+        (void)event_base_loopbreak(s->base);
+    }
+}
+
+static void on_signal(evutil_socket_t sig, short what, void *arg)
+{
+    (void)what;
+    struct tern_server *s = arg;
+    if (s->draining)
+        _exit(128 + (int)sig);
+    s->draining = true;
+    s->drain_until = tern_now() + s->p.drain_s;
+    say(s, "shutting down: %d requests are running; a second signal ends them", s->n_jobs);
+    tern_http_drain(s->http);
+}
+
+/* ---- life -------------------------------------------------------------------------------------------------------- */
+
+/* "model-q4" out of "/models/model-q4.gguf" */
+static void set_name(struct tern_server *s)
+{
+    char path[sizeof s->name];
+    const char *whole = tern_model_get_info(s->model)->path;
+    size_t n = strlen(whole);
+    while (n > 1 && whole[n - 1] == '/')
+        n--;
+    size_t begin = n;
+    while (begin > 0 && whole[begin - 1] != '/')
+        begin--;
+    (void)snprintf(path, sizeof path, "%.*s", (int)(n - begin), whole + begin);
+    size_t m = strlen(path);
+    if (m > 5 && strcmp(path + m - 5, ".gguf") == 0)
+        path[m - 5] = 0;
+    json_t *clean = tern_json_cstr(path);
+    (void)snprintf(s->name, sizeof s->name, "%s", json_string_value(clean));
+    json_decref(clean);
+}
+
+/* A descriptor per connection. */
+static void raise_limits(struct tern_server *s)
+{
+    struct rlimit r;
+    if (getrlimit(RLIMIT_NOFILE, &r) != 0)
+        return;
+    r.rlim_cur = r.rlim_max;
+    (void)setrlimit(RLIMIT_NOFILE, &r);
+    if (getrlimit(RLIMIT_NOFILE, &r) == 0 && r.rlim_cur != RLIM_INFINITY && r.rlim_cur > 128 &&
+        (rlim_t)s->p.max_connections > r.rlim_cur - 64)
+        s->p.max_connections = (int)(r.rlim_cur - 64);
+}
+
+static int open_http(struct tern_server *s, tern_error *err)
+{
+    const struct tern_http_params p = {
+        .host = s->p.host,
+        .port = s->p.port,
+        .unix_path = s->p.unix_path,
+        .tls_cert = s->p.tls_cert,
+        .tls_key = s->p.tls_key,
+        .max_body = s->p.max_body,
+        .max_unsent = (size_t)1 << 20,
+        .max_connections = s->p.max_connections,
+        .head_s = 10,
+        .body_s = 60,
+        .idle_s = 75,
+        .stall_s = 60,
+        .handle = tern_route,
+        .malformed = tern_route_malformed,
+        .user = s,
+    };
+    int rc = tern_http_open(&s->http, s->base, &p, err);
+    if (rc == 0 && !tern_http_is_local(s->http) && s->p.n_keys == 0 && !s->p.insecure)
+        rc = tern_err_set(err, TERN_EINVAL,
+                          "--host %.200s lets other machines in; give an --api-key, or --insecure if all of them may "
+                          "use the model",
+                          s->p.host);
+    return rc;
+}
+
+static struct event *watch(struct tern_server *s, int fd, short what, event_callback_fn fn, tern_error *err)
+{
+    struct event *e = event_new(s->base, fd, (short)(what | EV_PERSIST), fn, s);
+    const struct timeval tick = {.tv_usec = TICK_US};
+    if (!e || event_add(e, fd < 0 ? &tick : NULL) < 0)
+        (void)tern_err_set(err, TERN_ENOMEM, "cannot watch a descriptor");
+    return e;
+}
+
+static int open_all(struct tern_server *s, tern_error *err)
+{
+    int rc = 0;
+    tern_json_limit_memory();
+    set_name(s);
+    raise_limits(s);
+    TERN_TRY(tern_auth_init(s, err));
+    s->base = event_base_new();
+    if (!s->base)
+        TERN_FAIL(err, TERN_ENOMEM, "cannot make an event loop");
+    TERN_TRY(open_http(s, err)); /* before the engine's thread: an address that is taken is the commonest failure */
+    TERN_TRY(tern_events_new(&s->events, err));
+    TERN_TRY(tern_loop_open(&s->loop, s->engine, &s->p.loop, err));
+    TERN_TRY(tern_workers_start(s, err));
+    s->on_events = watch(s, tern_events_fd(s->events), EV_READ, on_events, err);
+    s->on_workers = watch(s, s->workers.wake_fd, EV_READ, on_workers, err);
+    s->on_tick = watch(s, -1, 0, on_tick, err);
+    s->on_signal[0] = watch(s, SIGTERM, EV_SIGNAL, on_signal, err);
+    s->on_signal[1] = watch(s, SIGINT, EV_SIGNAL, on_signal, err);
+    if (!s->on_events || !s->on_workers || !s->on_tick || !s->on_signal[0] || !s->on_signal[1])
+        TERN_FAIL(err, TERN_ENOMEM, "cannot watch a descriptor");
+out:
+    return rc;
+}
+
+static void close_all(struct tern_server *s)
+{
+    struct event *all[] = {s->on_events, s->on_workers, s->on_tick, s->on_signal[0], s->on_signal[1]};
+    tern_event e;
+    if (s->http)
+        tern_http_close(&s->http); /* every job loses its client, and is cancelled */
+    tern_workers_stop(s);
+    if (s->loop)
+        tern_loop_close(&s->loop);
+    while (s->events && tern_events_next(s->events, &e, 0))
+        tern_job_event(&e);
+    tern_events_free(s->events);
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        if (all[i])
+            event_free(all[i]);
+    if (s->base)
+        event_base_free(s->base);
+    free(s->key_digests);
+}
+
+int tern_server_run(const struct tern_server_params *p, tern_model *m, tern_engine *e,
+                    void (*ready)(void *user, const char *address), tern_error *err)
+{
+    char address[320];
+    struct tern_server s = {.p = *p, .model = m, .engine = e, .started = (int64_t)time(NULL)};
+    s.workers.wake_fd = -1;
+    int rc = open_all(&s, err);
+    if (rc == 0) {
+        tern_http_address(s.http, address, sizeof address);
+        if (ready)
+            ready(p->user, address);
+        (void)event_base_dispatch(s.base);
+    }
+    close_all(&s);
+    return rc;
+}

@@ -1,0 +1,207 @@
+/* server/server_impl.h - what the parts of the server share: faults, jobs, APIs.
+ *
+ * A job is one request's work.  Its life: made by the event loop's thread (E) from a call; prepared by a worker (W),
+ * which reads the JSON and makes prompts or the whole answer; submitted by E; then E turns events of the engine's loop
+ * into the answer.  Only one thread has a job at any time, but `call` is always E's. */
+#ifndef TERN_SERVER_SERVER_IMPL_H
+#define TERN_SERVER_SERVER_IMPL_H
+
+#include <event2/event.h>
+#include <jansson.h>
+#include <pthread.h>
+#include "base/buf.h"
+#include "base/clock.h"
+#include "server/http.h"
+#include "server/json.h"
+#include "server/server.h"
+
+/* ---- faults ------------------------------------------------------------------------------------------------------ */
+
+enum tern_shape { TERN_SHAPE_OPENAI, TERN_SHAPE_ANTHROPIC, TERN_SHAPE_OLLAMA };
+
+/* Why a request is refused or failed; status 0: nothing is wrong. */
+struct tern_fault {
+    int status;
+    const char *code; /* "invalid_value", static; NULL: none */
+    char param[96];   /* "messages[2].content"; "": none */
+    char text[480];
+    int n_prompt, n_ctx; /* of a prompt that is too long */
+    double retry_after;  /* seconds; 0: it does not help */
+};
+/* Fills f and returns -1.  param NULL: none. */
+int tern_fault_set(struct tern_fault *f, int status, const char *code, const char *param, const char *fmt, ...)
+    TERN_PRINTF(5, 6);
+int tern_fault_from(struct tern_fault *f, const tern_error *err, const char *param); /* by the status of its code */
+/* The fault in a shape, as JSON. */
+json_t *tern_fault_json(const struct tern_fault *f, enum tern_shape shape);
+void tern_fault_reply(struct tern_http_call *c, const struct tern_fault *f, enum tern_shape shape);
+
+/* ---- fields ------------------------------------------------------------------------------------------------------ */
+
+enum tern_field_kind {
+    TERN_FIELD_BOOL,   /* bool */
+    TERN_FIELD_INT,    /* int64_t, in [min, max] */
+    TERN_FIELD_NUM,    /* double, in [min, max] */
+    TERN_FIELD_STR,    /* const char *, without NUL bytes; max: bytes, 0 = any */
+    TERN_FIELD_OBJ,    /* json_t *, borrowed: an object */
+    TERN_FIELD_ARR,    /* a list */
+    TERN_FIELD_ANY,    /* whatever it is */
+    TERN_FIELD_REFUSED /* nothing but null, false, "" or empty; `why` says what is not there */
+};
+struct tern_field {
+    const char *name;
+    enum tern_field_kind kind;
+    size_t offset; /* in the struct that is filled; (size_t)-1: only checked */
+    double min, max;
+    const char *why;
+};
+#define TERN_FIELD_CHECKED ((size_t)-1)
+/* Reads the fields of an object that a table (ended by a row without name) knows; null counts as absent, members that
+ * no row knows are left alone.  prefix: "" or "messages[3].". */
+int tern_fields_read(const struct tern_field *table, json_t *object, const char *prefix, void *out,
+                     struct tern_fault *f);
+
+/* ---- jobs -------------------------------------------------------------------------------------------------------- */
+
+struct tern_job;
+struct tern_server;
+
+struct tern_lane { /* one prompt */
+    struct tern_job *job;
+    tern_tokens ids;
+    uint64_t id; /* in the loop */
+    bool running;
+    int index, n_cached, done;
+    json_t *scores; /* of the prompt, entries as those of choices */
+    float *vector;  /* [n_vector] embedding */
+    int n_vector;
+};
+
+struct tern_choice {
+    int index;
+    struct tern_lane *lane;
+    struct tern_buf text, reasoning, arguments; /* of the whole answer; of the call in hand */
+    json_t *calls;                              /* complete ones: {"id", "name", "arguments"} */
+    json_t *scores; /* [{"id", "logprob", "top": [[id, logprob] ..]} ..] of tokens that were not yet told */
+    bool begun, done;
+    int part, n_parts; /* for APIs whose answers have numbered parts: the kind of the open one, how many there were */
+    tern_event end;    /* of TERN_EVENT_CHOICE; its pointers are not valid */
+};
+
+/* An API that generates.  Streams are told piece by piece; else all is kept in the choices until `end`. */
+struct tern_api {
+    enum tern_shape shape;
+    const char *stream_type; /* of the answer's body, while it streams */
+    /* W: checks the request, makes the lanes, or gives the whole answer in job->answer. */
+    int (*prepare)(struct tern_job *j, struct tern_fault *f);
+    bool keeps_order; /* `piece` and `choice_end` are called for whole answers, too */
+    void (*open)(struct tern_job *j);
+    void (*piece)(struct tern_job *j, struct tern_choice *c, const tern_event *e); /* streams alone */
+    void (*choice_end)(struct tern_job *j, struct tern_choice *c);                 /* streams alone */
+    void (*end)(struct tern_job *j);  /* streams: the last pieces; else: the answer, by tern_job_answer */
+    void (*ping)(struct tern_job *j); /* nothing was said for a while; NULL: silence is legal */
+    void (*failed)(struct tern_job *j, const struct tern_fault *f); /* in the middle of a stream */
+};
+
+struct tern_job {
+    struct tern_server *server;
+    struct tern_http_call *call; /* E; NULL once the client is gone or has its answer */
+    const struct tern_api *api;
+    struct tern_job *next; /* in a queue */
+    struct tern_buf body;
+    json_t *root;   /* of the body */
+    char *path;     /* of the request, owned */
+    json_t *answer; /* whole, instead of generation */
+    json_t *items;  /* parts of an answer in their order, where an API has such */
+    struct tern_fault fault;
+    struct tern_ask *ask; /* ask.h; NULL: nothing is generated */
+    char id[48];          /* "chatcmpl-..." */
+    int64_t created;
+    bool stream, submitted, over, had_calls;
+    int n_running, n_prompt, n_cached, n_generated, n_reasoning, n_pings;
+    double began, said, prompt_s, decode_s, queue_s; /* said: when the stream had its last piece */
+    struct tern_lane *lanes;
+    int n_lanes;
+    struct tern_choice *choices; /* [n_lanes][per_lane] */
+    int n_choices, per_lane;
+    uint64_t sequence; /* of events, where an API numbers them */
+    struct tern_job *all_next, *all_prev;
+};
+
+/* E: takes a call over; a worker prepares the answer. */
+void tern_job_start(struct tern_server *s, const struct tern_api *api, struct tern_http_call *c);
+void tern_job_prepared(struct tern_job *j); /* E: what a worker gives back */
+void tern_job_event(const tern_event *e);   /* E: of the loop */
+void tern_job_tick(struct tern_server *s);  /* E: a few times a second */
+void tern_job_cancel_all(struct tern_server *s);
+/* E: the whole answer, taken; ends the call. */
+void tern_job_answer(struct tern_job *j, json_t *body);
+/* E: pieces of a stream.  `event` may be NULL; json is taken. */
+void tern_job_sse(struct tern_job *j, const char *event, json_t *json);
+void tern_job_line(struct tern_job *j, json_t *json); /* one line of JSON */
+void tern_job_send(struct tern_job *j, const char *text);
+/* W: n lanes without ids yet. */
+int tern_job_lanes(struct tern_job *j, int n, struct tern_fault *f);
+
+/* ---- workers ----------------------------------------------------------------------------------------------------- */
+
+int tern_workers_start(struct tern_server *s, tern_error *err);
+void tern_workers_stop(struct tern_server *s);
+bool tern_workers_put(struct tern_server *s, struct tern_job *j); /* false: too many wait */
+void tern_workers_collect(struct tern_server *s);                 /* E: hands back what is prepared */
+
+/* ---- the server -------------------------------------------------------------------------------------------------- */
+
+#define TERN_N_WORKERS 2
+
+struct tern_server {
+    struct tern_server_params p;
+    tern_model *model;
+    tern_engine *engine;
+    tern_loop *loop;
+    tern_events *events;
+    struct event_base *base;
+    struct tern_http *http;
+    struct event *on_events, *on_workers, *on_tick, *on_signal[2];
+    char name[128]; /* of the model */
+    int64_t started;
+    unsigned char (*key_digests)[32];
+    struct tern_job *jobs; /* all */
+    int n_jobs;
+    bool draining;
+    double drain_until;
+    uint64_t n_requests, n_status[6]; /* [s]: answers of status s00 */
+    uint64_t disconnects;
+    struct {
+        pthread_t threads[TERN_N_WORKERS];
+        int n_threads, n_waiting, wake_fd;
+        pthread_mutex_t lock;
+        pthread_cond_t more;
+        struct tern_job *first, *last, *done, *done_last;
+        bool stop;
+    } workers;
+};
+
+/* auth.c: may this call be answered?  Else *f says why not. */
+int tern_auth_init(struct tern_server *s, tern_error *err);
+bool tern_auth_check(const struct tern_server *s, const struct tern_http_call *c, bool key_needed,
+                     struct tern_fault *f);
+
+/* router.c */
+void tern_route(void *server, struct tern_http_call *c);
+void tern_route_malformed(void *server, struct tern_http_call *c, int status, const char *sentence);
+void tern_reply_json(struct tern_http_call *c, int status, json_t *j); /* takes j */
+bool tern_server_answers_to(const struct tern_server *s, const char *model);
+bool tern_server_ready(const struct tern_server *s, const char **why);
+
+extern const struct tern_api tern_api_chat, tern_api_completions, tern_api_tokenize, tern_api_detokenize,
+    tern_api_template, tern_api_messages, tern_api_count, tern_api_responses, tern_api_embeddings, tern_api_ollama_chat,
+    tern_api_ollama_generate, tern_api_ollama_embed, tern_api_ollama_show;
+/* api_ollama.c */
+json_t *tern_ollama_models(const struct tern_server *s, bool running);
+
+/* metrics.c, kv.c */
+int tern_metrics_text(struct tern_server *s, struct tern_buf *out);
+json_t *tern_kv_json(const struct tern_server *s);
+
+#endif

@@ -1,0 +1,305 @@
+"""tern serve: the API of OpenAI, whole and streamed."""
+import http.client
+import json
+import math
+import os
+import socket
+import subprocess
+import tempfile
+
+from serve_lib import CALL, DONE, HALF_CALL, MODEL, TERN, THINK, Answer, Server, check, finish, same, status_of
+
+TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}]
+
+
+def run_text(prompt, n, *more):
+    """What `tern run` prints for the same prompt."""
+    out = subprocess.run([TERN, "run", "-m", MODEL, "-p", prompt, "-n", str(n), *more], capture_output=True, check=True)
+    return out.stdout.decode("utf-8", "replace")
+
+
+def test_plain(s):
+    for path in ("/health", "/ready"):
+        a = s.get(path)
+        same((a.status, a.json["status"]), (200, "ok"), path)
+    models = s.get("/v1/models").json
+    name = models["data"][0]["id"]
+    same((models["object"], name), ("list", "tools"), "the list of models")
+    same(s.get("/v1/models/tools").json["id"], "tools", "one model")
+    same(s.get("/v1/models/other").status, 404, "another model")
+    same(s.get("/v1/nothing").json["error"]["type"], "not_found_error", "no such path")
+    a = s.get("/v1/chat/completions")
+    same((a.status, a.headers["Allow"]), (405, "POST"), "a wrong method")
+    head = s.ask("HEAD", "/health")
+    same((head.status, head.body), (200, b""), "HEAD")
+    kv = s.get("/v1/kv").json
+    check(kv["spec"] == "t4" and kv["bytes_per_token"] < kv["f16_bytes_per_token"] and len(kv["layers"]) == 3, kv)
+
+
+def test_chat(s):
+    a = s.chat()
+    same(a.status, 200, a.body)
+    j = a.json
+    choice = j["choices"][0]
+    same(j["object"], "chat.completion", "object")
+    same(choice["message"]["role"], "assistant", "role")
+    check("tool_calls" not in choice["message"], "no empty list of calls")
+    check(j["id"].startswith("chatcmpl-") and a.headers["x-request-id"] in j["id"], "ids")
+    same(choice["finish_reason"], "length", "finish")
+    same(choice["message"]["content"], run_text("hello", 8), "the text of tern run")
+    u = j["usage"]
+    same((u["completion_tokens"], u["total_tokens"]), (8, u["prompt_tokens"] + 8), "usage")
+    same(s.chat().json["choices"], j["choices"], "the same again")
+    whole = [{"role": "user", "content": [{"type": "text", "text": "hel"}, {"type": "text", "text": "lo"}]}]
+    joined = s.post("/apply-template", {"messages": whole}).json["prompt"]
+    check("hel\nlo" in joined, "parts are joined", joined)
+    seeded = [s.chat(temperature=1, seed=5).json["choices"] for _ in range(2)]
+    same(seeded[0], seeded[1], "a seed")
+    check(s.chat(temperature=1, seed=6).json["choices"] != seeded[0], "another seed, another text")
+    same(seeded[0][0]["message"]["content"], run_text("hello", 8, "--temp", "1", "--seed", "5"), "tern run with a seed")
+    several = s.chat(temperature=1, seed=5, n=3).json
+    same([c["index"] for c in several["choices"]], [0, 1, 2], "three choices")
+    same(several["choices"][0]["message"], seeded[0][0]["message"], "the first of three is the only one of one")
+    same(several["usage"]["completion_tokens"], 24, "usage of three choices")
+    a = s.chat(max_completion_tokens=3, model="default").json
+    same(a["usage"]["completion_tokens"], 3, "max_completion_tokens")
+    same(s.chat(model="gpt-4").status, 404, "a model that is not there")
+
+
+def chunks_of(s, body):
+    comments, events = s.events("/v1/chat/completions", body)
+    same(events[-1][1], "[DONE]", "the end of a stream")
+    return [json.loads(data) for _, data in events[:-1]]
+
+
+def test_chat_stream(s):
+    body = {"messages": [{"role": "user", "content": "hello"}], "temperature": 0, "max_tokens": 8, "stream": True}
+    chunks = chunks_of(s, body)
+    same({c["object"] for c in chunks}, {"chat.completion.chunk"}, "objects")
+    same(len({(c["id"], c["created"], c["model"]) for c in chunks}), 1, "one id in all chunks")
+    same(chunks[0]["choices"][0]["delta"], {"role": "assistant", "content": ""}, "the first delta")
+    text = "".join(c["choices"][0]["delta"].get("content", "") for c in chunks)
+    same(text, s.chat().json["choices"][0]["message"]["content"], "streamed text")
+    same(chunks[-1]["choices"][0]["finish_reason"], "length", "finish")
+    check("usage" not in chunks[0], "no usage unasked")
+    chunks = chunks_of(s, {**body, "stream_options": {"include_usage": True}})
+    same((chunks[-1]["choices"], chunks[-1]["usage"]["completion_tokens"]), ([], 8), "the usage chunk")
+    check(all(c["usage"] is None for c in chunks[:-1]), "null usage before")
+    chunks = chunks_of(s, {**body, "stream_options": {"include_usage": True, "continuous_usage_stats": True}})
+    check(all(c["usage"]["total_tokens"] for c in chunks), "continuous usage")
+    chunks = chunks_of(s, {**body, "n": 2, "temperature": 1, "seed": 3, "logprobs": True})
+    same({c["choices"][0]["index"] for c in chunks}, {0, 1}, "two choices")
+    for index in (0, 1):
+        tokens = [t for c in chunks if c["choices"][0]["index"] == index
+                  for t in (c["choices"][0].get("logprobs") or {"content": []})["content"]]
+        same(len(tokens), 8, "streamed logprobs of a choice")
+
+
+def test_tools(s):
+    ask = {"tools": TOOLS, "logit_bias": {str(CALL): 500}, "max_tokens": 1}
+    a = s.chat(**ask).json["choices"][0]
+    call = a["message"]["tool_calls"][0]
+    same(a["message"]["content"], None, "content beside calls")
+    same((call["type"], call["function"]["name"]), ("function", "add"), "a call")
+    same(json.loads(call["function"]["arguments"]), {"a": 1, "b": [2]}, "arguments are a text of JSON")
+    a = s.chat(**{**ask, "stop_token_ids": [DONE], "logit_bias": {str(CALL): 500}, "max_tokens": 2}).json["choices"][0]
+    same(len(a["message"]["tool_calls"]), 2, "two calls")
+    a = s.chat(**{**ask, "max_tokens": 2, "parallel_tool_calls": False}).json["choices"][0]
+    same(len(a["message"]["tool_calls"]), 1, "one at a time")
+    body = {"messages": [{"role": "user", "content": "x"}], "stream": True, "temperature": 0, **ask}
+    deltas = [c["choices"][0]["delta"] for c in chunks_of(s, body)]
+    calls = [d["tool_calls"][0] for d in deltas if "tool_calls" in d]
+    same((calls[0]["index"], calls[0]["type"], calls[0]["function"]["name"], calls[0]["function"]["arguments"]),
+         (0, "function", "add", ""), "the first delta of a call")
+    check(all(set(c) == {"index", "function"} for c in calls[1:]), "later deltas carry arguments alone")
+    same(json.loads("".join(c["function"]["arguments"] for c in calls)), {"a": 1, "b": [2]}, "streamed arguments")
+    a = s.chat(**{**ask, "tool_choice": "none"}).json["choices"][0]["message"]
+    check("tool_calls" not in a and "<tool_call>" in a["content"], "tool_choice none", a)
+    for choice in ("required", {"type": "function", "function": {"name": "add"}}):
+        a = s.chat(**{**ask, "tool_choice": choice})
+        same((a.status, a.json["error"]["param"]), (400, "tool_choice"), "a forced call is refused")
+    history = [{"role": "user", "content": "add"},
+               {"role": "assistant", "content": None, "tool_calls": [
+                   {"id": "c1", "type": "function", "function": {"name": "add", "arguments": "{\"a\": 1}"}}]},
+               {"role": "tool", "tool_call_id": "c1", "content": "3"}]
+    a = s.post("/v1/chat/completions", {"messages": history, "tools": TOOLS, "max_tokens": 2, "temperature": 0})
+    same(a.status, 200, "a conversation with calls", a.body)
+    half = s.chat(tools=TOOLS, logit_bias={str(HALF_CALL): 500}, max_tokens=1).json["choices"][0]["message"]
+    check("<tool_call>" in half["content"] and "tool_calls" not in half, "half a call is text", half)
+
+
+def test_reasoning(s):
+    a = s.chat(logit_bias={str(THINK): 500}, max_tokens=1).json
+    m = a["choices"][0]["message"]
+    same((m.get("reasoning_content"), m["content"]), ("Well.", ""), "reasoning")
+    deltas = [c["choices"][0]["delta"] for c in chunks_of(s, {
+        "messages": [{"role": "user", "content": "x"}], "stream": True, "logit_bias": {str(THINK): 500},
+        "max_tokens": 1, "temperature": 0})]
+    same("".join(d.get("reasoning_content", "") for d in deltas), "Well.", "streamed reasoning")
+    on = s.post("/apply-template", {"messages": [{"role": "user", "content": "x"}],
+                                    "chat_template_kwargs": {"enable_thinking": True}}).json["prompt"]
+    check(on.endswith("<think>\n"), "a variable of the template", on)
+    on = s.post("/apply-template", {"messages": [{"role": "user", "content": "x"}], "reasoning_effort": "high"}).json
+    check(on["prompt"].endswith("<think>\n"), "reasoning_effort", on)
+    a = s.chat(chat_template_kwargs={"no_such": 1})
+    same((a.status, a.json["error"]["param"]), (400, "chat_template_kwargs"), "an unknown variable")
+
+
+def test_logprobs(s):
+    content = s.chat(logprobs=True, top_logprobs=3).json["choices"][0]["logprobs"]["content"]
+    same(len(content), 8, "a logprob per token")
+    for t in content:
+        same(len(t["top_logprobs"]), 3, "top_logprobs")
+        same(t["logprob"], t["top_logprobs"][0]["logprob"], "greedy takes the likeliest, with the same number")
+        check(t["logprob"] <= 0 and all(0 <= b < 256 for b in t["bytes"]), t)
+        same(bytes(t["bytes"]).decode("utf-8", "replace"), t["token"], "bytes and text")
+    text = b"".join(bytes(t["bytes"]) for t in content if not t["token"].startswith("<|"))
+    same(text.decode("utf-8", "replace"), s.chat().json["choices"][0]["message"]["content"], "bytes make the text")
+
+
+def test_completions(s):
+    a = s.complete().json
+    same((a["object"], a["choices"][0]["finish_reason"]), ("text_completion", "length"), "a completion")
+    same(a["choices"][0]["text"], run_text("hello", 8, "--raw"), "the text of tern run --raw")
+    ids = s.post("/tokenize", {"content": "hello"}).json["tokens"]
+    same(s.complete(ids).json["choices"], a["choices"], "ids instead of a text")
+    both = s.complete(["hello", ids]).json
+    same([c["text"] for c in both["choices"]], [a["choices"][0]["text"]] * 2, "two prompts")
+    same([c["index"] for c in both["choices"]], [0, 1], "in order")
+    same(both["usage"]["prompt_tokens"], 2 * len(ids), "usage of two prompts")
+    four = s.complete(["hello", "x"], n=2, temperature=1, seed=1).json["choices"]
+    same([c["index"] for c in four], [0, 1, 2, 3], "two choices of two prompts")
+    echo = s.complete(echo=True).json["choices"][0]["text"]
+    same(echo, "hello" + a["choices"][0]["text"], "echo")
+    stream = {"prompt": "hello", "max_tokens": 8, "temperature": 0, "stream": True, "echo": True}
+    _, events = s.events("/v1/completions", stream)
+    same("".join(json.loads(d)["choices"][0]["text"] for _, d in events[:-1]), echo, "streamed with echo")
+    best = s.complete(n=1, best_of=4, temperature=1, seed=9, logprobs=0).json["choices"]
+    alone = s.complete(n=4, temperature=1, seed=9, logprobs=0).json["choices"]
+    mean = lambda c: sum(c["logprobs"]["token_logprobs"]) / len(c["logprobs"]["token_logprobs"])
+    same(len(best), 1, "best_of")
+    same(best[0]["text"], max(alone, key=mean)["text"], "the best of four")
+    stopped = s.complete(stop=["zzz", a["choices"][0]["text"][3]]).json["choices"][0]
+    same(stopped["finish_reason"], "stop", "a stop string")
+    check(a["choices"][0]["text"].startswith(stopped["text"]) and len(stopped["text"]) < 4, "is not in the text")
+
+
+def test_scoring(s):
+    """What lm-eval does with a server: scores of given ids."""
+    ids = s.post("/tokenize", {"content": "the other side"}).json["tokens"]
+    body = {"max_tokens": 1, "echo": True, "logprobs": 1, "seed": 1234}
+    j = s.complete([ids, ids[:2]], **body).json
+    for c, n in zip(j["choices"], (len(ids), 2)):
+        lp = c["logprobs"]
+        same({k: len(v) for k, v in lp.items()},
+             dict.fromkeys(("tokens", "token_logprobs", "top_logprobs", "text_offset"), n + 1), "an entry per token")
+        same((lp["token_logprobs"][0], lp["top_logprobs"][0]), (None, None), "nothing is known of the first")
+        same(lp["text_offset"], sorted(lp["text_offset"]), "offsets ascend")
+        for t, p, top in list(zip(lp["tokens"], lp["token_logprobs"], lp["top_logprobs"]))[1:]:
+            check(top and p in top.values() and p <= max(top.values()), "the token is among the likeliest", t, top)
+    short, long = (c["logprobs"]["token_logprobs"] for c in j["choices"][::-1])
+    same(short[:2], long[:2], "scores of a beginning")
+    only = s.complete([ids], **{**body, "max_tokens": 0}).json["choices"][0]
+    same((only["finish_reason"], only["logprobs"]["token_logprobs"]), ("length", long[:-1]), "scores alone")
+    total = sum(math.exp(p) for p in s.complete(logprobs=20, max_tokens=1).json["choices"][0]
+                ["logprobs"]["top_logprobs"][0].values())
+    check(0 < total <= 1.0001, "probabilities of the likeliest", total)
+
+
+def test_texts(s):
+    j = s.post("/tokenize", {"content": "hello", "with_pieces": True}).json
+    same([t["piece"] for t in j["tokens"]], ["he", "l", "l", "o"], "pieces")
+    same(j["count"], 4, "their number")
+    same(s.post("/detokenize", {"tokens": [t["id"] for t in j["tokens"]]}).json["content"], "hello", "and back")
+    same(s.get("/tokenizer_info").json["vocab_size"], 305, "the tokenizer")
+    t = s.post("/apply-template", {"messages": [{"role": "developer", "content": "a"}, {"role": "user", "content": ""}]})
+    check("system\na" in t.json["prompt"], "the developer is the system")
+
+
+def test_connection(s):
+    c = http.client.HTTPConnection("127.0.0.1", s.port, timeout=30)
+    for _ in range(3):  # kept alive
+        c.request("POST", "/v1/completions", json.dumps({"prompt": "a", "max_tokens": 1}))
+        r = c.getresponse()
+        check(r.status == 200 and r.read(), "an answer on a kept connection")
+    c.close()
+    sock = s.socket()  # sent ahead
+    sock.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n" * 3)
+    got = b""
+    while got.count(b"HTTP/1.1 200") < 3:
+        piece = sock.recv(4096)
+        if not piece:
+            break
+        got += piece
+    same(got.count(b"HTTP/1.1 200"), 3, "three requests at once")
+    sock.close()
+    body = json.dumps({"prompt": "a", "max_tokens": 1}).encode()
+    chunked = b"".join(b"%x\r\n%s\r\n" % (len(body[i:i + 7]), body[i:i + 7]) for i in range(0, len(body), 7))
+    sock = s.socket()
+    sock.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n"
+                 b"Expect: 100-continue\r\nConnection: close\r\n\r\n")
+    check(sock.recv(100).startswith(b"HTTP/1.1 100 "), "100-continue")
+    sock.sendall(chunked + b"0\r\nTrailer: x\r\n\r\n")
+    same(status_of(sock.recv(4096)), 200, "a body in chunks")
+    sock.close()
+    old = s.socket()
+    stream = json.dumps({"prompt": "a", "max_tokens": 4, "stream": True}).encode()
+    old.sendall(b"POST /v1/completions HTTP/1.0\r\nContent-Length: %d\r\n\r\n%s" % (len(stream), stream))
+    got = b""
+    while piece := old.recv(4096):
+        got += piece
+    check(b"Transfer-Encoding" not in got and got.endswith(b"data: [DONE]\n\n"), "a stream for HTTP/1.0", got[-100:])
+    old.close()
+
+
+def test_guards():
+    with Server("--api-key", "one", "--api-key", "two") as s:
+        same(s.get("/health").status, 200, "health needs no key")
+        for headers in ({}, {"Authorization": "Bearer three"}, {"Authorization": "one"}, {"x-api-key": ""}):
+            a = s.ask("GET", "/v1/models", headers=headers)
+            same((a.status, a.json["error"]["code"]), (401, "invalid_api_key"), headers)
+        for headers in ({"Authorization": "Bearer one"}, {"Authorization": "bearer two"}, {"x-api-key": "two"}):
+            same(s.ask("GET", "/v1/models", headers=headers).status, 200, headers)
+        same(s.ask("GET", "/v1/models", headers={"x-api-key": "one", "Host": "example.org"}).status, 200, "any host")
+    with Server() as s:
+        same(s.ask("GET", "/health", headers={"Host": "evil.example"}).status, 403, "another host's name")
+        same(s.ask("GET", "/health", headers={"Host": "localhost:1"}).status, 200, "localhost")
+        same(s.ask("GET", "/health", headers={"Origin": "https://evil.example"}).status, 403, "another origin")
+        same(s.ask("GET", "/health", headers={"Origin": "null"}).status, 403, "an origin without a name")
+        own = {"Origin": f"http://127.0.0.1:{s.port}"}
+        a = s.ask("GET", "/health", headers=own)
+        same(a.status, 200, "its own origin")
+        check(not any(h.lower().startswith("access-control") for h in a.headers), "no CORS")
+    refused = subprocess.run([TERN, "serve", "-m", MODEL, "--host", "0.0.0.0", "--port", "0"], capture_output=True,
+                             text=True)
+    same((refused.returncode, refused.stderr.count("\n"), "--insecure" in refused.stderr), (1, 1, True),
+         "beyond this machine without a key:", refused.stderr)
+
+
+def test_unix():
+    with tempfile.TemporaryDirectory() as d:
+        path = os.path.join(d, "socket")
+        stale = socket.socket(socket.AF_UNIX)
+        stale.bind(path)
+        stale.close()  # left over: nobody listens
+        with Server("--unix", path, port=False) as s:
+            c = socket.socket(socket.AF_UNIX)
+            c.connect(path)
+            c.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+            same(status_of(c.recv(4096)), 200, "a Unix socket")
+            c.close()
+            same(os.stat(path).st_mode & 0o777, 0o600, "for its owner alone")
+            second = subprocess.run([TERN, "serve", "-m", MODEL, "--unix", path], capture_output=True, text=True)
+            same((second.returncode, "another server" in second.stderr), (1, True), second.stderr)
+        check(not os.path.exists(path), "the socket goes with the server")
+
+
+with Server() as server:
+    for test in (test_plain, test_chat, test_chat_stream, test_tools, test_reasoning, test_logprobs, test_completions,
+                 test_scoring, test_texts, test_connection):
+        test(server)
+    check(server.wait_idle(), "the engine comes to rest")
+    same(server.stop(15), 0, "status after SIGTERM")
+test_guards()
+test_unix()
+finish()

@@ -1,0 +1,102 @@
+# Options as mlx-lm and llama.cpp spell them, and a prompt that is kept between runs.
+. "$(dirname "$0")/lib.sh"
+
+run 0 "$TERN" run -m "$MODEL" -p "Who goes there?" -n 10
+reply=$(cat "$out")
+
+# ---- other names for the same ----
+while read -r options; do
+    # shellcheck disable=SC2086
+    run 0 "$TERN" run -m "$MODEL" -p "Who goes there?" $options
+    same "$(cat "$out")" "$reply" "the reply with $options"
+done <<'LIST'
+--n-predict 10
+--predict=10
+-n 10 --temperature 0
+-n 10 --prefill-step-size 16
+-n 10 --batch-size 64 --ubatch-size 32
+-n 10 --repeat-last-n 32 --repetition-penalty 1
+-n 10 --ctx-size 512
+-n 10 --quantized-kv-start 0 --xtc-probability 0.0 -ngl 0
+-n 10 --kv-bits 4
+-n 10 -ctk q4_0 -ctv q4_0
+-n 10 -ctk q4_0 --cache-type-v=q4_1
+LIST
+run 0 "$TERN" run -m "$MODEL" -p "x" -n 4 --raw
+raw=$(cat "$out")
+run 0 "$TERN" run -m "$MODEL" -p "x" -n 4 --ignore-chat-template
+same "$(cat "$out")" "$raw" "--ignore-chat-template"
+run 0 "$TERN" run -m "$MODEL" -p "hi" -n 10 --system "Be brief."
+brief=$(cat "$out")
+for o in --system-prompt -sys; do
+    run 0 "$TERN" run -m "$MODEL" -p "hi" -n 10 $o "Be brief."
+    same "$(cat "$out")" "$brief" "$o"
+done
+run 0 "$TERN" inspect "$MODEL" --kv-bits 4
+one_line "--kv k=t4,v=t4" "like what was asked for"
+run 0 "$TERN" inspect "$MODEL" -ctk q8_0 --json
+same "$(json kv.spec)" "k=q8,v=f16" "one side alone"
+run 0 "$TERN" inspect "$MODEL" -ctk f16 -ctv f16
+[ -s "$err" ] && say "nothing to tell of what is the same"
+
+# ---- what is not here is refused, with the nearest thing ----
+refused() {
+    words=$1
+    shift
+    run 2 "$TERN" run -m "$MODEL" -p x -n 1 "$@"
+    one_line "$1" "$words"
+}
+refused "2, 3, 4 or 8" --kv-bits 5
+refused "--kv affine4" --kv-group-size 64
+refused "recent=N" --quantized-kv-start 5000
+refused "--context-full drop" --max-kv-size 4096
+refused "first=N" --keep 4
+refused "--min-p" --xtc-probability 0.5
+refused "q8_0" -ctk q5_1
+refused "processor" -ngl 99
+refused "fetch-model" -hf somebody/something
+refused "needs a value" --kv-bits
+run 2 "$TERN" run -m "$MODEL" -p x --kv t4 --kv-bits 4
+one_line "give one of them"
+run 2 "$TERN" run -m "$MODEL" -p x --turbo-kv-bits 1
+one_line "2 bits are the least"
+# Behind -- nothing is an option, and commands without a cache know none of these names.
+run 2 "$TERN" tokenize -m "$MODEL" --kv-bits 4
+one_line "unknown"
+
+# ---- --stop-token ----
+run 0 "$TERN" run -m "$MODEL" -p "Who goes there?" -n 10 --logit-bias 74=400 --stop-token J --json
+same "$(json text)$(json finish_reason)" "stop" "a token that ends the text"
+run 0 "$TERN" run -m "$MODEL" -p "Who goes there?" -n 10 --logit-bias 74=400 --extra-eos-token J --json
+same "$(json usage.completion_tokens)" "0" "the same under another name"
+run 1 "$TERN" run -m "$MODEL" -p x -n 1 --stop-token "no token"
+one_line "--stop-token" "--stop"
+
+# ---- --prompt-cache ----
+long="$(head -c 1000 "$0" | tr '\n' ' ')"
+run 0 "$TERN" run -m "$MODEL" -p "$long" -n 12
+whole=$(cat "$out")
+run 0 "$TERN" run -m "$MODEL" -p "$long" -n 12 --prompt-cache "$work/kept"
+same "$(cat "$out")" "$whole" "the reply while the prompt is kept"
+[ -s "$work/kept" ] || say "write the file"
+cp "$work/kept" "$work/kept.before"
+run 0 "$TERN" run -m "$MODEL" -p "$long" -n 12 --prompt-cache-file "$work/kept" --json
+same "$(json text)" "$whole" "the reply from a prompt that was kept"
+same "$(json usage.prompt_tokens)" 1 "tokens that had to be read"
+cmp -s "$work/kept" "$work/kept.before" || say "leave the file as it is"
+run 0 "$TERN" run -m "$MODEL" -p "$long and more" -n 12
+more=$(cat "$out")
+run 0 "$TERN" run -m "$MODEL" -p "$long and more" -n 12 --prompt-cache "$work/kept"
+same "$(cat "$out")" "$more" "a prompt that begins in the same way"
+grep -q "prompt tokens were kept in" "$err" || say "tell how much was kept"
+cmp -s "$work/kept" "$work/kept.before" && say "keep the longer prompt"
+run 0 "$TERN" run -m "$MODEL" -p "Who goes there?" -n 10 --prompt-cache "$work/kept"
+same "$(cat "$out")" "$reply" "another prompt"
+run 0 "$TERN" run -m "$MODEL" -p "Who goes there?" -n 10 --prompt-cache "$work/kept" --kv q8
+grep -q "the prompt is read as a whole" "$err" || say "another plan: read it anew"
+echo "a letter" >"$work/letter"
+run 0 "$TERN" run -m "$MODEL" -p "Who goes there?" -n 10 --prompt-cache "$work/letter"
+same "$(cat "$out")$(cat "$work/letter")" "${reply}a letter" "a file of another kind stays"
+run 2 "$TERN" run -m "$MODEL" -p x --prompt-cache "$work/x" --kv-when end
+one_line "--kv-when"
+finish
