@@ -56,7 +56,7 @@ static bool has_raw(const struct tern_kv_layout *l, int n)
 {
     bool raw = false;
     for (int g = 0; g < l->n_groups; g++)
-        raw |= n % tern_kv_page_tokens(&l->groups[g]) || (n && l->groups[g].recent > 1);
+        raw |= tern_kv_open_rows(&l->groups[g], n) || (n && l->groups[g].recent > 1);
     return raw;
 }
 
@@ -173,7 +173,7 @@ static int check_packed(const struct tern_kv_cache *c, const struct packed *h, s
         return tern_err_set(err, TERN_ECAPACITY, "a checkpoint after %u tokens, the context is %d", h->at,
                             c->max_tokens);
     for (int g = 0; g < l->n_groups; g++) {
-        const uint32_t open = h->at / (uint32_t)tern_kv_page_tokens(&l->groups[g]);
+        const uint32_t open = (uint32_t)tern_kv_closed(&l->groups[g], (int)h->at);
         if (h->raw_from[g] > open || h->seen_from[g] > open)
             return tern_err_set(err, TERN_EFORMAT, "a checkpoint after %u tokens says that page %u is raw", h->at,
                                 h->raw_from[g] > open ? h->raw_from[g] : h->seen_from[g]);
@@ -289,7 +289,7 @@ bool tern_kv_states_room(struct tern_kv_cache *c, struct tern_kv_seq *s, int at)
         return false;
     }
     for (int g = 0; g < c->layout->n_groups; g++)
-        p->raw_from[g] = p->seen_from[g] = at / tern_kv_page_tokens(&c->layout->groups[g]);
+        p->raw_from[g] = p->seen_from[g] = tern_kv_closed(&c->layout->groups[g], at);
     s->kept[s->n_kept++] = p;
     return true;
 }
@@ -299,7 +299,8 @@ const struct tern_kv_checkpoint *tern_kv_mark(struct tern_kv_cache *c, struct te
     /* With several raw pages, a cut farther back than the last closed one leads to the beginning (cut_at in cache.c).
      */
     const bool often = prompt || c->layout->recent > 1;
-    const int stride = often ? TERN_PAGE : TERN_KV_STATE_STRIDE, at = (s->n_tokens + n) / stride * stride;
+    const int decode = c->layout->windows ? TERN_KV_WINDOW_STRIDE : TERN_KV_STATE_STRIDE;
+    const int stride = often ? TERN_PAGE : decode, at = (s->n_tokens + n) / stride * stride;
     if (!c->layout->state_bytes || at <= s->n_tokens)
         return NULL;
     thin(s);

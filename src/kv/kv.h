@@ -11,7 +11,7 @@
  * A page is 64 consecutive tokens of all layers of one group; a group is the set of layers that keep tokens equally
  * long. Fork copies tables (references) and the tile; trim drops references.  Page index = position / 64, absolute.
  *
- * Blocks are known by number; tern_kv_block says where one lies, while this CPU needs to know.
+ * Blocks are known by number; only a device's operations look into them.
  *
  * Memory: kv/pool.h.  Nothing allocates in a step: tern_kv_begin takes the blocks that it needs, and is the only call
  * of a step that can run out. Thread: the engine's, but for references to blocks. */
@@ -35,8 +35,9 @@ struct tern_kv_table {
 };
 
 /* A state cannot go back by itself, so some are kept: of page boundaries, because there keys and values can be cut. */
-#define TERN_KV_KEPT_STATES  4
-#define TERN_KV_STATE_STRIDE 512 /* tokens between those of decoding, 64 with recent=N; every prompt step keeps one */
+#define TERN_KV_KEPT_STATES   4
+#define TERN_KV_STATE_STRIDE  512 /* tokens between those of decoding, 64 with recent=N; every prompt step keeps one */
+#define TERN_KV_WINDOW_STRIDE 256 /* the same where layers have windows besides */
 
 struct tern_kv_seq {
     bool live;
