@@ -278,7 +278,7 @@ def test_slow(s):
         c.close()
 
 
-with Server("--ctx", "256", "--max-body", "12M") as server:
+with Server("--ctx-size", "256", "--max-body", "12M") as server:
     files = None
     for test in (test_http, test_json, test_chat, test_completions, test_texts, test_legal, test_length, test_slow):
         test(server)

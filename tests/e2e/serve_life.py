@@ -198,7 +198,10 @@ def test_limits():
     with Server("--timeout", "0.3") as s:
         began = time.time()
         a = s.post("/v1/completions", {**LONG, "stream": False})
-        check(a.status >= 400 and time.time() - began < 10, "--timeout", a.status, a.body[:200])
+        check(a.status == 504 and time.time() - began < 10, "--timeout", a.status, a.body[:200])
+        same((a.json["error"]["code"], a.headers["x-should-retry"]), ("timeout", "false"), "says so")
+        _, events = s.events("/v1/completions", LONG)
+        same(json.loads(events[-1][1])["error"]["code"], "timeout", "in a stream, too")
     with Server("--max-connections", "20") as s:
         idle = [s.socket() for _ in range(60)]
         same(s.get("/health").status, 200, "the oldest idle connection makes room")
