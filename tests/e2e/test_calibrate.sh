@@ -134,7 +134,7 @@ rm "$work/m.gguf.ternkv"
 run 0 "$TERN" doctor --fit 8K --in 1M -m "$work/m.gguf" --out "$work/plan"
 grep -q '^layers=' "$work/plan" || say "rules for layers"
 run 0 "$TERN" inspect "$work/m.gguf" --kv "plan=$work/plan,cond=off" -c 8192 --json
-bytes=$(json kv.ctx_bytes)
+bytes=$(json kv.full_bytes)
 [ "${bytes%.*}" -le 1048576 ] || say "a plan that fits: $bytes"
 run 0 "$TERN" run -m "$work/m.gguf" -p x -n 2 --kv "plan=$work/plan,cond=off"
 run 0 "$TERN" doctor --fit 32K --in 1g -m "$work/m.gguf"
