@@ -95,8 +95,8 @@ null" "a ratio to 0"
 run_with_input 0 "$(cat "$work/a.txt")" "$TERN" eval kld -m "$MODEL" -f - -c 128 --json
 same "$(json n_chunks '#plans' plans.1.kv.spec plans.4.kv.spec '#ratios')" "4
 5
-q8
-l2
+t4
+t2
 6" "the defaults"
 
 # ---- layers ----
