@@ -144,12 +144,11 @@ int tern_doctor_fit(const struct tern_args *a, tern_error *err)
     TERN_TRY(tern_setup_size("--fit", a->v[TERN_OPT_FIT].s, 16777216, &ctx, err));
     TERN_TRY(tern_setup_size("--in", a->v[TERN_OPT_FIT_IN].s, 1e15, &bytes, err));
     TERN_TRY(tern_setup_model(&s, a, a->v[TERN_OPT_MODEL].s, err));
-    TERN_TRY(read_text(&ids, s.model, a, err));
     const int trained = tern_model_get_info(s.model)->ctx;
-    if (trained > 0 && ctx > trained)
-        tern_note("--fit %.0f: the model was trained for %d tokens; beyond them its texts get worse, which the plan's "
-                  "divergence does not tell",
-                  ctx, trained);
+    if (ctx > trained)
+        tern_note("the model was trained for %d tokens: %.0f need --rope-scaling yarn,factor=%.0f", trained, ctx,
+                  ceil(ctx / trained));
+    TERN_TRY(read_text(&ids, s.model, a, err));
     if (a->v[TERN_OPT_DOCTOR_OUT].n)
         TERN_TRY(tern_outfile_check(a->v[TERN_OPT_DOCTOR_OUT].s, &plan_kind, err));
     tern_fit_params p = {.ids = ids.p,

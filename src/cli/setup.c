@@ -183,8 +183,7 @@ static int add_plan(struct tern_plan_list *l, const char *text, size_t n, tern_e
         return tern_cli_usage(err, "--kv: empty plan");
     if (l->n == TERN_CLI_MAX_PLANS)
         return tern_cli_usage(err, "--kv: more than %d plans", TERN_CLI_MAX_PLANS);
-    const bool usual = n == 7 && memcmp(text, "default", 7) == 0;
-    char *spec = usual ? strdup(TERN_KV_DEFAULT) : strndup(text, n);
+    char *spec = strndup(text, n);
     if (!spec)
         return tern_err_set(err, TERN_ENOMEM, "cannot allocate a plan");
     l->spec[l->n++] = spec;
