@@ -95,6 +95,7 @@ typedef struct tern_model_params {
     /* Called before such a file is written, from the calling thread: where, and how large it will be.  NULL: not. */
     void (*before_packed)(void *user, const char *path, size_t bytes);
     void *user;
+    const char *device; /* where the model and its engines run: "cpu"; "auto" or NULL: the first of this build */
 } tern_model_params;
 
 /* Opens a GGUF file (any part of a split set), or a Hugging Face directory of safetensors.  p NULL: all defaults. */

@@ -46,7 +46,8 @@ int tern_setup_model(struct tern_setup *s, const struct tern_args *a, const char
                            .rope_scaling = a->v[TERN_OPT_ROPE_SCALING].s,
                            .rope_base = a->v[TERN_OPT_ROPE_BASE].f,
                            .before_packed = before_packed,
-                           .user = &written};
+                           .user = &written,
+                           .device = computes ? a->v[TERN_OPT_DEVICE].s : NULL};
     rc = tern_model_open(&s->model, path, &p, err);
     if (rc == 0 && written.len)
         tern_cache_remember(written.p);

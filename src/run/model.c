@@ -198,7 +198,7 @@ int tern_model_open(tern_model **out, const char *path, const tern_model_params 
     struct tern_str name;
     const struct tern_dev_ops *device;
     *out = NULL;
-    TERN_TRY(tern_dev_find(&device, NULL, err));
+    TERN_TRY(tern_dev_find(&device, p ? p->device : NULL, err));
     TERN_TRY(tern_alloc(&m, 1, sizeof *m, err));
     count_model(1);
     if (snprintf(m->path, sizeof m->path, "%s", path) >= (int)sizeof m->path)
