@@ -5,10 +5,11 @@ import os
 import random
 import signal
 import socket
-import threading
+import subprocess
+import tempfile
 import time
 
-from serve_lib import Server, check, finish, same, status_of
+from serve_lib import MODEL, TERN, Server, check, finish, same, status_of
 
 LONG = {"prompt": "hello", "max_tokens": 8000, "ignore_eos": True, "stream": True, "temperature": 0}
 
@@ -182,6 +183,24 @@ def test_end():
         c.close()
 
 
+def test_refused():
+    """What the command line cannot have."""
+    with Server() as s, tempfile.TemporaryDirectory() as d:
+        empty = os.path.join(d, "empty")
+        with open(empty, "w", encoding="ascii"):
+            os.chmod(empty, 0o600)
+        for options, status, word in ((["--port", str(s.port)], 1, "in use"), (["-m", MODEL], 2, "one model"),
+                                      (["--ctx", "9", "--ctx-size", "9"], 2, "--ctx-size"),
+                                      (["--unix", "/dev/null"], 1, "no socket"), (["--unix", d + "/no/s"], 1, "--unix"),
+                                      (["--api-key-file", "/dev/zero"], 1, "/dev/zero"), (["--api-key", ""], 2, "empty"),
+                                      (["--api-key-file", empty], 1, "no API key"), (["--port", "70000"], 2, "--port"),
+                                      (["--max-body", "5X"], 2, "--max-body"), (["--host", "0.0.0.0"], 1, "--insecure")):
+            run = subprocess.run([TERN, "serve", "-m", MODEL, "--port", "0"] + options, capture_output=True, text=True,
+                                 timeout=60)
+            same((run.returncode, run.stdout, run.stderr.count("\n"), word in run.stderr), (status, "", 1, True), options,
+                 run.stderr)
+
+
 def test_limits():
     with Server("--parallel", "1", "--queue", "2") as s:
         busy = [s.socket() for _ in range(3)]
@@ -213,6 +232,7 @@ with Server() as server:
     for test in (test_disconnect, test_comments, test_slow_reader, test_crowd, test_idle):
         test(server)
     same(server.stop(15), 0, "status after SIGTERM")
+test_refused()
 test_limits()
 test_end()
 finish()
