@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import tempfile
+import threading
 import time
 
 from serve_lib import MODEL, TERN, Server, check, finish, same, status_of
@@ -134,6 +135,25 @@ def test_crowd(s):
     check(s.get("/v1/kv").json["bytes"] < 2**20, "KV memory in use at rest", s.get("/v1/kv").json["bytes"])
 
 
+def test_batch(s):
+    """What a request gets does not depend on what else runs."""
+    asks = [{"prompt": [65 + i] * (3 + 40 * i), "max_tokens": 30, "temperature": i % 2, "seed": i, "n": 1 + i % 3,
+             "logprobs": 2} for i in range(16)]
+    alone = [s.post("/v1/completions", a).json["choices"] for a in asks]
+    together = [None] * len(asks)
+
+    def one(i):
+        together[i] = s.post("/v1/completions", asks[i]).json["choices"]
+
+    threads = [threading.Thread(target=one, args=(i,)) for i in range(len(asks))]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    for i, (a, b) in enumerate(zip(alone, together)):
+        same(b, a, "request", i, "in a batch")
+
+
 def test_idle(s):
     """Connections that wait cost little."""
     memory = s.memory()
@@ -229,7 +249,7 @@ def test_limits():
 
 
 with Server() as server:
-    for test in (test_disconnect, test_comments, test_slow_reader, test_crowd, test_idle):
+    for test in (test_disconnect, test_comments, test_slow_reader, test_batch, test_crowd, test_idle):
         test(server)
     same(server.stop(15), 0, "status after SIGTERM")
 test_refused()
