@@ -24,7 +24,7 @@ SOURCES := $(shell find src include tests bench examples -name '*.[ch]' 2>/dev/n
 .DEFAULT_GOAL := all
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-print-directory
-.PHONY: all run serve check check-asan check-tsan check-neon fuzz-build fuzz bench docs house format format-check tidy install clean help
+.PHONY: all run serve check check-asan check-guard check-tsan check-neon fuzz-build fuzz bench docs house format format-check tidy install clean help
 
 all: ## build the release program, build/tern
 	@tools/packages build
@@ -53,6 +53,12 @@ check-asan: ## the same tests under AddressSanitizer and UndefinedBehaviorSaniti
 	@cmake --preset asan -B $(BUILD)-asan
 	@cmake --build $(BUILD)-asan -j $(JOBS)
 	@cd $(BUILD)-asan && $(NOASLR) $(CTEST)
+
+check-guard: ## models, engines and caches on the device `guard`
+	@tools/packages build check
+	@cmake --preset release -B $(BUILD)
+	@cmake --build $(BUILD) -j $(JOBS)
+	@cd $(BUILD) && $(CTEST) -C guard -R "^guard/"
 
 check-tsan: ## the tests that start threads, under ThreadSanitizer
 	@tools/packages build check
