@@ -1,7 +1,7 @@
 # The human's face of the build; CMakeLists.txt is the build itself.  `make help` lists the targets.
 #
 #   BUILD=DIR         where the release build goes (build)      JOBS=N     parallel compilers and tests (all cores)
-#   PROMPT=TEXT KV=PLAN N=N RUN_FLAGS=...   of `make run`       MODEL=FILE another model for `make run` and `make bench`
+#   PROMPT=TEXT KV=PLAN N=N RUN_FLAGS=...   of `make run`       MODEL=FILE another model for `make run`, `serve` and `bench`
 #   FUZZ_SECONDS=N    for each fuzz target (20)                 PREFIX=DIR DESTDIR=DIR   of `make install`
 
 BUILD        ?= build
@@ -24,7 +24,7 @@ SOURCES := $(shell find src include tests bench examples -name '*.[ch]' 2>/dev/n
 .DEFAULT_GOAL := all
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-print-directory
-.PHONY: all run check check-asan check-tsan check-neon fuzz-build fuzz bench docs house format format-check tidy install clean help
+.PHONY: all run serve check check-asan check-guard check-tsan check-neon fuzz-build fuzz bench docs house format format-check tidy install clean help
 
 all: ## build the release program, build/tern
 	@tools/packages build
@@ -37,6 +37,11 @@ run: all ## fetch and calibrate a small model (once) and let it answer PROMPT wi
 	test -e "$$model.ternkv" || $(BUILD)/tern doctor --calibrate -m "$$model" >/dev/null; \
 	$(BUILD)/tern run -m "$$model" -p "$$PROMPT" --kv $(KV) -n $(N) $(RUN_FLAGS)
 
+serve: all ## fetch a small model (once) and serve it; the address is printed
+	@test -n "$(MODEL)" || tools/packages run
+	@model='$(MODEL)'; test -n "$$model" || model=$$(tools/fetch-model smollm2); \
+	exec $(BUILD)/tern serve -m "$$model" --kv $(KV) $(RUN_FLAGS)
+
 check: ## build and run every test that needs no GPU, no download and no Python
 	@tools/packages build check
 	@cmake --preset release -B $(BUILD)
@@ -48,6 +53,12 @@ check-asan: ## the same tests under AddressSanitizer and UndefinedBehaviorSaniti
 	@cmake --preset asan -B $(BUILD)-asan
 	@cmake --build $(BUILD)-asan -j $(JOBS)
 	@cd $(BUILD)-asan && $(NOASLR) $(CTEST)
+
+check-guard: ## models, engines and caches on the device `guard`
+	@tools/packages build check
+	@cmake --preset release -B $(BUILD)
+	@cmake --build $(BUILD) -j $(JOBS)
+	@cd $(BUILD) && $(CTEST) -C guard -R "^guard/"
 
 check-tsan: ## the tests that start threads, under ThreadSanitizer
 	@tools/packages build check

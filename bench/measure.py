@@ -38,7 +38,8 @@ def output_of(command, what):
 
 def machine(tern):
     """Lines that begin results: what was measured on, when, with which sources."""
-    m = json.loads(output_of([tern, "doctor", "--json"], "machine"))["machine"]
+    report = json.loads(output_of([tern, "doctor", "--json"], "machine"))
+    m = report["machine"]
     cpus = ",".join(str(c) for c in sorted(os.sched_getaffinity(0)))
     git = subprocess.run(["git", "-C", ROOT, "describe", "--always", "--dirty", "--abbrev=12"], capture_output=True, text=True,
                          check=False)
@@ -48,7 +49,7 @@ def machine(tern):
         f"processor: {m['cpu']}, {m['cores']} cores (CPUs {cpus}), kernels {m['isa']} of {m['isa_detected']}",
         f"memory: {m['memory_bytes'] / 2**30:.1f} GiB",
         f"system: {platform.system()} {platform.release()}, {compiler.stdout.splitlines()[0] if compiler.stdout else 'no cc'}",
-        f"tern: {m['version']}, tree {git.stdout.strip() or 'without git'}",
+        f"tern: {report['version']}, tree {git.stdout.strip() or 'without git'}",
         f"load when started: {os.getloadavg()[0]:.2f}",
     ]
 

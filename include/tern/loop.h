@@ -12,7 +12,7 @@
  *
  * Threads: every function here may be called from any thread at any time, but for _free and _close, which are the last
  * calls on their object, and tern_events_next, which one thread at a time calls on one queue.  None of them waits for a
- * step, except tern_loop_drain and tern_loop_close. */
+ * step, except tern_loop_drain and tern_loop_close.  tern_engine_cancel means nothing to a loop. */
 #ifndef TERN_LOOP_H
 #define TERN_LOOP_H
 

@@ -87,9 +87,15 @@ typedef struct tern_model_params {
      * Whatever goes wrong with it leads to a notice in tern_model_info, never to an error.  A file under that name that
      * is something else is left alone.  docs/packed-format.md */
     const char *packed;
+    /* A longer context than the model was trained for: "yarn,factor=4" or "linear,factor=2", with ",original=N" where N
+     * is not what the model says; it takes the place of the model's own scaling.  "none" undoes that.  NULL: the
+     * model's. */
+    const char *rope_scaling;
+    double rope_base; /* of the frequencies; 0: the model's */
     /* Called before such a file is written, from the calling thread: where, and how large it will be.  NULL: not. */
     void (*before_packed)(void *user, const char *path, size_t bytes);
     void *user;
+    const char *device; /* where the model and its engines run: "cpu"; "auto" or NULL: the first of this build */
 } tern_model_params;
 
 /* Opens a GGUF file (any part of a split set), or a Hugging Face directory of safetensors.  p NULL: all defaults. */

@@ -194,14 +194,18 @@ void tern_plan_notes(const tern_kv_plan *p, const char *spec);
 void tern_plan_exceptions(const tern_kv_plan *p, const char *spec);
 /* One line per run of equal layers, for people. */
 int tern_plan_print(const tern_kv_plan *p, FILE *to, tern_error *err);
-json_t *tern_plan_json(const tern_kv_plan *p);
+/* A plan in a report (docs/json.md, "kv"); with all its layers. */
+json_t *tern_report_kv(const char *spec, const tern_kv_plan *p, bool at_end);
+json_t *tern_report_kv_layers(const char *spec, const tern_kv_plan *p);
 /* Machine, model and plans on stderr, for --verbose. */
 void tern_setup_print(const struct tern_setup *s);
 /* What the user should know about the file of packed weights, on one stderr line. */
 void tern_packed_note(const tern_model *m);
-json_t *tern_machine_json(void);
-/* The same of a measurement beside which reading alone was measured. */
-json_t *tern_speed_machine_json(const tern_read_speed *read);
+/* What every JSON report begins with: command, version, machine (threads 0: nothing ran), and the model if there is
+ * one. */
+json_t *tern_report_json(const char *command, const tern_model *m, int threads);
+/* Prints the report with the fields of `own` and the peak of memory added; takes both. */
+int tern_report_print(json_t *report, json_t *own, tern_error *err);
 /* The columns that end every line of comma-separated values: ",version,cpu,isa" and their values. */
 #define TERN_CSV_MACHINE ",version,cpu,isa"
 int tern_machine_csv(tern_error *err);

@@ -438,10 +438,10 @@ out:
 
 static int add_result(const struct bench *b, const struct figures *f, void *to, tern_error *err)
 {
-    json_t *o =
-        json_pack("{ss si so si si sf sf sf ss si so}", "test", f->test, "depth", f->depth, "kv", tern_json_text(f->kv),
-                  "threads", f->threads, "batch", f->batch, "median", f->speed.median, "min", f->speed.min, "max",
-                  f->speed.max, "unit", "tok/s", "reps", b->reps, "read_gb_per_s", tern_json_spread(&f->read, 1e9));
+    json_t *o = json_pack("{ss si s{so} si si sf sf sf ss si so}", "test", f->test, "depth", f->depth, "kv", "spec",
+                          tern_json_text(f->kv), "threads", f->threads, "batch", f->batch, "median", f->speed.median,
+                          "min", f->speed.min, "max", f->speed.max, "unit", "tok/s", "reps", b->reps, "read_gb_per_s",
+                          tern_json_spread(&f->read, 1e9));
     if (f->decode) {
         json_object_set_new(o, "per_sequence", json_real(f->speed.median / f->batch));
         json_object_set_new(o, "x_one", f->has_ratio ? tern_json_spread(&f->ratio, 1) : json_null());
@@ -454,21 +454,13 @@ static int add_result(const struct bench *b, const struct figures *f, void *to, 
 
 static int print_json(const struct bench *b, tern_error *err)
 {
-    const tern_model_info *m = tern_model_get_info(b->setup.model);
     json_t *results = json_array();
     int rc = each_line(b, add_result, results, err);
     if (rc < 0) {
         json_decref(results);
         return rc;
     }
-    json_t *model = json_pack("{so so so sI sI sI}", "path", tern_json_text(m->path), "name", tern_json_text(m->name),
-                              "arch", tern_json_text(m->arch), "file_bytes", (json_int_t)m->file_bytes, "weight_bytes",
-                              (json_int_t)m->weight_bytes, "n_params", (json_int_t)m->n_params);
-    json_t *machine = tern_machine_json();
-    json_object_set_new(machine, "model", model);
-    return tern_json_print(json_pack("{so so sI}", "machine", machine, "results", results, "peak_memory_bytes",
-                                     (json_int_t)tern_peak_memory()),
-                           err);
+    return tern_report_print(tern_report_json("bench", b->setup.model, 0), json_pack("{so}", "results", results), err);
 }
 
 static void clear(struct bench *b)

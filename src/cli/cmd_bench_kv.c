@@ -107,11 +107,11 @@ static json_t *results_json(const struct bench *b)
     for (int i = 0; i < b->p.n_plans; i++) {
         const tern_kv_speed *s = &b->speed[i];
         json_array_append_new(
-            list, json_pack("{so so so so so sf sf sf sf sf sf si}", "kv", tern_json_text(b->plans[i]), "ms_per_step",
-                            tern_json_spread(&s->seconds, 1e-3), "x_f16", tern_json_spread(&s->speedup, 1),
-                            "read_share", tern_json_spread(&s->read_share, 1), "encode_us_per_token",
-                            tern_json_spread(&s->encode_seconds, 1e-6), "bytes", s->bytes, "elements", s->elements,
-                            "bytes_per_element", s->bytes / s->elements, "ns_per_element",
+            list, json_pack("{s{so} so so so so sf sf sf sf sf sf si}", "kv", "spec", tern_json_text(b->plans[i]),
+                            "ms_per_step", tern_json_spread(&s->seconds, 1e-3), "x_f16",
+                            tern_json_spread(&s->speedup, 1), "read_share", tern_json_spread(&s->read_share, 1),
+                            "encode_us_per_token", tern_json_spread(&s->encode_seconds, 1e-6), "bytes", s->bytes,
+                            "elements", s->elements, "bytes_per_element", s->bytes / s->elements, "ns_per_element",
                             s->seconds.median * 1e9 / s->elements, "gb_per_s", s->bytes / s->seconds.median * 1e-9,
                             "error", s->error, "reps", b->p.reps));
     }
@@ -121,12 +121,12 @@ static json_t *results_json(const struct bench *b)
 static int print_json(const struct bench *b, tern_error *err)
 {
     const tern_kv_speed_params *p = &b->p;
-    json_t *geometry = json_pack("{si si si si si}", "head_dim", p->head_dim, "heads", p->n_heads, "kv_heads",
-                                 p->n_kv_heads, "ctx", p->ctx, "layers", p->n_layers);
-    return tern_json_print(json_pack("{so so so sI}", "machine", tern_speed_machine_json(&b->read), "geometry",
-                                     geometry, "results", results_json(b), "peak_memory_bytes",
-                                     (json_int_t)tern_peak_memory()),
-                           err);
+    json_t *geometry = json_pack("{si si si si si}", "head_dim", p->head_dim, "n_heads", p->n_heads, "n_kv_heads",
+                                 p->n_kv_heads, "ctx", p->ctx, "n_layers", p->n_layers);
+    return tern_report_print(tern_report_json("bench kv", NULL, b->read.n_threads),
+                             json_pack("{so so so}", "read_gb_per_s", tern_json_spread(&b->read.bytes_per_second, 1e9),
+                                       "geometry", geometry, "results", results_json(b)),
+                             err);
 }
 
 int tern_cmd_bench_kv(const struct tern_args *a, tern_error *err)

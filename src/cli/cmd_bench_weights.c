@@ -160,10 +160,11 @@ static json_t *results_json(const struct bench *b)
 
 static int print_json(const struct bench *b, tern_error *err)
 {
-    return tern_json_print(json_pack("{so si si ss so sI}", "machine", tern_speed_machine_json(&b->read), "outputs",
-                                     b->p.n_out, "inputs", b->p.n_in, "class", class_of(b), "results", results_json(b),
-                                     "peak_memory_bytes", (json_int_t)tern_peak_memory()),
-                           err);
+    return tern_report_print(tern_report_json("bench weights", NULL, b->read.n_threads),
+                             json_pack("{so si si ss so}", "read_gb_per_s",
+                                       tern_json_spread(&b->read.bytes_per_second, 1e9), "outputs", b->p.n_out,
+                                       "inputs", b->p.n_in, "class", class_of(b), "results", results_json(b)),
+                             err);
 }
 
 int tern_cmd_bench_weights(const struct tern_args *a, tern_error *err)

@@ -182,7 +182,8 @@ int tern_cmd_cache_ls(const struct tern_args *a, tern_error *err)
                               json_pack("{so ss sI sb}", "path", tern_json_text(c.v[i].path), "kind", c.v[i].kind->name,
                                         "bytes", (json_int_t)c.v[i].bytes, "orphan", c.v[i].orphan));
     if (a->v[TERN_OPT_JSON].n) {
-        rc = tern_json_print(json_pack("{so sO}", "folder", tern_json_text(c.folder.p), "files", files), err);
+        rc = tern_report_print(tern_report_json("cache ls", NULL, 0),
+                               json_pack("{so sO}", "folder", tern_json_text(c.folder.p), "files", files), err);
     } else {
         for (size_t i = 0; i < c.n && rc == 0; i++) {
             bytes += c.v[i].bytes;

@@ -6,11 +6,13 @@ static int report(const struct tern_args *a, const tern_convert_report *r, tern_
 {
     const char *to = a->v[TERN_OPT_CONVERT_OUT].s;
     if (a->v[TERN_OPT_JSON].n)
-        return tern_json_print(json_pack("{so ss sI sI sI sI so}", "file", tern_json_text(to), "type",
-                                         a->v[TERN_OPT_CONVERT_TYPE].s, "tensors", (json_int_t)r->n_tensors, "bytes",
-                                         (json_int_t)r->bytes, "chunks", (json_int_t)r->chunks, "chunks_kept",
-                                         (json_int_t)r->chunks_kept, "tokenizer", tern_json_text(r->tokenizer)),
-                               err);
+        return tern_report_print(tern_report_json("convert", NULL, 0),
+                                 json_pack("{so ss sI sI sI sI so}", "file", tern_json_text(to), "type",
+                                           a->v[TERN_OPT_CONVERT_TYPE].s, "n_tensors", (json_int_t)r->n_tensors,
+                                           "bytes", (json_int_t)r->bytes, "n_chunks", (json_int_t)r->chunks,
+                                           "n_chunks_kept", (json_int_t)r->chunks_kept, "tokenizer",
+                                           tern_json_text(r->tokenizer)),
+                                 err);
     if (r->chunks_kept)
         tern_note("%d of %d chunks were there from an earlier run", r->chunks_kept, r->chunks);
     tern_note("%s: %zu tensors, %s, tokenizer %s", tern_shown(to), r->n_tensors, tern_size_text((double)r->bytes),

@@ -57,8 +57,8 @@ static void check_memory(struct doctor *d)
 {
     tern_memory m;
     tern_engine_memory(d->setup.engine, &m);
-    tern_plan_total(tern_engine_plan(d->setup.engine), tern_engine_ctx(d->setup.engine), &d->kv_bytes,
-                    &d->kv_f16_bytes);
+    d->kv_bytes = (double)m.kv_full_bytes;
+    d->kv_f16_bytes = (double)m.kv_full_f16_bytes;
     d->needed = tern_model_get_info(d->setup.model)->weight_bytes + (size_t)d->kv_bytes +
                 (size_t)tern_plan_states(tern_engine_plan(d->setup.engine)) + m.scratch_bytes;
     if (d->machine.memory_bytes && d->needed > d->machine.memory_bytes) {
@@ -152,20 +152,18 @@ out:
 
 static int print_json(const struct doctor *d, tern_error *err)
 {
-    json_t *out =
-        json_pack("{so so sb}", "machine", tern_machine_json(), "verdict", tern_json_text(d->verdict), "ok", d->ok);
-    if (d->setup.model)
-        json_object_set_new(out, "model", tern_model_json(d->setup.model));
+    json_t *out = json_pack("{so sb}", "verdict", tern_json_text(d->verdict), "ok", d->ok);
     if (d->setup.engine) {
-        json_t *kv = tern_plan_json(tern_engine_plan(d->setup.engine));
-        json_object_set_new(kv, "spec", tern_json_text(tern_setup_kv(d->a)));
-        json_object_set_new(out, "kv", kv);
+        json_t *kv = tern_report_kv_layers(tern_setup_kv(d->a), tern_engine_plan(d->setup.engine));
         json_object_set_new(out, "ctx", json_integer(tern_engine_ctx(d->setup.engine)));
-        json_object_set_new(out, "threads", json_integer(tern_engine_threads(d->setup.engine)));
+        json_object_set_new(kv, "full_bytes", json_integer((json_int_t)d->kv_bytes));
+        json_object_set_new(kv, "full_f16_bytes", json_integer((json_int_t)d->kv_f16_bytes));
         json_object_set_new(kv, "kld", isfinite(d->kld) ? json_real(d->kld) : json_null());
+        json_object_set_new(out, "kv", kv);
         json_object_set_new(out, "needed_bytes", json_integer((json_int_t)d->needed));
     }
-    return tern_json_print(out, err);
+    const int threads = d->setup.engine ? tern_engine_threads(d->setup.engine) : 0;
+    return tern_report_print(tern_report_json("doctor", d->setup.model, threads), out, err);
 }
 
 int tern_cmd_doctor(const struct tern_args *a, tern_error *err)

@@ -34,6 +34,17 @@ static int check_ids(const tern_tokens *ids, int n_vocab, int ctx, tern_error *e
     return 0;
 }
 
+static int report_logits(const struct tern_setup *s, const struct tern_args *a, size_t n, tern_error *err)
+{
+    json_t *kv = tern_report_kv(tern_setup_kv(a), tern_engine_plan(s->engine), false);
+    return tern_report_print(tern_report_json("eval logits", s->model, tern_engine_threads(s->engine)),
+                             json_pack("{so sI si ss sb si so}", "file", tern_json_text(a->v[TERN_OPT_LOGITS_OUT].s),
+                                       "n_tokens", (json_int_t)n, "n_vocab", tern_model_get_info(s->model)->n_vocab,
+                                       "rows", a->v[TERN_OPT_DECODE_ROWS].n ? "decode" : "prompt", "exact",
+                                       a->v[TERN_OPT_EXACT].n > 0, "ctx", tern_engine_ctx(s->engine), "kv", kv),
+                             err);
+}
+
 int tern_cmd_eval_logits(const struct tern_args *a, tern_error *err)
 {
     int rc = 0;
@@ -50,6 +61,8 @@ int tern_cmd_eval_logits(const struct tern_args *a, tern_error *err)
                           err);
     if (rc == TERN_ECANCELLED)
         rc = TERN_CLI_INTERRUPTED;
+    if (rc == 0 && a->v[TERN_OPT_JSON].n)
+        rc = report_logits(&s, a, ids.len, err);
 out:
     tern_signals_watch(NULL);
     tern_setup_clear(&s);
@@ -66,16 +79,12 @@ static int report_ppl(const struct tern_setup *s, const struct tern_args *a, int
         return tern_out_printf(err, "perplexity %.4f (nll %.6f +- %.6f, %lld tokens in %d chunks of %d, KV %s%s)\n",
                                p->ppl, p->nll, p->stderr_nll, (long long)p->n_tokens, p->n_chunks, ctx,
                                tern_setup_kv(a), tern_setup_at_end(a) ? ", prompts coded at their end" : "");
-    double bytes, f16;
-    tern_plan_bytes(tern_engine_plan(s->engine), &bytes, &f16);
-    json_t *kv =
-        json_pack("{so ss sf sf}", "spec", tern_json_text(tern_setup_kv(a)), "when",
-                  tern_setup_at_end(a) ? "end" : "stream", "bytes_per_token", bytes, "f16_bytes_per_token", f16);
-    return tern_json_print(json_pack("{sf sf sf sI si si sf so sI}", "ppl", p->ppl, "nll", p->nll, "stderr_nll",
-                                     p->stderr_nll, "n_tokens", (json_int_t)p->n_tokens, "n_chunks", p->n_chunks, "ctx",
-                                     ctx, "seconds", seconds, "kv", kv, "peak_memory_bytes",
-                                     (json_int_t)tern_peak_memory()),
-                           err);
+    json_t *kv = tern_report_kv(tern_setup_kv(a), tern_engine_plan(s->engine), tern_setup_at_end(a));
+    return tern_report_print(tern_report_json("eval ppl", s->model, tern_engine_threads(s->engine)),
+                             json_pack("{sf sf sf sI si si sf so}", "ppl", p->ppl, "nll", p->nll, "stderr_nll",
+                                       p->stderr_nll, "n_tokens", (json_int_t)p->n_tokens, "n_chunks", p->n_chunks,
+                                       "ctx", ctx, "seconds", seconds, "kv", kv),
+                             err);
 }
 
 int tern_cmd_eval_ppl(const struct tern_args *a, tern_error *err)

@@ -134,7 +134,7 @@ static json_t *types_json(const tern_model *m)
     json_t *list = json_object();
     for (int k = 0; k < n; k++)
         json_object_set_new(list, sums[k].type,
-                            json_pack("{sI sI sI}", "count", (json_int_t)sums[k].n, "file_bytes",
+                            json_pack("{sI sI sI}", "n_tensors", (json_int_t)sums[k].n, "file_bytes",
                                       (json_int_t)sums[k].file_bytes, "memory_bytes",
                                       (json_int_t)sums[k].memory_bytes));
     return list;
@@ -161,15 +161,13 @@ static int print_json(const tern_model *m, const tern_kv_plan *plan, const struc
 {
     double bytes, f16;
     tern_plan_total(plan, ctx, &bytes, &f16);
-    json_t *kv = tern_plan_json(plan);
-    json_object_set_new(kv, "spec", tern_json_text(tern_setup_kv(a)));
-    json_object_set_new(kv, "ctx", json_integer(ctx));
-    json_object_set_new(kv, "ctx_bytes", json_real(bytes));
-    json_object_set_new(kv, "ctx_f16_bytes", json_real(f16));
-    json_t *out = json_pack("{so so so}", "model", tern_model_json(m), "tensor_types", types_json(m), "kv", kv);
+    json_t *kv = tern_report_kv_layers(tern_setup_kv(a), plan);
+    json_object_set_new(kv, "full_bytes", json_integer((json_int_t)bytes));
+    json_object_set_new(kv, "full_f16_bytes", json_integer((json_int_t)f16));
+    json_t *out = json_pack("{so si so}", "tensor_types", types_json(m), "ctx", ctx, "kv", kv);
     if (a->v[TERN_OPT_TENSORS].n)
         json_object_set_new(out, "tensors", tensors_json(m));
-    return tern_json_print(out, err);
+    return tern_report_print(tern_report_json("inspect", m, 0), out, err);
 }
 
 int tern_cmd_inspect(const struct tern_args *a, tern_error *err)

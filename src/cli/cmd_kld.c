@@ -309,7 +309,8 @@ static int plan_json(const struct kld *c, int plan, json_t *list, tern_error *er
     }
     TERN_TRY(tern_kld_get_stats(c->result, plan, -1, &s, err));
     row = stats_json(&s);
-    json_object_set_new(row, "kv", tern_json_text(c->specs[plan]));
+    json_object_set_new(
+        row, "kv", tern_report_kv(c->specs[plan], tern_engine_plan_at(c->setup.engine, plan), tern_setup_at_end(c->a)));
     json_object_set_new(row, "floor", json_boolean(plan == PLAN_FLOOR));
     json_object_set_new(row, "bits_per_value", json_real(plan_bits(c, plan)));
     json_object_set(row, "texts", texts);
@@ -378,17 +379,17 @@ static int print_json(const struct kld *c, tern_error *err)
     TERN_TRY(ratios_json(c, ratios, err));
     if (c->n_layers)
         TERN_TRY(layers_json(c, layers, err));
-    json_t *base = json_pack("{ss sf}", "kv", BASE, "ppl", i->base_ppl);
-    json_t *out = json_pack(
-        "{so si si si ss sb ss si si so sO sO}", "base", base, "ctx", i->ctx, "n_chunks", i->n_chunks, "n_scored",
-        i->n_scored, "rows", c->a->v[TERN_OPT_KLD_PREFILL].n ? "prompt" : "decode", "exact",
-        c->a->v[TERN_OPT_EXACT].n > 0, "kv_when", tern_setup_at_end(c->a) ? "end" : "stream", "chunks_at_once",
-        i->chunks_at_once, "plans_at_once", i->plans_at_once, "texts", texts_json(c), "plans", plans, "ratios", ratios);
+    json_t *base = json_pack("{s{ss} sf}", "kv", "spec", BASE, "ppl", i->base_ppl);
+    json_t *out =
+        json_pack("{so si si si ss sb si si so sO sO}", "base", base, "ctx", i->ctx, "n_chunks", i->n_chunks,
+                  "n_scored", i->n_scored, "rows", c->a->v[TERN_OPT_KLD_PREFILL].n ? "prompt" : "decode", "exact",
+                  c->a->v[TERN_OPT_EXACT].n > 0, "chunks_at_once", i->chunks_at_once, "plans_at_once", i->plans_at_once,
+                  "texts", texts_json(c), "plans", plans, "ratios", ratios);
     if (c->n_layers)
         json_object_set(out, "layers", layers);
     json_object_set_new(out, "seconds", json_real(c->seconds));
-    json_object_set_new(out, "peak_memory_bytes", json_integer((json_int_t)tern_peak_memory()));
-    rc = tern_json_print(out, err);
+    rc =
+        tern_report_print(tern_report_json("eval kld", c->setup.model, tern_engine_threads(c->setup.engine)), out, err);
 out:
     json_decref(plans);
     json_decref(ratios);

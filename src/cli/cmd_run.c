@@ -216,8 +216,6 @@ static double rate(int n, double seconds)
 static int print_json(const struct run *r, tern_error *err)
 {
     const tern_generate_result *g = &r->result;
-    double bytes, f16;
-    tern_plan_bytes(tern_engine_plan(r->setup.engine), &bytes, &f16);
     tern_memory memory;
     tern_engine_memory(r->setup.engine, &memory);
     json_t *usage = json_pack("{si si si}", "prompt_tokens", g->n_prompt, "completion_tokens", g->n_generated,
@@ -225,17 +223,17 @@ static int print_json(const struct run *r, tern_error *err)
     json_t *timings = json_pack("{sf sf sf sf sf}", "load_s", r->setup.load_s, "prompt_s", g->prompt_s,
                                 "prompt_tokens_per_s", rate(g->n_prompt, g->prompt_s), "decode_s", g->decode_s,
                                 "decode_tokens_per_s", rate(g->n_generated, g->decode_s));
-    json_t *kv = json_pack("{so ss sf sf sI sI sI sI sI}", "spec", tern_json_text(tern_setup_kv(r->a)), "when",
-                           tern_setup_at_end(r->a) ? "end" : "stream", "bytes_per_token", bytes, "f16_bytes_per_token",
-                           f16, "bytes", (json_int_t)memory.kv_bytes, "f16_bytes", (json_int_t)memory.kv_f16_bytes,
-                           "full_bytes", (json_int_t)memory.kv_full_bytes, "full_f16_bytes",
-                           (json_int_t)memory.kv_full_f16_bytes, "state_bytes", (json_int_t)memory.state_bytes);
+    json_t *kv = tern_report_kv(tern_setup_kv(r->a), tern_engine_plan(r->setup.engine), tern_setup_at_end(r->a));
+    (void)json_object_update_new(
+        kv, json_pack("{sI sI sI sI sI}", "bytes", (json_int_t)memory.kv_bytes, "f16_bytes",
+                      (json_int_t)memory.kv_f16_bytes, "full_bytes", (json_int_t)memory.kv_full_bytes, "full_f16_bytes",
+                      (json_int_t)memory.kv_full_f16_bytes, "state_bytes", (json_int_t)memory.state_bytes));
     json_t *text = json_stringn(r->text.p ? r->text.p : "", r->text.len);
-    return tern_json_print(json_pack("{so ss so so so so sI sI}", "text", text, "finish_reason", finish_text(r),
-                                     "usage", usage, "timings", timings, "kv", kv, "sampling",
-                                     tern_sampling_json(&r->params.sampler), "seed", (json_int_t)r->params.sampler.seed,
-                                     "peak_memory_bytes", (json_int_t)tern_peak_memory()),
-                           err);
+    return tern_report_print(tern_report_json("run", r->setup.model, tern_engine_threads(r->setup.engine)),
+                             json_pack("{so ss so so si so so}", "text", text, "finish_reason", finish_text(r), "usage",
+                                       usage, "timings", timings, "ctx", tern_engine_ctx(r->setup.engine), "kv", kv,
+                                       "sampling", tern_sampling_json(&r->params.sampler)),
+                             err);
 }
 
 /* Does a note on stderr land right behind the answer? */

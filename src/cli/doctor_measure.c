@@ -139,6 +139,10 @@ int tern_doctor_fit(const struct tern_args *a, tern_error *err)
     TERN_TRY(tern_setup_size("--fit", a->v[TERN_OPT_FIT].s, 16777216, &ctx, err));
     TERN_TRY(tern_setup_size("--in", a->v[TERN_OPT_FIT_IN].s, 1e15, &bytes, err));
     TERN_TRY(tern_setup_model(&s, a, a->v[TERN_OPT_MODEL].s, err));
+    const int trained = tern_model_get_info(s.model)->ctx;
+    if (ctx > trained)
+        tern_note("the model was trained for %d tokens: %.0f need --rope-scaling yarn,factor=%.0f", trained, ctx,
+                  ceil(ctx / trained));
     TERN_TRY(read_text(&ids, s.model, a, err));
     if (a->v[TERN_OPT_DOCTOR_OUT].n)
         TERN_TRY(tern_outfile_check(a->v[TERN_OPT_DOCTOR_OUT].s, &plan_kind, err));
@@ -156,10 +160,16 @@ int tern_doctor_fit(const struct tern_args *a, tern_error *err)
         TERN_TRY(tern_outfile_open(&f, a->v[TERN_OPT_DOCTOR_OUT].s, 0644, &plan_kind, err));
         TERN_TRY(tern_outfile_write(&f, fit.plan, strlen(fit.plan), err));
         TERN_TRY(tern_outfile_commit(&f, err));
-    } else {
+    } else if (!a->v[TERN_OPT_JSON].n) {
         TERN_TRY(tern_out_write(fit.plan, strlen(fit.plan), err));
         TERN_TRY(tern_out_flush(err));
     }
+    if (a->v[TERN_OPT_JSON].n)
+        TERN_TRY(tern_report_print(tern_report_json("doctor --fit", s.model, 0),
+                                   json_pack("{so si sI sI sf}", "plan", tern_json_text(fit.plan), "ctx", p.ctx,
+                                             "full_bytes", (json_int_t)fit.bytes, "full_f16_bytes",
+                                             (json_int_t)fit.f16_bytes, "kld", fit.kld),
+                                   err));
     tern_note("%d tokens in %s (16 bit: %s), expected KLD %.2g", p.ctx, tern_size_text(fit.bytes),
               tern_size_text(fit.f16_bytes), fit.kld);
 out:

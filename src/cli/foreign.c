@@ -40,6 +40,8 @@ static const struct foreign {
     {"--ignore-chat-template", RENAME, false, TERN_ON_RUN, "--raw"},
     {"--extra-eos-token", RENAME, true, TEXT_COMMANDS, "--stop-token"},
     {"--prompt-cache-file", RENAME, true, TERN_ON_RUN, "--prompt-cache"},
+    {"--rope-freq-base", RENAME, true, KV_COMMANDS, "--rope-base"},
+    {"--rope-scale", REFUSE, true, KV_COMMANDS, "--rope-scaling yarn,factor=N or linear,factor=N says both"},
     {"--kv-bits", KV_BITS, true, KV_COMMANDS, NULL},
     {"-ctk", CACHE_TYPE_K, true, KV_COMMANDS, NULL},
     {"--cache-type-k", CACHE_TYPE_K, true, KV_COMMANDS, NULL},

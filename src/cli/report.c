@@ -201,10 +201,8 @@ out:
     return rc;
 }
 
-json_t *tern_plan_json(const tern_kv_plan *p)
+static json_t *layers_json(const tern_kv_plan *p)
 {
-    double bytes, f16;
-    tern_plan_bytes(p, &bytes, &f16);
     json_t *layers = json_array();
     for (int i = 0; i < tern_kv_plan_rows(p); i++) {
         tern_kv_row r;
@@ -217,31 +215,61 @@ json_t *tern_plan_json(const tern_kv_plan *p)
                                                 "kept_bytes", (json_int_t)r.kept_bytes, "conditioning",
                                                 tern_json_text(r.conditioning), "reason", tern_json_text(r.reason)));
     }
+    return layers;
+}
+
+json_t *tern_report_kv(const char *spec, const tern_kv_plan *p, bool at_end)
+{
+    double bytes, f16;
+    tern_plan_bytes(p, &bytes, &f16);
     json_t *notes = json_array();
     const char *note;
     for (int i = 0; (note = tern_kv_plan_note(p, i)); i++)
         json_array_append_new(notes, tern_json_text(note));
-    return json_pack("{sf sf so so}", "bytes_per_token", bytes, "f16_bytes_per_token", f16, "layers", layers, "notes",
-                     notes);
+    return json_pack("{so ss sf sf so}", "spec", tern_json_text(spec), "when", at_end ? "end" : "stream",
+                     "bytes_per_token", bytes, "f16_bytes_per_token", f16, "notes", notes);
+}
+
+json_t *tern_report_kv_layers(const char *spec, const tern_kv_plan *p)
+{
+    json_t *kv = tern_report_kv(spec, p, false);
+    (void)json_object_set_new(kv, "layers", layers_json(p));
+    return kv;
 }
 
 /* ---- machine and model ------------------------------------------------------------------------------------------- */
 
-json_t *tern_machine_json(void)
+static json_t *machine_json(int threads)
 {
     tern_machine m;
     tern_machine_describe(&m);
-    return json_pack("{so ss ss ss* ss si sI}", "cpu", tern_json_text(m.cpu), "isa", m.used, "isa_detected", m.detected,
-                     "isa_refused", m.refused, "version", tern_version(), "cores", m.cores, "memory_bytes",
+    return json_pack("{so ss ss ss* si si sI}", "cpu", tern_json_text(m.cpu), "isa", m.used, "isa_detected", m.detected,
+                     "isa_refused", m.refused, "cores", m.cores, "threads", threads, "memory_bytes",
                      (json_int_t)m.memory_bytes);
 }
 
-json_t *tern_speed_machine_json(const tern_read_speed *read)
+json_t *tern_report_json(const char *command, const tern_model *m, int threads)
 {
-    json_t *machine = tern_machine_json();
-    json_object_set_new(machine, "threads", json_integer(read->n_threads));
-    json_object_set_new(machine, "read_gb_per_s", tern_json_spread(&read->bytes_per_second, 1e9));
-    return machine;
+    json_t *machine = machine_json(threads);
+    if (!threads)
+        (void)json_object_del(machine, "threads");
+    json_t *out = json_pack("{ss ss so}", "command", command, "version", tern_version(), "machine", machine);
+    if (m)
+        (void)json_object_set_new(out, "model", tern_model_json(m));
+    return out;
+}
+
+int tern_report_print(json_t *report, json_t *own, tern_error *err)
+{
+    int rc = report && own ? json_object_update(report, own) : -1;
+    json_decref(own);
+    if (rc < 0) {
+        json_decref(report);
+        report = NULL; /* tern_json_print has the words */
+    } else {
+        (void)json_object_set_new(report, "peak_memory_bytes", json_integer((json_int_t)tern_peak_memory()));
+    }
+    return tern_json_print(report, err);
 }
 
 int tern_machine_csv(tern_error *err)
@@ -274,11 +302,26 @@ static double short_number(float x)
     return strtod(text, NULL);
 }
 
-json_t *tern_sampling_json(const tern_sampler_params *p)
+static json_t *recommendable_json(const tern_sampler_params *p)
 {
     return json_pack("{sf si sf sf sf si}", "temperature", short_number(p->temperature), "top_k", p->top_k, "top_p",
                      short_number(p->top_p), "min_p", short_number(p->min_p), "repetition_penalty",
                      short_number(p->repetition_penalty), "penalty_last", p->penalty_last);
+}
+
+json_t *tern_sampling_json(const tern_sampler_params *p)
+{
+    char id[16];
+    json_t *out = recommendable_json(p), *bias = json_object();
+    for (int i = 0; i < p->n_bias; i++) {
+        (void)snprintf(id, sizeof id, "%d", p->bias_ids[i]);
+        (void)json_object_set_new(bias, id, json_real(short_number(p->bias_values[i])));
+    }
+    (void)json_object_set_new(out, "presence_penalty", json_real(short_number(p->presence_penalty)));
+    (void)json_object_set_new(out, "frequency_penalty", json_real(short_number(p->frequency_penalty)));
+    (void)json_object_set_new(out, "logit_bias", bias);
+    (void)json_object_set_new(out, "seed", json_integer((json_int_t)p->seed));
+    return out;
 }
 
 /* What the model recommends, or null. */
@@ -286,7 +329,7 @@ static json_t *recommended_json(const tern_model *m)
 {
     tern_sampler_params p;
     tern_sampler_defaults(&p);
-    return tern_model_recommends(m, &p) ? tern_sampling_json(&p) : json_null();
+    return tern_model_recommends(m, &p) ? recommendable_json(&p) : json_null();
 }
 
 json_t *tern_model_json(const tern_model *m)

@@ -43,8 +43,11 @@ int tern_setup_model(struct tern_setup *s, const struct tern_args *a, const char
     struct tern_buf written = {0};
     tern_model_params p = {.n_threads = (int)a->v[TERN_OPT_THREADS].i,
                            .packed = computes ? a->v[TERN_OPT_PACKED].s : "use",
+                           .rope_scaling = a->v[TERN_OPT_ROPE_SCALING].s,
+                           .rope_base = a->v[TERN_OPT_ROPE_BASE].f,
                            .before_packed = before_packed,
-                           .user = &written};
+                           .user = &written,
+                           .device = computes ? a->v[TERN_OPT_DEVICE].s : NULL};
     rc = tern_model_open(&s->model, path, &p, err);
     if (rc == 0 && written.len)
         tern_cache_remember(written.p);

@@ -1,4 +1,5 @@
-/* affine8, affine4 and g16: what other engines do, so that a divergence can be compared on the same model and text.
+/* affine8, affine4, g16, g16_3 and g16_2: what other engines do, so that a divergence can be compared on the same model
+ * and text.
  *
  * affine: MLX's affine quantisation (mx.quantize; `kv_bits` in mlx-lm, "affine8" and "affine4" in mlx-swift-lm): groups
  *   of 64 dims, unsigned codes, value = scale * code + bias, neither rotated nor conditioned.
@@ -70,15 +71,16 @@ static void affine_group(uint8_t *code, uint16_t *scale, uint16_t *bias, const f
         code[i] = (uint8_t)fminf(fmaxf(rintf((y[i] - edge) / step), 0.0f), n_bins);
 }
 
-static void level_group(uint8_t *code, uint16_t *scale, const float *y, int n, float ss, const float *level)
+static void level_group(uint8_t *code, uint16_t *scale, const float *y, int n, float ss, const float *level,
+                        int n_levels)
 {
     float most = 0, ee = 0;
     for (int i = 0; i < n; i++)
         most = fmaxf(most, fabsf(y[i]));
     for (int i = 0; i < n; i++) {
-        float z = y[i] / most * level[15];
+        float z = y[i] / most * level[n_levels - 1];
         int above = 0;
-        for (int k = 0; k < 15; k++)
+        for (int k = 0; k + 1 < n_levels; k++)
             above += z > (level[k] + level[k + 1]) * 0.5f;
         code[i] = (uint8_t)above;
         ee += level[code[i]] * level[code[i]];
@@ -103,29 +105,49 @@ static void encode_vector(const struct tern_kv_scheme *s, uint8_t *codes, uint16
         if (!isfinite(ss) || ss < TERN_KVQ_TINY)
             continue;
         if (s->level)
-            level_group(codes + d, scale, y + d, n, ss, s->level);
+            level_group(codes + d, scale, y + d, n, ss, s->level, 1 << s->codec.bits);
         else
             affine_group(codes + d, scale, bias, y + d, n, (float)((1 << s->codec.bits) - 1));
     }
 }
 
 /* A row of a page is a dim of keys or a token of values, and as many lanes as there are of the other.  Rows stand one
- * behind the other; of 4-bit codes two share a row of bytes, the even one in the low half. */
+ * behind the other; of 4-bit codes two share a row of bytes, of 2-bit codes four, the first in the lowest bits.  3-bit
+ * codes have two such planes, one behind the other: two bits, then the highest one of eight rows in a row of bytes. */
+struct plane {
+    uint8_t *bytes;
+    size_t per; /* rows in a row of bytes */
+    int bits, from;
+};
+
+static int planes_of(struct plane p[2], const struct tern_kv_side *side, const uint8_t *data)
+{
+    const int bits = side->codec->bits;
+    p[0] = (struct plane){(uint8_t *)data, bits == 3 ? 4 : 8 / (size_t)bits, bits == 3 ? 2 : bits, 0};
+    p[1] = (struct plane){(uint8_t *)data + tern_kv_bytes2(side->dim), 8, 1, 2};
+    return bits == 3 ? 2 : 1;
+}
+
 static void encode(const struct tern_kv_side *side, uint8_t *data, uint16_t *head, const void *tile, int pos0,
                    void *scratch)
 {
     const struct tern_kv_scheme *s = scheme_of(side);
-    const size_t dim = (size_t)side->dim, n = dim * TERN_PAGE;
-    const size_t lanes = side->key ? TERN_PAGE : dim, per = 8 / (size_t)s->codec.bits;
+    const size_t dim = (size_t)side->dim, lanes = side->key ? TERN_PAGE : dim;
+    struct plane plane[2];
+    const int n_planes = planes_of(plane, side, data);
     float *x = scratch;
     uint8_t *codes = tern_kv_coded_vectors(side, x, tile, pos0);
     for (size_t t = 0; t < TERN_PAGE; t++)
         encode_vector(s, codes + t * dim, head + t, x + t * dim, side->dim);
-    memset(data, 0, n / per);
+    memset(data, 0, s->codec.data_bytes(side->dim));
     for (size_t t = 0; t < TERN_PAGE; t++)
         for (size_t d = 0; d < dim; d++) {
             size_t row = side->key ? d : t, lane = side->key ? t : d;
-            data[row / per * lanes + lane] |= (uint8_t)(codes[t * dim + d] << (row % per * (size_t)s->codec.bits));
+            for (int i = 0; i < n_planes; i++) {
+                const struct plane *p = &plane[i];
+                const int code = codes[t * dim + d] >> p->from & ((1 << p->bits) - 1);
+                p->bytes[row / p->per * lanes + lane] |= (uint8_t)(code << (row % p->per * (size_t)p->bits));
+            }
         }
 }
 
@@ -153,10 +175,17 @@ static void load_codes(float *restrict x, const uint8_t *restrict code, int shif
         x[j] = (float)(code[j] >> shift & mask);
 }
 
-static void load_levels(float *restrict x, const uint8_t *restrict code, int shift, const float *level)
+static void load_levels(float *restrict x, const uint8_t *restrict code, int shift, int mask, const float *level)
 {
     for (int j = 0; j < 16; j++)
-        x[j] = level[code[j] >> shift & 15];
+        x[j] = level[code[j] >> shift & mask];
+}
+
+static void load_levels3(float *restrict x, const uint8_t *restrict low, int shift, const uint8_t *restrict high,
+                         int high_shift, const float *level)
+{
+    for (int j = 0; j < 16; j++)
+        x[j] = level[(low[j] >> shift & 3) | (high[j] >> high_shift & 1) << 2];
 }
 
 static void scale_lanes(float *restrict x, const float *restrict scale, const float *restrict bias)
@@ -176,13 +205,19 @@ static void decode_rows(const struct tern_kv_side *side, float *out, const uint8
                         int row0, int n)
 {
     const struct tern_kv_scheme *s = scheme_of(side);
-    const int lanes = side->key ? TERN_PAGE : side->dim, per = 8 / s->codec.bits, mask = (1 << s->codec.bits) - 1;
+    const int lanes = side->key ? TERN_PAGE : side->dim;
+    struct plane p[2];
+    const bool two = planes_of(p, side, data) == 2;
+    const int per = (int)p->per, mask = (1 << p->bits) - 1;
     for (int row = row0; row < row0 + n; row++) {
-        const uint8_t *codes = data + (size_t)(row / per) * (size_t)lanes;
-        const int shift = row % per * s->codec.bits;
+        const uint8_t *codes = p->bytes + (size_t)(row / per) * (size_t)lanes;
+        const uint8_t *high = p[1].bytes + (size_t)(row / 8) * (size_t)lanes;
+        const int shift = row % per * p->bits;
         for (int i = 0; i < lanes; i += 16, out += 16) {
-            if (s->level)
-                load_levels(out, codes + i, shift, s->level);
+            if (two)
+                load_levels3(out, codes + i, shift, high + i, row % 8, s->level);
+            else if (s->level)
+                load_levels(out, codes + i, shift, mask, s->level);
             else
                 load_codes(out, codes + i, shift, mask);
             int at = side->key ? row / s->group * TERN_PAGE + i : i / s->group * TERN_PAGE + row;
@@ -271,15 +306,20 @@ const struct tern_kv_scheme tern_kv_affine4 = {
     .group = 64,
 };
 
-const struct tern_kv_scheme tern_kv_g16 = {
-    .codec = {.name = "g16",
-              .about = "4 bits, rotated, Lloyd-Max levels, scale per 16 dims, as mlx-swift's first TurboQuant",
-              .bits = 4,
-              .rotated = true,
-              .accepts = tern_kv_rotated_accepts,
-              .data_bytes = tern_kv_bytes4,
-              .head_bytes = g16_head_bytes,
-              FUNCTIONS},
-    .group = 16,
-    .level = TERN_KV_LEVELS(4),
-};
+#define G16(name_, bits_)                                                                                            \
+    {                                                                                                                \
+        .codec = {.name = name_,                                                                                     \
+                  .about =                                                                                           \
+                      #bits_ " bits, rotated, Lloyd-Max levels, scale per 16 dims, as mlx-swift's first TurboQuant", \
+                  .bits = bits_,                                                                                     \
+                  .rotated = true,                                                                                   \
+                  .accepts = tern_kv_rotated_accepts,                                                                \
+                  .data_bytes = tern_kv_bytes##bits_,                                                                \
+                  .head_bytes = g16_head_bytes,                                                                      \
+                  FUNCTIONS},                                                                                        \
+        .group = 16, .level = TERN_KV_LEVELS(bits_),                                                                 \
+    }
+
+const struct tern_kv_scheme tern_kv_g16 = G16("g16", 4);
+const struct tern_kv_scheme tern_kv_g16_3 = G16("g16_3", 3);
+const struct tern_kv_scheme tern_kv_g16_2 = G16("g16_2", 2);

@@ -104,7 +104,10 @@ out:
 static void multiply(struct speed *s, const struct weights *t, int matrix, int rows)
 {
     const struct tern_matmul m = {.w = &t->w[matrix], .y = s->y};
+    const struct tern_dev_step step = {.n_rows = rows};
+    s->dev->ops->begin(s->dev, &step);
     s->dev->ops->matmul(s->dev, &m, 1, s->x, rows, s->p->prompt ? rows : 0);
+    s->dev->ops->end(s->dev);
 }
 
 static double time_pass(struct speed *s, const struct weights *t, int rows)

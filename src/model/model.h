@@ -42,6 +42,7 @@ struct tern_net {
     struct tern_map packed;                      /* the file that memory stands for, if it does */
     size_t memory_bytes;
     char notice[512]; /* a sentence about that file for people, or "" */
+    uint64_t stretch; /* of tern_net_stretch: keys of another one do not fit; 0: none */
     uint64_t digest;  /* of the tensor table and sampled weight bytes */
     int64_t n_params;
 };
@@ -68,6 +69,9 @@ bool tern_arch_find_gguf(struct tern_arch_gguf *out, const char *arch);
  * nothing that is wrong with that file is an error. */
 int tern_net_load(struct tern_net **out, const struct tern_file *f, const struct tern_dev_ops *device,
                   struct tern_pool *pool, const struct tern_packed_file *kept, tern_error *err);
+/* Before any engine opens: another scaling of the rotary embedding (tern_model_params), and the context that it gives.
+ * NULL and 0: as the file says. */
+int tern_net_stretch(struct tern_net *n, const char *scaling, double base, tern_error *err);
 void tern_net_free(struct tern_net *n);
 
 /* The first n numbers of a vector, to be freed with tern_free. */

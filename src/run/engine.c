@@ -76,8 +76,10 @@ int tern_engine_open(tern_engine **out, tern_model *m, const tern_engine_params 
     *out = NULL;
     TERN_TRY(check_params(p, err));
     if (p->ctx > m->net->desc.ctx)
-        TERN_FAIL(err, TERN_EINVAL, "context = %d is more than the %d tokens that %s was trained for", p->ctx,
-                  m->net->desc.ctx, m->path);
+        TERN_FAIL(err, TERN_EINVAL,
+                  "context = %d is more than the %d tokens that %s was trained for (rope_scaling: --rope-scaling "
+                  "yarn,factor=N)",
+                  p->ctx, m->net->desc.ctx, m->path);
     TERN_TRY(tern_alloc(&e, 1, sizeof *e, err));
     e->model = m;
     e->ctx = p->ctx ? p->ctx : m->net->desc.ctx;
@@ -267,7 +269,8 @@ int tern_seq_trim(tern_seq *s, int n, tern_error *err)
 static uint64_t digest(const tern_engine *e)
 {
     const struct tern_net *net = e->model->net;
-    return tern_rope_is_long(&net->desc.ropes[0], e->ctx) ? ~net->digest : net->digest;
+    const uint64_t h = net->digest + net->stretch;
+    return tern_rope_is_long(&net->desc.ropes[0], e->ctx) ? ~h : h;
 }
 
 int tern_seq_save(const tern_seq *s, const char *path, tern_error *err)

@@ -164,9 +164,15 @@ tern_event *tern_event_of(struct tern_event_node *n)
     return &n->event;
 }
 
+/* So that fd is readable while something waits.  Neither can fail: the counter is 0 or 1, and nothing blocks. */
+static void set_readable(const tern_events *q, bool readable)
+{
+    eventfd_t count;
+    (void)(readable ? eventfd_write(q->fd, 1) : eventfd_read(q->fd, &count));
+}
+
 void tern_events_push(tern_events *q, struct tern_event_node *n)
 {
-    const uint64_t one = 1;
     (void)pthread_mutex_lock(&q->lock);
     if (q->closed) {
         (void)pthread_mutex_unlock(&q->lock);
@@ -177,7 +183,7 @@ void tern_events_push(tern_events *q, struct tern_event_node *n)
     *q->end = n;
     q->end = &n->next;
     if (was_empty)
-        (void)!write(q->fd, &one, sizeof one);
+        set_readable(q, true);
     (void)pthread_mutex_unlock(&q->lock);
 }
 
@@ -186,7 +192,6 @@ void tern_events_push(tern_events *q, struct tern_event_node *n)
 
 static bool take(tern_events *q, tern_event *out)
 {
-    uint64_t count;
     (void)pthread_mutex_lock(&q->lock);
     tern_free(q->shown);
     q->shown = q->first;
@@ -195,7 +200,7 @@ static bool take(tern_events *q, tern_event *out)
         q->shown->next = NULL;
         if (!q->first) {
             q->end = &q->first;
-            (void)!read(q->fd, &count, sizeof count);
+            set_readable(q, false);
         }
         *out = q->shown->event;
     }

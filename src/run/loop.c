@@ -123,7 +123,7 @@ static void *run(void *arg)
         for (int i = 0; i < n_ending; i++)
             end_request(l, l->ending[i]);
         for (int i = 0; i < n_begun; i++)
-            tern_loop_begin(l, l->running[first + i]);
+            tern_loop_admit(l, l->running[first + i]);
         if (l->n_running)
             tern_loop_step(l);
     }

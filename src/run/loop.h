@@ -132,6 +132,7 @@ struct tern_pace {                     /* how long steps take, in seconds */
     double idle[TERN_PACE_SIZES];      /* decode rows alone, by the logarithm of their number */
     uint64_t idle_at[TERN_PACE_SIZES]; /* the step that measured that last */
     uint64_t step;
+    double row_s;   /* a prompt row in a step of such alone */
     double rows;    /* prompt rows that a step may have */
     double least_s; /* what the fewest rows cost */
     double saved;   /* by steps without prompt rows, towards those */
@@ -184,7 +185,7 @@ void tern_loop_release(tern_loop *l, struct tern_request_run *q); /* what it hel
 int tern_loop_place(const tern_loop *l, const struct tern_request_run *q);
 
 /* loop_step.c: begins a request that was let in; one step of all that run. */
-void tern_loop_begin(tern_loop *l, struct tern_request_run *q);
+void tern_loop_admit(tern_loop *l, struct tern_request_run *q);
 void tern_loop_step(tern_loop *l);
 void tern_times_add(tern_times *t, double seconds);
 

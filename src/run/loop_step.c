@@ -289,7 +289,7 @@ static void take_tokens(tern_loop *l)
         }
 }
 
-void tern_loop_begin(tern_loop *l, struct tern_request_run *q)
+void tern_loop_admit(tern_loop *l, struct tern_request_run *q)
 {
     tern_error err = {0};
     struct tern_choice *c = &q->choices[0];

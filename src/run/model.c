@@ -198,7 +198,7 @@ int tern_model_open(tern_model **out, const char *path, const tern_model_params 
     struct tern_str name;
     const struct tern_dev_ops *device;
     *out = NULL;
-    TERN_TRY(tern_dev_find(&device, NULL, err));
+    TERN_TRY(tern_dev_find(&device, p ? p->device : NULL, err));
     TERN_TRY(tern_alloc(&m, 1, sizeof *m, err));
     count_model(1);
     if (snprintf(m->path, sizeof m->path, "%s", path) >= (int)sizeof m->path)
@@ -210,6 +210,12 @@ int tern_model_open(tern_model **out, const char *path, const tern_model_params 
     TERN_TRY(tern_pool_new(&pool, n_threads, 0, err));
     begin_text(&text, m, n_threads);
     TERN_TRY(tern_net_load(&m->net, m->file, device, pool, &kept, err));
+    if (p && (p->rope_scaling || p->rope_base != 0)) {
+        tern_error why = {0};
+        rc = tern_net_stretch(m->net, p->rope_scaling, p->rope_base, &why);
+        if (rc < 0)
+            TERN_FAIL(err, rc, "%s: %s", m->path, why.msg);
+    }
     join_text(&text);
     TERN_TRY(check_text(&text, err));
     TERN_TRY(tern_file_get_str(m->file, "general.name", &name, err));

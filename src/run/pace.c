@@ -6,6 +6,8 @@
 
 #define LEAST_ROWS 8  /* fewer are not worth a pass over the weights */
 #define FORGET     64 /* steps after which the time of decode rows alone is measured again */
+#define ALONE_S    .2 /* longest step of prompt rows alone: cancels and newcomers wait for it */
+#define ALONE_ROWS 64 /* but it has so many rows: fewer would cost prompts much of their speed */
 
 static int size_class(int n)
 {
@@ -28,8 +30,11 @@ static double blend(double old, double new)
 int tern_pace_rows(struct tern_pace *p, int n_decode, int room)
 {
     p->step++;
-    if (!n_decode)
-        return room;
+    if (!n_decode) {
+        double rows = p->row_s > 0 ? ALONE_S / p->row_s : room;
+        rows = rows > ALONE_ROWS ? rows : ALONE_ROWS;
+        return rows < room ? (int)rows : room;
+    }
     int c = size_class(n_decode);
     if (p->idle[c] <= 0 || p->step - p->idle_at[c] > FORGET)
         return 0;
@@ -45,8 +50,11 @@ int tern_pace_rows(struct tern_pace *p, int n_decode, int room)
 void tern_pace_learn(struct tern_pace *p, int n_decode, int n_prompt, double seconds)
 {
     int c = size_class(n_decode);
-    if (!n_decode)
+    if (!n_decode) {
+        if (n_prompt >= ALONE_ROWS)
+            p->row_s = blend(p->row_s, seconds / n_prompt);
         return;
+    }
     if (!n_prompt) {
         p->idle[c] = blend(p->idle[c], seconds);
         p->idle_at[c] = p->step;

@@ -16,7 +16,7 @@ static void choice_clear(struct tern_choice *c)
     json_decref(c->scores);
 }
 
-static void job_free(struct tern_job *j)
+void tern_job_free(struct tern_job *j)
 {
     struct tern_server *s = j->server;
     if (j->all_next)
@@ -73,21 +73,30 @@ static void refuse(struct tern_job *j, const struct tern_fault *f)
     tern_fault_reply(call, f, j->api->shape);
 }
 
-void tern_job_start(struct tern_server *s, const struct tern_api *api, struct tern_http_call *c)
+struct tern_job *tern_job_new(struct tern_server *s, const struct tern_api *api)
 {
-    struct tern_fault f;
     struct tern_job *j = calloc(1, sizeof *j);
-    if (!j) {
-        (void)tern_fault_set(&f, 503, NULL, NULL, "out of memory");
-        tern_fault_reply(c, &f, api->shape);
-        return;
-    }
-    *j = (struct tern_job){.server = s, .call = c, .api = api, .created = (int64_t)time(NULL), .began = tern_now()};
+    if (!j)
+        return NULL;
+    *j = (struct tern_job){.server = s, .api = api, .created = (int64_t)time(NULL), .began = tern_now()};
     j->all_next = s->jobs;
     if (s->jobs)
         s->jobs->all_prev = j;
     s->jobs = j;
     s->n_jobs++;
+    return j;
+}
+
+void tern_job_start(struct tern_server *s, const struct tern_api *api, struct tern_http_call *c)
+{
+    struct tern_fault f;
+    struct tern_job *j = tern_job_new(s, api);
+    if (!j) {
+        (void)tern_fault_set(&f, 503, NULL, NULL, "out of memory");
+        tern_fault_reply(c, &f, api->shape);
+        return;
+    }
+    j->call = c;
     (void)snprintf(j->id, sizeof j->id, "%s", tern_http_call_id(c));
     j->path = strdup(tern_http_call_head(c)->path);
     tern_http_take_body(c, &j->body);
@@ -96,7 +105,7 @@ void tern_job_start(struct tern_server *s, const struct tern_api *api, struct te
         (void)tern_fault_set(&f, 429, "overloaded", NULL, "too many requests are waiting to be read; try again later");
         f.retry_after = 1;
         refuse(j, &f);
-        job_free(j);
+        tern_job_free(j);
     }
 }
 
@@ -160,7 +169,7 @@ void tern_job_prepared(struct tern_job *j)
     struct tern_http_call *call = j->call;
     struct tern_fault f = j->fault;
     if (!call) {
-        job_free(j);
+        tern_job_free(j);
         return;
     }
     if (f.status == 0 && j->answer) {
@@ -168,7 +177,7 @@ void tern_job_prepared(struct tern_job *j)
         j->answer = NULL;
         j->call = NULL;
         tern_reply_json(call, 200, answer);
-        job_free(j);
+        tern_job_free(j);
         return;
     }
     if (f.status == 0) {
@@ -180,7 +189,7 @@ void tern_job_prepared(struct tern_job *j)
     }
     refuse(j, &f);
     if (j->n_running == 0)
-        job_free(j);
+        tern_job_free(j);
 }
 
 /* ---- events ------------------------------------------------------------------------------------------------------ */
@@ -257,7 +266,7 @@ static void lane_ended(struct tern_lane *lane, const tern_event *e)
         if (j->stream)
             tern_http_end(call);
     }
-    job_free(j);
+    tern_job_free(j);
 }
 
 /* Calls beyond the first when the client wants one at a time. */

@@ -133,6 +133,7 @@ static void answer_tokenizer(struct tern_server *s, struct tern_http_call *c)
 /* ---- the table --------------------------------------------------------------------------------------------------- */
 
 static const struct route routes[] = {
+    {"GET", "/", tern_page_answer, NULL, TERN_SHAPE_OPENAI, true},
     {"GET", "/health", answer_ready, NULL, TERN_SHAPE_OPENAI, true},
     {"GET", "/ready", answer_ready, NULL, TERN_SHAPE_OPENAI, true},
     {"GET", "/v1/models", answer_models, NULL, TERN_SHAPE_OPENAI, false},

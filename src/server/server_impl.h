@@ -128,6 +128,9 @@ struct tern_job {
     struct tern_job *all_next, *all_prev;
 };
 
+/* A job without a call, and its end. */
+struct tern_job *tern_job_new(struct tern_server *s, const struct tern_api *api);
+void tern_job_free(struct tern_job *j);
 /* E: takes a call over; a worker prepares the answer. */
 void tern_job_start(struct tern_server *s, const struct tern_api *api, struct tern_http_call *c);
 void tern_job_prepared(struct tern_job *j); /* E: what a worker gives back */
@@ -200,7 +203,10 @@ extern const struct tern_api tern_api_chat, tern_api_completions, tern_api_token
 /* api_ollama.c */
 json_t *tern_ollama_models(const struct tern_server *s, bool running);
 
-/* metrics.c, kv.c */
+/* page.c */
+void tern_page_answer(struct tern_server *s, struct tern_http_call *c);
+
+/* metrics.c */
 int tern_metrics_text(struct tern_server *s, struct tern_buf *out);
 json_t *tern_kv_json(const struct tern_server *s);
 

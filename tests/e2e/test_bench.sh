@@ -17,7 +17,7 @@ column() {
 }
 
 run 0 "$TERN" bench --read 1M -m "$MODEL" -p 24 -n 3 -d 100,0 --kv f16,l4 -r 2 --json
-same "$(json '#results' :machine.cpu :machine.isa :machine.cores :machine.memory_bytes machine.model.name)" "8
+same "$(json '#results' :machine.cpu :machine.isa :machine.cores :machine.memory_bytes model.name)" "8
 string
 string
 integer
@@ -31,14 +31,14 @@ real
 tok/s" "result $i"
     i=$((i + 1))
 done
-same "$(json results.0.test results.0.depth results.0.kv results.3.depth results.3.kv results.4.test)" "pp24
+same "$(json results.0.test results.0.depth results.0.kv.spec results.3.depth results.3.kv.spec results.4.test)" "pp24
 0
 f16
 100
 l4
 tg3" "order of results"
 run 0 "$TERN" bench --read 1M -m "$MODEL" -p 0 -n 2 -d 0,0,5 --kv k=l4,v=l3 --kv q8 -r 1 --json -t 2
-same "$(json '#results' results.0.test results.0.kv results.1.kv results.2.depth results.0.threads)" "4
+same "$(json '#results' results.0.test results.0.kv.spec results.1.kv.spec results.2.depth results.0.threads)" "4
 tg2
 k=l4,v=l3
 q8
@@ -123,7 +123,7 @@ if command -v python3 >/dev/null; then
     make="$TEST_DATA/../../tools/make_synthetic_model.py"
     run 0 python3 "$make" --preset tiny --type q4_k --vocab 96 --kv-heads 1 -o "$work/random.gguf"
     run 0 "$TERN" bench --read 1M -m "$work/random.gguf" -p 5 -n 3 -d 70 --kv l4 -r 1 -b 2 --json
-    same "$(json '#results' results.1.batch machine.model.arch)" "2
+    same "$(json '#results' results.1.batch model.arch)" "2
 2
 llama" "bench of random weights"
     run 0 "$TERN" doctor -m "$work/random.gguf" --json

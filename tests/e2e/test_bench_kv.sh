@@ -17,8 +17,8 @@ same "$(tail -n +3 "$out" | awk 'NF != 10' | wc -l | tr -d ' ')" 0 "rows of anot
 run 0 "$TERN" bench kv $small -t 1 --json --kv l4 --kv k=q8,v=l3,first=0 --cpu-mask $simd
 same "$(json :machine.cpu :machine.isa)" "string
 string" "the machine"
-same "$(json '#results' results.0.kv results.1.kv results.2.kv machine.threads geometry.head_dim geometry.heads \
-    geometry.kv_heads geometry.ctx geometry.layers :peak_memory_bytes)" "3
+same "$(json '#results' results.0.kv.spec results.1.kv.spec results.2.kv.spec machine.threads geometry.head_dim geometry.n_heads \
+    geometry.n_kv_heads geometry.ctx geometry.n_layers :peak_memory_bytes)" "3
 f16
 l4
 k=q8,v=l3,first=0
@@ -46,7 +46,7 @@ real
 2" "result $i"
     i=$((i + 1))
 done
-same "$(json :machine.read_gb_per_s.median :machine.read_gb_per_s.min :machine.read_gb_per_s.max)" "real
+same "$(json :read_gb_per_s.median :read_gb_per_s.min :read_gb_per_s.max)" "real
 real
 real" "the speed of reading alone"
 same "$(json results.0.bytes results.0.error results.0.x_f16.median)" "307200.0
@@ -58,14 +58,14 @@ $((6 * (3 * 64 * (66 + 26) + 8 * 256))).0" "bytes of the coded plans"
 
 # ---- presets, and options that change them ----
 run 0 "$TERN" bench kv --preset smollm2 -c 100 --layers 1 -r 1 --read 1M --json --kv f16,l2
-same "$(json '#results' geometry.head_dim geometry.heads geometry.kv_heads geometry.ctx geometry.layers)" "2
+same "$(json '#results' geometry.head_dim geometry.n_heads geometry.n_kv_heads geometry.ctx geometry.n_layers)" "2
 64
 9
 3
 100
 1" "a preset"
 run 0 "$TERN" bench kv -c 100 --layers 1 -r 1 --read 1M --json --kv l4
-same "$(json geometry.head_dim geometry.heads geometry.kv_heads)" "128
+same "$(json geometry.head_dim geometry.n_heads geometry.n_kv_heads)" "128
 32
 8" "the default geometry"
 

@@ -47,7 +47,7 @@ real
         say "multiply what there is: error of result $i"
     i=$((i + 1))
 done
-same "$(json :machine.read_gb_per_s.median :machine.read_gb_per_s.min :machine.read_gb_per_s.max)" "real
+same "$(json :read_gb_per_s.median :read_gb_per_s.min :read_gb_per_s.max)" "real
 real
 real" "the speed of reading alone"
 # 96 x 512 weights of 4.5 bits, and 64 bytes that kernels may read behind them; as many matrices as reach 100 KiB.

@@ -134,10 +134,13 @@ rm "$work/m.gguf.ternkv"
 run 0 "$TERN" doctor --fit 8K --in 1M -m "$work/m.gguf" --out "$work/plan"
 grep -q '^layers=' "$work/plan" || say "rules for layers"
 run 0 "$TERN" inspect "$work/m.gguf" --kv "plan=$work/plan,cond=off" -c 8192 --json
-bytes=$(json kv.ctx_bytes)
+bytes=$(json kv.full_bytes)
 [ "${bytes%.*}" -le 1048576 ] || say "a plan that fits: $bytes"
 run 0 "$TERN" run -m "$work/m.gguf" -p x -n 2 --kv "plan=$work/plan,cond=off"
+run 0 "$TERN" doctor --fit 32K --in 1g -m "$work/m.gguf"
+grep -q "trained for 8192 tokens.*factor=4" "$err" || say "a context beyond the trained one"
 run 0 "$TERN" doctor --fit 8192 --in 1g -m "$work/m.gguf"
+grep -q "trained for" "$err" && say "nothing to warn of"
 same "$(grep -v '^#' "$out")" "f16" "room for 16 bits"
 run 1 "$TERN" doctor --fit 8K --in 100K -m "$work/m.gguf"
 one_line "tern: " "at least"

@@ -40,7 +40,7 @@ grep -q '^l4 : f16  *-  *-$' "$out" || say "no ratio to 0"
 
 # ---- JSON, and what the figures do not depend on ----
 run 0 "$TERN" eval kld -m "$MODEL" -f "$work/a.txt" -f "$work/b.txt" -c 128 --chunks 3 --kv l4,l2 --json -t 1
-same "$(json base.kv :base.ppl ctx n_chunks n_scored rows exact chunks_at_once plans_at_once '#texts' \
+same "$(json base.kv.spec :base.ppl ctx n_chunks n_scored rows exact chunks_at_once plans_at_once '#texts' \
     texts.0.n_chunks texts.1.n_chunks '#plans' '#ratios' :seconds :peak_memory_bytes)" "f16
 real
 128
@@ -57,7 +57,7 @@ false
 1
 real
 integer" "the object"
-same "$(json plans.0.kv plans.0.floor plans.1.kv plans.1.floor plans.2.kv plans.1.n_tokens plans.1.texts.0.n_tokens \
+same "$(json plans.0.kv.spec plans.0.floor plans.1.kv.spec plans.1.floor plans.2.kv.spec plans.1.n_tokens plans.1.texts.0.n_tokens \
     plans.1.texts.1.n_tokens plans.1.bits_per_value ratios.0.a ratios.0.b :ratios.0.mean.low :ratios.0.trimmed.high)" \
     "bf16
 true
@@ -93,10 +93,10 @@ run 0 "$TERN" eval kld -m "$MODEL" -f "$work/a.txt" -c 128 --chunks 1 --kv l4,f1
 same "$(json :ratios.0.mean.value :ratios.0.mean.low)" "null
 null" "a ratio to 0"
 run_with_input 0 "$(cat "$work/a.txt")" "$TERN" eval kld -m "$MODEL" -f - -c 128 --json
-same "$(json n_chunks '#plans' plans.1.kv plans.4.kv '#ratios')" "4
+same "$(json n_chunks '#plans' plans.1.kv.spec plans.4.kv.spec '#ratios')" "4
 5
-q8
-l2
+t4
+t2
 6" "the defaults"
 
 # ---- layers ----

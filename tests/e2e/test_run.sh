@@ -107,7 +107,7 @@ same "$(cat "$out")" "$seeded" "text of one seed"
 run 0 "$TERN" run -m "$MODEL" -p "$prompt" -n 24 --temp 1 --seed 12
 differ "$(cat "$out")" "$seeded" "text of another seed"
 run 0 "$TERN" run -m "$MODEL" -p "$prompt" -n 24 --temp 1 --json
-seed=$(json seed)
+seed=$(json sampling.seed)
 text=$(json text)
 run 0 "$TERN" run -m "$MODEL" -p "$prompt" -n 24 --temp 1 --json --seed "$seed"
 same "$(json text)" "$text" "text of the seed that --json told"

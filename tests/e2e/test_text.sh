@@ -79,7 +79,7 @@ null" "KV plan"
 same "$(json tensors.0.name tensors.0.type '#tensors')" "token_embd.weight
 F32
 30" "tensors"
-same "$(json tensor_types.F32.count)" 30 "tensor types"
+same "$(json tensor_types.F32.n_tensors)" 30 "tensor types"
 run 0 "$TERN" inspect "$BASE_MODEL" --json
 same "$(json model.has_template '#kv.layers')" "false
 3" "base model"
@@ -97,7 +97,7 @@ windowed=$TEST_DATA/tiny/gemma3-w8.gguf
 run 0 "$TERN" inspect "$windowed" --json
 same "$(json :kv.layers.0.reason :kv.layers.5.reason)" "string
 null" "reasons"
-same "$(json kv.ctx_bytes)" 79872.0 "bytes of a full context" # 5 layers * 8 tokens * 256 + 1024 tokens * 68
+same "$(json kv.full_bytes)" 79872 "bytes of a full context" # 5 layers * 8 tokens * 256 + 1024 tokens * 68
 run 0 "$TERN" eval logits -m "$windowed" --ids 1,2,3 --out "$work/x.npy"
 one_line "KV plan differs" "layers 0-4" "f16" "window"
 run 1 "$TERN" eval logits -m "$windowed" --ids 1,2,3 --out "$work/y.npy" --kv-policy strict

@@ -39,6 +39,7 @@ static inline void block_fill(const struct tern_kv_pool *p, uint32_t block, int 
     assert_non_null(bytes);
     memset(bytes, value, n);
     tern_kv_block_write(p, block, 0, bytes, n);
+    p->dev->ops->sync(p->dev);
     free(bytes);
 }
 

@@ -24,6 +24,11 @@
 
 /* ---- memory ------------------------------------------------------------------------------------------------------ */
 
+/* Small pieces come out of one range of addresses, so that one call changes the rights of all; large ones, most of
+ * which is never touched, have a mapping each. */
+#define RANGE ((size_t)16 << 30)
+#define SMALL ((size_t)4 << 20)
+
 struct guarded {
     struct tern_dev_mem mem; /* first: handles point here */
     size_t mapped;
@@ -31,12 +36,16 @@ struct guarded {
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static struct guarded *all;
-static int open_count; /* operations that run now, in any thread */
+static uint8_t *range;
+static size_t used;
+static struct guarded *large;     /* in use */
+static struct guarded *free_ones; /* small, to be taken again by who wants as much */
+static int open_count;            /* operations that run now, in any thread */
 
 static void protect(int rights)
 {
-    for (struct guarded *g = all; g; g = g->next)
+    CHECK(used == 0 || mprotect(range, used, rights) == 0, "mprotect failed");
+    for (struct guarded *g = large; g; g = g->next)
         CHECK(mprotect(g->mem.p, g->mapped, rights) == 0, "mprotect failed");
 }
 
@@ -56,28 +65,66 @@ static void leave(void)
     (void)pthread_mutex_unlock(&lock);
 }
 
-static int new_memory(struct tern_dev_mem **out, size_t bytes, const void *contents, tern_error *err)
+static void *map_nothing(size_t bytes)
 {
-    const size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    return mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+}
+
+/* With the lock. */
+static struct guarded *take_small(size_t bytes)
+{
+    for (struct guarded **at = &free_ones; *at; at = &(*at)->next)
+        if ((*at)->mapped == bytes) {
+            struct guarded *g = *at;
+            *at = g->next;
+            return g;
+        }
     struct guarded *g = calloc(1, sizeof *g);
     CHECK(g, "out of memory");
+    if (!range) {
+        range = map_nothing(RANGE);
+        CHECK(range != MAP_FAILED, "no range of addresses for its memory");
+    }
+    CHECK(bytes <= RANGE - used, "its range of addresses is full");
+    g->mem.p = range + used;
+    used += bytes;
+    return g;
+}
+
+static struct guarded *take_large(size_t bytes)
+{
+    void *p = map_nothing(bytes);
+    if (p == MAP_FAILED)
+        return NULL;
+    struct guarded *g = calloc(1, sizeof *g);
+    CHECK(g, "out of memory");
+    g->mem.p = p;
+    g->next = large;
+    large = g;
+    return g;
+}
+
+static int new_memory(struct tern_dev_mem **out, size_t bytes, const void *contents, tern_error *err)
+{
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE), all = (bytes + page) / page * page;
     *out = NULL;
-    g->mapped = (bytes + page) / page * page;
-    g->mem.bytes = bytes;
-    void *p = mmap(NULL, g->mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (p == MAP_FAILED) {
-        free(g);
+    (void)pthread_mutex_lock(&lock);
+    struct guarded *g = all <= SMALL ? take_small(all) : take_large(all);
+    if (!g) {
+        (void)pthread_mutex_unlock(&lock);
         return tern_err_set(err, TERN_ENOMEM, "cannot reserve %zu bytes of address space", bytes);
     }
-    g->mem.p = p;
-    if (contents && bytes)
-        memcpy(p, contents, bytes);
-    (void)pthread_mutex_lock(&lock);
-    if (open_count == 0)
-        CHECK(mprotect(p, g->mapped, PROT_NONE) == 0, "mprotect failed");
-    g->next = all;
-    all = g;
+    g->mapped = all;
+    g->mem.bytes = bytes;
+    g->mem.from = CPU_RESERVED;
+    if (open_count)
+        protect(PROT_READ | PROT_WRITE);
     (void)pthread_mutex_unlock(&lock);
+    if (contents && bytes) {
+        enter();
+        memcpy(g->mem.p, contents, bytes);
+        leave();
+    }
     *out = &g->mem;
     return 0;
 }
@@ -86,14 +133,20 @@ static void free_memory(struct tern_dev_mem *m)
 {
     struct guarded *g = (struct guarded *)m;
     (void)pthread_mutex_lock(&lock);
-    struct guarded **at = &all;
-    while (*at && *at != g)
-        at = &(*at)->next;
-    CHECK(*at, "memory is released that is not there");
-    *at = g->next;
+    if (g->mapped <= SMALL) {
+        CHECK(madvise(m->p, g->mapped, MADV_DONTNEED) == 0, "madvise failed");
+        g->next = free_ones;
+        free_ones = g;
+    } else {
+        struct guarded **at = &large;
+        while (*at && *at != g)
+            at = &(*at)->next;
+        CHECK(*at, "memory is released that is not there");
+        *at = g->next;
+        (void)munmap(m->p, g->mapped);
+        free(g);
+    }
     (void)pthread_mutex_unlock(&lock);
-    (void)munmap(g->mem.p, g->mapped);
-    free(g);
 }
 
 /* ---- what is written down ---------------------------------------------------------------------------------------- */
@@ -193,11 +246,8 @@ static void run_memory(struct tern_dev *d, struct call *c)
     case ZERO:
         tern_cpu_zero(d, c->to, c->z[0], c->z[1]);
         break;
-    default: { /* DISCARD */
-        struct tern_dev_mem lazy = *c->to;
-        lazy.from = CPU_RESERVED;
-        tern_cpu_discard(d, &lazy, c->z[0], c->z[1]);
-    }
+    default:
+        tern_cpu_discard(d, c->to, c->z[0], c->z[1]);
     }
 }
 

@@ -2,13 +2,14 @@
 #ifndef TERN_TEST_LOOP_CASE_H
 #define TERN_TEST_LOOP_CASE_H
 
+#include <stdatomic.h>
 #include "base/rng.h"
 #include "tern/loop.h"
 #include "tiny.h"
 
 enum { LC_CHOICES = 4, LC_TOKENS = 600, LC_TEXT = 8192 };
 
-static int lc_turns;
+static atomic_int lc_turns;
 
 struct lc_choice {
     int32_t ids[LC_TOKENS];
@@ -61,7 +62,7 @@ static inline void lc_note(const tern_event *e)
     switch (e->kind) {
     case TERN_EVENT_START:
         r->starts++;
-        r->turn = ++lc_turns;
+        r->turn = atomic_fetch_add(&lc_turns, 1);
         break;
     case TERN_EVENT_PROMPT:
         assert_true(e->done > r->done && e->done <= e->n_prompt);

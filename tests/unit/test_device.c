@@ -7,6 +7,7 @@
 #include <string.h>
 #include <cmocka.h>
 #include "dev/dev.h"
+#include "tern/tern.h"
 
 static void test_names(void **state)
 {
@@ -88,11 +89,31 @@ static void test_memory(void **state)
             check_memory(tern_dev_at(i), lazy);
 }
 
+/* A model opens on the device that is asked for, or not at all. */
+static void test_model_device(void **state)
+{
+    (void)state;
+    tern_model *m;
+    tern_error err = {0};
+    tern_model_params p = {.n_threads = 1, .packed = "off", .device = "abacus"};
+    assert_int_equal(tern_model_open(&m, "no/such/model.gguf", &p, &err), TERN_EINVAL);
+    assert_null(m);
+    assert_non_null(strstr(err.msg, "abacus"));
+    assert_non_null(strstr(err.msg, "cpu"));
+    const char *const good[] = {"cpu", "auto", NULL};
+    for (int i = 0; i < 3; i++) {
+        p.device = good[i];
+        assert_true(tern_model_open(&m, "no/such/model.gguf", &p, &err) < 0);
+        assert_non_null(strstr(err.msg, "no/such/model.gguf"));
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_names),
         cmocka_unit_test(test_memory),
+        cmocka_unit_test(test_model_device),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -119,7 +119,7 @@ static void check_request(struct fixture *f, const tern_request *r, const struct
 /* ---- joins, leaves, cancels ---------------------------------------------------------------------------------------
  */
 
-enum { N_REQUESTS = 36 };
+enum { N_REQUESTS = 60 };
 
 static void draw_request(struct fixture *f, struct tern_rng *g, tern_request *r)
 {
@@ -196,6 +196,71 @@ static void test_random_joins(void **state)
         run_random(models[m], 100 + m, 5, 0, 0);
         run_random(models[m], 200 + m, 8, 24, 800000);
     }
+}
+
+/* ---- many who ask -------------------------------------------------------------------------------------------------
+ */
+
+enum { N_ASKERS = 3, N_EACH = 16 };
+
+struct asker {
+    struct fixture *f;
+    uint64_t seed;
+    tern_request r[N_EACH];
+    struct lc_request *rec[N_EACH];
+    bool failed;
+};
+
+static void *ask(void *arg)
+{
+    struct asker *a = arg;
+    struct tern_rng g = {a->seed};
+    tern_events *q;
+    tern_error err = {0};
+    if (tern_events_new(&q, &err) < 0)
+        return NULL;
+    a->failed = false;
+    for (int i = 0; i < N_EACH; i++) {
+        uint64_t id;
+        tern_event e;
+        tern_loop_stats stats;
+        a->rec[i] = lc_new();
+        draw_request(a->f, &g, &a->r[i]);
+        a->failed |= tern_loop_submit(a->f->loop, &a->r[i], q, a->rec[i], &id, &err) < 0;
+        if (tern_rng_u64(&g) % 4 == 0)
+            tern_loop_cancel(a->f->loop, id);
+        (void)tern_loop_position(a->f->loop, id);
+        tern_loop_get_stats(a->f->loop, &stats);
+        while (tern_rng_u64(&g) % 8 && tern_events_next(q, &e, 1))
+            lc_note(&e);
+    }
+    lc_wait(q, a->rec, N_EACH);
+    tern_events_free(q);
+    return NULL;
+}
+
+/* Threads with queues of their own submit, cancel and look at once. */
+static void test_many_who_ask(void **state)
+{
+    (void)state;
+    struct fixture f;
+    struct asker a[N_ASKERS];
+    pthread_t thread[N_ASKERS];
+    set_up(&f, "llama-tied", 4, 48, NULL);
+    for (int i = 0; i < N_ASKERS; i++) {
+        a[i] = (struct asker){.f = &f, .seed = 300 + (uint64_t)i, .failed = true};
+        assert_int_equal(pthread_create(&thread[i], NULL, ask, &a[i]), 0);
+    }
+    for (int i = 0; i < N_ASKERS; i++)
+        (void)pthread_join(thread[i], NULL);
+    for (int i = 0; i < N_ASKERS; i++) {
+        assert_false(a[i].failed);
+        for (int k = 0; k < N_EACH; k++) {
+            check_request(&f, &a[i].r[k], a[i].rec[k]);
+            free(a[i].rec[k]);
+        }
+    }
+    tear_down(&f);
 }
 
 /* ---- the queue ----------------------------------------------------------------------------------------------------
@@ -784,8 +849,16 @@ static void test_pace(void **state)
     /* Prompt rows are almost free: all that a step takes. */
     mean = pace_on(0, 1e-6, 8, &rows, &worst);
     assert_true(mean < 1.2 && rows > 300);
-    /* Nobody waits for tokens. */
+    /* Nobody waits for tokens: all that a step takes, unless that is long. */
     struct tern_pace p = {.gap = 2};
+    assert_int_equal(tern_pace_rows(&p, 0, 512), 512);
+    tern_pace_learn(&p, 0, 512, 1.024);
+    assert_int_equal(tern_pace_rows(&p, 0, 512), 100);
+    for (int i = 0; i < 50; i++)
+        tern_pace_learn(&p, 0, 100, 100);
+    assert_int_equal(tern_pace_rows(&p, 0, 512), 64);
+    for (int i = 0; i < 100; i++)
+        tern_pace_learn(&p, 0, 64, .001);
     assert_int_equal(tern_pace_rows(&p, 0, 512), 512);
 }
 
@@ -851,6 +924,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_random_joins),
+        cmocka_unit_test(test_many_who_ask),
         cmocka_unit_test(test_queue_is_bounded_and_fair),
         cmocka_unit_test(test_one_asker_does_not_fill_the_queue),
         cmocka_unit_test(test_room),

@@ -10,6 +10,7 @@
 #include "scratch.h"
 #include "tern/convert.h"
 #include "tern/eval.h"
+#include "tern/loop.h"
 #include "tiny.h"
 
 enum { CTX = 256, N_IDS = 300 };
@@ -174,6 +175,68 @@ static int generate(tern_error *err)
     return rc;
 }
 
+/* What a request's events come to. */
+static int receive(tern_events *q, tern_error *err)
+{
+    tern_event e;
+    do {
+        if (!tern_events_next(q, &e, 60000))
+            fail_msg("no event for a minute");
+        if (e.kind == TERN_EVENT_TEXT)
+            note(e.text, e.n);
+        if (e.kind == TERN_EVENT_TOKEN || e.kind == TERN_EVENT_SCORES)
+            for (int i = 0; i < e.n_tokens; i++)
+                note(&e.tokens[i].id, sizeof e.tokens[i].id);
+    } while (e.kind != TERN_EVENT_END);
+    return e.rc < 0 ? tern_err_set(err, e.rc, "%s", e.message) : 0;
+}
+
+/* Two choices, with all that a request can ask for.  Whatever fails is an error of the request, or of its submission.
+ */
+static int request(tern_events *q, tern_loop *l, tern_error *err)
+{
+    static const char *const stop[] = {"qqq"};
+    static const int32_t stop_id = 299;
+    tern_reply_params reply = {.calls = "off", .reasoning = "off"};
+    tern_request r;
+    uint64_t id;
+    tern_request_defaults(&r);
+    r.prompt = ids;
+    r.n_prompt = 70;
+    r.max_tokens = 5;
+    r.n_choices = 2;
+    r.logprobs = r.prompt_logprobs = 2;
+    r.min_tokens = 2;
+    r.stop = stop;
+    r.n_stop = 1;
+    r.stop_ids = &stop_id;
+    r.n_stop_ids = 1;
+    r.reply = &reply;
+    r.sampler.temperature = 1;
+    r.sampler.repetition_penalty = 1.1f;
+    int rc = tern_loop_submit(l, &r, q, NULL, &id, err);
+    return rc < 0 ? rc : receive(q, err);
+}
+
+static int loop(tern_error *err)
+{
+    tern_engine *e;
+    tern_loop *l = NULL;
+    tern_events *q = NULL;
+    tern_engine_params p = {.n_threads = 1, .ctx = 128, .kv = "t4", .max_seqs = 2};
+    int rc = tern_engine_open(&e, text_model, &p, err);
+    if (rc == 0)
+        rc = tern_events_new(&q, err);
+    if (rc == 0)
+        rc = tern_loop_open(&l, e, NULL, err);
+    if (rc == 0)
+        rc = request(q, l, err);
+    tern_loop_close(&l);
+    tern_events_free(q);
+    tern_engine_close(&e);
+    return rc;
+}
+
 /* ---- engines and sequences --------------------------------------------------------------------------------------- */
 
 static tern_engine_params params(void)
@@ -331,6 +394,7 @@ static const struct operation {
     {"chat", chat, NULL, false},
     {"tokenize", tokenize, NULL, false},
     {"generate", generate, NULL, false},
+    {"loop", loop, NULL, false},
 };
 
 static const char *only_operation, *only_kind;

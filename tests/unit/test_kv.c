@@ -246,6 +246,8 @@ static void test_layout_digests(void **state)
                                         "affine8",
                                         "affine4",
                                         "g16",
+                                        "g16_3",
+                                        "g16_2",
                                         "k=affine4,v=g16"};
     uint64_t seen[sizeof specs / sizeof *specs];
     (void)state;

@@ -1,12 +1,23 @@
-/* affine8, affine4, g16: bytes as docs/kv-page.md describes them, the rules of the engines that they come from, and
- * attention that is the same bit for bit on codes and on decoded pages. */
+/* affine8, affine4, g16, g16_3, g16_2: bytes as docs/kv-page.md describes them, the rules of the engines that they come
+ * from, and attention that is the same bit for bit on codes and on decoded pages. */
 #include "kv_bench.h"
 
-static const char *const names[] = {"affine8", "affine4", "g16"};
+static const char *const names[] = {"affine8", "affine4", "g16", "g16_3", "g16_2"};
 #define N_NAMES (int)(sizeof names / sizeof *names)
 
-static const double normal[8] = {0.12839503, 0.38804830, 0.65675912, 0.94234046,
-                                 1.25623120, 1.61804639, 2.06901723, 2.73258957};
+/* Lloyd-Max levels above zero, for 4, 3 and 2 bits. */
+static const double normal4[8] = {0.12839503, 0.38804830, 0.65675912, 0.94234046,
+                                  1.25623120, 1.61804639, 2.06901723, 2.73258957};
+static const double normal3[4] = {0.24509418, 0.75600528, 1.34390928, 2.15194570};
+static const double normal2[2] = {0.45278003, 1.51041761};
+static const double *const normals[5] = {[4] = normal4, [3] = normal3, [2] = normal2};
+
+/* Level of a code of so many bits. */
+static double level_of(int code, int bits)
+{
+    const int half = 1 << (bits - 1);
+    return code < half ? -normals[bits][half - 1 - code] : normals[bits][code - half];
+}
 
 static int group_of(const struct bench *b)
 {
@@ -19,7 +30,11 @@ static int code_at(const struct bench *b, int t, int d)
     int row = b->side.key ? d : t, lane = b->side.key ? t : d, lanes = b->side.key ? 64 : b->side.dim;
     if (b->side.codec->bits == 8)
         return b->data[row * lanes + lane];
-    return b->data[row / 2 * lanes + lane] >> (row % 2 * 4) & 15;
+    if (b->side.codec->bits == 4)
+        return b->data[row / 2 * lanes + lane] >> (row % 2 * 4) & 15;
+    int low = b->data[row / 4 * lanes + lane] >> (row % 4 * 2) & 3;
+    const uint8_t *high = b->data + b->side.dim * 64 / 4;
+    return b->side.codec->bits == 2 ? low : low | (high[row / 8 * lanes + lane] >> row % 8 & 1) << 2;
 }
 
 static float scale_at(const struct bench *b, int t, int d)
@@ -53,10 +68,8 @@ static void test_bytes(void **state)
         for (int t = 0; t < 64; t++)
             for (int d = 0; d < dim; d++) {
                 int code = code_at(&b, t, d);
-                float want =
-                    b.side.codec->rotated
-                        ? scale_at(&b, t, d) * (float)copysign(normal[code < 8 ? 7 - code : code - 8], code - 7.5)
-                        : scale_at(&b, t, d) * (float)code + bias_at(&b, t, d);
+                float want = b.side.codec->rotated ? scale_at(&b, t, d) * (float)level_of(code, b.side.codec->bits)
+                                                   : scale_at(&b, t, d) * (float)code + bias_at(&b, t, d);
                 assert_true(decoded_at(&b, t, d) == want);
             }
         bench_close(&b);
@@ -83,6 +96,10 @@ static void test_sizes(void **state)
                  {"g16", 128, 5},
                  {"g16", 96, 5},
                  {"g16", 32, 5},
+                 {"g16_3", 128, 4},
+                 {"g16_3", 80, 4},
+                 {"g16_2", 128, 3},
+                 {"g16_2", 48, 3},
                  {"g16", 352, 0},
                  {"g16", 48, 5},
                  {"g16", 40, 0},
@@ -179,10 +196,11 @@ static void test_g16_rule(void **state)
 {
     (void)state;
     rng.state = 3;
-    for (int c = 0; c < 8; c++) {
+    for (int c = 0; c < 24; c++) {
         struct bench b;
         int dim = c & 4 ? 192 : 64;
-        bench_open(&b, "g16", dim, c & 1, c & 2);
+        const int bits = 4 - c / 8, half = 1 << (bits - 1);
+        bench_open(&b, bits == 4 ? "g16" : bits == 3 ? "g16_3" : "g16_2", dim, c & 1, c & 2);
         fill(&b, 2);
         bench_code(&b);
         for (int t = 0; t < 64; t++) {
@@ -197,14 +215,15 @@ static void test_g16_rule(void **state)
                     got += (double)decoded_at(&b, t, d) * (double)decoded_at(&b, t, d);
                 }
                 assert_true(fabs(sqrt(got / ss) - 1) < 0x1p-10);
-                assert_int_equal(code_at(&b, t, top), y[top] > 0 ? 15 : 0);
+                assert_int_equal(code_at(&b, t, top), y[top] > 0 ? 2 * half - 1 : 0);
                 for (int d = d0; d < d0 + 16; d++) {
-                    double z = fabs((double)y[d]) / fabs((double)y[top]) * normal[7], best = INFINITY;
-                    int code = code_at(&b, t, d), level = code < 8 ? 7 - code : code - 8;
-                    for (int k = 0; k < 8; k++)
-                        best = fmin(best, fabs(z - normal[k]));
-                    assert_true(fabs(z - normal[level]) <= best + 1e-5);
-                    assert_true((code > 7) == (y[d] > 0));
+                    double z = fabs((double)y[d]) / fabs((double)y[top]) * normals[bits][half - 1];
+                    double best = INFINITY;
+                    int code = code_at(&b, t, d);
+                    for (int k = 0; k < half; k++)
+                        best = fmin(best, fabs(z - normals[bits][k]));
+                    assert_true(fabs(z - fabs(level_of(code, bits))) <= best + 1e-5);
+                    assert_true((code >= half) == (y[d] > 0));
                 }
             }
         }
@@ -216,7 +235,7 @@ static void test_g16_rule(void **state)
 static void test_error(void **state)
 {
     (void)state;
-    static const double known[] = {2.95e-5, 0.0082, 0.00523};
+    static const double known[] = {2.95e-5, 0.0082, 0.00523, 0.0235, 0.1288};
     rng.state = 4;
     for (int c = 0; c < 2 * N_NAMES; c++) {
         struct bench b;

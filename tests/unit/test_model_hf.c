@@ -109,6 +109,67 @@ static void test_spellings(void **state)
     check_same(dir, "gemma2");
 }
 
+/* The logits of a configuration opened with another scaling of its rotary embedding. */
+static float *stretched(const char *config, const char *scaling, double base, int *ctx, size_t *n)
+{
+    struct tiny t = {0};
+    tern_error err = {0};
+    place("llama", config);
+    tern_model_params p = {.n_threads = 2, .rope_scaling = scaling, .rope_base = base};
+    tiny_ok(tern_model_open(&t.model, dir, &p, &err), &err);
+    tiny_read_ids(&t, "../hf/llama");
+    t.n_vocab = tern_model_get_info(t.model)->n_vocab;
+    *ctx = tern_model_get_info(t.model)->ctx;
+    *n = (size_t)t.n_ids * (size_t)t.n_vocab * sizeof(float);
+    float *out = run(&t, NULL, true, false);
+    tern_model_close(&t.model);
+    return out;
+}
+
+/* What is asked for computes what the same words in the configuration do, and gives the longer context. */
+static void test_stretch(void **state)
+{
+    static const struct {
+        const char *config, *plain, *scaling;
+        double base;
+        int ctx;
+    } cases[] = {
+        {LLAMA(", \"rope_theta\": 1000, \"rope_scaling\": {\"rope_type\": \"yarn\", \"factor\": 4, "
+               "\"original_max_position_embeddings\": 64}"),
+         LLAMA(", \"rope_theta\": 1000"), "yarn,factor=4,original=64", 0, 256},
+        {LLAMA(", \"rope_theta\": 1000, \"rope_scaling\": {\"rope_type\": \"linear\", \"factor\": 2}"),
+         LLAMA(", \"rope_theta\": 1000"), "linear,factor=2", 0, 512},
+        {LLAMA(", \"rope_theta\": 1000"), LLAMA(", \"rope_theta\": 5000"), NULL, 1000, 256},
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        int ctx;
+        size_t n;
+        float *want = stretched(cases[i].config, NULL, 0, &ctx, &n);
+        float *got = stretched(cases[i].plain, cases[i].scaling, cases[i].base, &ctx, &n);
+        float *plain = stretched(cases[i].plain, NULL, 0, &ctx, &n);
+        assert_memory_equal(got, want, n);
+        assert_memory_not_equal(got, plain, n);
+        free(want);
+        free(got);
+        free(plain);
+        float *again = stretched(cases[i].plain, cases[i].scaling, cases[i].base, &ctx, &n);
+        assert_int_equal(ctx, cases[i].ctx);
+        free(again);
+    }
+    static const char *const bad[] = {"yarn", "yarn,factor=0.5", "linear,factor=x", "ntk,factor=2",
+                                      "",     "yarn,factor=4,",  "none,factor=2",   "linear,factor=2,original=-1"};
+    place("llama", LLAMA(", \"rope_theta\": 1000"));
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        tern_model *m;
+        tern_error err = {0};
+        tern_model_params p = {.n_threads = 1, .rope_scaling = bad[i]};
+        assert_int_equal(tern_model_open(&m, dir, &p, &err), TERN_EINVAL);
+        assert_non_null(strstr(err.msg, "linear,factor=N"));
+        assert_non_null(strstr(err.msg, dir));
+    }
+}
+
 #define LLAMA4(more)                                                                                                 \
     "{\"model_type\": \"llama4\", \"text_config\": {\"model_type\": \"llama4_text\", \"num_hidden_layers\": 4, "     \
     "\"hidden_size\": 32, \"num_attention_heads\": 2, \"num_key_value_heads\": 1, \"head_dim\": 32, "                \
@@ -171,6 +232,56 @@ static void check_refused(const char *model, const struct refusal *cases, size_t
 #define QWEN35_VALUES ", \"linear_num_value_heads\": 6, \"linear_value_head_dim\": 32"
 #define QWEN35_GOOD   QWEN35_ROPE QWEN35_LAYERS QWEN35_VALUES
 
+/* Places qwen3_5 with all norms of value x, but for those of layers with a state, and its convolutions turned. */
+static void place_norms(uint16_t x, bool turned)
+{
+    static struct bytes b;
+    uint64_t n_header;
+    read_file(&b, "qwen3_5", "model.safetensors");
+    memcpy(&n_header, b.p, sizeof n_header);
+    char *data = b.p + 8 + n_header;
+    for (char *p = b.p + 8; (p = memmem(p, (size_t)(data - p), "norm.weight\"", 12)); p++) {
+        if (memcmp(p - 12, "linear_attn.", 12) == 0)
+            continue;
+        char *at = memmem(p, (size_t)(data - p), "data_offsets\":[", 15);
+        assert_non_null(at);
+        unsigned long from = strtoul(at + 15, &at, 10), to = strtoul(at + 1, NULL, 10);
+        for (; from < to; from += 2)
+            memcpy(data + from, &x, 2);
+    }
+    for (int i = 0; turned && i < 2; i++)
+        replace(&b, "", "[256,1,4]", "[256,4,1]");
+    write_file("model.safetensors", &b);
+    char path[600];
+    (void)snprintf(path, sizeof path, "%s/config.json", data_path("qwen3_5"));
+    (void)unlink(in_dir("config.json"));
+    assert_int_equal(symlink(path, in_dir("config.json")), 0);
+}
+
+/* mlx-lm turns convolutions and adds 1 to norms; what it wrote computes what it was made from. */
+static void test_turned(void **state)
+{
+    (void)state;
+    float *out[3];
+    struct tiny t;
+    size_t n = 0;
+    static const struct {
+        uint16_t norms;
+        bool turned;
+    } cases[3] = {{0x3F00, false}, {0x3FC0, true}, {0x3F00, true}}; /* .5, 1.5, .5 */
+    for (int i = 0; i < 3; i++) {
+        place_norms(cases[i].norms, cases[i].turned);
+        open_model(&t, dir, "qwen3_5");
+        out[i] = run(&t, NULL, true, false);
+        n = (size_t)t.n_ids * (size_t)t.n_vocab * sizeof(float);
+        tiny_close(&t);
+    }
+    assert_memory_equal(out[0], out[1], n);
+    assert_memory_not_equal(out[0], out[2], n);
+    for (int i = 0; i < 3; i++)
+        free(out[i]);
+}
+
 /* What the configuration of qwen3_5 may leave out, what it must not say, and how its tensors must lie. */
 static void test_qwen35(void **state)
 {
@@ -187,7 +298,7 @@ static void test_qwen35(void **state)
     };
     static const char *const changes[][3] = {
         {"layers.2.linear_attn.A_log", "layers.2.linear_attn.B_log", "\"blk.2.ssm_a\" is missing"},
-        {"[256,1,4]", "[256,4,1]", "has shape [1, 4], expected [4, 256]"}, /* as mlx-lm turns it; its norms hold 1+w */
+        {"[256,1,4]", "[256,2,2]", "has shape [2, 2], expected [4, 256]"},
     };
     (void)state;
     check_refused("qwen3_5", cases, sizeof cases / sizeof *cases);
@@ -344,9 +455,10 @@ static void test_packed_experts(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_parity), cmocka_unit_test(test_twins),          cmocka_unit_test(test_spellings),
-        cmocka_unit_test(test_llama4), cmocka_unit_test(test_qwen35),         cmocka_unit_test(test_gemma4),
-        cmocka_unit_test(test_latent), cmocka_unit_test(test_packed_experts),
+        cmocka_unit_test(test_parity),         cmocka_unit_test(test_twins),  cmocka_unit_test(test_spellings),
+        cmocka_unit_test(test_llama4),         cmocka_unit_test(test_qwen35), cmocka_unit_test(test_turned),
+        cmocka_unit_test(test_stretch),        cmocka_unit_test(test_gemma4), cmocka_unit_test(test_latent),
+        cmocka_unit_test(test_packed_experts),
     };
     find_models();
     return cmocka_run_group_tests(tests, set_up, tear_down);

@@ -94,7 +94,7 @@ static void test_defaults(void **state)
     assert_int_equal(l.a.v[TERN_OPT_DEPTH].ints[1], 4096);
     assert_int_equal(l.a.v[TERN_OPT_BENCH_PROMPT].i, 512);
     assert_int_equal(l.a.v[TERN_OPT_BENCH_KV].n_items, 1);
-    assert_string_equal(l.a.v[TERN_OPT_BENCH_KV].ss[0], "f16,l4");
+    assert_string_equal(l.a.v[TERN_OPT_BENCH_KV].ss[0], "f16,t4");
     tern_args_clear(&l.a);
 }
 

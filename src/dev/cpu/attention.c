@@ -91,6 +91,10 @@ void tern_attn_unit_init(struct attn_unit *u, const struct attn_step *step, cons
     int heads = step->heads[b->job->wide], per_kv = step->units[b->job->wide];
     int first = index % per_kv * heads;
     *u = (struct attn_unit){.step = step, .block = b, .kv_head = index / per_kv};
+    u->kind = step->kv->latent    ? &tern_attn_latent
+              : !b->job->wide     ? &tern_attn_narrow
+              : step->shape->bf16 ? &tern_attn_tiles
+                                  : &tern_attn_wide;
     u->key = tern_kv_side_of(&step->kv->k, u->kv_head);
     u->heads = step->group - first < heads ? step->group - first : heads;
     u->head0 = u->kv_head * step->group + first;
@@ -129,7 +133,7 @@ static void run_task(void *ctx, int task, int worker)
     number -= b->task0;
     if (b->job->wide) {
         tern_attn_unit_init(&u, step, b, number);
-        tern_attn_wide(&u, &c);
+        tern_attn_wide_unit(&u, &c);
         return;
     }
     int n_ranges = b->n_ranges ? b->n_ranges : 1;

@@ -68,9 +68,22 @@ struct attn_scratch {
     uint16_t *x16, *k16, *v16, *p16;
 };
 
+struct attn_unit;
+
+/* How a unit's q rows meet what the cache holds.  q rows come in, partial sums (c->o, c->m, c->l) go on. */
+struct attn_kind {
+    void (*begin)(void), (*end)(void); /* around a unit; NULL: nothing */
+    void (*pages)(const struct attn_unit *u, struct attn_scratch *c, int begin, int end);  /* closed ones */
+    void (*sinks)(const struct attn_unit *u, struct attn_scratch *c, const uint8_t *sink); /* of this KV head */
+    void (*raw)(const struct attn_unit *u, struct attn_scratch *c, int page, const uint8_t *tile);
+};
+/* Decode rows on codes, prompt rows in f32 and on tiles (attention_rows.c), latent layers (attention_latent.c). */
+extern const struct attn_kind tern_attn_narrow, tern_attn_wide, tern_attn_tiles, tern_attn_latent;
+
 struct attn_unit {
     const struct attn_step *step;
     const struct attn_block *block;
+    const struct attn_kind *kind;
     struct tern_kv_side key; /* of this KV head */
     int kv_head, head0, heads, n_q;
 };
@@ -105,13 +118,14 @@ void tern_attn_tile_softmax(const struct attn_unit *u, struct attn_scratch *c, i
 /* Q rows have seen their closed pages: transforms o, adds sinks and raw tiles, divides, writes to the output. */
 void tern_attn_finish(const struct attn_unit *u, struct attn_scratch *c);
 
-void tern_attn_wide(const struct attn_unit *u, struct attn_scratch *c);
+void tern_attn_wide_unit(const struct attn_unit *u, struct attn_scratch *c);
 
-/* Latent layers (attention_latent.c): closed pages [begin, end), the first tokens (keys [k.dim][64], zeros after the
- * last; values [first][v.dim] as they lie in the sink), a raw tile. */
-void tern_attn_latent_pages(const struct attn_unit *u, struct attn_scratch *c, int begin, int end);
-void tern_attn_latent_sinks(const struct attn_unit *u, struct attn_scratch *c, const float *keys, const void *values);
-void tern_attn_latent_raw(const struct attn_unit *u, struct attn_scratch *c, int page, const uint8_t *tile);
+/* The first tokens and a raw tile, where keys are cached as they are scored (attention_unit.c); raw tiles on matrix
+ * units.  tern_attn_sink_keys: keys [dim][first] of f16 or f32 to f32 [dim][padded], zeros after the last. */
+void tern_attn_sinks(const struct attn_unit *u, struct attn_scratch *c, const uint8_t *sink);
+void tern_attn_raw(const struct attn_unit *u, struct attn_scratch *c, int page, const uint8_t *tile);
+void tern_attn_raw_tiles(const struct attn_unit *u, struct attn_scratch *c, int page, const uint8_t *tile);
+void tern_attn_sink_keys(float *out, const uint8_t *p, bool raw32, int dim, int first, int padded);
 
 /* Wide units on matrix units (attention_tiles.c).  Page j of a group of n_pages: its keys and values in f32 become
  * tiles.  Then q rows go through the group by bands: q rows [i, i + n), i a multiple of TERN_BAND, n at most that; x:
@@ -121,11 +135,6 @@ void tern_attn_tile_page(const struct attn_unit *u, struct attn_scratch *c, int 
                          const float *v);
 void tern_attn_tile_band(const struct attn_unit *u, struct attn_scratch *c, int page, int n_pages, const float *x,
                          int i, int n, bool coded);
-
-static inline bool attn_on_tiles(const struct attn_unit *u)
-{
-    return u->step->shape->bf16 && u->block->job->wide && !u->step->kv->latent;
-}
 
 /* Coded tokens of a page start after the raw first ones. */
 static inline int attn_first_token(const struct attn_unit *u, int page)

@@ -28,7 +28,7 @@ static void attend(const struct attn_unit *u, struct attn_scratch *c, const floa
     tern_k.attn.accum_f32(c->o + (size_t)i * (size_t)kv->v.dim, c->s, v, c->shrink, kv->v.dim, hi, n);
 }
 
-void tern_attn_latent_pages(const struct attn_unit *u, struct attn_scratch *c, int begin, int end)
+static void latent_pages(const struct attn_unit *u, struct attn_scratch *c, int begin, int end)
 {
     const struct tern_kv_layer *kv = u->step->kv;
     const size_t dk = (size_t)kv->k.dim, dv = (size_t)kv->v.dim;
@@ -76,21 +76,24 @@ static const float *to_f32(float *buf, const void *x, bool raw32, size_t n)
     return buf;
 }
 
-void tern_attn_latent_sinks(const struct attn_unit *u, struct attn_scratch *c, const float *keys, const void *values)
+static void latent_sinks(const struct attn_unit *u, struct attn_scratch *c, const uint8_t *sink)
 {
     const struct tern_kv_layer *kv = u->step->kv;
     const size_t dv = (size_t)kv->v.dim, first = (size_t)kv->first;
-    const float *v = to_f32(c->v, values, kv->v.raw32, first * dv);
+    tern_attn_sink_keys(c->k, sink, kv->k.raw32, kv->k.dim, kv->first, TERN_PAGE);
+    const float *v = to_f32(c->v, sink + kv->sink_v_off, kv->v.raw32, first * dv);
     if (v != c->v)
         memcpy(c->v, v, first * dv * sizeof *v);
     memset(c->v + first * dv, 0, (TERN_PAGE - first) * dv * sizeof *v);
-    attend_raw(u, c, keys, c->v, 0, kv->first);
+    attend_raw(u, c, c->k, c->v, 0, kv->first);
 }
 
-void tern_attn_latent_raw(const struct attn_unit *u, struct attn_scratch *c, int page, const uint8_t *tile)
+static void latent_raw(const struct attn_unit *u, struct attn_scratch *c, int page, const uint8_t *tile)
 {
     const struct tern_kv_layer *kv = u->step->kv;
     const float *k = to_f32(c->k, tile, kv->k.raw32, (size_t)kv->k.dim * TERN_PAGE);
     const float *v = to_f32(c->v, tile + kv->tile_v_off, kv->v.raw32, (size_t)kv->v.dim * TERN_PAGE);
     attend_raw(u, c, k, v, page, TERN_PAGE);
 }
+
+const struct attn_kind tern_attn_latent = {.pages = latent_pages, .sinks = latent_sinks, .raw = latent_raw};

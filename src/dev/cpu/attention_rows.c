@@ -90,31 +90,47 @@ static int group_end(int page, int end)
     return next < end ? next : end;
 }
 
-void tern_attn_wide(const struct attn_unit *u, struct attn_scratch *c)
+static void wide_pages(const struct attn_unit *u, struct attn_scratch *c, int begin, int end)
 {
-    const int page0 = u->block->page0, raw0 = u->block->raw0;
-    const bool tiles = attn_on_tiles(u);
-    start_rows(u, c);
-    if (u->step->kv->latent) {
-        tern_attn_latent_pages(u, c, page0, raw0);
-        tern_attn_finish(u, c);
-        return;
-    }
-    if (page0 < raw0)
+    if (begin < end)
         wide_queries(u, c);
-    if (tiles)
-        tern_k.bf16.begin();
-    for (int page = page0; page < raw0;) {
-        int next = tiles ? group_end(page, raw0) : page + 1;
-        if (tiles)
-            tile_group(u, c, page, next - page);
-        else
-            wide_page(u, c, page);
-        page = next;
+    for (int page = begin; page < end; page++)
+        wide_page(u, c, page);
+}
+
+static void tile_pages(const struct attn_unit *u, struct attn_scratch *c, int begin, int end)
+{
+    if (begin < end)
+        wide_queries(u, c);
+    for (int page = begin, next; page < end; page = next) {
+        next = group_end(page, end);
+        tile_group(u, c, page, next - page);
     }
+}
+
+static void begin_tiles(void)
+{
+    tern_k.bf16.begin();
+}
+
+static void end_tiles(void)
+{
+    tern_k.bf16.end();
+}
+
+const struct attn_kind tern_attn_wide = {.pages = wide_pages, .sinks = tern_attn_sinks, .raw = tern_attn_raw};
+const struct attn_kind tern_attn_tiles = {
+    .begin = begin_tiles, .end = end_tiles, .pages = tile_pages, .sinks = tern_attn_sinks, .raw = tern_attn_raw_tiles};
+
+void tern_attn_wide_unit(const struct attn_unit *u, struct attn_scratch *c)
+{
+    start_rows(u, c);
+    if (u->kind->begin)
+        u->kind->begin();
+    u->kind->pages(u, c, u->block->page0, u->block->raw0);
     tern_attn_finish(u, c);
-    if (tiles)
-        tern_k.bf16.end();
+    if (u->kind->end)
+        u->kind->end();
 }
 
 /* ---- narrow ------------------------------------------------------------------------------------------------- */
@@ -184,6 +200,8 @@ static void narrow_pages(const struct attn_unit *u, struct attn_scratch *c, int 
     }
 }
 
+const struct attn_kind tern_attn_narrow = {.pages = narrow_pages, .sinks = tern_attn_sinks, .raw = tern_attn_raw};
+
 void tern_attn_narrow_range(const struct attn_unit *u, int range, struct attn_scratch *c)
 {
     const struct tern_kv_layer *kv = u->step->kv;
@@ -194,10 +212,7 @@ void tern_attn_narrow_range(const struct attn_unit *u, int range, struct attn_sc
     if (begin < end)
         tern_attn_fetch(tern_attn_page(u, begin), ATTN_FIRST < kv->head_bytes ? ATTN_FIRST : kv->head_bytes);
     start_rows(u, c);
-    if (kv->latent)
-        tern_attn_latent_pages(u, c, begin, end);
-    else
-        narrow_pages(u, c, begin, end);
+    u->kind->pages(u, c, begin, end);
     if (b->n_ranges > 1)
         save_part(u, range, c);
     else

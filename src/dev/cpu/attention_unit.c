@@ -153,11 +153,10 @@ static void sink_scores(float *s, const float *q, const float *k, int dim, int f
         }
 }
 
-/* Keys [dim][first] of f16 or f32 to f32 [dim][first4], padded with zeros. */
-static void load_sink_keys(float *out, const uint8_t *p, bool raw32, int dim, int first, int first4)
+void tern_attn_sink_keys(float *out, const uint8_t *p, bool raw32, int dim, int first, int padded)
 {
     for (int d = 0; d < dim; d++)
-        for (int t = 0; t < first4; t++) {
+        for (int t = 0; t < padded; t++) {
             size_t at = (size_t)d * (size_t)first + (size_t)t;
             float x = 0;
             if (t < first)
@@ -175,18 +174,11 @@ static void accum_raw(bool f32, float *o, const float *p, const void *v, const f
         tern_k.attn.accum_f16(o, p, v, shrink, dim, n_tok, n, NULL);
 }
 
-static void attend_sinks(const struct attn_unit *u, struct attn_scratch *c)
+void tern_attn_sinks(const struct attn_unit *u, struct attn_scratch *c, const uint8_t *sink)
 {
     const struct tern_kv_layer *kv = u->step->kv;
     const int first4 = (kv->first + 3) / 4 * 4, dv = kv->v.dim;
-    TERN_ASSERT(u->block->job->sink && kv->first <= TERN_PAGE);
-    const uint8_t *sink = u->block->job->sink + kv->sink_layer_off + (size_t)u->kv_head * kv->sink_bytes;
-    if (kv->latent) {
-        load_sink_keys(c->k, sink, kv->k.raw32, kv->k.dim, kv->first, TERN_PAGE);
-        tern_attn_latent_sinks(u, c, c->k, sink + kv->sink_v_off);
-        return;
-    }
-    load_sink_keys(c->k, sink, kv->k.raw32, kv->k.dim, kv->first, first4);
+    tern_attn_sink_keys(c->k, sink, kv->k.raw32, kv->k.dim, kv->first, first4);
     for (int i = 0; i < u->n_q; i += ATTN_SUB) {
         int n = u->n_q - i < ATTN_SUB ? u->n_q - i : ATTN_SUB;
         memset(c->s, 0, (size_t)n * TERN_PAGE * sizeof(float));
@@ -209,40 +201,27 @@ static const uint8_t *raw_tile(const struct attn_unit *u, int page)
     return heads + (size_t)u->kv_head * kv->tile_bytes;
 }
 
-static void attend_raw(const struct attn_unit *u, struct attn_scratch *c, int page)
+void tern_attn_raw(const struct attn_unit *u, struct attn_scratch *c, int page, const uint8_t *tile)
 {
     const struct tern_kv_layer *kv = u->step->kv;
     const int dk = kv->k.dim, dv = kv->v.dim;
-    const uint8_t *tile = raw_tile(u, page);
-    if (kv->latent) {
-        tern_attn_latent_raw(u, c, page, tile);
-        return;
-    }
     const void *keys = tile, *values = tile + kv->tile_v_off;
     bool k32 = kv->k.raw32, v32 = kv->v.raw32;
-    const bool tiles = attn_on_tiles(u);
-    const int sub = tiles ? TERN_BAND : ATTN_SUB;
-    /* Many q rows are worth a conversion; the results are the same bits either way.  Tiles are made of f32. */
-    if (!k32 && (tiles || u->n_q > ATTN_NARROW)) {
+    /* Many q rows are worth a conversion; the results are the same bits either way. */
+    if (!k32 && u->n_q > ATTN_NARROW) {
         tern_k.attn.f16_to_f32(c->k, keys, (size_t)dk * TERN_PAGE);
         keys = c->k;
         k32 = true;
     }
-    if (!v32 && (tiles || u->n_q > ATTN_NARROW)) {
+    if (!v32 && u->n_q > ATTN_NARROW) {
         tern_k.attn.f16_to_f32(c->v, values, (size_t)dv * TERN_PAGE);
         values = c->v;
         v32 = true;
     }
-    if (tiles)
-        tern_attn_tile_page(u, c, 0, 1, keys, values);
-    for (int i = 0; i < u->n_q; i += sub) {
-        int n = u->n_q - i < sub ? u->n_q - i : sub;
-        tern_attn_load_q(u, c->raw, i, n);
-        if (tiles) {
-            tern_attn_tile_band(u, c, page, 1, c->raw, i, n, false);
-            continue;
-        }
+    for (int i = 0; i < u->n_q; i += ATTN_SUB) {
+        int n = u->n_q - i < ATTN_SUB ? u->n_q - i : ATTN_SUB;
         int n_tok = page == u->block->own ? row_pos(u, i + n - 1) % TERN_PAGE + 1 : TERN_PAGE;
+        tern_attn_load_q(u, c->raw, i, n);
         if (k32)
             tern_k.attn.score_f32(c->s, c->raw, keys, dk, n);
         else
@@ -250,6 +229,35 @@ static void attend_raw(const struct attn_unit *u, struct attn_scratch *c, int pa
         tern_attn_softmax(u, c, i, n, page, 1, 0, TERN_PAGE, NULL);
         accum_raw(v32, c->o + (size_t)i * (size_t)dv, c->s, values, c->shrink, dv, n_tok, n);
     }
+}
+
+/* Tiles are made of f32. */
+void tern_attn_raw_tiles(const struct attn_unit *u, struct attn_scratch *c, int page, const uint8_t *tile)
+{
+    const struct tern_kv_layer *kv = u->step->kv;
+    const float *keys = (const float *)(const void *)tile,
+                *values = (const float *)(const void *)(tile + kv->tile_v_off);
+    if (!kv->k.raw32) {
+        tern_k.attn.f16_to_f32(c->k, (const uint16_t *)(const void *)keys, (size_t)kv->k.dim * TERN_PAGE);
+        keys = c->k;
+    }
+    if (!kv->v.raw32) {
+        tern_k.attn.f16_to_f32(c->v, (const uint16_t *)(const void *)values, (size_t)kv->v.dim * TERN_PAGE);
+        values = c->v;
+    }
+    tern_attn_tile_page(u, c, 0, 1, keys, values);
+    for (int i = 0; i < u->n_q; i += TERN_BAND) {
+        int n = u->n_q - i < TERN_BAND ? u->n_q - i : TERN_BAND;
+        tern_attn_load_q(u, c->raw, i, n);
+        tern_attn_tile_band(u, c, page, 1, c->raw, i, n, false);
+    }
+}
+
+static void attend_sinks(const struct attn_unit *u, struct attn_scratch *c)
+{
+    const struct tern_kv_layer *kv = u->step->kv;
+    TERN_ASSERT(u->block->job->sink && kv->first <= TERN_PAGE);
+    u->kind->sinks(u, c, u->block->job->sink + kv->sink_layer_off + (size_t)u->kv_head * kv->sink_bytes);
 }
 
 /* Adding +0 turns -0 into +0: the sign of a zero sum is the one thing that terms with weight 0 can change. */
@@ -278,6 +286,6 @@ void tern_attn_finish(const struct attn_unit *u, struct attn_scratch *c)
     if (kv->first && u->block->own >= kv->recent && tern_kv_oldest(kv->reach, u->block->pos0) < kv->first)
         attend_sinks(u, c);
     for (int page = u->block->raw0; page <= u->block->own; page++)
-        attend_raw(u, c, page);
+        u->kind->raw(u, c, page, raw_tile(u, page));
     write_out(u, c);
 }

@@ -350,6 +350,12 @@ static bool is_foreign(const struct tern_hf_words *w, const char *hf)
     return ends_with(hf, ".rotary_emb.inv_freq");
 }
 
+/* As the makers have it a convolution is [channels][1][width]; the bytes are the same. */
+static bool is_turned_conv(const struct tern_tensor *t)
+{
+    return ends_with(t->source, ".linear_attn.conv1d.weight") && t->n_dims == 3 && t->dims[0] == 1 && t->dims[1] > 1;
+}
+
 static int translate_tensor(const struct tern_hf_words *w, const char *const place[2], struct tern_tensor *t,
                             tern_error *err)
 {
@@ -371,10 +377,16 @@ static int translate_tensor(const struct tern_hf_words *w, const char *const pla
         t->dims[0] = inputs;
         t->turned = true;
     }
-    t->add = w->family->norms_from_1 && ends_with(t->source, "norm.weight") && !ends_with(name, "ssm_norm.weight");
+    t->add = w->family->norms_from_1 && !w->turned && ends_with(t->source, "norm.weight") &&
+             !ends_with(name, "ssm_norm.weight");
     t->minus_exp = ends_with(name, ".ssm_a");
     if (ends_with(name, ".ssm_conv1d.weight") && t->n_dims == 3 && t->dims[1] == 1) { /* one input to a channel */
         t->n_dims = 2;
+        t->dims[1] = t->dims[2];
+        t->dims[2] = 1;
+    } else if (is_turned_conv(t)) {
+        t->n_dims = 2;
+        t->dims[0] = t->dims[1];
         t->dims[1] = t->dims[2];
         t->dims[2] = 1;
     }
@@ -573,6 +585,8 @@ int tern_hf_translate(struct tern_file *f, struct tern_tensor_list *list, tern_e
             break;
         }
     }
+    for (size_t i = 0; i < list->n; i++)
+        w.turned |= is_turned_conv(&list->v[i]);
     for (size_t i = 0; i < list->n; i++)
         TERN_TRY(translate_tensor(&w, places[place], &list->v[i], err));
     for (size_t i = 0, n = list->n; i < n; i++)

@@ -1,0 +1,215 @@
+"""tern serve: clients that leave, read slowly or come in crowds, and the end of the server.  Bounded in number and time,
+and on 127.0.0.1 alone."""
+import json
+import os
+import random
+import signal
+import socket
+import threading
+import time
+
+from serve_lib import Server, check, finish, same, status_of
+
+LONG = {"prompt": "hello", "max_tokens": 8000, "ignore_eos": True, "stream": True, "temperature": 0}
+
+
+def request(path, body, more=b""):
+    data = json.dumps(body).encode()
+    return (f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n".encode() + more + b"\r\n" + data)
+
+
+def stops(s, name, seconds=2.0):
+    """The engine has nothing to do soon after a client left."""
+    began = time.time()
+    ok = s.wait_idle(30)
+    check(ok and time.time() - began < seconds, name, "stops the work, took", round(time.time() - began, 2))
+
+
+def test_disconnect(s):
+    for name, body, wait in (("in decode, streaming", LONG, 0.3), ("in decode, whole", {**LONG, "stream": False}, 0.3),
+                             ("in prefill", {**LONG, "prompt": [65] * 6000}, 0.1),
+                             ("in prefill, whole", {**LONG, "prompt": [65] * 6000, "stream": False}, 0.1),
+                             ("at once", LONG, 0.0)):
+        before = s.metric("tern_http_disconnects_total")
+        c = s.socket()
+        c.sendall(request("/v1/completions", body))
+        time.sleep(wait)
+        c.close()
+        stops(s, name)
+        end = time.time() + 5
+        while s.metric("tern_http_disconnects_total") == before and time.time() < end:
+            time.sleep(0.02)
+        check(s.metric("tern_http_disconnects_total") > before, name, "is noticed")
+    hard = s.socket()  # a reset instead of a close
+    hard.sendall(request("/v1/completions", LONG))
+    time.sleep(0.2)
+    hard.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+    hard.close()
+    stops(s, "a reset")
+
+
+def test_comments(s):
+    """A stream that has nothing to say yet says so."""
+    others = [s.socket() for _ in range(6)]
+    for c in others:
+        c.sendall(request("/v1/completions", {**LONG, "prompt": [65] * 4000}))
+    comments, events = s.events("/v1/chat/completions", {
+        "messages": [{"role": "user", "content": "x " * 3000}], "max_tokens": 1, "stream": True})
+    for c in others:
+        c.close()
+    check(comments and all(c.startswith(": prefill ") for c in comments), "comments while the prompt is read", comments)
+    same(events[-1][1], "[DONE]", "and then the answer")
+    s.wait_idle()
+
+
+def test_slow_reader(s):
+    """A reader that takes nothing is cut off, and others do not feel it."""
+    slow = s.socket()
+    slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    slow.sendall(request("/v1/completions", {**LONG, "logprobs": 20}))
+    time.sleep(0.2)
+    began = time.time()
+    same(s.complete(max_tokens=4).status, 200, "others go on")
+    check(time.time() - began < 5, "at once")
+    check(s.wait_idle(60), "the stream of a reader that takes nothing ends")
+    slow.close()
+
+
+def crowd(s, n, seed):
+    """n connections, half of them cut at a random moment."""
+    rng = random.Random(seed)
+    bodies = [("/v1/completions", {"prompt": "a", "max_tokens": 4, "stream": True}),
+              ("/v1/chat/completions", {"messages": [{"role": "user", "content": "b"}], "max_tokens": 4}),
+              ("/v1/completions", {"prompt": [65] * 300, "max_tokens": 40, "stream": True}),
+              ("/tokenize", {"content": "hello"})]
+    whole = answered = 0
+    pending = []
+    for _ in range(n):
+        path, body = rng.choice(bodies)
+        data = request(path, body, b"Connection: close\r\n")
+        c = s.socket()
+        if rng.random() < 0.5:
+            c.sendall(data[:rng.randrange(len(data) + 1)])
+            pending.append((c, True))
+        else:
+            c.sendall(data)
+            pending.append((c, False))
+            whole += 1
+        while len(pending) > 50:
+            answered += settle(*pending.pop(0), rng)
+    for c, cut in pending:
+        answered += settle(c, cut, rng)
+    return whole, answered
+
+
+def settle(c, cut, rng):
+    """1 when the answer came and was complete."""
+    if cut:
+        time.sleep(rng.random() * 0.002)
+        c.close()
+        return 0
+    got = b""
+    while piece := c.recv(65536):
+        got += piece
+    c.close()
+    ok = status_of(got) in (200, 429) and (b"chunked" not in got or got.endswith(b"0\r\n\r\n"))
+    check(ok, "a whole answer in a crowd", got[-200:])
+    return int(ok)
+
+
+def test_crowd(s):
+    crowd(s, 200, 1)  # what is allocated once
+    s.wait_idle()
+    time.sleep(0.5)
+    files, memory = s.open_files(), s.memory()
+    seed = int(os.environ.get("SEED", "7"))
+    whole, answered = crowd(s, 1000, seed)
+    same(answered, whole, f"all whole requests are answered (SEED={seed})")
+    check(s.wait_idle(), "the engine comes to rest")
+    time.sleep(1.0)
+    check(s.open_files() <= files + 2, "descriptors leak:", files, s.open_files())
+    grown = (s.memory() - memory) / 2**20
+    check(grown < 8, "memory grows by", round(grown, 1), "MiB")
+    check(s.get("/v1/kv").json["bytes"] < 2**20, "KV memory in use at rest", s.get("/v1/kv").json["bytes"])
+
+
+def test_idle(s):
+    """Connections that wait cost little."""
+    memory = s.memory()
+    waiting = [s.socket() for _ in range(500)]
+    for c in waiting:
+        c.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    for c in waiting:
+        check(c.recv(4096).startswith(b"HTTP/1.1 200"), "one of many is answered")
+    grown = (s.memory() - memory) / 2**20
+    check(grown < 5, "500 idle connections take", round(grown, 1), "MiB")
+    for c in waiting:
+        c.close()
+
+
+def test_end():
+    with Server() as s:  # what runs may end
+        c = s.socket()
+        c.sendall(request("/v1/completions", {"prompt": "a", "max_tokens": 300, "ignore_eos": True, "stream": True}))
+        got = c.recv(4096)
+        s.process.send_signal(signal.SIGTERM)
+        while piece := c.recv(65536):
+            got += piece
+        check(b"[DONE]" in got and got.endswith(b"0\r\n\r\n"), "a stream is ended after SIGTERM", got[-200:])
+        same(s.process.wait(60), 0, "status")
+        try:
+            s.socket()
+            check(False, "a server that is gone takes connections")
+        except OSError:
+            pass
+    for first, status in ((signal.SIGTERM, 143), (signal.SIGINT, 130)):  # a second signal does not wait
+        with Server() as s:
+            c = s.socket()
+            c.sendall(request("/v1/completions", LONG))
+            c.recv(1000)
+            s.process.send_signal(first)
+            time.sleep(0.3)
+            same(s.process.poll(), None, "it waits for what runs")
+            same(s.stop(first), status, "status after two signals")
+            c.close()
+    with Server("--drain", "0.5") as s:  # nor does it wait for ever
+        c = s.socket()
+        c.sendall(request("/v1/completions", LONG))
+        c.recv(1000)
+        began = time.time()
+        same(s.stop(signal.SIGTERM), 0, "status after --drain")
+        check(time.time() - began < 20, "within --drain", time.time() - began)
+        c.close()
+
+
+def test_limits():
+    with Server("--parallel", "1", "--queue", "2") as s:
+        busy = [s.socket() for _ in range(3)]
+        for c in busy:
+            c.sendall(request("/v1/completions", LONG))
+            time.sleep(0.2)
+        a = s.complete()
+        same((a.status, int(a.headers["Retry-After"]) >= 1), (429, True), "a full queue", a.body)
+        same(a.json["error"]["type"], "rate_limit_error", "its type")
+        for c in busy:
+            c.close()
+        check(s.wait_idle(), "the queue empties")
+        same(s.complete().status, 200, "and takes requests again")
+    with Server("--timeout", "0.3") as s:
+        began = time.time()
+        a = s.post("/v1/completions", {**LONG, "stream": False})
+        check(a.status >= 400 and time.time() - began < 10, "--timeout", a.status, a.body[:200])
+    with Server("--max-connections", "20") as s:
+        idle = [s.socket() for _ in range(60)]
+        same(s.get("/health").status, 200, "the oldest idle connection makes room")
+        for c in idle:
+            c.close()
+
+
+with Server() as server:
+    for test in (test_disconnect, test_comments, test_slow_reader, test_crowd, test_idle):
+        test(server)
+    same(server.stop(15), 0, "status after SIGTERM")
+test_limits()
+test_end()
+finish()

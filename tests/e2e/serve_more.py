@@ -1,0 +1,233 @@
+"""tern serve: the APIs of Anthropic and Ollama, OpenAI's responses and embeddings."""
+import base64
+import json
+import math
+import struct
+
+from serve_lib import Server, check, finish, same
+
+TOOL = {"name": "add", "description": "adds", "input_schema": {"type": "object", "properties": {}}}
+FLAT_TOOL = {"type": "function", "name": "add", "parameters": {"type": "object"}}
+USER = [{"role": "user", "content": "hello"}]
+
+
+# ---- Anthropic ---------------------------------------------------------------------------------------------------------
+
+def messages(s, **more):
+    return s.post("/v1/messages", {"messages": USER, "max_tokens": 8, "temperature": 0, **more},
+                  {"anthropic-version": "2023-06-01"})
+
+
+def test_messages(s):
+    text = s.chat().json["choices"][0]["message"]["content"]
+    a = messages(s)
+    j = a.json
+    same((a.status, j["type"], j["role"], j["stop_reason"], j["stop_sequence"]),
+         (200, "message", "assistant", "max_tokens", None), "a message")
+    same(j["content"], [{"type": "text", "text": text}], "its content")
+    check(j["id"].startswith("msg_") and a.headers["request-id"] in j["id"], "ids")
+    n = s.post("/v1/messages/count_tokens", {"messages": USER}).json
+    same((n["input_tokens"], j["usage"]["output_tokens"]),
+         (j["usage"]["input_tokens"] + j["usage"]["cache_read_input_tokens"], 8), "usage")
+    blocks = [{"role": "user", "content": [{"type": "text", "text": "hello", "cache_control": {"type": "ephemeral"}}]}]
+    same(messages(s, messages=blocks).json["content"], j["content"], "blocks")
+    system = {"system": [{"type": "text", "text": "x-anthropic-billing-header: 77"}, {"type": "text", "text": "Be."}]}
+    same(s.post("/v1/messages/count_tokens", {"messages": USER, **system}).json,
+         s.post("/v1/messages/count_tokens", {"messages": USER, "system": "Be."}).json, "the rotating header goes")
+    stopped = messages(s, stop_sequences=["zzz", text[3]]).json
+    same((stopped["stop_reason"], stopped["stop_sequence"]), ("stop_sequence", text[3]), "a stop sequence")
+    history = USER + [
+        {"role": "assistant", "content": [{"type": "thinking", "thinking": "t", "signature": "s"},
+                                          {"type": "text", "text": "Let me."},
+                                          {"type": "tool_use", "id": "a1", "name": "add", "input": {"a": 1}}]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a1", "content": "3"},
+                                     {"type": "text", "text": "so?"}]}]
+    a = messages(s, messages=history, tools=[TOOL])
+    same(a.status, 200, "a conversation with tools", a.body)
+
+
+def until(ask, good, what):
+    """What a model of 305 tokens says by chance is sooner or later a call: one token in 305 is one."""
+    for _ in range(4000):
+        got = ask()
+        if good(got):
+            return got
+    check(False, "no", what, "in 4000 replies")
+    return None
+
+
+def test_calls_by_chance(s):
+    """These APIs have no logit_bias, so replies are drawn until one has a call, or a thought."""
+    ask = {"messages": USER, "max_tokens": 8, "temperature": 5, "tools": [TOOL]}
+    kinds = lambda m: {b["type"] for b in m["content"]}
+    m = until(lambda: s.post("/v1/messages", ask).json, lambda m: "tool_use" in kinds(m), "tool_use")
+    use = [b for b in m["content"] if b["type"] == "tool_use"][0]
+    same((use["name"], use["input"], bool(use["id"])), ("add", {"a": 1, "b": [2]}, True), "a call of Anthropic's")
+    m = until(lambda: s.post("/v1/messages", ask).json, lambda m: "thinking" in kinds(m), "thinking")
+    check(m["content"][0]["type"] == "thinking" and m["content"][0]["thinking"], "a thought comes first", m)
+    stream = lambda: s.events("/v1/messages", {**ask, "stream": True})[1]
+    events = until(stream, lambda e: any('"tool_use"' in d for _, d in e), "streamed tool_use")
+    datas = [json.loads(d) for _, d in events]
+    starts = [d for d in datas if d["type"] == "content_block_start"]
+    same([d["index"] for d in starts], list(range(len(starts))), "blocks are numbered")
+    at = [d["index"] for d in starts if d["content_block"]["type"] == "tool_use"][0]
+    same(json.loads("".join(d["delta"]["partial_json"] for d in datas
+                            if d["type"] == "content_block_delta" and d["index"] == at)), {"a": 1, "b": [2]}, "its input")
+
+    chat = {"model": "tools", "messages": USER, "tools": [{"type": "function", "function": {"name": "add"}}],
+            "options": {"temperature": 5, "num_predict": 8}}
+    calls = lambda ls: [c for x in ls for c in x["message"].get("tool_calls", [])]
+    for streamed in (True, False):
+        got = until(lambda: lines(s, "/api/chat", {**chat, "stream": streamed}), calls, "call of Ollama's")
+        same(calls(got)[0], {"function": {"name": "add", "arguments": {"a": 1, "b": [2]}}}, "a call of Ollama's")
+
+    body = {"input": "hello", "max_output_tokens": 8, "temperature": 5, "tools": [FLAT_TOOL]}
+    has = lambda j: [o for o in j["output"] if o["type"] == "function_call"]
+    call = has(until(lambda: s.post("/v1/responses", body).json, has, "function_call"))[0]
+    same((call["name"], json.loads(call["arguments"]), call["status"]), ("add", {"a": 1, "b": [2]}, "completed"), "a call")
+    events = until(lambda: s.events("/v1/responses", {**body, "stream": True})[1],
+                   lambda e: any("function_call_arguments.done" in d for _, d in e), "streamed function_call")
+    datas = [json.loads(d) for _, d in events]
+    done = [d for d in datas if d["type"] == "response.function_call_arguments.done"][0]
+    delta = "".join(d["delta"] for d in datas if d["type"] == "response.function_call_arguments.delta"
+                    and d["item_id"] == done["item_id"])
+    same(delta, done["arguments"], "arguments in pieces")
+    final = datas[-1]["response"]["output"]
+    same([d["item"] for d in datas if d["type"] == "response.output_item.done"], final, "items as they were told")
+
+
+def test_messages_stream(s):
+    _, events = s.events("/v1/messages", {"messages": USER, "max_tokens": 8, "temperature": 0, "stream": True})
+    kinds = [e for e, _ in events if e != "ping"]
+    datas = [json.loads(d) for e, d in events if e != "ping"]
+    same([d["type"] for d in datas], kinds, "event and type agree")
+    same((kinds[0], kinds[1], kinds[-3:]),
+         ("message_start", "content_block_start", ["content_block_stop", "message_delta", "message_stop"]), "the order")
+    same(datas[0]["message"]["content"], [], "an empty message first")
+    same("".join(d["delta"]["text"] for d in datas if d["type"] == "content_block_delta"),
+         s.chat().json["choices"][0]["message"]["content"], "streamed text")
+    same((datas[-2]["delta"], datas[-2]["usage"]["output_tokens"]),
+         ({"stop_reason": "max_tokens", "stop_sequence": None}, 8), "the end")
+
+
+def test_messages_bad(s):
+    rows = [({"messages": []}, "messages"), ({"max_tokens": 0}, "max_tokens"), ({"max_tokens": None}, "max_tokens"),
+            ({"messages": [{"role": "system", "content": "a"}]}, "messages[0]"), ({"system": 1}, "system"),
+            ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "image"),
+            ({"messages": [{"role": "user", "content": [{"type": "tool_result"}]}]}, "tool_use_id"),
+            ({"messages": [{"role": "assistant", "content": [{"type": "tool_use"}]}]}, "input"),
+            ({"tools": [{"type": "web_search_20250305", "name": "w"}]}, "web_search_20250305"),
+            ({"tools": [{"name": "x"}]}, "input_schema"), ({"tool_choice": {"type": "any"}, "tools": [TOOL]}, "tool_choice"),
+            ({"tool_choice": {}}, "tool_choice"), ({"thinking": {"type": "x"}}, "thinking"),
+            ({"stop_sequences": [1]}, "stop"), ({"temperature": "x"}, "temperature"), ({"mcp_servers": [1]}, "MCP")]
+    for change, word in rows:
+        a = messages(s, **change)
+        same(a.status, 400, change, a.body[:200])
+        same((a.json["type"], a.json["error"]["type"]), ("error", "invalid_request_error"), "shape")
+        check(word in a.json["error"]["message"], change, a.json["error"]["message"])
+
+
+# ---- Ollama ------------------------------------------------------------------------------------------------------------
+
+def lines(s, path, body):
+    a = s.post(path, body)
+    same(a.status, 200, path, a.body)
+    return [json.loads(x) for x in a.body.decode().strip().split("\n")]
+
+
+def test_ollama(s):
+    options = {"temperature": 0, "num_predict": 8}
+    text = s.chat().json["choices"][0]["message"]["content"]
+    whole = lines(s, "/api/chat", {"model": "tools:latest", "messages": USER, "options": options, "stream": False})
+    same((len(whole), whole[0]["message"]["content"], whole[0]["done"], whole[0]["done_reason"]),
+         (1, text, True, "length"), "a chat")
+    same((whole[0]["eval_count"], whole[0]["prompt_eval_count"] > 0), (8, True), "figures")
+    parts = lines(s, "/api/chat", {"model": "tools", "messages": USER, "options": options})
+    same("".join(p["message"]["content"] for p in parts), text, "streamed by default")
+    same([p["done"] for p in parts], [False] * (len(parts) - 1) + [True], "done comes last")
+    same(lines(s, "/api/generate", {"model": "tools", "prompt": "hello", "options": options, "stream": False})[0]
+         ["response"], text, "generate")
+    raw = lines(s, "/api/generate", {"model": "tools", "prompt": "hello", "raw": True, "options": options})
+    same("".join(p["response"] for p in raw), s.complete().json["choices"][0]["text"], "generate, raw")
+    same(lines(s, "/api/generate", {"model": "tools"})[0]["done_reason"], "load", "no prompt")
+    same(s.get("/api/tags").json["models"][0]["name"], "tools", "tags")
+    same(s.get("/api/ps").json["models"][0]["context_length"], 8192, "ps")
+    check("tools" in s.post("/api/show", {"model": "tools"}).json["capabilities"], "show")
+    check(s.get("/api/version").json["version"], "version")
+    for body, word in (({"options": {"temperature": "x"}}, "temperature"), ({"options": {"mirostat": 2}}, "mirostat"),
+                       ({"options": {"num_ctx": 10**6}}, "num_ctx"), ({"format": "json"}, "format"),
+                       ({"format": {"type": "object"}}, "format"), ({"messages": 1}, "messages"),
+                       ({"messages": [{"role": "user", "content": "a", "images": ["x"]}]}, "images"),
+                       ({"think": 1}, "think")):
+        a = s.post("/api/chat", {"model": "tools", "messages": USER, **body})
+        same((a.status, word in a.json["error"]), (400, True), body, a.body)
+    same(s.post("/api/chat", {"model": "other", "messages": USER}).status, 404, "another model")
+    same(s.post("/api/pull", {"model": "x"}).status, 404, "pull")
+
+
+# ---- responses ---------------------------------------------------------------------------------------------------------
+
+def respond(s, **more):
+    return s.post("/v1/responses", {"input": "hello", "max_output_tokens": 8, "temperature": 0, **more})
+
+
+def test_responses(s):
+    text = s.chat().json["choices"][0]["message"]["content"]
+    j = respond(s).json
+    same((j["object"], j["status"], j["incomplete_details"]), ("response", "incomplete", {"reason": "max_output_tokens"}),
+         "a response")
+    same([(o["type"], o["content"][0]["text"]) for o in j["output"]], [("message", text)], "its output")
+    same(j["usage"]["output_tokens"], 8, "usage")
+    items = [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": "hello"}]}]
+    same(respond(s, input=items).json["output"][0]["content"], j["output"][0]["content"], "items as input")
+    _, events = s.events("/v1/responses", {"input": "hello", "max_output_tokens": 8, "temperature": 0, "stream": True})
+    datas = [json.loads(d) for _, d in events]
+    same([d["type"] for d in datas], [e for e, _ in events], "event and type agree")
+    same([d["sequence_number"] for d in datas], list(range(len(datas))), "numbers")
+    kinds = [d["type"].removeprefix("response.") for d in datas]
+    same(kinds[:4] + kinds[-4:],
+         ["created", "in_progress", "output_item.added", "content_part.added", "output_text.done", "content_part.done",
+          "output_item.done", "incomplete"], "the order")
+    same("".join(d["delta"] for d in datas if d["type"].endswith("text.delta")), text, "streamed text")
+    same([o["content"][0]["text"] for o in datas[-1]["response"]["output"]], [text], "and the whole at the end")
+    history = [{"role": "user", "content": "x"},
+               {"type": "reasoning", "summary": []},
+               {"type": "function_call", "call_id": "c1", "name": "add", "arguments": "{}"},
+               {"type": "function_call_output", "call_id": "c1", "output": "3"}]
+    same(respond(s, input=history, tools=[FLAT_TOOL]).status, 200, "a conversation with calls")
+    for change, param in (({"previous_response_id": "resp_1"}, "previous_response_id"), ({"input": None}, "input"),
+                          ({"input": []}, "input"), ({"input": [{"type": "x"}]}, "input[0]"), ({"background": True}, "background"),
+                          ({"input": [{"type": "function_call"}]}, "input[0]"), ({"truncation": "auto"}, "truncation"),
+                          ({"text": {"format": {"type": "json_schema"}}}, "text.format"),
+                          ({"tools": [{"type": "web_search"}]}, "tools[0]"), ({"max_output_tokens": 0}, "max_output_tokens")):
+        a = respond(s, **change)
+        same((a.status, a.json["error"]["param"]), (400, param), change, a.body)
+
+
+# ---- embeddings --------------------------------------------------------------------------------------------------------
+
+def test_embeddings(s):
+    j = s.post("/v1/embeddings", {"input": ["hello", "the other"]}).json
+    vectors = [d["embedding"] for d in j["data"]]
+    same((j["pooling"], [d["index"] for d in j["data"]], [len(v) for v in vectors]), ("last", [0, 1], [128, 128]), "two")
+    for v in vectors:
+        check(abs(math.fsum(x * x for x in v) - 1) < 1e-5, "length 1")
+    coded = s.post("/v1/embeddings", {"input": "hello", "encoding_format": "base64"}).json["data"][0]["embedding"]
+    same([round(x, 6) for x in struct.unpack("<128f", base64.b64decode(coded))], [round(x, 6) for x in vectors[0]], "base64")
+    mean = s.post("/v1/embeddings", {"input": "hello", "pooling": "mean"}).json
+    check(mean["pooling"] == "mean" and mean["data"][0]["embedding"] != vectors[0], "the mean")
+    one = s.post("/v1/embeddings", {"input": s.post("/tokenize", {"content": "hello"}).json["tokens"]}).json
+    same(one["data"][0]["embedding"], vectors[0], "ids")
+    same(s.post("/api/embed", {"model": "tools", "input": "hello"}).json["embeddings"], [vectors[0]], "Ollama's")
+    for change, param in (({"input": None}, "input"), ({"input": ""}, "input"), ({"pooling": "x"}, "pooling"),
+                          ({"dimensions": 7}, "dimensions"), ({"encoding_format": "x"}, "encoding_format")):
+        a = s.post("/v1/embeddings", {"input": "a", **change})
+        same((a.status, a.json["error"]["param"]), (400, param), change, a.body)
+
+
+with Server() as server:
+    for test in (test_calls_by_chance, test_messages, test_messages_stream, test_messages_bad, test_ollama, test_responses, test_embeddings):
+        test(server)
+    check(server.wait_idle(), "the engine comes to rest")
+    same(server.stop(15), 0, "status after SIGTERM")
+finish()
