@@ -206,6 +206,9 @@ typedef struct tern_kv_row {
  * of queries and keys, else by a bias of the keys, else not; cond= chooses. */
 #define TERN_KV_DEFAULT "t4"
 typedef struct tern_kv_plan tern_kv_plan;
+/* Is this the text of a plan, on whatever model?  TERN_EINVAL says what is wrong in it; files that it names are read.
+ */
+TERN_API int tern_kv_check(const char *spec, tern_error *err);
 TERN_API int tern_kv_plan_new(tern_kv_plan **out, const tern_model *m, const char *spec, bool strict, tern_error *err);
 TERN_API void tern_kv_plan_free(tern_kv_plan *p);
 TERN_API int tern_kv_plan_rows(const tern_kv_plan *p);
@@ -261,6 +264,10 @@ typedef struct tern_engine_params {
      * does not fit is refused with TERN_ECAPACITY before anything is computed; 0: room for max_seqs full sequences of
      * every plan. */
     size_t kv_bytes;
+    /* Newest decode rows of a step that a trim right after it takes back without computing anything, 0..16: for drafts
+     * that may be rejected.  Every sequence holds one more page in 16 bits for it, and a recurrent one a state for each
+     * of those rows until its next step. */
+    int drafts;
 } tern_engine_params;
 
 TERN_API int tern_engine_open(tern_engine **out, tern_model *m, const tern_engine_params *p, tern_error *err);
