@@ -264,6 +264,10 @@ typedef struct tern_engine_params {
      * does not fit is refused with TERN_ECAPACITY before anything is computed; 0: room for max_seqs full sequences of
      * every plan. */
     size_t kv_bytes;
+    /* Newest decode rows of a step that a trim right after it takes back without computing anything, 0..16: for drafts
+     * that may be rejected.  Every sequence holds one more page in 16 bits for it, and a recurrent one a state for each
+     * of those rows until its next step. */
+    int drafts;
 } tern_engine_params;
 
 TERN_API int tern_engine_open(tern_engine **out, tern_model *m, const tern_engine_params *p, tern_error *err);

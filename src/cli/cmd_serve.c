@@ -96,6 +96,8 @@ static int open_engine(struct serve *s, tern_error *err)
 static int check(const struct tern_args *a, tern_error *err)
 {
     const struct tern_arg *v = a->v;
+    if (v[TERN_OPT_MODEL].n > 1)
+        return tern_cli_usage(err, "-m (--model) is given twice; a server has one model");
     if (v[TERN_OPT_CTX].n && v[TERN_OPT_CTX_SIZE].n)
         return tern_cli_usage(err, "--ctx and --ctx-size say the same thing; give one of them");
     if ((v[TERN_OPT_TLS_CERT].s != NULL) != (v[TERN_OPT_TLS_KEY].s != NULL))

@@ -204,6 +204,7 @@ int tern_kv_begin(struct tern_kv_cache *c, struct tern_kv_seq *s, int n, tern_er
     if (n > c->max_tokens - s->n_tokens)
         TERN_FAIL(err, TERN_ECAPACITY, "context is full: %d tokens present, %d more asked for, room for %d",
                   s->n_tokens, n, c->max_tokens);
+    tern_kv_states_begin(c, s);
     for (int g = 0; g < c->layout->n_groups; g++) {
         struct tern_kv_table *t = &s->table[g];
         while (t->first + t->n < tern_kv_closed(&c->layout->groups[g], s->n_tokens + n)) {
@@ -234,12 +235,13 @@ void tern_kv_abort(struct tern_kv_cache *c, struct tern_kv_seq *s)
         drop_pages(c, s, g, tern_kv_closed(&c->layout->groups[g], s->n_tokens));
     if (s->n_tokens < TERN_PAGE)
         drop_sink(c, s);
-    tern_kv_states_abort(s);
+    tern_kv_states_abort(c, s);
 }
 
 void tern_kv_commit(struct tern_kv_cache *c, struct tern_kv_seq *s, int n)
 {
     s->n_tokens += n;
+    s->n_marks = 0;
     s->marked = false;
     for (int g = 0; g < c->layout->n_groups; g++) {
         struct tern_kv_table *t = &s->table[g];

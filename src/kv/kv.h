@@ -52,7 +52,12 @@ struct tern_kv_seq {
     uint32_t state;                                       /* block of layout->state_bytes, after all n_tokens */
     struct tern_kv_checkpoint *kept[TERN_KV_KEPT_STATES]; /* ascending, states alone, after a multiple of 64 tokens */
     int n_kept;
-    bool marked; /* the step in hand writes the last of them */
+    struct tern_dev_mark marks[TERN_DEV_MARKS]; /* of the step in hand */
+    int n_marks;
+    bool marked; /* the step in hand writes the last kept one */
+    /* States of the last step's newest rows, until the next one: draft[i] after draft[i].at tokens, ascending. */
+    struct tern_dev_mark draft[TERN_KV_MAX_DRAFTS];
+    int n_draft;
 };
 
 /* What a cache is for: max_seqs sequences of max_tokens tokens, stepped by at most max_step tokens at once. */
@@ -94,8 +99,9 @@ int tern_kv_seq_fork(struct tern_kv_cache *c, struct tern_kv_seq **out, const st
 int tern_kv_begin(struct tern_kv_cache *c, struct tern_kv_seq *s, int n, tern_error *err);
 void tern_kv_commit(struct tern_kv_cache *c, struct tern_kv_seq *s, int n);
 /* Between begin and commit, where there are states: the step shall keep that of its last page boundary (decoding: its
- * last multiple of the stride), which is the caller's to write.  NULL: not in this step, or memory is short.  Of too
- * many the least useful is dropped. */
+ * last multiple of the stride).  NULL: not in this step, or memory is short.  Of too many the least useful is dropped.
+ * Of decode rows that may be drafts the states are to be written, too, as far as there is memory: s->marks says all
+ * that the step has to write. */
 const struct tern_kv_checkpoint *tern_kv_mark(struct tern_kv_cache *c, struct tern_kv_seq *s, int n, bool prompt);
 void tern_kv_abort(struct tern_kv_cache *c, struct tern_kv_seq *s);
 

@@ -424,6 +424,25 @@ out:
     return rc;
 }
 
+void tern_kv_layout_spare(struct tern_kv_layout *l, int drafts)
+{
+    TERN_ASSERT(drafts >= 0 && drafts <= TERN_KV_MAX_DRAFTS);
+    l->drafts = drafts;
+    if (!drafts)
+        return;
+    l->tile_bytes = 0;
+    for (int i = 0; i < l->n_spans; i++) {
+        struct tern_kv_layer *y = &l->layers[i];
+        if (l->group_of[i] < 0)
+            continue;
+        y->ring = y->ring < 2 ? 2 : y->ring;
+        y->tile_layer_off = l->tile_bytes;
+        l->tile_bytes += y->tile_bytes * (size_t)y->n_heads * (size_t)y->ring;
+    }
+    for (int g = 0; g < l->n_groups; g++)
+        l->groups[g].ring = l->groups[g].ring < 2 ? 2 : l->groups[g].ring;
+}
+
 void tern_kv_layout_condition(struct tern_kv_layout *l, const struct tern_kv_cond_set *s, const char *source)
 {
     for (int i = 0; i < l->n_layers; i++) {

@@ -93,6 +93,7 @@ struct tern_kv_group {
 };
 
 #define TERN_KV_MAX_GROUPS 4
+#define TERN_KV_MAX_DRAFTS 16
 
 /* Tokens that a page of the group stands for; pages that n tokens close; rows of the open page after n tokens. */
 static inline int tern_kv_page_tokens(const struct tern_kv_group *g)
@@ -127,6 +128,7 @@ struct tern_kv_layout {
     size_t *state_off;                 /* [n_layers], owned: where a layer's state lies in the sequence's state block */
     size_t state_bytes;                /* one sequence's states, all layers; 0 where no layer has one */
     size_t tile_bytes;                 /* one sequence's raw tiles, all layers */
+    int drafts;                        /* rows of a step that can be taken back at no cost */
     bool windows;                      /* some group forgets pages */
     int recent;                        /* most pages that any layer sees raw, the open one included */
     size_t sink_bytes;                 /* one sequence's raw first tokens, all layers; 0 when nothing is coded */
@@ -144,6 +146,9 @@ struct tern_kv_layout {
  * instead of a note. */
 int tern_kv_layout_new(struct tern_kv_layout **out, const struct tern_kv_decl *decl, int n_layers, const char *spec,
                        bool strict, tern_error *err);
+/* Makes room for going back by so many rows after a step at no cost.  Before the layout is in use; pages and the digest
+ * do not change. */
+void tern_kv_layout_spare(struct tern_kv_layout *l, int drafts);
 void tern_kv_layout_free(struct tern_kv_layout *l);
 
 /* Bytes of closed pages per token in one span, and what f16 would take; the same of all spans of a layer. */

@@ -56,12 +56,17 @@ static void gone(void *user)
     cancel(j); /* the job ends when the last of its lanes has */
 }
 
-static void refuse(struct tern_job *j, const struct tern_fault *f)
+static void refuse(struct tern_job *j, struct tern_fault *f)
 {
     struct tern_http_call *call = j->call;
+    const char *path = tern_model_get_info(j->server->model)->path;
+    size_t n = strlen(path);
     j->over = true;
     if (!call)
         return;
+    /* Where the model lies is nobody's business out there. */
+    if (strncmp(f->text, path, n) == 0 && strncmp(f->text + n, ": ", 2) == 0)
+        memmove(f->text, f->text + n + 2, strlen(f->text + n + 2) + 1);
     if (tern_http_begun(call)) {
         j->api->failed(j, f);
         j->call = NULL;

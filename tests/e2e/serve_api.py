@@ -9,7 +9,7 @@ import ssl
 import subprocess
 import tempfile
 
-from serve_lib import CALL, DONE, HALF_CALL, MODEL, TERN, THINK, Answer, Server, check, finish, same, status_of
+from serve_lib import CALL, DONE, HALF_CALL, MODEL, TERN, THINK, Server, check, finish, same, status_of
 
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}]
 
