@@ -206,6 +206,9 @@ typedef struct tern_kv_row {
  * of queries and keys, else by a bias of the keys, else not; cond= chooses. */
 #define TERN_KV_DEFAULT "t4"
 typedef struct tern_kv_plan tern_kv_plan;
+/* Is this the text of a plan, on whatever model?  TERN_EINVAL says what is wrong in it; files that it names are read.
+ */
+TERN_API int tern_kv_check(const char *spec, tern_error *err);
 TERN_API int tern_kv_plan_new(tern_kv_plan **out, const tern_model *m, const char *spec, bool strict, tern_error *err);
 TERN_API void tern_kv_plan_free(tern_kv_plan *p);
 TERN_API int tern_kv_plan_rows(const tern_kv_plan *p);

@@ -27,12 +27,14 @@
 typedef int tern_command_fn(const struct tern_args *a, tern_error *err);
 tern_command_fn tern_cmd_run, tern_cmd_chat, tern_cmd_serve, tern_cmd_inspect, tern_cmd_tokenize, tern_cmd_eval_logits,
     tern_cmd_eval_ppl, tern_cmd_eval_kld, tern_cmd_bench, tern_cmd_bench_kv, tern_cmd_bench_weights, tern_cmd_doctor,
-    tern_cmd_convert, tern_cmd_generate, tern_cmd_cache_ls, tern_cmd_cache_rm;
+    tern_cmd_convert, tern_cmd_print, tern_cmd_models, tern_cmd_cache_ls, tern_cmd_cache_rm;
 
 /* Codes of the program's own, beside TERN_E*: the command line is wrong (status 2), the user pressed Ctrl-C (130), or
  * the failure was already reported (1). */
 enum { TERN_CLI_USAGE = -100, TERN_CLI_INTERRUPTED = -101, TERN_CLI_REPORTED = -102 };
 
+/* The status of a call that read nothing but the command line: what is wrong there is wrong use. */
+int tern_cli_as_usage(int rc, tern_error *err);
 /* Fills err and returns TERN_CLI_USAGE. */
 int tern_cli_usage(tern_error *err, const char *fmt, ...) TERN_PRINTF(2, 3);
 
@@ -78,6 +80,8 @@ struct tern_setup {
     tern_engine *engine;
     double load_s;
 };
+/* Are --kv and its short forms a plan, on whatever model?  tern_setup_model asks it too. */
+int tern_setup_check_kv(const struct tern_args *a, tern_error *err);
 /* Applies --cpu-mask, then opens the model `path` with --threads. */
 int tern_setup_model(struct tern_setup *s, const struct tern_args *a, const char *path, tern_error *err);
 bool tern_setup_at_end(const struct tern_args *a); /* --kv-when end */

@@ -183,7 +183,7 @@ int tern_cmd_bench_weights(const struct tern_args *a, tern_error *err)
     tern_signals_hold();
     rc = tern_eval_weight_speed(b.speed, &b.read, &b.p, err);
     tern_signals_watch(NULL);
-    rc = tern_progress_result(&bar, rc);
+    rc = tern_progress_result(&bar, tern_cli_as_usage(rc, err));
     if (rc == 0)
         rc = (format == TERN_FORMAT_JSON ? print_json : format == TERN_FORMAT_CSV ? print_csv : print_table)(&b, err);
 out:

@@ -10,13 +10,13 @@ static int read_ids(tern_tokens *ids, const char *spec, tern_error *err)
     int rc = 0;
     struct tern_buf b = {0};
     if (spec[0] != '@') {
-        rc = tern_ids_read(ids, spec, strlen(spec), "--ids", err);
+        rc = tern_cli_as_usage(tern_ids_read(ids, spec, strlen(spec), "--ids", err), err);
     } else {
         TERN_TRY(tern_setup_read(&b, spec + 1, TERN_CLI_MAX_TEXT, err));
         rc = tern_ids_read(ids, b.p, b.len, spec + 1, err);
     }
     if (rc == 0 && ids->len == 0)
-        TERN_FAIL(err, TERN_EINVAL, "--ids: no token ids");
+        rc = tern_cli_usage(err, "--ids: no token ids");
 out:
     tern_buf_clear(&b);
     return rc;

@@ -30,20 +30,35 @@ struct run {
 
 /* ---- prompt ------------------------------------------------------------------------------------------------------ */
 
+/* What is piped in, as people pipe it: the newline that ends it is not meant.  Nothing there: no prompt was given. */
+static int read_pipe(struct run *r, tern_error *err)
+{
+    int rc = isatty(STDIN_FILENO) ? 0 : tern_buf_read_file(&r->prompt, "-", MAX_PROMPT_BYTES, err);
+    if (rc == 0 && r->prompt.len == 0)
+        return tern_cli_usage(err, "a prompt is missing: TEXT, -p TEXT, -f FILE or standard input");
+    if (rc == 0 && r->prompt.p[r->prompt.len - 1] == '\n')
+        r->prompt.p[--r->prompt.len] = 0;
+    return rc;
+}
+
 static int read_prompt(struct run *r, tern_error *err)
 {
     const struct tern_arg *text = &r->a->v[TERN_OPT_PROMPT], *file = &r->a->v[TERN_OPT_FILE];
-    if (text->n && file->n)
-        return tern_cli_usage(err, "-p and -f exclude each other");
-    if (!text->n && !file->n)
-        return tern_cli_usage(err, "a prompt is missing: -p TEXT or -f FILE");
+    const bool alone = r->a->n_operands > 0;
+    if ((text->n > 0) + (file->n > 0) + alone > 1)
+        return tern_cli_usage(err, "%s exclude each other",
+                              alone ? "a prompt that stands alone, -p and -f" : "-p and -f");
     if (r->a->v[TERN_OPT_RAW].n && r->a->v[TERN_OPT_SYSTEM].n)
         return tern_cli_usage(err, "--raw and --system exclude each other");
     if (r->a->v[TERN_OPT_PROMPT_CACHE].n && tern_setup_at_end(r->a))
         return tern_cli_usage(err, "--prompt-cache keeps pages as they are coded; it excludes --kv-when end");
     if (text->n)
         return tern_buf_add(&r->prompt, text->s, strlen(text->s), err);
-    return tern_buf_read_file(&r->prompt, file->s, MAX_PROMPT_BYTES, err);
+    if (alone)
+        return tern_buf_add(&r->prompt, r->a->operands[0], strlen(r->a->operands[0]), err);
+    if (file->n)
+        return tern_buf_read_file(&r->prompt, file->s, MAX_PROMPT_BYTES, err);
+    return read_pipe(r, err);
 }
 
 static int render_prompt(struct run *r, tern_error *err)

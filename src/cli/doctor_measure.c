@@ -15,6 +15,11 @@ int tern_doctor_check(const struct tern_args *a, tern_error *err)
 {
     const struct tern_arg *v = a->v;
     bool calibrate = v[TERN_OPT_CALIBRATE].n > 0, fit = v[TERN_OPT_FIT].n > 0;
+    if (v[TERN_OPT_KV].n && !v[TERN_OPT_MODEL].n)
+        return tern_cli_usage(err, "--kv needs a model (-m)");
+    int rc = tern_setup_check_kv(a, err);
+    if (rc < 0)
+        return rc;
     if ((calibrate || fit) && !v[TERN_OPT_MODEL].n)
         return tern_cli_usage(err, "--%s needs a model (-m)", fit ? "fit" : "calibrate");
     if (calibrate && fit)

@@ -21,7 +21,8 @@ static tern_command_fn *const command_fns[TERN_N_COMMANDS] = {
     [TERN_CMD_CONVERT] = tern_cmd_convert,
     [TERN_CMD_CACHE_LS] = tern_cmd_cache_ls,
     [TERN_CMD_CACHE_RM] = tern_cmd_cache_rm,
-    [TERN_CMD_GENERATE] = tern_cmd_generate,
+    [TERN_CMD_MODELS] = tern_cmd_models,
+    [TERN_CMD_PRINT] = tern_cmd_print,
 };
 
 int tern_cli_usage(tern_error *err, const char *fmt, ...)
@@ -36,6 +37,15 @@ int tern_cli_usage(tern_error *err, const char *fmt, ...)
     return TERN_CLI_USAGE;
 }
 
+int tern_cli_as_usage(int rc, tern_error *err)
+{
+    if (rc != TERN_EINVAL)
+        return rc;
+    if (err)
+        err->code = TERN_CLI_USAGE;
+    return TERN_CLI_USAGE;
+}
+
 /* The list of commands whose names begin with `prefix`. */
 static int print_commands(const char *prefix, tern_error *err)
 {
@@ -47,9 +57,25 @@ static int print_commands(const char *prefix, tern_error *err)
         if (!c->hidden && strncmp(c->name, prefix, strlen(prefix)) == 0)
             TERN_TRY(tern_out_printf(err, "  %-13s %s\n", c->name, c->summary));
     }
-    TERN_TRY(tern_out_printf(err, "\nOptions:\n  -h, --help    print this text\n      --version print the version\n\n"
+    TERN_TRY(tern_out_printf(err, "\nOptions:\n  -h, --help    print this text\n  -V, --version print the version\n\n"
                                   "'tern COMMAND --help' describes one command.\n"));
 out:
+    return rc;
+}
+
+static bool takes_plan(const struct tern_command *c)
+{
+    for (int id = 0; id < TERN_N_OPTIONS; id++)
+        if ((tern_options[id].commands & (1u << c->id)) && strcmp(tern_options[id].name, "kv") == 0)
+            return true;
+    return false;
+}
+
+static int print_schemes(tern_error *err)
+{
+    int rc = tern_out_printf(err, "\nKV schemes:\n");
+    for (const char *const *s = tern_kv_schemes(); s[0] && rc == 0; s += 2)
+        rc = tern_out_printf(err, "  %-9s %s\n", s[0], s[1]);
     return rc;
 }
 
@@ -59,6 +85,8 @@ static int print_help(const struct tern_command *c, tern_error *err)
     int rc = tern_command_help(c, &b, err);
     if (rc == 0)
         rc = tern_out_write(b.p, b.len, err);
+    if (rc == 0 && takes_plan(c))
+        rc = print_schemes(err);
     tern_buf_clear(&b);
     return rc;
 }
@@ -78,6 +106,16 @@ static const struct {
 
 static char hint_text[48];
 
+/* What other engines call it. */
+static const struct {
+    const char *name, *here;
+} elsewhere[] = {
+    {"generate", "run"},        {"complete", "run"},    {"cli", "run"},      {"quantize", "convert"},
+    {"perplexity", "eval ppl"}, {"ppl", "eval ppl"},    {"kld", "eval kld"}, {"info", "inspect"},
+    {"show", "inspect"},        {"list", "models"},     {"ls", "models"},    {"server", "serve"},
+    {"encode", "tokenize"},     {"benchmark", "bench"},
+};
+
 /* `tern`, `tern --help`, `tern help COMMAND`, `tern eval`, and everything that is no command. */
 static int other(int argc, char **argv, const char **hint, tern_error *err)
 {
@@ -91,7 +129,7 @@ static int other(int argc, char **argv, const char **hint, tern_error *err)
     }
     if (is(argv[1], "--help") || is(argv[1], "-h") || is(argv[1], "help"))
         return print_commands("", err);
-    if (is(argv[1], "--version"))
+    if (is(argv[1], "--version") || is(argv[1], "-V"))
         return tern_out_printf(err, "tern %s\n", tern_version());
     for (size_t i = 0; i < sizeof families / sizeof *families; i++) {
         if (!is(argv[1], families[i].name))
@@ -102,6 +140,12 @@ static int other(int argc, char **argv, const char **hint, tern_error *err)
             return print_commands(families[i].name, err);
         return tern_cli_usage(err, "%s wants %s", families[i].name, families[i].wants);
     }
+    for (size_t i = 0; i < sizeof elsewhere / sizeof *elsewhere; i++)
+        if (is(argv[1], elsewhere[i].name)) {
+            (void)snprintf(hint_text, sizeof hint_text, "tern %s --help", elsewhere[i].here);
+            *hint = hint_text;
+            return tern_cli_usage(err, "unknown command \"%s\"; here it is %s", argv[1], elsewhere[i].here);
+        }
     return tern_cli_usage(err, "unknown command \"%.80s\"", argv[1]);
 }
 

@@ -24,6 +24,19 @@ static int check_turbo(const struct tern_args *a, tern_error *err)
     return 0;
 }
 
+/* A plan that no model could have is wrong use; what its file holds is not on the command line. */
+static int check_plan(const char *spec, tern_error *err)
+{
+    int rc = tern_kv_check(spec, err);
+    return strstr(spec, "plan=") ? rc : tern_cli_as_usage(rc, err);
+}
+
+int tern_setup_check_kv(const struct tern_args *a, tern_error *err)
+{
+    int rc = check_turbo(a, err);
+    return rc < 0 ? rc : check_plan(tern_setup_kv(a), err);
+}
+
 static void before_packed(void *written, const char *path, size_t bytes)
 {
     tern_note("writing packed weights to %s (%s), once; later starts map them (--packed off goes without, "
@@ -35,7 +48,7 @@ static void before_packed(void *written, const char *path, size_t bytes)
 int tern_setup_model(struct tern_setup *s, const struct tern_args *a, const char *path, tern_error *err)
 {
     int rc = 0;
-    TERN_TRY(check_turbo(a, err));
+    TERN_TRY(tern_setup_check_kv(a, err));
     TERN_TRY(tern_set_cpu_mask(a->v[TERN_OPT_CPU_MASK].s, err));
     double start = tern_now();
     /* Commands without the option only look at a model: they write nothing. */
@@ -186,6 +199,7 @@ int tern_setup_plans(struct tern_plan_list *out, const struct tern_arg *option, 
         for (;; p++) {
             size_t n = whole ? strlen(p) : strcspn(p, ",");
             TERN_TRY(add_plan(out, p, n, err));
+            TERN_TRY(check_plan(out->spec[out->n - 1], err));
             p += n;
             if (!*p)
                 break;

@@ -171,7 +171,7 @@ enum tern_global {
 #undef TERN_GLOBAL
 #undef TERN_RESIDUAL
 
-/* 0, or TERN_EUNSUPPORTED naming the first thing in the descriptor that the interpreter does not run. */
+/* 0, or TERN_EUNSUPPORTED naming the first thing in the descriptor that no block does. */
 int tern_desc_check(const struct tern_desc *d, tern_error *err);
 
 /* What the layers ask of the KV cache of an engine with this context.  decl: [n_layers]. */

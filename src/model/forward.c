@@ -14,29 +14,30 @@ void tern_norm_rows(struct tern_forward *f, const struct tern_dev_rows *y, const
     f->dev->ops->norm(f->dev, *y, *x, w, f->net->desc.eps, n_rows);
 }
 
-/* norm, post: slots of norms before and after the block; nothing is normed where the tensor is absent. */
-static void half(struct tern_forward *f, const struct tern_forward_batch *b, int layer, const struct tern_block *block,
-                 int norm, int post)
+static void run_half(struct tern_forward *f, const struct tern_forward_batch *b, int layer, enum tern_half half,
+                     const struct tern_block *block)
 {
+    /* Slots of the norms before and after the block; -1: per-layer embeddings read the stream as it is. */
+    static const int norms[] = {TERN_SLOT_ATTN_NORM, TERN_SLOT_FFN_NORM, -1};
+    static const int posts[] = {TERN_SLOT_ATTN_POST_NORM, TERN_SLOT_FFN_POST_NORM, TERN_SLOT_PLE_POST_NORM};
     const struct tern_weights *w = f->net->layers[layer];
-    const struct tern_dev_rows x = f->residual->read(f, b, layer);
-    if (norm >= 0)
-        tern_norm_rows(f, &f->h, &x, w[norm].vec, b->n_rows);
+    const struct tern_dev_rows x = f->residual->read(f, b, layer, half);
+    if (norms[half] >= 0)
+        tern_norm_rows(f, &f->h, &x, w[norms[half]].vec, b->n_rows);
     block->run(f, b, layer, &x);
-    if (w[post].vec.mem)
-        tern_norm_rows(f, &f->t, &f->t, w[post].vec, b->n_rows);
-    f->residual->add(f, b, layer);
+    if (w[posts[half]].vec.mem)
+        tern_norm_rows(f, &f->t, &f->t, w[posts[half]].vec, b->n_rows);
+    f->residual->add(f, b, layer, half);
 }
 
 static void run_layer(struct tern_forward *f, const struct tern_forward_batch *b, int layer)
 {
     const struct tern_layer_desc *l = &f->net->desc.layers[layer];
-    const struct tern_weights *w = f->net->layers[layer];
-    half(f, b, layer, tern_mixers[l->mixer], TERN_SLOT_ATTN_NORM, TERN_SLOT_ATTN_POST_NORM);
-    half(f, b, layer, tern_ffns[l->ffn], TERN_SLOT_FFN_NORM, TERN_SLOT_FFN_POST_NORM);
+    run_half(f, b, layer, TERN_HALF_MIXER, tern_mixers[l->mixer]);
+    run_half(f, b, layer, TERN_HALF_FFN, tern_ffns[l->ffn]);
     if (l->n_ple)
-        half(f, b, layer, &tern_block_ple, -1, TERN_SLOT_PLE_POST_NORM);
-    if (w[TERN_SLOT_OUT_SCALE].vec.mem)
+        run_half(f, b, layer, TERN_HALF_PLE, &tern_block_ple);
+    if (f->net->layers[layer][TERN_SLOT_OUT_SCALE].vec.mem)
         f->residual->scale(f, b, f->net->out_scales[layer]);
 }
 

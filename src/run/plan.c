@@ -92,6 +92,12 @@ out:
     return rc;
 }
 
+int tern_kv_check(const char *spec, tern_error *err)
+{
+    struct tern_kv_spec s;
+    return tern_kv_spec_parse(&s, spec, err);
+}
+
 int tern_kv_plan_new(tern_kv_plan **out, const tern_model *m, const char *spec, bool strict, tern_error *err)
 {
     return tern_plan_of_ctx(out, m, m->net->desc.ctx, spec, strict, err);

@@ -87,19 +87,19 @@ refused() {
     silent
     one_line "$text"
 }
-refused 1 "10 heads are not a multiple of 3 KV heads" --heads 10 --kv-heads 3
+refused 2 "10 heads are not a multiple of 3 KV heads" --heads 10 --kv-heads 3
 refused 1 "--kv q8 cannot have heads of 40: the head size is not a multiple of 16" --head-dim 40
 refused 1 "--kv k=f16,v=l4 cannot have heads of 352: the head size has an odd factor" --head-dim 352 --kv k=f16,v=l4
 refused 1 "not a multiple of 8" --head-dim 12
-refused 1 "unknown scheme \"q4\"" --kv q4
-refused 1 "layer 9 does not exist" --kv l4,layers=9:f16
-refused 1 "cond wants a model" --kv l4,cond=norms --kv k=l4,v=l4,cond=norms
+refused 2 "unknown scheme \"q4\"" --kv q4
+refused 2 "layer 9 does not exist" --kv l4,layers=9:f16
+refused 2 "cond wants a model" --kv l4,cond=norms --kv k=l4,v=l4,cond=norms
 refused 1 "GiB and the machine has" -c 16777216 --layers 1000
 refused 2 "--head-dim" --head-dim 513
 refused 2 "--ctx" -c 64
 refused 2 "--preset" --preset gpt
 refused 2 "--read must be a number" --read 0
-refused 1 "4096 bytes are too few to measure reading" --read 4K
+refused 2 "4096 bytes are too few to measure reading" --read 4K
 refused 2 "empty plan" --kv f16,
 refused 2 "exclude each other" --json --csv
 refused 2 "unknown option" -m model.gguf

@@ -71,8 +71,8 @@ refused() {
     silent
     one_line "$text"
 }
-refused 1 'unknown weight type "q9_9"' --types q4_0,q9_9
-refused 1 "100 outputs are not a multiple of 16" --outputs 100
+refused 2 'unknown weight type "q9_9"' --types q4_0,q9_9
+refused 2 "100 outputs are not a multiple of 16" --outputs 100
 refused 1 "not whole blocks of 256, as Q4_K needs" --types Q8_0,Q4_K --inputs 96
 refused 1 "GiB and the machine has" --size 900T
 refused 2 "empty type" --types Q4_0,

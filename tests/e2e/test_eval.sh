@@ -49,4 +49,31 @@ run_with_input 0 "$(cat "$work/text.txt")" "$TERN" eval ppl -m "$MODEL" -f - -c 
 grep -q '^perplexity [0-9.]* ' "$out" || say "print the perplexity"
 grep -q 'KV l4' "$out" || say "name the plan"
 
+# ---- what is equal to what (ARCHITECTURE.md) ----
+some=$(seq 1 150 | tr '\n' ',' | sed 's/,$//')
+# logits OPTIONS...: their digest
+logits() {
+    command_line="tern eval logits $*"
+    "$TERN" eval logits -m "$MODEL" --ids "$some" --out "$work/equal.npy" "$@" >"$out" 2>"$err" </dev/null || say "status"
+    cksum <"$work/equal.npy"
+}
+prompt=$(logits)
+for o in "-t 1" "-t 2" "--chunk 7" "--packed off"; do
+    # shellcheck disable=SC2086
+    same "$(logits $o)" "$prompt" "logits with $o"
+done
+decoded=$(logits --decode)
+differ "$decoded" "$prompt" "logits of the two roles"
+same "$(logits --decode -t 1)" "$decoded" "decoded logits on one thread"
+exact=$(logits --exact)
+same "$(logits --exact --decode)" "$exact" "logits of the two roles with --exact"
+case $levels in
+*avx512*)
+    narrow=$(logits --cpu-mask avx2)
+    wide=$(logits --cpu-mask avx512)
+    same "$narrow" "$wide" "logits with AVX2 and AVX-512"
+    same "$(logits --cpu-mask avx2 --exact)" "$exact" "exact logits with AVX2"
+    ;;
+esac
+
 finish

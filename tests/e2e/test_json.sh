@@ -45,6 +45,14 @@ report "eval ppl" eval ppl -m "$MODEL" -f "$work/text" -c 128
 report "eval kld" eval kld -m "$MODEL" -f "$work/text" -c 128 --chunks 1 --kv l4,l3
 report "eval kld" eval kld -m "$MODEL" -f "$work/text" -c 128 --chunks 1 --kv l4 --per-layer
 report bench bench -m "$MODEL" -p 8 -n 2 -d 0 -b 1,2 -r 1 --read 1M
+report bench bench -m "$MODEL" -p 8 -n 0 -d 0 -r 1 --read 1M # by default the default plan, against 16 bits
+run 0 "$TERN" inspect "$MODEL" --json
+usual=$(json kv.spec)
+run 0 "$TERN" bench -m "$MODEL" -p 8 -n 0 -d 0 -r 1 --read 1M --json
+same "$(json results.0.kv.spec results.1.kv.spec)" "f16
+$usual" "plans of bench"
+run 0 "$TERN" eval kld -m "$MODEL" -f "$work/text" -c 128 --chunks 1 --json
+same "$(json plans.1.kv.spec)" "$usual" "the first plan of eval kld"
 report "bench kv" bench kv --preset smollm2 -c 100 --layers 1 -r 1 --read 1M --kv l4
 report "bench weights" bench weights --types Q4_0 --size 100K --outputs 64 --inputs 256 -r 1 --read 1M
 report doctor doctor
@@ -53,6 +61,7 @@ report "doctor --fit" doctor --fit 1K --in 500K -m "$MODEL"
 same "$(json plan | head -c 9)" "# KV plan" "the plan"
 report convert convert -m "$MODEL" -o "$work/new.gguf" --type q8_0
 run 0 "$TERN" run -m "$MODEL" -p x -n 1 --packed "$work/packed"
+report models models "$(dirname "$MODEL")"
 report "cache ls" cache ls
 same "$(json '#files')" 1 "files"
 
@@ -65,7 +74,7 @@ for edit in 's/"folder"/"fodler"/' 's/"bytes": \([0-9]*\)/"bytes": "\1"/' 's/"or
     "$JSON_SCHEMA" "$DOCS/json.md" "cache ls" <"$work/bad" >/dev/null && say "the check lets $edit pass"
 done
 # Every command with --json has a section.
-for c in $("$TERN" generate help-md | awk '/^## tern / { c = $0; sub("## tern ", "", c); gsub(" ", "_", c) } /^\| `--json`/ { print c }'); do
+for c in $("$TERN" print help-md | awk '/^## tern / { c = $0; sub("## tern ", "", c); gsub(" ", "_", c) } /^\| `--json`/ { print c }'); do
     checks=$((checks + 1))
     grep -qx "## $(echo "$c" | tr _ ' ')" "$DOCS/json.md" || say "docs/json.md has $c"
 done

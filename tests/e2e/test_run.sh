@@ -54,6 +54,21 @@ grep -q 'no chat template' "$err" && say "--raw needs no note"
 run 0 "$TERN" run -m "$MODEL" -n 1 --json -p "<|im_end|>"
 differ "$(json usage.prompt_tokens)" 9 "<|im_end|> of a user is text"
 
+# A prompt may stand alone or be piped in, which is what people type.
+run 0 "$TERN" run -m "$MODEL" -n 24 "$prompt"
+same "$(cat "$out")" "$reference" "a prompt that stands alone"
+run 0 "$TERN" run "$prompt" -n 24 -m "$MODEL"
+same "$(cat "$out")" "$reference" "a prompt that stands first"
+run_with_input 0 "$prompt" "$TERN" run -m "$MODEL" -n 24
+same "$(cat "$out")" "$reference" "a prompt that is piped in"
+run_with_input 0 "$prompt
+" "$TERN" run -m "$MODEL" -n 24
+same "$(cat "$out")" "$reference" "a prompt with the newline of echo"
+run_with_input 0 "not this" "$TERN" run -m "$MODEL" -n 24 -p "$prompt"
+same "$(cat "$out")" "$reference" "-p leaves standard input alone"
+run_with_input 2 "" "$TERN" run -m "$MODEL"
+one_line "a prompt is missing"
+
 # ---- JSON ----
 run 0 "$TERN" run -m "$MODEL" -p "$prompt" -n 24 --json
 same "$(json text)" "$reference" "text of --json"

@@ -10,7 +10,19 @@ for c in $commands "eval logits" "eval ppl" "eval kld" "bench kv"; do
 done
 run 0 "$TERN" --version
 grep -q '^tern [0-9]*\.[0-9]*\.[0-9]*$' "$out" || say "a version"
-for c in $commands "eval logits" "eval ppl" "eval kld" "bench kv" generate; do
+cp "$out" "$work/version"
+run 0 "$TERN" -V
+cmp -s "$out" "$work/version" || say "-V is --version"
+for c in run bench "bench kv" inspect "eval kld"; do
+    # shellcheck disable=SC2086
+    run 0 "$TERN" $c --help
+    for scheme in f16 q8 l4 t4 affine8; do
+        grep -q "^  $scheme  " "$out" || say "help of $c lists the scheme $scheme"
+    done
+done
+run 0 "$TERN" tokenize --help
+grep -q "KV schemes" "$out" && say "help of a command without --kv lists schemes"
+for c in $commands "eval logits" "eval ppl" "eval kld" "bench kv" print; do
     # shellcheck disable=SC2086
     run 0 "$TERN" $c --help
     grep -q "^usage: tern $c " "$out" || say "help of $c begins with its usage"
@@ -23,16 +35,22 @@ run 0 "$TERN" eval --help
 grep -q 'eval ppl' "$out" || say "eval --help lists its parts"
 
 # ---- what the option table makes ----
-run 0 "$TERN" generate man
+run 0 "$TERN" print man
 grep -q '^\.TH TERN 1' "$out" || say "a manual page"
 for o in 'max\\-tokens' 'cpu\\-mask' 'logit\\-bias'; do
     grep -q -e "\\\\-\\\\-$o" "$out" || say "the manual has $o"
+done
+for section in FILES ENVIRONMENT EXAMPLES "EXIT STATUS"; do
+    grep -q "^\.SH $section" "$out" || say "the manual has $section"
+done
+for file in MODEL.packed MODEL.ternkv turns.json FILE.part; do
+    grep -q "$file" "$out" || say "the manual tells of $file"
 done
 if command -v groff >/dev/null 2>&1; then
     groff -ww -man -Tascii "$out" 2>"$err" >/dev/null
     same "$(cat "$err")" "" "groff's warnings"
 fi
-run 0 "$TERN" generate bash
+run 0 "$TERN" print bash
 if command -v bash >/dev/null 2>&1; then
     cp "$out" "$work/completion"
     run 0 bash -c '. "$1"; COMP_WORDS=(tern run --cpu-mask ""); COMP_CWORD=3; _tern; echo "${COMPREPLY[@]}"' \
@@ -47,8 +65,24 @@ if command -v bash >/dev/null 2>&1; then
     run 0 bash -c '. "$1"; COMP_WORDS=(tern bench kv --pre); COMP_CWORD=3; _tern; echo "${COMPREPLY[@]}"' \
         bash "$work/completion"
     same "$(cat "$out")" "--preset" "completion of bench kv --pre"
+    # completes WORDS COMMAND... : what the last word may become
+    completes() {
+        words=$1
+        shift
+        run 0 bash -c '. "$1"; shift; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _tern; echo "${COMPREPLY[@]}"' \
+            bash "$work/completion" tern "$@"
+        same "$(cat "$out")" "$words" "completion of $*"
+    }
+    completes "ls rm" cache ""
+    completes "auto use off" run --packed ""
+    completes "t4 t3 t2" run --kv t
+    completes "0 2 3 4 8" run --turbo-kv-bits ""
+    completes "256" run -n ""
+    completes "auto on off low medium high" chat --reasoning ""
+    completes "llama8b smollm2" bench kv --preset ""
+    completes "models" mod
 fi
-run 0 "$TERN" generate help-md
+run 0 "$TERN" print help-md
 grep -q '^## tern eval ppl' "$out" || say "a Markdown page"
 
 # ---- wrong use: one line that names the option, and where to look ----
@@ -65,7 +99,7 @@ bad "frobnicate" frobnicate
 bad "eval" eval
 bad "logits, ppl or kld" eval speed
 bad "--model" run -p x
-bad "-p TEXT or -f FILE" run -m "$MODEL"
+bad "a prompt is missing" run -m "$MODEL"
 bad "exclude" run -m "$MODEL" -p x -f y
 bad "exclude" run -m "$MODEL" -p x --raw --system y
 bad "--bogus" run -m "$MODEL" -p x --bogus
@@ -92,7 +126,29 @@ bad "--ctx" run -m "$MODEL" -p x -c -1
 bad "strict|report" run -m "$MODEL" -p x --kv-policy perhaps
 bad "$(echo "$levels" | tr " " "|")" run -m "$MODEL" -p x --cpu-mask sse9
 bad "--json" run -m "$MODEL" -p x --json=yes
-bad "stray" run -m "$MODEL" -p x stray
+bad "exclude" run -m "$MODEL" -p x stray
+bad "exclude" run -m "$MODEL" -f x stray
+bad "stray" run -m "$MODEL" x stray
+bad "stray" chat -m "$MODEL" stray
+for c in "generate run" "perplexity eval" "quantize convert" "list models" "info inspect"; do
+    bad "unknown command \"${c% *}\"; here it is ${c#* }" "${c% *}"
+done
+# What no file could make right is wrong use.
+bad "t9" run -m "$MODEL" -p x --kv t9
+bad "t9" run -m "$work/none.gguf" -p x --kv t9
+bad "k=" inspect "$MODEL" --kv k=l4
+bad "nonsense" bench -m "$MODEL" --kv nonsense -d 0 -p 8 -n 1
+bad "l9" eval kld -m "$MODEL" -f "$0" --kv l4,l9
+bad "zz" bench kv --kv zz
+bad "zz" doctor -m "$MODEL" --kv zz
+bad "--kv needs a model" doctor --kv l4
+bad "KV heads" bench kv --heads 3 --kv-heads 2
+bad "Q9" bench weights --types Q9
+bad "not a multiple" bench weights --outputs 17
+bad "is not a token id" eval logits -m "$MODEL" --ids 1,one,2 --out "$work/x.npy"
+bad "layers wants" run -m "$MODEL" -p x --kv l4,layers=9
+bad "-3" eval logits -m "$MODEL" --ids 1,-3 --out "$work/x.npy"
+bad "no token ids" eval logits -m "$MODEL" --ids "" --out "$work/x.npy"
 bad "1 to" chat -m "$MODEL" -n 0
 bad "--raw" chat -m "$MODEL" --raw
 bad "FILE" inspect
@@ -117,7 +173,7 @@ bad "--reps" bench -m "$MODEL" -r 0
 bad "nothing to measure" bench -m "$MODEL" -p 0 -n 0
 bad "empty plan" bench -m "$MODEL" --kv f16,
 bad "exclude" bench -m "$MODEL" --json --csv
-bad "help-md" generate html
+bad "help-md" print html
 run 2 "$TERN" run -p x
 one_line "try 'tern run --help'"
 

@@ -8,7 +8,7 @@ enum { EMBD = 64, HEADS = 3, DIM = 32, Q = HEADS * DIM, FF = 128, VOCAB = 70, LA
 
 struct layer {
     float attn_norm[EMBD], q[Q][EMBD], k[DIM][EMBD], v[DIM][EMBD], gate[Q][EMBD], o[EMBD][Q];
-    float twin_norm[EMBD], ffn_norm[EMBD], ff_gate[FF][EMBD], up[FF][EMBD], down[EMBD][FF];
+    float twin_norm[EMBD], twin_ffn_norm[EMBD], ffn_norm[EMBD], ff_gate[FF][EMBD], up[FF][EMBD], down[EMBD][FF];
 };
 
 static struct {
@@ -54,6 +54,7 @@ static void layer(struct gguf_writer *w, int i)
         matrix(w, NAMED("attn_gate"), l->gate[0], Q, EMBD);
     matrix(w, NAMED("attn_output"), l->o[0], EMBD, Q);
     vector(w, NAMED("twin_norm"), l->twin_norm, EMBD);
+    vector(w, NAMED("twin_ffn_norm"), l->twin_ffn_norm, EMBD);
     vector(w, NAMED("ffn_norm"), l->ffn_norm, EMBD);
     matrix(w, NAMED("ffn_gate"), l->ff_gate[0], FF, EMBD);
     matrix(w, NAMED("ffn_up"), l->up[0], FF, EMBD);
@@ -173,7 +174,7 @@ static void compute(float *logits, int token, int pos)
             network(t, h, l);
         else
             mix(t, h, i / 2, pos);
-        rms_norm(b, b, l->twin_norm);
+        rms_norm(b, b, i % 2 ? l->twin_ffn_norm : l->twin_norm);
         for (int d = 0; d < EMBD; d++) {
             a[d] += t[d];
             b[d] += t[d];

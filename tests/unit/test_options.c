@@ -170,7 +170,7 @@ static void test_words(void **state)
     bad("run|-m|a|-p", "-p|needs a value");
     bad("run|-m|a|--prompt", "--prompt|needs a value");
     bad("run|-p|b", "-m|FILE|missing");
-    bad("run|-m|a|-p|b|stray", "unexpected|stray");
+    bad("run|-m|a|b|stray", "unexpected|stray");
     bad("inspect", "FILE|missing");
     bad("inspect|a|b", "unexpected|\"b\"");
     bad("eval|logits|-m|a|--ids|1", "--out");

@@ -5,6 +5,7 @@
 #include "file/hf_family.h"
 #include "fixtures.h"
 #include "model/arch/arch.h"
+#include "tiny_promises.h"
 
 #define LEDGER_MAX (512 * 1024)
 
@@ -105,12 +106,42 @@ static void test_schemes(void **state)
     assert_int_equal(missing, 0);
 }
 
+/* One model of each kind of mixer, on every device that this machine has: the reference's logits. */
+static void test_devices(void **state)
+{
+    static const char *const models[] = {"llama-tied", "deepseek2-lite", "qwen35", "gemma4-small"};
+    const struct tern_dev_ops *devices[16];
+    int n = 0;
+    (void)state;
+    for (; tern_dev_at(n); n++) {
+        assert_true(n < 16);
+        devices[n] = tern_dev_at(n);
+    }
+    for (int i = 0; i < n; i++) {
+        struct tern_dev *dev;
+        tern_error err = {0};
+        if (devices[i]->open(&dev, NULL, &err) < 0) {
+            print_message("device %s is not looked at: %s\n", devices[i]->name, err.msg);
+            continue;
+        }
+        devices[i]->close(dev);
+        tern_dev_add_first(devices[i]);
+        for (size_t m = 0; m < sizeof models / sizeof *models; m++) {
+            struct tiny t;
+            tiny_open(&t, models[m], models[m], models[m]);
+            tiny_exact_parity(&t, 1e-4, models[m]);
+            tiny_close(&t);
+        }
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_architectures),
         cmocka_unit_test(test_model_types),
         cmocka_unit_test(test_schemes),
+        cmocka_unit_test(test_devices),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -96,6 +96,9 @@ struct tern_block {
 extern const struct tern_block *const tern_mixers[], *const tern_ffns[]; /* by enum tern_mixer, enum tern_ffn */
 extern const struct tern_block tern_block_ple;
 
+/* The halves of a layer, in their order; the last one where there are per-layer embeddings. */
+enum tern_half { TERN_HALF_MIXER, TERN_HALF_FFN, TERN_HALF_PLE };
+
 /* How a block reads the residual stream and how what it answers comes back into it.  `plain` is x += t. */
 struct tern_residual {
     const char *name;
@@ -103,9 +106,10 @@ struct tern_residual {
     /* Token embeddings become the stream. */
     void (*embed)(struct tern_forward *f, const struct tern_forward_batch *b);
     /* The rows that a block reads, before their norm. */
-    struct tern_dev_rows (*read)(struct tern_forward *f, const struct tern_forward_batch *b, int layer);
-    /* f->t into the stream. */
-    void (*add)(struct tern_forward *f, const struct tern_forward_batch *b, int layer);
+    struct tern_dev_rows (*read)(struct tern_forward *f, const struct tern_forward_batch *b, int layer,
+                                 enum tern_half half);
+    /* f->t into the stream; comes after read of the same half. */
+    void (*add)(struct tern_forward *f, const struct tern_forward_batch *b, int layer, enum tern_half half);
     void (*scale)(struct tern_forward *f, const struct tern_forward_batch *b, float factor);
     /* f->t = what the output norm reads, of the rows that want logits. */
     void (*collapse)(struct tern_forward *f, const struct tern_forward_batch *b);

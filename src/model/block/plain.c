@@ -11,15 +11,16 @@ static void embed(struct tern_forward *f, const struct tern_forward_batch *b)
     f->dev->ops->embed(f->dev, f->x, &f->net->globals[TERN_EMBED].mat, b->n_rows, f->net->desc.embed_scale);
 }
 
-static struct tern_dev_rows stream(struct tern_forward *f, const struct tern_forward_batch *b, int layer)
+static struct tern_dev_rows stream(struct tern_forward *f, const struct tern_forward_batch *b, int layer,
+                                   enum tern_half half)
 {
-    (void)b, (void)layer;
+    (void)b, (void)layer, (void)half;
     return f->x;
 }
 
-static void add(struct tern_forward *f, const struct tern_forward_batch *b, int layer)
+static void add(struct tern_forward *f, const struct tern_forward_batch *b, int layer, enum tern_half half)
 {
-    (void)layer;
+    (void)layer, (void)half;
     f->dev->ops->add(f->dev, f->x, f->x, f->t, b->n_rows);
 }
 

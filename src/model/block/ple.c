@@ -16,7 +16,7 @@ void tern_ple_begin(struct tern_forward *f, const struct tern_forward_batch *b)
     const struct tern_desc *d = &f->net->desc;
     const struct tern_weights *w = f->net->globals;
     const struct tern_dev_ops *ops = f->dev->ops;
-    const struct tern_dev_rows x = f->residual->read(f, b, 0);
+    const struct tern_dev_rows x = f->residual->read(f, b, 0, TERN_HALF_PLE);
     const int ple = d->layers[0].n_ple;
     const struct tern_matmul in = {&w[TERN_PLE_IN].mat, {0}, f->ple, false};
     const struct tern_heads norm = {

@@ -18,6 +18,7 @@ static bool when_gated(const struct tern_layer_desc *l)
 static const struct tern_tensor_rule more_layers[] = {
     TERN_MATRIX("blk.%d.attn_gate.weight", TERN_SLOT_GATED_GATE, tern_dim_o, tern_dim_embd, .when = when_gated),
     TERN_VECTOR("blk.%d.twin_norm.weight", TERN_SLOT_TWIN_NORM, tern_dim_embd),
+    TERN_VECTOR("blk.%d.twin_ffn_norm.weight", TERN_SLOT_TWIN_FFN_NORM, tern_dim_embd),
     {0},
 };
 

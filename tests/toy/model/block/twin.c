@@ -1,5 +1,5 @@
 /* Two streams a and b, side by side in f->x, and behind them what blocks read: a + b.  An answer t changes both:
- * b = norm(b) + t, a = a + t. */
+ * b = norm(b) + t, a = a + t; the norm is the half's. */
 #include "model/block/block.h"
 
 enum { A, B, SUM, PARTS };
@@ -20,17 +20,19 @@ static void embed(struct tern_forward *f, const struct tern_forward_batch *b)
         f->dev->ops->embed(f->dev, part(f, which), &f->net->globals[TERN_EMBED].mat, b->n_rows, 1);
 }
 
-static struct tern_dev_rows stream(struct tern_forward *f, const struct tern_forward_batch *b, int layer)
+static struct tern_dev_rows stream(struct tern_forward *f, const struct tern_forward_batch *b, int layer,
+                                   enum tern_half half)
 {
-    (void)layer;
+    (void)layer, (void)half;
     f->dev->ops->add(f->dev, part(f, SUM), part(f, A), part(f, B), b->n_rows);
     return part(f, SUM);
 }
 
-static void add(struct tern_forward *f, const struct tern_forward_batch *b, int layer)
+static void add(struct tern_forward *f, const struct tern_forward_batch *b, int layer, enum tern_half half)
 {
+    const int norm = half == TERN_HALF_MIXER ? TERN_SLOT_TWIN_NORM : TERN_SLOT_TWIN_FFN_NORM;
     const struct tern_dev_rows one = part(f, A), other = part(f, B);
-    tern_norm_rows(f, &other, &other, f->net->layers[layer][TERN_SLOT_TWIN_NORM].vec, b->n_rows);
+    tern_norm_rows(f, &other, &other, f->net->layers[layer][norm].vec, b->n_rows);
     f->dev->ops->add(f->dev, other, other, f->t, b->n_rows);
     f->dev->ops->add(f->dev, one, one, f->t, b->n_rows);
 }
@@ -42,7 +44,7 @@ static void scale(struct tern_forward *f, const struct tern_forward_batch *b, fl
 
 static void collapse(struct tern_forward *f, const struct tern_forward_batch *b)
 {
-    f->dev->ops->pick(f->dev, f->t, stream(f, b, 0), b->logit_rows, b->n_logit_rows);
+    f->dev->ops->pick(f->dev, f->t, stream(f, b, 0, TERN_HALF_MIXER), b->logit_rows, b->n_logit_rows);
 }
 
 const struct tern_residual tern_residual_twin = {

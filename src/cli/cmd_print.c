@@ -1,4 +1,4 @@
-/* tern generate: the manual page, the bash completion and the Markdown page, all from the option table. */
+/* tern print: the manual page, the bash completion and the Markdown page, all from the option table. */
 #include <ctype.h>
 #include <string.h>
 
@@ -154,8 +154,32 @@ static const char man_tail[] =
     ".TP\n.B 1\nSomething failed; standard error has one line that says what.\n"
     ".TP\n.B 2\nThe command line is wrong.\n"
     ".TP\n.B 130\nEnded by Ctrl\\-C.\n"
+    ".SH FILES\n"
+    ".TP\n.I MODEL.packed\nThe model's packed weights, which later runs map.  Its size and place are told before it is "
+    "written.\n"
+    ".TP\n.I MODEL.ternkv\nWhat a calibration learned about the model's keys; coded KV caches use it.\n"
+    ".TP\n.I ~/.cache/tern\nBoth of them, where the model's folder cannot be written, and the list for\n.BR \"tern "
+    "cache "
+    "ls\" .\n"
+    ".TP\n.I FILE.turns.json\nThe text of a conversation that\n.B /save FILE\nwrote; FILE has its tokens and KV "
+    "cache.\n"
+    ".TP\n.I FILE.part\nA conversion that was interrupted and can go on.\n"
+    ".PP\nNo output replaces a file of another kind, unless\n.B \\-\\-force\nis given, nor ever a file that the run "
+    "reads.\n"
+    ".SH ENVIRONMENT\n"
+    ".TP\n.B XDG_CACHE_HOME, HOME\nThe cache folder is $XDG_CACHE_HOME/tern, else $HOME/.cache/tern.\n"
     ".SH EXAMPLES\n"
     ".nf\n"
+    "tern models\n"
+    "tern run \\-m model.gguf \\(dqName three seabirds.\\(dq\n"
+    "git diff | tern run \\-m model.gguf \\-n 500\n"
+    "tern chat \\-m model.gguf \\-\\-system \\(dqBe brief.\\(dq\n"
+    "tern doctor \\-m model.gguf\n"
+    "tern doctor \\-\\-calibrate \\-m model.gguf\n"
+    "tern doctor \\-\\-fit 32K \\-\\-in 2G \\-m model.gguf > plan.txt\n"
+    "tern run \\-m model.gguf \\-f long.txt \\-\\-kv plan=plan.txt\n"
+    "tern convert \\-m FOLDER \\-o model.gguf \\-\\-type q4_k\n"
+    "tern cache rm \\-\\-all\n"
     "tern run \\-m model.gguf \\-p \\(dqName three seabirds.\\(dq\n"
     "tern run \\-m model.gguf \\-\\-raw \\-f story.txt \\-n 100 \\-\\-kv k=l4,v=l3 \\-\\-json\n"
     "tern inspect model.gguf \\-\\-kv l4\n"
@@ -182,29 +206,48 @@ out:
 
 /* ---- bash completion --------------------------------------------------------------------------------------------- */
 
-/* What may follow an option: the words of a choice, KV schemes, or file names. */
+/* Words of a value: those of a choice, of a metavar such as auto|use|off|FILE, or KV schemes. */
+static int bash_value_words(const struct tern_option *o, struct tern_buf *out, tern_error *err)
+{
+    int rc = 0;
+    const char *list = o->metavar ? o->metavar : "";
+    if (strcmp(o->name, "kv") == 0) {
+        for (const char *const *s = tern_kv_schemes(); s[0]; s += 2)
+            TERN_TRY(tern_buf_addf(out, err, "%s%s", out->len ? " " : "", s[0]));
+    } else if (strcmp(o->name, "turbo-kv-bits") == 0 || strcmp(o->name, "turbo-v-bits") == 0) {
+        TERN_TRY(tern_buf_addf(out, err, "0 2 3 4 8"));
+    } else if (strchr(list, '|')) {
+        for (size_t n; *list; list += n + (list[n] == '|')) {
+            n = strcspn(list, "|");
+            if (islower((unsigned char)*list)) /* FILE is no word */
+                TERN_TRY(tern_buf_addf(out, err, "%s%.*s", out->len ? " " : "", (int)n, list));
+        }
+    } else if (o->def && (o->kind == TERN_KIND_INT || o->kind == TERN_KIND_INTS || o->kind == TERN_KIND_FLOAT)) {
+        TERN_TRY(tern_buf_addf(out, err, "%s", o->def));
+    }
+out:
+    return rc;
+}
+
+/* What may follow an option: its words, file names, or both. */
 static int bash_value(const struct tern_option *o, struct tern_buf *out, tern_error *err)
 {
     int rc = 0;
-    bool plan = strcmp(o->name, "kv") == 0, file = o->metavar && strstr(o->metavar, "FILE");
-    if (!plan && !file && o->kind != TERN_KIND_CHOICE)
-        return 0;
+    struct tern_buf words = {0};
+    const bool file = o->metavar && strstr(o->metavar, "FILE");
+    TERN_TRY(bash_value_words(o, &words, err));
+    if (o->kind == TERN_KIND_FLAG)
+        goto out;
     TERN_TRY(tern_buf_addf(out, err, "        *\" --%s\"", o->name));
     if (o->letter)
         TERN_TRY(tern_buf_addf(out, err, " | *\" -%c\"", o->letter));
-    if (file) {
+    if (file && !words.len)
         TERN_TRY(tern_buf_addf(out, err, ") compopt -o default; return ;;\n"));
-        return 0;
-    }
-    TERN_TRY(tern_buf_addf(out, err, ") words=\""));
-    if (plan)
-        for (const char *const *s = tern_kv_schemes(); s[0]; s += 2)
-            TERN_TRY(tern_buf_addf(out, err, "%s%s", s == tern_kv_schemes() ? "" : " ", s[0]));
     else
-        for (const char *p = o->metavar ? o->metavar : ""; *p; p++)
-            TERN_TRY(tern_buf_addc(out, *p == '|' ? ' ' : *p, err));
-    TERN_TRY(tern_buf_addf(out, err, "\" ;;\n"));
+        TERN_TRY(tern_buf_addf(out, err, ") words=\"%s\"%s ;;\n", words.len ? words.p : "",
+                               file ? "; compopt -o default" : ""));
 out:
+    tern_buf_clear(&words);
     return rc;
 }
 
@@ -256,7 +299,7 @@ static int write_bash(struct tern_buf *out, tern_error *err)
 {
     int rc = 0;
     TERN_TRY(tern_buf_addf(out, err,
-                           "# bash completion for tern, made by 'tern generate bash'\n"
+                           "# bash completion for tern, made by 'tern print bash'\n"
                            "_tern() {\n"
                            "    local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD-1]} words=\n"
                            "    COMPREPLY=()\n"
@@ -266,15 +309,16 @@ static int write_bash(struct tern_buf *out, tern_error *err)
     TERN_TRY(tern_buf_addf(out, err,
                            "help --help --version\" -- \"$cur\"))\n"
                            "        return\n"
-                           "    fi\n"
-                           "    if [ \"$COMP_CWORD\" -eq 2 ] && [ \"$prev\" = eval ]; then\n"
-                           "        COMPREPLY=($(compgen -W \""));
-    TERN_TRY(bash_words(out, "eval", err));
-    TERN_TRY(tern_buf_addf(out, err,
-                           "\" -- \"$cur\"))\n"
-                           "        return\n"
-                           "    fi\n"
-                           "    case \"${COMP_WORDS[1]} ${COMP_WORDS[2]}\" in\n"));
+                           "    fi\n"));
+    for (const char *const *family = (const char *const[]){"eval", "cache", NULL}; *family; family++) {
+        TERN_TRY(tern_buf_addf(out, err,
+                               "    if [ \"$COMP_CWORD\" -eq 2 ] && [ \"$prev\" = %s ]; then\n"
+                               "        COMPREPLY=($(compgen -W \"",
+                               *family));
+        TERN_TRY(bash_words(out, *family, err));
+        TERN_TRY(tern_buf_addf(out, err, "\" -- \"$cur\"))\n        return\n    fi\n"));
+    }
+    TERN_TRY(tern_buf_addf(out, err, "    case \"${COMP_WORDS[1]} ${COMP_WORDS[2]}\" in\n"));
     for (int words = 2; words > 0; words--) /* "bench kv" is also something that begins with "bench" */
         for (int i = 0; i < TERN_N_COMMANDS; i++)
             if (!tern_commands[i].hidden && (strchr(tern_commands[i].name, ' ') != NULL) == (words == 2))
@@ -341,7 +385,7 @@ out:
 static int write_markdown(struct tern_buf *out, tern_error *err)
 {
     int rc = 0;
-    TERN_TRY(tern_buf_addf(out, err, "# The command line\n\nMade by `tern generate help-md` from the option table.\n"));
+    TERN_TRY(tern_buf_addf(out, err, "# The command line\n\nMade by `tern print help-md` from the option table.\n"));
     for (int i = 0; i < TERN_N_COMMANDS; i++)
         if (!tern_commands[i].hidden)
             TERN_TRY(markdown_command(&tern_commands[i], out, err));
@@ -349,7 +393,7 @@ out:
     return rc;
 }
 
-int tern_cmd_generate(const struct tern_args *a, tern_error *err)
+int tern_cmd_print(const struct tern_args *a, tern_error *err)
 {
     int rc = 0;
     struct tern_buf out = {0};
@@ -361,7 +405,7 @@ int tern_cmd_generate(const struct tern_args *a, tern_error *err)
     else if (strcmp(what, "help-md") == 0)
         TERN_TRY(write_markdown(&out, err));
     else
-        TERN_TRY(tern_cli_usage(err, "generate makes man, bash or help-md, not \"%.80s\"", what));
+        TERN_TRY(tern_cli_usage(err, "print knows man, bash and help-md, not \"%.80s\"", what));
     TERN_TRY(tern_out_write(out.p, out.len, err));
 out:
     tern_buf_clear(&out);
