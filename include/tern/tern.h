@@ -264,6 +264,10 @@ typedef struct tern_engine_params {
      * does not fit is refused with TERN_ECAPACITY before anything is computed; 0: room for max_seqs full sequences of
      * every plan. */
     size_t kv_bytes;
+    /* Newest decode rows of a step that a trim right after it takes back without computing anything, 0..16: for drafts
+     * that may be rejected.  Every sequence holds one more page in 16 bits for it, and a recurrent one a state for each
+     * of those rows until its next step. */
+    int drafts;
 } tern_engine_params;
 
 TERN_API int tern_engine_open(tern_engine **out, tern_model *m, const tern_engine_params *p, tern_error *err);
@@ -294,8 +298,9 @@ TERN_API int tern_seq_new(tern_seq **out, tern_engine *e, tern_error *err); /* T
 TERN_API int tern_seq_new_plan(tern_seq **out, tern_engine *e, int plan, tern_error *err);
 TERN_API void tern_seq_free(tern_seq *s);
 TERN_API int tern_seq_fork(tern_seq **out, tern_seq *s, tern_error *err); /* shares closed pages */
-/* Forgets all tokens from n on.  TERN_EUNSUPPORTED when a sliding-window layer no longer holds the tokens that n needs.
- */
+/* Forgets all tokens from n on.  Nothing has changed when it fails: TERN_EUNSUPPORTED when a sliding-window layer no
+ * longer holds the tokens that n needs; TERN_ECAPACITY when tokens before n must be computed again, others share their
+ * pages, and kv_bytes leaves no room for new ones. */
 TERN_API int tern_seq_trim(tern_seq *s, int n, tern_error *err);
 TERN_API int tern_seq_length(const tern_seq *s);
 TERN_API const int32_t *tern_seq_tokens(const tern_seq *s); /* view until the sequence changes */

@@ -90,12 +90,17 @@ static size_t default_kv_memory(const tern_model *m)
 static int open_engine(struct serve *s, tern_error *err)
 {
     const struct tern_arg *v = s->a->v;
-    return tern_setup_engine(&s->setup, s->a, (int)v[TERN_OPT_CTX].i, (int)v[TERN_OPT_PARALLEL].i, err);
+    const int ctx = (int)v[v[TERN_OPT_CTX_SIZE].n ? TERN_OPT_CTX_SIZE : TERN_OPT_CTX].i;
+    return tern_setup_engine(&s->setup, s->a, ctx, (int)v[TERN_OPT_PARALLEL].i, err);
 }
 
 static int check(const struct tern_args *a, tern_error *err)
 {
     const struct tern_arg *v = a->v;
+    if (v[TERN_OPT_MODEL].n > 1)
+        return tern_cli_usage(err, "-m (--model) is given twice; a server has one model");
+    if (v[TERN_OPT_CTX].n && v[TERN_OPT_CTX_SIZE].n)
+        return tern_cli_usage(err, "--ctx and --ctx-size say the same thing; give one of them");
     if ((v[TERN_OPT_TLS_CERT].s != NULL) != (v[TERN_OPT_TLS_KEY].s != NULL))
         return tern_cli_usage(err, "--tls-cert and --tls-key belong together");
     if (v[TERN_OPT_UNIX].s && v[TERN_OPT_TLS_CERT].s && !v[TERN_OPT_HOST].n)

@@ -203,6 +203,7 @@ struct tern_kv_layer {
     struct tern_kv_side k, v; /* may have different dims */
     bool latent;              /* values are keys too: a key is the v.dim values of a token, then its k.dim keys */
     struct tern_kv_reach reach;
+    int rate;            /* a row stands for so many tokens; 1: keys and values of tokens */
     int first;           /* tokens 0..first-1 are kept raw beside the codes (0 when both sides are raw) */
     int recent;          /* a row sees this many pages raw, its own included; >= 1 */
     int ring;            /* raw tiles that a sequence keeps: page p lies in tile p % ring; >= recent */

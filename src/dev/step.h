@@ -33,6 +33,14 @@ struct tern_dev_table {
     int first, n;
 };
 
+/* Where the states after the first `at` rows of a job are written besides. */
+struct tern_dev_mark {
+    uint32_t block;
+    int at; /* 0 < at <= n_rows */
+};
+
+#define TERN_DEV_MARKS 17 /* most of one job */
+
 /* One sequence's rows in this step, consecutive in the batch and in position, of one role.  Pages that the step closes
  * are in the tables already; a row at position p attends to closed pages with an index below p / 64 only. */
 struct tern_dev_job {
@@ -43,12 +51,10 @@ struct tern_dev_job {
     bool wide;                           /* role: prompt rows */
     const struct tern_dev_table *tables; /* [groups] */
     uint32_t tile;
-    uint32_t sink;  /* TERN_NO_BLOCK while no page is closed */
-    uint32_t state; /* TERN_NO_BLOCK where no layer has one */
-    /* What the states are after mark_at rows (0 < mark_at <= n_rows) is written to block `mark` besides;
-     * TERN_NO_BLOCK: no. */
-    uint32_t mark;
-    int mark_at;
+    uint32_t sink;                     /* TERN_NO_BLOCK while no page is closed */
+    uint32_t state;                    /* TERN_NO_BLOCK where no layer has one */
+    const struct tern_dev_mark *marks; /* [n_marks], `at` not descending */
+    int n_marks;
 };
 
 /* All of it is borrowed until the sync after end. */

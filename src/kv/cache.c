@@ -8,10 +8,10 @@
 
 /* Pages a sequence may hold in a group at once: all of them, or the window plus one step plus the pages of slack that
  * let a few tokens be taken back. */
-static int max_pages(const struct tern_kv_group *g, int max_tokens, int max_step)
+static int max_pages(const struct tern_kv_group *g, int max_tokens, int max_step, bool states)
 {
-    int all = max_tokens / TERN_PAGE;
-    int64_t ring = ((int64_t)g->reach.window + max_step) / TERN_PAGE + 4;
+    int all = tern_kv_closed(g, max_tokens);
+    int64_t ring = ((int64_t)g->reach.window + max_step + (states ? TERN_KV_STATE_REACH : 0)) / TERN_PAGE + 4;
     return g->reach.window && ring < all ? (int)ring : all;
 }
 
@@ -45,7 +45,8 @@ int tern_kv_cache_init(struct tern_kv_cache *c, const struct tern_kv_layout *l, 
     TERN_TRY(tern_alloc(&c->seqs, seqs, sizeof *c->seqs, err));
     c->max_seqs = room->max_seqs;
     for (int g = 0; g < l->n_groups; g++) {
-        const size_t n = (size_t)max_pages(&l->groups[g], c->max_tokens, c->max_step), bytes = l->groups[g].page_bytes;
+        const size_t n = (size_t)max_pages(&l->groups[g], c->max_tokens, c->max_step, l->state_bytes),
+                     bytes = l->groups[g].page_bytes;
         TERN_TRY(
             tern_kv_pool_init(&c->pool[g], c->dev, bytes, most_blocks(c->budget, bytes, n * seqs), c->budget, err));
         for (size_t i = 0; i < seqs; i++) {
@@ -203,10 +204,10 @@ int tern_kv_begin(struct tern_kv_cache *c, struct tern_kv_seq *s, int n, tern_er
     if (n > c->max_tokens - s->n_tokens)
         TERN_FAIL(err, TERN_ECAPACITY, "context is full: %d tokens present, %d more asked for, room for %d",
                   s->n_tokens, n, c->max_tokens);
-    int closed = (s->n_tokens + n) / TERN_PAGE;
+    tern_kv_states_begin(c, s);
     for (int g = 0; g < c->layout->n_groups; g++) {
         struct tern_kv_table *t = &s->table[g];
-        while (t->first + t->n < closed) {
+        while (t->first + t->n < tern_kv_closed(&c->layout->groups[g], s->n_tokens + n)) {
             uint32_t page = t->n < t->cap ? tern_kv_pool_get(&c->pool[g]) : TERN_NO_BLOCK;
             if (page == TERN_NO_BLOCK) {
                 rc = tern_kv_no_memory(c, "a page", c->pool[g].mem.bytes, err);
@@ -215,7 +216,7 @@ int tern_kv_begin(struct tern_kv_cache *c, struct tern_kv_seq *s, int n, tern_er
             t->pages[t->n++] = page;
         }
     }
-    if (closed > 0 && s->sink == TERN_NO_BLOCK && c->layout->sink_bytes) {
+    if (s->n_tokens + n >= TERN_PAGE && s->sink == TERN_NO_BLOCK && c->layout->sink_bytes) {
         s->sink = tern_kv_pool_get(&c->sinks);
         if (s->sink == TERN_NO_BLOCK) {
             rc = tern_kv_no_memory(c, "the first tokens", c->layout->sink_bytes, err);
@@ -230,22 +231,23 @@ out:
 
 void tern_kv_abort(struct tern_kv_cache *c, struct tern_kv_seq *s)
 {
-    int closed = s->n_tokens / TERN_PAGE;
     for (int g = 0; g < c->layout->n_groups; g++)
-        drop_pages(c, s, g, closed);
-    if (closed == 0)
+        drop_pages(c, s, g, tern_kv_closed(&c->layout->groups[g], s->n_tokens));
+    if (s->n_tokens < TERN_PAGE)
         drop_sink(c, s);
-    tern_kv_states_abort(s);
+    tern_kv_states_abort(c, s);
 }
 
 void tern_kv_commit(struct tern_kv_cache *c, struct tern_kv_seq *s, int n)
 {
     s->n_tokens += n;
+    s->n_marks = 0;
     s->marked = false;
     for (int g = 0; g < c->layout->n_groups; g++) {
         struct tern_kv_table *t = &s->table[g];
         const struct tern_kv_group *grp = &c->layout->groups[g];
-        const int end = (s->n_tokens + TERN_PAGE - 1) / TERN_PAGE; /* pages that hold tokens: the newest are raw */
+        /* Pages that hold rows: the newest are raw. */
+        const int end = tern_kv_closed(grp, s->n_tokens) + (tern_kv_open_rows(grp, s->n_tokens) > 0);
         if (s->raw_from[g] < end - grp->ring)
             s->raw_from[g] = end - grp->ring;
         if (grp->recent > 1 && s->seen_from[g] < end - grp->seen_ring)
@@ -253,6 +255,9 @@ void tern_kv_commit(struct tern_kv_cache *c, struct tern_kv_seq *s, int n)
         /* What a query two pages ago needed stays: any of the newest 64 tokens can be taken back again, even where that
          * means going back to the beginning of the page before the open one, or into the chunk before. */
         int back = s->n_tokens > 2 * TERN_PAGE ? s->n_tokens - 2 * TERN_PAGE : 0;
+        for (int i = 0; i < s->n_kept; i++) /* with states, going back leads to one that was kept */
+            if (s->kept[i]->at >= s->n_tokens - TERN_KV_STATE_REACH && s->kept[i]->at < back)
+                back = s->kept[i]->at;
         int need = tern_kv_first_needed(c->layout->groups[g].reach, back);
         int drop = need - t->first < t->n ? need - t->first : t->n;
         if (drop <= 0)
@@ -266,14 +271,17 @@ void tern_kv_commit(struct tern_kv_cache *c, struct tern_kv_seq *s, int n)
     }
 }
 
-/* Can keys and values of group g be cut to n tokens?  What a row at n sees raw has to be there, and the tokens of its
- * own page, if there are any before it, too. */
+/* Can group g be cut to n tokens?  What a row at n sees raw has to be there, and the rows of its own page, if there are
+ * any before it, too.  Windows are another question: where there are no states it is theirs to refuse. */
 static bool can_cut(const struct tern_kv_cache *c, const struct tern_kv_seq *s, int g, int n)
 {
-    const int page = n / TERN_PAGE, seen = page - c->layout->groups[g].recent + 1;
-    if (c->layout->groups[g].recent > 1 && s->seen_from[g] > (seen > 0 ? seen : 0))
+    const struct tern_kv_group *grp = &c->layout->groups[g];
+    const int page = tern_kv_closed(grp, n), seen = page - grp->recent + 1;
+    if (grp->recent > 1 && s->seen_from[g] > (seen > 0 ? seen : 0))
         return false;
-    return n % TERN_PAGE == 0 || page >= s->raw_from[g];
+    if (c->layout->state_bytes && s->table[g].first > tern_kv_first_needed(grp->reach, n))
+        return false;
+    return tern_kv_open_rows(grp, n) == 0 || page >= s->raw_from[g];
 }
 
 static bool can_cut_all(const struct tern_kv_cache *c, const struct tern_kv_seq *s, int n)
@@ -297,21 +305,69 @@ static int cut_at(const struct tern_kv_cache *c, const struct tern_kv_seq *s, in
     return n;
 }
 
+/* What tokens keep .. n take of one pool when they are computed again: n_new blocks, after s has given back those of
+ * `blocks` that nobody else holds.  False when the pool is too small for that; *more: of the budget. */
+static bool has_blocks(const struct tern_kv_pool *p, const uint32_t *blocks, int n_blocks, int n_new, int64_t *more)
+{
+    int n_back = 0;
+    for (int i = 0; i < n_blocks; i++)
+        n_back += atomic_load_explicit(&p->refs[blocks[i]], memory_order_relaxed) == 1;
+    *more += ((int64_t)n_new - n_back) * (int64_t)p->mem.bytes;
+    return (int64_t)atomic_load_explicit(&p->n_used, memory_order_relaxed) - n_back + n_new <= (int64_t)p->n_blocks;
+}
+
+/* States that steps from keep to n may keep, less those that s gives back and nobody else holds. */
+static int new_states(const struct tern_kv_seq *s, int keep, int n)
+{
+    int room = TERN_KV_KEPT_STATES, marks = n / TERN_PAGE - keep / TERN_PAGE, n_back = 0;
+    for (int i = 0; i < s->n_kept; i++) {
+        room -= s->kept[i]->at <= keep;
+        n_back += s->kept[i]->at > keep && atomic_load_explicit(&s->kept[i]->refs, memory_order_relaxed) == 1;
+    }
+    return (marks < room ? marks : room) - n_back;
+}
+
+/* Whoever else holds pages of s keeps them: without memory for new ones nothing may be given up. */
+static int check_again(const struct tern_kv_cache *c, const struct tern_kv_seq *s, int keep, int n, tern_error *err)
+{
+    const int page = keep / TERN_PAGE;
+    int64_t more = 0;
+    bool fits = true;
+    for (int g = 0; g < c->layout->n_groups; g++) {
+        const struct tern_kv_table *t = &s->table[g];
+        int from = page > t->first ? page - t->first : 0, n_new = n / TERN_PAGE - page;
+        from = from < t->n ? from : t->n;
+        fits &= has_blocks(&c->pool[g], t->pages + from, t->n - from, n_new < t->cap ? n_new : t->cap, &more);
+    }
+    if (page == 0 && n >= TERN_PAGE && s->sink != TERN_NO_BLOCK)
+        fits &= has_blocks(&c->sinks, &s->sink, 1, 1, &more);
+    if (c->layout->state_bytes)
+        more += new_states(s, keep, n) * (int64_t)c->states.mem.bytes;
+    const size_t used = atomic_load_explicit(&c->budget->used, memory_order_relaxed);
+    if (fits && (more <= 0 || (used <= c->budget->limit && (size_t)more <= c->budget->limit - used)))
+        return 0;
+    return tern_kv_no_memory(c, "what must be computed again", more > 0 ? (size_t)more : 0, err);
+}
+
 int tern_kv_trim(struct tern_kv_cache *c, struct tern_kv_seq *s, int n, int *kept, tern_error *err)
 {
     TERN_ASSERT(n >= 0 && n <= s->n_tokens);
-    const int keep = cut_at(c, s, n), page = keep / TERN_PAGE;
+    const int keep = cut_at(c, s, n);
     for (int g = 0; g < c->layout->n_groups; g++)
         if (keep && s->table[g].first > tern_kv_first_needed(c->layout->groups[g].reach, keep))
             return tern_err_set(err, TERN_EUNSUPPORTED,
                                 "cannot go back to token %d: a layer with a window of %d tokens no longer holds them",
                                 n, c->layout->groups[g].reach.window);
+    int rc = check_again(c, s, keep, n, err);
+    if (rc < 0)
+        return rc;
     for (int g = 0; g < c->layout->n_groups; g++) {
+        const int page = tern_kv_closed(&c->layout->groups[g], keep);
         drop_pages(c, s, g, page);
         s->raw_from[g] = page < s->raw_from[g] ? page : s->raw_from[g];
         s->seen_from[g] = page < s->seen_from[g] ? page : s->seen_from[g];
     }
-    if (page == 0)
+    if (keep < TERN_PAGE)
         drop_sink(c, s);
     if (keep < s->n_tokens)
         tern_kv_states_back(c, s, keep);
@@ -336,10 +392,11 @@ size_t tern_kv_f16_bytes(const struct tern_kv_cache *c)
     int n_live = 0; /* each with an open page */
     for (int s = 0; s < c->max_seqs; s++)
         n_live += c->seqs[s].live;
-    for (int i = 0; i < c->layout->n_layers; i++) {
+    for (int i = 0; i < c->layout->n_spans; i++) {
         int g = c->layout->group_of[i];
         if (g >= 0)
-            n += tern_kv_layer_f16_bytes(&c->layout->layers[i]) * TERN_PAGE * ((double)c->pool[g].n_used + n_live);
+            n += tern_kv_layer_f16_bytes(&c->layout->layers[i]) * tern_kv_page_tokens(&c->layout->groups[g]) *
+                 ((double)c->pool[g].n_used + n_live);
     }
     return (size_t)n;
 }
@@ -351,11 +408,14 @@ void tern_kv_full_bytes(const struct tern_kv_cache *c, size_t *bytes, size_t *f1
     double f16 = 0;
     *bytes = l->tile_bytes + (c->max_tokens >= TERN_PAGE ? l->sink_bytes : 0);
     for (int g = 0; g < l->n_groups; g++) {
-        n_pages[g] = c->max_tokens / TERN_PAGE - tern_kv_first_needed(l->groups[g].reach, c->max_tokens);
+        n_pages[g] =
+            tern_kv_closed(&l->groups[g], c->max_tokens) - tern_kv_first_needed(l->groups[g].reach, c->max_tokens);
         *bytes += (size_t)n_pages[g] * l->groups[g].page_bytes;
     }
-    for (int i = 0; i < l->n_layers; i++)
-        if (l->group_of[i] >= 0)
-            f16 += tern_kv_layer_f16_bytes(&l->layers[i]) * TERN_PAGE * (n_pages[l->group_of[i]] + 1);
+    for (int i = 0; i < l->n_spans; i++) {
+        int g = l->group_of[i];
+        if (g >= 0)
+            f16 += tern_kv_layer_f16_bytes(&l->layers[i]) * tern_kv_page_tokens(&l->groups[g]) * (n_pages[g] + 1);
+    }
     *f16_bytes = (size_t)f16;
 }

@@ -56,7 +56,7 @@ static bool has_raw(const struct tern_kv_layout *l, int n)
 {
     bool raw = false;
     for (int g = 0; g < l->n_groups; g++)
-        raw |= n % tern_kv_page_tokens(&l->groups[g]) || (n && l->groups[g].recent > 1);
+        raw |= tern_kv_open_rows(&l->groups[g], n) || (n && l->groups[g].recent > 1);
     return raw;
 }
 
@@ -173,7 +173,7 @@ static int check_packed(const struct tern_kv_cache *c, const struct packed *h, s
         return tern_err_set(err, TERN_ECAPACITY, "a checkpoint after %u tokens, the context is %d", h->at,
                             c->max_tokens);
     for (int g = 0; g < l->n_groups; g++) {
-        const uint32_t open = h->at / (uint32_t)tern_kv_page_tokens(&l->groups[g]);
+        const uint32_t open = (uint32_t)tern_kv_closed(&l->groups[g], (int)h->at);
         if (h->raw_from[g] > open || h->seen_from[g] > open)
             return tern_err_set(err, TERN_EFORMAT, "a checkpoint after %u tokens says that page %u is raw", h->at,
                                 h->raw_from[g] > open ? h->raw_from[g] : h->seen_from[g]);
@@ -223,7 +223,7 @@ out:
 bool tern_kv_states_new(struct tern_kv_cache *c, struct tern_kv_seq *s)
 {
     s->state = TERN_NO_BLOCK;
-    s->n_kept = 0;
+    s->n_kept = s->n_marks = s->n_draft = 0;
     s->marked = false;
     if (!c->layout->state_bytes)
         return true;
@@ -241,8 +241,16 @@ static void drop(struct tern_kv_seq *s, int i)
     s->n_kept--;
 }
 
+void tern_kv_states_begin(struct tern_kv_cache *c, struct tern_kv_seq *s)
+{
+    while (s->n_draft)
+        tern_kv_pool_unref(&c->states, s->draft[--s->n_draft].block);
+    s->n_marks = 0;
+}
+
 void tern_kv_states_free(struct tern_kv_cache *c, struct tern_kv_seq *s)
 {
+    tern_kv_states_begin(c, s);
     while (s->n_kept)
         drop(s, s->n_kept - 1);
     tern_kv_pool_unref(&c->states, s->state);
@@ -289,18 +297,20 @@ bool tern_kv_states_room(struct tern_kv_cache *c, struct tern_kv_seq *s, int at)
         return false;
     }
     for (int g = 0; g < c->layout->n_groups; g++)
-        p->raw_from[g] = p->seen_from[g] = at / tern_kv_page_tokens(&c->layout->groups[g]);
+        p->raw_from[g] = p->seen_from[g] = tern_kv_closed(&c->layout->groups[g], at);
     s->kept[s->n_kept++] = p;
     return true;
 }
 
-const struct tern_kv_checkpoint *tern_kv_mark(struct tern_kv_cache *c, struct tern_kv_seq *s, int n, bool prompt)
+static const struct tern_kv_checkpoint *mark_boundary(struct tern_kv_cache *c, struct tern_kv_seq *s, int n,
+                                                      bool prompt)
 {
     /* With several raw pages, a cut farther back than the last closed one leads to the beginning (cut_at in cache.c).
      */
     const bool often = prompt || c->layout->recent > 1;
-    const int stride = often ? TERN_PAGE : TERN_KV_STATE_STRIDE, at = (s->n_tokens + n) / stride * stride;
-    if (!c->layout->state_bytes || at <= s->n_tokens)
+    const int decode = c->layout->windows ? TERN_KV_WINDOW_STRIDE : TERN_KV_STATE_STRIDE;
+    const int stride = often ? TERN_PAGE : decode, at = (s->n_tokens + n) / stride * stride;
+    if (at <= s->n_tokens)
         return NULL;
     thin(s);
     if (!tern_kv_states_room(c, s, at))
@@ -309,8 +319,48 @@ const struct tern_kv_checkpoint *tern_kv_mark(struct tern_kv_cache *c, struct te
     return s->kept[s->n_kept - 1];
 }
 
-void tern_kv_states_abort(struct tern_kv_seq *s)
+/* The newest come first, for they are taken back most. */
+static void mark_drafts(struct tern_kv_cache *c, struct tern_kv_seq *s, int n)
 {
+    int from = n;
+    while (from > 1 && n - from < c->layout->drafts) {
+        const uint32_t block = tern_kv_pool_get(&c->states);
+        if (block == TERN_NO_BLOCK)
+            break;
+        s->draft[n - from] = (struct tern_dev_mark){block, s->n_tokens + from - 1};
+        from--;
+    }
+    s->n_draft = n - from;
+    for (int i = 0, j = s->n_draft - 1; i < j; i++, j--) {
+        const struct tern_dev_mark t = s->draft[i];
+        s->draft[i] = s->draft[j];
+        s->draft[j] = t;
+    }
+}
+
+const struct tern_kv_checkpoint *tern_kv_mark(struct tern_kv_cache *c, struct tern_kv_seq *s, int n, bool prompt)
+{
+    if (!c->layout->state_bytes)
+        return NULL;
+    const struct tern_kv_checkpoint *kept = mark_boundary(c, s, n, prompt);
+    if (!prompt)
+        mark_drafts(c, s, n);
+    bool due = kept != NULL;
+    for (int i = 0; i < s->n_draft; i++) {
+        if (due && kept->at <= s->draft[i].at) {
+            s->marks[s->n_marks++] = (struct tern_dev_mark){kept->state, kept->at - s->n_tokens};
+            due = false;
+        }
+        s->marks[s->n_marks++] = (struct tern_dev_mark){s->draft[i].block, s->draft[i].at - s->n_tokens};
+    }
+    if (due)
+        s->marks[s->n_marks++] = (struct tern_dev_mark){kept->state, kept->at - s->n_tokens};
+    return kept;
+}
+
+void tern_kv_states_abort(struct tern_kv_cache *c, struct tern_kv_seq *s)
+{
+    tern_kv_states_begin(c, s);
     if (s->marked)
         drop(s, s->n_kept - 1);
     s->marked = false;
@@ -318,10 +368,12 @@ void tern_kv_states_abort(struct tern_kv_seq *s)
 
 int tern_kv_state_before(const struct tern_kv_seq *s, int n)
 {
-    for (int i = s->n_kept - 1; i >= 0; i--)
-        if (s->kept[i]->at <= n)
-            return s->kept[i]->at;
-    return 0;
+    int best = 0;
+    for (int i = 0; i < s->n_draft; i++)
+        best = s->draft[i].at <= n && s->draft[i].at > best ? s->draft[i].at : best;
+    for (int i = 0; i < s->n_kept; i++)
+        best = s->kept[i]->at <= n && s->kept[i]->at > best ? s->kept[i]->at : best;
+    return best;
 }
 
 void tern_kv_states_back(struct tern_kv_cache *c, struct tern_kv_seq *s, int n)
@@ -329,13 +381,19 @@ void tern_kv_states_back(struct tern_kv_cache *c, struct tern_kv_seq *s, int n)
     const size_t bytes = c->layout->state_bytes;
     if (!bytes)
         return;
+    TERN_ASSERT(n == tern_kv_state_before(s, n));
     while (s->n_kept && s->kept[s->n_kept - 1]->at > n)
         drop(s, s->n_kept - 1);
-    TERN_ASSERT(n == tern_kv_state_before(s, n));
-    if (n)
+    while (s->n_draft && s->draft[s->n_draft - 1].at > n)
+        tern_kv_pool_unref(&c->states, s->draft[--s->n_draft].block);
+    if (s->n_draft && s->draft[s->n_draft - 1].at == n) { /* it becomes the state itself */
+        tern_kv_pool_unref(&c->states, s->state);
+        s->state = s->draft[--s->n_draft].block;
+    } else if (n) {
         tern_kv_block_copy(&c->states, s->state, &c->states, s->kept[s->n_kept - 1]->state, bytes);
-    else
+    } else {
         tern_kv_block_zero(&c->states, s->state, bytes);
+    }
 }
 
 void tern_kv_move_states(struct tern_kv_cache *c, struct tern_kv_seq *to, const struct tern_kv_cache *from_c,

@@ -26,5 +26,6 @@ struct tern_dev_job tern_kv_dev_job(const struct tern_kv_seq *s, int cache, stru
                                  .tile = s->tile,
                                  .sink = s->sink,
                                  .state = s->state,
-                                 .mark = TERN_NO_BLOCK};
+                                 .marks = s->marks,
+                                 .n_marks = s->n_marks};
 }

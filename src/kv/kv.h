@@ -11,7 +11,7 @@
  * A page is 64 consecutive tokens of all layers of one group; a group is the set of layers that keep tokens equally
  * long. Fork copies tables (references) and the tile; trim drops references.  Page index = position / 64, absolute.
  *
- * Blocks are known by number; tern_kv_block says where one lies, while this CPU needs to know.
+ * Blocks are known by number; only a device's operations look into them.
  *
  * Memory: kv/pool.h.  Nothing allocates in a step: tern_kv_begin takes the blocks that it needs, and is the only call
  * of a step that can run out. Thread: the engine's, but for references to blocks. */
@@ -35,8 +35,9 @@ struct tern_kv_table {
 };
 
 /* A state cannot go back by itself, so some are kept: of page boundaries, because there keys and values can be cut. */
-#define TERN_KV_KEPT_STATES  4
-#define TERN_KV_STATE_STRIDE 512 /* tokens between those of decoding, 64 with recent=N; every prompt step keeps one */
+#define TERN_KV_KEPT_STATES   4
+#define TERN_KV_STATE_STRIDE  512 /* tokens between those of decoding, 64 with recent=N; every prompt step keeps one */
+#define TERN_KV_WINDOW_STRIDE 256 /* the same where layers have windows besides */
 
 struct tern_kv_seq {
     bool live;
@@ -51,7 +52,12 @@ struct tern_kv_seq {
     uint32_t state;                                       /* block of layout->state_bytes, after all n_tokens */
     struct tern_kv_checkpoint *kept[TERN_KV_KEPT_STATES]; /* ascending, states alone, after a multiple of 64 tokens */
     int n_kept;
-    bool marked; /* the step in hand writes the last of them */
+    struct tern_dev_mark marks[TERN_DEV_MARKS]; /* of the step in hand */
+    int n_marks;
+    bool marked; /* the step in hand writes the last kept one */
+    /* States of the last step's newest rows, until the next one: draft[i] after draft[i].at tokens, ascending. */
+    struct tern_dev_mark draft[TERN_KV_MAX_DRAFTS];
+    int n_draft;
 };
 
 /* What a cache is for: max_seqs sequences of max_tokens tokens, stepped by at most max_step tokens at once. */
@@ -93,8 +99,9 @@ int tern_kv_seq_fork(struct tern_kv_cache *c, struct tern_kv_seq **out, const st
 int tern_kv_begin(struct tern_kv_cache *c, struct tern_kv_seq *s, int n, tern_error *err);
 void tern_kv_commit(struct tern_kv_cache *c, struct tern_kv_seq *s, int n);
 /* Between begin and commit, where there are states: the step shall keep that of its last page boundary (decoding: its
- * last multiple of the stride), which is the caller's to write.  NULL: not in this step, or memory is short.  Of too
- * many the least useful is dropped. */
+ * last multiple of the stride).  NULL: not in this step, or memory is short.  Of too many the least useful is dropped.
+ * Of decode rows that may be drafts the states are to be written, too, as far as there is memory: s->marks says all
+ * that the step has to write. */
 const struct tern_kv_checkpoint *tern_kv_mark(struct tern_kv_cache *c, struct tern_kv_seq *s, int n, bool prompt);
 void tern_kv_abort(struct tern_kv_cache *c, struct tern_kv_seq *s);
 
@@ -108,8 +115,8 @@ static inline int tern_kv_first_needed(struct tern_kv_reach r, int p)
  * the open page, and in the page before it until the next token comes (longer where the layout has more raw tiles).  A
  * closed page whose originals are gone cannot be opened again: then *kept is the page boundary below n, or 0 when pages
  * before that would have to be seen raw and no longer are; with states, back to one that was kept, or to 0.  The caller
- * runs the rest again.  TERN_EUNSUPPORTED, nothing changed, when a window group no longer holds what a query at *kept
- * needs. */
+ * runs the rest again, for which there is memory.  Nothing has changed on failure: TERN_EUNSUPPORTED when a window
+ * group no longer holds what a query at *kept needs, TERN_ECAPACITY when there is no memory. */
 int tern_kv_trim(struct tern_kv_cache *c, struct tern_kv_seq *s, int n, int *kept, tern_error *err);
 
 /* The states of `from`, a sequence of as many tokens in another cache of the same model, become those of `to`. */

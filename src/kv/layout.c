@@ -109,7 +109,9 @@ static const char *decide(const struct wish *w, int layer, int without, const st
         reason = "keys are the position part of latent attention";
         k = f16;
     }
-    if (!k->accepts(d->dim_k, &why)) {
+    if (!d->dim_k) {
+        k = f16;
+    } else if (!k->accepts(d->dim_k, &why)) {
         reason = why;
         k = f16;
     }
@@ -120,6 +122,11 @@ static const char *decide(const struct wish *w, int layer, int without, const st
     *out_k = k;
     *out_v = v;
     return reason;
+}
+
+static struct tern_kv_side side_of(const struct tern_kv_codec *c, int dim, bool key)
+{
+    return (struct tern_kv_side){.codec = c, .dim = dim, .key = key, .raw32 = c->raw && c->bits == 32};
 }
 
 static int choose(struct tern_kv_layer *l, const struct wish *w, int layer, bool strict, tern_error *err)
@@ -133,11 +140,40 @@ static int choose(struct tern_kv_layer *l, const struct wish *w, int layer, bool
     l->n_heads = d->n_heads;
     l->reach = d->reach;
     l->latent = d->latent;
-    l->k = (struct tern_kv_side){.codec = k, .dim = d->dim_k, .key = true, .raw32 = k->raw && k->bits == 32};
-    l->v = (struct tern_kv_side){.codec = v, .dim = d->dim_v, .key = false, .raw32 = v->raw && v->bits == 32};
+    l->k = side_of(k, d->dim_k, true);
+    l->v = side_of(v, d->dim_v, false);
+    l->rate = 1;
     l->first = k->raw && v->raw ? 0 : w->s->first;
     l->recent = k->raw && v->raw ? 1 : w->s->recent / TERN_PAGE;
     l->ring = l->recent > 1 ? l->recent + 1 : 1; /* one more, so that a step back over a page's edge finds them all */
+    place_head(l);
+    return 0;
+}
+
+/* A span of rows: what a layer has of keys alone, or values that are keys, too. */
+static int choose_rows(struct tern_kv_layer *l, const struct wish *w, int layer, const struct tern_kv_more *m,
+                       bool strict, tern_error *err)
+{
+    const struct tern_kv_codec *f16 = tern_kv_codec_find("f16", 3), *k, *v;
+    const char *why = NULL;
+    const bool index = m->role == TERN_KV_INDEX;
+    TERN_ASSERT(m->rate >= 2 && m->rate <= 128 && m->n_heads > 0);
+    (void)wanted(w, layer, -1, &k, &v);
+    if (!index && !v->accepts(m->dim, &why)) {
+        v = f16;
+        l->why_raw = why;
+    }
+    if (strict && l->why_raw)
+        return tern_err_set(err, TERN_EUNSUPPORTED, "--kv-policy strict: layer %d would have rows in %s: %s", layer,
+                            v->name, l->why_raw);
+    l->n_heads = m->n_heads;
+    l->latent = !index;
+    l->rate = m->rate;
+    l->recent = 1;
+    /* A page is many tokens: going back over its edge must not mean computing all of them again. */
+    l->ring = 2 + TERN_KV_STATE_REACH / (TERN_PAGE * m->rate);
+    l->k = side_of(f16, index ? m->dim : 0, true);
+    l->v = side_of(index ? f16 : v, index ? 0 : m->dim, false);
     place_head(l);
     return 0;
 }
@@ -197,7 +233,7 @@ bool tern_kv_layout_codes_keys(const struct tern_kv_layout *l)
 
 static bool codes(const struct tern_kv_layout *l)
 {
-    for (int i = 0; i < l->n_layers; i++)
+    for (int i = 0; i < l->n_spans; i++)
         if (l->group_of[i] >= 0 && !(l->layers[i].k.codec->raw && l->layers[i].v.codec->raw))
             return true;
     return false;
@@ -225,31 +261,73 @@ static int note_idle_items(struct tern_kv_layout *l, const struct wish *w, bool 
     return 0;
 }
 
-/* The group of layers with this reach; the first of them makes it. */
-static int find_group(struct tern_kv_layout *l, struct tern_kv_reach r, int *group, tern_error *err)
+/* The group of spans with this reach and rate; the first of them makes it. */
+static int find_group(struct tern_kv_layout *l, struct tern_kv_reach r, int rate, int *group, tern_error *err)
 {
     int g = 0;
-    while (g < l->n_groups && (l->groups[g].reach.window != r.window || l->groups[g].reach.chunked != r.chunked))
+    while (g < l->n_groups && (l->groups[g].reach.window != r.window || l->groups[g].reach.chunked != r.chunked ||
+                               l->groups[g].rate != rate))
         g++;
     if (g == TERN_KV_MAX_GROUPS)
-        return tern_err_set(err, TERN_EUNSUPPORTED, "more than %d different attention windows", TERN_KV_MAX_GROUPS);
+        return tern_err_set(err, TERN_EUNSUPPORTED, "more than %d different attention windows and rates",
+                            TERN_KV_MAX_GROUPS);
     if (g == l->n_groups)
-        l->groups[l->n_groups++] = (struct tern_kv_group){.reach = r, .rate = 1};
+        l->groups[l->n_groups++] = (struct tern_kv_group){.reach = r, .rate = rate};
     *group = g;
     return 0;
+}
+
+/* Gives a span its place in pages, tiles and first tokens. */
+static int place(struct tern_kv_layout *l, int span, tern_error *err)
+{
+    struct tern_kv_layer *y = &l->layers[span];
+    const size_t heads = (size_t)y->n_heads;
+    int rc = find_group(l, y->reach, y->rate, &l->group_of[span], err);
+    if (rc < 0)
+        return rc;
+    struct tern_kv_group *g = &l->groups[l->group_of[span]];
+    l->windows |= g->reach.window > 0;
+    y->layer_off = g->page_bytes;
+    g->page_bytes += y->head_bytes * heads;
+    g->ring = !g->ring || y->ring < g->ring ? y->ring : g->ring;
+    g->recent = y->recent > g->recent ? y->recent : g->recent;
+    g->seen_ring = y->recent > 1 ? y->ring : g->seen_ring;
+    y->tile_layer_off = l->tile_bytes;
+    l->tile_bytes += y->tile_bytes * heads * (size_t)y->ring;
+    l->recent = y->recent > l->recent ? y->recent : l->recent;
+    y->sink_layer_off = l->sink_bytes;
+    l->sink_bytes += y->sink_bytes * heads;
+    if (l->stage_tile_bytes < y->tile_bytes * heads)
+        l->stage_tile_bytes = y->tile_bytes * heads;
+    return 0;
+}
+
+/* The spans of rows, behind those of the layers. */
+static int add_rows(struct tern_kv_layout *l, const struct wish *w, bool strict, tern_error *err)
+{
+    int rc = 0, span = l->n_layers;
+    for (int i = 0; i < l->n_layers; i++)
+        for (int j = 0; j < w->decl[i].n_more; j++, span++) {
+            l->spans[span] = (struct tern_kv_span){i, w->decl[i].more[j].role};
+            l->group_of[span] = -1;
+            TERN_TRY(choose_rows(&l->layers[span], w, i, &w->decl[i].more[j], strict, err));
+            TERN_TRY(place(l, span, err));
+        }
+out:
+    return rc;
 }
 
 static int make_signs(struct tern_kv_layout *l, tern_error *err)
 {
     size_t n = 0;
-    for (int i = 0; i < l->n_layers; i++)
+    for (int i = 0; i < l->n_spans; i++)
         if (l->group_of[i] >= 0)
             n += (size_t)l->layers[i].k.dim + (size_t)l->layers[i].v.dim;
     int rc = tern_alloc(&l->signs, n, sizeof(float), err);
     if (rc < 0)
         return rc;
     float *p = l->signs;
-    for (int i = 0; i < l->n_layers; i++) {
+    for (int i = 0; i < l->n_spans; i++) {
         if (l->group_of[i] < 0)
             continue;
         struct tern_kv_side *sides[2] = {&l->layers[i].k, &l->layers[i].v};
@@ -267,11 +345,11 @@ static int make_signs(struct tern_kv_layout *l, tern_error *err)
 static uint64_t digest(const struct tern_kv_layout *l)
 {
     XXH64_hash_t h = 0x7465726E;
-    for (int i = 0; i < l->n_layers; i++) {
+    for (int i = 0; i < l->n_spans; i++) {
         if (l->group_of[i] < 0)
             continue;
         const struct tern_kv_layer *y = &l->layers[i];
-        int64_t v[8] = {i,
+        int64_t v[8] = {l->spans[i].layer,
                         y->n_heads,
                         y->k.dim,
                         y->v.dim,
@@ -279,7 +357,7 @@ static uint64_t digest(const struct tern_kv_layout *l)
                         y->first,
                         (int64_t)y->head_bytes,
                         y->recent};
-        h += y->latent;
+        h += (uint64_t)y->latent + (i < l->n_layers ? 0 : (uint64_t)y->rate << 8 | (uint64_t)l->spans[i].role << 16);
         h = XXH3_64bits_withSeed(v, sizeof v, h);
         h = XXH3_64bits_withSeed(y->k.codec->name, strlen(y->k.codec->name), h);
         h = XXH3_64bits_withSeed(y->v.codec->name, strlen(y->v.codec->name), h);
@@ -305,42 +383,34 @@ int tern_kv_layout_new(struct tern_kv_layout **out, const struct tern_kv_decl *d
             TERN_FAIL(err, TERN_EINVAL, "--kv %s: layer %d does not exist (the model has %d)", spec, s.rules[i].to,
                       n_layers);
     TERN_TRY(tern_alloc(&l, 1, sizeof *l, err));
-    TERN_TRY(tern_alloc(&l->layers, (size_t)n_layers, sizeof *l->layers, err));
-    TERN_TRY(tern_alloc(&l->group_of, (size_t)n_layers, sizeof *l->group_of, err));
+    l->n_layers = l->n_spans = n_layers;
+    for (int i = 0; i < n_layers; i++)
+        l->n_spans += decl[i].n_more;
+    TERN_TRY(tern_alloc(&l->layers, (size_t)l->n_spans, sizeof *l->layers, err));
+    TERN_TRY(tern_alloc(&l->group_of, (size_t)l->n_spans, sizeof *l->group_of, err));
+    TERN_TRY(tern_alloc(&l->spans, (size_t)l->n_spans, sizeof *l->spans, err));
     TERN_TRY(tern_alloc(&l->state_off, (size_t)n_layers, sizeof *l->state_off, err));
-    l->n_layers = n_layers;
     l->recent = 1;
     l->spec = s;
     if (snprintf(l->text, sizeof l->text, "%s", spec) >= (int)sizeof l->text)
         TERN_FAIL(err, TERN_ELIMIT, "--kv: longer than %zu characters", sizeof l->text - 1);
     for (int i = 0; i < n_layers; i++)
-        w.spare_windows |= decl[i].n_heads && !decl[i].reach.window;
+        w.spare_windows |= decl[i].n_more || (decl[i].n_heads && !decl[i].reach.window);
     TERN_TRY(tern_alloc(&w.rank, (size_t)n_layers, sizeof *w.rank, err));
     for (int i = 0; i < n_layers; i++)
         w.rank[i] = counts_for_edge(&w, i) ? w.n_edge++ : -1;
     for (int i = 0; i < n_layers; i++) {
         struct tern_kv_layer *y = &l->layers[i];
+        l->spans[i] = (struct tern_kv_span){i, TERN_KV_TOKENS};
         l->group_of[i] = -1;
         l->state_off[i] = l->state_bytes;
         l->state_bytes += tern_round_up(decl[i].state_bytes, TERN_ALIGN);
         if (!decl[i].n_heads)
             continue;
         TERN_TRY(choose(y, &w, i, strict, err));
-        TERN_TRY(find_group(l, decl[i].reach, &l->group_of[i], err));
-        struct tern_kv_group *g = &l->groups[l->group_of[i]];
-        y->layer_off = g->page_bytes;
-        g->page_bytes += y->head_bytes * (size_t)y->n_heads;
-        g->ring = !g->ring || y->ring < g->ring ? y->ring : g->ring;
-        g->recent = y->recent > g->recent ? y->recent : g->recent;
-        g->seen_ring = y->recent > 1 ? y->ring : g->seen_ring;
-        y->tile_layer_off = l->tile_bytes;
-        l->tile_bytes += y->tile_bytes * (size_t)y->n_heads * (size_t)y->ring;
-        l->recent = y->recent > l->recent ? y->recent : l->recent;
-        y->sink_layer_off = l->sink_bytes;
-        l->sink_bytes += y->sink_bytes * (size_t)y->n_heads;
-        if (l->stage_tile_bytes < y->tile_bytes * (size_t)y->n_heads)
-            l->stage_tile_bytes = y->tile_bytes * (size_t)y->n_heads;
+        TERN_TRY(place(l, i, err));
     }
+    TERN_TRY(add_rows(l, &w, strict, err));
     TERN_TRY(note_idle_items(l, &w, strict, err));
     TERN_TRY(make_signs(l, err));
     l->digest = digest(l);
@@ -352,6 +422,25 @@ out:
     tern_free(w.rank);
     tern_kv_layout_free(l);
     return rc;
+}
+
+void tern_kv_layout_spare(struct tern_kv_layout *l, int drafts)
+{
+    TERN_ASSERT(drafts >= 0 && drafts <= TERN_KV_MAX_DRAFTS);
+    l->drafts = drafts;
+    if (!drafts)
+        return;
+    l->tile_bytes = 0;
+    for (int i = 0; i < l->n_spans; i++) {
+        struct tern_kv_layer *y = &l->layers[i];
+        if (l->group_of[i] < 0)
+            continue;
+        y->ring = y->ring < 2 ? 2 : y->ring;
+        y->tile_layer_off = l->tile_bytes;
+        l->tile_bytes += y->tile_bytes * (size_t)y->n_heads * (size_t)y->ring;
+    }
+    for (int g = 0; g < l->n_groups; g++)
+        l->groups[g].ring = l->groups[g].ring < 2 ? 2 : l->groups[g].ring;
 }
 
 void tern_kv_layout_condition(struct tern_kv_layout *l, const struct tern_kv_cond_set *s, const char *source)
@@ -386,6 +475,7 @@ void tern_kv_layout_free(struct tern_kv_layout *l)
         return;
     tern_free(l->layers);
     tern_free(l->group_of);
+    tern_free(l->spans);
     tern_free(l->state_off);
     tern_free(l->signs);
     tern_free(l);
@@ -393,12 +483,38 @@ void tern_kv_layout_free(struct tern_kv_layout *l)
 
 double tern_kv_layer_bytes(const struct tern_kv_layer *l)
 {
-    return (double)l->head_bytes * l->n_heads / TERN_PAGE;
+    return (double)l->head_bytes * l->n_heads / TERN_PAGE / l->rate;
 }
 
 double tern_kv_layer_f16_bytes(const struct tern_kv_layer *l)
 {
-    return 2.0 * (l->k.dim + l->v.dim) * l->n_heads;
+    return 2.0 * (l->k.dim + l->v.dim) * l->n_heads / l->rate;
+}
+
+int tern_kv_span_of(const struct tern_kv_layout *l, int layer, enum tern_kv_role role)
+{
+    for (int i = 0; i < l->n_spans; i++)
+        if (l->spans[i].layer == layer && l->spans[i].role == role && l->group_of[i] >= 0)
+            return i;
+    return -1;
+}
+
+double tern_kv_spans_bytes(const struct tern_kv_layout *l, int layer)
+{
+    double n = 0;
+    for (int i = 0; i < l->n_spans; i++)
+        if (l->spans[i].layer == layer && l->group_of[i] >= 0)
+            n += tern_kv_layer_bytes(&l->layers[i]);
+    return n;
+}
+
+double tern_kv_spans_f16_bytes(const struct tern_kv_layout *l, int layer)
+{
+    double n = 0;
+    for (int i = 0; i < l->n_spans; i++)
+        if (l->spans[i].layer == layer && l->group_of[i] >= 0)
+            n += tern_kv_layer_f16_bytes(&l->layers[i]);
+    return n;
 }
 
 size_t tern_kv_layer_state(const struct tern_kv_layout *l, int layer)

@@ -48,6 +48,25 @@ int tern_kv_spec_parse(struct tern_kv_spec *out, const char *text, tern_error *e
 
 /* ---- layout --------------------------------------------------------------------------------------------------- */
 
+/* What a layer caches besides keys and values of single tokens: a row for every `rate` tokens, which is there from the
+ * last of them on and stays. */
+enum tern_kv_role {
+    TERN_KV_TOKENS, /* keys and values of tokens: every layer's first span */
+    TERN_KV_ROWS,   /* compressed rows, keys and values in one: coded as values are */
+    TERN_KV_INDEX   /* keys alone, which only choose rows: kept in 16 bits */
+};
+
+struct tern_kv_more {
+    enum tern_kv_role role;
+    int rate; /* 2..128 */
+    int n_heads, dim;
+};
+
+#define TERN_KV_MAX_MORE 2
+
+/* Where layers have states, windows and raw rows hold what it takes to go back to those kept in the newest tokens. */
+#define TERN_KV_STATE_REACH 640
+
 /* What the model declares for one layer. */
 struct tern_kv_decl {
     int n_heads; /* KV heads; 0: this layer keeps no KV */
@@ -55,6 +74,8 @@ struct tern_kv_decl {
     bool latent; /* the values are the first part of the keys, dim_k is what follows them: cached once */
     struct tern_kv_reach reach;
     size_t state_bytes; /* what the layer carries from token to token instead, all 0 in the beginning; 0: nothing */
+    struct tern_kv_more more[TERN_KV_MAX_MORE]; /* [n_more] */
+    int n_more;
     /* The rotary embedding of the keys: pair i turns by freq[i] per position. */
     int n_rot; /* rotated dims; 0: none */
     bool interleaved;
@@ -62,6 +83,7 @@ struct tern_kv_decl {
     const char *hard_keys; /* why codes of less than 8 bits do not hold these keys, or NULL */
 };
 
+/* Spans of one reach and rate, which have pages together. */
 struct tern_kv_group {
     struct tern_kv_reach reach; /* of all its layers */
     int rate;                   /* a row stands for so many tokens */
@@ -71,22 +93,43 @@ struct tern_kv_group {
 };
 
 #define TERN_KV_MAX_GROUPS 4
+#define TERN_KV_MAX_DRAFTS 16
 
-/* Tokens that a page of the group stands for. */
+/* Tokens that a page of the group stands for; pages that n tokens close; rows of the open page after n tokens. */
 static inline int tern_kv_page_tokens(const struct tern_kv_group *g)
 {
     return TERN_PAGE * g->rate;
 }
 
+static inline int tern_kv_closed(const struct tern_kv_group *g, int n)
+{
+    return n / tern_kv_page_tokens(g);
+}
+
+static inline int tern_kv_open_rows(const struct tern_kv_group *g, int n)
+{
+    return n / g->rate % TERN_PAGE;
+}
+
+/* A span is one thing that one layer caches at one rate.  Span i < n_layers is layer i's keys and values of tokens;
+ * further spans follow, in order of layers. */
+struct tern_kv_span {
+    int layer;
+    enum tern_kv_role role;
+};
+
 struct tern_kv_layout {
-    int n_layers;
-    struct tern_kv_layer *layers; /* [n_layers], owned */
-    int *group_of;                /* [n_layers], -1 where a layer keeps no KV */
+    int n_layers, n_spans;
+    struct tern_kv_layer *layers; /* [n_spans], owned: where the bytes of a span lie */
+    int *group_of;                /* [n_spans], -1 where a layer keeps no KV */
+    struct tern_kv_span *spans;   /* [n_spans], owned */
     struct tern_kv_group groups[TERN_KV_MAX_GROUPS];
     int n_groups;
     size_t *state_off;                 /* [n_layers], owned: where a layer's state lies in the sequence's state block */
     size_t state_bytes;                /* one sequence's states, all layers; 0 where no layer has one */
     size_t tile_bytes;                 /* one sequence's raw tiles, all layers */
+    int drafts;                        /* rows of a step that can be taken back at no cost */
+    bool windows;                      /* some group forgets pages */
     int recent;                        /* most pages that any layer sees raw, the open one included */
     size_t sink_bytes;                 /* one sequence's raw first tokens, all layers; 0 when nothing is coded */
     size_t stage_tile_bytes;           /* largest tile of one layer, all heads: unit of staging */
@@ -103,11 +146,18 @@ struct tern_kv_layout {
  * instead of a note. */
 int tern_kv_layout_new(struct tern_kv_layout **out, const struct tern_kv_decl *decl, int n_layers, const char *spec,
                        bool strict, tern_error *err);
+/* Makes room for going back by so many rows after a step at no cost.  Before the layout is in use; pages and the digest
+ * do not change. */
+void tern_kv_layout_spare(struct tern_kv_layout *l, int drafts);
 void tern_kv_layout_free(struct tern_kv_layout *l);
 
-/* Bytes of closed pages per token in one layer, and what f16 would take. */
+/* Bytes of closed pages per token in one span, and what f16 would take; the same of all spans of a layer. */
 double tern_kv_layer_bytes(const struct tern_kv_layer *l);
 double tern_kv_layer_f16_bytes(const struct tern_kv_layer *l);
+double tern_kv_spans_bytes(const struct tern_kv_layout *l, int layer);
+double tern_kv_spans_f16_bytes(const struct tern_kv_layout *l, int layer);
+/* The span of a layer that has this role; -1: none. */
+int tern_kv_span_of(const struct tern_kv_layout *l, int layer, enum tern_kv_role role);
 /* Bytes of one sequence's state in one layer. */
 size_t tern_kv_layer_state(const struct tern_kv_layout *l, int layer);
 

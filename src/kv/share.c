@@ -93,7 +93,7 @@ void tern_kv_part_write(struct tern_kv_cache *c, const struct tern_kv_slice *p, 
 static int first_page(const struct tern_kv_cache *c, const struct tern_kv_slice *slices, int g, int n)
 {
     const struct tern_kv_group *grp = &c->layout->groups[g];
-    const int closed = n / tern_kv_page_tokens(grp), back = n > 2 * TERN_PAGE ? n - 2 * TERN_PAGE : 0;
+    const int closed = tern_kv_closed(grp, n), back = n > 2 * TERN_PAGE ? n - 2 * TERN_PAGE : 0;
     int first = closed;
     while (first > tern_kv_first_needed(grp->reach, back) && slices[first * grp->rate - 1].part[g] != TERN_NO_BLOCK)
         first--;
@@ -108,8 +108,8 @@ static int can_start_raw(const struct tern_kv_cache *c, const struct tern_kv_che
                             "a sequence cannot start at token %d: that takes a checkpoint with the layers' states", n);
     for (int g = 0; g < l->n_groups; g++) {
         const struct tern_kv_group *grp = &l->groups[g];
-        const int open = n / tern_kv_page_tokens(grp), seen = open - grp->recent + 1;
-        if (n % tern_kv_page_tokens(grp) && (!at || at->tile == TERN_NO_BLOCK))
+        const int open = tern_kv_closed(grp, n), seen = open - grp->recent + 1;
+        if (tern_kv_open_rows(grp, n) && (!at || at->tile == TERN_NO_BLOCK))
             return tern_err_set(err, TERN_EUNSUPPORTED,
                                 "a sequence cannot start at token %d, inside a page, without its raw tile", n);
         if (grp->recent > 1 && n && (!at || at->tile == TERN_NO_BLOCK || at->seen_from[g] > (seen > 0 ? seen : 0)))
@@ -152,7 +152,7 @@ int tern_kv_start(struct tern_kv_cache *c, struct tern_kv_seq *s, const struct t
         return rc;
     for (int g = 0; g < l->n_groups; g++) {
         struct tern_kv_table *t = &s->table[g];
-        const int rate = l->groups[g].rate, open = n / tern_kv_page_tokens(&l->groups[g]);
+        const int rate = l->groups[g].rate, open = tern_kv_closed(&l->groups[g], n);
         t->first = first_page(c, slices, g, n);
         for (t->n = 0; t->first + t->n < open; t->n++) {
             TERN_ASSERT(t->n < t->cap);

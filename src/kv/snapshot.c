@@ -15,8 +15,7 @@
 #include "kv/state.h"
 
 #define MAGIC   "ternseq\n"
-#define VERSION 1
-#define STATES  2 /* version of files with recurrent states */
+#define VERSION 3
 #define ENDIAN  0x01020304u
 
 struct header {
@@ -25,11 +24,12 @@ struct header {
     uint64_t model_digest, layout_digest;
     uint32_t n_tokens, n_groups;
     uint32_t first[TERN_KV_MAX_GROUPS], n_pages[TERN_KV_MAX_GROUPS];
-    uint32_t has_sink, kept_at; /* tokens of the state that is kept beside the last one; 0: none */
-    char kv[256];               /* the --kv text, for messages and for people */
-    uint64_t hash;              /* of all bytes before this field */
+    uint32_t raw_from[TERN_KV_MAX_GROUPS]; /* first page whose raw tiles are here, of layers that see pages raw */
+    uint32_t has_sink, kept_at;            /* tokens of the state that is kept beside the last one; 0: none */
+    char kv[256];                          /* the --kv text, for messages and for people */
+    uint64_t hash;                         /* of all bytes before this field */
 };
-_Static_assert(sizeof(struct header) == 8 + 8 + 16 + 8 + 32 + 8 + 256 + 8, "no padding in the file header");
+_Static_assert(sizeof(struct header) == 8 + 8 + 16 + 8 + 48 + 8 + 256 + 8, "no padding in the file header");
 
 static const struct tern_outfile_kind session_kind = {"a session", MAGIC, sizeof MAGIC - 1, false};
 
@@ -40,22 +40,90 @@ static int write_section(struct tern_outfile *f, const void *data, size_t n, ter
     return rc < 0 ? rc : tern_outfile_write(f, &h, sizeof h, err);
 }
 
-/* The first n bytes of a block, by way of room. */
-static int write_block(struct tern_outfile *f, const struct tern_kv_pool *p, uint32_t block, size_t n, uint8_t *room,
-                       tern_error *err)
+/* The raw pages [*from, *to) of a span that a file has: those that a next step reads, and of layers that see earlier
+ * pages raw one more, which it takes to go back over the edge of a page.  raw_from: of the span's group. */
+static void raw_pages(const struct tern_kv_layout *l, int span, int n_tokens, int raw_from, int *from, int *to)
 {
-    tern_kv_block_read(p, block, 0, room, n);
-    return write_section(f, room, n, err);
+    const struct tern_kv_group *g = &l->groups[l->group_of[span]];
+    const int open = tern_kv_closed(g, n_tokens);
+    *from = l->layers[span].recent > 1 ? raw_from : open;
+    *to = open + (tern_kv_open_rows(g, n_tokens) > 0);
 }
 
-/* Bytes of the largest section that is a block. */
-static size_t largest_block(const struct tern_kv_layout *l)
+static int oldest_raw(const struct tern_kv_cache *c, const struct tern_kv_seq *s, int g)
 {
-    size_t n = l->tile_bytes > l->sink_bytes ? l->tile_bytes : l->sink_bytes;
-    n = l->state_bytes > n ? l->state_bytes : n;
-    for (int g = 0; g < l->n_groups; g++)
-        n = l->groups[g].page_bytes > n ? l->groups[g].page_bytes : n;
+    const struct tern_kv_group *grp = &c->layout->groups[g];
+    const int open = tern_kv_closed(grp, s->n_tokens), from = open - (grp->recent > 1 ? grp->recent : 0);
+    return grp->recent > 1 && s->seen_from[g] > from ? s->seen_from[g] : from > 0 ? from : 0;
+}
+
+static size_t raw_bytes(const struct tern_kv_layout *l, int n_tokens, const uint32_t *raw_from)
+{
+    size_t n = 0;
+    for (int i = 0, from, to; i < l->n_spans; i++)
+        if (l->group_of[i] >= 0) {
+            raw_pages(l, i, n_tokens, (int)raw_from[l->group_of[i]], &from, &to);
+            n += (size_t)(to - from) * l->layers[i].tile_bytes * (size_t)l->layers[i].n_heads;
+        }
     return n;
+}
+
+/* All of them, span by span and page by page, out of the sequence's tiles or into them. */
+static void move_raw(const struct tern_kv_cache *c, const struct tern_kv_seq *s, int n_tokens, const uint32_t *raw_from,
+                     uint8_t *bytes, bool write)
+{
+    const struct tern_kv_layout *l = c->layout;
+    for (int i = 0, from, to; i < l->n_spans; i++) {
+        const struct tern_kv_layer *y = &l->layers[i];
+        const size_t n = y->tile_bytes * (size_t)y->n_heads;
+        if (l->group_of[i] < 0)
+            continue;
+        raw_pages(l, i, n_tokens, (int)raw_from[l->group_of[i]], &from, &to);
+        for (int page = from; page < to; page++, bytes += n) {
+            const size_t at = y->tile_layer_off + (size_t)(page % y->ring) * n;
+            if (write)
+                tern_kv_block_write(&c->tiles, s->tile, at, bytes, n);
+            else
+                tern_kv_block_read(&c->tiles, s->tile, at, bytes, n);
+        }
+    }
+}
+
+/* Memory for the longest section of a block. */
+static int section_memory(uint8_t **out, const struct tern_kv_layout *l, size_t raw, tern_error *err)
+{
+    size_t most = raw > l->sink_bytes ? raw : l->sink_bytes;
+    most = most > l->state_bytes ? most : l->state_bytes;
+    for (int g = 0; g < l->n_groups; g++)
+        most = most > l->groups[g].page_bytes ? most : l->groups[g].page_bytes;
+    return tern_alloc(out, most, 1, err);
+}
+
+static int write_block(struct tern_outfile *f, const struct tern_kv_pool *p, uint32_t block, uint8_t *memory, size_t n,
+                       tern_error *err)
+{
+    tern_kv_block_read(p, block, 0, memory, n);
+    return write_section(f, memory, n, err);
+}
+
+static void fill_header(struct header *h, const struct tern_kv_cache *c, const struct tern_kv_seq *s,
+                        const struct tern_kv_snapshot_info *info)
+{
+    const struct tern_kv_layout *l = c->layout;
+    *h = (struct header){.version = VERSION, .endian = ENDIAN, .model_digest = info->model_digest};
+    memcpy(h->magic, MAGIC, sizeof h->magic);
+    h->layout_digest = l->digest;
+    h->n_tokens = (uint32_t)s->n_tokens;
+    h->n_groups = (uint32_t)l->n_groups;
+    for (int g = 0; g < l->n_groups; g++) {
+        h->first[g] = (uint32_t)s->table[g].first;
+        h->n_pages[g] = (uint32_t)s->table[g].n;
+        h->raw_from[g] = (uint32_t)oldest_raw(c, s, g);
+    }
+    h->has_sink = s->sink != TERN_NO_BLOCK;
+    h->kept_at = s->n_kept ? (uint32_t)s->kept[s->n_kept - 1]->at : 0;
+    tern_kv_layout_describe(l, h->kv, sizeof h->kv);
+    h->hash = XXH3_64bits(h, offsetof(struct header, hash));
 }
 
 static int write_file(struct tern_outfile *f, const struct tern_kv_cache *c, const struct tern_kv_seq *s,
@@ -63,38 +131,27 @@ static int write_file(struct tern_outfile *f, const struct tern_kv_cache *c, con
 {
     int rc = 0;
     const struct tern_kv_layout *l = c->layout;
-    const struct tern_kv_checkpoint *kept = s->n_kept ? s->kept[s->n_kept - 1] : NULL;
-    uint8_t *room = NULL;
-    struct header h = {
-        .version = l->state_bytes ? STATES : VERSION, .endian = ENDIAN, .model_digest = info->model_digest};
-    memcpy(h.magic, MAGIC, sizeof h.magic);
-    h.layout_digest = l->digest;
-    h.n_tokens = (uint32_t)s->n_tokens;
-    h.n_groups = (uint32_t)l->n_groups;
-    for (int g = 0; g < l->n_groups; g++) {
-        h.first[g] = (uint32_t)s->table[g].first;
-        h.n_pages[g] = (uint32_t)s->table[g].n;
-    }
-    h.has_sink = s->sink != TERN_NO_BLOCK;
-    h.kept_at = kept ? (uint32_t)kept->at : 0;
-    tern_kv_layout_describe(l, h.kv, sizeof h.kv);
-    h.hash = XXH3_64bits(&h, offsetof(struct header, hash));
-    TERN_TRY(tern_alloc(&room, largest_block(l), 1, err));
+    uint8_t *memory = NULL;
+    struct header h;
+    fill_header(&h, c, s, info);
+    const size_t raw = raw_bytes(l, s->n_tokens, h.raw_from);
+    TERN_TRY(section_memory(&memory, l, raw, err));
     TERN_TRY(tern_outfile_write(f, &h, sizeof h, err));
     TERN_TRY(write_section(f, info->tokens, (size_t)s->n_tokens * sizeof *info->tokens, err));
     TERN_TRY(write_section(f, info->roles, (size_t)s->n_tokens, err));
-    TERN_TRY(write_block(f, &c->tiles, s->tile, l->tile_bytes, room, err));
-    if (s->sink != TERN_NO_BLOCK)
-        TERN_TRY(write_block(f, &c->sinks, s->sink, l->sink_bytes, room, err));
+    move_raw(c, s, s->n_tokens, h.raw_from, memory, false);
+    TERN_TRY(write_section(f, memory, raw, err));
+    if (h.has_sink)
+        TERN_TRY(write_block(f, &c->sinks, s->sink, memory, l->sink_bytes, err));
     for (int g = 0; g < l->n_groups; g++)
         for (int i = 0; i < s->table[g].n; i++)
-            TERN_TRY(write_block(f, &c->pool[g], s->table[g].pages[i], l->groups[g].page_bytes, room, err));
+            TERN_TRY(write_block(f, &c->pool[g], s->table[g].pages[i], memory, l->groups[g].page_bytes, err));
     if (l->state_bytes)
-        TERN_TRY(write_block(f, &c->states, s->state, l->state_bytes, room, err));
-    if (kept)
-        TERN_TRY(write_block(f, &c->states, kept->state, l->state_bytes, room, err));
+        TERN_TRY(write_block(f, &c->states, s->state, memory, l->state_bytes, err));
+    if (h.kept_at)
+        TERN_TRY(write_block(f, &c->states, s->kept[s->n_kept - 1]->state, memory, l->state_bytes, err));
 out:
-    tern_free(room);
+    tern_free(memory);
     return rc;
 }
 
@@ -166,6 +223,20 @@ static int refuse_layout(const struct header *h, const struct tern_kv_layout *l,
                         same_text ? "; cond=off|norms|bias|FILE chooses the conditioning" : "");
 }
 
+static int check_group(const struct header *h, const struct tern_kv_cache *c, int g, const char *path, tern_error *err)
+{
+    const struct tern_kv_group *grp = &c->layout->groups[g];
+    const int n = (int)h->n_tokens, closed = tern_kv_closed(grp, n), seen = closed - grp->recent + 1;
+    if (h->n_pages[g] > (uint32_t)c->seqs[0].table[g].cap || h->first[g] > (uint32_t)closed ||
+        h->first[g] + h->n_pages[g] != (uint32_t)closed || (int)h->first[g] > tern_kv_first_needed(grp->reach, n))
+        return tern_err_set(err, TERN_EFORMAT, "%s: page table %d in the header contradicts the %u tokens", path, g,
+                            h->n_tokens);
+    if (h->raw_from[g] > (uint32_t)(seen > 0 ? seen : 0) || (int)h->raw_from[g] + grp->recent < closed)
+        return tern_err_set(err, TERN_EFORMAT, "%s: raw pages of table %d in the header contradict the %u tokens", path,
+                            g, h->n_tokens);
+    return 0;
+}
+
 static int check_header(const struct header *h, const struct tern_kv_cache *c, uint64_t model_digest, const char *path,
                         tern_error *err)
 {
@@ -175,9 +246,9 @@ static int check_header(const struct header *h, const struct tern_kv_cache *c, u
         TERN_FAIL(err, TERN_EFORMAT, "%s: not a tern session (wrong magic at byte 0)", path);
     if (h->endian != ENDIAN)
         TERN_FAIL(err, TERN_EFORMAT, "%s: written on a machine of another byte order (byte 12)", path);
-    if (h->version != VERSION && h->version != STATES)
-        TERN_FAIL(err, TERN_EUNSUPPORTED, "%s: session format version %u at byte 8; this program reads versions %d, %d",
-                  path, h->version, VERSION, STATES);
+    if (h->version != VERSION)
+        TERN_FAIL(err, TERN_EUNSUPPORTED, "%s: session format version %u at byte 8; this program reads version %d",
+                  path, h->version, VERSION);
     if (h->hash != XXH3_64bits(h, offsetof(struct header, hash)))
         TERN_FAIL(err, TERN_EFORMAT, "%s: header at byte 0 is damaged (checksum differs)", path);
     if (h->model_digest != model_digest)
@@ -186,28 +257,22 @@ static int check_header(const struct header *h, const struct tern_kv_cache *c, u
         return refuse_layout(h, l, path, err);
     if (h->n_tokens > (uint32_t)c->max_tokens)
         TERN_FAIL(err, TERN_ECAPACITY, "%s: holds %u tokens, the context is %d", path, h->n_tokens, c->max_tokens);
-    if ((h->version == STATES) != (l->state_bytes != 0) || h->kept_at > h->n_tokens || h->kept_at % TERN_PAGE ||
-        (h->kept_at && !l->state_bytes))
-        TERN_FAIL(err, TERN_EFORMAT, "%s: header at byte 76 contradicts itself", path);
+    if (h->kept_at > h->n_tokens || h->kept_at % TERN_PAGE || (h->kept_at && !l->state_bytes))
+        TERN_FAIL(err, TERN_EFORMAT, "%s: header at byte 92 contradicts itself", path);
     if (h->n_groups != (uint32_t)l->n_groups || (h->has_sink != 0) != (h->n_tokens >= TERN_PAGE && l->sink_bytes))
         TERN_FAIL(err, TERN_EFORMAT, "%s: header at byte 40 contradicts itself", path);
     for (int g = 0; g < l->n_groups; g++)
-        if (h->n_pages[g] > (uint32_t)c->seqs[0].table[g].cap || h->first[g] > h->n_tokens / TERN_PAGE ||
-            h->first[g] + h->n_pages[g] != h->n_tokens / TERN_PAGE ||
-            (int)h->first[g] > tern_kv_first_needed(l->groups[g].reach, (int)h->n_tokens))
-            TERN_FAIL(err, TERN_EFORMAT, "%s: page table %d in the header contradicts the %u tokens", path, g,
-                      h->n_tokens);
+        TERN_TRY(check_group(h, c, g, path, err));
 out:
     return rc;
 }
 
-/* The first n bytes of a block, by way of room. */
-static int read_block(struct reader *r, const struct tern_kv_pool *p, uint32_t block, size_t n, uint8_t *room,
+static int read_block(struct reader *r, const struct tern_kv_pool *p, uint32_t block, uint8_t *memory, size_t n,
                       const char *what, tern_error *err)
 {
-    int rc = read_section(r, room, n, what, err);
+    int rc = read_section(r, memory, n, what, err);
     if (rc == 0)
-        tern_kv_block_write(p, block, 0, room, n);
+        tern_kv_block_write(p, block, 0, memory, n);
     return rc;
 }
 
@@ -216,30 +281,32 @@ static int read_seq(struct reader *r, const struct tern_kv_cache *c, struct tern
 {
     int rc = 0;
     const struct tern_kv_layout *l = c->layout;
-    uint8_t *room = NULL;
-    TERN_TRY(tern_alloc(&room, largest_block(l), 1, err));
+    const size_t raw = raw_bytes(l, (int)h->n_tokens, h->raw_from);
+    uint8_t *memory = NULL;
     TERN_TRY(read_section(r, tokens, h->n_tokens * sizeof *tokens, "the token list", err));
     for (uint32_t i = 0; i < h->n_tokens; i++)
         if (tokens[i] < 0 || tokens[i] >= n_vocab)
             TERN_FAIL(err, TERN_EFORMAT, "%s: token %u is %d, outside the vocabulary of %d", r->path, i, tokens[i],
                       n_vocab);
     TERN_TRY(read_section(r, roles, h->n_tokens, "the role list", err));
-    TERN_TRY(read_block(r, &c->tiles, s->tile, l->tile_bytes, room, "the open tile", err));
+    TERN_TRY(section_memory(&memory, l, raw, err));
+    TERN_TRY(read_section(r, memory, raw, "the raw tiles", err));
+    move_raw(c, s, (int)h->n_tokens, h->raw_from, memory, true);
     if (s->sink != TERN_NO_BLOCK)
-        TERN_TRY(read_block(r, &c->sinks, s->sink, l->sink_bytes, room, "the first tokens", err));
+        TERN_TRY(read_block(r, &c->sinks, s->sink, memory, l->sink_bytes, "the first tokens", err));
     for (int g = 0; g < l->n_groups; g++)
         for (int i = 0; i < s->table[g].n; i++)
-            TERN_TRY(read_block(r, &c->pool[g], s->table[g].pages[i], l->groups[g].page_bytes, room, "a page", err));
+            TERN_TRY(read_block(r, &c->pool[g], s->table[g].pages[i], memory, l->groups[g].page_bytes, "a page", err));
     if (l->state_bytes)
-        TERN_TRY(read_block(r, &c->states, s->state, l->state_bytes, room, "the state", err));
+        TERN_TRY(read_block(r, &c->states, s->state, memory, l->state_bytes, "the state", err));
     if (s->n_kept)
-        TERN_TRY(read_block(r, &c->states, s->kept[0]->state, l->state_bytes, room, "the kept state", err));
+        TERN_TRY(read_block(r, &c->states, s->kept[0]->state, memory, l->state_bytes, "the kept state", err));
     char extra;
     if (read(r->fd, &extra, 1) > 0)
         TERN_FAIL(err, TERN_EFORMAT, "%s: %s at byte %llu", r->path, "unexpected bytes behind the last section",
                   (unsigned long long)r->at);
 out:
-    tern_free(room);
+    tern_free(memory);
     return rc;
 }
 
@@ -252,17 +319,19 @@ static int take_blocks(struct tern_kv_cache *c, struct tern_kv_seq *s, const str
         while (t->n < (int)h->n_pages[g]) {
             t->pages[t->n] = tern_kv_pool_get(&c->pool[g]);
             if (t->pages[t->n] == TERN_NO_BLOCK)
-                return tern_err_set(err, TERN_ECAPACITY, "the KV pool is full");
+                return tern_kv_no_memory(c, "a page", c->pool[g].mem.bytes, err);
             t->n++;
         }
+        s->raw_from[g] = tern_kv_closed(&c->layout->groups[g], (int)h->n_tokens);
+        s->seen_from[g] = (int)h->raw_from[g];
     }
     if (h->has_sink) {
         s->sink = tern_kv_pool_get(&c->sinks);
         if (s->sink == TERN_NO_BLOCK)
-            return tern_err_set(err, TERN_ECAPACITY, "the KV pool is full");
+            return tern_kv_no_memory(c, "the first tokens", c->layout->sink_bytes, err);
     }
     if (h->kept_at && !tern_kv_states_room(c, s, (int)h->kept_at))
-        return tern_err_set(err, TERN_ECAPACITY, "the KV pool is full");
+        return tern_kv_no_memory(c, "a state", c->layout->state_bytes, err);
     return 0;
 }
 
@@ -274,6 +343,7 @@ int tern_kv_load(struct tern_kv_cache *c, struct tern_kv_seq **out, uint64_t mod
     struct tern_kv_seq *s = NULL;
     struct header h;
     struct stat st;
+    tern_error why = {0};
     *out = NULL;
     *tokens = NULL;
     *roles = NULL;
@@ -287,15 +357,13 @@ int tern_kv_load(struct tern_kv_cache *c, struct tern_kv_seq **out, uint64_t mod
     TERN_TRY(check_header(&h, c, model_digest, path, err));
     TERN_TRY(tern_alloc(tokens, h.n_tokens, sizeof **tokens, err));
     TERN_TRY(tern_alloc(roles, h.n_tokens, sizeof **roles, err));
-    TERN_TRY(tern_kv_seq_new(c, &s, err));
-    TERN_TRY(take_blocks(c, s, &h, err));
+    rc = tern_kv_seq_new(c, &s, &why);
+    if (rc == 0)
+        rc = take_blocks(c, s, &h, &why);
+    if (rc < 0)
+        TERN_FAIL(err, rc, "%s: %.400s", path, why.msg);
     TERN_TRY(read_seq(&r, c, s, &h, n_vocab, *tokens, *roles, err));
     s->n_tokens = (int)h.n_tokens;
-    for (int g = 0; g < c->layout->n_groups; g++) { /* the file does not say what else is raw */
-        const int open = s->n_tokens / TERN_PAGE, seen = open - c->layout->groups[g].recent + 1;
-        s->raw_from[g] = open;
-        s->seen_from[g] = seen > 0 ? seen : 0;
-    }
     *out = s;
     s = NULL;
 out:

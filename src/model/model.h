@@ -93,7 +93,6 @@ struct tern_forward_job {
     int plan; /* the cache that seq belongs to */
     int row0, n_rows, pos0;
     bool wide;
-    const struct tern_kv_checkpoint *mark; /* of tern_kv_mark: the layers' states at its position go there; or NULL */
 };
 
 /* Sees all rows' query and key heads of a layer as attention will, before anything is appended: [rows][heads * dim].

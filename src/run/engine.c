@@ -20,6 +20,8 @@ static int check_params(const tern_engine_params *p, tern_error *err)
         return tern_err_set(err, TERN_EINVAL, "chunk = %d is outside 1..%d", p->chunk, MAX_CHUNK);
     if (p->n_more_kv < 0 || p->n_more_kv >= MAX_PLANS)
         return tern_err_set(err, TERN_EINVAL, "further KV plans = %d is outside 0..%d", p->n_more_kv, MAX_PLANS - 1);
+    if (p->drafts < 0 || p->drafts > TERN_KV_MAX_DRAFTS)
+        return tern_err_set(err, TERN_EINVAL, "drafts = %d is outside 0..%d", p->drafts, TERN_KV_MAX_DRAFTS);
     if (p->ctx < 0)
         return tern_err_set(err, TERN_EINVAL, "context = %d is negative", p->ctx);
     return 0;
@@ -38,6 +40,7 @@ static int open_plans(tern_engine *e, const tern_engine_params *p, tern_error *e
         const char *spec = i ? p->more_kv[i - 1] : p->kv ? p->kv : p->exact ? "f32" : TERN_KV_DEFAULT;
         TERN_TRY(tern_plan_of_ctx(&e->plans[i], e->model, e->ctx, spec, p->kv_strict, err));
         e->n_caches = ++e->n_plans;
+        tern_kv_layout_spare(e->plans[i]->layout, p->drafts);
         if (tern_kv_least_bytes(e->plans[i]->layout) > e->kv_budget.limit)
             TERN_FAIL(err, TERN_EINVAL, "KV memory of %zu bytes is less than the %zu that one page of --kv %s takes",
                       e->kv_budget.limit, tern_kv_least_bytes(e->plans[i]->layout), spec);
@@ -373,8 +376,8 @@ static void add_rows(tern_engine *e, struct tern_forward_batch *b, const tern_st
                                    .row0 = b->n_rows,
                                    .n_rows = it->n_tokens,
                                    .pos0 = pos0,
-                                   .wide = wide,
-                                   .mark = tern_kv_mark(cache_of(it->seq), it->seq->kv, it->n_tokens, !it->decode)};
+                                   .wide = wide};
+    (void)tern_kv_mark(cache_of(it->seq), it->seq->kv, it->n_tokens, !it->decode);
     for (int i = 0; i < it->n_tokens; i++) {
         if (i >= it->n_tokens - tern_item_logits(it))
             e->logit_rows[b->n_logit_rows++] = b->n_rows;

@@ -166,8 +166,10 @@ void tern_kv_plan_row(const tern_kv_plan *p, int layer, tern_kv_row *out)
                          .dim_v = l->v.dim,
                          .window = l->reach.window,
                          .chunked = l->reach.chunked,
-                         .bytes_per_token = tern_kv_layer_bytes(l),
-                         .f16_bytes_per_token = tern_kv_layer_f16_bytes(l),
+                         .bytes_per_token = tern_kv_spans_bytes(p->layout, layer),
+                         .f16_bytes_per_token = tern_kv_spans_f16_bytes(p->layout, layer),
+                         .state_bytes = bytes,
+                         .kept_bytes = TERN_KV_KEPT_STATES * bytes,
                          .conditioning = l->k.cond ? p->cond_source : NULL,
                          .reason = l->why_raw};
 }

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
+#include "base/rng.h"
 
 struct tern_ask *tern_ask_new(void)
 {
@@ -218,6 +219,15 @@ static int read_choices(struct tern_job *j, struct tern_fault *f)
     return 0;
 }
 
+/* Who asks: a key, and behind it whom its owner calls a user. */
+static uint64_t fair_key(const struct tern_job *j)
+{
+    uint64_t h = j->key;
+    for (const char *p = j->ask->user; p && *p; p++)
+        h = tern_hash64(h ^ (unsigned char)*p);
+    return h;
+}
+
 int tern_ask_request(struct tern_job *j, struct tern_fault *f)
 {
     struct tern_ask *g = j->ask;
@@ -236,6 +246,7 @@ int tern_ask_request(struct tern_job *j, struct tern_fault *f)
     if (g->best_of > g->n && !g->logprobs)
         g->request.logprobs = 0; /* the best ones are those of the highest probability */
     g->request.prompt_logprobs = g->echo && g->logprobs ? g->request.logprobs : -1;
+    g->request.fair_key = fair_key(j);
     g->request.timeout_s = j->server->p.timeout_s;
     j->stream = g->stream;
     return 0;

@@ -21,9 +21,9 @@ struct tern_ask {
     double temperature, top_p, min_p, repetition, presence, frequency;
     json_t *stop, *stop_ids, *logit_bias, *stream_options;
     json_t *prompt, *messages, *tools, *tool_choice, *template_vars;
-    json_t *system, *input, *thinking;       /* of single APIs */
-    const char *effort, *system_text, *text; /* text: of single APIs */
-    bool flag;                               /* likewise */
+    json_t *system, *input, *thinking;              /* of single APIs */
+    const char *user, *effort, *system_text, *text; /* text: of single APIs */
+    bool flag;                                      /* likewise */
 
     /* Made out of them. */
     tern_request request;
@@ -58,7 +58,7 @@ void tern_ask_free(struct tern_ask *g);
         {"repetition_penalty", TERN_FIELD_NUM, TERN_ASK_AT(repetition), 0.01, 100, NULL},                              \
         {"logit_bias", TERN_FIELD_OBJ, TERN_ASK_AT(logit_bias), 0, 0, NULL},                                           \
         {"ignore_eos", TERN_FIELD_BOOL, TERN_ASK_AT(ignore_eos), 0, 0, NULL},                                          \
-        {"user", TERN_FIELD_STR, TERN_FIELD_CHECKED, 0, 0, NULL},                                                      \
+        {"user", TERN_FIELD_STR, TERN_ASK_AT(user), 0, 0, NULL},                                                       \
         {"metadata", TERN_FIELD_OBJ, TERN_FIELD_CHECKED, 0, 0, NULL},                                                  \
         {"store", TERN_FIELD_BOOL, TERN_FIELD_CHECKED, 0, 0, NULL},                                                    \
         {"service_tier", TERN_FIELD_STR, TERN_FIELD_CHECKED, 0, 0, NULL},                                              \

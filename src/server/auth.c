@@ -31,25 +31,27 @@ int tern_auth_init(struct tern_server *s, tern_error *err)
 }
 
 /* Digests are compared, all of them and all of each, so that the time tells nothing. */
-static bool key_fits(const struct tern_server *s, const char *key)
+static int key_number(const struct tern_server *s, const char *key)
 {
     unsigned char d[32];
-    int fits = 0;
+    int number = 0;
     if (!key || !digest(key, d))
-        return false;
+        return 0;
     for (int i = 0; i < s->p.n_keys; i++)
-        fits |= CRYPTO_memcmp(d, s->key_digests[i], sizeof d) == 0;
-    return fits != 0;
+        number |= (CRYPTO_memcmp(d, s->key_digests[i], sizeof d) == 0) * (i + 1);
+    return number;
 }
 
-static bool has_key(const struct tern_server *s, const struct tern_http_head *h)
+uint64_t tern_auth_key(const struct tern_server *s, const struct tern_http_call *c)
 {
+    const struct tern_http_head *h = tern_http_call_head(c);
     const char *bearer = tern_http_head_get(h, "authorization"), *plain = tern_http_head_get(h, "x-api-key");
     if (bearer && strncasecmp(bearer, "bearer ", 7) == 0)
         bearer += 7 + strspn(bearer + 7, " ");
     else
         bearer = NULL;
-    return key_fits(s, bearer) || key_fits(s, plain);
+    int number = key_number(s, bearer);
+    return (uint64_t)(number ? number : key_number(s, plain));
 }
 
 /* "localhost:8080" -> is it this machine, whatever the port? */
@@ -69,7 +71,7 @@ bool tern_auth_check(const struct tern_server *s, const struct tern_http_call *c
     const struct tern_http_head *h = tern_http_call_head(c);
     const char *host = tern_http_head_get(h, "host"), *origin = tern_http_head_get(h, "origin");
     if (s->p.n_keys > 0) {
-        if (!key_needed || has_key(s, h))
+        if (!key_needed || tern_auth_key(s, c))
             return true;
         (void)tern_fault_set(f, 401, "invalid_api_key", NULL,
                              "this server wants an API key, as \"Authorization: Bearer KEY\" or \"x-api-key: KEY\"");

@@ -84,6 +84,8 @@ void tern_fault_reply(struct tern_http_call *c, const struct tern_fault *f, enum
         (void)snprintf(seconds, sizeof seconds, "%.0f", ceil(f->retry_after));
         tern_http_header(c, "Retry-After", seconds);
     }
+    if (f->status == 504) /* the same work would take as long again */
+        tern_http_header(c, "x-should-retry", "false");
     if (f->status == 401)
         tern_http_header(c, "WWW-Authenticate", "Bearer");
     tern_reply_json(c, f->status, tern_fault_json(f, shape));

@@ -37,7 +37,6 @@ void tern_job_free(struct tern_job *j)
     json_decref(j->answer);
     json_decref(j->items);
     tern_buf_clear(&j->body);
-    free(j->path);
     free(j);
 }
 
@@ -57,12 +56,17 @@ static void gone(void *user)
     cancel(j); /* the job ends when the last of its lanes has */
 }
 
-static void refuse(struct tern_job *j, const struct tern_fault *f)
+static void refuse(struct tern_job *j, struct tern_fault *f)
 {
     struct tern_http_call *call = j->call;
+    const char *path = tern_model_get_info(j->server->model)->path;
+    size_t n = strlen(path);
     j->over = true;
     if (!call)
         return;
+    /* Where the model lies is nobody's business out there. */
+    if (strncmp(f->text, path, n) == 0 && strncmp(f->text + n, ": ", 2) == 0)
+        memmove(f->text, f->text + n + 2, strlen(f->text + n + 2) + 1);
     if (tern_http_begun(call)) {
         j->api->failed(j, f);
         j->call = NULL;
@@ -98,7 +102,7 @@ void tern_job_start(struct tern_server *s, const struct tern_api *api, struct te
     }
     j->call = c;
     (void)snprintf(j->id, sizeof j->id, "%s", tern_http_call_id(c));
-    j->path = strdup(tern_http_call_head(c)->path);
+    j->key = tern_auth_key(s, c);
     tern_http_take_body(c, &j->body);
     tern_http_watch(c, gone, j);
     if (!tern_workers_put(s, j)) {
@@ -250,7 +254,11 @@ static void lane_ended(struct tern_lane *lane, const tern_event *e)
         (void)snprintf(err.msg, sizeof err.msg, "%s", e->message ? e->message : "the request ended early");
         (void)tern_fault_from(&f, &err, NULL);
         if (e->rc == TERN_ECANCELLED)
-            f.status = 503; /* not by the client, which is there */
+            f.status = 503;         /* not by the client, which is there */
+        if (e->rc == TERN_ELIMIT) { /* --timeout */
+            f.status = 504;
+            f.code = "timeout";
+        }
         refuse(j, &f);
         cancel(j);
     }
@@ -289,7 +297,9 @@ static void choice_ended(struct tern_job *j, struct tern_choice *c, const tern_e
 {
     c->done = true;
     c->end = *e;
-    if (!j->call || j->over || e->finish == TERN_FINISH_CANCELLED)
+    bool broken = e->finish == TERN_FINISH_CANCELLED || e->finish == TERN_FINISH_TIMEOUT ||
+                  e->finish == TERN_FINISH_ERROR; /* the end of the request says why */
+    if (!j->call || j->over || broken)
         return;
     if (j->stream)
         begin_stream(j);

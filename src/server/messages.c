@@ -264,13 +264,43 @@ static int add_effort(const struct tern_job *j, json_t *vars, struct tern_fault 
     return 0;
 }
 
+/* Strict templates want a system message first or not at all, while clients send them later, too: those become the
+ * user's.  False: there are none. */
+static bool soften(json_t *messages)
+{
+    bool any = false;
+    size_t i;
+    json_t *m;
+    json_array_foreach(messages, i, m)
+    {
+        bool system = i > 0 && strcmp(json_string_value(json_object_get(m, "role")), "system") == 0;
+        if (system)
+            (void)json_object_set_new(m, "role", json_string("user"));
+        any = any || system;
+    }
+    return any;
+}
+
+static int render(struct tern_job *j, const json_t *vars, tern_tokens *out, struct tern_fault *f)
+{
+    tern_error err = {0};
+    char *messages = json_dumps(j->ask->messages, JSON_REAL_PRECISION(17)),
+         *text = json_dumps(vars, JSON_REAL_PRECISION(17));
+    int rc = TERN_ENOMEM;
+    if (messages && text)
+        rc = tern_model_chat_json(j->server->model, messages, text, true, out, &err);
+    else
+        (void)tern_err_set(&err, TERN_ENOMEM, "out of memory");
+    free(messages);
+    free(text);
+    return rc < 0 ? tern_fault_from(f, &err, "messages") : 0;
+}
+
 int tern_messages_tokens(struct tern_job *j, tern_tokens *out, struct tern_fault *f)
 {
     int rc = -1;
     struct tern_ask *g = j->ask;
     json_t *vars = json_object();
-    char *messages = NULL, *text = NULL;
-    tern_error err = {0};
     if (!tern_model_get_info(j->server->model)->has_template) {
         rc = tern_fault_set(f, 400, "unsupported_value", "messages",
                             "the model has no chat template; use /v1/completions");
@@ -281,18 +311,10 @@ int tern_messages_tokens(struct tern_job *j, tern_tokens *out, struct tern_fault
         goto out;
     if (g->tools)
         (void)json_object_set(vars, "tools", g->tools);
-    messages = json_dumps(g->messages, JSON_REAL_PRECISION(17));
-    text = json_dumps(vars, JSON_REAL_PRECISION(17));
-    if (!messages || !text) {
-        (void)tern_fault_set(f, 503, NULL, NULL, "out of memory");
-        goto out;
-    }
-    rc = tern_model_chat_json(j->server->model, messages, text, true, out, &err);
-    if (rc < 0)
-        (void)tern_fault_from(f, &err, "messages");
+    rc = render(j, vars, out, f);
+    if (rc < 0 && f->status == 400 && soften(g->messages))
+        rc = render(j, vars, out, f);
 out:
     json_decref(vars);
-    free(messages);
-    free(text);
-    return rc < 0 ? -1 : 0;
+    return rc;
 }

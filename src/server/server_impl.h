@@ -110,7 +110,7 @@ struct tern_job {
     struct tern_job *next; /* in a queue */
     struct tern_buf body;
     json_t *root;   /* of the body */
-    char *path;     /* of the request, owned */
+    uint64_t key;   /* which of the API keys was given, 0: none */
     json_t *answer; /* whole, instead of generation */
     json_t *items;  /* parts of an answer in their order, where an API has such */
     struct tern_fault fault;
@@ -189,6 +189,9 @@ struct tern_server {
 int tern_auth_init(struct tern_server *s, tern_error *err);
 bool tern_auth_check(const struct tern_server *s, const struct tern_http_call *c, bool key_needed,
                      struct tern_fault *f);
+
+/* Which of the keys the call has, from 1; 0: none. */
+uint64_t tern_auth_key(const struct tern_server *s, const struct tern_http_call *c);
 
 /* router.c */
 void tern_route(void *server, struct tern_http_call *c);

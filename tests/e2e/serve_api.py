@@ -3,11 +3,13 @@ import http.client
 import json
 import math
 import os
+import shutil
 import socket
+import ssl
 import subprocess
 import tempfile
 
-from serve_lib import CALL, DONE, HALF_CALL, MODEL, TERN, THINK, Answer, Server, check, finish, same, status_of
+from serve_lib import CALL, DONE, HALF_CALL, MODEL, TERN, THINK, Server, check, finish, same, status_of
 
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}]
 
@@ -276,6 +278,48 @@ def test_guards():
          "beyond this machine without a key:", refused.stderr)
 
 
+def test_strict():
+    """A template that takes a system message at the beginning alone."""
+    with tempfile.TemporaryDirectory() as d:
+        path = os.path.join(d, "strict.gguf")
+        subprocess.run([os.environ["MAKE_TEXT_MODEL"], "--strict", path], check=True)
+        with Server(model=path) as s:
+            late = [{"role": "system", "content": "a"}, {"role": "user", "content": "b"}, {"role": "system", "content": "c"}]
+            a = s.post("/apply-template", {"messages": late})
+            same(a.status, 200, "a late system message", a.body)
+            check("<|im_start|>system\na<|im_end|>" in a.json["prompt"] and "<|im_start|>user\nc" in a.json["prompt"],
+                  "is the user's", a.json["prompt"])
+
+
+def test_tls():
+    if not shutil.which("openssl"):
+        return
+    with tempfile.TemporaryDirectory() as d:
+        cert, key = os.path.join(d, "cert"), os.path.join(d, "key")
+        subprocess.run(["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", key, "-out", cert, "-days", "2",
+                        "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"], check=True,
+                       capture_output=True)
+        with Server("--tls-cert", cert, "--tls-key", key) as s:
+            c = http.client.HTTPSConnection("127.0.0.1", s.port, context=ssl.create_default_context(cafile=cert))
+            for body in ({"content": "x" * 100000}, {"content": "hello"}):
+                c.request("POST", "/tokenize", json.dumps(body))
+                r = c.getresponse()
+                same((r.status, json.loads(r.read())["count"] > 0), (200, True), "over TLS")
+            c.close()
+            plain = s.socket()
+            plain.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            try:
+                got = plain.recv(1000)
+            except ConnectionResetError:
+                got = b""
+            check(b"HTTP" not in got, "plain text is not answered where TLS is spoken", got)
+            plain.close()
+        for wrong in ((cert, cert), (key, key), (cert, "/dev/null"), ("/no/such", key)):
+            run = subprocess.run([TERN, "serve", "-m", MODEL, "--port", "0", "--tls-cert", wrong[0], "--tls-key", wrong[1]],
+                                 capture_output=True, text=True)
+            same((run.returncode, run.stderr.count("\n")), (1, 1), wrong, run.stderr)
+
+
 def test_unix():
     with tempfile.TemporaryDirectory() as d:
         path = os.path.join(d, "socket")
@@ -301,5 +345,7 @@ with Server() as server:
     check(server.wait_idle(), "the engine comes to rest")
     same(server.stop(15), 0, "status after SIGTERM")
 test_guards()
+test_strict()
+test_tls()
 test_unix()
 finish()

@@ -1,10 +1,10 @@
 """tern serve: what strangers may send.  Each row is answered by one JSON error in the API's shape that names the field,
 or by a closed connection where there is nobody to answer; after all of them the server still works and holds nothing."""
 import json
-import socket
+import os
 import time
 
-from serve_lib import MODEL, Server, check, finish, raw, same, status_of
+from serve_lib import Server, check, finish, raw, same, status_of
 
 HOST = b"Host: localhost\r\nConnection: close\r\n"
 BIG = 2**63
@@ -278,7 +278,21 @@ def test_slow(s):
         c.close()
 
 
-with Server("--ctx", "256", "--max-body", "12M") as server:
+def test_ids_alone():
+    """A model without a tokenizer takes ids, and says so; where its file lies it does not say."""
+    with Server(model=os.path.join(os.environ["TEST_DATA"], "tiny/qwen2.gguf")) as s:
+        a = s.complete([1, 2, 3], max_tokens=3)
+        same((a.status, a.json["usage"]["completion_tokens"]), (200, 3), "ids")
+        for path, body in (("/v1/completions", {"prompt": "a"}), ("/tokenize", {"content": "a"}),
+                           ("/detokenize", {"tokens": [1]}), ("/v1/chat/completions", {"messages": USER}),
+                           ("/v1/messages", {"messages": USER, "max_tokens": 1}), ("/api/generate", {"prompt": "a"})):
+            a = s.post(path, body)
+            same(a.status, 400, path, a.body)
+            check(b"qwen2.gguf" not in a.body and (b"tokenizer" in a.body or b"template" in a.body), path, a.body)
+
+
+test_ids_alone()
+with Server("--ctx-size", "256", "--max-body", "12M") as server:
     files = None
     for test in (test_http, test_json, test_chat, test_completions, test_texts, test_legal, test_length, test_slow):
         test(server)

@@ -5,10 +5,12 @@ import os
 import random
 import signal
 import socket
+import subprocess
+import tempfile
 import threading
 import time
 
-from serve_lib import Server, check, finish, same, status_of
+from serve_lib import MODEL, TERN, Server, check, finish, same, status_of
 
 LONG = {"prompt": "hello", "max_tokens": 8000, "ignore_eos": True, "stream": True, "temperature": 0}
 
@@ -135,6 +137,25 @@ def test_crowd(s):
     check(held < kept + 2**20, "KV memory in use at rest", held, "of it in the prefix cache", kept)
 
 
+def test_batch(s):
+    """What a request gets does not depend on what else runs."""
+    asks = [{"prompt": [65 + i] * (3 + 40 * i), "max_tokens": 30, "temperature": i % 2, "seed": i, "n": 1 + i % 3,
+             "logprobs": 2} for i in range(16)]
+    alone = [s.post("/v1/completions", a).json["choices"] for a in asks]
+    together = [None] * len(asks)
+
+    def one(i):
+        together[i] = s.post("/v1/completions", asks[i]).json["choices"]
+
+    threads = [threading.Thread(target=one, args=(i,)) for i in range(len(asks))]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    for i, (a, b) in enumerate(zip(alone, together)):
+        same(b, a, "request", i, "in a batch")
+
+
 def test_idle(s):
     """Connections that wait cost little."""
     memory = s.memory()
@@ -184,6 +205,24 @@ def test_end():
         c.close()
 
 
+def test_refused():
+    """What the command line cannot have."""
+    with Server() as s, tempfile.TemporaryDirectory() as d:
+        empty = os.path.join(d, "empty")
+        with open(empty, "w", encoding="ascii"):
+            os.chmod(empty, 0o600)
+        for options, status, word in ((["--port", str(s.port)], 1, "in use"), (["-m", MODEL], 2, "one model"),
+                                      (["--ctx", "9", "--ctx-size", "9"], 2, "--ctx-size"),
+                                      (["--unix", "/dev/null"], 1, "no socket"), (["--unix", d + "/no/s"], 1, "--unix"),
+                                      (["--api-key-file", "/dev/zero"], 1, "/dev/zero"), (["--api-key", ""], 2, "empty"),
+                                      (["--api-key-file", empty], 1, "no API key"), (["--port", "70000"], 2, "--port"),
+                                      (["--max-body", "5X"], 2, "--max-body"), (["--host", "0.0.0.0"], 1, "--insecure")):
+            run = subprocess.run([TERN, "serve", "-m", MODEL, "--port", "0"] + options, capture_output=True, text=True,
+                                 timeout=60)
+            same((run.returncode, run.stdout, run.stderr.count("\n"), word in run.stderr), (status, "", 1, True), options,
+                 run.stderr)
+
+
 def test_limits():
     with Server("--parallel", "1", "--queue", "2") as s:
         busy = [s.socket() for _ in range(3)]
@@ -200,7 +239,10 @@ def test_limits():
     with Server("--timeout", "0.3") as s:
         began = time.time()
         a = s.post("/v1/completions", {**LONG, "stream": False})
-        check(a.status >= 400 and time.time() - began < 10, "--timeout", a.status, a.body[:200])
+        check(a.status == 504 and time.time() - began < 10, "--timeout", a.status, a.body[:200])
+        same((a.json["error"]["code"], a.headers["x-should-retry"]), ("timeout", "false"), "says so")
+        _, events = s.events("/v1/completions", LONG)
+        same(json.loads(events[-1][1])["error"]["code"], "timeout", "in a stream, too")
     with Server("--max-connections", "20") as s:
         idle = [s.socket() for _ in range(60)]
         same(s.get("/health").status, 200, "the oldest idle connection makes room")
@@ -209,9 +251,10 @@ def test_limits():
 
 
 with Server() as server:
-    for test in (test_disconnect, test_comments, test_slow_reader, test_crowd, test_idle):
+    for test in (test_disconnect, test_comments, test_slow_reader, test_batch, test_crowd, test_idle):
         test(server)
     same(server.stop(15), 0, "status after SIGTERM")
+test_refused()
 test_limits()
 test_end()
 finish()

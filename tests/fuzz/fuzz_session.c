@@ -12,7 +12,7 @@
 #include "base/mem.h"
 #include "kv/kv.h"
 
-#define HEADER_BYTES 344
+#define HEADER_BYTES 360
 #define HASH_AT      (HEADER_BYTES - 8)
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
@@ -22,10 +22,13 @@ static struct tern_kv_cache cache;
 
 static void open_cache(void)
 {
-    static const struct tern_kv_decl decl[2] = {{.n_heads = 1, .dim_k = 32, .dim_v = 32},
-                                                {.n_heads = 1, .dim_k = 32, .dim_v = 32, .reach = {70, false}}};
+    static const struct tern_kv_decl decl[3] = {
+        {.n_heads = 1, .dim_k = 32, .dim_v = 32},
+        {.n_heads = 1, .dim_k = 32, .dim_v = 16, .reach = {70, false}},
+        {.state_bytes = 100, .more = {{TERN_KV_ROWS, 2, 1, 16}}, .n_more = 1},
+    };
     tern_kernels_init(~0u);
-    if (tern_kv_layout_new(&layout, decl, 2, "l4", false, NULL) < 0 ||
+    if (tern_kv_layout_new(&layout, decl, 3, "l4,recent=128", false, NULL) < 0 ||
         tern_kv_cache_init(&cache, layout, &(struct tern_kv_room){1, 256, 256, NULL, NULL}, NULL) < 0)
         abort();
 }
@@ -75,7 +78,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         tern_free(tokens);
         tern_free(roles);
     }
-    if (tern_kv_used_bytes(&cache))
+    if (tern_kv_used_bytes(&cache) || tern_kv_state_bytes(&cache))
         abort();
     (void)close(fd);
     free(file);

@@ -3,6 +3,7 @@
  *
  *     make_text_model OUT.gguf          byte-level BPE of 300 tokens, control tokens, ChatML template
  *     make_text_model --base OUT.gguf   the same without control tokens of a chat, template and token for byte 255
+ *     make_text_model --strict OUT.gguf a template that raises an error at a system message which is not the first
  *     make_text_model --tools OUT.gguf  a template that knows tools, and tokens that are a call (300), reasoning (301),
  *                                       half a call (302), a text (303) and a control token (304), for replies that
  * --logit-bias chooses
@@ -21,7 +22,7 @@
 
 enum { N_EMBD = 128, N_HEADS = 2, N_KV_HEADS = 1, HEAD_DIM = 64, N_FF = 224, N_LAYERS = 3, N_CTX = 8192 };
 enum { N_BYTES = 256, MAX_TOKENS = 320, TYPE_NORMAL = 1, TYPE_CONTROL = 3, TYPE_USER = 4, GGUF_F32 = 0 };
-enum variant { CHAT, BASE, TOOLS };
+enum variant { CHAT, BASE, TOOLS, STRICT };
 
 /* Pairs that byte-level BPE joins, in order of rank; "_" stands for the letter that spells a space. */
 static const char *const merges[][2] = {
@@ -36,6 +37,11 @@ static const char *const merges[][2] = {
 static const char chatml[] = "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + "
                              "message['content'] + '<|im_end|>' + '\n' }}{% endfor %}{% if add_generation_prompt %}{{ "
                              "'<|im_start|>assistant\n' }}{% endif %}";
+
+static const char chatml_strict[] =
+    "{% for m in messages %}{% if m.role == 'system' and not loop.first %}{{ raise_exception('system first') }}{% "
+    "endif %}"
+    "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n";
 
 static const char chatml_tools[] =
     "{% if tools %}<|im_start|>system\n{{ tools | tojson }}\n<tool_call></tool_call><|im_end|>\n{% endif %}"
@@ -134,7 +140,10 @@ static void write_tokenizer(struct gguf_writer *w, enum variant variant)
     gw_u32(w, "tokenizer.ggml.eos_token_id", (uint32_t)end);
     gw_bool(w, "tokenizer.ggml.add_bos_token", 0);
     if (!base)
-        gw_str(w, "tokenizer.chat_template", variant == TOOLS ? chatml_tools : chatml);
+        gw_str(w, "tokenizer.chat_template",
+               variant == TOOLS    ? chatml_tools
+               : variant == STRICT ? chatml_strict
+                                   : chatml);
 }
 
 /* Dims in pairs that turn fast and in pairs that hardly turn. */
@@ -221,12 +230,13 @@ static bool said(int argc, char **argv, const char *variant)
 int main(int argc, char **argv)
 {
     const bool base = said(argc, argv, "--base"), tools = said(argc, argv, "--tools"),
-               bias = said(argc, argv, "--bias");
+               strict = said(argc, argv, "--strict"), bias = said(argc, argv, "--bias");
     const bool sampling = said(argc, argv, "--sampling"), large = said(argc, argv, "--large");
     const char *arch = bias ? "qwen2" : "llama";
     const uint32_t n_ff = large ? 8192 : N_FF;
-    if (argc != 2 + (base || tools || sampling || bias || large)) {
-        (void)fprintf(stderr, "usage: make_text_model [--base | --tools | --sampling | --bias | --large] OUT.gguf\n");
+    if (argc != 2 + (base || tools || strict || sampling || bias || large)) {
+        (void)fprintf(
+            stderr, "usage: make_text_model [--base | --tools | --strict | --sampling | --bias | --large] OUT.gguf\n");
         return 2;
     }
     struct gguf_writer w;
@@ -255,7 +265,7 @@ int main(int argc, char **argv)
     gw_f32(&w, key, 1e-5f);
     (void)snprintf(key, sizeof key, "%s.rope.freq_base", arch);
     gw_f32(&w, key, 10000.0f);
-    write_tokenizer(&w, base ? BASE : tools ? TOOLS : CHAT);
+    write_tokenizer(&w, base ? BASE : tools ? TOOLS : strict ? STRICT : CHAT);
     (void)snprintf(key, sizeof key, "%s.vocab_size", arch);
     gw_u32(&w, key, (uint32_t)n_tokens);
     write_weights(&w, n_ff, bias);

@@ -511,7 +511,7 @@ static void test_snapshot_damage(void **state)
 /* A header that is whole but lies: pages that the next query needs are said to be gone. */
 static void test_snapshot_missing_pages(void **state)
 {
-    enum { FIRST_AT = 40, PAGES_AT = 56, HASH_AT = 336 };
+    enum { FIRST_AT = 40, PAGES_AT = 56, HASH_AT = 352 };
     struct saved v;
     tern_error why = {0};
     (void)state;
@@ -532,6 +532,24 @@ static void test_snapshot_missing_pages(void **state)
         assert_int_equal(load(&v, bytes, v.n, 5, &why), TERN_EFORMAT);
         assert_non_null(strstr(why.msg, "page table"));
         free(bytes);
+    }
+    drop(&v);
+}
+
+/* Files of other versions are refused by a sentence that names theirs and ours. */
+static void test_snapshot_versions(void **state)
+{
+    static const uint32_t others[] = {0, 1, 2, 4};
+    struct saved v;
+    tern_error why = {0};
+    (void)state;
+    save(&v, 70);
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
+        char theirs[32];
+        (void)snprintf(theirs, sizeof theirs, "version %u at byte 8", others[i]);
+        memcpy(v.bytes + 8, &others[i], 4);
+        assert_int_equal(load(&v, v.bytes, v.n, 5, &why), TERN_EUNSUPPORTED);
+        assert_true(strstr(why.msg, theirs) && strstr(why.msg, "reads version 3"));
     }
     drop(&v);
 }
@@ -568,6 +586,7 @@ int main(void)
         cmocka_unit_test(test_capacity),
         cmocka_unit_test(test_snapshot_lengths),
         cmocka_unit_test(test_snapshot_damage),
+        cmocka_unit_test(test_snapshot_versions),
         cmocka_unit_test(test_snapshot_bad_paths),
         cmocka_unit_test(test_snapshot_missing_pages),
     };

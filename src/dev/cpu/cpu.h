@@ -52,8 +52,11 @@ struct tern_append_job {
 struct tern_delta_job {
     int row0, n_rows;
     float *state; /* of the sequence, read and written */
-    float *mark;  /* what the state is after mark_at rows is written here besides; NULL: no */
-    int mark_at;
+    struct {
+        float *to; /* what the state is after `at` rows is written here besides */
+        int at;
+    } marks[TERN_DEV_MARKS];
+    int n_marks;
 };
 
 /* The step in hand (step.c). */

@@ -57,8 +57,8 @@ static void conv_task(void *ctx, int task, int worker)
     const float *x[TERN_DELTA_WIDTH];
     (void)worker;
     tail(w, j, j->n_rows, c, n, last[0], CHANNELS);
-    if (j->mark)
-        tail(w, j, j->mark_at, c, n, j->mark + c, all);
+    for (int m = 0; m < j->n_marks; m++)
+        tail(w, j, j->marks[m].at, c, n, j->marks[m].to + c, all);
     for (int r = j->n_rows - 1; r >= 0; r--) {
         for (int i = 0; i < l->width; i++)
             x[i] = input_row(w, j, j->state, r - l->width + 1 + i) + c;
@@ -108,8 +108,7 @@ static void scan_task(void *ctx, int task, int worker)
     const size_t dk = (size_t)l->dk, col = (size_t)part * TERN_DELTA_COLS, block = dk * TERN_DELTA_COLS;
     const size_t at = channels_of(l) * (size_t)(l->width - 1) + (size_t)part * block, row0 = (size_t)j->row0;
     const float *x = w->x + row0 * w->stride;
-    struct tern_delta_rows r = {.n_rows = j->mark ? j->mark_at : j->n_rows,
-                                .dk = l->dk,
+    struct tern_delta_rows r = {.dk = l->dk,
                                 .q = x + (size_t)h_k * dk,
                                 .k = x + (size_t)(l->n_k + h_k) * dk,
                                 .v = x + 2 * (size_t)l->n_k * dk + col,
@@ -120,19 +119,22 @@ static void scan_task(void *ctx, int task, int worker)
                                 .out = w->out + row0 * w->out_stride + col,
                                 .out_stride = w->out_stride};
     (void)worker;
-    tern_k.delta.scan(j->state + at, &r);
-    if (!j->mark)
-        return;
-    const size_t done = (size_t)j->mark_at;
-    memcpy(j->mark + at, j->state + at, block * sizeof(float));
-    r.n_rows = j->n_rows - j->mark_at;
-    r.q += done * w->stride;
-    r.k += done * w->stride;
-    r.v += done * w->stride;
-    r.gate += done * w->gate_stride;
-    r.beta += done * w->gate_stride;
-    r.out += done * w->out_stride;
-    tern_k.delta.scan(j->state + at, &r);
+    for (int m = 0, done = 0; m <= j->n_marks; m++) {
+        const int to = m < j->n_marks ? j->marks[m].at : j->n_rows;
+        const size_t n = (size_t)(to - done);
+        r.n_rows = (int)n;
+        if (n)
+            tern_k.delta.scan(j->state + at, &r);
+        if (m < j->n_marks)
+            memcpy(j->marks[m].to + at, j->state + at, block * sizeof(float));
+        r.q += n * w->stride;
+        r.k += n * w->stride;
+        r.v += n * w->stride;
+        r.gate += n * w->gate_stride;
+        r.beta += n * w->gate_stride;
+        r.out += n * w->out_stride;
+        done = to;
+    }
 }
 
 void tern_cpu_delta_jobs(struct tern_cpu *d, const struct tern_delta *l, const struct tern_delta_job *jobs, int n_jobs,

@@ -212,9 +212,11 @@ void tern_cpu_delta(struct tern_dev *dev, int layer, const struct tern_delta *l,
         struct tern_delta_job *to = &t->delta[i];
         *to = (struct tern_delta_job){
             .row0 = j->row0, .n_rows = j->n_rows, .state = (float *)(void *)(tern_block_at(states, j->state) + off)};
-        if (j->mark != TERN_NO_BLOCK) {
-            to->mark = (float *)(void *)(tern_block_at(states, j->mark) + off);
-            to->mark_at = j->mark_at;
+        TERN_ASSERT(j->n_marks <= TERN_DEV_MARKS);
+        to->n_marks = j->n_marks;
+        for (int m = 0; m < j->n_marks; m++) {
+            to->marks[m].to = (float *)(void *)(tern_block_at(states, j->marks[m].block) + off);
+            to->marks[m].at = j->marks[m].at;
         }
     }
     tern_cpu_delta_jobs(d, l, t->delta, t->s.n_jobs, io, n_rows);

@@ -78,10 +78,6 @@ static struct tern_dev_job job_of(const struct tern_forward_job *j, struct tern_
     job.n_rows = j->n_rows;
     job.pos0 = j->pos0;
     job.wide = j->wide;
-    if (j->mark) {
-        job.mark = j->mark->state;
-        job.mark_at = j->mark->at - j->pos0;
-    }
     return job;
 }
 
