@@ -147,6 +147,8 @@ typedef struct tern_loop_params {
     int max_waiting_per_key; /* of one fair_key; 0 = max_waiting */
     int max_choices;         /* largest n_choices; 0 = what the engine's sequences allow */
     int max_logprobs;        /* 0 = 20 */
+    size_t cache_bytes;      /* of a cache of prompts' beginnings that the next request starts from; 0 = none.  It comes
+                                on top of what requests take, and gives way where the engine's limit leaves no room */
     size_t kv_bytes;         /* requests are admitted while the pages that they may come to need fit; 0 = the
                                 engine's limit */
     double gap; /* prompts may stretch the time between tokens of running streams by this factor: of each token where
@@ -184,6 +186,11 @@ typedef struct tern_times {
 } tern_times;
 TERN_API extern const double tern_times_bounds[TERN_TIMES_BUCKETS - 1];
 
+typedef struct tern_cache_stats {
+    size_t entries, bytes, limit; /* pages and checkpoints; theirs, counted whole where sequences share them */
+    uint64_t hits, misses, hit_tokens, evictions; /* prompts that were looked up; tokens found; entries given up */
+} tern_cache_stats;
+
 typedef struct tern_loop_stats {
     int waiting, running, decoding; /* requests in the queue, admitted; choices that generate */
     uint64_t submitted, refused, finished, cancelled, timed_out, failed; /* requests so far */
@@ -193,6 +200,7 @@ typedef struct tern_loop_stats {
                                     figure than the longest step means that the engine hangs */
     size_t kv_reserved, kv_most; /* bytes that admitted requests may come to need; the limit, 0 = none */
     tern_memory memory;          /* of the engine after the last step */
+    tern_cache_stats cache;      /* all 0 without one */
     tern_times step, first, gap,
         queue; /* a step; submission to first token; between tokens of a choice; in the queue */
 } tern_loop_stats;

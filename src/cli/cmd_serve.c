@@ -7,7 +7,8 @@
 #include "cli/cli.h"
 #include "server/server.h"
 
-#define MAX_KEYS ((size_t)1 << 20) /* bytes of a file of keys */
+#define MAX_KEYS   ((size_t)1 << 20) /* bytes of a file of keys */
+#define MOST_CACHE 1073741824.0      /* bytes of the prefix cache, where --cache-ram does not say */
 
 struct serve {
     const struct tern_args *a;
@@ -112,11 +113,13 @@ int tern_cmd_serve(const struct tern_args *a, tern_error *err)
     int rc = 0;
     const struct tern_arg *v = a->v;
     struct serve s = {.a = a};
-    double body = 0, kv = 0;
+    double body = 0, kv = 0, cache = 0;
     TERN_TRY(check(a, err));
     TERN_TRY(tern_setup_size("--max-body", v[TERN_OPT_MAX_BODY].s, 1 << 30, &body, err));
     if (v[TERN_OPT_KV_MEMORY].s)
         TERN_TRY(tern_setup_size("--kv-memory", v[TERN_OPT_KV_MEMORY].s, 1e15, &kv, err));
+    if (v[TERN_OPT_CACHE_RAM].s && strcmp(v[TERN_OPT_CACHE_RAM].s, "0") != 0)
+        TERN_TRY(tern_setup_size("--cache-ram", v[TERN_OPT_CACHE_RAM].s, 1e15, &cache, err));
     TERN_TRY(read_keys(&s, err));
     TERN_TRY(tern_setup_model(&s.setup, a, v[TERN_OPT_MODEL].s, err));
     TERN_TRY(open_engine(&s, err));
@@ -124,6 +127,8 @@ int tern_cmd_serve(const struct tern_args *a, tern_error *err)
         tern_setup_print(&s.setup);
     if (!v[TERN_OPT_KV_MEMORY].s)
         kv = (double)default_kv_memory(s.setup.model);
+    if (!v[TERN_OPT_CACHE_RAM].s)
+        cache = kv / 4 < MOST_CACHE ? kv / 4 : MOST_CACHE;
     const struct tern_server_params p = {
         .host = v[TERN_OPT_UNIX].s && !v[TERN_OPT_HOST].n ? NULL : v[TERN_OPT_HOST].s,
         .port = (int)v[TERN_OPT_PORT].i,
@@ -142,7 +147,7 @@ int tern_cmd_serve(const struct tern_args *a, tern_error *err)
         .ping_s = v[TERN_OPT_PING].f,
         .drain_s = v[TERN_OPT_DRAIN].f,
         .kv_spec = tern_setup_kv(a),
-        .loop = {.max_waiting = (int)v[TERN_OPT_QUEUE].i, .kv_bytes = (size_t)kv},
+        .loop = {.max_waiting = (int)v[TERN_OPT_QUEUE].i, .kv_bytes = (size_t)kv, .cache_bytes = (size_t)cache},
         .say = say,
         .user = &s,
     };

@@ -6,6 +6,7 @@
 #include <time.h>
 #include "base/clock.h"
 #include "base/mem.h"
+#include "run/prefix.h"
 
 #define DEFAULT_WAITING  256
 #define MOST_WAITING     65536
@@ -88,6 +89,8 @@ static void end_request(tern_loop *l, struct tern_request_run *q)
     tern_request_free(q, false);
     (void)pthread_mutex_lock(&l->lock);
     count_end(l, rc, queue_s, now);
+    if (l->cache)
+        tern_prefix_get_stats(l->cache, &l->stats.cache);
     l->n_alive--;
     (void)pthread_cond_broadcast(&l->quiet);
     (void)pthread_mutex_unlock(&l->lock);
@@ -169,6 +172,7 @@ static void free_loop(tern_loop *l)
 {
     if (!l)
         return;
+    tern_prefix_free(l->cache);
     (void)pthread_mutex_destroy(&l->lock);
     (void)pthread_cond_destroy(&l->wake);
     (void)pthread_cond_destroy(&l->quiet);
@@ -219,6 +223,11 @@ int tern_loop_open(tern_loop **out, tern_engine *e, const tern_loop_params *p, t
     TERN_TRY(tern_alloc(&l->items, seqs, sizeof *l->items, err));
     TERN_TRY(tern_alloc(&l->of, seqs, sizeof(void *), err));
     TERN_TRY(tern_alloc(&l->picks, seqs, sizeof(void *), err));
+    if (p->cache_bytes) {
+        TERN_TRY(tern_prefix_new(&l->cache, e, p->cache_bytes, err));
+        l->prefix = tern_prefix_hooks(l->cache);
+        tern_prefix_get_stats(l->cache, &l->stats.cache);
+    }
     tern_engine_memory(e, &l->memory);
     l->stats.memory = l->memory;
     TERN_TRY(start_thread(l, err));

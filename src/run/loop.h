@@ -5,6 +5,7 @@
  *   loop_queue.c    who is next: priorities, turns, room
  *   loop_step.c     one step: which rows, what comes of them
  *   loop.c          the thread, and the calls of other threads
+ *   prefix.c        beginnings of prompts that are kept (run/prefix.h)
  *   pace.c          how many prompt rows go beside decode rows
  *   logprobs.c      log probabilities
  *
@@ -143,10 +144,13 @@ int tern_pace_rows(struct tern_pace *p, int n_decode, int room);
 /* What a step took. */
 void tern_pace_learn(struct tern_pace *p, int n_decode, int n_prompt, double seconds);
 
+struct tern_prefix_cache;
+
 struct tern_loop {
     tern_engine *e;
     tern_loop_params p;
-    struct tern_prefix prefix; /* lookup NULL: none */
+    struct tern_prefix prefix;       /* lookup NULL: none */
+    struct tern_prefix_cache *cache; /* the loop's own; NULL: none */
     pthread_t thread;
     pthread_mutex_t lock;
     pthread_cond_t wake;  /* the thread: something has come */

@@ -3,7 +3,7 @@
 #include <string.h>
 #include "base/clock.h"
 #include "base/mem.h"
-#include "run/loop.h"
+#include "run/prefix.h"
 
 #define KEPT_ROWS     16 /* of a full step, for prompts */
 #define OLDEST_EVERY  4  /* prompts: the shortest rest goes first, each so many steps the oldest */
@@ -110,14 +110,23 @@ static void add_prompts(tern_loop *l, struct batch *b)
 /* ---- prompts ------------------------------------------------------------------------------------------------------
  */
 
-/* The prompt is complete: its choices part. */
+static int fork_choice(tern_loop *l, struct tern_choice *c, tern_error *err)
+{
+    tern_seq *from = c->request->choices[0].seq;
+    int rc = tern_seq_fork(&c->seq, from, err);
+    while (rc == TERN_ECAPACITY && l->prefix.shrink && l->prefix.shrink(l->prefix.self))
+        rc = tern_seq_fork(&c->seq, from, err);
+    return rc;
+}
+
+/* The prompt is complete: its choices part.  logits: of its last token, NULL where nobody asked. */
 static void part(tern_loop *l, struct tern_request_run *q, const float *logits)
 {
     tern_error err = {0};
     q->prompted = tern_now();
     for (int i = 0; i < q->r.n_choices; i++) {
         struct tern_choice *c = &q->choices[i];
-        if (i && q->r.max_tokens != 0 && tern_seq_fork(&c->seq, q->choices[0].seq, &err) < 0) {
+        if (i && q->r.max_tokens != 0 && fork_choice(l, c, &err) < 0) {
             tern_request_fail(q, err.code, err.msg);
             return;
         }
@@ -190,7 +199,7 @@ static void take_prompt(tern_loop *l, struct tern_choice *c, const tern_step_ite
 {
     struct tern_request_run *q = c->request;
     size_t n_vocab = (size_t)l->e->model->net->desc.n_vocab;
-    int from = c->gen.done;
+    int from = c->gen.done, n_rows = tern_item_logits(it);
     tern_gen_prompted(&c->gen, it->n_tokens);
     tern_request_tell(q, &(tern_event){.kind = TERN_EVENT_PROMPT, .done = c->gen.done, .n_prompt = q->r.n_prompt});
     if (tern_item_hidden(it))
@@ -198,7 +207,7 @@ static void take_prompt(tern_loop *l, struct tern_choice *c, const tern_step_ite
     if (it->logits & TERN_LOGITS_ALL)
         tell_scores(l, q, from, it->n_tokens, logits);
     if (c->gen.done == c->gen.n_prompt)
-        part(l, q, it->logits & TERN_LOGITS_ALL ? logits + (size_t)(it->n_tokens - 1) * n_vocab : logits);
+        part(l, q, n_rows ? logits + (size_t)(n_rows - 1) * n_vocab : NULL);
 }
 
 /* ---- tokens -------------------------------------------------------------------------------------------------------
@@ -395,6 +404,8 @@ void tern_loop_step(tern_loop *l)
     }
     (void)pthread_mutex_lock(&l->lock);
     l->stats.memory = l->memory;
+    if (l->cache)
+        tern_prefix_get_stats(l->cache, &l->stats.cache);
     l->stats.steps += b.n_items > 0;
     l->stats.prompt_tokens += (uint64_t)b.n_prompt;
     l->stats.cached_tokens += l->fresh.cached_tokens;

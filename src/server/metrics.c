@@ -44,6 +44,19 @@ static int requests(struct tern_buf *b, const tern_loop_stats *t)
     return rc;
 }
 
+static int cache(struct tern_buf *b, const tern_cache_stats *c)
+{
+    int rc = 0;
+    TERN_TRY(number(b, "cache_entries", "gauge", "Pages and ends of prompts in the prefix cache.", (double)c->entries));
+    TERN_TRY(number(b, "cache_bytes", "gauge", "What they take.", (double)c->bytes));
+    TERN_TRY(number(b, "cache_limit_bytes", "gauge", "What they may take.", (double)c->limit));
+    TERN_TRY(number(b, "cache_hits_total", "counter", "Prompts of which a beginning was found.", (double)c->hits));
+    TERN_TRY(number(b, "cache_misses_total", "counter", "Prompts of which nothing was found.", (double)c->misses));
+    TERN_TRY(number(b, "cache_evictions_total", "counter", "Entries given up for others.", (double)c->evictions));
+out:
+    return rc;
+}
+
 int tern_metrics_text(struct tern_server *s, struct tern_buf *b)
 {
     int rc = 0;
@@ -59,6 +72,7 @@ int tern_metrics_text(struct tern_server *s, struct tern_buf *b)
     TERN_TRY(number(b, "prompt_tokens_total", "counter", "Prompt tokens that were computed.", (double)t.prompt_tokens));
     TERN_TRY(number(b, "cached_tokens_total", "counter", "Prompt tokens that were found in the prefix cache.",
                     (double)t.cached_tokens));
+    TERN_TRY(cache(b, &t.cache));
     TERN_TRY(number(b, "generated_tokens_total", "counter", "Generated tokens.", (double)t.generated_tokens));
     TERN_TRY(number(b, "steps_total", "counter", "Steps of the engine.", (double)t.steps));
     TERN_TRY(number(b, "engine_idle_seconds", "gauge", "Since the engine's thread was last seen.", t.idle_s));

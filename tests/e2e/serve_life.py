@@ -132,7 +132,9 @@ def test_crowd(s):
     check(s.open_files() <= files + 2, "descriptors leak:", files, s.open_files())
     grown = (s.memory() - memory) / 2**20
     check(grown < 8, "memory grows by", round(grown, 1), "MiB")
-    check(s.get("/v1/kv").json["bytes"] < 2**20, "KV memory in use at rest", s.get("/v1/kv").json["bytes"])
+    held, kept = s.get("/v1/kv").json["bytes"], s.metric("tern_cache_bytes")
+    check(kept <= s.metric("tern_cache_limit_bytes"), "the prefix cache keeps", kept)
+    check(held < kept + 2**20, "KV memory in use at rest", held, "of it in the prefix cache", kept)
 
 
 def test_batch(s):
