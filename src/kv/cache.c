@@ -330,16 +330,17 @@ static int new_states(const struct tern_kv_seq *s, int keep, int n)
 /* Whoever else holds pages of s keeps them: without memory for new ones nothing may be given up. */
 static int check_again(const struct tern_kv_cache *c, const struct tern_kv_seq *s, int keep, int n, tern_error *err)
 {
-    const int page = keep / TERN_PAGE;
     int64_t more = 0;
     bool fits = true;
     for (int g = 0; g < c->layout->n_groups; g++) {
         const struct tern_kv_table *t = &s->table[g];
-        int from = page > t->first ? page - t->first : 0, n_new = n / TERN_PAGE - page;
+        const int page = tern_kv_closed(&c->layout->groups[g], keep);
+        int from = page > t->first ? page - t->first : 0;
+        const int n_new = tern_kv_closed(&c->layout->groups[g], n) - page;
         from = from < t->n ? from : t->n;
         fits &= has_blocks(&c->pool[g], t->pages + from, t->n - from, n_new < t->cap ? n_new : t->cap, &more);
     }
-    if (page == 0 && n >= TERN_PAGE && s->sink != TERN_NO_BLOCK)
+    if (keep < TERN_PAGE && n >= TERN_PAGE && s->sink != TERN_NO_BLOCK)
         fits &= has_blocks(&c->sinks, &s->sink, 1, 1, &more);
     if (c->layout->state_bytes)
         more += new_states(s, keep, n) * (int64_t)c->states.mem.bytes;
