@@ -152,6 +152,7 @@ static bool is_nothing(const char *value)
 /* value: of the option, NULL where it takes none. */
 static int rewrite(struct rewriting *w, const struct foreign *f, char *value, tern_error *err)
 {
+    const char *said = value ? value : "";
     switch (f->kind) {
     case RENAME:
         w->argv[w->argc++] = (char *)f->text;
@@ -159,14 +160,14 @@ static int rewrite(struct rewriting *w, const struct foreign *f, char *value, te
             w->argv[w->argc++] = value;
         return 0;
     case REFUSE_SET:
-        if (is_nothing(value))
+        if (is_nothing(said))
             return 0;
         break;
     case KV_BITS:
-        return set_bits(w, f, value, err);
+        return set_bits(w, f, said, err);
     case CACHE_TYPE_K:
     case CACHE_TYPE_V:
-        return set_type(w, f, value, err);
+        return set_type(w, f, said, err);
     case REFUSE:
         break;
     }
