@@ -54,9 +54,7 @@ struct tern_dev_about {
     int codes, scales, zero, group, d_type, m_type;
     float unit;
     int8_t table[TERN_TABLE];
-    int reserved; /* 0: no padding, so that bytes can be compared */
 };
-_Static_assert(sizeof(struct tern_dev_about) == 8 + 8 * 4 + TERN_TABLE, "no padding in what is compared");
 
 /* Rows are f32.  [0, n_wide) of n_rows are prompt rows, the others decode rows; how each role computes products is
  * settled by prepare (kernel/gemm.h has the classes). */

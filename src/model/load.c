@@ -61,7 +61,9 @@ static bool same_form(const struct tern_dev_ops *ops, const struct tern_dev_weig
     struct tern_dev_about x, y;
     ops->weight_about(a, &x);
     ops->weight_about(b, &y);
-    return memcmp(&x, &y, sizeof x) == 0;
+    return x.unit_bytes == y.unit_bytes && x.codes == y.codes && x.scales == y.scales && x.zero == y.zero &&
+           x.group == y.group && x.d_type == y.d_type && x.m_type == y.m_type && x.unit == y.unit &&
+           memcmp(x.table, y.table, sizeof x.table) == 0;
 }
 
 /* Memory for the n rows of k that a place's slot gets. */

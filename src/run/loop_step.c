@@ -53,6 +53,7 @@ static void add_decode(tern_loop *l, struct batch *b, bool prompts)
         for (int k = 0; runs(l->running[i]) && k < l->running[i]->r.n_choices; k++)
             if (l->running[i]->choices[k].gen.phase == TERN_GEN_APPEND)
                 l->picks[n++] = &l->running[i]->choices[k];
+    TERN_ASSERT(most > 0);
     int from = n > most ? l->turn_decode % n : 0;
     for (int i = 0; i < n && i < most; i++) {
         struct tern_choice *c = l->picks[(from + i) % n];

@@ -270,8 +270,10 @@ static int lookup(void *self, tern_seq *s, const int32_t *tokens, int n, const f
         use(x, end);
         x->held = tern_kv_checkpoint_pin(end->point);
     }
-    if (found == n)
+    if (found == n) {
+        TERN_ASSERT(x->held); /* all of a prompt is found at a checkpoint alone */
         *logits = x->held->logits;
+    }
     x->stats.hits++;
     x->stats.hit_tokens += (uint64_t)found;
     return found;

@@ -142,6 +142,7 @@ static const struct tern_choice *take_best(struct tern_job *j, int lane)
             most = mean;
         }
     }
+    TERN_ASSERT(top); /* who asks has counted */
     top->begun = true;
     return top;
 }

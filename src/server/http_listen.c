@@ -5,6 +5,7 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <openssl/err.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -104,12 +105,13 @@ static int listen_tcp(struct tern_http *h, tern_error *err)
     evconnlistener_set_error_cb(h->tcp, on_accept_error);
     set_options(evconnlistener_get_fd(h->tcp));
     h->loopback = is_loopback(found->ai_addr);
-    struct sockaddr_storage bound = {0};
+    /* Both families have their port at the same place. */
+    struct sockaddr_in6 bound = {.sin6_family = AF_INET};
+    _Static_assert(offsetof(struct sockaddr_in6, sin6_port) == offsetof(struct sockaddr_in, sin_port), "of ports");
     socklen_t n = sizeof bound;
-    if (getsockname(evconnlistener_get_fd(h->tcp), (struct sockaddr *)&bound, &n) == 0)
-        h->port = ntohs(bound.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)(void *)&bound)->sin6_port
-                                                    : ((struct sockaddr_in *)(void *)&bound)->sin_port);
-    (void)snprintf(h->host, sizeof h->host, bound.ss_family == AF_INET6 && strchr(h->p.host, ':') ? "[%s]" : "%s",
+    if (getsockname(evconnlistener_get_fd(h->tcp), (struct sockaddr *)(void *)&bound, &n) == 0)
+        h->port = ntohs(bound.sin6_port);
+    (void)snprintf(h->host, sizeof h->host, bound.sin6_family == AF_INET6 && strchr(h->p.host, ':') ? "[%s]" : "%s",
                    h->p.host);
 out:
     if (found)
