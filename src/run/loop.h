@@ -16,6 +16,7 @@
 
 #include <pthread.h>
 #include "run/gen.h"
+#include "run/prefix.h"
 #include "tern/loop.h"
 
 /* ---- events -------------------------------------------------------------------------------------------------------
@@ -39,21 +40,7 @@ bool tern_events_closed(tern_events *q);
 void tern_score_token(const float *logits, int n_vocab, int32_t id, int n_top, tern_logprob *top,
                       tern_token_score *out);
 
-/* ---- prefix cache -------------------------------------------------------------------------------------------------
- */
-
-/* What a cache of prefixes does for a loop.  Calls come from the loop's thread, between steps. */
-struct tern_prefix {
-    void *self;
-    /* s is new and empty: gives it the longest beginning of tokens[0..n) that is known and returns its length.  All n
-     * only with *logits, those of the last token, a view until the next call; else at most n - 1. */
-    int (*lookup)(void *self, tern_seq *s, const int32_t *tokens, int n, const float **logits);
-    /* s has grown; logits: of its newest token, or NULL.  over: nothing comes after it. */
-    void (*offer)(void *self, tern_seq *s, const float *logits, bool over);
-    /* Memory ran out: gives pages back.  False: there are none left to give. */
-    bool (*shrink)(void *self);
-};
-/* Before the first request; copies *p. */
+/* What a cache of prefixes does for the loop (run/prefix.h), before the first request; copies *p. */
 void tern_loop_set_prefix(tern_loop *l, const struct tern_prefix *p);
 
 /* ---- requests -----------------------------------------------------------------------------------------------------

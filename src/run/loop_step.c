@@ -3,7 +3,7 @@
 #include <string.h>
 #include "base/clock.h"
 #include "base/mem.h"
-#include "run/prefix.h"
+#include "run/loop.h"
 
 #define KEPT_ROWS     16 /* of a full step, for prompts */
 #define OLDEST_EVERY  4  /* prompts: the shortest rest goes first, each so many steps the oldest */

@@ -14,7 +14,20 @@
 #ifndef TERN_RUN_PREFIX_H
 #define TERN_RUN_PREFIX_H
 
-#include "run/loop.h"
+#include "run/run.h"
+#include "tern/loop.h"
+
+/* What a cache of prefixes does for a loop.  Calls come from the loop's thread, between steps. */
+struct tern_prefix {
+    void *self;
+    /* s is new and empty: gives it the longest beginning of tokens[0..n) that is known and returns its length.  All n
+     * only with *logits, those of the last token, a view until the next call; else at most n - 1. */
+    int (*lookup)(void *self, tern_seq *s, const int32_t *tokens, int n, const float **logits);
+    /* s has grown; logits: of its newest token, or NULL.  over: nothing comes after it. */
+    void (*offer)(void *self, tern_seq *s, const float *logits, bool over);
+    /* Memory ran out: gives pages back.  False: there are none left to give. */
+    bool (*shrink)(void *self);
+};
 
 struct tern_prefix_cache;
 
@@ -22,7 +35,7 @@ struct tern_prefix_cache;
 int tern_prefix_new(struct tern_prefix_cache **out, tern_engine *e, size_t bytes, tern_error *err);
 /* Gives all references back.  NULL is legal. */
 void tern_prefix_free(struct tern_prefix_cache *x);
-/* What a loop calls (run/loop.h). */
+/* What a loop calls. */
 struct tern_prefix tern_prefix_hooks(struct tern_prefix_cache *x);
 void tern_prefix_get_stats(const struct tern_prefix_cache *x, tern_cache_stats *out);
 
