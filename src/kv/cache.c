@@ -79,6 +79,9 @@ size_t tern_kv_least_bytes(const struct tern_kv_layout *l)
 
 void tern_kv_cache_clear(struct tern_kv_cache *c)
 {
+    for (int i = 0; i < c->max_seqs; i++) /* what lives outside the pools */
+        if (c->seqs[i].live)
+            tern_kv_states_free(c, &c->seqs[i]);
     for (int i = 0; i < c->max_seqs; i++)
         for (int g = 0; g < TERN_KV_MAX_GROUPS; g++)
             tern_free(c->seqs[i].table[g].pages);
