@@ -14,6 +14,9 @@ from serve_lib import MODEL, TERN, Server, check, finish, same, status_of
 
 LONG = {"prompt": "hello", "max_tokens": 8000, "ignore_eos": True, "stream": True, "temperature": 0}
 
+# AddressSanitizer keeps what was freed for a while and surrounds what is in use: sizes then say nothing.
+SANITIZED = bool(os.environ.get("TERN_TEST_SANITIZED"))
+
 
 def request(path, body, more=b""):
     data = json.dumps(body).encode()
@@ -131,7 +134,7 @@ def test_crowd(s):
     time.sleep(1.0)
     check(s.open_files() <= files + 2, "descriptors leak:", files, s.open_files())
     grown = (s.memory() - memory) / 2**20
-    check(grown < 8, "memory grows by", round(grown, 1), "MiB")
+    check(grown < 8 or SANITIZED, "memory grows by", round(grown, 1), "MiB")
     held, kept = s.get("/v1/kv").json["bytes"], s.metric("tern_cache_bytes")
     check(kept <= s.metric("tern_cache_limit_bytes"), "the prefix cache keeps", kept)
     check(held < kept + 2**20, "KV memory in use at rest", held, "of it in the prefix cache", kept)
@@ -165,7 +168,7 @@ def test_idle(s):
     for c in waiting:
         check(c.recv(4096).startswith(b"HTTP/1.1 200"), "one of many is answered")
     grown = (s.memory() - memory) / 2**20
-    check(grown < 5, "500 idle connections take", round(grown, 1), "MiB")
+    check(grown < 5 or SANITIZED, "500 idle connections take", round(grown, 1), "MiB")
     for c in waiting:
         c.close()
 
