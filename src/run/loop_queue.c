@@ -1,34 +1,11 @@
-/* Who is next: requests wait until a sequence per choice is free and the pages that they may come to need have room.
- * The highest priority goes first; of those who ask alike, whoever runs least, then whose turn is longest ago; of one
- * who asks, the oldest.  Nobody overtakes the one whose turn it is, so that a large request is not starved by small
- * ones. */
+/* Who is next: requests wait until a sequence per choice is free and there is room for the pages of their prompt and of
+ * the beginning of their replies (loop_room.c).  The highest priority goes first; of those who ask alike, whoever runs
+ * least, then whose turn is longest ago; of one who asks, the oldest.  Nobody overtakes the one whose turn it is, so
+ * that a large request is not starved by small ones. */
 #include <string.h>
 #include "base/clock.h"
 #include "base/mem.h"
 #include "run/loop.h"
-
-/* Most bytes of a group's pages that n tokens take. */
-static size_t page_bytes(const struct tern_kv_cache *c, int group, int n_tokens)
-{
-    int pages = n_tokens / TERN_PAGE, most = c->seqs[0].table[group].cap;
-    return c->pool[group].mem.bytes * (size_t)(pages < most ? pages : most);
-}
-
-size_t tern_loop_reserve(const tern_loop *l, const tern_request *r)
-{
-    const struct tern_kv_cache *c = &l->e->caches[r->plan];
-    int room = l->e->ctx - r->n_prompt, more = r->max_tokens < 0 || r->max_tokens > room ? room : r->max_tokens;
-    size_t own = c->tiles.mem.bytes, shared = 0;
-    own += c->layout->sink_bytes ? c->sinks.mem.bytes : 0;
-    own += c->layout->state_bytes ? c->states.mem.bytes * (TERN_KV_KEPT_STATES + 1) : 0;
-    for (int g = 0; g < c->layout->n_groups; g++) {
-        /* Choices share what closed in the prompt, until a window leaves it. */
-        size_t both = c->layout->groups[g].reach.window ? 0 : page_bytes(c, g, r->n_prompt);
-        shared += both;
-        own += page_bytes(c, g, r->n_prompt + more) - both;
-    }
-    return shared + (size_t)r->n_choices * own;
-}
 
 static struct tern_fair *find_fair(tern_loop *l, uint64_t key)
 {
@@ -69,12 +46,10 @@ int tern_loop_enqueue(tern_loop *l, struct tern_request_run *q, tern_error *err)
     if (l->closing || l->draining)
         TERN_FAIL(err, TERN_ECAPACITY, "no further requests are taken: the engine is about to stop");
     if (l->p.kv_bytes && q->reserve > l->p.kv_bytes)
-        TERN_FAIL(
-            err, TERN_ELIMIT,
-            "the request may come to %zu bytes of keys and values (%d choices of %d tokens and what follows), the "
-            "limit is %zu",
-            q->reserve, q->r.n_choices, q->r.n_prompt, l->p.kv_bytes);
-    if (l->n_waiting == l->p.max_waiting)
+        TERN_FAIL(err, TERN_ELIMIT,
+                  "the prompt takes %zu bytes of keys and values (%d choices of %d tokens), the limit is %zu",
+                  q->reserve, q->r.n_choices, q->r.n_prompt, l->p.kv_bytes);
+    if (l->n_waiting >= l->p.max_waiting)
         TERN_FAIL(err, TERN_ECAPACITY, "%d requests are waiting, which is the limit", l->n_waiting);
     if (f && f->n_waiting >= l->p.max_waiting_per_key)
         TERN_FAIL(err, TERN_ECAPACITY, "%d of your requests are waiting, which is the limit for one who asks",
@@ -106,6 +81,8 @@ static bool goes_before(const struct tern_request_run *a, const struct tern_requ
 {
     if (a->r.priority != b->r.priority)
         return a->r.priority > b->r.priority;
+    if (a->preempted != b->preempted)
+        return a->preempted;
     if (a->fair->n_running != b->fair->n_running)
         return a->fair->n_running < b->fair->n_running;
     return a->fair->turn < b->fair->turn;
@@ -142,6 +119,17 @@ void tern_loop_release(tern_loop *l, struct tern_request_run *q)
     l->seqs_reserved -= q->r.n_choices;
     q->fair->n_running--;
     drop_fair(l, q->fair);
+}
+
+void tern_loop_requeue(tern_loop *l, struct tern_request_run *q)
+{
+    int at = l->n_waiting++;
+    q->fair->n_waiting++;
+    tern_loop_release(l, q);
+    for (; at > 0 && l->waiting[at - 1]->id > q->id; at--)
+        l->waiting[at] = l->waiting[at - 1];
+    l->waiting[at] = q;
+    q->preempted = true;
 }
 
 /* How many of his own wait before q. */
