@@ -2,8 +2,7 @@
  *
  *   events.c        queues of events
  *   loop_request.c  a request: checked, copied, its replies and what they tell
- *   loop_queue.c    who is next: priorities, turns
- *   loop_room.c     pages that requests hold room for, and who gives them up
+ *   loop_queue.c    who is next: priorities, turns, room, and who gives up his
  *   loop_again.c    what was given up, computed again
  *   loop_step.c     one step: which rows, what comes of them
  *   loop.c          the thread, and the calls of other threads
@@ -193,7 +192,7 @@ void tern_loop_release(tern_loop *l, struct tern_request_run *q); /* what it hel
 void tern_loop_requeue(tern_loop *l, struct tern_request_run *q); /* one that ran waits again */
 int tern_loop_place(const tern_loop *l, const struct tern_request_run *q);
 
-/* loop_room.c.  Fills reserve, room and fits of a request that is new. */
+/* Fills reserve, room and fits of a request that is new. */
 void tern_room_of_new(const tern_loop *l, struct tern_request_run *q);
 /* Under the lock: room for the next row of every reply that runs.  Requests that give up theirs go back into the queue
  * and into l->given_up; returns how many. */
