@@ -50,6 +50,9 @@ int tern_doctor_fit(const struct tern_args *a, tern_error *err);
 
 /* ---- foreign.c --------------------------------------------------------------------------------------------------- */
 
+/* Options out of the file that --config names, in front of those of the command line.  TERN_CLI_USAGE names file and
+ * line. */
+int tern_config_options(const struct tern_command *c, int *argc, char ***argv, tern_error *err);
 /* The command line of c with what other engines call things in this program's words; TERN_CLI_USAGE names the nearest
  * thing to what is not here.  The new array lives until the next call. */
 int tern_foreign_options(const struct tern_command *c, int *argc, char ***argv, tern_error *err);

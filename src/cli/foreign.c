@@ -8,7 +8,8 @@
 #include "cli/cli.h"
 
 #define TEXT_COMMANDS (TERN_ON_RUN | TERN_ON_CHAT)
-#define KV_COMMANDS   (TEXT_COMMANDS | TERN_ON_INSPECT | TERN_ON_DOCTOR | TERN_ON_EVAL_LOGITS | TERN_ON_EVAL_PPL)
+#define KV_COMMANDS \
+    (TEXT_COMMANDS | TERN_ON_SERVE | TERN_ON_INSPECT | TERN_ON_DOCTOR | TERN_ON_EVAL_LOGITS | TERN_ON_EVAL_PPL)
 
 enum foreign_kind {
     RENAME,     /* the same under another name; a flag where `value` is false */
@@ -43,6 +44,19 @@ static const struct foreign {
     {"--rope-freq-base", RENAME, true, KV_COMMANDS, "--rope-base"},
     {"--rope-scale", REFUSE, true, KV_COMMANDS, "--rope-scaling yarn,factor=N or linear,factor=N says both"},
     {"--kv-bits", KV_BITS, true, KV_COMMANDS, NULL},
+    {"-np", RENAME, true, TERN_ON_SERVE, "--parallel"},
+    {"--n-parallel", RENAME, true, TERN_ON_SERVE, "--parallel"},
+    {"--max-num-seqs", RENAME, true, TERN_ON_SERVE, "--parallel"},
+    {"--max-concurrent-requests", RENAME, true, TERN_ON_SERVE, "--parallel"},
+    {"--decode-concurrency", RENAME, true, TERN_ON_SERVE, "--parallel"},
+    {"--max-model-len", RENAME, true, TERN_ON_SERVE, "--ctx"},
+    {"--served-model-name", RENAME, true, TERN_ON_SERVE, "--alias"},
+    {"--ssl-cert-file", RENAME, true, TERN_ON_SERVE, "--tls-cert"},
+    {"--ssl-key-file", RENAME, true, TERN_ON_SERVE, "--tls-key"},
+    {"-cb", REFUSE, false, TERN_ON_SERVE, "requests are batched as they come, always"},
+    {"--cont-batching", REFUSE, false, TERN_ON_SERVE, "requests are batched as they come, always"},
+    {"--continuous-batching", REFUSE, false, TERN_ON_SERVE, "requests are batched as they come, always"},
+    {"--metrics", REFUSE, false, TERN_ON_SERVE, "/metrics is always there"},
     {"-ctk", CACHE_TYPE_K, true, KV_COMMANDS, NULL},
     {"--cache-type-k", CACHE_TYPE_K, true, KV_COMMANDS, NULL},
     {"-ctv", CACHE_TYPE_V, true, KV_COMMANDS, NULL},
@@ -61,11 +75,14 @@ static const struct foreign {
     {"--xtc-probability", REFUSE_SET, true, TEXT_COMMANDS,
      "XTC sampling is not here; --temp with --min-p is the nearest"},
     {"--xtc-threshold", REFUSE, true, TEXT_COMMANDS, "XTC sampling is not here; --temp with --min-p is the nearest"},
-    {"-ngl", REFUSE_SET, true, TEXT_COMMANDS, "all layers run on the processor; -t chooses the threads"},
-    {"--n-gpu-layers", REFUSE_SET, true, TEXT_COMMANDS, "all layers run on the processor; -t chooses the threads"},
-    {"--gpu-layers", REFUSE_SET, true, TEXT_COMMANDS, "all layers run on the processor; -t chooses the threads"},
-    {"-fa", REFUSE, false, TEXT_COMMANDS, "attention has one form here, it needs no switch"},
-    {"--flash-attn", REFUSE, false, TEXT_COMMANDS, "attention has one form here, it needs no switch"},
+    {"-ngl", REFUSE_SET, true, TEXT_COMMANDS | TERN_ON_SERVE,
+     "all layers run on the processor; -t chooses the threads"},
+    {"--n-gpu-layers", REFUSE_SET, true, TEXT_COMMANDS | TERN_ON_SERVE,
+     "all layers run on the processor; -t chooses the threads"},
+    {"--gpu-layers", REFUSE_SET, true, TEXT_COMMANDS | TERN_ON_SERVE,
+     "all layers run on the processor; -t chooses the threads"},
+    {"-fa", REFUSE, false, TEXT_COMMANDS | TERN_ON_SERVE, "attention has one form here, it needs no switch"},
+    {"--flash-attn", REFUSE, false, TEXT_COMMANDS | TERN_ON_SERVE, "attention has one form here, it needs no switch"},
     {"--mlock", REFUSE, false, TEXT_COMMANDS,
      "weights are mapped, or packed into memory of the process (--packed off)"},
     {"--no-mmap", REFUSE, false, TEXT_COMMANDS, "--packed off keeps the packed weights in memory of the process"},

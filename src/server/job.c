@@ -19,6 +19,8 @@ static void choice_clear(struct tern_choice *c)
 void tern_job_free(struct tern_job *j)
 {
     struct tern_server *s = j->server;
+    if (s->p.log && j->path[0])
+        tern_log_job(j);
     if (j->all_next)
         j->all_next->all_prev = j->all_prev;
     *(j->all_prev ? &j->all_prev->all_next : &s->jobs) = j->all_next;
@@ -52,6 +54,7 @@ static void gone(void *user)
 {
     struct tern_job *j = user;
     j->call = NULL;
+    j->status = 499;
     j->server->disconnects++;
     cancel(j); /* the job ends when the last of its lanes has */
 }
@@ -62,6 +65,8 @@ static void refuse(struct tern_job *j, struct tern_fault *f)
     const char *path = tern_model_get_info(j->server->model)->path;
     size_t n = strlen(path);
     j->over = true;
+    j->status = f->status;
+    j->fault = *f;
     if (!call)
         return;
     /* Where the model lies is nobody's business out there. */
@@ -102,6 +107,8 @@ void tern_job_start(struct tern_server *s, const struct tern_api *api, struct te
     }
     j->call = c;
     (void)snprintf(j->id, sizeof j->id, "%s", tern_http_call_id(c));
+    (void)snprintf(j->path, sizeof j->path, "%s", tern_http_call_head(c)->path);
+    j->status = 200;
     j->key = tern_auth_key(s, c);
     tern_http_take_body(c, &j->body);
     tern_http_watch(c, gone, j);

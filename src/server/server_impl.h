@@ -116,6 +116,8 @@ struct tern_job {
     struct tern_fault fault;
     struct tern_ask *ask; /* ask.h; NULL: nothing is generated */
     char id[48];          /* "chatcmpl-..." */
+    char path[64];        /* of the request */
+    int status;           /* of the answer; 499: the client was gone before */
     int64_t created;
     bool stream, submitted, over, had_calls;
     int n_running, n_prompt, n_cached, n_generated, n_reasoning, n_pings;
@@ -208,6 +210,9 @@ json_t *tern_ollama_models(const struct tern_server *s, bool running);
 
 /* page.c */
 void tern_page_answer(struct tern_server *s, struct tern_http_call *c);
+
+/* log.c: one line of JSON about a job that is over. */
+void tern_log_job(const struct tern_job *j);
 
 /* metrics.c */
 int tern_metrics_text(struct tern_server *s, struct tern_buf *out);

@@ -268,3 +268,18 @@ int tern_ask_check_prompt(struct tern_job *j, const struct tern_lane *lane, stru
     f->n_ctx = ctx;
     return -1;
 }
+
+void tern_ask_name(struct tern_job *j, const char *prefix)
+{
+    char id[sizeof j->id];
+    (void)snprintf(id, sizeof id, "%s%.30s", prefix, j->id);
+    memcpy(j->id, id, sizeof id);
+}
+
+int tern_ask_conversation(struct tern_job *j, struct tern_fault *f)
+{
+    if (tern_job_lanes(j, 1, f) < 0 || tern_messages_tokens(j, &j->lanes[0].ids, f) < 0)
+        return -1;
+    tern_ask_reply(j->ask);
+    return tern_ask_check_prompt(j, &j->lanes[0], f);
+}

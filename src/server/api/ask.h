@@ -99,6 +99,11 @@ void tern_token_text(const struct tern_server *s, int32_t id, struct tern_buf *o
 
 /* W: lanes for texts, lists of ids, or one of them; `param` names the field. */
 int tern_ask_prompts(struct tern_job *j, const json_t *p, const char *param, struct tern_fault *f);
+/* W: the id that the answer has: prefix and the request's. */
+void tern_ask_name(struct tern_job *j, const char *prefix);
+/* W: all that is left once the request is read and j->ask has a conversation: one lane with its ids, how its reply is
+ * taken apart. */
+int tern_ask_conversation(struct tern_job *j, struct tern_fault *f);
 /* Fills ask->reply for a conversation. */
 void tern_ask_reply(struct tern_ask *g);
 

@@ -37,7 +37,6 @@ static int check_format(struct tern_ask *g, struct tern_fault *f)
 
 static int prepare(struct tern_job *j, struct tern_fault *f)
 {
-    char id[sizeof j->id];
     if (tern_ask_read(j, fields, f) < 0)
         return -1;
     struct tern_ask *g = j->ask;
@@ -50,12 +49,8 @@ static int prepare(struct tern_job *j, struct tern_fault *f)
         return tern_fault_set(f, 400, "invalid_value", "max_tokens", "max_tokens must be at least 1");
     if (g->top_logprobs > 0 && !g->logprobs)
         return tern_fault_set(f, 400, "invalid_value", "top_logprobs", "top_logprobs needs \"logprobs\": true");
-    if (tern_ask_request(j, f) < 0 || tern_job_lanes(j, 1, f) < 0 || tern_messages_tokens(j, &j->lanes[0].ids, f) < 0)
-        return -1;
-    tern_ask_reply(g);
-    (void)snprintf(id, sizeof id, "chatcmpl-%.30s", j->id);
-    memcpy(j->id, id, sizeof id);
-    return tern_ask_check_prompt(j, &j->lanes[0], f);
+    tern_ask_name(j, "chatcmpl-");
+    return tern_ask_request(j, f) < 0 ? -1 : tern_ask_conversation(j, f);
 }
 
 const char *tern_finish_openai(const struct tern_choice *c)
