@@ -5,8 +5,8 @@
  *
  * A text that is generated under a grammar is one that the grammar allows, whatever the model says, unless it is cut:
  * by max_tokens, a full context, a stop string or a cancel.  The reply can end only where the text is complete.
- * Fails closed: what a notation has and these compilers have not is refused by name, never ignored; what is too large is
- * refused by number.  docs/structured-output.md lists both.
+ * Fails closed: what a notation has and these compilers have not is refused by name, never ignored; what is too large
+ * is refused by number.  docs/structured-output.md lists both.
  *
  * Threads: a grammar may be used by any number of threads.  A constraint belongs to whom it is handed. */
 #ifndef TERN_GRAMMAR_H
@@ -49,7 +49,8 @@ typedef struct tern_grammar_reply {
 } tern_grammar_reply;
 
 /* Each compiles text[0..n), of which nothing is referred to afterwards.  reply NULL: the text is all of the output.
- * TERN_EINVAL, TERN_EUNSUPPORTED or TERN_ELIMIT with one sentence that names what is wrong, not supported, too large. */
+ * TERN_EINVAL, TERN_EUNSUPPORTED or TERN_ELIMIT with one sentence that names what is wrong, not supported, too large.
+ */
 
 /* Any JSON object. */
 TERN_API int tern_grammar_new_json(tern_grammar **out, const tern_grammar_reply *reply, tern_error *err);
@@ -88,8 +89,8 @@ typedef enum tern_grammar_fit {
 TERN_API int tern_grammar_check(const tern_grammar *g, const char *text, size_t n, tern_grammar_fit *fit,
                                 tern_error *err);
 
-/* For one reply of the model; free it by out->free(out->state) where no loop has taken it over.  The first constraint of
- * a model takes some tenths of a second. */
+/* For one reply of the model; free it by out->free(out->state) where no loop has taken it over.  The first constraint
+ * of a model takes some tenths of a second. */
 TERN_API int tern_constraint_new(tern_constraint *out, const struct tern_model *m, const tern_grammar *g,
                                  tern_error *err);
 

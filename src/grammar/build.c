@@ -19,7 +19,8 @@ int tern_gr_fail(tern_grammar *g, int code, const char *fmt, ...)
     return g->rc;
 }
 
-/* ---- nodes ---------------------------------------------------------------------------------------------------------- */
+/* ---- nodes ----------------------------------------------------------------------------------------------------------
+ */
 
 static bool grow(tern_grammar *g, void *array, size_t *cap, size_t want, size_t size)
 {
@@ -59,17 +60,20 @@ struct tern_gr_frag tern_gr_empty(tern_grammar *g)
     return (struct tern_gr_frag){end, end};
 }
 
-struct tern_gr_frag tern_gr_set(tern_grammar *g, const struct tern_gr_set *s)
+static uint32_t add_set(tern_grammar *g, const struct tern_gr_set *s)
 {
-    uint32_t i = 0;
     for (uint32_t back = 0; back < 64 && back < g->n_sets; back++) /* the newest are the likeliest to come again */
         if (memcmp(&g->sets[g->n_sets - 1 - back], s, sizeof *s) == 0)
-            return with_end(g, TERN_GR_ONE, g->n_sets - 1 - back, 0);
-    if (grow(g, &g->sets, &g->cap_sets, (size_t)g->n_sets + 1, sizeof *g->sets)) {
-        g->sets[g->n_sets] = *s;
-        i = g->n_sets++;
-    }
-    return with_end(g, TERN_GR_ONE, i, 0);
+            return g->n_sets - 1 - back;
+    if (!grow(g, &g->sets, &g->cap_sets, (size_t)g->n_sets + 1, sizeof *g->sets))
+        return 0;
+    g->sets[g->n_sets] = *s;
+    return g->n_sets++;
+}
+
+struct tern_gr_frag tern_gr_set(tern_grammar *g, const struct tern_gr_set *s)
+{
+    return with_end(g, TERN_GR_ONE, add_set(g, s), 0);
 }
 
 struct tern_gr_frag tern_gr_never(tern_grammar *g)
@@ -144,7 +148,8 @@ struct tern_gr_frag tern_gr_times(tern_grammar *g, struct tern_gr_frag a, uint32
     return tern_gr_repeat(g, tern_gr_rule(g, a), min, max);
 }
 
-/* ---- rules ---------------------------------------------------------------------------------------------------------- */
+/* ---- rules ----------------------------------------------------------------------------------------------------------
+ */
 
 uint32_t tern_gr_declare(tern_grammar *g)
 {
@@ -170,7 +175,8 @@ uint32_t tern_gr_rule(tern_grammar *g, struct tern_gr_frag f)
     return r;
 }
 
-/* ---- marks ---------------------------------------------------------------------------------------------------------- */
+/* ---- marks ----------------------------------------------------------------------------------------------------------
+ */
 
 static uint32_t add_mark(tern_grammar *g, const char *text)
 {
@@ -207,7 +213,7 @@ struct tern_gr_frag tern_gr_until(tern_grammar *g, const char *mark, bool ends)
     size_t n = strlen(mark);
     uint32_t at[80], m = add_mark(g, mark);
     if (n >= sizeof *g->marks)
-        return tern_gr_never(g); /* add_mark has failed */
+        return tern_gr_never(g);    /* add_mark has failed */
     for (size_t i = 0; i <= n; i++) /* at[i]: so much of the mark is read */
         at[i] = add_node(g, TERN_GR_JUMP, 0, UINT32_MAX, 0);
     for (size_t i = 0; i < n && !tern_gr_failed(g); i++) {
@@ -231,7 +237,8 @@ struct tern_gr_frag tern_gr_until(tern_grammar *g, const char *mark, bool ends)
     return (struct tern_gr_frag){at[0], at[n]};
 }
 
-/* ---- words ---------------------------------------------------------------------------------------------------------- */
+/* ---- words ----------------------------------------------------------------------------------------------------------
+ */
 
 static int compare_words(const void *a, const void *b)
 {
@@ -295,10 +302,11 @@ struct tern_gr_frag tern_gr_words(tern_grammar *g, const struct tern_gr_word *wo
             b->first = b->first == UINT32_MAX ? out.last : add_node(g, TERN_GR_FORK, 0, out.last, b->first);
         if (i == 0)
             break;
-        struct tern_gr_frag one = tern_gr_span(g, b->byte, b->byte);
-        close_end(g, one.last, b->first);
+        struct tern_gr_set set = {0};
+        set.w[b->byte / 64] = (uint64_t)1 << (b->byte % 64);
+        uint32_t one = add_node(g, TERN_GR_ONE, add_set(g, &set), b->first, 0);
         struct branch *up = &tree[b->parent];
-        up->first = up->first == UINT32_MAX ? one.first : add_node(g, TERN_GR_FORK, 0, one.first, up->first);
+        up->first = up->first == UINT32_MAX ? one : add_node(g, TERN_GR_FORK, 0, one, up->first);
     }
     out.first = tern_gr_failed(g) ? 0 : tree[0].first;
     tern_free(tree);

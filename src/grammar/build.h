@@ -17,7 +17,7 @@
 #define TERN_GR_MAX_NODES  ((uint32_t)1 << 18)
 #define TERN_GR_MAX_RULES  ((uint32_t)1 << 16)
 #define TERN_GR_MAX_REPEAT 1000000
-#define TERN_GR_MAX_DEPTH  64      /* brackets in brackets, schemas in schemas */
+#define TERN_GR_MAX_DEPTH  64 /* brackets in brackets, schemas in schemas */
 #define TERN_GR_MAX_TEXT   ((size_t)1 << 20)
 #define TERN_GR_SECONDS    5.0
 #define TERN_GR_NO_END     UINT32_MAX /* of a repetition */
@@ -58,17 +58,17 @@ struct tern_grammar {
     char (*marks)[64];
     uint32_t n_nodes, n_sets, n_counts, n_rules, n_marks;
     size_t cap_nodes, cap_sets, cap_counts, cap_rules, cap_marks;
-    uint32_t start; /* rule */
+    uint32_t start;        /* rule */
     uint8_t class_of[256]; /* bytes that no set tells apart */
     uint8_t byte_of[256];  /* one of each class */
     int n_classes;
     int rc; /* while it is put together */
     tern_error err;
     double until;
-    json_t *names; /* of rules, where the notation has names: name -> [rule, ..] */
+    json_t *names;                                      /* of rules, where the notation has names: name -> [rule, ..] */
     uint32_t any_value, any_object, string_char, blank; /* rules that front ends share, UINT32_MAX: not made */
-    pthread_mutex_t lock; /* of the next */
-    struct tern_gr_follow *met; /* with the vocabulary that was used last; NULL: none */
+    pthread_mutex_t lock;                               /* of the next */
+    struct tern_gr_follow *met;                         /* with the vocabulary that was used last; NULL: none */
 };
 
 struct tern_gr_frag {
@@ -82,7 +82,8 @@ static inline bool tern_gr_failed(const tern_grammar *g)
     return g->rc < 0;
 }
 
-/* ---- pieces --------------------------------------------------------------------------------------------------------- */
+/* ---- pieces ---------------------------------------------------------------------------------------------------------
+ */
 
 struct tern_gr_frag tern_gr_empty(tern_grammar *g);
 struct tern_gr_frag tern_gr_never(tern_grammar *g); /* no text at all */
@@ -112,13 +113,14 @@ uint32_t tern_gr_declare(tern_grammar *g);
 void tern_gr_define(tern_grammar *g, uint32_t rule, struct tern_gr_frag f);
 uint32_t tern_gr_rule(tern_grammar *g, struct tern_gr_frag f);
 
-/* ---- characters ----------------------------------------------------------------------------------------------------- */
+/* ---- characters -----------------------------------------------------------------------------------------------------
+ */
 
 /* Ranges of code points, in any order. */
 struct tern_gr_chars {
     struct tern_gr_range {
         uint32_t from, to;
-    } *v;
+    } * v;
     size_t n, cap;
 };
 void tern_gr_chars_add(tern_grammar *g, struct tern_gr_chars *c, uint32_t from, uint32_t to);
@@ -130,21 +132,23 @@ struct tern_gr_frag tern_gr_char(tern_grammar *g, struct tern_gr_chars *c);
 /* The same inside of a JSON string: with an escape where JSON wants one. */
 struct tern_gr_frag tern_gr_char_quoted(tern_grammar *g, struct tern_gr_chars *c);
 
-/* ---- JSON (json.c) -------------------------------------------------------------------------------------------------- */
+/* ---- JSON (json.c) --------------------------------------------------------------------------------------------------
+ */
 
 struct tern_gr_frag tern_gr_json_value(tern_grammar *g);  /* any */
 struct tern_gr_frag tern_gr_json_object(tern_grammar *g); /* any */
 struct tern_gr_frag tern_gr_json_string(tern_grammar *g); /* any, with its quotes */
 struct tern_gr_frag tern_gr_json_number(tern_grammar *g);
-struct tern_gr_frag tern_gr_json_char(tern_grammar *g);   /* one character of a string */
-struct tern_gr_frag tern_gr_json_blank(tern_grammar *g);  /* nothing, a space, or a new line with its indent */
+struct tern_gr_frag tern_gr_json_char(tern_grammar *g);  /* one character of a string */
+struct tern_gr_frag tern_gr_json_blank(tern_grammar *g); /* nothing, a space, or a new line with its indent */
 struct tern_gr_frag tern_gr_json_exactly(tern_grammar *g, const json_t *v);
 /* Appends the text of v to b, numbers as short as they can be. */
 int tern_gr_json_write(struct tern_buf *b, const json_t *v, tern_error *err);
 /* Decimal integers from lo to hi, both included. */
 struct tern_gr_frag tern_gr_integers(tern_grammar *g, int64_t lo, int64_t hi);
 
-/* ---- notations ------------------------------------------------------------------------------------------------------ */
+/* ---- notations ------------------------------------------------------------------------------------------------------
+ */
 
 /* quoted: as the contents of a JSON string, where the pattern need match a part only, as JSON schema has it. */
 struct tern_gr_frag tern_gr_regex(tern_grammar *g, const char *p, size_t n, bool quoted);
@@ -152,7 +156,8 @@ struct tern_gr_frag tern_gr_gbnf(tern_grammar *g, const char *p, size_t n);
 struct tern_gr_frag tern_gr_schema(tern_grammar *g, json_t *root);
 struct tern_gr_frag tern_gr_tools(tern_grammar *g, const json_t *tools, const struct tern_gr_calls *c);
 
-/* ---- the end -------------------------------------------------------------------------------------------------------- */
+/* ---- the end --------------------------------------------------------------------------------------------------------
+ */
 
 /* Start rule in place: makes what follow.c needs; refuses what has no text, or calls itself without eating a byte. */
 void tern_gr_check(tern_grammar *g);

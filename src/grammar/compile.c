@@ -28,9 +28,9 @@ void tern_grammar_free(tern_grammar *g)
     tern_free(g);
 }
 
-static const char *const names[] = {[TERN_GR_JSON] = "JSON",     [TERN_GR_SCHEMA] = "the schema",
-                                    [TERN_GR_REGEX] = "the pattern", [TERN_GR_GBNF] = "the grammar",
-                                    [TERN_GR_CHOICE] = "the choice", [TERN_GR_CALLS] = "the tools"};
+static const char *const names[] = {
+    [TERN_GR_JSON] = "JSON",        [TERN_GR_SCHEMA] = "the schema", [TERN_GR_REGEX] = "the pattern",
+    [TERN_GR_GBNF] = "the grammar", [TERN_GR_CHOICE] = "the choice", [TERN_GR_CALLS] = "the tools"};
 
 static json_t *read_json(tern_grammar *g, enum tern_gr_kind kind, const char *text, size_t n)
 {

@@ -6,14 +6,15 @@
 #include "base/mem.h"
 #include "base/rng.h"
 
-#define MAX_DEPTH   768     /* frames upon each other: some 250 brackets within brackets of JSON */
-#define MAX_CONFIGS 8192    /* of a state: readings of one text */
-#define MAX_SEEN    65536   /* of a closure */
-#define MAX_WORK    2000000 /* steps of closures for one mask: some tenths of a second */
+#define MAX_DEPTH   768                /* frames upon each other: some 250 brackets within brackets of JSON */
+#define MAX_CONFIGS 8192               /* of a state: readings of one text */
+#define MAX_SEEN    65536              /* of a closure */
+#define MAX_WORK    2000000            /* steps of closures for one mask: some tenths of a second */
 #define SOFT_BYTES  ((size_t)24 << 20) /* then matchers move on */
 #define HARD_BYTES  ((size_t)96 << 20)
 
-/* ---- tables --------------------------------------------------------------------------------------------------------- */
+/* ---- tables ---------------------------------------------------------------------------------------------------------
+ */
 
 static int grow_table(struct tern_gr_table *t, uint64_t (*hash)(const struct tern_gr_follow *, uint32_t),
                       struct tern_gr_follow *f, tern_error *err)
@@ -40,7 +41,8 @@ out:
     return rc;
 }
 
-/* ---- frames --------------------------------------------------------------------------------------------------------- */
+/* ---- frames ---------------------------------------------------------------------------------------------------------
+ */
 
 static uint64_t frame_hash(const struct tern_gr_follow *f, uint32_t i)
 {
@@ -103,7 +105,8 @@ out:
     return rc;
 }
 
-/* ---- closures ------------------------------------------------------------------------------------------------------- */
+/* ---- closures -------------------------------------------------------------------------------------------------------
+ */
 
 /* Has this been seen in the closure in hand?  From now on it has. */
 static int seen(struct tern_gr_follow *f, const struct tern_gr_item *it, bool *was, tern_error *err)
@@ -247,7 +250,8 @@ out:
     return rc;
 }
 
-/* ---- states --------------------------------------------------------------------------------------------------------- */
+/* ---- states ---------------------------------------------------------------------------------------------------------
+ */
 
 static uint64_t configs_hash(const struct tern_gr_config *v, size_t n, bool complete)
 {
@@ -280,8 +284,9 @@ static int intern(struct tern_gr_follow *f, uint32_t *out, tern_error *err)
     for (size_t i = 0; i < f->n_found; i++)
         if (i == 0 || compare(&f->found[i], &f->found[i - 1]) != 0)
             f->found[n++] = f->found[i];
-    if (f->too_many || n > MAX_CONFIGS || (n == 0 && !f->complete)) {
-        *out = TERN_GR_DEAD;
+    bool lost = f->too_many || n > MAX_CONFIGS;
+    if (lost || (n == 0 && !f->complete)) {
+        *out = lost ? TERN_GR_LOST : TERN_GR_DEAD;
         return 0;
     }
     TERN_TRY(tern_grow(&f->states, &f->cap_states, f->n_states + 1, sizeof *f->states, err));
@@ -364,7 +369,8 @@ out:
     return rc;
 }
 
-/* ---- life ----------------------------------------------------------------------------------------------------------- */
+/* ---- life -----------------------------------------------------------------------------------------------------------
+ */
 
 int tern_gr_follow_new(struct tern_gr_follow **out, const tern_grammar *g, const struct tern_gr_vocab *v,
                        uint32_t longest, tern_error *err)
@@ -380,13 +386,14 @@ int tern_gr_follow_new(struct tern_gr_follow **out, const tern_grammar *g, const
     f->longest = longest;
     atomic_init(&f->refs, 1);
     TERN_TRY(frame_find(f, 0, UINT32_MAX, 0, &dead, err));
-    TERN_TRY(tern_grow(&f->states, &f->cap_states, 1, sizeof *f->states, err));
+    TERN_TRY(tern_grow(&f->states, &f->cap_states, 2, sizeof *f->states, err));
     f->states[f->n_states++] = (struct tern_gr_state){.rounded = TERN_GR_DEAD}; /* DEAD */
+    f->states[f->n_states++] = (struct tern_gr_state){.rounded = TERN_GR_LOST}; /* LOST */
     begin_closure(f);
     TERN_TRY(add_item(f, 0, g->rules[g->start], 0, err));
     TERN_TRY(run_closure(f, err));
     TERN_TRY(intern(f, &f->start, err));
-    if (f->start == TERN_GR_DEAD)
+    if (f->start == TERN_GR_LOST)
         TERN_FAIL(err, TERN_ELIMIT, "the grammar can begin in too many ways");
     *out = f;
     f = NULL;

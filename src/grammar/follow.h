@@ -14,7 +14,8 @@
 
 #include "grammar/build.h"
 
-#define TERN_GR_DEAD   0u /* no configuration is left */
+#define TERN_GR_DEAD    0u /* no configuration is left */
+#define TERN_GR_LOST    1u /* too many to go on with */
 #define TERN_GR_UNKNOWN UINT32_MAX
 
 struct tern_gr_frame_node {
@@ -58,14 +59,14 @@ struct tern_gr_follow {
     /* Of the closure in hand. */
     struct tern_gr_item {
         uint32_t frame, node, fresh;
-    } *items;
+    } * items;
     size_t n_items, cap_items;
     struct tern_gr_config *found;
     size_t n_found, cap_found;
     struct tern_gr_seen {
         uint64_t key;
         uint32_t fresh, stamp;
-    } *seen;
+    } * seen;
     size_t size_seen, n_seen;
     uint32_t stamp;
     bool complete, too_many;

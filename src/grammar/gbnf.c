@@ -46,7 +46,8 @@ static void skip_blanks(struct gbnf *b, bool lines)
     }
 }
 
-/* ---- names ---------------------------------------------------------------------------------------------------------- */
+/* ---- names ----------------------------------------------------------------------------------------------------------
+ */
 
 static size_t name_length(const struct gbnf *b)
 {
@@ -73,14 +74,18 @@ static json_t *find_rule(struct gbnf *b, const char *name, size_t n)
     return r;
 }
 
-/* ---- characters ----------------------------------------------------------------------------------------------------- */
+/* ---- characters -----------------------------------------------------------------------------------------------------
+ */
 
 static uint32_t take_hex(struct gbnf *b, int n)
 {
     uint32_t v = 0;
     for (int i = 0; i < n; i++, b->at++) {
         int c = peek(b);
-        int d = c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
+        int d = c >= '0' && c <= '9'   ? c - '0'
+                : c >= 'a' && c <= 'f' ? c - 'a' + 10
+                : c >= 'A' && c <= 'F' ? c - 'A' + 10
+                                       : -1;
         if (d < 0)
             (void)refuse(b, TERN_EINVAL, "an escape lacks hex digits");
         v = v * 16 + (uint32_t)(d < 0 ? 0 : d);
@@ -176,7 +181,8 @@ static struct tern_gr_frag take_brackets(struct gbnf *b)
     return one_char(b, &c);
 }
 
-/* ---- structure ------------------------------------------------------------------------------------------------------ */
+/* ---- structure ------------------------------------------------------------------------------------------------------
+ */
 
 static struct tern_gr_frag take_choice(struct gbnf *b, bool nested);
 

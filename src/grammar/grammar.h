@@ -15,7 +15,8 @@
 #include "base/err.h"
 #include "tern/grammar.h"
 
-/* ---- what stands around the text ---------------------------------------------------------------------------------- */
+/* ---- what stands around the text ----------------------------------------------------------------------------------
+ */
 
 /* Marks of a reply's reasoning; open NULL: it has none.  A mark is text or one control token that is spelled alike. */
 struct tern_gr_frame {
@@ -29,7 +30,7 @@ struct tern_gr_calls {
     const char *open, *close; /* marks; open "": calls begin a reply, and there is one of them */
     bool list;
     const char *name_key, *args_key;
-    const char *tag; /* not NULL: `open` is followed by NAME and this text, and the arguments stand alone */
+    const char *tag;      /* not NULL: `open` is followed by NAME and this text, and the arguments stand alone */
     const char *function; /* the one that must be called; NULL: any */
     bool required;        /* else text may stand in place of calls and before them */
     bool several;         /* more than one call may follow */
@@ -42,7 +43,8 @@ int tern_gr_compile(tern_grammar **out, enum tern_gr_kind kind, const char *text
                     const struct tern_gr_frame *frame, const struct tern_gr_calls *calls, tern_error *err);
 tern_grammar *tern_gr_ref(const tern_grammar *g);
 
-/* ---- vocabularies --------------------------------------------------------------------------------------------------- */
+/* ---- vocabularies ---------------------------------------------------------------------------------------------------
+ */
 
 /* The bytes of all tokens as a tree, for masks.  Immutable. */
 struct tern_gr_vocab;
@@ -54,11 +56,13 @@ struct tern_gr_token {
     bool ends;           /* ends a reply */
     bool drops_space;    /* at the beginning of a text its first byte is not shown */
 };
-typedef int tern_gr_token_fn(void *user, int32_t id, struct tern_gr_token *out, tern_error *err); /* views until the next */
+typedef int tern_gr_token_fn(void *user, int32_t id, struct tern_gr_token *out,
+                             tern_error *err); /* views until the next */
 int tern_gr_vocab_new(struct tern_gr_vocab **out, int n_vocab, tern_gr_token_fn *token, void *user, tern_error *err);
 void tern_gr_vocab_free(struct tern_gr_vocab *v);
 
-/* ---- following a text ----------------------------------------------------------------------------------------------- */
+/* ---- following a text -----------------------------------------------------------------------------------------------
+ */
 
 /* Where a text stands in a grammar. */
 struct tern_gr_matcher;

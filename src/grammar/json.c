@@ -39,7 +39,8 @@ static struct tern_gr_frag digits(tern_grammar *g, uint32_t min, uint32_t max)
 
 static struct tern_gr_frag hex(tern_grammar *g)
 {
-    struct tern_gr_set s = {{(uint64_t)0x3FF << '0', (uint64_t)0x3F << ('A' - 64) | (uint64_t)0x3F << ('a' - 64), 0, 0}};
+    struct tern_gr_set s = {
+        {(uint64_t)0x3FF << '0', (uint64_t)0x3F << ('A' - 64) | (uint64_t)0x3F << ('a' - 64), 0, 0}};
     return tern_gr_set(g, &s);
 }
 
@@ -49,15 +50,17 @@ static struct tern_gr_frag unicode_escape(tern_grammar *g)
     struct tern_gr_set rest = {
         {(uint64_t)0x3FE << '0', (uint64_t)0x37 << ('A' - 64) | (uint64_t)0x37 << ('a' - 64), 0, 0}}; /* no 0, no D */
     struct tern_gr_set d = {{0, (uint64_t)1 << ('D' - 64) | (uint64_t)1 << ('d' - 64), 0, 0}};
-    struct tern_gr_set not0 = {{(uint64_t)0x3FE << '0', (uint64_t)0x3F << ('A' - 64) | (uint64_t)0x3F << ('a' - 64), 0, 0}};
+    struct tern_gr_set not0 = {
+        {(uint64_t)0x3FE << '0', (uint64_t)0x3F << ('A' - 64) | (uint64_t)0x3F << ('a' - 64), 0, 0}};
     struct tern_gr_frag high = tern_gr_then(g, tern_gr_set(g, &rest), tern_gr_times(g, hex(g), 3, 3));
-    struct tern_gr_frag hangul = tern_gr_then(
-        g, tern_gr_set(g, &d), tern_gr_then(g, tern_gr_span(g, '0', '7'), tern_gr_times(g, hex(g), 2, 2)));
+    struct tern_gr_frag hangul =
+        tern_gr_then(g, tern_gr_set(g, &d), tern_gr_then(g, tern_gr_span(g, '0', '7'), tern_gr_times(g, hex(g), 2, 2)));
     struct tern_gr_frag tail = tern_gr_then(g, tern_gr_text(g, "00"), tern_gr_then(g, tern_gr_set(g, &not0), hex(g)));
     tail = tern_gr_or(g, tail, tern_gr_then(g, tern_gr_text(g, "000"), tern_gr_set(g, &not0)));
-    struct tern_gr_frag low = tern_gr_then(g, tern_gr_text(g, "0"),
-                                           tern_gr_then(g, tern_gr_set(g, &not0), tern_gr_times(g, hex(g), 2, 2)));
-    return tern_gr_then(g, tern_gr_text(g, "\\u"), tern_gr_or(g, tern_gr_or(g, high, hangul), tern_gr_or(g, low, tail)));
+    struct tern_gr_frag low =
+        tern_gr_then(g, tern_gr_text(g, "0"), tern_gr_then(g, tern_gr_set(g, &not0), tern_gr_times(g, hex(g), 2, 2)));
+    return tern_gr_then(g, tern_gr_text(g, "\\u"),
+                        tern_gr_or(g, tern_gr_or(g, high, hangul), tern_gr_or(g, low, tail)));
 }
 
 struct tern_gr_frag tern_gr_json_char(tern_grammar *g)
@@ -88,8 +91,8 @@ struct tern_gr_frag tern_gr_json_string(tern_grammar *g)
 
 struct tern_gr_frag tern_gr_json_number(tern_grammar *g)
 {
-    struct tern_gr_frag whole = tern_gr_or(
-        g, tern_gr_text(g, "0"), tern_gr_then(g, tern_gr_span(g, '1', '9'), digits(g, 0, DIGITS - 1)));
+    struct tern_gr_frag whole =
+        tern_gr_or(g, tern_gr_text(g, "0"), tern_gr_then(g, tern_gr_span(g, '1', '9'), digits(g, 0, DIGITS - 1)));
     struct tern_gr_frag fraction = tern_gr_then(g, tern_gr_text(g, "."), digits(g, 1, FRACTION));
     struct tern_gr_set e = {{0, (uint64_t)1 << ('e' - 64) | (uint64_t)1 << ('E' - 64), 0, 0}};
     struct tern_gr_set signs = {{(uint64_t)1 << '+' | (uint64_t)1 << '-', 0, 0, 0}};
@@ -102,10 +105,9 @@ struct tern_gr_frag tern_gr_json_number(tern_grammar *g)
 /* open item (, item)* close, or open close */
 static struct tern_gr_frag list(tern_grammar *g, const char *open, uint32_t item, const char *close)
 {
-    struct tern_gr_frag more = tern_gr_then(
-        g, tern_gr_text(g, ","), tern_gr_then(g, tern_gr_json_blank(g), tern_gr_call(g, item)));
-    struct tern_gr_frag items =
-        tern_gr_then(g, tern_gr_call(g, item), tern_gr_times(g, more, 0, TERN_GR_NO_END));
+    struct tern_gr_frag more =
+        tern_gr_then(g, tern_gr_text(g, ","), tern_gr_then(g, tern_gr_json_blank(g), tern_gr_call(g, item)));
+    struct tern_gr_frag items = tern_gr_then(g, tern_gr_call(g, item), tern_gr_times(g, more, 0, TERN_GR_NO_END));
     items = tern_gr_maybe(g, tern_gr_then(g, items, tern_gr_json_blank(g)));
     items = tern_gr_then(g, tern_gr_json_blank(g), items);
     return tern_gr_then(g, tern_gr_text(g, open), tern_gr_then(g, items, tern_gr_text(g, close)));
@@ -119,7 +121,8 @@ static struct tern_gr_frag colon(tern_grammar *g)
 struct tern_gr_frag tern_gr_json_object(tern_grammar *g)
 {
     if (unmade(g, &g->any_object)) {
-        struct tern_gr_frag pair = tern_gr_then(g, tern_gr_json_string(g), tern_gr_then(g, colon(g), tern_gr_json_value(g)));
+        struct tern_gr_frag pair =
+            tern_gr_then(g, tern_gr_json_string(g), tern_gr_then(g, colon(g), tern_gr_json_value(g)));
         tern_gr_define(g, g->any_object, list(g, "{", tern_gr_rule(g, pair), "}"));
     }
     return tern_gr_call(g, g->any_object);
@@ -164,7 +167,8 @@ struct tern_gr_frag tern_gr_json_exactly(tern_grammar *g, const json_t *v)
     return f;
 }
 
-/* ---- integers within bounds ----------------------------------------------------------------------------------------- */
+/* ---- integers within bounds -----------------------------------------------------------------------------------------
+ */
 
 /* The digits behind the first `at` of those from lo to hi, which have `n` digits each.  low, high: all digits so far
  * were those of lo, of hi. */

@@ -99,11 +99,13 @@ static int follow(struct tern_gr_matcher *m, const char *p, size_t n, int mark, 
     m->f->work = 0;
     if (mark >= 0)
         TERN_TRY(tern_gr_next(m->f, s, (uint32_t)(m->g->n_classes + mark), &s, err));
-    for (size_t i = 0; i < n && s != TERN_GR_DEAD; i++)
+    for (size_t i = 0; i < n && s > TERN_GR_LOST; i++)
         TERN_TRY(tern_gr_next(m->f, s, m->g->class_of[(unsigned char)p[i]], &s, err));
     m->state = s;
     m->complete = m->f->states[s].complete;
     m->begins = m->begins && n == 0;
+    if (s == TERN_GR_LOST)
+        TERN_FAIL(err, TERN_ELIMIT, "the grammar can be read in too many ways here");
 out:
     return rc;
 }

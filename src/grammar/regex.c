@@ -29,7 +29,8 @@ static bool next_is(const struct regex *r, const char *s)
     return r->n - r->at >= n && memcmp(r->text + r->at, s, n) == 0;
 }
 
-/* ---- characters ----------------------------------------------------------------------------------------------------- */
+/* ---- characters -----------------------------------------------------------------------------------------------------
+ */
 
 static uint32_t take_char(struct regex *r)
 {
@@ -48,7 +49,10 @@ static uint32_t take_hex(struct regex *r, int least, int most)
     int n = 0;
     for (; n < most; n++) {
         int c = peek(r);
-        int d = c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
+        int d = c >= '0' && c <= '9'   ? c - '0'
+                : c >= 'a' && c <= 'f' ? c - 'a' + 10
+                : c >= 'A' && c <= 'F' ? c - 'A' + 10
+                                       : -1;
         if (d < 0)
             break;
         v = v * 16 + (uint32_t)d;
@@ -63,12 +67,12 @@ static uint32_t take_hex(struct regex *r, int least, int most)
 static bool add_class(struct regex *r, int letter, struct tern_gr_chars *c)
 {
     static const uint32_t digit[][2] = {{'0', '9'}}, word[][2] = {{'0', '9'}, {'A', 'Z'}, {'_', '_'}, {'a', 'z'}},
-                          space[][2] = {{9, 13}, {' ', ' '}, {0xA0, 0xA0}, {0x1680, 0x1680}, {0x2000, 0x200A},
-                                        {0x2028, 0x2029}, {0x202F, 0x202F}, {0x205F, 0x205F}, {0x3000, 0x3000},
-                                        {0xFEFF, 0xFEFF}};
+                          space[][2] = {{9, 13},          {' ', ' '},       {0xA0, 0xA0},     {0x1680, 0x1680},
+                                        {0x2000, 0x200A}, {0x2028, 0x2029}, {0x202F, 0x202F}, {0x205F, 0x205F},
+                                        {0x3000, 0x3000}, {0xFEFF, 0xFEFF}};
     int lower = letter | 0x20;
     const uint32_t(*v)[2] = lower == 'd' ? digit : lower == 'w' ? word : space;
-    size_t n = lower == 'd' ? 1 : lower == 'w' ? 4 : letter == 's' ? 2 : 10; /* models are not to write rare spaces */
+    size_t n = lower == 'd' ? 1 : lower == 'w' ? 4 : 10;
     struct tern_gr_chars set = {0};
     if (lower != 'd' && lower != 'w' && lower != 's')
         return false;
@@ -180,7 +184,8 @@ static struct tern_gr_frag emit(struct regex *r, struct tern_gr_chars *c)
     return f;
 }
 
-/* ---- structure ------------------------------------------------------------------------------------------------------ */
+/* ---- structure ------------------------------------------------------------------------------------------------------
+ */
 
 static struct tern_gr_frag take_choice(struct regex *r);
 
@@ -269,7 +274,8 @@ static void take_counts(struct regex *r, uint32_t *min, uint32_t *max)
         *max = upper ? *max : TERN_GR_NO_END;
     }
     if (!lower || peek(r) != '}')
-        (void)refuse(r, TERN_EINVAL, "a brace that begins no count, which takes a backslash, or a count without an end");
+        (void)refuse(r, TERN_EINVAL,
+                     "a brace that begins no count, which takes a backslash, or a count without an end");
     else if (*max < *min)
         (void)refuse(r, TERN_EINVAL, "a count is upside down");
     r->at++;

@@ -22,15 +22,33 @@ struct tern_gr_frag tern_schema_refuse(struct schema *s, int code, const char *f
     return (struct tern_gr_frag){0};
 }
 
-/* ---- keywords ------------------------------------------------------------------------------------------------------- */
+/* ---- keywords -------------------------------------------------------------------------------------------------------
+ */
 
-static const char *const notes[] = {"title",     "description", "default",  "examples", "$schema",     "$id",
-                                    "$comment",  "deprecated",  "readOnly", "writeOnly", "$defs",      "definitions"};
-static const char *const known[] = {
-    "type",      "properties", "required",  "additionalProperties", "items",            "prefixItems",      "minItems",
-    "maxItems",  "enum",       "const",     "anyOf",                "oneOf",            "allOf",            "$ref",
-    "pattern",   "minLength",  "maxLength", "format",               "minimum",          "maximum",          "exclusiveMinimum",
-    "exclusiveMaximum"};
+static const char *const notes[] = {"title",    "description", "default",  "examples",  "$schema", "$id",
+                                    "$comment", "deprecated",  "readOnly", "writeOnly", "$defs",   "definitions"};
+static const char *const known[] = {"type",
+                                    "properties",
+                                    "required",
+                                    "additionalProperties",
+                                    "items",
+                                    "prefixItems",
+                                    "minItems",
+                                    "maxItems",
+                                    "enum",
+                                    "const",
+                                    "anyOf",
+                                    "oneOf",
+                                    "allOf",
+                                    "$ref",
+                                    "pattern",
+                                    "minLength",
+                                    "maxLength",
+                                    "format",
+                                    "minimum",
+                                    "maximum",
+                                    "exclusiveMinimum",
+                                    "exclusiveMaximum"};
 
 static bool among(const char *const *list, size_t n, const char *word)
 {
@@ -92,7 +110,8 @@ struct tern_gr_frag tern_schema_below(struct schema *s, json_t *v, const char *n
     return f;
 }
 
-/* ---- references ----------------------------------------------------------------------------------------------------- */
+/* ---- references -----------------------------------------------------------------------------------------------------
+ */
 
 /* One step of a JSON pointer: text[0..n) with ~0, ~1 and %XX undone. */
 static json_t *member(const json_t *v, const char *text, size_t n)
@@ -123,8 +142,8 @@ json_t *tern_schema_find(struct schema *s, const char *ref)
 {
     json_t *v = s->root;
     if (*ref != '#' || (ref[1] && ref[1] != '/')) {
-        (void)tern_schema_refuse(s, TERN_EUNSUPPORTED, "$ref to \"%.80s\" leads out of the schema: only #/.. is supported",
-                                 ref);
+        (void)tern_schema_refuse(s, TERN_EUNSUPPORTED,
+                                 "$ref to \"%.80s\" leads out of the schema: only #/.. is supported", ref);
         return NULL;
     }
     for (const char *p = ref + 1; v && *p == '/';) {
@@ -143,8 +162,8 @@ static void check_loop(struct schema *s, const char *ref)
     const char *at = ref;
     for (int i = 0; at && !tern_gr_failed(s->g); i++) {
         if (i == MAX_REFS)
-            (void)tern_schema_refuse(s, TERN_EINVAL, "$ref to \"%.80s\" leads from reference to reference without an end",
-                                     ref);
+            (void)tern_schema_refuse(s, TERN_EINVAL,
+                                     "$ref to \"%.80s\" leads from reference to reference without an end", ref);
         at = json_string_value(json_object_get(tern_schema_find(s, at), "$ref"));
     }
 }
@@ -163,7 +182,8 @@ static struct tern_gr_frag reference(struct schema *s, const char *ref)
     return tern_gr_call(s->g, rule);
 }
 
-/* ---- lists of values ------------------------------------------------------------------------------------------------ */
+/* ---- lists of values ------------------------------------------------------------------------------------------------
+ */
 
 static bool is_of(const json_t *v, const char *type)
 {
@@ -171,9 +191,9 @@ static bool is_of(const json_t *v, const char *type)
         return json_is_number(v);
     if (strcmp(type, "integer") == 0)
         return json_is_integer(v) || (json_is_real(v) && json_real_value(v) == (double)(int64_t)json_real_value(v));
-    static const char *const names[] = {[JSON_OBJECT] = "object", [JSON_ARRAY] = "array",  [JSON_STRING] = "string",
-                                        [JSON_INTEGER] = "",      [JSON_REAL] = "",        [JSON_TRUE] = "boolean",
-                                        [JSON_FALSE] = "boolean", [JSON_NULL] = "null"};
+    static const char *const names[] = {
+        [JSON_OBJECT] = "object", [JSON_ARRAY] = "array",  [JSON_STRING] = "string", [JSON_INTEGER] = "",
+        [JSON_REAL] = "",         [JSON_TRUE] = "boolean", [JSON_FALSE] = "boolean", [JSON_NULL] = "null"};
     return strcmp(names[json_typeof(v)], type) == 0;
 }
 
@@ -202,7 +222,8 @@ static struct tern_gr_frag values(struct schema *s, const json_t *v)
     size_t n = 0, cap = 0, i;
     size_t *ends = NULL;
     if (n_rules(v) > (types != NULL) + (one != NULL) + (size_t)(list != NULL))
-        return tern_schema_refuse(s, TERN_EUNSUPPORTED, "enum and const beside keywords other than type are not supported");
+        return tern_schema_refuse(s, TERN_EUNSUPPORTED,
+                                  "enum and const beside keywords other than type are not supported");
     if (list && !json_is_array(list))
         return tern_schema_refuse(s, TERN_EINVAL, "enum must be a list");
     if (one && !list) {
@@ -237,7 +258,8 @@ static struct tern_gr_frag values(struct schema *s, const json_t *v)
     return f;
 }
 
-/* ---- alternatives --------------------------------------------------------------------------------------------------- */
+/* ---- alternatives ---------------------------------------------------------------------------------------------------
+ */
 
 /* What a schema is after references that stand alone. */
 static const json_t *behind_refs(struct schema *s, const json_t *v)
@@ -316,7 +338,8 @@ static bool requires(const json_t *v, const char *name)
     return false;
 }
 
-/* Is there surely no value that both accept?  By type, by values, or by a member that both require, whose values differ. */
+/* Is there surely no value that both accept?  By type, by values, or by a member that both require, whose values
+ * differ. */
 static bool disjoint(struct schema *s, const json_t *a, const json_t *b)
 {
     const char *key;
@@ -350,10 +373,11 @@ static struct tern_gr_frag alternatives(struct schema *s, json_t *v, const char 
     for (i = 0; keyword[0] == 'o' && i < n; i++)
         for (k = 0; k < i && !tern_gr_failed(s->g); k++)
             if (!disjoint(s, json_array_get(list, i), json_array_get(list, k)))
-                return tern_schema_refuse(s, TERN_EUNSUPPORTED,
-                                          "oneOf is supported where no value fits two of its schemas, which is not sure of"
-                                          " number %zu and number %zu; anyOf need not be so",
-                                          k, i);
+                return tern_schema_refuse(
+                    s, TERN_EUNSUPPORTED,
+                    "oneOf is supported where no value fits two of its schemas, which is not sure of"
+                    " number %zu and number %zu; anyOf need not be so",
+                    k, i);
     bool alone = n_rules(rest) == 0;
     json_array_foreach(list, i, x)
     {
@@ -382,7 +406,8 @@ static struct tern_gr_frag all_of(struct schema *s, json_t *v)
     return all ? tern_schema_value(s, all) : (struct tern_gr_frag){0};
 }
 
-/* ---- types ---------------------------------------------------------------------------------------------------------- */
+/* ---- types ----------------------------------------------------------------------------------------------------------
+ */
 
 static struct tern_gr_frag of_type(struct schema *s, const json_t *v, const char *type)
 {
@@ -406,10 +431,11 @@ static struct tern_gr_frag of_type(struct schema *s, const json_t *v, const char
 static const char *meant_type(const json_t *v)
 {
     static const char *const of[][2] = {
-        {"properties", "object"},   {"required", "object"},   {"additionalProperties", "object"}, {"items", "array"},
-        {"prefixItems", "array"},   {"minItems", "array"},    {"maxItems", "array"},              {"pattern", "string"},
-        {"minLength", "string"},    {"maxLength", "string"},  {"format", "string"},               {"minimum", "number"},
-        {"maximum", "number"},      {"exclusiveMinimum", "number"}, {"exclusiveMaximum", "number"}};
+        {"properties", "object"}, {"required", "object"},         {"additionalProperties", "object"},
+        {"items", "array"},       {"prefixItems", "array"},       {"minItems", "array"},
+        {"maxItems", "array"},    {"pattern", "string"},          {"minLength", "string"},
+        {"maxLength", "string"},  {"format", "string"},           {"minimum", "number"},
+        {"maximum", "number"},    {"exclusiveMinimum", "number"}, {"exclusiveMaximum", "number"}};
     for (size_t i = 0; i < sizeof of / sizeof *of; i++)
         if (json_object_get(v, of[i][0]))
             return of[i][1];

@@ -5,7 +5,8 @@
  *   schema_types.c  texts, numbers, lists
  *   schema_object.c objects
  *
- * A keyword that is not in the table of schema.c is refused; so nothing is ignored but what says nothing about values. */
+ * A keyword that is not in the table of schema.c is refused; so nothing is ignored but what says nothing about values.
+ */
 #ifndef TERN_GRAMMAR_SCHEMA_H
 #define TERN_GRAMMAR_SCHEMA_H
 
@@ -16,7 +17,7 @@ struct schema {
     json_t *root;
     json_t *rules;   /* reference -> rule */
     json_t *waiting; /* references whose rules are still to be defined: no recursion through them */
-    json_t *made;  /* schemas that merging made: they live as long as this */
+    json_t *made;    /* schemas that merging made: they live as long as this */
     int depth;
     unsigned steps;
     char path[160]; /* where in the schema, for messages */

@@ -112,8 +112,11 @@ static void join_members(json_t *out, const json_t *a, const json_t *b)
 /* What becomes of a keyword that both have; NULL has failed. */
 static json_t *join_keyword(struct schema *s, const char *key, json_t *a, json_t *b)
 {
-    static const char *const most[] = {"minLength", "minItems", "minimum", "exclusiveMinimum"},
-                            *const least[] = {"maxLength", "maxItems", "maximum", "exclusiveMaximum"};
+    static const char *const most[] = {"minLength", "minItems", "minimum", "exclusiveMinimum"}, *const least[] = {
+                                                                                                    "maxLength",
+                                                                                                    "maxItems",
+                                                                                                    "maximum",
+                                                                                                    "exclusiveMaximum"};
     if (json_equal(a, b))
         return json_incref(a);
     if (strcmp(key, "type") == 0)

@@ -7,7 +7,8 @@
 
 #define MAX_NAME 256 /* bytes, where names of further members must differ from it */
 
-/* ---- names that are not among some ---------------------------------------------------------------------------------- */
+/* ---- names that are not among some ----------------------------------------------------------------------------------
+ */
 
 struct names {
     tern_grammar *g;
@@ -45,7 +46,8 @@ static struct tern_gr_frag other_than(const struct names *n, size_t from, size_t
         size_t end = from + 1;
         while (end < to && n->v[end].n >= at + (size_t)k && memcmp(n->v[end].p + at, n->v[from].p + at, (size_t)k) == 0)
             end++;
-        if (cp >= 0x20 && cp != '"' && cp != '\\') { /* others stand in a text with an escape only, which no other name has */
+        if (cp >= 0x20 && cp != '"' &&
+            cp != '\\') { /* others stand in a text with an escape only, which no other name has */
             struct tern_gr_chars c = {0};
             tern_gr_chars_add(g, &c, cp, cp);
             tern_gr_chars_add(g, &taken, cp, cp);
@@ -64,7 +66,8 @@ static int compare(const void *a, const void *b)
     return c ? c : (x->n > y->n) - (x->n < y->n);
 }
 
-/* ---- members -------------------------------------------------------------------------------------------------------- */
+/* ---- members --------------------------------------------------------------------------------------------------------
+ */
 
 struct member {
     const char *name;
@@ -160,15 +163,16 @@ static void make_other(struct object *o, json_t *rest)
         n.v[i] = (struct tern_gr_word){o->v[i].name, strlen(o->v[i].name)};
         if (n.v[i].n > MAX_NAME)
             (void)tern_schema_refuse(o->s, TERN_ELIMIT,
-                                     "a name of more than %d bytes beside additionalProperties is not supported", MAX_NAME);
+                                     "a name of more than %d bytes beside additionalProperties is not supported",
+                                     MAX_NAME);
     }
     if (g->rc == 0 && o->n)
         qsort(n.v, o->n, sizeof *n.v, compare);
     add_reserved(g, &c);
     tern_gr_chars_not(g, &c);
     n.any = tern_gr_rule(g, one(g, &c));
-    struct tern_gr_frag name = o->n && g->rc == 0 ? other_than(&n, 0, o->n, 0)
-                                                  : tern_gr_repeat(g, n.any, 0, TERN_GR_NO_END);
+    struct tern_gr_frag name =
+        o->n && g->rc == 0 ? other_than(&n, 0, o->n, 0) : tern_gr_repeat(g, n.any, 0, TERN_GR_NO_END);
     name = tern_gr_then(g, tern_gr_text(g, "\""), tern_gr_then(g, name, tern_gr_text(g, "\"")));
     struct tern_gr_frag value = rest ? tern_schema_below(o->s, rest, "additionalProperties") : tern_gr_json_value(g);
     o->other = tern_gr_rule(g, pair(g, name, value));
@@ -220,7 +224,8 @@ struct tern_gr_frag tern_schema_object(struct schema *s, const json_t *v)
     /* Without a word on further members any may come; a model that is not asked for them is not to invent some. */
     if (rest && !json_is_false(rest))
         make_other(&o, rest);
-    struct tern_gr_frag all = tern_gr_then(g, tern_gr_json_blank(g), tern_gr_then(g, members(&o), tern_gr_json_blank(g)));
+    struct tern_gr_frag all =
+        tern_gr_then(g, tern_gr_json_blank(g), tern_gr_then(g, members(&o), tern_gr_json_blank(g)));
     tern_free(o.v);
     json_decref(required);
     return tern_gr_then(g, tern_gr_text(g, "{"), tern_gr_then(g, all, tern_gr_text(g, "}")));

@@ -3,9 +3,10 @@
 #include <string.h>
 #include "grammar/schema.h"
 
-/* ---- texts ---------------------------------------------------------------------------------------------------------- */
+/* ---- texts ----------------------------------------------------------------------------------------------------------
+ */
 
-#define DATE                                                                                                        \
+#define DATE \
     "(\\d{4}-((0[13578]|1[02])-(0[1-9]|[12]\\d|3[01])|(0[469]|11)-(0[1-9]|[12]\\d|30)|02-(0[1-9]|1\\d|2[0-8])))"
 #define TIME  "(([01]\\d|2[0-3]):[0-5]\\d:[0-5]\\d(\\.\\d{1,9})?(Z|[+-]([01]\\d|2[0-3]):[0-5]\\d))"
 #define BYTE  "(25[0-5]|2[0-4]\\d|1\\d\\d|[1-9]?\\d)"
@@ -61,14 +62,15 @@ struct tern_gr_frag tern_schema_string(struct schema *s, const json_t *v)
     return quoted(s->g, f);
 }
 
-/* ---- numbers -------------------------------------------------------------------------------------------------------- */
+/* ---- numbers --------------------------------------------------------------------------------------------------------
+ */
 
 #define MOST ((int64_t)999999999999999999)
 
 struct bounds {
-    int64_t lo, hi;   /* whole; of integers both are included */
+    int64_t lo, hi;            /* whole; of integers both are included */
     bool beyond_lo, beyond_hi; /* of other numbers: the bound itself is not */
-    bool none;        /* nothing lies between them */
+    bool none;                 /* nothing lies between them */
 };
 
 /* A bound as a whole number, rounded up or down; *whole: it was one. */
@@ -85,7 +87,8 @@ static int64_t round_bound(const json_t *x, bool up, bool *whole)
 static void read_bound(struct schema *s, const json_t *v, const char *keyword, bool integer, struct bounds *b)
 {
     const json_t *x = json_object_get(v, keyword);
-    bool excluded = keyword[0] == 'e', low = strcmp(keyword, "minimum") == 0 || strcmp(keyword, "exclusiveMinimum") == 0;
+    bool excluded = keyword[0] == 'e',
+         low = strcmp(keyword, "minimum") == 0 || strcmp(keyword, "exclusiveMinimum") == 0;
     bool whole;
     if (!x)
         return;
@@ -145,6 +148,10 @@ struct tern_gr_frag tern_schema_number(struct schema *s, const json_t *v, bool i
     }
     if (tern_gr_failed(s->g) || b.none)
         return all;
+    if (b.lo > MOST && b.hi == MOST)
+        b.hi = INT64_MAX;
+    if (b.hi < -MOST && b.lo == -MOST)
+        b.lo = INT64_MIN;
     if (!bounded)
         return integer ? tern_gr_integers(s->g, -MOST, MOST) : tern_gr_json_number(s->g);
     if (integer)
@@ -160,7 +167,8 @@ struct tern_gr_frag tern_schema_number(struct schema *s, const json_t *v, bool i
     return all;
 }
 
-/* ---- lists ---------------------------------------------------------------------------------------------------------- */
+/* ---- lists ----------------------------------------------------------------------------------------------------------
+ */
 
 /* `, item` */
 static struct tern_gr_frag next_item(tern_grammar *g, uint32_t item)

@@ -4,7 +4,7 @@
 #include "base/mem.h"
 #include "grammar/follow.h"
 
-struct leaf { /* a node of the tree, in the order of a walk */
+struct leaf {      /* a node of the tree, in the order of a walk */
     uint32_t skip; /* the node behind its subtree */
     int32_t token; /* the first that ends here, -1: none */
     uint16_t depth;
@@ -28,7 +28,8 @@ enum { TEXT = 1, CONTROL = 2, ENDS = 4, DROPS = 8 };
 
 #define MAX_TOKEN 60000 /* bytes; longer ones are never allowed */
 
-/* ---- making --------------------------------------------------------------------------------------------------------- */
+/* ---- making ---------------------------------------------------------------------------------------------------------
+ */
 
 static int take_token(struct tern_gr_vocab *v, int32_t id, const struct tern_gr_token *t, size_t *cap, tern_error *err)
 {
@@ -141,7 +142,8 @@ void tern_gr_vocab_free(struct tern_gr_vocab *v)
     tern_free(v);
 }
 
-/* ---- use ------------------------------------------------------------------------------------------------------------ */
+/* ---- use ------------------------------------------------------------------------------------------------------------
+ */
 
 uint32_t tern_gr_vocab_longest(const struct tern_gr_vocab *v)
 {
@@ -197,7 +199,7 @@ static int walk(const struct walk *w, size_t from, size_t to, tern_error *err)
         const struct leaf *l = &w->v->tree[i];
         uint32_t s;
         TERN_TRY(tern_gr_next(w->f, w->states[l->depth], class_of[l->byte], &s, err));
-        if (s == TERN_GR_DEAD) {
+        if (s <= TERN_GR_LOST) {
             i = l->skip;
             continue;
         }
@@ -241,7 +243,7 @@ int tern_gr_vocab_mask(const struct tern_gr_vocab *v, struct tern_gr_follow *f, 
             uint32_t to = TERN_GR_DEAD;
             if (spells(v, id, f->g->marks[m]))
                 TERN_TRY(tern_gr_next(f, s, (uint32_t)f->g->n_classes + m, &to, err));
-            allowed = to != TERN_GR_DEAD;
+            allowed = to > TERN_GR_LOST;
         }
         if (allowed)
             set_bit(mask, id);

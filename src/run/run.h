@@ -9,6 +9,7 @@
 #include "base/buf.h"
 #include "base/pool.h"
 #include "file/file.h"
+#include "grammar/grammar.h"
 #include "kv/kv.h"
 #include "model/model.h"
 #include "tern/tern.h"
@@ -26,6 +27,7 @@ struct tern_model {
     tern_sampler_params recommended; /* what `said` names of it */
     unsigned said;                   /* TERN_SAID_* */
     char left_out[512];              /* recommended settings that are not used, or "" */
+    _Atomic(struct tern_gr_vocab *) vocab; /* for constraints; NULL until the first */
     struct tern_buf packed;          /* path of the file of packed weights; empty: none is used */
 };
 
