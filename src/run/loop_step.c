@@ -347,6 +347,7 @@ void tern_loop_admit(tern_loop *l, struct tern_request_run *q)
     const float *logits;
     bool first = q->started <= 0;
     q->started = first ? tern_now() : q->started;
+    q->stalled = false; /* what is picked now must not wait for the next look at its receiver */
     int found = start(l, q, c, &logits);
     if (found < 0)
         return;
