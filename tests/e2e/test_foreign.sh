@@ -17,7 +17,7 @@ done <<'LIST'
 -n 10 --batch-size 64 --ubatch-size 32
 -n 10 --repeat-last-n 32 --repetition-penalty 1
 -n 10 --ctx-size 512
--n 10 --quantized-kv-start 0 --xtc-probability 0.0 -ngl 0
+-n 10 --quantized-kv-start 0 --xtc-probability 0.0 --xtc-threshold 0.1 -ngl 0
 -n 10 --kv-bits 4
 -n 10 -ctk q4_0 -ctv q4_0
 -n 10 -ctk q4_0 --cache-type-v=q4_1
@@ -48,10 +48,8 @@ refused() {
 }
 refused "2, 3, 4 or 8" --kv-bits 5
 refused "--kv affine4" --kv-group-size 64
-refused "recent=N" --quantized-kv-start 5000
 refused "--context-full drop" --max-kv-size 4096
 refused "first=N" --keep 4
-refused "--min-p" --xtc-probability 0.5
 refused "q8_0" -ctk q5_1
 refused "processor" -ngl 99
 refused "fetch-model" -hf somebody/something

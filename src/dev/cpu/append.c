@@ -190,7 +190,7 @@ static void side_rows(const struct tern_kv_side *side, const struct side_at *at,
         tern_kv_values(side, rows, at->data, (const uint16_t *)(const void *)at->head, page * TERN_PAGE,
                        scratch + TERN_PAGE * dim);
     for (int c = from; c < to; c++, x += stride) {
-        if (c < at->n_sink)
+        if (at->sink && c < at->n_sink)
             take_token(side, x, at->sink, c, at->n_sink);
         else if (at->raw)
             take_token(side, x, at->raw, c, TERN_PAGE);
