@@ -57,7 +57,7 @@ struct tern_session {
     tern_engine *engine;
     tern_seq *seq;
     struct tern_start start; /* of new sequences */
-    tern_chat_turn *turns; /* owned, and their texts too */
+    tern_chat_turn *turns;   /* owned, and their texts too */
     size_t n_turns, cap_turns;
     int *lengths; /* per turn: of the sequence when it was added, where that goes on to spell the turns; else -1 */
     size_t cap_lengths;

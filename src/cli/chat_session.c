@@ -503,8 +503,7 @@ int tern_session_load(struct tern_session *s, const char *path, tern_error *err)
 {
     int rc = 0;
     struct tern_buf turns_path = {0};
-    struct tern_session loaded = {
-        .model = s->model, .engine = s->engine, .start = s->start, .vars = s->vars};
+    struct tern_session loaded = {.model = s->model, .engine = s->engine, .start = s->start, .vars = s->vars};
     json_t *root = NULL;
     char digest[17];
     TERN_TRY(tern_buf_addf(&turns_path, err, "%s.turns.json", path));

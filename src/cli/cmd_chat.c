@@ -377,8 +377,8 @@ static void tell_recoded(const tern_recoded *r, const char *spec)
     tern_note("--kv %s from here on: %d tokens, KV %s, before %s", tern_shown(spec), r->n_tokens,
               tern_size_text((double)r->bytes_after), tern_size_text((double)r->bytes_before));
     if (r->decoded)
-        tern_note("pages were codes before: they were decoded, what those had rounded away stays lost, and codes round "
-                  "once more (/reset, and the conversation begins anew in this plan)");
+        tern_note("pages were codes before: their values are what those codes made of them, and what they had rounded "
+                  "away stays lost (/reset begins a conversation in this plan)");
 }
 
 static int do_kv(struct chat *c, const char *arg, tern_error *err)
@@ -387,8 +387,8 @@ static int do_kv(struct chat *c, const char *arg, tern_error *err)
     tern_recoded r;
     TERN_TRY(tern_kv_check(arg, err));
     TERN_TRY(tern_setup_guard_plan(arg, err));
-    TERN_TRY(tern_engine_add_plan(c->setup.engine, arg, strcmp(c->a->v[TERN_OPT_KV_POLICY].s, "strict") == 0, &plan,
-                                  err));
+    TERN_TRY(
+        tern_engine_add_plan(c->setup.engine, arg, strcmp(c->a->v[TERN_OPT_KV_POLICY].s, "strict") == 0, &plan, err));
     TERN_TRY(tern_seq_recode(c->session.seq, plan, &r, err));
     c->session.start = (struct tern_start){.plan = plan};
     tern_plan_exceptions(tern_engine_plan_at(c->setup.engine, plan), arg);
@@ -407,7 +407,8 @@ static int do_stats(struct chat *c, const char *arg, tern_error *err)
     tern_engine_memory(c->setup.engine, &m);
     const tern_generate_result *g = &c->last;
     tern_note("%d of %d tokens, %zu turns; %s; peak memory %s", tern_seq_length(c->session.seq),
-              tern_engine_ctx(c->setup.engine), c->session.n_turns, tern_kv_use_text(c->setup.engine, tern_seq_plan(c->session.seq)),
+              tern_engine_ctx(c->setup.engine), c->session.n_turns,
+              tern_kv_use_text(c->setup.engine, tern_seq_plan(c->session.seq)),
               tern_size_text((double)tern_peak_memory()));
     if (m.state_bytes)
         tern_note("recurrent states %s, those that are kept for going back among them",
@@ -571,8 +572,7 @@ int tern_cmd_chat(const struct tern_args *a, tern_error *err)
         if (c.params.sampler.temperature > 0)
             tern_note("seed %llu", (unsigned long long)c.params.sampler.seed);
     }
-    TERN_TRY(tern_session_init(&c.session, &c.setup, a->v[TERN_OPT_SYSTEM].s, c.vars.vars,
-                               c.params.sampler.seed, err));
+    TERN_TRY(tern_session_init(&c.session, &c.setup, a->v[TERN_OPT_SYSTEM].s, c.vars.vars, c.params.sampler.seed, err));
     TERN_TRY(tern_input_new(&c.input, err));
     if (by_default && tern_input_interactive(c.input))
         tern_note("the model recommends no sampling: %s; --temp 0 always takes the likeliest token",

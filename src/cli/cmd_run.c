@@ -300,7 +300,7 @@ int tern_cmd_run(const struct tern_args *a, tern_error *err)
             tern_note("seed %llu", (unsigned long long)r.params.sampler.seed);
     }
     TERN_TRY(a->v[TERN_OPT_PROMPT_CACHE].n ? open_kept(&r, err)
-                                          : tern_start_new(&r.seq, r.setup.engine, &r.setup.start, err));
+                                           : tern_start_new(&r.seq, r.setup.engine, &r.setup.start, err));
     TERN_TRY(generate(&r, err));
     TERN_TRY(report(&r, err));
     if (r.interrupted)

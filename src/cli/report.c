@@ -86,8 +86,8 @@ const char *tern_kv_use_text(const tern_engine *e, int plan)
     int n = snprintf(text, sizeof text, "KV %s, %s in 16 bits", tern_size_text((double)m.kv_bytes),
                      tern_size_text((double)m.kv_f16_bytes));
     if (full)
-        (void)snprintf(text + n, sizeof text - (size_t)n, " (%.3gx less at %d tokens)",
-                       (double)full_f16 / (double)full, tern_engine_ctx(e));
+        (void)snprintf(text + n, sizeof text - (size_t)n, " (%.3gx less at %d tokens)", (double)full_f16 / (double)full,
+                       tern_engine_ctx(e));
     return text;
 }
 

@@ -1,4 +1,5 @@
-/* From logits to a token.  Order: bias, penalties, what may not be picked, temperature, top-k, top-p, min-p, XTC, one draw.
+/* From logits to a token.  Order: bias, penalties, what may not be picked, temperature, top-k, top-p, min-p, XTC, one
+ * draw.
  *
  * Everything is a pure function of the logits, the accepted tokens and the seed: candidates are ordered by (logit
  * descending, id ascending) and all sums run in that order, so the same seed gives the same text on any thread count.

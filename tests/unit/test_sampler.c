@@ -161,11 +161,11 @@ static void test_xtc(void **state)
     } cases[] = {
         {.1f, 1, 0, 0, 2, 5},     /* .4 and .3 go, .2 is the least of the three */
         {.25f, 1, 0, 0, 1, 5},    /* .4 goes */
-        {.38f, 1, 0, 0, 0, 5},     /* one alone stays */
+        {.38f, 1, 0, 0, 0, 5},    /* one alone stays */
         {.5f, 1, 0, 0, 0, 5},     /* none has as much */
         {.45f, 1, 0, 2, 0, 1},    /* of two, .57 and .43: one alone stays */
         {.42f, 1, 0, 2, 1, 1},    /* now both have as much */
-        {.04f, .85f, 0, 0, 2, 2},  /* top-p leaves three, all of them top choices */
+        {.04f, .85f, 0, 0, 2, 2}, /* top-p leaves three, all of them top choices */
         {.04f, 1, .2f, 0, 2, 2},  /* min-p, too */
         {.025f, 1, 0, 5, 4, 4},   /* top-k 5, all of them */
     };
@@ -404,8 +404,8 @@ static bool is_gone(const struct entry *e, int i, int last, double max, double t
     return i != last && exp(((double)e[i].logit - max) / t) >= from;
 }
 
-/* The draw u of all tokens' exponentials, in the order of ids, or where there are cut-offs of likelihood; exclude: after
- * XTC.  *margin: how far u is from the border of another token or cut, in parts of all. */
+/* The draw u of all tokens' exponentials, in the order of ids, or where there are cut-offs of likelihood; exclude:
+ * after XTC.  *margin: how far u is from the border of another token or cut, in parts of all. */
 static int define(const tern_sampler_params *p, bool exclude, double u, double *margin)
 {
     static struct entry e[WIDE];

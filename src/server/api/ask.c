@@ -15,7 +15,8 @@ struct tern_ask *tern_ask_new(void)
     g->max_tokens = g->max_completion_tokens = g->min_tokens = g->n = g->best_of = g->top_k = TERN_ASK_UNSET;
     g->top_logprobs = g->penalty_last = TERN_ASK_UNSET;
     g->seed = INT64_MIN;
-    g->temperature = g->top_p = g->min_p = g->xtc_probability = g->xtc_threshold = g->repetition = g->presence = g->frequency = NAN;
+    g->temperature = g->top_p = g->min_p = g->xtc_probability = g->xtc_threshold = g->repetition = g->presence =
+        g->frequency = NAN;
     g->parallel_calls = true;
     return g;
 }
