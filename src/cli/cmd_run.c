@@ -124,7 +124,7 @@ static int keep_common(struct run *r, tern_error *err)
     int rc = same < n ? tern_seq_trim(r->seq, same, err) : 0;
     if (rc == TERN_EUNSUPPORTED) { /* a sliding window has moved on */
         tern_seq_free(r->seq);
-        return tern_seq_new(&r->seq, r->setup.engine, err);
+        return tern_start_new(&r->seq, r->setup.engine, &r->setup.start, err);
     }
     r->n_kept = rc < 0 ? 0 : same;
     return rc;
@@ -141,8 +141,9 @@ static int open_kept(struct run *r, tern_error *err)
     if (access(path, F_OK) == 0 && tern_seq_load(&r->seq, r->setup.engine, path, &why) < 0)
         tern_note("%s; the prompt is read as a whole", tern_shown(why.msg));
     if (!r->seq)
-        TERN_TRY(tern_seq_new(&r->seq, r->setup.engine, err));
+        TERN_TRY(tern_start_new(&r->seq, r->setup.engine, &r->setup.start, err));
     TERN_TRY(keep_common(r, err));
+    TERN_TRY(tern_start_loaded(r->seq, r->setup.engine, &r->setup.start, err));
     if (r->n_kept < last) {
         const double start = tern_now();
         rc = tern_prefill(r->setup.engine, r->seq, r->ids.p + r->n_kept, last - r->n_kept, NULL, on_prefill, r, err);
@@ -322,6 +323,8 @@ static int print_json(const struct run *r, tern_error *err)
         kv, json_pack("{sI sI sI sI sI}", "bytes", (json_int_t)memory.kv_bytes, "f16_bytes",
                       (json_int_t)memory.kv_f16_bytes, "full_bytes", (json_int_t)memory.kv_full_bytes, "full_f16_bytes",
                       (json_int_t)memory.kv_full_f16_bytes, "state_bytes", (json_int_t)memory.state_bytes));
+    if (r->setup.start.from)
+        (void)json_object_set_new(kv, "start", json_integer(r->setup.start.from));
     json_t *text = json_stringn(r->text.p ? r->text.p : "", r->text.len);
     return tern_report_print(tern_report_json("run", r->setup.model, tern_engine_threads(r->setup.engine)),
                              json_pack("{so ss so so si so so}", "text", text, "finish_reason", finish_text(r), "usage",
@@ -349,7 +352,7 @@ static int report(struct run *r, tern_error *err)
     TERN_TRY(tern_out_flush(err));
     tern_note("prompt %d tokens, %.1f/s; text %d tokens, %.1f/s; %s; peak memory %s", g->n_prompt,
               rate(g->n_prompt, g->prompt_s), g->n_generated, rate(g->n_generated, g->decode_s),
-              tern_kv_use_text(r->setup.engine), tern_size_text((double)tern_peak_memory()));
+              tern_kv_use_text(r->setup.engine, 0), tern_size_text((double)tern_peak_memory()));
     if (!r->interrupted && r->rule != FREE && g->finish != TERN_FINISH_EOG)
         tern_note("the text was cut before its rule let it end");
     if (!r->interrupted && g->finish == TERN_FINISH_CONTEXT)
@@ -379,7 +382,8 @@ int tern_cmd_run(const struct tern_args *a, tern_error *err)
         if (r.params.sampler.temperature > 0)
             tern_note("seed %llu", (unsigned long long)r.params.sampler.seed);
     }
-    TERN_TRY(a->v[TERN_OPT_PROMPT_CACHE].n ? open_kept(&r, err) : tern_seq_new(&r.seq, r.setup.engine, err));
+    TERN_TRY(a->v[TERN_OPT_PROMPT_CACHE].n ? open_kept(&r, err)
+                                           : tern_start_new(&r.seq, r.setup.engine, &r.setup.start, err));
     TERN_TRY(generate(&r, err));
     TERN_TRY(report(&r, err));
     if (r.interrupted)

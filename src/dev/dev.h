@@ -134,8 +134,9 @@ struct tern_dev_ops {
      * rotation, unscaled) for the rows of all jobs, whose keys and values have been appended. */
     void (*attention)(struct tern_dev *d, const struct tern_attn_shape *shape, struct tern_dev_rows q,
                       struct tern_dev_rows out);
-    /* The step's only job appends what `from`, lent as the step is, holds at the same positions in a layer that is raw
-     * there on both sides.  Rows of pages that a window has dropped are 0.  k, v: room for the rows. */
+    /* The step's only job appends what `from`, lent as the step is, holds at the same positions, as attention after the
+     * last token of `from` reads it: raw tiles and first tokens as they are, the values of codes (tern_kv_values) of
+     * other pages.  Rows of pages that a window has dropped are 0.  k, v: room for the rows. */
     void (*recode)(struct tern_dev *d, int layer, const struct tern_dev_job *from, struct tern_dev_rows k,
                    struct tern_dev_rows v);
     /* gate[row] = act(gate[row]) * up[row]. */

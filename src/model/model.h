@@ -123,8 +123,9 @@ int tern_forward_new(struct tern_forward **out, const struct tern_net *net, cons
 void tern_forward_free(struct tern_forward *f);
 size_t tern_forward_scratch_bytes(const struct tern_forward *f);
 
-/* Appends to one sequence the keys and values that another holds raw at the same positions: what a step would have
- * appended that computed them.  `to` is between tern_kv_begin and tern_kv_commit; the plan of `from` is raw. */
+/* Appends to one sequence the keys and values that another holds at the same positions, as attention reads them there
+ * (recode in dev/dev.h), but for layers whose pages `to` does not want any more.  `to` is between tern_kv_begin and
+ * tern_kv_commit. */
 void tern_forward_copy(struct tern_forward *f, const struct tern_forward_job *to, const struct tern_forward_job *from);
 
 /* Room for the logits and the hidden states of so many rows.  Before anything of a step has begun. */

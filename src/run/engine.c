@@ -9,6 +9,7 @@
 #define MAX_SEQS    4096
 #define MAX_CHUNK   8192
 #define MAX_PLANS   256
+#define MORE_PLANS  16 /* that an open engine has room for */
 
 static int check_params(const tern_engine_params *p, tern_error *err)
 {
@@ -34,8 +35,10 @@ static int open_plans(tern_engine *e, const tern_engine_params *p, tern_error *e
     int rc = 0, n = 1 + p->n_more_kv;
     const struct tern_kv_room room = {e->max_seqs, e->ctx, e->chunk, &e->kv_budget, e->dev};
     e->kv_budget.limit = p->kv_bytes ? p->kv_bytes : SIZE_MAX;
-    TERN_TRY(tern_alloc(&e->plans, (size_t)n + 1, sizeof(struct tern_kv_plan *), err));
-    TERN_TRY(tern_alloc(&e->caches, (size_t)n + 1, sizeof *e->caches, err));
+    e->max_plans = n + MORE_PLANS;
+    e->drafts = p->drafts;
+    TERN_TRY(tern_alloc(&e->plans, (size_t)e->max_plans + 1, sizeof(struct tern_kv_plan *), err));
+    TERN_TRY(tern_alloc(&e->caches, (size_t)e->max_plans + 1, sizeof *e->caches, err));
     for (int i = 0; i < n; i++) {
         const char *spec = i ? p->more_kv[i - 1] : p->kv ? p->kv : p->exact ? "f32" : TERN_KV_DEFAULT;
         TERN_TRY(tern_plan_of_ctx(&e->plans[i], e->model, e->ctx, spec, p->kv_strict, err));
@@ -177,6 +180,12 @@ void tern_engine_memory(const tern_engine *e, tern_memory *out)
     tern_kv_full_bytes(&e->caches[0], &out->kv_full_bytes, &out->kv_full_f16_bytes);
 }
 
+void tern_engine_full(const tern_engine *e, int plan, size_t *bytes, size_t *f16_bytes)
+{
+    TERN_ASSERT(plan >= 0 && plan < e->n_plans);
+    tern_kv_full_bytes(&e->caches[plan], bytes, f16_bytes);
+}
+
 void tern_engine_cancel(tern_engine *e)
 {
     atomic_store_explicit(&e->cancel, 1, memory_order_relaxed);
@@ -215,6 +224,7 @@ int tern_seq_new_plan(tern_seq **out, tern_engine *e, int plan, tern_error *err)
     if (rc < 0)
         return rc;
     (*out)->plan = plan;
+    (*out)->recode_at = 0;
     rc = tern_kv_seq_new(cache_of(*out), &(*out)->kv, err);
     if (rc < 0)
         *out = NULL;
@@ -236,6 +246,8 @@ int tern_seq_fork(tern_seq **out, tern_seq *s, tern_error *err)
     if (rc < 0)
         return rc;
     (*out)->plan = s->plan;
+    (*out)->recode_at = s->recode_at;
+    (*out)->recode_plan = s->recode_plan;
     rc = tern_kv_seq_fork(cache_of(s), &(*out)->kv, s->kv, err);
     if (rc < 0) {
         *out = NULL;
@@ -306,6 +318,7 @@ int tern_seq_load(tern_seq **out, tern_engine *e, const char *path, tern_error *
     }
     memcpy(s->tokens, tokens, (size_t)s->kv->n_tokens * sizeof *tokens);
     memcpy(s->roles, roles, (size_t)s->kv->n_tokens);
+    s->recode_at = 0;
     *out = s;
 out:
     tern_free(tokens);
@@ -494,11 +507,12 @@ int tern_prefill_steps(tern_engine *e, tern_seq *s, const int32_t *tokens, int n
     for (int done = 0; done < n;) {
         if (atomic_exchange_explicit(&e->cancel, 0, memory_order_relaxed))
             TERN_FAIL(err, TERN_ECANCELLED, "cancelled after %d of %d prompt tokens", done, n);
-        int k = n - done < e->chunk ? n - done : e->chunk;
+        int k = tern_seq_recode_room(s, n - done < e->chunk ? n - done : e->chunk);
         tern_step_item it = {.seq = s, .tokens = tokens + done, .n_tokens = k};
         it.logits = logits && done + k == n ? TERN_LOGITS_LAST : TERN_LOGITS_NONE;
         TERN_TRY(tern_step(e, &it, 1, logits, err));
         done += k;
+        TERN_TRY(tern_seq_recode_due(s, err));
         if (progress && progress(user, done, n))
             TERN_FAIL(err, TERN_ECANCELLED, "cancelled after %d of %d prompt tokens", done, n);
     }

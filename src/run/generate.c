@@ -37,6 +37,7 @@ static int decode(tern_engine *e, tern_seq *s, struct tern_gen *g, const float *
                              .logits = g->phase == TERN_GEN_LAST ? TERN_LOGITS_NONE : TERN_LOGITS_LAST};
         TERN_TRY(tern_step(e, &it, 1, &logits, err));
         tern_gen_appended(g);
+        TERN_TRY(tern_seq_recode_due(s, err));
     }
 out:
     tern_free(mask);

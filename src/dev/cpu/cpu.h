@@ -187,10 +187,11 @@ void tern_cpu_append_jobs(struct tern_cpu *d, const struct tern_kv_layer *l, con
 /* After attention: the newest tiles of staged jobs become the sequences' own.  Not before, for they replace tiles that
  * the first rows of the step still read. */
 void tern_cpu_keep(const struct tern_kv_layer *l, const struct tern_append_job *jobs, int n_jobs);
-/* The inverse of append for a layer that is raw on both sides: k, v rows of the job's positions, closed pages and the
- * open tile alike.  Rows of pages that a window has dropped are 0. */
-void tern_cpu_raw_rows(struct tern_cpu *d, const struct tern_kv_layer *l, const struct tern_attn_job *job, float *k,
-                       size_t k_stride, float *v, size_t v_stride);
+/* The inverse of append: k, v rows of the job's positions as attention after the sequence's last token reads them. Raw
+ * tiles and first tokens are what they are, codes what tern_kv_values makes of them; rows of pages that a window has
+ * dropped are 0. */
+void tern_cpu_value_rows(struct tern_cpu *d, const struct tern_kv_layer *l, const struct tern_attn_job *job, float *k,
+                         size_t k_stride, float *v, size_t v_stride);
 
 /* tern_dev_ops.delta on these jobs. */
 void tern_cpu_delta_jobs(struct tern_cpu *d, const struct tern_delta *l, const struct tern_delta_job *jobs, int n_jobs,

@@ -185,8 +185,8 @@ void tern_cpu_recode(struct tern_dev *dev, int layer, const struct tern_dev_job 
     struct tern_append_job unused;
     TERN_ASSERT(t->s.n_jobs == 1 && to->pos0 == from->pos0 && to->n_rows == from->n_rows);
     job_at(t, &at, &unused, from, layer, NULL);
-    tern_cpu_raw_rows(d, &t->s.caches[from->cache].layers[layer], &at, tern_cpu_f32(k), k.stride, tern_cpu_f32(v),
-                      v.stride);
+    tern_cpu_value_rows(d, &t->s.caches[from->cache].layers[layer], &at, tern_cpu_f32(k), k.stride, tern_cpu_f32(v),
+                        v.stride);
     tern_cpu_append(dev, layer, k, v);
     keep(t, layer);
 }

@@ -110,9 +110,11 @@ void tern_forward_copy(struct tern_forward *f, const struct tern_forward_job *to
     TERN_ASSERT(to->n_rows <= f->max_rows && to->pos0 == from->pos0 && to->n_rows == from->n_rows);
     tern_cached_begin(f, &write);
     c->from = job_of(from, c->from_tables);
-    for (int i = 0; i < f->net->desc.n_layers; i++)
-        if (f->caches[from->plan].layout->group_of[i] >= 0)
+    for (int i = 0; i < f->net->desc.n_layers; i++) {
+        const int g = f->caches[to->plan].layout->group_of[i];
+        if (g >= 0 && to->seq->table[g].first <= to->pos0 / TERN_PAGE)
             f->dev->ops->recode(f->dev, i, &c->from, f->k, f->v);
+    }
     f->dev->ops->end(f->dev);
     f->dev->ops->sync(f->dev);
 }

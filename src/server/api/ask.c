@@ -15,7 +15,8 @@ struct tern_ask *tern_ask_new(void)
     g->max_tokens = g->max_completion_tokens = g->min_tokens = g->n = g->best_of = g->top_k = TERN_ASK_UNSET;
     g->top_logprobs = g->penalty_last = TERN_ASK_UNSET;
     g->seed = INT64_MIN;
-    g->temperature = g->top_p = g->min_p = g->repetition = g->presence = g->frequency = NAN;
+    g->temperature = g->top_p = g->min_p = g->xtc_probability = g->xtc_threshold = g->repetition = g->presence =
+        g->frequency = NAN;
     g->parallel_calls = true;
     return g;
 }
@@ -186,6 +187,10 @@ static int read_sampler(struct tern_job *j, struct tern_fault *f)
         s->top_p = (float)g->top_p;
     if (!isnan(g->min_p))
         s->min_p = (float)g->min_p;
+    if (!isnan(g->xtc_probability))
+        s->xtc_probability = (float)g->xtc_probability;
+    if (!isnan(g->xtc_threshold))
+        s->xtc_threshold = (float)g->xtc_threshold;
     if (g->top_k != TERN_ASK_UNSET || json_object_get(j->root, "top_k"))
         s->top_k = g->top_k > 0 ? (int)g->top_k : 0; /* -1 says "all" in vLLM's API, 0 here */
     if (!isnan(g->repetition))

@@ -43,6 +43,8 @@ static const struct tern_field option_fields[] = {
     {"top_k", TERN_FIELD_INT, AT(top_k), -1, INT32_MAX, NULL},
     {"top_p", TERN_FIELD_NUM, AT(top_p), 0, 1, NULL},
     {"min_p", TERN_FIELD_NUM, AT(min_p), 0, 1, NULL},
+    {"xtc_probability", TERN_FIELD_NUM, AT(xtc_probability), 0, 1, NULL},
+    {"xtc_threshold", TERN_FIELD_NUM, AT(xtc_threshold), 0, 1, NULL},
     {"seed", TERN_FIELD_INT, AT(seed), -9.2e18, 9.2e18, NULL},
     {"stop", TERN_FIELD_ANY, AT(stop), 0, 0, NULL},
     {"num_predict", TERN_FIELD_INT, AT(max_tokens), -2, INT32_MAX, NULL},
