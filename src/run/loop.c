@@ -12,6 +12,7 @@
 #define MOST_WAITING     65536
 #define DEFAULT_LOGPROBS 20
 #define MOST_LOGPROBS    1024
+#define DEFAULT_DIR_BYTES ((size_t)10 << 30)
 #define BEAT_S           0.5 /* an idle thread comes by this often */
 
 /* ---- the thread ---------------------------------------------------------------------------------------------------
@@ -80,6 +81,9 @@ static void count_end(tern_loop *l, int rc, double queue_s, double now)
 static void end_request(tern_loop *l, struct tern_request_run *q)
 {
     double now = tern_now();
+    if (q->fetch)
+        l->prefix.drop(l->prefix.self, q->fetch);
+    q->fetch = NULL;
     for (int i = 0; l->prefix.offer && i < q->r.n_choices; i++)
         if (q->choices[i].seq && tern_seq_length(q->choices[i].seq)) /* what was computed may be of use */
             l->prefix.offer(l->prefix.self, q->choices[i].seq, NULL, true);
@@ -111,12 +115,16 @@ static void *run(void *arg)
 {
     tern_loop *l = arg;
     bool done = false;
+    int n_steppable = 0; /* requests that a step could go on with */
     while (!done) {
         int n_begun = 0;
         (void)pthread_mutex_lock(&l->lock);
         l->beat = tern_now();
-        if (!l->n_waiting && !l->n_running && !l->closing)
+        if (!n_steppable && !l->poked && !l->closing)
             wait_beat(l);
+        l->poked = false;
+        if (l->cache)
+            tern_prefix_get_stats(l->cache, &l->stats.cache);
         int n_ending = collect_ending(l), first = l->n_running;
         while (tern_loop_next(l))
             n_begun++;
@@ -127,8 +135,12 @@ static void *run(void *arg)
             end_request(l, l->ending[i]);
         for (int i = 0; i < n_begun; i++)
             tern_loop_admit(l, l->running[first + i]);
-        if (l->n_running)
+        if (l->prefix.tick)
+            l->prefix.tick(l->prefix.self);
+        n_steppable = tern_loop_begin(l);
+        if (n_steppable)
             tern_loop_step(l);
+        n_steppable += n_ending; /* what they held may let others in */
     }
     return NULL;
 }
@@ -185,6 +197,44 @@ static void free_loop(tern_loop *l)
     tern_free(l);
 }
 
+/* Under the lock: the thread has something to look at. */
+static void poke(tern_loop *l)
+{
+    l->poked = true;
+    (void)pthread_cond_signal(&l->wake);
+}
+
+static void wake(void *loop)
+{
+    tern_loop *l = loop;
+    (void)pthread_mutex_lock(&l->lock);
+    poke(l);
+    (void)pthread_mutex_unlock(&l->lock);
+}
+
+static int open_cache(tern_loop *l, tern_error *err)
+{
+    const struct tern_prefix_params p = {.bytes = l->p.cache_bytes,
+                                         .dir = l->p.cache_dir,
+                                         .dir_bytes = l->p.cache_dir_bytes ? l->p.cache_dir_bytes : DEFAULT_DIR_BYTES,
+                                         .dir_free = l->p.cache_dir_free,
+                                         .shared = l->p.cache_shared,
+                                         .say = l->p.on_notice,
+                                         .say_user = l->p.notice_user,
+                                         .wake = wake,
+                                         .wake_user = l};
+    if (!p.bytes && (p.dir || p.shared))
+        return tern_err_set(err, TERN_EINVAL, "a cache in a directory or a store needs one in memory");
+    if (!p.bytes)
+        return 0;
+    int rc = tern_prefix_new(&l->cache, l->e, &p, err);
+    if (rc < 0)
+        return rc;
+    l->prefix = tern_prefix_hooks(l->cache);
+    tern_prefix_get_stats(l->cache, &l->stats.cache);
+    return 0;
+}
+
 /* Signals are for the threads of the program. */
 static int start_thread(tern_loop *l, tern_error *err)
 {
@@ -223,11 +273,7 @@ int tern_loop_open(tern_loop **out, tern_engine *e, const tern_loop_params *p, t
     TERN_TRY(tern_alloc(&l->items, seqs, sizeof *l->items, err));
     TERN_TRY(tern_alloc(&l->of, seqs, sizeof(void *), err));
     TERN_TRY(tern_alloc(&l->picks, seqs, sizeof(void *), err));
-    if (p->cache_bytes) {
-        TERN_TRY(tern_prefix_new(&l->cache, e, p->cache_bytes, err));
-        l->prefix = tern_prefix_hooks(l->cache);
-        tern_prefix_get_stats(l->cache, &l->stats.cache);
-    }
+    TERN_TRY(open_cache(l, err));
     tern_engine_memory(e, &l->memory);
     l->stats.memory = l->memory;
     TERN_TRY(start_thread(l, err));
@@ -301,7 +347,7 @@ int tern_loop_submit(tern_loop *l, const tern_request *r, tern_events *events, v
         *id = q->id;
         l->n_alive++;
         l->stats.submitted++;
-        (void)pthread_cond_signal(&l->wake);
+        poke(l);
     } else {
         l->stats.refused++;
     }
@@ -326,7 +372,7 @@ void tern_loop_cancel(tern_loop *l, uint64_t id)
     q = q ? q : find(l->running, l->n_running, id);
     if (q)
         q->cancelled = true;
-    (void)pthread_cond_signal(&l->wake);
+    poke(l);
     (void)pthread_mutex_unlock(&l->lock);
 }
 

@@ -86,6 +86,7 @@ struct tern_request_run {
     size_t reserve;                             /* bytes that its pages may come to need */
     double submitted, started, prompted, first; /* when; 0: not yet */
     int n_cached;
+    void *fetch;   /* what it waits for (run/prefix.h); NULL: nothing */
     float *vector; /* [n_embd] of the embedding, and what it is summed in */
     double *sum;
     uint64_t step;  /* the last one that its prompt was in */
@@ -144,6 +145,7 @@ struct tern_loop {
     pthread_cond_t quiet; /* drains: a request has ended */
     /* Under the lock: */
     bool closing, draining;
+    bool poked; /* something has come that the thread has not looked at */
     struct tern_request_run **waiting; /* [max_waiting], by age */
     int n_waiting, n_running;
     struct tern_fair *fairs;
@@ -175,8 +177,10 @@ void tern_loop_dequeue(tern_loop *l, int at);          /* waiting[at] leaves the
 void tern_loop_release(tern_loop *l, struct tern_request_run *q); /* what it held when it ran */
 int tern_loop_place(const tern_loop *l, const struct tern_request_run *q);
 
-/* loop_step.c: begins a request that was let in; one step of all that run. */
+/* loop_step.c: begins a request that was let in, or lets it wait for what a cache brings; begins those for which that
+ * has come; one step of all that run.  begin returns how many have begun and are not over. */
 void tern_loop_admit(tern_loop *l, struct tern_request_run *q);
+int tern_loop_begin(tern_loop *l);
 void tern_loop_step(tern_loop *l);
 void tern_times_add(tern_times *t, double seconds);
 

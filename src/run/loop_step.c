@@ -32,7 +32,7 @@ struct batch {
 
 static bool runs(const struct tern_request_run *q)
 {
-    return q->rc == 0 && !tern_request_over(q);
+    return q->rc == 0 && !q->fetch && !tern_request_over(q);
 }
 
 static void add_item(tern_loop *l, struct batch *b, struct tern_choice *c, const int32_t *tokens, int n, bool decode,
@@ -209,6 +209,8 @@ static void take_prompt(tern_loop *l, struct tern_choice *c, const tern_step_ite
         tell_scores(l, q, from, it->n_tokens, logits);
     if (c->gen.done == c->gen.n_prompt)
         part(l, q, n_rows ? logits + (size_t)(n_rows - 1) * n_vocab : NULL);
+    else if (l->prefix.passed)
+        l->prefix.passed(l->prefix.self, c->seq, from);
 }
 
 /* ---- tokens -------------------------------------------------------------------------------------------------------
@@ -299,12 +301,17 @@ static void take_tokens(tern_loop *l)
         }
 }
 
-void tern_loop_admit(tern_loop *l, struct tern_request_run *q)
+/* Does this request ask the cache?  What wants figures of every row of its prompt computes it. */
+static bool asks_cache(const struct tern_request_run *q)
+{
+    return q->r.prompt_logprobs < 0 && q->r.embed == TERN_EMBED_NONE;
+}
+
+static void begin(tern_loop *l, struct tern_request_run *q)
 {
     tern_error err = {0};
     struct tern_choice *c = &q->choices[0];
     const float *logits = NULL;
-    q->started = tern_now();
     int rc = tern_seq_new_plan(&c->seq, l->e, q->r.plan, &err);
     while (rc == TERN_ECAPACITY && l->prefix.shrink && l->prefix.shrink(l->prefix.self))
         rc = tern_seq_new_plan(&c->seq, l->e, q->r.plan, &err);
@@ -312,7 +319,7 @@ void tern_loop_admit(tern_loop *l, struct tern_request_run *q)
         tern_request_fail(q, err.code, err.msg);
         return;
     }
-    if (l->prefix.lookup && q->r.prompt_logprobs < 0 && q->r.embed == TERN_EMBED_NONE)
+    if (l->prefix.lookup && asks_cache(q))
         q->n_cached = l->prefix.lookup(l->prefix.self, c->seq, q->r.prompt, q->r.n_prompt, &logits);
     tern_request_tell(q, &(tern_event){.kind = TERN_EVENT_START, .n_prompt = q->r.n_prompt, .n_cached = q->n_cached});
     tern_gen_prompted(&c->gen, q->n_cached);
@@ -321,6 +328,29 @@ void tern_loop_admit(tern_loop *l, struct tern_request_run *q)
         part(l, q, logits);
         take_tokens(l);
     }
+}
+
+void tern_loop_admit(tern_loop *l, struct tern_request_run *q)
+{
+    q->started = tern_now();
+    if (l->prefix.fetch && asks_cache(q))
+        q->fetch = l->prefix.fetch(l->prefix.self, q->r.plan, q->r.prompt, q->r.n_prompt);
+    if (!q->fetch)
+        begin(l, q);
+}
+
+int tern_loop_begin(tern_loop *l)
+{
+    int n = 0;
+    for (int i = 0; i < l->n_running; i++) {
+        struct tern_request_run *q = l->running[i];
+        if (q->fetch && q->rc == 0 && l->prefix.fetched(l->prefix.self, q->fetch)) {
+            q->fetch = NULL;
+            begin(l, q);
+        }
+        n += !q->fetch;
+    }
+    return n;
 }
 
 /* ---- the step -----------------------------------------------------------------------------------------------------
