@@ -151,16 +151,16 @@ typedef struct tern_loop_params {
                                 on top of what requests take, and gives way where the engine's limit leaves no room */
     /* Other tiers of that cache: what is in memory goes there, by threads of their own, and what only they have comes
      * back before a request begins.  They change nothing but the time; what fails is a miss. */
-    const char *cache_dir;                          /* a directory, made where there is none; NULL: none */
-    size_t cache_dir_bytes;                         /* of all files there; 0 = 10 GiB */
-    size_t cache_dir_free;                          /* bytes of its disk that stay free */
-    const char *cache_shared;                       /* "redis://[USER:PASSWORD@]HOST[:PORT][/DB]"; NULL: none */
+    const char *cache_dir;                           /* a directory, made where there is none; NULL: none */
+    size_t cache_dir_bytes;                          /* of all files there; 0 = 10 GiB */
+    size_t cache_dir_free;                           /* bytes of its disk that stay free */
+    const char *cache_shared;                        /* "redis://[USER:PASSWORD@]HOST[:PORT][/DB]"; NULL: none */
     void (*on_notice)(void *user, const char *line); /* about them, from any thread, for people; NULL: silence */
     void *notice_user;
-    size_t kv_bytes;         /* requests are admitted while the pages that they may come to need fit; 0 = the
-                                engine's limit */
-    double gap; /* prompts may stretch the time between tokens of running streams by this factor on average, and by
-                   more where more wait for their first token than stream; 0 = 1.9 */
+    size_t kv_bytes; /* requests are admitted while the pages that they may come to need fit; 0 = the
+                        engine's limit */
+    double gap;      /* prompts may stretch the time between tokens of running streams by this factor on average, and by
+                        more where more wait for their first token than stream; 0 = 1.9 */
 } tern_loop_params;
 
 /* Starts the owner thread.  The engine must have no sequences; nobody else steps it or touches its sequences until
@@ -194,10 +194,10 @@ typedef struct tern_times {
 } tern_times;
 TERN_API extern const double tern_times_bounds[TERN_TIMES_BUCKETS - 1];
 
-typedef struct tern_cache_tier { /* where pages outlive memory */
-    bool open;      /* there is this tier */
-    bool off;       /* it is left alone for a while, because it failed */
-    bool read_only; /* nothing can be written there */
+typedef struct tern_cache_tier {                       /* where pages outlive memory */
+    bool open;                                         /* there is this tier */
+    bool off;                                          /* it is left alone for a while, because it failed */
+    bool read_only;                                    /* nothing can be written there */
     size_t entries, bytes, limit;                      /* of a directory: files of all its servers */
     uint64_t read, read_bytes, written, written_bytes; /* pages and ends of prompts, by this loop */
     uint64_t dropped;                                  /* were not written: no room, no time, errors */

@@ -41,8 +41,8 @@ static void add_block(uint32_t h[8], const uint8_t *p)
 
 void tern_sha256_init(struct tern_sha256 *s)
 {
-    *s = (struct tern_sha256){.h = {0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a, 0x510e527f, 0x9b05688c, 0x1f83d9ab,
-                                    0x5be0cd19}};
+    *s = (struct tern_sha256){
+        .h = {0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a, 0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19}};
 }
 
 void tern_sha256_add(struct tern_sha256 *s, const void *data, size_t n)

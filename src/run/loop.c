@@ -8,13 +8,13 @@
 #include "base/mem.h"
 #include "run/prefix.h"
 
-#define DEFAULT_WAITING  256
-#define MOST_WAITING     65536
-#define DEFAULT_LOGPROBS 20
-#define MOST_LOGPROBS    1024
-#define DEFAULT_GAP      1.9 /* under twice */
+#define DEFAULT_WAITING   256
+#define MOST_WAITING      65536
+#define DEFAULT_LOGPROBS  20
+#define MOST_LOGPROBS     1024
+#define DEFAULT_GAP       1.9 /* under twice */
 #define DEFAULT_DIR_BYTES ((size_t)10 << 30)
-#define BEAT_S           0.5 /* an idle thread comes by this often */
+#define BEAT_S            0.5 /* an idle thread comes by this often */
 
 /* ---- the thread ---------------------------------------------------------------------------------------------------
  */

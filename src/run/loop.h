@@ -150,7 +150,7 @@ struct tern_loop {
     pthread_cond_t quiet; /* drains: a request has ended */
     /* Under the lock: */
     bool closing, draining;
-    bool poked; /* something has come that the thread has not looked at */
+    bool poked;                        /* something has come that the thread has not looked at */
     struct tern_request_run **waiting; /* [max_waiting], by age */
     int n_waiting, n_running;
     struct tern_fair *fairs;

@@ -311,8 +311,7 @@ static void passed(void *self, tern_seq *s, int before)
 /* ---- opening and closing ------------------------------------------------------------------------------------------
  */
 
-int tern_prefix_new(struct tern_prefix_cache **out, tern_engine *e, const struct tern_prefix_params *p,
-                    tern_error *err)
+int tern_prefix_new(struct tern_prefix_cache **out, tern_engine *e, const struct tern_prefix_params *p, tern_error *err)
 {
     int rc = 0;
     const size_t plans = (size_t)e->n_plans, pages = (size_t)e->ctx / TERN_PAGE + 1;

@@ -43,10 +43,10 @@ struct tern_prefix {
 struct tern_prefix_cache;
 
 struct tern_prefix_params {
-    size_t bytes;                /* pages, checkpoints, and what knows of them */
-    const char *dir;             /* NULL: no directory */
-    size_t dir_bytes, dir_free;  /* of its files; of the disk that stay free */
-    const char *shared;          /* "redis://HOST:PORT"; NULL: no store */
+    size_t bytes;                              /* pages, checkpoints, and what knows of them */
+    const char *dir;                           /* NULL: no directory */
+    size_t dir_bytes, dir_free;                /* of its files; of the disk that stay free */
+    const char *shared;                        /* "redis://HOST:PORT"; NULL: no store */
     void (*say)(void *user, const char *line); /* from any thread */
     void *say_user;
     void (*wake)(void *user); /* from any thread: tick and fetched have something to do */

@@ -55,7 +55,7 @@ struct tern_prefix_cache {
     uint64_t stamp, n_born;
     tern_cache_stats stats;
     /* Other tiers: */
-    struct tern_tiers *tiers; /* NULL: none */
+    struct tern_tiers *tiers;    /* NULL: none */
     struct tern_origin *origins; /* [n_plans] */
     struct tern_key *keys;       /* [ctx / 64 + 1] */
     struct tern_prefix_entry *unwritten, *last_unwritten;

@@ -5,9 +5,9 @@
 #include "base/mem.h"
 #include "run/prefix_impl.h"
 
-#define TICK_BYTES  ((size_t)8 << 20) /* that go either way between two steps */
-#define CLOSE_S     10.0              /* for what is not written when a program ends */
-#define HEAD        sizeof(struct tern_record)
+#define TICK_BYTES ((size_t)8 << 20) /* that go either way between two steps */
+#define CLOSE_S    10.0              /* for what is not written when a program ends */
+#define HEAD       sizeof(struct tern_record)
 
 /* ---- to other tiers -----------------------------------------------------------------------------------------------
  */
@@ -145,8 +145,8 @@ static bool read_slice(struct tern_prefix_cache *x, int plan, const struct tern_
     if (h->has >> TERN_KV_PARTS)
         return false;
     for (int i = 0; i < TERN_KV_PARTS; i++)
-        if (h->has >> i & 1 && (n >= h->n_parts || h->part_bytes[n++] != tern_kv_part_bytes(c, i) ||
-                                !tern_kv_part_bytes(c, i)))
+        if (h->has >> i & 1 &&
+            (n >= h->n_parts || h->part_bytes[n++] != tern_kv_part_bytes(c, i) || !tern_kv_part_bytes(c, i)))
             return false;
     if (n != h->n_parts)
         return false;

@@ -212,5 +212,6 @@ void tern_page_answer(struct tern_server *s, struct tern_http_call *c);
 /* metrics.c */
 int tern_metrics_text(struct tern_server *s, struct tern_buf *out);
 json_t *tern_kv_json(const struct tern_server *s);
+json_t *tern_cache_json(const struct tern_server *s);
 
 #endif

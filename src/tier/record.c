@@ -122,8 +122,9 @@ int tern_origin_check(const struct tern_origin *have, const struct tern_origin *
     if (have->rope != want->rope)
         return tern_err_set(err, TERN_EMISMATCH, "was computed with another scaling of the rotary embedding");
     if (memcmp(have->arithmetic, want->arithmetic, sizeof have->arithmetic) != 0)
-        return tern_err_set(err, TERN_EMISMATCH, "was computed in the arithmetic \"%.31s\", here prompts are in \"%.31s\"",
-                            have->arithmetic, want->arithmetic);
+        return tern_err_set(err, TERN_EMISMATCH,
+                            "was computed in the arithmetic \"%.31s\", here prompts are in \"%.31s\"", have->arithmetic,
+                            want->arithmetic);
     if (memcmp(have->version, want->version, sizeof have->version) != 0)
         return tern_err_set(err, TERN_EMISMATCH, "was computed by version %.15s, this is %.15s", have->version,
                             want->version);

@@ -13,13 +13,13 @@
 #ifdef TERN_HAVE_HIREDIS
 #include <hiredis/hiredis.h>
 
-#define PREFIX      "tern:"
-#define CONNECT_S   0.3
-#define COMMAND_S   0.7 /* for an answer, all of it */
-#define FAILURES    3   /* in a row open the circuit */
-#define PAUSE_S     5.0 /* for so long, then twice as long, up to: */
-#define MOST_PAUSE  60.0
-#define MOST_NAMES  128
+#define PREFIX     "tern:"
+#define CONNECT_S  0.3
+#define COMMAND_S  0.7 /* for an answer, all of it */
+#define FAILURES   3   /* in a row open the circuit */
+#define PAUSE_S    5.0 /* for so long, then twice as long, up to: */
+#define MOST_PAUSE 60.0
+#define MOST_NAMES 128
 
 struct tern_shared {
     char *host, *user, *password;

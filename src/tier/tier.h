@@ -49,7 +49,7 @@ enum tern_record_kind {
 /* Which record: what its file is called. */
 struct tern_record_name {
     struct tern_key key;
-    uint32_t index; /* pages before it */
+    uint32_t index;         /* pages before it */
     uint8_t kind, n_tokens; /* its own: 64, or those behind the last page */
 };
 
@@ -67,7 +67,7 @@ struct tern_record {
     struct tern_key key, parent;
     struct tern_origin origin;
     uint64_t part_bytes[TERN_RECORD_PARTS], part_hash[TERN_RECORD_PARTS]; /* XXH3-64 */
-    uint64_t hash;                                                       /* of all bytes before it */
+    uint64_t hash;                                                        /* of all bytes before it */
 };
 _Static_assert(sizeof(struct tern_record) == 8 + 8 + 24 + 64 + 200 + 96 + 8, "no padding in the head of a record");
 
@@ -116,10 +116,10 @@ struct tern_tier_stats {
 struct tern_tiers;
 
 struct tern_tiers_params {
-    const char *dir;             /* NULL: no directory */
-    size_t limit, min_free;      /* bytes of all files there; of the disk that stay free */
-    const char *shared;          /* "redis://HOST:PORT"; NULL: no store */
-    size_t record_bytes;         /* of the largest record */
+    const char *dir;                   /* NULL: no directory */
+    size_t limit, min_free;            /* bytes of all files there; of the disk that stay free */
+    const char *shared;                /* "redis://HOST:PORT"; NULL: no store */
+    size_t record_bytes;               /* of the largest record */
     const struct tern_origin *origins; /* [n_origins] copied; records are of one of them */
     int n_origins;
     void (*say)(void *user, const char *line); /* from any thread; NULL: silence */
@@ -155,7 +155,6 @@ struct tern_fetch_want {
     bool states;           /* a sequence starts at ends alone */
     bool deep;             /* ends before the last page that is there may be of use */
 };
-
 
 /* Looks for what comes after path, and reads it.  NULL: nothing is asked now (the reader hangs, no memory).  *w is
  * copied. */

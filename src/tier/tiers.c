@@ -7,7 +7,7 @@
 #include "base/mem.h"
 #include "tier/tier_impl.h"
 
-#define SLOT_BYTES ((size_t)32 << 20) /* of all slots of one direction, where that is LEAST_SLOTS or more */
+#define SLOT_BYTES  ((size_t)32 << 20) /* of all slots of one direction, where that is LEAST_SLOTS or more */
 #define LEAST_SLOTS 4
 
 /* ---- slots --------------------------------------------------------------------------------------------------------
