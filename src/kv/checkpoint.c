@@ -152,7 +152,7 @@ void tern_kv_checkpoint_pack(const struct tern_kv_checkpoint *p, void *to)
     struct packed h = {
         (uint32_t)p->at, p->tile != TERN_NO_BLOCK, p->state != TERN_NO_BLOCK, (uint32_t)p->n_logits, {0}, {0}};
     uint8_t *b = to;
-    for (int g = 0; g < l->n_groups; g++) {
+    for (int g = 0; g < l->n_groups && h.has_tile; g++) { /* else they mean nothing */
         h.raw_from[g] = (uint32_t)p->raw_from[g];
         h.seen_from[g] = (uint32_t)p->seen_from[g];
     }

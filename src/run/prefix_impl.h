@@ -2,13 +2,12 @@
  *
  *   prefix.c        finding and keeping
  *   prefix_room.c   entries, and who goes first
- *   prefix_tier.c   to other tiers and back
- *   origin.c        where records come from */
+ *   prefix_tier.c   to other tiers and back */
 #ifndef TERN_RUN_PREFIX_IMPL_H
 #define TERN_RUN_PREFIX_IMPL_H
 
 #include "run/prefix.h"
-#include "tier/tier.h"
+#include "run/record.h"
 
 /* A page, or the end of a prompt behind one: what an open page and the layers' states hold. */
 struct tern_prefix_entry {
@@ -107,11 +106,5 @@ void *tern_prefix_fetch(void *self, int plan, const int32_t *tokens, int n);
 bool tern_prefix_fetched(void *self, void *fetch);
 void tern_prefix_drop_fetch(void *self, void *fetch);
 void tern_prefix_tick(void *self);
-
-/* ---- origin.c -----------------------------------------------------------------------------------------------------
- */
-
-/* All that decides the bytes of a plan's pages, besides the tokens. */
-void tern_engine_origin(const tern_engine *e, int plan, struct tern_origin *out);
 
 #endif

@@ -7,7 +7,6 @@
 
 #define TICK_BYTES ((size_t)8 << 20) /* that go either way between two steps */
 #define CLOSE_S    10.0              /* for what is not written when a program ends */
-#define HEAD       sizeof(struct tern_record)
 
 /* ---- to other tiers -----------------------------------------------------------------------------------------------
  */
@@ -34,35 +33,21 @@ void tern_prefix_forget_unwritten(struct tern_prefix_cache *x, struct tern_prefi
     x->stats.unwritten--;
 }
 
-/* The parts of a page, in their order, or the one of a checkpoint, behind a head without hashes. */
+/* A record without hashes: those are the writer's work. */
 static size_t pack(const struct tern_prefix_cache *x, const struct tern_prefix_entry *p, void *to)
 {
-    const struct tern_kv_cache *c = &x->e->caches[p->plan];
     struct tern_record *h = to;
-    uint8_t *bytes = (uint8_t *)to + HEAD;
-    *h = (struct tern_record){.kind = !p->point          ? TERN_RECORD_PAGE
-                                      : p->point->logits ? TERN_RECORD_END
-                                                         : TERN_RECORD_STATE,
-                              .index = (uint32_t)p->index,
+    *h = (struct tern_record){.index = (uint32_t)p->index,
                               .n_tokens = (uint32_t)p->n,
                               .cost = (uint32_t)p->cost,
                               .key = p->key,
                               .parent = p->parent->key,
                               .origin = x->origins[p->plan]};
     if (p->point) {
+        tern_record_put_point(h, p->point);
         tern_end_key(&h->parent, p->tokens, p->n, (enum tern_record_kind)h->kind, &h->key);
-        h->n_parts = 1;
-        h->part_bytes[0] = tern_kv_checkpoint_packed_bytes(p->point);
-        tern_kv_checkpoint_pack(p->point, bytes);
-        return tern_record_bytes(h);
-    }
-    for (int i = 0; i < TERN_KV_PARTS; i++) {
-        if (p->slice.part[i] == TERN_NO_BLOCK)
-            continue;
-        h->has |= 1u << i;
-        h->part_bytes[h->n_parts] = tern_kv_part_bytes(c, i);
-        tern_kv_part_read(c, &p->slice, i, bytes);
-        bytes += h->part_bytes[h->n_parts++];
+    } else {
+        tern_record_put_page(h, &x->e->caches[p->plan], &p->slice);
     }
     return tern_record_bytes(h);
 }
@@ -135,30 +120,14 @@ void tern_prefix_drop_fetch(void *self, void *fetch)
     tern_free(g);
 }
 
-/* Blocks for the parts of a record, written; memory for them may have to be made.  false: these are not the parts that
- * the layout has, or there is no room. */
+/* A page's blocks; memory for them may have to be made. */
 static bool read_slice(struct tern_prefix_cache *x, int plan, const struct tern_record *h, struct tern_kv_slice *out)
 {
-    struct tern_kv_cache *c = &x->e->caches[plan];
-    const uint8_t *bytes = (const uint8_t *)h + HEAD;
-    uint32_t n = 0;
-    if (h->has >> TERN_KV_PARTS)
-        return false;
-    for (int i = 0; i < TERN_KV_PARTS; i++)
-        if (h->has >> i & 1 &&
-            (n >= h->n_parts || h->part_bytes[n++] != tern_kv_part_bytes(c, i) || !tern_kv_part_bytes(c, i)))
-            return false;
-    if (n != h->n_parts)
-        return false;
-    while (tern_kv_slice_new(c, h->has, out, NULL) < 0)
-        if (!tern_prefix_evict(x, -1))
-            return false;
-    for (int i = 0; i < TERN_KV_PARTS; i++)
-        if (h->has >> i & 1) {
-            tern_kv_part_write(c, out, i, bytes);
-            bytes += tern_kv_part_bytes(c, i);
-        }
-    return true;
+    int rc;
+    do
+        rc = tern_record_get_page(&x->e->caches[plan], h, out, NULL);
+    while (rc == TERN_ECAPACITY && tern_prefix_evict(x, -1));
+    return rc == 0;
 }
 
 static bool install_page(struct tern_prefix_cache *x, struct fetching *g, const struct tern_record *h)
@@ -183,22 +152,17 @@ static bool install_page(struct tern_prefix_cache *x, struct fetching *g, const 
 static bool install_end(struct tern_prefix_cache *x, struct fetching *g, const struct tern_record *h)
 {
     struct tern_kv_checkpoint *point;
-    struct tern_kv_cache *c = &x->e->caches[g->plan];
     int rc;
+    const size_t n_vocab = (size_t)x->e->model->net->desc.n_vocab;
     const int depth = tern_prefix_walk(x, g->plan, g->tokens, (int)h->index * TERN_PAGE);
-    const int at = (int)(h->index * TERN_PAGE + h->n_tokens);
-    if (depth != (int)h->index || at > g->n || h->n_parts != 1 || !tern_prefix_room_for_point(x, g->plan))
+    if (depth != (int)h->index || h->index * TERN_PAGE + h->n_tokens > (uint32_t)g->n ||
+        !tern_prefix_room_for_point(x, g->plan))
         return false;
     do
-        rc = tern_kv_checkpoint_unpack(c, (const uint8_t *)h + HEAD, h->part_bytes[0], &point, NULL);
+        rc = tern_record_get_point(&x->e->caches[g->plan], h, n_vocab, &point, NULL);
     while (rc == TERN_ECAPACITY && tern_prefix_evict(x, -1));
     if (rc < 0)
         return false;
-    const size_t n_vocab = (size_t)x->e->model->net->desc.n_vocab;
-    if (point->at != at || point->n_logits != (h->kind == TERN_RECORD_END ? n_vocab : 0)) {
-        tern_kv_checkpoint_drop(point);
-        return false;
-    }
     struct tern_prefix_entry *p = tern_prefix_keep_point(x, g->plan, g->tokens, depth, point);
     if (p)
         tern_prefix_forget_unwritten(x, p);
@@ -232,29 +196,13 @@ bool tern_prefix_fetched(void *self, void *fetch)
 /* ---- opening and closing ------------------------------------------------------------------------------------------
  */
 
-/* The largest record of any plan. */
-static size_t record_bytes(const struct tern_prefix_cache *x)
-{
-    size_t most = 0;
-    const size_t n_vocab = (size_t)x->e->model->net->desc.n_vocab;
-    for (int i = 0; i < x->e->n_plans; i++) {
-        const struct tern_kv_cache *c = &x->e->caches[i];
-        size_t page = 0, point = tern_kv_checkpoint_most_bytes(c, n_vocab);
-        for (int part = 0; part < TERN_KV_PARTS; part++)
-            page += tern_kv_part_bytes(c, part);
-        page = page > point ? page : point;
-        most = page > most ? page : most;
-    }
-    return HEAD + most;
-}
-
 int tern_prefix_open_tiers(struct tern_prefix_cache *x, const struct tern_prefix_params *p, tern_error *err)
 {
     const struct tern_tiers_params t = {.dir = p->dir,
                                         .limit = p->dir_bytes,
                                         .min_free = p->dir_free,
                                         .shared = p->shared,
-                                        .record_bytes = record_bytes(x),
+                                        .record_bytes = tern_record_most(x->e),
                                         .origins = x->origins,
                                         .n_origins = x->e->n_plans,
                                         .say = p->say,

@@ -110,6 +110,18 @@ struct tern_tier_stats {
     uint64_t errors, evictions;
 };
 
+/* ---- a directory, by itself ---------------------------------------------------------------------------------------
+ */
+
+enum tern_scan { TERN_SCAN_LIST, TERN_SCAN_VERIFY, TERN_SCAN_CLEAR };
+struct tern_scanned {
+    size_t pages, ends, bytes, damaged, others;
+};
+/* Looks at all files of a directory: counts them, reads and checks them, or removes those that are records.  say
+ * (nullable) hears of each one that is damaged. */
+int tern_disk_scan(const char *dir, enum tern_scan what, void (*say)(void *user, const char *line), void *user,
+                   struct tern_scanned *out, tern_error *err);
+
 /* ---- all tiers ----------------------------------------------------------------------------------------------------
  */
 
