@@ -91,6 +91,7 @@ VISIBLE = {
 # Room -> its headers that the rest of its folder may include.
 ROOM_HEADERS = {
     "model/arch": {"arch.h", "archs.def"},
+    "run/prefix": {"prefix.h"},
     "model/block": {"block.h", "ffns.def", "mixers.def", "residuals.def"},
     "server/api": {"ask.h"},
     "server/http": {"http.h"},

@@ -6,7 +6,7 @@
 #include <time.h>
 #include "base/clock.h"
 #include "base/mem.h"
-#include "run/prefix.h"
+#include "run/prefix/prefix.h"
 
 #define DEFAULT_WAITING   256
 #define MOST_WAITING      65536

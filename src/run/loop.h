@@ -5,7 +5,7 @@
  *   loop_queue.c    who is next: priorities, turns, room
  *   loop_step.c     one step: which rows, what comes of them
  *   loop.c          the thread, and the calls of other threads
- *   prefix.c        beginnings of prompts that are kept (run/prefix.h)
+ *   prefix          beginnings of prompts that are kept (run/prefix/prefix.h)
  *   pace.c          how many prompt rows go beside decode rows
  *   logprobs.c      log probabilities
  *
@@ -16,7 +16,7 @@
 
 #include <pthread.h>
 #include "run/gen.h"
-#include "run/prefix.h"
+#include "run/prefix/prefix.h"
 #include "tern/loop.h"
 
 /* ---- events -------------------------------------------------------------------------------------------------------
@@ -40,7 +40,7 @@ bool tern_events_closed(tern_events *q);
 void tern_score_token(const float *logits, int n_vocab, int32_t id, int n_top, tern_logprob *top,
                       tern_token_score *out);
 
-/* What a cache of prefixes does for the loop (run/prefix.h), before the first request; copies *p. */
+/* What a cache of prefixes does for the loop (run/prefix/prefix.h), before the first request; copies *p. */
 void tern_loop_set_prefix(tern_loop *l, const struct tern_prefix *p);
 
 /* ---- requests -----------------------------------------------------------------------------------------------------
@@ -86,7 +86,7 @@ struct tern_request_run {
     size_t reserve;                             /* bytes that its pages may come to need */
     double submitted, started, prompted, first; /* when; 0: not yet */
     int n_cached;
-    void *fetch;   /* what it waits for (run/prefix.h); NULL: nothing */
+    void *fetch;   /* what it waits for (run/prefix/prefix.h); NULL: nothing */
     float *vector; /* [n_embd] of the embedding, and what it is summed in */
     double *sum;
     uint64_t step;  /* the last one that its prompt was in */

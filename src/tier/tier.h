@@ -19,7 +19,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include "base/err.h"
-#include "base/sha256.h"
+#include "tier/sha256.h"
 
 #define TERN_TIER_TOKENS 64 /* of a page */
 

@@ -1,4 +1,4 @@
-#include "run/record.h"
+#include "run/prefix/record.h"
 
 void tern_record_put_page(struct tern_record *to, const struct tern_kv_cache *c, const struct tern_kv_slice *s)
 {

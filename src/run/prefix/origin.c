@@ -2,7 +2,7 @@
 #include <stdio.h>
 #include <string.h>
 #include "kernel/kernel.h"
-#include "run/record.h"
+#include "run/prefix/record.h"
 
 /* Prompts are computed in the class that a machine is fastest in; sums differ between families of processors. */
 static void describe_arithmetic(const tern_engine *e, char *out, size_t n)

@@ -2,7 +2,7 @@
 #include <stddef.h>
 #include <string.h>
 #include "base/mem.h"
-#include "run/prefix_impl.h"
+#include "run/prefix/tree.h"
 
 /* ---- heaps --------------------------------------------------------------------------------------------------------
  */

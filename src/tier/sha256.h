@@ -1,8 +1,8 @@
-/* base/sha256.h - SHA-256 (FIPS 180-4), for keys that nobody may be able to make collide.
+/* tier/sha256.h - SHA-256 (FIPS 180-4), for keys that nobody may be able to make collide.
  *
  * Own code: who links libtern needs no OpenSSL, and keys are short.  Thread: any, one per state. */
-#ifndef TERN_BASE_SHA256_H
-#define TERN_BASE_SHA256_H
+#ifndef TERN_TIER_SHA256_H
+#define TERN_TIER_SHA256_H
 
 #include <stddef.h>
 #include <stdint.h>

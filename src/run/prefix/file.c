@@ -7,7 +7,7 @@
 #include "base/map.h"
 #include "base/mem.h"
 #include "base/outfile.h"
-#include "run/record.h"
+#include "run/prefix/record.h"
 
 #define MAGIC   "ternc\n\0"
 #define VERSION 1

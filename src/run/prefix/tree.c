@@ -1,9 +1,7 @@
 /* Finding what is known of a prompt, and keeping what was computed. */
-#include "run/prefix.h"
-
 #include <string.h>
 #include "base/mem.h"
-#include "run/prefix_impl.h"
+#include "run/prefix/tree.h"
 
 #define LEAST_BUCKETS ((size_t)1 << 8)
 #define MOST_BUCKETS  ((size_t)1 << 18)

@@ -1,13 +1,15 @@
-/* run/prefix_impl.h - the tree of known beginnings, for the files that it is made of:
+/* run/prefix/tree.h - the tree of known beginnings, for the files that it is made of:
  *
- *   prefix.c        finding and keeping
- *   prefix_room.c   entries, and who goes first
- *   prefix_tier.c   to other tiers and back */
-#ifndef TERN_RUN_PREFIX_IMPL_H
-#define TERN_RUN_PREFIX_IMPL_H
+ *   tree.c     finding and keeping
+ *   room.c     entries, and who goes first
+ *   tiers.c    to other tiers and back
+ *
+ * Beside them: record.c and origin.c, pages as bytes; file.c, those of tern/cache.h. */
+#ifndef TERN_RUN_PREFIX_TREE_H
+#define TERN_RUN_PREFIX_TREE_H
 
-#include "run/prefix.h"
-#include "run/record.h"
+#include "run/prefix/prefix.h"
+#include "run/prefix/record.h"
 
 /* A page, or the end of a prompt behind one: what an open page and the layers' states hold. */
 struct tern_prefix_entry {
@@ -60,7 +62,7 @@ struct tern_prefix_cache {
     struct tern_prefix_entry *unwritten, *last_unwritten;
 };
 
-/* ---- prefix_room.c ------------------------------------------------------------------------------------------------
+/* ---- room.c ------------------------------------------------------------------------------------------------
  */
 
 /* An entry that holds nothing yet, in no bucket and no list of ends; n tokens behind its parent, end: not a page. */
@@ -78,7 +80,7 @@ bool tern_prefix_room_for_point(struct tern_prefix_cache *x, int plan);
 bool tern_prefix_shrink(void *self);
 struct tern_prefix_entry **tern_prefix_bucket(const struct tern_prefix_cache *x, const struct tern_key *key);
 
-/* ---- prefix.c -----------------------------------------------------------------------------------------------------
+/* ---- tree.c -----------------------------------------------------------------------------------------------------
  */
 
 /* Pages of tokens[0..n) that are known, into path and slices. */
@@ -94,7 +96,7 @@ struct tern_prefix_entry *tern_prefix_keep_page(struct tern_prefix_cache *x, str
 struct tern_prefix_entry *tern_prefix_keep_point(struct tern_prefix_cache *x, int plan, const int32_t *tokens,
                                                  int depth, struct tern_kv_checkpoint *point);
 
-/* ---- prefix_tier.c ------------------------------------------------------------------------------------------------
+/* ---- tiers.c ------------------------------------------------------------------------------------------------
  */
 
 int tern_prefix_open_tiers(struct tern_prefix_cache *x, const struct tern_prefix_params *p, tern_error *err);

@@ -1,4 +1,4 @@
-#include "base/sha256.h"
+#include "tier/sha256.h"
 
 #include <string.h>
 

@@ -3,7 +3,7 @@
 #include <time.h>
 #include "base/clock.h"
 #include "base/mem.h"
-#include "run/prefix_impl.h"
+#include "run/prefix/tree.h"
 
 #define TICK_BYTES ((size_t)8 << 20) /* that go either way between two steps */
 #define CLOSE_S    10.0              /* for what is not written when a program ends */

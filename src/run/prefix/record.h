@@ -1,4 +1,4 @@
-/* run/record.h - pages and checkpoints of a cache as records (tier/tier.h), and back.
+/* run/prefix/record.h - pages and checkpoints of a cache as records (tier/tier.h), and back.
  *
  * Thread: the one that owns the engine. */
 #ifndef TERN_RUN_RECORD_H

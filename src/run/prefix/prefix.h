@@ -1,4 +1,4 @@
-/* run/prefix.h - beginnings of prompts that an engine has computed, kept for the next request.
+/* run/prefix/prefix.h - beginnings of prompts that an engine has computed, kept for the next request.
  *
  *      (plan) ── page ── page ── page         64 tokens each: closed pages, shared with sequences by reference
  *                  │       └─ end             an open page's raw tile, states, last logits: where a prompt ended
