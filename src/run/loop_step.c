@@ -190,6 +190,7 @@ static void take_hidden(const tern_loop *l, struct tern_request_run *q, const te
 {
     int n_embd = l->e->model->net->desc.n_embd, rows = tern_item_hidden(it);
     bool over = q->choices[0].gen.done == q->r.n_prompt;
+    TERN_ASSERT(hidden || !rows);
     for (int r = 0; r < rows; r++)
         for (int i = 0; i < n_embd; i++)
             q->sum[i] += (double)hidden[(size_t)r * (size_t)n_embd + (size_t)i];

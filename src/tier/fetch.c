@@ -102,7 +102,8 @@ static int end_names(const struct tern_fetch *f, int j, int least, struct tern_r
     tern_sha256_init(&s);
     tern_sha256_add(&s, &f->keys[j], sizeof f->keys[j]);
     for (int k = 0; k <= most; k++) {
-        for (uint8_t kind = TERN_RECORD_STATE; kind <= TERN_RECORD_END; kind++) {
+        for (int i = TERN_RECORD_STATE; i <= TERN_RECORD_END; i++) {
+            const uint8_t kind = (uint8_t)i;
             struct tern_sha256 t = s;
             if (at + k <= least || (at + k == f->n && kind != TERN_RECORD_END))
                 continue;
