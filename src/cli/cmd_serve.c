@@ -149,7 +149,7 @@ int tern_cmd_serve(const struct tern_args *a, tern_error *err)
         kv = (double)default_kv_memory(s.setup.model);
     if (!v[TERN_OPT_CACHE_RAM].s)
         cache = kv / 4 < MOST_CACHE ? kv / 4 : MOST_CACHE;
-    s.setup.kv_bytes = (size_t)kv + (size_t)cache;
+    s.setup.kv_bytes = (size_t)kv + (size_t)cache; /* windows, too, have pages for all that the cache may keep */
     TERN_TRY(open_engine(&s, err));
     if (v[TERN_OPT_VERBOSE].n)
         tern_setup_print(&s.setup);
