@@ -27,7 +27,8 @@
 typedef int tern_command_fn(const struct tern_args *a, tern_error *err);
 tern_command_fn tern_cmd_run, tern_cmd_chat, tern_cmd_serve, tern_cmd_inspect, tern_cmd_tokenize, tern_cmd_eval_logits,
     tern_cmd_eval_ppl, tern_cmd_eval_kld, tern_cmd_bench, tern_cmd_bench_kv, tern_cmd_bench_weights, tern_cmd_doctor,
-    tern_cmd_convert, tern_cmd_print, tern_cmd_models, tern_cmd_cache_ls, tern_cmd_cache_rm;
+    tern_cmd_convert, tern_cmd_print, tern_cmd_models, tern_cmd_cache_ls, tern_cmd_cache_rm, tern_cmd_cache_build,
+    tern_cmd_cache_verify;
 
 /* Codes of the program's own, beside TERN_E*: the command line is wrong (status 2), the user pressed Ctrl-C (130), or
  * the failure was already reported (1). */

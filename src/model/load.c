@@ -398,15 +398,30 @@ out:
     return rc;
 }
 
-static int pack_all(struct loader *ld, tern_error *err)
+#define HASHED_AT_ONCE ((size_t)64 << 20) /* bytes that are read for their hashes, and again to be packed */
+
+/* Hashes of tensors from i on are made where they are not, of as many as stay in memory until they are packed. */
+static size_t hash_ahead(const struct loader *ld, const struct tern_weight_block *b, size_t i, struct tern_pool *pool)
+{
+    size_t end = i, bytes = 0;
+    while (end < b->n && (end == i || bytes < HASHED_AT_ONCE))
+        bytes += ld->places[end++].t->n_bytes;
+    tern_weight_sources(b, i, end, pool);
+    return end;
+}
+
+static int pack_all(struct loader *ld, const struct tern_weight_block *b, struct tern_pool *pool, tern_error *err)
 {
     int rc = 0;
+    size_t hashed = 0;
     TERN_TRY(ld->dev->ops->reserve(ld->dev, &ld->net->memory, ld->total, true, err));
     bind_all(ld);
     for (size_t i = 0, n; i < ld->n_places; i += n) {
         const struct tern_weight_place *p = &ld->places[i];
         for (n = 1; i + n < ld->n_places && p[n].matrix > 0;)
             n++;
+        while (hashed < i + n)
+            hashed = hash_ahead(ld, b, hashed, pool);
         TERN_TRY(p->vector ? load_vector(ld, p, err) : pack_matrix(ld, p, err));
         /* The file's copy of these tensors is not needed again: without this both would be resident. */
         for (size_t j = 0; j < n; j++) {
@@ -422,11 +437,11 @@ out:
 /* ---- the file that keeps packed weights -------------------------------------------------------------------------- */
 
 /* Nothing here makes a load fail: the weights are in memory.  why: what was wrong with the file that is there. */
-static void write_packed(struct tern_net *net, const struct tern_weight_block *b, struct tern_pool *pool,
-                         const struct tern_packed_file *kept, const tern_error *why)
+static void write_packed(struct tern_net *net, const struct tern_weight_block *b, const struct tern_packed_file *kept,
+                         const tern_error *why)
 {
     tern_error e = {0};
-    if (tern_packfile_write(b, net->memory, kept->path, pool, &e) < 0)
+    if (tern_packfile_write(b, net->memory, kept->path, &e) < 0)
         (void)snprintf(net->notice, sizeof net->notice, "%s; the weights were packed for this run alone", e.msg);
     else if (why->code)
         (void)snprintf(net->notice, sizeof net->notice, "%s; packed anew", why->msg);
@@ -455,15 +470,16 @@ static int load_weights(struct loader *ld, struct tern_pool *pool, const struct 
 {
     int rc = 0;
     struct tern_net *net = ld->net;
-    struct tern_weight_block b = {ld->dev, ld->f, ld->places, ld->n_places, ld->total, net->digest};
+    struct tern_weight_block b = {ld->dev, ld->f, ld->places, ld->n_places, ld->total, net->digest, NULL};
     bool replace = false;
     tern_error why = {0};
     const uint8_t *data;
     net->memory_bytes = ld->total;
+    TERN_TRY(tern_alloc(&b.sources, b.n, sizeof *b.sources, err));
     if (kept && kept->path) {
         if (tern_packfile_open(&net->packed, &data, &b, kept->path, pool, &replace, &why) == 0) {
             if (use_packed(ld, data, kept->path, &why) == 0)
-                return 0;
+                goto out;
             tern_map_close(&net->packed);
         }
         if (why.code == TERN_ENOENT) {
@@ -479,14 +495,17 @@ static int load_weights(struct loader *ld, struct tern_pool *pool, const struct 
     }
     if (replace && kept->before)
         kept->before(kept->user, kept->path, tern_packfile_bytes(&b));
-    TERN_TRY(pack_all(ld, err));
+    TERN_TRY(pack_all(ld, &b, pool, err));
     if (replace)
-        write_packed(net, &b, pool, kept, &why);
+        write_packed(net, &b, kept, &why);
     else if (refusal.code)
         (void)snprintf(net->notice, sizeof net->notice, "%s; the weights were packed for this run alone", refusal.msg);
     else if (why.code)
         (void)snprintf(net->notice, sizeof net->notice, "%s; not used", why.msg);
 out:
+    if (rc == 0)
+        net->whole = XXH3_64bits_withSeed(b.sources, b.n * sizeof *b.sources, net->digest);
+    tern_free(b.sources);
     return rc;
 }
 

@@ -44,6 +44,7 @@ struct tern_net {
     char notice[512]; /* a sentence about that file for people, or "" */
     uint64_t stretch; /* of tern_net_stretch: keys of another one do not fit; 0: none */
     uint64_t digest;  /* of the tensor table and sampled weight bytes */
+    uint64_t whole;   /* of these and all bytes of the tensors that are in use, in the file's form */
     int64_t n_params;
 };
 

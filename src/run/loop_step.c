@@ -33,7 +33,7 @@ struct batch {
 
 static bool runs(const struct tern_request_run *q)
 {
-    return q->rc == 0 && !q->stalled && !tern_request_over(q);
+    return q->rc == 0 && !q->fetch && !q->stalled && !tern_request_over(q);
 }
 
 static void add_item(tern_loop *l, struct batch *b, struct tern_choice *c, const tern_step_item *item)
@@ -242,6 +242,8 @@ static void take_prompt(tern_loop *l, struct tern_choice *c, const tern_step_ite
         tell_scores(l, q, from, it->n_tokens, logits);
     if (c->gen.done == c->gen.n_prompt)
         part(l, q, n_rows ? logits + (size_t)(n_rows - 1) * n_vocab : NULL);
+    else if (l->prefix.passed)
+        l->prefix.passed(l->prefix.self, c->seq, from);
 }
 
 /* ---- tokens -------------------------------------------------------------------------------------------------------
@@ -324,6 +326,12 @@ static void take_tokens(tern_loop *l)
         }
 }
 
+/* Does this request ask the cache?  What wants figures of every row of its prompt computes it. */
+static bool asks_cache(const struct tern_request_run *q)
+{
+    return q->r.prompt_logprobs < 0 && q->r.embed == TERN_EMBED_NONE;
+}
+
 /* A sequence for its first choice, with as much of the prompt as is known; *logits: of its last token, if all is. */
 static int start(tern_loop *l, struct tern_request_run *q, struct tern_choice *c, const float **logits)
 {
@@ -336,17 +344,15 @@ static int start(tern_loop *l, struct tern_request_run *q, struct tern_choice *c
         tern_request_fail(q, err.code, err.msg);
         return rc;
     }
-    if (!l->prefix.lookup || q->r.prompt_logprobs >= 0 || q->r.embed != TERN_EMBED_NONE)
+    if (!l->prefix.lookup || !asks_cache(q))
         return 0;
     return l->prefix.lookup(l->prefix.self, c->seq, q->r.prompt, q->r.n_prompt, logits);
 }
 
-void tern_loop_admit(tern_loop *l, struct tern_request_run *q)
+static void begin(tern_loop *l, struct tern_request_run *q)
 {
     struct tern_choice *c = tern_again_first(q);
     const float *logits;
-    bool first = q->started <= 0;
-    q->started = first ? tern_now() : q->started;
     int found = start(l, q, c, &logits);
     if (found < 0)
         return;
@@ -355,7 +361,8 @@ void tern_loop_admit(tern_loop *l, struct tern_request_run *q)
         tern_again_begin(l, q);
         return;
     }
-    if (first) {
+    if (!q->begun) {
+        q->begun = true;
         q->n_cached = found;
         tern_request_tell(q, &(tern_event){.kind = TERN_EVENT_START, .n_prompt = q->r.n_prompt, .n_cached = found});
     }
@@ -363,6 +370,26 @@ void tern_loop_admit(tern_loop *l, struct tern_request_run *q)
     if (found == q->r.n_prompt) {
         part(l, q, logits);
         take_tokens(l);
+    }
+}
+
+void tern_loop_admit(tern_loop *l, struct tern_request_run *q)
+{
+    q->started = q->started > 0 ? q->started : tern_now();
+    if (l->prefix.fetch && asks_cache(q))
+        q->fetch = l->prefix.fetch(l->prefix.self, q->r.plan, q->r.prompt, q->r.n_prompt);
+    if (!q->fetch)
+        begin(l, q);
+}
+
+void tern_loop_begin(tern_loop *l)
+{
+    for (int i = 0; i < l->n_running; i++) {
+        struct tern_request_run *q = l->running[i];
+        if (q->fetch && q->rc == 0 && l->prefix.fetched(l->prefix.self, q->fetch)) {
+            q->fetch = NULL;
+            begin(l, q);
+        }
     }
 }
 

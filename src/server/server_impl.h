@@ -217,5 +217,6 @@ void tern_log_job(const struct tern_job *j);
 /* metrics.c */
 int tern_metrics_text(struct tern_server *s, struct tern_buf *out);
 json_t *tern_kv_json(const struct tern_server *s);
+json_t *tern_cache_json(const struct tern_server *s);
 
 #endif
