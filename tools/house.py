@@ -90,6 +90,7 @@ VISIBLE = {
 ROOM_HEADERS = {
     "model/arch": {"arch.h", "archs.def"},
     "model/block": {"block.h", "ffns.def", "mixers.def", "residuals.def"},
+    "run/draft": {"draft.h"},
     "server/api": {"ask.h"},
     "server/http": {"http.h"},
 }

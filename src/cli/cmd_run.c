@@ -243,11 +243,13 @@ static int print_json(const struct run *r, tern_error *err)
         kv, json_pack("{sI sI sI sI sI}", "bytes", (json_int_t)memory.kv_bytes, "f16_bytes",
                       (json_int_t)memory.kv_f16_bytes, "full_bytes", (json_int_t)memory.kv_full_bytes, "full_f16_bytes",
                       (json_int_t)memory.kv_full_f16_bytes, "state_bytes", (json_int_t)memory.state_bytes));
+    json_t *drafts = json_pack("{so si si}", "by", tern_json_text(r->a->v[TERN_OPT_DRAFT].s), "guesses", g->n_drafted,
+                               "accepted", g->n_accepted);
     json_t *text = json_stringn(r->text.p ? r->text.p : "", r->text.len);
     return tern_report_print(tern_report_json("run", r->setup.model, tern_engine_threads(r->setup.engine)),
-                             json_pack("{so ss so so si so so}", "text", text, "finish_reason", finish_text(r), "usage",
-                                       usage, "timings", timings, "ctx", tern_engine_ctx(r->setup.engine), "kv", kv,
-                                       "sampling", tern_sampling_json(&r->params.sampler)),
+                             json_pack("{so ss so so si so so so}", "text", text, "finish_reason", finish_text(r),
+                                       "usage", usage, "timings", timings, "ctx", tern_engine_ctx(r->setup.engine),
+                                       "kv", kv, "drafts", drafts, "sampling", tern_sampling_json(&r->params.sampler)),
                              err);
 }
 
@@ -271,6 +273,9 @@ static int report(struct run *r, tern_error *err)
     tern_note("prompt %d tokens, %.1f/s; text %d tokens, %.1f/s; %s; peak memory %s", g->n_prompt,
               rate(g->n_prompt, g->prompt_s), g->n_generated, rate(g->n_generated, g->decode_s),
               tern_kv_use_text(r->setup.engine), tern_size_text((double)tern_peak_memory()));
+    if (g->n_drafted)
+        tern_note("%d of %d guesses were right (--draft %s)", g->n_accepted, g->n_drafted,
+                  tern_shown(r->a->v[TERN_OPT_DRAFT].s));
     if (!r->interrupted && g->finish == TERN_FINISH_CONTEXT)
         tern_note("the context of %d tokens is full", tern_engine_ctx(r->setup.engine));
 out:

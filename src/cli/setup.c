@@ -124,6 +124,10 @@ int tern_setup_engine(struct tern_setup *s, const struct tern_args *a, int ctx, 
     int rc = 0;
     tern_engine_params p = tern_setup_params(a, ctx, max_seqs);
     p.kv = tern_setup_kv(a);
+    if (tern_options[TERN_OPT_DRAFT].commands & (1u << a->command->id)) {
+        p.draft = a->v[TERN_OPT_DRAFT].s;
+        p.draft_most = (int)a->v[TERN_OPT_DRAFT_MAX].i;
+    }
     TERN_TRY(tern_first_use(s->model, a, err));
     TERN_TRY(guard_plan_file(p.kv, err));
     TERN_TRY(tern_engine_open(&s->engine, s->model, &p, err));

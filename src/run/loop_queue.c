@@ -20,7 +20,7 @@ size_t tern_loop_reserve(const tern_loop *l, const tern_request *r)
     int room = l->e->ctx - r->n_prompt, more = r->max_tokens < 0 || r->max_tokens > room ? room : r->max_tokens;
     size_t own = c->tiles.mem.bytes, shared = 0;
     own += c->layout->sink_bytes ? c->sinks.mem.bytes : 0;
-    own += c->layout->state_bytes ? c->states.mem.bytes * (TERN_KV_KEPT_STATES + 1) : 0;
+    own += c->layout->state_bytes ? c->states.mem.bytes * (size_t)(TERN_KV_KEPT_STATES + 1 + c->layout->drafts) : 0;
     for (int g = 0; g < c->layout->n_groups; g++) {
         /* Choices share what closed in the prompt, until a window leaves it. */
         size_t both = c->layout->groups[g].reach.window ? 0 : page_bytes(c, g, r->n_prompt);

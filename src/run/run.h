@@ -48,7 +48,10 @@ struct tern_seq {
     int32_t *tokens;        /* [ctx] */
     uint8_t *roles;         /* [ctx] 1 = decode row */
     uint64_t step;          /* number of the last step that it was asked for */
+    int ahead;              /* of kv's tokens: drafts that are being verified (run/draft/draft.h) */
 };
+
+struct tern_drafter;
 
 struct tern_engine {
     tern_model *model; /* borrowed */
@@ -64,7 +67,8 @@ struct tern_engine {
     int ctx, max_seqs, chunk;
     bool exact;
     atomic_int cancel;
-    uint64_t n_steps; /* asked for so far */
+    struct tern_drafter *drafter; /* NULL: replies are generated token by token */
+    uint64_t n_steps;             /* asked for so far */
     /* The batch being built. */
     struct tern_row *rows;         /* [chunk] */
     struct tern_forward_job *jobs; /* [max_seqs] */
