@@ -106,13 +106,19 @@ static int class_of(int match)
     return c;
 }
 
-/* Is the guess behind so long a match right?  Before much is known, as texts usually have it. */
+/* Is the guess behind so long a match right?  Before much is known, as texts usually have it; but a longer match is no
+ * worse than shorter ones have turned out to be. */
 static double chance_of(const struct tern_draft *d, int match)
 {
-    static const double usual[TERN_DRAFT_CLASSES] = {.2, .35, .5, .6, .7, .8, .85, .9};
+    static const double usual[TERN_DRAFT_CLASSES] = {.1, .2, .3, .45, .6, .7, .8, .9};
     const double weight = 3;
     const int c = class_of(match);
-    return (d->right[c] + weight * usual[c]) / (d->seen[c] + weight);
+    double best = (d->right[c] + weight * usual[c]) / (d->seen[c] + weight);
+    for (int i = 0; i < c; i++) {
+        const double p = d->right[i] / (d->seen[i] + weight);
+        best = p > best ? p : best;
+    }
+    return best;
 }
 
 static void count(struct tern_draft *d, int match, bool right)

@@ -2,7 +2,7 @@
  * whatever else the machine does, so that is what is followed; the others are known relative to it. */
 #include "run/draft/draft.h"
 
-#define UNSEEN .25 /* of a step: each row, as long as nothing is known */
+#define UNSEEN .15 /* of a step: each row, as long as nothing is known */
 #define WORST  3   /* a step that took longer than that many times what was expected says no more */
 
 /* The class that rows fall into, and the most rows of a class. */
