@@ -39,7 +39,7 @@ double tern_price_of(const struct tern_price *p, int rows)
     if (rows > 1 << last)
         return of_class(p, last) * rows / (1 << last);
     const double below = of_class(p, c - 1), above = of_class(p, c);
-    const int from = 1 << (c - 1), to = 1 << c;
+    const int to = 1 << c, from = to / 2;
     return below + (above > below ? above - below : 0) * (rows - from) / (to - from);
 }
 
