@@ -124,6 +124,7 @@ int tern_setup_engine(struct tern_setup *s, const struct tern_args *a, int ctx, 
     int rc = 0;
     tern_engine_params p = tern_setup_params(a, ctx, max_seqs);
     p.kv = tern_setup_kv(a);
+    p.kv_bytes = s->kv_bytes;
     if (tern_options[TERN_OPT_DRAFT].commands & (1u << a->command->id)) {
         p.draft = a->v[TERN_OPT_DRAFT].s;
         p.draft_most = (int)a->v[TERN_OPT_DRAFT_MAX].i;
