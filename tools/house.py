@@ -95,6 +95,7 @@ ROOM_HEADERS = {
     "model/arch": {"arch.h", "archs.def"},
     "run/prefix": {"prefix.h"},
     "model/block": {"block.h", "ffns.def", "mixers.def", "residuals.def"},
+    "run/draft": {"draft.h"},
     "server/api": {"ask.h"},
     "server/http": {"http.h"},
 }

@@ -270,6 +270,14 @@ typedef struct tern_engine_params {
      * that may be rejected.  Every sequence holds one more page in 16 bits for it, and a recurrent one a state for each
      * of those rows until its next step. */
     int drafts;
+    /* Guesses at what a reply says next, which tern_generate and loops verify several in one step.  The text is what it
+     * would be without, bit for bit (docs/drafts.md).
+     *   "off" or NULL   none
+     *   "ngram"         what followed the same tokens in prompt and reply, wherever two of them are alike
+     *   "auto"          the same, where that is faster by what this engine has seen of texts and times
+     * They raise `drafts` to what they need. */
+    const char *draft;
+    int draft_most; /* guesses per sequence and step, 1..64 (16 where layers are recurrent); 0 = 15 (4) */
 } tern_engine_params;
 
 TERN_API int tern_engine_open(tern_engine **out, tern_model *m, const tern_engine_params *p, tern_error *err);
@@ -429,7 +437,8 @@ typedef struct tern_generate_params {
     const int32_t *stop_ids; /* n_stop_ids tokens that end the text like the model's own */
     int n_stop_ids;
     bool ignore_eog;
-    /* Text as it becomes certain (a possible beginning of a stop string is held back).  Nonzero ends the generation. */
+    /* Text as it becomes certain (a possible beginning of a stop string is held back).  Nonzero ends the generation.
+     * It may read the sequence, and do nothing else with it. */
     int (*on_text)(void *user, const char *text, size_t n);
     /* Nullable, for one generation: takes the text instead of on_text, and the marks that are control tokens.  It is
      * told the end of the prompt before and finished after.  A receiver that wants no more ends the generation. */
@@ -444,6 +453,7 @@ typedef struct tern_generate_result {
     int n_prompt, n_generated; /* tokens; an end-of-reply token is not counted and not appended to the sequence */
     double prompt_s, decode_s; /* seconds */
     int32_t last;              /* the token that ended the reply, -1 otherwise */
+    int n_drafted, n_accepted; /* guesses that were verified, and those of them that were right */
 } tern_generate_result;
 
 /* Appends `prompt` to s, then generates.  On TERN_ECANCELLED the sequence holds what was processed so far and *result

@@ -355,11 +355,13 @@ static int print_json(const struct run *r, tern_error *err)
                       (json_int_t)memory.kv_full_f16_bytes, "state_bytes", (json_int_t)memory.state_bytes));
     if (r->setup.start.from)
         (void)json_object_set_new(kv, "start", json_integer(r->setup.start.from));
+    json_t *drafts = json_pack("{so si si}", "by", tern_json_text(r->a->v[TERN_OPT_DRAFT].s), "guesses", g->n_drafted,
+                               "accepted", g->n_accepted);
     json_t *text = json_stringn(r->text.p ? r->text.p : "", r->text.len);
     return tern_report_print(tern_report_json("run", r->setup.model, tern_engine_threads(r->setup.engine)),
-                             json_pack("{so ss so so si so so}", "text", text, "finish_reason", finish_text(r), "usage",
-                                       usage, "timings", timings, "ctx", tern_engine_ctx(r->setup.engine), "kv", kv,
-                                       "sampling", tern_sampling_json(&r->params.sampler)),
+                             json_pack("{so ss so so si so so so}", "text", text, "finish_reason", finish_text(r),
+                                       "usage", usage, "timings", timings, "ctx", tern_engine_ctx(r->setup.engine),
+                                       "kv", kv, "drafts", drafts, "sampling", tern_sampling_json(&r->params.sampler)),
                              err);
 }
 
@@ -385,6 +387,9 @@ static int report(struct run *r, tern_error *err)
               tern_kv_use_text(r->setup.engine, 0), tern_size_text((double)tern_peak_memory()));
     if (!r->interrupted && r->rule != FREE && g->finish != TERN_FINISH_EOG)
         tern_note("the text was cut before its rule let it end");
+    if (g->n_drafted)
+        tern_note("%d of %d guesses were right (--draft %s)", g->n_accepted, g->n_drafted,
+                  tern_shown(r->a->v[TERN_OPT_DRAFT].s));
     if (!r->interrupted && g->finish == TERN_FINISH_CONTEXT)
         tern_note("the context of %d tokens is full", tern_engine_ctx(r->setup.engine));
 out:

@@ -134,6 +134,10 @@ int tern_setup_engine(struct tern_setup *s, const struct tern_args *a, int ctx, 
         p.n_more_kv = 1;
         s->start = (struct tern_start){0, from, 1};
     }
+    if (tern_options[TERN_OPT_DRAFT].commands & (1u << a->command->id)) {
+        p.draft = a->v[TERN_OPT_DRAFT].s;
+        p.draft_most = (int)a->v[TERN_OPT_DRAFT_MAX].i;
+    }
     TERN_TRY(tern_first_use(s->model, a, err));
     TERN_TRY(tern_setup_guard_plan(p.kv, err));
     TERN_TRY(tern_engine_open(&s->engine, s->model, &p, err));

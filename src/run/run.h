@@ -52,7 +52,10 @@ struct tern_seq {
     uint64_t step;          /* number of the last step that it was asked for */
     int recode_at;          /* tokens from which on recode_plan is its plan; 0: none */
     int recode_plan;
+    int ahead;              /* of kv's tokens: drafts that are being verified (run/draft/draft.h) */
 };
+
+struct tern_drafter;
 
 struct tern_engine {
     tern_model *model; /* borrowed */
@@ -69,7 +72,8 @@ struct tern_engine {
     int ctx, max_seqs, chunk;
     bool exact;
     atomic_int cancel;
-    uint64_t n_steps; /* asked for so far */
+    struct tern_drafter *drafter; /* NULL: replies are generated token by token */
+    uint64_t n_steps;             /* asked for so far */
     /* The batch being built. */
     struct tern_row *rows;         /* [chunk] */
     struct tern_forward_job *jobs; /* [max_seqs] */

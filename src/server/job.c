@@ -252,6 +252,8 @@ static void lane_ended(struct tern_lane *lane, const tern_event *e)
     j->n_cached += e->n_cached;
     j->n_generated += e->n_generated;
     j->n_reasoning += e->n_reasoning;
+    j->n_drafted += e->n_drafted;
+    j->n_accepted += e->n_accepted;
     j->queue_s += e->queue_s;
     j->prompt_s += e->prompt_s;
     j->decode_s += e->decode_s;

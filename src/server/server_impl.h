@@ -120,7 +120,7 @@ struct tern_job {
     int status;           /* of the answer; 499: the client was gone before */
     int64_t created;
     bool stream, submitted, over, had_calls;
-    int n_running, n_prompt, n_cached, n_generated, n_reasoning, n_pings;
+    int n_running, n_prompt, n_cached, n_generated, n_reasoning, n_drafted, n_accepted, n_pings;
     double began, said, prompt_s, decode_s, queue_s; /* said: when the stream had its last piece */
     struct tern_lane *lanes;
     int n_lanes;

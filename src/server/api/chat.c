@@ -66,9 +66,14 @@ const char *tern_finish_openai(const struct tern_choice *c)
 
 json_t *tern_usage_openai(const struct tern_job *j)
 {
-    return json_pack("{si si si s{si} s{si}}", "prompt_tokens", j->n_prompt, "completion_tokens", j->n_generated,
+    json_t *details = json_pack("{si}", "reasoning_tokens", j->n_reasoning);
+    if (j->n_drafted) { /* guesses of the engine's own stand where others count those of the request */
+        (void)json_object_set_new(details, "accepted_prediction_tokens", json_integer(j->n_accepted));
+        (void)json_object_set_new(details, "rejected_prediction_tokens", json_integer(j->n_drafted - j->n_accepted));
+    }
+    return json_pack("{si si si s{si} so}", "prompt_tokens", j->n_prompt, "completion_tokens", j->n_generated,
                      "total_tokens", j->n_prompt + j->n_generated, "prompt_tokens_details", "cached_tokens",
-                     j->n_cached, "completion_tokens_details", "reasoning_tokens", j->n_reasoning);
+                     j->n_cached, "completion_tokens_details", details);
 }
 
 /* ---- the whole answer -------------------------------------------------------------------------------------------- */
