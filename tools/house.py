@@ -90,6 +90,8 @@ VISIBLE = {
 ROOM_HEADERS = {
     "model/arch": {"arch.h", "archs.def"},
     "model/block": {"block.h", "ffns.def", "mixers.def", "residuals.def"},
+    "server/api": {"ask.h"},
+    "server/http": {"http.h"},
 }
 
 # Folder of kernels -> the folders whose levels it extends, and whose headers it may use.

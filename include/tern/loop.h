@@ -151,8 +151,8 @@ typedef struct tern_loop_params {
                                 on top of what requests take, and gives way where the engine's limit leaves no room */
     size_t kv_bytes;         /* requests are admitted while the pages that they may come to need fit; 0 = the
                                 engine's limit */
-    double gap; /* prompts may stretch the time between tokens of running streams by this factor: of each token where
-           the machine can do a few prompt rows in that time, else on average; 0 = 2 */
+    double gap; /* prompts may stretch the time between tokens of running streams by this factor on average, and by
+                   more where more wait for their first token than stream; 0 = 1.9 */
 } tern_loop_params;
 
 /* Starts the owner thread.  The engine must have no sequences; nobody else steps it or touches its sequences until

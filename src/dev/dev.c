@@ -29,15 +29,42 @@ void tern_dev_add_first(const struct tern_dev_ops *ops)
     devices[0] = ops;
 }
 
+static int probe(const struct tern_dev_ops *ops, tern_error *err)
+{
+    char about[TERN_DEV_NAME];
+    return ops->probe ? ops->probe(about, err) : 0;
+}
+
+/* Device `name` as ops, or one of its numbers: "cuda", "cuda:1". */
+static const struct tern_dev_ops *named(const struct tern_dev_ops *ops, const char *name)
+{
+    const size_t n = strlen(ops->name);
+    if (strncmp(name, ops->name, n) != 0)
+        return NULL;
+    if (!name[n])
+        return ops;
+    if (!ops->card || name[n] != ':' || name[n + 1] < '0' || name[n + 1] > '9' || name[n + 2])
+        return NULL;
+    return ops->card(name[n + 1] - '0');
+}
+
 int tern_dev_find(const struct tern_dev_ops **out, const char *name, tern_error *err)
 {
     char known[256] = "auto";
     size_t used = strlen(known);
+    const bool any = !name || strcmp(name, "auto") == 0;
     *out = NULL;
     for (int i = 0; tern_dev_at(i); i++) {
+        *out = any ? tern_dev_at(i) : named(tern_dev_at(i), name);
+        if (*out) {
+            int rc = probe(*out, any ? NULL : err);
+            if (rc == 0)
+                return 0;
+            *out = NULL;
+            if (!any)
+                return rc;
+        }
         *out = tern_dev_at(i);
-        if (!name || strcmp(name, "auto") == 0 || strcmp(name, (*out)->name) == 0)
-            return 0;
         int n = snprintf(known + used, sizeof known - used, ", %s", (*out)->name);
         used += n > 0 && used + (size_t)n < sizeof known ? (size_t)n : 0;
     }
@@ -51,13 +78,18 @@ int tern_dev_open(struct tern_dev **out, const char *name, struct tern_pool *poo
     const struct tern_dev_ops *ops;
     *out = NULL;
     int rc = tern_dev_find(&ops, name, err);
-    return rc < 0 ? rc : ops->open(out, pool, err);
+    return ops ? ops->open(out, pool, err) : rc;
 }
 
 void tern_dev_close(struct tern_dev *d)
 {
     if (d)
         d->ops->close(d);
+}
+
+int tern_dev_fault(struct tern_dev *d, tern_error *err)
+{
+    return d->ops->fault ? d->ops->fault(d, err) : 0;
 }
 
 int tern_dev_rows_new(struct tern_dev *d, struct tern_dev_rows *out, int n_rows, int width, tern_error *err)

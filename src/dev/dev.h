@@ -61,12 +61,20 @@ struct tern_dev_about {
 struct tern_dev_ops {
     const char *name;
 
+    /* Is it there?  One line about it, or why not.  NULL: it always is. */
+    int (*probe)(char about[TERN_DEV_NAME], tern_error *err);
+    /* The device of another number, "name:number", itself being number 0; NULL behind the last.  NULL: there is one. */
+    const struct tern_dev_ops *(*card)(int number);
+
     /* A device for one owner.  pool: borrowed until close; NULL: for memory and copies alone. */
     int (*open)(struct tern_dev **out, struct tern_pool *pool, tern_error *err);
     void (*close)(struct tern_dev *d); /* waits for what is queued */
     int (*prepare)(struct tern_dev *d, const struct tern_dev_limits *limits, tern_error *err); /* once */
     size_t (*scratch_bytes)(const struct tern_dev *d);
     void (*sync)(struct tern_dev *d);
+    /* After sync: what went wrong with what was queued since the last call, whose results then count for nothing: the
+     * device ran out of memory, or is lost.  NULL: nothing can. */
+    int (*fault)(struct tern_dev *d, tern_error *err);
 
     /* Memory, all 0, which every tern_dev of one device may use.  lazy: what is never written costs address space
      * alone.  release waits for what is queued; NULL is legal. */
@@ -154,12 +162,15 @@ struct tern_dev_ops {
 
 /* ---- devices ----------------------------------------------------------------------------------------------------- */
 
-/* The device called `name`; NULL or "auto": the first of devs.def.  TERN_EINVAL, listing them, for another name. */
+/* The device called `name`; NULL or "auto": the first of devs.def that is there.  TERN_EINVAL, listing them, for
+ * another name; what probe says where it is not there. */
 int tern_dev_find(const struct tern_dev_ops **out, const char *name, tern_error *err);
 const struct tern_dev_ops *tern_dev_at(int i); /* NULL behind the last */
 /* Opens it; closes it, NULL is legal. */
 int tern_dev_open(struct tern_dev **out, const char *name, struct tern_pool *pool, tern_error *err);
 void tern_dev_close(struct tern_dev *d);
+/* What went wrong with what was queued (`fault`), which must have been waited for; 0 where nothing did. */
+int tern_dev_fault(struct tern_dev *d, tern_error *err);
 /* For tests: one more device, which "auto" means from now on.  Before anything is opened. */
 void tern_dev_add_first(const struct tern_dev_ops *ops);
 

@@ -112,7 +112,8 @@ static inline size_t tern_q8_bytes(size_t k)
 static inline struct tern_q8_row tern_q8_at(const void *p, size_t k)
 {
     const char *scale = (const char *)p + (k + 63) / 64 * 64, *sum16 = scale + (k / 32 + 15) / 16 * 64;
-    return (struct tern_q8_row){p, (const void *)scale, (const void *)sum16};
+    return (struct tern_q8_row){(const int8_t *)p, (const float *)(const void *)scale,
+                                (const int32_t *)(const void *)sum16};
 }
 
 struct tern_gemm_kernels {

@@ -12,6 +12,7 @@
 #define MOST_WAITING     65536
 #define DEFAULT_LOGPROBS 20
 #define MOST_LOGPROBS    1024
+#define DEFAULT_GAP      1.9 /* under twice */
 #define BEAT_S           0.5 /* an idle thread comes by this often */
 
 /* ---- the thread ---------------------------------------------------------------------------------------------------
@@ -213,7 +214,7 @@ int tern_loop_open(tern_loop **out, tern_engine *e, const tern_loop_params *p, t
     l->p.max_waiting_per_key = p->max_waiting_per_key ? p->max_waiting_per_key : l->p.max_waiting;
     l->p.max_choices = p->max_choices ? p->max_choices : e->max_seqs;
     l->p.max_logprobs = p->max_logprobs ? p->max_logprobs : DEFAULT_LOGPROBS;
-    l->pace.gap = p->gap > 0 ? p->gap : 2;
+    l->pace.gap = p->gap > 0 ? p->gap : DEFAULT_GAP;
     if (e->kv_budget.limit != SIZE_MAX && (!p->kv_bytes || p->kv_bytes > e->kv_budget.limit))
         l->p.kv_bytes = e->kv_budget.limit;
     l->beat = tern_now();

@@ -115,19 +115,24 @@ bool tern_request_over(const struct tern_request_run *q);
 
 #define TERN_PACE_SIZES 14 /* powers of two up to the largest step */
 
+struct tern_pace_cost { /* sums over what steps took beyond their decode rows; the newest count most */
+    double weight, n, t, nn, nt;
+};
+
 struct tern_pace {                     /* how long steps take, in seconds */
-    double gap;                        /* how far prompts may stretch the time between tokens */
+    double gap;                        /* how far prompts may stretch the time between tokens, where few wait */
     double idle[TERN_PACE_SIZES];      /* decode rows alone, by the logarithm of their number */
     uint64_t idle_at[TERN_PACE_SIZES]; /* the step that measured that last */
     uint64_t step;
-    double row_s;   /* a prompt row in a step of such alone */
-    double rows;    /* prompt rows that a step may have */
-    double least_s; /* what the fewest rows cost */
-    double saved;   /* by steps without prompt rows, towards those */
+    double row_s; /* a prompt row in a step of such alone */
+    struct tern_pace_cost cost;
+    double factor; /* by which the step in hand may stretch that time; 0: no prompt waits */
+    double saved;  /* of the prompts' share, by steps without prompt rows */
 };
 
-/* pace.c: prompt rows for the next step, where a prompt wants some: up to room, 0 for none this time. */
-int tern_pace_rows(struct tern_pace *p, int n_decode, int room);
+/* pace.c: prompt rows for the next step, where n_prompts prompts want so many in all: up to room, 0 for none this time.
+ */
+int tern_pace_rows(struct tern_pace *p, int n_decode, int n_prompts, int wanted, int room);
 /* What a step took. */
 void tern_pace_learn(struct tern_pace *p, int n_decode, int n_prompt, double seconds);
 

@@ -84,7 +84,13 @@ static struct tern_request_run *next_prompt(const tern_loop *l, bool oldest)
 
 static void add_prompts(tern_loop *l, struct batch *b)
 {
-    int room = tern_pace_rows(&l->pace, b->n_decode, l->e->chunk - b->n_decode), scored = SCORED_ROWS;
+    int n_prompts = 0, wanted = 0, scored = SCORED_ROWS;
+    for (int i = 0; i < l->n_running; i++)
+        if (in_prompt(l->running[i])) {
+            n_prompts++;
+            wanted += l->running[i]->choices[0].gen.n_prompt - l->running[i]->choices[0].gen.done;
+        }
+    int room = tern_pace_rows(&l->pace, b->n_decode, n_prompts, wanted, l->e->chunk - b->n_decode);
     bool oldest = l->n_steps % OLDEST_EVERY == 0;
     while (room > 0 && b->n_items < l->e->max_seqs) {
         struct tern_request_run *q = next_prompt(l, oldest);

@@ -1,13 +1,16 @@
-/* How many prompt rows go beside decode rows: as many as stretch the time between tokens of running streams by no more
- * than a factor.  Two ways, by what was measured.  Where a step may hold LEAST_ROWS and more, each step holds as many
- * as it may.  Where a pass of prompt rows alone costs more than that, few rows go now and then: steps without them save
- * up the time, so that the factor holds on average. */
+/* How many prompt rows go beside decode rows.  Prompts have a share of the engine's time: what stretches the time
+ * between tokens of running streams by a factor on average, and more where more requests wait for their first token
+ * than stream.  The share is spent in steps with enough rows that a pass over the weights for them is worth it; steps
+ * without prompt rows save up for those. */
 #include "run/loop.h"
 
-#define LEAST_ROWS 8  /* fewer are not worth a pass over the weights */
-#define FORGET     64 /* steps after which the time of decode rows alone is measured again */
-#define ALONE_S    .2 /* longest step of prompt rows alone: cancels and newcomers wait for it */
-#define ALONE_ROWS 64 /* but it has so many rows: fewer would cost prompts much of their speed */
+#define LEAST_ROWS  8  /* fewer are not worth a pass over the weights */
+#define PASS_S      .1 /* what a step may spend on prompt rows, for a factor of 2, even where its own share is less */
+#define MOST_FACTOR 8  /* however many wait, streams get one part of the time in so many */
+#define FORGET      64 /* steps after which the time of decode rows alone is measured again */
+#define MEMORY      .9 /* what a measured cost still counts for after the next one */
+#define ALONE_S     .2 /* longest step of prompt rows alone: cancels and newcomers wait for it */
+#define ALONE_ROWS  64 /* but it has so many rows: fewer would cost prompts much of their speed */
 
 static int size_class(int n)
 {
@@ -27,24 +30,70 @@ static double blend(double old, double new)
     return old * .75 + (new < 2 * old ? new : 2 * old) * .25;
 }
 
-int tern_pace_rows(struct tern_pace *p, int n_decode, int room)
+/* ---- what prompt rows cost: a line through the last measurements --------------------------------------------------
+ */
+
+/* Seconds per further row, between 0 and what a row costs if the pass itself costs nothing. */
+static double slope(const struct tern_pace_cost *c)
 {
+    double most = c->t / c->n, spread = c->nn * c->weight - c->n * c->n;
+    double s = spread > 1e-3 * c->n * c->n ? (c->nt * c->weight - c->n * c->t) / spread : most;
+    return s < 0 ? 0 : s < most ? s : most;
+}
+
+static double cost_of(const struct tern_pace_cost *c, double rows)
+{
+    return c->weight > 0 ? c->t / c->weight + slope(c) * (rows - c->n / c->weight) : 0;
+}
+
+/* How many rows cost so much; up to most. */
+static double rows_for(const struct tern_pace_cost *c, double seconds, double most)
+{
+    if (c->weight <= 0)
+        return LEAST_ROWS;
+    double s = slope(c), more = seconds - c->t / c->weight, rows = c->n / c->weight;
+    if (more >= s * (most - rows))
+        return most;
+    return s > 0 ? rows + more / s : 0;
+}
+
+static void learn_cost(struct tern_pace_cost *c, double rows, double seconds)
+{
+    double guess = cost_of(c, rows), t = seconds < 0 ? 0 : guess > 0 && seconds > 2 * guess ? 2 * guess : seconds;
+    c->weight = c->weight * MEMORY + 1;
+    c->n = c->n * MEMORY + rows;
+    c->t = c->t * MEMORY + t;
+    c->nn = c->nn * MEMORY + rows * rows;
+    c->nt = c->nt * MEMORY + rows * t;
+}
+
+/* ---- the share ----------------------------------------------------------------------------------------------------
+ */
+
+/* What a step with prompt rows may spend on them, when the share of a step is so much. */
+static double pass_seconds(double share, double factor)
+{
+    double s = PASS_S * (factor - 1) < ALONE_S ? PASS_S * (factor - 1) : ALONE_S;
+    return share > s ? share : s;
+}
+
+int tern_pace_rows(struct tern_pace *p, int n_decode, int n_prompts, int wanted, int room)
+{
+    int most = wanted < room ? wanted : room, c = size_class(n_decode);
     p->step++;
     if (!n_decode) {
-        double rows = p->row_s > 0 ? ALONE_S / p->row_s : room;
+        double rows = p->row_s > 0 ? ALONE_S / p->row_s : most;
         rows = rows > ALONE_ROWS ? rows : ALONE_ROWS;
-        return rows < room ? (int)rows : room;
+        return rows < most ? (int)rows : most;
     }
-    int c = size_class(n_decode);
     if (p->idle[c] <= 0 || p->step - p->idle_at[c] > FORGET)
         return 0;
-    p->rows = p->rows > LEAST_ROWS ? p->rows : LEAST_ROWS;
-    if (p->rows <= LEAST_ROWS) {
-        p->saved += p->idle[c] * (p->gap - 1);
-        if (p->saved < p->least_s)
-            return 0;
-    }
-    return p->rows < room ? (int)p->rows : room;
+    double fair = 2. * n_prompts / n_decode;
+    p->factor = fair < p->gap ? p->gap : fair < MOST_FACTOR || p->gap > MOST_FACTOR ? fair : MOST_FACTOR;
+    double share = p->idle[c] * (p->factor - 1), rows = rows_for(&p->cost, pass_seconds(share, p->factor), most);
+    rows = rows > LEAST_ROWS ? rows : LEAST_ROWS;
+    rows = rows < most ? rows : most;
+    return p->saved + share < cost_of(&p->cost, rows) ? 0 : (int)rows;
 }
 
 void tern_pace_learn(struct tern_pace *p, int n_decode, int n_prompt, double seconds)
@@ -58,18 +107,16 @@ void tern_pace_learn(struct tern_pace *p, int n_decode, int n_prompt, double sec
     if (!n_prompt) {
         p->idle[c] = blend(p->idle[c], seconds);
         p->idle_at[c] = p->step;
-        return;
     }
-    double allowed = p->idle[c] * (p->gap - 1), more = seconds - p->idle[c], factor = more > 0 ? allowed / more : 2;
-    if (p->rows <= LEAST_ROWS) {
-        p->least_s = blend(p->least_s, more > 0 ? more : 0);
-        p->saved -= more;
+    double factor = p->factor > 0 ? p->factor : p->gap, share = p->idle[c] * (factor - 1), cost = 0;
+    if (n_prompt) {
+        cost = seconds - p->idle[c];
+        learn_cost(&p->cost, n_prompt, cost);
     }
-    factor = factor < .5 ? .5 : factor > 1.5 ? 1.5 : factor;
-    if (n_prompt >= (int)p->rows || factor < 1) /* a short rest says nothing about longer steps */
-        p->rows = n_prompt * factor;
-    if (p->rows > LEAST_ROWS)
-        p->saved = 0;
-    else if (p->saved < -p->least_s) /* one slow step is not paid for by a long pause */
-        p->saved = -p->least_s;
+    double most = pass_seconds(share, factor);
+    p->saved += share - cost;
+    p->saved = p->saved > most    ? most
+               : p->saved < -most ? -most
+                                  : p->saved; /* one slow step is not paid for by a pause */
+    p->factor = 0;
 }

@@ -3,7 +3,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "server/ask.h"
+#include "server/api/ask.h"
 
 /* ---- life -------------------------------------------------------------------------------------------------------- */
 

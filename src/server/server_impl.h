@@ -11,7 +11,7 @@
 #include <pthread.h>
 #include "base/buf.h"
 #include "base/clock.h"
-#include "server/http.h"
+#include "server/http/http.h"
 #include "server/json.h"
 #include "server/server.h"
 

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-#include "server/ask.h"
+#include "server/api/ask.h"
 #define main make_text_model
 #include "../support/make_text_model.c"
 #undef main

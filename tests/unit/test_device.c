@@ -9,6 +9,21 @@
 #include "dev/dev.h"
 #include "tern/tern.h"
 
+/* Devices of this build need not be there on this machine. */
+static bool is_there(const struct tern_dev_ops *ops)
+{
+    char about[TERN_DEV_NAME];
+    return !ops->probe || ops->probe(about, NULL) == 0;
+}
+
+static const struct tern_dev_ops *first_there(void)
+{
+    int i = 0;
+    while (!is_there(tern_dev_at(i)))
+        i++;
+    return tern_dev_at(i);
+}
+
 static void test_names(void **state)
 {
     const struct tern_dev_ops *ops;
@@ -16,6 +31,11 @@ static void test_names(void **state)
     (void)state;
     assert_non_null(tern_dev_at(0));
     for (int i = 0; tern_dev_at(i); i++) {
+        if (!is_there(tern_dev_at(i))) {
+            assert_int_not_equal(tern_dev_find(&ops, tern_dev_at(i)->name, &err), 0);
+            assert_null(ops);
+            continue;
+        }
         assert_int_equal(tern_dev_find(&ops, tern_dev_at(i)->name, &err), 0);
         assert_ptr_equal(ops, tern_dev_at(i));
     }
@@ -23,7 +43,7 @@ static void test_names(void **state)
     const char *const first[] = {NULL, "auto"};
     for (int i = 0; i < 2; i++) {
         assert_int_equal(tern_dev_find(&ops, first[i], &err), 0);
-        assert_ptr_equal(ops, tern_dev_at(0));
+        assert_ptr_equal(ops, first_there());
     }
     const char *const bad[] = {"", "abacus", "cp", "cpu ", "CPU"};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
@@ -85,7 +105,7 @@ static void test_memory(void **state)
 {
     (void)state;
     for (int i = 0; tern_dev_at(i); i++)
-        for (int lazy = 0; lazy < 2; lazy++)
+        for (int lazy = 0; lazy < 2 && is_there(tern_dev_at(i)); lazy++)
             check_memory(tern_dev_at(i), lazy);
 }
 

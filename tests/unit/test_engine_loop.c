@@ -815,7 +815,7 @@ static void test_embeddings(void **state)
 /* A machine whose steps take fixed + per decode row + (a pass of prompt rows + per prompt row), with noise and hiccups.
  * Returns the mean of steps over that of decode rows alone, and *rows: prompt rows per step, *worst: the longest of all
  * steps but hiccups over the same. */
-static double pace_on(double pass, double per_row, int n_decode, double *rows, double *worst)
+static double pace_on(double pass, double per_row, int n_decode, int n_prompts, double *rows, double *worst)
 {
     struct tern_pace p = {.gap = 2};
     struct tern_rng g = {7};
@@ -823,7 +823,7 @@ static double pace_on(double pass, double per_row, int n_decode, double *rows, d
     enum { STEPS = 4000, WARM = 500 };
     *worst = 0;
     for (int i = 0; i < STEPS; i++) {
-        int r = tern_pace_rows(&p, n_decode, 512 - n_decode);
+        int r = tern_pace_rows(&p, n_decode, n_prompts, 100000, 512 - n_decode);
         double t = (idle + (r ? pass + per_row * r : 0)) * (.97 + .06 * tern_rng_f64(&g));
         bool hiccup = i % 301 == 5;
         tern_pace_learn(&p, n_decode, r, hiccup ? 10 * t : t);
@@ -841,26 +841,107 @@ static void test_pace(void **state)
 {
     (void)state;
     double rows, worst, mean;
-    /* A pass is cheap: each step has rows, and none is longer than allowed by more than what was not known. */
-    mean = pace_on(.001, .0005, 32, &rows, &worst);
-    assert_true(mean > 1.5 && mean < 2.1 && rows > 20 && worst < 3.5);
-    /* A pass alone costs more than a step may: then on average. */
-    mean = pace_on(.02, .002, 1, &rows, &worst);
-    assert_true(mean > 1.6 && mean < 2.15 && rows > .5 && rows < 8);
+    /* A pass is cheap: the factor holds, and no step is longer than what one may spend on prompt rows. */
+    mean = pace_on(.001, .0005, 32, 1, &rows, &worst);
+    assert_true(mean > 1.8 && mean < 2.1 && rows > 30 && worst < 8);
+    /* A pass costs more than the share of a step: then on average, and most of the share goes into rows. */
+    mean = pace_on(.02, .002, 1, 1, &rows, &worst);
+    assert_true(mean > 1.8 && mean < 2.15 && rows > 1.5 && rows < 2.3 && worst < 30);
+    /* More wait than stream: they have more of the time. */
+    mean = pace_on(.02, .002, 6, 12, &rows, &worst);
+    assert_true(mean > 3.6 && mean < 4.3 && rows > 7);
+    /* But streams have a part in any case. */
+    mean = pace_on(.02, .002, 1, 1000, &rows, &worst);
+    assert_true(mean > 7 && mean < 8.5);
     /* Prompt rows are almost free: all that a step takes. */
-    mean = pace_on(0, 1e-6, 8, &rows, &worst);
+    mean = pace_on(0, 1e-6, 8, 1, &rows, &worst);
     assert_true(mean < 1.2 && rows > 300);
     /* Nobody waits for tokens: all that a step takes, unless that is long. */
     struct tern_pace p = {.gap = 2};
-    assert_int_equal(tern_pace_rows(&p, 0, 512), 512);
+    assert_int_equal(tern_pace_rows(&p, 0, 1, 9999, 512), 512);
     tern_pace_learn(&p, 0, 512, 1.024);
-    assert_int_equal(tern_pace_rows(&p, 0, 512), 100);
+    assert_int_equal(tern_pace_rows(&p, 0, 1, 9999, 512), 100);
     for (int i = 0; i < 50; i++)
         tern_pace_learn(&p, 0, 100, 100);
-    assert_int_equal(tern_pace_rows(&p, 0, 512), 64);
+    assert_int_equal(tern_pace_rows(&p, 0, 1, 9999, 512), 64);
+    assert_int_equal(tern_pace_rows(&p, 0, 1, 9, 512), 9);
     for (int i = 0; i < 100; i++)
         tern_pace_learn(&p, 0, 64, .001);
-    assert_int_equal(tern_pace_rows(&p, 0, 512), 512);
+    assert_int_equal(tern_pace_rows(&p, 0, 1, 9999, 512), 512);
+}
+
+/* Requests by a clock that is computed: the machine above with the times of SmolLM2 on two cores. */
+enum { MOST = 64 };
+
+struct crowd {
+    int n, prompt[MOST], reply[MOST]; /* rows that are left */
+    double first[MOST], last[MOST], now, sum_gap, worst_gap;
+    int n_gaps;
+};
+
+static double crowd_step(int n_decode, int n_prompt)
+{
+    return (n_decode ? .005 + .0009 * n_decode : 0) + (n_prompt ? .015 + .0014 * n_prompt : 0);
+}
+
+/* All arrive at once and go in order, each with so many tokens of prompt and reply. */
+static void run_crowd(struct crowd *c)
+{
+    struct tern_pace p = {.gap = 2};
+    for (int left = c->n; left;) {
+        int n_decode = 0, n_prompts = 0, wanted = 0, rows = 0, used = 0;
+        for (int i = 0; i < c->n; i++) {
+            n_decode += !c->prompt[i] && c->reply[i];
+            n_prompts += c->prompt[i] > 0;
+            wanted += c->prompt[i];
+        }
+        if (n_prompts)
+            rows = tern_pace_rows(&p, n_decode, n_prompts, wanted, 512 - n_decode);
+        assert_true(rows >= 0 && rows <= wanted && rows <= 512 - n_decode);
+        double t = crowd_step(n_decode, rows);
+        c->now += t;
+        tern_pace_learn(&p, n_decode, rows, t);
+        for (int i = 0; i < c->n; i++) {
+            if (!c->prompt[i] && c->reply[i]) {
+                double gap = c->now - c->last[i];
+                c->sum_gap += gap;
+                c->worst_gap = fmax(c->worst_gap, gap);
+                c->n_gaps++;
+                c->last[i] = c->now;
+                left -= --c->reply[i] == 0;
+            }
+            int n = c->prompt[i] < rows - used ? c->prompt[i] : rows - used;
+            used += n;
+            c->prompt[i] -= n;
+            if (n && !c->prompt[i])
+                c->first[i] = c->last[i] = c->now;
+        }
+    }
+}
+
+static void test_pace_of_a_crowd(void **state)
+{
+    (void)state;
+    /* 32 requests of 256 and 128 tokens: not much longer than their rows take at best, the first tokens come evenly,
+     * and no stream waits for long. */
+    struct crowd c = {.n = 32};
+    for (int i = 0; i < c.n; i++) {
+        c.prompt[i] = 256;
+        c.reply[i] = 128;
+    }
+    run_crowd(&c);
+    double at_best = 32 * 256 * .0014 + 128 * crowd_step(32, 0);
+    assert_true(c.now < 1.3 * at_best);
+    assert_true(c.first[15] < .45 * c.now && c.worst_gap < .3);
+    /* A long prompt among eight streams doubles the time between their tokens, and comes through. */
+    struct crowd l = {.n = 9};
+    for (int i = 0; i < 8; i++)
+        l.reply[i] = 800;
+    l.prompt[8] = 4096;
+    l.reply[8] = 1;
+    run_crowd(&l);
+    assert_true(l.first[8] > 0 && l.first[8] < 2.3 * 4096 * .0014 + .5);
+    assert_true(l.sum_gap / l.n_gaps < 2.05 * crowd_step(8, 0) && l.worst_gap < .15);
 }
 
 /* ---- prefix cache -------------------------------------------------------------------------------------------------
@@ -940,6 +1021,7 @@ int main(void)
         cmocka_unit_test(test_top_logprobs),
         cmocka_unit_test(test_embeddings),
         cmocka_unit_test(test_pace),
+        cmocka_unit_test(test_pace_of_a_crowd),
         cmocka_unit_test(test_prefix),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

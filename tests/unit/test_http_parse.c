@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <cmocka.h>
-#include "server/http_parse.h"
+#include "server/http/parse.h"
 #include "server/json.h"
 
 #define LINE "POST /v1/x HTTP/1.1\r\nHost: a\r\n"

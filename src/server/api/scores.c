@@ -2,7 +2,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "server/ask.h"
+#include "server/api/ask.h"
 
 static json_t *probability(double p)
 {

@@ -1,11 +1,11 @@
-/* server/http_impl.h - what listeners and connections share. */
+/* server/http/impl.h - what listeners and connections share. */
 #ifndef TERN_SERVER_HTTP_IMPL_H
 #define TERN_SERVER_HTTP_IMPL_H
 
 #include <event2/event.h>
 #include <event2/listener.h>
 #include <openssl/ssl.h>
-#include "server/http.h"
+#include "server/http/http.h"
 
 struct tern_http_conn;
 

@@ -1,4 +1,4 @@
-#include "server/http_parse.h"
+#include "server/http/parse.h"
 
 #include <ctype.h>
 #include <stdlib.h>

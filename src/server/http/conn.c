@@ -10,7 +10,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "server/http_impl.h"
+#include "server/http/impl.h"
 
 enum state {
     HEAD,   /* a request may begin */

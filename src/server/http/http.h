@@ -1,4 +1,4 @@
-/* server/http.h - connections: requests come in whole, answers go out at once or piece by piece.
+/* server/http/http.h - connections: requests come in whole, answers go out at once or piece by piece.
  *
  * Sockets, TLS, deadlines, limits and keep-alive stay behind this header, and with them libevent's connections; what
  * answers requests sees calls.  Everything here belongs to the thread that runs the event base.
@@ -12,7 +12,7 @@
 #include <stddef.h>
 #include "base/buf.h"
 #include "base/err.h"
-#include "server/http_parse.h"
+#include "server/http/parse.h"
 
 struct event_base;
 struct tern_http;

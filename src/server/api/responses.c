@@ -2,7 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "server/ask.h"
+#include "server/api/ask.h"
 
 #define AT TERN_ASK_AT
 

@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "server/ask.h"
+#include "server/api/ask.h"
 
 #define MAX_TOOLS     1024
 #define MAX_TOOL_NAME 128

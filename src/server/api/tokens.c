@@ -1,7 +1,7 @@
 /* POST /tokenize, /detokenize, /apply-template; GET /tokenizer_info: texts, and no computing. */
 #include <string.h>
 
-#include "server/ask.h"
+#include "server/api/ask.h"
 
 struct text_request {
     const char *model;

@@ -14,7 +14,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#include "server/http_impl.h"
+#include "server/http/impl.h"
 
 #define BACKLOG 1024
 

@@ -2,7 +2,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "server/ask.h"
+#include "server/api/ask.h"
 
 static const struct tern_field fields[] = {
     TERN_ASK_COMMON_FIELDS,

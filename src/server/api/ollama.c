@@ -5,7 +5,7 @@
 #include <sys/stat.h>
 #include <time.h>
 
-#include "server/ask.h"
+#include "server/api/ask.h"
 
 #define AT TERN_ASK_AT
 

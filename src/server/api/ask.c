@@ -1,4 +1,4 @@
-#include "server/ask.h"
+#include "server/api/ask.h"
 
 #include <errno.h>
 #include <math.h>

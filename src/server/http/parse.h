@@ -1,4 +1,4 @@
-/* server/http_parse.h - heads and bodies of HTTP/1.x requests, read strictly.
+/* server/http/parse.h - heads and bodies of HTTP/1.x requests, read strictly.
  *
  * What two readers could understand in two ways is refused, because a proxy in front of the server may be the other
  * reader: two lengths, a length beside chunks, bare line feeds, blanks before a colon, folded lines, control

@@ -1,4 +1,4 @@
-/* server/ask.h - what a request says about generation, whichever API it came through.
+/* server/api/ask.h - what a request says about generation, whichever API it came through.
  *
  * Each API has a table of its own names; all tables fill this struct.  tern_ask_request turns it into the loop's
  * request.  Pointers refer to the job's JSON. */

@@ -1,0 +1,49 @@
+# The device `cuda`: kernels compiled by nvcc into files of machine code that become part of the library.  The driver is
+# found at run time, so nothing of CUDA is linked and the program runs where there is none.
+#
+#   TERN_CUDA        AUTO: where an nvcc is found; ON: or stop; OFF
+#   TERN_CUDA_ARCH   what kernels are compiled for: compute capabilities, of which the last serves newer cards too
+set(TERN_CUDA OFF CACHE STRING "the device cuda: AUTO, ON or OFF")
+set(TERN_CUDA_ARCH "80;86;89;90" CACHE STRING "compute capabilities that kernels are compiled for")
+set(tern_cuda_objects)
+set(tern_cuda_definitions)
+
+if(TERN_CUDA AND NOT CMAKE_CROSSCOMPILING)
+  find_program(TERN_NVCC nvcc HINTS $ENV{CUDA_HOME}/bin $ENV{CUDA_PATH}/bin /usr/local/cuda/bin)
+endif()
+if(NOT TERN_CUDA OR NOT TERN_NVCC)
+  if(TERN_CUDA STREQUAL "ON")
+    message(FATAL_ERROR "TERN_CUDA is ON and no nvcc was found (CUDA_HOME says where it is)")
+  endif()
+  list(REMOVE_ITEM tern_devices cuda)
+  return()
+endif()
+
+set(codes)
+foreach(arch ${TERN_CUDA_ARCH})
+  list(APPEND codes -gencode=arch=compute_${arch},code=sm_${arch})
+endforeach()
+list(GET TERN_CUDA_ARCH -1 newest)
+string(REGEX REPLACE "a$" "" newest "${newest}")
+list(APPEND codes -gencode=arch=compute_${newest},code=compute_${newest})
+
+# Headers are few: each kernel file depends on all of them.
+file(GLOB cuda_headers CONFIGURE_DEPENDS src/dev/cuda/*.cuh src/dev/cuda/*.h src/dev/cuda/*.def)
+file(GLOB cuda_sources CONFIGURE_DEPENDS src/dev/cuda/*.cu)
+foreach(source ${cuda_sources})
+  get_filename_component(name ${source} NAME_WE)
+  set(fatbin ${CMAKE_CURRENT_BINARY_DIR}/cuda/${name}.fatbin)
+  set(object ${CMAKE_CURRENT_BINARY_DIR}/cuda/${name}_fatbin.c)
+  file(GENERATE OUTPUT ${object} CONTENT "extern const unsigned char tern_cuda_fatbin_${name}[];
+__asm__(\".section .rodata\\n.balign 64\\n.globl tern_cuda_fatbin_${name}\\n.hidden tern_cuda_fatbin_${name}\\n\"
+        \"tern_cuda_fatbin_${name}:\\n.incbin \\\"${fatbin}\\\"\\n.previous\\n\");
+")
+  add_custom_command(OUTPUT ${fatbin}
+    COMMAND ${CMAKE_COMMAND} -E make_directory ${CMAKE_CURRENT_BINARY_DIR}/cuda
+    COMMAND ${TERN_NVCC} -fatbin -std=c++17 -O3 ${codes} -I${CMAKE_CURRENT_SOURCE_DIR}/src
+            -I${CMAKE_CURRENT_SOURCE_DIR}/include -o ${fatbin} ${source}
+    DEPENDS ${source} ${cuda_headers} VERBATIM)
+  set_source_files_properties(${object} PROPERTIES OBJECT_DEPENDS ${fatbin})
+  list(APPEND tern_cuda_objects ${object})
+endforeach()
+set(tern_cuda_definitions TERN_CUDA)

@@ -1,0 +1,243 @@
+/* dev/cuda/cuda.h - what the files of the CUDA device share.
+ *
+ *   driver.c      the driver, found when it is needed
+ *   card.c        cards, their kernels; which of them serves
+ *   device.c      opening, the queue, faults, the table of operations
+ *   memory.c      memory of a card, mapped as it is used; copies
+ *   step.c        the tables of a step (tables.h)
+ *   weights.c     weights: the panels of kernel/pack.h, as they are
+ *   products.c    products of rows with weights           (products.cu, gemm.cu)
+ *   rows.c        operations on one row at a time         (rows.cu)
+ *   experts.c     routing, experts                        (experts.cu)
+ *   delta.c       layers with a recurrent state           (delta.cu)
+ *   attn*.c encode*.c   append, attention, recode         (attn*.cu, encode*.cu)
+ *
+ * Kernels are queued on the device's stream in the order of the calls.  While a step is in hand they are written down
+ * first, and go out together (tern_cuda_flush): at its end, or before a copy. */
+#ifndef TERN_DEV_CUDA_H
+#define TERN_DEV_CUDA_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include "dev/cuda/driver.h"
+#include "dev/cuda/tables.h"
+#include "dev/dev.h"
+#include "kernel/pack.h"
+
+enum tern_cuda_kernel {
+#define TERN_CUDA_KERNEL(file, name) TERN_CUDA_K_##name,
+#include "dev/cuda/kernels.def"
+#undef TERN_CUDA_KERNEL
+    TERN_CUDA_KERNELS
+};
+
+/* A card and what the process has on it: opened once, until the process ends. */
+struct tern_cuda_card {
+    int number;
+    char name[96];
+    tern_cu_device device;
+    tern_cu_context context;
+    int major, minor, processors;
+    size_t memory;      /* bytes in all */
+    int shared_most;    /* bytes of shared memory that a block may take */
+    size_t granularity; /* of mappings */
+    tern_cu_function kernel[TERN_CUDA_KERNELS];
+    _Atomic unsigned shared_asked[TERN_CUDA_KERNELS];
+};
+
+/* Card `number`, opened: TERN_EUNSUPPORTED with one sentence where it cannot serve.  Any thread. */
+int tern_cuda_card(struct tern_cuda_card **out, int number, tern_error *err);
+const char *tern_cuda_kernel_name(enum tern_cuda_kernel k);
+
+struct tern_dev_mem {
+    tern_cu_address p;
+    size_t bytes;
+    struct tern_cuda_card *card;
+    /* Mapped as it is used: chunk i is there where there[i] is not 0.  chunk 0: all of it is there. */
+    size_t chunk, n_chunks;
+    unsigned long long *there;
+    pthread_mutex_t lock;
+};
+
+struct tern_dev_form {
+    struct tern_packed m; /* the first matrix of the stack; no data */
+    struct tern_panel_layout at;
+    struct tern_dev_mem *mem;
+    tern_cu_address p; /* its panels; 0 before weight_place */
+};
+
+/* A kernel that waits to be queued. */
+struct tern_cuda_call {
+    enum tern_cuda_kernel kernel;
+    unsigned grid[3], block, shared;
+    size_t args, bytes; /* where its arguments lie in the list's bytes */
+};
+
+struct tern_cuda_list {
+    struct tern_cuda_call *calls;
+    uint8_t *args;
+    size_t n, cap, used, args_cap;
+};
+
+/* Pinned bytes of the host, copied to the card at the beginning of a step. */
+struct tern_cuda_upload {
+    uint8_t *host[2];
+    tern_cu_event copied[2];
+    int turn;
+    tern_cu_address p;
+    size_t bytes, used; /* room, taken */
+};
+
+struct tern_cuda_attn; /* of attn.c: what it needs besides */
+
+struct tern_cuda {
+    struct tern_dev dev;
+    struct tern_cuda_card *card;
+    struct tern_pool *pool; /* borrowed; NULL: for memory and copies alone */
+    tern_cu_stream stream;
+    tern_error fault; /* the first thing that went wrong; nothing is queued after it */
+    bool lost;        /* and nothing ever will */
+    bool in_step;
+    struct tern_cuda_list list;
+    struct tern_cuda_graphs *graphs;
+    struct tern_cuda_upload upload;
+    struct tern_cuda_tables tables; /* of the step in hand */
+    struct tern_dev_step step;      /* as begin was told */
+    struct tern_dev_limits limits;  /* but for what it points to */
+    struct tern_cuda_attn *attn;
+    /* Scratch of products: decode rows as int8, prompt rows as 16-bit floats with a scale each, weights of a product.
+     */
+    tern_cu_address q8, half, half_scale, dense;
+    size_t dense_bytes;
+    int q8_rows, max_k;
+    struct {
+        tern_cu_address x; /* the rows that q8 holds, until they are written again; 0: none */
+        size_t stride;
+        int row0, n, k;
+    } quantized;
+    tern_cu_address pairs; /* of experts.c */
+    size_t bytes;          /* of the card's memory, all of the above */
+};
+
+extern const struct tern_dev_ops tern_dev_cuda;
+
+static inline struct tern_cuda *tern_cuda_of(struct tern_dev *d)
+{
+    return (struct tern_cuda *)d;
+}
+
+/* ---- addresses of handles ---- */
+
+static inline tern_cu_address tern_cuda_rows_at(struct tern_dev_rows r)
+{
+    return r.mem->p + r.at * sizeof(float);
+}
+
+static inline tern_cu_address tern_cuda_vec_at(struct tern_dev_vec v)
+{
+    return v.mem ? v.mem->p + v.at * sizeof(float) : 0;
+}
+
+/* ---- the queue (device.c) ---- */
+
+/* Queues kernel k; args (bytes of its struct) are copied.  An empty grid is nothing.  shared: dynamic bytes.  A step
+ * whose kernels, grids and arguments are those of an earlier one goes out as one graph (graph.c): so let arguments hold
+ * what changes rarely, and positions and lengths come from the tables. */
+void tern_cuda_launch(struct tern_cuda *d, enum tern_cuda_kernel k, unsigned x, unsigned y, unsigned z,
+                      unsigned threads, unsigned shared, const void *args, size_t bytes);
+/* Sends out what is written down. */
+void tern_cuda_flush(struct tern_cuda *d);
+/* Remembers what went wrong, first come.  rc 0 is nothing.  True where nothing did. */
+bool tern_cuda_ok(struct tern_cuda *d, tern_cu_result rc, const char *doing);
+/* As one graph, where the list in hand has been seen before: true, and it is queued.  launch: queues it plainly. */
+bool tern_cuda_graph_run(struct tern_cuda *d, void (*launch)(struct tern_cuda *d));
+void tern_cuda_graph_close(struct tern_cuda *d);
+/* Memory of the card for scratch, all 0, counted in d->bytes; freed by close of who took it. */
+int tern_cuda_take(struct tern_cuda *d, tern_cu_address *out, size_t bytes, tern_error *err);
+void tern_cuda_give(struct tern_cuda *d, tern_cu_address p);
+/* This thread works on the card from here on. */
+void tern_cuda_enter(const struct tern_cuda *d);
+
+/* ---- memory (memory.c) ---- */
+
+/* TERN_ENOMEM with what the card has left. */
+int tern_cuda_full(const struct tern_cuda *d, size_t bytes, tern_error *err);
+
+int tern_cuda_reserve(struct tern_dev *d, struct tern_dev_mem **out, size_t bytes, bool lazy, tern_error *err);
+void tern_cuda_release(struct tern_dev *d, struct tern_dev_mem *m);
+int tern_cuda_adopt(struct tern_dev *d, struct tern_dev_mem **out, const void *host, size_t bytes, tern_error *err);
+void tern_cuda_copy_in(struct tern_dev *d, struct tern_dev_mem *to, size_t at, const void *host, size_t bytes);
+void tern_cuda_copy_out(struct tern_dev *d, void *host, const struct tern_dev_mem *from, size_t at, size_t bytes);
+void tern_cuda_copy(struct tern_dev *d, struct tern_dev_mem *to, size_t to_at, const struct tern_dev_mem *from,
+                    size_t from_at, size_t bytes);
+void tern_cuda_zero(struct tern_dev *d, struct tern_dev_mem *m, size_t at, size_t bytes);
+void tern_cuda_discard(struct tern_dev *d, struct tern_dev_mem *m, size_t at, size_t bytes);
+/* These bytes can be written from here on: whatever of them is not there yet is mapped, all 0. */
+int tern_cuda_map(struct tern_cuda *d, struct tern_dev_mem *m, size_t at, size_t bytes, tern_error *err);
+
+/* ---- a step (step.c) ---- */
+
+int tern_cuda_step_open(struct tern_cuda *d, const struct tern_dev_limits *l, tern_error *err);
+void tern_cuda_step_close(struct tern_cuda *d);
+void tern_cuda_begin(struct tern_dev *d, const struct tern_dev_step *s);
+void tern_cuda_end(struct tern_dev *d);
+/* Bytes for the card that are known when the step begins, or later in it: copied now, there (at the address answered)
+ * before any kernel of the step runs.  What all calls of a step take is at most tern_cuda_upload_most of the limits. */
+tern_cu_address tern_cuda_send(struct tern_cuda *d, const void *host, size_t bytes);
+
+/* ---- attention's own (attn.c): called by prepare, close, begin (after the tables are there), end ---- */
+
+size_t tern_cuda_attn_upload(const struct tern_dev_limits *l); /* most bytes that it sends in a step */
+int tern_cuda_attn_open(struct tern_cuda *d, const struct tern_dev_limits *l, tern_error *err);
+void tern_cuda_attn_close(struct tern_cuda *d);
+void tern_cuda_attn_begin(struct tern_cuda *d);
+void tern_cuda_attn_end(struct tern_cuda *d);
+void tern_cuda_append(struct tern_dev *d, int layer, struct tern_dev_rows k, struct tern_dev_rows v);
+void tern_cuda_attention(struct tern_dev *d, const struct tern_attn_shape *shape, struct tern_dev_rows q,
+                         struct tern_dev_rows out);
+void tern_cuda_recode(struct tern_dev *d, int layer, const struct tern_dev_job *from, struct tern_dev_rows k,
+                      struct tern_dev_rows v);
+
+/* ---- the other operations (dev.h) ---- */
+
+int tern_cuda_products_open(struct tern_cuda *d, tern_error *err); /* scratch, by d->limits; given back by close */
+int tern_cuda_experts_open(struct tern_cuda *d, tern_error *err);
+
+int tern_cuda_weight_plan(struct tern_dev *d, struct tern_dev_weight *w, const struct tern_weight_source *s, int64_t n,
+                          int64_t k, int stack, tern_error *err);
+size_t tern_cuda_weight_bytes(const struct tern_dev_weight *w);
+void tern_cuda_weight_about(const struct tern_dev_weight *w, struct tern_dev_about *out);
+void tern_cuda_weight_place(struct tern_dev *d, struct tern_dev_weight *w, struct tern_dev_mem *m, size_t at);
+int tern_cuda_weight_load(struct tern_dev *d, const struct tern_dev_weight *w, const struct tern_dev_source *from,
+                          tern_error *err);
+void tern_cuda_weight_drop(struct tern_dev *d, struct tern_dev_weight *w);
+void tern_cuda_weight_out(struct tern_dev *d, float *host, const struct tern_dev_weight *w, int matrix, int row, int n);
+void tern_cuda_embed(struct tern_dev *d, struct tern_dev_rows x, const struct tern_dev_weight *table, int n_rows,
+                     float scale);
+void tern_cuda_norm(struct tern_dev *d, struct tern_dev_rows y, struct tern_dev_rows x, struct tern_dev_vec w,
+                    float eps, int n_rows);
+void tern_cuda_add(struct tern_dev *d, struct tern_dev_rows y, struct tern_dev_rows a, struct tern_dev_rows b,
+                   int n_rows);
+void tern_cuda_scale(struct tern_dev *d, struct tern_dev_rows x, int n_rows, float factor);
+void tern_cuda_matmul(struct tern_dev *d, const struct tern_matmul *m, int n_m, struct tern_dev_rows x, int n_rows,
+                      int n_wide);
+void tern_cuda_rope_table(struct tern_dev *d, struct tern_dev_vec cos, struct tern_dev_vec sin,
+                          struct tern_dev_vec freq, int n_rot, float magnitude, int n_rows);
+void tern_cuda_heads(struct tern_dev *d, const struct tern_heads *h, int n_rows);
+void tern_cuda_copy_heads(struct tern_dev *d, struct tern_dev_rows to, size_t to_head, struct tern_dev_rows from,
+                          size_t from_head, int n_heads, int n, int n_rows);
+void tern_cuda_glu(struct tern_dev *d, struct tern_dev_rows gate, struct tern_dev_rows up, int n_rows,
+                   enum tern_gate act);
+void tern_cuda_softcap(struct tern_dev *d, struct tern_dev_rows x, int n_rows, float cap);
+void tern_cuda_gate(struct tern_dev *d, struct tern_dev_rows x, struct tern_dev_rows g, int n_rows);
+void tern_cuda_stack(struct tern_dev *d, const struct tern_stack *s, int n_rows, int n_wide);
+void tern_cuda_route(struct tern_dev *d, const struct tern_route *r, struct tern_dev_rows logits,
+                     struct tern_dev_vec ids, struct tern_dev_vec weights, int n_rows);
+void tern_cuda_experts(struct tern_dev *d, const struct tern_experts *e, struct tern_dev_rows y, struct tern_dev_rows x,
+                       struct tern_dev_vec ids, struct tern_dev_vec weights, int n_rows, int n_wide);
+void tern_cuda_delta(struct tern_dev *d, int layer, const struct tern_delta *l, const struct tern_delta_io *io,
+                     int n_rows);
+void tern_cuda_pick(struct tern_dev *d, struct tern_dev_rows y, struct tern_dev_rows x, const int *rows, int n);
+
+#endif

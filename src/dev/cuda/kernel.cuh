@@ -1,0 +1,28 @@
+/* dev/cuda/kernel.cuh - what all kernels begin with.
+ *
+ * A kernel takes one struct by value: TERN_CUDA_KERNEL_BEGIN(name, struct args) { ... a.member ... }.  Its launch may
+ * overlap with the end of the kernel before it: nothing that another kernel wrote may be read before cuda_wait(), and
+ * every thread of every kernel calls it. */
+#ifndef TERN_DEV_CUDA_KERNEL_CUH
+#define TERN_DEV_CUDA_KERNEL_CUH
+
+#include <stdint.h>
+
+#define TERN_CUDA_KERNEL_BEGIN(name, args, threads, blocks) \
+    extern "C" __global__ void __launch_bounds__(threads, blocks) tern_cuda_k_##name(const __grid_constant__ args a)
+
+/* Waits for the kernel before this one, whose memory is seen from here on; lets the next one start to do so. */
+__device__ static inline void cuda_wait()
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+template <class T> __device__ static inline T *cuda_at(uint64_t address)
+{
+    return reinterpret_cast<T *>(address);
+}
+
+#endif
