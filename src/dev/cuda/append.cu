@@ -91,12 +91,14 @@ TERN_CUDA_KERNEL_BEGIN(append, tern_cuda_append_args, THREADS, 1)
         put_sink(l, sink_at(a.t, l, j, head), tile);
 }
 
-/* The newest staging tiles become the sequence's own. */
+/* The newest staging tiles, as many as a sequence keeps, become its own. */
 TERN_CUDA_KERNEL_BEGIN(keep, tern_cuda_append_args, THREADS, 1)
 {
     cuda_wait();
     const tern_cuda_unit unit = cuda_at<const tern_cuda_unit>(a.units)[blockIdx.x];
     const tern_cuda_job &j = cuda_at<const tern_cuda_job>(a.t.jobs)[unit.job];
+    if (unit.page < (j.pos0 + j.n_rows + 63) / 64 - a.l.ring)
+        return;
     copy_bytes(own_tile(a.t, a.l, j, unit.page, blockIdx.y),
                work_tile(a.t, a.l, a.stage, unit.job, unit.page, blockIdx.y), a.l.tile_bytes);
 }
