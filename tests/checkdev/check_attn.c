@@ -12,7 +12,7 @@ static int failures;
 struct script {
     const char *name;
     bool together, all_wide;
-    int cut; /* tokens of a first step; 0: no cut */
+    int cut;             /* tokens of a first step; 0: no cut */
     int decoded, drafts; /* tokens at the end that are decoded, and how many at a time */
 };
 
@@ -121,8 +121,8 @@ static void check(const char *device, struct tern_pool *pool, const struct confi
     for (int i = 0; i < seqs.n; i++)
         rows += seqs.len[i];
     layer_init(&l, cfg);
-    (void)snprintf(label, sizeof label, "%s/%s %dx%d h%d g%d f%d w%d%s r%d%s%s c%d%s%s", cfg->k, cfg->v, cfg->dk, cfg->dv,
-                   cfg->n_kv, cfg->group, l.kv.first, cfg->window, cfg->chunked ? "c" : "", cfg->recent,
+    (void)snprintf(label, sizeof label, "%s/%s %dx%d h%d g%d f%d w%d%s r%d%s%s c%d%s%s", cfg->k, cfg->v, cfg->dk,
+                   cfg->dv, cfg->n_kv, cfg->group, l.kv.first, cfg->window, cfg->chunked ? "c" : "", cfg->recent,
                    cfg->cond ? " cond" : "", cfg->latent ? " latent" : "", (int)cfg->softcap,
                    cfg->coded32 ? " f32 tile" : "", cfg->wild ? " wild" : "");
     const size_t pages = (size_t)(seqs.max / TERN_PAGE + 1) * (size_t)seqs.n;
@@ -150,9 +150,13 @@ static void check(const char *device, struct tern_pool *pool, const struct confi
 static const int short_lens[] = {1, 63, 64, 65, 128, 129, 200, 333};
 static const int wild_lens[] = {64, 130, 256};
 static const int long_lens[] = {1024, 1100, 2500, 4097};
-#define SEQS(lens) (struct seqs){sizeof lens / sizeof *lens, lens[sizeof lens / sizeof *lens - 1] + 1, lens}
+#define SEQS(lens)                                                                 \
+    (struct seqs)                                                                  \
+    {                                                                              \
+        sizeof lens / sizeof *lens, lens[sizeof lens / sizeof *lens - 1] + 1, lens \
+    }
 
-static const char *const schemes[] = {"f32", "f16", "bf16", "q8",      "l4",      "l3",  "l2",    "t4",
+static const char *const schemes[] = {"f32", "f16", "bf16", "q8",      "l4",      "l3",    "l2",   "t4",
                                       "t3",  "t2",  "g16",  "affine8", "affine4", "g16_3", "g16_2"};
 #define N_SCHEMES (sizeof schemes / sizeof *schemes)
 

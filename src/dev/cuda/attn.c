@@ -229,8 +229,7 @@ static void run_encode(struct tern_cuda *d, struct tern_cuda_append_args *a, str
         const unsigned dim = (unsigned)s->dim, vectors = 32 * (dim + 1) * 4 + 256 + 2048 + 32 * dim;
         if (s->form < TERN_CUDA_CODES)
             continue;
-        while (s->trellis && threads > 64 &&
-               vectors + threads / 32 * TERN_CUDA_CHAIN > (unsigned)d->card->shared_most)
+        while (s->trellis && threads > 64 && vectors + threads / 32 * TERN_CUDA_CHAIN > (unsigned)d->card->shared_most)
             threads /= 2;
         const unsigned all = vectors + (s->trellis ? threads / 32 * TERN_CUDA_CHAIN : 0);
         shared = all > shared ? all : shared;
@@ -370,8 +369,7 @@ void tern_cuda_attention(struct tern_dev *dev, const struct tern_attn_shape *sha
         cut_plain(&a, lists->wide);
         run_plain(d, TERN_CUDA_K_attn_wide, &a, 1);
         cut_plain(&a, lists->narrow);
-        run_plain(d, TERN_CUDA_K_attn_range, &a,
-                  (unsigned)most_ranges(d, c, &d->step.caches[c].layers[shape->layer]));
+        run_plain(d, TERN_CUDA_K_attn_range, &a, (unsigned)most_ranges(d, c, &d->step.caches[c].layers[shape->layer]));
         run_plain(d, TERN_CUDA_K_attn_finish, &a, 1);
     }
     if (t->waits[shape->layer] && !t->stage_set[shape->layer])

@@ -208,8 +208,8 @@ int tern_cuda_attn_layers(struct tern_cuda *d, const struct tern_dev_limits *l, 
     TERN_TRY(tern_alloc(&w.host, w.used, 1, err));
     w.base = t->constants;
     lay_out(t, &w, l);
-    TERN_TRY(tern_cu_error(tern_cu.cuMemcpyHtoDAsync_v2(t->constants, w.host, w.used, d->stream),
-                           "copying to the card", err));
+    TERN_TRY(tern_cu_error(tern_cu.cuMemcpyHtoDAsync_v2(t->constants, w.host, w.used, d->stream), "copying to the card",
+                           err));
     TERN_TRY(tern_cu_error(tern_cu.cuStreamSynchronize(d->stream), "copying to the card", err));
 out:
     tern_free(w.host);
