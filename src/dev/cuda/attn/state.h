@@ -1,8 +1,8 @@
-/* dev/cuda/attn_state.h - what the host keeps for append and attention.  Private to attn*.c. */
+/* dev/cuda/attn/state.h - what the host keeps for append and attention.  Private to dev/cuda/attn. */
 #ifndef TERN_DEV_CUDA_ATTN_STATE_H
 #define TERN_DEV_CUDA_ATTN_STATE_H
 
-#include "dev/cuda/attn.h"
+#include "dev/cuda/attn/args.h"
 #include "dev/cuda/cuda.h"
 
 /* Units of a step on the card, and most rows of one. */
@@ -32,7 +32,7 @@ struct tern_cuda_attn {
     int first_narrow;              /* row */
 };
 
-/* t->layers and t->constants (attn_layers.c). */
+/* t->layers and t->constants (layers.c). */
 int tern_cuda_attn_layers(struct tern_cuda *d, const struct tern_dev_limits *l, tern_error *err);
 
 #endif

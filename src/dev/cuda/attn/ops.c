@@ -5,7 +5,7 @@
 #include <math.h>
 #include <string.h>
 #include "base/mem.h"
-#include "dev/cuda/attn_state.h"
+#include "dev/cuda/attn/state.h"
 
 static int take(void *out, size_t n, size_t size, tern_error *err)
 {

@@ -2,9 +2,7 @@
 #include <math.h>
 #include <string.h>
 #include "base/mem.h"
-#include "dev/cuda/attn_state.h"
-#include "kernel/kvq_encode_impl.h"
-#include "kernel/kvq_mix_impl.h"
+#include "dev/cuda/attn/state.h"
 
 /* Constants are laid out twice: first to learn how much there is, then for good. */
 struct writer {
@@ -107,6 +105,24 @@ static void put_tables(struct tern_cuda_side *to, const struct tern_kv_codec *co
     }
 }
 
+/* The matrix across the runs of a rotation, [parts][parts] as its columns come out of the rotation itself: of 16 dims
+ * a run, whose transform of 4 * (1, 0, 0 ..) is all 1. */
+static tern_cu_address put_across(struct writer *w, int parts)
+{
+    enum { RUN = 16, MOST = 7 };
+    float x[RUN * MOST] __attribute__((aligned(64))), sign[RUN * MOST] __attribute__((aligned(64))), m[MOST * MOST];
+    for (int r = 0; r < parts; r++) {
+        for (int i = 0; i < RUN * parts; i++) {
+            x[i] = i == RUN * r ? 4.0f : 0.0f;
+            sign[i] = 1;
+        }
+        tern_k.kvq.rotate(x, sign, RUN * parts, 0);
+        for (int f = 0; f < parts; f++)
+            m[f * parts + r] = x[RUN * f];
+    }
+    return put(w, m, (size_t)(parts * parts) * sizeof *m);
+}
+
 static struct tern_cuda_side side_of(struct writer *w, const struct tern_kv_side *from, int n_heads)
 {
     struct tern_cuda_side to;
@@ -125,7 +141,7 @@ static struct tern_cuda_side side_of(struct writer *w, const struct tern_kv_side
     if (to.rotated) {
         to.sign = put(w, from->sign, (size_t)from->dim * sizeof(float));
         if (parts > 1)
-            to.across = put(w, kvq_dct(parts), (size_t)(parts * parts) * sizeof(float));
+            to.across = put_across(w, parts);
     }
     if (from->cond && to.form == TERN_CUDA_CODES)
         to.cond = put_cond(w, from->cond, n_heads, from->dim);

@@ -1,7 +1,7 @@
 /* New rows into the raw tiles of their pages; raw pages that are full close by a copy, coded ones in encode.cu.
  *
  * One block of threads per page that a job touches, and KV head. */
-#include "dev/cuda/attn.cuh"
+#include "dev/cuda/attn/cache.cuh"
 
 #define THREADS 256
 

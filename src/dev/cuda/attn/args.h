@@ -1,8 +1,8 @@
-/* dev/cuda/attn.h - the cache as kernels see it: layers, units of work, and what kernels of attention take.
+/* dev/cuda/attn/args.h - the cache as kernels see it: layers, units of work, and what kernels of attention take.
  *
  * Read by C and by CUDA; addresses are numbers of the card's memory. */
-#ifndef TERN_DEV_CUDA_ATTN_H
-#define TERN_DEV_CUDA_ATTN_H
+#ifndef TERN_DEV_CUDA_ATTN_ARGS_H
+#define TERN_DEV_CUDA_ATTN_ARGS_H
 
 #include <stdint.h>
 #include "dev/cuda/tables.h"

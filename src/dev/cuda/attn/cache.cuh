@@ -1,12 +1,12 @@
-/* dev/cuda/attn.cuh - what kernels of the cache share: addresses, the numbers of a page, rotation.
+/* dev/cuda/attn/cache.cuh - what kernels of the cache share: addresses, the numbers of a page, rotation.
  *
  * Order of floating point: what encoding computes must be the plain C reference bit for bit, so products and sums are
  * written as intrinsics that the compiler does not contract. */
-#ifndef TERN_DEV_CUDA_ATTN_CUH
-#define TERN_DEV_CUDA_ATTN_CUH
+#ifndef TERN_DEV_CUDA_ATTN_CACHE_CUH
+#define TERN_DEV_CUDA_ATTN_CACHE_CUH
 
 #include <cuda_fp16.h>
-#include "dev/cuda/attn.h"
+#include "dev/cuda/attn/args.h"
 #include "dev/cuda/kernel.cuh"
 
 /* ---- numbers ---- */

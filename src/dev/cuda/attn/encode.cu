@@ -1,7 +1,7 @@
 /* Pages that are full: their raw tiles become codes, bit for bit those of kernel/ref/kvq_encode.c and codec/kv_group.c.
  *
  * One block of threads per page, KV head, side and half of 32 tokens; a half's words hold no code of the other. */
-#include "dev/cuda/attn.cuh"
+#include "dev/cuda/attn/cache.cuh"
 
 #define MOST    512 /* threads of a block; fewer where shared memory is short */
 #define THREADS ((int)blockDim.x)

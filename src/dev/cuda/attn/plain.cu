@@ -7,7 +7,7 @@
  *
  * Prompt rows are done in one go.  Decode rows leave a partial result for each range of pages (o, m, l), which `finish`
  * merges in ascending order. */
-#include "dev/cuda/attn.cuh"
+#include "dev/cuda/attn/cache.cuh"
 
 #define THREADS 256
 #define ROWS    TERN_CUDA_Q
