@@ -138,7 +138,7 @@ static void weight_out(struct checkdev *c, const struct weight *w)
 {
     const int row = w->n / 3, n = w->n - row;
     float *x[DEVICES];
-    char about[100];
+    char about[200];
     for (int i = 0; i < DEVICES; i++) {
         x[i] = checkdev_get((size_t)n * (size_t)w->k, sizeof **x);
         c->d[i]->ops->weight_out(c->d[i], x[i], &w->w[i], w->stack - 1, row, n);
@@ -196,7 +196,7 @@ static void product(struct checkdev *c, const struct weight *w, int n_rows, int 
     struct both x = checkdev_random(c, xs * (size_t)n_rows), bias = checkdev_random(c, ys),
                 y[2] = {checkdev_random(c, ys * (size_t)n_rows), checkdev_random(c, ys * (size_t)n_rows)},
                 apart = checkdev_random(c, ys * (size_t)n_rows);
-    char about[100];
+    char about[200];
     const size_t bytes = ys * (size_t)n_rows * sizeof(float);
     float *one = checkdev_get(bytes, 1), *other = checkdev_get(bytes, 1);
     for (int i = 0; i < DEVICES; i++)
@@ -258,7 +258,7 @@ static void stack(struct checkdev *c, const struct weight *w)
     enum { ROWS = 7, WIDE = 3 };
     const size_t x_head = stride_of(w->k) + 16, y_head = stride_of(w->n), heads = (size_t)w->stack;
     struct both x = checkdev_random(c, x_head * heads * ROWS), y = checkdev_random(c, y_head * heads * ROWS);
-    char about[100];
+    char about[200];
     for (int i = 0; i < DEVICES; i++) {
         const struct tern_dev_step s = {.n_rows = ROWS};
         const struct tern_stack st = {.w = &w->w[i],

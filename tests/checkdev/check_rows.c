@@ -24,7 +24,7 @@ static void norms(struct checkdev *c)
             const size_t stride = stride_of(n), all = stride * (size_t)n_rows;
             struct both x = checkdev_random(c, all), t = checkdev_random(c, all), y = checkdev_random(c, all),
                         f = checkdev_random(c, stride);
-            char about[80];
+            char about[200];
             EACH(c, i, n_rows)
             {
                 const struct tern_dev_ops *ops = c->d[i]->ops;
@@ -55,7 +55,7 @@ static void elementwise(struct checkdev *c)
             const int n = widths[w], n_rows = 1 + (int)w * 3;
             const size_t stride = stride_of(n), all = stride * (size_t)n_rows;
             struct both x = checkdev_random(c, all), y = checkdev_random(c, all);
-            char about[80];
+            char about[200];
             EACH(c, i, n_rows)
             {
                 struct tern_dev *d = c->d[i];
@@ -93,7 +93,7 @@ static void heads(struct checkdev *c)
                     w = checkdev_random(c, (size_t)dim), freq = checkdev_random(c, (size_t)half + 1),
                     cs = checkdev_bytes(c, NULL, (size_t)n_rows * (size_t)half * 4 + 64),
                     sn = checkdev_bytes(c, NULL, (size_t)n_rows * (size_t)half * 4 + 64);
-        char about[80];
+        char about[200];
         for (int r = 0; r < n_rows; r++)
             rows[r].pos = (int32_t)(checkdev_noise(c) * 70000 + 70000);
         EACH(c, i, n_rows)

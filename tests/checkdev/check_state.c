@@ -93,7 +93,7 @@ static void one_experts(struct checkdev *c, int type, int n_experts, int n_activ
                         vec_of(&weights, i), n_rows, n_wide);
         d->ops->end(d);
     }
-    char about[100];
+    char about[200];
     int32_t *a = checkdev_get(pairs, 4), *b = checkdev_get(pairs, 4);
     checkdev_out(c, &ids, OTHER, a, pairs * 4);
     checkdev_out(c, &ids, CPU, b, pairs * 4);
@@ -197,7 +197,7 @@ static void one_delta(struct checkdev *c, const struct delta_case *k)
         d->ops->end(d);
         d->ops->sync(d); /* jobs are lent */
     }
-    char about[100];
+    char about[200];
     (void)snprintf(about, sizeof about, "%d/%d heads of %d/%d, width %d, rows %d %d %d", l0->n_k, l0->n_v, l0->dk, l0->dv,
                    l0->width, k->lens[0], k->lens[1], k->lens[2]);
     checkdev_compare(c, "delta", about, &out, os, wide, n, 1e-5);

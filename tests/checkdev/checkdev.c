@@ -3,6 +3,8 @@
  * there, 1 where a case fails.  TERN_CHECKDEV_SEED: other numbers. */
 #include "checkdev.h"
 
+#include <limits.h>
+
 void *checkdev_get(size_t n, size_t size)
 {
     void *p;
@@ -142,6 +144,7 @@ int main(int argc, char **argv)
     device = argc > 1 ? argv[1] : device;
     if (tern_pool_new(&c.pool, 4, 0, &err) < 0)
         return 1;
+    tern_kernels_init(UINT_MAX);
     open_both(&c);
     const struct tern_dev_ops *ops = c.d[OTHER]->ops;
     char about[TERN_DEV_NAME] = "";
