@@ -177,6 +177,9 @@ void tern_kv_cond_keys(const struct tern_kv_cond *c, float *x, int dim, int pos0
 extern const struct tern_kv_codec *const tern_kv_codecs[];
 const struct tern_kv_codec *tern_kv_codec_find(const char *name, size_t n); /* NULL when unknown; knows aliases */
 
+/* The tables of a scheme on the codes of kernel/kvq.h, for devices with kernels of their own; NULL for other schemes. */
+const struct tern_kvq_table *tern_kv_table(const struct tern_kv_codec *c);
+
 /* Lloyd-Max levels of the normal distribution with variance 1, for 1 to 4 bits: [2^bits], ascending. */
 extern const float tern_kv_levels[30];
 #define TERN_KV_LEVELS(bits) (tern_kv_levels + (1 << (bits)) - 2)
