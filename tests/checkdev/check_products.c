@@ -1,5 +1,5 @@
-/* Products, embeddings and weights as they are multiplied by, for every form that the CPU packs; and the promises: a row
- * has the same bits in every batch, and a prompt in every cut. */
+/* Products, embeddings and weights as they are multiplied by, for every form that the CPU packs; and the promises: a
+ * row has the same bits in every batch, and a prompt in every cut. */
 #include "checkdev.h"
 #include "file/file.h"
 
@@ -85,7 +85,7 @@ static bool describe(struct checkdev *c, struct weight *w, int form)
     w->s.scale_type = f == 1 ? TERN_BF16 : f == 6 ? TERN_F32 : TERN_F16;
     w->s.group_rows = f == 6 ? 128 : 0;
     w->matrix_bytes[1] = (f == 6 ? (n + 127) / 128 : n) * (k / (size_t)groups[f]) * (wide_scales ? f == 6 ? 4 : 2 : 1);
-    w->bytes[1] = f == 4 ? random_bytes(c, w->matrix_bytes[1], 0x20, 0x1F) /* E4M3, positive */
+    w->bytes[1] = f == 4        ? random_bytes(c, w->matrix_bytes[1], 0x20, 0x1F) /* E4M3, positive */
                   : wide_scales ? random_bytes(c, w->matrix_bytes[1], 0x20, 0x1F)
                                 : random_bytes(c, w->matrix_bytes[1], 0x78, 0x07); /* E8M0 around 1 */
     w->matrix_bytes[2] = w->matrix_bytes[1];
@@ -229,8 +229,8 @@ static void after_glu(struct checkdev *c, const struct weight *w)
 {
     enum { ROWS = 6 };
     const size_t xs = stride_of(w->k), ys = stride_of(w->n);
-    struct both x = checkdev_random(c, xs * ROWS), up = checkdev_random(c, xs * ROWS), y = checkdev_random(c, ys * ROWS),
-                f = checkdev_random(c, xs);
+    struct both x = checkdev_random(c, xs * ROWS), up = checkdev_random(c, xs * ROWS),
+                y = checkdev_random(c, ys * ROWS), f = checkdev_random(c, xs);
     for (int norm = 0; norm < 2; norm++) {
         for (int i = 0; i < DEVICES; i++) {
             struct tern_dev *d = c->d[i];

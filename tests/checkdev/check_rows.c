@@ -11,8 +11,8 @@ static void begin(struct checkdev *c, int i, int n_rows)
     c->d[i]->ops->begin(c->d[i], &s);
 }
 
-#define EACH(c, i, n)                                                                      \
-    for (int i = (begin(c, 0, n), 0); i < DEVICES;                                  \
+#define EACH(c, i, n)                              \
+    for (int i = (begin(c, 0, n), 0); i < DEVICES; \
          (c)->d[i]->ops->end((c)->d[i]), i++, i < DEVICES ? begin(c, i, n) : (void)0)
 
 static void norms(struct checkdev *c)
@@ -89,8 +89,9 @@ static void heads(struct checkdev *c)
         const int dim = dims[k % 7], n_heads = 1 + k % 9, n_rows = 1 + k % MOST_ROWS, n_kv = 1 + k % 3;
         const int n_rot = k % 4 == 3 ? 0 : k % 4 == 2 ? dim / 2 : dim, half = n_rot / 2;
         const size_t stride = stride_of(n_heads * dim), kv_stride = stride_of(n_kv * dim);
-        struct both x = checkdev_random(c, stride * (size_t)n_rows), kv = checkdev_random(c, kv_stride * (size_t)n_rows),
-                    w = checkdev_random(c, (size_t)dim), freq = checkdev_random(c, (size_t)half + 1),
+        struct both x = checkdev_random(c, stride * (size_t)n_rows),
+                    kv = checkdev_random(c, kv_stride * (size_t)n_rows), w = checkdev_random(c, (size_t)dim),
+                    freq = checkdev_random(c, (size_t)half + 1),
                     cs = checkdev_bytes(c, NULL, (size_t)n_rows * (size_t)half * 4 + 64),
                     sn = checkdev_bytes(c, NULL, (size_t)n_rows * (size_t)half * 4 + 64);
         char about[200];

@@ -24,7 +24,8 @@ static void fill(struct tern_dev *d, struct tern_dev_mem *m, size_t bytes, const
     d->ops->sync(d);
 }
 
-static void one(struct checkdev *c, int type, int n, int k, int n_rows, int n_wide, const uint8_t *noise, size_t n_noise)
+static void one(struct checkdev *c, int type, int n, int k, int n_rows, int n_wide, const uint8_t *noise,
+                size_t n_noise)
 {
     enum { REPS = 9 };
     struct tern_dev *d = c->d[OTHER];
@@ -74,7 +75,11 @@ static void one(struct checkdev *c, int type, int n, int k, int n_rows, int n_wi
     qsort(t, REPS, sizeof *t, by_size);
     const double us = t[REPS / 2] * 1e6;
     printf("speed %-6s [%6d, %6d] %5d rows%s  %9.2f us (%.2f .. %.2f)  %7.1f GB/s  %7.1f TFLOP/s\n",
-           type == TERN_F16 ? "F16" : type == TERN_Q4_K ? "Q4_K" : type == TERN_Q6_K ? "Q6_K" : type == TERN_Q8_0 ? "Q8_0" : "Q4_0",
+           type == TERN_F16    ? "F16"
+           : type == TERN_Q4_K ? "Q4_K"
+           : type == TERN_Q6_K ? "Q6_K"
+           : type == TERN_Q8_0 ? "Q8_0"
+                               : "Q4_0",
            n, k, n_rows, n_wide ? " of prompts" : "           ", us, t[0] * 1e6, t[REPS - 1] * 1e6,
            (double)bytes / us / 1e3, 2e-6 * n * k * n_rows / us);
     (void)fflush(stdout);

@@ -51,8 +51,8 @@ static void make_stack(struct checkdev *c, struct tern_dev_weight w[DEVICES], st
 
 enum { EMBD = 256, FF = 320, ROWS = 200 };
 
-static void one_experts(struct checkdev *c, int type, int n_experts, int n_active, int n_rows, int n_wide, bool weigh_input,
-                        bool exact)
+static void one_experts(struct checkdev *c, int type, int n_experts, int n_active, int n_rows, int n_wide,
+                        bool weigh_input, bool exact)
 {
     struct tern_dev_weight gate[DEVICES], up[DEVICES], down[DEVICES];
     struct tern_dev_mem *mem[3][DEVICES];
@@ -139,9 +139,10 @@ struct delta_case {
 static void one_delta(struct checkdev *c, const struct delta_case *k)
 {
     const struct tern_delta *l0 = &k->l;
-    const int channels = 2 * l0->n_k * l0->dk + l0->n_v * l0->dv, wide = l0->n_v * l0->dv, n = k->lens[0] + k->lens[1] + k->lens[2];
-    const size_t floats = tern_delta_state_floats(l0), block = tern_round_up(64 + floats * 4, 64), xs = stride_of(channels),
-                 gs = stride_of(l0->n_v), os = stride_of(wide);
+    const int channels = 2 * l0->n_k * l0->dk + l0->n_v * l0->dv, wide = l0->n_v * l0->dv,
+              n = k->lens[0] + k->lens[1] + k->lens[2];
+    const size_t floats = tern_delta_state_floats(l0), block = tern_round_up(64 + floats * 4, 64),
+                 xs = stride_of(channels), gs = stride_of(l0->n_v), os = stride_of(wide);
     const struct tern_kv_layer no_layer = {0};
     const int group_of = -1;
     const size_t state_off = 64;
@@ -158,7 +159,8 @@ static void one_delta(struct checkdev *c, const struct delta_case *k)
     checkdev_prepare(c, &l);
     struct both states = checkdev_random(c, block / 4 * 6), x = checkdev_random(c, xs * (size_t)n),
                 decay = checkdev_random(c, gs * (size_t)n), beta = checkdev_random(c, gs * (size_t)n),
-                out = checkdev_random(c, os * (size_t)n), conv = checkdev_random(c, (size_t)channels * (size_t)l0->width),
+                out = checkdev_random(c, os * (size_t)n),
+                conv = checkdev_random(c, (size_t)channels * (size_t)l0->width),
                 dt = checkdev_random(c, (size_t)l0->n_v);
     float *a = checkdev_get((size_t)l0->n_v, sizeof *a);
     for (int h = 0; h < l0->n_v; h++)
@@ -198,8 +200,8 @@ static void one_delta(struct checkdev *c, const struct delta_case *k)
         d->ops->sync(d); /* jobs are lent */
     }
     char about[200];
-    (void)snprintf(about, sizeof about, "%d/%d heads of %d/%d, width %d, rows %d %d %d", l0->n_k, l0->n_v, l0->dk, l0->dv,
-                   l0->width, k->lens[0], k->lens[1], k->lens[2]);
+    (void)snprintf(about, sizeof about, "%d/%d heads of %d/%d, width %d, rows %d %d %d", l0->n_k, l0->n_v, l0->dk,
+                   l0->dv, l0->width, k->lens[0], k->lens[1], k->lens[2]);
     checkdev_compare(c, "delta", about, &out, os, wide, n, 1e-5);
     checkdev_compare(c, "delta", "states", &states, block / 4, (int)(block / 4), 6, 1e-5);
     struct both *all[] = {&states, &x, &decay, &beta, &out, &conv, &dt, &as};
