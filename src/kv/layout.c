@@ -110,7 +110,7 @@ static const char *decide(const struct wish *w, int layer, int without, const st
         k = f16;
     }
     if (!d->dim_k) {
-        k = f16;
+        k = v->raw ? v : f16; /* nobody's */
     } else if (!k->accepts(d->dim_k, &why)) {
         reason = why;
         k = f16;
