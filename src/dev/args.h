@@ -50,7 +50,6 @@ struct tern_stack {
 struct tern_route {
     int n_experts, n_active;  /* a row goes to n_active of them */
     bool sigmoid;             /* an expert's score is the sigmoid of its logit; else the softmax over all logits */
-    bool sqrt_softplus;       /* or the root of ln(1 + e^logit) */
     struct tern_dev_vec bias; /* [n_experts] added to a score for the choice alone, or none */
     /* Experts come in n_groups groups of one size, of which the best n_groups_used compete, ranked by the sum of their
      * group_best best experts.  n_groups 1: no groups. */
@@ -59,6 +58,7 @@ struct tern_route {
     float scale;                 /* and multiplied by this */
     struct tern_dev_vec factors; /* [n_experts] and each by its expert's; none: 1 */
     struct tern_dev_vec table;   /* [tokens][n_active] f32: the experts of the row's token, instead of a choice; none */
+    bool sqrt_softplus;          /* a score is the root of ln(1 + e^logit) */
 };
 
 #define TERN_MAX_EXPERTS 1024
