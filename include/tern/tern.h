@@ -191,7 +191,7 @@ TERN_API int tern_stream_finish(tern_stream *s, const char **text, size_t *n, te
 /* One layer of the effective plan: what a --kv text comes to on this model. */
 typedef struct tern_kv_row {
     int layer;
-    const char *k, *v; /* scheme in effect */
+    const char *k, *v; /* scheme in effect; v: of what grows, where a layer keeps a window besides */
     int n_heads, dim_k, dim_v;
     int window;             /* 0 = full attention */
     bool chunked;           /* the window does not slide: attention begins anew at its multiples */

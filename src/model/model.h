@@ -22,8 +22,8 @@
 #include "kv/kv.h"
 #include "model/desc.h"
 
-/* Matrices that lie one after the other in one tensor: one for each head, one for each expert. */
-enum tern_stacked { TERN_ONE, TERN_PER_HEAD, TERN_PER_EXPERT };
+/* Matrices that lie one after the other in one tensor: one for each head, each expert, each group of heads. */
+enum tern_stacked { TERN_ONE, TERN_PER_HEAD, TERN_PER_EXPERT, TERN_PER_GROUP };
 
 /* A vector is f32, and so is a table; a matrix has the form of the device. */
 struct tern_weights {
