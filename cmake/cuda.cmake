@@ -4,7 +4,7 @@
 #   TERN_CUDA        AUTO: where an nvcc is found; ON: or stop; OFF
 #   TERN_CUDA_ARCH   what kernels are compiled for: compute capabilities, of which the last serves newer cards too
 set(TERN_CUDA OFF CACHE STRING "the device cuda: AUTO, ON or OFF")
-set(TERN_CUDA_ARCH "80;86;89;90" CACHE STRING "compute capabilities that kernels are compiled for")
+set(TERN_CUDA_ARCH "80;90" CACHE STRING "compute capabilities that kernels are compiled for")
 set(tern_cuda_objects)
 set(tern_cuda_definitions)
 

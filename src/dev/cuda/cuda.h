@@ -103,18 +103,19 @@ struct tern_cuda {
     struct tern_cuda_graphs *graphs;
     struct tern_cuda_upload upload;
     struct tern_cuda_tables tables; /* of the step in hand */
+    tern_cu_address state_off;      /* of tables besides: uint64_t [layers][caches], bytes into a block of states */
     struct tern_dev_step step;      /* as begin was told */
     struct tern_dev_limits limits;  /* but for what it points to */
     struct tern_cuda_attn *attn;
     /* Scratch of products: decode rows as int8, prompt rows as 16-bit floats with a scale each, weights of a product.
      */
     tern_cu_address q8, half, half_scale, dense;
-    size_t dense_bytes;
+    size_t dense_bytes, q8_row_bytes;
     int q8_rows, max_k;
+    int decode_rows; /* of the step in hand */
     struct {
         tern_cu_address x; /* the rows that q8 holds, until they are written again; 0: none */
-        size_t stride;
-        int row0, n, k;
+        int n, k;
     } quantized;
     tern_cu_address pairs; /* of experts.c */
     size_t bytes;          /* of the card's memory, all of the above */
@@ -200,6 +201,9 @@ void tern_cuda_recode(struct tern_dev *d, int layer, const struct tern_dev_job *
                       struct tern_dev_rows v);
 
 /* ---- the other operations (dev.h) ---- */
+
+/* These rows are written now: what q8 holds of them counts no more. */
+void tern_cuda_wrote(struct tern_cuda *d, struct tern_dev_rows r);
 
 int tern_cuda_products_open(struct tern_cuda *d, tern_error *err); /* scratch, by d->limits; given back by close */
 int tern_cuda_experts_open(struct tern_cuda *d, tern_error *err);

@@ -60,6 +60,7 @@ void tern_cuda_launch(struct tern_cuda *d, enum tern_cuda_kernel k, unsigned x, 
     memset(c, 0, sizeof *c); /* lists are compared byte by byte */
     *c = (struct tern_cuda_call){
         .kernel = k, .grid = {x, y, z}, .block = threads, .shared = shared, .args = l->used, .bytes = bytes};
+    memset(l->args + l->used + bytes, 0, 16);
     memcpy(l->args + l->used, args, bytes);
     l->used = tern_round_up(l->used + bytes, 16);
 }

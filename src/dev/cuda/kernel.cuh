@@ -2,7 +2,8 @@
  *
  * A kernel takes one struct by value: TERN_CUDA_KERNEL_BEGIN(name, struct args) { ... a.member ... }.  Its launch may
  * overlap with the end of the kernel before it: nothing that another kernel wrote may be read before cuda_wait(), and
- * every thread of every kernel calls it. */
+ * every thread of every kernel calls it.  What an earlier kernel of the step wrote is read by plain loads, never by
+ * __ldg, whose cache may be older than the wait. */
 #ifndef TERN_DEV_CUDA_KERNEL_CUH
 #define TERN_DEV_CUDA_KERNEL_CUH
 

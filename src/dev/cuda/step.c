@@ -26,7 +26,8 @@ static size_t most_bytes(const struct tern_dev_limits *l)
     return rows * (sizeof(struct tern_cuda_row) + 2 * sizeof(int32_t)) + jobs * sizeof(struct tern_cuda_job) +
            (size_t)l->n_caches * sizeof(struct tern_cuda_cache) + all_groups * sizeof(struct tern_cuda_blocks) +
            jobs * groups * (sizeof(struct tern_cuda_table) + (size_t)l->max_pages * sizeof(uint32_t)) +
-           MARKS(jobs) * sizeof(struct tern_cuda_mark) + (size_t)32 * ALIGN;
+           MARKS(jobs) * sizeof(struct tern_cuda_mark) + (size_t)32 * ALIGN +
+           (l->n_caches ? (size_t)l->n_caches * (size_t)l->caches[0].n_layers * sizeof(uint64_t) : 0);
 }
 
 int tern_cuda_step_open(struct tern_cuda *d, const struct tern_dev_limits *l, tern_error *err)
@@ -151,6 +152,16 @@ static void put_jobs(struct tern_cuda *d, const struct tern_dev_step *s)
         }
 }
 
+/* Where a layer's states lie in a block of each cache: [layers][caches]. */
+static void put_states(struct tern_cuda *d, const struct tern_dev_step *s)
+{
+    const int layers = s->n_caches ? s->caches[0].n_layers : 0;
+    uint64_t *to = place(d, (size_t)layers * (size_t)s->n_caches * sizeof *to, &d->state_off);
+    for (int i = 0; i < layers; i++)
+        for (int c = 0; c < s->n_caches; c++)
+            *to++ = s->caches[c].state_off ? s->caches[c].state_off[i] : 0;
+}
+
 /* ---- memory that the step writes --------------------------------------------------------------------------------- */
 
 static int map_block(struct tern_cuda *d, struct tern_dev_blocks b, uint32_t number, tern_error *err)
@@ -187,6 +198,9 @@ void tern_cuda_begin(struct tern_dev *dev, const struct tern_dev_step *s)
     tern_cuda_flush(d);
     d->step = *s;
     d->quantized.x = 0;
+    d->decode_rows = 0;
+    for (int i = 0; i < s->n_jobs; i++)
+        d->decode_rows += s->jobs[i].wide ? 0 : s->jobs[i].n_rows;
     for (int i = 0; i < s->n_jobs && tern_cuda_ok(d, 0, NULL); i++)
         if (map_job(d, &s->caches[s->jobs[i].cache], &s->jobs[i], &err) < 0)
             d->fault = err;
@@ -200,6 +214,7 @@ void tern_cuda_begin(struct tern_dev *dev, const struct tern_dev_step *s)
         rows[r] = (struct tern_cuda_row){s->rows[r].token, s->rows[r].pos};
     put_caches(d, s);
     put_jobs(d, s);
+    put_states(d, s);
     if (d->attn)
         tern_cuda_attn_begin(d);
     if (tern_cuda_ok(d, 0, NULL))

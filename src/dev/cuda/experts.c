@@ -1,0 +1,281 @@
+/* Mixture of experts.  Decode rows: every pair of a row and an expert by itself, the expert's number read on the card.
+ * Prompt rows: pairs in order of experts, so that an expert's weights are written out and read once. */
+#include "dev/cuda/experts.h"
+#include <string.h>
+#include "base/mem.h"
+#include "dev/cuda/cuda.h"
+#include "dev/cuda/products.h"
+#include "dev/cuda/rows.h"
+
+/* In d->pairs: what experts read, later what they answer; what is in between; the order of pairs. */
+struct places {
+    tern_cu_address x, gate, up, row_of, at, groups;
+    size_t s_embd, s_ff, bytes; /* strides in floats */
+};
+
+static size_t after(size_t *end, size_t bytes)
+{
+    const size_t at = *end;
+    *end = tern_round_up(at + bytes, 256);
+    return at;
+}
+
+static struct places places_of(const struct tern_cuda *d)
+{
+    const struct tern_dev_limits *l = &d->limits;
+    const size_t pairs = (size_t)l->max_rows * (size_t)l->max_active;
+    struct places p = {.s_embd = tern_round_up((size_t)l->max_expert_embd, 64),
+                       .s_ff = tern_round_up((size_t)l->max_expert_ff, 64)};
+    p.x = d->pairs + after(&p.bytes, pairs * p.s_embd * sizeof(float));
+    p.gate = d->pairs + after(&p.bytes, pairs * p.s_ff * sizeof(float));
+    p.up = d->pairs + after(&p.bytes, pairs * p.s_ff * sizeof(float));
+    p.row_of = d->pairs + after(&p.bytes, pairs * sizeof(int32_t));
+    p.at = d->pairs + after(&p.bytes, pairs * sizeof(int32_t));
+    p.groups = d->pairs + after(&p.bytes, (size_t)l->max_experts * 2 * sizeof(int32_t));
+    return p;
+}
+
+int tern_cuda_experts_open(struct tern_cuda *d, tern_error *err)
+{
+    return d->limits.max_experts ? tern_cuda_take(d, &d->pairs, places_of(d).bytes, err) : 0;
+}
+
+void tern_cuda_route(struct tern_dev *dev, const struct tern_route *r, struct tern_dev_rows logits,
+                     struct tern_dev_vec ids, struct tern_dev_vec weights, int n_rows)
+{
+    const struct tern_cuda_route_args a = {.logits = tern_cuda_rows_at(logits),
+                                           .stride = logits.stride,
+                                           .bias = tern_cuda_vec_at(r->bias),
+                                           .factors = tern_cuda_vec_at(r->factors),
+                                           .ids = tern_cuda_vec_at(ids),
+                                           .weights = tern_cuda_vec_at(weights),
+                                           .n_experts = r->n_experts,
+                                           .n_active = r->n_active,
+                                           .n_groups = r->n_groups,
+                                           .n_groups_used = r->n_groups_used,
+                                           .group_best = r->group_best,
+                                           .sigmoid = r->sigmoid,
+                                           .normalise = r->normalise,
+                                           .scale = r->scale};
+    TERN_ASSERT(r->n_experts <= TERN_MAX_EXPERTS && r->n_active * r->n_groups <= r->n_experts * r->n_groups_used);
+    tern_cuda_launch(tern_cuda_of(dev), TERN_CUDA_K_route, (unsigned)n_rows, 1, 1, 128, 0, &a, sizeof a);
+}
+
+/* ---- the answers ------------------------------------------------------------------------------------------------- */
+
+struct work {
+    struct tern_cuda *d;
+    const struct tern_experts *e;
+    struct places p;
+    tern_cu_address x, ids, weights; /* of these rows */
+    size_t x_stride;
+    int n_rows, n_pairs;
+};
+
+static void activate(const struct work *w, tern_cu_address q8, size_t row_bytes)
+{
+    const int n = w->e->gate->n;
+    const struct tern_cuda_elementwise a = {.y = w->p.gate,
+                                            .y_stride = w->p.s_ff,
+                                            .a = w->p.gate,
+                                            .a_stride = w->p.s_ff,
+                                            .b = w->p.up,
+                                            .b_stride = w->p.s_ff,
+                                            .q8 = q8,
+                                            .row_bytes = row_bytes,
+                                            .n = n,
+                                            .op = w->e->gelu ? TERN_CUDA_GELU : TERN_CUDA_SILU};
+    tern_cuda_launch(w->d, TERN_CUDA_K_elementwise, (unsigned)w->n_pairs, (unsigned)((n + 1023) / 1024), 1, 256, 0, &a,
+                     sizeof a);
+}
+
+static void gather(const struct work *w, bool sorted)
+{
+    const int n = w->e->gate->k;
+    const struct tern_cuda_gather a = {.to = w->p.x,
+                                       .to_stride = w->p.s_embd,
+                                       .x = w->x,
+                                       .x_stride = w->x_stride,
+                                       .row_of = sorted ? w->p.row_of : 0,
+                                       .weights = w->e->weigh_input ? w->weights : 0,
+                                       .n = n,
+                                       .n_active = w->e->n_active};
+    tern_cuda_launch(w->d, TERN_CUDA_K_gather, (unsigned)w->n_pairs, (unsigned)((n + 255) / 256), 1, 256, 0, &a,
+                     sizeof a);
+}
+
+static void sum(const struct work *w, tern_cu_address y, size_t y_stride, bool sorted)
+{
+    const int n = w->e->down->n;
+    const struct tern_cuda_sum a = {.y = y,
+                                    .y_stride = y_stride,
+                                    .answers = w->p.x,
+                                    .stride = w->p.s_embd,
+                                    .at = sorted ? w->p.at : 0,
+                                    .weights = w->e->weigh_input ? 0 : w->weights,
+                                    .n = n,
+                                    .n_active = w->e->n_active};
+    tern_cuda_launch(w->d, TERN_CUDA_K_pairs_sum, (unsigned)w->n_rows, (unsigned)((n + 255) / 256), 1, 256, 0, &a,
+                     sizeof a);
+}
+
+static bool integer(const struct tern_dev_weight *w)
+{
+    return tern_codes_integer(w->form->m.codes);
+}
+
+/* The product of all pairs with their experts' matrices. */
+static void narrow(const struct work *w, const struct tern_dev_weight *m, tern_cu_address y, size_t y_stride,
+                   tern_cu_address x, size_t x_stride, int per_row)
+{
+    struct tern_cuda_narrow a = {.q8 = w->d->q8,
+                                 .row_bytes = tern_cuda_q8_bytes(m->k),
+                                 .x = x,
+                                 .x_stride = x_stride,
+                                 .n_m = 1,
+                                 .n_rows = w->n_pairs,
+                                 .matrix_bytes = tern_weight_bytes(&m->form->m),
+                                 .ids = w->ids,
+                                 .per_row = per_row};
+    a.m[0] = (struct tern_cuda_product){.w = tern_cuda_matrix_of(m, 0), .y = y, .y_stride = y_stride};
+    tern_cuda_narrow(w->d, &a, 1);
+}
+
+static void decode_rows(const struct work *w)
+{
+    const struct tern_experts *e = w->e;
+    const struct places *p = &w->p;
+    const int k = e->gate->k, ff = e->down->k;
+    tern_cu_address x = w->x;
+    size_t stride = w->x_stride;
+    int per_row = e->n_active, n_in = w->n_rows;
+    if (e->weigh_input) {
+        gather(w, false);
+        x = p->x;
+        stride = p->s_embd;
+        per_row = 1;
+        n_in = w->n_pairs;
+    }
+    w->d->quantized.x = 0;
+    if (integer(e->gate) || integer(e->up))
+        tern_cuda_quantize_rows(w->d, w->d->q8, tern_cuda_q8_bytes(k), x, stride, n_in, k, 1, 0);
+    narrow(w, e->gate, p->gate, p->s_ff, x, stride, per_row);
+    narrow(w, e->up, p->up, p->s_ff, x, stride, per_row);
+    activate(w, integer(e->down) ? w->d->q8 : 0, tern_cuda_q8_bytes(ff));
+    narrow(w, e->down, p->x, p->s_embd, p->gate, p->s_ff, 1);
+}
+
+/* Pairs as 16-bit floats: rows of `x`, or those of row_of. */
+static void halves(const struct work *w, tern_cu_address x, size_t stride, int k, bool by_row_of)
+{
+    const struct tern_cuda_half a = {.to = w->d->half,
+                                     .pitch = tern_round_up((size_t)k, 64),
+                                     .scale = w->d->half_scale,
+                                     .x = x,
+                                     .stride = stride,
+                                     .rows = by_row_of ? w->p.row_of : 0,
+                                     .k = k,
+                                     .per_row = by_row_of ? w->e->n_active : 1};
+    tern_cuda_launch(w->d, TERN_CUDA_K_half, (unsigned)w->n_pairs, 1, 1, 256, 0, &a, sizeof a);
+}
+
+/* y[pair] = x[pair] . matrix of its expert, as many experts at a time as can be written out. */
+static void wide(const struct work *w, const struct tern_dev_weight *m, tern_cu_address y, size_t y_stride,
+                 tern_cu_address x, size_t x_stride)
+{
+    struct tern_cuda *d = w->d;
+    const bool f32 = d->limits.exact;
+    const size_t pitch = tern_round_up((size_t)m->k, 64), matrix = (size_t)m->n * pitch;
+    const int most = (int)(d->dense_bytes / (matrix * (f32 ? 4 : 2)));
+    TERN_ASSERT(most > 0);
+    for (int e = 0, n; e < m->stack; e += n) {
+        n = m->stack - e < most ? m->stack - e : most;
+        const tern_cu_address groups = w->p.groups + (size_t)e * 2 * sizeof(int32_t);
+        tern_cuda_dense(d, m, e, n, 0, m->n, d->dense, pitch, f32);
+        if (f32) {
+            const struct tern_cuda_exact a = {.x = x,
+                                              .x_stride = x_stride,
+                                              .w = d->dense,
+                                              .w_pitch = pitch,
+                                              .y = y,
+                                              .y_stride = y_stride,
+                                              .n_rows = w->n_rows,
+                                              .n = m->n,
+                                              .k = m->k,
+                                              .groups = groups,
+                                              .w_group = matrix};
+            tern_cuda_launch(d, TERN_CUDA_K_exact, (unsigned)((w->n_rows + 63) / 64), (unsigned)((m->n + 63) / 64),
+                             (unsigned)n, 256, 0, &a, sizeof a);
+            continue;
+        }
+        const struct tern_cuda_gemm a = {.x = d->half,
+                                         .x_pitch = pitch,
+                                         .scale = d->half_scale,
+                                         .w = d->dense,
+                                         .w_pitch = pitch,
+                                         .y = y,
+                                         .y_stride = y_stride,
+                                         .n_rows = w->n_rows,
+                                         .n = m->n,
+                                         .k = (int)pitch,
+                                         .groups = groups,
+                                         .w_group = matrix};
+        tern_cuda_launch(d, TERN_CUDA_K_gemm, (unsigned)((w->n_rows + 127) / 128 * ((m->n + 127) / 128)), 1,
+                         (unsigned)n, 256, 3 * 2 * 128 * 64 * 2, &a, sizeof a);
+    }
+}
+
+static void prompt_rows(const struct work *w)
+{
+    const struct tern_experts *e = w->e;
+    const struct places *p = &w->p;
+    const bool f32 = w->d->limits.exact;
+    const struct tern_cuda_sort s = {.ids = w->ids,
+                                     .row_of = p->row_of,
+                                     .at = p->at,
+                                     .groups = p->groups,
+                                     .n_pairs = w->n_pairs,
+                                     .n_experts = e->gate->stack};
+    tern_cuda_launch(w->d, TERN_CUDA_K_sort_pairs, 1, 1, 1, 1024, 0, &s, sizeof s);
+    if (f32 || e->weigh_input)
+        gather(w, true);
+    if (!f32 && e->weigh_input)
+        halves(w, p->x, p->s_embd, e->gate->k, false);
+    else if (!f32)
+        halves(w, w->x, w->x_stride, e->gate->k, true);
+    wide(w, e->gate, p->gate, p->s_ff, p->x, p->s_embd);
+    wide(w, e->up, p->up, p->s_ff, p->x, p->s_embd);
+    activate(w, 0, 0);
+    if (!f32)
+        halves(w, p->gate, p->s_ff, e->down->k, false);
+    wide(w, e->down, p->x, p->s_embd, p->gate, p->s_ff);
+}
+
+void tern_cuda_experts(struct tern_dev *dev, const struct tern_experts *e, struct tern_dev_rows y,
+                       struct tern_dev_rows x, struct tern_dev_vec ids, struct tern_dev_vec weights, int n_rows,
+                       int n_wide)
+{
+    struct tern_cuda *d = tern_cuda_of(dev);
+    TERN_ASSERT(n_rows <= d->limits.max_rows && n_rows - n_wide <= d->limits.max_narrow);
+    for (int narrow_part = 0; narrow_part < 2; narrow_part++) {
+        const int row0 = narrow_part ? n_wide : 0, n = narrow_part ? n_rows - n_wide : n_wide;
+        const size_t first = (size_t)row0 * (size_t)e->n_active * sizeof(float);
+        const struct work w = {.d = d,
+                               .e = e,
+                               .p = places_of(d),
+                               .x = tern_cuda_rows_at(x) + (size_t)row0 * x.stride * sizeof(float),
+                               .ids = tern_cuda_vec_at(ids) + first,
+                               .weights = tern_cuda_vec_at(weights) + first,
+                               .x_stride = x.stride,
+                               .n_rows = n,
+                               .n_pairs = n * e->n_active};
+        if (!n)
+            continue;
+        if (narrow_part)
+            decode_rows(&w);
+        else
+            prompt_rows(&w);
+        sum(&w, tern_cuda_rows_at(y) + (size_t)row0 * y.stride * sizeof(float), y.stride, !narrow_part);
+    }
+    tern_cuda_wrote(d, y);
+}

@@ -1,0 +1,211 @@
+/* Experts: which a row goes to, and rows in order of experts. */
+#include "dev/cuda/experts.h"
+#include "dev/cuda/kernel.cuh"
+
+#define MOST    1024 /* experts */
+#define THREADS 128
+
+/* The best of score[0, n) that is not marked; of equal ones the first.  All threads of the block call and learn it. */
+__device__ static inline int best_of(const double *score, const uint8_t *marked, int n)
+{
+    __shared__ double top[THREADS / 32];
+    __shared__ int place[THREADS / 32];
+    double best = 0;
+    int at = -1;
+    for (int e = threadIdx.x; e < n; e += THREADS)
+        if (!marked[e] && (at < 0 || score[e] > best)) {
+            best = score[e];
+            at = e;
+        }
+    for (int step = 16; step; step /= 2) {
+        const double b = __shfl_xor_sync(0xFFFFFFFFu, best, step);
+        const int i = __shfl_xor_sync(0xFFFFFFFFu, at, step);
+        if (i >= 0 && (at < 0 || b > best || (b == best && i < at))) {
+            best = b;
+            at = i;
+        }
+    }
+    __syncthreads();
+    if (threadIdx.x % 32 == 0) {
+        top[threadIdx.x / 32] = best;
+        place[threadIdx.x / 32] = at;
+    }
+    __syncthreads();
+    best = top[0];
+    at = place[0];
+    for (int w = 1; w < THREADS / 32; w++)
+        if (place[w] >= 0 && (at < 0 || top[w] > best || (top[w] == best && place[w] < at))) {
+            best = top[w];
+            at = place[w];
+        }
+    return at;
+}
+
+__device__ static inline double block_sum(double v)
+{
+    __shared__ double part[THREADS / 32];
+    for (int step = 16; step; step /= 2)
+        v += __shfl_xor_sync(0xFFFFFFFFu, v, step);
+    __syncthreads();
+    if (threadIdx.x % 32 == 0)
+        part[threadIdx.x / 32] = v;
+    __syncthreads();
+    v = 0;
+    for (int w = 0; w < THREADS / 32; w++)
+        v += part[w];
+    return v;
+}
+
+__device__ static inline double block_max(double v)
+{
+    __shared__ double part[THREADS / 32];
+    for (int step = 16; step; step /= 2)
+        v = fmax(v, __shfl_xor_sync(0xFFFFFFFFu, v, step));
+    __syncthreads();
+    if (threadIdx.x % 32 == 0)
+        part[threadIdx.x / 32] = v;
+    __syncthreads();
+    for (int w = 0; w < THREADS / 32; w++)
+        v = fmax(v, part[w]);
+    return v;
+}
+
+/* Experts of groups that do not compete are marked.  sum, used: [n_groups]. */
+__device__ static inline void mark_lost(const tern_cuda_route_args &a, const double *choice, uint8_t *marked, double *sum,
+                                        uint8_t *used)
+{
+    const int size = a.n_experts / a.n_groups;
+    for (int g = threadIdx.x; g < a.n_groups; g += THREADS) {
+        uint8_t *best = marked + g * size; /* its own experts' marks, cleared again */
+        sum[g] = 0;
+        used[g] = 0;
+        for (int i = 0; i < a.group_best; i++) {
+            int at = -1;
+            for (int e = 0; e < size; e++)
+                if (!best[e] && (at < 0 || choice[g * size + e] > choice[g * size + at]))
+                    at = e;
+            best[at] = 1;
+        }
+        for (int e = 0; e < size; e++) {
+            sum[g] += best[e] ? choice[g * size + e] : 0;
+            best[e] = 0;
+        }
+    }
+    __syncthreads();
+    for (int i = 0; i < a.n_groups_used; i++) {
+        const int g = best_of(sum, used, a.n_groups);
+        if (threadIdx.x == 0 && g >= 0)
+            used[g] = 1;
+        __syncthreads();
+    }
+    for (int e = threadIdx.x; e < a.n_experts; e += THREADS)
+        marked[e] = !used[e / size];
+    __syncthreads();
+}
+
+TERN_CUDA_KERNEL_BEGIN(route, tern_cuda_route_args, THREADS, 1)
+{
+    __shared__ double score[MOST], choice[MOST], sums[MOST];
+    __shared__ uint8_t marked[MOST], used[MOST];
+    __shared__ int chosen[MOST], sorted[MOST];
+    cuda_wait();
+    const float *logits = cuda_at<const float>(a.logits) + blockIdx.x * a.stride;
+    const float *bias = cuda_at<const float>(a.bias), *factors = cuda_at<const float>(a.factors);
+    double top = -INFINITY, sum = 0;
+    for (int e = threadIdx.x; e < a.n_experts; e += THREADS)
+        top = fmax(top, (double)logits[e]);
+    top = block_max(top);
+    for (int e = threadIdx.x; e < a.n_experts; e += THREADS) {
+        score[e] = a.sigmoid ? 1 / (1 + exp(-(double)logits[e])) : exp((double)logits[e] - top);
+        sum += score[e];
+    }
+    sum = block_sum(sum);
+    for (int e = threadIdx.x; e < a.n_experts; e += THREADS) {
+        score[e] = a.sigmoid ? score[e] : score[e] / sum;
+        choice[e] = bias ? score[e] + (double)bias[e] : score[e];
+        marked[e] = 0;
+    }
+    __syncthreads();
+    if (a.n_groups > 1)
+        mark_lost(a, choice, marked, sums, used);
+    for (int i = 0; i < a.n_active; i++) {
+        const int e = best_of(choice, marked, a.n_experts);
+        if (threadIdx.x == 0) {
+            chosen[i] = e < 0 ? 0 : e;
+            marked[e < 0 ? 0 : e] = 1;
+        }
+        __syncthreads();
+    }
+    for (int i = threadIdx.x; i < a.n_active; i += THREADS) {
+        int rank = 0;
+        for (int j = 0; j < a.n_active; j++)
+            rank += chosen[j] < chosen[i];
+        sorted[rank] = chosen[i];
+    }
+    __syncthreads();
+    sum = 0;
+    for (int i = 0; i < a.n_active; i++)
+        sum += score[sorted[i]];
+    const double factor = a.normalise ? (double)a.scale / (sum + 1e-20) : (double)a.scale;
+    for (int i = threadIdx.x; i < a.n_active; i += THREADS) {
+        const int e = sorted[i];
+        cuda_at<int32_t>(a.ids)[blockIdx.x * a.n_active + i] = e;
+        cuda_at<float>(a.weights)[blockIdx.x * a.n_active + i] =
+            (float)(score[e] * factor * (factors ? (double)factors[e] : 1));
+    }
+}
+
+/* Where pairs of one expert come to lie depends on the batch, and no answer on that. */
+TERN_CUDA_KERNEL_BEGIN(sort_pairs, tern_cuda_sort, 1024, 1)
+{
+    __shared__ int count[MOST], first[MOST];
+    cuda_wait();
+    const int32_t *ids = cuda_at<const int32_t>(a.ids);
+    int2 *groups = cuda_at<int2>(a.groups);
+    count[threadIdx.x] = 0;
+    __syncthreads();
+    for (int i = threadIdx.x; i < a.n_pairs; i += 1024)
+        atomicAdd(&count[ids[i]], 1);
+    __syncthreads();
+    if (threadIdx.x == 0)
+        for (int e = 0, n = 0; e < a.n_experts; e++) {
+            groups[e] = make_int2(n, count[e]);
+            first[e] = n;
+            n += count[e];
+        }
+    __syncthreads();
+    for (int i = threadIdx.x; i < a.n_pairs; i += 1024) {
+        const int place = atomicAdd(&first[ids[i]], 1);
+        cuda_at<int32_t>(a.row_of)[place] = i;
+        cuda_at<int32_t>(a.at)[i] = place;
+    }
+}
+
+TERN_CUDA_KERNEL_BEGIN(gather, tern_cuda_gather, 256, 1)
+{
+    cuda_wait();
+    const int place = blockIdx.x, i = blockIdx.y * 256 + threadIdx.x;
+    if (i >= a.n)
+        return;
+    const int pair = a.row_of ? cuda_at<const int32_t>(a.row_of)[place] : place;
+    const float x = cuda_at<const float>(a.x)[(uint64_t)(pair / a.n_active) * a.x_stride + i];
+    cuda_at<float>(a.to)[(uint64_t)place * a.to_stride + i] =
+        a.weights ? x * cuda_at<const float>(a.weights)[pair] : x;
+}
+
+TERN_CUDA_KERNEL_BEGIN(pairs_sum, tern_cuda_sum, 256, 1)
+{
+    cuda_wait();
+    const int row = blockIdx.x, i = blockIdx.y * 256 + threadIdx.x;
+    if (i >= a.n)
+        return;
+    float sum = 0;
+    for (int j = 0; j < a.n_active; j++) {
+        const int pair = row * a.n_active + j, place = a.at ? cuda_at<const int32_t>(a.at)[pair] : pair;
+        float v = cuda_at<const float>(a.answers)[(uint64_t)place * a.stride + i];
+        if (a.weights)
+            v = __fmul_rn(v, cuda_at<const float>(a.weights)[pair]);
+        sum = j ? sum + v : v;
+    }
+    cuda_at<float>(a.y)[(uint64_t)row * a.y_stride + i] = sum;
+}

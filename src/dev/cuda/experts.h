@@ -1,0 +1,33 @@
+/* dev/cuda/experts.h - arguments of the kernels of experts.cu.  Strides in floats.  Read by C and by CUDA. */
+#ifndef TERN_DEV_CUDA_EXPERTS_H
+#define TERN_DEV_CUDA_EXPERTS_H
+
+#include <stdint.h>
+
+/* struct tern_route; a block for each row. */
+struct tern_cuda_route_args {
+    uint64_t logits, stride, bias, factors, ids, weights;
+    int32_t n_experts, n_active, n_groups, n_groups_used, group_best, sigmoid, normalise;
+    float scale;
+};
+
+/* Pairs (row, expert) in order of experts: pair i, which is element i of ids, goes to place at[i], where row_of is i.
+ * groups[e]: first place and number of an expert's pairs.  One block. */
+struct tern_cuda_sort {
+    uint64_t ids, row_of, at, groups;
+    int32_t n_pairs, n_experts;
+};
+
+/* to[place] = x[row] (* weight) of the pair row_of[place]; row_of 0: pairs in order. */
+struct tern_cuda_gather {
+    uint64_t to, to_stride, x, x_stride, row_of, weights;
+    int32_t n, n_active;
+};
+
+/* y[row] = sum of (weight *) answers[at[i]] over the row's pairs i, in their order. */
+struct tern_cuda_sum {
+    uint64_t y, y_stride, answers, stride, at, weights;
+    int32_t n, n_active;
+};
+
+#endif

@@ -1,0 +1,286 @@
+/* Products of rows with weights: decode rows by int8 (products.cu), prompt rows by tensor cores or in f32 (gemm.cu). */
+#include "dev/cuda/products.h"
+#include <string.h>
+#include "base/mem.h"
+#include "dev/cuda/cuda.h"
+
+#define DENSE_BYTES ((size_t)128 << 20) /* of weights written out at a time */
+#define TILE        128
+#define TILE_SHARED (3 * 2 * TILE * 64 * 2)
+#define RASTER      16
+
+size_t tern_cuda_q8_bytes(int k)
+{
+    return tern_round_up((size_t)k, 64) + tern_round_up((size_t)k / 32 * 8, 64);
+}
+
+static size_t pitch_of(int k)
+{
+    return tern_round_up((size_t)k, 64);
+}
+
+int tern_cuda_products_open(struct tern_cuda *d, tern_error *err)
+{
+    int rc = 0;
+    const struct tern_dev_limits *l = &d->limits;
+    const size_t rows = (size_t)l->max_rows, narrow = (size_t)l->max_narrow;
+    size_t q8, k = (size_t)(l->max_k > l->max_stack_k ? l->max_k : l->max_stack_k);
+    d->max_k = l->max_k;
+    d->q8_rows = l->max_narrow;
+    d->q8_row_bytes = tern_cuda_q8_bytes(l->max_k);
+    q8 = narrow * d->q8_row_bytes;
+    if (l->max_stack) {
+        const size_t stack = narrow * (size_t)l->max_stack * tern_cuda_q8_bytes(l->max_stack_k);
+        q8 = q8 > stack ? q8 : stack;
+    }
+    if (l->max_experts) {
+        const size_t pairs = narrow * (size_t)l->max_active * tern_cuda_q8_bytes(l->max_expert_ff);
+        const size_t in = narrow * tern_cuda_q8_bytes(l->max_expert_embd);
+        q8 = q8 > pairs ? q8 : pairs;
+        q8 = q8 > in ? q8 : in;
+        k = k > (size_t)l->max_expert_embd ? k : (size_t)l->max_expert_embd;
+        k = k > (size_t)l->max_expert_ff ? k : (size_t)l->max_expert_ff;
+    }
+    size_t half_rows = rows * (size_t)(l->max_active > 1 ? l->max_active : 1);
+    TERN_TRY(tern_cuda_take(d, &d->q8, q8 + 256, err));
+    TERN_TRY(tern_cuda_take(d, &d->half, l->exact ? 0 : half_rows * pitch_of((int)k) * 2, err));
+    TERN_TRY(tern_cuda_take(d, &d->half_scale, l->exact ? 0 : half_rows * sizeof(float), err));
+    d->dense_bytes = DENSE_BYTES;
+    TERN_TRY(tern_cuda_take(d, &d->dense, d->dense_bytes, err));
+out:
+    return rc;
+}
+
+void tern_cuda_dense(struct tern_cuda *d, const struct tern_dev_weight *w, int matrix, int n_matrices, int row, int n,
+                     tern_cu_address to, size_t pitch, bool f32)
+{
+    struct tern_cuda_dense_args a = {.w = tern_cuda_matrix_of(w, matrix),
+                                     .to = to,
+                                     .pitch = pitch,
+                                     .matrix_bytes = tern_weight_bytes(&w->form->m),
+                                     .to_matrix = (size_t)n * pitch,
+                                     .row0 = row,
+                                     .n_rows = n,
+                                     .f32 = f32};
+    const int first = row / TERN_PANEL, last = (row + n - 1) / TERN_PANEL;
+    if (n > 0)
+        tern_cuda_launch(d, TERN_CUDA_K_dense, (unsigned)((pitch + 511) / 512), (unsigned)(last - first + 1),
+                         (unsigned)n_matrices, 256, 0, &a, sizeof a);
+}
+
+/* ---- decode rows ------------------------------------------------------------------------------------------------- */
+
+void tern_cuda_quantize_rows(struct tern_cuda *d, tern_cu_address to, size_t row_bytes, tern_cu_address x,
+                             size_t stride, int n_rows, int k, int n_heads, size_t head)
+{
+    const struct tern_cuda_quantize a = {
+        .to = to, .x = x, .row_bytes = row_bytes, .stride = stride, .head = head, .k = k, .n_heads = n_heads};
+    tern_cuda_launch(d, TERN_CUDA_K_quantize, (unsigned)(n_rows * n_heads), (unsigned)((k + 1023) / 1024), 1, 256, 0,
+                     &a, sizeof a);
+}
+
+/* The kernel of one row; the next one is that of four. */
+static enum tern_cuda_kernel kernel_of(const struct tern_cuda_matrix *w)
+{
+#define KIND(c, s)                                                  \
+    if (w->codes == TERN_CODES_##c && w->scales == TERN_SCALES_##s) \
+        return TERN_CUDA_K_narrow_##c##_##s##_1;
+    TERN_NARROW_KINDS(KIND)
+#undef KIND
+    return w->codes == TERN_CODES_F32    ? TERN_CUDA_K_floats_F32_1
+           : w->codes == TERN_CODES_F16  ? TERN_CUDA_K_floats_F16_1
+           : w->codes == TERN_CODES_BF16 ? TERN_CUDA_K_floats_BF16_1
+                                         : TERN_CUDA_K_floats_E4M3_1;
+}
+
+void tern_cuda_narrow(struct tern_cuda *d, struct tern_cuda_narrow *a, int n_z)
+{
+    const int units = (a->m[0].w.k + 255) / 256, warps = units < 8 ? units : 8;
+    const bool one = a->n_rows == 1 || a->ids;
+    int panels = 0;
+    for (int i = 0; i < a->n_m; i++) {
+        a->m[i].panel0 = panels;
+        panels += (a->m[i].w.n + TERN_PANEL - 1) / TERN_PANEL;
+    }
+    if (!a->per_row)
+        a->per_row = 1;
+    if (!a->n_heads)
+        a->n_heads = 1;
+    tern_cuda_launch(d, (enum tern_cuda_kernel)(kernel_of(&a->m[0].w) + !one),
+                     (unsigned)(one ? a->n_rows : (a->n_rows + 3) / 4), (unsigned)panels, (unsigned)n_z,
+                     (unsigned)warps * 32, 0, a, sizeof *a);
+}
+
+static struct tern_cuda_product product_of(const struct tern_matmul *m, int row0)
+{
+    return (struct tern_cuda_product){.w = tern_cuda_matrix_of(m->w, 0),
+                                      .y = tern_cuda_rows_at(m->y) + (size_t)row0 * m->y.stride * sizeof(float),
+                                      .y_stride = m->y.stride,
+                                      .bias = tern_cuda_vec_at(m->bias)};
+}
+
+static void decode_rows(struct tern_cuda *d, const struct tern_matmul *m, int n_m, struct tern_dev_rows x, int n_rows,
+                        int n_wide)
+{
+    const tern_cu_address at = tern_cuda_rows_at(x);
+    const size_t from = (size_t)n_wide * x.stride * sizeof(float);
+    tern_cu_address q8 = d->q8;
+    bool done[TERN_CUDA_PRODUCTS] = {false}, integer = false;
+    for (int i = 0; i < n_m; i++)
+        integer |= tern_codes_integer(m[i].w->form->m.codes);
+    if (integer && d->quantized.x == at && d->quantized.n >= n_rows && d->quantized.k == m[0].w->k)
+        q8 += (size_t)n_wide * d->q8_row_bytes;
+    else if (integer) {
+        d->quantized.x = 0;
+        tern_cuda_quantize_rows(d, q8, d->q8_row_bytes, at + from, x.stride, n_rows - n_wide, m[0].w->k, 1, 0);
+    }
+    for (int i = 0; i < n_m; i++) {
+        struct tern_cuda_narrow a = {.q8 = q8, .row_bytes = d->q8_row_bytes, .x = at + from, .x_stride = x.stride};
+        const struct tern_packed *kind = &m[i].w->form->m;
+        a.n_rows = n_rows - n_wide;
+        for (int j = i; j < n_m; j++) /* all of one kind go together */
+            if (!done[j] && m[j].w->form->m.codes == kind->codes && m[j].w->form->m.scales == kind->scales) {
+                a.m[a.n_m++] = product_of(&m[j], n_wide);
+                done[j] = true;
+            }
+        if (a.n_m)
+            tern_cuda_narrow(d, &a, 1);
+    }
+}
+
+/* ---- prompt rows ------------------------------------------------------------------------------------------------- */
+
+static void one_gemm(struct tern_cuda *d, const struct tern_matmul *m, int n_rows, int col, int n)
+{
+    const size_t pitch = pitch_of(m->w->k);
+    const struct tern_cuda_gemm a = {.x = d->half,
+                                     .x_pitch = pitch,
+                                     .scale = d->half_scale,
+                                     .w = d->dense,
+                                     .w_pitch = pitch,
+                                     .y = tern_cuda_rows_at(m->y) + (size_t)col * sizeof(float),
+                                     .y_stride = m->y.stride,
+                                     .bias = m->bias.mem ? tern_cuda_vec_at(m->bias) + (size_t)col * sizeof(float) : 0,
+                                     .n_rows = n_rows,
+                                     .n = n,
+                                     .k = (int)pitch};
+    tern_cuda_launch(d, TERN_CUDA_K_gemm, (unsigned)((n_rows + TILE - 1) / TILE * ((n + TILE - 1) / TILE)), 1, 1, 256,
+                     TILE_SHARED, &a, sizeof a);
+}
+
+static void one_exact(struct tern_cuda *d, const struct tern_matmul *m, struct tern_dev_rows x, int n_rows, int col,
+                      int n)
+{
+    const struct tern_cuda_exact a = {.x = tern_cuda_rows_at(x),
+                                      .x_stride = x.stride,
+                                      .w = d->dense,
+                                      .w_pitch = pitch_of(m->w->k),
+                                      .y = tern_cuda_rows_at(m->y) + (size_t)col * sizeof(float),
+                                      .y_stride = m->y.stride,
+                                      .bias = m->bias.mem ? tern_cuda_vec_at(m->bias) + (size_t)col * sizeof(float) : 0,
+                                      .n_rows = n_rows,
+                                      .n = n,
+                                      .k = m->w->k};
+    tern_cuda_launch(d, TERN_CUDA_K_exact, (unsigned)((n_rows + 63) / 64), (unsigned)((n + 63) / 64), 1, 256, 0, &a,
+                     sizeof a);
+}
+
+static void prompt_rows(struct tern_cuda *d, const struct tern_matmul *m, int n_m, struct tern_dev_rows x, int n_wide)
+{
+    bool packed = false;
+    for (int i = 0; i < n_m; i++) {
+        const bool f32 = d->limits.exact || m[i].f32;
+        const int k = m[i].w->k, n = m[i].w->n;
+        const size_t pitch = pitch_of(k);
+        const int most = (int)(d->dense_bytes / (pitch * (f32 ? 4 : 2))) / TILE * TILE;
+        if (!f32 && !packed) {
+            const struct tern_cuda_half a = {.to = d->half,
+                                             .pitch = pitch,
+                                             .scale = d->half_scale,
+                                             .x = tern_cuda_rows_at(x),
+                                             .stride = x.stride,
+                                             .k = k,
+                                             .per_row = 1};
+            tern_cuda_launch(d, TERN_CUDA_K_half, (unsigned)n_wide, 1, 1, 256, 0, &a, sizeof a);
+            packed = true;
+        }
+        TERN_ASSERT(most > 0);
+        for (int col = 0, cols; col < n; col += cols) {
+            cols = n - col < most ? n - col : most;
+            tern_cuda_dense(d, m[i].w, 0, 1, col, cols, d->dense, pitch, f32);
+            if (f32)
+                one_exact(d, &m[i], x, n_wide, col, cols);
+            else
+                one_gemm(d, &m[i], n_wide, col, cols);
+        }
+    }
+}
+
+void tern_cuda_matmul(struct tern_dev *dev, const struct tern_matmul *m, int n_m, struct tern_dev_rows x, int n_rows,
+                      int n_wide)
+{
+    struct tern_cuda *d = tern_cuda_of(dev);
+    TERN_ASSERT(n_m >= 1 && n_m <= TERN_CUDA_PRODUCTS && n_rows <= d->limits.max_rows);
+    if (n_wide)
+        prompt_rows(d, m, n_m, x, n_wide);
+    if (n_wide < n_rows)
+        decode_rows(d, m, n_m, x, n_rows, n_wide);
+    for (int i = 0; i < n_m; i++)
+        tern_cuda_wrote(d, m[i].y);
+}
+
+/* ---- every head by a matrix of its own --------------------------------------------------------------------------- */
+
+static void stack_prompt(struct tern_cuda *d, const struct tern_stack *s, int n_wide)
+{
+    const size_t pitch = pitch_of(s->w->k), matrix = (size_t)s->w->n * pitch;
+    const int most = (int)(d->dense_bytes / (matrix * sizeof(float)));
+    TERN_ASSERT(most > 0);
+    for (int h = 0, n; h < s->w->stack; h += n) {
+        n = s->w->stack - h < most ? s->w->stack - h : most;
+        tern_cuda_dense(d, s->w, h, n, 0, s->w->n, d->dense, pitch, true);
+        const struct tern_cuda_exact a = {.x = tern_cuda_rows_at(s->x) + (size_t)h * s->x_head * sizeof(float),
+                                          .x_stride = s->x.stride,
+                                          .w = d->dense,
+                                          .w_pitch = pitch,
+                                          .y = tern_cuda_rows_at(s->y) + (size_t)h * s->y_head * sizeof(float),
+                                          .y_stride = s->y.stride,
+                                          .n_rows = n_wide,
+                                          .n = s->w->n,
+                                          .k = s->w->k,
+                                          .w_group = matrix,
+                                          .x_head = s->x_head,
+                                          .y_head = s->y_head};
+        tern_cuda_launch(d, TERN_CUDA_K_exact, (unsigned)((n_wide + 63) / 64), (unsigned)((s->w->n + 63) / 64),
+                         (unsigned)n, 256, 0, &a, sizeof a);
+    }
+}
+
+void tern_cuda_stack(struct tern_dev *dev, const struct tern_stack *s, int n_rows, int n_wide)
+{
+    struct tern_cuda *d = tern_cuda_of(dev);
+    const int heads = s->w->stack, n = n_rows - n_wide;
+    TERN_ASSERT(n <= d->limits.max_narrow && heads <= d->limits.max_stack && s->w->k <= d->limits.max_stack_k);
+    if (n_wide)
+        stack_prompt(d, s, n_wide);
+    if (n) {
+        struct tern_cuda_narrow a = {.q8 = d->q8,
+                                     .row_bytes = tern_cuda_q8_bytes(s->w->k),
+                                     .x = tern_cuda_rows_at(s->x) + (size_t)n_wide * s->x.stride * sizeof(float),
+                                     .x_stride = s->x.stride,
+                                     .n_m = 1,
+                                     .n_rows = n,
+                                     .n_heads = heads,
+                                     .matrix_bytes = tern_weight_bytes(&s->w->form->m),
+                                     .y_head = s->y_head,
+                                     .x_head = s->x_head};
+        a.m[0] = (struct tern_cuda_product){.w = tern_cuda_matrix_of(s->w, 0),
+                                            .y = tern_cuda_rows_at(s->y) + (size_t)n_wide * s->y.stride * sizeof(float),
+                                            .y_stride = s->y.stride};
+        d->quantized.x = 0;
+        if (tern_codes_integer(s->w->form->m.codes))
+            tern_cuda_quantize_rows(d, d->q8, a.row_bytes, a.x, s->x.stride, n, s->w->k, heads, s->x_head);
+        tern_cuda_narrow(d, &a, heads);
+    }
+    tern_cuda_wrote(d, s->y);
+}

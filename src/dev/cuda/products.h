@@ -1,0 +1,106 @@
+/* dev/cuda/products.h - weights and products, as kernels see them.  Read by C and by CUDA. */
+#ifndef TERN_DEV_CUDA_PRODUCTS_H
+#define TERN_DEV_CUDA_PRODUCTS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* One matrix of panels (kernel/pack.h), its layout and what struct tern_packed says of it. */
+struct tern_cuda_matrix {
+    uint64_t p, panel_bytes;
+    uint32_t d, m, a, b; /* offsets inside a panel */
+    int32_t codes, scales, d_type, m_type, zero, shift;
+    float unit;
+    int32_t n, k;
+    int8_t table[16];
+};
+
+/* Decode rows as int8: q [k], then for every 32 inputs {scale, scale * sum of q}; row_bytes apart. */
+struct tern_cuda_quantize {
+    uint64_t to, x;
+    uint64_t row_bytes, stride; /* stride: floats */
+    uint64_t head;              /* heads of a row: floats from one to the next */
+    int32_t k, n_heads;         /* row r, head h goes to row r * n_heads + h */
+};
+
+#define TERN_CUDA_PRODUCTS 8
+
+struct tern_cuda_product {
+    struct tern_cuda_matrix w;
+    uint64_t y, y_stride, bias;
+    int32_t panel0; /* of the launch: where this product's begin */
+    int32_t unused;
+};
+
+/* Products of decode rows, all of one kind of weights.  Block (panel, part): the rows from part * R on. */
+struct tern_cuda_narrow {
+    struct tern_cuda_product m[TERN_CUDA_PRODUCTS];
+    uint64_t q8, row_bytes; /* of integer codes */
+    uint64_t x, x_stride;   /* of float codes: f32 */
+    int32_t n_m, n_rows, n_heads, unused;
+    /* Stacks: block z is head z, of matrix z, matrix_bytes apart; its output y_head floats on, its input x_head. */
+    uint64_t matrix_bytes, y_head, x_head;
+    /* Experts: row r is pair r; its matrix stands in ids[r], its input is row r / per_row. */
+    uint64_t ids;
+    int32_t per_row, unused2;
+};
+
+/* to[row - row0][k] = the weights as they are multiplied by, `pitch` numbers apart, 0 behind k; f32 or f16. */
+struct tern_cuda_dense_args {
+    struct tern_cuda_matrix w;
+    uint64_t to, pitch;
+    uint64_t matrix_bytes, to_matrix; /* block y is matrix y; numbers from one to the next */
+    int32_t row0, n_rows, f32, unused;
+};
+
+/* Prompt rows in 16-bit floats: to[row][pitch] = x * 2^-e, scale[row] = 2^e, 0 behind k.  rows: of x, or 0: in order.
+ */
+struct tern_cuda_half {
+    uint64_t to, pitch, scale, x, stride;
+    uint64_t rows;
+    int32_t k, per_row;
+};
+
+/* y[row][col] = scale[row] * sum of x[row][i] * w[col][i] (+ bias), rows of 16-bit floats, i a multiple of 64. */
+struct tern_cuda_gemm {
+    uint64_t x, x_pitch, scale, w, w_pitch, y, y_stride, bias;
+    int32_t n_rows, n, k, unused;
+    /* Groups (experts): block z is group z of `groups`: {first row, rows}; w_group numbers from one matrix to the next.
+     */
+    uint64_t groups, w_group;
+};
+
+/* The same in f32, one chain of fma for every output. */
+struct tern_cuda_exact {
+    uint64_t x, x_stride, w, w_pitch, y, y_stride, bias;
+    int32_t n_rows, n, k, unused;
+    uint64_t groups, w_group;
+    uint64_t x_head, y_head; /* stacks: block z is head z */
+};
+
+#ifndef __CUDACC__
+#include "dev/cuda/driver.h"
+#include "dev/handle.h"
+
+struct tern_cuda;
+
+/* Matrix i of a stack. */
+struct tern_cuda_matrix tern_cuda_matrix_of(const struct tern_dev_weight *w, int i);
+
+/* to = rows [row, row + n) of n_matrices matrices from `matrix` on, `pitch` numbers apart, as they are multiplied by.
+ */
+void tern_cuda_dense(struct tern_cuda *d, const struct tern_dev_weight *w, int matrix, int n_matrices, int row, int n,
+                     tern_cu_address to, size_t pitch, bool f32);
+
+/* Bytes of a decode row of k inputs as int8. */
+size_t tern_cuda_q8_bytes(int k);
+
+/* Products of decode rows by a.m, whose weights are all of one kind (panel0 is set here).  n_z: heads of a stack; 1. */
+void tern_cuda_narrow(struct tern_cuda *d, struct tern_cuda_narrow *a, int n_z);
+/* Rows of one kind or another as the products read them. */
+void tern_cuda_quantize_rows(struct tern_cuda *d, tern_cu_address to, size_t row_bytes, tern_cu_address x,
+                             size_t stride, int n_rows, int k, int n_heads, size_t head);
+#endif
+
+#endif

@@ -1,0 +1,253 @@
+/* Operations on one row at a time, and what they save the next one: sums that a norm follows are made by the norm, sets
+ * of heads go together, and rows that a product of decode rows will read come as int8 too. */
+#include "dev/cuda/rows.h"
+#include <string.h>
+#include "dev/cuda/cuda.h"
+
+#define THREADS 256
+
+static unsigned blocks(size_t n, size_t of)
+{
+    return (unsigned)((n + of - 1) / of);
+}
+
+/* The last call that waits, if it is of this kernel: a pointer to its arguments. */
+static void *last_call(const struct tern_cuda *d, enum tern_cuda_kernel k)
+{
+    const struct tern_cuda_list *l = &d->list;
+    return l->n && l->calls[l->n - 1].kernel == k ? l->args + l->calls[l->n - 1].args : NULL;
+}
+
+static void drop_last(struct tern_cuda *d)
+{
+    d->list.used = d->list.calls[--d->list.n].args;
+}
+
+void tern_cuda_wrote(struct tern_cuda *d, struct tern_dev_rows r)
+{
+    if (d->quantized.x == tern_cuda_rows_at(r))
+        d->quantized.x = 0;
+}
+
+/* Where rows y go as int8, where decode rows may want them so; 0: nowhere. */
+static tern_cu_address as_q8(struct tern_cuda *d, struct tern_dev_rows y, int n_rows)
+{
+    tern_cuda_wrote(d, y);
+    if (!d->in_step || !d->decode_rows || y.width % TERN_BLOCK || y.width > d->max_k || n_rows > d->q8_rows)
+        return 0;
+    d->quantized.x = tern_cuda_rows_at(y);
+    d->quantized.n = n_rows;
+    d->quantized.k = y.width;
+    return d->q8;
+}
+
+void tern_cuda_embed(struct tern_dev *dev, struct tern_dev_rows x, const struct tern_dev_weight *table, int n_rows,
+                     float scale)
+{
+    struct tern_cuda *d = tern_cuda_of(dev);
+    const struct tern_cuda_embed_args a = {
+        tern_cuda_matrix_of(table, 0), tern_cuda_rows_at(x), x.stride, d->tables.rows, scale, 0};
+    tern_cuda_wrote(d, x);
+    tern_cuda_launch(d, TERN_CUDA_K_embed, blocks((size_t)table->k, 4 * THREADS), (unsigned)n_rows, 1, THREADS, 0, &a,
+                     sizeof a);
+}
+
+void tern_cuda_norm(struct tern_dev *dev, struct tern_dev_rows y, struct tern_dev_rows x, struct tern_dev_vec w,
+                    float eps, int n_rows)
+{
+    struct tern_cuda *d = tern_cuda_of(dev);
+    struct tern_cuda_norm_args a = {.y = tern_cuda_rows_at(y),
+                                    .y_stride = y.stride,
+                                    .x = tern_cuda_rows_at(x),
+                                    .x_stride = x.stride,
+                                    .w = tern_cuda_vec_at(w),
+                                    .row_bytes = d->q8_row_bytes,
+                                    .n = y.width,
+                                    .eps = eps};
+    const struct tern_cuda_elementwise *e = last_call(d, TERN_CUDA_K_elementwise);
+    if (e && e->op == TERN_CUDA_ADD && e->y == a.x && e->n == y.width && a.y != a.x && !e->q8 &&
+        d->list.calls[d->list.n - 1].grid[0] == (unsigned)n_rows) {
+        a.sum = e->y;
+        a.sum_stride = e->y_stride;
+        a.x = e->a;
+        a.x_stride = e->a_stride;
+        a.plus = e->b;
+        a.plus_stride = e->b_stride;
+        if (a.y != a.plus)
+            drop_last(d);
+        else {
+            a.plus = a.sum = 0;
+            a.x = tern_cuda_rows_at(x);
+            a.x_stride = x.stride;
+        }
+    }
+    a.q8 = as_q8(d, y, n_rows);
+    tern_cuda_launch(d, TERN_CUDA_K_norm, (unsigned)n_rows, 1, 1, 512, 0, &a, sizeof a);
+}
+
+static void elementwise(struct tern_cuda *d, struct tern_cuda_elementwise a, int n_rows)
+{
+    a.row_bytes = d->q8_row_bytes;
+    tern_cuda_launch(d, TERN_CUDA_K_elementwise, (unsigned)n_rows, blocks((size_t)a.n, 4 * THREADS), 1, THREADS, 0, &a,
+                     sizeof a);
+}
+
+void tern_cuda_add(struct tern_dev *dev, struct tern_dev_rows y, struct tern_dev_rows a, struct tern_dev_rows b,
+                   int n_rows)
+{
+    struct tern_cuda *d = tern_cuda_of(dev);
+    tern_cuda_wrote(d, y);
+    elementwise(d,
+                (struct tern_cuda_elementwise){.y = tern_cuda_rows_at(y),
+                                               .y_stride = y.stride,
+                                               .a = tern_cuda_rows_at(a),
+                                               .a_stride = a.stride,
+                                               .b = tern_cuda_rows_at(b),
+                                               .b_stride = b.stride,
+                                               .n = y.width,
+                                               .op = TERN_CUDA_ADD},
+                n_rows);
+}
+
+static void in_place(struct tern_cuda *d, struct tern_dev_rows x, int n_rows, int op, float factor)
+{
+    const tern_cu_address at = tern_cuda_rows_at(x);
+    tern_cuda_wrote(d, x);
+    elementwise(
+        d,
+        (struct tern_cuda_elementwise){
+            .y = at, .y_stride = x.stride, .a = at, .a_stride = x.stride, .n = x.width, .op = op, .factor = factor},
+        n_rows);
+}
+
+void tern_cuda_scale(struct tern_dev *dev, struct tern_dev_rows x, int n_rows, float factor)
+{
+    in_place(tern_cuda_of(dev), x, n_rows, TERN_CUDA_SCALE, factor);
+}
+
+void tern_cuda_softcap(struct tern_dev *dev, struct tern_dev_rows x, int n_rows, float cap)
+{
+    in_place(tern_cuda_of(dev), x, n_rows, TERN_CUDA_SOFTCAP, cap);
+}
+
+void tern_cuda_gate(struct tern_dev *dev, struct tern_dev_rows x, struct tern_dev_rows g, int n_rows)
+{
+    struct tern_cuda *d = tern_cuda_of(dev);
+    const tern_cu_address at = tern_cuda_rows_at(x);
+    tern_cuda_wrote(d, x);
+    elementwise(d,
+                (struct tern_cuda_elementwise){.y = at,
+                                               .y_stride = x.stride,
+                                               .a = at,
+                                               .a_stride = x.stride,
+                                               .b = tern_cuda_rows_at(g),
+                                               .b_stride = g.stride,
+                                               .n = x.width,
+                                               .op = TERN_CUDA_GATE},
+                n_rows);
+}
+
+void tern_cuda_glu(struct tern_dev *dev, struct tern_dev_rows gate, struct tern_dev_rows up, int n_rows,
+                   enum tern_gate act)
+{
+    static const int ops[] = {
+        [TERN_GATE_SILU] = TERN_CUDA_SILU, [TERN_GATE_GELU] = TERN_CUDA_GELU, [TERN_GATE_SIGMOID] = TERN_CUDA_SIGMOID};
+    struct tern_cuda *d = tern_cuda_of(dev);
+    const tern_cu_address at = tern_cuda_rows_at(gate);
+    elementwise(d,
+                (struct tern_cuda_elementwise){.y = at,
+                                               .y_stride = gate.stride,
+                                               .a = at,
+                                               .a_stride = gate.stride,
+                                               .b = tern_cuda_rows_at(up),
+                                               .b_stride = up.stride,
+                                               .q8 = as_q8(d, gate, n_rows),
+                                               .n = gate.width,
+                                               .op = ops[act]},
+                n_rows);
+}
+
+void tern_cuda_rope_table(struct tern_dev *dev, struct tern_dev_vec cos, struct tern_dev_vec sin,
+                          struct tern_dev_vec freq, int n_rot, float magnitude, int n_rows)
+{
+    struct tern_cuda *d = tern_cuda_of(dev);
+    const struct tern_cuda_rope a = {.cos = tern_cuda_vec_at(cos),
+                                     .sin = tern_cuda_vec_at(sin),
+                                     .freq = tern_cuda_vec_at(freq),
+                                     .rows = d->tables.rows,
+                                     .half = n_rot / 2,
+                                     .magnitude = magnitude,
+                                     .n_rows = n_rows};
+    tern_cuda_launch(d, TERN_CUDA_K_rope_table, blocks((size_t)n_rows * (size_t)(n_rot / 2), THREADS), 1, 1, THREADS, 0,
+                     &a, sizeof a);
+}
+
+void tern_cuda_heads(struct tern_dev *dev, const struct tern_heads *h, int n_rows)
+{
+    struct tern_cuda *d = tern_cuda_of(dev);
+    struct tern_cuda_heads_args a = {.rows = d->tables.rows, .n_rows = n_rows};
+    const struct tern_cuda_heads_args *last = last_call(d, TERN_CUDA_K_heads);
+    const tern_cu_address x = tern_cuda_rows_at(h->x);
+    bool joins = last && last->n_rows == n_rows && last->n_sets < TERN_CUDA_HEADS;
+    for (int i = 0; joins && i < last->n_sets; i++) /* other heads, and not those of the last call again */
+        joins = last->set[i].x != x && last->set[i].stride != 0 &&
+                (last->set[i].x + (size_t)n_rows * last->set[i].stride * sizeof(float) <= x ||
+                 x + (size_t)n_rows * h->x.stride * sizeof(float) <= last->set[i].x);
+    if (joins) {
+        memcpy(&a, last, sizeof a);
+        drop_last(d);
+    }
+    tern_cuda_wrote(d, h->x);
+    const int i = a.n_sets++;
+    a.set[i].x = x;
+    a.set[i].stride = h->x.stride;
+    a.set[i].norm_w = tern_cuda_vec_at(h->norm_w);
+    a.set[i].cos = tern_cuda_vec_at(h->cos);
+    a.set[i].sin = tern_cuda_vec_at(h->sin);
+    a.set[i].n_heads = h->n_heads;
+    a.set[i].dim = h->dim;
+    a.set[i].norm = h->norm;
+    a.set[i].norm_after = h->norm_after;
+    a.set[i].n_rot = h->n_rot;
+    a.set[i].interleaved = h->interleaved;
+    a.set[i].temper_span = h->temper_span;
+    a.set[i].temper_from = h->temper_from;
+    a.set[i].eps = h->eps;
+    a.set[i].temper = h->temper;
+    int heads = 0;
+    for (int j = 0; j < a.n_sets; j++)
+        heads += a.set[j].n_heads;
+    tern_cuda_launch(d, TERN_CUDA_K_heads, (unsigned)n_rows, blocks((size_t)heads, 8), 1, THREADS, 0, &a, sizeof a);
+}
+
+void tern_cuda_copy_heads(struct tern_dev *dev, struct tern_dev_rows to, size_t to_head, struct tern_dev_rows from,
+                          size_t from_head, int n_heads, int n, int n_rows)
+{
+    struct tern_cuda *d = tern_cuda_of(dev);
+    const struct tern_cuda_copy_args a = {.to = tern_cuda_rows_at(to),
+                                          .to_stride = to.stride,
+                                          .to_head = to_head,
+                                          .from = tern_cuda_rows_at(from),
+                                          .from_stride = from.stride,
+                                          .from_head = from_head,
+                                          .n_heads = n_heads,
+                                          .n = n};
+    tern_cuda_wrote(d, to);
+    tern_cuda_launch(d, TERN_CUDA_K_copy_heads, (unsigned)n_rows, blocks((size_t)n_heads * (size_t)n, THREADS), 1,
+                     THREADS, 0, &a, sizeof a);
+}
+
+void tern_cuda_pick(struct tern_dev *dev, struct tern_dev_rows y, struct tern_dev_rows x, const int *rows, int n)
+{
+    struct tern_cuda *d = tern_cuda_of(dev);
+    struct tern_cuda_copy_args a = {.to = tern_cuda_rows_at(y),
+                                    .to_stride = y.stride,
+                                    .from = tern_cuda_rows_at(x),
+                                    .from_stride = x.stride,
+                                    .n_heads = 1,
+                                    .n = x.width};
+    a.rows = tern_cuda_send(d, rows, (size_t)n * sizeof *rows);
+    tern_cuda_wrote(d, y);
+    tern_cuda_launch(d, TERN_CUDA_K_copy_heads, (unsigned)n, blocks((size_t)x.width, THREADS), 1, THREADS, 0, &a,
+                     sizeof a);
+}

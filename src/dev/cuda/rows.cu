@@ -1,0 +1,269 @@
+/* Operations on one row at a time.  What is summed is summed in an order that the row's length alone decides. */
+#include "dev/cuda/panel.cuh"
+#include "dev/cuda/quantize.cuh"
+#include "dev/cuda/rows.h"
+
+/* ---- embedding --------------------------------------------------------------------------------------------------- */
+
+TERN_CUDA_KERNEL_BEGIN(embed, tern_cuda_embed_args, 256, 1)
+{
+    const int quad = blockIdx.x * 256 + threadIdx.x, i0 = quad * 4;
+    cuda_wait();
+    if (i0 >= a.w.k)
+        return;
+    const uint32_t token = (uint32_t)cuda_at<const tern_cuda_row>(a.rows)[blockIdx.y].token, row = token % 16;
+    const uint8_t *panel = cuda_at<const uint8_t>(a.w.p) + token / 16 * a.w.panel_bytes;
+    float *x = cuda_at<float>(a.x) + blockIdx.y * a.stride;
+    if (codes_float(a.w.codes)) {
+        for (int i = i0; i < i0 + 4 && i < a.w.k; i++)
+            x[i] = float_weight(a.w.codes, panel, i, row) * a.scale;
+        return;
+    }
+    float s, m;
+    const uint32_t c =
+        quad_codes(a.w.codes, a.w.table, panel + (uint64_t)(i0 / 32) * codes_unit(a.w.codes), quad % 8, row);
+    group_scale(a.w.scales, a.w, panel, i0 / 16, row, s, m);
+    for (int i = 0; i < 4; i++)
+        x[i0 + i] = weight_of(a.w.codes, a.w.scales, a.w.zero, c >> (8 * i) & 255, s, m) * a.scale;
+}
+
+/* ---- norm -------------------------------------------------------------------------------------------------------- */
+
+#define NORM_THREADS 512
+#define NORM_KEPT    4 /* of a thread, four numbers each: rows of up to 8192 are read once */
+
+__device__ static inline float4 load_four(const float *p, int i, int n)
+{
+    if (i + 4 <= n)
+        return *reinterpret_cast<const float4 *>(p + i);
+    return make_float4(i < n ? p[i] : 0, i + 1 < n ? p[i + 1] : 0, i + 2 < n ? p[i + 2] : 0, 0);
+}
+
+__device__ static inline void store_four(float *p, int i, int n, float4 v)
+{
+    if (i + 4 <= n) {
+        *reinterpret_cast<float4 *>(p + i) = v;
+        return;
+    }
+    if (i < n)
+        p[i] = v.x;
+    if (i + 1 < n)
+        p[i + 1] = v.y;
+    if (i + 2 < n)
+        p[i + 2] = v.z;
+}
+
+__device__ static inline float block_sum(float v)
+{
+    __shared__ float part[NORM_THREADS / 32];
+    for (int step = 16; step; step /= 2)
+        v += __shfl_xor_sync(0xFFFFFFFFu, v, step);
+    if (threadIdx.x % 32 == 0)
+        part[threadIdx.x / 32] = v;
+    __syncthreads();
+    float sum = 0;
+    for (int w = 0; w < NORM_THREADS / 32; w++)
+        sum += part[w];
+    return sum;
+}
+
+__device__ static inline float4 norm_input(const tern_cuda_norm_args &a, int row, int i)
+{
+    float4 v = load_four(cuda_at<const float>(a.x) + row * a.x_stride, i, a.n);
+    if (!a.plus)
+        return v;
+    const float4 p = load_four(cuda_at<const float>(a.plus) + row * a.plus_stride, i, a.n);
+    v = make_float4(v.x + p.x, v.y + p.y, v.z + p.z, v.w + p.w);
+    store_four(cuda_at<float>(a.sum) + row * a.sum_stride, i, a.n, v);
+    return v;
+}
+
+TERN_CUDA_KERNEL_BEGIN(norm, tern_cuda_norm_args, NORM_THREADS, 1)
+{
+    const int row = blockIdx.x, t = threadIdx.x * 4;
+    float4 kept[NORM_KEPT];
+    float squares = 0;
+    cuda_wait();
+#pragma unroll
+    for (int j = 0; j < NORM_KEPT; j++) {
+        const int i = t + j * NORM_THREADS * 4;
+        kept[j] = make_float4(0, 0, 0, 0);
+        if (i < a.n)
+            kept[j] = norm_input(a, row, i);
+        const float4 v = kept[j];
+        squares += v.x * v.x + v.y * v.y + (v.z * v.z + v.w * v.w);
+    }
+    for (int i = t + NORM_KEPT * NORM_THREADS * 4; i < a.n; i += NORM_THREADS * 4) {
+        const float4 v = norm_input(a, row, i);
+        squares += v.x * v.x + v.y * v.y + (v.z * v.z + v.w * v.w);
+    }
+    const float mean = block_sum(squares) / (float)a.n, by = 1.0f / sqrtf(mean + a.eps);
+    const float *w = cuda_at<const float>(a.w);
+    float *y = cuda_at<float>(a.y) + row * a.y_stride;
+    uint8_t *q8 = cuda_at<uint8_t>(a.q8) + row * a.row_bytes;
+    const float *again = a.plus ? cuda_at<const float>(a.sum) + row * a.sum_stride
+                                : cuda_at<const float>(a.x) + row * a.x_stride;
+    for (int j = 0; j * NORM_THREADS * 4 < a.n; j++) { /* all threads, for whole blocks are quantised together */
+        const int i = t + j * NORM_THREADS * 4;
+        float4 v = make_float4(0, 0, 0, 0);
+        if (j < NORM_KEPT) {
+#pragma unroll
+            for (int q = 0; q < NORM_KEPT; q++)
+                v = q == j ? kept[q] : v;
+        } else if (i < a.n) {
+            v = load_four(again, i, a.n);
+        }
+        v = make_float4(v.x * by, v.y * by, v.z * by, v.w * by);
+        if (w && i < a.n) {
+            const float4 f = load_four(w, i, a.n);
+            v = make_float4(v.x * f.x, v.y * f.y, v.z * f.z, v.w * f.w);
+        }
+        if (i < a.n)
+            store_four(y, i, a.n, v);
+        if (a.q8)
+            quantize_four(q8, a.n, i / 32, i / 4 % 8, v, i < a.n);
+    }
+}
+
+/* ---- elementwise ------------------------------------------------------------------------------------------------- */
+
+__device__ static inline float sigmoid_of(float x)
+{
+    return 1.0f / (1.0f + expf(-x));
+}
+
+__device__ static inline float one(const tern_cuda_elementwise &a, float x, float y)
+{
+    switch (a.op) {
+    case TERN_CUDA_ADD:
+        return x + y;
+    case TERN_CUDA_SCALE:
+        return x * a.factor;
+    case TERN_CUDA_SOFTCAP:
+        return a.factor * tanhf(x / a.factor);
+    case TERN_CUDA_SILU:
+        return x == -INFINITY ? -0.0f * y : x / (1.0f + expf(-x)) * y;
+    case TERN_CUDA_GELU:
+        return 0.5f * x * (1.0f + tanhf(0.7978845608028654f * (x + 0.044715f * x * x * x))) * y;
+    case TERN_CUDA_SIGMOID:
+        return sigmoid_of(x) * y;
+    default: /* GATE: y is the factor already */
+        return x * y;
+    }
+}
+
+TERN_CUDA_KERNEL_BEGIN(elementwise, tern_cuda_elementwise, 256, 1)
+{
+    const int i = (blockIdx.y * 256 + threadIdx.x) * 4, row = blockIdx.x;
+    cuda_wait();
+    float4 v = make_float4(0, 0, 0, 0), b = v;
+    if (i < a.n) {
+        v = load_four(cuda_at<const float>(a.a) + row * a.a_stride, i, a.n);
+        if (a.op == TERN_CUDA_GATE)
+            b.x = b.y = b.z = b.w = sigmoid_of(cuda_at<const float>(a.b)[row * a.b_stride]);
+        else if (a.b)
+            b = load_four(cuda_at<const float>(a.b) + row * a.b_stride, i, a.n);
+        v = make_float4(one(a, v.x, b.x), one(a, v.y, b.y), one(a, v.z, b.z), one(a, v.w, b.w));
+        store_four(cuda_at<float>(a.y) + row * a.y_stride, i, a.n, v);
+    }
+    if (a.q8)
+        quantize_four(cuda_at<uint8_t>(a.q8) + row * a.row_bytes, a.n, i / 32, i / 4 % 8, v, i < a.n);
+}
+
+/* ---- positions --------------------------------------------------------------------------------------------------- */
+
+TERN_CUDA_KERNEL_BEGIN(rope_table, tern_cuda_rope, 256, 1)
+{
+    const int at = blockIdx.x * 256 + threadIdx.x, row = at / a.half, i = at % a.half;
+    cuda_wait();
+    if (row >= a.n_rows)
+        return;
+    const float pos = (float)cuda_at<const tern_cuda_row>(a.rows)[row].pos;
+    const float angle = __fmul_rn(pos, cuda_at<const float>(a.freq)[i]); /* rounded to f32 first */
+    double s, c;
+    sincos((double)angle, &s, &c);
+    cuda_at<float>(a.cos)[at] = (float)c * a.magnitude;
+    cuda_at<float>(a.sin)[at] = (float)s * a.magnitude;
+}
+
+__device__ static inline float warp_sum(float v)
+{
+    for (int step = 16; step; step /= 2)
+        v += __shfl_xor_sync(0xFFFFFFFFu, v, step);
+    return v;
+}
+
+/* A warp for each head.  A lane keeps to its own numbers: pairs of the rotation, then what is not rotated. */
+TERN_CUDA_KERNEL_BEGIN(heads, tern_cuda_heads_args, 256, 1)
+{
+    const int lane = threadIdx.x % 32, row = blockIdx.x;
+    int head = blockIdx.y * 8 + threadIdx.x / 32, s = 0;
+    cuda_wait();
+    while (s < a.n_sets && head >= a.set[s].n_heads)
+        head -= a.set[s++].n_heads;
+    if (s >= a.n_sets)
+        return;
+    const auto &h = a.set[s];
+    float *x = cuda_at<float>(h.x) + row * h.stride + (uint64_t)head * h.dim;
+    const int half = h.cos ? h.n_rot / 2 : 0, items = h.dim - half;
+    const float *w = cuda_at<const float>(h.norm_w), *cs = cuda_at<const float>(h.cos) + (uint64_t)row * half,
+                *sn = cuda_at<const float>(h.sin) + (uint64_t)row * half;
+    const int apart = h.interleaved ? 1 : half, step = h.interleaved ? 2 : 1;
+    float squares = 0, by = 1, temper = 1;
+    if (h.temper != 0) {
+        const int times = (cuda_at<const tern_cuda_row>(a.rows)[row].pos + h.temper_from) / h.temper_span;
+        temper = (float)(1 + (double)h.temper * log1p((double)times));
+    }
+    if (h.norm && !h.norm_after) {
+        for (int i = lane; i < h.dim; i += 32)
+            squares += x[i] * x[i];
+        by = 1.0f / sqrtf(warp_sum(squares) / (float)h.dim + h.eps);
+        squares = 0;
+    }
+    const bool before = h.norm && !h.norm_after;
+    for (int t = lane; t < items; t += 32) {
+        const int i = t < half ? t * step : t + half, j = t < half ? i + apart : i;
+        float p = x[i], q = x[j];
+        if (before) {
+            p = w ? p * by * w[i] : p * by;
+            q = w ? q * by * w[j] : q * by;
+        }
+        if (t < half) {
+            const float c = cs[t], n = sn[t], turned = __fmaf_rn(p, c, -__fmul_rn(q, n));
+            q = __fmaf_rn(q, c, __fmul_rn(p, n));
+            p = turned;
+        }
+        if (h.norm && h.norm_after) {
+            squares += p * p + (t < half ? q * q : 0);
+            x[i] = p;
+            if (t < half)
+                x[j] = q;
+        } else {
+            x[i] = p * temper;
+            if (t < half)
+                x[j] = q * temper;
+        }
+    }
+    if (!h.norm || !h.norm_after)
+        return;
+    by = 1.0f / sqrtf(warp_sum(squares) / (float)h.dim + h.eps);
+    for (int t = lane; t < items; t += 32) {
+        const int i = t < half ? t * step : t + half, j = i + apart;
+        x[i] = (w ? x[i] * by * w[i] : x[i] * by) * temper;
+        if (t < half)
+            x[j] = (w ? x[j] * by * w[j] : x[j] * by) * temper;
+    }
+}
+
+/* ---- rows elsewhere ---------------------------------------------------------------------------------------------- */
+
+TERN_CUDA_KERNEL_BEGIN(copy_heads, tern_cuda_copy_args, 256, 1)
+{
+    const int at = blockIdx.y * 256 + threadIdx.x, row = blockIdx.x;
+    cuda_wait();
+    if (at >= a.n_heads * a.n)
+        return;
+    const int from = a.rows ? cuda_at<const int32_t>(a.rows)[row] : row, h = at / a.n, i = at % a.n;
+    cuda_at<float>(a.to)[row * a.to_stride + h * a.to_head + i] =
+        cuda_at<const float>(a.from)[(uint64_t)from * a.from_stride + h * a.from_head + i];
+}

@@ -1,0 +1,69 @@
+/* dev/cuda/rows.h - arguments of the kernels that work on one row at a time.  Strides in floats.  Read by C and by
+ * CUDA. */
+#ifndef TERN_DEV_CUDA_ROWS_H
+#define TERN_DEV_CUDA_ROWS_H
+
+#include "dev/cuda/products.h"
+#include "dev/cuda/tables.h"
+
+struct tern_cuda_embed_args {
+    struct tern_cuda_matrix w;
+    uint64_t x, stride, rows;
+    float scale;
+    int32_t unused;
+};
+
+/* y = rmsnorm(x) * w.  plus: x = x + plus first, kept in sum.  q8: y as int8 too, row_bytes apart. */
+struct tern_cuda_norm_args {
+    uint64_t y, y_stride, x, x_stride, w;
+    uint64_t plus, plus_stride, sum, sum_stride;
+    uint64_t q8, row_bytes;
+    int32_t n;
+    float eps;
+};
+
+enum tern_cuda_elementwise_op {
+    TERN_CUDA_ADD,     /* y = a + b */
+    TERN_CUDA_SCALE,   /* y = a * factor */
+    TERN_CUDA_SOFTCAP, /* y = factor * tanh(a / factor) */
+    TERN_CUDA_GATE,    /* y = a * sigmoid(b[row][0]) */
+    TERN_CUDA_SILU,    /* y = act(a) * b */
+    TERN_CUDA_GELU,
+    TERN_CUDA_SIGMOID
+};
+
+struct tern_cuda_elementwise {
+    uint64_t y, y_stride, a, a_stride, b, b_stride;
+    uint64_t q8, row_bytes; /* y as int8 too; n is a multiple of 32 then */
+    int32_t n, op;
+    float factor;
+    int32_t unused;
+};
+
+struct tern_cuda_rope {
+    uint64_t cos, sin, freq, rows;
+    int32_t half;
+    float magnitude;
+    int32_t n_rows, unused;
+};
+
+#define TERN_CUDA_HEADS 3
+
+/* struct tern_heads, for several sets of heads of the same rows; block (row, 8 heads). */
+struct tern_cuda_heads_args {
+    struct {
+        uint64_t x, stride, norm_w, cos, sin;
+        int32_t n_heads, dim, norm, norm_after, n_rot, interleaved, temper_span, temper_from;
+        float eps, temper;
+    } set[TERN_CUDA_HEADS];
+    uint64_t rows;
+    int32_t n_sets, n_rows;
+};
+
+/* to[row][h * to_head + i] = from[rows ? rows[row] : row][h * from_head + i] */
+struct tern_cuda_copy_args {
+    uint64_t to, to_stride, to_head, from, from_stride, from_head, rows;
+    int32_t n_heads, n;
+};
+
+#endif
