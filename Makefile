@@ -24,7 +24,7 @@ SOURCES := $(shell find src include tests bench examples -name '*.[ch]' 2>/dev/n
 .DEFAULT_GOAL := all
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-print-directory
-.PHONY: all run serve check check-asan check-guard check-tsan check-neon fuzz-build fuzz bench docs house format format-check tidy install clean help
+.PHONY: all run serve check check-asan check-guard check-tsan check-neon fuzz-build fuzz bench docs deb house format format-check tidy install clean help
 
 all: ## build the release program, build/tern
 	@tools/packages build
@@ -125,6 +125,12 @@ install: all ## program, libraries, headers, manual page and bash completion int
 	@cmake -S . -B $(BUILD) -DCMAKE_INSTALL_PREFIX="$(PREFIX)" >/dev/null
 	@cmake --build $(BUILD) -j $(JOBS) --target ternlib ternkv extras
 	@cmake --install $(BUILD)
+
+deb: all ## a Debian package for this machine's architecture, in build/
+	@command -v dpkg-shlibdeps >/dev/null || { echo "make deb needs dpkg-shlibdeps: apt-get install dpkg-dev" >&2; exit 1; }
+	@cmake -S . -B $(BUILD) -DCMAKE_INSTALL_PREFIX=/usr >/dev/null
+	@cmake --build $(BUILD) -j $(JOBS) --target ternlib ternkv extras
+	@tools/make-deb $(BUILD)
 
 clean: ## remove all build folders
 	rm -rf $(BUILD) $(BUILD)-asan $(BUILD)-tsan $(BUILD)-fuzz $(BUILD)-neon

@@ -82,7 +82,7 @@ static void either(tern_grammar *g, struct tern_gr_frag *all, bool *any, struct 
 static void add_multibyte(tern_grammar *g, uint32_t from, uint32_t to, struct tern_gr_frag *all, bool *any)
 {
     while (from <= to && !tern_gr_failed(g)) {
-        uint8_t a[4], b[4];
+        uint8_t a[4] = {0}, b[4] = {0};
         uint32_t end = to;
         for (int bits = 18; bits > 0; bits -= 6) {
             uint32_t low = ((uint32_t)1 << bits) - 1;

@@ -172,7 +172,7 @@ static void make_other(struct object *o, json_t *rest)
     tern_gr_chars_not(g, &c);
     n.any = tern_gr_rule(g, one(g, &c));
     struct tern_gr_frag name =
-        o->n && g->rc == 0 ? other_than(&n, 0, o->n, 0) : tern_gr_repeat(g, n.any, 0, TERN_GR_NO_END);
+        n.v && o->n && g->rc == 0 ? other_than(&n, 0, o->n, 0) : tern_gr_repeat(g, n.any, 0, TERN_GR_NO_END);
     name = tern_gr_then(g, tern_gr_text(g, "\""), tern_gr_then(g, name, tern_gr_text(g, "\"")));
     struct tern_gr_frag value = rest ? tern_schema_below(o->s, rest, "additionalProperties") : tern_gr_json_value(g);
     o->other = tern_gr_rule(g, pair(g, name, value));
