@@ -219,11 +219,9 @@ static int convert_tools(struct tern_ask *g, struct tern_fault *f)
     if (choice && strcmp(choice, "tool") == 0 && !json_is_string(name))
         return bad(f, "tool_choice", "has no name");
     if (choice && strcmp(choice, "tool") == 0)
-        g->tool_choice =
-            tern_ask_own(g, json_pack("{ss s{sO}}", "type", "function", "function", "name", name));
+        g->tool_choice = tern_ask_own(g, json_pack("{ss s{sO}}", "type", "function", "function", "name", name));
     else
-        g->tool_choice =
-            choice ? tern_ask_own(g, json_string(strcmp(choice, "any") == 0 ? "required" : choice)) : NULL;
+        g->tool_choice = choice ? tern_ask_own(g, json_string(strcmp(choice, "any") == 0 ? "required" : choice)) : NULL;
     g->format_param = "output_format";
     return 0;
 }

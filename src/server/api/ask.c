@@ -235,8 +235,8 @@ int tern_ask_request(struct tern_job *j, struct tern_fault *f)
     struct tern_ask *g = j->ask;
     int64_t most = g->max_completion_tokens >= 0 ? g->max_completion_tokens : g->max_tokens;
     tern_request_defaults(&g->request);
-    if (tern_rule_read(g, f) < 0 || read_stream_options(j, f) < 0 || read_stops(g, f) < 0 || read_sampler(j, f) < 0 || read_ids(j, f) < 0 ||
-        read_choices(j, f) < 0)
+    if (tern_rule_read(g, f) < 0 || read_stream_options(j, f) < 0 || read_stops(g, f) < 0 || read_sampler(j, f) < 0 ||
+        read_ids(j, f) < 0 || read_choices(j, f) < 0)
         return -1;
     g->request.max_tokens = most >= 0 ? (int)most : -1;
     g->request.min_tokens = g->min_tokens > 0 ? (int)g->min_tokens : 0;

@@ -200,14 +200,13 @@ static json_t *response(const struct tern_job *j, const char *status)
                           tern_json_cstr(j->server->name), "output", json_copy(j->items), "parallel_tool_calls",
                           g->parallel_calls, "previous_response_id", "temperature", number_or_null(g->temperature),
                           "store", 0, "top_p", number_or_null(g->top_p));
-    json_t *more =
-        json_pack("{so so ss so s{} sn s{so sn} s{so}}", "tool_choice",
-                  g->tool_choice ? json_incref(g->tool_choice) : json_string("auto"), "tools",
-                  json_is_array(json_object_get(j->root, "tools")) ? json_incref(json_object_get(j->root, "tools"))
-                                                                   : json_array(),
-                  "truncation", "disabled", "usage", usage, "metadata", "user", "reasoning", "effort",
-                  tern_json_cstr(g->effort), "summary", "text", "format",
-                  g->format ? json_incref(g->format) : json_pack("{ss}", "type", "text"));
+    json_t *more = json_pack(
+        "{so so ss so s{} sn s{so sn} s{so}}", "tool_choice",
+        g->tool_choice ? json_incref(g->tool_choice) : json_string("auto"), "tools",
+        json_is_array(json_object_get(j->root, "tools")) ? json_incref(json_object_get(j->root, "tools"))
+                                                         : json_array(),
+        "truncation", "disabled", "usage", usage, "metadata", "user", "reasoning", "effort", tern_json_cstr(g->effort),
+        "summary", "text", "format", g->format ? json_incref(g->format) : json_pack("{ss}", "type", "text"));
     (void)json_object_update_new(r, more);
     return r;
 }

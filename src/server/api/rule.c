@@ -5,7 +5,8 @@
 
 #include "server/api/ask.h"
 
-/* ---- reading -------------------------------------------------------------------------------------------------------- */
+/* ---- reading --------------------------------------------------------------------------------------------------------
+ */
 
 /* Takes text, which json_dumps or strdup made. */
 static int set_rule(struct tern_ask *g, enum tern_ask_rule rule, char *text, const char *param, struct tern_fault *f)
@@ -113,7 +114,8 @@ int tern_rule_read(struct tern_ask *g, struct tern_fault *f)
     return 0;
 }
 
-/* ---- use ------------------------------------------------------------------------------------------------------------ */
+/* ---- use ------------------------------------------------------------------------------------------------------------
+ */
 
 static int check_beside(const struct tern_ask *g, const char *param, struct tern_fault *f)
 {
@@ -157,9 +159,9 @@ int tern_rule_apply(struct tern_job *j, struct tern_lane *lane, struct tern_faul
     if (g->rule == TERN_RULE_NONE && !calls)
         return 0;
     if (g->rule != TERN_RULE_NONE && g->tools_json)
-        return tern_fault_set(f, 400, "unsupported_value", g->rule_param,
-                              "%s beside tools that may be called is not supported; tool_choice \"none\" leaves them out",
-                              g->rule_param);
+        return tern_fault_set(
+            f, 400, "unsupported_value", g->rule_param,
+            "%s beside tools that may be called is not supported; tool_choice \"none\" leaves them out", g->rule_param);
     if (check_beside(g, param, f) < 0)
         return -1;
     int rc = compile(g, &grammar, g->request.reply ? &reply : NULL, &err);
