@@ -129,6 +129,7 @@ static int check_beside(const struct tern_ask *g, const char *param, struct tern
 
 static int compile(const struct tern_ask *g, tern_grammar **out, const tern_grammar_reply *reply, tern_error *err)
 {
+    const char *tools = g->tools_json ? g->tools_json : "[]";
     size_t n = g->rule_text ? strlen(g->rule_text) : 0;
     const tern_grammar_calls calls = {g->call_function, g->call_required, g->parallel_calls};
     switch (g->rule) {
@@ -143,7 +144,7 @@ static int compile(const struct tern_ask *g, tern_grammar **out, const tern_gram
     case TERN_RULE_CHOICE:
         return tern_grammar_new_choice(out, g->rule_text, n, reply, err);
     default:
-        return tern_grammar_new_calls(out, g->tools_json, strlen(g->tools_json), &calls, reply, err);
+        return tern_grammar_new_calls(out, tools, strlen(tools), &calls, reply, err);
     }
 }
 
