@@ -15,6 +15,8 @@
 #include "tern/tern.h"
 #include "text/text.h"
 
+struct tern_known;
+
 struct tern_model {
     char device[TERN_DEV_NAME + 32];
     struct tern_file *file;
@@ -29,8 +31,16 @@ struct tern_model {
     unsigned said;                         /* TERN_SAID_* */
     char left_out[512];                    /* recommended settings that are not used, or "" */
     _Atomic(struct tern_gr_vocab *) vocab; /* for constraints; NULL until the first */
+    struct tern_known *known;              /* grammars */
     struct tern_buf packed;                /* path of the file of packed weights; empty: none is used */
 };
+
+/* grammar/known.c: compiled grammars, kept for the next request.  Any thread. */
+int tern_known_new(struct tern_known **out, tern_error *err);
+void tern_known_free(struct tern_known *k); /* NULL is legal */
+/* tern_gr_compile, or the grammar that came of it lately.  Free it like any other. */
+int tern_known_compile(struct tern_known *k, tern_grammar **out, enum tern_gr_kind kind, const char *text, size_t n,
+                       const struct tern_gr_frame *frame, const struct tern_gr_calls *calls, tern_error *err);
 
 /* Fills tok, tmpl and recommended from what the opened file holds or has beside it. */
 int tern_model_load_text(tern_model *m, tern_error *err);

@@ -75,6 +75,7 @@ struct tern_lane { /* one prompt */
     json_t *scores; /* of the prompt, entries as those of choices */
     float *vector;  /* [n_vector] embedding */
     int n_vector;
+    tern_constraint constraint; /* until the loop has it */
 };
 
 struct tern_choice {
