@@ -98,8 +98,8 @@ typedef struct tern_model_params {
     /* Called before such a file is written, from the calling thread: where, and how large it will be.  NULL: not. */
     void (*before_packed)(void *user, const char *path, size_t bytes);
     void *user;
-    /* Where the model and its engines run: "cpu", or in builds with CUDA "cuda" or "cuda:1" (a card's number).  "auto" or
-     * NULL: a card that can serve, else the CPU. */
+    /* Where the model and its engines run: "cpu", or in builds with CUDA "cuda" or "cuda:1" (a card's number).  "auto"
+     * or NULL: a card that can serve, else the CPU. */
     const char *device;
 } tern_model_params;
 

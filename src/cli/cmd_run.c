@@ -191,7 +191,8 @@ static int open_seq(struct run *r, tern_error *err)
     if (!r->a->v[TERN_OPT_RUN_CACHE].n)
         return tern_start_new(&r->seq, r->setup.engine, &r->setup.start, err);
     if (r->a->v[TERN_OPT_KV_START].i)
-        return tern_cli_usage(err, "--quantized-kv-start begins in 16 bits, and what --cache holds is coded: give one of them");
+        return tern_cli_usage(
+            err, "--quantized-kv-start begins in 16 bits, and what --cache holds is coded: give one of them");
     return open_cache(r, err);
 }
 

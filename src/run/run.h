@@ -63,7 +63,7 @@ struct tern_seq {
     uint64_t step;          /* number of the last step that it was asked for */
     int recode_at;          /* tokens from which on recode_plan is its plan; 0: none */
     int recode_plan;
-    int ahead;              /* of kv's tokens: drafts that are being verified (run/draft/draft.h) */
+    int ahead; /* of kv's tokens: drafts that are being verified (run/draft/draft.h) */
 };
 
 struct tern_drafter;
