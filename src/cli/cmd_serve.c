@@ -11,7 +11,8 @@
 #include "server/server.h"
 
 #define MAX_KEYS   ((size_t)1 << 20) /* bytes of a file of keys */
-#define MOST_CACHE 1073741824.0      /* bytes of the prefix cache, where --cache-ram does not say */
+#define GIB        1073741824.0
+#define MOST_CACHE GIB /* bytes of the prefix cache, where --cache-ram does not say */
 
 struct serve {
     const struct tern_args *a;
@@ -136,6 +137,30 @@ static int check(const struct tern_args *a, tern_error *err)
     return 0;
 }
 
+/* --cache-ram, of 0: none. */
+static int cache_size(const struct tern_args *a, double *bytes, tern_error *err)
+{
+    const struct tern_arg *v = a->v;
+    char *end = NULL;
+    const char *text = v[TERN_OPT_CACHE_RAM].s;
+    const bool none = text && strtod(text, &end) == 0 && end != text && end[strspn(end, "KMGTkmgt")] == 0;
+    if (none && (v[TERN_OPT_CACHE_DISK].s || v[TERN_OPT_CACHE_SHARED].s))
+        return tern_cli_usage(err, "--cache-ram 0 leaves no room for what --%s brings; give it some",
+                              v[TERN_OPT_CACHE_DISK].s ? "cache-disk" : "cache-shared");
+    return text && !none ? tern_setup_size("--cache-ram", text, 1e15, bytes, err) : 0;
+}
+
+static void set_cache(struct serve *s, tern_loop_params *p)
+{
+    const struct tern_arg *v = s->a->v;
+    p->cache_dir = v[TERN_OPT_CACHE_DISK].s;
+    p->cache_dir_bytes = (size_t)(v[TERN_OPT_CACHE_DISK_GB].f * GIB);
+    p->cache_dir_free = (size_t)(v[TERN_OPT_CACHE_DISK_FREE].f * GIB);
+    p->cache_shared = v[TERN_OPT_CACHE_SHARED].s;
+    p->on_notice = say;
+    p->notice_user = s;
+}
+
 int tern_cmd_serve(const struct tern_args *a, tern_error *err)
 {
     int rc = 0;
@@ -146,8 +171,7 @@ int tern_cmd_serve(const struct tern_args *a, tern_error *err)
     TERN_TRY(tern_setup_size("--max-body", v[TERN_OPT_MAX_BODY].s, 1 << 30, &body, err));
     if (v[TERN_OPT_KV_MEMORY].s)
         TERN_TRY(tern_setup_size("--kv-memory", v[TERN_OPT_KV_MEMORY].s, 1e15, &kv, err));
-    if (v[TERN_OPT_CACHE_RAM].s && strcmp(v[TERN_OPT_CACHE_RAM].s, "0") != 0)
-        TERN_TRY(tern_setup_size("--cache-ram", v[TERN_OPT_CACHE_RAM].s, 1e15, &cache, err));
+    TERN_TRY(cache_size(a, &cache, err));
     TERN_TRY(read_keys(&s, err));
     TERN_TRY(tern_setup_model(&s.setup, a, v[TERN_OPT_MODEL].s, err));
     if (!v[TERN_OPT_KV_MEMORY].s)
@@ -158,7 +182,7 @@ int tern_cmd_serve(const struct tern_args *a, tern_error *err)
     TERN_TRY(open_engine(&s, err));
     if (v[TERN_OPT_VERBOSE].n)
         tern_setup_print(&s.setup);
-    const struct tern_server_params p = {
+    struct tern_server_params p = {
         .host = v[TERN_OPT_UNIX].s && !v[TERN_OPT_HOST].n ? NULL : v[TERN_OPT_HOST].s,
         .port = (int)v[TERN_OPT_PORT].i,
         .unix_path = v[TERN_OPT_UNIX].s,
@@ -182,6 +206,7 @@ int tern_cmd_serve(const struct tern_args *a, tern_error *err)
         .log_prompts = v[TERN_OPT_LOG_PROMPTS].n > 0,
         .user = &s,
     };
+    set_cache(&s, &p.loop);
     TERN_TRY(tern_server_run(&p, s.setup.model, s.setup.engine, ready, err));
 out:
     tern_setup_clear(&s.setup);

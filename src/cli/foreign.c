@@ -69,7 +69,7 @@ static const struct foreign {
     {"--kv-group-size", REFUSE, true, KV_COMMANDS,
      "codes here have one scale per vector and 128 dims; groups of 64 as in MLX are --kv affine4 and --kv affine8"},
     {"--quantized-kv-start", REFUSE_SET, true, KV_COMMANDS,
-     "pages are coded as they fill; --kv ...,recent=N keeps the newest N tokens in 16 bits, first=N the first ones"},
+     "run and chat do that; --kv ...,recent=N keeps the newest N tokens in 16 bits, first=N the first ones"},
     {"--max-kv-size", REFUSE, true, TEXT_COMMANDS,
      "the cache does not rotate; tern chat --context-full drop -c N forgets the oldest turns instead, and 4 bits hold "
      "four "
@@ -77,9 +77,6 @@ static const struct foreign {
     {"--keep", REFUSE, true, TEXT_COMMANDS,
      "tern chat --context-full drop keeps the system turn and the first exchange; --kv ...,first=N keeps N tokens in "
      "16 bits"},
-    {"--xtc-probability", REFUSE_SET, true, TEXT_COMMANDS,
-     "XTC sampling is not here; --temp with --min-p is the nearest"},
-    {"--xtc-threshold", REFUSE, true, TEXT_COMMANDS, "XTC sampling is not here; --temp with --min-p is the nearest"},
     {"-ngl", REFUSE_SET, true, TEXT_COMMANDS | TERN_ON_SERVE,
      "all layers run on the processor; -t chooses the threads"},
     {"--n-gpu-layers", REFUSE_SET, true, TEXT_COMMANDS | TERN_ON_SERVE,

@@ -31,6 +31,8 @@ void tern_job_free(struct tern_job *j)
         tern_tokens_clear(&j->lanes[i].ids);
         json_decref(j->lanes[i].scores);
         free(j->lanes[i].vector);
+        if (j->lanes[i].constraint.free)
+            j->lanes[i].constraint.free(j->lanes[i].constraint.state);
     }
     free(j->choices);
     free(j->lanes);
@@ -162,6 +164,7 @@ static int submit(struct tern_job *j, struct tern_fault *f)
         tern_error err = {0};
         r.prompt = lane->ids.p;
         r.n_prompt = (int)lane->ids.len;
+        r.constraint = lane->constraint;
         int rc = tern_loop_submit(s->loop, &r, s->events, lane, &lane->id, &err);
         if (rc < 0) {
             (void)tern_fault_from(f, &err, NULL);
@@ -169,6 +172,7 @@ static int submit(struct tern_job *j, struct tern_fault *f)
                 f->retry_after = tern_loop_retry_after(s->loop);
             return -1;
         }
+        lane->constraint = (tern_constraint){0};
         lane->running = true;
         j->n_running++;
     }
@@ -252,6 +256,8 @@ static void lane_ended(struct tern_lane *lane, const tern_event *e)
     j->n_cached += e->n_cached;
     j->n_generated += e->n_generated;
     j->n_reasoning += e->n_reasoning;
+    j->n_drafted += e->n_drafted;
+    j->n_accepted += e->n_accepted;
     j->queue_s += e->queue_s;
     j->prompt_s += e->prompt_s;
     j->decode_s += e->decode_s;

@@ -75,6 +75,7 @@ struct tern_lane { /* one prompt */
     json_t *scores; /* of the prompt, entries as those of choices */
     float *vector;  /* [n_vector] embedding */
     int n_vector;
+    tern_constraint constraint; /* until the loop has it */
 };
 
 struct tern_choice {
@@ -120,7 +121,7 @@ struct tern_job {
     int status;           /* of the answer; 499: the client was gone before */
     int64_t created;
     bool stream, submitted, over, had_calls;
-    int n_running, n_prompt, n_cached, n_generated, n_reasoning, n_pings;
+    int n_running, n_prompt, n_cached, n_generated, n_reasoning, n_drafted, n_accepted, n_pings;
     double began, said, prompt_s, decode_s, queue_s; /* said: when the stream had its last piece */
     struct tern_lane *lanes;
     int n_lanes;
@@ -217,5 +218,6 @@ void tern_log_job(const struct tern_job *j);
 /* metrics.c */
 int tern_metrics_text(struct tern_server *s, struct tern_buf *out);
 json_t *tern_kv_json(const struct tern_server *s);
+json_t *tern_cache_json(const struct tern_server *s);
 
 #endif

@@ -20,7 +20,7 @@ static const struct tern_field fields[] = {
     {"tool_choice", TERN_FIELD_OBJ, AT(tool_choice), 0, 0, NULL},
     {"thinking", TERN_FIELD_OBJ, AT(thinking), 0, 0, NULL},
     {"metadata", TERN_FIELD_OBJ, TERN_FIELD_CHECKED, 0, 0, NULL},
-    {"output_format", TERN_FIELD_REFUSED, TERN_FIELD_CHECKED, 0, 0, TERN_NOT_CONSTRAINED},
+    {"output_format", TERN_FIELD_OBJ, AT(format), 0, 0, NULL},
     {"mcp_servers", TERN_FIELD_REFUSED, TERN_FIELD_CHECKED, 0, 0, "there are no MCP servers here"},
     {"container", TERN_FIELD_REFUSED, TERN_FIELD_CHECKED, 0, 0, "there are no containers here"},
     {0},
@@ -204,6 +204,8 @@ static int convert_tools(struct tern_ask *g, struct tern_fault *f)
                                json_object_get(tool, "input_schema"));
         if (json_is_string(json_object_get(tool, "description")))
             (void)json_object_set(fn, "description", json_object_get(tool, "description"));
+        if (json_is_true(json_object_get(tool, "strict")))
+            (void)json_object_set_new(fn, "strict", json_true());
         (void)json_array_append_new(out, json_pack("{ss so}", "type", "function", "function", fn));
     }
     if (g->tool_choice && !choice)
@@ -213,8 +215,14 @@ static int convert_tools(struct tern_ask *g, struct tern_fault *f)
         return bad(f, "tool_choice", "must be of type auto, none, any or tool");
     g->parallel_calls = !json_is_true(json_object_get(g->tool_choice, "disable_parallel_tool_use"));
     g->tools = out;
-    bool forced = choice && (choice[0] == 't' || strcmp(choice, "any") == 0);
-    g->tool_choice = choice ? tern_ask_own(g, json_string(forced ? "required" : choice)) : NULL;
+    json_t *name = json_object_get(g->tool_choice, "name");
+    if (choice && strcmp(choice, "tool") == 0 && !json_is_string(name))
+        return bad(f, "tool_choice", "has no name");
+    if (choice && strcmp(choice, "tool") == 0)
+        g->tool_choice = tern_ask_own(g, json_pack("{ss s{sO}}", "type", "function", "function", "name", name));
+    else
+        g->tool_choice = choice ? tern_ask_own(g, json_string(strcmp(choice, "any") == 0 ? "required" : choice)) : NULL;
+    g->format_param = "output_format";
     return 0;
 }
 

@@ -14,7 +14,6 @@ static const struct tern_field fields[] = {
     {"echo", TERN_FIELD_BOOL, TERN_ASK_AT(echo), 0, 0, NULL},
     {"best_of", TERN_FIELD_INT, TERN_ASK_AT(best_of), 1, 1024, NULL},
     {"suffix", TERN_FIELD_REFUSED, TERN_FIELD_CHECKED, 0, 0, "text cannot be filled in before a suffix here"},
-    {"response_format", TERN_FIELD_REFUSED, TERN_FIELD_CHECKED, 0, 0, TERN_NOT_CONSTRAINED},
     {0},
 };
 
