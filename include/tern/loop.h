@@ -99,18 +99,6 @@ TERN_API bool tern_events_next(tern_events *q, tern_event *out, int timeout_ms);
 /* ---- requests -----------------------------------------------------------------------------------------------------
  */
 
-/* Restricts each next token (grammars).  Its functions are called by the loop's thread or a worker of its engine, one
- * at a time per state.  Fails closed: a negative result, or a mask without a possible token, ends the request with that
- * error.  All of n_vocab ids count, those that end a reply among them: allow them where the text may end. */
-typedef struct tern_constraint {
-    void *state;
-    int (*allow)(void *state, uint32_t *mask,
-                 tern_error *err);                           /* mask arrives as 0; sets bit id % 32 of word id / 32 */
-    int (*accept)(void *state, int32_t id, tern_error *err); /* the token that was picked */
-    void *(*fork)(void *state);                              /* a copy for another choice; NULL result: out of memory */
-    void (*free)(void *state);
-} tern_constraint;
-
 typedef enum tern_embed { TERN_EMBED_NONE, TERN_EMBED_LAST, TERN_EMBED_MEAN } tern_embed;
 
 typedef struct tern_request { /* zero-initialise, then tern_request_defaults; all of it is copied */
@@ -149,8 +137,12 @@ typedef struct tern_loop_params {
     int max_logprobs;        /* 0 = 20 */
     size_t cache_bytes;      /* of a cache of prompts' beginnings that the next request starts from; 0 = none.  It comes
                                 on top of what requests take, and gives way where the engine's limit leaves no room */
-    size_t kv_bytes;         /* requests are admitted while the pages that they may come to need fit; 0 = the
-                                engine's limit */
+    size_t kv_bytes;         /* what pages of requests may take; 0 = the engine's limit */
+    int reply_tokens;        /* a request is let in when there is room for its prompt and so many tokens of each reply;
+                                0 = 256.  Further pages are taken as replies grow.  When they run out, the youngest
+                                request of the lowest priority gives up its own, and goes on, later, as if it had not */
+    size_t unread_bytes; /* of events that a receiver may leave in its queue: beyond, its requests pause, and end after
+                            a minute (TERN_ELIMIT); 0 = 64 MiB */
     double gap; /* prompts may stretch the time between tokens of running streams by this factor on average, and by
                    more where more wait for their first token than stream; 0 = 1.9 */
 } tern_loop_params;
@@ -198,7 +190,8 @@ typedef struct tern_loop_stats {
     uint64_t steps;
     double idle_s;               /* since the owner thread last came by; it does at least once a second, so a larger
                                     figure than the longest step means that the engine hangs */
-    size_t kv_reserved, kv_most; /* bytes that admitted requests may come to need; the limit, 0 = none */
+    uint64_t preempted;          /* times that a request gave up its pages */
+    size_t kv_reserved, kv_most; /* bytes that admitted requests have room for; the limit, 0 = none */
     tern_memory memory;          /* of the engine after the last step */
     tern_cache_stats cache;      /* all 0 without one */
     tern_times step, first, gap,

@@ -79,6 +79,7 @@ struct tern_setup {
     tern_model *model;
     tern_engine *engine;
     double load_s;
+    size_t kv_bytes; /* tern_setup_engine: limit of the engine's KV memory; 0: none */
 };
 /* Are --kv and its short forms a plan, on whatever model?  tern_setup_model asks it too. */
 int tern_setup_check_kv(const struct tern_args *a, tern_error *err);

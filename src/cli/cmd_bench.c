@@ -183,7 +183,8 @@ static int open_teams(struct bench *b, tern_error *err)
         tern_plan_exceptions(tern_engine_plan_at(b->teams[0].engine, i), b->list.spec[i]);
     TERN_TRY(check_memory(b, err));
     for (int i = 0; i < b->n_teams && b->a->v[TERN_OPT_VERBOSE].n; i++)
-        tern_setup_print(&(struct tern_setup){b->setup.model, b->teams[i].engine, b->setup.load_s});
+        tern_setup_print(
+            &(struct tern_setup){.model = b->setup.model, .engine = b->teams[i].engine, .load_s = b->setup.load_s});
 out:
     return rc;
 }

@@ -122,13 +122,14 @@ int tern_cmd_serve(const struct tern_args *a, tern_error *err)
         TERN_TRY(tern_setup_size("--cache-ram", v[TERN_OPT_CACHE_RAM].s, 1e15, &cache, err));
     TERN_TRY(read_keys(&s, err));
     TERN_TRY(tern_setup_model(&s.setup, a, v[TERN_OPT_MODEL].s, err));
-    TERN_TRY(open_engine(&s, err));
-    if (v[TERN_OPT_VERBOSE].n)
-        tern_setup_print(&s.setup);
     if (!v[TERN_OPT_KV_MEMORY].s)
         kv = (double)default_kv_memory(s.setup.model);
     if (!v[TERN_OPT_CACHE_RAM].s)
         cache = kv / 4 < MOST_CACHE ? kv / 4 : MOST_CACHE;
+    s.setup.kv_bytes = (size_t)kv + (size_t)cache; /* windows, too, have pages for all that the cache may keep */
+    TERN_TRY(open_engine(&s, err));
+    if (v[TERN_OPT_VERBOSE].n)
+        tern_setup_print(&s.setup);
     const struct tern_server_params p = {
         .host = v[TERN_OPT_UNIX].s && !v[TERN_OPT_HOST].n ? NULL : v[TERN_OPT_HOST].s,
         .port = (int)v[TERN_OPT_PORT].i,

@@ -124,6 +124,7 @@ int tern_setup_engine(struct tern_setup *s, const struct tern_args *a, int ctx, 
     int rc = 0;
     tern_engine_params p = tern_setup_params(a, ctx, max_seqs);
     p.kv = tern_setup_kv(a);
+    p.kv_bytes = s->kv_bytes;
     TERN_TRY(tern_first_use(s->model, a, err));
     TERN_TRY(guard_plan_file(p.kv, err));
     TERN_TRY(tern_engine_open(&s->engine, s->model, &p, err));

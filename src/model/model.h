@@ -58,9 +58,10 @@ struct tern_packed_file {
 
 /* What GGUF has otherwise than directories of the same architecture: rotated pairs of q and k as neighbours
  * (docs/decisions/013-one-vocabulary.md), a tensor of divisors for Llama 3's scaling of rotary frequencies, value heads
- * of delta layers in another order. */
+ * of delta layers in another order.  latent: neighbours only where the configuration has them otherwise, in heads of
+ * latent attention. */
 struct tern_arch_gguf {
-    bool pairs, divisors, grouped;
+    bool pairs, divisors, grouped, latent;
 };
 /* false: no directories of this architecture open. */
 bool tern_arch_find_gguf(struct tern_arch_gguf *out, const char *arch);

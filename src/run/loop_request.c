@@ -246,6 +246,7 @@ void tern_request_free(struct tern_request_run *q, bool keep_constraint)
         tern_reply_free(c->reply);
         tern_free(c->mask);
         tern_free(c->top);
+        tern_free(c->again);
     }
     tern_free(q->choices);
     for (int i = 0; q->r.stop && i < q->r.n_stop; i++)

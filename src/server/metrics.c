@@ -79,8 +79,9 @@ int tern_metrics_text(struct tern_server *s, struct tern_buf *b)
     TERN_TRY(number(b, "kv_bytes", "gauge", "KV cache in use.", (double)t.memory.kv_bytes));
     TERN_TRY(number(b, "kv_f16_bytes", "gauge", "What the same tokens would take in 16 bits.",
                     (double)t.memory.kv_f16_bytes));
-    TERN_TRY(
-        number(b, "kv_reserved_bytes", "gauge", "What admitted requests may come to need.", (double)t.kv_reserved));
+    TERN_TRY(number(b, "kv_reserved_bytes", "gauge", "What requests have room for.", (double)t.kv_reserved));
+    TERN_TRY(number(b, "preemptions_total", "counter", "Times that a request gave up its pages for others.",
+                    (double)t.preempted));
     TERN_TRY(number(b, "state_bytes", "gauge", "Recurrent states.", (double)t.memory.state_bytes));
     TERN_TRY(number(b, "peak_memory_bytes", "gauge", "Largest resident set so far.", (double)tern_peak_memory()));
     TERN_TRY(times(b, "step_seconds", "A step of the engine.", &t.step));
