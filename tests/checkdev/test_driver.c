@@ -56,6 +56,38 @@ static void memory(void)
     tern_dev_close(d);
 }
 
+/* More small copies than are held back at a time, and one that is too large to be. */
+static void copies(void)
+{
+    enum { N = 200, LARGE = 6 << 20 };
+    struct tern_dev_mem *m;
+    struct tern_pool *pool;
+    static int32_t from[LARGE / 4], back[LARGE / 4];
+    CHECK(tern_pool_new(&pool, 1, 0, &err) == 0);
+    CHECK(tern_dev_open(&d, "cuda", pool, &err) == 0);
+    for (int i = 0; i < LARGE / 4; i++)
+        from[i] = i * 7 + 1;
+    CHECK(d->ops->reserve(d, &m, sizeof from, false, &err) == 0);
+    d->ops->copy_in(d, m, 0, from, sizeof from);
+    for (int round = 0; round < 3; round++) {
+        memset(back, 0, sizeof back);
+        for (int i = 0; i < N; i++)
+            d->ops->copy_out(d, back + 1000 * i, m, 4000 * (size_t)i, 4 * (size_t)(i + 1));
+        d->ops->copy_out(d, back + 500000, m, 2000000, 3 << 20);
+        d->ops->copy_out(d, back + 1300000, m, 5200000, 900000);
+        d->ops->sync(d);
+        for (int i = 0; i < N; i++)
+            CHECK(memcmp(back + 1000 * i, from + 1000 * i, 4 * (size_t)(i + 1)) == 0 && back[1000 * i + i + 1] == 0);
+        CHECK(memcmp(back + 500000, from + 500000, 3 << 20) == 0 &&
+              memcmp(back + 1300000, from + 1300000, 900000) == 0);
+    }
+    d->ops->copy_out(d, back, m, 0, 64); /* nobody waits for it */
+    CHECK(tern_dev_fault(d, &err) == 0);
+    d->ops->release(d, m);
+    tern_dev_close(d);
+    tern_pool_free(pool);
+}
+
 /* A full card is one error, after which it goes on. */
 static void full(void)
 {
@@ -120,6 +152,8 @@ int main(int argc, char **argv)
         CHECK(strcmp(ops->name, "cuda") == 0);
     } else if (strcmp(which, "memory") == 0)
         memory();
+    else if (strcmp(which, "copies") == 0)
+        copies();
     else if (strcmp(which, "small") == 0)
         full();
     else if (strcmp(which, "lost") == 0)
