@@ -99,18 +99,6 @@ TERN_API bool tern_events_next(tern_events *q, tern_event *out, int timeout_ms);
 /* ---- requests -----------------------------------------------------------------------------------------------------
  */
 
-/* Restricts each next token (grammars).  Its functions are called by the loop's thread or a worker of its engine, one
- * at a time per state.  Fails closed: a negative result, or a mask without a possible token, ends the request with that
- * error.  All of n_vocab ids count, those that end a reply among them: allow them where the text may end. */
-typedef struct tern_constraint {
-    void *state;
-    int (*allow)(void *state, uint32_t *mask,
-                 tern_error *err);                           /* mask arrives as 0; sets bit id % 32 of word id / 32 */
-    int (*accept)(void *state, int32_t id, tern_error *err); /* the token that was picked */
-    void *(*fork)(void *state);                              /* a copy for another choice; NULL result: out of memory */
-    void (*free)(void *state);
-} tern_constraint;
-
 typedef enum tern_embed { TERN_EMBED_NONE, TERN_EMBED_LAST, TERN_EMBED_MEAN } tern_embed;
 
 typedef struct tern_request { /* zero-initialise, then tern_request_defaults; all of it is copied */

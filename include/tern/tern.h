@@ -7,6 +7,7 @@
  *   tern_sampler  turns logits into a token; owns its random state and penalties
  *   tern_stream   turns tokens into UTF-8 text; holds back unfinished characters
  *   tern_reply    takes a reply apart: content, reasoning, calls of tools (tern/reply.h)
+ *   tern_grammar  what a text must look like: JSON by a schema, regular expressions ... (tern/grammar.h)
  *   tern_loop     many requests on one engine, from any thread (tern/loop.h)
  *
  * Threads: a model may be shared by engines and read from any thread.  An engine, its sequences and everything obtained
@@ -24,6 +25,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include "tern/error.h"
+#include "tern/grammar.h"
 #include "tern/reply.h"
 
 #ifdef __cplusplus
@@ -400,6 +402,7 @@ typedef struct tern_generate_params {
     /* Nullable, for one generation: takes the text instead of on_text, and the marks that are control tokens.  It is
      * told the end of the prompt before and finished after.  A receiver that wants no more ends the generation. */
     tern_reply *reply;
+    const tern_constraint *constraint; /* NULL: none; its state is this generation's alone.  Borrowed */
     tern_progress_fn *on_prefill;
     void *user;
 } tern_generate_params;

@@ -6,6 +6,7 @@
 #include "cli/cli.h"
 
 #define MAX_PROMPT_BYTES ((size_t)1 << 28)
+#define MAX_RULE_BYTES   ((size_t)1 << 22) /* more than a grammar may have, which says so better */
 
 struct run {
     const struct tern_args *a;
@@ -18,6 +19,10 @@ struct run {
     int n_kept;      /* prompt tokens that --prompt-cache spared */
     double before_s; /* and what reading the rest took before it was kept */
     tern_generate_params params;
+    enum { FREE, SCHEMA, GRAMMAR, REGEX } rule; /* what the text must follow */
+    struct tern_buf rule_text;
+    tern_constraint constraint;
+    tern_reply *reply; /* sets reasoning aside; NULL: the text is printed as it comes */
     tern_generate_result result;
     tern_finish finish;
     bool json, interrupted;
@@ -159,6 +164,80 @@ out:
     return rc;
 }
 
+/* ---- --json-schema, --grammar, --regex ----------------------------------------------------------------------------
+ */
+
+static int compile_rule(const struct run *r, tern_grammar **out, const tern_grammar_reply *reply, tern_error *err)
+{
+    const char *p = r->rule_text.p ? r->rule_text.p : "";
+    const size_t n = r->rule_text.len;
+    switch (r->rule) {
+    case SCHEMA:
+        return tern_grammar_new_schema(out, p, n, reply, err);
+    case GRAMMAR:
+        return tern_grammar_new_gbnf(out, p, n, reply, err);
+    default:
+        return tern_grammar_new_regex(out, p, n, reply, err);
+    }
+}
+
+/* Reads the rule and tries it, before anything slow is done. */
+static int read_rule(struct run *r, tern_error *err)
+{
+    int rc = 0;
+    const struct tern_arg *v = r->a->v, *schema = &v[TERN_OPT_JSON_SCHEMA], *grammar = &v[TERN_OPT_GRAMMAR],
+                          *regex = &v[TERN_OPT_REGEX],
+                          *given = schema->n    ? schema
+                                   : grammar->n ? grammar
+                                                : regex;
+    tern_grammar *g = NULL;
+    if (!given->n)
+        return 0;
+    if ((schema->n > 0) + (grammar->n > 0) + (regex->n > 0) > 1)
+        return tern_cli_usage(err, "--json-schema, --grammar and --regex exclude each other");
+    if (v[TERN_OPT_IGNORE_EOS].n)
+        return tern_cli_usage(err, "--ignore-eos goes on where a text that follows a rule must end");
+    r->rule = schema->n ? SCHEMA : grammar->n ? GRAMMAR : REGEX;
+    const bool text =
+        regex->n || (schema->n ? given->s[strspn(given->s, " \t\n\r")] == '{' : strstr(given->s, "::=") != NULL);
+    if (text)
+        TERN_TRY(tern_buf_add(&r->rule_text, given->s, strlen(given->s), err));
+    else
+        TERN_TRY(tern_setup_read(&r->rule_text, given->s, MAX_RULE_BYTES, err));
+    TERN_TRY(compile_rule(r, &g, NULL, err));
+out:
+    tern_grammar_free(g);
+    return rc;
+}
+
+static int on_text(void *user, const char *text, size_t n);
+
+static int on_reply(void *user, const tern_reply_event *e)
+{
+    return e->kind == TERN_REPLY_CONTENT ? on_text(user, e->text, e->n) : 0;
+}
+
+/* Puts the rule to work on the reply. */
+static int apply_rule(struct run *r, tern_error *err)
+{
+    int rc = 0;
+    tern_grammar *g = NULL;
+    const bool chat = !r->a->v[TERN_OPT_RAW].n && tern_model_get_info(r->setup.model)->has_template;
+    const tern_grammar_reply reply = {r->setup.model, r->ids.p, (int)r->ids.len};
+    if (r->rule == FREE)
+        return 0;
+    TERN_TRY(compile_rule(r, &g, chat ? &reply : NULL, err));
+    TERN_TRY(tern_constraint_new(&r->constraint, r->setup.model, g, err));
+    r->params.constraint = &r->constraint;
+    if (chat)
+        TERN_TRY(tern_reply_new(&r->reply, r->setup.model,
+                                &(tern_reply_params){.calls = "off", .on_event = on_reply, .user = r}, err));
+    r->params.reply = r->reply;
+out:
+    tern_grammar_free(g);
+    return rc;
+}
+
 /* ---- generation -------------------------------------------------------------------------------------------------- */
 
 static int on_text(void *user, const char *text, size_t n)
@@ -271,6 +350,8 @@ static int report(struct run *r, tern_error *err)
     tern_note("prompt %d tokens, %.1f/s; text %d tokens, %.1f/s; %s; peak memory %s", g->n_prompt,
               rate(g->n_prompt, g->prompt_s), g->n_generated, rate(g->n_generated, g->decode_s),
               tern_kv_use_text(r->setup.engine), tern_size_text((double)tern_peak_memory()));
+    if (!r->interrupted && r->rule != FREE && g->finish != TERN_FINISH_EOG)
+        tern_note("the text was cut before its rule let it end");
     if (!r->interrupted && g->finish == TERN_FINISH_CONTEXT)
         tern_note("the context of %d tokens is full", tern_engine_ctx(r->setup.engine));
 out:
@@ -282,6 +363,7 @@ int tern_cmd_run(const struct tern_args *a, tern_error *err)
     int rc = 0;
     struct run r = {.a = a, .json = a->v[TERN_OPT_JSON].n > 0};
     TERN_TRY(read_prompt(&r, err));
+    TERN_TRY(read_rule(&r, err));
     TERN_TRY(tern_setup_sampler(&r.params.sampler, &r.bias, a, err));
     TERN_TRY(tern_setup_stop(&r.params, a, err));
     TERN_TRY(tern_setup_model(&r.setup, a, a->v[TERN_OPT_MODEL].s, err));
@@ -290,6 +372,7 @@ int tern_cmd_run(const struct tern_args *a, tern_error *err)
     TERN_TRY(prompt_tokens(&r, err));
     TERN_TRY(tern_setup_engine(&r.setup, a, (int)a->v[TERN_OPT_CTX].i, 1, err));
     TERN_TRY(check_prompt(&r, err));
+    TERN_TRY(apply_rule(&r, err));
     tern_signals_watch(r.setup.engine); /* before anything that tells the user to wait */
     if (a->v[TERN_OPT_VERBOSE].n) {
         tern_setup_print(&r.setup);
@@ -304,6 +387,10 @@ int tern_cmd_run(const struct tern_args *a, tern_error *err)
 out:
     tern_signals_watch(NULL);
     tern_seq_free(r.seq);
+    tern_reply_free(r.reply);
+    if (r.constraint.free)
+        r.constraint.free(r.constraint.state);
+    tern_buf_clear(&r.rule_text);
     tern_setup_clear(&r.setup);
     tern_bias_clear(&r.bias);
     tern_tokens_clear(&r.stop_ids);

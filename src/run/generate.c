@@ -2,6 +2,7 @@
 #include "run/gen.h"
 
 #include "base/clock.h"
+#include "base/mem.h"
 
 static int check_room(const tern_engine *e, const tern_seq *s, int n_prompt, tern_error *err)
 {
@@ -13,13 +14,19 @@ static int check_room(const tern_engine *e, const tern_seq *s, int n_prompt, ter
 }
 
 /* logits: of the last prompt token. */
-static int decode(tern_engine *e, tern_seq *s, struct tern_gen *g, const float *logits, tern_error *err)
+static int decode(tern_engine *e, tern_seq *s, struct tern_gen *g, const float *logits, const tern_constraint *c,
+                  tern_error *err)
 {
     int rc = 0;
+    uint32_t *mask = NULL;
+    if (c)
+        TERN_TRY(tern_alloc(&mask, ((size_t)e->model->net->desc.n_vocab + 31) / 32, sizeof *mask, err));
     while (g->phase != TERN_GEN_OVER) {
         if (atomic_exchange_explicit(&e->cancel, 0, memory_order_relaxed))
             TERN_FAIL(err, TERN_ECANCELLED, "cancelled after %d tokens", g->n_generated);
-        tern_gen_pick(g, logits, NULL);
+        TERN_TRY(tern_gen_pick_within(g, logits, c, mask, err));
+        if (c && tern_gen_counts(g, e->ctx - tern_seq_length(s)))
+            TERN_TRY(c->accept(c->state, g->picked, err));
         TERN_TRY(tern_gen_take(g, e->ctx - tern_seq_length(s), err));
         if (g->phase == TERN_GEN_OVER)
             break;
@@ -32,6 +39,7 @@ static int decode(tern_engine *e, tern_seq *s, struct tern_gen *g, const float *
         tern_gen_appended(g);
     }
 out:
+    tern_free(mask);
     return rc;
 }
 
@@ -59,7 +67,7 @@ int tern_generate(tern_engine *e, tern_seq *s, const int32_t *prompt, int n_prom
     TERN_TRY(tern_prefill_steps(e, s, prompt, n_prompt, &logits, p->on_prefill, p->user, err));
     tern_gen_prompted(&g, n_prompt);
     mid = tern_now();
-    TERN_TRY(decode(e, s, &g, logits, err));
+    TERN_TRY(decode(e, s, &g, logits, p->constraint, err));
     TERN_TRY(tern_gen_finish(&g, err));
 out:
     if (result) {

@@ -254,19 +254,11 @@ static void pick_one(void *ctx, int task, int worker)
     const tern_request *r = &c->request->r;
     int n_vocab = l->e->model->net->desc.n_vocab;
     (void)worker;
-    c->rc = 0;
-    if (c->mask) {
-        memset(c->mask, 0, ((size_t)n_vocab + 31) / 32 * sizeof *c->mask);
-        c->rc = r->constraint.allow(c->constraint, c->mask, &c->err);
-        if (c->rc < 0)
-            return;
-    }
-    tern_gen_pick(&c->gen, c->logits, c->mask);
-    int32_t id = c->gen.picked;
-    if (c->mask && !(c->mask[id / 32] >> (id % 32) & 1))
-        c->rc = tern_err_set(&c->err, TERN_EINVAL, "the constraint allows no token that the model can pick");
+    tern_constraint limits = r->constraint;
+    limits.state = c->constraint;
+    c->rc = tern_gen_pick_within(&c->gen, c->logits, c->mask ? &limits : NULL, c->mask, &c->err);
     if (c->rc == 0 && r->logprobs >= 0)
-        tern_score_token(c->logits, n_vocab, id, r->logprobs, c->top, &c->score);
+        tern_score_token(c->logits, n_vocab, c->gen.picked, r->logprobs, c->top, &c->score);
 }
 
 /* A picked token becomes text, and its sequence's next row or its last word. */

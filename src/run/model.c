@@ -237,6 +237,7 @@ void tern_model_close(tern_model **m)
         return;
     tern_template_free((*m)->tmpl);
     tern_template_free((*m)->tool_tmpl);
+    tern_gr_vocab_free((*m)->vocab);
     tern_tokenizer_free((*m)->tok);
     tern_net_free((*m)->net);
     tern_file_close(&(*m)->file);

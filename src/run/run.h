@@ -9,6 +9,7 @@
 #include "base/buf.h"
 #include "base/pool.h"
 #include "file/file.h"
+#include "grammar/grammar.h"
 #include "kv/kv.h"
 #include "model/model.h"
 #include "tern/tern.h"
@@ -23,10 +24,11 @@ struct tern_model {
     tern_model_info info;
     char path[4096];
     char name[256];
-    tern_sampler_params recommended; /* what `said` names of it */
-    unsigned said;                   /* TERN_SAID_* */
-    char left_out[512];              /* recommended settings that are not used, or "" */
-    struct tern_buf packed;          /* path of the file of packed weights; empty: none is used */
+    tern_sampler_params recommended;       /* what `said` names of it */
+    unsigned said;                         /* TERN_SAID_* */
+    char left_out[512];                    /* recommended settings that are not used, or "" */
+    _Atomic(struct tern_gr_vocab *) vocab; /* for constraints; NULL until the first */
+    struct tern_buf packed;                /* path of the file of packed weights; empty: none is used */
 };
 
 /* Fills tok, tmpl and recommended from what the opened file holds or has beside it. */
