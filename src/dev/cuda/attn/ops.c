@@ -325,16 +325,17 @@ static void run_plain(struct tern_cuda *d, enum tern_cuda_kernel kernel, const s
                      plain_shared(&a->l), a, sizeof *a);
 }
 
+static unsigned tensor_shared(const struct tern_cuda_layer *l, int rows)
+{
+    const int dim = l->k.dim, row = dim + 8, side = 64 * row > dim * 72 ? 64 * row : dim * 72;
+    return (unsigned)(4 * (128 + 128 + 128 * 16) + 2 * (rows * row + 2 * side)) + 2 * (unsigned)l->head_bytes;
+}
+
 /* Is there a kernel on tensor cores, and is f16 allowed? */
 static bool on_tensors(const struct tern_cuda *d, const struct tern_cuda_layer *l)
 {
-    return !d->limits.exact && !l->latent && l->k.dim == l->v.dim && (l->k.dim == 64 || l->k.dim == 128);
-}
-
-static unsigned tensor_shared(int dim, int rows)
-{
-    const int row = dim + 8, side = 64 * row > dim * 72 ? 64 * row : dim * 72;
-    return (unsigned)(4 * (128 + 128 + 128 * 16) + 2 * (rows * row + 2 * side));
+    return !d->limits.exact && !l->latent && l->k.dim == l->v.dim && (l->k.dim == 64 || l->k.dim == 128) &&
+           tensor_shared(l, TERN_CUDA_WIDE_ROWS) <= (unsigned)d->card->shared_most;
 }
 
 static void run_wide(struct tern_cuda *d, struct tern_cuda_attn_args *a, struct tern_cuda_list_of units)
@@ -351,7 +352,7 @@ static void run_wide(struct tern_cuda *d, struct tern_cuda_attn_args *a, struct 
     a->n_blocks = (units.rows + a->rows - 1) / a->rows;
     tern_cuda_launch(d, dim == 64 ? TERN_CUDA_K_attn_wide_64 : TERN_CUDA_K_attn_wide_128,
                      (unsigned)(a->n_units * a->n_blocks), (unsigned)(a->l.n_heads * a->n_split), 1, 256,
-                     tensor_shared(dim, TERN_CUDA_WIDE_ROWS), a, sizeof *a);
+                     tensor_shared(&a->l, TERN_CUDA_WIDE_ROWS), a, sizeof *a);
 }
 
 /* The ranges of decode rows. */
@@ -364,7 +365,7 @@ static void run_ranges(struct tern_cuda *d, const struct tern_cuda_attn_args *a,
     }
     tern_cuda_launch(d, dim == 64 ? TERN_CUDA_K_attn_range_64 : TERN_CUDA_K_attn_range_128,
                      (unsigned)(a->n_units * a->n_blocks), (unsigned)(a->l.n_heads * a->n_split), (unsigned)ranges, 256,
-                     tensor_shared(dim, TERN_CUDA_NARROW_ROWS(dim)), a, sizeof *a);
+                     tensor_shared(&a->l, TERN_CUDA_NARROW_ROWS(dim)), a, sizeof *a);
 }
 
 /* Most ranges of any decode row of the step. */

@@ -1,7 +1,8 @@
 /* Attention on tensor cores: f16 operands, sums in f32.
  *
- * A page is decoded once for all q rows of a block of threads, into shared memory.  Keys stay entries of their code,
- * which f16 holds exactly; a token's scale multiplies its scores.  Values are rounded to f16.
+ * A page is decoded once for all q rows of a block of threads, into shared memory, while the next one is on its way.
+ * Keys stay entries of their code, which f16 holds exactly; a token's scale multiplies its scores.  Values are rounded
+ * to f16.
  *
  * Prompt rows: eight warps of 16 q rows each.  Decode rows: up to 8 q rows, eight warps on 8 tokens each for the scores
  * and on an eighth of the dims each for the values; a range of pages leaves a partial result as in plain.cu.
@@ -26,7 +27,10 @@ struct block {
     __half *q, *k, *v;
     float *f;     /* [2][64] scales of keys */
     float *shift; /* [128] q.mean */
-    float *pq;    /* [128][16] what pairs add, by row; of decode rows [8][64]: scores */
+    float *pq;    /* [128][16] what pairs add, by row */
+    uint64_t pool, pool_bytes;
+    const uint32_t *numbers; /* of pages, by page index */
+    uint8_t *fetched;        /* [2][head_bytes] pages as they come from memory */
     tables tk, tv;
 };
 
@@ -58,6 +62,12 @@ __device__ static bool find_block(block &b, const tern_cuda_attn_args &a, int un
     b.page0 = oldest_seen(a.l, pos0) / 64;
     b.raw0 = b.own - a.l.recent + 1 > b.page0 ? b.own - a.l.recent + 1 : b.page0;
     b.cond = a.l.k.cond ? cuda_at<const tern_cuda_cond>(a.l.k.cond) + b.kv_head : nullptr;
+    const tern_cuda_table &table = table_of(a.t, j, a.l.group);
+    const tern_cuda_cache &c = cuda_at<const tern_cuda_cache>(a.t.caches)[j.cache];
+    const tern_cuda_blocks &pool = cuda_at<const tern_cuda_blocks>(a.t.pools)[c.pages + a.l.group];
+    b.pool = pool.p + a.l.layer_off + b.kv_head * a.l.head_bytes;
+    b.pool_bytes = pool.bytes;
+    b.numbers = cuda_at<const uint32_t>(a.t.numbers) + table.blocks - table.first;
     return true;
 }
 
@@ -69,6 +79,7 @@ template <int D> __device__ static void share(block &b, uint8_t *shared, int row
     b.q = reinterpret_cast<__half *>(b.pq + 128 * 16);
     b.k = b.q + rows * room<D>::ROW;
     b.v = b.k + room<D>::SIDE;
+    b.fetched = reinterpret_cast<uint8_t *>(b.v + room<D>::SIDE);
     load_tables(b.tk, b.a->l.k);
     load_tables(b.tv, b.a->l.v);
 }
@@ -181,6 +192,35 @@ __device__ static void load_pairs(const block &b, int page)
 }
 
 /* ---- pages ---- */
+
+/* Page `number` on its way to shared memory; `slot`: which of the two. */
+__device__ static void fetch(const block &b, uint32_t number, int slot)
+{
+    const uint64_t from = b.pool + number * b.pool_bytes;
+    const uint32_t to = (uint32_t)__cvta_generic_to_shared(b.fetched + slot * b.a->l.head_bytes);
+    for (uint32_t i = 16 * threadIdx.x; i < b.a->l.head_bytes; i += 16 * THREADS)
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to + i), "l"(from + i) : "memory");
+}
+
+/* Calls take(page, bytes) for the pages [begin, end), the next one on its way meanwhile. */
+template <class TAKE> __device__ static void each_page(const block &b, int begin, int end, TAKE take)
+{
+    uint32_t next = begin + 1 < end ? b.numbers[begin + 1] : 0;
+    if (begin < end)
+        fetch(b, b.numbers[begin], begin & 1);
+    asm volatile("cp.async.commit_group;" ::: "memory");
+#pragma unroll 1
+    for (int page = begin; page < end; page++) {
+        if (page + 1 < end)
+            fetch(b, next, (page + 1) & 1);
+        asm volatile("cp.async.commit_group;" ::: "memory");
+        next = page + 2 < end ? b.numbers[page + 2] : 0;
+        asm volatile("cp.async.wait_group 1;" ::: "memory");
+        __syncthreads();
+        take(page, b.fetched + (page & 1) * b.a->l.head_bytes);
+        __syncthreads();
+    }
+}
 
 /* Shared forms of a side: rows that are contracted over lie together in one row (keys [token][dim], values [dim][token])
  * unless `turned` (keys [dim][token], values [token][dim]). */
@@ -435,9 +475,7 @@ template <int D> __device__ static void attend_wide(const tern_cuda_attn_args &a
         st.o[i][0] = st.o[i][1] = st.o[i][2] = st.o[i][3] = 0;
     const bool raw = l.k.form < TERN_CUDA_CODES && l.v.form < TERN_CUDA_CODES;
     load_queries<D>(b, 128, true);
-#pragma unroll 1
-    for (int page = b.page0; page < b.raw0; page++) {
-        const uint8_t *p = page_at(a.t, l, *b.job, page, b.kv_head);
+    each_page(b, b.page0, b.raw0, [&](int page, const uint8_t *p) {
         if (raw)
             copy_raw<D>(b, p + l.k_off, p + l.v_off, 64);
         else
@@ -446,8 +484,7 @@ template <int D> __device__ static void attend_wide(const tern_cuda_attn_args &a
             load_pairs(b, page);
         __syncthreads();
         take_wide<D>(b, st, page, page ? 0 : l.first, 64, true, raw);
-        __syncthreads();
-    }
+    });
     if (b.page0 < b.raw0) {
         const int row = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4;
         for (int r = 0; r < 2 && b.cond && a.cap <= 0; r++)
@@ -566,9 +603,7 @@ template <int D> __device__ static void attend_range(const tern_cuda_attn_args &
         st.o[i][0] = st.o[i][1] = st.o[i][2] = st.o[i][3] = 0;
     const bool raw = l.k.form < TERN_CUDA_CODES && l.v.form < TERN_CUDA_CODES;
     load_queries<D>(b, 16, true);
-#pragma unroll 1
-    for (int page = begin; page < end; page++) {
-        const uint8_t *p = page_at(a.t, l, *b.job, page, b.kv_head);
+    each_page(b, begin, end, [&](int page, const uint8_t *p) {
         if (raw)
             copy_raw<D>(b, p + l.k_off, p + l.v_off, 64);
         else
@@ -577,8 +612,7 @@ template <int D> __device__ static void attend_range(const tern_cuda_attn_args &
             load_pairs(b, page);
         __syncthreads();
         take_narrow<D, TILES>(b, st, page, page ? 0 : l.first, raw);
-        __syncthreads();
-    }
+    });
     float sum = st.l[0];
     sum += __shfl_xor_sync(~0u, sum, 1);
     sum += __shfl_xor_sync(~0u, sum, 2);
