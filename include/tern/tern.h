@@ -70,6 +70,7 @@ typedef struct tern_model_info {
     int64_t n_params;
     size_t file_bytes;
     size_t weight_bytes; /* weights in memory, or mapped from `packed` */
+    const char *device;  /* where it runs: "cpu", or "cuda: NVIDIA H200, 143156 MiB, compute capability 9.0" */
     const char *packed;  /* the file of packed weights that is mapped; NULL: this process packed them for itself */
     const char *notice;  /* a sentence about that file that a user wants to see: it was written, could not be written,
                             or did not fit; NULL when there is nothing to say */
@@ -97,7 +98,9 @@ typedef struct tern_model_params {
     /* Called before such a file is written, from the calling thread: where, and how large it will be.  NULL: not. */
     void (*before_packed)(void *user, const char *path, size_t bytes);
     void *user;
-    const char *device; /* where the model and its engines run: "cpu"; "auto" or NULL: the first of this build */
+    /* Where the model and its engines run: "cpu", or in builds with CUDA "cuda" or "cuda:1" (a card's number).  "auto" or
+     * NULL: a card that can serve, else the CPU. */
+    const char *device;
 } tern_model_params;
 
 /* Opens a GGUF file (any part of a split set), or a Hugging Face directory of safetensors.  p NULL: all defaults. */

@@ -436,6 +436,7 @@ int tern_step(tern_engine *e, const tern_step_item *items, int n_items, const fl
     fetch_logits(e, &b, items, n_items);
     tern_hidden_fetch(e, &b, items, n_items);
     e->dev->ops->sync(e->dev);
+    TERN_TRY(tern_dev_fault(e->dev, err));
     for (int i = 0; i < n_items; i++) {
         tern_seq *s = items[i].seq;
         size_t at = (size_t)s->kv->n_tokens, n = (size_t)items[i].n_tokens;

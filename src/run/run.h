@@ -16,6 +16,7 @@
 #include "text/text.h"
 
 struct tern_model {
+    char device[TERN_DEV_NAME + 32];
     struct tern_file *file;
     struct tern_net *net;
     struct tern_tokenizer *tok;      /* NULL: token ids only */

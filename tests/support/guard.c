@@ -5,7 +5,8 @@
  * so that what counts too early is not there yet: copy_out first fills the host's bytes with garbage.  Arguments are
  * copied as the seam promises (dev.h), adopted memory is a copy.
  *
- * Linked into test programs; TERN_TEST_DEVICE=guard in the environment makes it the device that "auto" means. */
+ * Linked into test programs; TERN_TEST_DEVICE=guard in the environment makes it the device that "auto" means; cuda
+ * that one, where the build has it. */
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -766,7 +767,12 @@ static const struct tern_dev_ops guard_ops = {
 static void __attribute__((constructor)) register_guard(void)
 {
     const char *name = getenv("TERN_TEST_DEVICE");
-    CHECK(!name || strcmp(name, "guard") == 0, "TERN_TEST_DEVICE names no device but guard");
-    if (name)
-        tern_dev_add_first(&guard_ops);
+    /* Tests run on the CPU, whatever else there is, unless the environment says otherwise. */
+    const struct tern_dev_ops *ops = strcmp(name ? name : "cpu", "guard") == 0 ? &guard_ops : NULL;
+    for (int i = 0; !ops && tern_dev_at(i); i++)
+        if (strcmp(tern_dev_at(i)->name, name ? name : "cpu") == 0)
+            ops = tern_dev_at(i);
+    CHECK(ops, "TERN_TEST_DEVICE names no device of this build");
+    if (ops != tern_dev_at(0))
+        tern_dev_add_first(ops);
 }
