@@ -47,8 +47,9 @@ LAYERS = {
     "kvlib": ["base", "kernel", "codec", "tern/kvq.h"],
     "dev": ["base", "kernel", "codec"],
     "kv": ["base", "codec", "dev"],
+    "tier": ["base"],
     "model": ["base", "kernel", "file", "codec", "dev", "kv"],
-    "run": ["base", "kernel", "file", "text", "grammar", "codec", "dev", "kv", "model", "tern"],
+    "run": ["base", "kernel", "file", "text", "grammar", "codec", "dev", "kv", "tier", "model", "tern"],
     "eval": ["base", "codec", "dev", "kv", "run", "tern"],
     "convert": ["base", "file", "text", "codec", "model", "tern"],
     "server": ["base", "tern"],
@@ -83,6 +84,7 @@ VISIBLE = {
     "codec": {"codec.h"},
     "dev": {"dev.h"},
     "kv": {"kv.h"},
+    "tier": {"tier.h"},
     "model": {"model.h"},
     "run": {"run.h"},
     "server": {"server.h"},
@@ -91,7 +93,9 @@ VISIBLE = {
 # Room -> its headers that the rest of its folder may include.
 ROOM_HEADERS = {
     "model/arch": {"arch.h", "archs.def"},
+    "run/prefix": {"prefix.h"},
     "model/block": {"block.h", "ffns.def", "mixers.def", "residuals.def"},
+    "run/draft": {"draft.h"},
     "server/api": {"ask.h"},
     "server/http": {"http.h"},
 }

@@ -213,6 +213,7 @@ int tern_model_open(tern_model **out, const char *path, const tern_model_params 
         TERN_FAIL(err, TERN_EINVAL, "path is longer than %zu bytes", sizeof m->path - 1);
     for (size_t n = strlen(m->path); n > 1 && m->path[n - 1] == '/';) /* what belongs to a directory lies beside it */
         m->path[--n] = 0;
+    TERN_TRY(tern_known_new(&m->known, err));
     TERN_TRY(tern_file_open(&m->file, path, err));
     TERN_TRY(packed_file(&kept, m, p, err));
     TERN_TRY(tern_pool_new(&pool, n_threads, 0, err));
@@ -246,6 +247,7 @@ void tern_model_close(tern_model **m)
         return;
     tern_template_free((*m)->tmpl);
     tern_template_free((*m)->tool_tmpl);
+    tern_known_free((*m)->known);
     tern_gr_vocab_free((*m)->vocab);
     tern_tokenizer_free((*m)->tok);
     tern_net_free((*m)->net);
