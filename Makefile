@@ -2,6 +2,7 @@
 #
 #   BUILD=DIR         where the release build goes (build)      JOBS=N     parallel compilers and tests (all cores)
 #   PROMPT=TEXT KV=PLAN N=N RUN_FLAGS=...   of `make run`       MODEL=FILE another model for `make run`, `serve` and `bench`
+#   CUDA=1|0          with the device cuda, or without (when not given: where nvcc is found)
 #   FUZZ_SECONDS=N    for each fuzz target (20)                 PREFIX=DIR DESTDIR=DIR   of `make install`
 
 BUILD        ?= build
@@ -14,6 +15,7 @@ N            ?= 160
 MODEL        ?=
 RUN_FLAGS    ?=
 BENCH_FLAGS  ?=
+CUDA         ?=
 export PROMPT
 
 # Sanitizers place their shadow memory at fixed addresses and collide with the widest address randomisation.
@@ -28,7 +30,7 @@ MAKEFLAGS += --no-print-directory
 
 all: ## build the release program, build/tern
 	@tools/packages build
-	@test -e $(BUILD)/Makefile || cmake --preset release -B $(BUILD)
+	@test -e $(BUILD)/Makefile -a -z "$(CUDA)" || cmake --preset release -B $(BUILD) $(if $(CUDA),-DTERN_CUDA=$(if $(filter 0,$(CUDA)),OFF,ON))
 	@cmake --build $(BUILD) -j $(JOBS) --target tern
 
 run: all ## fetch and calibrate a small model (once) and let it answer PROMPT with a compressed KV cache

@@ -3,11 +3,13 @@
 #
 #   TERN_CUDA        AUTO: where an nvcc is found; ON: or stop; OFF
 #   TERN_CUDA_ARCH   what kernels are compiled for: compute capabilities, of which the last serves newer cards too
-set(TERN_CUDA OFF CACHE STRING "the device cuda: AUTO, ON or OFF")
+set(TERN_CUDA AUTO CACHE STRING "the device cuda: AUTO, ON or OFF")
 set(TERN_CUDA_ARCH "80;90" CACHE STRING "compute capabilities that kernels are compiled for")
 set(tern_cuda_objects)
-set(tern_cuda_definitions)
 
+if(TERN_SANITIZE OR TERN_FUZZ) # what they look for lies elsewhere, and kernels take minutes
+  set(TERN_CUDA OFF)
+endif()
 if(TERN_CUDA AND NOT CMAKE_CROSSCOMPILING)
   find_program(TERN_NVCC nvcc HINTS $ENV{CUDA_HOME}/bin $ENV{CUDA_PATH}/bin /usr/local/cuda/bin)
 endif()
@@ -46,4 +48,5 @@ __asm__(\".section .rodata\\n.balign 64\\n.globl tern_cuda_fatbin_${name}\\n.hid
   set_source_files_properties(${object} PROPERTIES OBJECT_DEPENDS ${fatbin})
   list(APPEND tern_cuda_objects ${object})
 endforeach()
-set(tern_cuda_definitions TERN_CUDA)
+# The registry alone knows: switching compiles one file more.
+set_source_files_properties(src/dev/dev.c PROPERTIES COMPILE_DEFINITIONS TERN_CUDA)

@@ -68,6 +68,8 @@ struct tern_dev_ops {
     /* The device of another number, "name:number", itself being number 0; NULL behind the last.  NULL: there is one. */
     const struct tern_dev_ops *(*card)(int number);
 
+    int chunk; /* rows of a prompt in one step that suit it, where nobody says; 0: 512 */
+
     /* A device for one owner.  pool: borrowed until close; NULL: for memory and copies alone. */
     int (*open)(struct tern_dev **out, struct tern_pool *pool, tern_error *err);
     void (*close)(struct tern_dev *d); /* waits for what is queued */

@@ -89,7 +89,7 @@ int tern_engine_open(tern_engine **out, tern_model *m, const tern_engine_params 
     e->model = m;
     e->ctx = p->ctx ? p->ctx : m->net->desc.ctx;
     e->max_seqs = p->max_seqs ? p->max_seqs : 1;
-    e->chunk = p->chunk ? p->chunk : 512;
+    e->chunk = p->chunk ? p->chunk : m->net->dev->ops->chunk ? m->net->dev->ops->chunk : 512;
     if (e->chunk > e->ctx)
         e->chunk = e->ctx;
     e->exact = p->exact;

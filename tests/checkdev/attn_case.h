@@ -31,7 +31,7 @@ struct layer {
 /* Sequence s has len tokens; their numbers are functions of s and the position. */
 struct seqs {
     int n, max;
-    const int *len;
+    const int *len; /* NULL: rows are not brought home */
 };
 
 static inline void fail(const char *what)
@@ -272,7 +272,7 @@ static inline void worker_open(struct worker *w, const char *name, struct tern_p
         w->numbers[i] = (uint32_t)((i * 7919 + 13) % (pages * n));
     if (pages * n % 7919 == 0)
         fail("page numbers repeat");
-    w->home = grab(n * (size_t)seqs.max * (size_t)w->out.width, sizeof *w->home);
+    w->home = grab(seqs.len ? n * (size_t)seqs.max * (size_t)w->out.width : 1, sizeof *w->home);
     w->host = grab((size_t)max_rows * (w->q.stride > w->out.stride ? w->q.stride : w->out.stride) + w->k.stride * 64 +
                        (size_t)max_rows * (w->k.stride + w->v.stride),
                    sizeof *w->host);

@@ -62,7 +62,9 @@ static bool describe(struct checkdev *c, struct weight *w, int form)
         if (w->k % tern_type_elems(w->s.type))
             return false;
         w->matrix_bytes[0] = n * (k / (size_t)tern_type_elems(w->s.type)) * (size_t)tern_type_bytes(w->s.type);
-        w->bytes[0] = random_bytes(c, w->matrix_bytes[0] * all, 0x20, 0x9F);
+        /* a scale of eight exponent bits: around 1, for 16-bit floats end at 65504 */
+        const bool exponents = strcmp(w->name, "MXFP4") == 0;
+        w->bytes[0] = random_bytes(c, w->matrix_bytes[0] * all, exponents ? 0x70 : 0x20, exponents ? 0x0F : 0x9F);
         return true;
     }
     static const enum tern_weight_form forms[OTHER_FORMS] = {TERN_FORM_AFFINE, TERN_FORM_AFFINE, TERN_FORM_AFFINE,

@@ -21,6 +21,7 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 #include "dev/cuda/driver.h"
+#include "dev/cuda/ops.h"
 #include "dev/cuda/tables.h"
 #include "dev/dev.h"
 #include "kernel/pack.h"
@@ -89,6 +90,18 @@ struct tern_cuda_upload {
     size_t bytes, used; /* room, taken */
 };
 
+/* What copy_out brings in small pieces: to pinned bytes, which sync hands on. */
+#define TERN_CUDA_COPIES 64
+struct tern_cuda_bounce {
+    uint8_t *host; /* NULL before the first */
+    size_t used;
+    struct {
+        void *to;
+        size_t at, bytes;
+    } copy[TERN_CUDA_COPIES];
+    int n;
+};
+
 struct tern_cuda_attn; /* of attn/ops.c: what it needs besides */
 
 struct tern_cuda {
@@ -102,6 +115,7 @@ struct tern_cuda {
     struct tern_cuda_list list;
     struct tern_cuda_graphs *graphs;
     struct tern_cuda_upload upload;
+    struct tern_cuda_bounce bounce;
     struct tern_cuda_tables tables; /* of the step in hand */
     tern_cu_address state_off;      /* of tables besides: uint64_t [layers][caches], bytes into a block of states */
     struct tern_dev_step step;      /* as begin was told */
@@ -174,6 +188,8 @@ void tern_cuda_copy(struct tern_dev *d, struct tern_dev_mem *to, size_t to_at, c
                     size_t from_at, size_t bytes);
 void tern_cuda_zero(struct tern_dev *d, struct tern_dev_mem *m, size_t at, size_t bytes);
 void tern_cuda_discard(struct tern_dev *d, struct tern_dev_mem *m, size_t at, size_t bytes);
+/* After the stream has been waited for: what copy_out brought goes to where it was asked for. */
+void tern_cuda_hand_on(struct tern_cuda *d);
 /* These bytes can be written from here on: whatever of them is not there yet is mapped, all 0. */
 int tern_cuda_map(struct tern_cuda *d, struct tern_dev_mem *m, size_t at, size_t bytes, tern_error *err);
 
@@ -184,7 +200,7 @@ void tern_cuda_step_close(struct tern_cuda *d);
 void tern_cuda_begin(struct tern_dev *d, const struct tern_dev_step *s);
 void tern_cuda_end(struct tern_dev *d);
 /* Bytes for the card that are known when the step begins, or later in it: copied now, there (at the address answered)
- * before any kernel of the step runs.  What all calls of a step take is at most tern_cuda_upload_most of the limits. */
+ * before any kernel of the step runs.  Room for the largest step is made by tern_cuda_step_open. */
 tern_cu_address tern_cuda_send(struct tern_cuda *d, const void *host, size_t bytes);
 
 /* ---- attention's own (attn/ops.c): called by prepare, close, begin (after the tables are there), end ---- */
@@ -207,41 +223,5 @@ void tern_cuda_wrote(struct tern_cuda *d, struct tern_dev_rows r);
 
 int tern_cuda_products_open(struct tern_cuda *d, tern_error *err); /* scratch, by d->limits; given back by close */
 int tern_cuda_experts_open(struct tern_cuda *d, tern_error *err);
-
-int tern_cuda_weight_plan(struct tern_dev *d, struct tern_dev_weight *w, const struct tern_weight_source *s, int64_t n,
-                          int64_t k, int stack, tern_error *err);
-size_t tern_cuda_weight_bytes(const struct tern_dev_weight *w);
-void tern_cuda_weight_about(const struct tern_dev_weight *w, struct tern_dev_about *out);
-void tern_cuda_weight_place(struct tern_dev *d, struct tern_dev_weight *w, struct tern_dev_mem *m, size_t at);
-int tern_cuda_weight_load(struct tern_dev *d, const struct tern_dev_weight *w, const struct tern_dev_source *from,
-                          tern_error *err);
-void tern_cuda_weight_drop(struct tern_dev *d, struct tern_dev_weight *w);
-void tern_cuda_weight_out(struct tern_dev *d, float *host, const struct tern_dev_weight *w, int matrix, int row, int n);
-void tern_cuda_embed(struct tern_dev *d, struct tern_dev_rows x, const struct tern_dev_weight *table, int n_rows,
-                     float scale);
-void tern_cuda_norm(struct tern_dev *d, struct tern_dev_rows y, struct tern_dev_rows x, struct tern_dev_vec w,
-                    float eps, int n_rows);
-void tern_cuda_add(struct tern_dev *d, struct tern_dev_rows y, struct tern_dev_rows a, struct tern_dev_rows b,
-                   int n_rows);
-void tern_cuda_scale(struct tern_dev *d, struct tern_dev_rows x, int n_rows, float factor);
-void tern_cuda_matmul(struct tern_dev *d, const struct tern_matmul *m, int n_m, struct tern_dev_rows x, int n_rows,
-                      int n_wide);
-void tern_cuda_rope_table(struct tern_dev *d, struct tern_dev_vec cos, struct tern_dev_vec sin,
-                          struct tern_dev_vec freq, int n_rot, float magnitude, int n_rows);
-void tern_cuda_heads(struct tern_dev *d, const struct tern_heads *h, int n_rows);
-void tern_cuda_copy_heads(struct tern_dev *d, struct tern_dev_rows to, size_t to_head, struct tern_dev_rows from,
-                          size_t from_head, int n_heads, int n, int n_rows);
-void tern_cuda_glu(struct tern_dev *d, struct tern_dev_rows gate, struct tern_dev_rows up, int n_rows,
-                   enum tern_gate act);
-void tern_cuda_softcap(struct tern_dev *d, struct tern_dev_rows x, int n_rows, float cap);
-void tern_cuda_gate(struct tern_dev *d, struct tern_dev_rows x, struct tern_dev_rows g, int n_rows);
-void tern_cuda_stack(struct tern_dev *d, const struct tern_stack *s, int n_rows, int n_wide);
-void tern_cuda_route(struct tern_dev *d, const struct tern_route *r, struct tern_dev_rows logits,
-                     struct tern_dev_vec ids, struct tern_dev_vec weights, int n_rows);
-void tern_cuda_experts(struct tern_dev *d, const struct tern_experts *e, struct tern_dev_rows y, struct tern_dev_rows x,
-                       struct tern_dev_vec ids, struct tern_dev_vec weights, int n_rows, int n_wide);
-void tern_cuda_delta(struct tern_dev *d, int layer, const struct tern_delta *l, const struct tern_delta_io *io,
-                     int n_rows);
-void tern_cuda_pick(struct tern_dev *d, struct tern_dev_rows y, struct tern_dev_rows x, const int *rows, int n);
 
 #endif

@@ -111,6 +111,7 @@ static void op_sync(struct tern_dev *dev)
     tern_cuda_flush(d);
     if (!d->lost)
         (void)tern_cuda_ok(d, tern_cu.cuStreamSynchronize(d->stream), "computing");
+    tern_cuda_hand_on(d);
 }
 
 /* ---- opening ----------------------------------------------------------------------------------------------------- */
@@ -127,6 +128,8 @@ static void op_close(struct tern_dev *dev)
         tern_cuda_attn_close(d);
     tern_cuda_step_close(d);
     tern_cuda_graph_close(d);
+    if (d->bounce.host)
+        (void)tern_cu.cuMemFreeHost(d->bounce.host);
     const tern_cu_address scratch[] = {d->q8, d->half, d->half_scale, d->dense, d->pairs};
     for (size_t i = 0; i < sizeof scratch / sizeof *scratch; i++)
         tern_cuda_give(d, scratch[i]);
@@ -228,6 +231,7 @@ static int probe_card(int number, char about[TERN_DEV_NAME], tern_error *err)
         .open = op_open_##number,                                                                \
         .probe = op_probe_##number,                                                              \
         .card = op_card,                                                                         \
+        .chunk = 2048,                                                                           \
         TERN_CUDA_OPS,                                                                           \
     };                                                                                           \
     static int op_open_##number(struct tern_dev **out, struct tern_pool *pool, tern_error *err)  \

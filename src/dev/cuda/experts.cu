@@ -5,6 +5,12 @@
 #define MOST    1024 /* experts */
 #define THREADS 128
 
+/* Does number b at place i come before `best` at `at`?  Of equal ones, and where one is no number, the first does. */
+__device__ static inline bool better(double b, int i, double best, int at)
+{
+    return i >= 0 && (at < 0 || b > best || (!(best > b) && i < at));
+}
+
 /* The best of score[0, n) that is not marked; of equal ones the first.  All threads of the block call and learn it. */
 __device__ static inline int best_of(const double *score, const uint8_t *marked, int n)
 {
@@ -20,7 +26,7 @@ __device__ static inline int best_of(const double *score, const uint8_t *marked,
     for (int step = 16; step; step /= 2) {
         const double b = __shfl_xor_sync(0xFFFFFFFFu, best, step);
         const int i = __shfl_xor_sync(0xFFFFFFFFu, at, step);
-        if (i >= 0 && (at < 0 || b > best || (b == best && i < at))) {
+        if (better(b, i, best, at)) {
             best = b;
             at = i;
         }
@@ -34,7 +40,7 @@ __device__ static inline int best_of(const double *score, const uint8_t *marked,
     best = top[0];
     at = place[0];
     for (int w = 1; w < THREADS / 32; w++)
-        if (place[w] >= 0 && (at < 0 || top[w] > best || (top[w] == best && place[w] < at))) {
+        if (better(top[w], place[w], best, at)) {
             best = top[w];
             at = place[w];
         }

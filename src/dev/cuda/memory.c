@@ -188,6 +188,37 @@ void tern_cuda_copy_in(struct tern_dev *dev, struct tern_dev_mem *to, size_t at,
         (void)tern_cuda_ok(d, tern_cu.cuMemcpyHtoDAsync_v2(to->p + at, host, bytes, d->stream), "copying to the card");
 }
 
+#define BOUNCE ((size_t)4 << 20)
+
+/* Pageable memory would make the copy wait for everything before it. */
+static uint8_t *bounce(struct tern_cuda *d, void *to, size_t bytes)
+{
+    struct tern_cuda_bounce *b = &d->bounce;
+    if (!d->pool || b->n == TERN_CUDA_COPIES || bytes > BOUNCE - b->used)
+        return NULL;
+    if (!b->host) {
+        void *p = NULL;
+        if (tern_cu.cuMemHostAlloc(&p, BOUNCE, 0))
+            return NULL;
+        b->host = p;
+    }
+    b->copy[b->n].to = to;
+    b->copy[b->n].at = b->used;
+    b->copy[b->n++].bytes = bytes;
+    b->used = tern_round_up(b->used + bytes, 64);
+    b->used = b->used < BOUNCE ? b->used : BOUNCE;
+    return b->host + b->copy[b->n - 1].at;
+}
+
+void tern_cuda_hand_on(struct tern_cuda *d)
+{
+    struct tern_cuda_bounce *b = &d->bounce;
+    for (int i = 0; i < b->n; i++)
+        memcpy(b->copy[i].to, b->host + b->copy[i].at, b->copy[i].bytes);
+    b->n = 0;
+    b->used = 0;
+}
+
 /* What was never written reads as 0. */
 void tern_cuda_copy_out(struct tern_dev *dev, void *host, const struct tern_dev_mem *from, size_t at, size_t bytes)
 {
@@ -198,11 +229,13 @@ void tern_cuda_copy_out(struct tern_dev *dev, void *host, const struct tern_dev_
     for (size_t n; bytes; bytes -= n, at += n, to += n) {
         bool there;
         n = same(from, at, bytes, &there);
-        if (!there || !tern_cuda_ok(d, 0, NULL))
+        if (!there || !tern_cuda_ok(d, 0, NULL)) {
             memset(to, 0, n);
-        else
-            (void)tern_cuda_ok(d, tern_cu.cuMemcpyDtoHAsync_v2(to, from->p + at, n, d->stream),
-                               "copying from the card");
+            continue;
+        }
+        uint8_t *by = bounce(d, to, n);
+        (void)tern_cuda_ok(d, tern_cu.cuMemcpyDtoHAsync_v2(by ? by : to, from->p + at, n, d->stream),
+                           "copying from the card");
     }
 }
 

@@ -11,7 +11,10 @@
 #define TERN_CUDA_RANGES 40 /* most ranges of one decode row (tern_cuda_range_pages) */
 #define TERN_CUDA_Q      8  /* q rows (heads of rows) of one plain block */
 #define TERN_CUDA_PAIRS  8
-#define TERN_CUDA_CHAIN  5248 /* shared bytes of a warp that encodes trellis codes */
+/* Tensor cores: q rows of a block of prompt rows; rows of shared memory for 8 decode rows' queries and scores. */
+#define TERN_CUDA_WIDE_ROWS      128
+#define TERN_CUDA_NARROW_ROWS(d) (16 + (8 * 72 * 4 + ((d) + 8) * 2 - 1) / (((d) + 8) * 2))
+#define TERN_CUDA_CHAIN          5248 /* shared bytes of a warp that encodes trellis codes */
 
 /* How one side of a page holds its numbers. */
 enum {

@@ -325,6 +325,49 @@ static void run_plain(struct tern_cuda *d, enum tern_cuda_kernel kernel, const s
                      plain_shared(&a->l), a, sizeof *a);
 }
 
+static unsigned tensor_shared(const struct tern_cuda_layer *l, int rows)
+{
+    const int dim = l->k.dim, row = dim + 8, side = 64 * row > dim * 72 ? 64 * row : dim * 72;
+    return (unsigned)(4 * (128 + 128 + 128 * 16) + 2 * (rows * row + 2 * side)) + 2 * (unsigned)l->head_bytes;
+}
+
+/* Is there a kernel on tensor cores, and is f16 allowed? */
+static bool on_tensors(const struct tern_cuda *d, const struct tern_cuda_layer *l)
+{
+    return !d->limits.exact && !l->latent && l->k.dim == l->v.dim && (l->k.dim == 64 || l->k.dim == 128) &&
+           tensor_shared(l, TERN_CUDA_WIDE_ROWS) <= (unsigned)d->card->shared_most;
+}
+
+static void run_wide(struct tern_cuda *d, struct tern_cuda_attn_args *a, struct tern_cuda_list_of units)
+{
+    const int dim = a->l.k.dim;
+    cut_plain(a, units);
+    if (!on_tensors(d, &a->l)) {
+        run_plain(d, TERN_CUDA_K_attn_wide, a, 1);
+        return;
+    }
+    a->n_split = (a->group + TERN_CUDA_WIDE_ROWS - 1) / TERN_CUDA_WIDE_ROWS;
+    a->heads = (a->group + a->n_split - 1) / a->n_split;
+    a->rows = TERN_CUDA_WIDE_ROWS / a->heads;
+    a->n_blocks = (units.rows + a->rows - 1) / a->rows;
+    tern_cuda_launch(d, dim == 64 ? TERN_CUDA_K_attn_wide_64 : TERN_CUDA_K_attn_wide_128,
+                     (unsigned)(a->n_units * a->n_blocks), (unsigned)(a->l.n_heads * a->n_split), 1, 256,
+                     tensor_shared(&a->l, TERN_CUDA_WIDE_ROWS), a, sizeof *a);
+}
+
+/* The ranges of decode rows. */
+static void run_ranges(struct tern_cuda *d, const struct tern_cuda_attn_args *a, int ranges)
+{
+    const int dim = a->l.k.dim;
+    if (!on_tensors(d, &a->l)) {
+        run_plain(d, TERN_CUDA_K_attn_range, a, (unsigned)ranges);
+        return;
+    }
+    tern_cuda_launch(d, dim == 64 ? TERN_CUDA_K_attn_range_64 : TERN_CUDA_K_attn_range_128,
+                     (unsigned)(a->n_units * a->n_blocks), (unsigned)(a->l.n_heads * a->n_split), (unsigned)ranges, 256,
+                     tensor_shared(&a->l, TERN_CUDA_NARROW_ROWS(dim)), a, sizeof *a);
+}
+
 /* Most ranges of any decode row of the step. */
 static int most_ranges(const struct tern_cuda *d, int cache, const struct tern_kv_layer *l)
 {
@@ -366,10 +409,9 @@ void tern_cuda_attention(struct tern_dev *dev, const struct tern_attn_shape *sha
         a.row0 = t->first_narrow;
         a.q_scale = (float)(shape->scale * log2e);
         a.cap = (float)(shape->softcap * log2e);
-        cut_plain(&a, lists->wide);
-        run_plain(d, TERN_CUDA_K_attn_wide, &a, 1);
+        run_wide(d, &a, lists->wide);
         cut_plain(&a, lists->narrow);
-        run_plain(d, TERN_CUDA_K_attn_range, &a, (unsigned)most_ranges(d, c, &d->step.caches[c].layers[shape->layer]));
+        run_ranges(d, &a, most_ranges(d, c, &d->step.caches[c].layers[shape->layer]));
         run_plain(d, TERN_CUDA_K_attn_finish, &a, 1);
     }
     if (t->waits[shape->layer] && !t->stage_set[shape->layer])

@@ -1,0 +1,646 @@
+/* Attention on tensor cores: f16 operands, sums in f32.
+ *
+ * A page is decoded once for all q rows of a block of threads, into shared memory, while the next one is on its way.
+ * Keys stay entries of their code, which f16 holds exactly; a token's scale multiplies its scores.  Values are rounded
+ * to f16.
+ *
+ * Prompt rows: eight warps of 16 q rows each.  Decode rows: up to 8 q rows, eight warps on 8 tokens each for the scores
+ * and on an eighth of the dims each for the values; a range of pages leaves a partial result as in plain.cu.
+ *
+ * A q row goes through the same steps whatever else is in its block: pages that it does not see leave it as it is. */
+#include "dev/cuda/attn/decode.cuh"
+
+#define THREADS 256
+#define WARPS   8
+
+template <int D> struct room {
+    static constexpr int ROW = D + 8, COL = 64 + 8; /* halves of a row of D, of 64 */
+    static constexpr int SIDE = 64 * ROW > D * COL ? 64 * ROW : D * COL;
+};
+
+struct block {
+    const tern_cuda_attn_args *a;
+    const tern_cuda_job *job;
+    int job_i, kv_head, head0, heads, n_q;
+    int row0, pos0, own, page0, raw0;
+    const tern_cuda_cond *cond;
+    __half *q, *k, *v;
+    float *f;     /* [2][64] scales of keys */
+    float *shift; /* [128] q.mean */
+    float *pq;    /* [128][16] what pairs add, by row */
+    uint64_t pool, pool_bytes;
+    const uint32_t *numbers; /* of pages, by page index */
+    uint8_t *fetched;        /* [2][head_bytes] pages as they come from memory */
+    tables tk, tv;
+};
+
+/* The softmax of rows g and g + 8 of a warp, and their sums. */
+template <int TILES> struct state {
+    float m[2], l[2], o[TILES][4];
+};
+
+__device__ static bool find_block(block &b, const tern_cuda_attn_args &a, int unit, int index, int split)
+{
+    const tern_cuda_unit u = cuda_at<const tern_cuda_unit>(a.units)[unit];
+    const tern_cuda_job &j = cuda_at<const tern_cuda_job>(a.t.jobs)[u.job];
+    const int first = u.page * 64 > j.pos0 ? u.page * 64 : j.pos0, end = j.pos0 + j.n_rows;
+    const int last = (u.page + 1) * 64 < end ? (u.page + 1) * 64 : end;
+    const int pos0 = first + index * a.rows, n = last - pos0 < a.rows ? last - pos0 : a.rows;
+    if (n <= 0)
+        return false;
+    b.a = &a;
+    b.job = &j;
+    b.job_i = u.job;
+    b.kv_head = split / a.n_split;
+    b.head0 = split % a.n_split * a.heads;
+    b.heads = a.group - b.head0 < a.heads ? a.group - b.head0 : a.heads;
+    b.head0 += b.kv_head * a.group;
+    b.n_q = n * b.heads;
+    b.pos0 = pos0;
+    b.row0 = j.row0 + pos0 - j.pos0;
+    b.own = u.page;
+    b.page0 = oldest_seen(a.l, pos0) / 64;
+    b.raw0 = b.own - a.l.recent + 1 > b.page0 ? b.own - a.l.recent + 1 : b.page0;
+    b.cond = a.l.k.cond ? cuda_at<const tern_cuda_cond>(a.l.k.cond) + b.kv_head : nullptr;
+    const tern_cuda_table &table = table_of(a.t, j, a.l.group);
+    const tern_cuda_cache &c = cuda_at<const tern_cuda_cache>(a.t.caches)[j.cache];
+    const tern_cuda_blocks &pool = cuda_at<const tern_cuda_blocks>(a.t.pools)[c.pages + a.l.group];
+    b.pool = pool.p + a.l.layer_off + b.kv_head * a.l.head_bytes;
+    b.pool_bytes = pool.bytes;
+    b.numbers = cuda_at<const uint32_t>(a.t.numbers) + table.blocks - table.first;
+    return true;
+}
+
+template <int D> __device__ static void share(block &b, uint8_t *shared, int rows)
+{
+    b.f = reinterpret_cast<float *>(shared);
+    b.shift = b.f + 128;
+    b.pq = b.shift + 128;
+    b.q = reinterpret_cast<__half *>(b.pq + 128 * 16);
+    b.k = b.q + rows * room<D>::ROW;
+    b.v = b.k + room<D>::SIDE;
+    b.fetched = reinterpret_cast<uint8_t *>(b.v + room<D>::SIDE);
+    load_tables(b.tk, b.a->l.k);
+    load_tables(b.tv, b.a->l.v);
+}
+
+__device__ static uint32_t shared_at(const void *p)
+{
+    return (uint32_t)__cvta_generic_to_shared(p);
+}
+
+__device__ static void load4(uint32_t r[4], const __half *p)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(shared_at(p))
+                 : "memory");
+}
+
+__device__ static void load4_turned(uint32_t r[4], const __half *p)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(shared_at(p))
+                 : "memory");
+}
+
+__device__ static void multiply(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1)
+{
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+__device__ static __half clamped(float x)
+{
+    return __float2half_rn(x < 65504.0f ? x > -65504.0f ? x : -65504.0f : 65504.0f);
+}
+
+__device__ static uint32_t two(float x, float y)
+{
+    const __half2 h = __floats2half2_rn(x, y);
+    return *reinterpret_cast<const uint32_t *>(&h);
+}
+
+/* B operands of two tiles of 8: rows of p are the n side (16 of them from n on), 16 of the k side from k on. */
+__device__ static void load_b(uint32_t r[4], const __half *p, int stride, int n, int k, int lane)
+{
+    load4(r, p + (n + lane % 8 + lane / 16 * 8) * stride + k + lane / 8 % 2 * 8);
+}
+
+/* Rows are the k side. */
+__device__ static void load_b_turned(uint32_t r[4], const __half *p, int stride, int n, int k, int lane)
+{
+    load4_turned(r, p + (k + lane % 8 + lane / 8 % 2 * 8) * stride + n + lane / 16 * 8);
+}
+
+/* ---- queries ---- */
+
+/* Queries as the codes want them, or as raw keys do; rows that are not there are 0.  Uses the keys' room. */
+template <int D> __device__ static void load_queries(const block &b, int rows, bool coded)
+{
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const tern_cuda_side &s = b.a->l.k;
+    float *x = reinterpret_cast<float *>(b.k) + warp * D;
+    __syncthreads();
+    for (int i = warp; i < rows; i += WARPS) {
+        float shift = 0;
+        for (int d = lane; d < D; d += 32) {
+            float y = 0;
+            if (i < b.n_q)
+                y = cuda_at<const float>(b.a->q)[(uint64_t)(b.row0 + i / b.heads) * b.a->q_stride +
+                                                 (uint64_t)(b.head0 + i % b.heads) * D + d] *
+                    b.a->q_scale;
+            if (coded && b.cond) {
+                shift += y * cuda_at<const float>(b.cond->mean)[d];
+                y *= cuda_at<const float>(b.cond->unscale)[d];
+            }
+            x[d] = y;
+        }
+        __syncwarp();
+        if (coded && s.rotated)
+            rotate_row(s, x, false, lane);
+        for (int d = lane; d < D; d += 32)
+            b.q[i * room<D>::ROW + d] = clamped(x[d]);
+        if (coded) {
+            for (int width = 16; width; width /= 2)
+                shift += __shfl_xor_sync(~0u, shift, width);
+            if (lane == 0)
+                b.shift[i] = shift;
+        }
+        __syncwarp();
+    }
+    __syncthreads();
+}
+
+/* What pairs of the conditioning add to scores on a page: factors of their turns. */
+__device__ static void load_pairs(const block &b, int page)
+{
+    const tern_cuda_cond &c = *b.cond;
+    for (int i = threadIdx.x; i < b.n_q * c.n_pairs; i += THREADS) {
+        const int row = i / c.n_pairs, j = i % c.n_pairs;
+        const auto &m = c.pairs[j];
+        const float *q = cuda_at<const float>(b.a->q) + (uint64_t)(b.row0 + row / b.heads) * b.a->q_stride +
+                         (uint64_t)(b.head0 + row % b.heads) * b.a->l.k.dim;
+        const double *at = cuda_at<const double>(b.a->l.k.angles) + 2 * ((int64_t)m.freq * b.a->l.k.max_pages + page);
+        const float co = (float)at[0], si = (float)at[1], x = q[m.a] * b.a->q_scale, y = q[m.b] * b.a->q_scale;
+        const float along = x * m.re + y * m.im, across = y * m.re - x * m.im;
+        b.pq[row * 16 + 2 * j] = along * co + across * si;
+        b.pq[row * 16 + 2 * j + 1] = across * co - along * si;
+    }
+}
+
+/* ---- pages ---- */
+
+/* Page `number` on its way to shared memory; `slot`: which of the two. */
+__device__ static void fetch(const block &b, uint32_t number, int slot)
+{
+    const uint64_t from = b.pool + number * b.pool_bytes;
+    const uint32_t to = (uint32_t)__cvta_generic_to_shared(b.fetched + slot * b.a->l.head_bytes);
+    for (uint32_t i = 16 * threadIdx.x; i < b.a->l.head_bytes; i += 16 * THREADS)
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to + i), "l"(from + i) : "memory");
+}
+
+/* Calls take(page, bytes) for the pages [begin, end), the next one on its way meanwhile. */
+template <class TAKE> __device__ static void each_page(const block &b, int begin, int end, TAKE take)
+{
+    uint32_t next = begin + 1 < end ? b.numbers[begin + 1] : 0;
+    if (begin < end)
+        fetch(b, b.numbers[begin], begin & 1);
+    asm volatile("cp.async.commit_group;" ::: "memory");
+#pragma unroll 1
+    for (int page = begin; page < end; page++) {
+        if (page + 1 < end)
+            fetch(b, next, (page + 1) & 1);
+        asm volatile("cp.async.commit_group;" ::: "memory");
+        next = page + 2 < end ? b.numbers[page + 2] : 0;
+        asm volatile("cp.async.wait_group 1;" ::: "memory");
+        __syncthreads();
+        take(page, b.fetched + (page & 1) * b.a->l.head_bytes);
+        __syncthreads();
+    }
+}
+
+/* Shared forms of a side: rows that are contracted over lie together in one row (keys [token][dim], values [dim][token])
+ * unless `turned` (keys [dim][token], values [token][dim]). */
+template <int D> __device__ static void decode_page(const block &b, const uint8_t *p)
+{
+    const tern_cuda_layer &l = b.a->l;
+    const uint16_t *kh = reinterpret_cast<const uint16_t *>(p + l.k_head_off);
+    const uint16_t *vh = reinterpret_cast<const uint16_t *>(p + l.v_head_off);
+    for (int i = threadIdx.x; i < 128; i += THREADS)
+        b.f[i] = l.k.form == TERN_CUDA_CODES ? (i / 64 * 128 < D ? header_scale(kh[i]) * l.k.unit : 0) : 1.0f;
+#pragma unroll 1
+    for (int i = threadIdx.x; i < 64 * (D / 32); i += THREADS) {
+        const int t = i % 64, d = i / 64 * 32;
+        uint32_t x[16];
+        if (l.k.form != TERN_CUDA_CODES) {
+#pragma unroll 1
+            for (int j = 0; j < 32; j++)
+                b.k[t * room<D>::ROW + d + j] = clamped(page_value(l.k, p + l.k_off, kh, t, d + j));
+            continue;
+        }
+        key_set(x, l.k, b.tk, p + l.k_off, kh, t, d);
+#pragma unroll
+        for (int j = 0; j < 4; j++)
+            *reinterpret_cast<uint4 *>(b.k + t * room<D>::ROW + d + 8 * j) =
+                make_uint4(x[4 * j], x[4 * j + 1], x[4 * j + 2], x[4 * j + 3]);
+    }
+#pragma unroll 1
+    for (int i = threadIdx.x; i < 2 * D; i += THREADS) {
+        const int d = i % D, t = i / D * 32;
+        uint32_t x[16];
+        if (l.v.form != TERN_CUDA_CODES) {
+#pragma unroll 1
+            for (int j = 0; j < 32; j++)
+                b.v[d * room<D>::COL + t + j] = clamped(page_value(l.v, p + l.v_off, vh, t + j, d));
+            continue;
+        }
+        value_set(x, l.v, b.tv, p + l.v_off, vh, t, d);
+#pragma unroll
+        for (int j = 0; j < 16; j++) {
+            const uint32_t h = *reinterpret_cast<const uint32_t *>(vh + d / 128 * 64 + t + 2 * j);
+            const float2 e = __half22float2(*reinterpret_cast<const __half2 *>(&x[j]));
+            const __half2 r = __halves2half2(clamped(e.x * (header_scale((uint16_t)h) * l.v.unit)),
+                                             clamped(e.y * (header_scale((uint16_t)(h >> 16)) * l.v.unit)));
+            x[j] = *reinterpret_cast<const uint32_t *>(&r);
+        }
+#pragma unroll
+        for (int j = 0; j < 4; j++)
+            *reinterpret_cast<uint4 *>(b.v + d * room<D>::COL + t + 8 * j) =
+                make_uint4(x[4 * j], x[4 * j + 1], x[4 * j + 2], x[4 * j + 3]);
+    }
+}
+
+/* n tokens of raw sides, keys [dim][n], values [n][dim], turned; the other tokens are 0. */
+template <int D> __device__ static void copy_raw(const block &b, const uint8_t *k, const uint8_t *v, int n)
+{
+    const tern_cuda_layer &l = b.a->l;
+    for (int i = threadIdx.x; i < 128; i += THREADS)
+        b.f[i] = 1;
+    if (n == 64 && !l.k.raw32 && !l.v.raw32) {
+        for (int i = threadIdx.x; i < D * 8; i += THREADS) {
+            *reinterpret_cast<uint4 *>(b.k + i / 8 * room<D>::COL + i % 8 * 8) = reinterpret_cast<const uint4 *>(k)[i];
+            *reinterpret_cast<uint4 *>(b.v + i / (D / 8) * room<D>::ROW + i % (D / 8) * 8) =
+                reinterpret_cast<const uint4 *>(v)[i];
+        }
+        return;
+    }
+    for (int i = threadIdx.x; i < D * 64; i += THREADS) {
+        const int kt = i % 64, kd = i / 64, vt = i / D, vd = i % D;
+        b.k[kd * room<D>::COL + kt] = kt < n ? clamped(raw_value(l.k, k, n, kt, kd)) : __ushort_as_half(0);
+        b.v[vt * room<D>::ROW + vd] = vt < n ? clamped(raw_value(l.v, v, n, vt, vd)) : __ushort_as_half(0);
+    }
+}
+
+/* ---- scores ---- */
+
+/* A pair of n-tiles' scores: tokens from n on, the rows of `q`. */
+template <int D>
+__device__ static void score_tiles(const block &b, float s[2][4], const __half *q, int n, bool turned, int lane)
+{
+    constexpr int BLOCKS = (D + 127) / 128;
+#pragma unroll
+    for (int i = 0; i < BLOCKS; i++) {
+        float c[2][4] = {};
+#pragma unroll
+        for (int k = i * 128; k < (i + 1) * 128 && k < D; k += 16) {
+            uint32_t x[4], y[4];
+            load4(x, q + lane % 16 * room<D>::ROW + k + lane / 16 * 8);
+            if (turned)
+                load_b_turned(y, b.k, room<D>::COL, n, k, lane);
+            else
+                load_b(y, b.k, room<D>::ROW, n, k, lane);
+            multiply(c[0], x, y[0], y[1]);
+            multiply(c[1], x, y[2], y[3]);
+        }
+#pragma unroll
+        for (int j = 0; j < 8; j++) {
+            const float f = b.f[i * 64 + n + j / 4 * 8 + lane % 4 * 2 + j % 2];
+            s[j / 4][j % 4] = i ? fmaf(c[j / 4][j % 4], f, s[j / 4][j % 4]) : c[j / 4][j % 4] * f;
+        }
+    }
+}
+
+/* One score after the product: what codes do not hold, the cap, what may be seen. */
+__device__ static __noinline__ float finish_score(const block &b, float s, int row, int t, int page, int lo, int hi, bool coded)
+{
+    if (row >= b.n_q)
+        return -INFINITY;
+    if (coded && b.cond) {
+        const float *turns = cuda_at<const float>(b.cond->turns);
+        for (int i = 0; i < 2 * b.cond->n_pairs; i++)
+            s = fmaf(b.pq[row * 16 + i], turns[i * 64 + t], s);
+        if (b.a->cap > 0)
+            s += b.shift[row];
+    }
+    if (b.a->cap > 0)
+        s = b.a->cap * tanhf(s / b.a->cap);
+    const int pos = b.pos0 + row / b.heads, oldest = oldest_seen(b.a->l, pos) - page * 64;
+    const int end = page == b.own && pos % 64 + 1 < hi ? pos % 64 + 1 : hi;
+    return t >= lo && t >= oldest && t < end ? s : -INFINITY;
+}
+
+/* Is there anything to finish? */
+__device__ static bool is_plain(const block &b, int page, int lo, int hi, bool coded)
+{
+    const int last = b.pos0 + (b.n_q - 1) / b.heads;
+    return !(coded && b.cond && b.cond->n_pairs) && b.a->cap <= 0 && lo == 0 && hi == 64 && page != b.own &&
+           oldest_seen(b.a->l, last) <= page * 64;
+}
+
+__device__ static float power(float x)
+{
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+/* Weights of a row's scores in place; the factor by which its sums shrink. */
+template <int N> __device__ static float soften(float (&s)[N], float *m, float *l)
+{
+    float most = s[0];
+#pragma unroll
+    for (int i = 1; i < N; i++)
+        most = fmaxf(most, s[i]);
+    most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
+    most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
+    most = fmaxf(most, *m);
+    float sum = 0;
+    const float from = most == -INFINITY ? 0 : most;
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        s[i] = power(s[i] - from);
+        sum += s[i];
+    }
+    const float shrink = *m == most ? 1.0f : power(*m - from);
+    *l = *l * shrink + sum; /* this lane's part */
+    *m = most;
+    return shrink;
+}
+
+/* ---- prompt rows ---- */
+
+template <int D>
+__device__ static void take_wide(const block &b, state<D / 8> &st, int page, int lo, int hi, bool coded, bool turned)
+{
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, row = warp * 16 + lane / 4;
+    const bool plain = is_plain(b, page, lo, hi, coded); /* rows that are not there do no harm */
+    float s[2][16]; /* of row, of row + 8 */
+    uint32_t p[4][4];
+    if (warp * 16 >= b.n_q)
+        return;
+#pragma unroll
+    for (int n = 0; n < 64; n += 16) {
+        float c[2][4];
+        score_tiles<D>(b, c, b.q + warp * 16 * room<D>::ROW, n, turned, lane);
+#pragma unroll
+        for (int j = 0; j < 8; j++) {
+            const int t = n + j / 4 * 8 + lane % 4 * 2 + j % 2, r = j / 2 % 2;
+            s[r][n / 4 + j / 4 * 2 + j % 2] =
+                plain ? c[j / 4][j % 4] : finish_score(b, c[j / 4][j % 4], row + 8 * r, t, page, lo, hi, coded);
+        }
+    }
+    const float shrink0 = soften(s[0], &st.m[0], &st.l[0]), shrink1 = soften(s[1], &st.m[1], &st.l[1]);
+    if (__any_sync(~0u, shrink0 != 1.0f || shrink1 != 1.0f))
+#pragma unroll
+        for (int i = 0; i < D / 8; i++) {
+            st.o[i][0] *= shrink0;
+            st.o[i][1] *= shrink0;
+            st.o[i][2] *= shrink1;
+            st.o[i][3] *= shrink1;
+        }
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        p[k][0] = two(s[0][4 * k], s[0][4 * k + 1]);
+        p[k][1] = two(s[1][4 * k], s[1][4 * k + 1]);
+        p[k][2] = two(s[0][4 * k + 2], s[0][4 * k + 3]);
+        p[k][3] = two(s[1][4 * k + 2], s[1][4 * k + 3]);
+    }
+#pragma unroll
+    for (int n = 0; n < D; n += 16)
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            uint32_t y[4];
+            if (turned)
+                load_b_turned(y, b.v, room<D>::ROW, n, 16 * k, lane);
+            else
+                load_b(y, b.v, room<D>::COL, n, 16 * k, lane);
+            multiply(st.o[n / 8], p[k], y[0], y[1]);
+            multiply(st.o[n / 8 + 1], p[k], y[2], y[3]);
+        }
+}
+
+/* Back to the model's domain: rows of f32 where queries, keys and values were. */
+template <int D> __device__ static void turn_back_wide(const block &b, state<D / 8> &st)
+{
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    float *x = reinterpret_cast<float *>(b.q) + warp * 16 * D;
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < D / 8; i++)
+#pragma unroll
+        for (int j = 0; j < 4; j++)
+            x[(lane / 4 + j / 2 * 8) * D + 8 * i + lane % 4 * 2 + j % 2] = st.o[i][j];
+    __syncwarp();
+#pragma unroll 1
+    for (int i = 0; i < 16; i++)
+        rotate_row(b.a->l.v, x + i * D, true, lane);
+#pragma unroll
+    for (int i = 0; i < D / 8; i++)
+#pragma unroll
+        for (int j = 0; j < 4; j++)
+            st.o[i][j] = x[(lane / 4 + j / 2 * 8) * D + 8 * i + lane % 4 * 2 + j % 2];
+    __syncthreads();
+}
+
+template <int D> __device__ static void attend_wide(const tern_cuda_attn_args &a)
+{
+    extern __shared__ __align__(16) uint8_t shared[];
+    const tern_cuda_layer &l = a.l;
+    block b;
+    state<D / 8> st;
+    cuda_wait();
+    const int units = gridDim.x - 1 - blockIdx.x; /* those that see most come first */
+    if (!find_block(b, a, units / a.n_blocks, units % a.n_blocks, blockIdx.y))
+        return;
+    share<D>(b, shared, 128);
+    for (int r = 0; r < 2; r++) {
+        st.m[r] = -INFINITY;
+        st.l[r] = 0;
+    }
+#pragma unroll
+    for (int i = 0; i < D / 8; i++)
+        st.o[i][0] = st.o[i][1] = st.o[i][2] = st.o[i][3] = 0;
+    const bool raw = l.k.form < TERN_CUDA_CODES && l.v.form < TERN_CUDA_CODES;
+    load_queries<D>(b, 128, true);
+    each_page(b, b.page0, b.raw0, [&](int page, const uint8_t *p) {
+        if (raw)
+            copy_raw<D>(b, p + l.k_off, p + l.v_off, 64);
+        else
+            decode_page<D>(b, p);
+        if (b.cond && b.cond->n_pairs)
+            load_pairs(b, page);
+        __syncthreads();
+        take_wide<D>(b, st, page, page ? 0 : l.first, 64, true, raw);
+    });
+    if (b.page0 < b.raw0) {
+        const int row = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4;
+        for (int r = 0; r < 2 && b.cond && a.cap <= 0; r++)
+            st.m[r] += b.shift[row + 8 * r];
+        if (l.v.rotated)
+            turn_back_wide<D>(b, st);
+    }
+    load_queries<D>(b, 128, false);
+    const bool sinks = l.first && b.own >= l.recent && oldest_seen(l, b.pos0) < l.first;
+#pragma unroll 1
+    for (int page = b.raw0 - sinks; page <= b.own; page++) {
+        const bool sink = page < b.raw0;
+        const uint8_t *k = sink ? sink_at(a.t, l, *b.job, b.kv_head)
+                                : work_tile(a.t, l, a.stage, b.job_i, page, b.kv_head);
+        copy_raw<D>(b, k, k + (sink ? l.sink_v_off : l.tile_v_off), sink ? l.first : 64);
+        __syncthreads();
+        take_wide<D>(b, st, sink ? 0 : page, 0, sink ? l.first : 64, false, true);
+        __syncthreads();
+    }
+    for (int r = 0; r < 2; r++) {
+        float sum = st.l[r];
+        sum += __shfl_xor_sync(~0u, sum, 1);
+        sum += __shfl_xor_sync(~0u, sum, 2);
+        st.l[r] = 1.0f / sum;
+    }
+    const int row = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        const int i = row + 8 * r;
+        float *out = cuda_at<float>(a.out) + (uint64_t)(b.row0 + i / b.heads) * a.out_stride +
+                     (uint64_t)(b.head0 + i % b.heads) * D + threadIdx.x % 4 * 2;
+        if (i < b.n_q)
+#pragma unroll
+            for (int n = 0; n < D / 8; n++) {
+                out[8 * n] = st.o[n][2 * r] * st.l[r] + 0.0f;
+                out[8 * n + 1] = st.o[n][2 * r + 1] * st.l[r] + 0.0f;
+            }
+    }
+}
+
+/* ---- decode rows ---- */
+
+/* 8 q rows on a page: every warp has all weights, and sums an eighth of the dims. */
+template <int D, int TILES>
+__device__ static void take_narrow(const block &b, state<TILES> &st, int page, int lo, bool turned)
+{
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, row = lane / 4;
+    const bool plain = is_plain(b, page, lo, 64, true);
+    constexpr int S = 64 + 8;
+    float *scores = reinterpret_cast<float *>(b.q + 16 * room<D>::ROW); /* behind the queries */
+    if (warp < 4) {
+        float c[2][4];
+        score_tiles<D>(b, c, b.q, warp * 16, turned, lane);
+#pragma unroll
+        for (int j = 0; j < 2; j++)
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                const int t = warp * 16 + j * 8 + lane % 4 * 2 + i;
+                scores[row * S + t] = plain ? c[j][i] : finish_score(b, c[j][i], row, t, page, lo, 64, true);
+            }
+    }
+    __syncthreads();
+    float s[16];
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        const float2 x = *reinterpret_cast<const float2 *>(scores + row * S + 8 * i + lane % 4 * 2);
+        s[2 * i] = x.x;
+        s[2 * i + 1] = x.y;
+    }
+    const float shrink = soften(s, &st.m[0], &st.l[0]);
+#pragma unroll
+    for (int i = 0; i < TILES; i++) {
+        st.o[i][0] *= shrink;
+        st.o[i][1] *= shrink;
+    }
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        const uint32_t p[4] = {two(s[4 * k], s[4 * k + 1]), 0, two(s[4 * k + 2], s[4 * k + 3]), 0};
+#pragma unroll
+        for (int i = 0; i < (TILES + 1) / 2; i++) {
+            const int n = (warp * TILES + 2 * i) * 8 < D - 16 ? (warp * TILES + 2 * i) * 8 : D - 16;
+            uint32_t y[4];
+            if (turned)
+                load_b_turned(y, b.v, room<D>::ROW, n, 16 * k, lane);
+            else
+                load_b(y, b.v, room<D>::COL, n, 16 * k, lane);
+            const int skip = (warp * TILES + 2 * i) * 8 - n; /* 8 where one tile is left at the end */
+            multiply(st.o[2 * i], p, skip ? y[2] : y[0], skip ? y[3] : y[1]);
+            if (2 * i + 1 < TILES)
+                multiply(st.o[2 * i + 1], p, y[2], y[3]);
+        }
+    }
+}
+
+template <int D> __device__ static void attend_range(const tern_cuda_attn_args &a)
+{
+    extern __shared__ __align__(16) uint8_t shared[];
+    constexpr int TILES = D / 64; /* of 8 dims, of a warp */
+    const tern_cuda_layer &l = a.l;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    block b;
+    state<TILES> st;
+    cuda_wait();
+    if (!find_block(b, a, blockIdx.x / a.n_blocks, blockIdx.x % a.n_blocks, blockIdx.y))
+        return;
+    const int pages = tern_cuda_range_pages(l.window, b.pos0), range = b.page0 / pages + blockIdx.z;
+    const int begin = range * pages > b.page0 ? range * pages : b.page0;
+    const int end = (range + 1) * pages < b.raw0 ? (range + 1) * pages : b.raw0;
+    if (begin >= end)
+        return;
+    share<D>(b, shared, TERN_CUDA_NARROW_ROWS(D));
+    st.m[0] = -INFINITY;
+    st.l[0] = 0;
+#pragma unroll
+    for (int i = 0; i < TILES; i++)
+        st.o[i][0] = st.o[i][1] = st.o[i][2] = st.o[i][3] = 0;
+    const bool raw = l.k.form < TERN_CUDA_CODES && l.v.form < TERN_CUDA_CODES;
+    load_queries<D>(b, 16, true);
+    each_page(b, begin, end, [&](int page, const uint8_t *p) {
+        if (raw)
+            copy_raw<D>(b, p + l.k_off, p + l.v_off, 64);
+        else
+            decode_page<D>(b, p);
+        if (b.cond && b.cond->n_pairs)
+            load_pairs(b, page);
+        __syncthreads();
+        take_narrow<D, TILES>(b, st, page, page ? 0 : l.first, raw);
+    });
+    float sum = st.l[0];
+    sum += __shfl_xor_sync(~0u, sum, 1);
+    sum += __shfl_xor_sync(~0u, sum, 2);
+    const int i = lane / 4;
+    if (i >= b.n_q)
+        return;
+    const uint64_t slot = (uint64_t)(b.row0 - a.row0 + i / b.heads) * a.n_heads + b.head0 + i % b.heads;
+    float *part = cuda_at<float>(a.part) + (slot * TERN_CUDA_RANGES + range % TERN_CUDA_RANGES) * (D + 2);
+#pragma unroll
+    for (int n = 0; n < TILES; n++)
+#pragma unroll
+        for (int j = 0; j < 2; j++)
+            part[(warp * TILES + n) * 8 + lane % 4 * 2 + j] = st.o[n][j];
+    if (warp == 0 && lane % 4 == 0) {
+        part[D] = st.m[0];
+        part[D + 1] = sum;
+    }
+}
+
+#define KERNELS(D, blocks)                                                       \
+    TERN_CUDA_KERNEL_BEGIN(attn_wide_##D, tern_cuda_attn_args, THREADS, 1)       \
+    {                                                                             \
+        attend_wide<D>(a);                                                        \
+    }                                                                             \
+    TERN_CUDA_KERNEL_BEGIN(attn_range_##D, tern_cuda_attn_args, THREADS, blocks) \
+    {                                                                             \
+        attend_range<D>(a);                                                       \
+    }
+
+KERNELS(64, 3)
+KERNELS(128, 3)

@@ -1,0 +1,44 @@
+/* dev/cuda/ops.h - entries of the table of operations (dev/dev.h) that weights.c, rows.c, products.c, experts.c and
+ * delta.c define. */
+#ifndef TERN_DEV_CUDA_OPS_H
+#define TERN_DEV_CUDA_OPS_H
+
+#include "dev/dev.h"
+
+int tern_cuda_weight_plan(struct tern_dev *d, struct tern_dev_weight *w, const struct tern_weight_source *s, int64_t n,
+                          int64_t k, int stack, tern_error *err);
+size_t tern_cuda_weight_bytes(const struct tern_dev_weight *w);
+void tern_cuda_weight_about(const struct tern_dev_weight *w, struct tern_dev_about *out);
+void tern_cuda_weight_place(struct tern_dev *d, struct tern_dev_weight *w, struct tern_dev_mem *m, size_t at);
+int tern_cuda_weight_load(struct tern_dev *d, const struct tern_dev_weight *w, const struct tern_dev_source *from,
+                          tern_error *err);
+void tern_cuda_weight_drop(struct tern_dev *d, struct tern_dev_weight *w);
+void tern_cuda_weight_out(struct tern_dev *d, float *host, const struct tern_dev_weight *w, int matrix, int row, int n);
+void tern_cuda_embed(struct tern_dev *d, struct tern_dev_rows x, const struct tern_dev_weight *table, int n_rows,
+                     float scale);
+void tern_cuda_norm(struct tern_dev *d, struct tern_dev_rows y, struct tern_dev_rows x, struct tern_dev_vec w,
+                    float eps, int n_rows);
+void tern_cuda_add(struct tern_dev *d, struct tern_dev_rows y, struct tern_dev_rows a, struct tern_dev_rows b,
+                   int n_rows);
+void tern_cuda_scale(struct tern_dev *d, struct tern_dev_rows x, int n_rows, float factor);
+void tern_cuda_matmul(struct tern_dev *d, const struct tern_matmul *m, int n_m, struct tern_dev_rows x, int n_rows,
+                      int n_wide);
+void tern_cuda_rope_table(struct tern_dev *d, struct tern_dev_vec cos, struct tern_dev_vec sin,
+                          struct tern_dev_vec freq, int n_rot, float magnitude, int n_rows);
+void tern_cuda_heads(struct tern_dev *d, const struct tern_heads *h, int n_rows);
+void tern_cuda_copy_heads(struct tern_dev *d, struct tern_dev_rows to, size_t to_head, struct tern_dev_rows from,
+                          size_t from_head, int n_heads, int n, int n_rows);
+void tern_cuda_glu(struct tern_dev *d, struct tern_dev_rows gate, struct tern_dev_rows up, int n_rows,
+                   enum tern_gate act);
+void tern_cuda_softcap(struct tern_dev *d, struct tern_dev_rows x, int n_rows, float cap);
+void tern_cuda_gate(struct tern_dev *d, struct tern_dev_rows x, struct tern_dev_rows g, int n_rows);
+void tern_cuda_stack(struct tern_dev *d, const struct tern_stack *s, int n_rows, int n_wide);
+void tern_cuda_route(struct tern_dev *d, const struct tern_route *r, struct tern_dev_rows logits,
+                     struct tern_dev_vec ids, struct tern_dev_vec weights, int n_rows);
+void tern_cuda_experts(struct tern_dev *d, const struct tern_experts *e, struct tern_dev_rows y, struct tern_dev_rows x,
+                       struct tern_dev_vec ids, struct tern_dev_vec weights, int n_rows, int n_wide);
+void tern_cuda_delta(struct tern_dev *d, int layer, const struct tern_delta *l, const struct tern_delta_io *io,
+                     int n_rows);
+void tern_cuda_pick(struct tern_dev *d, struct tern_dev_rows y, struct tern_dev_rows x, const int *rows, int n);
+
+#endif

@@ -1,0 +1,314 @@
+/* A driver for machines without one: cards that hold memory, copy it, and compute nothing.  FAKE_CUDA in the
+ * environment says what is wrong with it: none: no card   old: one of compute capability 7.5   small: 64 MiB of memory
+ * lost: every launch fails, and all after Memory is the host's, so that its address is the card's. */
+#define _GNU_SOURCE
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include "dev/cuda/driver.h"
+
+#define FAKE                   __attribute__((visibility("default")))
+#define TABLE_ONLY(name, args) FAKE tern_cu_result name args;
+TERN_CU_LIST(TABLE_ONLY)
+#undef TABLE_ONLY
+
+enum { OK, INVALID = 1, FULL = 2, LOST = 700 };
+
+static size_t used;
+static bool lost;
+
+static bool is(const char *word)
+{
+    const char *now = getenv("FAKE_CUDA");
+    return now && strcmp(now, word) == 0;
+}
+
+static size_t room(void)
+{
+    return (is("small") ? (size_t)64 : (size_t)4096) << 20;
+}
+
+static tern_cu_result now(void)
+{
+    return lost ? LOST : OK;
+}
+
+static void *at(tern_cu_address p)
+{
+    return (void *)(uintptr_t)p;
+}
+
+tern_cu_result cuInit(unsigned flags)
+{
+    return flags ? INVALID : OK;
+}
+tern_cu_result cuDriverGetVersion(int *v)
+{
+    *v = 13000;
+    return OK;
+}
+tern_cu_result cuGetErrorString(tern_cu_result rc, const char **text)
+{
+    *text = rc == FULL ? "out of memory" : rc == LOST ? "an illegal memory access was encountered" : "invalid argument";
+    return OK;
+}
+tern_cu_result cuDeviceGetCount(int *n)
+{
+    *n = is("none") ? 0 : 2;
+    return OK;
+}
+tern_cu_result cuDeviceGet(tern_cu_device *d, int i)
+{
+    *d = i;
+    return OK;
+}
+tern_cu_result cuDeviceGetName(char *s, int n, tern_cu_device d)
+{
+    (void)d;
+    strncpy(s, "Fake card", (size_t)n);
+    return OK;
+}
+tern_cu_result cuDeviceGetAttribute(int *v, int which, tern_cu_device d)
+{
+    (void)d;
+    *v = which == TERN_CU_MAJOR ? (is("old") ? 7 : 9) : which == TERN_CU_MINOR ? (is("old") ? 5 : 0) : 1;
+    return OK;
+}
+tern_cu_result cuDeviceTotalMem_v2(size_t *n, tern_cu_device d)
+{
+    (void)d;
+    *n = room();
+    return OK;
+}
+tern_cu_result cuDevicePrimaryCtxRetain(tern_cu_context *c, tern_cu_device d)
+{
+    (void)d;
+    *c = (tern_cu_context)c;
+    return OK;
+}
+tern_cu_result cuDevicePrimaryCtxRelease_v2(tern_cu_device d)
+{
+    (void)d;
+    return OK;
+}
+tern_cu_result cuCtxSetCurrent(tern_cu_context c)
+{
+    (void)c;
+    return OK;
+}
+tern_cu_result cuMemGetInfo_v2(size_t *left, size_t *all)
+{
+    *all = room();
+    *left = room() - used;
+    return OK;
+}
+
+/* A piece of memory knows its size. */
+static tern_cu_result take(void **out, size_t n)
+{
+    if (lost || n > room() - used)
+        return lost ? LOST : FULL;
+    size_t *p = malloc(n + 64);
+    if (!p)
+        return FULL;
+    p[0] = n;
+    used += n;
+    *out = (char *)p + 64;
+    return OK;
+}
+tern_cu_result cuMemAlloc_v2(tern_cu_address *p, size_t n)
+{
+    void *m = NULL;
+    const tern_cu_result rc = take(&m, n);
+    *p = (tern_cu_address)(uintptr_t)m;
+    return rc;
+}
+tern_cu_result cuMemFree_v2(tern_cu_address p)
+{
+    size_t *m = (size_t *)(void *)((char *)at(p) - 64);
+    used -= m[0];
+    free(m);
+    return OK;
+}
+tern_cu_result cuMemHostAlloc(void **p, size_t n, unsigned f)
+{
+    (void)f;
+    *p = malloc(n);
+    return *p ? OK : FULL;
+}
+tern_cu_result cuMemFreeHost(void *p)
+{
+    free(p);
+    return OK;
+}
+tern_cu_result cuMemAddressReserve(tern_cu_address *p, size_t n, size_t a, tern_cu_address h, unsigned long long f)
+{
+    (void)a, (void)h, (void)f;
+    void *m = mmap(NULL, n, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    *p = (tern_cu_address)(uintptr_t)m;
+    return m == MAP_FAILED ? FULL : OK;
+}
+tern_cu_result cuMemAddressFree(tern_cu_address p, size_t n)
+{
+    (void)munmap(at(p), n);
+    return OK;
+}
+tern_cu_result cuMemCreate(unsigned long long *h, size_t n, const struct tern_cu_memory_kind *k, unsigned long long f)
+{
+    (void)k, (void)f;
+    if (n > room() - used)
+        return FULL;
+    used += n;
+    *h = n;
+    return OK;
+}
+tern_cu_result cuMemRelease(unsigned long long h)
+{
+    used -= h;
+    return OK;
+}
+tern_cu_result cuMemMap(tern_cu_address p, size_t n, size_t o, unsigned long long h, unsigned long long f)
+{
+    (void)o, (void)h, (void)f;
+    return mprotect(at(p), n, PROT_READ | PROT_WRITE) ? INVALID : OK;
+}
+tern_cu_result cuMemUnmap(tern_cu_address p, size_t n)
+{
+    (void)madvise(at(p), n, MADV_DONTNEED);
+    return mprotect(at(p), n, PROT_NONE) ? INVALID : OK;
+}
+tern_cu_result cuMemSetAccess(tern_cu_address p, size_t n, const struct tern_cu_memory_access *a, size_t k)
+{
+    (void)p, (void)n, (void)a, (void)k;
+    return OK;
+}
+tern_cu_result cuMemcpyHtoDAsync_v2(tern_cu_address p, const void *h, size_t n, tern_cu_stream s)
+{
+    (void)s;
+    if (!lost)
+        memcpy(at(p), h, n);
+    return now();
+}
+tern_cu_result cuMemcpyDtoHAsync_v2(void *h, tern_cu_address p, size_t n, tern_cu_stream s)
+{
+    (void)s;
+    if (!lost)
+        memcpy(h, at(p), n);
+    return now();
+}
+tern_cu_result cuMemcpyDtoDAsync_v2(tern_cu_address to, tern_cu_address p, size_t n, tern_cu_stream s)
+{
+    (void)s;
+    if (!lost)
+        memcpy(at(to), at(p), n);
+    return now();
+}
+tern_cu_result cuMemsetD8Async(tern_cu_address p, unsigned char b, size_t n, tern_cu_stream s)
+{
+    (void)s;
+    if (!lost)
+        memset(at(p), b, n);
+    return now();
+}
+tern_cu_result cuStreamCreate(tern_cu_stream *s, unsigned f)
+{
+    (void)f;
+    *s = (tern_cu_stream)s;
+    return OK;
+}
+tern_cu_result cuStreamDestroy_v2(tern_cu_stream s)
+{
+    (void)s;
+    return OK;
+}
+tern_cu_result cuStreamSynchronize(tern_cu_stream s)
+{
+    (void)s;
+    return now();
+}
+tern_cu_result cuStreamBeginCapture_v2(tern_cu_stream s, int mode)
+{
+    (void)s, (void)mode;
+    return INVALID;
+}
+tern_cu_result cuStreamEndCapture(tern_cu_stream s, tern_cu_graph *g)
+{
+    (void)s;
+    *g = NULL;
+    return INVALID;
+}
+tern_cu_result cuEventCreate(tern_cu_event *e, unsigned f)
+{
+    (void)f;
+    *e = (tern_cu_event)e;
+    return OK;
+}
+tern_cu_result cuEventDestroy_v2(tern_cu_event e)
+{
+    (void)e;
+    return OK;
+}
+tern_cu_result cuEventRecord(tern_cu_event e, tern_cu_stream s)
+{
+    (void)e, (void)s;
+    return now();
+}
+tern_cu_result cuEventSynchronize(tern_cu_event e)
+{
+    (void)e;
+    return now();
+}
+tern_cu_result cuEventElapsedTime(float *t, tern_cu_event a, tern_cu_event b)
+{
+    (void)a, (void)b;
+    *t = 0;
+    return OK;
+}
+tern_cu_result cuModuleLoadData(tern_cu_module *m, const void *p)
+{
+    *m = (tern_cu_module)m;
+    return p ? OK : INVALID;
+}
+tern_cu_result cuModuleUnload(tern_cu_module m)
+{
+    (void)m;
+    return OK;
+}
+tern_cu_result cuModuleGetFunction(tern_cu_function *f, tern_cu_module m, const char *name)
+{
+    (void)m;
+    *f = (tern_cu_function)f;
+    return strncmp(name, "tern_cuda_k_", 12) ? INVALID : OK;
+}
+tern_cu_result cuFuncSetAttribute(tern_cu_function f, int a, int v)
+{
+    (void)f, (void)a, (void)v;
+    return OK;
+}
+tern_cu_result cuLaunchKernelEx(const struct tern_cu_launch *l, tern_cu_function f, void **args, void **extra)
+{
+    (void)l, (void)f, (void)args, (void)extra;
+    lost |= is("lost");
+    return now();
+}
+tern_cu_result cuGraphInstantiateWithFlags(tern_cu_graph_exec *e, tern_cu_graph g, unsigned long long f)
+{
+    (void)e, (void)g, (void)f;
+    return INVALID;
+}
+tern_cu_result cuGraphLaunch(tern_cu_graph_exec e, tern_cu_stream s)
+{
+    (void)e, (void)s;
+    return INVALID;
+}
+tern_cu_result cuGraphExecDestroy(tern_cu_graph_exec e)
+{
+    (void)e;
+    return OK;
+}
+tern_cu_result cuGraphDestroy(tern_cu_graph g)
+{
+    (void)g;
+    return OK;
+}
