@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <signal.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -392,6 +393,7 @@ static bool start_store(char address[64])
     store = fork();
     if (store == 0) {
         const int null = open("/dev/null", O_WRONLY);
+        (void)prctl(PR_SET_PDEATHSIG, SIGKILL); /* whatever becomes of the test */
         (void)dup2(null, 1);
         (void)execlp("redis-server", "redis-server", "--port", port, "--bind", "127.0.0.1", "--save", "",
                      "--appendonly", "no", "--dir", dir, (char *)NULL);
