@@ -95,12 +95,13 @@ ROOM_HEADERS = {
     "model/arch": {"arch.h", "archs.def"},
     "run/prefix": {"prefix.h"},
     "model/block": {"block.h", "ffns.def", "mixers.def", "residuals.def"},
+    "run/draft": {"draft.h"},
     "server/api": {"ask.h"},
     "server/http": {"http.h"},
 }
 
-# Folder of kernels -> the folders whose levels it extends, and whose headers it may use.
-EXTENDS = {"avx512bf16": {"avx512"}, "amx": {"avx512", "avx512bf16"}}
+# Room -> the rooms that it extends, and whose headers it may use.
+EXTENDS = {"avx512bf16": {"avx512"}, "amx": {"avx512", "avx512bf16"}, "cuda/attn": {"cuda"}}
 
 # Folders of src/kernel that another compiler than the machine's own may have to read.
 ARCHITECTURE = {"avx2": "x86_64", "avx512": "x86_64", "avx512bf16": "x86_64", "amx": "x86_64", "neon": "aarch64"}

@@ -48,8 +48,9 @@ typedef struct tern_grammar_reply {
     int n_prompt;
 } tern_grammar_reply;
 
-/* Each compiles text[0..n), of which nothing is referred to afterwards.  reply NULL: the text is all of the output.
- * TERN_EINVAL, TERN_EUNSUPPORTED or TERN_ELIMIT with one sentence that names what is wrong, not supported, too large.
+/* Each compiles text[0..n), of which nothing is referred to afterwards; a model remembers the last ones of its replies.
+ * reply NULL: the text is all of the output. TERN_EINVAL, TERN_EUNSUPPORTED or TERN_ELIMIT with one sentence that names
+ * what is wrong, not supported, too large.
  */
 
 /* Any JSON object. */

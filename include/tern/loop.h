@@ -78,7 +78,8 @@ typedef struct tern_event { /* everything it points to: views until the next ter
     int32_t last;    /* the token that ended it: end of reply, stop id; -1: none */
     int n_generated; /* tokens of this choice; in TERN_EVENT_END of all choices.  A token that ends a reply counts */
     int n_reasoning; /* those of them that were thought */
-    double logprob;  /* sum over its tokens, where logprobs were asked for; else NAN */
+    int n_drafted, n_accepted; /* guesses that were verified, and those that were right (tern_engine_params.draft) */
+    double logprob;            /* sum over its tokens, where logprobs were asked for; else NAN */
     /* TERN_EVENT_END */
     int rc;              /* 0, or TERN_ECANCELLED, TERN_ELIMIT (timeout), or what went wrong in this request */
     const char *message; /* the sentence when rc < 0, else NULL */
@@ -211,6 +212,7 @@ typedef struct tern_loop_stats {
     int waiting, running, decoding; /* requests in the queue, admitted; choices that generate */
     uint64_t submitted, refused, finished, cancelled, timed_out, failed; /* requests so far */
     uint64_t prompt_tokens, cached_tokens, generated_tokens;             /* processed or found so far */
+    uint64_t drafted_tokens, accepted_tokens; /* guesses that were verified, and those that were right */
     uint64_t steps;
     double idle_s;               /* since the owner thread last came by; it does at least once a second, so a larger
                                     figure than the longest step means that the engine hangs */

@@ -129,7 +129,7 @@ static int keep_common(struct run *r, tern_error *err)
     int rc = same < n ? tern_seq_trim(r->seq, same, err) : 0;
     if (rc == TERN_EUNSUPPORTED) { /* a sliding window has moved on */
         tern_seq_free(r->seq);
-        return tern_seq_new(&r->seq, r->setup.engine, err);
+        return tern_start_new(&r->seq, r->setup.engine, &r->setup.start, err);
     }
     r->n_kept = rc < 0 ? 0 : same;
     return rc;
@@ -146,8 +146,9 @@ static int open_kept(struct run *r, tern_error *err)
     if (access(path, F_OK) == 0 && tern_seq_load(&r->seq, r->setup.engine, path, &why) < 0)
         tern_note("%s; the prompt is read as a whole", tern_shown(why.msg));
     if (!r->seq)
-        TERN_TRY(tern_seq_new(&r->seq, r->setup.engine, err));
+        TERN_TRY(tern_start_new(&r->seq, r->setup.engine, &r->setup.start, err));
     TERN_TRY(keep_common(r, err));
+    TERN_TRY(tern_start_loaded(r->seq, r->setup.engine, &r->setup.start, err));
     if (r->n_kept < last) {
         const double start = tern_now();
         rc = tern_prefill(r->setup.engine, r->seq, r->ids.p + r->n_kept, last - r->n_kept, NULL, on_prefill, r, err);
@@ -187,7 +188,12 @@ static int open_seq(struct run *r, tern_error *err)
 {
     if (r->a->v[TERN_OPT_PROMPT_CACHE].n)
         return open_kept(r, err);
-    return r->a->v[TERN_OPT_RUN_CACHE].n ? open_cache(r, err) : tern_seq_new(&r->seq, r->setup.engine, err);
+    if (!r->a->v[TERN_OPT_RUN_CACHE].n)
+        return tern_start_new(&r->seq, r->setup.engine, &r->setup.start, err);
+    if (r->a->v[TERN_OPT_KV_START].i)
+        return tern_cli_usage(
+            err, "--quantized-kv-start begins in 16 bits, and what --cache holds is coded: give one of them");
+    return open_cache(r, err);
 }
 
 /* ---- --json-schema, --grammar, --regex ----------------------------------------------------------------------------
@@ -348,11 +354,15 @@ static int print_json(const struct run *r, tern_error *err)
         kv, json_pack("{sI sI sI sI sI}", "bytes", (json_int_t)memory.kv_bytes, "f16_bytes",
                       (json_int_t)memory.kv_f16_bytes, "full_bytes", (json_int_t)memory.kv_full_bytes, "full_f16_bytes",
                       (json_int_t)memory.kv_full_f16_bytes, "state_bytes", (json_int_t)memory.state_bytes));
+    if (r->setup.start.from)
+        (void)json_object_set_new(kv, "start", json_integer(r->setup.start.from));
+    json_t *drafts = json_pack("{so si si}", "by", tern_json_text(r->a->v[TERN_OPT_DRAFT].s), "guesses", g->n_drafted,
+                               "accepted", g->n_accepted);
     json_t *text = json_stringn(r->text.p ? r->text.p : "", r->text.len);
     return tern_report_print(tern_report_json("run", r->setup.model, tern_engine_threads(r->setup.engine)),
-                             json_pack("{so ss so so si so so}", "text", text, "finish_reason", finish_text(r), "usage",
-                                       usage, "timings", timings, "ctx", tern_engine_ctx(r->setup.engine), "kv", kv,
-                                       "sampling", tern_sampling_json(&r->params.sampler)),
+                             json_pack("{so ss so so si so so so}", "text", text, "finish_reason", finish_text(r),
+                                       "usage", usage, "timings", timings, "ctx", tern_engine_ctx(r->setup.engine),
+                                       "kv", kv, "drafts", drafts, "sampling", tern_sampling_json(&r->params.sampler)),
                              err);
 }
 
@@ -375,9 +385,12 @@ static int report(struct run *r, tern_error *err)
     TERN_TRY(tern_out_flush(err));
     tern_note("prompt %d tokens, %.1f/s; text %d tokens, %.1f/s; %s; peak memory %s", g->n_prompt,
               rate(g->n_prompt, g->prompt_s), g->n_generated, rate(g->n_generated, g->decode_s),
-              tern_kv_use_text(r->setup.engine), tern_size_text((double)tern_peak_memory()));
+              tern_kv_use_text(r->setup.engine, 0), tern_size_text((double)tern_peak_memory()));
     if (!r->interrupted && r->rule != FREE && g->finish != TERN_FINISH_EOG)
         tern_note("the text was cut before its rule let it end");
+    if (g->n_drafted)
+        tern_note("%d of %d guesses were right (--draft %s)", g->n_accepted, g->n_drafted,
+                  tern_shown(r->a->v[TERN_OPT_DRAFT].s));
     if (!r->interrupted && g->finish == TERN_FINISH_CONTEXT)
         tern_note("the context of %d tokens is full", tern_engine_ctx(r->setup.engine));
 out:

@@ -1,8 +1,11 @@
 /* tern serve: a model behind HTTP. */
 #include <ctype.h>
+#include <jansson.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <time.h>
 
 #include "cli/cli.h"
 #include "server/server.h"
@@ -57,22 +60,45 @@ static int read_keys(struct serve *s, tern_error *err)
     return 0;
 }
 
+/* Messages, as text or as JSON. */
 static void say(void *user, const char *line)
 {
+    const struct serve *s = user;
+    if (strcmp(s->a->v[TERN_OPT_LOG_FORMAT].s, "json") != 0) {
+        tern_note("%s", line);
+        return;
+    }
+    char stamp[32];
+    struct tm t;
+    time_t now = time(NULL);
+    (void)gmtime_r(&now, &t);
+    (void)strftime(stamp, sizeof stamp, "%Y-%m-%dT%H:%M:%SZ", &t);
+    json_t *o = json_pack("{ss ss ss}", "time", stamp, "event", "message", "message", line);
+    char *text = json_dumps(o, JSON_COMPACT);
+    (void)fprintf(stderr, "%s\n", text ? text : "");
+    free(text);
+    json_decref(o);
+}
+
+static void say_json(void *user, const char *json)
+{
     (void)user;
-    tern_note("%s", line);
+    (void)fprintf(stderr, "%s\n", json);
 }
 
 /* The one line on standard output: where the server is. */
 static void ready(void *user, const char *address)
 {
-    const struct serve *s = user;
+    struct serve *s = user;
     tern_engine *e = s->setup.engine;
     double bytes, f16;
     tern_plan_bytes(tern_engine_plan(e), &bytes, &f16);
-    tern_note("%s, context %d tokens, KV %.0f bytes per token (16 bit: %.0f, %.2fx), %d threads",
-              tern_shown(tern_model_get_info(s->setup.model)->path), tern_engine_ctx(e), bytes, f16,
-              bytes > 0 ? f16 / bytes : 0.0, tern_engine_threads(e));
+    char line[512];
+    (void)snprintf(line, sizeof line,
+                   "%.300s, context %d tokens, KV %.0f bytes per token (16 bit: %.0f, %.2fx), %d threads",
+                   tern_shown(tern_model_get_info(s->setup.model)->path), tern_engine_ctx(e), bytes, f16,
+                   bytes > 0 ? f16 / bytes : 0.0, tern_engine_threads(e));
+    say(user, line);
     (void)tern_out_printf(NULL, "listening on %s\n", address);
     (void)tern_out_flush(NULL);
 }
@@ -104,6 +130,8 @@ static int check(const struct tern_args *a, tern_error *err)
         return tern_cli_usage(err, "--ctx and --ctx-size say the same thing; give one of them");
     if ((v[TERN_OPT_TLS_CERT].s != NULL) != (v[TERN_OPT_TLS_KEY].s != NULL))
         return tern_cli_usage(err, "--tls-cert and --tls-key belong together");
+    if (v[TERN_OPT_LOG_PROMPTS].n && strcmp(v[TERN_OPT_LOG_FORMAT].s, "json") != 0)
+        return tern_cli_usage(err, "--log-prompts belongs to --log-format json");
     if (v[TERN_OPT_UNIX].s && v[TERN_OPT_TLS_CERT].s && !v[TERN_OPT_HOST].n)
         return tern_cli_usage(err, "--unix alone needs no TLS; give --host as well, or leave --tls-cert out");
     return 0;
@@ -173,6 +201,8 @@ int tern_cmd_serve(const struct tern_args *a, tern_error *err)
         .kv_spec = tern_setup_kv(a),
         .loop = {.max_waiting = (int)v[TERN_OPT_QUEUE].i, .kv_bytes = (size_t)kv, .cache_bytes = (size_t)cache},
         .say = say,
+        .log = strcmp(v[TERN_OPT_LOG_FORMAT].s, "json") == 0 ? say_json : NULL,
+        .log_prompts = v[TERN_OPT_LOG_PROMPTS].n > 0,
         .user = &s,
     };
     set_cache(&s, &p.loop);

@@ -162,8 +162,9 @@ static int dispatch(int argc, char **argv, const char **hint, tern_error *err)
     struct tern_args a;
     argc -= words;
     argv += words;
-    int rc = tern_foreign_options(c, &argc, &argv, err);
-    if (rc < 0)
+    int rc = tern_config_options(c, &argc, &argv, err);
+    rc = rc == 0 ? tern_foreign_options(c, &argc, &argv, err) : rc;
+    if (rc != 0)
         return rc;
     rc = tern_args_parse(&a, c, argc, argv, err);
     if (rc < 0)

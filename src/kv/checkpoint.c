@@ -401,8 +401,8 @@ void tern_kv_states_back(struct tern_kv_cache *c, struct tern_kv_seq *s, int n)
     }
 }
 
-void tern_kv_move_states(struct tern_kv_cache *c, struct tern_kv_seq *to, const struct tern_kv_cache *from_c,
-                         const struct tern_kv_seq *from)
+void tern_kv_move_states(struct tern_kv_cache *c, struct tern_kv_seq *to, struct tern_kv_cache *from_c,
+                         struct tern_kv_seq *from)
 {
     const size_t bytes = c->layout->state_bytes;
     if (!bytes)
@@ -410,11 +410,12 @@ void tern_kv_move_states(struct tern_kv_cache *c, struct tern_kv_seq *to, const 
     while (to->n_kept)
         drop(to, to->n_kept - 1);
     tern_kv_block_copy(&c->states, to->state, &from_c->states, from->state, bytes);
-    for (int i = 0; i < from->n_kept; i++) {
-        if (tern_kv_states_room(c, to, from->kept[i]->at))
-            tern_kv_block_copy(&c->states, to->kept[to->n_kept - 1]->state, &from_c->states, from->kept[i]->state,
+    tern_kv_pool_unref(&from_c->states, from->state);
+    from->state = TERN_NO_BLOCK;
+    for (; from->n_kept; drop(from, 0))
+        if (tern_kv_states_room(c, to, from->kept[0]->at))
+            tern_kv_block_copy(&c->states, to->kept[to->n_kept - 1]->state, &from_c->states, from->kept[0]->state,
                                bytes);
-    }
 }
 
 size_t tern_kv_state_bytes(const struct tern_kv_cache *c)

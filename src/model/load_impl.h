@@ -14,6 +14,7 @@ struct tern_weight_place {
     int n;                                              /* and their number; of a vector or table, elements */
     bool vector;
     int columns;           /* of a table, which is turned; 1 of a vector */
+    int ids, ids_row;      /* a vector of experts: how many there are, and how many of them stand together; 0: no */
     int stack, stack_rows; /* matrices of the tensor, and rows of one */
     int matrix;   /* of a stack whose matrices are tensors of their own: which one; its places follow one another */
     int matrices; /* of all of it */

@@ -222,6 +222,7 @@ static void free_loop(tern_loop *l)
     tern_free(l->items);
     tern_free(l->of);
     tern_free(l->picks);
+    tern_free(l->drafts);
     tern_free(l);
 }
 
@@ -304,6 +305,7 @@ int tern_loop_open(tern_loop **out, tern_engine *e, const tern_loop_params *p, t
     TERN_TRY(tern_alloc(&l->items, seqs, sizeof *l->items, err));
     TERN_TRY(tern_alloc(&l->of, seqs, sizeof(void *), err));
     TERN_TRY(tern_alloc(&l->picks, seqs, sizeof(void *), err));
+    TERN_TRY(tern_alloc(&l->drafts, seqs, sizeof(void *), err));
     TERN_TRY(open_cache(l, err));
     tern_engine_memory(e, &l->memory);
     l->stats.memory = l->memory;

@@ -9,6 +9,7 @@
  *   prefix          beginnings of prompts that are kept (run/prefix/prefix.h)
  *   pace.c          how many prompt rows go beside decode rows
  *   logprobs.c      log probabilities
+ *   draft/          guesses at what replies say next
  *
  * A request is made by the thread that submits it, is the lock's while it waits, and the loop's thread's once it runs;
  * `cancelled` stays the lock's.  The lock is never held during a step. */
@@ -16,6 +17,7 @@
 #define TERN_RUN_LOOP_H
 
 #include <pthread.h>
+#include "run/draft/draft.h"
 #include "run/gen.h"
 #include "run/prefix/prefix.h"
 #include "tern/loop.h"
@@ -54,6 +56,7 @@ struct tern_choice { /* one reply of a request */
     struct tern_request_run *request;
     int index;
     struct tern_gen gen;
+    struct tern_draft draft;
     tern_seq *seq; /* NULL: not begun, or over */
     tern_reply *reply;
     void *constraint;  /* its state */
@@ -181,6 +184,7 @@ struct tern_loop {
     tern_step_item *items;              /* [max_seqs] */
     struct tern_choice **of;            /* [max_seqs] whose they are */
     struct tern_choice **picks;         /* [max_seqs] */
+    struct tern_draft **drafts;         /* [max_seqs] of the step's decode items */
     uint64_t n_steps;
     int turn_decode; /* where decode rows begin when there are more than a step takes */
     double memory_at;

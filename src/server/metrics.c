@@ -103,6 +103,9 @@ int tern_metrics_text(struct tern_server *s, struct tern_buf *b)
                     (double)t.cached_tokens));
     TERN_TRY(cache(b, &t.cache));
     TERN_TRY(number(b, "generated_tokens_total", "counter", "Generated tokens.", (double)t.generated_tokens));
+    TERN_TRY(number(b, "draft_tokens_total", "counter", "Guesses that were verified.", (double)t.drafted_tokens));
+    TERN_TRY(
+        number(b, "draft_accepted_tokens_total", "counter", "Guesses that were right.", (double)t.accepted_tokens));
     TERN_TRY(number(b, "steps_total", "counter", "Steps of the engine.", (double)t.steps));
     TERN_TRY(number(b, "engine_idle_seconds", "gauge", "Since the engine's thread was last seen.", t.idle_s));
     TERN_TRY(number(b, "kv_bytes", "gauge", "KV cache in use.", (double)t.memory.kv_bytes));
@@ -145,13 +148,15 @@ json_t *tern_kv_json(const struct tern_server *s)
     tern_loop_stats t;
     tern_loop_get_stats(s->loop, &t);
     json_t *layers = plan_layers(tern_engine_plan(s->engine), &bytes, &f16);
-    return json_pack("{so si sf sf sI sI sI sI sI si si si sI sI sI sf so}", "spec", tern_json_cstr(s->p.kv_spec),
+    return json_pack("{so so si sf sf sI sI sI sI sI si si si sI sI sI sI sI sf so}", "spec",
+                     tern_json_cstr(s->p.kv_spec), "device", tern_json_cstr(tern_model_get_info(s->model)->device),
                      "ctx", tern_engine_ctx(s->engine), "bytes_per_token", bytes, "f16_bytes_per_token", f16, "bytes",
                      (json_int_t)t.memory.kv_bytes, "f16_bytes", (json_int_t)t.memory.kv_f16_bytes, "state_bytes",
                      (json_int_t)t.memory.state_bytes, "reserved_bytes", (json_int_t)t.kv_reserved, "limit_bytes",
                      (json_int_t)t.kv_most, "running", t.running, "waiting", t.waiting, "decoding", t.decoding,
                      "prompt_tokens", (json_int_t)t.prompt_tokens, "cached_tokens", (json_int_t)t.cached_tokens,
-                     "generated_tokens", (json_int_t)t.generated_tokens, "uptime_s",
+                     "generated_tokens", (json_int_t)t.generated_tokens, "draft_tokens", (json_int_t)t.drafted_tokens,
+                     "draft_accepted_tokens", (json_int_t)t.accepted_tokens, "uptime_s",
                      difftime(time(NULL), (time_t)s->started), "layers", layers);
 }
 

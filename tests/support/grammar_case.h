@@ -33,7 +33,7 @@ struct grammar_case {
 
 static int case_token(void *user, int32_t id, struct tern_gr_token *out, tern_error *err)
 {
-    static char byte;
+    static _Thread_local char byte;
     (void)user;
     (void)err;
     byte = (char)id;

@@ -5,6 +5,7 @@
 #include <stdint.h>
 #include <cmocka.h>
 #include <jansson.h>
+#include <pthread.h>
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
 #include <stdio.h>
@@ -619,6 +620,46 @@ static void test_moving(void **state)
     tern_grammar_free(g);
 }
 
+struct sampler {
+    const struct grammar_case *c;
+    const tern_grammar *g;
+    uint64_t seed;
+    struct tern_buf out;
+};
+
+static void *sample_one(void *arg)
+{
+    struct sampler *s = arg;
+    struct tern_rng r = {s->seed};
+    for (int i = 0; i < 4; i++)
+        sample_text(s->c, s->g, &r, false, &s->out);
+    return NULL;
+}
+
+/* Choices of one request follow one grammar on several threads: each as it would by itself. */
+static void test_threads(void **state)
+{
+    (void)state;
+    struct grammar_case c;
+    struct sampler many[4];
+    pthread_t threads[4];
+    grammar_case_open(&c);
+    tern_grammar *g = compile(TERN_GR_SCHEMA,
+                              "{\"type\":\"object\",\"additionalProperties\":{\"type\":\"string\",\"maxLength\":90}}");
+    for (int i = 0; i < 4; i++) {
+        many[i] = (struct sampler){.c = &c, .g = g, .seed = (uint64_t)i / 2};
+        assert_int_equal(pthread_create(&threads[i], NULL, sample_one, &many[i]), 0);
+    }
+    for (int i = 0; i < 4; i++)
+        assert_int_equal(pthread_join(threads[i], NULL), 0);
+    for (int i = 0; i < 4; i += 2)
+        assert_string_equal(many[i].out.p, many[i + 1].out.p);
+    for (int i = 0; i < 4; i++)
+        tern_buf_clear(&many[i].out);
+    tern_grammar_free(g);
+    grammar_case_close(&c);
+}
+
 /* ---- marks ----------------------------------------------------------------------------------------------------------
  */
 
@@ -763,7 +804,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_random_schemas), cmocka_unit_test(test_masks),
         cmocka_unit_test(test_moving),         cmocka_unit_test(test_reasoning),
         cmocka_unit_test(test_calls),          cmocka_unit_test(test_control_tokens),
-        cmocka_unit_test(test_too_ambiguous),
+        cmocka_unit_test(test_too_ambiguous),  cmocka_unit_test(test_threads),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -123,9 +123,11 @@ static int compile(tern_grammar **out, enum tern_gr_kind kind, const char *text,
     int rc = 0;
     struct tern_gr_frame frame = {0};
     *out = NULL;
-    if (reply && reply->model->tok)
+    if (!reply)
+        return tern_gr_compile(out, kind, text, n, &frame, NULL, err);
+    if (reply->model->tok)
         TERN_TRY(find_frame(reply, reply->model->tmpl, &frame, err));
-    TERN_TRY(tern_gr_compile(out, kind, text, n, &frame, NULL, err));
+    TERN_TRY(tern_known_compile(reply->model->known, out, kind, text, n, &frame, NULL, err));
 out:
     return rc;
 }
@@ -203,7 +205,7 @@ int tern_grammar_new_calls(tern_grammar **out, const char *tools, size_t n, cons
                               .required = p->required,
                               .several = p->several};
     TERN_TRY(find_frame(reply, t, &frame, err));
-    TERN_TRY(tern_gr_compile(out, TERN_GR_CALLS, tools, n, &frame, &c, err));
+    TERN_TRY(tern_known_compile(m->known, out, TERN_GR_CALLS, tools, n, &frame, &c, err));
 out:
     return rc;
 }
