@@ -222,7 +222,7 @@ static void spoil(const char *folder, uint64_t seed, bool all)
         struct stat st;
         uint8_t b;
         (void)snprintf(path, sizeof path, "%s/%s", in_dir(folder), e->d_name);
-        if (strlen(e->d_name) < 64 || stat(path, &st) < 0 || !(all || tern_rng_u64(&g) % 16 == 0))
+        if (strlen(e->d_name) < 64 || stat(path, &st) < 0 || st.st_size == 0 || !(all || tern_rng_u64(&g) % 16 == 0))
             continue;
         const int fd = open(path, O_RDWR);
         const off_t at = (off_t)(tern_rng_u64(&g) % (uint64_t)st.st_size);
