@@ -549,5 +549,7 @@ bool tern_loop_step(tern_loop *l)
     add_times(&l->stats.first, &l->fresh.first);
     (void)pthread_mutex_unlock(&l->lock);
     l->fresh = (tern_loop_stats){0};
+    for (int i = 0; i < l->n_running && !b.n_items; i++) /* found as a whole, and complete */
+        b.n_items += l->running[i]->rc < 0 || tern_request_over(l->running[i]);
     return b.n_items > 0;
 }

@@ -176,12 +176,20 @@ static bool fits(const struct tern_disk *d, const struct usage *u, size_t n)
     return n <= d->limit && u->bytes <= d->limit - n && (n <= room && room - n >= d->min_free);
 }
 
+/* Could there be room at all?  Where others have filled the disk, removing every page would be for nothing. */
+static bool may_fit(const struct tern_disk *d, const struct usage *u, size_t n)
+{
+    const uint64_t room = d->min_free ? free_bytes(d) : UINT64_MAX;
+    return n <= d->limit &&
+           (room > UINT64_MAX - u->bytes || (n <= room + u->bytes && room + u->bytes - n >= d->min_free));
+}
+
 /* The longest unused files go, a few more than needed, so that the next record does not count all files again. */
 static bool make_room(struct tern_disk *d, struct usage *u, size_t n)
 {
     struct listing l;
-    if (n > d->limit || fits(d, u, n))
-        return n <= d->limit;
+    if (fits(d, u, n) || !may_fit(d, u, n))
+        return fits(d, u, n);
     count_anew(d, u, &l);
     if (l.n)
         qsort(l.v, l.n, sizeof *l.v, by_use);

@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <signal.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -221,7 +222,7 @@ static void spoil(const char *folder, uint64_t seed, bool all)
         struct stat st;
         uint8_t b;
         (void)snprintf(path, sizeof path, "%s/%s", in_dir(folder), e->d_name);
-        if (strlen(e->d_name) < 64 || stat(path, &st) < 0 || !(all || tern_rng_u64(&g) % 16 == 0))
+        if (strlen(e->d_name) < 64 || stat(path, &st) < 0 || st.st_size == 0 || !(all || tern_rng_u64(&g) % 16 == 0))
             continue;
         const int fd = open(path, O_RDWR);
         const off_t at = (off_t)(tern_rng_u64(&g) % (uint64_t)st.st_size);
@@ -392,6 +393,7 @@ static bool start_store(char address[64])
     store = fork();
     if (store == 0) {
         const int null = open("/dev/null", O_WRONLY);
+        (void)prctl(PR_SET_PDEATHSIG, SIGKILL); /* whatever becomes of the test */
         (void)dup2(null, 1);
         (void)execlp("redis-server", "redis-server", "--port", port, "--bind", "127.0.0.1", "--save", "",
                      "--appendonly", "no", "--dir", dir, (char *)NULL);

@@ -4,7 +4,12 @@
 #include "kernel/kernel.h"
 #include "run/prefix/record.h"
 
-/* Prompts are computed in the class that a machine is fastest in; sums differ between families of processors. */
+#ifndef TERN_LEDGER
+#define TERN_LEDGER "" /* of tests that compile this file for themselves */
+#endif
+
+/* Prompts are computed in the class that a machine is fastest in; sums differ between families of processors, and
+ * between devices. */
 static void describe_arithmetic(const tern_engine *e, char *out, size_t n)
 {
 #if defined(__aarch64__)
@@ -14,7 +19,11 @@ static void describe_arithmetic(const tern_engine *e, char *out, size_t n)
 #endif
     const char *products = e->exact || !tern_k.prompt.product ? "f32" : tern_k.prompt.floats ? "bf16 tiles" : "int16";
     const bool pairs = !e->exact && tern_k.bf16.multiply;
-    (void)snprintf(out, n, "%s %s%s%s", family, products, pairs ? ", bf16" : "", e->exact ? ", exact" : "");
+    const char *device = e->model->net->dev->ops->name;
+    if (strcmp(device, "cpu") != 0)
+        (void)snprintf(out, n, "%.20s%s", device, e->exact ? ", exact" : "");
+    else
+        (void)snprintf(out, n, "%s %s%s%s", family, products, pairs ? ", bf16" : "", e->exact ? ", exact" : "");
 }
 
 void tern_engine_origin(const tern_engine *e, int plan, struct tern_origin *out)
@@ -24,6 +33,6 @@ void tern_engine_origin(const tern_engine *e, int plan, struct tern_origin *out)
     *out = (struct tern_origin){.weights = net->whole, .layout = l->digest};
     out->rope = net->stretch << 1 | (uint64_t)tern_rope_is_long(&net->desc.ropes[0], e->ctx);
     describe_arithmetic(e, out->arithmetic, sizeof out->arithmetic);
-    (void)snprintf(out->version, sizeof out->version, "%s", tern_version());
+    (void)snprintf(out->version, sizeof out->version, "%s%s", tern_version(), TERN_LEDGER);
     tern_kv_layout_describe(l, out->kv, sizeof out->kv);
 }

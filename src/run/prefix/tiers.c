@@ -137,11 +137,13 @@ static bool install_page(struct tern_prefix_cache *x, struct fetching *g, const 
     if (h->index != (uint32_t)g->n_pages || (g->n_pages + 1) * TERN_PAGE > g->n ||
         !tern_key_is(&h->parent, &g->last->key) || !read_slice(x, g->plan, h, &slice))
         return false;
+    const size_t entries = x->stats.entries, evictions = x->stats.evictions;
     struct tern_prefix_entry *p = tern_prefix_keep_page(x, g->last, tokens, &slice);
     tern_kv_slice_drop(&x->e->caches[g->plan], &slice);
     if (!p)
         return false;
-    tern_prefix_forget_unwritten(x, p);
+    if (x->stats.entries + x->stats.evictions - evictions > entries) /* else memory had more of it, perhaps */
+        tern_prefix_forget_unwritten(x, p);
     tern_prefix_pin(x, p);
     tern_prefix_unpin(x, g->last);
     g->last = p;
