@@ -280,7 +280,10 @@ typedef struct tern_engine_params {
      *   "auto"          the same, where that is faster by what this engine has seen of texts and times
      * They raise `drafts` to what they need. */
     const char *draft;
-    int draft_most; /* guesses per sequence and step, 1..64 (16 where layers are recurrent); 0 = 15 (4) */
+    /* Guesses of a smaller model with the same vocabulary instead, as many as pay; TERN_EMISMATCH where it is another.
+     * It must outlive the engine, whose threads it uses; its cache counts as scratch.  `draft` is NULL then. */
+    tern_model *draft_model;
+    int draft_most; /* guesses per sequence and step, 1..64 (16 where layers are recurrent); 0 = 15, 7 of a model (4) */
 } tern_engine_params;
 
 TERN_API int tern_engine_open(tern_engine **out, tern_model *m, const tern_engine_params *p, tern_error *err);

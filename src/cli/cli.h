@@ -89,7 +89,7 @@ int tern_start_new(tern_seq **out, tern_engine *e, const struct tern_start *s, t
 int tern_start_loaded(tern_seq *seq, tern_engine *e, const struct tern_start *s, tern_error *err);
 
 struct tern_setup {
-    tern_model *model;
+    tern_model *model, *draft; /* draft NULL: no model guesses */
     tern_engine *engine;
     struct tern_start start;
     double load_s;

@@ -45,27 +45,33 @@ static void before_packed(void *written, const char *path, size_t bytes)
     (void)tern_buf_addf(written, NULL, "%s", path);
 }
 
+static int open_model(tern_model **out, const struct tern_args *a, const char *path, const char *rope_scaling,
+                      double rope_base, tern_error *err)
+{
+    /* Commands without the option only look at a model: they write nothing. */
+    bool computes = tern_options[TERN_OPT_PACKED].commands & (1u << a->command->id);
+    struct tern_buf written = {0};
+    tern_model_params p = {.n_threads = (int)a->v[TERN_OPT_THREADS].i,
+                           .packed = computes ? a->v[TERN_OPT_PACKED].s : "use",
+                           .rope_scaling = rope_scaling,
+                           .rope_base = rope_base,
+                           .before_packed = before_packed,
+                           .user = &written,
+                           .device = computes ? a->v[TERN_OPT_DEVICE].s : NULL};
+    int rc = tern_model_open(out, path, &p, err);
+    if (rc == 0 && written.len)
+        tern_cache_remember(written.p);
+    tern_buf_clear(&written);
+    return rc;
+}
+
 int tern_setup_model(struct tern_setup *s, const struct tern_args *a, const char *path, tern_error *err)
 {
     int rc = 0;
     TERN_TRY(tern_setup_check_kv(a, err));
     TERN_TRY(tern_set_cpu_mask(a->v[TERN_OPT_CPU_MASK].s, err));
     double start = tern_now();
-    /* Commands without the option only look at a model: they write nothing. */
-    bool computes = tern_options[TERN_OPT_PACKED].commands & (1u << a->command->id);
-    struct tern_buf written = {0};
-    tern_model_params p = {.n_threads = (int)a->v[TERN_OPT_THREADS].i,
-                           .packed = computes ? a->v[TERN_OPT_PACKED].s : "use",
-                           .rope_scaling = a->v[TERN_OPT_ROPE_SCALING].s,
-                           .rope_base = a->v[TERN_OPT_ROPE_BASE].f,
-                           .before_packed = before_packed,
-                           .user = &written,
-                           .device = computes ? a->v[TERN_OPT_DEVICE].s : NULL};
-    rc = tern_model_open(&s->model, path, &p, err);
-    if (rc == 0 && written.len)
-        tern_cache_remember(written.p);
-    tern_buf_clear(&written);
-    TERN_TRY(rc);
+    TERN_TRY(open_model(&s->model, a, path, a->v[TERN_OPT_ROPE_SCALING].s, a->v[TERN_OPT_ROPE_BASE].f, err));
     s->load_s = tern_now() - start;
     tern_packed_note(s->model);
 out:
@@ -118,6 +124,26 @@ int tern_setup_guard_plan(const char *spec, tern_error *err)
     return tern_outfile_guard_path(path, err);
 }
 
+/* --draft: a word, or the file of a smaller model. */
+static int set_drafts(struct tern_setup *s, const struct tern_args *a, tern_engine_params *p, tern_error *err)
+{
+    static const char *const words[] = {"off", "auto", "ngram", "mtp"};
+    const char *draft = a->v[TERN_OPT_DRAFT].s;
+    if (!(tern_options[TERN_OPT_DRAFT].commands & (1u << a->command->id)))
+        return 0;
+    p->draft_most = (int)a->v[TERN_OPT_DRAFT_MAX].i;
+    for (size_t i = 0; i < sizeof words / sizeof *words; i++)
+        if (strcmp(draft, words[i]) == 0) {
+            p->draft = draft;
+            return 0;
+        }
+    int rc = open_model(&s->draft, a, draft, NULL, 0, err);
+    p->draft_model = s->draft;
+    if (rc == 0)
+        tern_packed_note(s->draft);
+    return rc;
+}
+
 int tern_setup_engine(struct tern_setup *s, const struct tern_args *a, int ctx, int max_seqs, tern_error *err)
 {
     int rc = 0;
@@ -134,10 +160,7 @@ int tern_setup_engine(struct tern_setup *s, const struct tern_args *a, int ctx, 
         p.n_more_kv = 1;
         s->start = (struct tern_start){0, from, 1};
     }
-    if (tern_options[TERN_OPT_DRAFT].commands & (1u << a->command->id)) {
-        p.draft = a->v[TERN_OPT_DRAFT].s;
-        p.draft_most = (int)a->v[TERN_OPT_DRAFT_MAX].i;
-    }
+    TERN_TRY(set_drafts(s, a, &p, err));
     TERN_TRY(tern_first_use(s->model, a, err));
     TERN_TRY(tern_setup_guard_plan(p.kv, err));
     TERN_TRY(tern_engine_open(&s->engine, s->model, &p, err));
@@ -184,6 +207,7 @@ void tern_setup_clear(struct tern_setup *s)
 {
     tern_engine_close(&s->engine);
     tern_model_close(&s->model);
+    tern_model_close(&s->draft);
 }
 
 int tern_setup_size(const char *option, const char *text, double max, double *out, tern_error *err)

@@ -74,7 +74,9 @@ out:
     return rc;
 }
 
-int tern_engine_open(tern_engine **out, tern_model *m, const tern_engine_params *p, tern_error *err)
+/* pool: another engine's, or NULL. */
+static int open_engine(tern_engine **out, tern_model *m, const tern_engine_params *p, struct tern_pool *pool,
+                       tern_error *err)
 {
     int rc = 0;
     tern_engine *e = NULL;
@@ -93,7 +95,9 @@ int tern_engine_open(tern_engine **out, tern_model *m, const tern_engine_params 
     if (e->chunk > e->ctx)
         e->chunk = e->ctx;
     e->exact = p->exact;
-    TERN_TRY(tern_pool_new(&e->pool, p->n_threads ? p->n_threads : tern_cpu_cores(), 1, err));
+    if (!pool)
+        TERN_TRY(tern_pool_new(&e->own_pool, p->n_threads ? p->n_threads : tern_cpu_cores(), 1, err));
+    e->pool = pool ? pool : e->own_pool;
     TERN_TRY(m->net->dev->ops->open(&e->dev, e->pool, err));
     TERN_TRY(open_plans(e, p, err));
     TERN_TRY(tern_forward_new(&e->forward, m->net, e->caches, e->n_caches, e->dev, e->chunk, e->chunk, e->max_seqs,
@@ -105,6 +109,17 @@ int tern_engine_open(tern_engine **out, tern_model *m, const tern_engine_params 
 out:
     tern_engine_close(&e);
     return rc;
+}
+
+int tern_engine_open(tern_engine **out, tern_model *m, const tern_engine_params *p, tern_error *err)
+{
+    return open_engine(out, m, p, NULL, err);
+}
+
+int tern_engine_open_beside(tern_engine **out, const tern_engine *e, tern_model *m, const tern_engine_params *p,
+                            tern_error *err)
+{
+    return open_engine(out, m, p, e->pool, err);
 }
 
 void tern_engine_close(tern_engine **pe)
@@ -132,7 +147,7 @@ void tern_engine_close(tern_engine **pe)
     tern_free(e->caches);
     tern_free(e->plans);
     tern_dev_close(e->dev);
-    tern_pool_free(e->pool);
+    tern_pool_free(e->own_pool);
     tern_free(e);
     *pe = NULL;
 }
@@ -174,8 +189,9 @@ const tern_kv_plan *tern_engine_plan_at(const tern_engine *e, int plan)
 
 void tern_engine_memory(const tern_engine *e, tern_memory *out)
 {
-    *out = (tern_memory){.scratch_bytes =
-                             tern_forward_scratch_bytes(e->forward) + (e->logits_cap + e->hidden_cap) * sizeof(float)};
+    *out = (tern_memory){.scratch_bytes = tern_forward_scratch_bytes(e->forward) +
+                                          (e->logits_cap + e->hidden_cap) * sizeof(float) +
+                                          tern_drafter_bytes(e->drafter)};
     for (int i = 0; i < e->n_caches; i++) {
         out->kv_bytes += tern_kv_used_bytes(&e->caches[i]);
         out->kv_f16_bytes += tern_kv_f16_bytes(&e->caches[i]);
@@ -245,7 +261,7 @@ void tern_seq_free(tern_seq *s)
 }
 
 /* While drafts are verified a sequence holds tokens that may not count. */
-static int check_whole(const tern_seq *s, tern_error *err)
+int tern_seq_check_whole(const tern_seq *s, tern_error *err)
 {
     if (!s->ahead)
         return 0;
@@ -256,7 +272,7 @@ int tern_seq_fork(tern_seq **out, tern_seq *s, tern_error *err)
 {
     tern_engine *e = s->engine;
     *out = NULL;
-    int rc = check_whole(s, err);
+    int rc = tern_seq_check_whole(s, err);
     if (rc < 0)
         return rc;
     rc = free_slot(e, out, err);
@@ -287,7 +303,7 @@ const int32_t *tern_seq_tokens(const tern_seq *s)
 
 int tern_seq_trim(tern_seq *s, int n, tern_error *err)
 {
-    int kept, rc = check_whole(s, err);
+    int kept, rc = tern_seq_check_whole(s, err);
     if (rc < 0)
         return rc;
     if (n < 0 || n > s->kv->n_tokens)
@@ -307,7 +323,7 @@ static uint64_t digest(const tern_engine *e)
 int tern_seq_save(const tern_seq *s, const char *path, tern_error *err)
 {
     const tern_engine *e = s->engine;
-    int rc = check_whole(s, err);
+    int rc = tern_seq_check_whole(s, err);
     if (rc < 0)
         return rc;
     struct tern_kv_snapshot_info info = {.model_digest = digest(e), .tokens = s->tokens, .roles = s->roles};
@@ -357,7 +373,7 @@ static int check_item(tern_engine *e, const tern_step_item *it, tern_error *err)
     if (it->n_tokens < 1)
         return tern_err_set(err, TERN_EINVAL, "step: a sequence comes with %d tokens", it->n_tokens);
     if (it->seq->ahead)
-        return check_whole(it->seq, err);
+        return tern_seq_check_whole(it->seq, err);
     for (int i = 0; i < it->n_tokens; i++)
         if (it->tokens[i] < 0 || it->tokens[i] >= e->model->net->desc.n_vocab)
             return tern_err_set(err, TERN_EINVAL, "token %d is outside the vocabulary of %d", it->tokens[i],

@@ -287,6 +287,7 @@ void tern_choice_end(struct tern_choice *c, tern_finish finish)
                                        .n_drafted = c->draft.n_drafted,
                                        .n_accepted = c->draft.n_accepted,
                                        .logprob = q->r.logprobs >= 0 ? c->logprob : NAN});
+    tern_draft_close(&c->draft);
     tern_seq_free(c->seq);
     c->seq = NULL;
 }

@@ -100,6 +100,8 @@ int tern_seq_plan(const tern_seq *s)
 
 static int check(const tern_seq *s, int plan, tern_error *err)
 {
+    if (s->ahead)
+        return tern_seq_check_whole(s, err);
     const tern_engine *e = s->engine;
     if (plan < 0 || plan >= e->n_plans)
         return tern_err_set(err, TERN_EINVAL, "KV plan %d is outside 0..%d", plan, e->n_plans - 1);

@@ -69,8 +69,8 @@ struct tern_seq {
 struct tern_drafter;
 
 struct tern_engine {
-    tern_model *model; /* borrowed */
-    struct tern_pool *pool;
+    tern_model *model;                 /* borrowed */
+    struct tern_pool *pool, *own_pool; /* own_pool NULL: it is another engine's */
     struct tern_dev *dev;
     struct tern_kv_plan **plans;  /* [n_caches], room for max_plans + 1 */
     struct tern_kv_cache *caches; /* likewise */
@@ -152,6 +152,9 @@ int tern_prompt_end(tern_seq *s, struct tern_kv_seq *coded, int plan, tern_error
 /* TERN_ELIMIT when the pages of n tokens, raw and coded, exceed `have` bytes. */
 int tern_prompt_fits(const tern_engine *e, int plan, int n_tokens, size_t have, tern_error *err);
 
+/* engine.c: TERN_EINVAL while drafts of the sequence are verified: it holds tokens that may not count. */
+int tern_seq_check_whole(const tern_seq *s, tern_error *err);
+
 /* recode.c: before a step of tern_prefill and the like, at most n tokens long: how many it may append, so that it ends
  * where s changes its plan; after it: s changes its plan if it is time. */
 int tern_seq_recode_room(const tern_seq *s, int n);
@@ -161,6 +164,10 @@ int tern_seq_recode_due(tern_seq *s, tern_error *err);
  * these tokens, in these roles.  Both are those of the sequence that they were taken from. */
 int tern_seq_start(tern_seq **out, tern_engine *e, int plan, const struct tern_kv_slice *slices, int n_slices,
                    const struct tern_kv_checkpoint *at, const int32_t *tokens, const uint8_t *roles, tern_error *err);
+/* engine.c: with the threads of another engine, which belongs to the same thread and is closed later. */
+int tern_engine_open_beside(tern_engine **out, const tern_engine *e, tern_model *m, const tern_engine_params *p,
+                            tern_error *err);
+
 /* Where a plan's sequences live: slices and checkpoints are taken from there. */
 struct tern_kv_cache *tern_engine_cache(tern_engine *e, int plan);
 

@@ -6,6 +6,7 @@
 
 #define USUAL      15   /* guesses of one reply in a step, with its own token a multiple of what kernels take at once */
 #define USUAL_KEPT 4    /* where each costs a recurrent state */
+#define USUAL_OWN  7    /* where each is computed by a model */
 #define GAIN       1.05 /* drafts have to promise so many times the tokens per second */
 #define FORGET     .97  /* of what was seen of a class of matches, with each guess that turns out */
 
@@ -14,7 +15,8 @@ struct tern_drafter {
     int most;
     bool always; /* else as many guesses as pay */
     struct tern_price price;
-    int *order; /* [chunk] whose guess is the next best one */
+    struct tern_draft_model *model; /* NULL: guesses are looked up */
+    int *order;                     /* [chunk] whose guess is the next best one */
     tern_draft_source *source;
     void *user;
 };
@@ -23,26 +25,37 @@ struct tern_drafter {
  */
 
 /* 0: no drafts. */
-static int read_mode(const char *draft, bool *always, tern_error *err)
+static int read_mode(const tern_engine_params *p, bool *always, tern_error *err)
 {
+    const char *draft = p->draft;
+    *always = false;
+    if (p->draft_model && draft)
+        return tern_err_set(err, TERN_EINVAL, "draft = \"%.40s\" and a draft model exclude each other", draft);
+    if (p->draft_model)
+        return 1;
     if (!draft || strcmp(draft, "off") == 0)
         return 0;
     *always = strcmp(draft, "ngram") == 0;
     if (*always || strcmp(draft, "auto") == 0)
         return 1;
+    if (strcmp(draft, "mtp") == 0)
+        return tern_err_set(err, TERN_EUNSUPPORTED,
+                            "draft = \"mtp\": layers for multi-token prediction are not run yet; auto and ngram look "
+                            "guesses up, and a smaller model can make them");
     return tern_err_set(err, TERN_EINVAL, "draft = \"%.40s\" is none of off, auto, ngram", draft);
 }
 
 static int most_guesses(const tern_engine_params *p, bool recurrent)
 {
-    const int most = p->draft_most ? p->draft_most : recurrent ? USUAL_KEPT : USUAL;
+    const int usual = recurrent ? USUAL_KEPT : p->draft_model ? USUAL_OWN : USUAL;
+    const int most = p->draft_most ? p->draft_most : usual;
     return recurrent && most > TERN_KV_MAX_DRAFTS ? TERN_KV_MAX_DRAFTS : most;
 }
 
 int tern_draft_rows(const tern_engine_params *p, bool recurrent, int *drafts, tern_error *err)
 {
     bool always;
-    const int mode = read_mode(p->draft, &always, err);
+    const int mode = read_mode(p, &always, err);
     *drafts = p->drafts;
     if (mode < 0)
         return mode;
@@ -60,7 +73,7 @@ int tern_drafter_open(struct tern_drafter **out, tern_engine *e, const tern_engi
     struct tern_drafter *x = NULL;
     bool always, recurrent = false;
     *out = NULL;
-    rc = read_mode(p->draft, &always, err);
+    rc = read_mode(p, &always, err);
     if (rc <= 0)
         return rc;
     for (int i = 0; i < e->n_caches; i++)
@@ -70,6 +83,8 @@ int tern_drafter_open(struct tern_drafter **out, tern_engine *e, const tern_engi
     x->always = always;
     x->most = most_guesses(p, recurrent);
     TERN_TRY(tern_alloc(&x->order, (size_t)e->chunk, sizeof *x->order, err));
+    if (p->draft_model)
+        TERN_TRY(tern_draft_model_open(&x->model, e, p->draft_model, x->most, err));
     *out = x;
     x = NULL;
     rc = 0;
@@ -82,6 +97,7 @@ void tern_drafter_close(struct tern_drafter *x)
 {
     if (!x)
         return;
+    tern_draft_model_close(x->model);
     tern_free(x->order);
     tern_free(x);
 }
@@ -97,7 +113,7 @@ void tern_drafter_set_source(struct tern_drafter *x, tern_draft_source *source, 
  */
 
 /* Matches of 2, 3, 4, 5-6, 7-8, 9-12, 13-20 and more tokens. */
-static int class_of(int match)
+static int kind_of(int match)
 {
     static const int last[TERN_DRAFT_CLASSES - 1] = {2, 3, 4, 6, 8, 12, 20};
     int c = 0;
@@ -106,13 +122,14 @@ static int class_of(int match)
     return c;
 }
 
-/* Is the guess behind so long a match right?  Before much is known, as texts usually have it; but a longer match is no
- * worse than shorter ones have turned out to be. */
-static double chance_of(const struct tern_draft *d, int match)
+/* Before much is known, as texts usually have it; but a longer match, or a wider margin, is no worse than smaller ones
+ * have turned out to be. */
+double tern_draft_chance(const struct tern_draft *d, int guess)
 {
-    static const double usual[TERN_DRAFT_CLASSES] = {.1, .2, .3, .45, .6, .7, .8, .9};
-    const double weight = 3;
-    const int c = class_of(match);
+    static const double looked_up[TERN_DRAFT_CLASSES] = {.1, .2, .3, .45, .6, .7, .8, .9},
+                        computed[TERN_DRAFT_CLASSES] = {.25, .35, .45, .55, .65, .75, .85, .95};
+    const double weight = 3, *usual = d->by->model ? computed : looked_up;
+    const int c = d->kind[guess];
     double best = (d->right[c] + weight * usual[c]) / (d->seen[c] + weight);
     for (int i = 0; i < c; i++) {
         const double p = d->right[i] / (d->seen[i] + weight);
@@ -121,9 +138,11 @@ static double chance_of(const struct tern_draft *d, int match)
     return best;
 }
 
-static void count(struct tern_draft *d, int match, bool right)
+static void count(struct tern_draft *d, int guess, bool right)
 {
-    const int c = class_of(match);
+    const int c = d->kind[guess];
+    if (d->by->model)
+        tern_draft_model_learn(d->by->model, right);
     d->seen[c] = FORGET * d->seen[c] + 1;
     d->right[c] = FORGET * d->right[c] + right;
 }
@@ -139,6 +158,8 @@ void tern_draft_open(struct tern_draft *d, struct tern_drafter *x, struct tern_g
 void tern_draft_close(struct tern_draft *d)
 {
     tern_lookup_clear(&d->lookup);
+    tern_seq_free(d->own);
+    d->own = NULL;
 }
 
 /* Guesses that a step may verify: the reply's last token is picked from a row, the context has to hold all of them, and
@@ -152,7 +173,8 @@ static int room_for(const struct tern_draft *d)
     most = ctx < most ? ctx : most;
     if (g->p.max_tokens >= 0 && g->p.max_tokens - g->n_generated - 1 < most)
         most = g->p.max_tokens - g->n_generated - 1;
-    return most < d->by->e->chunk - 1 ? most : d->by->e->chunk - 1;
+    most = most < d->by->e->chunk - 1 ? most : d->by->e->chunk - 1;
+    return tern_seq_recode_room(d->seq, most + 1) - 1; /* rows of a step are of one plan */
 }
 
 /* Without memory for the tables nothing is guessed. */
@@ -165,7 +187,10 @@ static int look_up(struct tern_draft *d, int most)
         return 0;
     if (l->n == n && tern_lookup_add(l, d->rows, 1, NULL) < 0)
         return 0;
-    return tern_lookup_guess(l, d->rows + 1, most, &d->match);
+    int match, got = tern_lookup_guess(l, d->rows + 1, most, &match);
+    for (int i = 1; i <= got; i++)
+        d->kind[i] = (uint8_t)kind_of(match + i - 1);
+    return got;
 }
 
 static int ask_source(struct tern_draft *d, int most)
@@ -184,13 +209,16 @@ static int ask_source(struct tern_draft *d, int most)
 
 static void guess(struct tern_draft *d)
 {
-    const int most = d->by ? room_for(d) : 0;
     d->rows[0] = d->gen->picked;
     d->n = 1;
-    d->at = d->n_guesses = d->match = 0;
-    if (most > 0)
-        d->n_guesses = d->by->source ? ask_source(d, most) : look_up(d, most);
-    d->chance = d->n_guesses ? chance_of(d, d->match) : 0;
+    d->at = d->n_guesses = 0;
+    d->most = d->by ? room_for(d) : 0;
+    if (d->most < 1)
+        return;
+    if (d->by->source)
+        d->n_guesses = ask_source(d, d->most);
+    else if (!d->by->model)
+        d->n_guesses = look_up(d, d->most);
 }
 
 /* The reply whose next guess is the likeliest to count; -1: there are no more. */
@@ -237,14 +265,18 @@ void tern_drafts_plan(struct tern_drafter *x, struct tern_draft *const *d, int n
         guess(d[i]);
     if (!x)
         return;
+    if (x->model && !x->source)
+        tern_draft_model_guess(x->model, d, n, x->always ? NULL : &x->price);
+    for (int i = 0; i < n; i++)
+        d[i]->chance = d[i]->n_guesses ? tern_draft_chance(d[i], 1) : 0;
     const int left = states_left(x->e, n);
     room = left < room - n ? n + left : room;
     best = GAIN * tokens / tern_price_of(&x->price, rows);
     for (int i; rows < room && (i = likeliest(d, n)) >= 0; rows++) {
         x->order[rows] = i;
         tokens += d[i]->chance;
-        d[i]->chance *= chance_of(d[i], d[i]->match + d[i]->n);
         d[i]->n++;
+        d[i]->chance *= d[i]->n <= d[i]->n_guesses ? tern_draft_chance(d[i], d[i]->n) : 0;
         const double pace = tokens / tern_price_of(&x->price, rows + 1);
         if (x->always || pace > best) {
             best = pace;
@@ -278,7 +310,7 @@ bool tern_draft_next(struct tern_draft *d)
     if (i > d->n_guesses || (g->phase != TERN_GEN_APPEND && g->phase != TERN_GEN_LAST))
         return false;
     const bool right = g->picked == d->rows[i];
-    count(d, d->match + i - 1, right);
+    count(d, i, right);
     if (!right || i >= d->n)
         return false;
     d->at = i;
@@ -295,6 +327,14 @@ int tern_draft_settle(struct tern_draft *d, tern_error *err)
         return 0;
     d->seq->ahead = 0;
     return tern_seq_trim(d->seq, n, err);
+}
+
+size_t tern_drafter_bytes(const struct tern_drafter *x)
+{
+    tern_memory m = {0};
+    if (x && x->model)
+        tern_engine_memory(tern_draft_model_engine(x->model), &m);
+    return m.kv_bytes + m.state_bytes + m.scratch_bytes;
 }
 
 void tern_drafter_learn(struct tern_drafter *x, int rows, double seconds)

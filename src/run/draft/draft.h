@@ -1,6 +1,7 @@
 /* run/draft/draft.h - tokens of a reply that are guessed, and verified several in one step.
  *
  *   lookup.c   guesses from what the sequence holds already
+ *   model.c    guesses from a smaller model
  *   price.c    what the rows of a step cost
  *   draft.c    how many guesses of each reply a step verifies, and what came of them
  *
@@ -68,7 +69,8 @@ int tern_draft_rows(const tern_engine_params *p, bool recurrent, int *drafts, te
 int tern_drafter_open(struct tern_drafter **out, tern_engine *e, const tern_engine_params *p, tern_error *err);
 void tern_drafter_close(struct tern_drafter *x);
 
-/* For tests: another one who guesses what follows tokens[0..n).  Returns how many, at most `most`; all are verified. */
+/* For tests: another one who guesses what follows tokens[0..n), and returns how many, at most `most`; NULL: the same
+ * one as before.  From then on all guesses are made and verified. */
 typedef int tern_draft_source(void *user, const int32_t *tokens, int n, int32_t *out, int most);
 void tern_drafter_set_source(struct tern_drafter *x, tern_draft_source *source, void *user);
 
@@ -81,17 +83,22 @@ struct tern_draft { /* of a reply; zeroed: nothing is guessed */
     int32_t rows[1 + TERN_DRAFT_MOST]; /* of the step in hand: the token picked last, then guesses */
     int n, at;                         /* rows to be verified; the one whose logits count */
     int n_guesses;                     /* in rows[1..], to be verified or not */
-    int match;                         /* tokens that led to the first of them */
+    uint8_t kind[1 + TERN_DRAFT_MOST]; /* [n_guesses] as likely as others: by length of match, or margin of logits */
+    int most;                          /* guesses that there is use for */
     double chance;                     /* that all up to the first one that is not to be verified are right */
     struct tern_lookup lookup;
-    /* Guesses by the length of their match, the newest counting most: all that turned out, and the right ones. */
+    tern_seq *own, *fork; /* of the smaller model: what it has read, and where it guesses; NULL: nothing yet */
+    int own_same;         /* tokens of `own` that are known to be the reply's */
+    /* Guesses by kind, the newest counting most: all that turned out, and the right ones. */
     double seen[TERN_DRAFT_CLASSES], right[TERN_DRAFT_CLASSES];
     int n_drafted, n_accepted; /* guesses that were verified, and those that counted */
 };
 
 /* A reply begins.  x may be NULL. */
 void tern_draft_open(struct tern_draft *d, struct tern_drafter *x, struct tern_gen *g);
-void tern_draft_close(struct tern_draft *d);
+void tern_draft_close(struct tern_draft *d); /* figures stay */
+/* That guess i, in rows[i], is right when those before are. */
+double tern_draft_chance(const struct tern_draft *d, int i);
 
 /* Fills rows and n of each of n replies, whose machines are in APPEND or LAST and whose seq is set: in all `room` rows
  * at most, room >= n. */
@@ -106,5 +113,20 @@ bool tern_draft_next(struct tern_draft *d);
 int tern_draft_settle(struct tern_draft *d, tern_error *err);
 /* A step of decode rows alone took so long. */
 void tern_drafter_learn(struct tern_drafter *x, int rows, double seconds);
+/* Bytes that it takes besides the engine: of the smaller model's engine. */
+size_t tern_drafter_bytes(const struct tern_drafter *x);
+
+/* ---- model.c ------------------------------------------------------------------------------------------------------
+ */
+
+struct tern_draft_model;
+/* TERN_EMISMATCH when the vocabularies differ.  most: guesses per step. */
+int tern_draft_model_open(struct tern_draft_model **out, tern_engine *e, tern_model *small, int most, tern_error *err);
+void tern_draft_model_close(struct tern_draft_model *x);
+const tern_engine *tern_draft_model_engine(const struct tern_draft_model *x);
+/* Guesses of n replies: rows, kind, n_guesses up to `most`, chance. */
+/* p NULL: as many as there is use for. */
+void tern_draft_model_guess(struct tern_draft_model *x, struct tern_draft *const *d, int n, const struct tern_price *p);
+void tern_draft_model_learn(struct tern_draft_model *x, bool right);
 
 #endif
