@@ -102,6 +102,7 @@ int tern_convert_sampling(struct plan *p, const char *text, size_t n, tern_error
 #define CHUNK_BYTES ((size_t)4 << 20) /* of input or output, unless one row has more */
 
 /* Of a chunk in the new file. */
+bool tern_convert_ids(const struct tern_tensor *t); /* a table of whole numbers */
 size_t tern_convert_row_bytes(const struct piece *p);
 /* Writes the rows [row, row + n) of piece p to out.  scratch: for each worker, room for a row of floats. */
 int tern_convert_rows(const struct plan *plan, const struct piece *p, int64_t row, int64_t n, uint8_t *out,

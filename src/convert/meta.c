@@ -13,16 +13,19 @@
 static const char *const numbers[] = {"attention.layer_norm_rms_epsilon",
                                       "attention.scale",
                                       "attention.temperature_scale",
+                                      "attention.compress_rope_freq_base",
                                       "attn_logit_softcapping",
                                       "expert_weights_scale",
                                       "final_logit_softcapping",
+                                      "hyper_connection.epsilon",
                                       "rope.freq_base",
                                       "rope.freq_base_swa",
                                       "rope.scaling.factor",
                                       "rope.scaling.attn_factor",
                                       "rope.scaling.yarn_beta_fast",
                                       "rope.scaling.yarn_beta_slow",
-                                      "rope.scaling.yarn_log_multiplier"};
+                                      "rope.scaling.yarn_log_multiplier",
+                                      "swiglu_clamp_exp"};
 
 static const char *arch_key(char *buf, size_t n, const struct plan *p, const char *name)
 {

@@ -23,13 +23,19 @@ static bool is_float(int type)
     return type == TERN_F32 || type == TERN_F16 || type == TERN_BF16;
 }
 
+bool tern_convert_ids(const struct tern_tensor *t)
+{
+    return t->type == TERN_I32 || t->type == TERN_I64;
+}
+
 /* ---- types ------------------------------------------------------------------------------------------------------- */
 
 /* Matrices that are multiplied by, as against norms, biases, routers and tables of constants, which stay 32 bits. */
 static bool is_matrix(const struct piece *o)
 {
     return o->n_dims >= 2 && o->dims[1] > 1 && ends_with(o->name, ".weight") && !strstr(o->name, "_norm") &&
-           !strstr(o->name, "ffn_gate_inp") && !strstr(o->name, "ssm_conv1d");
+           !strstr(o->name, "ffn_gate_inp") && !strstr(o->name, "ssm_conv1d") && !strstr(o->name, "_ape.") &&
+           !strstr(o->name, "hc_");
 }
 
 /* Of n layers the first and last eighth and every third between: those whose errors count most. */
@@ -73,6 +79,8 @@ static int mixed_type(const struct plan *p, const struct piece *o, int64_t n_lay
 static int choose_type(const struct plan *p, const struct piece *o, int64_t n_layers)
 {
     const bool directory = tern_file_kind(p->f) == TERN_FILE_HF;
+    if (tern_convert_ids(o->t))
+        return TERN_I32;
     if (p->type == CONVERT_KEEP)
         return directory && !is_matrix(o) ? TERN_F32 : o->t->type;
     if (!is_matrix(o))
@@ -97,7 +105,7 @@ static int check_source(const struct plan *p, const struct piece *o, tern_error 
         (void)snprintf(text, sizeof text, "it is quantised (%s), which convert does not read", o->t->quant->about);
         return tern_convert_fail(p, o->t, TERN_EUNSUPPORTED, err, text);
     }
-    if (o->type == o->t->type || is_float(o->t->type))
+    if (o->type == o->t->type || is_float(o->t->type) || tern_convert_ids(o->t))
         return 0;
     if (!p->requantize) {
         (void)snprintf(text, sizeof text,

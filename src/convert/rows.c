@@ -86,10 +86,32 @@ static bool copy_row(const struct piece *o, int64_t r, uint8_t *out)
     return true;
 }
 
+/* Whole numbers of 64 bits or 32 become 32. */
+static int make_ids(const struct piece *o, int64_t r, uint8_t *out, tern_error *err)
+{
+    int64_t matrix, row;
+    const struct tern_tensor *t = place(o, r, &matrix, &row);
+    const size_t size = (size_t)tern_type_bytes(t->type);
+    const uint8_t *p = (const uint8_t *)t->data + (size_t)row * row_step(o, t);
+    for (size_t i = 0; i < (size_t)o->k; i++) {
+        int64_t wide = 0;
+        int32_t id = 0;
+        memcpy(size == 8 ? (void *)&wide : (void *)&id, p + i * size, size);
+        if (size == 8 && (wide < INT32_MIN || wide > INT32_MAX))
+            return tern_err_set(err, TERN_EFORMAT, "tensor \"%.100s\": row %lld: %lld does not fit 32 bits", t->source,
+                                (long long)row, (long long)wide);
+        id = size == 8 ? (int32_t)wide : id;
+        memcpy(out + i * sizeof id, &id, sizeof id);
+    }
+    return 0;
+}
+
 static int make_row(const struct piece *o, int64_t r, uint8_t *out, float *x, tern_error *err)
 {
     int rc = 0;
     tern_error e = {0};
+    if (tern_convert_ids(o->t))
+        return make_ids(o, r, out, err);
     if (copy_row(o, r, out))
         return 0;
     rc = read_row(o, r, x, &e);

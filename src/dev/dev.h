@@ -141,6 +141,7 @@ struct tern_dev_ops {
     /* The step's only job appends what `from`, lent as the step is, holds at the same positions, as attention after the
      * last token of `from` reads it: raw tiles and first tokens as they are, the values of codes (tern_kv_values) of
      * other pages.  Rows of pages that a window has dropped are 0.  k, v: room for the rows. */
+    /* layer: also a span of rows, of those that the job completes. */
     void (*recode)(struct tern_dev *d, int layer, const struct tern_dev_job *from, struct tern_dev_rows k,
                    struct tern_dev_rows v);
     /* gate[row] = act(gate[row]) * up[row]. */

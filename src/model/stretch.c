@@ -61,6 +61,8 @@ static const char *bound_by(const struct tern_desc *d, const struct tern_rope *r
     for (int i = 0; i < d->n_layers; i++)
         if (d->layers[i].mixer == TERN_MIX_LATENT)
             return "latent attention, whose scores are scaled with it";
+        else if (d->layers[i].mixer == TERN_MIX_SPARSE)
+            return "compressed rows, whose embedding is stretched apart from that of tokens";
     return NULL;
 }
 

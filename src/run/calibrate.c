@@ -346,7 +346,12 @@ int tern_model_calibrate_within(tern_model *m, const int32_t *ids, int n, int n_
     struct tern_buf own_path = {0};
     tern_engine *e = NULL;
     for (int i = 0; i < d->n_layers; i++)
-        if (d->layers[i].mixer == TERN_MIX_LATENT)
+        if (d->layers[i].mixer == TERN_MIX_SPARSE)
+            TERN_FAIL(err, TERN_EUNSUPPORTED,
+                      "%s: layer %d caches keys that are values, which codes hold as values: there is nothing to "
+                      "calibrate",
+                      m->path, i);
+        else if (d->layers[i].mixer == TERN_MIX_LATENT)
             TERN_FAIL(err, TERN_EUNSUPPORTED,
                       "%s: layer %d has latent attention, whose keys are not coded: there is nothing to calibrate",
                       m->path, i);

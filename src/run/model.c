@@ -118,7 +118,9 @@ static void describe(tern_model *m)
         .n_embd = d->n_embd,
         .n_heads = l->at.n_heads,
         .n_kv_heads = l->at.n_kv_heads,
-        .head_dim = l->at.dim_k + (l->mixer == TERN_MIX_LATENT ? l->latent.dim_nope : 0),
+        .head_dim = l->mixer == TERN_MIX_SPARSE   ? l->at.dim_v
+                    : l->mixer == TERN_MIX_LATENT ? l->at.dim_k + l->latent.dim_nope
+                                                  : l->at.dim_k,
         .n_ff = l->ffn == TERN_FFN_EXPERTS ? l->experts.n_ff : l->n_ff,
         .n_vocab = d->n_vocab,
         .ctx = d->ctx,

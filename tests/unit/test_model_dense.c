@@ -159,7 +159,7 @@ static float *run_prompt(struct tiny *t, const char *kv, bool at_end, int chunk)
 /* A prompt that is coded at its end was attended to in 16 bits, whatever the chunk. */
 static void test_coded_at_end(void **state)
 {
-    static const char *const names[] = {"gemma4-small", "llama4", "qwen35"};
+    static const char *const names[] = {"gemma4-small", "llama4", "qwen35", "deepseek4"};
     (void)state;
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         struct tiny t;

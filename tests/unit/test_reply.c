@@ -71,6 +71,20 @@ static const struct example examples[] = {
      "object!{<tool_call><function=f><parameter=a>1</parameter><parameter=a>2</parameter></function></tool_call>}"},
     {"xml", "think", "<tool_call><function=f></function>",
      "!the reply ends inside a call!{<tool_call><function=f></function>}"},
+    {"dsml", "think",
+     "<think>Which?</think>Let me see.\n\n<｜DSML｜tool_calls>\n<｜DSML｜invoke name=\"weather\">\n"
+     "<｜DSML｜parameter name=\"city\" string=\"true\">New \"York\" & <b></｜DSML｜parameter>\n"
+     "<｜DSML｜parameter name=\"days\" string=\"false\">[3, {\"a\": null}]</｜DSML｜parameter>\n"
+     "</｜DSML｜invoke>\n<｜DSML｜invoke name=\"now\">\n</｜DSML｜invoke>\n</｜DSML｜tool_calls>",
+     "(Which?){Let me see.\n\n}<weather {\"city\": \"New \\\"York\\\" & <b>\", \"days\": [3, {\"a\": null}]}><now {}>"},
+    {"dsml", "think",
+     "<｜DSML｜invoke name=\"f\"><｜DSML｜parameter name=\"a\" string=\"false\">b</｜DSML｜parameter></｜DSML｜invoke>",
+     "!a parameter of a call is no JSON!{<｜DSML｜invoke name=\"f\"><｜DSML｜parameter name=\"a\" "
+     "string=\"false\">b</｜DSML｜parameter></｜DSML｜invoke>}"},
+    {"dsml", "think",
+     "<｜DSML｜tool_calls>\n<｜DSML｜invoke name=\"f\">\n<｜DSML｜parameter name=\"a\" string=\"true\">1"
+     "</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜tool_calls>",
+     "<f {\"a\": \"1\"}>"},
     {"glm", "think",
      "<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Bergen</arg_value>\n<arg_key>days</arg_key>\n"
      "<arg_value>4</arg_value>\n</tool_call>",
@@ -471,6 +485,7 @@ static void formats_of_templates(void **state)
         {"<|tool_call>call:{{ tools }}<|channel>", "gemma4", "channel"},
         {"[TOOL_CALLS]{{ x }}[THINK]", "mistral", "bracket"},
         {"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜></think>", "deepseek", "think"},
+        {"{% set mark = '｜DSML｜' %}{{ '<' + mark + 'invoke' }}", "dsml", NULL},
         {"Environment: ipython", "llama3", NULL},
         {"{{ messages }}<seed:tool_call><function=f>", "seed", NULL},
         {"use <function=name>{}</function>, ipython", "function", NULL},

@@ -231,20 +231,28 @@ void tern_cpu_recode(struct tern_dev *dev, int layer, const struct tern_dev_job 
     struct tern_cpu *d = tern_cpu_of(dev);
     struct tern_cpu_step *t = &d->step;
     const struct tern_dev_job *to = &t->s.jobs[0];
+    const struct tern_kv_layer *l = &t->s.caches[to->cache].layers[layer];
+    const struct job_rows rows = rows_of(from, l->rate, 0);
     struct tern_attn_job at;
     struct tern_append_job unused;
     TERN_ASSERT(t->s.n_jobs == 1 && to->pos0 == from->pos0 && to->n_rows == from->n_rows);
-    job_at(t, &at, &unused, from, layer, rows_of(from, 1, 0), NULL);
+    if (rows.n == 0)
+        return;
+    job_at(t, &at, &unused, from, layer, rows, NULL);
     tern_cpu_value_rows(d, &t->s.caches[from->cache].layers[layer], &at, tern_cpu_f32(k), k.stride, tern_cpu_f32(v),
                         v.stride);
+    if (l->rate > 1) {
+        const struct tern_cpu_span *s = tern_cpu_span_fill(t, layer);
+        tern_cpu_append_jobs(d, l, s->app, 1, tern_cpu_f32(k), k.stride, tern_cpu_f32(v), v.stride);
+        tern_cpu_keep(l, s->app, 1);
+        return;
+    }
     tern_cpu_append(dev, layer, k, v);
     keep(t, layer);
 }
 
-void tern_cpu_spans_keep(struct tern_cpu *d, int layer)
+static void keep_spans(struct tern_cpu_step *t)
 {
-    struct tern_cpu_step *t = &d->step;
-    keep(t, layer);
     for (int i = 0; i < 2; i++) {
         struct tern_cpu_span *s = &t->spans[i];
         for (int job = 0; s->waits && job < t->s.n_jobs; job++)
@@ -255,12 +263,19 @@ void tern_cpu_spans_keep(struct tern_cpu *d, int layer)
     }
 }
 
+void tern_cpu_spans_keep(struct tern_cpu *d, int layer)
+{
+    keep(&d->step, layer);
+    keep_spans(&d->step);
+}
+
 void tern_cpu_end(struct tern_dev *dev)
 {
     struct tern_cpu_step *t = &tern_cpu_of(dev)->step;
     for (int i = 0; i < t->n_layers; i++)
         if (t->waits[i])
             keep(t, i);
+    keep_spans(t);
 }
 
 void tern_cpu_delta(struct tern_dev *dev, int layer, const struct tern_delta *l, const struct tern_delta_io *io,

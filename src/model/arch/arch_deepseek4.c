@@ -59,14 +59,13 @@ static int read_rates(struct tern_desc *d, const struct tern_file *f, tern_error
     for (int i = 0; i < d->n_layers; i++) {
         const int64_t rate = ((const int64_t *)m->arr)[i];
         if (rate != 0 && (rate < 2 || rate > 128))
-            return tern_err_set(err, TERN_EFORMAT, "%s: %s at byte %llu: %lld of layer %d is neither 0 nor in 2..128",
-                                tern_file_path(f), key, (unsigned long long)m->file_offset, (long long)rate, i);
+            return tern_err_set(err, TERN_EFORMAT, "%s: %s: %lld of layer %d is neither 0 nor in 2..128",
+                                tern_file_path(f), key, (long long)rate, i);
         if (rate != 0 && rate != 4 && other && rate != other)
-            return tern_err_set(
-                err, TERN_EUNSUPPORTED,
-                "%s: %s at byte %llu: layers of %d and of %lld tokens to a row besides those of 4 are not "
-                "supported",
-                tern_file_path(f), key, (unsigned long long)m->file_offset, other, (long long)rate);
+            return tern_err_set(err, TERN_EUNSUPPORTED,
+                                "%s: %s: layers of %d and of %lld tokens to a row besides those of 4 are not "
+                                "supported",
+                                tern_file_path(f), key, other, (long long)rate);
         other = rate != 0 && rate != 4 ? (int)rate : other;
         d->layers[i].sparse.rate = (int)rate;
         d->layers[i].sparse.overlap = rate == 4;

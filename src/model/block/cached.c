@@ -117,7 +117,7 @@ void tern_forward_copy(struct tern_forward *f, const struct tern_forward_job *to
     TERN_ASSERT(to->n_rows <= f->max_rows && to->pos0 == from->pos0 && to->n_rows == from->n_rows);
     tern_cached_begin(f, &write);
     c->from = job_of(from, c->from_tables);
-    for (int i = 0; i < f->net->desc.n_layers; i++) {
+    for (int i = 0; i < f->caches[to->plan].layout->n_spans; i++) {
         const int g = f->caches[to->plan].layout->group_of[i];
         if (g >= 0 && to->seq->table[g].first <= to->pos0 / TERN_PAGE)
             f->dev->ops->recode(f->dev, i, &c->from, f->k, f->v);

@@ -51,6 +51,7 @@ static void need(struct tern_needs *n, const struct tern_desc *d, const struct t
     }
     if (!chooses(l))
         return;
+    TERN_WIDEN(n->k, l->sparse.index_dim); /* as they are copied from one cache to another */
     TERN_WIDEN(n->index, channels(l, l->sparse.index_dim));
     TERN_WIDEN(n->index_gate, channels(l, l->sparse.index_dim));
     TERN_WIDEN(n->index_q, l->sparse.index_heads * l->sparse.index_dim);

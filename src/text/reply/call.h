@@ -52,7 +52,7 @@ struct tern_str tern_call_until(struct tern_str *s, const char *mark);
 /* Reads the text between the marks.  TERN_EFORMAT with a sentence when it is no call; then the list does not count. */
 typedef int tern_call_parser(struct tern_call_list *l, const char *p, size_t n, tern_error *err);
 tern_call_parser tern_call_json, tern_call_list_json, tern_call_mistral, tern_call_deepseek, tern_call_kimi,
-    tern_call_function, tern_call_xml, tern_call_glm, tern_call_gemma, tern_call_python;
+    tern_call_function, tern_call_xml, tern_call_dsml, tern_call_glm, tern_call_gemma, tern_call_python;
 
 struct tern_calls_format {
     const char *name, *sign, *open, *close, *frame[2];

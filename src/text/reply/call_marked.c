@@ -87,6 +87,53 @@ out:
     return rc;
 }
 
+/* A value of DSML: what stands there, or JSON, as its mark says. */
+static int add_parameter(struct tern_buf *args, struct tern_str key, struct tern_str kind, struct tern_str value,
+                         tern_error *err)
+{
+    int rc = 0;
+    const bool text = kind.n == 4 && memcmp(kind.p, "true", 4) == 0;
+    if (!text && (kind.n != 5 || memcmp(kind.p, "false", 5) != 0))
+        TERN_FAIL(err, TERN_EFORMAT, "a parameter of a call is neither a string nor none");
+    if (!text && !tern_call_is_json(tern_call_trim(value.p, value.n), false))
+        TERN_FAIL(err, TERN_EFORMAT, "a parameter of a call is no JSON");
+    TERN_TRY(tern_buf_add(args, args->len ? ", " : "{", args->len ? 2 : 1, err));
+    TERN_TRY(tern_call_string(args, key, err));
+    TERN_TRY(tern_buf_add(args, ": ", 2, err));
+    if (text)
+        return tern_call_string(args, value, err);
+    value = tern_call_trim(value.p, value.n);
+    TERN_TRY(tern_buf_add(args, value.p, value.n, err));
+out:
+    return rc;
+}
+
+/* name="NAME"> then, each between marks, name="KEY" string="true|false">value */
+int tern_call_dsml(struct tern_call_list *l, const char *p, size_t n, tern_error *err)
+{
+    static const char end[] = "</｜DSML｜parameter>";
+    int rc = 0;
+    struct tern_call *c;
+    struct tern_buf args = {0};
+    struct tern_str s = tern_call_trim(p, n);
+    if (!take(&s, "name=\""))
+        TERN_FAIL(err, TERN_EFORMAT, "a call does not begin with its name");
+    TERN_TRY(tern_call_add(l, &c, tern_call_until(&s, "\">"), (struct tern_str){0}, err));
+    for (trim(&s); take(&s, "<｜DSML｜parameter name=\""); trim(&s)) {
+        const struct tern_str key = tern_call_until(&s, "\" string=\""), kind = tern_call_until(&s, "\">");
+        const struct tern_str value = tern_call_until(&s, end);
+        if (!key.p || !kind.p || !value.p)
+            TERN_FAIL(err, TERN_EFORMAT, "a parameter of a call has no end");
+        TERN_TRY(add_parameter(&args, key, kind, value, err));
+    }
+    if (s.n)
+        TERN_FAIL(err, TERN_EFORMAT, "there is text behind the arguments of a call");
+    TERN_TRY(finish(c, &args, err));
+out:
+    tern_buf_clear(&args);
+    return rc;
+}
+
 /* ---- call:name{key:<|"|>text<|"|>,other:3} ------------------------------------------------------------------------
  */
 

@@ -86,7 +86,8 @@ static bool has(const char *text, size_t n, const char *part)
 const struct tern_calls_format *tern_calls_of_text(const char *text, size_t n)
 {
     for (size_t i = 0; i < N_CALLS; i++)
-        if (has(text, n, calls[i].sign) && (calls[i].bare || has(text, n, calls[i].open)))
+        if (has(text, n, calls[i].sign) &&
+            (calls[i].bare || strstr(calls[i].open, calls[i].sign) || has(text, n, calls[i].open)))
             return &calls[i];
     return NULL;
 }
