@@ -47,8 +47,9 @@ LAYERS = {
     "kvlib": ["base", "kernel", "codec", "tern/kvq.h"],
     "dev": ["base", "kernel", "codec"],
     "kv": ["base", "codec", "dev"],
+    "tier": ["base"],
     "model": ["base", "kernel", "file", "codec", "dev", "kv"],
-    "run": ["base", "kernel", "file", "text", "grammar", "codec", "dev", "kv", "model", "tern"],
+    "run": ["base", "kernel", "file", "text", "grammar", "codec", "dev", "kv", "tier", "model", "tern"],
     "eval": ["base", "codec", "dev", "kv", "run", "tern"],
     "convert": ["base", "file", "text", "codec", "model", "tern"],
     "server": ["base", "tern"],
@@ -83,6 +84,7 @@ VISIBLE = {
     "codec": {"codec.h"},
     "dev": {"dev.h"},
     "kv": {"kv.h"},
+    "tier": {"tier.h"},
     "model": {"model.h"},
     "run": {"run.h"},
     "server": {"server.h"},
@@ -91,13 +93,15 @@ VISIBLE = {
 # Room -> its headers that the rest of its folder may include.
 ROOM_HEADERS = {
     "model/arch": {"arch.h", "archs.def"},
+    "run/prefix": {"prefix.h"},
     "model/block": {"block.h", "ffns.def", "mixers.def", "residuals.def"},
+    "run/draft": {"draft.h"},
     "server/api": {"ask.h"},
     "server/http": {"http.h"},
 }
 
-# Folder of kernels -> the folders whose levels it extends, and whose headers it may use.
-EXTENDS = {"avx512bf16": {"avx512"}, "amx": {"avx512", "avx512bf16"}}
+# Room -> the rooms that it extends, and whose headers it may use.
+EXTENDS = {"avx512bf16": {"avx512"}, "amx": {"avx512", "avx512bf16"}, "cuda/attn": {"cuda"}}
 
 # Folders of src/kernel that another compiler than the machine's own may have to read.
 ARCHITECTURE = {"avx2": "x86_64", "avx512": "x86_64", "avx512bf16": "x86_64", "amx": "x86_64", "neon": "aarch64"}

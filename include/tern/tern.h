@@ -70,6 +70,7 @@ typedef struct tern_model_info {
     int64_t n_params;
     size_t file_bytes;
     size_t weight_bytes; /* weights in memory, or mapped from `packed` */
+    const char *device;  /* where it runs: "cpu", or "cuda: NVIDIA H200, 143156 MiB, compute capability 9.0" */
     const char *packed;  /* the file of packed weights that is mapped; NULL: this process packed them for itself */
     const char *notice;  /* a sentence about that file that a user wants to see: it was written, could not be written,
                             or did not fit; NULL when there is nothing to say */
@@ -97,7 +98,9 @@ typedef struct tern_model_params {
     /* Called before such a file is written, from the calling thread: where, and how large it will be.  NULL: not. */
     void (*before_packed)(void *user, const char *path, size_t bytes);
     void *user;
-    const char *device; /* where the model and its engines run: "cpu"; "auto" or NULL: the first of this build */
+    /* Where the model and its engines run: "cpu", or in builds with CUDA "cuda" or "cuda:1" (a card's number).  "auto"
+     * or NULL: a card that can serve, else the CPU. */
+    const char *device;
 } tern_model_params;
 
 /* Opens a GGUF file (any part of a split set), or a Hugging Face directory of safetensors.  p NULL: all defaults. */
@@ -188,7 +191,7 @@ TERN_API int tern_stream_finish(tern_stream *s, const char **text, size_t *n, te
 /* One layer of the effective plan: what a --kv text comes to on this model. */
 typedef struct tern_kv_row {
     int layer;
-    const char *k, *v; /* scheme in effect */
+    const char *k, *v; /* scheme in effect; v: of what grows, where a layer keeps a window besides */
     int n_heads, dim_k, dim_v;
     int window;             /* 0 = full attention */
     bool chunked;           /* the window does not slide: attention begins anew at its multiples */
@@ -270,6 +273,14 @@ typedef struct tern_engine_params {
      * that may be rejected.  Every sequence holds one more page in 16 bits for it, and a recurrent one a state for each
      * of those rows until its next step. */
     int drafts;
+    /* Guesses at what a reply says next, which tern_generate and loops verify several in one step.  The text is what it
+     * would be without, bit for bit (docs/drafts.md).
+     *   "off" or NULL   none
+     *   "ngram"         what followed the same tokens in prompt and reply, wherever two of them are alike
+     *   "auto"          the same, where that is faster by what this engine has seen of texts and times
+     * They raise `drafts` to what they need. */
+    const char *draft;
+    int draft_most; /* guesses per sequence and step, 1..64 (16 where layers are recurrent); 0 = 15 (4) */
 } tern_engine_params;
 
 TERN_API int tern_engine_open(tern_engine **out, tern_model *m, const tern_engine_params *p, tern_error *err);
@@ -282,15 +293,21 @@ TERN_API const tern_kv_plan *tern_engine_plan(const tern_engine *e); /* plan 0 *
 TERN_API int tern_engine_n_plans(const tern_engine *e);
 TERN_API const tern_kv_plan *tern_engine_plan_at(const tern_engine *e, int plan); /* NULL when there is no such plan */
 
+/* Another plan for an open engine, which several may share: *plan is its number, or that of one with the same pages.
+ * TERN_ECAPACITY when 16 have been added.  Costs what opening an engine costs, and nothing has changed on failure.  Not
+ * while a loop owns the engine. */
+TERN_API int tern_engine_add_plan(tern_engine *e, const char *kv, bool strict, int *plan, tern_error *err);
+
 typedef struct tern_memory {
     size_t kv_bytes;     /* pages, tiles and first tokens in use, from the allocator */
     size_t kv_f16_bytes; /* what a 16-bit cache would have in use for the same sequences, its open pages included */
-    /* The same of one sequence of plan 0 that fills the context. */
+    /* The same of one sequence of plan 0 that fills the context (tern_engine_full: of another). */
     size_t kv_full_bytes, kv_full_f16_bytes;
     size_t state_bytes; /* recurrent states of sequences, those that are kept for going back among them */
     size_t scratch_bytes;
 } tern_memory;
 TERN_API void tern_engine_memory(const tern_engine *e, tern_memory *out);
+TERN_API void tern_engine_full(const tern_engine *e, int plan, size_t *bytes, size_t *f16_bytes);
 
 /* Makes the running call return TERN_ECANCELLED at its next step boundary; sequences stay valid.  Forgotten when no
  * call is running.  Async-signal-safe. */
@@ -305,6 +322,28 @@ TERN_API int tern_seq_fork(tern_seq **out, tern_seq *s, tern_error *err); /* sha
  * pages, and kv_bytes leaves no room for new ones. */
 TERN_API int tern_seq_trim(tern_seq *s, int n, tern_error *err);
 TERN_API int tern_seq_length(const tern_seq *s);
+TERN_API int tern_seq_plan(const tern_seq *s); /* number of its plan */
+
+typedef struct tern_recoded {
+    int plan_before, n_tokens;
+    bool decoded;                     /* tokens were in codes before: what those had lost stays lost */
+    size_t bytes_before, bytes_after; /* of the sequence, pages that it shares among them, without states */
+    size_t bytes_more;                /* most that were in use on the way beyond what was in use before */
+    double seconds;
+} tern_recoded;
+/* Gives a sequence another plan where it stands.  Its keys and values are what the next token would have read, and the
+ * new plan holds them as it would hold them if the model had made them: 16-bit values are coded as they would have
+ * been, codes become 16 bits by being decoded, and from codes to other codes both happen, so that the losses of the two
+ * schemes add up (*out says so).  Page by page: each is given back when its successor stands, so that beside the larger
+ * of the two there is one page and one open page, if nobody else holds the pages.  What a trim computes again comes
+ * from the model, in the new plan.  out may be NULL.  Nothing has changed on failure: TERN_ECAPACITY when kv_bytes
+ * leaves no room for that; TERN_EUNSUPPORTED where the model keeps rows of several tokens.  Not while a loop owns the
+ * engine. */
+TERN_API int tern_seq_recode(tern_seq *s, int plan, tern_recoded *out, tern_error *err);
+/* s changes its plan when it has n tokens, at once if it has: steps of tern_prefill and tern_generate end there,
+ * whatever their chunk.  If memory is short then, they fail and s keeps its plan.  Forks go on alike; another plan for
+ * s, or a trim to below n after it, does not bring it back. */
+TERN_API int tern_seq_recode_at(tern_seq *s, int n, int plan, tern_error *err);
 TERN_API const int32_t *tern_seq_tokens(const tern_seq *s); /* view until the sequence changes */
 /* Writes tokens and KV to a new file (temporary name, then rename: a failure leaves an existing file as it was). */
 TERN_API int tern_seq_save(const tern_seq *s, const char *path, tern_error *err);
@@ -347,6 +386,10 @@ typedef struct tern_sampler_params {
     int top_k;         /* 0 = off */
     float top_p;       /* 1 = off */
     float min_p;       /* 0 = off */
+    /* XTC ("exclude top choices"), in the part xtc_probability of all draws, 0 = off: of the tokens that temperature
+     * and the cut-offs above leave, those that have at least xtc_threshold of all that is left go, but for the least
+     * likely of them; where that is one or none, nothing does.  A token that ends a reply is one like others. */
+    float xtc_probability, xtc_threshold;
     float
         repetition_penalty; /* 1 = off; logits of tokens seen in the last penalty_last divided (or multiplied) by it */
     float presence_penalty, frequency_penalty; /* 0 = off; subtracted once / per occurrence */
@@ -397,7 +440,8 @@ typedef struct tern_generate_params {
     const int32_t *stop_ids; /* n_stop_ids tokens that end the text like the model's own */
     int n_stop_ids;
     bool ignore_eog;
-    /* Text as it becomes certain (a possible beginning of a stop string is held back).  Nonzero ends the generation. */
+    /* Text as it becomes certain (a possible beginning of a stop string is held back).  Nonzero ends the generation.
+     * It may read the sequence, and do nothing else with it. */
     int (*on_text)(void *user, const char *text, size_t n);
     /* Nullable, for one generation: takes the text instead of on_text, and the marks that are control tokens.  It is
      * told the end of the prompt before and finished after.  A receiver that wants no more ends the generation. */
@@ -412,6 +456,7 @@ typedef struct tern_generate_result {
     int n_prompt, n_generated; /* tokens; an end-of-reply token is not counted and not appended to the sequence */
     double prompt_s, decode_s; /* seconds */
     int32_t last;              /* the token that ended the reply, -1 otherwise */
+    int n_drafted, n_accepted; /* guesses that were verified, and those of them that were right */
 } tern_generate_result;
 
 /* Appends `prompt` to s, then generates.  On TERN_ECANCELLED the sequence holds what was processed so far and *result

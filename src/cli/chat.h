@@ -56,7 +56,8 @@ struct tern_session {
     tern_model *model;
     tern_engine *engine;
     tern_seq *seq;
-    tern_chat_turn *turns; /* owned, and their texts too */
+    struct tern_start start; /* of new sequences */
+    tern_chat_turn *turns;   /* owned, and their texts too */
     size_t n_turns, cap_turns;
     int *lengths; /* per turn: of the sequence when it was added, where that goes on to spell the turns; else -1 */
     size_t cap_lengths;
@@ -67,7 +68,7 @@ struct tern_session {
 };
 
 /* `system` and `vars` may be NULL. */
-int tern_session_init(struct tern_session *s, tern_model *m, tern_engine *e, const char *system, const char *vars,
+int tern_session_init(struct tern_session *s, const struct tern_setup *setup, const char *system, const char *vars,
                       uint64_t seed, tern_error *err);
 void tern_session_clear(struct tern_session *s);
 /* Forgets everything but the system turn. */

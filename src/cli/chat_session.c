@@ -91,12 +91,17 @@ const json_t *tern_session_open_call(const struct tern_session *s)
     return i ? json_array_get(json_object_get(json_array_get(s->more, i - 1), "tool_calls"), n_results) : NULL;
 }
 
-int tern_session_init(struct tern_session *s, tern_model *m, tern_engine *e, const char *system, const char *vars,
+int tern_session_init(struct tern_session *s, const struct tern_setup *setup, const char *system, const char *vars,
                       uint64_t seed, tern_error *err)
 {
     int rc = 0;
-    *s = (struct tern_session){.model = m, .engine = e, .vars = vars, .exact = true, .seed = seed};
-    TERN_TRY(tern_seq_new(&s->seq, e, err));
+    *s = (struct tern_session){.model = setup->model,
+                               .engine = setup->engine,
+                               .start = setup->start,
+                               .vars = vars,
+                               .exact = true,
+                               .seed = seed};
+    TERN_TRY(tern_start_new(&s->seq, s->engine, &s->start, err));
     if (system)
         TERN_TRY(tern_session_add(s, "system", system, NULL, err));
 out:
@@ -117,7 +122,7 @@ static int new_sequence(struct tern_session *s, tern_error *err)
 {
     tern_seq_free(s->seq);
     s->seq = NULL;
-    return tern_seq_new(&s->seq, s->engine, err);
+    return tern_start_new(&s->seq, s->engine, &s->start, err);
 }
 
 int tern_session_reset(struct tern_session *s, tern_error *err)
@@ -498,7 +503,7 @@ int tern_session_load(struct tern_session *s, const char *path, tern_error *err)
 {
     int rc = 0;
     struct tern_buf turns_path = {0};
-    struct tern_session loaded = {.model = s->model, .engine = s->engine, .vars = s->vars};
+    struct tern_session loaded = {.model = s->model, .engine = s->engine, .start = s->start, .vars = s->vars};
     json_t *root = NULL;
     char digest[17];
     TERN_TRY(tern_buf_addf(&turns_path, err, "%s.turns.json", path));
@@ -508,6 +513,7 @@ int tern_session_load(struct tern_session *s, const char *path, tern_error *err)
     const char *expected = json_string_value(json_object_get(root, "tokens_digest"));
     if (!expected || strcmp(expected, digest) != 0)
         TERN_FAIL(err, TERN_EMISMATCH, "%s and %s do not belong together", path, turns_path.p);
+    TERN_TRY(tern_start_loaded(loaded.seq, s->engine, &s->start, err));
     struct tern_session old = *s;
     *s = loaded;
     loaded = old;

@@ -27,7 +27,8 @@
 typedef int tern_command_fn(const struct tern_args *a, tern_error *err);
 tern_command_fn tern_cmd_run, tern_cmd_chat, tern_cmd_serve, tern_cmd_inspect, tern_cmd_tokenize, tern_cmd_eval_logits,
     tern_cmd_eval_ppl, tern_cmd_eval_kld, tern_cmd_bench, tern_cmd_bench_kv, tern_cmd_bench_weights, tern_cmd_doctor,
-    tern_cmd_convert, tern_cmd_print, tern_cmd_models, tern_cmd_cache_ls, tern_cmd_cache_rm;
+    tern_cmd_convert, tern_cmd_print, tern_cmd_models, tern_cmd_cache_ls, tern_cmd_cache_rm, tern_cmd_cache_build,
+    tern_cmd_cache_verify;
 
 /* Codes of the program's own, beside TERN_E*: the command line is wrong (status 2), the user pressed Ctrl-C (130), or
  * the failure was already reported (1). */
@@ -50,6 +51,9 @@ int tern_doctor_fit(const struct tern_args *a, tern_error *err);
 
 /* ---- foreign.c --------------------------------------------------------------------------------------------------- */
 
+/* Options out of the file that --config names, in front of those of the command line.  TERN_CLI_USAGE names file and
+ * line. */
+int tern_config_options(const struct tern_command *c, int *argc, char ***argv, tern_error *err);
 /* The command line of c with what other engines call things in this program's words; TERN_CLI_USAGE names the nearest
  * thing to what is not here.  The new array lives until the next call. */
 int tern_foreign_options(const struct tern_command *c, int *argc, char ***argv, tern_error *err);
@@ -75,12 +79,24 @@ bool tern_signals_interrupted(void);
 
 /* ---- setup.c ----------------------------------------------------------------------------------------------------- */
 
+/* The plan of new sequences; those of an engine that codes from so many tokens on (--quantized-kv-start) begin in the
+ * plan `raw` and have it then. */
+struct tern_start {
+    int plan, from, raw; /* from 0: at once */
+};
+/* A new sequence, or one that was loaded and may still be in 16 bits. */
+int tern_start_new(tern_seq **out, tern_engine *e, const struct tern_start *s, tern_error *err);
+int tern_start_loaded(tern_seq *seq, tern_engine *e, const struct tern_start *s, tern_error *err);
+
 struct tern_setup {
     tern_model *model;
     tern_engine *engine;
+    struct tern_start start;
     double load_s;
     size_t kv_bytes; /* tern_setup_engine: limit of the engine's KV memory; 0: none */
 };
+/* The file that a plan is read from must not be written by this run. */
+int tern_setup_guard_plan(const char *spec, tern_error *err);
 /* Are --kv and its short forms a plan, on whatever model?  tern_setup_model asks it too. */
 int tern_setup_check_kv(const struct tern_args *a, tern_error *err);
 /* Applies --cpu-mask, then opens the model `path` with --threads. */
@@ -188,9 +204,9 @@ int tern_progress_result(struct tern_progress *p, int rc);   /* and turns the ca
 void tern_plan_bytes(const tern_kv_plan *p, double *bytes, double *f16_bytes);
 /* Most bytes of a sequence's recurrent states, those that are kept among them. */
 double tern_plan_states(const tern_kv_plan *p);
-/* "KV 51 KiB, 48 KiB in 16 bits (3.7x less at 8192 tokens)": now and at the full context, from the allocator.  Static
- * buffer. */
-const char *tern_kv_use_text(const tern_engine *e);
+/* "KV 51 KiB, 48 KiB in 16 bits (3.7x less at 8192 tokens)": now, and a sequence of this plan at the full context, from
+ * the allocator.  Static buffer. */
+const char *tern_kv_use_text(const tern_engine *e, int plan);
 /* Bytes of a sequence of ctx tokens; layers with a sliding window hold no more than their window. */
 void tern_plan_total(const tern_kv_plan *p, int ctx, double *bytes, double *f16_bytes);
 /* What the plan has to say, a stderr line each. */

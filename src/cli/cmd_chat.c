@@ -311,6 +311,7 @@ static int do_help(struct chat *c, const char *arg, tern_error *err)
                 "/retry       another reply to the last message\n"
                 "/save FILE   write the session: tokens and KV to FILE, the turns to FILE.turns.json\n"
                 "/load FILE   restore a session from both files, checked, without reading it again\n"
+                "/kv PLAN     another KV plan for the conversation, where it stands, and what follows\n"
                 "/stats       length, KV memory and speed\n"
                 "/quit        leave; /exit and the end of input, too\n"
                 "//TEXT       a message that begins with a slash\n"
@@ -370,6 +371,35 @@ static int do_retry(struct chat *c, const char *arg, tern_error *err)
     return rc;
 }
 
+/* What became of the cache, and what did not come back. */
+static void tell_recoded(const tern_recoded *r, const char *spec)
+{
+    tern_note("--kv %s from here on: %d tokens, KV %s, before %s", tern_shown(spec), r->n_tokens,
+              tern_size_text((double)r->bytes_after), tern_size_text((double)r->bytes_before));
+    if (r->decoded)
+        tern_note("pages were codes before: their values are what those codes made of them, and what they had rounded "
+                  "away stays lost (/reset begins a conversation in this plan)");
+}
+
+static int do_kv(struct chat *c, const char *arg, tern_error *err)
+{
+    int rc = 0, plan;
+    tern_recoded r;
+    TERN_TRY(tern_kv_check(arg, err));
+    TERN_TRY(tern_setup_guard_plan(arg, err));
+    TERN_TRY(
+        tern_engine_add_plan(c->setup.engine, arg, strcmp(c->a->v[TERN_OPT_KV_POLICY].s, "strict") == 0, &plan, err));
+    TERN_TRY(tern_seq_recode(c->session.seq, plan, &r, err));
+    c->session.start = (struct tern_start){.plan = plan};
+    tern_plan_exceptions(tern_engine_plan_at(c->setup.engine, plan), arg);
+    if (r.plan_before == plan)
+        tern_note("the conversation has that plan already");
+    else
+        tell_recoded(&r, arg);
+out:
+    return rc;
+}
+
 static int do_stats(struct chat *c, const char *arg, tern_error *err)
 {
     (void)arg, (void)err;
@@ -377,7 +407,8 @@ static int do_stats(struct chat *c, const char *arg, tern_error *err)
     tern_engine_memory(c->setup.engine, &m);
     const tern_generate_result *g = &c->last;
     tern_note("%d of %d tokens, %zu turns; %s; peak memory %s", tern_seq_length(c->session.seq),
-              tern_engine_ctx(c->setup.engine), c->session.n_turns, tern_kv_use_text(c->setup.engine),
+              tern_engine_ctx(c->setup.engine), c->session.n_turns,
+              tern_kv_use_text(c->setup.engine, tern_seq_plan(c->session.seq)),
               tern_size_text((double)tern_peak_memory()));
     if (m.state_bytes)
         tern_note("recurrent states %s, those that are kept for going back among them",
@@ -386,6 +417,9 @@ static int do_stats(struct chat *c, const char *arg, tern_error *err)
         return 0;
     tern_note("last reply: %d prompt tokens in %.3f s, %d tokens in %.3f s (%.1f/s)", g->n_prompt, g->prompt_s,
               g->n_generated, g->decode_s, g->decode_s > 0 ? g->n_generated / g->decode_s : 0.0);
+    if (g->n_drafted)
+        tern_note("%d of %d guesses were right (--draft %s)", g->n_accepted, g->n_drafted,
+                  tern_shown(c->a->v[TERN_OPT_DRAFT].s));
     return 0;
 }
 
@@ -398,12 +432,20 @@ static int do_quit(struct chat *c, const char *arg, tern_error *err)
 
 static const struct {
     const char *name;
-    bool wants_file;
+    const char *wants; /* as its argument; NULL: none */
     int (*run)(struct chat *c, const char *arg, tern_error *err);
 } slash_commands[] = {
-    {"/help", false, do_help},   {"/reset", false, do_reset}, {"/clear", false, do_reset}, {"/undo", false, do_undo},
-    {"/retry", false, do_retry}, {"/save", true, do_save},    {"/load", true, do_load},    {"/stats", false, do_stats},
-    {"/quit", false, do_quit},   {"/exit", false, do_quit},
+    {"/help", NULL, do_help},
+    {"/reset", NULL, do_reset},
+    {"/clear", NULL, do_reset},
+    {"/undo", NULL, do_undo},
+    {"/retry", NULL, do_retry},
+    {"/save", "the name of a file", do_save},
+    {"/load", "the name of a file", do_load},
+    {"/kv", "a plan, such as t4 or f16", do_kv},
+    {"/stats", NULL, do_stats},
+    {"/quit", NULL, do_quit},
+    {"/exit", NULL, do_quit},
 };
 
 static int slash_command(struct chat *c, char *line, tern_error *err)
@@ -417,9 +459,11 @@ static int slash_command(struct chat *c, char *line, tern_error *err)
     for (size_t i = 0; i < sizeof slash_commands / sizeof *slash_commands; i++) {
         if (strcmp(slash_commands[i].name, line) != 0)
             continue;
-        if (slash_commands[i].wants_file != (*arg != 0))
-            return tern_err_set(err, TERN_EINVAL, "%s %s", line,
-                                *arg ? "takes no argument" : "needs the name of a file");
+        const char *wants = slash_commands[i].wants;
+        if (*arg && !wants)
+            return tern_err_set(err, TERN_EINVAL, "%s takes no argument", line);
+        if (!*arg && wants)
+            return tern_err_set(err, TERN_EINVAL, "%s needs %s", line, wants);
         return slash_commands[i].run(c, arg, err);
     }
     return tern_err_set(err, TERN_EINVAL, "unknown command %s; /help lists them, // begins a message with a slash",
@@ -531,8 +575,7 @@ int tern_cmd_chat(const struct tern_args *a, tern_error *err)
         if (c.params.sampler.temperature > 0)
             tern_note("seed %llu", (unsigned long long)c.params.sampler.seed);
     }
-    TERN_TRY(tern_session_init(&c.session, c.setup.model, c.setup.engine, a->v[TERN_OPT_SYSTEM].s, c.vars.vars,
-                               c.params.sampler.seed, err));
+    TERN_TRY(tern_session_init(&c.session, &c.setup, a->v[TERN_OPT_SYSTEM].s, c.vars.vars, c.params.sampler.seed, err));
     TERN_TRY(tern_input_new(&c.input, err));
     if (by_default && tern_input_interactive(c.input))
         tern_note("the model recommends no sampling: %s; --temp 0 always takes the likeliest token",

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include "cli/cli.h"
+#include "tern/cache.h"
 
 #define MAX_PROMPT_BYTES ((size_t)1 << 28)
 #define MAX_RULE_BYTES   ((size_t)1 << 22) /* more than a grammar may have, which says so better */
@@ -55,8 +56,12 @@ static int read_prompt(struct run *r, tern_error *err)
                               alone ? "a prompt that stands alone, -p and -f" : "-p and -f");
     if (r->a->v[TERN_OPT_RAW].n && r->a->v[TERN_OPT_SYSTEM].n)
         return tern_cli_usage(err, "--raw and --system exclude each other");
-    if (r->a->v[TERN_OPT_PROMPT_CACHE].n && tern_setup_at_end(r->a))
-        return tern_cli_usage(err, "--prompt-cache keeps pages as they are coded; it excludes --kv-when end");
+    const bool kept = r->a->v[TERN_OPT_PROMPT_CACHE].n > 0, cache = r->a->v[TERN_OPT_RUN_CACHE].n > 0;
+    if (kept && cache)
+        return tern_cli_usage(err, "--prompt-cache and --cache exclude each other");
+    if ((kept || cache) && tern_setup_at_end(r->a))
+        return tern_cli_usage(err, "--%s keeps pages as they are coded; it excludes --kv-when end",
+                              kept ? "prompt-cache" : "cache");
     if (text->n)
         return tern_buf_add(&r->prompt, text->s, strlen(text->s), err);
     if (alone)
@@ -124,7 +129,7 @@ static int keep_common(struct run *r, tern_error *err)
     int rc = same < n ? tern_seq_trim(r->seq, same, err) : 0;
     if (rc == TERN_EUNSUPPORTED) { /* a sliding window has moved on */
         tern_seq_free(r->seq);
-        return tern_seq_new(&r->seq, r->setup.engine, err);
+        return tern_start_new(&r->seq, r->setup.engine, &r->setup.start, err);
     }
     r->n_kept = rc < 0 ? 0 : same;
     return rc;
@@ -141,8 +146,9 @@ static int open_kept(struct run *r, tern_error *err)
     if (access(path, F_OK) == 0 && tern_seq_load(&r->seq, r->setup.engine, path, &why) < 0)
         tern_note("%s; the prompt is read as a whole", tern_shown(why.msg));
     if (!r->seq)
-        TERN_TRY(tern_seq_new(&r->seq, r->setup.engine, err));
+        TERN_TRY(tern_start_new(&r->seq, r->setup.engine, &r->setup.start, err));
     TERN_TRY(keep_common(r, err));
+    TERN_TRY(tern_start_loaded(r->seq, r->setup.engine, &r->setup.start, err));
     if (r->n_kept < last) {
         const double start = tern_now();
         rc = tern_prefill(r->setup.engine, r->seq, r->ids.p + r->n_kept, last - r->n_kept, NULL, on_prefill, r, err);
@@ -162,6 +168,32 @@ static int open_kept(struct run *r, tern_error *err)
     rc = 0;
 out:
     return rc;
+}
+
+/* ---- cache files ------------------------------------------------------------------------------------------------- */
+
+static int open_cache(struct run *r, tern_error *err)
+{
+    const char *path = r->a->v[TERN_OPT_RUN_CACHE].s;
+    const int n = (int)r->ids.len;
+    int rc = tern_cache_start(&r->seq, r->setup.engine, path, r->ids.p, n, &r->n_kept, err);
+    if (rc == 0 && r->n_kept)
+        tern_note("%d of %d prompt tokens are in %s", r->n_kept, n, tern_shown(path));
+    else if (rc == 0)
+        tern_note("the prompt does not begin like %s: it is computed as a whole", tern_shown(path));
+    return rc;
+}
+
+static int open_seq(struct run *r, tern_error *err)
+{
+    if (r->a->v[TERN_OPT_PROMPT_CACHE].n)
+        return open_kept(r, err);
+    if (!r->a->v[TERN_OPT_RUN_CACHE].n)
+        return tern_start_new(&r->seq, r->setup.engine, &r->setup.start, err);
+    if (r->a->v[TERN_OPT_KV_START].i)
+        return tern_cli_usage(
+            err, "--quantized-kv-start begins in 16 bits, and what --cache holds is coded: give one of them");
+    return open_cache(r, err);
 }
 
 /* ---- --json-schema, --grammar, --regex ----------------------------------------------------------------------------
@@ -264,7 +296,7 @@ static int generate(struct run *r, tern_error *err)
     r->params.user = r;
     r->bar.what = "prompt";
     r->result.last = -1;
-    const int in = tern_seq_length(r->seq); /* the prompt but for its last token, with --prompt-cache */
+    const int in = tern_seq_length(r->seq); /* of the prompt, with --prompt-cache and --cache */
     int rc = tern_generate(r->setup.engine, r->seq, r->ids.p + in, (int)r->ids.len - in, &r->params, &r->result, err);
     r->result.n_prompt += in - r->n_kept;
     r->result.prompt_s += r->before_s;
@@ -322,11 +354,15 @@ static int print_json(const struct run *r, tern_error *err)
         kv, json_pack("{sI sI sI sI sI}", "bytes", (json_int_t)memory.kv_bytes, "f16_bytes",
                       (json_int_t)memory.kv_f16_bytes, "full_bytes", (json_int_t)memory.kv_full_bytes, "full_f16_bytes",
                       (json_int_t)memory.kv_full_f16_bytes, "state_bytes", (json_int_t)memory.state_bytes));
+    if (r->setup.start.from)
+        (void)json_object_set_new(kv, "start", json_integer(r->setup.start.from));
+    json_t *drafts = json_pack("{so si si}", "by", tern_json_text(r->a->v[TERN_OPT_DRAFT].s), "guesses", g->n_drafted,
+                               "accepted", g->n_accepted);
     json_t *text = json_stringn(r->text.p ? r->text.p : "", r->text.len);
     return tern_report_print(tern_report_json("run", r->setup.model, tern_engine_threads(r->setup.engine)),
-                             json_pack("{so ss so so si so so}", "text", text, "finish_reason", finish_text(r), "usage",
-                                       usage, "timings", timings, "ctx", tern_engine_ctx(r->setup.engine), "kv", kv,
-                                       "sampling", tern_sampling_json(&r->params.sampler)),
+                             json_pack("{so ss so so si so so so}", "text", text, "finish_reason", finish_text(r),
+                                       "usage", usage, "timings", timings, "ctx", tern_engine_ctx(r->setup.engine),
+                                       "kv", kv, "drafts", drafts, "sampling", tern_sampling_json(&r->params.sampler)),
                              err);
 }
 
@@ -349,9 +385,12 @@ static int report(struct run *r, tern_error *err)
     TERN_TRY(tern_out_flush(err));
     tern_note("prompt %d tokens, %.1f/s; text %d tokens, %.1f/s; %s; peak memory %s", g->n_prompt,
               rate(g->n_prompt, g->prompt_s), g->n_generated, rate(g->n_generated, g->decode_s),
-              tern_kv_use_text(r->setup.engine), tern_size_text((double)tern_peak_memory()));
+              tern_kv_use_text(r->setup.engine, 0), tern_size_text((double)tern_peak_memory()));
     if (!r->interrupted && r->rule != FREE && g->finish != TERN_FINISH_EOG)
         tern_note("the text was cut before its rule let it end");
+    if (g->n_drafted)
+        tern_note("%d of %d guesses were right (--draft %s)", g->n_accepted, g->n_drafted,
+                  tern_shown(r->a->v[TERN_OPT_DRAFT].s));
     if (!r->interrupted && g->finish == TERN_FINISH_CONTEXT)
         tern_note("the context of %d tokens is full", tern_engine_ctx(r->setup.engine));
 out:
@@ -379,7 +418,7 @@ int tern_cmd_run(const struct tern_args *a, tern_error *err)
         if (r.params.sampler.temperature > 0)
             tern_note("seed %llu", (unsigned long long)r.params.sampler.seed);
     }
-    TERN_TRY(a->v[TERN_OPT_PROMPT_CACHE].n ? open_kept(&r, err) : tern_seq_new(&r.seq, r.setup.engine, err));
+    TERN_TRY(open_seq(&r, err));
     TERN_TRY(generate(&r, err));
     TERN_TRY(report(&r, err));
     if (r.interrupted)
@@ -397,5 +436,31 @@ out:
     tern_tokens_clear(&r.ids);
     tern_buf_clear(&r.prompt);
     tern_buf_clear(&r.text);
+    return rc;
+}
+
+int tern_cmd_cache_build(const struct tern_args *a, tern_error *err)
+{
+    int rc = 0, kept = 0;
+    struct run r = {.a = a};
+    const char *path = a->v[TERN_OPT_CACHE_OUT].s;
+    TERN_TRY(read_prompt(&r, err));
+    TERN_TRY(tern_setup_model(&r.setup, a, a->v[TERN_OPT_MODEL].s, err));
+    TERN_TRY(prompt_tokens(&r, err));
+    TERN_TRY(tern_setup_engine(&r.setup, a, (int)a->v[TERN_OPT_CTX].i, 1, err));
+    TERN_TRY(check_prompt(&r, err));
+    tern_signals_watch(r.setup.engine);
+    r.bar.what = "prompt";
+    rc = tern_cache_build(r.setup.engine, r.ids.p, (int)r.ids.len, path, on_prefill, &r, &kept, err);
+    tern_progress_end(&r.bar);
+    if (rc == TERN_ECANCELLED)
+        rc = TERN_CLI_INTERRUPTED;
+    TERN_TRY(rc);
+    tern_note("%s holds %d of %zu prompt tokens", tern_shown(path), kept, r.ids.len);
+out:
+    tern_signals_watch(NULL);
+    tern_setup_clear(&r.setup);
+    tern_tokens_clear(&r.ids);
+    tern_buf_clear(&r.prompt);
     return rc;
 }

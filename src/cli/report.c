@@ -76,16 +76,18 @@ void tern_plan_total(const tern_kv_plan *p, int ctx, double *bytes, double *f16_
     }
 }
 
-const char *tern_kv_use_text(const tern_engine *e)
+const char *tern_kv_use_text(const tern_engine *e, int plan)
 {
     static char text[160];
     tern_memory m;
+    size_t full, full_f16;
     tern_engine_memory(e, &m);
+    tern_engine_full(e, plan, &full, &full_f16);
     int n = snprintf(text, sizeof text, "KV %s, %s in 16 bits", tern_size_text((double)m.kv_bytes),
                      tern_size_text((double)m.kv_f16_bytes));
-    if (m.kv_full_bytes)
-        (void)snprintf(text + n, sizeof text - (size_t)n, " (%.3gx less at %d tokens)",
-                       (double)m.kv_full_f16_bytes / (double)m.kv_full_bytes, tern_engine_ctx(e));
+    if (full)
+        (void)snprintf(text + n, sizeof text - (size_t)n, " (%.3gx less at %d tokens)", (double)full_f16 / (double)full,
+                       tern_engine_ctx(e));
     return text;
 }
 
@@ -289,6 +291,9 @@ const char *tern_sampling_text(const tern_sampler_params *p)
         n += snprintf(text + n, sizeof text - (size_t)n, ", top-p %g", (double)p->top_p);
     if (p->temperature > 0 && p->min_p > 0)
         n += snprintf(text + n, sizeof text - (size_t)n, ", min-p %g", (double)p->min_p);
+    if (p->temperature > 0 && p->xtc_probability > 0)
+        n += snprintf(text + n, sizeof text - (size_t)n, ", xtc %g from %g", (double)p->xtc_probability,
+                      (double)p->xtc_threshold);
     if (p->repetition_penalty != 1)
         (void)snprintf(text + n, sizeof text - (size_t)n, ", repetition penalty %g", (double)p->repetition_penalty);
     return text;
@@ -317,6 +322,8 @@ json_t *tern_sampling_json(const tern_sampler_params *p)
         (void)snprintf(id, sizeof id, "%d", p->bias_ids[i]);
         (void)json_object_set_new(bias, id, json_real(short_number(p->bias_values[i])));
     }
+    (void)json_object_set_new(out, "xtc_probability", json_real(short_number(p->xtc_probability)));
+    (void)json_object_set_new(out, "xtc_threshold", json_real(short_number(p->xtc_threshold)));
     (void)json_object_set_new(out, "presence_penalty", json_real(short_number(p->presence_penalty)));
     (void)json_object_set_new(out, "frequency_penalty", json_real(short_number(p->frequency_penalty)));
     (void)json_object_set_new(out, "logit_bias", bias);

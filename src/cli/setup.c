@@ -108,8 +108,7 @@ tern_engine_params tern_setup_params(const struct tern_args *a, int ctx, int max
     };
 }
 
-/* The file that a KV plan is read from. */
-static int guard_plan_file(const char *spec, tern_error *err)
+int tern_setup_guard_plan(const char *spec, tern_error *err)
 {
     char path[4096];
     const char *item = strstr(spec, "plan=");
@@ -123,13 +122,49 @@ int tern_setup_engine(struct tern_setup *s, const struct tern_args *a, int ctx, 
 {
     int rc = 0;
     tern_engine_params p = tern_setup_params(a, ctx, max_seqs);
+    const char *const raw[] = {p.exact ? "f32" : "f16"};
+    const int from = (int)a->v[TERN_OPT_KV_START].i;
     p.kv = tern_setup_kv(a);
     p.kv_bytes = s->kv_bytes;
+    if (from && p.code_at_end)
+        return tern_cli_usage(err, "--quantized-kv-start codes at a length and --kv-when end at the prompt's end: give "
+                                   "one of them");
+    if (from) {
+        p.more_kv = raw;
+        p.n_more_kv = 1;
+        s->start = (struct tern_start){0, from, 1};
+    }
+    if (tern_options[TERN_OPT_DRAFT].commands & (1u << a->command->id)) {
+        p.draft = a->v[TERN_OPT_DRAFT].s;
+        p.draft_most = (int)a->v[TERN_OPT_DRAFT_MAX].i;
+    }
     TERN_TRY(tern_first_use(s->model, a, err));
-    TERN_TRY(guard_plan_file(p.kv, err));
+    TERN_TRY(tern_setup_guard_plan(p.kv, err));
     TERN_TRY(tern_engine_open(&s->engine, s->model, &p, err));
     tern_plan_exceptions(tern_engine_plan(s->engine), tern_setup_kv(a));
+    if (from > tern_engine_ctx(s->engine))
+        tern_note("the context of %d tokens ends before --quantized-kv-start %d: nothing is coded",
+                  tern_engine_ctx(s->engine), from);
 out:
+    return rc;
+}
+
+int tern_start_loaded(tern_seq *seq, tern_engine *e, const struct tern_start *s, tern_error *err)
+{
+    if (!s->from || s->from > tern_engine_ctx(e) || tern_seq_plan(seq) != s->raw)
+        return 0;
+    return tern_seq_recode_at(seq, s->from, s->plan, err);
+}
+
+int tern_start_new(tern_seq **out, tern_engine *e, const struct tern_start *s, tern_error *err)
+{
+    int rc = tern_seq_new_plan(out, e, s->from ? s->raw : s->plan, err);
+    if (rc == 0)
+        rc = tern_start_loaded(*out, e, s, err);
+    if (rc < 0) {
+        tern_seq_free(*out);
+        *out = NULL;
+    }
     return rc;
 }
 
@@ -263,6 +298,8 @@ int tern_setup_sampler(tern_sampler_params *p, struct tern_bias *bias, const str
     p->top_k = (int)v[TERN_OPT_TOP_K].i;
     p->top_p = (float)v[TERN_OPT_TOP_P].f;
     p->min_p = (float)v[TERN_OPT_MIN_P].f;
+    p->xtc_probability = (float)v[TERN_OPT_XTC_PROBABILITY].f;
+    p->xtc_threshold = (float)v[TERN_OPT_XTC_THRESHOLD].f;
     if (v[TERN_OPT_PENALTY_LAST].i != 0) { /* the library reads 0 as its default, the user means none */
         p->repetition_penalty = (float)v[TERN_OPT_REPEAT_PENALTY].f;
         p->presence_penalty = (float)v[TERN_OPT_PRESENCE_PENALTY].f;

@@ -168,14 +168,25 @@ void tern_kv_cond_shifts(const struct tern_kv_cond *c, float *out, const float *
 void tern_kv_cond_pairs(const struct tern_kv_cond *c, float *s, const float *q, int n_q, int dim, int pos0);
 /* Fills turns from pairs: before any other use. */
 void tern_kv_cond_turn(struct tern_kv_cond *c);
-/* x[64][dim], keys of positions pos0 .. pos0+63, to what is coded. */
+/* x[64][dim], keys of positions pos0 .. pos0+63, to what is coded, and back. */
 void tern_kv_cond_keys(const struct tern_kv_cond *c, float *x, int dim, int pos0);
+void tern_kv_cond_restore(const struct tern_kv_cond *c, float *x, int dim, int pos0);
+
+/* x[64][dim] = the vectors that a page side holds, tokens from position pos0 on, as the model made them but for what
+ * the scheme has rounded away: the inverse of encode.  side: of one KV head.  scratch: 64 * dim floats; both 64-byte
+ * aligned. */
+void tern_kv_values(const struct tern_kv_side *side, float *x, const uint8_t *data, const uint16_t *head, int pos0,
+                    float *scratch);
 
 #define TERN_KV_SCRATCH (TERN_PAGE * TERN_KVQ_MAX_DIM * 6 + TERN_KVQ_SCRATCH)
 
 /* The registry, in the order of kv_codecs.def; NULL-terminated. */
 extern const struct tern_kv_codec *const tern_kv_codecs[];
 const struct tern_kv_codec *tern_kv_codec_find(const char *name, size_t n); /* NULL when unknown; knows aliases */
+
+/* The tables of a scheme on the codes of kernel/kvq.h, for devices with kernels of their own; NULL for other schemes.
+ */
+const struct tern_kvq_table *tern_kv_table(const struct tern_kv_codec *c);
 
 /* Lloyd-Max levels of the normal distribution with variance 1, for 1 to 4 bits: [2^bits], ascending. */
 extern const float tern_kv_levels[30];

@@ -86,3 +86,19 @@ void tern_kv_cond_keys(const struct tern_kv_cond *c, float *x, int dim, int pos0
         for (int d = 0; d < dim; d++)
             x[j * dim + d] = (x[j * dim + d] - c->mean[d]) * c->scale[d];
 }
+
+void tern_kv_cond_restore(const struct tern_kv_cond *c, float *x, int dim, int pos0)
+{
+    float cosine[TERN_PAGE], sine[TERN_PAGE];
+    for (int j = 0; j < TERN_PAGE; j++)
+        for (int d = 0; d < dim; d++)
+            x[j * dim + d] = x[j * dim + d] * c->unscale[d] + c->mean[d];
+    for (int i = 0; i < c->n_pairs; i++) {
+        const struct tern_kv_pair *p = &c->pairs[i];
+        angles(p, pos0, cosine, sine);
+        for (int j = 0; j < TERN_PAGE; j++) {
+            x[j * dim + p->a] += p->re * cosine[j] - p->im * sine[j];
+            x[j * dim + p->b] += p->re * sine[j] + p->im * cosine[j];
+        }
+    }
+}

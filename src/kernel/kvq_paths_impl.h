@@ -5,7 +5,10 @@
 
 #include "kernel/kvq_encode_impl.h"
 
-#define BARRED 26300 /* above every sum that can win, and no constant of an edge wraps it */
+/* Sums are kept less this, for they reach farther up than down: from -13,360 to 36,194 above the least metric, as
+ * tables may be (kernel/kvq.h), of which 16 bits hold no more than 32,767. */
+#define LOW    8192
+#define BARRED 20000 /* above every sum of a first step, and no constant of an edge wraps it */
 
 /* Constants of a code in every lane.  A state is newest symbol * n_low + low; an edge into it has the old symbol e. */
 struct constants {
@@ -81,6 +84,7 @@ KVQ_INLINE void enter(vec *before, const struct work *w, vec X, vec least, bool 
     const int n_edges = 1 << bits, n_old = bits == 3 ? 8 : 16;
     const vec top = vec_adds(least, vec_set(KVQ_CAP));
     vec old[16];
+    least = vec_add(least, vec_set(LOW));
     for (int i = 0; i < n_old; i++)
         old[i] = vec_add(merit(X, k->old64[i], k->old256[i]), least);
     for (int low = 0; low < n_lows(bits); low++) {

@@ -95,6 +95,27 @@ void tern_kv_cache_clear(struct tern_kv_cache *c)
     memset(c, 0, sizeof *c);
 }
 
+void tern_kv_cache_move(struct tern_kv_cache *to, struct tern_kv_cache *from)
+{
+    TERN_ASSERT(from->budget != &from->own_budget);
+    for (int i = 0; i < from->max_seqs; i++)
+        TERN_ASSERT(!from->seqs[i].live);
+    *to = *from;
+    for (int g = 0; g < TERN_KV_MAX_GROUPS; g++)
+        tern_kv_pool_move(&to->pool[g], &from->pool[g]);
+    tern_kv_pool_move(&to->tiles, &from->tiles);
+    tern_kv_pool_move(&to->sinks, &from->sinks);
+    tern_kv_pool_move(&to->states, &from->states);
+    memset(from, 0, sizeof *from);
+}
+
+void tern_kv_cache_hand(struct tern_kv_cache *c, struct tern_dev *dev)
+{
+    c->dev = c->tiles.dev = c->sinks.dev = c->states.dev = dev;
+    for (int g = 0; g < TERN_KV_MAX_GROUPS; g++)
+        c->pool[g].dev = dev;
+}
+
 /* ---- sequences -------------------------------------------------------------------------------------------------- */
 
 int tern_kv_no_memory(const struct tern_kv_cache *c, const char *what, size_t bytes, tern_error *err)

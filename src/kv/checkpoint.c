@@ -140,6 +140,11 @@ size_t tern_kv_checkpoint_packed_bytes(const struct tern_kv_checkpoint *p)
     return packed_bytes(p->cache->layout, p->tile != TERN_NO_BLOCK, p->state != TERN_NO_BLOCK, p->n_logits);
 }
 
+size_t tern_kv_checkpoint_most_bytes(const struct tern_kv_cache *c, size_t n_logits)
+{
+    return packed_bytes(c->layout, true, c->layout->state_bytes > 0, n_logits);
+}
+
 void tern_kv_checkpoint_pack(const struct tern_kv_checkpoint *p, void *to)
 {
     const struct tern_kv_cache *c = p->cache;
@@ -147,7 +152,7 @@ void tern_kv_checkpoint_pack(const struct tern_kv_checkpoint *p, void *to)
     struct packed h = {
         (uint32_t)p->at, p->tile != TERN_NO_BLOCK, p->state != TERN_NO_BLOCK, (uint32_t)p->n_logits, {0}, {0}};
     uint8_t *b = to;
-    for (int g = 0; g < l->n_groups; g++) {
+    for (int g = 0; g < l->n_groups && h.has_tile; g++) { /* else they mean nothing */
         h.raw_from[g] = (uint32_t)p->raw_from[g];
         h.seen_from[g] = (uint32_t)p->seen_from[g];
     }
@@ -396,8 +401,8 @@ void tern_kv_states_back(struct tern_kv_cache *c, struct tern_kv_seq *s, int n)
     }
 }
 
-void tern_kv_move_states(struct tern_kv_cache *c, struct tern_kv_seq *to, const struct tern_kv_cache *from_c,
-                         const struct tern_kv_seq *from)
+void tern_kv_move_states(struct tern_kv_cache *c, struct tern_kv_seq *to, struct tern_kv_cache *from_c,
+                         struct tern_kv_seq *from)
 {
     const size_t bytes = c->layout->state_bytes;
     if (!bytes)
@@ -405,11 +410,12 @@ void tern_kv_move_states(struct tern_kv_cache *c, struct tern_kv_seq *to, const 
     while (to->n_kept)
         drop(to, to->n_kept - 1);
     tern_kv_block_copy(&c->states, to->state, &from_c->states, from->state, bytes);
-    for (int i = 0; i < from->n_kept; i++) {
-        if (tern_kv_states_room(c, to, from->kept[i]->at))
-            tern_kv_block_copy(&c->states, to->kept[to->n_kept - 1]->state, &from_c->states, from->kept[i]->state,
+    tern_kv_pool_unref(&from_c->states, from->state);
+    from->state = TERN_NO_BLOCK;
+    for (; from->n_kept; drop(from, 0))
+        if (tern_kv_states_room(c, to, from->kept[0]->at))
+            tern_kv_block_copy(&c->states, to->kept[to->n_kept - 1]->state, &from_c->states, from->kept[0]->state,
                                bytes);
-    }
 }
 
 size_t tern_kv_state_bytes(const struct tern_kv_cache *c)

@@ -79,10 +79,14 @@ struct tern_kv_cache {
 };
 
 /* The pools reserve addresses for max_seqs full sequences, and with a limited budget for all that it could pay for.  A
- * cache stays where it is until it is cleared. */
+ * cache stays where it is until it is cleared, or moved. */
 int tern_kv_cache_init(struct tern_kv_cache *c, const struct tern_kv_layout *l, const struct tern_kv_room *room,
                        tern_error *err);
 void tern_kv_cache_clear(struct tern_kv_cache *c);
+/* One without sequences that nothing refers to goes elsewhere; what was there is all 0. */
+void tern_kv_cache_move(struct tern_kv_cache *to, struct tern_kv_cache *from);
+/* Another open device of the same kind works in its memory from now on. */
+void tern_kv_cache_hand(struct tern_kv_cache *c, struct tern_dev *dev);
 /* Bytes that a sequence of one closed page takes: a smaller budget serves nobody. */
 size_t tern_kv_least_bytes(const struct tern_kv_layout *l);
 
@@ -119,9 +123,36 @@ static inline int tern_kv_first_needed(struct tern_kv_reach r, int p)
  * group no longer holds what a query at *kept needs, TERN_ECAPACITY when there is no memory. */
 int tern_kv_trim(struct tern_kv_cache *c, struct tern_kv_seq *s, int n, int *kept, tern_error *err);
 
-/* The states of `from`, a sequence of as many tokens in another cache of the same model, become those of `to`. */
-void tern_kv_move_states(struct tern_kv_cache *c, struct tern_kv_seq *to, const struct tern_kv_cache *from_c,
-                         const struct tern_kv_seq *from);
+/* The states of `from`, a sequence of as many tokens in another cache of the same model, become those of `to`, one
+ * after the other: it has none then. */
+void tern_kv_move_states(struct tern_kv_cache *c, struct tern_kv_seq *to, struct tern_kv_cache *from_c,
+                         struct tern_kv_seq *from);
+
+/* ---- to another cache -------------------------------------------------------------------------------------------- */
+
+/* A sequence of one cache becomes one of another, of the same model, context and step.  The caller fills the caches and
+ * `from`, copies rows between begin and commit, and has `to` in the end. */
+struct tern_kv_move {
+    struct tern_kv_cache *to_cache, *from_cache;
+    struct tern_kv_seq *from, *to;
+    size_t most; /* bytes of the budget that were in use at once so far */
+};
+/* Makes `to`, which has no rows yet and the states of `from` (none, where memory is short for one that is kept).
+ * TERN_ECAPACITY: no memory for the whole way, of which a page more than in the end is the most; TERN_EUNSUPPORTED: a
+ * layout with rows of several tokens.  Nothing has changed then. */
+int tern_kv_move_open(struct tern_kv_move *m, tern_error *err);
+/* The next *n rows, of one page, may be copied; 0: all are.  Pages that a window has passed come without: there
+ * to->table[].first lies behind them. */
+int tern_kv_move_begin(struct tern_kv_move *m, int *n, tern_error *err);
+/* They are; pages of `from` that are copied to their ends go back. */
+void tern_kv_move_commit(struct tern_kv_move *m, int n);
+/* All rows are there: frees `from`. */
+void tern_kv_move_close(struct tern_kv_move *m);
+
+/* Bytes of a sequence's own blocks and of those that it shares, without states. */
+size_t tern_kv_seq_bytes(const struct tern_kv_cache *c, const struct tern_kv_seq *s);
+/* Does attention after its last token read codes anywhere? */
+bool tern_kv_seq_coded(const struct tern_kv_cache *c, const struct tern_kv_seq *s);
 
 /* Bytes in use by sequences, slices and checkpoints (shared blocks counted once): keys and values (and logits), and
  * what they would take in 16 bits; states. */

@@ -62,6 +62,16 @@ void tern_kv_pool_clear(struct tern_kv_pool *p)
     memset(p, 0, sizeof *p);
 }
 
+void tern_kv_pool_move(struct tern_kv_pool *to, struct tern_kv_pool *from)
+{
+    *to = *from;
+    if (from->mem.mem) {
+        (void)pthread_mutex_destroy(&from->lock);
+        (void)pthread_mutex_init(&to->lock, NULL);
+    }
+    memset(from, 0, sizeof *from);
+}
+
 uint32_t tern_kv_pool_get(struct tern_kv_pool *p)
 {
     uint32_t i = TERN_NO_BLOCK;

@@ -44,6 +44,8 @@ struct tern_kv_pool {
 int tern_kv_pool_init(struct tern_kv_pool *p, struct tern_dev *dev, size_t block_bytes, size_t n_blocks,
                       struct tern_kv_budget *budget, tern_error *err);
 void tern_kv_pool_clear(struct tern_kv_pool *p); /* a pool that is all 0 is legal */
+/* It goes elsewhere and leaves all 0; nobody else may know it. */
+void tern_kv_pool_move(struct tern_kv_pool *to, struct tern_kv_pool *from);
 
 /* refs 1, bytes unspecified but finite numbers wherever such lay there before; TERN_NO_BLOCK when the pool or the
  * budget is exhausted. */

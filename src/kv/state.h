@@ -1,4 +1,5 @@
-/* kv/state.h - what cache.c and snapshot.c call of state.c.  All do nothing where the layout has no states. */
+/* kv/state.h - what cache.c, recode.c and snapshot.c call of state.c.  All do nothing where the layout has no states.
+ */
 #ifndef TERN_KV_STATE_H
 #define TERN_KV_STATE_H
 

@@ -22,8 +22,8 @@
 #include "kv/kv.h"
 #include "model/desc.h"
 
-/* Matrices that lie one after the other in one tensor: one for each head, one for each expert. */
-enum tern_stacked { TERN_ONE, TERN_PER_HEAD, TERN_PER_EXPERT };
+/* Matrices that lie one after the other in one tensor: one for each head, each expert, each group of heads. */
+enum tern_stacked { TERN_ONE, TERN_PER_HEAD, TERN_PER_EXPERT, TERN_PER_GROUP };
 
 /* A vector is f32, and so is a table; a matrix has the form of the device. */
 struct tern_weights {
@@ -44,6 +44,7 @@ struct tern_net {
     char notice[512]; /* a sentence about that file for people, or "" */
     uint64_t stretch; /* of tern_net_stretch: keys of another one do not fit; 0: none */
     uint64_t digest;  /* of the tensor table and sampled weight bytes */
+    uint64_t whole;   /* of these and all bytes of the tensors that are in use, in the file's form */
     int64_t n_params;
 };
 
@@ -123,8 +124,9 @@ int tern_forward_new(struct tern_forward **out, const struct tern_net *net, cons
 void tern_forward_free(struct tern_forward *f);
 size_t tern_forward_scratch_bytes(const struct tern_forward *f);
 
-/* Appends to one sequence the keys and values that another holds raw at the same positions: what a step would have
- * appended that computed them.  `to` is between tern_kv_begin and tern_kv_commit; the plan of `from` is raw. */
+/* Appends to one sequence the keys and values that another holds at the same positions, as attention reads them there
+ * (recode in dev/dev.h), but for layers whose pages `to` does not want any more.  `to` is between tern_kv_begin and
+ * tern_kv_commit. */
 void tern_forward_copy(struct tern_forward *f, const struct tern_forward_job *to, const struct tern_forward_job *from);
 
 /* Room for the logits and the hidden states of so many rows.  Before anything of a step has begun. */

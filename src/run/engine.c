@@ -4,11 +4,13 @@
 #include <string.h>
 #include "base/cpu.h"
 #include "base/mem.h"
+#include "run/draft/draft.h"
 
 #define MAX_THREADS 256
 #define MAX_SEQS    4096
 #define MAX_CHUNK   8192
 #define MAX_PLANS   256
+#define MORE_PLANS  16 /* that an open engine has room for */
 
 static int check_params(const tern_engine_params *p, tern_error *err)
 {
@@ -31,16 +33,19 @@ static int check_params(const tern_engine_params *p, tern_error *err)
  * they use together is limited by kv_bytes. */
 static int open_plans(tern_engine *e, const tern_engine_params *p, tern_error *err)
 {
-    int rc = 0, n = 1 + p->n_more_kv;
+    int rc = 0, n = 1 + p->n_more_kv, drafts;
     const struct tern_kv_room room = {e->max_seqs, e->ctx, e->chunk, &e->kv_budget, e->dev};
     e->kv_budget.limit = p->kv_bytes ? p->kv_bytes : SIZE_MAX;
-    TERN_TRY(tern_alloc(&e->plans, (size_t)n + 1, sizeof(struct tern_kv_plan *), err));
-    TERN_TRY(tern_alloc(&e->caches, (size_t)n + 1, sizeof *e->caches, err));
+    e->max_plans = n + MORE_PLANS;
+    e->drafts = p->drafts;
+    TERN_TRY(tern_alloc(&e->plans, (size_t)e->max_plans + 1, sizeof(struct tern_kv_plan *), err));
+    TERN_TRY(tern_alloc(&e->caches, (size_t)e->max_plans + 1, sizeof *e->caches, err));
     for (int i = 0; i < n; i++) {
         const char *spec = i ? p->more_kv[i - 1] : p->kv ? p->kv : p->exact ? "f32" : TERN_KV_DEFAULT;
         TERN_TRY(tern_plan_of_ctx(&e->plans[i], e->model, e->ctx, spec, p->kv_strict, err));
         e->n_caches = ++e->n_plans;
-        tern_kv_layout_spare(e->plans[i]->layout, p->drafts);
+        TERN_TRY(tern_draft_rows(p, e->plans[i]->layout->state_bytes > 0, &drafts, err));
+        tern_kv_layout_spare(e->plans[i]->layout, drafts);
         if (tern_kv_least_bytes(e->plans[i]->layout) > e->kv_budget.limit)
             TERN_FAIL(err, TERN_EINVAL, "KV memory of %zu bytes is less than the %zu that one page of --kv %s takes",
                       e->kv_budget.limit, tern_kv_least_bytes(e->plans[i]->layout), spec);
@@ -94,6 +99,7 @@ int tern_engine_open(tern_engine **out, tern_model *m, const tern_engine_params 
     TERN_TRY(tern_forward_new(&e->forward, m->net, e->caches, e->n_caches, e->dev, e->chunk, e->chunk, e->max_seqs,
                               e->exact, err));
     TERN_TRY(alloc_batch(e, err));
+    TERN_TRY(tern_drafter_open(&e->drafter, e, p, err));
     *out = e;
     e = NULL;
 out:
@@ -106,6 +112,7 @@ void tern_engine_close(tern_engine **pe)
     if (!pe || !*pe)
         return;
     tern_engine *e = *pe;
+    tern_drafter_close(e->drafter);
     for (int i = 0; e->seqs && i < e->max_seqs; i++) {
         tern_free(e->seqs[i].tokens);
         tern_free(e->seqs[i].roles);
@@ -177,6 +184,12 @@ void tern_engine_memory(const tern_engine *e, tern_memory *out)
     tern_kv_full_bytes(&e->caches[0], &out->kv_full_bytes, &out->kv_full_f16_bytes);
 }
 
+void tern_engine_full(const tern_engine *e, int plan, size_t *bytes, size_t *f16_bytes)
+{
+    TERN_ASSERT(plan >= 0 && plan < e->n_plans);
+    tern_kv_full_bytes(&e->caches[plan], bytes, f16_bytes);
+}
+
 void tern_engine_cancel(tern_engine *e)
 {
     atomic_store_explicit(&e->cancel, 1, memory_order_relaxed);
@@ -215,6 +228,7 @@ int tern_seq_new_plan(tern_seq **out, tern_engine *e, int plan, tern_error *err)
     if (rc < 0)
         return rc;
     (*out)->plan = plan;
+    (*out)->recode_at = 0;
     rc = tern_kv_seq_new(cache_of(*out), &(*out)->kv, err);
     if (rc < 0)
         *out = NULL;
@@ -227,15 +241,30 @@ void tern_seq_free(tern_seq *s)
         return;
     tern_kv_seq_free(cache_of(s), s->kv);
     s->kv = NULL;
+    s->ahead = 0;
+}
+
+/* While drafts are verified a sequence holds tokens that may not count. */
+static int check_whole(const tern_seq *s, tern_error *err)
+{
+    if (!s->ahead)
+        return 0;
+    return tern_err_set(err, TERN_EINVAL, "the sequence is in the middle of a step; until that is over it can be read");
 }
 
 int tern_seq_fork(tern_seq **out, tern_seq *s, tern_error *err)
 {
     tern_engine *e = s->engine;
-    int rc = free_slot(e, out, err);
+    *out = NULL;
+    int rc = check_whole(s, err);
+    if (rc < 0)
+        return rc;
+    rc = free_slot(e, out, err);
     if (rc < 0)
         return rc;
     (*out)->plan = s->plan;
+    (*out)->recode_at = s->recode_at;
+    (*out)->recode_plan = s->recode_plan;
     rc = tern_kv_seq_fork(cache_of(s), &(*out)->kv, s->kv, err);
     if (rc < 0) {
         *out = NULL;
@@ -248,7 +277,7 @@ int tern_seq_fork(tern_seq **out, tern_seq *s, tern_error *err)
 
 int tern_seq_length(const tern_seq *s)
 {
-    return s->kv->n_tokens;
+    return s->kv->n_tokens - s->ahead;
 }
 
 const int32_t *tern_seq_tokens(const tern_seq *s)
@@ -258,10 +287,12 @@ const int32_t *tern_seq_tokens(const tern_seq *s)
 
 int tern_seq_trim(tern_seq *s, int n, tern_error *err)
 {
-    int kept;
+    int kept, rc = check_whole(s, err);
+    if (rc < 0)
+        return rc;
     if (n < 0 || n > s->kv->n_tokens)
         return tern_err_set(err, TERN_EINVAL, "cannot trim a sequence of %d tokens to %d", s->kv->n_tokens, n);
-    int rc = tern_kv_trim(cache_of(s), s->kv, n, &kept, err);
+    rc = tern_kv_trim(cache_of(s), s->kv, n, &kept, err);
     return rc < 0 ? rc : tern_seq_replay(s, kept, n, err);
 }
 
@@ -276,6 +307,9 @@ static uint64_t digest(const tern_engine *e)
 int tern_seq_save(const tern_seq *s, const char *path, tern_error *err)
 {
     const tern_engine *e = s->engine;
+    int rc = check_whole(s, err);
+    if (rc < 0)
+        return rc;
     struct tern_kv_snapshot_info info = {.model_digest = digest(e), .tokens = s->tokens, .roles = s->roles};
     return tern_kv_save(cache_of(s), s->kv, &info, path, err);
 }
@@ -306,6 +340,7 @@ int tern_seq_load(tern_seq **out, tern_engine *e, const char *path, tern_error *
     }
     memcpy(s->tokens, tokens, (size_t)s->kv->n_tokens * sizeof *tokens);
     memcpy(s->roles, roles, (size_t)s->kv->n_tokens);
+    s->recode_at = 0;
     *out = s;
 out:
     tern_free(tokens);
@@ -321,6 +356,8 @@ static int check_item(tern_engine *e, const tern_step_item *it, tern_error *err)
         return tern_err_set(err, TERN_EINVAL, "step: a sequence does not belong to this engine");
     if (it->n_tokens < 1)
         return tern_err_set(err, TERN_EINVAL, "step: a sequence comes with %d tokens", it->n_tokens);
+    if (it->seq->ahead)
+        return check_whole(it->seq, err);
     for (int i = 0; i < it->n_tokens; i++)
         if (it->tokens[i] < 0 || it->tokens[i] >= e->model->net->desc.n_vocab)
             return tern_err_set(err, TERN_EINVAL, "token %d is outside the vocabulary of %d", it->tokens[i],
@@ -436,6 +473,7 @@ int tern_step(tern_engine *e, const tern_step_item *items, int n_items, const fl
     fetch_logits(e, &b, items, n_items);
     tern_hidden_fetch(e, &b, items, n_items);
     e->dev->ops->sync(e->dev);
+    TERN_TRY(tern_dev_fault(e->dev, err));
     for (int i = 0; i < n_items; i++) {
         tern_seq *s = items[i].seq;
         size_t at = (size_t)s->kv->n_tokens, n = (size_t)items[i].n_tokens;
@@ -494,11 +532,12 @@ int tern_prefill_steps(tern_engine *e, tern_seq *s, const int32_t *tokens, int n
     for (int done = 0; done < n;) {
         if (atomic_exchange_explicit(&e->cancel, 0, memory_order_relaxed))
             TERN_FAIL(err, TERN_ECANCELLED, "cancelled after %d of %d prompt tokens", done, n);
-        int k = n - done < e->chunk ? n - done : e->chunk;
+        int k = tern_seq_recode_room(s, n - done < e->chunk ? n - done : e->chunk);
         tern_step_item it = {.seq = s, .tokens = tokens + done, .n_tokens = k};
         it.logits = logits && done + k == n ? TERN_LOGITS_LAST : TERN_LOGITS_NONE;
         TERN_TRY(tern_step(e, &it, 1, logits, err));
         done += k;
+        TERN_TRY(tern_seq_recode_due(s, err));
         if (progress && progress(user, done, n))
             TERN_FAIL(err, TERN_ECANCELLED, "cancelled after %d of %d prompt tokens", done, n);
     }

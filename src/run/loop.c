@@ -6,18 +6,19 @@
 #include <time.h>
 #include "base/clock.h"
 #include "base/mem.h"
-#include "run/prefix.h"
+#include "run/prefix/prefix.h"
 
-#define DEFAULT_WAITING  256
-#define MOST_WAITING     65536
-#define DEFAULT_LOGPROBS 20
-#define MOST_LOGPROBS    1024
-#define DEFAULT_GAP      1.9 /* under twice */
-#define DEFAULT_REPLY    256
-#define DEFAULT_UNREAD   ((size_t)64 << 20)
-#define BEAT_S           0.5  /* an idle thread comes by this often */
-#define STALLED_BEAT_S   0.01 /* one that waits for receivers */
-#define STALL_S          60
+#define DEFAULT_WAITING   256
+#define MOST_WAITING      65536
+#define DEFAULT_LOGPROBS  20
+#define MOST_LOGPROBS     1024
+#define DEFAULT_GAP       1.9 /* under twice */
+#define DEFAULT_REPLY     256
+#define DEFAULT_UNREAD    ((size_t)64 << 20)
+#define BEAT_S            0.5  /* an idle thread comes by this often */
+#define STALLED_BEAT_S    0.01 /* one that waits for receivers */
+#define STALL_S           60
+#define DEFAULT_DIR_BYTES ((size_t)10 << 30)
 
 /* ---- the thread ---------------------------------------------------------------------------------------------------
  */
@@ -96,9 +97,17 @@ static void count_end(tern_loop *l, int rc, double queue_s, double now)
     tern_times_add(&l->stats.queue, queue_s);
 }
 
+static void drop_fetch(tern_loop *l, struct tern_request_run *q)
+{
+    if (q->fetch)
+        l->prefix.drop(l->prefix.self, q->fetch);
+    q->fetch = NULL;
+}
+
 static void end_request(tern_loop *l, struct tern_request_run *q)
 {
     double now = tern_now();
+    drop_fetch(l, q);
     for (int i = 0; l->prefix.offer && i < q->r.n_choices; i++)
         if (q->choices[i].seq && tern_seq_length(q->choices[i].seq)) /* what was computed may be of use */
             l->prefix.offer(l->prefix.self, q->choices[i].seq, NULL, true);
@@ -134,8 +143,11 @@ static void *run(void *arg)
         int n_begun = 0;
         (void)pthread_mutex_lock(&l->lock);
         l->beat = tern_now();
-        if (!l->closing && (stalled || (!l->n_waiting && !l->n_running)))
+        if (!l->closing && !l->poked && (stalled || (!l->n_waiting && !l->n_running)))
             wait_beat(l, stalled ? STALLED_BEAT_S : BEAT_S);
+        l->poked = false;
+        if (l->cache)
+            tern_prefix_get_stats(l->cache, &l->stats.cache);
         int n_ending = collect_ending(l), n_given_up = tern_room_grow(l), first = l->n_running;
         while (tern_loop_next(l))
             n_begun++;
@@ -144,10 +156,15 @@ static void *run(void *arg)
         (void)pthread_mutex_unlock(&l->lock);
         for (int i = 0; i < n_ending; i++)
             end_request(l, l->ending[i]);
-        for (int i = 0; i < n_given_up; i++)
+        for (int i = 0; i < n_given_up; i++) {
+            drop_fetch(l, l->given_up[i]);
             tern_again_give_up(l->given_up[i]);
+        }
         for (int i = 0; i < n_begun; i++)
             tern_loop_admit(l, l->running[first + i]);
+        if (l->prefix.tick)
+            l->prefix.tick(l->prefix.self);
+        tern_loop_begin(l);
         stalled = l->n_running && !tern_loop_step(l);
     }
     return NULL;
@@ -205,7 +222,46 @@ static void free_loop(tern_loop *l)
     tern_free(l->items);
     tern_free(l->of);
     tern_free(l->picks);
+    tern_free(l->drafts);
     tern_free(l);
+}
+
+/* Under the lock: the thread has something to look at. */
+static void poke(tern_loop *l)
+{
+    l->poked = true;
+    (void)pthread_cond_signal(&l->wake);
+}
+
+static void wake(void *loop)
+{
+    tern_loop *l = loop;
+    (void)pthread_mutex_lock(&l->lock);
+    poke(l);
+    (void)pthread_mutex_unlock(&l->lock);
+}
+
+static int open_cache(tern_loop *l, tern_error *err)
+{
+    const struct tern_prefix_params p = {.bytes = l->p.cache_bytes,
+                                         .dir = l->p.cache_dir,
+                                         .dir_bytes = l->p.cache_dir_bytes ? l->p.cache_dir_bytes : DEFAULT_DIR_BYTES,
+                                         .dir_free = l->p.cache_dir_free,
+                                         .shared = l->p.cache_shared,
+                                         .say = l->p.on_notice,
+                                         .say_user = l->p.notice_user,
+                                         .wake = wake,
+                                         .wake_user = l};
+    if (!p.bytes && (p.dir || p.shared))
+        return tern_err_set(err, TERN_EINVAL, "a cache in a directory or a store needs one in memory");
+    if (!p.bytes)
+        return 0;
+    int rc = tern_prefix_new(&l->cache, l->e, &p, err);
+    if (rc < 0)
+        return rc;
+    l->prefix = tern_prefix_hooks(l->cache);
+    tern_prefix_get_stats(l->cache, &l->stats.cache);
+    return 0;
 }
 
 /* Signals are for the threads of the program. */
@@ -249,11 +305,8 @@ int tern_loop_open(tern_loop **out, tern_engine *e, const tern_loop_params *p, t
     TERN_TRY(tern_alloc(&l->items, seqs, sizeof *l->items, err));
     TERN_TRY(tern_alloc(&l->of, seqs, sizeof(void *), err));
     TERN_TRY(tern_alloc(&l->picks, seqs, sizeof(void *), err));
-    if (p->cache_bytes) {
-        TERN_TRY(tern_prefix_new(&l->cache, e, p->cache_bytes, err));
-        l->prefix = tern_prefix_hooks(l->cache);
-        tern_prefix_get_stats(l->cache, &l->stats.cache);
-    }
+    TERN_TRY(tern_alloc(&l->drafts, seqs, sizeof(void *), err));
+    TERN_TRY(open_cache(l, err));
     tern_engine_memory(e, &l->memory);
     l->stats.memory = l->memory;
     TERN_TRY(start_thread(l, err));
@@ -327,7 +380,7 @@ int tern_loop_submit(tern_loop *l, const tern_request *r, tern_events *events, v
         *id = q->id;
         l->n_alive++;
         l->stats.submitted++;
-        (void)pthread_cond_signal(&l->wake);
+        poke(l);
     } else {
         l->stats.refused++;
     }
@@ -352,7 +405,7 @@ void tern_loop_cancel(tern_loop *l, uint64_t id)
     q = q ? q : find(l->running, l->n_running, id);
     if (q)
         q->cancelled = true;
-    (void)pthread_cond_signal(&l->wake);
+    poke(l);
     (void)pthread_mutex_unlock(&l->lock);
 }
 

@@ -6,9 +6,10 @@
  *   loop_again.c    what was given up, computed again
  *   loop_step.c     one step: which rows, what comes of them
  *   loop.c          the thread, and the calls of other threads
- *   prefix.c        beginnings of prompts that are kept (run/prefix.h)
+ *   prefix          beginnings of prompts that are kept (run/prefix/prefix.h)
  *   pace.c          how many prompt rows go beside decode rows
  *   logprobs.c      log probabilities
+ *   draft/          guesses at what replies say next
  *
  * A request is made by the thread that submits it, is the lock's while it waits, and the loop's thread's once it runs;
  * `cancelled` stays the lock's.  The lock is never held during a step. */
@@ -16,8 +17,9 @@
 #define TERN_RUN_LOOP_H
 
 #include <pthread.h>
+#include "run/draft/draft.h"
 #include "run/gen.h"
-#include "run/prefix.h"
+#include "run/prefix/prefix.h"
 #include "tern/loop.h"
 
 /* ---- events -------------------------------------------------------------------------------------------------------
@@ -42,7 +44,7 @@ size_t tern_events_bytes(tern_events *q); /* that wait to be received */
 void tern_score_token(const float *logits, int n_vocab, int32_t id, int n_top, tern_logprob *top,
                       tern_token_score *out);
 
-/* What a cache of prefixes does for the loop (run/prefix.h), before the first request; copies *p. */
+/* What a cache of prefixes does for the loop (run/prefix/prefix.h), before the first request; copies *p. */
 void tern_loop_set_prefix(tern_loop *l, const struct tern_prefix *p);
 
 /* ---- requests -----------------------------------------------------------------------------------------------------
@@ -54,6 +56,7 @@ struct tern_choice { /* one reply of a request */
     struct tern_request_run *request;
     int index;
     struct tern_gen gen;
+    struct tern_draft draft;
     tern_seq *seq; /* NULL: not begun, or over */
     tern_reply *reply;
     void *constraint;  /* its state */
@@ -91,11 +94,13 @@ struct tern_request_run {
     int room;       /* ... so many tokens of each reply */
     int fits;       /* most tokens of prompt and reply for which there can be room */
     bool preempted; /* waits to be let in again, without pages */
+    bool begun;     /* its TERN_EVENT_START is out */
     bool again;     /* its rows are computed again; nothing new comes of them */
     bool stalled;   /* its receiver has left too much unread */
     double stalled_at;
     double submitted, started, prompted, first; /* when; 0: not yet */
     int n_cached, n_told;                       /* tokens of the prompt: found at first; of which events have told */
+    void *fetch;                                /* what it waits for (run/prefix/prefix.h); NULL: nothing */
     float *vector;                              /* [n_embd] of the embedding, and what it is summed in */
     double *sum;
     uint64_t step;  /* the last one that its prompt was in */
@@ -160,6 +165,7 @@ struct tern_loop {
     pthread_cond_t quiet; /* drains: a request has ended */
     /* Under the lock: */
     bool closing, draining;
+    bool poked;                        /* something has come that the thread has not looked at */
     struct tern_request_run **waiting; /* [max_waiting + max_seqs], by age */
     int n_waiting, n_running;
     struct tern_fair *fairs;
@@ -178,6 +184,7 @@ struct tern_loop {
     tern_step_item *items;              /* [max_seqs] */
     struct tern_choice **of;            /* [max_seqs] whose they are */
     struct tern_choice **picks;         /* [max_seqs] */
+    struct tern_draft **drafts;         /* [max_seqs] of the step's decode items */
     uint64_t n_steps;
     int turn_decode; /* where decode rows begin when there are more than a step takes */
     double memory_at;
@@ -209,8 +216,10 @@ struct tern_choice *tern_again_next(tern_loop *l, struct tern_request_run *q, in
 void tern_again_take(tern_loop *l, struct tern_choice *c, const tern_step_item *it); /* a step has done it */
 int tern_loop_fork(tern_loop *l, tern_seq **out, tern_seq *from, tern_error *err);
 
-/* loop_step.c: begins a request that was let in; one step of all that run. */
+/* loop_step.c: begins a request that was let in, or lets it wait for what a cache brings; begins those for which that
+ * has come; one step of all that run. */
 void tern_loop_admit(tern_loop *l, struct tern_request_run *q);
+void tern_loop_begin(tern_loop *l);
 bool tern_loop_step(tern_loop *l); /* false: nobody could go on */
 void tern_times_add(tern_times *t, double seconds);
 

@@ -27,7 +27,7 @@ static size_t bytes_for(const tern_loop *l, const tern_request *r, int more)
     const struct tern_kv_cache *c = &l->e->caches[r->plan];
     size_t own = c->tiles.mem.bytes, shared = 0;
     own += c->layout->sink_bytes ? c->sinks.mem.bytes : 0;
-    own += c->layout->state_bytes ? c->states.mem.bytes * (TERN_KV_KEPT_STATES + 1) : 0;
+    own += c->layout->state_bytes ? c->states.mem.bytes * (size_t)(TERN_KV_KEPT_STATES + 1 + c->layout->drafts) : 0;
     for (int g = 0; g < c->layout->n_groups; g++) {
         /* Choices share what closed in the prompt, until a window leaves it. */
         size_t both = c->layout->groups[g].reach.window ? 0 : page_bytes(c, g, r->n_prompt);

@@ -28,12 +28,12 @@ void tern_times_add(tern_times *t, double seconds)
  */
 
 struct batch {
-    int n_items, n_decode, n_prompt; /* items; rows that streams go on by, and all others */
+    int n_items, n_streams, n_decode, n_prompt; /* items; streams; rows that they go on by, and all others */
 };
 
 static bool runs(const struct tern_request_run *q)
 {
-    return q->rc == 0 && !q->stalled && !tern_request_over(q);
+    return q->rc == 0 && !q->fetch && !q->stalled && !tern_request_over(q);
 }
 
 static void add_item(tern_loop *l, struct batch *b, struct tern_choice *c, const tern_step_item *item)
@@ -42,7 +42,7 @@ static void add_item(tern_loop *l, struct batch *b, struct tern_choice *c, const
     l->items[b->n_items++] = *item;
 }
 
-/* More streams than a step has rows take turns. */
+/* More streams than a step has rows take turns.  Where there are rows to spare, guesses go along. */
 static void add_decode(tern_loop *l, struct batch *b, bool prompts)
 {
     int n = 0, most = prompts && l->e->chunk > 2 * KEPT_ROWS ? l->e->chunk - KEPT_ROWS : l->e->chunk;
@@ -51,14 +51,20 @@ static void add_decode(tern_loop *l, struct batch *b, bool prompts)
             if (!l->running[i]->again && l->running[i]->choices[k].gen.phase == TERN_GEN_APPEND)
                 l->picks[n++] = &l->running[i]->choices[k];
     TERN_ASSERT(most > 0);
-    int from = n > most ? l->turn_decode % n : 0;
-    for (int i = 0; i < n && i < most; i++) {
+    int from = n > most ? l->turn_decode % n : 0, n_now = n < most ? n : most;
+    for (int i = 0; i < n_now; i++) {
         struct tern_choice *c = l->picks[(from + i) % n];
-        add_item(
-            l, b, c,
-            &(tern_step_item){
-                .seq = c->seq, .tokens = &c->gen.picked, .n_tokens = 1, .decode = true, .logits = TERN_LOGITS_LAST});
-        b->n_decode++;
+        c->draft.seq = c->seq;
+        l->drafts[i] = &c->draft;
+    }
+    tern_drafts_plan(l->e->drafter, l->drafts, n_now, most);
+    for (int i = 0; i < n_now; i++) {
+        const struct tern_draft *d = l->drafts[i];
+        const tern_step_item it = {
+            .seq = d->seq, .tokens = d->rows, .n_tokens = d->n, .decode = true, .logits = TERN_LOGITS_ALL};
+        add_item(l, b, l->picks[(from + i) % n], &it);
+        b->n_streams++;
+        b->n_decode += d->n;
     }
     l->turn_decode = from + most;
 }
@@ -242,6 +248,8 @@ static void take_prompt(tern_loop *l, struct tern_choice *c, const tern_step_ite
         tell_scores(l, q, from, it->n_tokens, logits);
     if (c->gen.done == c->gen.n_prompt)
         part(l, q, n_rows ? logits + (size_t)(n_rows - 1) * n_vocab : NULL);
+    else if (l->prefix.passed)
+        l->prefix.passed(l->prefix.self, c->seq, from);
 }
 
 /* ---- tokens -------------------------------------------------------------------------------------------------------
@@ -295,8 +303,8 @@ static void take_token(tern_loop *l, struct tern_choice *c, double now)
     c->n_thought += c->thinking;
 }
 
-/* All choices that have logits go on by a token. */
-static void take_tokens(tern_loop *l)
+/* All choices that have logits go on by a token.  False: there are none. */
+static bool take_round(tern_loop *l)
 {
     int n = 0;
     for (int i = 0; i < l->n_running; i++)
@@ -309,10 +317,42 @@ static void take_tokens(tern_loop *l)
         tern_pool_run(l->e->pool, pick_one, l, n);
     double now = tern_now();
     for (int i = 0; i < n; i++) {
-        l->picks[i]->logits = NULL;
-        if (l->picks[i]->request->rc == 0)
-            take_token(l, l->picks[i], now);
+        struct tern_choice *c = l->picks[i];
+        const float *logits = c->logits;
+        c->logits = NULL;
+        if (c->request->rc == 0)
+            take_token(l, c, now);
+        if (c->request->rc == 0 && tern_draft_next(&c->draft))
+            c->logits = logits + l->e->model->net->desc.n_vocab;
     }
+    return n > 0;
+}
+
+/* What was guessed wrong leaves the sequence, also that of a request which has just failed. */
+static void settle(tern_loop *l, struct tern_choice *c)
+{
+    tern_error err = {0};
+    struct tern_draft *d = &c->draft;
+    if (!c->seq || d->n < 2)
+        return;
+    const int n = tern_seq_length(c->seq), before = n - 1 - d->at;
+    l->fresh.drafted_tokens += (uint64_t)(d->n - 1);
+    l->fresh.accepted_tokens += (uint64_t)d->at;
+    d->n = 1;
+    if (tern_draft_settle(d, &err) < 0)
+        tern_request_fail(c->request, err.code, err.msg);
+    else if (l->prefix.offer && n / TERN_PAGE > before / TERN_PAGE)
+        l->prefix.offer(l->prefix.self, c->seq, NULL, false);
+}
+
+/* As far as the logits of a step lead. */
+static void take_tokens(tern_loop *l)
+{
+    while (take_round(l))
+        ;
+    for (int i = 0; i < l->n_running; i++)
+        for (int k = 0; k < l->running[i]->r.n_choices; k++)
+            settle(l, &l->running[i]->choices[k]);
     for (int i = 0; i < l->n_running; i++)
         for (int k = 0; runs(l->running[i]) && k < l->running[i]->r.n_choices; k++) {
             struct tern_choice *c = &l->running[i]->choices[k];
@@ -322,6 +362,12 @@ static void take_tokens(tern_loop *l)
                 l->prefix.offer(l->prefix.self, c->seq, NULL, true);
             tern_choice_end(c, c->gen.finish);
         }
+}
+
+/* Does this request ask the cache?  What wants figures of every row of its prompt computes it. */
+static bool asks_cache(const struct tern_request_run *q)
+{
+    return q->r.prompt_logprobs < 0 && q->r.embed == TERN_EMBED_NONE;
 }
 
 /* A sequence for its first choice, with as much of the prompt as is known; *logits: of its last token, if all is. */
@@ -336,17 +382,16 @@ static int start(tern_loop *l, struct tern_request_run *q, struct tern_choice *c
         tern_request_fail(q, err.code, err.msg);
         return rc;
     }
-    if (!l->prefix.lookup || q->r.prompt_logprobs >= 0 || q->r.embed != TERN_EMBED_NONE)
+    if (!l->prefix.lookup || !asks_cache(q))
         return 0;
     return l->prefix.lookup(l->prefix.self, c->seq, q->r.prompt, q->r.n_prompt, logits);
 }
 
-void tern_loop_admit(tern_loop *l, struct tern_request_run *q)
+static void begin(tern_loop *l, struct tern_request_run *q)
 {
     struct tern_choice *c = tern_again_first(q);
     const float *logits;
-    bool first = q->started <= 0;
-    q->started = first ? tern_now() : q->started;
+    q->stalled = false; /* what is picked now must not wait for the next look at its receiver */
     int found = start(l, q, c, &logits);
     if (found < 0)
         return;
@@ -355,7 +400,8 @@ void tern_loop_admit(tern_loop *l, struct tern_request_run *q)
         tern_again_begin(l, q);
         return;
     }
-    if (first) {
+    if (!q->begun) {
+        q->begun = true;
         q->n_cached = found;
         tern_request_tell(q, &(tern_event){.kind = TERN_EVENT_START, .n_prompt = q->r.n_prompt, .n_cached = found});
     }
@@ -363,6 +409,26 @@ void tern_loop_admit(tern_loop *l, struct tern_request_run *q)
     if (found == q->r.n_prompt) {
         part(l, q, logits);
         take_tokens(l);
+    }
+}
+
+void tern_loop_admit(tern_loop *l, struct tern_request_run *q)
+{
+    q->started = q->started > 0 ? q->started : tern_now();
+    if (l->prefix.fetch && asks_cache(q))
+        q->fetch = l->prefix.fetch(l->prefix.self, q->r.plan, q->r.prompt, q->r.n_prompt);
+    if (!q->fetch)
+        begin(l, q);
+}
+
+void tern_loop_begin(tern_loop *l)
+{
+    for (int i = 0; i < l->n_running; i++) {
+        struct tern_request_run *q = l->running[i];
+        if (q->fetch && q->rc == 0 && l->prefix.fetched(l->prefix.self, q->fetch)) {
+            q->fetch = NULL;
+            begin(l, q);
+        }
     }
 }
 
@@ -382,9 +448,9 @@ static int step_items(tern_loop *l, int from, int to, tern_error *err)
         if (c->request->again) {
             tern_again_take(l, c, it);
         } else if (it->decode) {
-            tern_gen_appended(&c->gen);
+            tern_draft_stepped(&c->draft);
             c->logits = logits;
-            if (l->prefix.offer && tern_seq_length(c->seq) % TERN_PAGE == 0)
+            if (l->prefix.offer && it->n_tokens == 1 && tern_seq_length(c->seq) % TERN_PAGE == 0)
                 l->prefix.offer(l->prefix.self, c->seq, logits, false);
         } else {
             take_prompt(l, c, it, logits, hidden);
@@ -397,12 +463,28 @@ static int step_items(tern_loop *l, int from, int to, tern_error *err)
     return rc;
 }
 
-/* Nothing has changed when a step fails.  Then pages are given back; at last each item goes by itself, and only whose
- * item cannot go is told so. */
+/* False: the batch has no guesses. */
+static bool forget_guesses(tern_loop *l, int n_items)
+{
+    bool any = false;
+    for (int i = 0; i < n_items; i++) {
+        if (l->of[i]->request->again || !l->items[i].decode || l->items[i].n_tokens == 1)
+            continue;
+        tern_draft_forget(&l->of[i]->draft);
+        l->items[i].n_tokens = 1;
+        any = true;
+    }
+    return any;
+}
+
+/* Nothing has changed when a step fails.  Then it does without guesses, and pages are given back; at last each item
+ * goes by itself, and only whose item cannot go is told so. */
 static void step_batch(tern_loop *l, int n_items)
 {
     tern_error err = {0};
     int rc = step_items(l, 0, n_items, &err);
+    if (rc == TERN_ECAPACITY && forget_guesses(l, n_items))
+        rc = step_items(l, 0, n_items, &err);
     while (rc == TERN_ECAPACITY && l->prefix.shrink && l->prefix.shrink(l->prefix.self))
         rc = step_items(l, 0, n_items, &err);
     if (rc == 0) {
@@ -444,6 +526,8 @@ bool tern_loop_step(tern_loop *l)
     double now = tern_now();
     if (b.n_items)
         tern_pace_learn(&l->pace, b.n_decode, b.n_prompt, now - start);
+    if (b.n_decode && !b.n_prompt)
+        tern_drafter_learn(l->e->drafter, b.n_decode, now - start);
     if (now - l->memory_at > MEMORY_PERIOD) {
         tern_engine_memory(l->e, &l->memory);
         l->memory_at = now;
@@ -456,7 +540,9 @@ bool tern_loop_step(tern_loop *l)
     l->stats.prompt_tokens += (uint64_t)b.n_prompt;
     l->stats.cached_tokens += l->fresh.cached_tokens;
     l->stats.generated_tokens += l->fresh.generated_tokens;
-    l->stats.decoding = b.n_decode;
+    l->stats.drafted_tokens += l->fresh.drafted_tokens;
+    l->stats.accepted_tokens += l->fresh.accepted_tokens;
+    l->stats.decoding = b.n_streams;
     if (b.n_items)
         tern_times_add(&l->stats.step, now - start);
     add_times(&l->stats.gap, &l->fresh.gap);

@@ -95,6 +95,13 @@ size_t tern_peak_memory(void)
 
 /* ---- opening ---------------------------------------------------------------------------------------------------- */
 
+static void name_device(tern_model *m, const struct tern_dev_ops *device)
+{
+    char about[TERN_DEV_NAME] = "";
+    const bool more = device->probe && device->probe(about, NULL) == 0;
+    (void)snprintf(m->device, sizeof m->device, "%s%s%s", device->name, more ? ": " : "", about);
+}
+
 static void describe(tern_model *m)
 {
     const struct tern_desc *d = &m->net->desc;
@@ -119,6 +126,7 @@ static void describe(tern_model *m)
         .n_params = m->net->n_params,
         .file_bytes = tern_file_bytes(m->file),
         .weight_bytes = m->net->memory_bytes,
+        .device = m->device,
         .packed = m->net->packed.p ? m->packed.p : NULL,
         .notice = m->net->notice[0] ? m->net->notice : NULL,
         .sampling_left_out = m->left_out[0] ? m->left_out : NULL,
@@ -222,6 +230,7 @@ int tern_model_open(tern_model **out, const char *path, const tern_model_params 
     TERN_TRY(tern_file_get_str(m->file, "general.name", &name, err));
     (void)snprintf(m->name, sizeof m->name, "%.*s", (int)(name.n < sizeof m->name ? name.n : sizeof m->name - 1),
                    name.p ? name.p : "");
+    name_device(m, device);
     describe(m);
     *out = m;
     m = NULL;

@@ -21,9 +21,8 @@ static int count_f32(const struct tern_kv_layout *l, int *n_sides)
 }
 
 /* The raw cache keeps f16, so f32 must be all of a plan, which then is coded as it comes: nothing in it changes. */
-static int check_plan(const tern_engine *e, int plan, tern_error *err)
+int tern_prompt_check_plan(const struct tern_kv_layout *l, tern_error *err)
 {
-    const struct tern_kv_layout *l = e->plans[plan]->layout;
     int n_sides, n = count_f32(l, &n_sides);
     if (n == 0 || n == n_sides)
         return 0;
@@ -37,7 +36,7 @@ int tern_prompt_open(tern_engine *e, tern_error *err)
     int rc = 0, at = e->n_plans;
     const struct tern_kv_room room = {1, e->ctx, e->chunk, &e->kv_budget, e->dev};
     for (int i = 0; i < e->n_plans; i++)
-        TERN_TRY(check_plan(e, i, err));
+        TERN_TRY(tern_prompt_check_plan(e->plans[i]->layout, err));
     TERN_TRY(tern_plan_of_ctx(&e->plans[at], e->model, e->ctx, "f16", false, err));
     e->n_caches = at + 1;
     TERN_TRY(tern_kv_cache_init(&e->caches[at], e->plans[at]->layout, &room, err));

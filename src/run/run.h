@@ -18,6 +18,7 @@
 struct tern_known;
 
 struct tern_model {
+    char device[TERN_DEV_NAME + 32];
     struct tern_file *file;
     struct tern_net *net;
     struct tern_tokenizer *tok;      /* NULL: token ids only */
@@ -60,15 +61,21 @@ struct tern_seq {
     int32_t *tokens;        /* [ctx] */
     uint8_t *roles;         /* [ctx] 1 = decode row */
     uint64_t step;          /* number of the last step that it was asked for */
+    int recode_at;          /* tokens from which on recode_plan is its plan; 0: none */
+    int recode_plan;
+    int ahead; /* of kv's tokens: drafts that are being verified (run/draft/draft.h) */
 };
+
+struct tern_drafter;
 
 struct tern_engine {
     tern_model *model; /* borrowed */
     struct tern_pool *pool;
     struct tern_dev *dev;
-    struct tern_kv_plan **plans;  /* [n_caches] */
-    struct tern_kv_cache *caches; /* [n_caches] */
-    int n_plans;
+    struct tern_kv_plan **plans;  /* [n_caches], room for max_plans + 1 */
+    struct tern_kv_cache *caches; /* likewise */
+    int n_plans, max_plans;
+    int drafts;
     struct tern_kv_budget kv_budget; /* of all caches together */
     int n_caches;                    /* n_plans, and with code_at_end a raw one for the prompt in hand */
     struct tern_forward *forward;
@@ -76,7 +83,8 @@ struct tern_engine {
     int ctx, max_seqs, chunk;
     bool exact;
     atomic_int cancel;
-    uint64_t n_steps; /* asked for so far */
+    struct tern_drafter *drafter; /* NULL: replies are generated token by token */
+    uint64_t n_steps;             /* asked for so far */
     /* The batch being built. */
     struct tern_row *rows;         /* [chunk] */
     struct tern_forward_job *jobs; /* [max_seqs] */
@@ -138,10 +146,16 @@ int tern_prefill_steps(tern_engine *e, tern_seq *s, const int32_t *tokens, int n
  * begin and end an empty sequence lives in it; *coded keeps what it was, NULL when there is nothing to do (the engine
  * codes as it goes, the sequence holds tokens, or its plan is f32).  end may be called after any number of tokens. */
 int tern_prompt_open(tern_engine *e, tern_error *err);
+int tern_prompt_check_plan(const struct tern_kv_layout *l, tern_error *err); /* can a prompt be coded at its end? */
 int tern_prompt_begin(tern_seq *s, int n_tokens, struct tern_kv_seq **coded, tern_error *err);
 int tern_prompt_end(tern_seq *s, struct tern_kv_seq *coded, int plan, tern_error *err);
 /* TERN_ELIMIT when the pages of n tokens, raw and coded, exceed `have` bytes. */
 int tern_prompt_fits(const tern_engine *e, int plan, int n_tokens, size_t have, tern_error *err);
+
+/* recode.c: before a step of tern_prefill and the like, at most n tokens long: how many it may append, so that it ends
+ * where s changes its plan; after it: s changes its plan if it is time. */
+int tern_seq_recode_room(const tern_seq *s, int n);
+int tern_seq_recode_due(tern_seq *s, tern_error *err);
 
 /* share.c: a new sequence that goes on from slices and a checkpoint (kv/share.h) of the plan's cache, and that holds
  * these tokens, in these roles.  Both are those of the sequence that they were taken from. */

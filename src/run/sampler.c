@@ -1,4 +1,5 @@
-/* From logits to a token.  Order: bias, penalties, what may not be picked, temperature, top-k, top-p, min-p, one draw.
+/* From logits to a token.  Order: bias, penalties, what may not be picked, temperature, top-k, top-p, min-p, XTC, one
+ * draw.
  *
  * Everything is a pure function of the logits, the accepted tokens and the seed: candidates are ordered by (logit
  * descending, id ascending) and all sums run in that order, so the same seed gives the same text on any thread count.
@@ -17,6 +18,8 @@
 
 #define DEFAULT_LAST 64
 #define FIRST_ROOM   4096 /* tokens of the window that are allocated from the beginning */
+
+#define XTC_THRESHOLD 0.1f
 
 #define BLOCK 64 /* entries of the vocabulary whose largest logit is known */
 #define LANES 16
@@ -43,7 +46,7 @@ struct tern_sampler {
 
 void tern_sampler_defaults(tern_sampler_params *p)
 {
-    *p = (tern_sampler_params){.top_p = 1, .repetition_penalty = 1};
+    *p = (tern_sampler_params){.top_p = 1, .xtc_threshold = XTC_THRESHOLD, .repetition_penalty = 1};
 }
 
 static int check_range(const char *name, double v, double lo, double hi, tern_error *err)
@@ -60,6 +63,8 @@ static int check_params(const tern_sampler_params *p, int n_vocab, tern_error *e
     TERN_TRY(check_range("top-k", p->top_k, 0, INT32_MAX, err));
     TERN_TRY(check_range("top-p", p->top_p, 0, 1, err));
     TERN_TRY(check_range("min-p", p->min_p, 0, 1, err));
+    TERN_TRY(check_range("xtc probability", p->xtc_probability, 0, 1, err));
+    TERN_TRY(check_range("xtc threshold", p->xtc_threshold, 0, 1, err));
     TERN_TRY(check_range("repetition penalty", p->repetition_penalty, 0.01, 100, err));
     TERN_TRY(check_range("presence penalty", p->presence_penalty, -100, 100, err));
     TERN_TRY(check_range("frequency penalty", p->frequency_penalty, -100, 100, err));
@@ -391,17 +396,29 @@ static int count_kept(const tern_sampler *s, struct ranking *k, int n, bool all,
     return all ? n : -1;
 }
 
-static int32_t draw_ranked(tern_sampler *s, struct ranking *k, int m, double kept)
+/* XTC: how many of the likeliest m, which weigh `kept` together, go. */
+static int count_excluded(const tern_sampler *s, struct ranking *k, int m, double kept)
 {
+    int n = 0;
+    while (n < m && ranked(k, n)->weight >= (double)s->p.xtc_threshold * kept)
+        n++;
+    return n > 1 ? n - 1 : 0;
+}
+
+/* One of the likeliest [from, m). */
+static int32_t draw_ranked(tern_sampler *s, struct ranking *k, int from, int m, double kept)
+{
+    for (int i = 0; i < from; i++)
+        kept -= ranked(k, i)->weight;
     double u = tern_rng_f64(&s->rng) * kept;
-    for (int i = 0; i < m - 1; i++)
+    for (int i = from; i < m - 1; i++)
         if ((u -= ranked(k, i)->weight) < 0)
             return ranked(k, i)->id;
     return ranked(k, m - 1)->id;
 }
 
 /* With cut-offs.  top-p is measured on what top-k left; the first candidate always stays. */
-static int32_t draw_cut(tern_sampler *s, const float *x, float max)
+static int32_t draw_cut(tern_sampler *s, const float *x, float max, bool exclude)
 {
     int k = s->p.top_k > 0 && s->p.top_k < s->n_vocab ? s->p.top_k : 0;
     for (float drop = FIRST_DROP;; drop *= 2) {
@@ -421,7 +438,37 @@ static int32_t draw_cut(tern_sampler *s, const float *x, float max)
         }
         int m = count_kept(s, &r, n, all || k, sum + rest.low, sum + rest.high, &kept);
         if (m > 0)
-            return draw_ranked(s, &r, m, kept);
+            return draw_ranked(s, &r, exclude ? count_excluded(s, &r, m, kept) : 0, m, kept);
+    }
+}
+
+/* XTC without cut-offs: the logits less those that go, and their largest. */
+static const float *without_top(tern_sampler *s, const float *x, float *max)
+{
+    for (float drop = FIRST_DROP;; drop *= 2) {
+        double sum;
+        struct bounds rest;
+        int n = likely(s, x, *max, drop, &sum, &rest), n_sure = 0, n_may = 0;
+        const double low = (double)s->p.xtc_threshold * (sum + rest.low);
+        const double high = (double)s->p.xtc_threshold * (sum + rest.high);
+        const struct candidate *last = NULL; /* stays */
+        for (int i = 0; i < n; i++) {
+            n_sure += s->cand[i].weight >= high;
+            n_may += s->cand[i].weight >= low;
+            if (s->cand[i].weight >= high && (!last || before(last, &s->cand[i])))
+                last = &s->cand[i];
+        }
+        if (rest.high > 0 && (n_sure != n_may || exp(-(double)drop) >= low))
+            continue; /* it depends on what the others weigh, or one of them belongs to these */
+        if (n_sure < 2)
+            return x;
+        if (x != s->work)
+            memcpy(s->work, x, (size_t)s->n_vocab * sizeof *x);
+        for (int i = 0; i < n; i++)
+            if (s->cand[i].weight >= high && &s->cand[i] != last)
+                s->work[s->cand[i].id] = -INFINITY;
+        *max = s->work[argmax(s, s->work)];
+        return s->work;
     }
 }
 
@@ -432,9 +479,12 @@ int32_t tern_sampler_pick_within(tern_sampler *s, const float *logits, const str
     float max = x[best];
     if (s->p.temperature == 0.0f || !isfinite(max))
         return best;
-    if (s->p.top_k == 0 && s->p.top_p >= 1.0f && s->p.min_p == 0.0f)
-        return draw_all(s, x, max);
-    return draw_cut(s, x, max);
+    const bool exclude = s->p.xtc_probability > 0 && tern_rng_f64(&s->rng) < (double)s->p.xtc_probability;
+    if (s->p.top_k != 0 || s->p.top_p < 1.0f || s->p.min_p != 0.0f)
+        return draw_cut(s, x, max, exclude);
+    if (exclude)
+        x = without_top(s, x, &max);
+    return draw_all(s, x, max);
 }
 
 int32_t tern_sampler_pick(tern_sampler *s, const float *logits)

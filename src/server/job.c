@@ -19,6 +19,8 @@ static void choice_clear(struct tern_choice *c)
 void tern_job_free(struct tern_job *j)
 {
     struct tern_server *s = j->server;
+    if (s->p.log && j->path[0])
+        tern_log_job(j);
     if (j->all_next)
         j->all_next->all_prev = j->all_prev;
     *(j->all_prev ? &j->all_prev->all_next : &s->jobs) = j->all_next;
@@ -54,6 +56,7 @@ static void gone(void *user)
 {
     struct tern_job *j = user;
     j->call = NULL;
+    j->status = 499;
     j->server->disconnects++;
     cancel(j); /* the job ends when the last of its lanes has */
 }
@@ -64,6 +67,8 @@ static void refuse(struct tern_job *j, struct tern_fault *f)
     const char *path = tern_model_get_info(j->server->model)->path;
     size_t n = strlen(path);
     j->over = true;
+    j->status = f->status;
+    j->fault = *f;
     if (!call)
         return;
     /* Where the model lies is nobody's business out there. */
@@ -104,6 +109,8 @@ void tern_job_start(struct tern_server *s, const struct tern_api *api, struct te
     }
     j->call = c;
     (void)snprintf(j->id, sizeof j->id, "%s", tern_http_call_id(c));
+    (void)snprintf(j->path, sizeof j->path, "%s", tern_http_call_head(c)->path);
+    j->status = 200;
     j->key = tern_auth_key(s, c);
     tern_http_take_body(c, &j->body);
     tern_http_watch(c, gone, j);
@@ -249,6 +256,8 @@ static void lane_ended(struct tern_lane *lane, const tern_event *e)
     j->n_cached += e->n_cached;
     j->n_generated += e->n_generated;
     j->n_reasoning += e->n_reasoning;
+    j->n_drafted += e->n_drafted;
+    j->n_accepted += e->n_accepted;
     j->queue_s += e->queue_s;
     j->prompt_s += e->prompt_s;
     j->decode_s += e->decode_s;

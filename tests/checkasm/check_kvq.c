@@ -512,6 +512,43 @@ static void part_encode(void)
     }
 }
 
+/* Nearly all entries at one end, so that a path that must go the other way costs as much as the contract of tables
+ * allows: sums that are bounded by nothing but the cap on them.  The cap makes the path another one than the best, and
+ * all levels must take that same one. */
+static void part_encode_loud(void)
+{
+    static uint8_t want[64 * MAX_DIM];
+    static uint16_t want_head[64 * MAX_B];
+    static const enum check_fill fills[] = {CHECK_TIES, CHECK_SPREAD, CHECK_OUTLIER, CHECK_GAUSS, CHECK_ONEHOT};
+    for (int c = 0; c < 600; c++) {
+        const struct code *code = &kinds[4 + c % 3];
+        struct tern_kvq_table tab = random_table(code, 1);
+        int8_t *const tables[] = {tab.entry, tab.b, tab.c};
+        for (int i = 0; i < 3; i++) {
+            const int n = code->bits == 3 || i == 2 ? 8 : 16, sign = check_rand() & 1 ? 1 : -1;
+            int most = 0;
+            for (int j = 0; j < n; j++)
+                most = tables[i][j] > most ? tables[i][j] : most;
+            for (int j = 0; j < n; j++)
+                tables[i][j] = (int8_t)(check_range(0, 7) ? sign * most : -sign * most);
+        }
+        int dim = dims[c / 3 % N_DIMS], n = check_range(1, 64), key = c / 2 % 2;
+        enum check_fill fill = fills[c / 7 % 5];
+        check_case("%s, dim %d, n %d, key %d, %s, loud tables", code->name, dim, n, key, check_fill_name(fill));
+        size_t n_x = (size_t)(n * dim), n_head = (size_t)tern_kvq_blocks(dim) * 64;
+        float *x = check_buf(n_x * 4, 64);
+        uint8_t *codes = check_buf(n_x, 64);
+        uint16_t *head = check_buf(n_head * 2, 64);
+        void *scratch = check_buf(TERN_KVQ_SCRATCH, 64);
+        check_fill_f32(x, n_x, fill);
+        memcpy(want_head, head, n_head * 2);
+        tern_k.kvq.encode(codes, head, x, &tab, key, dim, n, scratch);
+        check_ref.kvq.encode(want, want_head, x, &tab, key, dim, n, scratch);
+        check_same_bytes("codes against plain C", codes, want, n_x);
+        check_same_bytes("headers against plain C", head, want_head, n_head * 2);
+    }
+}
+
 static void part_pack(bool key)
 {
     static uint8_t want[64 * MAX_DIM];
@@ -552,6 +589,7 @@ void check_kvq(void)
     CHECK_PART(kvq.decode_k, part_decode_k);
     CHECK_PART(kvq.decode_v, part_decode_v);
     CHECK_PART(kvq.encode, part_encode);
+    CHECK_PART(kvq.encode, part_encode_loud);
     CHECK_PART(kvq.pack_k, part_pack_k);
     CHECK_PART(kvq.pack_v, part_pack_v);
 }

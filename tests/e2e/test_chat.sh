@@ -119,7 +119,7 @@ same "$(cat "$out")" "$first
 $first" "the reply after /reset"
 chat "/help
 "
-for c in /reset /save /load /stats /quit; do
+for c in /reset /save /load /kv /stats /quit; do
     grep -q "^$c" "$err" || say "list $c"
 done
 chat "/quit
@@ -133,6 +133,35 @@ Who goes there?
     same "$(cat "$out")" "$first" "the reply after a bad command"
     same "$(grep -c '^tern: ' "$err")" 2 "one line about $c, one about the length"
 done
+
+# ---- /kv: another plan where the conversation stands ----
+long="$(printf 'word %.0s' $(seq 40))"
+run_with_input 0 "$long
+/stats
+/kv f16
+/stats
+/kv f16
+And now?
+" "$TERN" chat -m "$MODEL" -n 10 --temp 0 --kv t4
+grep -q "^tern: --kv f16 from here on: [0-9]* tokens, KV .*, before " "$err" || say "the new plan is told"
+grep -q "what they had rounded away stays lost" "$err" || say "what codes cost is told"
+grep -q "has that plan already" "$err" || say "the same plan twice"
+grep -q "(1x less" "$err" || say "/stats of the new plan"
+run_with_input 0 "$long
+/kv t4
+/reset
+$long
+/stats
+" "$TERN" chat -m "$MODEL" -n 10 --temp 0 --kv f16
+grep -q "stays lost" "$err" && say "16 bits have lost nothing"
+grep -q "(1x less" "$err" && say "the plan holds after /reset"
+run_with_input 1 "/kv
+/kv t9
+Who goes there?
+" "$TERN" chat -m "$MODEL" -n 10 --temp 0
+same "$(cat "$out")" "$first" "the reply after a plan that is none"
+grep -q "/kv needs a plan" "$err" || say "a plan is missing"
+grep -q 'unknown scheme "t9"' "$err" || say "a plan that is none"
 
 # ---- messages of several lines ----
 run 0 "$TERN" run -m "$MODEL" -n 10 -p "one

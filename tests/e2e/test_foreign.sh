@@ -17,7 +17,7 @@ done <<'LIST'
 -n 10 --batch-size 64 --ubatch-size 32
 -n 10 --repeat-last-n 32 --repetition-penalty 1
 -n 10 --ctx-size 512
--n 10 --quantized-kv-start 0 --xtc-probability 0.0 -ngl 0
+-n 10 --quantized-kv-start 0 --xtc-probability 0.0 --xtc-threshold 0.1 -ngl 0
 -n 10 --kv-bits 4
 -n 10 -ctk q4_0 -ctv q4_0
 -n 10 -ctk q4_0 --cache-type-v=q4_1
@@ -39,6 +39,30 @@ same "$(json kv.spec)" "k=q8,v=f16" "one side alone"
 run 0 "$TERN" inspect "$MODEL" -ctk f16 -ctv f16
 [ -s "$err" ] && say "nothing to tell of what is the same"
 
+# ---- coded from a length on: before it, the 16-bit cache; behind it, codes of what that held ----
+long="$(printf 'word %.0s' $(seq 40))"
+run 0 "$TERN" run -m "$MODEL" -p "$long" -n 10 --kv f16 --json
+raw=$(json text) full=$(json kv.bytes)
+run 0 "$TERN" run -m "$MODEL" -p "$long" -n 10 --kv t3 --quantized-kv-start 400 --json
+same "$(json text)" "$raw" "a reply that ends before the codes begin"
+same "$(json kv.bytes)" "$full" "its memory"
+same "$(json kv.start)" 400 "the length in the report"
+run 0 "$TERN" run -m "$MODEL" -p "$long" -n 10 --kv t3 --quantized-kv-start 70 --json
+[ "$(json kv.bytes)" -lt "$full" ] || say "codes take less"
+coded=$(json text)
+run 0 "$TERN" run -m "$MODEL" -p "$long" -n 10 --kv t3 --quantized-kv-start 70 --chunk 7 --json
+same "$(json text)" "$coded" "the reply with other chunks"
+run 0 "$TERN" run -m "$MODEL" -p x -n 2 -c 128 --quantized-kv-start 5000
+grep -q "nothing is coded" "$err" || say "a length behind the context is told"
+
+# ---- XTC ----
+run 0 "$TERN" run -m "$MODEL" -p x -n 10 --temp 1 --seed 1 --xtc-probability 1 --xtc-threshold 0.002
+odd=$(cat "$out")
+run 0 "$TERN" run -m "$MODEL" -p x -n 10 --temp 1 --seed 1 --xtc-probability 1 --xtc-threshold 0.002
+same "$(cat "$out")" "$odd" "the same seed"
+run 0 "$TERN" run -m "$MODEL" -p x -n 10 --temp 1 --seed 1
+[ "$(cat "$out")" = "$odd" ] && say "the top choices are excluded"
+
 # ---- what is not here is refused, with the nearest thing ----
 refused() {
     words=$1
@@ -48,10 +72,10 @@ refused() {
 }
 refused "2, 3, 4 or 8" --kv-bits 5
 refused "--kv affine4" --kv-group-size 64
-refused "recent=N" --quantized-kv-start 5000
+refused "one of them" --quantized-kv-start 5 --kv-when end
+refused "from 0 to 1" --xtc-probability 1.5
 refused "--context-full drop" --max-kv-size 4096
 refused "first=N" --keep 4
-refused "--min-p" --xtc-probability 0.5
 refused "q8_0" -ctk q5_1
 refused "processor" -ngl 99
 refused "fetch-model" -hf somebody/something

@@ -151,6 +151,74 @@ static void test_min_p(void **state)
     tern_sampler_free(s);
 }
 
+/* By hand: probabilities .4 .3 .2 .05 .03 .02 and so few for the rest that they do not count. */
+static void test_xtc(void **state)
+{
+    static const double first[] = {.4, .3, .2, .05, .03, .02};
+    static const struct {
+        float threshold, top_p, min_p;
+        int top_k, least, most; /* the tokens that come */
+    } cases[] = {
+        {.1f, 1, 0, 0, 2, 5},     /* .4 and .3 go, .2 is the least of the three */
+        {.25f, 1, 0, 0, 1, 5},    /* .4 goes */
+        {.38f, 1, 0, 0, 0, 5},    /* one alone stays */
+        {.5f, 1, 0, 0, 0, 5},     /* none has as much */
+        {.45f, 1, 0, 2, 0, 1},    /* of two, .57 and .43: one alone stays */
+        {.42f, 1, 0, 2, 1, 1},    /* now both have as much */
+        {.04f, .85f, 0, 0, 2, 2}, /* top-p leaves three, all of them top choices */
+        {.04f, 1, .2f, 0, 2, 2},  /* min-p, too */
+        {.025f, 1, 0, 5, 4, 4},   /* top-k 5, all of them */
+    };
+    (void)state;
+    for (int i = 0; i < N; i++)
+        logits[i] = i < 6 ? (float)log(first[i]) : -60;
+    for (size_t c = 0; c < sizeof cases / sizeof *cases; c++)
+        for (int t = 0; t < 2; t++) {
+            tern_sampler_params p;
+            int seen[N] = {0};
+            tern_sampler_defaults(&p);
+            p.temperature = 1;
+            p.seed = c;
+            p.xtc_probability = t ? 1 : 0;
+            p.xtc_threshold = cases[c].threshold;
+            p.top_p = cases[c].top_p;
+            p.min_p = cases[c].min_p;
+            p.top_k = cases[c].top_k;
+            tern_sampler *s = make(&p);
+            for (int i = 0; i < 4000; i++)
+                seen[tern_sampler_pick(s, logits)]++;
+            for (int i = 0; i < N; i++)
+                assert_true((seen[i] > 0) == (i >= (t ? cases[c].least : 0) && i <= cases[c].most));
+            tern_sampler_free(s);
+        }
+}
+
+/* In half of the draws: .2 comes in .2 of the others and in .2 / .3 of these.  The same seed, the same tokens. */
+static void test_xtc_frequencies(void **state)
+{
+    tern_sampler_params p;
+    int n = 0, same = 0, rounds = 20000;
+    (void)state;
+    for (int i = 0; i < N; i++)
+        logits[i] = i < 4 ? (float)log((double[]){.4, .3, .2, .1}[i]) : -60;
+    tern_sampler_defaults(&p);
+    p.temperature = 1;
+    p.seed = 5;
+    p.xtc_probability = .5f;
+    p.xtc_threshold = .15f;
+    tern_sampler *s = make(&p), *again = make(&p);
+    for (int i = 0; i < rounds; i++) {
+        int id = tern_sampler_pick(s, logits);
+        n += id == 2;
+        same += id == tern_sampler_pick(again, logits);
+    }
+    const double want = .5 * .2 + .5 * .2 / .3;
+    assert_true(fabs((double)n / rounds - want) < 5 * sqrt(want * (1 - want) / rounds));
+    assert_int_equal(same, rounds);
+    tern_sampler_free(s);
+    tern_sampler_free(again);
+}
+
 static void test_seed(void **state)
 {
     tern_sampler_params p;
@@ -257,6 +325,8 @@ static void test_bad_parameters(void **state)
     BAD(top_k, -5, "top-k");
     BAD(top_p, 1.1f, "top-p");
     BAD(min_p, -0.1f, "min-p");
+    BAD(xtc_probability, 1.5f, "xtc probability");
+    BAD(xtc_threshold, NAN, "xtc threshold");
     BAD(repetition_penalty, 0, "repetition");
     BAD(presence_penalty, INFINITY, "presence");
     BAD(frequency_penalty, NAN, "frequency");
@@ -312,9 +382,31 @@ static int by_logit(const void *a, const void *b)
     return x->id - y->id;
 }
 
-/* The draw u of all tokens' exponentials, in the order of ids, or where there are cut-offs of likelihood.  *margin: how
- * far u is from the border of another token or cut, in parts of all. */
-static int define(const tern_sampler_params *p, double u, double *margin)
+/* The least likely of those that weigh `from` or more, -1: there are fewer than two. */
+static int least_top(const struct entry *e, int m, double max, double t, double from, double *margin)
+{
+    int last = -1, n = 0;
+    for (int i = 0; i < m; i++) {
+        double w = exp(((double)e[i].logit - max) / t);
+        if (isfinite(e[i].logit))
+            *margin = fmin(*margin, fabs(w - from));
+        if (w < from)
+            continue;
+        n++;
+        if (last < 0 || by_logit(&e[i], &e[last]) > 0)
+            last = i;
+    }
+    return n > 1 ? last : -1;
+}
+
+static bool is_gone(const struct entry *e, int i, int last, double max, double t, double from)
+{
+    return i != last && exp(((double)e[i].logit - max) / t) >= from;
+}
+
+/* The draw u of all tokens' exponentials, in the order of ids, or where there are cut-offs of likelihood; exclude:
+ * after XTC.  *margin: how far u is from the border of another token or cut, in parts of all. */
+static int define(const tern_sampler_params *p, bool exclude, double u, double *margin)
 {
     static struct entry e[WIDE];
     double t = (double)p->temperature, max = -INFINITY, total = 0, kept = 0, sum = 0;
@@ -337,7 +429,14 @@ static int define(const tern_sampler_params *p, double u, double *margin)
             break;
         kept += w;
     }
+    const int last = exclude ? least_top(e, m, max, t, (double)p->xtc_threshold * kept, margin) : -1;
+    const double all = kept;
+    for (int i = 0; last >= 0 && i < m; i++) /* the choices above it go */
+        if (is_gone(e, i, last, max, t, (double)p->xtc_threshold * all))
+            kept -= exp(((double)e[i].logit - max) / t);
     for (int i = 0; i < m; i++) {
+        if (last >= 0 && is_gone(e, i, last, max, t, (double)p->xtc_threshold * all))
+            continue;
         sum += exp(((double)e[i].logit - max) / t);
         *margin = fmin(*margin, fabs(sum / kept - u));
         if (u * kept < sum)
@@ -362,6 +461,8 @@ static void test_equals_definition(void **state)
                                  .top_k = (int[]){0, 1, 40, 3000, 9000}[round / 12 % 5],
                                  .top_p = (float[]){1, 0.95f, 0.2f}[round / 60 % 3],
                                  .min_p = round / 180 % 2 ? 0.05f : 0,
+                                 .xtc_probability = (float[]){0, 1, 0.5f}[round % 3],
+                                 .xtc_threshold = (float[]){0.1f, 0.01f, 0.0003f, 0.4f}[round / 7 % 4],
                                  .repetition_penalty = 1,
                                  .seed = round};
         tern_sampler *s;
@@ -369,7 +470,8 @@ static void test_equals_definition(void **state)
         assert_int_equal(tern_sampler_new(&s, WIDE, &p, &err), 0);
         u.state = round;
         for (int i = 0; i < 20; i++) {
-            int want = define(&p, tern_rng_f64(&u), &margin), got = tern_sampler_pick(s, wide);
+            const bool exclude = p.xtc_probability > 0 && tern_rng_f64(&u) < (double)p.xtc_probability;
+            int want = define(&p, exclude, tern_rng_f64(&u), &margin), got = tern_sampler_pick(s, wide);
             near += margin < 1e-9;
             drawn++;
             if (got != want && margin > 1e-9)
@@ -388,6 +490,8 @@ int main(void)
         cmocka_unit_test(test_top_k),
         cmocka_unit_test(test_top_p),
         cmocka_unit_test(test_min_p),
+        cmocka_unit_test(test_xtc),
+        cmocka_unit_test(test_xtc_frequencies),
         cmocka_unit_test(test_seed),
         cmocka_unit_test(test_penalties),
         cmocka_unit_test(test_bias),

@@ -154,59 +154,100 @@ void tern_cpu_keep(const struct tern_kv_layer *l, const struct tern_append_job *
 
 /* ---- and out again ------------------------------------------------------------------------------------------- */
 
-struct raw_work {
+struct value_work {
+    struct tern_cpu *d;
     const struct tern_kv_layer *l;
     const struct tern_attn_job *job;
     float *k, *v;
     size_t k_stride, v_stride;
 };
 
-/* The inverse of put_token. */
-static void take_token(const struct tern_kv_side *side, float *x, const uint8_t *raw, int c)
+/* The inverse of put_token, of a tile of so many columns. */
+static void take_token(const struct tern_kv_side *side, float *x, const uint8_t *raw, int c, int columns)
 {
-    size_t first = (size_t)c * (side->key ? 1 : (size_t)side->dim), step = side->key ? TERN_PAGE : 1;
+    size_t first = (size_t)c * (side->key ? 1 : (size_t)side->dim), step = side->key ? (size_t)columns : 1;
     const float *f32 = (const float *)(const void *)raw;
     const uint16_t *f16 = (const uint16_t *)(const void *)raw;
     for (size_t i = 0; i < (size_t)side->dim; i++)
         x[i] = side->raw32 ? f32[first + i * step] : tern_f16_to_f32(f16[first + i * step]);
 }
 
-/* One page of the job and one KV head. */
-static void raw_task(void *ctx, int task, int worker)
+/* Where one side of a page and KV head lies. */
+struct side_at {
+    const uint8_t *raw; /* in a tile, or in a page that is one; else NULL, and codes with their headers */
+    const uint8_t *data, *head;
+    const uint8_t *sink; /* the first n_sink tokens, raw */
+    int n_sink;
+};
+
+/* x: rows of the columns [from, to) of a page. */
+static void side_rows(const struct tern_kv_side *side, const struct side_at *at, float *x, size_t stride, int page,
+                      int from, int to, float *scratch)
 {
-    const struct raw_work *w = ctx;
-    const struct tern_kv_layer *l = w->l;
-    const struct tern_attn_job *at = w->job;
-    size_t head = (size_t)(task % l->n_heads), dk = (size_t)l->k.dim, dv = (size_t)l->v.dim;
-    int page = at->pos0 / TERN_PAGE + task / l->n_heads, end = at->pos0 + at->n_rows;
-    bool closed = page < at->first_page + at->n_pages, dropped = page < at->first_page;
-    const uint8_t *k = at->ring + head * l->tile_bytes, *v = k + l->tile_v_off;
-    (void)worker;
-    if (closed && !dropped) {
-        const uint8_t *p =
-            tern_block_at(at->page_mem, at->pages[page - at->first_page]) + l->layer_off + head * l->head_bytes;
-        k = p + l->k_off;
-        v = p + l->v_off;
-    }
-    for (int p = page * TERN_PAGE; p < (page + 1) * TERN_PAGE && p < end; p++) {
-        if (p < at->pos0)
-            continue;
-        size_t row = (size_t)(at->row0 + p - at->pos0);
-        float *to_k = w->k + row * w->k_stride + head * dk, *to_v = w->v + row * w->v_stride + head * dv;
-        if (dropped) {
-            memset(to_k, 0, dk * sizeof *to_k);
-            memset(to_v, 0, dv * sizeof *to_v);
-            continue;
-        }
-        take_token(&l->k, to_k, k, p % TERN_PAGE);
-        take_token(&l->v, to_v, v, p % TERN_PAGE);
+    const size_t dim = (size_t)side->dim;
+    float *rows = scratch;
+    if (!at->raw)
+        tern_kv_values(side, rows, at->data, (const uint16_t *)(const void *)at->head, page * TERN_PAGE,
+                       scratch + TERN_PAGE * dim);
+    for (int c = from; c < to; c++, x += stride) {
+        if (at->sink && c < at->n_sink)
+            take_token(side, x, at->sink, c, at->n_sink);
+        else if (at->raw)
+            take_token(side, x, at->raw, c, TERN_PAGE);
+        else
+            memcpy(x, rows + (size_t)c * dim, dim * sizeof *x);
     }
 }
 
-void tern_cpu_raw_rows(struct tern_cpu *d, const struct tern_kv_layer *l, const struct tern_attn_job *job, float *k,
-                       size_t k_stride, float *v, size_t v_stride)
+static void zero_rows(float *x, size_t stride, int n, size_t dim)
 {
-    struct raw_work w = {l, job, k, v, k_stride, v_stride};
-    TERN_ASSERT(l->k.codec->raw && l->v.codec->raw && l->ring == 1);
-    tern_pool_run(d->pool, raw_task, &w, pages_touched(job) * l->n_heads);
+    for (int i = 0; i < n; i++, x += stride)
+        memset(x, 0, dim * sizeof *x);
+}
+
+/* One page of the job and one KV head. */
+static void value_task(void *ctx, int task, int worker)
+{
+    const struct value_work *w = ctx;
+    const struct tern_kv_layer *l = w->l;
+    const struct tern_attn_job *at = w->job;
+    const int head = task % l->n_heads, page = at->pos0 / TERN_PAGE + task / l->n_heads;
+    const int start = page * TERN_PAGE, end = at->pos0 + at->n_rows, open = at->first_page + at->n_pages;
+    const int from = start > at->pos0 ? 0 : at->pos0 - start, to = end - start < TERN_PAGE ? end - start : TERN_PAGE;
+    const size_t row = (size_t)(at->row0 + start + from - at->pos0);
+    const struct tern_kv_side k = tern_kv_side_of(&l->k, head);
+    float *x_k = w->k + row * w->k_stride + (size_t)head * (size_t)l->k.dim;
+    float *x_v = w->v + row * w->v_stride + (size_t)head * (size_t)l->v.dim;
+    float *scratch = (float *)(void *)(w->d->encode_scratch + (size_t)worker * TERN_KV_SCRATCH);
+    struct side_at k_at = {0}, v_at = {0};
+    if (page < at->first_page) { /* a window has dropped it */
+        zero_rows(x_k, w->k_stride, to - from, (size_t)l->k.dim);
+        zero_rows(x_v, w->v_stride, to - from, (size_t)l->v.dim);
+        return;
+    }
+    if (page > open - l->recent) {
+        k_at.raw = at->ring + (size_t)(page % l->ring * l->n_heads + head) * l->tile_bytes;
+        v_at.raw = k_at.raw + l->tile_v_off;
+    } else {
+        const uint8_t *p =
+            tern_block_at(at->page_mem, at->pages[page - at->first_page]) + l->layer_off + (size_t)head * l->head_bytes;
+        k_at = (struct side_at){.data = p + l->k_off, .head = p + l->k_head_off};
+        v_at = (struct side_at){.data = p + l->v_off, .head = p + l->v_head_off};
+        k_at.raw = k.codec->raw ? k_at.data : NULL;
+        v_at.raw = l->v.codec->raw ? v_at.data : NULL;
+    }
+    if (page == 0 && open > 0 && l->first) {
+        k_at.sink = at->sink + l->sink_layer_off + (size_t)head * l->sink_bytes;
+        v_at.sink = k_at.sink + l->sink_v_off;
+        k_at.n_sink = v_at.n_sink = l->first;
+    }
+    side_rows(&k, &k_at, x_k, w->k_stride, page, from, to, scratch);
+    side_rows(&l->v, &v_at, x_v, w->v_stride, page, from, to, scratch);
+}
+
+void tern_cpu_value_rows(struct tern_cpu *d, const struct tern_kv_layer *l, const struct tern_attn_job *job, float *k,
+                         size_t k_stride, float *v, size_t v_stride)
+{
+    struct value_work w = {d, l, job, k, v, k_stride, v_stride};
+    tern_pool_run(d->pool, value_task, &w, pages_touched(job) * l->n_heads);
 }

@@ -258,29 +258,24 @@ static int convert_thinking(struct tern_job *j, struct tern_fault *f)
 static int read_conversation(struct tern_job *j, struct tern_fault *f)
 {
     if (tern_ask_read(j, fields, f) < 0 || convert_messages(j->ask, f) < 0 || convert_tools(j->ask, f) < 0 ||
-        convert_output(j->ask, f) < 0 || convert_thinking(j, f) < 0 || tern_job_lanes(j, 1, f) < 0)
+        convert_output(j->ask, f) < 0 || convert_thinking(j, f) < 0)
         return -1;
     return 0;
 }
 
 static int prepare(struct tern_job *j, struct tern_fault *f)
 {
-    char id[sizeof j->id];
     if (read_conversation(j, f) < 0)
         return -1;
     if (j->ask->max_tokens == TERN_ASK_UNSET)
         return tern_fault_set(f, 400, "missing_required_parameter", "max_tokens", "max_tokens is missing");
-    if (tern_ask_request(j, f) < 0 || tern_messages_tokens(j, &j->lanes[0].ids, f) < 0)
-        return -1;
-    tern_ask_reply(j->ask);
-    (void)snprintf(id, sizeof id, "msg_%.40s", j->id);
-    memcpy(j->id, id, sizeof id);
-    return tern_ask_check_prompt(j, &j->lanes[0], f);
+    tern_ask_name(j, "msg_");
+    return tern_ask_request(j, f) < 0 ? -1 : tern_ask_conversation(j, f);
 }
 
 static int count_tokens(struct tern_job *j, struct tern_fault *f)
 {
-    if (read_conversation(j, f) < 0 || tern_messages_tokens(j, &j->lanes[0].ids, f) < 0)
+    if (read_conversation(j, f) < 0 || tern_job_lanes(j, 1, f) < 0 || tern_messages_tokens(j, &j->lanes[0].ids, f) < 0)
         return -1;
     j->answer = json_pack("{sI}", "input_tokens", (json_int_t)j->lanes[0].ids.len);
     return 0;

@@ -15,7 +15,8 @@ struct tern_ask *tern_ask_new(void)
     g->max_tokens = g->max_completion_tokens = g->min_tokens = g->n = g->best_of = g->top_k = TERN_ASK_UNSET;
     g->top_logprobs = g->penalty_last = TERN_ASK_UNSET;
     g->seed = INT64_MIN;
-    g->temperature = g->top_p = g->min_p = g->repetition = g->presence = g->frequency = NAN;
+    g->temperature = g->top_p = g->min_p = g->xtc_probability = g->xtc_threshold = g->repetition = g->presence =
+        g->frequency = NAN;
     g->parallel_calls = true;
     g->format_param = "response_format";
     return g;
@@ -189,6 +190,10 @@ static int read_sampler(struct tern_job *j, struct tern_fault *f)
         s->top_p = (float)g->top_p;
     if (!isnan(g->min_p))
         s->min_p = (float)g->min_p;
+    if (!isnan(g->xtc_probability))
+        s->xtc_probability = (float)g->xtc_probability;
+    if (!isnan(g->xtc_threshold))
+        s->xtc_threshold = (float)g->xtc_threshold;
     if (g->top_k != TERN_ASK_UNSET || json_object_get(j->root, "top_k"))
         s->top_k = g->top_k > 0 ? (int)g->top_k : 0; /* -1 says "all" in vLLM's API, 0 here */
     if (!isnan(g->repetition))
@@ -270,4 +275,19 @@ int tern_ask_check_prompt(struct tern_job *j, struct tern_lane *lane, struct ter
     f->n_prompt = (int)n;
     f->n_ctx = ctx;
     return -1;
+}
+
+void tern_ask_name(struct tern_job *j, const char *prefix)
+{
+    char id[sizeof j->id];
+    (void)snprintf(id, sizeof id, "%s%.30s", prefix, j->id);
+    memcpy(j->id, id, sizeof id);
+}
+
+int tern_ask_conversation(struct tern_job *j, struct tern_fault *f)
+{
+    if (tern_job_lanes(j, 1, f) < 0 || tern_messages_tokens(j, &j->lanes[0].ids, f) < 0)
+        return -1;
+    tern_ask_reply(j->ask);
+    return tern_ask_check_prompt(j, &j->lanes[0], f);
 }

@@ -28,7 +28,7 @@ struct tern_ask {
     bool include_usage, continuous_usage;
     int64_t max_tokens, max_completion_tokens, min_tokens, n, best_of, top_k, top_logprobs, penalty_last;
     int64_t seed;
-    double temperature, top_p, min_p, repetition, presence, frequency;
+    double temperature, top_p, min_p, xtc_probability, xtc_threshold, repetition, presence, frequency;
     json_t *stop, *stop_ids, *logit_bias, *stream_options;
     json_t *prompt, *messages, *tools, *tool_choice, *template_vars;
     json_t *format, *guided_json, *guided_choice, *structured, *json_schema; /* format: as response_format */
@@ -68,6 +68,8 @@ void tern_ask_free(struct tern_ask *g);
         {"top_p", TERN_FIELD_NUM, TERN_ASK_AT(top_p), 0, 1, NULL},                                                     \
         {"top_k", TERN_FIELD_INT, TERN_ASK_AT(top_k), -1, INT32_MAX, NULL},                                            \
         {"min_p", TERN_FIELD_NUM, TERN_ASK_AT(min_p), 0, 1, NULL},                                                     \
+        {"xtc_probability", TERN_FIELD_NUM, TERN_ASK_AT(xtc_probability), 0, 1, NULL},                                 \
+        {"xtc_threshold", TERN_FIELD_NUM, TERN_ASK_AT(xtc_threshold), 0, 1, NULL},                                     \
         {"n", TERN_FIELD_INT, TERN_ASK_AT(n), 1, 1024, NULL}, {"stop", TERN_FIELD_ANY, TERN_ASK_AT(stop), 0, 0, NULL}, \
         {"stop_token_ids", TERN_FIELD_ARR, TERN_ASK_AT(stop_ids), 0, 0, NULL},                                         \
         {"seed", TERN_FIELD_INT, TERN_ASK_AT(seed), -9.2e18, 9.2e18, NULL},                                            \
@@ -127,6 +129,11 @@ void tern_token_text(const struct tern_server *s, int32_t id, struct tern_buf *o
 
 /* W: lanes for texts, lists of ids, or one of them; `param` names the field. */
 int tern_ask_prompts(struct tern_job *j, const json_t *p, const char *param, struct tern_fault *f);
+/* W: the id that the answer has: prefix and the request's. */
+void tern_ask_name(struct tern_job *j, const char *prefix);
+/* W: all that is left once the request is read and j->ask has a conversation: one lane with its ids, how its reply is
+ * taken apart. */
+int tern_ask_conversation(struct tern_job *j, struct tern_fault *f);
 /* Fills ask->reply for a conversation. */
 void tern_ask_reply(struct tern_ask *g);
 

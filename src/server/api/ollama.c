@@ -43,6 +43,8 @@ static const struct tern_field option_fields[] = {
     {"top_k", TERN_FIELD_INT, AT(top_k), -1, INT32_MAX, NULL},
     {"top_p", TERN_FIELD_NUM, AT(top_p), 0, 1, NULL},
     {"min_p", TERN_FIELD_NUM, AT(min_p), 0, 1, NULL},
+    {"xtc_probability", TERN_FIELD_NUM, AT(xtc_probability), 0, 1, NULL},
+    {"xtc_threshold", TERN_FIELD_NUM, AT(xtc_threshold), 0, 1, NULL},
     {"seed", TERN_FIELD_INT, AT(seed), -9.2e18, 9.2e18, NULL},
     {"stop", TERN_FIELD_ANY, AT(stop), 0, 0, NULL},
     {"num_predict", TERN_FIELD_INT, AT(max_tokens), -2, INT32_MAX, NULL},
@@ -150,7 +152,7 @@ static int convert_messages(struct tern_ask *g, struct tern_fault *f)
 
 static int prepare_chat(struct tern_job *j, struct tern_fault *f)
 {
-    if (read_request(j, chat_fields, f) < 0 || tern_job_lanes(j, 1, f) < 0)
+    if (read_request(j, chat_fields, f) < 0)
         return -1;
     if (j->ask->messages && json_array_size(j->ask->messages) == 0) { /* "is the model there?" */
         j->answer = json_pack("{so so s{ss ss} sb ss}", "model", tern_json_cstr(j->server->name), "created_at",
@@ -158,10 +160,7 @@ static int prepare_chat(struct tern_job *j, struct tern_fault *f)
                               "done", 1, "done_reason", "load");
         return 0;
     }
-    if (convert_messages(j->ask, f) < 0 || tern_messages_tokens(j, &j->lanes[0].ids, f) < 0)
-        return -1;
-    tern_ask_reply(j->ask);
-    return tern_ask_check_prompt(j, &j->lanes[0], f);
+    return convert_messages(j->ask, f) < 0 ? -1 : tern_ask_conversation(j, f);
 }
 
 static int prepare_generate(struct tern_job *j, struct tern_fault *f)
@@ -182,10 +181,7 @@ static int prepare_generate(struct tern_job *j, struct tern_fault *f)
     if (g->system_text && *g->system_text)
         (void)json_array_append_new(g->messages, json_pack("{ss ss}", "role", "system", "content", g->system_text));
     (void)json_array_append_new(g->messages, json_pack("{ss sO}", "role", "user", "content", g->prompt));
-    if (tern_job_lanes(j, 1, f) < 0 || tern_messages_tokens(j, &j->lanes[0].ids, f) < 0)
-        return -1;
-    tern_ask_reply(g);
-    return tern_ask_check_prompt(j, &j->lanes[0], f);
+    return tern_ask_conversation(j, f);
 }
 
 /* ---- answers ----------------------------------------------------------------------------------------------------- */

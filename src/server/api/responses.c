@@ -159,21 +159,17 @@ static int read_rest(struct tern_ask *g, struct tern_fault *f)
 
 static int prepare(struct tern_job *j, struct tern_fault *f)
 {
-    char id[sizeof j->id];
     if (tern_ask_read(j, fields, f) < 0)
         return -1;
     struct tern_ask *g = j->ask;
     if (read_rest(g, f) < 0)
         return -1;
     g->prompt = NULL;
-    if (convert_input(g, f) < 0 || convert_tools(g, f) < 0 || tern_ask_request(j, f) < 0 ||
-        tern_job_lanes(j, 1, f) < 0 || tern_messages_tokens(j, &j->lanes[0].ids, f) < 0)
-        return -1;
-    tern_ask_reply(g);
     j->items = json_array();
-    (void)snprintf(id, sizeof id, "resp_%.40s", j->id);
-    memcpy(j->id, id, sizeof id);
-    return tern_ask_check_prompt(j, &j->lanes[0], f);
+    if (convert_input(g, f) < 0 || convert_tools(g, f) < 0)
+        return -1;
+    tern_ask_name(j, "resp_");
+    return tern_ask_request(j, f) < 0 ? -1 : tern_ask_conversation(j, f);
 }
 
 /* ---- the answer -------------------------------------------------------------------------------------------------- */
