@@ -69,9 +69,10 @@ TERN_API int tern_grammar_new_choice(tern_grammar **out, const char *text, size_
                                      tern_error *err);
 
 typedef struct tern_grammar_calls {
-    const char *function; /* the one to call; NULL: any of the tools */
-    bool required;        /* the reply is a call; else text may come before calls and in place of them */
-    bool several;         /* further calls may follow, where the format has that */
+    const char *function;  /* the one to call; NULL: any of the tools */
+    bool required;         /* the reply is a call; else text may come before calls and in place of them */
+    const char *otherwise; /* a JSON schema of replies that call nothing; NULL: they are text.  Not with `required` */
+    bool several;          /* further calls may follow, where the format has that */
 } tern_grammar_calls;
 /* Calls of the tools in a JSON array as OpenAI's API has it, in the format of the model's template (tern/reply.h), with
  * arguments that each tool's schema accepts: any object where a tool has none.  TERN_EUNSUPPORTED names formats that

@@ -30,10 +30,11 @@ struct tern_gr_calls {
     const char *open, *close; /* marks; open "": calls begin a reply, and there is one of them */
     bool list;
     const char *name_key, *args_key;
-    const char *tag;      /* not NULL: `open` is followed by NAME and this text, and the arguments stand alone */
-    const char *function; /* the one that must be called; NULL: any */
-    bool required;        /* else text may stand in place of calls and before them */
-    bool several;         /* more than one call may follow */
+    const char *tag;       /* not NULL: `open` is followed by NAME and this text, and the arguments stand alone */
+    const char *function;  /* the one that must be called; NULL: any */
+    bool required;         /* else text may stand in place of calls and before them */
+    const char *otherwise; /* not NULL, and not required: a schema of what stands in place of calls */
+    bool several;          /* more than one call may follow */
 };
 
 enum tern_gr_kind { TERN_GR_JSON, TERN_GR_SCHEMA, TERN_GR_REGEX, TERN_GR_GBNF, TERN_GR_CHOICE, TERN_GR_CALLS };

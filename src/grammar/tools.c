@@ -95,28 +95,43 @@ static struct tern_gr_frag inside(tern_grammar *g, uint32_t call, const struct t
     return f;
 }
 
+/* Calls, and nothing beside them. */
+static struct tern_gr_frag calls_alone(tern_grammar *g, uint32_t call, const struct tern_gr_calls *c)
+{
+    if (!*c->open)
+        return tern_gr_call(g, call);
+    struct tern_gr_frag f = tern_gr_then(g, tern_gr_mark(g, c->open), inside(g, call, c)), more;
+    if (!c->several || c->list)
+        return f;
+    more = tern_gr_then(g, tern_gr_mark(g, c->open), inside(g, call, c));
+    more = tern_gr_then(g, tern_gr_json_blank(g), more);
+    return tern_gr_then(g, f, tern_gr_times(g, more, 0, TERN_GR_NO_END));
+}
+
+static struct tern_gr_frag by_schema(tern_grammar *g, const char *text)
+{
+    json_t *j = json_loads(text, JSON_DECODE_ANY | JSON_REJECT_DUPLICATES, NULL);
+    if (!j)
+        (void)tern_gr_fail(g, TERN_EINVAL, "the schema is no JSON");
+    struct tern_gr_frag f = tern_gr_failed(g) ? (struct tern_gr_frag){0} : tern_gr_schema(g, j);
+    json_decref(j);
+    return f;
+}
+
 struct tern_gr_frag tern_gr_tools(tern_grammar *g, const json_t *tools, const struct tern_gr_calls *c)
 {
-    bool repeats = c->several && !c->list && *c->open;
     if (!json_is_array(tools))
         (void)tern_gr_fail(g, TERN_EINVAL, "the tools must be a list");
     uint32_t call = any_call(g, tools, c);
-    if (!*c->open && !c->required)
+    if (!*c->open && !c->required && !c->otherwise)
         (void)tern_gr_fail(g, TERN_EUNSUPPORTED,
                            "\"strict\" is supported in this model's format of calls only where a call is required");
     if (tern_gr_failed(g))
         return (struct tern_gr_frag){0};
-    if (!*c->open)
-        return tern_gr_call(g, call);
-    if (c->required) {
-        struct tern_gr_frag f = tern_gr_then(g, tern_gr_mark(g, c->open), inside(g, call, c));
-        if (repeats) {
-            struct tern_gr_frag more = tern_gr_then(g, tern_gr_mark(g, c->open), inside(g, call, c));
-            more = tern_gr_then(g, tern_gr_json_blank(g), more);
-            f = tern_gr_then(g, f, tern_gr_times(g, more, 0, TERN_GR_NO_END));
-        }
-        return f;
-    }
+    if (c->required)
+        return calls_alone(g, call, c);
+    if (c->otherwise)
+        return tern_gr_or(g, calls_alone(g, call, c), by_schema(g, c->otherwise));
     /* Text, and calls in it: after each the same again, or the end. */
     uint32_t text = tern_gr_declare(g);
     struct tern_gr_frag f = tern_gr_then(g, tern_gr_until(g, c->open, true), inside(g, call, c));

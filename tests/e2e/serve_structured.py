@@ -90,6 +90,11 @@ def test_calls(s):
     # what the model would write by itself does not fit the schema, and cannot be written
     got = calls_of(s, tool_choice="required", parallel_tool_calls=False, logit_bias={str(CALL): 90})
     good_call(*got[0], "against the model's will")
+    # JSON or a call, whichever the model begins with
+    beside = {"tools": TOOLS, "guided_json": SCHEMA, "parallel_tool_calls": False}
+    person(content(s, **beside), "JSON beside tools")
+    brace = s.post("/tokenize", {"content": "{"}).json["tokens"][0]
+    good_call(*calls_of(s, **beside, logit_bias={str(i): -100 for i in s.less[:1] + s.less[2:] + [301, brace]})[0], "a call beside JSON")
     strict = [{"type": "function", "function": {**TOOLS[0]["function"], "strict": True}}]
     c = chat(s, tools=strict, logit_bias={str(CALL): 90}, max_tokens=20)[0]["message"]
     check("tool_calls" not in c, "a strict tool is not called with other arguments", c)
@@ -118,6 +123,10 @@ def test_others(s):
     same(a["text"]["format"]["type"], "json_schema", "the format is told")
     a = s.post("/v1/messages", {"messages": USER, "max_tokens": 400, "output_format": {"type": "json_schema", "schema": SCHEMA}}).json
     person(a["content"][0]["text"], "messages")
+    a = s.post("/v1/messages", {"messages": USER, "max_tokens": 400, "output_config": {
+        "effort": "low", "format": {"type": "json_schema", "schema": SCHEMA}}}).json
+    person(a["content"][0]["text"], "messages, newer")
+    same(s.post("/v1/messages", {"messages": USER, "max_tokens": 4, "output_config": {"format": {"type": "x"}}}).status, 400, "its type")
     for path, body in (("/api/chat", {"messages": USER}), ("/api/generate", {"prompt": "x"}), ("/api/generate", {"prompt": "x", "raw": True})):
         a = s.post(path, {**body, "stream": False, "format": SCHEMA, "options": {"temperature": 1.5, "seed": 1}}).json
         person(a["message"]["content"] if "message" in a else a["response"], path)
@@ -130,6 +139,7 @@ def test_refused(s):
                           ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"not": {}}}}}, "response_format"),
                           ({"response_format": {"type": "xml"}}, "response_format"),
                           ({"guided_json": 3}, "guided_json"), ({"guided_json": "{"}, "guided_json"),
+                          ({"guided_whitespace_pattern": " *", "guided_json": SCHEMA}, "guided_whitespace_pattern"),
                           ({"guided_regex": "^+"}, "guided_regex"), ({"guided_regex": "(?<=x)"}, "guided_regex"),
                           ({"guided_choice": [1]}, "guided_choice"), ({"grammar": "root ::= root"}, "grammar"),
                           ({"structured_outputs": {"tags": 1}}, "structured_outputs"),
@@ -137,6 +147,7 @@ def test_refused(s):
                           ({"guided_regex": "a", "ignore_eos": True}, "ignore_eos"),
                           ({"guided_regex": "a", "min_tokens": 2}, "min_tokens"),
                           ({"guided_regex": "a", "tools": TOOLS}, "guided_regex"),
+                          ({"guided_json": SCHEMA, "tools": TOOLS, "tool_choice": "required"}, "guided_json"),
                           ({"tool_choice": "required"}, "tool_choice"),
                           ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "sub"}}}, "tool_choice"),
                           ({"tools": TOOLS, "tool_choice": {"type": "allowed_tools"}}, "tool_choice"),

@@ -57,8 +57,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         abort();
     const char *rule = (const char *)data + 1, *end = memchr(rule, 0, size - 1);
     size_t n = end ? (size_t)(end - rule) : size - 1, n_text = end ? size - 2 - n : 0;
-    const struct tern_gr_calls calls = {"<tool_call>", "</tool_call>", false,       "name", "arguments",
-                                        NULL,          NULL,           data[0] & 8, true};
+    const struct tern_gr_calls calls = {.open = "<tool_call>",
+                                        .close = "</tool_call>",
+                                        .name_key = "name",
+                                        .args_key = "arguments",
+                                        .required = data[0] & 8,
+                                        .several = true};
     const struct tern_gr_frame frame = {data[0] & 16 ? "<think>" : NULL, "</think>", data[0] & 32};
     int rc = tern_gr_compile(&g, (enum tern_gr_kind)((data[0] & 7) % 6), rule, n, &frame, &calls, &err);
     if (rc < 0) {

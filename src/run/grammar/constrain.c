@@ -194,6 +194,8 @@ int tern_grammar_new_calls(tern_grammar **out, const char *tools, size_t n, cons
         TERN_FAIL(err, TERN_EUNSUPPORTED,
                   "calls in the model's format \"%s\" cannot be constrained: it does not write them as JSON",
                   tern_calls_name(f));
+    if (p->required && p->otherwise)
+        TERN_FAIL(err, TERN_EINVAL, "a call that is required leaves nothing to stand in its place");
     bool bare = strcmp(call_formats[i].name, "llama3") == 0;
     struct tern_gr_calls c = {.open = bare ? "" : tern_calls_open(f),
                               .close = bare ? "" : tern_calls_close(f),
@@ -203,6 +205,7 @@ int tern_grammar_new_calls(tern_grammar **out, const char *tools, size_t n, cons
                               .tag = call_formats[i].tag,
                               .function = p->function,
                               .required = p->required,
+                              .otherwise = p->otherwise,
                               .several = p->several};
     TERN_TRY(find_frame(reply, t, &frame, err));
     TERN_TRY(tern_known_compile(m->known, out, TERN_GR_CALLS, tools, n, &frame, &c, err));

@@ -46,8 +46,9 @@ static int make_key(struct tern_buf *key, enum tern_gr_kind kind, const char *te
     TERN_TRY(
         tern_buf_addf(key, err, "%d %d %s %s\n", (int)kind, f->begun, f->open ? f->open : "", f->open ? f->close : ""));
     if (c)
-        TERN_TRY(tern_buf_addf(key, err, "%s %s %d %s %d %d\n", c->open, c->close, c->list,
-                               c->function ? c->function : "", c->required, c->several));
+        TERN_TRY(tern_buf_addf(key, err, "%s %s %d %d %d %zu %s %zu %s\n", c->open, c->close, c->list, c->required,
+                               c->several, c->function ? strlen(c->function) : 0, c->function ? c->function : "",
+                               c->otherwise ? strlen(c->otherwise) : 0, c->otherwise ? c->otherwise : ""));
     TERN_TRY(tern_buf_add(key, text, n, err));
 out:
     return rc;

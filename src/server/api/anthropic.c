@@ -21,6 +21,7 @@ static const struct tern_field fields[] = {
     {"thinking", TERN_FIELD_OBJ, AT(thinking), 0, 0, NULL},
     {"metadata", TERN_FIELD_OBJ, TERN_FIELD_CHECKED, 0, 0, NULL},
     {"output_format", TERN_FIELD_OBJ, AT(format), 0, 0, NULL},
+    {"output_config", TERN_FIELD_OBJ, AT(structured), 0, 0, NULL},
     {"mcp_servers", TERN_FIELD_REFUSED, TERN_FIELD_CHECKED, 0, 0, "there are no MCP servers here"},
     {"container", TERN_FIELD_REFUSED, TERN_FIELD_CHECKED, 0, 0, "there are no containers here"},
     {0},
@@ -222,7 +223,21 @@ static int convert_tools(struct tern_ask *g, struct tern_fault *f)
         g->tool_choice = tern_ask_own(g, json_pack("{ss s{sO}}", "type", "function", "function", "name", name));
     else
         g->tool_choice = choice ? tern_ask_own(g, json_string(strcmp(choice, "any") == 0 ? "required" : choice)) : NULL;
+    return 0;
+}
+
+/* {"format": ..}: the newer place of output_format. */
+static int convert_output(struct tern_ask *g, struct tern_fault *f)
+{
+    json_t *format = json_object_get(g->structured, "format");
+    g->structured = NULL;
     g->format_param = "output_format";
+    if (!format || json_is_null(format))
+        return 0;
+    if (!json_is_object(format) || g->format)
+        return bad(f, "output_config.format", "must be an object, and output_format absent");
+    g->format = format;
+    g->format_param = "output_config.format";
     return 0;
 }
 
@@ -243,7 +258,7 @@ static int convert_thinking(struct tern_job *j, struct tern_fault *f)
 static int read_conversation(struct tern_job *j, struct tern_fault *f)
 {
     if (tern_ask_read(j, fields, f) < 0 || convert_messages(j->ask, f) < 0 || convert_tools(j->ask, f) < 0 ||
-        convert_thinking(j, f) < 0)
+        convert_output(j->ask, f) < 0 || convert_thinking(j, f) < 0)
         return -1;
     return 0;
 }

@@ -30,6 +30,7 @@ void tern_ask_free(struct tern_ask *g)
     free(g->values);
     free(g->tools_json);
     free(g->rule_text);
+    tern_grammar_free(g->compiled);
     json_decref(g->owned);
     free(g);
 }

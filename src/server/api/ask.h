@@ -40,6 +40,7 @@ struct tern_ask {
     /* Made out of them. */
     enum tern_ask_rule rule;
     char *rule_text;
+    tern_grammar *compiled;
     const char *rule_param, *format_param; /* what the fields are called in this API */
     bool call_required, strict_tools;
     const char *call_function; /* that is required; NULL: any */
@@ -87,12 +88,18 @@ void tern_ask_free(struct tern_ask *g);
         {"guided_regex", TERN_FIELD_STR, TERN_ASK_AT(guided_regex), 0, 0, NULL},                                       \
         {"guided_choice", TERN_FIELD_ARR, TERN_ASK_AT(guided_choice), 0, 0, NULL},                                     \
         {"guided_grammar", TERN_FIELD_STR, TERN_ASK_AT(guided_grammar), 0, 0, NULL},                                   \
+        {"guided_whitespace_pattern", TERN_FIELD_REFUSED, TERN_FIELD_CHECKED, 0, 0, TERN_OWN_BLANKS},                  \
+        {"guided_json_object", TERN_FIELD_REFUSED, TERN_FIELD_CHECKED, 0, 0, TERN_OTHER_NAME},                         \
+        {"structural_tag", TERN_FIELD_REFUSED, TERN_FIELD_CHECKED, 0, 0, TERN_OTHER_NAME},                             \
         {"structured_outputs", TERN_FIELD_OBJ, TERN_ASK_AT(structured), 0, 0, NULL},                                   \
         {"response_format", TERN_FIELD_OBJ, TERN_ASK_AT(format), 0, 0, NULL},                                          \
         {"grammar", TERN_FIELD_STR, TERN_ASK_AT(grammar), 0, 0, NULL},                                                 \
     {                                                                                                                  \
         "json_schema", TERN_FIELD_ANY, TERN_ASK_AT(json_schema), 0, 0, NULL                                            \
     }
+
+#define TERN_OWN_BLANKS "blanks in JSON are as docs/structured-output.md says"
+#define TERN_OTHER_NAME "use response_format or structured_outputs"
 
 /* W: the body as an object by a table, then the model's name.  Common to all APIs that generate. */
 int tern_ask_read(struct tern_job *j, const struct tern_field *table, struct tern_fault *f);

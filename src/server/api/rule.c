@@ -131,8 +131,11 @@ static int compile(const struct tern_ask *g, tern_grammar **out, const tern_gram
 {
     const char *tools = g->tools_json ? g->tools_json : "[]";
     size_t n = g->rule_text ? strlen(g->rule_text) : 0;
-    const tern_grammar_calls calls = {g->call_function, g->call_required, g->parallel_calls};
-    switch (g->rule) {
+    const tern_grammar_calls calls = {.function = g->call_function,
+                                      .required = g->call_required,
+                                      .otherwise = g->rule == TERN_RULE_JSON ? "{\"type\":\"object\"}" : g->rule_text,
+                                      .several = g->parallel_calls};
+    switch (g->tools_json ? TERN_RULE_NONE : g->rule) {
     case TERN_RULE_JSON:
         return tern_grammar_new_json(out, reply, err);
     case TERN_RULE_SCHEMA:
@@ -152,22 +155,24 @@ int tern_rule_apply(struct tern_job *j, struct tern_lane *lane, struct tern_faul
 {
     struct tern_ask *g = j->ask;
     const tern_model *m = j->server->model;
-    const bool calls = g->tools_json && (g->call_required || g->strict_tools);
+    const bool json = g->rule == TERN_RULE_JSON || g->rule == TERN_RULE_SCHEMA,
+               calls = g->tools_json && (g->call_required || g->strict_tools);
     const char *param = !calls ? g->rule_param : g->call_required ? "tool_choice" : "tools";
     const tern_grammar_reply reply = {m, lane->ids.p, (int)lane->ids.len};
-    tern_grammar *grammar = NULL;
     tern_error err = {0};
+    int rc = 0;
     if (g->rule == TERN_RULE_NONE && !calls)
         return 0;
-    if (g->rule != TERN_RULE_NONE && g->tools_json)
+    if (g->rule != TERN_RULE_NONE && g->tools_json && (!json || g->call_required))
         return tern_fault_set(
             f, 400, "unsupported_value", g->rule_param,
-            "%s beside tools that may be called is not supported; tool_choice \"none\" leaves them out", g->rule_param);
+            "%s beside a call that is required, or a rule other than JSON beside tools, is not supported",
+            g->rule_param);
     if (check_beside(g, param, f) < 0)
         return -1;
-    int rc = compile(g, &grammar, g->request.reply ? &reply : NULL, &err);
-    rc = rc < 0 ? rc : tern_constraint_new(&lane->constraint, m, grammar, &err);
-    tern_grammar_free(grammar);
+    if (!g->compiled) /* several prompts are no conversations: one grammar will do */
+        rc = compile(g, &g->compiled, g->request.reply ? &reply : NULL, &err);
+    rc = rc < 0 ? rc : tern_constraint_new(&lane->constraint, m, g->compiled, &err);
     if (rc == 0)
         return 0;
     tern_error named = {.code = err.code};
