@@ -12,8 +12,8 @@
 #include "base/map.h"
 #include "base/outfile.h"
 
-static const struct tern_outfile_kind kind = {"a test file", "MAGIC", 5, true};
-static const struct tern_outfile_kind kept = {"a kept file", "MAGIC", 5, false};
+static const struct tern_outfile_kind kind = {"a test file", "MAGIC", 5, true, false};
+static const struct tern_outfile_kind kept = {"a kept file", "MAGIC", 5, false, false};
 
 static int put_kind(const char *path, const char *bytes, const struct tern_outfile_kind *k, tern_error *err)
 {
