@@ -373,9 +373,9 @@ typedef struct tern_sampler_params {
     int top_k;         /* 0 = off */
     float top_p;       /* 1 = off */
     float min_p;       /* 0 = off */
-    /* XTC ("exclude top choices"), in the part xtc_probability of all draws, 0 = off: of the tokens that temperature and
-     * the cut-offs above leave, those that have at least xtc_threshold of all that is left go, but for the least likely
-     * of them; where that is one or none, nothing does.  A token that ends a reply is one like others. */
+    /* XTC ("exclude top choices"), in the part xtc_probability of all draws, 0 = off: of the tokens that temperature
+     * and the cut-offs above leave, those that have at least xtc_threshold of all that is left go, but for the least
+     * likely of them; where that is one or none, nothing does.  A token that ends a reply is one like others. */
     float xtc_probability, xtc_threshold;
     float
         repetition_penalty; /* 1 = off; logits of tokens seen in the last penalty_last divided (or multiplied) by it */
