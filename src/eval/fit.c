@@ -32,7 +32,8 @@ struct fit {
     struct side *sides; /* [2 * n_layers] */
     int n_sides;
     char (*specs)[64]; /* [n_sides] */
-    double open_bytes; /* what a sequence takes beside closed pages: an open page and first tokens, raw whatever the plan */
+    double open_bytes; /* what a sequence takes beside closed pages: an open page and first tokens, raw whatever the
+                          plan */
 };
 
 /* Bytes of one scheme in all layers: keys under k=SCHEME,v=f16 and values under the reverse. */

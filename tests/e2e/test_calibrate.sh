@@ -131,7 +131,8 @@ run 2 "$TERN" doctor -m "$work/m.gguf" --out "$work/x"
 
 # --force means files that are asked for: a calibration that nobody asked for replaces nothing.
 echo "not to be lost" >"$work/m.gguf.ternkv"
-run 0 "$TERN" eval logits -m "$work/m.gguf" --ids 1,2,3 --kv t4 --calibration now --out "$work/l.npy" --force
+run_with_input 0 "Who goes there?
+" "$TERN" chat -m "$work/m.gguf" --kv t4 --calibration now -n 2 --force
 same "$(cat "$work/m.gguf.ternkv")" "not to be lost" "a file under the sidecar's name"
 rm "$work/m.gguf.ternkv"
 # A plan for a budget: fits it, and can be run; a budget that nothing fits is refused with the numbers.

@@ -452,8 +452,7 @@ static bool must_succeed(enum fault kind)
 
 static void expect_sentence(int rc, const tern_error *err, enum fault kind, const char *when)
 {
-    if (must_succeed(kind) || err->code != rc || strlen(err->msg) < 12 || rc == TERN_EFORMAT ||
-        rc == TERN_EINVAL)
+    if (must_succeed(kind) || err->code != rc || strlen(err->msg) < 12 || rc == TERN_EFORMAT || rc == TERN_EINVAL)
         problem("%s: %d, code %d: \"%s\"", when, rc, err->code, err->msg);
     if (kind == FAULT_MEMORY && rc != TERN_ENOMEM)
         problem("%s: %d instead of TERN_ENOMEM: \"%s\"", when, rc, err->msg);
