@@ -28,8 +28,8 @@ string(REGEX REPLACE "a$" "" newest "${newest}")
 list(APPEND codes -gencode=arch=compute_${newest},code=compute_${newest})
 
 # Headers are few: each kernel file depends on all of them.
-file(GLOB cuda_headers CONFIGURE_DEPENDS src/dev/cuda/*.cuh src/dev/cuda/*.h src/dev/cuda/*.def)
-file(GLOB cuda_sources CONFIGURE_DEPENDS src/dev/cuda/*.cu)
+file(GLOB_RECURSE cuda_headers CONFIGURE_DEPENDS src/dev/cuda/*.cuh src/dev/cuda/*.h src/dev/cuda/*.def)
+file(GLOB_RECURSE cuda_sources CONFIGURE_DEPENDS src/dev/cuda/*.cu)
 foreach(source ${cuda_sources})
   get_filename_component(name ${source} NAME_WE)
   set(fatbin ${CMAKE_CURRENT_BINARY_DIR}/cuda/${name}.fatbin)

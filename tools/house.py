@@ -42,12 +42,14 @@ LAYERS = {
     "kernel": ["base/cpu.h", "base/err.h", "base/fp16.h"],
     "file": ["base"],
     "text": ["base", "file", "tern/reply.h"],
+    "grammar": ["base", "tern/grammar.h"],
     "codec": ["base", "kernel", "file"],
     "kvlib": ["base", "kernel", "codec", "tern/kvq.h"],
     "dev": ["base", "kernel", "codec"],
     "kv": ["base", "codec", "dev"],
+    "tier": ["base"],
     "model": ["base", "kernel", "file", "codec", "dev", "kv"],
-    "run": ["base", "kernel", "file", "text", "codec", "dev", "kv", "model", "tern"],
+    "run": ["base", "kernel", "file", "text", "grammar", "codec", "dev", "kv", "tier", "model", "tern"],
     "eval": ["base", "codec", "dev", "kv", "run", "tern"],
     "convert": ["base", "file", "text", "codec", "model", "tern"],
     "server": ["base", "tern"],
@@ -78,9 +80,11 @@ VISIBLE = {
     },
     "file": {"file.h", "gguf_write.h", "hf_family.h"},
     "text": {"text.h"},
+    "grammar": {"grammar.h"},
     "codec": {"codec.h"},
     "dev": {"dev.h"},
     "kv": {"kv.h"},
+    "tier": {"tier.h"},
     "model": {"model.h"},
     "run": {"run.h"},
     "server": {"server.h"},
@@ -89,13 +93,15 @@ VISIBLE = {
 # Room -> its headers that the rest of its folder may include.
 ROOM_HEADERS = {
     "model/arch": {"arch.h", "archs.def"},
+    "run/prefix": {"prefix.h"},
     "model/block": {"block.h", "ffns.def", "mixers.def", "residuals.def"},
+    "run/draft": {"draft.h"},
     "server/api": {"ask.h"},
     "server/http": {"http.h"},
 }
 
-# Folder of kernels -> the folders whose levels it extends, and whose headers it may use.
-EXTENDS = {"avx512bf16": {"avx512"}, "amx": {"avx512", "avx512bf16"}}
+# Room -> the rooms that it extends, and whose headers it may use.
+EXTENDS = {"avx512bf16": {"avx512"}, "amx": {"avx512", "avx512bf16"}, "cuda/attn": {"cuda"}}
 
 # Folders of src/kernel that another compiler than the machine's own may have to read.
 ARCHITECTURE = {"avx2": "x86_64", "avx512": "x86_64", "avx512bf16": "x86_64", "amx": "x86_64", "neon": "aarch64"}

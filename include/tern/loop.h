@@ -78,7 +78,8 @@ typedef struct tern_event { /* everything it points to: views until the next ter
     int32_t last;    /* the token that ended it: end of reply, stop id; -1: none */
     int n_generated; /* tokens of this choice; in TERN_EVENT_END of all choices.  A token that ends a reply counts */
     int n_reasoning; /* those of them that were thought */
-    double logprob;  /* sum over its tokens, where logprobs were asked for; else NAN */
+    int n_drafted, n_accepted; /* guesses that were verified, and those that were right (tern_engine_params.draft) */
+    double logprob;            /* sum over its tokens, where logprobs were asked for; else NAN */
     /* TERN_EVENT_END */
     int rc;              /* 0, or TERN_ECANCELLED, TERN_ELIMIT (timeout), or what went wrong in this request */
     const char *message; /* the sentence when rc < 0, else NULL */
@@ -98,18 +99,6 @@ TERN_API bool tern_events_next(tern_events *q, tern_event *out, int timeout_ms);
 
 /* ---- requests -----------------------------------------------------------------------------------------------------
  */
-
-/* Restricts each next token (grammars).  Its functions are called by the loop's thread or a worker of its engine, one
- * at a time per state.  Fails closed: a negative result, or a mask without a possible token, ends the request with that
- * error.  All of n_vocab ids count, those that end a reply among them: allow them where the text may end. */
-typedef struct tern_constraint {
-    void *state;
-    int (*allow)(void *state, uint32_t *mask,
-                 tern_error *err);                           /* mask arrives as 0; sets bit id % 32 of word id / 32 */
-    int (*accept)(void *state, int32_t id, tern_error *err); /* the token that was picked */
-    void *(*fork)(void *state);                              /* a copy for another choice; NULL result: out of memory */
-    void (*free)(void *state);
-} tern_constraint;
 
 typedef enum tern_embed { TERN_EMBED_NONE, TERN_EMBED_LAST, TERN_EMBED_MEAN } tern_embed;
 
@@ -149,8 +138,20 @@ typedef struct tern_loop_params {
     int max_logprobs;        /* 0 = 20 */
     size_t cache_bytes;      /* of a cache of prompts' beginnings that the next request starts from; 0 = none.  It comes
                                 on top of what requests take, and gives way where the engine's limit leaves no room */
-    size_t kv_bytes;         /* requests are admitted while the pages that they may come to need fit; 0 = the
-                                engine's limit */
+    /* Other tiers of that cache: what is in memory goes there, by threads of their own, and what only they have comes
+     * back before a request begins.  They change nothing but the time; what fails is a miss. */
+    const char *cache_dir;                           /* a directory, made where there is none; NULL: none */
+    size_t cache_dir_bytes;                          /* of all files there; 0 = 10 GiB */
+    size_t cache_dir_free;                           /* bytes of its disk that stay free */
+    const char *cache_shared;                        /* "redis://[USER:PASSWORD@]HOST[:PORT][/DB]"; NULL: none */
+    void (*on_notice)(void *user, const char *line); /* about them, from any thread, for people; NULL: silence */
+    void *notice_user;
+    size_t kv_bytes;     /* what pages of requests may take; 0 = the engine's limit */
+    int reply_tokens;    /* a request is let in when there is room for its prompt and so many tokens of each reply;
+                            0 = 256.  Further pages are taken as replies grow.  When they run out, the youngest
+                            request of the lowest priority gives up its own, and goes on, later, as if it had not */
+    size_t unread_bytes; /* of events that a receiver may leave in its queue: beyond, its requests pause, and end after
+                            a minute (TERN_ELIMIT); 0 = 64 MiB */
     double gap; /* prompts may stretch the time between tokens of running streams by this factor on average, and by
                    more where more wait for their first token than stream; 0 = 1.9 */
 } tern_loop_params;
@@ -186,19 +187,37 @@ typedef struct tern_times {
 } tern_times;
 TERN_API extern const double tern_times_bounds[TERN_TIMES_BUCKETS - 1];
 
+typedef struct tern_cache_tier {                       /* where pages outlive memory */
+    bool open;                                         /* there is this tier */
+    bool off;                                          /* it is left alone for a while, because it failed */
+    bool read_only;                                    /* nothing can be written there */
+    size_t entries, bytes, limit;                      /* of a directory: files of all its servers */
+    uint64_t read, read_bytes, written, written_bytes; /* pages and ends of prompts, by this loop */
+    uint64_t dropped;                                  /* were not written: no room, no time, errors */
+    uint64_t damaged;                                  /* were not what they should be, and not used */
+    uint64_t errors, evictions;
+} tern_cache_tier;
+
 typedef struct tern_cache_stats {
     size_t entries, bytes, limit; /* pages and checkpoints; theirs, counted whole where sequences share them */
     uint64_t hits, misses, hit_tokens, evictions; /* prompts that were looked up; tokens found; entries given up */
+    uint64_t misses_no_start; /* misses of which pages were known, but no place that a sequence can start from */
+    uint64_t late;            /* prompts for which another tier was not asked, because it had not answered in time */
+    uint64_t fetched;         /* entries that came back from other tiers */
+    size_t unwritten;         /* entries that other tiers do not know yet */
+    tern_cache_tier disk, shared;
 } tern_cache_stats;
 
 typedef struct tern_loop_stats {
     int waiting, running, decoding; /* requests in the queue, admitted; choices that generate */
     uint64_t submitted, refused, finished, cancelled, timed_out, failed; /* requests so far */
     uint64_t prompt_tokens, cached_tokens, generated_tokens;             /* processed or found so far */
+    uint64_t drafted_tokens, accepted_tokens; /* guesses that were verified, and those that were right */
     uint64_t steps;
     double idle_s;               /* since the owner thread last came by; it does at least once a second, so a larger
                                     figure than the longest step means that the engine hangs */
-    size_t kv_reserved, kv_most; /* bytes that admitted requests may come to need; the limit, 0 = none */
+    uint64_t preempted;          /* times that a request gave up its pages */
+    size_t kv_reserved, kv_most; /* bytes that admitted requests have room for; the limit, 0 = none */
     tern_memory memory;          /* of the engine after the last step */
     tern_cache_stats cache;      /* all 0 without one */
     tern_times step, first, gap,

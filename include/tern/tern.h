@@ -7,6 +7,7 @@
  *   tern_sampler  turns logits into a token; owns its random state and penalties
  *   tern_stream   turns tokens into UTF-8 text; holds back unfinished characters
  *   tern_reply    takes a reply apart: content, reasoning, calls of tools (tern/reply.h)
+ *   tern_grammar  what a text must look like: JSON by a schema, regular expressions ... (tern/grammar.h)
  *   tern_loop     many requests on one engine, from any thread (tern/loop.h)
  *
  * Threads: a model may be shared by engines and read from any thread.  An engine, its sequences and everything obtained
@@ -24,6 +25,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include "tern/error.h"
+#include "tern/grammar.h"
 #include "tern/reply.h"
 
 #ifdef __cplusplus
@@ -68,6 +70,7 @@ typedef struct tern_model_info {
     int64_t n_params;
     size_t file_bytes;
     size_t weight_bytes; /* weights in memory, or mapped from `packed` */
+    const char *device;  /* where it runs: "cpu", or "cuda: NVIDIA H200, 143156 MiB, compute capability 9.0" */
     const char *packed;  /* the file of packed weights that is mapped; NULL: this process packed them for itself */
     const char *notice;  /* a sentence about that file that a user wants to see: it was written, could not be written,
                             or did not fit; NULL when there is nothing to say */
@@ -95,7 +98,9 @@ typedef struct tern_model_params {
     /* Called before such a file is written, from the calling thread: where, and how large it will be.  NULL: not. */
     void (*before_packed)(void *user, const char *path, size_t bytes);
     void *user;
-    const char *device; /* where the model and its engines run: "cpu"; "auto" or NULL: the first of this build */
+    /* Where the model and its engines run: "cpu", or in builds with CUDA "cuda" or "cuda:1" (a card's number).  "auto"
+     * or NULL: a card that can serve, else the CPU. */
+    const char *device;
 } tern_model_params;
 
 /* Opens a GGUF file (any part of a split set), or a Hugging Face directory of safetensors.  p NULL: all defaults. */
@@ -186,7 +191,7 @@ TERN_API int tern_stream_finish(tern_stream *s, const char **text, size_t *n, te
 /* One layer of the effective plan: what a --kv text comes to on this model. */
 typedef struct tern_kv_row {
     int layer;
-    const char *k, *v; /* scheme in effect */
+    const char *k, *v; /* scheme in effect; v: of what grows, where a layer keeps a window besides */
     int n_heads, dim_k, dim_v;
     int window;             /* 0 = full attention */
     bool chunked;           /* the window does not slide: attention begins anew at its multiples */
@@ -268,6 +273,14 @@ typedef struct tern_engine_params {
      * that may be rejected.  Every sequence holds one more page in 16 bits for it, and a recurrent one a state for each
      * of those rows until its next step. */
     int drafts;
+    /* Guesses at what a reply says next, which tern_generate and loops verify several in one step.  The text is what it
+     * would be without, bit for bit (docs/drafts.md).
+     *   "off" or NULL   none
+     *   "ngram"         what followed the same tokens in prompt and reply, wherever two of them are alike
+     *   "auto"          the same, where that is faster by what this engine has seen of texts and times
+     * They raise `drafts` to what they need. */
+    const char *draft;
+    int draft_most; /* guesses per sequence and step, 1..64 (16 where layers are recurrent); 0 = 15 (4) */
 } tern_engine_params;
 
 TERN_API int tern_engine_open(tern_engine **out, tern_model *m, const tern_engine_params *p, tern_error *err);
@@ -427,11 +440,13 @@ typedef struct tern_generate_params {
     const int32_t *stop_ids; /* n_stop_ids tokens that end the text like the model's own */
     int n_stop_ids;
     bool ignore_eog;
-    /* Text as it becomes certain (a possible beginning of a stop string is held back).  Nonzero ends the generation. */
+    /* Text as it becomes certain (a possible beginning of a stop string is held back).  Nonzero ends the generation.
+     * It may read the sequence, and do nothing else with it. */
     int (*on_text)(void *user, const char *text, size_t n);
     /* Nullable, for one generation: takes the text instead of on_text, and the marks that are control tokens.  It is
      * told the end of the prompt before and finished after.  A receiver that wants no more ends the generation. */
     tern_reply *reply;
+    const tern_constraint *constraint; /* NULL: none; its state is this generation's alone.  Borrowed */
     tern_progress_fn *on_prefill;
     void *user;
 } tern_generate_params;
@@ -441,6 +456,7 @@ typedef struct tern_generate_result {
     int n_prompt, n_generated; /* tokens; an end-of-reply token is not counted and not appended to the sequence */
     double prompt_s, decode_s; /* seconds */
     int32_t last;              /* the token that ended the reply, -1 otherwise */
+    int n_drafted, n_accepted; /* guesses that were verified, and those of them that were right */
 } tern_generate_result;
 
 /* Appends `prompt` to s, then generates.  On TERN_ECANCELLED the sequence holds what was processed so far and *result

@@ -27,7 +27,8 @@
 typedef int tern_command_fn(const struct tern_args *a, tern_error *err);
 tern_command_fn tern_cmd_run, tern_cmd_chat, tern_cmd_serve, tern_cmd_inspect, tern_cmd_tokenize, tern_cmd_eval_logits,
     tern_cmd_eval_ppl, tern_cmd_eval_kld, tern_cmd_bench, tern_cmd_bench_kv, tern_cmd_bench_weights, tern_cmd_doctor,
-    tern_cmd_convert, tern_cmd_print, tern_cmd_models, tern_cmd_cache_ls, tern_cmd_cache_rm;
+    tern_cmd_convert, tern_cmd_print, tern_cmd_models, tern_cmd_cache_ls, tern_cmd_cache_rm, tern_cmd_cache_build,
+    tern_cmd_cache_verify;
 
 /* Codes of the program's own, beside TERN_E*: the command line is wrong (status 2), the user pressed Ctrl-C (130), or
  * the failure was already reported (1). */
@@ -50,6 +51,9 @@ int tern_doctor_fit(const struct tern_args *a, tern_error *err);
 
 /* ---- foreign.c --------------------------------------------------------------------------------------------------- */
 
+/* Options out of the file that --config names, in front of those of the command line.  TERN_CLI_USAGE names file and
+ * line. */
+int tern_config_options(const struct tern_command *c, int *argc, char ***argv, tern_error *err);
 /* The command line of c with what other engines call things in this program's words; TERN_CLI_USAGE names the nearest
  * thing to what is not here.  The new array lives until the next call. */
 int tern_foreign_options(const struct tern_command *c, int *argc, char ***argv, tern_error *err);
@@ -89,6 +93,7 @@ struct tern_setup {
     tern_engine *engine;
     struct tern_start start;
     double load_s;
+    size_t kv_bytes; /* tern_setup_engine: limit of the engine's KV memory; 0: none */
 };
 /* The file that a plan is read from must not be written by this run. */
 int tern_setup_guard_plan(const char *spec, tern_error *err);

@@ -12,6 +12,7 @@
 #include "base/outfile.h"
 #include "base/userdir.h"
 #include "cli/cli.h"
+#include "tern/cache.h"
 
 /* What such files begin with. */
 static const struct kind {
@@ -170,11 +171,86 @@ out:
     tern_buf_clear(&line);
 }
 
+/* ---- a server's directory, and cache files ------------------------------------------------------------------------
+ */
+
+static bool is_dir(const char *path)
+{
+    struct stat st;
+    return stat(path, &st) == 0 && S_ISDIR(st.st_mode);
+}
+
+static int print_dir(const struct tern_args *a, const char *command, const char *path, const tern_cache_dir *d,
+                     tern_error *err)
+{
+    if (a->v[TERN_OPT_JSON].n)
+        return tern_report_print(tern_report_json(command, NULL, 0),
+                                 json_pack("{so sI sI sI sI}", "folder", tern_json_text(path), "pages",
+                                           (json_int_t)d->pages, "ends", (json_int_t)d->ends, "bytes",
+                                           (json_int_t)d->bytes, "others", (json_int_t)d->others),
+                                 err);
+    return tern_out_printf(err, "%10s  %zu pages of 64 tokens, %zu ends of prompts  %s%s\n",
+                           tern_size_text((double)d->bytes), d->pages, d->ends, tern_shown(path),
+                           d->others ? " (and files of others)" : "");
+}
+
+static void tell(void *user, const char *line)
+{
+    (void)user;
+    tern_note("%s", line);
+}
+
+/* *bad: it is not what it should be, and that was told. */
+static int verify(const struct tern_args *a, const char *path, bool *bad, tern_error *err)
+{
+    int rc = 0;
+    tern_cache_dir d;
+    tern_cache_file f;
+    tern_error why = {0};
+    if (is_dir(path)) {
+        TERN_TRY(tern_cache_dir_scan(path, true, tell, NULL, &d, err));
+        *bad = d.damaged > 0;
+        TERN_TRY(print_dir(a, "cache verify", path, &d, err));
+    } else if (tern_cache_check(path, &f, &why) < 0) {
+        *bad = true;
+        tern_note("%s", tern_shown(why.msg));
+    } else {
+        TERN_TRY(tern_out_printf(err, "%10s  %d tokens, --kv %s, %s, version %s  %s\n", tern_size_text((double)f.bytes),
+                                 f.n_tokens, f.kv, f.arithmetic, f.version, tern_shown(path)));
+    }
+out:
+    return rc;
+}
+
+int tern_cmd_cache_verify(const struct tern_args *a, tern_error *err)
+{
+    int rc = 0, n_bad = 0;
+    if (!a->n_operands)
+        return tern_cli_usage(err, "cache verify wants cache files, or directories of serve --cache-disk");
+    for (int i = 0; i < a->n_operands; i++) {
+        bool bad = false;
+        TERN_TRY(verify(a, a->operands[i], &bad, err));
+        n_bad += bad;
+    }
+    if (n_bad)
+        TERN_FAIL(err, TERN_EFORMAT, "%d of %d are not what they should be", n_bad, a->n_operands);
+out:
+    return rc;
+}
+
+/* ---- all that tern keeps ------------------------------------------------------------------------------------------
+ */
+
 int tern_cmd_cache_ls(const struct tern_args *a, tern_error *err)
 {
     int rc = 0;
     struct cache c = {0};
     double bytes = 0;
+    tern_cache_dir d;
+    if (a->n_operands) {
+        rc = tern_cache_dir_scan(a->operands[0], false, NULL, NULL, &d, err);
+        return rc < 0 ? rc : print_dir(a, "cache ls", a->operands[0], &d, err);
+    }
     TERN_TRY(find_all(&c, err));
     json_t *files = json_array();
     for (size_t i = 0; i < c.n; i++)
@@ -215,8 +291,15 @@ int tern_cmd_cache_rm(const struct tern_args *a, tern_error *err)
     const bool all = a->v[TERN_OPT_CACHE_ALL].n > 0;
     size_t removed = 0;
     double bytes = 0;
+    tern_cache_dir d;
     if (all == (a->n_operands > 0))
         return tern_cli_usage(err, "cache rm wants the names of files, or --all");
+    if (a->n_operands == 1 && is_dir(a->operands[0])) {
+        rc = tern_cache_dir_clear(a->operands[0], &d, err);
+        if (rc == 0)
+            tern_note("removed %zu files, %s", d.pages + d.ends, tern_size_text((double)d.bytes));
+        return rc;
+    }
     TERN_TRY(find_all(&c, err));
     for (int i = 0; i < a->n_operands; i++) { /* all are known, or none is removed */
         bool known = false;

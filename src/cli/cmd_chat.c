@@ -417,6 +417,9 @@ static int do_stats(struct chat *c, const char *arg, tern_error *err)
         return 0;
     tern_note("last reply: %d prompt tokens in %.3f s, %d tokens in %.3f s (%.1f/s)", g->n_prompt, g->prompt_s,
               g->n_generated, g->decode_s, g->decode_s > 0 ? g->n_generated / g->decode_s : 0.0);
+    if (g->n_drafted)
+        tern_note("%d of %d guesses were right (--draft %s)", g->n_accepted, g->n_drafted,
+                  tern_shown(c->a->v[TERN_OPT_DRAFT].s));
     return 0;
 }
 

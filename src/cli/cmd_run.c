@@ -4,8 +4,10 @@
 #include <unistd.h>
 
 #include "cli/cli.h"
+#include "tern/cache.h"
 
 #define MAX_PROMPT_BYTES ((size_t)1 << 28)
+#define MAX_RULE_BYTES   ((size_t)1 << 22) /* more than a grammar may have, which says so better */
 
 struct run {
     const struct tern_args *a;
@@ -18,6 +20,10 @@ struct run {
     int n_kept;      /* prompt tokens that --prompt-cache spared */
     double before_s; /* and what reading the rest took before it was kept */
     tern_generate_params params;
+    enum { FREE, SCHEMA, GRAMMAR, REGEX } rule; /* what the text must follow */
+    struct tern_buf rule_text;
+    tern_constraint constraint;
+    tern_reply *reply; /* sets reasoning aside; NULL: the text is printed as it comes */
     tern_generate_result result;
     tern_finish finish;
     bool json, interrupted;
@@ -50,8 +56,12 @@ static int read_prompt(struct run *r, tern_error *err)
                               alone ? "a prompt that stands alone, -p and -f" : "-p and -f");
     if (r->a->v[TERN_OPT_RAW].n && r->a->v[TERN_OPT_SYSTEM].n)
         return tern_cli_usage(err, "--raw and --system exclude each other");
-    if (r->a->v[TERN_OPT_PROMPT_CACHE].n && tern_setup_at_end(r->a))
-        return tern_cli_usage(err, "--prompt-cache keeps pages as they are coded; it excludes --kv-when end");
+    const bool kept = r->a->v[TERN_OPT_PROMPT_CACHE].n > 0, cache = r->a->v[TERN_OPT_RUN_CACHE].n > 0;
+    if (kept && cache)
+        return tern_cli_usage(err, "--prompt-cache and --cache exclude each other");
+    if ((kept || cache) && tern_setup_at_end(r->a))
+        return tern_cli_usage(err, "--%s keeps pages as they are coded; it excludes --kv-when end",
+                              kept ? "prompt-cache" : "cache");
     if (text->n)
         return tern_buf_add(&r->prompt, text->s, strlen(text->s), err);
     if (alone)
@@ -160,6 +170,106 @@ out:
     return rc;
 }
 
+/* ---- cache files ------------------------------------------------------------------------------------------------- */
+
+static int open_cache(struct run *r, tern_error *err)
+{
+    const char *path = r->a->v[TERN_OPT_RUN_CACHE].s;
+    const int n = (int)r->ids.len;
+    int rc = tern_cache_start(&r->seq, r->setup.engine, path, r->ids.p, n, &r->n_kept, err);
+    if (rc == 0 && r->n_kept)
+        tern_note("%d of %d prompt tokens are in %s", r->n_kept, n, tern_shown(path));
+    else if (rc == 0)
+        tern_note("the prompt does not begin like %s: it is computed as a whole", tern_shown(path));
+    return rc;
+}
+
+static int open_seq(struct run *r, tern_error *err)
+{
+    if (r->a->v[TERN_OPT_PROMPT_CACHE].n)
+        return open_kept(r, err);
+    if (!r->a->v[TERN_OPT_RUN_CACHE].n)
+        return tern_start_new(&r->seq, r->setup.engine, &r->setup.start, err);
+    if (r->a->v[TERN_OPT_KV_START].i)
+        return tern_cli_usage(
+            err, "--quantized-kv-start begins in 16 bits, and what --cache holds is coded: give one of them");
+    return open_cache(r, err);
+}
+
+/* ---- --json-schema, --grammar, --regex ----------------------------------------------------------------------------
+ */
+
+static int compile_rule(const struct run *r, tern_grammar **out, const tern_grammar_reply *reply, tern_error *err)
+{
+    const char *p = r->rule_text.p ? r->rule_text.p : "";
+    const size_t n = r->rule_text.len;
+    switch (r->rule) {
+    case SCHEMA:
+        return tern_grammar_new_schema(out, p, n, reply, err);
+    case GRAMMAR:
+        return tern_grammar_new_gbnf(out, p, n, reply, err);
+    default:
+        return tern_grammar_new_regex(out, p, n, reply, err);
+    }
+}
+
+/* Reads the rule and tries it, before anything slow is done. */
+static int read_rule(struct run *r, tern_error *err)
+{
+    int rc = 0;
+    const struct tern_arg *v = r->a->v, *schema = &v[TERN_OPT_JSON_SCHEMA], *grammar = &v[TERN_OPT_GRAMMAR],
+                          *regex = &v[TERN_OPT_REGEX],
+                          *given = schema->n    ? schema
+                                   : grammar->n ? grammar
+                                                : regex;
+    tern_grammar *g = NULL;
+    if (!given->n)
+        return 0;
+    if ((schema->n > 0) + (grammar->n > 0) + (regex->n > 0) > 1)
+        return tern_cli_usage(err, "--json-schema, --grammar and --regex exclude each other");
+    if (v[TERN_OPT_IGNORE_EOS].n)
+        return tern_cli_usage(err, "--ignore-eos goes on where a text that follows a rule must end");
+    r->rule = schema->n ? SCHEMA : grammar->n ? GRAMMAR : REGEX;
+    const bool text =
+        regex->n || (schema->n ? given->s[strspn(given->s, " \t\n\r")] == '{' : strstr(given->s, "::=") != NULL);
+    if (text)
+        TERN_TRY(tern_buf_add(&r->rule_text, given->s, strlen(given->s), err));
+    else
+        TERN_TRY(tern_setup_read(&r->rule_text, given->s, MAX_RULE_BYTES, err));
+    TERN_TRY(compile_rule(r, &g, NULL, err));
+out:
+    tern_grammar_free(g);
+    return rc;
+}
+
+static int on_text(void *user, const char *text, size_t n);
+
+static int on_reply(void *user, const tern_reply_event *e)
+{
+    return e->kind == TERN_REPLY_CONTENT ? on_text(user, e->text, e->n) : 0;
+}
+
+/* Puts the rule to work on the reply. */
+static int apply_rule(struct run *r, tern_error *err)
+{
+    int rc = 0;
+    tern_grammar *g = NULL;
+    const bool chat = !r->a->v[TERN_OPT_RAW].n && tern_model_get_info(r->setup.model)->has_template;
+    const tern_grammar_reply reply = {r->setup.model, r->ids.p, (int)r->ids.len};
+    if (r->rule == FREE)
+        return 0;
+    TERN_TRY(compile_rule(r, &g, chat ? &reply : NULL, err));
+    TERN_TRY(tern_constraint_new(&r->constraint, r->setup.model, g, err));
+    r->params.constraint = &r->constraint;
+    if (chat)
+        TERN_TRY(tern_reply_new(&r->reply, r->setup.model,
+                                &(tern_reply_params){.calls = "off", .on_event = on_reply, .user = r}, err));
+    r->params.reply = r->reply;
+out:
+    tern_grammar_free(g);
+    return rc;
+}
+
 /* ---- generation -------------------------------------------------------------------------------------------------- */
 
 static int on_text(void *user, const char *text, size_t n)
@@ -186,7 +296,7 @@ static int generate(struct run *r, tern_error *err)
     r->params.user = r;
     r->bar.what = "prompt";
     r->result.last = -1;
-    const int in = tern_seq_length(r->seq); /* the prompt but for its last token, with --prompt-cache */
+    const int in = tern_seq_length(r->seq); /* of the prompt, with --prompt-cache and --cache */
     int rc = tern_generate(r->setup.engine, r->seq, r->ids.p + in, (int)r->ids.len - in, &r->params, &r->result, err);
     r->result.n_prompt += in - r->n_kept;
     r->result.prompt_s += r->before_s;
@@ -246,11 +356,13 @@ static int print_json(const struct run *r, tern_error *err)
                       (json_int_t)memory.kv_full_f16_bytes, "state_bytes", (json_int_t)memory.state_bytes));
     if (r->setup.start.from)
         (void)json_object_set_new(kv, "start", json_integer(r->setup.start.from));
+    json_t *drafts = json_pack("{so si si}", "by", tern_json_text(r->a->v[TERN_OPT_DRAFT].s), "guesses", g->n_drafted,
+                               "accepted", g->n_accepted);
     json_t *text = json_stringn(r->text.p ? r->text.p : "", r->text.len);
     return tern_report_print(tern_report_json("run", r->setup.model, tern_engine_threads(r->setup.engine)),
-                             json_pack("{so ss so so si so so}", "text", text, "finish_reason", finish_text(r), "usage",
-                                       usage, "timings", timings, "ctx", tern_engine_ctx(r->setup.engine), "kv", kv,
-                                       "sampling", tern_sampling_json(&r->params.sampler)),
+                             json_pack("{so ss so so si so so so}", "text", text, "finish_reason", finish_text(r),
+                                       "usage", usage, "timings", timings, "ctx", tern_engine_ctx(r->setup.engine),
+                                       "kv", kv, "drafts", drafts, "sampling", tern_sampling_json(&r->params.sampler)),
                              err);
 }
 
@@ -274,6 +386,11 @@ static int report(struct run *r, tern_error *err)
     tern_note("prompt %d tokens, %.1f/s; text %d tokens, %.1f/s; %s; peak memory %s", g->n_prompt,
               rate(g->n_prompt, g->prompt_s), g->n_generated, rate(g->n_generated, g->decode_s),
               tern_kv_use_text(r->setup.engine, 0), tern_size_text((double)tern_peak_memory()));
+    if (!r->interrupted && r->rule != FREE && g->finish != TERN_FINISH_EOG)
+        tern_note("the text was cut before its rule let it end");
+    if (g->n_drafted)
+        tern_note("%d of %d guesses were right (--draft %s)", g->n_accepted, g->n_drafted,
+                  tern_shown(r->a->v[TERN_OPT_DRAFT].s));
     if (!r->interrupted && g->finish == TERN_FINISH_CONTEXT)
         tern_note("the context of %d tokens is full", tern_engine_ctx(r->setup.engine));
 out:
@@ -285,6 +402,7 @@ int tern_cmd_run(const struct tern_args *a, tern_error *err)
     int rc = 0;
     struct run r = {.a = a, .json = a->v[TERN_OPT_JSON].n > 0};
     TERN_TRY(read_prompt(&r, err));
+    TERN_TRY(read_rule(&r, err));
     TERN_TRY(tern_setup_sampler(&r.params.sampler, &r.bias, a, err));
     TERN_TRY(tern_setup_stop(&r.params, a, err));
     TERN_TRY(tern_setup_model(&r.setup, a, a->v[TERN_OPT_MODEL].s, err));
@@ -293,14 +411,14 @@ int tern_cmd_run(const struct tern_args *a, tern_error *err)
     TERN_TRY(prompt_tokens(&r, err));
     TERN_TRY(tern_setup_engine(&r.setup, a, (int)a->v[TERN_OPT_CTX].i, 1, err));
     TERN_TRY(check_prompt(&r, err));
+    TERN_TRY(apply_rule(&r, err));
     tern_signals_watch(r.setup.engine); /* before anything that tells the user to wait */
     if (a->v[TERN_OPT_VERBOSE].n) {
         tern_setup_print(&r.setup);
         if (r.params.sampler.temperature > 0)
             tern_note("seed %llu", (unsigned long long)r.params.sampler.seed);
     }
-    TERN_TRY(a->v[TERN_OPT_PROMPT_CACHE].n ? open_kept(&r, err)
-                                           : tern_start_new(&r.seq, r.setup.engine, &r.setup.start, err));
+    TERN_TRY(open_seq(&r, err));
     TERN_TRY(generate(&r, err));
     TERN_TRY(report(&r, err));
     if (r.interrupted)
@@ -308,11 +426,41 @@ int tern_cmd_run(const struct tern_args *a, tern_error *err)
 out:
     tern_signals_watch(NULL);
     tern_seq_free(r.seq);
+    tern_reply_free(r.reply);
+    if (r.constraint.free)
+        r.constraint.free(r.constraint.state);
+    tern_buf_clear(&r.rule_text);
     tern_setup_clear(&r.setup);
     tern_bias_clear(&r.bias);
     tern_tokens_clear(&r.stop_ids);
     tern_tokens_clear(&r.ids);
     tern_buf_clear(&r.prompt);
     tern_buf_clear(&r.text);
+    return rc;
+}
+
+int tern_cmd_cache_build(const struct tern_args *a, tern_error *err)
+{
+    int rc = 0, kept = 0;
+    struct run r = {.a = a};
+    const char *path = a->v[TERN_OPT_CACHE_OUT].s;
+    TERN_TRY(read_prompt(&r, err));
+    TERN_TRY(tern_setup_model(&r.setup, a, a->v[TERN_OPT_MODEL].s, err));
+    TERN_TRY(prompt_tokens(&r, err));
+    TERN_TRY(tern_setup_engine(&r.setup, a, (int)a->v[TERN_OPT_CTX].i, 1, err));
+    TERN_TRY(check_prompt(&r, err));
+    tern_signals_watch(r.setup.engine);
+    r.bar.what = "prompt";
+    rc = tern_cache_build(r.setup.engine, r.ids.p, (int)r.ids.len, path, on_prefill, &r, &kept, err);
+    tern_progress_end(&r.bar);
+    if (rc == TERN_ECANCELLED)
+        rc = TERN_CLI_INTERRUPTED;
+    TERN_TRY(rc);
+    tern_note("%s holds %d of %zu prompt tokens", tern_shown(path), kept, r.ids.len);
+out:
+    tern_signals_watch(NULL);
+    tern_setup_clear(&r.setup);
+    tern_tokens_clear(&r.ids);
+    tern_buf_clear(&r.prompt);
     return rc;
 }

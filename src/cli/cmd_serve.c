@@ -1,14 +1,18 @@
 /* tern serve: a model behind HTTP. */
 #include <ctype.h>
+#include <jansson.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <time.h>
 
 #include "cli/cli.h"
 #include "server/server.h"
 
 #define MAX_KEYS   ((size_t)1 << 20) /* bytes of a file of keys */
-#define MOST_CACHE 1073741824.0      /* bytes of the prefix cache, where --cache-ram does not say */
+#define GIB        1073741824.0
+#define MOST_CACHE GIB /* bytes of the prefix cache, where --cache-ram does not say */
 
 struct serve {
     const struct tern_args *a;
@@ -56,22 +60,45 @@ static int read_keys(struct serve *s, tern_error *err)
     return 0;
 }
 
+/* Messages, as text or as JSON. */
 static void say(void *user, const char *line)
 {
+    const struct serve *s = user;
+    if (strcmp(s->a->v[TERN_OPT_LOG_FORMAT].s, "json") != 0) {
+        tern_note("%s", line);
+        return;
+    }
+    char stamp[32];
+    struct tm t;
+    time_t now = time(NULL);
+    (void)gmtime_r(&now, &t);
+    (void)strftime(stamp, sizeof stamp, "%Y-%m-%dT%H:%M:%SZ", &t);
+    json_t *o = json_pack("{ss ss ss}", "time", stamp, "event", "message", "message", line);
+    char *text = json_dumps(o, JSON_COMPACT);
+    (void)fprintf(stderr, "%s\n", text ? text : "");
+    free(text);
+    json_decref(o);
+}
+
+static void say_json(void *user, const char *json)
+{
     (void)user;
-    tern_note("%s", line);
+    (void)fprintf(stderr, "%s\n", json);
 }
 
 /* The one line on standard output: where the server is. */
 static void ready(void *user, const char *address)
 {
-    const struct serve *s = user;
+    struct serve *s = user;
     tern_engine *e = s->setup.engine;
     double bytes, f16;
     tern_plan_bytes(tern_engine_plan(e), &bytes, &f16);
-    tern_note("%s, context %d tokens, KV %.0f bytes per token (16 bit: %.0f, %.2fx), %d threads",
-              tern_shown(tern_model_get_info(s->setup.model)->path), tern_engine_ctx(e), bytes, f16,
-              bytes > 0 ? f16 / bytes : 0.0, tern_engine_threads(e));
+    char line[512];
+    (void)snprintf(line, sizeof line,
+                   "%.300s, context %d tokens, KV %.0f bytes per token (16 bit: %.0f, %.2fx), %d threads",
+                   tern_shown(tern_model_get_info(s->setup.model)->path), tern_engine_ctx(e), bytes, f16,
+                   bytes > 0 ? f16 / bytes : 0.0, tern_engine_threads(e));
+    say(user, line);
     (void)tern_out_printf(NULL, "listening on %s\n", address);
     (void)tern_out_flush(NULL);
 }
@@ -103,9 +130,34 @@ static int check(const struct tern_args *a, tern_error *err)
         return tern_cli_usage(err, "--ctx and --ctx-size say the same thing; give one of them");
     if ((v[TERN_OPT_TLS_CERT].s != NULL) != (v[TERN_OPT_TLS_KEY].s != NULL))
         return tern_cli_usage(err, "--tls-cert and --tls-key belong together");
+    if (v[TERN_OPT_LOG_PROMPTS].n && strcmp(v[TERN_OPT_LOG_FORMAT].s, "json") != 0)
+        return tern_cli_usage(err, "--log-prompts belongs to --log-format json");
     if (v[TERN_OPT_UNIX].s && v[TERN_OPT_TLS_CERT].s && !v[TERN_OPT_HOST].n)
         return tern_cli_usage(err, "--unix alone needs no TLS; give --host as well, or leave --tls-cert out");
     return 0;
+}
+
+/* --cache-ram, of 0: none. */
+static int cache_size(const struct tern_args *a, double *bytes, tern_error *err)
+{
+    const struct tern_arg *v = a->v;
+    char *end = NULL;
+    const char *text = v[TERN_OPT_CACHE_RAM].s;
+    const bool none = text && strtod(text, &end) == 0 && end != text && end[strspn(end, "KMGTkmgt")] == 0;
+    if (none && (v[TERN_OPT_CACHE_DISK].s || v[TERN_OPT_CACHE_SHARED].s))
+        return tern_cli_usage(err, "--cache-ram 0 leaves no room for what --%s brings; give it some",
+                              v[TERN_OPT_CACHE_DISK].s ? "cache-disk" : "cache-shared");
+    return text && !none ? tern_setup_size("--cache-ram", text, 1e15, bytes, err) : 0;
+}
+
+static void set_cache(struct serve *s, tern_loop_params *p)
+{
+    const struct tern_arg *v = s->a->v;
+    p->cache_dir = v[TERN_OPT_CACHE_DISK].s;
+    p->cache_dir_bytes = (size_t)(v[TERN_OPT_CACHE_DISK_GB].f * GIB);
+    p->cache_dir_free = (size_t)(v[TERN_OPT_CACHE_DISK_FREE].f * GIB);
+    p->cache_shared = v[TERN_OPT_CACHE_SHARED].s;
+    p->on_notice = say;
 }
 
 int tern_cmd_serve(const struct tern_args *a, tern_error *err)
@@ -118,18 +170,18 @@ int tern_cmd_serve(const struct tern_args *a, tern_error *err)
     TERN_TRY(tern_setup_size("--max-body", v[TERN_OPT_MAX_BODY].s, 1 << 30, &body, err));
     if (v[TERN_OPT_KV_MEMORY].s)
         TERN_TRY(tern_setup_size("--kv-memory", v[TERN_OPT_KV_MEMORY].s, 1e15, &kv, err));
-    if (v[TERN_OPT_CACHE_RAM].s && strcmp(v[TERN_OPT_CACHE_RAM].s, "0") != 0)
-        TERN_TRY(tern_setup_size("--cache-ram", v[TERN_OPT_CACHE_RAM].s, 1e15, &cache, err));
+    TERN_TRY(cache_size(a, &cache, err));
     TERN_TRY(read_keys(&s, err));
     TERN_TRY(tern_setup_model(&s.setup, a, v[TERN_OPT_MODEL].s, err));
-    TERN_TRY(open_engine(&s, err));
-    if (v[TERN_OPT_VERBOSE].n)
-        tern_setup_print(&s.setup);
     if (!v[TERN_OPT_KV_MEMORY].s)
         kv = (double)default_kv_memory(s.setup.model);
     if (!v[TERN_OPT_CACHE_RAM].s)
         cache = kv / 4 < MOST_CACHE ? kv / 4 : MOST_CACHE;
-    const struct tern_server_params p = {
+    s.setup.kv_bytes = (size_t)kv + (size_t)cache; /* windows, too, have pages for all that the cache may keep */
+    TERN_TRY(open_engine(&s, err));
+    if (v[TERN_OPT_VERBOSE].n)
+        tern_setup_print(&s.setup);
+    struct tern_server_params p = {
         .host = v[TERN_OPT_UNIX].s && !v[TERN_OPT_HOST].n ? NULL : v[TERN_OPT_HOST].s,
         .port = (int)v[TERN_OPT_PORT].i,
         .unix_path = v[TERN_OPT_UNIX].s,
@@ -149,8 +201,11 @@ int tern_cmd_serve(const struct tern_args *a, tern_error *err)
         .kv_spec = tern_setup_kv(a),
         .loop = {.max_waiting = (int)v[TERN_OPT_QUEUE].i, .kv_bytes = (size_t)kv, .cache_bytes = (size_t)cache},
         .say = say,
+        .log = strcmp(v[TERN_OPT_LOG_FORMAT].s, "json") == 0 ? say_json : NULL,
+        .log_prompts = v[TERN_OPT_LOG_PROMPTS].n > 0,
         .user = &s,
     };
+    set_cache(&s, &p.loop);
     TERN_TRY(tern_server_run(&p, s.setup.model, s.setup.engine, ready, err));
 out:
     tern_setup_clear(&s.setup);

@@ -19,6 +19,8 @@ static tern_command_fn *const command_fns[TERN_N_COMMANDS] = {
     [TERN_CMD_BENCH_WEIGHTS] = tern_cmd_bench_weights,
     [TERN_CMD_DOCTOR] = tern_cmd_doctor,
     [TERN_CMD_CONVERT] = tern_cmd_convert,
+    [TERN_CMD_CACHE_BUILD] = tern_cmd_cache_build,
+    [TERN_CMD_CACHE_VERIFY] = tern_cmd_cache_verify,
     [TERN_CMD_CACHE_LS] = tern_cmd_cache_ls,
     [TERN_CMD_CACHE_RM] = tern_cmd_cache_rm,
     [TERN_CMD_MODELS] = tern_cmd_models,
@@ -160,8 +162,9 @@ static int dispatch(int argc, char **argv, const char **hint, tern_error *err)
     struct tern_args a;
     argc -= words;
     argv += words;
-    int rc = tern_foreign_options(c, &argc, &argv, err);
-    if (rc < 0)
+    int rc = tern_config_options(c, &argc, &argv, err);
+    rc = rc == 0 ? tern_foreign_options(c, &argc, &argv, err) : rc;
+    if (rc != 0)
         return rc;
     rc = tern_args_parse(&a, c, argc, argv, err);
     if (rc < 0)

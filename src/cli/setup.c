@@ -125,6 +125,7 @@ int tern_setup_engine(struct tern_setup *s, const struct tern_args *a, int ctx, 
     const char *const raw[] = {p.exact ? "f32" : "f16"};
     const int from = (int)a->v[TERN_OPT_KV_START].i;
     p.kv = tern_setup_kv(a);
+    p.kv_bytes = s->kv_bytes;
     if (from && p.code_at_end)
         return tern_cli_usage(err, "--quantized-kv-start codes at a length and --kv-when end at the prompt's end: give "
                                    "one of them");
@@ -132,6 +133,10 @@ int tern_setup_engine(struct tern_setup *s, const struct tern_args *a, int ctx, 
         p.more_kv = raw;
         p.n_more_kv = 1;
         s->start = (struct tern_start){0, from, 1};
+    }
+    if (tern_options[TERN_OPT_DRAFT].commands & (1u << a->command->id)) {
+        p.draft = a->v[TERN_OPT_DRAFT].s;
+        p.draft_most = (int)a->v[TERN_OPT_DRAFT_MAX].i;
     }
     TERN_TRY(tern_first_use(s->model, a, err));
     TERN_TRY(tern_setup_guard_plan(p.kv, err));

@@ -184,6 +184,10 @@ void tern_kv_values(const struct tern_kv_side *side, float *x, const uint8_t *da
 extern const struct tern_kv_codec *const tern_kv_codecs[];
 const struct tern_kv_codec *tern_kv_codec_find(const char *name, size_t n); /* NULL when unknown; knows aliases */
 
+/* The tables of a scheme on the codes of kernel/kvq.h, for devices with kernels of their own; NULL for other schemes.
+ */
+const struct tern_kvq_table *tern_kv_table(const struct tern_kv_codec *c);
+
 /* Lloyd-Max levels of the normal distribution with variance 1, for 1 to 4 bits: [2^bits], ascending. */
 extern const float tern_kv_levels[30];
 #define TERN_KV_LEVELS(bits) (tern_kv_levels + (1 << (bits)) - 2)

@@ -31,6 +31,11 @@ const struct tern_kv_codec *tern_kv_codec_find(const char *name, size_t n)
     return NULL;
 }
 
+const struct tern_kvq_table *tern_kv_table(const struct tern_kv_codec *c)
+{
+    return c->encode == tern_kv_coded_encode ? &((const struct tern_kv_scheme *)c)->table : NULL;
+}
+
 /* The constant is part of the page format: saved pages are only readable with the signs they were written with. */
 void tern_kv_signs(float *out, int dim, int layer, bool key)
 {

@@ -8,6 +8,9 @@
 
 static int number_of(enum tern_number *out, int scale_type, tern_error *err)
 {
+    *out = TERN_NUMBER_E8M0;
+    if (scale_type == TERN_F8_E8M0)
+        return 0;
     if (scale_type != TERN_F32 && scale_type != TERN_F16 && scale_type != TERN_BF16)
         return tern_err_set(err, TERN_EUNSUPPORTED, "scales of %s are not supported", tern_type_name(scale_type));
     *out = scale_type == TERN_F32 ? TERN_NUMBER_F32 : scale_type == TERN_F16 ? TERN_NUMBER_F16 : TERN_NUMBER_BF16;
@@ -110,7 +113,7 @@ bool tern_weight_form_divides(const struct tern_weight_source *s, int64_t row0)
 
 void tern_weight_form_rows(struct tern_weight_source *s, int64_t row0, int64_t k)
 {
-    const int64_t number = s->scale_type == TERN_F32 ? 4 : 2;
+    const int64_t number = s->scale_type == TERN_F32 ? 4 : s->scale_type == TERN_F8_E8M0 ? 1 : 2;
     int64_t bits = 4, scales = 0; /* of a row: bits of a code, bytes of scales */
     switch (s->form) {
     case TERN_FORM_AFFINE:

@@ -64,6 +64,7 @@ struct plan {
     bool permuted; /* a directory whose q and k GGUF has in another order */
     bool divided;  /* ... for which GGUF has a tensor of rotary divisors */
     bool grouped;  /* ... whose value heads GGUF has in another order */
+    bool latent;   /* ... whose attention is latent */
     struct piece *v;
     size_t n, cap, n_chunks;
     struct tern_tensor divisors; /* rope_freqs.weight, computed */

@@ -116,7 +116,7 @@ static int put_configuration(struct plan *p, tern_error *err)
     (void)arch_key(scaling, sizeof scaling, p, "rope.scaling.");
     for (size_t i = 0; i < tern_file_n_meta(p->f); i++) {
         const struct tern_meta *m = tern_file_meta_at(p->f, i);
-        if (strcmp(m->key, "deepseek2.rope.interleaved") == 0) /* as all GGUF files have it: order.c */
+        if (p->latent && strcmp(m->key, arch_key(key, sizeof key, p, "rope.interleaved")) == 0) /* order.c */
             continue;
         if (strncmp(m->key, "config.", 7) != 0 && !(llama3 && strncmp(m->key, scaling, strlen(scaling)) == 0))
             TERN_TRY(tern_gguf_put_meta(&p->head, m, is_number(p, m->key), err));

@@ -90,12 +90,12 @@ int tern_convert_order(const struct plan *p, struct piece *o, tern_error *err)
     if (!starts_with(o->name, "blk."))
         return 0;
     const char *word = o->name + strcspn(o->name + 4, ".") + 5;
-    const bool latent = strcmp(p->arch, "deepseek2") == 0, q = starts_with(word, "attn_q.");
+    const bool q = starts_with(word, "attn_q.");
     if (p->grouped)
         TERN_TRY(order_of_values(p, word, order, err));
-    else if (p->permuted && latent && (q || starts_with(word, "attn_q_b.") || starts_with(word, "attn_kv_a_mqa.")))
+    else if (p->permuted && p->latent && (q || starts_with(word, "attn_q_b.") || starts_with(word, "attn_kv_a_mqa.")))
         TERN_TRY(order_of_latents(p, !starts_with(word, "attn_kv_a_mqa."), order, err));
-    else if (p->permuted && !latent && (q || starts_with(word, "attn_k.")))
+    else if (p->permuted && !p->latent && (q || starts_with(word, "attn_k.")))
         TERN_TRY(order_of_heads(p, order, err));
     if (order->kind == ORDER_KEPT)
         return 0;
@@ -103,7 +103,7 @@ int tern_convert_order(const struct plan *p, struct piece *o, tern_error *err)
     const int64_t n = o->n_dims == 1 || order->columns ? o->dims[0] : o->dims[1];
     if (pairs ? (order->size - order->skip) % 2 || n % order->size : n != order->skip + order->heads * order->size)
         return tern_convert_fail(p, o->t, TERN_EFORMAT, err, "its rows are not whole heads");
-    if (pairs && !latent && tern_file_meta(p->f, tern_arch_key(key, sizeof key, p->arch, "rope.dimension_count")))
+    if (pairs && !p->latent && tern_file_meta(p->f, tern_arch_key(key, sizeof key, p->arch, "rope.dimension_count")))
         return tern_convert_fail(p, o->t, TERN_EUNSUPPORTED, err, "heads that are rotated in part are not converted");
     if (o->n_dims == 1) {
         o->k = 1;

@@ -269,9 +269,11 @@ out:
 static int find_pairs(struct plan *p, tern_error *err)
 {
     bool neighbours;
-    if (strcmp(p->arch, "deepseek2") != 0)
+    char key[160];
+    if (!p->latent)
         return 0;
-    int rc = tern_file_get_bool(p->f, "deepseek2.rope.interleaved", true, &neighbours, err);
+    int rc =
+        tern_file_get_bool(p->f, tern_arch_key(key, sizeof key, p->arch, "rope.interleaved"), true, &neighbours, err);
     p->permuted = rc == 0 && !neighbours;
     return rc;
 }
@@ -293,6 +295,7 @@ static int find_arch(struct plan *p, tern_error *err)
         p->permuted = gguf.pairs;
         p->divided = gguf.divisors;
         p->grouped = gguf.grouped;
+        p->latent = gguf.latent;
         return find_pairs(p, err);
     }
     return tern_err_set(err, TERN_EUNSUPPORTED, "%s: directories of architecture %s are not converted",

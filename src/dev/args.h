@@ -25,6 +25,7 @@ struct tern_heads {
     struct tern_dev_vec cos, sin; /* [n_rows][n_rot/2]; none: no rotation */
     int n_rot;
     bool interleaved;
+    bool inverse; /* turns back: by -sin */
     /* Times 1 + temper * ln(1 + (position + temper_from) / temper_span), the quotient rounded down; 0: no. */
     float temper;
     int temper_span, temper_from;
@@ -56,6 +57,8 @@ struct tern_route {
     bool normalise;              /* a row's weights are divided by their sum */
     float scale;                 /* and multiplied by this */
     struct tern_dev_vec factors; /* [n_experts] and each by its expert's; none: 1 */
+    struct tern_dev_vec table;   /* [tokens][n_active] f32: the experts of the row's token, instead of a choice; none */
+    bool sqrt_softplus;          /* a score is the root of ln(1 + e^logit) */
 };
 
 #define TERN_MAX_EXPERTS 1024
@@ -66,6 +69,7 @@ struct tern_experts {
     const struct tern_dev_weight *gate, *up, *down; /* gate, up: [n_ff, n_embd]; down: [n_embd, n_ff] */
     bool gelu;                                      /* tanh form of GELU, else SiLU */
     bool weigh_input; /* a row's weight for an expert multiplies what the expert reads, not what it answers */
+    float clamp;      /* as the operation of that name, before the activation; 0: no */
 };
 
 /* A layer with a recurrent state: a causal convolution over the last `width` rows, then the gated delta rule of
@@ -87,6 +91,65 @@ struct tern_delta_io {
     struct tern_dev_rows decay, beta; /* in: [n_rows][n_v] before softplus and sigmoid; overwritten */
     struct tern_dev_rows out;         /* [n_rows][n_v * dv] */
 };
+
+/* ---- layers that cache compressed rows beside a window ---- */
+
+/* Grids that numbers are rounded to, in groups with a power of two as their scale: E4M3 in groups of 64, and E2M1 in
+ * groups of 32, after a Hadamard transform of the whole.  To the nearest, to even; the scale is the smallest that takes
+ * the group's largest number to 448, or 6.  A last group may be short. */
+enum tern_grid { TERN_GRID_NONE, TERN_GRID_FP8, TERN_GRID_FP4 };
+
+/* One row for every `rate` tokens: per channel, the softmax over tokens of gate + ape[position % rate] weighs inputs;
+ * then a norm, the rotation for the first token's position, a grid.  overlap: tokens have two sets of channels, and a
+ * row is made of the first set of the window before and the second of its own, of which the former is left out of the
+ * first row.  In f32 (the softmax in double) for both roles. */
+struct tern_compress {
+    int layer, span; /* whose states; which of the caches' layers the rows go to */
+    int rate;
+    bool overlap;
+    int dim;                       /* of a row; channels of a token: twice that with overlap */
+    struct tern_dev_vec ape, norm; /* [rate][channels], [dim] */
+    float eps;
+    struct tern_dev_vec freq; /* [n_rot/2] of the last n_rot dims, neighbours paired */
+    int n_rot;
+    enum tern_grid grid; /* FP8: of the dims before those; FP4: of all */
+    /* Where in the layer's state, in floats, the tokens stand that rows to come need: inputs, then gates with ape, each
+     * [ring][channels] by position modulo ring = rate, or twice that with overlap. */
+    size_t state_at;
+};
+size_t tern_compress_floats(const struct tern_compress *c);
+
+/* Which rows of a span of keys a row sees: all of them, or the `top` of the largest sum over heads of
+ * weight * max(0, q . key); of equal ones the lower. */
+struct tern_choose {
+    int span, rate;
+    int n_heads, dim;
+    int top;
+    struct tern_dev_vec ids;    /* [n_rows][top] int32, ascending */
+    struct tern_dev_vec counts; /* [n_rows] int32 */
+};
+
+/* Attention of n_heads heads to one set of rows, which are keys and values: those of the window, and compressed ones,
+ * all that are complete or those chosen.  With one score more, a constant of the head, that weighs nothing. */
+struct tern_sparse {
+    int layer, span, rate; /* span -1: the window alone */
+    int n_heads, dim;
+    float scale;
+    struct tern_dev_vec sinks;        /* [n_heads] */
+    const struct tern_choose *chosen; /* NULL: all */
+};
+
+/* ---- residual streams that mix ---- */
+
+/* n streams of `dim`: [n_rows][n * dim].  m: [n_rows][n * (n + 2)] their products with a matrix, not yet divided by the
+ * root of the streams' mean square. */
+struct tern_hyper {
+    int n, dim;
+    struct tern_dev_vec base, scale; /* [n * (n + 2)], [3]; where iterations is 0: [n], [1] */
+    int iterations;                  /* that make the matrix of streams doubly stochastic; 0: m has the first n alone */
+    float eps, norm_eps;
+};
+#define TERN_MAX_STREAMS 8
 
 /* Activations of gates; gelu: tanh form. */
 enum tern_gate { TERN_GATE_SILU, TERN_GATE_GELU, TERN_GATE_SIGMOID };

@@ -39,6 +39,8 @@ struct tern_dev_limits {
     /* Largest of all layers' experts; 0 without experts. */
     int max_experts, max_active, max_expert_embd, max_expert_ff;
     int max_stack, max_stack_k; /* most heads of a stack, longest input of one; 0 without stacks */
+    /* Of compressed rows: the widest, the largest of all layers' attention to them and choice among them; 0 without. */
+    int max_compressed, max_sparse_heads, max_chosen, max_choose_heads;
 };
 
 /* Where a weight comes from: matrix i of its stack, and that matrix' name for messages.  Called by any thread. */
@@ -157,6 +159,29 @@ struct tern_dev_ops {
     /* One layer's recurrence over the rows of all jobs, in f32 for both roles, on the states of their sequences. */
     void (*delta)(struct tern_dev *d, int layer, const struct tern_delta *l, const struct tern_delta_io *io,
                   int n_rows);
+    /* Operations of few models, NULL where a device lacks them: models that need them are refused there.
+     *
+     * gate = min(gate, limit), up = up in [-limit, limit].  A device with this operation also knows tern_experts.clamp,
+     * tern_route.sqrt_softplus and tern_route.table. */
+    void (*clamp)(struct tern_dev *d, struct tern_dev_rows gate, struct tern_dev_rows up, int n_rows, float limit);
+    /* Rounds n_heads vectors of x.width / n_heads of each row. */
+    void (*grid)(struct tern_dev *d, struct tern_dev_rows x, enum tern_grid grid, int n_heads, int n_rows);
+    /* x, gate: [n_rows][channels] of the rows of all jobs.  Rows of windows that become complete go into the span's
+     * tiles, full pages are encoded. */
+    void (*compress)(struct tern_dev *d, const struct tern_compress *c, struct tern_dev_rows x,
+                     struct tern_dev_rows gate);
+    /* q: [n_rows][n_heads * dim], w: [n_rows][n_heads]. */
+    void (*choose)(struct tern_dev *d, const struct tern_choose *c, struct tern_dev_rows q, struct tern_dev_rows w,
+                   int n_rows);
+    /* out, q: [n_rows][n_heads * dim].  After append of the layer and compress of its spans, each once. */
+    void (*sparse)(struct tern_dev *d, const struct tern_sparse *s, struct tern_dev_rows q, struct tern_dev_rows out,
+                   int n_rows);
+    /* m becomes the weights of the streams, x[row] = the streams' weighed sum; then, with the weights of the same m,
+     * streams[row][k] = post[k] * t[row] + sum over j of matrix[j][k] * streams[row][j]. */
+    void (*hyper_read)(struct tern_dev *d, const struct tern_hyper *h, struct tern_dev_rows m,
+                       struct tern_dev_rows streams, struct tern_dev_rows x, int n_rows);
+    void (*hyper_write)(struct tern_dev *d, const struct tern_hyper *h, struct tern_dev_rows streams,
+                        struct tern_dev_rows m, struct tern_dev_rows t, int n_rows);
     /* y[i] = x[rows[i]], 0 <= i < n.  rows: lent as the step is. */
     void (*pick)(struct tern_dev *d, struct tern_dev_rows y, struct tern_dev_rows x, const int *rows, int n);
 };

@@ -20,8 +20,9 @@ struct tern_row {
 /* The memory of sequences that share a layout.  The layers, and all that they point to, stay as prepare saw them. */
 struct tern_dev_cache {
     int n_layers;
-    const struct tern_kv_layer *layers;  /* [n_layers] */
-    const int *group_of;                 /* [n_layers] of a layer's pages; -1: it keeps no keys and values */
+    int n_spans;                         /* the model's layers, then spans of rows */
+    const struct tern_kv_layer *layers;  /* [n_spans] */
+    const int *group_of;                 /* [n_spans] of a layer's pages; -1: it keeps no keys and values */
     const size_t *state_off;             /* [n_layers] bytes into a block of states */
     const struct tern_dev_blocks *pages; /* [groups] */
     struct tern_dev_blocks tiles, sinks, states;

@@ -66,8 +66,17 @@ const char *tern_type_name(int type);
 int tern_type_elems(int type);
 int tern_type_bytes(int type);
 
-/* Elements that occur only inside a weight of several tensors (struct tern_quant); no type of a tensor by itself. */
-enum tern_raw_type { TERN_I32 = 26, TERN_U8 = 1 << 16, TERN_U32, TERN_F8_E4M3 };
+/* Elements that occur only inside a weight of several tensors (struct tern_quant), or as whole numbers, I32 and I64, in
+ * tables of ids; nothing is multiplied by them. */
+enum tern_raw_type {
+    TERN_I8 = 24,
+    TERN_I32 = 26,
+    TERN_I64 = 27,
+    TERN_U8 = 1 << 16,
+    TERN_U32,
+    TERN_F8_E4M3,
+    TERN_F8_E8M0
+};
 
 /* How the weights of a matrix [n, k] lie in a file.  Rows of data follow one another; so do rows of scales and zeros.
  */

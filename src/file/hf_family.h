@@ -45,6 +45,7 @@ int tern_hf_smollm3(const struct tern_hf_words *w, tern_error *err);
 int tern_hf_llama4(const struct tern_hf_words *w, tern_error *err);
 int tern_hf_gemma4(const struct tern_hf_words *w, tern_error *err);
 int tern_hf_latent(const struct tern_hf_words *w, tern_error *err);
+int tern_hf_deepseek4(const struct tern_hf_words *w, tern_error *err);
 int tern_hf_qwen35(const struct tern_hf_words *w, tern_error *err);
 
 #endif

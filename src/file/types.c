@@ -18,10 +18,10 @@ static const struct known_type known_types[] = {
     {9, "Q8_1", 0, 0},
     {15, "Q8_K", 0, 0},
     {19, "IQ1_S", 0, 0},
-    {24, "I8", 0, 0},
+    {TERN_I8, "I8", 0, 0},
     {25, "I16", 0, 0},
-    {TERN_I32, "I32", 0, 0},
-    {27, "I64", 0, 0},
+    {TERN_I32, "I32", 1, 4},
+    {TERN_I64, "I64", 1, 8},
     {28, "F64", 0, 0},
     {29, "IQ1_M", 0, 0},
     {31, "Q4_0_4_4", 0, 0},
@@ -37,6 +37,7 @@ static const struct known_type known_types[] = {
     {TERN_U8, "U8", 0, 0},
     {TERN_U32, "U32", 0, 0},
     {TERN_F8_E4M3, "F8_E4M3", 0, 0},
+    {TERN_F8_E8M0, "F8_E8M0", 0, 1},
 };
 
 static const struct known_type *find_type(int type)

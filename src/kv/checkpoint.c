@@ -140,6 +140,11 @@ size_t tern_kv_checkpoint_packed_bytes(const struct tern_kv_checkpoint *p)
     return packed_bytes(p->cache->layout, p->tile != TERN_NO_BLOCK, p->state != TERN_NO_BLOCK, p->n_logits);
 }
 
+size_t tern_kv_checkpoint_most_bytes(const struct tern_kv_cache *c, size_t n_logits)
+{
+    return packed_bytes(c->layout, true, c->layout->state_bytes > 0, n_logits);
+}
+
 void tern_kv_checkpoint_pack(const struct tern_kv_checkpoint *p, void *to)
 {
     const struct tern_kv_cache *c = p->cache;
@@ -147,7 +152,7 @@ void tern_kv_checkpoint_pack(const struct tern_kv_checkpoint *p, void *to)
     struct packed h = {
         (uint32_t)p->at, p->tile != TERN_NO_BLOCK, p->state != TERN_NO_BLOCK, (uint32_t)p->n_logits, {0}, {0}};
     uint8_t *b = to;
-    for (int g = 0; g < l->n_groups; g++) {
+    for (int g = 0; g < l->n_groups && h.has_tile; g++) { /* else they mean nothing */
         h.raw_from[g] = (uint32_t)p->raw_from[g];
         h.seen_from[g] = (uint32_t)p->seen_from[g];
     }

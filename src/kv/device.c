@@ -7,6 +7,7 @@ void tern_kv_dev_cache(struct tern_dev_cache *out, struct tern_dev_blocks *pages
     for (int g = 0; g < l->n_groups; g++)
         pages[g] = c->pool[g].mem;
     *out = (struct tern_dev_cache){.n_layers = l->n_layers,
+                                   .n_spans = l->n_spans,
                                    .layers = l->layers,
                                    .group_of = l->group_of,
                                    .state_off = l->state_off,

@@ -110,7 +110,7 @@ static const char *decide(const struct wish *w, int layer, int without, const st
         k = f16;
     }
     if (!d->dim_k) {
-        k = f16;
+        k = v->raw ? v : f16; /* nobody's */
     } else if (!k->accepts(d->dim_k, &why)) {
         reason = why;
         k = f16;
@@ -157,8 +157,10 @@ static int choose_rows(struct tern_kv_layer *l, const struct wish *w, int layer,
     const struct tern_kv_codec *f16 = tern_kv_codec_find("f16", 3), *k, *v;
     const char *why = NULL;
     const bool index = m->role == TERN_KV_INDEX;
+    const struct tern_kv_codec *keys;
     TERN_ASSERT(m->rate >= 2 && m->rate <= 128 && m->n_heads > 0);
     (void)wanted(w, layer, -1, &k, &v);
+    keys = k->raw && k->bits == 32 ? k : f16;
     if (!index && !v->accepts(m->dim, &why)) {
         v = f16;
         l->why_raw = why;
@@ -172,8 +174,8 @@ static int choose_rows(struct tern_kv_layer *l, const struct wish *w, int layer,
     l->recent = 1;
     /* A page is many tokens: going back over its edge must not mean computing all of them again. */
     l->ring = 2 + TERN_KV_STATE_REACH / (TERN_PAGE * m->rate);
-    l->k = side_of(f16, index ? m->dim : 0, true);
-    l->v = side_of(index ? f16 : v, index ? 0 : m->dim, false);
+    l->k = side_of(keys, index ? m->dim : 0, true);
+    l->v = side_of(index ? keys : v, index ? 0 : m->dim, false);
     place_head(l);
     return 0;
 }

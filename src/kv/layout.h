@@ -53,7 +53,7 @@ int tern_kv_spec_parse(struct tern_kv_spec *out, const char *text, tern_error *e
 enum tern_kv_role {
     TERN_KV_TOKENS, /* keys and values of tokens: every layer's first span */
     TERN_KV_ROWS,   /* compressed rows, keys and values in one: coded as values are */
-    TERN_KV_INDEX   /* keys alone, which only choose rows: kept in 16 bits */
+    TERN_KV_INDEX   /* keys alone, which only choose rows: kept in 16 bits, or in 32 where the plan keeps keys so */
 };
 
 struct tern_kv_more {

@@ -69,6 +69,8 @@ size_t tern_kv_checkpoint_bytes(const struct tern_kv_checkpoint *p); /* memory o
 
 /* Its bytes, for a file; they mean something to caches of layouts with the same digest alone. */
 size_t tern_kv_checkpoint_packed_bytes(const struct tern_kv_checkpoint *p);
+/* Most that one with so many logits can have. */
+size_t tern_kv_checkpoint_most_bytes(const struct tern_kv_cache *c, size_t n_logits);
 void tern_kv_checkpoint_pack(const struct tern_kv_checkpoint *p, void *to);
 /* TERN_EFORMAT, naming what is wrong, for bytes that no checkpoint of this layout has. */
 int tern_kv_checkpoint_unpack(struct tern_kv_cache *c, const void *from, size_t bytes, struct tern_kv_checkpoint **out,

@@ -35,6 +35,24 @@ int tern_desc_check(const struct tern_desc *d, tern_error *err)
     return 0;
 }
 
+int tern_desc_check_device(const struct tern_desc *d, const struct tern_dev_ops *ops, tern_error *err)
+{
+    const struct tern_residual *r = tern_residuals[d->residual];
+    if (r->runs_on && !r->runs_on(ops))
+        return tern_err_set(err, TERN_EUNSUPPORTED, "architecture %s: device %s does not compute %s", d->arch,
+                            ops->name, r->name);
+    for (int i = 0; i < d->n_layers; i++) {
+        const struct tern_layer_desc *l = &d->layers[i];
+        const struct tern_block *halves[2] = {tern_mixers[l->mixer], tern_ffns[l->ffn]};
+        for (int k = 0; k < 2; k++)
+            if (halves[k]->runs_on && !halves[k]->runs_on(ops, l))
+                return tern_err_set(err, TERN_EUNSUPPORTED,
+                                    "architecture %s: layer %d has %s of a kind that device %s does not compute",
+                                    d->arch, i, halves[k]->name, ops->name);
+    }
+    return 0;
+}
+
 struct tern_kv_reach tern_attend_reach(const struct tern_attend_desc *at)
 {
     return (struct tern_kv_reach){at->mask == TERN_MASK_CAUSAL ? 0 : at->span, at->mask == TERN_MASK_CHUNK};

@@ -50,7 +50,7 @@ enum tern_residual_kind {
 enum tern_mask { TERN_MASK_CAUSAL, TERN_MASK_WINDOW, TERN_MASK_CHUNK };
 enum tern_act { TERN_ACT_SILU, TERN_ACT_GELU_TANH };
 /* The softmax of the chosen logits alone is TERN_ROUTE_SOFTMAX with `norm`. */
-enum tern_router { TERN_ROUTE_SOFTMAX, TERN_ROUTE_SIGMOID };
+enum tern_router { TERN_ROUTE_SOFTMAX, TERN_ROUTE_SIGMOID, TERN_ROUTE_SQRT_SOFTPLUS };
 
 /* What mixers that look at cached tokens have in common. */
 struct tern_attend_desc {
@@ -83,6 +83,18 @@ struct tern_latent_desc {
     int q_rank; /* queries come out of this many dims; 0: straight out of the embedding */
 };
 
+/* Attention to a window of tokens and to compressed rows: one vector of at.dim_v is a token's key and value, whose last
+ * dims are rotated, and so is a compressed row (struct tern_compress in dev.h).  What heads sum up is turned back, and
+ * goes out through two products, of which the first has a matrix for every group of heads. */
+struct tern_sparse_desc {
+    int q_rank;         /* queries come out of this many dims */
+    int groups, o_rank; /* of heads; what each becomes */
+    int rate;           /* tokens of a compressed row; 0: none */
+    bool overlap;       /* rows are made of two windows; then few of them are chosen, by keys of their own: */
+    int index_heads, index_dim, index_top;
+    bool grid; /* rows and keys are rounded to few bits, as in training */
+};
+
 /* A convolution and the gated delta rule (struct tern_delta in dev.h; conv and the gates' vectors are tensors). */
 struct tern_delta_desc {
     int k_heads, v_heads, dim_k, dim_v, conv_width;
@@ -97,6 +109,8 @@ struct tern_experts_desc {
     bool norm;                   /* a row's weights are divided by their sum */
     bool weigh_input;            /* weights multiply what experts read instead of what they answer */
     float scale;                 /* of the weights */
+    bool listed;                 /* a table says the experts of each token */
+    float clamp, clamp_shared;   /* of what activations read, in experts and in what every row goes through; 0: no */
 };
 
 /* One layer.  Biases, norms and gates are applied where their tensor is present. */
@@ -107,6 +121,7 @@ struct tern_layer_desc {
         struct tern_attention_desc attention;
         struct tern_latent_desc latent;
         struct tern_delta_desc delta;
+        struct tern_sparse_desc sparse;
     };
     enum tern_ffn ffn;
     enum tern_act act;
@@ -120,6 +135,10 @@ struct tern_desc {
     int n_layers, n_embd, n_vocab, ctx;
     int n_mtp_layers; /* that the file holds behind them, for multi-token prediction: not used */
     enum tern_residual_kind residual;
+    struct {
+        int n, iterations; /* streams; divisions that make their matrix doubly stochastic */
+        float eps;
+    } hyper; /* of TERN_RESIDUAL_HYPER */
     float eps;
     float embed_scale;
     float logit_cap; /* 0 = none */
@@ -133,7 +152,7 @@ struct tern_desc {
 #define TERN_SLOT_LIST(X) \
     X(ATTN_NORM) X(Q) X(K) X(V) X(O) X(Q_BIAS) X(K_BIAS) X(V_BIAS) X(O_BIAS) X(Q_NORM) X(K_NORM) X(ATTN_POST_NORM) \
     X(FFN_NORM) X(GATE) X(UP) X(DOWN) X(FFN_POST_NORM) X(PLE_GATE) X(PLE_OUT) X(PLE_POST_NORM) X(OUT_SCALE) \
-    X(ROUTER) X(ROUTER_BIAS) X(ROUTER_FACTORS) X(EXPERT_GATE) X(EXPERT_UP) X(EXPERT_DOWN)
+    X(ROUTER) X(ROUTER_BIAS) X(ROUTER_FACTORS) X(ROUTER_TABLE) X(EXPERT_GATE) X(EXPERT_UP) X(EXPERT_DOWN)
 /* clang-format on */
 
 enum tern_slot {
@@ -173,6 +192,9 @@ enum tern_global {
 
 /* 0, or TERN_EUNSUPPORTED naming the first thing in the descriptor that no block does. */
 int tern_desc_check(const struct tern_desc *d, tern_error *err);
+
+/* 0, or TERN_EUNSUPPORTED naming the first thing in it that a device does not compute. */
+int tern_desc_check_device(const struct tern_desc *d, const struct tern_dev_ops *ops, tern_error *err);
 
 /* What the layers ask of the KV cache of an engine with this context.  decl: [n_layers]. */
 void tern_desc_kv(const struct tern_desc *d, int ctx, struct tern_kv_decl *decl);

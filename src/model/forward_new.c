@@ -61,6 +61,10 @@ static int take_all(struct tern_forward *f, const struct tern_needs *n, tern_err
         TERN_TRY(tern_forward_vec(f, &f->expert_ids, rows * (size_t)n->active, err));
         TERN_TRY(tern_forward_vec(f, &f->expert_weights, rows * (size_t)n->active, err));
     }
+    if (n->chosen) {
+        TERN_TRY(tern_forward_vec(f, &f->chosen, rows * (size_t)n->chosen, err));
+        TERN_TRY(tern_forward_vec(f, &f->n_chosen, rows, err));
+    }
     for (int r = 0; r < f->net->desc.n_ropes; r++)
         TERN_TRY(take_angles(f, r, err));
 out:
@@ -104,6 +108,8 @@ void tern_forward_free(struct tern_forward *f)
     RELEASE(hidden)
     RELEASE(expert_ids)
     RELEASE(expert_weights)
+    RELEASE(chosen)
+    RELEASE(n_chosen)
 #undef RELEASE
     for (int r = 0; r < TERN_MAX_ROPES; r++) {
         ops->release(f->dev, f->freq[r].mem);

@@ -31,7 +31,10 @@ static int64_t columns_of(const struct tern_tensor_rule *r, const struct tern_de
 /* Matrices in a tensor. */
 static int stack_of(const struct tern_layer_desc *l, enum tern_stacked stacked)
 {
-    return stacked == TERN_PER_EXPERT ? l->experts.n : stacked == TERN_PER_HEAD ? l->at.n_heads : 1;
+    return stacked == TERN_PER_EXPERT  ? l->experts.n
+           : stacked == TERN_PER_HEAD  ? l->at.n_heads
+           : stacked == TERN_PER_GROUP ? l->sparse.groups
+                                       : 1;
 }
 
 static int check_shape(const struct loader *ld, const struct tern_tensor *t, int64_t n, int64_t k, int64_t stack,
@@ -166,8 +169,15 @@ struct found {
     const struct tern_tensor *t;
     int64_t rows, k;             /* of one matrix */
     int stack, matrix, matrices; /* as in struct tern_weight_place */
-    bool vector;
+    bool vector, flat, merged;
+    int ids; /* how many experts there are, where they are what it names; 0: numbers */
 };
+
+/* One matrix of all rows, where there may be a stack. */
+static bool is_merged(const struct found *o)
+{
+    return o->merged && o->t->n_dims == 2;
+}
 
 /* Finds a place for the rows [row0, row0 + n) of a tensor, or of each matrix of a stack. */
 static int place_rows(struct loader *ld, const struct found *o, struct tern_weights *dst, int64_t row0, int64_t n,
@@ -182,17 +192,20 @@ static int place_rows(struct loader *ld, const struct found *o, struct tern_weig
     *p = (struct tern_weight_place){
         .t = t, .dst = dst, .n = (int)n, .vector = o->vector, .stack = o->stack, .offset = ld->total};
     if (o->vector) {
-        p->columns = (int)o->k;
-        p->n *= p->columns;
+        p->columns = o->flat ? 1 : (int)o->k;
+        p->n *= (int)o->k;
+        p->ids = o->ids;
+        p->ids_row = (int)o->k;
     }
-    p->stack_rows = (int)t->dims[1];
+    p->stack_rows = is_merged(o) ? (int)o->rows : (int)t->dims[1];
     p->matrix = o->matrix;
     p->matrices = o->matrices;
     TERN_TRY(find_parts(ld, p, &whole, err));
     TERN_TRY(know(ld, t, err));
     for (int i = 0; i < TERN_TENSOR_PARTS && p->parts[i]; i++)
         TERN_TRY(know(ld, p->parts[i], err));
-    if ((rc = tern_weight_rows(&p->src, &whole, row0, o->k, &e)) < 0)
+    p->src = whole;
+    if (!o->ids && (rc = tern_weight_rows(&p->src, &whole, row0, o->k, &e)) < 0)
         TERN_FAIL(err, rc, "%s: %s", tern_file_path(ld->f), e.msg);
     TERN_TRY(place_bytes(ld, p, o->k, err));
     if (!tern_add(ld->total, p->bytes, &ld->total))
@@ -219,7 +232,10 @@ static int place_tensor(struct loader *ld, struct found *o, const struct tern_te
         return 0;
     if (!o->t)
         TERN_FAIL(err, TERN_EFORMAT, "%s: tensor \"%s\" is missing", tern_file_path(ld->f), name);
-    TERN_TRY(check_shape(ld, o->t, o->rows, o->k, o->stack, o->vector && o->k == 1, err));
+    if (is_merged(o))
+        TERN_TRY(check_shape(ld, o->t, o->rows * o->stack, o->k, 1, false, err));
+    else
+        TERN_TRY(check_shape(ld, o->t, o->rows, o->k, o->stack, o->vector && o->k == 1, err));
     if (left_out(l, r)) /* known, but nobody's */
         return know(ld, o->t, err);
     int64_t row0 = 0;
@@ -243,7 +259,12 @@ static int place_rule(struct loader *ld, const struct tern_tensor_rule *r, int n
     const char *number = strstr(r->name, "%d");
     const bool apart = number && strstr(number + 2, "%d");
     const int stack = stack_of(l, r->stacked);
-    struct found o = {.stack = apart ? 1 : stack, .matrices = stack, .vector = !r->k || r->table};
+    struct found o = {.stack = apart ? 1 : stack,
+                      .matrices = stack,
+                      .vector = !r->k || r->table || r->flat,
+                      .flat = r->flat,
+                      .merged = r->merged,
+                      .ids = r->ids ? l->experts.n : 0};
     if ((r->when && !r->when(l)) || slots[r->slot].mat.n > 0)
         return 0;
     o.k = columns_of(r, d, l);
@@ -342,6 +363,29 @@ static int pack_matrix(const struct loader *ld, const struct tern_weight_place *
     return rc == 0 ? 0 : tern_err_set(err, rc, "%s: %s", tern_file_path(ld->f), e.msg);
 }
 
+/* Whole numbers of either size, which tell experts: each row of them different ones. */
+static int read_ids(const struct tern_weight_place *p, float *dst, tern_error *err)
+{
+    const bool wide = p->t->type == TERN_I64;
+    if (!wide && p->t->type != TERN_I32)
+        return tern_err_set(err, TERN_EFORMAT, "its elements are %s, not whole numbers", tern_type_name(p->t->type));
+    for (int i = 0; i < p->n; i++) {
+        int64_t id = 0;
+        int32_t id32;
+        memcpy(wide ? (void *)&id : (void *)&id32, (const char *)p->src.data + (size_t)i * (wide ? 8 : 4),
+               wide ? 8 : 4);
+        id = wide ? id : id32;
+        if (id < 0 || id >= p->ids)
+            return tern_err_set(err, TERN_EFORMAT, "element %d is expert %lld, and there are %d", i, (long long)id,
+                                p->ids);
+        for (int j = i / p->ids_row * p->ids_row; j < i; j++)
+            if ((int64_t)dst[j] == id)
+                return tern_err_set(err, TERN_EFORMAT, "token %d has expert %lld twice", i / p->ids_row, (long long)id);
+        dst[i] = (float)id;
+    }
+    return 0;
+}
+
 static int read_vector(const struct loader *ld, const struct tern_weight_place *p, float *dst, tern_error *err)
 {
     int rc = 0;
@@ -350,7 +394,11 @@ static int read_vector(const struct loader *ld, const struct tern_weight_place *
     float *as_read = dst;
     if (columns > 1)
         TERN_TRY(tern_alloc(&as_read, (size_t)p->n, sizeof *as_read, err));
-    if ((rc = tern_dequantize(as_read, p->t->type, p->src.data, (size_t)p->n, &e)) < 0)
+    if (p->ids)
+        rc = read_ids(p, as_read, &e);
+    else
+        rc = tern_dequantize(as_read, p->t->type, p->src.data, (size_t)p->n, &e);
+    if (rc < 0)
         TERN_FAIL(err, rc, "%s: tensor \"%s\": %s", tern_file_path(ld->f), p->t->source, e.msg);
     for (int i = 0; columns > 1 && i < p->n; i++)
         dst[(size_t)(i % columns) * (size_t)rows + (size_t)(i / columns)] = as_read[i];
@@ -398,15 +446,30 @@ out:
     return rc;
 }
 
-static int pack_all(struct loader *ld, tern_error *err)
+#define HASHED_AT_ONCE ((size_t)64 << 20) /* bytes that are read for their hashes, and again to be packed */
+
+/* Hashes of tensors from i on are made where they are not, of as many as stay in memory until they are packed. */
+static size_t hash_ahead(const struct loader *ld, const struct tern_weight_block *b, size_t i, struct tern_pool *pool)
+{
+    size_t end = i, bytes = 0;
+    while (end < b->n && (end == i || bytes < HASHED_AT_ONCE))
+        bytes += ld->places[end++].t->n_bytes;
+    tern_weight_sources(b, i, end, pool);
+    return end;
+}
+
+static int pack_all(struct loader *ld, const struct tern_weight_block *b, struct tern_pool *pool, tern_error *err)
 {
     int rc = 0;
+    size_t hashed = 0;
     TERN_TRY(ld->dev->ops->reserve(ld->dev, &ld->net->memory, ld->total, true, err));
     bind_all(ld);
     for (size_t i = 0, n; i < ld->n_places; i += n) {
         const struct tern_weight_place *p = &ld->places[i];
         for (n = 1; i + n < ld->n_places && p[n].matrix > 0;)
             n++;
+        while (hashed < i + n)
+            hashed = hash_ahead(ld, b, hashed, pool);
         TERN_TRY(p->vector ? load_vector(ld, p, err) : pack_matrix(ld, p, err));
         /* The file's copy of these tensors is not needed again: without this both would be resident. */
         for (size_t j = 0; j < n; j++) {
@@ -422,11 +485,11 @@ out:
 /* ---- the file that keeps packed weights -------------------------------------------------------------------------- */
 
 /* Nothing here makes a load fail: the weights are in memory.  why: what was wrong with the file that is there. */
-static void write_packed(struct tern_net *net, const struct tern_weight_block *b, struct tern_pool *pool,
-                         const struct tern_packed_file *kept, const tern_error *why)
+static void write_packed(struct tern_net *net, const struct tern_weight_block *b, const struct tern_packed_file *kept,
+                         const tern_error *why)
 {
     tern_error e = {0};
-    if (tern_packfile_write(b, net->memory, kept->path, pool, &e) < 0)
+    if (tern_packfile_write(b, net->memory, kept->path, &e) < 0)
         (void)snprintf(net->notice, sizeof net->notice, "%s; the weights were packed for this run alone", e.msg);
     else if (why->code)
         (void)snprintf(net->notice, sizeof net->notice, "%s; packed anew", why->msg);
@@ -455,15 +518,16 @@ static int load_weights(struct loader *ld, struct tern_pool *pool, const struct 
 {
     int rc = 0;
     struct tern_net *net = ld->net;
-    struct tern_weight_block b = {ld->dev, ld->f, ld->places, ld->n_places, ld->total, net->digest};
+    struct tern_weight_block b = {ld->dev, ld->f, ld->places, ld->n_places, ld->total, net->digest, NULL};
     bool replace = false;
     tern_error why = {0};
     const uint8_t *data;
     net->memory_bytes = ld->total;
+    TERN_TRY(tern_alloc(&b.sources, b.n, sizeof *b.sources, err));
     if (kept && kept->path) {
         if (tern_packfile_open(&net->packed, &data, &b, kept->path, pool, &replace, &why) == 0) {
             if (use_packed(ld, data, kept->path, &why) == 0)
-                return 0;
+                goto out;
             tern_map_close(&net->packed);
         }
         if (why.code == TERN_ENOENT) {
@@ -479,14 +543,17 @@ static int load_weights(struct loader *ld, struct tern_pool *pool, const struct 
     }
     if (replace && kept->before)
         kept->before(kept->user, kept->path, tern_packfile_bytes(&b));
-    TERN_TRY(pack_all(ld, err));
+    TERN_TRY(pack_all(ld, &b, pool, err));
     if (replace)
-        write_packed(net, &b, pool, kept, &why);
+        write_packed(net, &b, kept, &why);
     else if (refusal.code)
         (void)snprintf(net->notice, sizeof net->notice, "%s; the weights were packed for this run alone", refusal.msg);
     else if (why.code)
         (void)snprintf(net->notice, sizeof net->notice, "%s; not used", why.msg);
 out:
+    if (rc == 0)
+        net->whole = XXH3_64bits_withSeed(b.sources, b.n * sizeof *b.sources, net->digest);
+    tern_free(b.sources);
     return rc;
 }
 
@@ -654,11 +721,14 @@ int tern_net_load(struct tern_net **out, const struct tern_file *f, const struct
     tern_error detail;
     if (tern_desc_check(&net->desc, &detail) < 0)
         TERN_FAIL(err, detail.code, "%s: %s", tern_file_path(f), detail.msg);
+    if (tern_desc_check_device(&net->desc, device, &detail) < 0)
+        TERN_FAIL(err, detail.code, "%s: %s", tern_file_path(f), detail.msg);
     TERN_TRY(tern_alloc(&net->layers, (size_t)net->desc.n_layers, sizeof *net->layers, err));
     TERN_TRY(place_all(&ld, err));
     net->digest = digest(ld.f);
     TERN_TRY(load_weights(&ld, pool, kept, err));
     ld.dev->ops->sync(ld.dev);
+    TERN_TRY(tern_dev_fault(ld.dev, err));
     if (!net->globals[TERN_HEAD].mat.form) /* tied: the embedding is the output matrix */
         net->globals[TERN_HEAD] = net->globals[TERN_EMBED];
     TERN_TRY(make_ropes(net, f, err));

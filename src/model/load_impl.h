@@ -14,6 +14,7 @@ struct tern_weight_place {
     int n;                                              /* and their number; of a vector or table, elements */
     bool vector;
     int columns;           /* of a table, which is turned; 1 of a vector */
+    int ids, ids_row;      /* a vector of experts: how many there are, and how many of them stand together; 0: no */
     int stack, stack_rows; /* matrices of the tensor, and rows of one */
     int matrix;   /* of a stack whose matrices are tensors of their own: which one; its places follow one another */
     int matrices; /* of all of it */
@@ -25,21 +26,27 @@ struct tern_weight_block {
     const struct tern_file *f;
     const struct tern_weight_place *places;
     size_t n;
-    size_t bytes;    /* of the whole block */
-    uint64_t digest; /* of the model (struct tern_net) */
+    size_t bytes;      /* of the whole block */
+    uint64_t digest;   /* of the model (struct tern_net) */
+    uint64_t *sources; /* [n] hash of each tensor's bytes in the model file, and of its parts */
 };
+
+/* sources[from .. to), on all threads. */
+void tern_weight_sources(const struct tern_weight_block *b, size_t from, size_t to, struct tern_pool *pool);
 
 /* A file that holds such a block, ready to be mapped (docs/packed-format.md).
  *
  * open: maps PATH when it belongs to this file and this layout, and every byte of it is what was written; *data is the
- * block.  On failure *replace says whether the file may be written anew: it is one of ours, or there is none. */
+ * block, and b->sources are what the file says of the model's.  On failure *replace says whether the file may be
+ * written anew: it is one of ours, or there is none. */
 int tern_packfile_open(struct tern_map *out, const uint8_t **data, const struct tern_weight_block *b, const char *path,
                        struct tern_pool *pool, bool *replace, tern_error *err);
 /* May one be written there? */
 int tern_packfile_check(const char *path, tern_error *err);
 size_t tern_packfile_bytes(const struct tern_weight_block *b); /* of the whole file */
-/* Writes the block that fills `memory`.  TERN_ECAPACITY while another process is writing the same file. */
+/* Writes the block that fills `memory`, and b->sources.  TERN_ECAPACITY while another process is writing the same file.
+ */
 int tern_packfile_write(const struct tern_weight_block *b, const struct tern_dev_mem *memory, const char *path,
-                        struct tern_pool *pool, tern_error *err);
+                        tern_error *err);
 
 #endif

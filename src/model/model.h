@@ -22,8 +22,8 @@
 #include "kv/kv.h"
 #include "model/desc.h"
 
-/* Matrices that lie one after the other in one tensor: one for each head, one for each expert. */
-enum tern_stacked { TERN_ONE, TERN_PER_HEAD, TERN_PER_EXPERT };
+/* Matrices that lie one after the other in one tensor: one for each head, each expert, each group of heads. */
+enum tern_stacked { TERN_ONE, TERN_PER_HEAD, TERN_PER_EXPERT, TERN_PER_GROUP };
 
 /* A vector is f32, and so is a table; a matrix has the form of the device. */
 struct tern_weights {
@@ -44,6 +44,7 @@ struct tern_net {
     char notice[512]; /* a sentence about that file for people, or "" */
     uint64_t stretch; /* of tern_net_stretch: keys of another one do not fit; 0: none */
     uint64_t digest;  /* of the tensor table and sampled weight bytes */
+    uint64_t whole;   /* of these and all bytes of the tensors that are in use, in the file's form */
     int64_t n_params;
 };
 
@@ -58,9 +59,10 @@ struct tern_packed_file {
 
 /* What GGUF has otherwise than directories of the same architecture: rotated pairs of q and k as neighbours
  * (docs/decisions/013-one-vocabulary.md), a tensor of divisors for Llama 3's scaling of rotary frequencies, value heads
- * of delta layers in another order. */
+ * of delta layers in another order.  latent: neighbours only where the configuration has them otherwise, in heads of
+ * latent attention. */
 struct tern_arch_gguf {
-    bool pairs, divisors, grouped;
+    bool pairs, divisors, grouped, latent;
 };
 /* false: no directories of this architecture open. */
 bool tern_arch_find_gguf(struct tern_arch_gguf *out, const char *arch);

@@ -138,38 +138,36 @@ static const struct record *table_of(const struct tern_map *m)
 
 /* ---- hashes of all tensors, on all threads ----------------------------------------------------------------------- */
 
-enum { HASH_SOURCE = 1, HASH_BLOCK = 2 };
-
 struct hashing {
     const struct tern_weight_block *b;
-    const uint8_t *data;
-    struct record *out; /* [n] */
-    unsigned what;
+    size_t from;         /* task 0 */
+    const uint8_t *data; /* of the block; NULL: of the sources */
+    uint64_t *out;       /* [tasks] */
 };
+
+static uint64_t hash_source(const struct tern_weight_block *b, const struct tern_weight_place *p)
+{
+    uint64_t h = XXH3_64bits(p->t->data, p->t->n_bytes);
+    tern_file_forget(b->f, p->t);
+    for (int i = 0; i < TERN_TENSOR_PARTS && p->parts[i]; i++) {
+        h = XXH3_64bits_withSeed(p->parts[i]->data, p->parts[i]->n_bytes, h);
+        tern_file_forget(b->f, p->parts[i]);
+    }
+    return h;
+}
 
 static void hash_task(void *ctx, int task, int worker)
 {
-    struct hashing *h = ctx;
-    const struct tern_weight_place *p = &h->b->places[task];
+    const struct hashing *h = ctx;
+    const struct tern_weight_place *p = &h->b->places[h->from + (size_t)task];
     (void)worker;
-    if (h->what & HASH_BLOCK)
-        h->out[task].hash = XXH3_64bits(h->data + p->offset, p->bytes);
-    if (h->what & HASH_SOURCE) {
-        h->out[task].source_hash = XXH3_64bits(p->t->data, p->t->n_bytes);
-        tern_file_forget(h->b->f, p->t);
-        for (int i = 0; i < TERN_TENSOR_PARTS && p->parts[i]; i++) {
-            h->out[task].source_hash =
-                XXH3_64bits_withSeed(p->parts[i]->data, p->parts[i]->n_bytes, h->out[task].source_hash);
-            tern_file_forget(h->b->f, p->parts[i]);
-        }
-    }
+    h->out[task] = h->data ? XXH3_64bits(h->data + p->offset, p->bytes) : hash_source(h->b, p);
 }
 
-static void hash_all(const struct tern_weight_block *b, const uint8_t *data, struct record *out, unsigned what,
-                     struct tern_pool *pool)
+void tern_weight_sources(const struct tern_weight_block *b, size_t from, size_t to, struct tern_pool *pool)
 {
-    struct hashing h = {b, data, out, what};
-    tern_pool_run(pool, hash_task, &h, (int)b->n);
+    struct hashing h = {b, from, NULL, b->sources + from};
+    tern_pool_run(pool, hash_task, &h, (int)(to - from));
 }
 
 /* ---- writing ----------------------------------------------------------------------------------------------------- */
@@ -229,7 +227,7 @@ static int write_block(struct tern_outfile *f, const struct tern_weight_block *b
 }
 
 int tern_packfile_write(const struct tern_weight_block *b, const struct tern_dev_mem *memory, const char *path,
-                        struct tern_pool *pool, tern_error *err)
+                        tern_error *err)
 {
     struct tern_outfile f;
     uint8_t *head = NULL, *chunk = NULL;
@@ -241,9 +239,10 @@ int tern_packfile_write(const struct tern_weight_block *b, const struct tern_dev
     TERN_TRY(tern_alloc(&head, h.data_offset, 1, err));
     TERN_TRY(tern_alloc(&chunk, CHUNK, 1, err));
     struct record *table = (struct record *)(void *)(head + sizeof h);
-    for (size_t i = 0; i < b->n; i++)
+    for (size_t i = 0; i < b->n; i++) {
         table[i] = expected(b, i);
-    hash_all(b, NULL, table, HASH_SOURCE, pool);
+        table[i].source_hash = b->sources[i];
+    }
     TERN_TRY(hash_block(b, memory, chunk, table, err));
     memcpy(head, &h, sizeof h);
     h.hash = head_hash(head, h.data_offset);
@@ -317,18 +316,20 @@ static void write_stamp(const struct tern_map *m, const char *path, uint64_t sta
     (void)close(fd);
 }
 
-/* Is the model file the one that the block was packed from?  Its stamp says so, or else all its bytes.  now: room for
- * the hashes. */
-static int check_source(const struct tern_map *m, const struct tern_weight_block *b, struct record *now,
-                        const char *path, struct tern_pool *pool, tern_error *err)
+/* Is the model file the one that the block was packed from?  Its stamp says so, or else all its bytes. */
+static int check_source(const struct tern_map *m, const struct tern_weight_block *b, const char *path,
+                        struct tern_pool *pool, tern_error *err)
 {
     const struct header *h = (const struct header *)(const void *)m->p;
     uint64_t stamp = tern_file_stamp(b->f, h->hash);
-    if (stamp && stamp == h->stamp)
+    if (stamp && stamp == h->stamp) {
+        for (size_t i = 0; i < b->n; i++)
+            b->sources[i] = table_of(m)[i].source_hash;
         return 0;
-    hash_all(b, NULL, now, HASH_SOURCE, pool);
+    }
+    tern_weight_sources(b, 0, b->n, pool);
     for (size_t i = 0; i < b->n; i++)
-        if (now[i].source_hash != table_of(m)[i].source_hash)
+        if (b->sources[i] != table_of(m)[i].source_hash)
             return tern_err_set(err, TERN_EMISMATCH, "%s: was made from other weights: tensor \"%s\" differs", path,
                                 b->places[i].t->name);
     if (stamp)
@@ -336,12 +337,14 @@ static int check_source(const struct tern_map *m, const struct tern_weight_block
     return 0;
 }
 
-static int check_block(const struct tern_map *m, const struct tern_weight_block *b, struct record *now,
-                       const uint8_t *data, const char *path, struct tern_pool *pool, tern_error *err)
+/* now: [n] room for hashes. */
+static int check_block(const struct tern_map *m, const struct tern_weight_block *b, uint64_t *now, const uint8_t *data,
+                       const char *path, struct tern_pool *pool, tern_error *err)
 {
-    hash_all(b, data, now, HASH_BLOCK, pool);
+    struct hashing h = {b, 0, data, now};
+    tern_pool_run(pool, hash_task, &h, (int)b->n);
     for (size_t i = 0; i < b->n; i++)
-        if (now[i].hash != table_of(m)[i].hash)
+        if (now[i] != table_of(m)[i].hash)
             return tern_err_set(err, TERN_EFORMAT, "%s: tensor \"%s\" at byte %zu is damaged (checksum differs)", path,
                                 b->places[i].t->name, (size_t)(data - m->p) + b->places[i].offset);
     return 0;
@@ -351,7 +354,7 @@ int tern_packfile_open(struct tern_map *out, const uint8_t **data, const struct 
                        struct tern_pool *pool, bool *replace, tern_error *err)
 {
     int rc = 0;
-    struct record *now = NULL;
+    uint64_t *now = NULL;
     rc = tern_map_open(out, path, "a file of packed weights", err);
     *replace = rc == TERN_ENOENT || rc == TERN_EFORMAT; /* there is none, or it is empty */
     if (rc < 0)
@@ -365,7 +368,7 @@ int tern_packfile_open(struct tern_map *out, const uint8_t **data, const struct 
     *data = out->p + out->n - b->bytes;
     /* Large pages where the file system has them: kernels read the weights end to end. */
     (void)madvise((void *)(uintptr_t)*data, b->bytes, MADV_HUGEPAGE);
-    TERN_TRY(check_source(out, b, now, path, pool, err));
+    TERN_TRY(check_source(out, b, path, pool, err));
     TERN_TRY(check_block(out, b, now, *data, path, pool, err));
     tern_map_forget(out->p, (size_t)(*data - out->p));
 out:

@@ -4,6 +4,7 @@
 #include <string.h>
 #include "base/cpu.h"
 #include "base/mem.h"
+#include "run/draft/draft.h"
 
 #define MAX_THREADS 256
 #define MAX_SEQS    4096
@@ -32,7 +33,7 @@ static int check_params(const tern_engine_params *p, tern_error *err)
  * they use together is limited by kv_bytes. */
 static int open_plans(tern_engine *e, const tern_engine_params *p, tern_error *err)
 {
-    int rc = 0, n = 1 + p->n_more_kv;
+    int rc = 0, n = 1 + p->n_more_kv, drafts;
     const struct tern_kv_room room = {e->max_seqs, e->ctx, e->chunk, &e->kv_budget, e->dev};
     e->kv_budget.limit = p->kv_bytes ? p->kv_bytes : SIZE_MAX;
     e->max_plans = n + MORE_PLANS;
@@ -43,7 +44,8 @@ static int open_plans(tern_engine *e, const tern_engine_params *p, tern_error *e
         const char *spec = i ? p->more_kv[i - 1] : p->kv ? p->kv : p->exact ? "f32" : TERN_KV_DEFAULT;
         TERN_TRY(tern_plan_of_ctx(&e->plans[i], e->model, e->ctx, spec, p->kv_strict, err));
         e->n_caches = ++e->n_plans;
-        tern_kv_layout_spare(e->plans[i]->layout, p->drafts);
+        TERN_TRY(tern_draft_rows(p, e->plans[i]->layout->state_bytes > 0, &drafts, err));
+        tern_kv_layout_spare(e->plans[i]->layout, drafts);
         if (tern_kv_least_bytes(e->plans[i]->layout) > e->kv_budget.limit)
             TERN_FAIL(err, TERN_EINVAL, "KV memory of %zu bytes is less than the %zu that one page of --kv %s takes",
                       e->kv_budget.limit, tern_kv_least_bytes(e->plans[i]->layout), spec);
@@ -97,6 +99,7 @@ int tern_engine_open(tern_engine **out, tern_model *m, const tern_engine_params 
     TERN_TRY(tern_forward_new(&e->forward, m->net, e->caches, e->n_caches, e->dev, e->chunk, e->chunk, e->max_seqs,
                               e->exact, err));
     TERN_TRY(alloc_batch(e, err));
+    TERN_TRY(tern_drafter_open(&e->drafter, e, p, err));
     *out = e;
     e = NULL;
 out:
@@ -109,6 +112,7 @@ void tern_engine_close(tern_engine **pe)
     if (!pe || !*pe)
         return;
     tern_engine *e = *pe;
+    tern_drafter_close(e->drafter);
     for (int i = 0; e->seqs && i < e->max_seqs; i++) {
         tern_free(e->seqs[i].tokens);
         tern_free(e->seqs[i].roles);
@@ -237,12 +241,25 @@ void tern_seq_free(tern_seq *s)
         return;
     tern_kv_seq_free(cache_of(s), s->kv);
     s->kv = NULL;
+    s->ahead = 0;
+}
+
+/* While drafts are verified a sequence holds tokens that may not count. */
+static int check_whole(const tern_seq *s, tern_error *err)
+{
+    if (!s->ahead)
+        return 0;
+    return tern_err_set(err, TERN_EINVAL, "the sequence is in the middle of a step; until that is over it can be read");
 }
 
 int tern_seq_fork(tern_seq **out, tern_seq *s, tern_error *err)
 {
     tern_engine *e = s->engine;
-    int rc = free_slot(e, out, err);
+    *out = NULL;
+    int rc = check_whole(s, err);
+    if (rc < 0)
+        return rc;
+    rc = free_slot(e, out, err);
     if (rc < 0)
         return rc;
     (*out)->plan = s->plan;
@@ -260,7 +277,7 @@ int tern_seq_fork(tern_seq **out, tern_seq *s, tern_error *err)
 
 int tern_seq_length(const tern_seq *s)
 {
-    return s->kv->n_tokens;
+    return s->kv->n_tokens - s->ahead;
 }
 
 const int32_t *tern_seq_tokens(const tern_seq *s)
@@ -270,10 +287,12 @@ const int32_t *tern_seq_tokens(const tern_seq *s)
 
 int tern_seq_trim(tern_seq *s, int n, tern_error *err)
 {
-    int kept;
+    int kept, rc = check_whole(s, err);
+    if (rc < 0)
+        return rc;
     if (n < 0 || n > s->kv->n_tokens)
         return tern_err_set(err, TERN_EINVAL, "cannot trim a sequence of %d tokens to %d", s->kv->n_tokens, n);
-    int rc = tern_kv_trim(cache_of(s), s->kv, n, &kept, err);
+    rc = tern_kv_trim(cache_of(s), s->kv, n, &kept, err);
     return rc < 0 ? rc : tern_seq_replay(s, kept, n, err);
 }
 
@@ -288,6 +307,9 @@ static uint64_t digest(const tern_engine *e)
 int tern_seq_save(const tern_seq *s, const char *path, tern_error *err)
 {
     const tern_engine *e = s->engine;
+    int rc = check_whole(s, err);
+    if (rc < 0)
+        return rc;
     struct tern_kv_snapshot_info info = {.model_digest = digest(e), .tokens = s->tokens, .roles = s->roles};
     return tern_kv_save(cache_of(s), s->kv, &info, path, err);
 }
@@ -334,6 +356,8 @@ static int check_item(tern_engine *e, const tern_step_item *it, tern_error *err)
         return tern_err_set(err, TERN_EINVAL, "step: a sequence does not belong to this engine");
     if (it->n_tokens < 1)
         return tern_err_set(err, TERN_EINVAL, "step: a sequence comes with %d tokens", it->n_tokens);
+    if (it->seq->ahead)
+        return check_whole(it->seq, err);
     for (int i = 0; i < it->n_tokens; i++)
         if (it->tokens[i] < 0 || it->tokens[i] >= e->model->net->desc.n_vocab)
             return tern_err_set(err, TERN_EINVAL, "token %d is outside the vocabulary of %d", it->tokens[i],
@@ -449,6 +473,7 @@ int tern_step(tern_engine *e, const tern_step_item *items, int n_items, const fl
     fetch_logits(e, &b, items, n_items);
     tern_hidden_fetch(e, &b, items, n_items);
     e->dev->ops->sync(e->dev);
+    TERN_TRY(tern_dev_fault(e->dev, err));
     for (int i = 0; i < n_items; i++) {
         tern_seq *s = items[i].seq;
         size_t at = (size_t)s->kv->n_tokens, n = (size_t)items[i].n_tokens;

@@ -12,6 +12,7 @@
 
 struct tern_event_node {
     struct tern_event_node *next;
+    size_t bytes;
     tern_event event;
 };
 
@@ -19,6 +20,7 @@ struct tern_events {
     pthread_mutex_t lock;
     struct tern_event_node *first, **end; /* waiting */
     struct tern_event_node *shown;        /* what the last next returned */
+    size_t bytes;                         /* of those that wait */
     int fd;                               /* readable while first is not NULL */
     int refs;                             /* the receiver and each request that is not over */
     bool closed;                          /* the receiver is gone */
@@ -92,6 +94,14 @@ bool tern_events_closed(tern_events *q)
     return closed;
 }
 
+size_t tern_events_bytes(tern_events *q)
+{
+    (void)pthread_mutex_lock(&q->lock);
+    size_t bytes = q->bytes;
+    (void)pthread_mutex_unlock(&q->lock);
+    return bytes;
+}
+
 int tern_events_fd(const tern_events *q)
 {
     return q->fd;
@@ -136,6 +146,7 @@ int tern_event_new(struct tern_event_node **out, const tern_event *e, tern_error
         return rc;
     struct tern_event_node *n = *out;
     char *at = (char *)n + head;
+    n->bytes = head + payload(e);
     n->event = *e;
     n->event.text = put(&at, e->text, e->n, 1);
     n->event.name = put(&at, e->name, e->name ? strlen(e->name) : 0, 1);
@@ -154,9 +165,11 @@ int tern_event_new_end(struct tern_event_node **out, tern_error *err)
 {
     size_t head = tern_round_up(sizeof **out, 16);
     int rc = tern_alloc(out, 1, head + sizeof err->msg, err);
-    if (rc == 0)
-        (*out)->event = (tern_event){.kind = TERN_EVENT_END, .message = (char *)*out + head};
-    return rc;
+    if (rc < 0)
+        return rc;
+    (*out)->event = (tern_event){.kind = TERN_EVENT_END, .message = (char *)*out + head};
+    (*out)->bytes = head + sizeof err->msg;
+    return 0;
 }
 
 tern_event *tern_event_of(struct tern_event_node *n)
@@ -182,6 +195,7 @@ void tern_events_push(tern_events *q, struct tern_event_node *n)
     bool was_empty = !q->first;
     *q->end = n;
     q->end = &n->next;
+    q->bytes += n->bytes;
     if (was_empty)
         set_readable(q, true);
     (void)pthread_mutex_unlock(&q->lock);
@@ -197,6 +211,7 @@ static bool take(tern_events *q, tern_event *out)
     q->shown = q->first;
     if (q->shown) {
         q->first = q->shown->next;
+        q->bytes -= q->shown->bytes;
         q->shown->next = NULL;
         if (!q->first) {
             q->end = &q->first;

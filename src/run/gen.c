@@ -212,6 +212,23 @@ void tern_gen_pick(struct tern_gen *g, const float *logits, const uint32_t *mask
     g->picked = tern_sampler_pick_within(g->sampler, logits, &l);
 }
 
+int tern_gen_pick_within(struct tern_gen *g, const float *logits, const tern_constraint *c, uint32_t *mask,
+                         tern_error *err)
+{
+    int rc = 0;
+    if (!c) {
+        tern_gen_pick(g, logits, NULL);
+        return 0;
+    }
+    memset(mask, 0, ((size_t)g->model->net->desc.n_vocab + 31) / 32 * sizeof *mask);
+    TERN_TRY(c->allow(c->state, mask, err));
+    tern_gen_pick(g, logits, mask);
+    if (!(mask[g->picked / 32] >> (g->picked % 32) & 1))
+        TERN_FAIL(err, TERN_EINVAL, "the constraint allows no token that the model can pick");
+out:
+    return rc;
+}
+
 bool tern_gen_counts(const struct tern_gen *g, int room)
 {
     return room >= 1 || is_end(g, g->picked) || is_stop_id(g, g->picked);

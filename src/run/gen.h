@@ -58,6 +58,9 @@ void tern_gen_close(struct tern_gen *g); /* legal on a zeroed one */
 void tern_gen_prompted(struct tern_gen *g, int n);
 /* In PICK: chooses a token.  mask as in struct tern_choice_limits, nullable. */
 void tern_gen_pick(struct tern_gen *g, const float *logits, const uint32_t *mask);
+/* The same under a constraint (NULL: none), with mask [n_vocab / 32, rounded up] as scratch. */
+int tern_gen_pick_within(struct tern_gen *g, const float *logits, const tern_constraint *c, uint32_t *mask,
+                         tern_error *err);
 /* Is the picked token one that counts as generated?  Not where no room is left for it. */
 bool tern_gen_counts(const struct tern_gen *g, int room);
 /* Goes on with the picked token: its text comes out, and it is to be appended, or the reply is over.  room: tokens that

@@ -1,7 +1,8 @@
-/* One reply of one sequence: prefill, then the state machine of gen.h with one decode row per step. */
-#include "run/gen.h"
-
+/* One reply of one sequence: prefill, then the state machine of gen.h with a decode row per step, or several where
+ * tokens are guessed. */
 #include "base/clock.h"
+#include "base/mem.h"
+#include "run/draft/draft.h"
 
 static int check_room(const tern_engine *e, const tern_seq *s, int n_prompt, tern_error *err)
 {
@@ -12,27 +13,58 @@ static int check_room(const tern_engine *e, const tern_seq *s, int n_prompt, ter
                         tern_seq_length(s));
 }
 
+/* A step with the token that was picked last, and guesses behind it.  Without memory for these, with that token alone.
+ */
+static int step(tern_engine *e, struct tern_draft *d, const float **logits, tern_error *err)
+{
+    const bool last = d->gen->phase == TERN_GEN_LAST;
+    tern_drafts_plan(e->drafter, &d, 1, e->chunk);
+    for (;;) {
+        const double start = tern_now();
+        tern_step_item it = {.seq = d->seq,
+                             .tokens = d->rows,
+                             .n_tokens = d->n,
+                             .decode = true,
+                             .logits = last ? TERN_LOGITS_NONE : TERN_LOGITS_ALL};
+        const int rc = tern_step(e, &it, 1, logits, err);
+        if (rc == 0) {
+            tern_drafter_learn(e->drafter, d->n, tern_now() - start);
+            tern_draft_stepped(d);
+        }
+        if (rc != TERN_ECAPACITY || d->n == 1)
+            return rc;
+        tern_draft_forget(d);
+    }
+}
+
 /* logits: of the last prompt token. */
-static int decode(tern_engine *e, tern_seq *s, struct tern_gen *g, const float *logits, tern_error *err)
+static int decode(tern_engine *e, struct tern_draft *d, const float *logits, const tern_constraint *c, tern_error *err)
 {
     int rc = 0;
+    uint32_t *mask = NULL;
+    struct tern_gen *g = d->gen;
+    const size_t n_vocab = (size_t)e->model->net->desc.n_vocab;
+    if (c)
+        TERN_TRY(tern_alloc(&mask, (n_vocab + 31) / 32, sizeof *mask, err));
     while (g->phase != TERN_GEN_OVER) {
         if (atomic_exchange_explicit(&e->cancel, 0, memory_order_relaxed))
             TERN_FAIL(err, TERN_ECANCELLED, "cancelled after %d tokens", g->n_generated);
-        tern_gen_pick(g, logits, NULL);
-        TERN_TRY(tern_gen_take(g, e->ctx - tern_seq_length(s), err));
-        if (g->phase == TERN_GEN_OVER)
-            break;
-        tern_step_item it = {.seq = s,
-                             .tokens = &g->picked,
-                             .n_tokens = 1,
-                             .decode = true,
-                             .logits = g->phase == TERN_GEN_LAST ? TERN_LOGITS_NONE : TERN_LOGITS_LAST};
-        TERN_TRY(tern_step(e, &it, 1, &logits, err));
-        tern_gen_appended(g);
-        TERN_TRY(tern_seq_recode_due(s, err));
+        do {
+            TERN_TRY(tern_gen_pick_within(g, logits, c, mask, err));
+            if (c && tern_gen_counts(g, e->ctx - tern_seq_length(d->seq)))
+                TERN_TRY(c->accept(c->state, g->picked, err));
+            TERN_TRY(tern_gen_take(g, e->ctx - tern_seq_length(d->seq), err));
+            logits += n_vocab;
+        } while (tern_draft_next(d));
+        TERN_TRY(tern_draft_settle(d, err));
+        TERN_TRY(tern_seq_recode_due(d->seq, err));
+        if (g->phase != TERN_GEN_OVER)
+            TERN_TRY(step(e, d, &logits, err));
     }
 out:
+    tern_free(mask);
+    if (rc < 0)
+        (void)tern_draft_settle(d, NULL);
     return rc;
 }
 
@@ -41,6 +73,7 @@ int tern_generate(tern_engine *e, tern_seq *s, const int32_t *prompt, int n_prom
 {
     int rc = 0;
     struct tern_gen g = {0};
+    struct tern_draft draft = {0};
     struct tern_gen_params gp = {.sampler = p->sampler,
                                  .max_tokens = p->max_tokens,
                                  .ignore_eog = p->ignore_eog,
@@ -60,12 +93,16 @@ int tern_generate(tern_engine *e, tern_seq *s, const int32_t *prompt, int n_prom
     TERN_TRY(tern_prefill_steps(e, s, prompt, n_prompt, &logits, p->on_prefill, p->user, err));
     tern_gen_prompted(&g, n_prompt);
     mid = tern_now();
-    TERN_TRY(decode(e, s, &g, logits, err));
+    tern_draft_open(&draft, e->drafter, &g);
+    draft.seq = s;
+    TERN_TRY(decode(e, &draft, logits, p->constraint, err));
     TERN_TRY(tern_gen_finish(&g, err));
 out:
     if (result) {
         *result = (tern_generate_result){
             .finish = g.finish, .n_prompt = n_prompt, .n_generated = g.n_generated, .last = g.sampler ? g.last : -1};
+        result->n_drafted = draft.n_drafted;
+        result->n_accepted = draft.n_accepted;
         if (rc < 0 && mid == start) { /* what was computed of it */
             const int done = tern_seq_length(s) - before;
             result->n_prompt = done < 0 ? 0 : done < n_prompt ? done : n_prompt;
@@ -73,6 +110,7 @@ out:
         result->prompt_s = (rc < 0 && mid == start ? tern_now() : mid) - start;
         result->decode_s = rc < 0 && mid == start ? 0 : tern_now() - mid;
     }
+    tern_draft_close(&draft);
     tern_gen_close(&g);
     return rc;
 }

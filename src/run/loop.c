@@ -6,19 +6,25 @@
 #include <time.h>
 #include "base/clock.h"
 #include "base/mem.h"
-#include "run/prefix.h"
+#include "run/prefix/prefix.h"
 
-#define DEFAULT_WAITING  256
-#define MOST_WAITING     65536
-#define DEFAULT_LOGPROBS 20
-#define MOST_LOGPROBS    1024
-#define DEFAULT_GAP      1.9 /* under twice */
-#define BEAT_S           0.5 /* an idle thread comes by this often */
+#define DEFAULT_WAITING   256
+#define MOST_WAITING      65536
+#define DEFAULT_LOGPROBS  20
+#define MOST_LOGPROBS     1024
+#define DEFAULT_GAP       1.9 /* under twice */
+#define DEFAULT_REPLY     256
+#define DEFAULT_UNREAD    ((size_t)64 << 20)
+#define BEAT_S            0.5  /* an idle thread comes by this often */
+#define STALLED_BEAT_S    0.01 /* one that waits for receivers */
+#define STALL_S           60
+#define DEFAULT_DIR_BYTES ((size_t)10 << 30)
 
 /* ---- the thread ---------------------------------------------------------------------------------------------------
  */
 
-static const char *timeout_text = "the request took longer than its timeout";
+static const char *timeout_text = "the request took longer than its timeout",
+                  *unread_text = "the receiver of its events has left too many of them unread for too long";
 
 /* Why a request that waits or runs has to end now; 0: it goes on. */
 static int must_end(const tern_loop *l, const struct tern_request_run *q, double now, const char **why)
@@ -27,8 +33,20 @@ static int must_end(const tern_loop *l, const struct tern_request_run *q, double
         *why = q->cancelled ? "cancelled" : l->closing ? "cancelled: the engine stops" : "cancelled: nobody listens";
         return TERN_ECANCELLED;
     }
+    *why = unread_text;
+    if (q->stalled && now - q->stalled_at > STALL_S)
+        return TERN_ELIMIT;
     *why = timeout_text;
     return q->r.timeout_s > 0 && now - q->submitted > q->r.timeout_s ? TERN_ELIMIT : 0;
+}
+
+/* Who does not read what there is gets no more until he does. */
+static void look_at_receiver(const tern_loop *l, struct tern_request_run *q, double now)
+{
+    bool full = tern_events_bytes(q->events) > l->p.unread_bytes;
+    if (full && !q->stalled)
+        q->stalled_at = now;
+    q->stalled = full;
 }
 
 /* Under the lock: takes those that end out of queue and batch into l->ending. */
@@ -50,6 +68,7 @@ static int collect_ending(tern_loop *l)
     }
     for (int i = 0; i < l->n_running;) {
         struct tern_request_run *q = l->running[i];
+        look_at_receiver(l, q, now);
         bool over = tern_request_over(q);
         int rc = q->rc || over ? 0 : must_end(l, q, now, &why);
         if (rc < 0)
@@ -78,9 +97,17 @@ static void count_end(tern_loop *l, int rc, double queue_s, double now)
     tern_times_add(&l->stats.queue, queue_s);
 }
 
+static void drop_fetch(tern_loop *l, struct tern_request_run *q)
+{
+    if (q->fetch)
+        l->prefix.drop(l->prefix.self, q->fetch);
+    q->fetch = NULL;
+}
+
 static void end_request(tern_loop *l, struct tern_request_run *q)
 {
     double now = tern_now();
+    drop_fetch(l, q);
     for (int i = 0; l->prefix.offer && i < q->r.n_choices; i++)
         if (q->choices[i].seq && tern_seq_length(q->choices[i].seq)) /* what was computed may be of use */
             l->prefix.offer(l->prefix.self, q->choices[i].seq, NULL, true);
@@ -98,11 +125,11 @@ static void end_request(tern_loop *l, struct tern_request_run *q)
 }
 
 /* Under the lock. */
-static void wait_beat(tern_loop *l)
+static void wait_beat(tern_loop *l, double seconds)
 {
     struct timespec t;
     (void)clock_gettime(CLOCK_MONOTONIC, &t);
-    t.tv_nsec += (long)(BEAT_S * 1e9);
+    t.tv_nsec += (long)(seconds * 1e9);
     t.tv_sec += t.tv_nsec / 1000000000;
     t.tv_nsec %= 1000000000;
     (void)pthread_cond_timedwait(&l->wake, &l->lock, &t);
@@ -111,14 +138,17 @@ static void wait_beat(tern_loop *l)
 static void *run(void *arg)
 {
     tern_loop *l = arg;
-    bool done = false;
+    bool done = false, stalled = false;
     while (!done) {
         int n_begun = 0;
         (void)pthread_mutex_lock(&l->lock);
         l->beat = tern_now();
-        if (!l->n_waiting && !l->n_running && !l->closing)
-            wait_beat(l);
-        int n_ending = collect_ending(l), first = l->n_running;
+        if (!l->closing && !l->poked && (stalled || (!l->n_waiting && !l->n_running)))
+            wait_beat(l, stalled ? STALLED_BEAT_S : BEAT_S);
+        l->poked = false;
+        if (l->cache)
+            tern_prefix_get_stats(l->cache, &l->stats.cache);
+        int n_ending = collect_ending(l), n_given_up = tern_room_grow(l), first = l->n_running;
         while (tern_loop_next(l))
             n_begun++;
         l->stats.decoding = l->n_running ? l->stats.decoding : 0;
@@ -126,10 +156,16 @@ static void *run(void *arg)
         (void)pthread_mutex_unlock(&l->lock);
         for (int i = 0; i < n_ending; i++)
             end_request(l, l->ending[i]);
+        for (int i = 0; i < n_given_up; i++) {
+            drop_fetch(l, l->given_up[i]);
+            tern_again_give_up(l->given_up[i]);
+        }
         for (int i = 0; i < n_begun; i++)
             tern_loop_admit(l, l->running[first + i]);
-        if (l->n_running)
-            tern_loop_step(l);
+        if (l->prefix.tick)
+            l->prefix.tick(l->prefix.self);
+        tern_loop_begin(l);
+        stalled = l->n_running && !tern_loop_step(l);
     }
     return NULL;
 }
@@ -148,6 +184,8 @@ static int check_params(const tern_engine *e, const tern_loop_params *p, tern_er
                             p->max_choices, e->max_seqs);
     if (p->max_logprobs < 0 || p->max_logprobs > MOST_LOGPROBS)
         return tern_err_set(err, TERN_EINVAL, "logprobs = %d is outside 1..%d", p->max_logprobs, MOST_LOGPROBS);
+    if (p->reply_tokens < 0)
+        return tern_err_set(err, TERN_EINVAL, "reply tokens = %d is negative", p->reply_tokens);
     if (!(p->gap == 0 || (p->gap > 1 && p->gap <= 1000)))
         return tern_err_set(err, TERN_EINVAL, "gap = %g is outside 1..1000", p->gap);
     if (e->n_caches > e->n_plans)
@@ -180,10 +218,50 @@ static void free_loop(tern_loop *l)
     tern_free(l->waiting);
     tern_free(l->running);
     tern_free(l->ending);
+    tern_free(l->given_up);
     tern_free(l->items);
     tern_free(l->of);
     tern_free(l->picks);
+    tern_free(l->drafts);
     tern_free(l);
+}
+
+/* Under the lock: the thread has something to look at. */
+static void poke(tern_loop *l)
+{
+    l->poked = true;
+    (void)pthread_cond_signal(&l->wake);
+}
+
+static void wake(void *loop)
+{
+    tern_loop *l = loop;
+    (void)pthread_mutex_lock(&l->lock);
+    poke(l);
+    (void)pthread_mutex_unlock(&l->lock);
+}
+
+static int open_cache(tern_loop *l, tern_error *err)
+{
+    const struct tern_prefix_params p = {.bytes = l->p.cache_bytes,
+                                         .dir = l->p.cache_dir,
+                                         .dir_bytes = l->p.cache_dir_bytes ? l->p.cache_dir_bytes : DEFAULT_DIR_BYTES,
+                                         .dir_free = l->p.cache_dir_free,
+                                         .shared = l->p.cache_shared,
+                                         .say = l->p.on_notice,
+                                         .say_user = l->p.notice_user,
+                                         .wake = wake,
+                                         .wake_user = l};
+    if (!p.bytes && (p.dir || p.shared))
+        return tern_err_set(err, TERN_EINVAL, "a cache in a directory or a store needs one in memory");
+    if (!p.bytes)
+        return 0;
+    int rc = tern_prefix_new(&l->cache, l->e, &p, err);
+    if (rc < 0)
+        return rc;
+    l->prefix = tern_prefix_hooks(l->cache);
+    tern_prefix_get_stats(l->cache, &l->stats.cache);
+    return 0;
 }
 
 /* Signals are for the threads of the program. */
@@ -213,22 +291,22 @@ int tern_loop_open(tern_loop **out, tern_engine *e, const tern_loop_params *p, t
     l->p.max_waiting = p->max_waiting ? p->max_waiting : DEFAULT_WAITING;
     l->p.max_waiting_per_key = p->max_waiting_per_key ? p->max_waiting_per_key : l->p.max_waiting;
     l->p.max_choices = p->max_choices ? p->max_choices : e->max_seqs;
+    l->p.reply_tokens = p->reply_tokens ? p->reply_tokens : DEFAULT_REPLY;
+    l->p.unread_bytes = p->unread_bytes ? p->unread_bytes : DEFAULT_UNREAD;
     l->p.max_logprobs = p->max_logprobs ? p->max_logprobs : DEFAULT_LOGPROBS;
     l->pace.gap = p->gap > 0 ? p->gap : DEFAULT_GAP;
     if (e->kv_budget.limit != SIZE_MAX && (!p->kv_bytes || p->kv_bytes > e->kv_budget.limit))
         l->p.kv_bytes = e->kv_budget.limit;
     l->beat = tern_now();
-    TERN_TRY(tern_alloc(&l->waiting, (size_t)l->p.max_waiting, sizeof(void *), err));
+    TERN_TRY(tern_alloc(&l->waiting, (size_t)l->p.max_waiting + seqs, sizeof(void *), err));
     TERN_TRY(tern_alloc(&l->running, seqs, sizeof(void *), err));
-    TERN_TRY(tern_alloc(&l->ending, (size_t)l->p.max_waiting + seqs, sizeof(void *), err));
+    TERN_TRY(tern_alloc(&l->ending, (size_t)l->p.max_waiting + 2 * seqs, sizeof(void *), err));
+    TERN_TRY(tern_alloc(&l->given_up, seqs, sizeof(void *), err));
     TERN_TRY(tern_alloc(&l->items, seqs, sizeof *l->items, err));
     TERN_TRY(tern_alloc(&l->of, seqs, sizeof(void *), err));
     TERN_TRY(tern_alloc(&l->picks, seqs, sizeof(void *), err));
-    if (p->cache_bytes) {
-        TERN_TRY(tern_prefix_new(&l->cache, e, p->cache_bytes, err));
-        l->prefix = tern_prefix_hooks(l->cache);
-        tern_prefix_get_stats(l->cache, &l->stats.cache);
-    }
+    TERN_TRY(tern_alloc(&l->drafts, seqs, sizeof(void *), err));
+    TERN_TRY(open_cache(l, err));
     tern_engine_memory(e, &l->memory);
     l->stats.memory = l->memory;
     TERN_TRY(start_thread(l, err));
@@ -294,7 +372,7 @@ int tern_loop_submit(tern_loop *l, const tern_request *r, tern_events *events, v
     struct tern_request_run *q;
     int rc = tern_request_new(&q, l, r, events, user, err);
     if (rc == 0)
-        q->reserve = tern_loop_reserve(l, &q->r);
+        tern_room_of_new(l, q);
     (void)pthread_mutex_lock(&l->lock);
     if (rc == 0)
         rc = tern_loop_enqueue(l, q, err);
@@ -302,7 +380,7 @@ int tern_loop_submit(tern_loop *l, const tern_request *r, tern_events *events, v
         *id = q->id;
         l->n_alive++;
         l->stats.submitted++;
-        (void)pthread_cond_signal(&l->wake);
+        poke(l);
     } else {
         l->stats.refused++;
     }
@@ -327,7 +405,7 @@ void tern_loop_cancel(tern_loop *l, uint64_t id)
     q = q ? q : find(l->running, l->n_running, id);
     if (q)
         q->cancelled = true;
-    (void)pthread_cond_signal(&l->wake);
+    poke(l);
     (void)pthread_mutex_unlock(&l->lock);
 }
 

@@ -2,12 +2,14 @@
  *
  *   events.c        queues of events
  *   loop_request.c  a request: checked, copied, its replies and what they tell
- *   loop_queue.c    who is next: priorities, turns, room
+ *   loop_queue.c    who is next: priorities, turns, room, and who gives up his
+ *   loop_again.c    what was given up, computed again
  *   loop_step.c     one step: which rows, what comes of them
  *   loop.c          the thread, and the calls of other threads
- *   prefix.c        beginnings of prompts that are kept (run/prefix.h)
+ *   prefix          beginnings of prompts that are kept (run/prefix/prefix.h)
  *   pace.c          how many prompt rows go beside decode rows
  *   logprobs.c      log probabilities
+ *   draft/          guesses at what replies say next
  *
  * A request is made by the thread that submits it, is the lock's while it waits, and the loop's thread's once it runs;
  * `cancelled` stays the lock's.  The lock is never held during a step. */
@@ -15,8 +17,9 @@
 #define TERN_RUN_LOOP_H
 
 #include <pthread.h>
+#include "run/draft/draft.h"
 #include "run/gen.h"
-#include "run/prefix.h"
+#include "run/prefix/prefix.h"
 #include "tern/loop.h"
 
 /* ---- events -------------------------------------------------------------------------------------------------------
@@ -32,6 +35,7 @@ void tern_events_push(tern_events *q, struct tern_event_node *n); /* takes n ove
 void tern_events_ref(tern_events *q);
 void tern_events_unref(tern_events *q);
 bool tern_events_closed(tern_events *q);
+size_t tern_events_bytes(tern_events *q); /* that wait to be received */
 
 /* ---- log probabilities --------------------------------------------------------------------------------------------
  */
@@ -40,7 +44,7 @@ bool tern_events_closed(tern_events *q);
 void tern_score_token(const float *logits, int n_vocab, int32_t id, int n_top, tern_logprob *top,
                       tern_token_score *out);
 
-/* What a cache of prefixes does for the loop (run/prefix.h), before the first request; copies *p. */
+/* What a cache of prefixes does for the loop (run/prefix/prefix.h), before the first request; copies *p. */
 void tern_loop_set_prefix(tern_loop *l, const struct tern_prefix *p);
 
 /* ---- requests -----------------------------------------------------------------------------------------------------
@@ -52,6 +56,7 @@ struct tern_choice { /* one reply of a request */
     struct tern_request_run *request;
     int index;
     struct tern_gen gen;
+    struct tern_draft draft;
     tern_seq *seq; /* NULL: not begun, or over */
     tern_reply *reply;
     void *constraint;  /* its state */
@@ -64,7 +69,9 @@ struct tern_choice { /* one reply of a request */
     double last_token;   /* when */
     bool over;           /* its TERN_EVENT_CHOICE is out */
     const float *logits; /* of the step in hand */
-    int rc;              /* of picking, by a worker */
+    int32_t *again;      /* [n_again] rows of the reply that were given up; again_done of them are computed again */
+    int n_again, again_done;
+    int rc; /* of picking, by a worker */
     tern_error err;
 };
 
@@ -83,12 +90,21 @@ struct tern_request_run {
     tern_request r;              /* arrays are copies */
     struct tern_choice *choices; /* [r.n_choices] */
     struct tern_fair *fair;
-    size_t reserve;                             /* bytes that its pages may come to need */
+    size_t reserve; /* bytes that its pages need up to ... */
+    int room;       /* ... so many tokens of each reply */
+    int fits;       /* most tokens of prompt and reply for which there can be room */
+    bool preempted; /* waits to be let in again, without pages */
+    bool begun;     /* its TERN_EVENT_START is out */
+    bool again;     /* its rows are computed again; nothing new comes of them */
+    bool stalled;   /* its receiver has left too much unread */
+    double stalled_at;
     double submitted, started, prompted, first; /* when; 0: not yet */
-    int n_cached;
-    float *vector; /* [n_embd] of the embedding, and what it is summed in */
+    int n_cached, n_told;                       /* tokens of the prompt: found at first; of which events have told */
+    void *fetch;                                /* what it waits for (run/prefix/prefix.h); NULL: nothing */
+    float *vector;                              /* [n_embd] of the embedding, and what it is summed in */
     double *sum;
     uint64_t step;  /* the last one that its prompt was in */
+    int again_at;   /* whose turn it was last, of its choices */
     bool cancelled; /* by tern_loop_cancel or for want of a receiver */
     int rc;         /* why it ends early */
     tern_error err;
@@ -149,7 +165,8 @@ struct tern_loop {
     pthread_cond_t quiet; /* drains: a request has ended */
     /* Under the lock: */
     bool closing, draining;
-    struct tern_request_run **waiting; /* [max_waiting], by age */
+    bool poked;                        /* something has come that the thread has not looked at */
+    struct tern_request_run **waiting; /* [max_waiting + max_seqs], by age */
     int n_waiting, n_running;
     struct tern_fair *fairs;
     uint64_t next_id, turn;
@@ -161,11 +178,13 @@ struct tern_loop {
     int n_alive;                       /* accepted and not ended */
     /* The thread's: */
     struct tern_pace pace;
-    struct tern_request_run **ending; /* [max_waiting + max_seqs] */
-    tern_loop_stats fresh;            /* what the step in hand adds */
-    tern_step_item *items;            /* [max_seqs] */
-    struct tern_choice **of;          /* [max_seqs] whose they are */
-    struct tern_choice **picks;       /* [max_seqs] */
+    struct tern_request_run **ending;   /* [max_waiting + 2 max_seqs] */
+    struct tern_request_run **given_up; /* [max_seqs] */
+    tern_loop_stats fresh;              /* what the step in hand adds */
+    tern_step_item *items;              /* [max_seqs] */
+    struct tern_choice **of;            /* [max_seqs] whose they are */
+    struct tern_choice **picks;         /* [max_seqs] */
+    struct tern_draft **drafts;         /* [max_seqs] of the step's decode items */
     uint64_t n_steps;
     int turn_decode; /* where decode rows begin when there are more than a step takes */
     double memory_at;
@@ -173,16 +192,35 @@ struct tern_loop {
 };
 
 /* loop_queue.c; all under the lock. */
-size_t tern_loop_reserve(const tern_loop *l, const tern_request *r);
 int tern_loop_enqueue(tern_loop *l, struct tern_request_run *q, tern_error *err);
 struct tern_request_run *tern_loop_next(tern_loop *l); /* who is to be let in now, taken from the queue; NULL: nobody */
 void tern_loop_dequeue(tern_loop *l, int at);          /* waiting[at] leaves the queue without being let in */
 void tern_loop_release(tern_loop *l, struct tern_request_run *q); /* what it held when it ran */
+void tern_loop_requeue(tern_loop *l, struct tern_request_run *q); /* one that ran waits again */
 int tern_loop_place(const tern_loop *l, const struct tern_request_run *q);
 
-/* loop_step.c: begins a request that was let in; one step of all that run. */
+/* Fills reserve, room and fits of a request that is new. */
+void tern_room_of_new(const tern_loop *l, struct tern_request_run *q);
+/* Under the lock: room for the next row of every reply that runs.  Requests that give up theirs go back into the queue
+ * and into l->given_up; returns how many. */
+int tern_room_grow(tern_loop *l);
+
+/* loop_again.c, the thread's. */
+void tern_again_give_up(struct tern_request_run *q); /* its sequences; it has just been preempted */
+/* It was let in again, and *found tokens of its prompt lie in the first sequence of tern_again_first. */
+struct tern_choice *tern_again_first(struct tern_request_run *q);
+void tern_again_begin(tern_loop *l, struct tern_request_run *q);
+int tern_again_rest(const struct tern_request_run *q); /* rows to compute before it goes on */
+/* The next item of at most room rows, for the choice that is returned; NULL: none that is not in this step. */
+struct tern_choice *tern_again_next(tern_loop *l, struct tern_request_run *q, int room, tern_step_item *out);
+void tern_again_take(tern_loop *l, struct tern_choice *c, const tern_step_item *it); /* a step has done it */
+int tern_loop_fork(tern_loop *l, tern_seq **out, tern_seq *from, tern_error *err);
+
+/* loop_step.c: begins a request that was let in, or lets it wait for what a cache brings; begins those for which that
+ * has come; one step of all that run. */
 void tern_loop_admit(tern_loop *l, struct tern_request_run *q);
-void tern_loop_step(tern_loop *l);
+void tern_loop_begin(tern_loop *l);
+bool tern_loop_step(tern_loop *l); /* false: nobody could go on */
 void tern_times_add(tern_times *t, double seconds);
 
 #endif

@@ -187,6 +187,7 @@ static int open_choice(struct tern_choice *c, const tern_request *r, tern_error 
         p.reply = c->reply;
     }
     TERN_TRY(tern_gen_open(&c->gen, m, &p, q->r.prompt, r->n_prompt, err));
+    tern_draft_open(&c->draft, q->loop->e->drafter, &c->gen);
     if (r->logprobs > 0)
         TERN_TRY(tern_alloc(&c->top, (size_t)r->logprobs, sizeof *c->top, err));
     if (!r->constraint.allow)
@@ -242,10 +243,12 @@ void tern_request_free(struct tern_request_run *q, bool keep_constraint)
         if (c->constraint && !(keep_constraint && i == 0))
             q->r.constraint.free(c->constraint);
         tern_seq_free(c->seq);
+        tern_draft_close(&c->draft);
         tern_gen_close(&c->gen);
         tern_reply_free(c->reply);
         tern_free(c->mask);
         tern_free(c->top);
+        tern_free(c->again);
     }
     tern_free(q->choices);
     for (int i = 0; q->r.stop && i < q->r.n_stop; i++)
@@ -281,6 +284,8 @@ void tern_choice_end(struct tern_choice *c, tern_finish finish)
                                        .last = complete ? c->gen.last : -1,
                                        .n_generated = c->n_generated,
                                        .n_reasoning = c->n_thought,
+                                       .n_drafted = c->draft.n_drafted,
+                                       .n_accepted = c->draft.n_accepted,
                                        .logprob = q->r.logprobs >= 0 ? c->logprob : NAN});
     tern_seq_free(c->seq);
     c->seq = NULL;
@@ -312,6 +317,8 @@ void tern_request_end(struct tern_request_run *q, double now)
     for (int i = 0; i < q->r.n_choices; i++) {
         e->n_generated += q->choices[i].n_generated;
         e->n_reasoning += q->choices[i].n_thought;
+        e->n_drafted += q->choices[i].draft.n_drafted;
+        e->n_accepted += q->choices[i].draft.n_accepted;
     }
     e->n_prompt = q->r.n_prompt;
     e->n_cached = q->n_cached;

@@ -1,4 +1,5 @@
 /* One step of all that runs: decode rows first, then as many prompt rows as the pace of the streams allows. */
+#include <limits.h>
 #include <math.h>
 #include <string.h>
 #include "base/clock.h"
@@ -27,104 +28,132 @@ void tern_times_add(tern_times *t, double seconds)
  */
 
 struct batch {
-    int n_items, n_decode, n_prompt; /* items; rows of either kind */
+    int n_items, n_streams, n_decode, n_prompt; /* items; streams; rows that they go on by, and all others */
 };
 
 static bool runs(const struct tern_request_run *q)
 {
-    return q->rc == 0 && !tern_request_over(q);
+    return q->rc == 0 && !q->fetch && !q->stalled && !tern_request_over(q);
 }
 
-static void add_item(tern_loop *l, struct batch *b, struct tern_choice *c, const int32_t *tokens, int n, bool decode,
-                     int logits)
+static void add_item(tern_loop *l, struct batch *b, struct tern_choice *c, const tern_step_item *item)
 {
     l->of[b->n_items] = c;
-    l->items[b->n_items++] =
-        (tern_step_item){.seq = c->seq, .tokens = tokens, .n_tokens = n, .decode = decode, .logits = logits};
-    b->n_decode += decode ? n : 0;
-    b->n_prompt += decode ? 0 : n;
+    l->items[b->n_items++] = *item;
 }
 
-/* More streams than a step has rows take turns. */
+/* More streams than a step has rows take turns.  Where there are rows to spare, guesses go along. */
 static void add_decode(tern_loop *l, struct batch *b, bool prompts)
 {
     int n = 0, most = prompts && l->e->chunk > 2 * KEPT_ROWS ? l->e->chunk - KEPT_ROWS : l->e->chunk;
     for (int i = 0; i < l->n_running; i++)
         for (int k = 0; runs(l->running[i]) && k < l->running[i]->r.n_choices; k++)
-            if (l->running[i]->choices[k].gen.phase == TERN_GEN_APPEND)
+            if (!l->running[i]->again && l->running[i]->choices[k].gen.phase == TERN_GEN_APPEND)
                 l->picks[n++] = &l->running[i]->choices[k];
     TERN_ASSERT(most > 0);
-    int from = n > most ? l->turn_decode % n : 0;
-    for (int i = 0; i < n && i < most; i++) {
+    int from = n > most ? l->turn_decode % n : 0, n_now = n < most ? n : most;
+    for (int i = 0; i < n_now; i++) {
         struct tern_choice *c = l->picks[(from + i) % n];
-        add_item(l, b, c, &c->gen.picked, 1, true, TERN_LOGITS_LAST);
+        c->draft.seq = c->seq;
+        l->drafts[i] = &c->draft;
+    }
+    tern_drafts_plan(l->e->drafter, l->drafts, n_now, most);
+    for (int i = 0; i < n_now; i++) {
+        const struct tern_draft *d = l->drafts[i];
+        const tern_step_item it = {
+            .seq = d->seq, .tokens = d->rows, .n_tokens = d->n, .decode = true, .logits = TERN_LOGITS_ALL};
+        add_item(l, b, l->picks[(from + i) % n], &it);
+        b->n_streams++;
+        b->n_decode += d->n;
     }
     l->turn_decode = from + most;
 }
 
-static bool in_prompt(const struct tern_request_run *q)
+/* Rows that it needs before its replies begin or go on. */
+static int rest_of(const struct tern_request_run *q)
 {
-    return runs(q) && q->choices[0].gen.phase == TERN_GEN_PROMPT;
+    const struct tern_gen *g = &q->choices[0].gen;
+    if (!runs(q))
+        return 0;
+    return q->again ? tern_again_rest(q) : g->phase == TERN_GEN_PROMPT ? g->n_prompt - g->done : 0;
 }
 
 /* The prompt that goes next and is not in the batch: the shortest rest, or the oldest. */
 static struct tern_request_run *next_prompt(const tern_loop *l, bool oldest)
 {
     struct tern_request_run *best = NULL;
+    int least = 0;
     for (int i = 0; i < l->n_running; i++) {
         struct tern_request_run *q = l->running[i];
-        if (q->step == l->n_steps || !in_prompt(q))
+        int rest = q->step == l->n_steps ? 0 : rest_of(q);
+        if (!rest || (best && (oldest ? q->id > best->id : rest >= least)))
             continue;
-        const struct tern_gen *g = &q->choices[0].gen, *h = best ? &best->choices[0].gen : NULL;
-        if (!best || (oldest ? q->id < best->id : g->n_prompt - g->done < h->n_prompt - h->done))
-            best = q;
+        best = q;
+        least = rest;
     }
     return best;
+}
+
+/* As many as room rows of a prompt; returns how many.  *scored: rows with all their logits that a step may still have.
+ */
+static int add_prompt(tern_loop *l, struct batch *b, struct tern_request_run *q, int room, int *scored)
+{
+    struct tern_choice *c = &q->choices[0];
+    bool scores = q->r.prompt_logprobs >= 0;
+    int left = rest_of(q), n = left < room ? left : room;
+    n = scores && n > *scored ? *scored : n;
+    if (!n)
+        return 0;
+    bool last = n == left && q->r.max_tokens != 0;
+    int logits = scores ? TERN_LOGITS_ALL : last ? TERN_LOGITS_LAST : TERN_LOGITS_NONE;
+    logits |= q->r.embed == TERN_EMBED_MEAN ? TERN_HIDDEN_ALL : 0;
+    logits |= q->r.embed == TERN_EMBED_LAST && n == left ? TERN_HIDDEN_LAST : 0;
+    add_item(l, b, c,
+             &(tern_step_item){.seq = c->seq, .tokens = c->gen.prompt + c->gen.done, .n_tokens = n, .logits = logits});
+    q->step = l->n_steps;
+    *scored -= scores ? n : 0;
+    return n;
+}
+
+static int add_again(tern_loop *l, struct batch *b, struct tern_request_run *q, int room)
+{
+    int n = 0;
+    tern_step_item item = {.decode = true};
+    while (n < room && b->n_items < l->e->max_seqs && item.decode) {
+        struct tern_choice *c = tern_again_next(l, q, room - n, &item);
+        if (!c)
+            break;
+        add_item(l, b, c, &item);
+        n += item.n_tokens;
+    }
+    return n;
 }
 
 static void add_prompts(tern_loop *l, struct batch *b)
 {
     int n_prompts = 0, wanted = 0, scored = SCORED_ROWS;
-    for (int i = 0; i < l->n_running; i++)
-        if (in_prompt(l->running[i])) {
-            n_prompts++;
-            wanted += l->running[i]->choices[0].gen.n_prompt - l->running[i]->choices[0].gen.done;
-        }
+    for (int i = 0; i < l->n_running; i++) {
+        int rest = rest_of(l->running[i]);
+        n_prompts += rest > 0;
+        wanted = rest < INT_MAX - wanted ? wanted + rest : INT_MAX;
+    }
+    if (!n_prompts)
+        return;
     int room = tern_pace_rows(&l->pace, b->n_decode, n_prompts, wanted, l->e->chunk - b->n_decode);
     bool oldest = l->n_steps % OLDEST_EVERY == 0;
     while (room > 0 && b->n_items < l->e->max_seqs) {
         struct tern_request_run *q = next_prompt(l, oldest);
-        if (!q)
-            return;
-        struct tern_gen *g = &q->choices[0].gen;
-        bool scores = q->r.prompt_logprobs >= 0;
-        int left = g->n_prompt - g->done, n = left < room ? left : room;
-        n = scores && n > scored ? scored : n;
+        int n = !q ? 0 : q->again ? add_again(l, b, q, room) : add_prompt(l, b, q, room, &scored);
         if (!n)
             return;
-        bool last = n == left && q->r.max_tokens != 0;
-        int logits = scores ? TERN_LOGITS_ALL : last ? TERN_LOGITS_LAST : TERN_LOGITS_NONE;
-        logits |= q->r.embed == TERN_EMBED_MEAN ? TERN_HIDDEN_ALL : 0;
-        logits |= q->r.embed == TERN_EMBED_LAST && n == left ? TERN_HIDDEN_LAST : 0;
-        add_item(l, b, &q->choices[0], g->prompt + g->done, n, false, logits);
-        q->step = l->n_steps;
+        b->n_prompt += n;
         room -= n;
-        scored -= scores ? n : 0;
         oldest = false;
     }
 }
 
 /* ---- prompts ------------------------------------------------------------------------------------------------------
  */
-
-static int fork_choice(tern_loop *l, struct tern_choice *c, tern_error *err)
-{
-    tern_seq *from = c->request->choices[0].seq;
-    int rc = tern_seq_fork(&c->seq, from, err);
-    while (rc == TERN_ECAPACITY && l->prefix.shrink && l->prefix.shrink(l->prefix.self))
-        rc = tern_seq_fork(&c->seq, from, err);
-    return rc;
-}
 
 /* The prompt is complete: its choices part.  logits: of its last token, NULL where nobody asked. */
 static void part(tern_loop *l, struct tern_request_run *q, const float *logits)
@@ -133,7 +162,7 @@ static void part(tern_loop *l, struct tern_request_run *q, const float *logits)
     q->prompted = tern_now();
     for (int i = 0; i < q->r.n_choices; i++) {
         struct tern_choice *c = &q->choices[i];
-        if (i && q->r.max_tokens != 0 && fork_choice(l, c, &err) < 0) {
+        if (i && q->r.max_tokens != 0 && tern_loop_fork(l, &c->seq, q->choices[0].seq, &err) < 0) {
             tern_request_fail(q, err.code, err.msg);
             return;
         }
@@ -190,6 +219,7 @@ static void take_hidden(const tern_loop *l, struct tern_request_run *q, const te
 {
     int n_embd = l->e->model->net->desc.n_embd, rows = tern_item_hidden(it);
     bool over = q->choices[0].gen.done == q->r.n_prompt;
+    TERN_ASSERT(hidden); /* rows of them were asked for */
     for (int r = 0; r < rows; r++)
         for (int i = 0; i < n_embd; i++)
             q->sum[i] += (double)hidden[(size_t)r * (size_t)n_embd + (size_t)i];
@@ -208,13 +238,18 @@ static void take_prompt(tern_loop *l, struct tern_choice *c, const tern_step_ite
     size_t n_vocab = (size_t)l->e->model->net->desc.n_vocab;
     int from = c->gen.done, n_rows = tern_item_logits(it);
     tern_gen_prompted(&c->gen, it->n_tokens);
-    tern_request_tell(q, &(tern_event){.kind = TERN_EVENT_PROMPT, .done = c->gen.done, .n_prompt = q->r.n_prompt});
+    if (c->gen.done > q->n_told) {
+        q->n_told = c->gen.done;
+        tern_request_tell(q, &(tern_event){.kind = TERN_EVENT_PROMPT, .done = q->n_told, .n_prompt = q->r.n_prompt});
+    }
     if (tern_item_hidden(it))
         take_hidden(l, q, it, hidden);
     if (it->logits & TERN_LOGITS_ALL)
         tell_scores(l, q, from, it->n_tokens, logits);
     if (c->gen.done == c->gen.n_prompt)
         part(l, q, n_rows ? logits + (size_t)(n_rows - 1) * n_vocab : NULL);
+    else if (l->prefix.passed)
+        l->prefix.passed(l->prefix.self, c->seq, from);
 }
 
 /* ---- tokens -------------------------------------------------------------------------------------------------------
@@ -227,19 +262,11 @@ static void pick_one(void *ctx, int task, int worker)
     const tern_request *r = &c->request->r;
     int n_vocab = l->e->model->net->desc.n_vocab;
     (void)worker;
-    c->rc = 0;
-    if (c->mask) {
-        memset(c->mask, 0, ((size_t)n_vocab + 31) / 32 * sizeof *c->mask);
-        c->rc = r->constraint.allow(c->constraint, c->mask, &c->err);
-        if (c->rc < 0)
-            return;
-    }
-    tern_gen_pick(&c->gen, c->logits, c->mask);
-    int32_t id = c->gen.picked;
-    if (c->mask && !(c->mask[id / 32] >> (id % 32) & 1))
-        c->rc = tern_err_set(&c->err, TERN_EINVAL, "the constraint allows no token that the model can pick");
+    tern_constraint limits = r->constraint;
+    limits.state = c->constraint;
+    c->rc = tern_gen_pick_within(&c->gen, c->logits, c->mask ? &limits : NULL, c->mask, &c->err);
     if (c->rc == 0 && r->logprobs >= 0)
-        tern_score_token(c->logits, n_vocab, id, r->logprobs, c->top, &c->score);
+        tern_score_token(c->logits, n_vocab, c->gen.picked, r->logprobs, c->top, &c->score);
 }
 
 /* A picked token becomes text, and its sequence's next row or its last word. */
@@ -247,7 +274,7 @@ static void take_token(tern_loop *l, struct tern_choice *c, double now)
 {
     tern_error err = {0};
     struct tern_request_run *q = c->request;
-    int room = l->e->ctx - tern_seq_length(c->seq);
+    int room = q->fits - tern_seq_length(c->seq);
     if (c->rc < 0) {
         tern_request_fail(q, c->rc, c->err.msg);
         return;
@@ -276,8 +303,8 @@ static void take_token(tern_loop *l, struct tern_choice *c, double now)
     c->n_thought += c->thinking;
 }
 
-/* All choices that have logits go on by a token. */
-static void take_tokens(tern_loop *l)
+/* All choices that have logits go on by a token.  False: there are none. */
+static bool take_round(tern_loop *l)
 {
     int n = 0;
     for (int i = 0; i < l->n_running; i++)
@@ -290,10 +317,42 @@ static void take_tokens(tern_loop *l)
         tern_pool_run(l->e->pool, pick_one, l, n);
     double now = tern_now();
     for (int i = 0; i < n; i++) {
-        l->picks[i]->logits = NULL;
-        if (l->picks[i]->request->rc == 0)
-            take_token(l, l->picks[i], now);
+        struct tern_choice *c = l->picks[i];
+        const float *logits = c->logits;
+        c->logits = NULL;
+        if (c->request->rc == 0)
+            take_token(l, c, now);
+        if (c->request->rc == 0 && tern_draft_next(&c->draft))
+            c->logits = logits + l->e->model->net->desc.n_vocab;
     }
+    return n > 0;
+}
+
+/* What was guessed wrong leaves the sequence, also that of a request which has just failed. */
+static void settle(tern_loop *l, struct tern_choice *c)
+{
+    tern_error err = {0};
+    struct tern_draft *d = &c->draft;
+    if (!c->seq || d->n < 2)
+        return;
+    const int n = tern_seq_length(c->seq), before = n - 1 - d->at;
+    l->fresh.drafted_tokens += (uint64_t)(d->n - 1);
+    l->fresh.accepted_tokens += (uint64_t)d->at;
+    d->n = 1;
+    if (tern_draft_settle(d, &err) < 0)
+        tern_request_fail(c->request, err.code, err.msg);
+    else if (l->prefix.offer && n / TERN_PAGE > before / TERN_PAGE)
+        l->prefix.offer(l->prefix.self, c->seq, NULL, false);
+}
+
+/* As far as the logits of a step lead. */
+static void take_tokens(tern_loop *l)
+{
+    while (take_round(l))
+        ;
+    for (int i = 0; i < l->n_running; i++)
+        for (int k = 0; k < l->running[i]->r.n_choices; k++)
+            settle(l, &l->running[i]->choices[k]);
     for (int i = 0; i < l->n_running; i++)
         for (int k = 0; runs(l->running[i]) && k < l->running[i]->r.n_choices; k++) {
             struct tern_choice *c = &l->running[i]->choices[k];
@@ -305,27 +364,70 @@ static void take_tokens(tern_loop *l)
         }
 }
 
-void tern_loop_admit(tern_loop *l, struct tern_request_run *q)
+/* Does this request ask the cache?  What wants figures of every row of its prompt computes it. */
+static bool asks_cache(const struct tern_request_run *q)
+{
+    return q->r.prompt_logprobs < 0 && q->r.embed == TERN_EMBED_NONE;
+}
+
+/* A sequence for its first choice, with as much of the prompt as is known; *logits: of its last token, if all is. */
+static int start(tern_loop *l, struct tern_request_run *q, struct tern_choice *c, const float **logits)
 {
     tern_error err = {0};
-    struct tern_choice *c = &q->choices[0];
-    const float *logits = NULL;
-    q->started = tern_now();
+    *logits = NULL;
     int rc = tern_seq_new_plan(&c->seq, l->e, q->r.plan, &err);
     while (rc == TERN_ECAPACITY && l->prefix.shrink && l->prefix.shrink(l->prefix.self))
         rc = tern_seq_new_plan(&c->seq, l->e, q->r.plan, &err);
     if (rc < 0) {
         tern_request_fail(q, err.code, err.msg);
+        return rc;
+    }
+    if (!l->prefix.lookup || !asks_cache(q))
+        return 0;
+    return l->prefix.lookup(l->prefix.self, c->seq, q->r.prompt, q->r.n_prompt, logits);
+}
+
+static void begin(tern_loop *l, struct tern_request_run *q)
+{
+    struct tern_choice *c = tern_again_first(q);
+    const float *logits;
+    int found = start(l, q, c, &logits);
+    if (found < 0)
+        return;
+    l->fresh.cached_tokens += (uint64_t)found;
+    if (q->again) {
+        tern_again_begin(l, q);
         return;
     }
-    if (l->prefix.lookup && q->r.prompt_logprobs < 0 && q->r.embed == TERN_EMBED_NONE)
-        q->n_cached = l->prefix.lookup(l->prefix.self, c->seq, q->r.prompt, q->r.n_prompt, &logits);
-    tern_request_tell(q, &(tern_event){.kind = TERN_EVENT_START, .n_prompt = q->r.n_prompt, .n_cached = q->n_cached});
-    tern_gen_prompted(&c->gen, q->n_cached);
-    l->fresh.cached_tokens += (uint64_t)q->n_cached;
-    if (q->n_cached == q->r.n_prompt) {
+    if (!q->begun) {
+        q->begun = true;
+        q->n_cached = found;
+        tern_request_tell(q, &(tern_event){.kind = TERN_EVENT_START, .n_prompt = q->r.n_prompt, .n_cached = found});
+    }
+    tern_gen_prompted(&c->gen, found);
+    if (found == q->r.n_prompt) {
         part(l, q, logits);
         take_tokens(l);
+    }
+}
+
+void tern_loop_admit(tern_loop *l, struct tern_request_run *q)
+{
+    q->started = q->started > 0 ? q->started : tern_now();
+    if (l->prefix.fetch && asks_cache(q))
+        q->fetch = l->prefix.fetch(l->prefix.self, q->r.plan, q->r.prompt, q->r.n_prompt);
+    if (!q->fetch)
+        begin(l, q);
+}
+
+void tern_loop_begin(tern_loop *l)
+{
+    for (int i = 0; i < l->n_running; i++) {
+        struct tern_request_run *q = l->running[i];
+        if (q->fetch && q->rc == 0 && l->prefix.fetched(l->prefix.self, q->fetch)) {
+            q->fetch = NULL;
+            begin(l, q);
+        }
     }
 }
 
@@ -342,10 +444,12 @@ static int step_items(tern_loop *l, int from, int to, tern_error *err)
     for (int i = from; rc == 0 && i < to; i++) {
         const tern_step_item *it = &l->items[i];
         struct tern_choice *c = l->of[i];
-        if (it->decode) {
-            tern_gen_appended(&c->gen);
+        if (c->request->again) {
+            tern_again_take(l, c, it);
+        } else if (it->decode) {
+            tern_draft_stepped(&c->draft);
             c->logits = logits;
-            if (l->prefix.offer && tern_seq_length(c->seq) % TERN_PAGE == 0)
+            if (l->prefix.offer && it->n_tokens == 1 && tern_seq_length(c->seq) % TERN_PAGE == 0)
                 l->prefix.offer(l->prefix.self, c->seq, logits, false);
         } else {
             take_prompt(l, c, it, logits, hidden);
@@ -358,12 +462,28 @@ static int step_items(tern_loop *l, int from, int to, tern_error *err)
     return rc;
 }
 
-/* Nothing has changed when a step fails.  Then pages are given back; at last each item goes by itself, and only whose
- * item cannot go is told so. */
+/* False: the batch has no guesses. */
+static bool forget_guesses(tern_loop *l, int n_items)
+{
+    bool any = false;
+    for (int i = 0; i < n_items; i++) {
+        if (l->of[i]->request->again || !l->items[i].decode || l->items[i].n_tokens == 1)
+            continue;
+        tern_draft_forget(&l->of[i]->draft);
+        l->items[i].n_tokens = 1;
+        any = true;
+    }
+    return any;
+}
+
+/* Nothing has changed when a step fails.  Then it does without guesses, and pages are given back; at last each item
+ * goes by itself, and only whose item cannot go is told so. */
 static void step_batch(tern_loop *l, int n_items)
 {
     tern_error err = {0};
     int rc = step_items(l, 0, n_items, &err);
+    if (rc == TERN_ECAPACITY && forget_guesses(l, n_items))
+        rc = step_items(l, 0, n_items, &err);
     while (rc == TERN_ECAPACITY && l->prefix.shrink && l->prefix.shrink(l->prefix.self))
         rc = step_items(l, 0, n_items, &err);
     if (rc == 0) {
@@ -389,13 +509,13 @@ static void add_times(tern_times *to, const tern_times *from)
         to->bucket[i] += from->bucket[i];
 }
 
-void tern_loop_step(tern_loop *l)
+bool tern_loop_step(tern_loop *l)
 {
     struct batch b = {0};
     bool prompts = false;
     double start = tern_now();
     for (int i = 0; i < l->n_running; i++)
-        prompts |= in_prompt(l->running[i]);
+        prompts |= rest_of(l->running[i]) > 0;
     l->n_steps++;
     add_decode(l, &b, prompts);
     if (prompts)
@@ -405,6 +525,8 @@ void tern_loop_step(tern_loop *l)
     double now = tern_now();
     if (b.n_items)
         tern_pace_learn(&l->pace, b.n_decode, b.n_prompt, now - start);
+    if (b.n_decode && !b.n_prompt)
+        tern_drafter_learn(l->e->drafter, b.n_decode, now - start);
     if (now - l->memory_at > MEMORY_PERIOD) {
         tern_engine_memory(l->e, &l->memory);
         l->memory_at = now;
@@ -417,11 +539,14 @@ void tern_loop_step(tern_loop *l)
     l->stats.prompt_tokens += (uint64_t)b.n_prompt;
     l->stats.cached_tokens += l->fresh.cached_tokens;
     l->stats.generated_tokens += l->fresh.generated_tokens;
-    l->stats.decoding = b.n_decode;
+    l->stats.drafted_tokens += l->fresh.drafted_tokens;
+    l->stats.accepted_tokens += l->fresh.accepted_tokens;
+    l->stats.decoding = b.n_streams;
     if (b.n_items)
         tern_times_add(&l->stats.step, now - start);
     add_times(&l->stats.gap, &l->fresh.gap);
     add_times(&l->stats.first, &l->fresh.first);
     (void)pthread_mutex_unlock(&l->lock);
     l->fresh = (tern_loop_stats){0};
+    return b.n_items > 0;
 }

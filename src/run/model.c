@@ -95,6 +95,13 @@ size_t tern_peak_memory(void)
 
 /* ---- opening ---------------------------------------------------------------------------------------------------- */
 
+static void name_device(tern_model *m, const struct tern_dev_ops *device)
+{
+    char about[TERN_DEV_NAME] = "";
+    const bool more = device->probe && device->probe(about, NULL) == 0;
+    (void)snprintf(m->device, sizeof m->device, "%s%s%s", device->name, more ? ": " : "", about);
+}
+
 static void describe(tern_model *m)
 {
     const struct tern_desc *d = &m->net->desc;
@@ -119,6 +126,7 @@ static void describe(tern_model *m)
         .n_params = m->net->n_params,
         .file_bytes = tern_file_bytes(m->file),
         .weight_bytes = m->net->memory_bytes,
+        .device = m->device,
         .packed = m->net->packed.p ? m->packed.p : NULL,
         .notice = m->net->notice[0] ? m->net->notice : NULL,
         .sampling_left_out = m->left_out[0] ? m->left_out : NULL,
@@ -205,6 +213,7 @@ int tern_model_open(tern_model **out, const char *path, const tern_model_params 
         TERN_FAIL(err, TERN_EINVAL, "path is longer than %zu bytes", sizeof m->path - 1);
     for (size_t n = strlen(m->path); n > 1 && m->path[n - 1] == '/';) /* what belongs to a directory lies beside it */
         m->path[--n] = 0;
+    TERN_TRY(tern_known_new(&m->known, err));
     TERN_TRY(tern_file_open(&m->file, path, err));
     TERN_TRY(packed_file(&kept, m, p, err));
     TERN_TRY(tern_pool_new(&pool, n_threads, 0, err));
@@ -221,6 +230,7 @@ int tern_model_open(tern_model **out, const char *path, const tern_model_params 
     TERN_TRY(tern_file_get_str(m->file, "general.name", &name, err));
     (void)snprintf(m->name, sizeof m->name, "%.*s", (int)(name.n < sizeof m->name ? name.n : sizeof m->name - 1),
                    name.p ? name.p : "");
+    name_device(m, device);
     describe(m);
     *out = m;
     m = NULL;
@@ -237,6 +247,8 @@ void tern_model_close(tern_model **m)
         return;
     tern_template_free((*m)->tmpl);
     tern_template_free((*m)->tool_tmpl);
+    tern_known_free((*m)->known);
+    tern_gr_vocab_free((*m)->vocab);
     tern_tokenizer_free((*m)->tok);
     tern_net_free((*m)->net);
     tern_file_close(&(*m)->file);

@@ -154,13 +154,15 @@ void tern_kv_plan_row(const tern_kv_plan *p, int layer, tern_kv_row *out)
 {
     const struct tern_kv_layer *l = &p->layout->layers[layer];
     const size_t bytes = tern_kv_layer_state(p->layout, layer);
+    const int span = tern_kv_span_of(p->layout, layer, TERN_KV_ROWS);
+    const struct tern_kv_layer *rows = span < 0 ? l : &p->layout->layers[span];
     *out = (tern_kv_row){
         .layer = layer, .k = "none", .v = "none", .state_bytes = bytes, .kept_bytes = TERN_KV_KEPT_STATES * bytes};
     if (p->layout->group_of[layer] < 0)
         return;
     *out = (tern_kv_row){.layer = layer,
                          .k = l->k.codec->name,
-                         .v = l->v.codec->name,
+                         .v = rows->v.codec->name,
                          .n_heads = l->n_heads,
                          .dim_k = l->k.dim,
                          .dim_v = l->v.dim,
@@ -171,7 +173,7 @@ void tern_kv_plan_row(const tern_kv_plan *p, int layer, tern_kv_row *out)
                          .state_bytes = bytes,
                          .kept_bytes = TERN_KV_KEPT_STATES * bytes,
                          .conditioning = l->k.cond ? p->cond_source : NULL,
-                         .reason = l->why_raw};
+                         .reason = rows->why_raw ? rows->why_raw : l->why_raw};
 }
 
 const char *tern_kv_plan_note(const tern_kv_plan *p, int i)

@@ -9,12 +9,16 @@
 #include "base/buf.h"
 #include "base/pool.h"
 #include "file/file.h"
+#include "grammar/grammar.h"
 #include "kv/kv.h"
 #include "model/model.h"
 #include "tern/tern.h"
 #include "text/text.h"
 
+struct tern_known;
+
 struct tern_model {
+    char device[TERN_DEV_NAME + 32];
     struct tern_file *file;
     struct tern_net *net;
     struct tern_tokenizer *tok;      /* NULL: token ids only */
@@ -23,11 +27,20 @@ struct tern_model {
     tern_model_info info;
     char path[4096];
     char name[256];
-    tern_sampler_params recommended; /* what `said` names of it */
-    unsigned said;                   /* TERN_SAID_* */
-    char left_out[512];              /* recommended settings that are not used, or "" */
-    struct tern_buf packed;          /* path of the file of packed weights; empty: none is used */
+    tern_sampler_params recommended;       /* what `said` names of it */
+    unsigned said;                         /* TERN_SAID_* */
+    char left_out[512];                    /* recommended settings that are not used, or "" */
+    _Atomic(struct tern_gr_vocab *) vocab; /* for constraints; NULL until the first */
+    struct tern_known *known;              /* grammars */
+    struct tern_buf packed;                /* path of the file of packed weights; empty: none is used */
 };
+
+/* grammar/known.c: compiled grammars, kept for the next request.  Any thread. */
+int tern_known_new(struct tern_known **out, tern_error *err);
+void tern_known_free(struct tern_known *k); /* NULL is legal */
+/* tern_gr_compile, or the grammar that came of it lately.  Free it like any other. */
+int tern_known_compile(struct tern_known *k, tern_grammar **out, enum tern_gr_kind kind, const char *text, size_t n,
+                       const struct tern_gr_frame *frame, const struct tern_gr_calls *calls, tern_error *err);
 
 /* Fills tok, tmpl and recommended from what the opened file holds or has beside it. */
 int tern_model_load_text(tern_model *m, tern_error *err);
@@ -50,7 +63,10 @@ struct tern_seq {
     uint64_t step;          /* number of the last step that it was asked for */
     int recode_at;          /* tokens from which on recode_plan is its plan; 0: none */
     int recode_plan;
+    int ahead; /* of kv's tokens: drafts that are being verified (run/draft/draft.h) */
 };
+
+struct tern_drafter;
 
 struct tern_engine {
     tern_model *model; /* borrowed */
@@ -67,7 +83,8 @@ struct tern_engine {
     int ctx, max_seqs, chunk;
     bool exact;
     atomic_int cancel;
-    uint64_t n_steps; /* asked for so far */
+    struct tern_drafter *drafter; /* NULL: replies are generated token by token */
+    uint64_t n_steps;             /* asked for so far */
     /* The batch being built. */
     struct tern_row *rows;         /* [chunk] */
     struct tern_forward_job *jobs; /* [max_seqs] */

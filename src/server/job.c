@@ -19,6 +19,8 @@ static void choice_clear(struct tern_choice *c)
 void tern_job_free(struct tern_job *j)
 {
     struct tern_server *s = j->server;
+    if (s->p.log && j->path[0])
+        tern_log_job(j);
     if (j->all_next)
         j->all_next->all_prev = j->all_prev;
     *(j->all_prev ? &j->all_prev->all_next : &s->jobs) = j->all_next;
@@ -29,6 +31,8 @@ void tern_job_free(struct tern_job *j)
         tern_tokens_clear(&j->lanes[i].ids);
         json_decref(j->lanes[i].scores);
         free(j->lanes[i].vector);
+        if (j->lanes[i].constraint.free)
+            j->lanes[i].constraint.free(j->lanes[i].constraint.state);
     }
     free(j->choices);
     free(j->lanes);
@@ -52,6 +56,7 @@ static void gone(void *user)
 {
     struct tern_job *j = user;
     j->call = NULL;
+    j->status = 499;
     j->server->disconnects++;
     cancel(j); /* the job ends when the last of its lanes has */
 }
@@ -62,6 +67,8 @@ static void refuse(struct tern_job *j, struct tern_fault *f)
     const char *path = tern_model_get_info(j->server->model)->path;
     size_t n = strlen(path);
     j->over = true;
+    j->status = f->status;
+    j->fault = *f;
     if (!call)
         return;
     /* Where the model lies is nobody's business out there. */
@@ -102,6 +109,8 @@ void tern_job_start(struct tern_server *s, const struct tern_api *api, struct te
     }
     j->call = c;
     (void)snprintf(j->id, sizeof j->id, "%s", tern_http_call_id(c));
+    (void)snprintf(j->path, sizeof j->path, "%s", tern_http_call_head(c)->path);
+    j->status = 200;
     j->key = tern_auth_key(s, c);
     tern_http_take_body(c, &j->body);
     tern_http_watch(c, gone, j);
@@ -155,6 +164,7 @@ static int submit(struct tern_job *j, struct tern_fault *f)
         tern_error err = {0};
         r.prompt = lane->ids.p;
         r.n_prompt = (int)lane->ids.len;
+        r.constraint = lane->constraint;
         int rc = tern_loop_submit(s->loop, &r, s->events, lane, &lane->id, &err);
         if (rc < 0) {
             (void)tern_fault_from(f, &err, NULL);
@@ -162,6 +172,7 @@ static int submit(struct tern_job *j, struct tern_fault *f)
                 f->retry_after = tern_loop_retry_after(s->loop);
             return -1;
         }
+        lane->constraint = (tern_constraint){0};
         lane->running = true;
         j->n_running++;
     }
@@ -245,6 +256,8 @@ static void lane_ended(struct tern_lane *lane, const tern_event *e)
     j->n_cached += e->n_cached;
     j->n_generated += e->n_generated;
     j->n_reasoning += e->n_reasoning;
+    j->n_drafted += e->n_drafted;
+    j->n_accepted += e->n_accepted;
     j->queue_s += e->queue_s;
     j->prompt_s += e->prompt_s;
     j->decode_s += e->decode_s;

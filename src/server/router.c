@@ -107,6 +107,11 @@ static void answer_tags(struct tern_server *s, struct tern_http_call *c)
     tern_reply_json(c, 200, tern_ollama_models(s, false));
 }
 
+static void answer_cache(struct tern_server *s, struct tern_http_call *c)
+{
+    tern_reply_json(c, 200, tern_cache_json(s));
+}
+
 static void answer_ps(struct tern_server *s, struct tern_http_call *c)
 {
     tern_reply_json(c, 200, tern_ollama_models(s, true));
@@ -156,6 +161,7 @@ static const struct route routes[] = {
     {"POST", "/apply-template", NULL, &tern_api_template, TERN_SHAPE_OPENAI, false},
     {"GET", "/tokenizer_info", answer_tokenizer, NULL, TERN_SHAPE_OPENAI, false},
     {"GET", "/v1/kv", answer_kv, NULL, TERN_SHAPE_OPENAI, false},
+    {"GET", "/v1/cache", answer_cache, NULL, TERN_SHAPE_OPENAI, false},
     {"GET", "/metrics", answer_metrics, NULL, TERN_SHAPE_OPENAI, false},
 };
 #define N_ROUTES (sizeof routes / sizeof *routes)

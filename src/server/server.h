@@ -26,6 +26,8 @@ struct tern_server_params {
     const char *kv_spec; /* the plan that was asked for, as text */
     tern_loop_params loop;
     void (*say)(void *user, const char *line);
+    void (*log)(void *user, const char *json); /* an object for each request that is over; NULL: none */
+    bool log_prompts;                          /* with the bodies of requests */
     void *user;
 };
 

@@ -75,6 +75,7 @@ struct tern_lane { /* one prompt */
     json_t *scores; /* of the prompt, entries as those of choices */
     float *vector;  /* [n_vector] embedding */
     int n_vector;
+    tern_constraint constraint; /* until the loop has it */
 };
 
 struct tern_choice {
@@ -116,9 +117,11 @@ struct tern_job {
     struct tern_fault fault;
     struct tern_ask *ask; /* ask.h; NULL: nothing is generated */
     char id[48];          /* "chatcmpl-..." */
+    char path[64];        /* of the request */
+    int status;           /* of the answer; 499: the client was gone before */
     int64_t created;
     bool stream, submitted, over, had_calls;
-    int n_running, n_prompt, n_cached, n_generated, n_reasoning, n_pings;
+    int n_running, n_prompt, n_cached, n_generated, n_reasoning, n_drafted, n_accepted, n_pings;
     double began, said, prompt_s, decode_s, queue_s; /* said: when the stream had its last piece */
     struct tern_lane *lanes;
     int n_lanes;
@@ -209,8 +212,12 @@ json_t *tern_ollama_models(const struct tern_server *s, bool running);
 /* page.c */
 void tern_page_answer(struct tern_server *s, struct tern_http_call *c);
 
+/* log.c: one line of JSON about a job that is over. */
+void tern_log_job(const struct tern_job *j);
+
 /* metrics.c */
 int tern_metrics_text(struct tern_server *s, struct tern_buf *out);
 json_t *tern_kv_json(const struct tern_server *s);
+json_t *tern_cache_json(const struct tern_server *s);
 
 #endif

@@ -190,6 +190,13 @@ const struct tern_reasoning_format *tern_reasoning_named(const char *name);
 const struct tern_reasoning_format *tern_reasoning_of_text(const char *text, size_t n);
 const struct tern_calls_format *tern_template_calls(const struct tern_template *t);
 const struct tern_reasoning_format *tern_template_reasoning(const struct tern_template *t);
+/* Their marks. */
+const char *tern_calls_open(const struct tern_calls_format *f);
+const char *tern_calls_close(const struct tern_calls_format *f); /* "": none */
+const char *tern_reasoning_open(const struct tern_reasoning_format *f);
+const char *tern_reasoning_close(const struct tern_reasoning_format *f);
+/* Does a prompt that ends like this open the reasoning? */
+bool tern_reasoning_begun(const struct tern_reasoning_format *f, const char *text, size_t n);
 
 /* What tern_reply_new (tern/tern.h) does; t may be NULL, then p names the formats.  The functions of tern/reply.h are
  * in text/reply/reply.c. */

@@ -38,9 +38,15 @@ def test_openai(s):
         events = list(stream)
     same("".join(e.delta for e in events if e.type == "response.output_text.delta"), reply.output_text, "its stream")
     same(events[-1].type, "response.incomplete", "its end")
+    schema = {"type": "object", "properties": {"n": {"type": "integer", "minimum": 0, "maximum": 9}}, "required": ["n"],
+              "additionalProperties": False}
+    person = c.chat.completions.create(model="tools", messages=HELLO, max_tokens=60, logit_bias={"60": -100, "304": -100, "301": -100},
+                                       response_format={"type": "json_schema", "json_schema": {
+                                           "name": "n", "strict": True, "schema": schema}}).choices[0].message
+    check(0 <= json.loads(person.content)["n"] <= 9, "structured output", person)
     for change, error, field in (({"model": "other"}, openai.NotFoundError, "code"),
                                  ({"temperature": "x"}, openai.BadRequestError, "param"),
-                                 ({"response_format": {"type": "json_object"}}, openai.BadRequestError, "param")):
+                                 ({"response_format": {"type": "xml"}}, openai.BadRequestError, "param")):
         try:
             c.chat.completions.create(**{**ask, **change})
             check(False, change, "is not refused")

@@ -139,7 +139,7 @@ def chat_rows():
     yield {"stream": True, "stream_options": {"include_usage": 1}}, "stream_options.include_usage"
     for field in ("functions", "function_call", "audio", "web_search_options", "chat_template", "guided_json", "grammar"):
         yield {field: {"a": 1}}, field
-    yield {"response_format": {"type": "json_object"}}, "response_format"
+    yield {"response_format": {"type": "json_schema"}}, "response_format"
     yield {"response_format": {}}, "response_format"
 
     yield {"messages": []}, "messages"
@@ -166,8 +166,7 @@ def chat_rows():
     for tool in ("x", {}, {"type": "web_search"}, {"type": "function"}, {"type": "function", "function": {}},
                  {"type": "function", "function": {"name": 'a"\n'}}, {"type": "function", "function": {"name": ""}},
                  {"type": "function", "function": {"name": "f" * 200}},
-                 {"type": "function", "function": {"name": "f", "parameters": []}},
-                 {"type": "function", "function": {"name": "f", "strict": True}}):
+                 {"type": "function", "function": {"name": "f", "parameters": []}}):
         yield {"tools": [tool]}, "tools[0]"
     yield {"tools": [{"type": "function", "function": {"name": "f"}}] * 10**4}, "tools"
 

@@ -219,11 +219,49 @@ def test_refused():
                                       (["--unix", "/dev/null"], 1, "no socket"), (["--unix", d + "/no/s"], 1, "--unix"),
                                       (["--api-key-file", "/dev/zero"], 1, "/dev/zero"), (["--api-key", ""], 2, "empty"),
                                       (["--api-key-file", empty], 1, "no API key"), (["--port", "70000"], 2, "--port"),
-                                      (["--max-body", "5X"], 2, "--max-body"), (["--host", "0.0.0.0"], 1, "--insecure")):
+                                      (["--max-body", "5X"], 2, "--max-body"), (["--log-prompts"], 2, "--log-format"),
+                                      (["--config", d + "/none"], 1, "/none"), (["--host", "0.0.0.0"], 1, "--insecure")):
             run = subprocess.run([TERN, "serve", "-m", MODEL, "--port", "0"] + options, capture_output=True, text=True,
                                  timeout=60)
             same((run.returncode, run.stdout, run.stderr.count("\n"), word in run.stderr), (status, "", 1, True), options,
                  run.stderr)
+
+
+def test_config():
+    """Options from a file, and what is said as JSON."""
+    with tempfile.TemporaryDirectory() as d:
+        path = os.path.join(d, "tern.conf")
+
+        def write(text):
+            with open(path, "w", encoding="ascii") as f:
+                f.write(text)
+
+        write("# a comment\n\nctx = 300\nalias one\nlog-format=json\n max-num-seqs 3 \ninsecure = false\nverbose")
+        with Server("--config", path, "--ctx", "200", "--alias", "two", "--turbo-kv-bits", "8") as s:
+            plan = s.get("/v1/kv").json
+            same((plan["ctx"], plan["spec"]), (200, "turbo8v8"), "the command line comes after the file")
+            names = {m["id"] for m in s.get("/v1/models").json["data"]}
+            check({"one", "two"} <= names, "of lists all count", names)
+            a = s.chat("a secret of mine")
+            same((a.status, s.chat(max_tokens=-5).status), (200, 400), "requests")
+            same(s.stop(signal.SIGTERM), 0, "status")
+            lines = [json.loads(line) for line in s.said().splitlines() if line.startswith("{")]
+            done = [x for x in lines if x["event"] == "request"]
+            same([(x["path"], x["status"]) for x in done], [("/v1/chat/completions", 200), ("/v1/chat/completions", 400)],
+                 "each request leaves a line")
+            same(done[0]["prompt_tokens"], a.json["usage"]["prompt_tokens"], "with figures")
+            check("max_tokens" in done[1]["error"] and "secret" not in s.said(), "and no texts", s.said())
+            check(any("shutting down" in x.get("message", "") for x in lines), "messages are JSON, too", lines)
+        with Server("--log-format", "json", "--log-prompts") as s:
+            s.chat("a secret of mine")
+            same(s.stop(signal.SIGTERM), 0, "status")
+            check("a secret of mine" in s.said(), "--log-prompts")
+        for text, line, word in (("ctx 5\nnonsense 3\n", 2, "nonsense"), ("port = 70000", 1, "--port"), ("\n\nctx", 3, "no value"),
+                                 ("--ctx 5", 1, "dashes"), ("insecure maybe", 1, "true or false"), ("config x", 1, "command line")):
+            write(text)
+            run = subprocess.run([TERN, "serve", "-m", MODEL, "--config", path], capture_output=True, text=True, timeout=60)
+            same((run.returncode, run.stdout, run.stderr.count("\n"), f"{path}:{line}: " in run.stderr, word in run.stderr),
+                 (2, "", 1, True, True), text, run.stderr)
 
 
 def test_limits():
@@ -258,6 +296,7 @@ with Server() as server:
         test(server)
     same(server.stop(15), 0, "status after SIGTERM")
 test_refused()
+test_config()
 test_limits()
 test_end()
 finish()

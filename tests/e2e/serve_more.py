@@ -117,7 +117,7 @@ def test_messages_bad(s):
             ({"messages": [{"role": "user", "content": [{"type": "tool_result"}]}]}, "tool_use_id"),
             ({"messages": [{"role": "assistant", "content": [{"type": "tool_use"}]}]}, "input"),
             ({"tools": [{"type": "web_search_20250305", "name": "w"}]}, "web_search_20250305"),
-            ({"tools": [{"name": "x"}]}, "input_schema"), ({"tool_choice": {"type": "any"}, "tools": [TOOL]}, "tool_choice"),
+            ({"tools": [{"name": "x"}]}, "input_schema"), ({"tool_choice": {"type": "tool"}, "tools": [TOOL]}, "tool_choice"),
             ({"tool_choice": {}}, "tool_choice"), ({"thinking": {"type": "x"}}, "thinking"),
             ({"stop_sequences": [1]}, "stop"), ({"temperature": "x"}, "temperature"), ({"mcp_servers": [1]}, "MCP")]
     for change, word in rows:
@@ -155,8 +155,8 @@ def test_ollama(s):
     check("tools" in s.post("/api/show", {"model": "tools"}).json["capabilities"], "show")
     check(s.get("/api/version").json["version"], "version")
     for body, word in (({"options": {"temperature": "x"}}, "temperature"), ({"options": {"mirostat": 2}}, "mirostat"),
-                       ({"options": {"num_ctx": 10**6}}, "num_ctx"), ({"format": "json"}, "format"),
-                       ({"format": {"type": "object"}}, "format"), ({"messages": 1}, "messages"),
+                       ({"options": {"num_ctx": 10**6}}, "num_ctx"), ({"format": "yaml"}, "format"),
+                       ({"format": {"not": {}}}, "format"), ({"messages": 1}, "messages"),
                        ({"messages": [{"role": "user", "content": "a", "images": ["x"]}]}, "images"),
                        ({"think": 1}, "think")):
         a = s.post("/api/chat", {"model": "tools", "messages": USER, **body})

@@ -73,7 +73,7 @@ if command -v bash >/dev/null 2>&1; then
             bash "$work/completion" tern "$@"
         same "$(cat "$out")" "$words" "completion of $*"
     }
-    completes "ls rm" cache ""
+    completes "build verify ls rm" cache ""
     completes "auto use off" run --packed ""
     completes "t4 t3 t2" run --kv t
     completes "0 2 3 4 8" run --turbo-kv-bits ""

@@ -299,3 +299,9 @@ WRAP(int, rename, (const char *from, const char *to))
     FAIL(FAULT_RENAME, EIO, -1);
     return __real_rename(from, to);
 }
+
+WRAP(int, renameat, (int from_dir, const char *from, int to_dir, const char *to))
+{
+    FAIL(FAULT_RENAME, EIO, -1);
+    return __real_renameat(from_dir, from, to_dir, to);
+}

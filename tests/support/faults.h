@@ -22,7 +22,7 @@ enum fault {
     FAULT_SYNC,      /* fsync: input/output error */
     FAULT_TRUNCATE,  /* ftruncate: input/output error */
     FAULT_LOCK,      /* flock: no locks */
-    FAULT_RENAME,    /* rename: input/output error */
+    FAULT_RENAME,    /* rename renameat: input/output error */
     N_FAULTS
 };
 extern const char *const fault_names[N_FAULTS];

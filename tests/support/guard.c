@@ -5,7 +5,8 @@
  * so that what counts too early is not there yet: copy_out first fills the host's bytes with garbage.  Arguments are
  * copied as the seam promises (dev.h), adopted memory is a copy.
  *
- * Linked into test programs; TERN_TEST_DEVICE=guard in the environment makes it the device that "auto" means. */
+ * Linked into test programs; TERN_TEST_DEVICE=guard in the environment makes it the device that "auto" means; cuda
+ * that one, where the build has it. */
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -178,6 +179,13 @@ enum kind {
     ROUTE,
     EXPERTS,
     DELTA,
+    CLAMP,
+    GRID,
+    COMPRESS,
+    CHOOSE,
+    SPARSE,
+    HYPER_READ,
+    HYPER_WRITE,
     PICK
 };
 
@@ -202,8 +210,12 @@ struct call {
         struct tern_route route;
         struct tern_experts experts;
         struct tern_delta delta;
+        struct tern_compress compress;
+        struct tern_choose choose; /* and of SPARSE what was chosen */
+        struct tern_hyper hyper;
     };
     struct tern_delta_io io;
+    struct tern_sparse sparse;
 };
 
 struct guard {
@@ -338,6 +350,34 @@ static void run_rows(struct tern_dev *d, struct call *c)
     }
 }
 
+/* Operations of few models. */
+static void run_few(struct tern_dev *d, struct call *c)
+{
+    switch (c->kind) {
+    case CLAMP:
+        tern_cpu_clamp(d, c->r[0], c->r[1], c->i[0], c->f);
+        break;
+    case GRID:
+        tern_cpu_grid(d, c->r[0], (enum tern_grid)c->i[0], c->i[1], c->i[2]);
+        break;
+    case COMPRESS:
+        tern_cpu_compress(d, &c->compress, c->r[0], c->r[1]);
+        break;
+    case CHOOSE:
+        tern_cpu_choose(d, &c->choose, c->r[0], c->r[1], c->i[0]);
+        break;
+    case SPARSE:
+        c->sparse.chosen = c->sparse.chosen ? &c->choose : NULL;
+        tern_cpu_sparse(d, &c->sparse, c->r[0], c->r[1], c->i[0]);
+        break;
+    case HYPER_READ:
+        tern_cpu_hyper_read(d, &c->hyper, c->r[0], c->r[1], c->r[2], c->i[0]);
+        break;
+    default:
+        tern_cpu_hyper_write(d, &c->hyper, c->r[0], c->r[1], c->r[2], c->i[0]);
+    }
+}
+
 static void guard_sync(struct tern_dev *dev)
 {
     struct guard *g = (struct guard *)dev;
@@ -361,6 +401,15 @@ static void guard_sync(struct tern_dev *dev)
         case RECODE:
         case DELTA:
             run_cached(g->cpu, c);
+            break;
+        case CLAMP:
+        case GRID:
+        case COMPRESS:
+        case CHOOSE:
+        case SPARSE:
+        case HYPER_READ:
+        case HYPER_WRITE:
+            run_few(g->cpu, c);
             break;
         case WEIGHT_OUT:
         case EMBED:
@@ -709,6 +758,78 @@ static void guard_delta(struct tern_dev *d, int layer, const struct tern_delta *
     c->i[1] = n_rows;
 }
 
+static void guard_clamp(struct tern_dev *d, struct tern_dev_rows gate, struct tern_dev_rows up, int n_rows, float limit)
+{
+    struct call *c = note(d, CLAMP);
+    c->r[0] = gate;
+    c->r[1] = up;
+    c->i[0] = n_rows;
+    c->f = limit;
+}
+
+static void guard_grid(struct tern_dev *d, struct tern_dev_rows x, enum tern_grid grid, int n_heads, int n_rows)
+{
+    struct call *c = note(d, GRID);
+    c->r[0] = x;
+    c->i[0] = (int)grid;
+    c->i[1] = n_heads;
+    c->i[2] = n_rows;
+}
+
+static void guard_compress(struct tern_dev *d, const struct tern_compress *compress, struct tern_dev_rows x,
+                           struct tern_dev_rows gate)
+{
+    struct call *c = note(d, COMPRESS);
+    c->compress = *compress;
+    c->r[0] = x;
+    c->r[1] = gate;
+}
+
+static void guard_choose(struct tern_dev *d, const struct tern_choose *choose, struct tern_dev_rows q,
+                         struct tern_dev_rows w, int n_rows)
+{
+    struct call *c = note(d, CHOOSE);
+    c->choose = *choose;
+    c->r[0] = q;
+    c->r[1] = w;
+    c->i[0] = n_rows;
+}
+
+static void guard_sparse(struct tern_dev *d, const struct tern_sparse *sparse, struct tern_dev_rows q,
+                         struct tern_dev_rows out, int n_rows)
+{
+    struct call *c = note(d, SPARSE);
+    c->sparse = *sparse;
+    if (sparse->chosen)
+        c->choose = *sparse->chosen;
+    c->r[0] = q;
+    c->r[1] = out;
+    c->i[0] = n_rows;
+}
+
+static void note_hyper(struct tern_dev *d, enum kind kind, const struct tern_hyper *h, struct tern_dev_rows a,
+                       struct tern_dev_rows b, struct tern_dev_rows x, int n_rows)
+{
+    struct call *c = note(d, kind);
+    c->hyper = *h;
+    c->r[0] = a;
+    c->r[1] = b;
+    c->r[2] = x;
+    c->i[0] = n_rows;
+}
+
+static void guard_hyper_read(struct tern_dev *d, const struct tern_hyper *h, struct tern_dev_rows m,
+                             struct tern_dev_rows streams, struct tern_dev_rows x, int n_rows)
+{
+    note_hyper(d, HYPER_READ, h, m, streams, x, n_rows);
+}
+
+static void guard_hyper_write(struct tern_dev *d, const struct tern_hyper *h, struct tern_dev_rows streams,
+                              struct tern_dev_rows m, struct tern_dev_rows t, int n_rows)
+{
+    note_hyper(d, HYPER_WRITE, h, streams, m, t, n_rows);
+}
+
 static void guard_pick(struct tern_dev *d, struct tern_dev_rows y, struct tern_dev_rows x, const int *rows, int n)
 {
     struct call *c = note(d, PICK);
@@ -760,13 +881,25 @@ static const struct tern_dev_ops guard_ops = {
     .route = guard_route,
     .experts = guard_experts,
     .delta = guard_delta,
+    .clamp = guard_clamp,
+    .grid = guard_grid,
+    .compress = guard_compress,
+    .choose = guard_choose,
+    .sparse = guard_sparse,
+    .hyper_read = guard_hyper_read,
+    .hyper_write = guard_hyper_write,
     .pick = guard_pick,
 };
 
 static void __attribute__((constructor)) register_guard(void)
 {
     const char *name = getenv("TERN_TEST_DEVICE");
-    CHECK(!name || strcmp(name, "guard") == 0, "TERN_TEST_DEVICE names no device but guard");
-    if (name)
-        tern_dev_add_first(&guard_ops);
+    /* Tests run on the CPU, whatever else there is, unless the environment says otherwise. */
+    const struct tern_dev_ops *ops = strcmp(name ? name : "cpu", "guard") == 0 ? &guard_ops : NULL;
+    for (int i = 0; !ops && tern_dev_at(i); i++)
+        if (strcmp(tern_dev_at(i)->name, name ? name : "cpu") == 0)
+            ops = tern_dev_at(i);
+    CHECK(ops, "TERN_TEST_DEVICE names no device of this build");
+    if (ops != tern_dev_at(0))
+        tern_dev_add_first(ops);
 }

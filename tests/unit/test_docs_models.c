@@ -508,7 +508,7 @@ static int all_types(const char *types[2 * MAX_TYPES])
 {
     int n = 0;
     for (int id = 0; id < 64; id++)
-        if (tern_type_elems(id))
+        if (tern_type_elems(id) && id != TERN_I32 && id != TERN_I64) /* ids: nothing is multiplied by them */
             types[n++] = tern_type_name(id);
     for (int i = 0; i < page.n_types[TERN_FILE_HF]; i++)
         if (proof_of(page.types[TERN_FILE_HF][i], TERN_FILE_GGUF) == UNKNOWN)

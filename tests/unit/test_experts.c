@@ -84,36 +84,50 @@ struct choice {
 
 static const float bias[8] = {0, 0, 0, 0.9f, 0, 0, 0, 0};
 
+static const float bias_of_roots[8] = {0, 1.2f, 0, -0.9f, 2, 0, 0, 0};
+
 static const float factors[4] = {9, 0.5f, 9, 3};
 
 static const struct choice choices[] = {
     /* softmax: e^0 e^1 e^2 e^3 = 1 2.718 7.389 20.086, sum 31.193 */
-    {{4, 2, false, {0}, 1, 1, 1, false, 1, {0}}, NULL, NULL, {0, 3, 1, 2}, {1, 3}, {0.643914, 0.236883}},
-    {{4, 2, false, {0}, 1, 1, 1, true, 1, {0}}, NULL, NULL, {0, 3, 1, 2}, {1, 3}, {0.731059, 0.268941}},
-    {{4, 2, false, {0}, 1, 1, 1, true, 2.5f, {0}}, NULL, NULL, {0, 3, 1, 2}, {1, 3}, {1.827647, 0.672353}},
+    {{4, 2, false, {0}, 1, 1, 1, false, 1, {0}, {0}, false}, NULL, NULL, {0, 3, 1, 2}, {1, 3}, {0.643914, 0.236883}},
+    {{4, 2, false, {0}, 1, 1, 1, true, 1, {0}, {0}, false}, NULL, NULL, {0, 3, 1, 2}, {1, 3}, {0.731059, 0.268941}},
+    {{4, 2, false, {0}, 1, 1, 1, true, 2.5f, {0}, {0}, false}, NULL, NULL, {0, 3, 1, 2}, {1, 3}, {1.827647, 0.672353}},
     /* of equal ones the lower, and ids ascend whatever the scores */
-    {{5, 3, false, {0}, 1, 1, 1, true, 3, {0}}, NULL, NULL, {1, 1, 1, 1, 1}, {0, 1, 2}, {1, 1, 1}},
-    {{5, 2, true, {0}, 1, 1, 1, false, 1, {0}}, NULL, NULL, {-1, 0, 2, 0, 3}, {2, 4}, {0.880797, 0.952574}},
+    {{5, 3, false, {0}, 1, 1, 1, true, 3, {0}, {0}, false}, NULL, NULL, {1, 1, 1, 1, 1}, {0, 1, 2}, {1, 1, 1}},
+    {{5, 2, true, {0}, 1, 1, 1, false, 1, {0}, {0}, false}, NULL, NULL, {-1, 0, 2, 0, 3}, {2, 4}, {0.880797, 0.952574}},
     /* a bias chooses but does not weigh */
-    {{5, 2, true, {0}, 1, 1, 1, true, 1, {0}}, bias, NULL, {-1, 0, 2, -1, 3}, {3, 4}, {0.220170, 0.779830}},
+    {{5, 2, true, {0}, 1, 1, 1, true, 1, {0}, {0}, false}, bias, NULL, {-1, 0, 2, -1, 3}, {3, 4}, {0.220170, 0.779830}},
     /* groups of two: (0.5 + 0.73), (0.88 + 0.02), (0.62 + 0.62), (0.5 + 0.5): the first and third compete */
-    {{8, 2, true, {0}, 4, 2, 2, false, 1, {0}},
+    {{8, 2, true, {0}, 4, 2, 2, false, 1, {0}, {0}, false},
      NULL,
      NULL,
      {0, 1, 2, -4, 0.5f, 0.5f, 0, 0},
      {1, 4},
      {0.731059, 0.622459}},
     /* ranked by their best alone the second wins, and with one group both experts are its own */
-    {{8, 2, false, {0}, 4, 1, 1, true, 1, {0}},
+    {{8, 2, false, {0}, 4, 1, 1, true, 1, {0}, {0}, false},
      NULL,
      NULL,
      {0, 1, 2, -4, 0.5f, 0.5f, 0, 0},
      {2, 3},
      {0.997527, 0.002473}},
     /* no logit is a number: still experts that exist */
-    {{4, 2, false, {0}, 1, 1, 1, true, 1, {0}}, NULL, NULL, {NAN, NAN, NAN, NAN}, {0, 1}, {NAN, NAN}},
+    {{4, 2, false, {0}, 1, 1, 1, true, 1, {0}, {0}, false}, NULL, NULL, {NAN, NAN, NAN, NAN}, {0, 1}, {NAN, NAN}},
+    /* roots of softplus: 1.4583991 .5596979 .9869534 1.7460204 .1347217 .8325546 1.3043823 .7589067 */
+    {{8, 3, false, {0}, 1, 1, 1, true, 1.5f, {0}, {0}, true},
+     bias_of_roots,
+     NULL,
+     {2, -1, 0.5f, 3, -4, 0, 1.5f, -0.25f},
+     {0, 1, 4},
+     {1.0161556, 0.3899756, 0.0938688}},
     /* experts' own factors weigh, after everything else, but do not choose */
-    {{4, 2, false, {0}, 1, 1, 1, true, 2.5f, {0}}, NULL, factors, {0, 3, 1, 2}, {1, 3}, {0.913824, 2.017059}},
+    {{4, 2, false, {0}, 1, 1, 1, true, 2.5f, {0}, {0}, false},
+     NULL,
+     factors,
+     {0, 3, 1, 2},
+     {1, 3},
+     {0.913824, 2.017059}},
 };
 
 static void test_routes(void **state)
@@ -328,7 +342,7 @@ static void answer(float *y, const struct layer *l, struct tern_dev *d, const st
                    int n_wide)
 {
     const size_t stride = stride_of(l), at = (size_t)row * ACTIVE;
-    const struct tern_experts e = {ACTIVE, &on->w[0], &on->w[1], &on->w[2], l->gelu, l->weigh_input};
+    const struct tern_experts e = {ACTIVE, &on->w[0], &on->w[1], &on->w[2], l->gelu, l->weigh_input, 0};
     begin_step(d, n);
     d->ops->experts(d, &e, (struct tern_dev_rows){on->y, 0, stride, l->embd},
                     (struct tern_dev_rows){on->x, (size_t)row * stride, stride, l->embd},

@@ -136,9 +136,10 @@ static void run_task(void *ctx, int task, int worker)
         tern_attn_wide_unit(&u, &c);
         return;
     }
-    int n_ranges = b->n_ranges ? b->n_ranges : 1;
-    tern_attn_unit_init(&u, step, b, number / n_ranges);
-    tern_attn_narrow_range(&u, number % n_ranges, &c);
+    /* The last block of a stripe knows how many there are. */
+    const int n_ranges = b->n_ranges ? b->n_ranges : 1, turn = number % b->stripe, part = number / b->stripe;
+    tern_attn_unit_init(&u, step, b - turn, part / n_ranges);
+    tern_attn_narrow_range(&u, part % n_ranges, &c);
 }
 
 static void run_merge(void *ctx, int task, int worker)
@@ -186,7 +187,11 @@ static void add_block(struct attn_step *step, struct tern_pool *pool, struct att
     TERN_ASSERT(part <= step->part_cap);
     if (step->n_blocks == table || part > step->part_cap - step->part_used)
         flush(step, pool);
-    b.task0 = step->n_tasks;
+    const struct attn_block *before = step->n_blocks ? &step->blocks[step->n_blocks - 1] : &b;
+    const bool joins = before != &b && !b.job->wide && before->job == b.job && before->own == b.own &&
+                       before->page0 == b.page0 && before->raw0 == b.raw0;
+    b.stripe = joins ? before->stripe + 1 : 1;
+    b.task0 = joins ? before->task0 : step->n_tasks;
     b.merge0 = step->n_merges;
     b.part = step->part_used;
     step->n_tasks += per_block * (b.n_ranges > 1 ? b.n_ranges : 1);

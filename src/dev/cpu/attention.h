@@ -33,6 +33,9 @@ struct attn_block {
     int raw0;         /* first page that is seen raw; the own page is the last */
     int n_ranges;     /* page ranges; 0 for wide blocks and when no closed page is visible */
     int task0, merge0;
+    /* Narrow blocks of one job that see the same pages share task0, and take turns in its tasks, so that a range is
+     * read from memory once: this one is the stripe's so-manyth, from 1. */
+    int stripe;
     size_t part; /* floats from the start of the partial results */
 };
 

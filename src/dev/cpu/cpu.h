@@ -6,11 +6,15 @@
  *   step.c         jobs of the step in hand as each layer sees them: pages, staging tiles, states
  *   append.c       keys and values into tiles and codes
  *   attention*.c   attention on codes and tiles
- *   elementwise.c products.c stack.c experts.c delta.c   the other operations */
+ *   compress.c     rows of several tokens, and states of tokens that wait for theirs
+ *   choose.c       which of those a row sees
+ *   sparse.c       attention to them and to a window
+ *   elementwise.c products.c stack.c experts.c delta.c hyper.c grid.c   the other operations */
 #ifndef TERN_DEV_CPU_H
 #define TERN_DEV_CPU_H
 
 #include "dev/cpu/attention_job.h"
+#include "dev/cpu/ops.h"
 #include "dev/dev.h"
 
 struct tern_dev_mem {
@@ -59,8 +63,19 @@ struct tern_delta_job {
     int n_marks;
 };
 
+/* A span of rows on the jobs of the step in hand: rows that are values, or keys alone. */
+struct tern_cpu_span {
+    int span; /* whose rows these are; -1: nobody's */
+    struct tern_attn_job *at;
+    struct tern_append_job *app;
+    uint8_t *stage;
+    bool waits; /* its newest tiles are in staging */
+};
+
 /* The step in hand (step.c). */
 struct tern_cpu_step {
+    struct tern_cpu_span spans[2]; /* of values, of keys alone */
+    int *row_job;                  /* [max_rows] */
     struct tern_dev_step s;
     int *job_of;                 /* [max_jobs] which job of the step each of the next is: those of one cache together */
     int *cache_end;              /* [n_caches] where the jobs of a cache end */
@@ -89,6 +104,11 @@ struct tern_cpu {
     struct tern_attn_scratch attention;
     struct tern_expert_scratch experts;
     struct tern_q8_buffer stack; /* decode rows of stacks, head by head */
+    float *compressed;           /* rows that become complete in a step */
+    uint8_t *sparse;             /* [threads] */
+    size_t sparse_bytes;
+    uint64_t *chosen; /* candidates: [rows][pieces][most chosen] */
+    size_t n_chosen;
     struct tern_cpu_step step;
     struct tern_dev_limits limits; /* but for what it points to */
     size_t bytes;                  /* of all of the above */
@@ -118,60 +138,6 @@ static inline struct tern_blocks tern_cpu_blocks(struct tern_dev_blocks b)
     return (struct tern_blocks){b.mem ? b.mem->p : NULL, b.bytes};
 }
 
-/* ---- entries of the table (dev.h) ---- */
-
-int tern_cpu_reserve(struct tern_dev *d, struct tern_dev_mem **out, size_t bytes, bool lazy, tern_error *err);
-void tern_cpu_release(struct tern_dev *d, struct tern_dev_mem *m);
-int tern_cpu_adopt(struct tern_dev *d, struct tern_dev_mem **out, const void *host, size_t bytes, tern_error *err);
-void tern_cpu_copy_in(struct tern_dev *d, struct tern_dev_mem *to, size_t at, const void *host, size_t bytes);
-void tern_cpu_copy_out(struct tern_dev *d, void *host, const struct tern_dev_mem *from, size_t at, size_t bytes);
-void tern_cpu_copy(struct tern_dev *d, struct tern_dev_mem *to, size_t to_at, const struct tern_dev_mem *from,
-                   size_t from_at, size_t bytes);
-void tern_cpu_zero(struct tern_dev *d, struct tern_dev_mem *m, size_t at, size_t bytes);
-void tern_cpu_discard(struct tern_dev *d, struct tern_dev_mem *m, size_t at, size_t bytes);
-int tern_cpu_weight_plan(struct tern_dev *d, struct tern_dev_weight *w, const struct tern_weight_source *s, int64_t n,
-                         int64_t k, int stack, tern_error *err);
-size_t tern_cpu_weight_bytes(const struct tern_dev_weight *w);
-void tern_cpu_weight_about(const struct tern_dev_weight *w, struct tern_dev_about *out);
-void tern_cpu_weight_place(struct tern_dev *d, struct tern_dev_weight *w, struct tern_dev_mem *m, size_t at);
-int tern_cpu_weight_load(struct tern_dev *d, const struct tern_dev_weight *w, const struct tern_dev_source *from,
-                         tern_error *err);
-void tern_cpu_weight_drop(struct tern_dev *d, struct tern_dev_weight *w);
-void tern_cpu_weight_out(struct tern_dev *d, float *host, const struct tern_dev_weight *w, int matrix, int row, int n);
-void tern_cpu_begin(struct tern_dev *d, const struct tern_dev_step *s);
-void tern_cpu_end(struct tern_dev *d);
-void tern_cpu_embed(struct tern_dev *d, struct tern_dev_rows x, const struct tern_dev_weight *table, int n_rows,
-                    float scale);
-void tern_cpu_norm(struct tern_dev *d, struct tern_dev_rows y, struct tern_dev_rows x, struct tern_dev_vec w, float eps,
-                   int n_rows);
-void tern_cpu_add(struct tern_dev *d, struct tern_dev_rows y, struct tern_dev_rows a, struct tern_dev_rows b,
-                  int n_rows);
-void tern_cpu_scale(struct tern_dev *d, struct tern_dev_rows x, int n_rows, float factor);
-void tern_cpu_matmul(struct tern_dev *d, const struct tern_matmul *m, int n_m, struct tern_dev_rows x, int n_rows,
-                     int n_wide);
-void tern_cpu_rope_table(struct tern_dev *d, struct tern_dev_vec cos, struct tern_dev_vec sin, struct tern_dev_vec freq,
-                         int n_rot, float magnitude, int n_rows);
-void tern_cpu_heads(struct tern_dev *d, const struct tern_heads *h, int n_rows);
-void tern_cpu_copy_heads(struct tern_dev *d, struct tern_dev_rows to, size_t to_head, struct tern_dev_rows from,
-                         size_t from_head, int n_heads, int n, int n_rows);
-void tern_cpu_append(struct tern_dev *d, int layer, struct tern_dev_rows k, struct tern_dev_rows v);
-void tern_cpu_attention(struct tern_dev *d, const struct tern_attn_shape *shape, struct tern_dev_rows q,
-                        struct tern_dev_rows out);
-void tern_cpu_recode(struct tern_dev *d, int layer, const struct tern_dev_job *from, struct tern_dev_rows k,
-                     struct tern_dev_rows v);
-void tern_cpu_glu(struct tern_dev *d, struct tern_dev_rows gate, struct tern_dev_rows up, int n_rows,
-                  enum tern_gate act);
-void tern_cpu_softcap(struct tern_dev *d, struct tern_dev_rows x, int n_rows, float cap);
-void tern_cpu_gate(struct tern_dev *d, struct tern_dev_rows x, struct tern_dev_rows g, int n_rows);
-void tern_cpu_stack(struct tern_dev *d, const struct tern_stack *s, int n_rows, int n_wide);
-void tern_cpu_route(struct tern_dev *d, const struct tern_route *r, struct tern_dev_rows logits,
-                    struct tern_dev_vec ids, struct tern_dev_vec weights, int n_rows);
-void tern_cpu_experts(struct tern_dev *d, const struct tern_experts *e, struct tern_dev_rows y, struct tern_dev_rows x,
-                      struct tern_dev_vec ids, struct tern_dev_vec weights, int n_rows, int n_wide);
-void tern_cpu_delta(struct tern_dev *d, int layer, const struct tern_delta *l, const struct tern_delta_io *io,
-                    int n_rows);
-void tern_cpu_pick(struct tern_dev *d, struct tern_dev_rows y, struct tern_dev_rows x, const int *rows, int n);
-
 /* ---- between the files ---- */
 
 /* d->step, by the limits; its memory. */
@@ -196,6 +162,15 @@ void tern_cpu_value_rows(struct tern_cpu *d, const struct tern_kv_layer *l, cons
 /* tern_dev_ops.delta on these jobs. */
 void tern_cpu_delta_jobs(struct tern_cpu *d, const struct tern_delta *l, const struct tern_delta_job *jobs, int n_jobs,
                          const struct tern_delta_io *io, int n_rows);
+
+/* One row of n, of the operation that is called so. */
+void tern_cpu_clamp_row(float *gate, float *up, int n, float limit);
+void tern_cpu_to_grid(float *x, int n, enum tern_grid grid);
+
+/* d->compressed, sparse and chosen, by d->limits. */
+int tern_cpu_spans_open(struct tern_cpu *d, int max_pages, tern_error *err);
+/* After attention to a layer and its spans. */
+void tern_cpu_spans_keep(struct tern_cpu *d, int layer);
 
 /* d->experts, by d->limits. */
 int tern_cpu_experts_open(struct tern_cpu *d, tern_error *err);

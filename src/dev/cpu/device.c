@@ -64,6 +64,8 @@ static int op_prepare(struct tern_dev *dev, const struct tern_dev_limits *limits
     if (limits->max_stack)
         TERN_TRY(tern_cpu_q8_new(d, &d->stack, (size_t)limits->max_narrow * (size_t)limits->max_stack,
                                  tern_round_up((size_t)limits->max_stack_k, 64), err));
+    if (limits->max_sparse_heads)
+        TERN_TRY(tern_cpu_spans_open(d, limits->max_pages, err));
     if (limits->max_experts)
         TERN_TRY(tern_cpu_experts_open(d, err));
     d->bytes += threads * (TERN_GEMM_SCRATCH * 4 + TERN_KV_SCRATCH);
@@ -83,6 +85,9 @@ static void op_close(struct tern_dev *dev)
     tern_free(d->prompt_scratch);
     tern_free(d->encode_scratch);
     tern_free(d->attention.p);
+    tern_free(d->compressed);
+    tern_free(d->sparse);
+    tern_free(d->chosen);
     tern_free(d);
 }
 
@@ -139,5 +144,12 @@ const struct tern_dev_ops tern_dev_cpu = {
     .route = tern_cpu_route,
     .experts = tern_cpu_experts,
     .delta = tern_cpu_delta,
+    .clamp = tern_cpu_clamp,
+    .grid = tern_cpu_grid,
+    .compress = tern_cpu_compress,
+    .choose = tern_cpu_choose,
+    .sparse = tern_cpu_sparse,
+    .hyper_read = tern_cpu_hyper_read,
+    .hyper_write = tern_cpu_hyper_write,
     .pick = tern_cpu_pick,
 };

@@ -158,6 +158,34 @@ void tern_cpu_glu(struct tern_dev *dev, struct tern_dev_rows gate, struct tern_d
     tern_cpu_each_row(tern_cpu_of(dev), glu_row, &a, n_rows, gate.width * 4);
 }
 
+struct clamp_args {
+    float *gate, *up;
+    size_t stride, up_stride;
+    int n;
+    float limit;
+};
+
+static void clamp_row(const void *args, int r)
+{
+    const struct clamp_args *a = args;
+    tern_cpu_clamp_row(a->gate + (size_t)r * a->stride, a->up + (size_t)r * a->up_stride, a->n, a->limit);
+}
+
+/* NaN stays. */
+void tern_cpu_clamp_row(float *gate, float *up, int n, float limit)
+{
+    for (int i = 0; i < n; i++) {
+        gate[i] = gate[i] > limit ? limit : gate[i];
+        up[i] = up[i] > limit ? limit : up[i] < -limit ? -limit : up[i];
+    }
+}
+
+void tern_cpu_clamp(struct tern_dev *dev, struct tern_dev_rows gate, struct tern_dev_rows up, int n_rows, float limit)
+{
+    struct clamp_args a = {tern_cpu_f32(gate), tern_cpu_f32(up), gate.stride, up.stride, gate.width, limit};
+    tern_cpu_each_row(tern_cpu_of(dev), clamp_row, &a, n_rows, gate.width * 2);
+}
+
 struct softcap_args {
     float *x;
     size_t stride;
@@ -250,12 +278,19 @@ static void heads_row(const void *args, int r)
     const struct tern_heads *h = a->h;
     size_t half = (size_t)h->n_rot / 2;
     const float temper = h->temper != 0.0f ? temper_of(h, a->rows[r].pos) : 1.0f;
+    const float *sin_of = a->sin ? a->sin + (size_t)r * half : NULL;
+    float back[TERN_KVQ_MAX_DIM / 2];
+    if (h->inverse) {
+        TERN_ASSERT(half <= TERN_KVQ_MAX_DIM / 2);
+        tern_k.vec.scale(back, sin_of, -1.0f, (int)half);
+        sin_of = back;
+    }
     for (int i = 0; i < h->n_heads; i++) {
         float *x = a->x + (size_t)r * h->x.stride + (size_t)i * (size_t)h->dim;
         if (h->norm && !h->norm_after)
             tern_k.vec.rmsnorm(x, x, a->norm_w, h->dim, h->eps);
         if (a->cos)
-            tern_k.vec.rope(x, a->cos + (size_t)r * half, a->sin + (size_t)r * half, h->n_rot, h->interleaved);
+            tern_k.vec.rope(x, a->cos + (size_t)r * half, sin_of, h->n_rot, h->interleaved);
         if (h->norm && h->norm_after)
             tern_k.vec.rmsnorm(x, x, a->norm_w, h->dim, h->eps);
         if (temper != 1.0f)

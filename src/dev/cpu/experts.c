@@ -14,7 +14,8 @@
 
 struct route_args {
     const struct tern_route *r;
-    const float *bias, *factors;
+    const float *bias, *factors, *table;
+    const struct tern_row *rows;
     const float *logits;
     size_t stride;
     int32_t *ids;
@@ -40,6 +41,12 @@ static void scores(const struct tern_route *r, const float *logits, double *scor
     if (r->sigmoid) {
         for (int e = 0; e < r->n_experts; e++)
             score[e] = 1 / (1 + exp(-(double)logits[e]));
+        return;
+    }
+    if (r->sqrt_softplus) {
+        for (int e = 0; e < r->n_experts; e++)
+            score[e] = sqrt(logits[e] > 0 ? (double)logits[e] + log1p(exp(-(double)logits[e]))
+                                          : log1p(exp((double)logits[e])));
         return;
     }
     for (int e = 1; e < r->n_experts; e++)
@@ -71,6 +78,13 @@ static void mark_lost_groups(const struct tern_route *r, const double *choice, b
             marked[g * size + e] = !used[g];
 }
 
+/* Those that a table of f32 names. */
+static void mark_listed(bool *marked, const float *listed, int n)
+{
+    for (int i = 0; i < n; i++)
+        marked[(int)listed[i]] = true;
+}
+
 static void route_row(const void *args, int row)
 {
     const struct route_args *a = args;
@@ -85,7 +99,10 @@ static void route_row(const void *args, int row)
     if (r->n_groups > 1)
         mark_lost_groups(r, choice, lost);
     memcpy(marked, lost, sizeof marked);
-    mark_best(marked, choice, r->n_experts, r->n_active);
+    if (a->table)
+        mark_listed(marked, a->table + (size_t)a->rows[row].token * (size_t)r->n_active, r->n_active);
+    else
+        mark_best(marked, choice, r->n_experts, r->n_active);
     for (int e = 0, n = 0; e < r->n_experts; e++)
         if (marked[e] && !lost[e]) {
             ids[n++] = e;
@@ -103,6 +120,8 @@ void tern_cpu_route(struct tern_dev *dev, const struct tern_route *r, struct ter
     struct route_args a = {r,
                            tern_cpu_vec(r->bias),
                            tern_cpu_vec(r->factors),
+                           tern_cpu_vec(r->table),
+                           d->step.s.rows,
                            tern_cpu_f32(logits),
                            logits.stride,
                            (int32_t *)(void *)tern_cpu_vec(ids),
@@ -297,7 +316,9 @@ static void glu_task(void *ctx, int task, int worker)
     for (int c = 0; c < 2; c++)
         for (int pair = g->pair[c]; pair < g->pair[c] + g->n[c]; pair++) {
             float *gate = s->gate + (size_t)pair * w->s_ff + col0;
-            const float *up = s->up + (size_t)pair * w->s_ff + col0;
+            float *up = s->up + (size_t)pair * w->s_ff + col0;
+            if (w->e->clamp > 0)
+                tern_cpu_clamp_row(gate, up, col1 - col0, w->e->clamp);
             (w->e->gelu ? tern_k.vec.gelu_mul : tern_k.vec.silu_mul)(gate, gate, up, col1 - col0);
         }
 }

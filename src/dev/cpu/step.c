@@ -4,7 +4,7 @@
  * them become the sequence's own once all that attend to the layer have run. */
 #include <string.h>
 #include "base/mem.h"
-#include "dev/cpu/cpu.h"
+#include "dev/cpu/spans.h"
 
 static int take(struct tern_cpu *d, void *out, size_t n, size_t size, tern_error *err)
 {
@@ -26,8 +26,9 @@ int tern_cpu_step_open(struct tern_cpu *d, const struct tern_dev_limits *l, tern
     TERN_TRY(take(d, &t->delta, jobs, sizeof *t->delta, err));
     TERN_TRY(take(d, &t->stage_set, (size_t)t->n_layers, sizeof *t->stage_set, err));
     TERN_TRY(take(d, &t->waits, (size_t)t->n_layers, sizeof *t->waits, err));
+    TERN_TRY(take(d, &t->row_job, rows, sizeof *t->row_job, err));
     for (int c = 0; c < l->n_caches; c++)
-        for (int i = 0; i < t->n_layers; i++) {
+        for (int i = 0; i < l->caches[c].n_spans; i++) {
             const struct tern_kv_layer *kv = &l->caches[c].layers[i];
             size_t bytes = (size_t)kv->n_heads * kv->tile_bytes;
             if (l->caches[c].group_of[i] >= 0 && bytes > t->stage_tile_bytes)
@@ -41,6 +42,12 @@ int tern_cpu_step_open(struct tern_cpu *d, const struct tern_dev_limits *l, tern
     /* A job of n rows touches at most n/64 + 1 pages beyond its first. */
     t->stage_tiles = rows / TERN_PAGE + 2 * (jobs < rows ? jobs : rows);
     TERN_TRY(take(d, &t->stage, t->stage_tiles * (size_t)sets, t->stage_tile_bytes, err));
+    for (int i = 0; i < 2 && l->caches[0].n_spans > t->n_layers; i++) {
+        t->spans[i].span = -1;
+        TERN_TRY(take(d, &t->spans[i].at, jobs, sizeof *t->spans[i].at, err));
+        TERN_TRY(take(d, &t->spans[i].app, jobs, sizeof *t->spans[i].app, err));
+        TERN_TRY(take(d, &t->spans[i].stage, t->stage_tiles, t->stage_tile_bytes, err));
+    }
 out:
     return rc;
 }
@@ -48,7 +55,10 @@ out:
 void tern_cpu_step_close(struct tern_cpu *d)
 {
     struct tern_cpu_step *t = &d->step;
-    void *all[] = {t->job_of, t->cache_end, t->stage_of, t->at, t->app, t->delta, t->stage_set, t->waits, t->stage};
+    void *all[] = {t->job_of,        t->cache_end,    t->stage_of,       t->at,          t->app,
+                   t->delta,         t->stage_set,    t->waits,          t->stage,       t->row_job,
+                   t->spans[0].at,   t->spans[0].app, t->spans[0].stage, t->spans[1].at, t->spans[1].app,
+                   t->spans[1].stage};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         tern_free(all[i]);
 }
@@ -89,27 +99,43 @@ void tern_cpu_begin(struct tern_dev *dev, const struct tern_dev_step *s)
     TERN_ASSERT(s->n_rows <= d->limits.max_rows && s->n_jobs <= d->limits.max_jobs);
     TERN_ASSERT(s->n_caches == d->limits.n_caches);
     t->s = *s;
-    t->layer = -1;
+    t->layer = t->spans[0].span = t->spans[1].span = -1;
     sort_jobs(t);
+    for (int i = 0; i < s->n_jobs; i++)
+        for (int r = 0; r < s->jobs[t->job_of[i]].n_rows; r++)
+            t->row_job[s->jobs[t->job_of[i]].row0 + r] = i;
     plan_stage(t);
 }
 
-/* A job on one layer; stage: its first tile there, or NULL. */
+/* Rows of a job: tokens, or of a span what they complete. */
+struct job_rows {
+    int row0, n, pos0;
+};
+
+static struct job_rows rows_of(const struct tern_dev_job *j, int rate, int before)
+{
+    if (rate == 1)
+        return (struct job_rows){j->row0, j->n_rows, j->pos0};
+    const int pos0 = j->pos0 / rate;
+    return (struct job_rows){before, (j->pos0 + j->n_rows) / rate - pos0, pos0};
+}
+
+/* A job's rows on one layer; stage: its first tile there, or NULL. */
 static void job_at(struct tern_cpu_step *t, struct tern_attn_job *at, struct tern_append_job *app,
-                   const struct tern_dev_job *j, int layer, uint8_t *stage)
+                   const struct tern_dev_job *j, int layer, struct job_rows rows, uint8_t *stage)
 {
     const struct tern_dev_cache *c = &t->s.caches[j->cache];
     const struct tern_kv_layer *l = &c->layers[layer];
     const int group = c->group_of[layer];
     const struct tern_dev_table *table = &j->tables[group];
     uint8_t *tiles = tern_block_at(tern_cpu_blocks(c->tiles), j->tile), *sink = NULL;
-    const size_t slot = (size_t)(j->pos0 / TERN_PAGE % l->ring) * (size_t)l->n_heads * l->tile_bytes;
+    const size_t slot = (size_t)(rows.pos0 / TERN_PAGE % l->ring) * (size_t)l->n_heads * l->tile_bytes;
     if (j->sink != TERN_NO_BLOCK)
         sink = tern_block_at(tern_cpu_blocks(c->sinks), j->sink);
     *at = (struct tern_attn_job){
-        .row0 = j->row0,
-        .n_rows = j->n_rows,
-        .pos0 = j->pos0,
+        .row0 = rows.row0,
+        .n_rows = rows.n,
+        .pos0 = rows.pos0,
         .wide = j->wide,
         .pages = table->blocks,
         .page_mem = tern_cpu_blocks(c->pages[group]),
@@ -118,7 +144,7 @@ static void job_at(struct tern_cpu_step *t, struct tern_attn_job *at, struct ter
         .sink = sink,
         .tile_base = stage ? stage : tiles,
         .tile_stride = t->stage_tile_bytes,
-        .tile_first = j->pos0 / TERN_PAGE,
+        .tile_first = rows.pos0 / TERN_PAGE,
         .tile_layer_off = stage ? 0 : l->tile_layer_off + slot,
         .ring = tiles + l->tile_layer_off,
     };
@@ -127,7 +153,7 @@ static void job_at(struct tern_cpu_step *t, struct tern_attn_job *at, struct ter
 }
 
 /* All jobs on a layer with keys and values of its own. */
-static void fill(struct tern_cpu_step *t, int layer)
+void tern_cpu_step_fill(struct tern_cpu_step *t, int layer)
 {
     if (t->layer == layer)
         return;
@@ -135,13 +161,37 @@ static void fill(struct tern_cpu_step *t, int layer)
     uint8_t *set = t->stage + (size_t)t->stage_set[layer] * t->stage_tiles * t->stage_tile_bytes;
     for (int i = 0; i < t->s.n_jobs; i++) {
         uint8_t *stage = t->stage_of[i] < 0 ? NULL : set + (size_t)t->stage_of[i] * t->stage_tile_bytes;
-        job_at(t, &t->at[i], &t->app[i], &t->s.jobs[t->job_of[i]], layer, stage);
+        const struct tern_dev_job *j = &t->s.jobs[t->job_of[i]];
+        job_at(t, &t->at[i], &t->app[i], j, layer, rows_of(j, 1, 0), stage);
     }
+}
+
+const struct tern_cpu_span *tern_cpu_span_fill(struct tern_cpu_step *t, int span)
+{
+    const struct tern_kv_layer *l = &t->s.caches[0].layers[span];
+    struct tern_cpu_span *to = &t->spans[l->v.dim == 0];
+    int before = 0;
+    size_t used = 0;
+    if (to->span == span)
+        return to;
+    TERN_ASSERT(!to->waits);
+    to->span = span;
+    for (int i = 0; i < t->s.n_jobs; i++) {
+        const struct tern_dev_job *j = &t->s.jobs[t->job_of[i]];
+        const struct job_rows rows = rows_of(j, l->rate, before);
+        const size_t pages = (size_t)((rows.pos0 + rows.n - 1) / TERN_PAGE - rows.pos0 / TERN_PAGE + 1);
+        const bool staged = rows.n > 0 && pages > 1;
+        job_at(t, &to->at[i], &to->app[i], j, span, rows, staged ? to->stage + used * t->stage_tile_bytes : NULL);
+        used += staged ? pages : 0;
+        before += rows.n;
+    }
+    TERN_ASSERT(used <= t->stage_tiles);
+    return to;
 }
 
 static void keep(struct tern_cpu_step *t, int layer)
 {
-    fill(t, layer);
+    tern_cpu_step_fill(t, layer);
     for (int c = 0, i = 0; c < t->s.n_caches; i = t->cache_end[c++])
         tern_cpu_keep(&t->s.caches[c].layers[layer], t->app + i, t->cache_end[c] - i);
     t->waits[layer] = false;
@@ -151,7 +201,7 @@ void tern_cpu_append(struct tern_dev *dev, int layer, struct tern_dev_rows k, st
 {
     struct tern_cpu *d = tern_cpu_of(dev);
     struct tern_cpu_step *t = &d->step;
-    fill(t, layer);
+    tern_cpu_step_fill(t, layer);
     t->waits[layer] = true;
     for (int c = 0, i = 0; c < t->s.n_caches; i = t->cache_end[c++])
         if (i < t->cache_end[c])
@@ -164,7 +214,7 @@ void tern_cpu_attention(struct tern_dev *dev, const struct tern_attn_shape *shap
 {
     struct tern_cpu *d = tern_cpu_of(dev);
     struct tern_cpu_step *t = &d->step;
-    fill(t, shape->layer);
+    tern_cpu_step_fill(t, shape->layer);
     for (int c = 0, i = 0; c < t->s.n_caches; i = t->cache_end[c++]) {
         const struct tern_cpu_shape s = tern_cpu_shape_of(d, &t->s.caches[c], shape);
         if (i < t->cache_end[c])
@@ -184,11 +234,25 @@ void tern_cpu_recode(struct tern_dev *dev, int layer, const struct tern_dev_job 
     struct tern_attn_job at;
     struct tern_append_job unused;
     TERN_ASSERT(t->s.n_jobs == 1 && to->pos0 == from->pos0 && to->n_rows == from->n_rows);
-    job_at(t, &at, &unused, from, layer, NULL);
+    job_at(t, &at, &unused, from, layer, rows_of(from, 1, 0), NULL);
     tern_cpu_value_rows(d, &t->s.caches[from->cache].layers[layer], &at, tern_cpu_f32(k), k.stride, tern_cpu_f32(v),
                         v.stride);
     tern_cpu_append(dev, layer, k, v);
     keep(t, layer);
+}
+
+void tern_cpu_spans_keep(struct tern_cpu *d, int layer)
+{
+    struct tern_cpu_step *t = &d->step;
+    keep(t, layer);
+    for (int i = 0; i < 2; i++) {
+        struct tern_cpu_span *s = &t->spans[i];
+        for (int job = 0; s->waits && job < t->s.n_jobs; job++)
+            if (s->at[job].n_rows)
+                tern_cpu_keep(tern_cpu_kv(t, job, s->span), &s->app[job], 1);
+        s->waits = false;
+        s->span = -1;
+    }
 }
 
 void tern_cpu_end(struct tern_dev *dev)

@@ -10,7 +10,7 @@
  *   rows.c        operations on one row at a time         (rows.cu)
  *   experts.c     routing, experts                        (experts.cu)
  *   delta.c       layers with a recurrent state           (delta.cu)
- *   attn*.c encode*.c   append, attention, recode         (attn*.cu, encode*.cu)
+ *   attn/        append, attention, recode; a room of its own
  *
  * Kernels are queued on the device's stream in the order of the calls.  While a step is in hand they are written down
  * first, and go out together (tern_cuda_flush): at its end, or before a copy. */
@@ -89,7 +89,7 @@ struct tern_cuda_upload {
     size_t bytes, used; /* room, taken */
 };
 
-struct tern_cuda_attn; /* of attn.c: what it needs besides */
+struct tern_cuda_attn; /* of attn/ops.c: what it needs besides */
 
 struct tern_cuda {
     struct tern_dev dev;
@@ -187,7 +187,7 @@ void tern_cuda_end(struct tern_dev *d);
  * before any kernel of the step runs.  What all calls of a step take is at most tern_cuda_upload_most of the limits. */
 tern_cu_address tern_cuda_send(struct tern_cuda *d, const void *host, size_t bytes);
 
-/* ---- attention's own (attn.c): called by prepare, close, begin (after the tables are there), end ---- */
+/* ---- attention's own (attn/ops.c): called by prepare, close, begin (after the tables are there), end ---- */
 
 size_t tern_cuda_attn_upload(const struct tern_dev_limits *l); /* most bytes that it sends in a step */
 int tern_cuda_attn_open(struct tern_cuda *d, const struct tern_dev_limits *l, tern_error *err);

@@ -95,7 +95,8 @@ static enum tern_cuda_kernel kernel_of(const struct tern_cuda_matrix *w)
 
 void tern_cuda_narrow(struct tern_cuda *d, struct tern_cuda_narrow *a, int n_z)
 {
-    const int units = (a->m[0].w.k + 255) / 256, warps = units < 8 ? units : 8;
+    /* Warps share a panel's inputs: more of them where panels are few. */
+    const int units = (a->m[0].w.k + 255) / 256, most = a->m[0].w.n > 8192 ? 4 : 8, warps = units < most ? units : most;
     const bool one = a->n_rows == 1 || a->ids;
     int panels = 0;
     for (int i = 0; i < a->n_m; i++) {

@@ -99,43 +99,68 @@ struct four_scales {
     float s[2][4], m[2][4], own;
 };
 
-__device__ static inline void four_halves(const uint8_t *p, float out[4])
-{
-    const uint2 v = __ldg(reinterpret_cast<const uint2 *>(p));
-    out[0] = half_bits(v.x & 0xFFFF);
-    out[1] = half_bits(v.x >> 16);
-    out[2] = half_bits(v.y & 0xFFFF);
-    out[3] = half_bits(v.y >> 16);
-}
+/* What has to be read for them, as it lies: asked for long before it is used. */
+template <int S> struct raw_scales {
+    uint32_t v[6];
+};
 
 template <int S>
-__device__ static inline void load_scales(four_scales &o, const tern_cuda_matrix &w, const uint8_t *panel, int b, int j,
+__device__ static inline void load_scales(raw_scales<S> &o, const tern_cuda_matrix &w, const uint8_t *panel, int b, int j,
                                           int g)
 {
     const int at = b * 16 + g * 4, super = b / 8 * 16 + g * 4;
     if (S == TERN_SCALES_F16 || S == TERN_SCALES_F16M) {
-        four_halves(panel + w.d + 2 * at, o.s[0]);
+        const uint2 d = __ldg(reinterpret_cast<const uint2 *>(panel + w.d + 2 * at));
+        o.v[0] = d.x;
+        o.v[1] = d.y;
         if (S == TERN_SCALES_F16M)
-            o.own = half_bits(__ldg(reinterpret_cast<const uint16_t *>(panel + w.m) + at + j));
+            o.v[2] = __ldg(reinterpret_cast<const uint16_t *>(panel + w.m) + at + j);
+    } else if (S == TERN_SCALES_K32 || S == TERN_SCALES_K16) {
+        const uint2 d = __ldg(reinterpret_cast<const uint2 *>(panel + w.d + 2 * super));
+        o.v[0] = d.x;
+        o.v[1] = d.y;
+        if (S == TERN_SCALES_K32) {
+            o.v[2] = __ldg(reinterpret_cast<const uint32_t *>(panel + w.a + at));
+            o.v[3] = __ldg(reinterpret_cast<const uint16_t *>(panel + w.m) + super + j);
+            o.v[4] = __ldg(panel + w.b + at + j);
+        } else {
+            o.v[2] = __ldg(reinterpret_cast<const uint32_t *>(panel + w.a + 2 * b * 16 + g * 4));
+            o.v[3] = __ldg(reinterpret_cast<const uint32_t *>(panel + w.a + (2 * b + 1) * 16 + g * 4));
+        }
+    }
+}
+
+__device__ static inline void four_halves(uint32_t x, uint32_t y, float out[4])
+{
+    out[0] = half_bits(x & 0xFFFF);
+    out[1] = half_bits(x >> 16);
+    out[2] = half_bits(y & 0xFFFF);
+    out[3] = half_bits(y >> 16);
+}
+
+template <int S>
+__device__ static inline void make_scales(four_scales &o, const raw_scales<S> &v, const tern_cuda_matrix &w,
+                                          const uint8_t *panel, int b, int j, int g)
+{
+    if (S == TERN_SCALES_F16 || S == TERN_SCALES_F16M) {
+        four_halves(v.v[0], v.v[1], o.s[0]);
+        if (S == TERN_SCALES_F16M)
+            o.own = half_bits(v.v[2]);
     } else if (S == TERN_SCALES_K32) {
-        const uint32_t a4 = __ldg(reinterpret_cast<const uint32_t *>(panel + w.a + at));
-        four_halves(panel + w.d + 2 * super, o.s[0]);
+        four_halves(v.v[0], v.v[1], o.s[0]);
 #pragma unroll
         for (int r = 0; r < 4; r++)
-            o.s[0][r] *= (float)(a4 >> (8 * r) & 255);
-        o.own = -(half_bits(__ldg(reinterpret_cast<const uint16_t *>(panel + w.m) + super + j)) *
-                  (float)__ldg(panel + w.b + at + j));
+            o.s[0][r] *= (float)(v.v[2] >> (8 * r) & 255);
+        o.own = -(half_bits(v.v[3]) * (float)v.v[4]);
     } else if (S == TERN_SCALES_K16) {
-        const uint32_t a0 = __ldg(reinterpret_cast<const uint32_t *>(panel + w.a + 2 * b * 16 + g * 4));
-        const uint32_t a1 = __ldg(reinterpret_cast<const uint32_t *>(panel + w.a + (2 * b + 1) * 16 + g * 4));
         float d[4];
-        four_halves(panel + w.d + 2 * super, d);
+        four_halves(v.v[0], v.v[1], d);
 #pragma unroll
         for (int r = 0; r < 4; r++) {
-            o.s[0][r] = d[r] * w.unit * (float)(int8_t)(a0 >> (8 * r));
-            o.s[1][r] = d[r] * w.unit * (float)(int8_t)(a1 >> (8 * r));
+            o.s[0][r] = d[r] * w.unit * (float)(int8_t)(v.v[2] >> (8 * r));
+            o.s[1][r] = d[r] * w.unit * (float)(int8_t)(v.v[3] >> (8 * r));
         }
-    } else {
+    } else { /* rarer kinds read when they need */
 #pragma unroll
         for (int r = 0; r < 4; r++) {
             group_scale(S, w, panel, 2 * b, g * 4 + r, o.s[0][r], o.m[0][r]);
@@ -152,11 +177,14 @@ __device__ static inline void load_scales(four_scales &o, const tern_cuda_matrix
 /* Adds the block's part of four outputs of one row. */
 template <int C, int S>
 __device__ static inline void add_block(float acc[4], float &own, const uint32_t low[4], const uint32_t high[4],
-                                        const four_scales &sc, int zero, const uint8_t *x, int k, int b, int j)
+                                        const four_scales &sc, int zero, const uint8_t *x, int k, int b, int j,
+                                        bool counts)
 {
     const int xa = reinterpret_cast<const int *>(x)[b * 8 + j],
               xb = reinterpret_cast<const int *>(x)[b * 8 + j + 4];
-    const float2 sx = reinterpret_cast<const float2 *>(x + k)[b];
+    float2 sx = reinterpret_cast<const float2 *>(x + k)[b];
+    if (!counts)
+        sx = make_float2(0, 0);
     int za = 0, zb = 0;
     if (kind_zero(S) && zero) {
         za = -zero * __dp4a(0x01010101, xa, 0);
@@ -221,50 +249,50 @@ template <int C, int S, int R> __device__ static inline void narrow(const tern_c
     __shared__ float part[WARPS][R][16];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
     const int j = lane / 4 % 4, g = lane % 4, second = lane / 16, row0 = blockIdx.x * R;
-    const int i = product_of(a, blockIdx.y), k = a.m[i].w.k, blocks = k / 32, units = (blocks + 7) / 8;
-    const tern_cuda_product &m = a.m[i];
-    const int panel = blockIdx.y - m.panel0, zero = m.w.zero;
-    uint64_t matrix = blockIdx.z;
+    const tern_cuda_product &m = a.m[product_of(a, blockIdx.y)];
+    const int panel = blockIdx.y - m.panel0, k = m.w.k, blocks = k / 32, units = (blocks + 7) / 8;
+    const int zero = kind_zero(S) ? m.w.zero : 0;
     const uint8_t *p = cuda_at<const uint8_t>(m.w.p) + panel * m.w.panel_bytes;
     piece<C> code[4];
-    if (!a.ids) {
-        p += matrix * a.matrix_bytes;
-#pragma unroll
-        for (int t = 0; t < 4; t++)
-            load_piece<C>(code[t], p + min(warp * 8 + 2 * t + second, blocks - 1) * codes_unit(C), j, g);
+    raw_scales<S> raw[4];
+    /* Block t of the warp's unit u; behind the last block the last one, which then counts for nothing. */
+    auto ask = [&](int t, int u) {
+        const int b = min(u * 8 + 2 * t + second, blocks - 1);
+        load_piece<C>(code[t], p + b * codes_unit(C), j, g);
+        load_scales<S>(raw[t], m.w, p, b, j, g);
+    };
+    if (a.ids) {
+        cuda_wait();
+        p += (uint64_t)cuda_at<const int32_t>(a.ids)[row0] * a.matrix_bytes;
+    } else {
+        p += blockIdx.z * a.matrix_bytes;
     }
-    cuda_wait();
+#pragma unroll
+    for (int t = 0; t < 4; t++)
+        ask(t, warp);
+    if (!a.ids) /* weights are there before the step is */
+        cuda_wait();
     const uint8_t *x[R];
 #pragma unroll
     for (int r = 0; r < R; r++) {
         const int row = min(row0 + r, a.n_rows - 1);
         x[r] = cuda_at<const uint8_t>(a.q8) + ((uint64_t)(row / a.per_row) * a.n_heads + blockIdx.z) * a.row_bytes;
     }
-    if (a.ids) {
-        matrix = cuda_at<const int32_t>(a.ids)[row0];
-        p += matrix * a.matrix_bytes;
-#pragma unroll
-        for (int t = 0; t < 4; t++)
-            load_piece<C>(code[t], p + min(warp * 8 + 2 * t + second, blocks - 1) * codes_unit(C), j, g);
-    }
     float acc[R][4] = {}, own[R] = {};
     for (int u = warp; u < units; u += warps) {
 #pragma unroll
         for (int t = 0; t < 4; t++) {
-            const int b = u * 8 + 2 * t + second;
+            const int all = u * 8 + 2 * t + second, b = min(all, blocks - 1);
             uint32_t low[4], high[4];
             four_scales sc;
-            if (b < blocks) {
-                load_scales<S>(sc, m.w, p, b, j, g);
+            make_scales<S>(sc, raw[t], m.w, p, b, j, g);
 #pragma unroll
-                for (int r = 0; r < 4; r++)
-                    expand<C>(code[t], j, r, m.w.table, low[r], high[r]);
+            for (int r = 0; r < 4; r++)
+                expand<C>(code[t], j, r, m.w.table, low[r], high[r]);
+            ask(t, u + warps);
 #pragma unroll
-                for (int r = 0; r < R; r++)
-                    add_block<C, S>(acc[r], own[r], low, high, sc, zero, x[r], k, b, j);
-            }
-            if (u + warps < units)
-                load_piece<C>(code[t], p + min(b + warps * 8, blocks - 1) * codes_unit(C), j, g);
+            for (int r = 0; r < R; r++)
+                add_block<C, S>(acc[r], own[r], low, high, sc, zero, x[r], k, b, j, all < blocks);
         }
     }
 #pragma unroll
@@ -280,8 +308,11 @@ template <int C, int S, int R> __device__ static inline void narrow(const tern_c
     finish<R>(a, m, part, panel, row0);
 }
 
+/* Blocks that share a processor: what their registers allow. */
+#define FIT(c) (TERN_CODES_##c == TERN_CODES_U6 || TERN_CODES_##c == TERN_CODES_S8 ? 2 : 3)
+
 #define NARROW(c, s)                                                                   \
-    TERN_CUDA_KERNEL_BEGIN(narrow_##c##_##s##_1, tern_cuda_narrow, 32 * WARPS, 3)      \
+    TERN_CUDA_KERNEL_BEGIN(narrow_##c##_##s##_1, tern_cuda_narrow, 32 * WARPS, FIT(c))     \
     {                                                                                  \
         narrow<TERN_CODES_##c, TERN_SCALES_##s, 1>(a);                                 \
     }                                                                                  \

@@ -198,7 +198,7 @@ void tern_cuda_begin(struct tern_dev *dev, const struct tern_dev_step *s)
     tern_cuda_flush(d);
     d->step = *s;
     d->quantized.x = 0;
-    d->decode_rows = 0;
+    d->decode_rows = s->n_jobs ? 0 : s->n_rows; /* nobody says */
     for (int i = 0; i < s->n_jobs; i++)
         d->decode_rows += s->jobs[i].wide ? 0 : s->jobs[i].n_rows;
     for (int i = 0; i < s->n_jobs && tern_cuda_ok(d, 0, NULL); i++)

@@ -9,7 +9,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { ANY_FLOAT = -1, LARGEST_GROUP = 1 << 20 };
+enum { ANY_FLOAT = -1, ANY_SCALE = -2, LARGEST_GROUP = 1 << 20 };
 
 struct quantiser {
     struct tern_file *f;
@@ -194,20 +194,27 @@ out:
 /* ---- methods ----------------------------------------------------------------------------------------------------- */
 
 struct method {
-    const char *codes, *scales[2], *zeros, *factor; /* endings of the names of a module's tensors */
+    const char *codes, *scales[3], *zeros, *factor; /* endings of the names of a module's tensors */
     const char *idle;                               /* of use where activations are rounded too */
     int codes_type;
     int scales_type; /* of forms whose scales are bytes */
     int (*read)(const struct quantiser *q, struct tern_quant *x, tern_error *err);
 };
 
-enum { MLX, N_METHODS = 5 };
+enum { MLX, FP8, N_METHODS = 5 };
 
 static const char *const method_names[N_METHODS] = {"mlx", "fp8", "gptq", "awq", "compressed-tensors"};
 
 static const struct method methods[N_METHODS] = {
     {".weight", {".scales"}, ".biases", NULL, NULL, TERN_U32, TERN_U8, read_mlx},
-    {".weight", {".weight_scale_inv", ".weight_scale"}, NULL, NULL, ".input_scale", TERN_F8_E4M3, ANY_FLOAT, read_fp8},
+    {".weight",
+     {".weight_scale_inv", ".weight_scale", ".scale"},
+     NULL,
+     NULL,
+     ".input_scale",
+     TERN_F8_E4M3,
+     ANY_SCALE,
+     read_fp8},
     {".qweight", {".scales"}, ".qzeros", NULL, NULL, TERN_I32, ANY_FLOAT, read_gptq},
     {".qweight", {".scales"}, ".qzeros", NULL, NULL, TERN_I32, ANY_FLOAT, read_awq},
     {".weight_packed",
@@ -302,15 +309,25 @@ static bool is_float(int type)
     return type == TERN_F32 || type == TERN_F16 || type == TERN_BF16;
 }
 
+static bool fits(int type, int want)
+{
+    return want == ANY_FLOAT   ? is_float(type)
+           : want == ANY_SCALE ? is_float(type) || type == TERN_F8_E8M0
+                               : type == want;
+}
+
 /* Is t a matrix [rows, columns] of this type, or a stack of so many as the codes are? */
 static int check(const struct quantiser *q, const struct tern_tensor *t, int type, int64_t columns, int64_t rows,
                  int64_t stack, tern_error *err)
 {
     char text[240], has[64] = "", more[24] = "";
     size_t used = 0;
-    if (type == ANY_FLOAT ? !is_float(t->type) : t->type != type) {
+    if (!fits(t->type, type)) {
         (void)snprintf(text, sizeof text, "its dtype is %s, the quantisation of this weight has %s here",
-                       tern_type_name(t->type), type == ANY_FLOAT ? "F32, F16 or BF16" : tern_type_name(type));
+                       tern_type_name(t->type),
+                       type == ANY_FLOAT   ? "F32, F16 or BF16"
+                       : type == ANY_SCALE ? "F32, F16, BF16 or F8_E8M0"
+                                           : tern_type_name(type));
         return fail(q, t, err, text);
     }
     if (t->dims[0] == columns && t->dims[1] == rows && t->dims[2] == stack && t->dims[3] == 1)
@@ -330,9 +347,10 @@ static int count_weights(const struct quantiser *q, const struct tern_quant *x, 
 {
     char text[128];
     const bool stack = q->method == &methods[MLX] && t->n_dims == 3;
-    if (t->type != q->method->codes_type || (t->n_dims != 2 && !stack)) {
+    const int type = x->form == TERN_FORM_MXFP4 && q->method == &methods[FP8] ? TERN_I8 : q->method->codes_type;
+    if (t->type != type || (t->n_dims != 2 && !stack)) {
         (void)snprintf(text, sizeof text, "codes that are no matrix of dtype %s are not supported",
-                       tern_type_name(q->method->codes_type));
+                       tern_type_name(type));
         return fail(q, t, err, text);
     }
     const int64_t bits = t->dims[0] * (t->type == TERN_U32 || t->type == TERN_I32 ? 32 : 8);
@@ -366,8 +384,9 @@ static int check_parts(const struct quantiser *q, struct tern_quant *x, const in
     if (x->form == TERN_FORM_FP8 && !x->group) /* a scale for each row is told from one for all by its shape alone */
         x->group_rows = x->scales->dims[1] > 1;
     const int64_t rows = x->form == TERN_FORM_FP8 ? pieces(n, x->group_rows) : n;
-    TERN_TRY(check(q, x->scales, x->form == TERN_FORM_AFFINE ? ANY_FLOAT : q->method->scales_type, groups, rows,
-                   dims[2], err));
+    const bool packed = x->form == TERN_FORM_MXFP4 && q->method == &methods[FP8];
+    const int type = packed ? TERN_F8_E8M0 : x->form == TERN_FORM_AFFINE ? ANY_FLOAT : q->method->scales_type;
+    TERN_TRY(check(q, x->scales, type, groups, rows, dims[2], err));
     if (x->zeros)
         TERN_TRY(check(q, x->zeros, x->scales->type, groups, rows, dims[2], err));
     if (x->factors)
@@ -475,6 +494,8 @@ static int join_module(struct quantiser *q, struct tern_tensor *t, const char *m
     *x = q->all;
     if (q->method == &methods[MLX])
         TERN_TRY(read_module(q, x, module, err));
+    if (q->method == &methods[FP8] && t->type == TERN_I8) /* two E2M1 to a byte */
+        *x = (struct tern_quant){.form = TERN_FORM_MXFP4, .bits = 4, .group = 32};
     TERN_TRY(take(q, &x->scales, t, module, scales, err));
     if (x->form == TERN_FORM_AFFINE || x->form == TERN_FORM_GPTQ || x->form == TERN_FORM_AWQ)
         TERN_TRY(take(q, &x->zeros, t, module, q->method->zeros, err));
@@ -505,7 +526,7 @@ static int join_all(struct quantiser *q, tern_error *err)
         if (!t->name || t->unused || !ends_with(t->source, q->method->codes))
             continue;
         (void)snprintf(module, sizeof module, "%.*s", (int)(strlen(t->source) - strlen(q->method->codes)), t->source);
-        for (int k = 0; k < 2 && q->method->scales[k] && !t->quant; k++)
+        for (int k = 0; k < 3 && q->method->scales[k] && !t->quant; k++)
             if (find(q, &at, module, q->method->scales[k]))
                 TERN_TRY(join_module(q, t, module, q->method->scales[k], err));
         if (!t->quant && t->type == q->method->codes_type)

@@ -429,3 +429,148 @@ int tern_hf_qwen35(const struct tern_hf_words *w, tern_error *err)
 out:
     return rc;
 }
+
+/* ---- deepseek_v4 ------------------------------------------------------------------------------------------------- */
+
+/* A list of one name for each layer; NULL: it is not said. */
+static int read_names(const struct tern_hf_words *w, const char *name, int64_t n, const struct tern_str **out,
+                      tern_error *err)
+{
+    const struct tern_meta *m = said(w, name);
+    *out = NULL;
+    if (!m)
+        return 0;
+    if (m->type != TERN_META_ARRAY || m->elem != TERN_META_STRING || (int64_t)m->n != n)
+        return tern_hf_fail(w, m, TERN_EFORMAT, err, "it is not a list of one name for each layer");
+    *out = m->arr;
+    return 0;
+}
+
+/* Tokens of a compressed row, layer by layer: compress_ratios, or kinds of layers and what each kind has. */
+static int put_rates(const struct tern_hf_words *w, int64_t n, tern_error *err)
+{
+    static const char *const kinds[] = {"sliding_attention", "compressed_sparse_attention",
+                                        "heavily_compressed_attention"};
+    int rc = 0;
+    int64_t *rates;
+    const struct tern_str *types;
+    const struct tern_meta *listed = said(w, "compress_ratios");
+    const int64_t of_kind[3] = {0, setting(w, "compress_rates.compressed_sparse_attention", 4),
+                                setting(w, "compress_rates.heavily_compressed_attention", 128)};
+    TERN_TRY(read_names(w, "layer_types", n, &types, err));
+    if (listed && (listed->type != TERN_META_ARRAY || listed->elem != TERN_META_INT || (int64_t)listed->n < n))
+        return tern_hf_fail(w, listed, TERN_EFORMAT, err, "it is not a list of one number for each layer");
+    if (!listed && !types)
+        return tern_hf_fail(w, said(w, "model_type"), TERN_EFORMAT, err,
+                            "neither compress_ratios nor layer_types says what its layers are");
+    if (types && of_kind[1] != 4)
+        return tern_hf_fail(w, said(w, "compress_rates.compressed_sparse_attention"), TERN_EUNSUPPORTED, err,
+                            "rows that are chosen are of 4 tokens");
+    TERN_TRY(tern_file_arena_alloc(w->arena, &rates, (size_t)n, sizeof *rates, err));
+    for (int64_t i = 0; i < n; i++) {
+        int kind = 0;
+        while (types && kind < 3 && !is_text(&types[i], kinds[kind]))
+            kind++;
+        if (kind == 3)
+            return tern_hf_fail_text(w, said(w, "layer_types"), &types[i], err);
+        rates[i] = listed ? ((const int64_t *)listed->arr)[i] : of_kind[kind];
+    }
+    TERN_TRY(put_array(w, "attention.compress_ratios", rates, n, TERN_META_INT, err));
+out:
+    return rc;
+}
+
+/* How many of the first layers have experts by token. */
+static int put_listed(const struct tern_hf_words *w, int64_t n, tern_error *err)
+{
+    const struct tern_str *types;
+    int64_t listed = 0;
+    int rc = read_names(w, "mlp_layer_types", n, &types, err);
+    if (rc < 0)
+        return rc;
+    for (int64_t i = 0; types && i < n; i++) {
+        const bool hash = is_text(&types[i], "hash_moe");
+        if ((!hash && !is_text(&types[i], "moe")) || (hash && listed != i))
+            return tern_hf_fail(w, said(w, "mlp_layer_types"), TERN_EUNSUPPORTED, err,
+                                "anything but hash_moe layers before moe layers is not supported");
+        listed += hash;
+    }
+    return put_whole(w, "hash_layer_count", types ? listed : setting(w, "num_hash_layers", 3), err);
+}
+
+/* A number under another name; what says nothing has the class's default, or, NAN, must be there. */
+static int put_number(const struct tern_hf_words *w, const char *gguf, const char *name, double def, tern_error *err)
+{
+    const struct tern_meta *m = said(w, name);
+    if (!m && isnan(def))
+        return 0; /* the architecture names what is missing */
+    if (m && m->type != TERN_META_INT && m->type != TERN_META_FLOAT)
+        return tern_hf_fail(w, m, TERN_EFORMAT, err, "it is not a number");
+    return tern_hf_put(w, gguf, m ? number_meta(m->f) : number_meta(def), err);
+}
+
+/* The stretched embedding stands apart in what transformers writes. */
+static int put_stretch(const struct tern_hf_words *w, tern_error *err)
+{
+    static const char *const names[][2] = {{"rope.scaling.factor", "factor"},
+                                           {"rope.scaling.original_context_length", "original_max_position_embeddings"},
+                                           {"rope.scaling.yarn_beta_fast", "beta_fast"},
+                                           {"rope.scaling.yarn_beta_slow", "beta_slow"}};
+    int rc = 0;
+    char key[96];
+#define PART(name) ((void)snprintf(key, sizeof key, "rope_parameters.compress.%s", name), key)
+    const struct tern_meta *type = said(w, PART("rope_type")), *grows = said(w, PART("attention_factor"));
+    const struct tern_meta *plain = said(w, "rope_parameters.main.rope_type");
+    if (grows && number_of(grows) != 1)
+        return tern_hf_fail(w, grows, TERN_EUNSUPPORTED, err, "a factor other than 1 is not supported");
+    if (plain && (plain->type != TERN_META_STRING || !is_text(&plain->s, "default")))
+        return tern_hf_fail_text(w, plain, &plain->s, err);
+    if (type && type->type == TERN_META_STRING && !is_text(&type->s, "default")) {
+        TERN_TRY(tern_hf_put(w, "rope.scaling.type", *type, err));
+        for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+            TERN_TRY(put_number(w, names[i][0], PART(names[i][1]), NAN, err));
+    }
+#undef PART
+out:
+    return rc;
+}
+
+int tern_hf_deepseek4(const struct tern_hf_words *w, tern_error *err)
+{
+    static const char *const names[][2] = {{"attention.output_lora_rank", "o_lora_rank"},
+                                           {"attention.output_group_count", "o_groups"},
+                                           {"attention.indexer.head_count", "index_n_heads"},
+                                           {"attention.indexer.key_length", "index_head_dim"},
+                                           {"attention.indexer.top_k", "index_topk"},
+                                           {"attention.sliding_window", "sliding_window"},
+                                           {"attention.compress_rope_freq_base", "compress_rope_theta"},
+                                           {"hyper_connection.count", "hc_mult"},
+                                           {"hyper_connection.sinkhorn_iterations", "hc_sinkhorn_iters"},
+                                           {"hyper_connection.epsilon", "hc_eps"},
+                                           {"swiglu_clamp_exp", "swiglu_limit"}};
+    int rc = 0;
+    const int64_t n = setting(w, "num_hidden_layers", 0);
+    const struct tern_meta *score = said(w, "scoring_func"), *method = said(w, "topk_method");
+    const struct tern_meta *norm = said(w, "norm_topk_prob"), *grid = said(w, "simulated_quantization");
+    if (n < 1 || n > MOST_LAYERS) /* the architecture refuses that */
+        return 0;
+    if (score && (score->type != TERN_META_STRING || !is_text(&score->s, "sqrtsoftplus")))
+        return tern_hf_fail_text(w, score, &score->s, err);
+    if (method && (method->type != TERN_META_STRING || !is_text(&method->s, "noaux_tc")))
+        return tern_hf_fail_text(w, method, &method->s, err);
+    TERN_TRY(put_whole(w, "expert_gating_func", 4, err));
+    TERN_TRY(
+        tern_hf_put(w, "expert_weights_norm", norm ? *norm : (struct tern_meta){.type = TERN_META_BOOL, .i = 1}, err));
+    TERN_TRY(put_whole(w, "attention.head_count_kv", setting(w, "num_key_value_heads", 1), err));
+    if (!said(w, "partial_rotary_factor"))
+        TERN_TRY(put_number(w, "rope.dimension_count", "qk_rope_head_dim", 64, err));
+    if (grid)
+        TERN_TRY(tern_hf_put(w, "attention.simulated_quantization", *grid, err));
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        TERN_TRY(put_number(w, names[i][0], names[i][1], NAN, err));
+    TERN_TRY(put_rates(w, n, err));
+    TERN_TRY(put_listed(w, n, err));
+    TERN_TRY(put_stretch(w, err));
+out:
+    return rc;
+}

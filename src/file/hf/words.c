@@ -291,7 +291,7 @@ static bool translate_name(const struct tern_hf_words *w, const char *body, cons
                            char *out, size_t size)
 {
     size_t n = strlen(outer);
-    if (strncmp(hf, outer, n) == 0 && strcmp(hf + n, "lm_head.weight") == 0) {
+    if (strncmp(hf, outer, n) == 0 && (strcmp(hf + n, "lm_head.weight") == 0 || strcmp(hf + n, "head.weight") == 0)) {
         (void)snprintf(out, size, "output.weight");
         return true;
     }
@@ -312,7 +312,11 @@ static bool translate_name(const struct tern_hf_words *w, const char *body, cons
     if (whole)
         end = hf + strlen(hf);
     struct tern_str number = {0};
-    const char *word = find_word(w, hf, (size_t)(end - hf), whole, &number);
+    const char *word = find_word(w, hf, strlen(hf), true, &number);
+    if (word)
+        end = hf + strlen(hf);
+    else
+        word = find_word(w, hf, (size_t)(end - hf), whole, &number);
     if (!word)
         return false;
     char block[24] = "";
@@ -360,7 +364,8 @@ static int translate_tensor(const struct tern_hf_words *w, const char *const pla
                             tern_error *err)
 {
     char name[TERN_GGUF_MAX_NAME + 64];
-    if (!t->quant && !t->unused && !tern_type_elems(t->type))
+    const bool ids = t->type == TERN_I32 || t->type == TERN_I64;
+    if (!t->quant && !t->unused && (!tern_type_elems(t->type) || (ids && !ends_with(t->source, ".tid2eid"))))
         return tern_hf_fail_raw(w->file, t, err);
     if (!translate_name(w, place[0], place[1], t->name, name, sizeof name))
         return 0;
@@ -579,8 +584,10 @@ int tern_hf_translate(struct tern_file *f, struct tern_tensor_list *list, tern_e
     TERN_TRY(tern_hf_join(f, list, err));
     for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
         char name[64];
+        char other[64];
         (void)snprintf(name, sizeof name, "%sembed_tokens.weight", places[i][0]);
-        if (tern_hf_find(list, name)) {
+        (void)snprintf(other, sizeof other, "%sembed.weight", places[i][0]);
+        if (tern_hf_find(list, name) || tern_hf_find(list, other)) {
             place = i;
             break;
         }

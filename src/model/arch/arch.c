@@ -197,7 +197,7 @@ static int read_experts(struct experts *v, const struct tern_file *f, const char
     TERN_TRY(tern_file_get_int(f, KEY("expert_shared_count"), 0, 0, MAX_FF / v->ff, &v->shared, err));
     TERN_TRY(tern_file_get_int(f, KEY("expert_shared_feed_forward_length"), v->shared * v->ff, 0, MAX_FF, &v->ff_shared,
                                err));
-    TERN_TRY(tern_file_get_int(f, KEY("expert_gating_func"), 1, 1, 3, &v->gating, err));
+    TERN_TRY(tern_file_get_int(f, KEY("expert_gating_func"), 1, 1, 4, &v->gating, err));
     TERN_TRY(tern_file_get_bool(f, KEY("expert_weights_norm"), v->norm, &v->norm, err));
     TERN_TRY(tern_file_get_float(f, KEY("expert_weights_scale"), 1.0, &v->scale, err));
     if (!(v->scale > 0))
@@ -232,7 +232,9 @@ int tern_configure_experts(struct tern_desc *d, const struct tern_file *f, const
             continue;
         l->ffn = TERN_FFN_EXPERTS;
         l->experts = (struct tern_experts_desc){
-            .router = v.gating == 2 ? TERN_ROUTE_SIGMOID : TERN_ROUTE_SOFTMAX,
+            .router = v.gating == 2   ? TERN_ROUTE_SIGMOID
+                      : v.gating == 4 ? TERN_ROUTE_SQRT_SOFTPLUS
+                                      : TERN_ROUTE_SOFTMAX,
             .n = (int)v.n,
             .n_active = (int)v.active,
             .n_ff = (int)v.ff,

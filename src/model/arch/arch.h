@@ -33,6 +33,9 @@ struct tern_tensor_rule {
     tern_when *when; /* layers that have it; NULL: all */
     enum tern_stacked stacked;
     bool table;    /* f32, and turned: [k][n] */
+    bool flat;     /* f32, as it lies: [n][k] */
+    bool merged;   /* the matrices of a stack may also be one, of all their rows */
+    bool ids;      /* whole numbers, n of them at a time different ones below the layer's experts */
     bool optional; /* may be missing */
     bool own_kv;   /* of keys and values: not read where a layer attends to another's, there or not */
 };

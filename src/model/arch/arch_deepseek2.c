@@ -200,5 +200,9 @@ static const struct tern_hf_family families[] = {
     {0},
 };
 
-const struct tern_arch tern_arch_deepseek2 = {
-    .name = "deepseek2", .configure = configure, .globals = tern_llama_globals, .layers = layers, .hf = families};
+const struct tern_arch tern_arch_deepseek2 = {.name = "deepseek2",
+                                              .configure = configure,
+                                              .globals = tern_llama_globals,
+                                              .layers = layers,
+                                              .hf = families,
+                                              .gguf = {.latent = true}};

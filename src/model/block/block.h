@@ -12,7 +12,10 @@
  * layer that later ones attend to, and ple.  X(name) */
 /* clang-format off */
 #define TERN_ROWS_LIST(X) \
-    X(x)        /* the residual stream */ \
+    X(x)        /* the residual stream, or all of its streams */ \
+    X(mixed)    /* where it has several: those of the rows that want logits */ \
+    X(read)     /* what a block reads of them, before its norm */ \
+    X(weights)  /* by which they are read and written */ \
     X(h)        /* what a block reads: normed rows */ \
     X(t)        /* what it answers */ \
     X(q)        /* queries, [heads][dim] */ \
@@ -22,6 +25,9 @@
     X(mix)      /* queries with their gates, or a recurrence's channels */ \
     X(decay)    /* of delta layers, [heads] */ \
     X(beta)     /* as wide as decay */ \
+    X(rows) X(rows_gate)   /* what tokens bring into compressed rows */ \
+    X(index) X(index_gate) /* into the keys by which those are chosen */ \
+    X(index_q) X(index_w)  /* queries to these, and weights of their heads */ \
     X(ff_gate)  /* of networks */ \
     X(ff_up)    /* as wide as ff_gate */ \
     X(logits)   /* of routers */ \
@@ -37,6 +43,7 @@ struct tern_needs {
     TERN_ROWS_LIST(TERN_ROWS_WIDTH)
 #undef TERN_ROWS_WIDTH
     int active; /* experts that a row goes to */
+    int chosen; /* compressed rows that a row chooses */
     struct tern_dev_limits dev;
 };
 #define TERN_WIDEN(var, value) ((var) = (value) > (var) ? (value) : (var))
@@ -65,6 +72,7 @@ struct tern_forward {
     struct tern_dev_rows out, hidden; /* logits and hidden states, room for max_out and max_hidden rows */
     int max_out, max_hidden;
     struct tern_dev_vec expert_ids, expert_weights; /* [max_rows][most active experts] */
+    struct tern_dev_vec chosen, n_chosen;           /* int32 [max_rows][most chosen rows], [max_rows] */
     struct tern_dev_vec freq[TERN_MAX_ROPES], cos[TERN_MAX_ROPES], sin[TERN_MAX_ROPES];
     struct tern_cached cached;
     size_t bytes;
@@ -83,6 +91,8 @@ struct tern_block {
     void (*caches)(struct tern_kv_decl *decl, const struct tern_desc *d, const struct tern_layer_desc *l, int ctx);
     /* What the descriptor asks for that the block does not do, to be put into "layer 3 uses ..."; NULL: it does all. */
     const char *(*cannot)(const struct tern_desc *d, const struct tern_layer_desc *l);
+    /* Has the device the operations that the block needs besides those of all?  NULL: it needs none. */
+    bool (*runs_on)(const struct tern_dev_ops *ops, const struct tern_layer_desc *l);
     /* f->t = block(f->h); x: what f->h was before its norm. */
     void (*run)(struct tern_forward *f, const struct tern_forward_batch *b, int layer, const struct tern_dev_rows *x);
 };
@@ -102,6 +112,7 @@ enum tern_half { TERN_HALF_MIXER, TERN_HALF_FFN, TERN_HALF_PLE };
 /* How a block reads the residual stream and how what it answers comes back into it.  `plain` is x += t. */
 struct tern_residual {
     const char *name;
+    bool (*runs_on)(const struct tern_dev_ops *ops); /* as a block's */
     void (*need)(struct tern_needs *n, const struct tern_desc *d);
     /* Token embeddings become the stream. */
     void (*embed)(struct tern_forward *f, const struct tern_forward_batch *b);
@@ -130,6 +141,8 @@ int tern_cached_open(struct tern_forward *f, struct tern_dev_limits *lim, tern_e
 void tern_cached_close(struct tern_cached *c);
 /* Before the first layer of a step. */
 void tern_cached_begin(struct tern_forward *f, const struct tern_forward_batch *b);
+/* The span of a layer that has this role, as the device knows it; -1: none. */
+int tern_cached_span(const struct tern_forward *f, int layer, enum tern_kv_role role);
 /* New keys k and values f->v into the cache, then f->a = attention(f->q). */
 void tern_cached_attend(struct tern_forward *f, int layer, struct tern_dev_rows k);
 
@@ -143,8 +156,11 @@ enum tern_gate tern_layer_gate(const struct tern_layer_desc *l);
 /* Per-layer embeddings of all layers, at the beginning of a step. */
 void tern_ple_begin(struct tern_forward *f, const struct tern_forward_batch *b);
 /* y = (act(h Wg) * (h Wu)) Wd */
+struct tern_network {
+    const struct tern_weights *gate, *up, *down;
+    float clamp; /* of what the activation reads, and of what it multiplies; 0: no */
+};
 void tern_network_run(struct tern_forward *f, const struct tern_forward_batch *b, const struct tern_layer_desc *l,
-                      const struct tern_weights *gate, const struct tern_weights *up, const struct tern_weights *down,
-                      const struct tern_dev_rows *y, const struct tern_dev_rows *h);
+                      const struct tern_network *n, const struct tern_dev_rows *y, const struct tern_dev_rows *h);
 
 #endif

@@ -50,8 +50,10 @@ int tern_cached_open(struct tern_forward *f, struct tern_dev_limits *lim, tern_e
     describe_caches(f);
     for (int i = 0; i < d->n_layers; i++) {
         const struct tern_layer_desc *l = &d->layers[i];
-        c->shapes[i] = (struct tern_attn_shape){
-            .layer = kv_layer(f, i), .n_heads = l->at.n_heads, .scale = l->at.scale, .softcap = l->at.score_cap};
+        c->shapes[i] = (struct tern_attn_shape){.layer = kv_layer(f, i),
+                                                .n_heads = l->mixer == TERN_MIX_SPARSE ? 0 : l->at.n_heads,
+                                                .scale = l->at.scale,
+                                                .softcap = l->at.score_cap};
     }
     lim->caches = c->caches;
     lim->n_caches = f->n_plans;
@@ -69,6 +71,11 @@ void tern_cached_close(struct tern_cached *c)
     void *all[] = {c->caches, c->pages, c->shapes, c->jobs, c->tables};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         tern_free(all[i]);
+}
+
+int tern_cached_span(const struct tern_forward *f, int layer, enum tern_kv_role role)
+{
+    return tern_kv_span_of(f->caches[0].layout, layer, role);
 }
 
 static struct tern_dev_job job_of(const struct tern_forward_job *j, struct tern_dev_table *tables)

@@ -42,7 +42,9 @@ static void experts(struct tern_forward *f, const struct tern_forward_batch *b, 
     const struct tern_route route = {.n_experts = l->experts.n,
                                      .n_active = l->experts.n_active,
                                      .sigmoid = l->experts.router == TERN_ROUTE_SIGMOID,
+                                     .sqrt_softplus = l->experts.router == TERN_ROUTE_SQRT_SOFTPLUS,
                                      .bias = w[TERN_SLOT_ROUTER_BIAS].vec,
+                                     .table = w[TERN_SLOT_ROUTER_TABLE].vec,
                                      .n_groups = l->experts.n_groups,
                                      .n_groups_used = l->experts.n_groups_used,
                                      .group_best = l->experts.router == TERN_ROUTE_SIGMOID ? 2 : 1,
@@ -54,7 +56,8 @@ static void experts(struct tern_forward *f, const struct tern_forward_batch *b, 
                                    .up = &w[TERN_SLOT_EXPERT_UP].mat,
                                    .down = &w[TERN_SLOT_EXPERT_DOWN].mat,
                                    .gelu = l->act == TERN_ACT_GELU_TANH,
-                                   .weigh_input = l->experts.weigh_input};
+                                   .weigh_input = l->experts.weigh_input,
+                                   .clamp = l->experts.clamp};
     ops->route(f->dev, &route, f->logits, f->expert_ids, f->expert_weights, b->n_rows);
     ops->experts(f->dev, &e, *y, *h, f->expert_ids, f->expert_weights, b->n_rows, b->n_wide);
 }
@@ -65,8 +68,9 @@ static void add_shared(struct tern_forward *f, const struct tern_forward_batch *
     const struct tern_layer_desc *l = &f->net->desc.layers[layer];
     const struct tern_weights *w = f->net->layers[layer];
     const struct tern_dev_ops *ops = f->dev->ops;
-    tern_network_run(f, b, l, &w[TERN_SLOT_SHARED_GATE], &w[TERN_SLOT_SHARED_UP], &w[TERN_SLOT_SHARED_DOWN], &f->shared,
-                     &f->h);
+    const struct tern_network n = {&w[TERN_SLOT_SHARED_GATE], &w[TERN_SLOT_SHARED_UP], &w[TERN_SLOT_SHARED_DOWN],
+                                   l->experts.clamp_shared};
+    tern_network_run(f, b, l, &n, &f->shared, &f->h);
     if (w[TERN_SLOT_SHARED_ROUTER].mat.form) {
         logits(f, b, &w[TERN_SLOT_SHARED_ROUTER], &f->h);
         ops->gate(f->dev, f->shared, f->logits, b->n_rows);
@@ -101,6 +105,13 @@ static void run_beside(struct tern_forward *f, const struct tern_forward_batch *
     ops->add(f->dev, f->t, f->t, f->shared, b->n_rows);
 }
 
-const struct tern_block tern_block_experts = {.name = "experts", .need = need, .run = run};
+static bool runs_on(const struct tern_dev_ops *ops, const struct tern_layer_desc *l)
+{
+    const bool clamps = l->experts.clamp > 0 || l->experts.clamp_shared > 0;
+    const bool usual = !clamps && !l->experts.listed && l->experts.router != TERN_ROUTE_SQRT_SOFTPLUS;
+    return usual || ops->clamp; /* a device that has the operation does the rest of these, too */
+}
+
+const struct tern_block tern_block_experts = {.name = "experts", .need = need, .runs_on = runs_on, .run = run};
 const struct tern_block tern_block_beside = {
     .name = "experts beside a network", .need = need_beside, .run = run_beside};

@@ -15,17 +15,18 @@ static void need(struct tern_needs *n, const struct tern_desc *d, const struct t
 }
 
 void tern_network_run(struct tern_forward *f, const struct tern_forward_batch *b, const struct tern_layer_desc *l,
-                      const struct tern_weights *gate, const struct tern_weights *up, const struct tern_weights *down,
-                      const struct tern_dev_rows *y, const struct tern_dev_rows *h)
+                      const struct tern_network *n, const struct tern_dev_rows *y, const struct tern_dev_rows *h)
 {
     const struct tern_dev_ops *ops = f->dev->ops;
     const struct tern_matmul gu[2] = {
-        {.w = &gate->mat, .y = f->ff_gate},
-        {.w = &up->mat, .y = f->ff_up},
+        {.w = &n->gate->mat, .y = f->ff_gate},
+        {.w = &n->up->mat, .y = f->ff_up},
     };
-    const struct tern_matmul d = {.w = &down->mat, .y = *y};
+    const struct tern_matmul d = {.w = &n->down->mat, .y = *y};
     ops->matmul(f->dev, gu, 2, *h, b->n_rows, b->n_wide);
-    ops->glu(f->dev, tern_dev_columns(f->ff_gate, 0, gate->mat.n), f->ff_up, b->n_rows, tern_layer_gate(l));
+    if (n->clamp > 0)
+        ops->clamp(f->dev, tern_dev_columns(f->ff_gate, 0, n->gate->mat.n), f->ff_up, b->n_rows, n->clamp);
+    ops->glu(f->dev, tern_dev_columns(f->ff_gate, 0, n->gate->mat.n), f->ff_up, b->n_rows, tern_layer_gate(l));
     ops->matmul(f->dev, &d, 1, f->ff_gate, b->n_rows, b->n_wide);
 }
 
@@ -33,8 +34,8 @@ static void run(struct tern_forward *f, const struct tern_forward_batch *b, int 
 {
     const struct tern_weights *w = f->net->layers[layer];
     (void)x;
-    tern_network_run(f, b, &f->net->desc.layers[layer], &w[TERN_SLOT_GATE], &w[TERN_SLOT_UP], &w[TERN_SLOT_DOWN], &f->t,
-                     &f->h);
+    const struct tern_network n = {&w[TERN_SLOT_GATE], &w[TERN_SLOT_UP], &w[TERN_SLOT_DOWN], 0};
+    tern_network_run(f, b, &f->net->desc.layers[layer], &n, &f->t, &f->h);
 }
 
 const struct tern_block tern_block_network = {.name = "network", .need = need, .run = run};

@@ -20,7 +20,7 @@ static const struct tern_field fields[] = {
     {"tool_choice", TERN_FIELD_OBJ, AT(tool_choice), 0, 0, NULL},
     {"thinking", TERN_FIELD_OBJ, AT(thinking), 0, 0, NULL},
     {"metadata", TERN_FIELD_OBJ, TERN_FIELD_CHECKED, 0, 0, NULL},
-    {"output_format", TERN_FIELD_REFUSED, TERN_FIELD_CHECKED, 0, 0, TERN_NOT_CONSTRAINED},
+    {"output_format", TERN_FIELD_OBJ, AT(format), 0, 0, NULL},
     {"mcp_servers", TERN_FIELD_REFUSED, TERN_FIELD_CHECKED, 0, 0, "there are no MCP servers here"},
     {"container", TERN_FIELD_REFUSED, TERN_FIELD_CHECKED, 0, 0, "there are no containers here"},
     {0},
@@ -204,6 +204,8 @@ static int convert_tools(struct tern_ask *g, struct tern_fault *f)
                                json_object_get(tool, "input_schema"));
         if (json_is_string(json_object_get(tool, "description")))
             (void)json_object_set(fn, "description", json_object_get(tool, "description"));
+        if (json_is_true(json_object_get(tool, "strict")))
+            (void)json_object_set_new(fn, "strict", json_true());
         (void)json_array_append_new(out, json_pack("{ss so}", "type", "function", "function", fn));
     }
     if (g->tool_choice && !choice)
@@ -213,8 +215,14 @@ static int convert_tools(struct tern_ask *g, struct tern_fault *f)
         return bad(f, "tool_choice", "must be of type auto, none, any or tool");
     g->parallel_calls = !json_is_true(json_object_get(g->tool_choice, "disable_parallel_tool_use"));
     g->tools = out;
-    bool forced = choice && (choice[0] == 't' || strcmp(choice, "any") == 0);
-    g->tool_choice = choice ? tern_ask_own(g, json_string(forced ? "required" : choice)) : NULL;
+    json_t *name = json_object_get(g->tool_choice, "name");
+    if (choice && strcmp(choice, "tool") == 0 && !json_is_string(name))
+        return bad(f, "tool_choice", "has no name");
+    if (choice && strcmp(choice, "tool") == 0)
+        g->tool_choice = tern_ask_own(g, json_pack("{ss s{sO}}", "type", "function", "function", "name", name));
+    else
+        g->tool_choice = choice ? tern_ask_own(g, json_string(strcmp(choice, "any") == 0 ? "required" : choice)) : NULL;
+    g->format_param = "output_format";
     return 0;
 }
 
@@ -235,29 +243,24 @@ static int convert_thinking(struct tern_job *j, struct tern_fault *f)
 static int read_conversation(struct tern_job *j, struct tern_fault *f)
 {
     if (tern_ask_read(j, fields, f) < 0 || convert_messages(j->ask, f) < 0 || convert_tools(j->ask, f) < 0 ||
-        convert_thinking(j, f) < 0 || tern_job_lanes(j, 1, f) < 0)
+        convert_thinking(j, f) < 0)
         return -1;
     return 0;
 }
 
 static int prepare(struct tern_job *j, struct tern_fault *f)
 {
-    char id[sizeof j->id];
     if (read_conversation(j, f) < 0)
         return -1;
     if (j->ask->max_tokens == TERN_ASK_UNSET)
         return tern_fault_set(f, 400, "missing_required_parameter", "max_tokens", "max_tokens is missing");
-    if (tern_ask_request(j, f) < 0 || tern_messages_tokens(j, &j->lanes[0].ids, f) < 0)
-        return -1;
-    tern_ask_reply(j->ask);
-    (void)snprintf(id, sizeof id, "msg_%.40s", j->id);
-    memcpy(j->id, id, sizeof id);
-    return tern_ask_check_prompt(j, &j->lanes[0], f);
+    tern_ask_name(j, "msg_");
+    return tern_ask_request(j, f) < 0 ? -1 : tern_ask_conversation(j, f);
 }
 
 static int count_tokens(struct tern_job *j, struct tern_fault *f)
 {
-    if (read_conversation(j, f) < 0 || tern_messages_tokens(j, &j->lanes[0].ids, f) < 0)
+    if (read_conversation(j, f) < 0 || tern_job_lanes(j, 1, f) < 0 || tern_messages_tokens(j, &j->lanes[0].ids, f) < 0)
         return -1;
     j->answer = json_pack("{sI}", "input_tokens", (json_int_t)j->lanes[0].ids.len);
     return 0;

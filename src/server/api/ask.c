@@ -18,6 +18,7 @@ struct tern_ask *tern_ask_new(void)
     g->temperature = g->top_p = g->min_p = g->xtc_probability = g->xtc_threshold = g->repetition = g->presence =
         g->frequency = NAN;
     g->parallel_calls = true;
+    g->format_param = "response_format";
     return g;
 }
 
@@ -28,6 +29,7 @@ void tern_ask_free(struct tern_ask *g)
     free(g->ids);
     free(g->values);
     free(g->tools_json);
+    free(g->rule_text);
     json_decref(g->owned);
     free(g);
 }
@@ -238,8 +240,8 @@ int tern_ask_request(struct tern_job *j, struct tern_fault *f)
     struct tern_ask *g = j->ask;
     int64_t most = g->max_completion_tokens >= 0 ? g->max_completion_tokens : g->max_tokens;
     tern_request_defaults(&g->request);
-    if (read_stream_options(j, f) < 0 || read_stops(g, f) < 0 || read_sampler(j, f) < 0 || read_ids(j, f) < 0 ||
-        read_choices(j, f) < 0)
+    if (tern_rule_read(g, f) < 0 || read_stream_options(j, f) < 0 || read_stops(g, f) < 0 || read_sampler(j, f) < 0 ||
+        read_ids(j, f) < 0 || read_choices(j, f) < 0)
         return -1;
     g->request.max_tokens = most >= 0 ? (int)most : -1;
     g->request.min_tokens = g->min_tokens > 0 ? (int)g->min_tokens : 0;
@@ -257,14 +259,14 @@ int tern_ask_request(struct tern_job *j, struct tern_fault *f)
     return 0;
 }
 
-int tern_ask_check_prompt(struct tern_job *j, const struct tern_lane *lane, struct tern_fault *f)
+int tern_ask_check_prompt(struct tern_job *j, struct tern_lane *lane, struct tern_fault *f)
 {
     const char *param = j->ask->messages ? "messages" : j->ask->prompt ? "prompt" : "input";
     int ctx = tern_engine_ctx(j->server->engine), room = j->ask->request.max_tokens == 0 ? 0 : 1;
     if (lane->ids.len == 0)
         return tern_fault_set(f, 400, "invalid_value", param, "the prompt is empty");
     if (lane->ids.len + (size_t)room <= (size_t)ctx)
-        return 0;
+        return tern_rule_apply(j, lane, f);
     size_t n = lane->ids.len < INT32_MAX ? lane->ids.len : INT32_MAX;
     (void)tern_fault_set(f, 400, "context_length_exceeded", param,
                          "the prompt has %zu tokens, the context of this server holds %d%s", n, ctx,
@@ -272,4 +274,19 @@ int tern_ask_check_prompt(struct tern_job *j, const struct tern_lane *lane, stru
     f->n_prompt = (int)n;
     f->n_ctx = ctx;
     return -1;
+}
+
+void tern_ask_name(struct tern_job *j, const char *prefix)
+{
+    char id[sizeof j->id];
+    (void)snprintf(id, sizeof id, "%s%.30s", prefix, j->id);
+    memcpy(j->id, id, sizeof id);
+}
+
+int tern_ask_conversation(struct tern_job *j, struct tern_fault *f)
+{
+    if (tern_job_lanes(j, 1, f) < 0 || tern_messages_tokens(j, &j->lanes[0].ids, f) < 0)
+        return -1;
+    tern_ask_reply(j->ask);
+    return tern_ask_check_prompt(j, &j->lanes[0], f);
 }

@@ -11,6 +11,16 @@
 #define TERN_MAX_STOPS   64
 #define TERN_MAX_LOGPROB 20
 
+/* What the output must follow. */
+enum tern_ask_rule {
+    TERN_RULE_NONE,
+    TERN_RULE_JSON,
+    TERN_RULE_SCHEMA,
+    TERN_RULE_REGEX,
+    TERN_RULE_GRAMMAR,
+    TERN_RULE_CHOICE
+};
+
 struct tern_ask {
     /* Members of the request; unset numbers are TERN_ASK_UNSET, or NAN. */
     const char *model;
@@ -21,11 +31,18 @@ struct tern_ask {
     double temperature, top_p, min_p, xtc_probability, xtc_threshold, repetition, presence, frequency;
     json_t *stop, *stop_ids, *logit_bias, *stream_options;
     json_t *prompt, *messages, *tools, *tool_choice, *template_vars;
+    json_t *format, *guided_json, *guided_choice, *structured, *json_schema; /* format: as response_format */
+    const char *guided_regex, *guided_grammar, *grammar;
     json_t *system, *input, *thinking;              /* of single APIs */
     const char *user, *effort, *system_text, *text; /* text: of single APIs */
     bool flag;                                      /* likewise */
 
     /* Made out of them. */
+    enum tern_ask_rule rule;
+    char *rule_text;
+    const char *rule_param, *format_param; /* what the fields are called in this API */
+    bool call_required, strict_tools;
+    const char *call_function; /* that is required; NULL: any */
     tern_request request;
     const char *stops[TERN_MAX_STOPS];
     int32_t *ids;  /* biases, then stop ids */
@@ -66,23 +83,27 @@ void tern_ask_free(struct tern_ask *g);
         {"service_tier", TERN_FIELD_STR, TERN_FIELD_CHECKED, 0, 0, NULL},                                              \
         {"prompt_cache_key", TERN_FIELD_STR, TERN_FIELD_CHECKED, 0, 0, NULL},                                          \
         {"safety_identifier", TERN_FIELD_STR, TERN_FIELD_CHECKED, 0, 0, NULL},                                         \
-        {"guided_json", TERN_FIELD_REFUSED, TERN_FIELD_CHECKED, 0, 0, TERN_NOT_CONSTRAINED},                           \
-        {"guided_regex", TERN_FIELD_REFUSED, TERN_FIELD_CHECKED, 0, 0, TERN_NOT_CONSTRAINED},                          \
-        {"guided_choice", TERN_FIELD_REFUSED, TERN_FIELD_CHECKED, 0, 0, TERN_NOT_CONSTRAINED},                         \
-        {"guided_grammar", TERN_FIELD_REFUSED, TERN_FIELD_CHECKED, 0, 0, TERN_NOT_CONSTRAINED},                        \
-        {"structured_outputs", TERN_FIELD_REFUSED, TERN_FIELD_CHECKED, 0, 0, TERN_NOT_CONSTRAINED},                    \
-        {"grammar", TERN_FIELD_REFUSED, TERN_FIELD_CHECKED, 0, 0, TERN_NOT_CONSTRAINED},                               \
+        {"guided_json", TERN_FIELD_ANY, TERN_ASK_AT(guided_json), 0, 0, NULL},                                         \
+        {"guided_regex", TERN_FIELD_STR, TERN_ASK_AT(guided_regex), 0, 0, NULL},                                       \
+        {"guided_choice", TERN_FIELD_ARR, TERN_ASK_AT(guided_choice), 0, 0, NULL},                                     \
+        {"guided_grammar", TERN_FIELD_STR, TERN_ASK_AT(guided_grammar), 0, 0, NULL},                                   \
+        {"structured_outputs", TERN_FIELD_OBJ, TERN_ASK_AT(structured), 0, 0, NULL},                                   \
+        {"response_format", TERN_FIELD_OBJ, TERN_ASK_AT(format), 0, 0, NULL},                                          \
+        {"grammar", TERN_FIELD_STR, TERN_ASK_AT(grammar), 0, 0, NULL},                                                 \
     {                                                                                                                  \
-        "json_schema", TERN_FIELD_REFUSED, TERN_FIELD_CHECKED, 0, 0, TERN_NOT_CONSTRAINED                              \
+        "json_schema", TERN_FIELD_ANY, TERN_ASK_AT(json_schema), 0, 0, NULL                                            \
     }
-#define TERN_NOT_CONSTRAINED "this server does not constrain the output yet"
 
 /* W: the body as an object by a table, then the model's name.  Common to all APIs that generate. */
 int tern_ask_read(struct tern_job *j, const struct tern_field *table, struct tern_fault *f);
 /* W: checks what belongs together and fills g->request, all but the prompt. */
 int tern_ask_request(struct tern_job *j, struct tern_fault *f);
-/* W: is there room for the prompt of a lane? */
-int tern_ask_check_prompt(struct tern_job *j, const struct tern_lane *lane, struct tern_fault *f);
+/* W: is there room for the prompt of a lane?  Then puts the rule to work on its reply. */
+int tern_ask_check_prompt(struct tern_job *j, struct tern_lane *lane, struct tern_fault *f);
+
+/* rule.c, W: what the output must follow, from the fields; and at work on the replies to a lane's prompt. */
+int tern_rule_read(struct tern_ask *g, struct tern_fault *f);
+int tern_rule_apply(struct tern_job *j, struct tern_lane *lane, struct tern_fault *f);
 
 /* messages.c, W: the conversation of j->ask (messages, tools, ...) into ids.  What other APIs have in place of these is
  * turned into them first; tern_ask_own keeps such JSON for the job's life. */
@@ -101,6 +122,11 @@ void tern_token_text(const struct tern_server *s, int32_t id, struct tern_buf *o
 
 /* W: lanes for texts, lists of ids, or one of them; `param` names the field. */
 int tern_ask_prompts(struct tern_job *j, const json_t *p, const char *param, struct tern_fault *f);
+/* W: the id that the answer has: prefix and the request's. */
+void tern_ask_name(struct tern_job *j, const char *prefix);
+/* W: all that is left once the request is read and j->ask has a conversation: one lane with its ids, how its reply is
+ * taken apart. */
+int tern_ask_conversation(struct tern_job *j, struct tern_fault *f);
 /* Fills ask->reply for a conversation. */
 void tern_ask_reply(struct tern_ask *g);
 

@@ -13,7 +13,6 @@ static const struct tern_field fields[] = {
     {"tools", TERN_FIELD_ARR, TERN_ASK_AT(tools), 0, 0, NULL},
     {"tool_choice", TERN_FIELD_ANY, TERN_ASK_AT(tool_choice), 0, 0, NULL},
     {"parallel_tool_calls", TERN_FIELD_BOOL, TERN_ASK_AT(parallel_calls), 0, 0, NULL},
-    {"response_format", TERN_FIELD_OBJ, TERN_ASK_AT(input), 0, 0, NULL},
     {"reasoning_effort", TERN_FIELD_STR, TERN_ASK_AT(effort), 0, 0, NULL},
     {"chat_template_kwargs", TERN_FIELD_OBJ, TERN_ASK_AT(template_vars), 0, 0, NULL},
     {"functions", TERN_FIELD_REFUSED, TERN_FIELD_CHECKED, 0, 0, "use tools"},
@@ -24,38 +23,19 @@ static const struct tern_field fields[] = {
     {0},
 };
 
-static int check_format(struct tern_ask *g, struct tern_fault *f)
-{
-    const char *type = json_string_value(json_object_get(g->input, "type"));
-    if (!g->input || (type && strcmp(type, "text") == 0))
-        return 0;
-    if (!type)
-        return tern_fault_set(f, 400, "invalid_value", "response_format", "response_format has no type");
-    return tern_fault_set(f, 400, "unsupported_value", "response_format", "response_format of type \"%.40s\": %s", type,
-                          TERN_NOT_CONSTRAINED);
-}
-
 static int prepare(struct tern_job *j, struct tern_fault *f)
 {
-    char id[sizeof j->id];
     if (tern_ask_read(j, fields, f) < 0)
         return -1;
     struct tern_ask *g = j->ask;
-    if (check_format(g, f) < 0)
-        return -1;
-    g->input = NULL;
     if (!g->messages)
         return tern_fault_set(f, 400, "missing_required_parameter", "messages", "messages is missing");
     if (g->max_tokens == 0 || g->max_completion_tokens == 0)
         return tern_fault_set(f, 400, "invalid_value", "max_tokens", "max_tokens must be at least 1");
     if (g->top_logprobs > 0 && !g->logprobs)
         return tern_fault_set(f, 400, "invalid_value", "top_logprobs", "top_logprobs needs \"logprobs\": true");
-    if (tern_ask_request(j, f) < 0 || tern_job_lanes(j, 1, f) < 0 || tern_messages_tokens(j, &j->lanes[0].ids, f) < 0)
-        return -1;
-    tern_ask_reply(g);
-    (void)snprintf(id, sizeof id, "chatcmpl-%.30s", j->id);
-    memcpy(j->id, id, sizeof id);
-    return tern_ask_check_prompt(j, &j->lanes[0], f);
+    tern_ask_name(j, "chatcmpl-");
+    return tern_ask_request(j, f) < 0 ? -1 : tern_ask_conversation(j, f);
 }
 
 const char *tern_finish_openai(const struct tern_choice *c)
@@ -71,9 +51,14 @@ const char *tern_finish_openai(const struct tern_choice *c)
 
 json_t *tern_usage_openai(const struct tern_job *j)
 {
-    return json_pack("{si si si s{si} s{si}}", "prompt_tokens", j->n_prompt, "completion_tokens", j->n_generated,
+    json_t *details = json_pack("{si}", "reasoning_tokens", j->n_reasoning);
+    if (j->n_drafted) { /* guesses of the engine's own stand where others count those of the request */
+        (void)json_object_set_new(details, "accepted_prediction_tokens", json_integer(j->n_accepted));
+        (void)json_object_set_new(details, "rejected_prediction_tokens", json_integer(j->n_drafted - j->n_accepted));
+    }
+    return json_pack("{si si si s{si} so}", "prompt_tokens", j->n_prompt, "completion_tokens", j->n_generated,
                      "total_tokens", j->n_prompt + j->n_generated, "prompt_tokens_details", "cached_tokens",
-                     j->n_cached, "completion_tokens_details", "reasoning_tokens", j->n_reasoning);
+                     j->n_cached, "completion_tokens_details", details);
 }
 
 /* ---- the whole answer -------------------------------------------------------------------------------------------- */

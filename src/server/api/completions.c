@@ -14,7 +14,6 @@ static const struct tern_field fields[] = {
     {"echo", TERN_FIELD_BOOL, TERN_ASK_AT(echo), 0, 0, NULL},
     {"best_of", TERN_FIELD_INT, TERN_ASK_AT(best_of), 1, 1024, NULL},
     {"suffix", TERN_FIELD_REFUSED, TERN_FIELD_CHECKED, 0, 0, "text cannot be filled in before a suffix here"},
-    {"response_format", TERN_FIELD_REFUSED, TERN_FIELD_CHECKED, 0, 0, TERN_NOT_CONSTRAINED},
     {0},
 };
 
@@ -75,18 +74,14 @@ int tern_ask_prompts(struct tern_job *j, const json_t *p, const char *param, str
 
 static int prepare(struct tern_job *j, struct tern_fault *f)
 {
-    char id[sizeof j->id];
     if (tern_ask_read(j, fields, f) < 0)
         return -1;
     struct tern_ask *g = j->ask;
     g->logprobs = g->top_logprobs >= 0;
     if (g->max_tokens == TERN_ASK_UNSET)
         g->max_tokens = 16;
-    if (tern_ask_request(j, f) < 0 || tern_ask_prompts(j, g->prompt, "prompt", f) < 0)
-        return -1;
-    (void)snprintf(id, sizeof id, "cmpl-%.30s", j->id);
-    memcpy(j->id, id, sizeof id);
-    return 0;
+    tern_ask_name(j, "cmpl-");
+    return tern_ask_request(j, f) < 0 ? -1 : tern_ask_prompts(j, g->prompt, "prompt", f);
 }
 
 /* ---- answers ----------------------------------------------------------------------------------------------------- */

@@ -170,15 +170,15 @@ static int check_tool(const json_t *tool, size_t index, struct tern_fault *f)
         return bad(f, "invalid_value", at, "must have a name of 1 to 128 letters, digits and _-.:/");
     if (p && !json_is_object(p) && !json_is_null(p))
         return bad(f, "invalid_type", at, "has parameters that are no object");
-    if (json_is_true(json_object_get(fn, "strict")))
-        return tern_fault_set(f, 400, "unsupported_parameter", at, "%s: strict: %s", at, TERN_NOT_CONSTRAINED);
     return 0;
 }
 
-/* Are the tools offered to the model? */
-static int read_choice(const json_t *choice, bool *offered, struct tern_fault *f)
+/* Are the tools offered to the model, and must one be called? */
+static int read_choice(struct tern_ask *g, bool *offered, struct tern_fault *f)
 {
-    const char *word = json_string_value(choice);
+    const json_t *choice = g->tool_choice, *fn = json_object_get(choice, "function");
+    const char *word = json_string_value(choice), *type = json_string_value(json_object_get(choice, "type")),
+               *name = json_string_value(json_object_get(fn ? fn : choice, "name"));
     *offered = true;
     if (!choice || (word && strcmp(word, "auto") == 0))
         return 0;
@@ -186,11 +186,14 @@ static int read_choice(const json_t *choice, bool *offered, struct tern_fault *f
         *offered = false;
         return 0;
     }
-    if (json_is_object(choice) || (word && strcmp(word, "required") == 0))
-        return tern_fault_set(f, 400, "unsupported_value", "tool_choice",
-                              "tool_choice must be \"auto\" or \"none\": a call cannot be forced, because %s",
-                              TERN_NOT_CONSTRAINED);
-    return bad(f, "invalid_value", "tool_choice", "must be \"auto\" or \"none\"");
+    g->call_required = true;
+    if (word && strcmp(word, "required") == 0)
+        return 0;
+    g->call_function = name;
+    if (!word && type && strcmp(type, "function") == 0 && name)
+        return 0;
+    return bad(f, "invalid_value", "tool_choice",
+               "must be \"auto\", \"none\", \"required\" or {\"type\": \"function\", \"function\": {\"name\": ..}}");
 }
 
 int tern_tools_check(struct tern_job *j, struct tern_fault *f)
@@ -200,7 +203,7 @@ int tern_tools_check(struct tern_job *j, struct tern_fault *f)
     size_t i;
     json_t *tool;
     bool offered;
-    if (read_choice(g->tool_choice, &offered, f) < 0)
+    if (read_choice(g, &offered, f) < 0)
         return -1;
     if (json_array_size(g->tools) > MAX_TOOLS)
         return bad(f, "invalid_value", "tools", "must not be more than 1024");
@@ -208,7 +211,10 @@ int tern_tools_check(struct tern_job *j, struct tern_fault *f)
     {
         if (check_tool(tool, i, f) < 0)
             return -1;
+        g->strict_tools |= json_is_true(json_object_get(json_object_get(tool, "function"), "strict"));
     }
+    if (g->call_required && json_array_size(g->tools) == 0)
+        return bad(f, "invalid_value", "tool_choice", "requires a call, and there are no tools");
     if (json_array_size(g->tools) == 0 || !offered) {
         g->tools = NULL;
         return 0;

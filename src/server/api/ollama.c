@@ -12,7 +12,7 @@
 #define COMMON_FIELDS                                                                                        \
     {"model", TERN_FIELD_STR, AT(model), 0, 512, NULL}, {"stream", TERN_FIELD_BOOL, AT(stream), 0, 0, NULL}, \
         {"options", TERN_FIELD_OBJ, AT(template_vars), 0, 0, NULL},                                          \
-        {"format", TERN_FIELD_REFUSED, TERN_FIELD_CHECKED, 0, 0, TERN_NOT_CONSTRAINED},                      \
+        {"format", TERN_FIELD_ANY, AT(format), 0, 0, NULL},                                                  \
         {"keep_alive", TERN_FIELD_ANY, TERN_FIELD_CHECKED, 0, 0, NULL},                                      \
     {                                                                                                        \
         "think", TERN_FIELD_ANY, AT(thinking), 0, 0, NULL                                                    \
@@ -100,13 +100,29 @@ static int read_think(struct tern_job *j, struct tern_fault *f)
     return 0;
 }
 
+/* "json", or a schema. */
+static int read_format(struct tern_ask *g, struct tern_fault *f)
+{
+    const char *word = json_string_value(g->format);
+    g->format_param = "format";
+    if (word && !*word)
+        g->format = NULL;
+    else if (word && strcmp(word, "json") == 0)
+        g->format = tern_ask_own(g, json_pack("{ss}", "type", "json_object"));
+    else if (json_is_object(g->format))
+        g->format = tern_ask_own(g, json_pack("{ss sO}", "type", "json_schema", "schema", g->format));
+    else if (g->format)
+        return tern_fault_set(f, 400, "invalid_value", "format", "format must be \"json\" or a JSON schema");
+    return 0;
+}
+
 static int read_request(struct tern_job *j, const struct tern_field *table, struct tern_fault *f)
 {
     if (tern_ask_read(j, table, f) < 0)
         return -1;
     if (!json_object_get(j->root, "stream"))
         j->ask->stream = true; /* its default */
-    if (read_options(j, f) < 0 || read_think(j, f) < 0)
+    if (read_options(j, f) < 0 || read_think(j, f) < 0 || read_format(j->ask, f) < 0)
         return -1;
     return tern_ask_request(j, f);
 }
@@ -136,7 +152,7 @@ static int convert_messages(struct tern_ask *g, struct tern_fault *f)
 
 static int prepare_chat(struct tern_job *j, struct tern_fault *f)
 {
-    if (read_request(j, chat_fields, f) < 0 || tern_job_lanes(j, 1, f) < 0)
+    if (read_request(j, chat_fields, f) < 0)
         return -1;
     if (j->ask->messages && json_array_size(j->ask->messages) == 0) { /* "is the model there?" */
         j->answer = json_pack("{so so s{ss ss} sb ss}", "model", tern_json_cstr(j->server->name), "created_at",
@@ -144,10 +160,7 @@ static int prepare_chat(struct tern_job *j, struct tern_fault *f)
                               "done", 1, "done_reason", "load");
         return 0;
     }
-    if (convert_messages(j->ask, f) < 0 || tern_messages_tokens(j, &j->lanes[0].ids, f) < 0)
-        return -1;
-    tern_ask_reply(j->ask);
-    return tern_ask_check_prompt(j, &j->lanes[0], f);
+    return convert_messages(j->ask, f) < 0 ? -1 : tern_ask_conversation(j, f);
 }
 
 static int prepare_generate(struct tern_job *j, struct tern_fault *f)
@@ -168,10 +181,7 @@ static int prepare_generate(struct tern_job *j, struct tern_fault *f)
     if (g->system_text && *g->system_text)
         (void)json_array_append_new(g->messages, json_pack("{ss ss}", "role", "system", "content", g->system_text));
     (void)json_array_append_new(g->messages, json_pack("{ss sO}", "role", "user", "content", g->prompt));
-    if (tern_job_lanes(j, 1, f) < 0 || tern_messages_tokens(j, &j->lanes[0].ids, f) < 0)
-        return -1;
-    tern_ask_reply(g);
-    return tern_ask_check_prompt(j, &j->lanes[0], f);
+    return tern_ask_conversation(j, f);
 }
 
 /* ---- answers ----------------------------------------------------------------------------------------------------- */

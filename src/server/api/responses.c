@@ -143,10 +143,11 @@ static int convert_tools(struct tern_ask *g, struct tern_fault *f)
 
 static int read_rest(struct tern_ask *g, struct tern_fault *f)
 {
-    const json_t *format = json_object_get(g->prompt, "format");
-    const char *type = json_string_value(json_object_get(format, "type"));
-    if (format && (!type || strcmp(type, "text") != 0))
-        return tern_fault_set(f, 400, "unsupported_value", "text.format", "text.format: %s", TERN_NOT_CONSTRAINED);
+    json_t *format = json_object_get(g->prompt, "format");
+    g->format_param = "text.format";
+    if (format && !json_is_object(format) && !json_is_null(format))
+        return bad(f, "text.format", "must be an object");
+    g->format = json_is_object(format) ? format : NULL;
     if (g->text && strcmp(g->text, "disabled") != 0)
         return bad(f, "truncation", "must be \"disabled\": a conversation that is too long is refused");
     json_t *effort = json_object_get(g->thinking, "effort");
@@ -158,21 +159,17 @@ static int read_rest(struct tern_ask *g, struct tern_fault *f)
 
 static int prepare(struct tern_job *j, struct tern_fault *f)
 {
-    char id[sizeof j->id];
     if (tern_ask_read(j, fields, f) < 0)
         return -1;
     struct tern_ask *g = j->ask;
     if (read_rest(g, f) < 0)
         return -1;
     g->prompt = NULL;
-    if (convert_input(g, f) < 0 || convert_tools(g, f) < 0 || tern_ask_request(j, f) < 0 ||
-        tern_job_lanes(j, 1, f) < 0 || tern_messages_tokens(j, &j->lanes[0].ids, f) < 0)
-        return -1;
-    tern_ask_reply(g);
     j->items = json_array();
-    (void)snprintf(id, sizeof id, "resp_%.40s", j->id);
-    memcpy(j->id, id, sizeof id);
-    return tern_ask_check_prompt(j, &j->lanes[0], f);
+    if (convert_input(g, f) < 0 || convert_tools(g, f) < 0)
+        return -1;
+    tern_ask_name(j, "resp_");
+    return tern_ask_request(j, f) < 0 ? -1 : tern_ask_conversation(j, f);
 }
 
 /* ---- the answer -------------------------------------------------------------------------------------------------- */
@@ -199,13 +196,13 @@ static json_t *response(const struct tern_job *j, const char *status)
                           tern_json_cstr(j->server->name), "output", json_copy(j->items), "parallel_tool_calls",
                           g->parallel_calls, "previous_response_id", "temperature", number_or_null(g->temperature),
                           "store", 0, "top_p", number_or_null(g->top_p));
-    json_t *more =
-        json_pack("{so so ss so s{} sn s{so sn} s{s{ss}}}", "tool_choice",
-                  g->tool_choice ? json_incref(g->tool_choice) : json_string("auto"), "tools",
-                  json_is_array(json_object_get(j->root, "tools")) ? json_incref(json_object_get(j->root, "tools"))
-                                                                   : json_array(),
-                  "truncation", "disabled", "usage", usage, "metadata", "user", "reasoning", "effort",
-                  tern_json_cstr(g->effort), "summary", "text", "format", "type", "text");
+    json_t *more = json_pack(
+        "{so so ss so s{} sn s{so sn} s{so}}", "tool_choice",
+        g->tool_choice ? json_incref(g->tool_choice) : json_string("auto"), "tools",
+        json_is_array(json_object_get(j->root, "tools")) ? json_incref(json_object_get(j->root, "tools"))
+                                                         : json_array(),
+        "truncation", "disabled", "usage", usage, "metadata", "user", "reasoning", "effort", tern_json_cstr(g->effort),
+        "summary", "text", "format", g->format ? json_incref(g->format) : json_pack("{ss}", "type", "text"));
     (void)json_object_update_new(r, more);
     return r;
 }

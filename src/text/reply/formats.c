@@ -50,6 +50,34 @@ const char *tern_calls_name(const struct tern_calls_format *f)
     return f->name;
 }
 
+const char *tern_calls_open(const struct tern_calls_format *f)
+{
+    return f->open;
+}
+
+const char *tern_calls_close(const struct tern_calls_format *f)
+{
+    return f->close ? f->close : "";
+}
+
+const char *tern_reasoning_open(const struct tern_reasoning_format *f)
+{
+    return f->open;
+}
+
+const char *tern_reasoning_close(const struct tern_reasoning_format *f)
+{
+    return f->close;
+}
+
+bool tern_reasoning_begun(const struct tern_reasoning_format *f, const char *text, size_t n)
+{
+    size_t open = strlen(f->open);
+    while (n && tern_call_blank(text[n - 1]))
+        n--;
+    return n >= open && memcmp(text + n - open, f->open, open) == 0;
+}
+
 static bool has(const char *text, size_t n, const char *part)
 {
     return n && memmem(text, n, part, strlen(part));

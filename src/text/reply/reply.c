@@ -437,10 +437,7 @@ out:
 
 void tern_reply_prompt(tern_reply *r, const char *text, size_t n)
 {
-    size_t open = r->reasoning ? strlen(r->reasoning->open) : 0;
-    while (n && tern_call_blank(text[n - 1]))
-        n--;
-    if (open && n >= open && memcmp(text + n - open, r->reasoning->open, open) == 0) {
+    if (r->reasoning && tern_reasoning_begun(r->reasoning, text, n)) {
         r->state = IN_REASONING;
         r->drop_newlines = true;
     }

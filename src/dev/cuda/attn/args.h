@@ -1,0 +1,123 @@
+/* dev/cuda/attn/args.h - the cache as kernels see it: layers, units of work, and what kernels of attention take.
+ *
+ * Read by C and by CUDA; addresses are numbers of the card's memory. */
+#ifndef TERN_DEV_CUDA_ATTN_ARGS_H
+#define TERN_DEV_CUDA_ATTN_ARGS_H
+
+#include <stdint.h>
+#include "dev/cuda/tables.h"
+
+#define TERN_CUDA_PAGE   64
+#define TERN_CUDA_RANGES 40 /* most ranges of one decode row (tern_cuda_range_pages) */
+#define TERN_CUDA_Q      8  /* q rows (heads of rows) of one plain block */
+#define TERN_CUDA_PAIRS  8
+#define TERN_CUDA_CHAIN  5248 /* shared bytes of a warp that encodes trellis codes */
+
+/* How one side of a page holds its numbers. */
+enum {
+    TERN_CUDA_F16,    /* as the tile */
+    TERN_CUDA_BF16,   /* as the tile, rounded to 8 bits when the page closes */
+    TERN_CUDA_F32,    /* as the tile */
+    TERN_CUDA_CODES,  /* kernel/kvq.h: 8, 4, 3, 2 bits */
+    TERN_CUDA_AFFINE, /* codec/kv_group.c: scale and bias per 64 dims */
+    TERN_CUDA_LEVELS  /* codec/kv_group.c: levels, scale per 16 dims */
+};
+
+/* Key conditioning of one KV head (codec/codec.h). */
+struct tern_cuda_cond {
+    uint64_t mean, scale, unscale; /* f32 [dim] */
+    uint64_t turns;                /* f32 [2 * n_pairs][64] */
+    int32_t n_pairs, unused;
+    struct {
+        int32_t a, b, freq; /* freq: a row of the angles */
+        float re, im;
+    } pairs[TERN_CUDA_PAIRS];
+};
+
+/* One side of a layer.  A head of dim = parts * run dims, run a power of two, is rotated as kernel/kvq.h says. */
+struct tern_cuda_side {
+    int32_t form, bits, dim, trellis, n_prescale, key, raw32, rotated;
+    int32_t run, parts;
+    float norm, unit;
+    uint64_t sign;   /* f32 [dim] */
+    uint64_t across; /* f32 [parts][parts], or 0 */
+    uint64_t cond;   /* struct tern_cuda_cond [n_heads], or 0 */
+    uint64_t steps;  /* cos and sin of each frequency of pairs: f64 [n_freq][2] */
+    uint64_t angles; /* cos and sin of frequency * position at pages: f64 [n_freq][max_pages][2] */
+    int32_t max_pages, unused;
+    float mid[16], level[16];
+    int8_t entry[16], b[16], c[16];
+};
+
+struct tern_cuda_layer {
+    struct tern_cuda_side k, v;
+    int32_t n_heads, latent, window, chunked, first, recent, ring, group;
+    uint64_t k_head_off, v_head_off, k_off, v_off, head_bytes, layer_off;
+    uint64_t tile_v_off, tile_bytes, tile_layer_off;
+    uint64_t sink_v_off, sink_bytes, sink_layer_off;
+};
+
+/* The rows of one job that lie in one page. */
+struct tern_cuda_unit {
+    int32_t job, page;
+};
+
+/* Where the tiles of a step lie.  Jobs that span pages work in staging tiles: job j from tile stage_of[j] on, -1 for
+ * one that works in its own. */
+struct tern_cuda_stage {
+    uint64_t p, tile_bytes; /* of a page's tile: all heads */
+    uint64_t stage_of;      /* int32 [n_jobs] */
+};
+
+/* append: the rows k, v of the pages of `units` into their tiles; raw pages that are full close. */
+struct tern_cuda_append_args {
+    struct tern_cuda_tables t;
+    struct tern_cuda_layer l;
+    struct tern_cuda_stage stage;
+    uint64_t units; /* struct tern_cuda_unit */
+    uint64_t k, v;
+    uint64_t k_stride, v_stride; /* floats */
+    uint64_t from;               /* recode: struct tern_cuda_recode, else 0 */
+};
+
+/* Rows out of a raw cache (recode). */
+struct tern_cuda_recode {
+    struct tern_cuda_job job;
+    struct tern_cuda_table table;
+    int32_t unused;
+    struct tern_cuda_blocks pages, tiles;
+    uint64_t numbers;
+};
+
+/* attention.  q rows are heads of rows; a KV head's `group` query heads are cut into n_split units of `heads`. */
+struct tern_cuda_attn_args {
+    struct tern_cuda_tables t;
+    struct tern_cuda_layer l;
+    struct tern_cuda_stage stage;
+    uint64_t units;
+    uint64_t q, out;
+    uint64_t q_stride, out_stride; /* floats */
+    uint64_t part;                 /* f32 [decode row][head][TERN_CUDA_RANGES][v.dim + 2] */
+    int32_t n_heads, group, heads, n_split;
+    int32_t rows;     /* of a block: TERN_CUDA_Q / heads, or what the fast kernels take */
+    int32_t n_blocks; /* blocks of a unit */
+    int32_t row0;     /* the first decode row */
+    int32_t n_units;
+    float q_scale, cap; /* both in log2 units; cap 0: none */
+};
+
+/* Pages that one range of a decode row has: by the pages that it sees, so that there are enough ranges for a card and
+ * never more than TERN_CUDA_RANGES, whatever else is in the batch. */
+#ifdef __CUDACC__
+__host__ __device__
+#endif
+    static inline int
+    tern_cuda_range_pages(int window, int pos)
+{
+    int pages = (window && window < pos ? window : pos) / TERN_CUDA_PAGE + 1, range = 8;
+    while (range * 32 < pages)
+        range *= 2;
+    return range;
+}
+
+#endif

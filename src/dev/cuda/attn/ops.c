@@ -1,0 +1,377 @@
+/* append, attention and recode: what the host does for them.
+ *
+ * A step's jobs are cut into units, the rows of one job in one page, when it begins; kernels find everything else in
+ * tables.  Jobs whose rows span pages work in staging tiles, as on the CPU (dev/cpu/step.c). */
+#include <math.h>
+#include <string.h>
+#include "base/mem.h"
+#include "dev/cuda/attn/state.h"
+
+static int take(void *out, size_t n, size_t size, tern_error *err)
+{
+    return tern_alloc(out, n, size, err);
+}
+
+/* ---- opening ----------------------------------------------------------------------------------------------------- */
+
+static size_t max_units(const struct tern_dev_limits *l)
+{
+    return (size_t)l->max_rows / TERN_PAGE + 2 * (size_t)l->max_jobs + 2;
+}
+
+#define SLACK 256 /* of one piece of an upload */
+
+size_t tern_cuda_attn_upload(const struct tern_dev_limits *l)
+{
+    const size_t lists = 5, units = max_units(l) * sizeof(struct tern_cuda_unit);
+    const size_t recode = sizeof(struct tern_cuda_recode) + (size_t)l->max_pages * sizeof(uint32_t) + 2 * SLACK;
+    return lists * (units + (size_t)l->n_caches * SLACK) + (size_t)l->max_jobs * sizeof(int32_t) + SLACK +
+           (size_t)l->caches[0].n_layers * recode;
+}
+
+/* Room for decode rows' partial results, and for staging tiles. */
+static int open_scratch(struct tern_cuda *d, const struct tern_dev_limits *l, tern_error *err)
+{
+    int rc = 0, sets = 1;
+    struct tern_cuda_attn *t = d->attn;
+    size_t part = 0;
+    for (int c = 0; c < l->n_caches; c++)
+        for (int i = 0; i < t->n_layers; i++) {
+            const struct tern_kv_layer *kv = &l->caches[c].layers[i];
+            const size_t bytes = (size_t)kv->n_heads * kv->tile_bytes;
+            if (l->caches[c].group_of[i] >= 0 && bytes > t->stage_tile_bytes)
+                t->stage_tile_bytes = bytes;
+            const struct tern_kv_layer *at = &l->caches[c].layers[l->shapes[i].n_heads ? l->shapes[i].layer : i];
+            const size_t floats = (size_t)l->shapes[i].n_heads * ((size_t)at->v.dim + 2);
+            part = floats > part ? floats : part;
+        }
+    for (int i = 0; i < t->n_layers; i++) {
+        const int of = l->shapes[i].n_heads ? l->shapes[i].layer : i;
+        if (of != i && !t->stage_set[of])
+            t->stage_set[of] = sets++;
+    }
+    t->stage_tiles = max_units(l);
+    TERN_TRY(tern_cuda_take(d, &t->stage, t->stage_tiles * (size_t)sets * t->stage_tile_bytes, err));
+    TERN_TRY(tern_cuda_take(d, &t->part, part * (size_t)l->max_narrow * TERN_CUDA_RANGES * sizeof(float), err));
+out:
+    return rc;
+}
+
+int tern_cuda_attn_open(struct tern_cuda *d, const struct tern_dev_limits *l, tern_error *err)
+{
+    int rc = 0;
+    struct tern_cuda_attn *t;
+    TERN_TRY(take(&d->attn, 1, sizeof *d->attn, err));
+    t = d->attn;
+    t->n_layers = l->caches[0].n_layers;
+    t->n_caches = l->n_caches;
+    const size_t layers = (size_t)t->n_layers;
+    TERN_TRY(take(&t->layers, layers * (size_t)t->n_caches, sizeof *t->layers, err));
+    TERN_TRY(take(&t->stage_set, layers, sizeof *t->stage_set, err));
+    TERN_TRY(take(&t->waits, layers, sizeof *t->waits, err));
+    TERN_TRY(take(&t->stage_of, (size_t)l->max_jobs, sizeof *t->stage_of, err));
+    TERN_TRY(take(&t->lists, (size_t)t->n_caches, sizeof *t->lists, err));
+    TERN_TRY(take(&t->units, max_units(l), sizeof *t->units, err));
+    t->max_units = max_units(l);
+    TERN_TRY(tern_cuda_attn_layers(d, l, err));
+    TERN_TRY(open_scratch(d, l, err));
+out:
+    return rc;
+}
+
+void tern_cuda_attn_close(struct tern_cuda *d)
+{
+    struct tern_cuda_attn *t = d->attn;
+    const tern_cu_address scratch[] = {t->stage, t->part, t->constants};
+    void *all[] = {t->layers, t->stage_set, t->waits, t->stage_of, t->lists, t->units, t};
+    for (size_t i = 0; i < sizeof scratch / sizeof *scratch; i++)
+        tern_cuda_give(d, scratch[i]);
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        tern_free(all[i]);
+    d->attn = NULL;
+}
+
+/* ---- a step ------------------------------------------------------------------------------------------------------ */
+
+static int pages_of(const struct tern_dev_job *j)
+{
+    return (j->pos0 + j->n_rows - 1) / TERN_PAGE - j->pos0 / TERN_PAGE + 1;
+}
+
+static int rows_in(const struct tern_dev_job *j, int page)
+{
+    const int end = j->pos0 + j->n_rows, from = page * TERN_PAGE > j->pos0 ? page * TERN_PAGE : j->pos0;
+    return (page + 1) * TERN_PAGE < end ? (page + 1) * TERN_PAGE - from : end - from;
+}
+
+/* Which units a list has. */
+typedef bool chooser(const struct tern_cuda_attn *t, const struct tern_dev_step *s, int job, int page);
+
+static bool any(const struct tern_cuda_attn *t, const struct tern_dev_step *s, int job, int page)
+{
+    (void)t;
+    (void)s;
+    (void)job;
+    (void)page;
+    return true;
+}
+
+static bool closing(const struct tern_cuda_attn *t, const struct tern_dev_step *s, int job, int page)
+{
+    (void)t;
+    return (page + 1) * TERN_PAGE <= s->jobs[job].pos0 + s->jobs[job].n_rows;
+}
+
+static bool staged(const struct tern_cuda_attn *t, const struct tern_dev_step *s, int job, int page)
+{
+    (void)s;
+    (void)page;
+    return t->stage_of[job] >= 0;
+}
+
+static bool wide(const struct tern_cuda_attn *t, const struct tern_dev_step *s, int job, int page)
+{
+    (void)t;
+    (void)page;
+    return s->jobs[job].wide;
+}
+
+static bool narrow(const struct tern_cuda_attn *t, const struct tern_dev_step *s, int job, int page)
+{
+    return !wide(t, s, job, page);
+}
+
+/* The units of a cache that a chooser wants, sent to the card. */
+static struct tern_cuda_list_of make_list(struct tern_cuda *d, int cache, chooser *choose)
+{
+    struct tern_cuda_attn *t = d->attn;
+    const struct tern_dev_step *s = &d->step;
+    struct tern_cuda_list_of list = {0};
+    for (int i = 0; i < s->n_jobs; i++) {
+        const struct tern_dev_job *j = &s->jobs[i];
+        const int first = j->pos0 / TERN_PAGE;
+        for (int page = first; j->cache == cache && page < first + pages_of(j); page++) {
+            if (!choose(t, s, i, page))
+                continue;
+            const int rows = rows_in(j, page);
+            TERN_ASSERT((size_t)list.n < t->max_units);
+            t->units[list.n++] = (struct tern_cuda_unit){i, page};
+            list.rows = rows > list.rows ? rows : list.rows;
+        }
+    }
+    list.p = tern_cuda_send(d, t->units, (size_t)list.n * sizeof *t->units);
+    return list;
+}
+
+void tern_cuda_attn_begin(struct tern_cuda *d)
+{
+    struct tern_cuda_attn *t = d->attn;
+    const struct tern_dev_step *s = &d->step;
+    int used = 0;
+    t->first_narrow = s->n_rows;
+    for (int i = 0; i < s->n_jobs; i++) {
+        const struct tern_dev_job *j = &s->jobs[i];
+        const int pages = pages_of(j);
+        t->stage_of[i] = pages > 1 ? used : -1;
+        used += pages > 1 ? pages : 0;
+        if (!j->wide && j->row0 < t->first_narrow)
+            t->first_narrow = j->row0;
+    }
+    TERN_ASSERT((size_t)used <= t->stage_tiles);
+    t->stage_table = tern_cuda_send(d, t->stage_of, (size_t)s->n_jobs * sizeof *t->stage_of);
+    for (int c = 0; c < t->n_caches; c++)
+        t->lists[c] = (struct tern_cuda_lists){
+            .all = make_list(d, c, any),
+            .closing = make_list(d, c, closing),
+            .staged = make_list(d, c, staged),
+            .wide = make_list(d, c, wide),
+            .narrow = make_list(d, c, narrow),
+        };
+}
+
+static const struct tern_cuda_layer *layer_of(const struct tern_cuda *d, int cache, int layer)
+{
+    return &d->attn->layers[cache * d->attn->n_layers + layer];
+}
+
+static struct tern_cuda_stage stage_of(const struct tern_cuda_attn *t, int layer)
+{
+    const size_t set = (size_t)t->stage_set[layer] * t->stage_tiles * t->stage_tile_bytes;
+    return (struct tern_cuda_stage){t->stage + set, t->stage_tile_bytes, t->stage_table};
+}
+
+/* ---- append ------------------------------------------------------------------------------------------------------ */
+
+static void run(struct tern_cuda *d, enum tern_cuda_kernel kernel, struct tern_cuda_append_args *a,
+                struct tern_cuda_list_of units)
+{
+    a->units = units.p;
+    tern_cuda_launch(d, kernel, (unsigned)units.n, (unsigned)a->l.n_heads, 1, 256, 0, a, sizeof *a);
+}
+
+static struct tern_cuda_append_args append_args(const struct tern_cuda *d, int cache, int layer)
+{
+    struct tern_cuda_append_args a;
+    memset(&a, 0, sizeof a); /* lists of calls are compared byte by byte */
+    a.t = d->tables;
+    a.l = *layer_of(d, cache, layer);
+    a.stage = stage_of(d->attn, layer);
+    return a;
+}
+
+/* As many warps as find room for what they search with. */
+static void run_encode(struct tern_cuda *d, struct tern_cuda_append_args *a, struct tern_cuda_list_of units)
+{
+    const struct tern_cuda_side *sides[] = {&a->l.k, &a->l.v};
+    unsigned threads = 512, shared = 0;
+    for (int i = 0; i < 2; i++) {
+        const struct tern_cuda_side *s = sides[i];
+        const unsigned dim = (unsigned)s->dim, vectors = 32 * (dim + 1) * 4 + 256 + 2048 + 32 * dim;
+        if (s->form < TERN_CUDA_CODES)
+            continue;
+        while (s->trellis && threads > 64 && vectors + threads / 32 * TERN_CUDA_CHAIN > (unsigned)d->card->shared_most)
+            threads /= 2;
+        const unsigned all = vectors + (s->trellis ? threads / 32 * TERN_CUDA_CHAIN : 0);
+        shared = all > shared ? all : shared;
+    }
+    a->units = units.p;
+    if (shared)
+        tern_cuda_launch(d, TERN_CUDA_K_encode, (unsigned)units.n, (unsigned)a->l.n_heads, 4, threads, shared, a,
+                         sizeof *a);
+}
+
+static void keep(struct tern_cuda *d, int layer)
+{
+    for (int c = 0; c < d->attn->n_caches; c++) {
+        struct tern_cuda_append_args a = append_args(d, c, layer);
+        run(d, TERN_CUDA_K_keep, &a, d->attn->lists[c].staged);
+    }
+    d->attn->waits[layer] = false;
+}
+
+void tern_cuda_append(struct tern_dev *dev, int layer, struct tern_dev_rows k, struct tern_dev_rows v)
+{
+    struct tern_cuda *d = tern_cuda_of(dev);
+    struct tern_cuda_attn *t = d->attn;
+    t->waits[layer] = true;
+    for (int c = 0; c < t->n_caches; c++) {
+        struct tern_cuda_append_args a = append_args(d, c, layer);
+        a.k = tern_cuda_rows_at(k);
+        a.v = tern_cuda_rows_at(v);
+        a.k_stride = k.stride;
+        a.v_stride = v.stride;
+        run(d, TERN_CUDA_K_append, &a, t->lists[c].all);
+        run_encode(d, &a, t->lists[c].closing);
+    }
+}
+
+void tern_cuda_recode(struct tern_dev *dev, int layer, const struct tern_dev_job *from, struct tern_dev_rows k,
+                      struct tern_dev_rows v)
+{
+    struct tern_cuda *d = tern_cuda_of(dev);
+    const struct tern_dev_cache *cache = &d->step.caches[from->cache];
+    const int group = cache->group_of[layer];
+    const struct tern_dev_table *table = &from->tables[group];
+    TERN_ASSERT(d->step.n_jobs == 1 && d->step.jobs[0].pos0 == from->pos0 && d->step.jobs[0].n_rows == from->n_rows);
+    const struct tern_cuda_recode r = {
+        .job = {.row0 = from->row0, .n_rows = from->n_rows, .pos0 = from->pos0, .tile = from->tile},
+        .table = {.first = table->first, .n = table->n},
+        .pages = {cache->pages[group].mem ? cache->pages[group].mem->p : 0, cache->pages[group].bytes},
+        .tiles = {cache->tiles.mem->p, cache->tiles.bytes},
+        .numbers = tern_cuda_send(d, table->blocks, (size_t)table->n * sizeof *table->blocks),
+    };
+    struct tern_cuda_append_args a = append_args(d, from->cache, layer);
+    a.from = tern_cuda_send(d, &r, sizeof r);
+    a.k = tern_cuda_rows_at(k);
+    a.v = tern_cuda_rows_at(v);
+    a.k_stride = k.stride;
+    a.v_stride = v.stride;
+    run(d, TERN_CUDA_K_raw_rows, &a, (struct tern_cuda_list_of){.n = pages_of(from)});
+    tern_cuda_append(dev, layer, k, v);
+    keep(d, layer);
+}
+
+void tern_cuda_attn_end(struct tern_cuda *d)
+{
+    for (int i = 0; i < d->attn->n_layers; i++)
+        if (d->attn->waits[i])
+            keep(d, i);
+}
+
+/* ---- attention --------------------------------------------------------------------------------------------------- */
+
+/* Blocks of the plain kernels: up to 8 q rows of one KV head, heads evenly. */
+static void cut_plain(struct tern_cuda_attn_args *a, struct tern_cuda_list_of units)
+{
+    a->n_split = (a->group + TERN_CUDA_Q - 1) / TERN_CUDA_Q;
+    a->heads = (a->group + a->n_split - 1) / a->n_split;
+    a->rows = TERN_CUDA_Q / a->heads;
+    a->n_blocks = (units.rows + a->rows - 1) / a->rows;
+    a->units = units.p;
+    a->n_units = units.n;
+}
+
+static unsigned plain_shared(const struct tern_cuda_layer *l)
+{
+    const unsigned dk = (unsigned)l->k.dim, dv = (unsigned)l->v.dim, most = dk > dv ? dk : dv;
+    const unsigned dq = l->latent ? dk + dv : dk, pages = l->latent ? 32 * (dk + 1 + dv + 1) : 32 * (most + 1);
+    return (TERN_CUDA_Q * 32 + 32 + 2 * TERN_CUDA_Q * dq + pages) * (unsigned)sizeof(float);
+}
+
+static void run_plain(struct tern_cuda *d, enum tern_cuda_kernel kernel, const struct tern_cuda_attn_args *a,
+                      unsigned z)
+{
+    tern_cuda_launch(d, kernel, (unsigned)(a->n_units * a->n_blocks), (unsigned)(a->l.n_heads * a->n_split), z, 256,
+                     plain_shared(&a->l), a, sizeof *a);
+}
+
+/* Most ranges of any decode row of the step. */
+static int most_ranges(const struct tern_cuda *d, int cache, const struct tern_kv_layer *l)
+{
+    int most = 0;
+    for (int i = 0; i < d->step.n_jobs; i++) {
+        const struct tern_dev_job *j = &d->step.jobs[i];
+        const int last = j->pos0 + j->n_rows - 1;
+        for (int pos = j->pos0; j->cache == cache && !j->wide && pos <= last;
+             pos = pos / TERN_PAGE * TERN_PAGE + TERN_PAGE) {
+            const int pages = tern_cuda_range_pages(l->reach.window, pos);
+            const int raw0 = pos / TERN_PAGE - l->recent + 1, page0 = tern_kv_oldest(l->reach, pos) / TERN_PAGE;
+            const int n = page0 < raw0 ? (raw0 - 1) / pages - page0 / pages + 1 : 0;
+            most = n > most ? n : most;
+        }
+    }
+    return most;
+}
+
+void tern_cuda_attention(struct tern_dev *dev, const struct tern_attn_shape *shape, struct tern_dev_rows q,
+                         struct tern_dev_rows out)
+{
+    const double log2e = 1.4426950408889634;
+    struct tern_cuda *d = tern_cuda_of(dev);
+    struct tern_cuda_attn *t = d->attn;
+    for (int c = 0; c < t->n_caches; c++) {
+        struct tern_cuda_attn_args a;
+        const struct tern_cuda_lists *lists = &t->lists[c];
+        memset(&a, 0, sizeof a); /* lists of calls are compared byte by byte */
+        a.t = d->tables;
+        a.l = *layer_of(d, c, shape->layer);
+        a.stage = stage_of(t, shape->layer);
+        a.q = tern_cuda_rows_at(q);
+        a.out = tern_cuda_rows_at(out);
+        a.q_stride = q.stride;
+        a.out_stride = out.stride;
+        a.part = t->part;
+        a.n_heads = shape->n_heads;
+        a.group = shape->n_heads / a.l.n_heads;
+        a.row0 = t->first_narrow;
+        a.q_scale = (float)(shape->scale * log2e);
+        a.cap = (float)(shape->softcap * log2e);
+        cut_plain(&a, lists->wide);
+        run_plain(d, TERN_CUDA_K_attn_wide, &a, 1);
+        cut_plain(&a, lists->narrow);
+        run_plain(d, TERN_CUDA_K_attn_range, &a, (unsigned)most_ranges(d, c, &d->step.caches[c].layers[shape->layer]));
+        run_plain(d, TERN_CUDA_K_attn_finish, &a, 1);
+    }
+    if (t->waits[shape->layer] && !t->stage_set[shape->layer])
+        keep(d, shape->layer);
+}

@@ -1,0 +1,373 @@
+/* Attention for every scheme, head size and layer, in f32: prompt rows of the exact class, and whatever has no kernel
+ * of its own.
+ *
+ * A block of threads takes up to 8 q rows (heads of rows of one page and KV head), one per warp.  Pages come in halves
+ * of 32 tokens, a lane each: keys in f32 in shared memory, one chain of fma over ascending dims per score, the softmax
+ * of the half, then the values.  A q row goes through the same steps whatever else is in its block.
+ *
+ * Prompt rows are done in one go.  Decode rows leave a partial result for each range of pages (o, m, l), which `finish`
+ * merges in ascending order. */
+#include "dev/cuda/attn/cache.cuh"
+
+#define THREADS 256
+#define ROWS    TERN_CUDA_Q
+#define HALF    32
+
+struct rows {
+    const tern_cuda_attn_args *a;
+    const tern_cuda_job *job;
+    int job_i, kv_head, head0, heads, n_q;
+    int row0, pos0; /* of the first row: in the batch, in the sequence */
+    int own, page0, raw0;
+    int warp, lane;
+    const tern_cuda_cond *cond;
+    float *x, *raw; /* [8][dq] queries as the codes want them, and as they are; scale folded in */
+    float *k, *v;   /* [32][dim + 1] */
+    float *p;       /* [8][32] weights */
+    float *shrink;  /* [8] */
+    float shift;    /* q.mean of the warp's row */
+};
+
+/* The running softmax of q row `warp`, and of all rows the dims of this thread. */
+struct state {
+    float m, l, o[ROWS][2];
+};
+
+__device__ static int row_pos(const rows &r, int i)
+{
+    return r.pos0 + i / r.heads;
+}
+
+__device__ static int query_dim(const tern_cuda_layer &l)
+{
+    return l.k.dim + (l.latent ? l.v.dim : 0);
+}
+
+/* Which rows block `block` of a unit has; false: none. */
+__device__ static bool find_rows(rows &r, const tern_cuda_attn_args &a, int unit, int block, int split)
+{
+    const tern_cuda_unit u = cuda_at<const tern_cuda_unit>(a.units)[unit];
+    const tern_cuda_job &j = cuda_at<const tern_cuda_job>(a.t.jobs)[u.job];
+    const int first = u.page * 64 > j.pos0 ? u.page * 64 : j.pos0, end = j.pos0 + j.n_rows;
+    const int last = (u.page + 1) * 64 < end ? (u.page + 1) * 64 : end;
+    const int pos0 = first + block * a.rows, n = last - pos0 < a.rows ? last - pos0 : a.rows;
+    if (n <= 0)
+        return false;
+    r.a = &a;
+    r.job = &j;
+    r.job_i = u.job;
+    r.kv_head = split / a.n_split;
+    r.head0 = split % a.n_split * a.heads;
+    r.heads = a.group - r.head0 < a.heads ? a.group - r.head0 : a.heads;
+    r.head0 += r.kv_head * a.group;
+    r.n_q = n * r.heads;
+    r.pos0 = pos0;
+    r.row0 = j.row0 + pos0 - j.pos0;
+    r.own = u.page;
+    r.page0 = oldest_seen(a.l, pos0) / 64;
+    r.raw0 = r.own - a.l.recent + 1 > r.page0 ? r.own - a.l.recent + 1 : r.page0;
+    r.warp = threadIdx.x / 32;
+    r.lane = threadIdx.x % 32;
+    r.cond = a.l.k.cond ? cuda_at<const tern_cuda_cond>(a.l.k.cond) + r.kv_head : nullptr;
+    return true;
+}
+
+__device__ static void share(rows &r, float *shared)
+{
+    const tern_cuda_layer &l = r.a->l;
+    const int dq = query_dim(l);
+    r.p = shared;
+    r.shrink = r.p + ROWS * HALF;
+    r.x = r.shrink + 32;
+    r.raw = r.x + ROWS * dq;
+    r.k = r.raw + ROWS * dq;
+    r.v = l.latent ? r.k + HALF * (l.k.dim + 1) : r.k;
+}
+
+/* Queries of the warp's row, once; the conditioning's scale and the rotation for the codes. */
+__device__ static void load_queries(rows &r)
+{
+    const tern_cuda_layer &l = r.a->l;
+    const int dq = query_dim(l), i = r.warp, before = l.latent ? l.v.dim : 0;
+    float *raw = r.raw + i * dq, *x = r.x + i * dq;
+    r.shift = 0;
+    if (i < r.n_q) {
+        const float *q = cuda_at<const float>(r.a->q) + (uint64_t)(r.row0 + i / r.heads) * r.a->q_stride +
+                         (uint64_t)(r.head0 + i % r.heads) * dq;
+        for (int d = r.lane; d < dq; d += 32) {
+            raw[d] = q[d] * r.a->q_scale;
+            x[d] = raw[d];
+            if (r.cond) {
+                r.shift += raw[d] * cuda_at<const float>(r.cond->mean)[d];
+                x[d] *= cuda_at<const float>(r.cond->unscale)[d];
+            }
+        }
+        for (int width = 16; width; width /= 2)
+            r.shift += __shfl_xor_sync(~0u, r.shift, width);
+        __syncwarp();
+        if (l.k.rotated)
+            rotate_row(l.k, x + before, false, r.lane);
+        if (l.latent && l.v.rotated)
+            rotate_row(l.v, x, false, r.lane);
+    }
+    __syncthreads();
+}
+
+/* Keys that conditioning keeps out of the codes: what tern_kv_cond_pairs adds. */
+__device__ static float complete(const rows &r, float s, int page, int t)
+{
+    const tern_cuda_cond &c = *r.cond;
+    const float *turns = cuda_at<const float>(c.turns), *q = r.raw + r.warp * r.a->l.k.dim;
+    for (int i = 0; i < c.n_pairs; i++) {
+        const auto &m = c.pairs[i];
+        const double *at =
+            cuda_at<const double>(r.a->l.k.angles) + 2 * ((int64_t)m.freq * r.a->l.k.max_pages + page);
+        const float co = (float)at[0], si = (float)at[1];
+        const float along = q[m.a] * m.re + q[m.b] * m.im, across = q[m.b] * m.re - q[m.a] * m.im;
+        s = fmaf(along * co + across * si, turns[2 * i * 64 + t], s);
+        s = fmaf(across * co - along * si, turns[(2 * i + 1) * 64 + t], s);
+    }
+    return r.a->cap > 0 ? s + r.shift : s;
+}
+
+__device__ static float dot(const float *q, const float *k, int n)
+{
+    float s = 0;
+    for (int d = 0; d < n; d++)
+        s = fmaf(q[d], k[d], s);
+    return s;
+}
+
+/* 32 tokens from t0 on of a page whose tokens [lo, hi) count.  fill_k, fill_v(token, dim): the numbers. */
+template <class K, class V>
+__device__ static void take_half(const rows &r, state &st, int page, int t0, int lo, int hi, bool coded, K fill_k,
+                                 V fill_v)
+{
+    const tern_cuda_layer &l = r.a->l;
+    const int dk = l.k.dim, dv = l.v.dim, dq = query_dim(l), t = t0 + r.lane;
+#pragma unroll 1
+    for (int i = threadIdx.x; i < HALF * dk; i += THREADS)
+        r.k[i % HALF * (dk + 1) + i / HALF] = fill_k(t0 + i % HALF, i / HALF);
+#pragma unroll 1
+    for (int i = threadIdx.x; l.latent && i < HALF * dv; i += THREADS)
+        r.v[i / dv * (dv + 1) + i % dv] = fill_v(t0 + i / dv, i % dv);
+    __syncthreads();
+    float p = 0, shrink = 1;
+    if (r.warp < r.n_q) {
+        const int pos = row_pos(r, r.warp), oldest = oldest_seen(l, pos) - page * 64;
+        const int end = page == r.own && pos % 64 + 1 < hi ? pos % 64 + 1 : hi;
+        const float *q = (coded ? r.x : r.raw) + r.warp * dq;
+        float s = l.latent ? dot(q, r.v + r.lane * (dv + 1), dv) : 0;
+        s += dot(q + dq - dk, r.k + r.lane * (dk + 1), dk);
+        if (coded && r.cond)
+            s = complete(r, s, page, t);
+        if (r.a->cap > 0) /* both in log2 units */
+            s = r.a->cap * tanhf(s / r.a->cap);
+        const bool seen = t >= lo && t >= oldest && t < end;
+        float m = seen ? s : -INFINITY;
+        for (int width = 16; width; width /= 2)
+            m = fmaxf(m, __shfl_xor_sync(~0u, m, width));
+        m = fmaxf(m, st.m);
+        if (m != -INFINITY) {
+            shrink = exp2f(st.m - m);
+            p = seen ? exp2f(s - m) : 0;
+            float sum = p;
+            for (int width = 16; width; width /= 2)
+                sum += __shfl_xor_sync(~0u, sum, width);
+            st.l = st.l * shrink + sum;
+            st.m = m;
+        }
+    }
+    r.p[r.warp * HALF + r.lane] = p;
+    if (r.lane == 0)
+        r.shrink[r.warp] = shrink;
+    __syncthreads();
+#pragma unroll 1
+    for (int i = threadIdx.x; !l.latent && i < HALF * dv; i += THREADS)
+        r.v[i / dv * (dv + 1) + i % dv] = fill_v(t0 + i / dv, i % dv);
+    __syncthreads();
+    for (int j = 0; j < 2; j++) {
+        const int d = threadIdx.x + j * THREADS;
+        if (d >= dv)
+            break;
+#pragma unroll
+        for (int i = 0; i < ROWS; i++)
+            st.o[i][j] *= r.shrink[i];
+        for (int k = 0; k < HALF; k++) {
+            const float v = r.v[k * (dv + 1) + d];
+#pragma unroll
+            for (int i = 0; i < ROWS; i++)
+                st.o[i][j] = fmaf(r.p[i * HALF + k], v, st.o[i][j]);
+        }
+    }
+    __syncthreads();
+}
+
+__device__ static void start_rows(state &st)
+{
+    st.m = -INFINITY;
+    st.l = 0;
+    for (int i = 0; i < ROWS; i++)
+        st.o[i][0] = st.o[i][1] = 0;
+}
+
+__device__ static void take_pages(const rows &r, state &st, int begin, int end)
+{
+    const tern_cuda_layer &l = r.a->l;
+    for (int page = begin; page < end; page++) {
+        const uint8_t *p = page_at(r.a->t, l, *r.job, page, r.kv_head);
+        const uint8_t *k = p + l.k_off, *v = p + l.v_off;
+        const uint16_t *k_head = reinterpret_cast<const uint16_t *>(p + l.k_head_off);
+        const uint16_t *v_head = reinterpret_cast<const uint16_t *>(p + l.v_head_off);
+#pragma unroll 1
+        for (int t0 = 0; t0 < 64; t0 += HALF)
+            take_half(
+                r, st, page, t0, page ? 0 : l.first, 64, true,
+                [&](int t, int d) { return page_value(l.k, k, k_head, t, d); },
+                [&](int t, int d) { return page_value(l.v, v, v_head, t, d); });
+    }
+}
+
+/* n tokens of a raw piece: a tile (64), or the first tokens. */
+__device__ static void take_raw(const rows &r, state &st, int page, const uint8_t *k, const uint8_t *v, int n, int hi)
+{
+    const tern_cuda_layer &l = r.a->l;
+#pragma unroll 1
+    for (int t0 = 0; t0 < hi; t0 += HALF)
+        take_half(
+            r, st, page, t0, 0, hi, false, [&](int t, int d) { return t < hi ? raw_value(l.k, k, n, t, d) : 0.0f; },
+            [&](int t, int d) { return t < hi ? raw_value(l.v, v, n, t, d) : 0.0f; });
+}
+
+/* After the last closed page: back to the model's domain, first tokens, raw tiles, the division. */
+__device__ static void finish_rows(const rows &r, state &st)
+{
+    const tern_cuda_layer &l = r.a->l;
+    const int dv = l.v.dim;
+    if (r.cond && r.a->cap <= 0 && r.page0 < r.raw0)
+        st.m += r.shift;
+    if (l.v.rotated) {
+        for (int j = 0; j < 2; j++)
+            for (int i = 0, d = threadIdx.x + j * THREADS; i < ROWS && d < dv; i++)
+                r.v[i * dv + d] = st.o[i][j];
+        __syncthreads();
+        rotate_row(l.v, r.v + r.warp * dv, true, r.lane);
+        __syncthreads();
+        for (int j = 0; j < 2; j++)
+#pragma unroll
+            for (int i = 0; i < ROWS; i++)
+                if (threadIdx.x + j * THREADS < dv)
+                    st.o[i][j] = r.v[i * dv + threadIdx.x + j * THREADS];
+        __syncthreads();
+    }
+    if (l.first && r.own >= l.recent && oldest_seen(l, r.pos0) < l.first) {
+        const uint8_t *sink = sink_at(r.a->t, l, *r.job, r.kv_head);
+        take_raw(r, st, 0, sink, sink + l.sink_v_off, l.first, l.first);
+    }
+    for (int page = r.raw0; page <= r.own; page++) {
+        const uint8_t *tile = work_tile(r.a->t, l, r.a->stage, r.job_i, page, r.kv_head);
+        const int last = row_pos(r, r.n_q - 1) % 64 + 1;
+        take_raw(r, st, page, tile, tile + l.tile_v_off, 64, page == r.own ? last : 64);
+    }
+    if (r.lane == 0)
+        r.shrink[r.warp] = 1.0f / st.l;
+    __syncthreads();
+    for (int j = 0; j < 2; j++)
+#pragma unroll
+        for (int i = 0; i < ROWS; i++) {
+            const int d = threadIdx.x + j * THREADS;
+            if (i < r.n_q && d < dv)
+                cuda_at<float>(r.a->out)[(uint64_t)(r.row0 + i / r.heads) * r.a->out_stride +
+                                         (uint64_t)(r.head0 + i % r.heads) * dv + d] = st.o[i][j] * r.shrink[i] + 0.0f;
+        }
+}
+
+/* Partial result of q row i in range `range`. */
+__device__ static float *part_of(const rows &r, int i, int range)
+{
+    const uint64_t row = r.row0 - r.a->row0 + i / r.heads, slot = row * r.a->n_heads + r.head0 + i % r.heads;
+    return cuda_at<float>(r.a->part) + (slot * TERN_CUDA_RANGES + range % TERN_CUDA_RANGES) * (r.a->l.v.dim + 2);
+}
+
+TERN_CUDA_KERNEL_BEGIN(attn_wide, tern_cuda_attn_args, THREADS, 1)
+{
+    extern __shared__ float shared[];
+    rows r;
+    state st;
+    cuda_wait();
+    if (!find_rows(r, a, blockIdx.x / a.n_blocks, blockIdx.x % a.n_blocks, blockIdx.y))
+        return;
+    share(r, shared);
+    load_queries(r);
+    start_rows(st);
+    take_pages(r, st, r.page0, r.raw0);
+    finish_rows(r, st);
+}
+
+TERN_CUDA_KERNEL_BEGIN(attn_range, tern_cuda_attn_args, THREADS, 1)
+{
+    extern __shared__ float shared[];
+    rows r;
+    state st;
+    cuda_wait();
+    if (!find_rows(r, a, blockIdx.x / a.n_blocks, blockIdx.x % a.n_blocks, blockIdx.y))
+        return;
+    const int pages = tern_cuda_range_pages(a.l.window, r.pos0), range = r.page0 / pages + blockIdx.z;
+    const int begin = range * pages > r.page0 ? range * pages : r.page0;
+    const int end = (range + 1) * pages < r.raw0 ? (range + 1) * pages : r.raw0;
+    if (begin >= end)
+        return;
+    share(r, shared);
+    load_queries(r);
+    start_rows(st);
+    take_pages(r, st, begin, end);
+    const int dv = a.l.v.dim;
+    for (int j = 0; j < 2; j++)
+#pragma unroll
+        for (int i = 0; i < ROWS; i++)
+            if (i < r.n_q && threadIdx.x + j * THREADS < dv)
+                part_of(r, i, range)[threadIdx.x + j * THREADS] = st.o[i][j];
+    if (r.lane == 0 && r.warp < r.n_q) {
+        part_of(r, r.warp, range)[dv] = st.m;
+        part_of(r, r.warp, range)[dv + 1] = st.l;
+    }
+}
+
+/* The ranges of one row are one more softmax, in ascending order. */
+TERN_CUDA_KERNEL_BEGIN(attn_finish, tern_cuda_attn_args, THREADS, 1)
+{
+    extern __shared__ float shared[];
+    rows r;
+    state st;
+    cuda_wait();
+    if (!find_rows(r, a, blockIdx.x / a.n_blocks, blockIdx.x % a.n_blocks, blockIdx.y))
+        return;
+    share(r, shared);
+    load_queries(r);
+    start_rows(st);
+    const int pages = tern_cuda_range_pages(a.l.window, r.pos0), dv = a.l.v.dim;
+    if (r.warp < r.n_q && r.page0 < r.raw0) {
+        const int pos = row_pos(r, r.warp), page0 = oldest_seen(a.l, pos) / 64;
+        const int first = page0 / pages, n = page0 < r.raw0 ? (r.raw0 - 1) / pages - first + 1 : 0;
+        for (int i = 0; i < n; i++)
+            st.m = fmaxf(st.m, part_of(r, r.warp, first + i)[dv]);
+        for (int i = 0; i < n && st.m != -INFINITY; i++) {
+            const float *part = part_of(r, r.warp, first + i);
+            const float w = exp2f(part[dv] - st.m);
+            st.l = fmaf(w, part[dv + 1], st.l);
+            for (int d = r.lane; d < dv; d += 32)
+                r.v[r.warp * dv + d] = fmaf(w, part[d], i ? r.v[r.warp * dv + d] : 0.0f);
+        }
+        for (int d = r.lane; d < dv && (!n || st.m == -INFINITY); d += 32)
+            r.v[r.warp * dv + d] = 0;
+    }
+    __syncthreads();
+    if (r.page0 < r.raw0)
+        for (int j = 0; j < 2; j++)
+#pragma unroll
+            for (int i = 0; i < ROWS; i++)
+                if (i < r.n_q && threadIdx.x + j * THREADS < dv)
+                    st.o[i][j] = r.v[i * dv + threadIdx.x + j * THREADS];
+    __syncthreads();
+    finish_rows(r, st);
+}

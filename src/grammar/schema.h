@@ -1,0 +1,45 @@
+/* grammar/schema.h - between the files that read JSON schemas.
+ *
+ *   schema.c        keywords, references, alternatives, lists of values
+ *   schema_merge.c  two schemas that both must hold, as one
+ *   schema_types.c  texts, numbers, lists
+ *   schema_object.c objects
+ *
+ * A keyword that is not in the table of schema.c is refused; so nothing is ignored but what says nothing about values.
+ */
+#ifndef TERN_GRAMMAR_SCHEMA_H
+#define TERN_GRAMMAR_SCHEMA_H
+
+#include "grammar/build.h"
+
+struct schema {
+    tern_grammar *g;
+    json_t *root;
+    json_t *rules;   /* reference -> rule */
+    json_t *waiting; /* references whose rules are still to be defined: no recursion through them */
+    json_t *made;    /* schemas that merging made: they live as long as this */
+    int depth;
+    unsigned steps;
+    char path[160]; /* where in the schema, for messages */
+};
+
+/* What a schema accepts. */
+struct tern_gr_frag tern_schema_value(struct schema *s, json_t *v);
+struct tern_gr_frag tern_schema_string(struct schema *s, const json_t *v);
+struct tern_gr_frag tern_schema_number(struct schema *s, const json_t *v, bool integer);
+struct tern_gr_frag tern_schema_array(struct schema *s, const json_t *v);
+struct tern_gr_frag tern_schema_object(struct schema *s, const json_t *v);
+/* The same of a schema below this one, which messages call by its name there. */
+struct tern_gr_frag tern_schema_below(struct schema *s, json_t *v, const char *name);
+
+/* A schema that accepts what both accept, kept in s->made; NULL has failed. */
+json_t *tern_schema_merge(struct schema *s, json_t *a, json_t *b);
+/* What a reference leads to; NULL has failed. */
+json_t *tern_schema_find(struct schema *s, const char *ref);
+bool tern_schema_is_note(const char *keyword); /* says nothing about values */
+
+struct tern_gr_frag tern_schema_refuse(struct schema *s, int code, const char *fmt, ...) TERN_PRINTF(3, 4);
+/* A whole number >= 0 of a keyword, or `otherwise` where v has none. */
+uint32_t tern_schema_count(struct schema *s, const json_t *v, const char *keyword, uint32_t otherwise);
+
+#endif

@@ -1,0 +1,219 @@
+/* append, encoding and attention of a device against those of the CPU: closed pages, tiles and first tokens byte for
+ * byte, rows within a budget of the CPU's exact class, and a device's own rows equal however steps are cut.
+ *
+ *   check_attn [DEVICE [NAME]]    DEVICE: cuda; NAME: the cases that contain it
+ *
+ * Exit 77 where the device is not there. */
+#include "attn_case.h"
+
+static int failures;
+
+/* How sequences come in: prompts cut in two, then decode rows; rows of several sequences in a step, or of one. */
+struct script {
+    const char *name;
+    bool together, all_wide;
+    int cut;             /* tokens of a first step; 0: no cut */
+    int decoded, drafts; /* tokens at the end that are decoded, and how many at a time */
+};
+
+static void run_script(struct worker *w, const struct script *s)
+{
+    const struct seqs *q = &w->seqs;
+    struct part *parts = grab((size_t)q->n, sizeof *parts);
+    int *done = grab((size_t)q->n, sizeof *done);
+    for (bool more = true; more;) {
+        more = false;
+        for (int role = 0; role < 2; role++) /* prompts, then decoding: they may share a step, prompts first */
+            for (int i = 0, n = 0; i <= q->n; i++) {
+                const bool last = i == q->n;
+                if (!last) {
+                    const int prompt = q->len[i] - s->decoded > 0 ? q->len[i] - s->decoded : 0;
+                    const bool wide = done[i] < prompt;
+                    const int left = wide ? prompt - done[i] : q->len[i] - done[i];
+                    const int most = wide ? (s->cut && done[i] == 0 ? s->cut : 100000) : s->drafts;
+                    if (left <= 0 || wide != (role == 0))
+                        continue;
+                    parts[n++] = (struct part){i, done[i], left < most ? left : most, wide || s->all_wide};
+                    done[i] += parts[n - 1].n;
+                    more = true;
+                }
+                if (n && (last || !s->together)) {
+                    worker_step(w, parts, n);
+                    n = 0;
+                }
+            }
+    }
+    tern_free(parts);
+    tern_free(done);
+}
+
+static void say(const char *label, const char *script, bool ok, const char *what, double figure)
+{
+    if (!ok)
+        failures++;
+    if (!ok || getenv("CHECKDEV_VERBOSE"))
+        printf("%s  %-40s %-10s %s %.3g\n", ok ? "ok    " : "FAILED", label, script, what, figure);
+}
+
+static void same_bytes(struct worker *a, struct worker *b, struct tern_dev_blocks in_a, struct tern_dev_blocks in_b,
+                       size_t n, const char *label, const char *what)
+{
+    uint8_t *x = worker_bytes(a, in_a, n), *y = worker_bytes(b, in_b, n);
+    size_t differ = 0, first = 0;
+    for (size_t i = 0; i < n * in_a.bytes; i++)
+        if (x[i] != y[i]) {
+            first = differ ? first : i;
+            differ++;
+        }
+    say(label, what, differ == 0, "bytes that differ:", (double)differ);
+    if (differ)
+        printf("        first: block %zu, byte %zu: %02x for %02x\n", first / in_a.bytes, first % in_a.bytes, y[first],
+               x[first]);
+    tern_free(x);
+    tern_free(y);
+}
+
+/* The largest relative error of a row. */
+static double worst_row(const struct worker *ref, const struct worker *w)
+{
+    double worst = 0;
+    const size_t width = (size_t)w->out.width;
+    for (int s = 0; s < w->seqs.n; s++)
+        for (int p = 0; p < w->seqs.len[s]; p++) {
+            const size_t at = ((size_t)s * (size_t)w->seqs.max + (size_t)p) * width;
+            double e = 0, r = 0;
+            for (size_t i = 0; i < width; i++) {
+                const double x = ref->home[at + i], d = (double)w->home[at + i] - x;
+                e += d * d;
+                r += x * x;
+            }
+            const double rel = sqrt(e / (r > 0 ? r : 1));
+            worst = rel > worst || !(rel == rel) ? rel : worst;
+            if (!(rel == rel))
+                return INFINITY;
+        }
+    return worst;
+}
+
+static bool same_rows(const struct worker *a, const struct worker *b)
+{
+    const size_t width = (size_t)a->out.width;
+    for (int s = 0; s < a->seqs.n; s++)
+        if (memcmp(a->home + (size_t)s * (size_t)a->seqs.max * width, b->home + (size_t)s * (size_t)a->seqs.max * width,
+                   (size_t)a->seqs.len[s] * width * sizeof(float)) != 0)
+            return false;
+    return true;
+}
+
+static void check(const char *device, struct tern_pool *pool, const struct config *cfg, struct seqs seqs, bool exact,
+                  double budget)
+{
+    static const struct script scripts[] = {
+        {.name = "batch", .together = true, .decoded = 5, .drafts = 1},
+        {.name = "single", .decoded = 5, .drafts = 1, .cut = 100},
+        {.name = "drafts", .together = true, .decoded = 5, .drafts = 3, .cut = 63},
+    };
+    static const struct script ref_script = {.name = "cpu", .decoded = 5, .drafts = 1, .all_wide = true};
+    char label[160];
+    struct layer l;
+    struct worker ref, w[3];
+    int rows = 0;
+    for (int i = 0; i < seqs.n; i++)
+        rows += seqs.len[i];
+    layer_init(&l, cfg);
+    (void)snprintf(label, sizeof label, "%s/%s %dx%d h%d g%d f%d w%d%s r%d%s%s c%d%s%s", cfg->k, cfg->v, cfg->dk,
+                   cfg->dv, cfg->n_kv, cfg->group, l.kv.first, cfg->window, cfg->chunked ? "c" : "", cfg->recent,
+                   cfg->cond ? " cond" : "", cfg->latent ? " latent" : "", (int)cfg->softcap,
+                   cfg->coded32 ? " f32 tile" : "", cfg->wild ? " wild" : "");
+    const size_t pages = (size_t)(seqs.max / TERN_PAGE + 1) * (size_t)seqs.n;
+    worker_open(&ref, "cpu", pool, &l, seqs, rows, true);
+    run_script(&ref, &ref_script);
+    for (int i = 0; i < 3; i++) {
+        worker_open(&w[i], device, pool, &l, seqs, rows, exact);
+        run_script(&w[i], &scripts[i]);
+        same_bytes(&ref, &w[i], ref.pages, w[i].pages, pages, label, "pages");
+        same_bytes(&ref, &w[i], ref.sinks, w[i].sinks, (size_t)seqs.n, label, "sinks");
+        if (cfg->wild)
+            continue;
+        const double e = worst_row(&ref, &w[i]);
+        say(label, scripts[i].name, e <= budget, "error", e);
+        if (i)
+            say(label, scripts[i].name, same_rows(&w[0], &w[i]), "rows equal those of the batch", 1);
+    }
+    for (int i = 0; i < 3; i++)
+        worker_close(&w[i]);
+    worker_close(&ref);
+    layer_clear(&l);
+    fflush(stdout);
+}
+
+static const int short_lens[] = {1, 63, 64, 65, 128, 129, 200, 333};
+static const int wild_lens[] = {64, 130, 256};
+static const int long_lens[] = {1024, 1100, 2500, 4097};
+#define SEQS(lens)                                                                 \
+    (struct seqs)                                                                  \
+    {                                                                              \
+        sizeof lens / sizeof *lens, lens[sizeof lens / sizeof *lens - 1] + 1, lens \
+    }
+
+static const char *const schemes[] = {"f32", "f16", "bf16", "q8",      "l4",      "l3",    "l2",   "t4",
+                                      "t3",  "t2",  "g16",  "affine8", "affine4", "g16_3", "g16_2"};
+#define N_SCHEMES (sizeof schemes / sizeof *schemes)
+
+static const int dims[] = {64, 128, 256, 512, 80, 96, 112, 16, 192, 320, 448, 144 * 2};
+
+int main(int argc, char **argv)
+{
+    const char *device = argc > 1 ? argv[1] : "cuda", *only = argc > 2 ? argv[2] : "";
+    const struct tern_dev_ops *ops;
+    tern_error err;
+    struct tern_pool *pool;
+    tern_kernels_init(~0u);
+    if (tern_dev_find(&ops, device, &err) < 0) {
+        printf("skipped: %s\n", err.msg);
+        return 77;
+    }
+    if (tern_pool_new(&pool, 8, 0, &err) < 0)
+        fail(err.msg);
+    const bool exact = getenv("CHECKDEV_EXACT") != NULL, quick = getenv("CHECKDEV_QUICK") != NULL;
+    const double budget = exact ? 2e-5 : 3e-3;
+    for (size_t s = 0; s < N_SCHEMES; s++) {
+        const char *name = schemes[s];
+        if (*only && !strstr(name, only))
+            continue;
+        for (size_t d = 0; d < sizeof dims / sizeof *dims; d++) { /* encoders: all head sizes */
+            struct config cfg = {.k = name, .v = name, .dk = dims[d], .dv = dims[d], .n_kv = 2, .group = 1, .first = 4};
+            if (quick && d > 1)
+                break;
+            const char *why;
+            if (!case_codec(name)->accepts(cfg.dk, &why))
+                continue;
+            cfg.wild = 50;
+            cfg.coded32 = d % 2;
+            check(device, pool, &cfg, SEQS(wild_lens), exact, budget);
+            cfg.wild = 0;
+            cfg.group = 1 + (int)(d + s) % 5;
+            check(device, pool, &cfg, SEQS(short_lens), exact, budget);
+        }
+        struct config cfg = {.k = name, .v = name, .dk = 128, .dv = 128, .n_kv = 2, .group = 4, .first = 4};
+        check(device, pool, &cfg, SEQS(long_lens), exact, budget);
+        if (quick)
+            continue;
+        cfg.cond = true, cfg.pairs = 3, cfg.dk = cfg.dv = 64;
+        check(device, pool, &cfg, SEQS(short_lens), exact, budget);
+        cfg.softcap = 20, cfg.window = 100;
+        check(device, pool, &cfg, SEQS(short_lens), exact, budget);
+        cfg = (struct config){.k = name, .v = "f16", .dk = 64, .dv = 48, .n_kv = 1, .group = 9, .first = 5};
+        cfg.window = 70, cfg.chunked = true;
+        check(device, pool, &cfg, SEQS(short_lens), exact, budget);
+        cfg = (struct config){.k = "f16", .v = name, .dk = 40, .dv = 128, .n_kv = 1, .group = 17, .first = 4};
+        cfg.recent = 2;
+        check(device, pool, &cfg, SEQS(short_lens), exact, budget);
+        cfg = (struct config){.k = "f16", .v = name, .dk = 64, .dv = 512, .n_kv = 1, .group = 16, .first = 4};
+        cfg.latent = true;
+        check(device, pool, &cfg, SEQS(short_lens), exact, budget);
+    }
+    tern_pool_free(pool);
+    printf(failures ? "%d failures\n" : "all equal\n", failures);
+    return failures != 0;
+}

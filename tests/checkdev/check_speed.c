@@ -1,0 +1,116 @@
+/* How fast products are: matrices of an 8B model, more of them than any cache holds, in steps as models queue them.
+ * Weights are random bytes, so that cards draw what they draw; what comes out is not looked at. */
+#include <time.h>
+#include "checkdev.h"
+#include "file/file.h"
+
+static double now(void)
+{
+    struct timespec t;
+    (void)clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static int by_size(const void *a, const void *b)
+{
+    const double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static void fill(struct tern_dev *d, struct tern_dev_mem *m, size_t bytes, const uint8_t *noise, size_t n)
+{
+    for (size_t at = 0; at < bytes; at += n)
+        d->ops->copy_in(d, m, at, noise, bytes - at < n ? bytes - at : n);
+    d->ops->sync(d);
+}
+
+static void one(struct checkdev *c, int type, int n, int k, int n_rows, int n_wide, const uint8_t *noise,
+                size_t n_noise)
+{
+    enum { REPS = 9 };
+    struct tern_dev *d = c->d[OTHER];
+    const struct tern_dev_ops *ops = d->ops;
+    const struct tern_weight_source s = {.type = type, .name = "w"};
+    struct tern_dev_weight w[64];
+    tern_error err;
+    int count = n_wide ? 4 : 64;
+    if (ops->weight_plan(d, &w[0], &s, n, k, 1, &err) < 0) {
+        printf("%s\n", err.msg);
+        return;
+    }
+    const size_t bytes = ops->weight_bytes(&w[0]);
+    while (!n_wide && count > 4 && bytes * (size_t)count > (size_t)1200 << 20)
+        count--;
+    struct tern_dev_mem *m = NULL;
+    struct tern_dev_rows x, y;
+    if (ops->reserve(d, &m, bytes * (size_t)count, false, &err) < 0 || tern_dev_rows_new(d, &x, n_rows, k, &err) < 0 ||
+        tern_dev_rows_new(d, &y, n_rows, n, &err) < 0) {
+        printf("%s\n", err.msg);
+        return;
+    }
+    fill(d, m, bytes * (size_t)count, noise, n_noise);
+    fill(d, x.mem, (size_t)n_rows * x.stride * 4, noise, n_noise);
+    for (int i = 0; i < count; i++) {
+        if (i && ops->weight_plan(d, &w[i], &s, n, k, 1, &err) < 0)
+            return;
+        ops->weight_place(d, &w[i], m, bytes * (size_t)i);
+    }
+    double t[REPS];
+    for (int r = -3; r < REPS; r++) {
+        const struct tern_dev_step step = {.n_rows = n_rows};
+        ops->sync(d);
+        const double t0 = now();
+        ops->begin(d, &step);
+        for (int i = 0; i < count; i++) {
+            const struct tern_matmul mm = {.w = &w[i], .y = y};
+            ops->matmul(d, &mm, 1, x, n_rows, n_wide);
+        }
+        ops->end(d);
+        ops->sync(d);
+        if (r >= 0)
+            t[r] = (now() - t0) / count;
+    }
+    if (tern_dev_fault(d, &err) < 0)
+        printf("%s\n", err.msg);
+    qsort(t, REPS, sizeof *t, by_size);
+    const double us = t[REPS / 2] * 1e6;
+    printf("speed %-6s [%6d, %6d] %5d rows%s  %9.2f us (%.2f .. %.2f)  %7.1f GB/s  %7.1f TFLOP/s\n",
+           type == TERN_F16    ? "F16"
+           : type == TERN_Q4_K ? "Q4_K"
+           : type == TERN_Q6_K ? "Q6_K"
+           : type == TERN_Q8_0 ? "Q8_0"
+                               : "Q4_0",
+           n, k, n_rows, n_wide ? " of prompts" : "           ", us, t[0] * 1e6, t[REPS - 1] * 1e6,
+           (double)bytes / us / 1e3, 2e-6 * n * k * n_rows / us);
+    (void)fflush(stdout);
+    for (int i = 0; i < count; i++)
+        ops->weight_drop(d, &w[i]);
+    ops->release(d, m);
+    ops->release(d, x.mem);
+    ops->release(d, y.mem);
+}
+
+void check_speed(struct checkdev *c)
+{
+    static const int shapes[][2] = {{6144, 4096}, {4096, 4096}, {28672, 4096}, {4096, 14336}, {128256, 4096}};
+    static const int types[] = {TERN_Q4_K, TERN_Q6_K, TERN_Q8_0, TERN_Q4_0, TERN_F16};
+    const size_t n_noise = (size_t)32 << 20;
+    const struct tern_dev_limits l = {.max_rows = 8192, .max_narrow = 64, .max_k = 14336};
+    if (!c->filter || !strstr(c->filter, "speed"))
+        return;
+    checkdev_prepare(c, &l);
+    uint8_t *noise = checkdev_get(n_noise, 1);
+    for (size_t i = 0; i < n_noise; i++) /* finite, whatever is read there */
+        noise[i] = (uint8_t)((tern_rng_u64(&c->rng) >> 56 & 0x9F) | 0x20);
+    for (int i = 0; i < 5; i++)
+        for (int s = 0; s < 5; s++)
+            if (i < 1 || s == 2 || s == 1)
+                one(c, types[i], shapes[s][0], shapes[s][1], 1, 0, noise, n_noise);
+    for (int rows = 2; rows <= 64; rows *= 2)
+        one(c, TERN_Q4_K, 28672, 4096, rows, 0, noise, n_noise);
+    for (int s = 0; s < 4; s++) {
+        one(c, TERN_Q4_K, shapes[s][0], shapes[s][1], 8192, 8192, noise, n_noise);
+        one(c, TERN_Q4_K, shapes[s][0], shapes[s][1], 512, 512, noise, n_noise);
+    }
+    tern_free(noise);
+}

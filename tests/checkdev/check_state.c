@@ -1,0 +1,225 @@
+/* Experts and layers with a recurrent state. */
+#include "checkdev.h"
+#include "file/file.h"
+
+/* ---- experts ----------------------------------------------------------------------------------------------------- */
+
+struct stack_source {
+    uint8_t *bytes;
+    size_t matrix;
+    int type;
+};
+
+static int matrix_of(const void *user, int i, struct tern_weight_source *out, char name[TERN_DEV_NAME], tern_error *err)
+{
+    const struct stack_source *s = user;
+    (void)err;
+    *out = (struct tern_weight_source){.type = s->type, .data = s->bytes + (size_t)i * s->matrix, .name = "w"};
+    (void)snprintf(name, TERN_DEV_NAME, "w");
+    return 0;
+}
+
+static void make_stack(struct checkdev *c, struct tern_dev_weight w[DEVICES], struct tern_dev_mem *m[DEVICES], int type,
+                       int n, int k, int stack)
+{
+    const size_t elems = (size_t)n * (size_t)k;
+    tern_error err = {0};
+    struct stack_source s = {.matrix = elems / (size_t)tern_type_elems(type) * (size_t)tern_type_bytes(type),
+                             .type = type};
+    float *x = checkdev_get(elems, sizeof *x);
+    s.bytes = checkdev_get(s.matrix, (size_t)stack);
+    for (int i = 0; i < stack; i++) {
+        for (size_t e = 0; e < elems; e++)
+            x[e] = checkdev_noise(c) / 8;
+        if (tern_quantize(s.bytes + (size_t)i * s.matrix, type, x, elems, &err) < 0)
+            exit(1);
+    }
+    for (int i = 0; i < DEVICES; i++) {
+        const struct tern_dev_ops *ops = c->d[i]->ops;
+        const struct tern_dev_source from = {matrix_of, &s};
+        const struct tern_weight_source form = {.type = type, .name = "w"};
+        if (ops->weight_plan(c->d[i], &w[i], &form, n, k, stack, &err) < 0 ||
+            ops->reserve(c->d[i], &m[i], ops->weight_bytes(&w[i]), true, &err) < 0)
+            exit(1);
+        ops->weight_place(c->d[i], &w[i], m[i], 0);
+        if (ops->weight_load(c->d[i], &w[i], &from, &err) < 0)
+            exit(1);
+    }
+    tern_free(x);
+    tern_free(s.bytes);
+}
+
+enum { EMBD = 256, FF = 320, ROWS = 200 };
+
+static void one_experts(struct checkdev *c, int type, int n_experts, int n_active, int n_rows, int n_wide,
+                        bool weigh_input, bool exact)
+{
+    struct tern_dev_weight gate[DEVICES], up[DEVICES], down[DEVICES];
+    struct tern_dev_mem *mem[3][DEVICES];
+    const int ff = type == TERN_Q4_K ? 512 : FF;
+    const struct tern_dev_limits l = {.max_rows = ROWS,
+                                      .max_narrow = ROWS,
+                                      .max_k = EMBD,
+                                      .exact = exact,
+                                      .max_experts = n_experts,
+                                      .max_active = n_active,
+                                      .max_expert_embd = EMBD,
+                                      .max_expert_ff = ff};
+    checkdev_prepare(c, &l);
+    make_stack(c, gate, mem[0], type, ff, EMBD, n_experts);
+    make_stack(c, up, mem[1], type, ff, EMBD, n_experts);
+    make_stack(c, down, mem[2], type, EMBD, ff, n_experts);
+    const size_t pairs = (size_t)n_rows * (size_t)n_active;
+    struct both x = checkdev_random(c, EMBD * ROWS), y = checkdev_random(c, EMBD * ROWS),
+                logits = checkdev_random(c, stride_of(n_experts) * ROWS), bias = checkdev_random(c, (size_t)n_experts),
+                ids = checkdev_bytes(c, NULL, pairs * 4), weights = checkdev_bytes(c, NULL, pairs * 4);
+    for (int i = 0; i < DEVICES; i++) {
+        struct tern_dev *d = c->d[i];
+        const struct tern_dev_step s = {.n_rows = n_rows};
+        const struct tern_experts e = {n_active, &gate[i], &up[i], &down[i], type == TERN_F16, weigh_input};
+        const struct tern_route r = {.n_experts = n_experts,
+                                     .n_active = n_active,
+                                     .sigmoid = n_active % 2,
+                                     .bias = n_active % 2 ? vec_of(&bias, i) : (struct tern_dev_vec){0},
+                                     .n_groups = n_experts % 8 ? 1 : 4,
+                                     .n_groups_used = n_experts % 8 ? 1 : 2,
+                                     .group_best = n_experts % 8 ? 1 : 2,
+                                     .normalise = n_active > 2,
+                                     .scale = 1.25f};
+        d->ops->begin(d, &s);
+        d->ops->route(d, &r, rows_of(&logits, i, stride_of(n_experts), n_experts), vec_of(&ids, i), vec_of(&weights, i),
+                      n_rows);
+        d->ops->experts(d, &e, rows_of(&y, i, EMBD, EMBD), rows_of(&x, i, EMBD, EMBD), vec_of(&ids, i),
+                        vec_of(&weights, i), n_rows, n_wide);
+        d->ops->end(d);
+    }
+    char about[200];
+    int32_t *a = checkdev_get(pairs, 4), *b = checkdev_get(pairs, 4);
+    checkdev_out(c, &ids, OTHER, a, pairs * 4);
+    checkdev_out(c, &ids, CPU, b, pairs * 4);
+    (void)snprintf(about, sizeof about, "%d of %d, %d rows, %d of prompts, type %d%s%s", n_active, n_experts, n_rows,
+                   n_wide, type, weigh_input ? ", weighed before" : "", exact ? ", f32" : "");
+    checkdev_line(c, "route", about, memcmp(a, b, pairs * 4) ? 1 : 0, 0);
+    checkdev_compare(c, "route", "weights", &weights, (size_t)n_active, n_active, n_rows, 1e-6);
+    checkdev_compare(c, "experts", about, &y, EMBD, EMBD, n_rows, exact ? 1e-5 : 3e-3);
+    tern_free(a);
+    tern_free(b);
+    struct both *all[] = {&x, &y, &logits, &bias, &ids, &weights};
+    for (int i = 0; i < 6; i++)
+        checkdev_free(c, all[i]);
+    for (int i = 0; i < DEVICES; i++) {
+        struct tern_dev_weight *w[] = {&gate[i], &up[i], &down[i]};
+        for (int j = 0; j < 3; j++) {
+            c->d[i]->ops->weight_drop(c->d[i], w[j]);
+            c->d[i]->ops->release(c->d[i], mem[j][i]);
+        }
+    }
+}
+
+void check_experts(struct checkdev *c)
+{
+    static const int types[] = {TERN_Q4_K, TERN_Q8_0, TERN_F16, TERN_F32, TERN_Q6_K};
+    if (!checkdev_wants(c, "experts"))
+        return;
+    for (int i = 0; i < 10; i++) {
+        const int type = types[i % 5] == TERN_Q6_K ? TERN_Q4_0 : types[i % 5];
+        one_experts(c, type, i % 2 ? 16 : 11, 1 + i % 4, 1, 0, i % 3 == 2, false);
+        one_experts(c, type, i % 2 ? 64 : 5, 1 + i % 4, 190, 170, i % 3 == 1, false);
+        one_experts(c, type, i % 2 ? 16 : 5, 1 + i % 4, 100, 100, i % 3 == 0, true);
+    }
+}
+
+/* ---- recurrent layers -------------------------------------------------------------------------------------------- */
+
+struct delta_case {
+    struct tern_delta l;
+    int lens[3]; /* rows of each job */
+};
+
+static void one_delta(struct checkdev *c, const struct delta_case *k)
+{
+    const struct tern_delta *l0 = &k->l;
+    const int channels = 2 * l0->n_k * l0->dk + l0->n_v * l0->dv, wide = l0->n_v * l0->dv,
+              n = k->lens[0] + k->lens[1] + k->lens[2];
+    const size_t floats = tern_delta_state_floats(l0), block = tern_round_up(64 + floats * 4, 64),
+                 xs = stride_of(channels), gs = stride_of(l0->n_v), os = stride_of(wide);
+    const struct tern_kv_layer no_layer = {0};
+    const int group_of = -1;
+    const size_t state_off = 64;
+    struct tern_dev_cache cache = {.n_layers = 1, .layers = &no_layer, .group_of = &group_of, .state_off = &state_off};
+    const struct tern_attn_shape shape = {0};
+    const struct tern_dev_limits l = {.max_rows = n,
+                                      .max_narrow = n,
+                                      .max_k = 64,
+                                      .caches = &cache,
+                                      .n_caches = 1,
+                                      .shapes = &shape,
+                                      .max_jobs = 3,
+                                      .max_pages = 4};
+    checkdev_prepare(c, &l);
+    struct both states = checkdev_random(c, block / 4 * 6), x = checkdev_random(c, xs * (size_t)n),
+                decay = checkdev_random(c, gs * (size_t)n), beta = checkdev_random(c, gs * (size_t)n),
+                out = checkdev_random(c, os * (size_t)n),
+                conv = checkdev_random(c, (size_t)channels * (size_t)l0->width),
+                dt = checkdev_random(c, (size_t)l0->n_v);
+    float *a = checkdev_get((size_t)l0->n_v, sizeof *a);
+    for (int h = 0; h < l0->n_v; h++)
+        a[h] = -0.1f - fabsf(checkdev_noise(c));
+    struct both as = checkdev_bytes(c, a, (size_t)l0->n_v * sizeof *a);
+    const struct tern_dev_table no_table = {0};
+    for (int i = 0; i < DEVICES; i++) {
+        struct tern_dev *d = c->d[i];
+        struct tern_delta layer = *l0;
+        struct tern_dev_job jobs[3];
+        const struct tern_dev_mark marks[2] = {{4, k->lens[2] / 2 + 1}, {5, k->lens[2]}};
+        int n_jobs = 0, row = 0;
+        for (int j = 0; j < 3; j++)
+            if (k->lens[j]) {
+                jobs[n_jobs++] = (struct tern_dev_job){.row0 = row,
+                                                       .n_rows = k->lens[j],
+                                                       .pos0 = 7,
+                                                       .wide = j == 2,
+                                                       .tables = &no_table,
+                                                       .tile = TERN_NO_BLOCK,
+                                                       .sink = TERN_NO_BLOCK,
+                                                       .state = (uint32_t)(j + 1),
+                                                       .marks = j == 2 ? marks : NULL,
+                                                       .n_marks = j == 2 ? 2 : 0};
+                row += k->lens[j];
+            }
+        cache.states = (struct tern_dev_blocks){states.m[i], block};
+        layer.conv = vec_of(&conv, i);
+        layer.a = vec_of(&as, i);
+        layer.dt = vec_of(&dt, i);
+        const struct tern_dev_step s = {.n_rows = n, .caches = &cache, .n_caches = 1, .jobs = jobs, .n_jobs = n_jobs};
+        const struct tern_delta_io io = {rows_of(&x, i, xs, channels), rows_of(&decay, i, gs, l0->n_v),
+                                         rows_of(&beta, i, gs, l0->n_v), rows_of(&out, i, os, wide)};
+        d->ops->begin(d, &s);
+        d->ops->delta(d, 0, &layer, &io, n);
+        d->ops->end(d);
+        d->ops->sync(d); /* jobs are lent */
+    }
+    char about[200];
+    (void)snprintf(about, sizeof about, "%d/%d heads of %d/%d, width %d, rows %d %d %d", l0->n_k, l0->n_v, l0->dk,
+                   l0->dv, l0->width, k->lens[0], k->lens[1], k->lens[2]);
+    checkdev_compare(c, "delta", about, &out, os, wide, n, 1e-5);
+    checkdev_compare(c, "delta", "states", &states, block / 4, (int)(block / 4), 6, 1e-5);
+    struct both *all[] = {&states, &x, &decay, &beta, &out, &conv, &dt, &as};
+    for (int i = 0; i < 8; i++)
+        checkdev_free(c, all[i]);
+    tern_free(a);
+}
+
+void check_delta(struct checkdev *c)
+{
+    static const struct delta_case cases[] = {
+        {{.n_k = 2, .n_v = 4, .dk = 128, .dv = 128, .width = 4, .grouped = true}, {1, 1, 200}},
+        {{.n_k = 2, .n_v = 2, .dk = 16, .dv = 32, .width = 2}, {1, 3, 1}},
+        {{.n_k = 3, .n_v = 6, .dk = 48, .dv = 16, .width = 8}, {0, 2, 65}},
+        {{.n_k = 1, .n_v = 2, .dk = 256, .dv = 64, .width = 3}, {5, 0, 3}},
+        {{.n_k = 1, .n_v = 1, .dk = 512, .dv = 16, .width = 4}, {2, 0, 30}},
+    };
+    if (checkdev_wants(c, "delta"))
+        for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+            one_delta(c, &cases[i]);
+}

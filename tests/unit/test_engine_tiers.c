@@ -1,0 +1,506 @@
+/* What outlives a loop: cold = found = restored from a directory = restored from a store = batched = after a cancel, to
+ * the last bit, whatever happens to the files in between.
+ *
+ *     test_engine_tiers               TERN_TEST_LONG=1: thousands of operations, with seeds of the day */
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <time.h>
+#include "loop_case.h"
+#include "run/loop.h"
+#include "scratch.h"
+
+enum { LONG = 700, CTX = 900, REPLY = 12, AT_ONCE = 3 };
+
+static const char *const models[] = {"llama-tied", "gemma3-w70", "deepseek2-lite", "qwen35"};
+
+struct fixture {
+    struct tiny t;
+    tern_engine *cold;
+    tern_engine *e[2]; /* two servers on one directory */
+    tern_loop *loop[2];
+    tern_events *q;
+    size_t cache_bytes;
+    const char *folder, *shared;
+    int32_t ids[LONG];
+    int n_lines;
+};
+
+static void note_line(void *user, const char *line)
+{
+    struct fixture *f = user;
+    f->n_lines++;
+    if (getenv("TERN_TEST_SHOW"))
+        print_message("   %s\n", line);
+}
+
+static tern_engine *open_engine(struct tiny *t, int seqs)
+{
+    tern_engine *e;
+    tern_error err = {0};
+    tern_engine_params p = {.n_threads = 2, .max_seqs = seqs, .chunk = 96, .ctx = CTX, .kv = "t4"};
+    tiny_ok(tern_engine_open(&e, t->model, &p, &err), &err);
+    return e;
+}
+
+static void open_loop(struct fixture *f, int i)
+{
+    tern_error err = {0};
+    char path[400];
+    (void)snprintf(path, sizeof path, "%s/%s", dir, f->folder ? f->folder : "");
+    const tern_loop_params p = {.cache_bytes = f->cache_bytes,
+                                .cache_dir = f->folder ? path : NULL,
+                                .cache_dir_bytes = (size_t)64 << 20,
+                                .cache_shared = f->shared,
+                                .on_notice = note_line,
+                                .notice_user = f};
+    tiny_ok(tern_loop_open(&f->loop[i], f->e[i], &p, &err), &err);
+}
+
+static void open_all(struct fixture *f, const char *model, const char *folder, const char *shared)
+{
+    tern_error err = {0};
+    struct tern_rng g = {7};
+    memset(f, 0, sizeof *f);
+    tiny_open(&f->t, model, model, model);
+    f->t.model->net->desc.ctx = CTX; /* more than it says; no RoPE scaling depends on it */
+    for (int i = 0; i < LONG; i++)
+        f->ids[i] = (int32_t)(tern_rng_u64(&g) % (uint64_t)f->t.n_vocab);
+    f->folder = folder;
+    f->shared = shared;
+    f->cache_bytes = (size_t)64 << 20;
+    f->cold = open_engine(&f->t, 1);
+    tiny_ok(tern_events_new(&f->q, &err), &err);
+    for (int i = 0; i < 2; i++)
+        f->e[i] = open_engine(&f->t, 5);
+}
+
+static void close_all(struct fixture *f)
+{
+    for (int i = 0; i < 2; i++) {
+        tern_memory mem;
+        tern_loop_close(&f->loop[i]);
+        tern_engine_memory(f->e[i], &mem);
+        assert_int_equal(mem.kv_bytes, 0);
+        assert_int_equal(mem.state_bytes, 0);
+        tern_engine_close(&f->e[i]);
+    }
+    tern_events_free(f->q);
+    tern_engine_close(&f->cold);
+    tiny_close(&f->t);
+}
+
+static tern_cache_stats stats_of(tern_loop *l)
+{
+    tern_loop_stats s;
+    tern_loop_get_stats(l, &s);
+    return s.cache;
+}
+
+static tern_request request(const int32_t *ids, int n)
+{
+    tern_request r;
+    tern_request_defaults(&r);
+    r.prompt = ids;
+    r.n_prompt = n;
+    r.max_tokens = REPLY;
+    r.logprobs = 0;
+    r.ignore_eos = true;
+    return r;
+}
+
+static struct lc_request *submit(struct fixture *f, int loop, const tern_request *r, uint64_t *id)
+{
+    tern_error err = {0};
+    struct lc_request *rec = lc_new();
+    uint64_t any;
+    tiny_ok(tern_loop_submit(f->loop[loop], r, f->q, rec, id ? id : &any, &err), &err);
+    return rec;
+}
+
+/* The tokens that it gives by itself, on an engine without any cache. */
+static void check_alone(struct fixture *f, const tern_request *r, const struct lc_request *rec)
+{
+    int32_t want[LC_TOKENS];
+    const struct lc_choice *c = &rec->c[0];
+    const int n = lc_alone(f->cold, r, 0, want);
+    if (c->n > n || (rec->rc == 0 && c->n != n) || memcmp(c->ids, want, (size_t)c->n * sizeof *want) != 0)
+        fail_msg("prompt of %d tokens, %d found: other tokens than alone", r->n_prompt, rec->end.n_cached);
+}
+
+/* Returns how much of it was found. */
+static int ask(struct fixture *f, int loop, const int32_t *ids, int n)
+{
+    tern_request r = request(ids, n);
+    struct lc_request *rec = submit(f, loop, &r, NULL);
+    lc_wait(f->q, &rec, 1);
+    assert_int_equal(rec->rc, 0);
+    check_alone(f, &r, rec);
+    const int found = rec->end.n_cached;
+    free(rec);
+    return found;
+}
+
+/* ---- restarts -----------------------------------------------------------------------------------------------------
+ */
+
+static void restart(struct fixture *f, int i)
+{
+    tern_loop_close(&f->loop[i]);
+    open_loop(f, i);
+}
+
+static void test_restart(void **state)
+{
+    static const int lengths[] = {1, 63, 64, 65, 128, 150, LONG};
+    (void)state;
+    for (size_t m = 0; m < sizeof models / sizeof *models; m++) {
+        struct fixture f;
+        int32_t longer[CTX];
+        open_all(&f, models[m], models[m], NULL);
+        open_loop(&f, 0);
+        for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++) {
+            const int n = lengths[i];
+            assert_true(ask(&f, 0, f.ids, n) < n);
+            restart(&f, 0);
+            assert_int_equal(ask(&f, 0, f.ids, n), n);
+            restart(&f, 0);
+            memcpy(longer, f.ids, (size_t)n * sizeof *longer);
+            for (int k = 0; k < 40; k++)
+                longer[n + k] = f.ids[(k * 7 + n) % LONG];
+            assert_in_range(ask(&f, 0, longer, n + 40), n, n + 39);
+            restart(&f, 0);
+        }
+        open_loop(&f, 1); /* another server, on the same directory */
+        assert_int_equal(ask(&f, 1, f.ids, LONG), LONG);
+        tern_cache_stats s = stats_of(f.loop[1]);
+        print_message("%s: %d files, %d bytes; %d came back\n", models[m], (int)s.disk.entries, (int)s.disk.bytes,
+                      (int)s.fetched);
+        assert_true(s.fetched > 0 && s.disk.read == s.fetched && s.disk.damaged == 0);
+        close_all(&f);
+        assert_int_equal(f.n_lines, 0);
+    }
+}
+
+/* Files of another plan, another model, other weights, are never taken. */
+static void test_strangers(void **state)
+{
+    struct fixture f;
+    (void)state;
+    open_all(&f, "llama-tied", "strange", NULL);
+    open_loop(&f, 0);
+    (void)ask(&f, 0, f.ids, 200);
+    tern_loop_close(&f.loop[0]);
+    f.t.model->net->whole++;
+    open_loop(&f, 0);
+    assert_int_equal(ask(&f, 0, f.ids, 200), 0);
+    tern_loop_close(&f.loop[0]);
+    f.t.model->net->whole--;
+    open_loop(&f, 0);
+    assert_int_equal(ask(&f, 0, f.ids, 200), 200);
+    close_all(&f);
+    open_all(&f, "deepseek2-lite", "strange", NULL);
+    open_loop(&f, 0);
+    assert_int_equal(ask(&f, 0, f.ids, 64), 0);
+    close_all(&f);
+}
+
+static int n_spoiled;
+
+/* A bit of every file, or its end. */
+static void spoil(const char *folder, uint64_t seed, bool all)
+{
+    struct tern_rng g = {seed};
+    char path[800];
+    DIR *d = opendir(in_dir(folder));
+    assert_non_null(d);
+    for (struct dirent *e; (e = readdir(d));) {
+        struct stat st;
+        uint8_t b;
+        (void)snprintf(path, sizeof path, "%s/%s", in_dir(folder), e->d_name);
+        if (strlen(e->d_name) < 64 || stat(path, &st) < 0 || !(all || tern_rng_u64(&g) % 16 == 0))
+            continue;
+        const int fd = open(path, O_RDWR);
+        const off_t at = (off_t)(tern_rng_u64(&g) % (uint64_t)st.st_size);
+        if (tern_rng_u64(&g) % 4 == 0) {
+            assert_int_equal(ftruncate(fd, at), 0);
+        } else {
+            assert_int_equal(pread(fd, &b, 1, at), 1);
+            b ^= (uint8_t)(1 << tern_rng_u64(&g) % 8);
+            assert_int_equal(pwrite(fd, &b, 1, at), 1);
+        }
+        (void)close(fd);
+        n_spoiled++;
+    }
+    (void)closedir(d);
+}
+
+static void test_damage(void **state)
+{
+    (void)state;
+    for (size_t m = 0; m < sizeof models / sizeof *models; m++) {
+        struct fixture f;
+        open_all(&f, models[m], "damage", NULL);
+        for (int round = 0; round < 3; round++) {
+            open_loop(&f, 0);
+            (void)ask(&f, 0, f.ids, 300);
+            tern_loop_close(&f.loop[0]);
+            spoil("damage", (uint64_t)round + 5, true);
+            f.n_lines = 0;
+            open_loop(&f, 0);
+            assert_int_equal(ask(&f, 0, f.ids, 300), 0);
+            assert_true(f.n_lines > 0);
+            tern_loop_close(&f.loop[0]);
+            open_loop(&f, 0);
+            (void)ask(&f, 0, f.ids, 300);
+            tern_loop_close(&f.loop[0]);
+        }
+        close_all(&f);
+    }
+}
+
+/* ---- at random ----------------------------------------------------------------------------------------------------
+ */
+
+static void draw(struct fixture *f, struct tern_rng *g, int32_t *ids, tern_request *r)
+{
+    static const int edges[] = {1, 63, 64, 65, 127, 128, 129, 192};
+    int n = tern_rng_u64(g) % 2 ? edges[tern_rng_u64(g) % 8] : 1 + (int)(tern_rng_u64(g) % 330);
+    int text = (int)(tern_rng_u64(g) % 3) * 200, at = tern_rng_u64(g) % 2 ? n : (int)(tern_rng_u64(g) % (uint64_t)n);
+    for (int i = 0; i < n; i++)
+        ids[i] = f->ids[(i < at ? text + i : text + 200 + i) % LONG];
+    *r = request(ids, n);
+    r->max_tokens = tern_rng_u64(g) % 6 ? (int)(tern_rng_u64(g) % 40) : 0;
+    r->sampler.temperature = tern_rng_u64(g) % 2 ? 0.8f : 0;
+    r->sampler.seed = tern_rng_u64(g) % 100;
+}
+
+static void some_requests(struct fixture *f, struct tern_rng *g)
+{
+    static int32_t ids[AT_ONCE][400];
+    tern_request r[AT_ONCE];
+    struct lc_request *rec[AT_ONCE];
+    uint64_t id[AT_ONCE];
+    int loop[AT_ONCE];
+    for (int i = 0; i < AT_ONCE; i++) {
+        tern_event e;
+        draw(f, g, ids[i], &r[i]);
+        loop[i] = (int)(tern_rng_u64(g) % 2);
+        rec[i] = submit(f, loop[i], &r[i], &id[i]);
+        for (int k = (int)(tern_rng_u64(g) % 10); k > 0 && tern_events_next(f->q, &e, 2); k--)
+            lc_note(&e);
+        if (tern_rng_u64(g) % 5 == 0) {
+            const int k = (int)(tern_rng_u64(g) % (uint64_t)(i + 1));
+            tern_loop_cancel(f->loop[loop[k]], id[k]);
+        }
+    }
+    lc_wait(f->q, rec, AT_ONCE);
+    for (int i = 0; i < AT_ONCE; i++) {
+        assert_true(rec[i]->rc == 0 || rec[i]->rc == TERN_ECANCELLED);
+        check_alone(f, &r[i], rec[i]);
+        free(rec[i]);
+    }
+}
+
+static uint64_t all_fetched;
+
+static void run_random(const char *model, uint64_t seed, size_t cache_bytes, const char *folder, const char *shared,
+                       int n_ops)
+{
+    struct fixture f;
+    struct tern_rng g = {seed};
+    uint64_t fetched = 0, hits = 0, damaged = 0;
+    print_message("%s, seed %llu, cache %zu%s%s, %d operations\n", model, (unsigned long long)seed, cache_bytes,
+                  folder ? ", directory" : "", shared ? ", store" : "", n_ops);
+    open_all(&f, model, folder, shared);
+    f.cache_bytes = cache_bytes;
+    open_loop(&f, 0);
+    open_loop(&f, 1);
+    for (int op = 0; op < n_ops; op += AT_ONCE) {
+        some_requests(&f, &g);
+        const int i = (int)(tern_rng_u64(&g) % 2);
+        if (tern_rng_u64(&g) % 4 == 0) {
+            tern_cache_stats s = stats_of(f.loop[i]);
+            fetched += s.fetched;
+            hits += s.hits;
+            damaged += s.disk.damaged;
+            restart(&f, i);
+        }
+        if (folder && tern_rng_u64(&g) % 8 == 0)
+            spoil(folder, tern_rng_u64(&g), false);
+    }
+    close_all(&f);
+    print_message("   %d found, %d came back, %d damaged\n", (int)hits, (int)fetched, (int)damaged);
+    assert_true(hits > 0);
+    all_fetched += fetched;
+}
+
+static void test_random(void **state)
+{
+    const bool more = getenv("TERN_TEST_LONG") != NULL;
+    const uint64_t seed = more ? (uint64_t)time(NULL) : 1;
+    const int n = more ? 3000 : 60;
+    char name[40];
+    (void)state;
+    for (size_t m = 0; m < sizeof models / sizeof *models; m++)
+        for (int little = 0; little < 2; little++) {
+            (void)snprintf(name, sizeof name, "random-%d-%d", (int)m, little);
+            run_random(models[m], seed + 10 * m + (uint64_t)little, little ? 300000 : (size_t)64 << 20, name, NULL, n);
+        }
+    assert_true(all_fetched > 0);
+}
+
+/* ---- a store ------------------------------------------------------------------------------------------------------
+ */
+
+static pid_t store;
+static int store_port;
+
+static int free_port(void)
+{
+    struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t n = sizeof a;
+    const int fd = socket(AF_INET, SOCK_STREAM, 0);
+    assert_int_equal(bind(fd, (struct sockaddr *)&a, sizeof a), 0);
+    assert_int_equal(getsockname(fd, (struct sockaddr *)&a, &n), 0);
+    (void)close(fd);
+    return ntohs(a.sin_port);
+}
+
+static bool answers(int port)
+{
+    struct sockaddr_in a = {
+        .sin_family = AF_INET, .sin_port = htons((uint16_t)port), .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    const int fd = socket(AF_INET, SOCK_STREAM, 0);
+    const bool ok = connect(fd, (struct sockaddr *)&a, sizeof a) == 0;
+    (void)close(fd);
+    return ok;
+}
+
+/* false: there is no redis-server here. */
+static bool start_store(char address[64])
+{
+    char port[16];
+    if (system("command -v redis-server >/dev/null") != 0) // NOLINT(cert-env33-c)
+        return false;
+    store_port = store_port ? store_port : free_port();
+    (void)snprintf(port, sizeof port, "%d", store_port);
+    (void)snprintf(address, 64, "redis://127.0.0.1:%d", store_port);
+    store = fork();
+    if (store == 0) {
+        const int null = open("/dev/null", O_WRONLY);
+        (void)dup2(null, 1);
+        (void)execlp("redis-server", "redis-server", "--port", port, "--bind", "127.0.0.1", "--save", "",
+                     "--appendonly", "no", "--dir", dir, (char *)NULL);
+        _exit(127);
+    }
+    for (int i = 0; i < 500 && !answers(store_port); i++)
+        (void)nanosleep(&(struct timespec){.tv_nsec = 20000000}, NULL);
+    return true;
+}
+
+static void stop_store(void)
+{
+    int status;
+    if (store <= 0)
+        return;
+    (void)kill(store, SIGKILL);
+    (void)waitpid(store, &status, 0);
+    store = 0;
+}
+
+static void test_store(void **state)
+{
+    char address[64];
+    struct fixture f;
+    tern_error err = {0};
+    (void)state;
+    open_all(&f, "llama-tied", NULL, "redis://");
+    const tern_loop_params bad = {.cache_bytes = 1000000, .cache_shared = f.shared};
+    const int rc = tern_loop_open(&f.loop[0], f.e[0], &bad, &err);
+    if (rc == TERN_EUNSUPPORTED || !start_store(address)) {
+        print_message("skipped: %s\n", rc == TERN_EUNSUPPORTED ? err.msg : "redis-server is not installed");
+        close_all(&f);
+        return;
+    }
+    assert_int_equal(rc, TERN_EINVAL);
+    close_all(&f);
+    for (size_t m = 0; m < sizeof models / sizeof *models; m++) {
+        open_all(&f, models[m], NULL, address);
+        open_loop(&f, 0);
+        (void)ask(&f, 0, f.ids, 300);
+        tern_loop_close(&f.loop[0]);
+        open_loop(&f, 1); /* another server */
+        assert_int_equal(ask(&f, 1, f.ids, 300), 300);
+        assert_true(stats_of(f.loop[1]).shared.read > 0);
+        close_all(&f);
+        assert_int_equal(f.n_lines, 0);
+    }
+    run_random("llama-tied", 3, 300000, NULL, address, 60);
+    run_random("qwen35", 4, (size_t)64 << 20, "both", address, 60);
+    stop_store();
+}
+
+/* One that is gone, one that says nothing, one that comes back. */
+static void test_store_is_dead(void **state)
+{
+    char address[64], mute_address[64];
+    struct fixture f;
+    (void)state;
+    if (!store_port || !start_store(address)) {
+        print_message("skipped: there is no store to end\n");
+        return;
+    }
+    open_all(&f, "llama-tied", NULL, address);
+    open_loop(&f, 0);
+    (void)ask(&f, 0, f.ids, 200);
+    stop_store();
+    for (int i = 0; i < 6; i++)
+        assert_in_range(ask(&f, 0, f.ids + 10 * i + 10, 200), 0, 199);
+    tern_cache_stats s = stats_of(f.loop[0]);
+    assert_true(s.shared.errors >= 3 && s.shared.off);
+    assert_true(f.n_lines >= 1);
+    close_all(&f);
+    const int mute = socket(AF_INET, SOCK_STREAM, 0); /* takes connections and never answers */
+    struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t n = sizeof a;
+    assert_int_equal(bind(mute, (struct sockaddr *)&a, sizeof a), 0);
+    assert_int_equal(listen(mute, 20), 0);
+    assert_int_equal(getsockname(mute, (struct sockaddr *)&a, &n), 0);
+    (void)snprintf(mute_address, sizeof mute_address, "redis://127.0.0.1:%d", ntohs(a.sin_port));
+    open_all(&f, "llama-tied", NULL, mute_address);
+    open_loop(&f, 0);
+    for (int i = 0; i < 5; i++)
+        (void)ask(&f, 0, f.ids + 10 * i, 200);
+    s = stats_of(f.loop[0]);
+    assert_true(s.shared.errors >= 3 && s.shared.off && s.shared.read == 0);
+    close_all(&f);
+    (void)close(mute);
+}
+
+static int make_folder(void **state)
+{
+    (void)state;
+    return mkdtemp(dir) ? 0 : -1;
+}
+
+static int remove_folder(void **state)
+{
+    char command[200];
+    (void)state;
+    stop_store();
+    (void)snprintf(command, sizeof command, "rm -rf %s", dir);
+    return system(command); // NOLINT(cert-env33-c)
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_restart), cmocka_unit_test(test_strangers), cmocka_unit_test(test_damage),
+        cmocka_unit_test(test_random),  cmocka_unit_test(test_store),     cmocka_unit_test(test_store_is_dead),
+    };
+    return cmocka_run_group_tests(tests, make_folder, remove_folder);
+}
