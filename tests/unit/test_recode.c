@@ -461,7 +461,7 @@ static void test_with_drafts(void **state)
                                 .kv = "t2,first=0",
                                 .more_kv = more,
                                 .n_more_kv = 1,
-                                .draft = i ? "lookup" : NULL};
+                                .draft = i ? "ngram" : NULL};
         tern_generate_params g = {.max_tokens = 60, .ignore_eog = true};
         tern_generate_result r;
         tiny_ok(tern_engine_open(&e, t.model, &p, &err), &err);
