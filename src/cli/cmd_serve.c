@@ -158,6 +158,7 @@ static void set_cache(struct serve *s, tern_loop_params *p)
     p->cache_dir_free = (size_t)(v[TERN_OPT_CACHE_DISK_FREE].f * GIB);
     p->cache_shared = v[TERN_OPT_CACHE_SHARED].s;
     p->on_notice = say;
+    p->notice_user = s;
 }
 
 int tern_cmd_serve(const struct tern_args *a, tern_error *err)

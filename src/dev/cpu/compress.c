@@ -63,6 +63,7 @@ static int tokens_of(const struct work *w, int job, int row, struct token *out)
     const struct tern_compress *c = w->c;
     const float *state = state_in(w, job, tern_cpu_dev_job(&w->d->step, job)->state);
     int n = 0;
+    TERN_ASSERT(state);
     for (int pos = (c->overlap && row ? row - 1 : row) * c->rate; pos < (row + 1) * c->rate; pos++) {
         struct token t = token_of(w, job, state, pos);
         const size_t from = c->overlap && pos >= row * c->rate ? (size_t)c->dim : 0;
@@ -144,6 +145,7 @@ static void write_state(const struct work *w, int job, float *to, const float *f
         memcpy(to, from, 2 * gates * sizeof *to);
     for (int pos = end - ring > j->pos0 ? end - ring : j->pos0; pos < end; pos++) {
         const struct token t = token_of(w, job, from, pos);
+        TERN_ASSERT(to && t.ape); /* these are all of the step */
         float *x = to + (size_t)(pos % ring) * w->channels, *gate = x + gates;
         memcpy(x, t.x, w->channels * sizeof *x);
         for (size_t i = 0; i < w->channels; i++)

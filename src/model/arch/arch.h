@@ -28,9 +28,9 @@ tern_when tern_when_network, tern_when_experts, tern_when_shared, tern_when_besi
 struct tern_tensor_rule {
     /* With %d for the layer in the layer table, another one for the matrix where those of a stack are apart. */
     const char *name;
-    int slot;        /* enum tern_slot, or enum tern_global in the global table */
     tern_dim *n, *k; /* matrix [n, k], also of each expert; vector [n] with k = NULL */
     tern_when *when; /* layers that have it; NULL: all */
+    int slot;        /* enum tern_slot, or enum tern_global in the global table */
     enum tern_stacked stacked;
     bool table;    /* f32, and turned: [k][n] */
     bool flat;     /* f32, as it lies: [n][k] */
