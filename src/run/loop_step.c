@@ -391,6 +391,7 @@ static void begin(tern_loop *l, struct tern_request_run *q)
 {
     struct tern_choice *c = tern_again_first(q);
     const float *logits;
+    q->stalled = false; /* what is picked now must not wait for the next look at its receiver */
     int found = start(l, q, c, &logits);
     if (found < 0)
         return;
