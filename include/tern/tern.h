@@ -340,8 +340,8 @@ typedef struct tern_recoded {
  * schemes add up (*out says so).  Page by page: each is given back when its successor stands, so that beside the larger
  * of the two there is one page and one open page, if nobody else holds the pages.  What a trim computes again comes
  * from the model, in the new plan.  out may be NULL.  Nothing has changed on failure: TERN_ECAPACITY when kv_bytes
- * leaves no room for that; TERN_EUNSUPPORTED where the model keeps rows of several tokens.  Not while a loop owns the
- * engine. */
+ * leaves no room for that; TERN_EUNSUPPORTED where the model keeps rows of several tokens, or the device reads no codes
+ * back.  Not while a loop owns the engine. */
 TERN_API int tern_seq_recode(tern_seq *s, int plan, tern_recoded *out, tern_error *err);
 /* s changes its plan when it has n tokens, at once if it has: steps of tern_prefill and tern_generate end there,
  * whatever their chunk.  If memory is short then, they fail and s keeps its plan.  Forks go on alike; another plan for

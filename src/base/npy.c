@@ -5,7 +5,7 @@
 #include "base/mem.h"
 #include "base/outfile.h"
 
-static const struct tern_outfile_kind npy_kind = {"a NumPy array", "\x93NUMPY", 6, true};
+static const struct tern_outfile_kind npy_kind = {"a NumPy array", "\x93NUMPY", 6, true, false};
 
 struct tern_npy {
     struct tern_outfile file;

@@ -67,9 +67,13 @@ out:
 static int empty_left_over(struct tern_outfile *f, tern_error *err)
 {
     struct stat st;
-    if (fstat(f->fd, &st) == 0 && tern_target_left_over(f->fd, &st, f->kind))
+    int rc;
+    if (fstat(f->fd, &st) < 0)
+        rc = tern_err_set(err, TERN_EIO, "%s: cannot be looked at: %s", tern_path_show(f->tmp), strerror(errno));
+    else if (tern_target_left_over(f->fd, &st, f->kind))
         return tern_outfile_resize(f, 0, err);
-    int rc = tern_err_set(err, TERN_EINVAL, "%s: is in the way; remove or rename it", tern_path_show(f->tmp));
+    else
+        rc = tern_err_set(err, TERN_EINVAL, "%s: is in the way; remove or rename it", tern_path_show(f->tmp));
     (void)fail_create(f, EEXIST, NULL);
     return rc;
 }

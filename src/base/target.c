@@ -181,6 +181,11 @@ bool tern_target_left_over(int fd, const struct stat *st, const struct tern_outf
     return n > 0 && (memcmp(head, kind->magic, (size_t)n) == 0 || memcmp(head, zeros, (size_t)n) == 0);
 }
 
+static const char *by_force(const struct tern_outfile_kind *kind)
+{
+    return kind->unasked ? "" : "; --force replaces it";
+}
+
 /* One that was cut inside its magic is of the kind, too. */
 static int check_kind(const char *to, const char *path, const struct tern_outfile_kind *kind, tern_error *err)
 {
@@ -189,11 +194,11 @@ static int check_kind(const char *to, const char *path, const struct tern_outfil
     int fd = open(to, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
     ssize_t n = fd < 0 ? -1 : read_head(fd, head, kind->n);
     if (n < 0)
-        rc = tern_err_set(err, TERN_EIO, "%s: is there and cannot be read (%s); --force replaces it",
-                          tern_path_show(path), strerror(errno));
+        rc = tern_err_set(err, TERN_EIO, "%s: is there and cannot be read (%s)%s", tern_path_show(path),
+                          strerror(errno), by_force(kind));
     else if (n == 0 || memcmp(head, kind->magic, (size_t)n) != 0)
-        rc = tern_err_set(err, TERN_EINVAL, "%s: is there and is not %s; --force replaces it", tern_path_show(path),
-                          kind->what);
+        rc = tern_err_set(err, TERN_EINVAL, "%s: is there and is not %s%s", tern_path_show(path), kind->what,
+                          by_force(kind));
     if (fd >= 0)
         (void)close(fd);
     return rc;
@@ -204,10 +209,10 @@ static int check_regular(const char *to, const char *path, const struct stat *st
 {
     if (tern_target_guarded(st))
         return tern_err_set(err, TERN_EINVAL, "%s: this run reads it, so it is not replaced", tern_path_show(path));
-    if (atomic_load(&forced))
+    if (atomic_load(&forced) && !kind->unasked)
         return 0;
     if (!(st->st_mode & 0222))
-        return tern_err_set(err, TERN_EINVAL, "%s: is write-protected; --force replaces it", tern_path_show(path));
+        return tern_err_set(err, TERN_EINVAL, "%s: is write-protected%s", tern_path_show(path), by_force(kind));
     return st->st_size ? check_kind(to, path, kind, err) : 0;
 }
 
@@ -231,6 +236,8 @@ int tern_target_find(char *to, const char *path, const struct tern_outfile_kind 
     TERN_TRY(follow_links(to, path, err));
     if (lstat(to, &st) == 0)
         TERN_TRY(check_regular(to, path, &st, kind, err));
+    else if (errno != ENOENT)
+        TERN_FAIL(err, TERN_EIO, "%s: cannot be looked at: %s", tern_path_show(path), strerror(errno));
 out:
     return rc;
 }

@@ -23,6 +23,7 @@ struct tern_outfile_kind {
     const char *magic;
     size_t n;     /* at most 64 */
     bool through; /* one after another, the bytes make sense in a device or pipe too */
+    bool unasked; /* written without having been asked for, so --force does not mean it */
 };
 
 /* May a file of this kind be written to path?  For programs that would find out after hours of work. */

@@ -385,7 +385,7 @@ out:
 #define MAX_TURNS_FILE ((size_t)1 << 28)
 
 static const struct tern_outfile_kind turns_kind = {"the turns of a tern chat", TURNS_MAGIC, sizeof TURNS_MAGIC - 1,
-                                                    false};
+                                                    false, false};
 
 /* Binds the two files of a session to each other. */
 static void sequence_digest(const tern_seq *seq, char out[17])

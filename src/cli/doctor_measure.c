@@ -8,8 +8,8 @@
 #include "cli/cli.h"
 #include "tern/eval.h"
 
-static const struct tern_outfile_kind plan_kind = {"a KV plan", "# KV plan", 9, true};
-static const struct tern_outfile_kind cond_kind = {"a key conditioning file", "ternkv\n", 7, true};
+static const struct tern_outfile_kind plan_kind = {"a KV plan", "# KV plan", 9, true, false};
+static const struct tern_outfile_kind cond_kind = {"a key conditioning file", "ternkv\n", 7, true, false};
 
 int tern_doctor_check(const struct tern_args *a, tern_error *err)
 {

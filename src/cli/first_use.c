@@ -8,7 +8,7 @@
 #define LIMIT_S   20.0               /* more is not done unasked */
 #define FROM_SIZE ((size_t)32 << 20) /* smaller models are there to try things out, as for packed weights */
 
-static const struct tern_outfile_kind cond_kind = {"a key conditioning file", "ternkv\n", 7, true};
+static const struct tern_outfile_kind cond_kind = {"a key conditioning file", "ternkv\n", 7, true, false};
 
 /* What a calibration gains, by what the plan has without it (docs/kv-cache.md, "Measured"). */
 static const char *gain(const tern_kv_plan *p)
@@ -79,8 +79,11 @@ int tern_first_use(tern_model *m, const struct tern_args *a, tern_error *err)
     if ((!now && info->weight_bytes < FROM_SIZE) || tern_kv_plan_new(&plan, m, tern_setup_kv(a), false, NULL) < 0)
         return 0; /* an engine will say what is wrong with the plan */
     int rc = 0;
-    if (tern_kv_plan_uncalibrated(plan))
+    if (tern_kv_plan_uncalibrated(plan)) {
+        tern_outfile_force(false); /* nobody asked for this file */
         rc = calibrate(m, a, plan, now, err);
+        tern_outfile_force(a->v[TERN_OPT_FORCE].n > 0);
+    }
     tern_kv_plan_free(plan);
     return rc;
 }

@@ -14,7 +14,7 @@
 #define MAGIC   "ternconv"
 #define VERSION 1 /* also of the quantisers: another one makes other bytes */
 
-static const struct tern_outfile_kind gguf_kind = {"a GGUF file", "GGUF", 4, false};
+static const struct tern_outfile_kind gguf_kind = {"a GGUF file", "GGUF", 4, false, false};
 
 struct journal {
     char magic[8];

@@ -32,6 +32,8 @@ struct fit {
     struct side *sides; /* [2 * n_layers] */
     int n_sides;
     char (*specs)[64]; /* [n_sides] */
+    double open_bytes; /* what a sequence takes beside closed pages: an open page and first tokens, raw whatever the
+                          plan */
 };
 
 /* Bytes of one scheme in all layers: keys under k=SCHEME,v=f16 and values under the reverse. */
@@ -66,7 +68,8 @@ static int list_sides(struct fit *f, tern_error *err)
     tern_kv_plan *plan = NULL;
     TERN_TRY(tern_alloc(&f->sides, 2 * (size_t)n_layers, sizeof *f->sides, err));
     TERN_TRY(tern_alloc(&f->specs, 2 * (size_t)n_layers, sizeof *f->specs, err));
-    TERN_TRY(tern_kv_plan_new(&plan, f->m, "f16", false, err));
+    TERN_TRY(tern_kv_plan_new(&plan, f->m, "q8", false, err));
+    f->open_bytes = (double)plan->layout->tile_bytes + (double)plan->layout->sink_bytes;
     for (int i = 0; i < 2 * n_layers; i++) {
         tern_kv_row r;
         tern_kv_plan_row(plan, i / 2, &r);
@@ -138,7 +141,7 @@ static int next_step(const struct side *s)
 
 static double total_bytes(const struct fit *f)
 {
-    double n = 0;
+    double n = f->open_bytes;
     for (int i = 0; i < f->n_sides; i++)
         n += f->sides[i].bytes[f->sides[i].at];
     return n;

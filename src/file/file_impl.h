@@ -122,8 +122,9 @@ int tern_tensors_sorted(const struct tern_tensor ***order, const struct tern_ten
 int tern_gguf_read(struct tern_file *f, tern_error *err);
 /* ---- Hugging Face ---- */
 
-/* Does a path name such a model: a directory, one of its safetensors files, the index of several? */
-bool tern_hf_is(const char *path);
+/* Does a path name such a model: a directory, one of its safetensors files, the index of several?  TERN_EIO: nobody can
+ * tell; a path that leads nowhere names none. */
+int tern_hf_is(const char *path, bool *is, tern_error *err);
 /* Part 0 becomes config.json, whose values are the metadata; the others are the files of tensors. */
 int tern_hf_read(struct tern_file *f, tern_error *err);
 

@@ -48,9 +48,11 @@ out:
 int tern_file_open(struct tern_file **out, const char *path, tern_error *err)
 {
     int rc = 0;
+    bool directory;
     *out = NULL;
     TERN_TRY(new_file(out, path, err));
-    if (tern_hf_is(path)) {
+    TERN_TRY(tern_hf_is(path, &directory, err));
+    if (directory) {
         TERN_TRY(tern_hf_read(*out, err));
     } else {
         TERN_TRY(tern_part_map(&(*out)->parts[0], path, err));

@@ -21,7 +21,7 @@ struct header {
 };
 _Static_assert(sizeof(struct header) == 8 + 8 + 8 + 8 + 8, "no padding in the file header");
 
-static const struct tern_outfile_kind cond_kind = {"a key conditioning file", MAGIC, sizeof MAGIC - 1, true};
+static const struct tern_outfile_kind cond_kind = {"a key conditioning file", MAGIC, sizeof MAGIC - 1, true, false};
 
 struct head_record {
     uint32_t layer, head, dim, n_pairs;

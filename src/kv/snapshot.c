@@ -31,7 +31,7 @@ struct header {
 };
 _Static_assert(sizeof(struct header) == 8 + 8 + 16 + 8 + 48 + 8 + 256 + 8, "no padding in the file header");
 
-static const struct tern_outfile_kind session_kind = {"a session", MAGIC, sizeof MAGIC - 1, false};
+static const struct tern_outfile_kind session_kind = {"a session", MAGIC, sizeof MAGIC - 1, false, false};
 
 static int write_section(struct tern_outfile *f, const void *data, size_t n, tern_error *err)
 {

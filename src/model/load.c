@@ -536,7 +536,7 @@ static int load_weights(struct loader *ld, struct tern_pool *pool, const struct 
         }
     }
     tern_error refusal = {0};
-    replace = replace && kept->write;
+    replace = replace && kept->write && why.code != TERN_ENOMEM; /* that says nothing about the file */
     if (replace && tern_packfile_check(kept->path, &refusal) < 0) {
         replace = false;
         why = refusal;

@@ -22,7 +22,7 @@
 #define SMALL_PAGE ((size_t)4 << 10)
 #define HUGE_PAGE  ((size_t)2 << 20)
 
-static const struct tern_outfile_kind packed_kind = {"a file of packed weights", MAGIC, sizeof MAGIC - 1, false};
+static const struct tern_outfile_kind packed_kind = {"a file of packed weights", MAGIC, sizeof MAGIC - 1, false, true};
 
 struct header {
     char magic[8];

@@ -37,7 +37,6 @@ static int open_plans(tern_engine *e, const tern_engine_params *p, tern_error *e
     const struct tern_kv_room room = {e->max_seqs, e->ctx, e->chunk, &e->kv_budget, e->dev};
     e->kv_budget.limit = p->kv_bytes ? p->kv_bytes : SIZE_MAX;
     e->max_plans = n + MORE_PLANS;
-    e->drafts = p->drafts;
     TERN_TRY(tern_alloc(&e->plans, (size_t)e->max_plans + 1, sizeof(struct tern_kv_plan *), err));
     TERN_TRY(tern_alloc(&e->caches, (size_t)e->max_plans + 1, sizeof *e->caches, err));
     for (int i = 0; i < n; i++) {
@@ -45,6 +44,7 @@ static int open_plans(tern_engine *e, const tern_engine_params *p, tern_error *e
         TERN_TRY(tern_plan_of_ctx(&e->plans[i], e->model, e->ctx, spec, p->kv_strict, err));
         e->n_caches = ++e->n_plans;
         TERN_TRY(tern_draft_rows(p, e->plans[i]->layout->state_bytes > 0, &drafts, err));
+        e->drafts = drafts;
         tern_kv_layout_spare(e->plans[i]->layout, drafts);
         if (tern_kv_least_bytes(e->plans[i]->layout) > e->kv_budget.limit)
             TERN_FAIL(err, TERN_EINVAL, "KV memory of %zu bytes is less than the %zu that one page of --kv %s takes",

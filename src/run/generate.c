@@ -18,7 +18,7 @@ static int check_room(const tern_engine *e, const tern_seq *s, int n_prompt, ter
 static int step(tern_engine *e, struct tern_draft *d, const float **logits, tern_error *err)
 {
     const bool last = d->gen->phase == TERN_GEN_LAST;
-    tern_drafts_plan(e->drafter, &d, 1, e->chunk);
+    tern_drafts_plan(e->drafter, &d, 1, tern_seq_recode_room(d->seq, e->chunk));
     for (;;) {
         const double start = tern_now();
         tern_step_item it = {.seq = d->seq,

@@ -108,6 +108,19 @@ static int check(const tern_seq *s, int plan, tern_error *err)
     return 0;
 }
 
+/* A device may only know how to read what is raw. */
+static int check_device(const tern_engine *e, const struct tern_kv_layout *from, tern_error *err)
+{
+    for (int i = 0; !e->dev->ops->decodes && i < from->n_layers; i++) {
+        const struct tern_kv_layer *l = &from->layers[i];
+        if (from->group_of[i] >= 0 && (!l->k.codec->raw || !l->v.codec->raw || l->ring > 1))
+            return tern_err_set(err, TERN_EUNSUPPORTED,
+                                "the device %s cannot take a sequence out of --kv %s: it reads no codes back",
+                                e->dev->ops->name, from->text);
+    }
+    return 0;
+}
+
 /* All rows, a page at a time, for which there is memory: tern_kv_move_open has made sure. */
 static void copy_pages(tern_engine *e, struct tern_kv_move *m, int plan_from, int plan_to)
 {
@@ -136,6 +149,7 @@ int tern_seq_recode(tern_seq *s, int plan, tern_recoded *out, tern_error *err)
     const size_t before = atomic_load_explicit(&e->kv_budget.used, memory_order_relaxed);
     m.most = before;
     if (plan != s->plan) {
+        TERN_TRY(check_device(e, m.from_cache->layout, err));
         r.decoded = tern_kv_seq_coded(m.from_cache, s->kv);
         TERN_TRY(tern_kv_move_open(&m, err));
         copy_pages(e, &m, s->plan, plan);

@@ -75,7 +75,7 @@ struct tern_engine {
     struct tern_kv_plan **plans;  /* [n_caches], room for max_plans + 1 */
     struct tern_kv_cache *caches; /* likewise */
     int n_plans, max_plans;
-    int drafts;
+    int drafts;                      /* rows that a trim takes back, in layouts of all plans */
     struct tern_kv_budget kv_budget; /* of all caches together */
     int n_caches;                    /* n_plans, and with code_at_end a raw one for the prompt in hand */
     struct tern_forward *forward;

@@ -129,6 +129,11 @@ run 2 "$TERN" doctor --calibrate
 run 2 "$TERN" doctor -m "$work/m.gguf" -f "$work/text"
 run 2 "$TERN" doctor -m "$work/m.gguf" --out "$work/x"
 
+# --force means files that are asked for: a calibration that nobody asked for replaces nothing.
+echo "not to be lost" >"$work/m.gguf.ternkv"
+run_with_input 0 "Who goes there?
+" "$TERN" chat -m "$work/m.gguf" --kv t4 --calibration now -n 2 --force
+same "$(cat "$work/m.gguf.ternkv")" "not to be lost" "a file under the sidecar's name"
 rm "$work/m.gguf.ternkv"
 # A plan for a budget: fits it, and can be run; a budget that nothing fits is refused with the numbers.
 run 0 "$TERN" doctor --fit 8K --in 1M -m "$work/m.gguf" --out "$work/plan"
@@ -136,6 +141,10 @@ grep -q '^layers=' "$work/plan" || say "rules for layers"
 run 0 "$TERN" inspect "$work/m.gguf" --kv "plan=$work/plan,cond=off" -c 8192 --json
 bytes=$(json kv.full_bytes)
 [ "${bytes%.*}" -le 1048576 ] || say "a plan that fits: $bytes"
+# What the allocator counts of a full context, open pages and first tokens among it.
+run 0 "$TERN" run -m "$work/m.gguf" -p x -n 2 --kv "plan=$work/plan,cond=off" --json
+bytes=$(json kv.full_bytes)
+[ "$bytes" -le 1048576 ] || say "a plan that fits, open pages and all: $bytes"
 run 0 "$TERN" run -m "$work/m.gguf" -p x -n 2 --kv "plan=$work/plan,cond=off"
 run 0 "$TERN" doctor --fit 32K --in 1g -m "$work/m.gguf"
 grep -q "trained for 8192 tokens.*factor=4" "$err" || say "a context beyond the trained one"

@@ -15,6 +15,8 @@
 
 enum { CTX = 256, N_IDS = 300 };
 
+static void problem(const char *fmt, ...) TERN_PRINTF(1, 2);
+
 static tern_model *model, *text_model;
 static int32_t ids[N_IDS];
 static int n_vocab;
@@ -91,9 +93,19 @@ static int write_packed(tern_error *err)
     return open_and_close(tiny_path("tiny/llama-b32-q4_1.gguf"), in_dir("packed"), err);
 }
 
+/* Whatever keeps a run from using it says nothing about the file: it stays, and is not written again. */
 static int map_packed(tern_error *err)
 {
-    return open_and_close(tiny_path("tiny/llama-b32-q4_1.gguf"), in_dir("kept.packed"), err);
+    static ino_t first;
+    struct stat st;
+    int rc = open_and_close(tiny_path("tiny/llama-b32-q4_1.gguf"), in_dir("kept.packed"), err);
+    (void)fault_disarm();
+    assert_int_equal(stat(in_dir("kept.packed"), &st), 0);
+    first = first ? first : st.st_ino;
+    if (st.st_ino != first)
+        problem("the file of packed weights was written again");
+    first = st.st_ino;
+    return rc;
 }
 
 static int calibrate(tern_error *err)
@@ -400,7 +412,6 @@ static const struct operation {
 static const char *only_operation, *only_kind;
 static int n_problems;
 
-static void problem(const char *fmt, ...) TERN_PRINTF(1, 2);
 static void problem(const char *fmt, ...)
 {
     char text[700];
@@ -441,8 +452,7 @@ static bool must_succeed(enum fault kind)
 
 static void expect_sentence(int rc, const tern_error *err, enum fault kind, const char *when)
 {
-    if (must_succeed(kind) || err->code != rc || strlen(err->msg) < 12 || rc == TERN_EFORMAT ||
-        (rc == TERN_EINVAL && kind != FAULT_STAT))
+    if (must_succeed(kind) || err->code != rc || strlen(err->msg) < 12 || rc == TERN_EFORMAT || rc == TERN_EINVAL)
         problem("%s: %d, code %d: \"%s\"", when, rc, err->code, err->msg);
     if (kind == FAULT_MEMORY && rc != TERN_ENOMEM)
         problem("%s: %d instead of TERN_ENOMEM: \"%s\"", when, rc, err->msg);

@@ -12,8 +12,8 @@
 #include "base/map.h"
 #include "base/outfile.h"
 
-static const struct tern_outfile_kind kind = {"a test file", "MAGIC", 5, true};
-static const struct tern_outfile_kind kept = {"a kept file", "MAGIC", 5, false};
+static const struct tern_outfile_kind kind = {"a test file", "MAGIC", 5, true, false};
+static const struct tern_outfile_kind kept = {"a kept file", "MAGIC", 5, false, false};
 
 static int put_kind(const char *path, const char *bytes, const struct tern_outfile_kind *k, tern_error *err)
 {
@@ -81,7 +81,11 @@ static void regular_files(void **state)
         refused(in_dir("other"), "is not a test file; --force");
         holds(in_dir("other"), foreign[i]);
     }
+    const struct tern_outfile_kind unasked = {"a file of our own", "MAGIC", 5, false, true};
     tern_outfile_force(true);
+    assert_int_equal(put_kind(in_dir("other"), "MAGIC", &unasked, &err), TERN_EINVAL);
+    assert_null(strstr(err.msg, "--force"));
+    holds(in_dir("other"), foreign[3]);
     assert_int_equal(put(in_dir("other"), "MAGIC", &err), 0);
     tern_outfile_force(false);
     holds(in_dir("other"), "MAGIC");

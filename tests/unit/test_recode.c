@@ -441,6 +441,44 @@ static void test_at_a_length(void **state)
     }
 }
 
+/* Guesses that are verified several in one step end where the plan changes: they decide about time alone. */
+static void test_with_drafts(void **state)
+{
+    struct tiny t;
+    tern_error err = {0};
+    int32_t text[2][80];
+    int n_drafted = 0;
+    (void)state;
+    open_subject(&t, DENSE);
+    for (int i = 0; i < 80; i++) /* a text that guesses itself */
+        t.ids[i] = t.ids[i % 8];
+    for (int i = 0; i < 2; i++) {
+        const char *const more[] = {"f16"};
+        tern_engine *e;
+        tern_seq *s;
+        tern_engine_params p = {.n_threads = 2,
+                                .max_seqs = 1,
+                                .kv = "t2,first=0",
+                                .more_kv = more,
+                                .n_more_kv = 1,
+                                .draft = i ? "ngram" : NULL};
+        tern_generate_params g = {.max_tokens = 60, .ignore_eog = true};
+        tern_generate_result r;
+        tiny_ok(tern_engine_open(&e, t.model, &p, &err), &err);
+        tern_sampler_defaults(&g.sampler);
+        tiny_ok(tern_seq_new_plan(&s, e, 1, &err), &err);
+        tiny_ok(tern_seq_recode_at(s, 99, 0, &err), &err);
+        tiny_ok(tern_generate(e, s, t.ids, 80, &g, &r, &err), &err);
+        assert_int_equal(tern_seq_plan(s), 0);
+        memcpy(text[i], tern_seq_tokens(s) + 80, sizeof *text[i] * 60);
+        n_drafted += r.n_drafted;
+        tern_engine_close(&e);
+    }
+    assert_memory_equal(text[0], text[1], sizeof *text[0] * 60);
+    assert_true(n_drafted > 0);
+    tiny_close(&t);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -453,6 +491,7 @@ int main(void)
         cmocka_unit_test(test_shared_pages),
         cmocka_unit_test(test_added_plans),
         cmocka_unit_test(test_at_a_length),
+        cmocka_unit_test(test_with_drafts),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -15,15 +15,22 @@
 #define ONE   "model.safetensors"
 #define INDEX "model.safetensors.index.json"
 
-static bool is_directory(const char *path)
+static int is_directory(const char *path, bool *is, tern_error *err)
 {
     struct stat st;
-    return stat(path, &st) == 0 && S_ISDIR(st.st_mode);
+    *is = false;
+    if (stat(path, &st) == 0)
+        *is = S_ISDIR(st.st_mode);
+    else if (errno == EIO) /* what else is wrong will be told by who opens it */
+        return tern_err_set(err, TERN_EIO, "%s: cannot be looked at: %s", tern_path_show(path), strerror(errno));
+    return 0;
 }
 
-bool tern_hf_is(const char *path)
+int tern_hf_is(const char *path, bool *is, tern_error *err)
 {
-    return is_directory(path) || ends_with(path, ".safetensors") || ends_with(path, ".safetensors.index.json");
+    int rc = is_directory(path, is, err);
+    *is = *is || ends_with(path, ".safetensors") || ends_with(path, ".safetensors.index.json");
+    return rc;
 }
 
 /* DIR/name, to be freed. */
@@ -53,7 +60,8 @@ static int find_files(struct tern_file *f, const char **main_file, tern_error *e
     int rc = 0;
     char *path = NULL;
     const char *slash = strrchr(f->path, '/');
-    bool whole = is_directory(f->path);
+    bool whole;
+    TERN_TRY(is_directory(f->path, &whole, err));
     f->dir = tern_path_dup(whole || !slash ? f->path : slash == f->path ? "/" : f->path);
     if (!f->dir)
         TERN_FAIL(err, TERN_ENOMEM, "cannot allocate the path of a model directory");

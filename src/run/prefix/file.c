@@ -14,7 +14,7 @@
 #define ENDIAN  0x01020304u
 #define UNIT    64
 
-static const struct tern_outfile_kind file_kind = {"a cache file", MAGIC, 8, false};
+static const struct tern_outfile_kind file_kind = {"a cache file", MAGIC, 8, false, true};
 
 struct head {
     char magic[8];
