@@ -76,7 +76,12 @@ static void one_experts(struct checkdev *c, int type, int n_experts, int n_activ
     for (int i = 0; i < DEVICES; i++) {
         struct tern_dev *d = c->d[i];
         const struct tern_dev_step s = {.n_rows = n_rows};
-        const struct tern_experts e = {n_active, &gate[i], &up[i], &down[i], type == TERN_F16, weigh_input};
+        const struct tern_experts e = {.n_active = n_active,
+                                       .gate = &gate[i],
+                                       .up = &up[i],
+                                       .down = &down[i],
+                                       .gelu = type == TERN_F16,
+                                       .weigh_input = weigh_input};
         const struct tern_route r = {.n_experts = n_experts,
                                      .n_active = n_active,
                                      .sigmoid = n_active % 2,
