@@ -91,8 +91,8 @@ def test_calls(s):
     got = calls_of(s, tool_choice="required", parallel_tool_calls=False, logit_bias={str(CALL): 90})
     good_call(*got[0], "against the model's will")
     # JSON or a call, whichever the model begins with
-    beside = {"tools": TOOLS, "guided_json": SCHEMA, "parallel_tool_calls": False}
-    person(content(s, **beside), "JSON beside tools")
+    beside = {"guided_json": SCHEMA, "parallel_tool_calls": False}
+    person(content(s, tools=TOOLS, **beside), "JSON beside tools")
     brace = s.post("/tokenize", {"content": "{"}).json["tokens"][0]
     good_call(*calls_of(s, **beside, logit_bias={str(i): -100 for i in s.less[:1] + s.less[2:] + [301, brace]})[0], "a call beside JSON")
     strict = [{"type": "function", "function": {**TOOLS[0]["function"], "strict": True}}]
