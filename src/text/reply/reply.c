@@ -19,7 +19,7 @@ struct tern_reply {
     enum state state;
     bool stopped;
     bool said;            /* the answer has begun: a bare object is none any more */
-    bool drop_newlines;   /* just behind a mark of reasoning */
+    bool drop_newlines;   /* just behind a mark of reasoning or a list of calls */
     bool after_call;      /* blank text waits in gap: more may follow */
     const char *skip;     /* what is left of the text to skip */
     struct tern_buf held; /* may become a mark */
@@ -300,6 +300,9 @@ static int take_mark(tern_reply *r, enum mark m, tern_error *err)
         return 0;
     case CLOSES_REASONING:
         r->state = IN_CONTENT;
+        r->drop_newlines = true;
+        return 0;
+    case FRAME:
         r->drop_newlines = true;
         return 0;
     default:
