@@ -2,7 +2,7 @@
 #
 #   BUILD=DIR         where the release build goes (build)      JOBS=N     parallel compilers and tests (all cores)
 #   PROMPT=TEXT KV=PLAN N=N RUN_FLAGS=...   of `make run`       MODEL=FILE another model for `make run`, `serve` and `bench`
-#   CUDA=1|0          with the device cuda, or without (when not given: where nvcc is found)
+#   CUDA=1|0          with the device cuda, or without (when not given: as the build folder was made, at first without)
 #   FUZZ_SECONDS=N    for each fuzz target (20)                 PREFIX=DIR DESTDIR=DIR   of `make install`
 
 BUILD        ?= build

@@ -1,9 +1,9 @@
 # The device `cuda`: kernels compiled by nvcc into files of machine code that become part of the library.  The driver is
 # found at run time, so nothing of CUDA is linked and the program runs where there is none.
 #
-#   TERN_CUDA        AUTO: where an nvcc is found; ON: or stop; OFF
+#   TERN_CUDA        OFF (default, docs/decisions/029-cuda.md); AUTO: where an nvcc is found; ON: or stop
 #   TERN_CUDA_ARCH   what kernels are compiled for: compute capabilities, of which the last serves newer cards too
-set(TERN_CUDA AUTO CACHE STRING "the device cuda: AUTO, ON or OFF")
+set(TERN_CUDA OFF CACHE STRING "the device cuda: AUTO, ON or OFF")
 set(TERN_CUDA_ARCH "80;90" CACHE STRING "compute capabilities that kernels are compiled for")
 set(tern_cuda_objects)
 

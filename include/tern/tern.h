@@ -99,7 +99,7 @@ typedef struct tern_model_params {
     void (*before_packed)(void *user, const char *path, size_t bytes);
     void *user;
     /* Where the model and its engines run: "cpu", or in builds with CUDA "cuda" or "cuda:1" (a card's number).  "auto"
-     * or NULL: a card that can serve, else the CPU. */
+     * or NULL: the CPU.  A card is asked for by name (docs/decisions/029-cuda.md). */
     const char *device;
 } tern_model_params;
 
