@@ -159,6 +159,7 @@ static const struct {
     {"gemma3-w70", {"t4", "t4,layers=0-6:l4,recent=128", "q8"}},
     {"deepseek2-lite", {"l3", "f16", "t4"}},
     {"qwen35", {"t4", "l3,recent=128", "f16"}},
+    {"deepseek4", {"t4", "f16", "l3"}},
     {"llama4-128", {"t4", "q8", "l2"}},
 };
 

@@ -16,7 +16,7 @@
 
 enum { LONG = 700, CTX = 900, REPLY = 12, AT_ONCE = 3 };
 
-static const char *const models[] = {"llama-tied", "gemma3-w70", "deepseek2-lite", "qwen35"};
+static const char *const models[] = {"llama-tied", "gemma3-w70", "deepseek2-lite", "qwen35", "deepseek4"};
 
 struct fixture {
     struct tiny t;
