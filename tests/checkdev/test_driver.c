@@ -23,7 +23,7 @@ static void refused(const char *name, int code, const char *words)
     CHECK(tern_dev_find(&ops, name, &err) == code);
     CHECK(!ops && strstr(err.msg, words) && !strchr(err.msg, '\n'));
     CHECK(tern_dev_open(&d, name, NULL, &err) == code && !d);
-    /* "auto" goes on with the CPU */
+    /* "auto" is the CPU */
     CHECK(tern_dev_find(&ops, "auto", &err) == 0 && strcmp(ops->name, "cpu") == 0);
 }
 
@@ -149,7 +149,7 @@ int main(int argc, char **argv)
         CHECK(tern_dev_find(&ops, "cuda:7", &err) == TERN_EINVAL && strstr(err.msg, "this machine has 2"));
         CHECK(tern_dev_find(&ops, "cuda:", &err) == TERN_EINVAL && tern_dev_find(&ops, "cuda:1x", &err) == TERN_EINVAL);
         CHECK(tern_dev_find(&ops, "cuda:9", &err) == TERN_EINVAL && tern_dev_find(&ops, "auto", &err) == 0);
-        CHECK(strcmp(ops->name, "cuda") == 0);
+        CHECK(strcmp(ops->name, "cpu") == 0);
     } else if (strcmp(which, "memory") == 0)
         memory();
     else if (strcmp(which, "copies") == 0)
