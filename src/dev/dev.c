@@ -114,3 +114,29 @@ size_t tern_delta_state_floats(const struct tern_delta *l)
     const size_t channels = 2 * (size_t)l->n_k * (size_t)l->dk + (size_t)l->n_v * (size_t)l->dv;
     return channels * (size_t)(l->width - 1) + (size_t)l->n_v * (size_t)l->dk * (size_t)l->dv;
 }
+
+/* ---- weights as panels ------------------------------------------------------------------------------------------- */
+
+int tern_dev_panels_plan(struct tern_packed *out, const struct tern_weight_source *s, int64_t n, int64_t k, int stack,
+                         tern_error *err)
+{
+    size_t bytes;
+    int rc = tern_weight_plan(out, s, n, k, err);
+    if (rc == 0 && !tern_mul(tern_weight_bytes(out), (size_t)stack, &bytes))
+        rc = tern_err_set(err, TERN_ENOMEM, "%d matrices of %zu bytes do not fit in memory", stack,
+                          tern_weight_bytes(out));
+    return rc;
+}
+
+void tern_dev_panels_about(const struct tern_packed *m, struct tern_dev_about *out)
+{
+    *out = (struct tern_dev_about){.unit_bytes = m->panel_bytes,
+                                   .codes = m->codes,
+                                   .scales = m->scales,
+                                   .zero = m->zero,
+                                   .group = m->group,
+                                   .d_type = m->d_type,
+                                   .m_type = m->m_type,
+                                   .unit = m->unit};
+    memcpy(out->table, m->table, sizeof out->table);
+}

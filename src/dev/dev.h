@@ -210,4 +210,9 @@ int tern_dev_rows_new(struct tern_dev *d, struct tern_dev_rows *out, int n_rows,
 /* host[row][width] of rows [row0, row0 + n) of x, densely, after sync. */
 void tern_dev_rows_out(struct tern_dev *d, float *host, struct tern_dev_rows x, int row0, int n);
 
+/* For devices that keep weights as the panels of kernel/pack.h: weight_plan but for the form, and weight_about. */
+int tern_dev_panels_plan(struct tern_packed *out, const struct tern_weight_source *s, int64_t n, int64_t k, int stack,
+                         tern_error *err);
+void tern_dev_panels_about(const struct tern_packed *m, struct tern_dev_about *out);
+
 #endif

@@ -13,15 +13,11 @@ int tern_cuda_weight_plan(struct tern_dev *d, struct tern_dev_weight *w, const s
                           int64_t k, int stack, tern_error *err)
 {
     struct tern_packed m;
-    size_t bytes;
     (void)d;
     *w = (struct tern_dev_weight){0};
-    int rc = tern_weight_plan(&m, s, n, k, err);
+    int rc = tern_dev_panels_plan(&m, s, n, k, stack, err);
     if (rc < 0)
         return rc;
-    if (!tern_mul(tern_weight_bytes(&m), (size_t)stack, &bytes))
-        return tern_err_set(err, TERN_ENOMEM, "%d matrices of %zu bytes do not fit in memory", stack,
-                            tern_weight_bytes(&m));
     if ((rc = tern_alloc(&w->form, 1, sizeof *w->form, err)) < 0)
         return rc;
     w->form->m = m;
@@ -46,16 +42,7 @@ size_t tern_cuda_weight_bytes(const struct tern_dev_weight *w)
 
 void tern_cuda_weight_about(const struct tern_dev_weight *w, struct tern_dev_about *out)
 {
-    const struct tern_packed *m = &w->form->m;
-    *out = (struct tern_dev_about){.unit_bytes = m->panel_bytes,
-                                   .codes = m->codes,
-                                   .scales = m->scales,
-                                   .zero = m->zero,
-                                   .group = m->group,
-                                   .d_type = m->d_type,
-                                   .m_type = m->m_type,
-                                   .unit = m->unit};
-    memcpy(out->table, m->table, sizeof out->table);
+    tern_dev_panels_about(&w->form->m, out);
 }
 
 void tern_cuda_weight_place(struct tern_dev *d, struct tern_dev_weight *w, struct tern_dev_mem *m, size_t at)

@@ -115,7 +115,7 @@ static int check_file(struct view *v, tern_error *err)
 {
     int rc = 0;
     if (v->map.n < sizeof v->head)
-        TERN_FAIL(err, TERN_EFORMAT, "ends at byte %zu, inside the head", v->map.n);
+        TERN_FAIL(err, TERN_EFORMAT, "not a cache file, or cut off: it ends at byte %zu, inside the head", v->map.n);
     memcpy(&v->head, v->map.p, sizeof v->head);
     TERN_TRY(check_head(&v->head, v->map.n, err));
     if ((v->map.n - sizeof v->head) / sizeof *v->tokens < v->head.n_tokens)
@@ -310,7 +310,8 @@ static int check_plan(const tern_engine *e, int n, tern_error *err)
         return tern_err_set(err, TERN_EUNSUPPORTED, "a cache file cannot hold a KV plan with recent=N (--kv %.100s)",
                             e->caches[0].layout->text);
     if (n < TERN_PAGE)
-        return tern_err_set(err, TERN_EINVAL, "the prompt has %d tokens, and a cache file holds pages of %d", n,
+        return tern_err_set(err, TERN_EINVAL,
+                            "the prompt has %d tokens; a cache file holds whole pages of %d, which it does not fill", n,
                             TERN_PAGE);
     return 0;
 }
