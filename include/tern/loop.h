@@ -12,7 +12,8 @@
  *
  * Threads: every function here may be called from any thread at any time, but for _free and _close, which are the last
  * calls on their object, and tern_events_next, which one thread at a time calls on one queue.  None of them waits for a
- * step, except tern_loop_drain and tern_loop_close.  tern_engine_cancel means nothing to a loop. */
+ * step, except tern_loop_drain, tern_loop_close and tern_loop_cache_export and _import.  tern_engine_cancel means
+ * nothing to a loop. */
 #ifndef TERN_LOOP_H
 #define TERN_LOOP_H
 
@@ -25,8 +26,7 @@ extern "C" {
 typedef struct tern_loop tern_loop;
 typedef struct tern_events tern_events;
 
-/* ---- events -------------------------------------------------------------------------------------------------------
- */
+/* ---- events ------------------------------------------------------------------------------------------------------ */
 
 typedef enum tern_event_kind {
     TERN_EVENT_START,          /* left the queue; n_cached of n_prompt tokens were found in the prefix cache */
@@ -104,7 +104,11 @@ typedef enum tern_embed { TERN_EMBED_NONE, TERN_EMBED_LAST, TERN_EMBED_MEAN } te
 
 typedef struct tern_request { /* zero-initialise, then tern_request_defaults; all of it is copied */
     const int32_t *prompt;
-    int n_prompt;    /* 1 .. context; tern_model_tokenize and tern_model_chat_json make them */
+    int n_prompt;           /* 1 .. context; tern_model_tokenize and tern_model_chat_json make them */
+    const int32_t *borders; /* n_borders counts of tokens, ascending, 1 .. n_prompt, where others may part from this
+                               prompt (tern_model_chat_borders).  A model that cannot start at any page can start at
+                               some of these, the last among them.  They change nothing but the time */
+    int n_borders;
     int plan;        /* KV plan of the engine */
     int max_tokens;  /* per choice; -1: until the context is full; 0: the prompt alone (scores, cache) */
     int min_tokens;  /* before that neither an end token nor a stop string ends the reply: end tokens and stop ids are
@@ -224,6 +228,19 @@ typedef struct tern_loop_stats {
         queue; /* a step; submission to first token; between tokens of a choice; in the queue */
 } tern_loop_stats;
 TERN_API void tern_loop_get_stats(tern_loop *l, tern_loop_stats *out);
+
+/* ---- cache files (tern/cache.h), as bytes: out of the loop's cache and into it; done in pieces between steps.
+ * TERN_EUNSUPPORTED: there is no cache, or its plan 0 is none for a file. */
+
+/* The longest beginning of tokens[0..n) that the cache knows and that a file can end with: all of n / 64 * 64 after a
+ * request for these with max_tokens 0.  The bytes are those of tern_cache_build, of malloc, the caller's.  TERN_ENOENT:
+ * nothing is known; TERN_ELIMIT: the file would have more than `most` bytes. */
+TERN_API int tern_loop_cache_export(tern_loop *l, const int32_t *tokens, int n, size_t most, void **bytes,
+                                    size_t *n_bytes, int *n_tokens, tern_error *err);
+/* Checks all of bytes[0..n), aligned as malloc aligns, and only then keeps what is in them; *n_tokens: how many.
+ * TERN_EFORMAT, TERN_EMISMATCH and TERN_EUNSUPPORTED say what is damaged or differs; TERN_ELIMIT: it can never be kept;
+ * TERN_ECAPACITY: there is no room for all of it now, and the beginning of *n_tokens stays. */
+TERN_API int tern_loop_cache_import(tern_loop *l, const void *bytes, size_t n, int *n_tokens, tern_error *err);
 
 #ifdef __cplusplus
 }

@@ -67,7 +67,10 @@ typedef struct tern_model_info {
     int n_layers, n_embd, n_heads, n_kv_heads, head_dim, n_ff, n_vocab;
     int ctx;           /* tokens the model was trained for */
     bool has_template; /* the file carries a chat template (or its vocabulary speaks ChatML) */
-    int64_t n_params;
+    int n_mtp_layers; /* for multi-token prediction, behind n_layers, that are loaded (tern_engine_params.draft): 0 or 1
+                       */
+    int64_t n_params; /* of all layers */
+    int64_t n_mtp_params; /* of these, those of n_mtp_layers */
     size_t file_bytes;
     size_t weight_bytes; /* weights in memory, or mapped from `packed` */
     const char *device;  /* where it runs: "cpu", or "cuda: NVIDIA H200, 143156 MiB, compute capability 9.0" */
@@ -97,7 +100,13 @@ typedef struct tern_model_params {
     double rope_base; /* of the frequencies; 0: the model's */
     /* Called before such a file is written, from the calling thread: where, and how large it will be.  NULL: not. */
     void (*before_packed)(void *user, const char *path, size_t bytes);
-    void *user;
+    /* Called once, as soon as the bytes of all weights are known and before memory is taken or a file of them is
+     * mapped: a negative status ends the opening with it and with *err.  NULL: not. */
+    int (*before_weights)(void *user, size_t bytes, tern_error *err);
+    /* Called between tensors while weights are packed; other than 0 ends the opening with TERN_ECANCELLED.  NULL: not.
+     */
+    int (*on_progress)(void *user, int done, int total);
+    void *user; /* of all of these, which are called from the thread that opens */
     /* Where the model and its engines run: "cpu", or in builds with CUDA "cuda" or "cuda:1" (a card's number).  "auto"
      * or NULL: the CPU.  A card is asked for by name (docs/decisions/029-cuda.md). */
     const char *device;
@@ -168,6 +177,11 @@ TERN_API int tern_model_chat_text(const tern_model *m, const tern_chat_turn *tur
  * text of a message becomes a control token; variables are the template's text. */
 TERN_API int tern_model_chat_json(const tern_model *m, const char *messages_json, const char *vars_json,
                                   bool add_generation_prompt, tern_tokens *out, tern_error *err);
+/* The same, and where conversations that begin alike may part: borders (nullable) gets counts of tokens, ascending, up
+ * to the end of the last message, for tern_request.borders.  None where the template has no control tokens. */
+TERN_API int tern_model_chat_borders(const tern_model *m, const char *messages_json, const char *vars_json,
+                                     bool add_generation_prompt, tern_tokens *out, tern_tokens *borders,
+                                     tern_error *err);
 /* Does the model's template look at a variable of this name?  One that it never names would be ignored in silence.  A
  * model may have a template of its own for conversations with tools ("tool_use"), which is used when `tools` is not
  * empty; then both must look at it, except at `tools`. */
@@ -193,7 +207,8 @@ typedef struct tern_kv_row {
     int layer;
     const char *k, *v; /* scheme in effect; v: of what grows, where a layer keeps a window besides */
     int n_heads, dim_k, dim_v;
-    int window;             /* 0 = full attention */
+    int window;             /* newest tokens that are seen; 0 = full attention */
+    int first;              /* first tokens that are seen besides, however long the sequence is (max=N) */
     bool chunked;           /* the window does not slide: attention begins anew at its multiples */
     double bytes_per_token; /* of closed pages, headers included */
     double f16_bytes_per_token;
@@ -206,9 +221,11 @@ typedef struct tern_kv_row {
 } tern_kv_row;
 
 /* Grammar: SCHEME | k=SCHEME,v=SCHEME, then options first=N, recent=N, edge=N:SCHEME,
- * layers=A-B:SCHEME, cond=off|norms|bias|FILE, plan=FILE (docs/kv-cache.md).  Schemes: tern_kv_schemes().  NULL means
- * TERN_KV_DEFAULT.  Coded keys are conditioned by the sidecar beside the model, MODEL.ternkv, else by the norm weights
- * of queries and keys, else by a bias of the keys, else not; cond= chooses. */
+ * layers=A-B:SCHEME, position=f16, cond=off|norms|bias|FILE, plan=FILE, max=N (docs/kv-cache.md).  Schemes:
+ * tern_kv_schemes().  NULL means TERN_KV_DEFAULT.  With max=N a sequence keeps N tokens at most, in layers that would
+ * see everything: the first ones (first=K, 4) and the newest N - K; it goes on to the end of the context, and a trim
+ * beyond what it keeps fails. Coded keys are conditioned by the sidecar beside the model, MODEL.ternkv, else by the
+ * norm weights of queries and keys, else by a bias of the keys, else not; cond= chooses. */
 #define TERN_KV_DEFAULT "t4"
 typedef struct tern_kv_plan tern_kv_plan;
 /* Is this the text of a plan, on whatever model?  TERN_EINVAL says what is wrong in it; files that it names are read.
@@ -277,7 +294,10 @@ typedef struct tern_engine_params {
      * would be without, bit for bit (docs/drafts.md).
      *   "off" or NULL   none
      *   "ngram"         what followed the same tokens in prompt and reply, wherever two of them are alike
-     *   "auto"          the same, where that is faster by what this engine has seen of texts and times
+     *   "mtp"           what the model's layer for multi-token prediction finds likeliest (tern_model_info), which then
+     *                   caches a layer more; TERN_EUNSUPPORTED where there is none
+     *   "auto"          "ngram" and, where the model has the layer, "mtp", where that is faster by what this engine has
+     *                   seen of texts and times
      * They raise `drafts` to what they need. */
     const char *draft;
     /* Guesses of a smaller model with the same vocabulary instead, as many as pay; TERN_EMISMATCH where it is another.
@@ -340,8 +360,8 @@ typedef struct tern_recoded {
  * schemes add up (*out says so).  Page by page: each is given back when its successor stands, so that beside the larger
  * of the two there is one page and one open page, if nobody else holds the pages.  What a trim computes again comes
  * from the model, in the new plan.  out may be NULL.  Nothing has changed on failure: TERN_ECAPACITY when kv_bytes
- * leaves no room for that; TERN_EUNSUPPORTED where the model keeps rows of several tokens, or the device reads no codes
- * back.  Not while a loop owns the engine. */
+ * leaves no room for that; TERN_EUNSUPPORTED where the model keeps rows of several tokens, where the device reads no
+ * codes back, or where max= (or first= beside it) of the two plans differs.  Not while a loop owns the engine. */
 TERN_API int tern_seq_recode(tern_seq *s, int plan, tern_recoded *out, tern_error *err);
 /* s changes its plan when it has n tokens, at once if it has: steps of tern_prefill and tern_generate end there,
  * whatever their chunk.  If memory is short then, they fail and s keeps its plan.  Forks go on alike; another plan for

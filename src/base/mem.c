@@ -145,3 +145,50 @@ size_t tern_rss_now(void)
 {
     return status_kib("VmRSS:") * 1024;
 }
+
+/* The number in a file, SIZE_MAX where there is none ("max"). */
+static size_t number_in(const char *path)
+{
+    unsigned long long v;
+    FILE *f = fopen(path, "re");
+    if (!f)
+        return SIZE_MAX;
+    const int n = fscanf(f, "%llu", &v);
+    (void)fclose(f);
+    return n == 1 && v < SIZE_MAX ? (size_t)v : SIZE_MAX;
+}
+
+/* From the group up to the root of them: a limit holds for all below it. */
+static size_t least_upwards(const char *root, const char *group, const char *file)
+{
+    char path[4096];
+    size_t least = SIZE_MAX;
+    for (int n = (int)strcspn(group, "\n"); n >= 0; n--) {
+        if (n && group[n] != '/' && group[n] != '\n' && group[n])
+            continue;
+        const int len = snprintf(path, sizeof path, "%s%.*s/%s", root, n, group, file);
+        const size_t v = len > 0 && (size_t)len < sizeof path ? number_in(path) : SIZE_MAX;
+        least = v < least ? v : least;
+    }
+    return least;
+}
+
+size_t tern_cgroup_memory(const char *root, const char *self)
+{
+    char line[4096], memory[512];
+    size_t least = SIZE_MAX;
+    (void)snprintf(memory, sizeof memory, "%s/memory", root);
+    FILE *f = fopen(self, "re");
+    while (f && fgets(line, sizeof line, f)) { /* NUMBER:CONTROLLERS:/GROUP */
+        const char *controllers = strchr(line, ':'), *group = controllers ? strchr(controllers + 1, ':') : NULL;
+        size_t v = SIZE_MAX;
+        if (group && group == controllers + 1)
+            v = least_upwards(root, group + 1, "memory.max");
+        else if (group && strncmp(controllers, ":memory:", 8) == 0)
+            v = least_upwards(memory, group + 1, "memory.limit_in_bytes");
+        least = v < least ? v : least;
+    }
+    if (f)
+        (void)fclose(f);
+    return least;
+}

@@ -47,6 +47,10 @@ void tern_discard(void *p, size_t bytes);
  * the memory system, and returns the xor of their words: the roof that kernels are measured against. */
 uint64_t tern_mem_read(const void *p, size_t bytes);
 
+/* The least limit of memory that the cgroups named in `self` (a text as in /proc/self/cgroup) and those above them have
+ * under `root` (/sys/fs/cgroup): version 2, and the memory controller of version 1.  SIZE_MAX: there is none. */
+size_t tern_cgroup_memory(const char *root, const char *self);
+
 /* Peak and current resident set of this process in bytes (0 where the system does not tell). */
 size_t tern_rss_peak(void);
 size_t tern_rss_now(void);

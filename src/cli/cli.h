@@ -60,8 +60,9 @@ int tern_foreign_options(const struct tern_command *c, int *argc, char ***argv, 
 
 /* ---- first_use.c ------------------------------------------------------------------------------------------------- */
 
-/* Before an engine opens: calibrates the keys of a model that is used for the first time, by --calibration. */
-int tern_first_use(tern_model *m, const struct tern_args *a, tern_error *err);
+/* Before an engine opens: calibrates the keys of a new model, by --calibration. */
+struct tern_setup;
+int tern_first_use(const struct tern_setup *s, const struct tern_args *a, tern_error *err);
 
 /* ---- cmd_cache.c ------------------------------------------------------------------------------------------------- */
 
@@ -94,12 +95,20 @@ struct tern_setup {
     struct tern_start start;
     double load_s;
     size_t kv_bytes; /* tern_setup_engine: limit of the engine's KV memory; 0: none */
+    /* As in tern_model_params, for the model and the one that guesses; NULL: nobody is asked. */
+    int (*before_weights)(void *user, size_t bytes, tern_error *err);
+    int (*on_progress)(void *user, int done, int total);
+    void *user;          /* of both */
+    bool no_draft_model; /* leaves --draft FILE out */
 };
 /* The file that a plan is read from must not be written by this run. */
 int tern_setup_guard_plan(const char *spec, tern_error *err);
 /* Are --kv and its short forms a plan, on whatever model?  tern_setup_model asks it too. */
 int tern_setup_check_kv(const struct tern_args *a, tern_error *err);
-/* Applies --cpu-mask, then opens the model `path` with --threads. */
+/* Before the first model: looks at --kv, applies --cpu-mask. */
+int tern_setup_begin(const struct tern_args *a, tern_error *err);
+int tern_setup_open(struct tern_setup *s, const struct tern_args *a, const char *path, tern_error *err);
+/* The same, and then opens the model `path`. */
 int tern_setup_model(struct tern_setup *s, const struct tern_args *a, const char *path, tern_error *err);
 bool tern_setup_at_end(const struct tern_args *a); /* --kv-when end */
 /* What the options of `a` say about an engine, all but its KV plans. */
@@ -168,8 +177,9 @@ int tern_out_write(const char *text, size_t n, tern_error *err);
 int tern_out_printf(tern_error *err, const char *fmt, ...) TERN_PRINTF(2, 3);
 int tern_out_flush(tern_error *err);
 
-/* One line on stderr, "tern: ...". */
+/* One line on stderr, "tern: ..."; or, once it is said where, there, without that beginning. */
 void tern_note(const char *fmt, ...) TERN_PRINTF(1, 2);
+void tern_note_through(void (*to)(void *user, const char *line), void *user);
 
 /* Text from a file made safe to show: control characters and malformed UTF-8 become '?'.  View into a ring of four
  * buffers; long text is cut. */

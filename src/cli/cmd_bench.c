@@ -8,8 +8,14 @@
 
 #include "base/rng.h"
 #include "cli/cli.h"
+#include "tern/profile.h"
 
 #define MAX_BATCH 256 /* as in options.def */
+
+struct profiles {
+    tern_profile **of; /* NULL: none are asked for */
+    tern_profile_limits limits[TERN_OPT_MAX_INTS];
+};
 
 struct team {
     tern_engine *engine;
@@ -28,9 +34,10 @@ struct bench {
     int32_t *ids; /* [n_ids] random tokens */
     int n_ids;
     tern_reader *reader;
-    double *seconds; /* [n_depths][n_teams][n_plans][n_tests][reps]; test 0 = pp, 1 + i = tg of batch i */
-    double *read;    /* [n_depths][n_teams][reps] bytes per second */
-    double *x;       /* [reps] */
+    double *seconds;          /* [n_depths][n_teams][n_plans][n_tests][reps]; test 0 = pp, 1 + i = tg of batch i */
+    double *read;             /* [n_depths][n_teams][reps] bytes per second */
+    double *x;                /* [reps] */
+    struct profiles profiles; /* of --profile: [n_depths][n_teams][n_plans][n_tests] */
     struct tern_progress bar;
     int n_done, n_total; /* for the bar */
 };
@@ -45,10 +52,14 @@ static size_t at_team(const struct bench *b, struct line l)
     return (size_t)l.depth * (size_t)b->n_teams + (size_t)l.team;
 }
 
+static size_t at_line(const struct bench *b, struct line l)
+{
+    return (at_team(b, l) * (size_t)b->list.n + (size_t)l.plan) * (size_t)b->n_tests + (size_t)l.test;
+}
+
 static double *cell(const struct bench *b, struct line l)
 {
-    size_t plan = at_team(b, l) * (size_t)b->list.n + (size_t)l.plan;
-    return b->seconds + (plan * (size_t)b->n_tests + (size_t)l.test) * (size_t)b->reps;
+    return b->seconds + at_line(b, l) * (size_t)b->reps;
 }
 
 static double *read_cell(const struct bench *b, struct line l)
@@ -121,7 +132,9 @@ static int prepare(struct bench *b, tern_error *err)
     b->seconds = calloc(teams * (size_t)b->list.n * (size_t)b->n_tests * reps, sizeof *b->seconds);
     b->read = calloc(teams * reps, sizeof *b->read);
     b->x = calloc(reps, sizeof *b->x);
-    if (!b->ids || !b->seconds || !b->read || !b->x)
+    if (b->a->v[TERN_OPT_PROFILE].n)
+        b->profiles.of = calloc(teams * (size_t)b->list.n * (size_t)b->n_tests, sizeof(tern_profile *));
+    if (!b->ids || !b->seconds || !b->read || !b->x || (b->a->v[TERN_OPT_PROFILE].n && !b->profiles.of))
         return tern_err_set(err, TERN_ENOMEM, "cannot allocate %d token ids", b->n_ids);
     struct tern_rng rng = {.state = 1};
     for (int i = 0; i < b->n_ids; i++)
@@ -251,6 +264,32 @@ out:
     return rc;
 }
 
+/* The same once more with every operation timed, which no other repetition is. */
+static int profile_line(struct bench *b, struct line l, tern_error *err)
+{
+    double seconds;
+    tern_profile **p = &b->profiles.of[at_line(b, l)];
+    int rc = tern_profile_start(p, b->teams[l.team].engine, err);
+    if (rc < 0)
+        return rc;
+    rc = (l.test ? time_decode : time_prompt)(b, l, &seconds, err);
+    tern_profile_stop(*p);
+    return rc;
+}
+
+static int profile_depth(struct bench *b, int depth, tern_error *err)
+{
+    int rc = 0;
+    struct line l = {.depth = depth};
+    for (l.team = 0; l.team < b->n_teams; l.team++)
+        for (l.plan = 0; l.plan < b->list.n; l.plan++)
+            for (l.test = 0; l.test < b->n_tests; l.test++)
+                if (l.test ? b->tg : b->pp[depth])
+                    TERN_TRY(profile_line(b, l, err));
+out:
+    return rc;
+}
+
 /* Everything once at a depth, and reading; rep -1 warms up and is forgotten. */
 static int repetition(struct bench *b, int depth, int rep, tern_error *err)
 {
@@ -285,7 +324,11 @@ static int measure(struct bench *b, tern_error *err)
             TERN_TRY(deepen(b, &b->teams[i], b->depths[d], err));
         for (int rep = -1; rep < b->reps; rep++)
             TERN_TRY(repetition(b, d, rep, err));
+        if (b->profiles.of)
+            TERN_TRY(profile_depth(b, d, err));
     }
+    for (int i = 0; i < b->n_teams && b->profiles.of; i++)
+        TERN_TRY(tern_profile_measure(&b->profiles.limits[i], b->reader, b->teams[i].engine, err));
 out:
     tern_progress_end(&b->bar);
     return rc;
@@ -301,9 +344,11 @@ struct figures {
     tern_spread read;  /* bytes per second of reading alone */
     /* Of decode lines alone: */
     bool decode, has_ratio;
-    tern_spread ratio;         /* speed over that of one sequence alone, round by round */
-    tern_step_bytes per_token; /* mean over the steps */
-    tern_spread share;         /* of reading alone, round by round */
+    tern_spread ratio;           /* speed over that of one sequence alone, round by round */
+    tern_step_bytes per_token;   /* mean over the steps */
+    tern_spread share;           /* of reading alone, round by round */
+    const tern_profile *profile; /* NULL without --profile */
+    const tern_profile_limits *limits;
 };
 
 static int summarise_decode(const struct bench *b, struct line l, struct figures *f, tern_error *err)
@@ -345,11 +390,85 @@ static int summarise(const struct bench *b, struct line l, struct figures *f, te
         b->x[r] = (double)n * f->batch / cell(b, l)[r];
     TERN_TRY(tern_spread_of(&f->speed, b->x, b->reps, err));
     TERN_TRY(tern_spread_of(&f->read, read_cell(b, l), b->reps, err));
+    if (b->profiles.of) {
+        f->profile = b->profiles.of[at_line(b, l)];
+        f->limits = &b->profiles.limits[l.team];
+    }
     if (f->decode)
         TERN_TRY(summarise_decode(b, l, f, err));
 out:
     return rc;
 }
+
+/* ---- where the time goes ----------------------------------------------------------------------------------------- */
+
+#define SHOWN .001 /* of the time of all steps; what is shorter is one line together */
+
+static int print_rest(int64_t calls, double rest, double all, tern_error *err)
+{
+    if (!calls)
+        return 0;
+    return tern_out_printf(err, "%-12s %-34s %8lld %10.3f %6.1f%%\n", "others", "", (long long)calls, rest * 1e3,
+                           100 * rest / all);
+}
+
+static int print_operations(const tern_profile *p, const tern_profile_limits *limits, tern_error *err)
+{
+    int rc = 0;
+    int64_t steps, others = 0;
+    double all, sum = 0, rest = 0;
+    tern_profile_line l;
+    tern_profile_total(p, &steps, &all);
+    TERN_TRY(tern_out_printf(err, "%lld step%s, %.3f ms each\n", (long long)steps, steps == 1 ? "" : "s",
+                             all * 1e3 / (double)steps));
+    TERN_TRY(tern_out_printf(err, "%-12s %-34s %8s %10s %7s %8s %9s  %s\n", "operation", "on", "calls", "ms", "time",
+                             "GB/s", "Gmac/s", "of its limit"));
+    for (int i = 0; tern_profile_at(p, i, limits, &l); i++) {
+        sum += l.seconds;
+        if (l.seconds < SHOWN * all) {
+            others += l.calls;
+            rest += l.seconds;
+            continue;
+        }
+        TERN_TRY(tern_out_printf(err, "%-12s %-34s %8lld %10.3f %6.1f%%", l.operation, l.what, (long long)l.calls,
+                                 l.seconds * 1e3, 100 * l.seconds / all));
+        if (l.limit_seconds > 0)
+            TERN_TRY(tern_out_printf(err, " %8.1f %9.1f  %.0f%% of %s", l.bytes / l.seconds * 1e-9,
+                                     l.products / l.seconds * 1e-9, 100 * l.limit_seconds / l.seconds,
+                                     l.by_products ? "products" : "reading"));
+        TERN_TRY(tern_out_printf(err, "\n"));
+    }
+    TERN_TRY(print_rest(others, rest, all, err));
+    TERN_TRY(tern_out_printf(err, "%-12s %-34s %8s %10.3f %6.1f%%\n", "between them", "", "", (all - sum) * 1e3,
+                             100 * (all - sum) / all));
+    TERN_TRY(tern_out_printf(
+        err, "limits: reading %.1f GB/s, products of decode rows %.1f and of prompt rows %.1f Gmac/s\n",
+        limits->bytes_per_second * 1e-9, limits->decode_products * 1e-9, limits->prompt_products * 1e-9));
+out:
+    return rc;
+}
+
+static json_t *operations_json(const tern_profile *p, const tern_profile_limits *limits)
+{
+    int64_t steps;
+    double all;
+    tern_profile_line l;
+    json_t *operations = json_array();
+    tern_profile_total(p, &steps, &all);
+    for (int i = 0; tern_profile_at(p, i, limits, &l); i++) {
+        const bool limited = l.limit_seconds > 0;
+        (void)json_array_append_new(
+            operations, json_pack("{ss ss sI sf sf sf so so}", "operation", l.operation, "what", l.what, "calls",
+                                  (json_int_t)l.calls, "seconds", l.seconds, "bytes", l.bytes, "products", l.products,
+                                  "limit_seconds", limited ? json_real(l.limit_seconds) : json_null(), "limit",
+                                  limited ? json_string(l.by_products ? "products" : "reading") : json_null()));
+    }
+    return json_pack("{sI sf sf sf sf so}", "steps", (json_int_t)steps, "seconds", all, "read_gb_per_s",
+                     limits->bytes_per_second * 1e-9, "decode_products_per_s", limits->decode_products,
+                     "prompt_products_per_s", limits->prompt_products, "operations", operations);
+}
+
+/* ---- printing ---------------------------------------------------------------------------------------------------- */
 
 typedef int print_fn(const struct bench *b, const struct figures *f, void *to, tern_error *err);
 
@@ -389,12 +508,25 @@ out:
     return rc;
 }
 
+static int print_profile(const struct bench *b, const struct figures *f, void *to, tern_error *err)
+{
+    int rc = 0;
+    (void)b, (void)to;
+    TERN_TRY(tern_out_printf(err, "\n%s at depth %d, --kv %s, threads %d, batch %d: ", f->test, f->depth, f->kv,
+                             f->threads, f->batch));
+    TERN_TRY(print_operations(f->profile, f->limits, err));
+out:
+    return rc;
+}
+
 static int print_table(const struct bench *b, tern_error *err)
 {
     int rc = 0;
     TERN_TRY(tern_out_printf(err, "test      depth  kv                threads  batch      tok/s       min       max"
                                   "  per seq   x one   MB/token  of read\n"));
     TERN_TRY(each_line(b, print_row, NULL, err));
+    if (b->profiles.of)
+        TERN_TRY(each_line(b, print_profile, NULL, err));
 out:
     return rc;
 }
@@ -450,6 +582,8 @@ static int add_result(const struct bench *b, const struct figures *f, void *to, 
         json_object_set_new(o, "kv_bytes_per_token", json_real(f->per_token.kv));
         json_object_set_new(o, "read_share", tern_json_spread(&f->share, 1));
     }
+    if (f->profile)
+        json_object_set_new(o, "profile", operations_json(f->profile, f->limits));
     return json_array_append_new(to, o) ? tern_err_set(err, TERN_ENOMEM, "cannot allocate a result") : 0;
 }
 
@@ -466,6 +600,10 @@ static int print_json(const struct bench *b, tern_error *err)
 
 static void clear(struct bench *b)
 {
+    size_t lines = (size_t)b->n_depths * (size_t)b->n_teams * (size_t)b->list.n * (size_t)b->n_tests;
+    for (size_t i = 0; b->profiles.of && i < lines; i++)
+        tern_profile_free(b->profiles.of[i]);
+    free(b->profiles.of);
     for (int i = 0; i < b->n_teams; i++) {
         tern_engine_close(&b->teams[i].engine); /* frees its sequences */
         free(b->teams[i].bases);
@@ -486,6 +624,8 @@ int tern_cmd_bench(const struct tern_args *a, tern_error *err)
     enum tern_format format;
     struct bench b = {.a = a, .reps = (int)a->v[TERN_OPT_REPS].i, .tg = (int)a->v[TERN_OPT_BENCH_TOKENS].i};
     TERN_TRY(tern_setup_format(&format, a, err));
+    if (a->v[TERN_OPT_PROFILE].n && format == TERN_FORMAT_CSV)
+        TERN_TRY(tern_cli_usage(err, "--profile is a table or --json, there is no --csv of it"));
     if (!b.tg && !a->v[TERN_OPT_BENCH_PROMPT].i)
         TERN_TRY(tern_cli_usage(err, "-p 0 and -n 0 leave nothing to measure"));
     b.n_batches = sorted(b.batches, &a->v[TERN_OPT_BATCH]);

@@ -57,6 +57,10 @@ static int print_model(const tern_model *m, tern_error *err)
                              tern_size_text((double)i->weight_bytes)));
     TERN_TRY(tern_out_printf(err, "packed          %s\n", i->packed ? tern_shown(i->packed) : "no file is mapped"));
     TERN_TRY(tern_out_printf(err, "layers          %d, width %d, feed-forward %d\n", i->n_layers, i->n_embd, i->n_ff));
+    if (i->n_mtp_layers)
+        TERN_TRY(tern_out_printf(err,
+                                 "                and %d for multi-token prediction (--draft mtp), %.4g M parameters\n",
+                                 i->n_mtp_layers, (double)i->n_mtp_params * 1e-6));
     TERN_TRY(
         tern_out_printf(err, "attention       %d heads, %d KV heads of %d\n", i->n_heads, i->n_kv_heads, i->head_dim));
     TERN_TRY(tern_out_printf(err, "context         %d tokens\n", i->ctx));

@@ -17,6 +17,9 @@ int tern_doctor_check(const struct tern_args *a, tern_error *err)
     bool calibrate = v[TERN_OPT_CALIBRATE].n > 0, fit = v[TERN_OPT_FIT].n > 0;
     if (v[TERN_OPT_KV].n && !v[TERN_OPT_MODEL].n)
         return tern_cli_usage(err, "--kv needs a model (-m)");
+    if (v[TERN_OPT_MAX_KV_SIZE].n && (fit || !v[TERN_OPT_MODEL].n))
+        return tern_cli_usage(err, fit ? "--fit keeps all tokens of a context; --max-kv-size is another way to fit one"
+                                       : "--max-kv-size needs a model (-m)");
     int rc = tern_setup_check_kv(a, err);
     if (rc < 0)
         return rc;

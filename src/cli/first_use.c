@@ -22,19 +22,32 @@ static const char *gain(const tern_kv_plan *p)
     return "halves what coded keys lose";
 }
 
+struct watched_bar {
+    struct tern_progress bar;
+    const struct tern_setup *s;
+};
+
+static int show(void *watched, int done, int total)
+{
+    struct watched_bar *w = watched;
+    int stop = w->s->on_progress ? w->s->on_progress(w->s->user, done, total) : 0;
+    return stop ? stop : tern_progress_show(&w->bar, done, total);
+}
+
 /* old: what was wrong with the file that is there, or NULL. */
-static int measure(tern_model *m, const struct tern_args *a, const char *path, const char *old, double limit,
-                   double *expected, tern_error *err)
+static int measure(const struct tern_setup *s, const struct tern_args *a, const char *path, const char *old,
+                   double limit, double *expected, tern_error *err)
 {
     int rc = 0, n_used;
+    tern_model *m = s->model;
     const char *text = tern_calibration_text();
     tern_tokens ids = {0};
-    struct tern_progress bar = {.what = "calibrating keys"};
+    struct watched_bar w = {.bar = {.what = "calibrating keys"}, .s = s};
     TERN_TRY(tern_model_tokenize(m, text, strlen(text), TERN_TEXT_BOS, &ids, err));
     const double start = tern_now();
-    rc = tern_model_calibrate_within(m, ids.p, (int)ids.len, (int)a->v[TERN_OPT_THREADS].i, path, limit,
-                                     tern_progress_show, &bar, &n_used, expected, err);
-    tern_progress_end(&bar);
+    rc = tern_model_calibrate_within(m, ids.p, (int)ids.len, (int)a->v[TERN_OPT_THREADS].i, path, limit, show, &w,
+                                     &n_used, expected, err);
+    tern_progress_end(&w.bar);
     if (rc == 0)
         tern_cache_remember(path);
     if (rc == 0)
@@ -46,9 +59,11 @@ out:
 }
 
 /* Whatever prevents it is told and done without: the run that was asked for needs no calibration. */
-static int calibrate(tern_model *m, const struct tern_args *a, const tern_kv_plan *plan, bool now, tern_error *err)
+static int calibrate(const struct tern_setup *s, const struct tern_args *a, const tern_kv_plan *plan, bool now,
+                     tern_error *err)
 {
     int rc = 0;
+    tern_model *m = s->model;
     tern_error why = {0};
     char path[4096];
     double expected = NAN;
@@ -56,7 +71,7 @@ static int calibrate(tern_model *m, const struct tern_args *a, const tern_kv_pla
     TERN_TRY(tern_model_beside(m, ".ternkv", path, sizeof path, err));
     rc = tern_outfile_check(path, &cond_kind, &why);
     if (rc == 0)
-        rc = measure(m, a, path, tern_kv_plan_notice(plan), now ? 0 : LIMIT_S, &expected, &why);
+        rc = measure(s, a, path, tern_kv_plan_notice(plan), now ? 0 : LIMIT_S, &expected, &why);
     if (rc == TERN_ELIMIT && isfinite(expected))
         tern_note("keys not calibrated: tern doctor --calibrate -m %s %s (about %.0f s for a short text, once)",
                   tern_shown(name), gain(plan), expected);
@@ -67,8 +82,9 @@ out:
     return rc;
 }
 
-int tern_first_use(tern_model *m, const struct tern_args *a, tern_error *err)
+int tern_first_use(const struct tern_setup *s, const struct tern_args *a, tern_error *err)
 {
+    const tern_model *m = s->model;
     const char *how = a->v[TERN_OPT_CALIBRATION].s;
     const tern_model_info *info = tern_model_get_info(m);
     const bool offered = tern_options[TERN_OPT_CALIBRATION].commands & (1u << a->command->id);
@@ -81,7 +97,7 @@ int tern_first_use(tern_model *m, const struct tern_args *a, tern_error *err)
     int rc = 0;
     if (tern_kv_plan_uncalibrated(plan)) {
         tern_outfile_force(false); /* nobody asked for this file */
-        rc = calibrate(m, a, plan, now, err);
+        rc = calibrate(s, a, plan, now, err);
         tern_outfile_force(a->v[TERN_OPT_FORCE].n > 0);
     }
     tern_kv_plan_free(plan);

@@ -63,6 +63,21 @@ static const struct foreign {
     {"--served-model-name", RENAME, true, TERN_ON_SERVE, "--alias"},
     {"--ssl-cert-file", RENAME, true, TERN_ON_SERVE, "--tls-cert"},
     {"--ssl-key-file", RENAME, true, TERN_ON_SERVE, "--tls-key"},
+    {"--models-dir", REFUSE, true, TERN_ON_SERVE,
+     "each model has its own -m NAME=FILE; tern models FOLDER lists what is there"},
+    {"--models-preset", REFUSE, true, TERN_ON_SERVE,
+     "--config FILE has options one a line, and model = NAME=FILE as often as wanted"},
+    {"--models-max", REFUSE, true, TERN_ON_SERVE,
+     "--memory SIZE limits what loaded models hold together, not how many they are"},
+    {"--models-autoload", REFUSE, false, TERN_ON_SERVE, "a model is loaded when a request names it, always"},
+    {"--no-models-autoload", REFUSE, false, TERN_ON_SERVE,
+     "a model is loaded when a request names it; leave its -m out where that is not wanted"},
+    {"--sleep-idle-seconds", REFUSE, true, TERN_ON_SERVE,
+     "the field keep_alive of Ollama's API says how long a model stays; --memory unloads the one that was not used for "
+     "longest"},
+    {"--keep-alive", REFUSE, true, TERN_ON_SERVE,
+     "the field keep_alive of Ollama's API says how long a model stays; --memory unloads the one that was not used for "
+     "longest"},
     {"-cb", REFUSE, false, TERN_ON_SERVE, "requests are batched as they come, always"},
     {"--cont-batching", REFUSE, false, TERN_ON_SERVE, "requests are batched as they come, always"},
     {"--continuous-batching", REFUSE, false, TERN_ON_SERVE, "requests are batched as they come, always"},
@@ -74,14 +89,8 @@ static const struct foreign {
     {"--kv-group-size", REFUSE, true, KV_COMMANDS,
      "codes here have one scale per vector and 128 dims; groups of 64 as in MLX are --kv affine4 and --kv affine8"},
     {"--quantized-kv-start", REFUSE_SET, true, KV_COMMANDS,
-     "run and chat do that; --kv ...,recent=N keeps the newest N tokens in 16 bits, first=N the first ones"},
-    {"--max-kv-size", REFUSE, true, TEXT_COMMANDS,
-     "the cache does not rotate; tern chat --context-full drop -c N forgets the oldest turns instead, and 4 bits hold "
-     "four "
-     "times the tokens"},
-    {"--keep", REFUSE, true, TEXT_COMMANDS,
-     "tern chat --context-full drop keeps the system turn and the first exchange; --kv ...,first=N keeps N tokens in "
-     "16 bits"},
+     "run and chat do that; requests to a server share their coded pages, so there a sequence is coded from its first "
+     "page on; --kv ...,recent=N keeps the newest N tokens in 16 bits, first=N the first ones"},
     {"-ngl", REFUSE_SET, true, TEXT_COMMANDS | TERN_ON_SERVE,
      "all layers run on the processor; -t chooses the threads"},
     {"--n-gpu-layers", REFUSE_SET, true, TEXT_COMMANDS | TERN_ON_SERVE,

@@ -52,10 +52,26 @@ int tern_out_flush(tern_error *err)
 
 /* ---- talk -------------------------------------------------------------------------------------------------------- */
 
+static void (*note_to)(void *user, const char *line);
+static void *note_user;
+
+void tern_note_through(void (*to)(void *user, const char *line), void *user)
+{
+    note_to = to;
+    note_user = user;
+}
+
 void tern_note(const char *fmt, ...)
 {
     va_list ap;
     va_start(ap, fmt);
+    if (note_to) {
+        char line[2048];
+        (void)vsnprintf(line, sizeof line, fmt, ap);
+        va_end(ap);
+        note_to(note_user, line);
+        return;
+    }
     (void)fputs("tern: ", stderr);
     (void)vfprintf(stderr, fmt, ap);
     (void)fputc('\n', stderr);
@@ -82,8 +98,8 @@ size_t tern_utf8_length(const char *p, const char *end)
 
 const char *tern_shown(const char *text)
 {
-    static char ring[4][640]; /* a sentence with two paths */
-    static int next;
+    static _Thread_local char ring[4][640]; /* a sentence with two paths */
+    static _Thread_local int next;
     char *out = ring[next++ & 3];
     size_t used = 0;
     const char *end = text + strlen(text);
@@ -110,8 +126,8 @@ const char *tern_shown(const char *text)
 
 const char *tern_size_text(double bytes)
 {
-    static char ring[4][32];
-    static int next;
+    static _Thread_local char ring[4][32];
+    static _Thread_local int next;
     static const char *const units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
     int u = 0;
     while (bytes >= 1024 && u < 4) {

@@ -25,7 +25,7 @@ static bool same_row(const tern_kv_row *a, const tern_kv_row *b)
 {
     return same_text(a->k, b->k) && same_text(a->v, b->v) && same_text(a->reason, b->reason) &&
            same_text(a->conditioning, b->conditioning) && a->n_heads == b->n_heads && a->dim_k == b->dim_k &&
-           a->dim_v == b->dim_v && a->state_bytes == b->state_bytes && a->window == b->window &&
+           a->dim_v == b->dim_v && a->state_bytes == b->state_bytes && a->window == b->window && a->first == b->first &&
            a->chunked == b->chunked;
 }
 
@@ -70,7 +70,7 @@ void tern_plan_total(const tern_kv_plan *p, int ctx, double *bytes, double *f16_
     for (int i = 0; i < tern_kv_plan_rows(p); i++) {
         tern_kv_row r;
         tern_kv_plan_row(p, i, &r);
-        int tokens = r.window && r.window < ctx ? r.window : ctx;
+        int tokens = r.window && r.window + r.first < ctx ? r.window + r.first : ctx;
         *bytes += r.bytes_per_token * tokens;
         *f16_bytes += r.f16_bytes_per_token * tokens;
     }
@@ -165,15 +165,13 @@ int tern_plan_print(const tern_kv_plan *p, FILE *to, tern_error *err)
         tern_kv_row r;
         tern_kv_plan_row(p, i, &r);
         int end = run_end(p, i);
-        if (r.state_bytes) {
+        if (r.state_bytes)
             TERN_TRY(tern_buf_addf(
                 &b, err, "  layers %-7s a state of %zu bytes per sequence each, and up to %zu that are kept\n",
                 layers_text(i, end), r.state_bytes, r.kept_bytes));
-            i = end;
-            continue;
-        }
-        if (!r.n_heads) {
+        else if (!r.n_heads)
             TERN_TRY(tern_buf_addf(&b, err, "  layers %-7s attend to what earlier layers keep\n", layers_text(i, end)));
+        if (!r.n_heads) {
             i = end;
             continue;
         }
@@ -183,6 +181,8 @@ int tern_plan_print(const tern_kv_plan *p, FILE *to, tern_error *err)
             TERN_TRY(tern_buf_addf(&b, err, "/%d", r.dim_v));
         if (r.window)
             TERN_TRY(tern_buf_addf(&b, err, ", %s %d", r.chunked ? "chunks of" : "window", r.window));
+        if (r.first)
+            TERN_TRY(tern_buf_addf(&b, err, " and the first %d", r.first));
         TERN_TRY(tern_buf_addf(&b, err, ", %.6g bytes per token each (16 bit: %.6g)", r.bytes_per_token,
                                r.f16_bytes_per_token));
         if (r.conditioning)
@@ -209,13 +209,13 @@ static json_t *layers_json(const tern_kv_plan *p)
     for (int i = 0; i < tern_kv_plan_rows(p); i++) {
         tern_kv_row r;
         tern_kv_plan_row(p, i, &r);
-        json_array_append_new(layers, json_pack("{si so so si si si si sb sf sf sI sI so so}", "layer", r.layer, "k",
-                                                tern_json_text(r.k), "v", tern_json_text(r.v), "n_heads", r.n_heads,
-                                                "dim_k", r.dim_k, "dim_v", r.dim_v, "window", r.window, "chunked",
-                                                r.chunked, "bytes_per_token", r.bytes_per_token, "f16_bytes_per_token",
-                                                r.f16_bytes_per_token, "state_bytes", (json_int_t)r.state_bytes,
-                                                "kept_bytes", (json_int_t)r.kept_bytes, "conditioning",
-                                                tern_json_text(r.conditioning), "reason", tern_json_text(r.reason)));
+        json_array_append_new(
+            layers, json_pack("{si so so si si si si si sb sf sf sI sI so so}", "layer", r.layer, "k",
+                              tern_json_text(r.k), "v", tern_json_text(r.v), "n_heads", r.n_heads, "dim_k", r.dim_k,
+                              "dim_v", r.dim_v, "window", r.window, "first", r.first, "chunked", r.chunked,
+                              "bytes_per_token", r.bytes_per_token, "f16_bytes_per_token", r.f16_bytes_per_token,
+                              "state_bytes", (json_int_t)r.state_bytes, "kept_bytes", (json_int_t)r.kept_bytes,
+                              "conditioning", tern_json_text(r.conditioning), "reason", tern_json_text(r.reason)));
     }
     return layers;
 }
@@ -342,13 +342,14 @@ static json_t *recommended_json(const tern_model *m)
 json_t *tern_model_json(const tern_model *m)
 {
     const tern_model_info *i = tern_model_get_info(m);
-    return json_pack("{so ss so so so si si si si si si si si sb sI sI sI so so}", "path", tern_json_text(i->path),
-                     "container", i->container, "arch", tern_json_text(i->arch), "name", tern_json_text(i->name),
-                     "tokenizer", tern_json_text(i->tokenizer), "n_layers", i->n_layers, "n_embd", i->n_embd, "n_heads",
-                     i->n_heads, "n_kv_heads", i->n_kv_heads, "head_dim", i->head_dim, "n_ff", i->n_ff, "n_vocab",
-                     i->n_vocab, "ctx", i->ctx, "has_template", i->has_template, "n_params", (json_int_t)i->n_params,
-                     "file_bytes", (json_int_t)i->file_bytes, "weight_bytes", (json_int_t)i->weight_bytes, "packed",
-                     tern_json_text(i->packed), "recommended_sampling", recommended_json(m));
+    return json_pack(
+        "{so ss so so so si si si si si si si si sb sI si sI sI sI so so}", "path", tern_json_text(i->path),
+        "container", i->container, "arch", tern_json_text(i->arch), "name", tern_json_text(i->name), "tokenizer",
+        tern_json_text(i->tokenizer), "n_layers", i->n_layers, "n_embd", i->n_embd, "n_heads", i->n_heads, "n_kv_heads",
+        i->n_kv_heads, "head_dim", i->head_dim, "n_ff", i->n_ff, "n_vocab", i->n_vocab, "ctx", i->ctx, "has_template",
+        i->has_template, "n_params", (json_int_t)i->n_params, "n_mtp_layers", i->n_mtp_layers, "n_mtp_params",
+        (json_int_t)i->n_mtp_params, "file_bytes", (json_int_t)i->file_bytes, "weight_bytes",
+        (json_int_t)i->weight_bytes, "packed", tern_json_text(i->packed), "recommended_sampling", recommended_json(m));
 }
 
 void tern_packed_note(const tern_model *m)

@@ -24,6 +24,36 @@ static int check_turbo(const struct tern_args *a, tern_error *err)
     return 0;
 }
 
+/* Has the plan an item of this key ("max=")? */
+static const char *find_item(const char *plan, const char *key)
+{
+    const char *p = plan;
+    while (p && strncmp(p, key, strlen(key)) != 0) {
+        p = strchr(p, ',');
+        p = p ? p + 1 : NULL;
+    }
+    return p;
+}
+
+/* --max-kv-size and --keep are items of a plan. */
+static int check_max(const struct tern_args *a, tern_error *err)
+{
+    const struct tern_arg *max = &a->v[TERN_OPT_MAX_KV_SIZE], *keep = &a->v[TERN_OPT_KEEP];
+    const char *plan = a->v[TERN_OPT_KV].s;
+    if (keep->n && !max->i)
+        return tern_cli_usage(err,
+                              "--keep belongs to --max-kv-size; --kv ...,first=K keeps the first K tokens in 16 bits");
+    if (max->i && max->i < 64)
+        return tern_cli_usage(err, "--max-kv-size must be 64 or more, or 0, not %d", (int)max->i);
+    if (max->i && max->i <= keep->i)
+        return tern_cli_usage(err, "--max-kv-size %d leaves no room beside --keep %d", (int)max->i, (int)keep->i);
+    if (max->i && find_item(plan, "max="))
+        return tern_cli_usage(err, "--kv ...,max=N and --max-kv-size say the same thing; give one of them");
+    if (keep->n && find_item(plan, "first="))
+        return tern_cli_usage(err, "--kv ...,first=K and --keep say the same thing; give one of them");
+    return 0;
+}
+
 /* A plan that no model could have is wrong use; what its file holds is not on the command line. */
 static int check_plan(const char *spec, tern_error *err)
 {
@@ -34,51 +64,83 @@ static int check_plan(const char *spec, tern_error *err)
 int tern_setup_check_kv(const struct tern_args *a, tern_error *err)
 {
     int rc = check_turbo(a, err);
+    rc = rc < 0 ? rc : check_max(a, err);
     return rc < 0 ? rc : check_plan(tern_setup_kv(a), err);
 }
 
-static void before_packed(void *written, const char *path, size_t bytes)
+/* What is asked and told while a model is opened. */
+struct opening {
+    const struct tern_setup *s;
+    struct tern_buf written; /* path of the file of packed weights */
+};
+
+static void before_packed(void *opening, const char *path, size_t bytes)
 {
+    struct opening *o = opening;
     tern_note("writing packed weights to %s (%s), once; later starts map them (--packed off goes without, "
               "'tern cache ls' lists them)",
               tern_shown(path), tern_size_text((double)bytes));
-    (void)tern_buf_addf(written, NULL, "%s", path);
+    (void)tern_buf_addf(&o->written, NULL, "%s", path);
 }
 
-static int open_model(tern_model **out, const struct tern_args *a, const char *path, const char *rope_scaling,
-                      double rope_base, tern_error *err)
+static int before_weights(void *opening, size_t bytes, tern_error *err)
+{
+    const struct tern_setup *s = ((struct opening *)opening)->s;
+    return s->before_weights ? s->before_weights(s->user, bytes, err) : 0;
+}
+
+static int on_progress(void *opening, int done, int total)
+{
+    const struct tern_setup *s = ((struct opening *)opening)->s;
+    return s->on_progress ? s->on_progress(s->user, done, total) : 0;
+}
+
+static int open_model(tern_model **out, const struct tern_setup *s, const struct tern_args *a, const char *path,
+                      const char *rope_scaling, double rope_base, tern_error *err)
 {
     /* Commands without the option only look at a model: they write nothing. */
     bool computes = tern_options[TERN_OPT_PACKED].commands & (1u << a->command->id);
-    struct tern_buf written = {0};
+    struct opening o = {.s = s};
     tern_model_params p = {.n_threads = (int)a->v[TERN_OPT_THREADS].i,
                            .packed = computes ? a->v[TERN_OPT_PACKED].s : "use",
                            .rope_scaling = rope_scaling,
                            .rope_base = rope_base,
                            .before_packed = before_packed,
-                           .user = &written,
+                           .before_weights = before_weights,
+                           .on_progress = on_progress,
+                           .user = &o,
                            .device = computes ? a->v[TERN_OPT_DEVICE].s : NULL};
     int rc = tern_model_open(out, path, &p, err);
-    if (rc == 0 && written.len)
-        tern_cache_remember(written.p);
-    tern_buf_clear(&written);
+    if (rc == 0 && o.written.len)
+        tern_cache_remember(o.written.p);
+    tern_buf_clear(&o.written);
     return rc;
 }
 
-int tern_setup_model(struct tern_setup *s, const struct tern_args *a, const char *path, tern_error *err)
+int tern_setup_begin(const struct tern_args *a, tern_error *err)
+{
+    int rc = tern_setup_check_kv(a, err);
+    return rc < 0 ? rc : tern_set_cpu_mask(a->v[TERN_OPT_CPU_MASK].s, err);
+}
+
+int tern_setup_open(struct tern_setup *s, const struct tern_args *a, const char *path, tern_error *err)
 {
     int rc = 0;
-    TERN_TRY(tern_setup_check_kv(a, err));
-    TERN_TRY(tern_set_cpu_mask(a->v[TERN_OPT_CPU_MASK].s, err));
     double start = tern_now();
-    TERN_TRY(open_model(&s->model, a, path, a->v[TERN_OPT_ROPE_SCALING].s, a->v[TERN_OPT_ROPE_BASE].f, err));
+    TERN_TRY(open_model(&s->model, s, a, path, a->v[TERN_OPT_ROPE_SCALING].s, a->v[TERN_OPT_ROPE_BASE].f, err));
     s->load_s = tern_now() - start;
     tern_packed_note(s->model);
 out:
     return rc;
 }
 
-const char *tern_setup_kv(const struct tern_args *a)
+int tern_setup_model(struct tern_setup *s, const struct tern_args *a, const char *path, tern_error *err)
+{
+    int rc = tern_setup_begin(a, err);
+    return rc < 0 ? rc : tern_setup_open(s, a, path, err);
+}
+
+static const char *base_kv(const struct tern_args *a)
 {
     static char turbo[64];
     const struct tern_arg *v = a->v;
@@ -93,6 +155,34 @@ const char *tern_setup_kv(const struct tern_args *a)
         return turbo;
     }
     return a->v[TERN_OPT_EXACT].n ? "f32" : TERN_KV_DEFAULT;
+}
+
+const char *tern_setup_kv(const struct tern_args *a)
+{
+    static char text[512];
+    const struct tern_arg *max = &a->v[TERN_OPT_MAX_KV_SIZE], *keep = &a->v[TERN_OPT_KEEP];
+    const char *base = base_kv(a);
+    if (!max->i)
+        return base;
+    int n = snprintf(text, sizeof text, "%.400s,max=%d", base, (int)max->i);
+    if (keep->n)
+        (void)snprintf(text + n, sizeof text - (size_t)n, ",first=%d", (int)keep->i);
+    return text;
+}
+
+/* The plan in 16 bits that keeps the same tokens. */
+static const char *raw_kv(const char *plan, bool exact)
+{
+    static char text[64];
+    const char *const keys[] = {"max=", "first="};
+    int n = snprintf(text, sizeof text, "%s", exact ? "f32" : "f16");
+    for (int i = 0; i < 2 && find_item(plan, "max="); i++) {
+        const char *item = find_item(plan, keys[i]);
+        const size_t len = item ? strcspn(item, ",") : 0;
+        if (len && len < 20)
+            n += snprintf(text + n, sizeof text - (size_t)n, ",%.*s", (int)len, item);
+    }
+    return text;
 }
 
 bool tern_setup_at_end(const struct tern_args *a)
@@ -137,7 +227,9 @@ static int set_drafts(struct tern_setup *s, const struct tern_args *a, tern_engi
             p->draft = draft;
             return 0;
         }
-    int rc = open_model(&s->draft, a, draft, NULL, 0, err);
+    if (s->no_draft_model)
+        return 0;
+    int rc = open_model(&s->draft, s, a, draft, NULL, 0, err);
     p->draft_model = s->draft;
     if (rc == 0)
         tern_packed_note(s->draft);
@@ -148,9 +240,9 @@ int tern_setup_engine(struct tern_setup *s, const struct tern_args *a, int ctx, 
 {
     int rc = 0;
     tern_engine_params p = tern_setup_params(a, ctx, max_seqs);
-    const char *const raw[] = {p.exact ? "f32" : "f16"};
     const int from = (int)a->v[TERN_OPT_KV_START].i;
     p.kv = tern_setup_kv(a);
+    const char *const raw[] = {raw_kv(p.kv, p.exact)};
     p.kv_bytes = s->kv_bytes;
     if (from && p.code_at_end)
         return tern_cli_usage(err, "--quantized-kv-start codes at a length and --kv-when end at the prompt's end: give "
@@ -161,10 +253,13 @@ int tern_setup_engine(struct tern_setup *s, const struct tern_args *a, int ctx, 
         s->start = (struct tern_start){0, from, 1};
     }
     TERN_TRY(set_drafts(s, a, &p, err));
-    TERN_TRY(tern_first_use(s->model, a, err));
+    TERN_TRY(tern_first_use(s, a, err));
     TERN_TRY(tern_setup_guard_plan(p.kv, err));
     TERN_TRY(tern_engine_open(&s->engine, s->model, &p, err));
     tern_plan_exceptions(tern_engine_plan(s->engine), tern_setup_kv(a));
+    if (a->v[TERN_OPT_MAX_KV_SIZE].i >= tern_engine_ctx(s->engine))
+        tern_note("the context of %d tokens ends before --max-kv-size %d forgets any", tern_engine_ctx(s->engine),
+                  (int)a->v[TERN_OPT_MAX_KV_SIZE].i);
     if (from > tern_engine_ctx(s->engine))
         tern_note("the context of %d tokens ends before --quantized-kv-start %d: nothing is coded",
                   tern_engine_ctx(s->engine), from);

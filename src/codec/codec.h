@@ -158,6 +158,8 @@ struct tern_kv_codec {
 
     /* Wide rows: the page in f32 in the codec's domain, keys [dim][64], values [64][dim]. */
     void (*decode)(const struct tern_kv_side *side, float *out, const uint8_t *data, const uint16_t *head);
+    /* One token of a page of values, [dim], as decode has it; NULL: a page is decoded whole. */
+    void (*decode_row)(const struct tern_kv_side *side, float *out, const uint8_t *data, const uint16_t *head, int row);
 };
 
 /* ---- conditioning: what attention adds to scores on conditioned codes.  c: of the KV head, not NULL. ---- */
@@ -183,6 +185,8 @@ void tern_kv_values(const struct tern_kv_side *side, float *x, const uint8_t *da
 /* The registry, in the order of kv_codecs.def; NULL-terminated. */
 extern const struct tern_kv_codec *const tern_kv_codecs[];
 const struct tern_kv_codec *tern_kv_codec_find(const char *name, size_t n); /* NULL when unknown; knows aliases */
+/* Keys on a grid of 4-bit floats, which it keeps as they are; in no registry. */
+const struct tern_kv_codec *tern_kv_codec_fp4(void);
 
 /* The tables of a scheme on the codes of kernel/kvq.h, for devices with kernels of their own; NULL for other schemes.
  */
@@ -199,9 +203,15 @@ void tern_kv_signs(float *out, int dim, int layer, bool key);
 struct tern_kv_reach {
     int window;   /* 0: everything; else a query at p sees tokens > p - window */
     bool chunked; /* then it sees tokens from the last multiple of window on */
+    int first;    /* and tokens 0..first-1, whatever the window; then they are raw, and page 0 once raw is seen whole */
 };
 
-/* The oldest token that a query at pos sees. */
+static inline bool tern_kv_same_reach(struct tern_kv_reach a, struct tern_kv_reach b)
+{
+    return a.window == b.window && a.chunked == b.chunked && a.first == b.first;
+}
+
+/* The oldest token of its window that a query at pos sees. */
 static inline int tern_kv_oldest(struct tern_kv_reach r, int pos)
 {
     int oldest = r.chunked ? pos / r.window * r.window : pos - r.window + 1;
@@ -215,7 +225,7 @@ struct tern_kv_layer {
     bool latent;              /* values are keys too: a key is the v.dim values of a token, then its k.dim keys */
     struct tern_kv_reach reach;
     int rate;            /* a row stands for so many tokens; 1: keys and values of tokens */
-    int first;           /* tokens 0..first-1 are kept raw beside the codes (0 when both sides are raw) */
+    int first;           /* tokens 0..first-1 are kept raw beside the pages (reach.first when both sides are raw) */
     int recent;          /* a row sees this many pages raw, its own included; >= 1 */
     int ring;            /* raw tiles that a sequence keeps: page p lies in tile p % ring; >= recent */
     const char *why_raw; /* reason when a requested scheme was not used here, else NULL */

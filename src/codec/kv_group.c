@@ -1,15 +1,19 @@
 /* affine8, affine4, g16, g16_3 and g16_2: what other engines do, so that a divergence can be compared on the same model
- * and text.
+ * and text; fp8 and fp4: small floats, on which some models' rows and keys lie by themselves.
  *
  * affine: MLX's affine quantisation (mx.quantize; `kv_bits` in mlx-lm, "affine8" and "affine4" in mlx-swift-lm): groups
  *   of 64 dims, unsigned codes, value = scale * code + bias, neither rotated nor conditioned.
  * g16: the group scheme of mlx-swift-lm's first TurboQuant draft (PR #232): rotated, groups of 16 dims whose largest
  *   magnitude becomes the largest Lloyd-Max level, value = scale * level[code] with the scale that keeps the norm.
+ * fp8, fp4: E4M3 in groups of 64 dims, E2M1 in groups of 32, neither rotated nor conditioned; the scale is a power of
+ *   two, a byte, so small that the group's largest magnitude does not exceed the largest code.  What was rounded to
+ *   such a grid before (grid in dev/args.h) is kept exactly.
  *
  * Attention decodes a strip of a page into a buffer that fits L1 and goes on in f32, decode rows as prompt rows: the
  * integer kernels of kernel/kvq.h know no biases and no groups below 128 dims.  docs/kv-page.md has the bytes. */
 #include <math.h>
 #include <string.h>
+#include "base/fp16.h"
 #include "codec/kv_impl.h"
 
 #define MAX_GROUPS (TERN_KVQ_MAX_DIM / 16)
@@ -40,6 +44,16 @@ static size_t affine_head_bytes(int dim)
 static size_t g16_head_bytes(int dim)
 {
     return (size_t)groups_of(&tern_kv_g16, dim) * TERN_PAGE * sizeof(uint16_t);
+}
+
+static size_t fp8_head_bytes(int dim)
+{
+    return (size_t)groups_of(&tern_kv_fp8, dim) * TERN_PAGE;
+}
+
+static size_t fp4_head_bytes(int dim)
+{
+    return (size_t)groups_of(&tern_kv_fp4, dim) * TERN_PAGE;
 }
 
 /* ---- encoding ----------------------------------------------------------------------------------------------- */
@@ -86,6 +100,68 @@ static void level_group(uint8_t *code, uint16_t *scale, const float *y, int n, f
         ee += level[code[i]] * level[code[i]];
     }
     *scale = to_f16(sqrtf(ss / ee));
+}
+
+/* ---- small floats ---- */
+
+#define POWER_BIAS 127 /* a header's byte is an exponent and this */
+
+static float power_of(int byte)
+{
+    return byte ? tern_bits_f32((uint32_t)byte << 23) : 0x1p-127f;
+}
+
+/* The header's byte: of the smallest power of two s with most <= top * s. */
+static int power_byte(float most, float top)
+{
+    const float quotient = most / top;
+    int byte = (int)(tern_f32_bits(quotient) >> 23 & 255);
+    if (byte < 254 && most > top * power_of(byte))
+        byte++;
+    return byte;
+}
+
+/* The nearest code, to even, of a magnitude not above the largest one. */
+static int float_code(float x, int mantissa, int low)
+{
+    const uint32_t bits = tern_f32_bits(x);
+    int exponent = (int)(bits >> 23) - 127;
+    exponent = exponent < low ? low : exponent;
+    int q = (int)rintf(x * tern_bits_f32((uint32_t)(mantissa - exponent + 127) << 23));
+    if (q >> (mantissa + 1)) {
+        q >>= 1;
+        exponent++;
+    }
+    return q >> mantissa ? (exponent - low + 1) << mantissa | (q - (1 << mantissa)) : q;
+}
+
+static void float_group(const struct tern_kv_scheme *s, uint8_t *code, uint8_t *scale, const float *y, int n)
+{
+    const int sign = 1 << (s->codec.bits - 1);
+    const float top = s->codec.bits == 8 ? 448.0f : 6.0f;
+    float most = 0;
+    for (int i = 0; i < n; i++)
+        most = fmaxf(most, fabsf(y[i]));
+    *scale = (uint8_t)power_byte(most, top);
+    const double inverse = 1 / (double)power_of(*scale); /* of the smallest ones no float is */
+    for (int i = 0; i < n; i++) {
+        const float x = (float)((double)fabsf(y[i]) * inverse);
+        code[i] = (uint8_t)(float_code(x < top ? x : top, s->mantissa, s->low) | (y[i] < 0 ? sign : 0));
+    }
+}
+
+static void encode_floats(const struct tern_kv_scheme *s, uint8_t *codes, uint8_t *head, const float *y, int dim)
+{
+    for (int g = 0; g < groups_of(s, dim); g++) {
+        const int d = g * s->group, n = dim - d < s->group ? dim - d : s->group;
+        float sum = 0;
+        for (int i = d; i < d + n; i++)
+            sum += fabsf(y[i]);
+        head[(size_t)g * TERN_PAGE] = 0;
+        memset(codes + d, 0, (size_t)n);
+        if (isfinite(sum) && sum > 0)
+            float_group(s, codes + d, head + (size_t)g * TERN_PAGE, y + d, n);
+    }
 }
 
 /* A vector of the page: codes[dim], and column t of the headers. */
@@ -138,7 +214,10 @@ static void encode(const struct tern_kv_side *side, uint8_t *data, uint16_t *hea
     float *x = scratch;
     uint8_t *codes = tern_kv_coded_vectors(side, x, tile, pos0);
     for (size_t t = 0; t < TERN_PAGE; t++)
-        encode_vector(s, codes + t * dim, head + t, x + t * dim, side->dim);
+        if (s->mantissa)
+            encode_floats(s, codes + t * dim, (uint8_t *)head + t, x + t * dim, side->dim);
+        else
+            encode_vector(s, codes + t * dim, head + t, x + t * dim, side->dim);
     memset(data, 0, s->codec.data_bytes(side->dim));
     for (size_t t = 0; t < TERN_PAGE; t++)
         for (size_t d = 0; d < dim; d++) {
@@ -161,7 +240,12 @@ static void load_head(const struct tern_kv_side *side, struct affine *a, const u
 {
     const struct tern_kv_scheme *s = scheme_of(side);
     const size_t n = (size_t)groups_of(s, side->dim) * TERN_PAGE;
-    tern_k.attn.f16_to_f32(a->scale, head, n);
+    TERN_ASSERT(n >= TERN_PAGE);
+    if (s->mantissa)
+        for (size_t i = 0; i < n; i++)
+            a->scale[i] = power_of(((const uint8_t *)head)[i]);
+    else
+        tern_k.attn.f16_to_f32(a->scale, head, n);
     if (s->level)
         memset(a->bias, 0, n * sizeof *a->bias);
     else
@@ -234,6 +318,17 @@ static void decode(const struct tern_kv_side *side, float *out, const uint8_t *d
     struct affine a;
     load_head(side, &a, head);
     decode_rows(side, out, data, &a, 0, side->key ? side->dim : TERN_PAGE);
+}
+
+static void decode_row(const struct tern_kv_side *side, float *out, const uint8_t *data, const uint16_t *head, int row)
+{
+    const struct tern_kv_scheme *s = scheme_of(side);
+    const uint8_t *codes = data + (size_t)row * (size_t)side->dim, *scales = (const uint8_t *)head + row;
+    for (int g = 0, d = 0; d < side->dim; g++) {
+        const float scale = power_of(scales[(size_t)g * TERN_PAGE]);
+        for (int end = d + s->group < side->dim ? d + s->group : side->dim; d < end; d++)
+            out[d] = s->level[codes[d]] * scale;
+    }
 }
 
 /* ---- attention ---------------------------------------------------------------------------------------------- */
@@ -323,3 +418,46 @@ const struct tern_kv_scheme tern_kv_affine4 = {
 const struct tern_kv_scheme tern_kv_g16 = G16("g16", 4);
 const struct tern_kv_scheme tern_kv_g16_3 = G16("g16_3", 3);
 const struct tern_kv_scheme tern_kv_g16_2 = G16("g16_2", 2);
+
+/* All codes of 8 bits: sign, 4 bits of exponent, 3 of mantissa; infinities there are none, and what would be NaN is
+ * never written. */
+#define E4M3(exponent, m) ((exponent) ? (8.0f + (m)) * (float)(1 << (exponent)) / 1024.0f : (m) / 512.0f)
+#define EIGHT(e, sign)                                                                                    \
+    sign E4M3(e, 0), sign E4M3(e, 1), sign E4M3(e, 2), sign E4M3(e, 3), sign E4M3(e, 4), sign E4M3(e, 5), \
+        sign E4M3(e, 6), sign E4M3(e, 7)
+#define HALF(sign)                                                                                                  \
+    EIGHT(0, sign), EIGHT(1, sign), EIGHT(2, sign), EIGHT(3, sign), EIGHT(4, sign), EIGHT(5, sign), EIGHT(6, sign), \
+        EIGHT(7, sign), EIGHT(8, sign), EIGHT(9, sign), EIGHT(10, sign), EIGHT(11, sign), EIGHT(12, sign),          \
+        EIGHT(13, sign), EIGHT(14, sign), EIGHT(15, sign)
+
+static const float e4m3[256] = {HALF(+), HALF(-)};
+static const float e2m1[16] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6, -0.0f, -0.5f, -1, -1.5f, -2, -3, -4, -6};
+
+const struct tern_kv_scheme tern_kv_fp8 = {
+    .codec = {.name = "fp8",
+              .about = "8-bit floats (E4M3), power of two per 64 dims: what DeepSeek-V4's rows are rounded to",
+              .bits = 8,
+              .accepts = tern_kv_coded_accepts,
+              .data_bytes = bytes8,
+              .head_bytes = fp8_head_bytes,
+              .decode_row = decode_row,
+              FUNCTIONS},
+    .group = 64,
+    .level = e4m3,
+    .mantissa = 3,
+    .low = -6,
+};
+
+const struct tern_kv_scheme tern_kv_fp4 = {
+    .codec = {.name = "fp4",
+              .about = "4-bit floats (E2M1), power of two per 32 dims",
+              .bits = 4,
+              .accepts = tern_kv_coded_accepts,
+              .data_bytes = tern_kv_bytes4,
+              .head_bytes = fp4_head_bytes,
+              FUNCTIONS},
+    .group = 32,
+    .level = e2m1,
+    .mantissa = 1,
+    .low = 0,
+};

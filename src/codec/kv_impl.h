@@ -10,7 +10,8 @@ struct tern_kv_scheme {
     struct tern_kv_codec codec;
     struct tern_kvq_table table; /* of schemes on page codes */
     int group;                   /* kv_group.c: dims that share a scale */
-    const float *level;          /* kv_group.c: [16], NULL: a code is its number */
+    const float *level;          /* kv_group.c: [2^bits], NULL: a code is its number */
+    int mantissa, low;           /* kv_group.c: of codes that are small floats: bits, and the lowest exponent */
 };
 
 /* One object per row of kv_codecs.def, defined in kv_<scheme>.c. */
@@ -19,6 +20,10 @@ struct tern_kv_scheme {
 #include "codec/kv_codecs.def"
 #undef TERN_KV_CODEC
 #undef TERN_KV_ALIAS
+
+/* Not in the registry: keys that lie on its grid already are kept so without loss, others would lose more than by l4.
+ */
+extern const struct tern_kv_scheme tern_kv_fp4;
 
 /* Schemes on codes: 8, 4, 3 or 2 bits by the kernels of kernel/kvq.h, rotated or not by codec.rotated. */
 bool tern_kv_coded_accepts(int dim, const char **why);   /* multiples of 16 */

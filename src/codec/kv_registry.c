@@ -36,6 +36,11 @@ const struct tern_kvq_table *tern_kv_table(const struct tern_kv_codec *c)
     return c->encode == tern_kv_coded_encode ? &((const struct tern_kv_scheme *)c)->table : NULL;
 }
 
+const struct tern_kv_codec *tern_kv_codec_fp4(void)
+{
+    return &tern_kv_fp4.codec;
+}
+
 /* The constant is part of the page format: saved pages are only readable with the signs they were written with. */
 void tern_kv_signs(float *out, int dim, int layer, bool key)
 {

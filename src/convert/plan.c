@@ -326,12 +326,15 @@ int tern_convert_plan_make(struct plan *p, const tern_convert_params *params, te
 {
     int rc = 0;
     char key[96];
-    int64_t n_layers;
+    int64_t n_layers, n_mtp;
     p->requantize = params->requantize;
     TERN_TRY(find_type(p, params->type, err));
     TERN_TRY(find_arch(p, err));
     (void)snprintf(key, sizeof key, "%s.block_count", p->arch);
     TERN_TRY(tern_file_need_int(p->f, key, 1, 65536, &n_layers, err));
+    (void)snprintf(key, sizeof key, "%s.nextn_predict_layers", p->arch);
+    TERN_TRY(tern_file_get_int(p->f, key, 0, 0, n_layers - 1, &n_mtp, err));
+    n_layers -= n_mtp; /* which layers are the last does not depend on those behind */
     TERN_TRY(tern_convert_metadata(p, params, err));
     for (size_t i = 0; i < tern_file_n_tensors(p->f); i++)
         TERN_TRY(add_tensor(p, tern_file_tensor_at(p->f, i), n_layers, err));

@@ -63,6 +63,7 @@ struct tern_dev_about {
 struct tern_dev_ops {
     const char *name;
     bool decodes; /* recode reads codes, too */
+    bool firsts;  /* attention knows tern_kv_reach.first */
 
     /* Is it there?  One line about it, or why not.  NULL: it always is. */
     int (*probe)(char about[TERN_DEV_NAME], tern_error *err);
@@ -141,9 +142,9 @@ struct tern_dev_ops {
                       struct tern_dev_rows out);
     /* The step's only job appends what `from`, lent as the step is, holds at the same positions, as attention after the
      * last token of `from` reads it: raw tiles and first tokens as they are, the values of codes (tern_kv_values) of
-     * other pages.  Rows of pages that a window has dropped are 0.  k, v: room for the rows.  Without `decodes` the
-     * layer of `from` must be raw on both sides and have one raw tile.  layer: also a span of rows, of those that the
-     * job completes. */
+     * other pages.  Rows of pages that a window has dropped are 0, but for first tokens (`firsts`).  k, v: room for the
+     * rows.  Without `decodes` the layer of `from` must be raw on both sides and have one raw tile.  layer: also a span
+     * of rows, of those that the job completes. */
     void (*recode)(struct tern_dev *d, int layer, const struct tern_dev_job *from, struct tern_dev_rows k,
                    struct tern_dev_rows v);
     /* gate[row] = act(gate[row]) * up[row]. */

@@ -126,7 +126,7 @@ double tern_speed_layer_bytes(const struct tern_kv_layer *l, int ctx)
     pages = pages > 0 ? pages : 0;
     double raw = (l->k.raw32 ? 4.0 : 2.0) * l->k.dim + (l->v.raw32 ? 4.0 : 2.0) * l->v.dim;
     return l->n_heads * ((double)pages * (double)l->head_bytes + (ctx - (from + pages) * TERN_PAGE) * raw +
-                         (pages && !from ? (double)l->sink_bytes : 0));
+                         (pages && (!from || l->reach.first) ? (double)l->sink_bytes : 0));
 }
 
 void tern_eval_step_bytes(const tern_engine *e, int plan, int ctx, int rows, tern_step_bytes *out)

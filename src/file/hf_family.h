@@ -18,6 +18,14 @@ struct tern_hf_number {
 
 struct tern_hf_words;
 
+/* A layer for multi-token prediction behind the others.  What stands in it is called as in other layers. */
+struct tern_hf_mtp {
+    const char *layers;               /* the setting that counts such layers: one is read */
+    const char *layer;                /* before the names of what other layers have, too */
+    const char *needs;                /* a tensor without which there is none */
+    const struct tern_hf_word *whole; /* what it has besides, by whole names */
+};
+
 /* Tables end with an entry of nothing. */
 struct tern_hf_family {
     const char *model_type;
@@ -26,6 +34,7 @@ struct tern_hf_family {
     const struct tern_hf_number *silent;
     const char *const *elsewhere; /* keys that `more` says instead of the general table; ends with NULL */
     int (*more)(const struct tern_hf_words *w, tern_error *err); /* what it says in a way of its own, or NULL */
+    const struct tern_hf_mtp *mtp;                               /* NULL: tensors of such layers are left out */
     bool norms_from_1;                                           /* norms hold w where the model multiplies by 1+w */
     bool windows; /* layers with and without a sliding window may stand in any order */
     bool experts;

@@ -262,6 +262,23 @@ void tern_kv_abort(struct tern_kv_cache *c, struct tern_kv_seq *s)
     tern_kv_states_abort(c, s);
 }
 
+/* n tokens fill these pages of a group: the newest are raw. */
+static void keep_raw(struct tern_kv_seq *s, int g, const struct tern_kv_group *grp, int n)
+{
+    const int end = tern_kv_closed(grp, n) + (tern_kv_open_rows(grp, n) > 0);
+    if (s->raw_from[g] < end - grp->ring)
+        s->raw_from[g] = end - grp->ring;
+    if (grp->recent > 1 && s->seen_from[g] < end - grp->seen_ring)
+        s->seen_from[g] = end - grp->seen_ring;
+}
+
+void tern_kv_tried(struct tern_kv_cache *c, struct tern_kv_seq *s, int n)
+{
+    tern_kv_abort(c, s);
+    for (int g = 0; g < c->layout->n_groups; g++)
+        keep_raw(s, g, &c->layout->groups[g], s->n_tokens + n);
+}
+
 void tern_kv_commit(struct tern_kv_cache *c, struct tern_kv_seq *s, int n)
 {
     s->n_tokens += n;
@@ -270,12 +287,7 @@ void tern_kv_commit(struct tern_kv_cache *c, struct tern_kv_seq *s, int n)
     for (int g = 0; g < c->layout->n_groups; g++) {
         struct tern_kv_table *t = &s->table[g];
         const struct tern_kv_group *grp = &c->layout->groups[g];
-        /* Pages that hold rows: the newest are raw. */
-        const int end = tern_kv_closed(grp, s->n_tokens) + (tern_kv_open_rows(grp, s->n_tokens) > 0);
-        if (s->raw_from[g] < end - grp->ring)
-            s->raw_from[g] = end - grp->ring;
-        if (grp->recent > 1 && s->seen_from[g] < end - grp->seen_ring)
-            s->seen_from[g] = end - grp->seen_ring;
+        keep_raw(s, g, grp, s->n_tokens);
         /* What a query two pages ago needed stays: any of the newest 64 tokens can be taken back again, even where that
          * means going back to the beginning of the page before the open one, or into the chunk before. */
         int back = s->n_tokens > 2 * TERN_PAGE ? s->n_tokens - 2 * TERN_PAGE : 0;

@@ -108,6 +108,9 @@ void tern_kv_commit(struct tern_kv_cache *c, struct tern_kv_seq *s, int n);
  * that the step has to write. */
 const struct tern_kv_checkpoint *tern_kv_mark(struct tern_kv_cache *c, struct tern_kv_seq *s, int n, bool prompt);
 void tern_kv_abort(struct tern_kv_cache *c, struct tern_kv_seq *s);
+/* The same where up to n rows were written to some layers behind the sequence: their pages go, and raw tiles that they
+ * took the place of count as gone. */
+void tern_kv_tried(struct tern_kv_cache *c, struct tern_kv_seq *s, int n);
 
 /* Index of the first page that a query at position p still reads. */
 static inline int tern_kv_first_needed(struct tern_kv_reach r, int p)
@@ -137,6 +140,9 @@ struct tern_kv_move {
     struct tern_kv_seq *from, *to;
     size_t most; /* bytes of the budget that were in use at once so far */
 };
+/* TERN_EUNSUPPORTED where sequences of one layout cannot become those of the other, whatever their length: rows of
+ * several tokens, or other tokens that are kept. */
+int tern_kv_can_move(const struct tern_kv_layout *from, const struct tern_kv_layout *to, tern_error *err);
 /* Makes `to`, which has no rows yet and the states of `from` (none, where memory is short for one that is kept).
  * TERN_ECAPACITY: no memory for the whole way, of which a page more than in the end is the most; TERN_EUNSUPPORTED: a
  * layout with rows of several tokens.  Nothing has changed then. */

@@ -10,7 +10,7 @@
 struct wish {
     const struct tern_kv_spec *s;
     const struct tern_kv_decl *decl;
-    int n_layers;
+    int n_text;         /* layers, without those that guess */
     bool spare_windows; /* there is a layer that grows without bound */
     int n_edge;         /* layers that edge= counts */
     int *rank;          /* [n_layers] among them, -1: not one */
@@ -35,7 +35,7 @@ static bool counts_for_edge(const struct wish *w, int layer)
 {
     const struct tern_kv_decl *d = &w->decl[layer];
     const struct tern_kv_spec *s = w->s;
-    if (!d->n_heads || (d->reach.window && w->spare_windows) || named(s, layer))
+    if (!d->n_heads || d->guesses || (d->reach.window && w->spare_windows) || named(s, layer))
         return false;
     bool k = !d->latent && (takes(s->k, d->dim_k) || takes(s->edge_k, d->dim_k));
     return k || takes(s->v, d->dim_v) || takes(s->edge_v, d->dim_v);
@@ -86,6 +86,13 @@ static void place_head(struct tern_kv_layer *l)
         l->sink_bytes = 0;
 }
 
+/* max=N: what would see everything sees the newest tokens and the first ones. */
+static struct tern_kv_reach reach_of(const struct tern_kv_spec *s, const struct tern_kv_decl *d)
+{
+    return s->max && !d->reach.window ? (struct tern_kv_reach){.window = s->max - s->first, .first = s->first}
+                                      : d->reach;
+}
+
 /* The scheme that one layer gets, with the reason where that is not what the text asks for. */
 static const char *decide(const struct wish *w, int layer, int without, const struct tern_kv_codec **out_k,
                           const struct tern_kv_codec **out_v)
@@ -134,20 +141,29 @@ static int choose(struct tern_kv_layer *l, const struct wish *w, int layer, bool
     const struct tern_kv_decl *d = &w->decl[layer];
     const struct tern_kv_codec *k, *v;
     l->why_raw = decide(w, layer, -1, &k, &v);
-    if (strict && l->why_raw)
+    if (strict && l->why_raw && !d->guesses)
         return tern_err_set(err, TERN_EUNSUPPORTED, "--kv-policy strict: layer %d would have k=%s,v=%s: %s", layer,
                             k->name, v->name, l->why_raw);
     l->n_heads = d->n_heads;
-    l->reach = d->reach;
+    l->reach = reach_of(w->s, d);
     l->latent = d->latent;
     l->k = side_of(k, d->dim_k, true);
     l->v = side_of(v, d->dim_v, false);
     l->rate = 1;
-    l->first = k->raw && v->raw ? 0 : w->s->first;
+    l->first = k->raw && v->raw ? l->reach.first : w->s->first;
     l->recent = k->raw && v->raw ? 1 : w->s->recent / TERN_PAGE;
     l->ring = l->recent > 1 ? l->recent + 1 : 1; /* one more, so that a step back over a page's edge finds them all */
     place_head(l);
     return 0;
+}
+
+/* Dims of a row that stay in 16 bits beside its codes: what is rotated, where that is wanted, or not on the grid of the
+ * others. */
+static int apart(const struct wish *w, int layer, const struct tern_kv_more *m, const struct tern_kv_codec *v)
+{
+    const int rotated = w->decl[layer].n_rot;
+    const bool floats = v == tern_kv_codec_find("fp8", 3);
+    return !v->raw && (floats || w->s->position) && rotated > 0 && rotated < m->dim && rotated % 8 == 0 ? rotated : 0;
 }
 
 /* A span of rows: what a layer has of keys alone, or values that are keys, too. */
@@ -161,10 +177,14 @@ static int choose_rows(struct tern_kv_layer *l, const struct wish *w, int layer,
     TERN_ASSERT(m->rate >= 2 && m->rate <= 128 && m->n_heads > 0);
     (void)wanted(w, layer, -1, &k, &v);
     keys = k->raw && k->bits == 32 ? k : f16;
-    if (!index && !v->accepts(m->dim, &why)) {
+    int position = index ? 0 : apart(w, layer, m, v);
+    if (!index && !v->accepts(m->dim - position, &why)) {
         v = f16;
+        position = 0;
         l->why_raw = why;
     }
+    if (index && m->grid && !v->raw && tern_kv_codec_fp4()->accepts(m->dim, &why))
+        keys = tern_kv_codec_fp4();
     if (strict && l->why_raw)
         return tern_err_set(err, TERN_EUNSUPPORTED, "--kv-policy strict: layer %d would have rows in %s: %s", layer,
                             v->name, l->why_raw);
@@ -174,8 +194,8 @@ static int choose_rows(struct tern_kv_layer *l, const struct wish *w, int layer,
     l->recent = 1;
     /* A page is many tokens: going back over its edge must not mean computing all of them again. */
     l->ring = 2 + TERN_KV_STATE_REACH / (TERN_PAGE * m->rate);
-    l->k = side_of(keys, index ? m->dim : 0, true);
-    l->v = side_of(index ? keys : v, index ? 0 : m->dim, false);
+    l->k = side_of(position ? f16 : keys, index ? m->dim : position, true);
+    l->v = side_of(index ? keys : v, index ? 0 : m->dim - position, false);
     place_head(l);
     return 0;
 }
@@ -197,7 +217,7 @@ static void add_note(struct tern_kv_layout *l, const char *fmt, ...)
 /* Do all layers get the same schemes without this item? */
 static bool is_idle(const struct wish *w, int without)
 {
-    for (int i = 0; i < w->n_layers; i++) {
+    for (int i = 0; i < w->n_text; i++) {
         const struct tern_kv_codec *k, *v, *k_less, *v_less;
         if (!w->decl[i].n_heads)
             continue;
@@ -227,7 +247,7 @@ static void note_rules(struct tern_kv_layout *l, const struct wish *w)
 
 bool tern_kv_layout_codes_keys(const struct tern_kv_layout *l)
 {
-    for (int i = 0; i < l->n_layers; i++)
+    for (int i = 0; i < l->n_text; i++)
         if (l->group_of[i] >= 0 && !l->layers[i].k.codec->raw && !l->layers[i].k.codec->unconditioned)
             return true;
     return false;
@@ -237,6 +257,23 @@ static bool codes(const struct tern_kv_layout *l)
 {
     for (int i = 0; i < l->n_spans; i++)
         if (l->group_of[i] >= 0 && !(l->layers[i].k.codec->raw && l->layers[i].v.codec->raw))
+            return true;
+    return false;
+}
+
+static bool codes_rows(const struct tern_kv_layout *l)
+{
+    for (int i = l->n_layers; i < l->n_spans; i++)
+        if (l->spans[i].role == TERN_KV_ROWS && !l->layers[i].v.codec->raw)
+            return true;
+    return false;
+}
+
+/* Does max=N give some layer its window? */
+static bool shortens(const struct tern_kv_layout *l, const struct wish *w)
+{
+    for (int i = 0; i < l->n_layers; i++)
+        if (l->group_of[i] >= 0 && l->layers[i].reach.window && !w->decl[i].reach.window)
             return true;
     return false;
 }
@@ -252,7 +289,11 @@ static int note_idle_items(struct tern_kv_layout *l, const struct wish *w, bool 
         note_rules(l, w);
     if (s->edge && is_idle(w, s->n_rules))
         add_note(l, "edge=%d changes nothing: those layers have that scheme anyway", s->edge);
-    if (s->first != TERN_KV_FIRST && !codes(l))
+    if (s->position && !codes_rows(l))
+        add_note(l, "position=f16 changes nothing: no layer keeps compressed rows in codes");
+    if (s->max && !shortens(l, w))
+        add_note(l, "max=%d changes nothing: every layer that keeps tokens has a window of its own", s->max);
+    if (s->first != TERN_KV_FIRST && !codes(l) && !shortens(l, w))
         add_note(l, "first=%d changes nothing: no layer is coded", s->first);
     if (s->recent != TERN_PAGE && !codes(l))
         add_note(l, "recent=%d changes nothing: no layer is coded", s->recent);
@@ -267,8 +308,7 @@ static int note_idle_items(struct tern_kv_layout *l, const struct wish *w, bool 
 static int find_group(struct tern_kv_layout *l, struct tern_kv_reach r, int rate, int *group, tern_error *err)
 {
     int g = 0;
-    while (g < l->n_groups && (l->groups[g].reach.window != r.window || l->groups[g].reach.chunked != r.chunked ||
-                               l->groups[g].rate != rate))
+    while (g < l->n_groups && (!tern_kv_same_reach(l->groups[g].reach, r) || l->groups[g].rate != rate))
         g++;
     if (g == TERN_KV_MAX_GROUPS)
         return tern_err_set(err, TERN_EUNSUPPORTED, "more than %d different attention windows and rates",
@@ -319,6 +359,12 @@ out:
     return rc;
 }
 
+/* A span has the signs that it would have without layers that guess: it must hold the same numbers. */
+static int signs_of(const struct tern_kv_layout *l, int span)
+{
+    return span < l->n_text ? span : span < l->n_layers ? l->n_spans + span : span - (l->n_layers - l->n_text);
+}
+
 static int make_signs(struct tern_kv_layout *l, tern_error *err)
 {
     size_t n = 0;
@@ -335,7 +381,7 @@ static int make_signs(struct tern_kv_layout *l, tern_error *err)
         struct tern_kv_side *sides[2] = {&l->layers[i].k, &l->layers[i].v};
         for (int j = 0; j < 2; j++) {
             if (sides[j]->codec->rotated) {
-                tern_kv_signs(p, sides[j]->dim, i, sides[j]->key);
+                tern_kv_signs(p, sides[j]->dim, signs_of(l, i), sides[j]->key);
                 sides[j]->sign = p;
             }
             p += sides[j]->dim;
@@ -359,6 +405,7 @@ static uint64_t digest(const struct tern_kv_layout *l)
                         y->first,
                         (int64_t)y->head_bytes,
                         y->recent};
+        h += (uint64_t)y->reach.first << 32;
         h += (uint64_t)y->latent + (i < l->n_layers ? 0 : (uint64_t)y->rate << 8 | (uint64_t)l->spans[i].role << 16);
         h = XXH3_64bits_withSeed(v, sizeof v, h);
         h = XXH3_64bits_withSeed(y->k.codec->name, strlen(y->k.codec->name), h);
@@ -375,19 +422,26 @@ int tern_kv_layout_new(struct tern_kv_layout **out, const struct tern_kv_decl *d
     int rc = 0;
     struct tern_kv_layout *l = NULL;
     struct tern_kv_spec s;
-    struct wish w = {.s = &s, .decl = decl, .n_layers = n_layers};
+    struct wish w = {.s = &s, .decl = decl, .n_text = n_layers};
     *out = NULL;
     TERN_TRY(tern_kv_spec_parse(&s, spec, err));
-    if (s.edge * 2 > n_layers)
-        TERN_FAIL(err, TERN_EINVAL, "--kv %s: edge=%d covers more than the model's %d layers", spec, s.edge, n_layers);
+    while (w.n_text && decl[w.n_text - 1].guesses)
+        w.n_text--;
+    if (s.edge * 2 > w.n_text)
+        TERN_FAIL(err, TERN_EINVAL, "--kv %s: edge=%d covers more than the model's %d layers", spec, s.edge, w.n_text);
     for (int i = 0; i < s.n_rules; i++)
-        if (s.rules[i].to >= n_layers)
+        if (s.rules[i].to >= w.n_text)
             TERN_FAIL(err, TERN_EINVAL, "--kv %s: layer %d does not exist (the model has %d)", spec, s.rules[i].to,
-                      n_layers);
+                      w.n_text);
     TERN_TRY(tern_alloc(&l, 1, sizeof *l, err));
     l->n_layers = l->n_spans = n_layers;
+    l->n_text = w.n_text;
     for (int i = 0; i < n_layers; i++)
         l->n_spans += decl[i].n_more;
+    if (s.max && l->n_spans > n_layers)
+        TERN_FAIL(err, TERN_EUNSUPPORTED,
+                  "--kv %s: max=%d cannot be had: this model keeps rows of several tokens, and attends to all of them",
+                  spec, s.max);
     TERN_TRY(tern_alloc(&l->layers, (size_t)l->n_spans, sizeof *l->layers, err));
     TERN_TRY(tern_alloc(&l->group_of, (size_t)l->n_spans, sizeof *l->group_of, err));
     TERN_TRY(tern_alloc(&l->spans, (size_t)l->n_spans, sizeof *l->spans, err));
@@ -396,7 +450,7 @@ int tern_kv_layout_new(struct tern_kv_layout **out, const struct tern_kv_decl *d
     l->spec = s;
     if (snprintf(l->text, sizeof l->text, "%s", spec) >= (int)sizeof l->text)
         TERN_FAIL(err, TERN_ELIMIT, "--kv: longer than %zu characters", sizeof l->text - 1);
-    for (int i = 0; i < n_layers; i++)
+    for (int i = 0; i < w.n_text; i++)
         w.spare_windows |= decl[i].n_more || (decl[i].n_heads && !decl[i].reach.window);
     TERN_TRY(tern_alloc(&w.rank, (size_t)n_layers, sizeof *w.rank, err));
     for (int i = 0; i < n_layers; i++)
@@ -447,7 +501,7 @@ void tern_kv_layout_spare(struct tern_kv_layout *l, int drafts)
 
 void tern_kv_layout_condition(struct tern_kv_layout *l, const struct tern_kv_cond_set *s, const char *source)
 {
-    for (int i = 0; i < l->n_layers; i++) {
+    for (int i = 0; i < l->n_text; i++) {
         struct tern_kv_layer *y = &l->layers[i];
         if (l->group_of[i] < 0 || y->k.codec->raw || y->k.codec->unconditioned)
             continue;

@@ -23,6 +23,7 @@ struct tern_kv_spec {
     const struct tern_kv_codec *k, *v;
     int first;  /* raw tokens at the start, 0..64 */
     int recent; /* newest tokens that stay raw, the open page's among them: a multiple of 64 */
+    int max;    /* tokens that layers without a window keep, the first ones among them; 0: all */
     int edge;   /* this many first and last layers use edge_k / edge_v */
     const struct tern_kv_codec *edge_k, *edge_v;
     struct {
@@ -32,6 +33,7 @@ struct tern_kv_spec {
     int n_rules;
     enum tern_kv_cond_from { TERN_COND_AUTO, TERN_COND_OFF, TERN_COND_NORMS, TERN_COND_BIAS, TERN_COND_FILE } cond;
     char cond_path[256];
+    bool position;  /* of compressed rows in codes the rotated dims stay in 16 bits */
     bool in_plan;   /* while a plan file is read */
     bool from_file; /* a plan file was */
     /* Which of the items that name a scheme for keys or values is in effect for each; the first ones' texts. */
@@ -39,11 +41,11 @@ struct tern_kv_spec {
     char item[TERN_KV_MAX_ITEMS][24];
 };
 
-/* Grammar: SCHEME | k=SCHEME,v=SCHEME, options first=N, recent=N, edge=N:SCHEME, layers=A-B:SCHEME, plan=FILE, in any
- * order, comma separated; after edge and layers SCHEME may be KEYS/VALUES; a plan file holds the same items, one per
- * line; cond=off|norms|bias|FILE says where key conditioning comes from (not said: the sidecar beside the model, else
- * the norm weights, else a bias of the keys, else none).  Errors name the item and list what would have been
- * understood. */
+/* Grammar: SCHEME | k=SCHEME,v=SCHEME, options first=N, recent=N, max=N, edge=N:SCHEME, layers=A-B:SCHEME, plan=FILE,
+ * in any order, comma separated; after edge and layers SCHEME may be KEYS/VALUES; a plan file holds the same items, one
+ * per line; position=f16 keeps the rotated dims of compressed rows out of their codes; cond=off|norms|bias|FILE says
+ * where key conditioning comes from (not said: the sidecar beside the model, else the norm weights, else a bias of the
+ * keys, else none).  Errors name the item and list what would have been understood. */
 int tern_kv_spec_parse(struct tern_kv_spec *out, const char *text, tern_error *err);
 
 /* ---- layout --------------------------------------------------------------------------------------------------- */
@@ -52,14 +54,17 @@ int tern_kv_spec_parse(struct tern_kv_spec *out, const char *text, tern_error *e
  * last of them on and stays. */
 enum tern_kv_role {
     TERN_KV_TOKENS, /* keys and values of tokens: every layer's first span */
-    TERN_KV_ROWS,   /* compressed rows, keys and values in one: coded as values are */
-    TERN_KV_INDEX   /* keys alone, which only choose rows: kept in 16 bits, or in 32 where the plan keeps keys so */
+    TERN_KV_ROWS,   /* compressed rows, keys and values in one: coded as values are.  Where their rotated dims, the last
+                       ones, stay apart, these are the span's keys, in 16 bits, and what is before them its values */
+    TERN_KV_INDEX   /* keys alone, which only choose rows: kept in 16 bits, or in 32 where the plan keeps keys so; in 4
+                       beside coded rows if that is their grid */
 };
 
 struct tern_kv_more {
     enum tern_kv_role role;
     int rate; /* 2..128 */
     int n_heads, dim;
+    bool grid; /* what it is given lies on the model's grid: E4M3 but for the layer's rotated dims, or E2M1 of keys */
 };
 
 #define TERN_KV_MAX_MORE 2
@@ -79,7 +84,8 @@ struct tern_kv_decl {
     /* The rotary embedding of the keys: pair i turns by freq[i] per position. */
     int n_rot; /* rotated dims; 0: none */
     bool interleaved;
-    const float *freq;     /* [n_rot/2] */
+    const float *freq; /* [n_rot/2] */
+    bool guesses;      /* not a layer of the text: behind all others, in no count of layers that a --kv text makes */
     const char *hard_keys; /* why codes of less than 8 bits do not hold these keys, or NULL */
 };
 
@@ -120,6 +126,7 @@ struct tern_kv_span {
 
 struct tern_kv_layout {
     int n_layers, n_spans;
+    int n_text;                   /* layers before those that guess */
     struct tern_kv_layer *layers; /* [n_spans], owned: where the bytes of a span lie */
     int *group_of;                /* [n_spans], -1 where a layer keeps no KV */
     struct tern_kv_span *spans;   /* [n_spans], owned */

@@ -43,21 +43,37 @@ static size_t most_bytes(const struct tern_kv_move *m, size_t n_blocks[TERN_KV_M
     return (size_t)most;
 }
 
+int tern_kv_can_move(const struct tern_kv_layout *from, const struct tern_kv_layout *to, tern_error *err)
+{
+    if (to->n_spans != to->n_layers || from->n_spans != from->n_layers)
+        return tern_err_set(err, TERN_EUNSUPPORTED,
+                            "the KV plan of this model cannot change: it keeps rows of several tokens");
+    for (int i = 0; i < to->n_layers; i++)
+        if (!tern_kv_same_reach(to->layers[i].reach, from->layers[i].reach))
+            return tern_err_set(err, TERN_EUNSUPPORTED,
+                                "a sequence cannot go from --kv %s to --kv %s: max= and first= decide which tokens it "
+                                "still has, and differ",
+                                from->text, to->text);
+    return 0;
+}
+
 static int check(const struct tern_kv_move *m, tern_error *err)
 {
+    int rc = 0;
     const struct tern_kv_cache *c = m->to_cache;
     const struct tern_kv_layout *l = c->layout, *old = m->from_cache->layout;
     size_t n_blocks[TERN_KV_MAX_GROUPS];
-    if (l->n_spans != l->n_layers || old->n_spans != old->n_layers)
-        return tern_err_set(err, TERN_EUNSUPPORTED,
-                            "the KV plan of this model cannot change: it keeps rows of several tokens");
+    TERN_TRY(tern_kv_can_move(old, l, err));
     TERN_ASSERT(l->n_groups == old->n_groups && c->max_tokens == m->from_cache->max_tokens);
     const size_t most = most_bytes(m, n_blocks), used = atomic_load_explicit(&c->budget->used, memory_order_relaxed);
     bool fits = used <= c->budget->limit && most <= c->budget->limit - used && has_room(&c->tiles, 1) &&
                 has_room(&c->sinks, 1) && (!l->state_bytes || has_room(&c->states, 1));
     for (int g = 0; g < l->n_groups; g++)
         fits &= has_room(&c->pool[g], n_blocks[g]);
-    return fits ? 0 : tern_kv_no_memory(c, "a sequence on its way to another plan", most, err);
+    if (!fits)
+        rc = tern_kv_no_memory(c, "a sequence on its way to another plan", most, err);
+out:
+    return rc;
 }
 
 /* ---- the way ------------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #define MAX_RECENT     4096
+#define MAX_MAX        (1 << 24)
 #define MAX_PLAN_BYTES ((size_t)1 << 16)
 
 /* The names of all schemes, for messages. */
@@ -49,12 +50,12 @@ static bool turbo_pair(struct tern_kv_spec *s, const char *p, size_t n)
     return true;
 }
 
-/* A decimal number that ends where *p then points; false when there is none or it exceeds 99999. */
+/* A decimal number that ends where *p then points, after eight digits at the latest; false when there is none. */
 static bool number(const char **p, const char *end, int *out)
 {
     int v = 0;
     const char *s = *p;
-    while (s < end && *s >= '0' && *s <= '9' && s - *p < 5)
+    while (s < end && *s >= '0' && *s <= '9' && s - *p < 8)
         v = v * 10 + (*s++ - '0');
     if (s == *p)
         return false;
@@ -203,13 +204,26 @@ static int parse_item(struct tern_kv_spec *s, const char *p, const char *end, co
                       TERN_PAGE, MAX_RECENT);
         return 0;
     }
+    if (key_is(p, n, "max")) {
+        if (!number(&value, end, &s->max) || value != end || s->max < TERN_PAGE || s->max > MAX_MAX)
+            TERN_FAIL(err, TERN_EINVAL, "--kv %s: max wants a number of tokens from %d to %d", text, TERN_PAGE,
+                      MAX_MAX);
+        return 0;
+    }
     if (key_is(p, n, "first")) {
         if (!number(&value, end, &s->first) || value != end || s->first > TERN_PAGE)
             TERN_FAIL(err, TERN_EINVAL, "--kv %s: first wants a number from 0 to %d", text, TERN_PAGE);
         return 0;
     }
-    TERN_FAIL(err, TERN_EINVAL, "--kv %s: unknown option \"%.*s\" (known: k v first recent edge layers plan cond)",
-              text, (int)n, p);
+    if (key_is(p, n, "position")) {
+        if (!key_is(value, left, "f16"))
+            TERN_FAIL(err, TERN_EINVAL, "--kv %s: position wants f16", text);
+        s->position = true;
+        return 0;
+    }
+    TERN_FAIL(err, TERN_EINVAL,
+              "--kv %s: unknown option \"%.*s\" (known: k v first recent max edge layers position plan cond)", text,
+              (int)n, p);
 out:
     return rc;
 }
@@ -239,6 +253,9 @@ int tern_kv_spec_parse(struct tern_kv_spec *out, const char *text, tern_error *e
     if (!out->k || !out->v)
         TERN_FAIL(err, TERN_EINVAL, "--kv %s: no scheme for %s", text,
                   out->k ? "values (v=SCHEME)" : "keys (k=SCHEME)");
+    if (out->max && (out->max < out->recent || out->max <= out->first))
+        TERN_FAIL(err, TERN_EINVAL, "--kv %s: max=%d leaves no room beside first=%d and recent=%d", text, out->max,
+                  out->first, out->recent);
 out:
     return rc;
 }

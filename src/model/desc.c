@@ -22,7 +22,7 @@ const struct tern_residual *const tern_residuals[] = {
 int tern_desc_check(const struct tern_desc *d, tern_error *err)
 {
     bool attention = false;
-    for (int i = 0; i < d->n_layers; i++) {
+    for (int i = 0; i < d->n_layers + d->n_mtp; i++) {
         const char *what = tern_mixers[d->layers[i].mixer]->cannot(d, &d->layers[i]);
         if (what)
             return tern_err_set(err, TERN_EUNSUPPORTED, "architecture %s: layer %d uses %s, which is not supported",
@@ -41,7 +41,7 @@ int tern_desc_check_device(const struct tern_desc *d, const struct tern_dev_ops 
     if (r->runs_on && !r->runs_on(ops))
         return tern_err_set(err, TERN_EUNSUPPORTED, "architecture %s: device %s does not compute %s", d->arch,
                             ops->name, r->name);
-    for (int i = 0; i < d->n_layers; i++) {
+    for (int i = 0; i < d->n_layers + d->n_mtp; i++) {
         const struct tern_layer_desc *l = &d->layers[i];
         const struct tern_block *halves[2] = {tern_mixers[l->mixer], tern_ffns[l->ffn]};
         for (int k = 0; k < 2; k++)
@@ -55,15 +55,18 @@ int tern_desc_check_device(const struct tern_desc *d, const struct tern_dev_ops 
 
 struct tern_kv_reach tern_attend_reach(const struct tern_attend_desc *at)
 {
-    return (struct tern_kv_reach){at->mask == TERN_MASK_CAUSAL ? 0 : at->span, at->mask == TERN_MASK_CHUNK};
+    return (struct tern_kv_reach){.window = at->mask == TERN_MASK_CAUSAL ? 0 : at->span,
+                                  .chunked = at->mask == TERN_MASK_CHUNK};
 }
 
-void tern_desc_kv(const struct tern_desc *d, int ctx, struct tern_kv_decl *decl)
+void tern_desc_kv(const struct tern_desc *d, int ctx, bool mtp, struct tern_kv_decl *decl)
 {
-    for (int i = 0; i < d->n_layers; i++) {
+    for (int i = 0; i < d->n_layers + (mtp ? d->n_mtp : 0); i++) {
         const struct tern_block *mixer = tern_mixers[d->layers[i].mixer];
         decl[i] = (struct tern_kv_decl){0};
         if (mixer->caches)
             mixer->caches(&decl[i], d, &d->layers[i], ctx);
+        if (i >= d->n_layers)
+            tern_mtp_caches(&decl[i], d);
     }
 }

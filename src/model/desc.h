@@ -133,7 +133,8 @@ struct tern_layer_desc {
 struct tern_desc {
     const char *arch;
     int n_layers, n_embd, n_vocab, ctx;
-    int n_mtp_layers; /* that the file holds behind them, for multi-token prediction: not used */
+    int n_mtp_layers; /* that the file counts behind them, for multi-token prediction */
+    int n_mtp;        /* of these, those that are loaded: 0 or 1; layers[n_layers] describes it */
     enum tern_residual_kind residual;
     struct {
         int n, iterations; /* streams; divisions that make their matrix doubly stochastic */
@@ -144,7 +145,7 @@ struct tern_desc {
     float logit_cap; /* 0 = none */
     struct tern_rope ropes[TERN_MAX_ROPES];
     int n_ropes;
-    struct tern_layer_desc *layers; /* [n_layers], owned by the model */
+    struct tern_layer_desc *layers; /* [n_layers + n_mtp], owned by the model */
 };
 
 /* Tensors of a layer: those that several blocks know, then those of one kind of mixer, network or residual.  X(slot) */
@@ -152,7 +153,8 @@ struct tern_desc {
 #define TERN_SLOT_LIST(X) \
     X(ATTN_NORM) X(Q) X(K) X(V) X(O) X(Q_BIAS) X(K_BIAS) X(V_BIAS) X(O_BIAS) X(Q_NORM) X(K_NORM) X(ATTN_POST_NORM) \
     X(FFN_NORM) X(GATE) X(UP) X(DOWN) X(FFN_POST_NORM) X(PLE_GATE) X(PLE_OUT) X(PLE_POST_NORM) X(OUT_SCALE) \
-    X(ROUTER) X(ROUTER_BIAS) X(ROUTER_FACTORS) X(ROUTER_TABLE) X(EXPERT_GATE) X(EXPERT_UP) X(EXPERT_DOWN)
+    X(ROUTER) X(ROUTER_BIAS) X(ROUTER_FACTORS) X(ROUTER_TABLE) X(EXPERT_GATE) X(EXPERT_UP) X(EXPERT_DOWN) \
+    X(MTP_IN) X(MTP_TOKEN_NORM) X(MTP_HIDDEN_NORM) X(MTP_NORM) X(MTP_EMBED) X(MTP_HEAD) X(MTP_TOKEN_IN) X(MTP_HIDDEN_IN)
 /* clang-format on */
 
 enum tern_slot {
@@ -196,8 +198,9 @@ int tern_desc_check(const struct tern_desc *d, tern_error *err);
 /* 0, or TERN_EUNSUPPORTED naming the first thing in it that a device does not compute. */
 int tern_desc_check_device(const struct tern_desc *d, const struct tern_dev_ops *ops, tern_error *err);
 
-/* What the layers ask of the KV cache of an engine with this context.  decl: [n_layers]. */
-void tern_desc_kv(const struct tern_desc *d, int ctx, struct tern_kv_decl *decl);
+/* What the layers ask of the KV cache of an engine with this context.  decl: [n_layers], with mtp [n_layers + n_mtp].
+ */
+void tern_desc_kv(const struct tern_desc *d, int ctx, bool mtp, struct tern_kv_decl *decl);
 
 /* What a query of the layer sees. */
 struct tern_kv_reach tern_attend_reach(const struct tern_attend_desc *at);

@@ -89,5 +89,18 @@ void tern_forward_run(struct tern_forward *f, const struct tern_forward_batch *b
         hidden(f, b);
     if (b->n_logit_rows)
         head(f, b);
+    if (f->mtp)
+        tern_mtp_feed(f, b);
+    f->dev->ops->end(f->dev);
+}
+
+void tern_forward_guess(struct tern_forward *f, const struct tern_forward_batch *b, const int *from)
+{
+    TERN_ASSERT(f->mtp && b->n_rows > 0 && b->n_rows <= f->max_rows && b->n_jobs == b->n_rows);
+    tern_cached_begin(f, b);
+    tern_mtp_before(f, b, from);
+    turn_angles(f, b);
+    run_layer(f, b, f->net->desc.n_layers);
+    tern_mtp_head(f, b);
     f->dev->ops->end(f->dev);
 }

@@ -14,11 +14,13 @@ static void ask_blocks(struct tern_needs *n, const struct tern_forward *f)
     const struct tern_desc *d = &f->net->desc;
     n->h = n->t = n->dev.max_k = d->n_embd;
     f->residual->need(n, d);
-    for (int i = 0; i < d->n_layers; i++) {
+    for (int i = 0; i < f->caches[0].layout->n_layers; i++) {
         tern_mixers[d->layers[i].mixer]->need(n, d, &d->layers[i]);
         tern_ffns[d->layers[i].ffn]->need(n, d, &d->layers[i]);
         tern_block_ple.need(n, d, &d->layers[i]);
     }
+    if (f->mtp)
+        tern_mtp_need(n, d);
     n->gate = n->gate ? n->a : 0; /* one stride serves both */
 }
 
@@ -86,6 +88,7 @@ int tern_forward_new(struct tern_forward **out, const struct tern_net *net, cons
     f->max_rows = max_rows;
     f->max_jobs = max_jobs;
     f->residual = tern_residuals[net->desc.residual];
+    f->mtp = caches[0].layout->n_layers > net->desc.n_layers;
     struct tern_needs needs = {.dev = {.max_rows = max_rows, .max_narrow = max_narrow, .exact = exact}};
     ask_blocks(&needs, f);
     TERN_TRY(tern_cached_open(f, &needs.dev, err));

@@ -21,6 +21,7 @@ struct loader {
     const struct tern_tensor **known; /* all that have a place in it, and those known to be of no use to this model */
     size_t n_known, cap_known;
     size_t total;
+    struct tern_load_watch watch;
 };
 
 static int64_t columns_of(const struct tern_tensor_rule *r, const struct tern_desc *d, const struct tern_layer_desc *l)
@@ -298,7 +299,7 @@ static int by_address(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* Is it of an MTP layer, behind the model's own? */
+/* Is it of an MTP layer, behind the model's own?  Files may hold parts of some that cannot be run. */
 static bool of_mtp_layers(const struct tern_desc *d, const struct tern_tensor *t)
 {
     const char *name = t->name;
@@ -316,7 +317,7 @@ static int check_unknown(struct loader *ld, tern_error *err)
     qsort(ld->known, ld->n_known, sizeof *ld->known, by_address);
     for (size_t i = 0; i < tern_file_n_tensors(ld->f); i++) {
         const struct tern_tensor *t = tern_file_tensor_at(ld->f, i);
-        if (!t->unused && !of_mtp_layers(&ld->net->desc, t) &&
+        if (!t->unused && !(of_mtp_layers(&ld->net->desc, t) && !ld->net->desc.n_mtp) &&
             !bsearch(&t, ld->known, ld->n_known, sizeof *ld->known, by_address))
             return tern_err_set(err, TERN_EUNSUPPORTED, "%s: tensor \"%s\" at byte %llu is not part of architecture %s",
                                 tern_file_path(ld->f), t->source, (unsigned long long)t->file_offset, ld->arch->name);
@@ -466,6 +467,8 @@ static int pack_all(struct loader *ld, const struct tern_weight_block *b, struct
     bind_all(ld);
     for (size_t i = 0, n; i < ld->n_places; i += n) {
         const struct tern_weight_place *p = &ld->places[i];
+        if (ld->watch.on_progress && ld->watch.on_progress(ld->watch.user, (int)i, (int)ld->n_places) != 0)
+            TERN_FAIL(err, TERN_ECANCELLED, "%s: the opening was cancelled", tern_file_path(ld->f));
         for (n = 1; i + n < ld->n_places && p[n].matrix > 0;)
             n++;
         while (hashed < i + n)
@@ -523,6 +526,8 @@ static int load_weights(struct loader *ld, struct tern_pool *pool, const struct 
     tern_error why = {0};
     const uint8_t *data;
     net->memory_bytes = ld->total;
+    if (ld->watch.before_weights)
+        TERN_TRY(ld->watch.before_weights(ld->watch.user, ld->total, err));
     TERN_TRY(tern_alloc(&b.sources, b.n, sizeof *b.sources, err));
     if (kept && kept->path) {
         if (tern_packfile_open(&net->packed, &data, &b, kept->path, pool, &replace, &why) == 0) {
@@ -611,8 +616,9 @@ out:
 static int read_scales(struct tern_net *net, tern_error *err)
 {
     int rc = 0;
-    TERN_TRY(tern_alloc(&net->out_scales, (size_t)net->desc.n_layers, sizeof *net->out_scales, err));
-    for (int i = 0; i < net->desc.n_layers; i++) {
+    const int n = net->desc.n_layers + net->desc.n_mtp;
+    TERN_TRY(tern_alloc(&net->out_scales, (size_t)n, sizeof *net->out_scales, err));
+    for (int i = 0; i < n; i++) {
         const struct tern_dev_vec v = net->layers[i][TERN_SLOT_OUT_SCALE].vec;
         net->out_scales[i] = 1;
         if (v.mem)
@@ -691,10 +697,15 @@ static int place_all(struct loader *ld, tern_error *err)
     int rc = 0;
     struct tern_net *net = ld->net;
     TERN_TRY(place_rules(ld, ld->arch->globals, -1, net->globals, err));
-    for (int i = 0; i < net->desc.n_layers; i++) {
+    for (int i = 0; i < net->desc.n_layers + net->desc.n_mtp; i++) {
+        const int64_t before = net->n_params;
         TERN_TRY(place_rules(ld, ld->arch->layers, i, net->layers[i], err));
         TERN_TRY(place_rules(ld, ld->arch->more_layers, i, net->layers[i], err));
         TERN_TRY(place_rules(ld, tern_expert_layers, i, net->layers[i], err));
+        if (i < net->desc.n_layers)
+            continue;
+        TERN_TRY(place_rules(ld, ld->arch->mtp ? ld->arch->mtp : tern_mtp_layers, i, net->layers[i], err));
+        net->n_mtp_params += net->n_params - before;
     }
     TERN_TRY(check_unknown(ld, err));
 out:
@@ -702,10 +713,11 @@ out:
 }
 
 int tern_net_load(struct tern_net **out, const struct tern_file *f, const struct tern_dev_ops *device,
-                  struct tern_pool *pool, const struct tern_packed_file *kept, tern_error *err)
+                  struct tern_pool *pool, const struct tern_packed_file *kept, const struct tern_load_watch *watch,
+                  tern_error *err)
 {
     int rc = 0;
-    struct loader ld = {.f = f};
+    struct loader ld = {.f = f, .watch = watch ? *watch : (struct tern_load_watch){0}};
     struct tern_net *net = NULL;
     *out = NULL;
     TERN_TRY(tern_alloc(&net, 1, sizeof *net, err));
@@ -723,7 +735,7 @@ int tern_net_load(struct tern_net **out, const struct tern_file *f, const struct
         TERN_FAIL(err, detail.code, "%s: %s", tern_file_path(f), detail.msg);
     if (tern_desc_check_device(&net->desc, device, &detail) < 0)
         TERN_FAIL(err, detail.code, "%s: %s", tern_file_path(f), detail.msg);
-    TERN_TRY(tern_alloc(&net->layers, (size_t)net->desc.n_layers, sizeof *net->layers, err));
+    TERN_TRY(tern_alloc(&net->layers, (size_t)(net->desc.n_layers + net->desc.n_mtp), sizeof *net->layers, err));
     TERN_TRY(place_all(&ld, err));
     net->digest = digest(ld.f);
     TERN_TRY(load_weights(&ld, pool, kept, err));
@@ -750,7 +762,7 @@ static void drop_weights(struct tern_net *n)
         n->globals[TERN_HEAD].mat.form = NULL;
     for (int g = 0; g < TERN_N_GLOBALS; g++)
         ops->weight_drop(n->dev, &n->globals[g].mat);
-    for (int i = 0; n->layers && i < n->desc.n_layers; i++)
+    for (int i = 0; n->layers && i < n->desc.n_layers + n->desc.n_mtp; i++)
         for (int slot = 0; slot < TERN_N_SLOTS; slot++)
             ops->weight_drop(n->dev, &n->layers[i][slot].mat);
     ops->release(n->dev, n->memory);

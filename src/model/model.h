@@ -35,8 +35,8 @@ struct tern_weights {
 struct tern_net {
     struct tern_desc desc;
     struct tern_weights globals[TERN_N_GLOBALS];
-    struct tern_weights (*layers)[TERN_N_SLOTS]; /* [n_layers] */
-    float *out_scales;                           /* [n_layers] what TERN_SLOT_OUT_SCALE holds; 1 */
+    struct tern_weights (*layers)[TERN_N_SLOTS]; /* [n_layers + n_mtp] */
+    float *out_scales;                           /* likewise; what TERN_SLOT_OUT_SCALE holds; 1 */
     struct tern_dev *dev;                        /* of the device that the weights are on; for memory alone */
     struct tern_dev_mem *memory;                 /* all vectors and matrices */
     struct tern_map packed;                      /* the file that memory stands for, if it does */
@@ -46,6 +46,7 @@ struct tern_net {
     uint64_t digest;  /* of the tensor table and sampled weight bytes */
     uint64_t whole;   /* of these and all bytes of the tensors that are in use, in the file's form */
     int64_t n_params;
+    int64_t n_mtp_params; /* of these, the MTP layer's */
 };
 
 /* A file that keeps packed weights between runs (docs/packed-format.md). */
@@ -67,10 +68,18 @@ struct tern_arch_gguf {
 /* false: no directories of this architecture open. */
 bool tern_arch_find_gguf(struct tern_arch_gguf *out, const char *arch);
 
-/* Reads configuration and tensors of an opened file onto a device.  Packing runs on the pool.  kept may be NULL;
- * nothing that is wrong with that file is an error. */
+/* Who is asked while weights are loaded (tern_model_params); NULL: nobody. */
+struct tern_load_watch {
+    int (*before_weights)(void *user, size_t bytes, tern_error *err);
+    int (*on_progress)(void *user, int done, int total);
+    void *user;
+};
+
+/* Reads configuration and tensors of an opened file onto a device.  Packing runs on the pool.  kept and watch may be
+ * NULL; nothing that is wrong with the file that is kept is an error. */
 int tern_net_load(struct tern_net **out, const struct tern_file *f, const struct tern_dev_ops *device,
-                  struct tern_pool *pool, const struct tern_packed_file *kept, tern_error *err);
+                  struct tern_pool *pool, const struct tern_packed_file *kept, const struct tern_load_watch *watch,
+                  tern_error *err);
 /* Before any engine opens: another scaling of the rotary embedding (tern_model_params), and the context that it gives.
  * NULL and 0: as the file says. */
 int tern_net_stretch(struct tern_net *n, const char *scaling, double base, tern_error *err);
@@ -134,6 +143,11 @@ int tern_forward_want(struct tern_forward *f, int n_logits, int n_hidden, tern_e
 /* Runs all layers.  The jobs' sequences are between tern_kv_begin and tern_kv_commit; what is given here stays as it is
  * until the device has been waited for.  Cannot fail. */
 void tern_forward_run(struct tern_forward *f, const struct tern_forward_batch *b);
+/* Runs the MTP layer alone on one row of each job, which is behind the sequence's last token or the last guess: what it
+ * caches lies behind the sequence, where the next step overwrites it.  from: the row of the last guess that each goes
+ * on from; NULL: from the sequence's last token.  Logits are those of all rows, hidden states none.  The caches must
+ * keep what the layer asks for (tern_desc_kv).  Cannot fail. */
+void tern_forward_guess(struct tern_forward *f, const struct tern_forward_batch *b, const int *from);
 /* host[n][n_vocab] = logits of logit_rows[row0 ..] of the last run, once the device has been waited for; [n][n_embd] of
  * hidden_rows. */
 void tern_forward_logits(struct tern_forward *f, float *host, int row0, int n);

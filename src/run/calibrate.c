@@ -368,7 +368,7 @@ int tern_model_calibrate_within(tern_model *m, const int32_t *ids, int n, int n_
     *n_used = c.n_tokens;
     TERN_TRY(new_stats(&c, tern_engine_threads(e), e->chunk, err));
     TERN_TRY(tern_alloc(&decl, (size_t)d->n_layers, sizeof *decl, err));
-    tern_desc_kv(d, tern_engine_ctx(e), decl);
+    tern_desc_kv(d, tern_engine_ctx(e), false, decl);
     TERN_TRY(tern_kv_cond_new(&set, decl, d->n_layers, err));
     set->n_tokens = c.n_tokens;
     TERN_TRY(observe(&c, e, ids, progress, user, err));

@@ -50,12 +50,13 @@ static int render(const tern_model *m, const json_t *messages, const char *vars_
     return rc;
 }
 
-int tern_model_chat_json(const tern_model *m, const char *messages_json, const char *vars_json,
-                         bool add_generation_prompt, tern_tokens *out, tern_error *err)
+int tern_model_chat_borders(const tern_model *m, const char *messages_json, const char *vars_json,
+                            bool add_generation_prompt, tern_tokens *out, tern_tokens *borders, tern_error *err)
 {
     int rc = 0;
+    const size_t before = out->len, n_borders = borders ? borders->len : 0;
     struct tern_rendered r = {0};
-    struct tern_ids ids = {0};
+    struct tern_ids ids = {0}, turns = {0};
     json_error_t where;
     tern_error first = {0};
     json_t *messages = json_loads(messages_json, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, &where);
@@ -71,13 +72,26 @@ int tern_model_chat_json(const tern_model *m, const char *messages_json, const c
     }
     if (rc < 0)
         TERN_FAIL(err, first.code, "%s", first.msg);
-    TERN_TRY(tern_tokenize_rendered(m->tok, &r, &ids, err));
+    TERN_TRY(tern_tokenize_turns(m->tok, &r, &ids, borders ? &turns : NULL, err));
+    if (borders)
+        TERN_TRY(tern_tokens_append(borders, turns.p, turns.len, err));
     TERN_TRY(tern_tokens_append(out, ids.p, ids.len, err));
+    for (size_t i = n_borders; borders && i < borders->len; i++)
+        borders->p[i] += (int32_t)before;
 out:
+    if (rc < 0 && borders)
+        borders->len = n_borders;
     tern_rendered_clear(&r);
     tern_ids_clear(&ids);
+    tern_ids_clear(&turns);
     json_decref(messages);
     return rc;
+}
+
+int tern_model_chat_json(const tern_model *m, const char *messages_json, const char *vars_json,
+                         bool add_generation_prompt, tern_tokens *out, tern_error *err)
+{
+    return tern_model_chat_borders(m, messages_json, vars_json, add_generation_prompt, out, NULL, err);
 }
 
 bool tern_model_chat_uses(const tern_model *m, const char *variable)

@@ -41,7 +41,7 @@ static int open_plans(tern_engine *e, const tern_engine_params *p, tern_error *e
     TERN_TRY(tern_alloc(&e->caches, (size_t)e->max_plans + 1, sizeof *e->caches, err));
     for (int i = 0; i < n; i++) {
         const char *spec = i ? p->more_kv[i - 1] : p->kv ? p->kv : p->exact ? "f32" : TERN_KV_DEFAULT;
-        TERN_TRY(tern_plan_of_ctx(&e->plans[i], e->model, e->ctx, spec, p->kv_strict, err));
+        TERN_TRY(tern_plan_of_ctx(&e->plans[i], e->model, e->ctx, spec, p->kv_strict, e->mtp, err));
         e->n_caches = ++e->n_plans;
         TERN_TRY(tern_draft_rows(p, e->plans[i]->layout->state_bytes > 0, &drafts, err));
         e->drafts = drafts;
@@ -95,6 +95,7 @@ static int open_engine(tern_engine **out, tern_model *m, const tern_engine_param
     if (e->chunk > e->ctx)
         e->chunk = e->ctx;
     e->exact = p->exact;
+    TERN_TRY(tern_draft_mtp(p, m, &e->mtp, err));
     if (!pool)
         TERN_TRY(tern_pool_new(&e->own_pool, p->n_threads ? p->n_threads : tern_cpu_cores(), 1, err));
     e->pool = pool ? pool : e->own_pool;

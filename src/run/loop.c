@@ -164,6 +164,7 @@ static void *run(void *arg)
             tern_loop_admit(l, l->running[first + i]);
         if (l->prefix.tick)
             l->prefix.tick(l->prefix.self);
+        tern_loop_visits(l, done);
         tern_loop_begin(l);
         stalled = l->n_running && !tern_loop_step(l);
     }

@@ -5,6 +5,7 @@
  *   loop_queue.c    who is next: priorities, turns, room, and who gives up his
  *   loop_again.c    what was given up, computed again
  *   loop_step.c     one step: which rows, what comes of them
+ *   loop_visit.c    cache files, between steps
  *   loop.c          the thread, and the calls of other threads
  *   prefix          beginnings of prompts that are kept (run/prefix/prefix.h)
  *   pace.c          how many prompt rows go beside decode rows
@@ -64,7 +65,7 @@ struct tern_choice { /* one reply of a request */
     tern_logprob *top; /* [r.logprobs] */
     tern_token_score score;
     double logprob; /* sum */
-    bool thinking;  /* its last event was reasoning */
+    bool thinking;  /* its last token brought reasoning */
     int n_generated, n_thought;
     double last_token;   /* when */
     bool over;           /* its TERN_EVENT_CHOICE is out */
@@ -104,6 +105,7 @@ struct tern_request_run {
     float *vector;                              /* [n_embd] of the embedding, and what it is summed in */
     double *sum;
     uint64_t step;  /* the last one that its prompt was in */
+    bool at_border; /* that step ends at a border of the prompt */
     int again_at;   /* whose turn it was last, of its choices */
     bool cancelled; /* by tern_loop_cancel or for want of a receiver */
     int rc;         /* why it ends early */
@@ -153,6 +155,7 @@ int tern_pace_rows(struct tern_pace *p, int n_decode, int n_prompts, int wanted,
 void tern_pace_learn(struct tern_pace *p, int n_decode, int n_prompt, double seconds);
 
 struct tern_prefix_cache;
+struct tern_visit;
 
 struct tern_loop {
     tern_engine *e;
@@ -166,6 +169,7 @@ struct tern_loop {
     /* Under the lock: */
     bool closing, draining;
     bool poked;                        /* something has come that the thread has not looked at */
+    struct tern_visit *visits;         /* in the order in which they came */
     struct tern_request_run **waiting; /* [max_waiting + max_seqs], by age */
     int n_waiting, n_running;
     struct tern_fair *fairs;
@@ -215,6 +219,9 @@ int tern_again_rest(const struct tern_request_run *q); /* rows to compute before
 struct tern_choice *tern_again_next(tern_loop *l, struct tern_request_run *q, int room, tern_step_item *out);
 void tern_again_take(tern_loop *l, struct tern_choice *c, const tern_step_item *it); /* a step has done it */
 int tern_loop_fork(tern_loop *l, tern_seq **out, tern_seq *from, tern_error *err);
+
+/* loop_visit.c, the thread's: what others wait for.  last: it will not come by again. */
+void tern_loop_visits(tern_loop *l, bool last);
 
 /* loop_step.c: begins a request that was let in, or lets it wait for what a cache brings; begins those for which that
  * has come; one step of all that run. */

@@ -7,6 +7,7 @@
 
 #define MAX_STOP     64
 #define MAX_LOGPROBS 1024
+#define MOST_BORDERS 16 /* of a prompt at which steps end, about */
 
 void tern_request_defaults(tern_request *r)
 {
@@ -67,6 +68,12 @@ static int check(const tern_loop *l, const tern_request *r, tern_error *err)
         if (r->prompt[i] < 0 || r->prompt[i] >= n_vocab)
             TERN_FAIL(err, TERN_EINVAL, "token %d of the prompt is %d, outside the vocabulary of %d", i, r->prompt[i],
                       n_vocab);
+    TERN_TRY(check_count("number of borders", r->n_borders, 0, r->n_prompt, err));
+    for (int i = 0; i < r->n_borders; i++)
+        if (r->borders[i] <= (i ? r->borders[i - 1] : 0) || r->borders[i] > r->n_prompt)
+            TERN_FAIL(err, TERN_EINVAL,
+                      "border %d after %d tokens is not between the one before it and the prompt's %d", i,
+                      r->borders[i], r->n_prompt);
     if (r->reply && r->reply->on_event)
         TERN_FAIL(err, TERN_EINVAL, "reply: on_event is the loop's");
     if (r->reply && !l->e->model->tok)
@@ -123,7 +130,7 @@ static int on_reply(void *user, const tern_reply_event *e)
         out.name = e->name;
         out.call_id = e->id;
     }
-    c->thinking = e->kind == TERN_REPLY_REASONING;
+    c->thinking = c->thinking || e->kind == TERN_REPLY_REASONING;
     tern_request_tell(c->request, &out);
     return 0;
 }
@@ -141,18 +148,38 @@ static int copy(void *out, const void *from, size_t n, size_t size, tern_error *
     return rc;
 }
 
+/* Of the borders those that are far enough behind the one before, and the last; none where the cache makes nothing of
+ * them. */
+static int copy_borders(struct tern_request_run *q, const tern_request *r, tern_error *err)
+{
+    int32_t *to;
+    const struct tern_prefix *p = &q->loop->prefix;
+    int apart = p->apart ? p->apart(p->self, r->plan) : 0, n = apart ? r->n_borders : 0;
+    apart = r->n_prompt / MOST_BORDERS > apart ? r->n_prompt / MOST_BORDERS : apart;
+    while (n && r->borders[n - 1] == r->n_prompt)
+        n--;
+    int rc = tern_alloc(&to, (size_t)n, sizeof *to, err);
+    q->r.borders = to;
+    q->r.n_borders = 0;
+    for (int i = 0, last = 0; rc == 0 && i < n; i++)
+        if (r->borders[i] - last >= apart || i == n - 1)
+            to[q->r.n_borders++] = last = r->borders[i];
+    return rc;
+}
+
 /* The request's own arrays in place of the submitter's; what is not copied yet is NULL. */
 static int copy_arrays(struct tern_request_run *q, const tern_request *r, tern_error *err)
 {
     int rc = 0;
     char **stop = NULL;
-    q->r.prompt = NULL;
+    q->r.prompt = q->r.borders = NULL;
     q->r.stop = NULL;
     q->r.stop_ids = NULL;
     q->r.reply = NULL;
     q->r.sampler.bias_ids = NULL;
     q->r.sampler.bias_values = NULL;
     TERN_TRY(copy(&q->r.prompt, r->prompt, (size_t)r->n_prompt, sizeof *r->prompt, err));
+    TERN_TRY(copy_borders(q, r, err));
     TERN_TRY(copy(&q->r.stop_ids, r->stop_ids, (size_t)r->n_stop_ids, sizeof *r->stop_ids, err));
     TERN_TRY(tern_alloc(&stop, (size_t)r->n_stop, sizeof *stop, err));
     q->r.stop = (const char *const *)stop;
@@ -256,6 +283,7 @@ void tern_request_free(struct tern_request_run *q, bool keep_constraint)
     tern_free((void *)q->r.stop);
     tern_free((void *)q->r.stop_ids);
     tern_free((void *)q->r.prompt);
+    tern_free((void *)q->r.borders);
     tern_free(q->end);
     tern_free(q->vector);
     tern_free(q->sum);

@@ -94,6 +94,19 @@ static struct tern_request_run *next_prompt(const tern_loop *l, bool oldest)
     return best;
 }
 
+/* Of n rows those up to the next border.  *border: the step ends there. */
+static int to_border(const struct tern_request_run *q, int n, bool *border)
+{
+    const int done = q->choices[0].gen.done;
+    *border = false;
+    for (int i = 0; i < q->r.n_borders; i++)
+        if (q->r.borders[i] > done && q->r.borders[i] <= done + n) {
+            *border = true;
+            return q->r.borders[i] - done;
+        }
+    return n;
+}
+
 /* As many as room rows of a prompt; returns how many.  *scored: rows with all their logits that a step may still have.
  */
 static int add_prompt(tern_loop *l, struct batch *b, struct tern_request_run *q, int room, int *scored)
@@ -101,7 +114,7 @@ static int add_prompt(tern_loop *l, struct batch *b, struct tern_request_run *q,
     struct tern_choice *c = &q->choices[0];
     bool scores = q->r.prompt_logprobs >= 0;
     int left = rest_of(q), n = left < room ? left : room;
-    n = scores && n > *scored ? *scored : n;
+    n = to_border(q, scores && n > *scored ? *scored : n, &q->at_border);
     if (!n)
         return 0;
     bool last = n == left && q->r.max_tokens != 0;
@@ -249,7 +262,7 @@ static void take_prompt(tern_loop *l, struct tern_choice *c, const tern_step_ite
     if (c->gen.done == c->gen.n_prompt)
         part(l, q, n_rows ? logits + (size_t)(n_rows - 1) * n_vocab : NULL);
     else if (l->prefix.passed)
-        l->prefix.passed(l->prefix.self, c->seq, from);
+        l->prefix.passed(l->prefix.self, c->seq, from, q->at_border);
 }
 
 /* ---- tokens -------------------------------------------------------------------------------------------------------
@@ -298,9 +311,10 @@ static void take_token(tern_loop *l, struct tern_choice *c, double now)
                 q, &(tern_event){.kind = TERN_EVENT_TOKEN, .choice = c->index, .tokens = &c->score, .n_tokens = 1});
         }
     }
+    c->thinking = false;
     if (tern_gen_take(&c->gen, room, &err) < 0)
         tern_request_fail(q, err.code, err.msg);
-    c->n_thought += c->thinking;
+    c->n_thought += c->thinking || (c->reply && tern_reply_reasons(c->reply));
 }
 
 /* All choices that have logits go on by a token.  False: there are none. */

@@ -56,22 +56,13 @@ int tern_set_cpu_mask(const char *level, tern_error *err)
     return rc;
 }
 
-/* The smaller of the machine's memory and the cgroup's limit (version 2, then 1). */
+/* The smaller of the machine's memory and what the process' cgroups leave it. */
 static size_t memory_limit(void)
 {
-    static const char *const files[] = {"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"};
     struct sysinfo si;
-    size_t limit = sysinfo(&si) == 0 ? (size_t)si.totalram * si.mem_unit : 0;
-    for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
-        unsigned long long v;
-        FILE *f = fopen(files[i], "re");
-        if (!f)
-            continue;
-        if (fscanf(f, "%llu", &v) == 1 && v < limit)
-            limit = (size_t)v;
-        (void)fclose(f);
-    }
-    return limit;
+    const size_t all = sysinfo(&si) == 0 ? (size_t)si.totalram * si.mem_unit : 0;
+    const size_t limit = tern_cgroup_memory("/sys/fs/cgroup", "/proc/self/cgroup");
+    return limit < all ? limit : all;
 }
 
 void tern_machine_describe(tern_machine *out)
@@ -125,7 +116,9 @@ static void describe(tern_model *m)
         .n_vocab = d->n_vocab,
         .ctx = d->ctx,
         .has_template = m->tmpl != NULL,
+        .n_mtp_layers = d->n_mtp,
         .n_params = m->net->n_params,
+        .n_mtp_params = m->net->n_mtp_params,
         .file_bytes = tern_file_bytes(m->file),
         .weight_bytes = m->net->memory_bytes,
         .device = m->device,
@@ -207,7 +200,10 @@ int tern_model_open(tern_model **out, const char *path, const tern_model_params 
     struct tern_pool *pool = NULL;
     struct tern_str name;
     const struct tern_dev_ops *device;
+    struct tern_load_watch watch = {0};
     *out = NULL;
+    if (p)
+        watch = (struct tern_load_watch){p->before_weights, p->on_progress, p->user};
     TERN_TRY(tern_dev_find(&device, p ? p->device : NULL, err));
     TERN_TRY(tern_alloc(&m, 1, sizeof *m, err));
     count_model(1);
@@ -220,7 +216,7 @@ int tern_model_open(tern_model **out, const char *path, const tern_model_params 
     TERN_TRY(packed_file(&kept, m, p, err));
     TERN_TRY(tern_pool_new(&pool, n_threads, 0, err));
     begin_text(&text, m, n_threads);
-    TERN_TRY(tern_net_load(&m->net, m->file, device, pool, &kept, err));
+    TERN_TRY(tern_net_load(&m->net, m->file, device, pool, &kept, &watch, err));
     if (p && (p->rope_scaling || p->rope_base != 0)) {
         tern_error why = {0};
         rc = tern_net_stretch(m->net, p->rope_scaling, p->rope_base, &why);

@@ -100,22 +100,37 @@ int tern_kv_check(const char *spec, tern_error *err)
 
 int tern_kv_plan_new(tern_kv_plan **out, const tern_model *m, const char *spec, bool strict, tern_error *err)
 {
-    return tern_plan_of_ctx(out, m, m->net->desc.ctx, spec, strict, err);
+    return tern_plan_of_ctx(out, m, m->net->desc.ctx, spec, strict, false, err);
 }
 
-int tern_plan_of_ctx(tern_kv_plan **out, const tern_model *m, int ctx, const char *spec, bool strict, tern_error *err)
+/* A device may only know windows that forget everything. */
+static int check_firsts(const struct tern_kv_layout *l, const struct tern_dev_ops *ops, tern_error *err)
+{
+    for (int g = 0; g < l->n_groups; g++)
+        if (l->groups[g].reach.first && !ops->firsts)
+            return tern_err_set(
+                err, TERN_EUNSUPPORTED,
+                "--kv %s: the device %s keeps no first tokens beside a window; max=%d,first=0 does without", l->text,
+                ops->name, l->spec.max);
+    return 0;
+}
+
+int tern_plan_of_ctx(tern_kv_plan **out, const tern_model *m, int ctx, const char *spec, bool strict, bool mtp,
+                     tern_error *err)
 {
     int rc = 0;
     struct tern_kv_decl *decl = NULL;
     tern_kv_plan *p = NULL;
     struct tern_kv_cond_set *biased = NULL;
     const struct tern_desc *d = &m->net->desc;
+    const int n = d->n_layers + (mtp ? d->n_mtp : 0);
     *out = NULL;
     TERN_TRY(tern_alloc(&p, 1, sizeof *p, err));
-    TERN_TRY(tern_alloc(&decl, (size_t)d->n_layers, sizeof *decl, err));
-    tern_desc_kv(d, ctx, decl);
+    TERN_TRY(tern_alloc(&decl, (size_t)n, sizeof *decl, err));
+    tern_desc_kv(d, ctx, mtp, decl);
     TERN_TRY(tern_cond_from_bias(&biased, m->net, decl, err));
-    TERN_TRY(tern_kv_layout_new(&p->layout, decl, d->n_layers, spec ? spec : TERN_KV_DEFAULT, strict, err));
+    TERN_TRY(tern_kv_layout_new(&p->layout, decl, n, spec ? spec : TERN_KV_DEFAULT, strict, err));
+    TERN_TRY(check_firsts(p->layout, m->net->dev->ops, err));
     TERN_TRY(find_conditioning(p, m, decl, &biased, strict, err));
     *out = p;
     p = NULL;
@@ -167,6 +182,7 @@ void tern_kv_plan_row(const tern_kv_plan *p, int layer, tern_kv_row *out)
                          .dim_k = l->k.dim,
                          .dim_v = l->v.dim,
                          .window = l->reach.window,
+                         .first = l->reach.first,
                          .chunked = l->reach.chunked,
                          .bytes_per_token = tern_kv_spans_bytes(p->layout, layer),
                          .f16_bytes_per_token = tern_kv_spans_f16_bytes(p->layout, layer),

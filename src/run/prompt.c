@@ -24,6 +24,11 @@ static int count_f32(const struct tern_kv_layout *l, int *n_sides)
 int tern_prompt_check_plan(const struct tern_kv_layout *l, tern_error *err)
 {
     int n_sides, n = count_f32(l, &n_sides);
+    if (l->spec.max)
+        return tern_err_set(err, TERN_EUNSUPPORTED,
+                            "--kv %s: max=%d forgets tokens while a prompt is read, and a prompt that is coded at its "
+                            "end is kept as a whole until then",
+                            l->text, l->spec.max);
     if (n == 0 || n == n_sides)
         return 0;
     return tern_err_set(
@@ -37,7 +42,7 @@ int tern_prompt_open(tern_engine *e, tern_error *err)
     const struct tern_kv_room room = {1, e->ctx, e->chunk, &e->kv_budget, e->dev};
     for (int i = 0; i < e->n_plans; i++)
         TERN_TRY(tern_prompt_check_plan(e->plans[i]->layout, err));
-    TERN_TRY(tern_plan_of_ctx(&e->plans[at], e->model, e->ctx, "f16", false, err));
+    TERN_TRY(tern_plan_of_ctx(&e->plans[at], e->model, e->ctx, "f16", false, e->mtp, err));
     e->n_caches = at + 1;
     TERN_TRY(tern_kv_cache_init(&e->caches[at], e->plans[at]->layout, &room, err));
 out:

@@ -71,7 +71,7 @@ int tern_engine_add_plan(tern_engine *e, const char *kv, bool strict, int *plan,
 {
     int rc = 0;
     tern_kv_plan *p = NULL;
-    TERN_TRY(tern_plan_of_ctx(&p, e->model, e->ctx, kv, strict, err));
+    TERN_TRY(tern_plan_of_ctx(&p, e->model, e->ctx, kv, strict, e->mtp, err));
     *plan = same_plan(e, p);
     if (*plan >= 0)
         goto out;
@@ -105,7 +105,7 @@ static int check(const tern_seq *s, int plan, tern_error *err)
     const tern_engine *e = s->engine;
     if (plan < 0 || plan >= e->n_plans)
         return tern_err_set(err, TERN_EINVAL, "KV plan %d is outside 0..%d", plan, e->n_plans - 1);
-    return 0;
+    return plan == s->plan ? 0 : tern_kv_can_move(e->plans[s->plan]->layout, e->plans[plan]->layout, err);
 }
 
 /* A device may only know how to read what is raw. */

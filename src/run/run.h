@@ -82,6 +82,7 @@ struct tern_engine {
     struct tern_seq *seqs; /* [max_seqs] */
     int ctx, max_seqs, chunk;
     bool exact;
+    bool mtp; /* sequences hold what the MTP layer keeps, of all plans */
     atomic_int cancel;
     struct tern_drafter *drafter; /* NULL: replies are generated token by token */
     uint64_t n_steps;             /* asked for so far */
@@ -125,8 +126,9 @@ struct tern_pair_mean {
 double tern_cond_choose_pairs(struct tern_kv_cond *c, const struct tern_kv_decl *d, struct tern_pair_mean *s,
                               double varying);
 /* MODEL.ternkv */
-/* tern_kv_plan_new for engines of this context. */
-int tern_plan_of_ctx(tern_kv_plan **out, const tern_model *m, int ctx, const char *spec, bool strict, tern_error *err);
+/* tern_kv_plan_new for engines of this context; mtp: which run the MTP layer, if the model has one. */
+int tern_plan_of_ctx(tern_kv_plan **out, const tern_model *m, int ctx, const char *spec, bool strict, bool mtp,
+                     tern_error *err);
 
 int tern_cond_path(struct tern_buf *out, const tern_model *m, tern_error *err);
 /* MODEL.suffix as tern_model_beside finds it, into an empty buffer.  make: a folder that it is to be written to. */
@@ -185,6 +187,20 @@ static inline int tern_item_hidden(const tern_step_item *it)
 /* hidden.c: hidden states that a step's items ask for.  Reserving is all that can fail. */
 int tern_hidden_reserve(tern_engine *e, const tern_step_item *items, int n_items, int *n_rows, tern_error *err);
 void tern_hidden_fetch(tern_engine *e, const struct tern_forward_batch *b, const tern_step_item *items, int n_items);
+
+/* guess.c: the MTP layer of an engine that has it (tern_engine.mtp) guesses on behind sequences.  Between begin and
+ * end, which say how many guesses there are at most, nothing else may be done with a sequence; then it is what it was.
+ * One step says what each token at n_tokens + depth is followed by.  first: they go on from what is in the sequences;
+ * else from guess `from` of the last step.  logits: [n][n_vocab], until the engine's next step. */
+struct tern_guess {
+    tern_seq *seq;
+    int32_t token;
+    int depth, from;
+};
+int tern_guess_begin(tern_seq *s, int n, tern_error *err);
+int tern_guess_step(tern_engine *e, const struct tern_guess *g, int n, bool first, const float **logits,
+                    tern_error *err);
+void tern_guess_end(tern_seq *s, int n);
 
 /* What the step loop uses when a sequence goes back into a closed page: the tokens [from, to) again, in their roles. */
 int tern_seq_replay(struct tern_seq *s, int from, int to, tern_error *err);

@@ -1,4 +1,5 @@
 /* Jobs: from a call to its answer. */
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -29,6 +30,7 @@ void tern_job_free(struct tern_job *j)
         choice_clear(&j->choices[i]);
     for (int i = 0; i < j->n_lanes; i++) {
         tern_tokens_clear(&j->lanes[i].ids);
+        tern_tokens_clear(&j->lanes[i].borders);
         json_decref(j->lanes[i].scores);
         free(j->lanes[i].vector);
         if (j->lanes[i].constraint.free)
@@ -41,14 +43,19 @@ void tern_job_free(struct tern_job *j)
     json_decref(j->answer);
     json_decref(j->items);
     tern_buf_clear(&j->body);
+    tern_buf_clear(&j->raw);
+    if (j->held)
+        tern_served_drop(j->served, j->keep_s); /* nothing of the job refers to its model any more */
     free(j);
 }
 
 static void cancel(struct tern_job *j)
 {
+    if (!j->submitted) /* a worker has it: tern_job_prepared will see that nobody waits, or that the server ends */
+        return;
     for (int i = 0; i < j->n_lanes; i++)
         if (j->lanes[i].running)
-            tern_loop_cancel(j->server->loop, j->lanes[i].id);
+            tern_loop_cancel(j->served->loop, j->lanes[i].id);
 }
 
 /* The client went away. */
@@ -58,13 +65,17 @@ static void gone(void *user)
     j->call = NULL;
     j->status = 499;
     j->server->disconnects++;
+    if (tern_served_forget(j)) {
+        tern_job_free(j);
+        return;
+    }
     cancel(j); /* the job ends when the last of its lanes has */
 }
 
 static void refuse(struct tern_job *j, struct tern_fault *f)
 {
     struct tern_http_call *call = j->call;
-    const char *path = tern_model_get_info(j->server->model)->path;
+    const char *path = j->served ? j->served->path : "";
     size_t n = strlen(path);
     j->over = true;
     j->status = f->status;
@@ -72,7 +83,7 @@ static void refuse(struct tern_job *j, struct tern_fault *f)
     if (!call)
         return;
     /* Where the model lies is nobody's business out there. */
-    if (strncmp(f->text, path, n) == 0 && strncmp(f->text + n, ": ", 2) == 0)
+    if (n && strncmp(f->text, path, n) == 0 && strncmp(f->text + n, ": ", 2) == 0)
         memmove(f->text, f->text + n + 2, strlen(f->text + n + 2) + 1);
     if (tern_http_begun(call)) {
         j->api->failed(j, f);
@@ -89,13 +100,24 @@ struct tern_job *tern_job_new(struct tern_server *s, const struct tern_api *api)
     struct tern_job *j = calloc(1, sizeof *j);
     if (!j)
         return NULL;
-    *j = (struct tern_job){.server = s, .api = api, .created = (int64_t)time(NULL), .began = tern_now()};
+    *j = (struct tern_job){.server = s, .api = api, .created = (int64_t)time(NULL), .began = tern_now(), .keep_s = NAN};
     j->all_next = s->jobs;
     if (s->jobs)
         s->jobs->all_prev = j;
     s->jobs = j;
     s->n_jobs++;
     return j;
+}
+
+/* The model of a body that is a file, and so cannot name one; true also where it is none. */
+static bool find_model_of_file(struct tern_job *j, struct tern_http_call *c, struct tern_fault *f)
+{
+    char name[512];
+    if (!j->api->magic || j->body.len < 8 || memcmp(j->body.p, j->api->magic, 8) != 0)
+        return true;
+    const bool named = tern_http_query(tern_http_call_head(c), "model", name, sizeof name);
+    j->served = named ? tern_models_find(j->server, name, f) : &j->server->models.all[0];
+    return j->served;
 }
 
 void tern_job_start(struct tern_server *s, const struct tern_api *api, struct tern_http_call *c)
@@ -114,12 +136,36 @@ void tern_job_start(struct tern_server *s, const struct tern_api *api, struct te
     j->key = tern_auth_key(s, c);
     tern_http_take_body(c, &j->body);
     tern_http_watch(c, gone, j);
+    if (!find_model_of_file(j, c, &f)) {
+        refuse(j, &f);
+        tern_job_free(j);
+        return;
+    }
     if (!tern_workers_put(s, j)) {
         (void)tern_fault_set(&f, 429, "overloaded", NULL, "too many requests are waiting to be read; try again later");
         f.retry_after = 1;
         refuse(j, &f);
         tern_job_free(j);
     }
+}
+
+int tern_job_read(struct tern_job *j, struct tern_fault *f)
+{
+    static const struct tern_field table[] = {{"model", TERN_FIELD_STR, 0, 0, 512, NULL}, {0}};
+    static const struct tern_field ollamas[] = {
+        {"name", TERN_FIELD_STR, 0, 0, 512, NULL}, {"model", TERN_FIELD_STR, 0, 0, 512, NULL}, {0}};
+    char why[240];
+    const char *name = NULL;
+    j->root = tern_json_read(j->body.p, j->body.len, why, sizeof why);
+    tern_buf_clear(&j->body);
+    if (!j->root)
+        return tern_fault_set(f, 400, "invalid_json", NULL, "%s", why);
+    if (!json_is_object(j->root))
+        return tern_fault_set(f, 400, "invalid_json", NULL, "the body must be a JSON object");
+    if (tern_fields_read(j->api->shape == TERN_SHAPE_OLLAMA ? ollamas : table, j->root, "", &name, f) < 0)
+        return -1;
+    j->served = name ? tern_models_find(j->server, name, f) : &j->server->models.all[0];
+    return j->served ? 0 : -1;
 }
 
 int tern_job_lanes(struct tern_job *j, int n, struct tern_fault *f)
@@ -164,12 +210,16 @@ static int submit(struct tern_job *j, struct tern_fault *f)
         tern_error err = {0};
         r.prompt = lane->ids.p;
         r.n_prompt = (int)lane->ids.len;
+        r.borders = lane->borders.p;
+        r.n_borders = (int)lane->borders.len;
         r.constraint = lane->constraint;
-        int rc = tern_loop_submit(s->loop, &r, s->events, lane, &lane->id, &err);
+        if (r.timeout_s > 0 && j->waited_s > 0)
+            r.timeout_s = r.timeout_s > j->waited_s ? r.timeout_s - j->waited_s : 1e-3;
+        int rc = tern_loop_submit(j->served->loop, &r, s->events, lane, &lane->id, &err);
         if (rc < 0) {
             (void)tern_fault_from(f, &err, NULL);
             if (rc == TERN_ECAPACITY)
-                f->retry_after = tern_loop_retry_after(s->loop);
+                f->retry_after = tern_loop_retry_after(j->served->loop);
             return -1;
         }
         lane->constraint = (tern_constraint){0};
@@ -187,6 +237,13 @@ void tern_job_prepared(struct tern_job *j)
         tern_job_free(j);
         return;
     }
+    if (f.status == 0 && j->wants) {
+        j->tells = j->api->ping && json_is_true(json_object_get(j->root, "stream"));
+        if (tern_served_wait(j, &f) == 0)
+            return;
+    }
+    if (f.status == 0 && !j->answer && !j->raw.len && j->n_lanes == 0) /* an answer that there was no memory for */
+        (void)tern_fault_set(&f, 503, NULL, NULL, "out of memory");
     if (f.status == 0 && j->answer) {
         json_t *answer = j->answer;
         j->answer = NULL;
@@ -195,7 +252,16 @@ void tern_job_prepared(struct tern_job *j)
         tern_job_free(j);
         return;
     }
+    if (f.status == 0 && j->raw.len) {
+        j->call = NULL;
+        tern_http_reply(call, 200, "application/octet-stream", j->raw.p, j->raw.len);
+        tern_job_free(j);
+        return;
+    }
     if (f.status == 0) {
+        char id[TERN_PREFIX_ID];
+        tern_prefix_id(&j->lanes[0].ids, id);
+        tern_http_header(call, "x-prefix-id", id);
         j->submitted = true;
         j->said = tern_now();
         if (submit(j, &f) == 0)
@@ -211,9 +277,11 @@ void tern_job_prepared(struct tern_job *j)
 
 static void begin_stream(struct tern_job *j)
 {
-    if (tern_http_begun(j->call))
+    if (j->opened)
         return;
-    tern_http_begin(j->call, 200, j->api->stream_type);
+    j->opened = true;
+    if (!tern_http_begun(j->call))
+        tern_http_begin(j->call, 200, j->api->stream_type);
     j->said = tern_now();
     if (j->api->open)
         j->api->open(j);
@@ -247,6 +315,19 @@ static void keep(struct tern_choice *c, const tern_event *e)
     }
 }
 
+/* A worker goes on with what the lanes have brought. */
+static void go_on(struct tern_job *j)
+{
+    struct tern_fault f;
+    j->api = j->api->then;
+    if (tern_workers_put(j->server, j))
+        return;
+    (void)tern_fault_set(&f, 429, "overloaded", NULL, "too many requests are waiting; try again later");
+    f.retry_after = 1;
+    refuse(j, &f);
+    tern_job_free(j);
+}
+
 static void lane_ended(struct tern_lane *lane, const tern_event *e)
 {
     struct tern_job *j = lane->job;
@@ -277,6 +358,10 @@ static void lane_ended(struct tern_lane *lane, const tern_event *e)
     }
     if (j->n_running > 0)
         return;
+    if (j->call && !j->over && j->api->then) {
+        go_on(j);
+        return;
+    }
     if (j->call && !j->over) {
         struct tern_http_call *call = j->call;
         j->over = true;
@@ -408,11 +493,45 @@ void tern_job_line(struct tern_job *j, json_t *json)
     tern_buf_clear(&b);
 }
 
+/* A stream whose model is not open yet says so: nothing else of the request is known. */
+static void ping_waiting(struct tern_job *j, double now)
+{
+    char how[32], text[64];
+    if (!j->tells || now - j->said < j->server->p.ping_s)
+        return;
+    if (!tern_http_begun(j->call))
+        tern_http_begin(j->call, 200, j->api->stream_type);
+    j->said = now;
+    tern_served_progress(j, how, sizeof how);
+    (void)snprintf(text, sizeof text, ": loading %s\n\n", how);
+    tern_job_send(j, text);
+}
+
+static void tick_waiting(struct tern_server *s, double now)
+{
+    for (struct tern_job *j = s->jobs, *next; j; j = next) {
+        struct tern_fault f;
+        next = j->all_next;
+        if (!tern_served_waits(j) || !j->call)
+            continue;
+        if (s->p.timeout_s > 0 && now - j->began > s->p.timeout_s) {
+            if (!tern_served_forget(j))
+                continue;
+            (void)tern_fault_set(&f, 504, "timeout", NULL, "the request took longer than its timeout");
+            refuse(j, &f);
+            tern_job_free(j);
+        } else if (s->p.ping_s > 0) {
+            ping_waiting(j, now);
+        }
+    }
+}
+
 void tern_job_tick(struct tern_server *s)
 {
     double now = tern_now();
+    tick_waiting(s, now);
     for (struct tern_job *j = s->jobs; j && s->p.ping_s > 0; j = j->all_next) {
-        if (!j->call || !j->stream || !j->submitted || !j->api->ping || now - j->said < s->p.ping_s)
+        if (!j->submitted || !j->call || !j->stream || !j->api->ping || now - j->said < s->p.ping_s)
             continue;
         begin_stream(j);
         j->said = now;

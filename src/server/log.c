@@ -19,6 +19,10 @@ void tern_log_job(const struct tern_job *j)
                   tern_json_cstr(j->path), "status", j->status, "stream", (int)j->stream, "prompt_tokens", j->n_prompt,
                   "cached_tokens", j->n_cached, "completion_tokens", j->n_generated, "queue_s", j->queue_s, "prompt_s",
                   j->prompt_s, "decode_s", j->decode_s, "total_s", tern_now() - j->began);
+    if (j->served)
+        (void)json_object_set_new(o, "model", tern_json_cstr(j->served->name));
+    if (j->waited_s > 0)
+        (void)json_object_set_new(o, "load_s", json_real(j->waited_s));
     if (j->fault.status)
         (void)json_object_set_new(o, "error", tern_json_cstr(j->fault.text));
     if (s->p.log_prompts && j->root)

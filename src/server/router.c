@@ -26,72 +26,99 @@ void tern_reply_json(struct tern_http_call *c, int status, json_t *j)
 
 /* ---- answers that cost nothing ----------------------------------------------------------------------------------- */
 
-bool tern_server_ready(const struct tern_server *s, const char **why)
+/* Does its thread come by? */
+static bool steps(const struct tern_server *s, const tern_loop_stats *t)
 {
-    tern_loop_stats t;
-    tern_loop_get_stats(s->loop, &t);
-    *why = s->draining ? "the server is shutting down" : t.idle_s > 60 ? "the engine does not step" : NULL;
-    return !*why;
+    return t->idle_s <= s->p.stall_s;
 }
 
+static json_t *ready_row(struct tern_served *m, const tern_loop_stats *t)
+{
+    return json_pack("{so ss sI sf si si}", "model", tern_json_cstr(m->name), "state", tern_served_word(m), "steps",
+                     (json_int_t)t->steps, "engine_idle_s", t->idle_s, "running", t->running, "waiting", t->waiting);
+}
+
+/* A thread of an engine comes by between two steps, and twice a second when it has nothing to do. */
 static void answer_ready(struct tern_server *s, struct tern_http_call *c)
 {
-    const char *why;
-    tern_loop_stats t;
-    tern_loop_get_stats(s->loop, &t);
-    bool ready = tern_server_ready(s, &why);
-    tern_reply_json(c, ready ? 200 : 503,
-                    json_pack("{ss ss* sI sf si si}", "status", ready ? "ok" : "error", "reason", why, "steps",
-                              (json_int_t)t.steps, "engine_idle_s", t.idle_s, "running", t.running, "waiting",
-                              t.waiting));
+    char why[200] = "";
+    double idle = 0;
+    uint64_t n_steps = 0;
+    int running = 0, waiting = 0;
+    json_t *rows = json_array();
+    for (int i = 0; i < s->p.n_models; i++) {
+        tern_loop_stats t;
+        tern_served_stats(&s->models.all[i], &t);
+        if (!steps(s, &t))
+            (void)snprintf(why, sizeof why, "the engine of %.120s does not step", s->models.all[i].name);
+        idle = t.idle_s > idle ? t.idle_s : idle;
+        n_steps += t.steps;
+        running += t.running;
+        waiting += t.waiting;
+        (void)json_array_append_new(rows, ready_row(&s->models.all[i], &t));
+    }
+    if (s->draining)
+        (void)snprintf(why, sizeof why, "the server is shutting down");
+    tern_reply_json(c, why[0] ? 503 : 200,
+                    json_pack("{ss so* sI sf si si so}", "status", why[0] ? "error" : "ok", "reason",
+                              why[0] ? tern_json_cstr(why) : NULL, "steps", (json_int_t)n_steps, "engine_idle_s", idle,
+                              "running", running, "waiting", waiting, "models", rows));
 }
 
-static json_t *model_object(const struct tern_server *s, const char *id)
+static json_t *model_object(struct tern_served *m, const char *id)
 {
-    const tern_model_info *i = tern_model_get_info(s->model);
-    return json_pack("{so ss sI ss si s{so sI sI}}", "id", tern_json_cstr(id), "object", "model", "created",
-                     (json_int_t)s->started, "owned_by", "tern", "max_model_len", tern_engine_ctx(s->engine), "meta",
-                     "arch", tern_json_cstr(i->arch), "n_params", (json_int_t)i->n_params, "size",
-                     (json_int_t)i->file_bytes);
+    struct tern_served_counts n;
+    tern_served_count(m, &n);
+    const struct tern_served_about *a = &n.about;
+    json_t *meta = a->known ? json_pack("{so sI sI}", "arch", tern_json_cstr(a->arch), "n_params",
+                                        (json_int_t)a->n_params, "size", (json_int_t)a->file_bytes)
+                            : json_null();
+    return json_pack("{so ss sI ss so so ss so}", "id", tern_json_cstr(id), "object", "model", "created",
+                     (json_int_t)m->server->started, "owned_by", "tern", "root", tern_json_cstr(m->name),
+                     "max_model_len", a->known ? json_integer(a->ctx) : json_null(), "state", tern_served_word(m),
+                     "meta", meta);
 }
 
 static void answer_models(struct tern_server *s, struct tern_http_call *c)
 {
     json_t *list = json_array();
-    (void)json_array_append_new(list, model_object(s, s->name));
+    for (int i = 0; i < s->p.n_models; i++)
+        (void)json_array_append_new(list, model_object(&s->models.all[i], s->models.all[i].name));
     for (int i = 0; i < s->p.n_aliases; i++)
         if (strcmp(s->p.aliases[i], "*") != 0)
-            (void)json_array_append_new(list, model_object(s, s->p.aliases[i]));
+            (void)json_array_append_new(list, model_object(&s->models.all[0], s->p.aliases[i]));
     tern_reply_json(c, 200, json_pack("{ss so}", "object", "list", "data", list));
-}
-
-bool tern_server_answers_to(const struct tern_server *s, const char *model)
-{
-    bool fits = strcmp(model, s->name) == 0 || strcmp(model, "default") == 0;
-    const char *tag = strrchr(model, ':'); /* Ollama's clients say NAME:latest */
-    fits = fits || (tag && strcmp(tag, ":latest") == 0 && strncmp(model, s->name, (size_t)(tag - model)) == 0 &&
-                    s->name[tag - model] == 0);
-    for (int i = 0; i < s->p.n_aliases; i++)
-        fits = fits || strcmp(s->p.aliases[i], "*") == 0 || strcmp(s->p.aliases[i], model) == 0;
-    return fits;
 }
 
 static void answer_model(struct tern_server *s, struct tern_http_call *c)
 {
     const char *id = tern_http_call_head(c)->path + strlen("/v1/models/");
     struct tern_fault f;
-    if (tern_server_answers_to(s, id)) {
-        tern_reply_json(c, 200, model_object(s, id));
-        return;
-    }
-    (void)tern_fault_set(&f, 404, "model_not_found", "model", "the model \"%.200s\" is not here; there is \"%s\"", id,
-                         s->name);
-    tern_fault_reply(c, &f, TERN_SHAPE_OPENAI);
+    struct tern_served *m = tern_models_find(s, id, &f);
+    if (m)
+        tern_reply_json(c, 200, model_object(m, id));
+    else
+        tern_fault_reply(c, &f, TERN_SHAPE_OPENAI);
+}
+
+/* The model that the query names (?model=NAME), else the first; NULL: refused. */
+static struct tern_served *asked_for(struct tern_server *s, struct tern_http_call *c)
+{
+    char name[512];
+    struct tern_fault f;
+    if (!tern_http_query(tern_http_call_head(c), "model", name, sizeof name))
+        return &s->models.all[0];
+    struct tern_served *m = tern_models_find(s, name, &f);
+    if (!m)
+        tern_fault_reply(c, &f, TERN_SHAPE_OPENAI);
+    return m;
 }
 
 static void answer_kv(struct tern_server *s, struct tern_http_call *c)
 {
-    tern_reply_json(c, 200, tern_kv_json(s));
+    struct tern_served *m = asked_for(s, c);
+    if (m)
+        tern_reply_json(c, 200, tern_kv_json(m));
 }
 
 static void answer_metrics(struct tern_server *s, struct tern_http_call *c)
@@ -109,7 +136,9 @@ static void answer_tags(struct tern_server *s, struct tern_http_call *c)
 
 static void answer_cache(struct tern_server *s, struct tern_http_call *c)
 {
-    tern_reply_json(c, 200, tern_cache_json(s));
+    struct tern_served *m = asked_for(s, c);
+    if (m)
+        tern_reply_json(c, 200, tern_cache_json(m));
 }
 
 static void answer_ps(struct tern_server *s, struct tern_http_call *c)
@@ -125,14 +154,26 @@ static void answer_version(struct tern_server *s, struct tern_http_call *c)
 
 static void answer_tokenizer(struct tern_server *s, struct tern_http_call *c)
 {
-    const tern_model_info *i = tern_model_get_info(s->model);
+    struct tern_fault f;
+    struct tern_served *m = asked_for(s, c);
+    if (!m)
+        return;
+    if (!tern_served_look(m)) {
+        (void)tern_fault_set(&f, 503, "model_not_loaded", "model",
+                             "the model \"%.127s\" is not loaded; a request to it loads it", m->name);
+        tern_fault_reply(c, &f, TERN_SHAPE_OPENAI);
+        return;
+    }
+    const tern_model_info *i = tern_model_get_info(m->model);
     const char *eos = NULL;
     for (int id = 0; id < i->n_vocab && !eos; id++)
-        if (tern_model_is_eog(s->model, id))
-            eos = tern_model_token(s->model, id);
+        if (tern_model_is_eog(m->model, id))
+            eos = tern_model_token(m->model, id);
     tern_reply_json(c, 200,
-                    json_pack("{so so si}", "tokenizer_class", tern_json_cstr(i->tokenizer), "eos_token",
-                              tern_json_cstr(eos), "vocab_size", i->n_vocab));
+                    json_pack("{so so so si}", "model", tern_json_cstr(m->name), "tokenizer_class",
+                              tern_json_cstr(i->tokenizer), "eos_token", tern_json_cstr(eos), "vocab_size",
+                              i->n_vocab));
+    tern_served_leave(m);
 }
 
 /* ---- the table --------------------------------------------------------------------------------------------------- */
@@ -162,6 +203,8 @@ static const struct route routes[] = {
     {"GET", "/tokenizer_info", answer_tokenizer, NULL, TERN_SHAPE_OPENAI, false},
     {"GET", "/v1/kv", answer_kv, NULL, TERN_SHAPE_OPENAI, false},
     {"GET", "/v1/cache", answer_cache, NULL, TERN_SHAPE_OPENAI, false},
+    {"POST", "/v1/cache/export", NULL, &tern_api_cache_export, TERN_SHAPE_OPENAI, false},
+    {"POST", "/v1/cache/import", NULL, &tern_api_cache_import, TERN_SHAPE_OPENAI, false},
     {"GET", "/metrics", answer_metrics, NULL, TERN_SHAPE_OPENAI, false},
 };
 #define N_ROUTES (sizeof routes / sizeof *routes)

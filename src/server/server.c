@@ -66,31 +66,12 @@ static void on_signal(evutil_socket_t sig, short what, void *arg)
         _exit(128 + (int)sig);
     s->draining = true;
     s->drain_until = tern_now() + s->p.drain_s;
+    tern_models_drain(s);
     say(s, "shutting down: %d requests are running; a second signal ends them", s->n_jobs);
     tern_http_drain(s->http);
 }
 
 /* ---- life -------------------------------------------------------------------------------------------------------- */
-
-/* "model-q4" out of "/models/model-q4.gguf" */
-static void set_name(struct tern_server *s)
-{
-    char path[sizeof s->name];
-    const char *whole = tern_model_get_info(s->model)->path;
-    size_t n = strlen(whole);
-    while (n > 1 && whole[n - 1] == '/')
-        n--;
-    size_t begin = n;
-    while (begin > 0 && whole[begin - 1] != '/')
-        begin--;
-    (void)snprintf(path, sizeof path, "%.*s", (int)(n - begin), whole + begin);
-    size_t m = strlen(path);
-    if (m > 5 && strcmp(path + m - 5, ".gguf") == 0)
-        path[m - 5] = 0;
-    json_t *clean = tern_json_cstr(path);
-    (void)snprintf(s->name, sizeof s->name, "%s", json_string_value(clean));
-    json_decref(clean);
-}
 
 /* A descriptor per connection. */
 static void raise_limits(struct tern_server *s)
@@ -142,62 +123,86 @@ static struct event *watch(struct tern_server *s, int fd, short what, event_call
     return e;
 }
 
+/* A terminal that closes ends the server like SIGTERM, unless nohup has said that it shall stay. */
+static int watch_hangup(struct tern_server *s, tern_error *err)
+{
+    struct sigaction now;
+    if (sigaction(SIGHUP, NULL, &now) == 0 && now.sa_handler == SIG_IGN)
+        return 0;
+    s->on_hangup = watch(s, SIGHUP, EV_SIGNAL, on_signal, err);
+    return s->on_hangup ? 0 : TERN_ENOMEM;
+}
+
 static int open_all(struct tern_server *s, tern_error *err)
 {
     int rc = 0;
     tern_json_limit_memory();
-    set_name(s);
     raise_limits(s);
     TERN_TRY(tern_auth_init(s, err));
     s->base = event_base_new();
     if (!s->base)
         TERN_FAIL(err, TERN_ENOMEM, "cannot make an event loop");
-    TERN_TRY(open_http(s, err)); /* before the engine's thread: an address that is taken is the commonest failure */
+    TERN_TRY(tern_models_open(s, err));
+    TERN_TRY(open_http(s, err));
     TERN_TRY(tern_events_new(&s->events, err));
-    TERN_TRY(tern_loop_open(&s->loop, s->engine, &s->p.loop, err));
     TERN_TRY(tern_workers_start(s, err));
     s->on_events = watch(s, tern_events_fd(s->events), EV_READ, on_events, err);
     s->on_workers = watch(s, s->workers.wake_fd, EV_READ, on_workers, err);
     s->on_tick = watch(s, -1, 0, on_tick, err);
     s->on_signal[0] = watch(s, SIGTERM, EV_SIGNAL, on_signal, err);
     s->on_signal[1] = watch(s, SIGINT, EV_SIGNAL, on_signal, err);
+    TERN_TRY(watch_hangup(s, err));
     if (!s->on_events || !s->on_workers || !s->on_tick || !s->on_signal[0] || !s->on_signal[1])
         TERN_FAIL(err, TERN_ENOMEM, "cannot watch a descriptor");
 out:
     return rc;
 }
 
+/* A model that is in the middle of its opening when the time is over is left to the system. */
+static void stop_models(struct tern_server *s)
+{
+    if (tern_models_stop(s, s->draining ? s->drain_until - tern_now() : s->p.drain_s))
+        return;
+    say(s, "a model that is still being loaded is left");
+    tern_models_end_loops(s); /* what other models know goes to their files */
+    _exit(0);
+}
+
 static void close_all(struct tern_server *s)
 {
-    struct event *all[] = {s->on_events, s->on_workers, s->on_tick, s->on_signal[0], s->on_signal[1]};
+    struct event *all[] = {s->on_signal[0], s->on_signal[1], s->on_hangup, s->on_events, s->on_workers, s->on_tick};
     tern_event e;
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) /* a signal that comes now ends the process at once */
+        if (all[i])
+            event_free(all[i]);
     if (s->http)
         tern_http_close(&s->http); /* every job loses its client, and is cancelled */
+    if (s->models.ready)
+        stop_models(s);
     tern_workers_stop(s);
-    if (s->loop)
-        tern_loop_close(&s->loop);
+    tern_models_end_loops(s);
     while (s->events && tern_events_next(s->events, &e, 0))
         tern_job_event(&e);
     tern_events_free(s->events);
-    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
-        if (all[i])
-            event_free(all[i]);
+    tern_models_close(s);
+    tern_models_clear(s);
     if (s->base)
         event_base_free(s->base);
     free(s->key_digests);
 }
 
-int tern_server_run(const struct tern_server_params *p, tern_model *m, tern_engine *e,
-                    void (*ready)(void *user, const char *address), tern_error *err)
+int tern_server_run(const struct tern_server_params *p,
+                    void (*ready)(void *user, const char *address, const struct tern_server_model *first),
+                    tern_error *err)
 {
     char address[320];
-    struct tern_server s = {.p = *p, .model = m, .engine = e, .started = (int64_t)time(NULL)};
+    struct tern_server s = {.p = *p, .started = (int64_t)time(NULL)};
     s.workers.wake_fd = -1;
     int rc = open_all(&s, err);
     if (rc == 0) {
         tern_http_address(s.http, address, sizeof address);
         if (ready)
-            ready(p->user, address);
+            ready(p->user, address, &s.models.all[0].opened);
         (void)event_base_dispatch(s.base);
     }
     close_all(&s);

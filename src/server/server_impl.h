@@ -1,8 +1,9 @@
 /* server/server_impl.h - what the parts of the server share: faults, jobs, APIs.
  *
- * A job is one request's work.  Its life: made by the event loop's thread (E) from a call; prepared by a worker (W),
- * which reads the JSON and makes prompts or the whole answer; submitted by E; then E turns events of the engine's loop
- * into the answer.  Only one thread has a job at any time, but `call` is always E's. */
+ * A job is one request's work.  Its life: made by the event loop's thread (E) from a call; read by a worker (W), which
+ * finds its model; it waits for that, where it is not open; prepared by a worker, which makes prompts or the whole
+ * answer; submitted by E; then E turns events of the engine's loop into the answer.  Only one thread has a job at any
+ * time, but `call` is always E's. */
 #ifndef TERN_SERVER_SERVER_IMPL_H
 #define TERN_SERVER_SERVER_IMPL_H
 
@@ -13,7 +14,7 @@
 #include "base/clock.h"
 #include "server/http/http.h"
 #include "server/json.h"
-#include "server/server.h"
+#include "server/models.h"
 
 /* ---- faults ------------------------------------------------------------------------------------------------------ */
 
@@ -63,13 +64,10 @@ int tern_fields_read(const struct tern_field *table, json_t *object, const char 
 
 /* ---- jobs -------------------------------------------------------------------------------------------------------- */
 
-struct tern_job;
-struct tern_server;
-
 struct tern_lane { /* one prompt */
     struct tern_job *job;
-    tern_tokens ids;
-    uint64_t id; /* in the loop */
+    tern_tokens ids, borders; /* of a conversation: where messages end (tern_request.borders) */
+    uint64_t id;              /* in the loop */
     bool running;
     int index, n_cached, done;
     json_t *scores; /* of the prompt, entries as those of choices */
@@ -93,6 +91,8 @@ struct tern_choice {
 struct tern_api {
     enum tern_shape shape;
     const char *stream_type; /* of the answer's body, while it streams */
+    const char *magic; /* a body that begins with these 8 bytes is a file, of the model that the query names, and stays
+                        * in job->body; others, and all where it is NULL, are JSON */
     /* W: checks the request, makes the lanes, or gives the whole answer in job->answer. */
     int (*prepare)(struct tern_job *j, struct tern_fault *f);
     bool keeps_order; /* `piece` and `choice_end` are called for whole answers, too */
@@ -102,25 +102,33 @@ struct tern_api {
     void (*end)(struct tern_job *j);  /* streams: the last pieces; else: the answer, by tern_job_answer */
     void (*ping)(struct tern_job *j); /* nothing was said for a while; NULL: silence is legal */
     void (*failed)(struct tern_job *j, const struct tern_fault *f); /* in the middle of a stream */
+    const struct tern_api
+        *then; /* a worker prepares the answer with it when all lanes have ended; NULL: `end` gives it */
 };
 
 struct tern_job {
     struct tern_server *server;
+    struct tern_served *served;  /* the model that it names, once it is read */
+    bool held, wants, waits;     /* it holds that; is to wait for it; waits (under the lock of models) */
+    double keep_s;               /* "keep_alive"; NAN: it said nothing */
+    bool tells;                  /* while it waits it says so */
+    double waited_s, wait_began; /* for its model */
     struct tern_http_call *call; /* E; NULL once the client is gone or has its answer */
     const struct tern_api *api;
     struct tern_job *next; /* in a queue */
     struct tern_buf body;
-    json_t *root;   /* of the body */
-    uint64_t key;   /* which of the API keys was given, 0: none */
-    json_t *answer; /* whole, instead of generation */
-    json_t *items;  /* parts of an answer in their order, where an API has such */
+    json_t *root;        /* of the body */
+    uint64_t key;        /* which of the API keys was given, 0: none */
+    json_t *answer;      /* whole, instead of generation */
+    struct tern_buf raw; /* the same as bytes */
+    json_t *items;       /* parts of an answer in their order, where an API has such */
     struct tern_fault fault;
     struct tern_ask *ask; /* ask.h; NULL: nothing is generated */
     char id[48];          /* "chatcmpl-..." */
     char path[64];        /* of the request */
     int status;           /* of the answer; 499: the client was gone before */
     int64_t created;
-    bool stream, submitted, over, had_calls;
+    bool stream, submitted, opened, over, had_calls;
     int n_running, n_prompt, n_cached, n_generated, n_reasoning, n_drafted, n_accepted, n_pings;
     double began, said, prompt_s, decode_s, queue_s; /* said: when the stream had its last piece */
     struct tern_lane *lanes;
@@ -148,13 +156,23 @@ void tern_job_line(struct tern_job *j, json_t *json); /* one line of JSON */
 void tern_job_send(struct tern_job *j, const char *text);
 /* W: n lanes without ids yet. */
 int tern_job_lanes(struct tern_job *j, int n, struct tern_fault *f);
+/* W: the body as an object, and the model that it names. */
+int tern_job_read(struct tern_job *j, struct tern_fault *f);
+
+/* prefixid.c: a text that prompts have in common whose first tokens are the same, for who spreads requests over
+ * servers. Of whole pages among the first 256 tokens; of all tokens where they fill no page. */
+#define TERN_PREFIX_ID 17
+void tern_prefix_id(const tern_tokens *ids, char out[TERN_PREFIX_ID]);
 
 /* ---- workers ----------------------------------------------------------------------------------------------------- */
 
 int tern_workers_start(struct tern_server *s, tern_error *err);
 void tern_workers_stop(struct tern_server *s);
 bool tern_workers_put(struct tern_server *s, struct tern_job *j); /* false: too many wait */
-void tern_workers_collect(struct tern_server *s);                 /* E: hands back what is prepared */
+/* Any thread: the same for one that was let in before; and back to E, with its fault. */
+void tern_workers_put_again(struct tern_server *s, struct tern_job *j);
+void tern_workers_give_back(struct tern_server *s, struct tern_job *j);
+void tern_workers_collect(struct tern_server *s); /* E: hands back what is prepared */
 
 /* ---- the server -------------------------------------------------------------------------------------------------- */
 
@@ -162,14 +180,21 @@ void tern_workers_collect(struct tern_server *s);                 /* E: hands ba
 
 struct tern_server {
     struct tern_server_params p;
-    tern_model *model;
-    tern_engine *engine;
-    tern_loop *loop;
+    struct {
+        struct tern_served *all; /* [p.n_models]; the first is meant where a request names none */
+        pthread_mutex_t lock;    /* never taken by who has the workers' */
+        pthread_cond_t more;     /* the loader has something to look at */
+        pthread_t loader;
+        bool ready, started, running, stop; /* there are lock and more; the first model is open; there is a loader */
+        uint64_t turns;
+        size_t held; /* bytes of the budget */
+        int n_waiting;
+    } models;
     tern_events *events;
     struct event_base *base;
     struct tern_http *http;
     struct event *on_events, *on_workers, *on_tick, *on_signal[2];
-    char name[128]; /* of the model */
+    struct event *on_hangup; /* nullable */
     int64_t started;
     unsigned char (*key_digests)[32];
     struct tern_job *jobs; /* all */
@@ -200,14 +225,14 @@ uint64_t tern_auth_key(const struct tern_server *s, const struct tern_http_call 
 void tern_route(void *server, struct tern_http_call *c);
 void tern_route_malformed(void *server, struct tern_http_call *c, int status, const char *sentence);
 void tern_reply_json(struct tern_http_call *c, int status, json_t *j); /* takes j */
-bool tern_server_answers_to(const struct tern_server *s, const char *model);
-bool tern_server_ready(const struct tern_server *s, const char **why);
 
 extern const struct tern_api tern_api_chat, tern_api_completions, tern_api_tokenize, tern_api_detokenize,
     tern_api_template, tern_api_messages, tern_api_count, tern_api_responses, tern_api_embeddings, tern_api_ollama_chat,
-    tern_api_ollama_generate, tern_api_ollama_embed, tern_api_ollama_show;
+    tern_api_ollama_generate, tern_api_ollama_embed, tern_api_ollama_show, tern_api_cache_export, tern_api_cache_import;
 /* api_ollama.c */
-json_t *tern_ollama_models(const struct tern_server *s, bool running);
+json_t *tern_ollama_models(struct tern_server *s, bool running);
+/* "keep_alive": seconds, or a time such as "5m"; below 0: for ever. */
+int tern_ollama_keep_alive(const json_t *v, double *out, struct tern_fault *f);
 
 /* page.c */
 void tern_page_answer(struct tern_server *s, struct tern_http_call *c);
@@ -217,7 +242,7 @@ void tern_log_job(const struct tern_job *j);
 
 /* metrics.c */
 int tern_metrics_text(struct tern_server *s, struct tern_buf *out);
-json_t *tern_kv_json(const struct tern_server *s);
-json_t *tern_cache_json(const struct tern_server *s);
+json_t *tern_kv_json(struct tern_served *m);
+json_t *tern_cache_json(struct tern_served *m);
 
 #endif

@@ -30,6 +30,20 @@ static struct tern_job *take_first(struct tern_job **first, struct tern_job **la
     return j;
 }
 
+/* Reads the request, and prepares it where its model is open. */
+static void prepare(struct tern_job *j)
+{
+    struct tern_fault f = {0};
+    int rc = j->served ? 0 : tern_job_read(j, &f);
+    if (rc == 0 && !j->held)
+        j->held = tern_served_hold(j->served);
+    j->wants = rc == 0 && !j->held;
+    if (rc == 0 && j->held)
+        rc = j->api->prepare(j, &f);
+    if (rc < 0)
+        j->fault = f;
+}
+
 static void *work(void *arg)
 {
     struct tern_server *s = arg;
@@ -44,9 +58,7 @@ static void *work(void *arg)
         }
         s->workers.n_waiting--;
         (void)pthread_mutex_unlock(&s->workers.lock);
-        struct tern_fault f = {0};
-        if (j->api->prepare(j, &f) < 0)
-            j->fault = f;
+        prepare(j);
         (void)pthread_mutex_lock(&s->workers.lock);
         append(&s->workers.done, &s->workers.done_last, j);
         (void)!write(s->workers.wake_fd, &(uint64_t){1}, sizeof(uint64_t));
@@ -100,6 +112,23 @@ bool tern_workers_put(struct tern_server *s, struct tern_job *j)
     }
     (void)pthread_mutex_unlock(&s->workers.lock);
     return room;
+}
+
+void tern_workers_put_again(struct tern_server *s, struct tern_job *j)
+{
+    (void)pthread_mutex_lock(&s->workers.lock);
+    append(&s->workers.first, &s->workers.last, j);
+    s->workers.n_waiting++;
+    (void)pthread_cond_signal(&s->workers.more);
+    (void)pthread_mutex_unlock(&s->workers.lock);
+}
+
+void tern_workers_give_back(struct tern_server *s, struct tern_job *j)
+{
+    (void)pthread_mutex_lock(&s->workers.lock);
+    append(&s->workers.done, &s->workers.done_last, j);
+    (void)!write(s->workers.wake_fd, &(uint64_t){1}, sizeof(uint64_t));
+    (void)pthread_mutex_unlock(&s->workers.lock);
 }
 
 void tern_workers_collect(struct tern_server *s)

@@ -169,6 +169,11 @@ int tern_template_render_json(const struct tern_template *t, const char *message
  * the file's rule unless the text already begins with it. */
 int tern_tokenize_rendered(const struct tern_tokenizer *t, const struct tern_rendered *r, struct tern_ids *ids,
                            tern_error *err);
+/* The same, and where conversations that begin alike may part: borders (nullable) gets ids->len behind each control
+ * token, ascending, as far as the first one behind the last message.  What comes before such a place is tokenized alike
+ * whatever follows. */
+int tern_tokenize_turns(const struct tern_tokenizer *t, const struct tern_rendered *r, struct tern_ids *ids,
+                        struct tern_ids *borders, tern_error *err);
 
 /* Does the template's text say this name?  A switch (`enable_thinking`) or list (`tools`) that it does not say would be
  * accepted and ignored. */
@@ -201,5 +206,7 @@ bool tern_reasoning_begun(const struct tern_reasoning_format *f, const char *tex
 /* What tern_reply_new (tern/tern.h) does; t may be NULL, then p names the formats.  The functions of tern/reply.h are
  * in text/reply/reply.c. */
 int tern_reply_make(tern_reply **out, const struct tern_template *t, const tern_reply_params *p, tern_error *err);
+/* Is the next character reasoning, or a mark that ends it? */
+bool tern_reply_reasons(const tern_reply *r);
 
 #endif

@@ -113,7 +113,7 @@ static inline void layer_init(struct layer *l, const struct config *cfg)
     tern_kv_signs(l->constants, cfg->dk, 3, true);
     tern_kv_signs(l->constants + cfg->dk, cfg->dv, 3, false);
     kv->n_heads = cfg->n_kv;
-    kv->reach = (struct tern_kv_reach){cfg->window, cfg->chunked};
+    kv->reach = (struct tern_kv_reach){.window = cfg->window, .chunked = cfg->chunked};
     kv->k = (struct tern_kv_side){.codec = case_codec(cfg->k), .dim = cfg->dk, .key = true, .sign = l->constants};
     kv->v = (struct tern_kv_side){.codec = case_codec(cfg->v), .dim = cfg->dv, .sign = l->constants + cfg->dk};
     kv->k.raw32 = kv->k.codec->raw ? kv->k.codec->bits == 32 : cfg->coded32;
@@ -247,6 +247,7 @@ static inline void worker_open(struct worker *w, const char *name, struct tern_p
     worker_blocks(w, &w->tiles, kv->tile_layer_off + (size_t)kv->ring * heads * kv->tile_bytes, n);
     worker_blocks(w, &w->sinks, kv->sink_layer_off + heads * kv->sink_bytes, n);
     w->cache = (struct tern_dev_cache){.n_layers = 1,
+                                       .n_spans = 1,
                                        .layers = kv,
                                        .group_of = &w->group_of,
                                        .state_off = &w->state_off,

@@ -1,6 +1,8 @@
 /* A driver for machines without one: cards that hold memory, copy it, and compute nothing.  FAKE_CUDA in the
  * environment says what is wrong with it: none: no card   old: one of compute capability 7.5   small: 64 MiB of memory
- * lost: every launch fails, and all after Memory is the host's, so that its address is the card's. */
+ * lost: every launch fails, and all after Memory is the host's, so that its address is the card's.
+ *
+ * With FAKE_RUNS kernels run on the processor (emulate/), as on a card of compute capability 8.0. */
 #define _GNU_SOURCE
 #include <stdbool.h>
 #include <stdlib.h>
@@ -12,6 +14,14 @@
 #define TABLE_ONLY(name, args) FAKE tern_cu_result name args;
 TERN_CU_LIST(TABLE_ONLY)
 #undef TABLE_ONLY
+
+#ifdef FAKE_RUNS
+extern void *emulate_find(const char *name);
+extern void emulate_launch(void *kernel, const void *args, const unsigned grid[3], unsigned threads);
+#define MAJOR 8
+#else
+#define MAJOR 9
+#endif
 
 enum { OK, INVALID = 1, FULL = 2, LOST = 700 };
 
@@ -72,7 +82,10 @@ tern_cu_result cuDeviceGetName(char *s, int n, tern_cu_device d)
 tern_cu_result cuDeviceGetAttribute(int *v, int which, tern_cu_device d)
 {
     (void)d;
-    *v = which == TERN_CU_MAJOR ? (is("old") ? 7 : 9) : which == TERN_CU_MINOR ? (is("old") ? 5 : 0) : 1;
+    *v = which == TERN_CU_MAJOR          ? (is("old") ? 7 : MAJOR)
+         : which == TERN_CU_MINOR        ? (is("old") ? 5 : 0)
+         : which == TERN_CU_SHARED_OPTIN ? 227 << 10
+                                         : 1;
     return OK;
 }
 tern_cu_result cuDeviceTotalMem_v2(size_t *n, tern_cu_device d)
@@ -278,8 +291,13 @@ tern_cu_result cuModuleUnload(tern_cu_module m)
 tern_cu_result cuModuleGetFunction(tern_cu_function *f, tern_cu_module m, const char *name)
 {
     (void)m;
+#ifdef FAKE_RUNS
+    *f = (tern_cu_function)emulate_find(name);
+    return *f ? OK : INVALID;
+#else
     *f = (tern_cu_function)f;
     return strncmp(name, "tern_cuda_k_", 12) ? INVALID : OK;
+#endif
 }
 tern_cu_result cuFuncSetAttribute(tern_cu_function f, int a, int v)
 {
@@ -290,6 +308,10 @@ tern_cu_result cuLaunchKernelEx(const struct tern_cu_launch *l, tern_cu_function
 {
     (void)l, (void)f, (void)args, (void)extra;
     lost |= is("lost");
+#ifdef FAKE_RUNS
+    if (!lost)
+        emulate_launch(f, args[0], l->grid, l->block[0]);
+#endif
     return now();
 }
 tern_cu_result cuGraphInstantiateWithFlags(tern_cu_graph_exec *e, tern_cu_graph g, unsigned long long f)

@@ -144,6 +144,19 @@ def test_reasoning(s):
     same((a.status, a.json["error"]["param"]), (400, "chat_template_kwargs"), "an unknown variable")
 
 
+def test_reasoning_counts(s):
+    """Tokens of reasoning are counted, those of a call that is held back are not."""
+    mixed = set()
+    for seed in range(12):
+        a = s.chat(logit_bias={str(THINK): 500, str(HALF_CALL): 500}, temperature=30, seed=seed, max_tokens=6, tools=TOOLS,
+                   logprobs=True).json
+        drawn = [t["token"].startswith("<think>") for t in a["choices"][0]["logprobs"]["content"]]
+        want = (drawn + [False]).index(False)  # behind the beginning of a call everything is the call's
+        same(a["usage"]["completion_tokens_details"]["reasoning_tokens"], want, "tokens of reasoning", seed, drawn)
+        mixed.add(0 < want < 6)
+    check(True in mixed, "a reply with both")
+
+
 def test_logprobs(s):
     content = s.chat(logprobs=True, top_logprobs=3).json["choices"][0]["logprobs"]["content"]
     same(len(content), 8, "a logprob per token")
@@ -336,7 +349,7 @@ def test_unix():
 
 
 with Server() as server:
-    for test in (test_plain, test_chat, test_chat_stream, test_tools, test_reasoning, test_logprobs, test_completions,
+    for test in (test_plain, test_chat, test_chat_stream, test_tools, test_reasoning, test_reasoning_counts, test_logprobs, test_completions,
                  test_scoring, test_texts, test_connection):
         test(server)
     check(server.wait_idle(), "the engine comes to rest")

@@ -2,6 +2,8 @@
 or by a closed connection where there is nobody to answer; after all of them the server still works and holds nothing."""
 import json
 import os
+import select
+import socket
 import time
 
 from serve_lib import Server, check, finish, raw, same, status_of
@@ -67,6 +69,22 @@ def test_http(s):
             except ValueError:
                 check(False, name, "is answered by", body[:200])
     same(raw(s, b"", 0.2), b"", "a connection without a request")
+    c = s.socket()  # a length larger than the body, and nobody there any more
+    c.sendall(post(b'{"prompt":"a"', "Content-Length: 500"))
+    c.shutdown(socket.SHUT_WR)
+    c.settimeout(5)
+    got = c.recv(4096)
+    check(got == b"" or status_of(got) == 400, "half a body", got[:200])
+    c.close()
+    c = s.socket()  # chunks of a byte without end: until the limit of bodies
+    c.sendall(post(b"", "Transfer-Encoding: chunked"))
+    c.settimeout(10)
+    sent = 0
+    while sent < 14 * 2**20 and not select.select([c], [], [], 0)[0]:
+        c.sendall(b"1\r\n \r\n" * 65536)
+        sent += 65536
+    same((status_of(c.recv(4096)), sent < 14 * 2**20), (413, True), "endless tiny chunks", sent)
+    c.close()
     got = raw(s, b"GET /health HTTP/1.1\r\n" + HOST + b"\r\nGET /health HTTP/1.1\r\n" + HOST + b"\r\n")
     same(got.count(b"HTTP/1.1 "), 1, "a request behind Connection: close")
 
@@ -97,6 +115,7 @@ def test_json(s):
         same(a.status, 400, name, a.body[:200])
         check(a.json["error"]["message"] and "\n" not in a.json["error"]["message"], name, "has a sentence")
     same(s.post("/v1/completions", b'{"prompt":"a","max_tokens":1,"temperature":-0}').status, 200, "-0")
+    same(s.post("/v1/completions", {"prompt": "x" * 10 * 2**20}).status, 400, "a string of 10 MB")
 
 
 # ---- fields ------------------------------------------------------------------------------------------------------------
@@ -208,6 +227,43 @@ def test_completions(s):
         same(a.status, 200, change, a.body[:200])
 
 
+def test_nulls(s):
+    """null in every field: as if it were not there, or refused by its name; never anything else."""
+    fields = {list(c)[0] for c, _ in chat_rows()} | {"response_format", "guided_regex", "guided_choice", "structured_outputs"}
+    for path, body in (("/v1/chat/completions", {"messages": USER}), ("/v1/completions", {"prompt": "a"}),
+                       ("/v1/responses", {"input": "a"}), ("/v1/messages", {"messages": USER}),
+                       ("/api/chat", {"messages": USER, "stream": False}), ("/api/generate", {"prompt": "a", "stream": False})):
+        for field in sorted(fields | {"input", "system", "options", "format", "prompt", "best_of", "echo", "suffix"}):
+            most = {"options": {"num_predict": 1}} if path.startswith("/api") else {
+                "max_output_tokens" if path.endswith("responses") else "max_tokens": 1}
+            a = s.post(path, {**body, **most, field: None, **({"max_tokens": 1} if field == "stream" else {})})
+            check(a.status in (200, 400), path, field, "null:", a.status, a.body[:200])
+            if a.status == 400:
+                e = a.json["error"]
+                check(field in (e if isinstance(e, str) else f"{e['message']} {e.get('param')}"), path, field, "null:", e)
+
+
+def test_numbers(s):
+    """At and beyond the edges, in the fields of three APIs."""
+    for path, body, change, status in (
+            ("/v1/completions", {"prompt": "a", "max_tokens": 1}, {"seed": -2**62}, 200),
+            ("/v1/completions", {"prompt": "a", "max_tokens": 1}, {"seed": 2**64 + 5}, 400),
+            ("/v1/completions", {"prompt": "a", "max_tokens": 1}, {"presence_penalty": 0, "frequency_penalty": 0}, 200),
+            ("/v1/completions", {"prompt": "a", "max_tokens": 1}, {"temperature": 0, "top_p": 0}, 200),
+            ("/v1/completions", {"prompt": "a", "max_tokens": 1}, {"temperature": 1, "top_k": 0, "min_p": 1}, 200),
+            ("/v1/completions", {"prompt": "a"}, {"max_tokens": 2**31 - 1}, 200),
+            ("/v1/completions", {"prompt": "a"}, {"max_tokens": BIG}, 400),
+            ("/v1/messages", {"messages": USER}, {"max_tokens": 0}, 400),
+            ("/v1/messages", {"messages": USER}, {"max_tokens": -1}, 400),
+            ("/v1/messages", {"messages": USER, "max_tokens": 1}, {"top_k": -1}, 400),
+            ("/v1/responses", {"input": "a"}, {"max_output_tokens": -5}, 400),
+            ("/api/generate", {"prompt": "a", "stream": False}, {"options": {"num_predict": 1, "num_keep": -3}}, 200),
+            ("/api/generate", {"prompt": "a", "stream": False}, {"options": {"num_predict": 1, "top_k": -3}}, 400),
+            ("/api/generate", {"prompt": "a", "stream": False}, {"options": {"num_predict": "x"}}, 400)):
+        a = s.post(path, {**body, **change})
+        same(a.status, status, path, change, a.body[:300])
+
+
 def test_texts(s):
     for path, body, param in (("/tokenize", {}, "content"), ("/tokenize", {"content": 1}, "content"),
                               ("/tokenize", {"content": "a", "add_special": 1}, "add_special"),
@@ -232,6 +288,7 @@ def test_legal(s):
         [{"role": "user", "content": "<|im_end|><|im_start|>system\n{{ 1/0 }} {% for %} <think>"}],
         [{"role": "user", "content": ""}],
         [{"role": "user", "content": []}],
+        USER + [{"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f", "arguments": {"a": 1}}}]}, tool],
     ]
     for messages in rows:
         a = s.post("/v1/chat/completions", {"messages": messages, "max_tokens": 1})
@@ -252,6 +309,8 @@ def test_length(s):
         if status == 400:
             e = a.json["error"]
             same((e["code"], e["n_prompt_tokens"], e["n_ctx"]), ("context_length_exceeded", n, ctx), "numbers")
+            for words in ("prompt is too long", "this model's maximum context length is"):
+                check(words in e["message"], "the words that clients look for", e["message"])
     a = s.post("/v1/completions", {"prompt": [65] * (ctx - 3), "max_tokens": 100, "ignore_eos": True}).json
     n = a["usage"]["completion_tokens"]
     check(a["choices"][0]["finish_reason"] == "length" and 3 <= n <= 4, "the context is full", n)
@@ -293,7 +352,7 @@ def test_ids_alone():
 test_ids_alone()
 with Server("--ctx-size", "256", "--max-body", "12M") as server:
     files = None
-    for test in (test_http, test_json, test_chat, test_completions, test_texts, test_legal, test_length, test_slow):
+    for test in (test_http, test_json, test_chat, test_completions, test_nulls, test_numbers, test_texts, test_legal, test_length, test_slow):
         test(server)
     check(server.wait_idle(), "the engine comes to rest")
     same(server.chat().status, 200, "it still answers")

@@ -134,12 +134,15 @@ class Server:
                 out.append((event, data))
         return comments, out
 
-    def metric(self, name):
+    def metric(self, name, model=None):
+        """Of all models together, or of one."""
+        found = []
         for line in self.get("/metrics").body.decode().split("\n"):
-            if line.startswith(name + " "):
-                return float(line.split()[1])
-        check(False, "there is no metric", name)
-        return 0
+            match = re.match(re.escape(name) + r'(?:\{model="((?:[^"\\]|\\.)*)"\})? (\S+)$', line)
+            if match and model in (None, match[1]):
+                found.append(float(match[2]))
+        check(found, "there is no metric", name)
+        return sum(found)
 
     def wait_idle(self, seconds=30):
         """True once the engine has nothing to do."""

@@ -1,5 +1,7 @@
 """tern serve: clients that leave, read slowly or come in crowds, and the end of the server.  Bounded in number and time,
 and on 127.0.0.1 alone."""
+import ctypes
+import http.client
 import json
 import os
 import random
@@ -55,9 +57,9 @@ def test_disconnect(s):
 
 def test_comments(s):
     """A stream that has nothing to say yet says so."""
-    others = [s.socket() for _ in range(6)]
-    for c in others:
-        c.sendall(request("/v1/completions", {**LONG, "prompt": [65] * 4000}))
+    others = [s.socket() for _ in range(16)]
+    for i, c in enumerate(others):  # nothing that one of them computes helps another
+        c.sendall(request("/v1/completions", {**LONG, "prompt": [65 + i] * 4000}))
     comments, events = s.events("/v1/chat/completions", {
         "messages": [{"role": "user", "content": "x " * 3000}], "max_tokens": 1, "stream": True})
     for c in others:
@@ -173,6 +175,92 @@ def test_idle(s):
         c.close()
 
 
+class Stopped:
+    """The one thread of a process that computes most, held by ptrace: `with Stopped(pid)`."""
+
+    SEIZE, INTERRUPT, DETACH, ANY_THREAD = 0x4206, 0x4207, 17, 0x40000000
+
+    def __init__(self, pid):
+        def ticks(tid):
+            with open(f"/proc/{pid}/task/{tid}/stat", encoding="ascii") as f:
+                return int(f.read().rsplit(")", 1)[1].split()[11])
+
+        before = {t: ticks(t) for t in os.listdir(f"/proc/{pid}/task")}
+        time.sleep(0.5)
+        self.tid = int(max(before, key=lambda t: ticks(t) - before[t]))
+        libc = ctypes.CDLL(None, use_errno=True)
+        libc.ptrace.argtypes, libc.ptrace.restype = [ctypes.c_long, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p], ctypes.c_long
+        self.ptrace = libc.ptrace
+        self.works = self.tid != pid and self.ptrace(self.SEIZE, self.tid, None, None) == 0
+
+    def __enter__(self):
+        if self.works:
+            same(self.ptrace(self.INTERRUPT, self.tid, None, None), 0, "a thread is stopped")
+            os.waitpid(self.tid, self.ANY_THREAD)
+        return self
+
+    def __exit__(self, *_):
+        if self.works:
+            self.ptrace(self.DETACH, self.tid, None, None)
+
+
+def quick(s, path):
+    """The answer to GET, None when there is none soon."""
+    c = http.client.HTTPConnection("127.0.0.1", s.port, timeout=5)
+    try:
+        c.request("GET", path)
+        r = c.getresponse()
+        return r.status, json.loads(r.read())
+    except TimeoutError:
+        return None
+    finally:
+        c.close()
+
+
+def seen_hanging(s):
+    """With a thread of the engine stopped: True once all was seen, False when it was stopped in the middle of something
+    that the server's own thread waits for."""
+    end = time.time() + 20
+    while time.time() < end and (a := quick(s, "/ready")) and a[0] == 200:
+        time.sleep(0.1)
+    for path in ("/ready", "/health"):
+        if not (a := quick(s, path)):
+            return False
+        check(a[0] == 503 and "does not step" in a[1]["reason"] and a[1]["engine_idle_s"] > 1, path, a)
+    check((a := quick(s, "/v1/models")) and a[0] == 200, "the rest of the server answers")
+    return True
+
+
+def test_hang():
+    """An engine that does not come back is not ready."""
+    with Server("-t", "1", "--stall", "1", "--cache-ram", "0", "--chunk", "2048") as s:
+        clients = []
+        for attempt in range(5):
+            for i in range(40):  # prompts, whose steps are long
+                clients.append(s.socket())
+                clients[-1].sendall(request("/v1/completions", {"prompt": [66 + i] * 8000, "max_tokens": 1}))
+            end = time.time() + 20
+            while s.metric("tern_requests_running") == 0 and time.time() < end:
+                time.sleep(0.02)
+            before = s.get("/ready")
+            check(before.status == 200 and before.json["running"] > 0, "it steps", before.body)
+            with Stopped(s.process.pid) as stopped:
+                if not stopped.works:
+                    print("no thread can be stopped here: /ready of an engine that hangs is not tested")
+                    return
+                seen = seen_hanging(s)
+            end = time.time() + 20
+            while s.get("/ready").status != 200 and time.time() < end:
+                time.sleep(0.1)
+            a = s.get("/ready")
+            check(a.status == 200 and a.json["steps"] > before.json["steps"], "it steps again", a.body)
+            if seen:
+                break
+        check(seen, "an engine that hangs was seen in", attempt + 1, "attempts")
+        for c in clients:
+            c.close()
+
+
 def test_end():
     with Server() as s:  # what runs may end
         c = s.socket()
@@ -214,7 +302,7 @@ def test_refused():
         empty = os.path.join(d, "empty")
         with open(empty, "w", encoding="ascii"):
             os.chmod(empty, 0o600)
-        for options, status, word in ((["--port", str(s.port)], 1, "in use"), (["-m", MODEL], 2, "one model"),
+        for options, status, word in ((["--port", str(s.port)], 1, "in use"), (["-m", MODEL], 2, "two models are called"),
                                       (["--ctx", "9", "--ctx-size", "9"], 2, "--ctx-size"),
                                       (["--unix", "/dev/null"], 1, "no socket"), (["--unix", d + "/no/s"], 1, "--unix"),
                                       (["--api-key-file", "/dev/zero"], 1, "/dev/zero"), (["--api-key", ""], 2, "empty"),
@@ -298,5 +386,6 @@ with Server() as server:
 test_refused()
 test_config()
 test_limits()
+test_hang()
 test_end()
 finish()

@@ -168,9 +168,25 @@ def test_panel(b):
 
 
 def test_accessible(b):
-    unnamed = b.js("""[...document.querySelectorAll('button, input, textarea')].filter(e => !(e.ariaLabel || e.textContent.trim()
+    unnamed = b.js("""[...document.querySelectorAll('button, input, textarea, select')].filter(e => !(e.ariaLabel || e.textContent.trim()
         || (e.labels && e.labels.length))).map(e => e.outerHTML)""")
     same(unnamed, [], "controls without a name")
+
+
+def test_models(s, b):
+    """With several models the panel has a choice, and remembers it."""
+    b.until("document.getElementById('model').childElementCount === 2 && !document.getElementById('models').hidden", "a choice")
+    b.js("document.getElementById('max_tokens').value = 12; document.getElementById('temperature').value = 0")
+    for name in ("second", "tools"):
+        b.js(f"document.getElementById('model').value = '{name}'; document.getElementById('model').onchange();"
+             "document.getElementById('new').click(); document.getElementById('text').value = 'hello'")
+        b.key("Enter", 13, "\r")
+        b.until(IDLE, "an answer of " + name)
+        turns = b.js(TURNS)
+        same(turns[-1][1], s.chat(model=name, max_tokens=12).json["choices"][0]["message"]["content"], "it is of", name)
+        b.until("document.getElementById('modelnote').textContent === 'It is loaded.'", "its state")
+    same(s.metric("tern_model_loads_total", "second"), 1, "the other one was loaded")
+    test_accessible(b)
 
 
 with Server() as server:
@@ -199,5 +215,8 @@ with Server() as server:
     same(wrong, [], "errors in the browser")
     asked = {e["params"]["request"]["url"] for e in browser.events if e["method"] == "Network.requestWillBeSent"}
     same([u for u in asked if not u.startswith((URL, "data:", "about:"))], [], "requests to elsewhere")
+    with Server("-m", "second=" + os.environ["MODEL"]) as several:
+        browser.go(f"http://127.0.0.1:{several.port}/")
+        test_models(several, browser)
     browser.close()
 finish()

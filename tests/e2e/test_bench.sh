@@ -134,6 +134,20 @@ none
     grep -q 'ff is 1000, not a multiple of 256' "$err" || say "refuse what q6_k cannot hold"
 fi
 
+# ---- bench: where the time goes ----
+run 0 "$TERN" bench --read 1M -m "$MODEL" -p 5 -n 2 -d 0 --kv l4 -r 1 -t 1 --profile --json
+same "$(json '#results' results.0.profile.steps results.1.profile.steps :results.0.profile.operations.0.seconds \
+    :results.1.profile.prompt_products_per_s :results.1.profile.operations.0.what)" "2
+1
+2
+real
+real
+string" "--profile"
+run 0 "$TERN" bench --read 1M -m "$MODEL" -p 5 -n 2 -d 0 --kv l4 -r 1 -t 1 --profile
+same "$(grep -c '^matmul' "$out" | awk '{ print ($1 > 4) }') $(grep -c '^limits: reading' "$out") $(grep -c '1 step,' "$out")" \
+    "1 2 1" "--profile as a table"
+bench_fails 2 "no --csv of it" --profile --csv
+
 # ---- doctor ----
 run 0 "$TERN" doctor
 for word in processor kernels threads memory verdict; do

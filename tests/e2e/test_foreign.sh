@@ -55,6 +55,39 @@ same "$(json text)" "$coded" "the reply with other chunks"
 run 0 "$TERN" run -m "$MODEL" -p x -n 2 -c 128 --quantized-kv-start 5000
 grep -q "nothing is coded" "$err" || say "a length behind the context is told"
 
+# ---- a cache that forgets: what mlx-lm calls rotating ----
+long="$(printf 'word %.0s' $(seq 300))"
+run 0 "$TERN" run -m "$MODEL" -p "$long" -n 10 --json
+all=$(json kv.bytes)
+whole=$(json text)
+run 0 "$TERN" run -m "$MODEL" -p "$long" -n 10 --max-kv-size 100 --json
+same "$(json kv.spec)" "t4,max=100" "the plan in the report"
+[ "$(json kv.bytes)" -lt "$all" ] || say "what is forgotten takes no memory"
+rotated=$(json text)
+run 0 "$TERN" run -m "$MODEL" -p "$long" -n 10 --max-kv-size 100 --chunk 9 --json
+same "$(json text)" "$rotated" "the reply with other chunks"
+run 0 "$TERN" run -m "$MODEL" -p "$long" -n 10 --kv t4,max=100,first=4 --json
+same "$(json text)" "$rotated" "the same as a plan"
+run 0 "$TERN" run -m "$MODEL" -p "$long" -n 10 --max-kv-size 0 --json
+same "$(json text)" "$whole" "0 keeps all"
+run 0 "$TERN" run -m "$MODEL" -p x -n 2 --max-kv-size 4000 -c 128 --json
+grep -q "ends before --max-kv-size" "$err" || say "a size beyond the context is told"
+run 0 "$TERN" run -m "$MODEL" -p "$long" -n 10 --max-kv-size 100 --keep 7 --quantized-kv-start 200 --json
+same "$(json kv.spec)" "t4,max=100,first=7" "both at once"
+same "$(json kv.start)" 200 "the length in the report"
+run 0 "$TERN" inspect "$MODEL" --max-kv-size 100 --keep 7 --json
+same "$(json kv.layers.0.window)+$(json kv.layers.0.first)" "93+7" "window and first tokens of a layer"
+run 0 "$TERN" inspect "$MODEL" --max-kv-size 100
+grep -q "window 96 and the first 4" "$out" || say "inspect tells what is seen"
+# A prompt that is kept between runs, beyond the size.
+run 0 "$TERN" run -m "$MODEL" -p "$long" -n 6 --max-kv-size 128 --prompt-cache "$work/rotated"
+first=$(cat "$out")
+run 0 "$TERN" run -m "$MODEL" -p "$long" -n 6 --max-kv-size 128 --prompt-cache "$work/rotated"
+same "$(cat "$out")" "$first" "the reply from a prompt that was kept"
+grep -q "prompt tokens were kept in" "$err" || say "tell how much was kept"
+run 0 "$TERN" run -m "$MODEL" -p "$long" -n 6 --max-kv-size 192 --prompt-cache "$work/rotated"
+grep -q "the prompt is read as a whole" "$err" || say "another size: read it anew"
+
 # ---- XTC ----
 run 0 "$TERN" run -m "$MODEL" -p x -n 10 --temp 1 --seed 1 --xtc-probability 1 --xtc-threshold 0.002
 odd=$(cat "$out")
@@ -74,8 +107,12 @@ refused "2, 3, 4 or 8" --kv-bits 5
 refused "--kv affine4" --kv-group-size 64
 refused "one of them" --quantized-kv-start 5 --kv-when end
 refused "from 0 to 1" --xtc-probability 1.5
-refused "--context-full drop" --max-kv-size 4096
-refused "first=N" --keep 4
+refused "64 or more" --max-kv-size 63
+refused "belongs to --max-kv-size" --keep 4
+refused "no room" --max-kv-size 64 --keep 64
+refused "from 0 to 64" --keep 65 --max-kv-size 200
+refused "one of them" --max-kv-size 200 --kv t4,max=100
+refused "one of them" --keep 3 --max-kv-size 200 --kv t4,first=5
 refused "q8_0" -ctk q5_1
 refused "processor" -ngl 99
 refused "fetch-model" -hf somebody/something

@@ -59,6 +59,7 @@ static void http(const char *text, size_t n, size_t piece)
 /* ---- requests ---------------------------------------------------------------------------------------------------- */
 
 static struct tern_server server;
+static struct tern_served served = {.server = &server, .name = "m", .path = "m", .state = TERN_SERVED_OPEN, .holds = 1};
 
 static void open_model(void)
 {
@@ -70,12 +71,13 @@ static void open_model(void)
     const tern_model_params mp = {.n_threads = 1, .packed = "off"};
     const tern_engine_params ep = {.n_threads = 1, .ctx = 512, .max_seqs = 1};
     tern_json_limit_memory();
-    if (tern_model_open(&server.model, path, &mp, NULL) < 0 ||
-        tern_engine_open(&server.engine, server.model, &ep, NULL) < 0)
+    if (tern_model_open(&served.model, path, &mp, NULL) < 0 ||
+        tern_engine_open(&served.engine, served.model, &ep, NULL) < 0)
         abort();
     (void)unlink(path);
     server.p.max_choices = 4;
-    (void)snprintf(server.name, sizeof server.name, "m");
+    server.p.n_models = 1;
+    server.models.all = &served;
 }
 
 static void request(int which, const char *text, size_t n)
@@ -90,7 +92,7 @@ static void request(int which, const char *text, size_t n)
     struct tern_job *j = tern_job_new(&server, api);
     if (!j || tern_buf_add(&j->body, text, n, NULL) < 0)
         abort();
-    if (api->prepare(j, &f) < 0) {
+    if (tern_job_read(j, &f) < 0 || api->prepare(j, &f) < 0) {
         if (f.status < 400 || f.status > 503 || !f.text[0] || strchr(f.text, '\n'))
             abort();
         json_decref(tern_fault_json(&f, api->shape));
@@ -107,7 +109,7 @@ static void request(int which, const char *text, size_t n)
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    if (!server.model)
+    if (!served.model)
         open_model();
     if (size < 2)
         return 0;

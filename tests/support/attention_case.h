@@ -160,6 +160,7 @@ struct config {
     int pairs;  /* of them also have a mean before the rotation */
     int recent; /* pages seen raw besides the own one */
     bool bf16;  /* wide rows on tiles */
+    bool keeps; /* the first tokens are seen whatever the window */
 };
 
 struct layer {
@@ -233,7 +234,7 @@ static inline void layer_init(struct layer *l, const struct config *cfg)
     tern_kv_signs(l->sign_k, cfg->dk, 3, true);
     tern_kv_signs(l->sign_v, cfg->dv, 3, false);
     kv->n_heads = cfg->n_kv;
-    kv->reach = (struct tern_kv_reach){cfg->window, cfg->chunked};
+    kv->reach = (struct tern_kv_reach){cfg->window, cfg->chunked, cfg->keeps ? cfg->first : 0};
     kv->k = (struct tern_kv_side){.codec = find_codec(cfg->k), .dim = cfg->dk, .key = true, .sign = l->sign_k};
     kv->v = (struct tern_kv_side){.codec = find_codec(cfg->v), .dim = cfg->dv, .sign = l->sign_v};
     kv->k.raw32 = kv->k.codec->raw ? kv->k.codec->bits == 32 : cfg->coded32;
@@ -242,7 +243,7 @@ static inline void layer_init(struct layer *l, const struct config *cfg)
         make_cond(l);
     kv->recent = 1 + cfg->recent;
     kv->ring = kv->recent + 1;
-    kv->first = kv->k.codec->raw && kv->v.codec->raw ? 0 : cfg->first;
+    kv->first = kv->k.codec->raw && kv->v.codec->raw ? kv->reach.first : cfg->first;
     size_t at = 0, ke = kv->k.raw32 ? 4 : 2, ve = kv->v.raw32 ? 4 : 2;
     kv->k_head_off = at, at += kv->k.codec->head_bytes(cfg->dk);
     kv->v_head_off = at, at += kv->v.codec->head_bytes(cfg->dv);
@@ -528,7 +529,10 @@ static inline void oracle(double *out, const struct seq *s, int pos, bool origin
         const float *q = s->q + ((size_t)pos * (size_t)l->shape.n_heads + (size_t)head) * dk;
         size_t h = (size_t)(head / l->cfg.group);
         double top = -INFINITY, sum = 0;
-        for (int t = t0; t <= pos; t++) {
+        for (int t = 0; t <= pos; t++) {
+            p[t] = -INFINITY;
+            if (t < t0 && t >= l->kv.reach.first)
+                continue;
             const float *k = (t >= from && t < to ? s->ke : s->k) + ((size_t)t * h_n + h) * dk;
             double x = 0;
             for (size_t d = 0; d < dk; d++)
@@ -539,10 +543,10 @@ static inline void oracle(double *out, const struct seq *s, int pos, bool origin
             p[t] = x;
             top = x > top ? x : top;
         }
-        for (int t = t0; t <= pos; t++)
+        for (int t = 0; t <= pos; t++)
             sum += p[t] = exp(p[t] - top);
         memset(out + (size_t)head * dv, 0, dv * sizeof *out);
-        for (int t = t0; t <= pos; t++) {
+        for (int t = 0; t <= pos; t++) {
             const float *v = (t >= from && t < to ? s->ve : s->v) + ((size_t)t * h_n + h) * dv;
             for (size_t d = 0; d < dv; d++)
                 out[(size_t)head * dv + d] += p[t] / sum * (double)v[d];

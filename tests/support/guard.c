@@ -842,6 +842,7 @@ static void guard_pick(struct tern_dev *d, struct tern_dev_rows y, struct tern_d
 static const struct tern_dev_ops guard_ops = {
     .name = "guard",
     .decodes = true,
+    .firsts = true,
     .open = guard_open,
     .close = guard_close,
     .prepare = guard_prepare,

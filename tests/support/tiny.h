@@ -45,11 +45,12 @@ static inline void tiny_read_ids(struct tiny *t, const char *name)
     assert_true(t->n_ids > 64);
 }
 
-static inline void tiny_read_ref(struct tiny *t, const char *name)
+/* Rows of logits: t->ref, t->n_ref and t->n_vocab. */
+static inline void tiny_read_rows(struct tiny *t, const char *file)
 {
     char path[512], head[128];
     int rows, cols;
-    (void)snprintf(path, sizeof path, "%s/tiny/%s.logits.npy", TERN_TEST_DATA, name);
+    (void)snprintf(path, sizeof path, "%s/tiny/%s", TERN_TEST_DATA, file);
     FILE *f = fopen(path, "rb");
     if (!f)
         fail_msg("cannot open %s", path);
@@ -64,6 +65,13 @@ static inline void tiny_read_ref(struct tiny *t, const char *name)
     assert_non_null(t->ref);
     assert_int_equal(fread(t->ref, sizeof(float), (size_t)rows * (size_t)cols, f), (size_t)rows * (size_t)cols);
     (void)fclose(f);
+}
+
+static inline void tiny_read_ref(struct tiny *t, const char *name)
+{
+    char file[160];
+    (void)snprintf(file, sizeof file, "%s.logits.npy", name);
+    tiny_read_rows(t, file);
 }
 
 /* name: of the GGUF; ids: base name of the ids file; logits: of the .npy. */

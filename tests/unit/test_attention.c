@@ -80,6 +80,36 @@ static void sinks(void **state)
     }
 }
 
+/* Windows that the first tokens stay outside of: a row at p sees tokens > p - window and tokens < first. */
+static void kept_first_tokens(void **state)
+{
+    (void)state;
+    static const struct {
+        int window, first, recent;
+    } sizes[] = {{60, 4, 0}, {64, 0, 0}, {63, 1, 0}, {1, 64, 0}, {70, 63, 0}, {128, 4, 0}, {124, 5, 1}, {256, 3, 3}};
+    static const char *const schemes[][2] = {{"mirror", "mirror"}, {"f16", "f16"},    {"f32", "f32"},
+                                             {"f16", "mirror"},    {"mirror", "f32"}, {"bf16", "f16"}};
+    static const int lens[] = {1, 63, 64, 65, 127, 128, 129, 400, 1400};
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
+        for (size_t j = 0; j < sizeof lens / sizeof *lens; j++) {
+            const size_t scheme = (i + j) % 6;
+            struct config cfg = {.k = schemes[scheme][0], .v = schemes[scheme][1], .n_kv = 2, .group = 3, .dk = 40};
+            const int n = lens[j], around = sizes[i].window + sizes[i].first;
+            cfg.dv = 72;
+            cfg.keeps = true;
+            cfg.window = sizes[i].window;
+            cfg.first = sizes[i].first;
+            cfg.recent = scheme == 1 || scheme == 2 || scheme == 5 ? 0 : sizes[i].recent;
+            cfg.coded32 = j % 2;
+            cfg.softcap = j == 6 ? 9 : 0;
+            struct budget b = j == 6 ? (struct budget){1e-5, 5e-5} : tight;
+            b = scheme == 5 ? (struct budget){5e-3, 0.02} : b; /* the oracle's tile has not been rounded to bf16 */
+            one_config(&cfg, n, n > 90 ? n - 90 : 0, b);
+            if (n > around + 3) /* the rows at which tokens begin to be forgotten */
+                one_config(&cfg, around + 3, around > 4 ? around - 4 : 0, b);
+        }
+}
+
 /* The newest pages before the own one are seen raw although their codes exist. */
 static void recent_pages(void **state)
 {
@@ -116,6 +146,18 @@ static void invariance(void **state)
         {.k = "mirror", .v = "mirror", .n_kv = 1, .group = 18, .dk = 32, .dv = 32, .first = 5, .softcap = 9},
         {.k = "f16", .v = "mirror", .n_kv = 3, .group = 1, .dk = 64, .dv = 64, .first = 4, .window = 8},
         {.k = "mirror", .v = "f16", .n_kv = 1, .group = 2, .dk = 64, .dv = 32, .first = 4, .window = 90, .chunked = 1},
+        {.k = "mirror", .v = "f16", .n_kv = 2, .group = 3, .dk = 64, .dv = 32, .first = 4, .window = 90, .keeps = 1},
+        {.k = "f16", .v = "f16", .n_kv = 1, .group = 5, .dk = 40, .dv = 72, .first = 7, .window = 200, .keeps = 1},
+        {.k = "t4",
+         .v = "l3",
+         .n_kv = 1,
+         .group = 2,
+         .dk = 64,
+         .dv = 32,
+         .first = 3,
+         .window = 131,
+         .recent = 1,
+         .keeps = 1},
     };
     for (size_t i = 0; i < sizeof cfgs / sizeof *cfgs; i++) {
         struct layer l;
@@ -196,7 +238,13 @@ static void schemes(void **state)
     for (int i = 0; tern_kv_codecs[i]; i++) {
         const struct tern_kv_codec *c = tern_kv_codecs[i];
         const bool rounds = !c->raw || strcmp(c->name, "bf16") == 0;
-        const double most = !rounds ? 1e-5 : c->bits >= 8 ? 0.05 : c->bits == 4 ? 0.35 : c->bits == 3 ? 0.65 : 1.1;
+        const bool floats = strcmp(c->name, "fp8") == 0; /* three bits of mantissa */
+        const double most = !rounds        ? 1e-5
+                            : floats       ? 0.1
+                            : c->bits >= 8 ? 0.05
+                            : c->bits == 4 ? 0.35
+                            : c->bits == 3 ? 0.65
+                                           : 1.1;
         for (int mixed = i % SCHEME_STEP; mixed < 4; mixed += SCHEME_STEP) {
             struct config cfg = {.k = mixed == 1 ? "f16" : c->name, .v = mixed == 2 ? "f16" : c->name, .n_kv = 2};
             cfg.group = 1 + 2 * mixed;
@@ -212,7 +260,9 @@ static void schemes(void **state)
             check_role(&s, 0, 130, true, tight);
             check_role(&s, 1060, 40, false, c->raw ? tight : rounded);
             check_role(&s, 0, 130, false, c->raw ? tight : rounded);
-            assert_true(scheme_error(&s, 1060, 40) <= most);
+            const double error = scheme_error(&s, 1060, 40);
+            if (!(error <= most))
+                fail_msg("%s: off by %g", c->name, error);
             check_invariance(&s, &other, 1010, 60);
             seq_clear(&s);
             seq_clear(&other);
@@ -258,10 +308,10 @@ int main(int argc, char **argv)
     if (argc > 1)
         cmocka_set_test_filter(argv[1]);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(lengths),    cmocka_unit_test(shapes),      cmocka_unit_test(windows),
-        cmocka_unit_test(softcaps),   cmocka_unit_test(sinks),       cmocka_unit_test(recent_pages),
-        cmocka_unit_test(invariance), cmocka_unit_test(many_ranges), cmocka_unit_test(many_rows),
-        cmocka_unit_test(schemes),    cmocka_unit_test(levels),
+        cmocka_unit_test(lengths),      cmocka_unit_test(shapes),     cmocka_unit_test(windows),
+        cmocka_unit_test(softcaps),     cmocka_unit_test(sinks),      cmocka_unit_test(kept_first_tokens),
+        cmocka_unit_test(recent_pages), cmocka_unit_test(invariance), cmocka_unit_test(many_ranges),
+        cmocka_unit_test(many_rows),    cmocka_unit_test(schemes),    cmocka_unit_test(levels),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -33,6 +33,8 @@ static void shapes(void **state)
             cfg.first = j;
             cfg.window = j == 3 ? 100 : 0;
             cfg.recent = j == 4 ? 2 : 0;
+            cfg.keeps = j == 3 || (j == 4 && i % 2);
+            cfg.window = cfg.keeps && j == 4 ? 260 : cfg.window;
             cfg.softcap = i == 1 ? 9 : 0;
             cfg.coded32 = i % 2;
             one_on_tiles(cfg, lens[j][0], lens[j][1], i == 1 ? (struct budget){1e-5, 5e-5} : tight);
@@ -45,6 +47,16 @@ static void invariance(void **state)
     static const struct config cfgs[] = {
         {.k = "f16", .v = "f16", .n_kv = 2, .group = 3, .dk = 64, .dv = 64, .bf16 = true},
         {.k = "mirror", .v = "f16", .n_kv = 1, .group = 4, .dk = 72, .dv = 40, .first = 4, .window = 70, .bf16 = true},
+        {.k = "l4",
+         .v = "f16",
+         .n_kv = 1,
+         .group = 3,
+         .dk = 64,
+         .dv = 40,
+         .first = 4,
+         .window = 70,
+         .bf16 = true,
+         .keeps = true},
         {.k = "l4", .v = "l3", .n_kv = 1, .group = 2, .dk = 64, .dv = 64, .first = 4, .recent = 1, .bf16 = true},
     };
     for (size_t i = 0; i < sizeof cfgs / sizeof *cfgs; i++) {

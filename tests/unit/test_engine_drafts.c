@@ -284,7 +284,7 @@ static void test_replies(void **state)
         int n = 0;
         for (size_t k = 0; k < sizeof lengths / sizeof *lengths; k++)
             for (int mode = 0; mode < N_MODES + 2; mode++, n++) {
-                if (n % 3 != (int)m % 3 && !getenv("TERN_LONG_TESTS")) /* a third of the ways, another one per model */
+                if (n % 3 != (int)m % 3 && !getenv("TERN_TEST_LONG")) /* a third of the ways, another one per model */
                     continue;
                 const bool recurrent = strcmp(models[m].name, "qwen35") == 0;
                 const int most = recurrent && lengths[k] > 16 ? 16 : lengths[k];
@@ -760,7 +760,7 @@ static void test_loops(void **state)
     }
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_lookup),        cmocka_unit_test(test_price),    cmocka_unit_test(test_replies),
@@ -768,5 +768,7 @@ int main(void)
         cmocka_unit_test(test_little_memory), cmocka_unit_test(test_refusals), cmocka_unit_test(test_models),
         cmocka_unit_test(test_recoded),
     };
+    if (argc > 1)
+        cmocka_set_test_filter(argv[1]);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

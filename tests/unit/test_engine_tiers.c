@@ -1,7 +1,7 @@
 /* What outlives a loop: cold = found = restored from a directory = restored from a store = batched = after a cancel, to
  * the last bit, whatever happens to the files in between.
  *
- *     test_engine_tiers               TERN_TEST_LONG=1: thousands of operations, with seeds of the day */
+ *     test_engine_tiers [PATTERN]     TERN_TEST_LONG=1: thousands of operations, with seeds of the day */
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <signal.h>
@@ -12,6 +12,7 @@
 #include <time.h>
 #include "loop_case.h"
 #include "run/loop.h"
+#include "served.h"
 #include "scratch.h"
 
 enum { LONG = 700, CTX = 900, REPLY = 12, AT_ONCE = 3 };
@@ -55,7 +56,7 @@ static void open_loop(struct fixture *f, int i)
     const tern_loop_params p = {.cache_bytes = f->cache_bytes,
                                 .cache_dir = f->folder ? path : NULL,
                                 .cache_dir_bytes = (size_t)64 << 20,
-                                .cache_shared = f->shared,
+                                .cache_shared = f->shared && *f->shared ? f->shared : NULL,
                                 .on_notice = note_line,
                                 .notice_user = f};
     tiny_ok(tern_loop_open(&f->loop[i], f->e[i], &p, &err), &err);
@@ -126,10 +127,12 @@ static struct lc_request *submit(struct fixture *f, int loop, const tern_request
 static void check_alone(struct fixture *f, const tern_request *r, const struct lc_request *rec)
 {
     int32_t want[LC_TOKENS];
-    const struct lc_choice *c = &rec->c[0];
-    const int n = lc_alone(f->cold, r, 0, want);
-    if (c->n > n || (rec->rc == 0 && c->n != n) || memcmp(c->ids, want, (size_t)c->n * sizeof *want) != 0)
-        fail_msg("prompt of %d tokens, %d found: other tokens than alone", r->n_prompt, rec->end.n_cached);
+    for (int k = 0; k < r->n_choices; k++) {
+        const struct lc_choice *c = &rec->c[k];
+        const int n = lc_alone(f->cold, r, k, want);
+        if (c->n > n || (rec->rc == 0 && c->n != n) || memcmp(c->ids, want, (size_t)c->n * sizeof *want) != 0)
+            fail_msg("prompt of %d tokens, %d found: other tokens than alone", r->n_prompt, rec->end.n_cached);
+    }
 }
 
 /* Returns how much of it was found. */
@@ -158,7 +161,7 @@ static void test_restart(void **state)
 {
     static const int lengths[] = {1, 63, 64, 65, 128, 150, LONG};
     (void)state;
-    for (size_t m = 0; m < sizeof models / sizeof *models; m++) {
+    for (size_t m = 0; m < sizeof models / sizeof *models && served(models[m]); m++) {
         struct fixture f;
         int32_t longer[CTX];
         open_all(&f, models[m], models[m], NULL);
@@ -242,7 +245,7 @@ static void spoil(const char *folder, uint64_t seed, bool all)
 static void test_damage(void **state)
 {
     (void)state;
-    for (size_t m = 0; m < sizeof models / sizeof *models; m++) {
+    for (size_t m = 0; m < sizeof models / sizeof *models && served(models[m]); m++) {
         struct fixture f;
         open_all(&f, models[m], "damage", NULL);
         for (int round = 0; round < 3; round++) {
@@ -277,6 +280,7 @@ static void draw(struct fixture *f, struct tern_rng *g, int32_t *ids, tern_reque
     r->max_tokens = tern_rng_u64(g) % 6 ? (int)(tern_rng_u64(g) % 40) : 0;
     r->sampler.temperature = tern_rng_u64(g) % 2 ? 0.8f : 0;
     r->sampler.seed = tern_rng_u64(g) % 100;
+    r->n_choices = tern_rng_u64(g) % 6 ? 1 : 2; /* a fork */
 }
 
 static void some_requests(struct fixture *f, struct tern_rng *g)
@@ -346,7 +350,7 @@ static void test_random(void **state)
     const int n = more ? 3000 : 60;
     char name[40];
     (void)state;
-    for (size_t m = 0; m < sizeof models / sizeof *models; m++)
+    for (size_t m = 0; m < sizeof models / sizeof *models && served(models[m]); m++)
         for (int little = 0; little < 2; little++) {
             (void)snprintf(name, sizeof name, "random-%d-%d", (int)m, little);
             run_random(models[m], seed + 10 * m + (uint64_t)little, little ? 300000 : (size_t)64 << 20, name, NULL, n);
@@ -414,23 +418,30 @@ static void stop_store(void)
     store = 0;
 }
 
+/* false: tern knows none, or there is no redis-server here. */
+static bool store_is_here(char address[64])
+{
+    struct fixture f;
+    tern_error err = {0};
+    const tern_loop_params bad = {.cache_bytes = 1000000, .cache_shared = "redis://"};
+    open_all(&f, "llama-tied", NULL, NULL);
+    const int rc = tern_loop_open(&f.loop[0], f.e[0], &bad, &err);
+    close_all(&f);
+    assert_true(rc == TERN_EINVAL || rc == TERN_EUNSUPPORTED);
+    if (rc != TERN_EUNSUPPORTED && start_store(address))
+        return true;
+    print_message("without a store: %s\n", rc == TERN_EUNSUPPORTED ? err.msg : "redis-server is not installed");
+    return false;
+}
+
 static void test_store(void **state)
 {
     char address[64];
     struct fixture f;
-    tern_error err = {0};
     (void)state;
-    open_all(&f, "llama-tied", NULL, "redis://");
-    const tern_loop_params bad = {.cache_bytes = 1000000, .cache_shared = f.shared};
-    const int rc = tern_loop_open(&f.loop[0], f.e[0], &bad, &err);
-    if (rc == TERN_EUNSUPPORTED || !start_store(address)) {
-        print_message("skipped: %s\n", rc == TERN_EUNSUPPORTED ? err.msg : "redis-server is not installed");
-        close_all(&f);
+    if (!store_is_here(address))
         return;
-    }
-    assert_int_equal(rc, TERN_EINVAL);
-    close_all(&f);
-    for (size_t m = 0; m < sizeof models / sizeof *models; m++) {
+    for (size_t m = 0; m < sizeof models / sizeof *models && served(models[m]); m++) {
         open_all(&f, models[m], NULL, address);
         open_loop(&f, 0);
         (void)ask(&f, 0, f.ids, 300);
@@ -452,10 +463,8 @@ static void test_store_is_dead(void **state)
     char address[64], mute_address[64];
     struct fixture f;
     (void)state;
-    if (!store_port || !start_store(address)) {
-        print_message("skipped: there is no store to end\n");
+    if (!store_is_here(address))
         return;
-    }
     open_all(&f, "llama-tied", NULL, address);
     open_loop(&f, 0);
     (void)ask(&f, 0, f.ids, 200);
@@ -483,6 +492,110 @@ static void test_store_is_dead(void **state)
     (void)close(mute);
 }
 
+/* ---- kill -9 ------------------------------------------------------------------------------------------------------
+ */
+
+/* The program once more, as a server on the same directory and store that asks itself until it is killed. */
+static pid_t start_victim(const char *model, uint64_t seed, const char *folder, const char *shared)
+{
+    char text[24];
+    (void)snprintf(text, sizeof text, "%llu", (unsigned long long)seed);
+    const pid_t p = fork();
+    if (p == 0) {
+        const int null = open("/dev/null", O_WRONLY);
+        (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
+        (void)dup2(null, 1);
+        (void)dup2(null, 2);
+        (void)execl("/proc/self/exe", "test_engine_tiers", "ask-for-ever", model, text, dir, folder, shared,
+                    (char *)NULL);
+        _exit(127);
+    }
+    assert_true(p > 0);
+    return p;
+}
+
+static void ask_for_ever(void **state)
+{
+    char *const *args = *state;
+    struct fixture f;
+    struct tern_rng g = {strtoull(args[3], NULL, 10)};
+    open_all(&f, args[2], args[5], args[6]);
+    open_loop(&f, 0);
+    open_loop(&f, 1);
+    for (;;)
+        some_requests(&f, &g);
+}
+
+static void end_victim(pid_t *p)
+{
+    int status;
+    if (*p <= 0)
+        return;
+    (void)kill(*p, SIGKILL);
+    assert_int_equal(waitpid(*p, &status, 0), *p);
+    assert_true(WIFSIGNALED(status)); /* not by itself: what it asked was answered rightly, too */
+    *p = 0;
+}
+
+/* Two servers that are asked, one that is killed, and a store that comes and goes, all on one directory. */
+static void run_killed(const char *model, uint64_t seed, int n_ops, char *address)
+{
+    struct fixture f;
+    struct tern_rng g = {seed};
+    char folder[40];
+    pid_t victim = 0;
+    int kills = 0, stores = 0;
+    uint64_t hits = 0, fetched = 0, damaged = 0;
+    (void)snprintf(folder, sizeof folder, "killed-%s", model);
+    open_all(&f, model, folder, address);
+    f.cache_bytes = 300000;
+    open_loop(&f, 0);
+    open_loop(&f, 1);
+    for (int op = 0; op < n_ops; op += AT_ONCE) {
+        if (!victim) {
+            victim = start_victim(model, seed + (uint64_t)op + 1, folder, address);
+        } else if (tern_rng_u64(&g) % 2 == 0) {
+            end_victim(&victim);
+            kills++;
+        }
+        some_requests(&f, &g);
+        const int i = (int)(tern_rng_u64(&g) % 2);
+        if (tern_rng_u64(&g) % 3 == 0) {
+            const tern_cache_stats s = stats_of(f.loop[i]);
+            hits += s.hits;
+            fetched += s.fetched;
+            damaged += s.disk.damaged + s.shared.damaged;
+            restart(&f, i);
+        }
+        if (*address && tern_rng_u64(&g) % 6 == 0) {
+            stop_store();
+            stores++;
+            if (tern_rng_u64(&g) % 2 == 0)
+                some_requests(&f, &g);
+            assert_true(start_store(address));
+        }
+    }
+    end_victim(&victim);
+    close_all(&f);
+    print_message("%s, seed %llu, %d operations: %d killed, the store %d times; %d found, %d came back, %d damaged\n",
+                  model, (unsigned long long)seed, n_ops, kills, stores, (int)hits, (int)fetched, (int)damaged);
+    assert_true(kills > 0 && fetched > 0);
+    assert_int_equal(damaged, 0);
+}
+
+static void test_killed(void **state)
+{
+    const bool more = getenv("TERN_TEST_LONG") != NULL;
+    const uint64_t seed = more ? (uint64_t)time(NULL) : 7;
+    char address[64] = "";
+    (void)state;
+    if (!store_is_here(address))
+        *address = 0;
+    for (size_t m = 0; m < sizeof models / sizeof *models; m++)
+        run_killed(models[m], seed + m, more ? 600 : 45, address);
+    stop_store();
+}
+
 static int make_folder(void **state)
 {
     (void)state;
@@ -498,11 +611,20 @@ static int remove_folder(void **state)
     return system(command); // NOLINT(cert-env33-c)
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
+    if (argc == 7 && strcmp(argv[1], "ask-for-ever") == 0) {
+        const struct CMUnitTest one[] = {cmocka_unit_test_prestate(ask_for_ever, argv)};
+        if (strlen(argv[4]) == strlen(dir))
+            memcpy(dir, argv[4], sizeof dir);
+        return cmocka_run_group_tests(one, NULL, NULL);
+    }
+    if (argc > 1)
+        cmocka_set_test_filter(argv[1]);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_restart), cmocka_unit_test(test_strangers), cmocka_unit_test(test_damage),
         cmocka_unit_test(test_random),  cmocka_unit_test(test_store),     cmocka_unit_test(test_store_is_dead),
+        cmocka_unit_test(test_killed),
     };
     return cmocka_run_group_tests(tests, make_folder, remove_folder);
 }

@@ -139,6 +139,8 @@ static void test_routes(void **state)
         const struct choice *c = &choices[i];
         int32_t ids[3];
         float weights[3];
+        if (c->r.sqrt_softplus && !d->ops->clamp) /* dev.h: who has that operation knows these scores */
+            continue;
         const size_t n = (size_t)c->r.n_experts * sizeof(float), n_active = (size_t)c->r.n_active;
         struct tern_route route = c->r;
         struct tern_dev_mem *all[] = {put(d, c->logits, sizeof c->logits), put(d, NULL, sizeof ids),

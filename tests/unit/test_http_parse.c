@@ -145,6 +145,38 @@ static int chunks(const char *text, size_t n, size_t piece, struct tern_buf *bod
     return c.done ? 0 : -1;
 }
 
+static void test_query(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *query, *value; /* NULL: there is none */
+    } rows[] = {
+        {"model=a", "a"},
+        {"x=1&model=a%2Fb&model=c", "a/b"},
+        {"model=a+b", "a b"},
+        {"model=", ""},
+        {"model=a#model=b", "a"},
+        {"models=a", NULL},
+        {"amodel=a", NULL},
+        {"model", NULL},
+        {"", NULL},
+        {"model=%", NULL},
+        {"model=%00", NULL},
+        {"#model=a", NULL},
+        {"&&model=a&", "a"},
+        {"model=1234567", "1234567"},
+        {"model=12345678", NULL},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        const struct tern_http_head h = {.query = rows[i].query};
+        char out[8];
+        bool found = tern_http_query(&h, "model", out, sizeof out);
+        assert_int_equal(found, rows[i].value != NULL);
+        if (found)
+            assert_string_equal(out, rows[i].value);
+    }
+}
+
 static void test_chunks(void **state)
 {
     (void)state;
@@ -317,8 +349,8 @@ int main(void)
     tern_json_limit_memory();
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_refused_heads), cmocka_unit_test(test_large_heads), cmocka_unit_test(test_head),
-        cmocka_unit_test(test_chunks),        cmocka_unit_test(test_json),        cmocka_unit_test(test_json_depth),
-        cmocka_unit_test(test_json_memory),   cmocka_unit_test(test_json_chars),
+        cmocka_unit_test(test_query),         cmocka_unit_test(test_chunks),      cmocka_unit_test(test_json),
+        cmocka_unit_test(test_json_depth),    cmocka_unit_test(test_json_memory), cmocka_unit_test(test_json_chars),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -6,8 +6,8 @@
 static void test_registry(void **state)
 {
     (void)state;
-    static const char *const order[] = {"f32", "f16", "bf16",    "q8",      "l4",  "l3",    "l2",   "t4",
-                                        "t3",  "t2",  "affine8", "affine4", "g16", "g16_3", "g16_2"};
+    static const char *const order[] = {"f32", "f16", "bf16", "q8",      "fp8",     "l4",  "l3",    "l2",
+                                        "t4",  "t3",  "t2",   "affine8", "affine4", "g16", "g16_3", "g16_2"};
     static const char *const aliases[][2] = {{"fp32", "f32"},  {"fp16", "f16"},  {"q8_0", "q8"},
                                              {"turbo4", "l4"}, {"turbo3", "l3"}, {"turbo2", "l2"}};
     size_t n = sizeof order / sizeof *order;

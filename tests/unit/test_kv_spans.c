@@ -1,6 +1,7 @@
 /* Layers that cache several things at several rates, as DeepSeek-V4 does: a window of tokens, a compressed row for
  * every 4 or 128 tokens, keys that choose among them, and states.  A made-up engine writes what each row and state has
  * seen, so that whatever steps, cuts, forks, checkpoints and files leave can be read. */
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -69,12 +70,12 @@ static void test_deepseek_v4(void **state)
     double per_token = 0;
     (void)state;
     for (int i = 0; i < 43; i++) {
-        d[i] = (struct tern_kv_decl){.n_heads = 1, .dim_v = 512, .latent = true, .reach = {128, false}};
+        d[i] = (struct tern_kv_decl){.n_heads = 1, .dim_v = 512, .latent = true, .reach = {128, false}, .n_rot = 64};
         if (i < 2)
             continue;
-        d[i].more[d[i].n_more++] = (struct tern_kv_more){TERN_KV_ROWS, i % 2 ? 128 : 4, 1, 512};
+        d[i].more[d[i].n_more++] = (struct tern_kv_more){TERN_KV_ROWS, i % 2 ? 128 : 4, 1, 512, true};
         if (i % 2 == 0)
-            d[i].more[d[i].n_more++] = (struct tern_kv_more){TERN_KV_INDEX, 4, 1, 128};
+            d[i].more[d[i].n_more++] = (struct tern_kv_more){TERN_KV_INDEX, 4, 1, 128, true};
         d[i].state_bytes = i % 2 ? 512 << 10 : 80 << 10;
     }
     ok(tern_kv_layout_new(&l, d, 43, "f16", false, &err), &err);
@@ -88,10 +89,36 @@ static void test_deepseek_v4(void **state)
         assert_true(tern_kv_spans_bytes(l, i) == 2 * (512 + rows) && tern_kv_spans_f16_bytes(l, i) == 2 * (512 + rows));
     }
     tern_kv_layout_free(l);
+    /* Bytes of a row, its scales among them; keys beside coded rows are 64 and 4 scales. */
+    static const struct {
+        const char *kv;
+        double row;
+    } coded[] = {{"t4", 264}, {"fp8", 448 + 7 + 128}, {"t4,position=f16", 448 / 2 + 8 + 128}, {"q8", 512 + 8}};
+    for (size_t k = 0; k < sizeof coded / sizeof *coded; k++) {
+        per_token = 0;
+        ok(tern_kv_layout_new(&l, d, 43, coded[k].kv, false, &err), &err);
+        assert_int_equal(l->n_notes, 0);
+        assert_true(tern_kv_spans_f16_bytes(l, 4) == 2 * (512 + (512.0 + 128) / 4));
+        assert_true(tern_kv_spans_bytes(l, 4) == 2 * 512 + coded[k].row / 4 + 68 / 4.0);
+        for (int g = 0; g < l->n_groups; g++)
+            if (!l->groups[g].reach.window)
+                per_token += (double)l->groups[g].page_bytes / tern_kv_page_tokens(&l->groups[g]);
+        assert_true(fabs(per_token - (21 * (coded[k].row + 68) / 4 + 20 * coded[k].row / 128)) < 1e-6);
+        print_message("%-16s %.1f bytes per token\n", coded[k].kv, per_token);
+        tern_kv_layout_free(l);
+    }
+    for (int i = 0; i < 43; i++)
+        d[i].more[0].grid = d[i].more[1].grid = false; /* weights that were not trained so */
     ok(tern_kv_layout_new(&l, d, 43, "t4", false, &err), &err);
-    assert_true(tern_kv_spans_f16_bytes(l, 4) == 2 * (512 + (512.0 + 128) / 4));
-    assert_true(tern_kv_spans_bytes(l, 4) == 2 * 512 + (512 * 4 + 4 * 16) / 8 / 4.0 + 2 * 128 / 4.0);
+    assert_true(tern_kv_spans_bytes(l, 4) == 2 * 512 + 264 / 4.0 + 2 * 128 / 4.0);
     tern_kv_layout_free(l);
+    ok(tern_kv_layout_new(&l, d, 43, "f16,position=f16", false, &err), &err);
+    assert_int_equal(l->n_notes, 1);
+    assert_non_null(strstr(l->note[0], "position=f16 changes nothing"));
+    tern_kv_layout_free(l);
+    assert_int_equal(tern_kv_layout_new(&l, d, 43, "t4,position=t4", false, &err), TERN_EINVAL);
+    assert_non_null(strstr(err.msg, "position wants f16"));
+    assert_int_equal(tern_kv_layout_new(&l, d, 43, "fp4", false, &err), TERN_EINVAL);
 }
 
 /* ---- an engine that writes down what it saw ------------------------------------------------------------------------

@@ -124,6 +124,8 @@ static void words_of_pre_tokenizers(void **state)
     check_words("gpt-4o", "theCat'S 1234 a/b\n", "the|Cat'S| |123|4| a|/b|\n");
     check_words("tekken", "theCat's 12!/\n", "the|Cat|'s| |1|2|!/\n");
     check_words("deepseek-v3", "ab1234\xE6\xBC\xA2 c.d $x\n\n", "ab|123|4|\xE6\xBC\xA2| c|.d| $|x|\n\n");
+    check_words("joyai-llm", "  \n  \n  ab1234\xE3\x81\x82\xE6\xBC\xA2 c.d $x\n\n",
+                "  \n  \n| | ab|123|4|\xE3\x81\x82\xE6\xBC\xA2| c|.d| $|x|\n\n"); /* DeepSeek-V4's name for it */
     check_words("deepseek-llm", "ab 12\n\nc  ", "ab| |1|2|\n|\n|c|  ");
     check_words("falcon", "a1234!!b", "a|123|4|!!|b");
     check_words("bloom", "a b,c (d", "a| b|,|c| (|d");

@@ -372,7 +372,9 @@ static void attention_keeps_the_budget(void **state)
         }
         sum /= n_lengths * rounds;
         print_message("%-4s %.2e\n", ternkv_scheme(i), sum);
-        assert_true(sum < budget[tern_kv_codecs[i]->bits]);
+        /* Three bits of mantissa: a relative error of 2^-4 at most, uniform, of values spread over an octave. */
+        const bool floats = strcmp(ternkv_scheme(i), "fp8") == 0;
+        assert_true(sum < (floats ? 5 * 8e-4 : budget[tern_kv_codecs[i]->bits]));
     }
 }
 

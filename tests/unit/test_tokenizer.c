@@ -333,11 +333,13 @@ struct part {
     bool user;
 };
 
-static void encode_parts(const struct tern_tokenizer *t, const struct part *parts, size_t n, struct tern_ids *ids)
+static void encode_turns(const struct tern_tokenizer *t, const struct part *parts, size_t n, struct tern_ids *ids,
+                         struct tern_ids *borders)
 {
     struct tern_rendered r = {0};
-    struct tern_span spans[8];
+    struct tern_span spans[16];
     tern_error err = {0};
+    assert_true(n <= sizeof spans / sizeof *spans);
     for (size_t i = 0; i < n; i++) {
         spans[i].begin = r.text.len;
         assert_int_equal(tern_buf_add(&r.text, parts[i].text, strlen(parts[i].text), NULL), 0);
@@ -347,9 +349,14 @@ static void encode_parts(const struct tern_tokenizer *t, const struct part *part
     r.spans = spans;
     r.n_spans = n;
     ids->len = 0;
-    if (tern_tokenize_rendered(t, &r, ids, &err) < 0)
+    if (tern_tokenize_turns(t, &r, ids, borders, &err) < 0)
         fail_msg("%s", err.msg);
     tern_buf_clear(&r.text);
+}
+
+static void encode_parts(const struct tern_tokenizer *t, const struct part *parts, size_t n, struct tern_ids *ids)
+{
+    encode_turns(t, parts, n, ids, NULL);
 }
 
 #define PARTS(t, ids, ...)                              \
@@ -401,6 +408,44 @@ static void user_text_cannot_become_control(void **state)
     tern_tokenizer_free(t);
 }
 
+/* Behind control tokens, as far as the first one behind the last message; what lies before them is the same whatever
+ * follows. */
+static void borders_lie_behind_control_tokens(void **state)
+{
+    (void)state;
+    static const struct part turns[] = {{"<|start|>", false}, {"be brief", true},   {"<|end|>\n", false},
+                                        {"house", true},      {"<|end|>", false},   {"\nthe ", false},
+                                        {"<|end|>", true},    {"<|end|>\n", false}, {"<|start|>", false}};
+    struct tern_tokenizer *t = load_fixture("bpe-qwen2");
+    struct tern_ids ids = {0}, borders = {0}, head = {0};
+    const int32_t end = tern_tokenizer_eos(t);
+    for (size_t n = 1; n <= sizeof turns / sizeof *turns; n++) {
+        static const size_t want[] = {1, 1, 2, 2, 3, 3, 3, 4, 4};
+        borders.len = 0;
+        encode_turns(t, turns, n, &ids, &borders);
+        assert_int_equal(borders.len, want[n - 1]);
+        for (size_t i = 0; i < borders.len; i++) {
+            const size_t at = (size_t)borders.p[i];
+            assert_true(at <= ids.len && ids.p[at - 1] == (i ? end : tern_tokenizer_bos(t)));
+            encode_turns(t, turns, i == 0 ? 1 : i == 1 ? 3 : i == 2 ? 5 : 8, &head, NULL);
+            assert_true(head.len >= at);
+            assert_memory_equal(head.p, ids.p, at * sizeof *ids.p);
+        }
+    }
+    /* A BOS that is put in front moves them; what is there stays. */
+    borders.len = 0;
+    assert_int_equal(tern_ids_add(&borders, 77, NULL), 0);
+    encode_turns(t, turns + 1, 2, &ids, &borders);
+    assert_int_equal(borders.len, 2);
+    assert_int_equal(borders.p[0], 77);
+    assert_int_equal(ids.p[0], tern_tokenizer_bos(t));
+    assert_int_equal(ids.p[borders.p[1] - 1], end);
+    tern_ids_clear(&ids);
+    tern_ids_clear(&borders);
+    tern_ids_clear(&head);
+    tern_tokenizer_free(t);
+}
+
 static void spans_must_cover_the_text(void **state)
 {
     (void)state;
@@ -441,6 +486,7 @@ int main(void)
         cmocka_unit_test(control_tokens_are_silent_unless_asked),
         cmocka_unit_test(prefix_space_comes_and_goes),
         cmocka_unit_test(user_text_cannot_become_control),
+        cmocka_unit_test(borders_lie_behind_control_tokens),
         cmocka_unit_test(spans_must_cover_the_text),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

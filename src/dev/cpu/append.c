@@ -57,14 +57,16 @@ static void close_page(const struct append_work *w, const struct tern_append_job
     const struct tern_kv_layer *l = w->l;
     const struct tern_attn_job *at = j->at;
     uint8_t *scratch = w->d->encode_scratch + (size_t)worker * TERN_KV_SCRATCH;
+    const struct tern_kv_side k = tern_kv_side_of(&l->k, head);
+    if (page == 0 && l->first)
+        put_sink(l, j->sink + l->sink_layer_off + (size_t)head * l->sink_bytes, tile);
+    if (page < at->first_page) /* recode: a window has dropped the page, its first tokens are seen all the same */
+        return;
     uint8_t *p =
         tern_block_at(at->page_mem, at->pages[page - at->first_page]) + l->layer_off + (size_t)head * l->head_bytes;
-    const struct tern_kv_side k = tern_kv_side_of(&l->k, head);
     k.codec->encode(&k, p + l->k_off, (uint16_t *)(void *)(p + l->k_head_off), tile, page * TERN_PAGE, scratch);
     l->v.codec->encode(&l->v, p + l->v_off, (uint16_t *)(void *)(p + l->v_head_off), tile + l->tile_v_off,
                        page * TERN_PAGE, scratch);
-    if (page == 0 && l->first)
-        put_sink(l, j->sink + l->sink_layer_off + (size_t)head * l->sink_bytes, tile);
 }
 
 /* Where a sequence keeps the raw tile of a page: all its KV heads. */
@@ -220,29 +222,33 @@ static void value_task(void *ctx, int task, int worker)
     float *x_v = w->v + row * w->v_stride + (size_t)head * (size_t)l->v.dim;
     float *scratch = (float *)(void *)(w->d->encode_scratch + (size_t)worker * TERN_KV_SCRATCH);
     struct side_at k_at = {0}, v_at = {0};
-    if (page < at->first_page) { /* a window has dropped it */
-        zero_rows(x_k, w->k_stride, to - from, (size_t)l->k.dim);
-        zero_rows(x_v, w->v_stride, to - from, (size_t)l->v.dim);
-        return;
-    }
-    if (page > open - l->recent) {
-        k_at.raw = at->ring + (size_t)(page % l->ring * l->n_heads + head) * l->tile_bytes;
-        v_at.raw = k_at.raw + l->tile_v_off;
-    } else {
-        const uint8_t *p =
-            tern_block_at(at->page_mem, at->pages[page - at->first_page]) + l->layer_off + (size_t)head * l->head_bytes;
-        k_at = (struct side_at){.data = p + l->k_off, .head = p + l->k_head_off};
-        v_at = (struct side_at){.data = p + l->v_off, .head = p + l->v_head_off};
-        k_at.raw = k.codec->raw ? k_at.data : NULL;
-        v_at.raw = l->v.codec->raw ? v_at.data : NULL;
-    }
+    int n = to; /* rows behind the n-th are gone */
     if (page == 0 && open > 0 && l->first) {
         k_at.sink = at->sink + l->sink_layer_off + (size_t)head * l->sink_bytes;
         v_at.sink = k_at.sink + l->sink_v_off;
         k_at.n_sink = v_at.n_sink = l->first;
     }
-    side_rows(&k, &k_at, x_k, w->k_stride, page, from, to, scratch);
-    side_rows(&l->v, &v_at, x_v, w->v_stride, page, from, to, scratch);
+    if (page < at->first_page) { /* a window has dropped it */
+        n = k_at.n_sink < to ? k_at.n_sink : to;
+        n = n > from ? n : from;
+        zero_rows(x_k + (size_t)(n - from) * w->k_stride, w->k_stride, to - n, (size_t)l->k.dim);
+        zero_rows(x_v + (size_t)(n - from) * w->v_stride, w->v_stride, to - n, (size_t)l->v.dim);
+        k_at.raw = v_at.raw = k_at.sink; /* not read: first tokens alone are left */
+    } else if (page > open - l->recent) {
+        k_at.raw = at->ring + (size_t)(page % l->ring * l->n_heads + head) * l->tile_bytes;
+        v_at.raw = k_at.raw + l->tile_v_off;
+    } else {
+        const uint8_t *p =
+            tern_block_at(at->page_mem, at->pages[page - at->first_page]) + l->layer_off + (size_t)head * l->head_bytes;
+        k_at.data = p + l->k_off, k_at.head = p + l->k_head_off;
+        v_at.data = p + l->v_off, v_at.head = p + l->v_head_off;
+        k_at.raw = k.codec->raw ? k_at.data : NULL;
+        v_at.raw = l->v.codec->raw ? v_at.data : NULL;
+    }
+    if (n == from)
+        return;
+    side_rows(&k, &k_at, x_k, w->k_stride, page, from, n, scratch);
+    side_rows(&l->v, &v_at, x_v, w->v_stride, page, from, n, scratch);
 }
 
 void tern_cpu_value_rows(struct tern_cpu *d, const struct tern_kv_layer *l, const struct tern_attn_job *job, float *k,

@@ -51,6 +51,9 @@ static void seen(const struct attn_unit *u, int pos, int page, int lo, int hi, i
     int oldest = tern_kv_oldest(u->step->kv->reach, pos) - page * TERN_PAGE;
     *t1 = page == u->block->own && pos % TERN_PAGE + 1 < hi ? pos % TERN_PAGE + 1 : hi;
     *t0 = oldest > lo ? oldest : lo;
+    /* The raw first tokens, or the tile of page 0, which lies in the window for as long as it is seen. */
+    if (page == 0 && lo < u->step->kv->reach.first)
+        *t0 = lo;
     if (*t0 > *t1)
         *t0 = *t1;
 }
@@ -282,8 +285,10 @@ void tern_attn_finish(const struct attn_unit *u, struct attn_scratch *c)
         add_mean(u, c);
     if (!kv->v.codec->raw)
         kv->v.codec->finish(&kv->v, c->o, u->n_q);
-    /* The window may have left the sinks behind; it moves forward, so the first row decides. */
-    if (kv->first && u->block->own >= kv->recent && tern_kv_oldest(kv->reach, u->block->pos0) < kv->first)
+    /* The window may have left the sinks behind, where they are not seen for good; it moves forward, so the first row
+     * decides. */
+    if (kv->first && u->block->own >= kv->recent &&
+        (kv->reach.first || tern_kv_oldest(kv->reach, u->block->pos0) < kv->first))
         attend_sinks(u, c);
     for (int page = u->block->raw0; page <= u->block->own; page++)
         u->kind->raw(u, c, page, raw_tile(u, page));

@@ -171,10 +171,11 @@ static void append(const struct work *w)
     struct tern_cpu_step *t = &w->d->step;
     struct tern_cpu_span *s = &t->spans[w->span != &t->spans[0]];
     const size_t dim = (size_t)w->c->dim;
-    for (int i = 0; i < w->n_jobs; i++)
+    for (int i = 0; i < w->n_jobs; i++) {
+        const struct tern_kv_layer *kv = tern_cpu_kv(t, i, w->c->span);
         if (s->at[i].n_rows)
-            tern_cpu_append_jobs(w->d, tern_cpu_kv(t, i, w->c->span), &s->app[i], 1, w->d->compressed, dim,
-                                 w->d->compressed, dim);
+            tern_cpu_append_jobs(w->d, kv, &s->app[i], 1, w->d->compressed + kv->v.dim, dim, w->d->compressed, dim);
+    }
     s->waits = true;
 }
 

@@ -105,6 +105,7 @@ static void op_sync(struct tern_dev *dev)
 const struct tern_dev_ops tern_dev_cpu = {
     .name = "cpu",
     .decodes = true,
+    .firsts = true,
     .open = op_open,
     .close = op_close,
     .prepare = op_prepare,

@@ -73,12 +73,44 @@ static void copy_raw(float *out, const uint8_t *p, const struct tern_kv_side *si
         tern_k.attn.f16_to_f32(out, (const uint16_t *)(const void *)p + at, dim);
 }
 
+/* The dims that a row keeps apart, of a tile or a page's keys: [dims][64], 16 bits. */
+static void fetch_position(const struct tern_kv_side *k, float *out, const uint8_t *keys, int at)
+{
+    uint16_t x[TERN_KVQ_MAX_DIM] __attribute__((aligned(64)));
+    for (int i = 0; i < k->dim; i++)
+        x[i] = ((const uint16_t *)(const void *)keys)[i * TERN_PAGE + at];
+    tern_k.attn.f16_to_f32(out, x, (size_t)k->dim);
+}
+
+/* Row `at` of a closed page. */
+static void fetch_closed(struct source *s, struct scratch *c, float *out, const uint8_t *p, int page, int at)
+{
+    const struct tern_kv_layer *kv = s->kv;
+    const uint16_t *head = (const uint16_t *)(const void *)(p + kv->v_head_off);
+    if (kv->v.codec->raw) {
+        copy_raw(out, p + kv->v_off, &kv->v, at);
+        return;
+    }
+    if (kv->v.codec->decode_row) {
+        kv->v.codec->decode_row(&kv->v, out, p + kv->v_off, head, at);
+    } else {
+        if (s->decoded != page)
+            kv->v.codec->decode(&kv->v, c->page, p + kv->v_off, head);
+        s->decoded = page;
+        memcpy(out, c->page + (size_t)at * (size_t)kv->v.dim, (size_t)kv->v.dim * sizeof *out);
+    }
+    kv->v.codec->finish(&kv->v, out, 1);
+}
+
 static void fetch(struct source *s, struct scratch *c, float *out, int row)
 {
     const struct tern_kv_layer *kv = s->kv;
     const int page = row / TERN_PAGE, at = row % TERN_PAGE;
     if (page >= s->raw_from) {
-        copy_raw(out, tern_span_tile(kv, s->job, page) + kv->tile_v_off, &kv->v, at);
+        const uint8_t *tile = tern_span_tile(kv, s->job, page);
+        copy_raw(out, tile + kv->tile_v_off, &kv->v, at);
+        if (kv->rate > 1 && kv->k.dim)
+            fetch_position(&kv->k, out + kv->v.dim, tile, at);
         return;
     }
     if (row < kv->first) {
@@ -86,15 +118,9 @@ static void fetch(struct source *s, struct scratch *c, float *out, int row)
         return;
     }
     const uint8_t *p = tern_span_page(kv, s->job, page);
-    if (kv->v.codec->raw) {
-        copy_raw(out, p + kv->v_off, &kv->v, at);
-        return;
-    }
-    if (s->decoded != page)
-        kv->v.codec->decode(&kv->v, c->page, p + kv->v_off, (const uint16_t *)(const void *)(p + kv->v_head_off));
-    s->decoded = page;
-    memcpy(out, c->page + (size_t)at * (size_t)kv->v.dim, (size_t)kv->v.dim * sizeof *out);
-    kv->v.codec->finish(&kv->v, out, 1);
+    fetch_closed(s, c, out, p, page, at);
+    if (kv->rate > 1 && kv->k.dim)
+        fetch_position(&kv->k, out + kv->v.dim, p + kv->k_off, at);
 }
 
 /* ---- heads ------------------------------------------------------------------------------------------------------- */

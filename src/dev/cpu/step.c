@@ -239,14 +239,17 @@ void tern_cpu_recode(struct tern_dev *dev, int layer, const struct tern_dev_job 
     if (rows.n == 0)
         return;
     job_at(t, &at, &unused, from, layer, rows, NULL);
-    tern_cpu_value_rows(d, &t->s.caches[from->cache].layers[layer], &at, tern_cpu_f32(k), k.stride, tern_cpu_f32(v),
-                        v.stride);
-    if (l->rate > 1) {
+    if (l->rate > 1) { /* a row is whole in v, however a cache divides it */
+        const struct tern_kv_layer *was = &t->s.caches[from->cache].layers[layer];
         const struct tern_cpu_span *s = tern_cpu_span_fill(t, layer);
-        tern_cpu_append_jobs(d, l, s->app, 1, tern_cpu_f32(k), k.stride, tern_cpu_f32(v), v.stride);
+        float *x = tern_cpu_f32(v);
+        tern_cpu_value_rows(d, was, &at, x + was->v.dim, v.stride, x, v.stride);
+        tern_cpu_append_jobs(d, l, s->app, 1, x + l->v.dim, v.stride, x, v.stride);
         tern_cpu_keep(l, s->app, 1);
         return;
     }
+    tern_cpu_value_rows(d, &t->s.caches[from->cache].layers[layer], &at, tern_cpu_f32(k), k.stride, tern_cpu_f32(v),
+                        v.stride);
     tern_cpu_append(dev, layer, k, v);
     keep(t, layer);
 }

@@ -220,6 +220,9 @@ void tern_cuda_recode(struct tern_dev *d, int layer, const struct tern_dev_job *
 
 /* These rows are written now: what q8 holds of them counts no more. */
 void tern_cuda_wrote(struct tern_cuda *d, struct tern_dev_rows r);
+/* The same, and where they go as int8 besides, d->q8_row_bytes apart, where decode rows may want them so; 0: nowhere.
+ */
+tern_cu_address tern_cuda_as_q8(struct tern_cuda *d, struct tern_dev_rows y, int n_rows);
 
 int tern_cuda_products_open(struct tern_cuda *d, tern_error *err); /* scratch, by d->limits; given back by close */
 int tern_cuda_experts_open(struct tern_cuda *d, tern_error *err);

@@ -79,7 +79,7 @@ void tern_cuda_quantize_rows(struct tern_cuda *d, tern_cu_address to, size_t row
                      &a, sizeof a);
 }
 
-/* The kernel of one row; the next one is that of four. */
+/* The kernel of one row; the next one is that of several. */
 static enum tern_cuda_kernel kernel_of(const struct tern_cuda_matrix *w)
 {
 #define KIND(c, s)                                                  \
@@ -95,10 +95,13 @@ static enum tern_cuda_kernel kernel_of(const struct tern_cuda_matrix *w)
 
 void tern_cuda_narrow(struct tern_cuda *d, struct tern_cuda_narrow *a, int n_z)
 {
-    /* Warps share a panel's inputs: more of them where panels are few. */
-    const int units = (a->m[0].w.k + 255) / 256, most = a->m[0].w.n > 8192 ? 4 : 8, warps = units < most ? units : most;
+    const struct tern_cuda_matrix *w = &a->m[0].w;
+    const int units = (w->k + 255) / 256, many = tern_codes_integer((enum tern_codes)w->codes) ? 8 : 4;
     const bool one = a->n_rows == 1 || a->ids;
-    int panels = 0;
+    int panels = 0, warps = 8;
+    /* Warps share a panel's inputs: more of them where panels are few.  Rows say nothing here. */
+    while (warps > units || (warps > 1 && (w->n / TERN_PANEL) * warps > 4096))
+        warps /= 2;
     for (int i = 0; i < a->n_m; i++) {
         a->m[i].panel0 = panels;
         panels += (a->m[i].w.n + TERN_PANEL - 1) / TERN_PANEL;
@@ -107,8 +110,8 @@ void tern_cuda_narrow(struct tern_cuda *d, struct tern_cuda_narrow *a, int n_z)
         a->per_row = 1;
     if (!a->n_heads)
         a->n_heads = 1;
-    tern_cuda_launch(d, (enum tern_cuda_kernel)(kernel_of(&a->m[0].w) + !one),
-                     (unsigned)(one ? a->n_rows : (a->n_rows + 3) / 4), (unsigned)panels, (unsigned)n_z,
+    tern_cuda_launch(d, (enum tern_cuda_kernel)(kernel_of(w) + !one),
+                     (unsigned)(one ? a->n_rows : (a->n_rows + many - 1) / many), (unsigned)panels, (unsigned)n_z,
                      (unsigned)warps * 32, 0, a, sizeof *a);
 }
 

@@ -1,7 +1,6 @@
-/* Products of decode rows with weights: int8 activations, exact integer dots with the codes, f32 sums.
+/* Products of decode rows with weights: int8 activations, exact integer dots with the codes on tensor cores, f32 sums.
  *
- * A block of threads takes a panel (16 outputs) and R rows; its warps share out the inputs, 256 at a time, each lane
- * with 4 outputs and 8 inputs of every block of 32.  Which lane adds what, and in what order lanes and warps are added
+ * A block of threads takes a panel (16 outputs) and R rows; its warps share out the inputs, 256 at a time.  Which lane adds what, and in what order lanes and warps are added
  * up, depends on the number of inputs alone: a row's outputs have the same bits whatever rows come with it. */
 #include "dev/cuda/panel.cuh"
 #include "dev/cuda/quantize.cuh"
@@ -29,27 +28,32 @@ template <int C> __host__ __device__ constexpr int pieces()
                                                                                                      : 3;
 }
 
-/* What lane (j, g) reads of a block: quads j and j + 4 of rows 4g .. 4g+3. */
+/* What lane (g, t) reads of a block: quads t and t + 4 of rows 2g and 2g + 1. */
 template <int C> struct piece {
-    uint4 v[pieces<C>()];
+    uint2 v[pieces<C>()];
 };
 
-template <int C> __device__ static inline void load_piece(piece<C> &p, const uint8_t *block, int j, int g)
+template <int C> __device__ static inline void load_piece(piece<C> &p, const uint8_t *block, int t, int g)
 {
-    const uint4 *at = reinterpret_cast<const uint4 *>(block) + g;
+    const uint2 *at = reinterpret_cast<const uint2 *>(block) + g;
     if (C == TERN_CODES_U2 || C == TERN_CODES_U3 || C == TERN_CODES_T3) {
 #pragma unroll
         for (int i = 0; i < pieces<C>(); i++)
-            p.v[i] = __ldg(at + 4 * i);
+            p.v[i] = __ldg(at + 8 * i);
         return;
     }
-    p.v[0] = __ldg(at + 4 * j);
+    p.v[0] = __ldg(at + 8 * t);
     if (C == TERN_CODES_S8)
-        p.v[1] = __ldg(at + 4 * (j + 4));
+        p.v[1] = __ldg(at + 8 * (t + 4));
     if (C == TERN_CODES_U5 || C == TERN_CODES_U6)
-        p.v[1] = __ldg(at + 16);
+        p.v[1] = __ldg(at + 32);
     if (C == TERN_CODES_U6)
-        p.v[2] = __ldg(at + 20);
+        p.v[2] = __ldg(at + 40);
+}
+
+__device__ static inline uint32_t word(const uint2 &v, int r)
+{
+    return r ? v.y : v.x;
 }
 
 __device__ static inline uint32_t word(const uint4 &v, int r)
@@ -57,7 +61,7 @@ __device__ static inline uint32_t word(const uint4 &v, int r)
     return r == 0 ? v.x : r == 1 ? v.y : r == 2 ? v.z : v.w;
 }
 
-/* Codes of row r of the lane's four: quad j in low, quad j + 4 in high. */
+/* Codes of row r of the lane's two: quad j in low, quad j + 4 in high. */
 template <int C>
 __device__ static inline void expand(const piece<C> &p, int j, int r, const int8_t *table, uint32_t &low, uint32_t &high)
 {
@@ -94,125 +98,181 @@ __device__ static inline void expand(const piece<C> &p, int j, int r, const int8
 
 /* ---- scales ------------------------------------------------------------------------------------------------------ */
 
-/* Of the lane's four rows: scale of each half block; of row j alone the minimum, or of all where halves have one. */
-struct four_scales {
-    float s[2][4], m[2][4], own;
+/* Of rows 2g and 2g + 1 and one block: scale and added minimum, of each half block where halves have their own. */
+struct two_scales {
+    float s[2][2], m[2][2]; /* [row][half] */
 };
 
-/* What has to be read for them, as it lies: asked for long before it is used. */
+/* What has to be read for the scales of two neighbouring blocks, as it lies: asked for long before it is used. */
 template <int S> struct raw_scales {
-    uint32_t v[6];
+    uint32_t d[2], m[2], a[4];
 };
 
-template <int S>
-__device__ static inline void load_scales(raw_scales<S> &o, const tern_cuda_matrix &w, const uint8_t *panel, int b, int j,
-                                          int g)
+__device__ static inline uint32_t two_halves(const uint8_t *p, int at)
 {
-    const int at = b * 16 + g * 4, super = b / 8 * 16 + g * 4;
+    return __ldg(reinterpret_cast<const uint32_t *>(p + 2 * at));
+}
+
+__device__ static inline uint32_t two_bytes(const uint8_t *p, int at)
+{
+    return __ldg(reinterpret_cast<const uint16_t *>(p + at));
+}
+
+/* b: the first block, even; the one behind it counts for nothing where there is none. */
+template <int S>
+__device__ static inline void load_scales(raw_scales<S> &o, const tern_cuda_matrix &w, const uint8_t *panel, int b, int g,
+                                          int blocks)
+{
+    const int c = min(b + 1, blocks - 1), row = 2 * g, super = b / 8 * 16 + row;
     if (S == TERN_SCALES_F16 || S == TERN_SCALES_F16M) {
-        const uint2 d = __ldg(reinterpret_cast<const uint2 *>(panel + w.d + 2 * at));
-        o.v[0] = d.x;
-        o.v[1] = d.y;
-        if (S == TERN_SCALES_F16M)
-            o.v[2] = __ldg(reinterpret_cast<const uint16_t *>(panel + w.m) + at + j);
-    } else if (S == TERN_SCALES_K32 || S == TERN_SCALES_K16) {
-        const uint2 d = __ldg(reinterpret_cast<const uint2 *>(panel + w.d + 2 * super));
-        o.v[0] = d.x;
-        o.v[1] = d.y;
+        o.d[0] = two_halves(panel + w.d, b * 16 + row);
+        o.d[1] = two_halves(panel + w.d, c * 16 + row);
+        if (S == TERN_SCALES_F16M) {
+            o.m[0] = two_halves(panel + w.m, b * 16 + row);
+            o.m[1] = two_halves(panel + w.m, c * 16 + row);
+        }
+    } else if (S == TERN_SCALES_K32 || S == TERN_SCALES_K32S) {
+        o.d[0] = two_halves(panel + w.d, super);
+        o.a[0] = two_bytes(panel + w.a, b * 16 + row);
+        o.a[1] = two_bytes(panel + w.a, c * 16 + row);
         if (S == TERN_SCALES_K32) {
-            o.v[2] = __ldg(reinterpret_cast<const uint32_t *>(panel + w.a + at));
-            o.v[3] = __ldg(reinterpret_cast<const uint16_t *>(panel + w.m) + super + j);
-            o.v[4] = __ldg(panel + w.b + at + j);
-        } else {
-            o.v[2] = __ldg(reinterpret_cast<const uint32_t *>(panel + w.a + 2 * b * 16 + g * 4));
-            o.v[3] = __ldg(reinterpret_cast<const uint32_t *>(panel + w.a + (2 * b + 1) * 16 + g * 4));
+            o.m[0] = two_halves(panel + w.m, super);
+            o.a[2] = two_bytes(panel + w.b, b * 16 + row);
+            o.a[3] = two_bytes(panel + w.b, c * 16 + row);
+        }
+    } else if (S == TERN_SCALES_K16 || S == TERN_SCALES_K16M) {
+        o.d[0] = two_halves(panel + w.d, super);
+        if (S == TERN_SCALES_K16M)
+            o.m[0] = two_halves(panel + w.m, super);
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            o.a[h] = two_bytes(panel + w.a, (2 * b + h) * 16 + row);
+            o.a[2 + h] = two_bytes(panel + w.a, (2 * c + h) * 16 + row);
         }
     }
 }
 
-__device__ static inline void four_halves(uint32_t x, uint32_t y, float out[4])
+__device__ static inline float half_of(uint32_t two, int r)
 {
-    out[0] = half_bits(x & 0xFFFF);
-    out[1] = half_bits(x >> 16);
-    out[2] = half_bits(y & 0xFFFF);
-    out[3] = half_bits(y >> 16);
+    return half_bits(two >> 16 * r & 0xFFFF);
 }
 
+/* Of block b + i. */
 template <int S>
-__device__ static inline void make_scales(four_scales &o, const raw_scales<S> &v, const tern_cuda_matrix &w,
-                                          const uint8_t *panel, int b, int j, int g)
+__device__ static inline void make_scales(two_scales &o, const raw_scales<S> &v, const tern_cuda_matrix &w,
+                                          const uint8_t *panel, int b, int i, int g, int blocks)
 {
-    if (S == TERN_SCALES_F16 || S == TERN_SCALES_F16M) {
-        four_halves(v.v[0], v.v[1], o.s[0]);
-        if (S == TERN_SCALES_F16M)
-            o.own = half_bits(v.v[2]);
-    } else if (S == TERN_SCALES_K32) {
-        four_halves(v.v[0], v.v[1], o.s[0]);
 #pragma unroll
-        for (int r = 0; r < 4; r++)
-            o.s[0][r] *= (float)(v.v[2] >> (8 * r) & 255);
-        o.own = -(half_bits(v.v[3]) * (float)v.v[4]);
-    } else if (S == TERN_SCALES_K16) {
-        float d[4];
-        four_halves(v.v[0], v.v[1], d);
+    for (int r = 0; r < 2; r++) {
+        if (S == TERN_SCALES_F16 || S == TERN_SCALES_F16M) {
+            o.s[r][0] = half_of(v.d[i], r);
+            if (S == TERN_SCALES_F16M)
+                o.m[r][0] = half_of(v.m[i], r);
+        } else if (S == TERN_SCALES_K32) {
+            o.s[r][0] = half_of(v.d[0], r) * (float)(v.a[i] >> 8 * r & 255);
+            o.m[r][0] = -(half_of(v.m[0], r) * (float)(v.a[2 + i] >> 8 * r & 255));
+        } else if (S == TERN_SCALES_K32S) {
+            o.s[r][0] = half_of(v.d[0], r) * w.unit * (float)(int8_t)(v.a[i] >> 8 * r);
+        } else if (S == TERN_SCALES_K16 || S == TERN_SCALES_K16M) {
 #pragma unroll
-        for (int r = 0; r < 4; r++) {
-            o.s[0][r] = d[r] * w.unit * (float)(int8_t)(v.v[2] >> (8 * r));
-            o.s[1][r] = d[r] * w.unit * (float)(int8_t)(v.v[3] >> (8 * r));
-        }
-    } else { /* rarer kinds read when they need */
-#pragma unroll
-        for (int r = 0; r < 4; r++) {
-            group_scale(S, w, panel, 2 * b, g * 4 + r, o.s[0][r], o.m[0][r]);
+            for (int h = 0; h < 2; h++) {
+                const uint32_t a = v.a[2 * i + h] >> 8 * r & 255;
+                if (S == TERN_SCALES_K16) {
+                    o.s[r][h] = half_of(v.d[0], r) * w.unit * (float)(int8_t)a;
+                } else {
+                    o.s[r][h] = half_of(v.d[0], r) * (float)(a & 15);
+                    o.m[r][h] = -(half_of(v.m[0], r) * (float)(a >> 4));
+                }
+            }
+        } else { /* rarer kinds read when they need */
+            const int at = min(b + i, blocks - 1);
+            group_scale(S, w, panel, 2 * at, 2 * g + r, o.s[r][0], o.m[r][0]);
             if (kind_halves(S))
-                group_scale(S, w, panel, 2 * b + 1, g * 4 + r, o.s[1][r], o.m[1][r]);
-            if (r == j)
-                o.own = o.m[0][r];
+                group_scale(S, w, panel, 2 * at + 1, 2 * g + r, o.s[r][1], o.m[r][1]);
         }
     }
 }
 
 /* ---- the product ------------------------------------------------------------------------------------------------- */
 
-/* Adds the block's part of four outputs of one row. */
-template <int C, int S>
-__device__ static inline void add_block(float acc[4], float &own, const uint32_t low[4], const uint32_t high[4],
-                                        const four_scales &sc, int zero, const uint8_t *x, int k, int b, int j,
-                                        bool counts)
+/* Integer tensor cores: 16 rows by 8 columns; all inputs of a block, or half of them. */
+__device__ static inline void multiply_block(int c[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0,
+                                             uint32_t b1)
 {
-    const int xa = reinterpret_cast<const int *>(x)[b * 8 + j],
-              xb = reinterpret_cast<const int *>(x)[b * 8 + j + 4];
-    float2 sx = reinterpret_cast<const float2 *>(x + k)[b];
-    if (!counts)
-        sx = make_float2(0, 0);
-    int za = 0, zb = 0;
-    if (kind_zero(S) && zero) {
-        za = -zero * __dp4a(0x01010101, xa, 0);
-        zb = -zero * __dp4a(0x01010101, xb, 0);
+    asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+__device__ static inline void multiply_half(int c[4], uint32_t a0, uint32_t a1, uint32_t b)
+{
+    asm("mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
+        : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+        : "r"(a0), "r"(a1), "r"(b));
+}
+
+/* The dots of two rows and two columns: of a block, or of its halves; and the columns' sums, where minima want them. */
+template <int S> struct dots {
+    int c[kind_halves(S) ? 2 : 1][4], sum[kind_halves(S) && kind_minimum(S) ? 2 : 1][4];
+};
+
+/* What does not come of codes: zero points, sums of the columns. */
+template <int S> __device__ static inline void start_dots(dots<S> &d, int zero, uint32_t b0, uint32_t b1)
+{
+#pragma unroll
+    for (int h = 0; h < (kind_halves(S) ? 2 : 1); h++)
+        d.c[h][0] = d.c[h][1] = d.c[h][2] = d.c[h][3] = 0;
+    for (int left = kind_zero(S) ? -zero : 0; left;) { /* 128 takes two */
+        const int part = min(left, 127);
+        const uint32_t z = (uint32_t)(part & 255) * 0x01010101u;
+        left -= part;
+        if (kind_halves(S)) {
+            multiply_half(d.c[0], z, z, b0);
+            multiply_half(d.c[kind_halves(S)], z, z, b1);
+        } else {
+            multiply_block(d.c[0], z, z, z, z, b0, b1);
+        }
     }
+    if (kind_halves(S) && kind_minimum(S)) {
+        const uint32_t one = 0x01010101u;
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            int *sum = d.sum[kind_halves(S) && kind_minimum(S) ? h : 0];
+            sum[0] = sum[1] = sum[2] = sum[3] = 0;
+            multiply_half(sum, one, one, h ? b1 : b0);
+        }
+    }
+}
+
+template <int C, int S>
+__device__ static inline void add_dots(dots<S> &d, const piece<C> &p, int t, const int8_t *table, uint32_t b0, uint32_t b1)
+{
+    uint32_t low[2], high[2];
+#pragma unroll
+    for (int r = 0; r < 2; r++)
+        expand<C>(p, t, r, table, low[r], high[r]);
     if (kind_halves(S)) {
-        float ia = 0, ib = 0;
-        if (kind_minimum(S)) {
-            ia = (float)__dp4a(0x01010101, xa, 0);
-            ib = (float)__dp4a(0x01010101, xb, 0);
-        }
-#pragma unroll
-        for (int r = 0; r < 4; r++) {
-            const float da = (float)__dp4a((int)low[r], xa, za), db = (float)__dp4a((int)high[r], xb, zb);
-            float t = __fmaf_rn(db, sc.s[1][r], __fmul_rn(da, sc.s[0][r]));
-            if (kind_minimum(S))
-                t = __fmaf_rn(ib, sc.m[1][r], __fmaf_rn(ia, sc.m[0][r], t));
-            acc[r] = __fmaf_rn(t, sx.x, acc[r]);
-        }
-        return;
+        multiply_half(d.c[0], low[0], low[1], b0);
+        multiply_half(d.c[kind_halves(S)], high[0], high[1], b1);
+    } else {
+        multiply_block(d.c[0], low[0], low[1], high[0], high[1], b0, b1);
     }
-#pragma unroll
-    for (int r = 0; r < 4; r++) {
-        const float dot = (float)__dp4a((int)low[r], xa, __dp4a((int)high[r], xb, za + zb));
-        acc[r] = __fmaf_rn(dot, __fmul_rn(sc.s[0][r], sx.x), acc[r]);
+}
+
+/* acc + the part of row r and column i of a block whose activations have the scale sx.x and the scaled sum sx.y. */
+template <int S>
+__device__ static inline float add_part(float acc, const dots<S> &d, const two_scales &sc, int r, int i, float2 sx)
+{
+    const float a = (float)d.c[0][2 * r + i];
+    if (kind_halves(S)) {
+        float part = __fmaf_rn((float)d.c[kind_halves(S)][2 * r + i], sc.s[r][1], __fmul_rn(a, sc.s[r][0]));
+        if (kind_minimum(S))
+            part = __fmaf_rn((float)d.sum[kind_halves(S) && kind_minimum(S)][2 * r + i], sc.m[r][1],
+                             __fmaf_rn((float)d.sum[0][2 * r + i], sc.m[r][0], part));
+        return __fmaf_rn(part, sx.x, acc);
     }
-    if (kind_minimum(S))
-        own = __fmaf_rn(sc.own, sx.y, own);
+    acc = __fmaf_rn(a, __fmul_rn(sc.s[r][0], sx.x), acc);
+    return kind_minimum(S) ? __fmaf_rn(sc.m[r][0], sx.y, acc) : acc;
 }
 
 /* Which product a panel of the launch belongs to. */
@@ -244,67 +304,167 @@ __device__ static inline void finish(const tern_cuda_narrow &a, const tern_cuda_
     }
 }
 
+/* A warp's part of a panel: the units (8 blocks) of its turn.  An output is eight chains, of the blocks whose number is
+ * j modulo 8, and chains are put together in one order: in pairs, then pairs of pairs.
+ *
+ * One row: the columns are the blocks of a unit, each zero in all columns but its own, so that eight products leave the
+ * dots of eight blocks and every lane has work with the scales. */
+template <int C, int S>
+__device__ static inline void narrow_1(const tern_cuda_narrow &a, const tern_cuda_matrix &m, const uint8_t *p,
+                                       float (*part)[1][16], int row0)
+{
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32, g = lane / 4, t = lane % 4;
+    const int k = m.k, blocks = k / 32, units = (blocks + 7) / 8, zero = kind_zero(S) ? m.zero : 0;
+    piece<C> code[8];
+    raw_scales<S> raw;
+    auto ask = [&](int j, int u) {
+        load_piece<C>(code[j], p + (uint64_t)min(u * 8 + j, blocks - 1) * codes_unit(C), t, g);
+    };
+    auto ask_scales = [&](int u) { load_scales<S>(raw, m, p, min(u * 8 + 2 * t, (blocks - 1) & ~1), g, blocks); };
+    if (warp < units) {
+#pragma unroll
+        for (int j = 0; j < 8; j++)
+            ask(j, warp);
+        ask_scales(warp);
+    }
+    if (!a.ids) /* weights are there before the step is */
+        cuda_wait();
+    const uint8_t *x = cuda_at<const uint8_t>(a.q8) + ((uint64_t)(row0 / a.per_row) * a.n_heads + blockIdx.z) * a.row_bytes;
+    uint32_t x0 = 0, x1 = 0;
+    float2 sx[2];
+    auto ask_row = [&](int u) {
+        const int *at = reinterpret_cast<const int *>(x) + min(u * 8 + g, blocks - 1) * 8 + t;
+        x0 = at[0];
+        x1 = at[4];
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const int b = u * 8 + 2 * t + i;
+            sx[i] = reinterpret_cast<const float2 *>(x + k)[min(b, blocks - 1)];
+            if (b >= blocks)
+                sx[i] = make_float2(0, 0);
+        }
+    };
+    float acc[2][2] = {};
+    if (warp < units)
+        ask_row(warp);
+    for (int u = warp; u < units; u += warps) {
+        const int next = min(u + warps, units - 1);
+        const uint32_t b0 = x0, b1 = x1;
+        const float2 s0 = sx[0], s1 = sx[1];
+        const raw_scales<S> now = raw;
+        dots<S> d;
+        start_dots<S>(d, zero, b0, b1);
+        ask_row(next);
+        ask_scales(next);
+#pragma unroll
+        for (int j = 0; j < 8; j++) {
+            add_dots<C, S>(d, code[j], t, m.table, g == j ? b0 : 0, g == j ? b1 : 0);
+            ask(j, next);
+        }
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            two_scales sc;
+            make_scales<S>(sc, now, m, p, min(u * 8 + 2 * t, (blocks - 1) & ~1), i, g, blocks);
+#pragma unroll
+            for (int r = 0; r < 2; r++)
+                acc[r][i] = add_part<S>(acc[r][i], d, sc, r, i, i ? s1 : s0);
+        }
+    }
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        float v = __fadd_rn(acc[r][0], acc[r][1]);
+        v = __fadd_rn(v, __shfl_xor_sync(0xFFFFFFFFu, v, 1));
+        v = __fadd_rn(v, __shfl_xor_sync(0xFFFFFFFFu, v, 2));
+        if (t == 0)
+            part[warp][0][2 * g + r] = v;
+    }
+}
+
+/* Eight rows: the columns. */
+template <int C, int S>
+__device__ static inline void narrow_8(const tern_cuda_narrow &a, const tern_cuda_matrix &m, const uint8_t *p,
+                                       float (*part)[8][16], int row0)
+{
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32, g = lane / 4, t = lane % 4;
+    const int k = m.k, blocks = k / 32, units = (blocks + 7) / 8, zero = kind_zero(S) ? m.zero : 0;
+    piece<C> code[8];
+    raw_scales<S> raw[4];
+    auto ask = [&](int j, int u) {
+        load_piece<C>(code[j], p + (uint64_t)min(u * 8 + j, blocks - 1) * codes_unit(C), t, g);
+    };
+    auto ask_scales = [&](int i, int u) { load_scales<S>(raw[i], m, p, min(u * 8 + 2 * i, (blocks - 1) & ~1), g, blocks); };
+    if (warp < units) {
+#pragma unroll
+        for (int j = 0; j < 8; j++)
+            ask(j, warp);
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            ask_scales(i, warp);
+    }
+    cuda_wait();
+    auto row_at = [&](int r) {
+        return cuda_at<const uint8_t>(a.q8) +
+               ((uint64_t)(min(row0 + r, a.n_rows - 1) / a.per_row) * a.n_heads + blockIdx.z) * a.row_bytes;
+    };
+    const int *x = reinterpret_cast<const int *>(row_at(g)) + t;
+    const float2 *scale[2] = {reinterpret_cast<const float2 *>(row_at(2 * t) + k),
+                              reinterpret_cast<const float2 *>(row_at(2 * t + 1) + k)};
+    float acc[8][4] = {};
+    for (int u = warp; u < units; u += warps) {
+        const int next = min(u + warps, units - 1);
+#pragma unroll
+        for (int j = 0; j < 8; j++) {
+            const int all = u * 8 + j, b = min(all, blocks - 1);
+            const uint32_t b0 = x[b * 8], b1 = x[b * 8 + 4];
+            dots<S> d;
+            start_dots<S>(d, zero, b0, b1);
+            add_dots<C, S>(d, code[j], t, m.table, b0, b1);
+            ask(j, next);
+            two_scales sc;
+            make_scales<S>(sc, raw[j / 2], m, p, min(u * 8 + j / 2 * 2, (blocks - 1) & ~1), j % 2, g, blocks);
+            if (j % 2)
+                ask_scales(j / 2, next);
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                float2 sx = scale[i][b];
+                if (all >= blocks)
+                    sx = make_float2(0, 0);
+#pragma unroll
+                for (int r = 0; r < 2; r++)
+                    acc[j][2 * r + i] = add_part<S>(acc[j][2 * r + i], d, sc, r, i, sx);
+            }
+        }
+    }
+#pragma unroll
+    for (int r = 0; r < 2; r++)
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const int q = 2 * r + i;
+            float v[4];
+#pragma unroll
+            for (int j = 0; j < 4; j++)
+                v[j] = __fadd_rn(acc[2 * j][q], acc[2 * j + 1][q]);
+            part[warp][2 * t + i][2 * g + r] = __fadd_rn(__fadd_rn(v[0], v[1]), __fadd_rn(v[2], v[3]));
+        }
+}
+
 template <int C, int S, int R> __device__ static inline void narrow(const tern_cuda_narrow &a)
 {
     __shared__ float part[WARPS][R][16];
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
-    const int j = lane / 4 % 4, g = lane % 4, second = lane / 16, row0 = blockIdx.x * R;
+    const int row0 = blockIdx.x * R;
     const tern_cuda_product &m = a.m[product_of(a, blockIdx.y)];
-    const int panel = blockIdx.y - m.panel0, k = m.w.k, blocks = k / 32, units = (blocks + 7) / 8;
-    const int zero = kind_zero(S) ? m.w.zero : 0;
+    const int panel = blockIdx.y - m.panel0;
     const uint8_t *p = cuda_at<const uint8_t>(m.w.p) + panel * m.w.panel_bytes;
-    piece<C> code[4];
-    raw_scales<S> raw[4];
-    /* Block t of the warp's unit u; behind the last block the last one, which then counts for nothing. */
-    auto ask = [&](int t, int u) {
-        const int b = min(u * 8 + 2 * t + second, blocks - 1);
-        load_piece<C>(code[t], p + b * codes_unit(C), j, g);
-        load_scales<S>(raw[t], m.w, p, b, j, g);
-    };
     if (a.ids) {
         cuda_wait();
         p += (uint64_t)cuda_at<const int32_t>(a.ids)[row0] * a.matrix_bytes;
     } else {
         p += blockIdx.z * a.matrix_bytes;
     }
-#pragma unroll
-    for (int t = 0; t < 4; t++)
-        ask(t, warp);
-    if (!a.ids) /* weights are there before the step is */
-        cuda_wait();
-    const uint8_t *x[R];
-#pragma unroll
-    for (int r = 0; r < R; r++) {
-        const int row = min(row0 + r, a.n_rows - 1);
-        x[r] = cuda_at<const uint8_t>(a.q8) + ((uint64_t)(row / a.per_row) * a.n_heads + blockIdx.z) * a.row_bytes;
-    }
-    float acc[R][4] = {}, own[R] = {};
-    for (int u = warp; u < units; u += warps) {
-#pragma unroll
-        for (int t = 0; t < 4; t++) {
-            const int all = u * 8 + 2 * t + second, b = min(all, blocks - 1);
-            uint32_t low[4], high[4];
-            four_scales sc;
-            make_scales<S>(sc, raw[t], m.w, p, b, j, g);
-#pragma unroll
-            for (int r = 0; r < 4; r++)
-                expand<C>(code[t], j, r, m.w.table, low[r], high[r]);
-            ask(t, u + warps);
-#pragma unroll
-            for (int r = 0; r < R; r++)
-                add_block<C, S>(acc[r], own[r], low, high, sc, zero, x[r], k, b, j, all < blocks);
-        }
-    }
-#pragma unroll
-    for (int r = 0; r < R; r++)
-#pragma unroll
-        for (int q = 0; q < 4; q++) {
-            float v = acc[r][q] + (q == j ? own[r] : 0.0f);
-            for (int step = 4; step < 32; step *= 2)
-                v += __shfl_xor_sync(0xFFFFFFFFu, v, step);
-            if (lane < 4)
-                part[warp][r][g * 4 + q] = v;
-        }
+    if constexpr (R == 1)
+        narrow_1<C, S>(a, m.w, p, part, row0);
+    else
+        narrow_8<C, S>(a, m.w, p, part, row0);
     finish<R>(a, m, part, panel, row0);
 }
 
@@ -312,13 +472,13 @@ template <int C, int S, int R> __device__ static inline void narrow(const tern_c
 #define FIT(c) (TERN_CODES_##c == TERN_CODES_U6 || TERN_CODES_##c == TERN_CODES_S8 ? 2 : 3)
 
 #define NARROW(c, s)                                                                   \
-    TERN_CUDA_KERNEL_BEGIN(narrow_##c##_##s##_1, tern_cuda_narrow, 32 * WARPS, FIT(c))     \
+    TERN_CUDA_KERNEL_BEGIN(narrow_##c##_##s##_1, tern_cuda_narrow, 32 * WARPS, FIT(c)) \
     {                                                                                  \
         narrow<TERN_CODES_##c, TERN_SCALES_##s, 1>(a);                                 \
     }                                                                                  \
-    TERN_CUDA_KERNEL_BEGIN(narrow_##c##_##s##_4, tern_cuda_narrow, 32 * WARPS, 2)      \
+    TERN_CUDA_KERNEL_BEGIN(narrow_##c##_##s##_8, tern_cuda_narrow, 32 * WARPS, 2)      \
     {                                                                                  \
-        narrow<TERN_CODES_##c, TERN_SCALES_##s, 4>(a);                                 \
+        narrow<TERN_CODES_##c, TERN_SCALES_##s, 8>(a);                                 \
     }
 TERN_NARROW_KINDS(NARROW)
 #undef NARROW

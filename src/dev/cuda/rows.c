@@ -29,8 +29,7 @@ void tern_cuda_wrote(struct tern_cuda *d, struct tern_dev_rows r)
         d->quantized.x = 0;
 }
 
-/* Where rows y go as int8, where decode rows may want them so; 0: nowhere. */
-static tern_cu_address as_q8(struct tern_cuda *d, struct tern_dev_rows y, int n_rows)
+tern_cu_address tern_cuda_as_q8(struct tern_cuda *d, struct tern_dev_rows y, int n_rows)
 {
     tern_cuda_wrote(d, y);
     if (!d->in_step || !d->decode_rows || y.width % TERN_BLOCK || y.width > d->max_k || n_rows > d->q8_rows)
@@ -81,7 +80,7 @@ void tern_cuda_norm(struct tern_dev *dev, struct tern_dev_rows y, struct tern_de
             a.x_stride = x.stride;
         }
     }
-    a.q8 = as_q8(d, y, n_rows);
+    a.q8 = tern_cuda_as_q8(d, y, n_rows);
     tern_cuda_launch(d, TERN_CUDA_K_norm, (unsigned)n_rows, 1, 1, 512, 0, &a, sizeof a);
 }
 
@@ -161,7 +160,7 @@ void tern_cuda_glu(struct tern_dev *dev, struct tern_dev_rows gate, struct tern_
                                                .a_stride = gate.stride,
                                                .b = tern_cuda_rows_at(up),
                                                .b_stride = up.stride,
-                                               .q8 = as_q8(d, gate, n_rows),
+                                               .q8 = tern_cuda_as_q8(d, gate, n_rows),
                                                .n = gate.width,
                                                .op = ops[act]},
                 n_rows);

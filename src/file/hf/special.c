@@ -377,14 +377,16 @@ static int put_recurrent(const struct tern_hf_words *w, tern_error *err)
     if (types->type != TERN_META_ARRAY || types->elem != TERN_META_STRING ||
         (int64_t)types->n != setting(w, "num_hidden_layers", -1))
         return tern_hf_fail(w, types, TERN_EFORMAT, err, "it is not a list of one name for each layer");
-    TERN_TRY(tern_file_arena_alloc(w->arena, &recurrent, types->n, sizeof *recurrent, err));
+    const size_t n = types->n + w->mtp; /* that one has attention */
+    TERN_TRY(tern_file_arena_alloc(w->arena, &recurrent, n, sizeof *recurrent, err));
+    recurrent[n - 1] = 0;
     for (size_t i = 0; i < types->n; i++) {
         const struct tern_str *s = (const struct tern_str *)types->arr + i;
         recurrent[i] = is_text(s, "linear_attention");
         if (!recurrent[i] && !is_text(s, "full_attention"))
             return tern_hf_fail_text(w, types, s, err);
     }
-    TERN_TRY(put_array(w, "attention.recurrent_layers", recurrent, (int64_t)types->n, TERN_META_BOOL, err));
+    TERN_TRY(put_array(w, "attention.recurrent_layers", recurrent, (int64_t)n, TERN_META_BOOL, err));
 out:
     return rc;
 }

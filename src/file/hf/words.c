@@ -52,8 +52,13 @@ static int translate_keys(const struct tern_hf_words *w, tern_error *err)
         for (int k = 0; k < 4 && key->hf[k] && !m; k++)
             m = said(w, key->hf[k]);
         const struct tern_hf_number *d = m ? NULL : silent(w, key->gguf);
+        const bool one_more = w->mtp && m && strcmp(key->gguf, "block_count") == 0; /* GGUF counts it */
         if (m || d)
-            TERN_TRY(tern_hf_put(w, key->gguf, m ? *m : number_meta(d->value), err));
+            TERN_TRY(tern_hf_put(w, key->gguf,
+                                 one_more ? number_meta(number_of(m) + 1)
+                                 : m      ? *m
+                                          : number_meta(d->value),
+                                 err));
     }
 out:
     return rc;
@@ -226,16 +231,28 @@ static struct tern_hf_words words_of(struct tern_file *f)
     return w;
 }
 
+/* Is there a layer for multi-token prediction, and one alone? */
+static bool has_mtp(const struct tern_hf_words *w, const struct tern_tensor_list *list)
+{
+    const struct tern_hf_mtp *m = w->family->mtp;
+    return m && number_of(said(w, m->layers)) == 1 && number_of(said(w, "num_hidden_layers")) >= 1 &&
+           tern_hf_find(list, m->needs);
+}
+
 /* name: of the model, owned by the file */
-static int translate_config(struct tern_hf_words *w, const char *name, tern_error *err)
+static int translate_config(struct tern_hf_words *w, const char *name, const struct tern_tensor_list *list,
+                            tern_error *err)
 {
     int rc = 0;
     const struct tern_meta *scalar = said(w, "query_pre_attn_scalar");
     TERN_TRY(find_family(w, err));
+    w->mtp = has_mtp(w, list);
     TERN_TRY(refuse(w, err));
     TERN_TRY(tern_hf_put(w, "general.architecture", text_meta(w->arch), err));
     TERN_TRY(tern_hf_put(w, "general.name", text_meta(name), err));
     TERN_TRY(translate_keys(w, err));
+    if (w->mtp)
+        TERN_TRY(tern_hf_put(w, "nextn_predict_layers", number_meta(1), err));
     if (w->family->more)
         TERN_TRY(w->family->more(w, err));
     if (!elsewhere(w, "attention.sliding_window"))
@@ -287,8 +304,8 @@ static const char *find_word(const struct tern_hf_words *w, const char *name, si
 static const char kv_b[] = "attn_kv_b.weight";
 
 /* What a tensor is called in GGUF; false: nothing that a model has there. */
-static bool translate_name(const struct tern_hf_words *w, const char *body, const char *outer, const char *hf,
-                           char *out, size_t size)
+static bool translate_in(const struct tern_hf_words *w, const char *body, const char *outer, const char *hf, char *out,
+                         size_t size)
 {
     size_t n = strlen(outer);
     if (strncmp(hf, outer, n) == 0 && (strcmp(hf + n, "lm_head.weight") == 0 || strcmp(hf + n, "head.weight") == 0)) {
@@ -328,6 +345,27 @@ static bool translate_name(const struct tern_hf_words *w, const char *body, cons
     return true;
 }
 
+/* The same of what stands in the layer for multi-token prediction: names of its own, or those of the layer behind the
+ * last. */
+static bool translate_name(const struct tern_hf_words *w, const char *body, const char *outer, const char *hf,
+                           char *out, size_t size)
+{
+    const struct tern_hf_mtp *m = w->family->mtp;
+    if (!w->mtp || !starts_with(hf, "mtp."))
+        return translate_in(w, body, outer, hf, out, size);
+    const long long layer = (long long)number_of(said(w, "num_hidden_layers"));
+    for (const struct tern_hf_word *word = m->whole; word->hf; word++)
+        if (strcmp(word->hf, hf) == 0) {
+            (void)snprintf(out, size, "blk.%lld.%s", layer, word->gguf);
+            return true;
+        }
+    char name[TERN_GGUF_MAX_NAME + 64];
+    if (!starts_with(hf, m->layer))
+        return false;
+    int n = snprintf(name, sizeof name, "layers.%lld.%s", layer, hf + strlen(m->layer));
+    return n > 0 && n < (int)sizeof name && translate_in(w, "", "", name, out, size);
+}
+
 /* Is it of one of the num_nextn_predict_layers behind the last, which predict further tokens? */
 static bool is_spare_layer(const struct tern_hf_words *w, const char *hf)
 {
@@ -350,7 +388,7 @@ static bool is_foreign(const struct tern_hf_words *w, const char *hf)
         return true;
     for (size_t i = 0; i < sizeof towers / sizeof *towers; i++)
         if (starts_with(hf, towers[i]))
-            return true;
+            return !(w->mtp && strcmp(towers[i], "mtp.") == 0);
     return ends_with(hf, ".rotary_emb.inv_freq");
 }
 
@@ -382,8 +420,8 @@ static int translate_tensor(const struct tern_hf_words *w, const char *const pla
         t->dims[0] = inputs;
         t->turned = true;
     }
-    t->add = w->family->norms_from_1 && !w->turned && ends_with(t->source, "norm.weight") &&
-             !ends_with(name, "ssm_norm.weight");
+    const bool norm = ends_with(t->source, "norm.weight") || starts_with(t->source, "mtp.pre_fc_norm_");
+    t->add = w->family->norms_from_1 && !w->turned && norm && !ends_with(name, "ssm_norm.weight");
     t->minus_exp = ends_with(name, ".ssm_a");
     if (ends_with(name, ".ssm_conv1d.weight") && t->n_dims == 3 && t->dims[1] == 1) { /* one input to a channel */
         t->n_dims = 2;
@@ -578,7 +616,7 @@ int tern_hf_translate(struct tern_file *f, struct tern_tensor_list *list, tern_e
     struct tern_hf_words w = words_of(f);
     size_t place = 0;
     const char *slash = strrchr(f->dir, '/');
-    TERN_TRY(translate_config(&w, slash && slash[1] ? slash + 1 : f->dir, err));
+    TERN_TRY(translate_config(&w, slash && slash[1] ? slash + 1 : f->dir, list, err));
     for (size_t i = 0; i < list->n; i++)
         list->v[i].unused = is_foreign(&w, list->v[i].source);
     TERN_TRY(tern_hf_join(f, list, err));

@@ -26,6 +26,7 @@ struct tern_hf_words {
     const char *root; /* models that see images keep the text model's configuration apart */
     const struct tern_hf_family *family;
     const char *arch;
+    bool mtp;    /* the layer for multi-token prediction is there, and read */
     bool turned; /* mlx-lm wrote it: convolutions are [channels][width][1], and norms hold 1+w */
 };
 

@@ -7,7 +7,7 @@
 
 /* A dimension of a tensor, of the model or of the layer that has it. */
 typedef int64_t tern_dim(const struct tern_desc *d, const struct tern_layer_desc *l);
-tern_dim tern_dim_one, tern_dim_embd, tern_dim_vocab, tern_dim_rope /* n_rot/2 of rope 0 */;
+tern_dim tern_dim_one, tern_dim_embd, tern_dim_two_embd, tern_dim_vocab, tern_dim_rope /* n_rot/2 of rope 0 */;
 tern_dim tern_dim_ff, tern_dim_experts, tern_dim_ff_expert, tern_dim_ff_shared;
 tern_dim tern_dim_ple, tern_dim_ples /* of all layers */;
 tern_dim tern_dim_q, tern_dim_q_gate /* a head's queries, then its gate */, tern_dim_k, tern_dim_v, tern_dim_o;
@@ -51,17 +51,19 @@ struct tern_arch {
     int (*configure)(struct tern_desc *d, const struct tern_file *f, tern_error *err);
     const struct tern_tensor_rule *globals, *layers; /* end with a NULL name */
     const struct tern_tensor_rule *more_layers;      /* further rules of layers, or NULL */
+    const struct tern_tensor_rule *mtp;              /* what its MTP layer has besides; NULL: tern_mtp_layers */
     const struct tern_hf_family *hf;                 /* its Hugging Face checkpoints; NULL: none open */
     struct tern_arch_gguf gguf;                      /* what GGUF changes of these; pairs also decides ropes[0] */
 };
 /* Tables of all who name tensors so; that of experts counts for every architecture. */
 extern const struct tern_tensor_rule tern_llama_globals[], tern_llama_layers[], tern_head_norms[];
-extern const struct tern_tensor_rule tern_expert_layers[];
+extern const struct tern_tensor_rule tern_expert_layers[], tern_mtp_layers[];
 extern const struct tern_tensor_rule tern_gemma_globals[], tern_gemma_layers[];
 extern const struct tern_tensor_rule tern_qwen35_layers[];
 extern const struct tern_hf_word tern_hf_gemma_modules[], tern_hf_qwen35_modules[];
 extern const struct tern_hf_number tern_hf_qwen35_numbers[];
 extern const char *const tern_hf_qwen35_elsewhere[];
+extern const struct tern_hf_mtp tern_hf_qwen35_mtp;
 #define TERN_ARCH(name) extern const struct tern_arch tern_arch_##name;
 #include "model/arch/archs.def"
 #undef TERN_ARCH
@@ -73,6 +75,11 @@ extern const struct tern_arch *const tern_archs[]; /* archs.def, NULL-terminated
  * key/value length, feed_forward_length, rms epsilon, sliding window, rope dimension/base/scaling.  Fills every layer
  * alike; the caller then changes what differs. */
 int tern_configure_common(struct tern_desc *d, const struct tern_file *f, const char *arch, tern_error *err);
+
+/* Layers for multi-token prediction: those of nextn_predict_layers behind the others, which block_count counts too. One
+ * is loaded if it is there (`tensor` of it); of more than one, none.  After everything that describes all blocks. */
+int tern_configure_mtp(struct tern_desc *d, const struct tern_file *f, const char *arch, const char *tensor,
+                       tern_error *err);
 
 /* A mixture of experts under the name of a dense family is another computation: refuses it. */
 int tern_refuse_experts(const struct tern_file *f, const char *arch, tern_error *err);

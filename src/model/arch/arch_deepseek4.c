@@ -47,16 +47,16 @@ out:
     return rc;
 }
 
-/* Tokens of a compressed row in each layer; numbers behind the last layer are those of layers that are left out. */
-static int read_rates(struct tern_desc *d, const struct tern_file *f, tern_error *err)
+/* Tokens of a compressed row in each of n layers; MTP layers behind them have none. */
+static int read_rates(struct tern_desc *d, int n, const struct tern_file *f, tern_error *err)
 {
     char key[160];
     int other = 0;
     const struct tern_meta *m = tern_file_meta(f, key_of(key, "attention.compress_ratios"));
-    if (!m || m->type != TERN_META_ARRAY || m->elem != TERN_META_INT || m->n < (size_t)d->n_layers)
+    if (!m || m->type != TERN_META_ARRAY || m->elem != TERN_META_INT || m->n < (size_t)n)
         return tern_err_set(err, TERN_EFORMAT, "%s: %s is not an array of at least %d numbers", tern_file_path(f), key,
-                            d->n_layers);
-    for (int i = 0; i < d->n_layers; i++) {
+                            n);
+    for (int i = 0; i < n; i++) {
         const int64_t rate = ((const int64_t *)m->arr)[i];
         if (rate != 0 && (rate < 2 || rate > 128))
             return tern_err_set(err, TERN_EFORMAT, "%s: %s: %lld of layer %d is neither 0 nor in 2..128",
@@ -73,15 +73,15 @@ static int read_rates(struct tern_desc *d, const struct tern_file *f, tern_error
     return 0;
 }
 
-/* A clamp of every layer, or one for all. */
-static int read_clamp(const struct tern_file *f, const char *name, int layer, int n_layers, double def, float *out,
+/* A clamp of every one of n layers, or one for all. */
+static int read_clamp(const struct tern_file *f, const char *name, int layer, int n, double def, float *out,
                       tern_error *err)
 {
     char key[160];
     double v = def;
     const struct tern_meta *m = tern_file_meta(f, key_of(key, name));
-    if (m && m->type == TERN_META_ARRAY && m->elem == TERN_META_FLOAT && m->n >= (size_t)n_layers) {
-        v = ((const double *)m->arr)[layer];
+    if (m && m->type == TERN_META_ARRAY && m->elem == TERN_META_FLOAT && m->n >= (size_t)n) {
+        v = ((const double *)m->arr)[(size_t)layer < m->n ? (size_t)layer : m->n - 1];
     } else {
         int rc = tern_file_get_float(f, key, def, &v, err);
         if (rc < 0)
@@ -94,7 +94,7 @@ static int read_clamp(const struct tern_file *f, const char *name, int layer, in
     return 0;
 }
 
-static int configure_layer(struct tern_desc *d, int i, const struct sizes *v, const struct tern_file *f,
+static int configure_layer(struct tern_desc *d, int i, int n, const struct sizes *v, const struct tern_file *f,
                            tern_error *err)
 {
     int rc = 0;
@@ -116,8 +116,8 @@ static int configure_layer(struct tern_desc *d, int i, const struct sizes *v, co
                             ".expert_count, .expert_gating_func 4), which " ARCH " has everywhere",
                             tern_file_path(f), i);
     e->listed = i < v->listed;
-    TERN_TRY(read_clamp(f, "swiglu_clamp_exp", i, d->n_layers, 0, &e->clamp, err));
-    TERN_TRY(read_clamp(f, "swiglu_clamp_shexp", i, d->n_layers, (double)e->clamp, &e->clamp_shared, err));
+    TERN_TRY(read_clamp(f, "swiglu_clamp_exp", i, n, 0, &e->clamp, err));
+    TERN_TRY(read_clamp(f, "swiglu_clamp_shexp", i, n, (double)e->clamp, &e->clamp_shared, err));
 out:
     return rc;
 }
@@ -127,6 +127,8 @@ static int configure(struct tern_desc *d, const struct tern_file *f, tern_error 
     int rc = 0;
     struct sizes v;
     char key[160];
+    int64_t n_mtp;
+    int n; /* layers before those for multi-token prediction */
     TERN_TRY(tern_configure_common(d, f, ARCH, err));
     TERN_TRY(tern_configure_experts(d, f, ARCH, true, err));
     TERN_TRY(read_sizes(&v, f, err));
@@ -139,7 +141,9 @@ static int configure(struct tern_desc *d, const struct tern_file *f, tern_error 
     if (d->ropes[0].n_rot > v.index_dim || d->ropes[0].n_rot > d->layers[0].at.dim_v)
         TERN_FAIL(err, TERN_EFORMAT, "%s: %s = %d is more than the index has dims (%lld)", tern_file_path(f),
                   key_of(key, "rope.dimension_count"), d->ropes[0].n_rot, (long long)v.index_dim);
-    TERN_TRY(read_rates(d, f, err));
+    TERN_TRY(tern_file_get_int(f, key_of(key, "nextn_predict_layers"), 0, 0, d->n_layers - 1, &n_mtp, err));
+    n = d->n_layers - (int)n_mtp;
+    TERN_TRY(read_rates(d, n, f, err));
     /* Layers with a window alone are not stretched; where there are rows of more, another base is, and nothing grows.
      */
     d->n_ropes = 2;
@@ -154,7 +158,8 @@ static int configure(struct tern_desc *d, const struct tern_file *f, tern_error 
     d->hyper.iterations = (int)v.iterations;
     d->hyper.eps = (float)v.eps;
     for (int i = 0; i < d->n_layers; i++)
-        TERN_TRY(configure_layer(d, i, &v, f, err));
+        TERN_TRY(configure_layer(d, i, n, &v, f, err));
+    TERN_TRY(tern_configure_mtp(d, f, ARCH, "nextn.h_proj", err));
 out:
     return rc;
 }
@@ -256,6 +261,19 @@ static const struct tern_tensor_rule layers[] = {
     {0},
 };
 
+/* What its MTP layer has besides: products of the embedding and of each stream, and the end's weights of streams. */
+static const struct tern_tensor_rule mtp[] = {
+    TERN_MATRIX("blk.%d.nextn.e_proj.weight", TERN_SLOT_MTP_TOKEN_IN, tern_dim_embd, tern_dim_embd),
+    TERN_MATRIX("blk.%d.nextn.h_proj.weight", TERN_SLOT_MTP_HIDDEN_IN, tern_dim_embd, tern_dim_embd),
+    TERN_VECTOR("blk.%d.nextn.enorm.weight", TERN_SLOT_MTP_TOKEN_NORM, tern_dim_embd),
+    TERN_VECTOR("blk.%d.nextn.hnorm.weight", TERN_SLOT_MTP_HIDDEN_NORM, tern_dim_embd),
+    TERN_VECTOR("blk.%d.nextn.shared_head_norm.weight", TERN_SLOT_MTP_NORM, tern_dim_embd),
+    TERN_MATRIX("blk.%d.nextn.hc_head_fn.weight", TERN_SLOT_MTP_MIX, dim_streams, dim_stream),
+    TERN_VECTOR("blk.%d.nextn.hc_head_base.weight", TERN_SLOT_MTP_MIX_BASE, dim_streams),
+    TERN_VECTOR("blk.%d.nextn.hc_head_scale.weight", TERN_SLOT_MTP_MIX_SCALE, tern_dim_one),
+    {0},
+};
+
 /* ---- directories of Hugging Face ---- */
 
 static const struct tern_hf_number numbers[] = {{"attention.layer_norm_rms_epsilon", 1e-6}, {0}};
@@ -301,6 +319,20 @@ static const struct tern_hf_word modules[] = {
     {0},
 };
 
+static const struct tern_hf_word mtp_names[] = {
+    {"mtp.0.e_proj.weight", "nextn.e_proj.weight"},
+    {"mtp.0.h_proj.weight", "nextn.h_proj.weight"},
+    {"mtp.0.enorm.weight", "nextn.enorm.weight"},
+    {"mtp.0.hnorm.weight", "nextn.hnorm.weight"},
+    {"mtp.0.norm.weight", "nextn.shared_head_norm.weight"},
+    {"mtp.0.hc_head_fn", "nextn.hc_head_fn.weight"},
+    {"mtp.0.hc_head_base", "nextn.hc_head_base.weight"},
+    {"mtp.0.hc_head_scale", "nextn.hc_head_scale.weight"},
+    {0},
+};
+
+static const struct tern_hf_mtp mtp_layer = {"num_nextn_predict_layers", "mtp.0.", "mtp.0.h_proj.weight", mtp_names};
+
 static const struct tern_hf_family families[] = {
     {.model_type = "deepseek_v4",
      .act = "silu",
@@ -308,9 +340,10 @@ static const struct tern_hf_family families[] = {
      .silent = numbers,
      .elsewhere = elsewhere,
      .more = tern_hf_deepseek4,
+     .mtp = &mtp_layer,
      .experts = true},
     {0},
 };
 
 const struct tern_arch tern_arch_deepseek4 = {
-    .name = ARCH, .configure = configure, .globals = globals, .layers = layers, .hf = families};
+    .name = ARCH, .configure = configure, .globals = globals, .layers = layers, .mtp = mtp, .hf = families};

@@ -40,30 +40,19 @@ out:
     return rc;
 }
 
-/* MTP layers lie behind the last one; the file counts them among its blocks. */
-static int leave_mtp(struct tern_desc *d, const struct tern_file *f, const char *arch, tern_error *err)
-{
-    char key[160];
-    int64_t n;
-    int rc = tern_file_get_int(f, tern_arch_key(key, sizeof key, arch, "nextn_predict_layers"), 0, 0, d->n_layers - 1,
-                               &n, err);
-    if (rc == 0) {
-        d->n_mtp_layers = (int)n;
-        d->n_layers -= (int)n;
-    }
-    return rc;
-}
-
 int tern_configure_qwen35(struct tern_desc *d, const struct tern_file *f, const char *arch, tern_error *err)
 {
     int rc = 0;
     struct sizes v;
+    char key[160];
+    int64_t n_mtp;
     TERN_TRY(tern_configure_common(d, f, arch, err));
     TERN_TRY(read_sizes(&v, f, arch, d->n_layers, err));
-    TERN_TRY(leave_mtp(d, f, arch, err));
+    TERN_TRY(tern_file_get_int(f, tern_arch_key(key, sizeof key, arch, "nextn_predict_layers"), 0, 0, d->n_layers - 1,
+                               &n_mtp, err));
     for (int i = 0; i < d->n_layers; i++) {
         struct tern_layer_desc *l = &d->layers[i];
-        if (v.recurrent ? !v.recurrent[i] : (i + 1) % v.every == 0) {
+        if (i >= d->n_layers - n_mtp || (v.recurrent ? !v.recurrent[i] : (i + 1) % v.every == 0)) {
             l->attention.out_gate = true;
             continue;
         }
@@ -84,8 +73,12 @@ out:
 
 static int configure(struct tern_desc *d, const struct tern_file *f, tern_error *err)
 {
-    int rc = tern_configure_qwen35(d, f, "qwen35", err);
-    return rc < 0 ? rc : tern_refuse_experts(f, "qwen35", err);
+    int rc = 0;
+    TERN_TRY(tern_configure_qwen35(d, f, "qwen35", err));
+    TERN_TRY(tern_configure_mtp(d, f, "qwen35", "nextn.hnorm", err));
+    TERN_TRY(tern_refuse_experts(f, "qwen35", err));
+out:
+    return rc;
 }
 
 static bool when_attention(const struct tern_layer_desc *l)
@@ -147,6 +140,18 @@ const struct tern_hf_word tern_hf_qwen35_modules[] = {
     {0},
 };
 
+static const struct tern_hf_word mtp_names[] = {
+    {"mtp.fc.weight", "nextn.eh_proj.weight"},
+    {"mtp.pre_fc_norm_embedding.weight", "nextn.enorm.weight"},
+    {"mtp.pre_fc_norm_hidden.weight", "nextn.hnorm.weight"},
+    {"mtp.norm.weight", "nextn.shared_head_norm.weight"},
+    {"mtp.embed_tokens.weight", "nextn.embed_tokens.weight"},
+    {0},
+};
+
+const struct tern_hf_mtp tern_hf_qwen35_mtp = {"mtp_num_hidden_layers", "mtp.layers.0.",
+                                               "mtp.pre_fc_norm_hidden.weight", mtp_names};
+
 const struct tern_hf_number tern_hf_qwen35_numbers[] = {{"context_length", 32768},
                                                         {"attention.key_length", 256},
                                                         {"attention.value_length", 256},
@@ -170,6 +175,7 @@ static const struct tern_hf_family families[] = {
      .silent = tern_hf_qwen35_numbers,
      .elsewhere = tern_hf_qwen35_elsewhere,
      .more = tern_hf_qwen35,
+     .mtp = &tern_hf_qwen35_mtp,
      .norms_from_1 = true},
     {0},
 };

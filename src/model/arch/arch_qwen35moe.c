@@ -7,6 +7,7 @@ static int configure(struct tern_desc *d, const struct tern_file *f, tern_error 
     int rc = 0;
     TERN_TRY(tern_configure_qwen35(d, f, "qwen35moe", err));
     TERN_TRY(tern_configure_experts(d, f, "qwen35moe", true, err));
+    TERN_TRY(tern_configure_mtp(d, f, "qwen35moe", "nextn.hnorm", err));
 out:
     return rc;
 }
@@ -20,6 +21,7 @@ static const struct tern_hf_family families[] = {
      .silent = tern_hf_qwen35_numbers,
      .elsewhere = tern_hf_qwen35_elsewhere,
      .more = tern_hf_qwen35,
+     .mtp = &tern_hf_qwen35_mtp,
      .norms_from_1 = true,
      .experts = true},
     {0},

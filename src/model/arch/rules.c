@@ -9,6 +9,7 @@
     }
 DIM(one, 1)
 DIM(embd, d->n_embd)
+DIM(two_embd, 2 * (int64_t)d->n_embd)
 DIM(vocab, d->n_vocab)
 DIM(ff, l->n_ff)
 DIM(experts, l->experts.n)

@@ -84,6 +84,18 @@ static void project(struct tern_forward *f, const struct tern_forward_batch *b, 
         split_gates(f, b->n_rows, l);
 }
 
+static void feed(struct tern_forward *f, const struct tern_forward_batch *b, int layer)
+{
+    const struct tern_weights *w = f->net->layers[layer];
+    const struct tern_matmul kv[2] = {
+        {&w[TERN_SLOT_K].mat, w[TERN_SLOT_K_BIAS].vec, f->k, false},
+        {&w[TERN_SLOT_V].mat, w[TERN_SLOT_V_BIAS].vec, f->v, false},
+    };
+    f->dev->ops->matmul(f->dev, kv, 2, f->h, b->n_rows, b->n_wide);
+    prepare_heads(f, b, layer, &f->k, f->net->desc.layers[layer].at.n_kv_heads, w[TERN_SLOT_K_NORM].vec);
+    f->dev->ops->append(f->dev, layer, f->k, f->v);
+}
+
 static void run(struct tern_forward *f, const struct tern_forward_batch *b, int layer, const struct tern_dev_rows *x)
 {
     const struct tern_layer_desc *l = &f->net->desc.layers[layer];
@@ -109,4 +121,4 @@ static void run(struct tern_forward *f, const struct tern_forward_batch *b, int 
 }
 
 const struct tern_block tern_block_attention = {
-    .name = "attention", .need = need, .caches = caches, .cannot = cannot, .run = run};
+    .name = "attention", .need = need, .caches = caches, .cannot = cannot, .run = run, .feed = feed};

@@ -9,7 +9,7 @@
 #include "model/model.h"
 
 /* Rows that blocks share, [max_rows][stride]; no block finds there what another left, but for x, k and v of a
- * layer that later ones attend to, and ple.  X(name) */
+ * layer that later ones attend to, ple, and hidden_now between guesses.  X(name) */
 /* clang-format off */
 #define TERN_ROWS_LIST(X) \
     X(x)        /* the residual stream, or all of its streams */ \
@@ -33,6 +33,9 @@
     X(logits)   /* of routers */ \
     X(shared)   /* answers of shared experts, or of experts beside a network */ \
     X(in)       /* what experts beside a network read */ \
+    X(hidden_now)    /* what the output matrix reads, or an MTP layer's answer */ \
+    X(hidden_before) /* the same of the token before; as wide */ \
+    X(joined)        /* with the embedding, what an MTP layer reads */ \
     X(ple)      /* per-layer embeddings of all layers */ \
     X(ple_gate) /* of one of them, gated; as wide as ple */
 /* clang-format on */
@@ -52,7 +55,7 @@ struct tern_needs {
 struct tern_cached {
     struct tern_dev_cache *caches;  /* [n_plans] */
     struct tern_dev_blocks *pages;  /* [n_plans][TERN_KV_MAX_GROUPS] */
-    struct tern_attn_shape *shapes; /* [n_layers] */
+    struct tern_attn_shape *shapes; /* [n_layers + n_mtp] */
     struct tern_dev_job *jobs;      /* [max_jobs] */
     struct tern_dev_table *tables;  /* [max_jobs][TERN_KV_MAX_GROUPS] */
     struct tern_dev_job from;       /* of tern_forward_copy */
@@ -65,6 +68,7 @@ struct tern_forward {
     int n_plans;
     struct tern_dev *dev;
     const struct tern_residual *residual;
+    bool mtp; /* the caches hold what the MTP layer keeps: steps feed it */
     int max_rows, max_jobs;
 #define TERN_ROWS_FIELD(name) struct tern_dev_rows name;
     TERN_ROWS_LIST(TERN_ROWS_FIELD)
@@ -95,6 +99,8 @@ struct tern_block {
     bool (*runs_on)(const struct tern_dev_ops *ops, const struct tern_layer_desc *l);
     /* f->t = block(f->h); x: what f->h was before its norm. */
     void (*run)(struct tern_forward *f, const struct tern_forward_batch *b, int layer, const struct tern_dev_rows *x);
+    /* What run puts into the cache, and nothing else; NULL: no MTP layer has the block. */
+    void (*feed)(struct tern_forward *f, const struct tern_forward_batch *b, int layer);
 };
 
 #define TERN_MIXER(NAME, name, slots) extern const struct tern_block tern_block_##name;
@@ -124,6 +130,13 @@ struct tern_residual {
     void (*scale)(struct tern_forward *f, const struct tern_forward_batch *b, float factor);
     /* f->t = what the output norm reads, of the rows that want logits. */
     void (*collapse)(struct tern_forward *f, const struct tern_forward_batch *b);
+    /* An MTP layer's hidden vectors: how wide they are; those of all rows in `to`, out of the stream of the text. */
+    int (*hidden_width)(const struct tern_desc *d);
+    void (*hidden)(struct tern_forward *f, const struct tern_forward_batch *b, const struct tern_dev_rows *to);
+    /* The stream = what the layer reads: f->joined's first half, the normed embedding, with f->hidden_before. */
+    void (*join)(struct tern_forward *f, const struct tern_forward_batch *b);
+    /* hidden_now = the hidden vectors that the layer answers; f->h = what its output matrix reads. */
+    void (*answer)(struct tern_forward *f, const struct tern_forward_batch *b);
 };
 #define TERN_RESIDUAL(NAME, name, slots, globals) extern const struct tern_residual tern_residual_##name;
 #include "model/block/residuals.def"
@@ -150,6 +163,17 @@ void tern_cached_attend(struct tern_forward *f, int layer, struct tern_dev_rows 
 void tern_attend_caches(struct tern_kv_decl *decl, const struct tern_desc *d, const struct tern_attend_desc *at,
                         int ctx);
 const char *tern_attend_cannot(const struct tern_desc *d, const struct tern_attend_desc *at);
+
+/* ---- the MTP layer (mtp.c) --------------------------------------------------------------------------------------- */
+
+void tern_mtp_caches(struct tern_kv_decl *decl, const struct tern_desc *d);
+void tern_mtp_need(struct tern_needs *n, const struct tern_desc *d);
+/* At the end of a step: the stream is not needed any more. */
+void tern_mtp_feed(struct tern_forward *f, const struct tern_forward_batch *b);
+/* The stream becomes the layer's input: with the hidden vectors of the sequences' last tokens, or of rows from[] of the
+ * last guesses.  Then, once the layer has run, hidden_now and f->out. */
+void tern_mtp_before(struct tern_forward *f, const struct tern_forward_batch *b, const int *from);
+void tern_mtp_head(struct tern_forward *f, const struct tern_forward_batch *b);
 
 /* The activation of the layer's network. */
 enum tern_gate tern_layer_gate(const struct tern_layer_desc *l);

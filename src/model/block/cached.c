@@ -44,11 +44,12 @@ int tern_cached_open(struct tern_forward *f, struct tern_dev_limits *lim, tern_e
     const size_t plans = (size_t)f->n_plans, jobs = (size_t)f->max_jobs, groups = TERN_KV_MAX_GROUPS;
     TERN_TRY(tern_forward_take(f, &c->caches, plans, sizeof *c->caches, err));
     TERN_TRY(tern_forward_take(f, &c->pages, plans * groups, sizeof *c->pages, err));
-    TERN_TRY(tern_forward_take(f, &c->shapes, (size_t)d->n_layers, sizeof *c->shapes, err));
+    const int n_layers = f->caches[0].layout->n_layers;
+    TERN_TRY(tern_forward_take(f, &c->shapes, (size_t)n_layers, sizeof *c->shapes, err));
     TERN_TRY(tern_forward_take(f, &c->jobs, jobs, sizeof *c->jobs, err));
     TERN_TRY(tern_forward_take(f, &c->tables, jobs * groups, sizeof *c->tables, err));
     describe_caches(f);
-    for (int i = 0; i < d->n_layers; i++) {
+    for (int i = 0; i < n_layers; i++) {
         const struct tern_layer_desc *l = &d->layers[i];
         c->shapes[i] = (struct tern_attn_shape){.layer = kv_layer(f, i),
                                                 .n_heads = l->mixer == TERN_MIX_SPARSE ? 0 : l->at.n_heads,
@@ -118,8 +119,9 @@ void tern_forward_copy(struct tern_forward *f, const struct tern_forward_job *to
     tern_cached_begin(f, &write);
     c->from = job_of(from, c->from_tables);
     for (int i = 0; i < f->caches[to->plan].layout->n_spans; i++) {
-        const int g = f->caches[to->plan].layout->group_of[i];
-        if (g >= 0 && to->seq->table[g].first <= to->pos0 / TERN_PAGE)
+        const int g = f->caches[to->plan].layout->group_of[i], page = to->pos0 / TERN_PAGE;
+        if (g >= 0 &&
+            (to->seq->table[g].first <= page || (page == 0 && f->caches[to->plan].layout->groups[g].reach.first)))
             f->dev->ops->recode(f->dev, i, &c->from, f->k, f->v);
     }
     f->dev->ops->end(f->dev);

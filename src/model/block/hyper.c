@@ -89,6 +89,44 @@ static void collapse(struct tern_forward *f, const struct tern_forward_batch *b)
     mix(f, &g[TERN_MIX_OUT], &h, &f->mixed, &f->t, b->n_logit_rows);
 }
 
+static int hidden_width(const struct tern_desc *d)
+{
+    return d->hyper.n * d->n_embd;
+}
+
+/* All streams, as they are. */
+static void hidden(struct tern_forward *f, const struct tern_forward_batch *b, const struct tern_dev_rows *to)
+{
+    f->dev->ops->copy_heads(f->dev, *to, 0, f->x, 0, 1, hidden_width(&f->net->desc), b->n_rows);
+}
+
+/* The embedding and each stream have products of their own, which are added up. */
+static void join(struct tern_forward *f, const struct tern_forward_batch *b)
+{
+    const struct tern_weights *w = f->net->layers[f->net->desc.n_layers];
+    const struct tern_dev_ops *ops = f->dev->ops;
+    const int n = f->net->desc.n_embd;
+    const struct tern_matmul token = {.w = &w[TERN_SLOT_MTP_TOKEN_IN].mat, .y = f->read};
+    ops->matmul(f->dev, &token, 1, tern_dev_columns(f->joined, 0, n), b->n_rows, b->n_wide);
+    for (int j = 0; j < f->net->desc.hyper.n; j++) {
+        const struct tern_dev_rows x = tern_dev_columns(f->x, j * n, n),
+                                   before = tern_dev_columns(f->hidden_before, j * n, n);
+        const struct tern_matmul stream = {.w = &w[TERN_SLOT_MTP_HIDDEN_IN].mat, .y = x};
+        tern_norm_rows(f, &f->h, &before, w[TERN_SLOT_MTP_HIDDEN_NORM].vec, b->n_rows);
+        ops->matmul(f->dev, &stream, 1, f->h, b->n_rows, b->n_wide);
+        ops->add(f->dev, x, x, f->read, b->n_rows);
+    }
+}
+
+static void answer(struct tern_forward *f, const struct tern_forward_batch *b)
+{
+    const struct tern_weights *w = f->net->layers[f->net->desc.n_layers];
+    const struct tern_hyper h = hyper_of(f, &w[TERN_SLOT_MTP_MIX_BASE], &w[TERN_SLOT_MTP_MIX_SCALE], 0);
+    hidden(f, b, &f->hidden_now);
+    mix(f, &w[TERN_SLOT_MTP_MIX], &h, &f->x, &f->t, b->n_rows);
+    tern_norm_rows(f, &f->h, &f->t, w[TERN_SLOT_MTP_NORM].vec, b->n_rows);
+}
+
 const struct tern_residual tern_residual_hyper = {.name = "residual streams that mix",
                                                   .need = need,
                                                   .runs_on = runs_on,
@@ -96,4 +134,8 @@ const struct tern_residual tern_residual_hyper = {.name = "residual streams that
                                                   .read = read_streams,
                                                   .add = add,
                                                   .scale = scale,
-                                                  .collapse = collapse};
+                                                  .collapse = collapse,
+                                                  .hidden_width = hidden_width,
+                                                  .hidden = hidden,
+                                                  .join = join,
+                                                  .answer = answer};

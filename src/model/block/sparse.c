@@ -51,7 +51,7 @@ static void need(struct tern_needs *n, const struct tern_desc *d, const struct t
     }
     if (!chooses(l))
         return;
-    TERN_WIDEN(n->k, l->sparse.index_dim); /* as they are copied from one cache to another */
+    TERN_WIDEN(n->v, l->sparse.index_dim); /* as they are copied from one cache to another */
     TERN_WIDEN(n->index, channels(l, l->sparse.index_dim));
     TERN_WIDEN(n->index_gate, channels(l, l->sparse.index_dim));
     TERN_WIDEN(n->index_q, l->sparse.index_heads * l->sparse.index_dim);
@@ -69,11 +69,12 @@ static void caches(struct tern_kv_decl *decl, const struct tern_desc *d, const s
     if (!l->sparse.rate)
         return;
     const struct tern_compress rows = rows_of(l), index = index_of(l);
-    decl->more[decl->n_more++] = (struct tern_kv_more){TERN_KV_ROWS, l->sparse.rate, 1, l->at.dim_v};
+    decl->more[decl->n_more++] = (struct tern_kv_more){TERN_KV_ROWS, l->sparse.rate, 1, l->at.dim_v, l->sparse.grid};
     decl->state_bytes = tern_compress_floats(&rows) * sizeof(float);
     if (!chooses(l))
         return;
-    decl->more[decl->n_more++] = (struct tern_kv_more){TERN_KV_INDEX, l->sparse.rate, 1, l->sparse.index_dim};
+    decl->more[decl->n_more++] =
+        (struct tern_kv_more){TERN_KV_INDEX, l->sparse.rate, 1, l->sparse.index_dim, l->sparse.grid};
     decl->state_bytes += tern_compress_floats(&index) * sizeof(float);
 }
 
@@ -129,6 +130,20 @@ static void project(struct tern_forward *f, const struct tern_forward_batch *b, 
         f->dev->ops->matmul(f->dev, rows, chooses(l) ? 5 : 2, f->h, b->n_rows, b->n_rows);
 }
 
+/* v = what is cached. */
+static void prepare_row(struct tern_forward *f, const struct tern_forward_batch *b, int layer)
+{
+    const struct tern_desc *d = &f->net->desc;
+    const struct tern_layer_desc *l = &d->layers[layer];
+    const struct tern_dev_ops *ops = f->dev->ops;
+    const struct tern_dev_rows v = tern_dev_columns(f->v, 0, l->at.dim_v);
+    ops->norm(f->dev, v, v, f->net->layers[layer][TERN_SLOT_KV_A_NORM].vec, d->eps, b->n_rows);
+    rotate(f, b->n_rows, l, v, 1, l->at.dim_v, false);
+    if (l->sparse.grid)
+        ops->grid(f->dev, tern_dev_columns(v, 0, l->at.dim_v - d->ropes[l->at.rope].n_rot), TERN_GRID_FP8, 1,
+                  b->n_rows);
+}
+
 /* q = heads, v = what is cached. */
 static void prepare(struct tern_forward *f, const struct tern_forward_batch *b, int layer)
 {
@@ -141,16 +156,11 @@ static void prepare(struct tern_forward *f, const struct tern_forward_batch *b, 
                                          {.w = &w[TERN_SLOT_INDEX_Q].mat, .y = f->index_q}};
     const struct tern_heads norm = {
         .x = f->q, .n_heads = l->at.n_heads, .dim = l->at.dim_v, .norm = true, .eps = d->eps};
-    const struct tern_dev_rows v = tern_dev_columns(f->v, 0, l->at.dim_v);
     ops->norm(f->dev, r, r, w[TERN_SLOT_Q_A_NORM].vec, d->eps, b->n_rows);
     ops->matmul(f->dev, heads, chooses(l) ? 2 : 1, r, b->n_rows, b->n_wide);
     ops->heads(f->dev, &norm, b->n_rows);
     rotate(f, b->n_rows, l, f->q, l->at.n_heads, l->at.dim_v, false);
-    ops->norm(f->dev, v, v, w[TERN_SLOT_KV_A_NORM].vec, d->eps, b->n_rows);
-    rotate(f, b->n_rows, l, v, 1, l->at.dim_v, false);
-    if (l->sparse.grid)
-        ops->grid(f->dev, tern_dev_columns(v, 0, l->at.dim_v - d->ropes[l->at.rope].n_rot), TERN_GRID_FP8, 1,
-                  b->n_rows);
+    prepare_row(f, b, layer);
 }
 
 static void compress(struct tern_forward *f, int layer, struct tern_compress c, enum tern_kv_role role)
@@ -210,6 +220,18 @@ static void attend(struct tern_forward *f, const struct tern_forward_batch *b, i
     f->dev->ops->sparse(f->dev, &s, f->q, f->a, b->n_rows);
 }
 
+static void feed(struct tern_forward *f, const struct tern_forward_batch *b, int layer)
+{
+    const struct tern_desc *d = &f->net->desc;
+    const struct tern_layer_desc *l = &d->layers[layer];
+    const struct tern_weights *w = f->net->layers[layer];
+    const struct tern_matmul m = {.w = &w[TERN_SLOT_KV_A].mat, .y = f->v};
+    TERN_ASSERT(!l->sparse.rate);
+    f->dev->ops->matmul(f->dev, &m, 1, f->h, b->n_rows, b->n_wide);
+    prepare_row(f, b, layer);
+    f->dev->ops->append(f->dev, layer, f->k, f->v);
+}
+
 static void run(struct tern_forward *f, const struct tern_forward_batch *b, int layer, const struct tern_dev_rows *x)
 {
     const struct tern_layer_desc *l = &f->net->desc.layers[layer];
@@ -234,4 +256,5 @@ const struct tern_block tern_block_sparse = {.name = "attention to compressed ro
                                              .caches = caches,
                                              .cannot = cannot,
                                              .runs_on = runs_on,
-                                             .run = run};
+                                             .run = run,
+                                             .feed = feed};

@@ -15,7 +15,10 @@ struct tern_drafter {
     int most;
     bool always; /* else as many guesses as pay */
     struct tern_price price;
-    struct tern_draft_model *model; /* NULL: guesses are looked up */
+    struct tern_draft_model *model; /* NULL: none guesses */
+    struct tern_chain *mtp;         /* NULL: nor does a layer of the model's own */
+    struct tern_chain *chain;       /* whichever of both there is; NULL: guesses are looked up */
+    bool looks_up;                  /* beside the layer, too */
     int *order;                     /* [chunk] whose guess is the next best one */
     tern_draft_source *source;
     void *user;
@@ -35,14 +38,10 @@ static int read_mode(const tern_engine_params *p, bool *always, tern_error *err)
         return 1;
     if (!draft || strcmp(draft, "off") == 0)
         return 0;
-    *always = strcmp(draft, "ngram") == 0;
-    if (*always || strcmp(draft, "auto") == 0)
+    *always = strcmp(draft, "auto") != 0;
+    if (!*always || strcmp(draft, "ngram") == 0 || strcmp(draft, "mtp") == 0)
         return 1;
-    if (strcmp(draft, "mtp") == 0)
-        return tern_err_set(err, TERN_EUNSUPPORTED,
-                            "draft = \"mtp\": layers for multi-token prediction are not run yet; auto and ngram look "
-                            "guesses up, and a smaller model can make them");
-    return tern_err_set(err, TERN_EINVAL, "draft = \"%.40s\" is none of off, auto, ngram", draft);
+    return tern_err_set(err, TERN_EINVAL, "draft = \"%.40s\" is none of off, auto, ngram, mtp", draft);
 }
 
 static int most_guesses(const tern_engine_params *p, bool recurrent)
@@ -83,8 +82,14 @@ int tern_drafter_open(struct tern_drafter **out, tern_engine *e, const tern_engi
     x->always = always;
     x->most = most_guesses(p, recurrent);
     TERN_TRY(tern_alloc(&x->order, (size_t)e->chunk, sizeof *x->order, err));
-    if (p->draft_model)
+    x->looks_up = !p->draft_model && !(e->mtp && always);
+    if (p->draft_model) {
         TERN_TRY(tern_draft_model_open(&x->model, e, p->draft_model, x->most, err));
+        x->chain = tern_draft_model_chain(x->model);
+    } else if (e->mtp) {
+        TERN_TRY(tern_draft_mtp_open(&x->mtp, e, err));
+        x->chain = x->mtp;
+    }
     *out = x;
     x = NULL;
     rc = 0;
@@ -98,6 +103,7 @@ void tern_drafter_close(struct tern_drafter *x)
     if (!x)
         return;
     tern_draft_model_close(x->model);
+    tern_draft_mtp_close(x->mtp);
     tern_free(x->order);
     tern_free(x);
 }
@@ -128,10 +134,10 @@ double tern_draft_chance(const struct tern_draft *d, int guess)
 {
     static const double looked_up[TERN_DRAFT_CLASSES] = {.1, .2, .3, .45, .6, .7, .8, .9},
                         computed[TERN_DRAFT_CLASSES] = {.25, .35, .45, .55, .65, .75, .85, .95};
-    const double weight = 3, *usual = d->by->model ? computed : looked_up;
-    const int c = d->kind[guess];
-    double best = (d->right[c] + weight * usual[c]) / (d->seen[c] + weight);
-    for (int i = 0; i < c; i++) {
+    const int c = d->kind[guess], least = c < TERN_DRAFT_CLASSES ? 0 : TERN_DRAFT_CLASSES;
+    const double weight = 3, *usual = least ? computed : looked_up;
+    double best = (d->right[c] + weight * usual[c - least]) / (d->seen[c] + weight);
+    for (int i = least; i < c; i++) {
         const double p = d->right[i] / (d->seen[i] + weight);
         best = p > best ? p : best;
     }
@@ -141,8 +147,8 @@ double tern_draft_chance(const struct tern_draft *d, int guess)
 static void count(struct tern_draft *d, int guess, bool right)
 {
     const int c = d->kind[guess];
-    if (d->by->model)
-        tern_draft_model_learn(d->by->model, right);
+    if (d->by->chain && c >= TERN_DRAFT_CLASSES)
+        tern_chain_learn(d->by->chain, right);
     d->seen[c] = FORGET * d->seen[c] + 1;
     d->right[c] = FORGET * d->right[c] + right;
 }
@@ -217,8 +223,11 @@ static void guess(struct tern_draft *d)
         return;
     if (d->by->source)
         d->n_guesses = ask_source(d, d->most);
-    else if (!d->by->model)
+    else if (d->by->looks_up)
         d->n_guesses = look_up(d, d->most);
+    /* Where the layer is right as often it guesses the rest of the text, too. */
+    if (d->by->chain && d->by->looks_up && d->n_guesses && tern_draft_chance(d, 1) <= d->by->chain->rate)
+        d->n_guesses = 0;
 }
 
 /* The reply whose next guess is the likeliest to count; -1: there are no more. */
@@ -265,8 +274,8 @@ void tern_drafts_plan(struct tern_drafter *x, struct tern_draft *const *d, int n
         guess(d[i]);
     if (!x)
         return;
-    if (x->model && !x->source)
-        tern_draft_model_guess(x->model, d, n, x->always ? NULL : &x->price);
+    if (x->chain && !x->source)
+        tern_chain_guess(x->chain, d, n, x->always ? NULL : &x->price);
     for (int i = 0; i < n; i++)
         d[i]->chance = d[i]->n_guesses ? tern_draft_chance(d[i], 1) : 0;
     const int left = states_left(x->e, n);

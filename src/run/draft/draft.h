@@ -1,7 +1,9 @@
 /* run/draft/draft.h - tokens of a reply that are guessed, and verified several in one step.
  *
  *   lookup.c   guesses from what the sequence holds already
- *   model.c    guesses from a smaller model
+ *   chain.c    guesses that are computed, each from those before: how many
+ *   model.c    those of a smaller model
+ *   mtp.c      those of the model's own layer for them
  *   price.c    what the rows of a step cost
  *   draft.c    how many guesses of each reply a step verifies, and what came of them
  *
@@ -63,6 +65,8 @@ double tern_price_of(const struct tern_price *p, int rows);
 
 struct tern_drafter; /* of an engine */
 
+/* Does p->draft ask for the model's own layer, and has it one?  An error where it asks for nothing else. */
+int tern_draft_mtp(const tern_engine_params *p, const tern_model *m, bool *on, tern_error *err);
 /* What p->drafts has to be for p->draft: rows that a trim takes back.  recurrent: the model has states. */
 int tern_draft_rows(const tern_engine_params *p, bool recurrent, int *drafts, tern_error *err);
 /* *out NULL: p asks for no drafts.  The engine is open but for this. */
@@ -74,7 +78,8 @@ void tern_drafter_close(struct tern_drafter *x);
 typedef int tern_draft_source(void *user, const int32_t *tokens, int n, int32_t *out, int most);
 void tern_drafter_set_source(struct tern_drafter *x, tern_draft_source *source, void *user);
 
-#define TERN_DRAFT_CLASSES 8 /* of matches */
+#define TERN_DRAFT_CLASSES 8                        /* of matches, and as many of margins */
+#define TERN_DRAFT_KINDS   (2 * TERN_DRAFT_CLASSES) /* guesses that were looked up, then those that were computed */
 
 struct tern_draft { /* of a reply; zeroed: nothing is guessed */
     struct tern_drafter *by;
@@ -88,9 +93,10 @@ struct tern_draft { /* of a reply; zeroed: nothing is guessed */
     double chance;                     /* that all up to the first one that is not to be verified are right */
     struct tern_lookup lookup;
     tern_seq *own, *fork; /* of the smaller model: what it has read, and where it guesses; NULL: nothing yet */
+    bool tried;           /* the model's own layer guesses behind seq */
     int own_same;         /* tokens of `own` that are known to be the reply's */
     /* Guesses by kind, the newest counting most: all that turned out, and the right ones. */
-    double seen[TERN_DRAFT_CLASSES], right[TERN_DRAFT_CLASSES];
+    double seen[TERN_DRAFT_KINDS], right[TERN_DRAFT_KINDS];
     int n_drafted, n_accepted; /* guesses that were verified, and those that counted */
 };
 
@@ -116,7 +122,29 @@ void tern_drafter_learn(struct tern_drafter *x, int rows, double seconds);
 /* Bytes that it takes besides the engine: of the smaller model's engine. */
 size_t tern_drafter_bytes(const struct tern_drafter *x);
 
-/* ---- model.c ------------------------------------------------------------------------------------------------------
+/* ---- chain.c ------------------------------------------------------------------------------------------------------
+ */
+
+struct tern_chain {
+    int n_vocab;            /* ids that may be guessed */
+    double step_s;          /* one guess of each reply; 0: never seen */
+    double rate;            /* of guesses that were right, lately */
+    struct tern_draft **of; /* [max_seqs] replies that have just got a guess */
+    unsigned idle;          /* steps without guesses */
+    /* The first guess of those of n replies that can have one, which are x->of then; how many they are. */
+    int (*first)(struct tern_chain *x, struct tern_draft *const *d, int n);
+    /* The next guess of x->of[0..on); how many have one. */
+    int (*next)(struct tern_chain *x, int on);
+    void (*end)(struct tern_chain *x, struct tern_draft *const *d, int n);
+};
+
+/* Guesses of n replies: rows, kind, n_guesses up to `most`, chance.  p NULL: as many as there is use for. */
+void tern_chain_guess(struct tern_chain *x, struct tern_draft *const *d, int n, const struct tern_price *p);
+/* For `first` and `next`: the likeliest token is the reply's next guess. */
+void tern_chain_add(const struct tern_chain *x, struct tern_draft *d, const float *logits);
+void tern_chain_learn(struct tern_chain *x, bool right);
+
+/* ---- model.c, mtp.c -----------------------------------------------------------------------------------------------
  */
 
 struct tern_draft_model;
@@ -124,9 +152,10 @@ struct tern_draft_model;
 int tern_draft_model_open(struct tern_draft_model **out, tern_engine *e, tern_model *small, int most, tern_error *err);
 void tern_draft_model_close(struct tern_draft_model *x);
 const tern_engine *tern_draft_model_engine(const struct tern_draft_model *x);
-/* Guesses of n replies: rows, kind, n_guesses up to `most`, chance. */
-/* p NULL: as many as there is use for. */
-void tern_draft_model_guess(struct tern_draft_model *x, struct tern_draft *const *d, int n, const struct tern_price *p);
-void tern_draft_model_learn(struct tern_draft_model *x, bool right);
+struct tern_chain *tern_draft_model_chain(struct tern_draft_model *x);
+
+/* For an engine that has the layer (tern_engine.mtp). */
+int tern_draft_mtp_open(struct tern_chain **out, tern_engine *e, tern_error *err);
+void tern_draft_mtp_close(struct tern_chain *chain);
 
 #endif

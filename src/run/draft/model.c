@@ -4,26 +4,22 @@
  * a time.  A recurrent model cannot be trimmed for nothing; it guesses in a fork. */
 #include "run/draft/draft.h"
 
-#include <math.h>
 #include <string.h>
-#include "base/clock.h"
 #include "base/mem.h"
 
-#define FEW   8    /* so many tokens are read as generated ones; a longer piece as a prompt */
-#define AGAIN 64   /* of so many steps without guesses one tries again */
-#define LESS  1.05 /* guesses have to promise so many times the tokens per second */
+#define FEW 8 /* so many tokens are read as generated ones; a longer piece as a prompt */
 
 struct tern_draft_model {
+    struct tern_chain chain; /* its ids: those that both models have */
     tern_engine *e;
     bool recurrent;
-    int n_vocab;            /* ids that both models have */
-    double step_s;          /* one token of each reply */
-    double rate;            /* of guesses that were right, lately */
-    int32_t *feed;          /* [chunk] */
-    tern_step_item *items;  /* [max_seqs] */
-    struct tern_draft **of; /* [max_seqs] whose they are */
-    unsigned idle;          /* steps without guesses */
+    int32_t *feed;         /* [chunk] */
+    tern_step_item *items; /* [max_seqs] */
 };
+
+static int first(struct tern_chain *chain, struct tern_draft *const *d, int n);
+static int next(struct tern_chain *chain, int on);
+static void end(struct tern_chain *chain, struct tern_draft *const *d, int n);
 
 /* Token by token, what ends a text and what is a control token included. */
 static int same_vocabulary(const tern_model *m, const tern_model *small, tern_error *err)
@@ -52,8 +48,7 @@ int tern_draft_model_open(struct tern_draft_model **out, tern_engine *e, tern_mo
     *out = NULL;
     TERN_TRY(same_vocabulary(e->model, small, err));
     TERN_TRY(tern_alloc(&x, 1, sizeof *x, err));
-    x->n_vocab = n < k ? n : k;
-    x->rate = .7;
+    x->chain = (struct tern_chain){.n_vocab = n < k ? n : k, .rate = .7, .first = first, .next = next, .end = end};
     for (int i = 0; i < small->net->desc.n_layers; i++)
         x->recurrent |= small->net->desc.layers[i].mixer == TERN_MIX_DELTA;
     const tern_engine_params p = {.ctx = e->ctx < small->net->desc.ctx ? e->ctx : small->net->desc.ctx,
@@ -62,7 +57,7 @@ int tern_draft_model_open(struct tern_draft_model **out, tern_engine *e, tern_mo
     TERN_TRY(tern_engine_open_beside(&x->e, e, small, &p, err));
     TERN_TRY(tern_alloc(&x->feed, (size_t)x->e->chunk, sizeof *x->feed, err));
     TERN_TRY(tern_alloc(&x->items, (size_t)e->max_seqs, sizeof *x->items, err));
-    TERN_TRY(tern_alloc(&x->of, (size_t)e->max_seqs, sizeof(void *), err));
+    TERN_TRY(tern_alloc(&x->chain.of, (size_t)e->max_seqs, sizeof(void *), err));
     *out = x;
     x = NULL;
 out:
@@ -77,8 +72,13 @@ void tern_draft_model_close(struct tern_draft_model *x)
     tern_engine_close(&x->e);
     tern_free(x->feed);
     tern_free(x->items);
-    tern_free(x->of);
+    tern_free(x->chain.of);
     tern_free(x);
+}
+
+struct tern_chain *tern_draft_model_chain(struct tern_draft_model *x)
+{
+    return &x->chain;
 }
 
 const tern_engine *tern_draft_model_engine(const struct tern_draft_model *x)
@@ -114,33 +114,6 @@ static bool follow(struct tern_draft_model *x, struct tern_draft *d)
     return tern_seq_new(&d->own, x->e, NULL) == 0;
 }
 
-/* The likeliest token, and how far its logit is above the next one's. */
-static int32_t likeliest(const struct tern_draft_model *x, const float *logits, float *margin)
-{
-    int32_t best = 0;
-    float next = -INFINITY;
-    for (int32_t i = 1; i < x->n_vocab; i++) {
-        if (logits[i] > logits[best]) {
-            next = logits[best];
-            best = i;
-        } else if (logits[i] > next) {
-            next = logits[i];
-        }
-    }
-    *margin = logits[best] - next;
-    return best;
-}
-
-/* By margin: guesses that are as likely. */
-static int class_of(float margin)
-{
-    static const float below[TERN_DRAFT_CLASSES - 1] = {.25f, .5f, 1, 1.5f, 2.5f, 4, 6};
-    int c = 0;
-    while (c < TERN_DRAFT_CLASSES - 1 && margin >= below[c])
-        c++;
-    return c;
-}
-
 /* Steps items [0, n): each that has logits gets its next guess.  Returns how many those are, first in x->of. */
 static int step(struct tern_draft_model *x, int n)
 {
@@ -149,15 +122,12 @@ static int step(struct tern_draft_model *x, int n)
     if (!n || tern_step(x->e, x->items, n, &logits, NULL) < 0)
         return 0;
     for (int i = 0; i < n; i++) {
-        struct tern_draft *d = x->of[i];
-        float margin;
+        struct tern_draft *d = x->chain.of[i];
         if (x->items[i].logits == TERN_LOGITS_NONE)
             continue;
-        d->rows[++d->n_guesses] = likeliest(x, logits, &margin);
-        d->kind[d->n_guesses] = (uint8_t)class_of(margin);
-        d->chance = (d->n_guesses > 1 ? d->chance : 1) * tern_draft_chance(d, d->n_guesses);
+        tern_chain_add(&x->chain, d, logits);
         logits += x->e->model->net->desc.n_vocab;
-        x->of[on++] = d;
+        x->chain.of[on++] = d;
     }
     return on;
 }
@@ -186,38 +156,9 @@ static int read_on(struct tern_draft_model *x, struct tern_draft *const *d, int 
             continue;
         x->items[n_items] = unread(x, d[i], rows, x->e->chunk - rows);
         rows += x->items[n_items].n_tokens;
-        x->of[n_items++] = d[i];
+        x->chain.of[n_items++] = d[i];
     }
     return step(x, n_items);
-}
-
-/* Is it worth its time and rows when `on` replies guess once more, `gain` tokens of which may count?  depth guesses of
- * each are there, and `tokens` are expected of the step.  Costs in steps of one row. */
-static bool pays(const struct tern_draft_model *x, const struct tern_price *p, int n, int on, int depth, double tokens,
-                 double gain)
-{
-    if (!p)
-        return true;
-    const double own = p->row_s > 0 ? x->step_s / p->row_s : 0;
-    const double now = tern_price_of(p, n + on * depth) + own * depth,
-                 then = tern_price_of(p, n + on * (depth + 1)) + own * (depth + 1);
-    return (tokens + gain) * now > LESS * tokens * then;
-}
-
-/* Chances that the next guesses count, and those that are there; replies that have enough leave x->of. */
-static int chances(struct tern_draft_model *x, int on, double *tokens, double *gain)
-{
-    int more = 0;
-    *gain = 0;
-    for (int i = 0; i < on; i++) {
-        struct tern_draft *d = x->of[i];
-        *tokens += d->chance;
-        if (d->n_guesses >= d->most)
-            continue;
-        *gain += d->chance * x->rate;
-        x->of[more++] = d;
-    }
-    return more;
 }
 
 /* A recurrent model guesses in a fork of what it has read. */
@@ -225,43 +166,39 @@ static int forks(struct tern_draft_model *x, int on)
 {
     int more = 0;
     for (int i = 0; i < on; i++) {
-        struct tern_draft *d = x->of[i];
-        d->fork = NULL;
-        if (!x->recurrent || tern_seq_fork(&d->fork, d->own, NULL) == 0)
-            x->of[more++] = d;
+        struct tern_draft *d = x->chain.of[i];
+        if (!x->recurrent || d->fork || tern_seq_fork(&d->fork, d->own, NULL) == 0)
+            x->chain.of[more++] = d;
     }
     return more;
 }
 
-void tern_draft_model_guess(struct tern_draft_model *x, struct tern_draft *const *d, int n, const struct tern_price *p)
+static int first(struct tern_chain *chain, struct tern_draft *const *d, int n)
 {
-    double tokens = n, gain;
-    if (!pays(x, p, n, n, 0, n, n * x->rate) && ++x->idle % AGAIN)
-        return;
-    int on = chances(x, read_on(x, d, n), &tokens, &gain);
+    struct tern_draft_model *x = (struct tern_draft_model *)chain;
+    return read_on(x, d, n);
+}
+
+static int next(struct tern_chain *chain, int on)
+{
+    struct tern_draft_model *x = (struct tern_draft_model *)chain;
     on = forks(x, on);
-    for (int depth = 1; on && pays(x, p, n, on, depth, tokens, gain); depth++) {
-        const double start = tern_now();
-        for (int i = 0; i < on; i++) {
-            struct tern_draft *g = x->of[i];
-            x->items[i] = (tern_step_item){.seq = g->fork ? g->fork : g->own,
-                                           .tokens = &g->rows[g->n_guesses],
-                                           .n_tokens = 1,
-                                           .decode = true,
-                                           .logits = TERN_LOGITS_LAST};
-        }
-        on = step(x, on);
-        const double took = tern_now() - start;
-        x->step_s = x->step_s > 0 ? x->step_s + .1 * ((took < 3 * x->step_s ? took : 3 * x->step_s) - x->step_s) : took;
-        on = chances(x, on, &tokens, &gain);
+    for (int i = 0; i < on; i++) {
+        struct tern_draft *g = chain->of[i];
+        x->items[i] = (tern_step_item){.seq = g->fork ? g->fork : g->own,
+                                       .tokens = &g->rows[g->n_guesses],
+                                       .n_tokens = 1,
+                                       .decode = true,
+                                       .logits = TERN_LOGITS_LAST};
     }
+    return step(x, on);
+}
+
+static void end(struct tern_chain *chain, struct tern_draft *const *d, int n)
+{
+    (void)chain;
     for (int i = 0; i < n; i++) {
         tern_seq_free(d[i]->fork);
         d[i]->fork = NULL;
     }
-}
-
-void tern_draft_model_learn(struct tern_draft_model *x, bool right)
-{
-    x->rate += .02 * (right - x->rate);
 }

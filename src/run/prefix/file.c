@@ -7,45 +7,30 @@
 #include "base/map.h"
 #include "base/mem.h"
 #include "base/outfile.h"
-#include "run/prefix/record.h"
+#include "run/prefix/cachefile.h"
 
 #define MAGIC   "ternc\n\0"
 #define VERSION 1
 #define ENDIAN  0x01020304u
-#define UNIT    64
+#define UNIT    TERN_CACHEFILE_UNIT
 
 static const struct tern_outfile_kind file_kind = {"a cache file", MAGIC, 8, false, true};
 
-struct head {
-    char magic[8];
-    uint32_t version, endian;
-    uint32_t n_tokens, n_records; /* pages, and for layers with states a last one */
-    uint64_t bytes;               /* of the file */
-    uint64_t tokens_hash;         /* XXH3-64 */
-    struct tern_origin origin;
-    uint64_t reserved; /* 0 */
-    uint64_t hash;     /* of all bytes before it */
-};
-_Static_assert(sizeof(struct head) % UNIT == 0, "what follows is aligned");
-
-/* A file in memory, every byte of it checked. */
-struct view {
-    struct tern_map map;
-    struct head head;
-    const int32_t *tokens;
-    const struct tern_record **records; /* [n_records], owned */
-};
-
-static void close_view(struct view *v)
+void tern_cachefile_close(struct tern_cachefile_view *v)
 {
     tern_free((void *)v->records);
-    tern_map_close(&v->map);
+    v->records = NULL;
 }
+
+struct bytes {
+    const uint8_t *p;
+    size_t n;
+};
 
 /* ---- reading ------------------------------------------------------------------------------------------------------
  */
 
-static int check_head(const struct head *h, size_t bytes, tern_error *err)
+static int check_head(const struct tern_cachefile_head *h, size_t bytes, tern_error *err)
 {
     if (memcmp(h->magic, MAGIC, sizeof h->magic) != 0)
         return tern_err_set(err, TERN_EFORMAT, "not a cache file (wrong magic at byte 0)");
@@ -54,7 +39,7 @@ static int check_head(const struct head *h, size_t bytes, tern_error *err)
     if (h->version != VERSION)
         return tern_err_set(err, TERN_EUNSUPPORTED, "format version %u at byte 8; this program reads version %d",
                             h->version, VERSION);
-    if (h->hash != XXH3_64bits(h, offsetof(struct head, hash)))
+    if (h->hash != XXH3_64bits(h, offsetof(struct tern_cachefile_head, hash)))
         return tern_err_set(err, TERN_EFORMAT, "head at byte 0 is damaged (checksum differs)");
     if (h->bytes != bytes)
         return tern_err_set(err, TERN_EFORMAT, "has %zu bytes, its head says %llu", bytes,
@@ -66,17 +51,17 @@ static int check_head(const struct head *h, size_t bytes, tern_error *err)
 }
 
 /* The record at byte `at`: where it should be, and from where the file says. */
-static int check_record(const struct view *v, size_t at, uint32_t i, struct tern_key *key,
-                        const struct tern_record **out, tern_error *err)
+static int check_record(const struct tern_cachefile_view *v, const struct bytes *f, size_t at, uint32_t i,
+                        struct tern_key *key, const struct tern_record **out, tern_error *err)
 {
     const uint32_t pages = v->head.n_tokens / TERN_PAGE;
     tern_error why = {0};
     struct tern_key parent = *key;
-    if (v->map.n - at < sizeof(struct tern_record))
-        return tern_err_set(err, TERN_EFORMAT, "ends at byte %zu, inside record %u", v->map.n, i);
-    const struct tern_record *h = (const struct tern_record *)(const void *)(v->map.p + at);
+    if (f->n - at < sizeof(struct tern_record))
+        return tern_err_set(err, TERN_EFORMAT, "ends at byte %zu, inside record %u", f->n, i);
+    const struct tern_record *h = (const struct tern_record *)(const void *)(f->p + at);
     const size_t bytes = tern_record_bytes(h);
-    if (!bytes || bytes > v->map.n - at)
+    if (!bytes || bytes > f->n - at)
         return tern_err_set(err, TERN_EFORMAT, "record %u at byte %zu is longer than the file", i, at);
     if (i < pages)
         tern_page_key(&parent, v->tokens + (size_t)i * TERN_PAGE, key);
@@ -92,56 +77,78 @@ static int check_record(const struct view *v, size_t at, uint32_t i, struct tern
     return 0;
 }
 
-static int check_records(struct view *v, tern_error *err)
+static int check_records(struct tern_cachefile_view *v, const struct bytes *f, tern_error *err)
 {
     int rc = 0;
     struct tern_key key;
     size_t at = sizeof v->head + v->head.n_tokens * sizeof *v->tokens;
     tern_origin_key(&v->head.origin, &key);
     for (uint32_t i = 0; i < v->head.n_records; i++) {
-        TERN_TRY(check_record(v, at, i, &key, &v->records[i], err));
+        TERN_TRY(check_record(v, f, at, i, &key, &v->records[i], err));
         const size_t end = at + tern_record_bytes(v->records[i]);
-        for (at = end; at < v->map.n && at % UNIT; at++)
-            if (v->map.p[at])
+        for (at = end; at < f->n && at % UNIT; at++)
+            if (f->p[at])
                 TERN_FAIL(err, TERN_EFORMAT, "byte %zu behind record %u is not 0", at, i);
     }
-    if (at != v->map.n)
-        TERN_FAIL(err, TERN_EFORMAT, "%zu bytes behind the last record", v->map.n - at);
+    if (at != f->n)
+        TERN_FAIL(err, TERN_EFORMAT, "%zu bytes behind the last record", f->n - at);
 out:
     return rc;
 }
 
-static int check_file(struct view *v, tern_error *err)
+static int check_file(struct tern_cachefile_view *v, const struct bytes *f, tern_error *err)
 {
     int rc = 0;
-    if (v->map.n < sizeof v->head)
-        TERN_FAIL(err, TERN_EFORMAT, "not a cache file, or cut off: it ends at byte %zu, inside the head", v->map.n);
-    memcpy(&v->head, v->map.p, sizeof v->head);
-    TERN_TRY(check_head(&v->head, v->map.n, err));
-    if ((v->map.n - sizeof v->head) / sizeof *v->tokens < v->head.n_tokens)
-        TERN_FAIL(err, TERN_EFORMAT, "ends at byte %zu, inside the tokens", v->map.n);
-    v->tokens = (const int32_t *)(const void *)(v->map.p + sizeof v->head);
+    if (f->n < sizeof v->head)
+        TERN_FAIL(err, TERN_EFORMAT, "not a cache file, or cut off: it ends at byte %zu, inside the head", f->n);
+    memcpy(&v->head, f->p, sizeof v->head);
+    TERN_TRY(check_head(&v->head, f->n, err));
+    if ((f->n - sizeof v->head) / sizeof *v->tokens < v->head.n_tokens)
+        TERN_FAIL(err, TERN_EFORMAT, "ends at byte %zu, inside the tokens", f->n);
+    v->tokens = (const int32_t *)(const void *)(f->p + sizeof v->head);
     if (v->head.tokens_hash != XXH3_64bits(v->tokens, v->head.n_tokens * sizeof *v->tokens))
         TERN_FAIL(err, TERN_EFORMAT, "tokens at byte %zu are damaged (checksum differs)", sizeof v->head);
     TERN_TRY(tern_alloc(&v->records, v->head.n_records, sizeof(void *), err));
-    TERN_TRY(check_records(v, err));
+    TERN_TRY(check_records(v, f, err));
 out:
     return rc;
 }
 
-/* origin: what it has to be of; NULL: anything. */
-static int open_view(struct view *v, const char *path, const struct tern_origin *origin, tern_error *err)
+int tern_cachefile_open(struct tern_cachefile_view *v, const uint8_t *p, size_t n, const struct tern_origin *origin,
+                        tern_error *err)
+{
+    const struct bytes f = {p, n};
+    *v = (struct tern_cachefile_view){0};
+    int rc = check_file(v, &f, err);
+    if (rc == 0 && origin)
+        rc = tern_origin_check(&v->head.origin, origin, err);
+    if (rc < 0)
+        tern_cachefile_close(v);
+    return rc;
+}
+
+/* A file on the disk. */
+struct mapped {
+    struct tern_map map;
+    struct tern_cachefile_view v;
+};
+
+static void close_mapped(struct mapped *m)
+{
+    tern_cachefile_close(&m->v);
+    tern_map_close(&m->map);
+}
+
+static int open_mapped(struct mapped *m, const char *path, const struct tern_origin *origin, tern_error *err)
 {
     tern_error why = {0};
-    *v = (struct view){0};
-    int rc = tern_map_open(&v->map, path, "a cache file", err);
+    *m = (struct mapped){0};
+    int rc = tern_map_open(&m->map, path, "a cache file", err);
     if (rc < 0)
         return rc;
-    rc = check_file(v, &why);
-    if (rc == 0 && origin)
-        rc = tern_origin_check(&v->head.origin, origin, &why);
+    rc = tern_cachefile_open(&m->v, m->map.p, m->map.n, origin, &why);
     if (rc < 0) {
-        close_view(v);
+        close_mapped(m);
         return tern_err_set(err, rc, "%s: %.400s", path, why.msg);
     }
     return 0;
@@ -149,18 +156,18 @@ static int open_view(struct view *v, const char *path, const struct tern_origin 
 
 int tern_cache_check(const char *path, tern_cache_file *out, tern_error *err)
 {
-    struct view v;
-    int rc = open_view(&v, path, NULL, err);
+    struct mapped m;
+    int rc = open_mapped(&m, path, NULL, err);
     if (rc < 0)
         return rc;
-    const struct tern_origin *o = &v.head.origin;
+    const struct tern_origin *o = &m.v.head.origin;
     if (out) {
-        *out = (tern_cache_file){.n_tokens = (int)v.head.n_tokens, .bytes = v.map.n, .weights = o->weights};
+        *out = (tern_cache_file){.n_tokens = (int)m.v.head.n_tokens, .bytes = m.map.n, .weights = o->weights};
         memcpy(out->kv, o->kv, sizeof out->kv - 1);
         memcpy(out->arithmetic, o->arithmetic, sizeof out->arithmetic - 1);
         memcpy(out->version, o->version, sizeof out->version - 1);
     }
-    close_view(&v);
+    close_mapped(&m);
     return 0;
 }
 
@@ -168,7 +175,8 @@ int tern_cache_check(const char *path, tern_cache_file *out, tern_error *err)
  */
 
 /* A sequence from `pages` pages of the file, or from as many fewer as it takes. */
-static int start_from(tern_seq **out, tern_engine *e, const struct view *v, int pages, int *found, tern_error *err)
+static int start_from(tern_seq **out, tern_engine *e, const struct tern_cachefile_view *v, int pages, int *found,
+                      tern_error *err)
 {
     int rc = 0, n = 0;
     struct tern_kv_cache *c = &e->caches[0];
@@ -206,103 +214,128 @@ int tern_cache_start(tern_seq **out, tern_engine *e, const char *path, const int
 {
     int rc = 0, same = 0;
     struct tern_origin origin;
-    struct view v;
+    struct mapped m;
     tern_error why = {0};
     *out = NULL;
     *found = 0;
     tern_engine_origin(e, 0, &origin);
-    rc = open_view(&v, path, &origin, err);
+    rc = open_mapped(&m, path, &origin, err);
     if (rc < 0)
         return rc;
-    while (same + 1 < n && same < (int)v.head.n_tokens && tokens[same] == v.tokens[same])
+    while (same + 1 < n && same < (int)m.v.head.n_tokens && tokens[same] == m.v.tokens[same])
         same++;
     if (same / TERN_PAGE)
-        rc = start_from(out, e, &v, same / TERN_PAGE, found, &why);
+        rc = start_from(out, e, &m.v, same / TERN_PAGE, found, &why);
     if (rc < 0)
         rc = tern_err_set(err, rc, "%s: %.400s", path, why.msg);
     else if (!*out)
         rc = tern_seq_new(out, e, err);
-    close_view(&v);
+    close_mapped(&m);
     return rc;
 }
 
 /* ---- writing ------------------------------------------------------------------------------------------------------
  */
 
-struct writer {
-    struct tern_outfile file;
-    struct tern_key key; /* of the record before */
-    struct tern_origin origin;
-    struct tern_record *record; /* room for one */
-    uint64_t bytes;             /* so far */
-};
-
-static int put_record(struct writer *w, uint32_t index, const int32_t *tokens, const struct tern_kv_cache *c,
-                      const struct tern_kv_slice *slice, const struct tern_kv_checkpoint *point, bool write,
-                      tern_error *err)
+int tern_cachefile_records(const struct tern_cachefile_content *c)
 {
-    struct tern_record *h = w->record;
-    *h = (struct tern_record){.index = index, .parent = w->key, .origin = w->origin};
-    if (point)
-        tern_record_put_point(h, point);
-    else
-        tern_record_put_page(h, c, slice);
-    h->n_tokens = point ? 0 : TERN_PAGE;
-    h->cost = point ? index * TERN_PAGE : TERN_PAGE;
-    if (point)
-        tern_end_key(&w->key, NULL, 0, TERN_RECORD_STATE, &h->key);
-    else
-        tern_page_key(&w->key, tokens, &h->key);
-    w->key = h->key;
-    const size_t bytes = tern_record_bytes(h), padded = tern_round_up(bytes, UNIT);
-    w->bytes += padded;
-    if (!write)
-        return 0;
-    tern_record_seal(h);
-    memset((uint8_t *)h + bytes, 0, padded - bytes);
-    return tern_outfile_write(&w->file, h, padded, err);
+    return c->n_tokens / TERN_PAGE + (c->point != NULL);
 }
 
-/* Twice: the first time counts, for the head has to know. */
-static int put_records(struct writer *w, tern_engine *e, const tern_seq *s, const struct tern_kv_checkpoint *point,
-                       bool write, tern_error *err)
+/* Slice i without what a sequence that starts at the end does not need: of windows it may be there or not. */
+static struct tern_kv_slice needed(const struct tern_cachefile_content *c, int i)
 {
-    int rc = 0;
-    struct tern_kv_cache *c = &e->caches[0];
-    const int pages = tern_seq_length(s) / TERN_PAGE;
-    tern_origin_key(&w->origin, &w->key);
-    w->bytes = sizeof(struct head) + (uint64_t)tern_seq_length(s) * sizeof *s->tokens;
-    for (int i = 0; i < pages && rc == 0; i++) {
-        struct tern_kv_slice slice;
-        tern_kv_slices_take(c, s->kv, i, i + 1, &slice);
-        rc = put_record(w, (uint32_t)i, s->tokens + (size_t)i * TERN_PAGE, c, &slice, NULL, write, err);
-        tern_kv_slice_drop(c, &slice);
+    struct tern_kv_slice s = c->slices[i];
+    for (int g = 0; g < c->cache->layout->n_groups; g++) {
+        const struct tern_kv_group *grp = &c->cache->layout->groups[g];
+        if (grp->reach.window && i / grp->rate < tern_kv_first_needed(grp->reach, c->n_tokens))
+            s.part[g] = TERN_NO_BLOCK;
     }
-    if (rc == 0 && point)
-        rc = put_record(w, (uint32_t)pages, NULL, c, NULL, point, write, err);
-    return rc;
+    return s;
 }
 
-static int write_file(struct writer *w, tern_engine *e, const tern_seq *s, const struct tern_kv_checkpoint *point,
-                      tern_error *err)
+/* The checkpoint without its logits, as a view. */
+static struct tern_kv_checkpoint bare(const struct tern_kv_checkpoint *p)
+{
+    struct tern_kv_checkpoint out = {.cache = p->cache, .at = p->at, .tile = p->tile, .state = p->state};
+    memcpy(out.raw_from, p->raw_from, sizeof out.raw_from);
+    memcpy(out.seen_from, p->seen_from, sizeof out.seen_from);
+    return out;
+}
+
+uint64_t tern_cachefile_bytes(const struct tern_cachefile_content *c)
+{
+    uint64_t n = sizeof(struct tern_cachefile_head) + (uint64_t)c->n_tokens * sizeof *c->tokens;
+    for (int i = 0; i < c->n_tokens / TERN_PAGE; i++) {
+        const struct tern_kv_slice s = needed(c, i);
+        size_t record = sizeof(struct tern_record);
+        for (int part = 0; part < TERN_KV_PARTS; part++)
+            record += s.part[part] != TERN_NO_BLOCK ? tern_kv_part_bytes(c->cache, part) : 0;
+        n += tern_round_up(record, UNIT);
+    }
+    if (c->point) {
+        const struct tern_kv_checkpoint p = bare(c->point);
+        n += tern_round_up(sizeof(struct tern_record) + tern_kv_checkpoint_packed_bytes(&p), UNIT);
+    }
+    return n;
+}
+
+size_t tern_cachefile_begin(const struct tern_cachefile_content *c, void *to, struct tern_key *key)
+{
+    const size_t n = (size_t)c->n_tokens * sizeof *c->tokens;
+    struct tern_cachefile_head h = {.version = VERSION,
+                                    .endian = ENDIAN,
+                                    .n_tokens = (uint32_t)c->n_tokens,
+                                    .n_records = (uint32_t)tern_cachefile_records(c),
+                                    .bytes = tern_cachefile_bytes(c),
+                                    .tokens_hash = XXH3_64bits(c->tokens, n),
+                                    .origin = c->origin};
+    memcpy(h.magic, MAGIC, sizeof h.magic);
+    h.hash = XXH3_64bits(&h, offsetof(struct tern_cachefile_head, hash));
+    memcpy(to, &h, sizeof h);
+    memcpy((uint8_t *)to + sizeof h, c->tokens, n);
+    tern_origin_key(&c->origin, key);
+    return sizeof h + n;
+}
+
+size_t tern_cachefile_record(const struct tern_cachefile_content *c, int i, void *to, struct tern_key *key)
+{
+    struct tern_record *h = to;
+    const bool page = i < c->n_tokens / TERN_PAGE;
+    *h = (struct tern_record){.index = (uint32_t)i, .parent = *key, .origin = c->origin};
+    if (page) {
+        const struct tern_kv_slice s = needed(c, i);
+        tern_record_put_page(h, c->cache, &s);
+        tern_page_key(&h->parent, c->tokens + (size_t)i * TERN_PAGE, key);
+    } else {
+        const struct tern_kv_checkpoint p = bare(c->point);
+        tern_record_put_point(h, &p);
+        tern_end_key(&h->parent, NULL, 0, TERN_RECORD_STATE, key);
+    }
+    h->n_tokens = page ? TERN_PAGE : 0;
+    h->cost = page ? TERN_PAGE : (uint32_t)c->n_tokens;
+    h->key = *key;
+    const size_t bytes = tern_record_bytes(h), padded = tern_round_up(bytes, UNIT);
+    memset((uint8_t *)h + bytes, 0, padded - bytes);
+    return padded;
+}
+
+static int write_file(struct tern_outfile *f, const struct tern_cachefile_content *c, void *room, tern_error *err)
 {
     int rc = 0;
-    const size_t n = (size_t)tern_seq_length(s);
-    struct head h = {.version = VERSION, .endian = ENDIAN, .n_tokens = (uint32_t)n, .origin = w->origin};
-    TERN_TRY(put_records(w, e, s, point, false, err));
-    memcpy(h.magic, MAGIC, sizeof h.magic);
-    h.n_records = (uint32_t)(n / TERN_PAGE) + (point != NULL);
-    h.bytes = w->bytes;
-    h.tokens_hash = XXH3_64bits(s->tokens, n * sizeof *s->tokens);
-    h.hash = XXH3_64bits(&h, offsetof(struct head, hash));
-    TERN_TRY(tern_outfile_write(&w->file, &h, sizeof h, err));
-    TERN_TRY(tern_outfile_write(&w->file, s->tokens, n * sizeof *s->tokens, err));
-    TERN_TRY(put_records(w, e, s, point, true, err));
+    struct tern_key key;
+    size_t n = tern_cachefile_begin(c, room, &key);
+    TERN_TRY(tern_outfile_write(f, room, n, err));
+    for (int i = 0; i < tern_cachefile_records(c); i++) {
+        n = tern_cachefile_record(c, i, room, &key);
+        tern_record_seal(room);
+        TERN_TRY(tern_outfile_write(f, room, n, err));
+    }
 out:
     return rc;
 }
 
-static int check_plan(const tern_engine *e, int n, tern_error *err)
+int tern_cachefile_check_plan(const tern_engine *e, int n, tern_error *err)
 {
     if (e->n_caches > e->n_plans)
         return tern_err_set(err, TERN_EUNSUPPORTED, "a cache file takes prompts that are coded as they come");
@@ -316,33 +349,56 @@ static int check_plan(const tern_engine *e, int n, tern_error *err)
     return 0;
 }
 
+/* What a sequence that ends at a page's border holds. */
+static int write_seq(tern_engine *e, const tern_seq *s, const char *path, tern_error *err)
+{
+    int rc = 0;
+    const size_t n = (size_t)tern_seq_length(s), pages = n / TERN_PAGE, record = tern_record_most(e) + UNIT,
+                 head = sizeof(struct tern_cachefile_head) + n * sizeof *s->tokens;
+    struct tern_kv_cache *cache = &e->caches[0];
+    struct tern_outfile file = {.fd = -1};
+    struct tern_kv_slice *slices = NULL;
+    struct tern_kv_checkpoint *point = NULL;
+    uint8_t *room = NULL;
+    struct tern_cachefile_content c = {.cache = cache, .tokens = s->tokens, .n_tokens = (int)n};
+    TERN_TRY(tern_alloc(&slices, pages, sizeof *slices, err));
+    TERN_TRY(tern_alloc(&room, head > record ? head : record, 1, err));
+    if (cache->layout->state_bytes)
+        TERN_TRY(tern_kv_checkpoint_take(cache, s->kv, NULL, 0, &point, err));
+    tern_engine_origin(e, 0, &c.origin);
+    tern_kv_slices_take(cache, s->kv, 0, (int)pages, slices);
+    c.slices = slices;
+    c.point = point;
+    rc = tern_outfile_open(&file, path, 0600, &file_kind, err);
+    if (rc == 0)
+        rc = write_file(&file, &c, room, err);
+    if (rc == 0)
+        rc = tern_outfile_commit(&file, err);
+    tern_outfile_abort(&file);
+    for (size_t i = 0; i < pages; i++)
+        tern_kv_slice_drop(cache, &slices[i]);
+out:
+    tern_kv_checkpoint_drop(point);
+    tern_free(slices);
+    tern_free(room);
+    return rc;
+}
+
 int tern_cache_build(tern_engine *e, const int32_t *tokens, int n, const char *path, tern_progress_fn *progress,
                      void *user, int *kept, tern_error *err)
 {
     int rc = 0;
-    struct writer w = {.file.fd = -1};
-    struct tern_kv_checkpoint *point = NULL;
     tern_seq *s = NULL;
     const int whole = n / TERN_PAGE * TERN_PAGE;
-    TERN_TRY(check_plan(e, n, err));
+    TERN_TRY(tern_cachefile_check_plan(e, n, err));
     TERN_TRY(tern_outfile_check(path, &file_kind, err)); /* before the work */
     TERN_TRY(tern_seq_new(&s, e, err));
     TERN_TRY(tern_prefill(e, s, tokens, whole, NULL, progress, user, err));
-    if (e->caches[0].layout->state_bytes)
-        TERN_TRY(tern_kv_checkpoint_take(&e->caches[0], s->kv, NULL, 0, &point, err));
-    tern_engine_origin(e, 0, &w.origin);
-    TERN_TRY(tern_alloc(&w.record, tern_record_most(e) + UNIT, 1, err));
-    TERN_TRY(tern_outfile_open(&w.file, path, 0600, &file_kind, err));
-    rc = write_file(&w, e, s, point, err);
-    if (rc == 0)
-        rc = tern_outfile_commit(&w.file, err);
-    tern_outfile_abort(&w.file);
-    if (rc == 0 && kept)
+    TERN_TRY(write_seq(e, s, path, err));
+    if (kept)
         *kept = whole;
 out:
-    tern_kv_checkpoint_drop(point);
     tern_seq_free(s);
-    tern_free(w.record);
     return rc;
 }
 

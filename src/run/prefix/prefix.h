@@ -30,8 +30,12 @@ struct tern_prefix {
     void (*offer)(void *self, tern_seq *s, const float *logits, bool over);
     /* Memory ran out: gives pages back.  False: there are none left to give. */
     bool (*shrink)(void *self);
-    /* The rest may be NULL.  s is in the middle of its prompt, and had `before` tokens before the last step. */
-    void (*passed)(void *self, tern_seq *s, int before);
+    /* The rest may be NULL.  s is in the middle of its prompt, and had `before` tokens before the last step.  border:
+     * other prompts may part from it here. */
+    void (*passed)(void *self, tern_seq *s, int before, bool border);
+    /* Sequences of the plan can start at borders where a step ends there: how many tokens such should be apart.  0:
+     * they can start at any page.  Any thread. */
+    int (*apart)(void *self, int plan);
     /* Begins to bring what of tokens[0..n) memory does not know; tokens stay where they are until `fetched` says true
      * or drop.  NULL: there is nothing to wait for. */
     void *(*fetch)(void *self, int plan, const int32_t *tokens, int n);
@@ -61,5 +65,24 @@ void tern_prefix_free(struct tern_prefix_cache *x);
 /* What a loop calls. */
 struct tern_prefix tern_prefix_hooks(struct tern_prefix_cache *x);
 void tern_prefix_get_stats(const struct tern_prefix_cache *x, tern_cache_stats *out);
+
+/* exchange.c: cache files (tern/cache.h), in pieces between steps.  `begin` of a file that goes out, and `more`, are
+ * the engine's thread's; the rest may be called from any. */
+struct tern_prefix_out; /* goes out */
+struct tern_prefix_in;  /* comes in */
+/* Of the longest beginning of tokens[0..n) that is known and can be started from at a page's end, in at most so many
+ * bytes. */
+int tern_prefix_out_begin(struct tern_prefix_out **out, struct tern_prefix_cache *x, const int32_t *tokens, int n,
+                          size_t most, tern_error *err);
+bool tern_prefix_out_more(struct tern_prefix_out *o); /* false: it is complete */
+/* *bytes, of malloc, is the caller's. */
+void tern_prefix_out_take(struct tern_prefix_out *o, void **bytes, size_t *n, int *n_tokens);
+void tern_prefix_out_end(struct tern_prefix_out *o); /* NULL is legal */
+/* Checks every byte, which have to stay until the end. */
+int tern_prefix_in_begin(struct tern_prefix_in **out, struct tern_prefix_cache *x, const void *bytes, size_t n,
+                         tern_error *err);
+int tern_prefix_in_more(struct tern_prefix_in *g, bool *over, int *n_tokens, tern_error *err);
+/* The engine's thread's as well, after the last `more`. */
+void tern_prefix_in_end(struct tern_prefix_in *g);
 
 #endif

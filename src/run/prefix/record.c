@@ -37,8 +37,7 @@ size_t tern_record_most(const tern_engine *e)
     return sizeof(struct tern_record) + most;
 }
 
-/* Are these the parts that the layout has? */
-static bool parts_fit(const struct tern_kv_cache *c, const struct tern_record *h)
+bool tern_record_is_page(const struct tern_kv_cache *c, const struct tern_record *h)
 {
     uint32_t n = 0;
     if (h->kind != TERN_RECORD_PAGE || h->has >> TERN_KV_PARTS)
@@ -54,7 +53,7 @@ int tern_record_get_page(struct tern_kv_cache *c, const struct tern_record *h, s
                          tern_error *err)
 {
     const uint8_t *bytes = (const uint8_t *)h + sizeof *h;
-    if (!parts_fit(c, h))
+    if (!tern_record_is_page(c, h))
         return tern_err_set(err, TERN_EFORMAT, "a page does not have the parts of this KV plan");
     int rc = tern_kv_slice_new(c, h->has, out, err);
     for (int i = 0; i < TERN_KV_PARTS && rc == 0; i++)

@@ -16,6 +16,8 @@ void tern_record_put_page(struct tern_record *to, const struct tern_kv_cache *c,
 void tern_record_put_point(struct tern_record *to, const struct tern_kv_checkpoint *p);
 size_t tern_record_most(const tern_engine *e);
 
+/* Are its parts those of a page of this layout? */
+bool tern_record_is_page(const struct tern_kv_cache *c, const struct tern_record *h);
 /* New blocks with what a record that was checked holds.  TERN_EFORMAT: not what this layout has; TERN_ECAPACITY: no
  * memory. */
 int tern_record_get_page(struct tern_kv_cache *c, const struct tern_record *h, struct tern_kv_slice *out,

@@ -5,8 +5,8 @@
 #include "base/mem.h"
 #include "run/prefix/tree.h"
 
-#define TICK_BYTES ((size_t)8 << 20) /* that go either way between two steps */
-#define CLOSE_S    10.0              /* for what is not written when a program ends */
+#define TICK_BYTES TERN_PREFIX_TICK_BYTES
+#define CLOSE_S    10.0 /* for what is not written when a program ends */
 
 /* ---- to other tiers -----------------------------------------------------------------------------------------------
  */
@@ -74,9 +74,7 @@ void tern_prefix_tick(void *self)
 
 struct fetching {
     struct tern_fetch *f;
-    int plan, n, n_pages;
-    const int32_t *tokens;          /* borrowed */
-    struct tern_prefix_entry *last; /* the page that came last, pinned */
+    struct tern_prefix_filling fill;
 };
 
 void *tern_prefix_fetch(void *self, int plan, const int32_t *tokens, int n)
@@ -102,13 +100,13 @@ void *tern_prefix_fetch(void *self, int plan, const int32_t *tokens, int n)
                                          .found = found,
                                          .states = l->state_bytes || l->recent > 1,
                                          .deep = l->windows};
-    *g = (struct fetching){tern_fetch_begin(x->tiers, &want), plan, n, depth, tokens, x->path[depth]};
+    *g = (struct fetching){tern_fetch_begin(x->tiers, &want), {plan, n, depth, true, tokens, x->path[depth]}};
     if (!g->f) {
         x->stats.late++;
         tern_free(g);
         return NULL;
     }
-    tern_prefix_pin(x, g->last);
+    tern_prefix_pin(x, g->fill.last);
     return g;
 }
 
@@ -116,7 +114,7 @@ void tern_prefix_drop_fetch(void *self, void *fetch)
 {
     struct fetching *g = fetch;
     tern_fetch_end(g->f);
-    tern_prefix_unpin(self, g->last);
+    tern_prefix_unpin(self, g->fill.last);
     tern_free(g);
 }
 
@@ -130,7 +128,7 @@ static bool read_slice(struct tern_prefix_cache *x, int plan, const struct tern_
     return rc == 0;
 }
 
-static bool install_page(struct tern_prefix_cache *x, struct fetching *g, const struct tern_record *h)
+bool tern_prefix_fill_page(struct tern_prefix_cache *x, struct tern_prefix_filling *g, const struct tern_record *h)
 {
     struct tern_kv_slice slice;
     const int32_t *tokens = g->tokens + (size_t)g->n_pages * TERN_PAGE;
@@ -142,7 +140,8 @@ static bool install_page(struct tern_prefix_cache *x, struct fetching *g, const 
     tern_kv_slice_drop(&x->e->caches[g->plan], &slice);
     if (!p)
         return false;
-    if (x->stats.entries + x->stats.evictions - evictions > entries) /* else memory had more of it, perhaps */
+    /* Else memory had more of it, perhaps. */
+    if (g->written && x->stats.entries + x->stats.evictions - evictions > entries)
         tern_prefix_forget_unwritten(x, p);
     tern_prefix_pin(x, p);
     tern_prefix_unpin(x, g->last);
@@ -151,7 +150,7 @@ static bool install_page(struct tern_prefix_cache *x, struct fetching *g, const 
     return true;
 }
 
-static bool install_end(struct tern_prefix_cache *x, struct fetching *g, const struct tern_record *h)
+bool tern_prefix_fill_end(struct tern_prefix_cache *x, const struct tern_prefix_filling *g, const struct tern_record *h)
 {
     struct tern_kv_checkpoint *point;
     int rc;
@@ -163,10 +162,14 @@ static bool install_end(struct tern_prefix_cache *x, struct fetching *g, const s
     do
         rc = tern_record_get_point(&x->e->caches[g->plan], h, n_vocab, &point, NULL);
     while (rc == TERN_ECAPACITY && tern_prefix_evict(x, -1));
+    if (rc == 0 && tern_kv_can_start(&x->e->caches[g->plan], x->slices, depth, point, NULL) < 0) {
+        tern_kv_checkpoint_drop(point);
+        rc = TERN_EUNSUPPORTED;
+    }
     if (rc < 0)
         return false;
     struct tern_prefix_entry *p = tern_prefix_keep_point(x, g->plan, g->tokens, depth, point);
-    if (p)
+    if (p && g->written)
         tern_prefix_forget_unwritten(x, p);
     return p != NULL;
 }
@@ -181,7 +184,8 @@ bool tern_prefix_fetched(void *self, void *fetch)
     x->stamp++;
     while (bytes < TICK_BYTES && (h = tern_fetch_next(g->f, &over)) != NULL) {
         bytes += tern_record_bytes(h);
-        const bool installed = h->kind == TERN_RECORD_PAGE ? install_page(x, g, h) : install_end(x, g, h);
+        const bool installed =
+            h->kind == TERN_RECORD_PAGE ? tern_prefix_fill_page(x, &g->fill, h) : tern_prefix_fill_end(x, &g->fill, h);
         tern_fetch_give_back(g->f);
         x->stats.fetched += installed;
         if (!installed) {

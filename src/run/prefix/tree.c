@@ -6,6 +6,7 @@
 #define LEAST_BUCKETS ((size_t)1 << 8)
 #define MOST_BUCKETS  ((size_t)1 << 18)
 #define POINT_EVERY   1024 /* tokens, in the middle of prompts that cannot be cut anywhere */
+#define BORDER_APART  256  /* at least, of borders */
 
 /* ---- finding ------------------------------------------------------------------------------------------------------
  */
@@ -191,10 +192,10 @@ static int keep_pages(struct tern_prefix_cache *x, const tern_seq *s, int n)
     return depth;
 }
 
-static struct tern_prefix_entry *find_end(const struct tern_prefix_entry *page, const int32_t *tokens, int n)
+struct tern_prefix_entry *tern_prefix_find_end(const struct tern_prefix_entry *page, const int32_t *tokens, int n)
 {
     struct tern_prefix_entry *p = page->ends;
-    while (p && !(p->n == n && memcmp(p->tokens, tokens, (size_t)n * sizeof *tokens) == 0))
+    while (p && !(p->n == n && (n == 0 || memcmp(p->tokens, tokens, (size_t)n * sizeof *tokens) == 0)))
         p = p->next_end;
     return p;
 }
@@ -207,7 +208,7 @@ struct tern_prefix_entry *tern_prefix_keep_point(struct tern_prefix_cache *x, in
     const size_t bytes = sizeof(struct tern_prefix_entry) + tern_kv_checkpoint_bytes(point);
     const int32_t *own = tokens + (size_t)depth * TERN_PAGE;
     const int n = point->at - depth * TERN_PAGE;
-    struct tern_prefix_entry *known = find_end(parent, own, n);
+    struct tern_prefix_entry *known = tern_prefix_find_end(parent, own, n);
     if (known && (known->point->logits || !point->logits)) {
         tern_prefix_use(x, known);
         tern_kv_checkpoint_drop(point);
@@ -239,7 +240,10 @@ static void keep_states(struct tern_prefix_cache *x, const tern_seq *s, int dept
     while (n > 0 && (point = tern_kv_checkpoint_kept(s->kv, n)) != NULL) {
         const int at = point->at;
         n = at - 1;
-        if (at > 0 && !find_end(x->path[at / TERN_PAGE], s->tokens, 0) && tern_prefix_room_for_point(x, s->plan))
+        /* States alone are no place to start from where rows of several tokens are open. */
+        if (at > 0 && !tern_prefix_find_end(x->path[at / TERN_PAGE], s->tokens, 0) &&
+            tern_kv_can_start(&x->e->caches[s->plan], x->slices, at / TERN_PAGE, point, NULL) == 0 &&
+            tern_prefix_room_for_point(x, s->plan))
             (void)tern_prefix_keep_point(x, s->plan, s->tokens, at / TERN_PAGE, point);
         else
             tern_kv_checkpoint_drop(point);
@@ -252,7 +256,7 @@ static void keep_end(struct tern_prefix_cache *x, const tern_seq *s, int depth, 
     const size_t n_logits = logits ? (size_t)x->e->model->net->desc.n_vocab : 0;
     const int n = s->kv->n_tokens, rest = n - depth * TERN_PAGE;
     struct tern_kv_checkpoint *point;
-    struct tern_prefix_entry *known = find_end(x->path[depth], s->tokens + (size_t)depth * TERN_PAGE, rest);
+    struct tern_prefix_entry *known = tern_prefix_find_end(x->path[depth], s->tokens + (size_t)depth * TERN_PAGE, rest);
     if (known && (known->point->logits || !logits)) {
         tern_prefix_use(x, known);
         return;
@@ -289,20 +293,44 @@ static void offer(void *self, tern_seq *s, const float *logits, bool over)
     tern_prefix_tick(x);
 }
 
-/* Where a sequence cannot start at every page, what it takes is kept every so often: states, and the pages of windows
- * before they move on. */
-static void passed(void *self, tern_seq *s, int before)
+static int widest_window(const struct tern_kv_layout *l)
+{
+    int most = 0;
+    for (int g = 0; g < l->n_groups; g++)
+        most = l->groups[g].reach.window > most ? l->groups[g].reach.window : most;
+    return most;
+}
+
+/* Pages of windows are kept raw around each border, and steps of few rows cost more than their share. */
+static int apart(void *self, int plan)
+{
+    const struct tern_prefix_cache *x = self;
+    const struct tern_kv_layout *l = x->e->caches[plan].layout;
+    const int two = 2 * widest_window(l);
+    if (!l->state_bytes && !l->windows && l->recent == 1)
+        return 0;
+    return two > BORDER_APART ? two : BORDER_APART;
+}
+
+/* Where a sequence cannot start at every page, what it takes is kept at borders and every so often: states, and the
+ * pages of windows before they move on. */
+static void passed(void *self, tern_seq *s, int before, bool border)
 {
     struct tern_prefix_cache *x = self;
     const struct tern_kv_layout *l = x->e->caches[s->plan].layout;
     const int n = s->kv->n_tokens;
-    int every = POINT_EVERY;
-    for (int g = 0; g < l->n_groups; g++)
-        every = 4 * l->groups[g].reach.window > every ? 4 * l->groups[g].reach.window : every;
-    if ((!l->state_bytes && !l->windows) || n / every == before / every || !is_prompt(x, s))
+    const int four = 4 * widest_window(l), every = four > POINT_EVERY ? four : POINT_EVERY;
+    struct tern_prefix_entry *end;
+    int pages;
+    if (!apart(x, s->plan) || (!border && n / every == before / every) || !is_prompt(x, s))
         return;
     x->stamp++;
-    keep_states(x, s, keep_pages(x, s, n));
+    const int depth = keep_pages(x, s, n);
+    keep_states(x, s, depth);
+    /* In the middle of a page it takes the open rows as well; and there are layouts without another place. */
+    if (depth == n / TERN_PAGE &&
+        (border || tern_prefix_longest(x, s->plan, s->tokens, n, depth, n, &pages, &end) <= before))
+        keep_end(x, s, depth, NULL);
     tern_prefix_tick(x);
 }
 
@@ -374,6 +402,7 @@ struct tern_prefix tern_prefix_hooks(struct tern_prefix_cache *x)
                                 .offer = offer,
                                 .shrink = tern_prefix_shrink,
                                 .passed = passed,
+                                .apart = apart,
                                 .fetch = tern_prefix_fetch,
                                 .fetched = tern_prefix_fetched,
                                 .drop = tern_prefix_drop_fetch,

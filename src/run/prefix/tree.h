@@ -3,6 +3,7 @@
  *   tree.c     finding and keeping
  *   room.c     entries, and who goes first
  *   tiers.c    to other tiers and back
+ *   exchange.c as a cache file, and out of one
  *
  * Beside them: record.c and origin.c, pages as bytes; file.c, those of tern/cache.h. */
 #ifndef TERN_RUN_PREFIX_TREE_H
@@ -83,6 +84,9 @@ struct tern_prefix_entry **tern_prefix_bucket(const struct tern_prefix_cache *x,
 /* ---- tree.c -----------------------------------------------------------------------------------------------------
  */
 
+/* The end of these n tokens behind a page; NULL: none. */
+struct tern_prefix_entry *tern_prefix_find_end(const struct tern_prefix_entry *page, const int32_t *tokens, int n);
+
 /* Pages of tokens[0..n) that are known, into path and slices. */
 int tern_prefix_walk(struct tern_prefix_cache *x, int plan, const int32_t *tokens, int n);
 /* The most of tokens[0..n), up to `most`, that a sequence can start from, along a path of depth pages.  *pages of them;
@@ -95,6 +99,22 @@ struct tern_prefix_entry *tern_prefix_keep_page(struct tern_prefix_cache *x, str
 /* The checkpoint becomes an end behind path[depth]; its reference is taken over.  NULL: no room, or it is known. */
 struct tern_prefix_entry *tern_prefix_keep_point(struct tern_prefix_cache *x, int plan, const int32_t *tokens,
                                                  int depth, struct tern_kv_checkpoint *point);
+
+/* ---- tiers.c: records that come from elsewhere -----------------------------------------------------------------
+ */
+
+#define TERN_PREFIX_TICK_BYTES ((size_t)8 << 20) /* that go either way between two steps */
+
+struct tern_prefix_filling {
+    int plan, n, n_pages;
+    bool written;                   /* other tiers have what comes */
+    const int32_t *tokens;          /* [n] borrowed */
+    struct tern_prefix_entry *last; /* the page that came last, pinned */
+};
+/* The next page, or the end behind path of tokens.  false: it does not belong here, or there is no room. */
+bool tern_prefix_fill_page(struct tern_prefix_cache *x, struct tern_prefix_filling *g, const struct tern_record *h);
+bool tern_prefix_fill_end(struct tern_prefix_cache *x, const struct tern_prefix_filling *g,
+                          const struct tern_record *h);
 
 /* ---- tiers.c ------------------------------------------------------------------------------------------------
  */

@@ -249,7 +249,7 @@ static int convert_thinking(struct tern_job *j, struct tern_fault *f)
         return 0;
     if (!type || (strcmp(type, "enabled") != 0 && strcmp(type, "disabled") != 0 && strcmp(type, "adaptive") != 0))
         return bad(f, "thinking", "must be of type enabled, disabled or adaptive");
-    if (type[0] != 'a' && tern_model_chat_uses(j->server->model, "enable_thinking"))
+    if (type[0] != 'a' && tern_model_chat_uses(j->served->model, "enable_thinking"))
         j->ask->template_vars =
             tern_ask_own(j->ask, json_pack("{sb}", "enable_thinking", strcmp(type, "enabled") == 0));
     return 0;
@@ -275,7 +275,8 @@ static int prepare(struct tern_job *j, struct tern_fault *f)
 
 static int count_tokens(struct tern_job *j, struct tern_fault *f)
 {
-    if (read_conversation(j, f) < 0 || tern_job_lanes(j, 1, f) < 0 || tern_messages_tokens(j, &j->lanes[0].ids, f) < 0)
+    if (read_conversation(j, f) < 0 || tern_job_lanes(j, 1, f) < 0 ||
+        tern_messages_tokens(j, &j->lanes[0].ids, NULL, f) < 0)
         return -1;
     j->answer = json_pack("{sI}", "input_tokens", (json_int_t)j->lanes[0].ids.len);
     return 0;
@@ -334,7 +335,7 @@ static void end_whole(struct tern_job *j)
     }
     tern_job_answer(j,
                     json_pack("{ss ss ss so so ss so so}", "id", j->id, "type", "message", "role", "assistant", "model",
-                              tern_json_cstr(j->server->name), "content", content, "stop_reason", stop_reason(c),
+                              tern_json_cstr(j->served->name), "content", content, "stop_reason", stop_reason(c),
                               "stop_sequence", stop_sequence(j, c), "usage", usage(j, j->n_generated)));
 }
 
@@ -372,7 +373,7 @@ static void open_stream(struct tern_job *j)
 {
     tern_job_sse(j, "message_start",
                  json_pack("{ss s{ss ss ss so s[] sn sn so}}", "type", "message_start", "message", "id", j->id, "type",
-                           "message", "role", "assistant", "model", tern_json_cstr(j->server->name), "content",
+                           "message", "role", "assistant", "model", tern_json_cstr(j->served->name), "content",
                            "stop_reason", "stop_sequence", "usage", usage(j, 0)));
 }
 

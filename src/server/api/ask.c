@@ -37,23 +37,10 @@ void tern_ask_free(struct tern_ask *g)
 
 int tern_ask_read(struct tern_job *j, const struct tern_field *table, struct tern_fault *f)
 {
-    char why[240];
     j->ask = tern_ask_new();
     if (!j->ask)
         return tern_fault_set(f, 503, NULL, NULL, "out of memory");
-    j->root = tern_json_read(j->body.p, j->body.len, why, sizeof why);
-    tern_buf_clear(&j->body);
-    if (!j->root)
-        return tern_fault_set(f, 400, "invalid_json", NULL, "%s", why);
-    if (!json_is_object(j->root))
-        return tern_fault_set(f, 400, "invalid_json", NULL, "the body must be a JSON object");
-    if (tern_fields_read(table, j->root, "", j->ask, f) < 0)
-        return -1;
-    const char *model = j->ask->model;
-    if (model && !tern_server_answers_to(j->server, model))
-        return tern_fault_set(f, 404, "model_not_found", "model", "the model \"%.200s\" is not here; there is \"%s\"",
-                              model, j->server->name);
-    return 0;
+    return tern_fields_read(table, j->root, "", j->ask, f);
 }
 
 json_t *tern_ask_own(struct tern_ask *g, json_t *j)
@@ -135,7 +122,7 @@ static bool read_id(const char *text, int n_vocab, int32_t *id)
 static int read_ids(struct tern_job *j, struct tern_fault *f)
 {
     struct tern_ask *g = j->ask;
-    int n_vocab = tern_model_get_info(j->server->model)->n_vocab;
+    int n_vocab = tern_model_get_info(j->served->model)->n_vocab;
     size_t n_bias = json_object_size(g->logit_bias), n_stop = json_array_size(g->stop_ids), n = 0;
     if (n_bias + n_stop == 0)
         return 0;
@@ -183,7 +170,7 @@ static int read_sampler(struct tern_job *j, struct tern_fault *f)
     tern_sampler_params *s = &j->ask->request.sampler;
     tern_sampler_defaults(s);
     s->temperature = 1;
-    (void)tern_model_recommends(j->server->model, s);
+    (void)tern_model_recommends(j->served->model, s);
     if (!isnan(g->temperature))
         s->temperature = (float)g->temperature;
     if (!isnan(g->top_p))
@@ -263,15 +250,17 @@ int tern_ask_request(struct tern_job *j, struct tern_fault *f)
 int tern_ask_check_prompt(struct tern_job *j, struct tern_lane *lane, struct tern_fault *f)
 {
     const char *param = j->ask->messages ? "messages" : j->ask->prompt ? "prompt" : "input";
-    int ctx = tern_engine_ctx(j->server->engine), room = j->ask->request.max_tokens == 0 ? 0 : 1;
+    int ctx = tern_engine_ctx(j->served->engine), room = j->ask->request.max_tokens == 0 ? 0 : 1;
     if (lane->ids.len == 0)
         return tern_fault_set(f, 400, "invalid_value", param, "the prompt is empty");
     if (lane->ids.len + (size_t)room <= (size_t)ctx)
         return tern_rule_apply(j, lane, f);
     size_t n = lane->ids.len < INT32_MAX ? lane->ids.len : INT32_MAX;
-    (void)tern_fault_set(f, 400, "context_length_exceeded", param,
-                         "the prompt has %zu tokens, the context of this server holds %d%s", n, ctx,
-                         n == (size_t)ctx ? ", and there is no room for an answer" : "");
+    /* Clients that shorten their conversation look for these words (tests/clients). */
+    (void)tern_fault_set(
+        f, 400, "context_length_exceeded", param,
+        "the prompt is too long: %zu tokens, and this model's maximum context length is %d tokens here%s", n, ctx,
+        n == (size_t)ctx ? ", and there is no room for an answer" : "");
     f->n_prompt = (int)n;
     f->n_ctx = ctx;
     return -1;
@@ -286,7 +275,7 @@ void tern_ask_name(struct tern_job *j, const char *prefix)
 
 int tern_ask_conversation(struct tern_job *j, struct tern_fault *f)
 {
-    if (tern_job_lanes(j, 1, f) < 0 || tern_messages_tokens(j, &j->lanes[0].ids, f) < 0)
+    if (tern_job_lanes(j, 1, f) < 0 || tern_messages_tokens(j, &j->lanes[0].ids, &j->lanes[0].borders, f) < 0)
         return -1;
     tern_ask_reply(j->ask);
     return tern_ask_check_prompt(j, &j->lanes[0], f);

@@ -33,7 +33,7 @@ struct tern_ask {
     json_t *prompt, *messages, *tools, *tool_choice, *template_vars;
     json_t *format, *guided_json, *guided_choice, *structured, *json_schema; /* format: as response_format */
     const char *guided_regex, *guided_grammar, *grammar;
-    json_t *system, *input, *thinking;              /* of single APIs */
+    json_t *system, *input, *thinking, *keep_alive; /* of single APIs */
     const char *user, *effort, *system_text, *text; /* text: of single APIs */
     bool flag;                                      /* likewise */
 
@@ -101,7 +101,7 @@ void tern_ask_free(struct tern_ask *g);
 #define TERN_OWN_BLANKS "blanks in JSON are as docs/structured-output.md says"
 #define TERN_OTHER_NAME "use response_format or structured_outputs"
 
-/* W: the body as an object by a table, then the model's name.  Common to all APIs that generate. */
+/* W: the fields of the body by a table.  Common to all APIs that generate. */
 int tern_ask_read(struct tern_job *j, const struct tern_field *table, struct tern_fault *f);
 /* W: checks what belongs together and fills g->request, all but the prompt. */
 int tern_ask_request(struct tern_job *j, struct tern_fault *f);
@@ -113,19 +113,19 @@ int tern_rule_read(struct tern_ask *g, struct tern_fault *f);
 int tern_rule_apply(struct tern_job *j, struct tern_lane *lane, struct tern_fault *f);
 
 /* messages.c, W: the conversation of j->ask (messages, tools, ...) into ids.  What other APIs have in place of these is
- * turned into them first; tern_ask_own keeps such JSON for the job's life. */
+ * turned into them first; tern_ask_own keeps such JSON for the job's life.  borders: nullable. */
 json_t *tern_ask_own(struct tern_ask *g, json_t *j);
-int tern_messages_tokens(struct tern_job *j, tern_tokens *out, struct tern_fault *f);
+int tern_messages_tokens(struct tern_job *j, tern_tokens *out, tern_tokens *borders, struct tern_fault *f);
 int tern_messages_check(struct tern_job *j, struct tern_fault *f);
 /* "tools" of OpenAI's API are checked; tool_choice decides whether they are offered. */
 int tern_tools_check(struct tern_job *j, struct tern_fault *f);
 
 /* scores.c: entries of struct tern_choice.scores. */
 json_t *tern_scores_entry(const tern_token_score *t);
-void tern_choice_score(struct tern_choice *c, const tern_event *e);                      /* appends */
-json_t *tern_scores_chat(const struct tern_server *s, json_t *scores);                   /* OpenAI's chat */
-json_t *tern_scores_legacy(const struct tern_server *s, json_t *scores, size_t *offset); /* OpenAI's completions */
-void tern_token_text(const struct tern_server *s, int32_t id, struct tern_buf *out);
+void tern_choice_score(struct tern_choice *c, const tern_event *e);              /* appends */
+json_t *tern_scores_chat(const tern_model *m, json_t *scores);                   /* OpenAI's chat */
+json_t *tern_scores_legacy(const tern_model *m, json_t *scores, size_t *offset); /* OpenAI's completions */
+void tern_token_text(const tern_model *m, int32_t id, struct tern_buf *out);
 
 /* W: lanes for texts, lists of ids, or one of them; `param` names the field. */
 int tern_ask_prompts(struct tern_job *j, const json_t *p, const char *param, struct tern_fault *f);

@@ -85,7 +85,7 @@ static json_t *whole_choice(const struct tern_job *j, const struct tern_choice *
     if (c->calls)
         (void)json_object_set_new(m, "tool_calls", whole_calls(c->calls));
     return json_pack("{si so ss so}", "index", c->index, "message", m, "finish_reason", tern_finish_openai(c),
-                     "logprobs", j->ask->logprobs ? tern_scores_chat(j->server, c->scores) : json_null());
+                     "logprobs", j->ask->logprobs ? tern_scores_chat(j->served->model, c->scores) : json_null());
 }
 
 static void end_whole(struct tern_job *j)
@@ -94,7 +94,7 @@ static void end_whole(struct tern_job *j)
     for (int i = 0; i < j->n_choices; i++)
         (void)json_array_append_new(choices, whole_choice(j, &j->choices[i]));
     tern_job_answer(j, json_pack("{ss ss sI so ss so so}", "id", j->id, "object", "chat.completion", "created",
-                                 (json_int_t)j->created, "model", tern_json_cstr(j->server->name), "system_fingerprint",
+                                 (json_int_t)j->created, "model", tern_json_cstr(j->served->name), "system_fingerprint",
                                  tern_version(), "choices", choices, "usage", tern_usage_openai(j)));
 }
 
@@ -112,7 +112,7 @@ static json_t *running_usage(const struct tern_job *j)
 static void send_chunk(struct tern_job *j, json_t *choices, json_t *usage)
 {
     json_t *chunk = json_pack("{ss ss sI so ss so}", "id", j->id, "object", "chat.completion.chunk", "created",
-                              (json_int_t)j->created, "model", tern_json_cstr(j->server->name), "system_fingerprint",
+                              (json_int_t)j->created, "model", tern_json_cstr(j->served->name), "system_fingerprint",
                               tern_version(), "choices", choices);
     if (usage)
         (void)json_object_set_new(chunk, "usage", usage);
@@ -125,7 +125,8 @@ static void send_delta(struct tern_job *j, struct tern_choice *c, json_t *delta,
     json_t *choice =
         json_pack("{si so so}", "index", c->index, "delta", delta, "finish_reason", tern_json_cstr(finish));
     if (j->ask->logprobs) {
-        (void)json_object_set_new(choice, "logprobs", c->scores ? tern_scores_chat(j->server, c->scores) : json_null());
+        (void)json_object_set_new(choice, "logprobs",
+                                  c->scores ? tern_scores_chat(j->served->model, c->scores) : json_null());
         json_decref(c->scores);
         c->scores = NULL;
     }

@@ -21,7 +21,7 @@ static const struct tern_field fields[] = {
 
 static int add_ids(struct tern_job *j, const json_t *list, const char *param, tern_tokens *out, struct tern_fault *f)
 {
-    int n_vocab = tern_model_get_info(j->server->model)->n_vocab;
+    int n_vocab = tern_model_get_info(j->served->model)->n_vocab;
     size_t i;
     json_t *v;
     json_array_foreach(list, i, v)
@@ -46,7 +46,7 @@ static int add_prompt(struct tern_job *j, const json_t *v, const char *param, te
         return add_ids(j, v, param, out, f);
     if (!json_is_string(v))
         return tern_fault_set(f, 400, "invalid_type", param, "%s must be a string or a list of token ids", param);
-    if (tern_model_tokenize(j->server->model, json_string_value(v), json_string_length(v),
+    if (tern_model_tokenize(j->served->model, json_string_value(v), json_string_length(v),
                             TERN_TEXT_BOS | TERN_TEXT_SPECIAL, out, &err) < 0)
         return tern_fault_from(f, &err, param);
     return 0;
@@ -86,12 +86,12 @@ static int prepare(struct tern_job *j, struct tern_fault *f)
 
 /* ---- answers ----------------------------------------------------------------------------------------------------- */
 
-static void prompt_text(const struct tern_server *s, const tern_tokens *ids, struct tern_buf *out)
+static void prompt_text(const tern_model *m, const tern_tokens *ids, struct tern_buf *out)
 {
     tern_stream *stream = NULL;
     const char *text;
     size_t n;
-    if (tern_stream_new(&stream, s->model, true, NULL) < 0)
+    if (tern_stream_new(&stream, m, true, NULL) < 0)
         return;
     for (size_t i = 0; i < ids->len; i++)
         if (tern_stream_push(stream, ids->p[i], &text, &n, NULL) == 0)
@@ -107,7 +107,7 @@ static json_t *whole_choice(const struct tern_job *j, const struct tern_choice *
     json_t *logprobs = json_null();
     size_t offset = 0;
     if (j->ask->echo)
-        prompt_text(j->server, &c->lane->ids, &b);
+        prompt_text(j->served->model, &c->lane->ids, &b);
     (void)tern_buf_add(&b, c->text.p ? c->text.p : "", c->text.len, NULL);
     if (j->ask->logprobs) {
         json_t *all = json_array();
@@ -115,7 +115,7 @@ static json_t *whole_choice(const struct tern_job *j, const struct tern_choice *
             (void)json_array_extend(all, c->lane->scores);
         if (c->scores)
             (void)json_array_extend(all, c->scores);
-        logprobs = tern_scores_legacy(j->server, all, &offset);
+        logprobs = tern_scores_legacy(j->served->model, all, &offset);
         json_decref(all);
     }
     json_t *out = json_pack("{si so ss so}", "index", index, "text", tern_json_chars(b.p, b.len), "finish_reason",
@@ -152,14 +152,14 @@ static void end_whole(struct tern_job *j)
             (void)json_array_append_new(choices, whole_choice(j, c, lane * n + k));
         }
     tern_job_answer(j, json_pack("{ss ss sI so ss so so}", "id", j->id, "object", "text_completion", "created",
-                                 (json_int_t)j->created, "model", tern_json_cstr(j->server->name), "system_fingerprint",
+                                 (json_int_t)j->created, "model", tern_json_cstr(j->served->name), "system_fingerprint",
                                  tern_version(), "choices", choices, "usage", tern_usage_openai(j)));
 }
 
 static void send_chunk(struct tern_job *j, json_t *choices, json_t *usage)
 {
     json_t *chunk = json_pack("{ss ss sI so so}", "id", j->id, "object", "text_completion", "created",
-                              (json_int_t)j->created, "model", tern_json_cstr(j->server->name), "choices", choices);
+                              (json_int_t)j->created, "model", tern_json_cstr(j->served->name), "choices", choices);
     if (usage)
         (void)json_object_set_new(chunk, "usage", usage);
     tern_job_sse(j, NULL, chunk);
@@ -172,7 +172,7 @@ static void begin_choice(const struct tern_job *j, struct tern_choice *c, struct
         return;
     c->begun = true;
     if (j->ask->echo)
-        prompt_text(j->server, &c->lane->ids, text);
+        prompt_text(j->served->model, &c->lane->ids, text);
     if (j->ask->echo && c->lane->scores)
         (void)json_array_extend(scores, c->lane->scores);
 }
@@ -190,9 +190,10 @@ static void send_text(struct tern_job *j, struct tern_choice *c, const char *tex
     c->scores = NULL;
     json_t *choice = json_pack("{si so so}", "index", c->index, "text", tern_json_chars(b.p, b.len), "finish_reason",
                                tern_json_cstr(finish));
-    (void)json_object_set_new(
-        choice, "logprobs",
-        j->ask->logprobs && json_array_size(scores) ? tern_scores_legacy(j->server, scores, &offset) : json_null());
+    (void)json_object_set_new(choice, "logprobs",
+                              j->ask->logprobs && json_array_size(scores)
+                                  ? tern_scores_legacy(j->served->model, scores, &offset)
+                                  : json_null());
     c->part = (int)offset;
     json_decref(scores);
     tern_buf_clear(&b);

@@ -22,7 +22,7 @@ static int prepare(struct tern_job *j, struct tern_fault *f)
     if (tern_ask_read(j, fields, f) < 0)
         return -1;
     struct tern_ask *g = j->ask;
-    int n_embd = tern_model_get_info(j->server->model)->n_embd;
+    int n_embd = tern_model_get_info(j->served->model)->n_embd;
     if (g->text && strcmp(g->text, "float") != 0 && strcmp(g->text, "base64") != 0)
         return tern_fault_set(f, 400, "invalid_value", "encoding_format", "encoding_format must be float or base64");
     if (g->effort && strcmp(g->effort, "last") != 0 && strcmp(g->effort, "mean") != 0)
@@ -87,7 +87,7 @@ static void end(struct tern_job *j)
         (void)json_array_append_new(data, json_pack("{ss si so}", "object", "embedding", "index", i, "embedding", v));
     }
     tern_job_answer(j, json_pack("{ss so so ss s{si si}}", "object", "list", "data", data, "model",
-                                 tern_json_cstr(j->server->name), "pooling",
+                                 tern_json_cstr(j->served->name), "pooling",
                                  j->ask->request.embed == TERN_EMBED_MEAN ? "mean" : "last", "usage", "prompt_tokens",
                                  j->n_prompt, "total_tokens", j->n_prompt));
 }
@@ -102,15 +102,15 @@ static const struct tern_field ollama_fields[] = {
     {"truncate", TERN_FIELD_BOOL, TERN_FIELD_CHECKED, 0, 0, NULL},
     {"dimensions", TERN_FIELD_INT, AT(n), 1, INT32_MAX, NULL},
     {"options", TERN_FIELD_OBJ, TERN_FIELD_CHECKED, 0, 0, NULL},
-    {"keep_alive", TERN_FIELD_ANY, TERN_FIELD_CHECKED, 0, 0, NULL},
+    {"keep_alive", TERN_FIELD_ANY, AT(keep_alive), 0, 0, NULL},
     {0},
 };
 
 static int ollama_prepare(struct tern_job *j, struct tern_fault *f)
 {
-    if (tern_ask_read(j, ollama_fields, f) < 0)
+    if (tern_ask_read(j, ollama_fields, f) < 0 || tern_ollama_keep_alive(j->ask->keep_alive, &j->keep_s, f) < 0)
         return -1;
-    if (j->ask->n > 0 && j->ask->n != tern_model_get_info(j->server->model)->n_embd)
+    if (j->ask->n > 0 && j->ask->n != tern_model_get_info(j->served->model)->n_embd)
         return tern_fault_set(f, 400, "invalid_value", "dimensions", "dimensions can only be the model's own");
     j->ask->n = TERN_ASK_UNSET;
     j->ask->max_tokens = 0;
@@ -127,9 +127,9 @@ static void ollama_end(struct tern_job *j)
         normalize(j->lanes[i].vector, j->lanes[i].n_vector);
         (void)json_array_append_new(data, as_list(j->lanes[i].vector, j->lanes[i].n_vector));
     }
-    tern_job_answer(j, json_pack("{so so sI sI si}", "model", tern_json_cstr(j->server->name), "embeddings", data,
+    tern_job_answer(j, json_pack("{so so sI sI si}", "model", tern_json_cstr(j->served->name), "embeddings", data,
                                  "total_duration", (json_int_t)((tern_now() - j->began) * 1e9), "load_duration",
-                                 (json_int_t)0, "prompt_eval_count", j->n_prompt));
+                                 (json_int_t)(j->waited_s * 1e9), "prompt_eval_count", j->n_prompt));
 }
 
 const struct tern_api tern_api_ollama_embed = {

@@ -199,7 +199,7 @@ static int read_choice(struct tern_ask *g, bool *offered, struct tern_fault *f)
 int tern_tools_check(struct tern_job *j, struct tern_fault *f)
 {
     struct tern_ask *g = j->ask;
-    const tern_model *m = j->server->model;
+    const tern_model *m = j->served->model;
     size_t i;
     json_t *tool;
     bool offered;
@@ -239,7 +239,7 @@ static int add_kwargs(const struct tern_job *j, json_t *vars, struct tern_fault 
         if (strcmp(key, "messages") == 0 || strcmp(key, "tools") == 0 || strcmp(key, "add_generation_prompt") == 0)
             return tern_fault_set(f, 400, "invalid_value", "chat_template_kwargs",
                                   "chat_template_kwargs: %s has a place of its own in the request", key);
-        bool used = tern_model_chat_uses(j->server->model, key);
+        bool used = tern_model_chat_uses(j->served->model, key);
         /* Switching off what is not there asks for nothing. */
         if (!used && !json_is_false(v))
             return tern_fault_set(f, 400, "unsupported_value", "chat_template_kwargs",
@@ -254,7 +254,7 @@ static int add_kwargs(const struct tern_job *j, json_t *vars, struct tern_fault 
 static int add_effort(const struct tern_job *j, json_t *vars, struct tern_fault *f)
 {
     static const char *const words[] = {"none", "minimal", "low", "medium", "high", "xhigh", "max"};
-    const tern_model *m = j->server->model;
+    const tern_model *m = j->served->model;
     const char *effort = j->ask->effort;
     size_t i = 0;
     if (!effort)
@@ -287,14 +287,14 @@ static bool soften(json_t *messages)
     return any;
 }
 
-static int render(struct tern_job *j, const json_t *vars, tern_tokens *out, struct tern_fault *f)
+static int render(struct tern_job *j, const json_t *vars, tern_tokens *out, tern_tokens *borders, struct tern_fault *f)
 {
     tern_error err = {0};
     char *messages = json_dumps(j->ask->messages, JSON_REAL_PRECISION(17)),
          *text = json_dumps(vars, JSON_REAL_PRECISION(17));
     int rc = TERN_ENOMEM;
     if (messages && text)
-        rc = tern_model_chat_json(j->server->model, messages, text, true, out, &err);
+        rc = tern_model_chat_borders(j->served->model, messages, text, true, out, borders, &err);
     else
         (void)tern_err_set(&err, TERN_ENOMEM, "out of memory");
     free(messages);
@@ -302,12 +302,12 @@ static int render(struct tern_job *j, const json_t *vars, tern_tokens *out, stru
     return rc < 0 ? tern_fault_from(f, &err, "messages") : 0;
 }
 
-int tern_messages_tokens(struct tern_job *j, tern_tokens *out, struct tern_fault *f)
+int tern_messages_tokens(struct tern_job *j, tern_tokens *out, tern_tokens *borders, struct tern_fault *f)
 {
     int rc = -1;
     struct tern_ask *g = j->ask;
     json_t *vars = json_object();
-    if (!tern_model_get_info(j->server->model)->has_template) {
+    if (!tern_model_get_info(j->served->model)->has_template) {
         rc = tern_fault_set(f, 400, "unsupported_value", "messages",
                             "the model has no chat template; use /v1/completions");
         goto out;
@@ -317,9 +317,9 @@ int tern_messages_tokens(struct tern_job *j, tern_tokens *out, struct tern_fault
         goto out;
     if (g->tools)
         (void)json_object_set(vars, "tools", g->tools);
-    rc = render(j, vars, out, f);
+    rc = render(j, vars, out, borders, f);
     if (rc < 0 && f->status == 400 && soften(g->messages))
-        rc = render(j, vars, out, f);
+        rc = render(j, vars, out, borders, f);
 out:
     json_decref(vars);
     return rc;

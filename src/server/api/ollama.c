@@ -13,7 +13,7 @@
     {"model", TERN_FIELD_STR, AT(model), 0, 512, NULL}, {"stream", TERN_FIELD_BOOL, AT(stream), 0, 0, NULL}, \
         {"options", TERN_FIELD_OBJ, AT(template_vars), 0, 0, NULL},                                          \
         {"format", TERN_FIELD_ANY, AT(format), 0, 0, NULL},                                                  \
-        {"keep_alive", TERN_FIELD_ANY, TERN_FIELD_CHECKED, 0, 0, NULL},                                      \
+        {"keep_alive", TERN_FIELD_ANY, AT(keep_alive), 0, 0, NULL},                                          \
     {                                                                                                        \
         "think", TERN_FIELD_ANY, AT(thinking), 0, 0, NULL                                                    \
     }
@@ -56,11 +56,52 @@ static const struct tern_field option_fields[] = {
     {0},
 };
 
+/* "5m", "1h30m", "300ms"; a number counts seconds. */
+static bool read_duration(const char *text, double *out)
+{
+    static const struct {
+        const char *name;
+        double seconds;
+    } units[] = {{"ms", 1e-3}, {"us", 1e-6}, {"ns", 1e-9}, {"h", 3600}, {"m", 60}, {"s", 1}};
+    const bool minus = *text == '-';
+    const char *p = text + minus;
+    double sum = 0;
+    do {
+        if (*p < '0' || *p > '9')
+            return false;
+        char *end;
+        const double v = strtod(p, &end);
+        size_t u = 0;
+        if (!isfinite(v))
+            return false;
+        while (u < 6 && strncmp(end, units[u].name, strlen(units[u].name)) != 0)
+            u++;
+        if (u == 6 && (*end || p != text + minus))
+            return false;
+        sum += u < 6 ? v * units[u].seconds : v;
+        p = u < 6 ? end + strlen(units[u].name) : end;
+    } while (*p);
+    *out = minus ? -sum : sum;
+    return true;
+}
+
+int tern_ollama_keep_alive(const json_t *v, double *out, struct tern_fault *f)
+{
+    if (!v)
+        return 0;
+    if (json_is_number(v))
+        *out = json_number_value(v);
+    else if (!json_is_string(v) || !read_duration(json_string_value(v), out))
+        return tern_fault_set(f, 400, "invalid_value", "keep_alive",
+                              "keep_alive must be seconds, or a time such as \"5m\"; 0 unloads the model, -1 keeps it");
+    return 0;
+}
+
 static int read_options(struct tern_job *j, struct tern_fault *f)
 {
     struct tern_ask *g = j->ask;
     static const char *const absent[] = {"mirostat", "typical_p", "tfs_z"};
-    int ctx = tern_engine_ctx(j->server->engine);
+    int ctx = tern_engine_ctx(j->served->engine);
     json_t *options = g->template_vars;
     g->template_vars = NULL;
     if (options && tern_fields_read(option_fields, options, "options.", g, f) < 0)
@@ -92,7 +133,7 @@ static int read_think(struct tern_job *j, struct tern_fault *f)
         g->effort = json_string_value(g->thinking);
     else if (!json_is_boolean(g->thinking))
         return tern_fault_set(f, 400, "invalid_type", "think", "think must be true, false or an effort");
-    else if (tern_model_chat_uses(j->server->model, "enable_thinking"))
+    else if (tern_model_chat_uses(j->served->model, "enable_thinking"))
         g->template_vars = tern_ask_own(g, json_pack("{sb}", "enable_thinking", json_is_true(g->thinking)));
     else if (json_is_true(g->thinking))
         return tern_fault_set(f, 400, "unsupported_parameter", "think",
@@ -118,7 +159,7 @@ static int read_format(struct tern_ask *g, struct tern_fault *f)
 
 static int read_request(struct tern_job *j, const struct tern_field *table, struct tern_fault *f)
 {
-    if (tern_ask_read(j, table, f) < 0)
+    if (tern_ask_read(j, table, f) < 0 || tern_ollama_keep_alive(j->ask->keep_alive, &j->keep_s, f) < 0)
         return -1;
     if (!json_object_get(j->root, "stream"))
         j->ask->stream = true; /* its default */
@@ -155,9 +196,9 @@ static int prepare_chat(struct tern_job *j, struct tern_fault *f)
     if (read_request(j, chat_fields, f) < 0)
         return -1;
     if (j->ask->messages && json_array_size(j->ask->messages) == 0) { /* "is the model there?" */
-        j->answer = json_pack("{so so s{ss ss} sb ss}", "model", tern_json_cstr(j->server->name), "created_at",
+        j->answer = json_pack("{so so s{ss ss} sb ss}", "model", tern_json_cstr(j->served->name), "created_at",
                               tern_json_cstr("1970-01-01T00:00:00Z"), "message", "role", "assistant", "content", "",
-                              "done", 1, "done_reason", "load");
+                              "done", 1, "done_reason", j->keep_s == 0 ? "unload" : "load");
         return 0;
     }
     return convert_messages(j->ask, f) < 0 ? -1 : tern_ask_conversation(j, f);
@@ -169,13 +210,14 @@ static int prepare_generate(struct tern_job *j, struct tern_fault *f)
         return -1;
     struct tern_ask *g = j->ask;
     if (!g->prompt || (json_is_string(g->prompt) && json_string_length(g->prompt) == 0)) {
-        j->answer = json_pack("{so ss ss sb ss}", "model", tern_json_cstr(j->server->name), "created_at",
-                              "1970-01-01T00:00:00Z", "response", "", "done", 1, "done_reason", "load");
+        j->answer = json_pack("{so ss ss sb ss}", "model", tern_json_cstr(j->served->name), "created_at",
+                              "1970-01-01T00:00:00Z", "response", "", "done", 1, "done_reason",
+                              j->keep_s == 0 ? "unload" : "load");
         return 0;
     }
     if (!json_is_string(g->prompt))
         return tern_fault_set(f, 400, "invalid_type", "prompt", "prompt must be a string");
-    if (g->flag || !tern_model_get_info(j->server->model)->has_template)
+    if (g->flag || !tern_model_get_info(j->served->model)->has_template)
         return tern_ask_prompts(j, g->prompt, "prompt", f);
     g->messages = tern_ask_own(g, json_array());
     if (g->system_text && *g->system_text)
@@ -207,7 +249,7 @@ static bool is_chat(const struct tern_job *j)
 /* content and the others are taken; NULL: absent. */
 static json_t *line(const struct tern_job *j, json_t *content, json_t *thinking, json_t *calls)
 {
-    json_t *out = json_pack("{so so}", "model", tern_json_cstr(j->server->name), "created_at", timestamp());
+    json_t *out = json_pack("{so so}", "model", tern_json_cstr(j->served->name), "created_at", timestamp());
     json_t *message = is_chat(j) ? json_pack("{ss}", "role", "assistant") : json_incref(out);
     (void)json_object_set_new(message, is_chat(j) ? "content" : "response", content);
     if (thinking)
@@ -233,9 +275,9 @@ static void close_line(const struct tern_job *j, json_t *out)
     bool full = c->end.finish == TERN_FINISH_LENGTH || c->end.finish == TERN_FINISH_CONTEXT;
     json_t *more =
         json_pack("{sb ss sI sI si sI si sI}", "done", 1, "done_reason", full ? "length" : "stop", "total_duration",
-                  (json_int_t)((tern_now() - j->began) * 1e9), "load_duration", (json_int_t)0, "prompt_eval_count",
-                  j->n_prompt, "prompt_eval_duration", (json_int_t)(j->prompt_s * 1e9), "eval_count", j->n_generated,
-                  "eval_duration", (json_int_t)(j->decode_s * 1e9));
+                  (json_int_t)((tern_now() - j->began) * 1e9), "load_duration", (json_int_t)(j->waited_s * 1e9),
+                  "prompt_eval_count", j->n_prompt, "prompt_eval_duration", (json_int_t)(j->prompt_s * 1e9),
+                  "eval_count", j->n_generated, "eval_duration", (json_int_t)(j->decode_s * 1e9));
     (void)json_object_update(out, more);
     json_decref(more);
 }
@@ -326,32 +368,53 @@ const struct tern_api tern_api_ollama_generate = {
 
 /* ---- models ------------------------------------------------------------------------------------------------------ */
 
-static json_t *details(const struct tern_server *s)
+/* Of a model that was never open little is known. */
+static json_t *details(const struct tern_served_about *a)
 {
-    const tern_model_info *i = tern_model_get_info(s->model);
-    char size[32];
-    (void)snprintf(size, sizeof size, i->n_params >= 1000000000 ? "%.1fB" : "%.1fM",
-                   (double)i->n_params / (i->n_params >= 1000000000 ? 1e9 : 1e6));
+    char size[32] = "";
+    if (a->known)
+        (void)snprintf(size, sizeof size, a->n_params >= 1000000000 ? "%.1fB" : "%.1fM",
+                       (double)a->n_params / (a->n_params >= 1000000000 ? 1e9 : 1e6));
     return json_pack("{ss ss so s[o] ss ss}", "parent_model", "", "format",
-                     strcmp(i->container, "GGUF") == 0 ? "gguf" : "safetensors", "family", tern_json_cstr(i->arch),
-                     "families", tern_json_cstr(i->arch), "parameter_size", size, "quantization_level", "unknown");
+                     a->gguf || !a->known ? "gguf" : "safetensors", "family", tern_json_cstr(a->arch), "families",
+                     tern_json_cstr(a->arch), "parameter_size", size, "quantization_level", "unknown");
 }
 
-json_t *tern_ollama_models(const struct tern_server *s, bool running)
+static void write_time(char out[64], const char *format, time_t t)
 {
-    const tern_model_info *i = tern_model_get_info(s->model);
-    char modified[64] = "1970-01-01T00:00:00Z";
-    struct stat st;
     struct tm tm;
-    if (stat(i->path, &st) == 0 && gmtime_r(&st.st_mtime, &tm))
-        (void)strftime(modified, sizeof modified, "%Y-%m-%dT%H:%M:%SZ", &tm);
-    json_t *m =
-        json_pack("{so so ss sI ss so}", "name", tern_json_cstr(s->name), "model", tern_json_cstr(s->name),
-                  "modified_at", modified, "size", (json_int_t)i->file_bytes, "digest", "", "details", details(s));
+    if (!gmtime_r(&t, &tm) || strftime(out, 64, format, &tm) == 0)
+        (void)snprintf(out, 64, "1970-01-01T00:00:00Z");
+}
+
+static json_t *model_row(struct tern_served *m, const struct tern_served_counts *n, bool running)
+{
+    char modified[64] = "1970-01-01T00:00:00Z", expires[64] = "9999-12-31T00:00:00Z";
+    struct stat st = {0};
+    if (stat(m->path, &st) == 0)
+        write_time(modified, "%Y-%m-%dT%H:%M:%SZ", st.st_mtime);
+    json_t *o = json_pack("{so so ss sI ss so ss}", "name", tern_json_cstr(m->name), "model", tern_json_cstr(m->name),
+                          "modified_at", modified, "size",
+                          (json_int_t)(n->about.known ? n->about.file_bytes : (size_t)st.st_size), "digest", "",
+                          "details", details(&n->about), "state", tern_served_word(m));
+    if (running && n->close_in_s < 1e9)
+        write_time(expires, "%Y-%m-%dT%H:%M:%SZ", time(NULL) + (time_t)n->close_in_s);
     if (running)
-        (void)json_object_update_new(m, json_pack("{si ss si}", "size_vram", 0, "expires_at", "9999-12-31T00:00:00Z",
-                                                  "context_length", tern_engine_ctx(s->engine)));
-    return json_pack("{s[o]}", "models", m);
+        (void)json_object_update_new(
+            o, json_pack("{si ss si}", "size_vram", 0, "expires_at", expires, "context_length", n->about.ctx));
+    return o;
+}
+
+json_t *tern_ollama_models(struct tern_server *s, bool running)
+{
+    json_t *list = json_array();
+    for (int i = 0; i < s->p.n_models; i++) {
+        struct tern_served_counts n;
+        tern_served_count(&s->models.all[i], &n);
+        if (n.open || !running)
+            (void)json_array_append_new(list, model_row(&s->models.all[i], &n, running));
+    }
+    return json_pack("{so}", "models", list);
 }
 
 static int prepare_show(struct tern_job *j, struct tern_fault *f)
@@ -364,8 +427,10 @@ static int prepare_show(struct tern_job *j, struct tern_fault *f)
     };
     if (tern_ask_read(j, fields, f) < 0)
         return -1;
-    const tern_model *m = j->server->model;
+    const tern_model *m = j->served->model;
     const tern_model_info *i = tern_model_get_info(m);
+    struct tern_served_counts n;
+    tern_served_count(j->served, &n);
     char key[96];
     json_t *capabilities = json_pack("[s s]", "completion", "embedding");
     if (tern_model_chat_uses(m, "tools") && tern_model_chat_calls(m))
@@ -375,11 +440,11 @@ static int prepare_show(struct tern_job *j, struct tern_fault *f)
     json_t *info = json_pack("{so sI}", "general.architecture", tern_json_cstr(i->arch), "general.parameter_count",
                              (json_int_t)i->n_params);
     (void)snprintf(key, sizeof key, "%.60s.context_length", i->arch);
-    (void)json_object_set_new(info, key, json_integer(tern_engine_ctx(j->server->engine)));
+    (void)json_object_set_new(info, key, json_integer(tern_engine_ctx(j->served->engine)));
     (void)snprintf(key, sizeof key, "%.60s.embedding_length", i->arch);
     (void)json_object_set_new(info, key, json_integer(i->n_embd));
     j->answer = json_pack("{ss ss ss so so so}", "modelfile", "", "parameters", "", "template", "", "details",
-                          details(j->server), "model_info", info, "capabilities", capabilities);
+                          details(&n.about), "model_info", info, "capabilities", capabilities);
     return 0;
 }
 

@@ -193,7 +193,7 @@ static json_t *response(const struct tern_job *j, const char *status)
                           cut ? json_pack("{ss}", "reason", "max_output_tokens") : json_null(), "instructions",
                           tern_json_cstr(g->system_text), "max_output_tokens",
                           g->max_tokens > 0 ? json_integer(g->max_tokens) : json_null(), "model",
-                          tern_json_cstr(j->server->name), "output", json_copy(j->items), "parallel_tool_calls",
+                          tern_json_cstr(j->served->name), "output", json_copy(j->items), "parallel_tool_calls",
                           g->parallel_calls, "previous_response_id", "temperature", number_or_null(g->temperature),
                           "store", 0, "top_p", number_or_null(g->top_p));
     json_t *more = json_pack(
@@ -352,6 +352,12 @@ static void ping(struct tern_job *j)
 
 static void failed(struct tern_job *j, const struct tern_fault *f)
 {
+    if (!j->opened) { /* there is no response yet */
+        tern_job_sse(j, "error",
+                     json_pack("{ss so so so}", "type", "error", "code", tern_json_cstr(f->code), "message",
+                               tern_json_cstr(f->text), "param", tern_json_cstr(f->param[0] ? f->param : NULL)));
+        return;
+    }
     json_t *r = response(j, "failed");
     (void)json_object_set_new(r, "error",
                               json_pack("{ss so}", "code", "server_error", "message", tern_json_cstr(f->text)));

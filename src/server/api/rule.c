@@ -154,7 +154,7 @@ static int compile(const struct tern_ask *g, tern_grammar **out, const tern_gram
 int tern_rule_apply(struct tern_job *j, struct tern_lane *lane, struct tern_fault *f)
 {
     struct tern_ask *g = j->ask;
-    const tern_model *m = j->server->model;
+    const tern_model *m = j->served->model;
     const bool json = g->rule == TERN_RULE_JSON || g->rule == TERN_RULE_SCHEMA,
                calls = g->tools_json && (g->call_required || g->strict_tools);
     const char *param = !calls ? g->rule_param : g->call_required ? "tool_choice" : "tools";

@@ -25,25 +25,25 @@ void tern_choice_score(struct tern_choice *c, const tern_event *e)
         (void)json_array_append_new(c->scores, tern_scores_entry(&e->tokens[i]));
 }
 
-void tern_token_text(const struct tern_server *s, int32_t id, struct tern_buf *out)
+void tern_token_text(const tern_model *m, int32_t id, struct tern_buf *out)
 {
     char text[1024];
     size_t n = 0;
     tern_buf_reset(out);
-    if (tern_model_token_bytes(s->model, id, text, sizeof text, &n, NULL) == 0)
+    if (tern_model_token_bytes(m, id, text, sizeof text, &n, NULL) == 0)
         (void)tern_buf_add(out, text, n <= sizeof text ? n : 0, NULL);
 }
 
-static json_t *chat_token(const struct tern_server *s, int32_t id, json_t *logprob, struct tern_buf *b)
+static json_t *chat_token(const tern_model *m, int32_t id, json_t *logprob, struct tern_buf *b)
 {
-    tern_token_text(s, id, b);
+    tern_token_text(m, id, b);
     json_t *bytes = json_array();
     for (size_t i = 0; i < b->len; i++)
         (void)json_array_append_new(bytes, json_integer((unsigned char)b->p[i]));
     return json_pack("{so sO so}", "token", tern_json_chars(b->p, b->len), "logprob", logprob, "bytes", bytes);
 }
 
-json_t *tern_scores_chat(const struct tern_server *s, json_t *scores)
+json_t *tern_scores_chat(const tern_model *m, json_t *scores)
 {
     json_t *content = json_array(), *t, *pair;
     struct tern_buf b = {0};
@@ -51,12 +51,12 @@ json_t *tern_scores_chat(const struct tern_server *s, json_t *scores)
     json_array_foreach(scores, i, t)
     {
         json_t *entry =
-            chat_token(s, (int32_t)json_integer_value(json_object_get(t, "id")), json_object_get(t, "logprob"), &b);
+            chat_token(m, (int32_t)json_integer_value(json_object_get(t, "id")), json_object_get(t, "logprob"), &b);
         json_t *top = json_array();
         json_array_foreach(json_object_get(t, "top"), k, pair)
         {
             (void)json_array_append_new(
-                top, chat_token(s, (int32_t)json_integer_value(json_array_get(pair, 0)), json_array_get(pair, 1), &b));
+                top, chat_token(m, (int32_t)json_integer_value(json_array_get(pair, 0)), json_array_get(pair, 1), &b));
         }
         (void)json_object_set_new(entry, "top_logprobs", top);
         (void)json_array_append_new(content, entry);
@@ -66,9 +66,9 @@ json_t *tern_scores_chat(const struct tern_server *s, json_t *scores)
 }
 
 /* Where two ids have one text the likelier one stays, which comes first. */
-static void add_top(const struct tern_server *s, json_t *map, int32_t id, json_t *logprob, struct tern_buf *b)
+static void add_top(const tern_model *m, json_t *map, int32_t id, json_t *logprob, struct tern_buf *b)
 {
-    tern_token_text(s, id, b);
+    tern_token_text(m, id, b);
     json_t *key = tern_json_chars(b->p, b->len), *before = json_object_get(map, json_string_value(key));
     if (!before || json_number_value(before) < json_number_value(logprob))
         (void)json_object_set(map, json_string_value(key), logprob);
@@ -84,7 +84,7 @@ static size_t characters(const struct tern_buf *b)
     return n;
 }
 
-json_t *tern_scores_legacy(const struct tern_server *s, json_t *scores, size_t *offset)
+json_t *tern_scores_legacy(const tern_model *m, json_t *scores, size_t *offset)
 {
     json_t *tokens = json_array(), *logprobs = json_array(), *tops = json_array(), *offsets = json_array(), *t, *pair;
     struct tern_buf b = {0};
@@ -96,11 +96,11 @@ json_t *tern_scores_legacy(const struct tern_server *s, json_t *scores, size_t *
         json_array_foreach(json_object_get(t, "top"), k, pair)
         {
             if (json_is_object(map))
-                add_top(s, map, (int32_t)json_integer_value(json_array_get(pair, 0)), json_array_get(pair, 1), &b);
+                add_top(m, map, (int32_t)json_integer_value(json_array_get(pair, 0)), json_array_get(pair, 1), &b);
         }
         if (json_is_object(map))
-            add_top(s, map, id, logprob, &b);
-        tern_token_text(s, id, &b);
+            add_top(m, map, id, logprob, &b);
+        tern_token_text(m, id, &b);
         (void)json_array_append_new(tokens, tern_json_chars(b.p, b.len));
         (void)json_array_append(logprobs, logprob);
         (void)json_array_append_new(tops, map);

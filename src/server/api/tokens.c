@@ -9,31 +9,15 @@ struct text_request {
     bool add_special, with_pieces, parse_special, skip_special;
 };
 
-static int read_body(struct tern_job *j, const struct tern_field *table, struct text_request *r, struct tern_fault *f)
-{
-    char why[240];
-    j->root = tern_json_read(j->body.p, j->body.len, why, sizeof why);
-    if (!j->root)
-        return tern_fault_set(f, 400, "invalid_json", NULL, "%s", why);
-    if (!json_is_object(j->root))
-        return tern_fault_set(f, 400, "invalid_json", NULL, "the body must be a JSON object");
-    if (tern_fields_read(table, j->root, "", r, f) < 0)
-        return -1;
-    if (r->model && !tern_server_answers_to(j->server, r->model))
-        return tern_fault_set(f, 404, "model_not_found", "model", "the model \"%.200s\" is not here; there is \"%s\"",
-                              r->model, j->server->name);
-    return 0;
-}
-
 #define AT(member) offsetof(struct text_request, member)
 
-static json_t *id_list(const struct tern_server *s, const tern_tokens *ids, bool pieces)
+static json_t *id_list(const tern_model *m, const tern_tokens *ids, bool pieces)
 {
     json_t *list = json_array();
     struct tern_buf b = {0};
     for (size_t i = 0; i < ids->len; i++) {
         if (pieces) {
-            tern_token_text(s, ids->p[i], &b);
+            tern_token_text(m, ids->p[i], &b);
             (void)json_array_append_new(
                 list, json_pack("{si so}", "id", (int)ids->p[i], "piece", tern_json_chars(b.p, b.len)));
         } else {
@@ -61,7 +45,7 @@ static int tokenize(struct tern_job *j, struct tern_fault *f)
     struct text_request r = {.parse_special = true};
     tern_tokens ids = {0};
     tern_error err;
-    if (read_body(j, table, &r, f) < 0)
+    if (tern_fields_read(table, j->root, "", &r, f) < 0)
         return -1;
     if (r.prompt && !json_object_get(j->root, "add_special_tokens") && !json_object_get(j->root, "add_special"))
         r.add_special = true;
@@ -70,13 +54,16 @@ static int tokenize(struct tern_job *j, struct tern_fault *f)
         return tern_fault_set(f, 400, "invalid_type", r.prompt ? "prompt" : "content",
                               "the text to tokenize must be a string, in \"content\" or \"prompt\"");
     unsigned flags = (r.add_special ? TERN_TEXT_BOS : 0) | (r.parse_special ? TERN_TEXT_SPECIAL : 0);
-    if (tern_model_tokenize(j->server->model, json_string_value(text), json_string_length(text), flags, &ids, &err) <
+    if (tern_model_tokenize(j->served->model, json_string_value(text), json_string_length(text), flags, &ids, &err) <
         0) {
         tern_tokens_clear(&ids);
         return tern_fault_from(f, &err, "content");
     }
-    j->answer = json_pack("{so sI si}", "tokens", id_list(j->server, &ids, r.with_pieces), "count", (json_int_t)ids.len,
-                          "max_model_len", tern_engine_ctx(j->server->engine));
+    char prefix[TERN_PREFIX_ID];
+    tern_prefix_id(&ids, prefix);
+    j->answer =
+        json_pack("{so sI si ss}", "tokens", id_list(j->served->model, &ids, r.with_pieces), "count",
+                  (json_int_t)ids.len, "max_model_len", tern_engine_ctx(j->served->engine), "prefix_id", prefix);
     tern_tokens_clear(&ids);
     return 0;
 }
@@ -88,8 +75,8 @@ static int ids_text(struct tern_job *j, const json_t *list, bool special, struct
     const char *text;
     size_t n, i;
     json_t *v;
-    int n_vocab = tern_model_get_info(j->server->model)->n_vocab;
-    if (tern_stream_new(&stream, j->server->model, special, &err) < 0)
+    int n_vocab = tern_model_get_info(j->served->model)->n_vocab;
+    if (tern_stream_new(&stream, j->served->model, special, &err) < 0)
         return tern_fault_from(f, &err, NULL);
     json_array_foreach(list, i, v)
     {
@@ -118,7 +105,7 @@ static int detokenize(struct tern_job *j, struct tern_fault *f)
     };
     struct text_request r = {0};
     struct tern_buf b = {0};
-    if (read_body(j, table, &r, f) < 0)
+    if (tern_fields_read(table, j->root, "", &r, f) < 0)
         return -1;
     if (!r.tokens)
         return tern_fault_set(f, 400, "missing_required_parameter", "tokens", "tokens is missing");
@@ -145,13 +132,15 @@ static int apply_template(struct tern_job *j, struct tern_fault *f)
     struct tern_buf b = {0};
     int rc = tern_ask_read(j, table, f);
     if (rc == 0)
-        rc = tern_messages_tokens(j, &ids, f);
+        rc = tern_messages_tokens(j, &ids, NULL, f);
     if (rc == 0) {
-        json_t *list = id_list(j->server, &ids, false);
+        json_t *list = id_list(j->served->model, &ids, false);
         rc = ids_text(j, list, true, &b, f);
+        char prefix[TERN_PREFIX_ID];
+        tern_prefix_id(&ids, prefix);
         if (rc == 0)
-            j->answer = json_pack("{so sO sI}", "prompt", tern_json_chars(b.p, b.len), "tokens", list, "count",
-                                  (json_int_t)ids.len);
+            j->answer = json_pack("{so sO sI ss}", "prompt", tern_json_chars(b.p, b.len), "tokens", list, "count",
+                                  (json_int_t)ids.len, "prefix_id", prefix);
         json_decref(list);
     }
     tern_buf_clear(&b);

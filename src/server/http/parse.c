@@ -2,6 +2,7 @@
 
 #include <ctype.h>
 #include <stdlib.h>
+#include <stdio.h>
 #include <string.h>
 #include <strings.h>
 
@@ -47,6 +48,24 @@ static bool decode_path(char *path)
     }
     *to = 0;
     return true;
+}
+
+bool tern_http_query(const struct tern_http_head *h, const char *name, char *out, size_t size)
+{
+    const size_t n = strlen(name);
+    for (const char *p = h->query; p && *p; p += *p == '&') {
+        const size_t len = strcspn(p, "&#");
+        if (len > n && strncmp(p, name, n) == 0 && p[n] == '=' && len - n <= size) {
+            (void)snprintf(out, size, "%.*s", (int)(len - n - 1), p + n + 1);
+            for (char *plus = out; (plus = strchr(plus, '+'));)
+                *plus = ' ';
+            return decode_path(out);
+        }
+        p += len;
+        if (*p == '#')
+            break;
+    }
+    return false;
 }
 
 /* "GET /path?query HTTP/1.1" */

@@ -39,6 +39,9 @@ void tern_http_head_clear(struct tern_http_head *h);
 /* The value of a header, NULL when it is absent.  name: lower case. */
 const char *tern_http_head_get(const struct tern_http_head *h, const char *name);
 
+/* The value of NAME=VALUE in the query, decoded, into out; false: there is none, or it is malformed or too long. */
+bool tern_http_query(const struct tern_http_head *h, const char *name, char *out, size_t size);
+
 /* Where the head ends (behind its empty line) in text[0..n); 0 when that has not come yet. */
 size_t tern_http_head_end(const char *text, size_t n);
 

@@ -446,6 +446,11 @@ void tern_reply_prompt(tern_reply *r, const char *text, size_t n)
     }
 }
 
+bool tern_reply_reasons(const tern_reply *r)
+{
+    return r->state == IN_REASONING;
+}
+
 void tern_reply_free(tern_reply *r)
 {
     if (!r)

@@ -123,11 +123,20 @@ static int encode_fragment(struct tern_tok_work *w, size_t begin, size_t end, te
     return rc;
 }
 
+static size_t end_of_user_text(const struct tern_span *spans, size_t n)
+{
+    while (n && !spans[n - 1].user)
+        n--;
+    return n ? spans[n - 1].end : 0;
+}
+
 int tern_tok_encode(const struct tern_tokenizer *t, const char *text, size_t n, const struct tern_span *spans,
-                    size_t n_spans, struct tern_ids *ids, tern_error *err)
+                    size_t n_spans, struct tern_ids *ids, struct tern_ids *borders, tern_error *err)
 {
     int rc = 0;
     size_t first = ids->len;
+    const size_t user_end = end_of_user_text(spans, n_spans);
+    bool beyond = false; /* a border lies there already */
     struct tern_tok_work w = {
         .t = t, .ids = ids, .text = text, .copy.max = UINT32_MAX, .after_added = true, .at_start = true};
     struct tern_tok_scan scan = {.t = t, .trie = &t->added, .text = text, .n = n, .spans = spans, .n_spans = n_spans};
@@ -146,6 +155,10 @@ int tern_tok_encode(const struct tern_tokenizer *t, const char *text, size_t n, 
             w.after_added = true;
             w.at_start = false;
             w.after_unknown = false;
+            if (borders && !beyond && tern_tokenizer_is_control(t, m.id)) {
+                TERN_TRY(tern_ids_add(borders, (int32_t)ids->len, err));
+                beyond = m.begin >= user_end;
+            }
         }
         i = m.end;
     }
@@ -181,7 +194,7 @@ int tern_tokenize(const struct tern_tokenizer *t, const char *text, size_t n, un
     int rc = 0;
     size_t first = ids->len;
     struct tern_span whole = {.begin = 0, .end = n, .user = !(flags & TERN_TOK_SPECIAL)};
-    TERN_TRY(tern_tok_encode(t, text, n, &whole, 1, ids, err));
+    TERN_TRY(tern_tok_encode(t, text, n, &whole, 1, ids, NULL, err));
     if (flags & TERN_TOK_BOS_EOS) {
         TERN_TRY(tern_tok_add_bos(t, ids, first, err));
         for (int i = 0; i < t->n_back; i++)

@@ -77,9 +77,10 @@ int tern_tok_emit_unknown(struct tern_tok_work *w, const char *p, size_t n, tern
 /* The token of a character or a word, when text may become it; else -1. */
 int32_t tern_tok_plain(const struct tern_tokenizer *t, const char *p, size_t n);
 
-/* Appends the ids of text; spans cover it without gaps.  No BOS or EOS. */
+/* Appends the ids of text; spans cover it without gaps.  No BOS or EOS.  borders (nullable): how many ids there are
+ * behind each control token, as far as the first one behind the last user span. */
 int tern_tok_encode(const struct tern_tokenizer *t, const char *text, size_t n, const struct tern_span *spans,
-                    size_t n_spans, struct tern_ids *ids, tern_error *err);
+                    size_t n_spans, struct tern_ids *ids, struct tern_ids *borders, tern_error *err);
 /* Puts BOS, or whatever the rules ask for, in front of what was added since ids->len was `first`, unless the first of
  * it is there already. */
 int tern_tok_add_bos(const struct tern_tokenizer *t, struct tern_ids *ids, size_t first, tern_error *err);

@@ -8,8 +8,9 @@
 #include "dev/cuda/tables.h"
 
 #define TERN_CUDA_PAGE   64
-#define TERN_CUDA_RANGES 40 /* most ranges of one decode row (tern_cuda_range_pages) */
-#define TERN_CUDA_Q      8  /* q rows (heads of rows) of one plain block */
+#define TERN_CUDA_RANGES 40                     /* most ranges of one decode row (tern_cuda_range_pages) */
+#define TERN_CUDA_PARTS  (TERN_CUDA_RANGES + 1) /* its partial results: of ranges, then of what is raw */
+#define TERN_CUDA_Q      8                      /* q rows (heads of rows) of one block of decode rows */
 #define TERN_CUDA_PAIRS  8
 /* Tensor cores: q rows of a block of prompt rows; rows of shared memory for 8 decode rows' queries and scores. */
 #define TERN_CUDA_WIDE_ROWS      128
@@ -100,13 +101,14 @@ struct tern_cuda_attn_args {
     uint64_t units;
     uint64_t q, out;
     uint64_t q_stride, out_stride; /* floats */
-    uint64_t part;                 /* f32 [decode row][head][TERN_CUDA_RANGES][v.dim + 2] */
+    uint64_t part;                 /* f32 [decode row][head][TERN_CUDA_PARTS][v.dim + 2] */
     int32_t n_heads, group, heads, n_split;
     int32_t rows;     /* of a block: TERN_CUDA_Q / heads, or what the fast kernels take */
     int32_t n_blocks; /* blocks of a unit */
     int32_t row0;     /* the first decode row */
     int32_t n_units;
-    float q_scale, cap; /* both in log2 units; cap 0: none */
+    float q_scale, cap;    /* both in log2 units; cap 0: none */
+    uint64_t q8, q8_bytes; /* decode rows of out as int8 too, q8_bytes apart; 0: not so */
 };
 
 /* Pages that one range of a decode row has: by the pages that it sees, so that there are enough ranges for a card and

@@ -380,7 +380,8 @@ __device__ static uint16_t encode_trellis(const tern_cuda_side &s, CHAIN *c, uin
     for (int i = lane; i < n; i += LANES)
         codes[order[i]] = none ? (uint8_t)(1 << (BITS - 1)) : c->symbol[1][i];
     __syncwarp();
-    return none ? 0 : (uint16_t)__shfl_sync(~0u, head, 0, LANES);
+    head = __shfl_sync(~0u, head, 0, LANES); /* the warp's other half, too */
+    return none ? 0 : (uint16_t)head;
 }
 
 /* The dims of a block of n dims in the order of the chain, as kvq_chain. */

@@ -52,7 +52,7 @@ static int open_scratch(struct tern_cuda *d, const struct tern_dev_limits *l, te
     }
     t->stage_tiles = max_units(l);
     TERN_TRY(tern_cuda_take(d, &t->stage, t->stage_tiles * (size_t)sets * t->stage_tile_bytes, err));
-    TERN_TRY(tern_cuda_take(d, &t->part, part * (size_t)l->max_narrow * TERN_CUDA_RANGES * sizeof(float), err));
+    TERN_TRY(tern_cuda_take(d, &t->part, part * (size_t)l->max_narrow * TERN_CUDA_PARTS * sizeof(float), err));
 out:
     return rc;
 }
@@ -355,17 +355,55 @@ static void run_wide(struct tern_cuda *d, struct tern_cuda_attn_args *a, struct 
                      tensor_shared(&a->l, TERN_CUDA_WIDE_ROWS), a, sizeof *a);
 }
 
-/* The ranges of decode rows. */
-static void run_ranges(struct tern_cuda *d, const struct tern_cuda_attn_args *a, int ranges)
+/* Which kernel takes the codes of a layer as they lie: the place of its first in the list of a head size; -1: none. */
+static int kind_of_codes(const struct tern_cuda_layer *l)
 {
-    const int dim = a->l.k.dim;
-    if (!on_tensors(d, &a->l)) {
-        run_plain(d, TERN_CUDA_K_attn_range, a, (unsigned)ranges);
-        return;
+    static const int places[] = {[2] = 0, [3] = 2, [4] = 4, [8] = 8};
+    if (l->k.form != TERN_CUDA_CODES || l->v.form != TERN_CUDA_CODES || l->k.bits != l->v.bits ||
+        l->k.trellis != l->v.trellis || (l->k.trellis && l->k.bits != 4))
+        return -1;
+    return l->k.trellis ? 6 : places[l->k.bits];
+}
+
+/* Shared bytes of a ring of two pages for each of four warps (attn/codes.cuh). */
+static unsigned codes_shared(const struct tern_cuda_layer *l)
+{
+    const int pad = l->k.bits < 4 ? 2 * l->k.dim / 32 * 32 : 0;
+    return 4 * 2 * (unsigned)(256 + 2 * 8 * l->k.dim * l->k.bits + pad);
+}
+
+/* Blocks of up to four q rows, or of eight. */
+static bool cut_codes(struct tern_cuda_attn_args *a, struct tern_cuda_list_of units)
+{
+    a->n_split = (a->group + 7) / 8;
+    a->heads = (a->group + a->n_split - 1) / a->n_split;
+    const bool eight = a->heads > 4 || a->heads * units.rows > 4;
+    a->rows = (eight ? 8 : 4) / a->heads;
+    a->n_blocks = (units.rows + a->rows - 1) / a->rows;
+    return eight;
+}
+
+/* Decode rows whose ranges have a kernel of their own; with what is raw, and all put together. */
+static void run_fast(struct tern_cuda *d, struct tern_cuda_attn_args *a, struct tern_cuda_list_of units, int ranges)
+{
+    const bool small = a->l.k.dim == 64;
+    const int codes = kind_of_codes(&a->l);
+    if (codes >= 0 && codes_shared(&a->l) <= (unsigned)d->card->shared_most) {
+        const bool eight = cut_codes(a, units);
+        const enum tern_cuda_kernel first = small ? TERN_CUDA_K_codes_64_2_1 : TERN_CUDA_K_codes_128_2_1;
+        tern_cuda_launch(d, (enum tern_cuda_kernel)((int)first + codes + eight), (unsigned)(a->n_units * a->n_blocks),
+                         (unsigned)(a->l.n_heads * a->n_split), (unsigned)ranges + 1, 128, codes_shared(&a->l), a,
+                         sizeof *a);
+    } else {
+        tern_cuda_launch(d, small ? TERN_CUDA_K_attn_range_64 : TERN_CUDA_K_attn_range_128,
+                         (unsigned)(a->n_units * a->n_blocks), (unsigned)(a->l.n_heads * a->n_split),
+                         (unsigned)ranges + 1, 256, tensor_shared(&a->l, TERN_CUDA_NARROW_ROWS(a->l.k.dim)), a,
+                         sizeof *a);
     }
-    tern_cuda_launch(d, dim == 64 ? TERN_CUDA_K_attn_range_64 : TERN_CUDA_K_attn_range_128,
-                     (unsigned)(a->n_units * a->n_blocks), (unsigned)(a->l.n_heads * a->n_split), (unsigned)ranges, 256,
-                     tensor_shared(&a->l, TERN_CUDA_NARROW_ROWS(dim)), a, sizeof *a);
+    tern_cuda_launch(d, small ? TERN_CUDA_K_attn_merge_64 : TERN_CUDA_K_attn_merge_128,
+                     (unsigned)(a->n_units * a->n_blocks), (unsigned)(a->l.n_heads * a->n_split),
+                     (unsigned)(a->heads * (a->rows < units.rows ? a->rows : units.rows)), (unsigned)(4 * a->l.k.dim),
+                     0, a, sizeof *a);
 }
 
 /* Most ranges of any decode row of the step. */
@@ -392,6 +430,14 @@ void tern_cuda_attention(struct tern_dev *dev, const struct tern_attn_shape *sha
     const double log2e = 1.4426950408889634;
     struct tern_cuda *d = tern_cuda_of(dev);
     struct tern_cuda_attn *t = d->attn;
+    tern_cu_address q8 = 0;
+    bool fast = true;
+    for (int c = 0; c < t->n_caches; c++)
+        fast &= on_tensors(d, layer_of(d, c, shape->layer));
+    if (fast)
+        q8 = tern_cuda_as_q8(d, out, d->step.n_rows);
+    else
+        tern_cuda_wrote(d, out);
     for (int c = 0; c < t->n_caches; c++) {
         struct tern_cuda_attn_args a;
         const struct tern_cuda_lists *lists = &t->lists[c];
@@ -411,8 +457,15 @@ void tern_cuda_attention(struct tern_dev *dev, const struct tern_attn_shape *sha
         a.cap = (float)(shape->softcap * log2e);
         run_wide(d, &a, lists->wide);
         cut_plain(&a, lists->narrow);
-        run_ranges(d, &a, most_ranges(d, c, &d->step.caches[c].layers[shape->layer]));
-        run_plain(d, TERN_CUDA_K_attn_finish, &a, 1);
+        const int ranges = most_ranges(d, c, &d->step.caches[c].layers[shape->layer]);
+        a.q8 = q8;
+        a.q8_bytes = d->q8_row_bytes;
+        if (on_tensors(d, &a.l)) {
+            run_fast(d, &a, lists->narrow, ranges);
+        } else {
+            run_plain(d, TERN_CUDA_K_attn_range, &a, (unsigned)ranges);
+            run_plain(d, TERN_CUDA_K_attn_finish, &a, 1);
+        }
     }
     if (t->waits[shape->layer] && !t->stage_set[shape->layer])
         keep(d, shape->layer);

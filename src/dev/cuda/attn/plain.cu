@@ -7,20 +7,14 @@
  *
  * Prompt rows are done in one go.  Decode rows leave a partial result for each range of pages (o, m, l), which `finish`
  * merges in ascending order. */
-#include "dev/cuda/attn/cache.cuh"
+#include "dev/cuda/attn/block.cuh"
 
 #define THREADS 256
 #define ROWS    TERN_CUDA_Q
 #define HALF    32
 
-struct rows {
-    const tern_cuda_attn_args *a;
-    const tern_cuda_job *job;
-    int job_i, kv_head, head0, heads, n_q;
-    int row0, pos0; /* of the first row: in the batch, in the sequence */
-    int own, page0, raw0;
+struct rows : block_rows {
     int warp, lane;
-    const tern_cuda_cond *cond;
     float *x, *raw; /* [8][dq] queries as the codes want them, and as they are; scale folded in */
     float *k, *v;   /* [32][dim + 1] */
     float *p;       /* [8][32] weights */
@@ -33,47 +27,15 @@ struct state {
     float m, l, o[ROWS][2];
 };
 
-__device__ static int row_pos(const rows &r, int i)
-{
-    return r.pos0 + i / r.heads;
-}
-
 __device__ static int query_dim(const tern_cuda_layer &l)
 {
     return l.k.dim + (l.latent ? l.v.dim : 0);
 }
 
-/* Which rows block `block` of a unit has; false: none. */
-__device__ static bool find_rows(rows &r, const tern_cuda_attn_args &a, int unit, int block, int split)
-{
-    const tern_cuda_unit u = cuda_at<const tern_cuda_unit>(a.units)[unit];
-    const tern_cuda_job &j = cuda_at<const tern_cuda_job>(a.t.jobs)[u.job];
-    const int first = u.page * 64 > j.pos0 ? u.page * 64 : j.pos0, end = j.pos0 + j.n_rows;
-    const int last = (u.page + 1) * 64 < end ? (u.page + 1) * 64 : end;
-    const int pos0 = first + block * a.rows, n = last - pos0 < a.rows ? last - pos0 : a.rows;
-    if (n <= 0)
-        return false;
-    r.a = &a;
-    r.job = &j;
-    r.job_i = u.job;
-    r.kv_head = split / a.n_split;
-    r.head0 = split % a.n_split * a.heads;
-    r.heads = a.group - r.head0 < a.heads ? a.group - r.head0 : a.heads;
-    r.head0 += r.kv_head * a.group;
-    r.n_q = n * r.heads;
-    r.pos0 = pos0;
-    r.row0 = j.row0 + pos0 - j.pos0;
-    r.own = u.page;
-    r.page0 = oldest_seen(a.l, pos0) / 64;
-    r.raw0 = r.own - a.l.recent + 1 > r.page0 ? r.own - a.l.recent + 1 : r.page0;
-    r.warp = threadIdx.x / 32;
-    r.lane = threadIdx.x % 32;
-    r.cond = a.l.k.cond ? cuda_at<const tern_cuda_cond>(a.l.k.cond) + r.kv_head : nullptr;
-    return true;
-}
-
 __device__ static void share(rows &r, float *shared)
 {
+    r.warp = threadIdx.x / 32;
+    r.lane = threadIdx.x % 32;
     const tern_cuda_layer &l = r.a->l;
     const int dq = query_dim(l);
     r.p = shared;
@@ -92,8 +54,7 @@ __device__ static void load_queries(rows &r)
     float *raw = r.raw + i * dq, *x = r.x + i * dq;
     r.shift = 0;
     if (i < r.n_q) {
-        const float *q = cuda_at<const float>(r.a->q) + (uint64_t)(r.row0 + i / r.heads) * r.a->q_stride +
-                         (uint64_t)(r.head0 + i % r.heads) * dq;
+        const float *q = query_of(r, i, dq);
         for (int d = r.lane; d < dq; d += 32) {
             raw[d] = q[d] * r.a->q_scale;
             x[d] = raw[d];
@@ -285,8 +246,7 @@ __device__ static void finish_rows(const rows &r, state &st)
 /* Partial result of q row i in range `range`. */
 __device__ static float *part_of(const rows &r, int i, int range)
 {
-    const uint64_t row = r.row0 - r.a->row0 + i / r.heads, slot = row * r.a->n_heads + r.head0 + i % r.heads;
-    return cuda_at<float>(r.a->part) + (slot * TERN_CUDA_RANGES + range % TERN_CUDA_RANGES) * (r.a->l.v.dim + 2);
+    return part_at(r, i, range % TERN_CUDA_RANGES);
 }
 
 TERN_CUDA_KERNEL_BEGIN(attn_wide, tern_cuda_attn_args, THREADS, 1)
@@ -312,9 +272,8 @@ TERN_CUDA_KERNEL_BEGIN(attn_range, tern_cuda_attn_args, THREADS, 1)
     cuda_wait();
     if (!find_rows(r, a, blockIdx.x / a.n_blocks, blockIdx.x % a.n_blocks, blockIdx.y))
         return;
-    const int pages = tern_cuda_range_pages(a.l.window, r.pos0), range = r.page0 / pages + blockIdx.z;
-    const int begin = range * pages > r.page0 ? range * pages : r.page0;
-    const int end = (range + 1) * pages < r.raw0 ? (range + 1) * pages : r.raw0;
+    int begin, end;
+    const int range = find_range(r, blockIdx.z, begin, end);
     if (begin >= end)
         return;
     share(r, shared);

@@ -9,6 +9,7 @@
  *
  * A q row goes through the same steps whatever else is in its block: pages that it does not see leave it as it is. */
 #include "dev/cuda/attn/decode.cuh"
+#include "dev/cuda/attn/raw.cuh"
 
 #define THREADS 256
 #define WARPS   8
@@ -18,12 +19,7 @@ template <int D> struct room {
     static constexpr int SIDE = 64 * ROW > D * COL ? 64 * ROW : D * COL;
 };
 
-struct block {
-    const tern_cuda_attn_args *a;
-    const tern_cuda_job *job;
-    int job_i, kv_head, head0, heads, n_q;
-    int row0, pos0, own, page0, raw0;
-    const tern_cuda_cond *cond;
+struct block : block_rows {
     __half *q, *k, *v;
     float *f;     /* [2][64] scales of keys */
     float *shift; /* [128] q.mean */
@@ -41,29 +37,10 @@ template <int TILES> struct state {
 
 __device__ static bool find_block(block &b, const tern_cuda_attn_args &a, int unit, int index, int split)
 {
-    const tern_cuda_unit u = cuda_at<const tern_cuda_unit>(a.units)[unit];
-    const tern_cuda_job &j = cuda_at<const tern_cuda_job>(a.t.jobs)[u.job];
-    const int first = u.page * 64 > j.pos0 ? u.page * 64 : j.pos0, end = j.pos0 + j.n_rows;
-    const int last = (u.page + 1) * 64 < end ? (u.page + 1) * 64 : end;
-    const int pos0 = first + index * a.rows, n = last - pos0 < a.rows ? last - pos0 : a.rows;
-    if (n <= 0)
+    if (!find_rows(b, a, unit, index, split))
         return false;
-    b.a = &a;
-    b.job = &j;
-    b.job_i = u.job;
-    b.kv_head = split / a.n_split;
-    b.head0 = split % a.n_split * a.heads;
-    b.heads = a.group - b.head0 < a.heads ? a.group - b.head0 : a.heads;
-    b.head0 += b.kv_head * a.group;
-    b.n_q = n * b.heads;
-    b.pos0 = pos0;
-    b.row0 = j.row0 + pos0 - j.pos0;
-    b.own = u.page;
-    b.page0 = oldest_seen(a.l, pos0) / 64;
-    b.raw0 = b.own - a.l.recent + 1 > b.page0 ? b.own - a.l.recent + 1 : b.page0;
-    b.cond = a.l.k.cond ? cuda_at<const tern_cuda_cond>(a.l.k.cond) + b.kv_head : nullptr;
-    const tern_cuda_table &table = table_of(a.t, j, a.l.group);
-    const tern_cuda_cache &c = cuda_at<const tern_cuda_cache>(a.t.caches)[j.cache];
+    const tern_cuda_table &table = table_of(a.t, *b.job, a.l.group);
+    const tern_cuda_cache &c = cuda_at<const tern_cuda_cache>(a.t.caches)[b.job->cache];
     const tern_cuda_blocks &pool = cuda_at<const tern_cuda_blocks>(a.t.pools)[c.pages + a.l.group];
     b.pool = pool.p + a.l.layer_off + b.kv_head * a.l.head_bytes;
     b.pool_bytes = pool.bytes;
@@ -149,9 +126,7 @@ template <int D> __device__ static void load_queries(const block &b, int rows, b
         for (int d = lane; d < D; d += 32) {
             float y = 0;
             if (i < b.n_q)
-                y = cuda_at<const float>(b.a->q)[(uint64_t)(b.row0 + i / b.heads) * b.a->q_stride +
-                                                 (uint64_t)(b.head0 + i % b.heads) * D + d] *
-                    b.a->q_scale;
+                y = query_of(b, i, D)[d] * b.a->q_scale;
             if (coded && b.cond) {
                 shift += y * cuda_at<const float>(b.cond->mean)[d];
                 y *= cuda_at<const float>(b.cond->unscale)[d];
@@ -180,14 +155,9 @@ __device__ static void load_pairs(const block &b, int page)
     const tern_cuda_cond &c = *b.cond;
     for (int i = threadIdx.x; i < b.n_q * c.n_pairs; i += THREADS) {
         const int row = i / c.n_pairs, j = i % c.n_pairs;
-        const auto &m = c.pairs[j];
-        const float *q = cuda_at<const float>(b.a->q) + (uint64_t)(b.row0 + row / b.heads) * b.a->q_stride +
-                         (uint64_t)(b.head0 + row % b.heads) * b.a->l.k.dim;
-        const double *at = cuda_at<const double>(b.a->l.k.angles) + 2 * ((int64_t)m.freq * b.a->l.k.max_pages + page);
-        const float co = (float)at[0], si = (float)at[1], x = q[m.a] * b.a->q_scale, y = q[m.b] * b.a->q_scale;
-        const float along = x * m.re + y * m.im, across = y * m.re - x * m.im;
-        b.pq[row * 16 + 2 * j] = along * co + across * si;
-        b.pq[row * 16 + 2 * j + 1] = across * co - along * si;
+        const float2 f = pair_factors(b, row, j, page);
+        b.pq[row * 16 + 2 * j] = f.x;
+        b.pq[row * 16 + 2 * j + 1] = f.y;
     }
 }
 
@@ -335,11 +305,7 @@ __device__ static __noinline__ float finish_score(const block &b, float s, int r
         if (b.a->cap > 0)
             s += b.shift[row];
     }
-    if (b.a->cap > 0)
-        s = b.a->cap * tanhf(s / b.a->cap);
-    const int pos = b.pos0 + row / b.heads, oldest = oldest_seen(b.a->l, pos) - page * 64;
-    const int end = page == b.own && pos % 64 + 1 < hi ? pos % 64 + 1 : hi;
-    return t >= lo && t >= oldest && t < end ? s : -INFINITY;
+    return seen_score(b, s, row, t, page, lo, hi);
 }
 
 /* Is there anything to finish? */
@@ -590,9 +556,12 @@ template <int D> __device__ static void attend_range(const tern_cuda_attn_args &
     cuda_wait();
     if (!find_block(b, a, blockIdx.x / a.n_blocks, blockIdx.x % a.n_blocks, blockIdx.y))
         return;
-    const int pages = tern_cuda_range_pages(l.window, b.pos0), range = b.page0 / pages + blockIdx.z;
-    const int begin = range * pages > b.page0 ? range * pages : b.page0;
-    const int end = (range + 1) * pages < b.raw0 ? (range + 1) * pages : b.raw0;
+    if (blockIdx.z + 1 == gridDim.z) {
+        attend_raw<D, THREADS>(b, shared);
+        return;
+    }
+    int begin, end;
+    const int range = find_range(b, blockIdx.z, begin, end);
     if (begin >= end)
         return;
     share<D>(b, shared, TERN_CUDA_NARROW_ROWS(D));
@@ -619,8 +588,7 @@ template <int D> __device__ static void attend_range(const tern_cuda_attn_args &
     const int i = lane / 4;
     if (i >= b.n_q)
         return;
-    const uint64_t slot = (uint64_t)(b.row0 - a.row0 + i / b.heads) * a.n_heads + b.head0 + i % b.heads;
-    float *part = cuda_at<float>(a.part) + (slot * TERN_CUDA_RANGES + range % TERN_CUDA_RANGES) * (D + 2);
+    float *part = part_at(b, i, range % TERN_CUDA_RANGES);
 #pragma unroll
     for (int n = 0; n < TILES; n++)
 #pragma unroll

@@ -1,0 +1,93 @@
+/* dev/cuda/attn/block.cuh - which q rows (heads of rows) of a unit and KV head a block of threads has, what they see, and
+ * where decode rows leave their partial results. */
+#ifndef TERN_DEV_CUDA_ATTN_BLOCK_CUH
+#define TERN_DEV_CUDA_ATTN_BLOCK_CUH
+
+#include "dev/cuda/attn/cache.cuh"
+
+struct block_rows {
+    const tern_cuda_attn_args *a;
+    const tern_cuda_job *job;
+    int job_i, kv_head, head0, heads, n_q;
+    int row0, pos0; /* of the first row: in the batch, in the sequence */
+    int own, page0, raw0;
+    const tern_cuda_cond *cond;
+};
+
+/* The rows of block `index` of a unit; false: none. */
+__device__ static inline bool find_rows(block_rows &b, const tern_cuda_attn_args &a, int unit, int index, int split)
+{
+    const tern_cuda_unit u = cuda_at<const tern_cuda_unit>(a.units)[unit];
+    const tern_cuda_job &j = cuda_at<const tern_cuda_job>(a.t.jobs)[u.job];
+    const int first = u.page * 64 > j.pos0 ? u.page * 64 : j.pos0, end = j.pos0 + j.n_rows;
+    const int last = (u.page + 1) * 64 < end ? (u.page + 1) * 64 : end;
+    const int pos0 = first + index * a.rows, n = last - pos0 < a.rows ? last - pos0 : a.rows;
+    if (n <= 0)
+        return false;
+    b.a = &a;
+    b.job = &j;
+    b.job_i = u.job;
+    b.kv_head = split / a.n_split;
+    b.head0 = split % a.n_split * a.heads;
+    b.heads = a.group - b.head0 < a.heads ? a.group - b.head0 : a.heads;
+    b.head0 += b.kv_head * a.group;
+    b.n_q = n * b.heads;
+    b.pos0 = pos0;
+    b.row0 = j.row0 + pos0 - j.pos0;
+    b.own = u.page;
+    b.page0 = oldest_seen(a.l, pos0) / 64;
+    b.raw0 = b.own - a.l.recent + 1 > b.page0 ? b.own - a.l.recent + 1 : b.page0;
+    b.cond = a.l.k.cond ? cuda_at<const tern_cuda_cond>(a.l.k.cond) + b.kv_head : nullptr;
+    return true;
+}
+
+__device__ static inline int row_pos(const block_rows &b, int i)
+{
+    return b.pos0 + i / b.heads;
+}
+
+__device__ static inline const float *query_of(const block_rows &b, int i, int width)
+{
+    return cuda_at<const float>(b.a->q) + (uint64_t)(b.row0 + i / b.heads) * b.a->q_stride +
+           (uint64_t)(b.head0 + i % b.heads) * width;
+}
+
+/* The pages [begin, end) of the block's range `z`, counted from the first range that its rows see; the number of the
+ * range. */
+__device__ static inline int find_range(const block_rows &b, int z, int &begin, int &end)
+{
+    const int pages = tern_cuda_range_pages(b.a->l.window, b.pos0), range = b.page0 / pages + z;
+    begin = range * pages > b.page0 ? range * pages : b.page0;
+    end = (range + 1) * pages < b.raw0 ? (range + 1) * pages : b.raw0;
+    return range;
+}
+
+/* Place `place` of the partial results of q row i: sums of v.dim values, the softmax's reference, its sum. */
+__device__ static inline float *part_at(const block_rows &b, int i, int place)
+{
+    const uint64_t row = b.row0 - b.a->row0 + i / b.heads, slot = row * b.a->n_heads + b.head0 + i % b.heads;
+    return cuda_at<float>(b.a->part) + (slot * TERN_CUDA_PARTS + place) * (b.a->l.v.dim + 2);
+}
+
+/* What a pair of the conditioning adds to the scores of one page: factors of its two turns. */
+__device__ static inline float2 pair_factors(const block_rows &b, int i, int pair, int page)
+{
+    const auto &m = b.cond->pairs[pair];
+    const float *q = query_of(b, i, b.a->l.k.dim);
+    const double *at = cuda_at<const double>(b.a->l.k.angles) + 2 * ((int64_t)m.freq * b.a->l.k.max_pages + page);
+    const float co = (float)at[0], si = (float)at[1], x = q[m.a] * b.a->q_scale, y = q[m.b] * b.a->q_scale;
+    const float along = x * m.re + y * m.im, across = y * m.re - x * m.im;
+    return make_float2(along * co + across * si, across * co - along * si);
+}
+
+/* One score after the product: the cap, and what may be seen of a page whose tokens [lo, hi) count. */
+__device__ static inline float seen_score(const block_rows &b, float s, int i, int t, int page, int lo, int hi)
+{
+    if (b.a->cap > 0)
+        s = b.a->cap * tanhf(s / b.a->cap);
+    const int pos = row_pos(b, i), oldest = oldest_seen(b.a->l, pos) - page * 64;
+    const int end = page == b.own && pos % 64 + 1 < hi ? pos % 64 + 1 : hi;
+    return t >= lo && t >= oldest && t < end ? s : -INFINITY;
+}
+
+#endif

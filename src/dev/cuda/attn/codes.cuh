@@ -1,0 +1,277 @@
+/* dev/cuda/attn/codes.cuh - codes of a page as bytes for integer tensor cores, straight out of registers.
+ *
+ * A page lies in shared memory as in the cache (kernel/kvq.h), its 16-byte pieces placed so that lanes meet no bank
+ * twice.  Lane (g, t) of a warp, g = lane / 4, t = lane % 4, takes
+ *
+ *   keys    tokens 4g .. 4g+3 of a half, and in step s of D/32 eight dims: its octet
+ *   values  dims 32 r + 4g .. + 3, r < D/32, and its octet of the half's 32 tokens
+ *
+ * which is what an operand of m16n8k32 holds: bytes 0..3 of an octet are contracted first, bytes 4..7 sixteen places on.
+ * Trellis entries are sums of two looked-up bytes, offset so that no sum leaves a byte. */
+#ifndef TERN_DEV_CUDA_ATTN_CODES_CUH
+#define TERN_DEV_CUDA_ATTN_CODES_CUH
+
+#include "dev/cuda/attn/decode.cuh"
+
+enum code_kind { CODES_2 = 2, CODES_3 = 3, CODES_4 = 4, CODES_T4 = 5, CODES_8 = 8 };
+
+struct code_tables {
+    uint32_t a[4], b[4];
+    int offset; /* bytes are entry + offset; 0: signed */
+};
+
+template <int D, int C> struct code_page {
+    static constexpr int BITS = C == CODES_T4 ? 4 : C, SETS = D / 32;
+    static constexpr int SIDE = D * 8 * BITS, SET = 128 * BITS; /* bytes of codes; of a set of keys, both groups */
+    static constexpr int PAD = BITS < 4 ? 32 : 0;               /* behind each set of keys */
+    static constexpr int KEYS = SIDE + 2 * SETS * PAD, BYTES = 256 + KEYS + SIDE;
+};
+
+/* Where 16-byte piece i of a side lies. */
+template <int C> __device__ static inline int piece_of(int i)
+{
+    return C == CODES_8 ? i ^ (i >> 3 & 3) << 1 : C == CODES_4 || C == CODES_T4 ? i ^ (i >> 3 & 1) << 1 : i;
+}
+
+/* One KV head of a page on its way to shared memory, by one warp. */
+template <int D, int C>
+__device__ static inline void fetch_codes(uint32_t to, const uint8_t *from, const tern_cuda_layer &l, int lane)
+{
+    using page = code_page<D, C>;
+    const uint8_t *k = from + l.k_off, *v = from + l.v_off;
+    const uint8_t *head = from + (lane < 8 ? l.k_head_off : l.v_head_off) + lane % 8 * 16;
+    if (lane < 16)
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to + lane * 16), "l"(head) : "memory");
+#pragma unroll
+    for (int n = 0; n < page::SIDE / 512; n++) {
+        const int i = lane + 32 * n, at = piece_of<C>(i) * 16;
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to + 256 + at + i / (page::SET / 16) * page::PAD),
+                     "l"(k + i * 16)
+                     : "memory");
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to + 256 + page::KEYS + at), "l"(v + i * 16)
+                     : "memory");
+    }
+}
+
+template <int C> __device__ static inline void load_code_tables(code_tables &t, const tern_cuda_side &s)
+{
+    t.offset = 0;
+    if (C == CODES_8)
+        return;
+    int low_a = 0, low_b = 0;
+    const int n = C == CODES_T4 ? 16 : 1 << code_page<128, C>::BITS;
+    for (int i = 0; C == CODES_T4 && i < 16; i++) {
+        low_a = min(low_a, (int)s.entry[i]);
+        low_b = min(low_b, (int)s.b[i]);
+    }
+    for (int i = 0; i < 4; i++) { /* shorter tables repeat */
+        t.a[i] = four_bytes(s.entry + 4 * i % n, -low_a);
+        t.b[i] = C == CODES_T4 ? four_bytes(s.b + 4 * i, -low_b) : 0;
+    }
+    t.offset = -(low_a + low_b);
+}
+
+struct octet {
+    uint32_t lo, hi;
+};
+
+__device__ static inline uint32_t byte_perm(uint32_t x, uint32_t y, uint32_t sel)
+{
+    uint32_t r;
+    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(r) : "r"(x), "r"(y), "r"(sel));
+    return r;
+}
+
+/* Eight symbols below 8, a nibble each. */
+__device__ static inline octet look_8(const uint32_t t[4], uint32_t w)
+{
+    return {byte_perm(t[0], t[1], w), byte_perm(t[0], t[1], w >> 16)};
+}
+
+/* Eight symbols below 16. */
+__device__ static inline octet look_16(const uint32_t t[4], uint32_t w)
+{
+    const uint32_t s = w & 0x77777777u, up = w << 4, h = s >> 16;
+    const uint32_t lo = byte_perm(w, up, 0x9D8C), hi = byte_perm(w, up, 0xBFAE); /* 255 where a symbol is 8 or more */
+    const uint32_t l0 = byte_perm(t[0], t[1], s), l1 = byte_perm(t[2], t[3], s);
+    const uint32_t h0 = byte_perm(t[0], t[1], h), h1 = byte_perm(t[2], t[3], h);
+    return {(l0 & ~lo) | (l1 & lo), (h0 & ~hi) | (h1 & hi)};
+}
+
+/* An octet of a word, and of the word that stands before it in the chain. */
+template <int C> __device__ static inline octet look(const code_tables &t, uint32_t w, uint32_t before)
+{
+    if (C == CODES_T4) {
+        const octet a = look_16(t.a, w), b = look_16(t.b, before);
+        return {a.lo + b.lo, a.hi + b.hi};
+    }
+    return C == CODES_4 ? look_16(t.a, w) : look_8(t.a, w);
+}
+
+/* Octet i of a set of 3 bits (three words) or 2 bits (two): symbols in nibbles. */
+template <int C> __device__ static inline uint32_t symbols(uint32_t w0, uint32_t w1, uint32_t w2, int i)
+{
+    if (C == CODES_2)
+        return (i >> 1 ? w1 : w0) >> 2 * (i & 1) & 0x33333333u;
+    const uint32_t spare = (w0 >> 3 & 0x11111111u) | (w1 >> 2 & 0x22222222u) | (w2 >> 1 & 0x44444444u);
+    return i == 3 ? spare : (i == 0 ? w0 : i == 1 ? w1 : w2) & 0x77777777u;
+}
+
+__device__ static inline uint32_t of4(const uint4 &v, int i)
+{
+    return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
+}
+
+__device__ static inline uint4 load_piece(uint32_t at)
+{
+    uint4 v;
+    asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(at) : "memory");
+    return v;
+}
+
+__device__ static inline uint32_t load_word(uint32_t at)
+{
+    uint32_t v;
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(at) : "memory");
+    return v;
+}
+
+/* Dim of byte i (0..7) of lane t's octet in step s: the order of a query's bytes. */
+template <int D, int C> __device__ static inline int octet_dim(int t, int s, int i)
+{
+    if (C == CODES_4 || C == CODES_T4 || C == CODES_8)
+        return 32 * s + 8 * t + i;
+    const int all = t * (D / 32) + s, set = all / 4, part = all % 4; /* octets of a token: lane t has D/32 of them */
+    return 32 * set + (C == CODES_3 ? 8 * part + i : 16 * (part >> 1) + 2 * i + (part & 1));
+}
+
+/* What keys of a half need before step 0: of 2 and 3 bits all words. */
+template <int D, int C> struct key_words {
+    uint4 w[3];
+};
+
+template <int D, int C>
+__device__ static inline void load_keys(key_words<D, C> &k, uint32_t keys, int half, int g, int t)
+{
+    using page = code_page<D, C>;
+    const uint32_t set = half * page::SETS + t * page::SETS / 4;
+    const uint32_t at = keys + set * (page::SET + page::PAD) + (g >> 2) * 64 * page::BITS + (g & 3) * 16;
+    if constexpr (C == CODES_2 && D == 64) {
+        k.w[0] = load_piece(at + (t & 1) * 64);
+    } else if constexpr (C == CODES_2 || C == CODES_3) {
+#pragma unroll
+        for (int i = 0; i < page::BITS; i++)
+            k.w[i] = load_piece(at + 64 * i);
+    }
+}
+
+/* Octets of the lane's four tokens in step s; start: start states of the four, of trellis codes. */
+template <int D, int C>
+__device__ static inline void key_octets(octet o[4], const code_tables &tab, const key_words<D, C> &k, uint32_t keys, int half,
+                                         int s, int g, int t, const uint32_t start[4])
+{
+    using page = code_page<D, C>;
+    if (C == CODES_8) {
+        const int i = ((half * page::SETS + s) * 2 + (g >> 2)) * 32 + 8 * t + (g & 3);
+        const uint4 a = load_piece(keys + piece_of<C>(i) * 16), b = load_piece(keys + piece_of<C>(i + 4) * 16);
+#pragma unroll
+        for (int r = 0; r < 4; r++)
+            o[r] = {of4(a, r), of4(b, r)};
+    } else if (C == CODES_4 || C == CODES_T4) {
+        const int i = ((half * page::SETS + s) * 2 + (g >> 2)) * 16 + 4 * t + (g & 3);
+        const uint4 a = load_piece(keys + piece_of<C>(i) * 16);
+        uint4 n = a;
+        if (C == CODES_T4) { /* the word behind in memory; behind the last one the first, a byte on, and the start */
+            const bool last = s + 1 == page::SETS && t == 3;
+            const int next = t < 3 ? i + 4 : last ? i - 12 - s * 32 : i + 32 - 12;
+            n = load_piece(keys + piece_of<C>(next) * 16);
+            if (s + 1 == page::SETS) {
+                n.x = last ? n.x << 8 | start[0] << 4 : n.x;
+                n.y = last ? n.y << 8 | start[1] << 4 : n.y;
+                n.z = last ? n.z << 8 | start[2] << 4 : n.z;
+                n.w = last ? n.w << 8 | start[3] << 4 : n.w;
+            }
+        }
+#pragma unroll
+        for (int r = 0; r < 4; r++) {
+            const uint32_t w = of4(a, r), low = 0x0F0F0F0Fu;
+            o[r] = look<C>(tab, w, (w & low) << 4 | (of4(n, r) >> 4 & low));
+        }
+    } else {
+#pragma unroll
+        for (int r = 0; r < 4; r++) {
+            const uint32_t w0 = of4(k.w[0], r), w1 = of4(k.w[1], r), w2 = of4(k.w[2], r);
+            uint32_t x;
+            if (D == 128)
+                x = symbols<C>(w0, w1, w2, s);
+            else if (C == CODES_2)
+                x = w0 >> 2 * s & 0x33333333u;
+            else
+                x = t & 1 ? symbols<C>(w0, w1, w2, 2 + s) : symbols<C>(w0, w1, w2, s);
+            o[r] = look<C>(tab, x, 0);
+        }
+    }
+}
+
+
+
+/* Words of values: of dims 32 r + 4g .. + 3 what the lane's octet comes from. */
+template <int C> struct value_words {
+    uint4 w[3], before;
+};
+
+/* head: start states of the half's 32 tokens stand in its low four bits. */
+template <int D, int C>
+__device__ static inline void load_values(value_words<C> &v, uint32_t values, uint32_t head, int half, int r, int g, int t)
+{
+    using page = code_page<D, C>;
+    const int group = half * (D / 16) + 2 * r + (g >> 2), i = group * 4 * page::BITS + (g & 3);
+    if (C == CODES_8) {
+        v.w[0] = load_piece(values + piece_of<C>(i + 8 * t) * 16);
+        v.w[1] = load_piece(values + piece_of<C>(i + 8 * t + 4) * 16);
+    } else if (C == CODES_4 || C == CODES_T4) {
+        v.w[0] = load_piece(values + piece_of<C>(i + 4 * t) * 16);
+        if (C == CODES_T4 && r + 1 < page::SETS) {
+            v.before = load_piece(values + piece_of<C>(i + 16 + 4 * t) * 16);
+        } else if (C == CODES_T4) { /* before the last group the first one, a lane back; before its lane 0 the start */
+            const int first = half * (D / 16) * 16 + 4 * t;
+            uint32_t w[4];
+#pragma unroll
+            for (int q = 0; q < 4; q++) {
+                const int lane = 4 * (g & 3) + q - 1, at = lane < 0 ? 0 : lane;
+                const int piece = g < 4 ? i + 16 + 4 * t : first + at / 4;
+                w[q] = load_word(values + piece_of<C>(piece) * 16 + (g < 4 ? q : at % 4) * 4);
+            }
+            if (g == 4) {
+                const uint4 h = load_piece(head + t * 16); /* eight tokens */
+                const uint32_t a = byte_perm(h.x, h.y, 0x6420), b = byte_perm(h.z, h.w, 0x6420); /* low bytes */
+                const uint32_t even = byte_perm(a, b, 0x6420) & 0x0F0F0F0Fu, odd = byte_perm(a, b, 0x7531) & 0x0F0F0F0Fu;
+                w[0] = even | odd << 4;
+            }
+            v.before = make_uint4(w[0], w[1], w[2], w[3]);
+        }
+    } else if (C == CODES_2) {
+        v.w[0] = load_piece(values + (i + 4 * (t >> 1)) * 16);
+    } else {
+#pragma unroll
+        for (int q = 0; q < 3; q++)
+            v.w[q] = load_piece(values + (i + 4 * q) * 16);
+    }
+}
+
+/* The octet of dim 32 r + 4g + i. */
+template <int C> __device__ static inline octet value_octet(const code_tables &tab, const value_words<C> &v, int i, int t)
+{
+    const uint32_t w = of4(v.w[0], i);
+    if (C == CODES_8)
+        return {w, of4(v.w[1], i)};
+    if (C == CODES_4 || C == CODES_T4)
+        return look<C>(tab, w, C == CODES_T4 ? of4(v.before, i) : 0);
+    if (C == CODES_2)
+        return look<C>(tab, w >> 2 * (t & 1) & 0x33333333u, 0);
+    const uint32_t w1 = of4(v.w[1], i), w2 = of4(v.w[2], i);
+    const uint32_t own = (t == 0 ? w : t == 1 ? w1 : w2) & 0x77777777u, spare = symbols<C>(w, w1, w2, 3);
+    return look<C>(tab, t == 3 ? spare : own, 0);
+}
+
+#endif

@@ -1,0 +1,170 @@
+/* Blocks of threads as fibers.  One block at a time, its threads in turn. */
+#include <dlfcn.h>
+#include <pthread.h>
+#include <sys/mman.h>
+#include "emulate.h"
+
+enum { MOST = 1024, STACK = 256 << 10, SHARED = 256 << 10 };
+
+uint8_t *emulate_shared;
+emulate_index emulate_block, emulate_grid, emulate_threads, emulate_thread;
+
+struct fiber {
+    void *sp;
+    bool done;
+    unsigned waits; /* what its warp's, or the block's, count of meetings was when it came; block: in_block */
+    bool waiting, in_block;
+};
+
+struct warp {
+    void *pieces[32];
+    const char *what;
+    int arrived, left;
+    unsigned meetings;
+    void (*work)(void *pieces[32]);
+};
+
+static fiber fibers[MOST];
+static warp warps[MOST / 32];
+static char *stacks;
+static void *scheduler;
+static int now, arrived, left;
+static unsigned meetings;
+static emulate_kernel *kernel;
+static const void *kernel_args;
+
+extern "C" void emulate_switch(void **from, void *to);
+asm(".text\n.globl emulate_switch\n.hidden emulate_switch\nemulate_switch:\n"
+    "push %rbp\npush %rbx\npush %r12\npush %r13\npush %r14\npush %r15\n"
+    "mov %rsp, (%rdi)\nmov %rsi, %rsp\n"
+    "pop %r15\npop %r14\npop %r13\npop %r12\npop %rbx\npop %rbp\nret\n");
+
+static void wait(void)
+{
+    emulate_switch(&fibers[now].sp, scheduler);
+}
+
+static void finish_warp(warp &w)
+{
+    w.work(w.pieces);
+    w.arrived = 0;
+    w.meetings++;
+    memset(w.pieces, 0, sizeof w.pieces);
+}
+
+void emulate_meet(const char *what, void *piece, void (*work)(void *pieces[32]))
+{
+    warp &w = warps[now / 32];
+    if (w.arrived && strcmp(w.what, what) != 0) {
+        fprintf(stderr, "threads of a warp meet at different places: %s, %s\n", w.what, what);
+        abort();
+    }
+    w.what = what;
+    w.work = work;
+    w.pieces[now % 32] = piece;
+    if (++w.arrived == w.left) {
+        finish_warp(w);
+        return;
+    }
+    fibers[now].waits = w.meetings;
+    fibers[now].waiting = true;
+    fibers[now].in_block = false;
+    wait();
+}
+
+void emulate_meet_block(void)
+{
+    if (++arrived == left) {
+        arrived = 0;
+        meetings++;
+        return;
+    }
+    fibers[now].waits = meetings;
+    fibers[now].waiting = fibers[now].in_block = true;
+    wait();
+}
+
+static void body(void)
+{
+    kernel(kernel_args);
+    warp &w = warps[now / 32];
+    fibers[now].done = true;
+    left--;
+    w.left--;
+    if (w.left && w.arrived == w.left)
+        finish_warp(w);
+    if (left && arrived == left) {
+        arrived = 0;
+        meetings++;
+    }
+    wait();
+    abort();
+}
+
+static void start(int n)
+{
+    for (int i = 0; i < n; i++) {
+        void **sp = reinterpret_cast<void **>(stacks + (size_t)(i + 1) * STACK) - 2;
+        *sp = reinterpret_cast<void *>(body); /* the stack is 16 bytes aligned where a function's return address is pushed */
+        fibers[i] = {sp - 6, false, 0, false, false};
+    }
+    for (int i = 0; i < (n + 31) / 32; i++)
+        warps[i] = {{NULL}, "", 0, n - 32 * i < 32 ? n - 32 * i : 32, 0, NULL};
+    arrived = 0;
+    meetings = 0;
+    left = n;
+}
+
+static void run_block(int n)
+{
+    start(n);
+    while (left) {
+        bool moved = false;
+        for (int i = 0; i < n; i++) {
+            fiber &f = fibers[i];
+            if (f.done || (f.waiting && f.waits == (f.in_block ? meetings : warps[i / 32].meetings)))
+                continue;
+            f.waiting = false;
+            moved = true;
+            now = i;
+            emulate_thread.x = (unsigned)i;
+            emulate_switch(&scheduler, f.sp);
+        }
+        if (!moved) {
+            fprintf(stderr, "threads of a block wait for each other for ever\n");
+            abort();
+        }
+    }
+}
+
+void emulate_run(emulate_kernel *k, const void *args, const unsigned grid[3], unsigned threads)
+{
+    if (!stacks) {
+        stacks = static_cast<char *>(mmap(NULL, (size_t)MOST * STACK, PROT_READ | PROT_WRITE,
+                                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
+        emulate_shared = static_cast<uint8_t *>(mmap(NULL, SHARED, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+    }
+    kernel = k;
+    kernel_args = args;
+    emulate_grid = {grid[0], grid[1], grid[2]};
+    emulate_threads = {threads, 1, 1};
+    for (emulate_block.z = 0; emulate_block.z < grid[2]; emulate_block.z++)
+        for (emulate_block.y = 0; emulate_block.y < grid[1]; emulate_block.y++)
+            for (emulate_block.x = 0; emulate_block.x < grid[0]; emulate_block.x++) {
+                memset(emulate_shared, 0xFF, SHARED); /* what nobody has written is no number */
+                run_block((int)threads);
+            }
+}
+
+/* For the driver (fake_driver.c). */
+extern "C" void *emulate_find(const char *name)
+{
+    return dlsym(RTLD_DEFAULT, name);
+}
+extern "C" void emulate_launch(void *k, const void *args, const unsigned grid[3], unsigned threads)
+{
+    static pthread_mutex_t one = PTHREAD_MUTEX_INITIALIZER;
+    (void)pthread_mutex_lock(&one);
+    emulate_run(reinterpret_cast<emulate_kernel *>(k), args, grid, threads);
+    (void)pthread_mutex_unlock(&one);
+}

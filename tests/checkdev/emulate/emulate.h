@@ -1,0 +1,465 @@
+/* tests/checkdev/emulate/emulate.h - what kernels of src/dev/cuda need to run on a processor: a fiber for each thread
+ * of a block, which changes place where threads of a warp or a block meet.
+ *
+ * Included before each translated file.  Products on tensor cores are summed in one order of their own, so results are
+ * a card's within rounding; integers are equal. */
+#ifndef TERN_TEST_EMULATE_H
+#define TERN_TEST_EMULATE_H
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <immintrin.h>
+
+#define __CUDACC__ /* headers for both sides show what kernels see */
+#define __device__
+#define __host__
+#define __global__
+#define __noinline__ __attribute__((noinline))
+#define __launch_bounds__(...)
+#define __grid_constant__
+#define __align__(n) __attribute__((aligned(n)))
+#define __shared__   static
+
+using std::isinf;
+using std::isnan;
+
+struct emulate_index {
+    unsigned x, y, z;
+};
+
+/* ---- fibers (emulate.cpp) ---- */
+
+extern uint8_t *emulate_shared; /* dynamic shared memory of the block in hand */
+extern emulate_index emulate_block, emulate_grid, emulate_threads, emulate_thread;
+#define blockIdx  emulate_block
+#define gridDim   emulate_grid
+#define blockDim  emulate_threads
+#define threadIdx emulate_thread
+
+/* All threads of the warp that are left arrive with a piece of their own; then `work` sees the pieces (NULL: a thread
+ * that has ended), and all go on.  Threads that arrive at different places end the program. */
+void emulate_meet(const char *what, void *piece, void (*work)(void *pieces[32]));
+void emulate_meet_block(void);
+
+typedef void emulate_kernel(const void *args);
+void emulate_run(emulate_kernel *kernel, const void *args, const unsigned grid[3], unsigned threads);
+
+#define EMULATE_KERNEL(name, args)                                                           \
+    static void emulate_body_##name(const args &a);                                          \
+    extern "C" __attribute__((visibility("default"))) void tern_cuda_k_##name(const void *p) \
+    {                                                                                        \
+        emulate_body_##name(*static_cast<const args *>(p));                                  \
+    }                                                                                        \
+    static void emulate_body_##name(const args &a)
+
+/* ---- vectors, numbers ---- */
+
+struct float2 {
+    float x, y;
+};
+struct __attribute__((aligned(16))) float4 {
+    float x, y, z, w;
+};
+struct int2 {
+    int x, y;
+};
+struct __attribute__((aligned(16))) int4 {
+    int x, y, z, w;
+};
+struct uint2 {
+    uint32_t x, y;
+};
+struct __attribute__((aligned(16))) uint4 {
+    uint32_t x, y, z, w;
+};
+static inline float2 make_float2(float x, float y)
+{
+    return {x, y};
+}
+static inline int2 make_int2(int x, int y)
+{
+    return {x, y};
+}
+static inline float4 make_float4(float x, float y, float z, float w)
+{
+    return {x, y, z, w};
+}
+static inline uint4 make_uint4(uint32_t x, uint32_t y, uint32_t z, uint32_t w)
+{
+    return {x, y, z, w};
+}
+template <class A, class B> static inline typename std::common_type<A, B>::type min(A a, B b)
+{
+    return b < a ? b : a;
+}
+template <class A, class B> static inline typename std::common_type<A, B>::type max(A a, B b)
+{
+    return a < b ? b : a;
+}
+
+template <class TO, class FROM> static inline TO emulate_bits(FROM x)
+{
+    TO y;
+    static_assert(sizeof y == sizeof x, "");
+    memcpy(&y, &x, sizeof y);
+    return y;
+}
+#define __float_as_uint(x) emulate_bits<uint32_t>((float)(x))
+#define __uint_as_float(x) emulate_bits<float>((uint32_t)(x))
+#define __fmul_rn(a, b)    ((float)(a) * (float)(b))
+#define __fadd_rn(a, b)    ((float)(a) + (float)(b))
+#define __fsub_rn(a, b)    ((float)(a) - (float)(b))
+#define __fdiv_rn(a, b)    ((float)(a) / (float)(b))
+#define __fsqrt_rn(a)      sqrtf(a)
+#define __fmaf_rn(a, b, c) fmaf(a, b, c)
+#define __dmul_rn(a, b)    ((double)(a) * (double)(b))
+#define __dadd_rn(a, b)    ((double)(a) + (double)(b))
+#define __dsub_rn(a, b)    ((double)(a) - (double)(b))
+
+static inline int __float2int_rn(float x)
+{
+    return std::isnan(x) ? 0 : x >= 0x1p31f ? INT32_MAX : x < -0x1p31f ? INT32_MIN : (int)nearbyintf(x);
+}
+
+template <class T> static inline T __ldg(const T *p)
+{
+    return *p;
+}
+
+static inline uint32_t __byte_perm(uint32_t a, uint32_t b, uint32_t sel)
+{
+    const uint64_t all = (uint64_t)b << 32 | a;
+    uint32_t out = 0;
+    for (int i = 0; i < 4; i++) {
+        const uint32_t s = sel >> 4 * i & 15, byte = (uint32_t)(all >> 8 * (s & 7)) & 255;
+        out |= (s & 8 ? (byte & 128 ? 255u : 0u) : byte) << 8 * i;
+    }
+    return out;
+}
+
+static inline int __dp4a(int a, int b, int c)
+{
+    for (int i = 0; i < 4; i++)
+        c += (int8_t)(a >> 8 * i) * (int8_t)(b >> 8 * i);
+    return c;
+}
+
+static inline uint32_t __vadd4(uint32_t a, uint32_t b)
+{
+    uint32_t out = 0;
+    for (int i = 0; i < 4; i++)
+        out |= ((a >> 8 * i) + (b >> 8 * i) & 255u) << 8 * i;
+    return out;
+}
+
+/* ---- 16-bit floats ---- */
+
+struct __half {
+    uint16_t u;
+};
+struct __half2 {
+    __half x, y;
+};
+static inline __half __ushort_as_half(uint16_t u)
+{
+    return {u};
+}
+static inline uint16_t __half_as_ushort(__half h)
+{
+    return h.u;
+}
+static inline float __half2float(__half h)
+{
+    return _cvtsh_ss(h.u);
+}
+static inline __half __float2half_rn(float x)
+{
+    return {(uint16_t)_cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT)};
+}
+static inline float2 __half22float2(__half2 h)
+{
+    return {__half2float(h.x), __half2float(h.y)};
+}
+static inline __half2 __floats2half2_rn(float x, float y)
+{
+    return {__float2half_rn(x), __float2half_rn(y)};
+}
+static inline __half2 __halves2half2(__half x, __half y)
+{
+    return {x, y};
+}
+static inline __half2 __half2half2(__half x)
+{
+    return {x, x};
+}
+static inline __half2 __hsub2(__half2 a, __half2 b)
+{
+    return __floats2half2_rn(__half2float(a.x) - __half2float(b.x), __half2float(a.y) - __half2float(b.y));
+}
+
+/* ---- warps ---- */
+
+struct emulate_word {
+    uint64_t value, out;
+    int from;
+};
+
+static inline void emulate_exchange(void *pieces[32])
+{
+    for (int i = 0; i < 32; i++) {
+        emulate_word *w = static_cast<emulate_word *>(pieces[i]);
+        const emulate_word *from = w && w->from >= 0 && w->from < 32 ? static_cast<emulate_word *>(pieces[w->from]) : w;
+        if (w)
+            w->out = (from ? from : w)->value;
+    }
+}
+
+template <class T> static inline T emulate_shuffle(T x, int from)
+{
+    emulate_word w = {0, 0, from};
+    memcpy(&w.value, &x, sizeof x);
+    emulate_meet("shuffle", &w, emulate_exchange);
+    memcpy(&x, &w.out, sizeof x);
+    return x;
+}
+/* Lanes of a group of `width` exchange among themselves. */
+template <class T> static inline T __shfl_sync(unsigned, T x, int lane, int width = 32)
+{
+    const int own = (int)(emulate_thread.x % 32);
+    return emulate_shuffle(x, (own & -width) | (lane & (width - 1)));
+}
+template <class T> static inline T __shfl_xor_sync(unsigned, T x, int bit, int = 32)
+{
+    return emulate_shuffle(x, (int)(emulate_thread.x % 32) ^ bit);
+}
+template <class T> static inline T __shfl_down_sync(unsigned, T x, int n, int width = 32)
+{
+    const int own = (int)(emulate_thread.x % 32);
+    return emulate_shuffle(x, own % width + n < width ? own + n : own);
+}
+
+static inline void emulate_any(void *pieces[32])
+{
+    uint64_t any = 0;
+    for (int i = 0; i < 32; i++)
+        any |= pieces[i] ? static_cast<emulate_word *>(pieces[i])->value : 0;
+    for (int i = 0; i < 32; i++)
+        if (pieces[i])
+            static_cast<emulate_word *>(pieces[i])->out = any;
+}
+static inline bool __any_sync(unsigned, bool x)
+{
+    emulate_word w = {x, 0, 0};
+    emulate_meet("any", &w, emulate_any);
+    return w.out;
+}
+
+static inline void emulate_least(void *pieces[32])
+{
+    int64_t least = INT64_MAX;
+    for (int i = 0; i < 32; i++)
+        least = pieces[i] ? std::min(least, (int64_t) static_cast<emulate_word *>(pieces[i])->value) : least;
+    for (int i = 0; i < 32; i++)
+        if (pieces[i])
+            static_cast<emulate_word *>(pieces[i])->out = (uint64_t)least;
+}
+template <class T> static inline T __reduce_min_sync(unsigned, T x)
+{
+    emulate_word w = {(uint64_t)(int64_t)x, 0, 0};
+    emulate_meet("least", &w, emulate_least);
+    return (T)w.out;
+}
+
+static inline void emulate_nothing(void *[32])
+{
+}
+static inline void __syncwarp(unsigned = ~0u)
+{
+    char none;
+    emulate_meet("warp", &none, emulate_nothing);
+}
+static inline void __syncthreads()
+{
+    emulate_meet_block();
+}
+template <class T> static inline T atomicAdd(T *p, T x)
+{
+    const T old = *p;
+    *p += x;
+    return old;
+}
+
+/* ---- assembly ---- */
+
+static inline uint64_t __cvta_generic_to_shared(const void *p)
+{
+    return (uint64_t)(static_cast<const uint8_t *>(p) - emulate_shared);
+}
+
+struct emulate_product {
+    int kind; /* 0: halves; else inputs of integers */
+    bool a_signed, b_signed;
+    void *c[4];
+    uint32_t a[4], b[2];
+};
+
+/* Element i (of `bytes`) of a register. */
+static inline int emulate_byte(uint32_t r, int i, bool is_signed)
+{
+    const uint32_t x = r >> 8 * i & 255;
+    return is_signed ? (int8_t)x : (int)x;
+}
+static inline float emulate_half(uint32_t r, int i)
+{
+    return _cvtsh_ss((uint16_t)(r >> 16 * i));
+}
+
+/* m16n8: lane 4g + t has rows g and g + 8 and columns 2t and 2t + 1 of what comes out. */
+template <class T, int K, int REGISTER> static inline void emulate_matrix(emulate_product *const lane[32])
+{
+    T a[K][16], b[K][8], c[16][8];
+    for (int k = 0; k < K; k++) {
+        const int t = k % (4 * REGISTER) / REGISTER, half = k / (4 * REGISTER), i = k % REGISTER;
+        for (int row = 0; row < 16; row++) {
+            const emulate_product *p = lane[row % 8 * 4 + t];
+            const uint32_t r = p->a[half * 2 + row / 8];
+            a[k][row] = p->kind ? (T)emulate_byte(r, i, p->a_signed) : (T)emulate_half(r, i);
+        }
+        for (int col = 0; col < 8; col++) {
+            const emulate_product *p = lane[col * 4 + t];
+            b[k][col] = p->kind ? (T)emulate_byte(p->b[half], i, p->b_signed) : (T)emulate_half(p->b[half], i);
+        }
+    }
+    for (int row = 0; row < 16; row++)
+        for (int col = 0; col < 8; col++)
+            c[row][col] = *static_cast<T *>(lane[row % 8 * 4 + col / 2]->c[row / 8 * 2 + col % 2]);
+    for (int k = 0; k < K; k++)
+        for (int row = 0; row < 16; row++)
+            for (int col = 0; col < 8; col++)
+                c[row][col] += a[k][row] * b[k][col];
+    for (int row = 0; row < 16; row++)
+        for (int col = 0; col < 8; col++)
+            *static_cast<T *>(lane[row % 8 * 4 + col / 2]->c[row / 8 * 2 + col % 2]) = c[row][col];
+}
+
+static inline void emulate_multiply(void *pieces[32])
+{
+    emulate_product *const *lane = reinterpret_cast<emulate_product *const *>(pieces);
+    if (lane[0]->kind == 32)
+        emulate_matrix<int, 32, 4>(lane);
+    else if (lane[0]->kind)
+        emulate_matrix<int, 16, 4>(lane);
+    else
+        emulate_matrix<float, 16, 2>(lane);
+}
+
+template <class T>
+static inline void emulate_mma(const char *text, T &c0, T &c1, T &c2, T &c3, uint32_t a0, uint32_t a1, uint32_t a2,
+                               uint32_t a3, uint32_t b0, uint32_t b1)
+{
+    const bool floats = sizeof(T) == 4 && std::is_same<T, float>::value;
+    emulate_product p = {floats ? 0 : 32,
+                         strstr(text, ".s32.s8") != NULL,
+                         strstr(text, "8.s8.s32") != NULL,
+                         {&c0, &c1, &c2, &c3},
+                         {a0, a1, a2, a3},
+                         {b0, b1}};
+    emulate_meet(text, &p, emulate_multiply);
+}
+static inline void emulate_mma(const char *text, int &c0, int &c1, int &c2, int &c3, uint32_t a0, uint32_t a1,
+                               uint32_t b0)
+{
+    emulate_product p = {16, true, true, {&c0, &c1, &c2, &c3}, {a0, a1, 0, 0}, {b0, 0}};
+    emulate_meet(text, &p, emulate_multiply);
+}
+
+struct emulate_matrices {
+    uint32_t at;
+    uint32_t *r[4];
+    bool turned;
+};
+static inline void emulate_load(void *pieces[32])
+{
+    for (int i = 0; i < 32; i++) {
+        emulate_matrices *m = static_cast<emulate_matrices *>(pieces[i]);
+        for (int j = 0; j < 4; j++) {
+            uint16_t two[2];
+            for (int h = 0; h < 2; h++) { /* row of matrix j: the address of lane 8 j + row */
+                const int row = m->turned ? i % 4 * 2 + h : i / 4, col = m->turned ? i / 4 : i % 4 * 2 + h;
+                const uint32_t at = static_cast<emulate_matrices *>(pieces[8 * j + row])->at;
+                memcpy(&two[h], emulate_shared + at + 2 * col, 2);
+            }
+            *m->r[j] = (uint32_t)two[0] | (uint32_t)two[1] << 16;
+        }
+    }
+}
+static inline void emulate_ldmatrix(const char *text, uint32_t &r0, uint32_t &r1, uint32_t &r2, uint32_t &r3,
+                                    uint32_t at)
+{
+    emulate_matrices m = {at, {&r0, &r1, &r2, &r3}, strstr(text, ".trans") != NULL};
+    emulate_meet(text, &m, emulate_load);
+}
+
+static inline void emulate_words(void *to, uint32_t at, uint32_t bytes)
+{
+    if (at % bytes)
+        abort();
+    memcpy(to, emulate_shared + at, bytes);
+}
+static inline void emulate_ld(const char *, uint32_t &r, uint32_t at)
+{
+    emulate_words(&r, at, 4);
+}
+static inline void emulate_ld(const char *, uint32_t &r0, uint32_t &r1, uint32_t at)
+{
+    uint32_t r[2];
+    emulate_words(r, at, sizeof r);
+    r0 = r[0];
+    r1 = r[1];
+}
+static inline void emulate_ld(const char *, uint32_t &r0, uint32_t &r1, uint32_t &r2, uint32_t &r3, uint32_t at)
+{
+    uint32_t r[4];
+    emulate_words(r, at, sizeof r);
+    r0 = r[0];
+    r1 = r[1];
+    r2 = r[2];
+    r3 = r[3];
+}
+
+static inline void emulate_prmt(const char *, uint32_t &r, uint32_t a, uint32_t b, uint32_t sel)
+{
+    r = __byte_perm(a, b, sel);
+}
+static inline void emulate_prmt(const char *text, uint32_t &r, uint32_t a, uint32_t b)
+{
+    r = __byte_perm(a, b, (uint32_t)strtoul(strstr(text, "0x"), NULL, 16));
+}
+static inline void emulate_ex2(const char *, float &y, float x)
+{
+    y = exp2f(x);
+}
+
+/* Copies happen at once: what is read too early is not found here. */
+static inline void emulate_cp(const char *, uint32_t to, const void *from)
+{
+    if (to % 16 || (uintptr_t)from % 16)
+        abort();
+    memcpy(emulate_shared + to, from, 16);
+}
+static inline void emulate_cp(const char *text, uint32_t to, uint64_t from)
+{
+    emulate_cp(text, to, reinterpret_cast<const void *>(from));
+}
+static inline void emulate_cp(const char *)
+{
+}
+static inline void emulate_cp(const char *, int)
+{
+}
+
+#endif

@@ -1,0 +1,427 @@
+/* Layers for multi-token prediction: what they say is what the published equations say, whichever way a sequence came
+ * about, and replies with their guesses are those without, bit for bit. */
+#include "loop_case.h"
+#include "mtp_models.h"
+#include "base/err.h"
+#include "run/draft/draft.h"
+#include "run/loop.h"
+#include "tern/convert.h"
+
+enum { PROMPT = 57, REPLY = 150 };
+
+static const struct {
+    const char *name;
+    bool good; /* the layer says what the text says; else it is random */
+} models[] = {{"qwen35", false}, {"qwen35", true}, {"deepseek4", false}};
+
+static const char *const plans[] = {"f16", "t4", "k=q8,v=l3,recent=128", "l2,first=0"};
+
+static void open_model(struct tiny *t, int m)
+{
+    char path[] = "/tmp/tern-mtp-XXXXXX";
+    mm_gguf(path, models[m].name, models[m].good);
+    mm_open(t, path, models[m].name);
+    assert_int_equal(tern_model_get_info(t->model)->n_mtp_layers, 1);
+    (void)unlink(path);
+}
+
+static tern_engine *open_engine(const struct tiny *t, const char *kv, const char *draft, int most, int threads,
+                                bool exact)
+{
+    tern_engine *e;
+    tern_error err = {0};
+    tern_engine_params p = {
+        .n_threads = threads, .kv = kv, .max_seqs = 4, .chunk = 96, .draft = draft, .draft_most = most, .exact = exact};
+    tiny_ok(tern_engine_open(&e, t->model, &p, &err), &err);
+    return e;
+}
+
+static tern_seq *read_ids(tern_engine *e, const int32_t *ids, int n)
+{
+    tern_seq *s;
+    tern_error err = {0};
+    tiny_ok(tern_seq_new(&s, e, &err), &err);
+    if (n)
+        tiny_ok(tern_prefill(e, s, ids, n, NULL, NULL, NULL, &err), &err);
+    return s;
+}
+
+/* What the layer says behind s of ids[0], and going on from that of ids[1]: 2 * n_vocab numbers, to be freed. */
+static float *ask(const struct tiny *t, tern_engine *e, tern_seq *s, const int32_t *ids, int n)
+{
+    tern_error err = {0};
+    const float *l;
+    const size_t row = (size_t)t->n_vocab * sizeof *l;
+    const int length = tern_seq_length(s);
+    float *out = calloc((size_t)n, row);
+    assert_non_null(out);
+    tiny_ok(tern_guess_begin(s, n, &err), &err);
+    for (int i = 0; i < n; i++) {
+        const struct tern_guess g = {s, ids[i], i, 0};
+        tiny_ok(tern_guess_step(e, &g, 1, i == 0, &l, &err), &err);
+        memcpy(out + (size_t)(i * t->n_vocab), l, row);
+    }
+    tern_guess_end(s, n);
+    assert_int_equal(tern_seq_length(s), length);
+    return out;
+}
+
+static void close_to(const float *got, const float *want, int n, const char *what, int at)
+{
+    for (int i = 0; i < n; i++)
+        if (!(fabsf(got[i] - want[i]) <= 1e-4f))
+            fail_msg("%s behind token %d: logit %d is %g, not %g", what, at, i, (double)got[i], (double)want[i]);
+}
+
+/* Behind every fifth token, against the referee's numbers. */
+static void check_parity(const struct tiny *t, const char *ref)
+{
+    struct tiny first = {0}, second = {0};
+    char name[64];
+    (void)snprintf(name, sizeof name, "../mtp/%s", ref);
+    tiny_read_ref(&first, name);
+    (void)snprintf(name, sizeof name, "../mtp/%s-2", ref);
+    tiny_read_ref(&second, name);
+    assert_int_equal(first.n_ref, (t->n_ids + 3) / 5);
+    assert_int_equal(second.n_ref, first.n_ref);
+    tern_engine *e = open_engine(t, "f32", "mtp", 4, 2, true);
+    for (int r = 0; r < first.n_ref; r++) {
+        tern_seq *s = read_ids(e, t->ids, 5 * r);
+        float *l = ask(t, e, s, t->ids + 5 * r, 2);
+        close_to(l, first.ref + (size_t)(r * t->n_vocab), t->n_vocab, "a guess", 5 * r);
+        close_to(l + t->n_vocab, second.ref + (size_t)(r * t->n_vocab), t->n_vocab, "the second guess", 5 * r);
+        free(l);
+        tern_seq_free(s);
+    }
+    tern_engine_close(&e);
+    free(first.ref);
+    free(second.ref);
+}
+
+static void test_parity(void **state)
+{
+    (void)state;
+    for (int m = 0; m < (int)(sizeof models / sizeof *models); m++) {
+        struct tiny t;
+        if (models[m].good)
+            continue;
+        open_model(&t, m);
+        check_parity(&t, models[m].name);
+        tiny_close(&t);
+    }
+}
+
+/* A directory with the makers' names, and what convert makes of it: the layer comes along. */
+static void test_directory(void **state)
+{
+    (void)state;
+    static const char *const types[] = {"keep", "f32", "q8_0"};
+    char from[] = "/tmp/tern-mtp-XXXXXX", to[] = "/tmp/tern-mtp-XXXXXX", again[] = "/tmp/tern-mtp-XXXXXX";
+    struct tiny t;
+    tern_error err = {0};
+    const int fd[2] = {mkstemp(to), mkstemp(again)};
+    assert_true(fd[0] >= 0 && close(fd[0]) == 0 && fd[1] >= 0 && close(fd[1]) == 0);
+    mm_directory(from, "qwen3_5");
+    mm_open(&t, from, "../hf/qwen3_5");
+    assert_int_equal(tern_model_get_info(t.model)->n_layers, 3);
+    check_parity(&t, "qwen3_5");
+    tiny_close(&t);
+    for (int i = 0; i < 3; i++) {
+        tern_convert_params p = {.type = types[i], .n_threads = 2};
+        assert_true(unlink(to) == 0 && unlink(again) == 0);
+        tiny_ok(tern_convert(from, to, &p, NULL, &err), &err);
+        tiny_ok(tern_convert(to, again, &(tern_convert_params){.n_threads = 1}, NULL, &err), &err);
+        mm_open(&t, i ? to : again, "../hf/qwen3_5");
+        assert_int_equal(tern_model_get_info(t.model)->n_mtp_layers, 1);
+        if (i < 2)
+            check_parity(&t, "qwen3_5");
+        tiny_close(&t);
+    }
+    assert_true(unlink(to) == 0 && unlink(again) == 0);
+    mm_remove_directory(from);
+}
+
+/* The same numbers behind s as behind `like`, and the same text. */
+static void same(const struct tiny *t, tern_engine *e, tern_seq *s, const float *like, const int32_t *ids, int n,
+                 const char *what)
+{
+    float *l = ask(t, e, s, ids, n);
+    if (memcmp(l, like, (size_t)(n * t->n_vocab) * sizeof *l) != 0)
+        fail_msg("%s: another guess", what);
+    free(l);
+}
+
+/* Whole, split, forked, trimmed, saved and restored, beside others: what the layer keeps is in step with the text. */
+static void check_step(const struct tiny *t, const char *kv, int n, bool exact)
+{
+    enum { ASK = 4 };
+    tern_error err = {0};
+    char path[] = "/tmp/tern-mtp-XXXXXX";
+    tern_engine *e = open_engine(t, kv, "mtp", 4, 2, exact), *one = open_engine(t, kv, "mtp", 4, 1, exact);
+    tern_seq *s = read_ids(e, t->ids, n), *other;
+    const int32_t *ids = t->ids + n;
+    float *want = ask(t, e, s, ids, ASK);
+    same(t, e, s, want, ids, ASK, "asked again");
+    tiny_ok(tern_seq_fork(&other, s, &err), &err);
+    same(t, e, other, want, ids, ASK, "forked");
+    int fd = mkstemp(path);
+    assert_true(fd >= 0 && close(fd) == 0);
+    tiny_ok(tern_seq_save(other, path, &err), &err);
+    tern_seq_free(other);
+    tiny_ok(tern_seq_load(&other, one, path, &err), &err);
+    same(t, one, other, want, ids, ASK, "restored");
+    tern_seq_free(other);
+    tiny_ok(tern_seq_new(&other, one, &err), &err);
+    for (int i = 0, k; i < n; i += k) {
+        k = 1 + i * 7 % 31 < n - i ? 1 + i * 7 % 31 : n - i;
+        tiny_ok(tern_step(one, &(tern_step_item){.seq = other, .tokens = t->ids + i, .n_tokens = k}, 1, NULL, &err),
+                &err);
+    }
+    same(t, one, other, want, ids, ASK, "read in pieces");
+    /* Wrong tokens, taken back at once, and later. */
+    for (int back = 1; back <= 3; back++) {
+        const int32_t wrong[] = {1, 2, 3};
+        tern_step_item it = {.seq = other, .tokens = wrong, .n_tokens = back, .decode = true};
+        tiny_ok(tern_step(one, &it, 1, NULL, &err), &err);
+        tiny_ok(tern_seq_trim(other, n, &err), &err);
+        same(t, one, other, want, ids, ASK, "trimmed");
+    }
+    for (int i = 0; i < 70; i++)
+        tiny_ok(tern_step(one, &(tern_step_item){.seq = other, .tokens = t->ids + i, .n_tokens = 1, .decode = true}, 1,
+                          NULL, &err),
+                &err);
+    tiny_ok(tern_seq_trim(other, n, &err), &err);
+    same(t, one, other, want, ids, ASK, "trimmed far");
+    /* Guesses of a batch. */
+    tern_seq *more[3] = {s};
+    const float *l;
+    for (int i = 1; i < 3; i++)
+        more[i] = read_ids(e, t->ids + i, n / (i + 1));
+    for (int i = 0; i < 3; i++)
+        tiny_ok(tern_guess_begin(more[i], ASK, &err), &err);
+    for (int k = 0; k < ASK; k++) { /* the first one leaves, and s moves up */
+        struct tern_guess g[3];
+        int g_n = 0;
+        for (int i = 2; i >= 0; i--)
+            if (i < 2 || k < 2) {
+                g[g_n] = (struct tern_guess){more[i], i ? t->ids[i + k] : ids[k], k, k == 2 ? g_n + 1 : g_n};
+                g_n++;
+            }
+        tiny_ok(tern_guess_step(e, g, g_n, k == 0, &l, &err), &err);
+        const float *row = l + (size_t)(g_n - 1) * (size_t)t->n_vocab;
+        assert_memory_equal(row, want + (size_t)(k * t->n_vocab), (size_t)t->n_vocab * sizeof *row);
+    }
+    for (int i = 0; i < 3; i++)
+        tern_guess_end(more[i], ASK);
+    same(t, e, s, want, ids, ASK, "after a batch");
+    free(want);
+    (void)unlink(path);
+    tern_engine_close(&e);
+    tern_engine_close(&one);
+}
+
+static void test_in_step(void **state)
+{
+    (void)state;
+    static const int lengths[] = {5, 61, 63, 64, 66, 120};
+    for (int m = 0; m < (int)(sizeof models / sizeof *models); m++) {
+        struct tiny t;
+        if (models[m].good)
+            continue;
+        open_model(&t, m);
+        for (int k = 0; k < 4; k++)
+            for (int i = 0; i < 6; i++)
+                if ((i + k) % 2 == 0)
+                    check_step(&t, plans[k], lengths[i], k == 0 && i == 2);
+        tiny_close(&t);
+    }
+}
+
+struct sampling {
+    float temperature, penalty;
+    uint64_t seed;
+};
+
+static tern_seq *reply(const struct tiny *t, tern_engine *e, struct sampling s, tern_generate_result *r)
+{
+    tern_seq *q;
+    tern_error err = {0};
+    tern_generate_params p = {.max_tokens = REPLY, .ignore_eog = true};
+    tern_sampler_defaults(&p.sampler);
+    p.sampler.temperature = s.temperature;
+    p.sampler.repetition_penalty = s.penalty;
+    p.sampler.seed = s.seed;
+    tiny_ok(tern_seq_new(&q, e, &err), &err);
+    tiny_ok(tern_generate(e, q, t->ids, PROMPT, &p, r, &err), &err);
+    assert_int_equal(tern_seq_length(q), PROMPT + REPLY);
+    return q;
+}
+
+static void same_next(const struct tiny *t, tern_engine *a, tern_seq *x, tern_engine *b, tern_seq *y)
+{
+    tern_error err = {0};
+    const float *l, *m;
+    int32_t id = 5;
+    tern_step_item i = {x, &id, 1, true, TERN_LOGITS_LAST}, j = {y, &id, 1, true, TERN_LOGITS_LAST};
+    tiny_ok(tern_step(a, &i, 1, &l, &err), &err);
+    tiny_ok(tern_step(b, &j, 1, &m, &err), &err);
+    assert_memory_equal(l, m, (size_t)t->n_vocab * sizeof *l);
+}
+
+static double check_reply(const struct tiny *t, const char *kv, const char *draft, int most, struct sampling s,
+                          int threads, bool exact)
+{
+    tern_generate_result r, without;
+    tern_error err = {0};
+    tern_engine *plain = open_engine(t, kv, NULL, 0, 1, exact), *e = open_engine(t, kv, draft, most, threads, exact);
+    tern_seq *want = reply(t, plain, s, &without), *got = reply(t, e, s, &r);
+    if (memcmp(tern_seq_tokens(got), tern_seq_tokens(want), (PROMPT + REPLY) * sizeof(int32_t)) != 0)
+        fail_msg("--kv %s, --draft %s, %d guesses, temperature %g: another reply", kv, draft, most,
+                 (double)s.temperature);
+    assert_true(r.n_accepted <= r.n_drafted && (r.n_drafted > 0 || strcmp(draft, "mtp") != 0));
+    for (int back = 0; back < 70; back += 33) {
+        tiny_ok(tern_seq_trim(want, PROMPT + REPLY - back, &err), &err);
+        tiny_ok(tern_seq_trim(got, PROMPT + REPLY - back, &err), &err);
+        same_next(t, plain, want, e, got);
+    }
+    tern_seq_free(got);
+    tern_memory mem;
+    tern_engine_memory(e, &mem);
+    assert_true(mem.kv_bytes == 0 && mem.state_bytes == 0);
+    tern_engine_close(&e);
+    tern_engine_close(&plain);
+    return r.n_drafted ? (double)r.n_accepted / r.n_drafted : 0;
+}
+
+static void test_replies(void **state)
+{
+    (void)state;
+    struct tern_rng rng = {11};
+    for (int m = 0; m < (int)(sizeof models / sizeof *models); m++) {
+        struct tiny t;
+        double greedy = 0;
+        open_model(&t, m);
+        for (int n = 0; n < 8; n++) {
+            static const int most[] = {1, 3, 4, 16};
+            const struct sampling s = {n % 2 ? .9f : 0, n % 3 ? 1 : 1.2f, tern_rng_u64(&rng)};
+            const double share = check_reply(&t, plans[n / 2], "mtp", most[(n + n / 4) % 4], s, 1 + n % 3, false);
+            if (n % 2 == 0 && n % 3) {
+                greedy = share;
+                print_message("%s%s --kv %s: %.3f of greedy guesses were right\n", models[m].name,
+                              models[m].good ? ", good" : "", plans[n / 2], share);
+                assert_true(models[m].good ? share > .9 : share < .3);
+            }
+        }
+        assert_true(greedy > 0 || !models[m].good);
+        (void)check_reply(&t, "f32", "mtp", 4, (struct sampling){0, 1, 0}, 2, true);
+        (void)check_reply(&t, "t4", "auto", 0, (struct sampling){0, 1, 0}, 2, false);
+        (void)check_reply(&t, "t4", "auto", 0, (struct sampling){.8f, 1, 5}, 2, false);
+        tiny_close(&t);
+    }
+}
+
+/* Requests that come and go, with what they have in common kept, against each by itself without guesses. */
+static void test_loops(void **state)
+{
+    (void)state;
+    enum { N = 16 };
+    for (int m = 0; m < (int)(sizeof models / sizeof *models); m++)
+        for (int pass = 0; pass < 3; pass++) {
+            static struct lc_request *got[N];
+            struct tiny t;
+            tern_error err = {0};
+            tern_loop *loop;
+            tern_events *q;
+            tern_loop_stats stats;
+            open_model(&t, m);
+            tern_engine *plain = open_engine(&t, "t4", NULL, 0, 1, false),
+                        *e = open_engine(&t, "t4", pass == 2 ? "auto" : "mtp", 1 + 3 * pass, 2, false);
+            tiny_ok(tern_events_new(&q, &err), &err);
+            tiny_ok(tern_loop_open(&loop, e, &(tern_loop_params){.cache_bytes = pass ? 1 << 22 : 0}, &err), &err);
+            tern_request r[N];
+            for (int i = 0; i < N; i++) {
+                uint64_t id;
+                tern_request_defaults(&r[i]);
+                r[i].prompt = t.ids;
+                r[i].n_prompt = 20 + i * 37 % 110;
+                r[i].max_tokens = 1 + i * 13 % 70;
+                r[i].sampler.temperature = i % 2 ? .8f : 0;
+                r[i].sampler.seed = (uint64_t)i;
+                r[i].ignore_eos = true;
+                r[i].logprobs = 0; /* then tokens are told */
+                got[i] = lc_new();
+                tiny_ok(tern_loop_submit(loop, &r[i], q, got[i], &id, &err), &err);
+            }
+            lc_wait(q, got, N);
+            tern_loop_get_stats(loop, &stats);
+            assert_true(pass == 2 || stats.drafted_tokens > 0);
+            assert_true(!models[m].good || pass == 2 || stats.accepted_tokens > 50);
+            for (int i = 0; i < N; i++) {
+                tern_generate_result result;
+                tern_generate_params p = {.max_tokens = r[i].max_tokens, .ignore_eog = true, .sampler = r[i].sampler};
+                tern_seq *s = read_ids(plain, NULL, 0);
+                tiny_ok(tern_generate(plain, s, r[i].prompt, r[i].n_prompt, &p, &result, &err), &err);
+                assert_int_equal(got[i]->rc, 0);
+                assert_int_equal(got[i]->c[0].n, r[i].max_tokens);
+                assert_memory_equal(got[i]->c[0].ids, tern_seq_tokens(s) + r[i].n_prompt,
+                                    (size_t)r[i].max_tokens * sizeof(int32_t));
+                tern_seq_free(s);
+                free(got[i]);
+            }
+            tern_loop_close(&loop);
+            tern_events_free(q);
+            tern_engine_close(&e);
+            tern_engine_close(&plain);
+            tiny_close(&t);
+        }
+}
+
+/* A --kv text means the same layers with the layer and without: schemes, edges, signs. */
+static void test_plans(void **state)
+{
+    (void)state;
+    struct tiny t;
+    tern_error err = {0};
+    tern_engine *e;
+    open_model(&t, 0);
+    assert_int_equal(tern_model_get_info(t.model)->n_layers, 3);
+    assert_int_equal(tern_model_get_info(t.model)->n_mtp_layers, 1);
+    assert_true(tern_model_get_info(t.model)->n_mtp_params > 0);
+    assert_int_equal(
+        tern_engine_open(&e, t.model, &(tern_engine_params){.kv = "t4,layers=3-3:q8", .draft = "mtp"}, &err),
+        TERN_EINVAL);
+    assert_non_null(strstr(err.msg, "the model has 3"));
+    (void)check_reply(&t, "t4,edge=1:q8", "mtp", 4, (struct sampling){0, 1, 0}, 2, false);
+    (void)check_reply(&t, "f16,layers=1-1:l3", "mtp", 4, (struct sampling){.7f, 1, 3}, 2, false);
+    tiny_close(&t);
+}
+
+static void test_refusals(void **state)
+{
+    (void)state;
+    static const char *const without[] = {"qwen35", "qwen35moe"}; /* of the latter a part is there */
+    for (int i = 0; i < 2; i++) {
+        struct tiny t;
+        tern_engine *e;
+        tern_error err = {0};
+        tiny_open(&t, without[i], without[i], without[i]);
+        assert_int_equal(tern_engine_open(&e, t.model, &(tern_engine_params){.draft = "mtp"}, &err), TERN_EUNSUPPORTED);
+        assert_non_null(strstr(err.msg, "multi-token prediction"));
+        tiny_ok(tern_engine_open(&e, t.model, &(tern_engine_params){.draft = "auto"}, &err), &err);
+        tern_engine_close(&e);
+        assert_int_equal(tern_model_get_info(t.model)->n_mtp_layers, 0);
+        tiny_close(&t);
+    }
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_parity),   cmocka_unit_test(test_directory), cmocka_unit_test(test_in_step),
+        cmocka_unit_test(test_replies),  cmocka_unit_test(test_loops),     cmocka_unit_test(test_plans),
+        cmocka_unit_test(test_refusals),
+    };
+    if (argc > 1)
+        cmocka_set_test_filter(argv[1]);
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
