@@ -220,13 +220,12 @@ bool tern_served_waits(const struct tern_job *j)
 
 bool tern_served_forget(struct tern_job *j)
 {
-    if (!j->served)
-        return false;
     lock(j->server);
-    bool waits = j->waits;
-    if (waits)
+    bool waits = j->waits; /* if not, a worker may have the job, and its model is not to be looked at */
+    if (waits) {
         take_out(j->served, j);
-    tern_loader_poke(j->server);
+        tern_loader_poke(j->server);
+    }
     unlock(j->server);
     return waits;
 }
