@@ -123,8 +123,7 @@ static int check(struct fixture *f, const tern_request *r, const char *what)
     return found;
 }
 
-/* ---- lengths ------------------------------------------------------------------------------------------------------
- */
+/* ---- lengths ----------------------------------------------------------------------------------------------------- */
 
 /* The prompt, its reply and five tokens more. */
 static int next_turn(struct fixture *f, const tern_request *r, int32_t *out)
@@ -200,8 +199,7 @@ static void test_empty_prompt_is_refused(void **state)
     tear_down(&f);
 }
 
-/* ---- roles and logits ---------------------------------------------------------------------------------------------
- */
+/* ---- roles and logits -------------------------------------------------------------------------------------------- */
 
 /* Where all rows have one arithmetic, replies are found, too; elsewhere the prompt alone. */
 static void test_replies(void **state)
@@ -248,26 +246,39 @@ static void test_warming(void **state)
     tear_down(&f);
 }
 
-/* ---- cancels, little room -----------------------------------------------------------------------------------------
- */
+/* ---- cancels, little room ---------------------------------------------------------------------------------------- */
+
+/* A request that was cancelled in the middle of its prompt, which `r` asks for.  A cancel may come too late where other
+ * programs have the cores: then another prompt is asked for. */
+static struct lc_request *cancelled(struct fixture *f, tern_request *r)
+{
+    for (int i = 0; i < 50; i++) {
+        uint64_t id;
+        tern_event e;
+        f->ids[0] = (int32_t)(i % f->t.n_vocab);
+        *r = request(f->ids, LONG, 0);
+        struct lc_request *rec = submit(f, f->loop, r, &id);
+        while (rec->done < 200 && tern_events_next(f->q, &e, 10000))
+            lc_note(&e);
+        tern_loop_cancel(f->loop, id);
+        lc_wait(f->q, &rec, 1);
+        if (rec->rc == TERN_ECANCELLED && rec->done < LONG)
+            return rec;
+        free(rec);
+    }
+    fail_msg("every cancel came too late");
+    return NULL;
+}
 
 static void test_cancelled_prefill(void **state)
 {
     (void)state;
     for (size_t m = 0; m < sizeof models / sizeof *models && served(models[m]); m++) {
         struct fixture f;
-        uint64_t id;
-        tern_event e;
+        tern_request r;
         set_up(&f, models[m], false, 0, (size_t)1 << 30);
-        tern_request r = request(f.ids, LONG, 0);
-        struct lc_request *rec = submit(&f, f.loop, &r, &id);
-        while (rec->done < 200 && tern_events_next(f.q, &e, 10000))
-            lc_note(&e);
-        tern_loop_cancel(f.loop, id);
-        lc_wait(f.q, &rec, 1);
-        int done = rec->done;
-        const int found = check(&f, &r, "after a cancel"), least = (done < LONG ? done : LONG - 1) / 64 * 64;
-        assert_true(found >= least);
+        struct lc_request *rec = cancelled(&f, &r);
+        assert_true(check(&f, &r, "after a cancel") >= rec->done / 64 * 64);
         free(rec);
         tear_down(&f);
     }
@@ -278,18 +289,11 @@ static void test_cancelled_at_a_border(void **state)
 {
     (void)state;
     chunk = 64;
-    for (size_t m = 0; m < sizeof models / sizeof *models; m++) {
+    for (size_t m = 0; m < sizeof models / sizeof *models && served(models[m]); m++) {
         struct fixture f;
-        uint64_t id;
-        tern_event e;
+        tern_request r;
         set_up(&f, models[m], false, 0, (size_t)1 << 30);
-        tern_request r = request(f.ids, LONG, 0);
-        struct lc_request *rec = submit(&f, f.loop, &r, &id);
-        while (rec->done < 200 && tern_events_next(f.q, &e, 10000))
-            lc_note(&e);
-        tern_loop_cancel(f.loop, id);
-        lc_wait(f.q, &rec, 1);
-        assert_int_equal(rec->rc, TERN_ECANCELLED);
+        struct lc_request *rec = cancelled(&f, &r);
         assert_int_equal(rec->done % 64, 0);
         assert_int_equal(check(&f, &r, "after a cancel at a border"), rec->done);
         free(rec);
@@ -332,8 +336,7 @@ static void test_evictions(void **state)
     }
 }
 
-/* ---- at random ----------------------------------------------------------------------------------------------------
- */
+/* ---- at random --------------------------------------------------------------------------------------------------- */
 
 enum { N_OPS = 120, N_AT_ONCE = 4, MOST_BORDERS = 3 };
 
@@ -410,7 +413,7 @@ static void test_random(void **state)
 {
     (void)state;
     static const size_t limits[3][2] = {
-        {0, (size_t)1 << 30}, {0, 400000}, {2000000, (size_t)1 << 30}}; /* the engine's limit makes it give way */
+        {0, (size_t)1 << 30}, {0, 3000000}, {2000000, (size_t)1 << 30}}; /* the engine's limit makes it give way */
     const bool all = getenv("TERN_TEST_LONG") != NULL;
     for (size_t m = 0; m < sizeof models / sizeof *models && served(models[m]); m++)
         for (size_t i = 0; i < 3; i++)
