@@ -148,8 +148,7 @@ static int ask(struct fixture *f, int loop, const int32_t *ids, int n)
     return found;
 }
 
-/* ---- restarts -----------------------------------------------------------------------------------------------------
- */
+/* ---- restarts ---------------------------------------------------------------------------------------------------- */
 
 static void restart(struct fixture *f, int i)
 {
@@ -266,8 +265,7 @@ static void test_damage(void **state)
     }
 }
 
-/* ---- at random ----------------------------------------------------------------------------------------------------
- */
+/* ---- at random --------------------------------------------------------------------------------------------------- */
 
 static void draw(struct fixture *f, struct tern_rng *g, int32_t *ids, tern_request *r)
 {
@@ -358,8 +356,7 @@ static void test_random(void **state)
     assert_true(all_fetched > 0);
 }
 
-/* ---- a store ------------------------------------------------------------------------------------------------------
- */
+/* ---- a store ----------------------------------------------------------------------------------------------------- */
 
 static pid_t store;
 static int store_port;
@@ -492,8 +489,7 @@ static void test_store_is_dead(void **state)
     (void)close(mute);
 }
 
-/* ---- kill -9 ------------------------------------------------------------------------------------------------------
- */
+/* ---- kill -9 ----------------------------------------------------------------------------------------------------- */
 
 /* The program once more, as a server on the same directory and store that asks itself until it is killed. */
 static pid_t start_victim(const char *model, uint64_t seed, const char *folder, const char *shared)
