@@ -9,6 +9,8 @@
 #include "base/outfile.h"
 #include "run/prefix/cachefile.h"
 
+_Static_assert(TERN_CACHE_PAGE == TERN_PAGE, "what users are told");
+
 #define MAGIC   "ternc\n\0"
 #define VERSION 1
 #define ENDIAN  0x01020304u
