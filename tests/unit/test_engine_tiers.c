@@ -592,7 +592,7 @@ static void test_killed(void **state)
     stop_store();
 }
 
-/* ---- waiting ------------------------------------------------------------------------------------------------------ */
+/* ---- waiting ----------------------------------------------------------------------------------------------------- */
 
 /* A disk that is as slow as the test wants: what is fetched for prompts of SLOW tokens comes when `open`. */
 enum { QUICK = 60, SLOW = 400, GROWS = 330 };
