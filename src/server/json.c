@@ -29,11 +29,11 @@ static bool may_be_token(size_t n)
 
 static void *take_spare(size_t n)
 {
-    void **of = spares[__builtin_ctzll(n)];
-    for (int i = 0; i < SPARES && __builtin_ctzll(n) < SIZES; i++)
-        if (of[i]) {
-            void *p = of[i];
-            of[i] = NULL;
+    const int k = __builtin_ctzll(n);
+    for (int i = 0; i < SPARES && k < SIZES; i++)
+        if (spares[k][i]) {
+            void *p = spares[k][i];
+            spares[k][i] = NULL;
             return p;
         }
     return NULL;
@@ -51,11 +51,10 @@ void tern_json_end(void)
 bool tern_json_begin(size_t n)
 {
     bool ok = true;
-    lacked = false;
     for (int k = 5; k < SIZES && (size_t)1 << (k - 1) <= 4 * n && ok; k++)
         for (int i = 0; i < SPARES && ok; i++)
             ok = spares[k][i] || (spares[k][i] = malloc((size_t)1 << k));
-    lacked = !ok;
+    lacked |= !ok;
     return ok;
 }
 

@@ -45,6 +45,7 @@ static int read_and_prepare(struct tern_job *j, struct tern_fault *f)
 static void prepare(struct tern_job *j)
 {
     struct tern_fault f = {0};
+    (void)tern_json_lacked();
     int rc = tern_json_begin(j->body_bytes) ? read_and_prepare(j, &f) : 0;
     tern_json_end();
     if (tern_json_lacked()) /* whatever else seems wrong with it */
