@@ -1,15 +1,17 @@
 /* tern/cache.h - beginnings of prompts in files: one that its user owns, and the directory of a server.
  *
- * A cache file holds the pages of a prompt's first tokens, 64 in each, as an engine attends to them.  Whoever starts
- * from it gets the bits that computing them would have given, because it belongs to one model (all bytes of its
- * weights), one KV plan, one arithmetic and one version of tern, and is refused, by the name of what differs, anywhere
- * else.  The same tokens give the same bytes of the file.
+ * A cache file holds the pages of a prompt's first tokens, each of TERN_CACHE_PAGE, as an engine attends to them.
+ * Whoever starts from it gets the bits that computing them would have given, because it belongs to one model (all bytes
+ * of its weights), one KV plan, one arithmetic and one version of tern, and is refused, by the name of what differs,
+ * anywhere else.  The same tokens give the same bytes of the file.
  *
  * Thread: that of the engine; functions without one may be called from any. */
 #ifndef TERN_CACHE_H
 #define TERN_CACHE_H
 
 #include "tern/tern.h"
+
+#define TERN_CACHE_PAGE 64 /* tokens in a page */
 
 #ifdef __cplusplus
 extern "C" {

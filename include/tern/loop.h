@@ -97,8 +97,7 @@ TERN_API int tern_events_fd(const tern_events *q);
 /* The next event; false: none is waiting.  timeout_ms: 0 does not wait, -1 waits without limit. */
 TERN_API bool tern_events_next(tern_events *q, tern_event *out, int timeout_ms);
 
-/* ---- requests -----------------------------------------------------------------------------------------------------
- */
+/* ---- requests ---------------------------------------------------------------------------------------------------- */
 
 typedef enum tern_embed { TERN_EMBED_NONE, TERN_EMBED_LAST, TERN_EMBED_MEAN } tern_embed;
 
@@ -132,8 +131,7 @@ typedef struct tern_request { /* zero-initialise, then tern_request_defaults; al
 } tern_request;
 TERN_API void tern_request_defaults(tern_request *r); /* greedy, one choice, no logprobs, -1 tokens */
 
-/* ---- the loop -----------------------------------------------------------------------------------------------------
- */
+/* ---- the loop ---------------------------------------------------------------------------------------------------- */
 
 typedef struct tern_loop_params {
     int max_waiting;         /* requests in the queue; 0 = 256 */

@@ -65,11 +65,10 @@ typedef struct tern_model_info {
     const char *name;      /* general.name, or "" */
     const char *tokenizer; /* "BPE, pre-tokenizer smollm", or "none" */
     int n_layers, n_embd, n_heads, n_kv_heads, head_dim, n_ff, n_vocab;
-    int ctx;           /* tokens the model was trained for */
-    bool has_template; /* the file carries a chat template (or its vocabulary speaks ChatML) */
-    int n_mtp_layers; /* for multi-token prediction, behind n_layers, that are loaded (tern_engine_params.draft): 0 or 1
-                       */
-    int64_t n_params; /* of all layers */
+    int ctx;              /* tokens the model was trained for */
+    bool has_template;    /* the file carries a chat template (or its vocabulary speaks ChatML) */
+    int n_mtp_layers;     /* loaded for multi-token prediction, behind n_layers (tern_engine_params.draft): 0 or 1 */
+    int64_t n_params;     /* of all layers */
     int64_t n_mtp_params; /* of these, those of n_mtp_layers */
     size_t file_bytes;
     size_t weight_bytes; /* weights in memory, or mapped from `packed` */

@@ -16,8 +16,7 @@
 #define MAX_LINKS 40
 #define MAX_MAGIC 64
 
-/* ---- what the process has said ------------------------------------------------------------------------------------
- */
+/* ---- what the process has said ----------------------------------------------------------------------------------- */
 
 struct guard {
     uint64_t device, inode;
@@ -104,8 +103,7 @@ int tern_outfile_guard_path(const char *path, tern_error *err)
     return rc;
 }
 
-/* ---- links --------------------------------------------------------------------------------------------------------
- */
+/* ---- links ------------------------------------------------------------------------------------------------------- */
 
 /* Bytes of the folder's part of a path, with its slash. */
 static size_t folder_length(const char *path)
@@ -151,8 +149,7 @@ static int follow_links(char *to, const char *path, tern_error *err)
     return 0;
 }
 
-/* ---- kinds --------------------------------------------------------------------------------------------------------
- */
+/* ---- kinds ------------------------------------------------------------------------------------------------------- */
 
 /* The first bytes of a file: as many as there are.  -1: it cannot be read. */
 static ssize_t read_head(int fd, char *head, size_t n)
@@ -255,8 +252,7 @@ out:
     return rc;
 }
 
-/* ---- what killed processes left ------------------------------------------------------------------------------------
- */
+/* ---- what killed processes left ---------------------------------------------------------------------------------- */
 
 /* Is this BASE.tmp-DIGITS? */
 static bool is_temporary(const char *name, const char *base)

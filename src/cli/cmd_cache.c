@@ -171,8 +171,7 @@ out:
     tern_buf_clear(&line);
 }
 
-/* ---- a server's directory, and cache files ------------------------------------------------------------------------
- */
+/* ---- a server's directory, and cache files ----------------------------------------------------------------------- */
 
 static bool is_dir(const char *path)
 {
@@ -238,8 +237,7 @@ out:
     return rc;
 }
 
-/* ---- all that tern keeps ------------------------------------------------------------------------------------------
- */
+/* ---- all that tern keeps ----------------------------------------------------------------------------------------- */
 
 int tern_cmd_cache_ls(const struct tern_args *a, tern_error *err)
 {

@@ -196,8 +196,7 @@ static int open_seq(struct run *r, tern_error *err)
     return open_cache(r, err);
 }
 
-/* ---- --json-schema, --grammar, --regex ----------------------------------------------------------------------------
- */
+/* ---- --json-schema, --grammar, --regex --------------------------------------------------------------------------- */
 
 static int compile_rule(const struct run *r, tern_grammar **out, const tern_grammar_reply *reply, tern_error *err)
 {

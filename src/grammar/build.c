@@ -19,8 +19,7 @@ int tern_gr_fail(tern_grammar *g, int code, const char *fmt, ...)
     return g->rc;
 }
 
-/* ---- nodes ----------------------------------------------------------------------------------------------------------
- */
+/* ---- nodes ------------------------------------------------------------------------------------------------------- */
 
 static bool grow(tern_grammar *g, void *array, size_t *cap, size_t want, size_t size)
 {
@@ -148,8 +147,7 @@ struct tern_gr_frag tern_gr_times(tern_grammar *g, struct tern_gr_frag a, uint32
     return tern_gr_repeat(g, tern_gr_rule(g, a), min, max);
 }
 
-/* ---- rules ----------------------------------------------------------------------------------------------------------
- */
+/* ---- rules ------------------------------------------------------------------------------------------------------- */
 
 uint32_t tern_gr_declare(tern_grammar *g)
 {
@@ -175,8 +173,7 @@ uint32_t tern_gr_rule(tern_grammar *g, struct tern_gr_frag f)
     return r;
 }
 
-/* ---- marks ----------------------------------------------------------------------------------------------------------
- */
+/* ---- marks ------------------------------------------------------------------------------------------------------- */
 
 static uint32_t add_mark(tern_grammar *g, const char *text)
 {
@@ -237,8 +234,7 @@ struct tern_gr_frag tern_gr_until(tern_grammar *g, const char *mark, bool ends)
     return (struct tern_gr_frag){at[0], at[n]};
 }
 
-/* ---- words ----------------------------------------------------------------------------------------------------------
- */
+/* ---- words ------------------------------------------------------------------------------------------------------- */
 
 static int compare_words(const void *a, const void *b)
 {

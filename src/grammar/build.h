@@ -82,8 +82,7 @@ static inline bool tern_gr_failed(const tern_grammar *g)
     return g->rc < 0;
 }
 
-/* ---- pieces ---------------------------------------------------------------------------------------------------------
- */
+/* ---- pieces ------------------------------------------------------------------------------------------------------ */
 
 struct tern_gr_frag tern_gr_empty(tern_grammar *g);
 struct tern_gr_frag tern_gr_never(tern_grammar *g); /* no text at all */
@@ -113,8 +112,7 @@ uint32_t tern_gr_declare(tern_grammar *g);
 void tern_gr_define(tern_grammar *g, uint32_t rule, struct tern_gr_frag f);
 uint32_t tern_gr_rule(tern_grammar *g, struct tern_gr_frag f);
 
-/* ---- characters -----------------------------------------------------------------------------------------------------
- */
+/* ---- characters -------------------------------------------------------------------------------------------------- */
 
 /* Ranges of code points, in any order. */
 struct tern_gr_chars {
@@ -132,8 +130,7 @@ struct tern_gr_frag tern_gr_char(tern_grammar *g, struct tern_gr_chars *c);
 /* The same inside of a JSON string: with an escape where JSON wants one. */
 struct tern_gr_frag tern_gr_char_quoted(tern_grammar *g, struct tern_gr_chars *c);
 
-/* ---- JSON (json.c) --------------------------------------------------------------------------------------------------
- */
+/* ---- JSON (json.c) ----------------------------------------------------------------------------------------------- */
 
 struct tern_gr_frag tern_gr_json_value(tern_grammar *g);  /* any */
 struct tern_gr_frag tern_gr_json_object(tern_grammar *g); /* any */
@@ -147,8 +144,7 @@ int tern_gr_json_write(struct tern_buf *b, const json_t *v, tern_error *err);
 /* Decimal integers from lo to hi, both included. */
 struct tern_gr_frag tern_gr_integers(tern_grammar *g, int64_t lo, int64_t hi);
 
-/* ---- notations ------------------------------------------------------------------------------------------------------
- */
+/* ---- notations --------------------------------------------------------------------------------------------------- */
 
 /* quoted: as the contents of a JSON string, where the pattern need match a part only, as JSON schema has it. */
 struct tern_gr_frag tern_gr_regex(tern_grammar *g, const char *p, size_t n, bool quoted);
@@ -156,8 +152,7 @@ struct tern_gr_frag tern_gr_gbnf(tern_grammar *g, const char *p, size_t n);
 struct tern_gr_frag tern_gr_schema(tern_grammar *g, json_t *root);
 struct tern_gr_frag tern_gr_tools(tern_grammar *g, const json_t *tools, const struct tern_gr_calls *c);
 
-/* ---- the end --------------------------------------------------------------------------------------------------------
- */
+/* ---- the end ----------------------------------------------------------------------------------------------------- */
 
 /* Start rule in place: makes what follow.c needs; refuses what has no text, or calls itself without eating a byte. */
 void tern_gr_check(tern_grammar *g);

@@ -5,8 +5,7 @@
 #include <string.h>
 #include "base/mem.h"
 
-/* ---- jumps ----------------------------------------------------------------------------------------------------------
- */
+/* ---- jumps ------------------------------------------------------------------------------------------------------- */
 
 /* Where a way into node n leads.  Ends of pieces that nobody used stay jumps to nowhere; no way leads there. */
 static uint32_t skip_jumps(const tern_grammar *g, uint32_t n)
@@ -30,8 +29,7 @@ static void remove_jumps(tern_grammar *g)
         g->rules[i] = skip_jumps(g, g->rules[i]);
 }
 
-/* ---- ends -----------------------------------------------------------------------------------------------------------
- */
+/* ---- ends -------------------------------------------------------------------------------------------------------- */
 
 /* The nodes that a node's flags depend on; their number. */
 static int sources(const tern_grammar *g, uint32_t i, uint32_t out[2])
@@ -125,8 +123,7 @@ static void ease_repeats(tern_grammar *g)
     }
 }
 
-/* ---- left recursion -------------------------------------------------------------------------------------------------
- */
+/* ---- left recursion ---------------------------------------------------------------------------------------------- */
 
 /* The nodes that come into play at node i before a byte is eaten. */
 static int left_of(const tern_grammar *g, uint32_t i, uint32_t out[2])
@@ -200,8 +197,7 @@ out:
     return rc;
 }
 
-/* ---- bytes ----------------------------------------------------------------------------------------------------------
- */
+/* ---- bytes ------------------------------------------------------------------------------------------------------- */
 
 static void find_classes(tern_grammar *g)
 {

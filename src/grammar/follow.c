@@ -13,8 +13,7 @@
 #define SOFT_BYTES  ((size_t)24 << 20) /* then matchers move on */
 #define HARD_BYTES  ((size_t)96 << 20)
 
-/* ---- tables ---------------------------------------------------------------------------------------------------------
- */
+/* ---- tables ------------------------------------------------------------------------------------------------------ */
 
 static int grow_table(struct tern_gr_table *t, uint64_t (*hash)(const struct tern_gr_follow *, uint32_t),
                       struct tern_gr_follow *f, tern_error *err)
@@ -41,8 +40,7 @@ out:
     return rc;
 }
 
-/* ---- frames ---------------------------------------------------------------------------------------------------------
- */
+/* ---- frames ------------------------------------------------------------------------------------------------------ */
 
 static uint64_t frame_hash(const struct tern_gr_follow *f, uint32_t i)
 {
@@ -105,8 +103,7 @@ out:
     return rc;
 }
 
-/* ---- closures -------------------------------------------------------------------------------------------------------
- */
+/* ---- closures ---------------------------------------------------------------------------------------------------- */
 
 /* Has this been seen in the closure in hand?  From now on it has. */
 static int seen(struct tern_gr_follow *f, const struct tern_gr_item *it, bool *was, tern_error *err)
@@ -250,8 +247,7 @@ out:
     return rc;
 }
 
-/* ---- states ---------------------------------------------------------------------------------------------------------
- */
+/* ---- states ------------------------------------------------------------------------------------------------------ */
 
 static uint64_t configs_hash(const struct tern_gr_config *v, size_t n, bool complete)
 {
@@ -369,8 +365,7 @@ out:
     return rc;
 }
 
-/* ---- life -----------------------------------------------------------------------------------------------------------
- */
+/* ---- life -------------------------------------------------------------------------------------------------------- */
 
 int tern_gr_follow_new(struct tern_gr_follow **out, const tern_grammar *g, const struct tern_gr_vocab *v,
                        uint32_t longest, tern_error *err)

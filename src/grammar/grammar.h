@@ -15,8 +15,7 @@
 #include "base/err.h"
 #include "tern/grammar.h"
 
-/* ---- what stands around the text ----------------------------------------------------------------------------------
- */
+/* ---- what stands around the text --------------------------------------------------------------------------------- */
 
 /* Marks of a reply's reasoning; open NULL: it has none.  A mark is text or one control token that is spelled alike. */
 struct tern_gr_frame {
@@ -44,8 +43,7 @@ int tern_gr_compile(tern_grammar **out, enum tern_gr_kind kind, const char *text
                     const struct tern_gr_frame *frame, const struct tern_gr_calls *calls, tern_error *err);
 tern_grammar *tern_gr_ref(const tern_grammar *g);
 
-/* ---- vocabularies ---------------------------------------------------------------------------------------------------
- */
+/* ---- vocabularies ------------------------------------------------------------------------------------------------ */
 
 /* The bytes of all tokens as a tree, for masks.  Immutable. */
 struct tern_gr_vocab;
@@ -62,8 +60,7 @@ typedef int tern_gr_token_fn(void *user, int32_t id, struct tern_gr_token *out,
 int tern_gr_vocab_new(struct tern_gr_vocab **out, int n_vocab, tern_gr_token_fn *token, void *user, tern_error *err);
 void tern_gr_vocab_free(struct tern_gr_vocab *v);
 
-/* ---- following a text -----------------------------------------------------------------------------------------------
- */
+/* ---- following a text -------------------------------------------------------------------------------------------- */
 
 /* Where a text stands in a grammar. */
 struct tern_gr_matcher;

@@ -167,8 +167,7 @@ struct tern_gr_frag tern_gr_json_exactly(tern_grammar *g, const json_t *v)
     return f;
 }
 
-/* ---- integers within bounds -----------------------------------------------------------------------------------------
- */
+/* ---- integers within bounds -------------------------------------------------------------------------------------- */
 
 /* The digits behind the first `at` of those from lo to hi, which have `n` digits each.  low, high: all digits so far
  * were those of lo, of hi. */

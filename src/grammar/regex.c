@@ -29,8 +29,7 @@ static bool next_is(const struct regex *r, const char *s)
     return r->n - r->at >= n && memcmp(r->text + r->at, s, n) == 0;
 }
 
-/* ---- characters -----------------------------------------------------------------------------------------------------
- */
+/* ---- characters -------------------------------------------------------------------------------------------------- */
 
 static uint32_t take_char(struct regex *r)
 {
@@ -184,8 +183,7 @@ static struct tern_gr_frag emit(struct regex *r, struct tern_gr_chars *c)
     return f;
 }
 
-/* ---- structure ------------------------------------------------------------------------------------------------------
- */
+/* ---- structure --------------------------------------------------------------------------------------------------- */
 
 static struct tern_gr_frag take_choice(struct regex *r);
 

@@ -22,8 +22,7 @@ struct tern_gr_frag tern_schema_refuse(struct schema *s, int code, const char *f
     return (struct tern_gr_frag){0};
 }
 
-/* ---- keywords -------------------------------------------------------------------------------------------------------
- */
+/* ---- keywords ---------------------------------------------------------------------------------------------------- */
 
 static const char *const notes[] = {"title",    "description", "default",  "examples",  "$schema", "$id",
                                     "$comment", "deprecated",  "readOnly", "writeOnly", "$defs",   "definitions"};
@@ -110,8 +109,7 @@ struct tern_gr_frag tern_schema_below(struct schema *s, json_t *v, const char *n
     return f;
 }
 
-/* ---- references -----------------------------------------------------------------------------------------------------
- */
+/* ---- references -------------------------------------------------------------------------------------------------- */
 
 /* One step of a JSON pointer: text[0..n) with ~0, ~1 and %XX undone. */
 static json_t *member(const json_t *v, const char *text, size_t n)
@@ -182,8 +180,7 @@ static struct tern_gr_frag reference(struct schema *s, const char *ref)
     return tern_gr_call(s->g, rule);
 }
 
-/* ---- lists of values ------------------------------------------------------------------------------------------------
- */
+/* ---- lists of values --------------------------------------------------------------------------------------------- */
 
 static bool is_of(const json_t *v, const char *type)
 {
@@ -258,8 +255,7 @@ static struct tern_gr_frag values(struct schema *s, const json_t *v)
     return f;
 }
 
-/* ---- alternatives ---------------------------------------------------------------------------------------------------
- */
+/* ---- alternatives ------------------------------------------------------------------------------------------------ */
 
 /* What a schema is after references that stand alone. */
 static const json_t *behind_refs(struct schema *s, const json_t *v)
@@ -406,8 +402,7 @@ static struct tern_gr_frag all_of(struct schema *s, json_t *v)
     return all ? tern_schema_value(s, all) : (struct tern_gr_frag){0};
 }
 
-/* ---- types ----------------------------------------------------------------------------------------------------------
- */
+/* ---- types ------------------------------------------------------------------------------------------------------- */
 
 static struct tern_gr_frag of_type(struct schema *s, const json_t *v, const char *type)
 {

@@ -7,8 +7,7 @@
 
 #define MAX_NAME 256 /* bytes, where names of further members must differ from it */
 
-/* ---- names that are not among some ----------------------------------------------------------------------------------
- */
+/* ---- names that are not among some ------------------------------------------------------------------------------- */
 
 struct names {
     tern_grammar *g;
@@ -66,8 +65,7 @@ static int compare(const void *a, const void *b)
     return c ? c : (x->n > y->n) - (x->n < y->n);
 }
 
-/* ---- members --------------------------------------------------------------------------------------------------------
- */
+/* ---- members ----------------------------------------------------------------------------------------------------- */
 
 struct member {
     const char *name;

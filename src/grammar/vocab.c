@@ -28,8 +28,7 @@ enum { TEXT = 1, CONTROL = 2, ENDS = 4, DROPS = 8 };
 
 #define MAX_TOKEN 60000 /* bytes; longer ones are never allowed */
 
-/* ---- making ---------------------------------------------------------------------------------------------------------
- */
+/* ---- making ------------------------------------------------------------------------------------------------------ */
 
 static int take_token(struct tern_gr_vocab *v, int32_t id, const struct tern_gr_token *t, size_t *cap, tern_error *err)
 {
@@ -142,8 +141,7 @@ void tern_gr_vocab_free(struct tern_gr_vocab *v)
     tern_free(v);
 }
 
-/* ---- use ------------------------------------------------------------------------------------------------------------
- */
+/* ---- use --------------------------------------------------------------------------------------------------------- */
 
 uint32_t tern_gr_vocab_longest(const struct tern_gr_vocab *v)
 {

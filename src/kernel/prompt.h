@@ -9,8 +9,7 @@
 #define TERN_TILE       512 /* bf16 values of a tile */
 #define TERN_BAND       32  /* rows of activations that are packed together: two tiles */
 
-/* ---- products of prompt rows in a class of the machine's own -------------------------------------------------------
- */
+/* ---- products of prompt rows in a class of the machine's own ----------------------------------------------------- */
 
 /* Prompt rows are packed once for all products that read them, and multiplied from there.  All NULL: prompt rows are in
  * the wide class.

@@ -4,8 +4,7 @@
 #include "kv/kv.h"
 #include "kv/state.h"
 
-/* ---- checkpoints --------------------------------------------------------------------------------------------------
- */
+/* ---- checkpoints ------------------------------------------------------------------------------------------------- */
 
 static int new_checkpoint(struct tern_kv_cache *c, int at, struct tern_kv_checkpoint **out, tern_error *err)
 {
@@ -222,8 +221,7 @@ out:
     return rc;
 }
 
-/* ---- a sequence's own ---------------------------------------------------------------------------------------------
- */
+/* ---- a sequence's own -------------------------------------------------------------------------------------------- */
 
 bool tern_kv_states_new(struct tern_kv_cache *c, struct tern_kv_seq *s)
 {

@@ -200,8 +200,7 @@ static int choose_rows(struct tern_kv_layer *l, const struct wish *w, int layer,
     return 0;
 }
 
-/* ---- items that change nothing ------------------------------------------------------------------------------------
- */
+/* ---- items that change nothing ----------------------------------------------------------------------------------- */
 
 static void add_note(struct tern_kv_layout *l, const char *fmt, ...) TERN_PRINTF(2, 3);
 static void add_note(struct tern_kv_layout *l, const char *fmt, ...)

@@ -85,8 +85,7 @@ void tern_kv_part_write(struct tern_kv_cache *c, const struct tern_kv_slice *p, 
     tern_kv_block_write(pool_of(c, part), p->part[part], 0, from, tern_kv_part_bytes(c, part));
 }
 
-/* ---- starting -----------------------------------------------------------------------------------------------------
- */
+/* ---- starting ---------------------------------------------------------------------------------------------------- */
 
 /* Oldest page of group g that goes over, for n tokens: what the next query needs must be there, and of what it takes to
  * go back a little (tern_kv_commit) as much as is there.  -1: something is missing. */

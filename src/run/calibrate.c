@@ -122,8 +122,7 @@ static void watch(void *user, struct tern_dev *dev, int layer, struct tern_dev_r
     tern_pool_run(c->pool, watch_head, c, l->at.n_kv_heads);
 }
 
-/* ---- from what was seen to constants ------------------------------------------------------------------------------
- */
+/* ---- from what was seen to constants ----------------------------------------------------------------------------- */
 
 static float key_at(const struct head_stats *h, int dim, int t, int d)
 {

@@ -351,6 +351,9 @@ int tern_seq_load(tern_seq **out, tern_engine *e, const char *path, tern_error *
         if (rc == TERN_EMISMATCH && rope->scaling == TERN_ROPE_LONG)
             TERN_FAIL(err, rc, "%.400s, or with a context on the other side of %d tokens, where longrope differs",
                       refusal.msg, rope->original);
+        if (rc == TERN_EMISMATCH && e->model->net->desc.n_mtp_layers)
+            TERN_FAIL(err, rc, "%.400s, or %s the layer for multi-token prediction that --draft mtp uses", refusal.msg,
+                      e->mtp ? "without" : "with");
         if (err)
             *err = refusal;
         goto out;

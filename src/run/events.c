@@ -107,8 +107,7 @@ int tern_events_fd(const tern_events *q)
     return q->fd;
 }
 
-/* ---- making and sending -------------------------------------------------------------------------------------------
- */
+/* ---- making and sending ------------------------------------------------------------------------------------------ */
 
 /* Copies n bytes to *at and moves it on; the copy ends with a 0 of `end` bytes. */
 static void *put(char **at, const void *data, size_t n, size_t end)
@@ -201,8 +200,7 @@ void tern_events_push(tern_events *q, struct tern_event_node *n)
     (void)pthread_mutex_unlock(&q->lock);
 }
 
-/* ---- receiving ----------------------------------------------------------------------------------------------------
- */
+/* ---- receiving --------------------------------------------------------------------------------------------------- */
 
 static bool take(tern_events *q, tern_event *out)
 {

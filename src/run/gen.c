@@ -5,8 +5,7 @@
 #include "base/mem.h"
 #include "run/sampler.h"
 
-/* ---- text: what might be the beginning of a stop string waits -----------------------------------------------------
- */
+/* ---- text: what might be the beginning of a stop string waits ---------------------------------------------------- */
 
 static int show(struct tern_gen *g, const char *text, size_t n, bool control, tern_error *err)
 {
@@ -116,8 +115,7 @@ static int tell_prompt(const struct tern_gen *g, tern_error *err)
     return rc;
 }
 
-/* ---- the machine --------------------------------------------------------------------------------------------------
- */
+/* ---- the machine ------------------------------------------------------------------------------------------------- */
 
 static bool is_stop_id(const struct tern_gen *g, int32_t id)
 {

@@ -20,8 +20,7 @@
 #define STALL_S           60
 #define DEFAULT_DIR_BYTES ((size_t)10 << 30)
 
-/* ---- the thread ---------------------------------------------------------------------------------------------------
- */
+/* ---- the thread -------------------------------------------------------------------------------------------------- */
 
 static const char *timeout_text = "the request took longer than its timeout",
                   *unread_text = "the receiver of its events has left too many of them unread for too long";
@@ -171,8 +170,7 @@ static void *run(void *arg)
     return NULL;
 }
 
-/* ---- opening and closing ------------------------------------------------------------------------------------------
- */
+/* ---- opening and closing ----------------------------------------------------------------------------------------- */
 
 static int check_params(const tern_engine *e, const tern_loop_params *p, tern_error *err)
 {
@@ -364,8 +362,7 @@ void tern_loop_set_prefix(tern_loop *l, const struct tern_prefix *p)
     (void)pthread_mutex_unlock(&l->lock);
 }
 
-/* ---- what other threads ask ---------------------------------------------------------------------------------------
- */
+/* ---- what other threads ask -------------------------------------------------------------------------------------- */
 
 int tern_loop_submit(tern_loop *l, const tern_request *r, tern_events *events, void *user, uint64_t *id,
                      tern_error *err)

@@ -23,8 +23,7 @@
 #include "run/prefix/prefix.h"
 #include "tern/loop.h"
 
-/* ---- events -------------------------------------------------------------------------------------------------------
- */
+/* ---- events ------------------------------------------------------------------------------------------------------ */
 
 struct tern_event_node;
 /* A copy of the event and all that it points to. */
@@ -38,8 +37,7 @@ void tern_events_unref(tern_events *q);
 bool tern_events_closed(tern_events *q);
 size_t tern_events_bytes(tern_events *q); /* that wait to be received */
 
-/* ---- log probabilities --------------------------------------------------------------------------------------------
- */
+/* ---- log probabilities ------------------------------------------------------------------------------------------- */
 
 /* Of token id and of the n_top likeliest, into top[n_top], which *out points to. */
 void tern_score_token(const float *logits, int n_vocab, int32_t id, int n_top, tern_logprob *top,
@@ -48,8 +46,7 @@ void tern_score_token(const float *logits, int n_vocab, int32_t id, int n_top, t
 /* What a cache of prefixes does for the loop (run/prefix/prefix.h), before the first request; copies *p. */
 void tern_loop_set_prefix(tern_loop *l, const struct tern_prefix *p);
 
-/* ---- requests -----------------------------------------------------------------------------------------------------
- */
+/* ---- requests ---------------------------------------------------------------------------------------------------- */
 
 struct tern_request_run;
 
@@ -97,6 +94,7 @@ struct tern_request_run {
     bool preempted; /* waits to be let in again, without pages */
     bool begun;     /* its TERN_EVENT_START is out */
     bool again;     /* its rows are computed again; nothing new comes of them */
+    bool mute;      /* there was no memory for one of its events: none is sent any more but the last */
     bool stalled;   /* its receiver has left too much unread */
     double stalled_at;
     double submitted, started, prompted, first; /* when; 0: not yet */
@@ -117,7 +115,8 @@ int tern_request_new(struct tern_request_run **out, tern_loop *l, const tern_req
                      tern_error *err);
 /* Without a word to anybody: of one that was not accepted, or has ended.  keep_constraint: it stays the submitter's. */
 void tern_request_free(struct tern_request_run *q, bool keep_constraint);
-/* Sends an event; running out of memory is an error of the request. */
+/* Sends an event; running out of memory is an error of the request, and its receiver gets no event that would follow on
+ * one that is missing. */
 void tern_request_tell(struct tern_request_run *q, const tern_event *e);
 /* The request goes wrong: the first reason counts. */
 void tern_request_fail(struct tern_request_run *q, int rc, const char *message);
@@ -128,8 +127,7 @@ void tern_choice_end(struct tern_choice *c, tern_finish finish);
 void tern_request_end(struct tern_request_run *q, double now);
 bool tern_request_over(const struct tern_request_run *q);
 
-/* ---- the loop ------------------------------------------------------------------------------------------------------
- */
+/* ---- the loop ---------------------------------------------------------------------------------------------------- */
 
 #define TERN_PACE_SIZES 14 /* powers of two up to the largest step */
 

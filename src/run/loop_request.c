@@ -15,8 +15,7 @@ void tern_request_defaults(tern_request *r)
     tern_sampler_defaults(&r->sampler);
 }
 
-/* ---- checks -------------------------------------------------------------------------------------------------------
- */
+/* ---- checks ------------------------------------------------------------------------------------------------------ */
 
 static int check_count(const char *name, int v, int lo, int hi, tern_error *err)
 {
@@ -86,8 +85,7 @@ out:
     return rc;
 }
 
-/* ---- telling ------------------------------------------------------------------------------------------------------
- */
+/* ---- telling ----------------------------------------------------------------------------------------------------- */
 
 void tern_request_fail(struct tern_request_run *q, int rc, const char *message)
 {
@@ -102,7 +100,10 @@ void tern_request_tell(struct tern_request_run *q, const tern_event *e)
     tern_event copy = *e;
     copy.id = q->id;
     copy.user = q->user;
-    if (tern_event_new(&n, &copy, &err) < 0)
+    if (q->mute)
+        return;
+    q->mute = tern_event_new(&n, &copy, &err) < 0;
+    if (q->mute)
         tern_request_fail(q, TERN_ENOMEM, err.msg);
     else
         tern_events_push(q->events, n);
@@ -135,8 +136,7 @@ static int on_reply(void *user, const tern_reply_event *e)
     return 0;
 }
 
-/* ---- making -------------------------------------------------------------------------------------------------------
- */
+/* ---- making ------------------------------------------------------------------------------------------------------ */
 
 static int copy(void *out, const void *from, size_t n, size_t size, tern_error *err)
 {
@@ -292,8 +292,7 @@ void tern_request_free(struct tern_request_run *q, bool keep_constraint)
     tern_free(q);
 }
 
-/* ---- ending -------------------------------------------------------------------------------------------------------
- */
+/* ---- ending ------------------------------------------------------------------------------------------------------ */
 
 void tern_choice_end(struct tern_choice *c, tern_finish finish)
 {
@@ -302,8 +301,11 @@ void tern_choice_end(struct tern_choice *c, tern_finish finish)
     if (c->over)
         return;
     bool complete = finish == c->gen.finish;
-    if (complete && tern_gen_finish(&c->gen, &err) < 0)
+    if (complete && tern_gen_finish(&c->gen, &err) < 0) {
         tern_request_fail(q, err.code, err.msg);
+        complete = false;
+        finish = TERN_FINISH_ERROR;
+    }
     c->over = true;
     tern_request_tell(q, &(tern_event){.kind = TERN_EVENT_CHOICE,
                                        .choice = c->index,

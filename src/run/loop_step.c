@@ -24,8 +24,7 @@ void tern_times_add(tern_times *t, double seconds)
     t->sum += seconds;
 }
 
-/* ---- the batch ----------------------------------------------------------------------------------------------------
- */
+/* ---- the batch --------------------------------------------------------------------------------------------------- */
 
 struct batch {
     int n_items, n_streams, n_decode, n_prompt; /* items; streams; rows that they go on by, and all others */
@@ -165,8 +164,7 @@ static void add_prompts(tern_loop *l, struct batch *b)
     }
 }
 
-/* ---- prompts ------------------------------------------------------------------------------------------------------
- */
+/* ---- prompts ----------------------------------------------------------------------------------------------------- */
 
 /* The prompt is complete: its choices part.  logits: of its last token, NULL where nobody asked. */
 static void part(tern_loop *l, struct tern_request_run *q, const float *logits)
@@ -265,8 +263,7 @@ static void take_prompt(tern_loop *l, struct tern_choice *c, const tern_step_ite
         l->prefix.passed(l->prefix.self, c->seq, from, q->at_border);
 }
 
-/* ---- tokens -------------------------------------------------------------------------------------------------------
- */
+/* ---- tokens ------------------------------------------------------------------------------------------------------ */
 
 static void pick_one(void *ctx, int task, int worker)
 {
@@ -446,8 +443,7 @@ void tern_loop_begin(tern_loop *l)
     }
 }
 
-/* ---- the step -----------------------------------------------------------------------------------------------------
- */
+/* ---- the step ---------------------------------------------------------------------------------------------------- */
 
 /* Steps items [from, to) and hands out their logits. */
 static int step_items(tern_loop *l, int from, int to, tern_error *err)

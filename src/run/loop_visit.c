@@ -63,8 +63,7 @@ void tern_loop_visits(tern_loop *l, bool last)
     (void)pthread_mutex_unlock(&l->lock);
 }
 
-/* ---- cache files --------------------------------------------------------------------------------------------------
- */
+/* ---- cache files ------------------------------------------------------------------------------------------------- */
 
 struct leaving {
     struct tern_prefix_cache *cache;

@@ -30,8 +30,7 @@ static double blend(double old, double new)
     return old * .75 + (new < 2 * old ? new : 2 * old) * .25;
 }
 
-/* ---- what prompt rows cost: a line through the last measurements --------------------------------------------------
- */
+/* ---- what prompt rows cost: a line through the last measurements ------------------------------------------------- */
 
 /* Seconds per further row, between 0 and what a row costs if the pass itself costs nothing. */
 static double slope(const struct tern_pace_cost *c)
@@ -67,8 +66,7 @@ static void learn_cost(struct tern_pace_cost *c, double rows, double seconds)
     c->nt = c->nt * MEMORY + rows * t;
 }
 
-/* ---- the share ----------------------------------------------------------------------------------------------------
- */
+/* ---- the share --------------------------------------------------------------------------------------------------- */
 
 /* What a step with prompt rows may spend on them, when the share of a step is so much. */
 static double pass_seconds(double share, double factor)

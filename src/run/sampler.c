@@ -194,8 +194,7 @@ static const float *adjust(tern_sampler *s, const float *logits, const struct te
     return s->work;
 }
 
-/* ---- likely tokens ------------------------------------------------------------------------------------------------
- */
+/* ---- likely tokens ----------------------------------------------------------------------------------------------- */
 
 /* A block of logits; what the last one lacks is no candidate. */
 static const float *block_at(const tern_sampler *s, const float *x, int block, float *spare)
@@ -313,8 +312,7 @@ static int likely(tern_sampler *s, const float *x, float max, float drop, double
     return n;
 }
 
-/* ---- draws --------------------------------------------------------------------------------------------------------
- */
+/* ---- draws ------------------------------------------------------------------------------------------------------- */
 
 /* One draw among all tokens in the order of their ids.  Unlikely ones lie between the candidates, nobody looks where:
  * the candidate counts that is hit wherever they lie. */

@@ -79,6 +79,7 @@ json_t *tern_fault_json(const struct tern_fault *f, enum tern_shape shape)
 
 void tern_fault_reply(struct tern_http_call *c, const struct tern_fault *f, enum tern_shape shape)
 {
+    (void)tern_json_lacked();
     if (f->retry_after > 0) {
         char seconds[24];
         (void)snprintf(seconds, sizeof seconds, "%.0f", ceil(f->retry_after));

@@ -86,9 +86,13 @@ static void refuse(struct tern_job *j, struct tern_fault *f)
     if (n && strncmp(f->text, path, n) == 0 && strncmp(f->text + n, ": ", 2) == 0)
         memmove(f->text, f->text + n + 2, strlen(f->text + n + 2) + 1);
     if (tern_http_begun(call)) {
+        (void)tern_json_lacked();
         j->api->failed(j, f);
         j->call = NULL;
-        tern_http_end(call);
+        if (tern_json_lacked())
+            tern_http_break(call);
+        else
+            tern_http_end(call);
         return;
     }
     j->call = NULL;
@@ -135,6 +139,7 @@ void tern_job_start(struct tern_server *s, const struct tern_api *api, struct te
     j->status = 200;
     j->key = tern_auth_key(s, c);
     tern_http_take_body(c, &j->body);
+    j->body_bytes = j->body.len;
     tern_http_watch(c, gone, j);
     if (!find_model_of_file(j, c, &f)) {
         refuse(j, &f);
@@ -237,6 +242,7 @@ void tern_job_prepared(struct tern_job *j)
         tern_job_free(j);
         return;
     }
+    (void)tern_json_lacked();
     if (f.status == 0 && j->wants) {
         j->tells = j->api->ping && json_is_true(json_object_get(j->root, "stream"));
         if (tern_served_wait(j, &f) == 0)
@@ -264,8 +270,13 @@ void tern_job_prepared(struct tern_job *j)
         tern_http_header(call, "x-prefix-id", id);
         j->submitted = true;
         j->said = tern_now();
-        if (submit(j, &f) == 0)
+        const bool can = !tern_json_lacked() && tern_json_begin(j->body_bytes); /* tools are read once more */
+        const bool done = can && submit(j, &f) == 0, lacks = tern_json_lacked();
+        tern_json_end();
+        if (done && !lacks)
             return;
+        if (lacks || !can)
+            (void)tern_fault_set(&f, 503, NULL, NULL, "out of memory");
         cancel(j);
     }
     refuse(j, &f);
@@ -291,10 +302,10 @@ static void keep(struct tern_choice *c, const tern_event *e)
 {
     switch (e->kind) {
     case TERN_EVENT_TEXT:
-        (void)tern_buf_add(&c->text, e->text, e->n, NULL);
+        tern_json_add(&c->text, e->text, e->n);
         break;
     case TERN_EVENT_REASONING:
-        (void)tern_buf_add(&c->reasoning, e->text, e->n, NULL);
+        tern_json_add(&c->reasoning, e->text, e->n);
         break;
     case TERN_EVENT_CALL_BEGIN:
         tern_buf_reset(&c->arguments);
@@ -304,7 +315,7 @@ static void keep(struct tern_choice *c, const tern_event *e)
             c->calls, json_pack("{so so}", "id", tern_json_cstr(e->call_id), "name", tern_json_cstr(e->name)));
         break;
     case TERN_EVENT_CALL_ARGUMENTS:
-        (void)tern_buf_add(&c->arguments, e->text, e->n, NULL);
+        tern_json_add(&c->arguments, e->text, e->n);
         break;
     case TERN_EVENT_CALL_END:
         (void)json_object_set_new(json_array_get(c->calls, json_array_size(c->calls) - 1), "arguments",
@@ -326,6 +337,31 @@ static void go_on(struct tern_job *j)
     f.retry_after = 1;
     refuse(j, &f);
     tern_job_free(j);
+}
+
+/* What is known is not all there is: the answer is an error. */
+static void refuse_lacking(struct tern_job *j)
+{
+    struct tern_fault f;
+    (void)tern_fault_set(&f, 503, NULL, NULL, "out of memory");
+    refuse(j, &f);
+    cancel(j);
+}
+
+static void give_end(struct tern_job *j)
+{
+    struct tern_http_call *call = j->call;
+    j->over = true;
+    if (j->stream)
+        begin_stream(j);
+    j->api->end(j);
+    if (j->stream && tern_json_lacked()) {
+        refuse_lacking(j);
+        return;
+    }
+    j->call = NULL;
+    if (j->stream)
+        tern_http_end(call);
 }
 
 static void lane_ended(struct tern_lane *lane, const tern_event *e)
@@ -362,16 +398,8 @@ static void lane_ended(struct tern_lane *lane, const tern_event *e)
         go_on(j);
         return;
     }
-    if (j->call && !j->over) {
-        struct tern_http_call *call = j->call;
-        j->over = true;
-        if (j->stream)
-            begin_stream(j);
-        j->api->end(j);
-        j->call = NULL;
-        if (j->stream)
-            tern_http_end(call);
-    }
+    if (j->call && !j->over)
+        give_end(j);
     tern_job_free(j);
 }
 
@@ -391,6 +419,17 @@ static void take_scores(struct tern_lane *lane, const tern_event *e)
         (void)json_array_append_new(lane->scores, tern_scores_entry(&e->tokens[i]));
 }
 
+static void take_vector(struct tern_lane *lane, const tern_event *e)
+{
+    lane->vector = calloc((size_t)e->n_vector, sizeof *lane->vector);
+    if (!lane->vector) {
+        tern_json_lack();
+        return;
+    }
+    lane->n_vector = e->n_vector;
+    memcpy(lane->vector, e->vector, (size_t)e->n_vector * sizeof *lane->vector);
+}
+
 static void choice_ended(struct tern_job *j, struct tern_choice *c, const tern_event *e)
 {
     c->done = true;
@@ -405,16 +444,9 @@ static void choice_ended(struct tern_job *j, struct tern_choice *c, const tern_e
         j->api->choice_end(j, c);
 }
 
-void tern_job_event(const tern_event *e)
+/* Any event but the last. */
+static void take_event(struct tern_job *j, struct tern_lane *lane, const tern_event *e)
 {
-    struct tern_lane *lane = e->user;
-    struct tern_job *j = lane->job;
-    if (e->kind == TERN_EVENT_END) {
-        lane_ended(lane, e);
-        return;
-    }
-    if (!j->call || j->over || surplus(j, e))
-        return;
     struct tern_choice *c = &j->choices[lane->index * j->per_lane + e->choice];
     switch (e->kind) {
     case TERN_EVENT_START:
@@ -427,10 +459,7 @@ void tern_job_event(const tern_event *e)
         take_scores(lane, e);
         return;
     case TERN_EVENT_EMBEDDING:
-        lane->vector = calloc((size_t)e->n_vector, sizeof *lane->vector);
-        lane->n_vector = lane->vector ? e->n_vector : 0;
-        if (lane->vector)
-            memcpy(lane->vector, e->vector, (size_t)e->n_vector * sizeof *lane->vector);
+        take_vector(lane, e);
         return;
     case TERN_EVENT_TOKEN:
         tern_choice_score(c, e);
@@ -460,18 +489,51 @@ void tern_job_event(const tern_event *e)
     }
 }
 
+void tern_job_event(const tern_event *e)
+{
+    struct tern_lane *lane = e->user;
+    struct tern_job *j = lane->job;
+    (void)tern_json_lacked();
+    if (e->kind == TERN_EVENT_END) {
+        lane_ended(lane, e);
+        return;
+    }
+    if (!j->call || j->over || surplus(j, e))
+        return;
+    take_event(j, lane, e);
+    if (tern_json_lacked())
+        refuse_lacking(j);
+}
+
 /* ---- pieces and answers ------------------------------------------------------------------------------------------ */
 
 void tern_job_answer(struct tern_job *j, json_t *body)
 {
     struct tern_http_call *call = j->call;
-    j->call = NULL;
-    tern_reply_json(call, 200, body);
+    struct tern_buf b = {0};
+    if (!tern_json_write(&b, body) || tern_json_lacked()) {
+        refuse_lacking(j);
+    } else {
+        j->call = NULL;
+        tern_http_reply(call, 200, "application/json", b.p, b.len);
+    }
+    tern_buf_clear(&b);
+}
+
+/* From the first piece that lacks something on nothing is sent: who asked for the pieces ends the stream. */
+static void send_whole(struct tern_job *j, struct tern_buf *b, bool ok)
+{
+    if (!ok || tern_json_lacked())
+        tern_json_lack();
+    else
+        tern_http_send(j->call, b->p, b->len);
+    tern_buf_clear(b);
 }
 
 void tern_job_send(struct tern_job *j, const char *text)
 {
-    tern_http_send(j->call, text, strlen(text));
+    struct tern_buf b = {0};
+    send_whole(j, &b, tern_buf_add(&b, text, strlen(text), NULL) == 0);
 }
 
 void tern_job_sse(struct tern_job *j, const char *event, json_t *json)
@@ -480,17 +542,14 @@ void tern_job_sse(struct tern_job *j, const char *event, json_t *json)
     bool ok =
         (!event || tern_buf_addf(&b, NULL, "event: %s\n", event) == 0) && tern_buf_add(&b, "data: ", 6, NULL) == 0;
     ok = tern_json_write(&b, json) && ok && tern_buf_add(&b, "\n\n", 2, NULL) == 0;
-    if (ok)
-        tern_http_send(j->call, b.p, b.len);
-    tern_buf_clear(&b);
+    send_whole(j, &b, ok);
 }
 
 void tern_job_line(struct tern_job *j, json_t *json)
 {
     struct tern_buf b = {0};
-    if (tern_json_write(&b, json) && tern_buf_addc(&b, '\n', NULL) == 0)
-        tern_http_send(j->call, b.p, b.len);
-    tern_buf_clear(&b);
+    bool ok = tern_json_write(&b, json) && tern_buf_addc(&b, '\n', NULL) == 0;
+    send_whole(j, &b, ok);
 }
 
 /* A stream whose model is not open yet says so: nothing else of the request is known. */
@@ -533,9 +592,12 @@ void tern_job_tick(struct tern_server *s)
     for (struct tern_job *j = s->jobs; j && s->p.ping_s > 0; j = j->all_next) {
         if (!j->submitted || !j->call || !j->stream || !j->api->ping || now - j->said < s->p.ping_s)
             continue;
+        (void)tern_json_lacked();
         begin_stream(j);
         j->said = now;
         j->api->ping(j);
+        if (tern_json_lacked())
+            refuse_lacking(j);
     }
 }
 

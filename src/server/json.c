@@ -12,22 +12,81 @@
 
 /* What this thread may still allocate while it reads a text. */
 static _Thread_local size_t *budget;
+static _Thread_local bool lacked;
 
-static void *budgeted(size_t n)
+/* jansson's lexer goes on when the text of a token could not grow, and then aborts, or reads and writes what is not its
+ * own.  So that never fails.  These texts grow to 32, 64, 128 .. bytes: requests of such sizes, some of which are for
+ * other things, are met beyond the budget, and where the system has nothing out of what was put aside before. All other
+ * requests fail from the first one on that did, so that reading ends. */
+#define SPARES 2 /* of each size; one may be taken by something else */
+#define SIZES  48
+static _Thread_local void *spares[SIZES][SPARES];
+
+static bool may_be_token(size_t n)
+{
+    return n >= 32 && (n & (n - 1)) == 0;
+}
+
+static void *take_spare(size_t n)
+{
+    const int k = __builtin_ctzll(n);
+    for (int i = 0; i < SPARES && k < SIZES; i++)
+        if (spares[k][i]) {
+            void *p = spares[k][i];
+            spares[k][i] = NULL;
+            return p;
+        }
+    return NULL;
+}
+
+void tern_json_end(void)
+{
+    for (int k = 0; k < SIZES; k++)
+        for (int i = 0; i < SPARES; i++) {
+            free(spares[k][i]);
+            spares[k][i] = NULL;
+        }
+}
+
+bool tern_json_begin(size_t n)
+{
+    bool ok = true;
+    for (int k = 5; k < SIZES && (size_t)1 << (k - 1) <= 4 * n && ok; k++)
+        for (int i = 0; i < SPARES && ok; i++)
+            ok = spares[k][i] || (spares[k][i] = malloc((size_t)1 << k));
+    lacked |= !ok;
+    return ok;
+}
+
+void tern_json_lack(void)
+{
+    lacked = true;
+}
+
+bool tern_json_lacked(void)
+{
+    const bool was = lacked;
+    lacked = false;
+    return was;
+}
+
+static void *get(size_t n)
 {
     if (budget) {
-        if (n > *budget) {
+        if (n > *budget && !may_be_token(n)) {
             *budget = 0; /* jansson does not always say that this was the reason */
             return NULL;
         }
-        *budget -= n;
+        *budget -= n < *budget ? n : *budget;
     }
-    return malloc(n);
+    void *p = lacked && !may_be_token(n) ? NULL : malloc(n);
+    lacked |= !p;
+    return p || !may_be_token(n) ? p : take_spare(n);
 }
 
 void tern_json_limit_memory(void)
 {
-    json_set_alloc_funcs(budgeted, free);
+    json_set_alloc_funcs(get, free);
 }
 
 /* ---- reading ----------------------------------------------------------------------------------------------------- */
@@ -58,7 +117,7 @@ static int depth_of(const char *text, size_t n)
 json_t *tern_json_read(const char *text, size_t n, char *why, size_t size)
 {
     size_t left = BUDGET_BASE + BUDGET_FACTOR * n;
-    json_error_t e;
+    json_error_t e = {.text = ""};
     if (n == 0) {
         (void)snprintf(why, size, "the body is empty; it must be a JSON object");
         return NULL;
@@ -80,6 +139,13 @@ json_t *tern_json_read(const char *text, size_t n, char *why, size_t size)
     return j;
 }
 
+json_t *tern_json_arguments(const char *text, size_t n)
+{
+    json_t *j = n && tern_json_begin(n) ? json_loadb(text, n, JSON_ALLOW_NUL, NULL) : NULL;
+    tern_json_end();
+    return j ? j : json_object();
+}
+
 /* ---- writing ----------------------------------------------------------------------------------------------------- */
 
 /* Length of the well-formed UTF-8 character at p (p < end), 0 when there is none. */
@@ -96,16 +162,21 @@ static size_t character(const unsigned char *p, const unsigned char *end)
     return overlong || outside ? 0 : n;
 }
 
+void tern_json_add(struct tern_buf *b, const char *text, size_t n)
+{
+    lacked |= tern_buf_add(b, text, n, NULL) < 0;
+}
+
 json_t *tern_json_chars(const char *text, size_t n)
 {
     json_t *plain = json_stringn(text ? text : "", text ? n : 0);
-    if (plain)
+    if (plain || !text)
         return plain;
     struct tern_buf b = {0};
     const unsigned char *p = (const unsigned char *)text, *end = p + n;
     while (p < end) {
         size_t k = character(p, end);
-        (void)tern_buf_add(&b, k ? (const char *)p : "\xEF\xBF\xBD", k ? k : 3, NULL);
+        tern_json_add(&b, k ? (const char *)p : "\xEF\xBF\xBD", k ? k : 3);
         p += k ? k : 1;
     }
     json_t *out = json_stringn(b.p ? b.p : "", b.len);
@@ -118,14 +189,23 @@ json_t *tern_json_cstr(const char *text)
     return text ? tern_json_chars(text, strlen(text)) : json_null();
 }
 
-static int add_piece(const char *text, size_t n, void *out)
+struct writing {
+    struct tern_buf *out;
+    bool ok; /* jansson goes on after some pieces that were not taken, and forgets them */
+};
+
+static int add_piece(const char *text, size_t n, void *writing)
 {
-    return tern_buf_add(out, text, n, NULL);
+    struct writing *w = writing;
+    w->ok = w->ok && tern_buf_add(w->out, text, n, NULL) == 0;
+    return w->ok ? 0 : -1;
 }
 
 bool tern_json_write(struct tern_buf *out, json_t *j)
 {
-    bool ok = j && json_dump_callback(j, add_piece, out, JSON_COMPACT | JSON_ENCODE_ANY | JSON_REAL_PRECISION(17)) == 0;
+    struct writing w = {out, j != NULL};
+    const size_t flags = JSON_COMPACT | JSON_ENCODE_ANY | JSON_REAL_PRECISION(17);
+    bool ok = j && json_dump_callback(j, add_piece, &w, flags) == 0 && w.ok;
     json_decref(j);
     return ok;
 }

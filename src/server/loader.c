@@ -10,18 +10,6 @@
 #define TURN_S 5.0  /* a model that waits for memory waits so long for others to come to rest by themselves */
 #define BEAT_S 0.25 /* how often times are looked at */
 
-static void say(const struct tern_server *s, const char *fmt, ...) TERN_PRINTF(2, 3);
-static void say(const struct tern_server *s, const char *fmt, ...)
-{
-    char line[1024];
-    va_list ap;
-    va_start(ap, fmt);
-    (void)vsnprintf(line, sizeof line, fmt, ap);
-    va_end(ap);
-    if (s->p.say)
-        s->p.say(s->p.user, line);
-}
-
 void tern_loader_poke(struct tern_server *s)
 {
     (void)pthread_cond_broadcast(&s->models.more);
@@ -54,7 +42,7 @@ static void close_served(struct tern_served *m, const char *why)
     tern_loop_close(&m->loop);
     s->p.close(s->p.user, m->index, &m->opened);
     if (why)
-        say(s, "model %s unloaded: %s", m->name, why);
+        tern_server_say(s, "model %s unloaded: %s", m->name, why);
     (void)pthread_mutex_lock(&s->models.lock);
     m->model = NULL;
     m->engine = NULL;
@@ -263,7 +251,7 @@ static void load(struct tern_served *m)
     if (rc == 0) {
         double seconds = m->opened_s;
         (void)pthread_mutex_unlock(&s->models.lock);
-        say(s, "model %s loaded in %.2f s", m->name, seconds);
+        tern_server_say(s, "model %s loaded in %.2f s", m->name, seconds);
         (void)pthread_mutex_lock(&s->models.lock);
         return;
     }
@@ -278,7 +266,7 @@ static void load(struct tern_served *m)
     if (rc == TERN_ECANCELLED)
         return;
     (void)pthread_mutex_unlock(&s->models.lock);
-    say(s, "model %s could not be loaded: %s", m->name, err.msg);
+    tern_server_say(s, "model %s could not be loaded: %s", m->name, err.msg);
     (void)pthread_mutex_lock(&s->models.lock);
 }
 

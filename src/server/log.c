@@ -14,6 +14,7 @@ void tern_log_job(const struct tern_job *j)
     (void)gmtime_r(&now.tv_sec, &t);
     (void)strftime(when, sizeof when, "%Y-%m-%dT%H:%M:%S", &t);
     (void)snprintf(stamp, sizeof stamp, "%s.%03dZ", when, (int)(now.tv_nsec / 1000000));
+    (void)tern_json_lacked();
     json_t *o =
         json_pack("{ss ss ss so si sb si si si sf sf sf sf}", "time", stamp, "event", "request", "id", j->id, "path",
                   tern_json_cstr(j->path), "status", j->status, "stream", (int)j->stream, "prompt_tokens", j->n_prompt,
@@ -28,7 +29,7 @@ void tern_log_job(const struct tern_job *j)
     if (s->p.log_prompts && j->root)
         (void)json_object_set(o, "body", j->root);
     char *line = json_dumps(o, JSON_COMPACT | JSON_REAL_PRECISION(6));
-    if (line)
+    if (line && !tern_json_lacked())
         s->p.log(s->p.user, line);
     free(line);
     json_decref(o);

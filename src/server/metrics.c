@@ -75,8 +75,7 @@ out:
     return rc;
 }
 
-/* ---- figures by their place in the loop's -------------------------------------------------------------------------
- */
+/* ---- figures by their place in the loop's ------------------------------------------------------------------------ */
 
 static double get_u64(const tern_loop_stats *t, size_t at)
 {

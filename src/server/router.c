@@ -14,13 +14,34 @@ struct route {
     bool open; /* needs no key */
 };
 
+static enum tern_shape shape_of(const char *path)
+{
+    if (path && strncmp(path, "/v1/messages", 12) == 0)
+        return TERN_SHAPE_ANTHROPIC;
+    return path && strncmp(path, "/api/", 5) == 0 ? TERN_SHAPE_OLLAMA : TERN_SHAPE_OPENAI;
+}
+
+/* Where there is no memory to say it with. */
+static void reply_lacking(struct tern_http_call *c)
+{
+    static const char *const texts[] = {
+        [TERN_SHAPE_OPENAI] = "{\"error\":{\"message\":\"out of memory\",\"type\":\"service_unavailable_error\","
+                              "\"param\":null,\"code\":null}}",
+        [TERN_SHAPE_ANTHROPIC] = "{\"type\":\"error\",\"error\":{\"type\":\"overloaded_error\","
+                                 "\"message\":\"out of memory\"}}",
+        [TERN_SHAPE_OLLAMA] = "{\"error\":\"out of memory\"}",
+    };
+    const char *text = texts[shape_of(tern_http_call_head(c)->path)];
+    tern_http_reply(c, 503, "application/json", text, strlen(text));
+}
+
 void tern_reply_json(struct tern_http_call *c, int status, json_t *j)
 {
     struct tern_buf b = {0};
-    if (tern_json_write(&b, j))
-        tern_http_reply(c, status, "application/json", b.p, b.len);
+    if (!tern_json_write(&b, j) || tern_json_lacked())
+        reply_lacking(c);
     else
-        tern_http_reply(c, 503, "application/json", "{\"error\":{\"message\":\"out of memory\"}}", 37);
+        tern_http_reply(c, status, "application/json", b.p, b.len);
     tern_buf_clear(&b);
 }
 
@@ -124,8 +145,10 @@ static void answer_kv(struct tern_server *s, struct tern_http_call *c)
 static void answer_metrics(struct tern_server *s, struct tern_http_call *c)
 {
     struct tern_buf b = {0};
-    int rc = tern_metrics_text(s, &b);
-    tern_http_reply(c, rc < 0 ? 503 : 200, "text/plain; version=0.0.4; charset=utf-8", b.p, rc < 0 ? 0 : b.len);
+    if (tern_metrics_text(s, &b) < 0)
+        reply_lacking(c);
+    else
+        tern_http_reply(c, 200, "text/plain; version=0.0.4; charset=utf-8", b.p, b.len);
     tern_buf_clear(&b);
 }
 
@@ -215,13 +238,6 @@ static bool path_fits(const char *pattern, const char *path)
     return pattern[n - 1] == '/' && n > 1 ? strncmp(path, pattern, n) == 0 && path[n] : strcmp(path, pattern) == 0;
 }
 
-static enum tern_shape shape_of(const char *path)
-{
-    if (path && strncmp(path, "/v1/messages", 12) == 0)
-        return TERN_SHAPE_ANTHROPIC;
-    return path && strncmp(path, "/api/", 5) == 0 ? TERN_SHAPE_OLLAMA : TERN_SHAPE_OPENAI;
-}
-
 /* A body that is no JSON is found out when it is read; here are those that say so themselves. */
 static bool body_is_readable(const struct tern_http_head *h, struct tern_fault *f)
 {
@@ -262,6 +278,7 @@ void tern_route(void *server, struct tern_http_call *c)
     enum tern_shape shape = shape_of(h->path);
     struct tern_fault f = {0};
     char allow[64] = "";
+    (void)tern_json_lacked();
     s->n_requests++;
     const struct route *r = find(h, &f, allow);
     if (!tern_auth_check(s, c, !r || !r->open, &f)) {

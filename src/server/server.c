@@ -10,10 +10,9 @@
 
 #define TICK_US 250000
 
-static void say(const struct tern_server *s, const char *fmt, ...) TERN_PRINTF(2, 3);
-static void say(const struct tern_server *s, const char *fmt, ...)
+void tern_server_say(const struct tern_server *s, const char *fmt, ...)
 {
-    char line[512];
+    char line[1024];
     va_list ap;
     va_start(ap, fmt);
     (void)vsnprintf(line, sizeof line, fmt, ap);
@@ -53,7 +52,7 @@ static void on_tick(evutil_socket_t fd, short what, void *arg)
     if (s->n_jobs == 0 && tern_http_connections(s->http) == 0)
         (void)event_base_loopbreak(s->base);
     else if (tern_now() > s->drain_until) {
-        say(s, "%d requests took too long to end and are cut off", s->n_jobs);
+        tern_server_say(s, "%d requests took too long to end and are cut off", s->n_jobs);
         (void)event_base_loopbreak(s->base);
     }
 }
@@ -67,7 +66,7 @@ static void on_signal(evutil_socket_t sig, short what, void *arg)
     s->draining = true;
     s->drain_until = tern_now() + s->p.drain_s;
     tern_models_drain(s);
-    say(s, "shutting down: %d requests are running; a second signal ends them", s->n_jobs);
+    tern_server_say(s, "shutting down: %d requests are running; a second signal ends them", s->n_jobs);
     tern_http_drain(s->http);
 }
 
@@ -137,6 +136,7 @@ static int open_all(struct tern_server *s, tern_error *err)
 {
     int rc = 0;
     tern_json_limit_memory();
+    tern_http_watch_memory();
     raise_limits(s);
     TERN_TRY(tern_auth_init(s, err));
     s->base = event_base_new();
@@ -163,7 +163,7 @@ static void stop_models(struct tern_server *s)
 {
     if (tern_models_stop(s, s->draining ? s->drain_until - tern_now() : s->p.drain_s))
         return;
-    say(s, "a model that is still being loaded is left");
+    tern_server_say(s, "a model that is still being loaded is left");
     tern_models_end_loops(s); /* what other models know goes to their files */
     _exit(0);
 }

@@ -117,6 +117,7 @@ struct tern_job {
     const struct tern_api *api;
     struct tern_job *next; /* in a queue */
     struct tern_buf body;
+    size_t body_bytes;   /* as it came */
     json_t *root;        /* of the body */
     uint64_t key;        /* which of the API keys was given, 0: none */
     json_t *answer;      /* whole, instead of generation */
@@ -160,7 +161,7 @@ int tern_job_lanes(struct tern_job *j, int n, struct tern_fault *f);
 int tern_job_read(struct tern_job *j, struct tern_fault *f);
 
 /* prefixid.c: a text that prompts have in common whose first tokens are the same, for who spreads requests over
- * servers. Of whole pages among the first 256 tokens; of all tokens where they fill no page. */
+ * servers. Of whole pages among the first 256 tokens; of all tokens where they fill no page; empty without memory. */
 #define TERN_PREFIX_ID 17
 void tern_prefix_id(const tern_tokens *ids, char out[TERN_PREFIX_ID]);
 
@@ -213,18 +214,20 @@ struct tern_server {
     } workers;
 };
 
+/* Any thread. */
+void tern_server_say(const struct tern_server *s, const char *fmt, ...) TERN_PRINTF(2, 3);
+
 /* auth.c: may this call be answered?  Else *f says why not. */
 int tern_auth_init(struct tern_server *s, tern_error *err);
 bool tern_auth_check(const struct tern_server *s, const struct tern_http_call *c, bool key_needed,
                      struct tern_fault *f);
-
 /* Which of the keys the call has, from 1; 0: none. */
 uint64_t tern_auth_key(const struct tern_server *s, const struct tern_http_call *c);
 
 /* router.c */
 void tern_route(void *server, struct tern_http_call *c);
 void tern_route_malformed(void *server, struct tern_http_call *c, int status, const char *sentence);
-void tern_reply_json(struct tern_http_call *c, int status, json_t *j); /* takes j */
+void tern_reply_json(struct tern_http_call *c, int status, json_t *j); /* takes j; 503 where it is not whole */
 
 extern const struct tern_api tern_api_chat, tern_api_completions, tern_api_tokenize, tern_api_detokenize,
     tern_api_template, tern_api_messages, tern_api_count, tern_api_responses, tern_api_embeddings, tern_api_ollama_chat,
@@ -234,8 +237,7 @@ json_t *tern_ollama_models(struct tern_server *s, bool running);
 /* "keep_alive": seconds, or a time such as "5m"; below 0: for ever. */
 int tern_ollama_keep_alive(const json_t *v, double *out, struct tern_fault *f);
 
-/* page.c */
-void tern_page_answer(struct tern_server *s, struct tern_http_call *c);
+void tern_page_answer(struct tern_server *s, struct tern_http_call *c); /* page.c */
 
 /* log.c: one line of JSON about a job that is over. */
 void tern_log_job(const struct tern_job *j);

@@ -30,16 +30,26 @@ static struct tern_job *take_first(struct tern_job **first, struct tern_job **la
     return j;
 }
 
-/* Reads the request, and prepares it where its model is open. */
-static void prepare(struct tern_job *j)
+static int read_and_prepare(struct tern_job *j, struct tern_fault *f)
 {
-    struct tern_fault f = {0};
-    int rc = j->served ? 0 : tern_job_read(j, &f);
+    int rc = j->served ? 0 : tern_job_read(j, f);
     if (rc == 0 && !j->held)
         j->held = tern_served_hold(j->served);
     j->wants = rc == 0 && !j->held;
     if (rc == 0 && j->held)
-        rc = j->api->prepare(j, &f);
+        rc = j->api->prepare(j, f);
+    return rc;
+}
+
+/* Reads the request, and prepares it where its model is open. */
+static void prepare(struct tern_job *j)
+{
+    struct tern_fault f = {0};
+    (void)tern_json_lacked();
+    int rc = tern_json_begin(j->body_bytes) ? read_and_prepare(j, &f) : 0;
+    tern_json_end();
+    if (tern_json_lacked()) /* whatever else seems wrong with it */
+        rc = tern_fault_set(&f, 503, NULL, NULL, "out of memory");
     if (rc < 0)
         j->fault = f;
 }

@@ -60,8 +60,7 @@ struct found { /* a file of ours */
         (void)pthread_mutex_unlock(&(d)->stats_lock); \
     } while (0)
 
-/* ---- what lies there ----------------------------------------------------------------------------------------------
- */
+/* ---- what lies there --------------------------------------------------------------------------------------------- */
 
 static int by_use(const void *a, const void *b)
 {
@@ -116,8 +115,7 @@ static bool list_dir(int dir, struct listing *l)
     return true;
 }
 
-/* ---- the lock, and what is counted under it -----------------------------------------------------------------------
- */
+/* ---- the lock, and what is counted under it ---------------------------------------------------------------------- */
 
 static bool take_lock(struct tern_disk *d)
 {
@@ -206,8 +204,7 @@ static bool make_room(struct tern_disk *d, struct usage *u, size_t n)
     return fits(d, u, n);
 }
 
-/* ---- writing ------------------------------------------------------------------------------------------------------
- */
+/* ---- writing ----------------------------------------------------------------------------------------------------- */
 
 bool tern_disk_writes(struct tern_disk *d)
 {
@@ -315,8 +312,7 @@ void tern_disk_write(struct tern_disk *d, const void *record, size_t bytes)
     give_lock(d);
 }
 
-/* ---- reading ------------------------------------------------------------------------------------------------------
- */
+/* ---- reading ----------------------------------------------------------------------------------------------------- */
 
 static bool reads(struct tern_disk *d)
 {
@@ -419,8 +415,7 @@ bool tern_disk_read(struct tern_disk *d, const struct tern_record_name *n, const
     return true;
 }
 
-/* ---- opening ------------------------------------------------------------------------------------------------------
- */
+/* ---- opening ----------------------------------------------------------------------------------------------------- */
 
 /* What killed processes left goes; the rest is counted. */
 static void look_around(struct tern_disk *d)

@@ -45,8 +45,7 @@ static void unref(struct tern_fetch *f)
         free_fetch(f);
 }
 
-/* ---- looking ------------------------------------------------------------------------------------------------------
- */
+/* ---- looking ----------------------------------------------------------------------------------------------------- */
 
 static struct tern_record_name page_name(const struct tern_fetch *f, int i)
 {
@@ -152,8 +151,7 @@ static bool find_goal(struct tern_fetch *f, struct goal *g)
     return g->has_end || (!f->states && pages * TERN_TIER_TOKENS > f->found);
 }
 
-/* ---- reading ------------------------------------------------------------------------------------------------------
- */
+/* ---- reading ----------------------------------------------------------------------------------------------------- */
 
 /* NULL: nobody waits any more. */
 static uint8_t *wait_for_slot(struct tern_fetch *f)
@@ -247,8 +245,7 @@ void tern_reader_drop_all(struct tern_tiers *t)
     t->fetches = NULL;
 }
 
-/* ---- what the engine's thread asks --------------------------------------------------------------------------------
- */
+/* ---- what the engine's thread asks ------------------------------------------------------------------------------- */
 
 static struct tern_fetch *new_fetch(struct tern_tiers *t, const struct tern_fetch_want *w)
 {

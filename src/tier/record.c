@@ -8,8 +8,7 @@
 
 #define ENDIAN 0x01020304u
 
-/* ---- keys ---------------------------------------------------------------------------------------------------------
- */
+/* ---- keys -------------------------------------------------------------------------------------------------------- */
 
 void tern_origin_key(const struct tern_origin *o, struct tern_key *out)
 {
@@ -42,8 +41,7 @@ void tern_end_key(const struct tern_key *parent, const int32_t *tokens, int n, e
     key(parent, tokens, n, (uint8_t)kind, out);
 }
 
-/* ---- names --------------------------------------------------------------------------------------------------------
- */
+/* ---- names ------------------------------------------------------------------------------------------------------- */
 
 static const char *const suffix[] = {"", ".page", ".state", ".end"};
 
@@ -86,8 +84,7 @@ struct tern_record_name tern_record_name_of(const struct tern_record *h)
     return (struct tern_record_name){h->key, h->index, (uint8_t)h->kind, (uint8_t)h->n_tokens};
 }
 
-/* ---- bytes --------------------------------------------------------------------------------------------------------
- */
+/* ---- bytes ------------------------------------------------------------------------------------------------------- */
 
 size_t tern_record_bytes(const struct tern_record *h)
 {

@@ -32,8 +32,7 @@ struct tern_shared {
     struct tern_tier_stats stats;
 };
 
-/* ---- the circuit --------------------------------------------------------------------------------------------------
- */
+/* ---- the circuit ------------------------------------------------------------------------------------------------- */
 
 static bool closed(struct tern_shared *s)
 {
@@ -75,8 +74,7 @@ static void worked(struct tern_shared *s)
     (void)pthread_mutex_unlock(&s->lock);
 }
 
-/* ---- commands -----------------------------------------------------------------------------------------------------
- */
+/* ---- commands ---------------------------------------------------------------------------------------------------- */
 
 /* What hiredis does by itself has a limit per call of the system; this one is for all of an answer. */
 static redisReply *answer(redisContext *c, double end)
@@ -282,8 +280,7 @@ void tern_shared_get_stats(struct tern_shared *s, struct tern_tier_stats *out)
     out->open = true;
 }
 
-/* ---- opening ------------------------------------------------------------------------------------------------------
- */
+/* ---- opening ----------------------------------------------------------------------------------------------------- */
 
 /* [USER:PASSWORD@]HOST[:PORT][/DB]; [HOST] for an address with colons. */
 static bool parse(struct tern_shared *s, char *p)

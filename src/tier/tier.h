@@ -23,8 +23,7 @@
 
 #define TERN_TIER_TOKENS 64 /* of a page */
 
-/* ---- records ------------------------------------------------------------------------------------------------------
- */
+/* ---- records ----------------------------------------------------------------------------------------------------- */
 
 struct tern_key {
     uint8_t b[TERN_SHA256];
@@ -96,8 +95,7 @@ struct tern_record_name tern_record_name_of(const struct tern_record *h);
 void tern_record_name_text(const struct tern_record_name *n, char out[TERN_RECORD_NAME]);
 bool tern_record_name_parse(struct tern_record_name *out, const char *text);
 
-/* ---- figures ------------------------------------------------------------------------------------------------------
- */
+/* ---- figures ----------------------------------------------------------------------------------------------------- */
 
 struct tern_tier_stats {
     bool open;      /* there is this tier */
@@ -110,8 +108,7 @@ struct tern_tier_stats {
     uint64_t errors, evictions;
 };
 
-/* ---- a directory, by itself ---------------------------------------------------------------------------------------
- */
+/* ---- a directory, by itself -------------------------------------------------------------------------------------- */
 
 enum tern_scan { TERN_SCAN_LIST, TERN_SCAN_VERIFY, TERN_SCAN_CLEAR };
 struct tern_scanned {
@@ -122,8 +119,7 @@ struct tern_scanned {
 int tern_disk_scan(const char *dir, enum tern_scan what, void (*say)(void *user, const char *line), void *user,
                    struct tern_scanned *out, tern_error *err);
 
-/* ---- all tiers ----------------------------------------------------------------------------------------------------
- */
+/* ---- all tiers --------------------------------------------------------------------------------------------------- */
 
 struct tern_tiers;
 
@@ -153,8 +149,7 @@ void *tern_tiers_room(struct tern_tiers *t);
 void tern_tiers_put(struct tern_tiers *t, void *record);
 bool tern_tiers_writes(struct tern_tiers *t); /* false: nothing can be written for the time being */
 
-/* ---- bringing records ---------------------------------------------------------------------------------------------
- */
+/* ---- bringing records -------------------------------------------------------------------------------------------- */
 
 struct tern_fetch;
 

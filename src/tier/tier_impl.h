@@ -6,8 +6,7 @@
 #include <stdatomic.h>
 #include "tier/tier.h"
 
-/* ---- lines for people ---------------------------------------------------------------------------------------------
- */
+/* ---- lines for people -------------------------------------------------------------------------------------------- */
 
 /* At most so many in ten minutes: a disk full of damaged files is not to fill another one with lines. */
 struct tern_say {
@@ -21,8 +20,7 @@ void tern_say_init(struct tern_say *s, void (*say)(void *user, const char *line)
 void tern_say_clear(struct tern_say *s);
 void tern_say(struct tern_say *s, const char *fmt, ...) TERN_PRINTF(2, 3);
 
-/* ---- slots --------------------------------------------------------------------------------------------------------
- */
+/* ---- slots ------------------------------------------------------------------------------------------------------- */
 
 #define TERN_MAX_SLOTS 64
 
@@ -69,8 +67,7 @@ void tern_shared_write(struct tern_shared *s, const void *record, size_t bytes);
 bool tern_shared_writes(struct tern_shared *s);
 void tern_shared_get_stats(struct tern_shared *s, struct tern_tier_stats *out);
 
-/* ---- all of it ----------------------------------------------------------------------------------------------------
- */
+/* ---- all of it --------------------------------------------------------------------------------------------------- */
 
 struct tern_tiers {
     struct tern_tiers_params p;

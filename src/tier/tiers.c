@@ -10,8 +10,7 @@
 #define SLOT_BYTES  ((size_t)32 << 20) /* of all slots of one direction, where that is LEAST_SLOTS or more */
 #define LEAST_SLOTS 4
 
-/* ---- slots --------------------------------------------------------------------------------------------------------
- */
+/* ---- slots ------------------------------------------------------------------------------------------------------- */
 
 int tern_slots_init(struct tern_slots *s, size_t record_bytes, tern_error *err)
 {
@@ -32,8 +31,7 @@ void tern_slots_clear(struct tern_slots *s)
     *s = (struct tern_slots){0};
 }
 
-/* ---- the writer ---------------------------------------------------------------------------------------------------
- */
+/* ---- the writer -------------------------------------------------------------------------------------------------- */
 
 static void write_record(struct tern_tiers *t, void *record)
 {
@@ -93,8 +91,7 @@ void tern_tiers_put(struct tern_tiers *t, void *record)
     (void)pthread_mutex_unlock(&t->lock);
 }
 
-/* ---- opening and closing ------------------------------------------------------------------------------------------
- */
+/* ---- opening and closing ----------------------------------------------------------------------------------------- */
 
 /* Signals are for the threads of the program. */
 static int start(pthread_t *thread, void *(*run)(void *), struct tern_tiers *t, bool *runs, tern_error *err)

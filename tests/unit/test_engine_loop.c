@@ -116,8 +116,7 @@ static void check_request(struct fixture *f, const tern_request *r, const struct
         assert_int_equal(rec->done, r->n_prompt);
 }
 
-/* ---- joins, leaves, cancels ---------------------------------------------------------------------------------------
- */
+/* ---- joins, leaves, cancels -------------------------------------------------------------------------------------- */
 
 enum { N_REQUESTS = 60 };
 
@@ -198,8 +197,7 @@ static void test_random_joins(void **state)
     }
 }
 
-/* ---- many who ask -------------------------------------------------------------------------------------------------
- */
+/* ---- many who ask ------------------------------------------------------------------------------------------------ */
 
 enum { N_ASKERS = 3, N_EACH = 16 };
 
@@ -263,8 +261,7 @@ static void test_many_who_ask(void **state)
     tear_down(&f);
 }
 
-/* ---- the queue ----------------------------------------------------------------------------------------------------
- */
+/* ---- the queue --------------------------------------------------------------------------------------------------- */
 
 /* A constraint that holds its request until it is let go. */
 struct gate {
@@ -519,8 +516,7 @@ static void test_unread(void **state)
     tear_down(&f);
 }
 
-/* ---- ends ---------------------------------------------------------------------------------------------------------
- */
+/* ---- ends -------------------------------------------------------------------------------------------------------- */
 
 static void test_bad_requests(void **state)
 {
@@ -698,8 +694,7 @@ static void test_descriptor(void **state)
     tear_down(&f);
 }
 
-/* ---- constraints --------------------------------------------------------------------------------------------------
- */
+/* ---- constraints ------------------------------------------------------------------------------------------------- */
 
 struct evens {
     int left, *forks, *frees, code;
@@ -783,8 +778,7 @@ static void test_constraint(void **state)
     assert_int_equal(frees, 5);
 }
 
-/* ---- log probabilities --------------------------------------------------------------------------------------------
- */
+/* ---- log probabilities ------------------------------------------------------------------------------------------- */
 
 /* Not inlined: a cross compiler of version 12.2 fails on what it makes of it for AArch64. */
 static __attribute__((noinline)) double log_softmax(const float *x, int n, int id)
@@ -865,8 +859,7 @@ static void test_top_logprobs(void **state)
     assert_int_equal(score.n_top, 3);
 }
 
-/* ---- embeddings ---------------------------------------------------------------------------------------------------
- */
+/* ---- embeddings -------------------------------------------------------------------------------------------------- */
 
 /* The same vector however the prompt was cut, beside whatever else. */
 static void test_embeddings(void **state)
@@ -905,8 +898,7 @@ static void test_embeddings(void **state)
     }
 }
 
-/* ---- pace ---------------------------------------------------------------------------------------------------------
- */
+/* ---- pace -------------------------------------------------------------------------------------------------------- */
 
 /* A machine whose steps take fixed + per decode row + (a pass of prompt rows + per prompt row), with noise and hiccups.
  * Returns the mean of steps over that of decode rows alone, and *rows: prompt rows per step, *worst: the longest of all
@@ -1040,8 +1032,7 @@ static void test_pace_of_a_crowd(void **state)
     assert_true(l.sum_gap / l.n_gaps < 2.05 * crowd_step(8, 0) && l.worst_gap < .15);
 }
 
-/* ---- prefix cache -------------------------------------------------------------------------------------------------
- */
+/* ---- prefix cache ------------------------------------------------------------------------------------------------ */
 
 struct fake_cache {
     tern_engine *e;

@@ -414,12 +414,39 @@ static void test_refusals(void **state)
     }
 }
 
+/* A sequence that was saved with what the layer keeps goes on in no engine without it, nor the other way round. */
+static void test_saved(void **state)
+{
+    (void)state;
+    struct tiny t;
+    open_model(&t, 0);
+    for (int with = 0; with < 2; with++) {
+        char path[] = "/tmp/tern-mtp-XXXXXX";
+        tern_error err = {0};
+        tern_engine *from = open_engine(&t, "t4", with ? "mtp" : NULL, with ? 4 : 0, 1, false),
+                    *to = open_engine(&t, "t4", with ? NULL : "mtp", with ? 0 : 4, 1, false);
+        tern_seq *s = read_ids(from, t.ids, PROMPT), *none;
+        int fd = mkstemp(path);
+        assert_true(fd >= 0 && close(fd) == 0);
+        tiny_ok(tern_seq_save(s, path, &err), &err);
+        assert_int_equal(tern_seq_load(&none, to, path, &err), TERN_EMISMATCH);
+        assert_null(none);
+        assert_non_null(strstr(err.msg, with ? ", or with the layer for multi-token prediction"
+                                             : ", or without the layer for multi-token prediction"));
+        tern_seq_free(s);
+        tern_engine_close(&from);
+        tern_engine_close(&to);
+        (void)unlink(path);
+    }
+    tiny_close(&t);
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_parity),   cmocka_unit_test(test_directory), cmocka_unit_test(test_in_step),
         cmocka_unit_test(test_replies),  cmocka_unit_test(test_loops),     cmocka_unit_test(test_plans),
-        cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_refusals), cmocka_unit_test(test_saved),
     };
     if (argc > 1)
         cmocka_set_test_filter(argv[1]);

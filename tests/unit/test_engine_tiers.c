@@ -148,8 +148,7 @@ static int ask(struct fixture *f, int loop, const int32_t *ids, int n)
     return found;
 }
 
-/* ---- restarts -----------------------------------------------------------------------------------------------------
- */
+/* ---- restarts ---------------------------------------------------------------------------------------------------- */
 
 static void restart(struct fixture *f, int i)
 {
@@ -266,8 +265,7 @@ static void test_damage(void **state)
     }
 }
 
-/* ---- at random ----------------------------------------------------------------------------------------------------
- */
+/* ---- at random --------------------------------------------------------------------------------------------------- */
 
 static void draw(struct fixture *f, struct tern_rng *g, int32_t *ids, tern_request *r)
 {
@@ -358,8 +356,7 @@ static void test_random(void **state)
     assert_true(all_fetched > 0);
 }
 
-/* ---- a store ------------------------------------------------------------------------------------------------------
- */
+/* ---- a store ----------------------------------------------------------------------------------------------------- */
 
 static pid_t store;
 static int store_port;
@@ -492,8 +489,7 @@ static void test_store_is_dead(void **state)
     (void)close(mute);
 }
 
-/* ---- kill -9 ------------------------------------------------------------------------------------------------------
- */
+/* ---- kill -9 ----------------------------------------------------------------------------------------------------- */
 
 /* The program once more, as a server on the same directory and store that asks itself until it is killed. */
 static pid_t start_victim(const char *model, uint64_t seed, const char *folder, const char *shared)
@@ -596,6 +592,148 @@ static void test_killed(void **state)
     stop_store();
 }
 
+/* ---- waiting ----------------------------------------------------------------------------------------------------- */
+
+/* A disk that is as slow as the test wants: what is fetched for prompts of SLOW tokens comes when `open`. */
+enum { QUICK = 60, SLOW = 400, GROWS = 330 };
+static struct {
+    struct tern_prefix real;
+    atomic_bool open;
+    atomic_int n_begun, n_over;
+    _Atomic(void *) held[8];
+} gate;
+
+static void *gate_fetch(void *self, int plan, const int32_t *tokens, int n)
+{
+    void *fetch = gate.real.fetch(self, plan, tokens, n);
+    if (fetch && n == SLOW)
+        atomic_store(&gate.held[atomic_fetch_add(&gate.n_begun, 1)], fetch);
+    return fetch;
+}
+
+static bool gate_holds(const void *fetch)
+{
+    bool is_slow = false;
+    for (int i = 0; i < atomic_load(&gate.n_begun); i++)
+        is_slow = is_slow || atomic_load(&gate.held[i]) == fetch;
+    return is_slow;
+}
+
+static bool gate_over(const void *fetch)
+{
+    for (int i = 0; i < atomic_load(&gate.n_begun); i++)
+        if (atomic_load(&gate.held[i]) == fetch) {
+            atomic_store(&gate.held[i], NULL);
+            (void)atomic_fetch_add(&gate.n_over, 1);
+            return true;
+        }
+    return false;
+}
+
+static bool gate_fetched(void *self, void *fetch)
+{
+    const bool slow = gate_holds(fetch);
+    if ((slow && !atomic_load(&gate.open)) || !gate.real.fetched(self, fetch))
+        return false;
+    (void)gate_over(fetch);
+    return true;
+}
+
+static void gate_drop(void *self, void *fetch)
+{
+    (void)gate_over(fetch);
+    gate.real.drop(self, fetch);
+}
+
+static size_t room_of(tern_loop *l, const tern_request *r, int reply)
+{
+    struct tern_request_run q = {.r = *r};
+    l->p.reply_tokens = reply;
+    tern_room_of_new(l, &q);
+    return q.reserve;
+}
+
+/* Both fit when they begin, and half of what the first grows by. */
+static void limit_room(tern_loop *l, const tern_request r[2])
+{
+    (void)pthread_mutex_lock(&l->lock);
+    const size_t grown = room_of(l, &r[0], GROWS), begun = room_of(l, &r[0], 1);
+    l->p.kv_bytes = begun + room_of(l, &r[1], 1) + (grown - begun) / 2;
+    assert_true(l->p.kv_bytes >= grown);
+    (void)pthread_mutex_unlock(&l->lock);
+}
+
+static void put_gate(tern_loop *l)
+{
+    gate.real = l->prefix;
+    atomic_store(&gate.open, false);
+    atomic_store(&gate.n_begun, 0);
+    atomic_store(&gate.n_over, 0);
+    struct tern_prefix slow = gate.real;
+    slow.fetch = gate_fetch;
+    slow.fetched = gate_fetched;
+    slow.drop = gate_drop;
+    tern_loop_set_prefix(l, &slow);
+}
+
+/* One reply grows until there is no room, while a younger request waits for its pages: that gives up what it has not
+ * got yet, waits again, and gets what it gets alone; or is cancelled. */
+static void run_waiting(const char *model, const char *folder, bool cancel)
+{
+    struct fixture f;
+    tern_loop_stats stats;
+    uint64_t id[2];
+    struct lc_request *rec[2];
+    open_all(&f, model, folder, NULL);
+    open_loop(&f, 0);
+    assert_int_equal(ask(&f, 0, f.ids, SLOW), 0);
+    tern_loop_close(&f.loop[0]); /* all is in files */
+    open_loop(&f, 0);
+    tern_request r[2] = {request(f.ids + SLOW, QUICK), request(f.ids, SLOW)};
+    r[0].max_tokens = GROWS;
+    tern_loop *l = f.loop[0];
+    limit_room(l, r);
+    put_gate(l);
+    for (int i = 0; i < 2; i++)
+        rec[i] = submit(&f, 0, &r[i], &id[i]);
+    lc_wait(f.q, rec, 1);
+    tern_loop_get_stats(l, &stats);
+    assert_int_equal(stats.preempted, 1);
+    assert_int_equal(rec[1]->starts, 0); /* it has waited all the time */
+    assert_in_range(atomic_load(&gate.n_begun), 1, 2);
+    if (cancel)
+        tern_loop_cancel(l, id[1]);
+    else
+        atomic_store(&gate.open, true);
+    lc_wait(f.q, rec, 2);
+    assert_int_equal(rec[1]->rc, cancel ? TERN_ECANCELLED : 0);
+    for (int i = 0; i < (cancel ? 1 : 2); i++)
+        check_alone(&f, &r[i], rec[i]);
+    tern_loop_get_stats(l, &stats);
+    assert_int_equal(stats.kv_reserved, 0);
+    assert_int_equal(atomic_load(&gate.n_begun), cancel ? atomic_load(&gate.n_begun) : 2);
+    assert_int_equal(atomic_load(&gate.n_over), atomic_load(&gate.n_begun));
+    if (!cancel)
+        assert_int_equal(rec[1]->end.n_cached, SLOW);
+    atomic_store(&gate.open, true);
+    assert_int_equal(ask(&f, 0, f.ids, SLOW), SLOW);
+    assert_int_equal(stats_of(l).disk.damaged, 0);
+    free(rec[0]);
+    free(rec[1]);
+    close_all(&f);
+}
+
+static void test_waiting(void **state)
+{
+    char name[40];
+    (void)state;
+    for (size_t m = 0; m < sizeof models / sizeof *models && served(models[m]); m++)
+        for (int cancel = 0; cancel < 2; cancel++) {
+            (void)snprintf(name, sizeof name, "waiting-%d-%d", (int)m, cancel);
+            run_waiting(models[m], name, cancel);
+        }
+}
+
 static int make_folder(void **state)
 {
     (void)state;
@@ -624,7 +762,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_restart), cmocka_unit_test(test_strangers), cmocka_unit_test(test_damage),
         cmocka_unit_test(test_random),  cmocka_unit_test(test_store),     cmocka_unit_test(test_store_is_dead),
-        cmocka_unit_test(test_killed),
+        cmocka_unit_test(test_killed),  cmocka_unit_test(test_waiting),
     };
     return cmocka_run_group_tests(tests, make_folder, remove_folder);
 }

@@ -65,8 +65,7 @@ static void refused(enum tern_gr_kind kind, const char *text, size_t n, int code
 }
 #define REFUSED(kind, text, code, words) refused(kind, text, strlen(text), code, words)
 
-/* ---- regular expressions --------------------------------------------------------------------------------------------
- */
+/* ---- regular expressions ----------------------------------------------------------------------------------------- */
 
 static void test_regex(void **state)
 {
@@ -219,8 +218,7 @@ static void test_regex_like_pcre(void **state)
     }
 }
 
-/* ---- GBNF -----------------------------------------------------------------------------------------------------------
- */
+/* ---- GBNF -------------------------------------------------------------------------------------------------------- */
 
 static void test_gbnf(void **state)
 {
@@ -302,8 +300,7 @@ static void test_gbnf_chain(void **state)
     }
 }
 
-/* ---- schemas --------------------------------------------------------------------------------------------------------
- */
+/* ---- schemas ----------------------------------------------------------------------------------------------------- */
 
 static void test_schema(void **state)
 {
@@ -530,8 +527,7 @@ static void test_schema_limits(void **state)
     tern_buf_clear(&b);
 }
 
-/* ---- what is sampled is valid ---------------------------------------------------------------------------------------
- */
+/* ---- what is sampled is valid ------------------------------------------------------------------------------------ */
 
 /* 200 random schemas, texts at random: a validator that knows nothing of grammars accepts them. */
 static void test_random_schemas(void **state)
@@ -660,8 +656,7 @@ static void test_threads(void **state)
     grammar_case_close(&c);
 }
 
-/* ---- marks ----------------------------------------------------------------------------------------------------------
- */
+/* ---- marks ------------------------------------------------------------------------------------------------------- */
 
 static tern_grammar_fit fit_with(const struct tern_gr_frame *frame, const struct tern_gr_calls *calls, const char *rule,
                                  const char *text)

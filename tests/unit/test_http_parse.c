@@ -344,13 +344,52 @@ static void test_json_chars(void **state)
     tern_buf_clear(&b);
 }
 
+/* The budget ends in the middle of a number or a string, wherever in it: refused, and jansson does not end the process.
+ * n lists, then blanks, then a token. */
+static bool fits(size_t n, size_t blanks, const char *token)
+{
+    char why[200];
+    struct tern_buf b = {0};
+    assert_int_equal(tern_buf_addc(&b, '[', NULL), 0);
+    for (size_t i = 0; i < n; i++)
+        assert_int_equal(tern_buf_add(&b, "[],", 3, NULL), 0);
+    for (size_t i = 0; i < blanks; i++)
+        assert_int_equal(tern_buf_addc(&b, ' ', NULL), 0);
+    assert_int_equal(tern_buf_addf(&b, NULL, "%s,1]", token), 0);
+    json_t *j = tern_json_read(b.p, b.len, why, sizeof why);
+    assert_true(j || strstr(why, "more memory"));
+    const bool ok = j != NULL;
+    json_decref(j);
+    tern_buf_clear(&b);
+    return ok;
+}
+
+static void test_json_budget_in_token(void **state)
+{
+    (void)state;
+    static const char *const tokens[] = {"123456789012345", "\"aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa\"",
+                                         "1234567890123456789012345678901.5"};
+    for (size_t i = 0; i < 3; i++)
+        for (size_t blanks = 0; blanks < 6; blanks++) {
+            size_t low = 1000, high = 100000;
+            while (high - low > 1) {
+                const size_t n = (low + high) / 2;
+                *(fits(n, blanks, "1") ? &low : &high) = n;
+            }
+            for (size_t n = low - 2; n < low + 16; n++)
+                (void)fits(n, blanks, tokens[i]);
+        }
+}
+
 int main(void)
 {
     tern_json_limit_memory();
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_refused_heads), cmocka_unit_test(test_large_heads), cmocka_unit_test(test_head),
-        cmocka_unit_test(test_query),         cmocka_unit_test(test_chunks),      cmocka_unit_test(test_json),
-        cmocka_unit_test(test_json_depth),    cmocka_unit_test(test_json_memory), cmocka_unit_test(test_json_chars),
+        cmocka_unit_test(test_refused_heads), cmocka_unit_test(test_large_heads),
+        cmocka_unit_test(test_head),          cmocka_unit_test(test_query),
+        cmocka_unit_test(test_chunks),        cmocka_unit_test(test_json),
+        cmocka_unit_test(test_json_depth),    cmocka_unit_test(test_json_memory),
+        cmocka_unit_test(test_json_chars),    cmocka_unit_test(test_json_budget_in_token),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -33,8 +33,7 @@ static void ok(int rc, const tern_error *err)
         fail_msg("%d: %s", rc, err->msg);
 }
 
-/* ---- layout -------------------------------------------------------------------------------------------------------
- */
+/* ---- layout ------------------------------------------------------------------------------------------------------ */
 
 static void test_layout(void **state)
 {
@@ -121,8 +120,7 @@ static void test_deepseek_v4(void **state)
     assert_int_equal(tern_kv_layout_new(&l, d, 43, "fp4", false, &err), TERN_EINVAL);
 }
 
-/* ---- an engine that writes down what it saw ------------------------------------------------------------------------
- */
+/* ---- an engine that writes down what it saw ---------------------------------------------------------------------- */
 
 static struct tern_kv_layout *layout;
 static struct tern_kv_cache cache;

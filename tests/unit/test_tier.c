@@ -129,8 +129,7 @@ static char *path_of(const char *folder, int i)
     return path;
 }
 
-/* ---- names and keys -----------------------------------------------------------------------------------------------
- */
+/* ---- names and keys ---------------------------------------------------------------------------------------------- */
 
 static void test_names(void **state)
 {
@@ -214,8 +213,7 @@ static void test_origin(void **state)
     }
 }
 
-/* ---- a directory --------------------------------------------------------------------------------------------------
- */
+/* ---- a directory ------------------------------------------------------------------------------------------------- */
 
 static void test_round_trip(void **state)
 {
@@ -378,8 +376,7 @@ static void test_read_only(void **state)
     tern_disk_close(d);
 }
 
-/* ---- caps ---------------------------------------------------------------------------------------------------------
- */
+/* ---- caps -------------------------------------------------------------------------------------------------------- */
 
 static void test_cap(void **state)
 {
@@ -447,8 +444,7 @@ static void test_order(void **state)
     tern_disk_close(d);
 }
 
-/* ---- faults -------------------------------------------------------------------------------------------------------
- */
+/* ---- faults ------------------------------------------------------------------------------------------------------ */
 
 /* Writes and reads while the n-th call fails: what is read is right or a miss; later all is well. */
 static void run_with(enum fault kind)
@@ -511,8 +507,7 @@ static void test_read_errors(void **state)
     tern_disk_close(d);
 }
 
-/* ---- several processes, and their ends ----------------------------------------------------------------------------
- */
+/* ---- several processes, and their ends --------------------------------------------------------------------------- */
 
 enum { CHAINS = 40 };
 

@@ -253,8 +253,7 @@ int tern_hf_check_values(const struct tern_hf_words *w, const struct tern_tensor
     return 0;
 }
 
-/* ---- latent attention: deepseek_v2, deepseek_v3, glm4_moe_lite ----------------------------------------------------
- */
+/* ---- latent attention: deepseek_v2, deepseek_v3, glm4_moe_lite --------------------------------------------------- */
 
 /* A setting, or the class's default, which stands under `gguf`; out of range -1. */
 static int64_t dims_of(const struct tern_hf_words *w, const char *name, const char *gguf)

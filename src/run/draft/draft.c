@@ -24,8 +24,7 @@ struct tern_drafter {
     void *user;
 };
 
-/* ---- parameters ---------------------------------------------------------------------------------------------------
- */
+/* ---- parameters -------------------------------------------------------------------------------------------------- */
 
 /* 0: no drafts. */
 static int read_mode(const tern_engine_params *p, bool *always, tern_error *err)
@@ -115,8 +114,7 @@ void tern_drafter_set_source(struct tern_drafter *x, tern_draft_source *source, 
     x->always = true;
 }
 
-/* ---- what becomes of guesses --------------------------------------------------------------------------------------
- */
+/* ---- what becomes of guesses ------------------------------------------------------------------------------------- */
 
 /* Matches of 2, 3, 4, 5-6, 7-8, 9-12, 13-20 and more tokens. */
 static int kind_of(int match)
@@ -153,8 +151,7 @@ static void count(struct tern_draft *d, int guess, bool right)
     d->right[c] = FORGET * d->right[c] + right;
 }
 
-/* ---- planning -----------------------------------------------------------------------------------------------------
- */
+/* ---- planning ---------------------------------------------------------------------------------------------------- */
 
 void tern_draft_open(struct tern_draft *d, struct tern_drafter *x, struct tern_gen *g)
 {
@@ -302,8 +299,7 @@ void tern_draft_forget(struct tern_draft *d)
     d->n_guesses = 0;
 }
 
-/* ---- verifying ----------------------------------------------------------------------------------------------------
- */
+/* ---- verifying --------------------------------------------------------------------------------------------------- */
 
 void tern_draft_stepped(struct tern_draft *d)
 {

@@ -24,8 +24,7 @@
 
 #define TERN_DRAFT_MOST 64 /* guesses of one reply in one step: going back so many rows computes nothing */
 
-/* ---- lookup.c: what followed the longest match of the newest tokens -----------------------------------------------
- */
+/* ---- lookup.c: what followed the longest match of the newest tokens ---------------------------------------------- */
 
 struct tern_lookup { /* zero-initialise */
     int32_t *tokens; /* [cap], n of them known */
@@ -45,8 +44,7 @@ int tern_lookup_add(struct tern_lookup *l, const int32_t *tokens, int n, tern_er
 #define TERN_LOOKUP_LONG  32 /* and no longer one is looked for */
 int tern_lookup_guess(const struct tern_lookup *l, int32_t *out, int most, int *match);
 
-/* ---- price.c: what rows of a step cost ----------------------------------------------------------------------------
- */
+/* ---- price.c: what rows of a step cost --------------------------------------------------------------------------- */
 
 #define TERN_PRICE_CLASSES 8 /* of rows: 1, 2, 3-4, 5-8 ... */
 
@@ -60,8 +58,7 @@ void tern_price_learn(struct tern_price *p, int rows, double seconds);
 /* A step of so many rows, in steps of one row: what was seen, and a cautious guess for what was not. */
 double tern_price_of(const struct tern_price *p, int rows);
 
-/* ---- draft.c ------------------------------------------------------------------------------------------------------
- */
+/* ---- draft.c ----------------------------------------------------------------------------------------------------- */
 
 struct tern_drafter; /* of an engine */
 
@@ -122,8 +119,7 @@ void tern_drafter_learn(struct tern_drafter *x, int rows, double seconds);
 /* Bytes that it takes besides the engine: of the smaller model's engine. */
 size_t tern_drafter_bytes(const struct tern_drafter *x);
 
-/* ---- chain.c ------------------------------------------------------------------------------------------------------
- */
+/* ---- chain.c ----------------------------------------------------------------------------------------------------- */
 
 struct tern_chain {
     int n_vocab;            /* ids that may be guessed */
@@ -144,8 +140,7 @@ void tern_chain_guess(struct tern_chain *x, struct tern_draft *const *d, int n, 
 void tern_chain_add(const struct tern_chain *x, struct tern_draft *d, const float *logits);
 void tern_chain_learn(struct tern_chain *x, bool right);
 
-/* ---- model.c, mtp.c -----------------------------------------------------------------------------------------------
- */
+/* ---- model.c, mtp.c ---------------------------------------------------------------------------------------------- */
 
 struct tern_draft_model;
 /* TERN_EMISMATCH when the vocabularies differ.  most: guesses per step. */

@@ -86,8 +86,7 @@ const tern_engine *tern_draft_model_engine(const struct tern_draft_model *x)
     return x->e;
 }
 
-/* ---- following ----------------------------------------------------------------------------------------------------
- */
+/* ---- following --------------------------------------------------------------------------------------------------- */
 
 /* Token i of what counts: the sequence, then the one that was picked last. */
 static int32_t token_at(const struct tern_draft *d, int i)

@@ -2,8 +2,7 @@
 #include <string.h>
 #include "run/run.h"
 
-/* ---- the vocabulary -------------------------------------------------------------------------------------------------
- */
+/* ---- the vocabulary ---------------------------------------------------------------------------------------------- */
 
 struct tokens {
     const tern_model *m;
@@ -58,8 +57,7 @@ out:
     return rc;
 }
 
-/* ---- constraints ----------------------------------------------------------------------------------------------------
- */
+/* ---- constraints ------------------------------------------------------------------------------------------------- */
 
 static int allow(void *state, uint32_t *mask, tern_error *err)
 {
@@ -95,8 +93,7 @@ out:
     return rc;
 }
 
-/* ---- grammars -------------------------------------------------------------------------------------------------------
- */
+/* ---- grammars ---------------------------------------------------------------------------------------------------- */
 
 /* The reasoning of a reply, by the template and the end of the prompt. */
 static int find_frame(const tern_grammar_reply *r, const struct tern_template *t, struct tern_gr_frame *out,
@@ -161,8 +158,7 @@ int tern_grammar_new_choice(tern_grammar **out, const char *text, size_t n, cons
     return compile(out, TERN_GR_CHOICE, text, n, reply, err);
 }
 
-/* ---- calls ----------------------------------------------------------------------------------------------------------
- */
+/* ---- calls ------------------------------------------------------------------------------------------------------- */
 
 /* Formats whose calls are JSON.  Others write values without quotes, or in another language. */
 static const struct {

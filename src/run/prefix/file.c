@@ -9,6 +9,8 @@
 #include "base/outfile.h"
 #include "run/prefix/cachefile.h"
 
+_Static_assert(TERN_CACHE_PAGE == TERN_PAGE, "what users are told");
+
 #define MAGIC   "ternc\n\0"
 #define VERSION 1
 #define ENDIAN  0x01020304u
@@ -27,8 +29,7 @@ struct bytes {
     size_t n;
 };
 
-/* ---- reading ------------------------------------------------------------------------------------------------------
- */
+/* ---- reading ----------------------------------------------------------------------------------------------------- */
 
 static int check_head(const struct tern_cachefile_head *h, size_t bytes, tern_error *err)
 {
@@ -171,8 +172,7 @@ int tern_cache_check(const char *path, tern_cache_file *out, tern_error *err)
     return 0;
 }
 
-/* ---- starting -----------------------------------------------------------------------------------------------------
- */
+/* ---- starting ---------------------------------------------------------------------------------------------------- */
 
 /* A sequence from `pages` pages of the file, or from as many fewer as it takes. */
 static int start_from(tern_seq **out, tern_engine *e, const struct tern_cachefile_view *v, int pages, int *found,
@@ -234,8 +234,7 @@ int tern_cache_start(tern_seq **out, tern_engine *e, const char *path, const int
     return rc;
 }
 
-/* ---- writing ------------------------------------------------------------------------------------------------------
- */
+/* ---- writing ----------------------------------------------------------------------------------------------------- */
 
 int tern_cachefile_records(const struct tern_cachefile_content *c)
 {
@@ -402,8 +401,7 @@ out:
     return rc;
 }
 
-/* ---- directories --------------------------------------------------------------------------------------------------
- */
+/* ---- directories ------------------------------------------------------------------------------------------------- */
 
 static int scan(const char *dir, enum tern_scan what, void (*say)(void *user, const char *line), void *user,
                 tern_cache_dir *out, tern_error *err)

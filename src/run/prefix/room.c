@@ -4,8 +4,7 @@
 #include "base/mem.h"
 #include "run/prefix/tree.h"
 
-/* ---- heaps --------------------------------------------------------------------------------------------------------
- */
+/* ---- heaps ------------------------------------------------------------------------------------------------------- */
 
 static struct tern_prefix_heap *heap_of(const struct tern_prefix_cache *x, const struct tern_prefix_entry *p, bool end)
 {
@@ -69,8 +68,7 @@ static struct tern_prefix_entry *least(const struct tern_prefix_heap *h, size_t 
     return !a ? b : !b ? a : less(b, a) ? b : a;
 }
 
-/* ---- entries ------------------------------------------------------------------------------------------------------
- */
+/* ---- entries ----------------------------------------------------------------------------------------------------- */
 
 struct tern_prefix_entry **tern_prefix_bucket(const struct tern_prefix_cache *x, const struct tern_key *key)
 {
@@ -163,8 +161,7 @@ struct tern_prefix_entry *tern_prefix_entry_new(struct tern_prefix_cache *x, str
     return p;
 }
 
-/* ---- room ---------------------------------------------------------------------------------------------------------
- */
+/* ---- room -------------------------------------------------------------------------------------------------------- */
 
 bool tern_prefix_evict(struct tern_prefix_cache *x, int ends_of_plan)
 {

@@ -8,8 +8,7 @@
 #define TICK_BYTES TERN_PREFIX_TICK_BYTES
 #define CLOSE_S    10.0 /* for what is not written when a program ends */
 
-/* ---- to other tiers -----------------------------------------------------------------------------------------------
- */
+/* ---- to other tiers ---------------------------------------------------------------------------------------------- */
 
 void tern_prefix_unwritten(struct tern_prefix_cache *x, struct tern_prefix_entry *p)
 {
@@ -69,8 +68,7 @@ void tern_prefix_tick(void *self)
     }
 }
 
-/* ---- back ---------------------------------------------------------------------------------------------------------
- */
+/* ---- back -------------------------------------------------------------------------------------------------------- */
 
 struct fetching {
     struct tern_fetch *f;
@@ -199,8 +197,7 @@ bool tern_prefix_fetched(void *self, void *fetch)
     return true;
 }
 
-/* ---- opening and closing ------------------------------------------------------------------------------------------
- */
+/* ---- opening and closing ----------------------------------------------------------------------------------------- */
 
 int tern_prefix_open_tiers(struct tern_prefix_cache *x, const struct tern_prefix_params *p, tern_error *err)
 {

@@ -8,8 +8,7 @@
 #define POINT_EVERY   1024 /* tokens, in the middle of prompts that cannot be cut anywhere */
 #define BORDER_APART  256  /* at least, of borders */
 
-/* ---- finding ------------------------------------------------------------------------------------------------------
- */
+/* ---- finding ----------------------------------------------------------------------------------------------------- */
 
 /* The page of these 64 tokens behind `parent`. */
 static struct tern_prefix_entry *find_page(const struct tern_prefix_cache *x, const struct tern_prefix_entry *parent,
@@ -105,8 +104,7 @@ static int lookup(void *self, tern_seq *s, const int32_t *tokens, int n, const f
     return found;
 }
 
-/* ---- keeping ------------------------------------------------------------------------------------------------------
- */
+/* ---- keeping ----------------------------------------------------------------------------------------------------- */
 
 static size_t slice_bytes(const struct tern_kv_cache *c, const struct tern_kv_slice *s)
 {
@@ -334,8 +332,7 @@ static void passed(void *self, tern_seq *s, int before, bool border)
     tern_prefix_tick(x);
 }
 
-/* ---- opening and closing ------------------------------------------------------------------------------------------
- */
+/* ---- opening and closing ----------------------------------------------------------------------------------------- */
 
 int tern_prefix_new(struct tern_prefix_cache **out, tern_engine *e, const struct tern_prefix_params *p, tern_error *err)
 {

@@ -63,8 +63,7 @@ struct tern_prefix_cache {
     struct tern_prefix_entry *unwritten, *last_unwritten;
 };
 
-/* ---- room.c ------------------------------------------------------------------------------------------------
- */
+/* ---- room.c ------------------------------------------------------------------------------------------------------ */
 
 /* An entry that holds nothing yet, in no bucket and no list of ends; n tokens behind its parent, end: not a page. */
 struct tern_prefix_entry *tern_prefix_entry_new(struct tern_prefix_cache *x, struct tern_prefix_entry *parent,
@@ -81,8 +80,7 @@ bool tern_prefix_room_for_point(struct tern_prefix_cache *x, int plan);
 bool tern_prefix_shrink(void *self);
 struct tern_prefix_entry **tern_prefix_bucket(const struct tern_prefix_cache *x, const struct tern_key *key);
 
-/* ---- tree.c -----------------------------------------------------------------------------------------------------
- */
+/* ---- tree.c ------------------------------------------------------------------------------------------------------ */
 
 /* The end of these n tokens behind a page; NULL: none. */
 struct tern_prefix_entry *tern_prefix_find_end(const struct tern_prefix_entry *page, const int32_t *tokens, int n);
@@ -100,8 +98,7 @@ struct tern_prefix_entry *tern_prefix_keep_page(struct tern_prefix_cache *x, str
 struct tern_prefix_entry *tern_prefix_keep_point(struct tern_prefix_cache *x, int plan, const int32_t *tokens,
                                                  int depth, struct tern_kv_checkpoint *point);
 
-/* ---- tiers.c: records that come from elsewhere -----------------------------------------------------------------
- */
+/* ---- tiers.c: records that come from elsewhere ------------------------------------------------------------------- */
 
 #define TERN_PREFIX_TICK_BYTES ((size_t)8 << 20) /* that go either way between two steps */
 
@@ -116,8 +113,7 @@ bool tern_prefix_fill_page(struct tern_prefix_cache *x, struct tern_prefix_filli
 bool tern_prefix_fill_end(struct tern_prefix_cache *x, const struct tern_prefix_filling *g,
                           const struct tern_record *h);
 
-/* ---- tiers.c ------------------------------------------------------------------------------------------------
- */
+/* ---- tiers.c ----------------------------------------------------------------------------------------------------- */
 
 int tern_prefix_open_tiers(struct tern_prefix_cache *x, const struct tern_prefix_params *p, tern_error *err);
 void tern_prefix_close_tiers(struct tern_prefix_cache *x);

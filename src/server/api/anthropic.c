@@ -54,8 +54,8 @@ static json_t *block_text(const json_t *content, bool volatile_head)
         if (volatile_head && strncmp(text, "x-anthropic-billing-header", 26) == 0)
             continue;
         if (b.len)
-            (void)tern_buf_addc(&b, '\n', NULL);
-        (void)tern_buf_add(&b, text, strlen(text), NULL);
+            tern_json_add(&b, "\n", 1);
+        tern_json_add(&b, text, strlen(text));
     }
     out = json_stringn(b.p ? b.p : "", b.len);
 out:
@@ -99,8 +99,8 @@ static int tool_use(struct turn *t, const json_t *block, const char *at, struct 
 static void add_text(struct tern_buf *b, const char *text)
 {
     if (b->len)
-        (void)tern_buf_addc(b, '\n', NULL);
-    (void)tern_buf_add(b, text, strlen(text), NULL);
+        tern_json_add(b, "\n", 1);
+    tern_json_add(b, text, strlen(text));
 }
 
 static int add_block(struct turn *t, const json_t *block, const char *at, struct tern_fault *f)
@@ -328,10 +328,10 @@ static void end_whole(struct tern_job *j)
     json_array_foreach(c->calls, i, call)
     {
         const json_t *arguments = json_object_get(call, "arguments");
-        json_t *input = json_loadb(json_string_value(arguments), json_string_length(arguments), JSON_ALLOW_NUL, NULL);
-        (void)json_array_append_new(
-            content, json_pack("{ss sO sO so}", "type", "tool_use", "id", json_object_get(call, "id"), "name",
-                               json_object_get(call, "name"), "input", input ? input : json_object()));
+        json_t *input = tern_json_arguments(json_string_value(arguments), json_string_length(arguments));
+        (void)json_array_append_new(content,
+                                    json_pack("{ss sO sO so}", "type", "tool_use", "id", json_object_get(call, "id"),
+                                              "name", json_object_get(call, "name"), "input", input));
     }
     tern_job_answer(j,
                     json_pack("{ss ss ss so so ss so so}", "id", j->id, "type", "message", "role", "assistant", "model",

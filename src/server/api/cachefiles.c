@@ -9,8 +9,8 @@
 
 #include "base/outfile.h"
 #include "server/api/ask.h"
+#include "tern/cache.h"
 
-#define PAGE   64 /* tokens; a cache file holds whole pages */
 #define MAGIC  "ternc\n\0"
 #define SUFFIX ".ternc"
 
@@ -67,10 +67,11 @@ static int cut_to_pages(struct tern_job *j, const char *param, struct tern_fault
     struct tern_lane *lane = &j->lanes[0];
     if (j->n_lanes > 1)
         return tern_fault_set(f, 400, "invalid_value", param, "%s must be one prompt", param);
-    if (lane->ids.len < PAGE)
+    if (lane->ids.len < TERN_CACHE_PAGE)
         return tern_fault_set(f, 400, "invalid_value", param,
-                              "the prompt has %zu tokens; a cache file holds whole pages of %d", lane->ids.len, PAGE);
-    lane->ids.len = lane->ids.len / PAGE * PAGE;
+                              "the prompt has %zu tokens; a cache file holds whole pages of %d", lane->ids.len,
+                              TERN_CACHE_PAGE);
+    lane->ids.len = lane->ids.len / TERN_CACHE_PAGE * TERN_CACHE_PAGE;
     while (lane->borders.len && (size_t)lane->borders.p[lane->borders.len - 1] > lane->ids.len)
         lane->borders.len--;
     return 0;

@@ -91,13 +91,18 @@ static void prompt_text(const tern_model *m, const tern_tokens *ids, struct tern
     tern_stream *stream = NULL;
     const char *text;
     size_t n;
-    if (tern_stream_new(&stream, m, true, NULL) < 0)
-        return;
-    for (size_t i = 0; i < ids->len; i++)
-        if (tern_stream_push(stream, ids->p[i], &text, &n, NULL) == 0)
-            (void)tern_buf_add(out, text, n, NULL);
-    if (tern_stream_finish(stream, &text, &n, NULL) == 0)
-        (void)tern_buf_add(out, text, n, NULL);
+    tern_error err = {0};
+    int rc = tern_stream_new(&stream, m, true, &err);
+    for (size_t i = 0; i < ids->len && rc == 0; i++) {
+        rc = tern_stream_push(stream, ids->p[i], &text, &n, &err);
+        tern_json_add(out, text, n);
+    }
+    if (rc == 0) {
+        rc = tern_stream_finish(stream, &text, &n, &err);
+        tern_json_add(out, text, n);
+    }
+    if (rc == TERN_ENOMEM)
+        tern_json_lack();
     tern_stream_free(stream);
 }
 
@@ -108,7 +113,7 @@ static json_t *whole_choice(const struct tern_job *j, const struct tern_choice *
     size_t offset = 0;
     if (j->ask->echo)
         prompt_text(j->served->model, &c->lane->ids, &b);
-    (void)tern_buf_add(&b, c->text.p ? c->text.p : "", c->text.len, NULL);
+    tern_json_add(&b, c->text.p ? c->text.p : "", c->text.len);
     if (j->ask->logprobs) {
         json_t *all = json_array();
         if (j->ask->echo && c->lane->scores)
@@ -183,7 +188,7 @@ static void send_text(struct tern_job *j, struct tern_choice *c, const char *tex
     json_t *scores = json_array();
     size_t offset = (size_t)c->part; /* characters so far */
     begin_choice(j, c, &b, scores);
-    (void)tern_buf_add(&b, text, n, NULL);
+    tern_json_add(&b, text, n);
     if (c->scores)
         (void)json_array_extend(scores, c->scores);
     json_decref(c->scores);

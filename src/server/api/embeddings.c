@@ -69,7 +69,7 @@ static json_t *as_base64(const float *v, int n)
         x |= left > 2 ? p[i + 2] : 0;
         const char four[4] = {digits[x >> 18], digits[(x >> 12) & 63], left > 1 ? digits[(x >> 6) & 63] : '=',
                               left > 2 ? digits[x & 63] : '='};
-        (void)tern_buf_add(&b, four, 4, NULL);
+        tern_json_add(&b, four, 4);
     }
     json_t *out = json_stringn(b.p ? b.p : "", b.len);
     tern_buf_clear(&b);

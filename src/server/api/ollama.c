@@ -265,8 +265,7 @@ static json_t *line(const struct tern_job *j, json_t *content, json_t *thinking,
 
 static json_t *call_object(const json_t *name, const char *arguments, size_t n)
 {
-    json_t *args = json_loadb(arguments ? arguments : "", n, JSON_ALLOW_NUL, NULL);
-    return json_pack("{s{sO so}}", "function", "name", name, "arguments", args ? args : json_object());
+    return json_pack("{s{sO so}}", "function", "name", name, "arguments", tern_json_arguments(arguments, n));
 }
 
 static void close_line(const struct tern_job *j, json_t *out)
@@ -314,7 +313,7 @@ static void piece(struct tern_job *j, struct tern_choice *c, const tern_event *e
         tern_buf_reset(&c->arguments);
         break;
     case TERN_EVENT_CALL_ARGUMENTS:
-        (void)tern_buf_add(&c->arguments, e->text, e->n, NULL);
+        tern_json_add(&c->arguments, e->text, e->n);
         break;
     case TERN_EVENT_CALL_END:
         tern_job_line(j, line(j, json_string(""), NULL,

@@ -302,7 +302,7 @@ static void piece(struct tern_job *j, struct tern_choice *c, const tern_event *e
     case TERN_EVENT_REASONING:
         if (c->part != (int)e->kind)
             open_item(j, c, e);
-        (void)tern_buf_add(e->kind == TERN_EVENT_TEXT ? &c->text : &c->reasoning, e->text, e->n, NULL);
+        tern_json_add(e->kind == TERN_EVENT_TEXT ? &c->text : &c->reasoning, e->text, e->n);
         say(j, e->kind == TERN_EVENT_TEXT ? "response.output_text.delta" : "response.reasoning_text.delta",
             with(at_item(j, c),
                  json_pack("{si so s[]}", "content_index", 0, "delta", tern_json_chars(e->text, e->n), "logprobs")));
@@ -311,7 +311,7 @@ static void piece(struct tern_job *j, struct tern_choice *c, const tern_event *e
         open_item(j, c, e);
         break;
     case TERN_EVENT_CALL_ARGUMENTS:
-        (void)tern_buf_add(&c->arguments, e->text, e->n, NULL);
+        tern_json_add(&c->arguments, e->text, e->n);
         say(j, "response.function_call_arguments.delta",
             with(at_item(j, c), json_pack("{so}", "delta", tern_json_chars(e->text, e->n))));
         break;

@@ -5,8 +5,7 @@
 
 #include "server/api/ask.h"
 
-/* ---- reading --------------------------------------------------------------------------------------------------------
- */
+/* ---- reading ----------------------------------------------------------------------------------------------------- */
 
 /* Takes text, which json_dumps or strdup made. */
 static int set_rule(struct tern_ask *g, enum tern_ask_rule rule, char *text, const char *param, struct tern_fault *f)
@@ -114,8 +113,7 @@ int tern_rule_read(struct tern_ask *g, struct tern_fault *f)
     return 0;
 }
 
-/* ---- use ------------------------------------------------------------------------------------------------------------
- */
+/* ---- use --------------------------------------------------------------------------------------------------------- */
 
 static int check_beside(const struct tern_ask *g, const char *param, struct tern_fault *f)
 {

@@ -30,8 +30,11 @@ void tern_token_text(const tern_model *m, int32_t id, struct tern_buf *out)
     char text[1024];
     size_t n = 0;
     tern_buf_reset(out);
-    if (tern_model_token_bytes(m, id, text, sizeof text, &n, NULL) == 0)
-        (void)tern_buf_add(out, text, n <= sizeof text ? n : 0, NULL);
+    tern_error err = {0};
+    if (tern_model_token_bytes(m, id, text, sizeof text, &n, &err) == 0)
+        tern_json_add(out, text, n <= sizeof text ? n : 0);
+    else if (err.code == TERN_ENOMEM)
+        tern_json_lack();
 }
 
 static json_t *chat_token(const tern_model *m, int32_t id, json_t *logprob, struct tern_buf *b)

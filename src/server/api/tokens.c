@@ -86,13 +86,14 @@ static int ids_text(struct tern_job *j, const json_t *list, bool special, struct
             return tern_fault_set(f, 400, "invalid_value", "tokens", "tokens[%zu] is no token id from 0 to %d", i,
                                   n_vocab - 1);
         }
-        if (tern_stream_push(stream, (int32_t)id, &text, &n, NULL) == 0)
-            (void)tern_buf_add(out, text, n, NULL);
+        if (tern_stream_push(stream, (int32_t)id, &text, &n, &err) < 0)
+            break;
+        tern_json_add(out, text, n);
     }
-    if (tern_stream_finish(stream, &text, &n, NULL) == 0)
-        (void)tern_buf_add(out, text, n, NULL);
+    if (err.code == 0 && tern_stream_finish(stream, &text, &n, &err) == 0)
+        tern_json_add(out, text, n);
     tern_stream_free(stream);
-    return 0;
+    return err.code < 0 ? tern_fault_from(f, &err, "tokens") : 0;
 }
 
 static int detokenize(struct tern_job *j, struct tern_fault *f)

@@ -34,8 +34,9 @@ struct tern_http_call {
     char id[ID_SIZE];
     void (*gone)(void *user);
     void *user;
-    bool begun; /* a stream */
-    bool close; /* the connection does not outlive this answer */
+    bool begun;  /* a stream */
+    bool close;  /* the connection does not outlive this answer */
+    bool broken; /* there was no memory for a part of the answer */
 };
 
 struct tern_http_conn {
@@ -50,6 +51,29 @@ struct tern_http_conn {
 };
 
 static void read_on(struct tern_http_conn *c);
+
+/* ---- memory ------------------------------------------------------------------------------------------------------ */
+
+static _Thread_local bool lacked; /* there was none for something of libevent's */
+
+static void *get(size_t n)
+{
+    void *p = malloc(n);
+    lacked |= !p;
+    return p;
+}
+
+static void *get_more(void *old, size_t n)
+{
+    void *p = realloc(old, n);
+    lacked |= !p;
+    return p;
+}
+
+void tern_http_watch_memory(void)
+{
+    event_set_mem_functions(get, get_more, free);
+}
 
 /* ---- life -------------------------------------------------------------------------------------------------------- */
 
@@ -178,8 +202,10 @@ static bool expect_body(struct tern_http_conn *c)
         hand_over(c);
         return false;
     }
-    if (call->head.expect_continue)
-        (void)bufferevent_write(c->bev, "HTTP/1.1 100 Continue\r\n\r\n", 25);
+    if (call->head.expect_continue && bufferevent_write(c->bev, "HTTP/1.1 100 Continue\r\n\r\n", 25) < 0) {
+        doom(c);
+        return false;
+    }
     c->state = BODY;
     set_deadline(c, c->http->p.body_s);
     return true;
@@ -211,10 +237,15 @@ static bool read_head(struct tern_http_conn *c, struct evbuffer *in)
         return false;
     }
     size_t length = (size_t)end.pos + 4;
-    int status = 431;
+    int status = 431, rc = TERN_ELIMIT;
     tern_error err = {.msg = "the head of the request is too long"};
     const char *text = length <= TERN_HTTP_MAX_HEAD ? (const char *)evbuffer_pullup(in, (ev_ssize_t)length) : NULL;
-    int rc = text ? tern_http_head_parse(&c->call.head, text, length, &status, &err) : TERN_ELIMIT;
+    if (text)
+        rc = tern_http_head_parse(&c->call.head, text, length, &status, &err);
+    else if (length <= TERN_HTTP_MAX_HEAD) {
+        status = 503;
+        rc = tern_err_set(&err, TERN_ENOMEM, "out of memory");
+    }
     (void)evbuffer_drain(in, length);
     if (rc < 0) {
         malformed(c, status, err.msg);
@@ -334,10 +365,8 @@ static void on_soon(evutil_socket_t fd, short what, void *arg)
         read_on(c);
 }
 
-static struct bufferevent *make_bufferevent(struct tern_http *h, int fd)
+static struct bufferevent *make_tls(struct tern_http *h, int fd)
 {
-    if (!h->tls)
-        return bufferevent_socket_new(h->base, fd, BEV_OPT_CLOSE_ON_FREE);
     SSL *ssl = SSL_new(h->tls);
     struct bufferevent *bev =
         ssl ? bufferevent_openssl_socket_new(h->base, fd, ssl, BUFFEREVENT_SSL_ACCEPTING, BEV_OPT_CLOSE_ON_FREE) : NULL;
@@ -348,12 +377,29 @@ static struct bufferevent *make_bufferevent(struct tern_http *h, int fd)
     return bev;
 }
 
+/* Takes the descriptor.  A connection that libevent had no memory for a part of is none: one without the callback that
+ * begins its writing would never write, and nothing says so. */
+static struct bufferevent *make_bufferevent(struct tern_http *h, int fd)
+{
+    lacked = false;
+    struct bufferevent *bev = h->tls ? make_tls(h, fd) : bufferevent_socket_new(h->base, fd, BEV_OPT_CLOSE_ON_FREE);
+    if (!bev)
+        (void)close(fd);
+    if (!bev || !lacked)
+        return bev;
+    bufferevent_free(bev);
+    return NULL;
+}
+
 void tern_http_conn_new(struct tern_http *h, int fd, bool is_unix)
 {
     struct tern_http_conn *c = calloc(1, sizeof *c);
-    struct bufferevent *bev = c ? make_bufferevent(h, fd) : NULL;
-    if (!bev) {
+    if (!c) {
         (void)close(fd);
+        return;
+    }
+    struct bufferevent *bev = make_bufferevent(h, fd);
+    if (!bev) {
         free(c);
         return;
     }
@@ -372,7 +418,10 @@ void tern_http_conn_new(struct tern_http *h, int fd, bool is_unix)
     struct timeval stall = {.tv_sec = (time_t)h->p.stall_s + 1};
     bufferevent_setcb(bev, on_read, on_written, on_event, c);
     (void)bufferevent_set_timeouts(bev, NULL, &stall);
-    (void)bufferevent_enable(bev, EV_READ | EV_WRITE);
+    if (bufferevent_enable(bev, EV_READ | EV_WRITE) < 0) {
+        tern_http_conn_free(c);
+        return;
+    }
     begin_head(c, h->p.head_s);
 }
 
@@ -413,7 +462,7 @@ void tern_http_watch(struct tern_http_call *c, void (*gone)(void *user), void *u
 
 void tern_http_header(struct tern_http_call *c, const char *name, const char *value)
 {
-    (void)tern_buf_addf(&c->headers, NULL, "%s: %s\r\n", name, value);
+    c->broken |= tern_buf_addf(&c->headers, NULL, "%s: %s\r\n", name, value) < 0;
 }
 
 static const char *reason(int status)
@@ -468,18 +517,19 @@ static void write_head(struct tern_http_call *call, int status, const char *type
     struct tm tm;
     if (gmtime_r(&now, &tm))
         (void)strftime(date, sizeof date, "%a, %d %b %Y %H:%M:%S GMT", &tm);
-    (void)evbuffer_add_printf(out, "HTTP/1.1 %d %s\r\nDate: %s\r\n", status, reason(status), date);
+    call->broken |= evbuffer_add_printf(out, "HTTP/1.1 %d %s\r\nDate: %s\r\n", status, reason(status), date) < 0;
     if (type)
-        (void)evbuffer_add_printf(out, "Content-Type: %s\r\n", type);
+        call->broken |= evbuffer_add_printf(out, "Content-Type: %s\r\n", type) < 0;
     if (length >= 0)
-        (void)evbuffer_add_printf(out, "Content-Length: %lld\r\n", (long long)length);
+        call->broken |= evbuffer_add_printf(out, "Content-Length: %lld\r\n", (long long)length) < 0;
     else if (call->head.minor == 1)
-        (void)evbuffer_add_printf(out, "Transfer-Encoding: chunked\r\nCache-Control: no-store\r\n");
-    (void)evbuffer_add_printf(out, "x-request-id: %s\r\nrequest-id: %s\r\nX-Content-Type-Options: nosniff\r\n",
-                              call->id, call->id);
+        call->broken |= evbuffer_add_printf(out, "Transfer-Encoding: chunked\r\nCache-Control: no-store\r\n") < 0;
+    call->broken |=
+        evbuffer_add_printf(out, "x-request-id: %s\r\nrequest-id: %s\r\nX-Content-Type-Options: nosniff\r\n", call->id,
+                            call->id) < 0;
     if (call->headers.len)
-        (void)evbuffer_add(out, call->headers.p, call->headers.len);
-    (void)evbuffer_add_printf(out, "Connection: %s\r\n\r\n", call->close ? "close" : "keep-alive");
+        call->broken |= evbuffer_add(out, call->headers.p, call->headers.len) < 0;
+    call->broken |= evbuffer_add_printf(out, "Connection: %s\r\n\r\n", call->close ? "close" : "keep-alive") < 0;
 }
 
 /* The answer is complete: the call is over, the connection perhaps not. */
@@ -487,6 +537,8 @@ static void finish(struct tern_http_call *call)
 {
     struct tern_http_conn *c = call->conn;
     bool last = call->close || c->http->draining;
+    if (call->broken && c->state != DOOMED)
+        doom(c);
     if (c->state == DOOMED) {
         c->call.gone = NULL;
         return;
@@ -509,7 +561,7 @@ void tern_http_reply(struct tern_http_call *c, int status, const char *type, con
     bool head_only = c->head.method && strcmp(c->head.method, "HEAD") == 0;
     write_head(c, status, type, (int64_t)n);
     if (n && !head_only)
-        (void)evbuffer_add(out, data, n);
+        c->broken |= evbuffer_add(out, data, n) < 0;
     finish(c);
 }
 
@@ -524,6 +576,8 @@ void tern_http_begin(struct tern_http_call *c, int status, const char *type)
     if (c->head.minor == 0)
         c->close = true; /* where there are no chunks, the end of the connection is the end of the answer */
     write_head(c, status, type, -1);
+    if (c->broken)
+        doom(c->conn);
 }
 
 void tern_http_send(struct tern_http_call *c, const void *data, size_t n)
@@ -535,18 +589,24 @@ void tern_http_send(struct tern_http_call *c, const void *data, size_t n)
         doom(c->conn);
         return;
     }
-    if (c->head.minor == 0) {
-        (void)evbuffer_add(out, data, n);
-        return;
-    }
-    (void)evbuffer_add_printf(out, "%zx\r\n", n);
-    (void)evbuffer_add(out, data, n);
-    (void)evbuffer_add(out, "\r\n", 2);
+    if (c->head.minor == 0)
+        c->broken = evbuffer_add(out, data, n) < 0;
+    else
+        c->broken = evbuffer_add_printf(out, "%zx\r\n", n) < 0 || evbuffer_add(out, data, n) < 0 ||
+                    evbuffer_add(out, "\r\n", 2) < 0;
+    if (c->broken)
+        doom(c->conn);
 }
 
 void tern_http_end(struct tern_http_call *c)
 {
     if (c->conn->state != DOOMED && c->head.minor == 1)
-        (void)evbuffer_add(bufferevent_get_output(c->conn->bev), "0\r\n\r\n", 5);
+        c->broken = evbuffer_add(bufferevent_get_output(c->conn->bev), "0\r\n\r\n", 5) < 0;
+    finish(c);
+}
+
+void tern_http_break(struct tern_http_call *c)
+{
+    c->broken = true;
     finish(c);
 }

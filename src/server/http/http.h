@@ -34,6 +34,8 @@ struct tern_http_params {
     void *user;
 };
 
+/* Once per process, before the event base is made. */
+void tern_http_watch_memory(void);
 int tern_http_open(struct tern_http **out, struct event_base *base, const struct tern_http_params *p, tern_error *err);
 void tern_http_close(struct tern_http **h);
 /* No new connections, and none is kept after its answer. */
@@ -60,6 +62,7 @@ void tern_http_reply(struct tern_http_call *c, int status, const char *type, con
 void tern_http_begin(struct tern_http_call *c, int status, const char *type);
 void tern_http_send(struct tern_http_call *c, const void *data, size_t n);
 void tern_http_end(struct tern_http_call *c);
+void tern_http_break(struct tern_http_call *c); /* the connection ends, and the client sees that something is missing */
 bool tern_http_begun(const struct tern_http_call *c);
 
 #endif

@@ -181,6 +181,36 @@ static int open_tls(struct tern_http *h, tern_error *err)
     return 0;
 }
 
+#define MOST_RESERVED 16384 /* connections */
+
+static void never(evutil_socket_t fd, short what, void *arg)
+{
+    (void)fd;
+    (void)what;
+    (void)arg;
+}
+
+/* libevent keeps the room that its timers once had.  So it gets it now, for two of each connection: without memory none
+ * shall lose the one that ends it, or the one that its writing begins with. */
+static int reserve_timers(struct tern_http *h, tern_error *err)
+{
+    const int conns = h->p.max_connections < MOST_RESERVED ? h->p.max_connections : MOST_RESERVED;
+    const size_t n = 2 * (size_t)conns + 16, size = event_get_struct_event_size();
+    char *all = calloc(n, size);
+    bool ok = all != NULL;
+    for (size_t i = 0; i < n && ok; i++) {
+        struct event *e = (struct event *)(void *)(all + i * size);
+        ok = evtimer_assign(e, h->base, never, NULL) == 0 && event_add(e, &(struct timeval){.tv_sec = 3600}) == 0;
+    }
+    for (size_t i = 0; i < n && all; i++) {
+        struct event *e = (struct event *)(void *)(all + i * size);
+        if (event_initialized(e))
+            (void)event_del(e);
+    }
+    free(all);
+    return ok ? 0 : tern_err_set(err, TERN_ENOMEM, "cannot allocate the timers of %d connections", conns);
+}
+
 int tern_http_open(struct tern_http **out, struct event_base *base, const struct tern_http_params *p, tern_error *err)
 {
     int rc = 0;
@@ -194,6 +224,7 @@ int tern_http_open(struct tern_http **out, struct event_base *base, const struct
     h->resume = evtimer_new(base, listen_again, h);
     if (!h->resume)
         TERN_FAIL(err, TERN_ENOMEM, "cannot allocate a timer");
+    TERN_TRY(reserve_timers(h, err));
     TERN_TRY(open_tls(h, err));
     if (p->host)
         TERN_TRY(listen_tcp(h, err));

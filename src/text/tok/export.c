@@ -117,8 +117,7 @@ static int check(const struct tern_tokenizer *t, const char *name, tern_error *e
     return 0;
 }
 
-/* ---- BPE of characters: spaces are written as U+2581, perhaps with one more in front, and nothing is cut -----------
- */
+/* ---- BPE of characters: spaces are written as U+2581, perhaps with one more in front, and nothing is cut ------- */
 
 /* Is that what the steps do? *prefix: with one more in front. */
 static int check_steps(const struct tern_tokenizer *t, const char *name, bool *prefix, tern_error *err)
