@@ -181,11 +181,37 @@ class Qwen35(Model):
         return self.head(hidden), self.head(first), self.head(second)
 
 
+class Qwen35Moe(Qwen35):
+    """Experts in every layer, and a network that every row goes through besides, times a gate of its own."""
+
+    def network(self, x, b):
+        h = rms(x, self.w[b + "post_attention_norm.weight"])
+
+        def swiglu(rows, end):
+            gate, up, down = (self.w[f"{b}ffn_{part}_{end[0]}.weight"][end[1]] for part in ("gate", "up", "down"))
+            return (silu(rows @ gate.T) * (rows @ up.T)) @ down.T
+
+        score = h @ self.w[b + "ffn_gate_inp.weight"].T
+        score = np.exp(score - score.max(-1, keepdims=True))
+        chosen = np.argsort(-score, kind="stable")[:, :self.key("expert_used_count")]
+        weights = np.take_along_axis(score, chosen, 1)
+        weights = weights / weights.sum(-1, keepdims=True)
+        y = sigmoid(h @ self.w[b + "ffn_gate_inp_shexp.weight"])[:, None] * swiglu(h, ("shexp", slice(None)))
+        for e in range(self.key("expert_count")):
+            at, which = np.where(chosen == e)
+            if len(at):
+                y[at] += weights[at, which][:, None] * swiglu(h[at], ("exps", e))
+        return x + y
+
+
 class DeepSeek4(Model):
     """What v4_oracle.py computes, without simulated quantisation, in float64."""
 
     def __init__(self, path):
         super().__init__(path)
+        self.use_rope()
+
+    def use_rope(self):
         dims = self.key("rope.dimension_count")
         base, wide = self.key("rope.freq_base"), self.key("attention.compress_rope_freq_base")
         f = wide ** (-2.0 * np.arange(dims // 2) / dims)
@@ -395,6 +421,20 @@ def make_random4(name, base):
     make_random(name, base, DeepSeek4, add_layer4)
 
 
+def make_copied_moe(name, base):
+    """The model has a part of such a layer; copies of other tensors make it whole (mm_parts)."""
+    m = Qwen35Moe(DATA / f"{base}.gguf")
+    b = f"blk.{m.n_text}."
+    for tensor in list(m.w):
+        word = tensor.split(".", 2)[-1]
+        if tensor.startswith("blk.3.attn_") and word != "attn_norm.weight" or tensor.startswith("blk.2.ffn_"):
+            m.w[b + word] = m.w[tensor]
+    for word, of in (("post_attention_norm", "blk.2.post_attention_norm"), ("nextn.hnorm", "blk.0.attn_norm"),
+                     ("nextn.shared_head_norm", "blk.1.attn_norm")):
+        m.w[f"{b}{word}.weight"] = m.w[f"{of}.weight"]
+    compare(name, m, DATA / base)
+
+
 def make_random(name, base, kind=Qwen35, add=add_layer):
     m = kind(DATA / f"{base}.gguf")
     add(m, np.random.default_rng(zlib.crc32(name.encode())))
@@ -517,8 +557,87 @@ def make_directory(name, base):
     compare(name, Directory35(config, tensors), HF / base)
 
 
+class Directory4(DeepSeek4):
+    """The same out of a directory that transformers wrote."""
+
+    def __init__(self, config, tensors):
+        self.arch, stretch = "deepseek4", config["rope_parameters"]["compress"]
+        rates = {"sliding_attention": 0} | {kind: config["compress_rates"][kind] for kind in config["compress_rates"]}
+        self.meta = {f"deepseek4.{name}": value for name, value in {
+            "block_count": config["num_hidden_layers"], "embedding_length": config["hidden_size"],
+            "attention.layer_norm_rms_epsilon": config["rms_norm_eps"],
+            "attention.head_count": config["num_attention_heads"], "attention.key_length": config["head_dim"],
+            "attention.compress_ratios": [rates[kind] for kind in config["layer_types"]],
+            "attention.output_group_count": config["o_groups"], "attention.sliding_window": config["sliding_window"],
+            "attention.indexer.head_count": config["index_n_heads"], "attention.indexer.key_length": config["index_head_dim"],
+            "attention.indexer.top_k": config["index_topk"], "expert_count": config["n_routed_experts"],
+            "expert_used_count": config["num_experts_per_tok"], "expert_weights_scale": config["routed_scaling_factor"],
+            "hyper_connection.count": config["hc_mult"], "hyper_connection.epsilon": config["hc_eps"],
+            "hyper_connection.sinkhorn_iterations": config["hc_sinkhorn_iters"],
+            "swiglu_clamp_exp": [config["swiglu_limit"]], "rope.dimension_count": config["qk_rope_head_dim"],
+            "rope.freq_base": config["rope_theta"], "attention.compress_rope_freq_base": config["compress_rope_theta"],
+            "rope.scaling.factor": stretch["factor"], "rope.scaling.yarn_beta_fast": stretch["beta_fast"],
+            "rope.scaling.original_context_length": stretch["original_max_position_embeddings"],
+            "rope.scaling.yarn_beta_slow": stretch["beta_slow"]}.items()}
+        self.use_eps()
+        self.use_rope()
+        self.w = {}
+        for name, value in tensors.items():
+            self.w[self.gguf_name(name)] = value.astype(np.float64)
+        for b in range(config["num_hidden_layers"]):
+            for part in ("gate", "up", "down"):
+                names = [f"blk.{b}.ffn_{part}.{e}.weight" for e in range(config["n_routed_experts"])]
+                self.w[f"blk.{b}.ffn_{part}_exps.weight"] = np.stack([self.w.pop(name) for name in names])
+
+    WORDS = {"attn.wq_a": "attn_q_a", "attn.q_norm": "attn_q_a_norm", "attn.wq_b": "attn_q_b", "attn.wkv": "attn_kv",
+             "attn.kv_norm": "attn_kv_a_norm", "attn.wo_a": "attn_output_a", "attn.wo_b": "attn_output_b",
+             "attn.attn_sink": "attn_sinks", "attn.indexer.wq_b": "indexer.attn_q_b",
+             "attn.indexer.weights_proj": "indexer.proj", "ffn.gate": "ffn_gate_inp", "ffn.gate.bias": "exp_probs_b",
+             "ffn.gate.tid2eid": "ffn_gate_tid2eid"}
+    WORDS |= {f"attn.{part}compressor.{a}": f"{to}compressor_{b}" for part, to in (("", "attn_"), ("indexer.", "indexer_"))
+              for a, b in (("wkv", "kv"), ("wgate", "gate"), ("ape", "ape"), ("norm", "norm"))}
+    PARTS = {"w1": "gate", "w3": "up", "w2": "down"}
+    WHOLE = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight",
+             "head.weight": "output.weight"} | {f"model.hc_head.hc_{a}": f"output_hc_{a}.weight" for a in ("fn", "base", "scale")}
+
+    def gguf_name(self, name):
+        if name in self.WHOLE:
+            return self.WHOLE[name]
+        _, _, layer, rest = name.split(".", 3)
+        rest = rest.removesuffix(".weight").replace("attn.norm", "attn.kv_norm")
+        if ".experts." in rest or "shared_experts" in rest:
+            *_, expert, part = rest.split(".")
+            part = self.PARTS[part]
+            return f"blk.{layer}.ffn_{part}_shexp.weight" if "shared" in rest else f"blk.{layer}.ffn_{part}.{expert}.weight"
+        return f"blk.{layer}.{self.WORDS.get(rest, rest)}.{'bias' if rest.endswith('bias') else 'weight'}"
+
+
+def make_directory4(name, base):
+    """A layer of the attention of layer 0, the experts of layer 1, and other tensors that are there (mm_copies)."""
+    config = json.loads((HF / base / "config.json").read_text())
+    stored = list(read_safetensors(HF / base / "model.safetensors"))
+    m = Directory4(config, {tensor: np.frombuffer(data, "<i8").reshape(shape) if dtype == "I64" else
+                            (np.frombuffer(data, "<u2").astype(np.uint32) << 16).view(np.float32).reshape(shape)
+                            for tensor, dtype, shape, data in stored})
+    b = f"blk.{m.n_text}."
+    for tensor in list(m.w):
+        for layer, parts in (("blk.0.", ("attn_", "hc_attn_")), ("blk.1.", ("ffn_", "hc_ffn_", "exp_probs"))):
+            word = tensor.removeprefix(layer)
+            if word != tensor and word.startswith(parts) and "compressor" not in word:
+                m.w[b + word] = m.w[tensor]
+    for word, of in (("e_proj", "blk.0.attn_q_a"), ("h_proj", "blk.1.attn_q_a"), ("enorm", "blk.0.ffn_norm"),
+                     ("hnorm", "blk.1.attn_norm"), ("shared_head_norm", "blk.1.attn_q_a_norm")):
+        m.w[f"{b}nextn.{word}.weight"] = m.w[f"{of}.weight"]
+    for part, n in (("fn", m.streams), ("base", m.streams), ("scale", 1)):
+        m.w[f"{b}nextn.hc_head_{part}.weight"] = m.w[f"blk.0.hc_attn_{part}.weight"][:n]
+    m.meta["deepseek4.block_count"] += 1
+    m.meta["deepseek4.nextn_predict_layers"] = 1
+    compare(name, m, HF / base)
+
+
 MODELS = {"qwen35": (make_random, "qwen35"), "deepseek4": (make_random4, "deepseek4"),
-          "qwen3_5": (make_directory, "qwen3_5")}
+          "qwen3_5": (make_directory, "qwen3_5"), "qwen35moe": (make_copied_moe, "qwen35moe"),
+          "deepseek_v4": (make_directory4, "deepseek_v4")}
 
 if __name__ == "__main__":
     OUT.mkdir(exist_ok=True)

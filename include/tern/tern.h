@@ -185,6 +185,9 @@ TERN_API int tern_model_chat_borders(const tern_model *m, const char *messages_j
  * model may have a template of its own for conversations with tools ("tool_use"), which is used when `tools` is not
  * empty; then both must look at it, except at `tools`. */
 TERN_API bool tern_model_chat_uses(const tern_model *m, const char *variable);
+/* Does the template hold this text between quotation marks ("max", "latest_reminder"): a value or a role that it tells
+ * from others?  Of two templates both must. */
+TERN_API bool tern_model_chat_quotes(const tern_model *m, const char *text);
 /* The format of calls that the template describes, one of tern_reply_formats(); NULL: none that is known. */
 TERN_API const char *tern_model_chat_calls(const tern_model *m);
 

@@ -77,6 +77,9 @@ static int set_reasoning(json_t *vars, const struct tern_args *a, const tern_mod
     if (!tern_model_chat_uses(m, name))
         return tern_err_set(err, TERN_EUNSUPPORTED, "%s: the chat template has no switch for --reasoning %s (%s)",
                             tern_model_get_info(m)->path, level, effort ? name : "enable_thinking or thinking");
+    if (strcmp(level, "max") == 0 && !tern_model_chat_quotes(m, "max"))
+        return tern_err_set(err, TERN_EUNSUPPORTED, "%s: the chat template has no --reasoning max; high is the most",
+                            tern_model_get_info(m)->path);
     return json_object_set_new(vars, name, effort ? json_string(level) : json_boolean(on));
 }
 

@@ -102,6 +102,12 @@ bool tern_model_chat_uses(const tern_model *m, const char *variable)
     return with_tools && (strcmp(variable, "tools") == 0 || tern_template_says(m->tmpl, variable));
 }
 
+bool tern_model_chat_quotes(const tern_model *m, const char *text)
+{
+    return m->tmpl && tern_template_quotes(m->tmpl, text) &&
+           (!m->tool_tmpl || tern_template_quotes(m->tool_tmpl, text));
+}
+
 const char *tern_model_chat_calls(const tern_model *m)
 {
     const struct tern_template *t = m->tool_tmpl ? m->tool_tmpl : m->tmpl;

@@ -37,14 +37,35 @@ out:
     return rc;
 }
 
-/* The model's own template, else ChatML when the vocabulary has its two tokens, else none; and the one for
- * conversations with tools, where the model has one of its own. */
+/* Ours for models of this architecture. */
+static int load_builtin(tern_model *m, const struct tern_texts *t, tern_error *err)
+{
+    int rc = 0;
+    struct tern_str arch;
+    struct tern_buf text = {0};
+    bool found = false;
+    char name[4200];
+    TERN_TRY(tern_file_get_str(m->file, "general.architecture", &arch, err));
+    if (arch.p)
+        TERN_TRY(tern_texts_builtin(t, arch, m->tok, &text, &found, err));
+    (void)snprintf(name, sizeof name, "%s: built-in chat template", m->path);
+    if (found)
+        TERN_TRY(tern_template_parse(&m->tmpl, name, text.p, text.len, err));
+out:
+    tern_buf_clear(&text);
+    return rc;
+}
+
+/* The model's own template, else ours for its architecture, else ChatML when the vocabulary has its two tokens, else
+ * none; and the one for conversations with tools, where the model has one of its own. */
 static int load_templates(tern_model *m, const struct tern_texts *t, tern_error *err)
 {
     int rc = 0;
     if (!m->tok)
         goto out;
     TERN_TRY(load_one(&m->tmpl, m, t, false, err));
+    if (!m->tmpl)
+        TERN_TRY(load_builtin(m, t, err));
     if (!m->tmpl && tern_tokenizer_find(m->tok, "<|im_start|>", 12) >= 0 &&
         tern_tokenizer_find(m->tok, "<|im_end|>", 10) >= 0)
         TERN_TRY(tern_template_parse(&m->tmpl, "ChatML", tern_template_chatml, strlen(tern_template_chatml), err));

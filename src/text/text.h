@@ -67,6 +67,11 @@ struct tern_tokenizer_json tern_texts_tokenizer(const struct tern_texts *t, cons
 int tern_texts_template(const struct tern_texts *t, bool tools, const char *name, struct tern_buf *out, bool *found,
                         tern_error *err);
 
+/* A template of our own for models of this architecture, where neither file nor texts have one and the vocabulary has
+ * its marks: DeepSeek-V4's, which was published as a program (docs/templates.md).  *found false: there is none. */
+int tern_texts_builtin(const struct tern_texts *t, struct tern_str arch, const struct tern_tokenizer *tok,
+                       struct tern_buf *out, bool *found, tern_error *err);
+
 /* What a model may recommend of picking tokens: X(name, GGUF's key, generation_config.json's or NULL, least, most). */
 #define TERN_SAMPLING_LIST(X)                                                         \
     X(TEMPERATURE, "general.sampling.temp", "temperature", 0, 100)                    \
@@ -178,6 +183,8 @@ int tern_tokenize_turns(const struct tern_tokenizer *t, const struct tern_render
 /* Does the template's text say this name?  A switch (`enable_thinking`) or list (`tools`) that it does not say would be
  * accepted and ignored. */
 bool tern_template_says(const struct tern_template *t, const char *name);
+/* Does it hold this text between quotation marks, as something that it compares with or prints? */
+bool tern_template_quotes(const struct tern_template *t, const char *text);
 
 /* ChatML, used when a file has no template but its vocabulary has <|im_start|> and <|im_end|>. */
 extern const char tern_template_chatml[];

@@ -83,12 +83,22 @@ chat 303 "hi
 " -n 1 --reasoning off
 same "$(cat "$out")" "Done.</think>" "a reply without reasoning"
 
+# DeepSeek-V4's efforts are texts before everything else.
+for level in "auto 6" "off 6" "low 6" "high 348" "max 390"; do
+    run_with_input 0 "hi
+/stats
+" "$TERN" chat -m "$V4_MODEL" -n 1 --seed 1 --reasoning "${level% *}"
+    grep -q "last reply: ${level#* } prompt tokens" "$err" || say "read ${level#* } tokens with --reasoning ${level% *}"
+done
+
 # ---- refusals ----
 run 1 "$TERN" chat -m "$MODEL" --tools "$work/tools.json"
 one_line "text.gguf" "knows no tools"
 run 1 "$TERN" chat -m "$MODEL" --reasoning off
 one_line "no switch for --reasoning off"
 run 1 "$TERN" chat -m "$TOOLS_MODEL" --reasoning high
+one_line "reasoning_effort"
+run 1 "$TERN" chat -m "$TOOLS_MODEL" --reasoning max
 one_line "reasoning_effort"
 run 1 "$TERN" chat -m "$TOOLS_MODEL" --tools "$work/none.json"
 one_line "none.json"

@@ -78,7 +78,7 @@ if command -v bash >/dev/null 2>&1; then
     completes "t4 t3 t2" run --kv t
     completes "0 2 3 4 8" run --turbo-kv-bits ""
     completes "256" run -n ""
-    completes "auto on off low medium high" chat --reasoning ""
+    completes "auto on off low medium high max" chat --reasoning ""
     completes "llama8b smollm2" bench kv --preset ""
     completes "models" mod
 fi

@@ -9,6 +9,7 @@
  * --logit-bias chooses
  *     make_text_model --bias OUT.gguf   a qwen2 whose keys have a bias of norm 600, as Qwen2.5 has them
  *     make_text_model --large OUT.gguf  with more than 32 MiB of weights
+ *     make_text_model --v4 TEMPLATE OUT.gguf  DeepSeek-V4's control tokens, and the template of that file
  *
  * The weights come from a fixed seed: the same program writes the same bytes everywhere. */
 #include <math.h>
@@ -22,7 +23,7 @@
 
 enum { N_EMBD = 128, N_HEADS = 2, N_KV_HEADS = 1, HEAD_DIM = 64, N_FF = 224, N_LAYERS = 3, N_CTX = 8192 };
 enum { N_BYTES = 256, MAX_TOKENS = 320, TYPE_NORMAL = 1, TYPE_CONTROL = 3, TYPE_USER = 4, GGUF_F32 = 0 };
-enum variant { CHAT, BASE, TOOLS, STRICT };
+enum variant { CHAT, BASE, TOOLS, STRICT, V4 };
 
 /* Pairs that byte-level BPE joins, in order of rank; "_" stands for the letter that spells a space. */
 static const char *const merges[][2] = {
@@ -56,6 +57,21 @@ static const char *const user_tokens[] = {
     "<tool_call>{\"name\": \"add\"",
     "Done.</think>",
 };
+
+static const char *const v4_tokens[] = {
+    "<｜begin▁of▁sentence｜>",
+    "<｜end▁of▁sentence｜>",
+    "<｜User｜>",
+    "<｜Assistant｜>",
+    "<think>",
+    "</think>",
+    "｜DSML｜",
+    "<｜latest_reminder｜>",
+    "<｜action｜>",
+    "<｜title｜>",
+};
+
+static char v4_template[1 << 16];
 
 static char pool[MAX_TOKENS + 2 * N_MERGES][24];
 static int n_pool;
@@ -131,6 +147,12 @@ static void write_tokenizer(struct gguf_writer *w, enum variant variant)
         add_token(user_tokens[i], TYPE_USER);
     if (variant == TOOLS)
         add_token("<think>", TYPE_CONTROL);
+    for (size_t i = 0; variant == V4 && i < sizeof v4_tokens / sizeof *v4_tokens; i++)
+        add_token(v4_tokens[i], TYPE_CONTROL);
+    if (variant == V4) {
+        begin = n_tokens - (int)(sizeof v4_tokens / sizeof *v4_tokens);
+        end = begin + 1;
+    }
     gw_str(w, "tokenizer.ggml.model", "gpt2");
     gw_str(w, "tokenizer.ggml.pre", "smollm");
     gw_str_array(w, "tokenizer.ggml.tokens", tokens, (size_t)n_tokens);
@@ -143,6 +165,7 @@ static void write_tokenizer(struct gguf_writer *w, enum variant variant)
         gw_str(w, "tokenizer.chat_template",
                variant == TOOLS    ? chatml_tools
                : variant == STRICT ? chatml_strict
+               : variant == V4     ? v4_template
                                    : chatml);
 }
 
@@ -232,13 +255,17 @@ int main(int argc, char **argv)
     const bool base = said(argc, argv, "--base"), tools = said(argc, argv, "--tools"),
                strict = said(argc, argv, "--strict"), bias = said(argc, argv, "--bias");
     const bool sampling = said(argc, argv, "--sampling"), large = said(argc, argv, "--large");
+    const bool v4 = argc == 4 && strcmp(argv[1], "--v4") == 0;
     const char *arch = bias ? "qwen2" : "llama";
     const uint32_t n_ff = large ? 8192 : N_FF;
-    if (argc != 2 + (base || tools || strict || sampling || bias || large)) {
-        (void)fprintf(
-            stderr, "usage: make_text_model [--base | --tools | --strict | --sampling | --bias | --large] OUT.gguf\n");
+    FILE *text = v4 ? fopen(argv[2], "rb") : NULL;
+    if (argc != 2 + (base || tools || strict || sampling || bias || large) + 2 * v4 || (v4 && !text)) {
+        (void)fprintf(stderr, "usage: make_text_model [--base | --tools | --strict | --sampling | --bias | --large | "
+                              "--v4 TEMPLATE] OUT.gguf\n");
         return 2;
     }
+    if (text && (fread(v4_template, 1, sizeof v4_template - 1, text) == 0 || fclose(text) != 0))
+        abort();
     struct gguf_writer w;
     gw_init(&w);
     gw_str(&w, "general.architecture", arch);
@@ -265,7 +292,7 @@ int main(int argc, char **argv)
     gw_f32(&w, key, 1e-5f);
     (void)snprintf(key, sizeof key, "%s.rope.freq_base", arch);
     gw_f32(&w, key, 10000.0f);
-    write_tokenizer(&w, base ? BASE : tools ? TOOLS : strict ? STRICT : CHAT);
+    write_tokenizer(&w, base ? BASE : tools ? TOOLS : strict ? STRICT : v4 ? V4 : CHAT);
     (void)snprintf(key, sizeof key, "%s.vocab_size", arch);
     gw_u32(&w, key, (uint32_t)n_tokens);
     write_weights(&w, n_ff, bias);

@@ -1,5 +1,6 @@
 /* Layers for multi-token prediction: what they say is what the published equations say, whichever way a sequence came
  * about, and replies with their guesses are those without, bit for bit. */
+#include <dirent.h>
 #include "loop_case.h"
 #include "mtp_models.h"
 #include "base/err.h"
@@ -12,7 +13,7 @@ enum { PROMPT = 57, REPLY = 150 };
 static const struct {
     const char *name;
     bool good; /* the layer says what the text says; else it is random */
-} models[] = {{"qwen35", false}, {"qwen35", true}, {"deepseek4", false}};
+} models[] = {{"qwen35", false}, {"qwen35", true}, {"deepseek4", false}, {"qwen35moe", false}, {"qwen35moe", true}};
 
 static const char *const plans[] = {"f16", "t4", "k=q8,v=l3,recent=128", "l2,first=0"};
 
@@ -66,10 +67,10 @@ static float *ask(const struct tiny *t, tern_engine *e, tern_seq *s, const int32
     return out;
 }
 
-static void close_to(const float *got, const float *want, int n, const char *what, int at)
+static void close_to(const float *got, const float *want, int n, float limit, const char *what, int at)
 {
     for (int i = 0; i < n; i++)
-        if (!(fabsf(got[i] - want[i]) <= 1e-4f))
+        if (!(fabsf(got[i] - want[i]) <= limit))
             fail_msg("%s behind token %d: logit %d is %g, not %g", what, at, i, (double)got[i], (double)want[i]);
 }
 
@@ -78,6 +79,8 @@ static void check_parity(const struct tiny *t, const char *ref)
 {
     struct tiny first = {0}, second = {0};
     char name[64];
+    /* Behind 100 tokens of that one transformers, in 32 bits too, is 2.6e-5 from the equations before the layer. */
+    const float limit = strcmp(ref, "qwen35moe") == 0 ? 2e-4f : 1e-4f;
     (void)snprintf(name, sizeof name, "../mtp/%s", ref);
     tiny_read_ref(&first, name);
     (void)snprintf(name, sizeof name, "../mtp/%s-2", ref);
@@ -88,8 +91,8 @@ static void check_parity(const struct tiny *t, const char *ref)
     for (int r = 0; r < first.n_ref; r++) {
         tern_seq *s = read_ids(e, t->ids, 5 * r);
         float *l = ask(t, e, s, t->ids + 5 * r, 2);
-        close_to(l, first.ref + (size_t)(r * t->n_vocab), t->n_vocab, "a guess", 5 * r);
-        close_to(l + t->n_vocab, second.ref + (size_t)(r * t->n_vocab), t->n_vocab, "the second guess", 5 * r);
+        close_to(l, first.ref + (size_t)(r * t->n_vocab), t->n_vocab, limit, "a guess", 5 * r);
+        close_to(l + t->n_vocab, second.ref + (size_t)(r * t->n_vocab), t->n_vocab, limit, "the second guess", 5 * r);
         free(l);
         tern_seq_free(s);
     }
@@ -121,7 +124,7 @@ static void test_directory(void **state)
     tern_error err = {0};
     const int fd[2] = {mkstemp(to), mkstemp(again)};
     assert_true(fd[0] >= 0 && close(fd[0]) == 0 && fd[1] >= 0 && close(fd[1]) == 0);
-    mm_directory(from, "qwen3_5");
+    mm_directory(from, "qwen3_5", false);
     mm_open(&t, from, "../hf/qwen3_5");
     assert_int_equal(tern_model_get_info(t.model)->n_layers, 3);
     check_parity(&t, "qwen3_5");
@@ -293,6 +296,36 @@ static double check_reply(const struct tiny *t, const char *kv, const char *draf
     return r.n_drafted ? (double)r.n_accepted / r.n_drafted : 0;
 }
 
+/* DeepSeek-V4's directory, under the names of its makers and under those of transformers, and what convert makes of it:
+ * mtp.0 says what the equations say, and texts are those without it. */
+static void test_directory4(void **state)
+{
+    (void)state;
+    for (int published = 0; published < 2; published++) {
+        char from[] = "/tmp/tern-mtp-XXXXXX", to[] = "/tmp/tern-mtp-XXXXXX";
+        struct tiny t;
+        tern_error err = {0};
+        const int fd = mkstemp(to);
+        assert_true(fd >= 0 && close(fd) == 0 && unlink(to) == 0);
+        mm_directory(from, "deepseek_v4", published);
+        tiny_ok(tern_convert(from, to, &(tern_convert_params){.type = published ? "keep" : "f32", .n_threads = 2}, NULL,
+                             &err),
+                &err);
+        for (int i = 0; i < 2; i++) {
+            mm_open(&t, i ? to : from, "../hf/deepseek_v4");
+            assert_int_equal(tern_model_get_info(t.model)->n_layers, 2);
+            assert_int_equal(tern_model_get_info(t.model)->n_mtp_layers, 1);
+            check_parity(&t, "deepseek_v4");
+            (void)check_reply(&t, "f16", "mtp", 3, (struct sampling){0, 1, 0}, 2, false);
+            (void)check_reply(&t, "t4", "mtp", 1, (struct sampling){.8f, 1, 7}, 1, false);
+            (void)check_reply(&t, "t4", "auto", 0, (struct sampling){0, 1, 0}, 2, false);
+            tiny_close(&t);
+        }
+        assert_int_equal(unlink(to), 0);
+        mm_remove_directory(from);
+    }
+}
+
 static void test_replies(void **state)
 {
     (void)state;
@@ -376,6 +409,135 @@ static void test_loops(void **state)
         }
 }
 
+/* One request on a loop of its own engine, and what the prefix cache knew of it. */
+static struct lc_request *ask_once(tern_loop *loop, tern_events *q, const tern_request *r)
+{
+    tern_error err = {0};
+    uint64_t id;
+    struct lc_request *rec = lc_new();
+    tiny_ok(tern_loop_submit(loop, r, q, rec, &id, &err), &err);
+    lc_wait(q, &rec, 1);
+    assert_int_equal(rec->rc, 0);
+    return rec;
+}
+
+static void check_same(const struct lc_request *got, const struct lc_request *want, const char *what)
+{
+    const struct lc_choice *a = &got->c[0], *b = &want->c[0];
+    assert_int_equal(a->n, b->n);
+    for (int i = 0; i < a->n; i++)
+        if (a->ids[i] != b->ids[i] || memcmp(&a->logprob[i], &b->logprob[i], sizeof a->logprob[i]) != 0)
+            fail_msg("%s: token %d of the reply is %d at %.17g, not %d at %.17g", what, i, a->ids[i], a->logprob[i],
+                     b->ids[i], b->logprob[i]);
+}
+
+struct served_mtp {
+    struct tiny t;
+    tern_engine *e;
+    tern_loop *loop;
+    tern_events *q;
+};
+
+static void serve(struct served_mtp *s, const char *draft, const char *folder)
+{
+    tern_error err = {0};
+    s->e = open_engine(&s->t, "t4", draft, 3, 2, false);
+    tiny_ok(tern_events_new(&s->q, &err), &err);
+    tiny_ok(tern_loop_open(&s->loop, s->e,
+                           &(tern_loop_params){.cache_bytes = folder ? (size_t)64 << 20 : 0,
+                                               .cache_dir = folder,
+                                               .cache_dir_bytes = (size_t)64 << 20},
+                           &err),
+            &err);
+}
+
+static void stop(struct served_mtp *s)
+{
+    tern_loop_close(&s->loop);
+    tern_events_free(s->q);
+    tern_engine_close(&s->e);
+}
+
+/* What was found in the prefix cache, and what came back from disk after a restart, goes on as what was read anew: the
+ * same tokens, the same probabilities, the same number of guesses and of right ones. */
+static void check_tiers(int m, const char *folder)
+{
+    static const int lengths[] = {64, 100, 129, 190};
+    struct served_mtp plain, cold, kept;
+    int32_t ids[256];
+    struct tern_rng g = {3};
+    open_model(&plain.t, m);
+    cold.t = kept.t = plain.t;
+    for (int i = 0; i < 256; i++)
+        ids[i] = (int32_t)(tern_rng_u64(&g) % (uint64_t)plain.t.n_vocab);
+    serve(&plain, NULL, NULL);
+    serve(&cold, "mtp", NULL);
+    serve(&kept, "mtp", folder);
+    int accepted = 0, found = 0;
+    for (int i = 0; i < 8; i++) {
+        tern_request r;
+        tern_request_defaults(&r);
+        r.prompt = ids + i / 4;
+        r.n_prompt = lengths[i % 4];
+        r.max_tokens = 50;
+        r.sampler.temperature = i % 2 ? .8f : 0;
+        r.sampler.seed = (uint64_t)i;
+        r.ignore_eos = true;
+        r.logprobs = 0;
+        struct lc_request *want = ask_once(plain.loop, plain.q, &r), *first = ask_once(cold.loop, cold.q, &r);
+        check_same(first, want, "with guesses");
+        assert_true(first->c[0].end.n_drafted > 0 && want->c[0].end.n_drafted == 0);
+        accepted += first->c[0].end.n_accepted;
+        for (int pass = 0; pass < 3; pass++) {
+            if (pass == 2) {
+                stop(&kept);
+                serve(&kept, "mtp", folder);
+            }
+            struct lc_request *got = ask_once(kept.loop, kept.q, &r);
+            check_same(got, want, pass == 0 ? "kept" : pass == 1 ? "found" : "from disk");
+            assert_true(pass == 0 || got->end.n_cached > 0);
+            assert_int_equal(got->c[0].end.n_drafted, first->c[0].end.n_drafted);
+            assert_int_equal(got->c[0].end.n_accepted, first->c[0].end.n_accepted);
+            found += got->end.n_cached;
+            free(got);
+        }
+        free(want);
+        free(first);
+    }
+    print_message("%s%s: %d tokens found, %d guesses right\n", models[m].name, models[m].good ? ", good" : "", found,
+                  accepted);
+    assert_true(!models[m].good || accepted > 100);
+    stop(&plain);
+    stop(&cold);
+    stop(&kept);
+    tiny_close(&plain.t);
+}
+
+static void remove_tree(const char *path)
+{
+    DIR *d = opendir(path);
+    assert_non_null(d);
+    for (struct dirent *e; (e = readdir(d));) {
+        char name[600];
+        (void)snprintf(name, sizeof name, "%s/%s", path, e->d_name);
+        if (strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0 && unlink(name) != 0)
+            remove_tree(name);
+    }
+    (void)closedir(d);
+    assert_int_equal(rmdir(path), 0);
+}
+
+static void test_tiers(void **state)
+{
+    (void)state;
+    for (int m = 0; m < (int)(sizeof models / sizeof *models); m++) {
+        char folder[] = "/tmp/tern-mtp-XXXXXX";
+        assert_non_null(mkdtemp(folder));
+        check_tiers(m, folder);
+        remove_tree(folder);
+    }
+}
+
 /* A --kv text means the same layers with the layer and without: schemes, edges, signs. */
 static void test_plans(void **state)
 {
@@ -444,9 +606,10 @@ static void test_saved(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_parity),   cmocka_unit_test(test_directory), cmocka_unit_test(test_in_step),
-        cmocka_unit_test(test_replies),  cmocka_unit_test(test_loops),     cmocka_unit_test(test_plans),
-        cmocka_unit_test(test_refusals), cmocka_unit_test(test_saved),
+        cmocka_unit_test(test_parity),  cmocka_unit_test(test_directory), cmocka_unit_test(test_directory4),
+        cmocka_unit_test(test_in_step), cmocka_unit_test(test_replies),   cmocka_unit_test(test_loops),
+        cmocka_unit_test(test_tiers),   cmocka_unit_test(test_plans),     cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_saved),
     };
     if (argc > 1)
         cmocka_set_test_filter(argv[1]);

@@ -189,13 +189,84 @@ static void test_messages(void **state)
     assert_int_equal(unlink(in_dir("tokenizer.json")), 0);
 }
 
+/* DeepSeek-V4's marks and the letters of its texts, as tokens of their own. */
+static void write_v4_vocabulary(void)
+{
+    static const char ascii[] = "abcdefghijklmnopqrstuvwxyzREAYMUST ,.:-";
+    static const char *const marks[] = {
+        "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜User｜>", "<｜Assistant｜>", "<think>", "</think>"};
+    char text[4000];
+    int n = snprintf(text, sizeof text, "{\"model\": {\"type\": \"BPE\", \"vocab\": {\"\\n\": 0");
+    for (int i = 0; ascii[i]; i++)
+        n += snprintf(text + n, sizeof text - (size_t)n, ", \"%c\": %d", ascii[i], i + 1);
+    n += snprintf(text + n, sizeof text - (size_t)n, "}, \"merges\": []}, \"added_tokens\": [");
+    for (int i = 0; i < 6; i++)
+        n += snprintf(text + n, sizeof text - (size_t)n, "%s{\"id\": %d, \"content\": \"%s\", \"special\": true}",
+                      i ? ", " : "", 50 + i, marks[i]);
+    n += snprintf(text + n, sizeof text - (size_t)n, "], \"decoder\": {\"type\": \"Fuse\"}}");
+    assert_true(n < (int)sizeof text);
+    write_text("tokenizer.json", text);
+}
+
+static void check_prompt(const tern_model *m, const char *vars, const int32_t *want, size_t n)
+{
+    tern_tokens ids = {0};
+    tern_error err = {0};
+    tiny_ok(tern_model_chat_json(m, "[{\"role\": \"user\", \"content\": \"ab\"}]", vars, true, &ids, &err), &err);
+    assert_int_equal(ids.len, n);
+    assert_memory_equal(ids.p, want, n * sizeof *want);
+    tern_tokens_clear(&ids);
+}
+
+/* A DeepSeek-V4 without a template is asked as its encoder asks; its configuration tells the release, and a template
+ * beside it comes first. */
+static void test_builtin(void **state)
+{
+    enum { BOS = 50, EOS, USER, ASSISTANT, THINK, ANSWER };
+    static struct bytes config;
+    static const int32_t think[] = {BOS, USER, 1, 2, ASSISTANT, THINK}, chat[] = {BOS, USER, 1, 2, ASSISTANT, ANSWER};
+    (void)state;
+    for (int later = 0; later < 2; later++) {
+        tern_model *m;
+        tern_error err = {0};
+        read_file(&config, "deepseek_v4", "config.json");
+        if (later)
+            replace(&config, "", "{", "{\"dspark_block_size\": 5,");
+        config.p[config.n] = 0;
+        place("deepseek_v4", config.p);
+        write_v4_vocabulary();
+        tiny_ok(tern_model_open(&m, dir, &(tern_model_params){.n_threads = 1}, &err), &err);
+        check_prompt(m, NULL, think, 6);
+        check_prompt(m, "{\"enable_thinking\": false}", chat, 6);
+        check_prompt(m, "{\"reasoning_effort\": \"low\"}", think, 6);
+        tern_tokens high = {0};
+        tiny_ok(tern_model_chat_json(m, "[{\"role\": \"user\", \"content\": \"ab\"}]",
+                                     later ? "{\"reasoning_effort\": \"high\"}" : "{\"reasoning_effort\": \"max\"}",
+                                     true, &high, &err),
+                &err);
+        assert_int_equal(high.len, 6 + 476); /* the first release's one text */
+        tern_tokens_clear(&high);
+        if (!later)
+            check_prompt(m, "{\"reasoning_effort\": \"high\"}", think, 6);
+        assert_true(tern_model_chat_uses(m, "tools") && tern_model_chat_uses(m, "reasoning_effort"));
+        assert_true(tern_model_chat_quotes(m, "max") && tern_model_chat_quotes(m, "latest_reminder"));
+        assert_false(tern_model_chat_quotes(m, "max\"") || tern_model_chat_quotes(m, "ma"));
+        assert_string_equal(tern_model_chat_calls(m), "dsml");
+        tern_model_close(&m);
+        write_text("chat_template.jinja", "{{ messages[0].content }}");
+        tiny_ok(tern_model_open(&m, dir, &(tern_model_params){.n_threads = 1}, &err), &err);
+        check_prompt(m, NULL, (int32_t[]){1, 2}, 2);
+        tern_model_close(&m);
+        assert_int_equal(unlink(in_dir("chat_template.jinja")), 0);
+    }
+    assert_int_equal(unlink(in_dir("tokenizer.json")), 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_text),
-        cmocka_unit_test(test_recommended),
-        cmocka_unit_test(test_tool_template),
-        cmocka_unit_test(test_messages),
+        cmocka_unit_test(test_text),     cmocka_unit_test(test_recommended), cmocka_unit_test(test_tool_template),
+        cmocka_unit_test(test_messages), cmocka_unit_test(test_builtin),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }

@@ -76,7 +76,7 @@ static const struct example examples[] = {
      "<｜DSML｜parameter name=\"city\" string=\"true\">New \"York\" & <b></｜DSML｜parameter>\n"
      "<｜DSML｜parameter name=\"days\" string=\"false\">[3, {\"a\": null}]</｜DSML｜parameter>\n"
      "</｜DSML｜invoke>\n<｜DSML｜invoke name=\"now\">\n</｜DSML｜invoke>\n</｜DSML｜tool_calls>",
-     "(Which?){Let me see.\n\n}<weather {\"city\": \"New \\\"York\\\" & <b>\", \"days\": [3, {\"a\": null}]}><now {}>"},
+     "(Which?){Let me see.}<weather {\"city\": \"New \\\"York\\\" & <b>\", \"days\": [3, {\"a\": null}]}><now {}>"},
     {"dsml", "think",
      "<｜DSML｜invoke name=\"f\"><｜DSML｜parameter name=\"a\" string=\"false\">b</｜DSML｜parameter></｜DSML｜invoke>",
      "!a parameter of a call is no JSON!{<｜DSML｜invoke name=\"f\"><｜DSML｜parameter name=\"a\" "
@@ -85,6 +85,25 @@ static const struct example examples[] = {
      "<｜DSML｜tool_calls>\n<｜DSML｜invoke name=\"f\">\n<｜DSML｜parameter name=\"a\" string=\"true\">1"
      "</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜tool_calls>",
      "<f {\"a\": \"1\"}>"},
+    {"dsml", "think",
+     "a\n\n\n<｜DSML｜tool_calls>\n<｜DSML｜invoke name=\"f\">\n\n</｜DSML｜invoke>\n</｜DSML｜tool_calls>",
+     "{a\n}<f {}>"},
+    {"dsml", "think", "a\n\nb\n<｜DSML｜tool_calls>\n<｜DSML｜invoke name=\"f\"></｜DSML｜invoke>", "{a\n\nb\n}<f {}>"},
+    {"dsml", "think",
+     "<｜DSML｜invoke name=\"f\"><｜DSML｜parameter name=\"a\" string=\"true\">1</｜DSML｜parameter>"
+     "<｜DSML｜parameter name=\"a\" string=\"true\">2</｜DSML｜parameter></｜DSML｜invoke>",
+     "!the arguments of a call are no JSON object!{<｜DSML｜invoke name=\"f\"><｜DSML｜parameter name=\"a\" "
+     "string=\"true\">1</｜DSML｜parameter><｜DSML｜parameter name=\"a\" "
+     "string=\"true\">2</｜DSML｜parameter></｜DSML｜invoke>}"},
+    {"dsml", "think",
+     "<｜DSML｜invoke name=\"f\"><｜DSML｜parameter name=\"a\" string=\"maybe\">1</｜DSML｜parameter></｜DSML｜invoke>",
+     "!a parameter of a call is neither a string nor none!{<｜DSML｜invoke name=\"f\"><｜DSML｜parameter name=\"a\" "
+     "string=\"maybe\">1</｜DSML｜parameter></｜DSML｜invoke>}"},
+    {"dsml", "think", "<｜DSML｜invoke name=\"f\"><｜DSML｜parameter name=\"a\">1</｜DSML｜parameter></｜DSML｜invoke>",
+     "!a parameter of a call has no end!{<｜DSML｜invoke name=\"f\"><｜DSML｜parameter "
+     "name=\"a\">1</｜DSML｜parameter></｜DSML｜invoke>}"},
+    {"dsml", "think", "a\n\n<｜DSML｜tool_calls>\n<｜DSML｜invoke name=\"f\">\n<｜DSML｜parameter",
+     "{a}!the reply ends inside a call!{<｜DSML｜invoke name=\"f\">\n<｜DSML｜parameter}"},
     {"glm", "think",
      "<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Bergen</arg_value>\n<arg_key>days</arg_key>\n"
      "<arg_value>4</arg_value>\n</tool_call>",
@@ -369,6 +388,27 @@ static void control_tokens(void **state)
     transcript_clear(&t);
 }
 
+/* A vocabulary may have a control token that is a part of marks. */
+static void control_tokens_in_marks(void **state)
+{
+    (void)state;
+    static const char *const pieces[] = {"a",         "\n\n",      "<",           "+｜DSML｜", "tool",
+                                         "_calls>\n", "<",         "+｜DSML｜",   "invoke",    " name=\"f\">\n",
+                                         "</",        "+｜DSML｜", "invoke>\n</", "+｜DSML｜", "tool_calls>",
+                                         "<",         "+｜DSML｜", "x",           "+<pad>",    "y"};
+    struct transcript t = {0};
+    tern_reply *r = start("dsml", "think", &t);
+    for (size_t i = 0; i < sizeof pieces / sizeof *pieces; i++) {
+        const bool control = pieces[i][0] == '+';
+        assert_int_equal(tern_reply_push(r, pieces[i] + control, strlen(pieces[i] + control), control, NULL), 0);
+    }
+    assert_int_equal(tern_reply_finish(r, NULL), 0);
+    transcript_close(&t);
+    assert_string_equal(t.text.p, "{a}<f {}>{\n<｜DSML｜xy}");
+    tern_reply_free(r);
+    transcript_clear(&t);
+}
+
 static void reasoning_begun_in_the_prompt(void **state)
 {
     (void)state;
@@ -536,6 +576,7 @@ int main(void)
         cmocka_unit_test(every_beginning),
         cmocka_unit_test(random_texts),
         cmocka_unit_test(control_tokens),
+        cmocka_unit_test(control_tokens_in_marks),
         cmocka_unit_test(reasoning_begun_in_the_prompt),
         cmocka_unit_test(ids),
         cmocka_unit_test(characters_stay_whole),

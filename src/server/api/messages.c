@@ -87,9 +87,11 @@ static int check_calls(json_t *message, const char *prefix, bool assistant, stru
     return 0;
 }
 
-static int check_message(json_t *m, size_t index, struct tern_fault *f)
+/* reminders: the template has a role for them, DeepSeek-V4's. */
+static int check_message(json_t *m, size_t index, bool reminders, struct tern_fault *f)
 {
-    static const char *const roles[] = {"system", "developer", "user", "assistant", "tool"};
+    static const char *const roles[] = {"system", "developer", "user", "assistant", "tool", "latest_reminder"};
+    const size_t n_roles = reminders ? 6 : 5;
     static const struct tern_field table[] = {
         {"name", TERN_FIELD_STR, TERN_FIELD_CHECKED, 0, 0, NULL},
         {"tool_call_id", TERN_FIELD_STR, TERN_FIELD_CHECKED, 0, 0, NULL},
@@ -106,10 +108,12 @@ static int check_message(json_t *m, size_t index, struct tern_fault *f)
     (void)snprintf(prefix, sizeof prefix, "messages[%zu].", index);
     const char *role = json_string_value(json_object_get(m, "role"));
     (void)snprintf(param, sizeof param, "%srole", prefix);
-    while (role && r < 5 && strcmp(role, roles[r]) != 0)
+    while (role && r < n_roles && strcmp(role, roles[r]) != 0)
         r++;
-    if (!role || r == 5)
-        return bad(f, "invalid_value", param, "must be one of system, developer, user, assistant, tool");
+    if (!role || r == n_roles)
+        return bad(f, "invalid_value", param,
+                   reminders ? "must be one of system, developer, user, assistant, tool, latest_reminder"
+                             : "must be one of system, developer, user, assistant, tool");
     if (r == 1)
         (void)json_object_set_new(m, "role", json_string("system"));
     bool assistant = r == 3;
@@ -137,9 +141,10 @@ int tern_messages_check(struct tern_job *j, struct tern_fault *f)
     json_t *m;
     if (!json_is_array(j->ask->messages) || json_array_size(j->ask->messages) == 0)
         return bad(f, "invalid_value", "messages", "must be a list with at least one message");
+    const bool reminders = tern_model_chat_quotes(j->served->model, "latest_reminder");
     json_array_foreach(j->ask->messages, i, m)
     {
-        if (check_message(m, i, f) < 0)
+        if (check_message(m, i, reminders, f) < 0)
             return -1;
     }
     return 0;
@@ -263,8 +268,9 @@ static int add_effort(const struct tern_job *j, json_t *vars, struct tern_fault 
         i++;
     if (i == 7)
         return bad(f, "invalid_value", "reasoning_effort", "must be none, minimal, low, medium, high, xhigh or max");
+    const char *most = tern_model_chat_quotes(m, "max") ? "max" : "high";
     if (tern_model_chat_uses(m, "reasoning_effort") && i > 0)
-        (void)json_object_set_new(vars, "reasoning_effort", json_string(i == 1 ? "low" : i > 4 ? "high" : effort));
+        (void)json_object_set_new(vars, "reasoning_effort", json_string(i == 1 ? "low" : i > 4 ? most : effort));
     else if (tern_model_chat_uses(m, "enable_thinking") && !json_object_get(vars, "enable_thinking"))
         (void)json_object_set_new(vars, "enable_thinking", json_boolean(i > 1));
     return 0;

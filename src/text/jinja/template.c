@@ -27,6 +27,8 @@ int tern_template_parse(struct tern_template **out, const char *name, const char
     p.t = t;
     TERN_TRY(tern_jlex_run(&p, text, n));
     TERN_TRY(tern_jparse_template(&p));
+    TERN_TRY(tern_alloc(&t->text, n + 1, 1, err));
+    memcpy(t->text, text, n);
     t->calls = tern_calls_of_text(text, n);
     t->reasoning = tern_reasoning_of_text(text, n);
     *out = t;
@@ -43,6 +45,7 @@ void tern_template_free(struct tern_template *t)
         return;
     tern_jarena_clear(&t->arena);
     tern_free(t->name);
+    tern_free(t->text);
     tern_free(t);
 }
 
@@ -60,6 +63,15 @@ bool tern_template_says(const struct tern_template *t, const char *name)
 {
     for (int i = 0; i < t->n_syms; i++)
         if (tern_jstr_is(&t->syms[i], name))
+            return true;
+    return false;
+}
+
+bool tern_template_quotes(const struct tern_template *t, const char *text)
+{
+    const size_t n = strlen(text);
+    for (const char *p = t->text; (p = strstr(p, text)) != NULL; p++)
+        if (p > t->text && (p[-1] == '"' || p[-1] == '\'') && p[n] == p[-1])
             return true;
     return false;
 }

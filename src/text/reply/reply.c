@@ -256,7 +256,7 @@ out:
 
 /* ---- text ------------------------------------------------------------------------------------------------------ */
 
-enum mark { NO_MARK, OPENS_CALL, FRAME, FRAME_END, OPENS_REASONING, CLOSES_REASONING, N_MARKS };
+enum mark { NO_MARK, OPENS_CALL, FRAME, FRAME_BARE, FRAME_END, OPENS_REASONING, CLOSES_REASONING, N_MARKS };
 
 /* The marks that count in this state. */
 static const char *mark_text(const tern_reply *r, enum mark m)
@@ -267,7 +267,11 @@ static const char *mark_text(const tern_reply *r, enum mark m)
         return content && r->calls ? r->calls->open : NULL;
     case FRAME:
     case FRAME_END:
-        return content && r->calls ? r->calls->frame[m - FRAME] : NULL;
+        return content && r->calls ? r->calls->frame[m == FRAME_END] : NULL;
+    case FRAME_BARE: /* without the newlines that belong to it */
+        return content && r->calls && r->calls->frame[0] && *r->calls->frame[0] == '\n'
+                   ? r->calls->frame[0] + strspn(r->calls->frame[0], "\n")
+                   : NULL;
     case OPENS_REASONING:
         return content && r->reasoning ? r->reasoning->open : NULL;
     case CLOSES_REASONING:
@@ -303,6 +307,7 @@ static int take_mark(tern_reply *r, enum mark m, tern_error *err)
         r->drop_newlines = true;
         return 0;
     case FRAME:
+    case FRAME_BARE:
         r->drop_newlines = true;
         return 0;
     default:
@@ -371,10 +376,21 @@ static int step(tern_reply *r, char c, tern_error *err)
     return r->state == IN_CALL ? step_call(r, c, err) : step_text(r, c, err);
 }
 
+/* Is a control token's text the next part of a mark that has begun?  A vocabulary may have one for part of a mark. */
+static bool goes_on(const tern_reply *r, const char *text, size_t n)
+{
+    char all[64];
+    if (!r->held.len || r->held.len + n > sizeof all)
+        return false;
+    memcpy(all, r->held.p, r->held.len);
+    memcpy(all + r->held.len, text, n);
+    return find_mark(r, all, r->held.len + n, false) || find_mark(r, all, r->held.len + n, true);
+}
+
 int tern_reply_push(tern_reply *r, const char *text, size_t n, bool control, tern_error *err)
 {
     int rc = 0;
-    if (control && r->state != IN_CALL) {
+    if (control && r->state != IN_CALL && !goes_on(r, text, n)) {
         TERN_TRY(release_held(r, err));
         TERN_TRY(take_mark(r, find_mark(r, text, n, false), err));
         n = 0;
