@@ -102,11 +102,13 @@ FEW_INLINE void few_block(few_sums acc, const struct tern_panel_view *v, const s
 {
 #pragma GCC unroll 1
     for (size_t q = b * (TERN_BLOCK / 4); q < (b + 1) * (TERN_BLOCK / 4); q++) {
+        const float *x = w->x + 4 * q;
 #pragma GCC unroll 4
         for (int s = 0; s < streams; s++) {
             few_prefetch(w, v[s].codes, q * TERN_VEC);
 #pragma GCC unroll 4
             for (int h = 0; h < FEW_PARTS; h++) {
+                __asm__("" : "+r"(x)); /* or the compiler keeps activations for the next part, in sums' registers */
                 GEMM_ROWS f[4];
                 few_quad(f, v[s].codes + q * TERN_VEC + h * 4 * FEW_LANES);
 #pragma GCC unroll 4
@@ -114,8 +116,7 @@ FEW_INLINE void few_block(few_sums acc, const struct tern_panel_view *v, const s
                     f[i] = rows_product(huge ? rows_times(f[i], 0x1p120f) : f[i], scale[s][h]);
 #pragma GCC unroll 8
                     for (int r = 0; r < rows; r++)
-                        acc[s][h][r] =
-                            few_fma(f[i], few_each(w->x[(size_t)r * w->x_stride + 4 * q + i]), acc[s][h][r]);
+                        acc[s][h][r] = few_fma(f[i], few_each(x[(size_t)r * w->x_stride + i]), acc[s][h][r]);
                 }
             }
         }

@@ -318,8 +318,8 @@ static void bench_format(const struct format *f, uint8_t *data, struct bench *b,
     snprintf(label, sizeof label, "gemm.wide %s k=%d rows=1", f->name, k);
     check_bench(&t);
     t = (struct check_timing){label, run_wide, b, "FLOP", check_roof_fma, NULL};
-    static const int wide_rows[] = {4, 64, BENCH_ROWS};
-    for (size_t i = 0; i < 3; i++) {
+    static const int wide_rows[] = {4, 8, 64, BENCH_ROWS};
+    for (size_t i = 0; i < 4; i++) {
         b->n_rows = wide_rows[i];
         b->panels = wide_rows[i] == BENCH_ROWS ? 16 : 64;
         b->w.n = b->panels * TERN_PANEL;

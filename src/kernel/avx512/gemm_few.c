@@ -27,9 +27,9 @@ ALWAYS bool huge16(__m512 scale)
 
 #define FEW_LANES       16
 #define FEW_MAX_ROWS    TERN_FEW_ROWS
-#define FEW_SHAPES(X)                                                                                           \
-    X(1, 1) X(1, 2) X(1, 4) X(2, 1) X(2, 2) X(2, 4) X(3, 1) X(3, 2) X(3, 4) X(4, 1) X(4, 2) X(4, 4) X(5, 1) X(5, 2) \
-    X(6, 1) X(6, 2) X(7, 1) X(7, 2) X(8, 1) X(8, 2)
+#define FEW_SHAPES(X)                                                                                               \
+    X(1, 1) X(1, 2) X(1, 4) X(2, 1) X(2, 2) X(2, 4) X(3, 1) X(3, 2) X(3, 4) X(4, 1) X(4, 2) X(5, 1) X(5, 2) X(6, 1) \
+    X(6, 2) X(7, 1) X(7, 2) X(8, 1) X(8, 2)
 #define few_load        _mm512_load_ps
 #define few_store       _mm512_store_ps
 #define few_each        _mm512_set1_ps
