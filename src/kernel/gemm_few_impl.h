@@ -70,8 +70,8 @@ FEW_INLINE void few_keep(float *out, few_sums acc, int rows, int streams)
 }
 
 /* Weights that are floats as they lie. */
-FEW_INLINE void few_floats(enum tern_codes codes, float *out, const struct tern_panel_view *v,
-                           const struct few_walk *w, int rows, int streams)
+FEW_INLINE void few_floats(enum tern_codes codes, float *out, const struct tern_panel_view *v, const struct few_walk *w,
+                           int rows, int streams)
 {
     const size_t unit = tern_codes_unit(codes);
     few_sums acc;
@@ -149,29 +149,27 @@ FEW_INLINE void few_e4m3(float *out, const struct tern_panel_view *v, const stru
 
 typedef void few_fn(float *out, const struct tern_panel_view *v, const struct few_walk *w);
 
-#define FEW_TYPE_FN(rows, streams, code, fn, ...)                                            \
-    static void few_##code##_##rows##_##streams(float *out, const struct tern_panel_view *v, \
-                                                const struct few_walk *w)                    \
-    {                                                                                        \
-        fn(__VA_ARGS__ out, v, w, rows, streams);                                            \
+#define FEW_FN(code, rows, streams)                                                                                    \
+    static void few_##code##_##rows##_##streams(float *out, const struct tern_panel_view *v, const struct few_walk *w) \
+    {                                                                                                                  \
+        if (TERN_CODES_##code == TERN_CODES_E4M3)                                                                      \
+            few_e4m3(out, v, w, rows, streams);                                                                        \
+        else                                                                                                           \
+            few_floats(TERN_CODES_##code, out, v, w, rows, streams);                                                   \
     }
-#define FEW_COMMA ,
-#define FEW_FNS(rows, streams)                                               \
-    FEW_TYPE_FN(rows, streams, F32, few_floats, TERN_CODES_F32 FEW_COMMA)    \
-    FEW_TYPE_FN(rows, streams, F16, few_floats, TERN_CODES_F16 FEW_COMMA)    \
-    FEW_TYPE_FN(rows, streams, BF16, few_floats, TERN_CODES_BF16 FEW_COMMA)  \
-    FEW_TYPE_FN(rows, streams, E4M3, few_e4m3, )
+#define FEW_FNS(rows, streams) \
+    FEW_FN(F32, rows, streams) FEW_FN(F16, rows, streams) FEW_FN(BF16, rows, streams) FEW_FN(E4M3, rows, streams)
 FEW_SHAPES(FEW_FNS)
 
 static few_fn *few_find(enum tern_codes codes, int rows, int streams)
 {
-#define FEW_FOUND(n, s)                                                                                              \
-    if (rows == (n) && streams == (s)) {                                                                             \
-        static few_fn *const fns[] = {[TERN_CODES_F32] = few_F32_##n##_##s,                                          \
-                                      [TERN_CODES_F16] = few_F16_##n##_##s,                                          \
-                                      [TERN_CODES_BF16] = few_BF16_##n##_##s,                                        \
-                                      [TERN_CODES_E4M3] = few_E4M3_##n##_##s};                                       \
-        return fns[codes];                                                                                           \
+#define FEW_FOUND(n, s)                                                        \
+    if (rows == (n) && streams == (s)) {                                       \
+        static few_fn *const fns[] = {[TERN_CODES_F32] = few_F32_##n##_##s,    \
+                                      [TERN_CODES_F16] = few_F16_##n##_##s,    \
+                                      [TERN_CODES_BF16] = few_BF16_##n##_##s,  \
+                                      [TERN_CODES_E4M3] = few_E4M3_##n##_##s}; \
+        return fns[codes];                                                     \
     }
     FEW_SHAPES(FEW_FOUND)
 #undef FEW_FOUND
@@ -186,20 +184,19 @@ static void few_product(float *y, size_t y_stride, const float *x, size_t x_stri
     const size_t bytes = tern_codes_unit(w->codes) * (size_t)(tern_codes_float(w->codes) ? w->k : w->k / TERN_BLOCK);
     float out[FEW_STREAMS * FEW_MAX_ROWS * TERN_PANEL] __attribute__((aligned(64)));
     for (int p = panel0, streams; p < panel1; p += streams) {
-        few_fn *fn = NULL;
-        for (streams = FEW_STREAMS; !fn; streams = fn ? streams : streams / 2)
-            fn = streams <= panel1 - p ? few_find(w->codes, n_rows, streams) : NULL;
         struct tern_panel_view v[FEW_STREAMS];
+        streams = FEW_STREAMS;
+        while (streams > panel1 - p || !few_find(w->codes, n_rows, streams))
+            streams /= 2;
         for (int s = 0; s < streams; s++)
             v[s] = tern_panel_view(w, &l, p + s);
         const struct few_walk walk = {x, x_stride, (size_t)w->k, bytes > FEW_AHEAD ? bytes - FEW_AHEAD : 0,
                                       (size_t)streams * w->panel_bytes + FEW_AHEAD - bytes};
-        fn(out, v, &walk);
+        few_find(w->codes, n_rows, streams)(out, v, &walk);
         for (int i = 0; i < streams * n_rows; i++) {
             int s = i / n_rows, r = i % n_rows, n0 = (p + s) * TERN_PANEL;
             int cols = w->n - n0 < TERN_PANEL ? w->n - n0 : TERN_PANEL;
-            memcpy(y + (size_t)r * y_stride + n0, out + (s * FEW_MAX_ROWS + r) * TERN_PANEL,
-                   (size_t)cols * sizeof *y);
+            memcpy(y + (size_t)r * y_stride + n0, out + (s * FEW_MAX_ROWS + r) * TERN_PANEL, (size_t)cols * sizeof *y);
         }
     }
 }

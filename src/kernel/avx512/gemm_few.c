@@ -25,18 +25,18 @@ ALWAYS bool huge16(__m512 scale)
     return _mm512_cmp_ps_mask(_mm512_abs_ps(scale), _mm512_set1_ps(0x1p7f), _CMP_GE_OQ) != 0;
 }
 
-#define FEW_LANES       16
-#define FEW_MAX_ROWS    TERN_FEW_ROWS
-#define FEW_SHAPES(X)                                                                                               \
-    X(1, 1) X(1, 2) X(1, 4) X(2, 1) X(2, 2) X(2, 4) X(3, 1) X(3, 2) X(3, 4) X(4, 1) X(4, 2) X(5, 1) X(5, 2) X(6, 1) \
-    X(6, 2) X(7, 1) X(7, 2) X(8, 1) X(8, 2)
-#define few_load        _mm512_load_ps
-#define few_store       _mm512_store_ps
-#define few_each        _mm512_set1_ps
-#define few_fma         _mm512_fmadd_ps
-#define few_bf16        bf16x16
-#define few_quad        e4m3_quad
-#define few_huge        huge16
+#define FEW_LANES     16
+#define FEW_MAX_ROWS  TERN_FEW_ROWS
+#define ONE_PANEL(X)  X(1, 1) X(2, 1) X(3, 1) X(4, 1) X(5, 1) X(6, 1) X(7, 1) X(8, 1)
+#define TWO_PANELS(X) X(1, 2) X(2, 2) X(3, 2) X(4, 2) X(5, 2) X(6, 2) X(7, 2) X(8, 2)
+#define FEW_SHAPES(X) ONE_PANEL(X) TWO_PANELS(X) X(1, 4) X(2, 4) X(3, 4)
+#define few_load      _mm512_load_ps
+#define few_store     _mm512_store_ps
+#define few_each      _mm512_set1_ps
+#define few_fma       _mm512_fmadd_ps
+#define few_bf16      bf16x16
+#define few_quad      e4m3_quad
+#define few_huge      huge16
 #include "kernel/gemm_few_impl.h"
 
 void tern_gemm_few_avx512(float *y, size_t y_stride, const float *x, size_t x_stride, int n_rows,
