@@ -67,6 +67,7 @@ VISIBLE = {
         "attn_impl.h",
         "delta.h",
         "gemm.h",
+        "gemm_few_impl.h",
         "gemm_scales_impl.h",
         "kvq.h",
         "kvq_encode_impl.h",

@@ -125,7 +125,7 @@ static void wide_case(const struct format *f, struct shape s, enum check_fill ki
 
 static void part_wide(void)
 {
-    static const int rows[] = {1, 2, 3, 4, 5, 6, 7, 13, 25, 64};
+    static const int rows[] = {1, 2, 3, 4, 5, 6, 7, 8, 13, 25, 64};
     for (int f = 0; f < N_FORMATS; f++) {
         int step = formats[f].step;
         for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
@@ -138,6 +138,11 @@ static void part_wide(void)
         }
         for (int kind = 0; kind <= CHECK_NONFINITE; kind++)
             wide_case(&formats[f], (struct shape){5, 19, step == 1 ? 45 : step == 32 ? 32 * 9 : 512}, kind);
+        /* Few rows of floats: every number of rows, panels in fours, in pairs and alone, scales of every size. */
+        for (int kind = 0; kind <= CHECK_NONFINITE && !tern_codes_integer(formats[f].kind.codes); kind++) {
+            for (int r = 1; r <= 8; r++)
+                wide_case(&formats[f], (struct shape){r, 16 * 6 + 7, step == 1 ? 97 : 32 * 5}, kind);
+        }
     }
     /* Enough rows and panels for every level of blocking. */
     wide_case(&formats[0], (struct shape){97, 16 * 17 + 3, 257}, CHECK_GAUSS);
@@ -313,8 +318,8 @@ static void bench_format(const struct format *f, uint8_t *data, struct bench *b,
     snprintf(label, sizeof label, "gemm.wide %s k=%d rows=1", f->name, k);
     check_bench(&t);
     t = (struct check_timing){label, run_wide, b, "FLOP", check_roof_fma, NULL};
-    static const int wide_rows[] = {4, 64, BENCH_ROWS};
-    for (size_t i = 0; i < 3; i++) {
+    static const int wide_rows[] = {4, 8, 64, BENCH_ROWS};
+    for (size_t i = 0; i < 4; i++) {
         b->n_rows = wide_rows[i];
         b->panels = wide_rows[i] == BENCH_ROWS ? 16 : 64;
         b->w.n = b->panels * TERN_PANEL;

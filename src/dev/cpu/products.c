@@ -119,9 +119,11 @@ static void matmul_task(void *ctx, int task, int worker)
 }
 
 /* For few rows about TASK_BYTES of weights, so that streams stay long, but the same number of tasks for every thread:
- * nobody waits for a last one.  64 outputs for many rows.  Packed activations are read once per PROMPT_PANELS
- * panels, so there it should be as many as leave PROMPT_TASKS tasks to every thread. */
+ * nobody waits for a last one.  Of floats FLOAT_PANELS, where there are as many for every thread: a panel is one chain
+ * of sums there, and a single one would wait for each of them.  64 outputs for many rows.  Packed activations are read
+ * once per PROMPT_PANELS panels, so there it should be as many as leave PROMPT_TASKS tasks to every thread. */
 #define TASK_BYTES    65536
+#define FLOAT_PANELS  4
 #define PROMPT_PANELS 16
 #define PROMPT_TASKS  3
 
@@ -131,6 +133,8 @@ int tern_cpu_panels_per_task(const struct tern_cpu *d, const struct tern_packed 
     if (n_wide <= 16) {
         size_t panels = (size_t)all_panels, round = TASK_BYTES * threads;
         size_t tasks = (panels * w->panel_bytes + round - 1) / round * threads;
+        if (!tern_codes_integer(w->codes) && panels / FLOAT_PANELS >= threads && tasks > panels / FLOAT_PANELS)
+            tasks = panels / FLOAT_PANELS / threads * threads;
         return (int)((panels + tasks - 1) / tasks);
     }
     if (!d->packs)

@@ -43,7 +43,7 @@ void tern_cpu_stack(struct tern_dev *dev, const struct tern_stack *s, int n_rows
     struct stack_work w = {d, s, m, tern_cpu_f32(s->x), n_rows, n_wide, tern_panels(m), 0};
     TERN_ASSERT(n_rows - n_wide <= d->limits.max_narrow && n_heads <= d->limits.max_stack);
     TERN_ASSERT(m->k <= d->limits.max_stack_k);
-    if (!tern_codes_float(m->codes))
+    if (tern_codes_integer(m->codes))
         tern_cpu_each_row(d, quantize_row, &w, (n_rows - n_wide) * n_heads, m->k);
     w.cut = tern_cpu_panels_per_task(d, m, n_wide, w.panels * n_heads);
     tern_pool_run(d->pool, stack_task, &w, n_heads * ((w.panels + w.cut - 1) / w.cut));

@@ -124,6 +124,10 @@ static void multiply(const struct range *g, int n_rows, const float *const *w, i
 void tern_gemm_wide_avx2(float *y, size_t y_stride, const float *x, size_t x_stride, int n_rows,
                          const struct tern_packed *w, int panel0, int panel1, float *scratch)
 {
+    if (n_rows <= TERN_FEW_ROWS && !tern_codes_integer(w->codes)) {
+        tern_gemm_few_avx2(y, y_stride, x, x_stride, n_rows, w, panel0, panel1);
+        return;
+    }
     struct tern_panel_layout l = tern_panel_layout(w);
     const float *panels[PANELS + 1];
     /* With few rows there is nothing to reuse later, and two panels stay in L1. */

@@ -10,6 +10,11 @@ void tern_gemm_wide_avx512(float *y, size_t y_stride, const float *x, size_t x_s
 void tern_gemm_narrow_avx512(float *y, size_t y_stride, const struct tern_q8_row *x, int n_rows,
                              const struct tern_packed *w, int panel0, int panel1);
 
+/* `wide` for 1 to TERN_FEW_ROWS rows and weights without an integer form, which are decoded in registers. */
+#define TERN_FEW_ROWS 8
+void tern_gemm_few_avx512(float *y, size_t y_stride, const float *x, size_t x_stride, int n_rows,
+                          const struct tern_packed *w, int panel0, int panel1);
+
 /* Inputs [k0, k0 + n) of a panel as f32, out[n][16]; k0 and n multiples of 32 unless the codes are float. */
 void tern_gemm_expand_avx512(float *out, const struct tern_packed *w, const struct tern_panel_layout *l, int panel,
                              int k0, int n);
