@@ -276,6 +276,10 @@ typedef struct tern_engine_params {
     const char *kv; /* KV plan; NULL = TERN_KV_DEFAULT ("f32" when exact) */
     bool kv_strict; /* refuse instead of keeping a layer at 16 bit with a reason */
     bool exact;     /* every row in the wide class: f32 arithmetic on the dequantised weights, on every machine */
+    /* Bits of the activations that decode rows multiply weights by: 8, 16, or 0 for 8.  With 16 the products of decode
+     * rows are as good as those of prompt rows; steps of many sequences take up to twice the time
+     * (docs/decisions/040-16-bit-decode-rows.md).  TERN_EUNSUPPORTED on a GPU; --exact does without. */
+    int decode_bits;
     /* Further plans, numbered from 1; `kv` is plan 0.  Sequences of all plans go through one step together, so plans
      * can be compared at the price of reading the weights once.  max_seqs counts the sequences of all plans. */
     const char *const *more_kv;

@@ -31,6 +31,7 @@ struct tern_dev {
 struct tern_dev_limits {
     int max_rows, max_narrow, max_k; /* rows of a step, decode rows among them; longest input of any product */
     bool exact;                      /* prompt rows in f32 on every machine */
+    bool decode16;                   /* activations of decode rows in 16 bits, not 8 */
     /* The caches, of which the layers are read here and the memory is not, and attention on their layers. */
     const struct tern_dev_cache *caches;
     int n_caches;
@@ -62,8 +63,9 @@ struct tern_dev_about {
  * settled by prepare (kernel/gemm.h has the classes). */
 struct tern_dev_ops {
     const char *name;
-    bool decodes; /* recode reads codes, too */
-    bool firsts;  /* attention knows tern_kv_reach.first */
+    bool decodes;  /* recode reads codes, too */
+    bool firsts;   /* attention knows tern_kv_reach.first */
+    bool decode16; /* tern_dev_limits.decode16 */
 
     /* Is it there?  One line about it, or why not.  NULL: it always is. */
     int (*probe)(char about[TERN_DEV_NAME], tern_error *err);

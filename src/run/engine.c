@@ -26,6 +26,10 @@ static int check_params(const tern_engine_params *p, tern_error *err)
         return tern_err_set(err, TERN_EINVAL, "drafts = %d is outside 0..%d", p->drafts, TERN_KV_MAX_DRAFTS);
     if (p->ctx < 0)
         return tern_err_set(err, TERN_EINVAL, "context = %d is negative", p->ctx);
+    if (p->decode_bits != 0 && p->decode_bits != 8 && p->decode_bits != 16)
+        return tern_err_set(err, TERN_EINVAL, "decode_bits = %d: there are 8 and 16", p->decode_bits);
+    if (p->decode_bits && p->exact)
+        return tern_err_set(err, TERN_EINVAL, "decode_bits = %d: an exact engine computes in 32 bits", p->decode_bits);
     return 0;
 }
 
@@ -87,6 +91,9 @@ static int open_engine(tern_engine **out, tern_model *m, const tern_engine_param
                   "context = %d is more than the %d tokens that %s was trained for (rope_scaling: --rope-scaling "
                   "yarn,factor=N)",
                   p->ctx, m->net->desc.ctx, m->path);
+    if (p->decode_bits == 16 && !m->net->dev->ops->decode16)
+        TERN_FAIL(err, TERN_EUNSUPPORTED, "decode_bits = 16: the device %s computes decode rows in 8 bits alone",
+                  m->net->dev->ops->name);
     TERN_TRY(tern_alloc(&e, 1, sizeof *e, err));
     e->model = m;
     e->ctx = p->ctx ? p->ctx : m->net->desc.ctx;
@@ -95,6 +102,7 @@ static int open_engine(tern_engine **out, tern_model *m, const tern_engine_param
     if (e->chunk > e->ctx)
         e->chunk = e->ctx;
     e->exact = p->exact;
+    e->decode16 = p->decode_bits == 16;
     TERN_TRY(tern_draft_mtp(p, m, &e->mtp, err));
     if (!pool)
         TERN_TRY(tern_pool_new(&e->own_pool, p->n_threads ? p->n_threads : tern_cpu_cores(), 1, err));
@@ -102,7 +110,7 @@ static int open_engine(tern_engine **out, tern_model *m, const tern_engine_param
     TERN_TRY(m->net->dev->ops->open(&e->dev, e->pool, err));
     TERN_TRY(open_plans(e, p, err));
     TERN_TRY(tern_forward_new(&e->forward, m->net, e->caches, e->n_caches, e->dev, e->chunk, e->chunk, e->max_seqs,
-                              e->exact, err));
+                              e->exact, e->decode16, err));
     TERN_TRY(alloc_batch(e, err));
     TERN_TRY(tern_drafter_open(&e->drafter, e, p, err));
     *out = e;

@@ -843,6 +843,7 @@ static const struct tern_dev_ops guard_ops = {
     .name = "guard",
     .decodes = true,
     .firsts = true,
+    .decode16 = true,
     .open = guard_open,
     .close = guard_close,
     .prepare = guard_prepare,

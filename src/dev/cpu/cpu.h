@@ -27,7 +27,8 @@ struct tern_dev_form {
     struct tern_packed m; /* the first matrix of the stack */
 };
 
-/* Quantised decode rows. */
+/* Quantised decode rows.  With 16 bits a row is two: its int8 codes, and those of what they leave over, whose products
+ * are added up. */
 struct tern_q8_buffer {
     uint8_t *bytes;
     struct tern_q8_row *rows; /* in them */
@@ -96,6 +97,7 @@ struct tern_cpu {
     struct tern_pool *pool; /* borrowed */
     bool packs;             /* products of prompt rows in the class of the machine (kernel/prompt.h) */
     bool bf16;              /* attention of prompt rows in bf16 */
+    int columns;            /* rows of a tern_q8_buffer that a decode row is: 1, with 16 bits 2 */
     struct tern_q8_buffer q8;
     float *gemm_scratch;     /* [threads][TERN_GEMM_SCRATCH] */
     uint16_t *packed_x;      /* prompt rows; this and the next only with packs */
@@ -182,8 +184,13 @@ void tern_cpu_each_row(struct tern_cpu *d, void (*row)(const void *args, int row
 /* Rows of k inputs, k a multiple of 64; counted in d->bytes. */
 int tern_cpu_q8_new(struct tern_cpu *d, struct tern_q8_buffer *b, size_t rows, size_t k, tern_error *err);
 void tern_cpu_q8_free(struct tern_q8_buffer *b);
-/* x into row r. */
-void tern_cpu_quantize(const struct tern_q8_buffer *b, int r, const float *x, int k);
+/* x into row r; where that is. */
+void tern_cpu_quantize(const struct tern_cpu *d, const struct tern_q8_buffer *b, int r, const float *x, int k);
+static inline const struct tern_q8_row *tern_cpu_q8_row(const struct tern_cpu *d, const struct tern_q8_buffer *b,
+                                                        size_t r)
+{
+    return b->rows + r * (size_t)d->columns;
+}
 
 /* What a product reads: prompt rows [0, n_wide), then decode rows. */
 struct tern_cpu_rows {

@@ -48,6 +48,7 @@ static int op_prepare(struct tern_dev *dev, const struct tern_dev_limits *limits
     d->limits.shapes = NULL;
     d->packs = tern_k.prompt.product && !limits->exact;
     d->bf16 = tern_k.bf16.multiply && !limits->exact;
+    d->columns = limits->decode16 ? 2 : 1;
     TERN_TRY(tern_cpu_q8_new(d, &d->q8, rows, k, err));
     TERN_TRY(tern_alloc(&d->gemm_scratch, threads, TERN_GEMM_SCRATCH * sizeof(float), err));
     if (d->packs) {
@@ -106,6 +107,7 @@ const struct tern_dev_ops tern_dev_cpu = {
     .name = "cpu",
     .decodes = true,
     .firsts = true,
+    .decode16 = true,
     .open = op_open,
     .close = op_close,
     .prepare = op_prepare,

@@ -235,13 +235,13 @@ static void gather_pair(const void *args, int pair)
     else
         memcpy(to, from, (size_t)k * sizeof *to);
     if (pair >= w->n_wide && (tern_codes_integer(w->gate->codes) || tern_codes_integer(w->up->codes)))
-        tern_cpu_quantize(&s->q8, pair - w->n_wide, to, k);
+        tern_cpu_quantize(w->d, &s->q8, pair - w->n_wide, to, k);
 }
 
 static void quantize_pair(const void *args, int narrow)
 {
     const struct expert_work *w = args;
-    tern_cpu_quantize(&w->d->experts.q8, narrow, w->d->experts.gate + (size_t)(w->n_wide + narrow) * w->s_ff,
+    tern_cpu_quantize(w->d, &w->d->experts.q8, narrow, w->d->experts.gate + (size_t)(w->n_wide + narrow) * w->s_ff,
                       w->down->k);
 }
 
@@ -281,8 +281,8 @@ static void group_product(const struct expert_work *w, const struct tern_expert_
         tern_cpu_product(w->d, y + wide * y_stride, y_stride, &r, &m, panel0, panel1, worker);
     }
     if (g->n[1]) {
-        struct tern_cpu_rows r = {
-            x + narrow * x_stride, x_stride, NULL, s->q8.rows + (narrow - (size_t)w->n_wide), g->n[1], 0};
+        const struct tern_q8_row *q8 = tern_cpu_q8_row(w->d, &s->q8, narrow - (size_t)w->n_wide);
+        struct tern_cpu_rows r = {x + narrow * x_stride, x_stride, NULL, q8, g->n[1], 0};
         tern_cpu_product(w->d, y + narrow * y_stride, y_stride, &r, &m, panel0, panel1, worker);
     }
 }

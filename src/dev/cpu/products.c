@@ -6,6 +6,7 @@
 int tern_cpu_q8_new(struct tern_cpu *d, struct tern_q8_buffer *b, size_t rows, size_t k, tern_error *err)
 {
     int rc = 0;
+    rows *= (size_t)d->columns;
     TERN_TRY(tern_alloc(&b->bytes, rows, tern_q8_bytes(k), err));
     TERN_TRY(tern_alloc(&b->rows, rows, sizeof *b->rows, err));
     for (size_t r = 0; r < rows; r++)
@@ -21,13 +22,30 @@ void tern_cpu_q8_free(struct tern_q8_buffer *b)
     tern_free(b->rows);
 }
 
-void tern_cpu_quantize(const struct tern_q8_buffer *b, int r, const float *x, int k)
+static void quantize(const struct tern_q8_buffer *b, const struct tern_q8_row *row, int at, const float *x, int k)
 {
-    const struct tern_q8_row *row = &b->rows[r];
     const uint8_t *base = b->bytes;
     uint8_t *q = b->bytes + ((const uint8_t *)row->q - base), *scale = b->bytes + ((const uint8_t *)row->scale - base);
     uint8_t *sum16 = b->bytes + ((const uint8_t *)row->sum16 - base);
-    tern_k.gemm.quantize((int8_t *)q, (float *)(void *)scale, (int32_t *)(void *)sum16, x, k);
+    tern_k.gemm.quantize((int8_t *)q + at, (float *)(void *)scale + at / TERN_BLOCK,
+                         (int32_t *)(void *)sum16 + at / (TERN_BLOCK / 2), x, k);
+}
+
+#define PIECE 512 /* inputs whose remainders are in hand */
+
+void tern_cpu_quantize(const struct tern_cpu *d, const struct tern_q8_buffer *b, int r, const float *x, int k)
+{
+    const struct tern_q8_row *row = tern_cpu_q8_row(d, b, (size_t)r);
+    quantize(b, row, 0, x, k);
+    if (d->columns == 1)
+        return;
+    for (int at = 0; at < k; at += PIECE) {
+        float rest[PIECE];
+        const int n = k - at < PIECE ? k - at : PIECE;
+        for (int i = 0; i < n; i++)
+            rest[i] = x[at + i] - row->scale[(at + i) / TERN_BLOCK] * row->q[at + i];
+        quantize(b, row + 1, at, rest, n);
+    }
 }
 
 struct quantize_args {
@@ -40,7 +58,7 @@ struct quantize_args {
 static void quantize_row(const void *args, int r)
 {
     const struct quantize_args *a = args;
-    tern_cpu_quantize(&a->d->q8, r, a->x + (size_t)r * a->stride, a->k);
+    tern_cpu_quantize(a->d, &a->d->q8, r, a->x + (size_t)r * a->stride, a->k);
 }
 
 /* One band of prompt rows. */
@@ -67,6 +85,32 @@ struct matmul_work {
     int panels, group; /* panels of all products, one after the other, and how many of them make a task */
 };
 
+#define PAIRS  4  /* decode rows of 16 bits at once */
+#define PANELS 32 /* panels, for which the sums wait */
+
+/* Decode rows in two columns: both go over the weights together, as two rows, and are then added. */
+static void both_columns(float *y, size_t y_stride, const struct tern_q8_row *q8, int n_rows,
+                         const struct tern_packed *w, int panel0, int panel1)
+{
+    float two[2 * PAIRS * PANELS * TERN_PANEL] __attribute__((aligned(64)));
+    for (int p = panel0; p < panel1; p += PANELS) {
+        const int panels = panel1 - p < PANELS ? panel1 - p : PANELS;
+        struct tern_packed part = *w; /* from panel p on */
+        part.data += (size_t)p * w->panel_bytes;
+        part.n -= p * TERN_PANEL;
+        const int cols = part.n < panels * TERN_PANEL ? part.n : panels * TERN_PANEL;
+        for (int r0 = 0; r0 < n_rows; r0 += PAIRS) {
+            const int rows = n_rows - r0 < PAIRS ? n_rows - r0 : PAIRS;
+            tern_k.gemm.narrow(two, PANELS * TERN_PANEL, q8 + 2 * r0, 2 * rows, &part, 0, panels);
+            for (int r = 0; r < rows; r++) {
+                const float *high = two + 2 * r * PANELS * TERN_PANEL;
+                tern_k.vec.add(y + (size_t)(r0 + r) * y_stride + p * TERN_PANEL, high, high + PANELS * TERN_PANEL,
+                               cols);
+            }
+        }
+    }
+}
+
 void tern_cpu_product(struct tern_cpu *d, float *y, size_t y_stride, const struct tern_cpu_rows *r,
                       const struct tern_packed *w, int panel0, int panel1, int worker)
 {
@@ -79,7 +123,9 @@ void tern_cpu_product(struct tern_cpu *d, float *y, size_t y_stride, const struc
     if (n_packed < n_wide)
         tern_k.gemm.wide(y + (size_t)n_packed * y_stride, y_stride, r->x + (size_t)n_packed * r->stride, r->stride,
                          n_wide - n_packed, w, panel0, panel1, d->gemm_scratch + (size_t)worker * TERN_GEMM_SCRATCH);
-    if (n_wide < r->n)
+    if (n_wide < r->n && d->columns == 2)
+        both_columns(y + (size_t)n_wide * y_stride, y_stride, r->q8, r->n - n_wide, w, panel0, panel1);
+    else if (n_wide < r->n)
         tern_k.gemm.narrow(y + (size_t)n_wide * y_stride, y_stride, r->q8, r->n - n_wide, w, panel0, panel1);
 }
 

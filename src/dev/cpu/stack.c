@@ -17,7 +17,7 @@ static void quantize_row(const void *args, int i)
     const struct stack_work *w = args;
     int n_narrow = w->n_rows - w->n_wide;
     const float *x = w->x + (size_t)(w->n_wide + i % n_narrow) * w->s->x.stride;
-    tern_cpu_quantize(&w->d->stack, i, x + (size_t)(i / n_narrow) * w->s->x_head, w->m->k);
+    tern_cpu_quantize(w->d, &w->d->stack, i, x + (size_t)(i / n_narrow) * w->s->x_head, w->m->k);
 }
 
 static void stack_task(void *ctx, int task, int worker)
@@ -27,11 +27,12 @@ static void stack_task(void *ctx, int task, int worker)
     int per_head = (w->panels + w->cut - 1) / w->cut, head = task / per_head;
     int p0 = task % per_head * w->cut, p1 = p0 + w->cut < w->panels ? p0 + w->cut : w->panels;
     const struct tern_packed m = tern_weight_at(w->m, head);
-    const struct tern_cpu_rows rows = {.x = w->x + (size_t)head * s->x_head,
-                                       .stride = s->x.stride,
-                                       .q8 = w->d->stack.rows + (size_t)head * (size_t)(w->n_rows - w->n_wide),
-                                       .n = w->n_rows,
-                                       .n_wide = w->n_wide};
+    const struct tern_cpu_rows rows = {
+        .x = w->x + (size_t)head * s->x_head,
+        .stride = s->x.stride,
+        .q8 = tern_cpu_q8_row(w->d, &w->d->stack, (size_t)head * (size_t)(w->n_rows - w->n_wide)),
+        .n = w->n_rows,
+        .n_wide = w->n_wide};
     tern_cpu_product(w->d, tern_cpu_f32(s->y) + (size_t)head * s->y_head, s->y.stride, &rows, &m, p0, p1, worker);
 }
 
