@@ -158,12 +158,12 @@ static void test_lengths(void **state)
 {
     static const int lengths[] = {1, 63, 64, 65, 128, LONG};
     (void)state;
-    const bool all = getenv("TERN_TEST_LONG") != NULL;
+    const bool every = getenv("TERN_TEST_LONG") != NULL;
     for (size_t m = 0; m < sizeof models / sizeof *models && served(models[m]); m++)
         for (int plan = 0; plan < 3; plan++) {
             struct fixture f;
             int32_t turn[CTX], other[70];
-            if (!all && m > 0 && plan != (int)m % 3) /* every plan with one kind of model */
+            if (!every && m > 0 && plan != (int)m % 3) /* every plan with one kind of model */
                 continue;
             print_message("%s, plan %d\n", models[m], plan);
             set_up(&f, models[m], false, 0, (size_t)1 << 30);
