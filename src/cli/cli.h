@@ -232,6 +232,9 @@ json_t *tern_report_kv_layers(const char *spec, const tern_kv_plan *p);
 void tern_setup_print(const struct tern_setup *s);
 /* What the user should know about the file of packed weights, on one stderr line. */
 void tern_packed_note(const tern_model *m);
+/* What --experts-resident cost between two looks at it; NULL where all weights are in memory. */
+json_t *tern_experts_json(const tern_expert_stats *before, const tern_expert_stats *after);
+void tern_experts_note(const tern_model *m); /* the same since the model was opened, on one stderr line, or nothing */
 /* What every JSON report begins with: command, version, machine (threads 0: nothing ran), and the model if there is
  * one. */
 json_t *tern_report_json(const char *command, const tern_model *m, int threads);

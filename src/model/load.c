@@ -8,6 +8,7 @@
 #include <xxhash.h>
 #include "base/mem.h"
 #include "model/load_impl.h"
+#include "model/resident.h"
 
 #define NAME_MAX_LEN 128
 
@@ -459,12 +460,35 @@ static size_t hash_ahead(const struct loader *ld, const struct tern_weight_block
     return end;
 }
 
-static int pack_all(struct loader *ld, const struct tern_weight_block *b, struct tern_pool *pool, tern_error *err)
+/* Tensors [i, i + n), which are packed: the file's copy is not needed again, without this both would be resident; nor
+ * is that in memory, where it goes to a file. */
+static int let_go(struct loader *ld, struct tern_packfile *to, size_t i, size_t n, tern_error *err)
+{
+    for (size_t j = i; j < i + n; j++) {
+        const struct tern_weight_place *p = &ld->places[j];
+        tern_file_forget(ld->f, p->t);
+        for (int part = 0; part < TERN_TENSOR_PARTS && p->parts[part]; part++)
+            tern_file_forget(ld->f, p->parts[part]);
+        int rc = to ? tern_packfile_add(to, err) : 0;
+        if (rc < 0)
+            return rc;
+        if (to)
+            ld->dev->ops->discard(ld->dev, ld->net->memory, p->offset, p->bytes);
+    }
+    return 0;
+}
+
+/* to: the path of a file that gets them, one after the other; NULL: they stay in memory. */
+static int pack_all(struct loader *ld, const struct tern_weight_block *b, struct tern_pool *pool, const char *to,
+                    tern_error *err)
 {
     int rc = 0;
     size_t hashed = 0;
+    struct tern_packfile *file = NULL;
     TERN_TRY(ld->dev->ops->reserve(ld->dev, &ld->net->memory, ld->total, true, err));
     bind_all(ld);
+    if (to)
+        TERN_TRY(tern_packfile_begin(&file, b, ld->net->memory, to, err));
     for (size_t i = 0, n; i < ld->n_places; i += n) {
         const struct tern_weight_place *p = &ld->places[i];
         if (ld->watch.on_progress && ld->watch.on_progress(ld->watch.user, (int)i, (int)ld->n_places) != 0)
@@ -474,14 +498,14 @@ static int pack_all(struct loader *ld, const struct tern_weight_block *b, struct
         while (hashed < i + n)
             hashed = hash_ahead(ld, b, hashed, pool);
         TERN_TRY(p->vector ? load_vector(ld, p, err) : pack_matrix(ld, p, err));
-        /* The file's copy of these tensors is not needed again: without this both would be resident. */
-        for (size_t j = 0; j < n; j++) {
-            tern_file_forget(ld->f, p[j].t);
-            for (int part = 0; part < TERN_TENSOR_PARTS && p[j].parts[part]; part++)
-                tern_file_forget(ld->f, p[j].parts[part]);
-        }
+        TERN_TRY(let_go(ld, file, i, n, err));
+    }
+    if (file) {
+        rc = tern_packfile_end(file, err);
+        file = NULL;
     }
 out:
+    tern_packfile_drop(file);
     return rc;
 }
 
@@ -517,18 +541,75 @@ out:
     return rc;
 }
 
+/* Experts that stay in the file: there has to be one, and what is in memory of them is resident.c's to say. */
+static int load_lean(struct loader *ld, struct tern_weight_block *b, struct tern_pool *pool,
+                     const struct tern_packed_file *kept, tern_error *err)
+{
+    int rc = 0;
+    struct tern_net *net = ld->net;
+    const uint8_t *data;
+    bool replace = false;
+    tern_error why = {0};
+    rc = tern_packfile_open(&net->packed, &data, b, kept->path, pool, &replace, &why);
+    if (rc < 0 && replace && kept->write) {
+        TERN_TRY(tern_packfile_check(kept->path, err));
+        if (kept->before)
+            kept->before(kept->user, kept->path, tern_packfile_bytes(b));
+        TERN_TRY(pack_all(ld, b, pool, kept->path, err));
+        ld->dev->ops->release(ld->dev, net->memory);
+        net->memory = NULL;
+        rc = tern_packfile_open(&net->packed, &data, b, kept->path, pool, &replace, &why);
+    }
+    if (rc < 0)
+        TERN_FAIL(err, rc, "%s; experts can be left on disk in a file of packed weights alone (--packed auto writes it)",
+                  why.msg);
+    TERN_TRY(use_packed(ld, data, kept->path, err));
+    TERN_TRY(tern_resident_new(&net->resident, net, b, data, kept->path, kept->experts, err));
+    TERN_TRY(tern_net_experts_check(net, 1, err));
+out:
+    return rc;
+}
+
+/* Bytes of memory that the weights take; TERN_EUNSUPPORTED where experts cannot be left on disk. */
+static int plan_memory(const struct loader *ld, const struct tern_weight_block *b, const struct tern_packed_file *kept,
+                       size_t *bytes, tern_error *err)
+{
+    const size_t experts = tern_resident_bytes(b);
+    *bytes = ld->total;
+    if (!kept || !kept->experts)
+        return 0;
+    if (!experts)
+        return tern_err_set(err, TERN_EUNSUPPORTED, "%s: the model has no experts that could be left on disk",
+                            tern_file_path(ld->f));
+    if (!ld->dev->ops->in_place)
+        return tern_err_set(err, TERN_EUNSUPPORTED, "device %s has all weights in its memory: experts are left on disk "
+                            "on the CPU alone", ld->dev->ops->name);
+    if (!kept->path)
+        return tern_err_set(err, TERN_EINVAL, "without a file of packed weights (--packed off) all experts are in "
+                            "memory: --packed auto writes one");
+    *bytes -= experts > kept->experts ? experts - kept->experts : 0;
+    return 0;
+}
+
 static int load_weights(struct loader *ld, struct tern_pool *pool, const struct tern_packed_file *kept, tern_error *err)
 {
     int rc = 0;
     struct tern_net *net = ld->net;
-    struct tern_weight_block b = {ld->dev, ld->f, ld->places, ld->n_places, ld->total, net->digest, NULL};
+    struct tern_weight_block b = {ld->dev, ld->f, ld->places, ld->n_places, ld->total, net->digest, NULL, false};
     bool replace = false;
     tern_error why = {0};
     const uint8_t *data;
+    size_t in_memory;
+    b.lean = kept && kept->experts && kept->experts < tern_resident_bytes(&b);
     net->memory_bytes = ld->total;
+    TERN_TRY(plan_memory(ld, &b, kept, &in_memory, err));
     if (ld->watch.before_weights)
-        TERN_TRY(ld->watch.before_weights(ld->watch.user, ld->total, err));
+        TERN_TRY(ld->watch.before_weights(ld->watch.user, in_memory, err));
     TERN_TRY(tern_alloc(&b.sources, b.n, sizeof *b.sources, err));
+    if (kept && kept->experts) {
+        TERN_TRY(load_lean(ld, &b, pool, kept, err));
+        goto out;
+    }
     if (kept && kept->path) {
         if (tern_packfile_open(&net->packed, &data, &b, kept->path, pool, &replace, &why) == 0) {
             if (use_packed(ld, data, kept->path, &why) == 0)
@@ -548,7 +629,7 @@ static int load_weights(struct loader *ld, struct tern_pool *pool, const struct 
     }
     if (replace && kept->before)
         kept->before(kept->user, kept->path, tern_packfile_bytes(&b));
-    TERN_TRY(pack_all(ld, &b, pool, err));
+    TERN_TRY(pack_all(ld, &b, pool, NULL, err));
     if (replace)
         write_packed(net, &b, kept, &why);
     else if (refusal.code)
@@ -782,6 +863,7 @@ void tern_net_free(struct tern_net *n)
     tern_free(n->desc.layers);
     tern_free(n->layers);
     tern_free(n->out_scales);
+    tern_resident_free(n->resident);
     tern_map_close(&n->packed);
     tern_free(n);
 }

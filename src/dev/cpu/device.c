@@ -106,6 +106,7 @@ const struct tern_dev_ops tern_dev_cpu = {
     .name = "cpu",
     .decodes = true,
     .firsts = true,
+    .in_place = true,
     .open = op_open,
     .close = op_close,
     .prepare = op_prepare,
