@@ -34,11 +34,11 @@ struct bench {
     int32_t *ids; /* [n_ids] random tokens */
     int n_ids;
     tern_reader *reader;
-    double *seconds;          /* [n_depths][n_teams][n_plans][n_tests][reps]; test 0 = pp, 1 + i = tg of batch i */
-    double *read;             /* [n_depths][n_teams][reps] bytes per second */
-    double *x;                /* [reps] */
+    double *seconds;            /* [n_depths][n_teams][n_plans][n_tests][reps]; test 0 = pp, 1 + i = tg of batch i */
+    double *read;               /* [n_depths][n_teams][reps] bytes per second */
+    double *x;                  /* [reps] */
     tern_expert_stats *experts; /* [lines][2] before and after the last repetition of a line */
-    struct profiles profiles; /* of --profile: [n_depths][n_teams][n_plans][n_tests] */
+    struct profiles profiles;   /* of --profile: [n_depths][n_teams][n_plans][n_tests] */
     struct tern_progress bar;
     int n_done, n_total; /* for the bar */
 };
@@ -353,10 +353,10 @@ struct figures {
     tern_spread read;  /* bytes per second of reading alone */
     /* Of decode lines alone: */
     bool decode, has_ratio;
-    tern_spread ratio;           /* speed over that of one sequence alone, round by round */
-    tern_step_bytes per_token;   /* mean over the steps */
-    tern_spread share;           /* of reading alone, round by round */
-    const tern_profile *profile; /* NULL without --profile */
+    tern_spread ratio;                /* speed over that of one sequence alone, round by round */
+    tern_step_bytes per_token;        /* mean over the steps */
+    tern_spread share;                /* of reading alone, round by round */
+    const tern_profile *profile;      /* NULL without --profile */
     const tern_expert_stats *experts; /* before and after the last repetition */
     const tern_profile_limits *limits;
 };

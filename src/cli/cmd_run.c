@@ -359,10 +359,9 @@ static int print_json(const struct run *r, tern_error *err)
     json_t *drafts = json_pack("{so si si}", "by", tern_json_text(r->a->v[TERN_OPT_DRAFT].s), "guesses", g->n_drafted,
                                "accepted", g->n_accepted);
     json_t *text = json_stringn(r->text.p ? r->text.p : "", r->text.len);
-    json_t *report =
-        json_pack("{so ss so so si so so so}", "text", text, "finish_reason", finish_text(r), "usage", usage, "timings",
-                  timings, "ctx", tern_engine_ctx(r->setup.engine), "kv", kv, "drafts", drafts, "sampling",
-                  tern_sampling_json(&r->params.sampler));
+    json_t *report = json_pack("{so ss so so si so so so}", "text", text, "finish_reason", finish_text(r), "usage",
+                               usage, "timings", timings, "ctx", tern_engine_ctx(r->setup.engine), "kv", kv, "drafts",
+                               drafts, "sampling", tern_sampling_json(&r->params.sampler));
     tern_expert_stats experts;
     tern_model_experts(r->setup.model, &experts);
     if (experts.limit_bytes)

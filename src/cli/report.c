@@ -361,8 +361,6 @@ json_t *tern_experts_json(const tern_expert_stats *before, const tern_expert_sta
 {
     const double rows = (double)(after->rows - before->rows), read = (double)(after->read - before->read);
     const double bytes = (double)(after->read_bytes - before->read_bytes);
-    if (!after->limit_bytes)
-        return NULL;
     return json_pack("{sI sI sI sI sf sf sf sf sf}", "limit_bytes", (json_int_t)after->limit_bytes, "bytes",
                      (json_int_t)after->bytes, "resident_bytes", (json_int_t)after->resident_bytes,
                      "most_resident_bytes", (json_int_t)after->most_resident_bytes, "hit_share",

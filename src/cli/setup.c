@@ -135,8 +135,7 @@ int tern_setup_open(struct tern_setup *s, const struct tern_args *a, const char 
 {
     int rc = 0;
     double start = tern_now();
-    TERN_TRY(open_model(&s->model, s, a, path, a->v[TERN_OPT_ROPE_SCALING].s, a->v[TERN_OPT_ROPE_BASE].f, true,
-                        err));
+    TERN_TRY(open_model(&s->model, s, a, path, a->v[TERN_OPT_ROPE_SCALING].s, a->v[TERN_OPT_ROPE_BASE].f, true, err));
     s->load_s = tern_now() - start;
     tern_packed_note(s->model);
 out:

@@ -32,6 +32,11 @@ struct tern_weight_block {
     bool lean;         /* not all experts stay in memory (resident.h) */
 };
 
+/* derive.c: of weights that are in memory; the digest of the file as it lies. */
+int tern_load_ropes(struct tern_net *net, const struct tern_file *f, tern_error *err);
+int tern_load_scales(struct tern_net *net, tern_error *err);
+uint64_t tern_load_digest(const struct tern_file *f);
+
 /* sources[from .. to), on all threads. */
 void tern_weight_sources(const struct tern_weight_block *b, size_t from, size_t to, struct tern_pool *pool);
 
@@ -51,8 +56,8 @@ size_t tern_packfile_bytes(const struct tern_weight_block *b); /* of the whole f
 int tern_packfile_write(const struct tern_weight_block *b, const struct tern_dev_mem *memory, const char *path,
                         tern_error *err);
 struct tern_packfile;
-int tern_packfile_begin(struct tern_packfile **out, const struct tern_weight_block *b, const struct tern_dev_mem *memory,
-                        const char *path, tern_error *err);
+int tern_packfile_begin(struct tern_packfile **out, const struct tern_weight_block *b,
+                        const struct tern_dev_mem *memory, const char *path, tern_error *err);
 int tern_packfile_add(struct tern_packfile *p, tern_error *err);
 int tern_packfile_end(struct tern_packfile *p, tern_error *err);
 void tern_packfile_drop(struct tern_packfile *p);

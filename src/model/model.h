@@ -3,6 +3,7 @@
  *   desc.h          the descriptor
  *   arch/arch_x.c   reads the file's configuration into struct tern_desc and lists its tensors (name, slot, shape)
  *   load.c          looks the tensors up, checks shapes, packs them
+ *   derive.c        what follows from them
  *   packfile.c      keeps what was packed in a file, for the next start to map
  *   resident.c      of such a file, which experts are in memory
  *   forward.c       one step through all layers; it knows numbers and slots, never a model's name
@@ -45,10 +46,10 @@ struct tern_net {
     struct tern_map packed;                      /* the file that memory stands for, if it does */
     size_t memory_bytes;
     struct tern_resident *resident; /* which of its experts are in memory (resident.h); NULL: all weights are */
-    char notice[512]; /* a sentence about that file for people, or "" */
-    uint64_t stretch; /* of tern_net_stretch: keys of another one do not fit; 0: none */
-    uint64_t digest;  /* of the tensor table and sampled weight bytes */
-    uint64_t whole;   /* of these and all bytes of the tensors that are in use, in the file's form */
+    char notice[512];               /* a sentence about that file for people, or "" */
+    uint64_t stretch;               /* of tern_net_stretch: keys of another one do not fit; 0: none */
+    uint64_t digest;                /* of the tensor table and sampled weight bytes */
+    uint64_t whole;                 /* of these and all bytes of the tensors that are in use, in the file's form */
     int64_t n_params;
     int64_t n_mtp_params; /* of these, the MTP layer's */
 };
@@ -104,12 +105,12 @@ size_t tern_net_step_bytes(const struct tern_net *n, int rows);
 /* What tern_packed_file.experts costs, of all engines since the model was opened.  An expert counts once for each step
  * of its layer, for all rows that go to it. */
 struct tern_resident_stats {
-    size_t limit;            /* 0: all weights are in memory; so is all that follows */
-    size_t bytes;            /* of all experts */
-    size_t resident, most;   /* of those in memory now; the most that there were */
-    uint64_t rows;           /* of steps */
-    uint64_t used, found;    /* experts that steps computed with; of these, in memory or already asked for */
-    uint64_t read, ahead;    /* read from the file; of these, before their layer's turn */
+    size_t limit;          /* 0: all weights are in memory; so is all that follows */
+    size_t bytes;          /* of all experts */
+    size_t resident, most; /* of those in memory now; the most that there were */
+    uint64_t rows;         /* of steps */
+    uint64_t used, found;  /* experts that steps computed with; of these, in memory or already asked for */
+    uint64_t read, ahead;  /* read from the file; of these, before their layer's turn */
     uint64_t read_bytes;
     double wait_s; /* that steps waited for them */
 };

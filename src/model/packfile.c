@@ -181,9 +181,9 @@ static void hash_task(void *ctx, int task, int worker)
     const struct hashing *h = ctx;
     const struct tern_weight_place *p = &h->b->places[h->from + (size_t)task];
     (void)worker;
-    h->out[task] = !h->data                                       ? hash_source(h->b, p)
+    h->out[task] = !h->data                                ? hash_source(h->b, p)
                    : h->b->lean && tern_resident_covers(p) ? hash_in_passing(h->data + p->offset, p->bytes)
-                                                                  : XXH3_64bits(h->data + p->offset, p->bytes);
+                                                           : XXH3_64bits(h->data + p->offset, p->bytes);
 }
 
 void tern_weight_sources(const struct tern_weight_block *b, size_t from, size_t to, struct tern_pool *pool)
@@ -222,8 +222,8 @@ struct tern_packfile {
     size_t n; /* tensors that are written */
 };
 
-int tern_packfile_begin(struct tern_packfile **out, const struct tern_weight_block *b, const struct tern_dev_mem *memory,
-                        const char *path, tern_error *err)
+int tern_packfile_begin(struct tern_packfile **out, const struct tern_weight_block *b,
+                        const struct tern_dev_mem *memory, const char *path, tern_error *err)
 {
     int rc = 0;
     struct tern_packfile *p;

@@ -48,7 +48,8 @@ struct tern_resident {
     struct tern_resident_stats stats;
 };
 
-/* ---- pages -------------------------------------------------------------------------------------------------------- */
+/* ---- pages --------------------------------------------------------------------------------------------------------
+ */
 
 static double now(void)
 {
@@ -113,7 +114,8 @@ static void forget_beside(const struct tern_resident *r, const struct resident_l
     }
 }
 
-/* ---- which ones stay ---------------------------------------------------------------------------------------------- */
+/* ---- which ones stay ----------------------------------------------------------------------------------------------
+ */
 
 /* In how many steps a step of layer `at` expects this one next.  It is the layer's turn once in a step, and takes it so
  * often. */
@@ -185,7 +187,8 @@ static void mark(bool chosen[TERN_MAX_EXPERTS], const int32_t *ids, int n)
         chosen[ids[i]] = true;
 }
 
-/* ---- a step ------------------------------------------------------------------------------------------------------- */
+/* ---- a step -------------------------------------------------------------------------------------------------------
+ */
 
 void tern_resident_begin(struct tern_resident *r, const struct tern_row *rows, int n_rows)
 {
@@ -294,7 +297,8 @@ void tern_resident_done(struct tern_resident *r, int layer, const int32_t *ids, 
     (void)pthread_mutex_unlock(&r->lock);
 }
 
-/* ---- opening ------------------------------------------------------------------------------------------------------ */
+/* ---- opening ------------------------------------------------------------------------------------------------------
+ */
 
 bool tern_resident_covers(const struct tern_weight_place *p)
 {
@@ -391,7 +395,8 @@ static int open_file(struct tern_resident *r, const struct tern_map *m, const ch
     if (r->fd < 0 || fstat(r->fd, &st) < 0)
         return tern_err_set(err, TERN_EIO, "%s: cannot open the file: %s", tern_path_show(path), strerror(errno));
     if (st.st_ino != m->id.inode || st.st_dev != m->device)
-        return tern_err_set(err, TERN_EIO, "%s: the file was replaced while the model was opened", tern_path_show(path));
+        return tern_err_set(err, TERN_EIO, "%s: the file was replaced while the model was opened",
+                            tern_path_show(path));
     return check_file(r, err);
 }
 

@@ -10,8 +10,8 @@
 
 #include "model/load_impl.h"
 
-/* data: the block of weights in net->packed, which stays mapped until free; path: of that file.  limit: bytes of experts
- * in memory, of whole pages that hold nothing else.  What a step could not keep in them is refused. */
+/* data: the block of weights in net->packed, which stays mapped until free; path: of that file.  limit: bytes of
+ * experts in memory, of whole pages that hold nothing else.  What a step could not keep in them is refused. */
 int tern_resident_new(struct tern_resident **out, const struct tern_net *net, const struct tern_weight_block *b,
                       const uint8_t *data, const char *path, size_t limit, tern_error *err);
 void tern_resident_free(struct tern_resident *r); /* before the file is unmapped; NULL is legal */

@@ -97,9 +97,8 @@ static size_t least_of(const char *path, const char *packed, int chunk)
     tern_error err = {0};
     const tern_model_params p = {.n_threads = 2, .packed = packed, .experts_resident = 1};
     assert_int_equal(tern_model_open(&m, path, &p, &err), TERN_EINVAL);
-    assert_int_equal(sscanf(err.msg, "1 bytes of experts in memory (--experts-resident) are less than the %zu that one",
-                            &one),
-                     1);
+    assert_int_equal(
+        sscanf(err.msg, "1 bytes of experts in memory (--experts-resident) are less than the %zu that one", &one), 1);
     m = open_with(path, packed, one);
     const tern_engine_params ep = {.ctx = 128, .chunk = chunk, .kv = "f16"};
     const int rc = tern_engine_open(&e, m, &ep, &err);
@@ -109,8 +108,9 @@ static size_t least_of(const char *path, const char *packed, int chunk)
         return one;
     }
     assert_int_equal(rc, TERN_EINVAL);
-    assert_int_equal(sscanf(err.msg, "%*u bytes of experts in memory (--experts-resident) are less than the %zu that "
-                                     "layer %d takes",
+    assert_int_equal(sscanf(err.msg,
+                            "%*u bytes of experts in memory (--experts-resident) are less than the %zu that "
+                            "layer %d takes",
                             &all, &layer),
                      2);
     assert_non_null(strstr(err.msg, "steps of 1 tokens at most (--chunk)"));
@@ -273,8 +273,11 @@ static void tensor(struct gguf_writer *w, const char *name, int layer, int k, in
         x = x * 1664525 + 1013904223;
         p[i] = n > 1 ? ((float)(x >> 8) / (1 << 23) - 1) * 1.7f / sqrtf((float)k) : 1;
     }
-    gw_tensor(w, full, 0, n == 1 ? 1 : stack == 1 ? 2 : 3, (uint64_t[]){(uint64_t)k, (uint64_t)n, (uint64_t)stack}, p,
-              count * sizeof *p);
+    gw_tensor(w, full, 0,
+              n == 1       ? 1
+              : stack == 1 ? 2
+                           : 3,
+              (uint64_t[]){(uint64_t)k, (uint64_t)n, (uint64_t)stack}, p, count * sizeof *p);
     free(p);
 }
 
@@ -515,10 +518,14 @@ static void test_two_engines(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_same_logits),        cmocka_unit_test(test_read_ahead),
-        cmocka_unit_test(test_refusals),           cmocka_unit_test(test_written_in_passing),
-        cmocka_unit_test(test_memory),             cmocka_unit_test(test_often_used_stay),
-        cmocka_unit_test(test_file_made_shorter),  cmocka_unit_test(test_two_engines),
+        cmocka_unit_test(test_same_logits),
+        cmocka_unit_test(test_read_ahead),
+        cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_written_in_passing),
+        cmocka_unit_test(test_memory),
+        cmocka_unit_test(test_often_used_stay),
+        cmocka_unit_test(test_file_made_shorter),
+        cmocka_unit_test(test_two_engines),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }

@@ -62,8 +62,8 @@ static void choose(struct tern_forward *f, const struct tern_forward_batch *b, i
 }
 
 /* y = what they answer.  After choose, with whatever the device can do meanwhile in between. */
-static void answer(struct tern_forward *f, const struct tern_forward_batch *b, int layer,
-                   const struct tern_dev_rows *y, const struct tern_dev_rows *h)
+static void answer(struct tern_forward *f, const struct tern_forward_batch *b, int layer, const struct tern_dev_rows *y,
+                   const struct tern_dev_rows *h)
 {
     const struct tern_layer_desc *l = &f->net->desc.layers[layer];
     const struct tern_weights *w = f->net->layers[layer];
