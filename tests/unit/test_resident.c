@@ -428,18 +428,17 @@ static void test_often_used_stay(void **state)
     tern_engine *e = engine_of(m, 1, 1);
     tern_seq *s;
     tiny_ok(tern_seq_new(&s, e, &err), &err);
-    for (int i = 0; i < 100; i++) { /* one token nearly always: its experts fit */
-        const int32_t id = i % 10 == 9 ? token_at(m, i) : 5;
+    for (int i = 0; i < 120; i++) { /* two of three times the same token, whose experts fit, at the same place */
+        const int32_t id = i % 3 == 2 ? token_at(m, i) : 5;
         const tern_step_item it = {.seq = s, .tokens = &id, .n_tokens = 1, .decode = true};
-        if (i == 20)
+        if (i == 60)
             tern_model_experts(m, &a);
         tiny_ok(tern_step(e, &it, 1, NULL, &err), &err);
-        if (i % 10 == 9) /* the next word stands where this one stood */
-            tiny_ok(tern_seq_trim(s, tern_seq_length(s) - 1, &err), &err);
+        tiny_ok(tern_seq_trim(s, 0, &err), &err);
     }
     tern_model_experts(m, &b);
     const double share = (double)(b.found - a.found) / (double)(b.used - a.used);
-    if (share < .8)
+    if (share < .65)
         fail_msg("%.2f of the experts were in memory", share);
     tern_engine_close(&e);
     tern_model_close(&m);
