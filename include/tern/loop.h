@@ -222,6 +222,7 @@ typedef struct tern_loop_stats {
     size_t kv_reserved, kv_most; /* bytes that admitted requests have room for; the limit, 0 = none */
     tern_memory memory;          /* of the engine after the last step */
     tern_cache_stats cache;      /* all 0 without one */
+    tern_expert_stats experts;   /* of the model: of all its engines */
     tern_times step, first, gap,
         queue; /* a step; submission to first token; between tokens of a choice; in the queue */
 } tern_loop_stats;

@@ -109,6 +109,14 @@ typedef struct tern_model_params {
     /* Where the model and its engines run: "cpu", or in builds with CUDA "cuda" or "cuda:1" (a card's number).  "auto"
      * or NULL: the CPU.  A card is asked for by name (docs/decisions/029-cuda.md). */
     const char *device;
+    /* A model with experts on the CPU: bytes of experts in memory; 0: all weights are.  The others stay in the file of
+     * packed weights, which is written first where there is none and `packed` allows it, tensor by tensor; what the
+     * rows of a step go to is read, and what is expected to be used last leaves memory for it.  Results do not depend
+     * on it. Refused where the model has no experts, nothing can be mapped, or one token's experts of one layer take
+     * more; an engine is refused where those of its largest step (chunk) do.  Pages that hold bytes of two experts are
+     * beyond the limit.  A step fails with TERN_EIO when experts cannot be read, or the file was made shorter: open the
+     * model again. */
+    size_t experts_resident;
 } tern_model_params;
 
 /* Opens a GGUF file (any part of a split set), or a Hugging Face directory of safetensors.  p NULL: all defaults. */
@@ -119,6 +127,23 @@ TERN_API void tern_model_close(tern_model **m);
  * written. */
 TERN_API int tern_model_beside(const tern_model *m, const char *suffix, char *out, size_t n, tern_error *err);
 TERN_API const tern_model_info *tern_model_get_info(const tern_model *m); /* view, until close */
+
+/* What experts_resident costs, since the model was opened, by all its engines.  An expert counts once for each step of
+ * its layer, for all rows that go to it. */
+typedef struct tern_expert_stats {
+    size_t limit_bytes;         /* experts_resident; 0: all weights are in memory, and all that follows is 0 */
+    size_t bytes;               /* of all experts */
+    size_t resident_bytes;      /* of those in memory now */
+    size_t most_resident_bytes; /* the most that there were */
+    uint64_t rows;              /* tokens that were computed, prompts included */
+    uint64_t used;              /* experts that steps computed with */
+    uint64_t found;             /* of these, in memory, or read ahead */
+    uint64_t read;              /* experts that were read from the file */
+    uint64_t read_ahead;        /* of these, before their layer's turn, which tokens' ids tell */
+    uint64_t read_bytes;
+    double wait_s; /* seconds that steps waited for them */
+} tern_expert_stats;
+TERN_API void tern_model_experts(const tern_model *m, tern_expert_stats *out); /* any thread */
 
 typedef struct tern_tensor_info {
     const char *name;

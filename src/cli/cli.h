@@ -232,8 +232,9 @@ json_t *tern_report_kv_layers(const char *spec, const tern_kv_plan *p);
 void tern_setup_print(const struct tern_setup *s);
 /* What the user should know about the file of packed weights, on one stderr line. */
 void tern_packed_note(const tern_model *m);
-/* What every JSON report begins with: command, version, machine (threads 0: nothing ran), and the model if there is
- * one. */
+void tern_experts_note(const tern_model *m); /* what --experts-resident cost, the same way; or nothing */
+json_t *tern_experts_json(const tern_expert_stats *before, const tern_expert_stats *after); /* limit_bytes not 0 */
+/* What every JSON report begins with: command, version, machine (threads 0: nothing ran), and the model, or none. */
 json_t *tern_report_json(const char *command, const tern_model *m, int threads);
 /* Prints the report with the fields of `own` and the peak of memory added; takes both. */
 int tern_report_print(json_t *report, json_t *own, tern_error *err);
@@ -243,8 +244,7 @@ int tern_machine_csv(tern_error *err);
 /* "temperature 0.6, top-k 20", in a static buffer. */
 const char *tern_sampling_text(const tern_sampler_params *p);
 json_t *tern_sampling_json(const tern_sampler_params *p);
-/* Text as a value between quotes, view into a ring of four buffers; long text is cut. */
-const char *tern_csv_text(const char *text);
+const char *tern_csv_text(const char *text); /* between quotes, view into a ring of four buffers; long text is cut */
 json_t *tern_model_json(const tern_model *m);
 
 #endif

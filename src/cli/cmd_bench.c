@@ -34,10 +34,11 @@ struct bench {
     int32_t *ids; /* [n_ids] random tokens */
     int n_ids;
     tern_reader *reader;
-    double *seconds;          /* [n_depths][n_teams][n_plans][n_tests][reps]; test 0 = pp, 1 + i = tg of batch i */
-    double *read;             /* [n_depths][n_teams][reps] bytes per second */
-    double *x;                /* [reps] */
-    struct profiles profiles; /* of --profile: [n_depths][n_teams][n_plans][n_tests] */
+    double *seconds;            /* [n_depths][n_teams][n_plans][n_tests][reps]; test 0 = pp, 1 + i = tg of batch i */
+    double *read;               /* [n_depths][n_teams][reps] bytes per second */
+    double *x;                  /* [reps] */
+    tern_expert_stats *experts; /* [lines][2] before and after the last repetition of a line */
+    struct profiles profiles;   /* of --profile: [n_depths][n_teams][n_plans][n_tests] */
     struct tern_progress bar;
     int n_done, n_total; /* for the bar */
 };
@@ -132,9 +133,10 @@ static int prepare(struct bench *b, tern_error *err)
     b->seconds = calloc(teams * (size_t)b->list.n * (size_t)b->n_tests * reps, sizeof *b->seconds);
     b->read = calloc(teams * reps, sizeof *b->read);
     b->x = calloc(reps, sizeof *b->x);
+    b->experts = calloc(teams * (size_t)b->list.n * (size_t)b->n_tests * 2, sizeof *b->experts);
     if (b->a->v[TERN_OPT_PROFILE].n)
         b->profiles.of = calloc(teams * (size_t)b->list.n * (size_t)b->n_tests, sizeof(tern_profile *));
-    if (!b->ids || !b->seconds || !b->read || !b->x || (b->a->v[TERN_OPT_PROFILE].n && !b->profiles.of))
+    if (!b->ids || !b->seconds || !b->read || !b->x || !b->experts || (b->a->v[TERN_OPT_PROFILE].n && !b->profiles.of))
         return tern_err_set(err, TERN_ENOMEM, "cannot allocate %d token ids", b->n_ids);
     struct tern_rng rng = {.state = 1};
     for (int i = 0; i < b->n_ids; i++)
@@ -176,7 +178,11 @@ static int check_memory(const struct bench *b, tern_error *err)
 {
     tern_machine machine;
     tern_machine_describe(&machine);
+    tern_expert_stats experts;
+    tern_model_experts(b->setup.model, &experts);
     double all = (double)tern_model_get_info(b->setup.model)->weight_bytes, bytes, f16;
+    if (experts.limit_bytes && experts.limit_bytes < experts.bytes)
+        all -= (double)(experts.bytes - experts.limit_bytes);
     for (int i = 0; i < b->list.n; i++) {
         tern_plan_total(tern_engine_plan_at(b->teams[0].engine, i), b->depths[b->n_depths - 1], &bytes, &f16);
         all += bytes * b->max_batch * b->n_teams;
@@ -299,8 +305,11 @@ static int repetition(struct bench *b, int depth, int rep, tern_error *err)
         for (l.plan = 0; l.plan < b->list.n; l.plan++)
             for (l.test = 0; l.test < b->n_tests; l.test++) {
                 double seconds = 0;
+                tern_expert_stats *experts = &b->experts[at_line(b, l) * 2];
+                tern_model_experts(b->setup.model, &experts[0]);
                 if (l.test ? b->tg : b->pp[depth])
                     TERN_TRY((l.test ? time_decode : time_prompt)(b, l, &seconds, err));
+                tern_model_experts(b->setup.model, &experts[1]);
                 if (rep >= 0)
                     cell(b, l)[rep] = seconds;
                 if (tern_progress_show(&b->bar, ++b->n_done, b->n_total))
@@ -344,10 +353,11 @@ struct figures {
     tern_spread read;  /* bytes per second of reading alone */
     /* Of decode lines alone: */
     bool decode, has_ratio;
-    tern_spread ratio;           /* speed over that of one sequence alone, round by round */
-    tern_step_bytes per_token;   /* mean over the steps */
-    tern_spread share;           /* of reading alone, round by round */
-    const tern_profile *profile; /* NULL without --profile */
+    tern_spread ratio;                /* speed over that of one sequence alone, round by round */
+    tern_step_bytes per_token;        /* mean over the steps */
+    tern_spread share;                /* of reading alone, round by round */
+    const tern_profile *profile;      /* NULL without --profile */
+    const tern_expert_stats *experts; /* before and after the last repetition */
     const tern_profile_limits *limits;
 };
 
@@ -390,6 +400,7 @@ static int summarise(const struct bench *b, struct line l, struct figures *f, te
         b->x[r] = (double)n * f->batch / cell(b, l)[r];
     TERN_TRY(tern_spread_of(&f->speed, b->x, b->reps, err));
     TERN_TRY(tern_spread_of(&f->read, read_cell(b, l), b->reps, err));
+    f->experts = &b->experts[at_line(b, l) * 2];
     if (b->profiles.of) {
         f->profile = b->profiles.of[at_line(b, l)];
         f->limits = &b->profiles.limits[l.team];
@@ -525,6 +536,7 @@ static int print_table(const struct bench *b, tern_error *err)
     TERN_TRY(tern_out_printf(err, "test      depth  kv                threads  batch      tok/s       min       max"
                                   "  per seq   x one   MB/token  of read\n"));
     TERN_TRY(each_line(b, print_row, NULL, err));
+    tern_experts_note(b->setup.model);
     if (b->profiles.of)
         TERN_TRY(each_line(b, print_profile, NULL, err));
 out:
@@ -584,6 +596,8 @@ static int add_result(const struct bench *b, const struct figures *f, void *to, 
     }
     if (f->profile)
         json_object_set_new(o, "profile", operations_json(f->profile, f->limits));
+    if (f->experts[1].limit_bytes)
+        json_object_set_new(o, "experts", tern_experts_json(&f->experts[0], &f->experts[1]));
     return json_array_append_new(to, o) ? tern_err_set(err, TERN_ENOMEM, "cannot allocate a result") : 0;
 }
 
@@ -614,6 +628,7 @@ static void clear(struct bench *b)
     free(b->seconds);
     free(b->read);
     free(b->x);
+    free(b->experts);
     tern_setup_clear(&b->setup);
 }
 

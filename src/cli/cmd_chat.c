@@ -412,6 +412,7 @@ static int do_stats(struct chat *c, const char *arg, tern_error *err)
     if (m.state_bytes)
         tern_note("recurrent states %s, those that are kept for going back among them",
                   tern_size_text((double)m.state_bytes));
+    tern_experts_note(c->setup.model);
     if (!c->replied)
         return 0;
     tern_note("last reply: %d prompt tokens in %.3f s, %d tokens in %.3f s (%.1f/s)", g->n_prompt, g->prompt_s,

@@ -358,10 +358,14 @@ static int print_json(const struct run *r, tern_error *err)
     json_t *drafts = json_pack("{so si si}", "by", tern_json_text(r->a->v[TERN_OPT_DRAFT].s), "guesses", g->n_drafted,
                                "accepted", g->n_accepted);
     json_t *text = json_stringn(r->text.p ? r->text.p : "", r->text.len);
-    return tern_report_print(tern_report_json("run", r->setup.model, tern_engine_threads(r->setup.engine)),
-                             json_pack("{so ss so so si so so so}", "text", text, "finish_reason", finish_text(r),
-                                       "usage", usage, "timings", timings, "ctx", tern_engine_ctx(r->setup.engine),
-                                       "kv", kv, "drafts", drafts, "sampling", tern_sampling_json(&r->params.sampler)),
+    json_t *report = json_pack("{so ss so so si so so so}", "text", text, "finish_reason", finish_text(r), "usage",
+                               usage, "timings", timings, "ctx", tern_engine_ctx(r->setup.engine), "kv", kv, "drafts",
+                               drafts, "sampling", tern_sampling_json(&r->params.sampler));
+    tern_expert_stats experts;
+    tern_model_experts(r->setup.model, &experts);
+    if (experts.limit_bytes)
+        (void)json_object_set_new(report, "experts", tern_experts_json(&(tern_expert_stats){0}, &experts));
+    return tern_report_print(tern_report_json("run", r->setup.model, tern_engine_threads(r->setup.engine)), report,
                              err);
 }
 
@@ -385,6 +389,7 @@ static int report(struct run *r, tern_error *err)
     tern_note("prompt %d tokens, %.1f/s; text %d tokens, %.1f/s; %s; peak memory %s", g->n_prompt,
               rate(g->n_prompt, g->prompt_s), g->n_generated, rate(g->n_generated, g->decode_s),
               tern_kv_use_text(r->setup.engine, 0), tern_size_text((double)tern_peak_memory()));
+    tern_experts_note(r->setup.model);
     if (!r->interrupted && r->rule != FREE && g->finish != TERN_FINISH_EOG)
         tern_note("the text was cut before its rule let it end");
     if (g->n_drafted)

@@ -187,6 +187,8 @@ static int read_models(struct serve *s, tern_error *err)
         word |= strcmp(v[TERN_OPT_PACKED].s, words[i]) == 0;
     if (s->n_models > 1 && !word)
         return tern_cli_usage(err, "--packed FILE belongs to one model; --packed auto keeps a file beside each");
+    if (s->n_models > 1 && v[TERN_OPT_EXPERTS_RESIDENT].s)
+        return tern_cli_usage(err, "--experts-resident belongs to one model, and there are %d", s->n_models);
     return 0;
 }
 

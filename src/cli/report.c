@@ -352,6 +352,39 @@ json_t *tern_model_json(const tern_model *m)
         (json_int_t)i->weight_bytes, "packed", tern_json_text(i->packed), "recommended_sampling", recommended_json(m));
 }
 
+static double share(double part, double whole)
+{
+    return whole > 0 ? part / whole : 0;
+}
+
+json_t *tern_experts_json(const tern_expert_stats *before, const tern_expert_stats *after)
+{
+    const double rows = (double)(after->rows - before->rows), read = (double)(after->read - before->read);
+    const double bytes = (double)(after->read_bytes - before->read_bytes);
+    return json_pack("{sI sI sI sI sf sf sf sf sf}", "limit_bytes", (json_int_t)after->limit_bytes, "bytes",
+                     (json_int_t)after->bytes, "resident_bytes", (json_int_t)after->resident_bytes,
+                     "most_resident_bytes", (json_int_t)after->most_resident_bytes, "hit_share",
+                     share((double)(after->found - before->found), (double)(after->used - before->used)),
+                     "reads_per_token", share(read, rows), "read_bytes_per_token", share(bytes, rows),
+                     "read_ahead_share", share((double)(after->read_ahead - before->read_ahead), read), "wait_s",
+                     after->wait_s - before->wait_s);
+}
+
+void tern_experts_note(const tern_model *m)
+{
+    tern_expert_stats s;
+    char limit[32], most[32];
+    tern_model_experts(m, &s);
+    if (!s.limit_bytes)
+        return;
+    (void)snprintf(limit, sizeof limit, "%s", tern_size_text((double)s.limit_bytes));
+    (void)snprintf(most, sizeof most, "%s", tern_size_text((double)s.most_resident_bytes));
+    tern_note("experts: at most %s of %s in memory; %.1f %% of those used were there, %.2f and %.1f MB read per token "
+              "(limit %s)",
+              most, tern_size_text((double)s.bytes), 100 * share((double)s.found, (double)s.used),
+              share((double)s.read, (double)s.rows), share((double)s.read_bytes, (double)s.rows) * 1e-6, limit);
+}
+
 void tern_packed_note(const tern_model *m)
 {
     const tern_model_info *i = tern_model_get_info(m);

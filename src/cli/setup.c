@@ -95,12 +95,19 @@ static int on_progress(void *opening, int done, int total)
     return s->on_progress ? s->on_progress(s->user, done, total) : 0;
 }
 
+/* lean: --experts-resident is meant for this model. */
 static int open_model(tern_model **out, const struct tern_setup *s, const struct tern_args *a, const char *path,
-                      const char *rope_scaling, double rope_base, tern_error *err)
+                      const char *rope_scaling, double rope_base, bool lean, tern_error *err)
 {
     /* Commands without the option only look at a model: they write nothing. */
     bool computes = tern_options[TERN_OPT_PACKED].commands & (1u << a->command->id);
     struct opening o = {.s = s};
+    double experts = 0;
+    if (lean && a->v[TERN_OPT_EXPERTS_RESIDENT].s) {
+        int rc = tern_setup_size("--experts-resident", a->v[TERN_OPT_EXPERTS_RESIDENT].s, 1e15, &experts, err);
+        if (rc < 0)
+            return rc;
+    }
     tern_model_params p = {.n_threads = (int)a->v[TERN_OPT_THREADS].i,
                            .packed = computes ? a->v[TERN_OPT_PACKED].s : "use",
                            .rope_scaling = rope_scaling,
@@ -109,6 +116,7 @@ static int open_model(tern_model **out, const struct tern_setup *s, const struct
                            .before_weights = before_weights,
                            .on_progress = on_progress,
                            .user = &o,
+                           .experts_resident = (size_t)experts,
                            .device = computes ? a->v[TERN_OPT_DEVICE].s : NULL};
     int rc = tern_model_open(out, path, &p, err);
     if (rc == 0 && o.written.len)
@@ -127,7 +135,7 @@ int tern_setup_open(struct tern_setup *s, const struct tern_args *a, const char 
 {
     int rc = 0;
     double start = tern_now();
-    TERN_TRY(open_model(&s->model, s, a, path, a->v[TERN_OPT_ROPE_SCALING].s, a->v[TERN_OPT_ROPE_BASE].f, err));
+    TERN_TRY(open_model(&s->model, s, a, path, a->v[TERN_OPT_ROPE_SCALING].s, a->v[TERN_OPT_ROPE_BASE].f, true, err));
     s->load_s = tern_now() - start;
     tern_packed_note(s->model);
 out:
@@ -230,7 +238,7 @@ static int set_drafts(struct tern_setup *s, const struct tern_args *a, tern_engi
         }
     if (s->no_draft_model)
         return 0;
-    int rc = open_model(&s->draft, s, a, draft, NULL, 0, err);
+    int rc = open_model(&s->draft, s, a, draft, NULL, 0, false, err);
     p->draft_model = s->draft;
     if (rc == 0)
         tern_packed_note(s->draft);

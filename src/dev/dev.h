@@ -66,6 +66,7 @@ struct tern_dev_ops {
     bool decodes;  /* recode reads codes, too */
     bool firsts;   /* attention knows tern_kv_reach.first */
     bool decode16; /* tern_dev_limits.decode16 */
+    bool in_place; /* what adopt is given is read where it lies, and not before an operation needs it */
 
     /* Is it there?  One line about it, or why not.  NULL: it always is. */
     int (*probe)(char about[TERN_DEV_NAME], tern_error *err);

@@ -7,6 +7,7 @@
  * Shapes are [rows][features], row-major, every row 64-byte aligned.  The `+=` is the residual's (block/plain.c). */
 #include "base/mem.h"
 #include "model/block/block.h"
+#include "model/resident.h"
 
 void tern_norm_rows(struct tern_forward *f, const struct tern_dev_rows *y, const struct tern_dev_rows *x,
                     struct tern_dev_vec w, int n_rows)
@@ -78,12 +79,15 @@ static void hidden(struct tern_forward *f, const struct tern_forward_batch *b)
 void tern_forward_run(struct tern_forward *f, const struct tern_forward_batch *b)
 {
     TERN_ASSERT(b->n_rows > 0 && b->n_rows <= f->max_rows && b->n_jobs <= f->max_jobs);
+    f->fault = (tern_error){0};
+    if (f->net->resident)
+        tern_resident_begin(f->net->resident, b->rows, b->n_rows);
     tern_cached_begin(f, b);
     f->residual->embed(f, b);
     if (f->ple.mem)
         tern_ple_begin(f, b);
     turn_angles(f, b);
-    for (int i = 0; i < f->net->desc.n_layers; i++)
+    for (int i = 0; i < f->net->desc.n_layers && !f->fault.code; i++)
         run_layer(f, b, i);
     if (b->n_hidden_rows)
         hidden(f, b);
@@ -97,10 +101,21 @@ void tern_forward_run(struct tern_forward *f, const struct tern_forward_batch *b
 void tern_forward_guess(struct tern_forward *f, const struct tern_forward_batch *b, const int *from)
 {
     TERN_ASSERT(f->mtp && b->n_rows > 0 && b->n_rows <= f->max_rows && b->n_jobs == b->n_rows);
+    f->fault = (tern_error){0};
     tern_cached_begin(f, b);
     tern_mtp_before(f, b, from);
     turn_angles(f, b);
     run_layer(f, b, f->net->desc.n_layers);
     tern_mtp_head(f, b);
     f->dev->ops->end(f->dev);
+}
+
+int tern_forward_fault(struct tern_forward *f, tern_error *err)
+{
+    const int rc = tern_dev_fault(f->dev, err);
+    if (rc < 0 || !f->fault.code)
+        return rc;
+    if (err)
+        *err = f->fault;
+    return f->fault.code;
 }

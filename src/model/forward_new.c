@@ -62,6 +62,8 @@ static int take_all(struct tern_forward *f, const struct tern_needs *n, tern_err
     if (n->active) {
         TERN_TRY(tern_forward_vec(f, &f->expert_ids, rows * (size_t)n->active, err));
         TERN_TRY(tern_forward_vec(f, &f->expert_weights, rows * (size_t)n->active, err));
+        if (f->net->resident)
+            TERN_TRY(tern_forward_take(f, &f->wanted, rows * (size_t)n->active, sizeof *f->wanted, err));
     }
     if (n->chosen) {
         TERN_TRY(tern_forward_vec(f, &f->chosen, rows * (size_t)n->chosen, err));
@@ -121,6 +123,7 @@ void tern_forward_free(struct tern_forward *f)
         ops->release(f->dev, f->sin[r].mem);
     }
     tern_cached_close(&f->cached);
+    tern_free(f->wanted);
     tern_free(f);
 }
 

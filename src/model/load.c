@@ -8,6 +8,7 @@
 #include <xxhash.h>
 #include "base/mem.h"
 #include "model/load_impl.h"
+#include "model/resident.h"
 
 #define NAME_MAX_LEN 128
 
@@ -459,12 +460,35 @@ static size_t hash_ahead(const struct loader *ld, const struct tern_weight_block
     return end;
 }
 
-static int pack_all(struct loader *ld, const struct tern_weight_block *b, struct tern_pool *pool, tern_error *err)
+/* Tensors [i, i + n), which are packed: the file's copy is not needed again, without this both would be resident; nor
+ * is that in memory, where it goes to a file. */
+static int let_go(struct loader *ld, struct tern_packfile *to, size_t i, size_t n, tern_error *err)
+{
+    for (size_t j = i; j < i + n; j++) {
+        const struct tern_weight_place *p = &ld->places[j];
+        tern_file_forget(ld->f, p->t);
+        for (int part = 0; part < TERN_TENSOR_PARTS && p->parts[part]; part++)
+            tern_file_forget(ld->f, p->parts[part]);
+        int rc = to ? tern_packfile_add(to, err) : 0;
+        if (rc < 0)
+            return rc;
+        if (to)
+            ld->dev->ops->discard(ld->dev, ld->net->memory, p->offset, p->bytes);
+    }
+    return 0;
+}
+
+/* to: the path of a file that gets them, one after the other; NULL: they stay in memory. */
+static int pack_all(struct loader *ld, const struct tern_weight_block *b, struct tern_pool *pool, const char *to,
+                    tern_error *err)
 {
     int rc = 0;
     size_t hashed = 0;
+    struct tern_packfile *file = NULL;
     TERN_TRY(ld->dev->ops->reserve(ld->dev, &ld->net->memory, ld->total, true, err));
     bind_all(ld);
+    if (to)
+        TERN_TRY(tern_packfile_begin(&file, b, ld->net->memory, to, err));
     for (size_t i = 0, n; i < ld->n_places; i += n) {
         const struct tern_weight_place *p = &ld->places[i];
         if (ld->watch.on_progress && ld->watch.on_progress(ld->watch.user, (int)i, (int)ld->n_places) != 0)
@@ -474,14 +498,14 @@ static int pack_all(struct loader *ld, const struct tern_weight_block *b, struct
         while (hashed < i + n)
             hashed = hash_ahead(ld, b, hashed, pool);
         TERN_TRY(p->vector ? load_vector(ld, p, err) : pack_matrix(ld, p, err));
-        /* The file's copy of these tensors is not needed again: without this both would be resident. */
-        for (size_t j = 0; j < n; j++) {
-            tern_file_forget(ld->f, p[j].t);
-            for (int part = 0; part < TERN_TENSOR_PARTS && p[j].parts[part]; part++)
-                tern_file_forget(ld->f, p[j].parts[part]);
-        }
+        TERN_TRY(let_go(ld, file, i, n, err));
+    }
+    if (file) {
+        rc = tern_packfile_end(file, err);
+        file = NULL;
     }
 out:
+    tern_packfile_drop(file);
     return rc;
 }
 
@@ -517,18 +541,79 @@ out:
     return rc;
 }
 
+/* Experts that stay in the file: there has to be one, and what is in memory of them is resident.c's to say. */
+static int load_lean(struct loader *ld, struct tern_weight_block *b, struct tern_pool *pool,
+                     const struct tern_packed_file *kept, tern_error *err)
+{
+    int rc = 0;
+    struct tern_net *net = ld->net;
+    const uint8_t *data;
+    bool replace = false;
+    tern_error why = {0};
+    rc = tern_packfile_open(&net->packed, &data, b, kept->path, pool, &replace, &why);
+    if (rc < 0 && replace && kept->write) {
+        TERN_TRY(tern_packfile_check(kept->path, err));
+        if (kept->before)
+            kept->before(kept->user, kept->path, tern_packfile_bytes(b));
+        TERN_TRY(pack_all(ld, b, pool, kept->path, err));
+        ld->dev->ops->release(ld->dev, net->memory);
+        net->memory = NULL;
+        rc = tern_packfile_open(&net->packed, &data, b, kept->path, pool, &replace, &why);
+    }
+    if (rc < 0)
+        TERN_FAIL(err, rc,
+                  "%s; experts can be left on disk in a file of packed weights alone (--packed auto writes it)",
+                  why.msg);
+    TERN_TRY(use_packed(ld, data, kept->path, err));
+    TERN_TRY(tern_resident_new(&net->resident, net, b, data, kept->path, kept->experts, err));
+    TERN_TRY(tern_net_experts_check(net, 1, err));
+out:
+    return rc;
+}
+
+/* Bytes of memory that the weights take; TERN_EUNSUPPORTED where experts cannot be left on disk. */
+static int plan_memory(const struct loader *ld, const struct tern_weight_block *b, const struct tern_packed_file *kept,
+                       size_t *bytes, tern_error *err)
+{
+    const size_t experts = tern_resident_bytes(b);
+    *bytes = ld->total;
+    if (!kept || !kept->experts)
+        return 0;
+    if (!experts)
+        return tern_err_set(err, TERN_EUNSUPPORTED, "%s: the model has no experts that could be left on disk",
+                            tern_file_path(ld->f));
+    if (!ld->dev->ops->in_place)
+        return tern_err_set(err, TERN_EUNSUPPORTED,
+                            "device %s has all weights in its memory: experts are left on disk "
+                            "on the CPU alone",
+                            ld->dev->ops->name);
+    if (!kept->path)
+        return tern_err_set(err, TERN_EINVAL,
+                            "without a file of packed weights (--packed off) all experts are in "
+                            "memory: --packed auto writes one");
+    *bytes -= experts > kept->experts ? experts - kept->experts : 0;
+    return 0;
+}
+
 static int load_weights(struct loader *ld, struct tern_pool *pool, const struct tern_packed_file *kept, tern_error *err)
 {
     int rc = 0;
     struct tern_net *net = ld->net;
-    struct tern_weight_block b = {ld->dev, ld->f, ld->places, ld->n_places, ld->total, net->digest, NULL};
+    struct tern_weight_block b = {ld->dev, ld->f, ld->places, ld->n_places, ld->total, net->digest, NULL, false};
     bool replace = false;
     tern_error why = {0};
     const uint8_t *data;
+    size_t in_memory;
+    b.lean = kept && kept->experts && kept->experts < tern_resident_bytes(&b);
     net->memory_bytes = ld->total;
+    TERN_TRY(plan_memory(ld, &b, kept, &in_memory, err));
     if (ld->watch.before_weights)
-        TERN_TRY(ld->watch.before_weights(ld->watch.user, ld->total, err));
+        TERN_TRY(ld->watch.before_weights(ld->watch.user, in_memory, err));
     TERN_TRY(tern_alloc(&b.sources, b.n, sizeof *b.sources, err));
+    if (kept && kept->experts) {
+        TERN_TRY(load_lean(ld, &b, pool, kept, err));
+        goto out;
+    }
     if (kept && kept->path) {
         if (tern_packfile_open(&net->packed, &data, &b, kept->path, pool, &replace, &why) == 0) {
             if (use_packed(ld, data, kept->path, &why) == 0)
@@ -548,7 +633,7 @@ static int load_weights(struct loader *ld, struct tern_pool *pool, const struct 
     }
     if (replace && kept->before)
         kept->before(kept->user, kept->path, tern_packfile_bytes(&b));
-    TERN_TRY(pack_all(ld, &b, pool, err));
+    TERN_TRY(pack_all(ld, &b, pool, NULL, err));
     if (replace)
         write_packed(net, &b, kept, &why);
     else if (refusal.code)
@@ -562,101 +647,7 @@ out:
     return rc;
 }
 
-/* ---- derived values --------------------------------------------------------------------------------------------- */
-
-int tern_net_vector(float **out, const struct tern_net *net, struct tern_dev_vec v, size_t n, tern_error *err)
-{
-    int rc = 0;
-    const struct tern_dev_ops *ops = net->dev->ops;
-    struct tern_dev *dev = NULL; /* of this thread's own */
-    *out = NULL;
-    TERN_TRY(ops->open(&dev, NULL, err));
-    TERN_TRY(tern_alloc(out, n, sizeof **out, err));
-    ops->copy_out(dev, *out, v.mem, v.at * sizeof **out, n * sizeof **out);
-    ops->sync(dev);
-out:
-    tern_dev_close(dev);
-    return rc;
-}
-
-/* What rotary frequencies are divided by; *out NULL where the file says nothing. */
-static int read_divisors(float **out, const struct tern_net *net, int global, const struct tern_file *f,
-                         tern_error *err)
-{
-    const struct tern_dev_vec v = net->globals[global].vec;
-    const int n = net->desc.ropes[0].n_rot / 2;
-    *out = NULL;
-    int rc = v.mem ? tern_net_vector(out, net, v, (size_t)n, err) : 0;
-    for (int i = 0; rc == 0 && *out && i < n; i++)
-        if (!((*out)[i] > 0))
-            return tern_err_set(err, TERN_EFORMAT, "%s: divisor %d of the rotary frequencies is %g", tern_file_path(f),
-                                i, (double)(*out)[i]);
-    return rc;
-}
-
-static int make_ropes(struct tern_net *net, const struct tern_file *f, tern_error *err)
-{
-    int rc = 0;
-    float *divisors[3] = {NULL};
-    for (int i = 0; i < 3; i++)
-        TERN_TRY(read_divisors(&divisors[i], net, TERN_ROPE_FACTORS + i, f, err));
-    for (int r = 0; r < net->desc.n_ropes; r++) {
-        struct tern_rope *rope = &net->desc.ropes[r];
-        const bool longrope = rope->scaling == TERN_ROPE_LONG;
-        enum tern_global factors = longrope ? TERN_ROPE_FACTORS_SHORT : TERN_ROPE_FACTORS;
-        TERN_TRY(tern_rope_make(rope, longrope || rope->use_factors ? divisors[factors - TERN_ROPE_FACTORS] : NULL,
-                                longrope ? divisors[TERN_ROPE_FACTORS_LONG - TERN_ROPE_FACTORS] : NULL, err));
-    }
-out:
-    for (int i = 0; i < 3; i++)
-        tern_free(divisors[i]);
-    return rc;
-}
-
-static int read_scales(struct tern_net *net, tern_error *err)
-{
-    int rc = 0;
-    const int n = net->desc.n_layers + net->desc.n_mtp;
-    TERN_TRY(tern_alloc(&net->out_scales, (size_t)n, sizeof *net->out_scales, err));
-    for (int i = 0; i < n; i++) {
-        const struct tern_dev_vec v = net->layers[i][TERN_SLOT_OUT_SCALE].vec;
-        net->out_scales[i] = 1;
-        if (v.mem)
-            net->dev->ops->copy_out(net->dev, &net->out_scales[i], v.mem, v.at * sizeof(float), sizeof(float));
-    }
-    net->dev->ops->sync(net->dev);
-out:
-    return rc;
-}
-
-/* Both ends of the data: hashing all of it would read the whole file. */
-static XXH64_hash_t hash_ends(const struct tern_file *f, const struct tern_tensor *t, XXH64_hash_t h)
-{
-    size_t sample = t->n_bytes < 4096 ? t->n_bytes : 4096;
-    h = XXH3_64bits_withSeed(t->data, sample, h);
-    h = XXH3_64bits_withSeed((const char *)t->data + t->n_bytes - sample, sample, h);
-    tern_file_forget(f, t); /* the system maps much more around each byte that is read */
-    return h;
-}
-
-/* Identifies the weights well enough to refuse another model's session: names, types, shapes, and samples of the data,
- * in the order of the file, so that it does not depend on this program's tables. */
-static uint64_t digest(const struct tern_file *f)
-{
-    XXH64_hash_t h = 1;
-    for (size_t i = 0; i < tern_file_n_tensors(f); i++) {
-        const struct tern_tensor *t = tern_file_tensor_at(f, i);
-        const struct tern_tensor *parts[TERN_TENSOR_PARTS];
-        h = XXH3_64bits_withSeed(t->name, strlen(t->name), h);
-        h = XXH3_64bits_withSeed(t->dims, sizeof t->dims, h + (uint64_t)t->type);
-        h = hash_ends(f, t, h);
-        if (t->quant)
-            h = XXH3_64bits_withSeed(t->quant->about, strlen(t->quant->about), h + t->quant->zero_plus_one);
-        for (int n = tern_tensor_parts(t, parts), j = 0; j < n; j++)
-            h = hash_ends(f, parts[j], h);
-    }
-    return h;
-}
+/* ---- the whole -------------------------------------------------------------------------------------------------- */
 
 static int find_arch(const struct tern_arch **out, const struct tern_file *f, tern_error *err)
 {
@@ -737,14 +728,14 @@ int tern_net_load(struct tern_net **out, const struct tern_file *f, const struct
         TERN_FAIL(err, detail.code, "%s: %s", tern_file_path(f), detail.msg);
     TERN_TRY(tern_alloc(&net->layers, (size_t)(net->desc.n_layers + net->desc.n_mtp), sizeof *net->layers, err));
     TERN_TRY(place_all(&ld, err));
-    net->digest = digest(ld.f);
+    net->digest = tern_load_digest(ld.f);
     TERN_TRY(load_weights(&ld, pool, kept, err));
     ld.dev->ops->sync(ld.dev);
     TERN_TRY(tern_dev_fault(ld.dev, err));
     if (!net->globals[TERN_HEAD].mat.form) /* tied: the embedding is the output matrix */
         net->globals[TERN_HEAD] = net->globals[TERN_EMBED];
-    TERN_TRY(make_ropes(net, f, err));
-    TERN_TRY(read_scales(net, err));
+    TERN_TRY(tern_load_ropes(net, f, err));
+    TERN_TRY(tern_load_scales(net, err));
     *out = net;
     net = NULL;
 out:
@@ -782,6 +773,7 @@ void tern_net_free(struct tern_net *n)
     tern_free(n->desc.layers);
     tern_free(n->layers);
     tern_free(n->out_scales);
+    tern_resident_free(n->resident);
     tern_map_close(&n->packed);
     tern_free(n);
 }

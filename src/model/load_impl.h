@@ -29,7 +29,13 @@ struct tern_weight_block {
     size_t bytes;      /* of the whole block */
     uint64_t digest;   /* of the model (struct tern_net) */
     uint64_t *sources; /* [n] hash of each tensor's bytes in the model file, and of its parts */
+    bool lean;         /* not all experts stay in memory (resident.h) */
 };
+
+/* derive.c: of weights that are in memory; the digest of the file as it lies. */
+int tern_load_ropes(struct tern_net *net, const struct tern_file *f, tern_error *err);
+int tern_load_scales(struct tern_net *net, tern_error *err);
+uint64_t tern_load_digest(const struct tern_file *f);
 
 /* sources[from .. to), on all threads. */
 void tern_weight_sources(const struct tern_weight_block *b, size_t from, size_t to, struct tern_pool *pool);
@@ -45,8 +51,15 @@ int tern_packfile_open(struct tern_map *out, const uint8_t **data, const struct 
 int tern_packfile_check(const char *path, tern_error *err);
 size_t tern_packfile_bytes(const struct tern_weight_block *b); /* of the whole file */
 /* Writes the block that fills `memory`, and b->sources.  TERN_ECAPACITY while another process is writing the same file.
- */
+ * Or tensor by tensor: each `add` writes the next one, of which b->sources is known and which may leave memory then.
+ * `end` frees p in any case, as `drop` does, which leaves no file; NULL is legal. */
 int tern_packfile_write(const struct tern_weight_block *b, const struct tern_dev_mem *memory, const char *path,
                         tern_error *err);
+struct tern_packfile;
+int tern_packfile_begin(struct tern_packfile **out, const struct tern_weight_block *b,
+                        const struct tern_dev_mem *memory, const char *path, tern_error *err);
+int tern_packfile_add(struct tern_packfile *p, tern_error *err);
+int tern_packfile_end(struct tern_packfile *p, tern_error *err);
+void tern_packfile_drop(struct tern_packfile *p);
 
 #endif

@@ -3,7 +3,9 @@
  *   desc.h          the descriptor
  *   arch/arch_x.c   reads the file's configuration into struct tern_desc and lists its tensors (name, slot, shape)
  *   load.c          looks the tensors up, checks shapes, packs them
+ *   derive.c        what follows from them
  *   packfile.c      keeps what was packed in a file, for the next start to map
+ *   resident.c      of such a file, which experts are in memory
  *   forward.c       one step through all layers; it knows numbers and slots, never a model's name
  *   block/          what layers are made of: attention, networks, recurrent states (block.h)
  *
@@ -32,6 +34,8 @@ struct tern_weights {
     enum tern_stacked stacked;
 };
 
+struct tern_resident;
+
 struct tern_net {
     struct tern_desc desc;
     struct tern_weights globals[TERN_N_GLOBALS];
@@ -41,10 +45,11 @@ struct tern_net {
     struct tern_dev_mem *memory;                 /* all vectors and matrices */
     struct tern_map packed;                      /* the file that memory stands for, if it does */
     size_t memory_bytes;
-    char notice[512]; /* a sentence about that file for people, or "" */
-    uint64_t stretch; /* of tern_net_stretch: keys of another one do not fit; 0: none */
-    uint64_t digest;  /* of the tensor table and sampled weight bytes */
-    uint64_t whole;   /* of these and all bytes of the tensors that are in use, in the file's form */
+    struct tern_resident *resident; /* which of its experts are in memory (resident.h); NULL: all weights are */
+    char notice[512];               /* a sentence about that file for people, or "" */
+    uint64_t stretch;               /* of tern_net_stretch: keys of another one do not fit; 0: none */
+    uint64_t digest;                /* of the tensor table and sampled weight bytes */
+    uint64_t whole;                 /* of these and all bytes of the tensors that are in use, in the file's form */
     int64_t n_params;
     int64_t n_mtp_params; /* of these, the MTP layer's */
 };
@@ -54,6 +59,7 @@ struct tern_packed_file {
     const char *path;  /* NULL: none */
     bool write;        /* make it, or make it anew when it does not fit */
     size_t write_from; /* bytes of weights from which on a missing file is made */
+    size_t experts;    /* bytes of experts in memory, the others stay in the file; 0: all weights are in memory */
     void (*before)(void *user, const char *path, size_t bytes); /* it is written; may be NULL */
     void *user;
 };
@@ -95,6 +101,22 @@ size_t tern_net_tensor_bytes(const struct tern_net *n, const struct tern_tensor 
 /* Bytes of the matrices that a step of so many rows reads: all but an embedding of its own, of which it reads rows, and
  * but experts that none of the rows goes to (where they choose, the most that they can). */
 size_t tern_net_step_bytes(const struct tern_net *n, int rows);
+
+/* What tern_packed_file.experts costs, of all engines since the model was opened.  An expert counts once for each step
+ * of its layer, for all rows that go to it. */
+struct tern_resident_stats {
+    size_t limit;          /* 0: all weights are in memory; so is all that follows */
+    size_t bytes;          /* of all experts */
+    size_t resident, most; /* of those in memory now; the most that there were */
+    uint64_t rows;         /* of steps */
+    uint64_t used, found;  /* experts that steps computed with; of these, in memory or already asked for */
+    uint64_t read, ahead;  /* read from the file; of these, before their layer's turn */
+    uint64_t read_bytes;
+    double wait_s; /* that steps waited for them */
+};
+void tern_net_experts(const struct tern_net *n, struct tern_resident_stats *out);
+/* May steps have so many rows? */
+int tern_net_experts_check(const struct tern_net *n, int rows, tern_error *err);
 
 /* ---- forward ----------------------------------------------------------------------------------------------------- */
 
@@ -142,13 +164,16 @@ void tern_forward_copy(struct tern_forward *f, const struct tern_forward_job *to
 /* Room for the logits and the hidden states of so many rows.  Before anything of a step has begun. */
 int tern_forward_want(struct tern_forward *f, int n_logits, int n_hidden, tern_error *err);
 /* Runs all layers.  The jobs' sequences are between tern_kv_begin and tern_kv_commit; what is given here stays as it is
- * until the device has been waited for.  Cannot fail. */
+ * until the device has been waited for.  Then tern_forward_fault tells what went wrong. */
 void tern_forward_run(struct tern_forward *f, const struct tern_forward_batch *b);
 /* Runs the MTP layer alone on one row of each job, which is behind the sequence's last token or the last guess: what it
  * caches lies behind the sequence, where the next step overwrites it.  from: the row of the last guess that each goes
  * on from; NULL: from the sequence's last token.  Logits are those of all rows, hidden states none.  The caches must
- * keep what the layer asks for (tern_desc_kv).  Cannot fail. */
+ * keep what the layer asks for (tern_desc_kv).  Fails as tern_forward_run does. */
 void tern_forward_guess(struct tern_forward *f, const struct tern_forward_batch *b, const int *from);
+/* After sync: what went wrong with the last of these, whose results then count for nothing, on the device
+ * (tern_dev_fault) or with experts that are read from a file; 0 where nothing did. */
+int tern_forward_fault(struct tern_forward *f, tern_error *err);
 /* host[n][n_vocab] = logits of logit_rows[row0 ..] of the last run, once the device has been waited for; [n][n_embd] of
  * hidden_rows. */
 void tern_forward_logits(struct tern_forward *f, float *host, int row0, int n);

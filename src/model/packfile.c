@@ -15,6 +15,7 @@
 #include "base/mem.h"
 #include "base/outfile.h"
 #include "kernel/pack.h"
+#include "model/resident.h"
 
 #define MAGIC      "ternpak\n"
 #define VERSION    1
@@ -156,12 +157,33 @@ static uint64_t hash_source(const struct tern_weight_block *b, const struct tern
     return h;
 }
 
+#define CHUNK ((size_t)4 << 20) /* of what is in memory at a time: from the device, or of experts */
+
+/* Of bytes that are not needed once they are read. */
+static uint64_t hash_in_passing(const uint8_t *p, size_t bytes)
+{
+    XXH3_state_t *state = XXH3_createState();
+    if (!state) /* the same by another way */
+        return XXH3_64bits(p, bytes);
+    (void)XXH3_64bits_reset(state);
+    for (size_t at = 0, n; at < bytes; at += n) {
+        n = bytes - at < CHUNK ? bytes - at : CHUNK;
+        (void)XXH3_64bits_update(state, p + at, n);
+        tern_map_forget(p + at, n);
+    }
+    const uint64_t h = XXH3_64bits_digest(state);
+    (void)XXH3_freeState(state);
+    return h;
+}
+
 static void hash_task(void *ctx, int task, int worker)
 {
     const struct hashing *h = ctx;
     const struct tern_weight_place *p = &h->b->places[h->from + (size_t)task];
     (void)worker;
-    h->out[task] = h->data ? XXH3_64bits(h->data + p->offset, p->bytes) : hash_source(h->b, p);
+    h->out[task] = !h->data                                ? hash_source(h->b, p)
+                   : h->b->lean && tern_resident_covers(p) ? hash_in_passing(h->data + p->offset, p->bytes)
+                                                           : XXH3_64bits(h->data + p->offset, p->bytes);
 }
 
 void tern_weight_sources(const struct tern_weight_block *b, size_t from, size_t to, struct tern_pool *pool)
@@ -189,72 +211,105 @@ size_t tern_packfile_bytes(const struct tern_weight_block *b)
     return (size_t)expected_header(b).data_offset + b->bytes;
 }
 
-#define CHUNK ((size_t)4 << 20) /* of what comes from the device at a time */
+/* Tensors go out one after the other, as they are packed; the table, which has their hashes, comes last. */
+struct tern_packfile {
+    struct tern_outfile f;
+    const struct tern_weight_block *b;
+    const struct tern_dev_mem *memory;
+    uint8_t *head, *chunk;
+    XXH3_state_t *state;
+    struct header h;
+    size_t n; /* tensors that are written */
+};
 
-/* The hashes of the tensors' bytes in the block. */
-static int hash_block(const struct tern_weight_block *b, const struct tern_dev_mem *memory, uint8_t *chunk,
-                      struct record *out, tern_error *err)
-{
-    XXH3_state_t *h = XXH3_createState();
-    if (!h)
-        return tern_err_set(err, TERN_ENOMEM, "out of memory for a checksum");
-    for (size_t i = 0; i < b->n; i++) {
-        const struct tern_weight_place *p = &b->places[i];
-        (void)XXH3_64bits_reset(h);
-        for (size_t at = 0, n; at < p->bytes; at += n) {
-            n = p->bytes - at < CHUNK ? p->bytes - at : CHUNK;
-            b->dev->ops->copy_out(b->dev, chunk, memory, p->offset + at, n);
-            b->dev->ops->sync(b->dev);
-            (void)XXH3_64bits_update(h, chunk, n);
-        }
-        out[i].hash = XXH3_64bits_digest(h);
-    }
-    (void)XXH3_freeState(h);
-    return 0;
-}
-
-static int write_block(struct tern_outfile *f, const struct tern_weight_block *b, const struct tern_dev_mem *memory,
-                       uint8_t *chunk, tern_error *err)
+int tern_packfile_begin(struct tern_packfile **out, const struct tern_weight_block *b,
+                        const struct tern_dev_mem *memory, const char *path, tern_error *err)
 {
     int rc = 0;
-    for (size_t at = 0, n; rc == 0 && at < b->bytes; at += n) {
-        n = b->bytes - at < CHUNK ? b->bytes - at : CHUNK;
-        b->dev->ops->copy_out(b->dev, chunk, memory, at, n);
-        b->dev->ops->sync(b->dev);
-        rc = tern_outfile_write(f, chunk, n, err);
+    struct tern_packfile *p;
+    *out = NULL;
+    TERN_TRY(tern_alloc(&p, 1, sizeof *p, err));
+    rc = tern_outfile_open_alone(&p->f, path, mode_of(b->f), &packed_kind, err);
+    if (rc < 0) {
+        tern_free(p);
+        return rc;
     }
+    *out = p;
+    p->b = b;
+    p->memory = memory;
+    p->h = expected_header(b);
+    TERN_TRY(tern_outfile_reserve(&p->f, p->h.data_offset + b->bytes, err));
+    TERN_TRY(tern_alloc(&p->head, p->h.data_offset, 1, err));
+    TERN_TRY(tern_alloc(&p->chunk, CHUNK, 1, err));
+    if (!(p->state = XXH3_createState()))
+        TERN_FAIL(err, TERN_ENOMEM, "out of memory for a checksum");
+    /* What is left behind must begin as ours: its checksum is 0, so that nobody takes it for whole. */
+    TERN_TRY(tern_outfile_write_at(&p->f, &p->h, sizeof p->h, 0, err));
+out:
+    if (rc < 0)
+        tern_packfile_drop(*out);
+    if (rc < 0)
+        *out = NULL;
     return rc;
+}
+
+int tern_packfile_add(struct tern_packfile *p, tern_error *err)
+{
+    int rc = 0;
+    const struct tern_dev_ops *ops = p->b->dev->ops;
+    const struct tern_weight_place *place = &p->b->places[p->n];
+    struct record *r = (struct record *)(void *)(p->head + sizeof p->h) + p->n;
+    (void)XXH3_64bits_reset(p->state);
+    for (size_t at = 0, n; rc == 0 && at < place->bytes; at += n) {
+        n = place->bytes - at < CHUNK ? place->bytes - at : CHUNK;
+        ops->copy_out(p->b->dev, p->chunk, p->memory, place->offset + at, n);
+        ops->sync(p->b->dev);
+        (void)XXH3_64bits_update(p->state, p->chunk, n);
+        rc = tern_outfile_write_at(&p->f, p->chunk, n, p->h.data_offset + place->offset + at, err);
+    }
+    *r = expected(p->b, p->n);
+    r->source_hash = p->b->sources[p->n];
+    r->hash = XXH3_64bits_digest(p->state);
+    p->n += rc == 0;
+    return rc;
+}
+
+int tern_packfile_end(struct tern_packfile *p, tern_error *err)
+{
+    int rc = 0;
+    TERN_ASSERT(p->n == p->b->n);
+    memcpy(p->head, &p->h, sizeof p->h);
+    p->h.hash = head_hash(p->head, p->h.data_offset);
+    p->h.stamp = tern_file_stamp(p->b->f, p->h.hash);
+    memcpy(p->head, &p->h, sizeof p->h);
+    TERN_TRY(tern_outfile_write_at(&p->f, p->head, p->h.data_offset, 0, err));
+    TERN_TRY(tern_outfile_commit(&p->f, err));
+out:
+    tern_packfile_drop(p);
+    return rc;
+}
+
+void tern_packfile_drop(struct tern_packfile *p)
+{
+    if (!p)
+        return;
+    tern_free(p->head);
+    tern_free(p->chunk);
+    (void)XXH3_freeState(p->state);
+    tern_outfile_abort(&p->f);
+    tern_free(p);
 }
 
 int tern_packfile_write(const struct tern_weight_block *b, const struct tern_dev_mem *memory, const char *path,
                         tern_error *err)
 {
-    struct tern_outfile f;
-    uint8_t *head = NULL, *chunk = NULL;
-    struct header h = expected_header(b);
-    int rc = tern_outfile_open_alone(&f, path, mode_of(b->f), &packed_kind, err);
-    if (rc < 0)
-        return rc;
-    TERN_TRY(tern_outfile_reserve(&f, h.data_offset + b->bytes, err));
-    TERN_TRY(tern_alloc(&head, h.data_offset, 1, err));
-    TERN_TRY(tern_alloc(&chunk, CHUNK, 1, err));
-    struct record *table = (struct record *)(void *)(head + sizeof h);
-    for (size_t i = 0; i < b->n; i++) {
-        table[i] = expected(b, i);
-        table[i].source_hash = b->sources[i];
-    }
-    TERN_TRY(hash_block(b, memory, chunk, table, err));
-    memcpy(head, &h, sizeof h);
-    h.hash = head_hash(head, h.data_offset);
-    h.stamp = tern_file_stamp(b->f, h.hash);
-    memcpy(head, &h, sizeof h);
-    TERN_TRY(tern_outfile_write(&f, head, h.data_offset, err));
-    TERN_TRY(write_block(&f, b, memory, chunk, err));
-    TERN_TRY(tern_outfile_commit(&f, err));
-out:
-    tern_free(head);
-    tern_free(chunk);
-    tern_outfile_abort(&f);
+    struct tern_packfile *p;
+    int rc = tern_packfile_begin(&p, b, memory, path, err);
+    for (size_t i = 0; rc == 0 && i < b->n; i++)
+        rc = tern_packfile_add(p, err);
+    if (rc == 0)
+        return tern_packfile_end(p, err);
+    tern_packfile_drop(p);
     return rc;
 }
 
@@ -367,7 +422,8 @@ int tern_packfile_open(struct tern_map *out, const uint8_t **data, const struct 
     TERN_TRY(tern_alloc(&now, b->n, sizeof *now, err));
     *data = out->p + out->n - b->bytes;
     /* Large pages where the file system has them: kernels read the weights end to end. */
-    (void)madvise((void *)(uintptr_t)*data, b->bytes, MADV_HUGEPAGE);
+    if (!b->lean)
+        (void)madvise((void *)(uintptr_t)*data, b->bytes, MADV_HUGEPAGE);
     TERN_TRY(check_source(out, b, path, pool, err));
     TERN_TRY(check_block(out, b, now, *data, path, pool, err));
     tern_map_forget(out->p, (size_t)(*data - out->p));

@@ -101,6 +101,7 @@ static int open_engine(tern_engine **out, tern_model *m, const tern_engine_param
     e->chunk = p->chunk ? p->chunk : m->net->dev->ops->chunk ? m->net->dev->ops->chunk : 512;
     if (e->chunk > e->ctx)
         e->chunk = e->ctx;
+    TERN_TRY(tern_net_experts_check(m->net, e->chunk, err));
     e->exact = p->exact;
     e->decode16 = p->decode_bits == 16;
     TERN_TRY(tern_draft_mtp(p, m, &e->mtp, err));
@@ -501,7 +502,7 @@ int tern_step(tern_engine *e, const tern_step_item *items, int n_items, const fl
     fetch_logits(e, &b, items, n_items);
     tern_hidden_fetch(e, &b, items, n_items);
     e->dev->ops->sync(e->dev);
-    TERN_TRY(tern_dev_fault(e->dev, err));
+    TERN_TRY(tern_forward_fault(e->forward, err));
     for (int i = 0; i < n_items; i++) {
         tern_seq *s = items[i].seq;
         size_t at = (size_t)s->kv->n_tokens, n = (size_t)items[i].n_tokens;

@@ -433,5 +433,6 @@ void tern_loop_get_stats(tern_loop *l, tern_loop_stats *out)
     out->idle_s = tern_now() - l->beat;
     out->kv_reserved = l->reserved;
     out->kv_most = l->p.kv_bytes;
+    tern_model_experts(l->e->model, &out->experts);
     (void)pthread_mutex_unlock(&l->lock);
 }

@@ -177,7 +177,7 @@ static int packed_file(struct tern_packed_file *out, tern_model *m, const tern_m
 {
     const char *how = p ? p->packed : NULL;
     bool automatic = !how || strcmp(how, "auto") == 0;
-    *out = (struct tern_packed_file){0};
+    *out = (struct tern_packed_file){.experts = p ? p->experts_resident : 0};
     if (how && strcmp(how, "off") == 0)
         return 0;
     bool beside = automatic || strcmp(how, "use") == 0;
@@ -186,6 +186,7 @@ static int packed_file(struct tern_packed_file *out, tern_model *m, const tern_m
     *out = (struct tern_packed_file){.path = m->packed.p,
                                      .write = automatic || !beside,
                                      .write_from = beside ? PACKED_FROM : 0,
+                                     .experts = p ? p->experts_resident : 0,
                                      .before = p ? p->before_packed : NULL,
                                      .user = p ? p->user : NULL};
     return rc;
@@ -259,6 +260,23 @@ void tern_model_close(tern_model **m)
 const tern_model_info *tern_model_get_info(const tern_model *m)
 {
     return &m->info;
+}
+
+void tern_model_experts(const tern_model *m, tern_expert_stats *out)
+{
+    struct tern_resident_stats s;
+    tern_net_experts(m->net, &s);
+    *out = (tern_expert_stats){.limit_bytes = s.limit,
+                               .bytes = s.bytes,
+                               .resident_bytes = s.resident,
+                               .most_resident_bytes = s.most,
+                               .rows = s.rows,
+                               .used = s.used,
+                               .found = s.found,
+                               .read = s.read,
+                               .read_ahead = s.ahead,
+                               .read_bytes = s.read_bytes,
+                               .wait_s = s.wait_s};
 }
 
 size_t tern_model_n_tensors(const tern_model *m)

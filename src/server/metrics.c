@@ -167,6 +167,35 @@ static int tier(struct tern_buf *b, const struct figures *f, const char *name, s
     return rc;
 }
 
+/* Of a model with --experts-resident. */
+static const struct stat_row expert_rows[] = {
+    {{"experts_bytes", "gauge", "All experts of the model."}, get_size, AT(experts.bytes)},
+    {{"experts_limit_bytes", "gauge", "Bytes of them that may be in memory."}, get_size, AT(experts.limit_bytes)},
+    {{"experts_resident_bytes", "gauge", "Bytes of them that are."}, get_size, AT(experts.resident_bytes)},
+    {{"experts_tokens_total", "counter", "Tokens that were computed with them."}, get_u64, AT(experts.rows)},
+    {{"experts_used_total", "counter", "Experts that steps computed with."}, get_u64, AT(experts.used)},
+    {{"experts_found_total", "counter", "Those of them that were in memory, or read ahead."},
+     get_u64,
+     AT(experts.found)},
+    {{"experts_read_total", "counter", "Experts that were read from the file."}, get_u64, AT(experts.read)},
+    {{"experts_read_ahead_total", "counter", "Those of them that were read before their layer's turn."},
+     get_u64,
+     AT(experts.read_ahead)},
+    {{"experts_read_bytes_total", "counter", "Bytes that were read."}, get_u64, AT(experts.read_bytes)},
+    {{"experts_wait_seconds_total", "counter", "Time that steps waited for them."}, get_double, AT(experts.wait_s)},
+};
+
+static int experts(struct tern_buf *b, const struct figures *f)
+{
+    bool any = false;
+    int rc = 0;
+    for (int i = 0; i < f->s->p.n_models; i++)
+        any |= f->t[i].experts.limit_bytes > 0;
+    for (size_t i = 0; any && i < sizeof expert_rows / sizeof *expert_rows && rc == 0; i++)
+        rc = numbers(b, f, &expert_rows[i].row, expert_rows[i].get, expert_rows[i].at);
+    return rc;
+}
+
 static int requests(struct tern_buf *b, const struct figures *f)
 {
     static const struct {
@@ -229,6 +258,7 @@ static int write_all(struct tern_server *s, const struct figures *f, struct tern
     TERN_TRY(models(b, f));
     for (size_t i = 0; i < sizeof stat_rows / sizeof *stat_rows; i++)
         TERN_TRY(numbers(b, f, &stat_rows[i].row, stat_rows[i].get, stat_rows[i].at));
+    TERN_TRY(experts(b, f));
     TERN_TRY(tier(b, f, "disk", AT(cache.disk)));
     TERN_TRY(tier(b, f, "shared", AT(cache.shared)));
     TERN_TRY(number(b, "peak_memory_bytes", "gauge", "Largest resident set so far.", (double)tern_peak_memory()));
@@ -287,6 +317,15 @@ static void add_plan(struct tern_served *m, json_t *o)
     tern_served_leave(m);
 }
 
+static json_t *experts_json(const tern_expert_stats *e)
+{
+    const double used = e->used ? (double)e->used : 1, rows = e->rows ? (double)e->rows : 1;
+    return json_pack("{sI sI sI sI sf sf sf sf}", "bytes", (json_int_t)e->bytes, "limit_bytes",
+                     (json_int_t)e->limit_bytes, "resident_bytes", (json_int_t)e->resident_bytes, "tokens",
+                     (json_int_t)e->rows, "hit_share", (double)e->found / used, "reads_per_token",
+                     (double)e->read / rows, "read_bytes_per_token", (double)e->read_bytes / rows, "wait_s", e->wait_s);
+}
+
 json_t *tern_kv_json(struct tern_served *m)
 {
     const struct tern_server *s = m->server;
@@ -302,6 +341,8 @@ json_t *tern_kv_json(struct tern_served *m)
                   "draft_tokens", (json_int_t)t.drafted_tokens, "draft_accepted_tokens", (json_int_t)t.accepted_tokens,
                   "uptime_s", difftime(time(NULL), (time_t)s->started));
     add_plan(m, o);
+    if (t.experts.limit_bytes)
+        (void)json_object_set_new(o, "experts", experts_json(&t.experts));
     return o;
 }
 

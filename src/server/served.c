@@ -297,6 +297,13 @@ static void add_counters(tern_loop_stats *to, const tern_loop_stats *from)
     to->cache.evictions += from->cache.evictions;
     to->cache.late += from->cache.late;
     to->cache.fetched += from->cache.fetched;
+    to->experts.rows += from->experts.rows;
+    to->experts.used += from->experts.used;
+    to->experts.found += from->experts.found;
+    to->experts.read += from->experts.read;
+    to->experts.read_ahead += from->experts.read_ahead;
+    to->experts.read_bytes += from->experts.read_bytes;
+    to->experts.wait_s += from->experts.wait_s;
     add_tier(&to->cache.disk, &from->cache.disk);
     add_tier(&to->cache.shared, &from->cache.shared);
     add_times(&to->step, &from->step);

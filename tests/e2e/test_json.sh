@@ -64,6 +64,9 @@ run 0 "$TERN" run -m "$MODEL" -p x -n 1 --packed "$work/packed"
 report models models "$(dirname "$MODEL")"
 report "cache ls" cache ls
 same "$(json '#files')" 1 "files"
+report bench bench -m "$TEST_DATA/tiny/deepseek4.gguf" -p 8 -n 2 -d 0 -r 1 --read 1M --packed "$work/experts" \
+    --experts-resident 32K --chunk 2
+same "$(json results.1.experts.limit_bytes)" 32768 "experts on disk"
 
 # The check itself: what is missing, unknown or of another type is found.
 "$TERN" cache ls --json >"$work/good"

@@ -108,6 +108,7 @@ const struct tern_dev_ops tern_dev_cpu = {
     .decodes = true,
     .firsts = true,
     .decode16 = true,
+    .in_place = true,
     .open = op_open,
     .close = op_close,
     .prepare = op_prepare,

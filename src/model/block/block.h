@@ -76,6 +76,8 @@ struct tern_forward {
     struct tern_dev_rows out, hidden; /* logits and hidden states, room for max_out and max_hidden rows */
     int max_out, max_hidden;
     struct tern_dev_vec expert_ids, expert_weights; /* [max_rows][most active experts] */
+    int32_t *wanted;                                /* expert_ids on the host, where experts are read from a file */
+    tern_error fault;                               /* of the step in hand; its layers come to an end */
     struct tern_dev_vec chosen, n_chosen;           /* int32 [max_rows][most chosen rows], [max_rows] */
     struct tern_dev_vec freq[TERN_MAX_ROPES], cos[TERN_MAX_ROPES], sin[TERN_MAX_ROPES];
     struct tern_cached cached;

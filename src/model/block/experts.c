@@ -2,6 +2,7 @@
  * row goes through besides, or beside the dense network. */
 #include <math.h>
 #include "model/block/block.h"
+#include "model/resident.h"
 
 static void need(struct tern_needs *n, const struct tern_desc *d, const struct tern_layer_desc *l)
 {
@@ -32,13 +33,13 @@ static void logits(struct tern_forward *f, const struct tern_forward_batch *b, c
     f->dev->ops->matmul(f->dev, &m, 1, *h, b->n_rows, b->n_wide);
 }
 
-/* y = what the experts answer that the logits choose. */
-static void experts(struct tern_forward *f, const struct tern_forward_batch *b, int layer,
-                    const struct tern_dev_rows *y, const struct tern_dev_rows *h)
+/* The experts that the logits choose; those that are not in memory are asked for. */
+static void choose(struct tern_forward *f, const struct tern_forward_batch *b, int layer)
 {
     const struct tern_layer_desc *l = &f->net->desc.layers[layer];
     const struct tern_weights *w = f->net->layers[layer];
     const struct tern_dev_ops *ops = f->dev->ops;
+    const int n = b->n_rows * l->experts.n_active;
     const struct tern_route route = {.n_experts = l->experts.n,
                                      .n_active = l->experts.n_active,
                                      .sigmoid = l->experts.router == TERN_ROUTE_SIGMOID,
@@ -51,6 +52,23 @@ static void experts(struct tern_forward *f, const struct tern_forward_batch *b, 
                                      .normalise = l->experts.norm,
                                      .scale = l->experts.scale,
                                      .factors = w[TERN_SLOT_ROUTER_FACTORS].vec};
+    ops->route(f->dev, &route, f->logits, f->expert_ids, f->expert_weights, b->n_rows);
+    if (!f->net->resident)
+        return;
+    ops->copy_out(f->dev, f->wanted, f->expert_ids.mem, f->expert_ids.at * sizeof *f->wanted,
+                  (size_t)n * sizeof *f->wanted);
+    ops->sync(f->dev);
+    (void)tern_resident_want(f->net->resident, layer, f->wanted, n, &f->fault);
+}
+
+/* y = what they answer.  After choose, with whatever the device can do meanwhile in between. */
+static void answer(struct tern_forward *f, const struct tern_forward_batch *b, int layer, const struct tern_dev_rows *y,
+                   const struct tern_dev_rows *h)
+{
+    const struct tern_layer_desc *l = &f->net->desc.layers[layer];
+    const struct tern_weights *w = f->net->layers[layer];
+    const int n = b->n_rows * l->experts.n_active;
+    struct tern_resident *r = f->net->resident;
     const struct tern_experts e = {.n_active = l->experts.n_active,
                                    .gate = &w[TERN_SLOT_EXPERT_GATE].mat,
                                    .up = &w[TERN_SLOT_EXPERT_UP].mat,
@@ -58,12 +76,16 @@ static void experts(struct tern_forward *f, const struct tern_forward_batch *b, 
                                    .gelu = l->act == TERN_ACT_GELU_TANH,
                                    .weigh_input = l->experts.weigh_input,
                                    .clamp = l->experts.clamp};
-    ops->route(f->dev, &route, f->logits, f->expert_ids, f->expert_weights, b->n_rows);
-    ops->experts(f->dev, &e, *y, *h, f->expert_ids, f->expert_weights, b->n_rows, b->n_wide);
+    if (f->fault.code) /* nothing is held */
+        return;
+    if (!r || tern_resident_wait(r, layer, f->wanted, n, &f->fault) == 0)
+        f->dev->ops->experts(f->dev, &e, *y, *h, f->expert_ids, f->expert_weights, b->n_rows, b->n_wide);
+    if (r)
+        tern_resident_done(r, layer, f->wanted, n);
 }
 
-/* t += network that every row goes through, times a gate where the layer has one. */
-static void add_shared(struct tern_forward *f, const struct tern_forward_batch *b, int layer)
+/* shared = network that every row goes through, times a gate where the layer has one. */
+static void run_shared(struct tern_forward *f, const struct tern_forward_batch *b, int layer)
 {
     const struct tern_layer_desc *l = &f->net->desc.layers[layer];
     const struct tern_weights *w = f->net->layers[layer];
@@ -75,16 +97,19 @@ static void add_shared(struct tern_forward *f, const struct tern_forward_batch *
         logits(f, b, &w[TERN_SLOT_SHARED_ROUTER], &f->h);
         ops->gate(f->dev, f->shared, f->logits, b->n_rows);
     }
-    ops->add(f->dev, f->t, f->t, f->shared, b->n_rows);
 }
 
 static void run(struct tern_forward *f, const struct tern_forward_batch *b, int layer, const struct tern_dev_rows *x)
 {
+    const bool shared = f->net->desc.layers[layer].experts.n_ff_shared;
     (void)x;
     logits(f, b, &f->net->layers[layer][TERN_SLOT_ROUTER], &f->h);
-    experts(f, b, layer, &f->t, &f->h);
-    if (f->net->desc.layers[layer].experts.n_ff_shared)
-        add_shared(f, b, layer);
+    choose(f, b, layer);
+    if (shared) /* while experts are read */
+        run_shared(f, b, layer);
+    answer(f, b, layer, &f->t, &f->h);
+    if (shared)
+        f->dev->ops->add(f->dev, f->t, f->t, f->shared, b->n_rows);
 }
 
 /* t = post(network(h)) + post(experts(norm(x))); the router reads a norm of x of its own, divided by the root of its
@@ -99,8 +124,9 @@ static void run_beside(struct tern_forward *f, const struct tern_forward_batch *
     tern_norm_rows(f, &f->in, x, w[TERN_SLOT_ROUTER_NORM].vec, b->n_rows);
     ops->scale(f->dev, f->in, b->n_rows, 1 / sqrtf((float)f->net->desc.n_embd));
     logits(f, b, &w[TERN_SLOT_ROUTER], &f->in);
+    choose(f, b, layer);
     tern_norm_rows(f, &f->in, x, w[TERN_SLOT_EXPERT_NORM].vec, b->n_rows);
-    experts(f, b, layer, &f->shared, &f->in);
+    answer(f, b, layer, &f->shared, &f->in);
     tern_norm_rows(f, &f->shared, &f->shared, w[TERN_SLOT_EXPERT_POST_NORM].vec, b->n_rows);
     ops->add(f->dev, f->t, f->t, f->shared, b->n_rows);
 }

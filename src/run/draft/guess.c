@@ -40,7 +40,7 @@ int tern_guess_step(tern_engine *e, const struct tern_guess *g, int n, bool firs
     tern_forward_guess(e->forward, &b, first ? NULL : e->logit_rows);
     tern_forward_logits(e->forward, e->logits, 0, n);
     e->dev->ops->sync(e->dev);
-    TERN_TRY(tern_dev_fault(e->dev, err));
+    TERN_TRY(tern_forward_fault(e->forward, err));
     *logits = e->logits;
 out:
     return rc;
