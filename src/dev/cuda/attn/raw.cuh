@@ -25,6 +25,16 @@ __device__ static inline float raw_number(__half x)
     return __half2float(x);
 }
 
+__device__ static inline float raw_zero(const float *)
+{
+    return 0;
+}
+
+__device__ static inline __half raw_zero(const __half *)
+{
+    return __ushort_as_half(0);
+}
+
 /* sum[i] += x * y[i] */
 template <int ROWS> __device__ static inline void raw_add(float sum[ROWS], float x, const float *y)
 {
@@ -48,7 +58,7 @@ __device__ static inline void raw_sums(float sum[ROWS], const T *x, int step, co
         T v[AT_ONCE];
 #pragma unroll
         for (int j = 0; j < AT_ONCE; j++)
-            v[j] = n + j < real ? x[(n + j) * step] : T(0.0f);
+            v[j] = n + j < real ? x[(n + j) * step] : raw_zero(x);
 #pragma unroll
         for (int j = 0; j < AT_ONCE; j++)
             raw_add<ROWS>(sum, raw_number(v[j]), y + (n + j) * y_step);
