@@ -120,7 +120,7 @@ __host__ __device__
     tern_cuda_range_pages(int window, int pos)
 {
     int pages = (window && window < pos ? window : pos) / TERN_CUDA_PAGE + 1, range = 8;
-    while (range * 32 < pages)
+    while (range * (TERN_CUDA_RANGES - 2) < pages)
         range *= 2;
     return range;
 }

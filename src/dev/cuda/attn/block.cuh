@@ -76,8 +76,8 @@ __device__ static inline float2 pair_factors(const block_rows &b, int i, int pai
     const float *q = query_of(b, i, b.a->l.k.dim);
     const double *at = cuda_at<const double>(b.a->l.k.angles) + 2 * ((int64_t)m.freq * b.a->l.k.max_pages + page);
     const float co = (float)at[0], si = (float)at[1], x = q[m.a] * b.a->q_scale, y = q[m.b] * b.a->q_scale;
-    const float along = x * m.re + y * m.im, across = y * m.re - x * m.im;
-    return make_float2(along * co + across * si, across * co - along * si);
+    const float along = __fmaf_rn(x, m.re, __fmul_rn(y, m.im)), across = __fmaf_rn(y, m.re, __fmul_rn(x, -m.im));
+    return make_float2(__fmaf_rn(along, co, __fmul_rn(across, si)), __fmaf_rn(across, co, __fmul_rn(along, -si)));
 }
 
 /* One score after the product: the cap, and what may be seen of a page whose tokens [lo, hi) count. */

@@ -5,7 +5,8 @@
  * 8 bits each; weights times the scales of values too.  Products are exact integers, so what rounds is the query, once,
  * and a weight, to a 2^-16th of the largest.
  *
- * A q row goes through the same steps whatever else is in its block: columns do not meet. */
+ * A q row goes through the same steps whatever else is in its block: columns do not meet.  Sums of floats are written
+ * with their rounding, for the compiler would contract them in one of these kernels and not in another. */
 #include "dev/cuda/attn/codes.cuh"
 #include "dev/cuda/attn/raw.cuh"
 
@@ -82,10 +83,10 @@ __device__ static __noinline__ float raise(float y0, float y1, float y2, float y
     float z = -INFINITY;
 #pragma unroll
     for (int r = 0; r < 4; r++)
-        z = fmaxf(z, y[r] + log2f(fmaxf(f[r], 0x1p-21f)));
+        z = fmaxf(z, __fadd_rn(y[r], log2f(fmaxf(f[r], 0x1p-21f))));
     for (int width = 4; width < 32; width *= 2)
         z = fmaxf(z, __shfl_xor_sync(~0u, z, width));
-    return top > FULL ? z - ROOM : NAN;
+    return top > FULL ? __fsub_rn(z, ROOM) : NAN;
 }
 
 template <int D, int C, int NT> __device__ static inline void take_tile(worker<D, C, NT> &w, uint32_t at, int page, int half, bool plain, int lo)
@@ -127,7 +128,8 @@ template <int D, int C, int NT> __device__ static inline void take_tile(worker<D
         float y[4];
 #pragma unroll
         for (int r = 0; r < 4; r++)
-            y[r] = (float)(c[i][r / 2][r % 2 * 2] * 256 + c[i][r / 2][r % 2 * 2 + 1]) * (kf[r] * w.scale[i]);
+            y[r] = __fmul_rn((float)(c[i][r / 2][r % 2 * 2] * 256 + c[i][r / 2][r % 2 * 2 + 1]),
+                             __fmul_rn(kf[r], w.scale[i]));
         if (!plain) {
             const int row = 4 * i + t;
             const block_rows &b = *w.b;
@@ -143,7 +145,7 @@ template <int D, int C, int NT> __device__ static inline void take_tile(worker<D
                         for (int j = 0; j < 2 * b.cond->n_pairs; j++)
                             s = fmaf(w.pq[row * 16 + j], turns[j * 64 + token], s);
                         if (b.a->cap > 0)
-                            s += w.shift[row];
+                            s = __fadd_rn(s, w.shift[row]);
                     }
                     s = seen_score(b, s, row, token, page, lo, 64);
                 }
@@ -156,31 +158,31 @@ template <int D, int C, int NT> __device__ static inline void take_tile(worker<D
         float e[4], top = 0;
 #pragma unroll
         for (int r = 0; r < 4; r++) {
-            e[r] = exp2_of(y[r] - w.ref[i]);
+            e[r] = exp2_of(__fsub_rn(y[r], w.ref[i]));
             top = fmaxf(top, e[r] * fmaxf(vf[r], 0x1p-21f));
         }
         if (__any_sync(~0u, top > FULL)) {
             const float ref = raise<D, C, NT>(y[0], y[1], y[2], y[3], vf, top);
             if (ref == ref) {
-                const float by = exp2_of(w.ref[i] - ref);
+                const float by = exp2_of(__fsub_rn(w.ref[i], ref));
                 w.ref[i] = ref;
-                w.sum[i] *= by;
-                w.all[i] = (uint32_t)((float)w.all[i] * by);
+                w.sum[i] = __fmul_rn(w.sum[i], by);
+                w.all[i] = (uint32_t)__fmul_rn((float)w.all[i], by);
 #pragma unroll
                 for (int n = 0; n < D / 16; n++)
 #pragma unroll
                     for (int j = 0; j < 4; j += 2) {
-                        const float x = ((float)w.o[i][n][j] * 256.0f + (float)w.o[i][n][j + 1]) * by;
-                        const int hi = __float2int_rn(x * (1.0f / 256));
+                        const float x = __fmul_rn(__fmaf_rn((float)w.o[i][n][j], 256.0f, (float)w.o[i][n][j + 1]), by);
+                        const int hi = __float2int_rn(__fmul_rn(x, 1.0f / 256));
                         w.o[i][n][j] = hi;
-                        w.o[i][n][j + 1] = __float2int_rn(x - (float)hi * 256.0f);
+                        w.o[i][n][j + 1] = __float2int_rn(__fmaf_rn((float)hi, -256.0f, x));
                     }
 #pragma unroll
                 for (int r = 0; r < 4; r++)
-                    e[r] = exp2_of(y[r] - ref);
+                    e[r] = exp2_of(__fsub_rn(y[r], ref));
             }
         }
-        w.sum[i] += (e[0] + e[1]) + (e[2] + e[3]);
+        w.sum[i] = __fadd_rn(w.sum[i], __fadd_rn(__fadd_rn(e[0], e[1]), __fadd_rn(e[2], e[3])));
         uint32_t n[4];
 #pragma unroll
         for (int r = 0; r < 4; r++)
@@ -237,7 +239,7 @@ __device__ static void load_columns(const block_rows &b, int8_t *columns, float 
         if (b.cond) {
 #pragma unroll
             for (int j = 0; j < N; j++) {
-                mean += x[j] * cuda_at<const float>(b.cond->mean)[lane * N + j];
+                mean = __fmaf_rn(x[j], cuda_at<const float>(b.cond->mean)[lane * N + j], mean);
                 x[j] *= cuda_at<const float>(b.cond->unscale)[lane * N + j];
             }
             for (int width = 16; width; width /= 2)
@@ -305,10 +307,10 @@ __device__ static void put_together(worker<D, C, NT> &w, float *room, int range)
     for (int i = 0; i < NT; i++) {
         float all = w.sum[i], offset = C == CODES_T4 ? (float)w.all[i] : 0.0f;
         for (int width = 4; width < 32; width *= 2) {
-            all += __shfl_xor_sync(~0u, all, width);
-            offset += __shfl_xor_sync(~0u, offset, width);
+            all = __fadd_rn(all, __shfl_xor_sync(~0u, all, width));
+            offset = __fadd_rn(offset, __shfl_xor_sync(~0u, offset, width));
         }
-        offset *= -(float)w.tv.offset;
+        offset = __fmul_rn(offset, -(float)w.tv.offset);
         const int row = 4 * i + t;
         float *to = room + (warp * ROWS + row) * D;
         if (g == 0) {
@@ -320,7 +322,7 @@ __device__ static void put_together(worker<D, C, NT> &w, float *room, int range)
 #pragma unroll
             for (int h = 0; h < 2; h++)
                 to[(2 * (n / 4) + h) * 32 + 4 * g + n % 4] =
-                    (float)w.o[i][n][2 * h] * 256.0f + (float)w.o[i][n][2 * h + 1] + offset;
+                    __fadd_rn(__fmaf_rn((float)w.o[i][n][2 * h], 256.0f, (float)w.o[i][n][2 * h + 1]), offset);
     }
     __syncthreads();
     const float unit = b.a->l.v.unit;
@@ -332,7 +334,7 @@ __device__ static void put_together(worker<D, C, NT> &w, float *room, int range)
             most = fmaxf(most, ref[i * ROWS + row]);
 #pragma unroll
         for (int i = 0; i < WARPS; i++) {
-            const float by = exp2_of(ref[i * ROWS + row] - most);
+            const float by = exp2_of(__fsub_rn(ref[i * ROWS + row], most));
             x = fmaf(by, room[(i * ROWS + row) * D + d], x);
             all = fmaf(by, sum[i * ROWS + row], all);
         }
@@ -359,12 +361,12 @@ template <int D, int C, int NT> __device__ static void attend_codes(const tern_c
     cuda_wait();
     if (!find_rows(b, a, blockIdx.x / a.n_blocks, blockIdx.x % a.n_blocks, blockIdx.y))
         return;
-    if (blockIdx.z + 1 == gridDim.z) {
-        attend_raw<D, THREADS>(b, shared);
+    if (blockIdx.z == 0) { /* first: it takes longer than many a range */
+        attend_raw<D, THREADS, ROWS>(b, shared);
         return;
     }
     int begin, end;
-    const int range = find_range(b, blockIdx.z, begin, end);
+    const int range = find_range(b, blockIdx.z - 1, begin, end);
     if (begin >= end)
         return;
     const tern_cuda_table &table = table_of(a.t, *b.job, l.group);

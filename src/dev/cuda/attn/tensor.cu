@@ -556,12 +556,12 @@ template <int D> __device__ static void attend_range(const tern_cuda_attn_args &
     cuda_wait();
     if (!find_block(b, a, blockIdx.x / a.n_blocks, blockIdx.x % a.n_blocks, blockIdx.y))
         return;
-    if (blockIdx.z + 1 == gridDim.z) {
-        attend_raw<D, THREADS>(b, shared);
+    if (blockIdx.z == 0) { /* first: it takes longer than many a range */
+        attend_raw<D, THREADS, TERN_CUDA_Q>(b, shared);
         return;
     }
     int begin, end;
-    const int range = find_range(b, blockIdx.z, begin, end);
+    const int range = find_range(b, blockIdx.z - 1, begin, end);
     if (begin >= end)
         return;
     share<D>(b, shared, TERN_CUDA_NARROW_ROWS(D));
