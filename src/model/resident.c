@@ -48,8 +48,7 @@ struct tern_resident {
     struct tern_resident_stats stats;
 };
 
-/* ---- pages --------------------------------------------------------------------------------------------------------
- */
+/* ---- pages ------------------------------------------------------------------------------------------------------- */
 
 static double now(void)
 {
@@ -114,8 +113,7 @@ static void forget_beside(const struct tern_resident *r, const struct resident_l
     }
 }
 
-/* ---- which ones stay ----------------------------------------------------------------------------------------------
- */
+/* ---- which ones stay --------------------------------------------------------------------------------------------- */
 
 /* In how many steps a step of layer `at` expects this one next.  It is the layer's turn once in a step, and takes it so
  * often. */
@@ -187,8 +185,7 @@ static void mark(bool chosen[TERN_MAX_EXPERTS], const int32_t *ids, int n)
         chosen[ids[i]] = true;
 }
 
-/* ---- a step -------------------------------------------------------------------------------------------------------
- */
+/* ---- a step ------------------------------------------------------------------------------------------------------ */
 
 void tern_resident_begin(struct tern_resident *r, const struct tern_row *rows, int n_rows)
 {
@@ -297,8 +294,7 @@ void tern_resident_done(struct tern_resident *r, int layer, const int32_t *ids, 
     (void)pthread_mutex_unlock(&r->lock);
 }
 
-/* ---- opening ------------------------------------------------------------------------------------------------------
- */
+/* ---- opening ----------------------------------------------------------------------------------------------------- */
 
 bool tern_resident_covers(const struct tern_weight_place *p)
 {
