@@ -163,14 +163,12 @@ FEW_SHAPES(FEW_FNS)
 
 static few_fn *few_find(enum tern_codes codes, int rows, int streams)
 {
-#define FEW_FOUND(n, s)                                                        \
-    if (rows == (n) && streams == (s)) {                                       \
-        static few_fn *const fns[] = {[TERN_CODES_F32] = few_F32_##n##_##s,    \
-                                      [TERN_CODES_F16] = few_F16_##n##_##s,    \
-                                      [TERN_CODES_BF16] = few_BF16_##n##_##s,  \
-                                      [TERN_CODES_E4M3] = few_E4M3_##n##_##s}; \
-        return fns[codes];                                                     \
-    }
+#define FEW_FOUND(n, s)                                        \
+    if (rows == (n) && streams == (s))                         \
+        return codes == TERN_CODES_F32    ? few_F32_##n##_##s  \
+               : codes == TERN_CODES_F16  ? few_F16_##n##_##s  \
+               : codes == TERN_CODES_BF16 ? few_BF16_##n##_##s \
+                                          : few_E4M3_##n##_##s;
     FEW_SHAPES(FEW_FOUND)
 #undef FEW_FOUND
     return NULL;
