@@ -5,12 +5,14 @@ Everything goes to 127.0.0.1 or a Unix socket, and ends with the test.
 import http.client
 import json
 import os
+import random
 import re
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 
 TERN = os.environ["TERN"]
@@ -183,3 +185,59 @@ def raw(server, data, wait=5.0):
 def status_of(data):
     match = re.match(rb"HTTP/1\.1 (\d+) ", data)
     return int(match[1]) if match else None
+
+
+def wire(path, body=None):
+    """A request as bytes, on a connection of its own: GET without a body, POST with one."""
+    if body is None:
+        return f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode()
+    data = json.dumps(body).encode()
+    return f"POST {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data
+
+
+class Crowd:
+    """Clients that ask until `over` is set: 30 of 100 times what has a sure answer (ask_sure), else something else
+    (ask_other).  A crowd of a test's own says both."""
+
+    def __init__(self, server, seed, want, clients):
+        self.server, self.seed, self.want = server, seed, want
+        self.over, self.lock = threading.Event(), threading.Lock()
+        self.done = {"kept": 0, "cut": 0, "sure": 0, "busy": 0}
+        self.threads = [threading.Thread(target=self.client, args=(i,)) for i in range(clients)]
+        for t in self.threads:
+            t.start()
+
+    def note(self, what):
+        with self.lock:
+            self.done[what] += 1
+
+    def client(self, i):
+        rng = random.Random(self.seed * 1000 + i)
+        while not self.over.is_set():
+            try:
+                if rng.random() < 0.3:
+                    self.ask_sure(rng)
+                else:
+                    self.ask_other(rng)
+            except OSError as problem:
+                if not self.over.is_set():  # when the server ends, connections end
+                    check(False, "a connection broke", problem)
+                    return
+
+    def end(self):
+        self.over.set()
+        for t in self.threads:
+            t.join(150)
+            check(not t.is_alive(), "a client hangs")
+
+
+def reset_on_close(c):
+    """The socket ends by a reset instead of a close."""
+    c.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+
+
+def quiet(server):
+    """Nothing was said but lines of the server's own."""
+    said = server.said()
+    for word in ("Sanitizer", "runtime error", "assertion", "SUMMARY"):
+        check(word not in said, "it says:", said[-6000:])

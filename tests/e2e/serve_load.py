@@ -5,17 +5,14 @@ TERN_TEST_SECONDS: how long, all rounds together (12)   SEED: of everything that
 a time is given)
 LOAD_MODEL: another model than the tests' own           TERN_TEST_KEEP: a folder that stays, for the disk tier
 """
-import json
 import os
-import random
 import shutil
 import signal
 import socket
 import tempfile
-import threading
 import time
 
-from serve_lib import MODEL, Server, check, finish, same, status_of
+from serve_lib import MODEL, Crowd, Server, check, finish, quiet, reset_on_close, same, status_of, wire
 
 SECONDS = float(os.environ.get("TERN_TEST_SECONDS", "12"))
 SEED = int(os.environ.get("SEED", time.time() if "TERN_TEST_SECONDS" in os.environ else 1))
@@ -62,15 +59,8 @@ OTHERS = [
     ("/v1/chat/completions", {"messages": "no list"}),
     ("/v1/completions", {"prompt": [65] * 100000}),
     ("/no/such/path", {}),
-    *(("GET " + path, None) for path in ("/health", "/ready", "/metrics", "/v1/models", "/v1/kv", "/v1/cache", "/", "/api/tags")),
+    *((path, None) for path in ("/health", "/ready", "/metrics", "/v1/models", "/v1/kv", "/v1/cache", "/", "/api/tags")),
 ]
-
-
-def wire(path, body):
-    if path.startswith("GET "):
-        return f"{path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode()
-    data = json.dumps(body).encode()
-    return f"POST {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data
 
 
 def sure(answer):
@@ -78,30 +68,7 @@ def sure(answer):
     return {k: v for k, v in answer.items() if k not in ("id", "created", "usage", "system_fingerprint", "model")}
 
 
-class Crowd:
-    def __init__(self, server, seed, want):
-        self.server, self.seed, self.want = server, seed, want
-        self.over, self.lock = threading.Event(), threading.Lock()
-        self.done = {"kept": 0, "cut": 0, "sure": 0, "busy": 0}
-        self.threads = [threading.Thread(target=self.client, args=(i,)) for i in range(CLIENTS)]
-
-    def note(self, what):
-        with self.lock:
-            self.done[what] += 1
-
-    def client(self, i):
-        rng = random.Random(self.seed * 1000 + i)
-        while not self.over.is_set():
-            try:
-                if rng.random() < 0.3:
-                    self.ask_sure(rng)
-                else:
-                    self.ask_other(rng)
-            except OSError as problem:
-                if not self.over.is_set():  # when the server ends, connections end
-                    check(False, "a connection broke", problem)
-                    return
-
+class Askers(Crowd):
     def ask_sure(self, rng):
         i = rng.randrange(len(SURE))
         path, body = SURE[i]
@@ -128,7 +95,7 @@ class Crowd:
             cut = rng.random() < 0.5
             self.read(c, rng.randrange(3000) if cut else None, rng)
             if cut and rng.random() < 0.5:  # a reset instead of a close
-                c.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+                reset_on_close(c)
             self.note("cut" if cut else "kept")
         finally:
             c.close()
@@ -145,24 +112,6 @@ class Crowd:
         if most is None and not self.over.is_set():
             check(status_of(got) is not None, "an answer", got[:200])
             check(b"chunked" not in got[:400] or got.endswith(b"0\r\n\r\n"), "a whole answer", got[-200:])
-
-    def run(self, seconds):
-        for t in self.threads:
-            t.start()
-        self.over.wait(seconds)
-
-    def end(self):
-        self.over.set()
-        for t in self.threads:
-            t.join(150)
-            check(not t.is_alive(), "a client hangs")
-
-
-def quiet(server):
-    """Nothing was said but lines of the server's own."""
-    said = server.said()
-    for word in ("Sanitizer", "runtime error", "assertion", "SUMMARY"):
-        check(word not in said, "it says:", said[-4000:])
 
 
 print(f"SEED={SEED}", flush=True)
@@ -181,8 +130,8 @@ total = {}
 rounds = [signal.SIGTERM, None, signal.SIGKILL, signal.SIGTERM]  # ends while they ask; comes to rest; is killed; ends
 for n, how in enumerate(rounds):
     with Server(*options, model=model) as s:
-        crowd = Crowd(s, SEED + n, answers)
-        crowd.run(SECONDS / len(rounds))
+        crowd = Askers(s, SEED + n, answers, CLIENTS)
+        crowd.over.wait(SECONDS / len(rounds))
         if how is None:
             crowd.end()
             check(s.wait_idle(60), "the engine comes to rest")

@@ -4,15 +4,12 @@ in what opens and closes them to show, which is what the sanitizers' builds run 
 TERN_TEST_SECONDS: how long, all rounds together (9)   SEED: of everything that is drawn (1; the day's seconds where a
 time is given)
 """
-import json
 import os
-import random
 import signal
 import socket
-import threading
 import time
 
-from serve_lib import MODEL, Server, check, finish, same, status_of
+from serve_lib import MODEL, Crowd, Server, check, finish, quiet, reset_on_close, same, status_of, wire
 
 TEXT = os.environ["MODEL"]
 SECONDS = float(os.environ.get("TERN_TEST_SECONDS", "9"))
@@ -37,40 +34,9 @@ LOOKS = ["/metrics", "/ready", "/v1/models", "/api/ps", "/api/tags", "/v1/kv?mod
          "/tokenizer_info?model=b"]
 
 
-def wire(path, body):
-    if body is None:
-        return f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode()
-    data = json.dumps(body).encode()
-    return f"POST {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data
-
-
-class Crowd:
-    def __init__(self, server, seed, want):
-        self.server, self.seed, self.want = server, seed, want
-        self.over, self.lock = threading.Event(), threading.Lock()
-        self.done = {"sure": 0, "busy": 0, "cut": 0, "kept": 0}
-        self.threads = [threading.Thread(target=self.client, args=(i,)) for i in range(CLIENTS)]
-        for t in self.threads:
-            t.start()
-
-    def note(self, what):
-        with self.lock:
-            self.done[what] += 1
-
-    def client(self, i):
-        rng = random.Random(self.seed * 1000 + i)
-        while not self.over.is_set():
-            try:
-                if rng.random() < 0.3:
-                    self.ask_sure(rng.choice("ab"))
-                else:
-                    self.ask_other(rng)
-            except OSError as problem:
-                if not self.over.is_set():  # when the server ends, connections end
-                    check(False, "a connection broke", problem)
-                    return
-
-    def ask_sure(self, model):
+class Askers(Crowd):
+    def ask_sure(self, rng):
+        model = rng.choice("ab")
         answer = self.server.post("/v1/completions", {**SURE, "model": model})
         if answer.status == 200:
             same(answer.json["choices"], self.want[model], "the model", model)
@@ -95,16 +61,10 @@ class Crowd:
             if not cut and not self.over.is_set():
                 check(status_of(got) is not None, "an answer", path, got[:200])
             if cut and rng.random() < 0.5:  # a reset instead of a close
-                c.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+                reset_on_close(c)
             self.note("cut" if cut else "kept")
         finally:
             c.close()
-
-    def end(self):
-        self.over.set()
-        for t in self.threads:
-            t.join(150)
-            check(not t.is_alive(), "a client hangs")
 
 
 def alone(path):
@@ -120,7 +80,7 @@ total = {"for memory": 0, "for a client": 0}
 rounds = [signal.SIGTERM, None, signal.SIGTERM]  # ends while they ask; comes to rest; ends
 for n, how in enumerate(rounds):
     with Server("-m", f"b={MODEL}", "--memory", "20M", "--kv-memory", "10M", *OPTIONS, model=f"a={TEXT}") as s:
-        crowd = Crowd(s, SEED + n, want)
+        crowd = Askers(s, SEED + n, want, CLIENTS)
         crowd.over.wait(SECONDS / len(rounds))
         if how is None:
             crowd.end()
@@ -131,8 +91,7 @@ for n, how in enumerate(rounds):
         crowd.over.set()
         same(s.stop(signal.SIGTERM), 0, "the status", s.said()[-3000:])
         crowd.end()
-        for word in ("Sanitizer", "runtime error", "assertion", "SUMMARY"):
-            check(word not in s.said(), "it says:", s.said()[-6000:])
+        quiet(s)
         total["for memory"] += s.said().count("another one needs its memory")
         total["for a client"] += s.said().count("a client asked for that")
         total = {**total, **{k: v + total.get(k, 0) for k, v in crowd.done.items()}}
