@@ -127,6 +127,54 @@ static inline struct lc_request *lc_new(void)
     return r;
 }
 
+static inline void lc_random_ids(int32_t *ids, int n, uint64_t seed, int n_vocab)
+{
+    struct tern_rng g = {seed};
+    for (int i = 0; i < n; i++)
+        ids[i] = (int32_t)(tern_rng_u64(&g) % (uint64_t)n_vocab);
+}
+
+/* A greedy reply of max_tokens, with the probabilities of its tokens. */
+static inline tern_request lc_greedy(const int32_t *ids, int n, int max_tokens)
+{
+    tern_request r;
+    tern_request_defaults(&r);
+    r.prompt = ids;
+    r.n_prompt = n;
+    r.max_tokens = max_tokens;
+    r.logprobs = 0;
+    r.ignore_eos = true;
+    return r;
+}
+
+/* *id: NULL where nobody asks. */
+static inline struct lc_request *lc_submit(tern_loop *l, tern_events *q, const tern_request *r, uint64_t *id)
+{
+    tern_error err = {0};
+    struct lc_request *rec = lc_new();
+    uint64_t any;
+    tiny_ok(tern_loop_submit(l, r, q, rec, id ? id : &any, &err), &err);
+    return rec;
+}
+
+static inline struct lc_request *lc_ask(tern_loop *l, tern_events *q, const tern_request *r)
+{
+    struct lc_request *rec = lc_submit(l, q, r, NULL);
+    lc_wait(q, &rec, 1);
+    assert_int_equal(rec->rc, 0);
+    return rec;
+}
+
+/* Closes an engine whose loop is closed: everything has been given back. */
+static inline void lc_close_engine(tern_engine **e)
+{
+    tern_memory mem;
+    tern_engine_memory(*e, &mem);
+    assert_int_equal(mem.kv_bytes, 0);
+    assert_int_equal(mem.state_bytes, 0);
+    tern_engine_close(e);
+}
+
 /* The choice's tokens by itself, in an engine of its own: *out [n] as many as it generates. */
 static inline int lc_alone(tern_engine *e, const tern_request *r, int choice, int32_t *out)
 {

@@ -28,14 +28,12 @@ static tern_engine *open_engine(struct tiny *t, int seqs)
 static void set_up(struct fixture *f, const char *model, size_t cache_bytes)
 {
     tern_error err = {0};
-    struct tern_rng g = {11};
     print_message("%s\n", model);
     tiny_open(&f->t, model, model, model);
     f->t.model->net->desc.ctx = CTX; /* more than it says; no RoPE scaling depends on it */
-    for (int i = 0; i < TEXT; i++) {
-        f->ids[i] = (int32_t)(tern_rng_u64(&g) % (uint64_t)f->t.n_vocab);
+    lc_random_ids(f->ids, TEXT, 11, f->t.n_vocab);
+    for (int i = 0; i < TEXT; i++)
         f->other[i] = (f->ids[i] + 1) % f->t.n_vocab;
-    }
     f->e = open_engine(&f->t, 4);
     f->cold_e = open_engine(&f->t, 1);
     tiny_ok(tern_events_new(&f->q, &err), &err);
@@ -45,47 +43,26 @@ static void set_up(struct fixture *f, const char *model, size_t cache_bytes)
 
 static void tear_down(struct fixture *f)
 {
-    tern_memory mem;
     tern_loop_close(&f->loop);
     tern_loop_close(&f->cold);
     tern_events_free(f->q);
-    tern_engine_memory(f->e, &mem);
-    assert_int_equal(mem.kv_bytes, 0);
-    assert_int_equal(mem.state_bytes, 0);
-    tern_engine_close(&f->e);
+    lc_close_engine(&f->e);
     tern_engine_close(&f->cold_e);
     tiny_close(&f->t);
 }
 
 static tern_request request(const int32_t *ids, int n, const int32_t *borders, int n_borders)
 {
-    tern_request r;
-    tern_request_defaults(&r);
-    r.prompt = ids;
-    r.n_prompt = n;
-    r.max_tokens = REPLY;
-    r.logprobs = 0;
-    r.ignore_eos = true;
+    tern_request r = lc_greedy(ids, n, REPLY);
     r.borders = borders;
     r.n_borders = n_borders;
     return r;
 }
 
-static struct lc_request *ask(struct fixture *f, tern_loop *l, const tern_request *r)
-{
-    tern_error err = {0};
-    uint64_t id;
-    struct lc_request *rec = lc_new();
-    tiny_ok(tern_loop_submit(l, r, f->q, rec, &id, &err), &err);
-    lc_wait(f->q, &rec, 1);
-    assert_int_equal(rec->rc, 0);
-    return rec;
-}
-
 /* Asks, and compares with cold to the last bit.  Returns the tokens that were found. */
 static int check(struct fixture *f, const tern_request *r)
 {
-    struct lc_request *cold = ask(f, f->cold, r), *got = ask(f, f->loop, r);
+    struct lc_request *cold = lc_ask(f->cold, f->q, r), *got = lc_ask(f->loop, f->q, r);
     const struct lc_choice *a = &got->c[0], *b = &cold->c[0];
     const int found = got->end.n_cached;
     assert_int_equal(a->n, b->n);

@@ -40,23 +40,17 @@ static void open_loop(struct fixture *f, size_t cache_bytes)
 
 static void close_loop(struct fixture *f)
 {
-    tern_memory mem;
     tern_loop_close(&f->loop);
-    tern_engine_memory(f->e, &mem);
-    assert_int_equal(mem.kv_bytes, 0);
-    assert_int_equal(mem.state_bytes, 0);
-    tern_engine_close(&f->e);
+    lc_close_engine(&f->e);
 }
 
 static void set_up(struct fixture *f, const char *model)
 {
     tern_error err = {0};
-    struct tern_rng g = {5};
     print_message("%s\n", model);
     tiny_open(&f->t, model, model, model);
     f->t.model->net->desc.ctx = CTX;
-    for (int i = 0; i < TEXT; i++)
-        f->ids[i] = (int32_t)(tern_rng_u64(&g) % (uint64_t)f->t.n_vocab);
+    lc_random_ids(f->ids, TEXT, 5, f->t.n_vocab);
     f->other = open_engine(&f->t, 96);
     tiny_ok(tern_events_new(&f->q, &err), &err);
     open_loop(f, (size_t)1 << 30);
@@ -72,20 +66,9 @@ static void tear_down(struct fixture *f)
 
 static struct lc_request *ask(struct fixture *f, int n, int max_tokens)
 {
-    tern_error err = {0};
-    uint64_t id;
-    tern_request r;
-    struct lc_request *rec = lc_new();
-    tern_request_defaults(&r);
-    r.prompt = f->ids;
-    r.n_prompt = n;
-    r.max_tokens = max_tokens;
+    tern_request r = lc_greedy(f->ids, n, max_tokens);
     r.logprobs = max_tokens ? 0 : -1;
-    r.ignore_eos = true;
-    tiny_ok(tern_loop_submit(f->loop, &r, f->q, rec, &id, &err), &err);
-    lc_wait(f->q, &rec, 1);
-    assert_int_equal(rec->rc, 0);
-    return rec;
+    return lc_ask(f->loop, f->q, &r);
 }
 
 static void *built(struct fixture *f, size_t *n)

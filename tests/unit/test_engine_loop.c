@@ -49,15 +49,11 @@ static void set_up(struct fixture *f, const char *model, int seqs, int chunk, co
 /* Everything is given back. */
 static void tear_down(struct fixture *f)
 {
-    tern_memory mem;
     tern_event e;
     tern_loop_close(&f->loop);
     assert_false(tern_events_next(f->q, &e, 0));
     tern_events_free(f->q);
-    tern_engine_memory(f->e, &mem);
-    assert_int_equal(mem.kv_bytes, 0);
-    assert_int_equal(mem.state_bytes, 0);
-    tern_engine_close(&f->e);
+    lc_close_engine(&f->e);
     tern_engine_close(&f->alone);
     tiny_close(&f->t);
 }

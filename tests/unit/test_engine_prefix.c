@@ -37,11 +37,9 @@ static tern_engine *open_engine(struct tiny *t, bool exact, int seqs, size_t kv_
 static void set_up(struct fixture *f, const char *model, bool exact, size_t kv_bytes, size_t cache_bytes)
 {
     tern_error err = {0};
-    struct tern_rng g = {7};
     tiny_open(&f->t, model, model, model);
     f->t.model->net->desc.ctx = CTX; /* more than it says; no RoPE scaling depends on it */
-    for (int i = 0; i < LONG; i++)
-        f->ids[i] = (int32_t)(tern_rng_u64(&g) % (uint64_t)f->t.n_vocab);
+    lc_random_ids(f->ids, LONG, 7, f->t.n_vocab);
     f->e = open_engine(&f->t, exact, 5, kv_bytes);
     f->cold_e = open_engine(&f->t, exact, 1, 0);
     tiny_ok(tern_events_new(&f->q, &err), &err);
@@ -52,14 +50,10 @@ static void set_up(struct fixture *f, const char *model, bool exact, size_t kv_b
 /* Everything is given back. */
 static void tear_down(struct fixture *f)
 {
-    tern_memory mem;
     tern_loop_close(&f->loop);
     tern_loop_close(&f->cold);
     tern_events_free(f->q);
-    tern_engine_memory(f->e, &mem);
-    assert_int_equal(mem.kv_bytes, 0);
-    assert_int_equal(mem.state_bytes, 0);
-    tern_engine_close(&f->e);
+    lc_close_engine(&f->e);
     tern_engine_close(&f->cold_e);
     tiny_close(&f->t);
 }
@@ -73,32 +67,9 @@ static tern_cache_stats stats_of(const struct fixture *f)
 
 static tern_request request(const int32_t *ids, int n, int plan)
 {
-    tern_request r;
-    tern_request_defaults(&r);
-    r.prompt = ids;
-    r.n_prompt = n;
-    r.max_tokens = REPLY;
+    tern_request r = lc_greedy(ids, n, REPLY);
     r.plan = plan;
-    r.logprobs = 0;
-    r.ignore_eos = true;
     return r;
-}
-
-static struct lc_request *submit(struct fixture *f, tern_loop *l, const tern_request *r, uint64_t *id)
-{
-    tern_error err = {0};
-    struct lc_request *rec = lc_new();
-    uint64_t any;
-    tiny_ok(tern_loop_submit(l, r, f->q, rec, id ? id : &any, &err), &err);
-    return rec;
-}
-
-static struct lc_request *ask(struct fixture *f, tern_loop *l, const tern_request *r)
-{
-    struct lc_request *rec = submit(f, l, r, NULL);
-    lc_wait(f->q, &rec, 1);
-    assert_int_equal(rec->rc, 0);
-    return rec;
 }
 
 /* The same tokens with the same probabilities, to the last bit. */
@@ -114,7 +85,7 @@ static void same(const struct lc_request *got, const struct lc_request *want, co
 /* Asks, and compares with cold.  Returns the tokens that were found. */
 static int check(struct fixture *f, const tern_request *r, const char *what)
 {
-    struct lc_request *cold = ask(f, f->cold, r), *got = ask(f, f->loop, r);
+    struct lc_request *cold = lc_ask(f->cold, f->q, r), *got = lc_ask(f->loop, f->q, r);
     int found = got->end.n_cached;
     assert_int_equal(cold->end.n_cached, 0);
     same(got, cold, what);
@@ -128,7 +99,7 @@ static int check(struct fixture *f, const tern_request *r, const char *what)
 /* The prompt, its reply and five tokens more. */
 static int next_turn(struct fixture *f, const tern_request *r, int32_t *out)
 {
-    struct lc_request *cold = ask(f, f->cold, r);
+    struct lc_request *cold = lc_ask(f->cold, f->q, r);
     int n = r->n_prompt;
     memcpy(out, r->prompt, (size_t)n * sizeof *out);
     for (int i = 0; i < cold->c[0].n; i++)
@@ -143,9 +114,9 @@ static void batched(struct fixture *f, const tern_request *r, int n)
 {
     struct lc_request *cold[4], *got[4];
     for (int i = 0; i < n; i++)
-        cold[i] = ask(f, f->cold, &r[i]);
+        cold[i] = lc_ask(f->cold, f->q, &r[i]);
     for (int i = 0; i < n; i++)
-        got[i] = submit(f, f->loop, &r[i], NULL);
+        got[i] = lc_submit(f->loop, f->q, &r[i], NULL);
     lc_wait(f->q, got, n);
     for (int i = 0; i < n; i++) {
         same(got[i], cold[i], "batched");
@@ -233,11 +204,11 @@ static void test_warming(void **state)
     tern_request stream = request(f.ids + 500, 3, 0), r = request(f.ids, 70, 0);
     stream.max_tokens = 200;
     r.max_tokens = 0;
-    struct lc_request *rec[2] = {submit(&f, f.loop, &stream, NULL), NULL};
+    struct lc_request *rec[2] = {lc_submit(f.loop, f.q, &stream, NULL), NULL};
     tern_event e;
     while (rec[0]->c[0].n < 5 && tern_events_next(f.q, &e, 10000))
         lc_note(&e);
-    rec[1] = submit(&f, f.loop, &r, NULL);
+    rec[1] = lc_submit(f.loop, f.q, &r, NULL);
     lc_wait(f.q, rec, 2);
     r.max_tokens = REPLY;
     assert_int_equal(check(&f, &r, "warmed"), 64);
@@ -260,7 +231,7 @@ static struct lc_request *cancelled(struct fixture *f, tern_request *r)
         tern_event e;
         f->ids[0] = (int32_t)(i % f->t.n_vocab);
         *r = request(f->ids, LONG, 0);
-        struct lc_request *rec = submit(f, f->loop, r, &id);
+        struct lc_request *rec = lc_submit(f->loop, f->q, r, &id);
         while (rec->done < 200 && tern_events_next(f->q, &e, 10000))
             lc_note(&e);
         tern_loop_cancel(f->loop, id);
@@ -390,7 +361,7 @@ static void run_random(const char *model, uint64_t seed, size_t kv_bytes, size_t
     for (int op = 0; op < N_OPS; op += N_AT_ONCE) {
         for (int i = 0; i < N_AT_ONCE; i++) {
             draw(&f, &g, ids[i], borders[i], &r[i]);
-            rec[i] = submit(&f, f.loop, &r[i], &id[i]);
+            rec[i] = lc_submit(f.loop, f.q, &r[i], &id[i]);
             tern_event e;
             for (int k = (int)(tern_rng_u64(&g) % 20); k > 0 && tern_events_next(f.q, &e, 5); k--)
                 lc_note(&e);

@@ -65,12 +65,10 @@ static void open_loop(struct fixture *f, int i)
 static void open_all(struct fixture *f, const char *model, const char *folder, const char *shared)
 {
     tern_error err = {0};
-    struct tern_rng g = {7};
     memset(f, 0, sizeof *f);
     tiny_open(&f->t, model, model, model);
     f->t.model->net->desc.ctx = CTX; /* more than it says; no RoPE scaling depends on it */
-    for (int i = 0; i < LONG; i++)
-        f->ids[i] = (int32_t)(tern_rng_u64(&g) % (uint64_t)f->t.n_vocab);
+    lc_random_ids(f->ids, LONG, 7, f->t.n_vocab);
     f->folder = folder;
     f->shared = shared;
     f->cache_bytes = (size_t)64 << 20;
@@ -83,12 +81,8 @@ static void open_all(struct fixture *f, const char *model, const char *folder, c
 static void close_all(struct fixture *f)
 {
     for (int i = 0; i < 2; i++) {
-        tern_memory mem;
         tern_loop_close(&f->loop[i]);
-        tern_engine_memory(f->e[i], &mem);
-        assert_int_equal(mem.kv_bytes, 0);
-        assert_int_equal(mem.state_bytes, 0);
-        tern_engine_close(&f->e[i]);
+        lc_close_engine(&f->e[i]);
     }
     tern_events_free(f->q);
     tern_engine_close(&f->cold);
@@ -104,23 +98,12 @@ static tern_cache_stats stats_of(tern_loop *l)
 
 static tern_request request(const int32_t *ids, int n)
 {
-    tern_request r;
-    tern_request_defaults(&r);
-    r.prompt = ids;
-    r.n_prompt = n;
-    r.max_tokens = REPLY;
-    r.logprobs = 0;
-    r.ignore_eos = true;
-    return r;
+    return lc_greedy(ids, n, REPLY);
 }
 
 static struct lc_request *submit(struct fixture *f, int loop, const tern_request *r, uint64_t *id)
 {
-    tern_error err = {0};
-    struct lc_request *rec = lc_new();
-    uint64_t any;
-    tiny_ok(tern_loop_submit(f->loop[loop], r, f->q, rec, id ? id : &any, &err), &err);
-    return rec;
+    return lc_submit(f->loop[loop], f->q, r, id);
 }
 
 /* The tokens that it gives by itself, on an engine without any cache. */
