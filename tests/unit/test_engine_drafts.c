@@ -143,6 +143,24 @@ static void test_price(void **state)
         assert_true(tern_price_of(&p, r + 1) >= tern_price_of(&p, r));
 }
 
+/* The first step of a class encodes a page: that says nothing yet.  When the next one is as dear, rows are. */
+static void test_price_doubts(void **state)
+{
+    (void)state;
+    struct tern_price p = {0};
+    tern_price_learn(&p, 1, .01);
+    tern_price_learn(&p, 3, .027);
+    assert_true(tern_price_of(&p, 3) < 1.5);
+    tern_price_learn(&p, 1, .026);
+    assert_true(fabs(p.row_s - .01) < 1e-9);
+    tern_price_learn(&p, 3, .011);
+    tern_price_learn(&p, 3, .027);
+    assert_true(tern_price_of(&p, 3) < 1.5);
+    for (int i = 0; i < 20; i++)
+        tern_price_learn(&p, 3, .027);
+    assert_true(fabs(tern_price_of(&p, 3) - 2.7) < .1);
+}
+
 /* ---- replies ----------------------------------------------------------------------------------------------------- */
 
 enum { PROMPT = 57, REPLY = 150 };
@@ -758,10 +776,10 @@ static void test_loops(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_lookup),        cmocka_unit_test(test_price),    cmocka_unit_test(test_replies),
-        cmocka_unit_test(test_ends),          cmocka_unit_test(test_text),     cmocka_unit_test(test_loops),
-        cmocka_unit_test(test_little_memory), cmocka_unit_test(test_refusals), cmocka_unit_test(test_models),
-        cmocka_unit_test(test_recoded),
+        cmocka_unit_test(test_lookup),  cmocka_unit_test(test_price),         cmocka_unit_test(test_price_doubts),
+        cmocka_unit_test(test_replies), cmocka_unit_test(test_ends),          cmocka_unit_test(test_text),
+        cmocka_unit_test(test_loops),   cmocka_unit_test(test_little_memory), cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_models),  cmocka_unit_test(test_recoded),
     };
     if (argc > 1)
         cmocka_set_test_filter(argv[1]);

@@ -51,6 +51,7 @@ int tern_lookup_guess(const struct tern_lookup *l, int32_t *out, int most, int *
 struct tern_price {                  /* zero-initialise */
     double row_s;                    /* a step of one row; 0: never seen */
     double rows[TERN_PRICE_CLASSES]; /* a step of the class's most rows, in steps of one; 0: never seen */
+    double last[TERN_PRICE_CLASSES]; /* and what the last one of them said */
 };
 
 /* A step of decode rows alone took so long. */

@@ -3,6 +3,7 @@
 #include "run/draft/draft.h"
 
 #define UNSEEN .15 /* of a step: each row, as long as nothing is known */
+#define DOUBT  1.5 /* a step that took longer than that many times what was expected has to be confirmed */
 #define WORST  3   /* a step that took longer than that many times what was expected says no more */
 
 /* The class that rows fall into, and the most rows of a class. */
@@ -43,6 +44,15 @@ double tern_price_of(const struct tern_price *p, int rows)
     return below + (above > below ? above - below : 0) * (rows - from) / (to - from);
 }
 
+/* A ratio of a class, or what it said before: one step in 64 encodes a page for every reply, and machines have other
+ * work.  So a step that took much longer than expected counts when the next one of its class did, too. */
+static double believed(struct tern_price *p, int c, double now, double expected)
+{
+    const double before = p->last[c] > 0 ? p->last[c] : expected;
+    p->last[c] = now;
+    return now > DOUBT * expected && before < now ? before : now;
+}
+
 void tern_price_learn(struct tern_price *p, int rows, double seconds)
 {
     const int c = class_of(rows);
@@ -54,11 +64,11 @@ void tern_price_learn(struct tern_price *p, int rows, double seconds)
     double now = seconds / p->row_s;
     now = now < WORST * expected ? now : WORST * expected;
     if (c == 0) {
-        p->row_s += .1 * (now - 1) * p->row_s;
+        p->row_s += .1 * (believed(p, c, now, 1) - 1) * p->row_s;
         return;
     }
     /* Of the class's most rows, where these are fewer: as far above one as rows go. */
     double full = 1 + (now - 1) * ((1 << c) - 1) / (rows - 1);
-    full = full > 1 ? full : 1;
+    full = believed(p, c, full > 1 ? full : 1, of_class(p, c));
     p->rows[c] = p->rows[c] > 0 ? p->rows[c] + .2 * (full - p->rows[c]) : full;
 }
