@@ -241,8 +241,8 @@ static inline void v4_block(struct v4_model *m, struct v4_tensor *t, int type)
     /* where a block has its factors, F16 */
     static const struct {
         int type, at[2];
-    } factors[] = {{TERN_Q4_0, {0, -1}},     {TERN_Q8_0, {0, -1}},    {TERN_Q2_K, {80, 82}},   {TERN_Q3_K, {108, -1}},
-                   {TERN_Q4_K, {0, 2}},      {TERN_Q5_K, {0, 2}},     {TERN_Q6_K, {208, -1}},  {TERN_IQ2_XXS, {0, -1}},
+    } factors[] = {{TERN_Q4_0, {0, -1}},    {TERN_Q8_0, {0, -1}},  {TERN_Q2_K, {80, 82}},  {TERN_Q3_K, {108, -1}},
+                   {TERN_Q4_K, {0, 2}},     {TERN_Q5_K, {0, 2}},   {TERN_Q6_K, {208, -1}}, {TERN_IQ2_XXS, {0, -1}},
                    {TERN_IQ3_XXS, {0, -1}}, {TERN_IQ4_XS, {0, -1}}};
     const size_t elems = (size_t)tern_type_elems(type), bytes = (size_t)tern_type_bytes(type);
     const size_t n = v4_count(t) / elems;
@@ -323,16 +323,16 @@ static inline void v4_st_plain(struct v4_st *s, const struct v4_tensor *t, const
 }
 
 /* What a configuration of the published directory says, but for its end. */
-#define V4_CONFIG                                                                                                   \
-    "{\"model_type\":\"deepseek_v4\",\"vocab_size\":48,\"hidden_size\":256,\"moe_intermediate_size\":512,"          \
-    "\"num_hidden_layers\":2,\"num_attention_heads\":4,\"num_key_value_heads\":1,\"head_dim\":64,"                  \
-    "\"qk_rope_head_dim\":16,\"q_lora_rank\":64,\"o_lora_rank\":96,\"o_groups\":2,\"sliding_window\":24,"           \
-    "\"compress_ratios\":[4,8],\"rope_theta\":1000.0,\"compress_rope_theta\":16000.0,\"rope_scaling\":{"            \
-    "\"type\":\"yarn\",\"factor\":16,\"original_max_position_embeddings\":64,\"beta_fast\":32,\"beta_slow\":1},"    \
-    "\"max_position_embeddings\":1024,\"index_n_heads\":12,\"index_head_dim\":32,\"index_topk\":5,\"hc_mult\":4,"   \
-    "\"hc_sinkhorn_iters\":20,\"hc_eps\":1e-6,\"n_routed_experts\":3,\"n_shared_experts\":1,"                       \
+#define V4_CONFIG                                                                                                     \
+    "{\"model_type\":\"deepseek_v4\",\"vocab_size\":48,\"hidden_size\":256,\"moe_intermediate_size\":512,"            \
+    "\"num_hidden_layers\":2,\"num_attention_heads\":4,\"num_key_value_heads\":1,\"head_dim\":64,"                    \
+    "\"qk_rope_head_dim\":16,\"q_lora_rank\":64,\"o_lora_rank\":96,\"o_groups\":2,\"sliding_window\":24,"             \
+    "\"compress_ratios\":[4,8],\"rope_theta\":1000.0,\"compress_rope_theta\":16000.0,\"rope_scaling\":{"              \
+    "\"type\":\"yarn\",\"factor\":16,\"original_max_position_embeddings\":64,\"beta_fast\":32,\"beta_slow\":1},"      \
+    "\"max_position_embeddings\":1024,\"index_n_heads\":12,\"index_head_dim\":32,\"index_topk\":5,\"hc_mult\":4,"     \
+    "\"hc_sinkhorn_iters\":20,\"hc_eps\":1e-6,\"n_routed_experts\":3,\"n_shared_experts\":1,"                         \
     "\"num_experts_per_tok\":2,\"num_hash_layers\":1,\"scoring_func\":\"sqrtsoftplus\",\"topk_method\":\"noaux_tc\"," \
-    "\"norm_topk_prob\":true,\"routed_scaling_factor\":1.5,\"swiglu_limit\":1.5,\"rms_norm_eps\":1e-6,"             \
+    "\"norm_topk_prob\":true,\"routed_scaling_factor\":1.5,\"swiglu_limit\":1.5,\"rms_norm_eps\":1e-6,"               \
     "\"hidden_act\":\"silu\",\"tie_word_embeddings\":false"
 
 /* The published layout, everything in F32. */
@@ -370,7 +370,8 @@ enum v4_names { V4_MLX_VLM, V4_MLX_LM, V4_MLX_OLD }; /* the last: what its maker
 /* The module and its ending; of experts without their number. */
 static inline void v4_mlx_name(char *out, size_t size, const struct v4_tensor *t, enum v4_names names)
 {
-    static const struct v4_swap stacks[] = {{".w1.", ".gate_proj."}, {".w2.", ".down_proj."}, {".w3.", ".up_proj."}, {0}};
+    static const struct v4_swap stacks[] = {
+        {".w1.", ".gate_proj."}, {".w2.", ".down_proj."}, {".w3.", ".up_proj."}, {0}};
     static const struct v4_swap mixers[] = {{"hc_attn_", "attn_hc."},
                                             {"hc_ffn_", "ffn_hc."},
                                             {"hc_head_", "hc_head."},
@@ -507,9 +508,9 @@ static inline void v4_write_mlx(struct v4_model *m, enum v4_names names)
             continue;
         used += (size_t)snprintf(config + used, sizeof config - used, ",\"%.*s\":", (int)(strlen(name) - 7), name);
         if (t->form > 0)
-            used += (size_t)snprintf(config + used, sizeof config - used,
-                                     "{\"group_size\":%d,\"bits\":%d,\"mode\":\"%s\"}", t->group, t->bits,
-                                     modes[t->form]);
+            used +=
+                (size_t)snprintf(config + used, sizeof config - used, "{\"group_size\":%d,\"bits\":%d,\"mode\":\"%s\"}",
+                                 t->group, t->bits, modes[t->form]);
         else
             used += (size_t)snprintf(config + used, sizeof config - used, "false");
         assert_true(used < sizeof config - 512);
@@ -523,37 +524,36 @@ static inline void v4_write_mlx(struct v4_model *m, enum v4_names names)
 
 static inline void v4_gguf_name(char *out, size_t size, const struct v4_tensor *t)
 {
-    static const struct v4_swap words[] = {
-        {"embed.", "token_embd."},
-        {"hc_head_", "output_hc_"},
-        {"hc_head", "output_hc"},
-        {"head.", "output."},
-        {"attn.compressor.wkv", "attn_compressor_kv"},
-        {"attn.compressor.wgate", "attn_compressor_gate"},
-        {"attn.compressor.", "attn_compressor_"},
-        {"attn.indexer.wq_b", "indexer.attn_q_b"},
-        {"attn.indexer.weights_proj", "indexer.proj"},
-        {"attn.indexer.compressor.wkv", "indexer_compressor_kv"},
-        {"attn.indexer.compressor.wgate", "indexer_compressor_gate"},
-        {"attn.indexer.compressor.", "indexer_compressor_"},
-        {"attn.wq_a", "attn_q_a"},
-        {"attn.wq_b", "attn_q_b"},
-        {"attn.q_norm", "attn_q_a_norm"},
-        {"attn.wkv", "attn_kv"},
-        {"attn.kv_norm", "attn_kv_a_norm"},
-        {"attn.attn_sink", "attn_sinks"},
-        {"attn.wo_a", "attn_output_a"},
-        {"attn.wo_b", "attn_output_b"},
-        {"ffn.gate.weight", "ffn_gate_inp.weight"},
-        {"ffn.gate.bias", "exp_probs_b.bias"},
-        {"ffn.gate.tid2eid", "ffn_gate_tid2eid"},
-        {"ffn.shared_experts.w1", "ffn_gate_shexp"},
-        {"ffn.shared_experts.w2", "ffn_down_shexp"},
-        {"ffn.shared_experts.w3", "ffn_up_shexp"},
-        {"ffn.experts.0.w1", "ffn_gate_exps"},
-        {"ffn.experts.0.w2", "ffn_down_exps"},
-        {"ffn.experts.0.w3", "ffn_up_exps"},
-        {0}};
+    static const struct v4_swap words[] = {{"embed.", "token_embd."},
+                                           {"hc_head_", "output_hc_"},
+                                           {"hc_head", "output_hc"},
+                                           {"head.", "output."},
+                                           {"attn.compressor.wkv", "attn_compressor_kv"},
+                                           {"attn.compressor.wgate", "attn_compressor_gate"},
+                                           {"attn.compressor.", "attn_compressor_"},
+                                           {"attn.indexer.wq_b", "indexer.attn_q_b"},
+                                           {"attn.indexer.weights_proj", "indexer.proj"},
+                                           {"attn.indexer.compressor.wkv", "indexer_compressor_kv"},
+                                           {"attn.indexer.compressor.wgate", "indexer_compressor_gate"},
+                                           {"attn.indexer.compressor.", "indexer_compressor_"},
+                                           {"attn.wq_a", "attn_q_a"},
+                                           {"attn.wq_b", "attn_q_b"},
+                                           {"attn.q_norm", "attn_q_a_norm"},
+                                           {"attn.wkv", "attn_kv"},
+                                           {"attn.kv_norm", "attn_kv_a_norm"},
+                                           {"attn.attn_sink", "attn_sinks"},
+                                           {"attn.wo_a", "attn_output_a"},
+                                           {"attn.wo_b", "attn_output_b"},
+                                           {"ffn.gate.weight", "ffn_gate_inp.weight"},
+                                           {"ffn.gate.bias", "exp_probs_b.bias"},
+                                           {"ffn.gate.tid2eid", "ffn_gate_tid2eid"},
+                                           {"ffn.shared_experts.w1", "ffn_gate_shexp"},
+                                           {"ffn.shared_experts.w2", "ffn_down_shexp"},
+                                           {"ffn.shared_experts.w3", "ffn_up_shexp"},
+                                           {"ffn.experts.0.w1", "ffn_gate_exps"},
+                                           {"ffn.experts.0.w2", "ffn_down_exps"},
+                                           {"ffn.experts.0.w3", "ffn_up_exps"},
+                                           {0}};
     char name[128];
     (void)snprintf(name, sizeof name, "%s", strcmp(t->name, "norm.weight") == 0 ? "output_norm.weight" : t->name);
     v4_swap(name, sizeof name, words);
@@ -637,8 +637,11 @@ static inline void v4_gguf_tensors(struct gguf_writer *w, struct v4_model *m)
         for (size_t k = 0; t->ids && k < v4_count(t); k++)
             ((int32_t *)p)[k] = (int32_t)t->v[k];
         v4_gguf_name(name, sizeof name, t);
-        gw_tensor(w, name, t->ids ? (uint32_t)TERN_I32 : (uint32_t)-t->form, flat ? 1 : experts ? 3 : 2, dims, p,
-                  bytes * (size_t)n);
+        gw_tensor(w, name, t->ids ? (uint32_t)TERN_I32 : (uint32_t)-t->form,
+                  flat      ? 1
+                  : experts ? 3
+                            : 2,
+                  dims, p, bytes * (size_t)n);
         free(p);
     }
 }
