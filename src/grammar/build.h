@@ -68,6 +68,7 @@ struct tern_grammar {
     json_t *names;                                      /* of rules, where the notation has names: name -> [rule, ..] */
     uint32_t any_value, any_object, string_char, blank; /* rules that front ends share, UINT32_MAX: not made */
     pthread_mutex_t lock;                               /* of the next */
+    bool dsml;                                          /* of calls that DeepSeek-V4 writes */
     struct tern_gr_follow *met;                         /* with the vocabulary that was used last; NULL: none */
 };
 
@@ -160,7 +161,8 @@ struct tern_gr_frag tern_gr_tools(tern_grammar *g, const json_t *tools, const st
 struct tern_gr_frag tern_gr_dsml_call(tern_grammar *g, const char *name, json_t *parameters);
 struct tern_gr_frag tern_gr_dsml_block(tern_grammar *g, uint32_t call, bool several);
 struct tern_gr_frag tern_gr_dsml_behind(tern_grammar *g, uint32_t call, bool several);
-#define TERN_GR_DSML "｜DSML｜"
+#define TERN_GR_DSML      "｜DSML｜"
+#define TERN_GR_DSML_SIGN 0xFF5C /* ｜ */
 
 /* ---- the end ----------------------------------------------------------------------------------------------------- */
 

@@ -33,7 +33,7 @@ static struct tern_gr_frag counted(struct schema *s, const json_t *v)
     const uint32_t min = tern_schema_count(s, v, "minLength", 0),
                    max = tern_schema_count(s, v, "maxLength", TERN_GR_NO_END);
     tern_gr_chars_add(g, &c, 0, 0);
-    tern_gr_chars_add(g, &c, 0xFF5C, 0xFF5C);
+    tern_gr_chars_add(g, &c, TERN_GR_DSML_SIGN, TERN_GR_DSML_SIGN);
     tern_gr_chars_not(g, &c);
     struct tern_gr_frag one = tern_gr_char(g, &c);
     tern_gr_chars_clear(&c);

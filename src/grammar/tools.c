@@ -126,6 +126,7 @@ struct tern_gr_frag tern_gr_tools(tern_grammar *g, const json_t *tools, const st
 {
     if (!json_is_array(tools))
         (void)tern_gr_fail(g, TERN_EINVAL, "the tools must be a list");
+    g->dsml = c->dsml;
     uint32_t call = any_call(g, tools, c);
     if (!c->dsml && !*c->open && !c->required && !c->otherwise)
         (void)tern_gr_fail(g, TERN_EUNSUPPORTED,
