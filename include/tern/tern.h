@@ -262,6 +262,7 @@ TERN_API int tern_kv_plan_new(tern_kv_plan **out, const tern_model *m, const cha
 TERN_API void tern_kv_plan_free(tern_kv_plan *p);
 TERN_API int tern_kv_plan_rows(const tern_kv_plan *p);
 TERN_API void tern_kv_plan_row(const tern_kv_plan *p, int layer, tern_kv_row *out); /* strings: view until free */
+TERN_API int tern_kv_row_tokens(const tern_kv_row *r, int tokens); /* how many of so many a layer keeps */
 
 /* What the user should know about the plan, a sentence without its end: an item of the text that changes nothing, a
  * sidecar that cannot be used.  NULL behind the last one; views until free.  Strict plans have none, they fail. */

@@ -170,7 +170,12 @@ static int dispatch(int argc, char **argv, const char **hint, tern_error *err)
     if (rc < 0)
         return rc == TERN_EINVAL ? TERN_CLI_USAGE : rc;
     tern_outfile_force(a.v[TERN_OPT_FORCE].n > 0);
-    rc = a.v[TERN_OPT_HELP].n ? print_help(c, err) : command_fns[c->id](&a, err);
+    if (a.v[TERN_OPT_HELP].n)
+        rc = print_help(c, err);
+    else if (a.v[TERN_OPT_EXACT].n && a.v[TERN_OPT_DECODE_BITS].n)
+        rc = tern_cli_usage(err, "--decode-bits and --exact exclude each other: exact steps compute in 32 bits");
+    else
+        rc = command_fns[c->id](&a, err);
     tern_args_clear(&a);
     return rc;
 }

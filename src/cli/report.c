@@ -70,7 +70,7 @@ void tern_plan_total(const tern_kv_plan *p, int ctx, double *bytes, double *f16_
     for (int i = 0; i < tern_kv_plan_rows(p); i++) {
         tern_kv_row r;
         tern_kv_plan_row(p, i, &r);
-        int tokens = r.window && r.window + r.first < ctx ? r.window + r.first : ctx;
+        const int tokens = tern_kv_row_tokens(&r, ctx);
         *bytes += r.bytes_per_token * tokens;
         *f16_bytes += r.f16_bytes_per_token * tokens;
     }

@@ -53,7 +53,7 @@ static int measure_bytes(struct fit *f, int step, bool value, tern_error *err)
         tern_kv_plan_row(plan, s->layer, &r);
         if (s->value != value || strcmp(value ? r.v : r.k, scheme) != 0)
             continue;
-        int tokens = r.window && r.window + r.first < f->p->ctx ? r.window + r.first : f->p->ctx;
+        const int tokens = tern_kv_row_tokens(&r, f->p->ctx);
         double other = 2.0 * r.n_heads * (value ? r.dim_k : r.dim_v);
         s->bytes[step] = (r.bytes_per_token - other) * tokens;
     }

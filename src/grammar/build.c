@@ -1,10 +1,12 @@
 /* Pieces of grammars. */
 #include "grammar/build.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include "base/clock.h"
 #include "base/mem.h"
+#include "base/utf8.h"
 
 int tern_gr_fail(tern_grammar *g, int code, const char *fmt, ...)
 {
@@ -207,17 +209,26 @@ static size_t matched(const char *mark, size_t n, unsigned char c)
 
 struct tern_gr_frag tern_gr_until(tern_grammar *g, const char *mark, bool ends)
 {
-    size_t n = strlen(mark);
+    return tern_gr_until_led(g, "", mark, ends);
+}
+
+struct tern_gr_frag tern_gr_until_led(tern_grammar *g, const char *lead, const char *mark, bool ends)
+{
+    char all[80];
+    const size_t n_lead = strlen(lead), n = n_lead + strlen(mark);
     uint32_t at[80], m = add_mark(g, mark);
-    if (n >= sizeof *g->marks)
-        return tern_gr_never(g);    /* add_mark has failed */
+    TERN_ASSERT(n_lead < sizeof all - sizeof *g->marks);
+    if (strlen(mark) >= sizeof *g->marks)
+        return tern_gr_never(g); /* add_mark has failed */
+    memcpy(all, lead, n_lead);
+    memcpy(all + n_lead, mark, strlen(mark));
     for (size_t i = 0; i <= n; i++) /* at[i]: so much of the mark is read */
         at[i] = add_node(g, TERN_GR_JUMP, 0, UINT32_MAX, 0);
     for (size_t i = 0; i < n && !tern_gr_failed(g); i++) {
         struct tern_gr_set to[80] = {0};
         for (int c = 0; c < 256; c++)
-            to[matched(mark, i, (unsigned char)c)].w[c / 64] |= (uint64_t)1 << (c % 64);
-        struct tern_gr_frag ways = with_end(g, TERN_GR_MARK, m, 0);
+            to[matched(all, i, (unsigned char)c)].w[c / 64] |= (uint64_t)1 << (c % 64);
+        struct tern_gr_frag ways = n_lead == 0 || i == n_lead ? with_end(g, TERN_GR_MARK, m, 0) : tern_gr_never(g);
         close_end(g, ways.last, at[n]);
         uint32_t first = ways.first;
         for (size_t k = 0; k <= i + 1; k++) {
@@ -229,6 +240,43 @@ struct tern_gr_frag tern_gr_until(tern_grammar *g, const char *mark, bool ends)
         }
         if (ends)
             first = add_node(g, TERN_GR_FORK, 0, add_node(g, TERN_GR_RETURN, 0, 0, 0), first);
+        close_end(g, at[i], first);
+    }
+    return (struct tern_gr_frag){at[0], at[n]};
+}
+
+struct tern_gr_frag tern_gr_chars_until(tern_grammar *g, const char *lead, const char *mark)
+{
+    char all[80];
+    uint32_t cps[80], at[80], m = add_mark(g, mark);
+    size_t n = 0, read = 0;
+    const int bytes = snprintf(all, sizeof all, "%s%s", lead, mark);
+    TERN_ASSERT(bytes > 0 && bytes < (int)sizeof all);
+    for (int k; read < (size_t)bytes; read += (size_t)k, n++) {
+        k = tern_utf8_decode(all + read, (size_t)bytes - read, &cps[n]);
+        TERN_ASSERT(k > 0 && (n == 0 || cps[n] != cps[0]));
+    }
+    for (size_t i = 0; i <= n; i++)
+        at[i] = add_node(g, TERN_GR_JUMP, 0, UINT32_MAX, 0);
+    for (size_t i = 0; i < n && !tern_gr_failed(g); i++) {
+        struct tern_gr_frag ways = i == strlen(lead) ? with_end(g, TERN_GR_MARK, m, 0) : tern_gr_never(g);
+        close_end(g, ways.last, at[n]);
+        uint32_t first = ways.first;
+        for (int k = 0; k < 3; k++) { /* the next sign, the first one, another */
+            struct tern_gr_chars c = {0};
+            if (k == 1 && i == 0)
+                continue;
+            tern_gr_chars_add(g, &c, cps[k == 0 ? i : 0], cps[k == 0 ? i : 0]);
+            if (k == 2) {
+                tern_gr_chars_add(g, &c, cps[i], cps[i]);
+                tern_gr_chars_add(g, &c, 0, 0);
+                tern_gr_chars_not(g, &c);
+            }
+            ways = tern_gr_char(g, &c);
+            tern_gr_chars_clear(&c);
+            close_end(g, ways.last, at[k == 0 ? i + 1 : k == 1 ? 1 : 0]);
+            first = add_node(g, TERN_GR_FORK, 0, ways.first, first);
+        }
         close_end(g, at[i], first);
     }
     return (struct tern_gr_frag){at[0], at[n]};

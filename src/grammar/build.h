@@ -68,6 +68,7 @@ struct tern_grammar {
     json_t *names;                                      /* of rules, where the notation has names: name -> [rule, ..] */
     uint32_t any_value, any_object, string_char, blank; /* rules that front ends share, UINT32_MAX: not made */
     pthread_mutex_t lock;                               /* of the next */
+    bool dsml;                                          /* of calls that DeepSeek-V4 writes */
     struct tern_gr_follow *met;                         /* with the vocabulary that was used last; NULL: none */
 };
 
@@ -94,6 +95,10 @@ struct tern_gr_frag tern_gr_text(tern_grammar *g, const char *s);
 struct tern_gr_frag tern_gr_mark(tern_grammar *g, const char *text);
 /* All up to the first mark, and the mark.  ends: or all of a text without one, behind which is no way but RETURN. */
 struct tern_gr_frag tern_gr_until(tern_grammar *g, const char *mark, bool ends);
+/* The same where the mark counts behind the text `lead` alone, which none of the mark's bytes begins. */
+struct tern_gr_frag tern_gr_until_led(tern_grammar *g, const char *lead, const char *mark, bool ends);
+/* A text of whole characters but NUL up to `lead` and the mark, and both.  Of these signs none is the first again. */
+struct tern_gr_frag tern_gr_chars_until(tern_grammar *g, const char *lead, const char *mark);
 /* One of these texts. */
 struct tern_gr_word {
     const char *p;
@@ -151,6 +156,13 @@ struct tern_gr_frag tern_gr_regex(tern_grammar *g, const char *p, size_t n, bool
 struct tern_gr_frag tern_gr_gbnf(tern_grammar *g, const char *p, size_t n);
 struct tern_gr_frag tern_gr_schema(tern_grammar *g, json_t *root);
 struct tern_gr_frag tern_gr_tools(tern_grammar *g, const json_t *tools, const struct tern_gr_calls *c);
+/* Calls of DeepSeek-V4 (dsml.c).  One call with its arguments, which `parameters` accepts (NULL: any); call, a rule
+ * that is one, once or `several` times within the marks of all; the same behind the opening one, "<" MARK. */
+struct tern_gr_frag tern_gr_dsml_call(tern_grammar *g, const char *name, json_t *parameters);
+struct tern_gr_frag tern_gr_dsml_block(tern_grammar *g, uint32_t call, bool several);
+struct tern_gr_frag tern_gr_dsml_behind(tern_grammar *g, uint32_t call, bool several);
+#define TERN_GR_DSML      "｜DSML｜"
+#define TERN_GR_DSML_SIGN 0xFF5C /* ｜ */
 
 /* ---- the end ----------------------------------------------------------------------------------------------------- */
 

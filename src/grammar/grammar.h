@@ -34,6 +34,7 @@ struct tern_gr_calls {
     bool required;         /* else text may stand in place of calls and before them */
     const char *otherwise; /* not NULL, and not required: a schema of what stands in place of calls */
     bool several;          /* more than one call may follow */
+    bool dsml;             /* as DeepSeek-V4 writes them (dsml.c): open, close and what is said of JSON do not count */
 };
 
 enum tern_gr_kind { TERN_GR_JSON, TERN_GR_SCHEMA, TERN_GR_REGEX, TERN_GR_GBNF, TERN_GR_CHOICE, TERN_GR_CALLS };

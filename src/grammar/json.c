@@ -74,6 +74,8 @@ struct tern_gr_frag tern_gr_json_char(tern_grammar *g)
         tern_gr_chars_add(g, &c, 0, 0x1F);
         tern_gr_chars_add(g, &c, '"', '"');
         tern_gr_chars_add(g, &c, '\\', '\\');
+        if (g->dsml) /* its marks begin with it, and end JSON too; \uFF5C is left */
+            tern_gr_chars_add(g, &c, TERN_GR_DSML_SIGN, TERN_GR_DSML_SIGN);
         tern_gr_chars_not(g, &c);
         struct tern_gr_frag plain = tern_gr_char(g, &c);
         tern_gr_chars_clear(&c);

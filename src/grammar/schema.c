@@ -508,8 +508,14 @@ struct tern_gr_frag tern_schema_value(struct schema *s, json_t *v)
 
 struct tern_gr_frag tern_gr_schema(tern_grammar *g, json_t *root)
 {
+    return tern_schema_read(g, root, tern_schema_value);
+}
+
+struct tern_gr_frag tern_schema_read(tern_grammar *g, json_t *root,
+                                     struct tern_gr_frag (*read)(struct schema *s, json_t *root))
+{
     struct schema s = {.g = g, .root = root, .rules = json_object(), .made = json_array(), .waiting = json_array()};
-    struct tern_gr_frag f = tern_schema_value(&s, root);
+    struct tern_gr_frag f = read(&s, root);
     for (size_t i = 0; i < json_array_size(s.waiting) && !tern_gr_failed(g); i++) {
         const char *ref = json_string_value(json_array_get(s.waiting, i));
         json_t *to = tern_schema_find(&s, ref);

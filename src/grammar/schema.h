@@ -29,6 +29,19 @@ struct tern_gr_frag tern_schema_string(struct schema *s, const json_t *v);
 struct tern_gr_frag tern_schema_number(struct schema *s, const json_t *v, bool integer);
 struct tern_gr_frag tern_schema_array(struct schema *s, const json_t *v);
 struct tern_gr_frag tern_schema_object(struct schema *s, const json_t *v);
+/* What `read` makes of a schema and what it refers to. */
+struct tern_gr_frag tern_schema_read(tern_grammar *g, json_t *root,
+                                     struct tern_gr_frag (*read)(struct schema *s, json_t *root));
+/* The regular expression of a format, between ^ and $; NULL: there is none of that name. */
+const char *tern_schema_format(const char *name);
+/* How members of an object are written. */
+struct tern_schema_style {
+    bool commas;                                                                  /* between them */
+    struct tern_gr_frag (*member)(struct schema *s, const char *name, json_t *v); /* v NULL: any value */
+    struct tern_gr_frag (*other)(struct schema *s, struct tern_gr_frag name, json_t *v);
+};
+/* The members of objects that v accepts, without anything around them. */
+struct tern_gr_frag tern_schema_members(struct schema *s, const json_t *v, const struct tern_schema_style *style);
 /* The same of a schema below this one, which messages call by its name there. */
 struct tern_gr_frag tern_schema_below(struct schema *s, json_t *v, const char *name);
 

@@ -76,6 +76,7 @@ struct member {
 
 struct object {
     struct schema *s;
+    const struct tern_schema_style *style;
     struct member *v;
     size_t n, cap;
     uint32_t other; /* rule of a further member, UINT32_MAX: there is none */
@@ -86,6 +87,26 @@ static struct tern_gr_frag pair(tern_grammar *g, struct tern_gr_frag name, struc
     struct tern_gr_frag colon = tern_gr_then(g, tern_gr_text(g, ":"), tern_gr_json_blank(g));
     return tern_gr_then(g, name, tern_gr_then(g, colon, value));
 }
+
+static struct tern_gr_frag json_member(struct schema *s, const char *name, json_t *v)
+{
+    char path[80];
+    json_t *quoted = json_string(name);
+    (void)snprintf(path, sizeof path, "properties/%.60s", name);
+    struct tern_gr_frag value = v ? tern_schema_below(s, v, path) : tern_gr_json_value(s->g);
+    struct tern_gr_frag f = pair(s->g, tern_gr_json_exactly(s->g, quoted), value);
+    json_decref(quoted);
+    return f;
+}
+
+static struct tern_gr_frag json_other(struct schema *s, struct tern_gr_frag name, json_t *v)
+{
+    tern_grammar *g = s->g;
+    name = tern_gr_then(g, tern_gr_text(g, "\""), tern_gr_then(g, name, tern_gr_text(g, "\"")));
+    return pair(g, name, v ? tern_schema_below(s, v, "additionalProperties") : tern_gr_json_value(g));
+}
+
+static const struct tern_schema_style json_style = {true, json_member, json_other};
 
 static void add_member(struct object *o, const char *name, json_t *schema, bool required)
 {
@@ -137,44 +158,47 @@ static void list_members(struct object *o, const json_t *v, json_t *required, js
 
 static void make_rules(struct object *o)
 {
-    tern_grammar *g = o->s->g;
-    for (size_t i = 0; i < o->n && !tern_gr_failed(g); i++) {
-        struct member *m = &o->v[i];
-        char path[80];
-        json_t *name = json_string(m->name);
-        (void)snprintf(path, sizeof path, "properties/%.60s", m->name);
-        struct tern_gr_frag value = m->schema ? tern_schema_below(o->s, m->schema, path) : tern_gr_json_value(g);
-        m->rule = tern_gr_rule(g, pair(g, tern_gr_json_exactly(g, name), value));
-        json_decref(name);
+    for (size_t i = 0; i < o->n && !tern_gr_failed(o->s->g); i++)
+        o->v[i].rule = tern_gr_rule(o->s->g, o->style->member(o->s, o->v[i].name, o->v[i].schema));
+}
+
+/* Names that are none of the n. */
+static struct tern_gr_frag names_but(struct schema *s, const char *const *v, size_t n_names)
+{
+    tern_grammar *g = s->g;
+    struct names n = {.g = g};
+    struct tern_gr_chars c = {0};
+    if (g->rc == 0)
+        g->rc = tern_alloc(&n.v, n_names + 1, sizeof *n.v, &g->err);
+    for (size_t i = 0; i < n_names && g->rc == 0; i++) {
+        n.v[i] = (struct tern_gr_word){v[i], strlen(v[i])};
+        if (n.v[i].n > MAX_NAME)
+            (void)tern_schema_refuse(
+                s, TERN_ELIMIT, "a name of more than %d bytes beside additionalProperties is not supported", MAX_NAME);
     }
+    if (g->rc == 0 && n_names)
+        qsort(n.v, n_names, sizeof *n.v, compare);
+    add_reserved(g, &c);
+    tern_gr_chars_not(g, &c);
+    n.any = tern_gr_rule(g, one(g, &c));
+    struct tern_gr_frag name =
+        n.v && n_names && g->rc == 0 ? other_than(&n, 0, n_names, 0) : tern_gr_repeat(g, n.any, 0, TERN_GR_NO_END);
+    tern_free(n.v);
+    return name;
 }
 
 /* rest: the schema of members that are not named; NULL: any value. */
 static void make_other(struct object *o, json_t *rest)
 {
     tern_grammar *g = o->s->g;
-    struct names n = {.g = g};
-    struct tern_gr_chars c = {0};
+    const char **v = NULL;
     if (g->rc == 0)
-        g->rc = tern_alloc(&n.v, o->n + 1, sizeof *n.v, &g->err);
-    for (size_t i = 0; i < o->n && g->rc == 0; i++) {
-        n.v[i] = (struct tern_gr_word){o->v[i].name, strlen(o->v[i].name)};
-        if (n.v[i].n > MAX_NAME)
-            (void)tern_schema_refuse(o->s, TERN_ELIMIT,
-                                     "a name of more than %d bytes beside additionalProperties is not supported",
-                                     MAX_NAME);
-    }
-    if (g->rc == 0 && o->n)
-        qsort(n.v, o->n, sizeof *n.v, compare);
-    add_reserved(g, &c);
-    tern_gr_chars_not(g, &c);
-    n.any = tern_gr_rule(g, one(g, &c));
-    struct tern_gr_frag name =
-        n.v && o->n && g->rc == 0 ? other_than(&n, 0, o->n, 0) : tern_gr_repeat(g, n.any, 0, TERN_GR_NO_END);
-    name = tern_gr_then(g, tern_gr_text(g, "\""), tern_gr_then(g, name, tern_gr_text(g, "\"")));
-    struct tern_gr_frag value = rest ? tern_schema_below(o->s, rest, "additionalProperties") : tern_gr_json_value(g);
-    o->other = tern_gr_rule(g, pair(g, name, value));
-    tern_free(n.v);
+        g->rc = tern_alloc(&v, o->n + 1, sizeof *v, &g->err);
+    for (size_t i = 0; i < o->n && g->rc == 0; i++)
+        v[i] = o->v[i].name;
+    struct tern_gr_frag name = g->rc == 0 ? names_but(o->s, v, o->n) : (struct tern_gr_frag){0};
+    o->other = tern_gr_rule(g, o->style->other(o->s, name, rest));
+    tern_free(v);
 }
 
 static struct tern_gr_frag comma(tern_grammar *g, bool wanted)
@@ -182,8 +206,8 @@ static struct tern_gr_frag comma(tern_grammar *g, bool wanted)
     return wanted ? tern_gr_then(g, tern_gr_text(g, ","), tern_gr_json_blank(g)) : tern_gr_empty(g);
 }
 
-/* What may stand between the braces.  From the end on: ways[h] is what follows member i, where h tells whether a member
- * stands before it. */
+/* What may stand between the braces, without blanks.  From the end on: ways[h] is what follows member i, where h tells
+ * whether a member stands before it. */
 static struct tern_gr_frag members(struct object *o)
 {
     tern_grammar *g = o->s->g;
@@ -191,8 +215,8 @@ static struct tern_gr_frag members(struct object *o)
     for (int h = 0; h < 2; h++) {
         struct tern_gr_frag end = tern_gr_empty(g);
         if (o->other != UINT32_MAX) {
-            struct tern_gr_frag more = tern_gr_then(g, comma(g, true), tern_gr_call(g, o->other));
-            struct tern_gr_frag first = tern_gr_then(g, comma(g, h), tern_gr_call(g, o->other));
+            struct tern_gr_frag more = tern_gr_then(g, comma(g, o->style->commas), tern_gr_call(g, o->other));
+            struct tern_gr_frag first = tern_gr_then(g, comma(g, o->style->commas && h), tern_gr_call(g, o->other));
             end = tern_gr_maybe(g, tern_gr_then(g, first, tern_gr_times(g, more, 0, TERN_GR_NO_END)));
         }
         ways[h] = tern_gr_rule(g, end);
@@ -200,7 +224,7 @@ static struct tern_gr_frag members(struct object *o)
     for (size_t i = o->n; i-- > 0 && !tern_gr_failed(g);) {
         uint32_t next[2];
         for (int h = 0; h < 2; h++) {
-            struct tern_gr_frag f = tern_gr_then(g, comma(g, h), tern_gr_call(g, o->v[i].rule));
+            struct tern_gr_frag f = tern_gr_then(g, comma(g, o->style->commas && h), tern_gr_call(g, o->v[i].rule));
             f = tern_gr_then(g, f, tern_gr_call(g, ways[1]));
             next[h] = tern_gr_rule(g, o->v[i].required ? f : tern_gr_or(g, f, tern_gr_call(g, ways[h])));
         }
@@ -209,22 +233,29 @@ static struct tern_gr_frag members(struct object *o)
     return tern_gr_call(g, ways[0]);
 }
 
-struct tern_gr_frag tern_schema_object(struct schema *s, const json_t *v)
+struct tern_gr_frag tern_schema_members(struct schema *s, const json_t *v, const struct tern_schema_style *style)
 {
-    tern_grammar *g = s->g;
     json_t *rest = json_object_get(v, "additionalProperties");
-    struct object o = {.s = s, .other = UINT32_MAX};
-    if (!rest && !json_object_get(v, "properties") && !json_object_get(v, "required"))
-        return tern_gr_json_object(g);
+    struct object o = {.s = s, .style = style, .other = UINT32_MAX};
     json_t *required = required_names(s, v);
     list_members(&o, v, required, rest);
     make_rules(&o);
     /* Without a word on further members any may come; a model that is not asked for them is not to invent some. */
     if (rest && !json_is_false(rest))
         make_other(&o, rest);
-    struct tern_gr_frag all =
-        tern_gr_then(g, tern_gr_json_blank(g), tern_gr_then(g, members(&o), tern_gr_json_blank(g)));
+    struct tern_gr_frag all = members(&o);
     tern_free(o.v);
     json_decref(required);
+    return all;
+}
+
+struct tern_gr_frag tern_schema_object(struct schema *s, const json_t *v)
+{
+    tern_grammar *g = s->g;
+    if (!json_object_get(v, "additionalProperties") && !json_object_get(v, "properties") &&
+        !json_object_get(v, "required"))
+        return tern_gr_json_object(g);
+    struct tern_gr_frag all = tern_schema_members(s, v, &json_style);
+    all = tern_gr_then(g, tern_gr_json_blank(g), tern_gr_then(g, all, tern_gr_json_blank(g)));
     return tern_gr_then(g, tern_gr_text(g, "{"), tern_gr_then(g, all, tern_gr_text(g, "}")));
 }

@@ -30,12 +30,19 @@ static struct tern_gr_frag quoted(tern_grammar *g, struct tern_gr_frag f)
     return tern_gr_then(g, tern_gr_text(g, "\""), tern_gr_then(g, f, tern_gr_text(g, "\"")));
 }
 
-static struct tern_gr_frag formatted(struct schema *s, const json_t *format)
+const char *tern_schema_format(const char *name)
 {
-    const char *name = json_string_value(format);
     for (size_t i = 0; name && i < sizeof formats / sizeof *formats; i++)
         if (strcmp(formats[i][0], name) == 0)
-            return quoted(s->g, tern_gr_regex(s->g, formats[i][1], strlen(formats[i][1]), true));
+            return formats[i][1];
+    return NULL;
+}
+
+static struct tern_gr_frag formatted(struct schema *s, const json_t *format)
+{
+    const char *name = json_string_value(format), *pattern = tern_schema_format(name);
+    if (pattern)
+        return quoted(s->g, tern_gr_regex(s->g, pattern, strlen(pattern), true));
     return tern_schema_refuse(s, TERN_EUNSUPPORTED, "the format \"%.40s\" is not supported", name ? name : "");
 }
 

@@ -8,19 +8,19 @@ static const json_t *function_of(const json_t *tool)
     return json_is_object(f) ? f : tool;
 }
 
-/* The arguments of a function: what its schema says, or any object. */
-static struct tern_gr_frag arguments(tern_grammar *g, const json_t *fn, const char *name, bool by_schema)
+/* The arguments of a function: what its schema says, or any object.  dsml: a whole call with them. */
+static struct tern_gr_frag arguments(tern_grammar *g, const json_t *fn, const char *name, bool by_schema, bool dsml)
 {
     json_t *schema = json_object_get(fn, "parameters");
     const char *type = json_string_value(json_object_get(schema, "type"));
     bool object = (type && strcmp(type, "object") == 0) || (!type && json_object_get(schema, "properties"));
     if (!by_schema || !schema || json_is_null(schema) || (json_is_object(schema) && json_object_size(schema) == 0))
-        return tern_gr_json_object(g);
+        return dsml ? tern_gr_dsml_call(g, name, NULL) : tern_gr_json_object(g);
     if (!object)
         (void)tern_gr_fail(g, TERN_EUNSUPPORTED, "tool \"%.60s\": its parameters are not of type object", name);
     if (tern_gr_failed(g))
         return (struct tern_gr_frag){0};
-    struct tern_gr_frag f = tern_gr_schema(g, schema);
+    struct tern_gr_frag f = dsml ? tern_gr_dsml_call(g, name, schema) : tern_gr_schema(g, schema);
     if (tern_gr_failed(g)) {
         char why[sizeof g->err.msg];
         memcpy(why, g->err.msg, sizeof why);
@@ -44,7 +44,9 @@ static struct tern_gr_frag one_call(tern_grammar *g, const json_t *fn, const str
         (void)tern_gr_fail(g, TERN_EINVAL, "a tool has no name, or one of more than 256 bytes");
     if (tern_gr_failed(g))
         return (struct tern_gr_frag){0};
-    struct tern_gr_frag args = arguments(g, fn, name, strict || c->required);
+    struct tern_gr_frag args = arguments(g, fn, name, strict || c->required, c->dsml);
+    if (c->dsml)
+        return args;
     if (c->tag)
         return tern_gr_then(g, tern_gr_text(g, name), tern_gr_then(g, tern_gr_text(g, c->tag), args));
     struct tern_gr_frag f = tern_gr_then(g, tern_gr_text(g, "{"), tern_gr_json_blank(g));
@@ -98,6 +100,8 @@ static struct tern_gr_frag inside(tern_grammar *g, uint32_t call, const struct t
 /* Calls, and nothing beside them. */
 static struct tern_gr_frag calls_alone(tern_grammar *g, uint32_t call, const struct tern_gr_calls *c)
 {
+    if (c->dsml)
+        return tern_gr_dsml_block(g, call, c->several);
     if (!*c->open)
         return tern_gr_call(g, call);
     struct tern_gr_frag f = tern_gr_then(g, tern_gr_mark(g, c->open), inside(g, call, c)), more;
@@ -122,8 +126,9 @@ struct tern_gr_frag tern_gr_tools(tern_grammar *g, const json_t *tools, const st
 {
     if (!json_is_array(tools))
         (void)tern_gr_fail(g, TERN_EINVAL, "the tools must be a list");
+    g->dsml = c->dsml;
     uint32_t call = any_call(g, tools, c);
-    if (!*c->open && !c->required && !c->otherwise)
+    if (!c->dsml && !*c->open && !c->required && !c->otherwise)
         (void)tern_gr_fail(g, TERN_EUNSUPPORTED,
                            "\"strict\" is supported in this model's format of calls only where a call is required");
     if (tern_gr_failed(g))
@@ -132,6 +137,8 @@ struct tern_gr_frag tern_gr_tools(tern_grammar *g, const json_t *tools, const st
         return calls_alone(g, call, c);
     if (c->otherwise)
         return tern_gr_or(g, calls_alone(g, call, c), by_schema(g, c->otherwise));
+    if (c->dsml) /* behind calls a reply ends */
+        return tern_gr_dsml_behind(g, call, c->several);
     /* Text, and calls in it: after each the same again, or the end. */
     uint32_t text = tern_gr_declare(g);
     struct tern_gr_frag f = tern_gr_then(g, tern_gr_until(g, c->open, true), inside(g, call, c));

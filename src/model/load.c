@@ -1,7 +1,6 @@
 /* From file to memory: every tensor the architecture lists is found, its shape checked, and packed. */
 #include "model/arch/arch.h"
 
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -365,64 +364,6 @@ static int pack_matrix(const struct loader *ld, const struct tern_weight_place *
     return rc == 0 ? 0 : tern_err_set(err, rc, "%s: %s", tern_file_path(ld->f), e.msg);
 }
 
-/* Whole numbers of either size, which tell experts: each row of them different ones. */
-static int read_ids(const struct tern_weight_place *p, float *dst, tern_error *err)
-{
-    const bool wide = p->t->type == TERN_I64;
-    if (!wide && p->t->type != TERN_I32)
-        return tern_err_set(err, TERN_EFORMAT, "its elements are %s, not whole numbers", tern_type_name(p->t->type));
-    for (int i = 0; i < p->n; i++) {
-        int64_t id = 0;
-        int32_t id32;
-        memcpy(wide ? (void *)&id : (void *)&id32, (const char *)p->src.data + (size_t)i * (wide ? 8 : 4),
-               wide ? 8 : 4);
-        id = wide ? id : id32;
-        if (id < 0 || id >= p->ids)
-            return tern_err_set(err, TERN_EFORMAT, "element %d is expert %lld, and there are %d", i, (long long)id,
-                                p->ids);
-        for (int j = i / p->ids_row * p->ids_row; j < i; j++)
-            if ((int64_t)dst[j] == id)
-                return tern_err_set(err, TERN_EFORMAT, "token %d has expert %lld twice", i / p->ids_row, (long long)id);
-        dst[i] = (float)id;
-    }
-    return 0;
-}
-
-static int read_vector(const struct loader *ld, const struct tern_weight_place *p, float *dst, tern_error *err)
-{
-    int rc = 0;
-    tern_error e = {0};
-    const int columns = p->columns, rows = p->n / columns;
-    float *as_read = dst;
-    if (columns > 1)
-        TERN_TRY(tern_alloc(&as_read, (size_t)p->n, sizeof *as_read, err));
-    if (p->ids)
-        rc = read_ids(p, as_read, &e);
-    else
-        rc = tern_dequantize(as_read, p->t->type, p->src.data, (size_t)p->n, &e);
-    if (rc < 0)
-        TERN_FAIL(err, rc, "%s: tensor \"%s\": %s", tern_file_path(ld->f), p->t->source, e.msg);
-    for (int i = 0; columns > 1 && i < p->n; i++)
-        dst[(size_t)(i % columns) * (size_t)rows + (size_t)(i / columns)] = as_read[i];
-    for (int i = 0; i < p->n; i++)
-        dst[i] = p->t->minus_exp ? -expf(dst[i]) : dst[i] + p->t->add;
-out:
-    if (as_read != dst)
-        tern_free(as_read);
-    return rc;
-}
-
-/* path, at: where x lies, for messages */
-static int check_vector(const struct tern_weight_place *p, const float *x, const char *path, uint64_t at,
-                        tern_error *err)
-{
-    for (size_t i = 0; i < (size_t)p->n; i++)
-        if (!isfinite(x[i]))
-            return tern_err_set(err, TERN_EFORMAT, "%s: tensor \"%s\" at byte %llu: element %zu is not a finite number",
-                                path, p->t->source, (unsigned long long)at, i);
-    return 0;
-}
-
 /* Says where the model's tensors lie. */
 static void bind_all(const struct loader *ld)
 {
@@ -440,8 +381,8 @@ static int load_vector(const struct loader *ld, const struct tern_weight_place *
     int rc = 0;
     float *x = NULL;
     TERN_TRY(tern_alloc(&x, (size_t)p->n, sizeof *x, err));
-    TERN_TRY(read_vector(ld, p, x, err));
-    TERN_TRY(check_vector(p, x, tern_file_path(ld->f), p->t->file_offset, err));
+    TERN_TRY(tern_vector_read(p, x, tern_file_path(ld->f), err));
+    TERN_TRY(tern_vector_check(p, x, tern_file_path(ld->f), p->t->file_offset, err));
     ld->dev->ops->copy_in(ld->dev, ld->net->memory, p->offset, x, (size_t)p->n * sizeof *x);
 out:
     tern_free(x);
@@ -533,7 +474,8 @@ static int use_packed(struct loader *ld, const uint8_t *data, const char *path, 
         const struct tern_weight_place *p = &ld->places[i];
         const uint8_t *x = data + p->offset;
         if (p->vector)
-            TERN_TRY(check_vector(p, (const float *)(const void *)x, path, (uint64_t)(x - ld->net->packed.p), err));
+            TERN_TRY(
+                tern_vector_check(p, (const float *)(const void *)x, path, (uint64_t)(x - ld->net->packed.p), err));
     }
     TERN_TRY(ld->dev->ops->adopt(ld->dev, &ld->net->memory, data, ld->total, err));
     bind_all(ld);

@@ -32,6 +32,12 @@ struct tern_weight_block {
     bool lean;         /* not all experts stay in memory (resident.h) */
 };
 
+/* load_vector.c: the p->n numbers of a place that is a vector, in the order of the layers' use; those that lie at `at`
+ * of a file, which must all be finite.  path: for messages. */
+int tern_vector_read(const struct tern_weight_place *p, float *dst, const char *path, tern_error *err);
+int tern_vector_check(const struct tern_weight_place *p, const float *x, const char *path, uint64_t at,
+                      tern_error *err);
+
 /* derive.c: of weights that are in memory; the digest of the file as it lies. */
 int tern_load_ropes(struct tern_net *net, const struct tern_file *f, tern_error *err);
 int tern_load_scales(struct tern_net *net, tern_error *err);

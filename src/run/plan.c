@@ -192,6 +192,11 @@ void tern_kv_plan_row(const tern_kv_plan *p, int layer, tern_kv_row *out)
                          .reason = rows->why_raw ? rows->why_raw : l->why_raw};
 }
 
+int tern_kv_row_tokens(const tern_kv_row *r, int tokens)
+{
+    return r->window && r->window + r->first < tokens ? r->window + r->first : tokens;
+}
+
 const char *tern_kv_plan_note(const tern_kv_plan *p, int i)
 {
     if (i < 0 || i > p->layout->n_notes)

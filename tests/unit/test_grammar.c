@@ -694,7 +694,8 @@ static void test_calls(void **state)
     static const char add[] = "<tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": 1}}\n</tool_call>",
                       now[] = "<tool_call>{\"name\":\"now\",\"arguments\":{\"z\":[]}}</tool_call>",
                       bad[] = "<tool_call>{\"name\":\"add\",\"arguments\":{\"b\":1}}</tool_call>";
-    struct tern_gr_calls c = {"<tool_call>", "</tool_call>", false, "name", "arguments", NULL, NULL, true, NULL, false};
+    struct tern_gr_calls c = {"<tool_call>", "</tool_call>", false, "name", "arguments", NULL,
+                              NULL,          true,           NULL,  false,  false};
     char two[256];
     (void)snprintf(two, sizeof two, "%s\n%s", add, now);
     assert_int_equal(fit_with(NULL, &c, tools, add), TERN_GRAMMAR_WHOLE);
@@ -718,14 +719,14 @@ static void test_calls(void **state)
     assert_int_equal(fit_with(NULL, &c, tools, "[null]"), TERN_GRAMMAR_WHOLE);
     assert_int_equal(fit_with(NULL, &c, tools, add), TERN_GRAMMAR_WHOLE);
     assert_int_equal(fit_with(NULL, &c, tools, "Hi"), TERN_GRAMMAR_NOT);
-    struct tern_gr_calls list = {"[TOOL_CALLS]", "", true, "name", "arguments", NULL, NULL, true, NULL, true};
+    struct tern_gr_calls list = {"[TOOL_CALLS]", "", true, "name", "arguments", NULL, NULL, true, NULL, true, false};
     assert_int_equal(
         fit_with(NULL, &list, tools,
                  "[TOOL_CALLS][{\"name\": \"now\", \"arguments\": {}}, {\"name\":\"add\",\"arguments\":{\"a\":2}}]"),
         TERN_GRAMMAR_WHOLE);
-    struct tern_gr_calls tagged = {"<function=", "</function>", false, NULL, NULL, ">", NULL, true, NULL, false};
+    struct tern_gr_calls tagged = {"<function=", "</function>", false, NULL, NULL, ">", NULL, true, NULL, false, false};
     assert_int_equal(fit_with(NULL, &tagged, tools, "<function=add>{\"a\":7}</function>"), TERN_GRAMMAR_WHOLE);
-    struct tern_gr_calls bare = {"", "", false, "name", "parameters", NULL, NULL, true, NULL, false};
+    struct tern_gr_calls bare = {"", "", false, "name", "parameters", NULL, NULL, true, NULL, false, false};
     assert_int_equal(fit_with(NULL, &bare, tools, "{\"name\": \"add\", \"parameters\": {\"a\":7}}"),
                      TERN_GRAMMAR_WHOLE);
 }

@@ -98,6 +98,7 @@ static int configure_layer(struct tern_desc *d, int i, int n, const struct sizes
                            tern_error *err)
 {
     int rc = 0;
+    char key[160];
     struct tern_layer_desc *l = &d->layers[i];
     struct tern_experts_desc *e = &l->experts;
     l->mixer = TERN_MIX_SPARSE;
@@ -110,6 +111,8 @@ static int configure_layer(struct tern_desc *d, int i, int n, const struct sizes
     l->sparse.index_dim = (int)v->index_dim;
     l->sparse.index_top = (int)v->top;
     l->sparse.grid = v->grid;
+    if (!tern_file_meta(f, key_of(key, "expert_gating_func"))) /* there is one router: some files do not name it */
+        e->router = TERN_ROUTE_SQRT_SOFTPLUS;
     if (l->ffn != TERN_FFN_EXPERTS || e->router != TERN_ROUTE_SQRT_SOFTPLUS)
         return tern_err_set(err, TERN_EUNSUPPORTED,
                             "%s: layer %d has no experts that the root of a softplus chooses (" ARCH

@@ -160,16 +160,21 @@ int tern_grammar_new_choice(tern_grammar **out, const char *text, size_t n, cons
 
 /* ---- calls ------------------------------------------------------------------------------------------------------- */
 
-/* Formats whose calls are JSON.  Others write values without quotes, or in another language. */
+/* Formats whose calls are JSON, and DeepSeek-V4's.  Others write values without quotes, or in another language. */
 static const struct {
     const char *name;
     bool list;
     const char *name_key, *args_key, *tag;
 } call_formats[] = {
-    {"hermes", false, "name", "arguments", NULL},      {"llama3", false, "name", "parameters", NULL},
-    {"mistral", true, "name", "arguments", NULL},      {"tool_calls", true, "name", "arguments", NULL},
-    {"toolcall", true, "name", "arguments", NULL},     {"granite", true, "name", "arguments", NULL},
-    {"cohere", true, "tool_name", "parameters", NULL}, {"function", false, NULL, NULL, ">"},
+    {"hermes", false, "name", "arguments", NULL},
+    {"llama3", false, "name", "parameters", NULL},
+    {"mistral", true, "name", "arguments", NULL},
+    {"tool_calls", true, "name", "arguments", NULL},
+    {"toolcall", true, "name", "arguments", NULL},
+    {"granite", true, "name", "arguments", NULL},
+    {"cohere", true, "tool_name", "parameters", NULL},
+    {"function", false, NULL, NULL, ">"},
+    {"dsml", false, NULL, NULL, NULL},
 };
 
 int tern_grammar_new_calls(tern_grammar **out, const char *tools, size_t n, const tern_grammar_calls *p,
@@ -202,7 +207,8 @@ int tern_grammar_new_calls(tern_grammar **out, const char *tools, size_t n, cons
                               .function = p->function,
                               .required = p->required,
                               .otherwise = p->otherwise,
-                              .several = p->several};
+                              .several = p->several,
+                              .dsml = strcmp(call_formats[i].name, "dsml") == 0};
     TERN_TRY(find_frame(reply, t, &frame, err));
     TERN_TRY(tern_known_compile(m->known, out, TERN_GR_CALLS, tools, n, &frame, &c, err));
 out:
