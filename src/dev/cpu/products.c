@@ -168,7 +168,7 @@ static void matmul_task(void *ctx, int task, int worker)
  * nobody waits for a last one.  Of floats FLOAT_PANELS, where there are as many for every thread: a panel is one chain
  * of sums there, and a single one would wait for each of them.  64 outputs for many rows.  Packed activations are read
  * once per PROMPT_PANELS panels, so there it should be as many as leave PROMPT_TASKS tasks to every thread. */
-#define TASK_BYTES    65536
+#define TASK_BYTES    (1 << 20)
 #define FLOAT_PANELS  4
 #define PROMPT_PANELS 16
 #define PROMPT_TASKS  3

@@ -9,9 +9,7 @@
 #include <string.h>
 
 #define MAX_ROWS 4
-#define AHEAD    8                         /* blocks of prefetch */
 #define VISIT    (TERN_SUPER / TERN_BLOCK) /* blocks that share the scales of the K kinds */
-#define STREAMS  4
 
 ALWAYS __m256i quad_of(const int8_t *q)
 {
@@ -96,6 +94,7 @@ ALWAYS void add_block(enum tern_scales scales, const struct tern_panel_view *v, 
 struct walk {
     size_t blocks, panel_bytes;
     int zero;
+    struct tern_ahead ahead;
 };
 
 /* One panel times `rows` activation rows: out[row][16].  Panels follow one another in memory, and one sequence is what
@@ -105,6 +104,7 @@ ALWAYS void panel_dots(enum tern_codes codes, enum tern_scales scales, float *ou
 {
     const size_t blocks = w->blocks, panel_bytes = w->panel_bytes;
     const int zero = w->zero;
+    const struct tern_ahead ahead = w->ahead;
     struct tern_q8_row x[MAX_ROWS]; /* a copy that stores to `out` cannot touch */
     __m256 acc[MAX_ROWS][2];
 #pragma GCC unroll 8
@@ -118,7 +118,7 @@ ALWAYS void panel_dots(enum tern_codes codes, enum tern_scales scales, float *ou
 #pragma GCC unroll 1
         for (size_t b = b0; b < b1; b++) {
             block_dot dot;
-            tern_prefetch_block(codes, scales, v, b, AHEAD, blocks, panel_bytes);
+            tern_prefetch_block(codes, scales, v, b, &ahead, blocks, panel_bytes);
             block_dots(codes, scales, v, b, x, rows, dot);
             add_block(scales, v, super, b, x, rows, zero, dot, acc);
         }
@@ -170,7 +170,7 @@ void tern_gemm_narrow_avx2(float *y, size_t y_stride, const struct tern_q8_row *
     struct tern_panel_layout l = tern_panel_layout(w);
     panel_fn *const *fns = panel_fns(w);
     float out[MAX_ROWS * TERN_PANEL] __attribute__((aligned(64)));
-    const struct walk walk = {(size_t)w->k / TERN_BLOCK, w->panel_bytes, w->zero};
+    const struct walk walk = {(size_t)w->k / TERN_BLOCK, w->panel_bytes, w->zero, tern_ahead_of(w)};
     for (int p = panel0; p < panel1; p++) {
         const struct tern_panel_view v = tern_panel_view(w, &l, p);
         const int n0 = p * TERN_PANEL, cols = w->n - n0 < TERN_PANEL ? w->n - n0 : TERN_PANEL;
