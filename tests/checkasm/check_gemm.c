@@ -246,7 +246,8 @@ static void narrow_oracle(const struct tern_packed *w, const struct tern_q8_row 
         units += (fabs(c) + abs(w->zero)) * fabs(q);
     }
     *out = sum;
-    *budget = mags * (w->k / 16 * (columns == 1 ? 3 : 4) + 4) * 0x1p-24 + 0x1p-149 * units; /* scales may be subnormal */
+    *budget =
+        mags * (w->k / 16 * (columns == 1 ? 3 : 4) + 4) * 0x1p-24 + 0x1p-149 * units; /* scales may be subnormal */
 }
 
 static void narrow_case(const struct format *f, struct shape s, enum check_fill kind, int extreme, int columns)
@@ -347,6 +348,15 @@ static double run_narrow(void *ctx)
     return (double)panels * (double)b->w.panel_bytes;
 }
 
+/* Any two rows are one of 16 bits. */
+static double run_narrow16(void *ctx)
+{
+    struct bench *b = ctx;
+    int panels = tern_k.mask ? b->panels : 4;
+    tern_k.gemm.narrow16(b->y, (size_t)b->w.n, b->rows, b->n_rows, &b->w, 0, panels);
+    return (double)panels * (double)b->w.panel_bytes;
+}
+
 static double run_wide(void *ctx)
 {
     struct bench *b = ctx;
@@ -385,6 +395,12 @@ static void bench_format(const struct format *f, uint8_t *data, struct bench *b,
     for (size_t i = 0; i < 3 && tern_codes_integer(f->kind.codes); i++) {
         b->n_rows = narrow_rows[i];
         snprintf(label, sizeof label, "gemm.narrow %s k=%d rows=%d", f->name, k, b->n_rows);
+        check_bench(&t);
+    }
+    t.fn = run_narrow16;
+    for (size_t i = 0; i < 2 && tern_codes_integer(f->kind.codes); i++) {
+        b->n_rows = narrow_rows[i];
+        snprintf(label, sizeof label, "gemm.narrow16 %s k=%d rows=%d", f->name, k, b->n_rows);
         check_bench(&t);
     }
     t.fn = run_wide_bytes;

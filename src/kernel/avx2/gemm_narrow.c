@@ -100,8 +100,9 @@ struct walk {
     struct tern_ahead ahead;
 };
 
-/* One panel times `rows` rows of x, out[row][16]: with two columns every other of them.  Panels follow one another in memory, and one sequence is what
- * the processors that stop at AVX2 read best: several side by side took 3 to 20 % longer. */
+/* One panel times `rows` rows of x, out[row][16]: with two columns every other of them.  Panels follow one another in
+ * memory, and one sequence is what the processors that stop at AVX2 read best: several side by side took 3 to 20 %
+ * longer. */
 ALWAYS void panel_dots(enum tern_codes codes, enum tern_scales scales, float *out, const struct tern_panel_view *v,
                        const struct walk *w, const struct tern_q8_row *rows_in, int rows, int columns)
 {
@@ -141,9 +142,9 @@ typedef void panel_fn(float *out, const struct tern_panel_view *v, const struct 
     {                                                                                                                \
         panel_dots(TERN_CODES_##c, TERN_SCALES_##s, out, v, w, x, n, columns);                                       \
     }
-#define KIND_FNS(c, s)                                                          \
-    ROWS_FN(c, s, 1, 1)                                                         \
-    ROWS_FN(c, s, 2, 1)                                                         \
+#define KIND_FNS(c, s)  \
+    ROWS_FN(c, s, 1, 1) \
+    ROWS_FN(c, s, 2, 1) \
     ROWS_FN(c, s, 3, 1) ROWS_FN(c, s, 4, 1) ROWS_FN(c, s, 2, 2) ROWS_FN(c, s, 4, 2)
 TERN_NARROW_KINDS(KIND_FNS)
 

@@ -166,34 +166,34 @@ ALWAYS void panel_dots(enum tern_codes codes, enum tern_scales scales, float *ou
 
 typedef void panel_fn(float *out, const struct tern_panel_view *v, const struct walk *w, const struct tern_q8_row *x);
 
-#define ROWS_FN(c, s, n, columns)                                                                                 \
+#define ROWS_FN(c, s, n, columns)                                                                                    \
     static void panel_##c##_##s##_##n##_##columns(float *out, const struct tern_panel_view *v, const struct walk *w, \
                                                   const struct tern_q8_row *x)                                       \
     {                                                                                                                \
         panel_dots(TERN_CODES_##c, TERN_SCALES_##s, out, v, w, x, n, columns);                                       \
     }
-#define KIND_FNS(c, s)   \
-    ROWS_FN(c, s, 1, 1)  \
-    ROWS_FN(c, s, 2, 1)  \
-    ROWS_FN(c, s, 3, 1)  \
-    ROWS_FN(c, s, 4, 1)  \
-    ROWS_FN(c, s, 5, 1)  \
-    ROWS_FN(c, s, 6, 1)  \
-    ROWS_FN(c, s, 7, 1)  \
-    ROWS_FN(c, s, 8, 1)  \
+#define KIND_FNS(c, s)  \
+    ROWS_FN(c, s, 1, 1) \
+    ROWS_FN(c, s, 2, 1) \
+    ROWS_FN(c, s, 3, 1) \
+    ROWS_FN(c, s, 4, 1) \
+    ROWS_FN(c, s, 5, 1) \
+    ROWS_FN(c, s, 6, 1) \
+    ROWS_FN(c, s, 7, 1) \
+    ROWS_FN(c, s, 8, 1) \
     ROWS_FN(c, s, 2, 2) ROWS_FN(c, s, 4, 2) ROWS_FN(c, s, 6, 2) ROWS_FN(c, s, 8, 2)
 TERN_NARROW_KINDS(KIND_FNS)
 
 /* By rows of one column, less 1; behind them by rows of two. */
 static panel_fn *const *panel_fns(const struct tern_packed *w, int columns)
 {
-#define KIND_ROW(c, s)                                                                                       \
-    if (w->codes == TERN_CODES_##c && w->scales == TERN_SCALES_##s) {                                        \
-        static panel_fn *const fns[] = {panel_##c##_##s##_1_1, panel_##c##_##s##_2_1, panel_##c##_##s##_3_1, \
-                                        panel_##c##_##s##_4_1, panel_##c##_##s##_5_1, panel_##c##_##s##_6_1, \
-                                        panel_##c##_##s##_7_1, panel_##c##_##s##_8_1, panel_##c##_##s##_2_2, \
+#define KIND_ROW(c, s)                                                                                        \
+    if (w->codes == TERN_CODES_##c && w->scales == TERN_SCALES_##s) {                                         \
+        static panel_fn *const fns[] = {panel_##c##_##s##_1_1, panel_##c##_##s##_2_1, panel_##c##_##s##_3_1,  \
+                                        panel_##c##_##s##_4_1, panel_##c##_##s##_5_1, panel_##c##_##s##_6_1,  \
+                                        panel_##c##_##s##_7_1, panel_##c##_##s##_8_1, panel_##c##_##s##_2_2,  \
                                         panel_##c##_##s##_4_2, panel_##c##_##s##_6_2, panel_##c##_##s##_8_2}; \
-        return fns + (columns == 2 ? MAX_ROWS : 0);                                                          \
+        return fns + (columns == 2 ? MAX_ROWS : 0);                                                           \
     }
     TERN_NARROW_KINDS(KIND_ROW)
     return NULL;

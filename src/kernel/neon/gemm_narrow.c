@@ -37,8 +37,8 @@ ALWAYS void add_block(enum tern_codes codes, enum tern_scales scales, const stru
             int32x4_t d[MAX_ROWS];
 #pragma GCC unroll 4
             for (int r = 0; r < rows; r++) /* the zero point of a row of 16 bits stands in its second column */
-                d[r] = vdupq_n_s32(tern_scales_zero(scales) && r % columns == columns - 1 ? -zero * isum[r + 1 - columns]
-                                                                                           : 0);
+                d[r] = vdupq_n_s32(
+                    tern_scales_zero(scales) && r % columns == columns - 1 ? -zero * isum[r + 1 - columns] : 0);
 #pragma GCC unroll 8
             for (int q = g * per_group; q < (g + 1) * per_group; q++) {
                 int8x16_t c = quad_codes(codes, table, block, q, h);
@@ -90,11 +90,11 @@ ALWAYS void panel_dots(enum tern_codes codes, enum tern_scales scales, float *ou
 typedef void panel_fn(float *out, const struct tern_panel_view *v, size_t blocks, int zero,
                       const struct tern_q8_row *x);
 
-#define ROWS_FN(c, s, n, columns)                                                                                       \
-    static void panel_##c##_##s##_##n##_##columns(float *out, const struct tern_panel_view *v, size_t blocks, int zero, \
-                                                  const struct tern_q8_row *x)                                          \
-    {                                                                                                                   \
-        panel_dots(TERN_CODES_##c, TERN_SCALES_##s, out, v, blocks, zero, x, n, columns);                               \
+#define ROWS_FN(c, s, n, columns)                                                                             \
+    static void panel_##c##_##s##_##n##_##columns(float *out, const struct tern_panel_view *v, size_t blocks, \
+                                                  int zero, const struct tern_q8_row *x)                      \
+    {                                                                                                         \
+        panel_dots(TERN_CODES_##c, TERN_SCALES_##s, out, v, blocks, zero, x, n, columns);                     \
     }
 #define KIND_FNS(c, s)  \
     ROWS_FN(c, s, 1, 1) \

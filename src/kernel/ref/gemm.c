@@ -98,7 +98,8 @@ static float narrow_at(const struct tern_packed *w, const struct tern_panel_view
         const uint8_t *block = v->codes + (size_t)(i0 / TERN_BLOCK) * unit;
         int32_t dot = 0, isum = 0;
         for (int i = i0; i < i0 + group; i++)
-            dot += tern_block_code(w->codes, v->table, block, i % TERN_BLOCK, j) * (low ? 256 * x->q[i] + low[i] : x->q[i]);
+            dot += tern_block_code(w->codes, v->table, block, i % TERN_BLOCK, j) *
+                   (low ? 256 * x->q[i] + low[i] : x->q[i]);
         for (int h = i0 / 16; h < (i0 + group) / 16; h++)
             isum += x->sum16[h];
         float sw, mw, sx = x->scale[i0 / TERN_BLOCK];
