@@ -99,16 +99,21 @@ void tern_discard(void *p, size_t bytes)
         (void)madvise((void *)lo, hi - lo, MADV_DONTNEED);
 }
 
-uint64_t tern_mem_read(const void *p, size_t bytes)
+/* 64 bytes of each of so many streams in turn, `ahead` bytes of them asked for; 0: left to the processor. */
+static inline __attribute__((always_inline)) uint64_t read_streams(const char *p, size_t bytes, size_t streams,
+                                                                   size_t ahead, bool first_cache)
 {
     typedef uint64_t u2 __attribute__((vector_size(16)));
-    size_t quarter = bytes / 256 * 64;
+    const size_t part = bytes / streams;
     u2 x = {0, 0};
-    for (size_t i = 0; i < quarter; i += 64) {
+    for (size_t i = 0; i < part; i += 64) {
 #pragma GCC unroll 4
-        for (size_t s = 0; s < 4; s++) {
-            const char *q = (const char *)p + s * quarter + i;
-            __builtin_prefetch(q + 1024);
+        for (size_t s = 0; s < streams; s++) {
+            const char *q = p + s * part + i;
+            if (ahead && first_cache)
+                __builtin_prefetch(q + ahead);
+            else if (ahead)
+                __builtin_prefetch(q + ahead, 0, 2);
 #pragma GCC unroll 4
             for (size_t j = 0; j < 4; j++) {
                 u2 v;
@@ -118,6 +123,21 @@ uint64_t tern_mem_read(const void *p, size_t bytes)
         }
     }
     return x[0] ^ x[1];
+}
+
+uint64_t tern_mem_read(const void *p, size_t bytes, int pattern)
+{
+    bytes = bytes / 256 * 256;
+    switch (pattern) {
+    case 0:
+        return read_streams(p, bytes, 4, 1024, true);
+    case 1:
+        return read_streams(p, bytes, 4, 2048, false);
+    case 2:
+        return read_streams(p, bytes, 1, 8192, false);
+    default:
+        return read_streams(p, bytes, 1, 0, false);
+    }
 }
 
 static size_t status_kib(const char *field)

@@ -43,9 +43,11 @@ void tern_release(void *p, size_t bytes);
 /* Gives the pages of [p, p+bytes) back to the system; the range reads as zero afterwards. */
 void tern_discard(void *p, size_t bytes);
 
-/* Reads the first bytes / 256 * 256 bytes of p in four prefetched streams, about the best that one thread gets out of
- * the memory system, and returns the xor of their words: the roof that kernels are measured against. */
-uint64_t tern_mem_read(const void *p, size_t bytes);
+/* Reads the first bytes / 256 * 256 bytes of p, and returns the xor of their words: the roof that kernels are measured
+ * against.  Which of the patterns, one or four streams that are asked for in the first or the second cache, gets most
+ * out of a memory system differs: try all. */
+#define TERN_READ_PATTERNS 4
+uint64_t tern_mem_read(const void *p, size_t bytes, int pattern);
 
 /* The least limit of memory that the cgroups named in `self` (a text as in /proc/self/cgroup) and those above them have
  * under `root` (/sys/fs/cgroup): version 2, and the memory controller of version 1.  SIZE_MAX: there is none. */

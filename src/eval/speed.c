@@ -11,11 +11,13 @@
 
 #define READ_BYTES ((size_t)256 << 20) /* above what most caches hold */
 #define READ_TASKS 4                   /* of each thread, so that one that wakes up late costs little */
+#define READ_TRIES 3                   /* of each pattern, to choose one */
 #define READ_UNIT  256                 /* tern_mem_read reads that many bytes at a time */
 
 struct tern_reader {
     uint8_t *p;
     size_t bytes;
+    uint8_t chosen[TERN_SPEED_MAX_THREADS + 1]; /* by threads: pattern + 1; 0: not tried */
 };
 
 int tern_reader_new(tern_reader **out, size_t bytes, tern_error *err)
@@ -49,22 +51,51 @@ void tern_reader_free(tern_reader *r)
 struct read_work {
     const uint8_t *p;
     size_t part;
+    int pattern;
 };
 
 static void read_task(void *ctx, int task, int worker)
 {
     const struct read_work *w = ctx;
     (void)worker;
-    (void)tern_mem_read(w->p + (size_t)task * w->part, w->part);
+    (void)tern_mem_read(w->p + (size_t)task * w->part, w->part, w->pattern);
 }
 
-double tern_reader_speed(const tern_reader *r, struct tern_pool *pool)
+static double pass(const tern_reader *r, struct tern_pool *pool, int pattern)
 {
     int tasks = tern_pool_threads(pool) * READ_TASKS;
-    struct read_work w = {r->p, r->bytes / (size_t)tasks / READ_UNIT * READ_UNIT};
+    struct read_work w = {r->p, r->bytes / (size_t)tasks / READ_UNIT * READ_UNIT, pattern};
     double start = tern_now();
     tern_pool_run(pool, read_task, &w, tasks);
     return (double)w.part * tasks / (tern_now() - start);
+}
+
+/* By medians of passes in turn: the best single one would be luck. */
+static int best_pattern(const tern_reader *r, struct tern_pool *pool)
+{
+    double speed[TERN_READ_PATTERNS][READ_TRIES], best = -1;
+    int chosen = 0;
+    for (int i = 0; i < READ_TRIES; i++)
+        for (int p = 0; p < TERN_READ_PATTERNS; p++)
+            speed[p][i] = pass(r, pool, p);
+    for (int p = 0; p < TERN_READ_PATTERNS; p++) {
+        tern_spread s;
+        if (tern_spread_of(&s, speed[p], READ_TRIES, NULL) == 0 && s.median > best) {
+            best = s.median;
+            chosen = p;
+        }
+    }
+    return chosen;
+}
+
+double tern_reader_speed(tern_reader *r, struct tern_pool *pool)
+{
+    const int threads = tern_pool_threads(pool);
+    if (threads > TERN_SPEED_MAX_THREADS)
+        return pass(r, pool, 0);
+    if (!r->chosen[threads])
+        r->chosen[threads] = (uint8_t)(best_pattern(r, pool) + 1);
+    return pass(r, pool, r->chosen[threads] - 1);
 }
 
 double tern_reader_pass(tern_reader *r, tern_engine *e)

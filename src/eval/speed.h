@@ -11,8 +11,9 @@
 #define TERN_SPEED_MAX_REPS    100000
 #define TERN_SPEED_MAX_THREADS 256
 
-/* Bytes per second of one pass over the reader's memory by the threads of the pool. */
-double tern_reader_speed(const tern_reader *r, struct tern_pool *pool);
+/* Bytes per second of one pass over the reader's memory by the threads of the pool, in the pattern that suits so many
+ * threads best: the first call tries all. */
+double tern_reader_speed(tern_reader *r, struct tern_pool *pool);
 
 /* What is left to do, for the caller's progress. */
 struct tern_turns {

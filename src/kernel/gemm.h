@@ -9,7 +9,8 @@
  *   int16   prompt rows on machines with VNNI and without tiles, unless f32 is asked for: see tern_prompt_kernels.
  *   bf16    prompt rows on machines with tiles, unless f32 is asked for: see tern_bf16_kernels.
  *   narrow  decode rows.  Activations quantised to int8 per 32; per block of 32 (16 where scales are that close) an
- *           exact integer dot, then one chain in f32 (see `narrow`).  All levels are bit-equal.
+ *           exact integer dot, then one chain in f32 (see `narrow`).  All levels are bit-equal.  Where 16 bits are
+ *           asked for, a row is two: see `narrow16`.
  * Floats (F32 F16 BF16 E4M3) have no integer form: their narrow product is the wide chain, for few rows without scratch
  * (kernel/gemm_few_impl.h). */
 #ifndef TERN_KERNEL_GEMM_H
@@ -139,6 +140,15 @@ struct tern_gemm_kernels {
      * Not for float codes. */
     void (*narrow)(float *y, size_t y_stride, const struct tern_q8_row *x, int n_rows, const struct tern_packed *w,
                    int panel0, int panel1);
+
+    /* As `quantize` with 16 bits, in two columns of bytes: scale = amax/32512; v = x * (32512/amax) rounded to nearest
+     * even; high = (v + 128) >> 8, low = max(v - 256*high, -127).  sum16: sums of 256*high + low. */
+    void (*quantize16)(int8_t *high, int8_t *low, float *scale, int32_t *sum16, const float *x, int k);
+
+    /* As `narrow` for rows of 16 bits, each two of x: high codes, scale and sum16 are those of the first, low codes the
+     * q of the second.  Weights' codes times 256*high + low are one exact integer dot, and isum is the sum of that. */
+    void (*narrow16)(float *y, size_t y_stride, const struct tern_q8_row *x, int n_rows, const struct tern_packed *w,
+                     int panel0, int panel1);
 
     /* The exactly dequantised row `row` of w into out[0..k): the weights that `wide` multiplies. */
     void (*row)(float *out, const struct tern_packed *w, int row);

@@ -146,37 +146,55 @@ static inline void tern_group_scale(enum tern_scales scales, const struct tern_p
     }
 }
 
-/* Asks for what block b + ahead of a panel will read.  Behind the last block comes the next panel of a sequence of
- * them, panel_bytes further on; asking beyond the matrix does no harm.  codes and scales are constants of the caller.
+/* How far ahead of itself a product asks for codes: panels (in bytes) and blocks. */
+struct tern_ahead {
+    size_t bytes, blocks;
+};
+
+#define TERN_AHEAD 8192 /* bytes of codes */
+
+static inline struct tern_ahead tern_ahead_of(const struct tern_packed *w)
+{
+    const size_t n = TERN_AHEAD / tern_codes_unit(w->codes), blocks = (size_t)w->k / TERN_BLOCK;
+    return (struct tern_ahead){n / blocks * w->panel_bytes, n % blocks};
+}
+
+/* Into the second-level cache.  A prefetch into the first one holds one of the few places that loads wait in, and where
+ * memory binds that is worse than none. */
+#define TERN_PREFETCH(p) __builtin_prefetch(p, 0, 2)
+
+/* Asks for what a product will read when it is `ahead` of block b of a panel.  Behind the last block comes the next
+ * panel, panel_bytes further on; asking beyond the matrix does no harm.  codes and scales are constants of the caller.
  */
 static inline __attribute__((always_inline)) void tern_prefetch_block(enum tern_codes codes, enum tern_scales scales,
                                                                       const struct tern_panel_view *v, size_t b,
-                                                                      size_t ahead, size_t blocks, size_t panel_bytes)
+                                                                      const struct tern_ahead *ahead, size_t blocks,
+                                                                      size_t panel_bytes)
 {
     const size_t unit = tern_codes_unit(codes);
-    size_t next = b + ahead, jump = 0;
+    size_t next = b + ahead->blocks, jump = ahead->bytes;
     if (next >= blocks) {
         next -= blocks;
-        jump = panel_bytes;
+        jump += panel_bytes;
     }
     const char *c = (const char *)v->codes + jump + next * unit;
 #pragma GCC unroll 8
     for (size_t line = 0; line < unit; line += 64)
-        __builtin_prefetch(c + line);
+        TERN_PREFETCH(c + line);
     const char *d = (const char *)v->d + jump, *m = (const char *)v->m + jump;
     size_t small = next * TERN_PANEL * (tern_scales_halves(scales) ? 2 : 1);
     if (scales == TERN_SCALES_F16 || scales == TERN_SCALES_F16M)
-        __builtin_prefetch(d + next * TERN_PANEL * 2);
+        TERN_PREFETCH(d + next * TERN_PANEL * 2);
     if (scales == TERN_SCALES_F16M)
-        __builtin_prefetch(m + next * TERN_PANEL * 2);
+        TERN_PREFETCH(m + next * TERN_PANEL * 2);
     if (scales == TERN_SCALES_K32)
-        __builtin_prefetch((const char *)v->b + jump + small);
+        TERN_PREFETCH((const char *)v->b + jump + small);
     if (tern_scales_super(scales))
-        __builtin_prefetch((const char *)v->a + jump + small);
+        TERN_PREFETCH((const char *)v->a + jump + small);
     if (scales >= TERN_SCALES_G16)
-        __builtin_prefetch(d + (2 * next >> v->shift) * TERN_PANEL * tern_number_bytes(v->d_type));
+        TERN_PREFETCH(d + (2 * next >> v->shift) * TERN_PANEL * tern_number_bytes(v->d_type));
     if (scales == TERN_SCALES_G32M)
-        __builtin_prefetch(m + (2 * next >> v->shift) * TERN_PANEL * tern_number_bytes(v->m_type));
+        TERN_PREFETCH(m + (2 * next >> v->shift) * TERN_PANEL * tern_number_bytes(v->m_type));
 }
 
 #endif

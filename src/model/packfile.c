@@ -219,7 +219,8 @@ struct tern_packfile {
     uint8_t *head, *chunk;
     XXH3_state_t *state;
     struct header h;
-    size_t n; /* tensors that are written */
+    size_t n;        /* tensors that are written */
+    size_t from, to; /* bytes of the block that wait in chunk, the place of each its own modulo CHUNK */
 };
 
 int tern_packfile_begin(struct tern_packfile **out, const struct tern_weight_block *b,
@@ -253,19 +254,43 @@ out:
     return rc;
 }
 
+/* Whole chunks go out at multiples of their size, however small tensors are: what is written at once is what the system
+ * keeps in one piece, and large pages need pieces of 2 MiB. */
+static int flush(struct tern_packfile *p, tern_error *err)
+{
+    const size_t from = p->from;
+    p->from = p->to;
+    if (from == p->to)
+        return 0;
+    return tern_outfile_write_at(&p->f, p->chunk + from % CHUNK, p->to - from, p->h.data_offset + from, err);
+}
+
+/* The next bytes of the block, at most up to the end of their chunk, from p->memory into it; between tensors lie
+ * zeros.  How many there are is returned. */
+static size_t gather(struct tern_packfile *p, size_t at, size_t n)
+{
+    const size_t room = CHUNK - at % CHUNK;
+    n = n < room ? n : room;
+    memset(p->chunk + p->to % CHUNK, 0, at - p->to);
+    p->b->dev->ops->copy_out(p->b->dev, p->chunk + at % CHUNK, p->memory, at, n);
+    p->b->dev->ops->sync(p->b->dev);
+    p->to = at + n;
+    return n;
+}
+
 int tern_packfile_add(struct tern_packfile *p, tern_error *err)
 {
     int rc = 0;
-    const struct tern_dev_ops *ops = p->b->dev->ops;
     const struct tern_weight_place *place = &p->b->places[p->n];
     struct record *r = (struct record *)(void *)(p->head + sizeof p->h) + p->n;
     (void)XXH3_64bits_reset(p->state);
-    for (size_t at = 0, n; rc == 0 && at < place->bytes; at += n) {
-        n = place->bytes - at < CHUNK ? place->bytes - at : CHUNK;
-        ops->copy_out(p->b->dev, p->chunk, p->memory, place->offset + at, n);
-        ops->sync(p->b->dev);
-        (void)XXH3_64bits_update(p->state, p->chunk, n);
-        rc = tern_outfile_write_at(&p->f, p->chunk, n, p->h.data_offset + place->offset + at, err);
+    for (size_t at = place->offset, n, end = at + place->bytes; rc == 0 && at < end; at += n) {
+        if (at < p->to || at / CHUNK != p->from / CHUNK || p->to % CHUNK == 0) {
+            rc = flush(p, err);
+            p->from = p->to = at;
+        }
+        n = gather(p, at, end - at);
+        (void)XXH3_64bits_update(p->state, p->chunk + at % CHUNK, n);
     }
     *r = expected(p->b, p->n);
     r->source_hash = p->b->sources[p->n];
@@ -282,6 +307,7 @@ int tern_packfile_end(struct tern_packfile *p, tern_error *err)
     p->h.hash = head_hash(p->head, p->h.data_offset);
     p->h.stamp = tern_file_stamp(p->b->f, p->h.hash);
     memcpy(p->head, &p->h, sizeof p->h);
+    TERN_TRY(flush(p, err));
     TERN_TRY(tern_outfile_write_at(&p->f, p->head, p->h.data_offset, 0, err));
     TERN_TRY(tern_outfile_commit(&p->f, err));
 out:

@@ -52,6 +52,54 @@ static void part_quantize(void)
     }
 }
 
+static void quantize16_case(int k, enum check_fill kind)
+{
+    check_case("16 bits k=%d %s", k, check_fill_name(kind));
+    size_t blocks = (size_t)k / 32;
+    float *x = check_buf((size_t)k * 4, 4);
+    int8_t *q[2], *q_ref[2];
+    for (int c = 0; c < 2; c++) {
+        q[c] = check_buf((size_t)k, 64);
+        q_ref[c] = check_buf((size_t)k, 64);
+    }
+    float *s = check_buf(blocks * 4, 64), *s_ref = check_buf(blocks * 4, 64);
+    int32_t *m = check_buf(blocks * 8, 64), *m_ref = check_buf(blocks * 8, 64);
+    check_fill_f32(x, (size_t)k, kind);
+    tern_k.gemm.quantize16(q[0], q[1], s, m, x, k);
+    for (int i = 0; kind == CHECK_NONFINITE && i < k; i++) {
+        if (!isfinite(x[i]) && isfinite(s[i / 32]))
+            check_fail("x[%d] is not finite but the scale of its block is", i);
+    }
+    if (kind == CHECK_NONFINITE)
+        return;
+    check_ref.gemm.quantize16(q_ref[0], q_ref[1], s_ref, m_ref, x, k);
+    check_same_bytes("high", q[0], q_ref[0], (size_t)k);
+    check_same_bytes("low", q[1], q_ref[1], (size_t)k);
+    check_same_f32("scale", s, s_ref, blocks);
+    check_same_bytes("sum16", m, m_ref, blocks * 8);
+    for (int i = 0; i < k; i++) { /* a low code of -128 is -127 */
+        double step = s[i / 32], code = 256.0 * q[0][i] + q[1][i], err = fabs(code * step - x[i]);
+        if (q[0][i] < -127 || q[1][i] < -127 || err > step * (q[1][i] == -127 ? 1.51 : 0.51) + 1e-34)
+            check_fail("codes of %d: %d %d, scale %.9g for %.9g", i, q[0][i], q[1][i], step, x[i]);
+    }
+    for (int h = 0; h < k / 16; h++) {
+        int sum = 0;
+        for (int i = 16 * h; i < 16 * h + 16; i++)
+            sum += 256 * q[0][i] + q[1][i];
+        if (sum != m[h])
+            check_fail("sum16[%d]=%d, expected %d", h, m[h], sum);
+    }
+}
+
+static void part_quantize16(void)
+{
+    static const int sizes[] = {32, 64, 96, 32 * 11, 1024};
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        for (int kind = 0; kind <= CHECK_NONFINITE; kind++)
+            quantize16_case(sizes[i], kind);
+    }
+}
+
 /* ---- row ---- */
 
 static void part_row(void)
@@ -156,41 +204,55 @@ struct quant_rows {
     struct tern_q8_row *rows;
 };
 
-static struct tern_q8_row *make_rows(int n_rows, int k, enum check_fill kind)
+/* columns: rows that each is, two of 16 bits. */
+static struct tern_q8_row *make_rows(int n_rows, int k, enum check_fill kind, int columns)
 {
-    static struct tern_q8_row rows[16];
+    static struct tern_q8_row rows[2 * 16];
     float *x = check_buf((size_t)k * 4, 4);
-    uint8_t *bytes = check_buf((size_t)n_rows * tern_q8_bytes((size_t)k), 64);
-    for (int r = 0; r < n_rows; r++) {
+    uint8_t *bytes = check_buf((size_t)(n_rows * columns) * tern_q8_bytes((size_t)k), 64);
+    for (int r = 0; r < n_rows * columns; r++)
         rows[r] = tern_q8_at(bytes + (size_t)r * tern_q8_bytes((size_t)k), (size_t)k);
+    for (int r = 0; r < n_rows; r++) {
+        const struct tern_q8_row *to = rows + r * columns;
         check_fill_f32(x, (size_t)k, kind);
         if (kind == CHECK_EQUAL) { /* the largest sums that can occur */
             for (int i = 0; i < k; i++)
                 x[i] = r % 2 ? -3.0f : 3.0f;
         }
-        check_ref.gemm.quantize((int8_t *)rows[r].q, (float *)rows[r].scale, (int32_t *)rows[r].sum16, x, k);
+        if (columns == 1)
+            check_ref.gemm.quantize((int8_t *)to->q, (float *)to->scale, (int32_t *)to->sum16, x, k);
+        else
+            check_ref.gemm.quantize16((int8_t *)to->q, (int8_t *)to[1].q, (float *)to->scale, (int32_t *)to->sum16, x,
+                                      k);
     }
     return rows;
 }
 
+static double code_of(const struct tern_q8_row *x, int i, int columns)
+{
+    return columns == 1 ? x->q[i] : 256.0 * x->q[i] + x[1].q[i];
+}
+
 /* Exact sum of the narrow formula, and the rounding that its chain may add. */
-static void narrow_oracle(const struct tern_packed *w, const struct tern_q8_row *x, int n, double *out, double *budget)
+static void narrow_oracle(const struct tern_packed *w, const struct tern_q8_row *x, int columns, int n, double *out,
+                          double *budget)
 {
     double sum = 0, mags = 0, units = w->k;
     for (int i = 0; i < w->k; i++) {
-        double s, m, c, sx = x->scale[i / 32];
+        double s, m, c, sx = x->scale[i / 32], q = code_of(x, i, columns);
         weight_parts(w, n, i, &s, &m, &c);
-        sum += (s * c + m) * sx * x->q[i];
-        mags += (fabs(s) * (fabs(c) + abs(w->zero)) + fabs(m)) * sx * abs(x->q[i]);
-        units += (fabs(c) + abs(w->zero)) * abs(x->q[i]);
+        sum += (s * c + m) * sx * q;
+        mags += (fabs(s) * (fabs(c) + abs(w->zero)) + fabs(m)) * sx * fabs(q);
+        units += (fabs(c) + abs(w->zero)) * fabs(q);
     }
     *out = sum;
-    *budget = mags * (w->k / 16 * 3 + 4) * 0x1p-24 + 0x1p-149 * units; /* scales may be subnormal */
+    *budget =
+        mags * (w->k / 16 * (columns == 1 ? 3 : 4) + 4) * 0x1p-24 + 0x1p-149 * units; /* scales may be subnormal */
 }
 
-static void narrow_case(const struct format *f, struct shape s, enum check_fill kind, int extreme)
+static void narrow_case(const struct format *f, struct shape s, enum check_fill kind, int extreme, int columns)
 {
-    check_case("%s rows=%d n=%d k=%d %s%s", f->name, s.n_rows, s.n, s.k, check_fill_name(kind),
+    check_case("%s columns=%d rows=%d n=%d k=%d %s%s", f->name, columns, s.n_rows, s.n, s.k, check_fill_name(kind),
                extreme ? " extreme codes" : "");
     struct tern_packed w = make_weights(f, s.n, s.k, kind == CHECK_NONFINITE ? CHECK_GAUSS : kind);
     if (extreme) {
@@ -199,20 +261,21 @@ static void narrow_case(const struct format *f, struct shape s, enum check_fill 
             memset((uint8_t *)w.data + (size_t)p * w.panel_bytes, extreme, l.d);
     }
     struct product p = make_product(s.n_rows, &w);
-    struct tern_q8_row *x = make_rows(s.n_rows, s.k, kind);
+    struct tern_q8_row *x = make_rows(s.n_rows, s.k, kind, columns);
     size_t outs = (size_t)s.n_rows * (size_t)s.n;
     double *oracle = calloc(outs, 8), *budget = calloc(outs, 8);
     for (int r = 0; r < s.n_rows; r++) {
         for (int n = 0; n < s.n; n++)
-            narrow_oracle(&w, &x[r], n, &oracle[r * s.n + n], &budget[r * s.n + n]);
+            narrow_oracle(&w, &x[r * columns], columns, n, &oracle[r * s.n + n], &budget[r * s.n + n]);
     }
-    tern_k.gemm.narrow(p.y, p.y_stride, x, s.n_rows, &w, p.panel0, p.panel1);
-    check_ref.gemm.narrow(p.y_ref, p.y_stride, x, s.n_rows, &w, p.panel0, p.panel1);
+    const struct tern_gemm_kernels *k = &tern_k.gemm, *ref = &check_ref.gemm;
+    (columns == 1 ? k->narrow : k->narrow16)(p.y, p.y_stride, x, s.n_rows, &w, p.panel0, p.panel1);
+    (columns == 1 ? ref->narrow : ref->narrow16)(p.y_ref, p.y_stride, x, s.n_rows, &w, p.panel0, p.panel1);
     if (kind == CHECK_NONFINITE) {
         for (int r = 0; r < s.n_rows; r++) {
             bool bad = false;
             for (int b = 0; b < s.k / 32; b++)
-                bad |= !isfinite(x[r].scale[b]);
+                bad |= !isfinite(x[r * columns].scale[b]);
             for (int n = p.panel0 * 16; n < p.panel1 * 16 && n < s.n; n++) {
                 if (bad && isfinite(p.y[(size_t)r * p.y_stride + (size_t)n]))
                     check_fail("a row with values that are not finite gave a finite result");
@@ -226,7 +289,7 @@ static void narrow_case(const struct format *f, struct shape s, enum check_fill 
     free(budget);
 }
 
-static void part_narrow(void)
+static void narrow_cases(int columns)
 {
     static const int rows[] = {1, 2, 3, 4, 5, 6, 7, 8, 13};
     for (int f = 0; f < N_FORMATS; f++) {
@@ -235,22 +298,34 @@ static void part_narrow(void)
             continue;
         for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
             struct shape s = {rows[i], check_range(1, 90), step * check_range(1, step == 32 ? 13 : 3)};
-            narrow_case(&formats[f], s, CHECK_GAUSS, 0);
+            narrow_case(&formats[f], s, CHECK_GAUSS, 0, columns);
         }
         for (int kind = 0; kind <= CHECK_NONFINITE; kind++)
-            narrow_case(&formats[f], (struct shape){5, 19, step == 32 ? 32 * 9 : 512}, kind, 0);
-        narrow_case(&formats[f], (struct shape){5, 33, 512}, CHECK_EQUAL, 0xFF);
-        narrow_case(&formats[f], (struct shape){6, 16, 256}, CHECK_EQUAL, 0x80);
-        narrow_case(&formats[f], (struct shape){4, 17, 256}, CHECK_EQUAL, 0x7F);
+            narrow_case(&formats[f], (struct shape){5, 19, step == 32 ? 32 * 9 : 512}, kind, 0, columns);
+        narrow_case(&formats[f], (struct shape){5, 33, 512}, CHECK_EQUAL, 0xFF, columns);
+        narrow_case(&formats[f], (struct shape){6, 16, 256}, CHECK_EQUAL, 0x80, columns);
+        narrow_case(&formats[f], (struct shape){4, 17, 256}, CHECK_EQUAL, 0x7F, columns);
     }
+}
+
+static void part_narrow(void)
+{
+    narrow_cases(1);
+}
+
+static void part_narrow16(void)
+{
+    narrow_cases(2);
 }
 
 void check_gemm(void)
 {
     CHECK_PART(gemm.quantize, part_quantize);
+    CHECK_PART(gemm.quantize16, part_quantize16);
     CHECK_PART(gemm.row, part_row);
     CHECK_PART(gemm.wide, part_wide);
     CHECK_PART(gemm.narrow, part_narrow);
+    CHECK_PART(gemm.narrow16, part_narrow16);
 }
 
 /* ---- benches ---- */
@@ -270,6 +345,15 @@ static double run_narrow(void *ctx)
     struct bench *b = ctx;
     int panels = tern_k.mask ? b->panels : 4; /* plain C needs no more to be measured */
     tern_k.gemm.narrow(b->y, (size_t)b->w.n, b->rows, b->n_rows, &b->w, 0, panels);
+    return (double)panels * (double)b->w.panel_bytes;
+}
+
+/* Any two rows are one of 16 bits. */
+static double run_narrow16(void *ctx)
+{
+    struct bench *b = ctx;
+    int panels = tern_k.mask ? b->panels : 4;
+    tern_k.gemm.narrow16(b->y, (size_t)b->w.n, b->rows, b->n_rows, &b->w, 0, panels);
     return (double)panels * (double)b->w.panel_bytes;
 }
 
@@ -311,6 +395,12 @@ static void bench_format(const struct format *f, uint8_t *data, struct bench *b,
     for (size_t i = 0; i < 3 && tern_codes_integer(f->kind.codes); i++) {
         b->n_rows = narrow_rows[i];
         snprintf(label, sizeof label, "gemm.narrow %s k=%d rows=%d", f->name, k, b->n_rows);
+        check_bench(&t);
+    }
+    t.fn = run_narrow16;
+    for (size_t i = 0; i < 2 && tern_codes_integer(f->kind.codes); i++) {
+        b->n_rows = narrow_rows[i];
+        snprintf(label, sizeof label, "gemm.narrow16 %s k=%d rows=%d", f->name, k, b->n_rows);
         check_bench(&t);
     }
     t.fn = run_wide_bytes;

@@ -109,6 +109,6 @@ double check_roof_fma(void *unused)
 double check_roof_read(void *check_read)
 {
     const struct check_read *r = check_read;
-    sink = (float)tern_mem_read(r->p, r->bytes);
+    sink = (float)tern_mem_read(r->p, r->bytes, 2);
     return (double)(r->bytes / 256 * 256);
 }

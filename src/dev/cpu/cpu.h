@@ -27,8 +27,7 @@ struct tern_dev_form {
     struct tern_packed m; /* the first matrix of the stack */
 };
 
-/* Quantised decode rows.  With 16 bits a row is two: its int8 codes, and those of what they leave over, whose products
- * are added up. */
+/* Quantised decode rows.  With 16 bits a row is two (tern_gemm_kernels.narrow16). */
 struct tern_q8_buffer {
     uint8_t *bytes;
     struct tern_q8_row *rows; /* in them */

@@ -22,30 +22,17 @@ void tern_cpu_q8_free(struct tern_q8_buffer *b)
     tern_free(b->rows);
 }
 
-static void quantize(const struct tern_q8_buffer *b, const struct tern_q8_row *row, int at, const float *x, int k)
-{
-    const uint8_t *base = b->bytes;
-    uint8_t *q = b->bytes + ((const uint8_t *)row->q - base), *scale = b->bytes + ((const uint8_t *)row->scale - base);
-    uint8_t *sum16 = b->bytes + ((const uint8_t *)row->sum16 - base);
-    tern_k.gemm.quantize((int8_t *)q + at, (float *)(void *)scale + at / TERN_BLOCK,
-                         (int32_t *)(void *)sum16 + at / (TERN_BLOCK / 2), x, k);
-}
-
-#define PIECE 512 /* inputs whose remainders are in hand */
-
 void tern_cpu_quantize(const struct tern_cpu *d, const struct tern_q8_buffer *b, int r, const float *x, int k)
 {
     const struct tern_q8_row *row = tern_cpu_q8_row(d, b, (size_t)r);
-    quantize(b, row, 0, x, k);
+    const uint8_t *base = b->bytes;
+    int8_t *q = (int8_t *)(b->bytes + ((const uint8_t *)row->q - base));
+    float *scale = (float *)(void *)(b->bytes + ((const uint8_t *)(const void *)row->scale - base));
+    int32_t *sum16 = (int32_t *)(void *)(b->bytes + ((const uint8_t *)(const void *)row->sum16 - base));
     if (d->columns == 1)
-        return;
-    for (int at = 0; at < k; at += PIECE) {
-        float rest[PIECE];
-        const int n = k - at < PIECE ? k - at : PIECE;
-        for (int i = 0; i < n; i++)
-            rest[i] = x[at + i] - row->scale[(at + i) / TERN_BLOCK] * row->q[at + i];
-        quantize(b, row + 1, at, rest, n);
-    }
+        tern_k.gemm.quantize(q, scale, sum16, x, k);
+    else
+        tern_k.gemm.quantize16(q, q + (row[1].q - row[0].q), scale, sum16, x, k);
 }
 
 struct quantize_args {
@@ -85,32 +72,6 @@ struct matmul_work {
     int panels, group; /* panels of all products, one after the other, and how many of them make a task */
 };
 
-#define PAIRS  4  /* decode rows of 16 bits at once */
-#define PANELS 32 /* panels, for which the sums wait */
-
-/* Decode rows in two columns: both go over the weights together, as two rows, and are then added. */
-static void both_columns(float *y, size_t y_stride, const struct tern_q8_row *q8, int n_rows,
-                         const struct tern_packed *w, int panel0, int panel1)
-{
-    float two[2 * PAIRS * PANELS * TERN_PANEL] __attribute__((aligned(64)));
-    for (int p = panel0; p < panel1; p += PANELS) {
-        const int panels = panel1 - p < PANELS ? panel1 - p : PANELS;
-        struct tern_packed part = *w; /* from panel p on */
-        part.data += (size_t)p * w->panel_bytes;
-        part.n -= p * TERN_PANEL;
-        const int cols = part.n < panels * TERN_PANEL ? part.n : panels * TERN_PANEL;
-        for (int r0 = 0; r0 < n_rows; r0 += PAIRS) {
-            const int rows = n_rows - r0 < PAIRS ? n_rows - r0 : PAIRS;
-            tern_k.gemm.narrow(two, PANELS * TERN_PANEL, q8 + 2 * r0, 2 * rows, &part, 0, panels);
-            for (int r = 0; r < rows; r++) {
-                const float *high = two + 2 * r * PANELS * TERN_PANEL;
-                tern_k.vec.add(y + (size_t)(r0 + r) * y_stride + p * TERN_PANEL, high, high + PANELS * TERN_PANEL,
-                               cols);
-            }
-        }
-    }
-}
-
 void tern_cpu_product(struct tern_cpu *d, float *y, size_t y_stride, const struct tern_cpu_rows *r,
                       const struct tern_packed *w, int panel0, int panel1, int worker)
 {
@@ -124,7 +85,7 @@ void tern_cpu_product(struct tern_cpu *d, float *y, size_t y_stride, const struc
         tern_k.gemm.wide(y + (size_t)n_packed * y_stride, y_stride, r->x + (size_t)n_packed * r->stride, r->stride,
                          n_wide - n_packed, w, panel0, panel1, d->gemm_scratch + (size_t)worker * TERN_GEMM_SCRATCH);
     if (n_wide < r->n && d->columns == 2)
-        both_columns(y + (size_t)n_wide * y_stride, y_stride, r->q8, r->n - n_wide, w, panel0, panel1);
+        tern_k.gemm.narrow16(y + (size_t)n_wide * y_stride, y_stride, r->q8, r->n - n_wide, w, panel0, panel1);
     else if (n_wide < r->n)
         tern_k.gemm.narrow(y + (size_t)n_wide * y_stride, y_stride, r->q8, r->n - n_wide, w, panel0, panel1);
 }
@@ -168,7 +129,7 @@ static void matmul_task(void *ctx, int task, int worker)
  * nobody waits for a last one.  Of floats FLOAT_PANELS, where there are as many for every thread: a panel is one chain
  * of sums there, and a single one would wait for each of them.  64 outputs for many rows.  Packed activations are read
  * once per PROMPT_PANELS panels, so there it should be as many as leave PROMPT_TASKS tasks to every thread. */
-#define TASK_BYTES    65536
+#define TASK_BYTES    (1 << 20)
 #define FLOAT_PANELS  4
 #define PROMPT_PANELS 16
 #define PROMPT_TASKS  3

@@ -18,29 +18,59 @@ ALWAYS uint32_t max_bits(const __m256 x[4])
     return (uint32_t)_mm_cvtsi128_si32(n);
 }
 
-static void quantize(int8_t *q, float *scale, int32_t *sum16, const float *x, int k)
+/* A block, its scale for codes up to `most` times as large as it, and its values as codes. */
+ALWAYS float block_codes(__m256i c[4], const float *x, float most)
+{
+    __m256 v[4];
+    for (int i = 0; i < 4; i++)
+        v[i] = _mm256_loadu_ps(x + 8 * i);
+    float amax = tern_bits_f32(max_bits(v)), inv = most / amax;
+    if (inv > 3.4028234664e38f) /* amax too small to invert: the block counts as zero */
+        inv = 0;
+    for (int i = 0; i < 4; i++)
+        c[i] = _mm256_cvtps_epi32(_mm256_mul_ps(v[i], _mm256_set1_ps(inv)));
+    return amax / most;
+}
+
+/* 32 codes as bytes to q, their sums over 16 in the lowest lanes of both halves. */
+ALWAYS __m256i store_codes(int8_t *q, const __m256i c[4])
 {
     const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7), one8 = _mm256_set1_epi8(1);
+    __m256i p = _mm256_packs_epi16(_mm256_packs_epi32(c[0], c[1]), _mm256_packs_epi32(c[2], c[3]));
+    p = _mm256_permutevar8x32_epi32(p, order);
+    _mm256_storeu_si256((__m256i *)(void *)q, p);
+    /* Sums of four, then of all four lanes of a 128-bit half = 16 consecutive codes. */
+    __m256i s = _mm256_madd_epi16(_mm256_maddubs_epi16(one8, p), _mm256_set1_epi16(1));
+    s = _mm256_hadd_epi32(s, s);
+    return _mm256_hadd_epi32(s, s);
+}
+
+ALWAYS void store_sums(int32_t sum16[2], __m256i s)
+{
+    sum16[0] = _mm256_cvtsi256_si32(s);
+    sum16[1] = _mm_cvtsi128_si32(_mm256_extracti128_si256(s, 1));
+}
+
+static void quantize(int8_t *q, float *scale, int32_t *sum16, const float *x, int k)
+{
     for (int b = 0; b < k / TERN_BLOCK; b++) {
-        __m256 v[4];
         __m256i c[4];
-        for (int i = 0; i < 4; i++)
-            v[i] = _mm256_loadu_ps(x + b * TERN_BLOCK + 8 * i);
-        float amax = tern_bits_f32(max_bits(v)), inv = 127.0f / amax;
-        if (inv > 3.4028234664e38f) /* amax too small to invert: the block counts as zero */
-            inv = 0;
-        scale[b] = amax / 127.0f;
-        for (int i = 0; i < 4; i++)
-            c[i] = _mm256_cvtps_epi32(_mm256_mul_ps(v[i], _mm256_set1_ps(inv)));
-        __m256i p = _mm256_packs_epi16(_mm256_packs_epi32(c[0], c[1]), _mm256_packs_epi32(c[2], c[3]));
-        p = _mm256_permutevar8x32_epi32(p, order);
-        _mm256_storeu_si256((__m256i *)(void *)(q + b * TERN_BLOCK), p);
-        /* Sums of four, then of all four lanes of a 128-bit half = 16 consecutive codes. */
-        __m256i s = _mm256_madd_epi16(_mm256_maddubs_epi16(one8, p), _mm256_set1_epi16(1));
-        s = _mm256_hadd_epi32(s, s);
-        s = _mm256_hadd_epi32(s, s);
-        sum16[2 * b] = _mm256_cvtsi256_si32(s);
-        sum16[2 * b + 1] = _mm_cvtsi128_si32(_mm256_extracti128_si256(s, 1));
+        scale[b] = block_codes(c, x + b * TERN_BLOCK, 127.0f);
+        store_sums(sum16 + 2 * b, store_codes(q + b * TERN_BLOCK, c));
+    }
+}
+
+static void quantize16(int8_t *high, int8_t *low, float *scale, int32_t *sum16, const float *x, int k)
+{
+    for (int b = 0; b < k / TERN_BLOCK; b++) {
+        __m256i c[4], h[4], l[4];
+        scale[b] = block_codes(c, x + b * TERN_BLOCK, 32512.0f);
+        for (int i = 0; i < 4; i++) {
+            h[i] = _mm256_srai_epi32(_mm256_add_epi32(c[i], _mm256_set1_epi32(128)), 8);
+            l[i] = _mm256_max_epi32(_mm256_sub_epi32(c[i], _mm256_slli_epi32(h[i], 8)), _mm256_set1_epi32(-127));
+        }
+        __m256i sum = _mm256_slli_epi32(store_codes(high + b * TERN_BLOCK, h), 8);
+        store_sums(sum16 + 2 * b, _mm256_add_epi32(sum, store_codes(low + b * TERN_BLOCK, l)));
     }
 }
 
@@ -124,6 +154,8 @@ void tern_gemm_init_avx2(struct tern_gemm_kernels *k)
 {
     k->quantize = quantize;
     k->wide = tern_gemm_wide_avx2;
+    k->quantize16 = quantize16;
     k->narrow = tern_gemm_narrow_avx2;
+    k->narrow16 = tern_gemm_narrow16_avx2;
     k->row = row;
 }

@@ -9,6 +9,8 @@ void tern_gemm_wide_avx2(float *y, size_t y_stride, const float *x, size_t x_str
                          const struct tern_packed *w, int panel0, int panel1, float *scratch);
 void tern_gemm_narrow_avx2(float *y, size_t y_stride, const struct tern_q8_row *x, int n_rows,
                            const struct tern_packed *w, int panel0, int panel1);
+void tern_gemm_narrow16_avx2(float *y, size_t y_stride, const struct tern_q8_row *x, int n_rows,
+                             const struct tern_packed *w, int panel0, int panel1);
 
 /* `wide` for 1 to TERN_FEW_ROWS rows and weights without an integer form, which are decoded in registers. */
 #define TERN_FEW_ROWS 4

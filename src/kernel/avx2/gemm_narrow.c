@@ -9,9 +9,7 @@
 #include <string.h>
 
 #define MAX_ROWS 4
-#define AHEAD    8                         /* blocks of prefetch */
 #define VISIT    (TERN_SUPER / TERN_BLOCK) /* blocks that share the scales of the K kinds */
-#define STREAMS  4
 
 ALWAYS __m256i quad_of(const int8_t *q)
 {
@@ -61,9 +59,10 @@ ALWAYS void block_dots(enum tern_codes codes, enum tern_scales scales, const str
     }
 }
 
-/* One block's share of the chains. */
+/* One block's share of the chains; of a row of 16 bits, two of x, where the first stands. */
 ALWAYS void add_block(enum tern_scales scales, const struct tern_panel_view *v, const struct super super[2], size_t b,
-                      const struct tern_q8_row *x, int rows, int zero, block_dot dot, __m256 acc[MAX_ROWS][2])
+                      const struct tern_q8_row *x, int rows, int columns, int zero, block_dot dot,
+                      __m256 acc[MAX_ROWS][2])
 {
     const int groups = tern_scales_halves(scales) ? 2 : 1;
 #pragma GCC unroll 2
@@ -72,7 +71,7 @@ ALWAYS void add_block(enum tern_scales scales, const struct tern_panel_view *v, 
         group_scale(scales, v, &super[0], 2 * b + (size_t)g, 0, &scale[0], &minimum[0]);
         group_scale(scales, v, &super[1], 2 * b + (size_t)g, 8, &scale[1], &minimum[1]);
 #pragma GCC unroll 8
-        for (int r = 0; r < rows; r++) {
+        for (int r = 0; r < rows; r += columns) {
             float sx = x[r].scale[b];
             int32_t isum = x[r].sum16[2 * b + (size_t)g];
             if (groups == 1)
@@ -82,6 +81,8 @@ ALWAYS void add_block(enum tern_scales scales, const struct tern_panel_view *v, 
 #pragma GCC unroll 2
             for (int h = 0; h < 2; h++) {
                 __m256i d = dot[r][h][g];
+                if (columns == 2)
+                    d = _mm256_add_epi32(_mm256_slli_epi32(d, 8), dot[r + 1][h][g]);
                 if (tern_scales_zero(scales))
                     d = _mm256_sub_epi32(d, zero8);
                 acc[r][h] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(d), _mm256_mul_ps(scale[h], sx8), acc[r][h]);
@@ -96,15 +97,18 @@ ALWAYS void add_block(enum tern_scales scales, const struct tern_panel_view *v, 
 struct walk {
     size_t blocks, panel_bytes;
     int zero;
+    struct tern_ahead ahead;
 };
 
-/* One panel times `rows` activation rows: out[row][16].  Panels follow one another in memory, and one sequence is what
- * the processors that stop at AVX2 read best: several side by side took 3 to 20 % longer. */
+/* One panel times `rows` rows of x, out[row][16]: with two columns every other of them.  Panels follow one another in
+ * memory, and one sequence is what the processors that stop at AVX2 read best: several side by side took 3 to 20 %
+ * longer. */
 ALWAYS void panel_dots(enum tern_codes codes, enum tern_scales scales, float *out, const struct tern_panel_view *v,
-                       const struct walk *w, const struct tern_q8_row *rows_in, int rows)
+                       const struct walk *w, const struct tern_q8_row *rows_in, int rows, int columns)
 {
     const size_t blocks = w->blocks, panel_bytes = w->panel_bytes;
     const int zero = w->zero;
+    const struct tern_ahead ahead = w->ahead;
     struct tern_q8_row x[MAX_ROWS]; /* a copy that stores to `out` cannot touch */
     __m256 acc[MAX_ROWS][2];
 #pragma GCC unroll 8
@@ -118,36 +122,40 @@ ALWAYS void panel_dots(enum tern_codes codes, enum tern_scales scales, float *ou
 #pragma GCC unroll 1
         for (size_t b = b0; b < b1; b++) {
             block_dot dot;
-            tern_prefetch_block(codes, scales, v, b, AHEAD, blocks, panel_bytes);
+            tern_prefetch_block(codes, scales, v, b, &ahead, blocks, panel_bytes);
             block_dots(codes, scales, v, b, x, rows, dot);
-            add_block(scales, v, super, b, x, rows, zero, dot, acc);
+            add_block(scales, v, super, b, x, rows, columns, zero, dot, acc);
         }
     }
 #pragma GCC unroll 8
-    for (int r = 0; r < rows; r++) {
-        _mm256_store_ps(out + r * TERN_PANEL, acc[r][0]);
-        _mm256_store_ps(out + r * TERN_PANEL + 8, acc[r][1]);
+    for (int r = 0; r < rows; r += columns) {
+        _mm256_store_ps(out + r / columns * TERN_PANEL, acc[r][0]);
+        _mm256_store_ps(out + r / columns * TERN_PANEL + 8, acc[r][1]);
     }
 }
 
 typedef void panel_fn(float *out, const struct tern_panel_view *v, const struct walk *w, const struct tern_q8_row *x);
 
-#define ROWS_FN(c, s, n)                                                                                 \
-    static void panel_##c##_##s##_##n(float *out, const struct tern_panel_view *v, const struct walk *w, \
-                                      const struct tern_q8_row *x)                                       \
-    {                                                                                                    \
-        panel_dots(TERN_CODES_##c, TERN_SCALES_##s, out, v, w, x, n);                                    \
+#define ROWS_FN(c, s, n, columns)                                                                                    \
+    static void panel_##c##_##s##_##n##_##columns(float *out, const struct tern_panel_view *v, const struct walk *w, \
+                                                  const struct tern_q8_row *x)                                       \
+    {                                                                                                                \
+        panel_dots(TERN_CODES_##c, TERN_SCALES_##s, out, v, w, x, n, columns);                                       \
     }
-#define KIND_FNS(c, s) ROWS_FN(c, s, 1) ROWS_FN(c, s, 2) ROWS_FN(c, s, 3) ROWS_FN(c, s, 4)
+#define KIND_FNS(c, s)  \
+    ROWS_FN(c, s, 1, 1) \
+    ROWS_FN(c, s, 2, 1) \
+    ROWS_FN(c, s, 3, 1) ROWS_FN(c, s, 4, 1) ROWS_FN(c, s, 2, 2) ROWS_FN(c, s, 4, 2)
 TERN_NARROW_KINDS(KIND_FNS)
 
-static panel_fn *const *panel_fns(const struct tern_packed *w)
+/* By rows of one column, less 1; behind them by rows of two. */
+static panel_fn *const *panel_fns(const struct tern_packed *w, int columns)
 {
-#define KIND_ROW(c, s)                                                                                 \
-    if (w->codes == TERN_CODES_##c && w->scales == TERN_SCALES_##s) {                                  \
-        static panel_fn *const fns[] = {panel_##c##_##s##_1, panel_##c##_##s##_2, panel_##c##_##s##_3, \
-                                        panel_##c##_##s##_4};                                          \
-        return fns;                                                                                    \
+#define KIND_ROW(c, s)                                                                                        \
+    if (w->codes == TERN_CODES_##c && w->scales == TERN_SCALES_##s) {                                         \
+        static panel_fn *const fns[] = {panel_##c##_##s##_1_1, panel_##c##_##s##_2_1, panel_##c##_##s##_3_1,  \
+                                        panel_##c##_##s##_4_1, panel_##c##_##s##_2_2, panel_##c##_##s##_4_2}; \
+        return fns + (columns == 2 ? MAX_ROWS : 0);                                                           \
     }
     TERN_NARROW_KINDS(KIND_ROW)
     return NULL;
@@ -164,20 +172,33 @@ static void give(float *y, size_t y_stride, const float *out, int rows, int cols
     }
 }
 
-void tern_gemm_narrow_avx2(float *y, size_t y_stride, const struct tern_q8_row *x, int n_rows,
-                           const struct tern_packed *w, int panel0, int panel1)
+ALWAYS void products(float *y, size_t y_stride, const struct tern_q8_row *x, int n_rows, const struct tern_packed *w,
+                     int panel0, int panel1, int columns)
 {
     struct tern_panel_layout l = tern_panel_layout(w);
-    panel_fn *const *fns = panel_fns(w);
+    panel_fn *const *fns = panel_fns(w, columns);
     float out[MAX_ROWS * TERN_PANEL] __attribute__((aligned(64)));
-    const struct walk walk = {(size_t)w->k / TERN_BLOCK, w->panel_bytes, w->zero};
+    const struct walk walk = {(size_t)w->k / TERN_BLOCK, w->panel_bytes, w->zero, tern_ahead_of(w)};
+    const int most = MAX_ROWS / columns;
     for (int p = panel0; p < panel1; p++) {
         const struct tern_panel_view v = tern_panel_view(w, &l, p);
         const int n0 = p * TERN_PANEL, cols = w->n - n0 < TERN_PANEL ? w->n - n0 : TERN_PANEL;
-        for (int r0 = 0; r0 < n_rows; r0 += MAX_ROWS) {
-            int rows = n_rows - r0 < MAX_ROWS ? n_rows - r0 : MAX_ROWS;
-            fns[rows - 1](out, &v, &walk, x + r0);
+        for (int r0 = 0; r0 < n_rows; r0 += most) {
+            int rows = n_rows - r0 < most ? n_rows - r0 : most;
+            fns[rows - 1](out, &v, &walk, x + r0 * columns);
             give(y + (size_t)r0 * y_stride + n0, y_stride, out, rows, cols);
         }
     }
+}
+
+void tern_gemm_narrow_avx2(float *y, size_t y_stride, const struct tern_q8_row *x, int n_rows,
+                           const struct tern_packed *w, int panel0, int panel1)
+{
+    products(y, y_stride, x, n_rows, w, panel0, panel1, 1);
+}
+
+void tern_gemm_narrow16_avx2(float *y, size_t y_stride, const struct tern_q8_row *x, int n_rows,
+                             const struct tern_packed *w, int panel0, int panel1)
+{
+    products(y, y_stride, x, n_rows, w, panel0, panel1, 2);
 }

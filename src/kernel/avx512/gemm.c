@@ -14,22 +14,53 @@ static int32_t lane_sum(__m512i v)
     return _mm_cvtsi128_si32(_mm_add_epi32(b, _mm_shuffle_epi32(b, 0xB1)));
 }
 
-static void quantize(int8_t *q, float *scale, int32_t *sum16, const float *x, int k)
+/* A block's scale for codes up to `most` times as large as it, and what its values are multiplied by. */
+static float block_scale(const __m512 v[2], float most, float *inv)
 {
     const __m512i mag = _mm512_set1_epi32(0x7FFFFFFF);
+    /* Largest |x| by its bits; unsigned order keeps NaN on top. */
+    __m512i top = _mm512_max_epu32(_mm512_and_si512(_mm512_castps_si512(v[0]), mag),
+                                   _mm512_and_si512(_mm512_castps_si512(v[1]), mag));
+    float amax = tern_bits_f32(_mm512_reduce_max_epu32(top));
+    *inv = most / amax;
+    if (*inv > 3.4028234664e38f) /* amax too small to invert: the block counts as zero */
+        *inv = 0;
+    return amax / most;
+}
+
+static void store_bytes(int8_t *to, __m512i c)
+{
+    _mm_storeu_si128((__m128i *)(void *)to, _mm512_cvtsepi32_epi8(c));
+}
+
+static void quantize(int8_t *q, float *scale, int32_t *sum16, const float *x, int k)
+{
     for (int b = 0; b < k / TERN_BLOCK; b++) {
         __m512 v[2] = {_mm512_loadu_ps(x + b * TERN_BLOCK), _mm512_loadu_ps(x + b * TERN_BLOCK + 16)};
-        /* Largest |x| by its bits; unsigned order keeps NaN on top. */
-        __m512i top = _mm512_max_epu32(_mm512_and_si512(_mm512_castps_si512(v[0]), mag),
-                                       _mm512_and_si512(_mm512_castps_si512(v[1]), mag));
-        float amax = tern_bits_f32(_mm512_reduce_max_epu32(top)), inv = 127.0f / amax;
-        if (inv > 3.4028234664e38f) /* amax too small to invert: the block counts as zero */
-            inv = 0;
-        scale[b] = amax / 127.0f;
+        float inv;
+        scale[b] = block_scale(v, 127.0f, &inv);
         for (int i = 0; i < 2; i++) {
             __m512i c = _mm512_cvtps_epi32(_mm512_mul_ps(v[i], _mm512_set1_ps(inv)));
-            _mm_storeu_si128((__m128i *)(void *)(q + b * TERN_BLOCK + 16 * i), _mm512_cvtsepi32_epi8(c));
+            store_bytes(q + b * TERN_BLOCK + 16 * i, c);
             sum16[2 * b + i] = lane_sum(c);
+        }
+    }
+}
+
+static void quantize16(int8_t *high, int8_t *low, float *scale, int32_t *sum16, const float *x, int k)
+{
+    for (int b = 0; b < k / TERN_BLOCK; b++) {
+        __m512 v[2] = {_mm512_loadu_ps(x + b * TERN_BLOCK), _mm512_loadu_ps(x + b * TERN_BLOCK + 16)};
+        float inv;
+        scale[b] = block_scale(v, 32512.0f, &inv);
+        for (int i = 0; i < 2; i++) {
+            __m512i c = _mm512_cvtps_epi32(_mm512_mul_ps(v[i], _mm512_set1_ps(inv)));
+            __m512i h = _mm512_srai_epi32(_mm512_add_epi32(c, _mm512_set1_epi32(128)), 8);
+            __m512i h256 = _mm512_slli_epi32(h, 8);
+            __m512i l = _mm512_max_epi32(_mm512_sub_epi32(c, h256), _mm512_set1_epi32(-127));
+            store_bytes(high + b * TERN_BLOCK + 16 * i, h);
+            store_bytes(low + b * TERN_BLOCK + 16 * i, l);
+            sum16[2 * b + i] = lane_sum(_mm512_add_epi32(h256, l));
         }
     }
 }
@@ -97,6 +128,8 @@ void tern_gemm_init_avx512(struct tern_gemm_kernels *k)
 {
     k->quantize = quantize;
     k->wide = tern_gemm_wide_avx512;
+    k->quantize16 = quantize16;
     k->narrow = tern_gemm_narrow_avx512;
+    k->narrow16 = tern_gemm_narrow16_avx512;
     k->row = row;
 }

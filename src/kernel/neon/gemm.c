@@ -14,23 +14,52 @@ ALWAYS uint32_t max_bits(const float32x4_t x[8])
     return vmaxvq_u32(m);
 }
 
+/* A block as codes, and its scale for codes up to `most` times as large as it. */
+ALWAYS float block_codes(int32x4_t c[8], const float *x, float most)
+{
+    float32x4_t v[8];
+    for (int i = 0; i < 8; i++)
+        v[i] = vld1q_f32(x + 4 * i);
+    float amax = tern_bits_f32(max_bits(v)), inv = most / amax;
+    if (inv > 3.4028234664e38f) /* amax too small to invert: the block counts as zero */
+        inv = 0;
+    for (int i = 0; i < 8; i++)
+        c[i] = vcvtnq_s32_f32(vmulq_n_f32(v[i], inv));
+    return amax / most;
+}
+
+/* Sixteen codes as bytes to q; their sum. */
+ALWAYS int32_t store_codes(int8_t *q, const int32x4_t c[4])
+{
+    int16x8_t lo = vcombine_s16(vmovn_s32(c[0]), vmovn_s32(c[1]));
+    int16x8_t hi = vcombine_s16(vmovn_s32(c[2]), vmovn_s32(c[3]));
+    vst1q_s8(q, vcombine_s8(vmovn_s16(lo), vmovn_s16(hi)));
+    return vaddvq_s16(vaddq_s16(lo, hi));
+}
+
 static void quantize(int8_t *q, float *scale, int32_t *sum16, const float *x, int k)
 {
     for (int b = 0; b < k / TERN_BLOCK; b++) {
-        float32x4_t v[8];
-        for (int i = 0; i < 8; i++)
-            v[i] = vld1q_f32(x + b * TERN_BLOCK + 4 * i);
-        float amax = tern_bits_f32(max_bits(v)), inv = 127.0f / amax;
-        if (inv > 3.4028234664e38f) /* amax too small to invert: the block counts as zero */
-            inv = 0;
-        scale[b] = amax / 127.0f;
-        for (int h = 0; h < 2; h++) {
-            int16x4_t c[4];
-            for (int i = 0; i < 4; i++)
-                c[i] = vmovn_s32(vcvtnq_s32_f32(vmulq_n_f32(v[4 * h + i], inv)));
-            int16x8_t lo = vcombine_s16(c[0], c[1]), hi = vcombine_s16(c[2], c[3]);
-            vst1q_s8(q + b * TERN_BLOCK + 16 * h, vcombine_s8(vmovn_s16(lo), vmovn_s16(hi)));
-            sum16[2 * b + h] = vaddvq_s16(vaddq_s16(lo, hi));
+        int32x4_t c[8];
+        scale[b] = block_codes(c, x + b * TERN_BLOCK, 127.0f);
+        for (int h = 0; h < 2; h++)
+            sum16[2 * b + h] = store_codes(q + b * TERN_BLOCK + 16 * h, c + 4 * h);
+    }
+}
+
+static void quantize16(int8_t *high, int8_t *low, float *scale, int32_t *sum16, const float *x, int k)
+{
+    for (int b = 0; b < k / TERN_BLOCK; b++) {
+        int32x4_t c[8], h[8], l[8];
+        scale[b] = block_codes(c, x + b * TERN_BLOCK, 32512.0f);
+        for (int i = 0; i < 8; i++) {
+            h[i] = vshrq_n_s32(vaddq_s32(c[i], vdupq_n_s32(128)), 8);
+            l[i] = vmaxq_s32(vsubq_s32(c[i], vshlq_n_s32(h[i], 8)), vdupq_n_s32(-127));
+        }
+        for (int g = 0; g < 2; g++) {
+            const int at = b * TERN_BLOCK + 16 * g;
+            const int32_t sum = 256 * store_codes(high + at, h + 4 * g);
+            sum16[2 * b + g] = sum + store_codes(low + at, l + 4 * g);
         }
     }
 }
@@ -115,6 +144,8 @@ void tern_gemm_init_neon(struct tern_gemm_kernels *k)
 {
     k->quantize = quantize;
     k->wide = tern_gemm_wide_neon;
+    k->quantize16 = quantize16;
     k->narrow = tern_gemm_narrow_neon;
+    k->narrow16 = tern_gemm_narrow16_neon;
     k->row = row;
 }
