@@ -21,6 +21,22 @@ KVQ_INLINE __m512i kvq_broadcast4(const void *p)
     return _mm512_castps_si512(_mm512_set1_ps(four));
 }
 
+/* acc + the four products of unsigned bytes of u with signed bytes from memory, in every lane.  Left alone, gcc loads
+ * the four once for several sums, but a broadcast as an operand costs nothing and one in a register does. */
+KVQ_INLINE __m512i kvq_dot4(__m512i acc, __m512i u, const int8_t *four)
+{
+    typedef int32_t __attribute__((may_alias)) word;
+    __asm__("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(acc) : "v"(u), "m"(*(const word *)(const void *)four));
+    return acc;
+}
+
+/* The same, both in registers; an asm because gcc writes arrays of sums to the stack in every round. */
+KVQ_INLINE __m512i kvq_dot(__m512i acc, __m512i u, __m512i s)
+{
+    __asm__("vpdpbusd %2, %1, %0" : "+v"(acc) : "v"(u), "v"(s));
+    return acc;
+}
+
 /* Tables as bytes, repeated to 64. */
 struct kvq_tables {
     __m512i a, b, c;
