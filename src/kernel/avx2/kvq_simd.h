@@ -85,7 +85,7 @@ KVQ_INLINE void kvq_prefetch(const void *next, size_t i, const int lines)
         return;
     KVQ_UNROLL for (int j = 0; j < lines; j++)
     {
-        _mm_prefetch((const char *)next + (i * lines + j) * 64, _MM_HINT_T1);
+        _mm_prefetch((const char *)next + (i * lines + j) * 64, _MM_HINT_T0);
     }
 }
 
