@@ -73,8 +73,8 @@ struct page {
     int dim;
 };
 
-/* Groups of 16 dims that a pass takes: a weight's bytes are spread over a register once for all of them.  More sums would
- * not stay in registers. */
+/* Groups of 16 dims that a pass takes: a weight's bytes are spread over a register once for all of them.  More sums
+ * would not stay in registers. */
 KVQ_INLINE int kvq_groups(const int bits)
 {
     return kvq_planes(bits) == 2 ? 2 : 4;
@@ -82,8 +82,8 @@ KVQ_INLINE int kvq_groups(const int bits)
 
 #define MAX_X 7 /* groups of a pass, and those before them in the chains */
 
-/* So many groups from dim d on for `rows` rows; n of them are the page's, and the sums beside them are not stored.  x: in
- * each half the groups and those before them in the chains. */
+/* So many groups from dim d on for `rows` rows; n of them are the page's, and the sums beside them are not stored.  x:
+ * in each half the groups and those before them in the chains. */
 KVQ_INLINE void accum_dims(const int rows, float *o, const struct row_weights *r, const struct page *p, int d, int n,
                            const uint8_t *const x[2][MAX_X], const float *shrink, bool fetch, const int bits,
                            const bool trellis, const int groups)

@@ -81,7 +81,8 @@ KVQ_INLINE __m512i kvq_word(const uint8_t *group, int w, const int bits)
 
 /* Part i of what the caller reads next, in parts of `lines` cache lines.  Codes come from DRAM in pieces of 1 to 8 KB
  * that lie far apart, too short for the hardware to see streams; so while one piece is worked on, a whole
- * one further on is asked for, into L2: it waits for more lines at a time than L1 can (decision 043).  In the order of memory, whatever order the codes are used in: then the hardware joins in. */
+ * one further on is asked for, into L2: it waits for more lines at a time than L1 can (decision 043).  In the order of
+ * memory, whatever order the codes are used in: then the hardware joins in. */
 KVQ_INLINE void kvq_prefetch(const void *next, size_t i, const int lines)
 {
     if (!next)
