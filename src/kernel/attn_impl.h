@@ -5,7 +5,7 @@
 #include <stddef.h>
 
 #define ATTN_INLINE static inline __attribute__((always_inline))
-#define ATTN_AHEAD  4096 /* bytes between the line in use and the line asked for */
+#define ATTN_AHEAD  8192 /* bytes between the line in use and the line asked for */
 
 /* 16-bit operands come from DRAM in pieces that lie far apart: where to ask for memory while the line at byte `at` of
  * `bytes` is in use.  Behind the end that is what the caller reads next; not knowing it, ask for nothing new. */

@@ -21,6 +21,7 @@
 #define ATTN_SCORES     (TERN_BAND * TERN_SOFTMAX_PAGES) /* not less than ATTN_SUB, nor narrow rows times pages */
 #define ATTN_TABLE      1024
 #define ATTN_FETCH      768  /* bytes that one softmax asks for: what a core has room for at a time */
+#define ATTN_ASK        8192 /* bytes between the codes in use and those asked for */
 #define ATTN_FIRST      4096 /* bytes of a range that are asked for before anything else */
 #define ATTN_FETCHES    4    /* and how many of one call do */
 
@@ -148,11 +149,11 @@ static inline int attn_first_token(const struct attn_unit *u, int page)
 void tern_attn_narrow_range(const struct attn_unit *u, int range, struct attn_scratch *c);
 void tern_attn_narrow_merge(const struct attn_unit *u, struct attn_scratch *c);
 
-/* Asks for memory that will be read soon. */
+/* Asks for memory that will be read soon; into L2, as the kernels do. */
 static inline void tern_attn_fetch(const uint8_t *p, size_t bytes)
 {
     for (size_t i = 0; i < bytes; i += TERN_ALIGN)
-        __builtin_prefetch(p + i);
+        __builtin_prefetch(p + i, 0, 2);
 }
 
 /* Floats of partial results of one q row and range: o, m, l. */

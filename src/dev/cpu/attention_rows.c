@@ -137,34 +137,55 @@ void tern_attn_wide_unit(const struct attn_unit *u, struct attn_scratch *c)
 
 _Static_assert(TERN_ATTN_RANGE % TERN_SOFTMAX_PAGES == 0, "groups of pages do not cross ranges");
 
+#define MOST_AHEAD 4 /* sides of pages, a side being the keys or the values */
+
+/* Sides of a page between the one in use and the one asked for: about ATTN_ASK bytes.  Kernels on floats ask for what
+ * comes next themselves, and want to know the side that follows. */
+static int sides_ahead(const struct tern_kv_side *side)
+{
+    const size_t bytes = side->codec->raw ? ATTN_ASK : side->codec->data_bytes(side->dim);
+    const size_t n = (ATTN_ASK + bytes - 1) / bytes;
+    return n < MOST_AHEAD ? (int)n : MOST_AHEAD;
+}
+
+/* What narrow_group reads in its order, all keys and then all values, and the keys that follow; NULL: none. */
+static void list_sides(const struct attn_unit *u, const uint8_t **sides, int page, int n, int end)
+{
+    const struct tern_kv_layer *kv = u->step->kv;
+    for (int j = 0; j < n; j++) {
+        const uint8_t *p = tern_attn_page(u, page + j);
+        sides[j] = p + kv->k_off;
+        sides[n + j] = p + kv->v_off;
+    }
+    for (int j = 0; j < MOST_AHEAD; j++)
+        sides[2 * n + j] = page + n + j < end ? tern_attn_page(u, page + n + j) + kv->k_off : NULL;
+}
+
 /* n pages from `page` on, of one aligned group: all keys, one softmax, all values.  A row meets its pages in groups
  * that its position alone decides, and pages that it does not see change nothing, so the group is no property of the
- * batch. after: a page that will be read next, or NULL. */
-static void narrow_group(const struct attn_unit *u, struct attn_scratch *c, int page, int n, const uint8_t *after)
+ * batch.  end: of the pages that will be read. */
+static void narrow_group(const struct attn_unit *u, struct attn_scratch *c, int page, int n, int end)
 {
     const struct tern_kv_layer *kv = u->step->kv;
     const size_t stride = (size_t)u->n_q * TERN_PAGE;
-    const uint8_t *p[TERN_SOFTMAX_PAGES + 1];
-    for (int j = 0; j < n; j++)
-        p[j] = tern_attn_page(u, page + j);
-    p[n] = after;
+    const int k_ahead = sides_ahead(&kv->k), v_ahead = sides_ahead(&kv->v);
+    const uint8_t *sides[2 * TERN_SOFTMAX_PAGES + MOST_AHEAD];
+    list_sides(u, sides, page, n, end);
     for (int j = 0; j < n; j++) {
-        if (p[j + 1])
-            tern_attn_fetch(p[j + 1], kv->k_off); /* headers are needed before the codes that the kernels ask for */
-        const uint8_t *next = j + 1 < n ? p[j + 1] + kv->k_off : p[0] + kv->v_off;
-        const void *head = p[j] + kv->k_head_off;
-        kv->k.codec->score(&u->key, c->s + (size_t)j * stride, &c->query, p[j] + kv->k_off, head, u->n_q, next);
+        if (page + j + 2 < end) /* headers are needed before the codes that the kernels ask for */
+            tern_attn_fetch(tern_attn_page(u, page + j + 2), kv->k_off);
+        const void *head = sides[j] - kv->k_off + kv->k_head_off;
+        kv->k.codec->score(&u->key, c->s + (size_t)j * stride, &c->query, sides[j], head, u->n_q, sides[j + k_ahead]);
         if (tern_attn_completes(u))
             tern_attn_complete(u, c->s + (size_t)j * stride, c->raw, u->n_q, page + j);
     }
-    /* The softmax would leave the memory idle.  The first values are on their way: on to the second. */
+    /* The softmax would leave the memory idle.  The first values are on their way: on to what follows them. */
     tern_attn_softmax(u, c, 0, u->n_q, page, n, attn_first_token(u, page), n * TERN_PAGE,
-                      n > 1 ? p[1] + kv->v_off : NULL);
+                      k_ahead < n ? sides[n + k_ahead] : NULL);
     for (int j = 0; j < n; j++) {
-        const uint8_t *next = j + 1 < n ? p[j + 1] + kv->v_off : after ? after + kv->k_off : NULL;
-        const void *head = p[j] + kv->v_head_off;
+        const void *head = sides[j] - kv->k_off + kv->v_head_off;
         const float *weights = c->s + (size_t)j * stride, *shrink = j ? NULL : c->shrink;
-        kv->v.codec->accum(&kv->v, c->o, weights, p[j] + kv->v_off, head, shrink, u->n_q, next);
+        kv->v.codec->accum(&kv->v, c->o, weights, sides[n + j], head, shrink, u->n_q, sides[n + j + v_ahead]);
     }
 }
 
@@ -196,7 +217,7 @@ static void narrow_pages(const struct attn_unit *u, struct attn_scratch *c, int 
     for (int page = begin, n; page < end; page += n) {
         n = TERN_SOFTMAX_PAGES - page % TERN_SOFTMAX_PAGES;
         n = end - page < n ? end - page : n;
-        narrow_group(u, c, page, n, page + n < end ? tern_attn_page(u, page + n) : NULL);
+        narrow_group(u, c, page, n, end);
     }
 }
 

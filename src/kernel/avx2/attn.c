@@ -61,9 +61,9 @@ ATTN_INLINE int tile_rows(int n)
  * memory, not in the order of use: strided requests measure up to 40 % slower. */
 ATTN_INLINE const char *fetch_lines(const char *p, int vecs)
 {
-    _mm_prefetch(p, _MM_HINT_T0);
+    _mm_prefetch(p, _MM_HINT_T1);
     if (vecs == 8)
-        _mm_prefetch(p + 64, _MM_HINT_T0);
+        _mm_prefetch(p + 64, _MM_HINT_T1);
     return p + (vecs == 8 ? 128 : vecs == 4 ? 64 : 32);
 }
 

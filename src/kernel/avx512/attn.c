@@ -6,8 +6,8 @@
 #include "kernel/avx512/attn_simd.h"
 
 /* Register tiles as in avx2/attn.c, with 32 registers: up to six query rows times all 64 tokens (scores) or 64 dims
- * (values), 24 accumulators.  f16 operands come from DRAM: chunks of a few KB, read in order, the lines 4 KB ahead
- * asked for on the way. */
+ * (values), 24 accumulators.  f16 operands come from DRAM: chunks of a few KB, read in order, the lines 8 KB ahead
+ * asked for on the way: into L2, which waits for more lines at a time than L1 can (decision 043). */
 
 #define MAX_ROWS    6
 #define SCORE_CHUNK 32   /* dims, 4 KB of f16 keys */
@@ -65,8 +65,8 @@ ATTN_INLINE void score_tile(float *s, const float *q, const void *k, int half, c
     for (int d = d0; d < d1; d++) {
         size_t at = (size_t)d * TERN_PAGE;
         if (half) {
-            _mm_prefetch(fetch, _MM_HINT_T0);
-            _mm_prefetch(fetch + 64, _MM_HINT_T0);
+            _mm_prefetch(fetch, _MM_HINT_T1);
+            _mm_prefetch(fetch + 64, _MM_HINT_T1);
             fetch += 128;
         }
 #pragma GCC unroll 4
@@ -126,9 +126,9 @@ ATTN_INLINE void accum_tile(float *o, const float *p, const void *v, const float
     for (int t = t0; t < t1; t++) {
         size_t at = (size_t)t * (size_t)dim;
         if (half) {
-            _mm_prefetch(fetch, _MM_HINT_T0);
+            _mm_prefetch(fetch, _MM_HINT_T1);
             if (vecs == 4)
-                _mm_prefetch(fetch + 64, _MM_HINT_T0);
+                _mm_prefetch(fetch + 64, _MM_HINT_T1);
             fetch += 32 * vecs;
         }
 #pragma GCC unroll 4

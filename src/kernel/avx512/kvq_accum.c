@@ -1,7 +1,7 @@
-/* avx512/kvq_accum.c - weighted sums of coded values: two registers are 32 dims, four tokens of each per 32-bit lane.
+/* avx512/kvq_accum.c - weighted sums of coded values: a register is 16 dims, four tokens of each per 32-bit lane.
  *
  * Weights are unsigned bytes, the first operand of vpdpbusd; the 15-bit ones of 8-bit codes go through it as two
- * planes, low byte and high byte.  The integer sums are exact, so planes and chains join without loss. */
+ * planes, low byte and high byte.  The integer sums are exact, so planes join without loss. */
 #include "kernel/avx512/kvq_simd.h"
 
 /* Integer weights of one row and block, 64 tokens in step order. */
@@ -73,43 +73,49 @@ struct page {
     int dim;
 };
 
-/* 32 dims from d on for `rows` rows; of a last group alone 16, and the sums beside them are not stored.  x: in each
- * half their two groups and those before them in the chains.  Up to three rows would wait for their own sums: they take
- * two chains each. */
-KVQ_INLINE void accum_dims(const int rows, float *o, const struct row_weights *r, const struct page *p, int d,
-                           const uint8_t *const x[2][5], const float *shrink, bool fetch, const int bits,
-                           const bool trellis)
+/* Groups of 16 dims that a pass takes: a weight's bytes are spread over a register once for all of them.  More sums
+ * would not stay in registers. */
+KVQ_INLINE int kvq_groups(const int bits)
 {
-    const int n_words = kvq_words(bits), per_byte = kvq_per_byte(bits), n_x = kvq_reach(bits, trellis) + 1;
-    const int planes = kvq_planes(bits), chains = planes == 1 && rows < KVQ_ROWS ? 2 : 1;
-    const __mmask16 stored[2] = {0xFFFF, d + 16 == p->dim ? 0 : 0xFFFF};
-    __m512i acc[KVQ_ROWS][2][2]; /* second index: plane or chain */
+    return kvq_planes(bits) == 2 ? 2 : 4;
+}
+
+#define MAX_X 7 /* groups of a pass, and those before them in the chains */
+
+/* So many groups from dim d on for `rows` rows; n of them are the page's, and the sums beside them are not stored.  x:
+ * in each half the groups and those before them in the chains. */
+KVQ_INLINE void accum_dims(const int rows, float *o, const struct row_weights *r, const struct page *p, int d, int n,
+                           const uint8_t *const x[2][MAX_X], const float *shrink, bool fetch, const int bits,
+                           const bool trellis, const int groups)
+{
+    const int n_words = kvq_words(bits), per_byte = kvq_per_byte(bits), n_x = kvq_reach(bits, trellis) + groups - 1;
+    const int planes = kvq_planes(bits);
+    __m512i acc[KVQ_ROWS][2][4]; /* second index: plane */
     KVQ_UNROLL for (int i = 0; i < rows; i++)
     {
-        acc[i][0][0] = acc[i][0][1] = acc[i][1][0] = acc[i][1][1] = _mm512_setzero_si512();
+        KVQ_UNROLL for (int g = 0; g < groups; g++) acc[i][0][g] = acc[i][1][g] = _mm512_setzero_si512();
     }
     for (int half = 0; half < 2; half++) {
         if (fetch)
-            kvq_prefetch(p->next, (size_t)(d / 16 + half), 2 * bits);
+            kvq_prefetch(p->next, (size_t)(2 * d / (16 * groups) + half), groups * bits);
         KVQ_UNROLL for (int w = 0; w < n_words; w++)
         {
-            __m512i v[5];
+            __m512i v[MAX_X];
             KVQ_UNROLL for (int j = 0; j < n_x; j++)
             {
                 v[j] = kvq_word(x[half][j], w, bits);
             }
-            KVQ_UNROLL for (int n = 0; n < per_byte; n++)
+            KVQ_UNROLL for (int m = 0; m < per_byte; m++)
             {
-                const int at = 4 * (w * per_byte + n), c = chains == 2 ? (w * per_byte + n) & 1 : 0;
-                __m512i e0 = kvq_value_step(v, n, p->t, bits, trellis);
-                __m512i e1 = kvq_value_step(v + 1, n, p->t, bits, trellis);
+                const int at = 4 * (w * per_byte + m);
+                __m512i e[4];
+                KVQ_UNROLL for (int g = 0; g < groups; g++) e[g] = kvq_value_step(v + g, m, p->t, bits, trellis);
                 KVQ_UNROLL for (int i = 0; i < rows; i++)
                 {
                     KVQ_UNROLL for (int j = 0; j < planes; j++)
                     {
-                        __m512i four = kvq_broadcast4(r[i].w[j] + 32 * half + at);
-                        acc[i][c + j][0] = _mm512_dpbusd_epi32(acc[i][c + j][0], four, e0);
-                        acc[i][c + j][1] = _mm512_dpbusd_epi32(acc[i][c + j][1], four, e1);
+                        const __m512i four = kvq_broadcast4(r[i].w[j] + 32 * half + at);
+                        KVQ_UNROLL for (int g = 0; g < groups; g++) acc[i][j][g] = kvq_dot(acc[i][j][g], four, e[g]);
                     }
                 }
             }
@@ -118,14 +124,39 @@ KVQ_INLINE void accum_dims(const int rows, float *o, const struct row_weights *r
     KVQ_UNROLL for (int i = 0; i < rows; i++)
     {
         __m512 c = _mm512_set1_ps(r[i].value), sh = _mm512_set1_ps(shrink ? shrink[i] : 1.0f);
-        KVQ_UNROLL for (int j = 0; j < 2; j++)
+        KVQ_UNROLL for (int g = 0; g < groups; g++)
         {
-            float *oi = o + (size_t)i * p->dim + 16 * j;
-            __m512i second = planes == 2 ? _mm512_slli_epi32(acc[i][1][j], 8) : acc[i][1][j];
-            __m512 dot = _mm512_cvtepi32_ps(_mm512_add_epi32(acc[i][0][j], second));
-            __m512 old = _mm512_mul_ps(_mm512_maskz_load_ps(stored[j], oi), sh);
-            _mm512_mask_store_ps(oi, stored[j], _mm512_fmadd_ps(dot, c, old));
+            if (g >= n)
+                break;
+            float *oi = o + (size_t)i * p->dim + 16 * g;
+            __m512i dot = acc[i][0][g];
+            if (planes == 2)
+                dot = _mm512_add_epi32(dot, _mm512_slli_epi32(acc[i][1][g], 8));
+            __m512 old = _mm512_mul_ps(_mm512_load_ps(oi), sh);
+            _mm512_store_ps(oi, _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), c, old));
         }
+    }
+}
+
+/* Dims of one block, weights made. */
+KVQ_INLINE void accum_block(float *o, const struct row_weights *r, const struct page *p, int d0,
+                            const uint8_t *const block[2], const uint8_t *const wrap[2], const float *shrink, int n_q,
+                            const int bits, const bool trellis)
+{
+    const int n_groups = kvq_block_dims(p->dim, d0) / 16, groups = kvq_groups(bits);
+    const int n_x = kvq_reach(bits, trellis) + groups - 1;
+    for (int g = 0; g < n_groups; g += groups) {
+        const int n = n_groups - g, d = d0 + 16 * g;
+        const uint8_t *x[2][MAX_X];
+        for (int half = 0; half < 2; half++) {
+            kvq_value_groups(x[half], block[half], wrap[half], g, n_groups, n_x, bits);
+            /* Behind the last group: what is added up there does not matter, but must be there to read. */
+            for (int j = n + kvq_reach(bits, trellis) - 1; j < n_x; j++)
+                x[half][j] = block[half];
+        }
+        for (int i = 0; i < n_q; i += KVQ_ROWS)
+            KVQ_BY_ROWS(n_q - i, accum_dims, o + (size_t)i * p->dim + d, r + i, p, d, n, x, shrink ? shrink + i : NULL,
+                        i == 0, bits, trellis, groups);
     }
 }
 
@@ -138,27 +169,15 @@ KVQ_INLINE void accum_bits(float *o, const float *p, const uint8_t *v, const uin
     const struct kvq_tables tables = kvq_tables(tab, 0, bits, trellis);
     const struct page page = {&tables, next, dim};
     const __m512i order = step_order(bits);
-    const size_t half_bytes = (size_t)dim * 4 * bits;
-    for (int d = 0; d < dim; d += 32) {
-        const int d0 = d / TERN_KVQ_BLOCK * TERN_KVQ_BLOCK, n_groups = kvq_block_dims(dim, d0) / 16;
-        const uint16_t *hb = head + d0 / TERN_KVQ_BLOCK * 64;
-        const uint8_t *x[2][5];
-        if (d == d0) {
-            const __m512 f[] = {kvq_scales(hb), kvq_scales(hb + 16), kvq_scales(hb + 32), kvq_scales(hb + 48)};
-            for (int i = 0; i < n_q; i++)
-                make_weights(&r[i], p + i * 64, f, tab->unit, order, bits);
-        }
-        for (int half = 0; half < 2; half++) {
-            const uint8_t *block = v + half * half_bytes + (size_t)d0 * 4 * bits;
-            if (trellis && d == d0)
-                kvq_value_wrap(wrap[half], block, hb + 32 * half, n_groups, bits);
-            kvq_value_groups(x[half], block, wrap[half], (d - d0) / 16, n_groups, kvq_reach(bits, trellis) + 1, bits);
-            if (d + 16 == dim) /* a last group alone: what its neighbour adds up does not matter, but must be there */
-                x[half][kvq_reach(bits, trellis)] = x[half][0];
-        }
-        for (int i = 0; i < n_q; i += KVQ_ROWS)
-            KVQ_BY_ROWS(n_q - i, accum_dims, o + (size_t)i * dim + d, r + i, &page, d, x, shrink ? shrink + i : NULL,
-                        i == 0, bits, trellis);
+    for (int d = 0; d < dim; d += TERN_KVQ_BLOCK) {
+        const uint16_t *h = head + d / TERN_KVQ_BLOCK * 64;
+        const uint8_t *block[2] = {v + (size_t)d * 4 * bits, v + ((size_t)dim + (size_t)d) * 4 * bits};
+        const __m512 f[] = {kvq_scales(h), kvq_scales(h + 16), kvq_scales(h + 32), kvq_scales(h + 48)};
+        for (int i = 0; i < n_q; i++)
+            make_weights(&r[i], p + i * 64, f, tab->unit, order, bits);
+        for (int half = 0; half < 2 && trellis; half++)
+            kvq_value_wrap(wrap[half], block[half], h + 32 * half, kvq_block_dims(dim, d) / 16, bits);
+        accum_block(o, r, &page, d, block, (const uint8_t *const[]){wrap[0], wrap[1]}, shrink, n_q, bits, trellis);
     }
 }
 

@@ -3,14 +3,14 @@
 
 #define OFFSET 128 /* vpdpbusd wants its first operand unsigned: entries are looked up as entry + OFFSET */
 
-/* n words of a set of each group of 16 tokens, from word first0 or first1 on.  Up to three rows would wait for their
+/* n words of a set of each group of 16 tokens, from word first0 or first1 on.  One or two rows would wait for their
  * own sums: they take two chains each. */
 KVQ_INLINE void dot_sets(const int rows, __m512i acc[][2][2], const int8_t *q, size_t q_stride, const uint8_t *set0,
                          const uint8_t *set1, const int first0, const int first1, const int n_words,
                          const __m512i tail[2], bool last, const struct kvq_tables *t, const int bits,
                          const bool trellis)
 {
-    const int per_byte = kvq_per_byte(bits), chains = rows < KVQ_ROWS ? 2 : 1;
+    const int per_byte = kvq_per_byte(bits), chains = rows < 3 ? 2 : 1;
     KVQ_UNROLL for (int w = 0; w < n_words; w++)
     {
         __m512i v0 = kvq_word(set0, first0 + w, bits), v1 = kvq_word(set1, first1 + w, bits);
@@ -27,9 +27,9 @@ KVQ_INLINE void dot_sets(const int rows, __m512i acc[][2][2], const int8_t *q, s
             const int c = chains == 2 ? (w * per_byte + j) & 1 : 0;
             KVQ_UNROLL for (int i = 0; i < rows; i++)
             {
-                __m512i four = kvq_broadcast4(q + q_stride * (size_t)i + 4 * (w * per_byte + j));
-                acc[i][c][0] = _mm512_dpbusd_epi32(acc[i][c][0], e0, four);
-                acc[i][c][1] = _mm512_dpbusd_epi32(acc[i][c][1], e1, four);
+                const int8_t *four = q + q_stride * (size_t)i + 4 * (w * per_byte + j);
+                acc[i][c][0] = kvq_dot4(acc[i][c][0], e0, four);
+                acc[i][c][1] = kvq_dot4(acc[i][c][1], e1, four);
             }
         }
     }

@@ -21,6 +21,22 @@ KVQ_INLINE __m512i kvq_broadcast4(const void *p)
     return _mm512_castps_si512(_mm512_set1_ps(four));
 }
 
+/* acc + the four products of unsigned bytes of u with signed bytes from memory, in every lane.  Left alone, gcc loads
+ * the four once for several sums, but a broadcast as an operand costs nothing and one in a register does. */
+KVQ_INLINE __m512i kvq_dot4(__m512i acc, __m512i u, const int8_t *four)
+{
+    typedef int32_t __attribute__((may_alias)) word;
+    __asm__("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(acc) : "v"(u), "m"(*(const word *)(const void *)four));
+    return acc;
+}
+
+/* The same, both in registers; an asm because gcc writes arrays of sums to the stack in every round. */
+KVQ_INLINE __m512i kvq_dot(__m512i acc, __m512i u, __m512i s)
+{
+    __asm__("vpdpbusd %2, %1, %0" : "+v"(acc) : "v"(u), "v"(s));
+    return acc;
+}
+
 /* Tables as bytes, repeated to 64. */
 struct kvq_tables {
     __m512i a, b, c;
@@ -64,15 +80,16 @@ KVQ_INLINE __m512i kvq_word(const uint8_t *group, int w, const int bits)
 }
 
 /* Part i of what the caller reads next, in parts of `lines` cache lines.  Codes come from DRAM in pieces of 1 to 8 KB
- * that lie far apart, too short for the hardware to see streams; so while one piece is worked on, all of the next one
- * is asked for.  In the order of memory, whatever order the codes are used in: then the hardware joins in. */
+ * that lie far apart, too short for the hardware to see streams; so while one piece is worked on, a whole
+ * one further on is asked for, into L2: it waits for more lines at a time than L1 can (decision 043).  In the order of
+ * memory, whatever order the codes are used in: then the hardware joins in. */
 KVQ_INLINE void kvq_prefetch(const void *next, size_t i, const int lines)
 {
     if (!next)
         return;
     KVQ_UNROLL for (int j = 0; j < lines; j++)
     {
-        _mm_prefetch((const char *)next + (i * lines + j) * 64, _MM_HINT_T0);
+        _mm_prefetch((const char *)next + (i * lines + j) * 64, _MM_HINT_T1);
     }
 }
 
