@@ -365,11 +365,32 @@ static int kind_of_codes(const struct tern_cuda_layer *l)
     return l->k.trellis ? 6 : places[l->k.bits];
 }
 
-/* Shared bytes of a ring of two pages for each of four warps (attn/codes.cuh). */
-static unsigned codes_shared(const struct tern_cuda_layer *l)
+/* Pages of 16-bit floats, which have a kernel of their own? */
+static bool of_halves(const struct tern_cuda_layer *l)
 {
-    const int pad = l->k.bits < 4 ? 2 * l->k.dim / 32 * 32 : 0;
-    return 4 * 2 * (unsigned)(256 + 2 * 8 * l->k.dim * l->k.bits + pad);
+    return l->k.form <= TERN_CUDA_BF16 && l->v.form <= TERN_CUDA_BF16;
+}
+
+/* Blocks of threads that go round through the items of a step (attn/ring.cuh): as many as the card holds at once, where
+ * there is work for them. */
+static unsigned ring_blocks(const struct tern_cuda *d, const struct tern_cuda_attn_args *a, int ranges, int per_processor)
+{
+    const unsigned items = (unsigned)(a->n_units * a->n_blocks * a->l.n_heads * a->n_split) * (unsigned)(ranges + 1);
+    const unsigned most = (unsigned)(d->card->processors * per_processor);
+    return items < most ? items : most;
+}
+
+static bool run_halves(struct tern_cuda *d, struct tern_cuda_attn_args *a, int ranges)
+{
+    const unsigned dim = (unsigned)a->l.k.dim, room = 4 * (4 * 8 * dim + 2 * 4 * 8), stage = 4 * (32 * dim + 32);
+    a->stages = 4;
+    while (a->stages >= 2 && room + 4 * (unsigned)a->stages * stage + 1024 > (unsigned)d->card->shared_most)
+        a->stages--;
+    if (a->stages < 2)
+        return false;
+    tern_cuda_launch(d, dim == 64 ? TERN_CUDA_K_halves_64 : TERN_CUDA_K_halves_128, ring_blocks(d, a, ranges, 1), 1, 1, 128,
+                     room + 4 * (unsigned)a->stages * stage, a, sizeof *a);
+    return true;
 }
 
 /* Blocks of up to four q rows, or of eight. */
@@ -383,18 +404,33 @@ static bool cut_codes(struct tern_cuda_attn_args *a, struct tern_cuda_list_of un
     return eight;
 }
 
+/* Two blocks of eight warps on a processor of the card, where registers and rings of two stages and more allow it. */
+static void run_codes(struct tern_cuda *d, struct tern_cuda_attn_args *a, struct tern_cuda_list_of units, int ranges,
+                      int kind)
+{
+    const bool eight = cut_codes(a, units);
+    const unsigned dim = (unsigned)a->l.k.dim, bits = (unsigned)a->l.k.bits, rows = eight ? 8 : 4;
+    const unsigned room = 4 * (8 * rows * dim + 2 * 8 * rows), stage = 128 + dim + 2 * 4 * dim * bits;
+    const unsigned most = (unsigned)d->card->shared_most;
+    int blocks = eight ? 1 : 2;
+    a->stages = 3;
+    while (blocks * (room + 8 * (unsigned)a->stages * stage + 5120) > most && a->stages > 2)
+        a->stages--;
+    if (blocks * (room + 8 * (unsigned)a->stages * stage + 5120) > most)
+        blocks = 1;
+    const enum tern_cuda_kernel first = dim == 64 ? TERN_CUDA_K_codes_64_2_1 : TERN_CUDA_K_codes_128_2_1;
+    tern_cuda_launch(d, (enum tern_cuda_kernel)((int)first + kind + eight), ring_blocks(d, a, ranges, blocks), 1, 1, 256,
+                     room + 8 * (unsigned)a->stages * stage, a, sizeof *a);
+}
+
 /* Decode rows whose ranges have a kernel of their own; with what is raw, and all put together. */
 static void run_fast(struct tern_cuda *d, struct tern_cuda_attn_args *a, struct tern_cuda_list_of units, int ranges)
 {
     const bool small = a->l.k.dim == 64;
     const int codes = kind_of_codes(&a->l);
-    if (codes >= 0 && codes_shared(&a->l) <= (unsigned)d->card->shared_most) {
-        const bool eight = cut_codes(a, units);
-        const enum tern_cuda_kernel first = small ? TERN_CUDA_K_codes_64_2_1 : TERN_CUDA_K_codes_128_2_1;
-        tern_cuda_launch(d, (enum tern_cuda_kernel)((int)first + codes + eight), (unsigned)(a->n_units * a->n_blocks),
-                         (unsigned)(a->l.n_heads * a->n_split), (unsigned)ranges + 1, 128, codes_shared(&a->l), a,
-                         sizeof *a);
-    } else {
+    if (codes >= 0) {
+        run_codes(d, a, units, ranges, codes);
+    } else if (!of_halves(&a->l) || !run_halves(d, a, ranges)) {
         tern_cuda_launch(d, small ? TERN_CUDA_K_attn_range_64 : TERN_CUDA_K_attn_range_128,
                          (unsigned)(a->n_units * a->n_blocks), (unsigned)(a->l.n_heads * a->n_split),
                          (unsigned)ranges + 1, 256, tensor_shared(&a->l, TERN_CUDA_NARROW_ROWS(a->l.k.dim)), a,
@@ -455,6 +491,7 @@ void tern_cuda_attention(struct tern_dev *dev, const struct tern_attn_shape *sha
         a.row0 = t->first_narrow;
         a.q_scale = (float)(shape->scale * log2e);
         a.cap = (float)(shape->softcap * log2e);
+        a.one = 0x3C003C00;
         run_wide(d, &a, lists->wide);
         cut_plain(&a, lists->narrow);
         const int ranges = most_ranges(d, c, &d->step.caches[c].layers[shape->layer]);
