@@ -126,10 +126,10 @@ static void check(const char *device, struct tern_pool *pool, const struct confi
                    cfg->cond ? " cond" : "", cfg->latent ? " latent" : "", (int)cfg->softcap,
                    cfg->coded32 ? " f32 tile" : "", cfg->wild ? " wild" : "");
     const size_t pages = (size_t)(seqs.max / TERN_PAGE + 1) * (size_t)seqs.n;
-    worker_open(&ref, "cpu", pool, &l, seqs, rows, true);
+    worker_open(&ref, "cpu", pool, &l, seqs, rows, true, 1);
     run_script(&ref, &ref_script);
     for (int i = 0; i < 3; i++) {
-        worker_open(&w[i], device, pool, &l, seqs, rows, exact);
+        worker_open(&w[i], device, pool, &l, seqs, rows, exact, 1);
         run_script(&w[i], &scripts[i]);
         same_bytes(&ref, &w[i], ref.pages, w[i].pages, pages, label, "pages");
         same_bytes(&ref, &w[i], ref.sinks, w[i].sinks, (size_t)seqs.n, label, "sinks");

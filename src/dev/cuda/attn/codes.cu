@@ -14,7 +14,7 @@
 #define WARPS   8
 #define THREADS (32 * WARPS)
 #define FULL    65000.0f /* most that a weight becomes */
-#define ROOM    14.5f    /* log2 of what the largest weight becomes when the reference is set */
+#define ROOM    13.0f    /* log2 of what the largest weight becomes when the reference is set: rises are rare */
 
 __device__ static inline float exp2_of(float x)
 {
@@ -71,6 +71,7 @@ template <int D, int C, int NT> struct worker {
     float scale[NT], ref[NT], sum[NT]; /* of q row 4 i + t */
     int start[NT];                     /* what offsets of keys have added to a product */
     uint32_t all[NT];                  /* sum of the weights */
+    bool fresh;                        /* nothing has been summed yet */
     int o[NT][D / 16][4];
     int g, t;
 };
@@ -98,8 +99,8 @@ template <int D, int C, int NT> __device__ static inline void take_tile(worker<D
     const int g = w.g, t = w.t;
     const uint32_t keys = at + layout::KEYS, values = at + layout::VALUES;
     uint2 kh, vh;
-    asm volatile("ld.shared.v2.u32 {%0,%1}, [%2];" : "=r"(kh.x), "=r"(kh.y) : "r"(at + 8 * g) : "memory");
-    asm volatile("ld.shared.v2.u32 {%0,%1}, [%2];" : "=r"(vh.x), "=r"(vh.y) : "r"(at + 64 + 8 * g) : "memory");
+    asm volatile("ld.shared.v2.u32 {%0,%1}, [%2];" : "=r"(kh.x), "=r"(kh.y) : "r"(at + half * 64 + 8 * g) : "memory");
+    asm volatile("ld.shared.v2.u32 {%0,%1}, [%2];" : "=r"(vh.x), "=r"(vh.y) : "r"(at + 128 + half * 64 + 8 * g) : "memory");
     int c[NT][2][4];
 #pragma unroll
     for (int i = 0; i < NT; i++)
@@ -165,7 +166,9 @@ template <int D, int C, int NT> __device__ static inline void take_tile(worker<D
         }
         if (__any_sync(~0u, top > FULL)) {
             const float ref = raise<D, C, NT>(y[0], y[1], y[2], y[3], vf, top);
-            if (ref == ref) {
+            if (w.fresh) {
+                w.ref[i] = ref == ref ? ref : w.ref[i];
+            } else if (ref == ref) {
                 const float by = exp2_of(__fsub_rn(w.ref[i], ref));
                 w.ref[i] = ref;
                 w.sum[i] = __fmul_rn(w.sum[i], by);
@@ -179,10 +182,10 @@ template <int D, int C, int NT> __device__ static inline void take_tile(worker<D
                         w.o[i][n][j] = hi;
                         w.o[i][n][j + 1] = __float2int_rn(__fmaf_rn((float)hi, -256.0f, x));
                     }
-#pragma unroll
-                for (int r = 0; r < 4; r++)
-                    e[r] = exp2_of(__fsub_rn(y[r], ref));
             }
+#pragma unroll
+            for (int r = 0; r < 4; r++)
+                e[r] = exp2_of(__fsub_rn(y[r], w.ref[i]));
         }
         w.sum[i] = __fadd_rn(w.sum[i], __fadd_rn(__fadd_rn(e[0], e[1]), __fadd_rn(e[2], e[3])));
         uint32_t n[4];
@@ -214,8 +217,8 @@ template <int D, int C, int NT> __device__ static inline void take_tile(worker<D
 #pragma unroll
     for (int j = 0; j < S / 2; j++) {
         value_words<C> a, b;
-        load_values<D, C>(a, values, at + 64, 2 * j, g, t);
-        load_values<D, C>(b, values, at + 64, 2 * j + 1, g, t);
+        load_values<D, C>(a, values, at + 128 + half * 64, 2 * j, g, t);
+        load_values<D, C>(b, values, at + 128 + half * 64, 2 * j + 1, g, t);
 #pragma unroll
         for (int n = 0; n < 4; n++) {
             const octet x = value_octet<C>(w.tab, a, w.spare, n, t), y = value_octet<C>(w.tab, b, w.spare, n, t);
@@ -297,7 +300,8 @@ __device__ static void load_columns(const block_rows &b, int8_t *columns, float 
     }
 }
 
-/* Warps' results put together in order, into the range's place. */
+/* Warps' results put together in order, into the range's place.  Ranges use two rooms in turn: who writes into one has met
+ * all others since they read it. */
 template <int D, int C, int NT>
 __device__ static void put_together(worker<D, C, NT> &w, float *room, int range)
 {
@@ -305,13 +309,13 @@ __device__ static void put_together(worker<D, C, NT> &w, float *room, int range)
     const int warp = threadIdx.x / 32, g = w.g, t = w.t;
     const block_rows &b = *w.b;
     float *ref = room + WARPS * ROWS * D, *sum = ref + WARPS * ROWS;
-    __syncthreads(); /* nobody reads the room any more */
 #pragma unroll
     for (int i = 0; i < NT; i++) {
         float all = w.sum[i], offset = C == CODES_T4 ? (float)w.all[i] : 0.0f;
         for (int width = 4; width < 32; width *= 2) {
             all = __fadd_rn(all, __shfl_xor_sync(~0u, all, width));
-            offset = __fadd_rn(offset, __shfl_xor_sync(~0u, offset, width));
+            if (C == CODES_T4)
+                offset = __fadd_rn(offset, __shfl_xor_sync(~0u, offset, width));
         }
         offset = __fmul_rn(offset, -(float)w.tab.offset);
         const int row = 4 * i + t;
@@ -329,20 +333,22 @@ __device__ static void put_together(worker<D, C, NT> &w, float *room, int range)
     }
     __syncthreads();
     const float unit = b.a->l.v.unit;
-    for (int e = threadIdx.x; e < b.n_q * D; e += THREADS) {
-        const int row = e / D, d = e % D;
-        float most = ref[row], x = 0, all = 0;
+    for (int e = threadIdx.x; e < b.n_q * (D / 2); e += THREADS) { /* two dims each */
+        const int row = e / (D / 2), d = e % (D / 2) * 2;
+        float most = ref[row], x = 0, y = 0, all = 0;
 #pragma unroll
         for (int i = 1; i < WARPS; i++)
             most = fmaxf(most, ref[i * ROWS + row]);
 #pragma unroll
         for (int i = 0; i < WARPS; i++) {
             const float by = exp2_of(__fsub_rn(ref[i * ROWS + row], most));
-            x = fmaf(by, room[(i * ROWS + row) * D + d], x);
-            all = fmaf(by, sum[i * ROWS + row], all);
+            const float2 v = *reinterpret_cast<const float2 *>(room + (i * ROWS + row) * D + d);
+            x = __fmaf_rn(by, v.x, x);
+            y = __fmaf_rn(by, v.y, y);
+            all = __fmaf_rn(by, sum[i * ROWS + row], all);
         }
         float *part = part_at(b, row, range % TERN_CUDA_RANGES);
-        part[d] = x * unit;
+        *reinterpret_cast<float2 *>(part + d) = make_float2(__fmul_rn(x, unit), __fmul_rn(y, unit));
         if (d == 0) {
             part[D] = most;
             part[D + 1] = all;
@@ -356,16 +362,14 @@ template <int D, int C> __device__ static inline void fetch_next(const ring &r, 
     using tile = code_tile<D, C>;
     if (!walk_done(w)) {
         const tern_cuda_layer &l = w.b->a->l;
-        const uint8_t *from = walk_page(w);
         const uint32_t to = ring_at(r, slot);
-        ring_expect(r, slot, tile::COPIED);
-        ring_copy(r, slot, 0, to, from + l.k_head_off + half * 64, 64);
-        ring_copy(r, slot, 1, to + 64, from + l.v_head_off + half * 64, 64);
-#pragma unroll
-        for (int i = 0; i < tile::SETS; i++)
-            ring_copy(r, slot, 2 + i, to + tile::KEYS + i * tile::STEP, from + l.k_off + half * tile::SIDE + i * tile::SET,
-                      tile::SET);
-        ring_copy(r, slot, 2 + tile::SETS, to + tile::VALUES, from + l.v_off + half * tile::SIDE, tile::SIDE);
+        if (ring_asks()) {
+            ring_expect(r, slot, tile::BYTES);
+            ring_copy(r, slot, to, w.from + l.k_head_off, 256);
+            ring_copy(r, slot, to + tile::KEYS, w.from + l.k_off + half * tile::SIDE, tile::SIDE);
+            ring_copy(r, slot, to + tile::VALUES, w.from + l.v_off + half * tile::SIDE, tile::SIDE);
+        }
+        __syncwarp();
         half ^= 1;
         if (half == 0)
             walk_on(w);
@@ -409,6 +413,7 @@ __device__ static inline void take_range(worker<D, C, NT> &w, float *pq, ring &r
         w.ref[i] = -1e30f;
         w.sum[i] = 0;
         w.all[i] = 0;
+        w.fresh = true;
 #pragma unroll
         for (int n = 0; n < D / 16; n++)
             w.o[i][n][0] = w.o[i][n][1] = w.o[i][n][2] = w.o[i][n][3] = 0;
@@ -428,6 +433,7 @@ __device__ static inline void take_range(worker<D, C, NT> &w, float *pq, ring &r
         for (int i = 0; i < 2; i++) {
             ring_wait(r);
             take_tile<D, C, NT>(w, ring_at(r, r.slot), page, i, plain, lo);
+            w.fresh = false;
             __syncwarp();
             fetch_next<D, C>(r, r.slot, k, half);
             ring_on(r);
@@ -437,7 +443,7 @@ __device__ static inline void take_range(worker<D, C, NT> &w, float *pq, ring &r
 
 template <int D, int C, int NT> __device__ static void attend_codes(const tern_cuda_attn_args &a)
 {
-    constexpr int ROWS = 4 * NT, RESULTS = (WARPS * ROWS * D + 2 * WARPS * ROWS) * 4;
+    constexpr int ROWS = 4 * NT, RESULTS = WARPS * ROWS * D + 2 * WARPS * ROWS;
     extern __shared__ __align__(128) uint8_t shared[];
     __shared__ __align__(16) int8_t columns[2 * ROWS * (D + 16)];
     __shared__ __align__(8) uint64_t barriers[WARPS * 8];
@@ -445,7 +451,7 @@ template <int D, int C, int NT> __device__ static void attend_codes(const tern_c
     __shared__ int total[ROWS];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     ring r;
-    ring_open(r, (uint32_t)__cvta_generic_to_shared(shared + RESULTS) + warp * a.stages * code_tile<D, C>::BYTES,
+    ring_open(r, (uint32_t)__cvta_generic_to_shared(shared + 8 * RESULTS) + warp * a.stages * code_tile<D, C>::BYTES,
               (uint32_t)__cvta_generic_to_shared(barriers + warp * 8), code_tile<D, C>::BYTES, a.stages);
     worker<D, C, NT> w;
     w.pq = pq[warp];
@@ -455,41 +461,46 @@ template <int D, int C, int NT> __device__ static void attend_codes(const tern_c
     load_code_tables<C>(w.tab, a.l.k);
     w.tab.one = a.one;
     w.spare = spare_of(w.t);
+    deal mine = deal_out(a); /* tables are older than the kernel before */
     cuda_wait();
-    deal mine = deal_out(a);
+    int turn = 0;
     for (; mine.left > 0; mine.pair++, mine.at = 0) {
         block_rows b;
         if (!find_rows(b, a, mine.pair / a.n_blocks, mine.pair % a.n_blocks, 0))
             continue;
-        const int per = ranges_of(b) + 1, all = a.l.n_heads * a.n_split * per;
-        const int last = mine.at + mine.left < all ? mine.at + mine.left : all;
-        int split = -1, half = 0;
+        const row_ranges ranges = ranges_of(b);
+        const int all = a.l.n_heads * a.n_split * (ranges.n + 1) - mine.at, items = mine.left < all ? mine.left : all;
+        int split = mine.at / (ranges.n + 1), z = mine.at % (ranges.n + 1), had = -1, half = 0;
         walk k;
         w.b = &b;
-        walk_begin(k, b, warp, WARPS, per, mine.at, last);
+        walk_begin(k, b, ranges, warp, WARPS, split, z, items);
         for (int i = 0, slot = r.slot; i < r.stages; i++, slot = slot + 1 == r.stages ? 0 : slot + 1)
             fetch_next<D, C>(r, slot, k, half);
 #pragma unroll 1
-        for (int item = mine.at; item < last; item++) {
+        for (int i = 0; i < items; i++) {
             int begin, end;
-            if (item / per != split) {
-                split = item / per;
+            if (split != had) {
+                had = split;
                 find_heads(b, split);
                 __syncthreads();
                 load_columns<D, ROWS>(b, columns, scale, total, shift);
                 __syncthreads();
                 take_columns<D, C, NT>(w, columns, scale, total);
             }
-            if (item % per == 0) {
+            if (z == 0) {
                 __syncthreads();
                 attend_raw<D, THREADS, ROWS>(b, shared);
-                continue;
+                __syncthreads();
+            } else {
+                pages_of(b, ranges, z - 1, begin, end);
+                take_range<D, C, NT>(w, pq[warp], r, k, half, begin, end);
+                put_together<D, C, NT>(w, reinterpret_cast<float *>(shared) + turn * RESULTS, ranges.first + z - 1);
+                turn ^= 1;
             }
-            const int range = find_range(b, item % per - 1, begin, end);
-            take_range<D, C, NT>(w, pq[warp], r, k, half, begin, end);
-            put_together<D, C, NT>(w, reinterpret_cast<float *>(shared), range);
+            z = z == ranges.n ? 0 : z + 1;
+            split += z == 0;
         }
-        mine.left -= last - mine.at;
+        mine.left -= items;
     }
 }
 

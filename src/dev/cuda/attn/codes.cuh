@@ -20,13 +20,11 @@ struct code_tables {
     int offset;   /* bytes are entry + offset; 0: signed */
 };
 
-/* Half a page as it lies in shared memory: scales of keys, of values, keys, values.  Behind each set of keys 32 bytes are
- * free, so that lanes of different sets meet no bank twice. */
+/* Half a page as it lies in shared memory: scales of the page's keys and values, keys, values. */
 template <int D, int C> struct code_tile {
     static constexpr int BITS = C == CODES_T4 ? 4 : C, SETS = D / 32;
-    static constexpr int SET = 128 * BITS, STEP = SET + 32; /* bytes of a set of keys, both groups */
-    static constexpr int SIDE = D * 4 * BITS, KEYS = 128, VALUES = KEYS + SETS * STEP, BYTES = VALUES + SIDE;
-    static constexpr int COPIED = 128 + 2 * SIDE;
+    static constexpr int SET = 128 * BITS; /* bytes of a set of keys, both groups */
+    static constexpr int SIDE = D * 4 * BITS, KEYS = 256, VALUES = KEYS + SIDE, BYTES = VALUES + SIDE;
 };
 
 template <int C> __device__ static inline void load_code_tables(code_tables &t, const tern_cuda_side &s)
@@ -122,10 +120,10 @@ __device__ static inline uint32_t load_word(uint32_t at)
 }
 
 /* Dim of byte i (0..7) of lane t's octet in step s: the order of a query's bytes.  Octets of a token: lane t has D/32 of
- * them, one behind the other. */
+ * them, one behind the other; of 4-bit codes without chains every fourth, which meets fewer banks twice. */
 template <int D, int C> __device__ static inline int octet_dim(int t, int s, int i)
 {
-    const int all = t * (D / 32) + s, set = all / 4, part = all % 4;
+    const int all = C == CODES_4 ? 4 * s + t : t * (D / 32) + s, set = all / 4, part = all % 4;
     return 32 * set + (C == CODES_2 ? 16 * (part >> 1) + 2 * i + (part & 1) : 8 * part + i);
 }
 
@@ -133,7 +131,7 @@ template <int D, int C> __device__ static inline int octet_dim(int t, int s, int
 template <int D, int C> __device__ static inline uint4 key_piece(uint32_t keys, int n, int g)
 {
     using tile = code_tile<D, C>;
-    return load_piece(keys + n / tile::BITS * tile::STEP + (g >> 2) * 64 * tile::BITS + n % tile::BITS * 64 + (g & 3) * 16);
+    return load_piece(keys + n / tile::BITS * tile::SET + (g >> 2) * 64 * tile::BITS + n % tile::BITS * 64 + (g & 3) * 16);
 }
 
 /* Words of the lane's four tokens: all that its steps need. */
@@ -156,7 +154,7 @@ __device__ static inline void load_keys(key_words<D, C> &k, uint32_t keys, int g
     } else if constexpr (C == CODES_4 || C == CODES_T4) {
 #pragma unroll
         for (int i = 0; i < N; i++)
-            k.w[i] = key_piece<D, C>(keys, t * N + i, g);
+            k.w[i] = key_piece<D, C>(keys, C == CODES_4 ? 4 * i + t : t * N + i, g);
         if constexpr (C == CODES_T4) { /* behind the last word the first, a byte on, and the start */
             uint4 n = key_piece<D, C>(keys, t == 3 ? 0 : t * N + N, g);
             n.x = t == 3 ? n.x << 8 | start[0] << 4 : n.x;

@@ -158,23 +158,20 @@ template <int D> __device__ static void add_values(softmax<D> &st, const float s
     }
 }
 
-/* The next stage of the walk's page on its way: side 0, keys, then values. */
-template <int D> __device__ static inline void fetch(const ring &r, int slot, const walk &w, int what)
-{
-    const tern_cuda_layer &l = w.b->a->l;
-    const uint8_t *from = walk_page(w) + (what ? l.v_off : l.k_off);
-    const uint32_t to = ring_at(r, slot);
-    ring_expect(r, slot, 4 * side<D>::QUARTER);
-#pragma unroll
-    for (int i = 0; i < 4; i++)
-        ring_copy(r, slot, i, to + i * side<D>::STEP, from + i * side<D>::QUARTER, side<D>::QUARTER);
-}
-
-/* Fetches what comes next into `slot`, or nothing. */
+/* The next side of the walk's page on its way into `slot`, keys and then values, or nothing. */
 template <int D> __device__ static inline void fetch_next(const ring &r, int slot, walk &w, int &what)
 {
     if (!walk_done(w)) {
-        fetch<D>(r, slot, w, what);
+        const tern_cuda_layer &l = w.b->a->l;
+        const uint8_t *from = w.from + (what ? l.v_off : l.k_off);
+        const uint32_t to = ring_at(r, slot);
+        if (ring_asks()) {
+            ring_expect(r, slot, 4 * side<D>::QUARTER);
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                ring_copy(r, slot, to + i * side<D>::STEP, from + i * side<D>::QUARTER, side<D>::QUARTER);
+        }
+        __syncwarp();
         what ^= 1;
         if (what == 0)
             walk_on(w);
@@ -200,9 +197,9 @@ template <int D> __device__ static void put_together(const block_rows &b, const 
         l[warp * ROWS + g] = sum;
     }
     __syncthreads();
-    for (int e = threadIdx.x; e < b.n_q * D; e += THREADS) {
-        const int row = e / D, d = e % D;
-        float most = m[row], x = 0, all = 0;
+    for (int e = threadIdx.x; e < b.n_q * (D / 2); e += THREADS) { /* two dims each */
+        const int row = e / (D / 2), d = e % (D / 2) * 2;
+        float most = m[row], x = 0, y = 0, all = 0;
 #pragma unroll
         for (int i = 1; i < WARPS; i++)
             most = fmaxf(most, m[i * ROWS + row]);
@@ -210,11 +207,13 @@ template <int D> __device__ static void put_together(const block_rows &b, const 
 #pragma unroll
         for (int i = 0; i < WARPS; i++) {
             const float by = power(__fsub_rn(m[i * ROWS + row], from));
-            x = __fmaf_rn(by, room[(i * ROWS + row) * D + d], x);
+            const float2 v = *reinterpret_cast<const float2 *>(room + (i * ROWS + row) * D + d);
+            x = __fmaf_rn(by, v.x, x);
+            y = __fmaf_rn(by, v.y, y);
             all = __fmaf_rn(by, l[i * ROWS + row], all);
         }
         float *part = part_at(b, row, range % TERN_CUDA_RANGES);
-        part[d] = x;
+        *reinterpret_cast<float2 *>(part + d) = make_float2(x, y);
         if (d == 0) {
             part[D] = most;
             part[D + 1] = all;
@@ -271,39 +270,41 @@ template <int D> __device__ static void attend_halves(const tern_cuda_attn_args 
     ring r;
     ring_open(r, (uint32_t)__cvta_generic_to_shared(shared + ROOM) + warp * a.stages * side<D>::BYTES,
               (uint32_t)__cvta_generic_to_shared(barriers + warp * 8), side<D>::BYTES, a.stages);
+    deal mine = deal_out(a); /* tables are older than the kernel before */
     cuda_wait();
-    deal mine = deal_out(a);
     for (; mine.left > 0; mine.pair++, mine.at = 0) {
         block_rows b;
         if (!find_rows(b, a, mine.pair / a.n_blocks, mine.pair % a.n_blocks, 0))
             continue;
-        const int per = ranges_of(b) + 1, all = a.l.n_heads * a.n_split * per;
-        const int last = mine.at + mine.left < all ? mine.at + mine.left : all;
-        int split = -1, what = 0;
+        const row_ranges ranges = ranges_of(b);
+        const int all = a.l.n_heads * a.n_split * (ranges.n + 1) - mine.at, items = mine.left < all ? mine.left : all;
+        int split = mine.at / (ranges.n + 1), z = mine.at % (ranges.n + 1), had = -1, what = 0;
         walk w;
         softmax<D> st;
         uint32_t q[D / 16][2];
-        walk_begin(w, b, warp, WARPS, per, mine.at, last);
+        walk_begin(w, b, ranges, warp, WARPS, split, z, items);
         for (int i = 0, slot = r.slot; i < r.stages; i++, slot = slot + 1 == r.stages ? 0 : slot + 1)
             fetch_next<D>(r, slot, w, what);
 #pragma unroll 1
-        for (int item = mine.at; item < last; item++) {
+        for (int i = 0; i < items; i++) {
             int begin, end;
-            if (item / per != split) {
-                split = item / per;
+            if (split != had) {
+                had = split;
                 find_heads(b, split);
                 load_query<D>(q, b, threadIdx.x % 32 / 4, threadIdx.x % 4);
             }
-            if (item % per == 0) {
+            if (z == 0) {
                 __syncthreads();
                 attend_raw<D, THREADS, ROWS>(b, shared);
-                continue;
+            } else {
+                pages_of(b, ranges, z - 1, begin, end);
+                take_range<D>(b, st, q, r, w, what, begin, end);
+                put_together<D>(b, st, reinterpret_cast<float *>(shared), ranges.first + z - 1);
             }
-            const int range = find_range(b, item % per - 1, begin, end);
-            take_range<D>(b, st, q, r, w, what, begin, end);
-            put_together<D>(b, st, reinterpret_cast<float *>(shared), range);
+            z = z == ranges.n ? 0 : z + 1;
+            split += z == 0;
         }
-        mine.left -= last - mine.at;
+        mine.left -= items;
     }
 }
 

@@ -410,7 +410,7 @@ static void run_codes(struct tern_cuda *d, struct tern_cuda_attn_args *a, struct
 {
     const bool eight = cut_codes(a, units);
     const unsigned dim = (unsigned)a->l.k.dim, bits = (unsigned)a->l.k.bits, rows = eight ? 8 : 4;
-    const unsigned room = 4 * (8 * rows * dim + 2 * 8 * rows), stage = 128 + dim + 2 * 4 * dim * bits;
+    const unsigned room = 8 * (8 * rows * dim + 2 * 8 * rows), stage = 256 + 2 * 4 * dim * bits;
     const unsigned most = (unsigned)d->card->shared_most;
     int blocks = eight ? 1 : 2;
     a->stages = 3;
@@ -418,9 +418,12 @@ static void run_codes(struct tern_cuda *d, struct tern_cuda_attn_args *a, struct
         a->stages--;
     if (blocks * (room + 8 * (unsigned)a->stages * stage + 5120) > most)
         blocks = 1;
+    unsigned shared = room + 8 * (unsigned)a->stages * stage;
+    if (shared <= 48 << 10 && shared + 8192 > 48 << 10)
+        shared = (48 << 10) + 128; /* more than a kernel gets without asking: its own variables count too */
     const enum tern_cuda_kernel first = dim == 64 ? TERN_CUDA_K_codes_64_2_1 : TERN_CUDA_K_codes_128_2_1;
     tern_cuda_launch(d, (enum tern_cuda_kernel)((int)first + kind + eight), ring_blocks(d, a, ranges, blocks), 1, 1, 256,
-                     room + 8 * (unsigned)a->stages * stage, a, sizeof *a);
+                     shared, a, sizeof *a);
 }
 
 /* Decode rows whose ranges have a kernel of their own; with what is raw, and all put together. */

@@ -15,10 +15,23 @@
 
 /* ---- items ---- */
 
-__device__ static inline int ranges_of(const block_rows &b)
+/* Ranges of a block's rows: n of them, `pages` each, from number `first` on. */
+struct row_ranges {
+    int pages, first, n;
+};
+
+__device__ static inline row_ranges ranges_of(const block_rows &b)
 {
-    const int pages = tern_cuda_range_pages(b.a->l.window, b.pos0);
-    return b.page0 < b.raw0 ? (b.raw0 - 1) / pages - b.page0 / pages + 1 : 0;
+    const int pages = tern_cuda_range_pages(b.a->l.window, b.pos0), first = b.page0 / pages;
+    return {pages, first, b.page0 < b.raw0 ? (b.raw0 - 1) / pages - first + 1 : 0};
+}
+
+/* The pages [begin, end) of one of them. */
+__device__ static inline void pages_of(const block_rows &b, const row_ranges &r, int z, int &begin, int &end)
+{
+    const int from = (r.first + z) * r.pages;
+    begin = from > b.page0 ? from : b.page0;
+    end = from + r.pages < b.raw0 ? from + r.pages : b.raw0;
 }
 
 __device__ static inline int items_of(const tern_cuda_attn_args &a, int pair)
@@ -26,7 +39,7 @@ __device__ static inline int items_of(const tern_cuda_attn_args &a, int pair)
     block_rows b;
     if (pair >= a.n_units * a.n_blocks || !find_rows(b, a, pair / a.n_blocks, pair % a.n_blocks, 0))
         return 0;
-    return a.l.n_heads * a.n_split * (ranges_of(b) + 1);
+    return a.l.n_heads * a.n_split * (ranges_of(b).n + 1);
 }
 
 /* The items of a block of threads: `left` of them, from item `at` of a pair on. */
@@ -65,10 +78,12 @@ struct walk {
     const uint32_t *numbers; /* by page */
     const uint8_t *pages;    /* of KV head 0 */
     uint64_t bytes;          /* of a page of all heads */
-    int warp, warps, per, last;
-    int item, page, end, k;
-    int next_item, next_page, next_end;
+    row_ranges ranges;
+    int warp, warps, left; /* items behind the next one */
+    int page, end, k;      /* page < 0: there is none left */
+    int next_z, next_split, next_page, next_end;
     uint32_t mine, next_mine; /* numbers of the lane's pages: the lane-th from the first on */
+    const uint8_t *base, *from; /* pages of the item's KV head; the page in hand */
 };
 
 __device__ static inline uint32_t walk_numbers(const walk &w, int page, int end)
@@ -82,35 +97,43 @@ __device__ static inline int first_page(int begin, int warp, int warps)
     return begin + ((warp - begin) & (warps - 1));
 }
 
-/* The next item after next_item that has a page for the warp. */
+/* The next item that has a page for the warp; next_page < 0: none has. */
 __device__ static inline void walk_look(walk &w)
 {
     int begin;
-    while (++w.next_item < w.last) {
-        const int z = w.next_item % w.per;
-        if (z == 0)
+    for (; w.left; w.left--) {
+        w.next_z = w.next_z == w.ranges.n ? 0 : w.next_z + 1;
+        w.next_split += w.next_z == 0;
+        if (w.next_z == 0)
             continue;
-        (void)find_range(*w.b, z - 1, begin, w.next_end);
+        pages_of(*w.b, w.ranges, w.next_z - 1, begin, w.next_end);
         w.next_page = first_page(begin, w.warp, w.warps);
         if (w.next_page < w.next_end) {
             w.next_mine = walk_numbers(w, w.next_page, w.next_end);
+            w.left--;
             return;
         }
     }
+    w.next_page = -1;
 }
 
 __device__ static inline void walk_take(walk &w)
 {
-    w.item = w.next_item;
     w.page = w.next_page;
     w.end = w.next_end;
     w.mine = w.next_mine;
     w.k = 0;
-    if (w.item < w.last)
+    if (w.page >= 0) {
+        const int splits = w.b->a->n_split;
+        w.base = w.pages + (splits == 1 ? w.next_split : w.next_split / splits) * w.b->a->l.head_bytes;
+        w.from = w.base + __shfl_sync(~0u, w.mine, 0) * w.bytes;
         walk_look(w);
+    }
 }
 
-__device__ static inline void walk_begin(walk &w, const block_rows &b, int warp, int warps, int per, int at, int last)
+/* From item (split, z) on, `items` of them. */
+__device__ static inline void walk_begin(walk &w, const block_rows &b, const row_ranges &ranges, int warp, int warps,
+                                         int split, int z, int items)
 {
     const tern_cuda_attn_args &a = *b.a;
     const tern_cuda_table &table = table_of(a.t, *b.job, a.l.group);
@@ -120,12 +143,13 @@ __device__ static inline void walk_begin(walk &w, const block_rows &b, int warp,
     w.numbers = cuda_at<const uint32_t>(a.t.numbers) + table.blocks - table.first;
     w.pages = cuda_at<const uint8_t>(pool.p + a.l.layer_off);
     w.bytes = pool.bytes;
+    w.ranges = ranges;
     w.warp = warp;
     w.warps = warps;
-    w.per = per;
-    w.last = last;
-    w.next_item = at - 1;
-    w.next_page = w.next_end = 0;
+    w.left = items;
+    w.next_split = z == 0 ? split - 1 : split;
+    w.next_z = z == 0 ? ranges.n : z - 1;
+    w.next_end = 0;
     w.next_mine = 0;
     walk_look(w);
     walk_take(w);
@@ -133,14 +157,7 @@ __device__ static inline void walk_begin(walk &w, const block_rows &b, int warp,
 
 __device__ static inline bool walk_done(const walk &w)
 {
-    return w.item >= w.last;
-}
-
-/* The page in hand: its KV head's bytes. */
-__device__ static inline const uint8_t *walk_page(const walk &w)
-{
-    const int head = w.item / w.per / w.b->a->n_split;
-    return w.pages + __shfl_sync(~0u, w.mine, w.k) * w.bytes + head * w.b->a->l.head_bytes;
+    return w.page < 0;
 }
 
 __device__ static inline void walk_on(walk &w)
@@ -148,10 +165,13 @@ __device__ static inline void walk_on(walk &w)
     w.page += w.warps;
     if (w.page >= w.end) {
         walk_take(w);
-    } else if (++w.k == 32) {
+        return;
+    }
+    if (++w.k == 32) {
         w.mine = walk_numbers(w, w.page, w.end);
         w.k = 0;
     }
+    w.from = w.base + __shfl_sync(~0u, w.mine, w.k) * w.bytes;
 }
 
 /* ---- copies ---- */
@@ -186,25 +206,32 @@ __device__ static inline uint32_t ring_at(const ring &r, int slot)
     return r.at + slot * r.bytes;
 }
 
-/* A stage's copies: `all` bytes; all lanes call, then ring_copy for each piece by each lane. */
-__device__ static inline void ring_expect(const ring &r, int slot, uint32_t all)
+/* Has the lane to ask for copies?  One of them for bulk copies, else all. */
+__device__ static inline bool ring_asks()
 {
 #if __CUDA_ARCH__ >= 900
-    if (threadIdx.x % 32 == 0)
-        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(r.barriers + 8 * slot), "r"(all)
-                     : "memory");
+    return threadIdx.x % 32 == 0;
+#else
+    return true;
 #endif
 }
 
-/* Piece i of a stage: lane i asks for it, or all lanes copy it. */
-__device__ static inline void ring_copy(const ring &r, int slot, int i, uint32_t to, const uint8_t *from, uint32_t bytes)
+/* A stage will get `all` bytes. */
+__device__ static inline void ring_expect(const ring &r, int slot, uint32_t all)
 {
 #if __CUDA_ARCH__ >= 900
-    if (threadIdx.x % 32 == i)
-        asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], "
-                     "%4;" ::"r"(to),
-                     "l"(from), "r"(bytes), "r"(r.barriers + 8 * slot), "l"(r.policy)
-                     : "memory");
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(r.barriers + 8 * slot), "r"(all) : "memory");
+#endif
+}
+
+/* A piece of a stage. */
+__device__ static inline void ring_copy(const ring &r, int slot, uint32_t to, const uint8_t *from, uint32_t bytes)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], "
+                 "%4;" ::"r"(to),
+                 "l"(from), "r"(bytes), "r"(r.barriers + 8 * slot), "l"(r.policy)
+                 : "memory");
 #else
     for (uint32_t n = threadIdx.x % 32 * 16; n < bytes; n += 512)
         asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to + n), "l"(from + n) : "memory");
