@@ -1,7 +1,7 @@
 /* Attention of decode rows on closed pages of codes: integer tensor cores on the codes as they lie.
  *
- * A warp takes whole pages, those of a range whose number is its own modulo WARPS, half a page at a time, and keeps its
- * own softmax; warps are put together in order.  Queries become 16-bit integers, in two columns of
+ * A warp takes whole pages, those of a range whose number is its own modulo WARPS, through a ring of two in shared
+ * memory, and keeps its own softmax; warps are put together in order.  Queries become 16-bit integers, in two columns of
  * 8 bits each; weights times the scales of values too.  Products are exact integers, so what rounds is the query, once,
  * and a weight, to a 2^-16th of the largest.
  *
@@ -9,9 +9,8 @@
  * with their rounding, for the compiler would contract them in one of these kernels and not in another. */
 #include "dev/cuda/attn/codes.cuh"
 #include "dev/cuda/attn/raw.cuh"
-#include "dev/cuda/attn/ring.cuh"
 
-#define WARPS   8
+#define WARPS   4
 #define THREADS (32 * WARPS)
 #define FULL    65000.0f /* most that a weight becomes */
 #define ROOM    13.0f    /* log2 of what the largest weight becomes when the reference is set: rises are rare */
@@ -94,13 +93,13 @@ __device__ static __noinline__ float raise(float y0, float y1, float y2, float y
 
 template <int D, int C, int NT> __device__ static inline void take_tile(worker<D, C, NT> &w, uint32_t at, int page, int half, bool plain, int lo)
 {
-    using layout = code_tile<D, C>;
+    using layout = code_page<D, C>;
     constexpr int S = D / 32;
     const int g = w.g, t = w.t;
-    const uint32_t keys = at + layout::KEYS, values = at + layout::VALUES;
+    const uint32_t keys = at + 256, values = keys + layout::KEYS;
     uint2 kh, vh;
-    asm volatile("ld.shared.v2.u32 {%0,%1}, [%2];" : "=r"(kh.x), "=r"(kh.y) : "r"(at + half * 64 + 8 * g) : "memory");
-    asm volatile("ld.shared.v2.u32 {%0,%1}, [%2];" : "=r"(vh.x), "=r"(vh.y) : "r"(at + 128 + half * 64 + 8 * g) : "memory");
+    asm volatile("ld.shared.v2.u32 {%0,%1}, [%2];" : "=r"(kh.x), "=r"(kh.y) : "r"(at + (half * 32 + 4 * g) * 2) : "memory");
+    asm volatile("ld.shared.v2.u32 {%0,%1}, [%2];" : "=r"(vh.x), "=r"(vh.y) : "r"(at + 128 + (half * 32 + 4 * g) * 2) : "memory");
     int c[NT][2][4];
 #pragma unroll
     for (int i = 0; i < NT; i++)
@@ -111,11 +110,11 @@ template <int D, int C, int NT> __device__ static inline void take_tile(worker<D
         }
     const uint32_t start[4] = {kh.x & 15, kh.x >> 16 & 15, kh.y & 15, kh.y >> 16 & 15};
     key_words<D, C> kw;
-    load_keys<D, C>(kw, keys, g, t, start);
+    load_keys<D, C>(kw, keys, half, g, t);
 #pragma unroll
     for (int s = 0; s < S; s++) {
         octet x[4];
-        key_octets<D, C>(x, w.tab, kw, keys, s, g, t);
+        key_octets<D, C>(x, w.tab, kw, keys, half, s, g, t, start);
 #pragma unroll
         for (int i = 0; i < NT; i++) {
             multiply_keys<C>(c[i][0], x[0], x[1], w.q[i][s][0], w.q[i][s][1]);
@@ -217,8 +216,8 @@ template <int D, int C, int NT> __device__ static inline void take_tile(worker<D
 #pragma unroll
     for (int j = 0; j < S / 2; j++) {
         value_words<C> a, b;
-        load_values<D, C>(a, values, at + 128 + half * 64, 2 * j, g, t);
-        load_values<D, C>(b, values, at + 128 + half * 64, 2 * j + 1, g, t);
+        load_values<D, C>(a, values, at + 128 + half * 64, half, 2 * j, g, t);
+        load_values<D, C>(b, values, at + 128 + half * 64, half, 2 * j + 1, g, t);
 #pragma unroll
         for (int n = 0; n < 4; n++) {
             const octet x = value_octet<C>(w.tab, a, w.spare, n, t), y = value_octet<C>(w.tab, b, w.spare, n, t);
@@ -300,8 +299,7 @@ __device__ static void load_columns(const block_rows &b, int8_t *columns, float 
     }
 }
 
-/* Warps' results put together in order, into the range's place.  Ranges use two rooms in turn: who writes into one has met
- * all others since they read it. */
+/* Warps' results put together in order, into the range's place. */
 template <int D, int C, int NT>
 __device__ static void put_together(worker<D, C, NT> &w, float *room, int range)
 {
@@ -314,8 +312,7 @@ __device__ static void put_together(worker<D, C, NT> &w, float *room, int range)
         float all = w.sum[i], offset = C == CODES_T4 ? (float)w.all[i] : 0.0f;
         for (int width = 4; width < 32; width *= 2) {
             all = __fadd_rn(all, __shfl_xor_sync(~0u, all, width));
-            if (C == CODES_T4)
-                offset = __fadd_rn(offset, __shfl_xor_sync(~0u, offset, width));
+            offset = __fadd_rn(offset, __shfl_xor_sync(~0u, offset, width));
         }
         offset = __fmul_rn(offset, -(float)w.tab.offset);
         const int row = 4 * i + t;
@@ -356,36 +353,66 @@ __device__ static void put_together(worker<D, C, NT> &w, float *room, int range)
     }
 }
 
-/* The next half of the walk's page on its way into `slot`, or nothing. */
-template <int D, int C> __device__ static inline void fetch_next(const ring &r, int slot, walk &w, int &half)
+template <int D, int C, int NT> __device__ static void attend_codes(const tern_cuda_attn_args &a)
 {
-    using tile = code_tile<D, C>;
-    if (!walk_done(w)) {
-        const tern_cuda_layer &l = w.b->a->l;
-        const uint32_t to = ring_at(r, slot);
-        if (ring_asks()) {
-            ring_expect(r, slot, tile::BYTES);
-            ring_copy(r, slot, to, w.from + l.k_head_off, 256);
-            ring_copy(r, slot, to + tile::KEYS, w.from + l.k_off + half * tile::SIDE, tile::SIDE);
-            ring_copy(r, slot, to + tile::VALUES, w.from + l.v_off + half * tile::SIDE, tile::SIDE);
-        }
-        __syncwarp();
-        half ^= 1;
-        if (half == 0)
-            walk_on(w);
+    using layout = code_page<D, C>;
+    constexpr int ROWS = 4 * NT, S = D / 32;
+    extern __shared__ __align__(128) uint8_t shared[];
+    __shared__ __align__(16) int8_t columns[2 * ROWS * (D + 16)];
+    __shared__ float scale[ROWS], shift[ROWS], pq[WARPS][ROWS * 16];
+    __shared__ int total[ROWS];
+    const tern_cuda_layer &l = a.l;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    block_rows b;
+    cuda_wait();
+    if (!find_rows(b, a, blockIdx.x / a.n_blocks, blockIdx.x % a.n_blocks, blockIdx.y))
+        return;
+    if (blockIdx.z == 0) { /* first: it takes longer than many a range */
+        attend_raw<D, THREADS, ROWS>(b, shared);
+        return;
     }
-    ring_commit();
-}
-
-/* The worker's columns of the block's queries. */
-template <int D, int C, int NT>
-__device__ static inline void take_columns(worker<D, C, NT> &w, const int8_t *columns, const float *scale, const int *total)
-{
-    constexpr int S = D / 32;
+    int begin, end;
+    const int range = find_range(b, blockIdx.z - 1, begin, end);
+    if (begin >= end)
+        return;
+    const tern_cuda_table &table = table_of(a.t, *b.job, l.group);
+    const tern_cuda_cache &cache = cuda_at<const tern_cuda_cache>(a.t.caches)[b.job->cache];
+    const tern_cuda_blocks &pool = cuda_at<const tern_cuda_blocks>(a.t.pools)[cache.pages + l.group];
+    const uint32_t *numbers = cuda_at<const uint32_t>(a.t.numbers) + table.blocks - table.first;
+    const uint8_t *pages = cuda_at<const uint8_t>(pool.p + l.layer_off + b.kv_head * l.head_bytes);
+    const uint32_t ring = (uint32_t)__cvta_generic_to_shared(shared) + warp * 2 * layout::BYTES;
+    const int first = begin + ((warp - begin) & (WARPS - 1));
+    uint32_t next = 0;
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        if (first + i * WARPS < end)
+            fetch_codes<D, C>(ring + i * layout::BYTES, pages + numbers[first + i * WARPS] * pool.bytes, l, lane);
+        asm volatile("cp.async.commit_group;" ::: "memory");
+    }
+    if (first + 2 * WARPS < end)
+        next = numbers[first + 2 * WARPS];
+    load_columns<D, ROWS>(b, columns, scale, total, shift);
+    worker<D, C, NT> w;
+    w.b = &b;
+    w.pq = pq[warp];
+    w.shift = shift;
+    w.g = lane / 4;
+    w.t = lane % 4;
+    load_code_tables<C>(w.tab, l.k);
+    w.tab.one = a.one;
+    w.spare = spare_of(w.t);
+    w.fresh = true;
+    __syncthreads();
 #pragma unroll
     for (int i = 0; i < NT; i++) {
         w.scale[i] = scale[4 * i + w.t];
         w.start[i] = -w.tab.offset * total[4 * i + w.t];
+        w.ref[i] = -1e30f;
+        w.sum[i] = 0;
+        w.all[i] = 0;
+#pragma unroll
+        for (int n = 0; n < D / 16; n++)
+            w.o[i][n][0] = w.o[i][n][1] = w.o[i][n][2] = w.o[i][n][3] = 0;
         const int8_t *column = columns + (8 * i + w.g) * (D + 16);
 #pragma unroll
         for (int s = 0; s < S; s++)
@@ -398,110 +425,39 @@ __device__ static inline void take_columns(worker<D, C, NT> &w, const int8_t *co
                 w.q[i][s][h] = x;
             }
     }
-}
-
-/* One range of the block's rows: the warp's pages. */
-template <int D, int C, int NT>
-__device__ static inline void take_range(worker<D, C, NT> &w, float *pq, ring &r, walk &k, int &half, int begin, int end)
-{
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const block_rows &b = *w.b;
-    const bool special = (b.cond && b.cond->n_pairs) || b.a->cap > 0;
-    const int seen = oldest_seen(b.a->l, row_pos(b, b.n_q - 1));
-#pragma unroll
-    for (int i = 0; i < NT; i++) {
-        w.ref[i] = -1e30f;
-        w.sum[i] = 0;
-        w.all[i] = 0;
-        w.fresh = true;
-#pragma unroll
-        for (int n = 0; n < D / 16; n++)
-            w.o[i][n][0] = w.o[i][n][1] = w.o[i][n][2] = w.o[i][n][3] = 0;
-    }
+    const bool special = (b.cond && b.cond->n_pairs) || a.cap > 0;
+    const int seen = oldest_seen(l, row_pos(b, b.n_q - 1));
+    int slot = 0;
 #pragma unroll 1
-    for (int page = first_page(begin, warp, WARPS); page < end; page += WARPS) {
-        const int lo = page ? 0 : b.a->l.first;
-        const bool plain = !special && lo == 0 && seen <= page * 64;
+    for (int page = first; page < end; page += WARPS) {
+        const uint32_t at = ring + slot * layout::BYTES;
+        asm volatile("cp.async.wait_group 1;" ::: "memory");
         if (b.cond && b.cond->n_pairs)
             for (int i = lane; i < b.n_q * b.cond->n_pairs; i += 32) {
                 const int row = i / b.cond->n_pairs, j = i % b.cond->n_pairs;
                 const float2 f = pair_factors(b, row, j, page);
-                pq[row * 16 + 2 * j] = f.x;
-                pq[row * 16 + 2 * j + 1] = f.y;
+                pq[warp][row * 16 + 2 * j] = f.x;
+                pq[warp][row * 16 + 2 * j + 1] = f.y;
             }
+        __syncwarp();
+        const int lo = page ? 0 : l.first;
+        const bool plain = !special && lo == 0 && seen <= page * 64;
 #pragma unroll 1
-        for (int i = 0; i < 2; i++) {
-            ring_wait(r);
-            take_tile<D, C, NT>(w, ring_at(r, r.slot), page, i, plain, lo);
+        for (int half = 0; half < 2; half++) {
+            take_tile<D, C, NT>(w, at, page, half, plain, lo);
             w.fresh = false;
-            __syncwarp();
-            fetch_next<D, C>(r, r.slot, k, half);
-            ring_on(r);
         }
+        __syncwarp();
+        if (page + 2 * WARPS < end)
+            fetch_codes<D, C>(at, pages + next * pool.bytes, l, lane);
+        asm volatile("cp.async.commit_group;" ::: "memory");
+        if (page + 3 * WARPS < end)
+            next = numbers[page + 3 * WARPS];
+        slot ^= 1;
     }
-}
-
-template <int D, int C, int NT> __device__ static void attend_codes(const tern_cuda_attn_args &a)
-{
-    constexpr int ROWS = 4 * NT, RESULTS = WARPS * ROWS * D + 2 * WARPS * ROWS;
-    extern __shared__ __align__(128) uint8_t shared[];
-    __shared__ __align__(16) int8_t columns[2 * ROWS * (D + 16)];
-    __shared__ __align__(8) uint64_t barriers[WARPS * 8];
-    __shared__ float scale[ROWS], shift[ROWS], pq[WARPS][ROWS * 16];
-    __shared__ int total[ROWS];
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    ring r;
-    ring_open(r, (uint32_t)__cvta_generic_to_shared(shared + 8 * RESULTS) + warp * a.stages * code_tile<D, C>::BYTES,
-              (uint32_t)__cvta_generic_to_shared(barriers + warp * 8), code_tile<D, C>::BYTES, a.stages);
-    worker<D, C, NT> w;
-    w.pq = pq[warp];
-    w.shift = shift;
-    w.g = lane / 4;
-    w.t = lane % 4;
-    load_code_tables<C>(w.tab, a.l.k);
-    w.tab.one = a.one;
-    w.spare = spare_of(w.t);
-    deal mine = deal_out(a); /* tables are older than the kernel before */
-    cuda_wait();
-    int turn = 0;
-    for (; mine.left > 0; mine.pair++, mine.at = 0) {
-        block_rows b;
-        if (!find_rows(b, a, mine.pair / a.n_blocks, mine.pair % a.n_blocks, 0))
-            continue;
-        const row_ranges ranges = ranges_of(b);
-        const int all = a.l.n_heads * a.n_split * (ranges.n + 1) - mine.at, items = mine.left < all ? mine.left : all;
-        int split = mine.at / (ranges.n + 1), z = mine.at % (ranges.n + 1), had = -1, half = 0;
-        walk k;
-        w.b = &b;
-        walk_begin(k, b, ranges, warp, WARPS, split, z, items);
-        for (int i = 0, slot = r.slot; i < r.stages; i++, slot = slot + 1 == r.stages ? 0 : slot + 1)
-            fetch_next<D, C>(r, slot, k, half);
-#pragma unroll 1
-        for (int i = 0; i < items; i++) {
-            int begin, end;
-            if (split != had) {
-                had = split;
-                find_heads(b, split);
-                __syncthreads();
-                load_columns<D, ROWS>(b, columns, scale, total, shift);
-                __syncthreads();
-                take_columns<D, C, NT>(w, columns, scale, total);
-            }
-            if (z == 0) {
-                __syncthreads();
-                attend_raw<D, THREADS, ROWS>(b, shared);
-                __syncthreads();
-            } else {
-                pages_of(b, ranges, z - 1, begin, end);
-                take_range<D, C, NT>(w, pq[warp], r, k, half, begin, end);
-                put_together<D, C, NT>(w, reinterpret_cast<float *>(shared) + turn * RESULTS, ranges.first + z - 1);
-                turn ^= 1;
-            }
-            z = z == ranges.n ? 0 : z + 1;
-            split += z == 0;
-        }
-        mine.left -= items;
-    }
+    asm volatile("cp.async.wait_group 0;" ::: "memory");
+    __syncthreads();
+    put_together<D, C, NT>(w, reinterpret_cast<float *>(shared), range);
 }
 
 #define KERNEL(d, name, c, blocks)                                                          \
@@ -509,15 +465,15 @@ template <int D, int C, int NT> __device__ static void attend_codes(const tern_c
     {                                                                                       \
         attend_codes<d, c, 1>(a);                                                           \
     }                                                                                       \
-    TERN_CUDA_KERNEL_BEGIN(codes_##d##_##name##_2, tern_cuda_attn_args, THREADS, 1)         \
+    TERN_CUDA_KERNEL_BEGIN(codes_##d##_##name##_2, tern_cuda_attn_args, THREADS, 2)         \
     {                                                                                       \
         attend_codes<d, c, 2>(a);                                                           \
     }
 #define KERNELS(d)               \
-    KERNEL(d, 2, CODES_2, 2)     \
-    KERNEL(d, 3, CODES_3, 2)     \
-    KERNEL(d, 4, CODES_4, 2)     \
-    KERNEL(d, t4, CODES_T4, 2)   \
+    KERNEL(d, 2, CODES_2, 4)     \
+    KERNEL(d, 3, CODES_3, 4)     \
+    KERNEL(d, 4, CODES_4, 3)     \
+    KERNEL(d, t4, CODES_T4, 3)   \
     KERNEL(d, 8, CODES_8, 2)
 KERNELS(64)
 KERNELS(128)

@@ -1,6 +1,7 @@
 /* dev/cuda/attn/codes.cuh - codes of a page as bytes for integer tensor cores, straight out of registers.
  *
- * Half a page at a time lies in shared memory, its words as in the cache (kernel/kvq.h).  Lane (g, t) of a warp, g = lane / 4, t = lane % 4, takes
+ * A page lies in shared memory as in the cache (kernel/kvq.h), its 16-byte pieces placed so that lanes meet no bank
+ * twice.  Lane (g, t) of a warp, g = lane / 4, t = lane % 4, takes
  *
  *   keys    tokens 4g .. 4g+3 of a half, and in step s of D/32 eight dims: its octet
  *   values  dims 32 r + 4g .. + 3, r < D/32, and its octet of the half's 32 tokens
@@ -20,12 +21,38 @@ struct code_tables {
     int offset;   /* bytes are entry + offset; 0: signed */
 };
 
-/* Half a page as it lies in shared memory: scales of the page's keys and values, keys, values. */
-template <int D, int C> struct code_tile {
+template <int D, int C> struct code_page {
     static constexpr int BITS = C == CODES_T4 ? 4 : C, SETS = D / 32;
-    static constexpr int SET = 128 * BITS; /* bytes of a set of keys, both groups */
-    static constexpr int SIDE = D * 4 * BITS, KEYS = 256, VALUES = KEYS + SIDE, BYTES = VALUES + SIDE;
+    static constexpr int SIDE = D * 8 * BITS, SET = 128 * BITS; /* bytes of codes; of a set of keys, both groups */
+    static constexpr int PAD = BITS < 4 ? 32 : 0;               /* behind each set of keys */
+    static constexpr int KEYS = SIDE + 2 * SETS * PAD, BYTES = 256 + KEYS + SIDE;
 };
+
+/* Where 16-byte piece i of a side lies. */
+template <int C> __device__ static inline int piece_of(int i)
+{
+    return C == CODES_8 ? i ^ (i >> 3 & 3) << 1 : C == CODES_4 || C == CODES_T4 ? i ^ (i >> 3 & 1) << 1 : i;
+}
+
+/* One KV head of a page on its way to shared memory, by one warp. */
+template <int D, int C>
+__device__ static inline void fetch_codes(uint32_t to, const uint8_t *from, const tern_cuda_layer &l, int lane)
+{
+    using page = code_page<D, C>;
+    const uint8_t *k = from + l.k_off, *v = from + l.v_off;
+    const uint8_t *head = from + (lane < 8 ? l.k_head_off : l.v_head_off) + lane % 8 * 16;
+    if (lane < 16)
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to + lane * 16), "l"(head) : "memory");
+#pragma unroll
+    for (int n = 0; n < page::SIDE / 512; n++) {
+        const int i = lane + 32 * n, at = piece_of<C>(i) * 16;
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to + 256 + at + i / (page::SET / 16) * page::PAD),
+                     "l"(k + i * 16)
+                     : "memory");
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to + 256 + page::KEYS + at), "l"(v + i * 16)
+                     : "memory");
+    }
+}
 
 template <int C> __device__ static inline void load_code_tables(code_tables &t, const tern_cuda_side &s)
 {
@@ -33,7 +60,7 @@ template <int C> __device__ static inline void load_code_tables(code_tables &t, 
     if (C == CODES_8)
         return;
     int low_a = 0, low_b = 0;
-    const int n = C == CODES_T4 ? 16 : 1 << code_tile<128, C>::BITS;
+    const int n = C == CODES_T4 ? 16 : 1 << code_page<128, C>::BITS;
     for (int i = 0; C == CODES_T4 && i < 16; i++) {
         low_a = min(low_a, (int)s.entry[i]);
         low_b = min(low_b, (int)s.b[i]);
@@ -119,69 +146,66 @@ __device__ static inline uint32_t load_word(uint32_t at)
     return v;
 }
 
-/* Dim of byte i (0..7) of lane t's octet in step s: the order of a query's bytes.  Octets of a token: lane t has D/32 of
- * them, one behind the other; of 4-bit codes without chains every fourth, which meets fewer banks twice. */
+/* Dim of byte i (0..7) of lane t's octet in step s: the order of a query's bytes. */
 template <int D, int C> __device__ static inline int octet_dim(int t, int s, int i)
 {
-    const int all = C == CODES_4 ? 4 * s + t : t * (D / 32) + s, set = all / 4, part = all % 4;
-    return 32 * set + (C == CODES_2 ? 16 * (part >> 1) + 2 * i + (part & 1) : 8 * part + i);
+    if (C == CODES_4 || C == CODES_T4 || C == CODES_8)
+        return 32 * s + 8 * t + i;
+    const int all = t * (D / 32) + s, set = all / 4, part = all % 4; /* octets of a token: lane t has D/32 of them */
+    return 32 * set + (C == CODES_3 ? 8 * part + i : 16 * (part >> 1) + 2 * i + (part & 1));
 }
 
-/* The words of four tokens' keys that lie at word n of the lane's tokens; all words of a token count. */
-template <int D, int C> __device__ static inline uint4 key_piece(uint32_t keys, int n, int g)
-{
-    using tile = code_tile<D, C>;
-    return load_piece(keys + n / tile::BITS * tile::SET + (g >> 2) * 64 * tile::BITS + n % tile::BITS * 64 + (g & 3) * 16);
-}
-
-/* Words of the lane's four tokens: all that its steps need. */
+/* What keys of a half need before step 0: of 2 and 3 bits all words. */
 template <int D, int C> struct key_words {
-    uint4 w[C == CODES_8 ? 1 : 5];
+    uint4 w[3];
 };
 
 template <int D, int C>
-__device__ static inline void load_keys(key_words<D, C> &k, uint32_t keys, int g, int t, const uint32_t start[4])
+__device__ static inline void load_keys(key_words<D, C> &k, uint32_t keys, int half, int g, int t)
 {
-    constexpr int N = D / 32;
-    if constexpr (C == CODES_2) { /* two words are four octets */
+    using page = code_page<D, C>;
+    const uint32_t set = half * page::SETS + t * page::SETS / 4;
+    const uint32_t at = keys + set * (page::SET + page::PAD) + (g >> 2) * 64 * page::BITS + (g & 3) * 16;
+    if constexpr (C == CODES_2 && D == 64) {
+        k.w[0] = load_piece(at + (t & 1) * 64);
+    } else if constexpr (C == CODES_2 || C == CODES_3) {
 #pragma unroll
-        for (int i = 0; i < N / 2; i++)
-            k.w[i] = key_piece<D, C>(keys, t * (N / 2) + i, g);
-    } else if constexpr (C == CODES_3) {
-#pragma unroll
-        for (int i = 0; i < 3; i++)
-            k.w[i] = key_piece<D, C>(keys, t * N / 4 * 3 + i, g);
-    } else if constexpr (C == CODES_4 || C == CODES_T4) {
-#pragma unroll
-        for (int i = 0; i < N; i++)
-            k.w[i] = key_piece<D, C>(keys, C == CODES_4 ? 4 * i + t : t * N + i, g);
-        if constexpr (C == CODES_T4) { /* behind the last word the first, a byte on, and the start */
-            uint4 n = key_piece<D, C>(keys, t == 3 ? 0 : t * N + N, g);
-            n.x = t == 3 ? n.x << 8 | start[0] << 4 : n.x;
-            n.y = t == 3 ? n.y << 8 | start[1] << 4 : n.y;
-            n.z = t == 3 ? n.z << 8 | start[2] << 4 : n.z;
-            n.w = t == 3 ? n.w << 8 | start[3] << 4 : n.w;
-            k.w[N] = n;
-        }
+        for (int i = 0; i < page::BITS; i++)
+            k.w[i] = load_piece(at + 64 * i);
     }
 }
 
-/* Octets of the lane's four tokens in step s. */
+/* Octets of the lane's four tokens in step s; start: start states of the four, of trellis codes. */
 template <int D, int C>
-__device__ static inline void key_octets(octet o[4], const code_tables &tab, const key_words<D, C> &k, uint32_t keys, int s,
-                                         int g, int t)
+__device__ static inline void key_octets(octet o[4], const code_tables &tab, const key_words<D, C> &k, uint32_t keys, int half,
+                                         int s, int g, int t, const uint32_t start[4])
 {
-    if constexpr (C == CODES_8) {
-        const int n = 2 * (t * (D / 32) + s);
-        const uint4 a = key_piece<D, C>(keys, n, g), b = key_piece<D, C>(keys, n + 1, g);
+    using page = code_page<D, C>;
+    if (C == CODES_8) {
+        const int i = ((half * page::SETS + s) * 2 + (g >> 2)) * 32 + 8 * t + (g & 3);
+        const uint4 a = load_piece(keys + piece_of<C>(i) * 16), b = load_piece(keys + piece_of<C>(i + 4) * 16);
 #pragma unroll
         for (int r = 0; r < 4; r++)
             o[r] = {of4(a, r), of4(b, r)};
-    } else if constexpr (C == CODES_4 || C == CODES_T4) {
+    } else if (C == CODES_4 || C == CODES_T4) {
+        const int i = ((half * page::SETS + s) * 2 + (g >> 2)) * 16 + 4 * t + (g & 3);
+        const uint4 a = load_piece(keys + piece_of<C>(i) * 16);
+        uint4 n = a;
+        if (C == CODES_T4) { /* the word behind in memory; behind the last one the first, a byte on, and the start */
+            const bool last = s + 1 == page::SETS && t == 3;
+            const int next = t < 3 ? i + 4 : last ? i - 12 - s * 32 : i + 32 - 12;
+            n = load_piece(keys + piece_of<C>(next) * 16);
+            if (s + 1 == page::SETS) {
+                n.x = last ? n.x << 8 | start[0] << 4 : n.x;
+                n.y = last ? n.y << 8 | start[1] << 4 : n.y;
+                n.z = last ? n.z << 8 | start[2] << 4 : n.z;
+                n.w = last ? n.w << 8 | start[3] << 4 : n.w;
+            }
+        }
 #pragma unroll
         for (int r = 0; r < 4; r++) {
-            const uint32_t w = of4(k.w[s], r), n = of4(k.w[s + 1], r), low = 0x0F0F0F0Fu;
-            o[r] = look<C>(tab, w, C == CODES_T4 ? (w << 4 & ~low) | (n >> 4 & low) : 0);
+            const uint32_t w = of4(a, r), low = 0x0F0F0F0Fu;
+            o[r] = look<C>(tab, w, (w & low) << 4 | (of4(n, r) >> 4 & low));
         }
     } else {
 #pragma unroll
@@ -198,6 +222,8 @@ __device__ static inline void key_octets(octet o[4], const code_tables &tab, con
         }
     }
 }
+
+
 
 /* Words of values: of dims 32 r + 4g .. + 3 what the lane's octet comes from. */
 template <int C> struct value_words {
@@ -216,23 +242,25 @@ __device__ static inline spare_bits spare_of(int t)
 
 /* head: start states of the half's 32 tokens stand in its low four bits. */
 template <int D, int C>
-__device__ static inline void load_values(value_words<C> &v, uint32_t values, uint32_t head, int r, int g, int t)
+__device__ static inline void load_values(value_words<C> &v, uint32_t values, uint32_t head, int half, int r, int g, int t)
 {
-    using tile = code_tile<D, C>;
-    const uint32_t at = values + (2 * r + (g >> 2)) * 64 * tile::BITS + (g & 3) * 16;
-    if constexpr (C == CODES_8) {
-        v.w[0] = load_piece(at + 128 * t);
-        v.w[1] = load_piece(at + 128 * t + 64);
-    } else if constexpr (C == CODES_4 || C == CODES_T4) {
-        v.w[0] = load_piece(at + 64 * t);
-        if (C == CODES_T4 && r + 1 < tile::SETS) {
-            v.before = load_piece(at + 256 + 64 * t);
+    using page = code_page<D, C>;
+    const int group = half * (D / 16) + 2 * r + (g >> 2), i = group * 4 * page::BITS + (g & 3);
+    if (C == CODES_8) {
+        v.w[0] = load_piece(values + piece_of<C>(i + 8 * t) * 16);
+        v.w[1] = load_piece(values + piece_of<C>(i + 8 * t + 4) * 16);
+    } else if (C == CODES_4 || C == CODES_T4) {
+        v.w[0] = load_piece(values + piece_of<C>(i + 4 * t) * 16);
+        if (C == CODES_T4 && r + 1 < page::SETS) {
+            v.before = load_piece(values + piece_of<C>(i + 16 + 4 * t) * 16);
         } else if (C == CODES_T4) { /* before the last group the first one, a lane back; before its lane 0 the start */
+            const int first = half * (D / 16) * 16 + 4 * t;
             uint32_t w[4];
 #pragma unroll
             for (int q = 0; q < 4; q++) {
-                const int lane = 4 * (g & 3) + q - 1;
-                w[q] = load_word(g < 4 ? at + 256 + 64 * t + 4 * q : values + 64 * t + 4 * (lane < 0 ? 0 : lane));
+                const int lane = 4 * (g & 3) + q - 1, at = lane < 0 ? 0 : lane;
+                const int piece = g < 4 ? i + 16 + 4 * t : first + at / 4;
+                w[q] = load_word(values + piece_of<C>(piece) * 16 + (g < 4 ? q : at % 4) * 4);
             }
             if (g == 4) {
                 const uint4 h = load_piece(head + t * 16); /* eight tokens */
@@ -242,12 +270,12 @@ __device__ static inline void load_values(value_words<C> &v, uint32_t values, ui
             }
             v.before = make_uint4(w[0], w[1], w[2], w[3]);
         }
-    } else if constexpr (C == CODES_2) {
-        v.w[0] = load_piece(at + 64 * (t >> 1));
+    } else if (C == CODES_2) {
+        v.w[0] = load_piece(values + (i + 4 * (t >> 1)) * 16);
     } else { /* lane 3 needs all three words, others their own */
-        v.w[0] = load_piece(at + 64 * (t == 3 ? 0 : t));
-        v.w[1] = load_piece(at + 64);
-        v.w[2] = load_piece(at + 128);
+        v.w[0] = load_piece(values + (i + 4 * (t == 3 ? 0 : t)) * 16);
+        v.w[1] = load_piece(values + (i + 4) * 16);
+        v.w[2] = load_piece(values + (i + 8) * 16);
     }
 }
 

@@ -393,6 +393,13 @@ static bool run_halves(struct tern_cuda *d, struct tern_cuda_attn_args *a, int r
     return true;
 }
 
+/* Shared bytes of a ring of two pages for each of four warps (attn/codes.cuh). */
+static unsigned codes_shared(const struct tern_cuda_layer *l)
+{
+    const int pad = l->k.bits < 4 ? 2 * l->k.dim / 32 * 32 : 0;
+    return 4 * 2 * (unsigned)(256 + 2 * 8 * l->k.dim * l->k.bits + pad);
+}
+
 /* Blocks of up to four q rows, or of eight. */
 static bool cut_codes(struct tern_cuda_attn_args *a, struct tern_cuda_list_of units)
 {
@@ -404,35 +411,17 @@ static bool cut_codes(struct tern_cuda_attn_args *a, struct tern_cuda_list_of un
     return eight;
 }
 
-/* Two blocks of eight warps on a processor of the card, where registers and rings of two stages and more allow it. */
-static void run_codes(struct tern_cuda *d, struct tern_cuda_attn_args *a, struct tern_cuda_list_of units, int ranges,
-                      int kind)
-{
-    const bool eight = cut_codes(a, units);
-    const unsigned dim = (unsigned)a->l.k.dim, bits = (unsigned)a->l.k.bits, rows = eight ? 8 : 4;
-    const unsigned room = 8 * (8 * rows * dim + 2 * 8 * rows), stage = 256 + 2 * 4 * dim * bits;
-    const unsigned most = (unsigned)d->card->shared_most;
-    int blocks = eight ? 1 : 2;
-    a->stages = 3;
-    while (blocks * (room + 8 * (unsigned)a->stages * stage + 5120) > most && a->stages > 2)
-        a->stages--;
-    if (blocks * (room + 8 * (unsigned)a->stages * stage + 5120) > most)
-        blocks = 1;
-    unsigned shared = room + 8 * (unsigned)a->stages * stage;
-    if (shared <= 48 << 10 && shared + 8192 > 48 << 10)
-        shared = (48 << 10) + 128; /* more than a kernel gets without asking: its own variables count too */
-    const enum tern_cuda_kernel first = dim == 64 ? TERN_CUDA_K_codes_64_2_1 : TERN_CUDA_K_codes_128_2_1;
-    tern_cuda_launch(d, (enum tern_cuda_kernel)((int)first + kind + eight), ring_blocks(d, a, ranges, blocks), 1, 1, 256,
-                     shared, a, sizeof *a);
-}
-
 /* Decode rows whose ranges have a kernel of their own; with what is raw, and all put together. */
 static void run_fast(struct tern_cuda *d, struct tern_cuda_attn_args *a, struct tern_cuda_list_of units, int ranges)
 {
     const bool small = a->l.k.dim == 64;
     const int codes = kind_of_codes(&a->l);
-    if (codes >= 0) {
-        run_codes(d, a, units, ranges, codes);
+    if (codes >= 0 && codes_shared(&a->l) <= (unsigned)d->card->shared_most) {
+        const bool eight = cut_codes(a, units);
+        const enum tern_cuda_kernel first = small ? TERN_CUDA_K_codes_64_2_1 : TERN_CUDA_K_codes_128_2_1;
+        tern_cuda_launch(d, (enum tern_cuda_kernel)((int)first + codes + eight), (unsigned)(a->n_units * a->n_blocks),
+                         (unsigned)(a->l.n_heads * a->n_split), (unsigned)ranges + 1, 128, codes_shared(&a->l), a,
+                         sizeof *a);
     } else if (!of_halves(&a->l) || !run_halves(d, a, ranges)) {
         tern_cuda_launch(d, small ? TERN_CUDA_K_attn_range_64 : TERN_CUDA_K_attn_range_128,
                          (unsigned)(a->n_units * a->n_blocks), (unsigned)(a->l.n_heads * a->n_split),
