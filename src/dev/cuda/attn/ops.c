@@ -373,13 +373,14 @@ static bool of_halves(const struct tern_cuda_layer *l)
 
 /* Blocks of threads that go round through the items of a step (attn/ring.cuh): as many as the card holds at once, where
  * there is work for them. */
-static unsigned ring_blocks(const struct tern_cuda *d, const struct tern_cuda_attn_args *a, int ranges, int per_processor)
+static unsigned ring_blocks(const struct tern_cuda *d, const struct tern_cuda_attn_args *a, int ranges)
 {
     const unsigned items = (unsigned)(a->n_units * a->n_blocks * a->l.n_heads * a->n_split) * (unsigned)(ranges + 1);
-    const unsigned most = (unsigned)(d->card->processors * per_processor);
+    const unsigned most = (unsigned)d->card->processors;
     return items < most ? items : most;
 }
 
+/* With as many stages of a page's side as fit; false: not even two. */
 static bool run_halves(struct tern_cuda *d, struct tern_cuda_attn_args *a, int ranges)
 {
     const unsigned dim = (unsigned)a->l.k.dim, room = 4 * (4 * 8 * dim + 2 * 4 * 8), stage = 4 * (32 * dim + 32);
@@ -388,8 +389,8 @@ static bool run_halves(struct tern_cuda *d, struct tern_cuda_attn_args *a, int r
         a->stages--;
     if (a->stages < 2)
         return false;
-    tern_cuda_launch(d, dim == 64 ? TERN_CUDA_K_halves_64 : TERN_CUDA_K_halves_128, ring_blocks(d, a, ranges, 1), 1, 1, 128,
-                     room + 4 * (unsigned)a->stages * stage, a, sizeof *a);
+    tern_cuda_launch(d, dim == 64 ? TERN_CUDA_K_halves_64 : TERN_CUDA_K_halves_128, ring_blocks(d, a, ranges), 1, 1,
+                     128, room + 4 * (unsigned)a->stages * stage, a, sizeof *a);
     return true;
 }
 
