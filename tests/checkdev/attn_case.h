@@ -211,9 +211,11 @@ struct worker {
     struct seqs seqs;
     struct tern_dev_rows k, v, q, out;
     struct tern_dev_blocks pages, tiles, sinks;
-    int group_of;
-    size_t state_off;
-    struct tern_dev_cache cache;
+    struct tern_dev_cache cache; /* of layers that are all alike, one behind the other in a page */
+    struct tern_kv_layer *layers;
+    struct tern_attn_shape *shapes;
+    int n_layers, *group_of;
+    size_t *state_off;
     uint32_t *numbers; /* [seq][max pages] */
     int max_pages, max_rows;
     float *home, *host; /* out of all rows: [seq][max len][width]; room for a step's rows */
@@ -234,23 +236,43 @@ static inline void worker_blocks(struct worker *w, struct tern_dev_blocks *b, si
     worker_ok(w, w->ops->reserve(w->dev, &b->mem, b->bytes * n, false, &err), &err);
 }
 
+static inline void worker_layers(struct worker *w, int n)
+{
+    const struct tern_kv_layer *kv = &w->l->kv;
+    const size_t heads = (size_t)kv->n_heads;
+    w->n_layers = n;
+    w->layers = grab((size_t)n, sizeof *w->layers);
+    w->shapes = grab((size_t)n, sizeof *w->shapes);
+    w->group_of = grab((size_t)n, sizeof *w->group_of);
+    w->state_off = grab((size_t)n, sizeof *w->state_off);
+    for (int i = 0; i < n; i++) {
+        w->layers[i] = *kv;
+        w->layers[i].layer_off += (size_t)i * heads * kv->head_bytes;
+        w->layers[i].tile_layer_off += (size_t)i * (size_t)kv->ring * heads * kv->tile_bytes;
+        w->layers[i].sink_layer_off += (size_t)i * heads * kv->sink_bytes;
+        w->shapes[i] = w->l->shape;
+        w->shapes[i].layer = i;
+    }
+}
+
 static inline void worker_open(struct worker *w, const char *name, struct tern_pool *pool, struct layer *l,
-                               struct seqs seqs, int max_rows, bool exact)
+                               struct seqs seqs, int max_rows, bool exact, int layers)
 {
     tern_error err;
     *w = (struct worker){.l = l, .seqs = seqs, .max_pages = seqs.max / TERN_PAGE + 1, .max_rows = max_rows};
+    worker_layers(w, layers);
     worker_ok(w, tern_dev_open(&w->dev, name, pool, &err), &err);
     w->ops = w->dev->ops;
-    const struct tern_kv_layer *kv = &l->kv;
+    const struct tern_kv_layer *kv = &w->layers[layers - 1];
     const size_t heads = (size_t)kv->n_heads, pages = (size_t)w->max_pages, n = (size_t)seqs.n;
     worker_blocks(w, &w->pages, kv->layer_off + heads * kv->head_bytes, pages * n);
     worker_blocks(w, &w->tiles, kv->tile_layer_off + (size_t)kv->ring * heads * kv->tile_bytes, n);
     worker_blocks(w, &w->sinks, kv->sink_layer_off + heads * kv->sink_bytes, n);
-    w->cache = (struct tern_dev_cache){.n_layers = 1,
-                                       .n_spans = 1,
-                                       .layers = kv,
-                                       .group_of = &w->group_of,
-                                       .state_off = &w->state_off,
+    w->cache = (struct tern_dev_cache){.n_layers = layers,
+                                       .n_spans = layers,
+                                       .layers = w->layers,
+                                       .group_of = w->group_of,
+                                       .state_off = w->state_off,
                                        .pages = &w->pages,
                                        .tiles = w->tiles,
                                        .sinks = w->sinks};
@@ -260,7 +282,7 @@ static inline void worker_open(struct worker *w, const char *name, struct tern_p
                                            .exact = exact,
                                            .caches = &w->cache,
                                            .n_caches = 1,
-                                           .shapes = &l->shape,
+                                           .shapes = w->shapes,
                                            .max_jobs = seqs.n,
                                            .max_pages = w->max_pages};
     worker_ok(w, w->ops->prepare(w->dev, &limits, &err), &err);
@@ -285,6 +307,10 @@ static inline void worker_close(struct worker *w)
     for (size_t i = 0; i < sizeof mem / sizeof *mem; i++)
         w->ops->release(w->dev, mem[i]);
     tern_dev_close(w->dev);
+    tern_free(w->layers);
+    tern_free(w->shapes);
+    tern_free(w->group_of);
+    tern_free(w->state_off);
     tern_free(w->numbers);
     tern_free(w->home);
     tern_free(w->host);

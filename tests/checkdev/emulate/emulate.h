@@ -196,6 +196,14 @@ static inline __half2 __half2half2(__half x)
 {
     return {x, x};
 }
+static inline __half __high2half(__half2 x)
+{
+    return x.y;
+}
+static inline __half2 __hmul2_rn(__half2 a, __half2 b)
+{
+    return __floats2half2_rn(__half2float(a.x) * __half2float(b.x), __half2float(a.y) * __half2float(b.y));
+}
 static inline __half2 __hsub2(__half2 a, __half2 b)
 {
     return __floats2half2_rn(__half2float(a.x) - __half2float(b.x), __half2float(a.y) - __half2float(b.y));

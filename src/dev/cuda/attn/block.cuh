@@ -8,11 +8,23 @@
 struct block_rows {
     const tern_cuda_attn_args *a;
     const tern_cuda_job *job;
-    int job_i, kv_head, head0, heads, n_q;
+    int job_i, kv_head, head0, heads, n, n_q; /* n: rows */
     int row0, pos0; /* of the first row: in the batch, in the sequence */
     int own, page0, raw0;
     const tern_cuda_cond *cond;
 };
+
+/* The heads of a block's rows. */
+__device__ static inline void find_heads(block_rows &b, int split)
+{
+    const tern_cuda_attn_args &a = *b.a;
+    b.kv_head = split / a.n_split;
+    b.head0 = split % a.n_split * a.heads;
+    b.heads = a.group - b.head0 < a.heads ? a.group - b.head0 : a.heads;
+    b.head0 += b.kv_head * a.group;
+    b.n_q = b.n * b.heads;
+    b.cond = a.l.k.cond ? cuda_at<const tern_cuda_cond>(a.l.k.cond) + b.kv_head : nullptr;
+}
 
 /* The rows of block `index` of a unit; false: none. */
 __device__ static inline bool find_rows(block_rows &b, const tern_cuda_attn_args &a, int unit, int index, int split)
@@ -27,17 +39,13 @@ __device__ static inline bool find_rows(block_rows &b, const tern_cuda_attn_args
     b.a = &a;
     b.job = &j;
     b.job_i = u.job;
-    b.kv_head = split / a.n_split;
-    b.head0 = split % a.n_split * a.heads;
-    b.heads = a.group - b.head0 < a.heads ? a.group - b.head0 : a.heads;
-    b.head0 += b.kv_head * a.group;
-    b.n_q = n * b.heads;
+    b.n = n;
     b.pos0 = pos0;
     b.row0 = j.row0 + pos0 - j.pos0;
     b.own = u.page;
     b.page0 = oldest_seen(a.l, pos0) / 64;
     b.raw0 = b.own - a.l.recent + 1 > b.page0 ? b.own - a.l.recent + 1 : b.page0;
-    b.cond = a.l.k.cond ? cuda_at<const tern_cuda_cond>(a.l.k.cond) + b.kv_head : nullptr;
+    find_heads(b, split);
     return true;
 }
 

@@ -13,7 +13,7 @@
 #define WARPS   4
 #define THREADS (32 * WARPS)
 #define FULL    65000.0f /* most that a weight becomes */
-#define ROOM    14.5f    /* log2 of what the largest weight becomes when the reference is set */
+#define ROOM    13.0f    /* log2 of what the largest weight becomes when the reference is set: rises are rare */
 
 __device__ static inline float exp2_of(float x)
 {
@@ -64,11 +64,13 @@ template <int D, int C, int NT> struct worker {
     const block_rows *b;
     const float *pq; /* [ROWS][16] what pairs add on the page in hand */
     const float *shift;
-    code_tables tk, tv;
+    code_tables tab; /* of keys and values */
+    spare_bits spare;
     uint32_t q[NT][S][2]; /* columns of the queries */
     float scale[NT], ref[NT], sum[NT]; /* of q row 4 i + t */
     int start[NT];                     /* what offsets of keys have added to a product */
     uint32_t all[NT];                  /* sum of the weights */
+    bool fresh;                        /* nothing has been summed yet */
     int o[NT][D / 16][4];
     int g, t;
 };
@@ -112,7 +114,7 @@ template <int D, int C, int NT> __device__ static inline void take_tile(worker<D
 #pragma unroll
     for (int s = 0; s < S; s++) {
         octet x[4];
-        key_octets<D, C>(x, w.tk, kw, keys, half, s, g, t, start);
+        key_octets<D, C>(x, w.tab, kw, keys, half, s, g, t, start);
 #pragma unroll
         for (int i = 0; i < NT; i++) {
             multiply_keys<C>(c[i][0], x[0], x[1], w.q[i][s][0], w.q[i][s][1]);
@@ -163,7 +165,9 @@ template <int D, int C, int NT> __device__ static inline void take_tile(worker<D
         }
         if (__any_sync(~0u, top > FULL)) {
             const float ref = raise<D, C, NT>(y[0], y[1], y[2], y[3], vf, top);
-            if (ref == ref) {
+            if (w.fresh) {
+                w.ref[i] = ref == ref ? ref : w.ref[i];
+            } else if (ref == ref) {
                 const float by = exp2_of(__fsub_rn(w.ref[i], ref));
                 w.ref[i] = ref;
                 w.sum[i] = __fmul_rn(w.sum[i], by);
@@ -177,10 +181,10 @@ template <int D, int C, int NT> __device__ static inline void take_tile(worker<D
                         w.o[i][n][j] = hi;
                         w.o[i][n][j + 1] = __float2int_rn(__fmaf_rn((float)hi, -256.0f, x));
                     }
-#pragma unroll
-                for (int r = 0; r < 4; r++)
-                    e[r] = exp2_of(__fsub_rn(y[r], ref));
             }
+#pragma unroll
+            for (int r = 0; r < 4; r++)
+                e[r] = exp2_of(__fsub_rn(y[r], w.ref[i]));
         }
         w.sum[i] = __fadd_rn(w.sum[i], __fadd_rn(__fadd_rn(e[0], e[1]), __fadd_rn(e[2], e[3])));
         uint32_t n[4];
@@ -216,7 +220,7 @@ template <int D, int C, int NT> __device__ static inline void take_tile(worker<D
         load_values<D, C>(b, values, at + 128 + half * 64, half, 2 * j + 1, g, t);
 #pragma unroll
         for (int n = 0; n < 4; n++) {
-            const octet x = value_octet<C>(w.tv, a, n, t), y = value_octet<C>(w.tv, b, n, t);
+            const octet x = value_octet<C>(w.tab, a, w.spare, n, t), y = value_octet<C>(w.tab, b, w.spare, n, t);
 #pragma unroll
             for (int i = 0; i < NT; i++)
                 multiply_values<C>(w.o[i][4 * j + n], x, y, p[i][0], p[i][1]);
@@ -310,7 +314,7 @@ __device__ static void put_together(worker<D, C, NT> &w, float *room, int range)
             all = __fadd_rn(all, __shfl_xor_sync(~0u, all, width));
             offset = __fadd_rn(offset, __shfl_xor_sync(~0u, offset, width));
         }
-        offset = __fmul_rn(offset, -(float)w.tv.offset);
+        offset = __fmul_rn(offset, -(float)w.tab.offset);
         const int row = 4 * i + t;
         float *to = room + (warp * ROWS + row) * D;
         if (g == 0) {
@@ -326,20 +330,22 @@ __device__ static void put_together(worker<D, C, NT> &w, float *room, int range)
     }
     __syncthreads();
     const float unit = b.a->l.v.unit;
-    for (int e = threadIdx.x; e < b.n_q * D; e += THREADS) {
-        const int row = e / D, d = e % D;
-        float most = ref[row], x = 0, all = 0;
+    for (int e = threadIdx.x; e < b.n_q * (D / 2); e += THREADS) { /* two dims each */
+        const int row = e / (D / 2), d = e % (D / 2) * 2;
+        float most = ref[row], x = 0, y = 0, all = 0;
 #pragma unroll
         for (int i = 1; i < WARPS; i++)
             most = fmaxf(most, ref[i * ROWS + row]);
 #pragma unroll
         for (int i = 0; i < WARPS; i++) {
             const float by = exp2_of(__fsub_rn(ref[i * ROWS + row], most));
-            x = fmaf(by, room[(i * ROWS + row) * D + d], x);
-            all = fmaf(by, sum[i * ROWS + row], all);
+            const float2 v = *reinterpret_cast<const float2 *>(room + (i * ROWS + row) * D + d);
+            x = __fmaf_rn(by, v.x, x);
+            y = __fmaf_rn(by, v.y, y);
+            all = __fmaf_rn(by, sum[i * ROWS + row], all);
         }
         float *part = part_at(b, row, range % TERN_CUDA_RANGES);
-        part[d] = x * unit;
+        *reinterpret_cast<float2 *>(part + d) = make_float2(__fmul_rn(x, unit), __fmul_rn(y, unit));
         if (d == 0) {
             part[D] = most;
             part[D + 1] = all;
@@ -392,13 +398,15 @@ template <int D, int C, int NT> __device__ static void attend_codes(const tern_c
     w.shift = shift;
     w.g = lane / 4;
     w.t = lane % 4;
-    load_code_tables<C>(w.tk, l.k);
-    load_code_tables<C>(w.tv, l.v);
+    load_code_tables<C>(w.tab, l.k);
+    w.tab.one = a.one;
+    w.spare = spare_of(w.t);
+    w.fresh = true;
     __syncthreads();
 #pragma unroll
     for (int i = 0; i < NT; i++) {
         w.scale[i] = scale[4 * i + w.t];
-        w.start[i] = -w.tk.offset * total[4 * i + w.t];
+        w.start[i] = -w.tab.offset * total[4 * i + w.t];
         w.ref[i] = -1e30f;
         w.sum[i] = 0;
         w.all[i] = 0;
@@ -435,8 +443,10 @@ template <int D, int C, int NT> __device__ static void attend_codes(const tern_c
         const int lo = page ? 0 : l.first;
         const bool plain = !special && lo == 0 && seen <= page * 64;
 #pragma unroll 1
-        for (int half = 0; half < 2; half++)
+        for (int half = 0; half < 2; half++) {
             take_tile<D, C, NT>(w, at, page, half, plain, lo);
+            w.fresh = false;
+        }
         __syncwarp();
         if (page + 2 * WARPS < end)
             fetch_codes<D, C>(at, pages + next * pool.bytes, l, lane);
@@ -460,8 +470,8 @@ template <int D, int C, int NT> __device__ static void attend_codes(const tern_c
         attend_codes<d, c, 2>(a);                                                           \
     }
 #define KERNELS(d)               \
-    KERNEL(d, 2, CODES_2, 3)     \
-    KERNEL(d, 3, CODES_3, 3)     \
+    KERNEL(d, 2, CODES_2, 4)     \
+    KERNEL(d, 3, CODES_3, 4)     \
     KERNEL(d, 4, CODES_4, 3)     \
     KERNEL(d, t4, CODES_T4, 3)   \
     KERNEL(d, 8, CODES_8, 2)

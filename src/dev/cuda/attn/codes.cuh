@@ -17,7 +17,8 @@ enum code_kind { CODES_2 = 2, CODES_3 = 3, CODES_4 = 4, CODES_T4 = 5, CODES_8 = 
 
 struct code_tables {
     uint32_t a[4], b[4];
-    int offset; /* bytes are entry + offset; 0: signed */
+    uint32_t one; /* 1.0 in two halves */
+    int offset;   /* bytes are entry + offset; 0: signed */
 };
 
 template <int D, int C> struct code_page {
@@ -82,16 +83,25 @@ __device__ static inline uint32_t byte_perm(uint32_t x, uint32_t y, uint32_t sel
     return r;
 }
 
-/* Eight symbols below 8, a nibble each. */
-__device__ static inline octet look_8(const uint32_t t[4], uint32_t w)
+/* The upper half of a word whose nibbles are below 8, in both halves: a product with 1.0, because units for shifts have
+ * more to do than those for products.  Bit 11 of such a half is 0, so it is a number, and no product changes it. */
+__device__ static inline uint32_t upper_half(uint32_t s, uint32_t one)
 {
-    return {byte_perm(t[0], t[1], w), byte_perm(t[0], t[1], w >> 16)};
+    const __half2 h = *reinterpret_cast<const __half2 *>(&s);
+    const __half2 r = __hmul2_rn(__half2half2(__high2half(h)), *reinterpret_cast<const __half2 *>(&one));
+    return *reinterpret_cast<const uint32_t *>(&r);
+}
+
+/* Eight symbols below 8, a nibble each. */
+__device__ static inline octet look_8(const code_tables &t, uint32_t w)
+{
+    return {byte_perm(t.a[0], t.a[1], w), byte_perm(t.a[0], t.a[1], upper_half(w, t.one))};
 }
 
 /* Eight symbols below 16. */
-__device__ static inline octet look_16(const uint32_t t[4], uint32_t w)
+__device__ static inline octet look_16(const uint32_t t[4], uint32_t w, uint32_t one)
 {
-    const uint32_t s = w & 0x77777777u, up = w << 4, h = s >> 16;
+    const uint32_t s = w & 0x77777777u, up = w << 4, h = upper_half(s, one);
     const uint32_t lo = byte_perm(w, up, 0x9D8C), hi = byte_perm(w, up, 0xBFAE); /* 255 where a symbol is 8 or more */
     const uint32_t l0 = byte_perm(t[0], t[1], s), l1 = byte_perm(t[2], t[3], s);
     const uint32_t h0 = byte_perm(t[0], t[1], h), h1 = byte_perm(t[2], t[3], h);
@@ -102,10 +112,10 @@ __device__ static inline octet look_16(const uint32_t t[4], uint32_t w)
 template <int C> __device__ static inline octet look(const code_tables &t, uint32_t w, uint32_t before)
 {
     if (C == CODES_T4) {
-        const octet a = look_16(t.a, w), b = look_16(t.b, before);
+        const octet a = look_16(t.a, w, t.one), b = look_16(t.b, before, t.one);
         return {a.lo + b.lo, a.hi + b.hi};
     }
-    return C == CODES_4 ? look_16(t.a, w) : look_8(t.a, w);
+    return C == CODES_4 ? look_16(t.a, w, t.one) : look_8(t, w);
 }
 
 /* Octet i of a set of 3 bits (three words) or 2 bits (two): symbols in nibbles. */
@@ -220,6 +230,16 @@ template <int C> struct value_words {
     uint4 w[3], before;
 };
 
+/* What a lane does to its three words of 3 bits, so that all lanes do the same. */
+struct spare_bits {
+    uint32_t shift, m0, m1, m2;
+};
+
+__device__ static inline spare_bits spare_of(int t)
+{
+    return {t == 3 ? 3u : 0u, t == 3 ? 0x11111111u : 0x77777777u, t == 3 ? 0x22222222u : 0u, t == 3 ? 0x44444444u : 0u};
+}
+
 /* head: start states of the half's 32 tokens stand in its low four bits. */
 template <int D, int C>
 __device__ static inline void load_values(value_words<C> &v, uint32_t values, uint32_t head, int half, int r, int g, int t)
@@ -252,15 +272,16 @@ __device__ static inline void load_values(value_words<C> &v, uint32_t values, ui
         }
     } else if (C == CODES_2) {
         v.w[0] = load_piece(values + (i + 4 * (t >> 1)) * 16);
-    } else {
-#pragma unroll
-        for (int q = 0; q < 3; q++)
-            v.w[q] = load_piece(values + (i + 4 * q) * 16);
+    } else { /* lane 3 needs all three words, others their own */
+        v.w[0] = load_piece(values + (i + 4 * (t == 3 ? 0 : t)) * 16);
+        v.w[1] = load_piece(values + (i + 4) * 16);
+        v.w[2] = load_piece(values + (i + 8) * 16);
     }
 }
 
 /* The octet of dim 32 r + 4g + i. */
-template <int C> __device__ static inline octet value_octet(const code_tables &tab, const value_words<C> &v, int i, int t)
+template <int C>
+__device__ static inline octet value_octet(const code_tables &tab, const value_words<C> &v, const spare_bits &s, int i, int t)
 {
     const uint32_t w = of4(v.w[0], i);
     if (C == CODES_8)
@@ -269,9 +290,7 @@ template <int C> __device__ static inline octet value_octet(const code_tables &t
         return look<C>(tab, w, C == CODES_T4 ? of4(v.before, i) : 0);
     if (C == CODES_2)
         return look<C>(tab, w >> 2 * (t & 1) & 0x33333333u, 0);
-    const uint32_t w1 = of4(v.w[1], i), w2 = of4(v.w[2], i);
-    const uint32_t own = (t == 0 ? w : t == 1 ? w1 : w2) & 0x77777777u, spare = symbols<C>(w, w1, w2, 3);
-    return look<C>(tab, t == 3 ? spare : own, 0);
+    return look<C>(tab, (w >> s.shift & s.m0) | (of4(v.w[1], i) >> 2 & s.m1) | (of4(v.w[2], i) >> 1 & s.m2), 0);
 }
 
 #endif

@@ -365,6 +365,35 @@ static int kind_of_codes(const struct tern_cuda_layer *l)
     return l->k.trellis ? 6 : places[l->k.bits];
 }
 
+/* Pages of 16-bit floats, which have a kernel of their own? */
+static bool of_halves(const struct tern_cuda_layer *l)
+{
+    return l->k.form <= TERN_CUDA_BF16 && l->v.form <= TERN_CUDA_BF16;
+}
+
+/* Blocks of threads that go round through the items of a step (attn/ring.cuh): as many as the card holds at once, where
+ * there is work for them. */
+static unsigned ring_blocks(const struct tern_cuda *d, const struct tern_cuda_attn_args *a, int ranges)
+{
+    const unsigned items = (unsigned)(a->n_units * a->n_blocks * a->l.n_heads * a->n_split) * (unsigned)(ranges + 1);
+    const unsigned most = (unsigned)d->card->processors;
+    return items < most ? items : most;
+}
+
+/* With as many stages of a page's side as fit; false: not even two. */
+static bool run_halves(struct tern_cuda *d, struct tern_cuda_attn_args *a, int ranges)
+{
+    const unsigned dim = (unsigned)a->l.k.dim, room = 4 * (4 * 8 * dim + 2 * 4 * 8), stage = 4 * (32 * dim + 32);
+    a->stages = 4;
+    while (a->stages >= 2 && room + 4 * (unsigned)a->stages * stage + 1024 > (unsigned)d->card->shared_most)
+        a->stages--;
+    if (a->stages < 2)
+        return false;
+    tern_cuda_launch(d, dim == 64 ? TERN_CUDA_K_halves_64 : TERN_CUDA_K_halves_128, ring_blocks(d, a, ranges), 1, 1,
+                     128, room + 4 * (unsigned)a->stages * stage, a, sizeof *a);
+    return true;
+}
+
 /* Shared bytes of a ring of two pages for each of four warps (attn/codes.cuh). */
 static unsigned codes_shared(const struct tern_cuda_layer *l)
 {
@@ -394,7 +423,7 @@ static void run_fast(struct tern_cuda *d, struct tern_cuda_attn_args *a, struct 
         tern_cuda_launch(d, (enum tern_cuda_kernel)((int)first + codes + eight), (unsigned)(a->n_units * a->n_blocks),
                          (unsigned)(a->l.n_heads * a->n_split), (unsigned)ranges + 1, 128, codes_shared(&a->l), a,
                          sizeof *a);
-    } else {
+    } else if (!of_halves(&a->l) || !run_halves(d, a, ranges)) {
         tern_cuda_launch(d, small ? TERN_CUDA_K_attn_range_64 : TERN_CUDA_K_attn_range_128,
                          (unsigned)(a->n_units * a->n_blocks), (unsigned)(a->l.n_heads * a->n_split),
                          (unsigned)ranges + 1, 256, tensor_shared(&a->l, TERN_CUDA_NARROW_ROWS(a->l.k.dim)), a,
@@ -455,6 +484,7 @@ void tern_cuda_attention(struct tern_dev *dev, const struct tern_attn_shape *sha
         a.row0 = t->first_narrow;
         a.q_scale = (float)(shape->scale * log2e);
         a.cap = (float)(shape->softcap * log2e);
+        a.one = 0x3C003C00;
         run_wide(d, &a, lists->wide);
         cut_plain(&a, lists->narrow);
         const int ranges = most_ranges(d, c, &d->step.caches[c].layers[shape->layer]);
