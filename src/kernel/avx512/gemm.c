@@ -14,7 +14,7 @@ static int32_t lane_sum(__m512i v)
     return _mm_cvtsi128_si32(_mm_add_epi32(b, _mm_shuffle_epi32(b, 0xB1)));
 }
 
-static void quantize(int8_t *q, float *scale, int32_t *sum16, const float *x, int k)
+void tern_gemm_quantize_avx512(int8_t *q, float *scale, int32_t *sum16, const float *x, int k)
 {
     const __m512i mag = _mm512_set1_epi32(0x7FFFFFFF);
     for (int b = 0; b < k / TERN_BLOCK; b++) {
@@ -95,7 +95,7 @@ static void row(float *out, const struct tern_packed *w, int row)
 
 void tern_gemm_init_avx512(struct tern_gemm_kernels *k)
 {
-    k->quantize = quantize;
+    k->quantize = tern_gemm_quantize_avx512;
     k->wide = tern_gemm_wide_avx512;
     k->narrow = tern_gemm_narrow_avx512;
     k->row = row;
