@@ -36,7 +36,8 @@ static int check_params(const tern_engine_params *p, tern_error *err)
     if (p->decode_bits && p->exact)
         return tern_err_set(err, TERN_EINVAL, "decode_bits = %d: an exact engine computes in 32 bits", p->decode_bits);
     if (p->prompt_class && strcmp(p->prompt_class, "auto") != 0 && strcmp(p->prompt_class, "int8") != 0)
-        return tern_err_set(err, TERN_EINVAL, "prompt_class = \"%s\": there are \"auto\" and \"int8\"", p->prompt_class);
+        return tern_err_set(err, TERN_EINVAL, "prompt_class = \"%s\": there are \"auto\" and \"int8\"",
+                            p->prompt_class);
     if (is_prompt8(p) && p->exact)
         return tern_err_set(err, TERN_EINVAL, "prompt_class = \"int8\": an exact engine computes in 32 bits");
     return 0;

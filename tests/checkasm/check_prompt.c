@@ -339,7 +339,8 @@ static void bench_shape(const struct format *f, int n, int k)
         b.n_rows = rows[i];
         for (int c = 0; c < (tern_codes_integer(b.w.codes) ? 2 : 1); c++) {
             b.int8 = c;
-            snprintf(label, sizeof label, "prompt.product%s %s %dx%d rows=%d", c ? " int8" : "", f->name, n, k, rows[i]);
+            snprintf(label, sizeof label, "prompt.product%s %s %dx%d rows=%d", c ? " int8" : "", f->name, n, k,
+                     rows[i]);
             check_bench(&t);
         }
     }

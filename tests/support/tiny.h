@@ -19,10 +19,10 @@ struct tiny {
     int32_t ids[512];
     int n_ids;
     int n_vocab;
-    int ctx;         /* of engines; 0: the model's own */
+    int ctx;                  /* of engines; 0: the model's own */
     int decode_bits;          /* of engines that are not exact */
     const char *prompt_class; /* as well */
-    float *ref;      /* [n_ref][n_vocab], logits of the last n_ref positions */
+    float *ref;               /* [n_ref][n_vocab], logits of the last n_ref positions */
     int n_ref;
 };
 

@@ -149,8 +149,8 @@ static void test_refusals(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_distance),         cmocka_unit_test(test_twin),
-                                       cmocka_unit_test(test_promises),         cmocka_unit_test(test_with_decode_bits),
-                                       cmocka_unit_test(test_origin),           cmocka_unit_test(test_refusals)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_distance), cmocka_unit_test(test_twin),
+                                       cmocka_unit_test(test_promises), cmocka_unit_test(test_with_decode_bits),
+                                       cmocka_unit_test(test_origin),   cmocka_unit_test(test_refusals)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

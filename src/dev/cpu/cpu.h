@@ -94,10 +94,10 @@ struct tern_cpu_step {
 
 struct tern_cpu {
     struct tern_dev dev;
-    struct tern_pool *pool; /* borrowed */
+    struct tern_pool *pool;                   /* borrowed */
     const struct tern_prompt_kernels *prompt; /* products of prompt rows in a class of their own; NULL: in f32 */
-    bool bf16;              /* attention of prompt rows in bf16 */
-    int columns;            /* rows of a tern_q8_buffer that a decode row is: 1, with 16 bits 2 */
+    bool bf16;                                /* attention of prompt rows in bf16 */
+    int columns;                              /* rows of a tern_q8_buffer that a decode row is: 1, with 16 bits 2 */
     struct tern_q8_buffer q8;
     float *gemm_scratch;     /* [threads][TERN_GEMM_SCRATCH] */
     uint16_t *packed_x;      /* prompt rows; this and the next only with `prompt` */

@@ -82,7 +82,8 @@ struct matmul_work {
     struct tern_cpu *d;
     const struct tern_matmul *m;
     struct tern_cpu_rows rows;
-    int panels, group; /* panels of all products, one after the other, and how many of them make a task */
+    int panels;      /* of all products, one after the other */
+    int tasks, step; /* cuts between tasks are multiples of `step` panels */
 };
 
 #define PAIRS  4  /* decode rows of 16 bits at once */
@@ -119,7 +120,7 @@ void tern_cpu_product(struct tern_cpu *d, float *y, size_t y_stride, const struc
     int n_packed = r->packed && (integer || d->prompt->floats) ? r->n_wide : 0, n_wide = integer ? r->n_wide : r->n;
     if (n_packed)
         d->prompt->product(y, y_stride, r->packed, n_packed, w, panel0, panel1,
-                              d->prompt_scratch + (size_t)worker * TERN_PROMPT_SCRATCH);
+                           d->prompt_scratch + (size_t)worker * TERN_PROMPT_SCRATCH);
     if (n_packed < n_wide)
         tern_k.gemm.wide(y + (size_t)n_packed * y_stride, y_stride, r->x + (size_t)n_packed * r->stride, r->stride,
                          n_wide - n_packed, w, panel0, panel1, d->gemm_scratch + (size_t)worker * TERN_GEMM_SCRATCH);
@@ -150,11 +151,18 @@ static void matmul_part(const struct matmul_work *w, int i, int p0, int p1, int 
         add_bias(m, w->rows.n, p0 * TERN_PANEL, p1 * TERN_PANEL < m->w->n ? p1 * TERN_PANEL : m->w->n);
 }
 
+/* Where a task begins, and the one before it ends: as many steps in one as in another, or one more. */
+static int cut(const struct matmul_work *w, int task)
+{
+    const long steps = (w->panels + w->step - 1) / w->step, at = steps * task / w->tasks * w->step;
+    return at < w->panels ? (int)at : w->panels;
+}
+
 /* A task may end in another product than it begins in: equal shares, whatever the shapes. */
 static void matmul_task(void *ctx, int task, int worker)
 {
     const struct matmul_work *w = ctx;
-    int begin = task * w->group, end = begin + w->group < w->panels ? begin + w->group : w->panels, first = 0;
+    int begin = cut(w, task), end = cut(w, task + 1), first = 0;
     for (int i = 0; first < end; i++) {
         int panels = tern_panels(&w->m[i].w->form->m);
         int p0 = begin > first ? begin - first : 0, p1 = end - first < panels ? end - first : panels;
@@ -190,6 +198,18 @@ int tern_cpu_panels_per_task(const struct tern_cpu *d, const struct tern_packed 
     return group < step ? step : group < most ? group : most;
 }
 
+/* Few rows: tasks of so many panels.  Many: as many tasks for every thread, for the last one of them is waited for. */
+static void share(struct matmul_work *w, const struct tern_packed *first, int n_wide)
+{
+    const int group = tern_cpu_panels_per_task(w->d, first, n_wide, w->panels), threads = tern_pool_threads(w->d->pool);
+    w->step = group;
+    w->tasks = (w->panels + group - 1) / group;
+    if (n_wide > 16 && w->tasks > threads) {
+        w->step = w->d->prompt ? w->d->prompt->panels : 1;
+        w->tasks = (w->tasks + threads - 1) / threads * threads;
+    }
+}
+
 void tern_cpu_matmul(struct tern_dev *dev, const struct tern_matmul *m, int n_m, struct tern_dev_rows in, int n_rows,
                      int n_wide)
 {
@@ -213,6 +233,6 @@ void tern_cpu_matmul(struct tern_dev *dev, const struct tern_matmul *m, int n_m,
         struct pack_args a = {d, x, in.stride, n_wide, k};
         tern_pool_run(d->pool, pack_task, &a, (n_wide + TERN_BAND - 1) / TERN_BAND);
     }
-    w.group = tern_cpu_panels_per_task(d, &m[0].w->form->m, n_wide, w.panels);
-    tern_pool_run(d->pool, matmul_task, &w, (w.panels + w.group - 1) / w.group);
+    share(&w, &m[0].w->form->m, n_wide);
+    tern_pool_run(d->pool, matmul_task, &w, w.tasks);
 }

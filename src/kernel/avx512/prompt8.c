@@ -1,4 +1,5 @@
-/* The int8 class of prompt.h on VNNI: `vpdpbusd` adds four products of unsigned and signed bytes to each of 16 integers.
+/* The int8 class of prompt.h on VNNI: `vpdpbusd` adds four products of unsigned and signed bytes to each of 16
+ * integers.
  *
  * As in prompt.c, but a quad of four inputs stays one vector: codes become unsigned bytes (signed ones plus 128, which
  * moves the zero point) for RANGE_STEPS * 32 inputs of up to PANELS panels, beside their scales in f32, and rows stream
@@ -123,8 +124,8 @@ static expand_fn *expander(const struct tern_packed *w)
 
 /* Where the operands of a register tile lie. */
 struct operands {
-    const struct step *x; /* first step of the band */
-    int row;              /* first row in it, a multiple of TILE */
+    const struct step *x;  /* first step of the band */
+    int row;               /* first row in it, a multiple of TILE */
     const struct block *w; /* first step of panel 0; panels are `steps` blocks apart */
     int steps, zero;
 };
@@ -161,19 +162,19 @@ ALWAYS __m512i add_quads(__m512i sum, __m512i w, __m512i x)
 
 /* Sums have names of their own, for an array of them would lie in memory. */
 #define EACH_ROW(X) X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7)
-#define ROW_BEGIN(r)                                  \
-    __m512i d##r##0 = _mm512_set1_epi32(begin[r]);    \
+#define ROW_BEGIN(r)                               \
+    __m512i d##r##0 = _mm512_set1_epi32(begin[r]); \
     __m512i d##r##1 = d##r##0, d##r##2 = d##r##0;
-#define ROW_ADD(r)                             \
+#define ROW_ADD(r)                              \
     b = four_codes(q + r * TERN_BLOCK + 4 * i); \
-    d##r##0 = add_quads(d##r##0, v0, b);       \
-    if (panels > 1)                            \
-        d##r##1 = add_quads(d##r##1, v1, b);   \
-    if (panels > 2)                            \
+    d##r##0 = add_quads(d##r##0, v0, b);        \
+    if (panels > 1)                             \
+        d##r##1 = add_quads(d##r##1, v1, b);    \
+    if (panels > 2)                             \
         d##r##2 = add_quads(d##r##2, v2, b);
-#define ROW_END(r)                                                                                               \
-    {                                                                                                            \
-        const __m512i dot[WIDTH] = {d##r##0, d##r##1, d##r##2};                                                  \
+#define ROW_END(r)                                                                                              \
+    {                                                                                                           \
+        const __m512i dot[WIDTH] = {d##r##0, d##r##1, d##r##2};                                                 \
         add_group(w, chain + r * WIDTH * TERN_PANEL, x, row + r, g, groups == 1 ? 2 : g, panels, minimum, dot); \
     }
 _Static_assert(TILE == 8 && WIDTH == 3, "as the names say");
@@ -202,14 +203,14 @@ ALWAYS void group_tile(const struct block *const w[WIDTH], const struct step *x,
 
 typedef void tile_fn(const struct operands *o, float *chain);
 
-#define X(panels, groups, minimum)                                                                     \
-    static void tile_##panels##_##groups##_##minimum(const struct operands *o, float *chain)           \
-    {                                                                                                  \
-        for (int s = 0; s < o->steps; s++) {                                                           \
+#define X(panels, groups, minimum)                                                                         \
+    static void tile_##panels##_##groups##_##minimum(const struct operands *o, float *chain)               \
+    {                                                                                                      \
+        for (int s = 0; s < o->steps; s++) {                                                               \
             const struct block *const w[WIDTH] = {o->w + s, o->w + s + o->steps, o->w + s + 2 * o->steps}; \
-            for (int g = 0; g < groups; g++)                                                           \
-                group_tile(w, o->x + s, o->row, o->zero, chain, g, panels, groups, minimum);           \
-        }                                                                                              \
+            for (int g = 0; g < groups; g++)                                                               \
+                group_tile(w, o->x + s, o->row, o->zero, chain, g, panels, groups, minimum);               \
+        }                                                                                                  \
     }
 #define PANEL_FNS(panels) X(panels, 1, 0) X(panels, 1, 1) X(panels, 2, 0) X(panels, 2, 1)
 PANEL_FNS(1)
