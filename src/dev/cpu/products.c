@@ -82,8 +82,7 @@ struct matmul_work {
     struct tern_cpu *d;
     const struct tern_matmul *m;
     struct tern_cpu_rows rows;
-    int panels;      /* of all products, one after the other */
-    int tasks, step; /* cuts between tasks are multiples of `step` panels */
+    int panels, group; /* panels of all products, one after the other, and how many of them make a task */
 };
 
 #define PAIRS  4  /* decode rows of 16 bits at once */
@@ -151,18 +150,11 @@ static void matmul_part(const struct matmul_work *w, int i, int p0, int p1, int 
         add_bias(m, w->rows.n, p0 * TERN_PANEL, p1 * TERN_PANEL < m->w->n ? p1 * TERN_PANEL : m->w->n);
 }
 
-/* Where a task begins, and the one before it ends: as many steps in one as in another, or one more. */
-static int cut(const struct matmul_work *w, int task)
-{
-    const long steps = (w->panels + w->step - 1) / w->step, at = steps * task / w->tasks * w->step;
-    return at < w->panels ? (int)at : w->panels;
-}
-
 /* A task may end in another product than it begins in: equal shares, whatever the shapes. */
 static void matmul_task(void *ctx, int task, int worker)
 {
     const struct matmul_work *w = ctx;
-    int begin = cut(w, task), end = cut(w, task + 1), first = 0;
+    int begin = task * w->group, end = begin + w->group < w->panels ? begin + w->group : w->panels, first = 0;
     for (int i = 0; first < end; i++) {
         int panels = tern_panels(&w->m[i].w->form->m);
         int p0 = begin > first ? begin - first : 0, p1 = end - first < panels ? end - first : panels;
@@ -198,18 +190,6 @@ int tern_cpu_panels_per_task(const struct tern_cpu *d, const struct tern_packed 
     return group < step ? step : group < most ? group : most;
 }
 
-/* Few rows: tasks of so many panels.  Many: as many tasks for every thread, for the last one of them is waited for. */
-static void share(struct matmul_work *w, const struct tern_packed *first, int n_wide)
-{
-    const int group = tern_cpu_panels_per_task(w->d, first, n_wide, w->panels), threads = tern_pool_threads(w->d->pool);
-    w->step = group;
-    w->tasks = (w->panels + group - 1) / group;
-    if (n_wide > 16 && w->tasks > threads) {
-        w->step = w->d->prompt ? w->d->prompt->panels : 1;
-        w->tasks = (w->tasks + threads - 1) / threads * threads;
-    }
-}
-
 void tern_cpu_matmul(struct tern_dev *dev, const struct tern_matmul *m, int n_m, struct tern_dev_rows in, int n_rows,
                      int n_wide)
 {
@@ -233,6 +213,6 @@ void tern_cpu_matmul(struct tern_dev *dev, const struct tern_matmul *m, int n_m,
         struct pack_args a = {d, x, in.stride, n_wide, k};
         tern_pool_run(d->pool, pack_task, &a, (n_wide + TERN_BAND - 1) / TERN_BAND);
     }
-    share(&w, &m[0].w->form->m, n_wide);
-    tern_pool_run(d->pool, matmul_task, &w, w.tasks);
+    w.group = tern_cpu_panels_per_task(d, &m[0].w->form->m, n_wide, w.panels);
+    tern_pool_run(d->pool, matmul_task, &w, (w.panels + w.group - 1) / w.group);
 }
