@@ -205,6 +205,7 @@ typedef struct tern_weight_speed_params {
     int n_out, n_in;   /* of a matrix; n_out a multiple of 16 */
     size_t bytes;      /* of packed weights per type: whole matrices, at least one */
     bool prompt;       /* prompt rows; else decode rows */
+    bool prompt8;      /* those of prompt_class "int8" */
     int n_threads;     /* 0 = all physical cores */
     int reps;          /* rounds, after one that is not counted */
     size_t read_bytes; /* memory that reading alone is measured on; 0 = 256 MiB */

@@ -306,6 +306,12 @@ typedef struct tern_engine_params {
      * rows are as good as those of prompt rows; steps of many sequences take up to twice the time
      * (docs/decisions/040-16-bit-decode-rows.md).  TERN_EUNSUPPORTED on a GPU; --exact does without. */
     int decode_bits;
+    /* The class of arithmetic that prompt rows multiply weights in.
+     *   "auto" or NULL   the most exact that the machine is fast in (docs/decisions/021-int16-prompts-on-vnni.md)
+     *   "int8"           that of decode rows with 8 bits: faster, and as far from exact arithmetic as generated tokens
+     *                    are (docs/decisions/041-prompts-in-int8.md).  TERN_EUNSUPPORTED on a GPU; not with exact
+     * Files and prefixes of one class are not found by the other. */
+    const char *prompt_class;
     /* Further plans, numbered from 1; `kv` is plan 0.  Sequences of all plans go through one step together, so plans
      * can be compared at the price of reading the weights once.  max_seqs counts the sequences of all plans. */
     const char *const *more_kv;

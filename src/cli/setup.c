@@ -209,6 +209,7 @@ tern_engine_params tern_setup_params(const struct tern_args *a, int ctx, int max
         .kv_strict = strcmp(a->v[TERN_OPT_KV_POLICY].s, "strict") == 0,
         .exact = a->v[TERN_OPT_EXACT].n > 0,
         .decode_bits = a->v[TERN_OPT_DECODE_BITS].n ? atoi(a->v[TERN_OPT_DECODE_BITS].s) : 0,
+        .prompt_class = a->v[TERN_OPT_PROMPT_CLASS].s,
         .code_at_end = tern_setup_at_end(a),
     };
 }

@@ -32,6 +32,7 @@ struct tern_dev_limits {
     int max_rows, max_narrow, max_k; /* rows of a step, decode rows among them; longest input of any product */
     bool exact;                      /* prompt rows in f32 on every machine */
     bool decode16;                   /* activations of decode rows in 16 bits, not 8 */
+    bool prompt8;                    /* activations of prompt rows in int8 */
     /* The caches, of which the layers are read here and the memory is not, and attention on their layers. */
     const struct tern_dev_cache *caches;
     int n_caches;
@@ -65,7 +66,7 @@ struct tern_dev_ops {
     const char *name;
     bool decodes;  /* recode reads codes, too */
     bool firsts;   /* attention knows tern_kv_reach.first */
-    bool decode16; /* tern_dev_limits.decode16 */
+    bool decode16, prompt8; /* of tern_dev_limits */
     bool in_place; /* what adopt is given is read where it lies, and not before an operation needs it */
 
     /* Is it there?  One line about it, or why not.  NULL: it always is. */

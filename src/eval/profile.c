@@ -385,7 +385,7 @@ bool tern_profile_at(const tern_profile *p, int i, const tern_profile_limits *li
 }
 
 /* One matrix alone stays in a cache, and so do its activations. */
-static int product_speed(double *out, int n_threads, bool prompt, tern_error *err)
+static int product_speed(double *out, const tern_engine *e, bool prompt, tern_error *err)
 {
     int rc = 0;
     tern_weight_speed speed;
@@ -400,7 +400,8 @@ static int product_speed(double *out, int n_threads, bool prompt, tern_error *er
                                         .n_in = 512,
                                         .bytes = 1,
                                         .prompt = prompt,
-                                        .n_threads = n_threads,
+                                        .prompt8 = e->prompt8,
+                                        .n_threads = tern_pool_threads(e->pool),
                                         .reps = 15,
                                         .read_bytes = (size_t)1 << 20};
     TERN_TRY(tern_eval_weight_speed(&speed, &read, &p, err));
@@ -417,8 +418,8 @@ int tern_profile_measure(tern_profile_limits *out, tern_reader *r, tern_engine *
         double speed = tern_reader_pass(r, e);
         out->bytes_per_second = speed > out->bytes_per_second ? speed : out->bytes_per_second;
     }
-    TERN_TRY(product_speed(&out->decode_products, tern_pool_threads(e->pool), false, err));
-    TERN_TRY(product_speed(&out->prompt_products, tern_pool_threads(e->pool), true, err));
+    TERN_TRY(product_speed(&out->decode_products, e, false, err));
+    TERN_TRY(product_speed(&out->prompt_products, e, true, err));
 out:
     return rc;
 }

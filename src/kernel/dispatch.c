@@ -35,6 +35,7 @@ void tern_kernels_init(unsigned mask)
         tern_kvq_init_##isa(&k.kvq);                      \
     } while (0)
     TERN_INIT(ref);
+    TERN_FOR_MODELS(tern_prompt8_init(&k.prompt8);)
 #ifdef TERN_HAVE_AVX2
     if (k.mask & TERN_CPU_AVX2)
         TERN_INIT(avx2);
@@ -43,6 +44,7 @@ void tern_kernels_init(unsigned mask)
     if (k.mask & TERN_CPU_AVX512) {
         TERN_INIT(avx512);
         TERN_FOR_MODELS(tern_prompt_init_avx512(&k.prompt);)
+        TERN_FOR_MODELS(tern_prompt8_init_avx512(&k.prompt8);)
     }
 #endif
 #ifdef TERN_HAVE_NEON

@@ -9,8 +9,8 @@
  *   int16   prompt rows on machines with VNNI and without tiles, unless f32 is asked for: see tern_prompt_kernels.
  *   bf16    prompt rows on machines with tiles, unless f32 is asked for: see tern_bf16_kernels.
  *   narrow  decode rows.  Activations quantised to int8 per 32; per block of 32 (16 where scales are that close) an
- *           exact integer dot, then one chain in f32 (see `narrow`).  All levels are bit-equal.  Where 16 bits are
- *           asked for, a row is two: see `narrow16`.
+ *           exact integer dot, then one chain in f32 (see `narrow`).  All levels are bit-equal.  Prompt rows, too,
+ *           where int8 is asked for.  Where 16 bits are asked for decode rows, a row is two: see `narrow16`.
  * Floats (F32 F16 BF16 E4M3) have no integer form: their narrow product is the wide chain, for few rows without scratch
  * (kernel/gemm_few_impl.h). */
 #ifndef TERN_KERNEL_GEMM_H

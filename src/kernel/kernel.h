@@ -25,7 +25,7 @@ struct tern_kernels {
     struct tern_attn_kernels attn;
     struct tern_kvq_kernels kvq;
     struct tern_delta_kernels delta;
-    struct tern_prompt_kernels prompt;
+    struct tern_prompt_kernels prompt, prompt8; /* of the machine's own class; int8 */
     struct tern_bf16_kernels bf16;
     unsigned mask; /* levels in use, TERN_CPU_* */
 };

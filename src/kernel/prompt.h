@@ -22,7 +22,10 @@
  *     sw, mw as in `narrow`;            y = acc * scale at the end
  * Bit-equal on all levels that have it.  Float codes stay in the wide class.
  *
- * The bf16 class is that of struct tern_bf16_kernels. */
+ * The bf16 class is that of struct tern_bf16_kernels.
+ *
+ * The int8 class, which has a table of its own on every level: `quantize` and `narrow` of gemm.h, bit for bit.  What a
+ * level does not have is made of its narrow kernels (prompt8.c).  Float codes stay in the wide class. */
 struct tern_prompt_kernels {
     /* One band: rows 0..n_rows-1 (1..32) of k floats, x_stride floats apart.  out: band(k) values, 64-byte aligned. */
     void (*pack)(uint16_t *out, const float *x, size_t x_stride, int n_rows, int k);
@@ -51,6 +54,8 @@ static inline size_t tern_i16_band(int k)
 void tern_prompt_init_ref(struct tern_prompt_kernels *k); /* int16; for comparison, no level has it by itself */
 void tern_prompt_init_avx512(struct tern_prompt_kernels *k);
 void tern_prompt_init_amx(struct tern_prompt_kernels *k);
+void tern_prompt8_init(struct tern_prompt_kernels *k); /* int8, of the narrow kernels in use */
+void tern_prompt8_init_avx512(struct tern_prompt_kernels *k);
 
 /* ---- prompt rows in bf16 ----------------------------------------------------------------------------------------- */
 

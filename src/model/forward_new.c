@@ -77,7 +77,7 @@ out:
 
 int tern_forward_new(struct tern_forward **out, const struct tern_net *net, const struct tern_kv_cache *caches,
                      int n_plans, struct tern_dev *dev, int max_rows, int max_narrow, int max_jobs, bool exact,
-                     bool decode16, tern_error *err)
+                     bool decode16, bool prompt8, tern_error *err)
 {
     int rc = 0;
     struct tern_forward *f = NULL;
@@ -92,7 +92,8 @@ int tern_forward_new(struct tern_forward **out, const struct tern_net *net, cons
     f->residual = tern_residuals[net->desc.residual];
     f->mtp = caches[0].layout->n_layers > net->desc.n_layers;
     struct tern_needs needs = {
-        .dev = {.max_rows = max_rows, .max_narrow = max_narrow, .exact = exact, .decode16 = decode16}};
+        .dev = {
+            .max_rows = max_rows, .max_narrow = max_narrow, .exact = exact, .decode16 = decode16, .prompt8 = prompt8}};
     ask_blocks(&needs, f);
     TERN_TRY(tern_cached_open(f, &needs.dev, err));
     TERN_TRY(take_all(f, &needs, err));

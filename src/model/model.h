@@ -147,12 +147,12 @@ struct tern_forward_batch {
 };
 
 /* What steps of one engine need besides its device, dev, which it prepares.  caches: [n_plans], borrowed; they differ
- * in layout alone.  exact: wide rows in f32 on every machine.  decode16: activations of decode rows in
- * 16 bits, where the device has that. */
+ * in layout alone.  exact: wide rows in f32 on every machine.  decode16, prompt8: activations of decode rows in
+ * 16 bits, of prompt rows in 8, where the device has that. */
 struct tern_forward;
 int tern_forward_new(struct tern_forward **out, const struct tern_net *net, const struct tern_kv_cache *caches,
                      int n_plans, struct tern_dev *dev, int max_rows, int max_narrow, int max_jobs, bool exact,
-                     bool decode16, tern_error *err);
+                     bool decode16, bool prompt8, tern_error *err);
 void tern_forward_free(struct tern_forward *f);
 size_t tern_forward_scratch_bytes(const struct tern_forward *f);
 

@@ -12,6 +12,11 @@
 #define MAX_PLANS   256
 #define MORE_PLANS  16 /* that an open engine has room for */
 
+static bool is_prompt8(const tern_engine_params *p)
+{
+    return p->prompt_class && strcmp(p->prompt_class, "int8") == 0;
+}
+
 static int check_params(const tern_engine_params *p, tern_error *err)
 {
     if (p->n_threads < 0 || p->n_threads > MAX_THREADS)
@@ -30,6 +35,11 @@ static int check_params(const tern_engine_params *p, tern_error *err)
         return tern_err_set(err, TERN_EINVAL, "decode_bits = %d: there are 8 and 16", p->decode_bits);
     if (p->decode_bits && p->exact)
         return tern_err_set(err, TERN_EINVAL, "decode_bits = %d: an exact engine computes in 32 bits", p->decode_bits);
+    if (p->prompt_class && strcmp(p->prompt_class, "auto") != 0 && strcmp(p->prompt_class, "int8") != 0)
+        return tern_err_set(err, TERN_EINVAL, "prompt_class = \"%s\": there are \"auto\" and \"int8\"",
+                            p->prompt_class);
+    if (is_prompt8(p) && p->exact)
+        return tern_err_set(err, TERN_EINVAL, "prompt_class = \"int8\": an exact engine computes in 32 bits");
     return 0;
 }
 
@@ -94,6 +104,9 @@ static int open_engine(tern_engine **out, tern_model *m, const tern_engine_param
     if (p->decode_bits == 16 && !m->net->dev->ops->decode16)
         TERN_FAIL(err, TERN_EUNSUPPORTED, "decode_bits = 16: the device %s computes decode rows in 8 bits alone",
                   m->net->dev->ops->name);
+    if (is_prompt8(p) && !m->net->dev->ops->prompt8)
+        TERN_FAIL(err, TERN_EUNSUPPORTED, "prompt_class = \"int8\": the device %s has one class for prompts",
+                  m->net->dev->ops->name);
     TERN_TRY(tern_alloc(&e, 1, sizeof *e, err));
     e->model = m;
     e->ctx = p->ctx ? p->ctx : m->net->desc.ctx;
@@ -104,6 +117,7 @@ static int open_engine(tern_engine **out, tern_model *m, const tern_engine_param
     TERN_TRY(tern_net_experts_check(m->net, e->chunk, err));
     e->exact = p->exact;
     e->decode16 = p->decode_bits == 16;
+    e->prompt8 = is_prompt8(p);
     TERN_TRY(tern_draft_mtp(p, m, &e->mtp, err));
     if (!pool)
         TERN_TRY(tern_pool_new(&e->own_pool, p->n_threads ? p->n_threads : tern_cpu_cores(), 1, err));
@@ -111,7 +125,7 @@ static int open_engine(tern_engine **out, tern_model *m, const tern_engine_param
     TERN_TRY(m->net->dev->ops->open(&e->dev, e->pool, err));
     TERN_TRY(open_plans(e, p, err));
     TERN_TRY(tern_forward_new(&e->forward, m->net, e->caches, e->n_caches, e->dev, e->chunk, e->chunk, e->max_seqs,
-                              e->exact, e->decode16, err));
+                              e->exact, e->decode16, e->prompt8, err));
     TERN_TRY(alloc_batch(e, err));
     TERN_TRY(tern_drafter_open(&e->drafter, e, p, err));
     *out = e;

@@ -22,7 +22,7 @@ static int reopen_forward(tern_engine *e, tern_error *err)
     struct tern_forward *forward = NULL;
     TERN_TRY(e->dev->ops->open(&dev, e->pool, err));
     TERN_TRY(tern_forward_new(&forward, e->model->net, e->caches, e->n_caches, dev, e->chunk, e->chunk, e->max_seqs,
-                              e->exact, e->decode16, err));
+                              e->exact, e->decode16, e->prompt8, err));
     tern_forward_free(e->forward);
     for (int i = 0; i < e->n_caches; i++)
         tern_kv_cache_hand(&e->caches[i], dev);

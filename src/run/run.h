@@ -81,7 +81,7 @@ struct tern_engine {
     struct tern_forward *forward;
     struct tern_seq *seqs; /* [max_seqs] */
     int ctx, max_seqs, chunk;
-    bool exact, decode16;
+    bool exact, decode16, prompt8;
     bool mtp; /* sequences hold what the MTP layer keeps, of all plans */
     atomic_int cancel;
     struct tern_drafter *drafter; /* NULL: replies are generated token by token */

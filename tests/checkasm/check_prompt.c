@@ -11,6 +11,7 @@
 void tern_prompt_init_emulated(struct tern_prompt_kernels *k); /* tiles_emulated.h, in check_bf16.c */
 
 static struct tern_prompt_kernels kp; /* under test */
+static bool int8;                     /* of that class */
 
 /* What the class makes of a number before it multiplies. */
 static float rounded(float x)
@@ -81,9 +82,44 @@ static void int16_oracle(const struct tern_packed *w, const float *x, size_t x_s
     }
 }
 
+/* The same of the int8 class, whose steps are those of 32 inputs.  Infinities and NaN spoil a row, as they do there. */
+static void int8_oracle(const struct tern_packed *w, const float *x, size_t x_stride, int n_rows, double *out,
+                        double *budget)
+{
+    for (int at = 0; at < n_rows * w->k; at += TERN_BLOCK) {
+        const int r = at / w->k, first = at % w->k;
+        double amax = 0, step;
+        for (int i = 0; i < TERN_BLOCK; i++) {
+            const double v = fabs((double)x[(size_t)r * x_stride + (size_t)(first + i)]);
+            amax = v <= amax ? amax : v; /* a NaN stays */
+        }
+        step = isfinite(127.0f / (float)amax) ? amax / 127 : 2 * amax; /* blocks that are too small count as 0 */
+        for (int n = 0; n < w->n; n++)
+            for (int i = first; i < first + TERN_BLOCK; i++) {
+                double scale, minimum, code, v = x[(size_t)r * x_stride + (size_t)i];
+                weight_parts(w, n, i, &scale, &minimum, &code);
+                const double size = fabs(scale * code) + fabs(minimum);
+                out[r * w->n + n] += isfinite(amax) ? (scale * code + minimum) * v : NAN;
+                budget[r * w->n + n] +=
+                    size * 0.51 * step + size * (fabs(v) + step) * (w->k / 8 + 8) * 0x1p-24 + FLT_MIN;
+            }
+    }
+}
+
 static bool int16(void)
 {
-    return !kp.floats;
+    return !kp.floats && !int8;
+}
+
+/* What it is compared with, bit for bit: int16 of plain C, or the narrow kernels, which checks of their own compare
+ * with plain C.  false: nothing. */
+static bool twin(struct tern_prompt_kernels *out)
+{
+    if (int8)
+        tern_prompt8_init(out);
+    else if (int16())
+        tern_prompt_init_ref(out);
+    return int8 || int16();
 }
 
 static bool taken(const struct format *f)
@@ -101,18 +137,12 @@ static void product_case(const struct format *f, struct shape s, enum check_fill
     size_t x_stride = (size_t)s.k + (size_t)check_range(0, 5), outs = (size_t)s.n_rows * (size_t)s.n;
     float *x = make_rows(s.n_rows, x_stride, s.k, kind);
     double *oracle = calloc(outs, 8), *budget = calloc(outs, 8);
-    (int16() ? int16_oracle : bf16_oracle)(&w, x, x_stride, s.n_rows, oracle, budget);
+    (int8 ? int8_oracle : int16() ? int16_oracle : bf16_oracle)(&w, x, x_stride, s.n_rows, oracle, budget);
     kp.product(p.y, p.y_stride, make_packed(x, x_stride, s.n_rows, s.k), s.n_rows, &w, p.panel0, p.panel1,
                check_buf(TERN_PROMPT_SCRATCH, 64));
     int c0 = p.panel0 * TERN_PANEL, c1 = p.panel1 * TERN_PANEL < s.n ? p.panel1 * TERN_PANEL : s.n;
-    for (int r = 0; r < s.n_rows && c0 < c1; r++) {
-        size_t at = (size_t)r * (size_t)s.n + (size_t)c0;
-        if (!check_budget("y", p.y + (size_t)r * p.y_stride + c0, oracle + at, budget + at, (size_t)(c1 - c0), NULL, 0))
-            break;
-    }
-    if (int16()) {
-        struct tern_prompt_kernels ref;
-        tern_prompt_init_ref(&ref);
+    struct tern_prompt_kernels ref;
+    if (twin(&ref)) {
         const struct tern_prompt_kernels level = kp;
         kp = ref;
         uint16_t *packed = make_packed(x, x_stride, s.n_rows, s.k);
@@ -122,6 +152,15 @@ static void product_case(const struct format *f, struct shape s, enum check_fill
             if (!check_same_f32("y", p.y + (size_t)r * p.y_stride + c0, p.y_ref + (size_t)r * p.y_stride + c0,
                                 (size_t)(c1 - c0)))
                 break;
+    }
+    for (int r = 0; r < s.n_rows && c0 < c1; r++) {
+        float *y = p.y + (size_t)r * p.y_stride + c0;
+        size_t at = (size_t)r * (size_t)s.n + (size_t)c0;
+        for (int i = 0; i < c1 - c0 && int8; i++) /* not finite is all that is promised */
+            if (isnan(oracle[at + (size_t)i]) && isinf(y[i]))
+                y[i] = NAN;
+        if (!check_budget("y", y, oracle + at, budget + at, (size_t)(c1 - c0), NULL, 0))
+            break;
     }
     check_margins(&p, s.n_rows, s.n);
     free(oracle);
@@ -152,11 +191,11 @@ static void part_product(void)
 
 /* ---- weights ---- */
 
-/* A row of x that is 1 at one input and 0 elsewhere brings that input's weights back (in bf16; int16 is compared with
- * plain C instead). */
+/* A row of x that is 1 at one input and 0 elsewhere brings that input's weights back (in bf16; integers are compared
+ * with a twin instead). */
 static void part_weights(void)
 {
-    for (int f = 0; f < N_FORMATS && !int16(); f++)
+    for (int f = 0; f < N_FORMATS && kp.floats; f++)
         for (int kind = 0; kind < CHECK_N_FINITE; kind++) {
             int k = formats[f].step == 1 ? 75 : formats[f].step == 32 ? 96 : 512, n = 21;
             check_case("%s n=%d k=%d %s", formats[f].name, n, k, check_fill_name(kind));
@@ -241,6 +280,10 @@ void check_prompt(void)
     kp = tern_k.prompt;
     if (kp.product)
         all_parts("");
+    int8 = true;
+    kp = tern_k.prompt8;
+    all_parts(" int8");
+    int8 = false;
 }
 
 /* ---- benches ---- */
@@ -248,24 +291,26 @@ void check_prompt(void)
 struct bench {
     struct tern_packed w;
     int n_rows;
+    bool int8;
     float *x, *y;
     uint16_t *packed;
     void *scratch;
 };
 
 /* What prompt rows cost at this level: the class of the machine where there is one, packing included, else the wide
- * class. */
+ * class; or int8. */
 static double run_prompt(void *ctx)
 {
     struct bench *b = ctx;
     int panels = tern_k.mask ? tern_panels(&b->w) : 1, rows = tern_k.mask ? b->n_rows : 1;
     size_t k = (size_t)b->w.k, n = (size_t)b->w.n;
-    const bool own = tern_k.prompt.product && (tern_k.prompt.floats || tern_codes_integer(b->w.codes));
+    const struct tern_prompt_kernels *p = b->int8 ? &tern_k.prompt8 : &tern_k.prompt;
+    const bool own = p->product && (p->floats || tern_codes_integer(b->w.codes));
     for (int r = 0; r < rows && own; r += TERN_BAND)
-        tern_k.prompt.pack(b->packed + (size_t)(r / TERN_BAND) * tern_k.prompt.band(b->w.k), b->x + (size_t)r * k, k,
-                           rows - r < TERN_BAND ? rows - r : TERN_BAND, b->w.k);
+        p->pack(b->packed + (size_t)(r / TERN_BAND) * p->band(b->w.k), b->x + (size_t)r * k, k,
+                rows - r < TERN_BAND ? rows - r : TERN_BAND, b->w.k);
     if (own)
-        tern_k.prompt.product(b->y, n, b->packed, rows, &b->w, 0, panels, b->scratch);
+        p->product(b->y, n, b->packed, rows, &b->w, 0, panels, b->scratch);
     else
         tern_k.gemm.wide(b->y, n, b->x, k, rows, &b->w, 0, panels, b->scratch);
     return 2.0 * rows * panels * TERN_PANEL * b->w.k;
@@ -292,8 +337,12 @@ static void bench_shape(const struct format *f, int n, int k)
     struct check_timing t = {label, run_prompt, &b, "FLOP", check_roof_prompt, NULL};
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         b.n_rows = rows[i];
-        snprintf(label, sizeof label, "prompt.product %s %dx%d rows=%d", f->name, n, k, rows[i]);
-        check_bench(&t);
+        for (int c = 0; c < (tern_codes_integer(b.w.codes) ? 2 : 1); c++) {
+            b.int8 = c;
+            snprintf(label, sizeof label, "prompt.product%s %s %dx%d rows=%d", c ? " int8" : "", f->name, n, k,
+                     rows[i]);
+            check_bench(&t);
+        }
     }
     munmap(data, weights);
     munmap(b.x, values * 4);

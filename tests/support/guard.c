@@ -844,6 +844,7 @@ static const struct tern_dev_ops guard_ops = {
     .decodes = true,
     .firsts = true,
     .decode16 = true,
+    .prompt8 = true,
     .open = guard_open,
     .close = guard_close,
     .prepare = guard_prepare,

@@ -19,9 +19,10 @@ struct tiny {
     int32_t ids[512];
     int n_ids;
     int n_vocab;
-    int ctx;         /* of engines; 0: the model's own */
-    int decode_bits; /* of engines that are not exact */
-    float *ref;      /* [n_ref][n_vocab], logits of the last n_ref positions */
+    int ctx;                  /* of engines; 0: the model's own */
+    int decode_bits;          /* of engines that are not exact */
+    const char *prompt_class; /* as well */
+    float *ref;               /* [n_ref][n_vocab], logits of the last n_ref positions */
     int n_ref;
 };
 
@@ -101,6 +102,7 @@ static inline tern_engine *tiny_engine(struct tiny *t, const char *kv, bool exac
     tern_engine_params p = {
         .n_threads = threads, .ctx = t->ctx, .max_seqs = seqs, .chunk = chunk, .kv = kv, .exact = exact};
     p.decode_bits = exact ? 0 : t->decode_bits;
+    p.prompt_class = exact ? NULL : t->prompt_class;
     tiny_ok(tern_engine_open(&e, t->model, &p, &err), &err);
     return e;
 }

@@ -93,13 +93,13 @@ struct tern_cpu_step {
 
 struct tern_cpu {
     struct tern_dev dev;
-    struct tern_pool *pool; /* borrowed */
-    bool packs;             /* products of prompt rows in the class of the machine (kernel/prompt.h) */
-    bool bf16;              /* attention of prompt rows in bf16 */
-    int columns;            /* rows of a tern_q8_buffer that a decode row is: 1, with 16 bits 2 */
+    struct tern_pool *pool;                   /* borrowed */
+    const struct tern_prompt_kernels *prompt; /* products of prompt rows in a class of their own; NULL: in f32 */
+    bool bf16;                                /* attention of prompt rows in bf16 */
+    int columns;                              /* rows of a tern_q8_buffer that a decode row is: 1, with 16 bits 2 */
     struct tern_q8_buffer q8;
     float *gemm_scratch;     /* [threads][TERN_GEMM_SCRATCH] */
-    uint16_t *packed_x;      /* prompt rows; this and the next only with packs */
+    uint16_t *packed_x;      /* prompt rows; this and the next only with `prompt` */
     uint8_t *prompt_scratch; /* [threads][TERN_PROMPT_SCRATCH] */
     uint8_t *encode_scratch; /* [threads][TERN_KV_SCRATCH] */
     struct tern_attn_scratch attention;

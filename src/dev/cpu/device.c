@@ -46,14 +46,16 @@ static int op_prepare(struct tern_dev *dev, const struct tern_dev_limits *limits
     d->limits = *limits;
     d->limits.caches = NULL;
     d->limits.shapes = NULL;
-    d->packs = tern_k.prompt.product && !limits->exact;
+    d->prompt = limits->exact           ? NULL
+                : limits->prompt8       ? &tern_k.prompt8
+                : tern_k.prompt.product ? &tern_k.prompt
+                                        : NULL;
     d->bf16 = tern_k.bf16.multiply && !limits->exact;
     d->columns = limits->decode16 ? 2 : 1;
     TERN_TRY(tern_cpu_q8_new(d, &d->q8, rows, k, err));
     TERN_TRY(tern_alloc(&d->gemm_scratch, threads, TERN_GEMM_SCRATCH * sizeof(float), err));
-    if (d->packs) {
-        size_t bands = (rows + TERN_BAND - 1) / TERN_BAND,
-               band_bytes = tern_k.prompt.band((int)k) * sizeof *d->packed_x;
+    if (d->prompt) {
+        size_t bands = (rows + TERN_BAND - 1) / TERN_BAND, band_bytes = d->prompt->band((int)k) * sizeof *d->packed_x;
         TERN_TRY(tern_alloc(&d->packed_x, bands, band_bytes, err));
         TERN_TRY(tern_alloc(&d->prompt_scratch, threads, TERN_PROMPT_SCRATCH, err));
         d->bytes += bands * band_bytes + threads * TERN_PROMPT_SCRATCH;
@@ -108,6 +110,7 @@ const struct tern_dev_ops tern_dev_cpu = {
     .decodes = true,
     .firsts = true,
     .decode16 = true,
+    .prompt8 = true,
     .in_place = true,
     .open = op_open,
     .close = op_close,

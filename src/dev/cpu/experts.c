@@ -168,8 +168,8 @@ int tern_cpu_experts_open(struct tern_cpu *d, tern_error *err)
     TERN_TRY(tern_alloc(&s->gate, pairs, ff * sizeof(float), err));
     TERN_TRY(tern_alloc(&s->up, pairs, ff * sizeof(float), err));
     TERN_TRY(tern_cpu_q8_new(d, &s->q8, (size_t)l->max_narrow * active, k, err));
-    if (d->packs) { /* every expert may leave a band that is not full */
-        size_t bands = pairs / TERN_BAND + n, band_bytes = tern_k.prompt.band((int)k) * sizeof *s->packed;
+    if (d->prompt) { /* every expert may leave a band that is not full */
+        size_t bands = pairs / TERN_BAND + n, band_bytes = d->prompt->band((int)k) * sizeof *s->packed;
         TERN_TRY(tern_alloc(&s->packed, bands, band_bytes, err));
         d->bytes += bands * band_bytes;
     }
@@ -250,16 +250,17 @@ static void pack_task(void *ctx, int task, int worker)
 {
     const struct expert_work *w = ctx;
     const struct tern_expert_group *g = &w->d->experts.groups[task];
+    const struct tern_prompt_kernels *kernels = w->d->prompt;
     (void)worker;
     for (int r = 0; r < g->n[0]; r += TERN_BAND)
-        tern_k.prompt.pack(w->d->experts.packed + (size_t)(g->band + r / TERN_BAND) * tern_k.prompt.band(w->packed_k),
-                           w->packed + (size_t)(g->pair[0] + r) * w->packed_stride, w->packed_stride,
-                           g->n[0] - r < TERN_BAND ? g->n[0] - r : TERN_BAND, w->packed_k);
+        kernels->pack(w->d->experts.packed + (size_t)(g->band + r / TERN_BAND) * kernels->band(w->packed_k),
+                      w->packed + (size_t)(g->pair[0] + r) * w->packed_stride, w->packed_stride,
+                      g->n[0] - r < TERN_BAND ? g->n[0] - r : TERN_BAND, w->packed_k);
 }
 
 static void pack(struct expert_work *w, const float *x, size_t stride, int k)
 {
-    if (!w->d->packs || !w->n_wide)
+    if (!w->d->prompt || !w->n_wide)
         return;
     w->packed = x;
     w->packed_stride = stride;
@@ -276,7 +277,7 @@ static void group_product(const struct expert_work *w, const struct tern_expert_
     const struct tern_packed m = tern_weight_at(stack, g->expert);
     const size_t wide = (size_t)g->pair[0], narrow = (size_t)g->pair[1];
     if (g->n[0]) {
-        const uint16_t *bands = s->packed ? s->packed + (size_t)g->band * tern_k.prompt.band(m.k) : NULL;
+        const uint16_t *bands = s->packed ? s->packed + (size_t)g->band * w->d->prompt->band(m.k) : NULL;
         struct tern_cpu_rows r = {x + wide * x_stride, x_stride, bands, NULL, g->n[0], g->n[0]};
         tern_cpu_product(w->d, y + wide * y_stride, y_stride, &r, &m, panel0, panel1, worker);
     }

@@ -61,7 +61,7 @@ static void pack_task(void *ctx, int task, int worker)
     const struct pack_args *a = ctx;
     (void)worker;
     int r0 = task * TERN_BAND, n = a->n_rows - r0 < TERN_BAND ? a->n_rows - r0 : TERN_BAND;
-    tern_k.prompt.pack(a->d->packed_x + (size_t)task * tern_k.prompt.band(a->k), a->x + (size_t)r0 * a->stride,
+    a->d->prompt->pack(a->d->packed_x + (size_t)task * a->d->prompt->band(a->k), a->x + (size_t)r0 * a->stride,
                        a->stride, n, a->k);
 }
 
@@ -77,10 +77,10 @@ void tern_cpu_product(struct tern_cpu *d, float *y, size_t y_stride, const struc
 {
     /* Rows [0, n_packed) in the class of the machine, [n_packed, n_wide) in f32, the rest quantised. */
     const bool integer = tern_codes_integer(w->codes);
-    int n_packed = r->packed && (integer || tern_k.prompt.floats) ? r->n_wide : 0, n_wide = integer ? r->n_wide : r->n;
+    int n_packed = r->packed && (integer || d->prompt->floats) ? r->n_wide : 0, n_wide = integer ? r->n_wide : r->n;
     if (n_packed)
-        tern_k.prompt.product(y, y_stride, r->packed, n_packed, w, panel0, panel1,
-                              d->prompt_scratch + (size_t)worker * TERN_PROMPT_SCRATCH);
+        d->prompt->product(y, y_stride, r->packed, n_packed, w, panel0, panel1,
+                           d->prompt_scratch + (size_t)worker * TERN_PROMPT_SCRATCH);
     if (n_packed < n_wide)
         tern_k.gemm.wide(y + (size_t)n_packed * y_stride, y_stride, r->x + (size_t)n_packed * r->stride, r->stride,
                          n_wide - n_packed, w, panel0, panel1, d->gemm_scratch + (size_t)worker * TERN_GEMM_SCRATCH);
@@ -144,9 +144,9 @@ int tern_cpu_panels_per_task(const struct tern_cpu *d, const struct tern_packed 
             tasks = panels / FLOAT_PANELS / threads * threads;
         return (int)((panels + tasks - 1) / tasks);
     }
-    if (!d->packs)
+    if (!d->prompt)
         return 4;
-    const int step = tern_k.prompt.panels, most = PROMPT_PANELS / step * step;
+    const int step = d->prompt->panels, most = PROMPT_PANELS / step * step;
     const int group = all_panels / (PROMPT_TASKS * (int)threads) / step * step;
     return group < step ? step : group < most ? group : most;
 }
@@ -163,13 +163,13 @@ void tern_cpu_matmul(struct tern_dev *dev, const struct tern_matmul *m, int n_m,
     for (int i = 0; i < n_m; i++) {
         w.panels += tern_panels(&m[i].w->form->m);
         quantized |= tern_codes_integer(m[i].w->form->m.codes);
-        packs |= !m[i].f32;
+        packs |= !m[i].f32 && d->prompt && (d->prompt->floats || tern_codes_integer(m[i].w->form->m.codes));
     }
     if (n_narrow && quantized) {
         struct quantize_args a = {d, x + (size_t)n_wide * in.stride, in.stride, k};
         tern_cpu_each_row(d, quantize_row, &a, n_narrow, k);
     }
-    if (n_wide && d->packs && packs) {
+    if (n_wide && packs) {
         w.rows.packed = d->packed_x;
         struct pack_args a = {d, x, in.stride, n_wide, k};
         tern_pool_run(d->pool, pack_task, &a, (n_wide + TERN_BAND - 1) / TERN_BAND);

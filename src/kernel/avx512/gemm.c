@@ -33,7 +33,7 @@ static void store_bytes(int8_t *to, __m512i c)
     _mm_storeu_si128((__m128i *)(void *)to, _mm512_cvtsepi32_epi8(c));
 }
 
-static void quantize(int8_t *q, float *scale, int32_t *sum16, const float *x, int k)
+void tern_gemm_quantize_avx512(int8_t *q, float *scale, int32_t *sum16, const float *x, int k)
 {
     for (int b = 0; b < k / TERN_BLOCK; b++) {
         __m512 v[2] = {_mm512_loadu_ps(x + b * TERN_BLOCK), _mm512_loadu_ps(x + b * TERN_BLOCK + 16)};
@@ -126,7 +126,7 @@ static void row(float *out, const struct tern_packed *w, int row)
 
 void tern_gemm_init_avx512(struct tern_gemm_kernels *k)
 {
-    k->quantize = quantize;
+    k->quantize = tern_gemm_quantize_avx512;
     k->wide = tern_gemm_wide_avx512;
     k->quantize16 = quantize16;
     k->narrow = tern_gemm_narrow_avx512;

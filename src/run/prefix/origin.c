@@ -17,7 +17,10 @@ static void describe_arithmetic(const tern_engine *e, char *out, size_t n)
 #else
     const char *family = tern_k.mask ? "x86-64" : "c";
 #endif
-    const char *products = e->exact || !tern_k.prompt.product ? "f32" : tern_k.prompt.floats ? "bf16 tiles" : "int16";
+    const char *products = e->prompt8                           ? "int8"
+                           : e->exact || !tern_k.prompt.product ? "f32"
+                           : tern_k.prompt.floats               ? "bf16 tiles"
+                                                                : "int16";
     const bool pairs = !e->exact && tern_k.bf16.multiply;
     const char *device = e->model->net->dev->ops->name;
     if (strcmp(device, "cpu") != 0)
