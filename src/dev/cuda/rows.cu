@@ -100,7 +100,6 @@ TERN_CUDA_KERNEL_BEGIN(norm, tern_cuda_norm_args, NORM_THREADS, 1)
     const float mean = block_sum(squares) / (float)a.n, by = 1.0f / sqrtf(mean + a.eps);
     const float *w = cuda_at<const float>(a.w);
     float *y = cuda_at<float>(a.y) + row * a.y_stride;
-    uint8_t *q8 = cuda_at<uint8_t>(a.q8) + row * a.row_bytes;
     const float *again = a.plus ? cuda_at<const float>(a.sum) + row * a.sum_stride
                                 : cuda_at<const float>(a.x) + row * a.x_stride;
     for (int j = 0; j * NORM_THREADS * 4 < a.n; j++) { /* all threads, for whole blocks are quantised together */
@@ -121,7 +120,7 @@ TERN_CUDA_KERNEL_BEGIN(norm, tern_cuda_norm_args, NORM_THREADS, 1)
         if (i < a.n)
             store_four(y, i, a.n, v);
         if (a.q8)
-            quantize_four(q8, a.n, i / 32, i / 4 % 8, v, i < a.n);
+            quantize_four(cuda_at<uint8_t>(a.q8), a.row_bytes, a.lanes, row, a.n, i / 32, i / 4 % 8, v, i < a.n);
     }
 }
 
@@ -167,7 +166,7 @@ TERN_CUDA_KERNEL_BEGIN(elementwise, tern_cuda_elementwise, 256, 1)
         store_four(cuda_at<float>(a.y) + row * a.y_stride, i, a.n, v);
     }
     if (a.q8)
-        quantize_four(cuda_at<uint8_t>(a.q8) + row * a.row_bytes, a.n, i / 32, i / 4 % 8, v, i < a.n);
+        quantize_four(cuda_at<uint8_t>(a.q8), a.row_bytes, a.lanes, row, a.n, i / 32, i / 4 % 8, v, i < a.n);
 }
 
 /* ---- positions --------------------------------------------------------------------------------------------------- */
