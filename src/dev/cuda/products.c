@@ -7,7 +7,8 @@
 #define DENSE_BYTES ((size_t)128 << 20) /* of weights written out at a time */
 #define TILE        128
 #define TILE_SHARED (3 * 2 * TILE * 64 * 2)
-#define RASTER      16
+#define TILE_90     256 /* of columns, on cards of compute capability 9.0 */
+#define TILE_90_SHARED (4 * (TILE + TILE_90) * 64 * 2 + 1024)
 
 size_t tern_cuda_q8_bytes(int k)
 {
@@ -264,8 +265,10 @@ static void one_gemm(struct tern_cuda *d, const struct tern_matmul *m, int n_row
                                      .n_rows = n_rows,
                                      .n = n,
                                      .k = (int)pitch};
-    tern_cuda_launch(d, TERN_CUDA_K_gemm, (unsigned)((n_rows + TILE - 1) / TILE * ((n + TILE - 1) / TILE)), 1, 1, 256,
-                     TILE_SHARED, &a, sizeof a);
+    const int tile = d->card->major == 9 ? TILE_90 : TILE; /* kernels of 9.0 run on no newer card */
+    tern_cuda_launch(d, tile == TILE ? TERN_CUDA_K_gemm : TERN_CUDA_K_gemm_90,
+                     (unsigned)((n_rows + TILE - 1) / TILE * ((n + tile - 1) / tile)), 1, 1, 256,
+                     tile == TILE ? TILE_SHARED : TILE_90_SHARED, &a, sizeof a);
 }
 
 static void one_exact(struct tern_cuda *d, const struct tern_matmul *m, struct tern_dev_rows x, int n_rows, int col,
