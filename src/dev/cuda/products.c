@@ -132,7 +132,7 @@ static void narrow_many(struct tern_cuda *d, struct tern_cuda_narrow *a, int n_z
     const unsigned bytes = unit_bytes(&a->m[0].w);
     unsigned warps = 8, groups = a->n_rows > TERN_CUDA_LANES ? 2 : 1, shared;
     for (;; warps /= 2) {
-        shared = warps * ((unsigned)TERN_CUDA_ROWS_DEPTH(bytes, groups) * (bytes + groups * TERN_CUDA_ROWS_UNIT) + groups * 1536);
+        shared = warps * ((unsigned)TERN_CUDA_ROWS_DEPTH(bytes) * bytes + groups * 1536);
         if (shared <= (unsigned)d->card->shared_most || warps == 2)
             break;
         if (groups == 2) {
@@ -141,7 +141,7 @@ static void narrow_many(struct tern_cuda *d, struct tern_cuda_narrow *a, int n_z
         }
     }
     const unsigned blocks = (unsigned)(a->n_rows + 8 * (int)groups - 1) / (8 * groups) * (unsigned)n_z;
-    const unsigned slots = (groups == 1 ? 2 : 1) * (unsigned)d->card->processors;
+    const unsigned slots = 2 * (unsigned)d->card->processors;
     uint64_t least = UINT64_MAX;
     unsigned best = 1;
     for (unsigned p = 1; p <= warps; p *= 2) {

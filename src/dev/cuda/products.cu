@@ -499,26 +499,11 @@ template <int C, int S> __device__ static inline void narrow_1(const tern_cuda_n
     asm volatile("cp.async.wait_group 0;" ::: "memory");
 }
 
-/* A unit of eight rows' activations, as they lie: for each block 32 bytes of each row, then {scale, scaled sum} of each. */
-#define ROWS_Q8    2048
-#define ROWS_BYTES TERN_CUDA_ROWS_UNIT
-
-__device__ static inline void fetch_rows(uint32_t to, const uint8_t *x, int k, int u, int blocks, int lane)
-{
-#pragma unroll
-    for (int i = 0; i < ROWS_Q8; i += 512) {
-        const int at = min(u * ROWS_Q8 + i + lane * 16, blocks * 256 - 16);
-        asm volatile("cp.async.ca.shared.global [%0], [%1], 16;" ::"r"(to + i + lane * 16), "l"(x + at) : "memory");
-    }
-    const int at = min(u * 512 + lane * 16, blocks * 64 - 16);
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 16;" ::"r"(to + ROWS_Q8 + lane * 16), "l"(x + 8 * k + at) : "memory");
-}
-
 /* 8 * G rows: the columns.  A warp takes `parts / split` parts of one panel, one after the other. */
 template <int C, int S, int G> __device__ static inline void narrow_rows(const tern_cuda_narrow &a)
 {
     using unit = unit_of<C, S>;
-    constexpr int STAGE = unit::bytes + G * ROWS_BYTES, DEPTH = TERN_CUDA_ROWS_DEPTH(unit::bytes, G);
+    constexpr int STAGE = unit::bytes, DEPTH = TERN_CUDA_ROWS_DEPTH(unit::bytes);
     extern __shared__ __align__(128) uint8_t shared[];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32, g = lane / 4, t = lane % 4;
     const int row0 = blockIdx.x * 8 * G, k = a.m[0].w.k, blocks = k / 32, units = (blocks + 7) / 8;
@@ -540,21 +525,13 @@ template <int C, int S, int G> __device__ static inline void narrow_rows(const t
     for (int i = 0; i < DEPTH; i++) { /* weights are there before the step is */
         if (ahead < own)
             fetch_unit<C, S>(ring_at + i * STAGE, m, p, ahead_u, blocks, lane);
+        asm volatile("cp.async.commit_group;" ::: "memory");
         next(ahead, ahead_u);
     }
     cuda_wait();
-    const uint8_t *x = cuda_at<const uint8_t>(a.q8) + ((uint64_t)blockIdx.z * a.head_rows + row0) * a.row_bytes;
-    auto ask_rows = [&](int at, int u) {
-#pragma unroll
-        for (int c = 0; c < G; c++)
-            fetch_rows(ring_at + at * STAGE + unit::bytes + c * ROWS_BYTES, x + c * (8 * a.row_bytes), k, u, blocks, lane);
-    };
-    for (int i = 0, part = 0, u = part0; i < DEPTH; i++) {
-        if (part < own)
-            ask_rows(i, u);
-        asm volatile("cp.async.commit_group;" ::: "memory");
-        next(part, u);
-    }
+    /* Eights of rows lie as they are read, and in the cache next to the processor after the first panel. */
+    const uint8_t *x = cuda_at<const uint8_t>(a.q8) + ((uint64_t)blockIdx.z * a.head_rows + row0) * a.row_bytes + (g * 4 + t) * 8;
+    const uint8_t *x_scale = x + 8 * k - (g * 4 + t) * 8 + t * 16;
     for (int done = 0; done < own; done++) {
         float acc[G][8][4] = {};
         for (int u = part0 + done; u < units; u += a.parts) {
@@ -570,12 +547,12 @@ template <int C, int S, int G> __device__ static inline void narrow_rows(const t
                 load_piece<C>(code, from + j * codes_unit(C), t, g);
                 load_scales<S>(raw, at, j / 2 * 2, g);
                 make_scales<S>(sc, raw, m, p, u * 8 + j / 2 * 2, j % 2, g, blocks);
+                const int block = min(u * 8 + j, blocks - 1);
                 const bool real = u * 8 + j < blocks;
 #pragma unroll
                 for (int c = 0; c < G; c++) {
-                    const uint8_t *rows = from + unit::bytes + c * ROWS_BYTES;
-                    const uint2 two = reinterpret_cast<const uint2 *>(rows)[j * 32 + g * 4 + t];
-                    const float4 sx = reinterpret_cast<const float4 *>(rows + ROWS_Q8)[j * 4 + t];
+                    const uint2 two = *reinterpret_cast<const uint2 *>(x + c * (8 * a.row_bytes) + block * 256);
+                    const float4 sx = *reinterpret_cast<const float4 *>(x_scale + c * (8 * a.row_bytes) + block * 64);
                     dots<S> d;
                     start_dots<S>(d, zero, two.x, two.y);
                     add_dots<C, S>(d, code, t, m.table, two.x, two.y);
@@ -589,10 +566,8 @@ template <int C, int S, int G> __device__ static inline void narrow_rows(const t
                 }
             }
             __syncwarp();
-            if (ahead < own) {
+            if (ahead < own)
                 fetch_unit<C, S>(ring_at + stage * STAGE, m, p, ahead_u, blocks, lane);
-                ask_rows(stage, ahead_u);
-            }
             asm volatile("cp.async.commit_group;" ::: "memory");
             next(ahead, ahead_u);
             stage = stage + 1 < DEPTH ? stage + 1 : 0;
@@ -641,7 +616,7 @@ template <int C, int S, int G> __device__ static inline void narrow_rows(const t
         }
 }
 
-#define NARROW(c, s)                                                                    TERN_CUDA_KERNEL_BEGIN(narrow_##c##_##s##_1, tern_cuda_narrow, 32 * WARPS, 2)       {                                                                                       narrow_1<TERN_CODES_##c, TERN_SCALES_##s>(a);                                   }                                                                                   TERN_CUDA_KERNEL_BEGIN(narrow_##c##_##s##_8, tern_cuda_narrow, 32 * WARPS, 2)       {                                                                                       narrow_rows<TERN_CODES_##c, TERN_SCALES_##s, 1>(a);                             }                                                                                   TERN_CUDA_KERNEL_BEGIN(narrow_##c##_##s##_16, tern_cuda_narrow, 32 * WARPS, 1)      {                                                                                       narrow_rows<TERN_CODES_##c, TERN_SCALES_##s, 2>(a);                             }
+#define NARROW(c, s)                                                                    TERN_CUDA_KERNEL_BEGIN(narrow_##c##_##s##_1, tern_cuda_narrow, 32 * WARPS, 2)       {                                                                                       narrow_1<TERN_CODES_##c, TERN_SCALES_##s>(a);                                   }                                                                                   TERN_CUDA_KERNEL_BEGIN(narrow_##c##_##s##_8, tern_cuda_narrow, 32 * WARPS, 2)       {                                                                                       narrow_rows<TERN_CODES_##c, TERN_SCALES_##s, 1>(a);                             }                                                                                   TERN_CUDA_KERNEL_BEGIN(narrow_##c##_##s##_16, tern_cuda_narrow, 32 * WARPS, 2)      {                                                                                       narrow_rows<TERN_CODES_##c, TERN_SCALES_##s, 2>(a);                             }
 TERN_NARROW_KINDS(NARROW)
 #undef NARROW
 

@@ -30,10 +30,10 @@ struct tern_cuda_quantize {
 #define TERN_CUDA_LANES     8
 #define TERN_CUDA_ROWS_UNIT 2560 /* bytes of 256 inputs of eight rows */
 
-/* How many units of 256 inputs of a panel a warp keeps under way, by their bytes; for 8 or 16 rows besides theirs.  Eight
- * warps of a block, and two blocks of a processor, or one of 16 rows. */
+/* How many units of 256 inputs of a panel a warp keeps under way, by their bytes; of one row, of several.  Eight warps of
+ * a block, and two blocks of a processor. */
 #define TERN_CUDA_RING_DEPTH(bytes)    ((bytes) * 8 * 4 <= 96 << 10 ? 4 : (bytes) * 8 * 3 <= 96 << 10 ? 3 : 2)
-#define TERN_CUDA_ROWS_DEPTH(bytes, g) ((g) == 2 && ((bytes) + 2 * TERN_CUDA_ROWS_UNIT) * 8 * 3 <= 190 << 10 ? 3 : 2)
+#define TERN_CUDA_ROWS_DEPTH(bytes)    ((bytes) * 8 * 3 <= 72 << 10 ? 3 : 2)
 
 #define TERN_CUDA_PRODUCTS 8
 #define TERN_CUDA_NEXT     4
