@@ -70,7 +70,6 @@ static int look(struct tern_cuda_card *c, int number, tern_error *err)
     c->minor = attribute(c, TERN_CU_MINOR);
     c->processors = attribute(c, TERN_CU_PROCESSORS);
     c->shared_most = attribute(c, TERN_CU_SHARED_OPTIN);
-    c->cache = (size_t)attribute(c, TERN_CU_L2_BYTES);
     if (c->major < 8)
         TERN_FAIL(err, TERN_EUNSUPPORTED, "%s has compute capability %d.%d, and 8.0 is needed (cards from the A100 on)",
                   c->name, c->major, c->minor);

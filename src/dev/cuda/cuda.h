@@ -42,7 +42,6 @@ struct tern_cuda_card {
     int major, minor, processors;
     size_t memory;      /* bytes in all */
     int shared_most;    /* bytes of shared memory that a block may take */
-    size_t cache;       /* bytes of the cache that all processors share */
     size_t granularity; /* of mappings */
     tern_cu_function kernel[TERN_CUDA_KERNELS];
     _Atomic unsigned shared_asked[TERN_CUDA_KERNELS];

@@ -3,7 +3,6 @@
 #include <string.h>
 #include "base/mem.h"
 #include "dev/cuda/cuda.h"
-#include "dev/cuda/products.h"
 
 #define CARD_OPS 8 /* cards that have a name: cuda, cuda:1 ... */
 
@@ -101,7 +100,6 @@ static void launch_all(struct tern_cuda *d)
 void tern_cuda_flush(struct tern_cuda *d)
 {
     tern_cuda_enter(d);
-    tern_cuda_tell_next(d);
     if (d->list.n && !tern_cuda_graph_run(d, launch_all))
         launch_all(d);
     d->list.n = d->list.used = 0;

@@ -4,10 +4,10 @@
 #include "base/mem.h"
 #include "dev/cuda/cuda.h"
 
-#define DENSE_BYTES ((size_t)128 << 20) /* of weights written out at a time */
-#define TILE        128
-#define TILE_SHARED (3 * 2 * TILE * 64 * 2)
-#define TILE_90     256 /* of columns, on cards of compute capability 9.0 */
+#define DENSE_BYTES    ((size_t)128 << 20) /* of weights written out at a time */
+#define TILE           128
+#define TILE_SHARED    (3 * 2 * TILE * 64 * 2)
+#define TILE_90        256 /* of columns, on cards of compute capability 9.0 */
 #define TILE_90_SHARED (4 * (TILE + TILE_90) * 64 * 2 + 1024)
 
 size_t tern_cuda_q8_bytes(int k)
@@ -120,10 +120,14 @@ static unsigned unit_bytes(const struct tern_cuda_matrix *w)
 static void narrow_one(struct tern_cuda *d, struct tern_cuda_narrow *a, int n_z)
 {
     const unsigned bytes = unit_bytes(&a->m[0].w), shared = 8 * TERN_CUDA_RING_DEPTH(bytes) * bytes;
-    const int slots = 2 * d->card->processors / (a->n_rows * n_z);
+    const enum tern_codes codes = (enum tern_codes)a->m[0].w.codes;
+    const bool large = codes == TERN_CODES_U6 || codes == TERN_CODES_S8;
+    const int slots = TERN_CUDA_RING_BLOCKS(large) * d->card->processors / (a->n_rows * n_z);
     tern_cuda_launch(d, kernel_of(&a->m[0].w), (unsigned)a->n_rows,
-                     (unsigned)(a->n_panels < slots ? a->n_panels : slots ? slots : 1), (unsigned)n_z,
-                     (unsigned)a->parts * 32, shared / 8 * (unsigned)a->parts, a, sizeof *a);
+                     (unsigned)(a->n_panels < slots ? a->n_panels
+                                : slots             ? slots
+                                                    : 1),
+                     (unsigned)n_z, (unsigned)a->parts * 32, shared / 8 * (unsigned)a->parts, a, sizeof *a);
 }
 
 /* Panels of a block: what makes the rows' bytes and the card's last round of blocks cost least. */
@@ -176,41 +180,13 @@ void tern_cuda_narrow(struct tern_cuda *d, struct tern_cuda_narrow *a, int n_z)
         a->n_heads = 1;
     a->head_rows = head_rows_of(a->n_rows);
     if (!tern_codes_integer((enum tern_codes)w->codes))
-        tern_cuda_launch(d, (enum tern_cuda_kernel)(kernel_of(w) + !one), (unsigned)(one ? a->n_rows : (a->n_rows + 3) / 4),
-                         (unsigned)a->n_panels, (unsigned)n_z, (unsigned)a->parts * 32, 0, a, sizeof *a);
+        tern_cuda_launch(d, (enum tern_cuda_kernel)(kernel_of(w) + !one),
+                         (unsigned)(one ? a->n_rows : (a->n_rows + 3) / 4), (unsigned)a->n_panels, (unsigned)n_z,
+                         (unsigned)a->parts * 32, 0, a, sizeof *a);
     else if (one)
         narrow_one(d, a, n_z);
     else
         narrow_many(d, a, n_z);
-}
-
-static bool is_narrow(enum tern_cuda_kernel k)
-{
-    return k >= TERN_CUDA_K_floats_F32_1 && k <= TERN_CUDA_K_narrow_S8_G32M_16;
-}
-
-/* Weights that lie idle in the card's cache are of no use to others: a part of it is theirs. */
-void tern_cuda_tell_next(struct tern_cuda *d)
-{
-    const struct tern_cuda_narrow *next = NULL;
-    for (size_t i = 0; i < d->list.n && !next; i++) /* the next step's first product is this one's */
-        if (is_narrow(d->list.calls[i].kernel))
-            next = (const void *)(d->list.args + d->list.calls[i].args);
-    for (size_t i = d->list.n; i-- > 0;) {
-        const struct tern_cuda_call *c = &d->list.calls[i];
-        if (!is_narrow(c->kernel))
-            continue;
-        struct tern_cuda_narrow *a = (void *)(d->list.args + c->args);
-        uint64_t left = next && !next->ids && !next->matrix_bytes ? d->card->cache / 2 : 0;
-        for (int j = 0; left && j < next->n_m && j < TERN_CUDA_NEXT; j++) {
-            const struct tern_cuda_matrix *w = &next->m[j].w;
-            const uint64_t bytes = (uint64_t)((w->n + TERN_PANEL - 1) / TERN_PANEL) * w->panel_bytes;
-            a->next[j].p = w->p;
-            a->next[j].bytes = bytes < left ? bytes : left;
-            left -= a->next[j].bytes;
-        }
-        next = a;
-    }
 }
 
 static struct tern_cuda_product product_of(const struct tern_matmul *m, int row0)

@@ -1,9 +1,9 @@
 /* Products of decode rows with weights: int8 activations, exact integer dots with the codes on tensor cores, f32 sums.
  *
- * A panel (16 outputs) is read in units of 256 inputs, and its sum is that of up to eight parts: part p has the units p,
- * p + parts ..  One row: a warp for each part.  More rows: a warp takes some parts of a panel for 8 or 16 rows.  Which
- * lane adds what, and in what order all is added up, depends on the matrix' shape alone: a row's outputs have the same
- * bits whatever rows come with it. */
+ * A panel (16 outputs) is read in units of 256 inputs, and its sum is that of up to eight parts: part p has the units
+ * p, p + parts ..  One row: a warp for each part.  More rows: a warp takes some parts of a panel for 8 or 16 rows.
+ * Which lane adds what, and in what order all is added up, depends on the matrix' shape alone: a row's outputs have the
+ * same bits whatever rows come with it. */
 #include "dev/cuda/panel.cuh"
 #include "dev/cuda/quantize.cuh"
 
@@ -18,17 +18,17 @@ TERN_CUDA_KERNEL_BEGIN(quantize, tern_cuda_quantize, 256, 1)
     float4 v = make_float4(0, 0, 0, 0);
     if (real)
         v = *reinterpret_cast<const float4 *>(x + at);
-    quantize_four(cuda_at<uint8_t>(a.to), a.row_bytes, a.lanes, (row / a.n_heads) * a.row_step + row % a.n_heads * a.head_step,
-                  a.k, at / 32, at / 4 % 8, v, real);
+    quantize_four(cuda_at<uint8_t>(a.to), a.row_bytes, a.lanes,
+                  (row / a.n_heads) * a.row_step + row % a.n_heads * a.head_step, a.k, at / 32, at / 4 % 8, v, real);
 }
 
 /* ---- codes ------------------------------------------------------------------------------------------------------- */
 
 template <int C> __host__ __device__ constexpr int pieces()
 {
-    return C == TERN_CODES_U4 || C == TERN_CODES_T4                                                  ? 1
-           : C == TERN_CODES_U5 || C == TERN_CODES_S8 || C == TERN_CODES_U2                          ? 2
-                                                                                                     : 3;
+    return C == TERN_CODES_U4 || C == TERN_CODES_T4                         ? 1
+           : C == TERN_CODES_U5 || C == TERN_CODES_S8 || C == TERN_CODES_U2 ? 2
+                                                                            : 3;
 }
 
 /* What lane (g, t) reads of a block: quads t and t + 4 of rows 2g and 2g + 1. */
@@ -66,7 +66,8 @@ __device__ static inline uint32_t word(const uint4 &v, int r)
 
 /* Codes of row r of the lane's two: quad j in low, quad j + 4 in high. */
 template <int C>
-__device__ static inline void expand(const piece<C> &p, int j, int r, const int8_t *table, uint32_t &low, uint32_t &high)
+__device__ static inline void expand(const piece<C> &p, int j, int r, const int8_t *table, uint32_t &low,
+                                     uint32_t &high)
 {
     constexpr bool small = C == TERN_CODES_U2 || C == TERN_CODES_U3 || C == TERN_CODES_T3;
     const uint32_t w = word(p.v[0], r);
@@ -244,7 +245,8 @@ template <int S> __device__ static inline void start_dots(dots<S> &d, int zero, 
 }
 
 template <int C, int S>
-__device__ static inline void add_dots(dots<S> &d, const piece<C> &p, int t, const int8_t *table, uint32_t b0, uint32_t b1)
+__device__ static inline void add_dots(dots<S> &d, const piece<C> &p, int t, const int8_t *table, uint32_t b0,
+                                       uint32_t b1)
 {
     uint32_t low[2], high[2];
 #pragma unroll
@@ -285,8 +287,8 @@ __device__ static inline int product_of(const tern_cuda_narrow &a, int panel)
 
 /* part[warp][row][column], all warps' sums: added up in order and written. */
 template <int R>
-__device__ static inline void finish(const tern_cuda_narrow &a, const tern_cuda_product &m, float (*part)[R][16], int panel,
-                                     int row0)
+__device__ static inline void finish(const tern_cuda_narrow &a, const tern_cuda_product &m, float (*part)[R][16],
+                                     int panel, int row0)
 {
     const int warps = blockDim.x / 32;
     __syncthreads();
@@ -312,9 +314,7 @@ template <int C, int S> struct unit_of {
     static constexpr bool k32 = S == TERN_SCALES_K32 || S == TERN_SCALES_K32S,
                           k16 = S == TERN_SCALES_K16 || S == TERN_SCALES_K16M;
     static constexpr int d = S == TERN_SCALES_F16 || S == TERN_SCALES_F16M ? 256 : k32 || k16 ? 32 : 0;
-    static constexpr int m = S == TERN_SCALES_F16M                              ? 256
-                             : S == TERN_SCALES_K32 || S == TERN_SCALES_K16M ? 32
-                                                                             : 0;
+    static constexpr int m = S == TERN_SCALES_F16M ? 256 : S == TERN_SCALES_K32 || S == TERN_SCALES_K16M ? 32 : 0;
     static constexpr int a = k32 ? 128 : k16 ? 256 : 0, b = S == TERN_SCALES_K32 ? 128 : 0;
     static constexpr int bytes = codes + d + m + a + b;
     static constexpr int depth = TERN_CUDA_RING_DEPTH(bytes);
@@ -327,7 +327,8 @@ __device__ static inline void copy_16(uint32_t to, const void *from)
 
 /* Unit u of panel p.  What lies behind the panel's last block is some other of its bytes, and counts for nothing. */
 template <int C, int S>
-__device__ static inline void fetch_unit(uint32_t to, const tern_cuda_matrix &w, const uint8_t *p, int u, int blocks, int lane)
+__device__ static inline void fetch_unit(uint32_t to, const tern_cuda_matrix &w, const uint8_t *p, int u, int blocks,
+                                         int lane)
 {
     using unit = unit_of<C, S>;
     static_assert(unit::codes % 512 == 0 && unit::bytes - unit::codes <= 512, "");
@@ -359,16 +360,6 @@ __device__ static inline void fetch_unit(uint32_t to, const tern_cuda_matrix &w,
     }
 }
 
-/* The weights that the next product reads come into the card's cache, while kernels between are busy with little. */
-__device__ static inline void prefetch_next(const tern_cuda_narrow &a)
-{
-    const uint64_t threads = (uint64_t)gridDim.x * gridDim.y * gridDim.z * blockDim.x;
-    const uint64_t own = ((uint64_t)(blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x) * blockDim.x + threadIdx.x;
-    for (int i = 0; i < TERN_CUDA_NEXT; i++)
-        for (uint64_t at = own * 128; at < a.next[i].bytes; at += threads * 128)
-            asm volatile("prefetch.global.L2 [%0];" ::"l"(a.next[i].p + at));
-}
-
 /* In pairs, then pairs of pairs. */
 __device__ static inline float sum_parts(const float (*part)[16], int parts, int col)
 {
@@ -380,8 +371,8 @@ __device__ static inline float sum_parts(const float (*part)[16], int parts, int
     return parts == 2 ? __fadd_rn(part[0][col], part[1][col]) : part[0][col];
 }
 
-/* A warp's part of a panel: the units of its turn.  An output is eight chains, of the blocks whose number is j modulo 8,
- * and chains are put together in one order: in pairs, then pairs of pairs.
+/* A warp's part of a panel: the units of its turn.  An output is eight chains, of the blocks whose number is j modulo
+ * 8, and chains are put together in one order: in pairs, then pairs of pairs.
  *
  * One row: the columns are the blocks of a unit, each zero in all columns but its own, so that eight products leave the
  * dots of eight blocks and every lane has work with the scales. */
@@ -402,7 +393,8 @@ template <int C, int S> __device__ static inline void narrow_1(const tern_cuda_n
     auto panel_at = [&](const tern_cuda_product &m, int panel) {
         return cuda_at<const uint8_t>(m.w.p) + matrix + (uint64_t)(panel - m.panel0) * m.w.panel_bytes;
     };
-    int ahead = blockIdx.y, ahead_u = warp, ahead_m = product_of(a, ahead), stage = 0; /* what is asked for next, and where */
+    int ahead = blockIdx.y, ahead_u = warp, ahead_m = product_of(a, ahead),
+        stage = 0; /* what is asked for next, and where */
     const uint8_t *ahead_p = panel_at(a.m[ahead_m], ahead);
     auto ask = [&]() {
         if (ahead < a.n_panels) {
@@ -414,8 +406,6 @@ template <int C, int S> __device__ static inline void narrow_1(const tern_cuda_n
                 if (ahead < a.n_panels) {
                     ahead_m = product_of(a, ahead);
                     ahead_p = panel_at(a.m[ahead_m], ahead);
-                } else {
-                    prefetch_next(a);
                 }
             }
         }
@@ -427,7 +417,8 @@ template <int C, int S> __device__ static inline void narrow_1(const tern_cuda_n
         ask();
     if (!a.ids)
         cuda_wait();
-    const uint8_t *x = cuda_at<const uint8_t>(a.q8) + ((uint64_t)(row0 / a.per_row) * a.n_heads + blockIdx.z) * a.row_bytes;
+    const uint8_t *x =
+        cuda_at<const uint8_t>(a.q8) + ((uint64_t)(row0 / a.per_row) * a.n_heads + blockIdx.z) * a.row_bytes;
     uint32_t x0 = 0, x1 = 0;
     float2 sx[2];
     auto ask_row = [&](int u) {
@@ -460,7 +451,8 @@ template <int C, int S> __device__ static inline void narrow_1(const tern_cuda_n
 #pragma unroll
             for (int j = 0; j < 8; j++)
                 load_piece<C>(code[j], from + j * codes_unit(C), t, g);
-            load_scales<S>(raw, {scales, scales + unit::d, scales + unit::d + unit::m, scales + unit::d + unit::m + unit::a},
+            load_scales<S>(raw,
+                           {scales, scales + unit::d, scales + unit::d + unit::m, scales + unit::d + unit::m + unit::a},
                            2 * t, g);
             ask_row(u + warps < units ? u + warps : warp);
             __syncwarp();
@@ -507,11 +499,13 @@ template <int C, int S, int G> __device__ static inline void narrow_rows(const t
     extern __shared__ __align__(128) uint8_t shared[];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32, g = lane / 4, t = lane % 4;
     const int row0 = blockIdx.x * 8 * G, k = a.m[0].w.k, blocks = k / 32, units = (blocks + 7) / 8;
-    const int panel = min((int)blockIdx.y * (warps / a.split) + warp / a.split, a.n_panels - 1); /* the last one twice: harmless */
+    const int panel =
+        min((int)blockIdx.y * (warps / a.split) + warp / a.split, a.n_panels - 1); /* the last one twice: harmless */
     const int own = a.parts / a.split, part0 = warp % a.split * own;
     const tern_cuda_product &product = a.m[product_of(a, panel)];
     const tern_cuda_matrix &m = product.w;
-    const uint8_t *p = cuda_at<const uint8_t>(m.p) + blockIdx.z * a.matrix_bytes + (uint64_t)(panel - product.panel0) * m.panel_bytes;
+    const uint8_t *p =
+        cuda_at<const uint8_t>(m.p) + blockIdx.z * a.matrix_bytes + (uint64_t)(panel - product.panel0) * m.panel_bytes;
     const int zero = kind_zero(S) ? m.zero : 0;
     const uint8_t *ring = shared + warp * (DEPTH * STAGE);
     const uint32_t ring_at = (uint32_t)__cvta_generic_to_shared(ring);
@@ -530,7 +524,8 @@ template <int C, int S, int G> __device__ static inline void narrow_rows(const t
     }
     cuda_wait();
     /* Eights of rows lie as they are read, and in the cache next to the processor after the first panel. */
-    const uint8_t *x = cuda_at<const uint8_t>(a.q8) + ((uint64_t)blockIdx.z * a.head_rows + row0) * a.row_bytes + (g * 4 + t) * 8;
+    const uint8_t *x =
+        cuda_at<const uint8_t>(a.q8) + ((uint64_t)blockIdx.z * a.head_rows + row0) * a.row_bytes + (g * 4 + t) * 8;
     const uint8_t *x_scale = x + 8 * k - (g * 4 + t) * 8 + t * 16;
     for (int done = 0; done < own; done++) {
         float acc[G][8][4] = {};
@@ -538,7 +533,8 @@ template <int C, int S, int G> __device__ static inline void narrow_rows(const t
             asm volatile("cp.async.wait_group %0;" ::"n"(DEPTH - 1) : "memory");
             __syncwarp();
             const uint8_t *from = ring + stage * STAGE, *scales = from + unit::codes;
-            const scales_at at = {scales, scales + unit::d, scales + unit::d + unit::m, scales + unit::d + unit::m + unit::a};
+            const scales_at at = {scales, scales + unit::d, scales + unit::d + unit::m,
+                                  scales + unit::d + unit::m + unit::a};
 #pragma unroll
             for (int j = 0; j < 8; j++) {
                 piece<C> code;
@@ -558,7 +554,9 @@ template <int C, int S, int G> __device__ static inline void narrow_rows(const t
                     add_dots<C, S>(d, code, t, m.table, two.x, two.y);
 #pragma unroll
                     for (int i = 0; i < 2; i++) {
-                        const float2 s = !real ? make_float2(0, 0) : i ? make_float2(sx.z, sx.w) : make_float2(sx.x, sx.y);
+                        const float2 s = !real ? make_float2(0, 0)
+                                         : i   ? make_float2(sx.z, sx.w)
+                                               : make_float2(sx.x, sx.y);
 #pragma unroll
                         for (int r = 0; r < 2; r++)
                             acc[c][j][2 * r + i] = add_part<S>(acc[c][j][2 * r + i], d, sc, r, i, s);
@@ -572,7 +570,8 @@ template <int C, int S, int G> __device__ static inline void narrow_rows(const t
             next(ahead, ahead_u);
             stage = stage + 1 < DEPTH ? stage + 1 : 0;
         }
-        int level = 0; /* parts in pairs, then pairs of pairs: the sums that wait for their other half lie in shared memory */
+        int level =
+            0; /* parts in pairs, then pairs of pairs: the sums that wait for their other half lie in shared memory */
         for (; done >> level & 1; level++)
             ;
 #pragma unroll
@@ -605,8 +604,8 @@ template <int C, int S, int G> __device__ static inline void narrow_rows(const t
             else if (a.split >= 4) {
                 sum = __fadd_rn(__fadd_rn(v[0], v[apart]), __fadd_rn(v[2 * apart], v[3 * apart]));
                 if (a.split == 8)
-                    sum = __fadd_rn(sum, __fadd_rn(__fadd_rn(v[4 * apart], v[5 * apart]),
-                                                   __fadd_rn(v[6 * apart], v[7 * apart])));
+                    sum = __fadd_rn(
+                        sum, __fadd_rn(__fadd_rn(v[4 * apart], v[5 * apart]), __fadd_rn(v[6 * apart], v[7 * apart])));
             }
             if (row >= a.n_rows || col >= m.n)
                 continue;
@@ -616,7 +615,19 @@ template <int C, int S, int G> __device__ static inline void narrow_rows(const t
         }
 }
 
-#define NARROW(c, s)                                                                    TERN_CUDA_KERNEL_BEGIN(narrow_##c##_##s##_1, tern_cuda_narrow, 32 * WARPS, 2)       {                                                                                       narrow_1<TERN_CODES_##c, TERN_SCALES_##s>(a);                                   }                                                                                   TERN_CUDA_KERNEL_BEGIN(narrow_##c##_##s##_8, tern_cuda_narrow, 32 * WARPS, 2)       {                                                                                       narrow_rows<TERN_CODES_##c, TERN_SCALES_##s, 1>(a);                             }                                                                                   TERN_CUDA_KERNEL_BEGIN(narrow_##c##_##s##_16, tern_cuda_narrow, 32 * WARPS, 2)      {                                                                                       narrow_rows<TERN_CODES_##c, TERN_SCALES_##s, 2>(a);                             }
+#define NARROW(c, s)                                                               \
+    TERN_CUDA_KERNEL_BEGIN(narrow_##c##_##s##_1, tern_cuda_narrow, 32 * WARPS, 2)  \
+    {                                                                              \
+        narrow_1<TERN_CODES_##c, TERN_SCALES_##s>(a);                              \
+    }                                                                              \
+    TERN_CUDA_KERNEL_BEGIN(narrow_##c##_##s##_8, tern_cuda_narrow, 32 * WARPS, 2)  \
+    {                                                                              \
+        narrow_rows<TERN_CODES_##c, TERN_SCALES_##s, 1>(a);                        \
+    }                                                                              \
+    TERN_CUDA_KERNEL_BEGIN(narrow_##c##_##s##_16, tern_cuda_narrow, 32 * WARPS, 2) \
+    {                                                                              \
+        narrow_rows<TERN_CODES_##c, TERN_SCALES_##s, 2>(a);                        \
+    }
 TERN_NARROW_KINDS(NARROW)
 #undef NARROW
 
@@ -733,10 +744,10 @@ template <int R> __device__ static inline void eights(const tern_cuda_narrow &a)
     finish<R>(a, m, part, panel, row0);
 }
 
-#define FLOATS(c, r)                                                             \
-    TERN_CUDA_KERNEL_BEGIN(floats_##c##_##r, tern_cuda_narrow, 32 * WARPS, 2)    \
-    {                                                                            \
-        floats<TERN_CODES_##c, r>(a);                                            \
+#define FLOATS(c, r)                                                          \
+    TERN_CUDA_KERNEL_BEGIN(floats_##c##_##r, tern_cuda_narrow, 32 * WARPS, 2) \
+    {                                                                         \
+        floats<TERN_CODES_##c, r>(a);                                         \
     }
 FLOATS(F32, 1)
 FLOATS(F32, 4)

@@ -17,8 +17,8 @@ struct tern_cuda_matrix {
 };
 
 /* Decode rows as int8: q [k], then for every 32 inputs {scale, scale * sum of q}; row_bytes apart.  Several rows lie in
- * eights (lanes): 32 inputs of each of eight rows, and so on, then the scales of the same.  Words of 32 inputs are in the
- * order 0, 4, 1, 5, 2, 6, 3, 7. */
+ * eights (lanes): 32 inputs of each of eight rows, and so on, then the scales of the same.  Words of 32 inputs are in
+ * the order 0, 4, 1, 5, 2, 6, 3, 7. */
 struct tern_cuda_quantize {
     uint64_t to, x;
     uint64_t row_bytes, stride; /* stride: floats */
@@ -30,13 +30,13 @@ struct tern_cuda_quantize {
 #define TERN_CUDA_LANES     8
 #define TERN_CUDA_ROWS_UNIT 2560 /* bytes of 256 inputs of eight rows */
 
-/* How many units of 256 inputs of a panel a warp keeps under way, by their bytes; of one row, of several.  Eight warps of
- * a block, and two blocks of a processor. */
-#define TERN_CUDA_RING_DEPTH(bytes)    ((bytes) * 8 * 4 <= 96 << 10 ? 4 : (bytes) * 8 * 3 <= 96 << 10 ? 3 : 2)
-#define TERN_CUDA_ROWS_DEPTH(bytes)    ((bytes) * 8 * 3 <= 72 << 10 ? 3 : 2)
+/* How many units of 256 inputs of a panel a warp keeps under way, by their bytes; of one row, of several.  Blocks of
+ * eight warps that share a processor: two of several rows, of one row as many as their registers allow. */
+#define TERN_CUDA_RING_DEPTH(bytes)  ((bytes)*8 * 3 <= 72 << 10 ? 3 : 2)
+#define TERN_CUDA_ROWS_DEPTH(bytes)  TERN_CUDA_RING_DEPTH(bytes)
+#define TERN_CUDA_RING_BLOCKS(large) ((large) ? 2 : 3)
 
 #define TERN_CUDA_PRODUCTS 8
-#define TERN_CUDA_NEXT     4
 
 struct tern_cuda_product {
     struct tern_cuda_matrix w;
@@ -51,11 +51,8 @@ struct tern_cuda_narrow {
     uint64_t q8, row_bytes; /* of integer codes */
     uint64_t x, x_stride;   /* of float codes: f32 */
     int32_t n_m, n_rows, n_heads, n_panels;
-    int32_t parts, split;     /* a panel's sum is that of `parts`; several rows: a panel's warps */
+    int32_t parts, split;      /* a panel's sum is that of `parts`; several rows: a panel's warps */
     int32_t head_rows, unused; /* several rows: head z begins at row z * head_rows of q8 */
-    struct {
-        uint64_t p, bytes;
-    } next[TERN_CUDA_NEXT]; /* what the next product of the list reads first */
     /* Stacks: block z is head z, of matrix z, matrix_bytes apart; its output y_head floats on, its input x_head. */
     uint64_t matrix_bytes, y_head, x_head;
     /* Experts: row r is pair r; its matrix stands in ids[r], its input is row r / per_row. */
@@ -109,9 +106,6 @@ struct tern_cuda_matrix tern_cuda_matrix_of(const struct tern_dev_weight *w, int
  */
 void tern_cuda_dense(struct tern_cuda *d, const struct tern_dev_weight *w, int matrix, int n_matrices, int row, int n,
                      tern_cu_address to, size_t pitch, bool f32);
-
-/* Every product of decode rows in the list in hand is told what the one after it reads. */
-void tern_cuda_tell_next(struct tern_cuda *d);
 
 /* Bytes of a decode row of k inputs as int8. */
 size_t tern_cuda_q8_bytes(int k);

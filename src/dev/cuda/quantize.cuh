@@ -4,10 +4,10 @@
 
 #include "dev/cuda/kernel.cuh"
 
-/* Row `row` of q8 (products.h: tern_cuda_quantize).  Eight threads side by side hold the 32 numbers of block b, four each:
- * thread i those from 4 i on.  All of a warp call. */
-__device__ static inline void quantize_four(uint8_t *q8, uint64_t row_bytes, int lanes, int row, int k, int b, int i, float4 v,
-                                            bool real)
+/* Row `row` of q8 (products.h: tern_cuda_quantize).  Eight threads side by side hold the 32 numbers of block b, four
+ * each: thread i those from 4 i on.  All of a warp call. */
+__device__ static inline void quantize_four(uint8_t *q8, uint64_t row_bytes, int lanes, int row, int k, int b, int i,
+                                            float4 v, bool real)
 {
     float top = fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w)));
     /* fmaxf drops NaN, which must not be lost */

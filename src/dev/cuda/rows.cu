@@ -115,8 +115,8 @@ TERN_CUDA_KERNEL_BEGIN(norm, tern_cuda_norm_args, NORM_THREADS, 1)
         squares += v.x * v.x + v.y * v.y + (v.z * v.z + v.w * v.w);
     }
     const float mean = block_sum(squares) / (float)a.n, by = 1.0f / sqrtf(mean + a.eps);
-    const float *again = a.plus ? cuda_at<const float>(a.sum) + row * a.sum_stride
-                                : cuda_at<const float>(a.x) + row * a.x_stride;
+    const float *again =
+        a.plus ? cuda_at<const float>(a.sum) + row * a.sum_stride : cuda_at<const float>(a.x) + row * a.x_stride;
 #pragma unroll
     for (int j = 0; j < NORM_KEPT; j++)
         if (j * NORM_THREADS * 4 < a.n)

@@ -458,9 +458,6 @@ static inline void emulate_cp(const char *text, uint32_t to, uint64_t from)
 static inline void emulate_cp(const char *)
 {
 }
-static inline void emulate_prefetch(const char *, uint64_t)
-{
-}
 static inline void emulate_fence(const char *)
 {
 }
