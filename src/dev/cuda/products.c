@@ -120,9 +120,8 @@ static unsigned unit_bytes(const struct tern_cuda_matrix *w)
 static void narrow_one(struct tern_cuda *d, struct tern_cuda_narrow *a, int n_z)
 {
     const unsigned bytes = unit_bytes(&a->m[0].w), shared = 8 * TERN_CUDA_RING_DEPTH(bytes) * bytes;
-    const enum tern_codes codes = (enum tern_codes)a->m[0].w.codes;
-    const bool large = codes == TERN_CODES_U6 || codes == TERN_CODES_S8;
-    const int slots = TERN_CUDA_RING_BLOCKS(large) * d->card->processors / (a->n_rows * n_z);
+    const int slots =
+        TERN_CUDA_RING_BLOCKS(a->m[0].w.codes, a->m[0].w.scales) * d->card->processors / (a->n_rows * n_z);
     tern_cuda_launch(d, kernel_of(&a->m[0].w), (unsigned)a->n_rows,
                      (unsigned)(a->n_panels < slots ? a->n_panels
                                 : slots             ? slots

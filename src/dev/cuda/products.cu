@@ -615,8 +615,11 @@ template <int C, int S, int G> __device__ static inline void narrow_rows(const t
         }
 }
 
+#define FIT(c, s) TERN_CUDA_RING_BLOCKS(TERN_CODES_##c, TERN_SCALES_##s)
+
 #define NARROW(c, s)                                                               \
-    TERN_CUDA_KERNEL_BEGIN(narrow_##c##_##s##_1, tern_cuda_narrow, 32 * WARPS, 2)  \
+    TERN_CUDA_KERNEL_BEGIN(narrow_##c##_##s##_1, tern_cuda_narrow, 32 * WARPS,     \
+                           FIT(c, s))                                              \
     {                                                                              \
         narrow_1<TERN_CODES_##c, TERN_SCALES_##s>(a);                              \
     }                                                                              \
@@ -630,6 +633,7 @@ template <int C, int S, int G> __device__ static inline void narrow_rows(const t
     }
 TERN_NARROW_KINDS(NARROW)
 #undef NARROW
+#undef FIT
 
 /* ---- float codes: f32 activations -------------------------------------------------------------------------------- */
 

@@ -32,9 +32,10 @@ struct tern_cuda_quantize {
 
 /* How many units of 256 inputs of a panel a warp keeps under way, by their bytes; of one row, of several.  Blocks of
  * eight warps that share a processor: two of several rows, of one row as many as their registers allow. */
-#define TERN_CUDA_RING_DEPTH(bytes)  ((bytes)*8 * 3 <= 72 << 10 ? 3 : 2)
-#define TERN_CUDA_ROWS_DEPTH(bytes)  TERN_CUDA_RING_DEPTH(bytes)
-#define TERN_CUDA_RING_BLOCKS(large) ((large) ? 2 : 3)
+#define TERN_CUDA_RING_DEPTH(bytes) ((bytes)*8 * 3 <= 72 << 10 ? 3 : 2)
+#define TERN_CUDA_ROWS_DEPTH(bytes) TERN_CUDA_RING_DEPTH(bytes)
+#define TERN_CUDA_RING_BLOCKS(codes, scales) \
+    ((codes) == TERN_CODES_U6 || (codes) == TERN_CODES_S8 || (scales) >= TERN_SCALES_G16 ? 2 : 3)
 
 #define TERN_CUDA_PRODUCTS 8
 
