@@ -4,7 +4,7 @@
 #   TERN_CUDA        OFF (default, docs/decisions/029-cuda.md); AUTO: where an nvcc is found; ON: or stop
 #   TERN_CUDA_ARCH   what kernels are compiled for: compute capabilities, of which the last serves newer cards too
 set(TERN_CUDA OFF CACHE STRING "the device cuda: AUTO, ON or OFF")
-set(TERN_CUDA_ARCH "80;90" CACHE STRING "compute capabilities that kernels are compiled for")
+set(TERN_CUDA_ARCH "80;90a" CACHE STRING "compute capabilities that kernels are compiled for")
 set(tern_cuda_objects)
 
 if(TERN_SANITIZE OR TERN_FUZZ) # what they look for lies elsewhere, and kernels take minutes

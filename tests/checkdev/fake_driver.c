@@ -82,7 +82,9 @@ tern_cu_result cuDeviceGetName(char *s, int n, tern_cu_device d)
 tern_cu_result cuDeviceGetAttribute(int *v, int which, tern_cu_device d)
 {
     (void)d;
-    *v = which == TERN_CU_MAJOR          ? (is("old") ? 7 : MAJOR)
+    *v = which == TERN_CU_MAJOR          ? (is("old")    ? 7
+                                            : is("nine") ? 9
+                                                         : MAJOR)
          : which == TERN_CU_MINOR        ? (is("old") ? 5 : 0)
          : which == TERN_CU_SHARED_OPTIN ? 227 << 10
                                          : 1;

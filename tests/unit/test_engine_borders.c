@@ -1,6 +1,7 @@
 /* Prompts that part where messages end: models that cannot start at any page start again there. */
 #include "loop_case.h"
 #include "run/loop.h"
+#include "served.h"
 
 enum { CTX = 2000, TEXT = 1800, REPLY = 8 };
 
@@ -95,6 +96,8 @@ static void test_last_common_border(void **state)
     static const int32_t borders[] = {300, 620, 930};
     (void)state;
     for (int m = 0; m < N_MODELS; m++) {
+        if (!served_or_said(models[m]))
+            continue;
         struct fixture f;
         set_up(&f, models[m], (size_t)1 << 30);
         tern_request r = request(f.ids, 1000, borders, 3);
@@ -117,6 +120,8 @@ static void test_many_borders(void **state)
     for (int i = 0; i < 99; i++)
         borders[i] = 10 * (i + 1);
     for (int m = 0; m < ANYWHERE; m++) {
+        if (!served_or_said(models[m]))
+            continue;
         struct fixture f;
         set_up(&f, models[m], (size_t)1 << 30);
         tern_request r = request(f.ids, 1000, borders, 99);
@@ -136,6 +141,8 @@ static void test_replay(void **state)
 {
     (void)state;
     for (int m = 0; m < N_MODELS; m++) {
+        if (!served_or_said(models[m]))
+            continue;
         struct fixture f;
         int32_t borders[8];
         size_t most = 0;

@@ -5,6 +5,7 @@
 #include "base/err.h"
 #include "run/draft/draft.h"
 #include "run/loop.h"
+#include "served.h"
 
 #ifndef TERN_MAKE_TEXT_MODEL /* cross builds do not make it, and do not run this test */
 #define TERN_MAKE_TEXT_MODEL "make_text_model"
@@ -295,6 +296,8 @@ static void test_replies(void **state)
     struct tern_rng rng = {7};
     for (size_t m = 0; m < sizeof models / sizeof *models; m++) {
         struct tiny t;
+        if (!served_or_said(models[m].name))
+            continue;
         tiny_open(&t, models[m].name, models[m].name, models[m].name);
         int n = 0;
         for (size_t k = 0; k < sizeof lengths / sizeof *lengths; k++)
@@ -410,6 +413,7 @@ static void test_ends(void **state)
 static void test_recoded(void **state)
 {
     (void)state;
+    needs_decodes();
     static const char *const names[] = {"llama-tied", "qwen35"};
     for (int m = 0; m < 2; m++)
         for (int at = PROMPT + 1; at < PROMPT + REPLY; at += 23) {

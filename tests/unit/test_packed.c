@@ -10,6 +10,7 @@
 #include <unistd.h>
 #include <xxhash.h>
 #include "file/file.h"
+#include "served.h"
 #include "tiny.h"
 
 /* The format, written down again (docs/packed-format.md). */
@@ -515,6 +516,7 @@ static int read_only_child(const char *model, const char *cache)
 static void test_read_only_folder(void **state)
 {
     (void)state;
+    needs_fork();
     (void)unlink(kept);
     struct bytes m = read_file(tiny_path(MODEL)); /* a copy: the source may lie where only its owner sees it */
     char model[128], cache[128];
@@ -569,6 +571,7 @@ static void test_several_processes(void **state)
     char tmp[128], target[128];
     pid_t child[CHILDREN];
     (void)state;
+    needs_fork();
     float *want = reference(tiny_path(MODEL));
     (void)unlink(kept);
     for (int i = 0; i < CHILDREN; i++) {

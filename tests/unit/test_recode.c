@@ -2,6 +2,7 @@
  */
 #include "tiny.h"
 #include <unistd.h>
+#include "served.h"
 #include "run/run.h"
 
 /* A model of every kind that caches differently: everything, windows, chunks, latent, recurrent, biased keys. */
@@ -106,6 +107,7 @@ static void test_values_are_the_codes(void **state)
 {
     static const char *const plans[] = {"q8", "t4", "t3", "t2,first=0", "l3", "g16_3", "affine4", "k=f16,v=l2"};
     (void)state;
+    needs_decodes();
     for (int m = 0; m < N_SUBJECTS; m++) {
         struct tiny t;
         open_subject(&t, m);
@@ -145,6 +147,7 @@ static void test_values_are_the_codes(void **state)
 static void test_there_and_back(void **state)
 {
     (void)state;
+    needs_decodes();
     for (int m = 0; m < N_SUBJECTS; m++) {
         struct tiny t;
         open_subject(&t, m);
@@ -179,6 +182,7 @@ static void test_forks_and_files(void **state)
 {
     char path[] = "/tmp/tern-recode-XXXXXX";
     (void)state;
+    needs_decodes();
     const int fd = mkstemp(path);
     assert_true(fd >= 0);
     (void)close(fd);
@@ -264,6 +268,7 @@ static void test_memory(void **state)
 {
     static const char *const plans[][2] = {{"f16", "t4"}, {"t4", "f16"}, {"t4", "q8,recent=128"}, {"f16", "f32"}};
     (void)state;
+    needs_decodes();
     for (int m = 0; m < N_SUBJECTS; m++) {
         struct tiny t;
         open_subject(&t, m);

@@ -65,11 +65,11 @@ void tern_cuda_launch(struct tern_cuda *d, enum tern_cuda_kernel k, unsigned x, 
     l->used = tern_round_up(l->used + bytes, 16);
 }
 
-/* More shared memory than 48 KiB has to be asked for. */
+/* More shared memory than 48 KiB has to be asked for, with what the kernel has of its own. */
 static bool ask_shared(struct tern_cuda *d, const struct tern_cuda_call *c)
 {
     _Atomic unsigned *asked = &d->card->shared_asked[c->kernel];
-    if (c->shared <= 48 << 10 || c->shared <= atomic_load_explicit(asked, memory_order_relaxed))
+    if (c->shared <= 32 << 10 || c->shared <= atomic_load_explicit(asked, memory_order_relaxed))
         return true;
     const tern_cu_result rc =
         tern_cu.cuFuncSetAttribute(d->card->kernel[c->kernel], TERN_CU_FUNCTION_SHARED, (int)c->shared);

@@ -84,6 +84,7 @@ static void activate(const struct work *w, tern_cu_address q8, size_t row_bytes)
                                             .q8 = q8,
                                             .row_bytes = row_bytes,
                                             .n = n,
+                                            .lanes = 1,
                                             .op = w->e->gelu ? TERN_CUDA_GELU : TERN_CUDA_SILU};
     tern_cuda_launch(w->d, TERN_CUDA_K_elementwise, (unsigned)w->n_pairs, (unsigned)((n + 1023) / 1024), 1, 256, 0, &a,
                      sizeof a);
@@ -158,7 +159,7 @@ static void decode_rows(const struct work *w)
     }
     w->d->quantized.x = 0;
     if (integer(e->gate) || integer(e->up))
-        tern_cuda_quantize_rows(w->d, w->d->q8, tern_cuda_q8_bytes(k), x, stride, n_in, k, 1, 0);
+        tern_cuda_quantize_rows(w->d, w->d->q8, tern_cuda_q8_bytes(k), x, stride, n_in, k, 1, 0, 1);
     narrow(w, e->gate, p->gate, p->s_ff, x, stride, per_row);
     narrow(w, e->up, p->up, p->s_ff, x, stride, per_row);
     activate(w, integer(e->down) ? w->d->q8 : 0, tern_cuda_q8_bytes(ff));

@@ -158,7 +158,7 @@ __device__ static inline bool codes_float(int codes)
     return codes <= TERN_CODES_BF16;
 }
 
-__device__ static inline uint32_t codes_unit(int codes)
+__host__ __device__ constexpr uint32_t codes_unit(int codes)
 {
     return (uint32_t)(codes <= TERN_CODES_BF16                             ? (codes == TERN_CODES_F32 ? 64 : 32)
                       : codes == TERN_CODES_U2                             ? 128

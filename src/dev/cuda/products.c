@@ -4,10 +4,11 @@
 #include "base/mem.h"
 #include "dev/cuda/cuda.h"
 
-#define DENSE_BYTES ((size_t)128 << 20) /* of weights written out at a time */
-#define TILE        128
-#define TILE_SHARED (3 * 2 * TILE * 64 * 2)
-#define RASTER      16
+#define DENSE_BYTES    ((size_t)128 << 20) /* of weights written out at a time */
+#define TILE           128
+#define TILE_SHARED    (3 * 2 * TILE * 64 * 2)
+#define TILE_90        256 /* of columns, on cards of compute capability 9.0 */
+#define TILE_90_SHARED (4 * (TILE + TILE_90) * 64 * 2 + 1024)
 
 size_t tern_cuda_q8_bytes(int k)
 {
@@ -23,7 +24,7 @@ int tern_cuda_products_open(struct tern_cuda *d, tern_error *err)
 {
     int rc = 0;
     const struct tern_dev_limits *l = &d->limits;
-    const size_t rows = (size_t)l->max_rows, narrow = (size_t)l->max_narrow;
+    const size_t rows = (size_t)l->max_rows, narrow = tern_round_up((size_t)l->max_narrow, 2 * TERN_CUDA_LANES);
     size_t q8, k = (size_t)(l->max_k > l->max_stack_k ? l->max_k : l->max_stack_k);
     d->max_k = l->max_k;
     d->q8_rows = l->max_narrow;
@@ -70,16 +71,30 @@ void tern_cuda_dense(struct tern_cuda *d, const struct tern_dev_weight *w, int m
 
 /* ---- decode rows ------------------------------------------------------------------------------------------------- */
 
-void tern_cuda_quantize_rows(struct tern_cuda *d, tern_cu_address to, size_t row_bytes, tern_cu_address x,
-                             size_t stride, int n_rows, int k, int n_heads, size_t head)
+/* Several heads of several rows: those of one head lie together, 16 at a time. */
+static int head_rows_of(int n_rows)
 {
-    const struct tern_cuda_quantize a = {
-        .to = to, .x = x, .row_bytes = row_bytes, .stride = stride, .head = head, .k = k, .n_heads = n_heads};
+    return (int)tern_round_up((size_t)n_rows, 2 * TERN_CUDA_LANES);
+}
+
+void tern_cuda_quantize_rows(struct tern_cuda *d, tern_cu_address to, size_t row_bytes, tern_cu_address x,
+                             size_t stride, int n_rows, int k, int n_heads, size_t head, int lanes)
+{
+    const struct tern_cuda_quantize a = {.to = to,
+                                         .x = x,
+                                         .row_bytes = row_bytes,
+                                         .stride = stride,
+                                         .head = head,
+                                         .k = k,
+                                         .n_heads = n_heads,
+                                         .row_step = lanes == 1 ? n_heads : 1,
+                                         .head_step = lanes == 1 ? 1 : head_rows_of(n_rows),
+                                         .lanes = lanes};
     tern_cuda_launch(d, TERN_CUDA_K_quantize, (unsigned)(n_rows * n_heads), (unsigned)((k + 1023) / 1024), 1, 256, 0,
                      &a, sizeof a);
 }
 
-/* The kernel of one row; the next one is that of several. */
+/* The kernel of one row; the next ones are those of several. */
 static enum tern_cuda_kernel kernel_of(const struct tern_cuda_matrix *w)
 {
 #define KIND(c, s)                                                  \
@@ -93,26 +108,84 @@ static enum tern_cuda_kernel kernel_of(const struct tern_cuda_matrix *w)
                                          : TERN_CUDA_K_floats_E4M3_1;
 }
 
+/* Bytes of 256 inputs of a panel, with their scales where they lie in regions by block. */
+static unsigned unit_bytes(const struct tern_cuda_matrix *w)
+{
+    static const unsigned scales[] = {[TERN_SCALES_F16] = 256,  [TERN_SCALES_F16M] = 512, [TERN_SCALES_K32] = 320,
+                                      [TERN_SCALES_K16M] = 320, [TERN_SCALES_K32S] = 160, [TERN_SCALES_K16] = 288,
+                                      [TERN_SCALES_G16] = 0,    [TERN_SCALES_G32] = 0,    [TERN_SCALES_G32M] = 0};
+    return 8 * (unsigned)tern_codes_unit((enum tern_codes)w->codes) + scales[w->scales];
+}
+
+static void narrow_one(struct tern_cuda *d, struct tern_cuda_narrow *a, int n_z)
+{
+    const unsigned bytes = unit_bytes(&a->m[0].w), shared = 8 * TERN_CUDA_RING_DEPTH(bytes) * bytes;
+    const int slots =
+        TERN_CUDA_RING_BLOCKS(a->m[0].w.codes, a->m[0].w.scales) * d->card->processors / (a->n_rows * n_z);
+    tern_cuda_launch(d, kernel_of(&a->m[0].w), (unsigned)a->n_rows,
+                     (unsigned)(a->n_panels < slots ? a->n_panels
+                                : slots             ? slots
+                                                    : 1),
+                     (unsigned)n_z, (unsigned)a->parts * 32, shared / 8 * (unsigned)a->parts, a, sizeof *a);
+}
+
+/* Panels of a block: what makes the rows' bytes and the card's last round of blocks cost least. */
+static void narrow_many(struct tern_cuda *d, struct tern_cuda_narrow *a, int n_z)
+{
+    const unsigned bytes = unit_bytes(&a->m[0].w);
+    unsigned warps = 8, groups = a->n_rows > TERN_CUDA_LANES ? 2 : 1, shared;
+    for (;; warps /= 2) {
+        shared = warps * ((unsigned)TERN_CUDA_ROWS_DEPTH(bytes) * bytes + groups * 1536);
+        if (shared <= (unsigned)d->card->shared_most || warps == 2)
+            break;
+        if (groups == 2) {
+            groups = 1;
+            warps = 16;
+        }
+    }
+    const unsigned blocks = (unsigned)(a->n_rows + 8 * (int)groups - 1) / (8 * groups) * (unsigned)n_z;
+    const unsigned slots = 2 * (unsigned)d->card->processors;
+    uint64_t least = UINT64_MAX;
+    unsigned best = 1;
+    for (unsigned p = 1; p <= warps; p *= 2) {
+        const unsigned n = ((unsigned)a->n_panels + p - 1) / p * blocks;
+        const uint64_t cost = (uint64_t)((n + slots - 1) / slots) * (p * bytes + groups * TERN_CUDA_ROWS_UNIT);
+        if ((int)(warps / p) <= a->parts && cost < least) {
+            least = cost;
+            best = p;
+        }
+    }
+    a->split = (int)(warps / best);
+    tern_cuda_launch(d, (enum tern_cuda_kernel)((int)kernel_of(&a->m[0].w) + (int)groups), blocks / (unsigned)n_z,
+                     ((unsigned)a->n_panels + best - 1) / best, (unsigned)n_z, warps * 32, shared, a, sizeof *a);
+}
+
 void tern_cuda_narrow(struct tern_cuda *d, struct tern_cuda_narrow *a, int n_z)
 {
     const struct tern_cuda_matrix *w = &a->m[0].w;
-    const int units = (w->k + 255) / 256, many = tern_codes_integer((enum tern_codes)w->codes) ? 8 : 4;
+    const int units = (w->k + 255) / 256;
     const bool one = a->n_rows == 1 || a->ids;
-    int panels = 0, warps = 8;
-    /* Warps share a panel's inputs: more of them where panels are few.  Rows say nothing here. */
-    while (warps > units || (warps > 1 && (w->n / TERN_PANEL) * warps > 4096))
-        warps /= 2;
+    a->n_panels = 0;
+    a->parts = 8; /* by the shape alone: it settles the order of sums */
+    while (a->parts > units)
+        a->parts /= 2;
     for (int i = 0; i < a->n_m; i++) {
-        a->m[i].panel0 = panels;
-        panels += (a->m[i].w.n + TERN_PANEL - 1) / TERN_PANEL;
+        a->m[i].panel0 = a->n_panels;
+        a->n_panels += (a->m[i].w.n + TERN_PANEL - 1) / TERN_PANEL;
     }
     if (!a->per_row)
         a->per_row = 1;
     if (!a->n_heads)
         a->n_heads = 1;
-    tern_cuda_launch(d, (enum tern_cuda_kernel)(kernel_of(w) + !one),
-                     (unsigned)(one ? a->n_rows : (a->n_rows + many - 1) / many), (unsigned)panels, (unsigned)n_z,
-                     (unsigned)warps * 32, 0, a, sizeof *a);
+    a->head_rows = head_rows_of(a->n_rows);
+    if (!tern_codes_integer((enum tern_codes)w->codes))
+        tern_cuda_launch(d, (enum tern_cuda_kernel)(kernel_of(w) + !one),
+                         (unsigned)(one ? a->n_rows : (a->n_rows + 3) / 4), (unsigned)a->n_panels, (unsigned)n_z,
+                         (unsigned)a->parts * 32, 0, a, sizeof *a);
+    else if (one)
+        narrow_one(d, a, n_z);
+    else
+        narrow_many(d, a, n_z);
 }
 
 static struct tern_cuda_product product_of(const struct tern_matmul *m, int row0)
@@ -128,18 +201,17 @@ static void decode_rows(struct tern_cuda *d, const struct tern_matmul *m, int n_
 {
     const tern_cu_address at = tern_cuda_rows_at(x);
     const size_t from = (size_t)n_wide * x.stride * sizeof(float);
-    tern_cu_address q8 = d->q8;
     bool done[TERN_CUDA_PRODUCTS] = {false}, integer = false;
     for (int i = 0; i < n_m; i++)
         integer |= tern_codes_integer(m[i].w->form->m.codes);
-    if (integer && d->quantized.x == at && d->quantized.n >= n_rows && d->quantized.k == m[0].w->k)
-        q8 += (size_t)n_wide * d->q8_row_bytes;
-    else if (integer) {
+    if (integer && (d->quantized.x != at || d->quantized.k != m[0].w->k || n_wide || d->quantized.n < n_rows ||
+                    tern_cuda_lanes(d->quantized.n) != tern_cuda_lanes(n_rows))) {
         d->quantized.x = 0;
-        tern_cuda_quantize_rows(d, q8, d->q8_row_bytes, at + from, x.stride, n_rows - n_wide, m[0].w->k, 1, 0);
+        tern_cuda_quantize_rows(d, d->q8, d->q8_row_bytes, at + from, x.stride, n_rows - n_wide, m[0].w->k, 1, 0,
+                                tern_cuda_lanes(n_rows - n_wide));
     }
     for (int i = 0; i < n_m; i++) {
-        struct tern_cuda_narrow a = {.q8 = q8, .row_bytes = d->q8_row_bytes, .x = at + from, .x_stride = x.stride};
+        struct tern_cuda_narrow a = {.q8 = d->q8, .row_bytes = d->q8_row_bytes, .x = at + from, .x_stride = x.stride};
         const struct tern_packed *kind = &m[i].w->form->m;
         a.n_rows = n_rows - n_wide;
         for (int j = i; j < n_m; j++) /* all of one kind go together */
@@ -168,8 +240,10 @@ static void one_gemm(struct tern_cuda *d, const struct tern_matmul *m, int n_row
                                      .n_rows = n_rows,
                                      .n = n,
                                      .k = (int)pitch};
-    tern_cuda_launch(d, TERN_CUDA_K_gemm, (unsigned)((n_rows + TILE - 1) / TILE * ((n + TILE - 1) / TILE)), 1, 1, 256,
-                     TILE_SHARED, &a, sizeof a);
+    const int tile = d->card->major == 9 ? TILE_90 : TILE; /* kernels of 9.0 run on no newer card */
+    tern_cuda_launch(d, tile == TILE ? TERN_CUDA_K_gemm : TERN_CUDA_K_gemm_90,
+                     (unsigned)((n_rows + TILE - 1) / TILE * ((n + tile - 1) / tile)), 1, 1, 256,
+                     tile == TILE ? TILE_SHARED : TILE_90_SHARED, &a, sizeof a);
 }
 
 static void one_exact(struct tern_cuda *d, const struct tern_matmul *m, struct tern_dev_rows x, int n_rows, int col,
@@ -283,7 +357,8 @@ void tern_cuda_stack(struct tern_dev *dev, const struct tern_stack *s, int n_row
                                             .y_stride = s->y.stride};
         d->quantized.x = 0;
         if (tern_codes_integer(s->w->form->m.codes))
-            tern_cuda_quantize_rows(d, d->q8, a.row_bytes, a.x, s->x.stride, n, s->w->k, heads, s->x_head);
+            tern_cuda_quantize_rows(d, d->q8, a.row_bytes, a.x, s->x.stride, n, s->w->k, heads, s->x_head,
+                                    tern_cuda_lanes(n));
         tern_cuda_narrow(d, &a, heads);
     }
     tern_cuda_wrote(d, s->y);

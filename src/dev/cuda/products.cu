@@ -1,7 +1,9 @@
 /* Products of decode rows with weights: int8 activations, exact integer dots with the codes on tensor cores, f32 sums.
  *
- * A block of threads takes a panel (16 outputs) and R rows; its warps share out the inputs, 256 at a time.  Which lane adds what, and in what order lanes and warps are added
- * up, depends on the number of inputs alone: a row's outputs have the same bits whatever rows come with it. */
+ * A panel (16 outputs) is read in units of 256 inputs, and its sum is that of up to eight parts: part p has the units
+ * p, p + parts ..  One row: a warp for each part.  More rows: a warp takes some parts of a panel for 8 or 16 rows.
+ * Which lane adds what, and in what order all is added up, depends on the matrix' shape alone: a row's outputs have the
+ * same bits whatever rows come with it. */
 #include "dev/cuda/panel.cuh"
 #include "dev/cuda/quantize.cuh"
 
@@ -16,16 +18,17 @@ TERN_CUDA_KERNEL_BEGIN(quantize, tern_cuda_quantize, 256, 1)
     float4 v = make_float4(0, 0, 0, 0);
     if (real)
         v = *reinterpret_cast<const float4 *>(x + at);
-    quantize_four(cuda_at<uint8_t>(a.to) + (uint64_t)row * a.row_bytes, a.k, at / 32, at / 4 % 8, v, real);
+    quantize_four(cuda_at<uint8_t>(a.to), a.row_bytes, a.lanes,
+                  (row / a.n_heads) * a.row_step + row % a.n_heads * a.head_step, a.k, at / 32, at / 4 % 8, v, real);
 }
 
 /* ---- codes ------------------------------------------------------------------------------------------------------- */
 
 template <int C> __host__ __device__ constexpr int pieces()
 {
-    return C == TERN_CODES_U4 || C == TERN_CODES_T4                                                  ? 1
-           : C == TERN_CODES_U5 || C == TERN_CODES_S8 || C == TERN_CODES_U2                          ? 2
-                                                                                                     : 3;
+    return C == TERN_CODES_U4 || C == TERN_CODES_T4                         ? 1
+           : C == TERN_CODES_U5 || C == TERN_CODES_S8 || C == TERN_CODES_U2 ? 2
+                                                                            : 3;
 }
 
 /* What lane (g, t) reads of a block: quads t and t + 4 of rows 2g and 2g + 1. */
@@ -39,16 +42,16 @@ template <int C> __device__ static inline void load_piece(piece<C> &p, const uin
     if (C == TERN_CODES_U2 || C == TERN_CODES_U3 || C == TERN_CODES_T3) {
 #pragma unroll
         for (int i = 0; i < pieces<C>(); i++)
-            p.v[i] = __ldg(at + 8 * i);
+            p.v[i] = at[8 * i];
         return;
     }
-    p.v[0] = __ldg(at + 8 * t);
+    p.v[0] = at[8 * t];
     if (C == TERN_CODES_S8)
-        p.v[1] = __ldg(at + 8 * (t + 4));
+        p.v[1] = at[8 * (t + 4)];
     if (C == TERN_CODES_U5 || C == TERN_CODES_U6)
-        p.v[1] = __ldg(at + 32);
+        p.v[1] = at[32];
     if (C == TERN_CODES_U6)
-        p.v[2] = __ldg(at + 40);
+        p.v[2] = at[40];
 }
 
 __device__ static inline uint32_t word(const uint2 &v, int r)
@@ -63,7 +66,8 @@ __device__ static inline uint32_t word(const uint4 &v, int r)
 
 /* Codes of row r of the lane's two: quad j in low, quad j + 4 in high. */
 template <int C>
-__device__ static inline void expand(const piece<C> &p, int j, int r, const int8_t *table, uint32_t &low, uint32_t &high)
+__device__ static inline void expand(const piece<C> &p, int j, int r, const int8_t *table, uint32_t &low,
+                                     uint32_t &high)
 {
     constexpr bool small = C == TERN_CODES_U2 || C == TERN_CODES_U3 || C == TERN_CODES_T3;
     const uint32_t w = word(p.v[0], r);
@@ -103,53 +107,49 @@ struct two_scales {
     float s[2][2], m[2][2]; /* [row][half] */
 };
 
-/* What has to be read for the scales of two neighbouring blocks, as it lies: asked for long before it is used. */
+/* What has to be read for the scales of two neighbouring blocks, as it lies. */
 template <int S> struct raw_scales {
     uint32_t d[2], m[2], a[4];
 };
 
+/* Where the scales of a unit (8 blocks, 256 inputs) lie: in a panel, or where a copy of them does. */
+struct scales_at {
+    const uint8_t *d, *m, *a, *b;
+};
+
 __device__ static inline uint32_t two_halves(const uint8_t *p, int at)
 {
-    return __ldg(reinterpret_cast<const uint32_t *>(p + 2 * at));
+    return *reinterpret_cast<const uint32_t *>(p + 2 * at);
 }
 
 __device__ static inline uint32_t two_bytes(const uint8_t *p, int at)
 {
-    return __ldg(reinterpret_cast<const uint16_t *>(p + at));
+    return *reinterpret_cast<const uint16_t *>(p + at);
 }
 
-/* b: the first block, even; the one behind it counts for nothing where there is none. */
-template <int S>
-__device__ static inline void load_scales(raw_scales<S> &o, const tern_cuda_matrix &w, const uint8_t *panel, int b, int g,
-                                          int blocks)
+/* b: the first block of the unit's, even.  G kinds read when they need. */
+template <int S> __device__ static inline void load_scales(raw_scales<S> &o, const scales_at &at, int b, int g)
 {
-    const int c = min(b + 1, blocks - 1), row = 2 * g, super = b / 8 * 16 + row;
-    if (S == TERN_SCALES_F16 || S == TERN_SCALES_F16M) {
-        o.d[0] = two_halves(panel + w.d, b * 16 + row);
-        o.d[1] = two_halves(panel + w.d, c * 16 + row);
-        if (S == TERN_SCALES_F16M) {
-            o.m[0] = two_halves(panel + w.m, b * 16 + row);
-            o.m[1] = two_halves(panel + w.m, c * 16 + row);
-        }
-    } else if (S == TERN_SCALES_K32 || S == TERN_SCALES_K32S) {
-        o.d[0] = two_halves(panel + w.d, super);
-        o.a[0] = two_bytes(panel + w.a, b * 16 + row);
-        o.a[1] = two_bytes(panel + w.a, c * 16 + row);
-        if (S == TERN_SCALES_K32) {
-            o.m[0] = two_halves(panel + w.m, super);
-            o.a[2] = two_bytes(panel + w.b, b * 16 + row);
-            o.a[3] = two_bytes(panel + w.b, c * 16 + row);
-        }
-    } else if (S == TERN_SCALES_K16 || S == TERN_SCALES_K16M) {
-        o.d[0] = two_halves(panel + w.d, super);
-        if (S == TERN_SCALES_K16M)
-            o.m[0] = two_halves(panel + w.m, super);
+    const int row = 2 * g;
 #pragma unroll
-        for (int h = 0; h < 2; h++) {
-            o.a[h] = two_bytes(panel + w.a, (2 * b + h) * 16 + row);
-            o.a[2 + h] = two_bytes(panel + w.a, (2 * c + h) * 16 + row);
+    for (int i = 0; i < 2; i++) {
+        if (S == TERN_SCALES_F16 || S == TERN_SCALES_F16M)
+            o.d[i] = two_halves(at.d, (b + i) * 16 + row);
+        if (S == TERN_SCALES_F16M)
+            o.m[i] = two_halves(at.m, (b + i) * 16 + row);
+        if (S == TERN_SCALES_K32 || S == TERN_SCALES_K32S)
+            o.a[i] = two_bytes(at.a, (b + i) * 16 + row);
+        if (S == TERN_SCALES_K32)
+            o.a[2 + i] = two_bytes(at.b, (b + i) * 16 + row);
+        if (S == TERN_SCALES_K16 || S == TERN_SCALES_K16M) {
+            o.a[2 * i] = two_bytes(at.a, 2 * (b + i) * 16 + row);
+            o.a[2 * i + 1] = two_bytes(at.a, (2 * (b + i) + 1) * 16 + row);
         }
     }
+    if (S == TERN_SCALES_K32 || S == TERN_SCALES_K32S || S == TERN_SCALES_K16 || S == TERN_SCALES_K16M)
+        o.d[0] = two_halves(at.d, row);
+    if (S == TERN_SCALES_K32 || S == TERN_SCALES_K16M)
+        o.m[0] = two_halves(at.m, row);
 }
 
 __device__ static inline float half_of(uint32_t two, int r)
@@ -169,19 +169,19 @@ __device__ static inline void make_scales(two_scales &o, const raw_scales<S> &v,
             if (S == TERN_SCALES_F16M)
                 o.m[r][0] = half_of(v.m[i], r);
         } else if (S == TERN_SCALES_K32) {
-            o.s[r][0] = half_of(v.d[0], r) * (float)(v.a[i] >> 8 * r & 255);
-            o.m[r][0] = -(half_of(v.m[0], r) * (float)(v.a[2 + i] >> 8 * r & 255));
+            o.s[r][0] = __fmul_rn(half_of(v.d[0], r), (float)(v.a[i] >> 8 * r & 255));
+            o.m[r][0] = -__fmul_rn(half_of(v.m[0], r), (float)(v.a[2 + i] >> 8 * r & 255));
         } else if (S == TERN_SCALES_K32S) {
-            o.s[r][0] = half_of(v.d[0], r) * w.unit * (float)(int8_t)(v.a[i] >> 8 * r);
+            o.s[r][0] = __fmul_rn(__fmul_rn(half_of(v.d[0], r), w.unit), (float)(int8_t)(v.a[i] >> 8 * r));
         } else if (S == TERN_SCALES_K16 || S == TERN_SCALES_K16M) {
 #pragma unroll
             for (int h = 0; h < 2; h++) {
                 const uint32_t a = v.a[2 * i + h] >> 8 * r & 255;
                 if (S == TERN_SCALES_K16) {
-                    o.s[r][h] = half_of(v.d[0], r) * w.unit * (float)(int8_t)a;
+                    o.s[r][h] = __fmul_rn(__fmul_rn(half_of(v.d[0], r), w.unit), (float)(int8_t)a);
                 } else {
-                    o.s[r][h] = half_of(v.d[0], r) * (float)(a & 15);
-                    o.m[r][h] = -(half_of(v.m[0], r) * (float)(a >> 4));
+                    o.s[r][h] = __fmul_rn(half_of(v.d[0], r), (float)(a & 15));
+                    o.m[r][h] = -__fmul_rn(half_of(v.m[0], r), (float)(a >> 4));
                 }
             }
         } else { /* rarer kinds read when they need */
@@ -245,7 +245,8 @@ template <int S> __device__ static inline void start_dots(dots<S> &d, int zero, 
 }
 
 template <int C, int S>
-__device__ static inline void add_dots(dots<S> &d, const piece<C> &p, int t, const int8_t *table, uint32_t b0, uint32_t b1)
+__device__ static inline void add_dots(dots<S> &d, const piece<C> &p, int t, const int8_t *table, uint32_t b0,
+                                       uint32_t b1)
 {
     uint32_t low[2], high[2];
 #pragma unroll
@@ -286,8 +287,8 @@ __device__ static inline int product_of(const tern_cuda_narrow &a, int panel)
 
 /* part[warp][row][column], all warps' sums: added up in order and written. */
 template <int R>
-__device__ static inline void finish(const tern_cuda_narrow &a, const tern_cuda_product &m, float (*part)[R][16], int panel,
-                                     int row0)
+__device__ static inline void finish(const tern_cuda_narrow &a, const tern_cuda_product &m, float (*part)[R][16],
+                                     int panel, int row0)
 {
     const int warps = blockDim.x / 32;
     __syncthreads();
@@ -304,38 +305,126 @@ __device__ static inline void finish(const tern_cuda_narrow &a, const tern_cuda_
     }
 }
 
-/* A warp's part of a panel: the units (8 blocks) of its turn.  An output is eight chains, of the blocks whose number is
- * j modulo 8, and chains are put together in one order: in pairs, then pairs of pairs.
+/* ---- weights on their way -------------------------------------------------------------------------------------- */
+
+/* A warp has a ring of units (8 blocks with their scales) in shared memory, which it alone fills and reads.  Copies are
+ * under way before the kernel before this one has ended, and from the end of one panel to the next. */
+template <int C, int S> struct unit_of {
+    static constexpr int codes = 8 * (int)codes_unit(C);
+    static constexpr bool k32 = S == TERN_SCALES_K32 || S == TERN_SCALES_K32S,
+                          k16 = S == TERN_SCALES_K16 || S == TERN_SCALES_K16M;
+    static constexpr int d = S == TERN_SCALES_F16 || S == TERN_SCALES_F16M ? 256 : k32 || k16 ? 32 : 0;
+    static constexpr int m = S == TERN_SCALES_F16M ? 256 : S == TERN_SCALES_K32 || S == TERN_SCALES_K16M ? 32 : 0;
+    static constexpr int a = k32 ? 128 : k16 ? 256 : 0, b = S == TERN_SCALES_K32 ? 128 : 0;
+    static constexpr int bytes = codes + d + m + a + b;
+    static constexpr int depth = TERN_CUDA_RING_DEPTH(bytes);
+};
+
+__device__ static inline void copy_16(uint32_t to, const void *from)
+{
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
+
+/* Unit u of panel p.  What lies behind the panel's last block is some other of its bytes, and counts for nothing. */
+template <int C, int S>
+__device__ static inline void fetch_unit(uint32_t to, const tern_cuda_matrix &w, const uint8_t *p, int u, int blocks,
+                                         int lane)
+{
+    using unit = unit_of<C, S>;
+    static_assert(unit::codes % 512 == 0 && unit::bytes - unit::codes <= 512, "");
+    const int last = blocks * (unit::codes / 8) - 16;
+#pragma unroll
+    for (int i = 0; i < unit::codes; i += 512)
+        copy_16(to + i + lane * 16, p + min(u * unit::codes + i + lane * 16, last));
+    int at = lane * 16;
+    if (at < unit::bytes - unit::codes) {
+        const uint32_t put = to + unit::codes + at;
+        uint32_t region = w.d;
+        int size = unit::d;
+        if (unit::m && at >= unit::d) {
+            at -= unit::d;
+            region = w.m;
+            size = unit::m;
+        }
+        if (unit::a && at >= size) {
+            at -= size;
+            region = w.a;
+            size = unit::a;
+        }
+        if (unit::b && at >= size) {
+            at -= size;
+            region = w.b;
+            size = unit::b;
+        }
+        copy_16(put, p + region + min(u * size + at, blocks * size / 8 - 16));
+    }
+}
+
+/* In pairs, then pairs of pairs. */
+__device__ static inline float sum_parts(const float (*part)[16], int parts, int col)
+{
+    if (parts == 8)
+        return __fadd_rn(__fadd_rn(__fadd_rn(part[0][col], part[1][col]), __fadd_rn(part[2][col], part[3][col])),
+                         __fadd_rn(__fadd_rn(part[4][col], part[5][col]), __fadd_rn(part[6][col], part[7][col])));
+    if (parts == 4)
+        return __fadd_rn(__fadd_rn(part[0][col], part[1][col]), __fadd_rn(part[2][col], part[3][col]));
+    return parts == 2 ? __fadd_rn(part[0][col], part[1][col]) : part[0][col];
+}
+
+/* A warp's part of a panel: the units of its turn.  An output is eight chains, of the blocks whose number is j modulo
+ * 8, and chains are put together in one order: in pairs, then pairs of pairs.
  *
  * One row: the columns are the blocks of a unit, each zero in all columns but its own, so that eight products leave the
  * dots of eight blocks and every lane has work with the scales. */
-template <int C, int S>
-__device__ static inline void narrow_1(const tern_cuda_narrow &a, const tern_cuda_matrix &m, const uint8_t *p,
-                                       float (*part)[1][16], int row0)
+template <int C, int S> __device__ static inline void narrow_1(const tern_cuda_narrow &a)
 {
+    using unit = unit_of<C, S>;
+    extern __shared__ __align__(128) uint8_t shared[];
+    __shared__ float part[2][WARPS][16];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32, g = lane / 4, t = lane % 4;
-    const int k = m.k, blocks = k / 32, units = (blocks + 7) / 8, zero = kind_zero(S) ? m.zero : 0;
-    piece<C> code[8];
-    raw_scales<S> raw;
-    auto ask = [&](int j, int u) {
-        load_piece<C>(code[j], p + (uint64_t)min(u * 8 + j, blocks - 1) * codes_unit(C), t, g);
-    };
-    auto ask_scales = [&](int u) { load_scales<S>(raw, m, p, min(u * 8 + 2 * t, (blocks - 1) & ~1), g, blocks); };
-    if (warp < units) {
-#pragma unroll
-        for (int j = 0; j < 8; j++)
-            ask(j, warp);
-        ask_scales(warp);
-    }
-    if (!a.ids) /* weights are there before the step is */
+    const int row0 = blockIdx.x, k = a.m[0].w.k, blocks = k / 32, units = (blocks + 7) / 8;
+    const uint8_t *ring = shared + warp * (unit::depth * unit::bytes);
+    const uint32_t ring_at = (uint32_t)__cvta_generic_to_shared(ring);
+    uint64_t matrix = (uint64_t)blockIdx.z * a.matrix_bytes;
+    if (a.ids) { /* else weights are there before the step is */
         cuda_wait();
-    const uint8_t *x = cuda_at<const uint8_t>(a.q8) + ((uint64_t)(row0 / a.per_row) * a.n_heads + blockIdx.z) * a.row_bytes;
+        matrix = (uint64_t)cuda_at<const int32_t>(a.ids)[row0] * a.matrix_bytes;
+    }
+    auto panel_at = [&](const tern_cuda_product &m, int panel) {
+        return cuda_at<const uint8_t>(m.w.p) + matrix + (uint64_t)(panel - m.panel0) * m.w.panel_bytes;
+    };
+    int ahead = blockIdx.y, ahead_u = warp, ahead_m = product_of(a, ahead),
+        stage = 0; /* what is asked for next, and where */
+    const uint8_t *ahead_p = panel_at(a.m[ahead_m], ahead);
+    auto ask = [&]() {
+        if (ahead < a.n_panels) {
+            fetch_unit<C, S>(ring_at + stage * unit::bytes, a.m[ahead_m].w, ahead_p, ahead_u, blocks, lane);
+            ahead_u += warps;
+            if (ahead_u >= units) {
+                ahead_u = warp;
+                ahead += gridDim.y;
+                if (ahead < a.n_panels) {
+                    ahead_m = product_of(a, ahead);
+                    ahead_p = panel_at(a.m[ahead_m], ahead);
+                }
+            }
+        }
+        asm volatile("cp.async.commit_group;" ::: "memory");
+        stage = stage + 1 < unit::depth ? stage + 1 : 0;
+    };
+#pragma unroll 1
+    for (int i = 0; i < unit::depth; i++)
+        ask();
+    if (!a.ids)
+        cuda_wait();
+    const uint8_t *x =
+        cuda_at<const uint8_t>(a.q8) + ((uint64_t)(row0 / a.per_row) * a.n_heads + blockIdx.z) * a.row_bytes;
     uint32_t x0 = 0, x1 = 0;
     float2 sx[2];
     auto ask_row = [&](int u) {
-        const int *at = reinterpret_cast<const int *>(x) + min(u * 8 + g, blocks - 1) * 8 + t;
-        x0 = at[0];
-        x1 = at[4];
+        const uint2 two = reinterpret_cast<const uint2 *>(x)[min(u * 8 + g, blocks - 1) * 4 + t];
+        x0 = two.x;
+        x1 = two.y;
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             const int b = u * 8 + 2 * t + i;
@@ -344,144 +433,207 @@ __device__ static inline void narrow_1(const tern_cuda_narrow &a, const tern_cud
                 sx[i] = make_float2(0, 0);
         }
     };
-    float acc[2][2] = {};
-    if (warp < units)
-        ask_row(warp);
-    for (int u = warp; u < units; u += warps) {
-        const int next = min(u + warps, units - 1);
-        const uint32_t b0 = x0, b1 = x1;
-        const float2 s0 = sx[0], s1 = sx[1];
-        const raw_scales<S> now = raw;
-        dots<S> d;
-        start_dots<S>(d, zero, b0, b1);
-        ask_row(next);
-        ask_scales(next);
+    ask_row(warp);
+    int turn = 0;
+    for (int panel = blockIdx.y; panel < a.n_panels; panel += gridDim.y, turn++) {
+        const tern_cuda_product &product = a.m[product_of(a, panel)];
+        const tern_cuda_matrix &m = product.w;
+        const int zero = kind_zero(S) ? m.zero : 0;
+        float acc[2][2] = {};
+        for (int u = warp; u < units; u += warps) {
+            const uint32_t b0 = x0, b1 = x1;
+            const float2 s0 = sx[0], s1 = sx[1];
+            piece<C> code[8];
+            raw_scales<S> raw;
+            asm volatile("cp.async.wait_group %0;" ::"n"(unit::depth - 1) : "memory");
+            __syncwarp();
+            const uint8_t *from = ring + stage * unit::bytes, *scales = from + unit::codes;
 #pragma unroll
-        for (int j = 0; j < 8; j++) {
-            add_dots<C, S>(d, code[j], t, m.table, g == j ? b0 : 0, g == j ? b1 : 0);
-            ask(j, next);
-        }
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            two_scales sc;
-            make_scales<S>(sc, now, m, p, min(u * 8 + 2 * t, (blocks - 1) & ~1), i, g, blocks);
-#pragma unroll
-            for (int r = 0; r < 2; r++)
-                acc[r][i] = add_part<S>(acc[r][i], d, sc, r, i, i ? s1 : s0);
-        }
-    }
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-        float v = __fadd_rn(acc[r][0], acc[r][1]);
-        v = __fadd_rn(v, __shfl_xor_sync(0xFFFFFFFFu, v, 1));
-        v = __fadd_rn(v, __shfl_xor_sync(0xFFFFFFFFu, v, 2));
-        if (t == 0)
-            part[warp][0][2 * g + r] = v;
-    }
-}
-
-/* Eight rows: the columns. */
-template <int C, int S>
-__device__ static inline void narrow_8(const tern_cuda_narrow &a, const tern_cuda_matrix &m, const uint8_t *p,
-                                       float (*part)[8][16], int row0)
-{
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32, g = lane / 4, t = lane % 4;
-    const int k = m.k, blocks = k / 32, units = (blocks + 7) / 8, zero = kind_zero(S) ? m.zero : 0;
-    piece<C> code[8];
-    raw_scales<S> raw[4];
-    auto ask = [&](int j, int u) {
-        load_piece<C>(code[j], p + (uint64_t)min(u * 8 + j, blocks - 1) * codes_unit(C), t, g);
-    };
-    auto ask_scales = [&](int i, int u) { load_scales<S>(raw[i], m, p, min(u * 8 + 2 * i, (blocks - 1) & ~1), g, blocks); };
-    if (warp < units) {
-#pragma unroll
-        for (int j = 0; j < 8; j++)
-            ask(j, warp);
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-            ask_scales(i, warp);
-    }
-    cuda_wait();
-    auto row_at = [&](int r) {
-        return cuda_at<const uint8_t>(a.q8) +
-               ((uint64_t)(min(row0 + r, a.n_rows - 1) / a.per_row) * a.n_heads + blockIdx.z) * a.row_bytes;
-    };
-    const int *x = reinterpret_cast<const int *>(row_at(g)) + t;
-    const float2 *scale[2] = {reinterpret_cast<const float2 *>(row_at(2 * t) + k),
-                              reinterpret_cast<const float2 *>(row_at(2 * t + 1) + k)};
-    float acc[8][4] = {};
-    for (int u = warp; u < units; u += warps) {
-        const int next = min(u + warps, units - 1);
-#pragma unroll
-        for (int j = 0; j < 8; j++) {
-            const int all = u * 8 + j, b = min(all, blocks - 1);
-            const uint32_t b0 = x[b * 8], b1 = x[b * 8 + 4];
+            for (int j = 0; j < 8; j++)
+                load_piece<C>(code[j], from + j * codes_unit(C), t, g);
+            load_scales<S>(raw,
+                           {scales, scales + unit::d, scales + unit::d + unit::m, scales + unit::d + unit::m + unit::a},
+                           2 * t, g);
+            ask_row(u + warps < units ? u + warps : warp);
+            __syncwarp();
+            ask();
             dots<S> d;
             start_dots<S>(d, zero, b0, b1);
-            add_dots<C, S>(d, code[j], t, m.table, b0, b1);
-            ask(j, next);
-            two_scales sc;
-            make_scales<S>(sc, raw[j / 2], m, p, min(u * 8 + j / 2 * 2, (blocks - 1) & ~1), j % 2, g, blocks);
-            if (j % 2)
-                ask_scales(j / 2, next);
+#pragma unroll
+            for (int j = 0; j < 8; j++)
+                add_dots<C, S>(d, code[j], t, m.table, g == j ? b0 : 0, g == j ? b1 : 0);
 #pragma unroll
             for (int i = 0; i < 2; i++) {
-                float2 sx = scale[i][b];
-                if (all >= blocks)
-                    sx = make_float2(0, 0);
+                two_scales sc;
+                make_scales<S>(sc, raw, m, panel_at(product, panel), u * 8 + 2 * t, i, g, blocks);
 #pragma unroll
                 for (int r = 0; r < 2; r++)
-                    acc[j][2 * r + i] = add_part<S>(acc[j][2 * r + i], d, sc, r, i, sx);
+                    acc[r][i] = add_part<S>(acc[r][i], d, sc, r, i, i ? s1 : s0);
             }
         }
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            float v = __fadd_rn(acc[r][0], acc[r][1]);
+            v = __fadd_rn(v, __shfl_xor_sync(0xFFFFFFFFu, v, 1));
+            v = __fadd_rn(v, __shfl_xor_sync(0xFFFFFFFFu, v, 2));
+            if (t == 0)
+                part[turn % 2][warp][2 * g + r] = v;
+        }
+        __syncthreads(); /* one is enough: the warps' parts of the panel after the next wait at the next one's */
+        const int col = (panel - product.panel0) * 16 + lane;
+        if (warp != turn % warps || lane >= 16 || col >= m.n)
+            continue;
+        float sum = sum_parts(part[turn % 2], warps, lane);
+        if (product.bias)
+            sum = __fadd_rn(sum, cuda_at<const float>(product.bias)[col]);
+        cuda_at<float>(product.y)[(uint64_t)row0 * product.y_stride + blockIdx.z * a.y_head + col] = sum;
     }
+    asm volatile("cp.async.wait_group 0;" ::: "memory");
+}
+
+/* 8 * G rows: the columns.  A warp takes `parts / split` parts of one panel, one after the other. */
+template <int C, int S, int G> __device__ static inline void narrow_rows(const tern_cuda_narrow &a)
+{
+    using unit = unit_of<C, S>;
+    constexpr int STAGE = unit::bytes, DEPTH = TERN_CUDA_ROWS_DEPTH(unit::bytes);
+    extern __shared__ __align__(128) uint8_t shared[];
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32, g = lane / 4, t = lane % 4;
+    const int row0 = blockIdx.x * 8 * G, k = a.m[0].w.k, blocks = k / 32, units = (blocks + 7) / 8;
+    const int panel =
+        min((int)blockIdx.y * (warps / a.split) + warp / a.split, a.n_panels - 1); /* the last one twice: harmless */
+    const int own = a.parts / a.split, part0 = warp % a.split * own;
+    const tern_cuda_product &product = a.m[product_of(a, panel)];
+    const tern_cuda_matrix &m = product.w;
+    const uint8_t *p =
+        cuda_at<const uint8_t>(m.p) + blockIdx.z * a.matrix_bytes + (uint64_t)(panel - product.panel0) * m.panel_bytes;
+    const int zero = kind_zero(S) ? m.zero : 0;
+    const uint8_t *ring = shared + warp * (DEPTH * STAGE);
+    const uint32_t ring_at = (uint32_t)__cvta_generic_to_shared(ring);
+    float *levels = reinterpret_cast<float *>(shared + warps * (DEPTH * STAGE)) + warp * (3 * 4 * G * 32) + lane;
+    int ahead = 0, ahead_u = part0, stage = 0;
+    auto next = [&](int &part, int &u) {
+        u += a.parts;
+        if (u >= units)
+            u = part0 + ++part;
+    };
+    for (int i = 0; i < DEPTH; i++) { /* weights are there before the step is */
+        if (ahead < own)
+            fetch_unit<C, S>(ring_at + i * STAGE, m, p, ahead_u, blocks, lane);
+        asm volatile("cp.async.commit_group;" ::: "memory");
+        next(ahead, ahead_u);
+    }
+    cuda_wait();
+    /* Eights of rows lie as they are read, and in the cache next to the processor after the first panel. */
+    const uint8_t *x =
+        cuda_at<const uint8_t>(a.q8) + ((uint64_t)blockIdx.z * a.head_rows + row0) * a.row_bytes + (g * 4 + t) * 8;
+    const uint8_t *x_scale = x + 8 * k - (g * 4 + t) * 8 + t * 16;
+    for (int done = 0; done < own; done++) {
+        float acc[G][8][4] = {};
+        for (int u = part0 + done; u < units; u += a.parts) {
+            asm volatile("cp.async.wait_group %0;" ::"n"(DEPTH - 1) : "memory");
+            __syncwarp();
+            const uint8_t *from = ring + stage * STAGE, *scales = from + unit::codes;
+            const scales_at at = {scales, scales + unit::d, scales + unit::d + unit::m,
+                                  scales + unit::d + unit::m + unit::a};
 #pragma unroll
-    for (int r = 0; r < 2; r++)
+            for (int j = 0; j < 8; j++) {
+                piece<C> code;
+                raw_scales<S> raw;
+                two_scales sc;
+                load_piece<C>(code, from + j * codes_unit(C), t, g);
+                load_scales<S>(raw, at, j / 2 * 2, g);
+                make_scales<S>(sc, raw, m, p, u * 8 + j / 2 * 2, j % 2, g, blocks);
+                const int block = min(u * 8 + j, blocks - 1);
+                const bool real = u * 8 + j < blocks;
 #pragma unroll
-        for (int i = 0; i < 2; i++) {
-            const int q = 2 * r + i;
-            float v[4];
+                for (int c = 0; c < G; c++) {
+                    const uint2 two = *reinterpret_cast<const uint2 *>(x + c * (8 * a.row_bytes) + block * 256);
+                    const float4 sx = *reinterpret_cast<const float4 *>(x_scale + c * (8 * a.row_bytes) + block * 64);
+                    dots<S> d;
+                    start_dots<S>(d, zero, two.x, two.y);
+                    add_dots<C, S>(d, code, t, m.table, two.x, two.y);
 #pragma unroll
-            for (int j = 0; j < 4; j++)
-                v[j] = __fadd_rn(acc[2 * j][q], acc[2 * j + 1][q]);
-            part[warp][2 * t + i][2 * g + r] = __fadd_rn(__fadd_rn(v[0], v[1]), __fadd_rn(v[2], v[3]));
+                    for (int i = 0; i < 2; i++) {
+                        const float2 s = !real ? make_float2(0, 0)
+                                         : i   ? make_float2(sx.z, sx.w)
+                                               : make_float2(sx.x, sx.y);
+#pragma unroll
+                        for (int r = 0; r < 2; r++)
+                            acc[c][j][2 * r + i] = add_part<S>(acc[c][j][2 * r + i], d, sc, r, i, s);
+                    }
+                }
+            }
+            __syncwarp();
+            if (ahead < own)
+                fetch_unit<C, S>(ring_at + stage * STAGE, m, p, ahead_u, blocks, lane);
+            asm volatile("cp.async.commit_group;" ::: "memory");
+            next(ahead, ahead_u);
+            stage = stage + 1 < DEPTH ? stage + 1 : 0;
+        }
+        int level =
+            0; /* parts in pairs, then pairs of pairs: the sums that wait for their other half lie in shared memory */
+        for (; done >> level & 1; level++)
+            ;
+#pragma unroll
+        for (int c = 0; c < G; c++)
+#pragma unroll
+            for (int q = 0; q < 4; q++) {
+                float v[4];
+#pragma unroll
+                for (int j = 0; j < 4; j++)
+                    v[j] = __fadd_rn(acc[c][2 * j][q], acc[c][2 * j + 1][q]);
+                float sum = __fadd_rn(__fadd_rn(v[0], v[1]), __fadd_rn(v[2], v[3]));
+                for (int l = 0; l < level; l++)
+                    sum = __fadd_rn(levels[(l * 4 * G + c * 4 + q) * 32], sum);
+                levels[((level < 3 ? level : 0) * 4 * G + c * 4 + q) * 32] = sum;
+            }
+    }
+    asm volatile("cp.async.wait_group 0;" ::: "memory");
+    __syncthreads();
+    /* What a warp has lies at the level of its number of parts (3: at 0); a panel's warps follow each other. */
+    if (warp % a.split || (int)blockIdx.y * (warps / a.split) + warp / a.split >= a.n_panels)
+        return;
+    const int level = own == 8 ? 0 : own == 4 ? 2 : own == 2 ? 1 : 0, apart = 3 * 4 * G * 32;
+    for (int c = 0; c < G; c++)
+        for (int q = 0; q < 4; q++) {
+            const float *v = levels + (level * 4 * G + c * 4 + q) * 32;
+            const int row = row0 + c * 8 + 2 * t + q % 2, in = 2 * g + q / 2, col = (panel - product.panel0) * 16 + in;
+            float sum = v[0];
+            if (a.split == 2)
+                sum = __fadd_rn(v[0], v[apart]);
+            else if (a.split >= 4) {
+                sum = __fadd_rn(__fadd_rn(v[0], v[apart]), __fadd_rn(v[2 * apart], v[3 * apart]));
+                if (a.split == 8)
+                    sum = __fadd_rn(
+                        sum, __fadd_rn(__fadd_rn(v[4 * apart], v[5 * apart]), __fadd_rn(v[6 * apart], v[7 * apart])));
+            }
+            if (row >= a.n_rows || col >= m.n)
+                continue;
+            if (product.bias)
+                sum = __fadd_rn(sum, cuda_at<const float>(product.bias)[col]);
+            cuda_at<float>(product.y)[(uint64_t)row * product.y_stride + blockIdx.z * a.y_head + col] = sum;
         }
 }
 
-template <int C, int S, int R> __device__ static inline void narrow(const tern_cuda_narrow &a)
-{
-    __shared__ float part[WARPS][R][16];
-    const int row0 = blockIdx.x * R;
-    const tern_cuda_product &m = a.m[product_of(a, blockIdx.y)];
-    const int panel = blockIdx.y - m.panel0;
-    const uint8_t *p = cuda_at<const uint8_t>(m.w.p) + panel * m.w.panel_bytes;
-    if (a.ids) {
-        cuda_wait();
-        p += (uint64_t)cuda_at<const int32_t>(a.ids)[row0] * a.matrix_bytes;
-    } else {
-        p += blockIdx.z * a.matrix_bytes;
-    }
-    if constexpr (R == 1)
-        narrow_1<C, S>(a, m.w, p, part, row0);
-    else
-        narrow_8<C, S>(a, m.w, p, part, row0);
-    finish<R>(a, m, part, panel, row0);
-}
+#define FIT(c, s) TERN_CUDA_RING_BLOCKS(TERN_CODES_##c, TERN_SCALES_##s)
 
-/* Blocks that share a processor: what their registers allow. */
-#define FIT(c) (TERN_CODES_##c == TERN_CODES_U6 || TERN_CODES_##c == TERN_CODES_S8 ? 2 : 3)
-
-#define NARROW(c, s)                                                                   \
-    TERN_CUDA_KERNEL_BEGIN(narrow_##c##_##s##_1, tern_cuda_narrow, 32 * WARPS, FIT(c)) \
-    {                                                                                  \
-        narrow<TERN_CODES_##c, TERN_SCALES_##s, 1>(a);                                 \
-    }                                                                                  \
-    TERN_CUDA_KERNEL_BEGIN(narrow_##c##_##s##_8, tern_cuda_narrow, 32 * WARPS, 2)      \
-    {                                                                                  \
-        narrow<TERN_CODES_##c, TERN_SCALES_##s, 8>(a);                                 \
+#define NARROW(c, s)                                                               \
+    TERN_CUDA_KERNEL_BEGIN(narrow_##c##_##s##_1, tern_cuda_narrow, 32 * WARPS,     \
+                           FIT(c, s))                                              \
+    {                                                                              \
+        narrow_1<TERN_CODES_##c, TERN_SCALES_##s>(a);                              \
+    }                                                                              \
+    TERN_CUDA_KERNEL_BEGIN(narrow_##c##_##s##_8, tern_cuda_narrow, 32 * WARPS, 2)  \
+    {                                                                              \
+        narrow_rows<TERN_CODES_##c, TERN_SCALES_##s, 1>(a);                        \
+    }                                                                              \
+    TERN_CUDA_KERNEL_BEGIN(narrow_##c##_##s##_16, tern_cuda_narrow, 32 * WARPS, 2) \
+    {                                                                              \
+        narrow_rows<TERN_CODES_##c, TERN_SCALES_##s, 2>(a);                        \
     }
 TERN_NARROW_KINDS(NARROW)
 #undef NARROW
+#undef FIT
 
 /* ---- float codes: f32 activations -------------------------------------------------------------------------------- */
 
@@ -596,10 +748,10 @@ template <int R> __device__ static inline void eights(const tern_cuda_narrow &a)
     finish<R>(a, m, part, panel, row0);
 }
 
-#define FLOATS(c, r)                                                             \
-    TERN_CUDA_KERNEL_BEGIN(floats_##c##_##r, tern_cuda_narrow, 32 * WARPS, 2)    \
-    {                                                                            \
-        floats<TERN_CODES_##c, r>(a);                                            \
+#define FLOATS(c, r)                                                          \
+    TERN_CUDA_KERNEL_BEGIN(floats_##c##_##r, tern_cuda_narrow, 32 * WARPS, 2) \
+    {                                                                         \
+        floats<TERN_CODES_##c, r>(a);                                         \
     }
 FLOATS(F32, 1)
 FLOATS(F32, 4)

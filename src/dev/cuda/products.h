@@ -16,13 +16,26 @@ struct tern_cuda_matrix {
     int8_t table[16];
 };
 
-/* Decode rows as int8: q [k], then for every 32 inputs {scale, scale * sum of q}; row_bytes apart. */
+/* Decode rows as int8: q [k], then for every 32 inputs {scale, scale * sum of q}; row_bytes apart.  Several rows lie in
+ * eights (lanes): 32 inputs of each of eight rows, and so on, then the scales of the same.  Words of 32 inputs are in
+ * the order 0, 4, 1, 5, 2, 6, 3, 7. */
 struct tern_cuda_quantize {
     uint64_t to, x;
     uint64_t row_bytes, stride; /* stride: floats */
     uint64_t head;              /* heads of a row: floats from one to the next */
-    int32_t k, n_heads;         /* row r, head h goes to row r * n_heads + h */
+    int32_t k, n_heads;         /* row r, head h goes to row r * row_step + h * head_step */
+    int32_t row_step, head_step, lanes, unused;
 };
+
+#define TERN_CUDA_LANES     8
+#define TERN_CUDA_ROWS_UNIT 2560 /* bytes of 256 inputs of eight rows */
+
+/* How many units of 256 inputs of a panel a warp keeps under way, by their bytes; of one row, of several.  Blocks of
+ * eight warps that share a processor: two of several rows, of one row as many as their registers allow. */
+#define TERN_CUDA_RING_DEPTH(bytes) ((bytes)*8 * 3 <= 72 << 10 ? 3 : 2)
+#define TERN_CUDA_ROWS_DEPTH(bytes) TERN_CUDA_RING_DEPTH(bytes)
+#define TERN_CUDA_RING_BLOCKS(codes, scales) \
+    ((codes) == TERN_CODES_U6 || (codes) == TERN_CODES_S8 || (scales) >= TERN_SCALES_G16 ? 2 : 3)
 
 #define TERN_CUDA_PRODUCTS 8
 
@@ -38,7 +51,9 @@ struct tern_cuda_narrow {
     struct tern_cuda_product m[TERN_CUDA_PRODUCTS];
     uint64_t q8, row_bytes; /* of integer codes */
     uint64_t x, x_stride;   /* of float codes: f32 */
-    int32_t n_m, n_rows, n_heads, unused;
+    int32_t n_m, n_rows, n_heads, n_panels;
+    int32_t parts, split;      /* a panel's sum is that of `parts`; several rows: a panel's warps */
+    int32_t head_rows, unused; /* several rows: head z begins at row z * head_rows of q8 */
     /* Stacks: block z is head z, of matrix z, matrix_bytes apart; its output y_head floats on, its input x_head. */
     uint64_t matrix_bytes, y_head, x_head;
     /* Experts: row r is pair r; its matrix stands in ids[r], its input is row r / per_row. */
@@ -100,7 +115,12 @@ size_t tern_cuda_q8_bytes(int k);
 void tern_cuda_narrow(struct tern_cuda *d, struct tern_cuda_narrow *a, int n_z);
 /* Rows of one kind or another as the products read them. */
 void tern_cuda_quantize_rows(struct tern_cuda *d, tern_cu_address to, size_t row_bytes, tern_cu_address x,
-                             size_t stride, int n_rows, int k, int n_heads, size_t head);
+                             size_t stride, int n_rows, int k, int n_heads, size_t head, int lanes);
+/* Lanes that n decode rows of a product lie in. */
+static inline int tern_cuda_lanes(int n_rows)
+{
+    return n_rows > 1 ? TERN_CUDA_LANES : 1;
+}
 #endif
 
 #endif

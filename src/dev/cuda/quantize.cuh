@@ -4,8 +4,10 @@
 
 #include "dev/cuda/kernel.cuh"
 
-/* Eight lanes side by side hold the 32 numbers of block b, four each: lane i those from 4 i on.  All of a warp call. */
-__device__ static inline void quantize_four(uint8_t *row, int k, int b, int i, float4 v, bool real)
+/* Row `row` of q8 (products.h: tern_cuda_quantize).  Eight threads side by side hold the 32 numbers of block b, four
+ * each: thread i those from 4 i on.  All of a warp call. */
+__device__ static inline void quantize_four(uint8_t *q8, uint64_t row_bytes, int lanes, int row, int k, int b, int i,
+                                            float4 v, bool real)
 {
     float top = fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w)));
     /* fmaxf drops NaN, which must not be lost */
@@ -17,18 +19,20 @@ __device__ static inline void quantize_four(uint8_t *row, int k, int b, int i, f
     float inv = __fdiv_rn(127.0f, top);
     if (isinf(inv))
         inv = 0;
-    const int q0 = __float2int_rn(v.x * inv), q1 = __float2int_rn(v.y * inv), q2 = __float2int_rn(v.z * inv),
-              q3 = __float2int_rn(v.w * inv);
+    const int q0 = __float2int_rn(__fmul_rn(v.x, inv)), q1 = __float2int_rn(__fmul_rn(v.y, inv)),
+              q2 = __float2int_rn(__fmul_rn(v.z, inv)), q3 = __float2int_rn(__fmul_rn(v.w, inv));
     int sum = q0 + q1 + q2 + q3;
     for (int step = 1; step < 8; step *= 2)
         sum += __shfl_xor_sync(0xFFFFFFFFu, sum, step);
     if (!real)
         return;
-    reinterpret_cast<uint32_t *>(row)[b * 8 + i] =
+    const int lane = row % lanes;
+    q8 += (row - lane) * row_bytes;
+    reinterpret_cast<uint32_t *>(q8)[(b * lanes + lane) * 8 + i % 4 * 2 + i / 4] =
         (uint32_t)(q0 & 255) | (uint32_t)(q1 & 255) << 8 | (uint32_t)(q2 & 255) << 16 | (uint32_t)(q3 & 255) << 24;
     if (i == 0) {
         const float scale = __fdiv_rn(top, 127.0f) + odd; /* odd: 0, or not finite */
-        reinterpret_cast<float2 *>(row + k)[b] = make_float2(scale, scale * (float)sum);
+        reinterpret_cast<float2 *>(q8 + lanes * k)[b * lanes + lane] = make_float2(scale, __fmul_rn(scale, (float)sum));
     }
 }
 

@@ -32,7 +32,7 @@ void tern_cuda_wrote(struct tern_cuda *d, struct tern_dev_rows r)
 tern_cu_address tern_cuda_as_q8(struct tern_cuda *d, struct tern_dev_rows y, int n_rows)
 {
     tern_cuda_wrote(d, y);
-    if (!d->in_step || !d->decode_rows || y.width % TERN_BLOCK || y.width > d->max_k || n_rows > d->q8_rows)
+    if (!d->in_step || d->decode_rows < n_rows || y.width % TERN_BLOCK || y.width > d->max_k || n_rows > d->q8_rows)
         return 0;
     d->quantized.x = tern_cuda_rows_at(y);
     d->quantized.n = n_rows;
@@ -62,7 +62,8 @@ void tern_cuda_norm(struct tern_dev *dev, struct tern_dev_rows y, struct tern_de
                                     .w = tern_cuda_vec_at(w),
                                     .row_bytes = d->q8_row_bytes,
                                     .n = y.width,
-                                    .eps = eps};
+                                    .eps = eps,
+                                    .lanes = tern_cuda_lanes(n_rows)};
     const struct tern_cuda_elementwise *e = last_call(d, TERN_CUDA_K_elementwise);
     if (e && e->op == TERN_CUDA_ADD && e->y == a.x && e->n == y.width && a.y != a.x && !e->q8 &&
         d->list.calls[d->list.n - 1].grid[0] == (unsigned)n_rows) {
@@ -87,6 +88,7 @@ void tern_cuda_norm(struct tern_dev *dev, struct tern_dev_rows y, struct tern_de
 static void elementwise(struct tern_cuda *d, struct tern_cuda_elementwise a, int n_rows)
 {
     a.row_bytes = d->q8_row_bytes;
+    a.lanes = tern_cuda_lanes(n_rows);
     tern_cuda_launch(d, TERN_CUDA_K_elementwise, (unsigned)n_rows, blocks((size_t)a.n, 4 * THREADS), 1, THREADS, 0, &a,
                      sizeof a);
 }

@@ -61,10 +61,21 @@ __device__ static inline float block_sum(float v)
     if (threadIdx.x % 32 == 0)
         part[threadIdx.x / 32] = v;
     __syncthreads();
-    float sum = 0;
-    for (int w = 0; w < NORM_THREADS / 32; w++)
-        sum += part[w];
-    return sum;
+    v = part[threadIdx.x % (NORM_THREADS / 32)];
+    for (int step = NORM_THREADS / 64; step; step /= 2)
+        v = __fadd_rn(v, __shfl_xor_sync(0xFFFFFFFFu, v, step));
+    return v;
+}
+
+/* v * by * f, as int8 too. */
+__device__ static inline void norm_output(const tern_cuda_norm_args &a, int row, int i, float4 v, float by, float4 f)
+{
+    v = make_float4(v.x * by, v.y * by, v.z * by, v.w * by);
+    v = make_float4(v.x * f.x, v.y * f.y, v.z * f.z, v.w * f.w);
+    if (i < a.n)
+        store_four(cuda_at<float>(a.y) + row * a.y_stride, i, a.n, v);
+    if (a.q8) /* all threads, for whole blocks are quantised together */
+        quantize_four(cuda_at<uint8_t>(a.q8), a.row_bytes, a.lanes, row, a.n, i / 32, i / 4 % 8, v, i < a.n);
 }
 
 __device__ static inline float4 norm_input(const tern_cuda_norm_args &a, int row, int i)
@@ -81,8 +92,14 @@ __device__ static inline float4 norm_input(const tern_cuda_norm_args &a, int row
 TERN_CUDA_KERNEL_BEGIN(norm, tern_cuda_norm_args, NORM_THREADS, 1)
 {
     const int row = blockIdx.x, t = threadIdx.x * 4;
-    float4 kept[NORM_KEPT];
+    const float *w = cuda_at<const float>(a.w);
+    float4 kept[NORM_KEPT], by_dim[NORM_KEPT];
     float squares = 0;
+#pragma unroll
+    for (int j = 0; j < NORM_KEPT; j++) { /* weights are there before the step is */
+        const int i = t + j * NORM_THREADS * 4;
+        by_dim[j] = w && i < a.n ? load_four(w, i, a.n) : make_float4(1, 1, 1, 1);
+    }
     cuda_wait();
 #pragma unroll
     for (int j = 0; j < NORM_KEPT; j++) {
@@ -98,30 +115,17 @@ TERN_CUDA_KERNEL_BEGIN(norm, tern_cuda_norm_args, NORM_THREADS, 1)
         squares += v.x * v.x + v.y * v.y + (v.z * v.z + v.w * v.w);
     }
     const float mean = block_sum(squares) / (float)a.n, by = 1.0f / sqrtf(mean + a.eps);
-    const float *w = cuda_at<const float>(a.w);
-    float *y = cuda_at<float>(a.y) + row * a.y_stride;
-    uint8_t *q8 = cuda_at<uint8_t>(a.q8) + row * a.row_bytes;
-    const float *again = a.plus ? cuda_at<const float>(a.sum) + row * a.sum_stride
-                                : cuda_at<const float>(a.x) + row * a.x_stride;
-    for (int j = 0; j * NORM_THREADS * 4 < a.n; j++) { /* all threads, for whole blocks are quantised together */
-        const int i = t + j * NORM_THREADS * 4;
-        float4 v = make_float4(0, 0, 0, 0);
-        if (j < NORM_KEPT) {
+    const float *again =
+        a.plus ? cuda_at<const float>(a.sum) + row * a.sum_stride : cuda_at<const float>(a.x) + row * a.x_stride;
 #pragma unroll
-            for (int q = 0; q < NORM_KEPT; q++)
-                v = q == j ? kept[q] : v;
-        } else if (i < a.n) {
-            v = load_four(again, i, a.n);
-        }
-        v = make_float4(v.x * by, v.y * by, v.z * by, v.w * by);
-        if (w && i < a.n) {
-            const float4 f = load_four(w, i, a.n);
-            v = make_float4(v.x * f.x, v.y * f.y, v.z * f.z, v.w * f.w);
-        }
-        if (i < a.n)
-            store_four(y, i, a.n, v);
-        if (a.q8)
-            quantize_four(q8, a.n, i / 32, i / 4 % 8, v, i < a.n);
+    for (int j = 0; j < NORM_KEPT; j++)
+        if (j * NORM_THREADS * 4 < a.n)
+            norm_output(a, row, t + j * NORM_THREADS * 4, kept[j], by, by_dim[j]);
+    for (int j = NORM_KEPT; j * NORM_THREADS * 4 < a.n; j++) {
+        const int i = t + j * NORM_THREADS * 4;
+        const bool real = i < a.n;
+        norm_output(a, row, i, real ? load_four(again, i, a.n) : make_float4(0, 0, 0, 0), by,
+                    w && real ? load_four(w, i, a.n) : make_float4(1, 1, 1, 1));
     }
 }
 
@@ -167,7 +171,7 @@ TERN_CUDA_KERNEL_BEGIN(elementwise, tern_cuda_elementwise, 256, 1)
         store_four(cuda_at<float>(a.y) + row * a.y_stride, i, a.n, v);
     }
     if (a.q8)
-        quantize_four(cuda_at<uint8_t>(a.q8) + row * a.row_bytes, a.n, i / 32, i / 4 % 8, v, i < a.n);
+        quantize_four(cuda_at<uint8_t>(a.q8), a.row_bytes, a.lanes, row, a.n, i / 32, i / 4 % 8, v, i < a.n);
 }
 
 /* ---- positions --------------------------------------------------------------------------------------------------- */

@@ -20,6 +20,7 @@ struct tern_cuda_norm_args {
     uint64_t q8, row_bytes;
     int32_t n;
     float eps;
+    int32_t lanes, unused; /* of q8 */
 };
 
 enum tern_cuda_elementwise_op {
@@ -37,7 +38,7 @@ struct tern_cuda_elementwise {
     uint64_t q8, row_bytes; /* y as int8 too; n is a multiple of 32 then */
     int32_t n, op;
     float factor;
-    int32_t unused;
+    int32_t lanes; /* of q8 */
 };
 
 struct tern_cuda_rope {

@@ -466,6 +466,55 @@ static inline void emulate_cp(const char *text, uint32_t to, uint64_t from)
 static inline void emulate_cp(const char *)
 {
 }
+static inline void emulate_fence(const char *)
+{
+}
+
+/* Products out of shared memory: m64n256k16, each warp its 16 rows; matrices in the pattern of 128 bytes. */
+struct emulate_wide {
+    float *c[128];
+    uint64_t x, w;
+};
+static inline float emulate_number(uint64_t matrix, int row, int k)
+{
+    if (matrix >> 62 != 1 || (matrix >> 32 & 0x3FFF) != 64)
+        abort();
+    uint32_t at = (uint32_t)(matrix & 0x3FFF) * 16 + (uint32_t)row * 128 + (uint32_t)k * 2;
+    at ^= (at >> 7 & 7) << 4;
+    uint16_t h;
+    memcpy(&h, emulate_shared + at, 2);
+    return _cvtsh_ss(h);
+}
+static inline void emulate_multiply_wide(void *pieces[32])
+{
+    emulate_wide *const *lane = reinterpret_cast<emulate_wide *const *>(pieces);
+    static float w[256][16];
+    for (int col = 0; col < 256; col++)
+        for (int k = 0; k < 16; k++)
+            w[col][k] = emulate_number(lane[0]->w, col, k);
+    for (int row = 0; row < 16; row++)
+        for (int col = 0; col < 256; col++) {
+            float *c = lane[row % 8 * 4 + col % 8 / 2]->c[col / 8 * 4 + row / 8 * 2 + col % 2];
+            for (int k = 0; k < 16; k++)
+                *c += emulate_number(lane[0]->x, (int)(emulate_thread.x / 32 % 4) * 16 + row, k) * w[col][k];
+        }
+}
+template <class... F> static inline void emulate_wgmma(const char *text, F &&...all)
+{
+    emulate_wide p;
+    int n = 0;
+    auto take = [&](auto &&x) {
+        if constexpr (std::is_same<std::decay_t<decltype(x)>, float>::value)
+            p.c[n++] = &x;
+        else if (n++ == 128)
+            p.x = x;
+        else
+            p.w = x;
+    };
+    (take(all), ...);
+    if (n)
+        emulate_meet(text, &p, emulate_multiply_wide);
+}
 static inline void emulate_cp(const char *, int)
 {
 }

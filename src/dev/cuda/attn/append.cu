@@ -61,7 +61,6 @@ __device__ static void put_sink(const tern_cuda_layer &l, uint8_t *sink, const u
 
 TERN_CUDA_KERNEL_BEGIN(append, tern_cuda_append_args, THREADS, 1)
 {
-    cuda_wait();
     const tern_cuda_layer &l = a.l;
     const tern_cuda_unit unit = cuda_at<const tern_cuda_unit>(a.units)[blockIdx.x];
     const tern_cuda_job &j = cuda_at<const tern_cuda_job>(a.t.jobs)[unit.job];
@@ -69,6 +68,7 @@ TERN_CUDA_KERNEL_BEGIN(append, tern_cuda_append_args, THREADS, 1)
     const int from = page * 64 > j.pos0 ? page * 64 : j.pos0, to = (page + 1) * 64 < end ? (page + 1) * 64 : end;
     const bool staged = cuda_at<const int32_t>(a.stage.stage_of)[unit.job] >= 0, full = to % 64 == 0;
     uint8_t *tile = work_tile(a.t, l, a.stage, unit.job, page, head);
+    cuda_wait(); /* the step's tables were there before its first kernel */
     if (staged && from % 64) {
         copy_bytes(tile, own_tile(a.t, l, j, page, head), l.tile_bytes);
     } else if (staged && !full) { /* columns behind the last token must be finite */

@@ -111,6 +111,7 @@ struct tern_cuda_attn_args {
     uint32_t one;          /* 1.0 in two halves, which no compiler may know */
     float q_scale, cap;    /* both in log2 units; cap 0: none */
     uint64_t q8, q8_bytes; /* decode rows of out as int8 too, q8_bytes apart; 0: not so */
+    int32_t q8_lanes, unused;
 };
 
 /* Pages that one range of a decode row has: by the pages that it sees, so that there are enough ranges for a card and

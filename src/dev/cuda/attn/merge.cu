@@ -96,7 +96,8 @@ template <int D> __device__ static void merge(const tern_cuda_attn_args &a)
     float4 v = make_float4(0, 0, 0, 0);
     if (lane < 8)
         v = make_float4(four[0], four[1], four[2], four[3]);
-    quantize_four(cuda_at<uint8_t>(a.q8) + row * a.q8_bytes, a.n_heads * D, (int)(at + d) / 32, lane % 8, v, lane < 8);
+    quantize_four(cuda_at<uint8_t>(a.q8), a.q8_bytes, a.q8_lanes, (int)row, a.n_heads * D, (int)(at + d) / 32, lane % 8, v,
+                  lane < 8);
 }
 
 TERN_CUDA_KERNEL_BEGIN(attn_merge_64, tern_cuda_attn_args, 64 * SPLIT, 1)

@@ -6,6 +6,7 @@
 #include <string.h>
 #include "base/mem.h"
 #include "dev/cuda/attn/state.h"
+#include "dev/cuda/products.h"
 
 static int take(void *out, size_t n, size_t size, tern_error *err)
 {
@@ -490,6 +491,7 @@ void tern_cuda_attention(struct tern_dev *dev, const struct tern_attn_shape *sha
         const int ranges = most_ranges(d, c, &d->step.caches[c].layers[shape->layer]);
         a.q8 = q8;
         a.q8_bytes = d->q8_row_bytes;
+        a.q8_lanes = tern_cuda_lanes(d->step.n_rows);
         if (on_tensors(d, &a.l)) {
             run_fast(d, &a, lists->narrow, ranges);
         } else {
