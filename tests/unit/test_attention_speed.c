@@ -79,7 +79,7 @@ static void test_bytes(void **state)
     assert_true(out[7].bytes == 2 * 320 * (48 + 4) + 2 * 330 * 256 + 10 * raw / 2 + first / 2);
 }
 
-/* Every whole 256 bytes are read, once. */
+/* Every whole 256 bytes are read, once, in all patterns. */
 static void test_read(void **state)
 {
     (void)state;
@@ -91,7 +91,8 @@ static void test_read(void **state)
         uint64_t want = 0;
         for (size_t i = 0; i < bytes / 256 * 32; i++)
             want ^= words[i];
-        assert_true(tern_mem_read(words, bytes) == want);
+        for (int pattern = 0; pattern < TERN_READ_PATTERNS; pattern++)
+            assert_true(tern_mem_read(words, bytes, pattern) == want);
     }
 }
 

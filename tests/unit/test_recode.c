@@ -454,6 +454,7 @@ static void test_with_drafts(void **state)
     int32_t text[2][80];
     int n_drafted = 0;
     (void)state;
+    needs_decodes();
     open_subject(&t, DENSE);
     for (int i = 0; i < 80; i++) /* a text that guesses itself */
         t.ids[i] = t.ids[i % 8];
