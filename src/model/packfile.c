@@ -283,14 +283,17 @@ int tern_packfile_add(struct tern_packfile *p, tern_error *err)
     int rc = 0;
     const struct tern_weight_place *place = &p->b->places[p->n];
     struct record *r = (struct record *)(void *)(p->head + sizeof p->h) + p->n;
+    const bool alone = tern_resident_covers(place); /* what the system keeps in one piece leaves memory in one, too */
     (void)XXH3_64bits_reset(p->state);
     for (size_t at = place->offset, n, end = at + place->bytes; rc == 0 && at < end; at += n) {
-        if (at < p->to || at / CHUNK != p->from / CHUNK || p->to % CHUNK == 0) {
+        if (at < p->to || at / CHUNK != p->from / CHUNK || p->to % CHUNK == 0 || alone) {
             rc = flush(p, err);
             p->from = p->to = at;
         }
         n = gather(p, at, end - at);
         (void)XXH3_64bits_update(p->state, p->chunk + at % CHUNK, n);
+        if (alone && rc == 0)
+            rc = flush(p, err);
     }
     *r = expected(p->b, p->n);
     r->source_hash = p->b->sources[p->n];
