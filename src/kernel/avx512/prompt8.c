@@ -46,7 +46,8 @@ static size_t band(int k)
 
 static void pack_block(struct step *s, int r, const int8_t *q, float scale, const int32_t sum16[2])
 {
-    const int32_t isum[3] = {sum16[0], sum16[1], sum16[0] + sum16[1]};
+    /* Rows that are not finite have sums that wrap; their scale is not finite either. */
+    const int32_t isum[3] = {sum16[0], sum16[1], (int32_t)((uint32_t)sum16[0] + (uint32_t)sum16[1])};
     memcpy(s->q[r], q, TERN_BLOCK);
     s->scale[r] = scale;
     for (int g = 0; g < 3; g++) {
