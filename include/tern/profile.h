@@ -24,7 +24,8 @@ typedef struct tern_profile_limits {
     double bytes_per_second;                 /* reading memory alone: the best of three passes */
     double decode_products, prompt_products; /* multiply-adds per second on weights of 4 bits that lie in a cache */
 } tern_profile_limits;
-/* With the threads of e; 0.2 s or so.  Products of prompts are those of e's class, of exact engines those of the machine's own. */
+/* With the threads of e; 0.2 s or so.  Products of prompts are those of e's class, of exact engines those of the
+ * machine's own. */
 TERN_API int tern_profile_measure(tern_profile_limits *out, tern_reader *r, tern_engine *e, tern_error *err);
 
 typedef struct tern_profile_line {

@@ -64,10 +64,10 @@ struct tern_dev_about {
  * settled by prepare (kernel/gemm.h has the classes). */
 struct tern_dev_ops {
     const char *name;
-    bool decodes;  /* recode reads codes, too */
-    bool firsts;   /* attention knows tern_kv_reach.first */
+    bool decodes;           /* recode reads codes, too */
+    bool firsts;            /* attention knows tern_kv_reach.first */
     bool decode16, prompt8; /* of tern_dev_limits */
-    bool in_place; /* what adopt is given is read where it lies, and not before an operation needs it */
+    bool in_place;          /* what adopt is given is read where it lies, and not before an operation needs it */
 
     /* Is it there?  One line about it, or why not.  NULL: it always is. */
     int (*probe)(char about[TERN_DEV_NAME], tern_error *err);

@@ -274,7 +274,8 @@ static int take_memory(struct speed *s, tern_error *err)
     int rc = 0;
     const tern_weight_speed_params *p = s->p;
     struct tern_rng r = {.state = 1};
-    struct tern_dev_limits limits = {.max_rows = s->max_rows, .max_k = p->n_in, .exact = !p->prompt, .prompt8 = p->prompt && p->prompt8};
+    struct tern_dev_limits limits = {
+        .max_rows = s->max_rows, .max_k = p->n_in, .exact = !p->prompt, .prompt8 = p->prompt && p->prompt8};
     float *x = NULL;
     TERN_TRY(s->dev->ops->prepare(s->dev, &limits, err));
     TERN_TRY(tern_dev_rows_new(s->dev, &s->x, s->max_rows, p->n_in, err));
