@@ -174,6 +174,8 @@ static int dispatch(int argc, char **argv, const char **hint, tern_error *err)
         rc = print_help(c, err);
     else if (a.v[TERN_OPT_EXACT].n && a.v[TERN_OPT_DECODE_BITS].n)
         rc = tern_cli_usage(err, "--decode-bits and --exact exclude each other: exact steps compute in 32 bits");
+    else if (a.v[TERN_OPT_EXACT].n && a.v[TERN_OPT_PROMPT_CLASS].n)
+        rc = tern_cli_usage(err, "--prompt-class and --exact exclude each other: exact steps compute in 32 bits");
     else
         rc = command_fns[c->id](&a, err);
     tern_args_clear(&a);

@@ -104,6 +104,7 @@ bad "exclude" run -m "$MODEL" -p x -f y
 bad "exclude" run -m "$MODEL" -p x --raw --system y
 bad "--decode-bits and --exact exclude" run -m "$MODEL" -p x --decode-bits 16 --exact
 bad "--decode-bits and --exact exclude" eval ppl -m "$MODEL" -f x --decode-bits 8 --exact
+bad "--prompt-class and --exact exclude" run -m "$MODEL" -p x --prompt-class int8 --exact
 bad "--bogus" run -m "$MODEL" -p x --bogus
 bad "-Z" run -m "$MODEL" -p x -Z
 bad "-n" run -m "$MODEL" -p x -n -1
