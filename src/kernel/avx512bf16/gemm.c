@@ -16,7 +16,7 @@ _Static_assert(TERN_BAND % TILE == 0 && TERN_TILE_ROWS % TILE == 0, "register ti
 /* Where the operands of a register tile lie: rows TERN_TILE_DEPTH values apart, steps 2 * TERN_TILE. */
 struct operands {
     const uint16_t *x, *m; /* first step of row 0, of panel 0 */
-    const float *shrink; /* of each row, for the chains so far in y; NULL: chains start here */
+    const float *shrink;   /* of each row, for the chains so far in y; NULL: chains start here */
     int steps;
 };
 
