@@ -129,6 +129,11 @@ __host__ __device__ constexpr bool kind_minimum(int scales)
     return scales == TERN_SCALES_K32 || scales == TERN_SCALES_K16M || scales == TERN_SCALES_F16M ||
            scales == TERN_SCALES_G32M;
 }
+/* Is the number of inputs a multiple of 256? */
+__host__ __device__ constexpr bool kind_whole(int scales)
+{
+    return scales >= TERN_SCALES_K32 && scales <= TERN_SCALES_K16;
+}
 __host__ __device__ constexpr bool kind_zero(int scales)
 {
     return scales != TERN_SCALES_K32 && scales != TERN_SCALES_K16M && scales != TERN_SCALES_F16M;
