@@ -5,6 +5,7 @@
 #define TERN_DEV_CUDA_ATTN_ARGS_H
 
 #include <stdint.h>
+#include "dev/cuda/rows.h"
 #include "dev/cuda/tables.h"
 
 #define TERN_CUDA_PAGE   64
@@ -84,6 +85,14 @@ struct tern_cuda_append_args {
     uint64_t from;               /* recode: struct tern_cuda_recode, else 0 */
 };
 
+/* append, and what is done before to these rows' heads: blocks of KV heads, then of 8 others.  Set k of the heads is the
+ * keys, set v the values, or -1: nothing is done to them. */
+struct tern_cuda_append_heads_args {
+    struct tern_cuda_append_args append;
+    struct tern_cuda_heads_args heads;
+    int32_t k, v;
+};
+
 /* Rows out of a raw cache (recode). */
 struct tern_cuda_recode {
     struct tern_cuda_job job;
@@ -112,6 +121,7 @@ struct tern_cuda_attn_args {
     float q_scale, cap;    /* both in log2 units; cap 0: none */
     uint64_t q8, q8_bytes; /* decode rows of out as int8 too, q8_bytes apart; 0: not so */
     int32_t q8_lanes, unused;
+    uint64_t arrived; /* uint32_t [decode row][head]: blocks of threads whose partial results are there; 0 between steps */
 };
 
 /* Pages that one range of a decode row has: by the pages that it sees, so that there are enough ranges for a card and

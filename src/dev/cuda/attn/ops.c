@@ -35,7 +35,7 @@ static int open_scratch(struct tern_cuda *d, const struct tern_dev_limits *l, te
 {
     int rc = 0, sets = 1;
     struct tern_cuda_attn *t = d->attn;
-    size_t part = 0;
+    size_t part = 0, heads = 0;
     for (int c = 0; c < l->n_caches; c++)
         for (int i = 0; i < t->n_layers; i++) {
             const struct tern_kv_layer *kv = &l->caches[c].layers[i];
@@ -45,6 +45,7 @@ static int open_scratch(struct tern_cuda *d, const struct tern_dev_limits *l, te
             const struct tern_kv_layer *at = &l->caches[c].layers[l->shapes[i].n_heads ? l->shapes[i].layer : i];
             const size_t floats = (size_t)l->shapes[i].n_heads * ((size_t)at->v.dim + 2);
             part = floats > part ? floats : part;
+            heads = (size_t)l->shapes[i].n_heads > heads ? (size_t)l->shapes[i].n_heads : heads;
         }
     for (int i = 0; i < t->n_layers; i++) {
         const int of = l->shapes[i].n_heads ? l->shapes[i].layer : i;
@@ -54,6 +55,7 @@ static int open_scratch(struct tern_cuda *d, const struct tern_dev_limits *l, te
     t->stage_tiles = max_units(l);
     TERN_TRY(tern_cuda_take(d, &t->stage, t->stage_tiles * (size_t)sets * t->stage_tile_bytes, err));
     TERN_TRY(tern_cuda_take(d, &t->part, part * (size_t)l->max_narrow * TERN_CUDA_PARTS * sizeof(float), err));
+    TERN_TRY(tern_cuda_take(d, &t->arrived, heads * (size_t)l->max_narrow * sizeof(uint32_t), err));
 out:
     return rc;
 }
@@ -83,7 +85,7 @@ out:
 void tern_cuda_attn_close(struct tern_cuda *d)
 {
     struct tern_cuda_attn *t = d->attn;
-    const tern_cu_address scratch[] = {t->stage, t->part, t->constants};
+    const tern_cu_address scratch[] = {t->stage, t->part, t->arrived, t->constants};
     void *all[] = {t->layers, t->stage_set, t->waits, t->stage_of, t->lists, t->units, t};
     for (size_t i = 0; i < sizeof scratch / sizeof *scratch; i++)
         tern_cuda_give(d, scratch[i]);
@@ -250,6 +252,40 @@ static void keep(struct tern_cuda *d, int layer)
     d->attn->waits[layer] = false;
 }
 
+/* The set of h that is x: all heads of a side of the cache; -1: none. */
+static int set_of(const struct tern_cuda_heads_args *h, tern_cu_address x, uint64_t stride, int n_heads, int dim)
+{
+    for (int i = 0; i < h->n_sets; i++)
+        if (h->set[i].x == x && h->set[i].stride == stride && h->set[i].n_heads == n_heads && h->set[i].dim == dim)
+            return i;
+    return -1;
+}
+
+/* The call before is what is done to the heads of the step's rows, all decode rows of one cache, keys among them: one
+ * kernel does both. */
+static bool with_heads(struct tern_cuda *d, const struct tern_cuda_append_args *a, struct tern_cuda_list_of units)
+{
+    const struct tern_cuda_heads_args *h = tern_cuda_last_call(d, TERN_CUDA_K_heads);
+    int others = 0;
+    if (!h || d->attn->n_caches != 1 || d->decode_rows != d->step.n_rows || h->n_rows != d->step.n_rows)
+        return false;
+    struct tern_cuda_append_heads_args all;
+    memset(&all, 0, sizeof all); /* lists of calls are compared byte by byte */
+    all.append = *a;
+    all.append.units = units.p;
+    all.heads = *h;
+    all.k = set_of(h, a->k, a->k_stride, a->l.n_heads, a->l.k.dim);
+    all.v = set_of(h, a->v, a->v_stride, a->l.n_heads, a->l.v.dim);
+    if (all.k < 0 || all.k == all.v)
+        return false;
+    for (int i = 0; i < h->n_sets; i++)
+        others += i == all.k || i == all.v ? 0 : h->set[i].n_heads;
+    tern_cuda_drop_last(d);
+    tern_cuda_launch(d, TERN_CUDA_K_append_heads, (unsigned)units.n, (unsigned)(a->l.n_heads + (others + 7) / 8), 1, 256,
+                     0, &all, sizeof all);
+    return true;
+}
+
 void tern_cuda_append(struct tern_dev *dev, int layer, struct tern_dev_rows k, struct tern_dev_rows v)
 {
     struct tern_cuda *d = tern_cuda_of(dev);
@@ -261,7 +297,8 @@ void tern_cuda_append(struct tern_dev *dev, int layer, struct tern_dev_rows k, s
         a.v = tern_cuda_rows_at(v);
         a.k_stride = k.stride;
         a.v_stride = v.stride;
-        run(d, TERN_CUDA_K_append, &a, t->lists[c].all);
+        if (!with_heads(d, &a, t->lists[c].all))
+            run(d, TERN_CUDA_K_append, &a, t->lists[c].all);
         run_encode(d, &a, t->lists[c].closing);
     }
 }
@@ -424,7 +461,9 @@ static void run_fast(struct tern_cuda *d, struct tern_cuda_attn_args *a, struct 
         tern_cuda_launch(d, (enum tern_cuda_kernel)((int)first + codes + eight), (unsigned)(a->n_units * a->n_blocks),
                          (unsigned)(a->l.n_heads * a->n_split), (unsigned)ranges + 1, 128, codes_shared(&a->l), a,
                          sizeof *a);
-    } else if (!of_halves(&a->l) || !run_halves(d, a, ranges)) {
+        return; /* the last block of threads puts all together */
+    }
+    if (!of_halves(&a->l) || !run_halves(d, a, ranges)) {
         tern_cuda_launch(d, small ? TERN_CUDA_K_attn_range_64 : TERN_CUDA_K_attn_range_128,
                          (unsigned)(a->n_units * a->n_blocks), (unsigned)(a->l.n_heads * a->n_split),
                          (unsigned)ranges + 1, 256, tensor_shared(&a->l, TERN_CUDA_NARROW_ROWS(a->l.k.dim)), a,
@@ -480,6 +519,7 @@ void tern_cuda_attention(struct tern_dev *dev, const struct tern_attn_shape *sha
         a.q_stride = q.stride;
         a.out_stride = out.stride;
         a.part = t->part;
+        a.arrived = t->arrived;
         a.n_heads = shape->n_heads;
         a.group = shape->n_heads / a.l.n_heads;
         a.row0 = t->first_narrow;
