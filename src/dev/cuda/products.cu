@@ -200,6 +200,7 @@ template <int C, int S> __device__ static inline void narrow_1(const tern_cuda_n
 #pragma unroll 1
     for (int i = 0; i < unit_of<C, S>::depth; i++)
         f.ask();
+    cuda_touch(a);
     if (!a.ids)
         cuda_wait();
     const uint8_t *x =
@@ -211,12 +212,18 @@ template <int C, int S> __device__ static inline void narrow_1(const tern_cuda_n
         const uint2 two = reinterpret_cast<const uint2 *>(x)[min(u * 8 + g, blocks - 1) * 4 + t];
         x0 = two.x;
         x1 = two.y;
+        if (kind_whole(S)) {
+            const float2 s = reinterpret_cast<const float2 *>(scales)[u * 4 + t];
+            sx[0] = s.x;
+            sx[1] = s.y;
+        }
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             const int b = u * 8 + 2 * t + i, of = minima_by_unit<S>() ? u * 8 + t + 4 * i : b;
-            sx[i] = b < blocks ? scales[b] : 0;
+            if (!kind_whole(S))
+                sx[i] = b < blocks ? scales[b] : 0;
             if (kind_minimum(S))
-                sum[i] = of < blocks && (g == 0 || !minima_by_unit<S>()) ? scales[blocks + of] : 0;
+                sum[i] = (kind_whole(S) || of < blocks) && (g == 0 || !minima_by_unit<S>()) ? scales[blocks + of] : 0;
         }
     };
     ask_row(warp);
@@ -260,7 +267,7 @@ template <int C, int S> __device__ static inline void narrow_1(const tern_cuda_n
                 multiply_minima(c, minima, n[0], n[1]);
 #pragma unroll
                 for (int r = 0; r < 2; r++)
-                    acc[r] = t ? acc[r] : __fmaf_rn(minima.by[r], c[2 * r], acc[r]);
+                    acc[r] = __fmaf_rn(minima.by[r], c[2 * r], acc[r]); /* 0 but in column 0 */
             }
         }
 #pragma unroll
@@ -292,6 +299,7 @@ template <int C, int S, int G> __device__ static inline void narrow_rows(const t
 #pragma unroll 1
     for (int i = 0; i < unit_of<C, S>::depth; i++) /* weights are there before the step is */
         f.ask();
+    cuda_touch(a);
     cuda_wait();
     /* Eights of rows lie as they are read.  Where there is no further eight, the last one comes again. */
     const uint8_t *x = cuda_at<const uint8_t>(a.q8) + ((uint64_t)blockIdx.z * a.head_rows + row0) * a.row_bytes;

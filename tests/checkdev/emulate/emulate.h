@@ -301,14 +301,6 @@ template <class T> static inline T atomicAdd(T *p, T x)
     return old;
 }
 
-static inline void __threadfence()
-{
-}
-template <class T> static inline T __ldcg(const T *p)
-{
-    return *p;
-}
-
 /* ---- assembly ---- */
 
 static inline uint64_t __cvta_generic_to_shared(const void *p)

@@ -110,6 +110,7 @@ TERN_CUDA_KERNEL_BEGIN(append, tern_cuda_append_args, THREADS, 1)
     const unit_rows u = rows_of(a, blockIdx.x);
     const bool staged = cuda_at<const int32_t>(a.stage.stage_of)[u.job_i] >= 0;
     uint8_t *tile = work_tile(a.t, a.l, a.stage, u.job_i, u.page, blockIdx.y);
+    cuda_touch(a);
     cuda_wait(); /* the step's tables were there before its first kernel */
     append_rows(a, u, tile, staged, blockIdx.y);
 }
@@ -122,6 +123,7 @@ TERN_CUDA_KERNEL_BEGIN(append_heads, tern_cuda_append_heads_args, THREADS, 1)
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, head = blockIdx.y, kv = to.l.n_heads;
     const int row0 = u.job->row0 + u.from - u.job->pos0, n = u.to - u.from;
     uint8_t *tile = head < kv ? work_tile(to.t, to.l, to.stage, u.job_i, u.page, head) : nullptr;
+    cuda_touch(a);
     cuda_wait();
     if (head >= kv) {
         int other = (head - kv) * (THREADS / 32) + warp, s = 0;

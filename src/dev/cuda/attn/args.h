@@ -121,7 +121,6 @@ struct tern_cuda_attn_args {
     float q_scale, cap;    /* both in log2 units; cap 0: none */
     uint64_t q8, q8_bytes; /* decode rows of out as int8 too, q8_bytes apart; 0: not so */
     int32_t q8_lanes, unused;
-    uint64_t arrived; /* uint32_t [decode row][head]: blocks of threads whose partial results are there; 0 between steps */
 };
 
 /* Pages that one range of a decode row has: by the pages that it sees, so that there are enough ranges for a card and

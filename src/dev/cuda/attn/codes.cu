@@ -8,7 +8,6 @@
  * A q row goes through the same steps whatever else is in its block: columns do not meet.  Sums of floats are written
  * with their rounding, for the compiler would contract them in one of these kernels and not in another. */
 #include "dev/cuda/attn/codes.cuh"
-#include "dev/cuda/attn/last.cuh"
 #include "dev/cuda/attn/raw.cuh"
 
 #define WARPS   4
@@ -365,7 +364,10 @@ template <int D, int C, int NT> __device__ static void attend_codes(const tern_c
     const tern_cuda_layer &l = a.l;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     block_rows b;
+    if (a.stages == 77)
+        cuda_wait();
     int begin = 0, end = 0, range = 0;
+    cuda_touch(a);
     const bool raw = blockIdx.z == 0; /* first: it takes longer than many a range */
     bool real = find_rows(b, a, blockIdx.x / a.n_blocks, blockIdx.x % a.n_blocks, blockIdx.y);
     if (real && !raw) {
@@ -377,8 +379,6 @@ template <int D, int C, int NT> __device__ static void attend_codes(const tern_c
         if (!real)
             return;
         attend_raw<D, THREADS, ROWS>(b, shared);
-        if (comes_last(b))
-            put_answers<D, WARPS>(b, reinterpret_cast<float *>(shared));
         return;
     }
     const tern_cuda_table &table = table_of(a.t, *b.job, l.group);
@@ -469,8 +469,6 @@ template <int D, int C, int NT> __device__ static void attend_codes(const tern_c
     asm volatile("cp.async.wait_group 0;" ::: "memory");
     __syncthreads();
     put_together<D, C, NT>(w, reinterpret_cast<float *>(shared), range);
-    if (comes_last(b))
-        put_answers<D, WARPS>(b, reinterpret_cast<float *>(shared));
 }
 
 #define KERNEL(d, name, c, blocks)                                                          \

@@ -1,6 +1,5 @@
 /* Partial results of a decode row's query head become its answer: ranges of closed pages in ascending order, back to the
- * model's domain, then what was raw.  A block of threads for each row and head, after kernels that do not do it themselves
- * (last.cuh). */
+ * model's domain, then what was raw.  A block of threads for each row and head. */
 #include "dev/cuda/attn/block.cuh"
 #include "dev/cuda/quantize.cuh"
 
@@ -14,6 +13,7 @@ template <int D> __device__ static void merge(const tern_cuda_attn_args &a)
     const int d = threadIdx.x % D, split = threadIdx.x / D, i = blockIdx.z, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     block_rows b;
     const bool real = find_rows(b, a, blockIdx.x / a.n_blocks, blockIdx.x % a.n_blocks, blockIdx.y) && i < b.n_q;
+    cuda_touch(a);
     cuda_wait(); /* the step's tables were there before its first kernel */
     if (!real)
         return;

@@ -3,6 +3,7 @@
  * A step's jobs are cut into units, the rows of one job in one page, when it begins; kernels find everything else in
  * tables.  Jobs whose rows span pages work in staging tiles, as on the CPU (dev/cpu/step.c). */
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 #include "base/mem.h"
 #include "dev/cuda/attn/state.h"
@@ -35,7 +36,7 @@ static int open_scratch(struct tern_cuda *d, const struct tern_dev_limits *l, te
 {
     int rc = 0, sets = 1;
     struct tern_cuda_attn *t = d->attn;
-    size_t part = 0, heads = 0;
+    size_t part = 0;
     for (int c = 0; c < l->n_caches; c++)
         for (int i = 0; i < t->n_layers; i++) {
             const struct tern_kv_layer *kv = &l->caches[c].layers[i];
@@ -45,7 +46,6 @@ static int open_scratch(struct tern_cuda *d, const struct tern_dev_limits *l, te
             const struct tern_kv_layer *at = &l->caches[c].layers[l->shapes[i].n_heads ? l->shapes[i].layer : i];
             const size_t floats = (size_t)l->shapes[i].n_heads * ((size_t)at->v.dim + 2);
             part = floats > part ? floats : part;
-            heads = (size_t)l->shapes[i].n_heads > heads ? (size_t)l->shapes[i].n_heads : heads;
         }
     for (int i = 0; i < t->n_layers; i++) {
         const int of = l->shapes[i].n_heads ? l->shapes[i].layer : i;
@@ -55,7 +55,6 @@ static int open_scratch(struct tern_cuda *d, const struct tern_dev_limits *l, te
     t->stage_tiles = max_units(l);
     TERN_TRY(tern_cuda_take(d, &t->stage, t->stage_tiles * (size_t)sets * t->stage_tile_bytes, err));
     TERN_TRY(tern_cuda_take(d, &t->part, part * (size_t)l->max_narrow * TERN_CUDA_PARTS * sizeof(float), err));
-    TERN_TRY(tern_cuda_take(d, &t->arrived, heads * (size_t)l->max_narrow * sizeof(uint32_t), err));
 out:
     return rc;
 }
@@ -85,7 +84,7 @@ out:
 void tern_cuda_attn_close(struct tern_cuda *d)
 {
     struct tern_cuda_attn *t = d->attn;
-    const tern_cu_address scratch[] = {t->stage, t->part, t->arrived, t->constants};
+    const tern_cu_address scratch[] = {t->stage, t->part, t->constants};
     void *all[] = {t->layers, t->stage_set, t->waits, t->stage_of, t->lists, t->units, t};
     for (size_t i = 0; i < sizeof scratch / sizeof *scratch; i++)
         tern_cuda_give(d, scratch[i]);
@@ -267,6 +266,8 @@ static bool with_heads(struct tern_cuda *d, const struct tern_cuda_append_args *
 {
     const struct tern_cuda_heads_args *h = tern_cuda_last_call(d, TERN_CUDA_K_heads);
     int others = 0;
+    if (getenv("X_NOHEADS"))
+        return false;
     if (!h || d->attn->n_caches != 1 || d->decode_rows != d->step.n_rows || h->n_rows != d->step.n_rows)
         return false;
     struct tern_cuda_append_heads_args all;
@@ -457,13 +458,12 @@ static void run_fast(struct tern_cuda *d, struct tern_cuda_attn_args *a, struct 
     const int codes = kind_of_codes(&a->l);
     if (codes >= 0 && codes_shared(&a->l) <= (unsigned)d->card->shared_most) {
         const bool eight = cut_codes(a, units);
+        a->stages = getenv("X_LATE") ? 77 : 0;
         const enum tern_cuda_kernel first = small ? TERN_CUDA_K_codes_64_2_1 : TERN_CUDA_K_codes_128_2_1;
         tern_cuda_launch(d, (enum tern_cuda_kernel)((int)first + codes + eight), (unsigned)(a->n_units * a->n_blocks),
                          (unsigned)(a->l.n_heads * a->n_split), (unsigned)ranges + 1, 128, codes_shared(&a->l), a,
                          sizeof *a);
-        return; /* the last block of threads puts all together */
-    }
-    if (!of_halves(&a->l) || !run_halves(d, a, ranges)) {
+    } else if (!of_halves(&a->l) || !run_halves(d, a, ranges)) {
         tern_cuda_launch(d, small ? TERN_CUDA_K_attn_range_64 : TERN_CUDA_K_attn_range_128,
                          (unsigned)(a->n_units * a->n_blocks), (unsigned)(a->l.n_heads * a->n_split),
                          (unsigned)ranges + 1, 256, tensor_shared(&a->l, TERN_CUDA_NARROW_ROWS(a->l.k.dim)), a,
@@ -519,7 +519,6 @@ void tern_cuda_attention(struct tern_dev *dev, const struct tern_attn_shape *sha
         a.q_stride = q.stride;
         a.out_stride = out.stride;
         a.part = t->part;
-        a.arrived = t->arrived;
         a.n_heads = shape->n_heads;
         a.group = shape->n_heads / a.l.n_heads;
         a.row0 = t->first_narrow;

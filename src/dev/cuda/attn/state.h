@@ -19,7 +19,7 @@ struct tern_cuda_attn {
     int n_caches, n_layers;
     struct tern_cuda_layer *layers; /* [n_caches][n_layers] */
     tern_cu_address constants;      /* what they point to */
-    tern_cu_address stage, part, arrived;
+    tern_cu_address stage, part;
     size_t stage_tile_bytes, stage_tiles; /* of one set */
     int *stage_set;                       /* [n_layers] */
     bool *waits;                          /* [n_layers] appended, and staging tiles are not the sequences' own yet */
