@@ -1,10 +1,9 @@
 /* Products of decode rows with weights: int8 activations, exact integer dots with the codes on tensor cores, f32 sums.
  *
  * A panel (16 outputs) is read in units of 256 inputs, and its sum is that of up to eight parts: part p has the units
- * p, p + parts ..  One row: a warp for each part.  More rows: a warp takes some parts of a panel for 8 or 16 rows.
- * Which lane adds what, and in what order all is added up, depends on the matrix' shape alone: a row's outputs have the
- * same bits whatever rows come with it. */
-#include "dev/cuda/dots.cuh"
+ * p, p + parts ..  A warp has a part, for one row, or for 8 or 16 rows.  Which lane adds what, and in what order all is
+ * added up, depends on the matrix' shape alone: a row's outputs have the same bits whatever rows come with it. */
+#include "dev/cuda/panel.cuh"
 #include "dev/cuda/quantize.cuh"
 
 #define WARPS 8

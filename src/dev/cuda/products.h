@@ -17,8 +17,8 @@ struct tern_cuda_matrix {
 };
 
 /* Decode rows as int8: q [k], then for every 32 inputs the scale, then for every 32 scale * sum of q; row_bytes apart.
- * Several rows lie in eights (lanes): 32 inputs of each of eight rows, and so on, then the scales and sums likewise.  Words of 32 inputs are in
- * the order 0, 4, 1, 5, 2, 6, 3, 7. */
+ * Several rows lie in eights (lanes): 32 inputs of each of eight rows, and so on, then the scales and sums likewise.
+ * Words of 32 inputs are in the order 0, 4, 1, 5, 2, 6, 3, 7. */
 struct tern_cuda_quantize {
     uint64_t to, x;
     uint64_t row_bytes, stride; /* stride: floats */

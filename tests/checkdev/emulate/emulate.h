@@ -384,7 +384,9 @@ static inline void emulate_mma(const char *text, T &c0, T &c1, T &c2, T &c3, uin
                                uint32_t a3, uint32_t b0, uint32_t b1)
 {
     const bool floats = sizeof(T) == 4 && std::is_same<T, float>::value;
-    emulate_product p = {!floats ? 32 : strstr(text, "tf32") ? 8 : 0,
+    emulate_product p = {!floats                ? 32
+                         : strstr(text, "tf32") ? 8
+                                                : 0,
                          strstr(text, ".s32.s8") != NULL,
                          strstr(text, "8.s8.s32") != NULL,
                          {&c0, &c1, &c2, &c3},

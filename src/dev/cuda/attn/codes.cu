@@ -364,8 +364,6 @@ template <int D, int C, int NT> __device__ static void attend_codes(const tern_c
     const tern_cuda_layer &l = a.l;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     block_rows b;
-    if (a.stages == 77)
-        cuda_wait();
     int begin = 0, end = 0, range = 0;
     cuda_touch(a);
     const bool raw = blockIdx.z == 0; /* first: it takes longer than many a range */
@@ -376,9 +374,8 @@ template <int D, int C, int NT> __device__ static void attend_codes(const tern_c
     }
     if (!real || raw) {
         cuda_wait();
-        if (!real)
-            return;
-        attend_raw<D, THREADS, ROWS>(b, shared);
+        if (real)
+            attend_raw<D, THREADS, ROWS>(b, shared);
         return;
     }
     const tern_cuda_table &table = table_of(a.t, *b.job, l.group);
