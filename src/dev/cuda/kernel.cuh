@@ -21,20 +21,6 @@ __device__ static inline void cuda_wait()
 #endif
 }
 
-/* Brings a kernel's arguments into the processor's cache of constants before the wait: each launch has others, and a miss
- * after the wait is time that nothing else fills. */
-template <class A> __device__ static inline void cuda_touch(const A &a)
-{
-#if __CUDA_ARCH__ >= 900
-    const uint32_t *word = reinterpret_cast<const uint32_t *>(&a);
-#pragma unroll
-    for (unsigned i = 0; i < sizeof a / 4; i += 16)
-        asm volatile("" ::"r"(word[i]));
-#else
-    (void)a;
-#endif
-}
-
 template <class T> __device__ static inline T *cuda_at(uint64_t address)
 {
     return reinterpret_cast<T *>(address);

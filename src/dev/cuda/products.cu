@@ -199,7 +199,6 @@ template <int C, int S> __device__ static inline void narrow_1(const tern_cuda_n
 #pragma unroll 1
     for (int i = 0; i < unit_of<C, S>::depth; i++)
         f.ask();
-    cuda_touch(a);
     if (!a.ids)
         cuda_wait();
     const uint8_t *x =
@@ -298,7 +297,6 @@ template <int C, int S, int G> __device__ static inline void narrow_rows(const t
 #pragma unroll 1
     for (int i = 0; i < unit_of<C, S>::depth; i++) /* weights are there before the step is */
         f.ask();
-    cuda_touch(a);
     cuda_wait();
     /* Eights of rows lie as they are read.  Where there is no further eight, the last one comes again. */
     const uint8_t *x = cuda_at<const uint8_t>(a.q8) + ((uint64_t)blockIdx.z * a.head_rows + row0) * a.row_bytes;

@@ -8,7 +8,6 @@
 TERN_CUDA_KERNEL_BEGIN(embed, tern_cuda_embed_args, 256, 1)
 {
     const int quad = blockIdx.x * 256 + threadIdx.x, i0 = quad * 4;
-    cuda_touch(a);
     cuda_wait();
     if (i0 >= a.w.k)
         return;
@@ -101,7 +100,6 @@ TERN_CUDA_KERNEL_BEGIN(norm, tern_cuda_norm_args, NORM_THREADS, 1)
         const int i = t + j * NORM_THREADS * 4;
         by_dim[j] = w && i < a.n ? load_four(w, i, a.n) : make_float4(1, 1, 1, 1);
     }
-    cuda_touch(a);
     cuda_wait();
 #pragma unroll
     for (int j = 0; j < NORM_KEPT; j++) {
@@ -161,7 +159,6 @@ __device__ static inline float one(const tern_cuda_elementwise &a, float x, floa
 TERN_CUDA_KERNEL_BEGIN(elementwise, tern_cuda_elementwise, 256, 1)
 {
     const int i = (blockIdx.y * 256 + threadIdx.x) * 4, row = blockIdx.x;
-    cuda_touch(a);
     cuda_wait();
     float4 v = make_float4(0, 0, 0, 0), b = v;
     if (i < a.n) {
@@ -182,7 +179,6 @@ TERN_CUDA_KERNEL_BEGIN(elementwise, tern_cuda_elementwise, 256, 1)
 TERN_CUDA_KERNEL_BEGIN(rope_table, tern_cuda_rope, 256, 1)
 {
     const int at = blockIdx.x * 256 + threadIdx.x, row = at / a.half, i = at % a.half;
-    cuda_touch(a);
     cuda_wait();
     if (row >= a.n_rows)
         return;
@@ -206,7 +202,6 @@ TERN_CUDA_KERNEL_BEGIN(heads, tern_cuda_heads_args, 256, 1)
 {
     const int lane = threadIdx.x % 32, row = blockIdx.x;
     int head = blockIdx.y * 8 + threadIdx.x / 32, s = 0;
-    cuda_touch(a);
     cuda_wait();
     while (s < a.n_sets && head >= a.set[s].n_heads)
         head -= a.set[s++].n_heads;
@@ -269,7 +264,6 @@ TERN_CUDA_KERNEL_BEGIN(heads, tern_cuda_heads_args, 256, 1)
 TERN_CUDA_KERNEL_BEGIN(copy_heads, tern_cuda_copy_args, 256, 1)
 {
     const int at = blockIdx.y * 256 + threadIdx.x, row = blockIdx.x;
-    cuda_touch(a);
     cuda_wait();
     if (at >= a.n_heads * a.n)
         return;

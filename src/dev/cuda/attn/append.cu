@@ -68,7 +68,6 @@ TERN_CUDA_KERNEL_BEGIN(append, tern_cuda_append_args, THREADS, 1)
     const int from = page * 64 > j.pos0 ? page * 64 : j.pos0, to = (page + 1) * 64 < end ? (page + 1) * 64 : end;
     const bool staged = cuda_at<const int32_t>(a.stage.stage_of)[unit.job] >= 0, full = to % 64 == 0;
     uint8_t *tile = work_tile(a.t, l, a.stage, unit.job, page, head);
-    cuda_touch(a);
     cuda_wait(); /* the step's tables were there before its first kernel */
     if (staged && from % 64) {
         copy_bytes(tile, own_tile(a.t, l, j, page, head), l.tile_bytes);

@@ -365,7 +365,6 @@ template <int D, int C, int NT> __device__ static void attend_codes(const tern_c
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     block_rows b;
     int begin = 0, end = 0, range = 0;
-    cuda_touch(a);
     const bool raw = blockIdx.z == 0; /* first: it takes longer than many a range */
     bool real = find_rows(b, a, blockIdx.x / a.n_blocks, blockIdx.x % a.n_blocks, blockIdx.y);
     if (real && !raw) {

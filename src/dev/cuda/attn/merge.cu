@@ -13,7 +13,6 @@ template <int D> __device__ static void merge(const tern_cuda_attn_args &a)
     const int d = threadIdx.x % D, split = threadIdx.x / D, i = blockIdx.z, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     block_rows b;
     const bool real = find_rows(b, a, blockIdx.x / a.n_blocks, blockIdx.x % a.n_blocks, blockIdx.y) && i < b.n_q;
-    cuda_touch(a);
     cuda_wait(); /* the step's tables were there before its first kernel */
     if (!real)
         return;
