@@ -1,4 +1,4 @@
-/* dev/cuda/panel.cuh - reading panels of packed weights (kernel/pack.h) on a card. */
+/* dev/cuda/panel.cuh - reading panels of packed weights (kernel/pack.h) on a card, and products with their codes. */
 #ifndef TERN_DEV_CUDA_PANEL_CUH
 #define TERN_DEV_CUDA_PANEL_CUH
 
@@ -129,6 +129,11 @@ __host__ __device__ constexpr bool kind_minimum(int scales)
     return scales == TERN_SCALES_K32 || scales == TERN_SCALES_K16M || scales == TERN_SCALES_F16M ||
            scales == TERN_SCALES_G32M;
 }
+/* Is the number of inputs a multiple of 256? */
+__host__ __device__ constexpr bool kind_whole(int scales)
+{
+    return scales >= TERN_SCALES_K32 && scales <= TERN_SCALES_K16;
+}
 __host__ __device__ constexpr bool kind_zero(int scales)
 {
     return scales != TERN_SCALES_K32 && scales != TERN_SCALES_K16M && scales != TERN_SCALES_F16M;
@@ -167,6 +172,339 @@ __host__ __device__ constexpr uint32_t codes_unit(int codes)
                       : codes == TERN_CODES_U5                             ? 320
                       : codes == TERN_CODES_U6                             ? 384
                                                                            : 512);
+}
+
+/* ---- codes times int8 activations: exact dots on tensor cores, and the floats that they become ----------------------
+ *
+ * A lane (g, t) = (lane / 4, lane % 4) has rows 2g and 2g + 1 of a panel and columns 2t and 2t + 1. */
+
+#define START      12582912.0f /* 1.5 * 2^23 */
+#define START_BITS 0x4B400000u
+
+/* ---- codes ------------------------------------------------------------------------------------------------------- */
+
+template <int C> __host__ __device__ constexpr int pieces()
+{
+    return C == TERN_CODES_U4 || C == TERN_CODES_T4                         ? 1
+           : C == TERN_CODES_U5 || C == TERN_CODES_S8 || C == TERN_CODES_U2 ? 2
+                                                                            : 3;
+}
+
+/* What lane (g, t) reads of a block: quads t and t + 4 of rows 2g and 2g + 1. */
+template <int C> struct piece {
+    uint2 v[pieces<C>()];
+};
+
+template <int C> __device__ static inline void load_piece(piece<C> &p, const uint8_t *block, int t, int g)
+{
+    const uint2 *at = reinterpret_cast<const uint2 *>(block) + g;
+    if (C == TERN_CODES_U2 || C == TERN_CODES_U3 || C == TERN_CODES_T3) {
+#pragma unroll
+        for (int i = 0; i < pieces<C>(); i++)
+            p.v[i] = at[8 * i];
+        return;
+    }
+    p.v[0] = at[8 * t];
+    if (C == TERN_CODES_S8)
+        p.v[1] = at[8 * (t + 4)];
+    if (C == TERN_CODES_U5 || C == TERN_CODES_U6)
+        p.v[1] = at[32];
+    if (C == TERN_CODES_U6)
+        p.v[2] = at[40];
+}
+
+__device__ static inline uint32_t word(const uint2 &v, int r)
+{
+    return r ? v.y : v.x;
+}
+
+__device__ static inline uint32_t word(const uint4 &v, int r)
+{
+    return r == 0 ? v.x : r == 1 ? v.y : r == 2 ? v.z : v.w;
+}
+
+/* Codes of row r of the lane's two: quad j in low, quad j + 4 in high. */
+template <int C>
+__device__ static inline void expand(const piece<C> &p, int j, int r, const int8_t *table, uint32_t &low,
+                                     uint32_t &high)
+{
+    constexpr bool small = C == TERN_CODES_U2 || C == TERN_CODES_U3 || C == TERN_CODES_T3;
+    const uint32_t w = word(p.v[0], r);
+    if (C == TERN_CODES_S8) {
+        low = w;
+        high = word(p.v[1], r);
+    } else if (small) {
+        low = w >> (2 * j) & 0x03030303u;
+        high = word(p.v[1], r) >> (2 * j) & 0x03030303u;
+        if (C != TERN_CODES_U2) {
+            const uint32_t h = word(p.v[pieces<C>() - 1], r) >> j;
+            low |= (h & 0x01010101u) << 2;
+            high |= (h >> 4 & 0x01010101u) << 2;
+        }
+    } else {
+        low = w & 0x0F0F0F0Fu;
+        high = w >> 4 & 0x0F0F0F0Fu;
+        if (C == TERN_CODES_U5) {
+            const uint32_t h = word(p.v[pieces<C>() - 1], r) >> j;
+            low |= (h & 0x01010101u) << 4;
+            high |= (h >> 4 & 0x01010101u) << 4;
+        } else if (C == TERN_CODES_U6) {
+            low |= (word(p.v[pieces<C>() > 1 ? 1 : 0], r) >> (2 * j) & 0x03030303u) << 4;
+            high |= (word(p.v[pieces<C>() - 1], r) >> (2 * j) & 0x03030303u) << 4;
+        }
+    }
+    if (C == TERN_CODES_T3 || C == TERN_CODES_T4) {
+        low = from_table(table, low);
+        high = from_table(table, high);
+    }
+}
+
+/* ---- scales ------------------------------------------------------------------------------------------------------ */
+
+/* Scales of so few bits that their product with any number below 2^24 that is a power of two, or 1.5 of one, is exact. */
+template <int S> __device__ constexpr bool scales_short()
+{
+    return S == TERN_SCALES_F16 || S == TERN_SCALES_F16M || S == TERN_SCALES_K32;
+}
+
+/* Minima that are multiplied by a unit's sums of activations on tensor cores: those that 11 bits hold. */
+template <int S> __device__ constexpr bool minima_by_unit()
+{
+    return S == TERN_SCALES_F16M || S == TERN_SCALES_K32;
+}
+
+/* Of rows 2g and 2g + 1 and one block: scale and added minimum, of each half block where halves have their own. */
+struct two_scales {
+    float s[2][2], m[2][2]; /* [row][half] */
+    float start[2];         /* -START * s of scales_short */
+};
+
+/* What has to be read for the scales of two neighbouring blocks, as it lies. */
+template <int S> struct raw_scales {
+    uint32_t d[2], a[4];
+    uint32_t dm; /* dmin of K16M */
+};
+
+/* Where the scales of a unit (8 blocks, 256 inputs) lie: in a panel, or where a copy of them does. */
+struct scales_at {
+    const uint8_t *d, *m, *a, *b;
+};
+
+__device__ static inline uint32_t two_halves(const uint8_t *p, int at)
+{
+    return *reinterpret_cast<const uint32_t *>(p + 2 * at);
+}
+
+__device__ static inline uint32_t two_bytes(const uint8_t *p, int at)
+{
+    return *reinterpret_cast<const uint16_t *>(p + at);
+}
+
+/* b: the first block of the unit's, even.  G kinds read when they need. */
+template <int S> __device__ static inline void load_scales(raw_scales<S> &o, const scales_at &at, int b, int g)
+{
+    const int row = 2 * g;
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        if (S == TERN_SCALES_F16 || S == TERN_SCALES_F16M)
+            o.d[i] = two_halves(at.d, (b + i) * 16 + row);
+        if (S == TERN_SCALES_K32 || S == TERN_SCALES_K32S)
+            o.a[i] = two_bytes(at.a, (b + i) * 16 + row);
+        if (S == TERN_SCALES_K16 || S == TERN_SCALES_K16M) {
+            o.a[2 * i] = two_bytes(at.a, 2 * (b + i) * 16 + row);
+            o.a[2 * i + 1] = two_bytes(at.a, (2 * (b + i) + 1) * 16 + row);
+        }
+    }
+    if (S == TERN_SCALES_K32 || S == TERN_SCALES_K32S || S == TERN_SCALES_K16 || S == TERN_SCALES_K16M)
+        o.d[0] = two_halves(at.d, row);
+    if (S == TERN_SCALES_K16M)
+        o.dm = two_halves(at.m, row);
+}
+
+__device__ static inline float half_of(uint32_t two, int r)
+{
+    return half_bits(two >> 16 * r & 0xFFFF);
+}
+
+/* 2^23 + byte i of a word: a float whose last bits it is. */
+__device__ static inline float float_of_byte(uint32_t word, int i)
+{
+    return __uint_as_float(__byte_perm(word, 0x4B000000u, 0x7540 + i));
+}
+
+/* Of block b + i. */
+template <int S>
+__device__ static inline void make_scales(two_scales &o, const raw_scales<S> &v, const tern_cuda_matrix &w,
+                                          const uint8_t *panel, int b, int i, int g, int blocks)
+{
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        if (S == TERN_SCALES_F16 || S == TERN_SCALES_F16M) {
+            o.s[r][0] = half_of(v.d[i], r);
+        } else if (S == TERN_SCALES_K32) {
+            const float d = half_of(v.d[0], r);
+            o.s[r][0] = __fmaf_rn(float_of_byte(v.a[i], r), d, __fmul_rn(d, -0x1p23f));
+        } else if (S == TERN_SCALES_K32S) {
+            o.s[r][0] = __fmul_rn(__fmul_rn(half_of(v.d[0], r), w.unit), (float)(int8_t)(v.a[i] >> 8 * r));
+        } else if (S == TERN_SCALES_K16 || S == TERN_SCALES_K16M) {
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                const uint32_t a = v.a[2 * i + h] >> 8 * r & 255;
+                if (S == TERN_SCALES_K16) {
+                    o.s[r][h] = __fmul_rn(__fmul_rn(half_of(v.d[0], r), w.unit), (float)(int8_t)a);
+                } else {
+                    o.s[r][h] = __fmul_rn(half_of(v.d[0], r), (float)(a & 15));
+                    o.m[r][h] = -__fmul_rn(half_of(v.dm, r), (float)(a >> 4));
+                }
+            }
+        } else { /* rarer kinds read when they need */
+            const int at = min(b + i, blocks - 1);
+            group_scale(S, w, panel, 2 * at, 2 * g + r, o.s[r][0], o.m[r][0]);
+            if (kind_halves(S))
+                group_scale(S, w, panel, 2 * at + 1, 2 * g + r, o.s[r][1], o.m[r][1]);
+        }
+        if (scales_short<S>())
+            o.start[r] = __fmul_rn(o.s[r][0], -START);
+    }
+}
+
+/* ---- products ---------------------------------------------------------------------------------------------------- */
+
+/* Integer tensor cores: 16 rows by 8 columns; all inputs of a block, or half of them. */
+__device__ static inline void multiply_block(int c[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0,
+                                             uint32_t b1)
+{
+    asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+__device__ static inline void multiply_half(int c[4], uint32_t a0, uint32_t a1, uint32_t b)
+{
+    asm("mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
+        : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+        : "r"(a0), "r"(a1), "r"(b));
+}
+
+/* Floats of 11 bits (what is behind is not looked at): 16 rows by 8 columns, of 8 inputs. */
+__device__ static inline void multiply_floats(float c[4], const float a[4], float b0, float b1)
+{
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(__float_as_uint(a[0])), "r"(__float_as_uint(a[1])), "r"(__float_as_uint(a[2])),
+          "r"(__float_as_uint(a[3])), "r"(__float_as_uint(b0)), "r"(__float_as_uint(b1)));
+}
+
+/* The dots of two rows and two columns: of a block, or of its halves; and the columns' sums, where minima want them.
+ * They begin at the bits of START, so that with less than 2^22 added they are the bits of the float START + dot. */
+template <int S> struct dots {
+    int c[kind_halves(S) ? 2 : 1][4], sum[kind_halves(S) && kind_minimum(S) ? 2 : 1][4];
+};
+
+__device__ static inline void start_at(int c[4])
+{
+    c[0] = c[1] = c[2] = c[3] = (int)START_BITS;
+}
+
+__device__ static inline float dot_of(int c)
+{
+    return __fsub_rn(__uint_as_float((uint32_t)c), START);
+}
+
+/* What does not come of codes: zero points, sums of the columns. */
+template <int S> __device__ static inline void start_dots(dots<S> &d, int zero, uint32_t b0, uint32_t b1)
+{
+#pragma unroll
+    for (int h = 0; h < (kind_halves(S) ? 2 : 1); h++)
+        start_at(d.c[h]);
+    for (int left = kind_zero(S) ? -zero : 0; left;) { /* 128 takes two */
+        const int part = min(left, 127);
+        const uint32_t z = (uint32_t)(part & 255) * 0x01010101u;
+        left -= part;
+        if (kind_halves(S)) {
+            multiply_half(d.c[0], z, z, b0);
+            multiply_half(d.c[kind_halves(S)], z, z, b1);
+        } else {
+            multiply_block(d.c[0], z, z, z, z, b0, b1);
+        }
+    }
+    if (kind_halves(S) && kind_minimum(S)) {
+        const uint32_t one = 0x01010101u;
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            int *sum = d.sum[kind_halves(S) && kind_minimum(S) ? h : 0];
+            start_at(sum);
+            multiply_half(sum, one, one, h ? b1 : b0);
+        }
+    }
+}
+
+template <int C, int S>
+__device__ static inline void add_dots(dots<S> &d, const piece<C> &p, int t, const int8_t *table, uint32_t b0,
+                                       uint32_t b1)
+{
+    uint32_t low[2], high[2];
+#pragma unroll
+    for (int r = 0; r < 2; r++)
+        expand<C>(p, t, r, table, low[r], high[r]);
+    if (kind_halves(S)) {
+        multiply_half(d.c[0], low[0], low[1], b0);
+        multiply_half(d.c[kind_halves(S)], high[0], high[1], b1);
+    } else {
+        multiply_block(d.c[0], low[0], low[1], high[0], high[1], b0, b1);
+    }
+}
+
+/* acc + the part of row r and column i of a block whose activations have the scale x and the scaled sum sum.  A sum of
+ * minima_by_unit is not looked at. */
+template <int S>
+__device__ static inline float add_part(float acc, const dots<S> &d, const two_scales &sc, int r, int i, float x,
+                                        float sum)
+{
+    if (kind_halves(S)) {
+        float part = __fmaf_rn(dot_of(d.c[kind_halves(S)][2 * r + i]), sc.s[r][1],
+                               __fmul_rn(dot_of(d.c[0][2 * r + i]), sc.s[r][0]));
+        if (kind_minimum(S))
+            part = __fmaf_rn(dot_of(d.sum[kind_halves(S) && kind_minimum(S)][2 * r + i]), sc.m[r][1],
+                             __fmaf_rn(dot_of(d.sum[0][2 * r + i]), sc.m[r][0], part));
+        return __fmaf_rn(part, x, acc);
+    }
+    if (scales_short<S>()) /* dot * scale, rounded once */
+        return __fmaf_rn(__fmaf_rn(__uint_as_float((uint32_t)d.c[0][2 * r + i]), sc.s[r][0], sc.start[r]), x, acc);
+    acc = __fmaf_rn(dot_of(d.c[0][2 * r + i]), __fmul_rn(sc.s[r][0], x), acc);
+    return kind_minimum(S) ? __fmaf_rn(sc.m[r][0], sum, acc) : acc;
+}
+
+/* Minima of a unit: of rows 2g and 2g + 1, blocks t and t + 4, and what their rows' sums are multiplied by. */
+struct unit_minima {
+    float m[4], by[2];
+};
+
+template <int S> __device__ static inline void make_minima(unit_minima &o, const scales_at &at, int t, int g)
+{
+    const uint32_t d = S == TERN_SCALES_K32 ? two_halves(at.m, 2 * g) : 0;
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        const int place = (t + 4 * h) * 16 + 2 * g;
+        const uint32_t two = S == TERN_SCALES_K32 ? two_bytes(at.b, place) : two_halves(at.m, place);
+#pragma unroll
+        for (int r = 0; r < 2; r++)
+            o.m[2 * h + r] = S == TERN_SCALES_K32
+                                 ? __fsub_rn(float_of_byte(two, r), 0x1p23f)
+                                 : half_of(two, r);
+        o.by[h] = S == TERN_SCALES_K32 ? -half_of(d, h) : 1.0f;
+    }
+}
+
+/* The sums of the lane's column, of blocks t and t + 4, times the minima: for rows 2g and 2g + 1, columns 2t and 2t + 1.
+ * A sum is two numbers of 11 bits. */
+__device__ static inline void multiply_minima(float c[4], const unit_minima &m, float sum0, float sum1)
+{
+    const float high0 = __uint_as_float(__float_as_uint(sum0) & 0xFFFFE000u),
+                high1 = __uint_as_float(__float_as_uint(sum1) & 0xFFFFE000u);
+    c[0] = c[1] = c[2] = c[3] = 0;
+    multiply_floats(c, m.m, __fsub_rn(sum0, high0), __fsub_rn(sum1, high1));
+    multiply_floats(c, m.m, high0, high1);
 }
 
 #endif

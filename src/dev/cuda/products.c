@@ -43,7 +43,7 @@ int tern_cuda_products_open(struct tern_cuda *d, tern_error *err)
         k = k > (size_t)l->max_expert_ff ? k : (size_t)l->max_expert_ff;
     }
     size_t half_rows = rows * (size_t)(l->max_active > 1 ? l->max_active : 1);
-    TERN_TRY(tern_cuda_take(d, &d->q8, q8 + 256, err));
+    TERN_TRY(tern_cuda_take(d, &d->q8, q8 + TERN_CUDA_Q8_BEHIND, err));
     TERN_TRY(tern_cuda_take(d, &d->half, l->exact ? 0 : half_rows * pitch_of((int)k) * 2, err));
     TERN_TRY(tern_cuda_take(d, &d->half_scale, l->exact ? 0 : half_rows * sizeof(float), err));
     d->dense_bytes = DENSE_BYTES;
@@ -117,47 +117,18 @@ static unsigned unit_bytes(const struct tern_cuda_matrix *w)
     return 8 * (unsigned)tern_codes_unit((enum tern_codes)w->codes) + scales[w->scales];
 }
 
-static void narrow_one(struct tern_cuda *d, struct tern_cuda_narrow *a, int n_z)
+/* A warp for each part of a panel; as many blocks of them as the card holds at once go from panel to panel. */
+static void narrow_codes(struct tern_cuda *d, struct tern_cuda_narrow *a, int n_z, bool one)
 {
-    const unsigned bytes = unit_bytes(&a->m[0].w), shared = 8 * TERN_CUDA_RING_DEPTH(bytes) * bytes;
-    const int slots =
-        TERN_CUDA_RING_BLOCKS(a->m[0].w.codes, a->m[0].w.scales) * d->card->processors / (a->n_rows * n_z);
-    tern_cuda_launch(d, kernel_of(&a->m[0].w), (unsigned)a->n_rows,
-                     (unsigned)(a->n_panels < slots ? a->n_panels
-                                : slots             ? slots
-                                                    : 1),
-                     (unsigned)n_z, (unsigned)a->parts * 32, shared / 8 * (unsigned)a->parts, a, sizeof *a);
-}
-
-/* Panels of a block: what makes the rows' bytes and the card's last round of blocks cost least. */
-static void narrow_many(struct tern_cuda *d, struct tern_cuda_narrow *a, int n_z)
-{
-    const unsigned bytes = unit_bytes(&a->m[0].w);
-    unsigned warps = 8, groups = a->n_rows > TERN_CUDA_LANES ? 2 : 1, shared;
-    for (;; warps /= 2) {
-        shared = warps * ((unsigned)TERN_CUDA_ROWS_DEPTH(bytes) * bytes + groups * 1536);
-        if (shared <= (unsigned)d->card->shared_most || warps == 2)
-            break;
-        if (groups == 2) {
-            groups = 1;
-            warps = 16;
-        }
-    }
-    const unsigned blocks = (unsigned)(a->n_rows + 8 * (int)groups - 1) / (8 * groups) * (unsigned)n_z;
-    const unsigned slots = 2 * (unsigned)d->card->processors;
-    uint64_t least = UINT64_MAX;
-    unsigned best = 1;
-    for (unsigned p = 1; p <= warps; p *= 2) {
-        const unsigned n = ((unsigned)a->n_panels + p - 1) / p * blocks;
-        const uint64_t cost = (uint64_t)((n + slots - 1) / slots) * (p * bytes + groups * TERN_CUDA_ROWS_UNIT);
-        if ((int)(warps / p) <= a->parts && cost < least) {
-            least = cost;
-            best = p;
-        }
-    }
-    a->split = (int)(warps / best);
-    tern_cuda_launch(d, (enum tern_cuda_kernel)((int)kernel_of(&a->m[0].w) + (int)groups), blocks / (unsigned)n_z,
-                     ((unsigned)a->n_panels + best - 1) / best, (unsigned)n_z, warps * 32, shared, a, sizeof *a);
+    const struct tern_cuda_matrix *w = &a->m[0].w;
+    const unsigned bytes = unit_bytes(w), shared = (unsigned)a->parts * TERN_CUDA_RING_DEPTH(bytes) * bytes;
+    const int groups = one ? 0 : a->n_rows > TERN_CUDA_LANES ? 2 : 1;
+    const int x = one ? a->n_rows : (a->n_rows + 8 * groups - 1) / (8 * groups);
+    const int each = one ? TERN_CUDA_RING_BLOCKS(w->codes, w->scales) : 2,
+              slots = each * d->card->processors / (x * n_z);
+    const int y = a->n_panels < slots ? a->n_panels : slots;
+    tern_cuda_launch(d, (enum tern_cuda_kernel)((int)kernel_of(w) + groups), (unsigned)x, (unsigned)(y ? y : 1),
+                     (unsigned)n_z, (unsigned)a->parts * 32, shared, a, sizeof *a);
 }
 
 void tern_cuda_narrow(struct tern_cuda *d, struct tern_cuda_narrow *a, int n_z)
@@ -182,10 +153,8 @@ void tern_cuda_narrow(struct tern_cuda *d, struct tern_cuda_narrow *a, int n_z)
         tern_cuda_launch(d, (enum tern_cuda_kernel)(kernel_of(w) + !one),
                          (unsigned)(one ? a->n_rows : (a->n_rows + 3) / 4), (unsigned)a->n_panels, (unsigned)n_z,
                          (unsigned)a->parts * 32, 0, a, sizeof *a);
-    else if (one)
-        narrow_one(d, a, n_z);
     else
-        narrow_many(d, a, n_z);
+        narrow_codes(d, a, n_z, one);
 }
 
 static struct tern_cuda_product product_of(const struct tern_matmul *m, int row0)

@@ -1,9 +1,8 @@
 /* Products of decode rows with weights: int8 activations, exact integer dots with the codes on tensor cores, f32 sums.
  *
  * A panel (16 outputs) is read in units of 256 inputs, and its sum is that of up to eight parts: part p has the units
- * p, p + parts ..  One row: a warp for each part.  More rows: a warp takes some parts of a panel for 8 or 16 rows.
- * Which lane adds what, and in what order all is added up, depends on the matrix' shape alone: a row's outputs have the
- * same bits whatever rows come with it. */
+ * p, p + parts ..  A warp has a part, for one row, or for 8 or 16 rows.  Which lane adds what, and in what order all is
+ * added up, depends on the matrix' shape alone: a row's outputs have the same bits whatever rows come with it. */
 #include "dev/cuda/panel.cuh"
 #include "dev/cuda/quantize.cuh"
 
@@ -20,260 +19,6 @@ TERN_CUDA_KERNEL_BEGIN(quantize, tern_cuda_quantize, 256, 1)
         v = *reinterpret_cast<const float4 *>(x + at);
     quantize_four(cuda_at<uint8_t>(a.to), a.row_bytes, a.lanes,
                   (row / a.n_heads) * a.row_step + row % a.n_heads * a.head_step, a.k, at / 32, at / 4 % 8, v, real);
-}
-
-/* ---- codes ------------------------------------------------------------------------------------------------------- */
-
-template <int C> __host__ __device__ constexpr int pieces()
-{
-    return C == TERN_CODES_U4 || C == TERN_CODES_T4                         ? 1
-           : C == TERN_CODES_U5 || C == TERN_CODES_S8 || C == TERN_CODES_U2 ? 2
-                                                                            : 3;
-}
-
-/* What lane (g, t) reads of a block: quads t and t + 4 of rows 2g and 2g + 1. */
-template <int C> struct piece {
-    uint2 v[pieces<C>()];
-};
-
-template <int C> __device__ static inline void load_piece(piece<C> &p, const uint8_t *block, int t, int g)
-{
-    const uint2 *at = reinterpret_cast<const uint2 *>(block) + g;
-    if (C == TERN_CODES_U2 || C == TERN_CODES_U3 || C == TERN_CODES_T3) {
-#pragma unroll
-        for (int i = 0; i < pieces<C>(); i++)
-            p.v[i] = at[8 * i];
-        return;
-    }
-    p.v[0] = at[8 * t];
-    if (C == TERN_CODES_S8)
-        p.v[1] = at[8 * (t + 4)];
-    if (C == TERN_CODES_U5 || C == TERN_CODES_U6)
-        p.v[1] = at[32];
-    if (C == TERN_CODES_U6)
-        p.v[2] = at[40];
-}
-
-__device__ static inline uint32_t word(const uint2 &v, int r)
-{
-    return r ? v.y : v.x;
-}
-
-__device__ static inline uint32_t word(const uint4 &v, int r)
-{
-    return r == 0 ? v.x : r == 1 ? v.y : r == 2 ? v.z : v.w;
-}
-
-/* Codes of row r of the lane's two: quad j in low, quad j + 4 in high. */
-template <int C>
-__device__ static inline void expand(const piece<C> &p, int j, int r, const int8_t *table, uint32_t &low,
-                                     uint32_t &high)
-{
-    constexpr bool small = C == TERN_CODES_U2 || C == TERN_CODES_U3 || C == TERN_CODES_T3;
-    const uint32_t w = word(p.v[0], r);
-    if (C == TERN_CODES_S8) {
-        low = w;
-        high = word(p.v[1], r);
-    } else if (small) {
-        low = w >> (2 * j) & 0x03030303u;
-        high = word(p.v[1], r) >> (2 * j) & 0x03030303u;
-        if (C != TERN_CODES_U2) {
-            const uint32_t h = word(p.v[pieces<C>() - 1], r) >> j;
-            low |= (h & 0x01010101u) << 2;
-            high |= (h >> 4 & 0x01010101u) << 2;
-        }
-    } else {
-        low = w & 0x0F0F0F0Fu;
-        high = w >> 4 & 0x0F0F0F0Fu;
-        if (C == TERN_CODES_U5) {
-            const uint32_t h = word(p.v[pieces<C>() - 1], r) >> j;
-            low |= (h & 0x01010101u) << 4;
-            high |= (h >> 4 & 0x01010101u) << 4;
-        } else if (C == TERN_CODES_U6) {
-            low |= (word(p.v[pieces<C>() > 1 ? 1 : 0], r) >> (2 * j) & 0x03030303u) << 4;
-            high |= (word(p.v[pieces<C>() - 1], r) >> (2 * j) & 0x03030303u) << 4;
-        }
-    }
-    if (C == TERN_CODES_T3 || C == TERN_CODES_T4) {
-        low = from_table(table, low);
-        high = from_table(table, high);
-    }
-}
-
-/* ---- scales ------------------------------------------------------------------------------------------------------ */
-
-/* Of rows 2g and 2g + 1 and one block: scale and added minimum, of each half block where halves have their own. */
-struct two_scales {
-    float s[2][2], m[2][2]; /* [row][half] */
-};
-
-/* What has to be read for the scales of two neighbouring blocks, as it lies. */
-template <int S> struct raw_scales {
-    uint32_t d[2], m[2], a[4];
-};
-
-/* Where the scales of a unit (8 blocks, 256 inputs) lie: in a panel, or where a copy of them does. */
-struct scales_at {
-    const uint8_t *d, *m, *a, *b;
-};
-
-__device__ static inline uint32_t two_halves(const uint8_t *p, int at)
-{
-    return *reinterpret_cast<const uint32_t *>(p + 2 * at);
-}
-
-__device__ static inline uint32_t two_bytes(const uint8_t *p, int at)
-{
-    return *reinterpret_cast<const uint16_t *>(p + at);
-}
-
-/* b: the first block of the unit's, even.  G kinds read when they need. */
-template <int S> __device__ static inline void load_scales(raw_scales<S> &o, const scales_at &at, int b, int g)
-{
-    const int row = 2 * g;
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        if (S == TERN_SCALES_F16 || S == TERN_SCALES_F16M)
-            o.d[i] = two_halves(at.d, (b + i) * 16 + row);
-        if (S == TERN_SCALES_F16M)
-            o.m[i] = two_halves(at.m, (b + i) * 16 + row);
-        if (S == TERN_SCALES_K32 || S == TERN_SCALES_K32S)
-            o.a[i] = two_bytes(at.a, (b + i) * 16 + row);
-        if (S == TERN_SCALES_K32)
-            o.a[2 + i] = two_bytes(at.b, (b + i) * 16 + row);
-        if (S == TERN_SCALES_K16 || S == TERN_SCALES_K16M) {
-            o.a[2 * i] = two_bytes(at.a, 2 * (b + i) * 16 + row);
-            o.a[2 * i + 1] = two_bytes(at.a, (2 * (b + i) + 1) * 16 + row);
-        }
-    }
-    if (S == TERN_SCALES_K32 || S == TERN_SCALES_K32S || S == TERN_SCALES_K16 || S == TERN_SCALES_K16M)
-        o.d[0] = two_halves(at.d, row);
-    if (S == TERN_SCALES_K32 || S == TERN_SCALES_K16M)
-        o.m[0] = two_halves(at.m, row);
-}
-
-__device__ static inline float half_of(uint32_t two, int r)
-{
-    return half_bits(two >> 16 * r & 0xFFFF);
-}
-
-/* Of block b + i. */
-template <int S>
-__device__ static inline void make_scales(two_scales &o, const raw_scales<S> &v, const tern_cuda_matrix &w,
-                                          const uint8_t *panel, int b, int i, int g, int blocks)
-{
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-        if (S == TERN_SCALES_F16 || S == TERN_SCALES_F16M) {
-            o.s[r][0] = half_of(v.d[i], r);
-            if (S == TERN_SCALES_F16M)
-                o.m[r][0] = half_of(v.m[i], r);
-        } else if (S == TERN_SCALES_K32) {
-            o.s[r][0] = __fmul_rn(half_of(v.d[0], r), (float)(v.a[i] >> 8 * r & 255));
-            o.m[r][0] = -__fmul_rn(half_of(v.m[0], r), (float)(v.a[2 + i] >> 8 * r & 255));
-        } else if (S == TERN_SCALES_K32S) {
-            o.s[r][0] = __fmul_rn(__fmul_rn(half_of(v.d[0], r), w.unit), (float)(int8_t)(v.a[i] >> 8 * r));
-        } else if (S == TERN_SCALES_K16 || S == TERN_SCALES_K16M) {
-#pragma unroll
-            for (int h = 0; h < 2; h++) {
-                const uint32_t a = v.a[2 * i + h] >> 8 * r & 255;
-                if (S == TERN_SCALES_K16) {
-                    o.s[r][h] = __fmul_rn(__fmul_rn(half_of(v.d[0], r), w.unit), (float)(int8_t)a);
-                } else {
-                    o.s[r][h] = __fmul_rn(half_of(v.d[0], r), (float)(a & 15));
-                    o.m[r][h] = -__fmul_rn(half_of(v.m[0], r), (float)(a >> 4));
-                }
-            }
-        } else { /* rarer kinds read when they need */
-            const int at = min(b + i, blocks - 1);
-            group_scale(S, w, panel, 2 * at, 2 * g + r, o.s[r][0], o.m[r][0]);
-            if (kind_halves(S))
-                group_scale(S, w, panel, 2 * at + 1, 2 * g + r, o.s[r][1], o.m[r][1]);
-        }
-    }
-}
-
-/* ---- the product ------------------------------------------------------------------------------------------------- */
-
-/* Integer tensor cores: 16 rows by 8 columns; all inputs of a block, or half of them. */
-__device__ static inline void multiply_block(int c[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0,
-                                             uint32_t b1)
-{
-    asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-        : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
-        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-}
-
-__device__ static inline void multiply_half(int c[4], uint32_t a0, uint32_t a1, uint32_t b)
-{
-    asm("mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
-        : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
-        : "r"(a0), "r"(a1), "r"(b));
-}
-
-/* The dots of two rows and two columns: of a block, or of its halves; and the columns' sums, where minima want them. */
-template <int S> struct dots {
-    int c[kind_halves(S) ? 2 : 1][4], sum[kind_halves(S) && kind_minimum(S) ? 2 : 1][4];
-};
-
-/* What does not come of codes: zero points, sums of the columns. */
-template <int S> __device__ static inline void start_dots(dots<S> &d, int zero, uint32_t b0, uint32_t b1)
-{
-#pragma unroll
-    for (int h = 0; h < (kind_halves(S) ? 2 : 1); h++)
-        d.c[h][0] = d.c[h][1] = d.c[h][2] = d.c[h][3] = 0;
-    for (int left = kind_zero(S) ? -zero : 0; left;) { /* 128 takes two */
-        const int part = min(left, 127);
-        const uint32_t z = (uint32_t)(part & 255) * 0x01010101u;
-        left -= part;
-        if (kind_halves(S)) {
-            multiply_half(d.c[0], z, z, b0);
-            multiply_half(d.c[kind_halves(S)], z, z, b1);
-        } else {
-            multiply_block(d.c[0], z, z, z, z, b0, b1);
-        }
-    }
-    if (kind_halves(S) && kind_minimum(S)) {
-        const uint32_t one = 0x01010101u;
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-            int *sum = d.sum[kind_halves(S) && kind_minimum(S) ? h : 0];
-            sum[0] = sum[1] = sum[2] = sum[3] = 0;
-            multiply_half(sum, one, one, h ? b1 : b0);
-        }
-    }
-}
-
-template <int C, int S>
-__device__ static inline void add_dots(dots<S> &d, const piece<C> &p, int t, const int8_t *table, uint32_t b0,
-                                       uint32_t b1)
-{
-    uint32_t low[2], high[2];
-#pragma unroll
-    for (int r = 0; r < 2; r++)
-        expand<C>(p, t, r, table, low[r], high[r]);
-    if (kind_halves(S)) {
-        multiply_half(d.c[0], low[0], low[1], b0);
-        multiply_half(d.c[kind_halves(S)], high[0], high[1], b1);
-    } else {
-        multiply_block(d.c[0], low[0], low[1], high[0], high[1], b0, b1);
-    }
-}
-
-/* acc + the part of row r and column i of a block whose activations have the scale sx.x and the scaled sum sx.y. */
-template <int S>
-__device__ static inline float add_part(float acc, const dots<S> &d, const two_scales &sc, int r, int i, float2 sx)
-{
-    const float a = (float)d.c[0][2 * r + i];
-    if (kind_halves(S)) {
-        float part = __fmaf_rn((float)d.c[kind_halves(S)][2 * r + i], sc.s[r][1], __fmul_rn(a, sc.s[r][0]));
-        if (kind_minimum(S))
-            part = __fmaf_rn((float)d.sum[kind_halves(S) && kind_minimum(S)][2 * r + i], sc.m[r][1],
-                             __fmaf_rn((float)d.sum[0][2 * r + i], sc.m[r][0], part));
-        return __fmaf_rn(part, sx.x, acc);
-    }
-    acc = __fmaf_rn(a, __fmul_rn(sc.s[r][0], sx.x), acc);
-    return kind_minimum(S) ? __fmaf_rn(sc.m[r][0], sx.y, acc) : acc;
 }
 
 /* Which product a panel of the launch belongs to. */
@@ -325,112 +70,158 @@ __device__ static inline void copy_16(uint32_t to, const void *from)
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
 
-/* Unit u of panel p.  What lies behind the panel's last block is some other of its bytes, and counts for nothing. */
-template <int C, int S>
-__device__ static inline void fetch_unit(uint32_t to, const tern_cuda_matrix &w, const uint8_t *p, int u, int blocks,
-                                         int lane)
-{
+/* What a warp asks for, from panel to panel: the units of its part of the sum, blockDim.x / 32 apart. */
+template <int C, int S> struct feed {
     using unit = unit_of<C, S>;
-    static_assert(unit::codes % 512 == 0 && unit::bytes - unit::codes <= 512, "");
-    const int last = blocks * (unit::codes / 8) - 16;
-#pragma unroll
-    for (int i = 0; i < unit::codes; i += 512)
-        copy_16(to + i + lane * 16, p + min(u * unit::codes + i + lane * 16, last));
-    int at = lane * 16;
-    if (at < unit::bytes - unit::codes) {
-        const uint32_t put = to + unit::codes + at;
-        uint32_t region = w.d;
-        int size = unit::d;
-        if (unit::m && at >= unit::d) {
-            at -= unit::d;
-            region = w.m;
+    const tern_cuda_narrow &a;
+    const uint8_t *p, *ring;
+    uint64_t matrix;
+    uint32_t ring_at;
+    int panel, u, stage, lane, warp, warps, blocks, units;
+    int region, size, at; /* scales: the region that this lane copies of, its bytes of a unit, which of them */
+
+    __device__ feed(const tern_cuda_narrow &args, const uint8_t *shared, uint64_t of_matrix)
+        : a(args), matrix(of_matrix), panel(blockIdx.y), stage(0), lane(threadIdx.x % 32), warp(threadIdx.x / 32),
+          warps(blockDim.x / 32)
+    {
+        const tern_cuda_matrix &w = a.m[0].w; /* all products' panels are alike */
+        static_assert(unit::codes % 512 == 0 && unit::bytes - unit::codes <= 512, "");
+        blocks = w.k / 32;
+        units = (blocks + 7) / 8;
+        u = warp;
+        ring = shared + warp * (unit::depth * unit::bytes);
+        ring_at = (uint32_t)__cvta_generic_to_shared(ring);
+        p = panel_at(a.m[product_of(a, panel)], panel);
+        at = lane * 16;
+        region = (int)w.d;
+        size = unit::d;
+        if (unit::m && at >= size) {
+            at -= size;
+            region = (int)w.m;
             size = unit::m;
         }
         if (unit::a && at >= size) {
             at -= size;
-            region = w.a;
+            region = (int)w.a;
             size = unit::a;
         }
         if (unit::b && at >= size) {
             at -= size;
-            region = w.b;
+            region = (int)w.b;
             size = unit::b;
         }
-        copy_16(put, p + region + min(u * size + at, blocks * size / 8 - 16));
     }
-}
+    __device__ const uint8_t *panel_at(const tern_cuda_product &m, int i) const
+    {
+        return cuda_at<const uint8_t>(m.w.p) + matrix + (uint64_t)(i - m.panel0) * m.w.panel_bytes;
+    }
+    /* Unit u of the panel.  What lies behind the panel's last block is some other of its bytes, and counts for nothing. */
+    __device__ void fetch() const
+    {
+        const uint32_t to = ring_at + stage * unit::bytes + lane * 16;
+        const int last = blocks * (unit::codes / 8) - 16, from = u * unit::codes + lane * 16;
+#pragma unroll
+        for (int i = 0; i < unit::codes; i += 512)
+            copy_16(to + i, p + (kind_whole(S) ? from + i : min(from + i, last)));
+        if (lane * 16 < unit::bytes - unit::codes)
+            copy_16(to + unit::codes,
+                    p + region + (kind_whole(S) ? u * size + at : min(u * size + at, blocks * size / 8 - 16)));
+    }
+    /* The next unit is asked for: into the stage that take() answered, once all lanes have read it. */
+    __device__ void ask()
+    {
+        if (panel < a.n_panels) {
+            fetch();
+            u += warps;
+            if (u >= units) {
+                u = warp;
+                panel += gridDim.y;
+                if (panel < a.n_panels)
+                    p = panel_at(a.m[product_of(a, panel)], panel);
+            }
+        }
+        asm volatile("cp.async.commit_group;" ::: "memory");
+        stage = stage + 1 < unit::depth ? stage + 1 : 0;
+    }
+    /* The oldest unit that was asked for. */
+    __device__ const uint8_t *take() const
+    {
+        asm volatile("cp.async.wait_group %0;" ::"n"(unit::depth - 1) : "memory");
+        __syncwarp();
+        return ring + stage * unit::bytes;
+    }
+    __device__ static scales_at scales(const uint8_t *of_unit)
+    {
+        const uint8_t *s = of_unit + unit::codes;
+        return {s, s + unit::d, s + unit::d + unit::m, s + unit::d + unit::m + unit::a};
+    }
+};
 
-/* In pairs, then pairs of pairs. */
-__device__ static inline float sum_parts(const float (*part)[16], int parts, int col)
+/* ---- the product ------------------------------------------------------------------------------------------------- */
+
+/* In pairs, then pairs of pairs; `apart` floats from one part to the next. */
+__device__ static inline float sum_parts(const float *v, int parts, int apart)
 {
     if (parts == 8)
-        return __fadd_rn(__fadd_rn(__fadd_rn(part[0][col], part[1][col]), __fadd_rn(part[2][col], part[3][col])),
-                         __fadd_rn(__fadd_rn(part[4][col], part[5][col]), __fadd_rn(part[6][col], part[7][col])));
+        return __fadd_rn(__fadd_rn(__fadd_rn(v[0], v[apart]), __fadd_rn(v[2 * apart], v[3 * apart])),
+                         __fadd_rn(__fadd_rn(v[4 * apart], v[5 * apart]), __fadd_rn(v[6 * apart], v[7 * apart])));
     if (parts == 4)
-        return __fadd_rn(__fadd_rn(part[0][col], part[1][col]), __fadd_rn(part[2][col], part[3][col]));
-    return parts == 2 ? __fadd_rn(part[0][col], part[1][col]) : part[0][col];
+        return __fadd_rn(__fadd_rn(v[0], v[apart]), __fadd_rn(v[2 * apart], v[3 * apart]));
+    return parts == 2 ? __fadd_rn(v[0], v[apart]) : v[0];
 }
 
-/* A warp's part of a panel: the units of its turn.  An output is eight chains, of the blocks whose number is j modulo
- * 8, and chains are put together in one order: in pairs, then pairs of pairs.
+__device__ static inline void put_output(const tern_cuda_narrow &a, const tern_cuda_product &m, float sum, int row,
+                                         int col)
+{
+    if (m.bias)
+        sum = __fadd_rn(sum, cuda_at<const float>(m.bias)[col]);
+    cuda_at<float>(m.y)[(uint64_t)row * m.y_stride + blockIdx.z * a.y_head + col] = sum;
+}
+
+/* A warp's part of a panel: the units of its turn.  An output is four chains: chain t has blocks 2t and 2t + 1 of each
+ * unit, chain 0 then the unit's minima.  Chains are put together in pairs, then pairs of pairs.
  *
  * One row: the columns are the blocks of a unit, each zero in all columns but its own, so that eight products leave the
- * dots of eight blocks and every lane has work with the scales. */
+ * dots of eight blocks and every lane has work with the scales.  Of the minima column 0 is the row. */
 template <int C, int S> __device__ static inline void narrow_1(const tern_cuda_narrow &a)
 {
-    using unit = unit_of<C, S>;
     extern __shared__ __align__(128) uint8_t shared[];
     __shared__ float part[2][WARPS][16];
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32, g = lane / 4, t = lane % 4;
-    const int row0 = blockIdx.x, k = a.m[0].w.k, blocks = k / 32, units = (blocks + 7) / 8;
-    const uint8_t *ring = shared + warp * (unit::depth * unit::bytes);
-    const uint32_t ring_at = (uint32_t)__cvta_generic_to_shared(ring);
+    const int row0 = blockIdx.x, k = a.m[0].w.k;
     uint64_t matrix = (uint64_t)blockIdx.z * a.matrix_bytes;
     if (a.ids) { /* else weights are there before the step is */
         cuda_wait();
         matrix = (uint64_t)cuda_at<const int32_t>(a.ids)[row0] * a.matrix_bytes;
     }
-    auto panel_at = [&](const tern_cuda_product &m, int panel) {
-        return cuda_at<const uint8_t>(m.w.p) + matrix + (uint64_t)(panel - m.panel0) * m.w.panel_bytes;
-    };
-    int ahead = blockIdx.y, ahead_u = warp, ahead_m = product_of(a, ahead),
-        stage = 0; /* what is asked for next, and where */
-    const uint8_t *ahead_p = panel_at(a.m[ahead_m], ahead);
-    auto ask = [&]() {
-        if (ahead < a.n_panels) {
-            fetch_unit<C, S>(ring_at + stage * unit::bytes, a.m[ahead_m].w, ahead_p, ahead_u, blocks, lane);
-            ahead_u += warps;
-            if (ahead_u >= units) {
-                ahead_u = warp;
-                ahead += gridDim.y;
-                if (ahead < a.n_panels) {
-                    ahead_m = product_of(a, ahead);
-                    ahead_p = panel_at(a.m[ahead_m], ahead);
-                }
-            }
-        }
-        asm volatile("cp.async.commit_group;" ::: "memory");
-        stage = stage + 1 < unit::depth ? stage + 1 : 0;
-    };
+    feed<C, S> f(a, shared, matrix);
+    const int lane = f.lane, warp = f.warp, warps = f.warps, blocks = f.blocks, units = f.units, g = lane / 4,
+              t = lane % 4;
 #pragma unroll 1
-    for (int i = 0; i < unit::depth; i++)
-        ask();
+    for (int i = 0; i < unit_of<C, S>::depth; i++)
+        f.ask();
     if (!a.ids)
         cuda_wait();
     const uint8_t *x =
         cuda_at<const uint8_t>(a.q8) + ((uint64_t)(row0 / a.per_row) * a.n_heads + blockIdx.z) * a.row_bytes;
+    const float *scales = reinterpret_cast<const float *>(x + k);
     uint32_t x0 = 0, x1 = 0;
-    float2 sx[2];
+    float sx[2], sum[2] = {}; /* of blocks 2t and 2t + 1; sums of minima_by_unit: of t and t + 4 */
     auto ask_row = [&](int u) {
         const uint2 two = reinterpret_cast<const uint2 *>(x)[min(u * 8 + g, blocks - 1) * 4 + t];
         x0 = two.x;
         x1 = two.y;
+        if (kind_whole(S)) {
+            const float2 s = reinterpret_cast<const float2 *>(scales)[u * 4 + t];
+            sx[0] = s.x;
+            sx[1] = s.y;
+        }
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-            const int b = u * 8 + 2 * t + i;
-            sx[i] = reinterpret_cast<const float2 *>(x + k)[min(b, blocks - 1)];
-            if (b >= blocks)
-                sx[i] = make_float2(0, 0);
+            const int b = u * 8 + 2 * t + i, of = minima_by_unit<S>() ? u * 8 + t + 4 * i : b;
+            if (!kind_whole(S))
+                sx[i] = b < blocks ? scales[b] : 0;
+            if (kind_minimum(S))
+                sum[i] = (kind_whole(S) || of < blocks) && (g == 0 || !minima_by_unit<S>()) ? scales[blocks + of] : 0;
         }
     };
     ask_row(warp);
@@ -439,24 +230,23 @@ template <int C, int S> __device__ static inline void narrow_1(const tern_cuda_n
         const tern_cuda_product &product = a.m[product_of(a, panel)];
         const tern_cuda_matrix &m = product.w;
         const int zero = kind_zero(S) ? m.zero : 0;
-        float acc[2][2] = {};
+        float acc[2] = {};
         for (int u = warp; u < units; u += warps) {
             const uint32_t b0 = x0, b1 = x1;
-            const float2 s0 = sx[0], s1 = sx[1];
+            const float s[2] = {sx[0], sx[1]}, n[2] = {sum[0], sum[1]};
             piece<C> code[8];
             raw_scales<S> raw;
-            asm volatile("cp.async.wait_group %0;" ::"n"(unit::depth - 1) : "memory");
-            __syncwarp();
-            const uint8_t *from = ring + stage * unit::bytes, *scales = from + unit::codes;
+            unit_minima minima;
+            const uint8_t *from = f.take();
 #pragma unroll
             for (int j = 0; j < 8; j++)
                 load_piece<C>(code[j], from + j * codes_unit(C), t, g);
-            load_scales<S>(raw,
-                           {scales, scales + unit::d, scales + unit::d + unit::m, scales + unit::d + unit::m + unit::a},
-                           2 * t, g);
+            load_scales<S>(raw, f.scales(from), 2 * t, g);
+            if (minima_by_unit<S>())
+                make_minima<S>(minima, f.scales(from), t, g);
             ask_row(u + warps < units ? u + warps : warp);
             __syncwarp();
-            ask();
+            f.ask();
             dots<S> d;
             start_dots<S>(d, zero, b0, b1);
 #pragma unroll
@@ -465,15 +255,22 @@ template <int C, int S> __device__ static inline void narrow_1(const tern_cuda_n
 #pragma unroll
             for (int i = 0; i < 2; i++) {
                 two_scales sc;
-                make_scales<S>(sc, raw, m, panel_at(product, panel), u * 8 + 2 * t, i, g, blocks);
+                make_scales<S>(sc, raw, m, f.panel_at(product, panel), u * 8 + 2 * t, i, g, blocks);
 #pragma unroll
                 for (int r = 0; r < 2; r++)
-                    acc[r][i] = add_part<S>(acc[r][i], d, sc, r, i, i ? s1 : s0);
+                    acc[r] = add_part<S>(acc[r], d, sc, r, i, s[i], n[i]);
+            }
+            if (minima_by_unit<S>()) {
+                float c[4];
+                multiply_minima(c, minima, n[0], n[1]);
+#pragma unroll
+                for (int r = 0; r < 2; r++)
+                    acc[r] = __fmaf_rn(minima.by[r], c[2 * r], acc[r]); /* 0 but in column 0 */
             }
         }
 #pragma unroll
         for (int r = 0; r < 2; r++) {
-            float v = __fadd_rn(acc[r][0], acc[r][1]);
+            float v = acc[r];
             v = __fadd_rn(v, __shfl_xor_sync(0xFFFFFFFFu, v, 1));
             v = __fadd_rn(v, __shfl_xor_sync(0xFFFFFFFFu, v, 2));
             if (t == 0)
@@ -481,138 +278,107 @@ template <int C, int S> __device__ static inline void narrow_1(const tern_cuda_n
         }
         __syncthreads(); /* one is enough: the warps' parts of the panel after the next wait at the next one's */
         const int col = (panel - product.panel0) * 16 + lane;
-        if (warp != turn % warps || lane >= 16 || col >= m.n)
-            continue;
-        float sum = sum_parts(part[turn % 2], warps, lane);
-        if (product.bias)
-            sum = __fadd_rn(sum, cuda_at<const float>(product.bias)[col]);
-        cuda_at<float>(product.y)[(uint64_t)row0 * product.y_stride + blockIdx.z * a.y_head + col] = sum;
+        if (warp == turn % warps && lane < 16 && col < m.n)
+            put_output(a, product, sum_parts(&part[turn % 2][0][lane], warps, 16), row0, col);
     }
     asm volatile("cp.async.wait_group 0;" ::: "memory");
 }
 
-/* 8 * G rows: the columns.  A warp takes `parts / split` parts of one panel, one after the other. */
+/* 8 * G rows: the columns. */
 template <int C, int S, int G> __device__ static inline void narrow_rows(const tern_cuda_narrow &a)
 {
-    using unit = unit_of<C, S>;
-    constexpr int STAGE = unit::bytes, DEPTH = TERN_CUDA_ROWS_DEPTH(unit::bytes);
+    constexpr int BUFFERS = G < 4 ? 2 : 1; /* of a panel's parts: with one, threads meet once more */
     extern __shared__ __align__(128) uint8_t shared[];
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32, g = lane / 4, t = lane % 4;
-    const int row0 = blockIdx.x * 8 * G, k = a.m[0].w.k, blocks = k / 32, units = (blocks + 7) / 8;
-    const int panel =
-        min((int)blockIdx.y * (warps / a.split) + warp / a.split, a.n_panels - 1); /* the last one twice: harmless */
-    const int own = a.parts / a.split, part0 = warp % a.split * own;
-    const tern_cuda_product &product = a.m[product_of(a, panel)];
-    const tern_cuda_matrix &m = product.w;
-    const uint8_t *p =
-        cuda_at<const uint8_t>(m.p) + blockIdx.z * a.matrix_bytes + (uint64_t)(panel - product.panel0) * m.panel_bytes;
-    const int zero = kind_zero(S) ? m.zero : 0;
-    const uint8_t *ring = shared + warp * (DEPTH * STAGE);
-    const uint32_t ring_at = (uint32_t)__cvta_generic_to_shared(ring);
-    float *levels = reinterpret_cast<float *>(shared + warps * (DEPTH * STAGE)) + warp * (3 * 4 * G * 32) + lane;
-    int ahead = 0, ahead_u = part0, stage = 0;
-    auto next = [&](int &part, int &u) {
-        u += a.parts;
-        if (u >= units)
-            u = part0 + ++part;
-    };
-    for (int i = 0; i < DEPTH; i++) { /* weights are there before the step is */
-        if (ahead < own)
-            fetch_unit<C, S>(ring_at + i * STAGE, m, p, ahead_u, blocks, lane);
-        asm volatile("cp.async.commit_group;" ::: "memory");
-        next(ahead, ahead_u);
-    }
+    __shared__ float part[BUFFERS][WARPS][4 * G * 32]; /* of each warp: group, number of the lane's four, lane */
+    const int row0 = blockIdx.x * 8 * G, k = a.m[0].w.k;
+    feed<C, S> f(a, shared, (uint64_t)blockIdx.z * a.matrix_bytes);
+    const int lane = f.lane, warp = f.warp, warps = f.warps, blocks = f.blocks, units = f.units, g = lane / 4,
+              t = lane % 4;
+#pragma unroll 1
+    for (int i = 0; i < unit_of<C, S>::depth; i++) /* weights are there before the step is */
+        f.ask();
     cuda_wait();
-    /* Eights of rows lie as they are read, and in the cache next to the processor after the first panel. */
-    const uint8_t *x =
-        cuda_at<const uint8_t>(a.q8) + ((uint64_t)blockIdx.z * a.head_rows + row0) * a.row_bytes + (g * 4 + t) * 8;
-    const uint8_t *x_scale = x + 8 * k - (g * 4 + t) * 8 + t * 16;
-    for (int done = 0; done < own; done++) {
-        float acc[G][8][4] = {};
-        for (int u = part0 + done; u < units; u += a.parts) {
-            asm volatile("cp.async.wait_group %0;" ::"n"(DEPTH - 1) : "memory");
-            __syncwarp();
-            const uint8_t *from = ring + stage * STAGE, *scales = from + unit::codes;
-            const scales_at at = {scales, scales + unit::d, scales + unit::d + unit::m,
-                                  scales + unit::d + unit::m + unit::a};
+    /* Eights of rows lie as they are read.  Where there is no further eight, the last one comes again. */
+    const uint8_t *x = cuda_at<const uint8_t>(a.q8) + ((uint64_t)blockIdx.z * a.head_rows + row0) * a.row_bytes;
+    const int more = (a.n_rows - 1 - row0) / 8;
+    int turn = 0;
+    for (int panel = blockIdx.y; panel < a.n_panels; panel += gridDim.y, turn++) {
+        const tern_cuda_product &product = a.m[product_of(a, panel)];
+        const tern_cuda_matrix &m = product.w;
+        const int zero = kind_zero(S) ? m.zero : 0;
+        float acc[G][4][4] = {};
+        for (int u = warp; u < units; u += warps) {
+            const uint8_t *from = f.take();
+            const uint8_t *q[G];
+            const float *scales[G];
+#pragma unroll
+            for (int c = 0; c < G; c++) { /* what lies behind the last block are other numbers of the scratch */
+                const uint8_t *eight = x + (uint64_t)min(c, more) * (8 * a.row_bytes);
+                q[c] = eight + u * 2048 + lane * 8;
+                scales[c] = reinterpret_cast<const float *>(eight + 8 * k) + u * 64;
+            }
+            const int left = kind_whole(S) ? 8 : blocks - u * 8;
 #pragma unroll
             for (int j = 0; j < 8; j++) {
                 piece<C> code;
                 raw_scales<S> raw;
                 two_scales sc;
                 load_piece<C>(code, from + j * codes_unit(C), t, g);
-                load_scales<S>(raw, at, j / 2 * 2, g);
-                make_scales<S>(sc, raw, m, p, u * 8 + j / 2 * 2, j % 2, g, blocks);
-                const int block = min(u * 8 + j, blocks - 1);
-                const bool real = u * 8 + j < blocks;
+                load_scales<S>(raw, f.scales(from), j / 2 * 2, g);
+                make_scales<S>(sc, raw, m, f.panel_at(product, panel), u * 8 + j / 2 * 2, j % 2, g, blocks);
 #pragma unroll
                 for (int c = 0; c < G; c++) {
-                    const uint2 two = *reinterpret_cast<const uint2 *>(x + c * (8 * a.row_bytes) + block * 256);
-                    const float4 sx = *reinterpret_cast<const float4 *>(x_scale + c * (8 * a.row_bytes) + block * 64);
+                    const uint2 two = *reinterpret_cast<const uint2 *>(q[c] + j * 256);
+                    float2 s = make_float2(0, 0), n = s;
+                    if (j < left)
+                        s = *reinterpret_cast<const float2 *>(scales[c] + j * 8 + 2 * t);
+                    if (kind_minimum(S) && !minima_by_unit<S>() && j < left)
+                        n = *reinterpret_cast<const float2 *>(scales[c] + blocks * 8 + j * 8 + 2 * t);
                     dots<S> d;
                     start_dots<S>(d, zero, two.x, two.y);
                     add_dots<C, S>(d, code, t, m.table, two.x, two.y);
 #pragma unroll
-                    for (int i = 0; i < 2; i++) {
-                        const float2 s = !real ? make_float2(0, 0)
-                                         : i   ? make_float2(sx.z, sx.w)
-                                               : make_float2(sx.x, sx.y);
+                    for (int i = 0; i < 2; i++)
 #pragma unroll
                         for (int r = 0; r < 2; r++)
-                            acc[c][j][2 * r + i] = add_part<S>(acc[c][j][2 * r + i], d, sc, r, i, s);
-                    }
+                            acc[c][j / 2][2 * r + i] =
+                                add_part<S>(acc[c][j / 2][2 * r + i], d, sc, r, i, i ? s.y : s.x, i ? n.y : n.x);
+                }
+            }
+            if (minima_by_unit<S>()) {
+                unit_minima minima;
+                make_minima<S>(minima, f.scales(from), t, g);
+#pragma unroll
+                for (int c = 0; c < G; c++) {
+                    const float *sums = scales[c] + blocks * 8 + t * 8 + g;
+                    float v[4];
+                    multiply_minima(v, minima, t < left ? sums[0] : 0, t + 4 < left ? sums[32] : 0);
+#pragma unroll
+                    for (int i = 0; i < 4; i++)
+                        acc[c][0][i] = __fmaf_rn(minima.by[i / 2], v[i], acc[c][0][i]);
                 }
             }
             __syncwarp();
-            if (ahead < own)
-                fetch_unit<C, S>(ring_at + stage * STAGE, m, p, ahead_u, blocks, lane);
-            asm volatile("cp.async.commit_group;" ::: "memory");
-            next(ahead, ahead_u);
-            stage = stage + 1 < DEPTH ? stage + 1 : 0;
+            f.ask();
         }
-        int level =
-            0; /* parts in pairs, then pairs of pairs: the sums that wait for their other half lie in shared memory */
-        for (; done >> level & 1; level++)
-            ;
+        float(*parts)[4 * G * 32] = part[turn % BUFFERS];
+        if (BUFFERS == 1)
+            __syncthreads();
 #pragma unroll
         for (int c = 0; c < G; c++)
 #pragma unroll
-            for (int q = 0; q < 4; q++) {
-                float v[4];
-#pragma unroll
-                for (int j = 0; j < 4; j++)
-                    v[j] = __fadd_rn(acc[c][2 * j][q], acc[c][2 * j + 1][q]);
-                float sum = __fadd_rn(__fadd_rn(v[0], v[1]), __fadd_rn(v[2], v[3]));
-                for (int l = 0; l < level; l++)
-                    sum = __fadd_rn(levels[(l * 4 * G + c * 4 + q) * 32], sum);
-                levels[((level < 3 ? level : 0) * 4 * G + c * 4 + q) * 32] = sum;
-            }
+            for (int i = 0; i < 4; i++)
+                parts[warp][(c * 4 + i) * 32 + lane] = __fadd_rn(__fadd_rn(acc[c][0][i], acc[c][1][i]),
+                                                                 __fadd_rn(acc[c][2][i], acc[c][3][i]));
+        __syncthreads(); /* with two buffers one is enough: the next panel's parts but one wait at the next one's */
+        for (int i = threadIdx.x; i < 4 * G * 32; i += blockDim.x) {
+            const int number = i / 32 % 4, row = row0 + i / 128 * 8 + 2 * t + number % 2;
+            const int col = (panel - product.panel0) * 16 + 2 * g + number / 2;
+            if (row < a.n_rows && col < m.n)
+                put_output(a, product, sum_parts(&parts[0][i], warps, 4 * G * 32), row, col);
+        }
     }
     asm volatile("cp.async.wait_group 0;" ::: "memory");
-    __syncthreads();
-    /* What a warp has lies at the level of its number of parts (3: at 0); a panel's warps follow each other. */
-    if (warp % a.split || (int)blockIdx.y * (warps / a.split) + warp / a.split >= a.n_panels)
-        return;
-    const int level = own == 8 ? 0 : own == 4 ? 2 : own == 2 ? 1 : 0, apart = 3 * 4 * G * 32;
-    for (int c = 0; c < G; c++)
-        for (int q = 0; q < 4; q++) {
-            const float *v = levels + (level * 4 * G + c * 4 + q) * 32;
-            const int row = row0 + c * 8 + 2 * t + q % 2, in = 2 * g + q / 2, col = (panel - product.panel0) * 16 + in;
-            float sum = v[0];
-            if (a.split == 2)
-                sum = __fadd_rn(v[0], v[apart]);
-            else if (a.split >= 4) {
-                sum = __fadd_rn(__fadd_rn(v[0], v[apart]), __fadd_rn(v[2 * apart], v[3 * apart]));
-                if (a.split == 8)
-                    sum = __fadd_rn(
-                        sum, __fadd_rn(__fadd_rn(v[4 * apart], v[5 * apart]), __fadd_rn(v[6 * apart], v[7 * apart])));
-            }
-            if (row >= a.n_rows || col >= m.n)
-                continue;
-            if (product.bias)
-                sum = __fadd_rn(sum, cuda_at<const float>(product.bias)[col]);
-            cuda_at<float>(product.y)[(uint64_t)row * product.y_stride + blockIdx.z * a.y_head + col] = sum;
-        }
 }
 
 #define FIT(c, s) TERN_CUDA_RING_BLOCKS(TERN_CODES_##c, TERN_SCALES_##s)

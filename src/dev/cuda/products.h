@@ -16,9 +16,9 @@ struct tern_cuda_matrix {
     int8_t table[16];
 };
 
-/* Decode rows as int8: q [k], then for every 32 inputs {scale, scale * sum of q}; row_bytes apart.  Several rows lie in
- * eights (lanes): 32 inputs of each of eight rows, and so on, then the scales of the same.  Words of 32 inputs are in
- * the order 0, 4, 1, 5, 2, 6, 3, 7. */
+/* Decode rows as int8: q [k], then for every 32 inputs the scale, then for every 32 scale * sum of q; row_bytes apart.
+ * Several rows lie in eights (lanes): 32 inputs of each of eight rows, and so on, then the scales and sums likewise.
+ * Words of 32 inputs are in the order 0, 4, 1, 5, 2, 6, 3, 7. */
 struct tern_cuda_quantize {
     uint64_t to, x;
     uint64_t row_bytes, stride; /* stride: floats */
@@ -28,12 +28,11 @@ struct tern_cuda_quantize {
 };
 
 #define TERN_CUDA_LANES     8
-#define TERN_CUDA_ROWS_UNIT 2560 /* bytes of 256 inputs of eight rows */
+#define TERN_CUDA_Q8_BEHIND 2048 /* bytes behind the last row that may be read: a unit of eight rows */
 
-/* How many units of 256 inputs of a panel a warp keeps under way, by their bytes; of one row, of several.  Blocks of
- * eight warps that share a processor: two of several rows, of one row as many as their registers allow. */
+/* How many units of 256 inputs of a panel a warp keeps under way, by their bytes.  Blocks of eight warps that share a
+ * processor: two of several rows, of one row as many as their registers allow. */
 #define TERN_CUDA_RING_DEPTH(bytes) ((bytes)*8 * 3 <= 72 << 10 ? 3 : 2)
-#define TERN_CUDA_ROWS_DEPTH(bytes) TERN_CUDA_RING_DEPTH(bytes)
 #define TERN_CUDA_RING_BLOCKS(codes, scales) \
     ((codes) == TERN_CODES_U6 || (codes) == TERN_CODES_S8 || (scales) >= TERN_SCALES_G16 ? 2 : 3)
 
@@ -46,14 +45,14 @@ struct tern_cuda_product {
     int32_t unused;
 };
 
-/* Products of decode rows, all of one kind of weights.  Block (panel, part): the rows from part * R on. */
+/* Products of decode rows, all of one kind of weights.   */
 struct tern_cuda_narrow {
     struct tern_cuda_product m[TERN_CUDA_PRODUCTS];
     uint64_t q8, row_bytes; /* of integer codes */
     uint64_t x, x_stride;   /* of float codes: f32 */
     int32_t n_m, n_rows, n_heads, n_panels;
-    int32_t parts, split;      /* a panel's sum is that of `parts`; several rows: a panel's warps */
-    int32_t head_rows, unused; /* several rows: head z begins at row z * head_rows of q8 */
+    int32_t parts;     /* a panel's sum is that of so many */
+    int32_t head_rows; /* several rows: head z begins at row z * head_rows of q8 */
     /* Stacks: block z is head z, of matrix z, matrix_bytes apart; its output y_head floats on, its input x_head. */
     uint64_t matrix_bytes, y_head, x_head;
     /* Experts: row r is pair r; its matrix stands in ids[r], its input is row r / per_row. */

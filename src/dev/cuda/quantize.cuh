@@ -32,7 +32,9 @@ __device__ static inline void quantize_four(uint8_t *q8, uint64_t row_bytes, int
         (uint32_t)(q0 & 255) | (uint32_t)(q1 & 255) << 8 | (uint32_t)(q2 & 255) << 16 | (uint32_t)(q3 & 255) << 24;
     if (i == 0) {
         const float scale = __fdiv_rn(top, 127.0f) + odd; /* odd: 0, or not finite */
-        reinterpret_cast<float2 *>(q8 + lanes * k)[b * lanes + lane] = make_float2(scale, __fmul_rn(scale, (float)sum));
+        float *scales = reinterpret_cast<float *>(q8 + lanes * k);
+        scales[b * lanes + lane] = scale;
+        scales[(k / 32 + b) * lanes + lane] = __fmul_rn(scale, (float)sum);
     }
 }
 

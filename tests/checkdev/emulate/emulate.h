@@ -309,7 +309,7 @@ static inline uint64_t __cvta_generic_to_shared(const void *p)
 }
 
 struct emulate_product {
-    int kind; /* 0: halves; else inputs of integers */
+    int kind; /* 0: halves; 8: floats of 11 bits; else inputs of integers */
     bool a_signed, b_signed;
     void *c[4];
     uint32_t a[4], b[2];
@@ -326,6 +326,18 @@ static inline float emulate_half(uint32_t r, int i)
     return _cvtsh_ss((uint16_t)(r >> 16 * i));
 }
 
+/* Element i of a register of a product of that kind. */
+template <class T> static inline T emulate_element(int kind, uint32_t r, int i, bool is_signed)
+{
+    if (kind == 8) {
+        float x;
+        r &= 0xFFFFE000u;
+        memcpy(&x, &r, 4);
+        return (T)x;
+    }
+    return kind ? (T)emulate_byte(r, i, is_signed) : (T)emulate_half(r, i);
+}
+
 /* m16n8: lane 4g + t has rows g and g + 8 and columns 2t and 2t + 1 of what comes out. */
 template <class T, int K, int REGISTER> static inline void emulate_matrix(emulate_product *const lane[32])
 {
@@ -335,11 +347,11 @@ template <class T, int K, int REGISTER> static inline void emulate_matrix(emulat
         for (int row = 0; row < 16; row++) {
             const emulate_product *p = lane[row % 8 * 4 + t];
             const uint32_t r = p->a[half * 2 + row / 8];
-            a[k][row] = p->kind ? (T)emulate_byte(r, i, p->a_signed) : (T)emulate_half(r, i);
+            a[k][row] = emulate_element<T>(p->kind, r, i, p->a_signed);
         }
         for (int col = 0; col < 8; col++) {
             const emulate_product *p = lane[col * 4 + t];
-            b[k][col] = p->kind ? (T)emulate_byte(p->b[half], i, p->b_signed) : (T)emulate_half(p->b[half], i);
+            b[k][col] = emulate_element<T>(p->kind, p->b[half], i, p->b_signed);
         }
     }
     for (int row = 0; row < 16; row++)
@@ -359,6 +371,8 @@ static inline void emulate_multiply(void *pieces[32])
     emulate_product *const *lane = reinterpret_cast<emulate_product *const *>(pieces);
     if (lane[0]->kind == 32)
         emulate_matrix<int, 32, 4>(lane);
+    else if (lane[0]->kind == 8)
+        emulate_matrix<float, 8, 1>(lane);
     else if (lane[0]->kind)
         emulate_matrix<int, 16, 4>(lane);
     else
@@ -370,7 +384,9 @@ static inline void emulate_mma(const char *text, T &c0, T &c1, T &c2, T &c3, uin
                                uint32_t a3, uint32_t b0, uint32_t b1)
 {
     const bool floats = sizeof(T) == 4 && std::is_same<T, float>::value;
-    emulate_product p = {floats ? 0 : 32,
+    emulate_product p = {!floats                ? 32
+                         : strstr(text, "tf32") ? 8
+                                                : 0,
                          strstr(text, ".s32.s8") != NULL,
                          strstr(text, "8.s8.s32") != NULL,
                          {&c0, &c1, &c2, &c3},

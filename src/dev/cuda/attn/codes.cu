@@ -364,17 +364,19 @@ template <int D, int C, int NT> __device__ static void attend_codes(const tern_c
     const tern_cuda_layer &l = a.l;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     block_rows b;
-    cuda_wait();
-    if (!find_rows(b, a, blockIdx.x / a.n_blocks, blockIdx.x % a.n_blocks, blockIdx.y))
-        return;
-    if (blockIdx.z == 0) { /* first: it takes longer than many a range */
-        attend_raw<D, THREADS, ROWS>(b, shared);
+    int begin = 0, end = 0, range = 0;
+    const bool raw = blockIdx.z == 0; /* first: it takes longer than many a range */
+    bool real = find_rows(b, a, blockIdx.x / a.n_blocks, blockIdx.x % a.n_blocks, blockIdx.y);
+    if (real && !raw) {
+        range = find_range(b, blockIdx.z - 1, begin, end);
+        real = begin < end;
+    }
+    if (!real || raw) {
+        cuda_wait();
+        if (real)
+            attend_raw<D, THREADS, ROWS>(b, shared);
         return;
     }
-    int begin, end;
-    const int range = find_range(b, blockIdx.z - 1, begin, end);
-    if (begin >= end)
-        return;
     const tern_cuda_table &table = table_of(a.t, *b.job, l.group);
     const tern_cuda_cache &cache = cuda_at<const tern_cuda_cache>(a.t.caches)[b.job->cache];
     const tern_cuda_blocks &pool = cuda_at<const tern_cuda_blocks>(a.t.pools)[cache.pages + l.group];
@@ -383,6 +385,9 @@ template <int D, int C, int NT> __device__ static void attend_codes(const tern_c
     const uint32_t ring = (uint32_t)__cvta_generic_to_shared(shared) + warp * 2 * layout::BYTES;
     const int first = begin + ((warp - begin) & (WARPS - 1));
     uint32_t next = 0;
+    const bool early = end <= b.job->pos0 / 64; /* pages that were closed before the step are there */
+    if (!early)
+        cuda_wait();
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         if (first + i * WARPS < end)
@@ -391,6 +396,8 @@ template <int D, int C, int NT> __device__ static void attend_codes(const tern_c
     }
     if (first + 2 * WARPS < end)
         next = numbers[first + 2 * WARPS];
+    if (early)
+        cuda_wait();
     load_columns<D, ROWS>(b, columns, scale, total, shift);
     worker<D, C, NT> w;
     w.b = &b;

@@ -12,8 +12,9 @@ template <int D> __device__ static void merge(const tern_cuda_attn_args &a)
     const tern_cuda_layer &l = a.l;
     const int d = threadIdx.x % D, split = threadIdx.x / D, i = blockIdx.z, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     block_rows b;
-    cuda_wait();
-    if (!find_rows(b, a, blockIdx.x / a.n_blocks, blockIdx.x % a.n_blocks, blockIdx.y) || i >= b.n_q)
+    const bool real = find_rows(b, a, blockIdx.x / a.n_blocks, blockIdx.x % a.n_blocks, blockIdx.y) && i < b.n_q;
+    cuda_wait(); /* the step's tables were there before its first kernel */
+    if (!real)
         return;
     const int pages = tern_cuda_range_pages(l.window, b.pos0), page0 = oldest_seen(l, row_pos(b, i)) / 64;
     const int first = page0 / pages, n = page0 < b.raw0 ? (b.raw0 - 1) / pages - first + 1 : 0;
