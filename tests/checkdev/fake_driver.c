@@ -36,7 +36,7 @@ static bool is(const char *word)
 
 static size_t room(void)
 {
-    return (is("small") ? (size_t)64 : (size_t)4096) << 20;
+    return (is("small") ? (size_t)64 : is("nine") ? (size_t)512 : (size_t)4096) << 20;
 }
 
 static tern_cu_result now(void)
