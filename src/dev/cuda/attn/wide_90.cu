@@ -199,10 +199,9 @@ template <int D> __device__ static inline wide_pages find_pages(const block_rows
 }
 
 /* All pages from page0 to the rows' own, through the ring. */
-template <int D> __device__ static void bring_all(const block_rows &b, const wide_ring<D> &r)
+template <int D> __device__ static void bring_all(const block_rows &b, const wide_ring<D> &r, const wide_pages &from)
 {
     const tern_cuda_layer &l = b.a->l;
-    const wide_pages from = find_pages<D>(b);
     const uint64_t k_off = from.numbers ? l.k_off : 0, v_off = from.numbers ? l.v_off : wide_ring<D>::SIDE;
     uint64_t next = from.numbers && b.page0 < b.raw0 ? from.numbers[b.page0] : 0;
     int n = 0;
@@ -422,9 +421,11 @@ template <int D> __device__ static void attend(const tern_cuda_attn_args &a)
     const int units = gridDim.x - 1 - blockIdx.x; /* those that see most come first */
     block_rows b;
     wide_ring<D> r;
-    cuda_wait();
-    if (!find_rows(b, a, units / a.n_blocks, units % a.n_blocks, a.kv0 * a.n_split + blockIdx.y))
+    if (!find_rows(b, a, units / a.n_blocks, units % a.n_blocks, a.kv0 * a.n_split + blockIdx.y)) {
+        cuda_wait();
         return;
+    }
+    const wide_pages from = find_pages<D>(b); /* up to here tables alone, which no kernel writes */
     const uint32_t at = (uint32_t)__cvta_generic_to_shared(shared);
     r.at = (at + 1023) & ~1023u;
     r.p = shared + (r.at - at);
@@ -439,10 +440,11 @@ template <int D> __device__ static void attend(const tern_cuda_attn_args &a)
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     __syncthreads();
+    cuda_wait();
     const int group = threadIdx.x / GROUP - 1;
     if (group < 0) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 56;" ::: "memory");
-        bring_all<D>(b, r);
+        bring_all<D>(b, r, from);
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 224;" ::: "memory");
         if (group < groups)
