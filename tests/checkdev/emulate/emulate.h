@@ -520,8 +520,9 @@ static inline void emulate_multiply_wide(void *pieces[32])
             w[col][k] = emulate_number(one->matrix[one->n_matrices - 1], col, k, one->turned);
     for (int row = 0; row < 16; row++)
         for (int k = 0; k < 16; k++)
-            x[row][k] = one->n_a ? emulate_half(lane[row % 8 * 4 + k % 8 / 2]->a[k / 8 * 2 + row / 8], k % 2)
-                                 : emulate_number(one->matrix[0], (int)(emulate_thread.x / 32 % 4) * 16 + row, k, false);
+            x[row][k] = one->n_a
+                            ? emulate_half(lane[row % 8 * 4 + k % 8 / 2]->a[k / 8 * 2 + row / 8], k % 2)
+                            : emulate_number(one->matrix[0], (int)(emulate_thread.x / 32 % 4) * 16 + row, k, false);
     for (int row = 0; row < 16; row++)
         for (int col = 0; col < one->columns; col++) {
             float *c = lane[row % 8 * 4 + col % 8 / 2]->c[col / 8 * 4 + row / 8 * 2 + col % 2];

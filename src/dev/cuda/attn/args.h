@@ -112,8 +112,8 @@ struct tern_cuda_attn_args {
     float q_scale, cap;    /* both in log2 units; cap 0: none */
     uint64_t q8, q8_bytes; /* decode rows of out as int8 too, q8_bytes apart; 0: not so */
     int32_t q8_lanes;
-    /* Prompt rows of one pass: units of jobs from job0 on, kv_n KV heads from kv0 on, and where their closed pages lie as
-     * halves (attn/expand.cu): [page of a job, of the next][KV head]; 0: they do so in the cache. */
+    /* Prompt rows of one pass: units of jobs from job0 on, kv_n KV heads from kv0 on, and where their closed pages lie
+     * as halves (attn/expand.cu): [page of a job, of the next][KV head]; 0: they do so in the cache. */
     int32_t job0, kv0, kv_n;
     uint64_t expanded;
 };

@@ -55,8 +55,8 @@ __device__ static inline uint32_t piece_at(int row, int piece)
     return (uint32_t)(row * 128 + ((piece ^ (row & 7)) << 4));
 }
 
-/* What the tensor cores are told of a matrix whose rows are contracted over: 64 columns a row, 8 KB (`half` of values: 64
- * rows) from these columns to the next 64, 1024 bytes from eight rows to the next. */
+/* What the tensor cores are told of a matrix whose rows are contracted over: 64 columns a row, 1024 bytes from eight rows
+ * to the next, 8 KB (64 rows: the tokens of a page) from these columns to the next 64. */
 __device__ static inline uint64_t matrix_at(uint32_t at)
 {
     return (uint64_t)(at >> 4 & 0x3FFF) | (uint64_t)(8192 >> 4) << 16 | (uint64_t)(1024 >> 4) << 32 | (uint64_t)1 << 62;
