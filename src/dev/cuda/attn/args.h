@@ -115,6 +115,7 @@ struct tern_cuda_attn_args {
     /* Prompt rows of one pass: units of jobs from job0 on, kv_n KV heads from kv0 on, and where their closed pages lie
      * as halves (attn/expand.cu): [page of a job, of the next][KV head]; 0: they do so in the cache. */
     int32_t job0, kv0, kv_n;
+    int32_t pages, per_block; /* of all jobs of the pass, and how many a block of threads expands */
     uint64_t expanded;
 };
 

@@ -6,6 +6,7 @@
 #include "dev/cuda/attn/matrix.cuh"
 
 #define THREADS 256
+#define MOST    8 /* pages of one block of threads, one after the other */
 
 /* One side as it comes and another one as it goes, in turn. */
 union expand_side {
@@ -13,10 +14,19 @@ union expand_side {
     __half keys_out[128 * (64 + 8)], values_in[128 * (64 + 8)]; /* [dim][token] */
 };
 
+struct expand_room {
+    expand_side one, other;
+    float key[128], add[128], value[128]; /* what a dim is multiplied by behind the sums, and what keys get besides */
+    const uint8_t *from[MOST];
+    const tern_cuda_job *job[MOST];
+    int page[MOST];
+};
+
 template <int D> struct expand_page {
     static constexpr int ROW = D + 8, COL = 64 + 8;
     const tern_cuda_layer *l;
     const tern_cuda_job *job;
+    const expand_room *r;
     const uint8_t *from;
     int page, head;
 };
@@ -32,8 +42,8 @@ __device__ static inline __half clamped(float x)
     return __float2half_rn(fmaxf(fminf(x, 65504.0f), -65504.0f));
 }
 
-/* Page `slot` of the pass. */
-template <int D> __device__ static void find_page(expand_page<D> &p, const tern_cuda_attn_args &a, int slot)
+/* Page `slot` of the pass becomes the block's i-th. */
+__device__ static void find_page(expand_room &r, const tern_cuda_attn_args &a, int slot, int i)
 {
     int n, first;
     const tern_cuda_job *j = cuda_at<const tern_cuda_job>(a.t.jobs) + a.job0;
@@ -44,11 +54,33 @@ template <int D> __device__ static void find_page(expand_page<D> &p, const tern_
             break;
         slot -= n;
     }
-    p.l = &a.l;
-    p.job = j;
-    p.page = first + slot;
-    p.head = a.kv0 + blockIdx.y;
-    p.from = page_at(a.t, a.l, *j, p.page, p.head);
+    r.job[i] = j;
+    r.page[i] = first + slot;
+    r.from[i] = page_at(a.t, a.l, *j, first + slot, a.kv0 + blockIdx.y);
+}
+
+__device__ static void load_factors(expand_room &r, const tern_cuda_layer &l, int head)
+{
+    const int d = threadIdx.x;
+    if (d >= l.k.dim)
+        return;
+    r.key[d] = l.k.rotated ? cuda_at<const float>(l.k.sign)[d] : 1.0f;
+    r.value[d] = l.v.rotated ? cuda_at<const float>(l.v.sign)[d] : 1.0f;
+    r.add[d] = 0;
+    if (l.k.cond) {
+        const tern_cuda_cond &c = cuda_at<const tern_cuda_cond>(l.k.cond)[head];
+        r.key[d] = __fmul_rn(r.key[d], cuda_at<const float>(c.unscale)[d]);
+        r.add[d] = cuda_at<const float>(c.mean)[d];
+    }
+}
+
+/* A page's bytes on their way to shared memory. */
+__device__ static void fetch(uint8_t *to, const uint8_t *from, uint32_t bytes)
+{
+    for (uint32_t i = 16 * threadIdx.x; i < bytes; i += 16 * THREADS)
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((uint32_t)__cvta_generic_to_shared(to + i)),
+                     "l"(from + i)
+                     : "memory");
 }
 
 /* A side in the codec's domain, codes without their scales: keys [token][dim], values [dim][token]. */
@@ -95,7 +127,7 @@ __device__ static inline uint32_t matrix_two(bool rotated, int r, int c)
 }
 
 /* c[block][..]: sums over blocks of 16 dims. */
-template <int BLOCKS> __device__ static inline void sums(float (&c)[BLOCKS][2][4])
+template <int BLOCKS> __device__ static inline void sums(float (&c)[BLOCKS][4])
 {
 #pragma unroll
     for (int stride = 1; stride < BLOCKS; stride *= 2)
@@ -103,10 +135,10 @@ template <int BLOCKS> __device__ static inline void sums(float (&c)[BLOCKS][2][4
         for (int i = 0; i < BLOCKS; i++)
             if (!(i & stride))
 #pragma unroll
-                for (int j = 0; j < 8; j++) {
-                    const float a = c[i][j / 4][j % 4], b = c[i + stride][j / 4][j % 4];
-                    c[i][j / 4][j % 4] = __fadd_rn(a, b);
-                    c[i + stride][j / 4][j % 4] = __fsub_rn(a, b);
+                for (int j = 0; j < 4; j++) {
+                    const float a = c[i][j], b = c[i + stride][j];
+                    c[i][j] = __fadd_rn(a, b);
+                    c[i + stride][j] = __fsub_rn(a, b);
                 }
 }
 
@@ -127,34 +159,23 @@ __device__ static void turn_keys(uint32_t (&out)[D / 16][2][2], const expand_pag
     const uint16_t *head = reinterpret_cast<const uint16_t *>(p.from + p.l->k_head_off);
     const uint32_t h[4] = {matrix_two(s.rotated, g, 2 * q), matrix_two(s.rotated, g + 8, 2 * q),
                            matrix_two(s.rotated, g, 2 * q + 8), matrix_two(s.rotated, g + 8, 2 * q + 8)};
-    float c[BLOCKS][2][4] = {}, scale[2][2];
 #pragma unroll
-    for (int i = 0; i < 4; i++)
-        scale[i / 2][i % 2] = scale_of(s, head, t0 + i / 2 * 8 + 2 * q + i % 2);
+    for (int j = 0; j < 2; j++) {
+        const float scale[2] = {scale_of(s, head, t0 + 8 * j + 2 * q), scale_of(s, head, t0 + 8 * j + 2 * q + 1)};
+        float c[BLOCKS][4] = {};
 #pragma unroll
-    for (int i = 0; i < BLOCKS; i++) {
-        uint32_t y[4];
-        load4(y, in + (t0 + lane % 8 + lane / 16 * 8) * expand_page<D>::ROW + 16 * i + lane / 8 % 2 * 8);
-        multiply(c[i][0], h, y[0], y[1]);
-        multiply(c[i][1], h, y[2], y[3]);
-    }
-    if (s.rotated)
-        sums<BLOCKS>(c);
-    const float *sign = cuda_at<const float>(s.sign) + g, *unscale = nullptr, *mean = nullptr;
-    if (s.cond) {
-        const tern_cuda_cond &cond = cuda_at<const tern_cuda_cond>(s.cond)[p.head];
-        unscale = cuda_at<const float>(cond.unscale) + g;
-        mean = cuda_at<const float>(cond.mean) + g;
-    }
+        for (int i = 0; i < BLOCKS; i++) {
+            uint32_t y[4];
+            load4(y, in + (t0 + lane % 8 + lane / 16 * 8) * expand_page<D>::ROW + 16 * i + lane / 8 % 2 * 8);
+            multiply(c[i], h, y[2 * j], y[2 * j + 1]);
+        }
+        if (s.rotated)
+            sums<BLOCKS>(c);
 #pragma unroll
-    for (int i = 0; i < 2 * BLOCKS; i++) { /* dim 8 i + g */
-        const float by = s.rotated ? sign[8 * i] : 1.0f;
-        const float factor = unscale ? __fmul_rn(by, unscale[8 * i]) : by, add = mean ? mean[8 * i] : 0.0f;
-#pragma unroll
-        for (int j = 0; j < 2; j++) {
-            const float *x = &c[i / 2][j][i % 2 * 2];
-            out[i / 2][i % 2][j] = two(__fmaf_rn(__fmul_rn(x[0], scale[j][0]), factor, add),
-                                       __fmaf_rn(__fmul_rn(x[1], scale[j][1]), factor, add));
+        for (int i = 0; i < 2 * BLOCKS; i++) { /* dim 8 i + g */
+            const float *x = &c[i / 2][i % 2 * 2], by = p.r->key[8 * i + g], add = p.r->add[8 * i + g];
+            out[i / 2][i % 2][j] =
+                two(__fmaf_rn(__fmul_rn(x[0], scale[0]), by, add), __fmaf_rn(__fmul_rn(x[1], scale[1]), by, add));
         }
     }
 }
@@ -171,25 +192,25 @@ __device__ static void turn_values(uint32_t (&out)[D / 16][2][2], const expand_p
 #pragma unroll
     for (int i = 0; i < 4; i++)
         h[i / 2][i % 2] = matrix_two(s.rotated, i / 2 * 8 + g, i % 2 * 8 + 2 * q);
-    float c[BLOCKS][2][4] = {};
     const float scale[2] = {scale_of(s, head, t0 + g), scale_of(s, head, t0 + g + 8)};
 #pragma unroll
-    for (int i = 0; i < BLOCKS; i++) {
-        uint32_t y[4];
-        load4_turned(y, in + (16 * i + lane % 8 + lane / 16 * 8) * expand_page<D>::COL + t0 + lane / 8 % 2 * 8);
-        multiply(c[i][0], y, h[0][0], h[0][1]);
-        multiply(c[i][1], y, h[1][0], h[1][1]);
-    }
-    if (s.rotated)
-        sums<BLOCKS>(c);
-    const float *sign = cuda_at<const float>(s.sign) + 2 * q;
+    for (int j = 0; j < 2; j++) {
+        float c[BLOCKS][4] = {};
 #pragma unroll
-    for (int i = 0; i < 2 * BLOCKS; i++) { /* dims 8 i + 2q .. */
-        const float2 by = s.rotated ? *reinterpret_cast<const float2 *>(sign + 8 * i) : make_float2(1, 1);
+        for (int i = 0; i < BLOCKS; i++) {
+            uint32_t y[4];
+            load4_turned(y, in + (16 * i + lane % 8 + lane / 16 * 8) * expand_page<D>::COL + t0 + lane / 8 % 2 * 8);
+            multiply(c[i], y, h[j][0], h[j][1]);
+        }
+        if (s.rotated)
+            sums<BLOCKS>(c);
 #pragma unroll
-        for (int j = 0; j < 2; j++) {
-            const float *x = &c[i / 2][i % 2][2 * j];
-            out[i / 2][i % 2][j] = two(__fmul_rn(__fmul_rn(x[0], scale[j]), by.x), __fmul_rn(__fmul_rn(x[1], scale[j]), by.y));
+        for (int i = 0; i < BLOCKS; i++) { /* dims 16 i + 8 j + 2q .. */
+            const float2 by = *reinterpret_cast<const float2 *>(p.r->value + 16 * i + 8 * j + 2 * q);
+#pragma unroll
+            for (int n = 0; n < 2; n++)
+                out[i][j][n] = two(__fmul_rn(__fmul_rn(c[i][2 * n], scale[n]), by.x),
+                                   __fmul_rn(__fmul_rn(c[i][2 * n + 1], scale[n]), by.y));
         }
     }
 }
@@ -225,55 +246,88 @@ __device__ static void put_first(__half *keys, __half *values, const expand_page
     }
 }
 
-template <int D> __device__ static void expand(const tern_cuda_attn_args &a)
+/* A page whose bytes are at p.from, to its place. */
+template <int D> __device__ static void expand_one(expand_room &r, const expand_page<D> &p, uint4 *to, const uint8_t *sink, int pairs)
 {
-    __shared__ __align__(16) expand_side one, other;
     constexpr int ROW = expand_page<D>::ROW, COL = expand_page<D>::COL;
-    const tern_cuda_layer &l = a.l;
-    expand_page<D> p;
+    const tern_cuda_layer &l = *p.l;
     uint32_t x[D / 16][2][2];
-    find_page<D>(p, a, blockIdx.x); /* tables alone, which no kernel writes */
-    cuda_wait();
-    read_side<D>(one.keys_in, l.k, p.from + l.k_off, reinterpret_cast<const uint16_t *>(p.from + l.k_head_off));
-    read_side<D>(other.values_in, l.v, p.from + l.v_off, reinterpret_cast<const uint16_t *>(p.from + l.v_head_off));
+    read_side<D>(r.one.keys_in, l.k, p.from + l.k_off, reinterpret_cast<const uint16_t *>(p.from + l.k_head_off));
+    read_side<D>(r.other.values_in, l.v, p.from + l.v_off, reinterpret_cast<const uint16_t *>(p.from + l.v_head_off));
     __syncthreads();
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, t0 = warp % 4 * 16;
     if (warp < 4)
-        turn_keys<D>(x, p, one.keys_in, t0);
+        turn_keys<D>(x, p, r.one.keys_in, t0);
     else
-        turn_values<D>(x, p, other.values_in, t0);
+        turn_values<D>(x, p, r.other.values_in, t0);
     __syncthreads();
+    __half *keys = r.other.keys_out + lane / 4 * COL + t0 + lane % 4 * 2;
+    __half *values = r.one.values_out + (t0 + lane / 4) * ROW + lane % 4 * 2;
 #pragma unroll
-    for (int i = 0; i < D / 4; i++) {
-        const uint32_t y = x[i / 4][i / 2 % 2][i % 2];
-        if (warp < 4)
-            *reinterpret_cast<uint32_t *>(other.keys_out + (i / 2 * 8 + lane / 4) * COL + t0 + i % 2 * 8 + lane % 4 * 2) = y;
-        else
-            *reinterpret_cast<uint32_t *>(one.values_out + (t0 + lane / 4 + i % 2 * 8) * ROW + i / 2 * 8 + lane % 4 * 2) = y;
-    }
+    for (int i = 0; i < D / 4; i++)
+        *reinterpret_cast<uint32_t *>(warp < 4 ? keys + i / 2 * 8 * COL + i % 2 * 8 : values + i / 2 * 8 + i % 2 * 8 * ROW) =
+            x[i / 4][i / 2 % 2][i % 2];
     __syncthreads();
-    if (l.k.cond && cuda_at<const tern_cuda_cond>(l.k.cond)[p.head].n_pairs) {
-        add_pairs<D>(other.keys_out, p, cuda_at<const tern_cuda_cond>(l.k.cond)[p.head]);
+    if (pairs) {
+        add_pairs<D>(r.other.keys_out, p, cuda_at<const tern_cuda_cond>(l.k.cond)[p.head]);
         __syncthreads();
     }
-    if (p.page == 0 && l.first) {
-        put_first<D>(other.keys_out, one.values_out, p, sink_at(a.t, l, *p.job, p.head));
+    if (sink) {
+        put_first<D>(r.other.keys_out, r.one.values_out, p, sink);
         __syncthreads();
     }
-    uint4 *to = cuda_at<uint4>(a.expanded + ((uint64_t)blockIdx.x * a.kv_n + blockIdx.y) * (256 * D));
 #pragma unroll
     for (int i = threadIdx.x; i < D * 8; i += THREADS) {
-        to[i] = *reinterpret_cast<const uint4 *>(other.keys_out + i / 8 * COL + i % 8 * 8);
-        to[D * 8 + i] = *reinterpret_cast<const uint4 *>(one.values_out + i / (D / 8) * ROW + i % (D / 8) * 8);
+        to[i] = *reinterpret_cast<const uint4 *>(r.other.keys_out + i / 8 * COL + i % 8 * 8);
+        to[D * 8 + i] = *reinterpret_cast<const uint4 *>(r.one.values_out + i / (D / 8) * ROW + i % (D / 8) * 8);
     }
 }
 
-TERN_CUDA_KERNEL_BEGIN(expand_64, tern_cuda_attn_args, THREADS, 2)
+/* Pages go through shared memory while the one before is worked on, but for those that are no codes. */
+template <int D> __device__ static void expand(const tern_cuda_attn_args &a)
+{
+    extern __shared__ __align__(16) uint8_t shared[];
+    expand_room &r = *reinterpret_cast<expand_room *>(shared);
+    uint8_t *staged = shared + sizeof r;
+    const tern_cuda_layer &l = a.l;
+    const int slot0 = blockIdx.x * a.per_block, left = a.pages - slot0, n = left < a.per_block ? left : a.per_block;
+    const bool stages = l.k.form == TERN_CUDA_CODES && l.v.form == TERN_CUDA_CODES;
+    if ((int)threadIdx.x < n)
+        find_page(r, a, slot0 + threadIdx.x, threadIdx.x);
+    __syncthreads();
+    cuda_wait(); /* up to here tables alone, which no kernel writes */
+    if (stages)
+        fetch(staged, r.from[0], l.head_bytes);
+    asm volatile("cp.async.commit_group;" ::: "memory");
+    expand_page<D> p;
+    p.l = &l;
+    p.r = &r;
+    p.head = a.kv0 + blockIdx.y;
+    load_factors(r, l, p.head);
+    const int pairs = l.k.cond ? cuda_at<const tern_cuda_cond>(l.k.cond)[p.head].n_pairs : 0;
+#pragma unroll 1
+    for (int i = 0; i < n; i++) {
+        if (stages && i + 1 < n)
+            fetch(staged + (i + 1) % 2 * l.head_bytes, r.from[i + 1], l.head_bytes);
+        asm volatile("cp.async.commit_group;" ::: "memory");
+        asm volatile("cp.async.wait_group 1;" ::: "memory");
+        __syncthreads();
+        p.job = r.job[i];
+        p.page = r.page[i];
+        p.from = stages ? staged + i % 2 * l.head_bytes : r.from[i];
+        const uint8_t *sink = p.page == 0 && l.first ? sink_at(a.t, l, *p.job, p.head) : nullptr;
+        expand_one<D>(r, p, cuda_at<uint4>(a.expanded + ((uint64_t)(slot0 + i) * a.kv_n + blockIdx.y) * (256 * D)), sink,
+                      pairs);
+        __syncthreads();
+    }
+}
+
+TERN_CUDA_KERNEL_BEGIN(expand_64, tern_cuda_attn_args, THREADS, 3)
 {
     expand<64>(a);
 }
 
-TERN_CUDA_KERNEL_BEGIN(expand_128, tern_cuda_attn_args, THREADS, 2)
+TERN_CUDA_KERNEL_BEGIN(expand_128, tern_cuda_attn_args, THREADS, 3)
 {
     expand<128>(a);
 }

@@ -397,6 +397,19 @@ static struct pass next_pass(const struct tern_cuda *d, const struct tern_cuda_a
     return p;
 }
 
+/* Shared bytes of a block of threads are what attn/expand.cu says, and two pages of codes. */
+static void run_expand(struct tern_cuda *d, struct tern_cuda_attn_args *a, int pages)
+{
+    const unsigned shared = 2 * 18432 + 3 * 512 + 8 * 20, codes = 2 * (unsigned)a->l.head_bytes;
+    const bool staged = a->l.k.form == TERN_CUDA_CODES && a->l.v.form == TERN_CUDA_CODES;
+    const int each = pages * a->kv_n / (3 * d->card->processors); /* three blocks of a processor, and so many each */
+    a->pages = pages;
+    a->per_block = each < 1 ? 1 : each < 8 ? each : 8;
+    tern_cuda_launch(d, a->l.k.dim == 64 ? TERN_CUDA_K_expand_64 : TERN_CUDA_K_expand_128,
+                     (unsigned)((pages + a->per_block - 1) / a->per_block), (unsigned)a->kv_n, 1, 256,
+                     shared + (staged ? codes : 0), a, sizeof *a);
+}
+
 /* Each pass through as many KV heads at once as there is room for their closed pages. */
 static void run_90(struct tern_cuda *d, struct tern_cuda_attn_args *a, int cache)
 {
@@ -410,8 +423,7 @@ static void run_90(struct tern_cuda *d, struct tern_cuda_attn_args *a, int cache
         a->n_units = p.units;
         for (a->kv0 = 0; a->kv0 < a->l.n_heads; a->kv0 += heads) {
             a->kv_n = a->l.n_heads - a->kv0 < heads ? a->l.n_heads - a->kv0 : heads;
-            tern_cuda_launch(d, small ? TERN_CUDA_K_expand_64 : TERN_CUDA_K_expand_128, (unsigned)p.pages,
-                             (unsigned)a->kv_n, 1, 256, 0, a, sizeof *a);
+            run_expand(d, a, p.pages);
             tern_cuda_launch(d, small ? TERN_CUDA_K_wide_90_64 : TERN_CUDA_K_wide_90_128,
                              (unsigned)(p.units * a->n_blocks), (unsigned)(a->kv_n * a->n_split), 1, 384, shared, a,
                              sizeof *a);
