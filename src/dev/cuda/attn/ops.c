@@ -414,7 +414,7 @@ static void run_expand(struct tern_cuda *d, struct tern_cuda_attn_args *a, int p
 static void run_90(struct tern_cuda *d, struct tern_cuda_attn_args *a, int cache)
 {
     const bool small = a->l.k.dim == 64;
-    const unsigned shared = 1024 + 6 * (256 * (unsigned)a->l.k.dim + 16);
+    const unsigned shared = 1024 + 6 * (256 * (unsigned)a->l.k.dim + 16); /* six pages, two barriers for each */
     a->expanded = of_halves(&a->l) ? 0 : d->attn->expanded;
     for (struct pass p = next_pass(d, a, cache, 0); p.units; p = next_pass(d, a, cache, p.end)) {
         const size_t fit = p.pages ? d->attn->expanded_bytes / (expanded_bytes(&a->l) * (size_t)p.pages) : SIZE_MAX;
