@@ -364,36 +364,33 @@ template <int D, int C, int NT> __device__ static void attend_codes(const tern_c
     const tern_cuda_layer &l = a.l;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     block_rows b;
-    int begin = 0, end = 0, range = 0;
-    const bool there = find_rows(b, a, blockIdx.x / a.n_blocks, blockIdx.x % a.n_blocks, blockIdx.y);
-    if (there && blockIdx.z)
-        range = find_range(b, blockIdx.z - 1, begin, end);
-    if (begin >= end) {
-        cuda_wait();
-        if (there && blockIdx.z == 0) /* first: it takes longer than many a range */
-            attend_raw<D, THREADS, ROWS>(b, shared);
+    cuda_wait();
+    if (!find_rows(b, a, blockIdx.x / a.n_blocks, blockIdx.x % a.n_blocks, blockIdx.y))
+        return;
+    if (blockIdx.z == 0) { /* first: it takes longer than many a range */
+        attend_raw<D, THREADS, ROWS>(b, shared);
         return;
     }
+    int begin, end;
+    const int range = find_range(b, blockIdx.z - 1, begin, end);
+    if (begin >= end)
+        return;
     const tern_cuda_table &table = table_of(a.t, *b.job, l.group);
     const tern_cuda_cache &cache = cuda_at<const tern_cuda_cache>(a.t.caches)[b.job->cache];
     const tern_cuda_blocks &pool = cuda_at<const tern_cuda_blocks>(a.t.pools)[cache.pages + l.group];
     const uint32_t *numbers = cuda_at<const uint32_t>(a.t.numbers) + table.blocks - table.first;
     const uint8_t *pages = cuda_at<const uint8_t>(pool.p + l.layer_off + b.kv_head * l.head_bytes);
-    const uint64_t bytes = pool.bytes;
     const uint32_t ring = (uint32_t)__cvta_generic_to_shared(shared) + warp * 2 * layout::BYTES;
     const int first = begin + ((warp - begin) & (WARPS - 1));
-    uint32_t next, start[2];
-#pragma unroll
-    for (int i = 0; i < 2; i++)
-        start[i] = first + i * WARPS < end ? numbers[first + i * WARPS] : 0;
-    next = first + 2 * WARPS < end ? numbers[first + 2 * WARPS] : 0;
-    cuda_wait(); /* up to here tables alone, which no kernel writes */
+    uint32_t next = 0;
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         if (first + i * WARPS < end)
-            fetch_codes<D, C>(ring + i * layout::BYTES, pages + start[i] * bytes, l, lane);
+            fetch_codes<D, C>(ring + i * layout::BYTES, pages + numbers[first + i * WARPS] * pool.bytes, l, lane);
         asm volatile("cp.async.commit_group;" ::: "memory");
     }
+    if (first + 2 * WARPS < end)
+        next = numbers[first + 2 * WARPS];
     load_columns<D, ROWS>(b, columns, scale, total, shift);
     worker<D, C, NT> w;
     w.b = &b;
@@ -452,7 +449,7 @@ template <int D, int C, int NT> __device__ static void attend_codes(const tern_c
         }
         __syncwarp();
         if (page + 2 * WARPS < end)
-            fetch_codes<D, C>(at, pages + next * bytes, l, lane);
+            fetch_codes<D, C>(at, pages + next * pool.bytes, l, lane);
         asm volatile("cp.async.commit_group;" ::: "memory");
         if (page + 3 * WARPS < end)
             next = numbers[page + 3 * WARPS];
