@@ -1,8 +1,9 @@
 /* A driver for machines without one: cards that hold memory, copy it, and compute nothing.  FAKE_CUDA in the
  * environment says what is wrong with it: none: no card   old: one of compute capability 7.5   small: 64 MiB of memory
- * lost: every launch fails, and all after Memory is the host's, so that its address is the card's.
+ * lost: every launch fails, and all after   nine: compute capability 9.0, 512 MiB   Memory is the host's, so that its
+ * address is the card's.
  *
- * With FAKE_RUNS kernels run on the processor (emulate/), as on a card of compute capability 8.0. */
+ * With FAKE_RUNS kernels run on the processor (emulate/), as on a card of compute capability 8.0, or of 9.0. */
 #define _GNU_SOURCE
 #include <stdbool.h>
 #include <stdlib.h>
@@ -36,7 +37,7 @@ static bool is(const char *word)
 
 static size_t room(void)
 {
-    return (is("small") ? (size_t)64 : (size_t)4096) << 20;
+    return (is("small") ? (size_t)64 : is("nine") ? (size_t)512 : (size_t)4096) << 20;
 }
 
 static tern_cu_result now(void)
