@@ -117,7 +117,21 @@ typedef struct tern_model_params {
      * beyond the limit.  A step fails with TERN_EIO when experts cannot be read, or the file was made shorter: open the
      * model again. */
     size_t experts_resident;
+    /* On a card: bytes of its memory that this process takes at most, for weights, caches and scratch of all its models
+     * there; 0: as it was set before, at first what was free when the card was found, less a margin.  What does not fit
+     * is refused with a sentence: weights and scratch when they are opened, pages (TERN_ECAPACITY) before a step.
+     * TERN_EINVAL on the CPU, and where the card has less. */
+    size_t gpu_memory;
 } tern_model_params;
+
+/* Of a card that models run on; limit_bytes 0: the CPU, whose memory is the machine's. */
+typedef struct tern_device_memory {
+    size_t limit_bytes; /* gpu_memory, or what it was set to */
+    size_t used_bytes;  /* of these, what this process has taken */
+} tern_device_memory;
+TERN_API void tern_model_device_memory(const tern_model *m, tern_device_memory *out); /* any thread */
+/* Of a device by its name, as in tern_model_params. */
+TERN_API int tern_device_get_memory(const char *device, tern_device_memory *out, tern_error *err);
 
 /* Opens a GGUF file (any part of a split set), or a Hugging Face directory of safetensors.  p NULL: all defaults. */
 TERN_API int tern_model_open(tern_model **out, const char *path, const tern_model_params *p, tern_error *err);
@@ -322,7 +336,7 @@ typedef struct tern_engine_params {
     bool code_at_end;
     /* Most bytes that the sequences of all plans have in use together: pages, open pages, first tokens, states.  What
      * does not fit is refused with TERN_ECAPACITY before anything is computed; 0: room for max_seqs full sequences of
-     * every plan. */
+     * every plan.  On a card never more than weights and scratch leave of its budget (tern_engine_kv_limit). */
     size_t kv_bytes;
     /* Newest decode rows of a step that a trim right after it takes back without computing anything, 0..16: for drafts
      * that may be rejected.  Every sequence holds one more page in 16 bits for it, and a recurrent one a state for each
@@ -367,6 +381,8 @@ typedef struct tern_memory {
     size_t state_bytes; /* recurrent states of sequences, those that are kept for going back among them */
     size_t scratch_bytes;
 } tern_memory;
+/* What sequences may have in use together: kv_bytes, or what a card has left for them; SIZE_MAX: no limit. */
+TERN_API size_t tern_engine_kv_limit(const tern_engine *e);
 TERN_API void tern_engine_memory(const tern_engine *e, tern_memory *out);
 TERN_API void tern_engine_full(const tern_engine *e, int plan, size_t *bytes, size_t *f16_bytes);
 

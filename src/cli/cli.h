@@ -101,6 +101,7 @@ struct tern_setup {
     void *user;          /* of both */
     bool no_draft_model; /* leaves --draft FILE out */
 };
+bool tern_setup_on_card(const struct tern_args *a); /* --device cuda, or one of its numbers */
 /* The file that a plan is read from must not be written by this run. */
 int tern_setup_guard_plan(const char *spec, tern_error *err);
 /* Are --kv and its short forms a plan, on whatever model?  tern_setup_model asks it too. */

@@ -60,6 +60,12 @@ struct tern_dev_about {
     int8_t table[TERN_TABLE];
 };
 
+/* Memory of a device's own, of which all its tern_dev in this process take. */
+struct tern_dev_held {
+    size_t limit, used; /* bytes that they may take together; that they have taken */
+    size_t piece;       /* lazy memory is taken in pieces of at most this size */
+};
+
 /* Rows are f32.  [0, n_wide) of n_rows are prompt rows, the others decode rows; how each role computes products is
  * settled by prepare (kernel/gemm.h has the classes). */
 struct tern_dev_ops {
@@ -86,12 +92,21 @@ struct tern_dev_ops {
      * device ran out of memory, or is lost.  NULL: nothing can. */
     int (*fault)(struct tern_dev *d, tern_error *err);
 
+    /* Of a device with memory of its own; NULL elsewhere.  limit: from here on its tern_dev take so many bytes at most,
+     * and are refused more as if the card had no more; what is taken stays.  0: what was free when the device was
+     * found, less a margin, which is the limit until somebody sets one.  TERN_EINVAL where the device has less. */
+    int (*limit)(struct tern_dev *d, size_t bytes, tern_error *err);
+    void (*held)(const struct tern_dev *d, struct tern_dev_held *out);
+
     /* Memory, all 0, which every tern_dev of one device may use.  lazy: what is never written costs address space
      * alone.  release waits for what is queued; NULL is legal. */
     int (*reserve)(struct tern_dev *d, struct tern_dev_mem **out, size_t bytes, bool lazy, tern_error *err);
     void (*release)(struct tern_dev *d, struct tern_dev_mem *m);
     /* Memory with the contents of `host`, which stays there unchanged until release; nobody writes to it. */
     int (*adopt)(struct tern_dev *d, struct tern_dev_mem **out, const void *host, size_t bytes, tern_error *err);
+    /* These bytes of lazy memory will be written: there is memory for them from here on, or TERN_ENOMEM.  NULL: it is
+     * found when they are. */
+    int (*claim)(struct tern_dev *d, struct tern_dev_mem *m, size_t at, size_t bytes, tern_error *err);
     /* Bytes in memory. */
     void (*copy_in)(struct tern_dev *d, struct tern_dev_mem *to, size_t at, const void *host, size_t bytes);
     void (*copy_out)(struct tern_dev *d, void *host, const struct tern_dev_mem *from, size_t at, size_t bytes);

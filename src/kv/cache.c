@@ -121,6 +121,14 @@ void tern_kv_cache_hand(struct tern_kv_cache *c, struct tern_dev *dev)
 int tern_kv_no_memory(const struct tern_kv_cache *c, const char *what, size_t bytes, tern_error *err)
 {
     const struct tern_kv_budget *b = c->budget;
+    struct tern_dev_held h = {0};
+    if (c->dev->ops->held)
+        c->dev->ops->held(c->dev, &h);
+    if (h.limit && h.limit - (h.used < h.limit ? h.used : h.limit) < bytes + h.piece)
+        return tern_err_set(err, TERN_ECAPACITY,
+                            "the card's memory is full: %zu of %zu bytes (--gpu-memory) are in use, and %s takes %zu "
+                            "more",
+                            h.used, h.limit, what, bytes);
     if (b->limit == SIZE_MAX)
         return tern_err_set(err, TERN_ECAPACITY, "the KV pool is full: no room for %s of %zu bytes", what, bytes);
     return tern_err_set(err, TERN_ECAPACITY,

@@ -92,6 +92,10 @@ uint32_t tern_kv_pool_get(struct tern_kv_pool *p)
     (void)pthread_mutex_unlock(&p->lock);
     if (i == TERN_NO_BLOCK)
         tern_kv_budget_give(p->budget, p->mem.bytes);
+    else if (p->dev->ops->claim && p->dev->ops->claim(p->dev, p->mem.mem, i * p->mem.bytes, p->mem.bytes, NULL) < 0) {
+        tern_kv_pool_unref(p, i);
+        i = TERN_NO_BLOCK;
+    }
     return i;
 }
 

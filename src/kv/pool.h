@@ -47,8 +47,8 @@ void tern_kv_pool_clear(struct tern_kv_pool *p); /* a pool that is all 0 is lega
 /* It goes elsewhere and leaves all 0; nobody else may know it. */
 void tern_kv_pool_move(struct tern_kv_pool *to, struct tern_kv_pool *from);
 
-/* refs 1, bytes unspecified but finite numbers wherever such lay there before; TERN_NO_BLOCK when the pool or the
- * budget is exhausted. */
+/* refs 1, bytes unspecified but finite numbers wherever such lay there before; TERN_NO_BLOCK when the pool, the
+ * budget or the device's memory is exhausted. */
 uint32_t tern_kv_pool_get(struct tern_kv_pool *p);
 void tern_kv_pool_ref(struct tern_kv_pool *p, uint32_t block);   /* any thread */
 void tern_kv_pool_unref(struct tern_kv_pool *p, uint32_t block); /* any thread; TERN_NO_BLOCK is legal */

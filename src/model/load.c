@@ -537,6 +537,21 @@ static int plan_memory(const struct loader *ld, const struct tern_weight_block *
     return 0;
 }
 
+/* TERN_ENOMEM where the device's own memory has no room for them. */
+static int check_room(const struct loader *ld, size_t bytes, tern_error *err)
+{
+    struct tern_dev_held h;
+    if (!ld->dev->ops->held)
+        return 0;
+    ld->dev->ops->held(ld->dev, &h);
+    if (h.used <= h.limit && bytes <= h.limit - h.used)
+        return 0;
+    return tern_err_set(err, TERN_ENOMEM,
+                        "%s: the weights take %zu MiB, and %s may use %zu MiB (--gpu-memory), of which %zu are in use: "
+                        "fewer bits per weight would fit",
+                        tern_file_path(ld->f), (bytes >> 20) + 1, ld->dev->ops->name, h.limit >> 20, h.used >> 20);
+}
+
 static int load_weights(struct loader *ld, struct tern_pool *pool, const struct tern_packed_file *kept, tern_error *err)
 {
     int rc = 0;
@@ -549,6 +564,7 @@ static int load_weights(struct loader *ld, struct tern_pool *pool, const struct 
     b.lean = kept && kept->experts && kept->experts < tern_resident_bytes(&b);
     net->memory_bytes = ld->total;
     TERN_TRY(plan_memory(ld, &b, kept, &in_memory, err));
+    TERN_TRY(check_room(ld, in_memory, err));
     if (ld->watch.before_weights)
         TERN_TRY(ld->watch.before_weights(ld->watch.user, in_memory, err));
     TERN_TRY(tern_alloc(&b.sources, b.n, sizeof *b.sources, err));

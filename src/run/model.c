@@ -192,6 +192,44 @@ static int packed_file(struct tern_packed_file *out, tern_model *m, const tern_m
     return rc;
 }
 
+/* The limit of what a card's devices take together. */
+static int set_limit(const struct tern_dev_ops *device, size_t bytes, tern_error *err)
+{
+    struct tern_dev *d = NULL;
+    if (!bytes)
+        return 0;
+    if (!device->limit)
+        return tern_err_set(err, TERN_EINVAL, "gpu_memory is of a card, and device %s has no memory of its own",
+                            device->name);
+    int rc = device->open(&d, NULL, err);
+    rc = rc < 0 ? rc : device->limit(d, bytes, err);
+    tern_dev_close(d);
+    return rc;
+}
+
+static void get_memory(const struct tern_dev *d, tern_device_memory *out)
+{
+    struct tern_dev_held h = {0};
+    if (d->ops->held)
+        d->ops->held(d, &h);
+    *out = (tern_device_memory){.limit_bytes = h.limit, .used_bytes = h.used};
+}
+
+void tern_model_device_memory(const tern_model *m, tern_device_memory *out)
+{
+    get_memory(m->net->dev, out);
+}
+
+int tern_device_get_memory(const char *device, tern_device_memory *out, tern_error *err)
+{
+    struct tern_dev *d;
+    int rc = tern_dev_open(&d, device, NULL, err);
+    if (rc == 0)
+        get_memory(d, out);
+    tern_dev_close(d);
+    return rc;
+}
+
 int tern_model_open(tern_model **out, const char *path, const tern_model_params *p, tern_error *err)
 {
     int rc = 0, n_threads = p && p->n_threads > 0 ? p->n_threads : tern_cpu_cores();
@@ -206,6 +244,7 @@ int tern_model_open(tern_model **out, const char *path, const tern_model_params 
     if (p)
         watch = (struct tern_load_watch){p->before_weights, p->on_progress, p->user};
     TERN_TRY(tern_dev_find(&device, p ? p->device : NULL, err));
+    TERN_TRY(set_limit(device, p ? p->gpu_memory : 0, err));
     TERN_TRY(tern_alloc(&m, 1, sizeof *m, err));
     count_model(1);
     if (snprintf(m->path, sizeof m->path, "%s", path) >= (int)sizeof m->path)
