@@ -72,6 +72,7 @@ typedef struct tern_model_info {
     int64_t n_mtp_params; /* of these, those of n_mtp_layers */
     size_t file_bytes;
     size_t weight_bytes; /* weights in memory, or mapped from `packed` */
+    int n_cpu_layers;    /* of n_layers the first, which the CPU has beside a card (gpu_layers) */
     const char *device;  /* where it runs: "cpu", or "cuda: NVIDIA H200, 143156 MiB, compute capability 9.0" */
     const char *packed;  /* the file of packed weights that is mapped; NULL: this process packed them for itself */
     const char *notice;  /* a sentence about that file that a user wants to see: it was written, could not be written,
@@ -122,12 +123,18 @@ typedef struct tern_model_params {
      * is refused with a sentence: weights and scratch when they are opened, pages (TERN_ECAPACITY) before a step.
      * TERN_EINVAL on the CPU, and where the card has less. */
     size_t gpu_memory;
+    /* On a card: so many of the last layers, and what stands before and behind them (embedding, output matrix); the CPU
+     * computes the others from its own memory, and each keeps the cache of its layers.  0: all; negative: none.  Logits
+     * depend on where a layer is computed, so a sequence that was saved is loaded with the same number alone.
+     * TERN_EINVAL on the CPU; TERN_EUNSUPPORTED where layers read more of each other than the stream. */
+    int gpu_layers;
 } tern_model_params;
 
 /* Of a card that models run on; limit_bytes 0: the CPU, whose memory is the machine's. */
 typedef struct tern_device_memory {
-    size_t limit_bytes; /* gpu_memory, or what it was set to */
-    size_t used_bytes;  /* of these, what this process has taken */
+    size_t limit_bytes;  /* gpu_memory, or what it was set to */
+    size_t used_bytes;   /* of these, what this process has taken */
+    size_t weight_bytes; /* of the model that was asked about, its weights on the card */
 } tern_device_memory;
 TERN_API void tern_model_device_memory(const tern_model *m, tern_device_memory *out); /* any thread */
 /* Of a device by its name, as in tern_model_params. */

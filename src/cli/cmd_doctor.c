@@ -57,16 +57,32 @@ out:
     return rc;
 }
 
+/* The part of what layers keep of a token that the card's keep. */
+static double card_share(const struct doctor *d)
+{
+    const tern_kv_plan *p = tern_engine_plan(d->setup.engine);
+    double all = 0, card = 0;
+    for (int i = 0; i < tern_kv_plan_rows(p); i++) {
+        tern_kv_row r;
+        tern_kv_plan_row(p, i, &r);
+        all += r.bytes_per_token;
+        card += r.layer >= tern_model_get_info(d->setup.model)->n_cpu_layers ? r.bytes_per_token : 0;
+    }
+    return all > 0 ? card / all : 0;
+}
+
 /* A card's budget holds a context that is smaller by what is missing. */
 static void check_card(struct doctor *d)
 {
-    const double missing = (double)d->needed - (double)d->card.limit_bytes;
+    const double kv = d->kv_bytes * card_share(d);
+    const double all = (double)d->card.weight_bytes + (double)d->scratch + kv;
+    const double missing = all - (double)d->card.limit_bytes;
     const int ctx = tern_engine_ctx(d->setup.engine);
-    const double fits = d->kv_bytes > 0 ? ctx * (1 - missing / d->kv_bytes) : 0;
+    const double fits = kv > 0 ? ctx * (1 - missing / kv) : 0;
     char text[300], needed[32], limit[32];
     if (missing <= 0)
         return;
-    (void)snprintf(needed, sizeof needed, "%s", tern_size_text((double)d->needed));
+    (void)snprintf(needed, sizeof needed, "%s", tern_size_text(all));
     (void)snprintf(limit, sizeof limit, "%s", tern_size_text((double)d->card.limit_bytes));
     if (fits >= TERN_PAGE_TOKENS)
         (void)snprintf(text, sizeof text,
@@ -76,7 +92,7 @@ static void check_card(struct doctor *d)
     else
         (void)snprintf(text, sizeof text,
                        "weights, scratch and a full context need %s and the card may be used to %s (--gpu-memory): "
-                       "weights of fewer bits, or smaller steps (--chunk), leave room for a context",
+                       "fewer layers (--gpu-layers), or smaller steps (--chunk), leave room for a context",
                        needed, limit);
     wrong(d, text);
 }
@@ -156,7 +172,7 @@ static int print_model(const struct doctor *d, tern_error *err)
                                  tern_size_text(d->kv_f16_bytes), tern_size_text((double)d->needed)));
     if (d->card.limit_bytes) {
         char weights[32], scratch[32];
-        (void)snprintf(weights, sizeof weights, "%s", tern_size_text((double)i->weight_bytes));
+        (void)snprintf(weights, sizeof weights, "%s", tern_size_text((double)d->card.weight_bytes));
         (void)snprintf(scratch, sizeof scratch, "%s", tern_size_text((double)d->scratch));
         TERN_TRY(tern_out_printf(err, "card        %s may be used (--gpu-memory): weights %s, scratch %s\n",
                                  tern_size_text((double)d->card.limit_bytes), weights, scratch));
@@ -207,8 +223,7 @@ static int print_json(const struct doctor *d, tern_error *err)
             json_object_set_new(out, "card",
                                 json_pack("{sI sI sI sI}", "limit_bytes", (json_int_t)d->card.limit_bytes, "used_bytes",
                                           (json_int_t)d->card.used_bytes, "weight_bytes",
-                                          (json_int_t)tern_model_get_info(d->setup.model)->weight_bytes,
-                                          "scratch_bytes", (json_int_t)d->scratch));
+                                          (json_int_t)d->card.weight_bytes, "scratch_bytes", (json_int_t)d->scratch));
     }
     const int threads = d->setup.engine ? tern_engine_threads(d->setup.engine) : 0;
     return tern_report_print(tern_report_json("doctor", d->setup.model, threads), out, err);

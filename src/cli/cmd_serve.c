@@ -190,6 +190,8 @@ static int read_models(struct serve *s, tern_error *err)
     if (s->n_models > 1 && tern_setup_on_card(s->a) && !v[TERN_OPT_KV_MEMORY].s)
         return tern_cli_usage(err, "%d models share the card's memory: --kv-memory says what each one's cache may take",
                               s->n_models);
+    if (s->n_models > 1 && v[TERN_OPT_GPU_LAYERS].n)
+        return tern_cli_usage(err, "--gpu-layers belongs to one model, and there are %d", s->n_models);
     if (s->n_models > 1 && v[TERN_OPT_EXPERTS_RESIDENT].s)
         return tern_cli_usage(err, "--experts-resident belongs to one model, and there are %d", s->n_models);
     return 0;
@@ -228,7 +230,7 @@ static size_t machine_memory(void)
 static double default_kv_memory(const struct serve *s, size_t weights)
 {
     tern_device_memory card = {0};
-    if (tern_setup_on_card(s->a)) /* the engine takes off what its scratch needs */
+    if (tern_setup_on_card(s->a) && !s->a->v[TERN_OPT_GPU_LAYERS].n) /* the engine takes off what its scratch needs */
         (void)tern_device_get_memory(s->a->v[TERN_OPT_DEVICE].s, &card, NULL);
     if (card.limit_bytes) {
         const size_t taken = card.used_bytes + weights;

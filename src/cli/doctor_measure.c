@@ -20,8 +20,8 @@ int tern_doctor_check(const struct tern_args *a, tern_error *err)
     if (v[TERN_OPT_MAX_KV_SIZE].n && (fit || !v[TERN_OPT_MODEL].n))
         return tern_cli_usage(err, fit ? "--fit keeps all tokens of a context; --max-kv-size is another way to fit one"
                                        : "--max-kv-size needs a model (-m)");
-    if (v[TERN_OPT_GPU_MEMORY].n && !v[TERN_OPT_MODEL].n)
-        return tern_cli_usage(err, "--gpu-memory needs a model (-m)");
+    if ((v[TERN_OPT_GPU_MEMORY].n || v[TERN_OPT_GPU_LAYERS].n) && !v[TERN_OPT_MODEL].n)
+        return tern_cli_usage(err, "--gpu-%s needs a model (-m)", v[TERN_OPT_GPU_MEMORY].n ? "memory" : "layers");
     int rc = tern_setup_check_kv(a, err);
     if (rc < 0)
         return rc;

@@ -101,20 +101,27 @@ bool tern_setup_on_card(const struct tern_args *a)
     return device && strncmp(device, "cuda", 4) == 0;
 }
 
-/* --gpu-memory; 0: not given. */
+/* --gpu-memory; 0: not given.  Neither it nor --gpu-layers is for the CPU. */
 static int gpu_memory(double *out, const struct tern_args *a, tern_error *err)
 {
-    const struct tern_arg *size = &a->v[TERN_OPT_GPU_MEMORY];
+    const struct tern_arg *size = &a->v[TERN_OPT_GPU_MEMORY], *layers = &a->v[TERN_OPT_GPU_LAYERS];
     *out = 0;
+    if ((size->n || layers->n) && !tern_setup_on_card(a))
+        return tern_cli_usage(err, "--gpu-%s is a card's, and the model runs on device %s: --device cuda",
+                              size->n ? "memory" : "layers", a->v[TERN_OPT_DEVICE].s);
     if (!size->n)
         return 0;
-    if (!tern_setup_on_card(a))
-        return tern_cli_usage(err, "--gpu-memory is a card's, and the model runs on device %s: --device cuda",
-                              a->v[TERN_OPT_DEVICE].s);
     return tern_setup_size("--gpu-memory", size->s, 1e15, out, err);
 }
 
-/* lean: --experts-resident is meant for this model. */
+/* As in tern_model_params. */
+static int gpu_layers(const struct tern_args *a)
+{
+    const struct tern_arg *layers = &a->v[TERN_OPT_GPU_LAYERS];
+    return !layers->n ? 0 : layers->i ? (int)layers->i : -1;
+}
+
+/* lean: --experts-resident and --gpu-layers are meant for this model. */
 static int open_model(tern_model **out, const struct tern_setup *s, const struct tern_args *a, const char *path,
                       const char *rope_scaling, double rope_base, bool lean, tern_error *err)
 {
@@ -140,6 +147,7 @@ static int open_model(tern_model **out, const struct tern_setup *s, const struct
                            .user = &o,
                            .experts_resident = (size_t)experts,
                            .gpu_memory = (size_t)card,
+                           .gpu_layers = lean ? gpu_layers(a) : 0,
                            .device = computes ? a->v[TERN_OPT_DEVICE].s : NULL};
     rc = tern_model_open(out, path, &p, err);
     if (rc == 0 && o.written.len)

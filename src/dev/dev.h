@@ -73,6 +73,7 @@ struct tern_dev_ops {
     bool decodes;           /* recode reads codes, too */
     bool firsts;            /* attention knows tern_kv_reach.first */
     bool decode16, prompt8; /* of tern_dev_limits */
+    int cut;                /* layers before this one lie elsewhere, in the host's memory; 0: all is at one place */
     bool in_place;          /* what adopt is given is read where it lies, and not before an operation needs it */
 
     /* Is it there?  One line about it, or why not.  NULL: it always is. */
@@ -82,8 +83,9 @@ struct tern_dev_ops {
 
     int chunk; /* rows of a prompt in one step that suit it, where nobody says; 0: 512 */
 
-    /* A device for one owner.  pool: borrowed until close; NULL: for memory and copies alone. */
-    int (*open)(struct tern_dev **out, struct tern_pool *pool, tern_error *err);
+    /* A device for one owner.  self: the table that open is of.  pool: borrowed until close; NULL: for memory and
+     * copies alone. */
+    int (*open)(struct tern_dev **out, const struct tern_dev_ops *self, struct tern_pool *pool, tern_error *err);
     void (*close)(struct tern_dev *d); /* waits for what is queued */
     int (*prepare)(struct tern_dev *d, const struct tern_dev_limits *limits, tern_error *err); /* once */
     size_t (*scratch_bytes)(const struct tern_dev *d);
@@ -107,6 +109,9 @@ struct tern_dev_ops {
     /* These bytes of lazy memory will be written: there is memory for them from here on, or TERN_ENOMEM.  NULL: it is
      * found when they are. */
     int (*claim)(struct tern_dev *d, struct tern_dev_mem *m, size_t at, size_t bytes, tern_error *err);
+    /* With a cut, once, of memory that is lazy or adopted, before it is used: it is blocks of `block` bytes, of which
+     * [from, to) belong to layers before the cut.  What is adopted is one block.  NULL without a cut. */
+    int (*divide)(struct tern_dev *d, struct tern_dev_mem *m, size_t block, size_t from, size_t to, tern_error *err);
     /* Bytes in memory. */
     void (*copy_in)(struct tern_dev *d, struct tern_dev_mem *to, size_t at, const void *host, size_t bytes);
     void (*copy_out)(struct tern_dev *d, void *host, const struct tern_dev_mem *from, size_t at, size_t bytes);
@@ -129,6 +134,10 @@ struct tern_dev_ops {
     void (*weight_drop)(struct tern_dev *d, struct tern_dev_weight *w);
     /* host[n][k] = rows [row, row + n) of a matrix of the stack as they are multiplied by, after sync. */
     void (*weight_out)(struct tern_dev *d, float *host, const struct tern_dev_weight *w, int matrix, int row, int n);
+
+    /* With a cut: what follows, weights that are planned or operations of a step, is of this layer; -1: of none, as at
+     * first and after begin.  Of activations, only rows [0, n_rows) of x go where the layer is.  NULL without a cut. */
+    void (*layer)(struct tern_dev *d, int layer, struct tern_dev_rows x, int n_rows);
 
     /* A step: all operations below come between begin and end. */
     void (*begin)(struct tern_dev *d, const struct tern_dev_step *s);
@@ -224,6 +233,17 @@ void tern_dev_close(struct tern_dev *d);
 int tern_dev_fault(struct tern_dev *d, tern_error *err);
 /* For tests: one more device, which "auto" means from now on.  Before anything is opened. */
 void tern_dev_add_first(const struct tern_dev_ops *ops);
+
+/* A device out of two, which must outlive it: `first`, in the host's memory, computes layers before `cut`, `second` the
+ * others and what stands before and behind them; each keeps the weights and the caches of what it computes.  Neither
+ * for compressed rows, nor for layers that read from one before the cut anything but the stream.  Freed when nothing of
+ * it is open. */
+int tern_dev_split_new(const struct tern_dev_ops **out, const struct tern_dev_ops *first,
+                       const struct tern_dev_ops *second, int cut, tern_error *err);
+void tern_dev_split_free(const struct tern_dev_ops *ops); /* NULL is legal */
+/* Bytes of a block, of `whole`, that layers before the cut have: of the pages of group `part`, or of one of these. */
+enum { TERN_DEV_TILES = -1, TERN_DEV_SINKS = -2, TERN_DEV_STATES = -3 };
+size_t tern_dev_cut(const struct tern_dev_cache *c, int cut, int part, size_t whole);
 
 /* New rows with a stride that operations like. */
 int tern_dev_rows_new(struct tern_dev *d, struct tern_dev_rows *out, int n_rows, int width, tern_error *err);

@@ -71,13 +71,27 @@ out:
     return rc;
 }
 
+/* What the card has of pages: bytes of one of each group, and of `all`. */
+static size_t card_pages(const tern_engine *e, size_t *all)
+{
+    size_t card = 0;
+    *all = 0;
+    for (int i = 0; i < e->n_plans; i++)
+        for (int g = 0; g < e->plans[i]->layout->n_groups; g++) {
+            *all += e->caches[i].pool[g].mem.bytes;
+            card += e->caches[i].pool[g].mem.bytes - e->caches[i].pool[g].cut;
+        }
+    return card;
+}
+
 /* On a card sequences may have what weights and scratch leave: pools take whole pieces, and keep an eighth of what they
- * gave back (kv/pool.c). */
+ * gave back (kv/pool.c).  Of layers that the CPU has nothing comes there. */
 static int limit_kv(tern_engine *e, tern_error *err)
 {
     struct tern_dev_held h;
-    size_t pools = 0;
-    if (!e->dev->ops->held)
+    size_t pools = 0, all;
+    const size_t card = card_pages(e, &all);
+    if (!e->dev->ops->held || (all && !card))
         return 0;
     e->dev->ops->held(e->dev, &h);
     for (int i = 0; i < e->n_plans; i++)
@@ -85,6 +99,7 @@ static int limit_kv(tern_engine *e, tern_error *err)
     const size_t taken = h.used + pools * h.piece;
     size_t left = h.limit > taken ? h.limit - taken : 0;
     left -= left / 9;
+    left = card < all ? (size_t)((double)left / (double)card * (double)all) : left;
     if (left < e->kv_budget.limit)
         e->kv_budget.limit = left;
     for (int i = 0; i < e->n_plans; i++)
@@ -92,7 +107,8 @@ static int limit_kv(tern_engine *e, tern_error *err)
             return tern_err_set(
                 err, TERN_ENOMEM,
                 "%s may use %zu MiB (--gpu-memory), of which weights and scratch take %zu, and one page "
-                "of the KV cache takes %zu bytes: smaller steps (--chunk) leave more",
+                "of the KV cache takes %zu bytes: smaller steps (--chunk) or fewer layers "
+                "(--gpu-layers) leave more",
                 e->dev->ops->name, h.limit >> 20, h.used >> 20, tern_kv_least_bytes(e->plans[i]->layout));
     return 0;
 }
@@ -166,7 +182,7 @@ static int open_engine(tern_engine **out, tern_model *m, const tern_engine_param
     if (!pool)
         TERN_TRY(tern_pool_new(&e->own_pool, p->n_threads ? p->n_threads : tern_cpu_cores(), 1, err));
     e->pool = pool ? pool : e->own_pool;
-    TERN_TRY(m->net->dev->ops->open(&e->dev, e->pool, err));
+    TERN_TRY(m->net->dev->ops->open(&e->dev, m->net->dev->ops, e->pool, err));
     TERN_TRY(open_plans(e, p, err));
     TERN_TRY(open_forward(e, err));
     TERN_TRY(limit_kv(e, err));
@@ -380,11 +396,12 @@ int tern_seq_trim(tern_seq *s, int n, tern_error *err)
     return rc < 0 ? rc : tern_seq_replay(s, kept, n, err);
 }
 
-/* Of everything but the plan that decides keys and values: the model, and which factors of longrope count. */
+/* Of everything but the plan that decides keys and values: the model, which of its layers a card has not, and which
+ * factors of longrope count. */
 static uint64_t digest(const tern_engine *e)
 {
     const struct tern_net *net = e->model->net;
-    const uint64_t h = net->digest + net->stretch;
+    const uint64_t h = net->digest + net->stretch + (uint64_t)net->dev->ops->cut * 0x9E3779B97F4A7C15u;
     return tern_rope_is_long(&net->desc.ropes[0], e->ctx) ? ~h : h;
 }
 

@@ -314,9 +314,8 @@ static void add_card(struct tern_served *m, const tern_loop_stats *t, json_t *o)
     if (card.limit_bytes)
         (void)json_object_set_new(o, "card",
                                   json_pack("{sI sI sI sI}", "limit_bytes", (json_int_t)card.limit_bytes, "used_bytes",
-                                            (json_int_t)card.used_bytes, "weight_bytes",
-                                            (json_int_t)tern_model_get_info(m->model)->weight_bytes, "scratch_bytes",
-                                            (json_int_t)t->memory.scratch_bytes));
+                                            (json_int_t)card.used_bytes, "weight_bytes", (json_int_t)card.weight_bytes,
+                                            "scratch_bytes", (json_int_t)t->memory.scratch_bytes));
     tern_served_leave(m);
 }
 

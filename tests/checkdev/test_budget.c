@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 #include "tern/tern.h"
 
 #define CHECK(cond)                                                               \
@@ -15,7 +16,7 @@
     } while (0)
 
 #define MIB   ((size_t)1 << 20)
-#define MODEL TERN_TEST_DATA "/tiny/llama-b32-q8_0.gguf"
+#define MODEL TERN_TEST_DATA "/tiny/llama-tied.gguf"
 #define CHUNK 64
 #define MOST  4000 /* sequences */
 
@@ -28,10 +29,16 @@ static tern_device_memory card(void)
     return m;
 }
 
+static int open_layers(tern_model **m, size_t budget, int layers)
+{
+    const tern_model_params p = {
+        .n_threads = 1, .packed = "off", .device = "cuda", .gpu_memory = budget, .gpu_layers = layers};
+    return tern_model_open(m, MODEL, &p, &err);
+}
+
 static int open_model(tern_model **m, size_t budget)
 {
-    const tern_model_params p = {.n_threads = 1, .packed = "off", .device = "cuda", .gpu_memory = budget};
-    return tern_model_open(m, MODEL, &p, &err);
+    return open_layers(m, budget, 0);
 }
 
 static int open_engine(tern_engine **e, tern_model *m, int chunk, size_t kv_bytes)
@@ -147,8 +154,60 @@ static void test_budget(void)
     tern_model_close(&m);
 }
 
-/* Each time that memory is taken there is none, in turn. */
-static void test_faults(void)
+/* Layers that the CPU has take nothing of the card, neither weights nor pages. */
+static void test_layers(void)
+{
+    tern_model *m;
+    tern_engine *e;
+    tern_seq *s, *back;
+    size_t used[3], pages[3];
+    int most = -1;
+    char path[] = "/tmp/tern-test-XXXXXX";
+    const int fd = mkstemp(path);
+    CHECK(fd >= 0);
+    const tern_model_params on_cpu = {.packed = "off", .gpu_layers = 1};
+    CHECK(tern_model_open(&m, MODEL, &on_cpu, &err) == TERN_EINVAL && is_sentence(TERN_EINVAL));
+    for (int layers = 0; layers <= 2; layers++) {
+        CHECK(open_layers(&m, 0, layers ? layers : -1) == 0);
+        const tern_model_info *i = tern_model_get_info(m);
+        CHECK(i->n_layers == 2 && (strstr(i->device, "the CPU for") != NULL) == (layers < 2));
+        used[layers] = card().used_bytes;
+        CHECK(open_engine(&e, m, CHUNK + 1, 0) == 0 && tern_seq_new(&s, e, &err) == 0);
+        pages[layers] = card().used_bytes;
+        CHECK(step(e, s, CHUNK) == 0);
+        pages[layers] = card().used_bytes - pages[layers];
+        /* What was saved on two layers of the card is not of one that has one, or none. */
+        const int rc = layers == 0 ? tern_seq_save(s, path, &err) : tern_seq_load(&back, e, path, &err);
+        CHECK(layers == 0 ? rc == 0 : rc == TERN_EMISMATCH && is_sentence(TERN_EMISMATCH));
+        if (layers == 0) {
+            CHECK(tern_seq_load(&back, e, path, &err) == 0 && step(e, back, 1) == 0);
+            tern_seq_free(back);
+        }
+        tern_seq_free(s);
+        tern_engine_close(&e);
+        tern_model_close(&m);
+        CHECK(card().used_bytes == 0);
+    }
+    CHECK(pages[0] == 0 && pages[1] > 0 && pages[2] >= pages[1]);
+    CHECK(used[0] <= used[1] && used[1] <= used[2]);
+    /* What would fit is said; more with more. */
+    for (size_t budget = 100 << 10; budget < 700 << 10; budget += 20 << 10) {
+        int n = -1;
+        CHECK(open_model(&m, budget) == TERN_ENOMEM);
+        const char *fits = strstr(err.msg, "are in use: ");
+        CHECK(fits);
+        if (sscanf(fits, "are in use: %d of the 2 layers would fit (--gpu-layers)", &n) == 1)
+            CHECK(n < 2);
+        CHECK(n >= most);
+        most = n;
+    }
+    CHECK(most == 1);
+    (void)close(fd);
+    (void)unlink(path);
+}
+
+/* Each time that memory is taken there is none, in turn; layers: of the card. */
+static void test_faults(int layers)
 {
     int n = 1, refused = 0;
     for (;; n++) {
@@ -159,7 +218,7 @@ static void test_faults(void)
         (void)snprintf(text, sizeof text, "%d", n);
         CHECK(n < 1000 && setenv("FAKE_FULL", text, 1) == 0);
         err = (tern_error){0};
-        int rc = open_model(&m, 0);
+        int rc = open_layers(&m, 0, layers);
         rc = rc < 0 ? rc : open_engine(&e, m, CHUNK + 1, 0);
         rc = rc < 0 ? rc : tern_seq_new(&s, e, &err);
         rc = rc < 0 ? rc : step(e, s, CHUNK);
@@ -192,7 +251,11 @@ int main(int argc, char **argv)
     if (strcmp(which, "budget") == 0)
         test_budget();
     else if (strcmp(which, "faults") == 0)
-        test_faults();
+        test_faults(0);
+    else if (strcmp(which, "layers") == 0)
+        test_layers();
+    else if (strcmp(which, "layers-faults") == 0)
+        test_faults(1);
     else
         return 2;
     return 0;

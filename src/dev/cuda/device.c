@@ -236,23 +236,25 @@ static int probe_card(int number, char about[TERN_DEV_NAME], tern_error *err)
     return rc;
 }
 
-#define OPS(storage, ops, number, text)                                                          \
-    static int op_open_##number(struct tern_dev **out, struct tern_pool *pool, tern_error *err); \
-    static int op_probe_##number(char about[TERN_DEV_NAME], tern_error *err)                     \
-    {                                                                                            \
-        return probe_card(number, about, err);                                                   \
-    }                                                                                            \
-    storage const struct tern_dev_ops ops = {                                                    \
-        .name = text,                                                                            \
-        .open = op_open_##number,                                                                \
-        .probe = op_probe_##number,                                                              \
-        .card = op_card,                                                                         \
-        .chunk = 2048,                                                                           \
-        TERN_CUDA_OPS,                                                                           \
-    };                                                                                           \
-    static int op_open_##number(struct tern_dev **out, struct tern_pool *pool, tern_error *err)  \
-    {                                                                                            \
-        return open_card(out, number, &(ops), pool, err);                                        \
+#define OPS(storage, ops, number, text)                                                                         \
+    static int op_open_##number(struct tern_dev **out, const struct tern_dev_ops *self, struct tern_pool *pool, \
+                                tern_error *err);                                                               \
+    static int op_probe_##number(char about[TERN_DEV_NAME], tern_error *err)                                    \
+    {                                                                                                           \
+        return probe_card(number, about, err);                                                                  \
+    }                                                                                                           \
+    storage const struct tern_dev_ops ops = {                                                                   \
+        .name = text,                                                                                           \
+        .open = op_open_##number,                                                                               \
+        .probe = op_probe_##number,                                                                             \
+        .card = op_card,                                                                                        \
+        .chunk = 2048,                                                                                          \
+        TERN_CUDA_OPS,                                                                                          \
+    };                                                                                                          \
+    static int op_open_##number(struct tern_dev **out, const struct tern_dev_ops *self, struct tern_pool *pool, \
+                                tern_error *err)                                                                \
+    {                                                                                                           \
+        return open_card(out, number, self, pool, err);                                                         \
     }
 
 #define TERN_CUDA_OPS                                                                                                 \
