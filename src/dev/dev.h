@@ -60,12 +60,6 @@ struct tern_dev_about {
     int8_t table[TERN_TABLE];
 };
 
-/* Memory of a device's own, of which all its tern_dev in this process take. */
-struct tern_dev_held {
-    size_t limit, used; /* bytes that they may take together; that they have taken */
-    size_t piece;       /* lazy memory is taken in pieces of at most this size */
-};
-
 /* Rows are f32.  [0, n_wide) of n_rows are prompt rows, the others decode rows; how each role computes products is
  * settled by prepare (kernel/gemm.h has the classes). */
 struct tern_dev_ops {
@@ -241,9 +235,6 @@ void tern_dev_add_first(const struct tern_dev_ops *ops);
 int tern_dev_split_new(const struct tern_dev_ops **out, const struct tern_dev_ops *first,
                        const struct tern_dev_ops *second, int cut, tern_error *err);
 void tern_dev_split_free(const struct tern_dev_ops *ops); /* NULL is legal */
-/* Bytes of a block, of `whole`, that layers before the cut have: of the pages of group `part`, or of one of these. */
-enum { TERN_DEV_TILES = -1, TERN_DEV_SINKS = -2, TERN_DEV_STATES = -3 };
-size_t tern_dev_cut(const struct tern_dev_cache *c, int cut, int part, size_t whole);
 
 /* New rows with a stride that operations like. */
 int tern_dev_rows_new(struct tern_dev *d, struct tern_dev_rows *out, int n_rows, int width, tern_error *err);
