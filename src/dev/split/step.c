@@ -118,20 +118,21 @@ static int take_caches(struct tern_split *s, const struct tern_dev_limits *l, te
         for (int c = 0; c < s->n_caches; c++)
             s->caches[i][c] = l->caches[c];
     }
+    for (int c = 0; c < s->n_caches; c++) { /* its own */
+        s->caches[1][c].layers = NULL;
+        s->caches[1][c].state_off = NULL;
+    }
     for (int c = 0; c < s->n_caches; c++) {
         const struct tern_dev_cache *from = &l->caches[c];
         struct tern_kv_layer *layers;
         size_t *states;
         TERN_TRY(tern_alloc(&layers, (size_t)from->n_layers, sizeof *layers, err));
         s->caches[1][c].layers = layers;
-        s->caches[1][c].state_off = NULL;
         TERN_TRY(tern_alloc(&states, (size_t)from->n_layers, sizeof *states, err));
         s->caches[1][c].state_off = states;
         move_layers(from, s->cut, layers, states);
     }
 out:
-    if (rc < 0)
-        s->n_caches = 0;
     return rc;
 }
 
