@@ -58,7 +58,7 @@
 #define TERN_KVQ_MAX_Q    16            /* query heads in one call */
 #define TERN_KVQ_HEAD_MAX (0xF7Fu << 4) /* header of the largest finite scale, 65280 */
 #define TERN_KVQ_TINY     0x1.0p-100f   /* blocks and weights below this count as zero */
-#define TERN_KVQ_SCRATCH  (576 * 1024)  /* bytes that encode may ask for */
+#define TERN_KVQ_SCRATCH  (640 * 1024)  /* bytes that encode may ask for */
 
 struct tern_kvq_table {
     int bits;         /* 8, 4, 3 or 2 */
