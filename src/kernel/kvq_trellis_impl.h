@@ -77,14 +77,16 @@ KVQ_INLINE void encode_lanes(uint8_t *codes, uint16_t *head, const float *x, con
                              int dim, int n, int n_x, struct work *w, const int bits)
 {
     struct lanes l;
-    float scale[TRELLIS_WIDE] __attribute__((aligned(64))), most[TRELLIS_WIDE], gain;
+    float scale[TRELLIS_WIDE] __attribute__((aligned(64))), factor[TRELLIS_WIDE], most[TRELLIS_WIDE], gain;
     uint8_t better[TRELLIS_WIDE] __attribute__((aligned(64)));
     take(w, &l, x, dim, n, n_x);
-    for (int t = 0; t < TRELLIS_WIDE; t++)
+    for (int t = 0; t < TRELLIS_WIDE; t++) {
+        factor[t] = 1.0f;
         most[t] = -INFINITY;
+    }
     for (int c = 0; c < tab->n_prescale; c++) {
         for (int t = 0; t < TRELLIS_WIDE; t++)
-            scale[t] = l.inv[t] * kvq_prescale[c] * (128.0f / tab->unit);
+            scale[t] = l.inv[t] * factor[t] * (128.0f / tab->unit);
         best_paths(w, &l, scale, n, bits);
         for (int t = 0; t < TRELLIS_WIDE; t++) {
             uint16_t h = kvq_trellis_head(&gain, l.ss[t], l.ye[t], l.ee[t], tab, key);
@@ -92,6 +94,7 @@ KVQ_INLINE void encode_lanes(uint8_t *codes, uint16_t *head, const float *x, con
             if (better[t] && t < n_x)
                 head[t] = (uint16_t)(h | kvq_start_bits(l.state[t], bits));
             most[t] = better[t] ? gain : most[t];
+            factor[t] = kvq_second_factor(l.ye[t], l.ee[t], l.inv[t], tab->unit);
         }
         for (int i = 0; i < n; i++) {
             KVQ_UNROLL for (int t = 0; t < TRELLIS_WIDE; t += TRELLIS_LANES)
