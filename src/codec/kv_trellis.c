@@ -3,9 +3,9 @@
  * the path with the least error, and the same bytes carry 32 to 45 % less error than independent symbols.
  *
  * The tables are trained on normal data: paths found with the tables, tables fitted to the paths, in turn.  Looking for
- * the path at a second scale, on the side where the first path's scale came out, takes another 5 to 7 % of the error away
- * at 4 bits for twice the work (decision 050); at 3 and 2 bits it would be less, where a search costs twice as much to
- * begin with. */
+ * the path at a second scale, on the side where the first path's scale came out, takes another 5 to 7 % of the error
+ * away at 4 bits for twice the work (decision 050); at 3 and 2 bits it would be less, where a search costs twice as
+ * much to begin with. */
 #include "codec/kv_impl.h"
 
 const struct tern_kv_scheme tern_kv_t4 = {

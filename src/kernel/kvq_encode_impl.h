@@ -44,8 +44,8 @@ KVQ_INLINE int kvq_start_bits(int state, const int bits)
     return bits == 4 ? state : bits == 3 ? state >> 3 | (state & 1) << 3 : state >> 4 | (state & 12);
 }
 
-/* The factor of the second search, after a first one with factor 1: smaller where the first path came out short, so that
- * its scale is large. */
+/* The factor of the second search, after a first one with factor 1: smaller where the first path came out short, so
+ * that its scale is large. */
 static inline float kvq_second_factor(float ye, float ee, float inv, float unit)
 {
     return ye * inv > ee * (1.01f * unit) ? 0.92f : 1.1f;

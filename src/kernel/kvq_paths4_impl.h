@@ -1,9 +1,9 @@
 /* kernel/kvq_paths4_impl.h - the search of kvq_trellis_impl.h through the code of 4 bits: 16 states, each with an edge
  * from all.
  *
- * Two registers of vectors go side by side: a constant of an edge is loaded once for both, and either has work while the
- * other waits for its way back, whose steps are one chain.  Sums are less by u * w of the edge with e = 0, so that this
- * edge adds nothing; then they reach from -19,760 to 38,160 above the least metric, less LOW. */
+ * Two registers of vectors go side by side: a constant of an edge is loaded once for both, and either has work while
+ * the other waits for its way back, whose steps are one chain.  Sums are less by u * w of the edge with e = 0, so that
+ * this edge adds nothing; then they reach from -19,760 to 38,160 above the least metric, less LOW. */
 #ifndef TERN_KERNEL_KVQ_PATHS4_IMPL_H
 #define TERN_KERNEL_KVQ_PATHS4_IMPL_H
 #ifdef TRELLIS_LANES

@@ -225,7 +225,8 @@ static void test_trellis_second(void **state)
             }
         }
         bench_close(&b);
-        print_message("%s %s dim %3d: the second of %d is better for %d\n", names[c / 8], c / 4 % 2 ? "keys  " : "values", dim, 64 * n_pages, better);
+        print_message("%s %s dim %3d: the second of %d is better for %d\n", names[c / 8],
+                      c / 4 % 2 ? "keys  " : "values", dim, 64 * n_pages, better);
         assert_true(better > 0 && better < 64 * n_pages);
     }
 }
@@ -257,10 +258,8 @@ int main(int argc, char **argv)
         cmocka_set_test_filter(argv[1]);
     tern_kernels_init(tern_cpu_detect());
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_chains),
-        cmocka_unit_test(test_trellis_order),
-        cmocka_unit_test(test_trellis_search),
-        cmocka_unit_test(test_trellis_second),
+        cmocka_unit_test(test_chains),          cmocka_unit_test(test_trellis_order),
+        cmocka_unit_test(test_trellis_search),  cmocka_unit_test(test_trellis_second),
         cmocka_unit_test(test_trellis_quality),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
