@@ -174,7 +174,7 @@ KVQ_INLINE vec back(vec *symbol, vec *entry, const struct constants *k, const ve
         }
         best = e ? vec_min(best, sum) : sum;
     }
-    vec b = bits == 4 ? oldest : bits == 3 ? low : vec_add(vec_shl(oldest, 2), pair);
+    vec b = bits == 3 ? low : vec_add(vec_shl(oldest, 2), pair);
     *symbol = newest;
     *entry = vec_add(u, vec_look_up(k->b, b));
     if (bits == 3)
