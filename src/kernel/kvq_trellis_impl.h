@@ -16,7 +16,7 @@
  *     vec_add, vec_sub, vec_mul   modulo 2^16
  *     vec_adds, vec_min           with saturation; signed minimum
  *     vec_mulhrs                  (a * b + 2^14) >> 15
- *     vec_and, vec_or, vec_shl, vec_shr, vec_sra
+ *     vec_and, vec_or, vec_shl, vec_shr
  *     vec_equal, vec_less         lanes where a = b, a < b
  *     vec_choose(set, yes, no)    lane by lane
  *     vec_keep(v)                 v stays in a register: compilers would load it again for every use

@@ -63,11 +63,6 @@ KVQ_INLINE vec vec_shr(vec a, const int n)
     return _mm256_srli_epi16(a, n);
 }
 
-KVQ_INLINE vec vec_sra(vec a, const int n)
-{
-    return _mm256_srai_epi16(a, n);
-}
-
 KVQ_INLINE lane_set vec_equal(vec a, vec b)
 {
     return _mm256_cmpeq_epi16(a, b);

@@ -65,11 +65,6 @@ KVQ_INLINE vec vec_shr(vec a, const int n)
     return _mm512_srli_epi16(a, (unsigned)n);
 }
 
-KVQ_INLINE vec vec_sra(vec a, const int n)
-{
-    return _mm512_srai_epi16(a, (unsigned)n);
-}
-
 KVQ_INLINE lane_set vec_equal(vec a, vec b)
 {
     return _mm512_cmpeq_epi16_mask(a, b);

@@ -66,11 +66,6 @@ KVQ_INLINE vec vec_shr(vec a, const int n)
     return vreinterpretq_s16_u16(vreinterpretq_u16_s16(a) >> n);
 }
 
-KVQ_INLINE vec vec_sra(vec a, const int n)
-{
-    return a >> n;
-}
-
 KVQ_INLINE lane_set vec_equal(vec a, vec b)
 {
     return vceqq_s16(a, b);
