@@ -58,12 +58,12 @@
 #define TERN_KVQ_MAX_Q    16            /* query heads in one call */
 #define TERN_KVQ_HEAD_MAX (0xF7Fu << 4) /* header of the largest finite scale, 65280 */
 #define TERN_KVQ_TINY     0x1.0p-100f   /* blocks and weights below this count as zero */
-#define TERN_KVQ_SCRATCH  (576 * 1024)  /* bytes that encode may ask for */
+#define TERN_KVQ_SCRATCH  (640 * 1024)  /* bytes that encode may ask for */
 
 struct tern_kvq_table {
     int bits;         /* 8, 4, 3 or 2 */
     bool trellis;     /* 4, 3 or 2 bits: entries depend on the symbols before, through b and c */
-    int n_prescale;   /* trellis: scales that encode tries, 1 to 5 */
+    int n_prescale;   /* trellis: scales that encode tries, 1 or 2 */
     float unit;       /* value of table entry 1 at scale 1; 8 bits: 1/127, so that f is the largest magnitude */
     int8_t entry[16]; /* [2^bits], ascending, none 0; unused for 8 bits; trellis: table A, any order */
     int8_t b[16];     /* trellis: table B */
@@ -170,7 +170,8 @@ struct tern_kvq_kernels {
      * ss and ye are f32 sums in the 16-lane fma order of vec.h rmsnorm.  A block whose ss is below TERN_KVQ_TINY or not
      * finite gets header 0 and the middle code 2^(bits-1).
      *
-     * Trellis codes, with each of the first n_prescale factors k of 1, .92, 1.08, .86, 1.14:
+     * Trellis codes, with the factor k = 1 and, where n_prescale is 2, with one more: .92 if ye * (1 / r) of the first
+     * path is above ee * (1.01 * unit), else 1.1:
      *     X_i = y * (((1 / r) * k) * (128 / unit)), to nearest even, kept in [-16256, 16256]; i along the chain
      *     An entry is u + w; w is its summand with the oldest symbol e (B, at 3 bits C).  The path taken has the
      *     least sum of h(X_i, u) + h(X_i, w) + u*w, where h(X, v) = -(((X - 64 v) * v + 64) >> 7).

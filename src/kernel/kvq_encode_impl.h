@@ -44,8 +44,12 @@ KVQ_INLINE int kvq_start_bits(int state, const int bits)
     return bits == 4 ? state : bits == 3 ? state >> 3 | (state & 1) << 3 : state >> 4 | (state & 12);
 }
 
-/* Factors in the order in which they are tried. */
-static const float kvq_prescale[] = {1.0f, 0.92f, 1.08f, 0.86f, 1.14f};
+/* The factor of the second search, after a first one with factor 1: smaller where the first path came out short, so
+ * that its scale is large. */
+static inline float kvq_second_factor(float ye, float ee, float inv, float unit)
+{
+    return ye * inv > ee * (1.01f * unit) ? 0.92f : 1.1f;
+}
 
 /* Header of a block's scale, and in *gain how much of the block's energy it explains. */
 static inline uint16_t kvq_trellis_head(float *gain, float ss, float ye, float ee, const struct tern_kvq_table *tab,

@@ -1,4 +1,5 @@
-/* kernel/kvq_paths_impl.h - the search of kvq_trellis_impl.h, which includes it: the best path of every lane. */
+/* kernel/kvq_paths_impl.h - the search of kvq_trellis_impl.h: what it keeps, and the best path of every lane of one
+ * register through the codes of 3 and 2 bits, which have 64 states.  kvq_paths4_impl.h includes it. */
 #ifndef TERN_KERNEL_KVQ_PATHS_IMPL_H
 #define TERN_KERNEL_KVQ_PATHS_IMPL_H
 #ifdef TRELLIS_LANES
@@ -10,11 +11,15 @@
 #define LOW    8192
 #define BARRED 20000 /* above every sum of a first step, and no constant of an edge wraps it */
 
+#define TRELLIS_GROUPS (TRELLIS_WIDE / TRELLIS_LANES) /* registers side by side */
+
 /* Constants of a code in every lane.  A state is newest symbol * n_low + low; an edge into it has the old symbol e. */
 struct constants {
-    vec old64[16], old256[16];                         /* old parts w, 64 w and 256 w */
+    vec old[16], old64[16], old256[16];                /* old parts w, 64 w and 256 w */
     vec new64[KVQ_MAX_STATES], new256[KVQ_MAX_STATES]; /* likewise new parts u */
-    vec edge[256];             /* u * w: [low][newest][e]; 3 bits: [newest][e], without table B */
+    /* u * w: [low][newest][e].  3 bits: [newest][e], without table B.  4 bits: [newest][e] u * (w - w of e = 0), and
+     * new64 makes up for it. */
+    vec edge[256];
     vec cross[KVQ_MAX_STATES]; /* 3 bits: table B's share of u * w, [low][e] */
     vec a, b, c;               /* for vec_look_up */
 };
@@ -22,17 +27,17 @@ struct constants {
 struct work {
     struct constants k;
     vec metric[KVQ_MAX_STATES];
-    vec before[TERN_KVQ_BLOCK * KVQ_MAX_STATES]; /* by step and state before it */
-    float y[TERN_KVQ_BLOCK][TRELLIS_LANES];      /* by dim of the block */
-    uint8_t symbol[TERN_KVQ_BLOCK][TRELLIS_LANES], best[TERN_KVQ_BLOCK][TRELLIS_LANES]; /* likewise */
-    uint8_t order[TERN_KVQ_BLOCK];                                                      /* dims in chain order */
+    vec before[TERN_KVQ_BLOCK * KVQ_MAX_STATES]; /* by step, state before it and, with 16 states, register */
+    float y[TERN_KVQ_BLOCK][TRELLIS_WIDE];       /* by dim of the block */
+    uint8_t symbol[TERN_KVQ_BLOCK][TRELLIS_WIDE], best[TERN_KVQ_BLOCK][TRELLIS_WIDE]; /* likewise */
+    uint8_t order[TERN_KVQ_BLOCK];                                                    /* dims in chain order */
 };
 _Static_assert(sizeof(struct work) <= TERN_KVQ_SCRATCH, "TERN_KVQ_SCRATCH is too small");
 
 /* All lanes of one block. */
 struct lanes {
-    float ss[TRELLIS_LANES], inv[TRELLIS_LANES], ye[TRELLIS_LANES], ee[TRELLIS_LANES];
-    int16_t state[TRELLIS_LANES];
+    float ss[TRELLIS_WIDE], inv[TRELLIS_WIDE], ye[TRELLIS_WIDE], ee[TRELLIS_WIDE];
+    int16_t state[TRELLIS_WIDE];
 } __attribute__((aligned(64)));
 
 KVQ_INLINE int old_index(int low, int e, const int bits)
@@ -56,13 +61,15 @@ KVQ_INLINE void make_constants(struct constants *k, const struct tern_kvq_table 
     const int n_low = n_lows(bits), n_edges = 1 << bits;
     for (int s = 0; s < kvq_states(bits); s++) {
         int newest = s / n_low, low = s % n_low, u = kvq_new_part(tab, s, bits);
-        k->new64[new_index(newest, low, bits)] = vec_set(64 * u);
+        int w0 = bits == 4 ? kvq_old_part(tab, s, 0, bits) : 0;
+        k->new64[new_index(newest, low, bits)] = vec_set(64 * u + 128 * w0);
         k->new256[new_index(newest, low, bits)] = vec_set(256 * u);
         for (int e = 0; e < n_edges; e++) {
             int w = kvq_old_part(tab, s, e, bits), b = bits == 3 ? tab->b[low] : 0;
+            k->old[old_index(low, e, bits)] = vec_set(w);
             k->old64[old_index(low, e, bits)] = vec_set(64 * w);
             k->old256[old_index(low, e, bits)] = vec_set(256 * w);
-            k->edge[((bits == 2 ? low << bits : 0) + newest) * n_edges + e] = vec_set((u - b) * w);
+            k->edge[((bits == 2 ? low << bits : 0) + newest) * n_edges + e] = vec_set((u - b) * (w - w0));
             k->cross[bits == 3 ? low * n_edges + e : 0] = vec_set(b * w);
         }
     }
@@ -159,7 +166,7 @@ KVQ_INLINE vec back(vec *symbol, vec *entry, const struct constants *k, const ve
     pick(in, before, low, bits);
     KVQ_UNROLL for (int e = 0; e < n_edges; e++)
     {
-        vec w = bits == 2 ? vec_look_up(k->b, vec_add(pair, vec_set(4 * e))) : vec_sra(k->old64[e], 6);
+        vec w = bits == 2 ? vec_look_up(k->b, vec_add(pair, vec_set(4 * e))) : k->old[e];
         vec sum = vec_add(in[e], vec_mul(u, w));
         if (e) {
             lane_set less = vec_less(sum, best);
@@ -167,7 +174,7 @@ KVQ_INLINE vec back(vec *symbol, vec *entry, const struct constants *k, const ve
         }
         best = e ? vec_min(best, sum) : sum;
     }
-    vec b = bits == 4 ? oldest : bits == 3 ? low : vec_add(vec_shl(oldest, 2), pair);
+    vec b = bits == 3 ? low : vec_add(vec_shl(oldest, 2), pair);
     *symbol = newest;
     *entry = vec_add(u, vec_look_up(k->b, b));
     if (bits == 3)
@@ -186,38 +193,47 @@ KVQ_INLINE vec last_state(const struct work *w, const int bits)
     return state;
 }
 
-/* The best paths of all lanes' chains of n values times `scale`: w->symbol, the states before the chains, and the sums
- * that their scales need. */
-KVQ_INLINE void best_paths(struct work *w, struct lanes *l, const float *scale, int n, const int bits)
+/* The sums that scales need, along the way back: those of one dim's entries to y * entry and entry^2. */
+KVQ_INLINE void add_entry(floats ye[2], floats ee[2], const float *y, vec entry)
 {
-    const int n_states = kvq_states(bits), half = TRELLIS_LANES / 2;
+    KVQ_UNROLL for (int j = 0; j < 2; j++)
+    {
+        floats e = vec_floats(entry, j);
+        ye[j] = floats_fma(((const floats *)y)[j], e, ye[j]);
+        ee[j] = floats_fma(e, e, ee[j]); /* integers below 2^24: exact */
+    }
+}
+
+KVQ_INLINE void keep_sums(struct lanes *l, int at, vec state, const floats ye[2], const floats ee[2])
+{
+    *(vec *)(l->state + at) = state;
+    for (int j = 0; j < 2; j++) {
+        *(floats *)(l->ye + at + j * TRELLIS_LANES / 2) = ye[j];
+        *(floats *)(l->ee + at + j * TRELLIS_LANES / 2) = ee[j];
+    }
+}
+
+/* The best paths of the lanes from `at` on, chains of n values times `scale`: w->symbol, the states before the chains,
+ * and the sums that their scales need. */
+KVQ_INLINE void best_paths64(struct work *w, struct lanes *l, int at, const float *scale, int n, const int bits)
+{
     vec least = vec_set(0);
-    for (int s = 0; s < n_states; s++)
+    for (int s = 0; s < KVQ_MAX_STATES; s++)
         w->metric[s] = least;
     for (int i = 0; i < n; i++) {
-        vec X = vec_on_grid(w->y[w->order[i]], scale), *before = w->before + i * n_states;
+        vec X = vec_on_grid(w->y[w->order[i]] + at, scale + at), *before = w->before + i * KVQ_MAX_STATES;
         enter(before, w, X, least, i == 0, bits);
         least = leave(w, before, X, bits);
     }
     vec state = last_state(w, bits);
     floats ye[2] = {{0}, {0}}, ee[2] = {{0}, {0}};
     for (int i = n - 1; i >= 0; i--) {
-        const floats *y = (const floats *)w->y[w->order[i]];
         vec symbol, entry;
-        state = back(&symbol, &entry, &w->k, w->before + i * n_states, state, bits);
-        KVQ_UNROLL for (int j = 0; j < 2; j++)
-        {
-            floats e = vec_floats(entry, j);
-            ye[j] = floats_fma(y[j], e, ye[j]);
-            ee[j] = floats_fma(e, e, ee[j]); /* integers below 2^24: exact */
-        }
-        store_bytes(w->symbol[w->order[i]], symbol);
+        state = back(&symbol, &entry, &w->k, w->before + i * KVQ_MAX_STATES, state, bits);
+        add_entry(ye, ee, w->y[w->order[i]] + at, entry);
+        store_bytes(w->symbol[w->order[i]] + at, symbol);
     }
-    *(vec *)l->state = state;
-    for (int j = 0; j < 2; j++) {
-        *(floats *)(l->ye + half * j) = ye[j];
-        *(floats *)(l->ee + half * j) = ee[j];
-    }
+    keep_sums(l, at, state, ye, ee);
 }
 
 #endif

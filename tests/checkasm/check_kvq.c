@@ -46,7 +46,7 @@ static struct tern_kvq_table random_table(const struct code *code, int kind)
         random_entries(t.entry, bits == 3 ? 8 : 16, a);
         random_entries(t.b, bits == 3 ? 8 : 16, b);
         random_entries(t.c, 8, 47);
-        t.n_prescale = kind == 0 ? 1 : check_range(1, 5);
+        t.n_prescale = kind == 0 ? 1 : check_range(1, 2);
         return t;
     }
     int n = bits == 8 ? 0 : 1 << bits;

@@ -102,7 +102,7 @@ static inline float decoded_at(const struct bench *b, int t, int d)
 static const struct tern_kvq_table trellis[] = {
     {.bits = 4,
      .trellis = true,
-     .n_prescale = 3,
+     .n_prescale = 2,
      .unit = 0.0272788f,
      .entry = {23, -23, 8, -69, 11, -6, 29, 47, 17, -44, -21, 37, -12, 1, -32, 71},
      .b = {24, -55, -42, 16, 54, 42, -32, 16, -7, -25, 32, -20, -13, 8, 0, 1}},

@@ -15,11 +15,10 @@ static void load_part(const struct attn_unit *u, float *dst, int i0, int n, size
 {
     const struct attn_step *step = u->step;
     const float scale = step->q_scale;
-    for (int i = i0; i < i0 + n; i++) {
+    for (int i = i0; i < i0 + n; i++, dst += dim) {
         size_t row = (size_t)(u->block->job->row0 + u->block->row0 + i / u->heads);
         const float *src = step->q + row * step->q_stride + (size_t)(u->head0 + i % u->heads) * q_dim + from;
         tern_k.vec.scale(dst, src, scale, (int)dim);
-        dst += dim;
     }
 }
 

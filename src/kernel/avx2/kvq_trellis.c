@@ -1,7 +1,10 @@
-/* avx2/kvq_trellis.c - the trellis encoder (kernel/kvq_trellis_impl.h), 16 vectors at once. */
+/* avx2/kvq_trellis.c - the trellis encoder (kernel/kvq_trellis_impl.h), 32 vectors at once. */
 #include "kernel/avx2/kvq_simd.h"
 
-#define TRELLIS_LANES 16
+#define TRELLIS_LANES   16
+#define TRELLIS_WIDE    (2 * TRELLIS_LANES)
+#define TRELLIS_AT_ONCE 4
+#define vec_keep(v)     __asm__("" : "+x"(v))
 typedef __m256i vec, lane_set;
 typedef __m256 floats;
 
@@ -58,11 +61,6 @@ KVQ_INLINE vec vec_shl(vec a, const int n)
 KVQ_INLINE vec vec_shr(vec a, const int n)
 {
     return _mm256_srli_epi16(a, n);
-}
-
-KVQ_INLINE vec vec_sra(vec a, const int n)
-{
-    return _mm256_srai_epi16(a, n);
 }
 
 KVQ_INLINE lane_set vec_equal(vec a, vec b)
@@ -136,16 +134,16 @@ KVQ_INLINE void turn_floats(float *to, const float *const *row, int i)
     __m256d a = _mm256_castps_pd(_mm256_unpacklo_ps(r[0], r[1])), b = _mm256_castps_pd(_mm256_unpacklo_ps(r[2], r[3]));
     __m256d c = _mm256_castps_pd(_mm256_unpackhi_ps(r[0], r[1])), d = _mm256_castps_pd(_mm256_unpackhi_ps(r[2], r[3]));
     _mm256_store_ps(to, _mm256_castpd_ps(_mm256_unpacklo_pd(a, b)));
-    _mm256_store_ps(to + TRELLIS_LANES, _mm256_castpd_ps(_mm256_unpackhi_pd(a, b)));
-    _mm256_store_ps(to + 2 * TRELLIS_LANES, _mm256_castpd_ps(_mm256_unpacklo_pd(c, d)));
-    _mm256_store_ps(to + 3 * TRELLIS_LANES, _mm256_castpd_ps(_mm256_unpackhi_pd(c, d)));
+    _mm256_store_ps(to + TRELLIS_WIDE, _mm256_castpd_ps(_mm256_unpackhi_pd(a, b)));
+    _mm256_store_ps(to + 2 * TRELLIS_WIDE, _mm256_castpd_ps(_mm256_unpacklo_pd(c, d)));
+    _mm256_store_ps(to + 3 * TRELLIS_WIDE, _mm256_castpd_ps(_mm256_unpackhi_pd(c, d)));
 }
 
 /* Four rounds, each of which puts the upper half of the bytes between those of the lower half. */
 KVQ_INLINE void turn_bytes(uint8_t *to, size_t stride, const uint8_t *from, int n)
 {
     __m128i v[16], u[16];
-    KVQ_UNROLL for (int c = 0; c < 16; c++) v[c] = _mm_load_si128((const __m128i *)(from + c * TRELLIS_LANES));
+    KVQ_UNROLL for (int c = 0; c < 16; c++) v[c] = _mm_load_si128((const __m128i *)(from + c * TRELLIS_WIDE));
     KVQ_UNROLL for (int round = 0; round < 4; round++)
     {
         KVQ_UNROLL for (int c = 0; c < 16; c++) u[c] = v[c];

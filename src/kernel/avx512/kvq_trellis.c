@@ -1,8 +1,11 @@
-/* avx512/kvq_trellis.c - the trellis encoder (kernel/kvq_trellis_impl.h), 32 vectors at once. */
+/* avx512/kvq_trellis.c - the trellis encoder (kernel/kvq_trellis_impl.h), 64 vectors at once. */
 #include "kernel/avx512/attn_simd.h"
 #include "kernel/avx512/kvq_simd.h"
 
-#define TRELLIS_LANES 32
+#define TRELLIS_LANES   32
+#define TRELLIS_WIDE    (2 * TRELLIS_LANES)
+#define TRELLIS_AT_ONCE 8
+#define vec_keep(v)     __asm__("" : "+v"(v))
 typedef __m512i vec;
 typedef __mmask32 lane_set;
 typedef __m512 floats;
@@ -60,11 +63,6 @@ KVQ_INLINE vec vec_shl(vec a, const int n)
 KVQ_INLINE vec vec_shr(vec a, const int n)
 {
     return _mm512_srli_epi16(a, (unsigned)n);
-}
-
-KVQ_INLINE vec vec_sra(vec a, const int n)
-{
-    return _mm512_srai_epi16(a, (unsigned)n);
 }
 
 KVQ_INLINE lane_set vec_equal(vec a, vec b)
@@ -154,7 +152,7 @@ KVQ_INLINE void turn_floats(float *to, const float *const *row, int i)
         v[r] = four_parts(row[r] + i, row[r + 4] + i, row[r + 8] + i, row[r + 12] + i);
     }
     turn_quarters(v);
-    KVQ_UNROLL for (int c = 0; c < 4; c++) _mm512_store_si512(to + c * TRELLIS_LANES, v[c]);
+    KVQ_UNROLL for (int c = 0; c < 4; c++) _mm512_store_si512(to + c * TRELLIS_WIDE, v[c]);
 }
 
 /* Four bytes of a row come together first; quarter k of register j is then row 4k + j. */
@@ -167,8 +165,8 @@ KVQ_INLINE void turn_bytes(uint8_t *to, size_t stride, const uint8_t *from, int 
     __m128i out[16];
     KVQ_UNROLL for (int g = 0; g < 4; g++)
     {
-        const uint8_t *p = from + 4 * g * TRELLIS_LANES;
-        v[g] = four_parts(p, p + TRELLIS_LANES, p + 2 * TRELLIS_LANES, p + 3 * TRELLIS_LANES);
+        const uint8_t *p = from + 4 * g * TRELLIS_WIDE;
+        v[g] = four_parts(p, p + TRELLIS_WIDE, p + 2 * TRELLIS_WIDE, p + 3 * TRELLIS_WIDE);
         v[g] = _mm512_permutexvar_epi8(first, v[g]);
     }
     turn_quarters(v);

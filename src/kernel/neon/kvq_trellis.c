@@ -1,8 +1,11 @@
-/* neon/kvq_trellis.c - the trellis encoder (kernel/kvq_trellis_impl.h), 8 vectors at once. */
+/* neon/kvq_trellis.c - the trellis encoder (kernel/kvq_trellis_impl.h), 16 vectors at once. */
 #include "kernel/neon/kvq_simd.h"
 #include "kernel/neon/simd.h"
 
-#define TRELLIS_LANES 8
+#define TRELLIS_LANES   8
+#define TRELLIS_WIDE    (2 * TRELLIS_LANES)
+#define TRELLIS_AT_ONCE 8
+#define vec_keep(v)     __asm__("" : "+w"(v))
 typedef int16x8_t vec __attribute__((may_alias));
 typedef uint16x8_t lane_set;
 typedef float32x4_t floats __attribute__((may_alias));
@@ -61,11 +64,6 @@ KVQ_INLINE vec vec_shl(vec a, const int n)
 KVQ_INLINE vec vec_shr(vec a, const int n)
 {
     return vreinterpretq_s16_u16(vreinterpretq_u16_s16(a) >> n);
-}
-
-KVQ_INLINE vec vec_sra(vec a, const int n)
-{
-    return a >> n;
 }
 
 KVQ_INLINE lane_set vec_equal(vec a, vec b)
@@ -130,8 +128,8 @@ KVQ_INLINE void turn_floats(float *to, const float *const *row, int i)
     const float32x4x2_t b = vtrnq_f32(vld1q_f32(row[2] + i), vld1q_f32(row[3] + i));
     KVQ_UNROLL for (int c = 0; c < 2; c++)
     {
-        vst1q_f32(to + c * TRELLIS_LANES, vcombine_f32(vget_low_f32(a.val[c]), vget_low_f32(b.val[c])));
-        vst1q_f32(to + (c + 2) * TRELLIS_LANES, vcombine_f32(vget_high_f32(a.val[c]), vget_high_f32(b.val[c])));
+        vst1q_f32(to + c * TRELLIS_WIDE, vcombine_f32(vget_low_f32(a.val[c]), vget_low_f32(b.val[c])));
+        vst1q_f32(to + (c + 2) * TRELLIS_WIDE, vcombine_f32(vget_high_f32(a.val[c]), vget_high_f32(b.val[c])));
     }
 }
 
@@ -141,7 +139,7 @@ KVQ_INLINE void turn_bytes(uint8_t *to, size_t stride, const uint8_t *from, int 
 {
     uint8x16_t v[8], u[8];
     KVQ_UNROLL for (int c = 0; c < 8; c++) v[c] =
-        vcombine_u8(vld1_u8(from + c * TRELLIS_LANES), vld1_u8(from + (c + 8) * TRELLIS_LANES));
+        vcombine_u8(vld1_u8(from + c * TRELLIS_WIDE), vld1_u8(from + (c + 8) * TRELLIS_WIDE));
     KVQ_UNROLL for (int step = 1; step < 8; step *= 2)
     {
         KVQ_UNROLL for (int c = 0; c < 8; c++) u[c] = v[c];

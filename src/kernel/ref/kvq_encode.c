@@ -109,7 +109,7 @@ static int best_path(uint8_t *symbols, int8_t *entries, const int *X, const stru
 static uint16_t encode_trellis(uint8_t *codes, const float *y, float ss, const struct tern_kvq_table *tab, int key,
                                int n)
 {
-    float inv = 1.0f / sqrtf(ss / (float)n), most = -INFINITY;
+    float inv = 1.0f / sqrtf(ss / (float)n), factor = 1.0f, most = -INFINITY;
     uint16_t head = 0;
     uint8_t order[TERN_KVQ_BLOCK];
     kvq_chain(order, n, tab->bits, key);
@@ -117,7 +117,7 @@ static uint16_t encode_trellis(uint8_t *codes, const float *y, float ss, const s
         int X[TERN_KVQ_BLOCK];
         uint8_t symbols[TERN_KVQ_BLOCK];
         int8_t e[TERN_KVQ_BLOCK];
-        float scale = inv * kvq_prescale[c] * (128.0f / tab->unit), ye = 0.0f, gain;
+        float scale = inv * factor * (128.0f / tab->unit), ye = 0.0f, gain;
         for (int i = 0; i < n; i++) {
             float x = y[order[i]] * scale;
             X[i] = (int)lrintf(x < 16256.0f ? x > -16256.0f ? x : -16256.0f : 16256.0f);
@@ -134,6 +134,7 @@ static uint16_t encode_trellis(uint8_t *codes, const float *y, float ss, const s
             for (int i = 0; i < n; i++)
                 codes[order[i]] = symbols[i];
         }
+        factor = kvq_second_factor(ye, (float)ee, inv, tab->unit);
     }
     return head;
 }

@@ -340,8 +340,6 @@ __device__ static int best_path(const tern_cuda_side &s, CHAIN *c, const float *
     return BITS == 4 ? state : BITS == 3 ? state >> 3 | (state & 1) << 3 : state >> 4 | (state & 12);
 }
 
-__device__ static const float prescale[5] = {1.0f, 0.92f, 1.08f, 0.86f, 1.14f};
-
 /* A vector's block by 16 or 32 lanes, all lanes of the warp with us. */
 template <int BITS, class CHAIN>
 __device__ static uint16_t encode_trellis(const tern_cuda_side &s, CHAIN *c, uint8_t *codes, const float *y,
@@ -349,10 +347,10 @@ __device__ static uint16_t encode_trellis(const tern_cuda_side &s, CHAIN *c, uin
 {
     constexpr int LANES = trellis<BITS>::LANES;
     const float ss = energy(y, n, lane % 16), inv = __fdiv_rn(1.0f, __fsqrt_rn(__fdiv_rn(ss, (float)n)));
-    float most = -INFINITY;
+    float most = -INFINITY, factor = 1.0f;
     int head = 0;
     for (int k = 0; k < s.n_prescale; k++) {
-        const float scale = __fmul_rn(__fmul_rn(inv, prescale[k]), __fdiv_rn(128.0f, s.unit));
+        const float scale = __fmul_rn(__fmul_rn(inv, factor), __fdiv_rn(128.0f, s.unit));
         for (int i = lane; i < n; i += LANES) {
             const float x = __fmul_rn(y[order[i]], scale);
             c->x[i] = (int16_t)__float2int_rn(x < 16256.0f ? x > -16256.0f ? x : -16256.0f : 16256.0f);
@@ -370,7 +368,9 @@ __device__ static uint16_t encode_trellis(const tern_cuda_side &s, CHAIN *c, uin
             better = gain > most;
             most = better ? gain : most;
             head = better ? h | start : head;
+            factor = __fmul_rn(ye, inv) > __fmul_rn((float)ee, __fmul_rn(1.01f, s.unit)) ? 0.92f : 1.1f;
         }
+        factor = __shfl_sync(~0u, factor, 0, LANES);
         better = __shfl_sync(~0u, better, 0, LANES);
         for (int i = lane; better && i < n; i += LANES)
             c->symbol[1][i] = c->symbol[0][i];
