@@ -175,12 +175,26 @@ void tern_split_copy_out(struct tern_dev *dev, void *host, const struct tern_dev
     }
 }
 
+/* Between activations and a layer's state: on the side that has that. */
+static void copy_state(struct tern_split *s, struct tern_dev_mem *to, size_t to_at, const struct tern_dev_mem *from,
+                       size_t from_at, size_t bytes)
+{
+    int i;
+    const size_t n = to->block ? run_of(to, to_at, bytes, &i) : run_of(from, from_at, bytes, &i);
+    TERN_ASSERT(n == bytes && i == s->now);
+    s->d[i]->ops->copy(s->d[i], to->m[i], tern_split_at(to, i, to_at), from->m[i], tern_split_at(from, i, from_at), n);
+}
+
 /* Both are divided in the same way, or not at all, and no copy goes from one block into the next: what a side has of
  * the bytes is one piece. */
 void tern_split_copy(struct tern_dev *dev, struct tern_dev_mem *to, size_t to_at, const struct tern_dev_mem *from,
                      size_t from_at, size_t bytes)
 {
     struct tern_split *s = tern_split_of(dev);
+    if (!to->block != !from->block) {
+        copy_state(s, to, to_at, from, from_at, bytes);
+        return;
+    }
     TERN_ASSERT(to->block == from->block && to->from == from->from && to->to == from->to);
     for (int i = 0; i < TERN_SPLIT_SIDES; i++) {
         const size_t at = tern_split_at(from, i, from_at), n = tern_split_at(from, i, from_at + bytes) - at;
