@@ -72,6 +72,7 @@ typedef struct tern_model_info {
     int64_t n_mtp_params; /* of these, those of n_mtp_layers */
     size_t file_bytes;
     size_t weight_bytes; /* weights in memory, or mapped from `packed` */
+    int n_cpu_layers;    /* of n_layers the first, which the CPU has beside a card (gpu_layers) */
     const char *device;  /* where it runs: "cpu", or "cuda: NVIDIA H200, 143156 MiB, compute capability 9.0" */
     const char *packed;  /* the file of packed weights that is mapped; NULL: this process packed them for itself */
     const char *notice;  /* a sentence about that file that a user wants to see: it was written, could not be written,
@@ -117,7 +118,27 @@ typedef struct tern_model_params {
      * beyond the limit.  A step fails with TERN_EIO when experts cannot be read, or the file was made shorter: open the
      * model again. */
     size_t experts_resident;
+    /* On a card: bytes of its memory that this process takes at most, for weights, caches and scratch of all its models
+     * there; 0: as it was set before, at first what was free when the card was found, less a margin.  What does not fit
+     * is refused with a sentence: weights and scratch when they are opened, pages (TERN_ECAPACITY) before a step.
+     * TERN_EINVAL on the CPU, and where the card has less. */
+    size_t gpu_memory;
+    /* On a card: so many of the last layers, and what stands before and behind them (embedding, output matrix); the CPU
+     * computes the others from its own memory, and each keeps the cache of its layers.  0: all; negative: none.  Logits
+     * depend on where a layer is computed, so a sequence that was saved is loaded with the same number alone.
+     * TERN_EINVAL on the CPU; TERN_EUNSUPPORTED where layers read more of each other than the stream. */
+    int gpu_layers;
 } tern_model_params;
+
+/* Of a card that models run on; limit_bytes 0: the CPU, whose memory is the machine's. */
+typedef struct tern_device_memory {
+    size_t limit_bytes;  /* gpu_memory, or what it was set to */
+    size_t used_bytes;   /* of these, what this process has taken */
+    size_t weight_bytes; /* of the model that was asked about, its weights on the card */
+} tern_device_memory;
+TERN_API void tern_model_device_memory(const tern_model *m, tern_device_memory *out); /* any thread */
+/* Of a device by its name, as in tern_model_params. */
+TERN_API int tern_device_get_memory(const char *device, tern_device_memory *out, tern_error *err);
 
 /* Opens a GGUF file (any part of a split set), or a Hugging Face directory of safetensors.  p NULL: all defaults. */
 TERN_API int tern_model_open(tern_model **out, const char *path, const tern_model_params *p, tern_error *err);
@@ -322,7 +343,7 @@ typedef struct tern_engine_params {
     bool code_at_end;
     /* Most bytes that the sequences of all plans have in use together: pages, open pages, first tokens, states.  What
      * does not fit is refused with TERN_ECAPACITY before anything is computed; 0: room for max_seqs full sequences of
-     * every plan. */
+     * every plan.  On a card never more than weights and scratch leave of its budget (tern_engine_kv_limit). */
     size_t kv_bytes;
     /* Newest decode rows of a step that a trim right after it takes back without computing anything, 0..16: for drafts
      * that may be rejected.  Every sequence holds one more page in 16 bits for it, and a recurrent one a state for each
@@ -367,6 +388,8 @@ typedef struct tern_memory {
     size_t state_bytes; /* recurrent states of sequences, those that are kept for going back among them */
     size_t scratch_bytes;
 } tern_memory;
+/* What sequences may have in use together: kv_bytes, or what a card has left for them; SIZE_MAX: no limit. */
+TERN_API size_t tern_engine_kv_limit(const tern_engine *e);
 TERN_API void tern_engine_memory(const tern_engine *e, tern_memory *out);
 TERN_API void tern_engine_full(const tern_engine *e, int plan, size_t *bytes, size_t *f16_bytes);
 

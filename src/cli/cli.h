@@ -110,7 +110,8 @@ int tern_setup_begin(const struct tern_args *a, tern_error *err);
 int tern_setup_open(struct tern_setup *s, const struct tern_args *a, const char *path, tern_error *err);
 /* The same, and then opens the model `path`. */
 int tern_setup_model(struct tern_setup *s, const struct tern_args *a, const char *path, tern_error *err);
-bool tern_setup_at_end(const struct tern_args *a); /* --kv-when end */
+bool tern_setup_at_end(const struct tern_args *a);  /* --kv-when end */
+bool tern_setup_on_card(const struct tern_args *a); /* --device cuda, cuda:N */
 /* What the options of `a` say about an engine, all but its KV plans. */
 tern_engine_params tern_setup_params(const struct tern_args *a, int ctx, int max_seqs);
 /* Opens the engine by the options of `a`; layers that differ from what was asked for are reported on stderr. */
@@ -241,8 +242,7 @@ int tern_report_print(json_t *report, json_t *own, tern_error *err);
 /* The columns that end every line of comma-separated values: ",version,cpu,isa" and their values. */
 #define TERN_CSV_MACHINE ",version,cpu,isa"
 int tern_machine_csv(tern_error *err);
-/* "temperature 0.6, top-k 20", in a static buffer. */
-const char *tern_sampling_text(const tern_sampler_params *p);
+const char *tern_sampling_text(const tern_sampler_params *p); /* "temperature 0.6, top-k 20", in a static buffer */
 json_t *tern_sampling_json(const tern_sampler_params *p);
 const char *tern_csv_text(const char *text); /* between quotes, view into a ring of four buffers; long text is cut */
 json_t *tern_model_json(const tern_model *m);

@@ -4,6 +4,8 @@
 
 #include "cli/cli.h"
 
+#define TERN_PAGE_TOKENS 64
+
 struct doctor {
     const struct tern_args *a;
     struct tern_setup setup;
@@ -12,6 +14,8 @@ struct doctor {
     double kld;                    /* of the plan from 16 bits; NaN: not measured */
     int kld_tokens;
     size_t needed;                              /* weights, a full context, scratch */
+    size_t scratch;                             /* of these */
+    tern_device_memory card;                    /* limit_bytes 0: none */
     char verdict[sizeof((tern_error *)0)->msg]; /* "ok", or what is wrong */
     bool ok;
 };
@@ -53,6 +57,46 @@ out:
     return rc;
 }
 
+/* The part of what layers keep of a token that the card's keep. */
+static double card_share(const struct doctor *d)
+{
+    const tern_kv_plan *p = tern_engine_plan(d->setup.engine);
+    double all = 0, card = 0;
+    for (int i = 0; i < tern_kv_plan_rows(p); i++) {
+        tern_kv_row r;
+        tern_kv_plan_row(p, i, &r);
+        all += r.bytes_per_token;
+        card += r.layer >= tern_model_get_info(d->setup.model)->n_cpu_layers ? r.bytes_per_token : 0;
+    }
+    return all > 0 ? card / all : 0;
+}
+
+/* A card's budget holds a context that is smaller by what is missing. */
+static void check_card(struct doctor *d)
+{
+    const double kv = d->kv_bytes * card_share(d);
+    const double all = (double)d->card.weight_bytes + (double)d->scratch + kv;
+    const double missing = all - (double)d->card.limit_bytes;
+    const int ctx = tern_engine_ctx(d->setup.engine);
+    const double fits = kv > 0 ? ctx * (1 - missing / kv) : 0;
+    char text[300], needed[32], limit[32];
+    if (missing <= 0)
+        return;
+    (void)snprintf(needed, sizeof needed, "%s", tern_size_text(all));
+    (void)snprintf(limit, sizeof limit, "%s", tern_size_text((double)d->card.limit_bytes));
+    if (fits >= TERN_PAGE_TOKENS)
+        (void)snprintf(text, sizeof text,
+                       "weights, scratch and a full context need %s and the card may be used to %s (--gpu-memory): a "
+                       "context of %d tokens fits (-c), or choose a smaller plan (--kv)",
+                       needed, limit, (int)fits / TERN_PAGE_TOKENS * TERN_PAGE_TOKENS);
+    else
+        (void)snprintf(text, sizeof text,
+                       "weights, scratch and a full context need %s and the card may be used to %s (--gpu-memory): "
+                       "fewer layers (--gpu-layers), or smaller steps (--chunk), leave room for a context",
+                       needed, limit);
+    wrong(d, text);
+}
+
 static void check_memory(struct doctor *d)
 {
     tern_memory m;
@@ -61,7 +105,11 @@ static void check_memory(struct doctor *d)
     d->kv_f16_bytes = (double)m.kv_full_f16_bytes;
     d->needed = tern_model_get_info(d->setup.model)->weight_bytes + (size_t)d->kv_bytes +
                 (size_t)tern_plan_states(tern_engine_plan(d->setup.engine)) + m.scratch_bytes;
-    if (d->machine.memory_bytes && d->needed > d->machine.memory_bytes) {
+    d->scratch = m.scratch_bytes;
+    tern_model_device_memory(d->setup.model, &d->card);
+    if (d->card.limit_bytes) {
+        check_card(d);
+    } else if (d->machine.memory_bytes && d->needed > d->machine.memory_bytes) {
         char text[200];
         (void)snprintf(text, sizeof text,
                        "weights and a full context need %s and the machine has %s: choose a smaller "
@@ -122,6 +170,13 @@ static int print_model(const struct doctor *d, tern_error *err)
         TERN_TRY(tern_out_printf(err, "context     %d tokens: KV %s (16 bit: %s); %s with the weights\n",
                                  tern_engine_ctx(d->setup.engine), tern_size_text(d->kv_bytes),
                                  tern_size_text(d->kv_f16_bytes), tern_size_text((double)d->needed)));
+    if (d->card.limit_bytes) {
+        char weights[32], scratch[32];
+        (void)snprintf(weights, sizeof weights, "%s", tern_size_text((double)d->card.weight_bytes));
+        (void)snprintf(scratch, sizeof scratch, "%s", tern_size_text((double)d->scratch));
+        TERN_TRY(tern_out_printf(err, "card        %s may be used (--gpu-memory): weights %s, scratch %s\n",
+                                 tern_size_text((double)d->card.limit_bytes), weights, scratch));
+    }
     if (isfinite(d->kld))
         TERN_TRY(tern_out_printf(err,
                                  "divergence  %.2g nats per token from a 16-bit cache, on %d tokens; up to %.1f is "
@@ -164,6 +219,11 @@ static int print_json(const struct doctor *d, tern_error *err)
         json_object_set_new(kv, "kld", isfinite(d->kld) ? json_real(d->kld) : json_null());
         json_object_set_new(out, "kv", kv);
         json_object_set_new(out, "needed_bytes", json_integer((json_int_t)d->needed));
+        if (d->card.limit_bytes)
+            json_object_set_new(out, "card",
+                                json_pack("{sI sI sI sI}", "limit_bytes", (json_int_t)d->card.limit_bytes, "used_bytes",
+                                          (json_int_t)d->card.used_bytes, "weight_bytes",
+                                          (json_int_t)d->card.weight_bytes, "scratch_bytes", (json_int_t)d->scratch));
     }
     const int threads = d->setup.engine ? tern_engine_threads(d->setup.engine) : 0;
     return tern_report_print(tern_report_json("doctor", d->setup.model, threads), out, err);

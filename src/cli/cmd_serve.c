@@ -187,6 +187,11 @@ static int read_models(struct serve *s, tern_error *err)
         word |= strcmp(v[TERN_OPT_PACKED].s, words[i]) == 0;
     if (s->n_models > 1 && !word)
         return tern_cli_usage(err, "--packed FILE belongs to one model; --packed auto keeps a file beside each");
+    if (s->n_models > 1 && tern_setup_on_card(s->a) && !v[TERN_OPT_KV_MEMORY].s)
+        return tern_cli_usage(err, "%d models share the card's memory: --kv-memory says what each one's cache may take",
+                              s->n_models);
+    if (s->n_models > 1 && v[TERN_OPT_GPU_LAYERS].n)
+        return tern_cli_usage(err, "--gpu-layers belongs to one model, and there are %d", s->n_models);
     if (s->n_models > 1 && v[TERN_OPT_EXPERTS_RESIDENT].s)
         return tern_cli_usage(err, "--experts-resident belongs to one model, and there are %d", s->n_models);
     return 0;
@@ -222,8 +227,15 @@ static size_t machine_memory(void)
 }
 
 /* What the weights leave, less a quarter for everything else. */
-static double default_kv_memory(size_t weights)
+static double default_kv_memory(const struct serve *s, size_t weights)
 {
+    tern_device_memory card = {0};
+    if (tern_setup_on_card(s->a) && !s->a->v[TERN_OPT_GPU_LAYERS].n) /* the engine takes off what its scratch needs */
+        (void)tern_device_get_memory(s->a->v[TERN_OPT_DEVICE].s, &card, NULL);
+    if (card.limit_bytes) {
+        const size_t taken = card.used_bytes + weights;
+        return card.limit_bytes > taken ? (double)(card.limit_bytes - taken) : 1;
+    }
     size_t all = machine_memory();
     size_t left = all > weights ? (all - weights) / 4 * 3 : 0, least = (size_t)64 << 20;
     return (double)(left > least ? left : least);
@@ -276,7 +288,7 @@ static void set_sizes(struct opening *o, size_t weights)
         cache = cache_given ? cache : share / 5 < MOST_CACHE ? share / 5 : MOST_CACHE;
         kv = share > cache + 1 ? share - cache : 1; /* the engine says what is too little */
     } else if (kv == 0) {
-        kv = default_kv_memory(weights);
+        kv = default_kv_memory(s, weights);
     }
     if (!cache_given && !(s->memory > 0 && s->kv == 0))
         cache = kv / 4 < MOST_CACHE ? kv / 4 : MOST_CACHE;
@@ -325,6 +337,30 @@ static int open_engine(struct serve *s, struct tern_setup *t, tern_error *err)
     return tern_setup_engine(t, s->a, ctx, (int)v[TERN_OPT_PARALLEL].i, err);
 }
 
+/* A card gives an engine what weights and scratch leave: the sizes are those then, where nobody gave any. */
+static int share_card(const struct serve *s, struct tern_setup *t, struct tern_server_model *out, tern_error *err)
+{
+    const size_t limit = tern_engine_kv_limit(t->engine), asked = out->kv_bytes + out->cache_bytes;
+    if (limit >= asked)
+        return 0;
+    if (s->kv > 0)
+        return tern_err_set(
+            err, TERN_ENOMEM,
+            "%s: --kv-memory and --cache-ram ask for %zu bytes, and weights and scratch leave %zu of the "
+            "card's memory (--gpu-memory)",
+            tern_model_get_info(t->model)->path, asked, limit);
+    if (!s->a->v[TERN_OPT_CACHE_RAM].s)
+        out->cache_bytes = limit / 5 < (size_t)MOST_CACHE ? limit / 5 : (size_t)MOST_CACHE;
+    if (out->cache_bytes >= limit)
+        return tern_err_set(
+            err, TERN_ENOMEM,
+            "%s: --cache-ram asks for %zu bytes, and weights and scratch leave %zu of the card's memory "
+            "(--gpu-memory)",
+            tern_model_get_info(t->model)->path, out->cache_bytes, limit);
+    out->kv_bytes = limit - out->cache_bytes;
+    return 0;
+}
+
 static int open_one(void *user, int i, const struct tern_server_watch *w, struct tern_server_model *out,
                     tern_error *err)
 {
@@ -337,6 +373,7 @@ static int open_one(void *user, int i, const struct tern_server_watch *w, struct
     TERN_TRY(tern_setup_open(t, s->a, s->names[i].path, err));
     t->kv_bytes = out->kv_bytes + out->cache_bytes; /* windows, too, have pages for all that the cache may keep */
     TERN_TRY(open_engine(s, t, err));
+    TERN_TRY(share_card(s, t, out, err));
     if (s->a->v[TERN_OPT_VERBOSE].n)
         tern_setup_print(t);
     out->model = t->model;

@@ -20,6 +20,8 @@ int tern_doctor_check(const struct tern_args *a, tern_error *err)
     if (v[TERN_OPT_MAX_KV_SIZE].n && (fit || !v[TERN_OPT_MODEL].n))
         return tern_cli_usage(err, fit ? "--fit keeps all tokens of a context; --max-kv-size is another way to fit one"
                                        : "--max-kv-size needs a model (-m)");
+    if ((v[TERN_OPT_GPU_MEMORY].n || v[TERN_OPT_GPU_LAYERS].n) && !v[TERN_OPT_MODEL].n)
+        return tern_cli_usage(err, "--gpu-%s needs a model (-m)", v[TERN_OPT_GPU_MEMORY].n ? "memory" : "layers");
     int rc = tern_setup_check_kv(a, err);
     if (rc < 0)
         return rc;
@@ -135,6 +137,23 @@ out:
     return rc;
 }
 
+/* What a plan is fitted to has to be there besides the weights. */
+static int check_card(const tern_model *m, double bytes, tern_error *err)
+{
+    tern_device_memory card;
+    tern_model_device_memory(m, &card);
+    const size_t left = card.limit_bytes > card.used_bytes ? card.limit_bytes - card.used_bytes : 0;
+    if (!card.limit_bytes || bytes <= (double)left)
+        return 0;
+    char in[32], limit[32];
+    (void)snprintf(in, sizeof in, "%s", tern_size_text(bytes));
+    (void)snprintf(limit, sizeof limit, "%s", tern_size_text((double)card.limit_bytes));
+    return tern_err_set(err, TERN_EINVAL,
+                        "--in is %s, and of the %s of the card's memory that may be used (--gpu-memory) the weights "
+                        "leave %s",
+                        in, limit, tern_size_text((double)left));
+}
+
 int tern_doctor_fit(const struct tern_args *a, tern_error *err)
 {
     int rc = 0;
@@ -147,6 +166,7 @@ int tern_doctor_fit(const struct tern_args *a, tern_error *err)
     TERN_TRY(tern_setup_size("--fit", a->v[TERN_OPT_FIT].s, 16777216, &ctx, err));
     TERN_TRY(tern_setup_size("--in", a->v[TERN_OPT_FIT_IN].s, 1e15, &bytes, err));
     TERN_TRY(tern_setup_model(&s, a, a->v[TERN_OPT_MODEL].s, err));
+    TERN_TRY(check_card(s.model, bytes, err));
     const int trained = tern_model_get_info(s.model)->ctx;
     if (ctx > trained)
         tern_note("the model was trained for %d tokens: %.0f need --rope-scaling yarn,factor=%.0f", trained, ctx,

@@ -95,16 +95,45 @@ static int on_progress(void *opening, int done, int total)
     return s->on_progress ? s->on_progress(s->user, done, total) : 0;
 }
 
-/* lean: --experts-resident is meant for this model. */
+bool tern_setup_on_card(const struct tern_args *a)
+{
+    const char *device = a->v[TERN_OPT_DEVICE].s;
+    return device && strncmp(device, "cuda", 4) == 0;
+}
+
+/* --gpu-memory; 0: not given.  Neither it nor --gpu-layers is for the CPU. */
+static int gpu_memory(double *out, const struct tern_args *a, tern_error *err)
+{
+    const struct tern_arg *size = &a->v[TERN_OPT_GPU_MEMORY], *layers = &a->v[TERN_OPT_GPU_LAYERS];
+    *out = 0;
+    if ((size->n || layers->n) && !tern_setup_on_card(a))
+        return tern_cli_usage(err, "--gpu-%s is a card's, and the model runs on device %s: --device cuda",
+                              size->n ? "memory" : "layers", a->v[TERN_OPT_DEVICE].s);
+    if (!size->n)
+        return 0;
+    return tern_setup_size("--gpu-memory", size->s, 1e15, out, err);
+}
+
+/* As in tern_model_params. */
+static int gpu_layers(const struct tern_args *a)
+{
+    const struct tern_arg *layers = &a->v[TERN_OPT_GPU_LAYERS];
+    return !layers->n ? 0 : layers->i ? (int)layers->i : -1;
+}
+
+/* lean: --experts-resident and --gpu-layers are meant for this model. */
 static int open_model(tern_model **out, const struct tern_setup *s, const struct tern_args *a, const char *path,
                       const char *rope_scaling, double rope_base, bool lean, tern_error *err)
 {
     /* Commands without the option only look at a model: they write nothing. */
     bool computes = tern_options[TERN_OPT_PACKED].commands & (1u << a->command->id);
     struct opening o = {.s = s};
-    double experts = 0;
+    double experts = 0, card;
+    int rc = gpu_memory(&card, a, err);
+    if (rc < 0)
+        return rc;
     if (lean && a->v[TERN_OPT_EXPERTS_RESIDENT].s) {
-        int rc = tern_setup_size("--experts-resident", a->v[TERN_OPT_EXPERTS_RESIDENT].s, 1e15, &experts, err);
+        rc = tern_setup_size("--experts-resident", a->v[TERN_OPT_EXPERTS_RESIDENT].s, 1e15, &experts, err);
         if (rc < 0)
             return rc;
     }
@@ -117,8 +146,10 @@ static int open_model(tern_model **out, const struct tern_setup *s, const struct
                            .on_progress = on_progress,
                            .user = &o,
                            .experts_resident = (size_t)experts,
+                           .gpu_memory = (size_t)card,
+                           .gpu_layers = lean ? gpu_layers(a) : 0,
                            .device = computes ? a->v[TERN_OPT_DEVICE].s : NULL};
-    int rc = tern_model_open(out, path, &p, err);
+    rc = tern_model_open(out, path, &p, err);
     if (rc == 0 && o.written.len)
         tern_cache_remember(o.written.p);
     tern_buf_clear(&o.written);

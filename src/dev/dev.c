@@ -78,7 +78,7 @@ int tern_dev_open(struct tern_dev **out, const char *name, struct tern_pool *poo
     const struct tern_dev_ops *ops;
     *out = NULL;
     int rc = tern_dev_find(&ops, name, err);
-    return ops ? ops->open(out, pool, err) : rc;
+    return ops ? ops->open(out, ops, pool, err) : rc;
 }
 
 void tern_dev_close(struct tern_dev *d)

@@ -67,6 +67,7 @@ struct tern_dev_ops {
     bool decodes;           /* recode reads codes, too */
     bool firsts;            /* attention knows tern_kv_reach.first */
     bool decode16, prompt8; /* of tern_dev_limits */
+    int cut;                /* layers before this one lie elsewhere, in the host's memory; 0: all is at one place */
     bool in_place;          /* what adopt is given is read where it lies, and not before an operation needs it */
 
     /* Is it there?  One line about it, or why not.  NULL: it always is. */
@@ -76,8 +77,9 @@ struct tern_dev_ops {
 
     int chunk; /* rows of a prompt in one step that suit it, where nobody says; 0: 512 */
 
-    /* A device for one owner.  pool: borrowed until close; NULL: for memory and copies alone. */
-    int (*open)(struct tern_dev **out, struct tern_pool *pool, tern_error *err);
+    /* A device for one owner.  self: the table that open is of.  pool: borrowed until close; NULL: for memory and
+     * copies alone. */
+    int (*open)(struct tern_dev **out, const struct tern_dev_ops *self, struct tern_pool *pool, tern_error *err);
     void (*close)(struct tern_dev *d); /* waits for what is queued */
     int (*prepare)(struct tern_dev *d, const struct tern_dev_limits *limits, tern_error *err); /* once */
     size_t (*scratch_bytes)(const struct tern_dev *d);
@@ -86,12 +88,24 @@ struct tern_dev_ops {
      * device ran out of memory, or is lost.  NULL: nothing can. */
     int (*fault)(struct tern_dev *d, tern_error *err);
 
+    /* Of a device with memory of its own; NULL elsewhere.  limit: from here on its tern_dev take so many bytes at most,
+     * and are refused more as if the card had no more; what is taken stays.  0: what was free when the device was
+     * found, less a margin, which is the limit until somebody sets one.  TERN_EINVAL where the device has less. */
+    int (*limit)(struct tern_dev *d, size_t bytes, tern_error *err);
+    void (*held)(const struct tern_dev *d, struct tern_dev_held *out);
+
     /* Memory, all 0, which every tern_dev of one device may use.  lazy: what is never written costs address space
      * alone.  release waits for what is queued; NULL is legal. */
     int (*reserve)(struct tern_dev *d, struct tern_dev_mem **out, size_t bytes, bool lazy, tern_error *err);
     void (*release)(struct tern_dev *d, struct tern_dev_mem *m);
     /* Memory with the contents of `host`, which stays there unchanged until release; nobody writes to it. */
     int (*adopt)(struct tern_dev *d, struct tern_dev_mem **out, const void *host, size_t bytes, tern_error *err);
+    /* These bytes of lazy memory will be written: there is memory for them from here on, or TERN_ENOMEM.  NULL: it is
+     * found when they are. */
+    int (*claim)(struct tern_dev *d, struct tern_dev_mem *m, size_t at, size_t bytes, tern_error *err);
+    /* With a cut, once, of memory that is lazy or adopted, before it is used: it is blocks of `block` bytes, of which
+     * [from, to) belong to layers before the cut.  What is adopted is one block.  NULL without a cut. */
+    int (*divide)(struct tern_dev *d, struct tern_dev_mem *m, size_t block, size_t from, size_t to, tern_error *err);
     /* Bytes in memory. */
     void (*copy_in)(struct tern_dev *d, struct tern_dev_mem *to, size_t at, const void *host, size_t bytes);
     void (*copy_out)(struct tern_dev *d, void *host, const struct tern_dev_mem *from, size_t at, size_t bytes);
@@ -114,6 +128,10 @@ struct tern_dev_ops {
     void (*weight_drop)(struct tern_dev *d, struct tern_dev_weight *w);
     /* host[n][k] = rows [row, row + n) of a matrix of the stack as they are multiplied by, after sync. */
     void (*weight_out)(struct tern_dev *d, float *host, const struct tern_dev_weight *w, int matrix, int row, int n);
+
+    /* With a cut: what follows, weights that are planned or operations of a step, is of this layer; -1: of none, as at
+     * first and after begin.  Of activations, only rows [0, n_rows) of x go where the layer is.  NULL without a cut. */
+    void (*layer)(struct tern_dev *d, int layer, struct tern_dev_rows x, int n_rows);
 
     /* A step: all operations below come between begin and end. */
     void (*begin)(struct tern_dev *d, const struct tern_dev_step *s);
@@ -209,6 +227,14 @@ void tern_dev_close(struct tern_dev *d);
 int tern_dev_fault(struct tern_dev *d, tern_error *err);
 /* For tests: one more device, which "auto" means from now on.  Before anything is opened. */
 void tern_dev_add_first(const struct tern_dev_ops *ops);
+
+/* A device out of two, which must outlive it: `first`, in the host's memory, computes layers before `cut`, `second` the
+ * others and what stands before and behind them; each keeps the weights and the caches of what it computes.  Neither
+ * for compressed rows, nor for layers that read from one before the cut anything but the stream.  Freed when nothing of
+ * it is open. */
+int tern_dev_split_new(const struct tern_dev_ops **out, const struct tern_dev_ops *first,
+                       const struct tern_dev_ops *second, int cut, tern_error *err);
+void tern_dev_split_free(const struct tern_dev_ops *ops); /* NULL is legal */
 
 /* New rows with a stride that operations like. */
 int tern_dev_rows_new(struct tern_dev *d, struct tern_dev_rows *out, int n_rows, int width, tern_error *err);

@@ -40,6 +40,12 @@ struct tern_dev_weight {
     int stack; /* matrices, one after the other; 1: no stack */
 };
 
+/* Memory of a device's own, of which all its tern_dev in this process take. */
+struct tern_dev_held {
+    size_t limit, used; /* bytes that they may take together; that they have taken */
+    size_t piece;       /* lazy memory is taken in pieces of at most this size */
+};
+
 /* Blocks of one size in one memory, known by number: block i is the bytes from i * bytes on. */
 struct tern_dev_blocks {
     struct tern_dev_mem *mem;

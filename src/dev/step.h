@@ -28,6 +28,10 @@ struct tern_dev_cache {
     struct tern_dev_blocks tiles, sinks, states;
 };
 
+/* Bytes of a block, of `whole`, that layers before the cut have: of the pages of group `part`, or of one of these. */
+enum { TERN_DEV_TILES = -1, TERN_DEV_SINKS = -2, TERN_DEV_STATES = -3 };
+size_t tern_dev_cut(const struct tern_dev_cache *c, int cut, int part, size_t whole);
+
 /* The closed pages of a sequence in one group: page index first + i is block blocks[i], 0 <= i < n. */
 struct tern_dev_table {
     const uint32_t *blocks;

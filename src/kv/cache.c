@@ -26,6 +26,18 @@ static size_t most_blocks(const struct tern_kv_budget *b, size_t block_bytes, si
     return n < TERN_NO_BLOCK ? n : TERN_NO_BLOCK - 1;
 }
 
+/* Of a block of `bytes` of a pool, those of layers before the device's cut; `part` as tern_dev_cut has it. */
+static size_t cut_of(const struct tern_kv_cache *c, int part, size_t bytes)
+{
+    const int cut = c->dev->ops->cut;
+    struct tern_dev_blocks pages[TERN_KV_MAX_GROUPS];
+    struct tern_dev_cache layers;
+    if (!cut)
+        return 0;
+    tern_kv_dev_cache(&layers, pages, c);
+    return tern_dev_cut(&layers, cut, part, tern_round_up(bytes, TERN_ALIGN));
+}
+
 int tern_kv_cache_init(struct tern_kv_cache *c, const struct tern_kv_layout *l, const struct tern_kv_room *room,
                        tern_error *err)
 {
@@ -47,19 +59,19 @@ int tern_kv_cache_init(struct tern_kv_cache *c, const struct tern_kv_layout *l, 
     for (int g = 0; g < l->n_groups; g++) {
         const size_t n = (size_t)max_pages(&l->groups[g], c->max_tokens, c->max_step, l->state_bytes),
                      bytes = l->groups[g].page_bytes;
-        TERN_TRY(
-            tern_kv_pool_init(&c->pool[g], c->dev, bytes, most_blocks(c->budget, bytes, n * seqs), c->budget, err));
+        TERN_TRY(tern_kv_pool_init(&c->pool[g], c->dev, bytes, cut_of(c, g, bytes),
+                                   most_blocks(c->budget, bytes, n * seqs), c->budget, err));
         for (size_t i = 0; i < seqs; i++) {
             TERN_TRY(tern_alloc(&c->seqs[i].table[g].pages, n + 1, sizeof(uint32_t), err));
             c->seqs[i].table[g].cap = (int)n;
         }
     }
-    TERN_TRY(tern_kv_pool_init(&c->tiles, c->dev, l->tile_bytes,
+    TERN_TRY(tern_kv_pool_init(&c->tiles, c->dev, l->tile_bytes, cut_of(c, TERN_DEV_TILES, l->tile_bytes),
                                most_blocks(c->budget, l->tile_bytes, seqs * (1 + SPARE)), c->budget, err));
-    TERN_TRY(tern_kv_pool_init(&c->sinks, c->dev, sink_bytes, most_blocks(c->budget, sink_bytes, seqs * (1 + SPARE)),
-                               c->budget, err));
+    TERN_TRY(tern_kv_pool_init(&c->sinks, c->dev, sink_bytes, cut_of(c, TERN_DEV_SINKS, sink_bytes),
+                               most_blocks(c->budget, sink_bytes, seqs * (1 + SPARE)), c->budget, err));
     if (l->state_bytes)
-        TERN_TRY(tern_kv_pool_init(&c->states, c->dev, l->state_bytes,
+        TERN_TRY(tern_kv_pool_init(&c->states, c->dev, l->state_bytes, cut_of(c, TERN_DEV_STATES, l->state_bytes),
                                    most_blocks(c->budget, l->state_bytes, seqs * (TERN_KV_KEPT_STATES + 1 + SPARE)),
                                    c->budget, err));
     return 0;
@@ -121,6 +133,14 @@ void tern_kv_cache_hand(struct tern_kv_cache *c, struct tern_dev *dev)
 int tern_kv_no_memory(const struct tern_kv_cache *c, const char *what, size_t bytes, tern_error *err)
 {
     const struct tern_kv_budget *b = c->budget;
+    struct tern_dev_held h = {0};
+    if (c->dev->ops->held)
+        c->dev->ops->held(c->dev, &h);
+    if (h.limit && h.limit - (h.used < h.limit ? h.used : h.limit) < bytes + h.piece)
+        return tern_err_set(err, TERN_ECAPACITY,
+                            "the card's memory is full: %zu of %zu bytes (--gpu-memory) are in use, and %s takes %zu "
+                            "more",
+                            h.used, h.limit, what, bytes);
     if (b->limit == SIZE_MAX)
         return tern_err_set(err, TERN_ECAPACITY, "the KV pool is full: no room for %s of %zu bytes", what, bytes);
     return tern_err_set(err, TERN_ECAPACITY,

@@ -28,7 +28,7 @@ void tern_kv_budget_give(struct tern_kv_budget *b, size_t bytes)
     TERN_ASSERT(before >= bytes);
 }
 
-int tern_kv_pool_init(struct tern_kv_pool *p, struct tern_dev *dev, size_t block_bytes, size_t n_blocks,
+int tern_kv_pool_init(struct tern_kv_pool *p, struct tern_dev *dev, size_t block_bytes, size_t cut, size_t n_blocks,
                       struct tern_kv_budget *budget, tern_error *err)
 {
     int rc = 0;
@@ -36,12 +36,18 @@ int tern_kv_pool_init(struct tern_kv_pool *p, struct tern_dev *dev, size_t block
     memset(p, 0, sizeof *p);
     p->mem.bytes = tern_round_up(block_bytes, TERN_ALIGN);
     p->dev = dev;
+    p->cut = cut;
     p->budget = budget;
     if (n_blocks >= TERN_NO_BLOCK || !tern_mul(p->mem.bytes, n_blocks, &bytes) || !tern_add(bytes, POOL_SLACK, &bytes))
         TERN_FAIL(err, TERN_ENOMEM, "KV pool of %zu blocks of %zu bytes is too large", n_blocks, block_bytes);
     TERN_TRY(tern_alloc(&p->refs, n_blocks, sizeof *p->refs, err));
     TERN_TRY(tern_alloc(&p->free_list, n_blocks, sizeof *p->free_list, err));
     TERN_TRY(dev->ops->reserve(dev, &p->mem.mem, bytes, true, err));
+    if (dev->ops->divide && (rc = dev->ops->divide(dev, p->mem.mem, p->mem.bytes, 0, cut, err)) < 0) {
+        dev->ops->release(dev, p->mem.mem);
+        p->mem.mem = NULL;
+        goto out;
+    }
     p->n_blocks = (uint32_t)n_blocks;
     (void)pthread_mutex_init(&p->lock, NULL);
     return 0;
@@ -92,6 +98,10 @@ uint32_t tern_kv_pool_get(struct tern_kv_pool *p)
     (void)pthread_mutex_unlock(&p->lock);
     if (i == TERN_NO_BLOCK)
         tern_kv_budget_give(p->budget, p->mem.bytes);
+    else if (p->dev->ops->claim && p->dev->ops->claim(p->dev, p->mem.mem, i * p->mem.bytes, p->mem.bytes, NULL) < 0) {
+        tern_kv_pool_unref(p, i);
+        i = TERN_NO_BLOCK;
+    }
     return i;
 }
 

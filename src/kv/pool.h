@@ -30,6 +30,7 @@ void tern_kv_budget_give(struct tern_kv_budget *b, size_t bytes);
 struct tern_kv_pool {
     struct tern_dev *dev; /* borrowed */
     struct tern_dev_blocks mem;
+    size_t cut; /* bytes of a block that belong to layers before the device's cut */
     uint32_t n_blocks;
     struct tern_kv_budget *budget; /* borrowed */
     _Atomic uint32_t *refs;        /* [n_blocks] */
@@ -41,14 +42,14 @@ struct tern_kv_pool {
 };
 
 /* The device and the budget must outlive the pool. */
-int tern_kv_pool_init(struct tern_kv_pool *p, struct tern_dev *dev, size_t block_bytes, size_t n_blocks,
+int tern_kv_pool_init(struct tern_kv_pool *p, struct tern_dev *dev, size_t block_bytes, size_t cut, size_t n_blocks,
                       struct tern_kv_budget *budget, tern_error *err);
 void tern_kv_pool_clear(struct tern_kv_pool *p); /* a pool that is all 0 is legal */
 /* It goes elsewhere and leaves all 0; nobody else may know it. */
 void tern_kv_pool_move(struct tern_kv_pool *to, struct tern_kv_pool *from);
 
-/* refs 1, bytes unspecified but finite numbers wherever such lay there before; TERN_NO_BLOCK when the pool or the
- * budget is exhausted. */
+/* refs 1, bytes unspecified but finite numbers wherever such lay there before; TERN_NO_BLOCK when the pool, the
+ * budget or the device's memory is exhausted. */
 uint32_t tern_kv_pool_get(struct tern_kv_pool *p);
 void tern_kv_pool_ref(struct tern_kv_pool *p, uint32_t block);   /* any thread */
 void tern_kv_pool_unref(struct tern_kv_pool *p, uint32_t block); /* any thread; TERN_NO_BLOCK is legal */

@@ -10,7 +10,7 @@ int tern_net_vector(float **out, const struct tern_net *net, struct tern_dev_vec
     const struct tern_dev_ops *ops = net->dev->ops;
     struct tern_dev *dev = NULL; /* of this thread's own */
     *out = NULL;
-    TERN_TRY(ops->open(&dev, NULL, err));
+    TERN_TRY(ops->open(&dev, ops, NULL, err));
     TERN_TRY(tern_alloc(out, n, sizeof **out, err));
     ops->copy_out(dev, *out, v.mem, v.at * sizeof **out, n * sizeof **out);
     ops->sync(dev);

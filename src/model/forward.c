@@ -31,9 +31,17 @@ static void run_half(struct tern_forward *f, const struct tern_forward_batch *b,
     f->residual->add(f, b, layer, half);
 }
 
+/* What follows is of this layer (dev.h). */
+static void go_to(struct tern_forward *f, const struct tern_forward_batch *b, int layer)
+{
+    if (f->dev->ops->layer)
+        f->dev->ops->layer(f->dev, layer, f->x, b->n_rows);
+}
+
 static void run_layer(struct tern_forward *f, const struct tern_forward_batch *b, int layer)
 {
     const struct tern_layer_desc *l = &f->net->desc.layers[layer];
+    go_to(f, b, layer);
     run_half(f, b, layer, TERN_HALF_MIXER, tern_mixers[l->mixer]);
     run_half(f, b, layer, TERN_HALF_FFN, tern_ffns[l->ffn]);
     if (l->n_ple)
@@ -89,6 +97,7 @@ void tern_forward_run(struct tern_forward *f, const struct tern_forward_batch *b
     turn_angles(f, b);
     for (int i = 0; i < f->net->desc.n_layers && !f->fault.code; i++)
         run_layer(f, b, i);
+    go_to(f, b, -1);
     if (b->n_hidden_rows)
         hidden(f, b);
     if (b->n_logit_rows)

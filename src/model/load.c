@@ -21,6 +21,7 @@ struct loader {
     const struct tern_tensor **known; /* all that have a place in it, and those known to be of no use to this model */
     size_t n_known, cap_known;
     size_t total;
+    int layer; /* whose tensors are looked up; -1: of none */
     struct tern_load_watch watch;
 };
 
@@ -190,8 +191,13 @@ static int place_rows(struct loader *ld, const struct found *o, struct tern_weig
     tern_error e = {0};
     TERN_TRY(tern_grow(&ld->places, &ld->cap_places, ld->n_places + 1, sizeof *ld->places, err));
     struct tern_weight_place *p = &ld->places[ld->n_places++];
-    *p = (struct tern_weight_place){
-        .t = t, .dst = dst, .n = (int)n, .vector = o->vector, .stack = o->stack, .offset = ld->total};
+    *p = (struct tern_weight_place){.t = t,
+                                    .dst = dst,
+                                    .n = (int)n,
+                                    .vector = o->vector,
+                                    .stack = o->stack,
+                                    .offset = ld->total,
+                                    .layer = ld->layer};
     if (o->vector) {
         p->columns = o->flat ? 1 : (int)o->k;
         p->n *= (int)o->k;
@@ -427,6 +433,7 @@ static int pack_all(struct loader *ld, const struct tern_weight_block *b, struct
     size_t hashed = 0;
     struct tern_packfile *file = NULL;
     TERN_TRY(ld->dev->ops->reserve(ld->dev, &ld->net->memory, ld->total, true, err));
+    TERN_TRY(tern_load_divide(b, ld->net->memory, err));
     bind_all(ld);
     if (to)
         TERN_TRY(tern_packfile_begin(&file, b, ld->net->memory, to, err));
@@ -467,7 +474,8 @@ static void write_packed(struct tern_net *net, const struct tern_weight_block *b
 }
 
 /* The mapped file becomes the model's memory. */
-static int use_packed(struct loader *ld, const uint8_t *data, const char *path, tern_error *err)
+static int use_packed(struct loader *ld, const struct tern_weight_block *b, const uint8_t *data, const char *path,
+                      tern_error *err)
 {
     int rc = 0;
     for (size_t i = 0; i < ld->n_places; i++) {
@@ -478,6 +486,7 @@ static int use_packed(struct loader *ld, const uint8_t *data, const char *path, 
                 tern_vector_check(p, (const float *)(const void *)x, path, (uint64_t)(x - ld->net->packed.p), err));
     }
     TERN_TRY(ld->dev->ops->adopt(ld->dev, &ld->net->memory, data, ld->total, err));
+    TERN_TRY(tern_load_divide(b, ld->net->memory, err));
     bind_all(ld);
 out:
     return rc;
@@ -506,7 +515,7 @@ static int load_lean(struct loader *ld, struct tern_weight_block *b, struct tern
         TERN_FAIL(err, rc,
                   "%s; experts can be left on disk in a file of packed weights alone (--packed auto writes it)",
                   why.msg);
-    TERN_TRY(use_packed(ld, data, kept->path, err));
+    TERN_TRY(use_packed(ld, b, data, kept->path, err));
     TERN_TRY(tern_resident_new(&net->resident, net, b, data, kept->path, kept->experts, err));
     TERN_TRY(tern_net_experts_check(net, 1, err));
 out:
@@ -549,6 +558,7 @@ static int load_weights(struct loader *ld, struct tern_pool *pool, const struct 
     b.lean = kept && kept->experts && kept->experts < tern_resident_bytes(&b);
     net->memory_bytes = ld->total;
     TERN_TRY(plan_memory(ld, &b, kept, &in_memory, err));
+    TERN_TRY(tern_load_room(&b, net, err));
     if (ld->watch.before_weights)
         TERN_TRY(ld->watch.before_weights(ld->watch.user, in_memory, err));
     TERN_TRY(tern_alloc(&b.sources, b.n, sizeof *b.sources, err));
@@ -558,7 +568,7 @@ static int load_weights(struct loader *ld, struct tern_pool *pool, const struct 
     }
     if (kept && kept->path) {
         if (tern_packfile_open(&net->packed, &data, &b, kept->path, pool, &replace, &why) == 0) {
-            if (use_packed(ld, data, kept->path, &why) == 0)
+            if (use_packed(ld, &b, data, kept->path, &why) == 0)
                 goto out;
             tern_map_close(&net->packed);
         }
@@ -629,9 +639,13 @@ static int place_all(struct loader *ld, tern_error *err)
 {
     int rc = 0;
     struct tern_net *net = ld->net;
+    ld->layer = -1;
     TERN_TRY(place_rules(ld, ld->arch->globals, -1, net->globals, err));
     for (int i = 0; i < net->desc.n_layers + net->desc.n_mtp; i++) {
         const int64_t before = net->n_params;
+        ld->layer = i;
+        if (ld->dev->ops->layer)
+            ld->dev->ops->layer(ld->dev, i, (struct tern_dev_rows){0}, 0);
         TERN_TRY(place_rules(ld, ld->arch->layers, i, net->layers[i], err));
         TERN_TRY(place_rules(ld, ld->arch->more_layers, i, net->layers[i], err));
         TERN_TRY(place_rules(ld, tern_expert_layers, i, net->layers[i], err));
@@ -645,7 +659,7 @@ out:
     return rc;
 }
 
-int tern_net_load(struct tern_net **out, const struct tern_file *f, const struct tern_dev_ops *device,
+int tern_net_load(struct tern_net **out, const struct tern_file *f, const struct tern_dev_ops *device, int gpu_layers,
                   struct tern_pool *pool, const struct tern_packed_file *kept, const struct tern_load_watch *watch,
                   tern_error *err)
 {
@@ -655,8 +669,6 @@ int tern_net_load(struct tern_net **out, const struct tern_file *f, const struct
     *out = NULL;
     TERN_TRY(tern_alloc(&net, 1, sizeof *net, err));
     ld.net = net;
-    TERN_TRY(device->open(&net->dev, NULL, err));
-    TERN_TRY(device->open(&ld.dev, pool, err));
     TERN_TRY(find_arch(&ld.arch, f, err));
     net->desc.arch = ld.arch->name;
     TERN_TRY(ld.arch->configure(&net->desc, f, err));
@@ -668,6 +680,7 @@ int tern_net_load(struct tern_net **out, const struct tern_file *f, const struct
         TERN_FAIL(err, detail.code, "%s: %s", tern_file_path(f), detail.msg);
     if (tern_desc_check_device(&net->desc, device, &detail) < 0)
         TERN_FAIL(err, detail.code, "%s: %s", tern_file_path(f), detail.msg);
+    TERN_TRY(tern_load_open(net, &ld.dev, f, device, pool, gpu_layers, err));
     TERN_TRY(tern_alloc(&net->layers, (size_t)(net->desc.n_layers + net->desc.n_mtp), sizeof *net->layers, err));
     TERN_TRY(place_all(&ld, err));
     net->digest = tern_load_digest(ld.f);
@@ -717,6 +730,7 @@ void tern_net_free(struct tern_net *n)
     tern_free(n->out_scales);
     tern_resident_free(n->resident);
     tern_map_close(&n->packed);
+    tern_dev_split_free(n->split);
     tern_free(n);
 }
 

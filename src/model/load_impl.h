@@ -19,6 +19,7 @@ struct tern_weight_place {
     int matrix;   /* of a stack whose matrices are tensors of their own: which one; its places follow one another */
     int matrices; /* of all of it */
     size_t offset, bytes; /* in the block of all weights */
+    int layer;            /* -1: of none */
 };
 
 struct tern_weight_block {
@@ -37,6 +38,14 @@ struct tern_weight_block {
 int tern_vector_read(const struct tern_weight_place *p, float *dst, const char *path, tern_error *err);
 int tern_vector_check(const struct tern_weight_place *p, const float *x, const char *path, uint64_t at,
                       tern_error *err);
+
+/* load_device.c.  open: the device, or two, for memory (net->dev) and for packing on the pool, once the descriptor is
+ * known (tern_net_load).  divide: m will hold the block.  room: TERN_ENOMEM where the device's own memory has none for
+ * what comes there; net->cpu_bytes. */
+int tern_load_open(struct tern_net *net, struct tern_dev **dev, const struct tern_file *f,
+                   const struct tern_dev_ops *device, struct tern_pool *pool, int gpu_layers, tern_error *err);
+int tern_load_divide(const struct tern_weight_block *b, struct tern_dev_mem *m, tern_error *err);
+int tern_load_room(const struct tern_weight_block *b, struct tern_net *net, tern_error *err);
 
 /* derive.c: of weights that are in memory; the digest of the file as it lies. */
 int tern_load_ropes(struct tern_net *net, const struct tern_file *f, tern_error *err);

@@ -41,10 +41,11 @@ struct tern_net {
     struct tern_weights globals[TERN_N_GLOBALS];
     struct tern_weights (*layers)[TERN_N_SLOTS]; /* [n_layers + n_mtp] */
     float *out_scales;                           /* likewise; what TERN_SLOT_OUT_SCALE holds; 1 */
+    const struct tern_dev_ops *split;            /* that dev is of, where the CPU has some layers; else NULL */
     struct tern_dev *dev;                        /* of the device that the weights are on; for memory alone */
     struct tern_dev_mem *memory;                 /* all vectors and matrices */
     struct tern_map packed;                      /* the file that memory stands for, if it does */
-    size_t memory_bytes;
+    size_t memory_bytes, cpu_bytes;              /* of these, of layers before the device's cut */
     struct tern_resident *resident; /* which of its experts are in memory (resident.h); NULL: all weights are */
     char notice[512];               /* a sentence about that file for people, or "" */
     uint64_t stretch;               /* of tern_net_stretch: keys of another one do not fit; 0: none */
@@ -81,9 +82,10 @@ struct tern_load_watch {
     void *user;
 };
 
-/* Reads configuration and tensors of an opened file onto a device.  Packing runs on the pool.  kept and watch may be
+/* Reads configuration and tensors of an opened file onto a device.  gpu_layers: so many of the last layers alone, and
+ * the CPU has the others; -1: all.  Packing runs on the pool.  kept and watch may be
  * NULL; nothing that is wrong with the file that is kept is an error. */
-int tern_net_load(struct tern_net **out, const struct tern_file *f, const struct tern_dev_ops *device,
+int tern_net_load(struct tern_net **out, const struct tern_file *f, const struct tern_dev_ops *device, int gpu_layers,
                   struct tern_pool *pool, const struct tern_packed_file *kept, const struct tern_load_watch *watch,
                   tern_error *err);
 /* Before any engine opens: another scaling of the rotary embedding (tern_model_params), and the context that it gives.

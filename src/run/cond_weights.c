@@ -162,7 +162,7 @@ int tern_cond_from_bias(struct tern_kv_cond_set **out, const struct tern_net *ne
     *out = NULL;
     if (!has_key_bias(net, decl))
         return 0;
-    TERN_TRY(net->dev->ops->open(&dev, NULL, err));
+    TERN_TRY(net->dev->ops->open(&dev, net->dev->ops, NULL, err));
     TERN_TRY(tern_alloc(&row, (size_t)d->n_embd, sizeof *row, err));
     TERN_TRY(tern_kv_cond_new(out, decl, d->n_layers, err));
     for (int i = 0; i < d->n_layers; i++) {

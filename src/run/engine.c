@@ -71,6 +71,66 @@ out:
     return rc;
 }
 
+/* What the card has of pages: bytes of one of each group, and of `all`. */
+static size_t card_pages(const tern_engine *e, size_t *all)
+{
+    size_t card = 0;
+    *all = 0;
+    for (int i = 0; i < e->n_plans; i++)
+        for (int g = 0; g < e->plans[i]->layout->n_groups; g++) {
+            *all += e->caches[i].pool[g].mem.bytes;
+            card += e->caches[i].pool[g].mem.bytes - e->caches[i].pool[g].cut;
+        }
+    return card;
+}
+
+/* On a card sequences may have what weights and scratch leave: pools take whole pieces, and keep an eighth of what they
+ * gave back (kv/pool.c).  Of layers that the CPU has nothing comes there. */
+static int limit_kv(tern_engine *e, tern_error *err)
+{
+    struct tern_dev_held h;
+    size_t pools = 0, all;
+    const size_t card = card_pages(e, &all);
+    if (!e->dev->ops->held || (all && !card))
+        return 0;
+    e->dev->ops->held(e->dev, &h);
+    for (int i = 0; i < e->n_plans; i++)
+        pools += (size_t)e->plans[i]->layout->n_groups + 2 + (e->plans[i]->layout->state_bytes > 0);
+    const size_t taken = h.used + pools * h.piece;
+    size_t left = h.limit > taken ? h.limit - taken : 0;
+    left -= left / 9;
+    left = card < all ? (size_t)((double)left / (double)card * (double)all) : left;
+    if (left < e->kv_budget.limit)
+        e->kv_budget.limit = left;
+    for (int i = 0; i < e->n_plans; i++)
+        if (tern_kv_least_bytes(e->plans[i]->layout) > left)
+            return tern_err_set(
+                err, TERN_ENOMEM,
+                "%s may use %zu MiB (--gpu-memory), of which weights and scratch take %zu, and one page "
+                "of the KV cache takes %zu bytes: smaller steps (--chunk) or fewer layers "
+                "(--gpu-layers) leave more",
+                e->dev->ops->name, h.limit >> 20, h.used >> 20, tern_kv_least_bytes(e->plans[i]->layout));
+    return 0;
+}
+
+size_t tern_engine_kv_limit(const tern_engine *e)
+{
+    return e->kv_budget.limit;
+}
+
+/* Room for steps; what would make it smaller is said where a card has none. */
+static int open_forward(tern_engine *e, tern_error *err)
+{
+    tern_error why = {0};
+    int rc = tern_forward_new(&e->forward, e->model->net, e->caches, e->n_caches, e->dev, e->chunk, e->chunk,
+                              e->max_seqs, e->exact, e->decode16, e->prompt8, &why);
+    if (rc == TERN_ENOMEM && e->dev->ops->held)
+        return tern_err_set(err, rc, "no room for steps of %d tokens (--chunk takes fewer): %.400s", e->chunk, why.msg);
+    if (rc < 0 && err)
+        *err = why;
+    return rc;
+}
+
 static int alloc_batch(tern_engine *e, tern_error *err)
 {
     int rc = 0;
@@ -122,10 +182,10 @@ static int open_engine(tern_engine **out, tern_model *m, const tern_engine_param
     if (!pool)
         TERN_TRY(tern_pool_new(&e->own_pool, p->n_threads ? p->n_threads : tern_cpu_cores(), 1, err));
     e->pool = pool ? pool : e->own_pool;
-    TERN_TRY(m->net->dev->ops->open(&e->dev, e->pool, err));
+    TERN_TRY(m->net->dev->ops->open(&e->dev, m->net->dev->ops, e->pool, err));
     TERN_TRY(open_plans(e, p, err));
-    TERN_TRY(tern_forward_new(&e->forward, m->net, e->caches, e->n_caches, e->dev, e->chunk, e->chunk, e->max_seqs,
-                              e->exact, e->decode16, e->prompt8, err));
+    TERN_TRY(open_forward(e, err));
+    TERN_TRY(limit_kv(e, err));
     TERN_TRY(alloc_batch(e, err));
     TERN_TRY(tern_drafter_open(&e->drafter, e, p, err));
     *out = e;
@@ -336,11 +396,12 @@ int tern_seq_trim(tern_seq *s, int n, tern_error *err)
     return rc < 0 ? rc : tern_seq_replay(s, kept, n, err);
 }
 
-/* Of everything but the plan that decides keys and values: the model, and which factors of longrope count. */
+/* Of everything but the plan that decides keys and values: the model, which of its layers a card has not, and which
+ * factors of longrope count. */
 static uint64_t digest(const tern_engine *e)
 {
     const struct tern_net *net = e->model->net;
-    const uint64_t h = net->digest + net->stretch;
+    const uint64_t h = net->digest + net->stretch + (uint64_t)net->dev->ops->cut * 0x9E3779B97F4A7C15u;
     return tern_rope_is_long(&net->desc.ropes[0], e->ctx) ? ~h : h;
 }
 

@@ -90,7 +90,11 @@ static void name_device(tern_model *m, const struct tern_dev_ops *device)
 {
     char about[TERN_DEV_NAME] = "";
     const bool more = device->probe && device->probe(about, NULL) == 0;
-    (void)snprintf(m->device, sizeof m->device, "%s%s%s", device->name, more ? ": " : "", about);
+    int n = snprintf(m->device, sizeof m->device, "%s%s%s", device->name, more ? ": " : "", about);
+    const int cut = m->net->dev->ops->cut;
+    if (cut && n > 0 && (size_t)n < sizeof m->device)
+        (void)snprintf(m->device + n, sizeof m->device - (size_t)n, "; the CPU for %d of %d layers", cut,
+                       m->net->desc.n_layers);
 }
 
 static void describe(tern_model *m)
@@ -106,6 +110,7 @@ static void describe(tern_model *m)
         .name = m->name,
         .tokenizer = m->tok ? tern_tokenizer_kind(m->tok) : "none",
         .n_layers = d->n_layers,
+        .n_cpu_layers = m->net->dev->ops->cut,
         .n_embd = d->n_embd,
         .n_heads = l->at.n_heads,
         .n_kv_heads = l->at.n_kv_heads,
@@ -192,6 +197,53 @@ static int packed_file(struct tern_packed_file *out, tern_model *m, const tern_m
     return rc;
 }
 
+/* The limit of what a card's devices take together. */
+static int set_limit(const struct tern_dev_ops *device, size_t bytes, int layers, tern_error *err)
+{
+    struct tern_dev *d = NULL;
+    if (layers && !device->limit)
+        return tern_err_set(err, TERN_EINVAL, "gpu_layers is of a card, and device %s has all layers", device->name);
+    if (!bytes)
+        return 0;
+    if (!device->limit)
+        return tern_err_set(err, TERN_EINVAL, "gpu_memory is of a card, and device %s has no memory of its own",
+                            device->name);
+    int rc = device->open(&d, device, NULL, err);
+    rc = rc < 0 ? rc : device->limit(d, bytes, err);
+    tern_dev_close(d);
+    return rc;
+}
+
+/* As tern_net_load has it. */
+static int gpu_layers(const tern_model_params *p)
+{
+    return p && p->gpu_layers ? p->gpu_layers < 0 ? 0 : p->gpu_layers : -1;
+}
+
+static void get_memory(const struct tern_dev *d, tern_device_memory *out)
+{
+    struct tern_dev_held h = {0};
+    if (d->ops->held)
+        d->ops->held(d, &h);
+    *out = (tern_device_memory){.limit_bytes = h.limit, .used_bytes = h.used};
+}
+
+void tern_model_device_memory(const tern_model *m, tern_device_memory *out)
+{
+    get_memory(m->net->dev, out);
+    out->weight_bytes = out->limit_bytes ? m->net->memory_bytes - m->net->cpu_bytes : 0;
+}
+
+int tern_device_get_memory(const char *device, tern_device_memory *out, tern_error *err)
+{
+    struct tern_dev *d;
+    int rc = tern_dev_open(&d, device, NULL, err);
+    if (rc == 0)
+        get_memory(d, out);
+    tern_dev_close(d);
+    return rc;
+}
+
 int tern_model_open(tern_model **out, const char *path, const tern_model_params *p, tern_error *err)
 {
     int rc = 0, n_threads = p && p->n_threads > 0 ? p->n_threads : tern_cpu_cores();
@@ -206,6 +258,7 @@ int tern_model_open(tern_model **out, const char *path, const tern_model_params 
     if (p)
         watch = (struct tern_load_watch){p->before_weights, p->on_progress, p->user};
     TERN_TRY(tern_dev_find(&device, p ? p->device : NULL, err));
+    TERN_TRY(set_limit(device, p ? p->gpu_memory : 0, p ? p->gpu_layers : 0, err));
     TERN_TRY(tern_alloc(&m, 1, sizeof *m, err));
     count_model(1);
     if (snprintf(m->path, sizeof m->path, "%s", path) >= (int)sizeof m->path)
@@ -217,7 +270,7 @@ int tern_model_open(tern_model **out, const char *path, const tern_model_params 
     TERN_TRY(packed_file(&kept, m, p, err));
     TERN_TRY(tern_pool_new(&pool, n_threads, 0, err));
     begin_text(&text, m, n_threads);
-    TERN_TRY(tern_net_load(&m->net, m->file, device, pool, &kept, &watch, err));
+    TERN_TRY(tern_net_load(&m->net, m->file, device, gpu_layers(p), pool, &kept, &watch, err));
     if (p && (p->rope_scaling || p->rope_base != 0)) {
         tern_error why = {0};
         rc = tern_net_stretch(m->net, p->rope_scaling, p->rope_base, &why);

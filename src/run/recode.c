@@ -20,7 +20,7 @@ static int reopen_forward(tern_engine *e, tern_error *err)
     int rc = 0;
     struct tern_dev *dev = NULL;
     struct tern_forward *forward = NULL;
-    TERN_TRY(e->dev->ops->open(&dev, e->pool, err));
+    TERN_TRY(e->dev->ops->open(&dev, e->dev->ops, e->pool, err));
     TERN_TRY(tern_forward_new(&forward, e->model->net, e->caches, e->n_caches, dev, e->chunk, e->chunk, e->max_seqs,
                               e->exact, e->decode16, e->prompt8, err));
     tern_forward_free(e->forward);

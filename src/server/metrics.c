@@ -304,6 +304,21 @@ static json_t *plan_layers(const tern_kv_plan *p, double *bytes, double *f16)
     return layers;
 }
 
+/* Of the card that the model is on, if it is. */
+static void add_card(struct tern_served *m, const tern_loop_stats *t, json_t *o)
+{
+    tern_device_memory card;
+    if (!tern_served_look(m))
+        return;
+    tern_model_device_memory(m->model, &card);
+    if (card.limit_bytes)
+        (void)json_object_set_new(o, "card",
+                                  json_pack("{sI sI sI sI}", "limit_bytes", (json_int_t)card.limit_bytes, "used_bytes",
+                                            (json_int_t)card.used_bytes, "weight_bytes", (json_int_t)card.weight_bytes,
+                                            "scratch_bytes", (json_int_t)t->memory.scratch_bytes));
+    tern_served_leave(m);
+}
+
 static void add_plan(struct tern_served *m, json_t *o)
 {
     double bytes = 0, f16 = 0;
@@ -341,6 +356,7 @@ json_t *tern_kv_json(struct tern_served *m)
                   "draft_tokens", (json_int_t)t.drafted_tokens, "draft_accepted_tokens", (json_int_t)t.accepted_tokens,
                   "uptime_s", difftime(time(NULL), (time_t)s->started));
     add_plan(m, o);
+    add_card(m, &t, o);
     if (t.experts.limit_bytes)
         (void)json_object_set_new(o, "experts", experts_json(&t.experts));
     return o;

@@ -1,10 +1,12 @@
 /* A driver for machines without one: cards that hold memory, copy it, and compute nothing.  FAKE_CUDA in the
  * environment says what is wrong with it: none: no card   old: one of compute capability 7.5   small: 64 MiB of memory
- * lost: every launch fails, and all after Memory is the host's, so that its address is the card's.
+ * lost: every launch fails, and all after   nine: compute capability 9.0, 512 MiB   FAKE_FULL=n: the nth time that
+ * memory is taken there is none   Memory is the host's, so that its address is the card's.
  *
- * With FAKE_RUNS kernels run on the processor (emulate/), as on a card of compute capability 8.0. */
+ * With FAKE_RUNS kernels run on the processor (emulate/), as on a card of compute capability 8.0, or of 9.0. */
 #define _GNU_SOURCE
 #include <stdbool.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -36,7 +38,7 @@ static bool is(const char *word)
 
 static size_t room(void)
 {
-    return (is("small") ? (size_t)64 : (size_t)4096) << 20;
+    return (is("small") ? (size_t)64 : is("nine") ? (size_t)512 : (size_t)4096) << 20;
 }
 
 static tern_cu_result now(void)
@@ -119,10 +121,23 @@ tern_cu_result cuMemGetInfo_v2(size_t *left, size_t *all)
     return OK;
 }
 
+/* Is this the time that the test asked for?  The variable counts down. */
+static bool fails_now(void)
+{
+    const char *text = getenv("FAKE_FULL");
+    char next[24];
+    const int n = text ? atoi(text) : 0;
+    if (n <= 0)
+        return false;
+    snprintf(next, sizeof next, "%d", n - 1);
+    setenv("FAKE_FULL", next, 1);
+    return n == 1;
+}
+
 /* A piece of memory knows its size. */
 static tern_cu_result take(void **out, size_t n)
 {
-    if (lost || n > room() - used)
+    if (lost || n > room() - used || fails_now())
         return lost ? LOST : FULL;
     size_t *p = malloc(n + 64);
     if (!p)
@@ -172,7 +187,7 @@ tern_cu_result cuMemAddressFree(tern_cu_address p, size_t n)
 tern_cu_result cuMemCreate(unsigned long long *h, size_t n, const struct tern_cu_memory_kind *k, unsigned long long f)
 {
     (void)k, (void)f;
-    if (n > room() - used)
+    if (n > room() - used || fails_now())
         return FULL;
     used += n;
     *h = n;

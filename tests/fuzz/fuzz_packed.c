@@ -29,7 +29,7 @@ static struct tern_net *load(const char *path, bool write)
 {
     struct tern_net *net;
     struct tern_packed_file kept = {.path = path, .write = write};
-    if (tern_net_load(&net, model, tern_dev_at(0), pool, &kept, NULL, NULL) < 0)
+    if (tern_net_load(&net, model, tern_dev_at(0), -1, pool, &kept, NULL, NULL) < 0)
         abort();
     return net;
 }

@@ -6,7 +6,7 @@
  * copied as the seam promises (dev.h), adopted memory is a copy.
  *
  * Linked into test programs; TERN_TEST_DEVICE=guard in the environment makes it the device that "auto" means; cuda
- * that one, where the build has it. */
+ * that one, where the build has it; split-guard and split-cuda a device of which the first layer is the CPU's. */
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -431,12 +431,12 @@ static void guard_sync(struct tern_dev *dev)
 
 static const struct tern_dev_ops guard_ops;
 
-static int guard_open(struct tern_dev **out, struct tern_pool *pool, tern_error *err)
+static int guard_open(struct tern_dev **out, const struct tern_dev_ops *self, struct tern_pool *pool, tern_error *err)
 {
     struct guard *g = calloc(1, sizeof *g);
     CHECK(g, "out of memory");
-    g->dev.ops = &guard_ops;
-    int rc = tern_dev_cpu.open(&g->cpu, pool, err);
+    g->dev.ops = self;
+    int rc = tern_dev_cpu.open(&g->cpu, &tern_dev_cpu, pool, err);
     *out = rc < 0 ? NULL : &g->dev;
     if (rc < 0)
         free(g);
@@ -895,15 +895,25 @@ static const struct tern_dev_ops guard_ops = {
     .pick = guard_pick,
 };
 
+static const struct tern_dev_ops *device_called(const char *name)
+{
+    if (strcmp(name, "guard") == 0)
+        return &guard_ops;
+    for (int i = 0; tern_dev_at(i); i++)
+        if (strcmp(tern_dev_at(i)->name, name) == 0)
+            return tern_dev_at(i);
+    return NULL;
+}
+
+/* Tests run on the CPU, whatever else there is, unless the environment says otherwise. */
 static void __attribute__((constructor)) register_guard(void)
 {
     const char *name = getenv("TERN_TEST_DEVICE");
-    /* Tests run on the CPU, whatever else there is, unless the environment says otherwise. */
-    const struct tern_dev_ops *ops = strcmp(name ? name : "cpu", "guard") == 0 ? &guard_ops : NULL;
-    for (int i = 0; !ops && tern_dev_at(i); i++)
-        if (strcmp(tern_dev_at(i)->name, name ? name : "cpu") == 0)
-            ops = tern_dev_at(i);
+    const bool split = name && strncmp(name, "split-", 6) == 0;
+    const struct tern_dev_ops *ops = device_called(!name ? "cpu" : split ? name + 6 : name);
     CHECK(ops, "TERN_TEST_DEVICE names no device of this build");
+    if (split)
+        CHECK(tern_dev_split_new(&ops, &tern_dev_cpu, ops, 1, NULL) == 0, "out of memory");
     if (ops != tern_dev_at(0))
         tern_dev_add_first(ops);
 }

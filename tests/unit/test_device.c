@@ -65,7 +65,7 @@ static void check_memory(const struct tern_dev_ops *ops, bool lazy)
     uint8_t *host = malloc(BYTES), *back = malloc(BYTES);
     for (size_t i = 0; i < BYTES; i++)
         host[i] = (uint8_t)(i * 7 + i / 251);
-    assert_int_equal(ops->open(&d, NULL, &err), 0);
+    assert_int_equal(ops->open(&d, ops, NULL, &err), 0);
     assert_int_equal(ops->reserve(d, &a, BYTES, lazy, &err), 0);
     assert_int_equal(ops->adopt(d, &b, host, BYTES, &err), 0);
     ops->copy_out(d, back, a, 0, BYTES);

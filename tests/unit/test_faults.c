@@ -8,6 +8,7 @@
 #include "base/err.h"
 #include "faults.h"
 #include "scratch.h"
+#include "dev/dev.h"
 #include "tern/convert.h"
 #include "tern/eval.h"
 #include "tern/loop.h"
@@ -378,6 +379,40 @@ static int logits_file(tern_error *err)
     return rc;
 }
 
+/* A model of which another device has the first layer, which is what opens from here on: the last operation. */
+static int divided(tern_error *err)
+{
+    static const struct tern_dev_ops *split;
+    const struct tern_dev_ops *cpu;
+    tern_model *m = NULL;
+    tern_engine *e = NULL;
+    tern_seq *s = NULL;
+    const float *logits;
+    const tern_model_params mp = {.n_threads = 2, .packed = "off"};
+    const tern_engine_params ep = {.n_threads = 2, .ctx = 128, .kv = "t4"};
+    const tern_step_item it = {.tokens = ids, .n_tokens = 70, .logits = TERN_LOGITS_LAST};
+    int rc = tern_dev_find(&cpu, "cpu", err);
+    if (rc == 0 && !split) {
+        if ((rc = tern_dev_split_new(&split, cpu, cpu, 1, err)) < 0)
+            return rc;
+        tern_dev_add_first(split);
+    }
+    rc = rc < 0 ? rc : tern_model_open(&m, tiny_path("tiny/llama-untied.gguf"), &mp, err);
+    rc = rc < 0 ? rc : tern_engine_open(&e, m, &ep, err);
+    rc = rc < 0 ? rc : tern_seq_new(&s, e, err);
+    if (rc == 0) {
+        tern_step_item now = it;
+        now.seq = s;
+        rc = tern_step(e, &now, 1, &logits, err);
+    }
+    if (rc == 0)
+        note(logits, 16 * sizeof *logits);
+    tern_seq_free(s);
+    tern_engine_close(&e);
+    tern_model_close(&m);
+    return rc;
+}
+
 /* ---- the walk ---------------------------------------------------------------------------------------------------- */
 
 /* files: what the operation leaves behind; it is there afterwards, as it was before. */
@@ -407,6 +442,7 @@ static const struct operation {
     {"tokenize", tokenize, NULL, false},
     {"generate", generate, NULL, false},
     {"loop", loop, NULL, false},
+    {"divided", divided, NULL, false},
 };
 
 static const char *only_operation, *only_kind;

@@ -120,7 +120,7 @@ static void test_devices(void **state)
     for (int i = 0; i < n; i++) {
         struct tern_dev *dev;
         tern_error err = {0};
-        if (devices[i]->open(&dev, NULL, &err) < 0) {
+        if (devices[i]->open(&dev, devices[i], NULL, &err) < 0) {
             print_message("device %s is not looked at: %s\n", devices[i]->name, err.msg);
             continue;
         }

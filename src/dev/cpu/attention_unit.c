@@ -18,8 +18,8 @@ static void load_part(const struct attn_unit *u, float *dst, int i0, int n, size
     for (int i = i0; i < i0 + n; i++) {
         size_t row = (size_t)(u->block->job->row0 + u->block->row0 + i / u->heads);
         const float *src = step->q + row * step->q_stride + (size_t)(u->head0 + i % u->heads) * q_dim + from;
-        for (size_t d = 0; d < dim; d++)
-            *dst++ = src[d] * scale;
+        tern_k.vec.scale(dst, src, scale, (int)dim);
+        dst += dim;
     }
 }
 

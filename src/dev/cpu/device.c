@@ -9,14 +9,14 @@ struct tern_cpu_shape tern_cpu_shape_of(const struct tern_cpu *d, const struct t
     return (struct tern_cpu_shape){&cache->layers[s->layer], s->n_heads, s->scale, s->softcap, d->bf16};
 }
 
-static int op_open(struct tern_dev **out, struct tern_pool *pool, tern_error *err)
+static int op_open(struct tern_dev **out, const struct tern_dev_ops *self, struct tern_pool *pool, tern_error *err)
 {
     struct tern_cpu *d;
     int rc = tern_alloc(&d, 1, sizeof *d, err);
     *out = NULL;
     if (rc < 0)
         return rc;
-    d->dev.ops = &tern_dev_cpu;
+    d->dev.ops = self;
     d->pool = pool;
     *out = &d->dev;
     return 0;

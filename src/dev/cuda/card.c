@@ -80,6 +80,41 @@ out:
     return rc;
 }
 
+/* Kept free for what the driver takes by the way: graphs, kernels that are loaded late, stacks. */
+static size_t margin(size_t left)
+{
+    const size_t part = left / 32, most = (size_t)1 << 30;
+    return part < most ? part : most;
+}
+
+/* What others have taken of the card is theirs. */
+static int measure(struct tern_cuda_card *c, tern_error *err)
+{
+    size_t left = 0, all = 0;
+    int rc = tern_cu_error(tern_cu.cuMemGetInfo_v2(&left, &all), "measuring the card", err);
+    c->free = left - margin(left);
+    atomic_store_explicit(&c->limit, c->free, memory_order_relaxed);
+    return rc;
+}
+
+bool tern_cuda_card_take(struct tern_cuda_card *c, size_t bytes)
+{
+    size_t used = atomic_load_explicit(&c->used, memory_order_relaxed);
+    do {
+        const size_t limit = atomic_load_explicit(&c->limit, memory_order_relaxed);
+        if (bytes > limit || used > limit - bytes)
+            return false;
+    } while (!atomic_compare_exchange_weak_explicit(&c->used, &used, used + bytes, memory_order_relaxed,
+                                                    memory_order_relaxed));
+    return true;
+}
+
+void tern_cuda_card_give(struct tern_cuda_card *c, size_t bytes)
+{
+    const size_t before = atomic_fetch_sub_explicit(&c->used, bytes, memory_order_relaxed);
+    TERN_ASSERT(before >= bytes);
+}
+
 static int open_card(struct tern_cuda_card *c, int number, tern_error *err)
 {
     int rc = 0;
@@ -88,6 +123,7 @@ static int open_card(struct tern_cuda_card *c, int number, tern_error *err)
     TERN_TRY(tern_cu_error(tern_cu.cuDevicePrimaryCtxRetain(&c->context, c->device), "opening the card", err));
     TERN_TRY(tern_cu_error(tern_cu.cuCtxSetCurrent(c->context), "opening the card", err));
     TERN_TRY(load_kernels(c, err));
+    TERN_TRY(measure(c, err));
 out:
     if (rc < 0 && c->context)
         (void)tern_cu.cuDevicePrimaryCtxRelease_v2(c->device);

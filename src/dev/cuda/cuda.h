@@ -40,13 +40,18 @@ struct tern_cuda_card {
     tern_cu_device device;
     tern_cu_context context;
     int major, minor, processors;
-    size_t memory;      /* bytes in all */
-    int shared_most;    /* bytes of shared memory that a block may take */
-    size_t granularity; /* of mappings */
+    size_t memory;              /* bytes in all */
+    int shared_most;            /* bytes of shared memory that a block may take */
+    size_t granularity;         /* of mappings */
+    size_t free;                /* of `memory`, when the card was opened, less a margin: the limit that nobody set */
+    _Atomic size_t limit, used; /* bytes that this process may take of the card, and has taken */
     tern_cu_function kernel[TERN_CUDA_KERNELS];
     _Atomic unsigned shared_asked[TERN_CUDA_KERNELS];
 };
 
+/* Bytes of the card that are about to be taken: false where the limit does not allow it.  Any thread. */
+bool tern_cuda_card_take(struct tern_cuda_card *c, size_t bytes);
+void tern_cuda_card_give(struct tern_cuda_card *c, size_t bytes);
 /* Card `number`, opened: TERN_EUNSUPPORTED with one sentence where it cannot serve.  Any thread. */
 int tern_cuda_card(struct tern_cuda_card **out, int number, tern_error *err);
 const char *tern_cuda_kernel_name(enum tern_cuda_kernel k);
@@ -102,6 +107,8 @@ struct tern_cuda_bounce {
     int n;
 };
 
+#define TERN_CUDA_TAKEN 32 /* pieces of scratch of a device */
+
 struct tern_cuda_attn; /* of attn/ops.c: what it needs besides */
 
 struct tern_cuda {
@@ -132,7 +139,11 @@ struct tern_cuda {
         int n, k;
     } quantized;
     tern_cu_address pairs; /* of experts.c */
-    size_t bytes;          /* of the card's memory, all of the above */
+    struct {
+        tern_cu_address p;
+        size_t bytes;
+    } taken[TERN_CUDA_TAKEN]; /* by tern_cuda_take; p 0: free */
+    size_t bytes;             /* of the card's memory, all of the above */
 };
 
 extern const struct tern_dev_ops tern_dev_cuda;
@@ -180,6 +191,10 @@ void tern_cuda_enter(const struct tern_cuda *d);
 
 /* ---- memory (memory.c) ---- */
 
+/* The table's limit, held and claim. */
+int tern_cuda_limit(struct tern_dev *d, size_t bytes, tern_error *err);
+void tern_cuda_held(const struct tern_dev *d, struct tern_dev_held *out);
+int tern_cuda_claim(struct tern_dev *d, struct tern_dev_mem *m, size_t at, size_t bytes, tern_error *err);
 /* TERN_ENOMEM with what the card has left. */
 int tern_cuda_full(const struct tern_cuda *d, size_t bytes, tern_error *err);
 

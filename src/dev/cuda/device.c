@@ -164,14 +164,24 @@ out:
 
 int tern_cuda_take(struct tern_cuda *d, tern_cu_address *out, size_t bytes, tern_error *err)
 {
+    int slot = 0;
     *out = 0;
     if (!bytes)
         return 0;
+    while (d->taken[slot].p)
+        TERN_ASSERT(++slot < TERN_CUDA_TAKEN);
+    if (!tern_cuda_card_take(d->card, bytes))
+        return tern_cuda_full(d, bytes, err);
     tern_cu_result rc = tern_cu.cuMemAlloc_v2(out, bytes);
-    if (!rc)
-        rc = tern_cu.cuMemsetD8Async(*out, 0, bytes, d->stream);
-    if (!rc)
+    if (rc) {
+        *out = 0;
+        tern_cuda_card_give(d->card, bytes);
+    } else {
+        d->taken[slot].p = *out;
+        d->taken[slot].bytes = bytes;
         d->bytes += bytes;
+        rc = tern_cu.cuMemsetD8Async(*out, 0, bytes, d->stream);
+    }
     if (rc == TERN_CU_OUT_OF_MEMORY)
         return tern_cuda_full(d, bytes, err);
     return tern_cu_error(rc, "taking memory of the card", err);
@@ -179,9 +189,15 @@ int tern_cuda_take(struct tern_cuda *d, tern_cu_address *out, size_t bytes, tern
 
 void tern_cuda_give(struct tern_cuda *d, tern_cu_address p)
 {
-    (void)d;
-    if (p)
-        (void)tern_cu.cuMemFree_v2(p);
+    for (int i = 0; p && i < TERN_CUDA_TAKEN; i++)
+        if (d->taken[i].p == p) {
+            (void)tern_cu.cuMemFree_v2(p);
+            tern_cuda_card_give(d->card, d->taken[i].bytes);
+            d->bytes -= d->taken[i].bytes;
+            d->taken[i].p = 0;
+            return;
+        }
+    TERN_ASSERT(!p);
 }
 
 static int op_prepare(struct tern_dev *dev, const struct tern_dev_limits *limits, tern_error *err)
@@ -220,30 +236,33 @@ static int probe_card(int number, char about[TERN_DEV_NAME], tern_error *err)
     return rc;
 }
 
-#define OPS(storage, ops, number, text)                                                          \
-    static int op_open_##number(struct tern_dev **out, struct tern_pool *pool, tern_error *err); \
-    static int op_probe_##number(char about[TERN_DEV_NAME], tern_error *err)                     \
-    {                                                                                            \
-        return probe_card(number, about, err);                                                   \
-    }                                                                                            \
-    storage const struct tern_dev_ops ops = {                                                    \
-        .name = text,                                                                            \
-        .open = op_open_##number,                                                                \
-        .probe = op_probe_##number,                                                              \
-        .card = op_card,                                                                         \
-        .chunk = 2048,                                                                           \
-        TERN_CUDA_OPS,                                                                           \
-    };                                                                                           \
-    static int op_open_##number(struct tern_dev **out, struct tern_pool *pool, tern_error *err)  \
-    {                                                                                            \
-        return open_card(out, number, &(ops), pool, err);                                        \
+#define OPS(storage, ops, number, text)                                                                         \
+    static int op_open_##number(struct tern_dev **out, const struct tern_dev_ops *self, struct tern_pool *pool, \
+                                tern_error *err);                                                               \
+    static int op_probe_##number(char about[TERN_DEV_NAME], tern_error *err)                                    \
+    {                                                                                                           \
+        return probe_card(number, about, err);                                                                  \
+    }                                                                                                           \
+    storage const struct tern_dev_ops ops = {                                                                   \
+        .name = text,                                                                                           \
+        .open = op_open_##number,                                                                               \
+        .probe = op_probe_##number,                                                                             \
+        .card = op_card,                                                                                        \
+        .chunk = 2048,                                                                                          \
+        TERN_CUDA_OPS,                                                                                          \
+    };                                                                                                          \
+    static int op_open_##number(struct tern_dev **out, const struct tern_dev_ops *self, struct tern_pool *pool, \
+                                tern_error *err)                                                                \
+    {                                                                                                           \
+        return open_card(out, number, self, pool, err);                                                         \
     }
 
 #define TERN_CUDA_OPS                                                                                                 \
     .close = op_close, .prepare = op_prepare, .scratch_bytes = op_scratch_bytes, .sync = op_sync, .fault = op_fault,  \
-    .reserve = tern_cuda_reserve, .release = tern_cuda_release, .adopt = tern_cuda_adopt,                             \
-    .copy_in = tern_cuda_copy_in, .copy_out = tern_cuda_copy_out, .copy = tern_cuda_copy, .zero = tern_cuda_zero,     \
-    .discard = tern_cuda_discard, .weight_plan = tern_cuda_weight_plan, .weight_bytes = tern_cuda_weight_bytes,       \
+    .limit = tern_cuda_limit, .held = tern_cuda_held, .claim = tern_cuda_claim, .reserve = tern_cuda_reserve,         \
+    .release = tern_cuda_release, .adopt = tern_cuda_adopt, .copy_in = tern_cuda_copy_in,                             \
+    .copy_out = tern_cuda_copy_out, .copy = tern_cuda_copy, .zero = tern_cuda_zero, .discard = tern_cuda_discard,     \
+    .weight_plan = tern_cuda_weight_plan, .weight_bytes = tern_cuda_weight_bytes,                                     \
     .weight_about = tern_cuda_weight_about, .weight_place = tern_cuda_weight_place,                                   \
     .weight_load = tern_cuda_weight_load, .weight_drop = tern_cuda_weight_drop, .weight_out = tern_cuda_weight_out,   \
     .begin = tern_cuda_begin, .end = tern_cuda_end, .embed = tern_cuda_embed, .norm = tern_cuda_norm,                 \

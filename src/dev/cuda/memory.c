@@ -22,9 +22,14 @@ static int map_chunk(struct tern_cuda *d, struct tern_dev_mem *m, size_t i, tern
     const struct tern_cu_memory_access access = {at, 3};
     const tern_cu_address p = m->p + i * m->chunk;
     unsigned long long handle;
+    if (!tern_cuda_card_take(m->card, m->chunk))
+        return tern_cuda_full(d, m->chunk, err);
     tern_cu_result rc = tern_cu.cuMemCreate(&handle, m->chunk, &kind, 0);
-    if (rc)
-        return tern_cu_error(rc, "taking memory of the card", err);
+    if (rc) {
+        tern_cuda_card_give(m->card, m->chunk);
+        return rc == TERN_CU_OUT_OF_MEMORY ? tern_cuda_full(d, m->chunk, err)
+                                           : tern_cu_error(rc, "taking memory of the card", err);
+    }
     rc = tern_cu.cuMemMap(p, m->chunk, 0, handle, 0);
     if (!rc && (rc = tern_cu.cuMemSetAccess(p, m->chunk, &access, 1)))
         (void)tern_cu.cuMemUnmap(p, m->chunk);
@@ -33,10 +38,12 @@ static int map_chunk(struct tern_cuda *d, struct tern_dev_mem *m, size_t i, tern
     /* Another thread's queue may be the next to use it. */
     if (!rc)
         rc = tern_cu.cuStreamSynchronize(d->stream);
-    if (rc)
+    if (rc) {
         (void)tern_cu.cuMemRelease(handle);
-    else
+        tern_cuda_card_give(m->card, m->chunk);
+    } else {
         m->there[i] = handle;
+    }
     return tern_cu_error(rc, "mapping memory of the card", err);
 }
 
@@ -52,6 +59,17 @@ int tern_cuda_map(struct tern_cuda *d, struct tern_dev_mem *m, size_t at, size_t
             rc = map_chunk(d, m, i, err);
     (void)pthread_mutex_unlock(&m->lock);
     return rc;
+}
+
+int tern_cuda_claim(struct tern_dev *dev, struct tern_dev_mem *m, size_t at, size_t bytes, tern_error *err)
+{
+    struct tern_cuda *d = tern_cuda_of(dev);
+    TERN_ASSERT(room(m, at, bytes));
+    if (!d->fault.code)
+        return tern_cuda_map(d, m, at, bytes, err);
+    if (err)
+        *err = d->fault;
+    return d->fault.code;
 }
 
 static bool map_all(struct tern_cuda *d, struct tern_dev_mem *m, size_t at, size_t bytes)
@@ -71,6 +89,7 @@ static void unmap(struct tern_dev_mem *m, size_t i)
     (void)tern_cu.cuMemUnmap(m->p + i * m->chunk, m->chunk);
     (void)tern_cu.cuMemRelease(m->there[i]);
     m->there[i] = 0;
+    tern_cuda_card_give(m->card, m->chunk);
 }
 
 /* From `at` on, at most `bytes`: how many lie in chunks that are all there, or all not. */
@@ -101,18 +120,53 @@ out:
     return rc;
 }
 
+int tern_cuda_limit(struct tern_dev *dev, size_t bytes, tern_error *err)
+{
+    struct tern_cuda_card *c = tern_cuda_of(dev)->card;
+    if (bytes > c->free)
+        return tern_err_set(err, TERN_EINVAL, "a budget of %zu MiB is more than %s has: %zu of %zu MiB, less a margin",
+                            bytes >> 20, c->name, c->free >> 20, c->memory >> 20);
+    atomic_store_explicit(&c->limit, bytes ? bytes : c->free, memory_order_relaxed);
+    return 0;
+}
+
+void tern_cuda_held(const struct tern_dev *dev, struct tern_dev_held *out)
+{
+    struct tern_cuda_card *c = ((const struct tern_cuda *)dev)->card;
+    *out = (struct tern_dev_held){.limit = atomic_load_explicit(&c->limit, memory_order_relaxed),
+                                  .used = atomic_load_explicit(&c->used, memory_order_relaxed),
+                                  .piece = CHUNK};
+}
+
 int tern_cuda_full(const struct tern_cuda *d, size_t bytes, tern_error *err)
 {
+    struct tern_dev_held h;
     size_t left = 0, all = 0;
+    tern_cuda_held(&d->dev, &h);
     (void)tern_cu.cuMemGetInfo_v2(&left, &all);
+    if (h.used > h.limit || bytes > h.limit - h.used)
+        return tern_err_set(err, TERN_ENOMEM,
+                            "%s: %zu of the %zu MiB that may be used (--gpu-memory) are in use, and %zu MiB are "
+                            "needed",
+                            d->card->name, h.used >> 20, h.limit >> 20, (bytes >> 20) + 1);
     return tern_err_set(err, TERN_ENOMEM, "%s has %zu of %zu MiB left, and %zu MiB are needed", d->card->name,
                         left >> 20, all >> 20, (bytes >> 20) + 1);
 }
 
+/* Kernels may read a little past the end. */
+static size_t whole_bytes(const struct tern_dev_mem *m)
+{
+    return m->bytes + 256;
+}
+
 static int take_whole(struct tern_cuda *d, struct tern_dev_mem *m, tern_error *err)
 {
-    const size_t bytes = m->bytes + 256; /* kernels may read a little past the end */
+    const size_t bytes = whole_bytes(m);
+    if (!tern_cuda_card_take(m->card, bytes))
+        return tern_cuda_full(d, bytes, err);
     tern_cu_result rc = tern_cu.cuMemAlloc_v2(&m->p, bytes);
+    if (rc)
+        tern_cuda_card_give(m->card, bytes);
     if (rc == TERN_CU_OUT_OF_MEMORY)
         return tern_cuda_full(d, bytes, err);
     if (!rc)
@@ -159,10 +213,12 @@ void tern_cuda_release(struct tern_dev *dev, struct tern_dev_mem *m)
     for (size_t i = 0; m->there && i < m->n_chunks; i++)
         if (m->there[i])
             unmap(m, i);
-    if (m->chunk && m->p)
+    if (m->chunk && m->p) {
         (void)tern_cu.cuMemAddressFree(m->p, m->n_chunks * m->chunk);
-    else if (m->p)
+    } else if (m->p) {
         (void)tern_cu.cuMemFree_v2(m->p);
+        tern_cuda_card_give(m->card, whole_bytes(m));
+    }
     (void)pthread_mutex_destroy(&m->lock);
     tern_free(m->there);
     tern_free(m);
@@ -243,12 +299,15 @@ void tern_cuda_copy_out(struct tern_dev *dev, void *host, const struct tern_dev_
 static void copy_over(struct tern_cuda *d, tern_cu_address to, tern_cu_address from, size_t bytes)
 {
     tern_cu_address by = 0;
-    if (!tern_cuda_ok(d, tern_cu.cuMemAlloc_v2(&by, bytes), "taking memory for a copy"))
+    tern_error err = {0};
+    if (tern_cuda_take(d, &by, bytes, &err) < 0) {
+        d->fault = err;
         return;
+    }
     if (tern_cuda_ok(d, tern_cu.cuMemcpyDtoDAsync_v2(by, from, bytes, d->stream), "copying on the card"))
         (void)tern_cuda_ok(d, tern_cu.cuMemcpyDtoDAsync_v2(to, by, bytes, d->stream), "copying on the card");
     (void)tern_cu.cuStreamSynchronize(d->stream);
-    (void)tern_cu.cuMemFree_v2(by);
+    tern_cuda_give(d, by);
 }
 
 void tern_cuda_copy(struct tern_dev *dev, struct tern_dev_mem *to, size_t to_at, const struct tern_dev_mem *from,

@@ -174,7 +174,6 @@ void tern_cuda_weight_out(struct tern_dev *dev, float *host, const struct tern_d
         d->fault = err;
         return;
     }
-    d->bytes -= bytes;
     tern_cuda_dense(d, w, matrix, 1, row, n, to, (size_t)w->k, true);
     tern_cuda_flush(d);
     if (tern_cuda_ok(d, 0, NULL))

@@ -16,8 +16,8 @@ _Static_assert(TERN_BAND % TILE == 0 && TERN_TILE_ROWS % TILE == 0, "register ti
 /* Where the operands of a register tile lie: rows TERN_TILE_DEPTH values apart, steps 2 * TERN_TILE. */
 struct operands {
     const uint16_t *x, *m; /* first step of row 0, of panel 0 */
+    const float *shrink;   /* of each row, for the chains so far in y; NULL: chains start here */
     int steps;
-    bool first; /* chains start here, and not in y */
 };
 
 ALWAYS __m512bh two_inputs(const uint16_t *p)
@@ -36,7 +36,9 @@ ALWAYS void tile(const struct operands *o, float *y, size_t y_stride, int panels
     for (int r = 0; r < TILE; r++) {
 #pragma GCC unroll 2
         for (int p = 0; p < panels; p++)
-            acc[r][p] = o->first ? _mm512_setzero_ps() : _mm512_loadu_ps(y + (size_t)r * y_stride + 16 * p);
+            acc[r][p] = !o->shrink ? _mm512_setzero_ps()
+                                   : _mm512_mul_ps(_mm512_loadu_ps(y + (size_t)r * y_stride + 16 * p),
+                                                   _mm512_set1_ps(o->shrink[r]));
     }
     for (int s = 0; s < o->steps; s++, x += 2 * TERN_TILE, m += 2 * TERN_TILE) {
 #pragma GCC unroll 2
@@ -74,21 +76,25 @@ static void tile_2(const struct operands *o, float *y, size_t y_stride)
 
 /* A register tile of which only `rows` rows and `cols` columns exist in y.  Rows behind the last are zeros in a band as
  * far as its tiles of 16 go, and nobody looks at what comes of them. */
-static void tile_at(const struct operands *o, float *y, size_t y_stride, int rows, int cols)
+static void tile_at(struct operands o, float *y, size_t y_stride, int rows, int cols)
 {
     const int panels = cols > TERN_PANEL ? 2 : 1;
     void (*fn)(const struct operands *, float *, size_t) = panels == 2 ? tile_2 : tile_1;
     if (rows >= TILE && cols >= panels * TERN_PANEL) {
-        fn(o, y, y_stride);
+        fn(&o, y, y_stride);
         return;
     }
-    float edge[TILE * WIDTH * TERN_PANEL] = {0};
+    float edge[TILE * WIDTH * TERN_PANEL] = {0}, shrink[TILE] = {0};
     const size_t stride = WIDTH * TERN_PANEL;
     const size_t bytes = (size_t)(cols < panels * TERN_PANEL ? cols : panels * TERN_PANEL) * sizeof *y;
     rows = rows < TILE ? rows : TILE;
-    for (int r = 0; r < rows && !o->first; r++)
+    for (int r = 0; r < rows && o.shrink; r++) {
         memcpy(edge + (size_t)r * stride, y + (size_t)r * y_stride, bytes);
-    fn(o, edge, stride);
+        shrink[r] = o.shrink[r];
+    }
+    if (o.shrink)
+        o.shrink = shrink;
+    fn(&o, edge, stride);
     for (int r = 0; r < rows; r++)
         memcpy(y + (size_t)r * y_stride, edge + (size_t)r * stride, bytes);
 }
@@ -97,15 +103,13 @@ static void multiply(float *y, size_t y_stride, const float *shrink, const uint1
                      int k, int n)
 {
     const size_t band = tern_bf16_band(k);
-    struct operands o = {.steps = (k + TERN_TILE_DEPTH - 1) / TERN_TILE_DEPTH, .first = !shrink};
-    for (int r = 0; r < n_rows && shrink; r++)
-        for (int j = 0; j < n && shrink[r] != 1.0f; j++)
-            y[(size_t)r * y_stride + (size_t)j] *= shrink[r];
+    struct operands o = {.steps = (k + TERN_TILE_DEPTH - 1) / TERN_TILE_DEPTH};
     for (int c = 0; c < n; c += 2 * TERN_PANEL, m += band) {
         o.m = m;
         for (int r = 0; r < n_rows; r += TILE) {
             o.x = x + (size_t)(r / TERN_BAND) * band + (size_t)(r % TERN_BAND) * TERN_TILE_DEPTH;
-            tile_at(&o, y + (size_t)r * y_stride + c, y_stride, n_rows - r, n - c);
+            o.shrink = shrink ? shrink + r : NULL;
+            tile_at(o, y + (size_t)r * y_stride + c, y_stride, n_rows - r, n - c);
         }
     }
 }

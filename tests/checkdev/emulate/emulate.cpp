@@ -13,7 +13,7 @@ struct fiber {
     void *sp;
     bool done;
     unsigned waits; /* what its warp's, or the block's, count of meetings was when it came; block: in_block */
-    bool waiting, in_block;
+    bool waiting, in_block, looks; /* looks: in vain, when it gave way */
 };
 
 struct warp {
@@ -30,6 +30,7 @@ static char *stacks;
 static void *scheduler;
 static int now, arrived, left;
 static unsigned meetings;
+static bool found; /* the thread at work, since it went on */
 static emulate_kernel *kernel;
 static const void *kernel_args;
 
@@ -84,6 +85,14 @@ void emulate_meet_block(void)
     wait();
 }
 
+void emulate_try(bool there)
+{
+    fibers[now].looks = !there;
+    found |= there;
+    if (!there)
+        wait();
+}
+
 static void body(void)
 {
     kernel(kernel_args);
@@ -106,7 +115,7 @@ static void start(int n)
     for (int i = 0; i < n; i++) {
         void **sp = reinterpret_cast<void **>(stacks + (size_t)(i + 1) * STACK) - 2;
         *sp = reinterpret_cast<void *>(body); /* the stack is 16 bytes aligned where a function's return address is pushed */
-        fibers[i] = {sp - 6, false, 0, false, false};
+        fibers[i] = {sp - 6, false, 0, false, false, false};
     }
     for (int i = 0; i < (n + 31) / 32; i++)
         warps[i] = {{NULL}, "", 0, n - 32 * i < 32 ? n - 32 * i : 32, 0, NULL};
@@ -124,11 +133,12 @@ static void run_block(int n)
             fiber &f = fibers[i];
             if (f.done || (f.waiting && f.waits == (f.in_block ? meetings : warps[i / 32].meetings)))
                 continue;
-            f.waiting = false;
-            moved = true;
+            const bool looked = f.looks;
+            f.waiting = f.looks = found = false;
             now = i;
             emulate_thread.x = (unsigned)i;
             emulate_switch(&scheduler, f.sp);
+            moved |= !looked || !f.looks || found;
         }
         if (!moved) {
             fprintf(stderr, "threads of a block wait for each other for ever\n");

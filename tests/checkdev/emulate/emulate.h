@@ -44,6 +44,8 @@ extern emulate_index emulate_block, emulate_grid, emulate_threads, emulate_threa
  * that has ended), and all go on.  Threads that arrive at different places end the program. */
 void emulate_meet(const char *what, void *piece, void (*work)(void *pieces[32]));
 void emulate_meet_block(void);
+/* A thread looked for something: where it is not there, others go on. */
+void emulate_try(bool there);
 
 typedef void emulate_kernel(const void *args);
 void emulate_run(emulate_kernel *kernel, const void *args, const unsigned grid[3], unsigned threads);
@@ -114,6 +116,7 @@ template <class TO, class FROM> static inline TO emulate_bits(FROM x)
 #define __fadd_rn(a, b)    ((float)(a) + (float)(b))
 #define __fsub_rn(a, b)    ((float)(a) - (float)(b))
 #define __fdiv_rn(a, b)    ((float)(a) / (float)(b))
+#define __fdividef(a, b)   ((float)(a) / (float)(b))
 #define __fsqrt_rn(a)      sqrtf(a)
 #define __fmaf_rn(a, b, c) fmaf(a, b, c)
 #define __dmul_rn(a, b)    ((double)(a) * (double)(b))
@@ -195,6 +198,10 @@ static inline __half2 __halves2half2(__half x, __half y)
 static inline __half2 __half2half2(__half x)
 {
     return {x, x};
+}
+static inline __half __low2half(__half2 x)
+{
+    return x.x;
 }
 static inline __half __high2half(__half2 x)
 {
@@ -486,50 +493,117 @@ static inline void emulate_fence(const char *)
 {
 }
 
-/* Products out of shared memory: m64n256k16, each warp its 16 rows; matrices in the pattern of 128 bytes. */
+/* With zeros behind the first `bytes`. */
+static inline void emulate_cp(const char *text, uint32_t to, const uint8_t *from, uint32_t bytes)
+{
+    uint8_t x[16] __attribute__((aligned(16))) = {};
+    memcpy(x, from, bytes);
+    emulate_cp(text, to, x);
+}
+
+/* Products out of shared memory: m64nNk16, each warp its 16 rows; matrices in the pattern of 128 bytes. */
 struct emulate_wide {
     float *c[128];
-    uint64_t x, w;
+    int columns, n_a; /* n_a 4: the rows lie in registers */
+    bool adds, turned;
+    uint32_t a[4];
+    uint64_t matrix[2]; /* x where it is in shared memory, then w */
+    int n_matrices;
 };
-static inline float emulate_number(uint64_t matrix, int row, int k)
+static inline float emulate_swizzled(uint32_t at)
+{
+    uint16_t h;
+    at ^= (at >> 7 & 7) << 4;
+    memcpy(&h, emulate_shared + at, 2);
+    return _cvtsh_ss(h);
+}
+/* Number k of a row, or, turned, of a column whose 64 neighbours lie beside it. */
+static inline float emulate_number(uint64_t matrix, int row, int k, bool turned)
 {
     if (matrix >> 62 != 1 || (matrix >> 32 & 0x3FFF) != 64)
         abort();
-    uint32_t at = (uint32_t)(matrix & 0x3FFF) * 16 + (uint32_t)row * 128 + (uint32_t)k * 2;
-    at ^= (at >> 7 & 7) << 4;
-    uint16_t h;
-    memcpy(&h, emulate_shared + at, 2);
-    return _cvtsh_ss(h);
+    const uint32_t at = (uint32_t)(matrix & 0x3FFF) * 16, next = (uint32_t)(matrix >> 16 & 0x3FFF) * 16;
+    return turned ? emulate_swizzled(at + (uint32_t)(row / 64) * next + (uint32_t)k * 128 + (uint32_t)(row % 64) * 2)
+                  : emulate_swizzled(at + (uint32_t)row * 128 + (uint32_t)k * 2);
 }
 static inline void emulate_multiply_wide(void *pieces[32])
 {
     emulate_wide *const *lane = reinterpret_cast<emulate_wide *const *>(pieces);
-    static float w[256][16];
-    for (int col = 0; col < 256; col++)
+    const emulate_wide *one = lane[0];
+    static float w[256][16], x[16][16];
+    for (int col = 0; col < one->columns; col++)
         for (int k = 0; k < 16; k++)
-            w[col][k] = emulate_number(lane[0]->w, col, k);
+            w[col][k] = emulate_number(one->matrix[one->n_matrices - 1], col, k, one->turned);
     for (int row = 0; row < 16; row++)
-        for (int col = 0; col < 256; col++) {
+        for (int k = 0; k < 16; k++)
+            x[row][k] = one->n_a
+                            ? emulate_half(lane[row % 8 * 4 + k % 8 / 2]->a[k / 8 * 2 + row / 8], k % 2)
+                            : emulate_number(one->matrix[0], (int)(emulate_thread.x / 32 % 4) * 16 + row, k, false);
+    for (int row = 0; row < 16; row++)
+        for (int col = 0; col < one->columns; col++) {
             float *c = lane[row % 8 * 4 + col % 8 / 2]->c[col / 8 * 4 + row / 8 * 2 + col % 2];
+            *c = one->adds ? *c : 0;
             for (int k = 0; k < 16; k++)
-                *c += emulate_number(lane[0]->x, (int)(emulate_thread.x / 32 % 4) * 16 + row, k) * w[col][k];
+                *c += x[row][k] * w[col][k];
         }
 }
 template <class... F> static inline void emulate_wgmma(const char *text, F &&...all)
 {
-    emulate_wide p;
+    emulate_wide p = {};
     int n = 0;
     auto take = [&](auto &&x) {
-        if constexpr (std::is_same<std::decay_t<decltype(x)>, float>::value)
+        typedef std::decay_t<decltype(x)> kind;
+        if constexpr (std::is_same<kind, float>::value)
             p.c[n++] = &x;
-        else if (n++ == 128)
-            p.x = x;
+        else if constexpr (sizeof(kind) == 4)
+            p.a[p.n_a++] = x;
         else
-            p.w = x;
+            p.matrix[p.n_matrices++] = x;
     };
     (take(all), ...);
-    if (n)
-        emulate_meet(text, &p, emulate_multiply_wide);
+    if (!n)
+        return;
+    int adds = 0, sign_a, sign_b, last = 0, turned = 0;
+    const int found = sscanf(strrchr(text, '%'), "%%%*d, %d, %d, %d, %d, %d", &adds, &sign_a, &sign_b, &last, &turned);
+    p.columns = 2 * n;
+    p.adds = adds;
+    p.turned = found == 4 ? last : turned;
+    emulate_meet(text, &p, emulate_multiply_wide);
+}
+
+/* Barriers count those who arrive; who waits gives way. */
+struct emulate_barrier {
+    uint16_t all, missing;
+    uint32_t phase;
+};
+static inline emulate_barrier *emulate_barrier_at(uint32_t at)
+{
+    if (at % 8)
+        abort();
+    return reinterpret_cast<emulate_barrier *>(emulate_shared + at);
+}
+static inline void emulate_mbarrier(const char *, uint32_t at, uint32_t threads)
+{
+    *emulate_barrier_at(at) = {(uint16_t)threads, (uint16_t)threads, 0};
+}
+static inline void emulate_mbarrier(const char *, uint32_t at)
+{
+    emulate_barrier *b = emulate_barrier_at(at);
+    if (--b->missing == 0) {
+        b->missing = b->all;
+        b->phase ^= 1;
+    }
+}
+static inline void emulate_reg(const char *, uint32_t &there, uint32_t at, uint32_t phase)
+{
+    there = emulate_barrier_at(at)->phase != phase;
+    emulate_try(there);
+}
+static inline void emulate_setmaxnreg(const char *)
+{
+}
+static inline void emulate_hold(const char *, float &)
+{
 }
 static inline void emulate_cp(const char *, int)
 {

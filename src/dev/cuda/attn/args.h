@@ -120,8 +120,26 @@ struct tern_cuda_attn_args {
     uint32_t one;          /* 1.0 in two halves, which no compiler may know */
     float q_scale, cap;    /* both in log2 units; cap 0: none */
     uint64_t q8, q8_bytes; /* decode rows of out as int8 too, q8_bytes apart; 0: not so */
-    int32_t q8_lanes, unused;
+    int32_t q8_lanes;
+    /* Prompt rows of one pass: units of jobs from job0 on, kv_n KV heads from kv0 on, and where their closed pages lie
+     * as halves (attn/expand.cu): [page of a job, of the next][KV head]; 0: they do so in the cache. */
+    int32_t job0, kv0, kv_n;
+    int32_t pages, per_block; /* of all jobs of the pass, and how many a block of threads expands */
+    uint64_t expanded;
 };
+
+/* Closed pages that the rows [pos0, pos0 + n_rows) of a sequence see, one or the other: how many, from *first on. */
+#ifdef __CUDACC__
+__host__ __device__
+#endif
+    static inline int
+    tern_cuda_closed_pages(const struct tern_cuda_layer *l, int pos0, int n_rows, int *first)
+{
+    const int oldest = l->chunked ? pos0 / l->window * l->window : pos0 - l->window + 1;
+    const int end = (pos0 + n_rows - 1) / TERN_CUDA_PAGE - l->recent + 1;
+    *first = l->window && oldest > 0 ? oldest / TERN_CUDA_PAGE : 0;
+    return end > *first ? end - *first : 0;
+}
 
 /* Pages that one range of a decode row has: by the pages that it sees, so that there are enough ranges for a card and
  * never more than TERN_CUDA_RANGES, whatever else is in the batch. */

@@ -11,20 +11,19 @@ struct tables {
     uint32_t a[4], b[4], c[2]; /* a: offset by 128 */
 };
 
+/* Four entries, from one that 4 divides, each and `offset`. */
 __device__ static inline uint32_t four_bytes(const int8_t *x, int offset)
 {
-    uint32_t w = 0;
-    for (int i = 0; i < 4; i++)
-        w |= (uint32_t)((x[i] + offset) & 255) << 8 * i;
-    return w;
+    return __vadd4(*reinterpret_cast<const uint32_t *>(x), (uint32_t)(offset & 255) * 0x01010101u);
 }
 
 __device__ static inline void load_tables(tables &t, const tern_cuda_side &s)
 {
-    const int n = s.trellis ? (s.bits == 3 ? 8 : 16) : 1 << s.bits;
+    const int n = s.trellis ? (s.bits == 3 ? 8 : 16) : s.bits < 4 ? 1 << s.bits : 16;
+#pragma unroll
     for (int i = 0; i < 4; i++) { /* shorter tables repeat */
-        t.a[i] = four_bytes(s.entry + (4 * i) % (n < 16 ? n : 16), 128);
-        t.b[i] = four_bytes(s.b + (4 * i) % (s.bits == 3 ? 8 : 16), 0);
+        t.a[i] = four_bytes(s.entry + (4 * i & (n - 1)), 128);
+        t.b[i] = four_bytes(s.b + (4 * i & (s.bits == 3 ? 7 : 15)), 0);
     }
     t.c[0] = four_bytes(s.c, 0);
     t.c[1] = four_bytes(s.c + 4, 0);

@@ -30,6 +30,53 @@ size_t tern_cuda_attn_upload(const struct tern_dev_limits *l)
            (size_t)l->caches[0].n_layers * recode;
 }
 
+static unsigned tensor_shared(const struct tern_cuda_layer *l, int rows)
+{
+    const int dim = l->k.dim, row = dim + 8, side = 64 * row > dim * 72 ? 64 * row : dim * 72;
+    return (unsigned)(4 * (128 + 128 + 128 * 16) + 2 * (rows * row + 2 * side)) + 2 * (unsigned)l->head_bytes;
+}
+
+/* Is there a kernel on tensor cores, and is f16 allowed? */
+static bool on_tensors(const struct tern_cuda *d, const struct tern_cuda_layer *l)
+{
+    return !d->limits.exact && !l->latent && l->k.dim == l->v.dim && (l->k.dim == 64 || l->k.dim == 128) &&
+           tensor_shared(l, TERN_CUDA_WIDE_ROWS) <= (unsigned)d->card->shared_most;
+}
+
+/* Pages of 16-bit floats? */
+static bool of_halves(const struct tern_cuda_layer *l)
+{
+    return l->k.form <= TERN_CUDA_BF16 && l->v.form <= TERN_CUDA_BF16;
+}
+
+/* Do prompt rows go through attn/wide_90.cu?  It runs on cards of 9.0, and on no newer ones. */
+static bool on_90(const struct tern_cuda *d, const struct tern_cuda_layer *l)
+{
+    return d->card->major == 9 && on_tensors(d, l);
+}
+
+static size_t expanded_bytes(const struct tern_cuda_layer *l)
+{
+    return (size_t)TERN_PAGE * 2 * (size_t)(l->k.dim + l->v.dim);
+}
+
+/* Room for closed pages as halves (attn/expand.cu): of all KV heads of the longest context, but at most a 512th of the
+ * card; then of as many heads as fit, and of one at least. */
+static int open_expanded(struct tern_cuda *d, const struct tern_dev_limits *l, tern_error *err)
+{
+    struct tern_cuda_attn *t = d->attn;
+    for (int c = 0; c < l->n_caches; c++)
+        for (int i = 0; i < t->n_layers; i++) {
+            const struct tern_cuda_layer *layer = &t->layers[c * t->n_layers + i];
+            if (l->caches[c].group_of[i] < 0 || of_halves(layer) || !on_90(d, layer))
+                continue;
+            const size_t head = expanded_bytes(layer) * (size_t)l->max_pages, most = d->card->memory / 512;
+            const size_t all = head * (size_t)layer->n_heads, bytes = all < most ? all : most > head ? most : head;
+            t->expanded_bytes = bytes > t->expanded_bytes ? bytes : t->expanded_bytes;
+        }
+    return t->expanded_bytes ? tern_cuda_take(d, &t->expanded, t->expanded_bytes, err) : 0;
+}
+
 /* Room for decode rows' partial results, and for staging tiles. */
 static int open_scratch(struct tern_cuda *d, const struct tern_dev_limits *l, tern_error *err)
 {
@@ -76,6 +123,7 @@ int tern_cuda_attn_open(struct tern_cuda *d, const struct tern_dev_limits *l, te
     t->max_units = max_units(l);
     TERN_TRY(tern_cuda_attn_layers(d, l, err));
     TERN_TRY(open_scratch(d, l, err));
+    TERN_TRY(open_expanded(d, l, err));
 out:
     return rc;
 }
@@ -83,7 +131,7 @@ out:
 void tern_cuda_attn_close(struct tern_cuda *d)
 {
     struct tern_cuda_attn *t = d->attn;
-    const tern_cu_address scratch[] = {t->stage, t->part, t->constants};
+    const tern_cu_address scratch[] = {t->stage, t->part, t->expanded, t->constants};
     void *all[] = {t->layers, t->stage_set, t->waits, t->stage_of, t->lists, t->units, t};
     for (size_t i = 0; i < sizeof scratch / sizeof *scratch; i++)
         tern_cuda_give(d, scratch[i]);
@@ -361,20 +409,65 @@ static void run_plain(struct tern_cuda *d, enum tern_cuda_kernel kernel, const s
                      plain_shared(&a->l), a, sizeof *a);
 }
 
-static unsigned tensor_shared(const struct tern_cuda_layer *l, int rows)
+/* Prompt rows that go together: units of the jobs [job, end), and how many closed pages these see. */
+struct pass {
+    int job, end, units, pages;
+};
+
+static struct pass next_pass(const struct tern_cuda *d, const struct tern_cuda_attn_args *a, int cache, int job)
 {
-    const int dim = l->k.dim, row = dim + 8, side = 64 * row > dim * 72 ? 64 * row : dim * 72;
-    return (unsigned)(4 * (128 + 128 + 128 * 16) + 2 * (rows * row + 2 * side)) + 2 * (unsigned)l->head_bytes;
+    const size_t room = d->attn->expanded_bytes / (expanded_bytes(&a->l) * (size_t)a->l.n_heads);
+    struct pass p = {.job = -1, .end = job};
+    for (int first; p.end < d->step.n_jobs; p.end++) {
+        const struct tern_dev_job *j = &d->step.jobs[p.end];
+        if (!j->wide || j->cache != cache)
+            continue;
+        const int more = a->expanded ? tern_cuda_closed_pages(&a->l, j->pos0, j->n_rows, &first) : 0;
+        if (p.pages && (size_t)(p.pages + more) > room)
+            break;
+        p.job = p.job < 0 ? p.end : p.job;
+        p.units += pages_of(j);
+        p.pages += more;
+    }
+    return p;
 }
 
-/* Is there a kernel on tensor cores, and is f16 allowed? */
-static bool on_tensors(const struct tern_cuda *d, const struct tern_cuda_layer *l)
+/* Shared bytes of a block of threads are what attn/expand.cu says, and two pages of codes. */
+static void run_expand(struct tern_cuda *d, struct tern_cuda_attn_args *a, int pages)
 {
-    return !d->limits.exact && !l->latent && l->k.dim == l->v.dim && (l->k.dim == 64 || l->k.dim == 128) &&
-           tensor_shared(l, TERN_CUDA_WIDE_ROWS) <= (unsigned)d->card->shared_most;
+    const unsigned shared = 2 * 18432 + 3 * 512 + 8 * 20, codes = 2 * (unsigned)a->l.head_bytes;
+    const bool staged = a->l.k.form == TERN_CUDA_CODES && a->l.v.form == TERN_CUDA_CODES;
+    const int each = pages * a->kv_n / (3 * d->card->processors); /* three blocks of a processor, and so many each */
+    a->pages = pages;
+    a->per_block = each < 1 ? 1 : each < 8 ? each : 8;
+    tern_cuda_launch(d, a->l.k.dim == 64 ? TERN_CUDA_K_expand_64 : TERN_CUDA_K_expand_128,
+                     (unsigned)((pages + a->per_block - 1) / a->per_block), (unsigned)a->kv_n, 1, 256,
+                     shared + (staged ? codes : 0), a, sizeof *a);
 }
 
-static void run_wide(struct tern_cuda *d, struct tern_cuda_attn_args *a, struct tern_cuda_list_of units)
+/* Each pass through as many KV heads at once as there is room for their closed pages. */
+static void run_90(struct tern_cuda *d, struct tern_cuda_attn_args *a, int cache)
+{
+    const bool small = a->l.k.dim == 64;
+    const unsigned shared = 1024 + 6 * (256 * (unsigned)a->l.k.dim + 16); /* six pages, two barriers for each */
+    a->expanded = of_halves(&a->l) ? 0 : d->attn->expanded;
+    for (struct pass p = next_pass(d, a, cache, 0); p.units; p = next_pass(d, a, cache, p.end)) {
+        const size_t fit = p.pages ? d->attn->expanded_bytes / (expanded_bytes(&a->l) * (size_t)p.pages) : SIZE_MAX;
+        const int heads = fit < (size_t)a->l.n_heads ? (int)fit : a->l.n_heads;
+        a->job0 = p.job;
+        a->n_units = p.units;
+        for (a->kv0 = 0; a->kv0 < a->l.n_heads; a->kv0 += heads) {
+            a->kv_n = a->l.n_heads - a->kv0 < heads ? a->l.n_heads - a->kv0 : heads;
+            run_expand(d, a, p.pages);
+            tern_cuda_launch(d, small ? TERN_CUDA_K_wide_90_64 : TERN_CUDA_K_wide_90_128,
+                             (unsigned)(p.units * a->n_blocks), (unsigned)(a->kv_n * a->n_split), 1, 384, shared, a,
+                             sizeof *a);
+        }
+        a->units += (size_t)p.units * sizeof(struct tern_cuda_unit);
+    }
+}
+
+static void run_wide(struct tern_cuda *d, struct tern_cuda_attn_args *a, int cache, struct tern_cuda_list_of units)
 {
     const int dim = a->l.k.dim;
     cut_plain(a, units);
@@ -386,6 +479,10 @@ static void run_wide(struct tern_cuda *d, struct tern_cuda_attn_args *a, struct 
     a->heads = (a->group + a->n_split - 1) / a->n_split;
     a->rows = TERN_CUDA_WIDE_ROWS / a->heads;
     a->n_blocks = (units.rows + a->rows - 1) / a->rows;
+    if (on_90(d, &a->l)) {
+        run_90(d, a, cache);
+        return;
+    }
     tern_cuda_launch(d, dim == 64 ? TERN_CUDA_K_attn_wide_64 : TERN_CUDA_K_attn_wide_128,
                      (unsigned)(a->n_units * a->n_blocks), (unsigned)(a->l.n_heads * a->n_split), 1, 256,
                      tensor_shared(&a->l, TERN_CUDA_WIDE_ROWS), a, sizeof *a);
@@ -399,12 +496,6 @@ static int kind_of_codes(const struct tern_cuda_layer *l)
         l->k.trellis != l->v.trellis || (l->k.trellis && l->k.bits != 4))
         return -1;
     return l->k.trellis ? 6 : places[l->k.bits];
-}
-
-/* Pages of 16-bit floats, which have a kernel of their own? */
-static bool of_halves(const struct tern_cuda_layer *l)
-{
-    return l->k.form <= TERN_CUDA_BF16 && l->v.form <= TERN_CUDA_BF16;
 }
 
 /* Blocks of threads that go round through the items of a step (attn/ring.cuh): as many as the card holds at once, where
@@ -521,7 +612,7 @@ void tern_cuda_attention(struct tern_dev *dev, const struct tern_attn_shape *sha
         a.q_scale = (float)(shape->scale * log2e);
         a.cap = (float)(shape->softcap * log2e);
         a.one = 0x3C003C00;
-        run_wide(d, &a, lists->wide);
+        run_wide(d, &a, c, lists->wide);
         cut_plain(&a, lists->narrow);
         const int ranges = most_ranges(d, c, &d->step.caches[c].layers[shape->layer]);
         a.q8 = q8;

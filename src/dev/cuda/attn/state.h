@@ -20,6 +20,8 @@ struct tern_cuda_attn {
     struct tern_cuda_layer *layers; /* [n_caches][n_layers] */
     tern_cu_address constants;      /* what they point to */
     tern_cu_address stage, part;
+    tern_cu_address expanded; /* closed pages of prompt rows as halves (attn/expand.cu); 0: no layer needs them */
+    size_t expanded_bytes;
     size_t stage_tile_bytes, stage_tiles; /* of one set */
     int *stage_set;                       /* [n_layers] */
     bool *waits;                          /* [n_layers] appended, and staging tiles are not the sequences' own yet */

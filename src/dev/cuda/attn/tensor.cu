@@ -9,6 +9,7 @@
  *
  * A q row goes through the same steps whatever else is in its block: pages that it does not see leave it as it is. */
 #include "dev/cuda/attn/decode.cuh"
+#include "dev/cuda/attn/matrix.cuh"
 #include "dev/cuda/attn/raw.cuh"
 
 #define THREADS 256
@@ -59,34 +60,6 @@ template <int D> __device__ static void share(block &b, uint8_t *shared, int row
     b.fetched = reinterpret_cast<uint8_t *>(b.v + room<D>::SIDE);
     load_tables(b.tk, b.a->l.k);
     load_tables(b.tv, b.a->l.v);
-}
-
-__device__ static uint32_t shared_at(const void *p)
-{
-    return (uint32_t)__cvta_generic_to_shared(p);
-}
-
-__device__ static void load4(uint32_t r[4], const __half *p)
-{
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(shared_at(p))
-                 : "memory");
-}
-
-__device__ static void load4_turned(uint32_t r[4], const __half *p)
-{
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(shared_at(p))
-                 : "memory");
-}
-
-__device__ static void multiply(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1)
-{
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
 __device__ static __half clamped(float x)
