@@ -85,8 +85,8 @@ struct tern_cuda_append_args {
     uint64_t from;               /* recode: struct tern_cuda_recode, else 0 */
 };
 
-/* append, and what is done before to these rows' heads: blocks of KV heads, then of 8 others.  Set k of the heads is the
- * keys, set v the values, or -1: nothing is done to them. */
+/* append, and what is done before to these rows' heads: blocks of KV heads, then of 8 others.  Set k of the heads is
+ * the keys, set v the values, or -1: nothing is done to them. */
 struct tern_cuda_append_heads_args {
     struct tern_cuda_append_args append;
     struct tern_cuda_heads_args heads;
