@@ -15,6 +15,7 @@ struct config {
     const char *k, *v; /* schemes */
     int dk, dv, n_kv, group, first, window;
     bool chunked, coded32, latent, cond;
+    bool turned;       /* heads are turned by a right angle before, which no arithmetic can round */
     int pairs, recent; /* recent: pages seen raw besides the own one */
     float softcap;
     int wild; /* share of vectors, in percent, that nobody should have in a cache */
@@ -218,7 +219,8 @@ struct worker {
     size_t *state_off;
     uint32_t *numbers; /* [seq][max pages] */
     int max_pages, max_rows;
-    float *home, *host; /* out of all rows: [seq][max len][width]; room for a step's rows */
+    float *home, *host;          /* out of all rows: [seq][max len][width]; room for a step's rows */
+    struct tern_dev_mem *angles; /* cosines, then sines, of the rows */
 };
 
 static inline void worker_ok(struct worker *w, int rc, const tern_error *err)
@@ -290,6 +292,16 @@ static inline void worker_open(struct worker *w, const char *name, struct tern_p
     for (int i = 0; i < 3; i++)
         worker_ok(w, tern_dev_rows_new(w->dev, rows[i], max_rows, case_width(l, i), &err), &err);
     worker_ok(w, tern_dev_rows_new(w->dev, &w->out, max_rows, l->shape.n_heads * l->cfg.dv, &err), &err);
+    if (l->cfg.turned) {
+        const size_t pairs = (size_t)max_rows * (size_t)(l->cfg.dk / 2);
+        float *angles = grab(2 * pairs, sizeof *angles);
+        for (size_t i = 0; i < pairs; i++)
+            angles[pairs + i] = 1;
+        worker_ok(w, w->ops->reserve(w->dev, &w->angles, 2 * pairs * sizeof *angles, false, &err), &err);
+        w->ops->copy_in(w->dev, w->angles, 0, angles, 2 * pairs * sizeof *angles);
+        w->ops->sync(w->dev);
+        tern_free(angles);
+    }
     w->numbers = grab(pages * n, sizeof *w->numbers);
     for (size_t i = 0; i < pages * n; i++) /* pages of a pool come in any order */
         w->numbers[i] = (uint32_t)((i * 7919 + 13) % (pages * n));
@@ -303,7 +315,8 @@ static inline void worker_open(struct worker *w, const char *name, struct tern_p
 
 static inline void worker_close(struct worker *w)
 {
-    struct tern_dev_mem *mem[] = {w->pages.mem, w->tiles.mem, w->sinks.mem, w->k.mem, w->v.mem, w->q.mem, w->out.mem};
+    struct tern_dev_mem *mem[] = {w->pages.mem, w->tiles.mem, w->sinks.mem, w->k.mem,
+                                  w->v.mem,     w->q.mem,     w->out.mem,   w->angles};
     for (size_t i = 0; i < sizeof mem / sizeof *mem; i++)
         w->ops->release(w->dev, mem[i]);
     tern_dev_close(w->dev);
@@ -330,6 +343,18 @@ static inline void worker_send(struct worker *w, struct tern_dev_rows to, int wh
             case_row(w->l, w->host + row++ * to.stride, what, parts[i].seq, parts[i].pos + j);
     w->ops->copy_in(w->dev, to.mem, to.at * sizeof(float), w->host, row * to.stride * sizeof(float));
     w->ops->sync(w->dev);
+}
+
+static inline void worker_turn(struct worker *w, struct tern_dev_rows x, int n_heads, int rows)
+{
+    const size_t pairs = (size_t)w->max_rows * (size_t)(w->l->cfg.dk / 2);
+    const struct tern_heads h = {.x = x,
+                                 .n_heads = n_heads,
+                                 .dim = w->l->cfg.dk,
+                                 .cos = {w->angles, 0},
+                                 .sin = {w->angles, pairs},
+                                 .n_rot = w->l->cfg.dk};
+    w->ops->heads(w->dev, &h, rows);
 }
 
 /* One step: append and attention of all parts, prompt rows first. */
@@ -361,6 +386,10 @@ static inline void worker_step(struct worker *w, const struct part *parts, int n
     worker_send(w, w->q, CASE_Q, parts, n);
     const struct tern_dev_step step = {.n_rows = rows, .caches = &w->cache, .n_caches = 1, .jobs = jobs, .n_jobs = n};
     w->ops->begin(w->dev, &step);
+    if (w->angles) {
+        worker_turn(w, w->q, w->l->shape.n_heads, rows);
+        worker_turn(w, w->k, w->l->kv.n_heads, rows);
+    }
     w->ops->append(w->dev, 0, w->k, w->v);
     w->ops->attention(w->dev, &w->l->shape, w->q, w->out);
     w->ops->end(w->dev);

@@ -117,17 +117,17 @@ static void check(const char *device, struct tern_pool *pool, const struct confi
         {.name = "drafts", .together = true, .decoded = 5, .drafts = 3, .cut = 63},
     };
     static const struct script ref_script = {.name = "cpu", .decoded = 5, .drafts = 1, .all_wide = true};
-    char label[160];
+    char label[176];
     struct layer l;
     struct worker ref, w[3];
     int rows = 0;
     for (int i = 0; i < seqs.n; i++)
         rows += seqs.len[i];
     layer_init(&l, cfg);
-    (void)snprintf(label, sizeof label, "%s/%s %dx%d h%d g%d f%d w%d%s r%d%s%s c%d%s%s", cfg->k, cfg->v, cfg->dk,
+    (void)snprintf(label, sizeof label, "%s/%s %dx%d h%d g%d f%d w%d%s r%d%s%s c%d%s%s%s", cfg->k, cfg->v, cfg->dk,
                    cfg->dv, cfg->n_kv, cfg->group, l.kv.first, cfg->window, cfg->chunked ? "c" : "", cfg->recent,
                    cfg->cond ? " cond" : "", cfg->latent ? " latent" : "", (int)cfg->softcap,
-                   cfg->coded32 ? " f32 tile" : "", cfg->wild ? " wild" : "");
+                   cfg->coded32 ? " f32 tile" : "", cfg->wild ? " wild" : "", cfg->turned ? " turned" : "");
     const size_t pages = (size_t)(seqs.max / TERN_PAGE + 1) * (size_t)seqs.n;
     worker_open(&ref, "cpu", pool, &l, seqs, rows, true, 1);
     run_script(&ref, &ref_script);
@@ -205,15 +205,17 @@ int main(int argc, char **argv)
             check(device, pool, &cfg, SEQS(wild_lens), exact, budget);
             cfg.wild = 0;
             cfg.group = 1 + (int)(d + s) % 5;
+            cfg.turned = d % 2;
             check(device, pool, &cfg, SEQS(short_lens), exact, budget);
         }
-        struct config cfg = {.k = name, .v = name, .dk = 128, .dv = 128, .n_kv = 2, .group = 4, .first = 4};
+        struct config cfg = {
+            .k = name, .v = name, .dk = 128, .dv = 128, .n_kv = 2, .group = 4, .first = 4, .turned = true};
         check(device, pool, &cfg, quick ? SEQS(middle_lens) : SEQS(long_lens), exact, budget);
         printf("%s: %d cases, %d failures so far\n", name, n_cases, failures);
         (void)fflush(stdout);
         if (quick)
             continue;
-        cfg.cond = true, cfg.pairs = 3, cfg.dk = cfg.dv = 64;
+        cfg.turned = false, cfg.cond = true, cfg.pairs = 3, cfg.dk = cfg.dv = 64;
         check(device, pool, &cfg, SEQS(short_lens), exact, budget);
         cfg.softcap = 20, cfg.window = 100;
         check(device, pool, &cfg, SEQS(short_lens), exact, budget);

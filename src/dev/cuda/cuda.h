@@ -174,6 +174,10 @@ void tern_cuda_launch(struct tern_cuda *d, enum tern_cuda_kernel k, unsigned x, 
                       unsigned threads, unsigned shared, const void *args, size_t bytes);
 /* Sends out what is written down. */
 void tern_cuda_flush(struct tern_cuda *d);
+/* The last call that is written down, if it is of this kernel: its arguments, until the next launch; else NULL.  And
+ * takes it back, for one that does its work as well. */
+void *tern_cuda_last_call(const struct tern_cuda *d, enum tern_cuda_kernel k);
+void tern_cuda_drop_last(struct tern_cuda *d);
 /* Remembers what went wrong, first come.  rc 0 is nothing.  True where nothing did. */
 bool tern_cuda_ok(struct tern_cuda *d, tern_cu_result rc, const char *doing);
 /* As one graph, where the list in hand has been seen before: true, and it is queued.  launch: queues it plainly. */

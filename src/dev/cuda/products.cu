@@ -210,18 +210,12 @@ template <int C, int S> __device__ static inline void narrow_1(const tern_cuda_n
         const uint2 two = reinterpret_cast<const uint2 *>(x)[min(u * 8 + g, blocks - 1) * 4 + t];
         x0 = two.x;
         x1 = two.y;
-        if (kind_whole(S)) {
-            const float2 s = reinterpret_cast<const float2 *>(scales)[u * 4 + t];
-            sx[0] = s.x;
-            sx[1] = s.y;
-        }
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             const int b = u * 8 + 2 * t + i, of = minima_by_unit<S>() ? u * 8 + t + 4 * i : b;
-            if (!kind_whole(S))
-                sx[i] = b < blocks ? scales[b] : 0;
+            sx[i] = b < blocks ? scales[b] : 0;
             if (kind_minimum(S))
-                sum[i] = (kind_whole(S) || of < blocks) && (g == 0 || !minima_by_unit<S>()) ? scales[blocks + of] : 0;
+                sum[i] = of < blocks && (g == 0 || !minima_by_unit<S>()) ? scales[blocks + of] : 0;
         }
     };
     ask_row(warp);
@@ -265,7 +259,7 @@ template <int C, int S> __device__ static inline void narrow_1(const tern_cuda_n
                 multiply_minima(c, minima, n[0], n[1]);
 #pragma unroll
                 for (int r = 0; r < 2; r++)
-                    acc[r] = __fmaf_rn(minima.by[r], c[2 * r], acc[r]); /* 0 but in column 0 */
+                    acc[r] = t ? acc[r] : __fmaf_rn(minima.by[r], c[2 * r], acc[r]);
             }
         }
 #pragma unroll
@@ -287,7 +281,7 @@ template <int C, int S> __device__ static inline void narrow_1(const tern_cuda_n
 /* 8 * G rows: the columns. */
 template <int C, int S, int G> __device__ static inline void narrow_rows(const tern_cuda_narrow &a)
 {
-    constexpr int BUFFERS = G < 4 ? 2 : 1; /* of a panel's parts: with one, threads meet once more */
+    constexpr int BUFFERS = G < 2 ? 2 : 1; /* of a panel's parts: with one, threads meet once more and rows stay in the cache */
     extern __shared__ __align__(128) uint8_t shared[];
     __shared__ float part[BUFFERS][WARPS][4 * G * 32]; /* of each warp: group, number of the lane's four, lane */
     const int row0 = blockIdx.x * 8 * G, k = a.m[0].w.k;

@@ -11,14 +11,13 @@ static unsigned blocks(size_t n, size_t of)
     return (unsigned)((n + of - 1) / of);
 }
 
-/* The last call that waits, if it is of this kernel: a pointer to its arguments. */
-static void *last_call(const struct tern_cuda *d, enum tern_cuda_kernel k)
+void *tern_cuda_last_call(const struct tern_cuda *d, enum tern_cuda_kernel k)
 {
     const struct tern_cuda_list *l = &d->list;
     return l->n && l->calls[l->n - 1].kernel == k ? l->args + l->calls[l->n - 1].args : NULL;
 }
 
-static void drop_last(struct tern_cuda *d)
+void tern_cuda_drop_last(struct tern_cuda *d)
 {
     d->list.used = d->list.calls[--d->list.n].args;
 }
@@ -64,7 +63,7 @@ void tern_cuda_norm(struct tern_dev *dev, struct tern_dev_rows y, struct tern_de
                                     .n = y.width,
                                     .eps = eps,
                                     .lanes = tern_cuda_lanes(n_rows)};
-    const struct tern_cuda_elementwise *e = last_call(d, TERN_CUDA_K_elementwise);
+    const struct tern_cuda_elementwise *e = tern_cuda_last_call(d, TERN_CUDA_K_elementwise);
     if (e && e->op == TERN_CUDA_ADD && e->y == a.x && e->n == y.width && a.y != a.x && !e->q8 &&
         d->list.calls[d->list.n - 1].grid[0] == (unsigned)n_rows) {
         a.sum = e->y;
@@ -74,7 +73,7 @@ void tern_cuda_norm(struct tern_dev *dev, struct tern_dev_rows y, struct tern_de
         a.plus = e->b;
         a.plus_stride = e->b_stride;
         if (a.y != a.plus)
-            drop_last(d);
+            tern_cuda_drop_last(d);
         else {
             a.plus = a.sum = 0;
             a.x = tern_cuda_rows_at(x);
@@ -187,7 +186,7 @@ void tern_cuda_heads(struct tern_dev *dev, const struct tern_heads *h, int n_row
 {
     struct tern_cuda *d = tern_cuda_of(dev);
     struct tern_cuda_heads_args a = {.rows = d->tables.rows, .n_rows = n_rows};
-    const struct tern_cuda_heads_args *last = last_call(d, TERN_CUDA_K_heads);
+    const struct tern_cuda_heads_args *last = tern_cuda_last_call(d, TERN_CUDA_K_heads);
     const tern_cu_address x = tern_cuda_rows_at(h->x);
     bool joins = last && last->n_rows == n_rows && last->n_sets < TERN_CUDA_HEADS;
     for (int i = 0; joins && i < last->n_sets; i++) /* other heads, and not those of the last call again */
@@ -196,7 +195,7 @@ void tern_cuda_heads(struct tern_dev *dev, const struct tern_heads *h, int n_row
                  x + (size_t)n_rows * h->x.stride * sizeof(float) <= last->set[i].x);
     if (joins) {
         memcpy(&a, last, sizeof a);
-        drop_last(d);
+        tern_cuda_drop_last(d);
     }
     tern_cuda_wrote(d, h->x);
     const int i = a.n_sets++;

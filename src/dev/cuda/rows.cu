@@ -1,4 +1,5 @@
 /* Operations on one row at a time.  What is summed is summed in an order that the row's length alone decides. */
+#include "dev/cuda/attn/heads.cuh"
 #include "dev/cuda/panel.cuh"
 #include "dev/cuda/quantize.cuh"
 #include "dev/cuda/rows.h"
@@ -190,73 +191,15 @@ TERN_CUDA_KERNEL_BEGIN(rope_table, tern_cuda_rope, 256, 1)
     cuda_at<float>(a.sin)[at] = (float)s * a.magnitude;
 }
 
-__device__ static inline float warp_sum(float v)
-{
-    for (int step = 16; step; step /= 2)
-        v += __shfl_xor_sync(0xFFFFFFFFu, v, step);
-    return v;
-}
-
-/* A warp for each head.  A lane keeps to its own numbers: pairs of the rotation, then what is not rotated. */
+/* A warp for each head. */
 TERN_CUDA_KERNEL_BEGIN(heads, tern_cuda_heads_args, 256, 1)
 {
-    const int lane = threadIdx.x % 32, row = blockIdx.x;
     int head = blockIdx.y * 8 + threadIdx.x / 32, s = 0;
     cuda_wait();
     while (s < a.n_sets && head >= a.set[s].n_heads)
         head -= a.set[s++].n_heads;
-    if (s >= a.n_sets)
-        return;
-    const auto &h = a.set[s];
-    float *x = cuda_at<float>(h.x) + row * h.stride + (uint64_t)head * h.dim;
-    const int half = h.cos ? h.n_rot / 2 : 0, items = h.dim - half;
-    const float *w = cuda_at<const float>(h.norm_w), *cs = cuda_at<const float>(h.cos) + (uint64_t)row * half,
-                *sn = cuda_at<const float>(h.sin) + (uint64_t)row * half;
-    const int apart = h.interleaved ? 1 : half, step = h.interleaved ? 2 : 1;
-    float squares = 0, by = 1, temper = 1;
-    if (h.temper != 0) {
-        const int times = (cuda_at<const tern_cuda_row>(a.rows)[row].pos + h.temper_from) / h.temper_span;
-        temper = (float)(1 + (double)h.temper * log1p((double)times));
-    }
-    if (h.norm && !h.norm_after) {
-        for (int i = lane; i < h.dim; i += 32)
-            squares += x[i] * x[i];
-        by = 1.0f / sqrtf(warp_sum(squares) / (float)h.dim + h.eps);
-        squares = 0;
-    }
-    const bool before = h.norm && !h.norm_after;
-    for (int t = lane; t < items; t += 32) {
-        const int i = t < half ? t * step : t + half, j = t < half ? i + apart : i;
-        float p = x[i], q = x[j];
-        if (before) {
-            p = w ? p * by * w[i] : p * by;
-            q = w ? q * by * w[j] : q * by;
-        }
-        if (t < half) {
-            const float c = cs[t], n = sn[t], turned = __fmaf_rn(p, c, -__fmul_rn(q, n));
-            q = __fmaf_rn(q, c, __fmul_rn(p, n));
-            p = turned;
-        }
-        if (h.norm && h.norm_after) {
-            squares += p * p + (t < half ? q * q : 0);
-            x[i] = p;
-            if (t < half)
-                x[j] = q;
-        } else {
-            x[i] = p * temper;
-            if (t < half)
-                x[j] = q * temper;
-        }
-    }
-    if (!h.norm || !h.norm_after)
-        return;
-    by = 1.0f / sqrtf(warp_sum(squares) / (float)h.dim + h.eps);
-    for (int t = lane; t < items; t += 32) {
-        const int i = t < half ? t * step : t + half, j = i + apart;
-        x[i] = (w ? x[i] * by * w[i] : x[i] * by) * temper;
-        if (t < half)
-            x[j] = (w ? x[j] * by * w[j] : x[j] * by) * temper;
-    }
+    if (s < a.n_sets)
+        one_head(a, a.set[s], blockIdx.x, head, threadIdx.x % 32);
 }
 
 /* ---- rows elsewhere ---------------------------------------------------------------------------------------------- */

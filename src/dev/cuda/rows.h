@@ -50,13 +50,16 @@ struct tern_cuda_rope {
 
 #define TERN_CUDA_HEADS 3
 
-/* struct tern_heads, for several sets of heads of the same rows; block (row, 8 heads). */
+/* struct tern_heads of some heads of each row. */
+struct tern_cuda_heads_set {
+    uint64_t x, stride, norm_w, cos, sin;
+    int32_t n_heads, dim, norm, norm_after, n_rot, interleaved, temper_span, temper_from;
+    float eps, temper;
+};
+
+/* Several sets of heads of the same rows; block (row, 8 heads). */
 struct tern_cuda_heads_args {
-    struct {
-        uint64_t x, stride, norm_w, cos, sin;
-        int32_t n_heads, dim, norm, norm_after, n_rot, interleaved, temper_span, temper_from;
-        float eps, temper;
-    } set[TERN_CUDA_HEADS];
+    struct tern_cuda_heads_set set[TERN_CUDA_HEADS];
     uint64_t rows;
     int32_t n_sets, n_rows;
 };

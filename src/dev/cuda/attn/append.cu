@@ -1,7 +1,9 @@
 /* New rows into the raw tiles of their pages; raw pages that are full close by a copy, coded ones in encode.cu.
  *
- * One block of threads per page that a job touches, and KV head. */
+ * One block of threads per page that a job touches, and KV head.  In steps of decode rows it does first what is done to
+ * the heads of these rows. */
 #include "dev/cuda/attn/cache.cuh"
+#include "dev/cuda/attn/heads.cuh"
 
 #define THREADS 256
 
@@ -59,18 +61,30 @@ __device__ static void put_sink(const tern_cuda_layer &l, uint8_t *sink, const u
     copy_bytes(sink + l.sink_v_off, tile + l.tile_v_off, (uint64_t)l.first * l.v.dim * (l.v.raw32 ? 4 : 2));
 }
 
-TERN_CUDA_KERNEL_BEGIN(append, tern_cuda_append_args, THREADS, 1)
+/* Rows [from, to) of the sequence's positions, all of one page. */
+struct unit_rows {
+    const tern_cuda_job *job;
+    int job_i, page, from, to;
+};
+
+__device__ static inline unit_rows rows_of(const tern_cuda_append_args &a, int i)
+{
+    const tern_cuda_unit unit = cuda_at<const tern_cuda_unit>(a.units)[i];
+    const tern_cuda_job &j = cuda_at<const tern_cuda_job>(a.t.jobs)[unit.job];
+    const int end = j.pos0 + j.n_rows, page = unit.page;
+    return {&j, unit.job, page, page * 64 > j.pos0 ? page * 64 : j.pos0, (page + 1) * 64 < end ? (page + 1) * 64 : end};
+}
+
+/* What append does for a unit and a KV head whose tile is `tile`. */
+__device__ static inline void append_rows(const tern_cuda_append_args &a, const unit_rows &u, uint8_t *tile, bool staged,
+                                          int head)
 {
     const tern_cuda_layer &l = a.l;
-    const tern_cuda_unit unit = cuda_at<const tern_cuda_unit>(a.units)[blockIdx.x];
-    const tern_cuda_job &j = cuda_at<const tern_cuda_job>(a.t.jobs)[unit.job];
-    const int head = blockIdx.y, page = unit.page, end = j.pos0 + j.n_rows;
-    const int from = page * 64 > j.pos0 ? page * 64 : j.pos0, to = (page + 1) * 64 < end ? (page + 1) * 64 : end;
-    const bool staged = cuda_at<const int32_t>(a.stage.stage_of)[unit.job] >= 0, full = to % 64 == 0;
-    uint8_t *tile = work_tile(a.t, l, a.stage, unit.job, page, head);
-    cuda_wait(); /* the step's tables were there before its first kernel */
+    const tern_cuda_job &j = *u.job;
+    const int from = u.from, to = u.to;
+    const bool full = to % 64 == 0;
     if (staged && from % 64) {
-        copy_bytes(tile, own_tile(a.t, l, j, page, head), l.tile_bytes);
+        copy_bytes(tile, own_tile(a.t, l, j, u.page, head), l.tile_bytes);
     } else if (staged && !full) { /* columns behind the last token must be finite */
         for (uint64_t i = 4 * threadIdx.x; i < l.tile_bytes; i += 4 * THREADS)
             *reinterpret_cast<uint32_t *>(tile + i) = 0;
@@ -84,11 +98,51 @@ TERN_CUDA_KERNEL_BEGIN(append, tern_cuda_append_args, THREADS, 1)
     if (!full)
         return;
     __syncthreads();
-    uint8_t *p = page_at(a.t, l, j, page, head);
+    uint8_t *p = page_at(a.t, l, j, u.page, head);
     close_raw(l.k, p + l.k_off, tile);
     close_raw(l.v, p + l.v_off, tile + l.tile_v_off);
-    if (page == 0 && l.first)
+    if (u.page == 0 && l.first)
         put_sink(l, sink_at(a.t, l, j, head), tile);
+}
+
+TERN_CUDA_KERNEL_BEGIN(append, tern_cuda_append_args, THREADS, 1)
+{
+    const unit_rows u = rows_of(a, blockIdx.x);
+    const bool staged = cuda_at<const int32_t>(a.stage.stage_of)[u.job_i] >= 0;
+    uint8_t *tile = work_tile(a.t, a.l, a.stage, u.job_i, u.page, blockIdx.y);
+    cuda_wait(); /* the step's tables were there before its first kernel */
+    append_rows(a, u, tile, staged, blockIdx.y);
+}
+
+TERN_CUDA_KERNEL_BEGIN(append_heads, tern_cuda_append_heads_args, THREADS, 1)
+{
+    const tern_cuda_append_args &to = a.append;
+    const unit_rows u = rows_of(to, blockIdx.x);
+    const bool staged = cuda_at<const int32_t>(to.stage.stage_of)[u.job_i] >= 0;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, head = blockIdx.y, kv = to.l.n_heads;
+    const int row0 = u.job->row0 + u.from - u.job->pos0, n = u.to - u.from;
+    uint8_t *tile = head < kv ? work_tile(to.t, to.l, to.stage, u.job_i, u.page, head) : nullptr;
+    cuda_wait();
+    if (head >= kv) {
+        int other = (head - kv) * (THREADS / 32) + warp, s = 0;
+        for (; s < a.heads.n_sets; s++) {
+            if (s == a.k || s == a.v)
+                continue;
+            if (other < a.heads.set[s].n_heads)
+                break;
+            other -= a.heads.set[s].n_heads;
+        }
+        for (int i = 0; s < a.heads.n_sets && i < n; i++)
+            one_head(a.heads, a.heads.set[s], row0 + i, other, lane);
+        return;
+    }
+    for (int i = warp; i < 2 * n; i += THREADS / 32) {
+        const int s = i < n ? a.k : a.v;
+        if (s >= 0)
+            one_head(a.heads, a.heads.set[s], row0 + i % n, head, lane);
+    }
+    __syncthreads();
+    append_rows(to, u, tile, staged, head);
 }
 
 /* The newest staging tiles, as many as a sequence keeps, become its own. */

@@ -5,6 +5,7 @@
 #define TERN_DEV_CUDA_ATTN_ARGS_H
 
 #include <stdint.h>
+#include "dev/cuda/rows.h"
 #include "dev/cuda/tables.h"
 
 #define TERN_CUDA_PAGE   64
@@ -82,6 +83,14 @@ struct tern_cuda_append_args {
     uint64_t k, v;
     uint64_t k_stride, v_stride; /* floats */
     uint64_t from;               /* recode: struct tern_cuda_recode, else 0 */
+};
+
+/* append, and what is done before to these rows' heads: blocks of KV heads, then of 8 others.  Set k of the heads is
+ * the keys, set v the values, or -1: nothing is done to them. */
+struct tern_cuda_append_heads_args {
+    struct tern_cuda_append_args append;
+    struct tern_cuda_heads_args heads;
+    int32_t k, v;
 };
 
 /* Rows out of a raw cache (recode). */

@@ -298,6 +298,40 @@ static void keep(struct tern_cuda *d, int layer)
     d->attn->waits[layer] = false;
 }
 
+/* The set of h that is x: all heads of a side of the cache; -1: none. */
+static int set_of(const struct tern_cuda_heads_args *h, tern_cu_address x, uint64_t stride, int n_heads, int dim)
+{
+    for (int i = 0; i < h->n_sets; i++)
+        if (h->set[i].x == x && h->set[i].stride == stride && h->set[i].n_heads == n_heads && h->set[i].dim == dim)
+            return i;
+    return -1;
+}
+
+/* The call before is what is done to the heads of the step's rows, all decode rows of one cache, keys among them: one
+ * kernel does both. */
+static bool with_heads(struct tern_cuda *d, const struct tern_cuda_append_args *a, struct tern_cuda_list_of units)
+{
+    const struct tern_cuda_heads_args *h = tern_cuda_last_call(d, TERN_CUDA_K_heads);
+    int others = 0;
+    if (!h || d->attn->n_caches != 1 || d->decode_rows != d->step.n_rows || h->n_rows != d->step.n_rows)
+        return false;
+    struct tern_cuda_append_heads_args all;
+    memset(&all, 0, sizeof all); /* lists of calls are compared byte by byte */
+    all.append = *a;
+    all.append.units = units.p;
+    all.heads = *h;
+    all.k = set_of(h, a->k, a->k_stride, a->l.n_heads, a->l.k.dim);
+    all.v = set_of(h, a->v, a->v_stride, a->l.n_heads, a->l.v.dim);
+    if (all.k < 0 || all.k == all.v)
+        return false;
+    for (int i = 0; i < h->n_sets; i++)
+        others += i == all.k || i == all.v ? 0 : h->set[i].n_heads;
+    tern_cuda_drop_last(d);
+    tern_cuda_launch(d, TERN_CUDA_K_append_heads, (unsigned)units.n, (unsigned)(a->l.n_heads + (others + 7) / 8), 1,
+                     256, 0, &all, sizeof all);
+    return true;
+}
+
 void tern_cuda_append(struct tern_dev *dev, int layer, struct tern_dev_rows k, struct tern_dev_rows v)
 {
     struct tern_cuda *d = tern_cuda_of(dev);
@@ -309,7 +343,8 @@ void tern_cuda_append(struct tern_dev *dev, int layer, struct tern_dev_rows k, s
         a.v = tern_cuda_rows_at(v);
         a.k_stride = k.stride;
         a.v_stride = v.stride;
-        run(d, TERN_CUDA_K_append, &a, t->lists[c].all);
+        if (!with_heads(d, &a, t->lists[c].all))
+            run(d, TERN_CUDA_K_append, &a, t->lists[c].all);
         run_encode(d, &a, t->lists[c].closing);
     }
 }
