@@ -1,5 +1,6 @@
 /* Every tiny model against the reference logits, and the promises of tern.h bit for bit: prompt splits, batches,
  * threads, fork, trim, save and restore. */
+#include "base/rng.h"
 #include "tiny_promises.h"
 
 struct entry {
@@ -195,23 +196,43 @@ static void test_trims_in_a_row(void **state)
     tiny_close(&t);
 }
 
+/* Mean KLD from f16 in --exact over positions of several texts: a router at its threshold may make one text's ten times
+ * another's. */
+static double mean_kld(struct tiny *t, const char *kv, bool decode)
+{
+    enum { TEXTS = 8 };
+    struct tern_rng rng = {7};
+    double total = 0;
+    for (int text = 0; text < TEXTS; text++) {
+        float *want = tiny_run_all(t, "f16", true, 2, 512, false);
+        float *got = tiny_run_all(t, kv, false, 2, decode ? 1 : 512, decode);
+        total += tiny_kld(want, got, t->n_ids, t->n_vocab);
+        free(want);
+        free(got);
+        for (int i = 1; i < t->n_ids; i++)
+            t->ids[i] = (int32_t)(tern_rng_u64(&rng) % (uint64_t)t->n_vocab);
+    }
+    return total / TEXTS;
+}
+
 /* A latent is coded once for both of its uses; what follows it in the keys stays raw, which strict does not take for
  * the scheme that was asked for. */
 static void test_latent_codes(void **state)
 {
     static const struct {
         const char *kv;
-        double kld;
-    } plans[] = {{"k=f16,v=q8", 2e-3}, {"t4", 2e-2}, {"k=f32,v=affine8", 2e-3}};
+        double kld[2]; /* prompt rows, decode rows: of 8-bit activations */
+    } plans[] = {{"k=f16,v=q8", {3e-3, 8e-3}}, {"t4", {2e-2, 2e-2}}, {"k=f32,v=affine8", {3e-3, 8e-3}}};
     struct tiny t;
     tern_error err = {0};
     (void)state;
     tiny_open(&t, "deepseek2-q4_0", "deepseek2", "deepseek2-q4_0");
     for (size_t i = 0; i < sizeof plans / sizeof *plans; i++)
         for (int decode = 0; decode < 2; decode++) {
-            double kld = tiny_run_kld(&t, plans[i].kv, false, decode);
+            double kld = mean_kld(&t, plans[i].kv, decode);
             print_message("%-16s %s rows: KLD %.2e\n", plans[i].kv, decode ? "decode" : "prompt", kld);
-            assert_true(kld <= plans[i].kld);
+            assert_true(kld <= plans[i].kld[decode]);
+            tiny_read_ids(&t, "deepseek2");
         }
     tern_engine *e;
     tern_engine_params p = {.kv = "t4", .kv_strict = true};
