@@ -27,7 +27,7 @@
  *     store_bytes(to, v)          lanes that fit bytes
  *     choose_bytes(to, from, set) to[i] = from[i] where set[i] is 255, not where it is 0, i < TRELLIS_LANES
  *     turn_floats(to, row, i)     to[c * TRELLIS_WIDE + r] = row[r][i + c], r < TRELLIS_LANES / 2, c < 4
- *     turn_bytes(to, stride, from, n)    to[r * stride + c] = from[c * TRELLIS_WIDE + r], c < 16, r < n <= 16 or 8
+ *     turn_bytes(to, stride, from, n)    to[r * stride + c] = from[c * TRELLIS_WIDE + r], c < 16, r < n <= TURN_ROWS
  *     kvq_energy(y, n)            the sum of squares of the contract */
 #ifndef TERN_KERNEL_KVQ_TRELLIS_IMPL_H
 #define TERN_KERNEL_KVQ_TRELLIS_IMPL_H
@@ -35,6 +35,12 @@
 
 #include <math.h>
 #include "kernel/kvq_paths4_impl.h"
+
+#if TRELLIS_LANES < 16 /* rows that turn_bytes writes at once */
+#define TURN_ROWS TRELLIS_LANES
+#else
+#define TURN_ROWS 16
+#endif
 
 /* w->y, the energies and the inverse levels of n_x vectors; the lanes that are left repeat the last one. */
 KVQ_INLINE void take(struct work *w, struct lanes *l, const float *x, int dim, int n, int n_x)
@@ -54,10 +60,10 @@ KVQ_INLINE void take(struct work *w, struct lanes *l, const float *x, int dim, i
 /* w->best to the codes of n_x vectors. */
 KVQ_INLINE void give(uint8_t *codes, const struct work *w, int dim, int n, int n_x)
 {
-    const int rows = TRELLIS_LANES < 16 ? TRELLIS_LANES : 16;
-    for (int t = 0; t < n_x; t += rows) {
+    for (int t = 0; t < n_x; t += TURN_ROWS) {
         for (int i = 0; i < n; i += 16)
-            turn_bytes(codes + (size_t)t * dim + i, (size_t)dim, w->best[i] + t, n_x - t < rows ? n_x - t : rows);
+            turn_bytes(codes + (size_t)t * dim + i, (size_t)dim, w->best[i] + t,
+                       n_x - t < TURN_ROWS ? n_x - t : TURN_ROWS);
     }
 }
 
