@@ -415,6 +415,21 @@ static int32_t draw_ranked(tern_sampler *s, struct ranking *k, int from, int m, 
     return ranked(k, m - 1)->id;
 }
 
+/* A floor under the likeliest k, at or above the one given.  Each block that reaches a logit has a token that does, so
+ * the largest logits of blocks bound those of tokens from below.  One block more than k: with more than k candidates,
+ * sums run in the order of likelihood, wherever the floor lies. */
+static float raise_floor(tern_sampler *s, float floor, int k)
+{
+    int n = 0;
+    for (int b = 0; b < n_blocks(s); b++)
+        if (s->block_max[b] >= floor)
+            s->cand[n++] = (struct candidate){.logit = s->block_max[b], .id = b};
+    if (n <= k)
+        return floor;
+    struct ranking r = rank_candidates(s->cand, n);
+    return ranked(&r, k)->logit;
+}
+
 /* With cut-offs.  top-p is measured on what top-k left; the first candidate always stays. */
 static int32_t draw_cut(tern_sampler *s, const float *x, float max, bool exclude)
 {
@@ -423,6 +438,8 @@ static int32_t draw_cut(tern_sampler *s, const float *x, float max, bool exclude
         double sum, kept;
         struct bounds rest = {0, 0};
         float floor = drop < MOST_DROP ? max - drop * s->p.temperature : -INFINITY;
+        if (k)
+            floor = raise_floor(s, floor, k);
         int n = s->p.top_p < 1.0f && !k ? likely(s, x, max, drop, &sum, &rest) : collect(s, x, floor, max, &sum);
         bool all = n == s->n_vocab || drop >= MOST_DROP;
         if (n < k && !all)

@@ -8,6 +8,7 @@
 #include <string.h>
 #include <cmocka.h>
 #include "base/rng.h"
+#include "run/sampler.h"
 #include "tern/tern.h"
 
 #define N 1000
@@ -482,6 +483,106 @@ static void test_equals_definition(void **state)
     assert_true(near < drawn / 50);
 }
 
+/* ---- against all tokens sorted ---- */
+
+/* What tern_sampler_pick_within does, without a thought of speed: sort all that are numbers, take the first. */
+static int pick_sorted(const tern_sampler_params *p, const float *x, struct tern_rng *rng)
+{
+    static struct entry e[WIDE];
+    static double w[WIDE];
+    double total = 0, kept = 0;
+    int n = 0, m = 0, from = 0;
+    for (int i = 0; i < WIDE; i++)
+        if (!isnan(x[i]))
+            e[n++] = (struct entry){x[i], i};
+    qsort(e, (size_t)n, sizeof *e, by_logit);
+    const bool exclude = p->xtc_probability > 0 && tern_rng_f64(rng) < (double)p->xtc_probability;
+    n = p->top_k && p->top_k < n ? p->top_k : n;
+    for (int i = 0; i < n; i++)
+        total += w[i] = exp(((double)e[i].logit - (double)e[0].logit) / (double)p->temperature);
+    while (m < n && (m == 0 || (w[m] >= (double)p->min_p && (p->top_p >= 1 || kept < (double)p->top_p * total))))
+        kept += w[m++];
+    while (exclude && from < m && w[from] >= (double)p->xtc_threshold * kept)
+        from++;
+    from -= from > 0; /* the least of them stays */
+    for (int i = 0; i < from; i++)
+        kept -= w[i];
+    double u = tern_rng_f64(rng) * kept;
+    for (int i = from; i < m - 1; i++)
+        if ((u -= w[i]) < 0)
+            return e[i].id;
+    return e[m - 1].id;
+}
+
+/* A row of few different logits (levels > 0) or of many, some of them -inf and no numbers. */
+static void fill_wide(struct tern_rng *r, int levels, double spread, bool strange)
+{
+    for (int i = 0; i < WIDE; i++) {
+        double v = tern_rng_f64(r) + tern_rng_f64(r) - 1;
+        wide[i] = (float)((levels ? floor(v * levels) / levels : v) * spread);
+    }
+    for (int i = 0; strange && i < WIDE; i++)
+        if (tern_rng_u64(r) % 3 == 0)
+            wide[i] = i % 2 ? NAN : -INFINITY;
+    if (strange)
+        wide[WIDE - 1] = (float)spread; /* a candidate of the last block, which is not whole */
+}
+
+/* The row with a penalty on each token of `text`, then the mask. */
+static void limit(float *x, const tern_sampler_params *p, const int32_t *text, int n_text, const uint32_t *mask)
+{
+    memcpy(x, wide, sizeof wide);
+    for (int i = 0; i < n_text; i++) /* all of them different */
+        x[text[i]] = (x[text[i]] > 0 ? x[text[i]] / p->repetition_penalty : x[text[i]] * p->repetition_penalty) -
+                     p->presence_penalty;
+    for (int i = 0; mask && i < WIDE; i++)
+        if (!(mask[i / 32] >> (i % 32) & 1))
+            x[i] = -INFINITY;
+}
+
+/* WIDE has 79 blocks: k on both sides of that. */
+static void test_equals_sorted(void **state)
+{
+    static const int ks[] = {1, 2, 40, 77, 78, 79, 80, 3000, WIDE - 1, WIDE, WIDE + 1};
+    static float x[WIDE];
+    static uint32_t mask[(WIDE + 31) / 32];
+    (void)state;
+    for (uint64_t round = 0; round < 352; round++) {
+        struct tern_rng r = {round}, u = {round};
+        const bool penalise = tern_rng_u64(&r) % 2, masked = tern_rng_u64(&r) % 3 == 0;
+        const int levels = (int[]){0, 2, 9, 300}[tern_rng_u64(&r) % 4];
+        const double spread = (double[]){0.01, 1, 6, 40}[tern_rng_u64(&r) % 4];
+        fill_wide(&r, levels, spread, tern_rng_u64(&r) % 2);
+        tern_sampler_params p = {.temperature = (float[]){0.3f, 1, 2.5f}[tern_rng_u64(&r) % 3],
+                                 .top_k = ks[round % (sizeof ks / sizeof *ks)],
+                                 .top_p = (float[]){1, 0.95f, 0.2f}[tern_rng_u64(&r) % 3],
+                                 .min_p = tern_rng_u64(&r) % 2 ? 0.05f : 0,
+                                 .xtc_probability = tern_rng_u64(&r) % 2 ? 0.5f : 0,
+                                 .xtc_threshold = 0.011f,
+                                 .repetition_penalty = penalise ? 1.3f : 1,
+                                 .presence_penalty = penalise ? 0.5f : 0,
+                                 .seed = round};
+        tern_sampler *s;
+        tern_error err = {0};
+        assert_int_equal(tern_sampler_new(&s, WIDE, &p, &err), 0);
+        int32_t text[50];
+        for (int i = 0; i < 50; i++) {
+            text[i] = i * 100 + (int32_t)(tern_rng_u64(&r) % 100);
+            tern_sampler_accept(s, text[i]);
+        }
+        for (size_t i = 0; i < sizeof mask / sizeof *mask; i++)
+            mask[i] = (uint32_t)tern_rng_u64(&r) & 0x5A9147C5;
+        const struct tern_choice_limits limits = {.mask = masked ? mask : NULL};
+        limit(x, &p, text, penalise ? 50 : 0, limits.mask);
+        for (int i = 0; i < 2; i++) {
+            int want = pick_sorted(&p, x, &u), got = tern_sampler_pick_within(s, wide, &limits);
+            if (got != want)
+                fail_msg("round %d, draw %d: token %d, of all sorted %d", (int)round, i, got, want);
+        }
+        tern_sampler_free(s);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -498,6 +599,7 @@ int main(void)
         cmocka_unit_test(test_bad_parameters),
         cmocka_unit_test(test_strange_logits),
         cmocka_unit_test(test_equals_definition),
+        cmocka_unit_test(test_equals_sorted),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
