@@ -22,6 +22,8 @@
 
 struct tern_dev_ops;
 
+#define TERN_DEV_CARDS 8 /* most devices of one kind: their numbers, and those that compute one model together */
+
 /* An open device.  Each device's own struct begins with it. */
 struct tern_dev {
     const struct tern_dev_ops *ops;
@@ -60,6 +62,14 @@ struct tern_dev_about {
     int8_t table[TERN_TABLE];
 };
 
+/* What lies in memory: blocks of `block` bytes, of which [from, to) belong to layers before the cut.  Weights are one
+ * block.  cache: of a pool, whose blocks are pages of group `part`, or what `part` is else (step.h); NULL: weights. */
+struct tern_dev_division {
+    size_t block, from, to;
+    const struct tern_dev_cache *cache;
+    int part;
+};
+
 /* Rows are f32.  [0, n_wide) of n_rows are prompt rows, the others decode rows; how each role computes products is
  * settled by prepare (kernel/gemm.h has the classes). */
 struct tern_dev_ops {
@@ -68,6 +78,7 @@ struct tern_dev_ops {
     bool firsts;            /* attention knows tern_kv_reach.first */
     bool decode16, prompt8; /* of tern_dev_limits */
     int cut;                /* layers before this one lie elsewhere, in the host's memory; 0: all is at one place */
+    int together;           /* devices of one kind that it is made of, which compute every layer together; 0: one */
     bool in_place;          /* what adopt is given is read where it lies, and not before an operation needs it */
 
     /* Is it there?  One line about it, or why not.  NULL: it always is. */
@@ -103,9 +114,9 @@ struct tern_dev_ops {
     /* These bytes of lazy memory will be written: there is memory for them from here on, or TERN_ENOMEM.  NULL: it is
      * found when they are. */
     int (*claim)(struct tern_dev *d, struct tern_dev_mem *m, size_t at, size_t bytes, tern_error *err);
-    /* With a cut, once, of memory that is lazy or adopted, before it is used: it is blocks of `block` bytes, of which
-     * [from, to) belong to layers before the cut.  What is adopted is one block.  NULL without a cut. */
-    int (*divide)(struct tern_dev *d, struct tern_dev_mem *m, size_t block, size_t from, size_t to, tern_error *err);
+    /* Of devices made of others, once, of memory that is lazy or adopted, before it is used: what lies in it.  NULL
+     * elsewhere. */
+    int (*divide)(struct tern_dev *d, struct tern_dev_mem *m, const struct tern_dev_division *by, tern_error *err);
     /* Bytes in memory. */
     void (*copy_in)(struct tern_dev *d, struct tern_dev_mem *to, size_t at, const void *host, size_t bytes);
     void (*copy_out)(struct tern_dev *d, void *host, const struct tern_dev_mem *from, size_t at, size_t bytes);
@@ -129,9 +140,19 @@ struct tern_dev_ops {
     /* host[n][k] = rows [row, row + n) of a matrix of the stack as they are multiplied by, after sync. */
     void (*weight_out)(struct tern_dev *d, float *host, const struct tern_dev_weight *w, int matrix, int row, int n);
 
-    /* With a cut: what follows, weights that are planned or operations of a step, is of this layer; -1: of none, as at
-     * first and after begin.  Of activations, only rows [0, n_rows) of x go where the layer is.  NULL without a cut. */
+    /* Of devices made of others: what follows, weights that are planned or operations of a step, is of this layer; -1: of
+     * none, as at first and after begin.  With a cut, of activations only rows [0, n_rows) of x go where the layer is.
+     * NULL elsewhere. */
     void (*layer)(struct tern_dev *d, int layer, struct tern_dev_rows x, int n_rows);
+
+    /* Devices of one kind that compute one model together (parallel/).  NULL: they cannot reach each other.
+     * start: what is queued begins, whatever it waits for.
+     * join: d[0..n), prepared, will gather; TERN_EUNSUPPORTED with a reason where these cannot.
+     * gather, in a step: x[i] is d[i]'s memory for the same rows, of which it has the columns [bound[i], bound[i + 1]),
+     * multiples of 16; after it each has all of rows [0, n_rows).  It is queued on all of them. */
+    void (*start)(struct tern_dev *d);
+    int (*join)(struct tern_dev *const *d, int n, tern_error *err);
+    void (*gather)(struct tern_dev *const *d, int n, const struct tern_dev_rows *x, const int *bound, int n_rows);
 
     /* A step: all operations below come between begin and end. */
     void (*begin)(struct tern_dev *d, const struct tern_dev_step *s);
@@ -235,6 +256,14 @@ void tern_dev_add_first(const struct tern_dev_ops *ops);
 int tern_dev_split_new(const struct tern_dev_ops **out, const struct tern_dev_ops *first,
                        const struct tern_dev_ops *second, int cut, tern_error *err);
 void tern_dev_split_free(const struct tern_dev_ops *ops); /* NULL is legal */
+
+/* A device out of n (2..TERN_DEV_CARDS) of one kind, which must outlive it: each has some of the outputs of every
+ * matrix and some of the KV heads of every layer; experts, states of recurrent layers and layers of one KV head are
+ * alike on all.  Results are, bit for bit, those of one of them.  Not for compressed rows.  Freed when nothing of it is
+ * open. */
+int tern_dev_parallel_new(const struct tern_dev_ops **out, const struct tern_dev_ops *const *of, int n,
+                          tern_error *err);
+void tern_dev_parallel_free(const struct tern_dev_ops *ops); /* NULL is legal */
 
 /* New rows with a stride that operations like. */
 int tern_dev_rows_new(struct tern_dev *d, struct tern_dev_rows *out, int n_rows, int width, tern_error *err);

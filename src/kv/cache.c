@@ -26,16 +26,17 @@ static size_t most_blocks(const struct tern_kv_budget *b, size_t block_bytes, si
     return n < TERN_NO_BLOCK ? n : TERN_NO_BLOCK - 1;
 }
 
-/* Of a block of `bytes` of a pool, those of layers before the device's cut; `part` as tern_dev_cut has it. */
-static size_t cut_of(const struct tern_kv_cache *c, int part, size_t bytes)
+/* A pool of blocks of so many bytes, whose `part` is as tern_dev_cut has it. */
+static int open_pool(struct tern_kv_cache *c, struct tern_kv_pool *p, int part, size_t bytes, size_t n_blocks,
+                     tern_error *err)
 {
-    const int cut = c->dev->ops->cut;
     struct tern_dev_blocks pages[TERN_KV_MAX_GROUPS];
     struct tern_dev_cache layers;
-    if (!cut)
-        return 0;
+    struct tern_dev_division in = {.part = part, .cache = &layers};
     tern_kv_dev_cache(&layers, pages, c);
-    return tern_dev_cut(&layers, cut, part, tern_round_up(bytes, TERN_ALIGN));
+    if (c->dev->ops->cut)
+        in.to = tern_dev_cut(&layers, c->dev->ops->cut, part, tern_round_up(bytes, TERN_ALIGN));
+    return tern_kv_pool_init(p, c->dev, bytes, &in, most_blocks(c->budget, bytes, n_blocks), c->budget, err);
 }
 
 int tern_kv_cache_init(struct tern_kv_cache *c, const struct tern_kv_layout *l, const struct tern_kv_room *room,
@@ -59,21 +60,17 @@ int tern_kv_cache_init(struct tern_kv_cache *c, const struct tern_kv_layout *l, 
     for (int g = 0; g < l->n_groups; g++) {
         const size_t n = (size_t)max_pages(&l->groups[g], c->max_tokens, c->max_step, l->state_bytes),
                      bytes = l->groups[g].page_bytes;
-        TERN_TRY(tern_kv_pool_init(&c->pool[g], c->dev, bytes, cut_of(c, g, bytes),
-                                   most_blocks(c->budget, bytes, n * seqs), c->budget, err));
+        TERN_TRY(open_pool(c, &c->pool[g], g, bytes, n * seqs, err));
         for (size_t i = 0; i < seqs; i++) {
             TERN_TRY(tern_alloc(&c->seqs[i].table[g].pages, n + 1, sizeof(uint32_t), err));
             c->seqs[i].table[g].cap = (int)n;
         }
     }
-    TERN_TRY(tern_kv_pool_init(&c->tiles, c->dev, l->tile_bytes, cut_of(c, TERN_DEV_TILES, l->tile_bytes),
-                               most_blocks(c->budget, l->tile_bytes, seqs * (1 + SPARE)), c->budget, err));
-    TERN_TRY(tern_kv_pool_init(&c->sinks, c->dev, sink_bytes, cut_of(c, TERN_DEV_SINKS, sink_bytes),
-                               most_blocks(c->budget, sink_bytes, seqs * (1 + SPARE)), c->budget, err));
+    TERN_TRY(open_pool(c, &c->tiles, TERN_DEV_TILES, l->tile_bytes, seqs * (1 + SPARE), err));
+    TERN_TRY(open_pool(c, &c->sinks, TERN_DEV_SINKS, sink_bytes, seqs * (1 + SPARE), err));
     if (l->state_bytes)
-        TERN_TRY(tern_kv_pool_init(&c->states, c->dev, l->state_bytes, cut_of(c, TERN_DEV_STATES, l->state_bytes),
-                                   most_blocks(c->budget, l->state_bytes, seqs * (TERN_KV_KEPT_STATES + 1 + SPARE)),
-                                   c->budget, err));
+        TERN_TRY(open_pool(c, &c->states, TERN_DEV_STATES, l->state_bytes, seqs * (TERN_KV_KEPT_STATES + 1 + SPARE),
+                           err));
     return 0;
 out:
     tern_kv_cache_clear(c);

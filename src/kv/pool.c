@@ -28,22 +28,24 @@ void tern_kv_budget_give(struct tern_kv_budget *b, size_t bytes)
     TERN_ASSERT(before >= bytes);
 }
 
-int tern_kv_pool_init(struct tern_kv_pool *p, struct tern_dev *dev, size_t block_bytes, size_t cut, size_t n_blocks,
-                      struct tern_kv_budget *budget, tern_error *err)
+int tern_kv_pool_init(struct tern_kv_pool *p, struct tern_dev *dev, size_t block_bytes,
+                      const struct tern_dev_division *in, size_t n_blocks, struct tern_kv_budget *budget,
+                      tern_error *err)
 {
     int rc = 0;
     size_t bytes;
+    struct tern_dev_division by = *in;
     memset(p, 0, sizeof *p);
-    p->mem.bytes = tern_round_up(block_bytes, TERN_ALIGN);
+    p->mem.bytes = by.block = tern_round_up(block_bytes, TERN_ALIGN);
     p->dev = dev;
-    p->cut = cut;
+    p->cut = by.to;
     p->budget = budget;
     if (n_blocks >= TERN_NO_BLOCK || !tern_mul(p->mem.bytes, n_blocks, &bytes) || !tern_add(bytes, POOL_SLACK, &bytes))
         TERN_FAIL(err, TERN_ENOMEM, "KV pool of %zu blocks of %zu bytes is too large", n_blocks, block_bytes);
     TERN_TRY(tern_alloc(&p->refs, n_blocks, sizeof *p->refs, err));
     TERN_TRY(tern_alloc(&p->free_list, n_blocks, sizeof *p->free_list, err));
     TERN_TRY(dev->ops->reserve(dev, &p->mem.mem, bytes, true, err));
-    if (dev->ops->divide && (rc = dev->ops->divide(dev, p->mem.mem, p->mem.bytes, 0, cut, err)) < 0) {
+    if (dev->ops->divide && (rc = dev->ops->divide(dev, p->mem.mem, &by, err)) < 0) {
         dev->ops->release(dev, p->mem.mem);
         p->mem.mem = NULL;
         goto out;

@@ -41,9 +41,11 @@ struct tern_kv_pool {
     uint32_t n_free, n_dirty;
 };
 
-/* The device and the budget must outlive the pool. */
-int tern_kv_pool_init(struct tern_kv_pool *p, struct tern_dev *dev, size_t block_bytes, size_t cut, size_t n_blocks,
-                      struct tern_kv_budget *budget, tern_error *err);
+/* The device and the budget must outlive the pool.  in: what its blocks are (dev.h), but for their size, which is
+ * block_bytes rounded up. */
+int tern_kv_pool_init(struct tern_kv_pool *p, struct tern_dev *dev, size_t block_bytes,
+                      const struct tern_dev_division *in, size_t n_blocks, struct tern_kv_budget *budget,
+                      tern_error *err);
 void tern_kv_pool_clear(struct tern_kv_pool *p); /* a pool that is all 0 is legal */
 /* It goes elsewhere and leaves all 0; nobody else may know it. */
 void tern_kv_pool_move(struct tern_kv_pool *to, struct tern_kv_pool *from);

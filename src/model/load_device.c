@@ -54,11 +54,11 @@ static void find_cut(const struct tern_weight_block *b, size_t *from, size_t *to
 
 int tern_load_divide(const struct tern_weight_block *b, struct tern_dev_mem *m, tern_error *err)
 {
-    size_t from, to;
+    struct tern_dev_division by = {.block = b->bytes};
     if (!b->dev->ops->divide)
         return 0;
-    find_cut(b, &from, &to);
-    return b->dev->ops->divide(b->dev, m, b->bytes, from, to, err);
+    find_cut(b, &by.from, &by.to);
+    return b->dev->ops->divide(b->dev, m, &by, err);
 }
 
 /* So many of the last layers, with all that is no layer's, take `room` at most; -1: not even none of them. */

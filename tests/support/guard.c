@@ -6,7 +6,8 @@
  * copied as the seam promises (dev.h), adopted memory is a copy.
  *
  * Linked into test programs; TERN_TEST_DEVICE=guard in the environment makes it the device that "auto" means; cuda
- * that one, where the build has it; split-guard and split-cuda a device of which the first layer is the CPU's. */
+ * that one, where the build has it; split-guard and split-cuda a device of which the first layer is the CPU's;
+ * parallel-cpu, parallel-guard and parallel-cuda three of these, or two cards, together. */
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -909,9 +910,13 @@ static const struct tern_dev_ops *device_called(const char *name)
 static void __attribute__((constructor)) register_guard(void)
 {
     const char *name = getenv("TERN_TEST_DEVICE");
-    const bool split = name && strncmp(name, "split-", 6) == 0;
-    const struct tern_dev_ops *ops = device_called(!name ? "cpu" : split ? name + 6 : name);
+    const bool split = name && strncmp(name, "split-", 6) == 0, parallel = name && strncmp(name, "parallel-", 9) == 0;
+    const struct tern_dev_ops *ops = device_called(!name ? "cpu" : split ? name + 6 : parallel ? name + 9 : name);
     CHECK(ops, "TERN_TEST_DEVICE names no device of this build");
+    if (parallel) {
+        const struct tern_dev_ops *of[3] = {ops, ops->card ? ops->card(1) : ops, ops};
+        CHECK(tern_dev_parallel_new(&ops, of, ops->card ? 2 : 3, NULL) == 0, "out of memory");
+    }
     if (split)
         CHECK(tern_dev_split_new(&ops, &tern_dev_cpu, ops, 1, NULL) == 0, "out of memory");
     if (ops != tern_dev_at(0))

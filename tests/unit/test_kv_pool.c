@@ -170,7 +170,7 @@ static void test_memory_goes_back(void **state)
     struct tern_dev *dev;
     (void)state;
     OK(tern_dev_open(&dev, NULL, NULL, err));
-    OK(tern_kv_pool_init(&p, dev, BYTES, 0, BLOCKS, &b, err));
+    OK(tern_kv_pool_init(&p, dev, BYTES, &(struct tern_dev_division){0}, BLOCKS, &b, err));
     for (int round = 0; round < 2; round++) {
         for (int i = 0; i < BLOCKS; i++) {
             blocks[i] = tern_kv_pool_get(&p);

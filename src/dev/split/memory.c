@@ -108,16 +108,16 @@ static int adopt_part(struct tern_split *s, struct tern_dev_mem *m, int side, te
     return 0;
 }
 
-int tern_split_divide(struct tern_dev *dev, struct tern_dev_mem *m, size_t block, size_t from, size_t to,
-                      tern_error *err)
+int tern_split_divide(struct tern_dev *dev, struct tern_dev_mem *m, const struct tern_dev_division *by, tern_error *err)
 {
     int rc = 0;
     struct tern_split *s = tern_split_of(dev);
-    TERN_ASSERT(m->waits && block > 0 && from <= to && to <= block && (!m->host || block == m->bytes));
-    m->block = block;
-    m->from = from;
-    m->to = to;
-    const size_t slack = m->bytes % block, blocks = m->bytes / block;
+    TERN_ASSERT(m->waits && by->block > 0 && by->from <= by->to && by->to <= by->block);
+    TERN_ASSERT(!m->host || by->block == m->bytes);
+    m->block = by->block;
+    m->from = by->from;
+    m->to = by->to;
+    const size_t slack = m->bytes % m->block, blocks = m->bytes / m->block;
     for (int i = 0; i < TERN_SPLIT_SIDES; i++) {
         const size_t part = tern_split_part(m, i);
         if (!part)
