@@ -9,7 +9,7 @@
 #include "dev/devs.def"
 #undef TERN_DEV
 
-#define MAX_DEVICES 16
+#define MAX_DEVICES 64
 
 static const struct tern_dev_ops *devices[MAX_DEVICES + 1] = {
 #define TERN_DEV(name) &tern_dev_##name,
