@@ -73,6 +73,7 @@ typedef struct tern_model_info {
     size_t file_bytes;
     size_t weight_bytes; /* weights in memory, or mapped from `packed` */
     int n_cpu_layers;    /* of n_layers the first, which the CPU has beside a card (gpu_layers) */
+    int n_cards;         /* that compute it together (gpus); 0: on the CPU */
     const char *device;  /* where it runs: "cpu", or "cuda: NVIDIA H200, 143156 MiB, compute capability 9.0" */
     const char *packed;  /* the file of packed weights that is mapped; NULL: this process packed them for itself */
     const char *notice;  /* a sentence about that file that a user wants to see: it was written, could not be written,
@@ -128,6 +129,11 @@ typedef struct tern_model_params {
      * depend on where a layer is computed, so a sequence that was saved is loaded with the same number alone.
      * TERN_EINVAL on the CPU; TERN_EUNSUPPORTED where layers read more of each other than the stream. */
     int gpu_layers;
+    /* On cards: so many compute the model together, `device` and those of the next numbers; 0 and 1: one alone.  Each has
+     * a part of every matrix and some KV heads of every layer, and whole the embedding, experts and states of recurrent
+     * layers; gpu_memory is of each.  Logits are, bit for bit, those of one card of the kind, so sequences and caches
+     * of any number go together.  TERN_EINVAL on the CPU, beside gpu_layers, and where there are not so many. */
+    int gpus;
 } tern_model_params;
 
 /* Of a card that models run on; limit_bytes 0: the CPU, whose memory is the machine's. */

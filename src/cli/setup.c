@@ -114,6 +114,20 @@ static int gpu_memory(double *out, const struct tern_args *a, tern_error *err)
     return tern_setup_size("--gpu-memory", size->s, 1e15, out, err);
 }
 
+/* --gpus; 1 when not given. */
+static int gpus(int *out, const struct tern_args *a, tern_error *err)
+{
+    const struct tern_arg *n = &a->v[TERN_OPT_GPUS];
+    *out = n->n ? (int)n->i : 1;
+    if (n->n && !tern_setup_on_card(a))
+        return tern_cli_usage(err, "--gpus are cards, and the model runs on device %s: --device cuda",
+                              a->v[TERN_OPT_DEVICE].s);
+    if (n->n && a->v[TERN_OPT_GPU_LAYERS].n)
+        return tern_cli_usage(err, "--gpus divides a model among cards, --gpu-layers between a card and the CPU: one of "
+                                   "them");
+    return 0;
+}
+
 /* As in tern_model_params. */
 static int gpu_layers(const struct tern_args *a)
 {
@@ -129,7 +143,8 @@ static int open_model(tern_model **out, const struct tern_setup *s, const struct
     bool computes = tern_options[TERN_OPT_PACKED].commands & (1u << a->command->id);
     struct opening o = {.s = s};
     double experts = 0, card;
-    int rc = gpu_memory(&card, a, err);
+    int cards, rc = gpu_memory(&card, a, err);
+    rc = rc < 0 ? rc : gpus(&cards, a, err);
     if (rc < 0)
         return rc;
     if (lean && a->v[TERN_OPT_EXPERTS_RESIDENT].s) {
@@ -148,6 +163,7 @@ static int open_model(tern_model **out, const struct tern_setup *s, const struct
                            .experts_resident = (size_t)experts,
                            .gpu_memory = (size_t)card,
                            .gpu_layers = lean ? gpu_layers(a) : 0,
+                           .gpus = cards,
                            .device = computes ? a->v[TERN_OPT_DEVICE].s : NULL};
     rc = tern_model_open(out, path, &p, err);
     if (rc == 0 && o.written.len)

@@ -149,7 +149,7 @@ struct tern_dev_ops {
      * start: what is queued begins, whatever it waits for.
      * join: d[0..n), prepared, will gather; TERN_EUNSUPPORTED with a reason where these cannot.
      * gather, in a step: x[i] is d[i]'s memory for the same rows, of which it has the columns [bound[i], bound[i + 1]),
-     * multiples of 16; after it each has all of rows [0, n_rows).  It is queued on all of them. */
+     * multiples of 16 but for the last; after it each has all of rows [0, n_rows).  It is queued on all of them. */
     void (*start)(struct tern_dev *d);
     int (*join)(struct tern_dev *const *d, int n, tern_error *err);
     void (*gather)(struct tern_dev *const *d, int n, const struct tern_dev_rows *x, const int *bound, int n_rows);

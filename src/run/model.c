@@ -88,9 +88,11 @@ size_t tern_peak_memory(void)
 
 static void name_device(tern_model *m, const struct tern_dev_ops *device)
 {
-    char about[TERN_DEV_NAME] = "";
+    char about[TERN_DEV_NAME] = "", cards[32] = "";
     const bool more = device->probe && device->probe(about, NULL) == 0;
-    int n = snprintf(m->device, sizeof m->device, "%s%s%s", device->name, more ? ": " : "", about);
+    if (device->together)
+        (void)snprintf(cards, sizeof cards, ", %d cards together", device->together);
+    int n = snprintf(m->device, sizeof m->device, "%s%s%s%s", device->name, more ? ": " : "", about, cards);
     const int cut = m->net->dev->ops->cut;
     if (cut && n > 0 && (size_t)n < sizeof m->device)
         (void)snprintf(m->device + n, sizeof m->device - (size_t)n, "; the CPU for %d of %d layers", cut,
@@ -111,6 +113,7 @@ static void describe(tern_model *m)
         .tokenizer = m->tok ? tern_tokenizer_kind(m->tok) : "none",
         .n_layers = d->n_layers,
         .n_cpu_layers = m->net->dev->ops->cut,
+        .n_cards = !m->net->dev->ops->held ? 0 : m->net->dev->ops->together ? m->net->dev->ops->together : 1,
         .n_embd = d->n_embd,
         .n_heads = l->at.n_heads,
         .n_kv_heads = l->at.n_kv_heads,
@@ -197,6 +200,28 @@ static int packed_file(struct tern_packed_file *out, tern_model *m, const tern_m
     return rc;
 }
 
+/* Several cards, `first` and those of the next numbers, as one device. */
+static int join_cards(tern_model *m, const struct tern_dev_ops **device, int n, tern_error *err)
+{
+    int rc = 0, number = 0;
+    char name[TERN_DEV_NAME];
+    const struct tern_dev_ops *first = *device, *of[TERN_DEV_CARDS];
+    if (!first->card)
+        TERN_FAIL(err, TERN_EINVAL, "gpus are cards, and there is one device %s", first->name);
+    while (first->card(number) && first->card(number) != first)
+        number++;
+    for (int i = 0; i < n; i++) {
+        if (i >= TERN_DEV_CARDS || !(of[i] = first->card(number + i)))
+            TERN_FAIL(err, TERN_EINVAL, "%d cards from %s on are more than %d", n, first->name, TERN_DEV_CARDS);
+        if (of[i]->probe)
+            TERN_TRY(of[i]->probe(name, err));
+    }
+    TERN_TRY(tern_dev_parallel_new(&m->together, of, n, err));
+    *device = m->together;
+out:
+    return rc;
+}
+
 /* The limit of what a card's devices take together. */
 static int set_limit(const struct tern_dev_ops *device, size_t bytes, int layers, tern_error *err)
 {
@@ -258,9 +283,13 @@ int tern_model_open(tern_model **out, const char *path, const tern_model_params 
     if (p)
         watch = (struct tern_load_watch){p->before_weights, p->on_progress, p->user};
     TERN_TRY(tern_dev_find(&device, p ? p->device : NULL, err));
-    TERN_TRY(set_limit(device, p ? p->gpu_memory : 0, p ? p->gpu_layers : 0, err));
     TERN_TRY(tern_alloc(&m, 1, sizeof *m, err));
     count_model(1);
+    if (p && p->gpus > 1 && p->gpu_layers)
+        TERN_FAIL(err, TERN_EINVAL, "gpus divides a model among cards, gpu_layers between a card and the CPU");
+    if (p && p->gpus > 1)
+        TERN_TRY(join_cards(m, &device, p->gpus, err));
+    TERN_TRY(set_limit(device, p ? p->gpu_memory : 0, p ? p->gpu_layers : 0, err));
     if (snprintf(m->path, sizeof m->path, "%s", path) >= (int)sizeof m->path)
         TERN_FAIL(err, TERN_EINVAL, "path is longer than %zu bytes", sizeof m->path - 1);
     for (size_t n = strlen(m->path); n > 1 && m->path[n - 1] == '/';) /* what belongs to a directory lies beside it */
@@ -303,6 +332,7 @@ void tern_model_close(tern_model **m)
     tern_gr_vocab_free((*m)->vocab);
     tern_tokenizer_free((*m)->tok);
     tern_net_free((*m)->net);
+    tern_dev_parallel_free((*m)->together);
     tern_file_close(&(*m)->file);
     tern_buf_clear(&(*m)->packed);
     tern_free(*m);

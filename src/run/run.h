@@ -33,6 +33,7 @@ struct tern_model {
     _Atomic(struct tern_gr_vocab *) vocab; /* for constraints; NULL until the first */
     struct tern_known *known;              /* grammars */
     struct tern_buf packed;                /* path of the file of packed weights; empty: none is used */
+    const struct tern_dev_ops *together;   /* a device made of several cards; NULL: there is one */
 };
 
 /* grammar/known.c: compiled grammars, kept for the next request.  Any thread. */

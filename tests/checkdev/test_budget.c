@@ -36,6 +36,13 @@ static int open_layers(tern_model **m, size_t budget, int layers)
     return tern_model_open(m, MODEL, &p, &err);
 }
 
+static int open_cards(tern_model **m, size_t budget, int cards)
+{
+    const tern_model_params p = {
+        .n_threads = 1, .packed = "off", .device = "cuda", .gpu_memory = budget, .gpus = cards};
+    return tern_model_open(m, MODEL, &p, &err);
+}
+
 static int open_model(tern_model **m, size_t budget)
 {
     return open_layers(m, budget, 0);
@@ -206,8 +213,53 @@ static void test_layers(void)
     (void)unlink(path);
 }
 
-/* Each time that memory is taken there is none, in turn; layers: of the card. */
-static void test_faults(int layers)
+static size_t used_by(const char *device)
+{
+    tern_device_memory m;
+    CHECK(tern_device_get_memory(device, &m, &err) == 0);
+    return m.used_bytes;
+}
+
+/* Two cards have a part each of weights and pages, and what one of them saves is the other number's. */
+static void test_cards(void)
+{
+    tern_model *m;
+    tern_engine *e;
+    tern_seq *s, *back;
+    size_t weights[3], pages[3];
+    char path[] = "/tmp/tern-test-XXXXXX";
+    const int fd = mkstemp(path);
+    CHECK(fd >= 0);
+    const tern_model_params on_cpu = {.packed = "off", .gpus = 2}, both = {.device = "cuda", .gpus = 2, .gpu_layers = 1};
+    CHECK(tern_model_open(&m, MODEL, &on_cpu, &err) == TERN_EINVAL && is_sentence(TERN_EINVAL));
+    CHECK(tern_model_open(&m, MODEL, &both, &err) == TERN_EINVAL && is_sentence(TERN_EINVAL));
+    CHECK(open_cards(&m, 0, 3) == TERN_EINVAL && strstr(err.msg, "cuda:2")); /* the fake machine has two */
+    for (int cards = 1; cards <= 2; cards++) {
+        CHECK(open_cards(&m, 0, cards) == 0 && tern_model_get_info(m)->n_cards == cards);
+        CHECK((strstr(tern_model_get_info(m)->device, "2 cards together") != NULL) == (cards == 2));
+        weights[cards] = used_by("cuda");
+        CHECK((used_by("cuda:1") == weights[cards]) == (cards == 2));
+        CHECK(open_engine(&e, m, CHUNK + 1, 0) == 0);
+        pages[cards] = tern_engine_kv_limit(e);
+        for (int from = 1; from <= cards; from++) { /* the second one's own, and what the first has written */
+            CHECK((from == 1 && cards == 2 ? tern_seq_load(&s, e, path, &err) : tern_seq_new(&s, e, &err)) == 0);
+            CHECK(step(e, s, CHUNK) == 0 && tern_seq_save(s, path, &err) == 0);
+            CHECK(tern_seq_load(&back, e, path, &err) == 0 && step(e, back, 1) == 0);
+            tern_seq_free(back);
+            tern_seq_free(s);
+        }
+        tern_engine_close(&e);
+        tern_model_close(&m);
+        CHECK(used_by("cuda") == 0 && used_by("cuda:1") == 0);
+    }
+    CHECK(weights[2] <= weights[1] && pages[2] > pages[1] + pages[1] / 2);
+    CHECK(open_cards(&m, 1000, 2) == TERN_ENOMEM && is_sentence(TERN_ENOMEM));
+    (void)close(fd);
+    (void)unlink(path);
+}
+
+/* Each time that memory is taken there is none, in turn; layers: of the card; or of several cards. */
+static void test_faults(int layers, int cards)
 {
     int n = 1, refused = 0;
     for (;; n++) {
@@ -218,7 +270,7 @@ static void test_faults(int layers)
         (void)snprintf(text, sizeof text, "%d", n);
         CHECK(n < 1000 && setenv("FAKE_FULL", text, 1) == 0);
         err = (tern_error){0};
-        int rc = open_layers(&m, 0, layers);
+        int rc = cards > 1 ? open_cards(&m, 0, cards) : open_layers(&m, 0, layers);
         rc = rc < 0 ? rc : open_engine(&e, m, CHUNK + 1, 0);
         rc = rc < 0 ? rc : tern_seq_new(&s, e, &err);
         rc = rc < 0 ? rc : step(e, s, CHUNK);
@@ -238,7 +290,7 @@ static void test_faults(int layers)
         tern_seq_free(s);
         tern_engine_close(&e);
         tern_model_close(&m);
-        CHECK(card().used_bytes == 0);
+        CHECK(card().used_bytes == 0 && used_by("cuda:1") == 0);
         if (!failed)
             break;
     }
@@ -251,11 +303,15 @@ int main(int argc, char **argv)
     if (strcmp(which, "budget") == 0)
         test_budget();
     else if (strcmp(which, "faults") == 0)
-        test_faults(0);
+        test_faults(0, 1);
     else if (strcmp(which, "layers") == 0)
         test_layers();
     else if (strcmp(which, "layers-faults") == 0)
-        test_faults(1);
+        test_faults(1, 1);
+    else if (strcmp(which, "cards") == 0)
+        test_cards();
+    else if (strcmp(which, "cards-faults") == 0)
+        test_faults(0, 2);
     else
         return 2;
     return 0;

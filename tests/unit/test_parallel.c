@@ -1,5 +1,6 @@
-/* Models that several devices compute together (dev/parallel): all of them are the CPU here, so every bit must be that
- * of the CPU alone, however many they are; and what is kept of a sequence is what one of them would keep. */
+/* Models that several devices compute together (dev/parallel): every bit must be that of one of them alone, however many
+ * they are; and what is kept of a sequence is what one of them would keep.  All of them are the CPU, or as many cards
+ * as there are: test_parallel cuda, and with `quick` two models with one plan. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -19,15 +20,17 @@ static const char *const models[] = {
     "tiny/gemma4-small.gguf",    "tiny/qwen2.gguf",        "tiny/qwen35.gguf",         "tiny/mixtral-q5_0.gguf",
     "tiny/deepseek2-lite.gguf",  "tiny/phi3-window.gguf",         "tiny/llama4-experts.gguf", "tiny/llama-h80-q8_0.gguf",
     "tiny/llama-b32-q4_1.gguf",  "tiny/llama-k256-q6_k.gguf"};
-enum { MODELS = sizeof models / sizeof *models };
-static const char *const plans[] = {"t4", "k=f16,v=l4", "q8,recent=128", "l2,max=128"};
-enum { PLANS = sizeof plans / sizeof *plans };
+enum { MOST_MODELS = sizeof models / sizeof *models };
+static const char *const plans[] = {"t4", "k=f16,v=l4", "q8,recent=128", "l2,max=128,first=0"};
+enum { MOST_PLANS = sizeof plans / sizeof *plans };
+static int n_models = MOST_MODELS, n_plans = MOST_PLANS;
 static const int numbers[] = {2, 3, 8}; /* of devices: even shares, uneven ones, more than there are KV heads */
 
 static tern_error e, *err = &e;
 static char folder[64];
-static float *expected[MODELS][PLANS];
-static const struct tern_dev_ops *cpu; /* by its name later ones would be found */
+static float *expected[MOST_MODELS][MOST_PLANS];
+static const struct tern_dev_ops *one; /* device of the kind; by its name later ones would be found */
+static const char *kind = "cpu";
 
 static void ok(int rc)
 {
@@ -107,18 +110,19 @@ static void session(char out[128], int model, int plan)
     (void)snprintf(out, 128, "%s/%d-%d", folder, model, plan);
 }
 
-/* The CPU alone, before there is another device. */
+/* One device alone, before there is another. */
 static int alone(void **state)
 {
     char path[128];
     (void)state;
-    ok(tern_dev_find(&cpu, "cpu", err));
+    ok(tern_dev_find(&one, kind, err));
+    tern_dev_add_first(one);
     (void)snprintf(folder, sizeof folder, "/tmp/tern-test-XXXXXX");
     assert_non_null(mkdtemp(folder));
-    for (int i = 0; i < MODELS; i++) {
+    for (int i = 0; i < n_models; i++) {
         tern_model *m;
         open_model(&m, i, "off");
-        for (int p = 0; p < PLANS; p++) {
+        for (int p = 0; p < n_plans; p++) {
             session(path, i, p);
             expected[i][p] = run(m, plans[p], path, path);
         }
@@ -131,8 +135,8 @@ static int clear(void **state)
 {
     char path[128];
     (void)state;
-    for (int i = 0; i < MODELS; i++)
-        for (int p = 0; p < PLANS; p++) {
+    for (int i = 0; i < n_models; i++)
+        for (int p = 0; p < n_plans; p++) {
             session(path, i, p);
             (void)unlink(path);
             free(expected[i][p]);
@@ -162,7 +166,7 @@ static void check(int model, int devices, const char *packed)
     open_model(&m, model, packed);
     const size_t bytes = (RUNS + 1) * (size_t)tern_model_get_info(m)->n_vocab * sizeof(float);
     (void)snprintf(own, sizeof own, "%s/own", folder);
-    for (int p = 0; p < PLANS; p++) {
+    for (int p = 0; p < n_plans; p++) {
         session(alone_file, model, p);
         float *x = run(m, plans[p], own, alone_file);
         if (memcmp(x, expected[model][p], bytes) != 0)
@@ -175,17 +179,33 @@ static void check(int model, int devices, const char *packed)
     tern_model_close(&m);
 }
 
+/* So many devices of the kind; NULL: there are not so many. */
+static const struct tern_dev_ops *together(int n)
+{
+    char about[TERN_DEV_NAME];
+    const struct tern_dev_ops *of[8], *all;
+    for (int i = 0; i < n; i++) {
+        of[i] = one->card ? one->card(i) : one;
+        if (of[i]->probe && of[i]->probe(about, NULL) < 0)
+            return NULL;
+    }
+    ok(tern_dev_parallel_new(&all, of, n, err));
+    return all;
+}
+
 static void test_numbers(void **state)
 {
     char packed[128];
-    const struct tern_dev_ops *many[3];
     (void)state;
     (void)snprintf(packed, sizeof packed, "%s/packed", folder);
     for (int k = 0; k < 3; k++) {
-        const struct tern_dev_ops *of[8] = {cpu, cpu, cpu, cpu, cpu, cpu, cpu, cpu};
-        ok(tern_dev_parallel_new(&many[k], of, numbers[k], err));
-        tern_dev_add_first(many[k]);
-        for (int i = 0; i < MODELS; i++) {
+        const struct tern_dev_ops *many = together(numbers[k]);
+        if (!many) {
+            print_message("left out: %d devices %s\n", numbers[k], kind);
+            continue;
+        }
+        tern_dev_add_first(many);
+        for (int i = 0; i < n_models; i++) {
             check(i, numbers[k], packed); /* packs, and writes the file */
             assert_int_equal(access(packed, R_OK), 0);
             check(i, numbers[k], packed); /* maps it */
@@ -199,14 +219,14 @@ static void test_packed_file(void **state)
 {
     char mine[128], theirs[128];
     tern_model *m;
-    const struct tern_dev_ops *two;
     (void)state;
     (void)snprintf(mine, sizeof mine, "%s/mine", folder);
     (void)snprintf(theirs, sizeof theirs, "%s/theirs", folder);
-    const struct tern_dev_ops *of[2] = {cpu, cpu};
-    ok(tern_dev_parallel_new(&two, of, 2, err));
-    for (int i = 0; i < MODELS; i++) {
-        tern_dev_add_first(cpu);
+    const struct tern_dev_ops *two = together(2);
+    if (!two)
+        skip();
+    for (int i = 0; i < n_models; i++) {
+        tern_dev_add_first(one);
         open_model(&m, i, mine);
         tern_model_close(&m);
         tern_dev_add_first(two);
@@ -230,8 +250,13 @@ static void test_refused(void **state)
     assert_non_null(strstr(err->msg, "does not compute"));
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
+    kind = argc > 1 ? argv[1] : kind;
+    if (argc > 2 && strcmp(argv[2], "quick") == 0) {
+        n_models = 2;
+        n_plans = 1;
+    }
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_numbers),
         cmocka_unit_test(test_refused),

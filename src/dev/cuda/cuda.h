@@ -10,6 +10,7 @@
  *   rows.c        operations on one row at a time         (rows.cu)
  *   experts.c     routing, experts                        (experts.cu)
  *   delta.c       layers with a recurrent state           (delta.cu)
+ *   together.c    cards that compute one model together   (together.cu)
  *   attn/        append, attention, recode; a room of its own
  *
  * Kernels are queued on the device's stream in the order of the calls.  While a step is in hand they are written down
@@ -139,6 +140,11 @@ struct tern_cuda {
         int n, k;
     } quantized;
     tern_cu_address pairs; /* of experts.c */
+    struct {               /* of together.c */
+        int n, which;      /* cards; gathers of the step in hand */
+        uint64_t number;   /* of the step */
+        tern_cu_address at, flags, stage; /* of the number; what others say; where rows pass through */
+    } together;
     struct {
         tern_cu_address p;
         size_t bytes;
@@ -234,6 +240,15 @@ void tern_cuda_attention(struct tern_dev *d, const struct tern_attn_shape *shape
                          struct tern_dev_rows out);
 void tern_cuda_recode(struct tern_dev *d, int layer, const struct tern_dev_job *from, struct tern_dev_rows k,
                       struct tern_dev_rows v);
+
+/* ---- cards together (together.c) ---- */
+
+void tern_cuda_start(struct tern_dev *d);
+int tern_cuda_join(struct tern_dev *const *devs, int n, tern_error *err);
+void tern_cuda_gather_rows(struct tern_dev *const *devs, int n, const struct tern_dev_rows *x, const int *bound,
+                           int n_rows);
+void tern_cuda_together_begin(struct tern_cuda *d); /* before the step's tables are copied */
+void tern_cuda_together_close(struct tern_cuda *d);
 
 /* ---- the other operations (dev.h) ---- */
 

@@ -4,7 +4,7 @@
 #include "base/mem.h"
 #include "dev/cuda/cuda.h"
 
-#define CARD_OPS 8 /* cards that have a name: cuda, cuda:1 ... */
+#define CARD_OPS TERN_DEV_CARDS /* cards that have a name: cuda, cuda:1 ... */
 
 /* ---- faults ------------------------------------------------------------------------------------------------------ */
 
@@ -127,6 +127,7 @@ static void op_close(struct tern_dev *dev)
     if (d->attn)
         tern_cuda_attn_close(d);
     tern_cuda_step_close(d);
+    tern_cuda_together_close(d);
     tern_cuda_graph_close(d);
     if (d->bounce.host)
         (void)tern_cu.cuMemFreeHost(d->bounce.host);
@@ -270,7 +271,8 @@ static int probe_card(int number, char about[TERN_DEV_NAME], tern_error *err)
     .heads = tern_cuda_heads, .copy_heads = tern_cuda_copy_heads, .append = tern_cuda_append,                         \
     .attention = tern_cuda_attention, .recode = tern_cuda_recode, .glu = tern_cuda_glu, .softcap = tern_cuda_softcap, \
     .gate = tern_cuda_gate, .stack = tern_cuda_stack, .route = tern_cuda_route, .experts = tern_cuda_experts,         \
-    .delta = tern_cuda_delta, .pick = tern_cuda_pick
+    .delta = tern_cuda_delta, .pick = tern_cuda_pick, .start = tern_cuda_start, .join = tern_cuda_join,               \
+    .gather = tern_cuda_gather_rows
 
 OPS(, tern_dev_cuda, 0, "cuda")
 OPS(static, card_1, 1, "cuda:1")

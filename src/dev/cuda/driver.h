@@ -22,6 +22,7 @@ typedef struct tern_cu_graph_exec_s *tern_cu_graph_exec;
 
 enum {
     TERN_CU_OUT_OF_MEMORY = 2,
+    TERN_CU_PEER_ALREADY = 704,
 
     /* attributes of a card */
     TERN_CU_SHARED_OPTIN = 97,
@@ -89,6 +90,8 @@ struct tern_cu_launch {
     X(cuDevicePrimaryCtxRetain, (tern_cu_context *, tern_cu_device))                                       \
     X(cuDevicePrimaryCtxRelease_v2, (tern_cu_device))                                                      \
     X(cuCtxSetCurrent, (tern_cu_context))                                                                  \
+    X(cuDeviceCanAccessPeer, (int *, tern_cu_device, tern_cu_device))                                      \
+    X(cuCtxEnablePeerAccess, (tern_cu_context, unsigned))                                                  \
     X(cuMemGetInfo_v2, (size_t *, size_t *))                                                               \
     X(cuMemAlloc_v2, (tern_cu_address *, size_t))                                                          \
     X(cuMemFree_v2, (tern_cu_address))                                                                     \

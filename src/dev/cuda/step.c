@@ -212,6 +212,7 @@ void tern_cuda_begin(struct tern_dev *dev, const struct tern_dev_step *s)
     struct tern_cuda_row *rows = place(d, (size_t)s->n_rows * sizeof *rows, &t->rows);
     for (int r = 0; s->rows && r < s->n_rows; r++)
         rows[r] = (struct tern_cuda_row){s->rows[r].token, s->rows[r].pos};
+    tern_cuda_together_begin(d);
     put_caches(d, s);
     put_jobs(d, s);
     put_states(d, s);

@@ -1,6 +1,5 @@
 /* Several devices that compute one model together: opening, and what concerns all of them as a whole. */
 #include "dev/parallel/parallel.h"
-#include <stdio.h>
 #include "base/mem.h"
 
 void tern_parallel_start(const struct tern_parallel *s)
@@ -45,13 +44,6 @@ out:
     if (s)
         op_close(&s->dev);
     return rc;
-}
-
-static int op_probe(char about[TERN_DEV_NAME], tern_error *err)
-{
-    (void)about;
-    (void)err;
-    return 0; /* whoever makes one has found the devices */
 }
 
 static size_t op_scratch_bytes(const struct tern_dev *dev)
@@ -128,7 +120,7 @@ int tern_dev_parallel_new(const struct tern_dev_ops **out, const struct tern_dev
                                    .firsts = of[0]->firsts,
                                    .decode16 = of[0]->decode16,
                                    .prompt8 = of[0]->prompt8,
-                                   .probe = op_probe,
+                                   .probe = of[0]->probe,
                                    .chunk = of[0]->chunk,
                                    .open = op_open,
                                    .close = op_close,

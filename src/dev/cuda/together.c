@@ -1,0 +1,127 @@
+/* Cards that compute one model together: they reach each other's memory, and gather rows by one kernel on each. */
+#include "dev/cuda/together.h"
+#include <string.h>
+#include "base/mem.h"
+#include "dev/cuda/cuda.h"
+#include "dev/cuda/products.h"
+
+#define FLAGS   ((size_t)TERN_CUDA_TOGETHER * TERN_CUDA_TOGETHER_BLOCKS * sizeof(uint64_t))
+#define STAGE   ((size_t)TERN_CUDA_TOGETHER_STAGE * sizeof(float))
+#define PENDING 400 /* kernels that wait to be queued: the driver takes about a thousand before it waits itself */
+
+_Static_assert(TERN_CUDA_TOGETHER == TERN_DEV_CARDS, "a card each");
+
+void tern_cuda_start(struct tern_dev *dev)
+{
+    tern_cuda_flush(tern_cuda_of(dev));
+}
+
+/* May the one work in the other's memory? */
+static int reach(const struct tern_cuda *from, const struct tern_cuda *to, tern_error *err)
+{
+    int can = 0;
+    if (from->card == to->card)
+        return 0;
+    int rc = tern_cu_error(tern_cu.cuDeviceCanAccessPeer(&can, from->card->device, to->card->device),
+                           "asking whether cards reach each other", err);
+    if (rc < 0)
+        return rc;
+    if (!can)
+        return tern_err_set(err, TERN_EUNSUPPORTED, "cuda:%d cannot reach the memory of cuda:%d", from->card->number,
+                            to->card->number);
+    tern_cuda_enter(from);
+    const tern_cu_result got = tern_cu.cuCtxEnablePeerAccess(to->card->context, 0);
+    return got == TERN_CU_PEER_ALREADY ? 0 : tern_cu_error(got, "letting cards reach each other", err);
+}
+
+int tern_cuda_join(struct tern_dev *const *devs, int n, tern_error *err)
+{
+    int rc = 0;
+    for (int i = 0; i < n; i++)
+        for (int j = 0; j < n; j++)
+            TERN_TRY(reach(tern_cuda_of(devs[i]), tern_cuda_of(devs[j]), err));
+    for (int i = 0; i < n; i++) {
+        struct tern_cuda *d = tern_cuda_of(devs[i]);
+        tern_cuda_enter(d);
+        d->together.n = n;
+        TERN_TRY(tern_cuda_take(d, &d->together.flags, FLAGS, err));
+        TERN_TRY(tern_cuda_take(d, &d->together.stage, 2 * STAGE, err));
+        TERN_TRY(tern_cu_error(tern_cu.cuStreamSynchronize(d->stream), "taking memory of the card", err));
+    }
+out:
+    return rc;
+}
+
+void tern_cuda_together_close(struct tern_cuda *d)
+{
+    tern_cuda_give(d, d->together.flags);
+    tern_cuda_give(d, d->together.stage);
+}
+
+/* The number of the step goes with its tables. */
+void tern_cuda_together_begin(struct tern_cuda *d)
+{
+    d->together.which = 0;
+    d->together.number++;
+    if (d->together.n)
+        d->together.at = tern_cuda_send(d, &d->together.number, sizeof d->together.number);
+}
+
+static void queue(struct tern_dev *const *devs, int n, const struct tern_dev_rows *x, const int *bound, int n_rows,
+                  bool staged)
+{
+    struct tern_cuda_gather a = {.stride = x[0].stride, .n_cards = n, .n_rows = n_rows};
+    a.pitch = tern_round_up((size_t)bound[n], 16);
+    const struct tern_cuda *first = tern_cuda_of(devs[0]);
+    size_t most = 1;
+    TERN_ASSERT(first->together.which < 1 << 12);
+    bool blocks = true;
+    for (int i = 0; i <= n; i++) {
+        a.bound[i] = bound[i];
+        blocks = blocks && bound[i] % TERN_BLOCK == 0;
+    }
+    for (int i = 0; i < n; i++) {
+        const struct tern_cuda *d = tern_cuda_of(devs[i]);
+        const size_t pieces = (size_t)((bound[i + 1] - bound[i] + 1023) / 1024) * (size_t)n_rows;
+        most = pieces > most ? pieces : most;
+        a.x[i] = tern_cuda_rows_at(x[i]);
+        a.flags[i] = d->together.flags;
+        a.stage[i] = staged ? d->together.stage + (size_t)(first->together.which % 2) * STAGE : 0;
+    }
+    most = most < TERN_CUDA_TOGETHER_BLOCKS ? most : TERN_CUDA_TOGETHER_BLOCKS;
+    for (int i = 0; i < n; i++) {
+        struct tern_cuda *d = tern_cuda_of(devs[i]);
+        struct tern_dev_rows whole = x[i];
+        whole.width = bound[n];
+        a.self = i;
+        a.number = d->together.at;
+        a.which = d->together.which++;
+        a.row_bytes = d->q8_row_bytes;
+        a.lanes = tern_cuda_lanes(n_rows);
+        tern_cuda_wrote(d, whole);
+        a.q8 = staged && blocks && n_rows ? tern_cuda_as_q8(d, whole, n_rows) : 0;
+        tern_cuda_enter(d);
+        tern_cuda_launch(d, TERN_CUDA_K_together, (unsigned)most, 1, 1, 256, 0, &a, sizeof a);
+    }
+}
+
+/* Cards wait for each other, so each must get its kernels before the queue of another is full. */
+static void start_all(struct tern_dev *const *devs, int n)
+{
+    if (tern_cuda_of(devs[0])->list.n >= PENDING)
+        for (int i = 0; i < n; i++)
+            tern_cuda_flush(tern_cuda_of(devs[i]));
+}
+
+/* Through the stages, which are two: when one is written again, all have passed the gather between.  Or straight, when
+ * all have said that they are done with what the rows held. */
+void tern_cuda_gather_rows(struct tern_dev *const *devs, int n, const struct tern_dev_rows *x, const int *bound,
+                           int n_rows)
+{
+    static const int none[TERN_DEV_CARDS + 1];
+    const bool staged = (size_t)n_rows * tern_round_up((size_t)bound[n], 16) <= TERN_CUDA_TOGETHER_STAGE;
+    if (!staged)
+        queue(devs, n, x, none, 0, false);
+    queue(devs, n, x, bound, n_rows, staged);
+    start_all(devs, n);
+}
