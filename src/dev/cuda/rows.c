@@ -50,6 +50,19 @@ void tern_cuda_embed(struct tern_dev *dev, struct tern_dev_rows x, const struct 
                      sizeof a);
 }
 
+/* What is added has just been asked for from other cards: the norm, a block of threads for each row, asks itself. */
+static void gather_inside(struct tern_cuda *d, struct tern_cuda_norm_args *a, int n_rows)
+{
+    const struct tern_cuda_together *g = tern_cuda_last_call(d, TERN_CUDA_K_together);
+    if (!g || g->x[g->self] != a->plus || g->stride != a->plus_stride || !g->stage[g->self] || g->up ||
+        g->n_rows != n_rows || n_rows > TERN_CUDA_TOGETHER_BLOCKS || g->bound[g->n_cards] != a->n || a->n % 4)
+        return;
+    a->gather = *g;
+    tern_cuda_drop_last(d);
+    if (d->quantized.x == a->plus) /* nobody makes int8 of it now */
+        d->quantized.x = 0;
+}
+
 void tern_cuda_norm(struct tern_dev *dev, struct tern_dev_rows y, struct tern_dev_rows x, struct tern_dev_vec w,
                     float eps, int n_rows)
 {
@@ -72,9 +85,10 @@ void tern_cuda_norm(struct tern_dev *dev, struct tern_dev_rows y, struct tern_de
         a.x_stride = e->a_stride;
         a.plus = e->b;
         a.plus_stride = e->b_stride;
-        if (a.y != a.plus)
+        if (a.y != a.plus) {
             tern_cuda_drop_last(d);
-        else {
+            gather_inside(d, &a, n_rows);
+        } else {
             a.plus = a.sum = 0;
             a.x = tern_cuda_rows_at(x);
             a.x_stride = x.stride;

@@ -1,8 +1,10 @@
 /* Operations on one row at a time.  What is summed is summed in an order that the row's length alone decides. */
 #include "dev/cuda/attn/heads.cuh"
+#include "dev/cuda/gates.cuh"
 #include "dev/cuda/panel.cuh"
 #include "dev/cuda/quantize.cuh"
 #include "dev/cuda/rows.h"
+#include "dev/cuda/together.cuh"
 
 /* ---- embedding --------------------------------------------------------------------------------------------------- */
 
@@ -84,10 +86,30 @@ __device__ static inline float4 norm_input(const tern_cuda_norm_args &a, int row
     float4 v = load_four(cuda_at<const float>(a.x) + row * a.x_stride, i, a.n);
     if (!a.plus)
         return v;
-    const float4 p = load_four(cuda_at<const float>(a.plus) + row * a.plus_stride, i, a.n);
+    float *plus = cuda_at<float>(a.plus) + row * a.plus_stride;
+    const tern_cuda_together &g = a.gather;
+    float4 p;
+    if (g.n_cards && (i < g.bound[g.self] || i >= g.bound[g.self + 1])) {
+        p = load_sent(stage_at(g, g.self, row, i));
+        store_four(plus, i, a.n, p);
+    } else {
+        p = load_four(plus, i, a.n);
+    }
     v = make_float4(v.x + p.x, v.y + p.y, v.z + p.z, v.w + p.w);
     store_four(cuda_at<float>(a.sum) + row * a.sum_stride, i, a.n, v);
     return v;
+}
+
+/* What is added comes from several cards, which have some columns each. */
+__device__ static inline void exchange_row(const tern_cuda_together &g, int row)
+{
+    for (int i = g.bound[g.self] + (int)threadIdx.x * 4; i < g.bound[g.self + 1]; i += NORM_THREADS * 4) {
+        const float4 v = *reinterpret_cast<const float4 *>(cuda_at<const float>(g.x[g.self]) + row * g.stride + i);
+        for (int card = 0; card < g.n_cards; card++)
+            if (card != g.self)
+                *reinterpret_cast<float4 *>(stage_at(g, card, row, i)) = v;
+    }
+    meet(g);
 }
 
 TERN_CUDA_KERNEL_BEGIN(norm, tern_cuda_norm_args, NORM_THREADS, 1)
@@ -102,6 +124,8 @@ TERN_CUDA_KERNEL_BEGIN(norm, tern_cuda_norm_args, NORM_THREADS, 1)
         by_dim[j] = w && i < a.n ? load_four(w, i, a.n) : make_float4(1, 1, 1, 1);
     }
     cuda_wait();
+    if (a.gather.n_cards)
+        exchange_row(a.gather, row);
 #pragma unroll
     for (int j = 0; j < NORM_KEPT; j++) {
         const int i = t + j * NORM_THREADS * 4;
@@ -132,11 +156,6 @@ TERN_CUDA_KERNEL_BEGIN(norm, tern_cuda_norm_args, NORM_THREADS, 1)
 
 /* ---- elementwise ------------------------------------------------------------------------------------------------- */
 
-__device__ static inline float sigmoid_of(float x)
-{
-    return 1.0f / (1.0f + expf(-x));
-}
-
 __device__ static inline float one(const tern_cuda_elementwise &a, float x, float y)
 {
     switch (a.op) {
@@ -146,14 +165,10 @@ __device__ static inline float one(const tern_cuda_elementwise &a, float x, floa
         return x * a.factor;
     case TERN_CUDA_SOFTCAP:
         return a.factor * tanhf(x / a.factor);
-    case TERN_CUDA_SILU:
-        return x == -INFINITY ? -0.0f * y : x / (1.0f + expf(-x)) * y;
-    case TERN_CUDA_GELU:
-        return 0.5f * x * (1.0f + tanhf(0.7978845608028654f * (x + 0.044715f * x * x * x))) * y;
-    case TERN_CUDA_SIGMOID:
-        return sigmoid_of(x) * y;
-    default: /* GATE: y is the factor already */
+    case TERN_CUDA_GATE: /* y is the factor already */
         return x * y;
+    default:
+        return gate_of(a.op, x, y);
     }
 }
 

@@ -5,6 +5,7 @@
 
 #include "dev/cuda/products.h"
 #include "dev/cuda/tables.h"
+#include "dev/cuda/together.h"
 
 struct tern_cuda_embed_args {
     struct tern_cuda_matrix w;
@@ -13,7 +14,8 @@ struct tern_cuda_embed_args {
     int32_t unused;
 };
 
-/* y = rmsnorm(x) * w.  plus: x = x + plus first, kept in sum.  q8: y as int8 too, row_bytes apart. */
+/* y = rmsnorm(x) * w.  plus: x = x + plus first, kept in sum; gather: of which cards have some columns each, through
+ * their stages (n_cards 0: not).  q8: y as int8 too, row_bytes apart. */
 struct tern_cuda_norm_args {
     uint64_t y, y_stride, x, x_stride, w;
     uint64_t plus, plus_stride, sum, sum_stride;
@@ -21,6 +23,7 @@ struct tern_cuda_norm_args {
     int32_t n;
     float eps;
     int32_t lanes, unused; /* of q8 */
+    struct tern_cuda_together gather;
 };
 
 enum tern_cuda_elementwise_op {
