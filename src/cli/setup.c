@@ -123,8 +123,9 @@ static int gpus(int *out, const struct tern_args *a, tern_error *err)
         return tern_cli_usage(err, "--gpus are cards, and the model runs on device %s: --device cuda",
                               a->v[TERN_OPT_DEVICE].s);
     if (n->n && a->v[TERN_OPT_GPU_LAYERS].n)
-        return tern_cli_usage(err, "--gpus divides a model among cards, --gpu-layers between a card and the CPU: one of "
-                                   "them");
+        return tern_cli_usage(err,
+                              "--gpus divides a model among cards, --gpu-layers between a card and the CPU: one of "
+                              "them");
     return 0;
 }
 

@@ -140,9 +140,9 @@ struct tern_dev_ops {
     /* host[n][k] = rows [row, row + n) of a matrix of the stack as they are multiplied by, after sync. */
     void (*weight_out)(struct tern_dev *d, float *host, const struct tern_dev_weight *w, int matrix, int row, int n);
 
-    /* Of devices made of others: what follows, weights that are planned or operations of a step, is of this layer; -1: of
-     * none, as at first and after begin.  With a cut, of activations only rows [0, n_rows) of x go where the layer is.
-     * NULL elsewhere. */
+    /* Of devices made of others: what follows, weights that are planned or operations of a step, is of this layer; -1:
+     * of none, as at first and after begin.  With a cut, of activations only rows [0, n_rows) of x go where the layer
+     * is. NULL elsewhere. */
     void (*layer)(struct tern_dev *d, int layer, struct tern_dev_rows x, int n_rows);
 
     /* Devices of one kind that compute one model together (parallel/).  NULL: they cannot reach each other.

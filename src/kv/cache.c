@@ -69,8 +69,8 @@ int tern_kv_cache_init(struct tern_kv_cache *c, const struct tern_kv_layout *l, 
     TERN_TRY(open_pool(c, &c->tiles, TERN_DEV_TILES, l->tile_bytes, seqs * (1 + SPARE), err));
     TERN_TRY(open_pool(c, &c->sinks, TERN_DEV_SINKS, sink_bytes, seqs * (1 + SPARE), err));
     if (l->state_bytes)
-        TERN_TRY(open_pool(c, &c->states, TERN_DEV_STATES, l->state_bytes, seqs * (TERN_KV_KEPT_STATES + 1 + SPARE),
-                           err));
+        TERN_TRY(
+            open_pool(c, &c->states, TERN_DEV_STATES, l->state_bytes, seqs * (TERN_KV_KEPT_STATES + 1 + SPARE), err));
     return 0;
 out:
     tern_kv_cache_clear(c);

@@ -113,7 +113,9 @@ static void describe(tern_model *m)
         .tokenizer = m->tok ? tern_tokenizer_kind(m->tok) : "none",
         .n_layers = d->n_layers,
         .n_cpu_layers = m->net->dev->ops->cut,
-        .n_cards = !m->net->dev->ops->held ? 0 : m->net->dev->ops->together ? m->net->dev->ops->together : 1,
+        .n_cards = !m->net->dev->ops->held      ? 0
+                   : m->net->dev->ops->together ? m->net->dev->ops->together
+                                                : 1,
         .n_embd = d->n_embd,
         .n_heads = l->at.n_heads,
         .n_kv_heads = l->at.n_kv_heads,

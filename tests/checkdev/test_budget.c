@@ -230,7 +230,8 @@ static void test_cards(void)
     char path[] = "/tmp/tern-test-XXXXXX";
     const int fd = mkstemp(path);
     CHECK(fd >= 0);
-    const tern_model_params on_cpu = {.packed = "off", .gpus = 2}, both = {.device = "cuda", .gpus = 2, .gpu_layers = 1};
+    const tern_model_params on_cpu = {.packed = "off", .gpus = 2},
+                            both = {.device = "cuda", .gpus = 2, .gpu_layers = 1};
     CHECK(tern_model_open(&m, MODEL, &on_cpu, &err) == TERN_EINVAL && is_sentence(TERN_EINVAL));
     CHECK(tern_model_open(&m, MODEL, &both, &err) == TERN_EINVAL && is_sentence(TERN_EINVAL));
     CHECK(open_cards(&m, 0, 3) == TERN_EINVAL && strstr(err.msg, "cuda:2")); /* the fake machine has two */

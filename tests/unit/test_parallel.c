@@ -1,6 +1,6 @@
-/* Models that several devices compute together (dev/parallel): every bit must be that of one of them alone, however many
- * they are; and what is kept of a sequence is what one of them would keep.  All of them are the CPU, or as many cards
- * as there are: test_parallel cuda, and with `quick` two models with one plan. */
+/* Models that several devices compute together (dev/parallel): every bit must be that of one of them alone, however
+ * many they are; and what is kept of a sequence is what one of them would keep.  All of them are the CPU, or as many
+ * cards as there are: test_parallel cuda, and with `quick` two models with one plan. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -15,11 +15,11 @@
 
 enum { PROMPT = 150, MORE = 70, RUNS = 5 };
 
-static const char *const models[] = {
-    "tiny/llama-tied.gguf",      "tiny/llama-untied.gguf", "tiny/gemma3-w8.gguf",      "tiny/gemma2.gguf",
-    "tiny/gemma4-small.gguf",    "tiny/qwen2.gguf",        "tiny/qwen35.gguf",         "tiny/mixtral-q5_0.gguf",
-    "tiny/deepseek2-lite.gguf",  "tiny/phi3-window.gguf",         "tiny/llama4-experts.gguf", "tiny/llama-h80-q8_0.gguf",
-    "tiny/llama-b32-q4_1.gguf",  "tiny/llama-k256-q6_k.gguf"};
+static const char *const models[] = {"tiny/llama-tied.gguf",     "tiny/llama-untied.gguf",   "tiny/gemma3-w8.gguf",
+                                     "tiny/gemma2.gguf",         "tiny/gemma4-small.gguf",   "tiny/qwen2.gguf",
+                                     "tiny/qwen35.gguf",         "tiny/mixtral-q5_0.gguf",   "tiny/deepseek2-lite.gguf",
+                                     "tiny/phi3-window.gguf",    "tiny/llama4-experts.gguf", "tiny/llama-h80-q8_0.gguf",
+                                     "tiny/llama-b32-q4_1.gguf", "tiny/llama-k256-q6_k.gguf"};
 enum { MOST_MODELS = sizeof models / sizeof *models };
 static const char *const plans[] = {"t4", "k=f16,v=l4", "q8,recent=128", "l2,max=128,first=0"};
 enum { MOST_PLANS = sizeof plans / sizeof *plans };

@@ -10,8 +10,8 @@
  *   rows.c        operations on one row at a time         (rows.cu)
  *   experts.c     routing, experts                        (experts.cu)
  *   delta.c       layers with a recurrent state           (delta.cu)
- *   together.c    cards that compute one model together   (together.cu)
  *   attn/        append, attention, recode; a room of its own
+ *   together/    several cards that compute one model; a room of its own
  *
  * Kernels are queued on the device's stream in the order of the calls.  While a step is in hand they are written down
  * first, and go out together (tern_cuda_flush): at its end, or before a copy. */
@@ -139,10 +139,10 @@ struct tern_cuda {
         tern_cu_address x; /* the rows that q8 holds, until they are written again; 0: none */
         int n, k;
     } quantized;
-    tern_cu_address pairs; /* of experts.c */
-    struct {               /* of together.c */
-        int n, which;      /* cards; gathers of the step in hand */
-        uint64_t number;   /* of the step */
+    tern_cu_address pairs;                /* of experts.c */
+    struct {                              /* of together/ */
+        int n, which;                     /* cards; gathers of the step in hand */
+        uint64_t number;                  /* of the step */
         tern_cu_address at, flags, stage; /* of the number; what others say; where rows pass through */
     } together;
     struct {
@@ -235,20 +235,6 @@ int tern_cuda_attn_open(struct tern_cuda *d, const struct tern_dev_limits *l, te
 void tern_cuda_attn_close(struct tern_cuda *d);
 void tern_cuda_attn_begin(struct tern_cuda *d);
 void tern_cuda_attn_end(struct tern_cuda *d);
-void tern_cuda_append(struct tern_dev *d, int layer, struct tern_dev_rows k, struct tern_dev_rows v);
-void tern_cuda_attention(struct tern_dev *d, const struct tern_attn_shape *shape, struct tern_dev_rows q,
-                         struct tern_dev_rows out);
-void tern_cuda_recode(struct tern_dev *d, int layer, const struct tern_dev_job *from, struct tern_dev_rows k,
-                      struct tern_dev_rows v);
-
-/* ---- cards together (together.c) ---- */
-
-void tern_cuda_start(struct tern_dev *d);
-int tern_cuda_join(struct tern_dev *const *devs, int n, tern_error *err);
-void tern_cuda_gather_rows(struct tern_dev *const *devs, int n, const struct tern_dev_rows *x, const int *bound,
-                           int n_rows);
-void tern_cuda_together_begin(struct tern_cuda *d); /* before the step's tables are copied */
-void tern_cuda_together_close(struct tern_cuda *d);
 
 /* ---- the other operations (dev.h) ---- */
 

@@ -3,7 +3,7 @@
 #define TERN_DEV_CUDA_GATES_CUH
 
 #include "dev/cuda/kernel.cuh"
-#include "dev/cuda/rows.h"
+#include "dev/cuda/together/together.h"
 
 __device__ static inline float sigmoid_of(float x)
 {

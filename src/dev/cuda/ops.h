@@ -1,5 +1,5 @@
 /* dev/cuda/ops.h - entries of the table of operations (dev/dev.h) that weights.c, rows.c, products.c, experts.c and
- * delta.c define. */
+ * delta.c define, attn/ and together/. */
 #ifndef TERN_DEV_CUDA_OPS_H
 #define TERN_DEV_CUDA_OPS_H
 
@@ -40,5 +40,24 @@ void tern_cuda_experts(struct tern_dev *d, const struct tern_experts *e, struct 
 void tern_cuda_delta(struct tern_dev *d, int layer, const struct tern_delta *l, const struct tern_delta_io *io,
                      int n_rows);
 void tern_cuda_pick(struct tern_dev *d, struct tern_dev_rows y, struct tern_dev_rows x, const int *rows, int n);
+
+/* Of attn/ops.c. */
+void tern_cuda_append(struct tern_dev *d, int layer, struct tern_dev_rows k, struct tern_dev_rows v);
+void tern_cuda_attention(struct tern_dev *d, const struct tern_attn_shape *shape, struct tern_dev_rows q,
+                         struct tern_dev_rows out);
+void tern_cuda_recode(struct tern_dev *d, int layer, const struct tern_dev_job *from, struct tern_dev_rows k,
+                      struct tern_dev_rows v);
+
+/* Of together/together.c, with what it needs when a device begins a step, and closes. */
+struct tern_cuda;
+struct tern_cuda_together;
+void tern_cuda_start(struct tern_dev *d);
+int tern_cuda_join(struct tern_dev *const *devs, int n, tern_error *err);
+void tern_cuda_gather_rows(struct tern_dev *const *devs, int n, const struct tern_dev_rows *x, const int *bound,
+                           int n_rows);
+void tern_cuda_together_begin(struct tern_cuda *d); /* before the step's tables are copied */
+void tern_cuda_together_close(struct tern_cuda *d);
+/* rows.c: the columns that the card is about to send were to be gated just now; the gather does it instead. */
+void tern_cuda_gate_inside(struct tern_cuda *d, struct tern_cuda_together *a);
 
 #endif

@@ -50,6 +50,20 @@ void tern_cuda_embed(struct tern_dev *dev, struct tern_dev_rows x, const struct 
                      sizeof a);
 }
 
+void tern_cuda_gate_inside(struct tern_cuda *d, struct tern_cuda_together *a)
+{
+    const struct tern_cuda_elementwise *e = tern_cuda_last_call(d, TERN_CUDA_K_elementwise);
+    const int first = a->bound[a->self];
+    if (!e || e->op < TERN_CUDA_SILU || e->y != a->x[a->self] + (size_t)first * sizeof(float) || e->a != e->y ||
+        e->y_stride != a->stride || e->a_stride != a->stride || e->n != a->bound[a->self + 1] - first || e->n % 4 ||
+        d->list.calls[d->list.n - 1].grid[0] != (unsigned)a->n_rows)
+        return;
+    a->up = e->b;
+    a->up_stride = e->b_stride;
+    a->op = e->op;
+    tern_cuda_drop_last(d);
+}
+
 /* What is added has just been asked for from other cards: the norm, a block of threads for each row, asks itself. */
 static void gather_inside(struct tern_cuda *d, struct tern_cuda_norm_args *a, int n_rows)
 {

@@ -4,7 +4,7 @@
 #include "dev/cuda/panel.cuh"
 #include "dev/cuda/quantize.cuh"
 #include "dev/cuda/rows.h"
-#include "dev/cuda/together.cuh"
+#include "dev/cuda/together/together.cuh"
 
 /* ---- embedding --------------------------------------------------------------------------------------------------- */
 

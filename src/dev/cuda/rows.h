@@ -5,7 +5,7 @@
 
 #include "dev/cuda/products.h"
 #include "dev/cuda/tables.h"
-#include "dev/cuda/together.h"
+#include "dev/cuda/together/together.h"
 
 struct tern_cuda_embed_args {
     struct tern_cuda_matrix w;
@@ -30,10 +30,7 @@ enum tern_cuda_elementwise_op {
     TERN_CUDA_ADD,     /* y = a + b */
     TERN_CUDA_SCALE,   /* y = a * factor */
     TERN_CUDA_SOFTCAP, /* y = factor * tanh(a / factor) */
-    TERN_CUDA_GATE,    /* y = a * sigmoid(b[row][0]) */
-    TERN_CUDA_SILU,    /* y = act(a) * b */
-    TERN_CUDA_GELU,
-    TERN_CUDA_SIGMOID
+    TERN_CUDA_GATE     /* y = a * sigmoid(b[row][0]); and those of enum tern_cuda_gate */
 };
 
 struct tern_cuda_elementwise {

@@ -111,12 +111,13 @@ void tern_parallel_release(struct tern_dev *dev, struct tern_dev_mem *m)
         if (s->share[i].x.mem == m)
             s->share[i] = s->share[--s->n_shares];
     EACH(s, i)
-        s->d[i]->ops->release(s->d[i], m->m[i]);
+    s->d[i]->ops->release(s->d[i], m->m[i]);
     tern_free(m->runs.p);
     tern_free(m);
 }
 
-int tern_parallel_adopt(struct tern_dev *dev, struct tern_dev_mem **out, const void *host, size_t bytes, tern_error *err)
+int tern_parallel_adopt(struct tern_dev *dev, struct tern_dev_mem **out, const void *host, size_t bytes,
+                        tern_error *err)
 {
     (void)dev;
     int rc = tern_alloc(out, 1, sizeof **out, err);
@@ -233,7 +234,8 @@ void tern_parallel_copy_out(struct tern_dev *dev, void *host, const struct tern_
 {
     struct tern_parallel *s = tern_parallel_of(dev);
     uint8_t *to = host;
-    tern_parallel_bring(s, (struct tern_dev_mem *)(uintptr_t)from, from->kind == TERN_PARALLEL_WEIGHTS ? from->bytes : 0);
+    tern_parallel_bring(s, (struct tern_dev_mem *)(uintptr_t)from,
+                        from->kind == TERN_PARALLEL_WEIGHTS ? from->bytes : 0);
     whole(s, from, at, bytes);
     for (size_t n; bytes; bytes -= n, at += n, to += n) {
         int whose;

@@ -3,8 +3,7 @@
 #include "base/mem.h"
 #include "dev/parallel/parallel.h"
 
-#define EACH                 \
-    for (int i = 0; i < s->n; i++)
+#define EACH    for (int i = 0; i < s->n; i++)
 #define D       s->d[i]
 #define ROWS(r) tern_parallel_rows(r, i)
 #define VEC(v)  tern_parallel_vec(s, v, i)
@@ -24,8 +23,7 @@ static void op_embed(struct tern_dev *dev, struct tern_dev_rows x, const struct 
 {
     struct tern_parallel *s = tern_parallel_of(dev);
     tern_parallel_wrote(s, x, n_rows);
-    EACH
-        D->ops->embed(D, ROWS(x), whole(table, i), n_rows, scale);
+    EACH D->ops->embed(D, ROWS(x), whole(table, i), n_rows, scale);
 }
 
 static void op_norm(struct tern_dev *dev, struct tern_dev_rows y, struct tern_dev_rows x, struct tern_dev_vec w,
@@ -34,8 +32,7 @@ static void op_norm(struct tern_dev *dev, struct tern_dev_rows y, struct tern_de
     struct tern_parallel *s = tern_parallel_of(dev);
     tern_parallel_gather(s, x, n_rows);
     tern_parallel_wrote(s, y, n_rows);
-    EACH
-        D->ops->norm(D, ROWS(y), ROWS(x), VEC(w), eps, n_rows);
+    EACH D->ops->norm(D, ROWS(y), ROWS(x), VEC(w), eps, n_rows);
 }
 
 static void op_add(struct tern_dev *dev, struct tern_dev_rows y, struct tern_dev_rows a, struct tern_dev_rows b,
@@ -45,16 +42,14 @@ static void op_add(struct tern_dev *dev, struct tern_dev_rows y, struct tern_dev
     tern_parallel_gather(s, a, n_rows);
     tern_parallel_gather(s, b, n_rows);
     tern_parallel_wrote(s, y, n_rows);
-    EACH
-        D->ops->add(D, ROWS(y), ROWS(a), ROWS(b), n_rows);
+    EACH D->ops->add(D, ROWS(y), ROWS(a), ROWS(b), n_rows);
 }
 
 static void op_rope_table(struct tern_dev *dev, struct tern_dev_vec cos, struct tern_dev_vec sin,
                           struct tern_dev_vec freq, int n_rot, float magnitude, int n_rows)
 {
     struct tern_parallel *s = tern_parallel_of(dev);
-    EACH
-        D->ops->rope_table(D, VEC(cos), VEC(sin), VEC(freq), n_rot, magnitude, n_rows);
+    EACH D->ops->rope_table(D, VEC(cos), VEC(sin), VEC(freq), n_rot, magnitude, n_rows);
 }
 
 static void op_copy_heads(struct tern_dev *dev, struct tern_dev_rows to, size_t to_head, struct tern_dev_rows from,
@@ -63,8 +58,7 @@ static void op_copy_heads(struct tern_dev *dev, struct tern_dev_rows to, size_t 
     struct tern_parallel *s = tern_parallel_of(dev);
     tern_parallel_gather(s, from, n_rows);
     tern_parallel_gather(s, to, n_rows);
-    EACH
-        D->ops->copy_heads(D, ROWS(to), to_head, ROWS(from), from_head, n_heads, n, n_rows);
+    EACH D->ops->copy_heads(D, ROWS(to), to_head, ROWS(from), from_head, n_heads, n, n_rows);
 }
 
 static void op_gate(struct tern_dev *dev, struct tern_dev_rows x, struct tern_dev_rows g, int n_rows)
@@ -72,8 +66,7 @@ static void op_gate(struct tern_dev *dev, struct tern_dev_rows x, struct tern_de
     struct tern_parallel *s = tern_parallel_of(dev);
     tern_parallel_gather(s, x, n_rows);
     tern_parallel_gather(s, g, n_rows);
-    EACH
-        D->ops->gate(D, ROWS(x), ROWS(g), n_rows);
+    EACH D->ops->gate(D, ROWS(x), ROWS(g), n_rows);
 }
 
 static void op_stack(struct tern_dev *dev, const struct tern_stack *k, int n_rows, int n_wide)
@@ -81,7 +74,8 @@ static void op_stack(struct tern_dev *dev, const struct tern_stack *k, int n_row
     struct tern_parallel *s = tern_parallel_of(dev);
     tern_parallel_gather(s, k->x, n_rows);
     tern_parallel_gather(s, k->y, n_rows);
-    EACH {
+    EACH
+    {
         const struct tern_stack own = {whole(k->w, i), ROWS(k->y), ROWS(k->x), k->y_head, k->x_head};
         D->ops->stack(D, &own, n_rows, n_wide);
     }
@@ -95,7 +89,8 @@ static void op_delta(struct tern_dev *dev, int layer, const struct tern_delta *l
     tern_parallel_gather(s, io->decay, n_rows);
     tern_parallel_gather(s, io->beta, n_rows);
     tern_parallel_wrote(s, io->out, n_rows);
-    EACH {
+    EACH
+    {
         struct tern_delta own = *l;
         const struct tern_delta_io rows = {ROWS(io->x), ROWS(io->decay), ROWS(io->beta), ROWS(io->out)};
         own.conv = VEC(l->conv);
@@ -110,7 +105,8 @@ static void op_route(struct tern_dev *dev, const struct tern_route *r, struct te
 {
     struct tern_parallel *s = tern_parallel_of(dev);
     tern_parallel_gather(s, logits, n_rows);
-    EACH {
+    EACH
+    {
         struct tern_route own = *r;
         own.bias = VEC(r->bias);
         own.factors = VEC(r->factors);
@@ -126,7 +122,8 @@ static void op_experts(struct tern_dev *dev, const struct tern_experts *e, struc
     struct tern_parallel *s = tern_parallel_of(dev);
     tern_parallel_gather(s, x, n_rows);
     tern_parallel_wrote(s, y, n_rows);
-    EACH {
+    EACH
+    {
         struct tern_experts own = *e;
         own.gate = whole(e->gate, i);
         own.up = whole(e->up, i);
@@ -144,8 +141,7 @@ static void op_pick(struct tern_dev *dev, struct tern_dev_rows y, struct tern_de
         most = rows[r] >= most ? rows[r] + 1 : most;
     tern_parallel_gather(s, x, most);
     tern_parallel_wrote(s, y, n);
-    EACH
-        D->ops->pick(D, ROWS(y), ROWS(x), rows, n);
+    EACH D->ops->pick(D, ROWS(y), ROWS(x), rows, n);
 }
 
 static void op_recode(struct tern_dev *dev, int layer, const struct tern_dev_job *from, struct tern_dev_rows k,
@@ -155,8 +151,7 @@ static void op_recode(struct tern_dev *dev, int layer, const struct tern_dev_job
     const int rows = s->n_rows; /* k and v are room, of which nothing is read before it is written */
     tern_parallel_wrote(s, k, rows);
     tern_parallel_wrote(s, v, rows);
-    EACH
-        D->ops->recode(D, layer, from, ROWS(k), ROWS(v));
+    EACH D->ops->recode(D, layer, from, ROWS(k), ROWS(v));
 }
 
 /* ---- own columns ------------------------------------------------------------------------------------------------- */
@@ -193,7 +188,8 @@ static struct tern_dev_rows elements(struct tern_parallel *s, struct tern_dev_ro
 static void op_scale(struct tern_dev *dev, struct tern_dev_rows x, int n_rows, float factor)
 {
     struct tern_parallel *s = tern_parallel_of(dev);
-    EACH {
+    EACH
+    {
         const struct tern_dev_rows own = elements(s, x, n_rows, i);
         if (own.width)
             D->ops->scale(D, own, n_rows, factor);
@@ -203,7 +199,8 @@ static void op_scale(struct tern_dev *dev, struct tern_dev_rows x, int n_rows, f
 static void op_softcap(struct tern_dev *dev, struct tern_dev_rows x, int n_rows, float cap)
 {
     struct tern_parallel *s = tern_parallel_of(dev);
-    EACH {
+    EACH
+    {
         const struct tern_dev_rows own = elements(s, x, n_rows, i);
         if (own.width)
             D->ops->softcap(D, own, n_rows, cap);
@@ -218,14 +215,12 @@ static void op_glu(struct tern_dev *dev, struct tern_dev_rows gate, struct tern_
     if (!g || !u || g->bound[s->n] != gate.width || !same_bounds(g->bound, u->bound, s->n)) {
         tern_parallel_gather(s, gate, n_rows);
         tern_parallel_gather(s, up, n_rows);
-        EACH
-            D->ops->glu(D, ROWS(gate), ROWS(up), n_rows, act);
+        EACH D->ops->glu(D, ROWS(gate), ROWS(up), n_rows, act);
         return;
     }
-    EACH
-        if (g->bound[i] < g->bound[i + 1])
-            D->ops->glu(D, tern_parallel_columns(gate, g->bound[i], g->bound[i + 1], i),
-                        tern_parallel_columns(up, g->bound[i], g->bound[i + 1], i), n_rows, act);
+    EACH if (g->bound[i] < g->bound[i + 1])
+        D->ops->glu(D, tern_parallel_columns(gate, g->bound[i], g->bound[i + 1], i),
+                    tern_parallel_columns(up, g->bound[i], g->bound[i + 1], i), n_rows, act);
 }
 
 #define MOST 8 /* products of one call */
@@ -238,7 +233,8 @@ static void op_matmul(struct tern_dev *dev, const struct tern_matmul *m, int n_m
     tern_parallel_gather(s, x, n_rows);
     for (int j = 0; j < n_m; j++)
         tern_parallel_wrote(s, m[j].y, n_rows);
-    EACH {
+    EACH
+    {
         struct tern_matmul own[MOST];
         int n = 0;
         for (int j = 0; j < n_m; j++) {
@@ -279,7 +275,8 @@ static void op_heads(struct tern_dev *dev, const struct tern_heads *h, int n_row
     const struct tern_parallel_share *p = shared_heads(s, h->x, n_rows, h->n_heads, h->dim);
     if (!p)
         tern_parallel_gather(s, h->x, n_rows);
-    EACH {
+    EACH
+    {
         struct tern_heads own = *h;
         const int from = p ? p->bound[i] : 0, to = p ? p->bound[i + 1] : h->n_heads * h->dim;
         own.x = p ? tern_parallel_columns(h->x, from, to, i) : ROWS(h->x);
@@ -315,7 +312,8 @@ static void op_append(struct tern_dev *dev, int layer, struct tern_dev_rows k, s
     if (l->k.dim)
         want_heads(s, l, k, n, l->k.dim);
     want_heads(s, l, v, n, l->v.dim);
-    EACH {
+    EACH
+    {
         int from, to;
         tern_parallel_heads(l, i, s->n, &from, &to);
         D->ops->append(D, layer, l->k.dim ? tern_parallel_columns(k, from * l->k.dim, to * l->k.dim, i) : ROWS(k),
@@ -335,7 +333,8 @@ static void op_attention(struct tern_dev *dev, const struct tern_attn_shape *sha
     const bool divided = to < l->n_heads;
     want_heads(s, l, q, n, group * q_dim);
     tern_parallel_wrote(s, out, n);
-    EACH {
+    EACH
+    {
         struct tern_attn_shape own = *shape;
         tern_parallel_heads(l, i, s->n, &from, &to);
         own.n_heads = (to - from) * group;

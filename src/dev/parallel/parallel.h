@@ -47,10 +47,11 @@ struct tern_dev_mem {
 struct tern_dev_form {
     const struct tern_dev_ops *ops; /* of one device */
     int n;
-    bool divided; /* in memory: else every device has the whole matrix, and multiplies by its own outputs all the same */
-    int bound[TERN_PARALLEL_MOST + 1];               /* outputs [bound[i], bound[i + 1]) are device i's */
-    struct tern_dev_weight all[TERN_PARALLEL_MOST];  /* the whole; of a divided one only all[0], which is nowhere */
-    struct tern_dev_weight own[TERN_PARALLEL_MOST];  /* form NULL: it has no output */
+    bool
+        divided; /* in memory: else every device has the whole matrix, and multiplies by its own outputs all the same */
+    int bound[TERN_PARALLEL_MOST + 1];              /* outputs [bound[i], bound[i + 1]) are device i's */
+    struct tern_dev_weight all[TERN_PARALLEL_MOST]; /* the whole; of a divided one only all[0], which is nowhere */
+    struct tern_dev_weight own[TERN_PARALLEL_MOST]; /* form NULL: it has no output */
 };
 
 /* Rows of which device i has the columns [bound[i], bound[i + 1]), and nothing that counts elsewhere. */

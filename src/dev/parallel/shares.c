@@ -29,13 +29,15 @@ static void by_host(struct tern_parallel *s, const struct tern_parallel_share *p
         for (int i = 0; i < s->n; i++)
             for (int r = 0; p->bound[i] < p->bound[i + 1] && r < n; r++)
                 s->d[i]->ops->copy_out(s->d[i], s->crossing + (size_t)r * width + p->bound[i], p->x.mem->m[i],
-                                       (p->x.at + (size_t)(row + r) * p->x.stride + (size_t)p->bound[i]) * sizeof(float),
+                                       (p->x.at + (size_t)(row + r) * p->x.stride + (size_t)p->bound[i]) *
+                                           sizeof(float),
                                        (size_t)(p->bound[i + 1] - p->bound[i]) * sizeof(float));
         for (int i = 0; i < s->n; i++)
             s->d[i]->ops->sync(s->d[i]);
         for (int i = 0; i < s->n; i++) {
             for (int r = 0; r < n; r++)
-                s->d[i]->ops->copy_in(s->d[i], p->x.mem->m[i], (p->x.at + (size_t)(row + r) * p->x.stride) * sizeof(float),
+                s->d[i]->ops->copy_in(s->d[i], p->x.mem->m[i],
+                                      (p->x.at + (size_t)(row + r) * p->x.stride) * sizeof(float),
                                       s->crossing + (size_t)r * width, width * sizeof(float));
             s->d[i]->ops->sync(s->d[i]); /* copies may still read what they were given */
         }

@@ -1,5 +1,5 @@
 /* Rows of which each card has some columns become whole on all of them. */
-#include "dev/cuda/together.cuh"
+#include "dev/cuda/together/together.cuh"
 #include "dev/cuda/gates.cuh"
 #include "dev/cuda/quantize.cuh"
 

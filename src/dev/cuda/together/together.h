@@ -1,9 +1,12 @@
-/* dev/cuda/together.h - arguments of the kernel by which cards that compute one model together gather rows.  Read by C
- * and by CUDA. */
+/* dev/cuda/together/together.h - arguments of the kernel by which cards that compute one model together gather rows.
+ * Read by C and by CUDA. */
 #ifndef TERN_DEV_CUDA_TOGETHER_H
 #define TERN_DEV_CUDA_TOGETHER_H
 
 #include <stdint.h>
+
+/* y = act(a) * b, beside what else is done element by element (rows.h). */
+enum tern_cuda_gate { TERN_CUDA_SILU = 16, TERN_CUDA_GELU, TERN_CUDA_SIGMOID };
 
 #define TERN_CUDA_TOGETHER        8       /* cards */
 #define TERN_CUDA_TOGETHER_BLOCKS 128     /* most of a gather: all of them run at once */

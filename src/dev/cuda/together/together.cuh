@@ -1,9 +1,9 @@
-/* dev/cuda/together.cuh - how a card tells another that rows have come, and reads what has. */
+/* dev/cuda/together/together.cuh - how a card tells another that rows have come, and reads what has. */
 #ifndef TERN_DEV_CUDA_TOGETHER_CUH
 #define TERN_DEV_CUDA_TOGETHER_CUH
 
 #include "dev/cuda/kernel.cuh"
-#include "dev/cuda/together.h"
+#include "dev/cuda/together/together.h"
 
 /* Nobody waits for ever: a card that is lost would take the others along. */
 #define PATIENCE 20000000000ull /* ns */

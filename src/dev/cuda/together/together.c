@@ -1,10 +1,9 @@
 /* Cards that compute one model together: they reach each other's memory, and gather rows by one kernel on each. */
-#include "dev/cuda/together.h"
+#include "dev/cuda/together/together.h"
 #include <string.h>
 #include "base/mem.h"
 #include "dev/cuda/cuda.h"
 #include "dev/cuda/products.h"
-#include "dev/cuda/rows.h"
 
 #define FLAGS   ((size_t)TERN_CUDA_TOGETHER * TERN_CUDA_TOGETHER_BLOCKS * sizeof(uint64_t))
 #define STAGE   ((size_t)TERN_CUDA_TOGETHER_STAGE * sizeof(float))
@@ -68,21 +67,6 @@ void tern_cuda_together_begin(struct tern_cuda *d)
         d->together.at = tern_cuda_send(d, &d->together.number, sizeof d->together.number);
 }
 
-/* The card's columns are gates that were to be applied just now: the gather does it. */
-static void gate_inside(struct tern_cuda *d, struct tern_cuda_together *a)
-{
-    const struct tern_cuda_elementwise *e = tern_cuda_last_call(d, TERN_CUDA_K_elementwise);
-    const int first = a->bound[a->self];
-    if (!e || e->op < TERN_CUDA_SILU || e->y != a->x[a->self] + (size_t)first * sizeof(float) || e->a != e->y ||
-        e->y_stride != a->stride || e->a_stride != a->stride || e->n != a->bound[a->self + 1] - first || e->n % 4 ||
-        d->list.calls[d->list.n - 1].grid[0] != (unsigned)a->n_rows)
-        return;
-    a->up = e->b;
-    a->up_stride = e->b_stride;
-    a->op = e->op;
-    tern_cuda_drop_last(d);
-}
-
 static void queue(struct tern_dev *const *devs, int n, const struct tern_dev_rows *x, const int *bound, int n_rows,
                   bool staged)
 {
@@ -118,7 +102,7 @@ static void queue(struct tern_dev *const *devs, int n, const struct tern_dev_row
         a.q8 = staged && blocks && n_rows ? tern_cuda_as_q8(d, whole, n_rows) : 0;
         a.up = a.up_stride = 0;
         a.op = 0;
-        gate_inside(d, &a);
+        tern_cuda_gate_inside(d, &a);
         tern_cuda_launch(d, TERN_CUDA_K_together, (unsigned)most, 1, 1, 256, 0, &a, sizeof a);
     }
 }
