@@ -19,6 +19,7 @@
 #include "dev/args.h"
 #include "dev/handle.h"
 #include "dev/step.h"
+#include "dev/weight.h"
 
 struct tern_dev_ops;
 
@@ -41,23 +42,9 @@ struct tern_dev_limits {
     /* Largest of all layers' experts; 0 without experts. */
     int max_experts, max_active, max_expert_embd, max_expert_ff;
     int max_stack, max_stack_k; /* most heads of a stack, longest input of one; 0 without stacks */
+    int max_best;               /* widest rows of tern_best; 0 without */
     /* Of compressed rows: the widest, the largest of all layers' attention to them and choice among them; 0 without. */
     int max_compressed, max_sparse_heads, max_chosen, max_choose_heads;
-};
-
-/* Where a weight comes from: matrix i of its stack, and that matrix' name for messages.  Called by any thread. */
-#define TERN_DEV_NAME 160
-struct tern_dev_source {
-    int (*matrix)(const void *user, int i, struct tern_weight_source *out, char name[TERN_DEV_NAME], tern_error *err);
-    const void *user;
-};
-
-/* What a file that keeps a weight's bytes says about their form; alike forms take each other's bytes. */
-struct tern_dev_about {
-    size_t unit_bytes; /* of one panel, or what the device packs by */
-    int codes, scales, zero, group, d_type, m_type;
-    float unit;
-    int8_t table[TERN_TABLE];
 };
 
 /* Rows are f32.  [0, n_wide) of n_rows are prompt rows, the others decode rows; how each role computes products is
@@ -69,6 +56,7 @@ struct tern_dev_ops {
     bool decode16, prompt8; /* of tern_dev_limits */
     int cut;                /* layers before this one lie elsewhere, in the host's memory; 0: all is at one place */
     bool in_place;          /* what adopt is given is read where it lies, and not before an operation needs it */
+    bool apart;             /* rows take long to come to the host: the best of them are worth asking for */
 
     /* Is it there?  One line about it, or why not.  NULL: it always is. */
     int (*probe)(char about[TERN_DEV_NAME], tern_error *err);
@@ -212,6 +200,8 @@ struct tern_dev_ops {
                         struct tern_dev_rows m, struct tern_dev_rows t, int n_rows);
     /* y[i] = x[rows[i]], 0 <= i < n.  rows: lent as the step is. */
     void (*pick)(struct tern_dev *d, struct tern_dev_rows y, struct tern_dev_rows x, const int *rows, int n);
+    /* NULL: the host looks at whole rows. */
+    void (*best)(struct tern_dev *d, const struct tern_best *b, int n_rows);
 };
 
 /* ---- devices ----------------------------------------------------------------------------------------------------- */

@@ -138,7 +138,7 @@ struct tern_cuda {
         tern_cu_address x; /* the rows that q8 holds, until they are written again; 0: none */
         int n, k;
     } quantized;
-    tern_cu_address pairs; /* of experts.c */
+    tern_cu_address pairs, best; /* of experts.c, of rows.c */
     struct {
         tern_cu_address p;
         size_t bytes;
