@@ -91,6 +91,9 @@ struct tern_engine {
     struct tern_forward_job *jobs; /* [max_seqs] */
     int *logit_rows;               /* [chunk] */
     float *logits;
+    bool asks_best; /* of a device that is far away, the best of a row's logits where they are enough to pick from */
+    float *best;    /* values of rows, then their ids */
+    size_t best_cap;
     int *hidden_rows;  /* [chunk] */
     float *hidden;     /* twice what a step asked for: as it came, and in the order of the items */
     size_t hidden_cap; /* floats */
@@ -183,6 +186,24 @@ static inline int tern_item_hidden(const tern_step_item *it)
 {
     return it->logits & TERN_HIDDEN_ALL ? it->n_tokens : (it->logits & TERN_HIDDEN_LAST) != 0;
 }
+
+/* What a step tells of a row: its logits, or, where there are ids, the n best of them (struct tern_best). */
+struct tern_seen {
+    const float *x; /* NULL: nothing */
+    const int32_t *ids;
+    int n;
+};
+
+static inline struct tern_seen tern_seen_next(struct tern_seen s)
+{
+    return (struct tern_seen){s.x + s.n, s.ids ? s.ids + s.n : NULL, s.n};
+}
+
+/* engine.c: tern_step, of whose items those with best[i] > 0 want so many of the best of each row, or a few more, in
+ * place of its logits: seen[i], of the first row that item i asks for, until the next step.  best[i] <= TERN_BEST; all
+ * 0 unless e->asks_best. */
+int tern_step_seen(tern_engine *e, const tern_step_item *items, int n_items, const int *best, struct tern_seen *seen,
+                   tern_error *err);
 
 /* hidden.c: hidden states that a step's items ask for.  Reserving is all that can fail. */
 int tern_hidden_reserve(tern_engine *e, const tern_step_item *items, int n_items, int *n_rows, tern_error *err);

@@ -27,7 +27,7 @@ int tern_guess_step(tern_engine *e, const struct tern_guess *g, int n, bool firs
         TERN_TRY(tern_alloc(&e->logits, want, sizeof(float), err));
         e->logits_cap = want;
     }
-    TERN_TRY(tern_forward_want(e->forward, n, 0, err));
+    TERN_TRY(tern_forward_want(e->forward, n, 0, 0, err));
     for (int i = 0; i < n; i++) {
         const int pos = g[i].seq->kv->n_tokens + g[i].depth;
         e->rows[i] = (struct tern_row){g[i].token, pos};
