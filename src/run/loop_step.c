@@ -445,17 +445,10 @@ void tern_loop_begin(tern_loop *l)
 
 /* ---- the step ---------------------------------------------------------------------------------------------------- */
 
-/* Does the cache of prefixes keep the logits of its last row? */
-static bool is_offered(const tern_loop *l, const tern_step_item *it, int length)
-{
-    return l->prefix.offer && it->decode && it->n_tokens == 1 && length % TERN_PAGE == 0;
-}
-
 /* How many of the best of its rows are enough for an item of a reply; 0: others look at their logits as well. */
 static int enough(const tern_loop *l, const struct tern_choice *c, const tern_step_item *it)
 {
-    if (!l->e->asks_best || !it->decode || c->mask || c->request->r.logprobs >= 0 ||
-        is_offered(l, it, tern_seq_length(it->seq) + 1))
+    if (!l->e->asks_best || !it->decode || c->mask || c->request->r.logprobs >= 0)
         return 0;
     return tern_gen_enough(&c->gen);
 }
@@ -476,8 +469,8 @@ static int step_items(tern_loop *l, int from, int to, tern_error *err)
         } else if (it->decode) {
             tern_draft_stepped(&c->draft);
             c->seen = l->seen[i];
-            if (is_offered(l, it, tern_seq_length(c->seq)))
-                l->prefix.offer(l->prefix.self, c->seq, c->seen.x, false);
+            if (l->prefix.offer && it->n_tokens == 1 && tern_seq_length(c->seq) % TERN_PAGE == 0)
+                l->prefix.offer(l->prefix.self, c->seq, c->seen.ids ? NULL : c->seen.x, false);
         } else {
             take_prompt(l, c, it, l->seen[i].x, hidden);
         }
