@@ -78,7 +78,7 @@ static void head(struct tern_forward *f, const struct tern_forward_batch *b)
 static void best(struct tern_forward *f, const struct tern_forward_batch *b)
 {
     struct tern_best best = {.x = f->out, .n = b->best, .values = f->best, .ids = f->best};
-    TERN_ASSERT(b->n_best <= f->max_best && b->best_from + b->n_best <= b->n_logit_rows);
+    TERN_ASSERT(b->n_best <= f->max_best && b->best_from + b->n_best <= f->max_out);
     best.x.at += (size_t)b->best_from * f->out.stride;
     best.ids.at += (size_t)b->n_best * (size_t)b->best;
     f->dev->ops->best(f->dev, &best, b->n_best);
@@ -128,6 +128,8 @@ void tern_forward_guess(struct tern_forward *f, const struct tern_forward_batch 
     turn_angles(f, b);
     run_layer(f, b, f->net->desc.n_layers);
     tern_mtp_head(f, b);
+    if (b->n_best)
+        best(f, b);
     f->dev->ops->end(f->dev);
 }
 

@@ -503,7 +503,7 @@ static int best_of(const struct answers *a, int item)
     return a->best ? a->best[item] : 0;
 }
 
-static int widen(float **p, size_t *cap, size_t want, tern_error *err)
+int tern_floats_widen(float **p, size_t *cap, size_t want, tern_error *err)
 {
     if (want <= *cap)
         return 0;
@@ -527,8 +527,9 @@ static int reserve_answers(tern_engine *e, const tern_step_item *items, int n_it
     }
     TERN_ASSERT(e->asks_best || !best);
     a->n_best = best ? a->n_rows : 0;
-    TERN_TRY(widen(&e->logits, &e->logits_cap, (size_t)a->n_logits * (size_t)e->model->net->desc.n_vocab, err));
-    TERN_TRY(widen(&e->best, &e->best_cap, (size_t)a->n_best * 2 * TERN_BEST, err));
+    const size_t logits = (size_t)a->n_logits * (size_t)e->model->net->desc.n_vocab;
+    TERN_TRY(tern_floats_widen(&e->logits, &e->logits_cap, logits, err));
+    TERN_TRY(tern_floats_widen(&e->best, &e->best_cap, (size_t)a->n_best * 2 * TERN_BEST, err));
 out:
     return rc;
 }
@@ -609,6 +610,13 @@ static void want_best(const tern_engine *e, struct tern_forward_batch *b, const 
     b->n_best = end - b->best_from;
 }
 
+struct tern_seen tern_seen_best(const tern_engine *e, const struct tern_forward_batch *b, int row)
+{
+    const float *ids = e->best + (size_t)b->n_best * (size_t)b->best;
+    const size_t from = (size_t)(row - b->best_from) * (size_t)b->best;
+    return (struct tern_seen){e->best + from, (const int32_t *)(const void *)(ids + from), b->best};
+}
+
 static void fetch_answers(tern_engine *e, const struct tern_forward_batch *b, const tern_step_item *items, int n_items,
                           const struct answers *a)
 {
@@ -621,9 +629,7 @@ static void fetch_answers(tern_engine *e, const struct tern_forward_batch *b, co
         const int at = next_place(&p, e, &items[i]), n = tern_item_logits(&items[i]);
         struct tern_seen seen = {.x = n ? to : NULL, .n = vocab};
         if (n && best_of(a, i)) {
-            const float *ids = e->best + (size_t)b->n_best * (size_t)b->best;
-            const size_t from = (size_t)(at - b->best_from) * (size_t)b->best;
-            seen = (struct tern_seen){e->best + from, (const int32_t *)(const void *)(ids + from), b->best};
+            seen = tern_seen_best(e, b, at);
         } else {
             tern_forward_logits(e->forward, to, at, n);
             to += (size_t)n * (size_t)vocab;
