@@ -172,8 +172,7 @@ void tern_forward_run(struct tern_forward *f, const struct tern_forward_batch *b
 /* Runs the MTP layer alone on one row of each job, which is behind the sequence's last token or the last guess: what it
  * caches lies behind the sequence, where the next step overwrites it.  from: the row of the last guess that each goes
  * on from; NULL: from the sequence's last token.  Logits, and rows for their best, are those of all rows, hidden
- * states none.  The caches must
- * keep what the layer asks for (tern_desc_kv).  Fails as tern_forward_run does. */
+ * states none.  The caches must keep what the layer asks for (tern_desc_kv).  Fails as tern_forward_run does. */
 void tern_forward_guess(struct tern_forward *f, const struct tern_forward_batch *b, const int *from);
 /* After sync: what went wrong with the last of these, whose results then count for nothing, on the device
  * (tern_dev_fault) or with experts that are read from a file; 0 where nothing did. */

@@ -523,7 +523,7 @@ static int reserve_answers(tern_engine *e, const tern_step_item *items, int n_it
         const int n = tern_item_logits(&items[i]);
         a->n_rows += n;
         a->n_logits += best_of(a, i) ? 0 : n;
-        best |= best_of(a, i) > 0;
+        best |= n && best_of(a, i);
     }
     TERN_ASSERT(e->asks_best || !best);
     a->n_best = best ? a->n_rows : 0;

@@ -14,7 +14,7 @@ static int check_room(const tern_engine *e, const tern_seq *s, int n_prompt, ter
 }
 
 /* A step with the token that was picked last, and guesses behind it.  Without memory for these, with that token alone.
- limited: a constraint looks at all of a row's logits. */
+ * limited: a constraint looks at all of a row's logits. */
 static int step(tern_engine *e, struct tern_draft *d, bool limited, struct tern_seen *seen, tern_error *err)
 {
     const int best = e->asks_best && !limited ? tern_gen_enough(d->gen) : 0;

@@ -203,9 +203,9 @@ static inline struct tern_seen tern_seen_next(struct tern_seen s)
 int tern_floats_widen(float **p, size_t *cap, size_t want, tern_error *err);
 /* What e->best holds of a row of logits of that batch, once it was fetched. */
 struct tern_seen tern_seen_best(const tern_engine *e, const struct tern_forward_batch *b, int row);
-/* tern_step, of whose items those with best[i] > 0 want so many of the best of each row, or a few more, in
- * place of its logits: seen[i], of the first row that item i asks for, until the next step.  best[i] <= TERN_BEST; all
- * 0 unless e->asks_best. */
+/* tern_step, of whose items those with best[i] > 0 want so many of the best of each row, or a few more, in place of its
+ * logits: seen[i], of the first row that item i asks for, until the next step.  best[i] <= TERN_BEST; all 0 unless
+ * e->asks_best. */
 int tern_step_seen(tern_engine *e, const tern_step_item *items, int n_items, const int *best, struct tern_seen *seen,
                    tern_error *err);
 
