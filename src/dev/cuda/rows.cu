@@ -288,7 +288,7 @@ TERN_CUDA_KERNEL_BEGIN(best_parts, tern_cuda_best_args, BEST_THREADS, 1)
     const float *x = cuda_at<const float>(a.x) + blockIdx.y * a.stride;
     uint64_t *out = cuda_at<uint64_t>(a.parts) + ((uint64_t)blockIdx.y * a.n_parts + blockIdx.x) * a.n, most = 0;
     cuda_wait();
-#pragma unroll 4
+#pragma unroll 8
     for (int i = 0; i < BEST_EACH; i += 4) {
         const int at = first + i * BEST_THREADS;
         const float4 v = load_four(x, at, a.width);
