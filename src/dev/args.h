@@ -151,6 +151,18 @@ struct tern_hyper {
 };
 #define TERN_MAX_STREAMS 8
 
+/* ---- rows that the host picks from ---- */
+
+/* Of each row of x its n largest numbers and their columns, the larger first, of equal ones the lower column.
+ * Infinities are numbers; what is none is left out, and where a row has fewer than n the ids behind them are -1. */
+struct tern_best {
+    struct tern_dev_rows x;
+    int n;                           /* 1..TERN_BEST */
+    struct tern_dev_vec values, ids; /* [n_rows][n]; ids int32 */
+};
+#define TERN_BEST       64
+#define TERN_BEST_WIDTH (1 << 20) /* most columns of x */
+
 /* Activations of gates; gelu: tanh form. */
 enum tern_gate { TERN_GATE_SILU, TERN_GATE_GELU, TERN_GATE_SIGMOID };
 

@@ -18,7 +18,9 @@
 #include "codec/codec.h"
 #include "dev/args.h"
 #include "dev/handle.h"
+#include "dev/made.h"
 #include "dev/step.h"
+#include "dev/weight.h"
 
 struct tern_dev_ops;
 
@@ -43,31 +45,9 @@ struct tern_dev_limits {
     /* Largest of all layers' experts; 0 without experts. */
     int max_experts, max_active, max_expert_embd, max_expert_ff;
     int max_stack, max_stack_k; /* most heads of a stack, longest input of one; 0 without stacks */
+    int max_best;               /* widest rows of tern_best; 0 without */
     /* Of compressed rows: the widest, the largest of all layers' attention to them and choice among them; 0 without. */
     int max_compressed, max_sparse_heads, max_chosen, max_choose_heads;
-};
-
-/* Where a weight comes from: matrix i of its stack, and that matrix' name for messages.  Called by any thread. */
-#define TERN_DEV_NAME 160
-struct tern_dev_source {
-    int (*matrix)(const void *user, int i, struct tern_weight_source *out, char name[TERN_DEV_NAME], tern_error *err);
-    const void *user;
-};
-
-/* What a file that keeps a weight's bytes says about their form; alike forms take each other's bytes. */
-struct tern_dev_about {
-    size_t unit_bytes; /* of one panel, or what the device packs by */
-    int codes, scales, zero, group, d_type, m_type;
-    float unit;
-    int8_t table[TERN_TABLE];
-};
-
-/* What lies in memory: blocks of `block` bytes, of which [from, to) belong to layers before the cut.  Weights are one
- * block.  cache: of a pool, whose blocks are pages of group `part`, or what `part` is else (step.h); NULL: weights. */
-struct tern_dev_division {
-    size_t block, from, to;
-    const struct tern_dev_cache *cache;
-    int part;
 };
 
 /* Rows are f32.  [0, n_wide) of n_rows are prompt rows, the others decode rows; how each role computes products is
@@ -80,6 +60,7 @@ struct tern_dev_ops {
     int cut;                /* layers before this one lie elsewhere, in the host's memory; 0: all is at one place */
     int together;           /* devices of one kind that it is made of, which compute every layer together; 0: one */
     bool in_place;          /* what adopt is given is read where it lies, and not before an operation needs it */
+    bool apart;             /* rows take long to come to the host: the best of them are worth asking for */
 
     /* Is it there?  One line about it, or why not.  NULL: it always is. */
     int (*probe)(char about[TERN_DEV_NAME], tern_error *err);
@@ -233,6 +214,8 @@ struct tern_dev_ops {
                         struct tern_dev_rows m, struct tern_dev_rows t, int n_rows);
     /* y[i] = x[rows[i]], 0 <= i < n.  rows: lent as the step is. */
     void (*pick)(struct tern_dev *d, struct tern_dev_rows y, struct tern_dev_rows x, const int *rows, int n);
+    /* NULL: the host looks at whole rows. */
+    void (*best)(struct tern_dev *d, const struct tern_best *b, int n_rows);
 };
 
 /* ---- devices ----------------------------------------------------------------------------------------------------- */
@@ -248,22 +231,6 @@ void tern_dev_close(struct tern_dev *d);
 int tern_dev_fault(struct tern_dev *d, tern_error *err);
 /* For tests: one more device, which "auto" means from now on.  Before anything is opened. */
 void tern_dev_add_first(const struct tern_dev_ops *ops);
-
-/* A device out of two, which must outlive it: `first`, in the host's memory, computes layers before `cut`, `second` the
- * others and what stands before and behind them; each keeps the weights and the caches of what it computes.  Neither
- * for compressed rows, nor for layers that read from one before the cut anything but the stream.  Freed when nothing of
- * it is open. */
-int tern_dev_split_new(const struct tern_dev_ops **out, const struct tern_dev_ops *first,
-                       const struct tern_dev_ops *second, int cut, tern_error *err);
-void tern_dev_split_free(const struct tern_dev_ops *ops); /* NULL is legal */
-
-/* A device out of n (2..TERN_DEV_CARDS) of one kind, which must outlive it: each has some of the outputs of every
- * matrix and some of the KV heads of every layer; experts, states of recurrent layers and layers of one KV head are
- * alike on all.  Results are, bit for bit, those of one of them.  Not for compressed rows.  Freed when nothing of it is
- * open. */
-int tern_dev_parallel_new(const struct tern_dev_ops **out, const struct tern_dev_ops *const *of, int n,
-                          tern_error *err);
-void tern_dev_parallel_free(const struct tern_dev_ops *ops); /* NULL is legal */
 
 /* New rows with a stride that operations like. */
 int tern_dev_rows_new(struct tern_dev *d, struct tern_dev_rows *out, int n_rows, int width, tern_error *err);

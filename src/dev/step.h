@@ -32,6 +32,14 @@ struct tern_dev_cache {
 enum { TERN_DEV_TILES = -1, TERN_DEV_SINKS = -2, TERN_DEV_STATES = -3 };
 size_t tern_dev_cut(const struct tern_dev_cache *c, int cut, int part, size_t whole);
 
+/* What lies in memory: blocks of `block` bytes, of which [from, to) belong to layers before the cut.  Weights are one
+ * block.  cache: of a pool, whose blocks are pages of group `part`, or what `part` is else; NULL: weights. */
+struct tern_dev_division {
+    size_t block, from, to;
+    const struct tern_dev_cache *cache;
+    int part;
+};
+
 /* The closed pages of a sequence in one group: page index first + i is block blocks[i], 0 <= i < n. */
 struct tern_dev_table {
     const uint32_t *blocks;

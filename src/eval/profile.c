@@ -185,6 +185,7 @@ TIMED(hyper_write,
       (d, h, streams, m, t, n_rows))
 TIMED(pick, (struct tern_dev * d, struct tern_dev_rows y, struct tern_dev_rows x, const int *rows, int n),
       (d, y, x, rows, n))
+TIMED(best, (struct tern_dev * d, const struct tern_best *b, int n_rows), (d, b, n_rows))
 
 static void begin_op(struct tern_dev *d, const struct tern_dev_step *s)
 {
@@ -309,6 +310,7 @@ static void take_over(struct tern_dev_ops *ops)
     TAKE(hyper_read);
     TAKE(hyper_write);
     TAKE(pick);
+    TAKE(best);
 #undef TAKE
 }
 

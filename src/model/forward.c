@@ -74,6 +74,16 @@ static void head(struct tern_forward *f, const struct tern_forward_batch *b)
         f->dev->ops->softcap(f->dev, f->out, b->n_logit_rows, d->logit_cap);
 }
 
+/* The best of the logits that head has made. */
+static void best(struct tern_forward *f, const struct tern_forward_batch *b)
+{
+    struct tern_best best = {.x = f->out, .n = b->best, .values = f->best, .ids = f->best};
+    TERN_ASSERT(b->n_best <= f->max_best && b->best_from + b->n_best <= f->max_out);
+    best.x.at += (size_t)b->best_from * f->out.stride;
+    best.ids.at += (size_t)b->n_best * (size_t)b->best;
+    f->dev->ops->best(f->dev, &best, b->n_best);
+}
+
 /* The rows that the output matrix reads, of whom asks for them. */
 static void hidden(struct tern_forward *f, const struct tern_forward_batch *b)
 {
@@ -102,6 +112,8 @@ void tern_forward_run(struct tern_forward *f, const struct tern_forward_batch *b
         hidden(f, b);
     if (b->n_logit_rows)
         head(f, b);
+    if (b->n_best)
+        best(f, b);
     if (f->mtp)
         tern_mtp_feed(f, b);
     f->dev->ops->end(f->dev);
@@ -116,6 +128,8 @@ void tern_forward_guess(struct tern_forward *f, const struct tern_forward_batch 
     turn_angles(f, b);
     run_layer(f, b, f->net->desc.n_layers);
     tern_mtp_head(f, b);
+    if (b->n_best)
+        best(f, b);
     f->dev->ops->end(f->dev);
 }
 

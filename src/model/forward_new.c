@@ -94,6 +94,8 @@ int tern_forward_new(struct tern_forward **out, const struct tern_net *net, cons
     struct tern_needs needs = {
         .dev = {
             .max_rows = max_rows, .max_narrow = max_narrow, .exact = exact, .decode16 = decode16, .prompt8 = prompt8}};
+    if (dev->ops->best && net->desc.n_vocab <= TERN_BEST_WIDTH)
+        needs.dev.max_best = net->desc.n_vocab;
     ask_blocks(&needs, f);
     TERN_TRY(tern_cached_open(f, &needs.dev, err));
     TERN_TRY(take_all(f, &needs, err));
@@ -113,6 +115,7 @@ void tern_forward_free(struct tern_forward *f)
     TERN_ROWS_LIST(RELEASE)
     RELEASE(out)
     RELEASE(hidden)
+    RELEASE(best)
     RELEASE(expert_ids)
     RELEASE(expert_weights)
     RELEASE(chosen)
@@ -149,15 +152,42 @@ static int widen(struct tern_forward *f, struct tern_dev_rows *r, int *room, int
     return 0;
 }
 
-int tern_forward_want(struct tern_forward *f, int n_logits, int n_hidden, tern_error *err)
+static int widen_best(struct tern_forward *f, int n, tern_error *err)
 {
-    int rc = widen(f, &f->out, &f->max_out, n_logits, f->net->desc.n_vocab, err);
-    return rc < 0 ? rc : widen(f, &f->hidden, &f->max_hidden, n_hidden, f->net->desc.n_embd, err);
+    const size_t row = 2 * TERN_BEST * sizeof(float);
+    if (n <= f->max_best)
+        return 0;
+    f->dev->ops->release(f->dev, f->best.mem);
+    f->best.mem = NULL;
+    f->bytes -= (size_t)f->max_best * row;
+    f->max_best = 0;
+    int rc = f->dev->ops->reserve(f->dev, &f->best.mem, (size_t)n * row, false, err);
+    if (rc < 0)
+        return rc;
+    f->max_best = n;
+    f->bytes += (size_t)n * row;
+    return 0;
+}
+
+int tern_forward_want(struct tern_forward *f, int n_logits, int n_hidden, int n_best, tern_error *err)
+{
+    int rc = 0;
+    TERN_TRY(widen(f, &f->out, &f->max_out, n_logits, f->net->desc.n_vocab, err));
+    TERN_TRY(widen(f, &f->hidden, &f->max_hidden, n_hidden, f->net->desc.n_embd, err));
+    TERN_TRY(widen_best(f, n_best, err));
+out:
+    return rc;
 }
 
 void tern_forward_logits(struct tern_forward *f, float *host, int row0, int n)
 {
     tern_dev_rows_out(f->dev, host, f->out, row0, n);
+}
+
+void tern_forward_best(struct tern_forward *f, const struct tern_forward_batch *b, void *host)
+{
+    const size_t numbers = 2 * (size_t)b->n_best * (size_t)b->best;
+    f->dev->ops->copy_out(f->dev, host, f->best.mem, f->best.at * sizeof(float), numbers * sizeof(float));
 }
 
 void tern_forward_hidden(struct tern_forward *f, float *host, int row0, int n)

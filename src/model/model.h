@@ -144,6 +144,7 @@ struct tern_forward_batch {
     int n_logit_rows;
     const int *hidden_rows; /* rows whose hidden states are wanted, after the last norm, ascending */
     int n_hidden_rows;
+    int best_from, n_best, best; /* of logit_rows [best_from, best_from + n_best): the so many best (tern_best) */
     tern_forward_tap *tap;
     void *tap_user;
 };
@@ -163,15 +164,15 @@ size_t tern_forward_scratch_bytes(const struct tern_forward *f);
  * tern_kv_commit. */
 void tern_forward_copy(struct tern_forward *f, const struct tern_forward_job *to, const struct tern_forward_job *from);
 
-/* Room for the logits and the hidden states of so many rows.  Before anything of a step has begun. */
-int tern_forward_want(struct tern_forward *f, int n_logits, int n_hidden, tern_error *err);
+/* Room for the logits, the hidden states and the best logits of so many rows.  Before anything of a step has begun. */
+int tern_forward_want(struct tern_forward *f, int n_logits, int n_hidden, int n_best, tern_error *err);
 /* Runs all layers.  The jobs' sequences are between tern_kv_begin and tern_kv_commit; what is given here stays as it is
  * until the device has been waited for.  Then tern_forward_fault tells what went wrong. */
 void tern_forward_run(struct tern_forward *f, const struct tern_forward_batch *b);
 /* Runs the MTP layer alone on one row of each job, which is behind the sequence's last token or the last guess: what it
  * caches lies behind the sequence, where the next step overwrites it.  from: the row of the last guess that each goes
- * on from; NULL: from the sequence's last token.  Logits are those of all rows, hidden states none.  The caches must
- * keep what the layer asks for (tern_desc_kv).  Fails as tern_forward_run does. */
+ * on from; NULL: from the sequence's last token.  Logits, and rows for their best, are those of all rows, hidden
+ * states none.  The caches must keep what the layer asks for (tern_desc_kv).  Fails as tern_forward_run does. */
 void tern_forward_guess(struct tern_forward *f, const struct tern_forward_batch *b, const int *from);
 /* After sync: what went wrong with the last of these, whose results then count for nothing, on the device
  * (tern_dev_fault) or with experts that are read from a file; 0 where nothing did. */
@@ -180,5 +181,7 @@ int tern_forward_fault(struct tern_forward *f, tern_error *err);
  * hidden_rows. */
 void tern_forward_logits(struct tern_forward *f, float *host, int row0, int n);
 void tern_forward_hidden(struct tern_forward *f, float *host, int row0, int n);
+/* values[n_best][best], then ids, of all rows that asked for their best. */
+void tern_forward_best(struct tern_forward *f, const struct tern_forward_batch *b, void *host);
 
 #endif

@@ -187,6 +187,7 @@ static int open_engine(tern_engine **out, tern_model *m, const tern_engine_param
     TERN_TRY(open_forward(e, err));
     TERN_TRY(limit_kv(e, err));
     TERN_TRY(alloc_batch(e, err));
+    e->asks_best = e->dev->ops->apart && e->dev->ops->best && m->net->desc.n_vocab <= TERN_BEST_WIDTH;
     TERN_TRY(tern_drafter_open(&e->drafter, e, p, err));
     *out = e;
     e = NULL;
@@ -221,6 +222,7 @@ void tern_engine_close(tern_engine **pe)
     tern_free(e->jobs);
     tern_free(e->logit_rows);
     tern_free(e->logits);
+    tern_free(e->best);
     tern_free(e->hidden_rows);
     tern_free(e->hidden);
     tern_forward_free(e->forward);
@@ -274,7 +276,7 @@ const tern_kv_plan *tern_engine_plan_at(const tern_engine *e, int plan)
 void tern_engine_memory(const tern_engine *e, tern_memory *out)
 {
     *out = (tern_memory){.scratch_bytes = tern_forward_scratch_bytes(e->forward) +
-                                          (e->logits_cap + e->hidden_cap) * sizeof(float) +
+                                          (e->logits_cap + e->best_cap + e->hidden_cap) * sizeof(float) +
                                           tern_drafter_bytes(e->drafter)};
     for (int i = 0; i < e->n_caches; i++) {
         out->kv_bytes += tern_kv_used_bytes(&e->caches[i]);
@@ -489,20 +491,45 @@ out:
     return rc;
 }
 
+/* What a step shall tell of its items (tern_step_seen); NULL where nobody asks. */
+struct answers {
+    const int *best;
+    struct tern_seen *seen;
+    int n_rows, n_logits, n_best; /* rows that are asked for; those whose logits are; most whose best can be */
+};
+
+static int best_of(const struct answers *a, int item)
+{
+    return a->best ? a->best[item] : 0;
+}
+
+int tern_floats_widen(float **p, size_t *cap, size_t want, tern_error *err)
+{
+    if (want <= *cap)
+        return 0;
+    tern_free(*p);
+    *cap = 0;
+    int rc = tern_alloc(p, want, sizeof(float), err);
+    *cap = rc < 0 ? 0 : want;
+    return rc;
+}
+
 /* Nothing may fail once a step has run, for recurrent states have moved on. */
-static int reserve_logits(tern_engine *e, const tern_step_item *items, int n_items, int *n_rows, tern_error *err)
+static int reserve_answers(tern_engine *e, const tern_step_item *items, int n_items, struct answers *a, tern_error *err)
 {
     int rc = 0;
-    *n_rows = 0;
-    for (int i = 0; i < n_items; i++)
-        *n_rows += tern_item_logits(&items[i]);
-    size_t want = (size_t)*n_rows * (size_t)e->model->net->desc.n_vocab;
-    if (want <= e->logits_cap)
-        return 0;
-    tern_free(e->logits);
-    e->logits_cap = 0;
-    TERN_TRY(tern_alloc(&e->logits, want, sizeof(float), err));
-    e->logits_cap = want;
+    bool best = false;
+    for (int i = 0; i < n_items; i++) {
+        const int n = tern_item_logits(&items[i]);
+        a->n_rows += n;
+        a->n_logits += best_of(a, i) ? 0 : n;
+        best |= n && best_of(a, i);
+    }
+    TERN_ASSERT(e->asks_best || !best);
+    a->n_best = best ? a->n_rows : 0;
+    const size_t logits = (size_t)a->n_logits * (size_t)e->model->net->desc.n_vocab;
+    TERN_TRY(tern_floats_widen(&e->logits, &e->logits_cap, logits, err));
+    TERN_TRY(tern_floats_widen(&e->best, &e->best_cap, (size_t)a->n_best * 2 * TERN_BEST, err));
 out:
     return rc;
 }
@@ -541,31 +568,84 @@ static void build_batch(tern_engine *e, struct tern_forward_batch *b, const tern
     }
 }
 
-/* The device has prompt rows first; callers want rows in the order of their items. */
-static void fetch_logits(tern_engine *e, const struct tern_forward_batch *b, const tern_step_item *items, int n_items)
+/* The device has prompt rows first; callers want rows in the order of their items: the first row of each, one item
+ * after the other. */
+struct places {
+    int at[2]; /* next device row of wide and of narrow items */
+};
+
+static struct places places_of(const struct tern_forward_batch *b)
 {
-    int row = 0, at[2] = {0, 0}; /* next device row of wide and of narrow items */
-    const size_t vocab = (size_t)e->model->net->desc.n_vocab;
+    struct places p = {{0, 0}};
     for (int i = 0; i < b->n_logit_rows; i++)
-        at[1] += b->logit_rows[i] < b->n_wide;
+        p.at[1] += b->logit_rows[i] < b->n_wide;
+    return p;
+}
+
+static int next_place(struct places *p, const tern_engine *e, const tern_step_item *it)
+{
+    int *at = &p->at[!(e->exact || !it->decode)];
+    const int first = *at;
+    *at += tern_item_logits(it);
+    return first;
+}
+
+/* The best of all rows from the first that shall have it to the last, as many of each as the one that wants most: in a
+ * power of two, so that steps of a device are alike. */
+static void want_best(const tern_engine *e, struct tern_forward_batch *b, const tern_step_item *items, int n_items,
+                      const struct answers *a)
+{
+    struct places p = places_of(b);
+    int end = 0, most = 0;
     for (int i = 0; i < n_items; i++) {
-        const int n = tern_item_logits(&items[i]);
-        int *from = &at[!(e->exact || !items[i].decode)];
-        tern_forward_logits(e->forward, e->logits + (size_t)row * vocab, *from, n);
-        *from += n;
-        row += n;
+        const int at = next_place(&p, e, &items[i]), n = tern_item_logits(&items[i]);
+        if (!best_of(a, i) || !n)
+            continue;
+        b->best_from = most && b->best_from < at ? b->best_from : at;
+        end = at + n > end ? at + n : end;
+        most = best_of(a, i) > most ? best_of(a, i) : most;
+    }
+    for (b->best = 1; b->best < most;)
+        b->best *= 2;
+    b->n_best = end - b->best_from;
+}
+
+struct tern_seen tern_seen_best(const tern_engine *e, const struct tern_forward_batch *b, int row)
+{
+    const float *ids = e->best + (size_t)b->n_best * (size_t)b->best;
+    const size_t from = (size_t)(row - b->best_from) * (size_t)b->best;
+    return (struct tern_seen){e->best + from, (const int32_t *)(const void *)(ids + from), b->best};
+}
+
+static void fetch_answers(tern_engine *e, const struct tern_forward_batch *b, const tern_step_item *items, int n_items,
+                          const struct answers *a)
+{
+    struct places p = places_of(b);
+    float *to = e->logits;
+    const int vocab = e->model->net->desc.n_vocab;
+    if (b->n_best)
+        tern_forward_best(e->forward, b, e->best);
+    for (int i = 0; i < n_items; i++) {
+        const int at = next_place(&p, e, &items[i]), n = tern_item_logits(&items[i]);
+        struct tern_seen seen = {.x = n ? to : NULL, .n = vocab};
+        if (n && best_of(a, i)) {
+            seen = tern_seen_best(e, b, at);
+        } else {
+            tern_forward_logits(e->forward, to, at, n);
+            to += (size_t)n * (size_t)vocab;
+        }
+        if (a->seen)
+            a->seen[i] = seen;
     }
 }
 
-int tern_step(tern_engine *e, const tern_step_item *items, int n_items, const float **logits, tern_error *err)
+static int step(tern_engine *e, const tern_step_item *items, int n_items, struct answers *a, tern_error *err)
 {
-    int rc = 0, begun = 0, n_rows, n_hidden;
-    if (logits)
-        *logits = NULL;
+    int rc = 0, begun = 0, n_hidden;
     TERN_TRY(check_items(e, items, n_items, err));
-    TERN_TRY(reserve_logits(e, items, n_items, &n_rows, err));
+    TERN_TRY(reserve_answers(e, items, n_items, a, err));
     TERN_TRY(tern_hidden_reserve(e, items, n_items, &n_hidden, err));
-    TERN_TRY(tern_forward_want(e->forward, n_rows, n_hidden, err));
+    TERN_TRY(tern_forward_want(e->forward, a->n_rows, n_hidden, a->n_best, err));
     for (; begun < n_items; begun++)
         TERN_TRY(tern_kv_begin(cache_of(items[begun].seq), items[begun].seq->kv, items[begun].n_tokens, err));
     struct tern_forward_batch b = {
@@ -573,8 +653,9 @@ int tern_step(tern_engine *e, const tern_step_item *items, int n_items, const fl
     b.tap = e->tap;
     b.tap_user = e->tap_user;
     build_batch(e, &b, items, n_items);
+    want_best(e, &b, items, n_items, a);
     tern_forward_run(e->forward, &b);
-    fetch_logits(e, &b, items, n_items);
+    fetch_answers(e, &b, items, n_items, a);
     tern_hidden_fetch(e, &b, items, n_items);
     e->dev->ops->sync(e->dev);
     TERN_TRY(tern_forward_fault(e->forward, err));
@@ -585,13 +666,26 @@ int tern_step(tern_engine *e, const tern_step_item *items, int n_items, const fl
         memset(s->roles + at, items[i].decode, n);
         tern_kv_commit(cache_of(s), s->kv, (int)n);
     }
-    if (logits && n_rows)
-        *logits = e->logits;
     return 0;
 out:
     for (int i = 0; i < begun; i++)
         tern_kv_abort(cache_of(items[i].seq), items[i].seq->kv);
     return rc;
+}
+
+int tern_step(tern_engine *e, const tern_step_item *items, int n_items, const float **logits, tern_error *err)
+{
+    struct answers a = {0};
+    const int rc = step(e, items, n_items, &a, err);
+    if (logits)
+        *logits = rc == 0 && a.n_logits ? e->logits : NULL;
+    return rc;
+}
+
+int tern_step_seen(tern_engine *e, const tern_step_item *items, int n_items, const int *best, struct tern_seen *seen,
+                   tern_error *err)
+{
+    return step(e, items, n_items, &(struct answers){.best = best, .seen = seen}, err);
 }
 
 int tern_seq_replay(struct tern_seq *s, int from, int to, tern_error *err)

@@ -203,24 +203,39 @@ void tern_gen_prompted(struct tern_gen *g, int n)
     g->phase = g->p.max_tokens == 0 ? TERN_GEN_OVER : TERN_GEN_PICK;
 }
 
-void tern_gen_pick(struct tern_gen *g, const float *logits, const uint32_t *mask)
+/* Of ids that may not be picked. */
+static int n_never(const struct tern_gen *g)
 {
-    struct tern_choice_limits l = {.mask = mask, .never = g->never};
-    l.n_never = g->n_generated < g->p.min_tokens ? g->n_never : 0;
-    g->picked = tern_sampler_pick_within(g->sampler, logits, &l);
+    return g->n_generated < g->p.min_tokens ? g->n_never : 0;
 }
 
-int tern_gen_pick_within(struct tern_gen *g, const float *logits, const tern_constraint *c, uint32_t *mask,
+int tern_gen_enough(const struct tern_gen *g)
+{
+    return n_never(g) ? 0 : tern_sampler_enough(g->sampler);
+}
+
+void tern_gen_pick(struct tern_gen *g, struct tern_seen seen, const uint32_t *mask)
+{
+    const struct tern_choice_limits l = {.mask = mask, .never = g->never, .n_never = n_never(g)};
+    if (!seen.ids) {
+        g->picked = tern_sampler_pick_within(g->sampler, seen.x, &l);
+        return;
+    }
+    TERN_ASSERT(!l.mask && !l.n_never);
+    g->picked = tern_sampler_pick_best(g->sampler, seen.x, seen.ids, seen.n);
+}
+
+int tern_gen_pick_within(struct tern_gen *g, struct tern_seen seen, const tern_constraint *c, uint32_t *mask,
                          tern_error *err)
 {
     int rc = 0;
     if (!c) {
-        tern_gen_pick(g, logits, NULL);
+        tern_gen_pick(g, seen, NULL);
         return 0;
     }
     memset(mask, 0, ((size_t)g->model->net->desc.n_vocab + 31) / 32 * sizeof *mask);
     TERN_TRY(c->allow(c->state, mask, err));
-    tern_gen_pick(g, logits, mask);
+    tern_gen_pick(g, seen, mask);
     if (!(mask[g->picked / 32] >> (g->picked % 32) & 1))
         TERN_FAIL(err, TERN_EINVAL, "the constraint allows no token that the model can pick");
 out:

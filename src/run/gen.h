@@ -56,10 +56,12 @@ void tern_gen_close(struct tern_gen *g); /* legal on a zeroed one */
 
 /* n more tokens of the prompt are in the sequence. */
 void tern_gen_prompted(struct tern_gen *g, int n);
-/* In PICK: chooses a token.  mask as in struct tern_choice_limits, nullable. */
-void tern_gen_pick(struct tern_gen *g, const float *logits, const uint32_t *mask);
+/* How many of the best of each of the next rows are enough to pick from, without a constraint; 0: their logits are. */
+int tern_gen_enough(const struct tern_gen *g);
+/* In PICK: chooses a token.  mask as in struct tern_choice_limits, nullable; NULL where only the best are seen. */
+void tern_gen_pick(struct tern_gen *g, struct tern_seen seen, const uint32_t *mask);
 /* The same under a constraint (NULL: none), with mask [n_vocab / 32, rounded up] as scratch. */
-int tern_gen_pick_within(struct tern_gen *g, const float *logits, const tern_constraint *c, uint32_t *mask,
+int tern_gen_pick_within(struct tern_gen *g, struct tern_seen seen, const tern_constraint *c, uint32_t *mask,
                          tern_error *err);
 /* Is the picked token one that counts as generated?  Not where no room is left for it. */
 bool tern_gen_counts(const struct tern_gen *g, int room);

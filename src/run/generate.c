@@ -14,9 +14,10 @@ static int check_room(const tern_engine *e, const tern_seq *s, int n_prompt, ter
 }
 
 /* A step with the token that was picked last, and guesses behind it.  Without memory for these, with that token alone.
- */
-static int step(tern_engine *e, struct tern_draft *d, const float **logits, tern_error *err)
+ * limited: a constraint looks at all of a row's logits. */
+static int step(tern_engine *e, struct tern_draft *d, bool limited, struct tern_seen *seen, tern_error *err)
 {
+    const int best = e->asks_best && !limited ? tern_gen_enough(d->gen) : 0;
     const bool last = d->gen->phase == TERN_GEN_LAST;
     tern_drafts_plan(e->drafter, &d, 1, tern_seq_recode_room(d->seq, e->chunk));
     for (;;) {
@@ -26,7 +27,7 @@ static int step(tern_engine *e, struct tern_draft *d, const float **logits, tern
                              .n_tokens = d->n,
                              .decode = true,
                              .logits = last ? TERN_LOGITS_NONE : TERN_LOGITS_ALL};
-        const int rc = tern_step(e, &it, 1, logits, err);
+        const int rc = tern_step_seen(e, &it, 1, &best, seen, err);
         if (rc == 0) {
             tern_drafter_learn(e->drafter, d->n, tern_now() - start);
             tern_draft_stepped(d);
@@ -37,8 +38,9 @@ static int step(tern_engine *e, struct tern_draft *d, const float **logits, tern
     }
 }
 
-/* logits: of the last prompt token. */
-static int decode(tern_engine *e, struct tern_draft *d, const float *logits, const tern_constraint *c, tern_error *err)
+/* seen: of the last prompt token. */
+static int decode(tern_engine *e, struct tern_draft *d, struct tern_seen seen, const tern_constraint *c,
+                  tern_error *err)
 {
     int rc = 0;
     uint32_t *mask = NULL;
@@ -50,16 +52,16 @@ static int decode(tern_engine *e, struct tern_draft *d, const float *logits, con
         if (atomic_exchange_explicit(&e->cancel, 0, memory_order_relaxed))
             TERN_FAIL(err, TERN_ECANCELLED, "cancelled after %d tokens", g->n_generated);
         do {
-            TERN_TRY(tern_gen_pick_within(g, logits, c, mask, err));
+            TERN_TRY(tern_gen_pick_within(g, seen, c, mask, err));
             if (c && tern_gen_counts(g, e->ctx - tern_seq_length(d->seq)))
                 TERN_TRY(c->accept(c->state, g->picked, err));
             TERN_TRY(tern_gen_take(g, e->ctx - tern_seq_length(d->seq), err));
-            logits += n_vocab;
+            seen = tern_seen_next(seen);
         } while (tern_draft_next(d));
         TERN_TRY(tern_draft_settle(d, err));
         TERN_TRY(tern_seq_recode_due(d->seq, err));
         if (g->phase != TERN_GEN_OVER)
-            TERN_TRY(step(e, d, &logits, err));
+            TERN_TRY(step(e, d, c != NULL, &seen, err));
     }
 out:
     tern_free(mask);
@@ -95,7 +97,8 @@ int tern_generate(tern_engine *e, tern_seq *s, const int32_t *prompt, int n_prom
     mid = tern_now();
     tern_draft_open(&draft, e->drafter, &g);
     draft.seq = s;
-    TERN_TRY(decode(e, &draft, logits, p->constraint, err));
+    const struct tern_seen seen = {.x = logits, .n = e->model->net->desc.n_vocab};
+    TERN_TRY(decode(e, &draft, seen, p->constraint, err));
     TERN_TRY(tern_gen_finish(&g, err));
 out:
     if (result) {

@@ -8,15 +8,7 @@ int tern_hidden_reserve(tern_engine *e, const tern_step_item *items, int n_items
     *n_rows = 0;
     for (int i = 0; i < n_items; i++)
         *n_rows += tern_item_hidden(&items[i]);
-    size_t want = (size_t)*n_rows * (size_t)e->model->net->desc.n_embd;
-    if (want <= e->hidden_cap)
-        return 0;
-    tern_free(e->hidden);
-    e->hidden_cap = 0;
-    int rc = tern_alloc(&e->hidden, want, sizeof(float), err);
-    if (rc == 0)
-        e->hidden_cap = want;
-    return rc;
+    return tern_floats_widen(&e->hidden, &e->hidden_cap, (size_t)*n_rows * (size_t)e->model->net->desc.n_embd, err);
 }
 
 void tern_hidden_fetch(tern_engine *e, const struct tern_forward_batch *b, const tern_step_item *items, int n_items)

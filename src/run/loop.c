@@ -219,6 +219,8 @@ static void free_loop(tern_loop *l)
     tern_free(l->ending);
     tern_free(l->given_up);
     tern_free(l->items);
+    tern_free(l->best);
+    tern_free(l->seen);
     tern_free(l->of);
     tern_free(l->picks);
     tern_free(l->drafts);
@@ -302,6 +304,8 @@ int tern_loop_open(tern_loop **out, tern_engine *e, const tern_loop_params *p, t
     TERN_TRY(tern_alloc(&l->ending, (size_t)l->p.max_waiting + 2 * seqs, sizeof(void *), err));
     TERN_TRY(tern_alloc(&l->given_up, seqs, sizeof(void *), err));
     TERN_TRY(tern_alloc(&l->items, seqs, sizeof *l->items, err));
+    TERN_TRY(tern_alloc(&l->best, seqs, sizeof *l->best, err));
+    TERN_TRY(tern_alloc(&l->seen, seqs, sizeof *l->seen, err));
     TERN_TRY(tern_alloc(&l->of, seqs, sizeof(void *), err));
     TERN_TRY(tern_alloc(&l->picks, seqs, sizeof(void *), err));
     TERN_TRY(tern_alloc(&l->drafts, seqs, sizeof(void *), err));

@@ -64,10 +64,10 @@ struct tern_choice { /* one reply of a request */
     double logprob; /* sum */
     bool thinking;  /* its last token brought reasoning */
     int n_generated, n_thought;
-    double last_token;   /* when */
-    bool over;           /* its TERN_EVENT_CHOICE is out */
-    const float *logits; /* of the step in hand */
-    int32_t *again;      /* [n_again] rows of the reply that were given up; again_done of them are computed again */
+    double last_token;     /* when */
+    bool over;             /* its TERN_EVENT_CHOICE is out */
+    struct tern_seen seen; /* of the step in hand */
+    int32_t *again;        /* [n_again] rows of the reply that were given up; again_done of them are computed again */
     int n_again, again_done;
     int rc; /* of picking, by a worker */
     tern_error err;
@@ -184,6 +184,8 @@ struct tern_loop {
     struct tern_request_run **given_up; /* [max_seqs] */
     tern_loop_stats fresh;              /* what the step in hand adds */
     tern_step_item *items;              /* [max_seqs] */
+    int *best;                          /* [max_seqs] of these: how many are enough (tern_step_seen) */
+    struct tern_seen *seen;             /* [max_seqs] what came of them */
     struct tern_choice **of;            /* [max_seqs] whose they are */
     struct tern_choice **picks;         /* [max_seqs] */
     struct tern_draft **drafts;         /* [max_seqs] of the step's decode items */

@@ -179,7 +179,7 @@ static void part(tern_loop *l, struct tern_request_run *q, const float *logits)
         }
         if (i)
             tern_gen_prompted(&c->gen, c->gen.n_prompt);
-        c->logits = logits;
+        c->seen = (struct tern_seen){.x = logits, .n = l->e->model->net->desc.n_vocab};
     }
     if (l->prefix.offer)
         l->prefix.offer(l->prefix.self, q->choices[0].seq, logits, false);
@@ -274,9 +274,9 @@ static void pick_one(void *ctx, int task, int worker)
     (void)worker;
     tern_constraint limits = r->constraint;
     limits.state = c->constraint;
-    c->rc = tern_gen_pick_within(&c->gen, c->logits, c->mask ? &limits : NULL, c->mask, &c->err);
+    c->rc = tern_gen_pick_within(&c->gen, c->seen, c->mask ? &limits : NULL, c->mask, &c->err);
     if (c->rc == 0 && r->logprobs >= 0)
-        tern_score_token(c->logits, n_vocab, c->gen.picked, r->logprobs, c->top, &c->score);
+        tern_score_token(c->seen.x, n_vocab, c->gen.picked, r->logprobs, c->top, &c->score);
 }
 
 /* A picked token becomes text, and its sequence's next row or its last word. */
@@ -314,14 +314,14 @@ static void take_token(tern_loop *l, struct tern_choice *c, double now)
     c->n_thought += c->thinking || (c->reply && tern_reply_reasons(c->reply));
 }
 
-/* All choices that have logits go on by a token.  False: there are none. */
+/* All choices that have something to pick from go on by a token.  False: there are none. */
 static bool take_round(tern_loop *l)
 {
     int n = 0;
     for (int i = 0; i < l->n_running; i++)
         for (int k = 0; runs(l->running[i]) && k < l->running[i]->r.n_choices; k++) {
             struct tern_choice *c = &l->running[i]->choices[k];
-            if (c->logits && c->gen.phase == TERN_GEN_PICK)
+            if (c->seen.x && c->gen.phase == TERN_GEN_PICK)
                 l->picks[n++] = c;
         }
     if (n)
@@ -329,12 +329,12 @@ static bool take_round(tern_loop *l)
     double now = tern_now();
     for (int i = 0; i < n; i++) {
         struct tern_choice *c = l->picks[i];
-        const float *logits = c->logits;
-        c->logits = NULL;
+        const struct tern_seen seen = c->seen;
+        c->seen.x = NULL;
         if (c->request->rc == 0)
             take_token(l, c, now);
         if (c->request->rc == 0 && tern_draft_next(&c->draft))
-            c->logits = logits + l->e->model->net->desc.n_vocab;
+            c->seen = tern_seen_next(seen);
     }
     return n > 0;
 }
@@ -445,12 +445,21 @@ void tern_loop_begin(tern_loop *l)
 
 /* ---- the step ---------------------------------------------------------------------------------------------------- */
 
-/* Steps items [from, to) and hands out their logits. */
+/* How many of the best of its rows are enough for an item of a reply; 0: others look at their logits as well. */
+static int enough(const tern_loop *l, const struct tern_choice *c, const tern_step_item *it)
+{
+    if (!l->e->asks_best || !it->decode || c->mask || c->request->r.logprobs >= 0)
+        return 0;
+    return tern_gen_enough(&c->gen);
+}
+
+/* Steps items [from, to) and hands out what it tells of their rows. */
 static int step_items(tern_loop *l, int from, int to, tern_error *err)
 {
-    const float *logits;
-    size_t n_vocab = (size_t)l->e->model->net->desc.n_vocab, n_embd = (size_t)l->e->model->net->desc.n_embd;
-    int rc = tern_step(l->e, l->items + from, to - from, &logits, err);
+    size_t n_embd = (size_t)l->e->model->net->desc.n_embd;
+    for (int i = from; i < to; i++)
+        l->best[i] = enough(l, l->of[i], &l->items[i]);
+    int rc = tern_step_seen(l->e, l->items + from, to - from, l->best + from, l->seen + from, err);
     const float *hidden = tern_engine_hidden(l->e);
     for (int i = from; rc == 0 && i < to; i++) {
         const tern_step_item *it = &l->items[i];
@@ -459,14 +468,12 @@ static int step_items(tern_loop *l, int from, int to, tern_error *err)
             tern_again_take(l, c, it);
         } else if (it->decode) {
             tern_draft_stepped(&c->draft);
-            c->logits = logits;
+            c->seen = l->seen[i];
             if (l->prefix.offer && it->n_tokens == 1 && tern_seq_length(c->seq) % TERN_PAGE == 0)
-                l->prefix.offer(l->prefix.self, c->seq, logits, false);
+                l->prefix.offer(l->prefix.self, c->seq, c->seen.ids ? NULL : c->seen.x, false);
         } else {
-            take_prompt(l, c, it, logits, hidden);
+            take_prompt(l, c, it, l->seen[i].x, hidden);
         }
-        if (logits)
-            logits += (size_t)tern_item_logits(it) * n_vocab;
         if (hidden)
             hidden += (size_t)tern_item_hidden(it) * n_embd;
     }

@@ -92,6 +92,9 @@ struct tern_engine {
     struct tern_forward_job *jobs; /* [max_seqs] */
     int *logit_rows;               /* [chunk] */
     float *logits;
+    bool asks_best; /* of a device that is far away, the best of a row's logits where they are enough to pick from */
+    float *best;    /* values of rows, then their ids */
+    size_t best_cap;
     int *hidden_rows;  /* [chunk] */
     float *hidden;     /* twice what a step asked for: as it came, and in the order of the items */
     size_t hidden_cap; /* floats */
@@ -185,6 +188,28 @@ static inline int tern_item_hidden(const tern_step_item *it)
     return it->logits & TERN_HIDDEN_ALL ? it->n_tokens : (it->logits & TERN_HIDDEN_LAST) != 0;
 }
 
+/* What a step tells of a row: its logits, or, where there are ids, the n best of them (struct tern_best). */
+struct tern_seen {
+    const float *x; /* NULL: nothing */
+    const int32_t *ids;
+    int n;
+};
+
+static inline struct tern_seen tern_seen_next(struct tern_seen s)
+{
+    return (struct tern_seen){s.x + s.n, s.ids ? s.ids + s.n : NULL, s.n};
+}
+
+/* engine.c: a buffer of that many numbers at least, whose contents may be lost. */
+int tern_floats_widen(float **p, size_t *cap, size_t want, tern_error *err);
+/* What e->best holds of a row of logits of that batch, once it was fetched. */
+struct tern_seen tern_seen_best(const tern_engine *e, const struct tern_forward_batch *b, int row);
+/* tern_step, of whose items those with best[i] > 0 want so many of the best of each row, or a few more, in place of its
+ * logits: seen[i], of the first row that item i asks for, until the next step.  best[i] <= TERN_BEST; all 0 unless
+ * e->asks_best. */
+int tern_step_seen(tern_engine *e, const tern_step_item *items, int n_items, const int *best, struct tern_seen *seen,
+                   tern_error *err);
+
 /* hidden.c: hidden states that a step's items ask for.  Reserving is all that can fail. */
 int tern_hidden_reserve(tern_engine *e, const tern_step_item *items, int n_items, int *n_rows, tern_error *err);
 void tern_hidden_fetch(tern_engine *e, const struct tern_forward_batch *b, const tern_step_item *items, int n_items);
@@ -192,14 +217,15 @@ void tern_hidden_fetch(tern_engine *e, const struct tern_forward_batch *b, const
 /* guess.c: the MTP layer of an engine that has it (tern_engine.mtp) guesses on behind sequences.  Between begin and
  * end, which say how many guesses there are at most, nothing else may be done with a sequence; then it is what it was.
  * One step says what each token at n_tokens + depth is followed by.  first: they go on from what is in the sequences;
- * else from guess `from` of the last step.  logits: [n][n_vocab], until the engine's next step. */
+ * else from guess `from` of the last step.  seen: the first of n rows, until the engine's next step: logits, or with
+ * `best`, which is 0 unless e->asks_best, so many of the best or a few more. */
 struct tern_guess {
     tern_seq *seq;
     int32_t token;
     int depth, from;
 };
 int tern_guess_begin(tern_seq *s, int n, tern_error *err);
-int tern_guess_step(tern_engine *e, const struct tern_guess *g, int n, bool first, const float **logits,
+int tern_guess_step(tern_engine *e, const struct tern_guess *g, int n, bool first, int best, struct tern_seen *seen,
                     tern_error *err);
 void tern_guess_end(tern_seq *s, int n);
 

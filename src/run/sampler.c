@@ -6,7 +6,9 @@
  *
  * A vocabulary is large and its probabilities are steep, so exponentials are computed of the likely tokens alone.  What
  * all others weigh together is bounded from above without any, one vector pass over the vocabulary; a draw or a cut
- * that this bound leaves open is made again with more tokens.  The result is that of computing all of them. */
+ * that this bound leaves open is made again with more tokens.  The result is that of computing all of them.
+ *
+ * Greedy picks, and what top-k comes first in, need the best alone, which a device may find (tern_sampler_enough). */
 #include "run/sampler.h"
 
 #include <math.h>
@@ -243,6 +245,12 @@ static int32_t argmax(tern_sampler *s, const float *x)
     return s->n_vocab - 1; /* no number at all */
 }
 
+/* A token's weight beside the likeliest one. */
+static double weight_of(const tern_sampler *s, float x, float max)
+{
+    return exp(((double)x - (double)max) / (double)s->p.temperature);
+}
+
 /* Candidates whose logit is at least `floor`, in the order of their ids; *sum: of their weights. */
 static int collect(tern_sampler *s, const float *x, float floor, float max, double *sum)
 {
@@ -253,7 +261,7 @@ static int collect(tern_sampler *s, const float *x, float floor, float max, doub
             continue;
         for (int32_t i = b * BLOCK; i < s->n_vocab && i < (b + 1) * BLOCK; i++)
             if (x[i] >= floor) {
-                double w = exp(((double)x[i] - (double)max) / (double)s->p.temperature);
+                const double w = weight_of(s, x[i], max);
                 s->cand[n++] = (struct candidate){w, x[i], i};
                 *sum += w;
             }
@@ -415,19 +423,28 @@ static int32_t draw_ranked(tern_sampler *s, struct ranking *k, int from, int m, 
     return ranked(k, m - 1)->id;
 }
 
+/* After top-k, which leaves n: a function of those alone, in the order of likelihood. */
+static int32_t draw_top(tern_sampler *s, struct ranking *r, int n, bool exclude)
+{
+    double sum = 0, kept;
+    for (int i = 0; i < n; i++)
+        sum += ranked(r, i)->weight;
+    const int m = count_kept(s, r, n, true, sum, sum, &kept);
+    return draw_ranked(s, r, exclude ? count_excluded(s, r, m, kept) : 0, m, kept);
+}
+
 /* A floor under the likeliest k, at or above the one given.  Each block that reaches a logit has a token that does, so
- * the largest logits of blocks bound those of tokens from below.  One block more than k: with more than k candidates,
- * sums run in the order of likelihood, wherever the floor lies. */
+ * the largest logits of blocks bound those of tokens from below. */
 static float raise_floor(tern_sampler *s, float floor, int k)
 {
     int n = 0;
     for (int b = 0; b < n_blocks(s); b++)
         if (s->block_max[b] >= floor)
             s->cand[n++] = (struct candidate){.logit = s->block_max[b], .id = b};
-    if (n <= k)
+    if (n < k)
         return floor;
     struct ranking r = rank_candidates(s->cand, n);
-    return ranked(&r, k)->logit;
+    return ranked(&r, k - 1)->logit;
 }
 
 /* With cut-offs.  top-p is measured on what top-k left; the first candidate always stays. */
@@ -445,13 +462,9 @@ static int32_t draw_cut(tern_sampler *s, const float *x, float max, bool exclude
         if (n < k && !all)
             continue;
         struct ranking r = rank_candidates(s->cand, n);
-        if (k && n > k) {
-            n = k;
-            sum = 0;
-            for (int i = 0; i < k; i++)
-                sum += ranked(&r, i)->weight;
-        }
-        int m = count_kept(s, &r, n, all || k, sum + rest.low, sum + rest.high, &kept);
+        if (k)
+            return draw_top(s, &r, n < k ? n : k, exclude);
+        int m = count_kept(s, &r, n, all, sum + rest.low, sum + rest.high, &kept);
         if (m > 0)
             return draw_ranked(s, &r, exclude ? count_excluded(s, &r, m, kept) : 0, m, kept);
     }
@@ -487,6 +500,12 @@ static const float *without_top(tern_sampler *s, const float *x, float *max)
     }
 }
 
+/* XTC: this time?  The first number of a pick, if it asks for one. */
+static bool excludes(tern_sampler *s)
+{
+    return s->p.xtc_probability > 0 && tern_rng_f64(&s->rng) < (double)s->p.xtc_probability;
+}
+
 int32_t tern_sampler_pick_within(tern_sampler *s, const float *logits, const struct tern_choice_limits *limits)
 {
     const float *x = adjust(s, logits, limits);
@@ -494,7 +513,7 @@ int32_t tern_sampler_pick_within(tern_sampler *s, const float *logits, const str
     float max = x[best];
     if (s->p.temperature == 0.0f || !isfinite(max))
         return best;
-    const bool exclude = s->p.xtc_probability > 0 && tern_rng_f64(&s->rng) < (double)s->p.xtc_probability;
+    const bool exclude = excludes(s);
     if (s->p.top_k != 0 || s->p.top_p < 1.0f || s->p.min_p != 0.0f)
         return draw_cut(s, x, max, exclude);
     if (exclude)
@@ -505,4 +524,30 @@ int32_t tern_sampler_pick_within(tern_sampler *s, const float *logits, const str
 int32_t tern_sampler_pick(tern_sampler *s, const float *logits)
 {
     return tern_sampler_pick_within(s, logits, NULL);
+}
+
+/* ---- the best alone ---------------------------------------------------------------------------------------------- */
+
+int tern_sampler_enough(const tern_sampler *s)
+{
+    if (penalised(s) || s->p.n_bias > 0)
+        return 0;
+    if (s->p.temperature == 0.0f)
+        return 1;
+    return s->p.top_k <= TERN_BEST && s->p.top_k < s->n_vocab ? s->p.top_k : 0;
+}
+
+int32_t tern_sampler_pick_best(tern_sampler *s, const float *best, const int32_t *ids, int n)
+{
+    while (n > 0 && ids[n - 1] < 0)
+        n--;
+    if (!n)
+        return s->n_vocab - 1; /* no number at all */
+    if (s->p.temperature == 0.0f || !isfinite(best[0]))
+        return ids[0];
+    const bool exclude = excludes(s);
+    n = n < s->p.top_k ? n : s->p.top_k;
+    for (int i = 0; i < n; i++)
+        s->cand[n - 1 - i] = (struct candidate){weight_of(s, best[i], best[0]), best[i], ids[i]};
+    return draw_top(s, &(struct ranking){.cand = s->cand, .n = n, .taken = n}, n, exclude);
 }

@@ -14,4 +14,9 @@ struct tern_choice_limits {
  * is one that they forbid, or whose logit is not finite: the caller looks. */
 int32_t tern_sampler_pick_within(tern_sampler *s, const float *logits, const struct tern_choice_limits *limits);
 
+/* How many of a row's largest logits are enough to pick from, with no limits; 0: all of them count. */
+int tern_sampler_enough(const tern_sampler *s);
+/* tern_sampler_pick, the same token and the same draws, out of those that struct tern_best finds, as many or more. */
+int32_t tern_sampler_pick_best(tern_sampler *s, const float *best, const int32_t *ids, int n);
+
 #endif

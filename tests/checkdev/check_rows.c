@@ -159,6 +159,76 @@ static void copies(struct checkdev *c)
     checkdev_free(c, &z);
 }
 
+/* ---- the best of rows: equal to the last bit --------------------------------------------------------------------- */
+
+enum { BEST_ROWS = 300, BEST_WIDTH = 262144 };
+
+/* Rows of numbers that are hard to put in order: few values, so that many are equal; zeros of both signs; infinities;
+ * what is no number; and rows of nothing else. */
+static float best_number(struct checkdev *c, int kind)
+{
+    static const float odd[] = {INFINITY, -INFINITY, NAN, 0.0f, -0.0f, 1e-40f, -1e-40f, 3e38f};
+    const float x = checkdev_noise(c), some = checkdev_noise(c);
+    switch (kind) {
+    case 0:
+        return 20 * x;
+    case 1:
+        return floorf(3 * x);
+    case 2:
+        return some > 0.5f ? odd[(int)(4 * x + 4)] : x;
+    case 3:
+        return some > 0.999f ? x : NAN;
+    default:
+        return -INFINITY;
+    }
+}
+
+static void best_case(struct checkdev *c, int width, int n_rows, int n)
+{
+    const size_t stride = stride_of(width), all = stride * (size_t)n_rows, answers = (size_t)n_rows * (size_t)n;
+    float *x = checkdev_get(all, sizeof *x);
+    uint32_t *got[DEVICES];
+    char about[200];
+    size_t differ = 0;
+    for (size_t i = 0; i < all; i++)
+        x[i] = i % stride < (size_t)width ? best_number(c, (int)(i / stride + (size_t)n) % 5) : INFINITY;
+    struct both in = checkdev_bytes(c, x, all * sizeof *x), out = checkdev_random(c, 2 * answers + 1);
+    EACH(c, i, 1)
+    {
+        const struct tern_best b = {rows_of(&in, i, stride, width), n, {out.m[i], 1}, {out.m[i], 1 + answers}};
+        c->d[i]->ops->best(c->d[i], &b, n_rows);
+    }
+    for (int i = 0; i < DEVICES; i++) {
+        got[i] = checkdev_get(2 * answers + 1, sizeof **got);
+        checkdev_out(c, &out, i, got[i], (2 * answers + 1) * sizeof **got);
+    }
+    for (size_t i = 0; i < 2 * answers + 1; i++)
+        differ += got[OTHER][i] != got[CPU][i];
+    (void)snprintf(about, sizeof about, "%d of %d, %d rows", n, width, n_rows);
+    checkdev_line(c, "best", about, (double)differ, 0);
+    for (int i = 0; i < DEVICES; i++)
+        tern_free(got[i]);
+    tern_free(x);
+    checkdev_free(c, &in);
+    checkdev_free(c, &out);
+}
+
+void check_best(struct checkdev *c)
+{
+    const struct tern_dev_limits l = {.max_rows = BEST_ROWS, .max_narrow = 16, .max_k = 64, .max_best = BEST_WIDTH};
+    static const int widths[] = {1, 31, 32, 33, 1000, 8192, 8193, 151936, BEST_WIDTH}, counts[] = {1, 2, 17};
+    static const int most[] = {1, 8, 20, 64};
+    if (!checkdev_wants(c, "best"))
+        return;
+    checkdev_prepare(c, &l);
+    for (size_t w = 0; w < sizeof widths / sizeof *widths; w++)
+        for (int r = 0; r < 3; r++)
+            for (int n = 0; n < 4; n++)
+                best_case(c, widths[w], counts[r], most[n]);
+    best_case(c, 500, BEST_ROWS, 64);
+    best_case(c, 9000, BEST_ROWS, 7);
+}
+
 void check_rows(struct checkdev *c)
 {
     const struct tern_dev_limits l = {.max_rows = MOST_ROWS, .max_narrow = MOST_ROWS, .max_k = 64};

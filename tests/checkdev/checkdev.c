@@ -1,6 +1,6 @@
-/* checkdev [DEVICE [NAME]]: see checkdev.h.  DEVICE: cuda; NAME: rows, products, experts, delta; or speed, which checks
- * nothing and tells how fast products are.  Exit 77 where the device is not there, 1 where a case fails.
- * TERN_CHECKDEV_SEED: other numbers. */
+/* checkdev [DEVICE [NAME]]: see checkdev.h.  DEVICE: cuda; NAME: rows, products, experts, delta, best; speed, which
+ * checks nothing and tells how fast products are; picks, which tells what picking tokens takes.  Exit 77 where the
+ * device is not there, 1 where a case fails.  TERN_CHECKDEV_SEED: other numbers. */
 #include "checkdev.h"
 
 #include <limits.h>
@@ -155,7 +155,9 @@ int main(int argc, char **argv)
     check_products(&c);
     check_experts(&c);
     check_delta(&c);
+    check_best(&c);
     check_speed(&c);
+    check_picks(&c);
     close_both(&c);
     tern_pool_free(c.pool);
     printf("%d cases, %d failed\n", c.cases, c.failures);

@@ -34,7 +34,9 @@ void check_rows(struct checkdev *c);
 void check_products(struct checkdev *c);
 void check_experts(struct checkdev *c);
 void check_delta(struct checkdev *c);
+void check_best(struct checkdev *c);
 void check_speed(struct checkdev *c);
+void check_picks(struct checkdev *c);
 
 void *checkdev_get(size_t n, size_t size);
 float checkdev_noise(struct checkdev *c);

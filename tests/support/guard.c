@@ -187,7 +187,8 @@ enum kind {
     SPARSE,
     HYPER_READ,
     HYPER_WRITE,
-    PICK
+    PICK,
+    BEST
 };
 
 struct call {
@@ -214,6 +215,7 @@ struct call {
         struct tern_compress compress;
         struct tern_choose choose; /* and of SPARSE what was chosen */
         struct tern_hyper hyper;
+        struct tern_best best;
     };
     struct tern_delta_io io;
     struct tern_sparse sparse;
@@ -345,6 +347,9 @@ static void run_rows(struct tern_dev *d, struct call *c)
         break;
     case GATE:
         tern_cpu_gate(d, c->r[0], c->r[1], c->i[0]);
+        break;
+    case BEST:
+        tern_cpu_best(d, &c->best, c->i[0]);
         break;
     default:
         tern_cpu_pick(d, c->r[0], c->r[1], c->lent, c->i[0]);
@@ -840,12 +845,20 @@ static void guard_pick(struct tern_dev *d, struct tern_dev_rows y, struct tern_d
     c->r[1] = x;
 }
 
+static void guard_best(struct tern_dev *d, const struct tern_best *b, int n_rows)
+{
+    struct call *c = note(d, BEST);
+    c->best = *b;
+    c->i[0] = n_rows;
+}
+
 static const struct tern_dev_ops guard_ops = {
     .name = "guard",
     .decodes = true,
     .firsts = true,
     .decode16 = true,
     .prompt8 = true,
+    .apart = true,
     .open = guard_open,
     .close = guard_close,
     .prepare = guard_prepare,
@@ -894,6 +907,7 @@ static const struct tern_dev_ops guard_ops = {
     .hyper_read = guard_hyper_read,
     .hyper_write = guard_hyper_write,
     .pick = guard_pick,
+    .best = guard_best,
 };
 
 static const struct tern_dev_ops *device_called(const char *name)

@@ -583,6 +583,124 @@ static void test_equals_sorted(void **state)
     }
 }
 
+/* ---- out of the best alone ---- */
+
+/* What a device finds of the row (struct tern_best): the first `most` of all that are numbers. */
+static void find_best(int most, float *values, int32_t *ids)
+{
+    static struct entry e[WIDE];
+    int n = 0;
+    for (int i = 0; i < WIDE; i++)
+        if (!isnan(wide[i]))
+            e[n++] = (struct entry){wide[i], i};
+    qsort(e, (size_t)n, sizeof *e, by_logit);
+    for (int i = 0; i < most; i++) {
+        values[i] = i < n ? e[i].logit : 0;
+        ids[i] = i < n ? e[i].id : -1;
+    }
+}
+
+/* Rows of all kinds: what models say; few numbers among others; none; one that is infinite; zeros of both signs. */
+static void fill_strange(struct tern_rng *r, uint64_t round)
+{
+    fill_wide(r, (int[]){0, 2, 9, 300}[tern_rng_u64(r) % 4], (double[]){0.01, 1, 6, 40}[tern_rng_u64(r) % 4],
+              round % 3 == 1);
+    if (round % 5 == 4)
+        for (int i = 0; i < WIDE; i++)
+            wide[i] = round % 4 == 3 || i % 1000 ? NAN : (float)(i / 1000 - 3);
+    if (round % 17 == 0)
+        wide[tern_rng_u64(r) % WIDE] = INFINITY;
+    for (int i = 0; i < WIDE && round % 7 == 0; i++)
+        wide[i] = wide[i] > 0 ? 0.0f : wide[i] > -1 ? -0.0f : -INFINITY;
+}
+
+/* The same tokens with the same seed as out of the whole row, bit for bit; and the same numbers are drawn. */
+static void test_out_of_the_best(void **state)
+{
+    float values[TERN_BEST];
+    int32_t ids[TERN_BEST];
+    (void)state;
+    for (uint64_t round = 0; round < 1200; round++) {
+        struct tern_rng r = {round};
+        const int k = 1 + (int)(tern_rng_u64(&r) % TERN_BEST);
+        tern_sampler_params p = {.temperature = (float[]){0, 1e-3f, 0.6f, 1, 30}[tern_rng_u64(&r) % 5],
+                                 .top_k = k,
+                                 .top_p = (float[]){1, 0.95f, 0.2f, 0}[tern_rng_u64(&r) % 4],
+                                 .min_p = (float[]){0, 0.05f, 1}[tern_rng_u64(&r) % 3],
+                                 .xtc_probability = tern_rng_u64(&r) % 2 ? 0.5f : 0,
+                                 .xtc_threshold = 0.011f,
+                                 .repetition_penalty = 1,
+                                 .seed = round};
+        tern_sampler *a, *b;
+        tern_error err = {0};
+        fill_strange(&r, round);
+        assert_int_equal(tern_sampler_new(&a, WIDE, &p, &err), 0);
+        assert_int_equal(tern_sampler_new(&b, WIDE, &p, &err), 0);
+        const int enough = tern_sampler_enough(a);
+        assert_int_equal(enough, p.temperature > 0 ? k : 1);
+        find_best(TERN_BEST, values, ids);
+        for (int i = 0; i < 6; i++) { /* as many as are enough, or more */
+            const int n = i % 2 ? TERN_BEST : enough;
+            const int want = tern_sampler_pick(a, wide), got = tern_sampler_pick_best(b, values, ids, n);
+            if (got != want)
+                fail_msg("round %d, draw %d: token %d, of all %d", (int)round, i, got, want);
+        }
+        tern_sampler_free(a);
+        tern_sampler_free(b);
+    }
+}
+
+/* Whatever looks at other tokens than the likeliest says so. */
+static void test_enough(void **state)
+{
+    (void)state;
+    const int32_t id = 3;
+    const float by = 1;
+    const tern_sampler_params common = {.temperature = 1, .top_k = 20, .top_p = 0.9f, .repetition_penalty = 1};
+    struct {
+        tern_sampler_params p;
+        int want;
+    } cases[12];
+    int n = 0;
+    for (int i = 0; i < 12; i++)
+        cases[i].p = common;
+    cases[n++].want = 20;
+    cases[n].p.top_k = TERN_BEST;
+    cases[n++].want = TERN_BEST;
+    cases[n].p.top_k = TERN_BEST + 1;
+    cases[n++].want = 0;
+    cases[n].p.top_k = 0;
+    cases[n++].want = 0;
+    cases[n].p.top_k = 0;
+    cases[n].p.temperature = 0;
+    cases[n++].want = 1;
+    cases[n].p.xtc_probability = 1;
+    cases[n++].want = 20;
+    cases[n].p.repetition_penalty = 1.1f;
+    cases[n++].want = 0;
+    cases[n].p.presence_penalty = 1;
+    cases[n++].want = 0;
+    cases[n].p.frequency_penalty = 1;
+    cases[n].p.temperature = 0;
+    cases[n++].want = 0;
+    cases[n].p.n_bias = 1;
+    cases[n].p.bias_ids = &id;
+    cases[n].p.bias_values = &by;
+    cases[n++].want = 0;
+    for (int i = 0; i < n; i++) {
+        tern_sampler *s;
+        tern_error err = {0};
+        assert_int_equal(tern_sampler_new(&s, WIDE, &cases[i].p, &err), 0);
+        assert_int_equal(tern_sampler_enough(s), cases[i].want);
+        tern_sampler_free(s);
+    }
+    tern_sampler *s;
+    tern_error err = {0};
+    assert_int_equal(tern_sampler_new(&s, 20, &common, &err), 0); /* all tokens: no cut, and draws in another order */
+    assert_int_equal(tern_sampler_enough(s), 0);
+    tern_sampler_free(s);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -600,6 +718,8 @@ int main(void)
         cmocka_unit_test(test_strange_logits),
         cmocka_unit_test(test_equals_definition),
         cmocka_unit_test(test_equals_sorted),
+        cmocka_unit_test(test_out_of_the_best),
+        cmocka_unit_test(test_enough),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

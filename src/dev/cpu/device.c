@@ -160,4 +160,5 @@ const struct tern_dev_ops tern_dev_cpu = {
     .hyper_read = tern_cpu_hyper_read,
     .hyper_write = tern_cpu_hyper_write,
     .pick = tern_cpu_pick,
+    .best = tern_cpu_best,
 };

@@ -67,5 +67,6 @@ void tern_cpu_hyper_read(struct tern_dev *d, const struct tern_hyper *h, struct 
 void tern_cpu_hyper_write(struct tern_dev *d, const struct tern_hyper *h, struct tern_dev_rows streams,
                           struct tern_dev_rows m, struct tern_dev_rows t, int n_rows);
 void tern_cpu_pick(struct tern_dev *d, struct tern_dev_rows y, struct tern_dev_rows x, const int *rows, int n);
+void tern_cpu_best(struct tern_dev *d, const struct tern_best *b, int n_rows);
 
 #endif

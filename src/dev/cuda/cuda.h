@@ -139,12 +139,12 @@ struct tern_cuda {
         tern_cu_address x; /* the rows that q8 holds, until they are written again; 0: none */
         int n, k;
     } quantized;
-    tern_cu_address pairs;                /* of experts.c */
     struct {                              /* of together/ */
         int n, which;                     /* cards; gathers of the step in hand */
         uint64_t number;                  /* of the step */
         tern_cu_address at, flags, stage; /* of the number; what others say; where rows pass through */
     } together;
+    tern_cu_address pairs, best; /* of experts.c, of rows.c */
     struct {
         tern_cu_address p;
         size_t bytes;

@@ -131,7 +131,7 @@ static void op_close(struct tern_dev *dev)
     tern_cuda_graph_close(d);
     if (d->bounce.host)
         (void)tern_cu.cuMemFreeHost(d->bounce.host);
-    const tern_cu_address scratch[] = {d->q8, d->half, d->half_scale, d->dense, d->pairs};
+    const tern_cu_address scratch[] = {d->q8, d->half, d->half_scale, d->dense, d->pairs, d->best};
     for (size_t i = 0; i < sizeof scratch / sizeof *scratch; i++)
         tern_cuda_give(d, scratch[i]);
     if (d->stream)
@@ -211,6 +211,7 @@ static int op_prepare(struct tern_dev *dev, const struct tern_dev_limits *limits
     d->limits.shapes = NULL;
     TERN_TRY(tern_cuda_products_open(d, err));
     TERN_TRY(tern_cuda_experts_open(d, err));
+    TERN_TRY(tern_cuda_best_open(d, err));
     TERN_TRY(tern_cuda_step_open(d, limits, err));
     if (limits->n_caches)
         TERN_TRY(tern_cuda_attn_open(d, limits, err));
@@ -250,6 +251,7 @@ static int probe_card(int number, char about[TERN_DEV_NAME], tern_error *err)
         .probe = op_probe_##number,                                                                             \
         .card = op_card,                                                                                        \
         .chunk = 2048,                                                                                          \
+        .apart = true,                                                                                          \
         TERN_CUDA_OPS,                                                                                          \
     };                                                                                                          \
     static int op_open_##number(struct tern_dev **out, const struct tern_dev_ops *self, struct tern_pool *pool, \
@@ -271,8 +273,8 @@ static int probe_card(int number, char about[TERN_DEV_NAME], tern_error *err)
     .heads = tern_cuda_heads, .copy_heads = tern_cuda_copy_heads, .append = tern_cuda_append,                         \
     .attention = tern_cuda_attention, .recode = tern_cuda_recode, .glu = tern_cuda_glu, .softcap = tern_cuda_softcap, \
     .gate = tern_cuda_gate, .stack = tern_cuda_stack, .route = tern_cuda_route, .experts = tern_cuda_experts,         \
-    .delta = tern_cuda_delta, .pick = tern_cuda_pick, .start = tern_cuda_start, .join = tern_cuda_join,               \
-    .gather = tern_cuda_gather_rows
+    .delta = tern_cuda_delta, .pick = tern_cuda_pick, .best = tern_cuda_best, .start = tern_cuda_start,               \
+    .join = tern_cuda_join, .gather = tern_cuda_gather_rows
 
 OPS(, tern_dev_cuda, 0, "cuda")
 OPS(static, card_1, 1, "cuda:1")

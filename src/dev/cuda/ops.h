@@ -40,6 +40,10 @@ void tern_cuda_experts(struct tern_dev *d, const struct tern_experts *e, struct 
 void tern_cuda_delta(struct tern_dev *d, int layer, const struct tern_delta *l, const struct tern_delta_io *io,
                      int n_rows);
 void tern_cuda_pick(struct tern_dev *d, struct tern_dev_rows y, struct tern_dev_rows x, const int *rows, int n);
+void tern_cuda_best(struct tern_dev *d, const struct tern_best *b, int n_rows);
+/* Scratch of the last, by d->limits; given back by close. */
+struct tern_cuda;
+int tern_cuda_best_open(struct tern_cuda *d, tern_error *err);
 
 /* Of attn/ops.c. */
 void tern_cuda_append(struct tern_dev *d, int layer, struct tern_dev_rows k, struct tern_dev_rows v);

@@ -2,6 +2,7 @@
  * of heads go together, and rows that a product of decode rows will read come as int8 too. */
 #include "dev/cuda/rows.h"
 #include <string.h>
+#include "base/mem.h"
 #include "dev/cuda/cuda.h"
 
 #define THREADS 256
@@ -278,4 +279,49 @@ void tern_cuda_pick(struct tern_dev *dev, struct tern_dev_rows y, struct tern_de
     tern_cuda_wrote(d, y);
     tern_cuda_launch(d, TERN_CUDA_K_copy_heads, (unsigned)n, blocks((size_t)x.width, THREADS), 1, THREADS, 0, &a,
                      sizeof a);
+}
+
+/* ---- the best of rows -------------------------------------------------------------------------------------------- */
+
+#define BEST_THREADS 128
+#define BEST_ROWS    256 /* of whose parts the keys have room at once */
+
+_Static_assert(TERN_CUDA_BEST == TERN_BEST, "kernels know the most that is asked for");
+
+static int best_parts(int width)
+{
+    return (width + TERN_CUDA_BEST_PART - 1) / TERN_CUDA_BEST_PART;
+}
+
+static int best_rows(const struct tern_cuda *d)
+{
+    return d->limits.max_rows < BEST_ROWS ? d->limits.max_rows : BEST_ROWS;
+}
+
+int tern_cuda_best_open(struct tern_cuda *d, tern_error *err)
+{
+    const size_t keys = (size_t)best_rows(d) * (size_t)best_parts(d->limits.max_best) * TERN_BEST;
+    return tern_cuda_take(d, &d->best, keys * sizeof(uint64_t), err);
+}
+
+void tern_cuda_best(struct tern_dev *dev, const struct tern_best *b, int n_rows)
+{
+    struct tern_cuda *d = tern_cuda_of(dev);
+    struct tern_cuda_best_args a = {.x = tern_cuda_rows_at(b->x),
+                                    .stride = b->x.stride,
+                                    .parts = d->best,
+                                    .values = tern_cuda_vec_at(b->values),
+                                    .ids = tern_cuda_vec_at(b->ids),
+                                    .width = b->x.width,
+                                    .n_parts = best_parts(b->x.width),
+                                    .n = b->n};
+    TERN_ASSERT(b->n > 0 && b->n <= TERN_BEST && b->x.width <= d->limits.max_best && b->x.width <= TERN_BEST_WIDTH);
+    for (int n; n_rows > 0; n_rows -= n) {
+        n = n_rows < best_rows(d) ? n_rows : best_rows(d);
+        tern_cuda_launch(d, TERN_CUDA_K_best_parts, (unsigned)a.n_parts, (unsigned)n, 1, BEST_THREADS, 0, &a, sizeof a);
+        tern_cuda_launch(d, TERN_CUDA_K_best, (unsigned)n, 1, 1, BEST_THREADS, 0, &a, sizeof a);
+        a.x += (size_t)n * b->x.stride * sizeof(float);
+        a.values += (size_t)n * (size_t)b->n * sizeof(float);
+        a.ids += (size_t)n * (size_t)b->n * sizeof(int32_t);
+    }
 }

@@ -229,3 +229,115 @@ TERN_CUDA_KERNEL_BEGIN(copy_heads, tern_cuda_copy_args, 256, 1)
     cuda_at<float>(a.to)[row * a.to_stride + h * a.to_head + i] =
         cuda_at<const float>(a.from)[(uint64_t)from * a.from_stride + h * a.from_head + i];
 }
+
+/* ---- the best of rows -------------------------------------------------------------------------------------------- */
+
+#define BEST_THREADS 128
+#define BEST_EACH    64 /* most keys of a thread */
+
+/* The order as one number: the larger value, then the lower column.  0: it is no number, or behind the row's end. */
+__device__ static inline uint64_t best_key(float x, int column, int width)
+{
+    if (column >= width || isnan(x))
+        return 0;
+    const uint32_t u = __float_as_uint(x == 0 ? 0.0f : x), ordered = u >> 31 ? ~u : u | 0x80000000u;
+    return (uint64_t)ordered << 32 | ~(uint32_t)column;
+}
+
+/* put(place, key) of the n largest among the keys of all threads, which differ; 0 behind the last.  key(i): of this
+ * thread, i < each; most: its largest.
+ *
+ * No key below the n-th largest of the threads' largest ones is among the n largest.  So no more than n threads have
+ * any that is: their keys from there on go into one list, where each has as its place how many are larger. */
+template <class KEY, class PUT>
+__device__ static inline void best_of(uint64_t most, const KEY &key, int each, int n, const PUT &put)
+{
+    __shared__ uint64_t largest[BEST_THREADS], list[TERN_CUDA_BEST * BEST_EACH], bound;
+    __shared__ int32_t count[TERN_CUDA_BEST];
+    const int t = threadIdx.x;
+    int place = 0, from = 0, total = 0;
+    largest[t] = most;
+    if (t < n)
+        count[t] = 0;
+    if (t == 0)
+        bound = 1;
+    __syncthreads();
+    for (int j = 0; j < BEST_THREADS; j++)
+        place += largest[j] > most;
+    const bool in = most && place < n;
+    if (in && place == n - 1)
+        bound = most;
+    __syncthreads();
+    for (int i = 0; in && i < each; i++)
+        from += key(i) >= bound;
+    if (in)
+        count[place] = from;
+    __syncthreads();
+    from = 0;
+    for (int j = 0; j < n; j++) {
+        from += j < place ? count[j] : 0;
+        total += count[j];
+    }
+    for (int i = 0; in && i < each; i++) {
+        const uint64_t k = key(i);
+        if (k >= bound)
+            list[from++] = k;
+    }
+    __syncthreads();
+    for (int i = t; i < total; i += BEST_THREADS) {
+        const uint64_t k = list[i];
+        place = 0;
+        for (int j = 0; j < total; j++)
+            place += list[j] > k;
+        if (place < n)
+            put(place, k);
+    }
+    for (int i = total + t; i < n; i += BEST_THREADS)
+        put(i, (uint64_t)0);
+}
+
+/* Block (part, row). */
+TERN_CUDA_KERNEL_BEGIN(best_parts, tern_cuda_best_args, BEST_THREADS, 1)
+{
+    const int first = blockIdx.x * TERN_CUDA_BEST_PART + threadIdx.x * 4;
+    const float *x = cuda_at<const float>(a.x) + blockIdx.y * a.stride;
+    uint64_t *out = cuda_at<uint64_t>(a.parts) + ((uint64_t)blockIdx.y * a.n_parts + blockIdx.x) * a.n, most = 0;
+    cuda_wait();
+#pragma unroll 8
+    for (int i = 0; i < BEST_EACH; i += 4) {
+        const int at = first + i * BEST_THREADS;
+        const float4 v = load_four(x, at, a.width);
+        const uint64_t p = max(best_key(v.x, at, a.width), best_key(v.y, at + 1, a.width));
+        const uint64_t q = max(best_key(v.z, at + 2, a.width), best_key(v.w, at + 3, a.width));
+        most = max(most, max(p, q));
+    }
+    const auto key = [&](int i) {
+        const int at = first + i / 4 * 4 * BEST_THREADS + i % 4;
+        return at < a.width ? best_key(x[at], at, a.width) : (uint64_t)0;
+    };
+    best_of(most, key, BEST_EACH, a.n, [&](int place, uint64_t k) { out[place] = k; });
+}
+
+/* Block (row): of its parts. */
+TERN_CUDA_KERNEL_BEGIN(best, tern_cuda_best_args, BEST_THREADS, 1)
+{
+    const uint64_t row = blockIdx.x;
+    const int keys = a.n_parts * a.n, each = (keys + BEST_THREADS - 1) / BEST_THREADS;
+    const uint64_t *parts = cuda_at<const uint64_t>(a.parts) + row * keys;
+    const float *x = cuda_at<const float>(a.x) + row * a.stride;
+    float *values = cuda_at<float>(a.values) + row * a.n;
+    int32_t *ids = cuda_at<int32_t>(a.ids) + row * a.n;
+    uint64_t most = 0;
+    cuda_wait();
+    const auto key = [&](int i) {
+        const int at = i * BEST_THREADS + threadIdx.x;
+        return at < keys ? parts[at] : (uint64_t)0;
+    };
+    for (int i = 0; i < each; i++)
+        most = max(most, key(i));
+    best_of(most, key, each, a.n, [&](int place, uint64_t k) {
+        const uint32_t column = ~(uint32_t)k;
+        values[place] = k ? x[column] : 0;
+        ids[place] = k ? (int32_t)column : -1;
+    });
+}

@@ -70,4 +70,13 @@ struct tern_cuda_copy_args {
     int32_t n_heads, n;
 };
 
+#define TERN_CUDA_BEST      64   /* TERN_BEST */
+#define TERN_CUDA_BEST_PART 8192 /* columns that a block looks at */
+
+/* struct tern_best.  parts: [row][n_parts][n] keys, the best of each part of a row. */
+struct tern_cuda_best_args {
+    uint64_t x, stride, parts, values, ids;
+    int32_t width, n_parts, n, unused;
+};
+
 #endif

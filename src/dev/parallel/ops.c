@@ -132,6 +132,17 @@ static void op_experts(struct tern_dev *dev, const struct tern_experts *e, struc
     }
 }
 
+static void op_best(struct tern_dev *dev, const struct tern_best *b, int n_rows)
+{
+    struct tern_parallel *s = tern_parallel_of(dev);
+    tern_parallel_gather(s, b->x, n_rows);
+    EACH
+    {
+        const struct tern_best own = {ROWS(b->x), b->n, VEC(b->values), VEC(b->ids)};
+        D->ops->best(D, &own, n_rows);
+    }
+}
+
 /* rows may name any row of x. */
 static void op_pick(struct tern_dev *dev, struct tern_dev_rows y, struct tern_dev_rows x, const int *rows, int n)
 {
@@ -370,4 +381,5 @@ void tern_parallel_operations(struct tern_dev_ops *ops, const struct tern_dev_op
     ops->experts = of->experts ? op_experts : NULL;
     ops->delta = of->delta ? op_delta : NULL;
     ops->pick = op_pick;
+    ops->best = of->best ? op_best : NULL;
 }

@@ -120,6 +120,7 @@ int tern_dev_parallel_new(const struct tern_dev_ops **out, const struct tern_dev
                                    .firsts = of[0]->firsts,
                                    .decode16 = of[0]->decode16,
                                    .prompt8 = of[0]->prompt8,
+                                   .apart = of[0]->apart,
                                    .probe = of[0]->probe,
                                    .chunk = of[0]->chunk,
                                    .open = op_open,

@@ -158,6 +158,13 @@ static void op_pick(struct tern_dev *dev, struct tern_dev_rows y, struct tern_de
     d->ops->pick(d, ROWS(y), ROWS(x), rows, n);
 }
 
+static void op_best(struct tern_dev *dev, const struct tern_best *b, int n_rows)
+{
+    SIDE(dev);
+    const struct tern_best own = {ROWS(b->x), b->n, VEC(b->values), VEC(b->ids)};
+    d->ops->best(d, &own, n_rows);
+}
+
 void tern_split_operations(struct tern_dev_ops *ops)
 {
     ops->embed = op_embed;
@@ -179,4 +186,5 @@ void tern_split_operations(struct tern_dev_ops *ops)
     ops->experts = op_experts;
     ops->delta = op_delta;
     ops->pick = op_pick;
+    ops->best = op_best;
 }

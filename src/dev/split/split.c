@@ -82,6 +82,7 @@ int tern_dev_split_new(const struct tern_dev_ops **out, const struct tern_dev_op
                                          .firsts = first->firsts && second->firsts,
                                          .decode16 = first->decode16 && second->decode16,
                                          .prompt8 = first->prompt8 && second->prompt8,
+                                         .apart = second->apart,
                                          .probe = second->probe,
                                          .chunk = second->chunk,
                                          .open = op_open,
@@ -114,6 +115,8 @@ int tern_dev_split_new(const struct tern_dev_ops **out, const struct tern_dev_op
                                          .end = tern_split_end},
                                  .side = {first, second}};
     tern_split_operations(&o->ops);
+    if (!first->best || !second->best)
+        o->ops.best = NULL;
     *out = &o->ops;
     return 0;
 }

@@ -74,7 +74,8 @@ struct tern_forward {
     TERN_ROWS_LIST(TERN_ROWS_FIELD)
 #undef TERN_ROWS_FIELD
     struct tern_dev_rows out, hidden; /* logits and hidden states, room for max_out and max_hidden rows */
-    int max_out, max_hidden;
+    struct tern_dev_vec best;         /* values, then ids, of max_best rows */
+    int max_out, max_hidden, max_best;
     struct tern_dev_vec expert_ids, expert_weights; /* [max_rows][most active experts] */
     int32_t *wanted;                                /* expert_ids on the host, where experts are read from a file */
     tern_error fault;                               /* of the step in hand; its layers come to an end */

@@ -8,20 +8,29 @@
 #define LESS  1.05 /* guesses have to promise so many times the tokens per second */
 
 /* The likeliest token, and how far its logit is above the next one's. */
-static int32_t likeliest(const float *logits, int n, float *margin)
+static int32_t likeliest(struct tern_seen seen, int n, float *margin)
 {
     int32_t best = 0;
     float next = -INFINITY;
+    if (seen.ids) {
+        *margin = seen.ids[1] < 0 ? INFINITY : seen.x[0] - seen.x[1];
+        return seen.ids[0] < 0 ? 0 : seen.ids[0];
+    }
     for (int32_t i = 1; i < n; i++) {
-        if (logits[i] > logits[best]) {
-            next = logits[best];
+        if (seen.x[i] > seen.x[best]) {
+            next = seen.x[best];
             best = i;
-        } else if (logits[i] > next) {
-            next = logits[i];
+        } else if (seen.x[i] > next) {
+            next = seen.x[i];
         }
     }
-    *margin = logits[best] - next;
+    *margin = seen.x[best] - next;
     return best;
+}
+
+int tern_chain_best(const struct tern_chain *x, const tern_engine *e)
+{
+    return e->asks_best && x->n_vocab == e->model->net->desc.n_vocab ? 2 : 0;
 }
 
 /* By margin: guesses that are as likely. */
@@ -34,10 +43,10 @@ static int class_of(float margin)
     return TERN_DRAFT_CLASSES + c;
 }
 
-void tern_chain_add(const struct tern_chain *x, struct tern_draft *d, const float *logits)
+void tern_chain_add(const struct tern_chain *x, struct tern_draft *d, struct tern_seen seen)
 {
     float margin;
-    d->rows[++d->n_guesses] = likeliest(logits, x->n_vocab, &margin);
+    d->rows[++d->n_guesses] = likeliest(seen, x->n_vocab, &margin);
     d->kind[d->n_guesses] = (uint8_t)class_of(margin);
     d->chance = (d->n_guesses > 1 ? d->chance : 1) * tern_draft_chance(d, d->n_guesses);
 }

@@ -137,8 +137,10 @@ struct tern_chain {
 
 /* Guesses of n replies: rows, kind, n_guesses up to `most`, chance.  p NULL: as many as there is use for. */
 void tern_chain_guess(struct tern_chain *x, struct tern_draft *const *d, int n, const struct tern_price *p);
-/* For `first` and `next`: the likeliest token is the reply's next guess. */
-void tern_chain_add(const struct tern_chain *x, struct tern_draft *d, const float *logits);
+/* For `first` and `next`: how many of the best of each row of e, the engine that guesses, are enough; 0: its logits.
+ * The likeliest token is the reply's next guess. */
+int tern_chain_best(const struct tern_chain *x, const tern_engine *e);
+void tern_chain_add(const struct tern_chain *x, struct tern_draft *d, struct tern_seen seen);
 void tern_chain_learn(struct tern_chain *x, bool right);
 
 /* ---- model.c, mtp.c ---------------------------------------------------------------------------------------------- */

@@ -15,6 +15,8 @@ struct tern_draft_model {
     bool recurrent;
     int32_t *feed;         /* [chunk] */
     tern_step_item *items; /* [max_seqs] */
+    int *best;             /* [max_seqs] */
+    struct tern_seen *seen;
 };
 
 static int first(struct tern_chain *chain, struct tern_draft *const *d, int n);
@@ -57,6 +59,8 @@ int tern_draft_model_open(struct tern_draft_model **out, tern_engine *e, tern_mo
     TERN_TRY(tern_engine_open_beside(&x->e, e, small, &p, err));
     TERN_TRY(tern_alloc(&x->feed, (size_t)x->e->chunk, sizeof *x->feed, err));
     TERN_TRY(tern_alloc(&x->items, (size_t)e->max_seqs, sizeof *x->items, err));
+    TERN_TRY(tern_alloc(&x->best, (size_t)e->max_seqs, sizeof *x->best, err));
+    TERN_TRY(tern_alloc(&x->seen, (size_t)e->max_seqs, sizeof *x->seen, err));
     TERN_TRY(tern_alloc(&x->chain.of, (size_t)e->max_seqs, sizeof(void *), err));
     *out = x;
     x = NULL;
@@ -72,6 +76,8 @@ void tern_draft_model_close(struct tern_draft_model *x)
     tern_engine_close(&x->e);
     tern_free(x->feed);
     tern_free(x->items);
+    tern_free(x->best);
+    tern_free(x->seen);
     tern_free(x->chain.of);
     tern_free(x);
 }
@@ -116,16 +122,16 @@ static bool follow(struct tern_draft_model *x, struct tern_draft *d)
 /* Steps items [0, n): each that has logits gets its next guess.  Returns how many those are, first in x->of. */
 static int step(struct tern_draft_model *x, int n)
 {
-    const float *logits;
     int on = 0;
-    if (!n || tern_step(x->e, x->items, n, &logits, NULL) < 0)
+    for (int i = 0; i < n; i++)
+        x->best[i] = tern_chain_best(&x->chain, x->e);
+    if (!n || tern_step_seen(x->e, x->items, n, x->best, x->seen, NULL) < 0)
         return 0;
     for (int i = 0; i < n; i++) {
         struct tern_draft *d = x->chain.of[i];
-        if (x->items[i].logits == TERN_LOGITS_NONE)
+        if (!x->seen[i].x)
             continue;
-        tern_chain_add(&x->chain, d, logits);
-        logits += x->e->model->net->desc.n_vocab;
+        tern_chain_add(&x->chain, d, x->seen[i]);
         x->chain.of[on++] = d;
     }
     return on;

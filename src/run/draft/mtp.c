@@ -33,17 +33,17 @@ int tern_draft_mtp(const tern_engine_params *p, const tern_model *m, bool *on, t
 /* One more guess of the replies x->of[0..on), of which the last step of the layer was for the same ones, or more. */
 static int step(struct tern_draft_mtp *x, int on, bool first)
 {
-    const float *logits;
+    struct tern_seen seen;
     for (int i = 0; i < on; i++) {
         struct tern_draft *d = x->chain.of[i];
         x->guesses[i] =
             (struct tern_guess){.seq = d->seq, .token = d->rows[d->n_guesses], .depth = d->n_guesses, .from = d->at};
         d->at = i; /* its row of this step */
     }
-    if (!on || tern_guess_step(x->e, x->guesses, on, first, &logits, NULL) < 0)
+    if (!on || tern_guess_step(x->e, x->guesses, on, first, tern_chain_best(&x->chain, x->e), &seen, NULL) < 0)
         return 0;
-    for (int i = 0; i < on; i++)
-        tern_chain_add(&x->chain, x->chain.of[i], logits + (size_t)i * (size_t)x->chain.n_vocab);
+    for (int i = 0; i < on; i++, seen = tern_seen_next(seen))
+        tern_chain_add(&x->chain, x->chain.of[i], seen);
     return on;
 }
 
