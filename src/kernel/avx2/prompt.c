@@ -13,8 +13,8 @@
 #define TILE        6
 #define WIDTH       1
 #define RANGE_STEPS 18 /* 23 KB */
-#define PANELS      8
-#define ROWS        128
+#define PANELS      16
+#define ROWS        64
 #include "kernel/prompt_impl.h"
 
 #include <math.h>
@@ -154,19 +154,24 @@ ALWAYS void sums_of(float *isum, const uint16_t *sums, int g, int rows, int grou
     }
 }
 
+/* Scales and minimums of a group, kept in registers. */
+struct factors {
+    __m256 scale[2], minimum[2];
+};
+
 /* The chains of one row: += its sums of a group. */
-ALWAYS void add_group(const struct block *w, float *chain, const float *isum, int g, bool minimum, __m256i dot0,
+ALWAYS void add_group(const struct factors *f, float *chain, const float *isum, bool minimum, __m256i dot0,
                       __m256i dot1)
 {
-    const __m256i dot[2] = {dot0, dot1};
-#pragma GCC unroll 2
-    for (int h = 0; h < 2; h++) {
-        __m256 acc = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot[h]), _mm256_load_ps(w->scale[g] + 8 * h),
-                                     _mm256_load_ps(chain + 8 * h));
-        if (minimum)
-            acc = _mm256_fmadd_ps(_mm256_load_ps(w->minimum[g] + 8 * h), _mm256_broadcast_ss(isum), acc);
-        _mm256_store_ps(chain + 8 * h, acc);
+    __m256 a = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot0), f->scale[0], _mm256_load_ps(chain));
+    __m256 b = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot1), f->scale[1], _mm256_load_ps(chain + 8));
+    if (minimum) {
+        const __m256 sum = _mm256_broadcast_ss(isum);
+        a = _mm256_fmadd_ps(f->minimum[0], sum, a);
+        b = _mm256_fmadd_ps(f->minimum[1], sum, b);
     }
+    _mm256_store_ps(chain, a);
+    _mm256_store_ps(chain + 8, b);
 }
 
 /* sum += w * x, pairs of 16 bits.  As instructions, because gcc 12 moves sums of intrinsics between registers, has too
@@ -178,50 +183,78 @@ ALWAYS __m256i add_pairs(__m256i sum, __m256i w, __m256i x)
     return sum;
 }
 
+/* A loop of short instructions: with offsets of four bytes the processor's cache of decoded ones is what binds (1.34
+ * instead of 1.6 `vpmaddwd` in a cycle of Zen 3), so the compiler may not make these pointers into others. */
+#define OPAQUE_PTR(p) __asm__("" : "+r"(p))
+#define OPAQUE_VEC(v) __asm__("" : "+x"(v))
+
 /* Sums have names of their own, for an array of them would lie in memory. */
-#define EACH_ROW(X) X(0) X(1) X(2) X(3) X(4) X(5)
-#define ROW_FIRST(r)                                        \
-    if (r < rows) {                                         \
-        b = two_codes(x + r * TERN_TILE_DEPTH + 2 * first); \
-        d##r##0 = _mm256_madd_epi16(v0, b);                 \
-        d##r##1 = _mm256_madd_epi16(v1, b);                 \
+#define EACH_ROW(X, i) X(0, i) X(1, i) X(2, i) X(3, i) X(4, i) X(5, i)
+#define ROW_CODES(r, i) \
+    two_codes(r < 4 ? low + (r - 2) * TERN_TILE_DEPTH + 2 * (i) : high + (r - 4) * TERN_TILE_DEPTH + 2 * (i))
+#define ROW_FIRST(r, i)                     \
+    if (r < rows) {                         \
+        b = ROW_CODES(r, i);                \
+        d##r##0 = _mm256_madd_epi16(v0, b); \
+        d##r##1 = _mm256_madd_epi16(v1, b); \
     }
-#define ROW_ADD(r)                                      \
-    if (r < rows) {                                     \
-        b = two_codes(x + r * TERN_TILE_DEPTH + 2 * i); \
-        d##r##0 = add_pairs(d##r##0, v0, b);            \
-        d##r##1 = add_pairs(d##r##1, v1, b);            \
+#define ROW_ADD(r, i)                        \
+    if (r < rows) {                          \
+        b = ROW_CODES(r, i);                 \
+        d##r##0 = add_pairs(d##r##0, v0, b); \
+        d##r##1 = add_pairs(d##r##1, v1, b); \
     }
-#define PAIR_ADD                         \
-    {                                    \
-        v0 = load_i256(w->pairs[i]);     \
-        v1 = load_i256(w->pairs[i] + 8); \
-        EACH_ROW(ROW_ADD)                \
+#define PAIR(EACH, i)                     \
+    {                                     \
+        v0 = load_i256(pairs[i - 2]);     \
+        v1 = load_i256(pairs[i - 2] + 8); \
+        EACH_ROW(EACH, i)                 \
     }
-#define ROW_END(r) \
-    if (r < rows)  \
-        add_group(w, chain + r * TERN_PANEL, isum + r, g, minimum, d##r##0, d##r##1);
+#define FOUR_PAIRS(FIRST) PAIR(FIRST, 0) PAIR(ROW_ADD, 1) PAIR(ROW_ADD, 2) PAIR(ROW_ADD, 3)
+#define ROW_END(r, i)                                                                                                 \
+    if (r < rows)                                                                                                     \
+        add_group(&f, r < 4 ? chain_low + (r - 2) * TERN_PANEL : chain_high + (r - 4) * TERN_PANEL, sum + r, minimum, \
+                  d##r##0, d##r##1);
 _Static_assert(TILE == 6 && WIDTH == 1, "as the names say");
 
 /* chain[rows][16] += x . w for one group of the inputs of a block; what is not a pointer is constant, but g. */
 ALWAYS void group_tile(const struct block *w, const uint16_t *x, const uint16_t *sums, float *chain, int g, int rows,
                        int groups, bool minimum)
 {
-    const int first = g * TERN_TILE_DEPTH / 4, end = first + TERN_TILE_DEPTH / 2 / groups;
-    __m256i b, v0 = load_i256(w->pairs[first]), v1 = load_i256(w->pairs[first] + 8);
-    __m256i d00, d01, d10, d11, d20, d21, d30, d31, d40, d41, d50, d51;
+    const int first = g * TERN_TILE_DEPTH / 4;
+    const int16_t(*pairs)[TERN_PANEL][2] = w->pairs + first + 2;
+    const uint16_t *low = x + 2 * TERN_TILE_DEPTH + 2 * first, *high = low + 2 * TERN_TILE_DEPTH;
+    __m256i b, v0, v1, d00, d01, d10, d11, d20, d21, d30, d31, d40, d41, d50, d51;
     float isum[TILE] __attribute__((aligned(8)));
-    EACH_ROW(ROW_FIRST)
-#pragma GCC unroll 3
-    for (int i = first + 1; i < first + 4; i++)
-        PAIR_ADD
-    for (int i4 = first + 4; i4 < end; i4 += 4)
-#pragma GCC unroll 4
-        for (int i = i4; i < i4 + 4; i++)
-            PAIR_ADD
+    float *chain_low = chain + 2 * TERN_PANEL, *chain_high = chain + 4 * TERN_PANEL;
+    const float *sum = isum;
+    OPAQUE_PTR(chain_low);
+    OPAQUE_PTR(chain_high);
+    OPAQUE_PTR(pairs);
+    OPAQUE_PTR(low);
+    OPAQUE_PTR(high);
     if (minimum)
         sums_of(isum, sums, g, rows, groups);
-    EACH_ROW(ROW_END)
+    OPAQUE_PTR(sum);
+    FOUR_PAIRS(ROW_FIRST)
+    for (int left = TERN_TILE_DEPTH / 2 / groups - 4; left; left -= 4) {
+        pairs += 4;
+        low += 8;
+        high += 8;
+        OPAQUE_PTR(pairs);
+        OPAQUE_PTR(low);
+        OPAQUE_PTR(high);
+        FOUR_PAIRS(ROW_ADD)
+    }
+    struct factors f = {{_mm256_load_ps(w->scale[g]), _mm256_load_ps(w->scale[g] + 8)},
+                        {_mm256_load_ps(w->minimum[g]), _mm256_load_ps(w->minimum[g] + 8)}};
+    OPAQUE_VEC(f.scale[0]);
+    OPAQUE_VEC(f.scale[1]);
+    if (minimum) {
+        OPAQUE_VEC(f.minimum[0]);
+        OPAQUE_VEC(f.minimum[1]);
+    }
+    EACH_ROW(ROW_END, 0)
     __asm__ volatile("" ::: "memory"); /* or chains are kept in registers as well, which there are none for */
 }
 
