@@ -40,6 +40,7 @@ void tern_kernels_init(unsigned mask)
     if (k.mask & TERN_CPU_AVX2) {
         TERN_INIT(avx2);
         TERN_FOR_MODELS(tern_prompt_init_avx2(&k.prompt);)
+        TERN_FOR_MODELS(tern_prompt8_init_avx2(&k.prompt8);)
     }
 #endif
 #ifdef TERN_HAVE_AVX512

@@ -56,6 +56,7 @@ void tern_prompt_init_avx2(struct tern_prompt_kernels *k);
 void tern_prompt_init_avx512(struct tern_prompt_kernels *k);
 void tern_prompt_init_amx(struct tern_prompt_kernels *k);
 void tern_prompt8_init(struct tern_prompt_kernels *k); /* int8, of the narrow kernels in use */
+void tern_prompt8_init_avx2(struct tern_prompt_kernels *k);
 void tern_prompt8_init_avx512(struct tern_prompt_kernels *k);
 
 /* ---- prompt rows in bf16 ----------------------------------------------------------------------------------------- */

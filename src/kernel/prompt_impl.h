@@ -1,14 +1,17 @@
-/* kernel/prompt_impl.h - the int16 class (prompt.h) around its register tiles: the part that is the same for all
- * instruction sets.
+/* kernel/prompt_impl.h - prompt rows in integers (prompt.h) around their register tiles: the part that is the same for
+ * all instruction sets.
  *
- * Codes less their zero points become 16-bit pairs for RANGE_STEPS * 32 inputs of up to PANELS panels, beside their
- * scales in f32.  Of a quad of four inputs a mask leaves the pair (0, 2) and a shift the pair (1, 3), which is why rows
- * are packed in that order.  At the end of a group of inputs the sums of a register tile become floats, are scaled, and
- * join the chains, which wait in L1.
+ * Codes of RANGE_STEPS * 32 inputs of up to PANELS panels are expanded, beside their scales in f32.  For the class
+ * int16 they become 16-bit pairs, less their zero points: of a quad of four inputs a mask leaves the pair (0, 2) and a
+ * shift the pair (1, 3), which is why rows are packed in that order.  For int8 (PROMPT_INT8) a quad of bytes stays one
+ * vector.  At the end of a group of inputs the sums of a register tile become floats, are scaled, and join the chains,
+ * which wait in L1.
  *
  * Before it is included these are defined:
  *
+ *     PROMPT_INT8     for that class: `quantize` of gemm.h
  *     TILE, WIDTH     the most rows of a register tile, and its panels
+ *     PAD, RAISED     for int8: what rows of a register tile are a multiple of; what `expand` adds to signed codes
  *     RANGE_STEPS     blocks of 32 inputs between two rests in y: that many of WIDTH panels stay in L1
  *     PANELS, ROWS    panels that are expanded together; rows that meet all of them before the next rows do
  *
@@ -25,20 +28,48 @@
 
 #define PROMPT_INLINE static inline __attribute__((always_inline))
 
-/* A panel's weights of a range in scratch. */
+PROMPT_INLINE float float_at(const uint16_t *p)
+{
+    float f;
+    memcpy(&f, p, sizeof f);
+    return f;
+}
+
+/* Where the operands of a register tile lie, and a panel's weights of a range in scratch (minimum: to be added). */
+#ifdef PROMPT_INT8
+struct block {
+    uint8_t quads[TERN_BLOCK / 4][TERN_VEC];
+    float scale[2][TERN_PANEL], minimum[2][TERN_PANEL]; /* of each half */
+};
+
+/* 32 inputs of a band.  isum, product: of both halves and of all 32. */
+struct step {
+    int8_t q[TERN_BAND][TERN_BLOCK];
+    float scale[TERN_BAND];
+    int32_t isum[3][TERN_BAND];
+    float product[3][TERN_BAND]; /* scale * isum */
+};
+
+struct operands {
+    const struct step *x;  /* first step of the band */
+    int row;               /* first row in it */
+    const struct block *w; /* first step of panel 0; panels are `steps` blocks apart */
+    int steps, zero;
+};
+#else
 struct block {
     int16_t pairs[TERN_TILE_DEPTH / 2][TERN_PANEL][2];
-    float scale[2][TERN_PANEL], minimum[2][TERN_PANEL]; /* of each half; minimum: to be added */
+    float scale[2][TERN_PANEL], minimum[2][TERN_PANEL]; /* of each half */
 };
-_Static_assert(PANELS *RANGE_STEPS * sizeof(struct block) <= TERN_PROMPT_SCRATCH, "scratch is large enough");
 
-/* Where the operands of a register tile lie. */
 struct operands {
     const uint16_t *x; /* row 0, first step */
     const uint16_t *sums;
     const struct block *w; /* first step of panel 0; panels are `steps` blocks apart */
-    int steps;
+    int steps, zero;
 };
+#endif
+_Static_assert(PANELS *RANGE_STEPS * sizeof(struct block) <= TERN_PROMPT_SCRATCH, "scratch is large enough");
 
 /* chain[rows][WIDTH][16] += x . w */
 typedef void tile_fn(const struct operands *o, float *chain);
@@ -46,7 +77,7 @@ typedef void tile_fn(const struct operands *o, float *chain);
 /* Rows of the register tile that begins at row r, of which `left` are left: at most those that are left in the band. */
 PROMPT_INLINE int tile_rows(int r, int left);
 
-static tile_fn *tile_for(int rows, int panels, enum tern_scales scales);
+static tile_fn *tile_for(int rows, int panels, const struct tern_packed *w);
 
 /* One step of a panel; codes and scales are constant. */
 PROMPT_INLINE void expand(enum tern_codes codes, enum tern_scales scales, struct block *out,
@@ -56,12 +87,48 @@ PROMPT_INLINE void expand(enum tern_codes codes, enum tern_scales scales, struct
 PROMPT_INLINE void chain_from(float *chain, const float *y, int cols);
 PROMPT_INLINE void chain_to(float *y, const float *chain, int cols, const float *scale);
 
-PROMPT_INLINE float float_at(const uint16_t *p)
+#ifdef PROMPT_INT8
+/* ---- activations ---- */
+
+#define PIECE 512 /* inputs that are quantised at once */
+
+static size_t band(int k)
 {
-    float f;
-    memcpy(&f, p, sizeof f);
-    return f;
+    return (size_t)k / TERN_BLOCK * sizeof(struct step) / sizeof(uint16_t);
 }
+
+static void pack_block(struct step *s, int r, const int8_t *q, float scale, const int32_t sum16[2])
+{
+    /* Rows that are not finite have sums that wrap; their scale is not finite either. */
+    const int32_t isum[3] = {sum16[0], sum16[1], (int32_t)((uint32_t)sum16[0] + (uint32_t)sum16[1])};
+    memcpy(s->q[r], q, TERN_BLOCK);
+    s->scale[r] = scale;
+    for (int g = 0; g < 3; g++) {
+        s->isum[g][r] = isum[g];
+        s->product[g][r] = scale * (float)isum[g];
+    }
+}
+
+static void pack(uint16_t *out, const float *x, size_t x_stride, int n_rows, int k)
+{
+    struct step *steps = (struct step *)(void *)out;
+    int8_t q[PIECE] __attribute__((aligned(64)));
+    float scale[PIECE / TERN_BLOCK] __attribute__((aligned(64)));
+    int32_t sum16[PIECE / 16] __attribute__((aligned(64)));
+    for (int r = 0; r < n_rows; r++)
+        for (int at = 0; at < k; at += PIECE) {
+            const int n = k - at < PIECE ? k - at : PIECE;
+            PROMPT_INT8(q, scale, sum16, x + (size_t)r * x_stride + at, n);
+            for (int b = 0; b < n / TERN_BLOCK; b++)
+                pack_block(steps + at / TERN_BLOCK + b, r, q + b * TERN_BLOCK, scale[b], sum16 + 2 * b);
+        }
+    memset(q, 0, TERN_BLOCK);
+    memset(sum16, 0, 2 * sizeof *sum16);
+    for (int r = n_rows; r % PAD; r++) /* register tiles read them, and nobody looks at what comes of it */
+        for (int b = 0; b < k / TERN_BLOCK; b++)
+            pack_block(steps + b, r, q, 0, sum16);
+}
+#endif
 
 /* ---- weights ---- */
 
@@ -97,20 +164,62 @@ struct range {
     size_t band;
     int first_step;
     bool last;
-    enum tern_scales scales;
+    const struct tern_packed *m;
 };
+
+#ifdef PROMPT_INT8
+PROMPT_INLINE void row_operands(struct operands *o, const struct range *g, int r)
+{
+    o->x = (const struct step *)(const void *)(g->x + (size_t)(r / TERN_BAND) * g->band) + g->first_step;
+    o->row = r % TERN_BAND;
+}
+
+static int zero_of(const struct tern_packed *w)
+{
+    return (tern_scales_zero(w->scales) ? w->zero : 0) + (tern_codes_signed(w->codes) ? RAISED : 0);
+}
+
+/* What an output of row r is multiplied by at the end. */
+PROMPT_INLINE const float *row_scale(const struct range *g, int r)
+{
+    (void)g;
+    (void)r;
+    return NULL;
+}
+#else
+static size_t band(int k)
+{
+    return tern_i16_band(k);
+}
+
+PROMPT_INLINE void row_operands(struct operands *o, const struct range *g, int r)
+{
+    const uint16_t *step = g->x + (size_t)(r / TERN_BAND) * g->band + 2 * TERN_BAND;
+    step += (size_t)g->first_step * TERN_I16_STEP;
+    o->x = step + r % TERN_BAND * TERN_TILE_DEPTH;
+    o->sums = step + TERN_BAND * TERN_TILE_DEPTH + 2 * (r % TERN_BAND);
+}
+
+static int zero_of(const struct tern_packed *w)
+{
+    return tern_scales_zero(w->scales) ? w->zero : 0;
+}
+
+PROMPT_INLINE const float *row_scale(const struct range *g, int r)
+{
+    const uint16_t *scales = g->x + (size_t)(r / TERN_BAND) * g->band;
+    return (const float *)(const void *)scales + r % TERN_BAND;
+}
+#endif
 
 /* Rows [r, r + rows), of which the first `given` exist, times `panels` panels from number p0 on, of which `cols`
  * columns exist. */
 static void one_tile(const struct range *g, int r, int rows, int given, int p0, int panels, int cols)
 {
     float chain[TILE * WIDTH * TERN_PANEL] __attribute__((aligned(64)));
-    const uint16_t *band = g->x + (size_t)(r / TERN_BAND) * g->band;
-    const uint16_t *step = band + 2 * TERN_BAND + (size_t)g->first_step * TERN_I16_STEP;
     float *y = g->y + (size_t)r * g->y_stride + p0 * TERN_PANEL;
     struct operands o = g->o;
-    o.x = step + r % TERN_BAND * TERN_TILE_DEPTH;
-    o.sums = step + TERN_BAND * TERN_TILE_DEPTH + 2 * (r % TERN_BAND);
+    row_operands(&o, g, r);
     o.w += (size_t)p0 * (size_t)o.steps;
     if (!g->first_step || given < rows)
         memset(chain, 0, sizeof chain);
@@ -118,13 +227,11 @@ static void one_tile(const struct range *g, int r, int rows, int given, int p0, 
         for (int p = 0; p < panels; p++)
             chain_from(chain + (i * WIDTH + p) * TERN_PANEL, y + (size_t)i * g->y_stride + p * TERN_PANEL,
                        cols - p * TERN_PANEL);
-    tile_for(rows, panels, g->scales)(&o, chain);
-    for (int i = 0; i < given; i++) {
-        const float scale = float_at(band + 2 * (r % TERN_BAND + i));
+    tile_for(rows, panels, g->m)(&o, chain);
+    for (int i = 0; i < given; i++)
         for (int p = 0; p < panels; p++)
             chain_to(y + (size_t)i * g->y_stride + p * TERN_PANEL, chain + (i * WIDTH + p) * TERN_PANEL,
-                     cols - p * TERN_PANEL, g->last ? &scale : NULL);
-    }
+                     cols - p * TERN_PANEL, g->last ? row_scale(g, r + i) : NULL);
 }
 
 static void product(float *y, size_t y_stride, const uint16_t *x, int n_rows, const struct tern_packed *w, int panel0,
@@ -136,8 +243,9 @@ static void product(float *y, size_t y_stride, const uint16_t *x, int n_rows, co
     const int most = n_rows > ROWS ? PANELS : WIDTH; /* with few rows nothing is used again, and L1 holds WIDTH */
     const int longest = (steps + ranges - 1) / ranges;
     struct block *weights = scratch;
-    struct range g = {
-        .o = {.w = weights}, .y_stride = y_stride, .x = x, .band = tern_i16_band(w->k), .scales = w->scales};
+    struct range g = {.y_stride = y_stride, .x = x, .band = band(w->k), .m = w};
+    g.o.w = weights;
+    g.o.zero = zero_of(w);
     for (int p0 = panel0; p0 < panel1; p0 += most) {
         const int panels = panel1 - p0 < most ? panel1 - p0 : most;
         g.y = y + (size_t)p0 * TERN_PANEL;
@@ -147,7 +255,7 @@ static void product(float *y, size_t y_stride, const uint16_t *x, int n_rows, co
             g.last = s + g.o.steps == steps;
             for (int p = 0; p < panels; p++) {
                 const struct tern_panel_view v = tern_panel_view(w, &l, p0 + p);
-                fill(weights + p * g.o.steps, &v, w->zero, s, g.o.steps);
+                fill(weights + p * g.o.steps, &v, g.o.zero, s, g.o.steps);
             }
             for (int r0 = 0; r0 < n_rows; r0 += ROWS)
                 for (int p = 0; p < panels; p += WIDTH)
@@ -159,11 +267,6 @@ static void product(float *y, size_t y_stride, const uint16_t *x, int n_rows, co
                     }
         }
     }
-}
-
-static size_t band(int k)
-{
-    return tern_i16_band(k);
 }
 
 #endif

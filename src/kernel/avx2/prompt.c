@@ -16,6 +16,7 @@
 #define PANELS      16
 #define ROWS        64
 #include "kernel/prompt_impl.h"
+#include "kernel/avx2/prompt_tile.h"
 
 #include <math.h>
 
@@ -70,13 +71,6 @@ static void pack_row(uint16_t *out, const float *x, int r, int k)
     }
 }
 
-PROMPT_INLINE int tile_rows(int r, int left)
-{
-    const int most = r % TERN_BAND < 4 * TILE ? TILE : 4;
-    return left >= most ? most : (left + 1) / 2 * 2;
-}
-_Static_assert(4 * TILE + 2 * 4 == TERN_BAND, "register tiles do not cross bands");
-
 static void pack(uint16_t *out, const float *x, size_t x_stride, int n_rows, int k)
 {
     for (int r = 0; r < n_rows; r++)
@@ -112,16 +106,7 @@ ALWAYS void expand_half(enum tern_codes codes, enum tern_scales scales, struct b
         _mm256_store_si256((__m256i *)(void *)out->pairs[2 * q][8 * h], even);
         _mm256_store_si256((__m256i *)(void *)out->pairs[2 * q + 1][8 * h], odd);
     }
-    const struct super super = super_scale(scales, v, (size_t)step / (TERN_SUPER / TERN_BLOCK), (size_t)(8 * h));
-    for (int half = 0; half < (tern_scales_halves(scales) ? 2 : 1); half++) {
-        __m256 scale, minimum;
-        group_scale(scales, v, &super, 2 * (size_t)step + (size_t)half, (size_t)(8 * h), &scale, &minimum);
-        if (tern_scales_minus(scales))
-            minimum = _mm256_xor_ps(minimum, _mm256_set1_ps(-0.0f));
-        _mm256_store_ps(out->scale[half] + 8 * h, scale);
-        if (tern_scales_minimum(scales))
-            _mm256_store_ps(out->minimum[half] + 8 * h, minimum);
-    }
+    expand_scales(scales, out, v, step, h);
 }
 
 PROMPT_INLINE void expand(enum tern_codes codes, enum tern_scales scales, struct block *out,
@@ -183,13 +168,6 @@ ALWAYS __m256i add_pairs(__m256i sum, __m256i w, __m256i x)
     return sum;
 }
 
-/* A loop of short instructions: with offsets of four bytes the processor's cache of decoded ones is what binds (1.34
- * instead of 1.6 `vpmaddwd` in a cycle of Zen 3), so the compiler may not make these pointers into others. */
-#define OPAQUE_PTR(p) __asm__("" : "+r"(p))
-#define OPAQUE_VEC(v) __asm__("" : "+x"(v))
-
-/* Sums have names of their own, for an array of them would lie in memory. */
-#define EACH_ROW(X, i) X(0, i) X(1, i) X(2, i) X(3, i) X(4, i) X(5, i)
 #define ROW_CODES(r, i) \
     two_codes(r < 4 ? low + (r - 2) * TERN_TILE_DEPTH + 2 * (i) : high + (r - 4) * TERN_TILE_DEPTH + 2 * (i))
 #define ROW_FIRST(r, i)                     \
@@ -246,14 +224,10 @@ ALWAYS void group_tile(const struct block *w, const uint16_t *x, const uint16_t 
         OPAQUE_PTR(high);
         FOUR_PAIRS(ROW_ADD)
     }
-    struct factors f = {{_mm256_load_ps(w->scale[g]), _mm256_load_ps(w->scale[g] + 8)},
-                        {_mm256_load_ps(w->minimum[g]), _mm256_load_ps(w->minimum[g] + 8)}};
-    OPAQUE_VEC(f.scale[0]);
-    OPAQUE_VEC(f.scale[1]);
-    if (minimum) {
-        OPAQUE_VEC(f.minimum[0]);
-        OPAQUE_VEC(f.minimum[1]);
-    }
+    struct factors f;
+    load_factors(f.scale, w->scale[g]);
+    if (minimum)
+        load_factors(f.minimum, w->minimum[g]);
     EACH_ROW(ROW_END, 0)
     __asm__ volatile("" ::: "memory"); /* or chains are kept in registers as well, which there are none for */
 }
@@ -272,30 +246,13 @@ ROWS_FNS(4)
 ROWS_FNS(6)
 #undef X
 
-static tile_fn *tile_for(int rows, int panels, enum tern_scales scales)
+static tile_fn *tile_for(int rows, int panels, const struct tern_packed *w)
 {
 #define X(rows, groups, minimum) tile_##rows##_##groups##_##minimum,
     static tile_fn *const fns[] = {ROWS_FNS(2) ROWS_FNS(4) ROWS_FNS(6)};
 #undef X
     (void)panels; /* one */
-    return fns[(rows / 2 - 1) * 4 + (tern_scales_halves(scales) ? 2 : 0) + (tern_scales_minimum(scales) ? 1 : 0)];
-}
-
-PROMPT_INLINE void chain_from(float *chain, const float *y, int cols)
-{
-    _mm256_store_ps(chain, load_part(y, cols));
-    _mm256_store_ps(chain + 8, load_part(y + 8, cols - 8));
-}
-
-PROMPT_INLINE void chain_to(float *y, const float *chain, int cols, const float *scale)
-{
-    __m256 low = _mm256_load_ps(chain), high = _mm256_load_ps(chain + 8);
-    if (scale) {
-        low = _mm256_mul_ps(low, _mm256_broadcast_ss(scale));
-        high = _mm256_mul_ps(high, _mm256_broadcast_ss(scale));
-    }
-    store_part(y, cols, low);
-    store_part(y + 8, cols - 8, high);
+    return fns[(rows / 2 - 1) * 4 + (tern_scales_halves(w->scales) ? 2 : 0) + (tern_scales_minimum(w->scales) ? 1 : 0)];
 }
 
 void tern_prompt_init_avx2(struct tern_prompt_kernels *k)

@@ -209,13 +209,13 @@ PANEL_FNS(2)
 PANEL_FNS(3)
 #undef X
 
-static tile_fn *tile_for(int rows, int panels, enum tern_scales scales)
+static tile_fn *tile_for(int rows, int panels, const struct tern_packed *w)
 {
 #define X(panels, groups, minimum) tile_##panels##_##groups##_##minimum,
     static tile_fn *const fns[] = {PANEL_FNS(1) PANEL_FNS(2) PANEL_FNS(3)};
 #undef X
     (void)rows; /* always the same */
-    return fns[(panels - 1) * 4 + (tern_scales_halves(scales) ? 2 : 0) + (tern_scales_minimum(scales) ? 1 : 0)];
+    return fns[(panels - 1) * 4 + (tern_scales_halves(w->scales) ? 2 : 0) + (tern_scales_minimum(w->scales) ? 1 : 0)];
 }
 
 /* The lanes of a panel of which `cols` columns exist. */
