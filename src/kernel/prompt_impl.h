@@ -35,39 +35,46 @@ PROMPT_INLINE float float_at(const uint16_t *p)
     return f;
 }
 
-/* Where the operands of a register tile lie, and a panel's weights of a range in scratch (minimum: to be added). */
 #ifdef PROMPT_INT8
-struct block {
-    uint8_t quads[TERN_BLOCK / 4][TERN_VEC];
-    float scale[2][TERN_PANEL], minimum[2][TERN_PANEL]; /* of each half */
-};
-
-/* 32 inputs of a band.  isum, product: of both halves and of all 32. */
-struct step {
-    int8_t q[TERN_BAND][TERN_BLOCK];
-    float scale[TERN_BAND];
-    int32_t isum[3][TERN_BAND];
-    float product[3][TERN_BAND]; /* scale * isum */
-};
-
-struct operands {
-    const struct step *x;  /* first step of the band */
-    int row;               /* first row in it */
-    const struct block *w; /* first step of panel 0; panels are `steps` blocks apart */
-    int steps, zero;
-};
+#include "kernel/prompt8_impl.h"
 #else
+/* A panel's weights of a step in scratch. */
 struct block {
     int16_t pairs[TERN_TILE_DEPTH / 2][TERN_PANEL][2];
     float scale[2][TERN_PANEL], minimum[2][TERN_PANEL]; /* of each half */
 };
 
+/* Where the operands of a register tile lie. */
 struct operands {
     const uint16_t *x; /* row 0, first step */
     const uint16_t *sums;
     const struct block *w; /* first step of panel 0; panels are `steps` blocks apart */
     int steps, zero;
 };
+
+static size_t band(int k)
+{
+    return tern_i16_band(k);
+}
+
+/* Where the operands of row r of the band at `at` lie. */
+PROMPT_INLINE void row_operands(struct operands *o, const uint16_t *at, int first_step, int r)
+{
+    const uint16_t *step = at + 2 * TERN_BAND + (size_t)first_step * TERN_I16_STEP;
+    o->x = step + r % TERN_BAND * TERN_TILE_DEPTH;
+    o->sums = step + TERN_BAND * TERN_TILE_DEPTH + 2 * (r % TERN_BAND);
+}
+
+static int zero_of(const struct tern_packed *w)
+{
+    return tern_scales_zero(w->scales) ? w->zero : 0;
+}
+
+/* What an output of the row is multiplied by at the end. */
+PROMPT_INLINE const float *row_scale(const uint16_t *at, int r)
+{
+    return (const float *)(const void *)at + r % TERN_BAND;
+}
 #endif
 _Static_assert(PANELS *RANGE_STEPS * sizeof(struct block) <= TERN_PROMPT_SCRATCH, "scratch is large enough");
 
@@ -86,49 +93,6 @@ PROMPT_INLINE void expand(enum tern_codes codes, enum tern_scales scales, struct
 /* The first `cols` of 16 floats: from y, zeros behind them; to y, times `scale` where it is given. */
 PROMPT_INLINE void chain_from(float *chain, const float *y, int cols);
 PROMPT_INLINE void chain_to(float *y, const float *chain, int cols, const float *scale);
-
-#ifdef PROMPT_INT8
-/* ---- activations ---- */
-
-#define PIECE 512 /* inputs that are quantised at once */
-
-static size_t band(int k)
-{
-    return (size_t)k / TERN_BLOCK * sizeof(struct step) / sizeof(uint16_t);
-}
-
-static void pack_block(struct step *s, int r, const int8_t *q, float scale, const int32_t sum16[2])
-{
-    /* Rows that are not finite have sums that wrap; their scale is not finite either. */
-    const int32_t isum[3] = {sum16[0], sum16[1], (int32_t)((uint32_t)sum16[0] + (uint32_t)sum16[1])};
-    memcpy(s->q[r], q, TERN_BLOCK);
-    s->scale[r] = scale;
-    for (int g = 0; g < 3; g++) {
-        s->isum[g][r] = isum[g];
-        s->product[g][r] = scale * (float)isum[g];
-    }
-}
-
-static void pack(uint16_t *out, const float *x, size_t x_stride, int n_rows, int k)
-{
-    struct step *steps = (struct step *)(void *)out;
-    int8_t q[PIECE] __attribute__((aligned(64)));
-    float scale[PIECE / TERN_BLOCK] __attribute__((aligned(64)));
-    int32_t sum16[PIECE / 16] __attribute__((aligned(64)));
-    for (int r = 0; r < n_rows; r++)
-        for (int at = 0; at < k; at += PIECE) {
-            const int n = k - at < PIECE ? k - at : PIECE;
-            PROMPT_INT8(q, scale, sum16, x + (size_t)r * x_stride + at, n);
-            for (int b = 0; b < n / TERN_BLOCK; b++)
-                pack_block(steps + at / TERN_BLOCK + b, r, q + b * TERN_BLOCK, scale[b], sum16 + 2 * b);
-        }
-    memset(q, 0, TERN_BLOCK);
-    memset(sum16, 0, 2 * sizeof *sum16);
-    for (int r = n_rows; r % PAD; r++) /* register tiles read them, and nobody looks at what comes of it */
-        for (int b = 0; b < k / TERN_BLOCK; b++)
-            pack_block(steps + b, r, q, 0, sum16);
-}
-#endif
 
 /* ---- weights ---- */
 
@@ -167,59 +131,15 @@ struct range {
     const struct tern_packed *m;
 };
 
-#ifdef PROMPT_INT8
-PROMPT_INLINE void row_operands(struct operands *o, const struct range *g, int r)
-{
-    o->x = (const struct step *)(const void *)(g->x + (size_t)(r / TERN_BAND) * g->band) + g->first_step;
-    o->row = r % TERN_BAND;
-}
-
-static int zero_of(const struct tern_packed *w)
-{
-    return (tern_scales_zero(w->scales) ? w->zero : 0) + (tern_codes_signed(w->codes) ? RAISED : 0);
-}
-
-/* What an output of row r is multiplied by at the end. */
-PROMPT_INLINE const float *row_scale(const struct range *g, int r)
-{
-    (void)g;
-    (void)r;
-    return NULL;
-}
-#else
-static size_t band(int k)
-{
-    return tern_i16_band(k);
-}
-
-PROMPT_INLINE void row_operands(struct operands *o, const struct range *g, int r)
-{
-    const uint16_t *step = g->x + (size_t)(r / TERN_BAND) * g->band + 2 * TERN_BAND;
-    step += (size_t)g->first_step * TERN_I16_STEP;
-    o->x = step + r % TERN_BAND * TERN_TILE_DEPTH;
-    o->sums = step + TERN_BAND * TERN_TILE_DEPTH + 2 * (r % TERN_BAND);
-}
-
-static int zero_of(const struct tern_packed *w)
-{
-    return tern_scales_zero(w->scales) ? w->zero : 0;
-}
-
-PROMPT_INLINE const float *row_scale(const struct range *g, int r)
-{
-    const uint16_t *scales = g->x + (size_t)(r / TERN_BAND) * g->band;
-    return (const float *)(const void *)scales + r % TERN_BAND;
-}
-#endif
-
 /* Rows [r, r + rows), of which the first `given` exist, times `panels` panels from number p0 on, of which `cols`
  * columns exist. */
 static void one_tile(const struct range *g, int r, int rows, int given, int p0, int panels, int cols)
 {
     float chain[TILE * WIDTH * TERN_PANEL] __attribute__((aligned(64)));
+    const uint16_t *at = g->x + (size_t)(r / TERN_BAND) * g->band;
     float *y = g->y + (size_t)r * g->y_stride + p0 * TERN_PANEL;
     struct operands o = g->o;
-    row_operands(&o, g, r);
+    row_operands(&o, at, g->first_step, r);
     o.w += (size_t)p0 * (size_t)o.steps;
     if (!g->first_step || given < rows)
         memset(chain, 0, sizeof chain);
@@ -231,7 +151,7 @@ static void one_tile(const struct range *g, int r, int rows, int given, int p0, 
     for (int i = 0; i < given; i++)
         for (int p = 0; p < panels; p++)
             chain_to(y + (size_t)i * g->y_stride + p * TERN_PANEL, chain + (i * WIDTH + p) * TERN_PANEL,
-                     cols - p * TERN_PANEL, g->last ? row_scale(g, r + i) : NULL);
+                     cols - p * TERN_PANEL, g->last ? row_scale(at, r + i) : NULL);
 }
 
 static void product(float *y, size_t y_stride, const uint16_t *x, int n_rows, const struct tern_packed *w, int panel0,

@@ -9,6 +9,8 @@
 #include "kernel/avx2/simd.h"
 #include "kernel/prompt_impl.h"
 
+#ifdef RANGE_STEPS
+
 /* A loop of short instructions: with offsets of four bytes the processor's cache of decoded ones is what binds (1.34
  * instead of 1.6 `vpmaddwd` in a cycle of Zen 3), so the compiler may not make these pointers into others. */
 #define OPAQUE_PTR(p) __asm__("" : "+r"(p))
@@ -65,4 +67,5 @@ PROMPT_INLINE void chain_to(float *y, const float *chain, int cols, const float 
     store_part(y + 8, cols - 8, high);
 }
 
+#endif
 #endif
