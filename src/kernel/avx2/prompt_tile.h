@@ -11,8 +11,9 @@
 
 #ifdef RANGE_STEPS
 
-/* A loop of short instructions: with offsets of four bytes the processor's cache of decoded ones is what binds (1.34
- * instead of 1.6 `vpmaddwd` in a cycle of Zen 3), so the compiler may not make these pointers into others. */
+/* Loops are of short instructions: with offsets of four bytes there were 1.34 instead of 1.6 `vpmaddwd` in a cycle of
+ * Zen
+ * 3.  So pointers stand in the middle of what they reach, and the compiler may not make them into others. */
 #define OPAQUE_PTR(p) __asm__("" : "+r"(p))
 #define OPAQUE_VEC(v) __asm__("" : "+x"(v))
 
