@@ -78,6 +78,7 @@ VISIBLE = {
         "pack.h",
         "panel.h",
         "prompt.h",
+        "prompt_impl.h",
         "vec.h",
     },
     "file": {"file.h", "gguf_write.h", "hf_family.h"},

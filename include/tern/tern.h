@@ -129,10 +129,11 @@ typedef struct tern_model_params {
      * depend on where a layer is computed, so a sequence that was saved is loaded with the same number alone.
      * TERN_EINVAL on the CPU; TERN_EUNSUPPORTED where layers read more of each other than the stream. */
     int gpu_layers;
-    /* On cards: so many compute the model together, `device` and those of the next numbers; 0 and 1: one alone.  Each has
-     * a part of every matrix and some KV heads of every layer, and whole the embedding, experts and states of recurrent
-     * layers; gpu_memory is of each.  Logits are, bit for bit, those of one card of the kind, so sequences and caches
-     * of any number go together.  TERN_EINVAL on the CPU, beside gpu_layers, and where there are not so many. */
+    /* On cards: so many compute the model together, `device` and those of the next numbers; 0 and 1: one alone.  Each
+     * has a part of every matrix and some KV heads of every layer, and whole the embedding, experts and states of
+     * recurrent layers; gpu_memory is of each.  Logits are, bit for bit, those of one card of the kind, so sequences
+     * and caches of any number go together.  TERN_EINVAL on the CPU, beside gpu_layers, and where there are not so
+     * many. */
     int gpus;
 } tern_model_params;
 

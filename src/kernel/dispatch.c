@@ -37,8 +37,11 @@ void tern_kernels_init(unsigned mask)
     TERN_INIT(ref);
     TERN_FOR_MODELS(tern_prompt8_init(&k.prompt8);)
 #ifdef TERN_HAVE_AVX2
-    if (k.mask & TERN_CPU_AVX2)
+    if (k.mask & TERN_CPU_AVX2) {
         TERN_INIT(avx2);
+        TERN_FOR_MODELS(tern_prompt_init_avx2(&k.prompt);)
+        TERN_FOR_MODELS(tern_prompt8_init_avx2(&k.prompt8);)
+    }
 #endif
 #ifdef TERN_HAVE_AVX512
     if (k.mask & TERN_CPU_AVX512) {

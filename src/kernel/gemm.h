@@ -6,7 +6,7 @@
  * Four arithmetic classes, chosen by the role of the row and by the machine, never by the size of the batch:
  *   wide    prompt rows.  f32 activations times exactly dequantised f32 weights; every output element is ONE chain
  *           acc = fma(w[k], x[k], acc), k ascending from acc = +0.  All levels are bit-equal.
- *   int16   prompt rows on machines with VNNI and without tiles, unless f32 is asked for: see tern_prompt_kernels.
+ *   int16   prompt rows on machines with AVX2 and without tiles, unless f32 is asked for: see tern_prompt_kernels.
  *   bf16    prompt rows on machines with tiles, unless f32 is asked for: see tern_bf16_kernels.
  *   narrow  decode rows.  Activations quantised to int8 per 32; per block of 32 (16 where scales are that close) an
  *           exact integer dot, then one chain in f32 (see `narrow`).  All levels are bit-equal.  Prompt rows, too,

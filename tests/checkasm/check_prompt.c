@@ -170,7 +170,7 @@ static void product_case(const struct format *f, struct shape s, enum check_fill
 
 static void part_product(void)
 {
-    static const int rows[] = {1, 2, 15, 16, 17, 32, 33, 48, 65};
+    static const int rows[] = {1, 2, 7, 15, 16, 17, 27, 31, 32, 33, 48, 65};
     for (int f = 0; f < N_FORMATS; f++) {
         int step = formats[f].step;
         for (size_t i = 0; i < sizeof rows / sizeof *rows; i += twin_itself ? 4 : 1) {

@@ -51,7 +51,7 @@ ALWAYS void store_sums(int32_t sum16[2], __m256i s)
     sum16[1] = _mm_cvtsi128_si32(_mm256_extracti128_si256(s, 1));
 }
 
-static void quantize(int8_t *q, float *scale, int32_t *sum16, const float *x, int k)
+void tern_gemm_quantize_avx2(int8_t *q, float *scale, int32_t *sum16, const float *x, int k)
 {
     for (int b = 0; b < k / TERN_BLOCK; b++) {
         __m256i c[4];
@@ -152,7 +152,7 @@ static void row(float *out, const struct tern_packed *w, int row)
 
 void tern_gemm_init_avx2(struct tern_gemm_kernels *k)
 {
-    k->quantize = quantize;
+    k->quantize = tern_gemm_quantize_avx2;
     k->wide = tern_gemm_wide_avx2;
     k->quantize16 = quantize16;
     k->narrow = tern_gemm_narrow_avx2;

@@ -5,6 +5,7 @@
 #include "kernel/gemm.h"
 #include "kernel/panel.h"
 
+void tern_gemm_quantize_avx2(int8_t *q, float *scale, int32_t *sum16, const float *x, int k);
 void tern_gemm_wide_avx2(float *y, size_t y_stride, const float *x, size_t x_stride, int n_rows,
                          const struct tern_packed *w, int panel0, int panel1, float *scratch);
 void tern_gemm_narrow_avx2(float *y, size_t y_stride, const struct tern_q8_row *x, int n_rows,

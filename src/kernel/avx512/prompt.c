@@ -1,32 +1,30 @@
-/* The int16 class on VNNI: `vpdpwssd` adds the products of two 16-bit pairs to each of 16 integers.
+/* The int16 class on VNNI: `vpdpwssd` adds the products of two 16-bit pairs to each of 16 integers; around it
+ * kernel/prompt_impl.h.
  *
- * Codes less their zero points become 16-bit pairs for RANGE_STEPS * 32 inputs of up to PANELS panels, beside their
- * scales in f32.  Of a quad of four inputs a mask leaves the pair (0, 2) and a shift the pair (1, 3), which is why rows
- * are packed in that order.  A register tile is 8 rows by three panels: 24 integer sums, and per pair of inputs three
- * loads and eight broadcasts for 24 products; at the end of a group of inputs the sums become floats, are scaled, and
- * join the chains, which wait in L1.  Three panels of a range are 23 KB and stay in L1 while rows stream past.
+ * A register tile is 8 rows by three panels: 24 integer sums, and per pair of inputs three loads and eight broadcasts
+ * for 24 products.
  *
  * Counts for 32 inputs of a register tile: 384 products, one per cycle; 24 conversions, 24 multiply-adds (48 with a
  * minimum), 24 loads and stores of chains.  Weights: some 45 instructions per 512, against 16 products per row. */
-#include "kernel/prompt.h"
 #include "kernel/avx512/gemm_block.h"
 
-#include <math.h>
-#include <string.h>
-
-#define TILE        8  /* rows of a register tile: a whole number of them in a band */
-#define WIDTH       3  /* panels of one */
-#define RANGE_STEPS 18 /* blocks of 32 inputs between two rests in y */
+#define TILE        8
+#define WIDTH       3
+#define RANGE_STEPS 18 /* 23 KB for each three panels */
 #define PANELS      24
 #define ROWS        128
+#include "kernel/prompt_impl.h"
+
+#include <math.h>
+
 _Static_assert(TERN_BAND % TILE == 0, "register tiles do not cross bands");
 
-/* A panel's weights of a range in scratch. */
-struct block {
-    int16_t pairs[TERN_TILE_DEPTH / 2][TERN_PANEL][2];
-    float scale[2][TERN_PANEL], minimum[2][TERN_PANEL]; /* of each half; minimum: to be added */
-};
-_Static_assert(PANELS *RANGE_STEPS * sizeof(struct block) <= TERN_PROMPT_SCRATCH, "scratch is large enough");
+PROMPT_INLINE int tile_rows(int r, int left)
+{
+    (void)r;
+    (void)left;
+    return TILE;
+}
 
 /* ---- activations ---- */
 
@@ -85,13 +83,12 @@ static void pack(uint16_t *out, const float *x, size_t x_stride, int n_rows, int
 
 /* ---- weights ---- */
 
-ALWAYS void expand(enum tern_codes codes, enum tern_scales scales, struct block *out, const struct tern_packed *w,
-                   const struct tern_panel_layout *l, int panel, int step)
+PROMPT_INLINE void expand(enum tern_codes codes, enum tern_scales scales, struct block *out,
+                          const struct tern_panel_view *v, int minus, int step)
 {
-    const struct tern_panel_view v = tern_panel_view(w, l, panel);
-    const uint8_t *block = v.codes + (size_t)step * tern_codes_unit(codes);
-    const __m512i table = code_table(codes, &v), low = _mm512_set1_epi16(0xFF);
-    const __m512i zero = _mm512_set1_epi16((short)w->zero);
+    const uint8_t *block = v->codes + (size_t)step * tern_codes_unit(codes);
+    const __m512i table = code_table(codes, v), low = _mm512_set1_epi16(0xFF);
+    const __m512i zero = _mm512_set1_epi16((short)minus);
 #pragma GCC unroll 8
     for (int q = 0; q < 8; q++) {
         const __m512i c = quad_codes(codes, table, block, q);
@@ -110,10 +107,10 @@ ALWAYS void expand(enum tern_codes codes, enum tern_scales scales, struct block 
         _mm512_store_si512(out->pairs[2 * q], even);
         _mm512_store_si512(out->pairs[2 * q + 1], odd);
     }
-    const struct super super = super_scale(scales, &v, (size_t)step / (TERN_SUPER / TERN_BLOCK), 0);
+    const struct super super = super_scale(scales, v, (size_t)step / (TERN_SUPER / TERN_BLOCK), 0);
     for (int half = 0; half < (tern_scales_halves(scales) ? 2 : 1); half++) {
         __m512 scale, minimum;
-        group_scale(scales, &v, &super, 2 * (size_t)step + (size_t)half, 0, &scale, &minimum);
+        group_scale(scales, v, &super, 2 * (size_t)step + (size_t)half, 0, &scale, &minimum);
         if (tern_scales_minus(scales))
             minimum = _mm512_xor_ps(minimum, _mm512_set1_ps(-0.0f));
         _mm512_store_ps(out->scale[half], scale);
@@ -122,50 +119,13 @@ ALWAYS void expand(enum tern_codes codes, enum tern_scales scales, struct block 
     }
 }
 
-typedef void expand_fn(struct block *out, const struct tern_packed *w, const struct tern_panel_layout *l, int panel,
-                       int step);
-
-#define X(c, s)                                                                                                     \
-    static void expand_##c##_##s(struct block *out, const struct tern_packed *w, const struct tern_panel_layout *l, \
-                                 int panel, int step)                                                               \
-    {                                                                                                               \
-        expand(TERN_CODES_##c, TERN_SCALES_##s, out, w, l, panel, step);                                            \
-    }
-TERN_NARROW_KINDS(X)
-#undef X
-
-static expand_fn *expander(const struct tern_packed *w)
-{
-#define X(c, s)                                                     \
-    if (w->codes == TERN_CODES_##c && w->scales == TERN_SCALES_##s) \
-        return expand_##c##_##s;
-    TERN_NARROW_KINDS(X)
-#undef X
-    return NULL;
-}
-
 /* ---- products ---- */
-
-/* Where the operands of a register tile lie. */
-struct operands {
-    const uint16_t *x; /* row 0, first step */
-    const uint16_t *sums;
-    const struct block *w; /* first step of panel 0; panels are `steps` blocks apart */
-    int steps;
-};
 
 ALWAYS __m512i two_codes(const uint16_t *p)
 {
     int32_t both;
     memcpy(&both, p, sizeof both);
     return _mm512_set1_epi32(both);
-}
-
-ALWAYS float float_at(const uint16_t *p)
-{
-    float f;
-    memcpy(&f, p, sizeof f);
-    return f;
 }
 
 /* The chains of one row: += its sums of a group. */
@@ -238,8 +198,6 @@ ALWAYS void tile(const struct operands *o, float *chain, int panels, int groups,
     }
 }
 
-typedef void tile_fn(const struct operands *o, float *chain);
-
 #define X(panels, groups, minimum)                                                           \
     static void tile_##panels##_##groups##_##minimum(const struct operands *o, float *chain) \
     {                                                                                        \
@@ -251,95 +209,30 @@ PANEL_FNS(2)
 PANEL_FNS(3)
 #undef X
 
-static tile_fn *tile_for(int panels, enum tern_scales scales)
+static tile_fn *tile_for(int rows, int panels, const struct tern_packed *w)
 {
 #define X(panels, groups, minimum) tile_##panels##_##groups##_##minimum,
     static tile_fn *const fns[] = {PANEL_FNS(1) PANEL_FNS(2) PANEL_FNS(3)};
 #undef X
-    return fns[(panels - 1) * 4 + (tern_scales_halves(scales) ? 2 : 0) + (tern_scales_minimum(scales) ? 1 : 0)];
+    (void)rows; /* always the same */
+    return fns[(panels - 1) * 4 + (tern_scales_halves(w->scales) ? 2 : 0) + (tern_scales_minimum(w->scales) ? 1 : 0)];
 }
 
-/* One range of inputs of one call. */
-struct range {
-    struct operands o;
-    float *y; /* first row, first column of the panels */
-    size_t y_stride;
-    const uint16_t *x; /* first band */
-    size_t band;
-    int first_step;
-    bool last;
-    enum tern_scales scales;
-};
-
-/* The columns of panel p of a register tile that exist. */
-ALWAYS __mmask16 lanes_of(int cols, int p)
+/* The lanes of a panel of which `cols` columns exist. */
+ALWAYS __mmask16 lanes_of(int cols)
 {
-    const int left = cols - p * TERN_PANEL;
-    return (__mmask16)(left >= TERN_PANEL ? 0xFFFFu : left > 0 ? (1u << left) - 1u : 0u);
+    return (__mmask16)(cols >= TERN_PANEL ? 0xFFFFu : cols > 0 ? (1u << cols) - 1u : 0u);
 }
 
-/* Rows [r, r + rows) times `panels` panels from number p0 on, of which `cols` columns exist. */
-static void one_tile(const struct range *g, int r, int rows, int p0, int panels, int cols)
+PROMPT_INLINE void chain_from(float *chain, const float *y, int cols)
 {
-    float chain[TILE * WIDTH * TERN_PANEL] __attribute__((aligned(64)));
-    const uint16_t *band = g->x + (size_t)(r / TERN_BAND) * g->band;
-    const uint16_t *step = band + 2 * TERN_BAND + (size_t)g->first_step * TERN_I16_STEP;
-    float *y = g->y + (size_t)r * g->y_stride + p0 * TERN_PANEL;
-    struct operands o = g->o;
-    rows = rows < TILE ? rows : TILE;
-    o.x = step + r % TERN_BAND * TERN_TILE_DEPTH;
-    o.sums = step + TERN_BAND * TERN_TILE_DEPTH + 2 * (r % TERN_BAND);
-    o.w += (size_t)p0 * (size_t)o.steps;
-    if (!g->first_step || rows < TILE)
-        memset(chain, 0, sizeof chain);
-    for (int i = 0; i < rows && g->first_step; i++)
-        for (int p = 0; p < panels; p++)
-            _mm512_store_ps(chain + (i * WIDTH + p) * TERN_PANEL,
-                            _mm512_maskz_loadu_ps(lanes_of(cols, p), y + (size_t)i * g->y_stride + p * TERN_PANEL));
-    tile_for(panels, g->scales)(&o, chain);
-    for (int i = 0; i < rows; i++) {
-        const __m512 scale = _mm512_set1_ps(g->last ? float_at(band + 2 * (r % TERN_BAND + i)) : 1);
-        for (int p = 0; p < panels; p++) {
-            __m512 acc = _mm512_load_ps(chain + (i * WIDTH + p) * TERN_PANEL);
-            if (g->last)
-                acc = _mm512_mul_ps(acc, scale);
-            _mm512_mask_storeu_ps(y + (size_t)i * g->y_stride + p * TERN_PANEL, lanes_of(cols, p), acc);
-        }
-    }
+    _mm512_store_ps(chain, _mm512_maskz_loadu_ps(lanes_of(cols), y));
 }
 
-static void product(float *y, size_t y_stride, const uint16_t *x, int n_rows, const struct tern_packed *w, int panel0,
-                    int panel1, void *scratch)
+PROMPT_INLINE void chain_to(float *y, const float *chain, int cols, const float *scale)
 {
-    const struct tern_panel_layout l = tern_panel_layout(w);
-    expand_fn *const fill = expander(w);
-    const int steps = w->k / TERN_BLOCK, ranges = (steps + RANGE_STEPS - 1) / RANGE_STEPS;
-    const int most = n_rows > ROWS ? PANELS : WIDTH; /* with few rows nothing is used again, and L1 holds three */
-    const int longest = (steps + ranges - 1) / ranges;
-    struct block *weights = scratch;
-    struct range g = {
-        .o = {.w = weights}, .y_stride = y_stride, .x = x, .band = tern_i16_band(w->k), .scales = w->scales};
-    for (int p0 = panel0; p0 < panel1; p0 += most) {
-        const int panels = panel1 - p0 < most ? panel1 - p0 : most;
-        g.y = y + (size_t)p0 * TERN_PANEL;
-        for (int s = 0; s < steps; s += g.o.steps) {
-            g.o.steps = steps - s < longest ? steps - s : longest;
-            g.first_step = s;
-            g.last = s + g.o.steps == steps;
-            for (int i = 0; i < panels * g.o.steps; i++)
-                fill(weights + i, w, &l, p0 + i / g.o.steps, s + i % g.o.steps);
-            for (int r0 = 0; r0 < n_rows; r0 += ROWS)
-                for (int p = 0; p < panels; p += WIDTH)
-                    for (int r = r0; r < n_rows && r < r0 + ROWS; r += TILE)
-                        one_tile(&g, r, n_rows - r, p, panels - p < WIDTH ? panels - p : WIDTH,
-                                 w->n - (p0 + p) * TERN_PANEL);
-        }
-    }
-}
-
-static size_t band(int k)
-{
-    return tern_i16_band(k);
+    const __m512 acc = _mm512_load_ps(chain);
+    _mm512_mask_storeu_ps(y, lanes_of(cols), scale ? _mm512_mul_ps(acc, _mm512_set1_ps(*scale)) : acc);
 }
 
 void tern_prompt_init_avx512(struct tern_prompt_kernels *k)
