@@ -31,7 +31,9 @@ size_t tern_parallel_find(const struct tern_dev_mem *m, int n, size_t at, size_t
                           size_t own[TERN_PARALLEL_MOST])
 {
     const struct tern_parallel_runs *r = &m->runs;
-    const size_t block = m->kind == TERN_PARALLEL_BLOCKS ? m->block : m->bytes, x = block ? at % block : 0;
+    const bool blocks = m->kind == TERN_PARALLEL_BLOCKS;
+    TERN_ASSERT(!blocks || m->block);
+    const size_t block = blocks ? m->block : m->bytes, x = blocks ? at % block : at;
     size_t low = 0, high = r->n;
     while (low < high) { /* the first run that ends behind x */
         const size_t mid = (low + high) / 2;
@@ -45,8 +47,8 @@ size_t tern_parallel_find(const struct tern_dev_mem *m, int n, size_t at, size_t
     *device = in ? r->p[low].device : -1;
     for (int i = 0; i < n; i++) {
         const bool has = !in || r->p[low].device < 0 || r->p[low].device == i;
-        own[i] = (m->kind == TERN_PARALLEL_BLOCKS ? at / block * m->part[i] : 0) +
-                 (in ? r->p[low].own[i] : r->own_end[i]) + (has ? x - from : 0);
+        own[i] =
+            (blocks ? at / block * m->part[i] : 0) + (in ? r->p[low].own[i] : r->own_end[i]) + (has ? x - from : 0);
     }
     return bytes < end - x ? bytes : end - x;
 }
@@ -62,7 +64,7 @@ struct tern_dev_rows tern_parallel_rows(struct tern_dev_rows r, int device)
 struct tern_dev_vec tern_parallel_vec(struct tern_parallel *s, struct tern_dev_vec v, int device)
 {
     int whose = -1;
-    size_t own[TERN_PARALLEL_MOST];
+    size_t own[TERN_PARALLEL_MOST] = {0};
     struct tern_dev_mem *m = v.mem;
     if (!m)
         return v;
@@ -169,7 +171,7 @@ void tern_parallel_bring(struct tern_parallel *s, struct tern_dev_mem *m, size_t
 static void piece_of(const struct tern_dev_mem *m, int n, int i, size_t at, size_t bytes, size_t *from, size_t *size)
 {
     int whose;
-    size_t own[TERN_PARALLEL_MOST], last[TERN_PARALLEL_MOST];
+    size_t own[TERN_PARALLEL_MOST] = {0}, last[TERN_PARALLEL_MOST] = {0};
     const size_t end = at + bytes;
     (void)tern_parallel_find(m, n, at, 1, &whose, own);
     *from = own[i];
@@ -222,7 +224,7 @@ void tern_parallel_copy_in(struct tern_dev *dev, struct tern_dev_mem *to, size_t
     whole(s, to, at, bytes);
     for (size_t n; bytes; bytes -= n, at += n, from += n) {
         int whose;
-        size_t own[TERN_PARALLEL_MOST];
+        size_t own[TERN_PARALLEL_MOST] = {0};
         n = next_of(s, to, at, bytes, &whose, own);
         for (int i = 0; i < s->n; i++)
             if (whose < 0 || whose == i)
@@ -239,7 +241,7 @@ void tern_parallel_copy_out(struct tern_dev *dev, void *host, const struct tern_
     whole(s, from, at, bytes);
     for (size_t n; bytes; bytes -= n, at += n, to += n) {
         int whose;
-        size_t own[TERN_PARALLEL_MOST];
+        size_t own[TERN_PARALLEL_MOST] = {0};
         n = next_of(s, from, at, bytes, &whose, own);
         whose = whose < 0 ? 0 : whose;
         s->d[whose]->ops->copy_out(s->d[whose], to, from->m[whose], own[whose], n);
