@@ -174,7 +174,8 @@ static int print_model(const struct doctor *d, tern_error *err)
         char weights[32], scratch[32];
         (void)snprintf(weights, sizeof weights, "%s", tern_size_text((double)d->card.weight_bytes));
         (void)snprintf(scratch, sizeof scratch, "%s", tern_size_text((double)d->scratch));
-        TERN_TRY(tern_out_printf(err, "card        %s may be used (--gpu-memory): weights %s, scratch %s\n",
+        TERN_TRY(tern_out_printf(err, "%s %s may be used (--gpu-memory): weights %s, scratch %s\n",
+                                 tern_model_get_info(d->setup.model)->n_cards > 1 ? "cards      " : "card       ",
                                  tern_size_text((double)d->card.limit_bytes), weights, scratch));
     }
     if (isfinite(d->kld))

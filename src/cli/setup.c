@@ -122,7 +122,7 @@ static int gpus(int *out, const struct tern_args *a, tern_error *err)
     if (n->n && !tern_setup_on_card(a))
         return tern_cli_usage(err, "--gpus are cards, and the model runs on device %s: --device cuda",
                               a->v[TERN_OPT_DEVICE].s);
-    if (n->n && a->v[TERN_OPT_GPU_LAYERS].n)
+    if (*out > 1 && a->v[TERN_OPT_GPU_LAYERS].n)
         return tern_cli_usage(err,
                               "--gpus divides a model among cards, --gpu-layers between a card and the CPU: one of "
                               "them");

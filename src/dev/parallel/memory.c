@@ -268,7 +268,9 @@ void tern_parallel_copy(struct tern_dev *dev, struct tern_dev_mem *to, size_t to
     }
 }
 
-void tern_parallel_zero(struct tern_dev *dev, struct tern_dev_mem *m, size_t at, size_t bytes)
+/* What each device has of these bytes goes through one of its operations. */
+static void each_piece(struct tern_dev *dev, struct tern_dev_mem *m, size_t at, size_t bytes,
+                       void (*op)(struct tern_dev *d, struct tern_dev_mem *m, size_t at, size_t bytes))
 {
     struct tern_parallel *s = tern_parallel_of(dev);
     whole(s, m, at, bytes);
@@ -277,19 +279,16 @@ void tern_parallel_zero(struct tern_dev *dev, struct tern_dev_mem *m, size_t at,
         if (m->kind != TERN_PARALLEL_ALIKE)
             piece_of(m, s->n, i, at, bytes, &from, &size);
         if (size)
-            s->d[i]->ops->zero(s->d[i], m->m[i], from, size);
+            op(s->d[i], m->m[i], from, size);
     }
+}
+
+void tern_parallel_zero(struct tern_dev *dev, struct tern_dev_mem *m, size_t at, size_t bytes)
+{
+    each_piece(dev, m, at, bytes, tern_parallel_of(dev)->d[0]->ops->zero);
 }
 
 void tern_parallel_discard(struct tern_dev *dev, struct tern_dev_mem *m, size_t at, size_t bytes)
 {
-    struct tern_parallel *s = tern_parallel_of(dev);
-    whole(s, m, at, bytes);
-    for (int i = 0; bytes && i < s->n; i++) {
-        size_t from = at, size = bytes;
-        if (m->kind != TERN_PARALLEL_ALIKE)
-            piece_of(m, s->n, i, at, bytes, &from, &size);
-        if (size)
-            s->d[i]->ops->discard(s->d[i], m->m[i], from, size);
-    }
+    each_piece(dev, m, at, bytes, tern_parallel_of(dev)->d[0]->ops->discard);
 }
