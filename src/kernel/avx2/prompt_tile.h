@@ -11,9 +11,8 @@
 
 #ifdef RANGE_STEPS
 
-/* Loops are of short instructions: with offsets of four bytes there were 1.34 instead of 1.6 `vpmaddwd` in a cycle of
- * Zen
- * 3.  So pointers stand in the middle of what they reach, and the compiler may not make them into others. */
+/* Loops are of short instructions: with offsets of four bytes Zen 3 took 1.34 instead of 1.6 `vpmaddwd` in a cycle.
+ * So pointers stand in the middle of what they reach, and the compiler may not make them into others. */
 #define OPAQUE_PTR(p) __asm__("" : "+r"(p))
 #define OPAQUE_VEC(v) __asm__("" : "+x"(v))
 
