@@ -2,6 +2,7 @@
  *
  * A step's jobs are cut into units, the rows of one job in one page, when it begins; kernels find everything else in
  * tables.  Jobs whose rows span pages work in staging tiles, as on the CPU (dev/cpu/step.c). */
+#include <limits.h>
 #include <math.h>
 #include <string.h>
 #include "base/mem.h"
@@ -77,7 +78,9 @@ static int open_expanded(struct tern_cuda *d, const struct tern_dev_limits *l, t
     return t->expanded_bytes ? tern_cuda_take(d, &t->expanded, t->expanded_bytes, err) : 0;
 }
 
-/* Room for decode rows' partial results, and for staging tiles. */
+/* Room for decode rows' partial results, and for staging tiles.  A step may have as many decode rows as prompt rows
+ * (tokens that are computed again), but seldom has: of partial results there is room for what a 1024th of the
+ * card holds, a page's rows at least, and more rows go one part after the other. */
 static int open_scratch(struct tern_cuda *d, const struct tern_dev_limits *l, tern_error *err)
 {
     int rc = 0, sets = 1;
@@ -100,7 +103,10 @@ static int open_scratch(struct tern_cuda *d, const struct tern_dev_limits *l, te
     }
     t->stage_tiles = max_units(l);
     TERN_TRY(tern_cuda_take(d, &t->stage, t->stage_tiles * (size_t)sets * t->stage_tile_bytes, err));
-    TERN_TRY(tern_cuda_take(d, &t->part, part * (size_t)l->max_narrow * TERN_CUDA_PARTS * sizeof(float), err));
+    const size_t row_bytes = part * TERN_CUDA_PARTS * sizeof(float),
+                 fit = row_bytes ? d->card->memory / 1024 / row_bytes : 0;
+    t->part_rows = fit < TERN_PAGE ? TERN_PAGE : fit < (size_t)l->max_narrow ? (int)fit : l->max_narrow;
+    TERN_TRY(tern_cuda_take(d, &t->part, row_bytes * (size_t)t->part_rows, err));
 out:
     return rc;
 }
@@ -217,14 +223,11 @@ void tern_cuda_attn_begin(struct tern_cuda *d)
     struct tern_cuda_attn *t = d->attn;
     const struct tern_dev_step *s = &d->step;
     int used = 0;
-    t->first_narrow = s->n_rows;
     for (int i = 0; i < s->n_jobs; i++) {
         const struct tern_dev_job *j = &s->jobs[i];
         const int pages = pages_of(j);
         t->stage_of[i] = pages > 1 ? used : -1;
         used += pages > 1 ? pages : 0;
-        if (!j->wide && j->row0 < t->first_narrow)
-            t->first_narrow = j->row0;
     }
     TERN_ASSERT((size_t)used <= t->stage_tiles);
     t->stage_table = tern_cuda_send(d, t->stage_of, (size_t)s->n_jobs * sizeof *t->stage_of);
@@ -562,6 +565,53 @@ static void run_fast(struct tern_cuda *d, struct tern_cuda_attn_args *a, struct 
                      0, a, sizeof *a);
 }
 
+/* Decode rows that go together: units that follow each other, of which there is room for partial results. */
+struct slice {
+    int job, page; /* the first unit behind them; page -1: of the job's */
+    int units, rows, row0;
+};
+
+static struct slice next_slice(const struct tern_cuda *d, int cache, int job, int page)
+{
+    struct slice s = {.job = job, .page = page, .row0 = INT_MAX};
+    int end = 0;
+    for (; s.job < d->step.n_jobs; s.job++, s.page = -1) {
+        const struct tern_dev_job *j = &d->step.jobs[s.job];
+        const int first = j->pos0 / TERN_PAGE;
+        if (j->wide || j->cache != cache)
+            continue;
+        for (s.page = s.page < 0 ? first : s.page; s.page < first + pages_of(j); s.page++) {
+            const int pos = s.page * TERN_PAGE > j->pos0 ? s.page * TERN_PAGE : j->pos0, rows = rows_in(j, s.page);
+            const int row = j->row0 + pos - j->pos0, low = row < s.row0 ? row : s.row0;
+            const int high = row + rows > end ? row + rows : end;
+            if (s.units && high - low > d->attn->part_rows)
+                return s;
+            s.row0 = low;
+            end = high;
+            s.units++;
+            s.rows = rows > s.rows ? rows : s.rows;
+        }
+    }
+    return s;
+}
+
+static void run_narrow(struct tern_cuda *d, struct tern_cuda_attn_args *a, int cache, int ranges)
+{
+    tern_cu_address units = d->attn->lists[cache].narrow.p;
+    for (struct slice s = next_slice(d, cache, 0, -1); s.units; s = next_slice(d, cache, s.job, s.page)) {
+        const struct tern_cuda_list_of list = {units, s.units, s.rows};
+        a->row0 = s.row0;
+        cut_plain(a, list);
+        if (on_tensors(d, &a->l)) {
+            run_fast(d, a, list, ranges);
+        } else {
+            run_plain(d, TERN_CUDA_K_attn_range, a, (unsigned)ranges);
+            run_plain(d, TERN_CUDA_K_attn_finish, a, 1);
+        }
+        units += (size_t)s.units * sizeof(struct tern_cuda_unit);
+    }
+}
+
 /* Most ranges of any decode row of the step. */
 static int most_ranges(const struct tern_cuda *d, int cache, const struct tern_kv_layer *l)
 {
@@ -596,7 +646,6 @@ void tern_cuda_attention(struct tern_dev *dev, const struct tern_attn_shape *sha
         tern_cuda_wrote(d, out);
     for (int c = 0; c < t->n_caches; c++) {
         struct tern_cuda_attn_args a;
-        const struct tern_cuda_lists *lists = &t->lists[c];
         memset(&a, 0, sizeof a); /* lists of calls are compared byte by byte */
         a.t = d->tables;
         a.l = *layer_of(d, c, shape->layer);
@@ -608,22 +657,15 @@ void tern_cuda_attention(struct tern_dev *dev, const struct tern_attn_shape *sha
         a.part = t->part;
         a.n_heads = shape->n_heads;
         a.group = shape->n_heads / a.l.n_heads;
-        a.row0 = t->first_narrow;
         a.q_scale = (float)(shape->scale * log2e);
         a.cap = (float)(shape->softcap * log2e);
         a.one = 0x3C003C00;
-        run_wide(d, &a, c, lists->wide);
-        cut_plain(&a, lists->narrow);
+        run_wide(d, &a, c, t->lists[c].wide);
         const int ranges = most_ranges(d, c, &d->step.caches[c].layers[shape->layer]);
         a.q8 = q8;
         a.q8_bytes = d->q8_row_bytes;
         a.q8_lanes = tern_cuda_lanes(d->step.n_rows);
-        if (on_tensors(d, &a.l)) {
-            run_fast(d, &a, lists->narrow, ranges);
-        } else {
-            run_plain(d, TERN_CUDA_K_attn_range, &a, (unsigned)ranges);
-            run_plain(d, TERN_CUDA_K_attn_finish, &a, 1);
-        }
+        run_narrow(d, &a, c, ranges);
     }
     if (t->waits[shape->layer] && !t->stage_set[shape->layer])
         keep(d, shape->layer);

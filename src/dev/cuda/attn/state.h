@@ -20,6 +20,7 @@ struct tern_cuda_attn {
     struct tern_cuda_layer *layers; /* [n_caches][n_layers] */
     tern_cu_address constants;      /* what they point to */
     tern_cu_address stage, part;
+    int part_rows;            /* decode rows that part has room for */
     tern_cu_address expanded; /* closed pages of prompt rows as halves (attn/expand.cu); 0: no layer needs them */
     size_t expanded_bytes;
     size_t stage_tile_bytes, stage_tiles; /* of one set */
@@ -31,7 +32,6 @@ struct tern_cuda_attn {
     int32_t *stage_of;             /* [n_jobs] */
     tern_cu_address stage_table;   /* on the card */
     struct tern_cuda_lists *lists; /* [n_caches] */
-    int first_narrow;              /* row */
 };
 
 /* t->layers and t->constants (layers.c). */
