@@ -54,12 +54,16 @@ real" "the speed of reading alone"
 same "$(json results.2.bytes)" "$((4 * (96 * 512 * 9 / 16 + 64))).0" "bytes of a type"
 
 # ---- comma-separated values, prompt rows ----
+# Plain C multiplies prompts in 32 bits; what is faster, in 16 at least.
+# shellcheck disable=SC2086
+run 0 "$TERN" bench weights $small --types F32,Q8_0 -b 5 --prompt-rows --csv --cpu-mask c
+awk -F, 'NR > 1 && !($18 < 1e-5) { exit 1 }' "$out" || say "multiply prompts in 32 bits"
 # shellcheck disable=SC2086
 run 0 "$TERN" bench weights $small --types F32,Q8_0 -b 5 --prompt-rows --csv --cpu-mask $simd
 same "$(head -n 1 "$out" | cut -d, -f1-8)" "type,rows,class,threads,outputs,inputs,bytes,bits_per_weight" "the columns"
 same "$(tail -n +2 "$out" | cut -d, -f1-3 | tr '\n' ' ')" "F32,5,prompt Q8_0,5,prompt " "the rows"
 same "$(awk -F, '{ print NF }' "$out" | sort -u)" 22 "values in every line"
-awk -F, 'NR > 1 && !($18 < 1e-5) { exit 1 }' "$out" || say "multiply prompts in 32 bits"
+awk -F, 'NR > 1 && !($18 < ($1 == "F32" ? 1e-5 : 1e-4)) { exit 1 }' "$out" || say "multiply prompts in 16 bits"
 
 # ---- what cannot be ----
 # refused STATUS TEXT ARGUMENTS...
