@@ -253,6 +253,10 @@ static void test_refused(void **state)
 int main(int argc, char **argv)
 {
     kind = argc > 1 ? argv[1] : kind;
+#ifdef __SANITIZE_ADDRESS__ /* takes minutes */
+    n_models = 7;
+    n_plans = 2;
+#endif
     if (argc > 2 && strcmp(argv[2], "quick") == 0) {
         n_models = 2;
         n_plans = 1;
