@@ -3,8 +3,6 @@
 #include "base/mem.h"
 #include "dev/parallel/parallel.h"
 
-#define EACH(s, i) for (int i = 0; i < (s)->n; i++)
-
 /* Rounding of weights to multiples of TERN_ALIGN on each device, and what kernels read behind the last. */
 #define SLACK ((size_t)1 << 20)
 
@@ -112,8 +110,8 @@ void tern_parallel_release(struct tern_dev *dev, struct tern_dev_mem *m)
     for (int i = s->n_shares - 1; i >= 0; i--)
         if (s->share[i].x.mem == m)
             s->share[i] = s->share[--s->n_shares];
-    EACH(s, i)
-    s->d[i]->ops->release(s->d[i], m->m[i]);
+    for (int i = 0; i < s->n; i++)
+        s->d[i]->ops->release(s->d[i], m->m[i]);
     tern_free(m->runs.p);
     tern_free(m);
 }
@@ -142,6 +140,8 @@ int tern_parallel_divide(struct tern_dev *dev, struct tern_dev_mem *m, const str
     if (!by->cache) {
         TERN_ASSERT(by->block == m->bytes);
         m->kind = TERN_PARALLEL_WEIGHTS;
+        /* Of each weight what stands before it, a part for each device, what follows: placing cannot fail. */
+        TERN_TRY(tern_grow(&m->runs.p, &m->runs.cap, s->planned * (size_t)(s->n + 2) + 1, sizeof *m->runs.p, err));
         return reserve_all(s, m, m->bytes + SLACK, true, err);
     }
     const size_t blocks = m->bytes / by->block, slack = m->bytes % by->block;

@@ -5,7 +5,7 @@
 void tern_parallel_start(const struct tern_parallel *s)
 {
     for (int i = 0; i < s->n; i++)
-        if (s->d[i]->ops->start)
+        if (s->d[i] && s->d[i]->ops->start)
             s->d[i]->ops->start(s->d[i]);
 }
 
@@ -17,9 +17,7 @@ static void op_start(struct tern_dev *dev)
 static void op_close(struct tern_dev *dev)
 {
     struct tern_parallel *s = tern_parallel_of(dev);
-    for (int i = 0; i < s->n; i++)
-        if (s->d[i] && s->d[i]->ops->start)
-            s->d[i]->ops->start(s->d[i]);
+    tern_parallel_start(s);
     for (int i = 0; i < s->n; i++)
         tern_dev_close(s->d[i]);
     tern_parallel_close_caches(s);

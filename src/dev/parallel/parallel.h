@@ -73,8 +73,9 @@ struct tern_parallel {
     struct tern_dev dev;
     int n;
     struct tern_dev *d[TERN_PARALLEL_MOST];
-    bool joined; /* they reach each other's memory; else gathers go through the host */
-    int layer;   /* whose weights are planned; -1: of none */
+    bool joined;    /* they reach each other's memory; else gathers go through the host */
+    int layer;      /* whose weights are planned; -1: of none */
+    size_t planned; /* weights */
     /* What each device is told of caches. */
     int n_caches, n_groups;
     struct tern_dev_cache *caches[TERN_PARALLEL_MOST];  /* [n_caches] */

@@ -52,6 +52,7 @@ int tern_parallel_weight_plan(struct tern_dev *dev, struct tern_dev_weight *w, c
         tern_parallel_weight_drop(dev, w);
         return rc;
     }
+    tern_parallel_of(dev)->planned++;
     w->n = w->form->all[0].n;
     w->k = w->form->all[0].k;
     w->stack = stack;
@@ -75,8 +76,7 @@ static size_t panel_bytes(const struct tern_dev_weight *w)
     return about.unit_bytes;
 }
 
-/* The runs of a matrix that is placed; running out of the host's memory for them ends the process, as placing cannot
- * fail. */
+/* The runs of a matrix that is placed, for which divide has made room. */
 static void add_runs(struct tern_parallel *s, const struct tern_dev_weight *w, struct tern_dev_mem *m, size_t at)
 {
     int rc = 0;
