@@ -120,7 +120,7 @@ static int gpus(int *out, const struct tern_args *a, tern_error *err)
     const struct tern_arg *n = &a->v[TERN_OPT_GPUS];
     *out = n->n ? (int)n->i : 1;
     if (n->n && !tern_setup_on_card(a))
-        return tern_cli_usage(err, "--gpus are cards, and the model runs on device %s: --device cuda",
+        return tern_cli_usage(err, "--gpus needs --device cuda, and the model runs on device %s",
                               a->v[TERN_OPT_DEVICE].s);
     if (*out > 1 && a->v[TERN_OPT_GPU_LAYERS].n)
         return tern_cli_usage(err,

@@ -209,7 +209,7 @@ static int join_cards(tern_model *m, const struct tern_dev_ops **device, int n, 
     char name[TERN_DEV_NAME];
     const struct tern_dev_ops *first = *device, *of[TERN_DEV_CARDS];
     if (!first->card)
-        TERN_FAIL(err, TERN_EINVAL, "gpus are cards, and there is one device %s", first->name);
+        TERN_FAIL(err, TERN_EINVAL, "gpus needs several cards, and device %s is not a card", first->name);
     while (first->card(number) && first->card(number) != first)
         number++;
     for (int i = 0; i < n; i++) {
