@@ -50,9 +50,9 @@ check: ## build and run every test that needs no GPU, no download and no Python
 	@cmake --build $(BUILD) -j $(JOBS)
 	@cd $(BUILD) && $(CTEST)
 
-check-asan: ## the same tests under AddressSanitizer and UndefinedBehaviorSanitizer
+check-asan: ## the same tests under AddressSanitizer and UndefinedBehaviorSanitizer; LONG=1: all of the longest ones
 	@tools/packages build check
-	@cmake --preset asan -B $(BUILD)-asan
+	@cmake --preset asan -B $(BUILD)-asan -DTERN_TEST_LONG=$(if $(LONG),ON,OFF)
 	@cmake --build $(BUILD)-asan -j $(JOBS)
 	@cd $(BUILD)-asan && $(NOASLR) $(CTEST)
 

@@ -21,6 +21,21 @@ __device__ static inline void cuda_wait()
 #endif
 }
 
+/* For what a step reads once, weights and closed pages: it leaves the card's cache first.  What every layer reads (tables,
+ * activations, the kernels themselves) stays, and is not waited for behind the weights' reading. */
+__device__ static inline uint64_t cuda_once()
+{
+    uint64_t policy;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+
+/* 16 bytes on their way to shared memory. */
+__device__ static inline void cuda_copy_16(uint32_t to, const void *from, uint64_t policy)
+{
+    asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "l"(policy) : "memory");
+}
+
 template <class T> __device__ static inline T *cuda_at(uint64_t address)
 {
     return reinterpret_cast<T *>(address);

@@ -65,23 +65,18 @@ template <int C, int S> struct unit_of {
     static constexpr int depth = TERN_CUDA_RING_DEPTH(bytes);
 };
 
-__device__ static inline void copy_16(uint32_t to, const void *from)
-{
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
-}
-
 /* What a warp asks for, from panel to panel: the units of its part of the sum, blockDim.x / 32 apart. */
 template <int C, int S> struct feed {
     using unit = unit_of<C, S>;
     const tern_cuda_narrow &a;
     const uint8_t *p, *ring;
-    uint64_t matrix;
+    uint64_t matrix, once;
     uint32_t ring_at;
     int panel, u, stage, lane, warp, warps, blocks, units;
     int region, size, at; /* scales: the region that this lane copies of, its bytes of a unit, which of them */
 
     __device__ feed(const tern_cuda_narrow &args, const uint8_t *shared, uint64_t of_matrix)
-        : a(args), matrix(of_matrix), panel(blockIdx.y), stage(0), lane(threadIdx.x % 32), warp(threadIdx.x / 32),
+        : a(args), matrix(of_matrix), once(cuda_once()), panel(blockIdx.y), stage(0), lane(threadIdx.x % 32), warp(threadIdx.x / 32),
           warps(blockDim.x / 32)
     {
         const tern_cuda_matrix &w = a.m[0].w; /* all products' panels are alike */
@@ -122,10 +117,10 @@ template <int C, int S> struct feed {
         const int last = blocks * (unit::codes / 8) - 16, from = u * unit::codes + lane * 16;
 #pragma unroll
         for (int i = 0; i < unit::codes; i += 512)
-            copy_16(to + i, p + (kind_whole(S) ? from + i : min(from + i, last)));
+            cuda_copy_16(to + i, p + (kind_whole(S) ? from + i : min(from + i, last)), once);
         if (lane * 16 < unit::bytes - unit::codes)
-            copy_16(to + unit::codes,
-                    p + region + (kind_whole(S) ? u * size + at : min(u * size + at, blocks * size / 8 - 16)));
+            cuda_copy_16(to + unit::codes,
+                         p + region + (kind_whole(S) ? u * size + at : min(u * size + at, blocks * size / 8 - 16)), once);
     }
     /* The next unit is asked for: into the stage that take() answered, once all lanes have read it. */
     __device__ void ask()

@@ -18,7 +18,8 @@
 #define __device__
 #define __host__
 #define __global__
-#define __noinline__ __attribute__((noinline))
+#define __noinline__    __attribute__((noinline))
+#define __forceinline__ inline
 #define __launch_bounds__(...)
 #define __grid_constant__
 #define __align__(n) __attribute__((aligned(n)))
@@ -486,8 +487,17 @@ static inline void emulate_cp(const char *text, uint32_t to, uint64_t from)
 {
     emulate_cp(text, to, reinterpret_cast<const void *>(from));
 }
+static inline void emulate_cp(const char *text, uint32_t to, const void *from, uint64_t policy)
+{
+    (void)policy;
+    emulate_cp(text, to, from);
+}
 static inline void emulate_cp(const char *)
 {
+}
+static inline void emulate_createpolicy(const char *, uint64_t &policy)
+{
+    policy = 0;
 }
 static inline void emulate_fence(const char *)
 {

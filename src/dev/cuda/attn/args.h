@@ -16,7 +16,15 @@
 /* Tensor cores: q rows of a block of prompt rows; rows of shared memory for 8 decode rows' queries and scores. */
 #define TERN_CUDA_WIDE_ROWS      128
 #define TERN_CUDA_NARROW_ROWS(d) (16 + (8 * 72 * 4 + ((d) + 8) * 2 - 1) / (((d) + 8) * 2))
-#define TERN_CUDA_CHAIN          5248 /* shared bytes of a warp that encodes trellis codes */
+/* Shared bytes of attn/raw.cuh, and of attn/halves.cu (four warps, 8 q rows) beside its ring. */
+#define TERN_CUDA_RAW_BYTES(d, threads, rows) (4 * (rows) * ((d) + 2 * (threads) + 64 + 3))
+#define TERN_CUDA_SUMS_BYTES(d)               (4 * (4 * 8 * (d) + 2 * 4 * 8))
+#define TERN_CUDA_HALVES_ROOM(d)                                                                 \
+    (((TERN_CUDA_RAW_BYTES(d, 128, 8) > TERN_CUDA_SUMS_BYTES(d) ? TERN_CUDA_RAW_BYTES(d, 128, 8) \
+                                                                : TERN_CUDA_SUMS_BYTES(d)) +     \
+      127) /                                                                                     \
+     128 * 128)
+#define TERN_CUDA_CHAIN 5248 /* shared bytes of a warp that encodes trellis codes */
 
 /* How one side of a page holds its numbers. */
 enum {

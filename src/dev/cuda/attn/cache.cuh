@@ -215,7 +215,48 @@ __device__ static inline float raw_value(const tern_cuda_side &s, const uint8_t 
     return s.raw32 ? reinterpret_cast<const float *>(data)[at] : from_f16(reinterpret_cast<const uint16_t *>(data)[at]);
 }
 
-/* ---- rotation: one warp, x in shared memory ---- */
+/* ---- rotation by one warp ---- */
+
+/* Sums and differences of 32 * N numbers, of which lane l has those from l * N on; N is 2 or 4. */
+template <int N> __device__ static inline void mix_lanes(float x[N], int lane)
+{
+#pragma unroll
+    for (int stride = 1; stride < N; stride *= 2)
+#pragma unroll
+        for (int j = 0; j < N; j++)
+            if (!(j & stride)) {
+                const float u = x[j], v = x[j + stride];
+                x[j] = __fadd_rn(u, v);
+                x[j + stride] = __fsub_rn(u, v);
+            }
+#pragma unroll
+    for (int width = 1; width < 32; width *= 2)
+#pragma unroll
+        for (int j = 0; j < N; j++) {
+            const float other = __shfl_xor_sync(~0u, x[j], width);
+            x[j] = lane & width ? __fsub_rn(other, x[j]) : __fadd_rn(x[j], other);
+        }
+}
+
+/* Signs of the lane's numbers; 1 where nothing is rotated. */
+template <int N> __device__ static inline void load_signs(float sign[N], const tern_cuda_side &s, int lane)
+{
+#pragma unroll
+    for (int j = 0; j < N; j++)
+        sign[j] = s.rotated ? cuda_at<const float>(s.sign)[lane * N + j] : 1;
+}
+
+/* rotate_row, inverse, of a head of 64 or 128 dims. */
+template <int N> __device__ static inline void turn_back(float x[N], float norm, const float sign[N], int lane)
+{
+    mix_lanes<N>(x, lane);
+#pragma unroll
+    for (int j = 0; j < N; j++)
+        x[j] = __fmul_rn(__fmul_rn(x[j], norm), sign[j]);
+}
+
+/* The same with x in shared memory, of any head. */
+
 
 __device__ static inline void mix_parts(const tern_cuda_side &s, float *x, bool inverse, int lane)
 {

@@ -230,16 +230,28 @@ template <int D, int C, int NT> __device__ static inline void take_tile(worker<D
 
 /* Queries of the block: rotated, in 16-bit integers, column 2 i the upper bytes of q row i.  Room: [2 ROWS][D + 16]. */
 template <int D, int ROWS>
-__device__ static void load_columns(const block_rows &b, int8_t *columns, float *scale, int *total, float *shift)
+__device__ static void load_columns(const block_rows &b, const float sign[D / 32], int8_t *columns, float *scale, int *total,
+                                    float *shift)
 {
     constexpr int N = D / 32;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const tern_cuda_side &s = b.a->l.k;
     for (int i = warp; i < ROWS; i += WARPS) {
-        float x[N], mean = 0;
+        float x[N] = {}, mean = 0;
+        if (i < b.n_q && N == 4) {
+            const float4 v = reinterpret_cast<const float4 *>(query_of(b, i, D))[lane];
+            x[0] = v.x;
+            x[1] = v.y;
+            x[N - 2] = v.z;
+            x[N - 1] = v.w;
+        } else if (i < b.n_q) {
+            const float2 v = reinterpret_cast<const float2 *>(query_of(b, i, D))[lane];
+            x[0] = v.x;
+            x[1] = v.y;
+        }
 #pragma unroll
         for (int j = 0; j < N; j++)
-            x[j] = i < b.n_q ? query_of(b, i, D)[lane * N + j] * b.a->q_scale : 0;
+            x[j] *= b.a->q_scale;
         if (b.cond) {
 #pragma unroll
             for (int j = 0; j < N; j++) {
@@ -252,23 +264,8 @@ __device__ static void load_columns(const block_rows &b, int8_t *columns, float 
         if (s.rotated) {
 #pragma unroll
             for (int j = 0; j < N; j++)
-                x[j] *= cuda_at<const float>(s.sign)[lane * N + j];
-#pragma unroll
-            for (int stride = 1; stride < N; stride *= 2)
-#pragma unroll
-                for (int j = 0; j < N; j++)
-                    if (!(j & stride)) {
-                        const float u = x[j], v = x[j + stride];
-                        x[j] = u + v;
-                        x[j + stride] = u - v;
-                    }
-#pragma unroll
-            for (int width = 1; width < 32; width *= 2)
-#pragma unroll
-                for (int j = 0; j < N; j++) {
-                    const float other = __shfl_xor_sync(~0u, x[j], width);
-                    x[j] = lane & width ? other - x[j] : x[j] + other;
-                }
+                x[j] *= sign[j];
+            mix_lanes<N>(x, lane);
 #pragma unroll
             for (int j = 0; j < N; j++)
                 x[j] *= s.norm;
@@ -372,9 +369,10 @@ template <int D, int C, int NT> __device__ static void attend_codes(const tern_c
         real = begin < end;
     }
     if (!real || raw) {
+        const uint8_t *own = real ? raw_own(b) : nullptr;
         cuda_wait();
         if (real)
-            attend_raw<D, THREADS, ROWS>(b, shared);
+            attend_raw<D, THREADS, ROWS>(b, own, shared);
         return;
     }
     const tern_cuda_table &table = table_of(a.t, *b.job, l.group);
@@ -384,6 +382,7 @@ template <int D, int C, int NT> __device__ static void attend_codes(const tern_c
     const uint8_t *pages = cuda_at<const uint8_t>(pool.p + l.layer_off + b.kv_head * l.head_bytes);
     const uint32_t ring = (uint32_t)__cvta_generic_to_shared(shared) + warp * 2 * layout::BYTES;
     const int first = begin + ((warp - begin) & (WARPS - 1));
+    const uint64_t once = cuda_once();
     uint32_t next = 0;
     const bool early = end <= b.job->pos0 / 64; /* pages that were closed before the step are there */
     if (!early)
@@ -391,14 +390,16 @@ template <int D, int C, int NT> __device__ static void attend_codes(const tern_c
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         if (first + i * WARPS < end)
-            fetch_codes<D, C>(ring + i * layout::BYTES, pages + numbers[first + i * WARPS] * pool.bytes, l, lane);
+            fetch_codes<D, C>(ring + i * layout::BYTES, pages + numbers[first + i * WARPS] * pool.bytes, l, lane, once);
         asm volatile("cp.async.commit_group;" ::: "memory");
     }
     if (first + 2 * WARPS < end)
         next = numbers[first + 2 * WARPS];
+    float sign[S];
+    load_signs<S>(sign, l.k, lane);
     if (early)
         cuda_wait();
-    load_columns<D, ROWS>(b, columns, scale, total, shift);
+    load_columns<D, ROWS>(b, sign, columns, scale, total, shift);
     worker<D, C, NT> w;
     w.b = &b;
     w.pq = pq[warp];
@@ -456,7 +457,7 @@ template <int D, int C, int NT> __device__ static void attend_codes(const tern_c
         }
         __syncwarp();
         if (page + 2 * WARPS < end)
-            fetch_codes<D, C>(at, pages + next * pool.bytes, l, lane);
+            fetch_codes<D, C>(at, pages + next * pool.bytes, l, lane, once);
         asm volatile("cp.async.commit_group;" ::: "memory");
         if (page + 3 * WARPS < end)
             next = numbers[page + 3 * WARPS];

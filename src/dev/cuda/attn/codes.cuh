@@ -36,21 +36,18 @@ template <int C> __device__ static inline int piece_of(int i)
 
 /* One KV head of a page on its way to shared memory, by one warp. */
 template <int D, int C>
-__device__ static inline void fetch_codes(uint32_t to, const uint8_t *from, const tern_cuda_layer &l, int lane)
+__device__ static inline void fetch_codes(uint32_t to, const uint8_t *from, const tern_cuda_layer &l, int lane, uint64_t once)
 {
     using page = code_page<D, C>;
     const uint8_t *k = from + l.k_off, *v = from + l.v_off;
     const uint8_t *head = from + (lane < 8 ? l.k_head_off : l.v_head_off) + lane % 8 * 16;
     if (lane < 16)
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to + lane * 16), "l"(head) : "memory");
+        cuda_copy_16(to + lane * 16, head, once);
 #pragma unroll
     for (int n = 0; n < page::SIDE / 512; n++) {
         const int i = lane + 32 * n, at = piece_of<C>(i) * 16;
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to + 256 + at + i / (page::SET / 16) * page::PAD),
-                     "l"(k + i * 16)
-                     : "memory");
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to + 256 + page::KEYS + at), "l"(v + i * 16)
-                     : "memory");
+        cuda_copy_16(to + 256 + at + i / (page::SET / 16) * page::PAD, k + i * 16, once);
+        cuda_copy_16(to + 256 + page::KEYS + at, v + i * 16, once);
     }
 }
 

@@ -265,7 +265,8 @@ template <int D> __device__ static void attend_halves(const tern_cuda_attn_args 
 {
     extern __shared__ __align__(128) uint8_t shared[];
     __shared__ __align__(8) uint64_t barriers[WARPS * 8];
-    constexpr int ROOM = (WARPS * ROWS * D + 2 * WARPS * ROWS) * 4;
+    constexpr int ROOM = TERN_CUDA_HALVES_ROOM(D);
+    static_assert(WARPS == 4 && ROWS == 8, "");
     const int warp = threadIdx.x / 32;
     ring r;
     ring_open(r, (uint32_t)__cvta_generic_to_shared(shared + ROOM) + warp * a.stages * side<D>::BYTES,
@@ -295,7 +296,7 @@ template <int D> __device__ static void attend_halves(const tern_cuda_attn_args 
             }
             if (z == 0) {
                 __syncthreads();
-                attend_raw<D, THREADS, ROWS>(b, shared);
+                attend_raw_apart<D, THREADS, ROWS>(b, shared);
             } else {
                 pages_of(b, ranges, z - 1, begin, end);
                 take_range<D>(b, st, q, r, w, what, begin, end);

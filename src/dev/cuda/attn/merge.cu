@@ -13,7 +13,9 @@ template <int D> __device__ static void merge(const tern_cuda_attn_args &a)
     const int d = threadIdx.x % D, split = threadIdx.x / D, i = blockIdx.z, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     block_rows b;
     const bool real = find_rows(b, a, blockIdx.x / a.n_blocks, blockIdx.x % a.n_blocks, blockIdx.y) && i < b.n_q;
-    cuda_wait(); /* the step's tables were there before its first kernel */
+    float sign[D / 32]; /* tables and constants were there before the step's first kernel */
+    load_signs<D / 32>(sign, l.v, lane);
+    cuda_wait();
     if (!real)
         return;
     const int pages = tern_cuda_range_pages(l.window, b.pos0), page0 = oldest_seen(l, row_pos(b, i)) / 64;
@@ -70,11 +72,17 @@ template <int D> __device__ static void merge(const tern_cuda_attn_args &a)
         x[split][d] = sum;
         __syncthreads();
         if (warp == 0) {
-            for (int e = lane; e < D; e += 32)
-                x[0][e] = (x[0][e] + x[1][e]) + (x[2][e] + x[3][e]);
-            __syncwarp();
+            float four[D / 32]; /* neighbours */
+#pragma unroll
+            for (int j = 0; j < D / 32; j++) {
+                const int e = lane * (D / 32) + j;
+                four[j] = __fadd_rn(__fadd_rn(x[0][e], x[1][e]), __fadd_rn(x[2][e], x[3][e]));
+            }
             if (l.v.rotated)
-                rotate_row(l.v, x[0], true, lane);
+                turn_back<D / 32>(four, l.v.norm, sign, lane);
+#pragma unroll
+            for (int j = 0; j < D / 32; j++)
+                x[0][lane * (D / 32) + j] = four[j];
         }
         __syncthreads();
     }

@@ -513,7 +513,7 @@ static unsigned ring_blocks(const struct tern_cuda *d, const struct tern_cuda_at
 /* With as many stages of a page's side as fit; false: not even two. */
 static bool run_halves(struct tern_cuda *d, struct tern_cuda_attn_args *a, int ranges)
 {
-    const unsigned dim = (unsigned)a->l.k.dim, room = 4 * (4 * 8 * dim + 2 * 4 * 8), stage = 4 * (32 * dim + 32);
+    const unsigned dim = (unsigned)a->l.k.dim, room = TERN_CUDA_HALVES_ROOM(dim), stage = 4 * (32 * dim + 32);
     a->stages = 4;
     while (a->stages >= 2 && room + 4 * (unsigned)a->stages * stage + 1024 > (unsigned)d->card->shared_most)
         a->stages--;

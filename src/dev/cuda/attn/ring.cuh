@@ -191,9 +191,8 @@ __device__ static inline void ring_open(ring &r, uint32_t at, uint32_t barriers,
     r.stages = stages;
     r.slot = 0;
     r.phases = 0;
-    r.policy = 0;
+    r.policy = cuda_once();
 #if __CUDA_ARCH__ >= 900
-    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(r.policy));
     if (threadIdx.x % 32 < stages)
         asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barriers + 8 * threadIdx.x % 256) : "memory");
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
@@ -234,7 +233,7 @@ __device__ static inline void ring_copy(const ring &r, int slot, uint32_t to, co
                  : "memory");
 #else
     for (uint32_t n = threadIdx.x % 32 * 16; n < bytes; n += 512)
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to + n), "l"(from + n) : "memory");
+        cuda_copy_16(to + n, from + n, r.policy);
 #endif
 }
 

@@ -530,7 +530,7 @@ template <int D> __device__ static void attend_range(const tern_cuda_attn_args &
     if (!find_block(b, a, blockIdx.x / a.n_blocks, blockIdx.x % a.n_blocks, blockIdx.y))
         return;
     if (blockIdx.z == 0) { /* first: it takes longer than many a range */
-        attend_raw<D, THREADS, TERN_CUDA_Q>(b, shared);
+        attend_raw_apart<D, THREADS, TERN_CUDA_Q>(b, shared);
         return;
     }
     int begin, end;
