@@ -236,7 +236,7 @@ def test_hang():
     with Server("-t", "1", "--stall", "1", "--cache-ram", "0", "--chunk", "2048") as s:
         clients = []
         for attempt in range(5):
-            for i in range(8 if SANITIZED else 40):  # prompts, whose steps are long
+            for i in range(40):  # prompts, whose steps are long
                 clients.append(s.socket())
                 clients[-1].sendall(request("/v1/completions", {"prompt": [66 + i] * 8000, "max_tokens": 1}))
             end = time.time() + 20
@@ -386,6 +386,7 @@ with Server() as server:
 test_refused()
 test_config()
 test_limits()
-test_hang()
+if not SANITIZED:  # which is slow enough to look like it
+    test_hang()
 test_end()
 finish()
