@@ -57,7 +57,7 @@ def test_disconnect(s):
 
 def test_comments(s):
     """A stream that has nothing to say yet says so."""
-    others = [s.socket() for _ in range(16)]
+    others = [s.socket() for _ in range(2 if SANITIZED else 16)]
     for i, c in enumerate(others):  # nothing that one of them computes helps another
         c.sendall(request("/v1/completions", {**LONG, "prompt": [65 + i] * 4000}))
     comments, events = s.events("/v1/chat/completions", {
