@@ -395,8 +395,10 @@ static void test_random(void **state)
                 run_random(models[m], 10 * (i + 1) + m, limits[i][0], limits[i][1]);
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
+    if (argc > 1)
+        cmocka_set_test_filter(argv[1]);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_lengths),           cmocka_unit_test(test_empty_prompt_is_refused),
         cmocka_unit_test(test_replies),           cmocka_unit_test(test_warming),
