@@ -340,7 +340,7 @@ def test_loading():
         check(answer.status in (200, 429), "beyond the queue", answer.status)
         clients[0].close()
         clients[2].close()
-        clients[1].settimeout(600)
+        clients[1].settimeout(60)
         got = b""
         while b'"usage"' not in got:
             piece = clients[1].recv(65536)

@@ -255,8 +255,7 @@ template <int N> __device__ static inline void turn_back(float x[N], float norm,
         x[j] = __fmul_rn(__fmul_rn(x[j], norm), sign[j]);
 }
 
-/* The same with x in shared memory, of any head. */
-
+/* Of any head, x in shared memory. */
 
 __device__ static inline void mix_parts(const tern_cuda_side &s, float *x, bool inverse, int lane)
 {
