@@ -239,7 +239,7 @@ __device__ static inline void take_range(const block_rows &b, softmax<D> &st, co
         float s[8][4];
         ring_wait(r);
         score<D>(s, q, ring_at(r, r.slot), g, t);
-        __syncwarp();
+        ring_read();
         fetch_next<D>(r, r.slot, w, what);
         ring_on(r);
         if (b.a->cap > 0 || lo || seen > page * 64) {
@@ -255,7 +255,7 @@ __device__ static inline void take_range(const block_rows &b, softmax<D> &st, co
         soften<D>(st, s);
         ring_wait(r);
         add_values<D>(st, s, ring_at(r, r.slot), g, t);
-        __syncwarp();
+        ring_read();
         fetch_next<D>(r, r.slot, w, what);
         ring_on(r);
     }

@@ -215,6 +215,16 @@ __device__ static inline bool ring_asks()
 #endif
 }
 
+/* All lanes have read what they wanted of the stage in hand: it may be filled again.  Bulk copies write another way than
+ * loads read, so it takes a fence of each lane to keep the one behind the other. */
+__device__ static inline void ring_read()
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+    __syncwarp();
+}
+
 /* A stage will get `all` bytes. */
 __device__ static inline void ring_expect(const ring &r, int slot, uint32_t all)
 {
