@@ -138,6 +138,17 @@ template <int C, int S> struct feed {
         asm volatile("cp.async.commit_group;" ::: "memory");
         stage = stage + 1 < unit::depth ? stage + 1 : 0;
     }
+    /* The ring for the first time.  early: the kernel before still works, so each unit is asked for when the one before it
+     * is there.  All at once they fill the queues of the card's cache, and what that kernel reads and writes waits. */
+    __device__ void fill(bool early)
+    {
+#pragma unroll 1
+        for (int i = 0; i < unit::depth; i++) {
+            ask();
+            if (early)
+                asm volatile("cp.async.wait_group 0;" ::: "memory");
+        }
+    }
     /* The oldest unit that was asked for. */
     __device__ const uint8_t *take() const
     {
@@ -191,9 +202,7 @@ template <int C, int S> __device__ static inline void narrow_1(const tern_cuda_n
     feed<C, S> f(a, shared, matrix);
     const int lane = f.lane, warp = f.warp, warps = f.warps, blocks = f.blocks, units = f.units, g = lane / 4,
               t = lane % 4;
-#pragma unroll 1
-    for (int i = 0; i < unit_of<C, S>::depth; i++)
-        f.ask();
+    f.fill(!a.ids);
     if (!a.ids)
         cuda_wait();
     const uint8_t *x =
@@ -283,9 +292,7 @@ template <int C, int S, int G> __device__ static inline void narrow_rows(const t
     feed<C, S> f(a, shared, (uint64_t)blockIdx.z * a.matrix_bytes);
     const int lane = f.lane, warp = f.warp, warps = f.warps, blocks = f.blocks, units = f.units, g = lane / 4,
               t = lane % 4;
-#pragma unroll 1
-    for (int i = 0; i < unit_of<C, S>::depth; i++) /* weights are there before the step is */
-        f.ask();
+    f.fill(true); /* weights are there before the step is */
     cuda_wait();
     /* Eights of rows lie as they are read.  Where there is no further eight, the last one comes again. */
     const uint8_t *x = cuda_at<const uint8_t>(a.q8) + ((uint64_t)blockIdx.z * a.head_rows + row0) * a.row_bytes;
