@@ -3,7 +3,8 @@
  * lost: every launch fails, and all after   nine: compute capability 9.0, 512 MiB   FAKE_FULL=n: the nth time that
  * memory is taken there is none   Memory is the host's, so that its address is the card's.
  *
- * With FAKE_RUNS kernels run on the processor (emulate/), as on a card of compute capability 8.0, or of 9.0. */
+ * With FAKE_RUNS kernels run on the processor (emulate/), as on a card of compute capability 8.0, or of 9.0; and with
+ * FAKE_CUDA=peers on cards that reach each other, each of which has a thread. */
 #define _GNU_SOURCE
 #include <stdbool.h>
 #include <stdio.h>
@@ -11,6 +12,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include "dev/cuda/driver.h"
+#include "emulate/streams.h"
 
 #define FAKE                   __attribute__((visibility("default")))
 #define TABLE_ONLY(name, args) FAKE tern_cu_result name args;
@@ -21,8 +23,10 @@ TERN_CU_LIST(TABLE_ONLY)
 extern void *emulate_find(const char *name);
 extern void emulate_launch(void *kernel, const void *args, const unsigned grid[3], unsigned threads);
 #define MAJOR 8
+#define RUNS  true
 #else
 #define MAJOR 9
+#define RUNS  false
 #endif
 
 enum { OK, INVALID = 1, FULL = 2, LOST = 700 };
@@ -34,6 +38,12 @@ static bool is(const char *word)
 {
     const char *now = getenv("FAKE_CUDA");
     return now && strcmp(now, word) == 0;
+}
+
+/* Does each card do what is queued by itself? */
+static bool apart(void)
+{
+    return RUNS && is("peers");
 }
 
 static size_t room(void)
@@ -51,6 +61,29 @@ static void *at(tern_cu_address p)
     return (void *)(uintptr_t)p;
 }
 
+/* from NULL: bytes b. */
+static tern_cu_result copy(tern_cu_stream s, void *to, const void *from, int b, size_t n)
+{
+    if (lost)
+        return LOST;
+    if (apart()) {
+        stream_copy((struct stream *)s, to, from, b, n);
+        return OK;
+    }
+    (void)s;
+    if (from)
+        memcpy(to, from, n);
+    else
+        memset(to, b, n);
+    return OK;
+}
+
+/* How far a queue is to come. */
+struct event {
+    struct stream *s;
+    unsigned long until;
+};
+
 tern_cu_result cuInit(unsigned flags)
 {
     return flags ? INVALID : OK;
@@ -67,7 +100,7 @@ tern_cu_result cuGetErrorString(tern_cu_result rc, const char **text)
 }
 tern_cu_result cuDeviceGetCount(int *n)
 {
-    *n = is("none") ? 0 : 2;
+    *n = is("none") ? 0 : apart() ? 3 : 2;
     return OK;
 }
 tern_cu_result cuDeviceGet(tern_cu_device *d, int i)
@@ -114,17 +147,16 @@ tern_cu_result cuCtxSetCurrent(tern_cu_context c)
     (void)c;
     return OK;
 }
-/* Cards that do not reach each other, so that rows are gathered through the host: a kernel that waits for one on
- * another card would never return here. */
+/* Most do not reach each other, so that rows are gathered through the host. */
 tern_cu_result cuDeviceCanAccessPeer(int *can, tern_cu_device a, tern_cu_device b)
 {
-    *can = a == b;
+    *can = a == b || apart();
     return OK;
 }
 tern_cu_result cuCtxEnablePeerAccess(tern_cu_context c, unsigned flags)
 {
     (void)c, (void)flags;
-    return INVALID;
+    return apart() ? OK : INVALID;
 }
 tern_cu_result cuMemGetInfo_v2(size_t *left, size_t *all)
 {
@@ -168,6 +200,7 @@ tern_cu_result cuMemAlloc_v2(tern_cu_address *p, size_t n)
 }
 tern_cu_result cuMemFree_v2(tern_cu_address p)
 {
+    stream_wait_all();
     size_t *m = (size_t *)(void *)((char *)at(p) - 64);
     used -= m[0];
     free(m);
@@ -181,6 +214,7 @@ tern_cu_result cuMemHostAlloc(void **p, size_t n, unsigned f)
 }
 tern_cu_result cuMemFreeHost(void *p)
 {
+    stream_wait_all();
     free(p);
     return OK;
 }
@@ -217,6 +251,7 @@ tern_cu_result cuMemMap(tern_cu_address p, size_t n, size_t o, unsigned long lon
 }
 tern_cu_result cuMemUnmap(tern_cu_address p, size_t n)
 {
+    stream_wait_all();
     (void)madvise(at(p), n, MADV_DONTNEED);
     return mprotect(at(p), n, PROT_NONE) ? INVALID : OK;
 }
@@ -227,45 +262,49 @@ tern_cu_result cuMemSetAccess(tern_cu_address p, size_t n, const struct tern_cu_
 }
 tern_cu_result cuMemcpyHtoDAsync_v2(tern_cu_address p, const void *h, size_t n, tern_cu_stream s)
 {
-    (void)s;
-    if (!lost)
-        memcpy(at(p), h, n);
-    return now();
+    if (apart()) {
+        stream_copy_now((struct stream *)s, at(p), h, n);
+        return now();
+    }
+    return copy(s, at(p), h, 0, n);
 }
 tern_cu_result cuMemcpyDtoHAsync_v2(void *h, tern_cu_address p, size_t n, tern_cu_stream s)
 {
-    (void)s;
-    if (!lost)
-        memcpy(h, at(p), n);
-    return now();
+    return copy(s, h, at(p), 0, n);
 }
 tern_cu_result cuMemcpyDtoDAsync_v2(tern_cu_address to, tern_cu_address p, size_t n, tern_cu_stream s)
 {
-    (void)s;
-    if (!lost)
-        memcpy(at(to), at(p), n);
-    return now();
+    return copy(s, at(to), at(p), 0, n);
 }
 tern_cu_result cuMemsetD8Async(tern_cu_address p, unsigned char b, size_t n, tern_cu_stream s)
 {
-    (void)s;
-    if (!lost)
-        memset(at(p), b, n);
-    return now();
+    return copy(s, at(p), NULL, b, n);
 }
 tern_cu_result cuStreamCreate(tern_cu_stream *s, unsigned f)
 {
+    if (apart()) {
+        *s = (tern_cu_stream)stream_new();
+        return *s ? OK : INVALID;
+    }
     (void)f;
     *s = (tern_cu_stream)s;
     return OK;
 }
 tern_cu_result cuStreamDestroy_v2(tern_cu_stream s)
 {
+    if (apart()) {
+        stream_free((struct stream *)s);
+        return OK;
+    }
     (void)s;
     return OK;
 }
 tern_cu_result cuStreamSynchronize(tern_cu_stream s)
 {
+    if (apart()) {
+        stream_wait((struct stream *)s, stream_queued((struct stream *)s));
+        return now();
+    }
     (void)s;
     return now();
 }
@@ -282,22 +321,40 @@ tern_cu_result cuStreamEndCapture(tern_cu_stream s, tern_cu_graph *g)
 }
 tern_cu_result cuEventCreate(tern_cu_event *e, unsigned f)
 {
+    if (apart()) {
+        *e = calloc(1, sizeof(struct event));
+        return *e ? OK : FULL;
+    }
     (void)f;
     *e = (tern_cu_event)e;
     return OK;
 }
 tern_cu_result cuEventDestroy_v2(tern_cu_event e)
 {
+    if (apart()) {
+        free(e);
+        return OK;
+    }
     (void)e;
     return OK;
 }
 tern_cu_result cuEventRecord(tern_cu_event e, tern_cu_stream s)
 {
+    if (apart()) {
+        *(struct event *)e = (struct event){(struct stream *)s, stream_queued((struct stream *)s)};
+        return now();
+    }
     (void)e, (void)s;
     return now();
 }
 tern_cu_result cuEventSynchronize(tern_cu_event e)
 {
+    if (apart()) {
+        struct event *of = (struct event *)e;
+        if (of->s)
+            stream_wait(of->s, of->until);
+        return now();
+    }
     (void)e;
     return now();
 }
@@ -321,6 +378,10 @@ tern_cu_result cuModuleGetFunction(tern_cu_function *f, tern_cu_module m, const 
 {
     (void)m;
 #ifdef FAKE_RUNS
+    if (apart()) { /* each queue has its own of that name */
+        *f = (tern_cu_function)name;
+        return emulate_find(name) ? OK : INVALID;
+    }
     *f = (tern_cu_function)emulate_find(name);
     return *f ? OK : INVALID;
 #else
@@ -335,6 +396,10 @@ tern_cu_result cuFuncSetAttribute(tern_cu_function f, int a, int v)
 }
 tern_cu_result cuLaunchKernelEx(const struct tern_cu_launch *l, tern_cu_function f, void **args, void **extra)
 {
+    if (apart()) {
+        stream_launch((struct stream *)l->stream, (const char *)f, args[0], l->grid, l->block[0]);
+        return now();
+    }
     (void)l, (void)f, (void)args, (void)extra;
     lost |= is("lost");
 #ifdef FAKE_RUNS

@@ -139,9 +139,9 @@ struct tern_cuda {
         tern_cu_address x; /* the rows that q8 holds, until they are written again; 0: none */
         int n, k;
     } quantized;
-    struct {                              /* of together/ */
-        int n, which;                     /* cards; gathers of the step in hand */
-        uint64_t number;                  /* of the step */
+    struct {                   /* of together/ */
+        int n, which, cleared; /* cards; gathers of the step in hand; 1: stages were, and cards have not met since */
+        uint64_t number;       /* of the step's first */
         tern_cu_address at, flags, stage; /* of the number; what others say; where rows pass through */
     } together;
     tern_cu_address pairs, best; /* of experts.c, of rows.c */

@@ -83,14 +83,19 @@ __device__ static inline void norm_output(const tern_cuda_norm_args &a, int row,
 
 __device__ static inline float4 norm_input(const tern_cuda_norm_args &a, int row, int i)
 {
-    float4 v = load_four(cuda_at<const float>(a.x) + row * a.x_stride, i, a.n);
+    return load_four(cuda_at<const float>(a.x) + row * a.x_stride, i, a.n);
+}
+
+/* v and what is added to it, of which other cards may have these columns. */
+__device__ static inline float4 norm_plus(const tern_cuda_norm_args &a, uint64_t number, int row, int i, float4 v)
+{
     if (!a.plus)
         return v;
     float *plus = cuda_at<float>(a.plus) + row * a.plus_stride;
     const tern_cuda_together &g = a.gather;
     float4 p;
     if (g.n_cards && (i < g.bound[g.self] || i >= g.bound[g.self + 1])) {
-        p = load_sent(stage_at(g, g.self, row, i));
+        p = receive_four(g, number, row, i);
         store_four(plus, i, a.n, p);
     } else {
         p = load_four(plus, i, a.n);
@@ -101,15 +106,13 @@ __device__ static inline float4 norm_input(const tern_cuda_norm_args &a, int row
 }
 
 /* What is added comes from several cards, which have some columns each. */
-__device__ static inline void exchange_row(const tern_cuda_together &g, int row)
+__device__ static inline void send_row(const tern_cuda_together &g, uint64_t number, int row)
 {
-    for (int i = g.bound[g.self] + (int)threadIdx.x * 4; i < g.bound[g.self + 1]; i += NORM_THREADS * 4) {
-        const float4 v = *reinterpret_cast<const float4 *>(cuda_at<const float>(g.x[g.self]) + row * g.stride + i);
-        for (int card = 0; card < g.n_cards; card++)
-            if (card != g.self)
-                *reinterpret_cast<float4 *>(stage_at(g, card, row, i)) = v;
-    }
-    meet(g);
+    const float *own = cuda_at<const float>(g.x[g.self]) + row * g.stride;
+    for (int i = g.bound[g.self] + (int)threadIdx.x * 4; i < g.bound[g.self + 1]; i += NORM_THREADS * 4)
+        send_four(g, number, row, i, *reinterpret_cast<const float4 *>(own + i));
+    if (g.meets)
+        meet(g, number);
 }
 
 TERN_CUDA_KERNEL_BEGIN(norm, tern_cuda_norm_args, NORM_THREADS, 1)
@@ -123,20 +126,25 @@ TERN_CUDA_KERNEL_BEGIN(norm, tern_cuda_norm_args, NORM_THREADS, 1)
         const int i = t + j * NORM_THREADS * 4;
         by_dim[j] = w && i < a.n ? load_four(w, i, a.n) : make_float4(1, 1, 1, 1);
     }
+    const uint64_t number = a.gather.n_cards ? number_of(a.gather) : 0;
     cuda_wait();
     if (a.gather.n_cards)
-        exchange_row(a.gather, row);
+        send_row(a.gather, number, row);
+#pragma unroll
+    for (int j = 0; j < NORM_KEPT; j++) { /* before it waits for others */
+        const int i = t + j * NORM_THREADS * 4;
+        kept[j] = i < a.n ? norm_input(a, row, i) : make_float4(0, 0, 0, 0);
+    }
 #pragma unroll
     for (int j = 0; j < NORM_KEPT; j++) {
         const int i = t + j * NORM_THREADS * 4;
-        kept[j] = make_float4(0, 0, 0, 0);
         if (i < a.n)
-            kept[j] = norm_input(a, row, i);
+            kept[j] = norm_plus(a, number, row, i, kept[j]);
         const float4 v = kept[j];
         squares += v.x * v.x + v.y * v.y + (v.z * v.z + v.w * v.w);
     }
     for (int i = t + NORM_KEPT * NORM_THREADS * 4; i < a.n; i += NORM_THREADS * 4) {
-        const float4 v = norm_input(a, row, i);
+        const float4 v = norm_plus(a, number, row, i, norm_input(a, row, i));
         squares += v.x * v.x + v.y * v.y + (v.z * v.z + v.w * v.w);
     }
     const float mean = block_sum(squares) / (float)a.n, by = 1.0f / sqrtf(mean + a.eps);

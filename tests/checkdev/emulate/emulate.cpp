@@ -1,7 +1,9 @@
 /* Blocks of threads as fibers.  One block at a time, its threads in turn. */
 #include <dlfcn.h>
 #include <pthread.h>
+#include <sched.h>
 #include <sys/mman.h>
+#include <time.h>
 #include "emulate.h"
 
 enum { MOST = 1024, STACK = 256 << 10, SHARED = 256 << 10 };
@@ -93,6 +95,15 @@ void emulate_try(bool there)
         wait();
 }
 
+uint64_t emulate_elsewhere(void)
+{
+    timespec t;
+    wait();
+    sched_yield();
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
 static void body(void)
 {
     kernel(kernel_args);
@@ -166,12 +177,24 @@ void emulate_run(emulate_kernel *k, const void *args, const unsigned grid[3], un
             }
 }
 
-/* For the driver (fake_driver.c). */
-extern "C" void *emulate_find(const char *name)
+/* For the driver (fake_driver.c, streams.c). */
+#define FOUND extern "C" __attribute__((visibility("default")))
+FOUND void *emulate_find(const char *name)
 {
-    return dlsym(RTLD_DEFAULT, name);
+    void *volatile p = dlsym(RTLD_DEFAULT, name); /* by a call, whose place says in which copy of the library to look */
+    return p;
 }
-extern "C" void emulate_launch(void *k, const void *args, const unsigned grid[3], unsigned threads)
+/* Bytes of the arguments of kernel tern_cuda_k_NAME. */
+FOUND size_t emulate_args_bytes(const char *name)
+{
+    char of[64];
+    snprintf(of, sizeof of, "tern_cuda_args_%s", name + strlen("tern_cuda_k_"));
+    const void *p = dlsym(RTLD_DEFAULT, of);
+    if (!p)
+        abort();
+    return *static_cast<const size_t *>(p);
+}
+FOUND void emulate_launch(void *k, const void *args, const unsigned grid[3], unsigned threads)
 {
     static pthread_mutex_t one = PTHREAD_MUTEX_INITIALIZER;
     (void)pthread_mutex_lock(&one);

@@ -47,12 +47,17 @@ void emulate_meet(const char *what, void *piece, void (*work)(void *pieces[32]))
 void emulate_meet_block(void);
 /* A thread looked for something: where it is not there, others go on. */
 void emulate_try(bool there);
+/* A thread waits for another card: others go on.  The time, in ns. */
+uint64_t emulate_elsewhere(void);
+#define __trap abort
 
 typedef void emulate_kernel(const void *args);
 void emulate_run(emulate_kernel *kernel, const void *args, const unsigned grid[3], unsigned threads);
 
 #define EMULATE_KERNEL(name, args)                                                           \
     static void emulate_body_##name(const args &a);                                          \
+    extern "C" __attribute__((visibility("default"))) const size_t tern_cuda_args_##name;    \
+    const size_t tern_cuda_args_##name = sizeof(args);                                       \
     extern "C" __attribute__((visibility("default"))) void tern_cuda_k_##name(const void *p) \
     {                                                                                        \
         emulate_body_##name(*static_cast<const args *>(p));                                  \
@@ -461,6 +466,35 @@ static inline void emulate_ld(const char *, uint32_t &r0, uint32_t &r1, uint32_t
     r1 = r[1];
     r2 = r[2];
     r3 = r[3];
+}
+
+/* What other cards write, and read: each eight bytes in one piece. */
+static inline void emulate_ld(const char *, uint64_t &x, const uint64_t *from)
+{
+    x = __atomic_load_n(from, __ATOMIC_ACQUIRE);
+}
+static inline void emulate_ld(const char *, uint64_t &x, uint64_t &y, const uint64_t *from)
+{
+    x = __atomic_load_n(from, __ATOMIC_ACQUIRE);
+    y = __atomic_load_n(from + 1, __ATOMIC_ACQUIRE);
+}
+static inline void emulate_st(const char *, uint64_t *to, uint64_t x)
+{
+    __atomic_store_n(to, x, __ATOMIC_RELEASE);
+}
+static inline void emulate_st(const char *, uint64_t *to, uint64_t x, uint64_t y)
+{
+    __atomic_store_n(to, x, __ATOMIC_RELEASE);
+    __atomic_store_n(to + 1, y, __ATOMIC_RELEASE);
+}
+/* The time, in ns: who asks for it waits for another card. */
+static inline void emulate_mov(const char *, uint64_t &ns)
+{
+    ns = emulate_elsewhere();
+}
+static inline void __threadfence_system(void)
+{
+    __atomic_thread_fence(__ATOMIC_SEQ_CST);
 }
 
 static inline void emulate_prmt(const char *, uint32_t &r, uint32_t a, uint32_t b, uint32_t sel)

@@ -6,8 +6,10 @@
 #include "dev/cuda/products.h"
 
 #define FLAGS   ((size_t)TERN_CUDA_TOGETHER * TERN_CUDA_TOGETHER_BLOCKS * sizeof(uint64_t))
-#define STAGE   ((size_t)TERN_CUDA_TOGETHER_STAGE * sizeof(float))
-#define PENDING 400 /* kernels that wait to be queued: the driver takes about a thousand before it waits itself */
+#define STAGES  ((size_t)TERN_CUDA_TOGETHER_STAGE * 2 * sizeof(uint64_t))
+#define PENDING 400  /* kernels that wait to be queued: the driver takes about a thousand before it waits itself */
+#define MOST    4096 /* gathers of a step */
+#define SOON    400  /* gathers before numbers wrap for the first time: soon, so that no test leaves it out */
 
 _Static_assert(TERN_CUDA_TOGETHER == TERN_DEV_CARDS, "a card each");
 
@@ -44,8 +46,9 @@ int tern_cuda_join(struct tern_dev *const *devs, int n, tern_error *err)
         struct tern_cuda *d = tern_cuda_of(devs[i]);
         tern_cuda_enter(d);
         d->together.n = n;
+        d->together.number = UINT32_MAX - MOST - SOON;
         TERN_TRY(tern_cuda_take(d, &d->together.flags, FLAGS, err));
-        TERN_TRY(tern_cuda_take(d, &d->together.stage, 2 * STAGE, err));
+        TERN_TRY(tern_cuda_take(d, &d->together.stage, STAGES, err));
         TERN_TRY(tern_cu_error(tern_cu.cuStreamSynchronize(d->stream), "taking memory of the card", err));
     }
 out:
@@ -58,24 +61,40 @@ void tern_cuda_together_close(struct tern_cuda *d)
     tern_cuda_give(d, d->together.stage);
 }
 
-/* The number of the step goes with its tables. */
+/* Words say the lower half of a gather's number alone.  Where it would wrap within the step, the step begins behind
+ * that, and the stages forget what they hold: nobody sends here before all cards have met (gather_rows), and what was
+ * sent before has been received, by kernels that are over when the stages are cleared. */
+static void wrap(struct tern_cuda *d)
+{
+    if ((uint32_t)d->together.number <= UINT32_MAX - MOST)
+        return;
+    d->together.number = (d->together.number | UINT32_MAX) + 2;
+    d->together.cleared = 1;
+    (void)tern_cuda_ok(d, tern_cu.cuMemsetD8Async(d->together.stage, 0, STAGES, d->stream),
+                       "clearing memory of the card");
+}
+
+/* The number of the step's first gather goes with its tables. */
 void tern_cuda_together_begin(struct tern_cuda *d)
 {
+    if (!d->together.n)
+        return;
+    d->together.number += (uint64_t)d->together.which;
     d->together.which = 0;
-    d->together.number++;
-    if (d->together.n)
-        d->together.at = tern_cuda_send(d, &d->together.number, sizeof d->together.number);
+    wrap(d);
+    d->together.at = tern_cuda_send(d, &d->together.number, sizeof d->together.number);
 }
 
 static void queue(struct tern_dev *const *devs, int n, const struct tern_dev_rows *x, const int *bound, int n_rows,
                   bool staged)
 {
     struct tern_cuda_together a = {.stride = x[0].stride, .n_cards = n, .n_rows = n_rows};
-    a.pitch = tern_round_up((size_t)bound[n], 16);
+    a.pitch = tern_round_up((size_t)bound[n], 128);
     const struct tern_cuda *first = tern_cuda_of(devs[0]);
     size_t most = 1;
-    TERN_ASSERT(first->together.which < 1 << 12);
+    TERN_ASSERT(first->together.which < MOST);
     bool blocks = true;
+    a.meets = !staged;
     for (int i = 0; i <= n; i++) {
         a.bound[i] = bound[i];
         blocks = blocks && bound[i] % TERN_BLOCK == 0;
@@ -84,9 +103,10 @@ static void queue(struct tern_dev *const *devs, int n, const struct tern_dev_row
         const struct tern_cuda *d = tern_cuda_of(devs[i]);
         const size_t pieces = (size_t)((bound[i + 1] - bound[i] + 1023) / 1024) * (size_t)n_rows;
         most = pieces > most ? pieces : most;
+        a.meets |= bound[i] == bound[i + 1];
         a.x[i] = tern_cuda_rows_at(x[i]);
         a.flags[i] = d->together.flags;
-        a.stage[i] = staged ? d->together.stage + (size_t)(first->together.which % 2) * STAGE : 0;
+        a.stage[i] = staged ? d->together.stage : 0;
     }
     most = most < TERN_CUDA_TOGETHER_BLOCKS ? most : TERN_CUDA_TOGETHER_BLOCKS;
     for (int i = 0; i < n; i++) {
@@ -115,15 +135,16 @@ static void start_all(struct tern_dev *const *devs, int n)
             tern_cuda_flush(tern_cuda_of(devs[i]));
 }
 
-/* Through the stages, which are two: when one is written again, all have passed the gather between.  Or straight, when
- * all have said that they are done with what the rows held. */
+/* Through the stages; or straight, when all have said that they are done with what the rows held. */
 void tern_cuda_gather_rows(struct tern_dev *const *devs, int n, const struct tern_dev_rows *x, const int *bound,
                            int n_rows)
 {
     static const int none[TERN_DEV_CARDS + 1];
-    const bool staged = (size_t)n_rows * tern_round_up((size_t)bound[n], 16) <= TERN_CUDA_TOGETHER_STAGE;
-    if (!staged)
+    const bool staged = (size_t)n_rows * tern_round_up((size_t)bound[n], 128) <= TERN_CUDA_TOGETHER_STAGE;
+    if (!staged || tern_cuda_of(devs[0])->together.cleared)
         queue(devs, n, x, none, 0, false);
+    for (int i = 0; i < n; i++)
+        tern_cuda_of(devs[i])->together.cleared = 0;
     queue(devs, n, x, bound, n_rows, staged);
     start_all(devs, n);
 }

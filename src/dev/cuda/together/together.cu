@@ -5,6 +5,7 @@
 
 #define THREADS 256
 #define PIECE   (4 * THREADS) /* numbers of a row that a block moves at a time */
+#define UNDER   4             /* pieces under way, where they go straight: a link holds more than one */
 
 /* Pieces of a card's columns, row by row. */
 __device__ static inline int pieces_of(const tern_cuda_together &a, int card)
@@ -21,6 +22,11 @@ __device__ static inline bool place_of(const tern_cuda_together &a, int card, in
     return col < a.bound[card + 1];
 }
 
+__device__ static inline float4 *four_at(uint64_t x, uint64_t at)
+{
+    return reinterpret_cast<float4 *>(cuda_at<float>(x) + at);
+}
+
 __device__ static inline void keep_q8(const tern_cuda_together &a, int row, int col, float4 v, bool real)
 {
     if (a.q8)
@@ -28,30 +34,27 @@ __device__ static inline void keep_q8(const tern_cuda_together &a, int row, int 
                       real);
 }
 
-__device__ static inline void send(const tern_cuda_together &a)
+__device__ static inline void send(const tern_cuda_together &a, uint64_t number)
 {
     const int n = pieces_of(a, a.self) * a.n_rows;
     for (int piece = blockIdx.x; piece < n; piece += gridDim.x) {
         int row, col;
         float4 v = make_float4(0, 0, 0, 0);
         const bool real = place_of(a, a.self, piece, row, col);
-        const uint64_t at = row * a.stride + col;
-        float4 *own = reinterpret_cast<float4 *>(cuda_at<float>(a.x[a.self]) + at);
-        if (real)
+        if (real) {
+            float4 *own = four_at(a.x[a.self], row * a.stride + col);
             v = *own;
-        if (real && a.up) {
-            const float *up = cuda_at<const float>(a.up) + row * a.up_stride + (col - a.bound[a.self]);
-            v = gate_four(a.op, v, *reinterpret_cast<const float4 *>(up));
-            *own = v;
+            if (a.up) {
+                v = gate_four(a.op, v, *four_at(a.up, row * a.up_stride + (col - a.bound[a.self])));
+                *own = v;
+            }
+            send_four(a, number, row, col, v);
         }
-        for (int i = 0; real && i < a.n_cards; i++)
-            if (i != a.self)
-                *reinterpret_cast<float4 *>(a.stage[i] ? stage_at(a, i, row, col) : cuda_at<float>(a.x[i]) + at) = v;
         keep_q8(a, row, col, v, real);
     }
 }
 
-__device__ static inline void receive(const tern_cuda_together &a, int card)
+__device__ static inline void receive(const tern_cuda_together &a, uint64_t number, int card)
 {
     const int n = pieces_of(a, card) * a.n_rows;
     for (int piece = blockIdx.x; piece < n; piece += gridDim.x) {
@@ -59,19 +62,49 @@ __device__ static inline void receive(const tern_cuda_together &a, int card)
         float4 v = make_float4(0, 0, 0, 0);
         const bool real = place_of(a, card, piece, row, col);
         if (real) {
-            v = load_sent(stage_at(a, a.self, row, col));
-            *reinterpret_cast<float4 *>(cuda_at<float>(a.x[a.self]) + row * a.stride + col) = v;
+            v = receive_four(a, number, row, col);
+            *four_at(a.x[a.self], row * a.stride + col) = v;
         }
         keep_q8(a, row, col, v, real);
     }
 }
 
+__device__ static inline void send_straight(const tern_cuda_together &a)
+{
+    const int n = pieces_of(a, a.self) * a.n_rows, step = gridDim.x;
+    for (int piece = blockIdx.x; piece < n; piece += UNDER * step) {
+        float4 v[UNDER];
+        uint64_t at[UNDER];
+        bool real[UNDER];
+#pragma unroll
+        for (int j = 0; j < UNDER; j++) {
+            int row, col;
+            real[j] = piece + j * step < n && place_of(a, a.self, piece + j * step, row, col);
+            if (real[j]) {
+                at[j] = row * a.stride + col;
+                v[j] = *four_at(a.x[a.self], at[j]);
+            }
+        }
+        for (int i = 0; i < a.n_cards; i++) {
+#pragma unroll
+            for (int j = 0; j < UNDER; j++)
+                if (i != a.self && real[j])
+                    *four_at(a.x[i], at[j]) = v[j];
+        }
+    }
+}
+
 TERN_CUDA_KERNEL_BEGIN(together, tern_cuda_together, THREADS, 1)
 {
+    const uint64_t number = number_of(a);
     cuda_wait();
-    send(a);
-    meet(a);
+    if (a.stage[a.self])
+        send(a, number);
+    else
+        send_straight(a);
+    if (a.meets)
+        meet(a, number);
     for (int i = 0; a.stage[a.self] && i < a.n_cards; i++)
         if (i != a.self)
-            receive(a, i);
+            receive(a, number, i);
 }

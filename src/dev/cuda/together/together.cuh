@@ -8,70 +8,111 @@
 /* Nobody waits for ever: a card that is lost would take the others along. */
 #define PATIENCE 20000000000ull /* ns */
 
+__device__ static inline uint64_t clock_now()
+{
+    uint64_t ns;
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(ns));
+    return ns;
+}
+
+/* The number of this gather.  The step's part of it lies there before any of its kernels begins, so it may be asked for
+ * before cuda_wait(). */
+__device__ static inline uint64_t number_of(const tern_cuda_together &a)
+{
+    uint64_t first;
+    asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(first) : "l"(cuda_at<const uint64_t>(a.number)));
+    return first + (uint64_t)a.which;
+}
+
+/* ---- through the stages ------------------------------------------------------------------------------------------ */
+
+/* Place of four columns of a row, in words: of 128 columns first the first two of each four, then the others, so that
+ * what a warp writes at a time lies together. */
+__device__ static inline uint64_t *stage_at(const tern_cuda_together &a, uint64_t number, int card, int row, int col)
+{
+    return cuda_at<uint64_t>(a.stage[card]) + number % 2 * TERN_CUDA_TOGETHER_STAGE + (uint64_t)row * a.pitch +
+           col / 128 * 128 + col % 128 / 4 * 2;
+}
+
+__device__ static inline uint64_t word_of(uint64_t number, float x)
+{
+    return number << 32 | __float_as_uint(x);
+}
+
+__device__ static inline void put_words(uint64_t *to, uint64_t x, uint64_t y)
+{
+    asm volatile("st.relaxed.sys.global.v2.u64 [%0], {%1, %2};" ::"l"(to), "l"(x), "l"(y) : "memory");
+}
+
+/* No other memory depends on what is read here, so loads around it may move. */
+__device__ static inline void look(const uint64_t *from, uint64_t &x, uint64_t &y)
+{
+    asm volatile("ld.relaxed.sys.global.v2.u64 {%0, %1}, [%2];" : "=l"(x), "=l"(y) : "l"(from));
+}
+
+/* Four columns, to the stages of all other cards. */
+__device__ static inline void send_four(const tern_cuda_together &a, uint64_t number, int row, int col, float4 v)
+{
+    for (int i = 0; i < a.n_cards; i++) {
+        if (i == a.self)
+            continue;
+        uint64_t *to = stage_at(a, number, i, row, col);
+        put_words(to, word_of(number, v.x), word_of(number, v.y));
+        put_words(to + 64, word_of(number, v.z), word_of(number, v.w));
+    }
+}
+
+/* Four columns, from this card's stage, as soon as they are there. */
+__device__ static inline float4 receive_four(const tern_cuda_together &a, uint64_t number, int row, int col)
+{
+    const uint64_t *from = stage_at(a, number, a.self, row, col);
+    const uint32_t want = (uint32_t)number;
+    uint64_t x, y, z, w, start = 0;
+    for (;;) {
+        look(from, x, y);
+        look(from + 64, z, w);
+        if ((uint32_t)(x >> 32) == want && (uint32_t)(y >> 32) == want && (uint32_t)(z >> 32) == want &&
+            (uint32_t)(w >> 32) == want)
+            break;
+        const uint64_t now = clock_now();
+        start = start ? start : now;
+        if (now - start > PATIENCE)
+            __trap();
+    }
+    return make_float4(__uint_as_float((uint32_t)x), __uint_as_float((uint32_t)y), __uint_as_float((uint32_t)z),
+                       __uint_as_float((uint32_t)w));
+}
+
+/* ---- by flags ---------------------------------------------------------------------------------------------------- */
+
 __device__ static inline uint64_t seen(const uint64_t *flag)
 {
-#ifdef __CUDA_ARCH__
     uint64_t v;
     asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(v) : "l"(flag) : "memory");
     return v;
-#else
-    return *flag;
-#endif
 }
 
 __device__ static inline void say(uint64_t *flag, uint64_t v)
 {
-#ifdef __CUDA_ARCH__
     asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(flag), "l"(v) : "memory");
-#else
-    *flag = v;
-#endif
-}
-
-/* What this thread has written is there for everybody. */
-__device__ static inline void sent()
-{
-#ifdef __CUDA_ARCH__
-    __threadfence_system();
-#endif
 }
 
 __device__ static inline void wait_for(const uint64_t *flag, uint64_t number)
 {
-#ifdef __CUDA_ARCH__
-    uint64_t start, now;
-    if (seen(flag) >= number)
-        return;
-    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(start));
+    uint64_t start = 0;
     while (seen(flag) < number) {
-        asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
+        const uint64_t now = clock_now();
+        start = start ? start : now;
         if (now - start > PATIENCE)
             __trap();
     }
-#endif
-}
-
-/* Four numbers that another card may have written. */
-__device__ static inline float4 load_sent(const float *p)
-{
-#ifdef __CUDA_ARCH__
-    return __ldcg(reinterpret_cast<const float4 *>(p));
-#else
-    return *reinterpret_cast<const float4 *>(p);
-#endif
-}
-
-__device__ static inline float *stage_at(const tern_cuda_together &a, int card, int row, int col)
-{
-    return cuda_at<float>(a.stage[card]) + (uint64_t)row * a.pitch + col;
 }
 
 /* All threads of the block have sent: says so, and waits for the same block of the others. */
-__device__ static inline void meet(const tern_cuda_together &a)
+__device__ static inline void meet(const tern_cuda_together &a, uint64_t number)
 {
-    const uint64_t number = *cuda_at<const uint64_t>(a.number) << 12 | (uint64_t)a.which;
     const int other = threadIdx.x;
-    sent();
+    __threadfence_system();
     __syncthreads();
     if (other < a.n_cards && other != a.self) {
         const uint64_t *mine = cuda_at<const uint64_t>(a.flags[a.self]) + other * TERN_CUDA_TOGETHER_BLOCKS;
