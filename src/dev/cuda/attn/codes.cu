@@ -25,7 +25,7 @@ __device__ static inline float exp2_of(float x)
 /* Keys: bytes are signed, or entries with an offset. */
 template <int C> __device__ static inline void multiply_keys(int c[4], const octet &x, const octet &y, uint32_t b0, uint32_t b1)
 {
-    if (C == CODES_T4)
+    if (code_trellis(C))
         asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
             : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
             : "r"(x.lo), "r"(y.lo), "r"(x.hi), "r"(y.hi), "r"(b0), "r"(b1));
@@ -37,7 +37,7 @@ template <int C> __device__ static inline void multiply_keys(int c[4], const oct
 
 template <int C> __device__ static inline void multiply_values(int c[4], const octet &x, const octet &y, uint32_t b0, uint32_t b1)
 {
-    if (C == CODES_T4)
+    if (code_trellis(C))
         asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.u8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
             : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
             : "r"(x.lo), "r"(y.lo), "r"(x.hi), "r"(y.hi), "r"(b0), "r"(b1));
@@ -91,6 +91,14 @@ __device__ static __noinline__ float raise(float y0, float y1, float y2, float y
     return top > FULL ? __fsub_rn(z, ROOM) : NAN;
 }
 
+template <int D, int C, int NT>
+__device__ static inline void add_values(worker<D, C, NT> &w, int n, const octet &x, const octet &y, const uint32_t p[NT][2])
+{
+#pragma unroll
+    for (int i = 0; i < NT; i++)
+        multiply_values<C>(w.o[i][n], x, y, p[i][0], p[i][1]);
+}
+
 template <int D, int C, int NT> __device__ static inline void take_tile(worker<D, C, NT> &w, uint32_t at, int page, int half, bool plain, int lo)
 {
     using layout = code_page<D, C>;
@@ -110,7 +118,7 @@ template <int D, int C, int NT> __device__ static inline void take_tile(worker<D
         }
     const uint32_t start[4] = {kh.x & 15, kh.x >> 16 & 15, kh.y & 15, kh.y >> 16 & 15};
     key_words<D, C> kw;
-    load_keys<D, C>(kw, keys, half, g, t);
+    load_keys<D, C>(kw, keys, half, g, t, start);
 #pragma unroll
     for (int s = 0; s < S; s++) {
         octet x[4];
@@ -191,12 +199,12 @@ template <int D, int C, int NT> __device__ static inline void take_tile(worker<D
 #pragma unroll
         for (int r = 0; r < 4; r++)
             n[r] = __float_as_uint(fmaf(e[r], vf[r], 8388608.0f)); /* the integer in its low bits */
-        if (C == CODES_T4)
+        if (code_trellis(C))
             w.all[i] += (n[0] + n[1]) + (n[2] + n[3]) - 4 * 0x4B000000u;
         const uint32_t x = byte_perm(n[0], n[1], 0x5140), z = byte_perm(n[2], n[3], 0x5140);
         uint32_t lower = byte_perm(x, z, 0x5410), upper = byte_perm(x, z, 0x7632);
         const int from = g >> 1; /* the row whose weights column g has; upper bytes in even columns */
-        if (C == CODES_2) {
+        if (code_bits(C) == 2) {
 #pragma unroll
             for (int h = 0; h < 2; h++) {
                 const int lane = (4 * (t >> 1) + 2 * h) * 4 + from;
@@ -213,18 +221,26 @@ template <int D, int C, int NT> __device__ static inline void take_tile(worker<D
             }
         }
     }
+    if constexpr (C == CODES_T3 || C == CODES_T2) {
+        value_chain<D> chain;
+        load_chain<D, C>(chain, values, at + 128 + half * 64, w.spare, half, g, t);
+#pragma unroll
+        for (int j = 0; j < S / 2; j++)
+#pragma unroll
+            for (int n = 0; n < 4; n++)
+                add_values<D, C, NT>(w, 4 * j + n, chain_octet<D, C>(w.tab, chain, 2 * j, n),
+                                     chain_octet<D, C>(w.tab, chain, 2 * j + 1, n), p);
+        return;
+    }
 #pragma unroll
     for (int j = 0; j < S / 2; j++) {
         value_words<C> a, b;
         load_values<D, C>(a, values, at + 128 + half * 64, half, 2 * j, g, t);
         load_values<D, C>(b, values, at + 128 + half * 64, half, 2 * j + 1, g, t);
 #pragma unroll
-        for (int n = 0; n < 4; n++) {
-            const octet x = value_octet<C>(w.tab, a, w.spare, n, t), y = value_octet<C>(w.tab, b, w.spare, n, t);
-#pragma unroll
-            for (int i = 0; i < NT; i++)
-                multiply_values<C>(w.o[i][4 * j + n], x, y, p[i][0], p[i][1]);
-        }
+        for (int n = 0; n < 4; n++)
+            add_values<D, C, NT>(w, 4 * j + n, value_octet<C>(w.tab, a, w.spare, n, t),
+                                 value_octet<C>(w.tab, b, w.spare, n, t), p);
     }
 }
 
@@ -306,7 +322,7 @@ __device__ static void put_together(worker<D, C, NT> &w, float *room, int range)
     float *ref = room + WARPS * ROWS * D, *sum = ref + WARPS * ROWS;
 #pragma unroll
     for (int i = 0; i < NT; i++) {
-        float all = w.sum[i], offset = C == CODES_T4 ? (float)w.all[i] : 0.0f;
+        float all = w.sum[i], offset = code_trellis(C) ? (float)w.all[i] : 0.0f;
         for (int width = 4; width < 32; width *= 2) {
             all = __fadd_rn(all, __shfl_xor_sync(~0u, all, width));
             offset = __fadd_rn(offset, __shfl_xor_sync(~0u, offset, width));
@@ -482,6 +498,8 @@ template <int D, int C, int NT> __device__ static void attend_codes(const tern_c
     KERNEL(d, 3, CODES_3, 4)     \
     KERNEL(d, 4, CODES_4, 3)     \
     KERNEL(d, t4, CODES_T4, 3)   \
-    KERNEL(d, 8, CODES_8, 2)
+    KERNEL(d, 8, CODES_8, 2)     \
+    KERNEL(d, t3, CODES_T3, 3)   \
+    KERNEL(d, t2, CODES_T2, 3)
 KERNELS(64)
 KERNELS(128)

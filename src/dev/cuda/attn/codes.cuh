@@ -13,16 +13,26 @@
 
 #include "dev/cuda/attn/decode.cuh"
 
-enum code_kind { CODES_2 = 2, CODES_3 = 3, CODES_4 = 4, CODES_T4 = 5, CODES_8 = 8 };
+enum code_kind { CODES_2 = 2, CODES_3 = 3, CODES_4 = 4, CODES_T4 = 5, CODES_T3 = 6, CODES_T2 = 7, CODES_8 = 8 };
+
+__host__ __device__ constexpr bool code_trellis(int c)
+{
+    return c >= CODES_T4 && c <= CODES_T2;
+}
+
+__host__ __device__ constexpr int code_bits(int c)
+{
+    return c == CODES_T4 ? 4 : c == CODES_T3 ? 3 : c == CODES_T2 ? 2 : c;
+}
 
 struct code_tables {
-    uint32_t a[4], b[4];
+    uint32_t a[4], b[4], c[2];
     uint32_t one; /* 1.0 in two halves */
     int offset;   /* bytes are entry + offset; 0: signed */
 };
 
 template <int D, int C> struct code_page {
-    static constexpr int BITS = C == CODES_T4 ? 4 : C, SETS = D / 32;
+    static constexpr int BITS = code_bits(C), SETS = D / 32;
     static constexpr int SIDE = D * 8 * BITS, SET = 128 * BITS; /* bytes of codes; of a set of keys, both groups */
     static constexpr int PAD = BITS < 4 ? 32 : 0;               /* behind each set of keys */
     static constexpr int KEYS = SIDE + 2 * SETS * PAD, BYTES = 256 + KEYS + SIDE;
@@ -56,17 +66,20 @@ template <int C> __device__ static inline void load_code_tables(code_tables &t, 
     t.offset = 0;
     if (C == CODES_8)
         return;
-    int low_a = 0, low_b = 0;
-    const int n = C == CODES_T4 ? 16 : 1 << code_page<128, C>::BITS;
-    for (int i = 0; C == CODES_T4 && i < 16; i++) {
+    int low_a = 0, low_b = 0, low_c = 0;
+    const int n = C == CODES_T2 ? 16 : 1 << code_bits(C); /* entries of a table; shorter ones repeat */
+    for (int i = 0; code_trellis(C) && i < n; i++) {
         low_a = min(low_a, (int)s.entry[i]);
         low_b = min(low_b, (int)s.b[i]);
+        low_c = min(low_c, C == CODES_T3 ? (int)s.c[i] : 0);
     }
-    for (int i = 0; i < 4; i++) { /* shorter tables repeat */
+    for (int i = 0; i < 4; i++) {
         t.a[i] = four_bytes(s.entry + 4 * i % n, -low_a);
-        t.b[i] = C == CODES_T4 ? four_bytes(s.b + 4 * i, -low_b) : 0;
+        t.b[i] = code_trellis(C) ? four_bytes(s.b + 4 * i % n, -low_b) : 0;
     }
-    t.offset = -(low_a + low_b);
+    for (int i = 0; C == CODES_T3 && i < 2; i++)
+        t.c[i] = four_bytes(s.c + 4 * i, -low_c);
+    t.offset = -(low_a + low_b + low_c);
 }
 
 struct octet {
@@ -90,9 +103,9 @@ __device__ static inline uint32_t upper_half(uint32_t s, uint32_t one)
 }
 
 /* Eight symbols below 8, a nibble each. */
-__device__ static inline octet look_8(const code_tables &t, uint32_t w)
+__device__ static inline octet look_8(const uint32_t t[2], uint32_t w, uint32_t one)
 {
-    return {byte_perm(t.a[0], t.a[1], w), byte_perm(t.a[0], t.a[1], upper_half(w, t.one))};
+    return {byte_perm(t[0], t[1], w), byte_perm(t[0], t[1], upper_half(w, one))};
 }
 
 /* Eight symbols below 16. */
@@ -105,20 +118,26 @@ __device__ static inline octet look_16(const uint32_t t[4], uint32_t w, uint32_t
     return {(l0 & ~lo) | (l1 & lo), (h0 & ~hi) | (h1 & hi)};
 }
 
-/* An octet of a word, and of the word that stands before it in the chain. */
-template <int C> __device__ static inline octet look(const code_tables &t, uint32_t w, uint32_t before)
+__device__ static inline octet sum_of(const octet &x, const octet &y)
 {
-    if (C == CODES_T4) {
-        const octet a = look_16(t.a, w, t.one), b = look_16(t.b, before, t.one);
-        return {a.lo + b.lo, a.hi + b.hi};
-    }
-    return C == CODES_4 ? look_16(t.a, w, t.one) : look_8(t, w);
+    return {x.lo + y.lo, x.hi + y.hi}; /* no byte carries */
+}
+
+/* An octet of a word; of trellis codes also of the symbols that stand before its own in the chain: one back of 4 bits, one
+ * and two back of 3 bits.  Of 2 bits w is 4 s_i-1 + s_i, p1 the same two back. */
+template <int C> __device__ static inline octet look(const code_tables &t, uint32_t w, uint32_t p1, uint32_t p2)
+{
+    if (C == CODES_T4 || C == CODES_T2)
+        return sum_of(look_16(t.a, w, t.one), look_16(t.b, p1, t.one));
+    if (C == CODES_T3)
+        return sum_of(sum_of(look_8(t.a, w, t.one), look_8(t.b, p1, t.one)), look_8(t.c, p2, t.one));
+    return C == CODES_4 ? look_16(t.a, w, t.one) : look_8(t.a, w, t.one);
 }
 
 /* Octet i of a set of 3 bits (three words) or 2 bits (two): symbols in nibbles. */
 template <int C> __device__ static inline uint32_t symbols(uint32_t w0, uint32_t w1, uint32_t w2, int i)
 {
-    if (C == CODES_2)
+    if (code_bits(C) == 2)
         return (i >> 1 ? w1 : w0) >> 2 * (i & 1) & 0x33333333u;
     const uint32_t spare = (w0 >> 3 & 0x11111111u) | (w1 >> 2 & 0x22222222u) | (w2 >> 1 & 0x44444444u);
     return i == 3 ? spare : (i == 0 ? w0 : i == 1 ? w1 : w2) & 0x77777777u;
@@ -149,27 +168,56 @@ template <int D, int C> __device__ static inline int octet_dim(int t, int s, int
     if (C == CODES_4 || C == CODES_T4 || C == CODES_8)
         return 32 * s + 8 * t + i;
     const int all = t * (D / 32) + s, set = all / 4, part = all % 4; /* octets of a token: lane t has D/32 of them */
-    return 32 * set + (C == CODES_3 ? 8 * part + i : 16 * (part >> 1) + 2 * i + (part & 1));
+    return 32 * set + (code_bits(C) == 3 ? 8 * part + i : 16 * (part >> 1) + 2 * i + (part & 1));
 }
 
-/* What keys of a half need before step 0: of 2 and 3 bits all words. */
+/* What keys of a half need before step 0: of 2 and 3 bits all words, of chains the one that stands before the last. */
 template <int D, int C> struct key_words {
-    uint4 w[3];
+    uint4 w[3], next;
 };
 
+/* start: start states of the lane's four tokens, of trellis codes. */
 template <int D, int C>
-__device__ static inline void load_keys(key_words<D, C> &k, uint32_t keys, int half, int g, int t)
+__device__ static inline void load_keys(key_words<D, C> &k, uint32_t keys, int half, int g, int t, const uint32_t start[4])
 {
     using page = code_page<D, C>;
-    const uint32_t set = half * page::SETS + t * page::SETS / 4;
-    const uint32_t at = keys + set * (page::SET + page::PAD) + (g >> 2) * 64 * page::BITS + (g & 3) * 16;
-    if constexpr (C == CODES_2 && D == 64) {
+    constexpr int STEP = page::SET + page::PAD;
+    const int own = t * page::SETS / 4;
+    const uint32_t first = keys + half * page::SETS * STEP + (g >> 2) * 64 * page::BITS + (g & 3) * 16, at = first + own * STEP;
+    if constexpr (code_bits(C) == 2 && D == 64) {
         k.w[0] = load_piece(at + (t & 1) * 64);
-    } else if constexpr (C == CODES_2 || C == CODES_3) {
+    } else if constexpr (code_bits(C) <= 3) {
 #pragma unroll
         for (int i = 0; i < page::BITS; i++)
             k.w[i] = load_piece(at + 64 * i);
     }
+    if constexpr (C == CODES_T3 || C == CODES_T2) { /* behind the last word the first, a byte on, and the start */
+        const bool within = C == CODES_T2 && D == 64 && !(t & 1);
+        uint4 n = load_piece(within ? at + 64 : first + (own + 1) % page::SETS * STEP);
+        uint32_t s[4];
+#pragma unroll
+        for (int r = 0; r < 4; r++)
+            s[r] = C == CODES_T3 ? (start[r] & 7) << 4 | start[r] >> 3 : start[r];
+        if (t == 3)
+            n = make_uint4(n.x << 8 | s[0], n.y << 8 | s[1], n.z << 8 | s[2], n.w << 8 | s[3]);
+        k.next = n;
+    }
+}
+
+/* x: an octet of 3 bits; n: the one behind it in memory, which stands before it in the chain. */
+__device__ static inline octet chain_3(const code_tables &tab, uint32_t x, uint32_t n)
+{
+    const uint32_t low = 0x07070707u;
+    return look<CODES_T3>(tab, x, (x & low) << 4 | (n >> 4 & low), n);
+}
+
+/* Even or odd codes of a word of 2 bits; n: the word behind it in memory.  Inside a byte the high pair comes first. */
+__device__ static inline octet chain_2(const code_tables &tab, uint32_t x, uint32_t n, bool odd)
+{
+    if (odd)
+        return look<CODES_T2>(tab, (x >> 2 & 0x3F3F3F3Fu) | (n & 0x03030303u) << 6,
+                              (x >> 6 & 0x03030303u) | (n & 0x3F3F3F3Fu) << 2, 0);
+    return look<CODES_T2>(tab, x, (x >> 4 & 0x0F0F0F0Fu) | (n & 0x0F0F0F0Fu) << 4, 0);
 }
 
 /* Octets of the lane's four tokens in step s; start: start states of the four, of trellis codes. */
@@ -202,25 +250,26 @@ __device__ static inline void key_octets(octet o[4], const code_tables &tab, con
 #pragma unroll
         for (int r = 0; r < 4; r++) {
             const uint32_t w = of4(a, r), low = 0x0F0F0F0Fu;
-            o[r] = look<C>(tab, w, (w & low) << 4 | (of4(n, r) >> 4 & low));
+            o[r] = look<C>(tab, w, (w & low) << 4 | (of4(n, r) >> 4 & low), 0);
         }
     } else {
+        const bool upper = D == 64 && (t & 1); /* of 64 dims a lane has half of a set */
 #pragma unroll
         for (int r = 0; r < 4; r++) {
-            const uint32_t w0 = of4(k.w[0], r), w1 = of4(k.w[1], r), w2 = of4(k.w[2], r);
-            uint32_t x;
-            if (D == 128)
-                x = symbols<C>(w0, w1, w2, s);
-            else if (C == CODES_2)
-                x = w0 >> 2 * s & 0x33333333u;
+            const uint32_t w0 = of4(k.w[0], r), w1 = of4(k.w[1], r), w2 = of4(k.w[2], r), next = of4(k.next, r);
+            if (C == CODES_T2)
+                o[r] = chain_2(tab, D == 128 && s > 1 ? w1 : w0, D == 128 && s < 2 ? w1 : next, s & 1);
+            else if (C == CODES_2 && D == 64)
+                o[r] = look<C>(tab, w0 >> 2 * s & 0x33333333u, 0, 0);
+            else if (C == CODES_T3)
+                o[r] = chain_3(tab, upper ? symbols<C>(w0, w1, w2, (s + 2) & 3) : symbols<C>(w0, w1, w2, s),
+                               upper ? (s ? next & 0x77777777u : symbols<C>(w0, w1, w2, 3))
+                                     : s < 3 ? symbols<C>(w0, w1, w2, s + 1) : next & 0x77777777u);
             else
-                x = t & 1 ? symbols<C>(w0, w1, w2, 2 + s) : symbols<C>(w0, w1, w2, s);
-            o[r] = look<C>(tab, x, 0);
+                o[r] = look<C>(tab, upper ? symbols<C>(w0, w1, w2, (s + 2) & 3) : symbols<C>(w0, w1, w2, s), 0, 0);
         }
     }
 }
-
-
 
 /* Words of values: of dims 32 r + 4g .. + 3 what the lane's octet comes from. */
 template <int C> struct value_words {
@@ -267,13 +316,23 @@ __device__ static inline void load_values(value_words<C> &v, uint32_t values, ui
             }
             v.before = make_uint4(w[0], w[1], w[2], w[3]);
         }
-    } else if (C == CODES_2) {
+    } else if (code_bits(C) == 2) {
         v.w[0] = load_piece(values + (i + 4 * (t >> 1)) * 16);
     } else { /* lane 3 needs all three words, others their own */
         v.w[0] = load_piece(values + (i + 4 * (t == 3 ? 0 : t)) * 16);
         v.w[1] = load_piece(values + (i + 4) * 16);
         v.w[2] = load_piece(values + (i + 8) * 16);
     }
+}
+
+/* Symbols of the octet of dim 32 r + 4g + i, of 2 and 3 bits. */
+template <int C>
+__device__ static inline uint32_t value_symbols(const value_words<C> &v, const spare_bits &s, int i, int t)
+{
+    const uint32_t w = of4(v.w[0], i);
+    if (code_bits(C) == 2)
+        return w >> 2 * (t & 1) & 0x33333333u;
+    return (w >> s.shift & s.m0) | (of4(v.w[1], i) >> 2 & s.m1) | (of4(v.w[2], i) >> 1 & s.m2);
 }
 
 /* The octet of dim 32 r + 4g + i. */
@@ -284,10 +343,76 @@ __device__ static inline octet value_octet(const code_tables &tab, const value_w
     if (C == CODES_8)
         return {w, of4(v.w[1], i)};
     if (C == CODES_4 || C == CODES_T4)
-        return look<C>(tab, w, C == CODES_T4 ? of4(v.before, i) : 0);
-    if (C == CODES_2)
-        return look<C>(tab, w >> 2 * (t & 1) & 0x33333333u, 0);
-    return look<C>(tab, (w >> s.shift & s.m0) | (of4(v.w[1], i) >> 2 & s.m1) | (of4(v.w[2], i) >> 1 & s.m2), 0);
+        return look<C>(tab, w, C == CODES_T4 ? of4(v.before, i) : 0, 0);
+    return look<C>(tab, value_symbols<C>(v, s, i, t), 0, 0);
+}
+
+/* ---- values in chains of 3 and 2 bits ----
+ *
+ * What stands before a dim is the dim 16 on; before the last 16 dims the first 16, a lane back; before their lane 0 the start.
+ * With dims counted on in this manner, two back are the lane's own of the next 32, one and three back its partner's. */
+template <int D> struct value_chain {
+    static constexpr int S = D / 32;
+    uint32_t own[S + 2][4]; /* dims 32 r + 4g + i; from S on: counted on */
+    uint32_t p1[S + 1][4];  /* one back */
+};
+
+/* Eight headers' start states, a nibble each: tokens of the lane's octet. */
+template <int C> __device__ static inline uint32_t start_states(uint32_t head, int t)
+{
+    if (C == CODES_T3) { /* tokens 8t and on */
+        const uint4 h = load_piece(head + t * 16);
+        const uint32_t a = byte_perm(h.x, h.y, 0x6420), b = byte_perm(h.z, h.w, 0x6420); /* low bytes */
+        return (byte_perm(a, b, 0x6420) & 0x0F0F0F0Fu) | (byte_perm(a, b, 0x7531) & 0x0F0F0F0Fu) << 4;
+    }
+    uint32_t all = 0; /* tokens 16 (t / 2) + t % 2, and every second from there */
+#pragma unroll
+    for (int j = 0; j < 2; j++) {
+        const uint4 h = load_piece(head + (t >> 1) * 32 + j * 16);
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            all |= (of4(h, i) >> 16 * (t & 1) & 15) << 4 * (4 * j + i);
+    }
+    return all;
+}
+
+template <int D, int C>
+__device__ static inline void load_chain(value_chain<D> &c, uint32_t values, uint32_t head, const spare_bits &spare, int half,
+                                         int g, int t)
+{
+    constexpr int S = D / 32, MORE = C == CODES_T2 ? 2 : 1; /* nobody is four back, and of 3 bits nobody three */
+    const uint32_t start = start_states<C>(head, t);
+#pragma unroll
+    for (int r = 0; r < S; r++) {
+        value_words<C> v;
+        load_values<D, C>(v, values, head, half, r, g, t);
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            c.own[r][i] = value_symbols<C>(v, spare, i, t);
+    }
+#pragma unroll
+    for (int r = 0; r < MORE; r++) {
+        const uint32_t one = start & (C == CODES_T3 ? 0x77777777u : 0x33333333u);
+        const uint32_t two = C == CODES_T3 ? start >> 3 & 0x11111111u : start >> 2 & 0x33333333u;
+        const uint32_t lane_before = __shfl_sync(~0u, c.own[r][3], (threadIdx.x - 4) % 32);
+        c.own[S + r][0] = g & 3 ? lane_before : r ? 0 : g < 4 ? one : two;
+#pragma unroll
+        for (int i = 1; i < 4; i++)
+            c.own[S + r][i] = c.own[r][i - 1];
+    }
+#pragma unroll
+    for (int r = 0; r < S + MORE - 1; r++)
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            c.p1[r][i] = __shfl_xor_sync(~0u, g < 4 ? c.own[r + 1][i] : c.own[r][i], 16);
+}
+
+template <int D, int C>
+__device__ static inline octet chain_octet(const code_tables &tab, const value_chain<D> &c, int r, int i)
+{
+    if (C == CODES_T3)
+        return look<C>(tab, c.own[r][i], c.p1[r][i], c.own[r + 1][i]);
+    return look<C>(tab, c.p1[r][i] << 2 | c.own[r][i], c.p1[r + 1][i] << 2 | c.own[r + 1][i], 0);
 }
 
 #endif

@@ -494,11 +494,11 @@ static void run_wide(struct tern_cuda *d, struct tern_cuda_attn_args *a, int cac
 /* Which kernel takes the codes of a layer as they lie: the place of its first in the list of a head size; -1: none. */
 static int kind_of_codes(const struct tern_cuda_layer *l)
 {
-    static const int places[] = {[2] = 0, [3] = 2, [4] = 4, [8] = 8};
+    static const int scalar[] = {[2] = 0, [3] = 2, [4] = 4, [8] = 8}, trellis[] = {[2] = 12, [3] = 10, [4] = 6};
     if (l->k.form != TERN_CUDA_CODES || l->v.form != TERN_CUDA_CODES || l->k.bits != l->v.bits ||
-        l->k.trellis != l->v.trellis || (l->k.trellis && l->k.bits != 4))
+        l->k.trellis != l->v.trellis)
         return -1;
-    return l->k.trellis ? 6 : places[l->k.bits];
+    return l->k.trellis ? trellis[l->k.bits] : scalar[l->k.bits];
 }
 
 /* Blocks of threads that go round through the items of a step (attn/ring.cuh): as many as the card holds at once, where
