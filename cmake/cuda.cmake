@@ -48,5 +48,16 @@ __asm__(\".section .rodata\\n.balign 64\\n.globl tern_cuda_fatbin_${name}\\n.hid
   set_source_files_properties(${object} PROPERTIES OBJECT_DEPENDS ${fatbin})
   list(APPEND tern_cuda_objects ${object})
 endforeach()
-# The registry alone knows: switching compiles one file more.
+# No ledger has the bits of cards, so the device's sources stand for them (src/run/prefix/origin.c).
+file(GLOB_RECURSE cuda_files CONFIGURE_DEPENDS src/dev/cuda/*)
+list(SORT cuda_files)
+set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${cuda_files})
+set(digests)
+foreach(source ${cuda_files})
+  file(SHA256 ${source} digest)
+  string(APPEND digests ${digest})
+endforeach()
+string(SHA256 digests "${digests}")
+string(SUBSTRING " ${digests}" 0 9 tern_kernels)
+# The registry alone knows, and where pages come from: switching compiles two files more.
 set_source_files_properties(src/dev/dev.c PROPERTIES COMPILE_DEFINITIONS TERN_CUDA)
