@@ -7,7 +7,7 @@
  *   values  dims 32 r + 4g .. + 3, r < D/32, and its octet of the half's 32 tokens
  *
  * which is what an operand of m16n8k32 holds: bytes 0..3 of an octet are contracted first, bytes 4..7 sixteen places on.
- * Trellis entries are sums of two looked-up bytes, offset so that no sum leaves a byte. */
+ * Trellis entries are sums of two looked-up bytes, of 3 bits three, offset so that no sum leaves a byte. */
 #ifndef TERN_DEV_CUDA_ATTN_CODES_CUH
 #define TERN_DEV_CUDA_ATTN_CODES_CUH
 
