@@ -100,7 +100,7 @@ def test_calls(s):
 
 def test_calls_elsewhere(s):
     for choice, parameters in (({"type": "tool", "name": "weather"}, WEATHER), ({"type": "any"}, WEATHER)):
-        a = s.post("/v1/messages", {"messages": USER, "max_tokens": 600, "temperature": 1, "thinking": {"type": "disabled"},
+        a = s.post("/v1/messages", {"messages": USER, "max_tokens": 600, "temperature": 0, "thinking": {"type": "disabled"},
                                     "tool_choice": {**choice, "disable_parallel_tool_use": True},
                                     "tools": [{"name": "weather", "input_schema": parameters}]})
         same(a.status, 200, "messages", a.body[:300])
@@ -108,7 +108,7 @@ def test_calls_elsewhere(s):
         same((len(uses), a.json["stop_reason"]), (1, "tool_use"), a.body)
         for u in uses:
             good_call(u["name"], u["input"], "messages")
-    a = s.post("/v1/responses", {"input": "What?", "temperature": 1, "max_output_tokens": 600, "parallel_tool_calls": False,
+    a = s.post("/v1/responses", {"input": "What?", "temperature": 0, "max_output_tokens": 600, "parallel_tool_calls": False,
                                  "reasoning": {"effort": "none"}, "tool_choice": "required",
                                  "tools": [{"type": "function", "name": "weather", "parameters": WEATHER}]})
     same(a.status, 200, "responses", a.body[:300])
