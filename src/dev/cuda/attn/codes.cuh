@@ -257,16 +257,15 @@ __device__ static inline void key_octets(octet o[4], const code_tables &tab, con
 #pragma unroll
         for (int r = 0; r < 4; r++) {
             const uint32_t w0 = of4(k.w[0], r), w1 = of4(k.w[1], r), w2 = of4(k.w[2], r), next = of4(k.next, r);
+            const auto part = [&](int i) { return i > 3 ? next & 0x77777777u : symbols<C>(w0, w1, w2, i); };
             if (C == CODES_T2)
                 o[r] = chain_2(tab, D == 128 && s > 1 ? w1 : w0, D == 128 && s < 2 ? w1 : next, s & 1);
             else if (C == CODES_2 && D == 64)
                 o[r] = look<C>(tab, w0 >> 2 * s & 0x33333333u, 0, 0);
             else if (C == CODES_T3)
-                o[r] = chain_3(tab, upper ? symbols<C>(w0, w1, w2, (s + 2) & 3) : symbols<C>(w0, w1, w2, s),
-                               upper ? (s ? next & 0x77777777u : symbols<C>(w0, w1, w2, 3))
-                                     : s < 3 ? symbols<C>(w0, w1, w2, s + 1) : next & 0x77777777u);
+                o[r] = chain_3(tab, upper ? part(s + 2) : part(s), upper ? part(s + 3) : part(s + 1));
             else
-                o[r] = look<C>(tab, upper ? symbols<C>(w0, w1, w2, (s + 2) & 3) : symbols<C>(w0, w1, w2, s), 0, 0);
+                o[r] = look<C>(tab, upper ? part(s + 2) : part(s), 0, 0);
         }
     }
 }
@@ -284,6 +283,14 @@ struct spare_bits {
 __device__ static inline spare_bits spare_of(int t)
 {
     return {t == 3 ? 3u : 0u, t == 3 ? 0x11111111u : 0x77777777u, t == 3 ? 0x22222222u : 0u, t == 3 ? 0x44444444u : 0u};
+}
+
+/* Start states of the eight tokens whose headers lie at head, a nibble each. */
+__device__ static inline uint32_t eight_starts(uint32_t head)
+{
+    const uint4 h = load_piece(head);
+    const uint32_t a = byte_perm(h.x, h.y, 0x6420), b = byte_perm(h.z, h.w, 0x6420); /* low bytes */
+    return (byte_perm(a, b, 0x6420) & 0x0F0F0F0Fu) | (byte_perm(a, b, 0x7531) & 0x0F0F0F0Fu) << 4;
 }
 
 /* head: start states of the half's 32 tokens stand in its low four bits. */
@@ -308,12 +315,8 @@ __device__ static inline void load_values(value_words<C> &v, uint32_t values, ui
                 const int piece = g < 4 ? i + 16 + 4 * t : first + at / 4;
                 w[q] = load_word(values + piece_of<C>(piece) * 16 + (g < 4 ? q : at % 4) * 4);
             }
-            if (g == 4) {
-                const uint4 h = load_piece(head + t * 16); /* eight tokens */
-                const uint32_t a = byte_perm(h.x, h.y, 0x6420), b = byte_perm(h.z, h.w, 0x6420); /* low bytes */
-                const uint32_t even = byte_perm(a, b, 0x6420) & 0x0F0F0F0Fu, odd = byte_perm(a, b, 0x7531) & 0x0F0F0F0Fu;
-                w[0] = even | odd << 4;
-            }
+            if (g == 4)
+                w[0] = eight_starts(head + t * 16);
             v.before = make_uint4(w[0], w[1], w[2], w[3]);
         }
     } else if (code_bits(C) == 2) {
@@ -357,14 +360,11 @@ template <int D> struct value_chain {
     uint32_t p1[S + 1][4];  /* one back */
 };
 
-/* Eight headers' start states, a nibble each: tokens of the lane's octet. */
+/* Start states of the tokens of the lane's octet. */
 template <int C> __device__ static inline uint32_t start_states(uint32_t head, int t)
 {
-    if (C == CODES_T3) { /* tokens 8t and on */
-        const uint4 h = load_piece(head + t * 16);
-        const uint32_t a = byte_perm(h.x, h.y, 0x6420), b = byte_perm(h.z, h.w, 0x6420); /* low bytes */
-        return (byte_perm(a, b, 0x6420) & 0x0F0F0F0Fu) | (byte_perm(a, b, 0x7531) & 0x0F0F0F0Fu) << 4;
-    }
+    if (C == CODES_T3) /* tokens 8t and on */
+        return eight_starts(head + t * 16);
     uint32_t all = 0; /* tokens 16 (t / 2) + t % 2, and every second from there */
 #pragma unroll
     for (int j = 0; j < 2; j++) {

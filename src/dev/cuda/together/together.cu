@@ -5,7 +5,6 @@
 
 #define THREADS 256
 #define PIECE   (4 * THREADS) /* numbers of a row that a block moves at a time */
-#define UNDER   4             /* pieces under way, where they go straight: a link holds more than one */
 
 /* Pieces of a card's columns, row by row. */
 __device__ static inline int pieces_of(const tern_cuda_together &a, int card)
@@ -69,28 +68,19 @@ __device__ static inline void receive(const tern_cuda_together &a, uint64_t numb
     }
 }
 
+/* Never with a gate: a gather of nothing stands between (together.c). */
 __device__ static inline void send_straight(const tern_cuda_together &a)
 {
-    const int n = pieces_of(a, a.self) * a.n_rows, step = gridDim.x;
-    for (int piece = blockIdx.x; piece < n; piece += UNDER * step) {
-        float4 v[UNDER];
-        uint64_t at[UNDER];
-        bool real[UNDER];
-#pragma unroll
-        for (int j = 0; j < UNDER; j++) {
-            int row, col;
-            real[j] = piece + j * step < n && place_of(a, a.self, piece + j * step, row, col);
-            if (real[j]) {
-                at[j] = row * a.stride + col;
-                v[j] = *four_at(a.x[a.self], at[j]);
-            }
-        }
-        for (int i = 0; i < a.n_cards; i++) {
-#pragma unroll
-            for (int j = 0; j < UNDER; j++)
-                if (i != a.self && real[j])
-                    *four_at(a.x[i], at[j]) = v[j];
-        }
+    const int n = pieces_of(a, a.self) * a.n_rows;
+    for (int piece = blockIdx.x; piece < n; piece += gridDim.x) {
+        int row, col;
+        if (!place_of(a, a.self, piece, row, col))
+            continue;
+        const uint64_t at = row * a.stride + col;
+        const float4 v = *four_at(a.x[a.self], at);
+        for (int i = 0; i < a.n_cards; i++)
+            if (i != a.self)
+                *four_at(a.x[i], at) = v;
     }
 }
 

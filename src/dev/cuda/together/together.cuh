@@ -15,6 +15,15 @@ __device__ static inline uint64_t clock_now()
     return ns;
 }
 
+/* Called again and again by who waits, since the first time in `start`, which begins as 0. */
+__device__ static inline void be_patient(uint64_t &start)
+{
+    const uint64_t now = clock_now();
+    start = start ? start : now;
+    if (now - start > PATIENCE)
+        __trap();
+}
+
 /* The number of this gather.  The step's part of it lies there before any of its kernels begins, so it may be asked for
  * before cuda_wait(). */
 __device__ static inline uint64_t number_of(const tern_cuda_together &a)
@@ -74,10 +83,7 @@ __device__ static inline float4 receive_four(const tern_cuda_together &a, uint64
         if ((uint32_t)(x >> 32) == want && (uint32_t)(y >> 32) == want && (uint32_t)(z >> 32) == want &&
             (uint32_t)(w >> 32) == want)
             break;
-        const uint64_t now = clock_now();
-        start = start ? start : now;
-        if (now - start > PATIENCE)
-            __trap();
+        be_patient(start);
     }
     return make_float4(__uint_as_float((uint32_t)x), __uint_as_float((uint32_t)y), __uint_as_float((uint32_t)z),
                        __uint_as_float((uint32_t)w));
@@ -100,12 +106,8 @@ __device__ static inline void say(uint64_t *flag, uint64_t v)
 __device__ static inline void wait_for(const uint64_t *flag, uint64_t number)
 {
     uint64_t start = 0;
-    while (seen(flag) < number) {
-        const uint64_t now = clock_now();
-        start = start ? start : now;
-        if (now - start > PATIENCE)
-            __trap();
-    }
+    while (seen(flag) < number)
+        be_patient(start);
 }
 
 /* All threads of the block have sent: says so, and waits for the same block of the others. */
