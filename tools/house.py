@@ -99,13 +99,20 @@ ROOM_HEADERS = {
     "run/prefix": {"prefix.h"},
     "model/block": {"block.h", "ffns.def", "mixers.def", "residuals.def"},
     "run/draft": {"draft.h"},
+    "dev/cuda/few": {"hyper.h"},
     "dev/cuda/together": {"together.h"},
     "server/api": {"ask.h"},
     "server/http": {"http.h"},
 }
 
 # Room -> the rooms that it extends, and whose headers it may use.
-EXTENDS = {"avx512bf16": {"avx512"}, "amx": {"avx512", "avx512bf16"}, "cuda/attn": {"cuda"}, "cuda/together": {"cuda"}}
+EXTENDS = {
+    "avx512bf16": {"avx512"},
+    "amx": {"avx512", "avx512bf16"},
+    "cuda/attn": {"cuda"},
+    "cuda/few": {"cuda"},
+    "cuda/together": {"cuda"},
+}
 
 # Folders of src/kernel that another compiler than the machine's own may have to read.
 ARCHITECTURE = {"avx2": "x86_64", "avx512": "x86_64", "avx512bf16": "x86_64", "amx": "x86_64", "neon": "aarch64"}

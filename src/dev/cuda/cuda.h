@@ -9,8 +9,8 @@
  *   products.c    products of rows with weights           (products.cu, gemm.cu)
  *   rows.c        operations on one row at a time         (rows.cu)
  *   experts.c     routing, experts                        (experts.cu)
- *   delta.c       layers with a recurrent state           (delta.cu)
  *   attn/        append, attention, recode; a room of its own
+ *   few/         operations of few models: layers with a recurrent state, DeepSeek-V4's; a room of its own
  *   together/    several cards that compute one model; a room of its own
  *
  * Kernels are queued on the device's stream in the order of the calls.  While a step is in hand they are written down

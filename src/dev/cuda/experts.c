@@ -4,6 +4,7 @@
 #include <string.h>
 #include "base/mem.h"
 #include "dev/cuda/cuda.h"
+#include "dev/cuda/few/hyper.h"
 #include "dev/cuda/products.h"
 #include "dev/cuda/rows.h"
 
@@ -43,10 +44,13 @@ int tern_cuda_experts_open(struct tern_cuda *d, tern_error *err)
 void tern_cuda_route(struct tern_dev *dev, const struct tern_route *r, struct tern_dev_rows logits,
                      struct tern_dev_vec ids, struct tern_dev_vec weights, int n_rows)
 {
+    struct tern_cuda *d = tern_cuda_of(dev);
     const struct tern_cuda_route_args a = {.logits = tern_cuda_rows_at(logits),
                                            .stride = logits.stride,
                                            .bias = tern_cuda_vec_at(r->bias),
                                            .factors = tern_cuda_vec_at(r->factors),
+                                           .table = tern_cuda_vec_at(r->table),
+                                           .rows = d->tables.rows,
                                            .ids = tern_cuda_vec_at(ids),
                                            .weights = tern_cuda_vec_at(weights),
                                            .n_experts = r->n_experts,
@@ -54,11 +58,13 @@ void tern_cuda_route(struct tern_dev *dev, const struct tern_route *r, struct te
                                            .n_groups = r->n_groups,
                                            .n_groups_used = r->n_groups_used,
                                            .group_best = r->group_best,
-                                           .sigmoid = r->sigmoid,
+                                           .score = r->sigmoid         ? TERN_CUDA_SCORE_SIGMOID
+                                                    : r->sqrt_softplus ? TERN_CUDA_SCORE_SQRT_SOFTPLUS
+                                                                       : TERN_CUDA_SCORE_SOFTMAX,
                                            .normalise = r->normalise,
                                            .scale = r->scale};
     TERN_ASSERT(r->n_experts <= TERN_MAX_EXPERTS && r->n_active * r->n_groups <= r->n_experts * r->n_groups_used);
-    tern_cuda_launch(tern_cuda_of(dev), TERN_CUDA_K_route, (unsigned)n_rows, 1, 1, 128, 0, &a, sizeof a);
+    tern_cuda_launch(d, TERN_CUDA_K_route, (unsigned)n_rows, 1, 1, 128, 0, &a, sizeof a);
 }
 
 /* ---- the answers ------------------------------------------------------------------------------------------------- */
@@ -71,6 +77,19 @@ struct work {
     size_t x_stride;
     int n_rows, n_pairs;
 };
+
+static void clamp(const struct work *w)
+{
+    const int n = w->e->gate->n;
+    const struct tern_cuda_clamp_args a = {.gate = w->p.gate,
+                                           .gate_stride = w->p.s_ff,
+                                           .up = w->p.up,
+                                           .up_stride = w->p.s_ff,
+                                           .n = n,
+                                           .limit = w->e->clamp};
+    tern_cuda_launch(w->d, TERN_CUDA_K_clamp, (unsigned)w->n_pairs,
+                     (unsigned)((n + TERN_CUDA_CLAMP - 1) / TERN_CUDA_CLAMP), 1, 256, 0, &a, sizeof a);
+}
 
 static void activate(const struct work *w, tern_cu_address q8, size_t row_bytes)
 {
@@ -86,6 +105,8 @@ static void activate(const struct work *w, tern_cu_address q8, size_t row_bytes)
                                             .n = n,
                                             .lanes = 1,
                                             .op = w->e->gelu ? TERN_CUDA_GELU : TERN_CUDA_SILU};
+    if (w->e->clamp > 0)
+        clamp(w);
     tern_cuda_launch(w->d, TERN_CUDA_K_elementwise, (unsigned)w->n_pairs, (unsigned)((n + 1023) / 1024), 1, 256, 0, &a,
                      sizeof a);
 }

@@ -1,6 +1,7 @@
 /* Experts: which a row goes to, and rows in order of experts. */
 #include "dev/cuda/experts.h"
 #include "dev/cuda/kernel.cuh"
+#include "dev/cuda/tables.h"
 
 #define MOST    1024 /* experts */
 #define THREADS 128
@@ -109,6 +110,41 @@ __device__ static inline void mark_lost(const tern_cuda_route_args &a, const dou
     __syncthreads();
 }
 
+/* In double, so that neither the order of a sum nor an exponential decides between experts; the softmax's is yet to be
+ * divided by the sum. */
+__device__ static inline double score_of(int score, float logit, double top)
+{
+    const double x = logit;
+    switch (score) {
+    case TERN_CUDA_SCORE_SIGMOID:
+        return 1 / (1 + exp(-x));
+    case TERN_CUDA_SCORE_SQRT_SOFTPLUS:
+        return sqrt(x > 0 ? x + log1p(exp(-x)) : log1p(exp(x)));
+    default:
+        return exp(x - top);
+    }
+}
+
+/* The n_active best by choice, or those that the table names. */
+__device__ static inline void choose(const tern_cuda_route_args &a, const double *choice, uint8_t *marked, int *chosen)
+{
+    if (a.table) {
+        const uint64_t token = (uint32_t)cuda_at<const tern_cuda_row>(a.rows)[blockIdx.x].token;
+        for (int i = threadIdx.x; i < a.n_active; i += THREADS)
+            chosen[i] = (int)cuda_at<const float>(a.table)[token * a.n_active + i];
+        __syncthreads();
+        return;
+    }
+    for (int i = 0; i < a.n_active; i++) {
+        const int e = best_of(choice, marked, a.n_experts);
+        if (threadIdx.x == 0) {
+            chosen[i] = e < 0 ? 0 : e;
+            marked[e < 0 ? 0 : e] = 1;
+        }
+        __syncthreads();
+    }
+}
+
 TERN_CUDA_KERNEL_BEGIN(route, tern_cuda_route_args, THREADS, 1)
 {
     __shared__ double score[MOST], choice[MOST], sums[MOST];
@@ -122,26 +158,19 @@ TERN_CUDA_KERNEL_BEGIN(route, tern_cuda_route_args, THREADS, 1)
         top = fmax(top, (double)logits[e]);
     top = block_max(top);
     for (int e = threadIdx.x; e < a.n_experts; e += THREADS) {
-        score[e] = a.sigmoid ? 1 / (1 + exp(-(double)logits[e])) : exp((double)logits[e] - top);
+        score[e] = score_of(a.score, logits[e], top);
         sum += score[e];
     }
     sum = block_sum(sum);
     for (int e = threadIdx.x; e < a.n_experts; e += THREADS) {
-        score[e] = a.sigmoid ? score[e] : score[e] / sum;
+        score[e] = a.score == TERN_CUDA_SCORE_SOFTMAX ? score[e] / sum : score[e];
         choice[e] = bias ? score[e] + (double)bias[e] : score[e];
         marked[e] = 0;
     }
     __syncthreads();
     if (a.n_groups > 1)
         mark_lost(a, choice, marked, sums, used);
-    for (int i = 0; i < a.n_active; i++) {
-        const int e = best_of(choice, marked, a.n_experts);
-        if (threadIdx.x == 0) {
-            chosen[i] = e < 0 ? 0 : e;
-            marked[e < 0 ? 0 : e] = 1;
-        }
-        __syncthreads();
-    }
+    choose(a, choice, marked, chosen);
     for (int i = threadIdx.x; i < a.n_active; i += THREADS) {
         int rank = 0;
         for (int j = 0; j < a.n_active; j++)

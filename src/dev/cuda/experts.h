@@ -4,10 +4,13 @@
 
 #include <stdint.h>
 
-/* struct tern_route; a block for each row. */
+/* What an expert's logit becomes. */
+enum tern_cuda_score { TERN_CUDA_SCORE_SOFTMAX, TERN_CUDA_SCORE_SIGMOID, TERN_CUDA_SCORE_SQRT_SOFTPLUS };
+
+/* struct tern_route; a block for each row.  table 0: none. */
 struct tern_cuda_route_args {
-    uint64_t logits, stride, bias, factors, ids, weights;
-    int32_t n_experts, n_active, n_groups, n_groups_used, group_best, sigmoid, normalise;
+    uint64_t logits, stride, bias, factors, table, rows, ids, weights;
+    int32_t n_experts, n_active, n_groups, n_groups_used, group_best, score, normalise;
     float scale;
 };
 

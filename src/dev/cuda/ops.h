@@ -1,5 +1,5 @@
-/* dev/cuda/ops.h - entries of the table of operations (dev/dev.h) that weights.c, rows.c, products.c, experts.c and
- * delta.c define, attn/ and together/. */
+/* dev/cuda/ops.h - entries of the table of operations (dev/dev.h) that weights.c, rows.c, products.c and experts.c
+ * define, attn/, few/ and together/. */
 #ifndef TERN_DEV_CUDA_OPS_H
 #define TERN_DEV_CUDA_OPS_H
 
@@ -39,6 +39,12 @@ void tern_cuda_experts(struct tern_dev *d, const struct tern_experts *e, struct 
                        struct tern_dev_vec ids, struct tern_dev_vec weights, int n_rows, int n_wide);
 void tern_cuda_delta(struct tern_dev *d, int layer, const struct tern_delta *l, const struct tern_delta_io *io,
                      int n_rows);
+void tern_cuda_clamp(struct tern_dev *d, struct tern_dev_rows gate, struct tern_dev_rows up, int n_rows, float limit);
+void tern_cuda_grid(struct tern_dev *d, struct tern_dev_rows x, enum tern_grid grid, int n_heads, int n_rows);
+void tern_cuda_hyper_read(struct tern_dev *d, const struct tern_hyper *h, struct tern_dev_rows m,
+                          struct tern_dev_rows streams, struct tern_dev_rows x, int n_rows);
+void tern_cuda_hyper_write(struct tern_dev *d, const struct tern_hyper *h, struct tern_dev_rows streams,
+                           struct tern_dev_rows m, struct tern_dev_rows t, int n_rows);
 void tern_cuda_pick(struct tern_dev *d, struct tern_dev_rows y, struct tern_dev_rows x, const int *rows, int n);
 void tern_cuda_best(struct tern_dev *d, const struct tern_best *b, int n_rows);
 /* Scratch of the last, by d->limits; given back by close. */

@@ -239,6 +239,7 @@ void tern_cuda_heads(struct tern_dev *dev, const struct tern_heads *h, int n_row
     a.set[i].norm_after = h->norm_after;
     a.set[i].n_rot = h->n_rot;
     a.set[i].interleaved = h->interleaved;
+    a.set[i].inverse = h->inverse;
     a.set[i].temper_span = h->temper_span;
     a.set[i].temper_from = h->temper_from;
     a.set[i].eps = h->eps;

@@ -53,8 +53,9 @@ struct tern_cuda_rope {
 /* struct tern_heads of some heads of each row. */
 struct tern_cuda_heads_set {
     uint64_t x, stride, norm_w, cos, sin;
-    int32_t n_heads, dim, norm, norm_after, n_rot, interleaved, temper_span, temper_from;
+    int32_t n_heads, dim, norm, norm_after, n_rot, interleaved, inverse, temper_span, temper_from;
     float eps, temper;
+    int32_t unused;
 };
 
 /* Several sets of heads of the same rows; block (row, 8 heads). */

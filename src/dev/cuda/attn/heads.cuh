@@ -60,7 +60,7 @@ __device__ static inline void one_head(const tern_cuda_heads_args &a, const tern
             q = normed(q, by, w, j);
         }
         if (t < half) {
-            const float c = cs[t], n = sn[t], turned = __fmaf_rn(p, c, -__fmul_rn(q, n));
+            const float c = cs[t], n = h.inverse ? -sn[t] : sn[t], turned = __fmaf_rn(p, c, -__fmul_rn(q, n));
             q = __fmaf_rn(q, c, __fmul_rn(p, n));
             p = turned;
         }

@@ -1,5 +1,5 @@
 /* Layers with a recurrent state. */
-#include "dev/cuda/delta.h"
+#include "dev/cuda/few/delta.h"
 #include "base/mem.h"
 #include "dev/cuda/cuda.h"
 

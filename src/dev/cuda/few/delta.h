@@ -1,6 +1,6 @@
-/* dev/cuda/delta.h - arguments of the kernels of delta.cu.  Strides in floats.  Read by C and by CUDA. */
-#ifndef TERN_DEV_CUDA_DELTA_H
-#define TERN_DEV_CUDA_DELTA_H
+/* dev/cuda/few/delta.h - arguments of the kernels of delta.cu.  Strides in floats.  Read by C and by CUDA. */
+#ifndef TERN_DEV_CUDA_FEW_DELTA_H
+#define TERN_DEV_CUDA_FEW_DELTA_H
 
 #include "dev/cuda/tables.h"
 

@@ -1,6 +1,6 @@
 /* Layers with a recurrent state: the convolution, then the gated delta rule.  Channels never meet in the first, columns
  * of a head never in the second; both run through a job's rows in order, so a prompt may be cut anywhere. */
-#include "dev/cuda/delta.h"
+#include "dev/cuda/few/delta.h"
 #include "dev/cuda/kernel.cuh"
 #include "kernel/delta.h"
 
