@@ -81,7 +81,8 @@ static void one_experts(struct checkdev *c, int type, int n_experts, int n_activ
                                        .up = &up[i],
                                        .down = &down[i],
                                        .gelu = type == TERN_F16,
-                                       .weigh_input = weigh_input};
+                                       .weigh_input = weigh_input,
+                                       .clamp = n_active > 1 ? 0.3f : 0};
         const struct tern_route r = {.n_experts = n_experts,
                                      .n_active = n_active,
                                      .sigmoid = n_active % 2,

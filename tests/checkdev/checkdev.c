@@ -1,5 +1,5 @@
-/* checkdev [DEVICE [NAME]]: see checkdev.h.  DEVICE: cuda; NAME: rows, products, experts, delta, best; speed, which
- * checks nothing and tells how fast products are; picks, which tells what picking tokens takes.  Exit 77 where the
+/* checkdev [DEVICE [NAME]]: see checkdev.h.  DEVICE: cuda; NAME: rows, products, experts, delta, hyper, best; speed,
+ * which checks nothing and tells how fast products are; picks, which tells what picking tokens takes.  Exit 77 where the
  * device is not there, 1 where a case fails.  TERN_CHECKDEV_SEED: other numbers. */
 #include "checkdev.h"
 
@@ -155,6 +155,7 @@ int main(int argc, char **argv)
     check_products(&c);
     check_experts(&c);
     check_delta(&c);
+    check_hyper(&c);
     check_best(&c);
     check_speed(&c);
     check_picks(&c);

@@ -34,6 +34,7 @@ void check_rows(struct checkdev *c);
 void check_products(struct checkdev *c);
 void check_experts(struct checkdev *c);
 void check_delta(struct checkdev *c);
+void check_hyper(struct checkdev *c);
 void check_best(struct checkdev *c);
 void check_speed(struct checkdev *c);
 void check_picks(struct checkdev *c);
