@@ -227,6 +227,8 @@ void tern_cuda_end(struct tern_dev *d);
 /* Bytes for the card that are known when the step begins, or later in it: copied now, there (at the address answered)
  * before any kernel of the step runs.  Room for the largest step is made by tern_cuda_step_open. */
 tern_cu_address tern_cuda_send(struct tern_cuda *d, const void *host, size_t bytes);
+/* The step's jobs, [n_jobs], as kernels see them. */
+void tern_cuda_jobs_of(const struct tern_cuda *d, struct tern_cuda_job *jobs);
 
 /* ---- attention's own (attn/ops.c): called by prepare, close, begin (after the tables are there), end ---- */
 

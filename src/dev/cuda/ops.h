@@ -58,6 +58,14 @@ void tern_cuda_attention(struct tern_dev *d, const struct tern_attn_shape *shape
 void tern_cuda_recode(struct tern_dev *d, int layer, const struct tern_dev_job *from, struct tern_dev_rows k,
                       struct tern_dev_rows v);
 
+/* Of attn/spans.c. */
+void tern_cuda_compress(struct tern_dev *d, const struct tern_compress *c, struct tern_dev_rows x,
+                        struct tern_dev_rows gate);
+void tern_cuda_choose(struct tern_dev *d, const struct tern_choose *c, struct tern_dev_rows q, struct tern_dev_rows w,
+                      int n_rows);
+void tern_cuda_sparse(struct tern_dev *d, const struct tern_sparse *s, struct tern_dev_rows q,
+                      struct tern_dev_rows out, int n_rows);
+
 /* Of together/together.c, with what it needs when a device begins a step, and closes. */
 struct tern_cuda;
 struct tern_cuda_together;

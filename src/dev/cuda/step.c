@@ -9,9 +9,18 @@
 static int groups_of(const struct tern_dev_cache *c)
 {
     int n = 0;
-    for (int i = 0; i < c->n_layers; i++)
+    for (int i = 0; i < c->n_spans; i++)
         n = c->group_of[i] >= n ? c->group_of[i] + 1 : n;
     return n;
+}
+
+/* Tokens of one row of a group's pages. */
+static int rate_of(const struct tern_dev_cache *c, int group)
+{
+    int i = 0;
+    while (c->group_of[i] != group)
+        i++;
+    return c->layers[i].rate;
 }
 
 /* Lists of rows for pick: two of a step, each of all rows. */
@@ -110,11 +119,10 @@ static void put_caches(struct tern_cuda *d, const struct tern_dev_step *s)
             *to++ = blocks_of(s->caches[c].pages[g]);
 }
 
-static void put_jobs(struct tern_cuda *d, const struct tern_dev_step *s)
+void tern_cuda_jobs_of(const struct tern_cuda *d, struct tern_cuda_job *jobs)
 {
-    struct tern_cuda_tables *t = &d->tables;
-    size_t n_marks = 0, n_tables = 0, n_numbers = 0;
-    struct tern_cuda_job *jobs = place(d, (size_t)s->n_jobs * sizeof *jobs, &t->jobs);
+    const struct tern_dev_step *s = &d->step;
+    size_t n_marks = 0, n_tables = 0;
     for (int i = 0; i < s->n_jobs; i++) {
         const struct tern_dev_job *j = &s->jobs[i];
         jobs[i] = (struct tern_cuda_job){.cache = j->cache,
@@ -130,6 +138,17 @@ static void put_jobs(struct tern_cuda *d, const struct tern_dev_step *s)
                                          .n_marks = j->n_marks};
         n_marks += (size_t)j->n_marks;
         n_tables += (size_t)groups_of(&s->caches[j->cache]);
+    }
+}
+
+static void put_jobs(struct tern_cuda *d, const struct tern_dev_step *s)
+{
+    struct tern_cuda_tables *t = &d->tables;
+    size_t n_marks = 0, n_tables = 0, n_numbers = 0;
+    tern_cuda_jobs_of(d, place(d, (size_t)s->n_jobs * sizeof(struct tern_cuda_job), &t->jobs));
+    for (int i = 0; i < s->n_jobs; i++) {
+        n_marks += (size_t)s->jobs[i].n_marks;
+        n_tables += (size_t)groups_of(&s->caches[s->jobs[i].cache]);
     }
     struct tern_cuda_mark *marks = place(d, n_marks * sizeof *marks, &t->marks);
     struct tern_cuda_table *tables = place(d, n_tables * sizeof *tables, &t->tables);
@@ -179,7 +198,7 @@ static int map_job(struct tern_cuda *d, const struct tern_dev_cache *c, const st
         TERN_TRY(map_block(d, c->states, j->marks[m].block, err));
     for (int g = 0; g < groups_of(c); g++) {
         const struct tern_dev_table *t = &j->tables[g];
-        const int from = j->pos0 / TERN_PAGE > t->first ? j->pos0 / TERN_PAGE - t->first : 0;
+        const int open = j->pos0 / rate_of(c, g) / TERN_PAGE, from = open > t->first ? open - t->first : 0;
         for (int i = from; i < t->n; i++)
             TERN_TRY(map_block(d, c->pages[g], t->blocks[i], err));
     }

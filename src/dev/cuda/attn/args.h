@@ -33,7 +33,8 @@ enum {
     TERN_CUDA_F32,    /* as the tile */
     TERN_CUDA_CODES,  /* kernel/kvq.h: 8, 4, 3, 2 bits */
     TERN_CUDA_AFFINE, /* codec/kv_group.c: scale and bias per 64 dims */
-    TERN_CUDA_LEVELS  /* codec/kv_group.c: levels, scale per 16 dims */
+    TERN_CUDA_LEVELS, /* codec/kv_group.c: levels, scale per 16 dims */
+    TERN_CUDA_FLOATS  /* codec/kv_group.c: E4M3 per 64 dims, or E2M1 per 32, a power of two as scale */
 };
 
 /* Key conditioning of one KV head (codec/codec.h). */

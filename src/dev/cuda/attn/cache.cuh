@@ -187,6 +187,25 @@ __device__ static inline int group_code(const tern_cuda_side &s, const uint8_t *
     return data[row / per * lanes + lane] >> s.bits * (row % per) & ((1 << s.bits) - 1);
 }
 
+/* Small floats (codec/kv_group.c): the scale of a header's byte, and what a code stands for. */
+__device__ static inline float power_of(int byte)
+{
+    return byte ? __uint_as_float((uint32_t)byte << 23) : 0x1p-127f;
+}
+
+__device__ static inline float small_float(int code, int bits)
+{
+    const int mantissa = bits == 8 ? 3 : 1, low = bits == 8 ? -6 : 0, size = code & ((1 << (bits - 1)) - 1);
+    const int e = size >> mantissa, m = size & ((1 << mantissa) - 1);
+    const float y = __fmul_rn((float)(e ? m + (1 << mantissa) : m), power_of(127 + low - mantissa + (e ? e - 1 : 0)));
+    return code >> (bits - 1) & 1 ? -y : y;
+}
+
+__device__ static inline int floats_group(int bits)
+{
+    return bits == 8 ? 64 : 32;
+}
+
 /* Token t, dim d of a closed page in the codec's domain. */
 __device__ static inline float page_value(const tern_cuda_side &s, const uint8_t *data, const uint16_t *head, int t,
                                           int d)
@@ -201,6 +220,9 @@ __device__ static inline float page_value(const tern_cuda_side &s, const uint8_t
         const int g = d / 64 * 64 + t, n = (s.dim + 63) / 64 * 64;
         return __fadd_rn(__fmul_rn((float)group_code(s, data, t, d), from_f16(head[g])), from_f16(head[n + g]));
     }
+    case TERN_CUDA_FLOATS:
+        return __fmul_rn(small_float(group_code(s, data, t, d), s.bits),
+                         power_of(reinterpret_cast<const uint8_t *>(head)[d / floats_group(s.bits) * 64 + t]));
     case TERN_CUDA_LEVELS:
         return __fmul_rn(s.level[group_code(s, data, t, d)], from_f16(head[d / 16 * 64 + t]));
     default:

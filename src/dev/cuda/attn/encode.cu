@@ -214,6 +214,53 @@ __device__ static void level_group(const tern_cuda_side &s, uint8_t *code, uint1
     *scale = group_f16(__fsqrt_rn(__fdiv_rn(ss, ee)));
 }
 
+/* The header's byte: of the smallest power of two s with most <= top * s. */
+__device__ static int power_byte(float most, float top)
+{
+    int byte = (int)(__float_as_uint(__fdiv_rn(most, top)) >> 23 & 255);
+    if (byte < 254 && most > __fmul_rn(top, power_of(byte)))
+        byte++;
+    return byte;
+}
+
+/* The nearest code, to even, of a magnitude not above the largest one. */
+__device__ static int float_code(float x, int mantissa, int low)
+{
+    int exponent = (int)(__float_as_uint(x) >> 23) - 127;
+    exponent = exponent < low ? low : exponent;
+    int q = (int)rintf(__fmul_rn(x, __uint_as_float((uint32_t)(mantissa - exponent + 127) << 23)));
+    if (q >> (mantissa + 1)) {
+        q >>= 1;
+        exponent++;
+    }
+    return q >> mantissa ? (exponent - low + 1) << mantissa | (q - (1 << mantissa)) : q;
+}
+
+__device__ static void encode_floats(const tern_cuda_side &s, const work &w, uint16_t *head, int t0)
+{
+    const int size = floats_group(s.bits), n_groups = (s.dim + size - 1) / size, sign = 1 << (s.bits - 1);
+    const float top = s.bits == 8 ? 448.0f : 6.0f;
+    for (int i = threadIdx.x; i < HALF * n_groups; i += THREADS) {
+        const int t = i % HALF, g = i / HALF, d = g * size, n = s.dim - d < size ? s.dim - d : size;
+        const float *y = w.x + t * (s.dim + 1) + d;
+        uint8_t *codes = w.codes + t * s.dim + d, *scale = reinterpret_cast<uint8_t *>(head) + g * 64 + t0 + t;
+        float sum = 0, most = 0;
+        for (int k = 0; k < n; k++) {
+            sum = __fadd_rn(sum, fabsf(y[k]));
+            most = fmaxf(most, fabsf(y[k]));
+        }
+        const bool some = sum > 0 && sum < INFINITY; /* no NaN */
+        *scale = some ? (uint8_t)power_byte(most, top) : 0;
+        const double inverse = 1 / (double)power_of(*scale); /* of the smallest ones no float is */
+        for (int k = 0; k < n; k++) {
+            const float x = (float)((double)fabsf(y[k]) * inverse);
+            codes[k] = some ? (uint8_t)(float_code(x < top ? x : top, s.bits == 8 ? 3 : 1, s.bits == 8 ? -6 : 0) |
+                                        (y[k] < 0 ? sign : 0))
+                            : 0;
+        }
+    }
+}
+
 __device__ static void encode_groups(const tern_cuda_side &s, const work &w, uint16_t *head, int t0)
 {
     const int size = s.form == TERN_CUDA_AFFINE ? 64 : 16, n_groups = (s.dim + size - 1) / size;
@@ -517,7 +564,9 @@ __device__ static void encode_half(const tern_cuda_side &s, const work &w, uint8
     for (int t = threadIdx.x / 32; s.rotated && t < HALF; t += WARPS)
         rotate_row(s, w.x + t * (s.dim + 1), false, threadIdx.x % 32);
     __syncthreads();
-    if (s.form != TERN_CUDA_CODES)
+    if (s.form == TERN_CUDA_FLOATS)
+        encode_floats(s, w, head, t0);
+    else if (s.form != TERN_CUDA_CODES)
         encode_groups(s, w, head, t0);
     else if (s.trellis)
         encode_chains(s, w, head, t0);
@@ -538,7 +587,7 @@ TERN_CUDA_KERNEL_BEGIN(encode, tern_cuda_append_args, MOST, 1)
     const int head = blockIdx.y, t0 = blockIdx.z % 2 * HALF;
     const bool key = blockIdx.z < 2;
     const tern_cuda_side &s = key ? l.k : l.v;
-    if (s.form < TERN_CUDA_CODES)
+    if (s.form < TERN_CUDA_CODES || !s.dim)
         return;
     work w;
     w.x = reinterpret_cast<float *>(shared);

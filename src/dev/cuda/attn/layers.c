@@ -82,6 +82,8 @@ static int form_of(const struct tern_kv_codec *c)
 {
     if (c->raw)
         return c->bits == 32 ? TERN_CUDA_F32 : strcmp(c->name, "bf16") == 0 ? TERN_CUDA_BF16 : TERN_CUDA_F16;
+    if (c == tern_kv_codec_fp4() || c == tern_kv_codec_find("fp8", 3))
+        return TERN_CUDA_FLOATS;
     return tern_kv_table(c) ? TERN_CUDA_CODES : c->rotated ? TERN_CUDA_LEVELS : TERN_CUDA_AFFINE;
 }
 
@@ -127,7 +129,7 @@ static struct tern_cuda_side side_of(struct writer *w, const struct tern_kv_side
 {
     struct tern_cuda_side to;
     memset(&to, 0, sizeof to);
-    const int run = from->dim & -from->dim, parts = from->dim / run;
+    const int run = from->dim & -from->dim, parts = run ? from->dim / run : 0;
     to.form = form_of(from->codec);
     to.bits = from->codec->bits;
     to.dim = from->dim;
@@ -136,9 +138,9 @@ static struct tern_cuda_side side_of(struct writer *w, const struct tern_kv_side
     to.rotated = from->codec->rotated;
     to.run = run;
     to.parts = parts;
-    to.norm = (float)(1.0 / sqrt((double)run));
+    to.norm = run ? (float)(1.0 / sqrt((double)run)) : 0;
     put_tables(&to, from->codec);
-    if (to.rotated) {
+    if (to.rotated && run) {
         to.sign = put(w, from->sign, (size_t)from->dim * sizeof(float));
         if (parts > 1)
             to.across = put_across(w, parts);
@@ -185,9 +187,9 @@ static void lay_out(struct tern_cuda_attn *t, struct writer *w, const struct ter
     w->used = 0;
     put_angles(w);
     for (int c = 0; c < t->n_caches; c++)
-        for (int i = 0; i < t->n_layers; i++)
+        for (int i = 0; i < t->n_spans; i++)
             if (l->caches[c].group_of[i] >= 0)
-                t->layers[c * t->n_layers + i] = layer_of(w, &l->caches[c].layers[i], l->caches[c].group_of[i]);
+                t->layers[c * t->n_spans + i] = layer_of(w, &l->caches[c].layers[i], l->caches[c].group_of[i]);
 }
 
 /* Heads share frequencies, and layers too. */

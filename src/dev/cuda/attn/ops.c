@@ -9,27 +9,7 @@
 #include "dev/cuda/attn/state.h"
 #include "dev/cuda/products.h"
 
-static int take(void *out, size_t n, size_t size, tern_error *err)
-{
-    return tern_alloc(out, n, size, err);
-}
-
 /* ---- opening ----------------------------------------------------------------------------------------------------- */
-
-static size_t max_units(const struct tern_dev_limits *l)
-{
-    return (size_t)l->max_rows / TERN_PAGE + 2 * (size_t)l->max_jobs + 2;
-}
-
-#define SLACK 256 /* of one piece of an upload */
-
-size_t tern_cuda_attn_upload(const struct tern_dev_limits *l)
-{
-    const size_t lists = 5, units = max_units(l) * sizeof(struct tern_cuda_unit);
-    const size_t recode = sizeof(struct tern_cuda_recode) + (size_t)l->max_pages * sizeof(uint32_t) + 2 * SLACK;
-    return lists * (units + (size_t)l->n_caches * SLACK) + (size_t)l->max_jobs * sizeof(int32_t) + SLACK +
-           (size_t)l->caches[0].n_layers * recode;
-}
 
 static unsigned tensor_shared(const struct tern_cuda_layer *l, int rows)
 {
@@ -68,7 +48,7 @@ static int open_expanded(struct tern_cuda *d, const struct tern_dev_limits *l, t
     struct tern_cuda_attn *t = d->attn;
     for (int c = 0; c < l->n_caches; c++)
         for (int i = 0; i < t->n_layers; i++) {
-            const struct tern_cuda_layer *layer = &t->layers[c * t->n_layers + i];
+            const struct tern_cuda_layer *layer = &t->layers[c * t->n_spans + i];
             if (l->caches[c].group_of[i] < 0 || of_halves(layer) || !on_90(d, layer))
                 continue;
             const size_t head = expanded_bytes(layer) * (size_t)l->max_pages, most = d->card->memory / 512;
@@ -78,58 +58,40 @@ static int open_expanded(struct tern_cuda *d, const struct tern_dev_limits *l, t
     return t->expanded_bytes ? tern_cuda_take(d, &t->expanded, t->expanded_bytes, err) : 0;
 }
 
-/* Room for decode rows' partial results, and for staging tiles.  A step may have as many decode rows as prompt rows
- * (tokens that are computed again), but seldom has: of partial results there is room for what a 1024th of the
- * card holds, a page's rows at least, and more rows go one part after the other. */
-static int open_scratch(struct tern_cuda *d, const struct tern_dev_limits *l, tern_error *err)
+/* Room for decode rows' partial results.  A step may have as many decode rows as prompt rows (tokens that are computed
+ * again), but seldom has: there is room for what a 1024th of the card holds, a page's rows at least, and more rows go one
+ * part after the other. */
+static int open_part(struct tern_cuda *d, const struct tern_dev_limits *l, tern_error *err)
 {
-    int rc = 0, sets = 1;
     struct tern_cuda_attn *t = d->attn;
     size_t part = 0;
     for (int c = 0; c < l->n_caches; c++)
         for (int i = 0; i < t->n_layers; i++) {
-            const struct tern_kv_layer *kv = &l->caches[c].layers[i];
-            const size_t bytes = (size_t)kv->n_heads * kv->tile_bytes;
-            if (l->caches[c].group_of[i] >= 0 && bytes > t->stage_tile_bytes)
-                t->stage_tile_bytes = bytes;
             const struct tern_kv_layer *at = &l->caches[c].layers[l->shapes[i].n_heads ? l->shapes[i].layer : i];
             const size_t floats = (size_t)l->shapes[i].n_heads * ((size_t)at->v.dim + 2);
             part = floats > part ? floats : part;
         }
-    for (int i = 0; i < t->n_layers; i++) {
-        const int of = l->shapes[i].n_heads ? l->shapes[i].layer : i;
-        if (of != i && !t->stage_set[of])
-            t->stage_set[of] = sets++;
-    }
-    t->stage_tiles = max_units(l);
-    TERN_TRY(tern_cuda_take(d, &t->stage, t->stage_tiles * (size_t)sets * t->stage_tile_bytes, err));
     const size_t row_bytes = part * TERN_CUDA_PARTS * sizeof(float),
                  fit = row_bytes ? d->card->memory / 1024 / row_bytes : 0;
     t->part_rows = fit < TERN_PAGE ? TERN_PAGE : fit < (size_t)l->max_narrow ? (int)fit : l->max_narrow;
-    TERN_TRY(tern_cuda_take(d, &t->part, row_bytes * (size_t)t->part_rows, err));
-out:
-    return rc;
+    return tern_cuda_take(d, &t->part, row_bytes * (size_t)t->part_rows, err);
 }
 
 int tern_cuda_attn_open(struct tern_cuda *d, const struct tern_dev_limits *l, tern_error *err)
 {
     int rc = 0;
     struct tern_cuda_attn *t;
-    TERN_TRY(take(&d->attn, 1, sizeof *d->attn, err));
+    TERN_TRY(tern_alloc(&d->attn, 1, sizeof *d->attn, err));
     t = d->attn;
     t->n_layers = l->caches[0].n_layers;
+    t->n_spans = l->caches[0].n_spans;
     t->n_caches = l->n_caches;
-    const size_t layers = (size_t)t->n_layers;
-    TERN_TRY(take(&t->layers, layers * (size_t)t->n_caches, sizeof *t->layers, err));
-    TERN_TRY(take(&t->stage_set, layers, sizeof *t->stage_set, err));
-    TERN_TRY(take(&t->waits, layers, sizeof *t->waits, err));
-    TERN_TRY(take(&t->stage_of, (size_t)l->max_jobs, sizeof *t->stage_of, err));
-    TERN_TRY(take(&t->lists, (size_t)t->n_caches, sizeof *t->lists, err));
-    TERN_TRY(take(&t->units, max_units(l), sizeof *t->units, err));
-    t->max_units = max_units(l);
+    TERN_TRY(tern_alloc(&t->layers, (size_t)t->n_spans * (size_t)t->n_caches, sizeof *t->layers, err));
     TERN_TRY(tern_cuda_attn_layers(d, l, err));
-    TERN_TRY(open_scratch(d, l, err));
+    TERN_TRY(tern_cuda_jobs_open(d, l, err));
+    TERN_TRY(open_part(d, l, err));
     TERN_TRY(open_expanded(d, l, err));
+    TERN_TRY(tern_cuda_spans_open(d, l, err));
 out:
     return rc;
 }
@@ -137,119 +99,14 @@ out:
 void tern_cuda_attn_close(struct tern_cuda *d)
 {
     struct tern_cuda_attn *t = d->attn;
-    const tern_cu_address scratch[] = {t->stage, t->part, t->expanded, t->constants};
-    void *all[] = {t->layers, t->stage_set, t->waits, t->stage_of, t->lists, t->units, t};
+    const tern_cu_address scratch[] = {t->part,       t->expanded,   t->constants,
+                                       t->spans.made, t->spans.rows, t->spans.scores};
+    tern_cuda_jobs_close(d);
     for (size_t i = 0; i < sizeof scratch / sizeof *scratch; i++)
         tern_cuda_give(d, scratch[i]);
-    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
-        tern_free(all[i]);
+    tern_free(t->layers);
+    tern_free(t);
     d->attn = NULL;
-}
-
-/* ---- a step ------------------------------------------------------------------------------------------------------ */
-
-static int pages_of(const struct tern_dev_job *j)
-{
-    return (j->pos0 + j->n_rows - 1) / TERN_PAGE - j->pos0 / TERN_PAGE + 1;
-}
-
-static int rows_in(const struct tern_dev_job *j, int page)
-{
-    const int end = j->pos0 + j->n_rows, from = page * TERN_PAGE > j->pos0 ? page * TERN_PAGE : j->pos0;
-    return (page + 1) * TERN_PAGE < end ? (page + 1) * TERN_PAGE - from : end - from;
-}
-
-/* Which units a list has. */
-typedef bool chooser(const struct tern_cuda_attn *t, const struct tern_dev_step *s, int job, int page);
-
-static bool any(const struct tern_cuda_attn *t, const struct tern_dev_step *s, int job, int page)
-{
-    (void)t;
-    (void)s;
-    (void)job;
-    (void)page;
-    return true;
-}
-
-static bool closing(const struct tern_cuda_attn *t, const struct tern_dev_step *s, int job, int page)
-{
-    (void)t;
-    return (page + 1) * TERN_PAGE <= s->jobs[job].pos0 + s->jobs[job].n_rows;
-}
-
-static bool staged(const struct tern_cuda_attn *t, const struct tern_dev_step *s, int job, int page)
-{
-    (void)s;
-    (void)page;
-    return t->stage_of[job] >= 0;
-}
-
-static bool wide(const struct tern_cuda_attn *t, const struct tern_dev_step *s, int job, int page)
-{
-    (void)t;
-    (void)page;
-    return s->jobs[job].wide;
-}
-
-static bool narrow(const struct tern_cuda_attn *t, const struct tern_dev_step *s, int job, int page)
-{
-    return !wide(t, s, job, page);
-}
-
-/* The units of a cache that a chooser wants, sent to the card. */
-static struct tern_cuda_list_of make_list(struct tern_cuda *d, int cache, chooser *choose)
-{
-    struct tern_cuda_attn *t = d->attn;
-    const struct tern_dev_step *s = &d->step;
-    struct tern_cuda_list_of list = {0};
-    for (int i = 0; i < s->n_jobs; i++) {
-        const struct tern_dev_job *j = &s->jobs[i];
-        const int first = j->pos0 / TERN_PAGE;
-        for (int page = first; j->cache == cache && page < first + pages_of(j); page++) {
-            if (!choose(t, s, i, page))
-                continue;
-            const int rows = rows_in(j, page);
-            TERN_ASSERT((size_t)list.n < t->max_units);
-            t->units[list.n++] = (struct tern_cuda_unit){i, page};
-            list.rows = rows > list.rows ? rows : list.rows;
-        }
-    }
-    list.p = tern_cuda_send(d, t->units, (size_t)list.n * sizeof *t->units);
-    return list;
-}
-
-void tern_cuda_attn_begin(struct tern_cuda *d)
-{
-    struct tern_cuda_attn *t = d->attn;
-    const struct tern_dev_step *s = &d->step;
-    int used = 0;
-    for (int i = 0; i < s->n_jobs; i++) {
-        const struct tern_dev_job *j = &s->jobs[i];
-        const int pages = pages_of(j);
-        t->stage_of[i] = pages > 1 ? used : -1;
-        used += pages > 1 ? pages : 0;
-    }
-    TERN_ASSERT((size_t)used <= t->stage_tiles);
-    t->stage_table = tern_cuda_send(d, t->stage_of, (size_t)s->n_jobs * sizeof *t->stage_of);
-    for (int c = 0; c < t->n_caches; c++)
-        t->lists[c] = (struct tern_cuda_lists){
-            .all = make_list(d, c, any),
-            .closing = make_list(d, c, closing),
-            .staged = make_list(d, c, staged),
-            .wide = make_list(d, c, wide),
-            .narrow = make_list(d, c, narrow),
-        };
-}
-
-static const struct tern_cuda_layer *layer_of(const struct tern_cuda *d, int cache, int layer)
-{
-    return &d->attn->layers[cache * d->attn->n_layers + layer];
-}
-
-static struct tern_cuda_stage stage_of(const struct tern_cuda_attn *t, int layer)
-{
-    const size_t set = (size_t)t->stage_set[layer] * t->stage_tiles * t->stage_tile_bytes;
-    return (struct tern_cuda_stage){t->stage + set, t->stage_tile_bytes, t->stage_table};
 }
 
 /* ---- append ------------------------------------------------------------------------------------------------------ */
@@ -266,8 +123,9 @@ static struct tern_cuda_append_args append_args(const struct tern_cuda *d, int c
     struct tern_cuda_append_args a;
     memset(&a, 0, sizeof a); /* lists of calls are compared byte by byte */
     a.t = d->tables;
-    a.l = *layer_of(d, cache, layer);
-    a.stage = stage_of(d->attn, layer);
+    a.t.jobs = tern_cuda_rate_of(d, layer)->table;
+    a.l = *tern_cuda_layer_at(d, cache, layer);
+    a.stage = tern_cuda_stage_at(d, layer);
     return a;
 }
 
@@ -292,11 +150,11 @@ static void run_encode(struct tern_cuda *d, struct tern_cuda_append_args *a, str
                          sizeof *a);
 }
 
-static void keep(struct tern_cuda *d, int layer)
+void tern_cuda_keep(struct tern_cuda *d, int layer)
 {
     for (int c = 0; c < d->attn->n_caches; c++) {
         struct tern_cuda_append_args a = append_args(d, c, layer);
-        run(d, TERN_CUDA_K_keep, &a, d->attn->lists[c].staged);
+        run(d, TERN_CUDA_K_keep, &a, tern_cuda_rate_of(d, layer)->lists[c].staged);
     }
     d->attn->waits[layer] = false;
 }
@@ -335,21 +193,26 @@ static bool with_heads(struct tern_cuda *d, const struct tern_cuda_append_args *
     return true;
 }
 
+void tern_cuda_append_at(struct tern_cuda *d, int span, tern_cu_address k, size_t k_stride, tern_cu_address v,
+                         size_t v_stride)
+{
+    const struct tern_cuda_rate *r = tern_cuda_rate_of(d, span);
+    d->attn->waits[span] = true;
+    for (int c = 0; c < d->attn->n_caches; c++) {
+        struct tern_cuda_append_args a = append_args(d, c, span);
+        a.k = k;
+        a.v = v;
+        a.k_stride = k_stride;
+        a.v_stride = v_stride;
+        if (r->rate > 1 || !with_heads(d, &a, r->lists[c].all))
+            run(d, TERN_CUDA_K_append, &a, r->lists[c].all);
+        run_encode(d, &a, r->lists[c].closing);
+    }
+}
+
 void tern_cuda_append(struct tern_dev *dev, int layer, struct tern_dev_rows k, struct tern_dev_rows v)
 {
-    struct tern_cuda *d = tern_cuda_of(dev);
-    struct tern_cuda_attn *t = d->attn;
-    t->waits[layer] = true;
-    for (int c = 0; c < t->n_caches; c++) {
-        struct tern_cuda_append_args a = append_args(d, c, layer);
-        a.k = tern_cuda_rows_at(k);
-        a.v = tern_cuda_rows_at(v);
-        a.k_stride = k.stride;
-        a.v_stride = v.stride;
-        if (!with_heads(d, &a, t->lists[c].all))
-            run(d, TERN_CUDA_K_append, &a, t->lists[c].all);
-        run_encode(d, &a, t->lists[c].closing);
-    }
+    tern_cuda_append_at(tern_cuda_of(dev), layer, tern_cuda_rows_at(k), k.stride, tern_cuda_rows_at(v), v.stride);
 }
 
 void tern_cuda_recode(struct tern_dev *dev, int layer, const struct tern_dev_job *from, struct tern_dev_rows k,
@@ -373,16 +236,16 @@ void tern_cuda_recode(struct tern_dev *dev, int layer, const struct tern_dev_job
     a.v = tern_cuda_rows_at(v);
     a.k_stride = k.stride;
     a.v_stride = v.stride;
-    run(d, TERN_CUDA_K_raw_rows, &a, (struct tern_cuda_list_of){.n = pages_of(from)});
+    run(d, TERN_CUDA_K_raw_rows, &a, (struct tern_cuda_list_of){.n = tern_cuda_pages_of(from)});
     tern_cuda_append(dev, layer, k, v);
-    keep(d, layer);
+    tern_cuda_keep(d, layer);
 }
 
 void tern_cuda_attn_end(struct tern_cuda *d)
 {
-    for (int i = 0; i < d->attn->n_layers; i++)
+    for (int i = 0; i < d->attn->n_spans; i++)
         if (d->attn->waits[i])
-            keep(d, i);
+            tern_cuda_keep(d, i);
 }
 
 /* ---- attention --------------------------------------------------------------------------------------------------- */
@@ -429,7 +292,7 @@ static struct pass next_pass(const struct tern_cuda *d, const struct tern_cuda_a
         if (p.pages && (size_t)(p.pages + more) > room)
             break;
         p.job = p.job < 0 ? p.end : p.job;
-        p.units += pages_of(j);
+        p.units += tern_cuda_pages_of(j);
         p.pages += more;
     }
     return p;
@@ -580,8 +443,8 @@ static struct slice next_slice(const struct tern_cuda *d, int cache, int job, in
         const int first = j->pos0 / TERN_PAGE;
         if (j->wide || j->cache != cache)
             continue;
-        for (s.page = s.page < 0 ? first : s.page; s.page < first + pages_of(j); s.page++) {
-            const int pos = s.page * TERN_PAGE > j->pos0 ? s.page * TERN_PAGE : j->pos0, rows = rows_in(j, s.page);
+        for (s.page = s.page < 0 ? first : s.page; s.page < first + tern_cuda_pages_of(j); s.page++) {
+            const int pos = s.page * TERN_PAGE > j->pos0 ? s.page * TERN_PAGE : j->pos0, rows = tern_cuda_rows_in(j, s.page);
             const int row = j->row0 + pos - j->pos0, low = row < s.row0 ? row : s.row0;
             const int high = row + rows > end ? row + rows : end;
             if (s.units && high - low > d->attn->part_rows)
@@ -597,7 +460,7 @@ static struct slice next_slice(const struct tern_cuda *d, int cache, int job, in
 
 static void run_narrow(struct tern_cuda *d, struct tern_cuda_attn_args *a, int cache, int ranges)
 {
-    tern_cu_address units = d->attn->lists[cache].narrow.p;
+    tern_cu_address units = d->attn->rates[0].lists[cache].narrow.p;
     for (struct slice s = next_slice(d, cache, 0, -1); s.units; s = next_slice(d, cache, s.job, s.page)) {
         const struct tern_cuda_list_of list = {units, s.units, s.rows};
         a->row0 = s.row0;
@@ -639,7 +502,7 @@ void tern_cuda_attention(struct tern_dev *dev, const struct tern_attn_shape *sha
     tern_cu_address q8 = 0;
     bool fast = true;
     for (int c = 0; c < t->n_caches; c++)
-        fast &= on_tensors(d, layer_of(d, c, shape->layer));
+        fast &= on_tensors(d, tern_cuda_layer_at(d, c, shape->layer));
     if (fast)
         q8 = tern_cuda_as_q8(d, out, d->step.n_rows);
     else
@@ -648,8 +511,8 @@ void tern_cuda_attention(struct tern_dev *dev, const struct tern_attn_shape *sha
         struct tern_cuda_attn_args a;
         memset(&a, 0, sizeof a); /* lists of calls are compared byte by byte */
         a.t = d->tables;
-        a.l = *layer_of(d, c, shape->layer);
-        a.stage = stage_of(t, shape->layer);
+        a.l = *tern_cuda_layer_at(d, c, shape->layer);
+        a.stage = tern_cuda_stage_at(d, shape->layer);
         a.q = tern_cuda_rows_at(q);
         a.out = tern_cuda_rows_at(out);
         a.q_stride = q.stride;
@@ -660,7 +523,7 @@ void tern_cuda_attention(struct tern_dev *dev, const struct tern_attn_shape *sha
         a.q_scale = (float)(shape->scale * log2e);
         a.cap = (float)(shape->softcap * log2e);
         a.one = 0x3C003C00;
-        run_wide(d, &a, c, t->lists[c].wide);
+        run_wide(d, &a, c, t->rates[0].lists[c].wide);
         const int ranges = most_ranges(d, c, &d->step.caches[c].layers[shape->layer]);
         a.q8 = q8;
         a.q8_bytes = d->q8_row_bytes;
@@ -668,5 +531,5 @@ void tern_cuda_attention(struct tern_dev *dev, const struct tern_attn_shape *sha
         run_narrow(d, &a, c, ranges);
     }
     if (t->waits[shape->layer] && !t->stage_set[shape->layer])
-        keep(d, shape->layer);
+        tern_cuda_keep(d, shape->layer);
 }

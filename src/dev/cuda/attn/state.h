@@ -15,24 +15,70 @@ struct tern_cuda_lists {
     struct tern_cuda_list_of all, closing, staged, wide, narrow;
 };
 
+/* What caches hold at one rate: rows of that many tokens each, the tokens themselves first of all.  Jobs here count rows:
+ * positions, and row0 and n_rows are those that the step completes, numbered through all jobs. */
+struct tern_cuda_rate {
+    int rate, n_rows; /* rows of all jobs */
+    struct tern_dev_job *jobs;  /* [n_jobs] */
+    int32_t *stage_of;          /* [n_jobs] */
+    struct tern_cuda_job *sent; /* room for a table of jobs; NULL: tokens, whose jobs are the step's */
+    tern_cu_address table, stage_table; /* of jobs and stage_of on the card */
+    struct tern_cuda_lists *lists;      /* [n_caches] */
+};
+
+#define TERN_CUDA_RATES 4
+
 struct tern_cuda_attn {
-    int n_caches, n_layers;
-    struct tern_cuda_layer *layers; /* [n_caches][n_layers] */
+    int n_caches, n_layers, n_spans;
+    struct tern_cuda_layer *layers; /* [n_caches][n_spans] */
     tern_cu_address constants;      /* what they point to */
     tern_cu_address stage, part;
     int part_rows;            /* decode rows that part has room for */
     tern_cu_address expanded; /* closed pages of prompt rows as halves (attn/expand.cu); 0: no layer needs them */
     size_t expanded_bytes;
     size_t stage_tile_bytes, stage_tiles; /* of one set */
-    int *stage_set;                       /* [n_layers] */
-    bool *waits;                          /* [n_layers] appended, and staging tiles are not the sequences' own yet */
+    int *stage_set;                       /* [n_spans] */
+    int *rate_of;                         /* [n_spans] index of rates */
+    bool *waits;                          /* [n_spans] appended, and staging tiles are not the sequences' own yet */
     struct tern_cuda_unit *units;         /* room for a list */
     size_t max_units;
-    /* of the step in hand */
-    int32_t *stage_of;             /* [n_jobs] */
-    tern_cu_address stage_table;   /* on the card */
-    struct tern_cuda_lists *lists; /* [n_caches] */
+    int n_rates;
+    struct tern_cuda_rate rates[TERN_CUDA_RATES]; /* of the step in hand */
+    struct {
+        tern_cu_address made, rows, scores; /* rows that are complete, rows of a query, scores to choose by */
+        size_t rows_bytes, scores_bytes;
+    } spans;
 };
+
+/* ---- what ops.c has for spans.c ---- */
+
+const struct tern_cuda_layer *tern_cuda_layer_at(const struct tern_cuda *d, int cache, int span);
+struct tern_cuda_rate *tern_cuda_rate_of(const struct tern_cuda *d, int span);
+struct tern_cuda_stage tern_cuda_stage_at(const struct tern_cuda *d, int span);
+/* New rows of all jobs into the tiles of a span; pages that are full are encoded. */
+void tern_cuda_append_at(struct tern_cuda *d, int span, tern_cu_address k, size_t k_stride, tern_cu_address v,
+                         size_t v_stride);
+/* Staging tiles become the sequences' own. */
+void tern_cuda_keep(struct tern_cuda *d, int span);
+
+/* spans.c: scratch, by the layers; given back by close. */
+int tern_cuda_spans_open(struct tern_cuda *d, const struct tern_dev_limits *l, tern_error *err);
+
+/* jobs.c: staging tiles and lists of units. */
+int tern_cuda_jobs_open(struct tern_cuda *d, const struct tern_dev_limits *l, tern_error *err);
+void tern_cuda_jobs_close(struct tern_cuda *d);
+/* Pages that a job's rows lie in. */
+static inline int tern_cuda_pages_of(const struct tern_dev_job *j)
+{
+    return j->n_rows ? (j->pos0 + j->n_rows - 1) / TERN_PAGE - j->pos0 / TERN_PAGE + 1 : 0;
+}
+
+/* Rows of a job in one of these pages. */
+static inline int tern_cuda_rows_in(const struct tern_dev_job *j, int page)
+{
+    const int end = j->pos0 + j->n_rows, from = page * TERN_PAGE > j->pos0 ? page * TERN_PAGE : j->pos0;
+    return (page + 1) * TERN_PAGE < end ? (page + 1) * TERN_PAGE - from : end - from;
+}
 
 /* t->layers and t->constants (layers.c). */
 int tern_cuda_attn_layers(struct tern_cuda *d, const struct tern_dev_limits *l, tern_error *err);
