@@ -232,6 +232,18 @@ static void one_exact(struct tern_cuda *d, const struct tern_matmul *m, struct t
                      sizeof a);
 }
 
+/* Prompt rows of a product in f32 whose weights are floats: decode rows' kernel, for it multiplies in f32 as well.  The
+ * tiles of `exact` are one chain of sums from end to end, which takes long where rows are few. */
+static bool floats_as_decoded(struct tern_cuda *d, const struct tern_matmul *m, struct tern_dev_rows x, int n_wide)
+{
+    if (d->limits.exact || !m->f32 || tern_codes_integer(m->w->form->m.codes))
+        return false;
+    struct tern_cuda_narrow a = {
+        .x = tern_cuda_rows_at(x), .x_stride = x.stride, .n_m = 1, .n_rows = n_wide, .m = {product_of(m, 0)}};
+    tern_cuda_narrow(d, &a, 1);
+    return true;
+}
+
 static void prompt_rows(struct tern_cuda *d, const struct tern_matmul *m, int n_m, struct tern_dev_rows x, int n_wide)
 {
     bool packed = false;
@@ -240,6 +252,8 @@ static void prompt_rows(struct tern_cuda *d, const struct tern_matmul *m, int n_
         const int k = m[i].w->k, n = m[i].w->n;
         const size_t pitch = pitch_of(k);
         const int most = (int)(d->dense_bytes / (pitch * (f32 ? 4 : 2))) / TILE * TILE;
+        if (floats_as_decoded(d, &m[i], x, n_wide))
+            continue;
         if (!f32 && !packed) {
             const struct tern_cuda_half a = {.to = d->half,
                                              .pitch = pitch,

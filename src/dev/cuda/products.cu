@@ -457,6 +457,26 @@ template <int C, int R> __device__ static inline void floats(const tern_cuda_nar
     finish<R>(a, m, part, panel, row0);
 }
 
+/* Scales of four neighbouring outputs, from `row` on, for block b of 32 inputs.  Bytes that are exponents, the usual ones,
+ * come in one load. */
+__device__ static inline void four_scales(const tern_cuda_matrix &w, const uint8_t *panel, uint32_t b, uint32_t row,
+                                          float s[4])
+{
+    float none;
+    if (w.d_type == TERN_NUMBER_E8M0) {
+        const uint32_t four = __ldg(reinterpret_cast<const uint32_t *>(panel + w.d + (2 * b >> w.shift) * 16 + row));
+#pragma unroll
+        for (int q = 0; q < 4; q++) {
+            const uint32_t byte = four >> 8 * q & 255;
+            s[q] = __uint_as_float(byte ? byte << 23 : 0x00400000u) * w.unit;
+        }
+        return;
+    }
+#pragma unroll
+    for (int q = 0; q < 4; q++)
+        group_scale(TERN_SCALES_G32, w, panel, 2 * b, row + q, s[q], none);
+}
+
 /* Eight-bit floats: as signed bytes lie, with a scale for groups of inputs. */
 template <int R> __device__ static inline void eights(const tern_cuda_narrow &a)
 {
@@ -476,13 +496,11 @@ template <int R> __device__ static inline void eights(const tern_cuda_narrow &a)
         x[r] = cuda_at<const float>(a.x) + (uint64_t)(min(row0 + r, a.n_rows - 1) / a.per_row) * a.x_stride +
                blockIdx.z * a.x_head;
     float acc[R][4] = {};
-#pragma unroll 2
+#pragma unroll(R == 1 ? 4 : 2)
     for (int b = warp; b < k / 32; b += warps) {
         const uint4 v = __ldg(reinterpret_cast<const uint4 *>(p + (uint64_t)b * 512) + lane);
-        float s[4], none;
-#pragma unroll
-        for (int q = 0; q < 4; q++)
-            group_scale(TERN_SCALES_G32, m.w, p, 2 * b, g * 4 + q, s[q], none);
+        float s[4];
+        four_scales(m.w, p, b, g * 4, s);
 #pragma unroll
         for (int r = 0; r < R; r++) {
             const float4 xv = *reinterpret_cast<const float4 *>(x[r] + b * 32 + quad * 4);
@@ -523,7 +541,7 @@ FLOATS(BF16, 1)
 FLOATS(BF16, 4)
 #undef FLOATS
 
-TERN_CUDA_KERNEL_BEGIN(floats_E4M3_1, tern_cuda_narrow, 32 * WARPS, 2)
+TERN_CUDA_KERNEL_BEGIN(floats_E4M3_1, tern_cuda_narrow, 32 * WARPS, 4)
 {
     eights<1>(a);
 }

@@ -111,7 +111,8 @@ static int pass_of(size_t room, size_t bytes, int n_rows)
 
 static unsigned choose_shared(const struct tern_choose *c)
 {
-    const unsigned heads = (unsigned)c->n_heads, dim = (unsigned)c->dim;
+    const unsigned each = TERN_CUDA_CHOOSE_HEADS, heads = ((unsigned)c->n_heads + each - 1) / each * each,
+                   dim = (unsigned)c->dim;
     return (unsigned)sizeof(float) * (dim * TERN_PAGE + heads * dim + heads * TERN_PAGE);
 }
 

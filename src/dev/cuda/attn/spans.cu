@@ -148,7 +148,7 @@ TERN_CUDA_KERNEL_BEGIN(compress_state, tern_cuda_compress_args, MADE_THREADS, 1)
 /* ---- chosen ------------------------------------------------------------------------------------------------------ */
 
 #define SCORE_THREADS 256
-#define HEADS         4 /* that a thread scores side by side */
+#define HEADS         TERN_CUDA_CHOOSE_HEADS /* that a thread scores side by side */
 
 /* keys [dim][64] in f32: of a page, or of the tile of one that was open. */
 __device__ static void load_keys(const tern_cuda_choose_args &a, float *keys, int job, int page, bool open)
@@ -163,11 +163,32 @@ __device__ static void load_keys(const tern_cuda_choose_args &a, float *keys, in
         keys[i] = raw ? raw_value(a.l.k, p, 64, i % 64, i / 64) : page_value(a.l.k, p, head, i % 64, i / 64);
 }
 
-/* Block (row, page of keys).  Shared: keys [dim][64], queries [heads][dim], scores [heads][64]. */
+/* s[i * 64] = q[i][dim] . key, each one chain over ascending dims; the key's numbers lie 64 apart. */
+__device__ static inline void score_heads(float *s, const float *q, const float *key, int dim)
+{
+    float sum[HEADS];
+#pragma unroll
+    for (int i = 0; i < HEADS; i++)
+        sum[i] = 0;
+    for (int d = 0; d < dim; d += 4) {
+        const float k0 = key[d * 64], k1 = key[(d + 1) * 64], k2 = key[(d + 2) * 64], k3 = key[(d + 3) * 64];
+#pragma unroll
+        for (int i = 0; i < HEADS; i++) {
+            const float4 x = *reinterpret_cast<const float4 *>(q + i * dim + d);
+            sum[i] = __fmaf_rn(x.w, k3, __fmaf_rn(x.z, k2, __fmaf_rn(x.y, k1, __fmaf_rn(x.x, k0, sum[i]))));
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < HEADS; i++)
+        s[i * 64] = sum[i];
+}
+
+/* Block (row, page of keys).  Shared, heads rounded up to eights: keys [dim][64], queries [heads][dim], scores [heads][64]. */
 TERN_CUDA_KERNEL_BEGIN(choose_scores, tern_cuda_choose_args, SCORE_THREADS, 1)
 {
     extern __shared__ __align__(16) uint8_t shared[];
-    float *keys = reinterpret_cast<float *>(shared), *q = keys + a.dim * 64, *s = q + a.n_heads * a.dim;
+    const int heads = (a.n_heads + HEADS - 1) / HEADS * HEADS;
+    float *keys = reinterpret_cast<float *>(shared), *q = keys + a.dim * 64, *s = q + heads * a.dim;
     const int row = a.row0 + blockIdx.x, page = blockIdx.y, t = threadIdx.x % 64;
     const int n = (cuda_at<const tern_cuda_row>(a.t.rows)[row].pos + 1) / a.rate;
     cuda_wait();
@@ -177,18 +198,11 @@ TERN_CUDA_KERNEL_BEGIN(choose_scores, tern_cuda_choose_args, SCORE_THREADS, 1)
     if (cuda_at<const tern_cuda_job>(a.jobs)[job].cache != a.cache)
         return;
     load_keys(a, keys, job, page, page == n / 64);
-    for (int i = threadIdx.x; i < a.n_heads * a.dim; i += SCORE_THREADS)
-        q[i] = cuda_at<const float>(a.q)[row * a.q_stride + i];
+    for (int i = threadIdx.x; i < heads * a.dim; i += SCORE_THREADS)
+        q[i] = i < a.n_heads * a.dim ? cuda_at<const float>(a.q)[row * a.q_stride + i] : 0;
     __syncthreads();
-    for (int h = threadIdx.x / 64 * HEADS; h < a.n_heads; h += SCORE_THREADS / 64 * HEADS) {
-        float sum[HEADS] = {0, 0, 0, 0};
-        for (int d = 0; d < a.dim; d++)
-            for (int i = 0; i < HEADS; i++)
-                if (h + i < a.n_heads)
-                    sum[i] = __fmaf_rn(q[(h + i) * a.dim + d], keys[d * 64 + t], sum[i]);
-        for (int i = 0; i < HEADS && h + i < a.n_heads; i++)
-            s[(h + i) * 64 + t] = sum[i];
-    }
+    for (int h = threadIdx.x / 64 * HEADS; h < heads; h += SCORE_THREADS / 64 * HEADS)
+        score_heads(s + h * 64 + t, q + h * a.dim, keys + t, a.dim);
     __syncthreads();
     if (threadIdx.x >= 64)
         return;

@@ -8,6 +8,7 @@
 #define WARPS   (THREADS / 32)
 #define ROWS    TERN_CUDA_SPARSE_ROWS
 #define DIMS    TERN_CUDA_SPARSE_DIM
+#define LOG2E   1.4426950408889634
 
 /* How many rows the query of a row of the batch sees: *all compressed ones, then those of its window from *oldest on. */
 __device__ static inline int rows_seen(const tern_cuda_sparse_args &a, int row, int *all, int *oldest)
@@ -109,32 +110,88 @@ __device__ static inline float dot_four(float4 x, float4 y, float sum)
     return __fmaf_rn(x.w, y.w, __fmaf_rn(x.z, y.z, __fmaf_rn(x.y, y.y, __fmaf_rn(x.x, y.x, sum))));
 }
 
-/* What a block shares: rows [ROWS][dim], queries [H][dim], weights [ROWS][H], then of each head what sums shrink by,
- * and its sum of weights in the end. */
-template <int H> struct sparse_room {
+/* What a block shares: rows [ROWS][dim], queries [H][dim], weights [ROWS][H], then of each head what sums shrink by. */
+struct sparse_room {
     float *rows, *q, *p, *shrink;
 };
 
-/* p[t][h] = scores of the n rows: a warp for each row. */
-template <int H> __device__ static void score_rows(const sparse_room<H> &w, int dim, int n, int warp, int lane)
+/* p[t][h] = scores of all rows, a warp for EACH of them.  Those behind the last one are what was there before. */
+#define EACH (ROWS / WARPS)
+
+template <int H> __device__ static inline void score_rows(const sparse_room &w, int dim, int warp, int lane)
 {
-    for (int t = warp; t < n; t += WARPS) {
-        float sum[H];
-        for (int h = 0; h < H; h++)
-            sum[h] = 0;
-        for (int d = lane * 4; d < dim; d += 128) {
-            const float4 v = *reinterpret_cast<const float4 *>(w.rows + t * dim + d);
+    const float *rows = w.rows + warp * EACH * dim;
+    float sum[EACH][H];
 #pragma unroll
-            for (int h = 0; h < H; h++)
-                sum[h] = dot_four(v, *reinterpret_cast<const float4 *>(w.q + h * dim + d), sum[h]);
-        }
+    for (int t = 0; t < EACH; t++)
+#pragma unroll
+        for (int h = 0; h < H; h++)
+            sum[t][h] = 0;
+    for (int d = lane * 4; d < dim; d += 128) {
+        float4 v[EACH];
+#pragma unroll
+        for (int t = 0; t < EACH; t++)
+            v[t] = *reinterpret_cast<const float4 *>(rows + t * dim + d);
 #pragma unroll
         for (int h = 0; h < H; h++) {
-            const float s = over_lanes(sum[h]);
-            if (lane == 0)
-                w.p[t * H + h] = s;
+            const float4 q = *reinterpret_cast<const float4 *>(w.q + h * dim + d);
+#pragma unroll
+            for (int t = 0; t < EACH; t++)
+                sum[t][h] = dot_four(v[t], q, sum[t][h]);
         }
     }
+#pragma unroll
+    for (int t = 0; t < EACH; t++)
+#pragma unroll
+        for (int h = 0; h < H; h++) {
+            const float s = over_lanes(sum[t][h]);
+            if (lane == 0)
+                w.p[(warp * EACH + t) * H + h] = s;
+        }
+}
+
+/* The running softmax of the head that a warp keeps. */
+struct softmax {
+    float max, total;
+};
+
+template <int H> __device__ static inline void weigh_rows(const sparse_room &w, softmax &m, int n, int head, int lane)
+{
+    const float s = lane < n ? w.p[lane * H + head] : -INFINITY, top = fmaxf(m.max, largest(s));
+    const float p = lane < n ? exp2f(__fsub_rn(s, top)) : 0, shrink = exp2f(__fsub_rn(m.max, top));
+    m.total = __fmaf_rn(m.total, shrink, over_lanes(p));
+    m.max = top;
+    w.p[lane * H + head] = p;
+    if (lane == 0)
+        w.shrink[head] = shrink;
+}
+
+#define OWN (DIMS / THREADS) /* dims of a thread, THREADS apart */
+
+template <int H> __device__ static inline void add_rows(const sparse_room &w, float out[OWN][H], int dim, int n)
+{
+#pragma unroll
+    for (int i = 0; i < OWN; i++) {
+        const int d = i * THREADS + threadIdx.x;
+        if (d >= dim)
+            return;
+#pragma unroll
+        for (int h = 0; h < H; h++)
+            out[i][h] = __fmul_rn(out[i][h], w.shrink[h]);
+        for (int t = 0; t < n; t++) {
+            const float v = w.rows[t * dim + d];
+#pragma unroll
+            for (int h = 0; h < H; h++)
+                out[i][h] = __fmaf_rn(w.p[t * H + h], v, out[i][h]);
+        }
+    }
+}
+
+/* The n numbers of some rows. */
+__device__ static inline void load_rows(float *to, const float *from, int n)
+{
+    for (int i = threadIdx.x * 4; i < n; i += THREADS * 4)
+        *reinterpret_cast<float4 *>(to + i) = *reinterpret_cast<const float4 *>(from + i);
 }
 
 /* A block for each row and H of its heads. */
@@ -142,7 +199,7 @@ template <int H> __device__ static inline void sparse(const tern_cuda_sparse_arg
 {
     extern __shared__ __align__(16) uint8_t shared[];
     float *room = reinterpret_cast<float *>(shared);
-    const sparse_room<H> w = {room, room + ROWS * a.dim, room + (ROWS + H) * a.dim, room + (ROWS + H) * a.dim + ROWS * H};
+    const sparse_room w = {room, room + ROWS * a.dim, room + (ROWS + H) * a.dim, room + (ROWS + H) * a.dim + ROWS * H};
     const int row = a.row0 + blockIdx.x, head0 = blockIdx.y * H, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int heads = a.n_heads - head0 < H ? a.n_heads - head0 : H;
     cuda_wait();
@@ -154,53 +211,30 @@ template <int H> __device__ static inline void sparse(const tern_cuda_sparse_arg
     const float *seen = cuda_at<const float>(a.rows) + (uint64_t)blockIdx.x * a.most * a.dim;
     for (int i = threadIdx.x; i < H * a.dim; i += THREADS)
         w.q[i] = i < heads * a.dim ? __fmul_rn(q[i], a.scale) : 0;
-    /* Of the head that this warp keeps. */
-    float max = warp < heads ? (float)((double)cuda_at<const float>(a.sinks)[head0 + warp] * 1.4426950408889634) : 0;
-    float total = 1, out[DIMS / THREADS][H];
-    for (int i = 0; i < DIMS / THREADS; i++)
-        for (int h = 0; h < H; h++)
-            out[i][h] = 0;
+    softmax m = {warp < heads ? (float)(LOG2E * (double)cuda_at<const float>(a.sinks)[head0 + warp]) : 0, 1};
+    float out[OWN][H];
+#pragma unroll
+    for (int i = 0; i < OWN * H; i++)
+        out[i / H][i % H] = 0;
     for (int first = 0; first < n; first += ROWS) {
         const int some = n - first < ROWS ? n - first : ROWS;
         __syncthreads();
-        for (int i = threadIdx.x * 4; i < some * a.dim; i += THREADS * 4)
-            *reinterpret_cast<float4 *>(w.rows + i) = *reinterpret_cast<const float4 *>(seen + (uint64_t)first * a.dim + i);
+        load_rows(w.rows, seen + (uint64_t)first * a.dim, some * a.dim);
         __syncthreads();
-        score_rows<H>(w, a.dim, some, warp, lane);
+        score_rows<H>(w, a.dim, warp, lane);
         __syncthreads();
-        if (warp < H) {
-            const float s = lane < some ? w.p[lane * H + warp] : -INFINITY, top = fmaxf(max, largest(s));
-            const float p = lane < some ? exp2f(__fsub_rn(s, top)) : 0, shrink = exp2f(__fsub_rn(max, top));
-            total = __fmaf_rn(total, shrink, over_lanes(p));
-            max = top;
-            w.p[lane * H + warp] = p;
-            if (lane == 0)
-                w.shrink[warp] = shrink;
-        }
+        if (warp < H)
+            weigh_rows<H>(w, m, some, warp, lane);
         __syncthreads();
-#pragma unroll
-        for (int i = 0; i < DIMS / THREADS; i++) {
-            const int d = i * THREADS + threadIdx.x;
-            if (d >= a.dim)
-                break;
-#pragma unroll
-            for (int h = 0; h < H; h++)
-                out[i][h] = __fmul_rn(out[i][h], w.shrink[h]);
-            for (int t = 0; t < some; t++) {
-                const float v = w.rows[t * a.dim + d];
-#pragma unroll
-                for (int h = 0; h < H; h++)
-                    out[i][h] = __fmaf_rn(w.p[t * H + h], v, out[i][h]);
-            }
-        }
+        add_rows<H>(w, out, a.dim, some);
     }
     __syncthreads();
     if (warp < H && lane == 0)
-        w.shrink[warp] = __fdiv_rn(1.0f, total);
+        w.shrink[warp] = __fdiv_rn(1.0f, m.total);
     __syncthreads();
     float *to = cuda_at<float>(a.out) + row * a.out_stride + (uint64_t)head0 * a.dim;
 #pragma unroll
-    for (int i = 0; i < DIMS / THREADS; i++)
+    for (int i = 0; i < OWN; i++)
 #pragma unroll
         for (int h = 0; h < H; h++)
             if (h < heads && i * THREADS + (int)threadIdx.x < a.dim)
