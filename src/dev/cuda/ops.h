@@ -63,8 +63,8 @@ void tern_cuda_compress(struct tern_dev *d, const struct tern_compress *c, struc
                         struct tern_dev_rows gate);
 void tern_cuda_choose(struct tern_dev *d, const struct tern_choose *c, struct tern_dev_rows q, struct tern_dev_rows w,
                       int n_rows);
-void tern_cuda_sparse(struct tern_dev *d, const struct tern_sparse *s, struct tern_dev_rows q,
-                      struct tern_dev_rows out, int n_rows);
+void tern_cuda_sparse(struct tern_dev *d, const struct tern_sparse *s, struct tern_dev_rows q, struct tern_dev_rows out,
+                      int n_rows);
 
 /* Of together/together.c, with what it needs when a device begins a step, and closes. */
 struct tern_cuda;

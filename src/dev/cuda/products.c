@@ -135,9 +135,10 @@ void tern_cuda_narrow(struct tern_cuda *d, struct tern_cuda_narrow *a, int n_z)
 {
     const struct tern_cuda_matrix *w = &a->m[0].w;
     const int units = (w->k + 255) / 256;
+    const bool floats = !tern_codes_integer((enum tern_codes)w->codes);
     const bool one = a->n_rows == 1 || a->ids;
     a->n_panels = 0;
-    a->parts = 8; /* by the shape alone: it settles the order of sums */
+    a->parts = floats ? TERN_CUDA_FLOAT_PARTS : 8; /* by the length alone: it settles the order of sums */
     while (a->parts > units)
         a->parts /= 2;
     for (int i = 0; i < a->n_m; i++) {
@@ -149,7 +150,7 @@ void tern_cuda_narrow(struct tern_cuda *d, struct tern_cuda_narrow *a, int n_z)
     if (!a->n_heads)
         a->n_heads = 1;
     a->head_rows = head_rows_of(a->n_rows);
-    if (!tern_codes_integer((enum tern_codes)w->codes))
+    if (floats)
         tern_cuda_launch(d, (enum tern_cuda_kernel)(kernel_of(w) + !one),
                          (unsigned)(one ? a->n_rows : (a->n_rows + 3) / 4), (unsigned)a->n_panels, (unsigned)n_z,
                          (unsigned)a->parts * 32, 0, a, sizeof *a);

@@ -6,7 +6,8 @@
 #include "dev/cuda/panel.cuh"
 #include "dev/cuda/quantize.cuh"
 
-#define WARPS 8
+#define WARPS       8
+#define FLOAT_WARPS TERN_CUDA_FLOAT_PARTS
 
 TERN_CUDA_KERNEL_BEGIN(quantize, tern_cuda_quantize, 256, 1)
 {
@@ -403,7 +404,7 @@ TERN_NARROW_KINDS(NARROW)
 template <int C, int R> __device__ static inline void floats(const tern_cuda_narrow &a)
 {
     constexpr int W = C == TERN_CODES_F32 ? 4 : 8, LANES = 16 / W, INPUTS = 32 / LANES;
-    __shared__ float part[WARPS][R][16];
+    __shared__ float part[FLOAT_WARPS][R][16];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
     const int g = lane % LANES, sub = lane / LANES, row0 = blockIdx.x * R;
     const tern_cuda_product &m = a.m[product_of(a, blockIdx.y)];
@@ -419,7 +420,7 @@ template <int C, int R> __device__ static inline void floats(const tern_cuda_nar
         x[r] = cuda_at<const float>(a.x) + (uint64_t)(min(row0 + r, a.n_rows - 1) / a.per_row) * a.x_stride +
                blockIdx.z * a.x_head;
     float acc[R][W] = {};
-#pragma unroll 4
+#pragma unroll(R == 1 ? 4 : 2)
     for (int i = warp * INPUTS + sub; i < k; i += warps * INPUTS) {
         const uint4 v = __ldg(reinterpret_cast<const uint4 *>(p + (uint64_t)i * (C == TERN_CODES_F32 ? 64 : 32)) + g);
         float w[W];
@@ -480,7 +481,7 @@ __device__ static inline void four_scales(const tern_cuda_matrix &w, const uint8
 /* Eight-bit floats: as signed bytes lie, with a scale for groups of inputs. */
 template <int R> __device__ static inline void eights(const tern_cuda_narrow &a)
 {
-    __shared__ float part[WARPS][R][16];
+    __shared__ float part[FLOAT_WARPS][R][16];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
     const int g = lane % 4, quad = lane / 4, row0 = blockIdx.x * R;
     const tern_cuda_product &m = a.m[product_of(a, blockIdx.y)];
@@ -496,7 +497,7 @@ template <int R> __device__ static inline void eights(const tern_cuda_narrow &a)
         x[r] = cuda_at<const float>(a.x) + (uint64_t)(min(row0 + r, a.n_rows - 1) / a.per_row) * a.x_stride +
                blockIdx.z * a.x_head;
     float acc[R][4] = {};
-#pragma unroll(R == 1 ? 4 : 2)
+#pragma unroll(R == 1 ? 4 : 1)
     for (int b = warp; b < k / 32; b += warps) {
         const uint4 v = __ldg(reinterpret_cast<const uint4 *>(p + (uint64_t)b * 512) + lane);
         float s[4];
@@ -528,10 +529,10 @@ template <int R> __device__ static inline void eights(const tern_cuda_narrow &a)
     finish<R>(a, m, part, panel, row0);
 }
 
-#define FLOATS(c, r)                                                          \
-    TERN_CUDA_KERNEL_BEGIN(floats_##c##_##r, tern_cuda_narrow, 32 * WARPS, 2) \
-    {                                                                         \
-        floats<TERN_CODES_##c, r>(a);                                         \
+#define FLOATS(c, r)                                                                \
+    TERN_CUDA_KERNEL_BEGIN(floats_##c##_##r, tern_cuda_narrow, 32 * FLOAT_WARPS, 1) \
+    {                                                                               \
+        floats<TERN_CODES_##c, r>(a);                                               \
     }
 FLOATS(F32, 1)
 FLOATS(F32, 4)
@@ -541,12 +542,12 @@ FLOATS(BF16, 1)
 FLOATS(BF16, 4)
 #undef FLOATS
 
-TERN_CUDA_KERNEL_BEGIN(floats_E4M3_1, tern_cuda_narrow, 32 * WARPS, 4)
+TERN_CUDA_KERNEL_BEGIN(floats_E4M3_1, tern_cuda_narrow, 32 * FLOAT_WARPS, 1)
 {
     eights<1>(a);
 }
 
-TERN_CUDA_KERNEL_BEGIN(floats_E4M3_4, tern_cuda_narrow, 32 * WARPS, 2)
+TERN_CUDA_KERNEL_BEGIN(floats_E4M3_4, tern_cuda_narrow, 32 * FLOAT_WARPS, 1)
 {
     eights<4>(a);
 }

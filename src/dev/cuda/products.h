@@ -27,8 +27,9 @@ struct tern_cuda_quantize {
     int32_t row_step, head_step, lanes, unused;
 };
 
-#define TERN_CUDA_LANES     8
-#define TERN_CUDA_Q8_BEHIND 2048 /* bytes behind the last row that may be read: a unit of eight rows */
+#define TERN_CUDA_LANES       8
+#define TERN_CUDA_FLOAT_PARTS 32   /* most parts of a panel of floats, a warp each: few panels have to fill a card */
+#define TERN_CUDA_Q8_BEHIND   2048 /* bytes behind the last row that may be read: a unit of eight rows */
 
 /* How many units of 256 inputs of a panel a warp keeps under way, by their bytes.  Blocks of eight warps that share a
  * processor: two of several rows, of one row as many as their registers allow. */

@@ -1,5 +1,5 @@
-/* The step's jobs as append and attention see them: cut into units, the rows of one job in one page, and for each rate at
- * which caches hold rows.  Jobs whose rows span pages work in staging tiles, as on the CPU (dev/cpu/step.c). */
+/* The step's jobs as append and attention see them: cut into units, the rows of one job in one page, and for each rate
+ * at which caches hold rows.  Jobs whose rows span pages work in staging tiles, as on the CPU (dev/cpu/step.c). */
 #include <string.h>
 #include "base/mem.h"
 #include "dev/cuda/attn/state.h"

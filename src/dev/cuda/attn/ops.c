@@ -59,8 +59,8 @@ static int open_expanded(struct tern_cuda *d, const struct tern_dev_limits *l, t
 }
 
 /* Room for decode rows' partial results.  A step may have as many decode rows as prompt rows (tokens that are computed
- * again), but seldom has: there is room for what a 1024th of the card holds, a page's rows at least, and more rows go one
- * part after the other. */
+ * again), but seldom has: there is room for what a 1024th of the card holds, a page's rows at least, and more rows go
+ * one part after the other. */
 static int open_part(struct tern_cuda *d, const struct tern_dev_limits *l, tern_error *err)
 {
     struct tern_cuda_attn *t = d->attn;
@@ -444,7 +444,8 @@ static struct slice next_slice(const struct tern_cuda *d, int cache, int job, in
         if (j->wide || j->cache != cache)
             continue;
         for (s.page = s.page < 0 ? first : s.page; s.page < first + tern_cuda_pages_of(j); s.page++) {
-            const int pos = s.page * TERN_PAGE > j->pos0 ? s.page * TERN_PAGE : j->pos0, rows = tern_cuda_rows_in(j, s.page);
+            const int pos = s.page * TERN_PAGE > j->pos0 ? s.page * TERN_PAGE : j->pos0,
+                      rows = tern_cuda_rows_in(j, s.page);
             const int row = j->row0 + pos - j->pos0, low = row < s.row0 ? row : s.row0;
             const int high = row + rows > end ? row + rows : end;
             if (s.units && high - low > d->attn->part_rows)

@@ -81,8 +81,8 @@ void tern_cuda_compress(struct tern_dev *dev, const struct tern_compress *c, str
     /* A row is its values and then what it keeps apart, or all of it is a key. */
     tern_cuda_append_at(d, c->span, t->spans.made + (size_t)to->v.dim * sizeof(float), (size_t)c->dim, t->spans.made,
                         (size_t)c->dim);
-    tern_cuda_launch(d, TERN_CUDA_K_compress_state, (unsigned)((channels + 127) / 128), (unsigned)d->step.n_jobs, 1, 128,
-                     0, &a, sizeof a);
+    tern_cuda_launch(d, TERN_CUDA_K_compress_state, (unsigned)((channels + 127) / 128), (unsigned)d->step.n_jobs, 1,
+                     128, 0, &a, sizeof a);
 }
 
 /* The most that is seen of a step's rows, rounded up so that it changes rarely: lists of calls repeat. */

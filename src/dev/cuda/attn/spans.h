@@ -5,8 +5,8 @@
 
 #include "dev/cuda/attn/args.h"
 
-#define TERN_CUDA_SPARSE_ROWS 32  /* rows that a query meets at once */
-#define TERN_CUDA_SPARSE_DIM  512 /* most dims of a row */
+#define TERN_CUDA_SPARSE_ROWS  32  /* rows that a query meets at once */
+#define TERN_CUDA_SPARSE_DIM   512 /* most dims of a row */
 #define TERN_CUDA_CHOOSE_HEADS 8
 
 /* struct tern_compress.  jobs: of the step; t.jobs counts rows of the span. */

@@ -15,13 +15,13 @@ struct tern_cuda_lists {
     struct tern_cuda_list_of all, closing, staged, wide, narrow;
 };
 
-/* What caches hold at one rate: rows of that many tokens each, the tokens themselves first of all.  Jobs here count rows:
- * positions, and row0 and n_rows are those that the step completes, numbered through all jobs. */
+/* What caches hold at one rate: rows of that many tokens each, the tokens themselves first of all.  Jobs here count
+ * rows: positions, and row0 and n_rows are those that the step completes, numbered through all jobs. */
 struct tern_cuda_rate {
-    int rate, n_rows; /* rows of all jobs */
-    struct tern_dev_job *jobs;  /* [n_jobs] */
-    int32_t *stage_of;          /* [n_jobs] */
-    struct tern_cuda_job *sent; /* room for a table of jobs; NULL: tokens, whose jobs are the step's */
+    int rate, n_rows;                   /* rows of all jobs */
+    struct tern_dev_job *jobs;          /* [n_jobs] */
+    int32_t *stage_of;                  /* [n_jobs] */
+    struct tern_cuda_job *sent;         /* room for a table of jobs; NULL: tokens, whose jobs are the step's */
     tern_cu_address table, stage_table; /* of jobs and stage_of on the card */
     struct tern_cuda_lists *lists;      /* [n_caches] */
 };
