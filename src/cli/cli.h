@@ -98,7 +98,11 @@ struct tern_setup {
     /* As in tern_model_params, for the model and the one that guesses; NULL: nobody is asked. */
     int (*before_weights)(void *user, size_t bytes, tern_error *err);
     int (*on_progress)(void *user, int done, int total);
-    void *user;          /* of both */
+    /* What before_weights was asked for is not taken: the device refused the model, and another one is tried. */
+    void (*no_weights)(void *user, size_t bytes, bool draft);
+    void *user;          /* of all */
+    size_t asked[2];     /* of before_weights: for the model, for the one that guesses */
+    char device[64];     /* that the model was opened on, or is being */
     bool no_draft_model; /* leaves --draft FILE out */
 };
 /* The file that a plan is read from must not be written by this run. */
@@ -111,9 +115,21 @@ int tern_setup_open(struct tern_setup *s, const struct tern_args *a, const char 
 /* The same, and then opens the model `path`. */
 int tern_setup_model(struct tern_setup *s, const struct tern_args *a, const char *path, tern_error *err);
 bool tern_setup_at_end(const struct tern_args *a);  /* --kv-when end */
-bool tern_setup_on_card(const struct tern_args *a); /* --device cuda, cuda:N */
 /* What the options of `a` say about an engine, all but its KV plans. */
 tern_engine_params tern_setup_params(const struct tern_args *a, int ctx, int max_seqs);
+/* setup_model.c: the device that is asked for, "auto" where a card may be chosen: who says what a card shall do
+ * (--gpu-memory, --gpu-layers, --gpus) has named one. */
+const char *tern_setup_device(const struct tern_args *a);
+bool tern_setup_on_card(const struct tern_args *a); /* cuda, cuda:N */
+/* setup_model.c: the model that guesses, into s->draft, unless it is there. */
+int tern_setup_draft(struct tern_setup *s, const struct tern_args *a, const char *path, tern_error *err);
+/* setup_model.c: opens an engine of s->model; where a card that was chosen refuses it, on the CPU, with a note.  p may be
+ * changed.  Not when s->model has engines already. */
+int tern_setup_open_engine(tern_engine **out, struct tern_setup *s, const struct tern_args *a, tern_engine_params *p,
+                           tern_error *err);
+/* setup_model.c: the CPU takes over what a card has refused with *err (tern_model_fall_back), of which nothing is open but
+ * models; else *err comes back. */
+int tern_setup_fall_back(struct tern_setup *s, const struct tern_args *a, const tern_engine_params *p, tern_error *err);
 /* Opens the engine by the options of `a`; layers that differ from what was asked for are reported on stderr. */
 int tern_setup_engine(struct tern_setup *s, const struct tern_args *a, int ctx, int max_seqs, tern_error *err);
 /* Tokens per chunk of a text: the option's value, its default being less for models with a smaller context. */
