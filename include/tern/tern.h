@@ -71,15 +71,15 @@ typedef struct tern_model_info {
     int64_t n_params;     /* of all layers */
     int64_t n_mtp_params; /* of these, those of n_mtp_layers */
     size_t file_bytes;
-    size_t weight_bytes; /* weights in memory, or mapped from `packed` */
-    int n_cpu_layers;    /* of n_layers the first, which the CPU has beside a card (gpu_layers) */
-    int n_cards;         /* that compute it together (gpus); 0: on the CPU */
-    const char *device;  /* where it runs: "cpu", or "cuda: NVIDIA H200, 143156 MiB, compute capability 9.0" */
+    size_t weight_bytes;       /* weights in memory, or mapped from `packed` */
+    int n_cpu_layers;          /* of n_layers the first, which the CPU has beside a card (gpu_layers) */
+    int n_cards;               /* that compute it together (gpus); 0: on the CPU */
+    const char *device;        /* where it runs: "cpu", or "cuda: NVIDIA H200, 143156 MiB, compute capability 9.0" */
     const char *device_notice; /* a sentence that says why it is on the CPU although device "auto" found a card: what
                                   that refuses, or what is wrong with it; NULL: it is not so */
-    const char *packed;  /* the file of packed weights that is mapped; NULL: this process packed them for itself */
-    const char *notice;  /* a sentence about that file that a user wants to see: it was written, could not be written,
-                            or did not fit; NULL when there is nothing to say */
+    const char *packed; /* the file of packed weights that is mapped; NULL: this process packed them for itself */
+    const char *notice; /* a sentence about that file that a user wants to see: it was written, could not be written,
+                           or did not fit; NULL when there is nothing to say */
     const char *sampling_left_out; /* settings that the model recommends (tern_model_recommends) and this sampler cannot
                                       follow, by their names in the file, separated by commas; NULL: none */
 } tern_model_info;
@@ -114,8 +114,8 @@ typedef struct tern_model_params {
     void (*on_device)(void *user, const char *device);
     void *user; /* of all of these, which are called from the thread that opens */
     /* Where the model and its engines run: "cpu", or in builds with CUDA "cuda" or "cuda:1" (a card's number).  "auto"
-     * or NULL: the first card, where there is one; the CPU without, and for a model that the card refuses, because it is
-     * too large or needs what the card does not compute (tern_model_info.device_notice, tern_model_fall_back).  With
+     * or NULL: the first card, where there is one; the CPU without, and for a model that the card refuses, because it
+     * is too large or needs what the card does not compute (tern_model_info.device_notice, tern_model_fall_back).  With
      * gpu_memory, gpu_layers or gpus a card is asked for, and what it refuses is an error (docs/decisions/029-cuda.md).
      */
     const char *device;
@@ -158,10 +158,10 @@ TERN_API int tern_device_get_memory(const char *device, tern_device_memory *out,
 /* Opens a GGUF file (any part of a split set), or a Hugging Face directory of safetensors.  p NULL: all defaults. */
 TERN_API int tern_model_open(tern_model **out, const char *path, const tern_model_params *p, tern_error *err);
 TERN_API void tern_model_close(tern_model **m);
-/* After an engine of m was refused with *why, when m has none: where "auto" has chosen a card, and that is what refuses (its
- * memory, or something in e that it does not do), m's weights are loaded anew on the CPU, which an engine can be opened
- * on then.  Else *why comes back, as it does when m was not loaded; nothing has changed then.  p: what m was opened with.
- * e: what was refused; NULL: whatever *why says.  Nobody else may use m meanwhile. */
+/* After an engine of m was refused with *why, when m has none: where "auto" has chosen a card, and that is what refuses
+ * (its memory, or something in e that it does not do), m's weights are loaded anew on the CPU, which an engine can be
+ * opened on then.  Else *why comes back, as it does when m was not loaded; nothing has changed then.  p: what m was
+ * opened with. e: what was refused; NULL: whatever *why says.  Nobody else may use m meanwhile. */
 struct tern_engine_params;
 TERN_API int tern_model_fall_back(tern_model *m, const tern_model_params *p, const struct tern_engine_params *e,
                                   const tern_error *why, tern_error *err);

@@ -160,7 +160,7 @@ static int print_model(const struct doctor *d, tern_error *err)
                              tern_shown(i->arch), (double)i->n_params * 1e-6, tern_size_text((double)i->weight_bytes)));
     TERN_TRY(tern_out_printf(err, "device      %s\n", tern_shown(i->device)));
     if (i->device_notice)
-        TERN_TRY(tern_out_printf(err, "no card     %s\n", tern_shown(i->device_notice)));
+        TERN_TRY(tern_out_printf(err, "reason      %s\n", tern_shown(i->device_notice)));
     TERN_TRY(tern_out_printf(err, "packed      %s\n", i->packed ? tern_shown(i->packed) : "no file is mapped"));
     TERN_TRY(tern_out_printf(err, "tokenizer   %s; chat template: %s\n", tern_shown(i->tokenizer),
                              i->has_template ? "yes" : "no"));

@@ -298,7 +298,8 @@ static void set_sizes(struct opening *o, size_t weights)
         cache = kv / 4 < MOST_CACHE ? kv / 4 : MOST_CACHE;
     o->out->kv_bytes = (size_t)kv;
     o->out->cache_bytes = (size_t)cache;
-    o->setup->kv_bytes = o->out->kv_bytes + o->out->cache_bytes; /* windows, too, have pages for all that the cache keeps */
+    o->setup->kv_bytes =
+        o->out->kv_bytes + o->out->cache_bytes; /* windows, too, have pages for all that the cache keeps */
 }
 
 /* All that the model will take: of a second file, the one that guesses, the weights alone. */

@@ -176,15 +176,6 @@ static int set_drafts(struct tern_setup *s, const struct tern_args *a, tern_engi
     return rc;
 }
 
-/* A card that has no room for that has none for a context. */
-static int calibrate(struct tern_setup *s, const struct tern_args *a, tern_error *err)
-{
-    if (tern_first_use(s, a, err) == 0)
-        return 0;
-    const int rc = tern_setup_fall_back(s, a, NULL, err);
-    return rc < 0 ? rc : tern_first_use(s, a, err);
-}
-
 int tern_setup_engine(struct tern_setup *s, const struct tern_args *a, int ctx, int max_seqs, tern_error *err)
 {
     int rc = 0;
@@ -202,7 +193,7 @@ int tern_setup_engine(struct tern_setup *s, const struct tern_args *a, int ctx, 
         s->start = (struct tern_start){0, from, 1};
     }
     TERN_TRY(set_drafts(s, a, &p, err));
-    TERN_TRY(calibrate(s, a, err));
+    TERN_TRY(tern_setup_first_use(s, a, err));
     TERN_TRY(tern_setup_guard_plan(p.kv, err));
     TERN_TRY(tern_setup_open_engine(&s->engine, s, a, &p, err));
     tern_plan_exceptions(tern_engine_plan(s->engine), tern_setup_kv(a));

@@ -20,7 +20,7 @@ struct tern_known;
 struct tern_model {
     char device[TERN_DEV_NAME + 32];
     char refused[sizeof((tern_error *)0)->msg]; /* why it runs on the CPU although there is a card, or "" */
-    bool automatic; /* on a card that nobody named: what that refuses is the CPU's */
+    bool automatic;                             /* on a card that nobody named: what that refuses is the CPU's */
     struct tern_file *file;
     struct tern_net *net;
     struct tern_tokenizer *tok;      /* NULL: token ids only */
@@ -56,15 +56,6 @@ int tern_model_load_recommended(tern_model *m, const struct tern_str *generation
 int tern_model_need_template(const tern_model *m, tern_error *err);
 const char *tern_model_special(const tern_model *m, int32_t id);
 int tern_tokens_append(tern_tokens *out, const int32_t *ids, size_t n, tern_error *err);
-
-/* device.c.  choose: the device, or two that are tried.  settle: several cards become one (m->together), and the limit of
- * a card is set.  load_net: m->net, on the first of them that serves the opened m->file; m->device, refused, automatic.
- */
-int tern_model_choose(struct tern_dev_choice *out, const tern_model_params *p, tern_error *err);
-int tern_model_settle(tern_model *m, struct tern_dev_choice *device, const tern_model_params *p, tern_error *err);
-int tern_model_load_net(tern_model *m, const struct tern_dev_choice *device, const tern_model_params *p,
-                        struct tern_pool *pool, const struct tern_packed_file *kept, tern_error *err);
-void tern_model_describe(tern_model *m); /* model.c: m->info */
 
 struct tern_seq {
     tern_engine *engine;

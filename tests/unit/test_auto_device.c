@@ -435,11 +435,16 @@ int main(void)
     card.firsts = card.decode16 = card.prompt8 = card.in_place = false;
     tern_dev_add_first(&card);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup(test_absent, fresh),          cmocka_unit_test_setup(test_serves, fresh),
-        cmocka_unit_test_setup(test_unusable, fresh),        cmocka_unit_test_setup(test_model_refused, fresh),
-        cmocka_unit_test_setup(test_too_large, fresh),       cmocka_unit_test_setup(test_engine_refused, fresh),
-        cmocka_unit_test_setup(test_no_room_for_pages, fresh), cmocka_unit_test_setup(test_errors_of_users, fresh),
-        cmocka_unit_test_setup(test_by_name, fresh),         cmocka_unit_test_setup(test_by_its_options, fresh),
+        cmocka_unit_test_setup(test_absent, fresh),
+        cmocka_unit_test_setup(test_serves, fresh),
+        cmocka_unit_test_setup(test_unusable, fresh),
+        cmocka_unit_test_setup(test_model_refused, fresh),
+        cmocka_unit_test_setup(test_too_large, fresh),
+        cmocka_unit_test_setup(test_engine_refused, fresh),
+        cmocka_unit_test_setup(test_no_room_for_pages, fresh),
+        cmocka_unit_test_setup(test_errors_of_users, fresh),
+        cmocka_unit_test_setup(test_by_name, fresh),
+        cmocka_unit_test_setup(test_by_its_options, fresh),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
