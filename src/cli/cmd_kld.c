@@ -116,7 +116,7 @@ static int count_seqs(const struct kld *c, int *out, tern_error *err)
     double wanted = (double)chunks * c->n_plans, fit = m.memory_bytes ? (double)m.memory_bytes / 2 / bytes : wanted;
     tern_model_device_memory(c->setup.model, &card);
     if (card.limit_bytes)
-        fit = (double)(card.limit_bytes - card.used_bytes) / 2 / bytes;
+        fit = ((double)card.limit_bytes - (double)card.used_bytes) / 2 / bytes;
     wanted = wanted < TERN_KLD_ROWS ? wanted : TERN_KLD_ROWS;
     wanted = wanted < fit ? wanted : fit;
     *out = wanted < 2 ? 2 : (int)wanted;

@@ -92,6 +92,12 @@ FAKE_CUDA=nine
 run 0 "$TERN" doctor -m "$MODEL" --rope-scaling linear,factor=200 --kv f32 -c 400000 --packed off --json
 on_cpu "a context of 400000 tokens takes" "-c "
 
+FAKE_CUDA=small
+run 0 "$TERN" doctor -m "$MODEL" --fit 256 --in 70M
+fell "--in is 70.0 MiB" "leave"
+run 1 "$TERN" doctor -m "$MODEL" --fit 256 --in 70M --device cuda
+one_line "--in is 70.0 MiB"
+
 # What is the user's is told once, and not computed elsewhere.
 FAKE_CUDA=
 run 1 "$TERN" run -m "$work/none.gguf" -p x
