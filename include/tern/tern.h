@@ -71,13 +71,15 @@ typedef struct tern_model_info {
     int64_t n_params;     /* of all layers */
     int64_t n_mtp_params; /* of these, those of n_mtp_layers */
     size_t file_bytes;
-    size_t weight_bytes; /* weights in memory, or mapped from `packed` */
-    int n_cpu_layers;    /* of n_layers the first, which the CPU has beside a card (gpu_layers) */
-    int n_cards;         /* that compute it together (gpus); 0: on the CPU */
-    const char *device;  /* where it runs: "cpu", or "cuda: NVIDIA H200, 143156 MiB, compute capability 9.0" */
-    const char *packed;  /* the file of packed weights that is mapped; NULL: this process packed them for itself */
-    const char *notice;  /* a sentence about that file that a user wants to see: it was written, could not be written,
-                            or did not fit; NULL when there is nothing to say */
+    size_t weight_bytes;       /* weights in memory, or mapped from `packed` */
+    int n_cpu_layers;          /* of n_layers the first, which the CPU has beside a card (gpu_layers) */
+    int n_cards;               /* that compute it together (gpus); 0: on the CPU */
+    const char *device;        /* where it runs: "cpu", or "cuda: NVIDIA H200, 143156 MiB, compute capability 9.0" */
+    const char *device_notice; /* a sentence that says why it is on the CPU although device "auto" found a card: what
+                                  that refuses, or what is wrong with it; NULL: it is not so */
+    const char *packed; /* the file of packed weights that is mapped; NULL: this process packed them for itself */
+    const char *notice; /* a sentence about that file that a user wants to see: it was written, could not be written,
+                           or did not fit; NULL when there is nothing to say */
     const char *sampling_left_out; /* settings that the model recommends (tern_model_recommends) and this sampler cannot
                                       follow, by their names in the file, separated by commas; NULL: none */
 } tern_model_info;
@@ -101,15 +103,21 @@ typedef struct tern_model_params {
     double rope_base; /* of the frequencies; 0: the model's */
     /* Called before such a file is written, from the calling thread: where, and how large it will be.  NULL: not. */
     void (*before_packed)(void *user, const char *path, size_t bytes);
-    /* Called once, as soon as the bytes of all weights are known and before memory is taken or a file of them is
-     * mapped: a negative status ends the opening with it and with *err.  NULL: not. */
+    /* Called as soon as the bytes of all weights are known and before memory is taken or a file of them is mapped, for
+     * each device that is tried: a negative status ends the opening with it and with *err.  NULL: not. */
     int (*before_weights)(void *user, size_t bytes, tern_error *err);
     /* Called between tensors while weights are packed; other than 0 ends the opening with TERN_ECANCELLED.  NULL: not.
      */
     int (*on_progress)(void *user, int done, int total);
+    /* Called with its name before a device is tried.  The second time, by "auto", the first one has refused the model:
+     * what before_weights was asked for then is not taken.  NULL: not. */
+    void (*on_device)(void *user, const char *device);
     void *user; /* of all of these, which are called from the thread that opens */
     /* Where the model and its engines run: "cpu", or in builds with CUDA "cuda" or "cuda:1" (a card's number).  "auto"
-     * or NULL: the CPU.  A card is asked for by name (docs/decisions/029-cuda.md). */
+     * or NULL: the first card, where there is one; the CPU without, and for a model that the card refuses, because it
+     * is too large or needs what the card does not compute (tern_model_info.device_notice, tern_model_fall_back).  With
+     * gpu_memory, gpu_layers or gpus a card is asked for, and what it refuses is an error (docs/decisions/029-cuda.md).
+     */
     const char *device;
     /* A model with experts on the CPU: bytes of experts in memory; 0: all weights are.  The others stay in the file of
      * packed weights, which is written first where there is none and `packed` allows it, tensor by tensor; what the
@@ -150,6 +158,13 @@ TERN_API int tern_device_get_memory(const char *device, tern_device_memory *out,
 /* Opens a GGUF file (any part of a split set), or a Hugging Face directory of safetensors.  p NULL: all defaults. */
 TERN_API int tern_model_open(tern_model **out, const char *path, const tern_model_params *p, tern_error *err);
 TERN_API void tern_model_close(tern_model **m);
+/* After an engine of m was refused with *why, when m has none: where "auto" has chosen a card, and that is what refuses
+ * (its memory, or something in e that it does not do), m's weights are loaded anew on the CPU, which an engine can be
+ * opened on then.  Else *why comes back, as it does when m was not loaded; nothing has changed then.  p: what m was
+ * opened with. e: what was refused; NULL: whatever *why says.  Nobody else may use m meanwhile. */
+struct tern_engine_params;
+TERN_API int tern_model_fall_back(tern_model *m, const tern_model_params *p, const struct tern_engine_params *e,
+                                  const tern_error *why, tern_error *err);
 /* The path of MODEL.suffix (".packed", ".ternkv"): beside the model, or in the user's cache folder
  * ($XDG_CACHE_HOME/tern or $HOME/.cache/tern, which is made) when it is there already or the model's folder cannot be
  * written. */

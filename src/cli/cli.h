@@ -48,6 +48,8 @@ int tern_doctor_calibrate(tern_model *m, const struct tern_args *a, tern_error *
 int tern_doctor_kld(tern_model *m, const struct tern_args *a, double *kld, int *n, tern_error *err);
 #define TERN_DOCTOR_KLD 0.2 /* more than that is no state to run in */
 int tern_doctor_fit(const struct tern_args *a, tern_error *err);
+/* cmd_cache.c, for `tern cache ls`: this file was written and can be made again. */
+void tern_cache_remember(const char *path);
 
 /* ---- foreign.c --------------------------------------------------------------------------------------------------- */
 
@@ -57,17 +59,6 @@ int tern_config_options(const struct tern_command *c, int *argc, char ***argv, t
 /* The command line of c with what other engines call things in this program's words; TERN_CLI_USAGE names the nearest
  * thing to what is not here.  The new array lives until the next call. */
 int tern_foreign_options(const struct tern_command *c, int *argc, char ***argv, tern_error *err);
-
-/* ---- first_use.c ------------------------------------------------------------------------------------------------- */
-
-/* Before an engine opens: calibrates the keys of a new model, by --calibration. */
-struct tern_setup;
-int tern_first_use(const struct tern_setup *s, const struct tern_args *a, tern_error *err);
-
-/* ---- cmd_cache.c ------------------------------------------------------------------------------------------------- */
-
-/* For `tern cache ls`: this file was written and can be made again. */
-void tern_cache_remember(const char *path);
 
 /* ---- signals.c --------------------------------------------------------------------------------------------------- */
 
@@ -98,7 +89,10 @@ struct tern_setup {
     /* As in tern_model_params, for the model and the one that guesses; NULL: nobody is asked. */
     int (*before_weights)(void *user, size_t bytes, tern_error *err);
     int (*on_progress)(void *user, int done, int total);
-    void *user;          /* of both */
+    void (*no_weights)(void *user, size_t bytes, bool draft); /* what was asked for is not taken: the device refuses */
+    void *user;                                               /* of all */
+    size_t asked[2];     /* of before_weights: for the model, for the one that guesses */
+    char device[64];     /* that the model was opened on, or is being */
     bool no_draft_model; /* leaves --draft FILE out */
 };
 /* The file that a plan is read from must not be written by this run. */
@@ -110,12 +104,22 @@ int tern_setup_begin(const struct tern_args *a, tern_error *err);
 int tern_setup_open(struct tern_setup *s, const struct tern_args *a, const char *path, tern_error *err);
 /* The same, and then opens the model `path`. */
 int tern_setup_model(struct tern_setup *s, const struct tern_args *a, const char *path, tern_error *err);
-bool tern_setup_at_end(const struct tern_args *a);  /* --kv-when end */
-bool tern_setup_on_card(const struct tern_args *a); /* --device cuda, cuda:N */
+bool tern_setup_at_end(const struct tern_args *a); /* --kv-when end */
 /* What the options of `a` say about an engine, all but its KV plans. */
 tern_engine_params tern_setup_params(const struct tern_args *a, int ctx, int max_seqs);
 /* Opens the engine by the options of `a`; layers that differ from what was asked for are reported on stderr. */
 int tern_setup_engine(struct tern_setup *s, const struct tern_args *a, int ctx, int max_seqs, tern_error *err);
+/* setup_model.c.  device: "auto" where nobody named a card, be it by what it shall do.  draft: the model that guesses,
+ * into s->draft.  first_use: before an engine, calibrates keys, by --calibration.  open_engine: the first of s->model;
+ * on the CPU where a card that nobody named refuses it.  fall_back: to the CPU, for that *err, while models alone are
+ * open. */
+const char *tern_setup_device(const struct tern_args *a);
+bool tern_setup_on_card(const struct tern_args *a); /* cuda, cuda:N */
+int tern_setup_draft(struct tern_setup *s, const struct tern_args *a, const char *path, tern_error *err);
+int tern_setup_first_use(struct tern_setup *s, const struct tern_args *a, tern_error *err);
+int tern_setup_open_engine(tern_engine **out, struct tern_setup *s, const struct tern_args *a, tern_engine_params *p,
+                           tern_error *err);
+int tern_setup_fall_back(struct tern_setup *s, const struct tern_args *a, const tern_engine_params *p, tern_error *err);
 /* Tokens per chunk of a text: the option's value, its default being less for models with a smaller context. */
 int tern_chunk_ctx(const struct tern_setup *s, const struct tern_arg *option);
 #define TERN_CLI_MAX_TEXT ((size_t)1 << 30) /* bytes of a text */
@@ -131,7 +135,6 @@ enum tern_format { TERN_FORMAT_TABLE, TERN_FORMAT_JSON, TERN_FORMAT_CSV };
 int tern_setup_format(enum tern_format *out, const struct tern_args *a, tern_error *err);
 
 #define TERN_CLI_MAX_PLANS 16
-
 /* The plans that an option lists.  "f16,l4" is two plans, "k=l4,v=l3" is one: a comma separates plans only where no '='
  * makes it part of one. */
 struct tern_plan_list {
@@ -185,7 +188,6 @@ void tern_note_through(void (*to)(void *user, const char *line), void *user);
 /* Text from a file made safe to show: control characters and malformed UTF-8 become '?'.  View into a ring of four
  * buffers; long text is cut. */
 const char *tern_shown(const char *text);
-
 /* Length of the well-formed UTF-8 character at p (p < end), 0 when there is none. */
 size_t tern_utf8_length(const char *p, const char *end);
 
@@ -198,7 +200,6 @@ int tern_json_print(json_t *object, tern_error *err);
 
 /* "1.5 GiB" in a ring of four buffers. */
 const char *tern_size_text(double bytes);
-
 /* Progress bar on stderr for calls that take long; silent unless stderr is a terminal. */
 struct tern_progress {
     const char *what; /* "prompt" */
@@ -245,6 +246,5 @@ int tern_machine_csv(tern_error *err);
 const char *tern_sampling_text(const tern_sampler_params *p); /* "temperature 0.6, top-k 20", in a static buffer */
 json_t *tern_sampling_json(const tern_sampler_params *p);
 const char *tern_csv_text(const char *text); /* between quotes, view into a ring of four buffers; long text is cut */
-json_t *tern_model_json(const tern_model *m);
 
 #endif

@@ -154,7 +154,10 @@ static int open_team(struct bench *b, int n_threads, tern_error *err)
     p.kv = b->list.spec[0];
     p.more_kv = (const char *const *)&b->list.spec[1];
     p.n_more_kv = n_plans - 1;
-    TERN_TRY(tern_engine_open(&t->engine, b->setup.model, &p, err));
+    if (b->n_teams) /* which would go on where they are */
+        TERN_TRY(tern_engine_open(&t->engine, b->setup.model, &p, err));
+    else
+        TERN_TRY(tern_setup_open_engine(&t->engine, &b->setup, b->a, &p, err));
     for (int i = 0; i < b->n_teams; i++)
         if (tern_engine_threads(b->teams[i].engine) == tern_engine_threads(t->engine)) {
             tern_engine_close(&t->engine); /* 0 was the same number */

@@ -159,6 +159,8 @@ static int print_model(const struct doctor *d, tern_error *err)
     TERN_TRY(tern_out_printf(err, "model       %s: %s, %.4g M parameters, %s in memory\n", tern_shown(i->path),
                              tern_shown(i->arch), (double)i->n_params * 1e-6, tern_size_text((double)i->weight_bytes)));
     TERN_TRY(tern_out_printf(err, "device      %s\n", tern_shown(i->device)));
+    if (i->device_notice)
+        TERN_TRY(tern_out_printf(err, "reason      %s\n", tern_shown(i->device_notice)));
     TERN_TRY(tern_out_printf(err, "packed      %s\n", i->packed ? tern_shown(i->packed) : "no file is mapped"));
     TERN_TRY(tern_out_printf(err, "tokenizer   %s; chat template: %s\n", tern_shown(i->tokenizer),
                              i->has_template ? "yes" : "no"));
@@ -210,8 +212,11 @@ out:
 static int print_json(const struct doctor *d, tern_error *err)
 {
     json_t *out = json_pack("{so sb}", "verdict", tern_json_text(d->verdict), "ok", d->ok);
-    if (d->setup.model)
-        json_object_set_new(out, "device", tern_json_text(tern_model_get_info(d->setup.model)->device));
+    const tern_model_info *i = d->setup.model ? tern_model_get_info(d->setup.model) : NULL;
+    if (i)
+        json_object_set_new(out, "device", tern_json_text(i->device));
+    if (i && i->device_notice)
+        json_object_set_new(out, "device_reason", tern_json_text(i->device_notice));
     if (d->setup.engine) {
         json_t *kv = tern_report_kv_layers(tern_setup_kv(d->a), tern_engine_plan(d->setup.engine));
         json_object_set_new(out, "ctx", json_integer(tern_engine_ctx(d->setup.engine)));

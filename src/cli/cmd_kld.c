@@ -103,6 +103,7 @@ static int count_seqs(const struct kld *c, int *out, tern_error *err)
     int chunks = (int)c->a->v[TERN_OPT_KLD_CHUNKS].i;
     tern_kv_plan *plan;
     tern_machine m;
+    tern_device_memory card;
     double bytes, f16;
     int rc = tern_kv_plan_new(&plan, c->setup.model, BASE, false, err);
     if (rc < 0)
@@ -113,6 +114,9 @@ static int count_seqs(const struct kld *c, int *out, tern_error *err)
     if (!chunks)
         chunks = c->n_texts > 4 ? c->n_texts : 4;
     double wanted = (double)chunks * c->n_plans, fit = m.memory_bytes ? (double)m.memory_bytes / 2 / bytes : wanted;
+    tern_model_device_memory(c->setup.model, &card);
+    if (card.limit_bytes)
+        fit = ((double)card.limit_bytes - (double)card.used_bytes) / 2 / bytes;
     wanted = wanted < TERN_KLD_ROWS ? wanted : TERN_KLD_ROWS;
     wanted = wanted < fit ? wanted : fit;
     *out = wanted < 2 ? 2 : (int)wanted;
@@ -127,7 +131,7 @@ static int open_engine(struct kld *c, tern_error *err)
     p.kv = c->specs[PLAN_BASE];
     p.more_kv = c->specs + 1;
     p.n_more_kv = c->n_plans - 1;
-    TERN_TRY(tern_engine_open(&c->setup.engine, c->setup.model, &p, err));
+    TERN_TRY(tern_setup_open_engine(&c->setup.engine, &c->setup, c->a, &p, err));
     for (int i = 0; i < PLAN_FIRST + c->list.n; i++)
         tern_plan_exceptions(tern_engine_plan_at(c->setup.engine, i), c->specs[i]);
 out:

@@ -227,14 +227,16 @@ static size_t machine_memory(void)
 }
 
 /* What the weights leave, less a quarter for everything else. */
-static double default_kv_memory(const struct serve *s, size_t weights)
+static double default_kv_memory(const struct serve *s, const char *device, size_t weights)
 {
     tern_device_memory card = {0};
-    if (tern_setup_on_card(s->a) && !s->a->v[TERN_OPT_GPU_LAYERS].n) /* the engine takes off what its scratch needs */
-        (void)tern_device_get_memory(s->a->v[TERN_OPT_DEVICE].s, &card, NULL);
+    const bool named = tern_setup_on_card(s->a);
+    if (!s->a->v[TERN_OPT_GPU_LAYERS].n) /* the engine takes off what its scratch needs */
+        (void)tern_device_get_memory(named ? tern_setup_device(s->a) : device, &card, NULL);
     if (card.limit_bytes) {
         const size_t taken = card.used_bytes + weights;
-        return card.limit_bytes > taken ? (double)(card.limit_bytes - taken) : 1;
+        const double left = card.limit_bytes > taken ? (double)(card.limit_bytes - taken) : 1;
+        return left > s->n_models ? left / s->n_models : 1; /* the others shall find room, too */
     }
     size_t all = machine_memory();
     size_t left = all > weights ? (all - weights) / 4 * 3 : 0, least = (size_t)64 << 20;
@@ -274,8 +276,10 @@ static double share_of(const struct serve *s, double weights)
 struct opening {
     const struct serve *s;
     const struct tern_server_watch *watch;
+    struct tern_setup *setup;
     struct tern_server_model *out;
     bool sized;
+    size_t more; /* that was held with the model's weights */
 };
 
 static void set_sizes(struct opening *o, size_t weights)
@@ -288,25 +292,34 @@ static void set_sizes(struct opening *o, size_t weights)
         cache = cache_given ? cache : share / 5 < MOST_CACHE ? share / 5 : MOST_CACHE;
         kv = share > cache + 1 ? share - cache : 1; /* the engine says what is too little */
     } else if (kv == 0) {
-        kv = default_kv_memory(s, weights);
+        kv = default_kv_memory(s, o->setup->device, weights);
     }
     if (!cache_given && !(s->memory > 0 && s->kv == 0))
         cache = kv / 4 < MOST_CACHE ? kv / 4 : MOST_CACHE;
     o->out->kv_bytes = (size_t)kv;
     o->out->cache_bytes = (size_t)cache;
+    o->setup->kv_bytes =
+        o->out->kv_bytes + o->out->cache_bytes; /* windows, too, have pages for all that the cache keeps */
 }
 
 /* All that the model will take: of a second file, the one that guesses, the weights alone. */
 static int before_weights(void *opening, size_t bytes, tern_error *err)
 {
     struct opening *o = opening;
-    size_t more = 0;
-    if (!o->sized) {
-        set_sizes(o, bytes);
-        more = o->out->kv_bytes + o->out->cache_bytes;
-    }
+    if (o->sized)
+        return o->watch->hold(o->watch->self, bytes, err);
+    set_sizes(o, bytes);
     o->sized = true;
-    return o->watch->hold(o->watch->self, bytes + more, err);
+    o->more = o->out->kv_bytes + o->out->cache_bytes;
+    return o->watch->hold(o->watch->self, bytes + o->more, err);
+}
+
+/* Sizes are another device's then. */
+static void no_weights(void *opening, size_t bytes, bool draft)
+{
+    struct opening *o = opening;
+    o->watch->let_go(o->watch->self, bytes + (draft ? 0 : o->more));
+    o->sized &= draft;
 }
 
 static int on_progress(void *opening, int done, int total)
@@ -361,19 +374,33 @@ static int share_card(const struct serve *s, struct tern_setup *t, struct tern_s
     return 0;
 }
 
+/* A card that nobody named and that leaves less than was asked for is not used. */
+static int share_or_leave(struct serve *s, struct tern_setup *t, struct tern_server_model *out, tern_error *err)
+{
+    int rc = 0;
+    if (share_card(s, t, out, err) == 0)
+        return 0;
+    tern_engine_close(&t->engine);
+    TERN_TRY(tern_setup_fall_back(t, s->a, NULL, err));
+    TERN_TRY(open_engine(s, t, err));
+    TERN_TRY(share_card(s, t, out, err));
+out:
+    return rc;
+}
+
 static int open_one(void *user, int i, const struct tern_server_watch *w, struct tern_server_model *out,
                     tern_error *err)
 {
     int rc = 0;
     struct serve *s = user;
     struct tern_setup *t = &s->setups[i];
-    struct opening o = {.s = s, .watch = w, .out = out};
+    struct opening o = {.s = s, .watch = w, .setup = t, .out = out};
     *out = (struct tern_server_model){0};
-    *t = (struct tern_setup){.before_weights = before_weights, .on_progress = on_progress, .user = &o};
+    *t = (struct tern_setup){
+        .before_weights = before_weights, .on_progress = on_progress, .no_weights = no_weights, .user = &o};
     TERN_TRY(tern_setup_open(t, s->a, s->names[i].path, err));
-    t->kv_bytes = out->kv_bytes + out->cache_bytes; /* windows, too, have pages for all that the cache may keep */
     TERN_TRY(open_engine(s, t, err));
-    TERN_TRY(share_card(s, t, out, err));
+    TERN_TRY(share_or_leave(s, t, out, err));
     if (s->a->v[TERN_OPT_VERBOSE].n)
         tern_setup_print(t);
     out->model = t->model;
@@ -382,6 +409,7 @@ out:
     t->user = NULL;
     t->before_weights = NULL;
     t->on_progress = NULL;
+    t->no_weights = NULL;
     if (rc < 0)
         tern_setup_clear(t);
     return rc;

@@ -166,7 +166,8 @@ int tern_doctor_fit(const struct tern_args *a, tern_error *err)
     TERN_TRY(tern_setup_size("--fit", a->v[TERN_OPT_FIT].s, 16777216, &ctx, err));
     TERN_TRY(tern_setup_size("--in", a->v[TERN_OPT_FIT_IN].s, 1e15, &bytes, err));
     TERN_TRY(tern_setup_model(&s, a, a->v[TERN_OPT_MODEL].s, err));
-    TERN_TRY(check_card(s.model, bytes, err));
+    if (check_card(s.model, bytes, err) < 0)
+        TERN_TRY(tern_setup_fall_back(&s, a, NULL, err));
     const int trained = tern_model_get_info(s.model)->ctx;
     if (ctx > trained)
         tern_note("the model was trained for %d tokens: %.0f need --rope-scaling yarn,factor=%.0f", trained, ctx,

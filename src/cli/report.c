@@ -250,6 +250,8 @@ static json_t *machine_json(int threads)
                      (json_int_t)m.memory_bytes);
 }
 
+static json_t *model_json(const tern_model *m);
+
 json_t *tern_report_json(const char *command, const tern_model *m, int threads)
 {
     json_t *machine = machine_json(threads);
@@ -257,7 +259,7 @@ json_t *tern_report_json(const char *command, const tern_model *m, int threads)
         (void)json_object_del(machine, "threads");
     json_t *out = json_pack("{ss ss so}", "command", command, "version", tern_version(), "machine", machine);
     if (m)
-        (void)json_object_set_new(out, "model", tern_model_json(m));
+        (void)json_object_set_new(out, "model", model_json(m));
     return out;
 }
 
@@ -339,7 +341,7 @@ static json_t *recommended_json(const tern_model *m)
     return tern_model_recommends(m, &p) ? recommendable_json(&p) : json_null();
 }
 
-json_t *tern_model_json(const tern_model *m)
+static json_t *model_json(const tern_model *m)
 {
     const tern_model_info *i = tern_model_get_info(m);
     return json_pack(

@@ -68,126 +68,10 @@ int tern_setup_check_kv(const struct tern_args *a, tern_error *err)
     return rc < 0 ? rc : check_plan(tern_setup_kv(a), err);
 }
 
-/* What is asked and told while a model is opened. */
-struct opening {
-    const struct tern_setup *s;
-    struct tern_buf written; /* path of the file of packed weights */
-};
-
-static void before_packed(void *opening, const char *path, size_t bytes)
-{
-    struct opening *o = opening;
-    tern_note("writing packed weights to %s (%s), once; later starts map them (--packed off goes without, "
-              "'tern cache ls' lists them)",
-              tern_shown(path), tern_size_text((double)bytes));
-    (void)tern_buf_addf(&o->written, NULL, "%s", path);
-}
-
-static int before_weights(void *opening, size_t bytes, tern_error *err)
-{
-    const struct tern_setup *s = ((struct opening *)opening)->s;
-    return s->before_weights ? s->before_weights(s->user, bytes, err) : 0;
-}
-
-static int on_progress(void *opening, int done, int total)
-{
-    const struct tern_setup *s = ((struct opening *)opening)->s;
-    return s->on_progress ? s->on_progress(s->user, done, total) : 0;
-}
-
-bool tern_setup_on_card(const struct tern_args *a)
-{
-    const char *device = a->v[TERN_OPT_DEVICE].s;
-    return device && strncmp(device, "cuda", 4) == 0;
-}
-
-/* --gpu-memory; 0: not given.  Neither it nor --gpu-layers is for the CPU. */
-static int gpu_memory(double *out, const struct tern_args *a, tern_error *err)
-{
-    const struct tern_arg *size = &a->v[TERN_OPT_GPU_MEMORY], *layers = &a->v[TERN_OPT_GPU_LAYERS];
-    *out = 0;
-    if ((size->n || layers->n) && !tern_setup_on_card(a))
-        return tern_cli_usage(err, "--gpu-%s is a card's, and the model runs on device %s: --device cuda",
-                              size->n ? "memory" : "layers", a->v[TERN_OPT_DEVICE].s);
-    if (!size->n)
-        return 0;
-    return tern_setup_size("--gpu-memory", size->s, 1e15, out, err);
-}
-
-/* --gpus; 1 when not given. */
-static int gpus(int *out, const struct tern_args *a, tern_error *err)
-{
-    const struct tern_arg *n = &a->v[TERN_OPT_GPUS];
-    *out = n->n ? (int)n->i : 1;
-    if (n->n && !tern_setup_on_card(a))
-        return tern_cli_usage(err, "--gpus needs --device cuda, and the model runs on device %s",
-                              a->v[TERN_OPT_DEVICE].s);
-    if (*out > 1 && a->v[TERN_OPT_GPU_LAYERS].n)
-        return tern_cli_usage(err,
-                              "--gpus divides a model among cards, --gpu-layers between a card and the CPU: one of "
-                              "them");
-    return 0;
-}
-
-/* As in tern_model_params. */
-static int gpu_layers(const struct tern_args *a)
-{
-    const struct tern_arg *layers = &a->v[TERN_OPT_GPU_LAYERS];
-    return !layers->n ? 0 : layers->i ? (int)layers->i : -1;
-}
-
-/* lean: --experts-resident and --gpu-layers are meant for this model. */
-static int open_model(tern_model **out, const struct tern_setup *s, const struct tern_args *a, const char *path,
-                      const char *rope_scaling, double rope_base, bool lean, tern_error *err)
-{
-    /* Commands without the option only look at a model: they write nothing. */
-    bool computes = tern_options[TERN_OPT_PACKED].commands & (1u << a->command->id);
-    struct opening o = {.s = s};
-    double experts = 0, card;
-    int cards, rc = gpu_memory(&card, a, err);
-    rc = rc < 0 ? rc : gpus(&cards, a, err);
-    if (rc < 0)
-        return rc;
-    if (lean && a->v[TERN_OPT_EXPERTS_RESIDENT].s) {
-        rc = tern_setup_size("--experts-resident", a->v[TERN_OPT_EXPERTS_RESIDENT].s, 1e15, &experts, err);
-        if (rc < 0)
-            return rc;
-    }
-    tern_model_params p = {.n_threads = (int)a->v[TERN_OPT_THREADS].i,
-                           .packed = computes ? a->v[TERN_OPT_PACKED].s : "use",
-                           .rope_scaling = rope_scaling,
-                           .rope_base = rope_base,
-                           .before_packed = before_packed,
-                           .before_weights = before_weights,
-                           .on_progress = on_progress,
-                           .user = &o,
-                           .experts_resident = (size_t)experts,
-                           .gpu_memory = (size_t)card,
-                           .gpu_layers = lean ? gpu_layers(a) : 0,
-                           .gpus = cards,
-                           .device = computes ? a->v[TERN_OPT_DEVICE].s : NULL};
-    rc = tern_model_open(out, path, &p, err);
-    if (rc == 0 && o.written.len)
-        tern_cache_remember(o.written.p);
-    tern_buf_clear(&o.written);
-    return rc;
-}
-
 int tern_setup_begin(const struct tern_args *a, tern_error *err)
 {
     int rc = tern_setup_check_kv(a, err);
     return rc < 0 ? rc : tern_set_cpu_mask(a->v[TERN_OPT_CPU_MASK].s, err);
-}
-
-int tern_setup_open(struct tern_setup *s, const struct tern_args *a, const char *path, tern_error *err)
-{
-    int rc = 0;
-    double start = tern_now();
-    TERN_TRY(open_model(&s->model, s, a, path, a->v[TERN_OPT_ROPE_SCALING].s, a->v[TERN_OPT_ROPE_BASE].f, true, err));
-    s->load_s = tern_now() - start;
-    tern_packed_note(s->model);
-out:
-    return rc;
 }
 
 int tern_setup_model(struct tern_setup *s, const struct tern_args *a, const char *path, tern_error *err)
@@ -287,10 +171,8 @@ static int set_drafts(struct tern_setup *s, const struct tern_args *a, tern_engi
         }
     if (s->no_draft_model)
         return 0;
-    int rc = open_model(&s->draft, s, a, draft, NULL, 0, false, err);
+    int rc = tern_setup_draft(s, a, draft, err);
     p->draft_model = s->draft;
-    if (rc == 0)
-        tern_packed_note(s->draft);
     return rc;
 }
 
@@ -311,9 +193,9 @@ int tern_setup_engine(struct tern_setup *s, const struct tern_args *a, int ctx, 
         s->start = (struct tern_start){0, from, 1};
     }
     TERN_TRY(set_drafts(s, a, &p, err));
-    TERN_TRY(tern_first_use(s, a, err));
+    TERN_TRY(tern_setup_first_use(s, a, err));
     TERN_TRY(tern_setup_guard_plan(p.kv, err));
-    TERN_TRY(tern_engine_open(&s->engine, s->model, &p, err));
+    TERN_TRY(tern_setup_open_engine(&s->engine, s, a, &p, err));
     tern_plan_exceptions(tern_engine_plan(s->engine), tern_setup_kv(a));
     if (a->v[TERN_OPT_MAX_KV_SIZE].i >= tern_engine_ctx(s->engine))
         tern_note("the context of %d tokens ends before --max-kv-size %d forgets any", tern_engine_ctx(s->engine),

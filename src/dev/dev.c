@@ -29,10 +29,45 @@ void tern_dev_add_first(const struct tern_dev_ops *ops)
     devices[0] = ops;
 }
 
+static bool one_alone;
+
+void tern_dev_try_one(void)
+{
+    one_alone = true;
+}
+
 static int probe(const struct tern_dev_ops *ops, tern_error *err)
 {
     char about[TERN_DEV_NAME];
     return ops->probe ? ops->probe(about, err) : 0;
+}
+
+bool tern_dev_is_card(const struct tern_dev_ops *ops)
+{
+    return ops->held != NULL;
+}
+
+const struct tern_dev_ops *tern_dev_host(void)
+{
+    int i = 0;
+    while (tern_dev_is_card(tern_dev_at(i)) || probe(tern_dev_at(i), NULL) < 0)
+        i++; /* as far as the CPU */
+    return tern_dev_at(i);
+}
+
+void tern_dev_auto(struct tern_dev_choice *out)
+{
+    *out = (struct tern_dev_choice){0};
+    for (int i = 0; !out->first; i++) {
+        tern_error why = {0};
+        const int rc = probe(tern_dev_at(i), &why);
+        if (rc == 0)
+            out->first = tern_dev_at(i);
+        else if (rc != TERN_ENOENT && !out->why.code)
+            out->why = why;
+    }
+    if (tern_dev_is_card(out->first) && !one_alone)
+        out->then = tern_dev_host();
 }
 
 /* Device `name` as ops, or one of its numbers: "cuda", "cuda:1". */
@@ -52,17 +87,18 @@ int tern_dev_find(const struct tern_dev_ops **out, const char *name, tern_error 
 {
     char known[256] = "auto";
     size_t used = strlen(known);
-    const bool any = !name || strcmp(name, "auto") == 0;
-    *out = NULL;
+    struct tern_dev_choice any;
+    if (!name || strcmp(name, "auto") == 0) {
+        tern_dev_auto(&any);
+        *out = any.first;
+        return 0;
+    }
     for (int i = 0; tern_dev_at(i); i++) {
-        *out = any ? tern_dev_at(i) : named(tern_dev_at(i), name);
+        *out = named(tern_dev_at(i), name);
         if (*out) {
-            int rc = probe(*out, any ? NULL : err);
-            if (rc == 0)
-                return 0;
-            *out = NULL;
-            if (!any)
-                return rc;
+            int rc = probe(*out, err);
+            *out = rc < 0 ? NULL : *out;
+            return rc;
         }
         *out = tern_dev_at(i);
         int n = snprintf(known + used, sizeof known - used, ", %s", (*out)->name);

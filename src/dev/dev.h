@@ -17,6 +17,7 @@
 #include "base/pool.h"
 #include "codec/codec.h"
 #include "dev/args.h"
+#include "dev/find.h"
 #include "dev/handle.h"
 #include "dev/made.h"
 #include "dev/step.h"
@@ -62,7 +63,8 @@ struct tern_dev_ops {
     bool in_place;          /* what adopt is given is read where it lies, and not before an operation needs it */
     bool apart;             /* rows take long to come to the host: the best of them are worth asking for */
 
-    /* Is it there?  One line about it, or why not.  NULL: it always is. */
+    /* Is it there?  One line about it, or why not: TERN_ENOENT where the machine has none, another code where it has
+     * one that cannot be used.  NULL: it always is. */
     int (*probe)(char about[TERN_DEV_NAME], tern_error *err);
     /* The device of another number, "name:number", itself being number 0; NULL behind the last.  NULL: there is one. */
     const struct tern_dev_ops *(*card)(int number);
@@ -220,17 +222,11 @@ struct tern_dev_ops {
 
 /* ---- devices ----------------------------------------------------------------------------------------------------- */
 
-/* The device called `name`; NULL or "auto": the first of devs.def that is there.  TERN_EINVAL, listing them, for
- * another name; what probe says where it is not there. */
-int tern_dev_find(const struct tern_dev_ops **out, const char *name, tern_error *err);
-const struct tern_dev_ops *tern_dev_at(int i); /* NULL behind the last */
-/* Opens it; closes it, NULL is legal. */
+/* Opens the device of a name (dev/find.h); closes it, NULL is legal. */
 int tern_dev_open(struct tern_dev **out, const char *name, struct tern_pool *pool, tern_error *err);
 void tern_dev_close(struct tern_dev *d);
 /* What went wrong with what was queued (`fault`), which must have been waited for; 0 where nothing did. */
 int tern_dev_fault(struct tern_dev *d, tern_error *err);
-/* For tests: one more device, which "auto" means from now on.  Before anything is opened. */
-void tern_dev_add_first(const struct tern_dev_ops *ops);
 
 /* New rows with a stride that operations like. */
 int tern_dev_rows_new(struct tern_dev *d, struct tern_dev_rows *out, int n_rows, int width, tern_error *err);

@@ -397,7 +397,7 @@ static int take_memory(struct speed *s, tern_error *err)
 {
     int rc = 0, threads = tern_pool_threads(s->pool);
     const tern_kv_speed_params *p = s->p;
-    TERN_TRY(tern_dev_open(&s->dev, NULL, s->pool, err));
+    TERN_TRY(tern_dev_host()->open(&s->dev, tern_dev_host(), s->pool, err));
     TERN_TRY(tern_alloc(&s->codec_scratch, (size_t)threads, TERN_KV_SCRATCH, err));
     TERN_TRY(tern_alloc(&s->read, (size_t)p->reps, sizeof(double), err));
     TERN_TRY(tern_reader_new(&s->reader, p->read_bytes, err));

@@ -324,7 +324,7 @@ int tern_eval_weight_speed(tern_weight_speed *out, tern_read_speed *read, const 
     TERN_TRY(check(&s, err));
     s.turns.total = p->n_types * (1 + p->n_rows * (p->reps + 1));
     TERN_TRY(tern_pool_new(&s.pool, p->n_threads ? p->n_threads : tern_cpu_cores(), 1, err));
-    TERN_TRY(tern_dev_open(&s.dev, NULL, s.pool, err));
+    TERN_TRY(tern_dev_host()->open(&s.dev, tern_dev_host(), s.pool, err));
     TERN_TRY(plan_types(&s, err));
     TERN_TRY(take_memory(&s, err));
     for (int round = -1; round < p->reps; round++)

@@ -115,6 +115,22 @@ static int check_firsts(const struct tern_kv_layout *l, const struct tern_dev_op
     return 0;
 }
 
+bool tern_plan_unserved(const tern_model *m, int ctx, const char *spec)
+{
+    const struct tern_desc *d = &m->net->desc;
+    struct tern_kv_decl *decl = NULL;
+    struct tern_kv_layout *l = NULL;
+    bool unserved = false;
+    if (tern_alloc(&decl, (size_t)d->n_layers, sizeof *decl, NULL) == 0) {
+        tern_desc_kv(d, ctx ? ctx : d->ctx, false, decl);
+        unserved = tern_kv_layout_new(&l, decl, d->n_layers, spec ? spec : TERN_KV_DEFAULT, false, NULL) == 0 &&
+                   check_firsts(l, m->net->dev->ops, NULL) < 0;
+    }
+    tern_kv_layout_free(l);
+    tern_free(decl);
+    return unserved;
+}
+
 int tern_plan_of_ctx(tern_kv_plan **out, const tern_model *m, int ctx, const char *spec, bool strict, bool mtp,
                      tern_error *err)
 {

@@ -19,6 +19,8 @@ struct tern_known;
 
 struct tern_model {
     char device[TERN_DEV_NAME + 32];
+    char refused[sizeof((tern_error *)0)->msg]; /* why it runs on the CPU although there is a card, or "" */
+    bool automatic;                             /* on a card that nobody named: what that refuses is the CPU's */
     struct tern_file *file;
     struct tern_net *net;
     struct tern_tokenizer *tok;      /* NULL: token ids only */
@@ -133,6 +135,9 @@ double tern_cond_choose_pairs(struct tern_kv_cond *c, const struct tern_kv_decl 
 /* tern_kv_plan_new for engines of this context; mtp: which run the MTP layer, if the model has one. */
 int tern_plan_of_ctx(tern_kv_plan **out, const tern_model *m, int ctx, const char *spec, bool strict, bool mtp,
                      tern_error *err);
+
+/* Is it the device of m that cannot serve this plan? */
+bool tern_plan_unserved(const tern_model *m, int ctx, const char *spec);
 
 int tern_cond_path(struct tern_buf *out, const tern_model *m, tern_error *err);
 /* MODEL.suffix as tern_model_beside finds it, into an empty buffer.  make: a folder that it is to be written to. */

@@ -144,6 +144,16 @@ static int hold(void *self, size_t bytes, tern_error *err)
     return rc;
 }
 
+static void let_go(void *self, size_t bytes)
+{
+    struct tern_served *m = self;
+    struct tern_server *s = m->server;
+    (void)pthread_mutex_lock(&s->models.lock);
+    s->models.held -= bytes;
+    m->bytes -= bytes;
+    (void)pthread_mutex_unlock(&s->models.lock);
+}
+
 static int on_progress(void *self, int done, int total)
 {
     struct tern_served *m = self;
@@ -161,7 +171,7 @@ static int open_model(struct tern_served *m, tern_error *err)
 {
     int rc = 0;
     struct tern_server *s = m->server;
-    const struct tern_server_watch w = {hold, on_progress, m};
+    const struct tern_server_watch w = {hold, let_go, on_progress, m};
     TERN_TRY(s->p.open(s->p.user, m->index, &w, &m->opened, err));
     m->model = m->opened.model;
     m->engine = m->opened.engine;

@@ -325,10 +325,12 @@ static void add_plan(struct tern_served *m, json_t *o)
     if (!tern_served_look(m))
         return;
     json_t *layers = plan_layers(tern_engine_plan(m->engine), &bytes, &f16);
-    (void)json_object_update_new(o, json_pack("{so so si sf sf}", "layers", layers, "device",
-                                              tern_json_cstr(tern_model_get_info(m->model)->device), "ctx",
-                                              tern_engine_ctx(m->engine), "bytes_per_token", bytes,
+    const tern_model_info *i = tern_model_get_info(m->model);
+    (void)json_object_update_new(o, json_pack("{so so si sf sf}", "layers", layers, "device", tern_json_cstr(i->device),
+                                              "ctx", tern_engine_ctx(m->engine), "bytes_per_token", bytes,
                                               "f16_bytes_per_token", f16));
+    if (i->device_notice)
+        (void)json_object_set_new(o, "device_reason", tern_json_cstr(i->device_notice));
     tern_served_leave(m);
 }
 

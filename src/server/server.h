@@ -26,6 +26,7 @@ struct tern_server_watch {
     /* Before memory is taken: so many bytes more.  Waits until models that nobody uses have made room.  TERN_ELIMIT:
      * there never is so much; TERN_ECANCELLED: nobody wants the model any more. */
     int (*hold)(void *self, size_t bytes, tern_error *err);
+    void (*let_go)(void *self, size_t bytes);            /* of what was held, so much is not taken after all */
     int (*on_progress)(void *self, int done, int total); /* other than 0: end the opening */
     void *self;
 };

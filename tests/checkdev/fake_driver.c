@@ -1,5 +1,6 @@
 /* A driver for machines without one: cards that hold memory, copy it, and compute nothing.  FAKE_CUDA in the
- * environment says what is wrong with it: none: no card   old: one of compute capability 7.5   small: 64 MiB of memory
+ * environment says what is wrong with it: none: no card   hidden: no card, said at the start   old: one of compute
+ * capability 7.5   ancient: the driver itself is   locked: the card cannot be opened   small: 64 MiB of memory
  * lost: every launch fails, and all after   nine: compute capability 9.0, 512 MiB   FAKE_FULL=n: the nth time that
  * memory is taken there is none   Memory is the host's, so that its address is the card's.
  *
@@ -86,11 +87,11 @@ struct event {
 
 tern_cu_result cuInit(unsigned flags)
 {
-    return flags ? INVALID : OK;
+    return is("hidden") ? TERN_CU_NO_CARD : flags ? INVALID : OK;
 }
 tern_cu_result cuDriverGetVersion(int *v)
 {
-    *v = 13000;
+    *v = is("ancient") ? 11040 : 13000;
     return OK;
 }
 tern_cu_result cuGetErrorString(tern_cu_result rc, const char **text)
@@ -135,7 +136,7 @@ tern_cu_result cuDevicePrimaryCtxRetain(tern_cu_context *c, tern_cu_device d)
 {
     (void)d;
     *c = (tern_cu_context)c;
-    return OK;
+    return is("locked") ? INVALID : OK;
 }
 tern_cu_result cuDevicePrimaryCtxRelease_v2(tern_cu_device d)
 {

@@ -131,7 +131,7 @@ static void test_budget(void)
     tern_engine *e;
     const size_t all = card().limit_bytes;
     CHECK(card().used_bytes == 0 && all > 3800 * MIB && all < 4096 * MIB);
-    const tern_model_params on_cpu = {.packed = "off", .gpu_memory = 64 * MIB};
+    const tern_model_params on_cpu = {.packed = "off", .device = "cpu", .gpu_memory = 64 * MIB};
     CHECK(tern_model_open(&m, MODEL, &on_cpu, &err) == TERN_EINVAL && is_sentence(TERN_EINVAL));
     CHECK(open_model(&m, 5000 * MIB) == TERN_EINVAL && strstr(err.msg, "5000 MiB"));
     CHECK(open_model(&m, 1000) == TERN_ENOMEM && strstr(err.msg, "the weights take 1 MiB"));
@@ -172,7 +172,7 @@ static void test_layers(void)
     char path[] = "/tmp/tern-test-XXXXXX";
     const int fd = mkstemp(path);
     CHECK(fd >= 0);
-    const tern_model_params on_cpu = {.packed = "off", .gpu_layers = 1};
+    const tern_model_params on_cpu = {.packed = "off", .device = "cpu", .gpu_layers = 1};
     CHECK(tern_model_open(&m, MODEL, &on_cpu, &err) == TERN_EINVAL && is_sentence(TERN_EINVAL));
     for (int layers = 0; layers <= 2; layers++) {
         CHECK(open_layers(&m, 0, layers ? layers : -1) == 0);
@@ -230,7 +230,7 @@ static void test_cards(void)
     char path[] = "/tmp/tern-test-XXXXXX";
     const int fd = mkstemp(path);
     CHECK(fd >= 0);
-    const tern_model_params on_cpu = {.packed = "off", .gpus = 2},
+    const tern_model_params on_cpu = {.packed = "off", .device = "cpu", .gpus = 2},
                             both = {.device = "cuda", .gpus = 2, .gpu_layers = 1};
     CHECK(tern_model_open(&m, MODEL, &on_cpu, &err) == TERN_EINVAL && is_sentence(TERN_EINVAL));
     CHECK(tern_model_open(&m, MODEL, &both, &err) == TERN_EINVAL && is_sentence(TERN_EINVAL));

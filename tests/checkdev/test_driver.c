@@ -23,8 +23,12 @@ static void refused(const char *name, int code, const char *words)
     CHECK(tern_dev_find(&ops, name, &err) == code);
     CHECK(!ops && strstr(err.msg, words) && !strchr(err.msg, '\n'));
     CHECK(tern_dev_open(&d, name, NULL, &err) == code && !d);
-    /* "auto" is the CPU */
-    CHECK(tern_dev_find(&ops, "auto", &err) == 0 && strcmp(ops->name, "cpu") == 0);
+    /* "auto" is the CPU, and says why where there is a card */
+    struct tern_dev_choice any;
+    tern_dev_auto(&any);
+    CHECK(strcmp(any.first->name, "cpu") == 0 && !any.then && any.why.code == (code == TERN_ENOENT ? 0 : code));
+    CHECK(!any.why.code || strstr(any.why.msg, words));
+    CHECK(tern_dev_find(&ops, "auto", &err) == 0 && ops == any.first);
 }
 
 /* Memory that is there holds what was copied; what is lazy is taken when it is written. */
@@ -139,9 +143,13 @@ int main(int argc, char **argv)
 {
     const char *which = argc > 1 ? argv[1] : "";
     if (strcmp(which, "nothing") == 0)
-        refused("cuda", TERN_EUNSUPPORTED, "no NVIDIA driver");
-    else if (strcmp(which, "none") == 0)
-        refused("cuda", TERN_EUNSUPPORTED, "no card");
+        refused("cuda", TERN_ENOENT, "no NVIDIA driver");
+    else if (strcmp(which, "none") == 0 || strcmp(which, "hidden") == 0)
+        refused("cuda", TERN_ENOENT, "no card");
+    else if (strcmp(which, "ancient") == 0)
+        refused("cuda", TERN_EUNSUPPORTED, "of CUDA 11.4, and 12.0 is needed");
+    else if (strcmp(which, "locked") == 0)
+        refused("cuda", TERN_EIO, "opening the card failed");
     else if (strcmp(which, "old") == 0)
         refused("cuda", TERN_EUNSUPPORTED, "compute capability 7.5");
     else if (strcmp(which, "number") == 0) {
@@ -149,7 +157,7 @@ int main(int argc, char **argv)
         CHECK(tern_dev_find(&ops, "cuda:7", &err) == TERN_EINVAL && strstr(err.msg, "this machine has 2"));
         CHECK(tern_dev_find(&ops, "cuda:", &err) == TERN_EINVAL && tern_dev_find(&ops, "cuda:1x", &err) == TERN_EINVAL);
         CHECK(tern_dev_find(&ops, "cuda:9", &err) == TERN_EINVAL && tern_dev_find(&ops, "auto", &err) == 0);
-        CHECK(strcmp(ops->name, "cpu") == 0);
+        CHECK(strcmp(ops->name, "cuda") == 0 && strcmp(tern_dev_host()->name, "cpu") == 0);
     } else if (strcmp(which, "memory") == 0)
         memory();
     else if (strcmp(which, "copies") == 0)

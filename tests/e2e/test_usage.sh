@@ -178,8 +178,10 @@ bad "empty plan" bench -m "$MODEL" --kv f16,
 bad "exclude" bench -m "$MODEL" --json --csv
 bad "help-md" print html
 bad "runs on device cpu: --device cuda" run -m x -p x --device cpu --gpu-memory 1G
-bad "runs on device auto: --device cuda" bench -m x --gpu-memory 1G
-bad "runs on device auto: --device cuda" run -m x -p x --gpu-layers 3
+bad "runs on device cpu: --device cuda" run -m x -p x --device cpu --gpus 2
+bad "gpu-memory needs a card: " bench -m x --gpu-memory 1G
+bad "gpu-layers needs a card: " run -m x -p x --gpu-layers 3
+bad "gpus needs a card: " run -m x -p x --device auto --gpus 1
 bad "--gpu-memory needs a model" doctor --gpu-memory 1G --device cuda
 run 2 "$TERN" run -p x
 one_line "try 'tern run --help'"

@@ -935,4 +935,6 @@ static void __attribute__((constructor)) register_guard(void)
         CHECK(tern_dev_split_new(&ops, &tern_dev_cpu, ops, 1, NULL) == 0, "out of memory");
     if (ops != tern_dev_at(0))
         tern_dev_add_first(ops);
+    if (name)
+        tern_dev_try_one();
 }

@@ -59,7 +59,7 @@ static int look(struct tern_cuda_card *c, int number, tern_error *err)
     int rc = 0, n = 0;
     TERN_TRY(tern_cu_error(tern_cu.cuDeviceGetCount(&n), "counting the cards of this machine", err));
     if (!n)
-        TERN_FAIL(err, TERN_EUNSUPPORTED, "the NVIDIA driver sees no card");
+        TERN_FAIL(err, TERN_ENOENT, "the NVIDIA driver sees no card");
     if (number >= n || number >= CARDS)
         TERN_FAIL(err, TERN_EINVAL, "there is no card cuda:%d: this machine has %d, from cuda:0 on", number, n);
     c->number = number;

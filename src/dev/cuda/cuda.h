@@ -53,7 +53,7 @@ struct tern_cuda_card {
 /* Bytes of the card that are about to be taken: false where the limit does not allow it.  Any thread. */
 bool tern_cuda_card_take(struct tern_cuda_card *c, size_t bytes);
 void tern_cuda_card_give(struct tern_cuda_card *c, size_t bytes);
-/* Card `number`, opened: TERN_EUNSUPPORTED with one sentence where it cannot serve.  Any thread. */
+/* Card `number`, opened; TERN_EUNSUPPORTED where it cannot serve, TERN_ENOENT where there is none.  Any thread. */
 int tern_cuda_card(struct tern_cuda_card **out, int number, tern_error *err);
 const char *tern_cuda_kernel_name(enum tern_cuda_kernel k);
 

@@ -43,13 +43,15 @@ static void load(void)
     int version = 0;
     void *library = open_library();
     if (!library) {
-        (void)tern_err_set(&why, TERN_EUNSUPPORTED, "no NVIDIA driver was found (libcuda.so.1)");
+        (void)tern_err_set(&why, TERN_ENOENT, "no NVIDIA driver was found (libcuda.so.1)");
         return;
     }
     if (find_functions(library) < 0)
         return;
     const tern_cu_result rc = tern_cu.cuInit(0);
-    if (rc)
+    if (rc == TERN_CU_NO_CARD)
+        (void)tern_err_set(&why, TERN_ENOENT, "the NVIDIA driver sees no card");
+    else if (rc)
         (void)tern_cu_error(rc, "starting the NVIDIA driver", &why);
     else if (tern_cu.cuDriverGetVersion(&version) || version < OLDEST)
         (void)tern_err_set(&why, TERN_EUNSUPPORTED, "the NVIDIA driver is of CUDA %d.%d, and 12.0 is needed",

@@ -22,6 +22,7 @@ typedef struct tern_cu_graph_exec_s *tern_cu_graph_exec;
 
 enum {
     TERN_CU_OUT_OF_MEMORY = 2,
+    TERN_CU_NO_CARD = 100,
     TERN_CU_PEER_ALREADY = 704,
 
     /* attributes of a card */
@@ -137,8 +138,8 @@ struct tern_cu {
 
 extern struct tern_cu tern_cu; /* valid after tern_cu_load */
 
-/* Finds the driver, once per process; every later call answers as the first.  Any thread.  TERN_EUNSUPPORTED with one
- * sentence where there is none, or it is too old. */
+/* Finds the driver, once per process; every later call answers as the first.  Any thread.  TERN_ENOENT with one
+ * sentence where there is none, or no card for it, TERN_EUNSUPPORTED where it is too old. */
 int tern_cu_load(tern_error *err);
 
 /* rc of a driver's function as an error: TERN_ENOMEM for a full card, else TERN_EIO; 0 for 0. */
