@@ -35,6 +35,7 @@ void check_products(struct checkdev *c);
 void check_experts(struct checkdev *c);
 void check_delta(struct checkdev *c);
 void check_hyper(struct checkdev *c);
+void check_spans(struct checkdev *c);
 void check_best(struct checkdev *c);
 void check_speed(struct checkdev *c);
 void check_picks(struct checkdev *c);
