@@ -281,8 +281,10 @@ void check_prompt(void)
         all_parts(" emulated");
     }
     kp = tern_k.prompt;
-    if (kp.product)
+    if (kp.product != check_below.prompt.product)
         all_parts("");
+    if (tern_k.prompt8.product == check_below.prompt8.product)
+        return;
     int8 = true;
     kp = tern_k.prompt8;
     struct tern_prompt_kernels other;

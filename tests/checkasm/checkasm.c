@@ -19,6 +19,7 @@
 #define RED_ZONE 256
 #define PAGE     4096
 #define ROUNDS   15
+#define LEVELS   5 /* plain C, and what TERN_CPU_LIST has at most */
 
 struct tern_kernels check_ref, check_below;
 
@@ -28,9 +29,10 @@ static struct {
     const char *only_family;
     bool json, bench;
 
-    unsigned levels[4]; /* masks */
+    unsigned levels[LEVELS]; /* masks */
     int n_levels;
-    int level; /* index of the current level */
+    int level;        /* index of the current level */
+    unsigned beneath; /* a level asked for alone: the one that proves the kernels which both have; 0: all are its own */
 
     struct tern_rng rng;
     const char *part;
@@ -373,6 +375,10 @@ void check_part(const char *name, void (*fn)(void))
 static void run_checks(void)
 {
     memset(&check_below, 0, sizeof check_below);
+    if (st.beneath) {
+        tern_kernels_init(st.beneath);
+        check_below = tern_k;
+    }
     for (int i = 0; i < st.n_levels; i++) {
         use_level(i);
 #define X(family)                                                \
@@ -450,7 +456,7 @@ void check_bench(const struct check_timing *t)
 {
     if (st.only && !strstr(t->label, st.only))
         return;
-    static double sec[4][ROUNDS], rate[4][ROUNDS], share[4][ROUNDS];
+    static double sec[LEVELS][ROUNDS], rate[LEVELS][ROUNDS], share[LEVELS][ROUNDS];
     for (int i = 0; i < st.n_levels; i++) { /* warm-up */
         use_level(i);
         t->fn(t->ctx);
@@ -507,11 +513,14 @@ static int choose_levels(const char *mask_text)
         fprintf(stderr, "this machine does not have %s\n", mask_text);
         return 77;
     }
-    unsigned below = 0;
+    unsigned below = 0, last = 0;
     if (all || !mask)
         st.levels[st.n_levels++] = 0;
 #define X(bit, name, text)                                     \
+    last = below;                                              \
     below |= bit;                                              \
+    if (!all && mask == below)                                 \
+        st.beneath = last;                                     \
     if (((all ? have : mask) & bit) && (all || mask == below)) \
         st.levels[st.n_levels++] = below;
     TERN_CPU_LIST(X)
