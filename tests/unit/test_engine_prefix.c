@@ -139,6 +139,10 @@ static void test_lengths(void **state)
             print_message("%s, plan %d\n", models[m], plan);
             set_up(&f, models[m], false, 0, (size_t)1 << 30);
             for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++) {
+#ifdef TERN_TEST_FEW /* every length with one plan: others are the same code with other codes */
+                if (plan > 0 && i % 2)
+                    continue;
+#endif
                 int n = lengths[i];
                 tern_request r = request(f.ids, n, plan);
                 assert_true(check(&f, &r, "first") < n);

@@ -124,11 +124,16 @@ static void test_batch_equals_single(void **state)
 static void test_fork_trim_save(void **state)
 {
     static const int cuts[] = {1, 63, 64, 65, 71, 127, 128, 130};
+#ifdef TERN_TEST_FEW /* two models share the cuts: sanitizers see the same code at each */
+    const bool few = true;
+#else
+    const bool few = false;
+#endif
     (void)state;
     for (size_t m = 0; m < 4; m++) {
         struct tiny t;
         open_promise(&t, m);
-        for (size_t c = 0; c < sizeof cuts / sizeof *cuts; c++) {
+        for (size_t c = few ? m % 2 : 0; c < sizeof cuts / sizeof *cuts; c += few ? 2 : 1) {
             tiny_fork_trim_save(&t, c % 3 == 1 ? "k=t4,v=t3" : c % 2 ? "l4" : "k=q8,v=l3", cuts[c]);
             tiny_fork_trim_save(&t, c % 2 ? "l3,recent=128" : "t4,recent=192", cuts[c]);
         }

@@ -31,9 +31,15 @@ static void test_promises(void **state)
         tiny_open(&t, subjects[m].name, subjects[m].ids, subjects[m].logits);
         for (size_t i = 0; i < 4 && subjects[m].plans[i]; i++) {
             const char *kv = subjects[m].plans[i];
+#ifdef TERN_TEST_FEW /* a third of the cuts, other ones with each plan: sanitizers see the same code at each */
+            tiny_splits_and_threads(&t, kv, cases + i % 2 * 2, 2, subjects[m].name);
+            const size_t from = (3 * i + m) % 9, by = 9;
+#else
             tiny_splits_and_threads(&t, kv, cases, 4, subjects[m].name);
+            const size_t from = i % 3, by = 3;
+#endif
             tiny_batch_equals_single(&t, kv, subjects[m].name);
-            for (size_t c = i % 3; c < sizeof cuts / sizeof *cuts; c += 3)
+            for (size_t c = from; c < sizeof cuts / sizeof *cuts; c += by)
                 tiny_fork_trim_save(&t, kv, cuts[c]);
         }
         tiny_close(&t);
