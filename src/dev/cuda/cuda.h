@@ -9,9 +9,7 @@
  *   products.c    products of rows with weights           (products.cu, gemm.cu)
  *   rows.c        operations on one row at a time         (rows.cu)
  *   experts.c     routing, experts                        (experts.cu)
- *   attn/        append, attention, recode; a room of its own
- *   few/         operations of few models: layers with a recurrent state, DeepSeek-V4's; a room of its own
- *   together/    several cards that compute one model; a room of its own
+ *   attn/, few/, together/   rooms: append, attention, recode; operations of few models; several cards of one model
  *
  * Kernels are queued on the device's stream in the order of the calls.  While a step is in hand they are written down
  * first, and go out together (tern_cuda_flush): at its end, or before a copy. */
