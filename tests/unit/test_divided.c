@@ -12,14 +12,14 @@
 #include "dev/dev.h"
 #include "tern/tern.h"
 
-enum { CUTS = 4, PLANS = 3, MOST = 480 };
+enum { CUTS = 4, PLANS = 3, MOST = 300 };
 
 static const struct kind {
     int cuts, ctx, prompt, more, trim; /* trim: to so many tokens, over the edge of a page */
     const char *plans[PLANS];
 } usual = {3, 256, 150, 70, 129, {"t4", "k=f16,v=l4", "q8,recent=64"}};
 /* A page of rows of 4 tokens is closed; all layers may be before the cut. */
-static const struct kind rows = {4, 512, MOST, 25, 441, {"t4", "f16", "fp8"}};
+static const struct kind rows = {4, 384, MOST, 25, 301, {"t4", "f16", "fp8"}};
 
 static const struct entry {
     const char *file;
