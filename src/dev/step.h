@@ -23,6 +23,7 @@ struct tern_dev_cache {
     int n_spans;                         /* the model's layers, then spans of rows */
     const struct tern_kv_layer *layers;  /* [n_spans] */
     const int *group_of;                 /* [n_spans] of a layer's pages; -1: it keeps no keys and values */
+    const int *span_layer;               /* [n_spans] whose span it is; a layer's own */
     const size_t *state_off;             /* [n_layers] bytes into a block of states */
     const struct tern_dev_blocks *pages; /* [groups] */
     struct tern_dev_blocks tiles, sinks, states;

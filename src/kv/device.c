@@ -10,6 +10,7 @@ void tern_kv_dev_cache(struct tern_dev_cache *out, struct tern_dev_blocks *pages
                                    .n_spans = l->n_spans,
                                    .layers = l->layers,
                                    .group_of = l->group_of,
+                                   .span_layer = l->span_layer,
                                    .state_off = l->state_off,
                                    .pages = pages,
                                    .tiles = c->tiles.mem,

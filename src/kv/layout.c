@@ -263,7 +263,7 @@ static bool codes(const struct tern_kv_layout *l)
 static bool codes_rows(const struct tern_kv_layout *l)
 {
     for (int i = l->n_layers; i < l->n_spans; i++)
-        if (l->spans[i].role == TERN_KV_ROWS && !l->layers[i].v.codec->raw)
+        if (l->roles[i] == TERN_KV_ROWS && !l->layers[i].v.codec->raw)
             return true;
     return false;
 }
@@ -318,7 +318,7 @@ static int find_group(struct tern_kv_layout *l, struct tern_kv_reach r, int rate
     return 0;
 }
 
-/* Gives a span its place in pages, tiles and first tokens. */
+/* Gives a span its place in pages and first tokens. */
 static int place(struct tern_kv_layout *l, int span, tern_error *err)
 {
     struct tern_kv_layer *y = &l->layers[span];
@@ -333,8 +333,6 @@ static int place(struct tern_kv_layout *l, int span, tern_error *err)
     g->ring = !g->ring || y->ring < g->ring ? y->ring : g->ring;
     g->recent = y->recent > g->recent ? y->recent : g->recent;
     g->seen_ring = y->recent > 1 ? y->ring : g->seen_ring;
-    y->tile_layer_off = l->tile_bytes;
-    l->tile_bytes += y->tile_bytes * heads * (size_t)y->ring;
     l->recent = y->recent > l->recent ? y->recent : l->recent;
     y->sink_layer_off = l->sink_bytes;
     l->sink_bytes += y->sink_bytes * heads;
@@ -349,13 +347,34 @@ static int add_rows(struct tern_kv_layout *l, const struct wish *w, bool strict,
     int rc = 0, span = l->n_layers;
     for (int i = 0; i < l->n_layers; i++)
         for (int j = 0; j < w->decl[i].n_more; j++, span++) {
-            l->spans[span] = (struct tern_kv_span){i, w->decl[i].more[j].role};
+            l->span_layer[span] = i;
+            l->roles[span] = w->decl[i].more[j].role;
             l->group_of[span] = -1;
             TERN_TRY(choose_rows(&l->layers[span], w, i, &w->decl[i].more[j], strict, err));
             TERN_TRY(place(l, span, err));
         }
 out:
     return rc;
+}
+
+static void place_tile(struct tern_kv_layout *l, int span)
+{
+    struct tern_kv_layer *y = &l->layers[span];
+    if (l->group_of[span] < 0)
+        return;
+    y->tile_layer_off = l->tile_bytes;
+    l->tile_bytes += y->tile_bytes * (size_t)y->n_heads * (size_t)y->ring;
+}
+
+/* Layer by layer, each with all its spans. */
+static void place_tiles(struct tern_kv_layout *l)
+{
+    l->tile_bytes = 0;
+    for (int i = 0, span = l->n_layers; i < l->n_layers; i++) {
+        place_tile(l, i);
+        for (; span < l->n_spans && l->span_layer[span] == i; span++)
+            place_tile(l, span);
+    }
 }
 
 /* A span has the signs that it would have without layers that guess: it must hold the same numbers. */
@@ -396,7 +415,7 @@ static uint64_t digest(const struct tern_kv_layout *l)
         if (l->group_of[i] < 0)
             continue;
         const struct tern_kv_layer *y = &l->layers[i];
-        int64_t v[8] = {l->spans[i].layer,
+        int64_t v[8] = {l->span_layer[i],
                         y->n_heads,
                         y->k.dim,
                         y->v.dim,
@@ -405,7 +424,7 @@ static uint64_t digest(const struct tern_kv_layout *l)
                         (int64_t)y->head_bytes,
                         y->recent};
         h += (uint64_t)y->reach.first << 32;
-        h += (uint64_t)y->latent + (i < l->n_layers ? 0 : (uint64_t)y->rate << 8 | (uint64_t)l->spans[i].role << 16);
+        h += (uint64_t)y->latent + (i < l->n_layers ? 0 : (uint64_t)y->rate << 8 | (uint64_t)l->roles[i] << 16);
         h = XXH3_64bits_withSeed(v, sizeof v, h);
         h = XXH3_64bits_withSeed(y->k.codec->name, strlen(y->k.codec->name), h);
         h = XXH3_64bits_withSeed(y->v.codec->name, strlen(y->v.codec->name), h);
@@ -443,7 +462,8 @@ int tern_kv_layout_new(struct tern_kv_layout **out, const struct tern_kv_decl *d
                   spec, s.max);
     TERN_TRY(tern_alloc(&l->layers, (size_t)l->n_spans, sizeof *l->layers, err));
     TERN_TRY(tern_alloc(&l->group_of, (size_t)l->n_spans, sizeof *l->group_of, err));
-    TERN_TRY(tern_alloc(&l->spans, (size_t)l->n_spans, sizeof *l->spans, err));
+    TERN_TRY(tern_alloc(&l->span_layer, (size_t)l->n_spans, sizeof *l->span_layer, err));
+    TERN_TRY(tern_alloc(&l->roles, (size_t)l->n_spans, sizeof *l->roles, err));
     TERN_TRY(tern_alloc(&l->state_off, (size_t)n_layers, sizeof *l->state_off, err));
     l->recent = 1;
     l->spec = s;
@@ -456,7 +476,8 @@ int tern_kv_layout_new(struct tern_kv_layout **out, const struct tern_kv_decl *d
         w.rank[i] = counts_for_edge(&w, i) ? w.n_edge++ : -1;
     for (int i = 0; i < n_layers; i++) {
         struct tern_kv_layer *y = &l->layers[i];
-        l->spans[i] = (struct tern_kv_span){i, TERN_KV_TOKENS};
+        l->span_layer[i] = i;
+        l->roles[i] = TERN_KV_TOKENS;
         l->group_of[i] = -1;
         l->state_off[i] = l->state_bytes;
         l->state_bytes += tern_round_up(decl[i].state_bytes, TERN_ALIGN);
@@ -466,6 +487,7 @@ int tern_kv_layout_new(struct tern_kv_layout **out, const struct tern_kv_decl *d
         TERN_TRY(place(l, i, err));
     }
     TERN_TRY(add_rows(l, &w, strict, err));
+    place_tiles(l);
     TERN_TRY(note_idle_items(l, &w, strict, err));
     TERN_TRY(make_signs(l, err));
     l->digest = digest(l);
@@ -485,15 +507,10 @@ void tern_kv_layout_spare(struct tern_kv_layout *l, int drafts)
     l->drafts = drafts;
     if (!drafts)
         return;
-    l->tile_bytes = 0;
-    for (int i = 0; i < l->n_spans; i++) {
-        struct tern_kv_layer *y = &l->layers[i];
-        if (l->group_of[i] < 0)
-            continue;
-        y->ring = y->ring < 2 ? 2 : y->ring;
-        y->tile_layer_off = l->tile_bytes;
-        l->tile_bytes += y->tile_bytes * (size_t)y->n_heads * (size_t)y->ring;
-    }
+    for (int i = 0; i < l->n_spans; i++)
+        if (l->group_of[i] >= 0 && l->layers[i].ring < 2)
+            l->layers[i].ring = 2;
+    place_tiles(l);
     for (int g = 0; g < l->n_groups; g++)
         l->groups[g].ring = l->groups[g].ring < 2 ? 2 : l->groups[g].ring;
 }
@@ -530,7 +547,8 @@ void tern_kv_layout_free(struct tern_kv_layout *l)
         return;
     tern_free(l->layers);
     tern_free(l->group_of);
-    tern_free(l->spans);
+    tern_free(l->span_layer);
+    tern_free(l->roles);
     tern_free(l->state_off);
     tern_free(l->signs);
     tern_free(l);
@@ -549,7 +567,7 @@ double tern_kv_layer_f16_bytes(const struct tern_kv_layer *l)
 int tern_kv_span_of(const struct tern_kv_layout *l, int layer, enum tern_kv_role role)
 {
     for (int i = 0; i < l->n_spans; i++)
-        if (l->spans[i].layer == layer && l->spans[i].role == role && l->group_of[i] >= 0)
+        if (l->span_layer[i] == layer && l->roles[i] == role && l->group_of[i] >= 0)
             return i;
     return -1;
 }
@@ -558,7 +576,7 @@ double tern_kv_spans_bytes(const struct tern_kv_layout *l, int layer)
 {
     double n = 0;
     for (int i = 0; i < l->n_spans; i++)
-        if (l->spans[i].layer == layer && l->group_of[i] >= 0)
+        if (l->span_layer[i] == layer && l->group_of[i] >= 0)
             n += tern_kv_layer_bytes(&l->layers[i]);
     return n;
 }
@@ -567,7 +585,7 @@ double tern_kv_spans_f16_bytes(const struct tern_kv_layout *l, int layer)
 {
     double n = 0;
     for (int i = 0; i < l->n_spans; i++)
-        if (l->spans[i].layer == layer && l->group_of[i] >= 0)
+        if (l->span_layer[i] == layer && l->group_of[i] >= 0)
             n += tern_kv_layer_f16_bytes(&l->layers[i]);
     return n;
 }

@@ -118,18 +118,14 @@ static inline int tern_kv_open_rows(const struct tern_kv_group *g, int n)
 }
 
 /* A span is one thing that one layer caches at one rate.  Span i < n_layers is layer i's keys and values of tokens;
- * further spans follow, in order of layers. */
-struct tern_kv_span {
-    int layer;
-    enum tern_kv_role role;
-};
-
+ * further spans follow, in order of layers.  In blocks of tiles spans stand in order of layers too. */
 struct tern_kv_layout {
     int n_layers, n_spans;
     int n_text;                   /* layers before those that guess */
     struct tern_kv_layer *layers; /* [n_spans], owned: where the bytes of a span lie */
     int *group_of;                /* [n_spans], -1 where a layer keeps no KV */
-    struct tern_kv_span *spans;   /* [n_spans], owned */
+    int *span_layer;              /* [n_spans], owned: whose it is */
+    enum tern_kv_role *roles;     /* [n_spans], owned */
     struct tern_kv_group groups[TERN_KV_MAX_GROUPS];
     int n_groups;
     size_t *state_off;                 /* [n_layers], owned: where a layer's state lies in the sequence's state block */

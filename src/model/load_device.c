@@ -10,12 +10,10 @@ static const char *reads_across(const struct tern_desc *d, int cut)
         const struct tern_layer_desc *l = &d->layers[i];
         if (l->n_ple)
             return "embeddings for each layer";
-        if (l->mixer == TERN_MIX_SPARSE)
-            return "compressed rows";
         if (l->at.kv_of >= 0 && (l->at.kv_of < cut) != (i < cut))
             return "layers that attend to what one before the cut keeps";
     }
-    return d->residual == TERN_RESIDUAL_PLAIN ? NULL : "a residual of several streams";
+    return NULL;
 }
 
 int tern_load_open(struct tern_net *net, struct tern_dev **dev, const struct tern_file *f,

@@ -215,7 +215,7 @@ struct worker {
     struct tern_dev_cache cache; /* of layers that are all alike, one behind the other in a page */
     struct tern_kv_layer *layers;
     struct tern_attn_shape *shapes;
-    int n_layers, *group_of;
+    int n_layers, *group_of, *span_layer;
     size_t *state_off;
     uint32_t *numbers; /* [seq][max pages] */
     int max_pages, max_rows;
@@ -246,6 +246,7 @@ static inline void worker_layers(struct worker *w, int n)
     w->layers = grab((size_t)n, sizeof *w->layers);
     w->shapes = grab((size_t)n, sizeof *w->shapes);
     w->group_of = grab((size_t)n, sizeof *w->group_of);
+    w->span_layer = grab((size_t)n, sizeof *w->span_layer);
     w->state_off = grab((size_t)n, sizeof *w->state_off);
     for (int i = 0; i < n; i++) {
         w->layers[i] = *kv;
@@ -254,6 +255,7 @@ static inline void worker_layers(struct worker *w, int n)
         w->layers[i].sink_layer_off += (size_t)i * heads * kv->sink_bytes;
         w->shapes[i] = w->l->shape;
         w->shapes[i].layer = i;
+        w->span_layer[i] = i;
     }
 }
 
@@ -274,6 +276,7 @@ static inline void worker_open(struct worker *w, const char *name, struct tern_p
                                        .n_spans = layers,
                                        .layers = w->layers,
                                        .group_of = w->group_of,
+                                       .span_layer = w->span_layer,
                                        .state_off = w->state_off,
                                        .pages = &w->pages,
                                        .tiles = w->tiles,
@@ -323,6 +326,7 @@ static inline void worker_close(struct worker *w)
     tern_free(w->layers);
     tern_free(w->shapes);
     tern_free(w->group_of);
+    tern_free(w->span_layer);
     tern_free(w->state_off);
     tern_free(w->numbers);
     tern_free(w->home);

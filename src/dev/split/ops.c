@@ -152,6 +152,85 @@ static void op_delta(struct tern_dev *dev, int layer, const struct tern_delta *l
     d->ops->delta(d, layer, &own, &rows, n_rows);
 }
 
+static void op_clamp(struct tern_dev *dev, struct tern_dev_rows gate, struct tern_dev_rows up, int n_rows, float limit)
+{
+    SIDE(dev);
+    d->ops->clamp(d, ROWS(gate), ROWS(up), n_rows, limit);
+}
+
+static void op_grid(struct tern_dev *dev, struct tern_dev_rows x, enum tern_grid grid, int n_heads, int n_rows)
+{
+    SIDE(dev);
+    d->ops->grid(d, ROWS(x), grid, n_heads, n_rows);
+}
+
+static void op_compress(struct tern_dev *dev, const struct tern_compress *c, struct tern_dev_rows x,
+                        struct tern_dev_rows gate)
+{
+    SIDE(dev);
+    struct tern_compress own = *c;
+    TERN_ASSERT((c->layer < s->cut) == (s->now == 0));
+    own.ape = VEC(c->ape);
+    own.norm = VEC(c->norm);
+    own.freq = VEC(c->freq);
+    d->ops->compress(d, &own, ROWS(x), ROWS(gate));
+}
+
+static struct tern_choose choice(const struct tern_split *s, const struct tern_choose *c)
+{
+    struct tern_choose own = *c;
+    own.ids = VEC(c->ids);
+    own.counts = VEC(c->counts);
+    return own;
+}
+
+static void op_choose(struct tern_dev *dev, const struct tern_choose *c, struct tern_dev_rows q, struct tern_dev_rows w,
+                      int n_rows)
+{
+    SIDE(dev);
+    const struct tern_choose own = choice(s, c);
+    d->ops->choose(d, &own, ROWS(q), ROWS(w), n_rows);
+}
+
+static void op_sparse(struct tern_dev *dev, const struct tern_sparse *a, struct tern_dev_rows q,
+                      struct tern_dev_rows out, int n_rows)
+{
+    SIDE(dev);
+    struct tern_sparse own = *a;
+    struct tern_choose chosen;
+    TERN_ASSERT((a->layer < s->cut) == (s->now == 0));
+    own.sinks = VEC(a->sinks);
+    if (a->chosen) {
+        chosen = choice(s, a->chosen);
+        own.chosen = &chosen;
+    }
+    d->ops->sparse(d, &own, ROWS(q), ROWS(out), n_rows);
+}
+
+static struct tern_hyper streams_of(const struct tern_split *s, const struct tern_hyper *h)
+{
+    struct tern_hyper own = *h;
+    own.base = VEC(h->base);
+    own.scale = VEC(h->scale);
+    return own;
+}
+
+static void op_hyper_read(struct tern_dev *dev, const struct tern_hyper *h, struct tern_dev_rows m,
+                          struct tern_dev_rows streams, struct tern_dev_rows x, int n_rows)
+{
+    SIDE(dev);
+    const struct tern_hyper own = streams_of(s, h);
+    d->ops->hyper_read(d, &own, ROWS(m), ROWS(streams), ROWS(x), n_rows);
+}
+
+static void op_hyper_write(struct tern_dev *dev, const struct tern_hyper *h, struct tern_dev_rows streams,
+                           struct tern_dev_rows m, struct tern_dev_rows t, int n_rows)
+{
+    SIDE(dev);
+    const struct tern_hyper own = streams_of(s, h);
+    d->ops->hyper_write(d, &own, ROWS(streams), ROWS(m), ROWS(t), n_rows);
+}
+
 static void op_pick(struct tern_dev *dev, struct tern_dev_rows y, struct tern_dev_rows x, const int *rows, int n)
 {
     SIDE(dev);
@@ -165,7 +244,10 @@ static void op_best(struct tern_dev *dev, const struct tern_best *b, int n_rows)
     d->ops->best(d, &own, n_rows);
 }
 
-void tern_split_operations(struct tern_dev_ops *ops)
+#define BOTH(op) (first->op && second->op ? op_##op : NULL)
+
+void tern_split_operations(struct tern_dev_ops *ops, const struct tern_dev_ops *first,
+                           const struct tern_dev_ops *second)
 {
     ops->embed = op_embed;
     ops->norm = op_norm;
@@ -186,5 +268,12 @@ void tern_split_operations(struct tern_dev_ops *ops)
     ops->experts = op_experts;
     ops->delta = op_delta;
     ops->pick = op_pick;
-    ops->best = op_best;
+    ops->clamp = BOTH(clamp);
+    ops->grid = BOTH(grid);
+    ops->compress = BOTH(compress);
+    ops->choose = BOTH(choose);
+    ops->sparse = BOTH(sparse);
+    ops->hyper_read = BOTH(hyper_read);
+    ops->hyper_write = BOTH(hyper_write);
+    ops->best = BOTH(best);
 }

@@ -114,9 +114,7 @@ int tern_dev_split_new(const struct tern_dev_ops **out, const struct tern_dev_op
                                          .begin = tern_split_begin,
                                          .end = tern_split_end},
                                  .side = {first, second}};
-    tern_split_operations(&o->ops);
-    if (!first->best || !second->best)
-        o->ops.best = NULL;
+    tern_split_operations(&o->ops, first, second);
     *out = &o->ops;
     return 0;
 }

@@ -95,6 +95,8 @@ void tern_split_recode(struct tern_dev *d, int layer, const struct tern_dev_job 
 
 /* ---- ops.c: the others of a step ---- */
 
-void tern_split_operations(struct tern_dev_ops *ops);
+/* What not both sides have is NULL. */
+void tern_split_operations(struct tern_dev_ops *ops, const struct tern_dev_ops *first,
+                           const struct tern_dev_ops *second);
 
 #endif

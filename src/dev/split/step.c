@@ -76,15 +76,18 @@ void tern_split_weight_out(struct tern_dev *dev, float *host, const struct tern_
 
 size_t tern_dev_cut(const struct tern_dev_cache *c, int cut, int part, size_t whole)
 {
-    TERN_ASSERT(c->n_spans == c->n_layers);
+    size_t first = SIZE_MAX;
     if (part == TERN_DEV_STATES)
         return cut < c->n_layers ? c->state_off[cut] : whole;
-    for (int i = cut; i < c->n_layers; i++)
-        if (part < 0 ? c->group_of[i] >= 0 : c->group_of[i] == part)
-            return part == TERN_DEV_TILES   ? c->layers[i].tile_layer_off
-                   : part == TERN_DEV_SINKS ? c->layers[i].sink_layer_off
-                                            : c->layers[i].layer_off;
-    return whole;
+    for (int i = 0; i < c->n_spans; i++) {
+        if (c->span_layer[i] < cut || (part < 0 ? c->group_of[i] < 0 : c->group_of[i] != part))
+            continue;
+        const size_t at = part == TERN_DEV_TILES   ? c->layers[i].tile_layer_off
+                          : part == TERN_DEV_SINKS ? c->layers[i].sink_layer_off
+                                                   : c->layers[i].layer_off;
+        first = at < first ? at : first;
+    }
+    return first < SIZE_MAX ? first : whole;
 }
 
 /* Side 1's layers begin where the other's end.  Where side 0's lie nobody asks side 1. */
@@ -92,14 +95,15 @@ static void move_layers(const struct tern_dev_cache *c, int cut, struct tern_kv_
 {
     const size_t tiles = tern_dev_cut(c, cut, TERN_DEV_TILES, 0), sinks = tern_dev_cut(c, cut, TERN_DEV_SINKS, 0);
     const size_t first = tern_dev_cut(c, cut, TERN_DEV_STATES, 0);
-    memcpy(layers, c->layers, (size_t)c->n_layers * sizeof *layers);
-    for (int i = 0; i < c->n_layers; i++) {
-        const bool own = i >= cut && c->group_of[i] >= 0;
+    memcpy(layers, c->layers, (size_t)c->n_spans * sizeof *layers);
+    for (int i = 0; i < c->n_spans; i++) {
+        const bool own = c->span_layer[i] >= cut && c->group_of[i] >= 0;
         layers[i].layer_off = own ? layers[i].layer_off - tern_dev_cut(c, cut, c->group_of[i], 0) : 0;
         layers[i].tile_layer_off = own ? layers[i].tile_layer_off - tiles : 0;
         layers[i].sink_layer_off = own ? layers[i].sink_layer_off - sinks : 0;
-        states[i] = i >= cut && c->state_off ? c->state_off[i] - first : 0;
     }
+    for (int i = 0; i < c->n_layers; i++)
+        states[i] = i >= cut && c->state_off ? c->state_off[i] - first : 0;
 }
 
 static int take_caches(struct tern_split *s, const struct tern_dev_limits *l, tern_error *err)
@@ -108,7 +112,7 @@ static int take_caches(struct tern_split *s, const struct tern_dev_limits *l, te
     s->n_caches = l->n_caches;
     s->max_jobs = l->max_jobs;
     for (int c = 0; c < l->n_caches; c++)
-        for (int i = 0; i < l->caches[c].n_layers; i++)
+        for (int i = 0; i < l->caches[c].n_spans; i++)
             if (l->caches[c].group_of[i] >= s->n_groups)
                 s->n_groups = l->caches[c].group_of[i] + 1;
     for (int i = 0; i < TERN_SPLIT_SIDES; i++) {
@@ -126,7 +130,7 @@ static int take_caches(struct tern_split *s, const struct tern_dev_limits *l, te
         const struct tern_dev_cache *from = &l->caches[c];
         struct tern_kv_layer *layers;
         size_t *states;
-        TERN_TRY(tern_alloc(&layers, (size_t)from->n_layers, sizeof *layers, err));
+        TERN_TRY(tern_alloc(&layers, (size_t)from->n_spans, sizeof *layers, err));
         s->caches[1][c].layers = layers;
         TERN_TRY(tern_alloc(&states, (size_t)from->n_layers, sizeof *states, err));
         s->caches[1][c].state_off = states;
@@ -154,7 +158,6 @@ int tern_split_prepare(struct tern_dev *dev, const struct tern_dev_limits *limit
 {
     int rc = 0;
     struct tern_split *s = tern_split_of(dev);
-    TERN_ASSERT(!limits->max_compressed && !limits->max_sparse_heads);
     s->crossing_floats = (size_t)limits->max_rows * tern_round_up((size_t)limits->max_k, 64);
     TERN_TRY(tern_alloc(&s->crossing, s->crossing_floats, sizeof *s->crossing, err));
     if (limits->n_caches)
@@ -186,7 +189,7 @@ static void tell_caches(struct tern_split *s, const struct tern_dev_step *step, 
         struct tern_dev_blocks *pages = s->blocks[side] + (size_t)c * (size_t)s->n_groups;
         for (int g = 0; g < s->n_groups; g++)
             pages[g] = (struct tern_dev_blocks){0};
-        for (int i = 0; i < from->n_layers; i++)
+        for (int i = 0; i < from->n_spans; i++)
             if (from->group_of[i] >= 0)
                 pages[from->group_of[i]] = part_of(from->pages[from->group_of[i]], side);
         to->pages = pages;

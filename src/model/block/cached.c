@@ -121,7 +121,7 @@ void tern_forward_copy(struct tern_forward *f, const struct tern_forward_job *to
     for (int i = 0; i < f->caches[to->plan].layout->n_spans; i++) {
         const int g = f->caches[to->plan].layout->group_of[i], page = to->pos0 / TERN_PAGE;
         if (f->dev->ops->layer)
-            f->dev->ops->layer(f->dev, i, f->x, 0);
+            f->dev->ops->layer(f->dev, f->caches[to->plan].layout->span_layer[i], f->x, 0);
         if (g >= 0 &&
             (to->seq->table[g].first <= page || (page == 0 && f->caches[to->plan].layout->groups[g].reach.first)))
             f->dev->ops->recode(f->dev, i, &c->from, f->k, f->v);

@@ -38,6 +38,7 @@ void tern_engine_origin(const tern_engine *e, int plan, struct tern_origin *out)
     const struct tern_net *net = e->model->net;
     const struct tern_kv_layout *l = e->caches[plan].layout;
     *out = (struct tern_origin){.weights = net->whole, .layout = l->digest};
+    out->layout += l->n_spans > l->n_layers; /* records of rows with tiles in another order are not found */
     out->rope = net->stretch << 1 | (uint64_t)tern_rope_is_long(&net->desc.ropes[0], e->ctx);
     if (net->dev->ops->cut) /* layers that a card has not */
         out->rope += (uint64_t)net->dev->ops->cut * 0x9E3779B97F4A7C15u + strtoull(TERN_KERNELS, NULL, 16);
