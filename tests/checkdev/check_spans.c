@@ -11,16 +11,8 @@
 #include "checkdev.h"
 #include "spans_image.h"
 
-enum {
-    SEQS = 3,
-    LAYERS = 3,
-    DECODED = 7,
-    DRAFTS = 3,
-    CHUNK = 512,
-    MOST_ROWS = CHUNK + SEQS * DRAFTS,
-    CTX = 4608,
-    MOST_RATE = 128
-};
+enum { SEQS = 3, LAYERS = 3, PLANS = 2, DECODED = 7, DRAFTS = 3, CTX = 4608, MOST_RATE = 128 };
+enum { CHUNK = 512, MOST_ROWS = CHUNK + SEQS * DRAFTS };
 enum { X, GATE, INDEX_X, INDEX_GATE, V, Q, INDEX_Q, INDEX_W, INPUTS };
 enum { APE, NORM, INDEX_APE, INDEX_NORM, FREQ, SINKS, CONSTANTS };
 
@@ -45,12 +37,12 @@ struct script {
 
 /* ---- a case ------------------------------------------------------------------------------------------------------ */
 
-/* One device's side. */
+/* One device's side.  Sequence k lies in cache k % n_plans. */
 struct side {
-    struct tern_kv_cache cache;
+    struct tern_kv_cache cache[PLANS];
     struct tern_kv_seq *seq[SEQS];
-    struct tern_dev_cache dev_cache;
-    struct tern_dev_blocks pages[TERN_KV_MAX_GROUPS];
+    struct tern_dev_cache dev_cache[PLANS];
+    struct tern_dev_blocks pages[PLANS][TERN_KV_MAX_GROUPS];
     struct tern_dev_table tables[SEQS][TERN_KV_MAX_GROUPS];
     struct tern_dev_job jobs[SEQS];
 };
@@ -58,8 +50,9 @@ struct side {
 struct test {
     struct checkdev *c;
     const struct shape *s;
-    const char *plan;
-    struct tern_kv_layout *l;
+    const char *plan; /* or two, with a + between them */
+    struct tern_kv_layout *l[PLANS];
+    int n_plans;
     struct both in[INPUTS], constants[CONSTANTS], out[LAYERS], ids[LAYERS], counts[LAYERS];
     int width[INPUTS];
     struct side at[DEVICES];
@@ -71,6 +64,11 @@ struct test {
     long chosen, choices[LAYERS][SEQS], rows_off; /* choices that differ; rows that are excused by them */
     double states;                                /* of steps' marks, numbers that differ */
 };
+
+static struct tern_kv_cache *cache_of(struct test *t, int i, int seq)
+{
+    return &t->at[i].cache[seq % t->n_plans];
+}
 
 /* Compressed rows that differ as f32, by the last run with that plan. */
 enum { MOST_COMPRESSED = CTX / 2 };
@@ -169,19 +167,21 @@ static void prepare(struct test *t)
 {
     static const struct tern_attn_shape none[LAYERS];
     const struct shape *s = t->s;
-    const struct tern_dev_cache cache = {.n_layers = t->l->n_layers,
-                                         .n_spans = t->l->n_spans,
-                                         .layers = t->l->layers,
-                                         .group_of = t->l->group_of,
-                                         .state_off = t->l->state_off};
+    struct tern_dev_cache caches[PLANS];
+    for (int p = 0; p < t->n_plans; p++)
+        caches[p] = (struct tern_dev_cache){.n_layers = t->l[p]->n_layers,
+                                            .n_spans = t->l[p]->n_spans,
+                                            .layers = t->l[p]->layers,
+                                            .group_of = t->l[p]->group_of,
+                                            .state_off = t->l[p]->state_off};
     bool chooses = false;
     for (int i = 0; i < s->n_layers; i++)
         chooses |= s->layers[i].chooses;
     const struct tern_dev_limits lim = {.max_rows = MOST_ROWS,
                                         .max_narrow = MOST_ROWS,
                                         .max_k = 64,
-                                        .caches = &cache,
-                                        .n_caches = 1,
+                                        .caches = caches,
+                                        .n_caches = t->n_plans,
                                         .shapes = none,
                                         .max_jobs = SEQS,
                                         .max_pages = CTX / TERN_PAGE + 2,
@@ -199,8 +199,14 @@ static void open_test(struct test *t, struct checkdev *c, const struct shape *s,
     size_t most = (size_t)s->heads * (size_t)s->dim;
     *t = (struct test){.c = c, .s = s, .plan = plan};
     declare(s, decl);
-    image_ok(tern_kv_layout_new(&t->l, decl, s->n_layers, plan, false, &err), &err);
-    tern_kv_layout_spare(t->l, s->top % 2 ? DRAFTS : 0);
+    for (const char *at = plan; *at; t->n_plans++) {
+        char text[64];
+        const int n = (int)strcspn(at, "+");
+        (void)snprintf(text, sizeof text, "%.*s", n, at);
+        image_ok(tern_kv_layout_new(&t->l[t->n_plans], decl, s->n_layers, text, false, &err), &err);
+        tern_kv_layout_spare(t->l[t->n_plans], s->top % 2 ? DRAFTS : 0);
+        at += n + (at[n] == '+');
+    }
     prepare(t);
     const int width[INPUTS] = {[X] = 2 * s->dim,
                                [GATE] = 2 * s->dim,
@@ -235,7 +241,8 @@ static void close_test(struct test *t)
         checkdev_free(t->c, &t->ids[i]);
         checkdev_free(t->c, &t->counts[i]);
     }
-    tern_kv_layout_free(t->l);
+    for (int p = 0; p < t->n_plans; p++)
+        tern_kv_layout_free(t->l[p]);
     tern_free(t->host);
 }
 
@@ -293,7 +300,7 @@ static void compress(struct test *t, int i, int layer, enum tern_kv_role role)
     const bool index = role == TERN_KV_INDEX;
     struct tern_compress c = compress_of(t->s, layer, role);
     const int channels = c.dim * (c.overlap ? 2 : 1);
-    c.span = tern_kv_span_of(t->l, layer, role);
+    c.span = tern_kv_span_of(t->l[0], layer, role);
     c.ape = vec_of(&t->constants[index ? INDEX_APE : APE], i);
     c.norm = vec_of(&t->constants[index ? INDEX_NORM : NORM], i);
     c.freq = vec_of(&t->constants[FREQ], i);
@@ -306,7 +313,7 @@ static void run_layer(struct test *t, int i, int layer, int n_rows)
     const struct shape *s = t->s;
     const struct kind *k = &s->layers[layer];
     struct tern_dev *d = t->c->d[i];
-    const struct tern_choose choose = {.span = tern_kv_span_of(t->l, layer, TERN_KV_INDEX),
+    const struct tern_choose choose = {.span = tern_kv_span_of(t->l[0], layer, TERN_KV_INDEX),
                                        .rate = k->rate,
                                        .n_heads = s->index_heads,
                                        .dim = s->index_dim,
@@ -314,7 +321,7 @@ static void run_layer(struct test *t, int i, int layer, int n_rows)
                                        .ids = vec_of(&t->ids[layer], i),
                                        .counts = vec_of(&t->counts[layer], i)};
     const struct tern_sparse sparse = {.layer = layer,
-                                       .span = k->rate ? tern_kv_span_of(t->l, layer, TERN_KV_ROWS) : -1,
+                                       .span = k->rate ? tern_kv_span_of(t->l[0], layer, TERN_KV_ROWS) : -1,
                                        .rate = k->rate,
                                        .n_heads = s->heads,
                                        .dim = s->dim,
@@ -339,16 +346,18 @@ static int begin_jobs(struct test *t, struct side *at, const struct part *parts,
     tern_error err;
     for (int k = 0; k < n; k++) {
         struct tern_kv_seq *seq = at->seq[parts[k].seq];
-        image_ok(tern_kv_begin(&at->cache, seq, parts[k].n, &err), &err);
-        (void)tern_kv_mark(&at->cache, seq, parts[k].n, parts[k].wide);
-        at->jobs[k] = tern_kv_dev_job(seq, 0, at->tables[k]);
+        const int cache = parts[k].seq % t->n_plans;
+        image_ok(tern_kv_begin(&at->cache[cache], seq, parts[k].n, &err), &err);
+        (void)tern_kv_mark(&at->cache[cache], seq, parts[k].n, parts[k].wide);
+        at->jobs[k] = tern_kv_dev_job(seq, cache, at->tables[k]);
         at->jobs[k].row0 = rows;
         at->jobs[k].n_rows = parts[k].n;
         at->jobs[k].wide = parts[k].wide;
         for (int i = 0; i < parts[k].n; i++)
             t->rows[rows++] = (struct tern_row){0, parts[k].pos + i};
     }
-    tern_kv_dev_cache(&at->dev_cache, at->pages, &at->cache);
+    for (int p = 0; p < t->n_plans; p++)
+        tern_kv_dev_cache(&at->dev_cache[p], at->pages[p], &at->cache[p]);
     return rows;
 }
 
@@ -358,7 +367,7 @@ static void run_step(struct test *t, int i, const struct part *parts, int n)
     struct side *at = &t->at[i];
     tern_error err;
     const int rows = begin_jobs(t, at, parts, n);
-    const struct tern_dev_step s = {t->rows, rows, &at->dev_cache, 1, at->jobs, n};
+    const struct tern_dev_step s = {t->rows, rows, at->dev_cache, t->n_plans, at->jobs, n};
     d->ops->begin(d, &s);
     for (int layer = 0; layer < t->s->n_layers; layer++)
         run_layer(t, i, layer, rows);
@@ -464,7 +473,7 @@ static void hash_step(struct test *t, int layer, const struct part *parts, int n
 /* The states that a step's marks ask for. */
 static void compare_marks(struct test *t, const struct part *parts, int n)
 {
-    const size_t bytes = t->l->state_bytes;
+    const size_t bytes = t->l[0]->state_bytes;
     uint8_t *x[DEVICES];
     if (!bytes)
         return;
@@ -475,7 +484,7 @@ static void compare_marks(struct test *t, const struct part *parts, int n)
         TERN_ASSERT(s[OTHER]->n_marks == s[CPU]->n_marks);
         for (int m = 0; m < s[CPU]->n_marks; m++) {
             for (int i = 0; i < DEVICES; i++)
-                tern_kv_block_read(&t->at[i].cache.states, s[i]->marks[m].block, 0, x[i], bytes);
+                tern_kv_block_read(&cache_of(t, i, parts[k].seq)->states, s[i]->marks[m].block, 0, x[i], bytes);
             t->states += memcmp(x[OTHER], x[CPU], bytes) != 0;
         }
     }
@@ -488,11 +497,12 @@ static void compare_marks(struct test *t, const struct part *parts, int n)
 /* Do these rows hold one that is another number in f32? */
 static bool excused(const struct test *t, int seq, const struct piece *p)
 {
-    const struct tern_kv_span *s = &t->l->spans[p->span];
-    if (p->span < t->l->n_layers || p->what == STATE)
+    const int layer = t->l[0]->span_layer[p->span],
+              index = t->l[0]->roles[p->span] == TERN_KV_INDEX; /* of every plan */
+    if (p->span < t->l[0]->n_layers || p->what == STATE)
         return false;
     for (int i = 0; i < p->rows; i++)
-        if (other[s->layer][s->role == TERN_KV_INDEX][seq][p->page * TERN_PAGE + i])
+        if (other[layer][index][seq][p->page * TERN_PAGE + i])
             return true;
     return false;
 }
@@ -505,7 +515,7 @@ static int differing(const struct test *t, const struct image *a, const struct i
     int n = devices && a->n_pieces != b->n_pieces;
     for (int i = 0; i < a->n_pieces; i++) {
         const struct piece *p = &a->pieces[i], *q = find_piece(b, p);
-        if (!q && p->what == PAGE && p->span < t->l->n_layers && !devices)
+        if (!q && p->what == PAGE && p->span < t->l[0]->n_layers && !devices)
             continue;
         if (q && p->n == q->n && memcmp(a->p + p->at, b->p + q->at, p->n) == 0)
             continue;
@@ -526,16 +536,16 @@ static double mark_others(const struct test *t, const struct image *a, const str
     double worst = 0;
     for (int i = 0; i < a->n_pieces; i++) {
         const struct piece *p = &a->pieces[i], *q = find_piece(e, p);
-        const struct tern_kv_span *s = &t->l->spans[p->span];
-        const struct tern_kv_layer *kv = &t->l->layers[p->span];
-        if (p->what > TILE || p->span < t->l->n_layers || !q || p->n != q->n)
+        const int layer = t->l[0]->span_layer[p->span], index = t->l[0]->roles[p->span] == TERN_KV_INDEX;
+        const struct tern_kv_layer *kv = &t->l[0]->layers[p->span];
+        if (p->what > TILE || p->span < t->l[0]->n_layers || !q || p->n != q->n)
             continue;
         for (int row = 0; row < p->rows; row++) {
             row_in(kv, a, p, row, x);
             row_in(kv, e, q, row, y);
             const int n = kv->k.dim + kv->v.dim;
             const double apart = row_error(x, y, n);
-            other[s->layer][s->role == TERN_KV_INDEX][seq][p->page * TERN_PAGE + row] = apart > 0;
+            other[layer][index][seq][p->page * TERN_PAGE + row] = apart > 0;
             worst = apart > worst ? apart : worst;
             *rows += 1;
         }
@@ -565,17 +575,18 @@ static void open_side(struct test *t, int i, int n)
     const struct tern_kv_room room = {n, CTX, MOST_ROWS, NULL, t->c->d[i]};
     tern_error err;
     struct side *at = &t->at[i];
-    image_ok(tern_kv_cache_init(&at->cache, t->l, &room, &err), &err);
+    for (int p = 0; p < t->n_plans; p++)
+        image_ok(tern_kv_cache_init(&at->cache[p], t->l[p], &room, &err), &err);
     for (int k = 0; k < n; k++)
-        image_ok(tern_kv_seq_new(&at->cache, &at->seq[k], &err), &err);
+        image_ok(tern_kv_seq_new(cache_of(t, i, k), &at->seq[k], &err), &err);
 }
 
 static void close_side(struct test *t, int i, int n)
 {
-    struct side *at = &t->at[i];
     for (int k = 0; k < n; k++)
-        tern_kv_seq_free(&at->cache, at->seq[k]);
-    tern_kv_cache_clear(&at->cache);
+        tern_kv_seq_free(cache_of(t, i, k), t->at[i].seq[k]);
+    for (int p = 0; p < t->n_plans; p++)
+        tern_kv_cache_clear(&t->at[i].cache[p]);
 }
 
 static void free_result(struct result *r)
@@ -584,13 +595,6 @@ static void free_result(struct result *r)
         clear_image(&r->image[i]);
         tern_free(r->rows[i]);
     }
-}
-
-static void clear_counts(struct test *t)
-{
-    t->worst = t->states = 0;
-    t->chosen = t->rows_off = 0;
-    memset(t->choices, 0, sizeof t->choices);
 }
 
 /* Sequence `first` and those behind it; cpu: both devices, compared step by step, and the CPU's images in *cpu. */
@@ -624,12 +628,12 @@ static void run(struct test *t, const struct script *script, int first, struct r
             compare_marks(t, parts, n);
         for (int i = 0; i < DEVICES; i++)
             for (int k = 0; k < n && (devices >> i & 1); k++)
-                tern_kv_commit(&t->at[i].cache, t->at[i].seq[parts[k].seq], parts[k].n);
+                tern_kv_commit(cache_of(t, i, parts[k].seq), t->at[i].seq[parts[k].seq], parts[k].n);
     }
     for (int k = first; k < first + script->n; k++) {
-        out->image[k] = image_of(&t->at[OTHER].cache, t->at[OTHER].seq[k]);
+        out->image[k] = image_of(cache_of(t, OTHER, k), t->at[OTHER].seq[k]);
         if (cpu)
-            cpu[k] = image_of(&t->at[CPU].cache, t->at[CPU].seq[k]);
+            cpu[k] = image_of(cache_of(t, CPU, k), t->at[CPU].seq[k]);
     }
     for (int i = 0; i < DEVICES; i++)
         if (devices >> i & 1)
@@ -671,7 +675,9 @@ static struct result against_cpu(struct test *t, const struct script *s)
     struct result r;
     struct image cpu[SEQS] = {{0}};
     int differ = 0, pieces = 0;
-    clear_counts(t);
+    t->worst = t->states = 0;
+    t->chosen = t->rows_off = 0;
+    memset(t->choices, 0, sizeof t->choices);
     run(t, s, 0, &r, cpu);
     if (strcmp(t->plan, "f32") == 0)
         compare_f32(t, s, r.image, cpu);
@@ -745,22 +751,23 @@ static const char *const plans[] = {"f32",
                                     "l4",
                                     "t4",
                                     "t3",
-                                    "q8,position=f16",
                                     "t4,position=f16",
-                                    "q8,layers=0-0:q8,recent=128,first=5"};
+                                    "q8,layers=0-0:q8,recent=128,first=5",
+                                    "l4+t3,position=f16"};
 
 /* For what emulates a card: short, with pages that close all the same. */
 static const struct shape short_shapes[] = {
     {64, 16, 5, 20, 32, 3, 9, true, false, 2, {{2, true}, {16, false}}},
     {64, 16, 3, 20, 16, 2, 7, false, true, 2, {{4, true}, {0, false}}},
 };
-static const char *const short_plans[] = {"f32", "fp8", "q8,position=f16,layers=0-1:q8,recent=128,first=5"};
+static const char *const short_plans[] = {"f32", "fp8", "f16+q8,position=f16,layers=0-1:q8,recent=128,first=5"};
 
 static void quick_cases(struct checkdev *c)
 {
     static const struct script several = {3, {65, 129, 4}, CHUNK, 1}, alone = {1, {130}, CHUNK, 1};
     for (int p = 0; p < 3; p++)
         one_case(c, &short_shapes[0], &several, short_plans[p]);
+    memset(other, 0, sizeof other);
     one_case(c, &short_shapes[1], &alone, "f16");
 }
 

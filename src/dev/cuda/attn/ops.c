@@ -200,7 +200,7 @@ void tern_cuda_append_at(struct tern_cuda *d, int span, tern_cu_address k, size_
     d->attn->waits[span] = true;
     for (int c = 0; c < d->attn->n_caches; c++) {
         struct tern_cuda_append_args a = append_args(d, c, span);
-        a.k = k;
+        a.k = r->rate > 1 ? k + (size_t)a.l.v.dim * sizeof(float) : k;
         a.v = v;
         a.k_stride = k_stride;
         a.v_stride = v_stride;

@@ -52,7 +52,6 @@ void tern_cuda_compress(struct tern_dev *dev, const struct tern_compress *c, str
     struct tern_cuda *d = tern_cuda_of(dev);
     struct tern_cuda_attn *t = d->attn;
     const struct tern_cuda_rate *r = tern_cuda_rate_of(d, c->span);
-    const struct tern_cuda_layer *to = tern_cuda_layer_at(d, 0, c->span);
     const int channels = c->dim * (c->overlap ? 2 : 1);
     struct tern_cuda_compress_args a;
     memset(&a, 0, sizeof a); /* lists of calls are compared byte by byte */
@@ -78,9 +77,7 @@ void tern_cuda_compress(struct tern_dev *dev, const struct tern_compress *c, str
     a.eps = c->eps;
     TERN_ASSERT(c->rate == r->rate && c->dim <= TERN_CUDA_SPARSE_DIM && c->n_rot <= c->dim);
     tern_cuda_launch(d, TERN_CUDA_K_compress_rows, (unsigned)r->n_rows, 1, 1, 128, 0, &a, sizeof a);
-    /* A row is its values and then what it keeps apart, or all of it is a key. */
-    tern_cuda_append_at(d, c->span, t->spans.made + (size_t)to->v.dim * sizeof(float), (size_t)c->dim, t->spans.made,
-                        (size_t)c->dim);
+    tern_cuda_append_at(d, c->span, t->spans.made, (size_t)c->dim, t->spans.made, (size_t)c->dim);
     tern_cuda_launch(d, TERN_CUDA_K_compress_state, (unsigned)((channels + 127) / 128), (unsigned)d->step.n_jobs, 1,
                      128, 0, &a, sizeof a);
 }

@@ -55,7 +55,8 @@ struct tern_cuda_attn {
 const struct tern_cuda_layer *tern_cuda_layer_at(const struct tern_cuda *d, int cache, int span);
 struct tern_cuda_rate *tern_cuda_rate_of(const struct tern_cuda *d, int span);
 struct tern_cuda_stage tern_cuda_stage_at(const struct tern_cuda *d, int span);
-/* New rows of all jobs into the tiles of a span; pages that are full are encoded. */
+/* New rows of all jobs into the tiles of a span; pages that are full are encoded.  A row of several tokens is its
+ * values and then what a cache keeps apart, or all of it is a key: k is v. */
 void tern_cuda_append_at(struct tern_cuda *d, int span, tern_cu_address k, size_t k_stride, tern_cu_address v,
                          size_t v_stride);
 /* Staging tiles become the sequences' own. */
