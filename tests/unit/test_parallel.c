@@ -257,6 +257,7 @@ static void test_refused(void **state)
 int main(int argc, char **argv)
 {
     kind = argc > 1 ? argv[1] : kind;
+    tern_dev_try_one();     /* what is refused shall not run elsewhere */
 #ifdef __SANITIZE_ADDRESS__ /* takes minutes */
     n_models = 7;
     n_plans = 2;
