@@ -128,6 +128,25 @@ int tern_dev_fault(struct tern_dev *d, tern_error *err)
     return d->ops->fault ? d->ops->fault(d, err) : 0;
 }
 
+int tern_dev_stages(const struct tern_dev_limits *l, int *set, size_t *bytes)
+{
+    int sets = 1;
+    *bytes = 0;
+    for (int c = 0; c < l->n_caches; c++)
+        for (int i = 0; i < l->caches[c].n_spans; i++) {
+            const struct tern_kv_layer *kv = &l->caches[c].layers[i];
+            const size_t tile = (size_t)kv->n_heads * kv->tile_bytes;
+            if (l->caches[c].group_of[i] >= 0 && tile > *bytes)
+                *bytes = tile;
+        }
+    for (int i = 0; i < l->caches[0].n_layers; i++) {
+        const int of = l->shapes[i].n_heads ? l->shapes[i].layer : i;
+        if (of != i && !set[of])
+            set[of] = sets++;
+    }
+    return sets;
+}
+
 int tern_dev_rows_new(struct tern_dev *d, struct tern_dev_rows *out, int n_rows, int width, tern_error *err)
 {
     size_t bytes;

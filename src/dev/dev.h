@@ -228,6 +228,9 @@ void tern_dev_close(struct tern_dev *d);
 /* What went wrong with what was queued (`fault`), which must have been waited for; 0 where nothing did. */
 int tern_dev_fault(struct tern_dev *d, tern_error *err);
 
+/* Sets of staging tiles that the layers of a step need, one for what is not read after its layer, and which of them
+ * each layer has: set [n_layers of a cache], 0 before.  bytes: of the largest tile of any span, all KV heads. */
+int tern_dev_stages(const struct tern_dev_limits *l, int *set, size_t *bytes);
 /* New rows with a stride that operations like. */
 int tern_dev_rows_new(struct tern_dev *d, struct tern_dev_rows *out, int n_rows, int width, tern_error *err);
 /* host[row][width] of rows [row0, row0 + n) of x, densely, after sync. */

@@ -6,15 +6,7 @@ enum { MOST_ROWS = 9, TOKENS = 50 };
 
 static struct tern_row rows[MOST_ROWS];
 
-static void begin(struct checkdev *c, int i, int n_rows)
-{
-    const struct tern_dev_step s = {.rows = rows, .n_rows = n_rows};
-    c->d[i]->ops->begin(c->d[i], &s);
-}
-
-#define EACH(c, i, n)                              \
-    for (int i = (begin(c, 0, n), 0); i < DEVICES; \
-         (c)->d[i]->ops->end((c)->d[i]), i++, i < DEVICES ? begin(c, i, n) : (void)0)
+#define EACH(c, i, n) CHECKDEV_EACH(c, i, rows, n)
 
 /* What is hard to round and to compare. */
 static float hard_number(struct checkdev *c, int kind)

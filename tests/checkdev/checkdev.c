@@ -68,6 +68,12 @@ bool checkdev_wants(const struct checkdev *c, const char *name)
     return !c->filter || strstr(name, c->filter);
 }
 
+void checkdev_begin(struct checkdev *c, int i, const struct tern_row *rows, int n)
+{
+    const struct tern_dev_step s = {.rows = rows, .n_rows = n};
+    c->d[i]->ops->begin(c->d[i], &s);
+}
+
 void checkdev_line(struct checkdev *c, const char *name, const char *about, double error, double most)
 {
     const bool ok = error <= most;

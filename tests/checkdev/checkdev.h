@@ -54,6 +54,11 @@ bool checkdev_wants(const struct checkdev *c, const char *name);
 /* Compares columns [0, width) of rows of both; one line. */
 void checkdev_compare(struct checkdev *c, const char *name, const char *about, const struct both *b, size_t stride,
                       int width, int n_rows, double most);
+/* A step on each device in turn, i: of n rows, whose tokens and positions are `rows`. */
+void checkdev_begin(struct checkdev *c, int i, const struct tern_row *rows, int n);
+#define CHECKDEV_EACH(c, i, rows, n)                              \
+    for (int i = (checkdev_begin(c, 0, rows, n), 0); i < DEVICES; \
+         (c)->d[i]->ops->end((c)->d[i]), i++, i < DEVICES ? checkdev_begin(c, i, rows, n) : (void)0)
 void checkdev_line(struct checkdev *c, const char *name, const char *about, double error, double most);
 
 static inline struct tern_dev_rows rows_of(const struct both *b, int which, size_t stride, int width)

@@ -14,7 +14,7 @@ static int take(struct tern_cpu *d, void *out, size_t n, size_t size, tern_error
 
 int tern_cpu_step_open(struct tern_cpu *d, const struct tern_dev_limits *l, tern_error *err)
 {
-    int rc = 0, sets = 1;
+    int rc = 0;
     struct tern_cpu_step *t = &d->step;
     const size_t jobs = (size_t)l->max_jobs, rows = (size_t)l->max_rows;
     t->n_layers = l->caches[0].n_layers;
@@ -27,18 +27,7 @@ int tern_cpu_step_open(struct tern_cpu *d, const struct tern_dev_limits *l, tern
     TERN_TRY(take(d, &t->stage_set, (size_t)t->n_layers, sizeof *t->stage_set, err));
     TERN_TRY(take(d, &t->waits, (size_t)t->n_layers, sizeof *t->waits, err));
     TERN_TRY(take(d, &t->row_job, rows, sizeof *t->row_job, err));
-    for (int c = 0; c < l->n_caches; c++)
-        for (int i = 0; i < l->caches[c].n_spans; i++) {
-            const struct tern_kv_layer *kv = &l->caches[c].layers[i];
-            size_t bytes = (size_t)kv->n_heads * kv->tile_bytes;
-            if (l->caches[c].group_of[i] >= 0 && bytes > t->stage_tile_bytes)
-                t->stage_tile_bytes = bytes;
-        }
-    for (int i = 0; i < t->n_layers; i++) {
-        const int of = l->shapes[i].n_heads ? l->shapes[i].layer : i;
-        if (of != i && !t->stage_set[of])
-            t->stage_set[of] = sets++;
-    }
+    const int sets = tern_dev_stages(l, t->stage_set, &t->stage_tile_bytes);
     /* A job of n rows touches at most n/64 + 1 pages beyond its first. */
     t->stage_tiles = rows / TERN_PAGE + 2 * (jobs < rows ? jobs : rows);
     TERN_TRY(take(d, &t->stage, t->stage_tiles * (size_t)sets, t->stage_tile_bytes, err));

@@ -122,10 +122,11 @@ struct tern_cuda {
     struct tern_cuda_graphs *graphs;
     struct tern_cuda_upload upload;
     struct tern_cuda_bounce bounce;
-    struct tern_cuda_tables tables; /* of the step in hand */
-    tern_cu_address state_off;      /* of tables besides: uint64_t [layers][caches], bytes into a block of states */
-    struct tern_dev_step step;      /* as begin was told */
-    struct tern_dev_limits limits;  /* but for what it points to */
+    struct tern_cuda_tables tables;   /* of the step in hand */
+    const struct tern_cuda_job *jobs; /* those of tables, on the host */
+    tern_cu_address state_off;        /* of tables besides: uint64_t [layers][caches], bytes into a block of states */
+    struct tern_dev_step step;        /* as begin was told */
+    struct tern_dev_limits limits;    /* but for what it points to */
     struct tern_cuda_attn *attn;
     /* Scratch of products: decode rows as int8, prompt rows as 16-bit floats with a scale each, weights of a product.
      */
@@ -225,8 +226,6 @@ void tern_cuda_end(struct tern_dev *d);
 /* Bytes for the card that are known when the step begins, or later in it: copied now, there (at the address answered)
  * before any kernel of the step runs.  Room for the largest step is made by tern_cuda_step_open. */
 tern_cu_address tern_cuda_send(struct tern_cuda *d, const void *host, size_t bytes);
-/* The step's jobs, [n_jobs], as kernels see them. */
-void tern_cuda_jobs_of(const struct tern_cuda *d, struct tern_cuda_job *jobs);
 
 /* ---- attention's own (attn/ops.c): called by prepare, close, begin (after the tables are there), end ---- */
 

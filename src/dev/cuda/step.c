@@ -119,10 +119,12 @@ static void put_caches(struct tern_cuda *d, const struct tern_dev_step *s)
             *to++ = blocks_of(s->caches[c].pages[g]);
 }
 
-void tern_cuda_jobs_of(const struct tern_cuda *d, struct tern_cuda_job *jobs)
+static void put_jobs(struct tern_cuda *d, const struct tern_dev_step *s)
 {
-    const struct tern_dev_step *s = &d->step;
-    size_t n_marks = 0, n_tables = 0;
+    struct tern_cuda_tables *t = &d->tables;
+    size_t n_marks = 0, n_tables = 0, n_numbers = 0;
+    struct tern_cuda_job *jobs = place(d, (size_t)s->n_jobs * sizeof *jobs, &t->jobs);
+    d->jobs = jobs;
     for (int i = 0; i < s->n_jobs; i++) {
         const struct tern_dev_job *j = &s->jobs[i];
         jobs[i] = (struct tern_cuda_job){.cache = j->cache,
@@ -138,17 +140,6 @@ void tern_cuda_jobs_of(const struct tern_cuda *d, struct tern_cuda_job *jobs)
                                          .n_marks = j->n_marks};
         n_marks += (size_t)j->n_marks;
         n_tables += (size_t)groups_of(&s->caches[j->cache]);
-    }
-}
-
-static void put_jobs(struct tern_cuda *d, const struct tern_dev_step *s)
-{
-    struct tern_cuda_tables *t = &d->tables;
-    size_t n_marks = 0, n_tables = 0, n_numbers = 0;
-    tern_cuda_jobs_of(d, place(d, (size_t)s->n_jobs * sizeof(struct tern_cuda_job), &t->jobs));
-    for (int i = 0; i < s->n_jobs; i++) {
-        n_marks += (size_t)s->jobs[i].n_marks;
-        n_tables += (size_t)groups_of(&s->caches[s->jobs[i].cache]);
     }
     struct tern_cuda_mark *marks = place(d, n_marks * sizeof *marks, &t->marks);
     struct tern_cuda_table *tables = place(d, n_tables * sizeof *tables, &t->tables);

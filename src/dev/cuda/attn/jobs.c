@@ -32,30 +32,17 @@ static int open_rate(struct tern_cuda_attn *t, const struct tern_dev_limits *l, 
     r->rate = rate;
     TERN_TRY(tern_alloc(&r->stage_of, jobs, sizeof *r->stage_of, err));
     TERN_TRY(tern_alloc(&r->lists, (size_t)t->n_caches, sizeof *r->lists, err));
-    TERN_TRY(tern_alloc(&r->jobs, jobs, sizeof *r->jobs, err));
     if (rate > 1)
-        TERN_TRY(tern_alloc(&r->sent, jobs, sizeof *r->sent, err));
+        TERN_TRY(tern_alloc(&r->counted, jobs, sizeof *r->counted, err));
 out:
     return rc;
 }
 
-/* Layers that attend to another's rows stage their own apart, and so do spans: one of rows, one of keys that choose. */
+/* Spans stage theirs apart as well: those of rows, those of keys that choose. */
 static int open_stages(struct tern_cuda *d, const struct tern_dev_limits *l, tern_error *err)
 {
     struct tern_cuda_attn *t = d->attn;
-    int sets = 1;
-    for (int c = 0; c < l->n_caches; c++)
-        for (int i = 0; i < t->n_spans; i++) {
-            const struct tern_kv_layer *kv = &l->caches[c].layers[i];
-            const size_t bytes = (size_t)kv->n_heads * kv->tile_bytes;
-            if (l->caches[c].group_of[i] >= 0 && bytes > t->stage_tile_bytes)
-                t->stage_tile_bytes = bytes;
-        }
-    for (int i = 0; i < t->n_layers; i++) {
-        const int of = l->shapes[i].n_heads ? l->shapes[i].layer : i;
-        if (of != i && !t->stage_set[of])
-            t->stage_set[of] = sets++;
-    }
+    int sets = tern_dev_stages(l, t->stage_set, &t->stage_tile_bytes);
     for (int i = t->n_layers; i < t->n_spans; i++)
         t->stage_set[i] = sets + (l->caches[0].layers[i].v.dim == 0);
     sets += t->n_spans > t->n_layers ? 2 : 0;
@@ -97,8 +84,7 @@ void tern_cuda_jobs_close(struct tern_cuda *d)
     for (int i = 0; i < t->n_rates; i++) {
         tern_free(t->rates[i].stage_of);
         tern_free(t->rates[i].lists);
-        tern_free(t->rates[i].jobs);
-        tern_free(t->rates[i].sent);
+        tern_free(t->rates[i].counted);
     }
 }
 
@@ -144,7 +130,7 @@ static struct tern_cuda_list_of make_list(struct tern_cuda *d, const struct tern
     struct tern_cuda_attn *t = d->attn;
     struct tern_cuda_list_of list = {0};
     for (int i = 0; i < d->step.n_jobs; i++) {
-        const struct tern_dev_job *j = &r->jobs[i];
+        const struct tern_cuda_job *j = &r->jobs[i];
         const int first = j->pos0 / TERN_PAGE;
         for (int page = first; j->cache == cache && page < first + tern_cuda_pages_of(j); page++) {
             if (!choose(r, i, page))
@@ -161,36 +147,26 @@ static struct tern_cuda_list_of make_list(struct tern_cuda *d, const struct tern
 
 /* ---- a step ------------------------------------------------------------------------------------------------------ */
 
-/* Jobs that count rows of several tokens: those that the step completes. */
+/* The step's jobs, or jobs that count rows of several tokens: those that the step completes. */
 static void count_rows(struct tern_cuda *d, struct tern_cuda_rate *r)
 {
+    const int n = d->step.n_jobs;
+    r->jobs = d->jobs;
+    r->table = d->tables.jobs;
+    if (!r->counted)
+        return;
     r->n_rows = 0;
-    for (int i = 0; i < d->step.n_jobs; i++) {
-        struct tern_dev_job *j = &r->jobs[i];
-        *j = d->step.jobs[i];
-        if (r->rate == 1)
-            continue;
+    for (int i = 0; i < n; i++) {
+        struct tern_cuda_job *j = &r->counted[i];
+        *j = d->jobs[i];
         const int end = (j->pos0 + j->n_rows) / r->rate;
         j->pos0 /= r->rate;
         j->n_rows = end - j->pos0;
         j->row0 = r->n_rows;
         r->n_rows += j->n_rows;
     }
-}
-
-static void send_jobs(struct tern_cuda *d, struct tern_cuda_rate *r)
-{
-    const int n = d->step.n_jobs;
-    r->table = d->tables.jobs;
-    if (!r->sent)
-        return;
-    tern_cuda_jobs_of(d, r->sent);
-    for (int i = 0; i < n; i++) {
-        r->sent[i].row0 = r->jobs[i].row0;
-        r->sent[i].n_rows = r->jobs[i].n_rows;
-        r->sent[i].pos0 = r->jobs[i].pos0;
-    }
-    r->table = tern_cuda_send(d, r->sent, (size_t)n * sizeof *r->sent);
+    r->jobs = r->counted;
+    r->table = tern_cuda_send(d, r->counted, (size_t)n * sizeof *r->counted);
 }
 
 static void begin_rate(struct tern_cuda *d, struct tern_cuda_rate *r)
@@ -199,7 +175,6 @@ static void begin_rate(struct tern_cuda *d, struct tern_cuda_rate *r)
     const int n = d->step.n_jobs;
     int used = 0;
     count_rows(d, r);
-    send_jobs(d, r);
     for (int i = 0; i < n; i++) {
         const int pages = tern_cuda_pages_of(&r->jobs[i]);
         r->stage_of[i] = pages > 1 ? used : -1;

@@ -236,7 +236,7 @@ void tern_cuda_recode(struct tern_dev *dev, int layer, const struct tern_dev_job
     a.v = tern_cuda_rows_at(v);
     a.k_stride = k.stride;
     a.v_stride = v.stride;
-    run(d, TERN_CUDA_K_raw_rows, &a, (struct tern_cuda_list_of){.n = tern_cuda_pages_of(from)});
+    run(d, TERN_CUDA_K_raw_rows, &a, (struct tern_cuda_list_of){.n = tern_cuda_pages_of(&r.job)});
     tern_cuda_append(dev, layer, k, v);
     tern_cuda_keep(d, layer);
 }
@@ -285,7 +285,7 @@ static struct pass next_pass(const struct tern_cuda *d, const struct tern_cuda_a
     const size_t room = d->attn->expanded_bytes / (expanded_bytes(&a->l) * (size_t)a->l.n_heads);
     struct pass p = {.job = -1, .end = job};
     for (int first; p.end < d->step.n_jobs; p.end++) {
-        const struct tern_dev_job *j = &d->step.jobs[p.end];
+        const struct tern_cuda_job *j = &d->jobs[p.end];
         if (!j->wide || j->cache != cache)
             continue;
         const int more = a->expanded ? tern_cuda_closed_pages(&a->l, j->pos0, j->n_rows, &first) : 0;
@@ -439,7 +439,7 @@ static struct slice next_slice(const struct tern_cuda *d, int cache, int job, in
     struct slice s = {.job = job, .page = page, .row0 = INT_MAX};
     int end = 0;
     for (; s.job < d->step.n_jobs; s.job++, s.page = -1) {
-        const struct tern_dev_job *j = &d->step.jobs[s.job];
+        const struct tern_cuda_job *j = &d->jobs[s.job];
         const int first = j->pos0 / TERN_PAGE;
         if (j->wide || j->cache != cache)
             continue;

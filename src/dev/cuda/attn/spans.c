@@ -29,6 +29,13 @@ static size_t most_seen(const struct tern_dev_limits *l)
     return rows + window;
 }
 
+/* Bytes that choose_scores shares. */
+static size_t choose_shared(int n_heads, int dim)
+{
+    const size_t heads = tern_round_up((size_t)n_heads, TERN_CUDA_CHOOSE_HEADS), d = (size_t)dim;
+    return sizeof(float) * (d * TERN_PAGE + heads * d + heads * TERN_PAGE);
+}
+
 int tern_cuda_spans_open(struct tern_cuda *d, const struct tern_dev_limits *l, tern_error *err)
 {
     int rc = 0;
@@ -106,13 +113,6 @@ static int pass_of(size_t room, size_t bytes, int n_rows)
     return room / bytes < (size_t)n_rows ? (int)(room / bytes) : n_rows;
 }
 
-static unsigned choose_shared(const struct tern_choose *c)
-{
-    const unsigned each = TERN_CUDA_CHOOSE_HEADS, heads = ((unsigned)c->n_heads + each - 1) / each * each,
-                   dim = (unsigned)c->dim;
-    return (unsigned)sizeof(float) * (dim * TERN_PAGE + heads * dim + heads * TERN_PAGE);
-}
-
 void tern_cuda_choose(struct tern_dev *dev, const struct tern_choose *c, struct tern_dev_rows q, struct tern_dev_rows w,
                       int n_rows)
 {
@@ -143,7 +143,7 @@ void tern_cuda_choose(struct tern_dev *dev, const struct tern_choose *c, struct 
         for (a.cache = 0; a.most && a.cache < t->n_caches; a.cache++) {
             a.l = *tern_cuda_layer_at(d, a.cache, c->span);
             tern_cuda_launch(d, TERN_CUDA_K_choose_scores, (unsigned)n, (unsigned)(a.most / TERN_PAGE), 1, 256,
-                             choose_shared(c), &a, sizeof a);
+                             (unsigned)choose_shared(c->n_heads, c->dim), &a, sizeof a);
         }
         tern_cuda_launch(d, TERN_CUDA_K_choose_best, (unsigned)n, 1, 1, 1024, 0, &a, sizeof a);
     }

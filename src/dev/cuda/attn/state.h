@@ -19,9 +19,9 @@ struct tern_cuda_lists {
  * rows: positions, and row0 and n_rows are those that the step completes, numbered through all jobs. */
 struct tern_cuda_rate {
     int rate, n_rows;                   /* rows of all jobs */
-    struct tern_dev_job *jobs;          /* [n_jobs] */
+    const struct tern_cuda_job *jobs;   /* [n_jobs] */
     int32_t *stage_of;                  /* [n_jobs] */
-    struct tern_cuda_job *sent;         /* room for a table of jobs; NULL: tokens, whose jobs are the step's */
+    struct tern_cuda_job *counted;      /* room for these; NULL: tokens, whose jobs are the step's */
     tern_cu_address table, stage_table; /* of jobs and stage_of on the card */
     struct tern_cuda_lists *lists;      /* [n_caches] */
 };
@@ -69,13 +69,13 @@ int tern_cuda_spans_open(struct tern_cuda *d, const struct tern_dev_limits *l, t
 int tern_cuda_jobs_open(struct tern_cuda *d, const struct tern_dev_limits *l, tern_error *err);
 void tern_cuda_jobs_close(struct tern_cuda *d);
 /* Pages that a job's rows lie in. */
-static inline int tern_cuda_pages_of(const struct tern_dev_job *j)
+static inline int tern_cuda_pages_of(const struct tern_cuda_job *j)
 {
     return j->n_rows ? (j->pos0 + j->n_rows - 1) / TERN_PAGE - j->pos0 / TERN_PAGE + 1 : 0;
 }
 
 /* Rows of a job in one of these pages. */
-static inline int tern_cuda_rows_in(const struct tern_dev_job *j, int page)
+static inline int tern_cuda_rows_in(const struct tern_cuda_job *j, int page)
 {
     const int end = j->pos0 + j->n_rows, from = page * TERN_PAGE > j->pos0 ? page * TERN_PAGE : j->pos0;
     return (page + 1) * TERN_PAGE < end ? (page + 1) * TERN_PAGE - from : end - from;

@@ -79,6 +79,17 @@ __device__ static inline double sum_of(const double *p, int n, int step)
     return ((x[0] + x[1]) + (x[2] + x[3])) + ((x[4] + x[5]) + (x[6] + x[7]));
 }
 
+/* c[0, n) = what each lane has of it, elements lane and lane + 32, when all lanes have read what they need. */
+__device__ static inline void put_two(double *c, const double y[2], int n, int lane)
+{
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+        if (lane + 32 * i < n)
+            c[lane + 32 * i] = y[i];
+    __syncwarp();
+}
+
 /* The warp's matrix c[n][n], of which a lane has elements lane and lane + 32: each divided by the sum of its row, or of
  * its column, and `least`; then plus `plus`. */
 __device__ static inline void divide(double *c, int n, bool rows, double least, double plus, int lane)
@@ -90,12 +101,7 @@ __device__ static inline void divide(double *c, int n, bool rows, double least, 
         if (e < n * n)
             y[i] = c[e] / (least + sum_of(rows ? c + e / n * n : c + e % n, n, rows ? 1 : n)) + plus;
     }
-    __syncwarp();
-#pragma unroll
-    for (int i = 0; i < 2; i++)
-        if (lane + 32 * i < n * n)
-            c[lane + 32 * i] = y[i];
-    __syncwarp();
+    put_two(c, y, n * n, lane);
 }
 
 /* One warp: m[n][n] becomes the softmax of rows, of which rows and columns are divided by their sums by turns, columns
@@ -120,12 +126,7 @@ __device__ static inline void make_stochastic(const tern_cuda_hyper_args &a, flo
             most = fmax(most, c[e / n * n + k]);
         y[i] = exp(c[e] - most);
     }
-    __syncwarp();
-#pragma unroll
-    for (int i = 0; i < 2; i++)
-        if (lane + 32 * i < n * n)
-            c[lane + 32 * i] = y[i];
-    __syncwarp();
+    put_two(c, y, n * n, lane);
     divide(c, n, true, 0, eps, lane);
     divide(c, n, false, eps, 0, lane);
     for (int i = 1; i < a.iterations; i++) {
