@@ -27,7 +27,9 @@ static int open_rate(struct tern_cuda_attn *t, const struct tern_dev_limits *l, 
 {
     int rc = 0;
     const size_t jobs = (size_t)l->max_jobs;
-    TERN_ASSERT(t->n_rates < TERN_CUDA_RATES);
+    if (t->n_rates == TERN_CUDA_RATES)
+        TERN_FAIL(err, TERN_EUNSUPPORTED, "device cuda keeps compressed rows of %d lengths at most",
+                  TERN_CUDA_RATES - 1);
     struct tern_cuda_rate *r = &t->rates[t->n_rates++];
     r->rate = rate;
     TERN_TRY(tern_alloc(&r->stage_of, jobs, sizeof *r->stage_of, err));

@@ -42,6 +42,12 @@ int tern_cuda_spans_open(struct tern_cuda *d, const struct tern_dev_limits *l, t
     struct tern_cuda_attn *t = d->attn;
     if (!l->max_compressed)
         return 0;
+    for (int i = t->n_layers; i < t->n_spans; i++) {
+        const struct tern_kv_layer *keys = &l->caches[0].layers[i];
+        if (keys->v.dim == 0 && choose_shared(l->max_choose_heads, keys->k.dim) > (size_t)d->card->shared_most)
+            TERN_FAIL(err, TERN_EUNSUPPORTED, "%s has too little shared memory for an index of %d heads of %d",
+                      d->card->name, l->max_choose_heads, keys->k.dim);
+    }
     const size_t row = (size_t)l->max_compressed * sizeof(float), seen = most_seen(l) * 2 * row;
     const size_t keys = (size_t)l->max_pages * TERN_PAGE * sizeof(float);
     t->spans.rows_bytes = seen > ROOM ? seen : ROOM;
