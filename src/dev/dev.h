@@ -173,7 +173,8 @@ struct tern_dev_ops {
      * of rows, of those that the job completes. */
     void (*recode)(struct tern_dev *d, int layer, const struct tern_dev_job *from, struct tern_dev_rows k,
                    struct tern_dev_rows v);
-    /* gate[row] = act(gate[row]) * up[row]. */
+    /* gate[row] = act(gate[row]) * up[row], for the operation that follows: if it is a product of these rows, nobody
+     * reads them after it. */
     void (*glu)(struct tern_dev *d, struct tern_dev_rows gate, struct tern_dev_rows up, int n_rows, enum tern_gate act);
     void (*softcap)(struct tern_dev *d, struct tern_dev_rows x, int n_rows, float cap);
     /* x[row] *= sigmoid(g[row][0]). */

@@ -226,32 +226,70 @@ static void product(struct checkdev *c, const struct weight *w, int n_rows, int 
         checkdev_free(c, all[i]);
 }
 
-/* Rows that come as int8 from the operation before. */
-static void after_glu(struct checkdev *c, const struct weight *w)
+/* Rows that come as int8 or in 16 bits from the operation before: of a gate in place, or of a norm. */
+struct before {
+    const struct weight *w;
+    struct both x, from, factors, y;
+    int n_rows, n_wide;
+    bool norm;
+};
+
+/* apart: in a step of its own, so that nothing can be handed over. */
+static void run_before(struct checkdev *c, int i, const struct before *b, bool apart)
 {
-    enum { ROWS = 6 };
-    const size_t xs = stride_of(w->k), ys = stride_of(w->n);
-    struct both x = checkdev_random(c, xs * ROWS), up = checkdev_random(c, xs * ROWS),
-                y = checkdev_random(c, ys * ROWS), f = checkdev_random(c, xs);
-    for (int norm = 0; norm < 2; norm++) {
-        for (int i = 0; i < DEVICES; i++) {
-            struct tern_dev *d = c->d[i];
-            const struct tern_dev_step s = {.n_rows = ROWS};
-            const struct tern_matmul m = {.w = &w->w[i], .y = rows_of(&y, i, ys, w->n)};
-            const struct tern_dev_rows in = rows_of(&x, i, xs, w->k), from = rows_of(&up, i, xs, w->k);
-            d->ops->begin(d, &s);
-            if (norm)
-                d->ops->norm(d, in, from, vec_of(&f, i), 1e-6f, ROWS);
-            else
-                d->ops->glu(d, in, from, ROWS, TERN_GATE_SILU);
-            d->ops->matmul(d, &m, 1, in, ROWS, 2);
-            d->ops->end(d);
-        }
-        checkdev_compare(c, "matmul", norm ? "after norm" : "after glu", &y, ys, w->n, ROWS, 2e-3);
+    const struct weight *w = b->w;
+    struct tern_dev *d = c->d[i];
+    const struct tern_dev_step s = {.n_rows = b->n_rows};
+    const struct tern_matmul m = {.w = &w->w[i], .y = rows_of(&b->y, i, stride_of(w->n), w->n)};
+    const struct tern_dev_rows in = rows_of(&b->x, i, stride_of(w->k), w->k),
+                               from = rows_of(&b->from, i, stride_of(w->k), w->k);
+    d->ops->begin(d, &s);
+    if (b->norm)
+        d->ops->norm(d, in, from, vec_of(&b->factors, i), 1e-6f, b->n_rows);
+    else
+        d->ops->glu(d, in, from, b->n_rows, TERN_GATE_SILU);
+    if (apart) {
+        d->ops->end(d);
+        d->ops->begin(d, &s);
     }
-    struct both *all[] = {&x, &up, &y, &f};
-    for (int i = 0; i < 4; i++)
-        checkdev_free(c, all[i]);
+    d->ops->matmul(d, &m, 1, in, b->n_rows, b->n_wide);
+    d->ops->end(d);
+}
+
+static void after_rows(struct checkdev *c, const struct weight *w, int n_rows, int n_wide, double most)
+{
+    const size_t xs = stride_of(w->k), ys = stride_of(w->n), n = (size_t)n_rows, bytes = ys * n * sizeof(float);
+    float *together = checkdev_get(bytes, 1), *apart = checkdev_get(bytes, 1);
+    for (int norm = 0; norm < 2; norm++) {
+        struct before b = {w,
+                           checkdev_random(c, xs * n),
+                           checkdev_random(c, xs * n),
+                           checkdev_random(c, xs),
+                           checkdev_random(c, ys * n),
+                           n_rows,
+                           n_wide,
+                           norm};
+        char about[200];
+        int differ = 0;
+        for (int i = 0; i < DEVICES; i++)
+            run_before(c, i, &b, false);
+        (void)snprintf(about, sizeof about, "%s [%d, %d], %d of %d rows of prompts, after %s", w->name, w->n, w->k, n_wide,
+                       n_rows, norm ? "norm" : "glu");
+        checkdev_compare(c, "matmul", about, &b.y, ys, w->n, n_rows, most);
+        checkdev_out(c, &b.y, OTHER, together, bytes);
+        if (n_wide == n_rows) { /* then a device may leave the gate as it was */
+            run_before(c, OTHER, &b, true);
+            checkdev_out(c, &b.y, OTHER, apart, bytes);
+            for (size_t r = 0; r < n; r++)
+                differ += memcmp(together + r * ys, apart + r * ys, (size_t)w->n * sizeof *apart) != 0;
+            checkdev_line(c, "matmul", "rows that differ when the two are apart", differ, 0);
+        }
+        struct both *all[] = {&b.x, &b.from, &b.factors, &b.y};
+        for (int i = 0; i < 4; i++)
+            checkdev_free(c, all[i]);
+    }
+    tern_free(together);
+    tern_free(apart);
 }
 
 /* Every head by a matrix of its own. */
@@ -280,9 +318,9 @@ static void stack(struct checkdev *c, const struct weight *w)
 
 void check_products(struct checkdev *c)
 {
-    enum { FORMS = (int)(sizeof type_ids / sizeof *type_ids) + OTHER_FORMS };
+    enum { FORMS = (int)(sizeof type_ids / sizeof *type_ids) + OTHER_FORMS, LONG = 17152 };
     static const int shapes[][2] = {{48, 256}, {37, 512}, {130, 1280}, {16, 32}, {17, 96}, {1000, 2048}, {300, 4352}};
-    struct tern_dev_limits l = {.max_rows = 320, .max_narrow = 320, .max_k = 4352, .max_stack = 5, .max_stack_k = 512};
+    struct tern_dev_limits l = {.max_rows = 320, .max_narrow = 320, .max_k = LONG, .max_stack = 5, .max_stack_k = 512};
     const bool quick = getenv("CHECKDEV_QUICK") != NULL; /* decode rows, and few others, of small matrices */
     if (!checkdev_wants(c, "products"))
         return;
@@ -294,18 +332,25 @@ void check_products(struct checkdev *c)
                 struct weight w;
                 if ((exact && s % 3) || (quick && s > 4) || !make_weight(c, &w, form, shapes[s][0], shapes[s][1], 1))
                     continue;
+                /* few numbers of 8 bits make up a whole sum, and may leave little of it */
+                const double most = exact ? 1e-5 : strncmp(w.name, "FP8", 3) == 0 ? 5e-3 : 2e-3;
                 if (!exact) {
                     weight_out(c, &w);
                     embed(c, &w);
-                    after_glu(c, &w);
+                    after_rows(c, &w, 6, 2, most);
+                    after_rows(c, &w, 5, 5, most);
                     product(c, &w, 1, 0, false, 1e-5);
                     product(c, &w, 4 + (int)s, 0, false, 1e-5);
                     product(c, &w, quick ? 20 : 150, quick ? 13 : 143, true, 1e-5);
                 }
-                product(c, &w, (quick ? 20 : 170) + 7 * (int)s, (quick ? 10 : 160) + 5 * (int)s, false,
-                        exact ? 1e-5 : 2e-3);
+                product(c, &w, (quick ? 20 : 170) + 7 * (int)s, (quick ? 10 : 160) + 5 * (int)s, false, most);
                 free_weight(c, &w);
             }
+        struct weight w;
+        if (make_weight(c, &w, 0, 21, LONG, 1)) { /* more inputs than a thread keeps of a row */
+            after_rows(c, &w, 3, 3, exact ? 1e-5 : 2e-3);
+            free_weight(c, &w);
+        }
     }
     for (int form = 0; form < FORMS; form++) {
         struct weight w;

@@ -6,7 +6,7 @@
  *   memory.c      memory of a card, mapped as it is used; copies
  *   step.c        the tables of a step (tables.h)
  *   weights.c     weights: the panels of kernel/pack.h, as they are
- *   products.c    products of rows with weights           (products.cu, gemm.cu)
+ *   products.c    products of rows with weights           (products.cu, dense.cu, gemm.cu)
  *   rows.c        operations on one row at a time         (rows.cu)
  *   experts.c     routing, experts                        (experts.cu)
  *   attn/, few/, together/   rooms: append, attention, recode; operations of few models; several cards of one model

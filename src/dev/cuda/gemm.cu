@@ -1,79 +1,11 @@
-/* Products of prompt rows: weights are written out once per product, in 16-bit floats for the tensor cores or in 32 bits
- * for f32, and multiplied from there.
+/* Products of prompt rows: weights are written out once per product (dense.cu), in 16-bit floats for the tensor cores or
+ * in 32 bits for f32, and multiplied from there.
  *
  * An output is one chain over its inputs, 16 at a time on the tensor cores, whatever rows and columns share its tile:
  * a prompt may be cut anywhere. */
 #include <cuda_fp16.h>
-#include "dev/cuda/panel.cuh"
-
-/* ---- weights as they are multiplied by --------------------------------------------------------------------------- */
-
-template <class T> __device__ static inline T as_number(float w);
-template <> __device__ inline float as_number<float>(float w)
-{
-    return w;
-}
-template <> __device__ inline __half as_number<__half>(float w)
-{
-    return __float2half_rn(fminf(fmaxf(w, -65504.0f), 65504.0f));
-}
-
-/* A lane has half a block (16 inputs) of one row. */
-template <class T>
-__device__ static inline void write_half(const tern_cuda_matrix &w, const uint8_t *panel, T *to, int half, int row)
-{
-    __align__(16) T out[16];
-    if (half * 16 >= w.k) {
-        for (int i = 0; i < 16; i++)
-            out[i] = as_number<T>(0);
-    } else if (codes_float(w.codes)) {
-        for (int i = 0; i < 16; i++)
-            out[i] = as_number<T>(half * 16 + i < w.k ? float_weight(w.codes, panel, half * 16 + i, row) : 0.0f);
-    } else {
-        float s, m;
-        group_scale(w.scales, w, panel, half, row, s, m);
-        const uint8_t *block = panel + (uint64_t)(half / 2) * codes_unit(w.codes);
-#pragma unroll
-        for (int q = 0; q < 4; q++) {
-            const uint32_t c = quad_codes(w.codes, w.table, block, half % 2 * 4 + q, row);
-#pragma unroll
-            for (int i = 0; i < 4; i++)
-                out[q * 4 + i] = as_number<T>(weight_of(w.codes, w.scales, w.zero, c >> (8 * i) & 255, s, m));
-        }
-    }
-    uint4 *at = reinterpret_cast<uint4 *>(to + half * 16);
-#pragma unroll
-    for (int i = 0; i < (int)sizeof(T); i++)
-        at[i] = reinterpret_cast<const uint4 *>(out)[i];
-}
-
-/* Block (64 inputs times 8, panel, matrix). */
-TERN_CUDA_KERNEL_BEGIN(dense, tern_cuda_dense_args, 256, 1)
-{
-    const int lane = threadIdx.x % 32, block = (blockIdx.x * 8 + threadIdx.x / 32) * 2, panel = a.row0 / 16 + blockIdx.y;
-    const int row = panel * 16 + lane / 2, at = row - a.row0;
-    cuda_wait();
-    if (row < a.row0 || at >= a.n_rows || row >= a.w.n)
-        return;
-    const uint8_t *p =
-        cuda_at<const uint8_t>(a.w.p) + blockIdx.z * a.matrix_bytes + (uint64_t)panel * a.w.panel_bytes;
-    const uint64_t to = blockIdx.z * a.to_matrix + (uint64_t)at * a.pitch;
-    for (int b = block; b < block + 2; b++) {
-        const int half = b * 2 + lane % 2;
-        if ((uint64_t)half * 16 >= a.pitch)
-            return;
-        if (a.f32 && a.pitch % 16) { /* rows for the host: nothing behind k */
-            float out[16];
-            write_half(a.w, p, out - half * 16, half, lane / 2);
-            for (int i = 0; i < 16 && half * 16 + i < a.w.k; i++)
-                cuda_at<float>(a.to)[to + half * 16 + i] = out[i];
-        } else if (a.f32) {
-            write_half(a.w, p, cuda_at<float>(a.to) + to, half, lane / 2);
-        } else {
-            write_half(a.w, p, cuda_at<__half>(a.to) + to, half, lane / 2);
-        }
-    }
-}
+#include "dev/cuda/half.cuh"
+#include "dev/cuda/products.h"
 
 /* ---- rows in 16-bit floats --------------------------------------------------------------------------------------- */
 
@@ -94,9 +26,7 @@ TERN_CUDA_KERNEL_BEGIN(half, tern_cuda_half, 256, 1)
     __syncthreads();
     for (int w = 0; w < 8; w++)
         top = fmaxf(top, part[w]);
-    /* The largest number comes to lie in [2^13, 2^14). */
-    int e = (int)(__float_as_uint(top) >> 23) - 127 - 13;
-    e = top == 0 || e > 110 ? 0 : e < -100 ? -100 : e;
+    const int e = half_exponent(top);
     const float by = exp2f((float)-e);
     if (threadIdx.x == 0)
         cuda_at<float>(a.scale)[row] = exp2f((float)e);

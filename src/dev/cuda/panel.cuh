@@ -183,34 +183,40 @@ __host__ __device__ constexpr uint32_t codes_unit(int codes)
 
 /* ---- codes ------------------------------------------------------------------------------------------------------- */
 
-template <int C> __host__ __device__ constexpr int pieces()
+__host__ __device__ constexpr bool codes_bytes(int codes)
 {
-    return C == TERN_CODES_U4 || C == TERN_CODES_T4                         ? 1
-           : C == TERN_CODES_U5 || C == TERN_CODES_S8 || C == TERN_CODES_U2 ? 2
-                                                                            : 3;
+    return codes == TERN_CODES_S8 || codes == TERN_CODES_E4M3;
 }
 
-/* What lane (g, t) reads of a block: quads t and t + 4 of rows 2g and 2g + 1. */
-template <int C> struct piece {
-    uint2 v[pieces<C>()];
+template <int C> __host__ __device__ constexpr int pieces()
+{
+    return C == TERN_CODES_U4 || C == TERN_CODES_T4                        ? 1
+           : C == TERN_CODES_U5 || codes_bytes(C) || C == TERN_CODES_U2 ? 2
+                                                                        : 3;
+}
+
+/* What lane (g, t) reads of a block: quads t and t + 4 of rows 2g and 2g + 1; of uint4 rows 4g .. 4g + 3. */
+template <int C, class V = uint2> struct piece {
+    V v[pieces<C>()];
 };
 
-template <int C> __device__ static inline void load_piece(piece<C> &p, const uint8_t *block, int t, int g)
+template <int C, class V> __device__ static inline void load_piece(piece<C, V> &p, const uint8_t *block, int t, int g)
 {
-    const uint2 *at = reinterpret_cast<const uint2 *>(block) + g;
+    constexpr int line = 64 / (int)sizeof(V); /* a word of each of the panel's rows */
+    const V *at = reinterpret_cast<const V *>(block) + g;
     if (C == TERN_CODES_U2 || C == TERN_CODES_U3 || C == TERN_CODES_T3) {
 #pragma unroll
         for (int i = 0; i < pieces<C>(); i++)
-            p.v[i] = at[8 * i];
+            p.v[i] = at[line * i];
         return;
     }
-    p.v[0] = at[8 * t];
-    if (C == TERN_CODES_S8)
-        p.v[1] = at[8 * (t + 4)];
+    p.v[0] = at[line * t];
+    if (codes_bytes(C))
+        p.v[pieces<C>() > 1] = at[line * (t + 4)];
     if (C == TERN_CODES_U5 || C == TERN_CODES_U6)
-        p.v[1] = at[32];
+        p.v[pieces<C>() > 1] = at[line * 4];
     if (C == TERN_CODES_U6)
-        p.v[2] = at[40];
+        p.v[pieces<C>() - 1] = at[line * 5];
 }
 
 __device__ static inline uint32_t word(const uint2 &v, int r)
@@ -223,19 +229,19 @@ __device__ static inline uint32_t word(const uint4 &v, int r)
     return r == 0 ? v.x : r == 1 ? v.y : r == 2 ? v.z : v.w;
 }
 
-/* Codes of row r of the lane's two: quad j in low, quad j + 4 in high. */
-template <int C>
-__device__ static inline void expand(const piece<C> &p, int j, int r, const int8_t *table, uint32_t &low,
+/* Codes of row r of the lane's: quad j in low, quad j + 4 in high. */
+template <int C, class V>
+__device__ static inline void expand(const piece<C, V> &p, int j, int r, const int8_t *table, uint32_t &low,
                                      uint32_t &high)
 {
     constexpr bool small = C == TERN_CODES_U2 || C == TERN_CODES_U3 || C == TERN_CODES_T3;
     const uint32_t w = word(p.v[0], r);
-    if (C == TERN_CODES_S8) {
+    if (codes_bytes(C)) {
         low = w;
-        high = word(p.v[1], r);
+        high = word(p.v[pieces<C>() > 1], r);
     } else if (small) {
         low = w >> (2 * j) & 0x03030303u;
-        high = word(p.v[1], r) >> (2 * j) & 0x03030303u;
+        high = word(p.v[pieces<C>() > 1], r) >> (2 * j) & 0x03030303u;
         if (C != TERN_CODES_U2) {
             const uint32_t h = word(p.v[pieces<C>() - 1], r) >> j;
             low |= (h & 0x01010101u) << 2;
@@ -249,7 +255,7 @@ __device__ static inline void expand(const piece<C> &p, int j, int r, const int8
             low |= (h & 0x01010101u) << 4;
             high |= (h >> 4 & 0x01010101u) << 4;
         } else if (C == TERN_CODES_U6) {
-            low |= (word(p.v[pieces<C>() > 1 ? 1 : 0], r) >> (2 * j) & 0x03030303u) << 4;
+            low |= (word(p.v[pieces<C>() > 1], r) >> (2 * j) & 0x03030303u) << 4;
             high |= (word(p.v[pieces<C>() - 1], r) >> (2 * j) & 0x03030303u) << 4;
         }
     }

@@ -3,6 +3,7 @@
 #include <string.h>
 #include "base/mem.h"
 #include "dev/cuda/cuda.h"
+#include "dev/cuda/rows.h"
 
 #define DENSE_BYTES    ((size_t)128 << 20) /* of weights written out at a time */
 #define TILE           128
@@ -52,6 +53,21 @@ out:
     return rc;
 }
 
+/* The kernel that writes weights out in 16 bits, and how many inputs a block of it has. */
+static enum tern_cuda_kernel dense_of(const struct tern_cuda_matrix *w, size_t *inputs)
+{
+    *inputs = 2048;
+#define KIND(c, s)                                                  \
+    if (w->codes == TERN_CODES_##c && w->scales == TERN_SCALES_##s) \
+        return TERN_CUDA_K_dense_##c##_##s;
+    TERN_QUANT_KINDS(KIND)
+#undef KIND
+    *inputs = 256;
+    return w->codes == TERN_CODES_F32   ? TERN_CUDA_K_dense_F32
+           : w->codes == TERN_CODES_F16 ? TERN_CUDA_K_dense_F16
+                                        : TERN_CUDA_K_dense_BF16;
+}
+
 void tern_cuda_dense(struct tern_cuda *d, const struct tern_dev_weight *w, int matrix, int n_matrices, int row, int n,
                      tern_cu_address to, size_t pitch, bool f32)
 {
@@ -61,11 +77,12 @@ void tern_cuda_dense(struct tern_cuda *d, const struct tern_dev_weight *w, int m
                                      .matrix_bytes = tern_weight_bytes(&w->form->m),
                                      .to_matrix = (size_t)n * pitch,
                                      .row0 = row,
-                                     .n_rows = n,
-                                     .f32 = f32};
+                                     .n_rows = n};
     const int first = row / TERN_PANEL, last = (row + n - 1) / TERN_PANEL;
+    size_t inputs = 512;
+    const enum tern_cuda_kernel k = f32 ? TERN_CUDA_K_dense : dense_of(&a.w, &inputs);
     if (n > 0)
-        tern_cuda_launch(d, TERN_CUDA_K_dense, (unsigned)((pitch + 511) / 512), (unsigned)(last - first + 1),
+        tern_cuda_launch(d, k, (unsigned)((pitch + inputs - 1) / inputs), (unsigned)(last - first + 1),
                          (unsigned)n_matrices, 256, 0, &a, sizeof a);
 }
 
@@ -245,9 +262,48 @@ static bool floats_as_decoded(struct tern_cuda *d, const struct tern_matmul *m, 
     return true;
 }
 
-static void prompt_rows(struct tern_cuda *d, const struct tern_matmul *m, int n_m, struct tern_dev_rows x, int n_wide)
+/* Are these rows, all of the step's, what the call before wrote, which then wrote them in 16 bits as well?  Of a gate in
+ * 16 bits alone, for it is this product's. */
+static bool halves_before(struct tern_cuda *d, struct tern_dev_rows x, int n_rows, int k, bool f32_too)
 {
-    bool packed = false;
+    const tern_cu_address at = tern_cuda_rows_at(x);
+    struct tern_cuda_norm_args *norm = tern_cuda_last_call(d, TERN_CUDA_K_norm);
+    const struct tern_cuda_elementwise *e = tern_cuda_last_call(d, TERN_CUDA_K_elementwise);
+    if ((!norm && !e) || d->list.calls[d->list.n - 1].grid[0] != (unsigned)n_rows)
+        return false;
+    if (norm && norm->y == at && norm->n == k && !norm->half) {
+        norm->half = d->half;
+        norm->pitch = pitch_of(k);
+        norm->scale = d->half_scale;
+        return true;
+    }
+    if (!e || e->op < TERN_CUDA_SILU || e->y != at || e->a != at || e->n != k || f32_too)
+        return false;
+    const struct tern_cuda_glu_half g = {.to = d->half,
+                                         .pitch = pitch_of(k),
+                                         .scale = d->half_scale,
+                                         .gate = at,
+                                         .gate_stride = e->a_stride,
+                                         .up = e->b,
+                                         .up_stride = e->b_stride,
+                                         .n = k,
+                                         .op = e->op};
+    tern_cuda_drop_last(d);
+    if (d->quantized.x == at) /* nobody makes int8 of it now */
+        d->quantized.x = 0;
+    tern_cuda_launch(d, TERN_CUDA_K_glu_half, (unsigned)n_rows, 1, 1, 512, 0, &g, sizeof g);
+    return true;
+}
+
+static void prompt_rows(struct tern_cuda *d, const struct tern_matmul *m, int n_m, struct tern_dev_rows x, int n_rows,
+                        int n_wide)
+{
+    bool all_f32 = true, some_f32 = false, packed;
+    for (int i = 0; i < n_m; i++) {
+        all_f32 &= d->limits.exact || m[i].f32;
+        some_f32 |= d->limits.exact || m[i].f32;
+    }
+    packed = !all_f32 && n_rows == n_wide && halves_before(d, x, n_rows, m[0].w->k, some_f32);
     for (int i = 0; i < n_m; i++) {
         const bool f32 = d->limits.exact || m[i].f32;
         const int k = m[i].w->k, n = m[i].w->n;
@@ -284,7 +340,7 @@ void tern_cuda_matmul(struct tern_dev *dev, const struct tern_matmul *m, int n_m
     struct tern_cuda *d = tern_cuda_of(dev);
     TERN_ASSERT(n_m >= 1 && n_m <= TERN_CUDA_PRODUCTS && n_rows <= d->limits.max_rows);
     if (n_wide)
-        prompt_rows(d, m, n_m, x, n_wide);
+        prompt_rows(d, m, n_m, x, n_rows, n_wide);
     if (n_wide < n_rows)
         decode_rows(d, m, n_m, x, n_rows, n_wide);
     for (int i = 0; i < n_m; i++)

@@ -66,7 +66,7 @@ struct tern_cuda_dense_args {
     struct tern_cuda_matrix w;
     uint64_t to, pitch;
     uint64_t matrix_bytes, to_matrix; /* block y is matrix y; numbers from one to the next */
-    int32_t row0, n_rows, f32, unused;
+    int32_t row0, n_rows;
 };
 
 /* Prompt rows in 16-bit floats: to[row][pitch] = x * 2^-e, scale[row] = 2^e, 0 behind k.  rows: of x, or 0: in order.

@@ -1,6 +1,7 @@
 /* Operations on one row at a time.  What is summed is summed in an order that the row's length alone decides. */
 #include "dev/cuda/attn/heads.cuh"
 #include "dev/cuda/gates.cuh"
+#include "dev/cuda/half.cuh"
 #include "dev/cuda/panel.cuh"
 #include "dev/cuda/quantize.cuh"
 #include "dev/cuda/rows.h"
@@ -70,8 +71,22 @@ __device__ static inline float block_sum(float v)
     return v;
 }
 
+__device__ static inline float block_most(float v)
+{
+    __shared__ float part[NORM_THREADS / 32];
+    for (int step = 16; step; step /= 2)
+        v = fmaxf(v, __shfl_xor_sync(0xFFFFFFFFu, v, step));
+    if (threadIdx.x % 32 == 0)
+        part[threadIdx.x / 32] = v;
+    __syncthreads();
+    v = part[threadIdx.x % (NORM_THREADS / 32)];
+    for (int step = NORM_THREADS / 64; step; step /= 2)
+        v = fmaxf(v, __shfl_xor_sync(0xFFFFFFFFu, v, step));
+    return v;
+}
+
 /* v * by * f, as int8 too. */
-__device__ static inline void norm_output(const tern_cuda_norm_args &a, int row, int i, float4 v, float by, float4 f)
+__device__ static inline float4 norm_output(const tern_cuda_norm_args &a, int row, int i, float4 v, float by, float4 f)
 {
     v = make_float4(v.x * by, v.y * by, v.z * by, v.w * by);
     v = make_float4(v.x * f.x, v.y * f.y, v.z * f.z, v.w * f.w);
@@ -79,6 +94,31 @@ __device__ static inline void norm_output(const tern_cuda_norm_args &a, int row,
         store_four(cuda_at<float>(a.y) + row * a.y_stride, i, a.n, v);
     if (a.q8) /* all threads, for whole blocks are quantised together */
         quantize_four(cuda_at<uint8_t>(a.q8), a.row_bytes, a.lanes, row, a.n, i / 32, i / 4 % 8, v, i < a.n);
+    return v;
+}
+
+/* The outputs in 16 bits: the first ones are kept, and a thread reads its others again. */
+__device__ static inline void norm_halves(const tern_cuda_norm_args &a, int row, const float4 kept[NORM_KEPT])
+{
+    const int t = threadIdx.x * 4;
+    const float *y = cuda_at<const float>(a.y) + row * a.y_stride;
+    __half *to = cuda_at<__half>(a.half) + row * a.pitch;
+    float top = 0;
+#pragma unroll
+    for (int j = 0; j < NORM_KEPT; j++)
+        top = t + j * NORM_THREADS * 4 < a.n ? most_of(top, kept[j]) : top;
+    for (int i = t + NORM_KEPT * NORM_THREADS * 4; i < a.n; i += NORM_THREADS * 4)
+        top = most_of(top, load_four(y, i, a.n));
+    const int e = half_exponent(block_most(top));
+    const float by = exp2f((float)-e);
+    if (threadIdx.x == 0)
+        cuda_at<float>(a.scale)[row] = exp2f((float)e);
+#pragma unroll
+    for (int j = 0; j < NORM_KEPT; j++)
+        if (t + j * NORM_THREADS * 4 < (int)a.pitch)
+            store_halves(to + t + j * NORM_THREADS * 4, kept[j], by);
+    for (int i = t + NORM_KEPT * NORM_THREADS * 4; i < (int)a.pitch; i += NORM_THREADS * 4)
+        store_halves(to + i, load_four(y, i, a.n), by);
 }
 
 __device__ static inline float4 norm_input(const tern_cuda_norm_args &a, int row, int i)
@@ -153,13 +193,15 @@ TERN_CUDA_KERNEL_BEGIN(norm, tern_cuda_norm_args, NORM_THREADS, 1)
 #pragma unroll
     for (int j = 0; j < NORM_KEPT; j++)
         if (j * NORM_THREADS * 4 < a.n)
-            norm_output(a, row, t + j * NORM_THREADS * 4, kept[j], by, by_dim[j]);
+            kept[j] = norm_output(a, row, t + j * NORM_THREADS * 4, kept[j], by, by_dim[j]);
     for (int j = NORM_KEPT; j * NORM_THREADS * 4 < a.n; j++) {
         const int i = t + j * NORM_THREADS * 4;
         const bool real = i < a.n;
         norm_output(a, row, i, real ? load_four(again, i, a.n) : make_float4(0, 0, 0, 0), by,
                     w && real ? load_four(w, i, a.n) : make_float4(1, 1, 1, 1));
     }
+    if (a.half)
+        norm_halves(a, row, kept);
 }
 
 /* ---- elementwise ------------------------------------------------------------------------------------------------- */
@@ -196,6 +238,39 @@ TERN_CUDA_KERNEL_BEGIN(elementwise, tern_cuda_elementwise, 256, 1)
     }
     if (a.q8)
         quantize_four(cuda_at<uint8_t>(a.q8), a.row_bytes, a.lanes, row, a.n, i / 32, i / 4 % 8, v, i < a.n);
+}
+
+#define GLU_KEPT 8 /* of a thread, four numbers each: rows of up to 16,384 are computed once */
+
+/* Block (row). */
+TERN_CUDA_KERNEL_BEGIN(glu_half, tern_cuda_glu_half, NORM_THREADS, 2)
+{
+    const int row = blockIdx.x, t = threadIdx.x * 4;
+    const float *gate = cuda_at<const float>(a.gate) + row * a.gate_stride, *up = cuda_at<const float>(a.up) + row * a.up_stride;
+    __half *to = cuda_at<__half>(a.to) + row * a.pitch;
+    float4 kept[GLU_KEPT];
+    float top = 0;
+    cuda_wait();
+    auto output = [&](int i) {
+        return i < a.n ? gate_four(a.op, load_four(gate, i, a.n), load_four(up, i, a.n)) : make_float4(0, 0, 0, 0);
+    };
+#pragma unroll
+    for (int j = 0; j < GLU_KEPT; j++) {
+        kept[j] = output(t + j * NORM_THREADS * 4);
+        top = most_of(top, kept[j]);
+    }
+    for (int i = t + GLU_KEPT * NORM_THREADS * 4; i < a.n; i += NORM_THREADS * 4)
+        top = most_of(top, output(i));
+    const int e = half_exponent(block_most(top));
+    const float by = exp2f((float)-e);
+    if (threadIdx.x == 0)
+        cuda_at<float>(a.scale)[row] = exp2f((float)e);
+#pragma unroll
+    for (int j = 0; j < GLU_KEPT; j++)
+        if (t + j * NORM_THREADS * 4 < (int)a.pitch)
+            store_halves(to + t + j * NORM_THREADS * 4, kept[j], by);
+    for (int i = t + GLU_KEPT * NORM_THREADS * 4; i < (int)a.pitch; i += NORM_THREADS * 4)
+        store_halves(to + i, output(i), by);
 }
 
 /* ---- positions --------------------------------------------------------------------------------------------------- */

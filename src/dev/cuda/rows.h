@@ -15,11 +15,12 @@ struct tern_cuda_embed_args {
 };
 
 /* y = rmsnorm(x) * w.  plus: x = x + plus first, kept in sum; gather: of which cards have some columns each, through
- * their stages (n_cards 0: not).  q8: y as int8 too, row_bytes apart. */
+ * their stages (n_cards 0: not).  q8: y as int8 too, row_bytes apart.  half: y as struct tern_cuda_half has it, too. */
 struct tern_cuda_norm_args {
     uint64_t y, y_stride, x, x_stride, w;
     uint64_t plus, plus_stride, sum, sum_stride;
     uint64_t q8, row_bytes;
+    uint64_t half, pitch, scale;
     int32_t n;
     float eps;
     int32_t lanes, unused; /* of q8 */
@@ -39,6 +40,12 @@ struct tern_cuda_elementwise {
     int32_t n, op;
     float factor;
     int32_t lanes; /* of q8 */
+};
+
+/* act(gate) * up, of prompt rows, as struct tern_cuda_half has it and nowhere else. */
+struct tern_cuda_glu_half {
+    uint64_t to, pitch, scale, gate, gate_stride, up, up_stride;
+    int32_t n, op;
 };
 
 struct tern_cuda_rope {

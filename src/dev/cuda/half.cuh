@@ -1,0 +1,30 @@
+/* dev/cuda/half.cuh - prompt rows as 16-bit floats, a row with a scale: struct tern_cuda_half of products.h. */
+#ifndef TERN_DEV_CUDA_HALF_CUH
+#define TERN_DEV_CUDA_HALF_CUH
+
+#include <cuda_fp16.h>
+#include "dev/cuda/kernel.cuh"
+
+/* Of a row whose largest magnitude is top: its numbers are multiplied by 2^-e, and the largest one lies in
+ * [2^13, 2^14). */
+__device__ static inline int half_exponent(float top)
+{
+    const int e = (int)(__float_as_uint(top) >> 23) - 127 - 13;
+    return top == 0 || e > 110 ? 0 : e < -100 ? -100 : e;
+}
+
+__device__ static inline float most_of(float top, float4 v)
+{
+    return fmaxf(top, fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w))));
+}
+
+__device__ static inline void store_halves(__half *to, float4 v, float by)
+{
+    const __half2 lo = __floats2half2_rn(v.x * by, v.y * by), hi = __floats2half2_rn(v.z * by, v.w * by);
+    uint2 out;
+    out.x = *reinterpret_cast<const uint32_t *>(&lo);
+    out.y = *reinterpret_cast<const uint32_t *>(&hi);
+    *reinterpret_cast<uint2 *>(to) = out;
+}
+
+#endif
