@@ -25,6 +25,10 @@
       127) /                                                                                     \
      128 * 128)
 #define TERN_CUDA_CHAIN 5248 /* shared bytes of a warp that encodes trellis codes */
+/* Shared bytes of attn/encode.cuh: 32 vectors, the turns of pairs, codes. */
+#define TERN_CUDA_ENCODE_BYTES(d) (32 * ((d) + 1) * 4 + TERN_CUDA_PAIRS * 2 * 32 * 4 + 32 * ((d) + 4))
+/* Of a side that has codes: do they need no search? */
+#define TERN_CUDA_SCALAR(side) ((side).form == TERN_CUDA_CODES && !(side).trellis)
 
 /* How one side of a page holds its numbers. */
 enum {

@@ -1,23 +1,8 @@
-/* Pages that are full: their raw tiles become codes, bit for bit those of kernel/ref/kvq_encode.c and codec/kv_group.c.
- *
- * One block of threads per page, KV head, side and half of 32 tokens; a half's words hold no code of the other. */
-#include "dev/cuda/attn/cache.cuh"
+/* Pages that are full: their raw tiles become codes of groups, or of chains by a search of the best path. */
+#include "dev/cuda/attn/encode.cuh"
 
-#define MOST    512 /* threads of a block; fewer where shared memory is short */
-#define THREADS ((int)blockDim.x)
-#define WARPS   (THREADS / 32)
-#define HALF    32
-#define TINY    0x1.0p-100f
-#define CAP     12000
-
-/* What a block of threads shares; vectors are x + t * (dim + 1). */
-struct work {
-    float *x;
-    uint8_t *codes;            /* [32][dim] */
-    uint8_t (*order)[128];     /* [2] chains of whole blocks, and of the last */
-    float (*turn)[2][HALF];    /* [8] cos and sin of pairs */
-    struct chain *chain;       /* trellis: one for each warp, or half a warp */
-};
+#define MOST 512 /* threads of a block; fewer where shared memory is short */
+#define CAP  12000
 
 struct chain {
     int32_t in[64];
@@ -34,141 +19,11 @@ struct chain16 { /* of 16 states */
 
 static_assert(sizeof(chain) <= TERN_CUDA_CHAIN && 2 * sizeof(chain16) <= TERN_CUDA_CHAIN, "room of a warp");
 
-/* ---- vectors ---- */
-
-__device__ static void load_vectors(const tern_cuda_side &s, const work &w, const uint8_t *tile, int t0)
-{
-    for (int i = threadIdx.x; i < HALF * s.dim; i += THREADS) {
-        const int t = s.key ? i % HALF : i / s.dim, d = s.key ? i / HALF : i % s.dim;
-        w.x[t * (s.dim + 1) + d] = raw_value(s, tile, 64, t0 + t, d);
-    }
-}
-
-/* As kv_cond.c: the angle of the page is known, those of its tokens follow one by one, in f64. */
-__device__ static void turn_pairs(const tern_cuda_side &s, const tern_cuda_cond &c, const work &w, int page, int t0)
-{
-    const int i = threadIdx.x;
-    if (i >= c.n_pairs)
-        return;
-    const double *step = cuda_at<const double>(s.steps) + 2 * c.pairs[i].freq;
-    const double *at = cuda_at<const double>(s.angles) + 2 * ((int64_t)c.pairs[i].freq * s.max_pages + page);
-    double co = at[0], si = at[1];
-    for (int j = 0; j < t0 + HALF; j++) {
-        if (j >= t0) {
-            w.turn[i][0][j - t0] = (float)co;
-            w.turn[i][1][j - t0] = (float)si;
-        }
-        const double next = __dsub_rn(__dmul_rn(co, step[0]), __dmul_rn(si, step[1]));
-        si = __dadd_rn(__dmul_rn(si, step[0]), __dmul_rn(co, step[1]));
-        co = next;
-    }
-}
-
-__device__ static void condition(const tern_cuda_side &s, const tern_cuda_cond &c, const work &w)
-{
-    const int t = threadIdx.x;
-    for (int i = 0; t < HALF && i < c.n_pairs; i++) {
-        const auto &p = c.pairs[i];
-        float *x = w.x + t * (s.dim + 1);
-        const float co = w.turn[i][0][t], si = w.turn[i][1][t];
-        x[p.a] = __fsub_rn(x[p.a], __fsub_rn(__fmul_rn(p.re, co), __fmul_rn(p.im, si)));
-        x[p.b] = __fsub_rn(x[p.b], __fadd_rn(__fmul_rn(p.re, si), __fmul_rn(p.im, co)));
-    }
-    __syncthreads();
-    for (int i = threadIdx.x; i < HALF * s.dim; i += THREADS) {
-        float *x = w.x + i / s.dim * (s.dim + 1) + i % s.dim;
-        const int d = i % s.dim;
-        *x = __fmul_rn(__fsub_rn(*x, cuda_at<const float>(c.mean)[d]), cuda_at<const float>(c.scale)[d]);
-    }
-    __syncthreads();
-}
-
-/* ---- scales ---- */
-
-__device__ static uint16_t head_near(float f)
-{
-    const uint32_t u = ((uint32_t)to_f16(f) + 4) >> 3 << 4;
-    return (uint16_t)(u < 0xF7F0u ? u : 0xF7F0u);
-}
-
-__device__ static uint16_t head_up(float f)
-{
-    uint32_t u;
-    if (f >= 65280.0f)
-        return 0xF7F0;
-    if (f >= 0x1.0p-14f) {
-        u = ((__float_as_uint(f) + 0xFFFFu) >> 16) - (112u << 7);
-    } else {
-        const float g = __fmul_rn(f, 0x1.0p21f);
-        u = (uint32_t)g;
-        u += (float)u < g;
-    }
-    return (uint16_t)(u << 4);
-}
-
-/* The order of vec.h: 16 running sums, one in each of 16 lanes, then halves onto each other. */
-__device__ static float add_lanes(float x)
-{
-    for (int width = 8; width; width /= 2)
-        x = __fadd_rn(x, __shfl_down_sync(~0u, x, width, 16));
-    return __shfl_sync(~0u, x, 0, 16);
-}
-
-__device__ static float energy(const float *y, int n, int lane)
-{
-    float sum = 0;
-    for (int i = lane; i < n; i += 16)
-        sum = __fmaf_rn(y[i], y[i], sum);
-    return add_lanes(sum);
-}
-
-__device__ static bool is_empty(float ss)
-{
-    return !(ss >= TINY && ss < INFINITY);
-}
-
-/* ---- scalar codes: 16 lanes per vector ---- */
-
-__device__ static uint16_t encode8(uint8_t *codes, const float *y, int n, int lane)
-{
-    uint32_t top = 0;
-    for (int i = lane; i < n; i += 16)
-        top = max(top, __float_as_uint(y[i]) & 0x7FFFFFFFu);
-    for (int width = 8; width; width /= 2)
-        top = max(top, __shfl_xor_sync(~0u, top, width, 16));
-    const bool none = !top || top >= 0x7F800000u;
-    const uint16_t head = none ? 0 : head_up(__uint_as_float(top));
-    const float inv = __fdiv_rn(127.0f, header_scale(head));
-    for (int i = lane; i < n; i += 16) {
-        float z = __fmul_rn(y[i], inv);
-        z = z < 127.0f ? z : 127.0f;
-        z = z > -127.0f ? z : -127.0f;
-        codes[i] = none ? 0 : (uint8_t)(int8_t)__float2int_rn(z);
-    }
-    return head;
-}
-
-__device__ static uint16_t encode_scalar(const tern_cuda_side &s, uint8_t *codes, const float *y, int n, int lane)
-{
-    const float ss = energy(y, n, lane), inv = __fdiv_rn(1.0f, __fsqrt_rn(__fdiv_rn(ss, (float)n)));
-    const bool none = is_empty(ss);
-    float along = 0;
-    int ee = 0;
-    for (int i = lane; i < n; i += 16) {
-        const float z = __fmul_rn(y[i], inv);
-        int c = 0;
-        for (int k = 0; k < (1 << s.bits) - 1; k++)
-            c += z > s.mid[k];
-        codes[i] = none ? (uint8_t)(1 << (s.bits - 1)) : (uint8_t)c;
-        ee += s.entry[c] * s.entry[c];
-        along = __fmaf_rn(y[i], (float)s.entry[c], along);
-    }
-    const float ye = add_lanes(along);
-    for (int width = 8; width; width /= 2)
-        ee += __shfl_xor_sync(~0u, ee, width, 16);
-    const float f = s.key ? __fsqrt_rn(__fdiv_rn(ss, (float)ee)) : __fdiv_rn(ye, (float)ee);
-    return none ? 0 : head_near(__fdiv_rn(f, s.unit));
-}
+/* What blocks of threads that search share. */
+struct search {
+    uint8_t (*order)[128]; /* [2] chains of whole blocks, and of the last */
+    struct chain *chain;   /* one for each warp, or half a warp */
+};
 
 /* ---- group schemes: one thread per group ---- */
 
@@ -243,7 +98,7 @@ __device__ static void encode_floats(const tern_cuda_side &s, const work &w, uin
     for (int i = threadIdx.x; i < HALF * n_groups; i += THREADS) {
         const int t = i % HALF, g = i / HALF, d = g * size, n = s.dim - d < size ? s.dim - d : size;
         const float *y = w.x + t * (s.dim + 1) + d;
-        uint8_t *codes = w.codes + t * s.dim + d, *scale = reinterpret_cast<uint8_t *>(head) + g * 64 + t0 + t;
+        uint8_t *codes = w.codes + t * codes_pitch(s.dim) + d, *scale = reinterpret_cast<uint8_t *>(head) + g * 64 + t0 + t;
         float sum = 0, most = 0;
         for (int k = 0; k < n; k++) {
             sum = __fadd_rn(sum, fabsf(y[k]));
@@ -267,7 +122,7 @@ __device__ static void encode_groups(const tern_cuda_side &s, const work &w, uin
     for (int i = threadIdx.x; i < HALF * n_groups; i += THREADS) {
         const int t = i % HALF, g = i / HALF, d = g * size, n = s.dim - d < size ? s.dim - d : size;
         const float *y = w.x + t * (s.dim + 1) + d;
-        uint8_t *codes = w.codes + t * s.dim + d;
+        uint8_t *codes = w.codes + t * codes_pitch(s.dim) + d;
         uint16_t *scale = head + g * 64 + t0 + t, *bias = scale + n_groups * 64;
         float ss = 0;
         for (int k = 0; k < n; k++)
@@ -446,7 +301,7 @@ __device__ static void make_order(uint8_t *order, int n, int bits, bool key)
     }
 }
 
-__device__ static void encode_chains(const tern_cuda_side &s, const work &w, uint16_t *head, int t0)
+__device__ static void encode_chains(const tern_cuda_side &s, const work &w, const search &f, uint16_t *head, int t0)
 {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, n_blocks = (s.dim + 127) / 128;
     const int at_once = s.bits == 4 ? 2 : 1; /* vectors of a warp */
@@ -454,150 +309,47 @@ __device__ static void encode_chains(const tern_cuda_side &s, const work &w, uin
         const int half = s.bits == 4 ? lane / 16 : 0, b = i / HALF, t = i % HALF + half, d0 = b * 128;
         const int n = block_dims(s.dim, d0);
         const float *y = w.x + t * (s.dim + 1) + d0;
-        uint8_t *codes = w.codes + t * s.dim + d0;
-        const uint8_t *order = w.order[n < 128];
+        uint8_t *codes = w.codes + t * codes_pitch(s.dim) + d0;
+        const uint8_t *order = f.order[n < 128];
         uint16_t h;
         if (s.bits == 4)
-            h = encode_trellis<4>(s, reinterpret_cast<chain16 *>(w.chain) + 2 * warp + half, codes, y, order, n,
+            h = encode_trellis<4>(s, reinterpret_cast<chain16 *>(f.chain) + 2 * warp + half, codes, y, order, n,
                                   lane % 16);
         else if (s.bits == 3)
-            h = encode_trellis<3>(s, w.chain + warp, codes, y, order, n, lane);
+            h = encode_trellis<3>(s, f.chain + warp, codes, y, order, n, lane);
         else
-            h = encode_trellis<2>(s, w.chain + warp, codes, y, order, n, lane);
+            h = encode_trellis<2>(s, f.chain + warp, codes, y, order, n, lane);
         if (lane % (s.bits == 4 ? 16 : 32) == 0)
             head[b * 64 + t0 + t] = h;
     }
 }
 
-__device__ static void encode_scalars(const tern_cuda_side &s, const work &w, uint16_t *head, int t0)
-{
-    const int lane = threadIdx.x % 16, n_blocks = (s.dim + 127) / 128;
-    for (int i = threadIdx.x / 16; i < HALF * n_blocks; i += THREADS / 16) {
-        const int b = i / HALF, t = i % HALF, d0 = b * 128, n = block_dims(s.dim, d0);
-        const float *y = w.x + t * (s.dim + 1) + d0;
-        uint8_t *codes = w.codes + t * s.dim + d0;
-        const uint16_t h = s.bits == 8 ? encode8(codes, y, n, lane) : encode_scalar(s, codes, y, n, lane);
-        if (lane == 0)
-            head[b * 64 + t0 + t] = h;
-    }
-}
-
-/* ---- page order ---- */
-
-/* Word `word` of a half: 16 lanes of word w of a set. */
-__device__ static uint32_t pack_word(const tern_cuda_side &s, const uint8_t *codes, int word)
-{
-    const int bits = s.bits, dim = s.dim, line = word / 16, lane = word % 16, sets = dim / 32;
-    const uint8_t *first;
-    int step, second, w; /* from item to item; from item 0 to item 16 */
-    if (!s.key) {
-        first = codes + line / bits * 16 + lane;
-        step = dim;
-        second = 16 * dim;
-        w = line % bits;
-    } else if (line < sets * 2 * bits) {
-        first = codes + (line / bits % 2 * 16 + lane) * dim + line / (2 * bits) * 32;
-        step = 1;
-        second = 16;
-        w = line % bits;
-    } else {
-        first = codes + lane * dim + sets * 32;
-        step = 1;
-        second = 16 * dim;
-        w = line - sets * 2 * bits;
-    }
-    const int per = bits == 8 ? 4 : bits == 2 ? 16 : 8, width = bits == 3 ? 4 : bits;
-    uint32_t out = 0;
-    for (int k = 0; k < per; k++) {
-        const int i = w * per + k;
-        out |= (uint32_t)first[i / 16 * second + i % 16 * step] << width * k;
-    }
-    for (int k = 0; bits == 3 && k < 8; k++)
-        out |= (uint32_t)(first[second + (8 + k) * step] >> w & 1) << (4 * k + 3);
-    return out;
-}
-
-/* Bytes of a plane of group codes: `per` rows of `bits` bits, from bit `from` of a code on. */
-__device__ static void pack_plane(const tern_cuda_side &s, uint8_t *data, const uint8_t *codes, int t0, int per,
-                                  int bits, int from)
-{
-    const int lanes = s.key ? HALF : s.dim, rows = s.key ? s.dim : HALF, stride = s.key ? 64 : s.dim;
-    for (int i = threadIdx.x; i < rows / per * lanes; i += THREADS) {
-        const int lane = i % lanes, row = i / lanes * per;
-        int out = 0;
-        for (int k = 0; k < per; k++) {
-            const int t = s.key ? lane : row + k, d = s.key ? row + k : lane;
-            out |= (codes[t * s.dim + d] >> from & ((1 << bits) - 1)) << k * bits;
-        }
-        data[(s.key ? row / per : (t0 + row) / per) * stride + (s.key ? t0 : 0) + lane] = (uint8_t)out;
-    }
-}
-
-__device__ static void pack(const tern_cuda_side &s, uint8_t *data, const uint8_t *codes, int t0)
-{
-    if (s.form == TERN_CUDA_CODES) {
-        uint32_t *to = reinterpret_cast<uint32_t *>(data) + t0 / HALF * s.dim * s.bits;
-        for (int i = threadIdx.x; i < s.dim * s.bits; i += THREADS)
-            to[i] = pack_word(s, codes, i);
-    } else if (s.bits == 3) {
-        pack_plane(s, data, codes, t0, 4, 2, 0);
-        pack_plane(s, data + s.dim * 16, codes, t0, 8, 1, 2);
-    } else {
-        pack_plane(s, data, codes, t0, 8 / s.bits, s.bits, 0);
-    }
-}
-
-__device__ static void encode_half(const tern_cuda_side &s, const work &w, uint8_t *data, uint16_t *head,
-                                   const uint8_t *tile, int head_i, int page, int t0)
-{
-    load_vectors(s, w, tile, t0);
-    if (s.trellis) {
-        make_order(w.order[0], 128, s.bits, s.key);
-        make_order(w.order[1], s.dim % 128, s.bits, s.key);
-    }
-    const tern_cuda_cond *c = s.cond ? cuda_at<const tern_cuda_cond>(s.cond) + head_i : nullptr;
-    if (c)
-        turn_pairs(s, *c, w, page, t0);
-    __syncthreads();
-    if (c)
-        condition(s, *c, w);
-    for (int t = threadIdx.x / 32; s.rotated && t < HALF; t += WARPS)
-        rotate_row(s, w.x + t * (s.dim + 1), false, threadIdx.x % 32);
-    __syncthreads();
-    if (s.form == TERN_CUDA_FLOATS)
-        encode_floats(s, w, head, t0);
-    else if (s.form != TERN_CUDA_CODES)
-        encode_groups(s, w, head, t0);
-    else if (s.trellis)
-        encode_chains(s, w, head, t0);
-    else
-        encode_scalars(s, w, head, t0);
-    __syncthreads();
-    pack(s, data, w.codes, t0);
-}
-
-/* Shared: x [32][dim + 1], codes [32][dim], orders, turns, chains. */
+/* Shared: what work_in has; of trellis codes orders and chains. */
 TERN_CUDA_KERNEL_BEGIN(encode, tern_cuda_append_args, MOST, 1)
 {
     extern __shared__ __align__(16) uint8_t shared[];
     cuda_wait();
-    const tern_cuda_layer &l = a.l;
-    const tern_cuda_unit unit = cuda_at<const tern_cuda_unit>(a.units)[blockIdx.x];
-    const tern_cuda_job &j = cuda_at<const tern_cuda_job>(a.t.jobs)[unit.job];
-    const int head = blockIdx.y, t0 = blockIdx.z % 2 * HALF;
-    const bool key = blockIdx.z < 2;
-    const tern_cuda_side &s = key ? l.k : l.v;
-    if (s.form < TERN_CUDA_CODES || !s.dim)
+    const half_page h = half_of_page(a);
+    const tern_cuda_side &s = *h.side;
+    if (s.form < TERN_CUDA_CODES || !s.dim || TERN_CUDA_SCALAR(s))
         return;
-    work w;
-    w.x = reinterpret_cast<float *>(shared);
-    w.order = reinterpret_cast<uint8_t(*)[128]>(shared + HALF * (s.dim + 1) * 4);
-    w.turn = reinterpret_cast<float(*)[2][HALF]>(w.order + 2);
-    w.codes = reinterpret_cast<uint8_t *>(w.turn + TERN_CUDA_PAIRS);
-    w.chain = reinterpret_cast<chain *>(w.codes + HALF * s.dim);
-    uint8_t *p = page_at(a.t, l, j, unit.page, head);
-    const uint8_t *tile = work_tile(a.t, l, a.stage, unit.job, unit.page, head);
-    encode_half(s, w, p + (key ? l.k_off : l.v_off),
-                reinterpret_cast<uint16_t *>(p + (key ? l.k_head_off : l.v_head_off)),
-                key ? tile : tile + l.tile_v_off, head, unit.page, t0);
+    uint8_t *end;
+    const work w = work_in(shared, s.dim, &end);
+    const search f = {reinterpret_cast<uint8_t(*)[128]>(end), reinterpret_cast<chain *>(end + 256)};
+    if (s.trellis) {
+        make_order(f.order[0], 128, s.bits, s.key);
+        make_order(f.order[1], s.dim % 128, s.bits, s.key);
+    }
+    if (s.dim == 128)
+        make_vectors<128>(h, w);
+    else
+        make_vectors<0>(h, w);
+    if (s.form == TERN_CUDA_FLOATS)
+        encode_floats(s, w, h.head, h.t0);
+    else if (s.form != TERN_CUDA_CODES)
+        encode_groups(s, w, h.head, h.t0);
+    else
+        encode_chains(s, w, f, h.head, h.t0);
+    __syncthreads();
+    pack(s, h.data, w.codes, h.t0);
 }

@@ -129,24 +129,29 @@ static struct tern_cuda_append_args append_args(const struct tern_cuda *d, int c
     return a;
 }
 
-/* As many warps as find room for what they search with. */
+/* Scalar codes have a kernel of their own.  The others search in shared memory: as many warps as find room. */
 static void run_encode(struct tern_cuda *d, struct tern_cuda_append_args *a, struct tern_cuda_list_of units)
 {
     const struct tern_cuda_side *sides[] = {&a->l.k, &a->l.v};
-    unsigned threads = 512, shared = 0;
+    unsigned threads = 512, shared[2] = {0};
     for (int i = 0; i < 2; i++) {
         const struct tern_cuda_side *s = sides[i];
-        const unsigned dim = (unsigned)s->dim, vectors = 32 * (dim + 1) * 4 + 256 + 2048 + 32 * dim;
+        const unsigned vectors = TERN_CUDA_ENCODE_BYTES((unsigned)s->dim);
+        unsigned *most = &shared[TERN_CUDA_SCALAR(*s)], search = 0;
         if (s->form < TERN_CUDA_CODES)
             continue;
-        while (s->trellis && threads > 64 && vectors + threads / 32 * TERN_CUDA_CHAIN > (unsigned)d->card->shared_most)
+        while (s->trellis && threads > 64 && vectors + 256 + threads / 32 * TERN_CUDA_CHAIN > (unsigned)d->card->shared_most)
             threads /= 2;
-        const unsigned all = vectors + (s->trellis ? threads / 32 * TERN_CUDA_CHAIN : 0);
-        shared = all > shared ? all : shared;
+        if (s->trellis)
+            search = 256 + threads / 32 * TERN_CUDA_CHAIN;
+        *most = vectors + search > *most ? vectors + search : *most;
     }
     a->units = units.p;
-    if (shared)
-        tern_cuda_launch(d, TERN_CUDA_K_encode, (unsigned)units.n, (unsigned)a->l.n_heads, 4, threads, shared, a,
+    if (shared[0])
+        tern_cuda_launch(d, TERN_CUDA_K_encode, (unsigned)units.n, (unsigned)a->l.n_heads, 4, threads, shared[0], a,
+                         sizeof *a);
+    if (shared[1])
+        tern_cuda_launch(d, TERN_CUDA_K_encode_scalar, (unsigned)units.n, (unsigned)a->l.n_heads, 4, 512, shared[1], a,
                          sizeof *a);
 }
 
