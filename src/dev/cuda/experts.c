@@ -235,11 +235,11 @@ static void wide(const struct work *w, const struct tern_dev_weight *m, tern_cu_
                                          .scale = d->half_scale,
                                          .w = d->dense,
                                          .w_pitch = pitch,
-                                         .y = y,
-                                         .y_stride = y_stride,
+                                         .out = {{.y = y, .y_stride = y_stride, .n = m->n}},
                                          .n_rows = w->n_rows,
                                          .n = m->n,
                                          .k = (int)pitch,
+                                         .n_out = 1,
                                          .groups = groups,
                                          .w_group = matrix};
         tern_cuda_launch(d, TERN_CUDA_K_gemm, (unsigned)((w->n_rows + 127) / 128 * ((m->n + 127) / 128)), 1,

@@ -5,7 +5,6 @@
  * a prompt may be cut anywhere. */
 #include <cuda_fp16.h>
 #include "dev/cuda/half.cuh"
-#include "dev/cuda/products.h"
 
 /* ---- rows in 16-bit floats --------------------------------------------------------------------------------------- */
 
@@ -144,8 +143,9 @@ TERN_CUDA_KERNEL_BEGIN(gemm, tern_cuda_gemm, 256, 2)
                     multiply(acc[i][j], fa[i], fb[j / 2][j % 2 * 2], fb[j / 2][j % 2 * 2 + 1]);
         }
     }
-    const float *scale = cuda_at<const float>(a.scale) + first, *bias = cuda_at<const float>(a.bias);
-    float *y = cuda_at<float>(a.y) + (uint64_t)first * a.y_stride;
+    const tern_cuda_gemm_out out = out_of(a, n0);
+    const float *scale = cuda_at<const float>(a.scale) + first, *bias = cuda_at<const float>(out.bias);
+    float *y = cuda_at<float>(out.y) + (uint64_t)first * out.y_stride;
 #pragma unroll
     for (int i = 0; i < 4; i++)
 #pragma unroll
@@ -156,12 +156,12 @@ TERN_CUDA_KERNEL_BEGIN(gemm, tern_cuda_gemm, 256, 2)
             const float by = scale[row];
 #pragma unroll
             for (int j = 0; j < 4; j++) {
-                const int col = n0 + wn + j * 8 + lane % 4 * 2;
+                const int col = n0 - out.first + wn + j * 8 + lane % 4 * 2;
                 float lo = acc[i][j][2 * h] * by, hi = acc[i][j][2 * h + 1] * by;
-                float *to = y + (uint64_t)row * a.y_stride + col;
-                if (col < a.n)
+                float *to = y + (uint64_t)row * out.y_stride + col;
+                if (col < out.n)
                     to[0] = bias ? lo + bias[col] : lo;
-                if (col + 1 < a.n)
+                if (col + 1 < out.n)
                     to[1] = bias ? hi + bias[col + 1] : hi;
             }
         }

@@ -3,6 +3,7 @@
  *
  * As in gemm.cu an output is one chain over its inputs, 16 at a time, whatever rows and columns share its tile. */
 #include <cuda_fp16.h>
+#include "dev/cuda/half.cuh"
 #include "dev/cuda/kernel.cuh"
 #include "dev/cuda/products.h"
 
@@ -120,29 +121,30 @@ __device__ static void gemm_tile(const tern_cuda_gemm &a)
         asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
     }
     asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
-    const float *scale = cuda_at<const float>(a.scale), *bias = cuda_at<const float>(a.bias);
+    const tern_cuda_gemm_out out = out_of(a, n0);
+    const float *scale = cuda_at<const float>(a.scale), *bias = cuda_at<const float>(out.bias);
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         const int row = m0 + warp * 16 + lane / 4 + h * 8;
         if (row >= a.n_rows)
             continue;
         const float by = scale[row];
-        float *y = cuda_at<float>(a.y) + (uint64_t)row * a.y_stride;
+        float *y = cuda_at<float>(out.y) + (uint64_t)row * out.y_stride;
 #pragma unroll
         for (int j = 0; j < BN / 8; j++) {
-            const int col = n0 + j * 8 + lane % 4 * 2;
+            const int col = n0 - out.first + j * 8 + lane % 4 * 2;
             float lo = __fmul_rn(acc[4 * j + 2 * h], by), hi = __fmul_rn(acc[4 * j + 2 * h + 1], by);
-            if (bias && col < a.n)
+            if (bias && col < out.n)
                 lo = __fadd_rn(lo, bias[col]);
-            if (bias && col + 1 < a.n)
+            if (bias && col + 1 < out.n)
                 hi = __fadd_rn(hi, bias[col + 1]);
-            if (col + 1 < a.n && (reinterpret_cast<uintptr_t>(y + col) & 7) == 0) {
+            if (col + 1 < out.n && (reinterpret_cast<uintptr_t>(y + col) & 7) == 0) {
                 *reinterpret_cast<float2 *>(y + col) = make_float2(lo, hi);
                 continue;
             }
-            if (col < a.n)
+            if (col < out.n)
                 y[col] = lo;
-            if (col + 1 < a.n)
+            if (col + 1 < out.n)
                 y[col + 1] = hi;
         }
     }

@@ -4,6 +4,7 @@
 
 #include <cuda_fp16.h>
 #include "dev/cuda/kernel.cuh"
+#include "dev/cuda/products.h"
 
 /* Of a row whose largest magnitude is top: its numbers are multiplied by 2^-e, and the largest one lies in
  * [2^13, 2^14). */
@@ -25,6 +26,15 @@ __device__ static inline void store_halves(__half *to, float4 v, float by)
     out.x = *reinterpret_cast<const uint32_t *>(&lo);
     out.y = *reinterpret_cast<const uint32_t *>(&hi);
     *reinterpret_cast<uint2 *>(to) = out;
+}
+
+/* The product that columns from `col` on are of. */
+__device__ static inline tern_cuda_gemm_out out_of(const tern_cuda_gemm &a, int col)
+{
+    int i = 0;
+    while (i + 1 < a.n_out && col >= a.out[i + 1].first)
+        i++;
+    return a.out[i];
 }
 
 #endif

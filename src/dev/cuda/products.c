@@ -213,24 +213,64 @@ static void decode_rows(struct tern_cuda *d, const struct tern_matmul *m, int n_
 
 /* ---- prompt rows ------------------------------------------------------------------------------------------------- */
 
-static void one_gemm(struct tern_cuda *d, const struct tern_matmul *m, int n_rows, int col, int n)
+static int tile_of(const struct tern_cuda *d)
 {
-    const size_t pitch = pitch_of(m->w->k);
-    const struct tern_cuda_gemm a = {.x = d->half,
-                                     .x_pitch = pitch,
-                                     .scale = d->half_scale,
-                                     .w = d->dense,
-                                     .w_pitch = pitch,
-                                     .y = tern_cuda_rows_at(m->y) + (size_t)col * sizeof(float),
-                                     .y_stride = m->y.stride,
-                                     .bias = m->bias.mem ? tern_cuda_vec_at(m->bias) + (size_t)col * sizeof(float) : 0,
-                                     .n_rows = n_rows,
-                                     .n = n,
-                                     .k = (int)pitch};
-    const int tile = d->card->major == 9 ? TILE_90 : TILE; /* kernels of 9.0 run on no newer card */
+    return d->card->major == 9 ? TILE_90 : TILE; /* kernels of 9.0 run on no newer card */
+}
+
+/* Columns [col, col + n) of a product, which begin at column `first` of the call's. */
+static struct tern_cuda_gemm_out out_of(const struct tern_matmul *m, int col, int n, int first)
+{
+    return (struct tern_cuda_gemm_out){
+        .y = tern_cuda_rows_at(m->y) + (size_t)col * sizeof(float),
+        .y_stride = m->y.stride,
+        .bias = m->bias.mem ? tern_cuda_vec_at(m->bias) + (size_t)col * sizeof(float) : 0,
+        .first = first,
+        .n = n};
+}
+
+/* Rows [0, n_rows) of d->half times what lies in d->dense; a: its outputs. */
+static void run_gemm(struct tern_cuda *d, struct tern_cuda_gemm *a, int n_rows, size_t pitch)
+{
+    const int tile = tile_of(d);
+    a->x = d->half;
+    a->x_pitch = a->w_pitch = pitch;
+    a->scale = d->half_scale;
+    a->w = d->dense;
+    a->n_rows = n_rows;
+    a->n = a->out[a->n_out - 1].first + a->out[a->n_out - 1].n;
+    a->k = (int)pitch;
     tern_cuda_launch(d, tile == TILE ? TERN_CUDA_K_gemm : TERN_CUDA_K_gemm_90,
-                     (unsigned)((n_rows + TILE - 1) / TILE * ((n + tile - 1) / tile)), 1, 1, 256,
-                     tile == TILE ? TILE_SHARED : TILE_90_SHARED, &a, sizeof a);
+                     (unsigned)((n_rows + TILE - 1) / TILE * ((a->n + tile - 1) / tile)), 1, 1, 256,
+                     tile == TILE ? TILE_SHARED : TILE_90_SHARED, a, sizeof *a);
+}
+
+/* Products in 16 bits: of m[0] as many columns at a time as find room, or all of it with all of those behind it that do.
+ * How many products that was. */
+static int gemms(struct tern_cuda *d, const struct tern_matmul *m, int n_m, int n_rows)
+{
+    const size_t pitch = pitch_of(m[0].w->k);
+    const int most = (int)(d->dense_bytes / (pitch * 2)) / TILE_90 * TILE_90, n = m[0].w->n;
+    struct tern_cuda_gemm a = {.n_out = 0};
+    int done = 0, room = most;
+    TERN_ASSERT(most > 0);
+    for (int col = 0; n > most && col < n; col += most) {
+        const int cols = n - col < most ? n - col : most;
+        tern_cuda_dense(d, m[0].w, 0, 1, col, cols, d->dense, pitch, false);
+        a.n_out = 1;
+        a.out[0] = out_of(&m[0], col, cols, 0);
+        run_gemm(d, &a, n_rows, pitch);
+    }
+    if (n > most)
+        return 1;
+    while (done < n_m && !m[done].f32 && done < TERN_CUDA_GEMM_OUTS && m[done].w->n <= room) {
+        const int first = most - room;
+        tern_cuda_dense(d, m[done].w, 0, 1, 0, m[done].w->n, d->dense + (size_t)first * pitch * 2, pitch, false);
+        a.out[a.n_out++] = out_of(&m[done], 0, m[done].w->n, first);
+        room -= (int)tern_round_up((size_t)m[done++].w->n, TILE_90);
+    }
+    run_gemm(d, &a, n_rows, pitch);
+    return done;
 }
 
 static void one_exact(struct tern_cuda *d, const struct tern_matmul *m, struct tern_dev_rows x, int n_rows, int col,
@@ -254,12 +294,39 @@ static void one_exact(struct tern_cuda *d, const struct tern_matmul *m, struct t
  * tiles of `exact` are one chain of sums from end to end, which takes long where rows are few. */
 static bool floats_as_decoded(struct tern_cuda *d, const struct tern_matmul *m, struct tern_dev_rows x, int n_wide)
 {
-    if (d->limits.exact || !m->f32 || tern_codes_integer(m->w->form->m.codes))
+    if (d->limits.exact || tern_codes_integer(m->w->form->m.codes))
         return false;
     struct tern_cuda_narrow a = {
         .x = tern_cuda_rows_at(x), .x_stride = x.stride, .n_m = 1, .n_rows = n_wide, .m = {product_of(m, 0)}};
     tern_cuda_narrow(d, &a, 1);
     return true;
+}
+
+/* A product in f32. */
+static void exact_columns(struct tern_cuda *d, const struct tern_matmul *m, struct tern_dev_rows x, int n_wide)
+{
+    const size_t pitch = pitch_of(m->w->k);
+    const int most = (int)(d->dense_bytes / (pitch * sizeof(float))) / TILE * TILE;
+    if (floats_as_decoded(d, m, x, n_wide))
+        return;
+    TERN_ASSERT(most > 0);
+    for (int col = 0, cols; col < m->w->n; col += cols) {
+        cols = m->w->n - col < most ? m->w->n - col : most;
+        tern_cuda_dense(d, m->w, 0, 1, col, cols, d->dense, pitch, true);
+        one_exact(d, m, x, n_wide, col, cols);
+    }
+}
+
+static void halve_rows(struct tern_cuda *d, struct tern_dev_rows x, int n_rows, int k)
+{
+    const struct tern_cuda_half a = {.to = d->half,
+                                     .pitch = pitch_of(k),
+                                     .scale = d->half_scale,
+                                     .x = tern_cuda_rows_at(x),
+                                     .stride = x.stride,
+                                     .k = k,
+                                     .per_row = 1};
+    tern_cuda_launch(d, TERN_CUDA_K_half, (unsigned)n_rows, 1, 1, 256, 0, &a, sizeof a);
 }
 
 /* Are these rows, all of the step's, what the call before wrote, which then wrote them in 16 bits as well?  Of a gate in
@@ -304,33 +371,15 @@ static void prompt_rows(struct tern_cuda *d, const struct tern_matmul *m, int n_
         some_f32 |= d->limits.exact || m[i].f32;
     }
     packed = !all_f32 && n_rows == n_wide && halves_before(d, x, n_rows, m[0].w->k, some_f32);
-    for (int i = 0; i < n_m; i++) {
-        const bool f32 = d->limits.exact || m[i].f32;
-        const int k = m[i].w->k, n = m[i].w->n;
-        const size_t pitch = pitch_of(k);
-        const int most = (int)(d->dense_bytes / (pitch * (f32 ? 4 : 2))) / TILE * TILE;
-        if (floats_as_decoded(d, &m[i], x, n_wide))
+    for (int i = 0; i < n_m;) {
+        if (d->limits.exact || m[i].f32) {
+            exact_columns(d, &m[i++], x, n_wide);
             continue;
-        if (!f32 && !packed) {
-            const struct tern_cuda_half a = {.to = d->half,
-                                             .pitch = pitch,
-                                             .scale = d->half_scale,
-                                             .x = tern_cuda_rows_at(x),
-                                             .stride = x.stride,
-                                             .k = k,
-                                             .per_row = 1};
-            tern_cuda_launch(d, TERN_CUDA_K_half, (unsigned)n_wide, 1, 1, 256, 0, &a, sizeof a);
-            packed = true;
         }
-        TERN_ASSERT(most > 0);
-        for (int col = 0, cols; col < n; col += cols) {
-            cols = n - col < most ? n - col : most;
-            tern_cuda_dense(d, m[i].w, 0, 1, col, cols, d->dense, pitch, f32);
-            if (f32)
-                one_exact(d, &m[i], x, n_wide, col, cols);
-            else
-                one_gemm(d, &m[i], n_wide, col, cols);
-        }
+        if (!packed)
+            halve_rows(d, x, n_wide, m[i].w->k);
+        packed = true;
+        i += gemms(d, m + i, n_m - i, n_wide);
     }
 }
 

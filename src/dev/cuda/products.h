@@ -77,16 +77,26 @@ struct tern_cuda_half {
     int32_t k, per_row;
 };
 
-/* y[row][col] = scale[row] * sum of x[row][i] * w[col][i] (+ bias), rows of 16-bit floats, i a multiple of 64. */
+/* What columns [first, first + n) of a product of 16-bit floats become: y[row][col - first], with a bias added or 0. */
+struct tern_cuda_gemm_out {
+    uint64_t y, y_stride, bias;
+    int32_t first, n; /* first: a multiple of every tile's columns */
+};
+
+#define TERN_CUDA_GEMM_OUTS 4
+
+/* y[row][col] = scale[row] * sum of x[row][i] * w[col][i] (+ bias), rows of 16-bit floats, i a multiple of 64.  Columns of
+ * several products, n with those between that belong to none. */
 struct tern_cuda_gemm {
-    uint64_t x, x_pitch, scale, w, w_pitch, y, y_stride, bias;
-    int32_t n_rows, n, k, unused;
+    uint64_t x, x_pitch, scale, w, w_pitch;
+    struct tern_cuda_gemm_out out[TERN_CUDA_GEMM_OUTS];
+    int32_t n_rows, n, k, n_out;
     /* Groups (experts): block z is group z of `groups`: {first row, rows}; w_group numbers from one matrix to the next.
      */
     uint64_t groups, w_group;
 };
 
-/* The same in f32, one chain of fma for every output. */
+/* y[row][col] = sum of x[row][i] * w[col][i] (+ bias) in f32, one chain of fma for every output. */
 struct tern_cuda_exact {
     uint64_t x, x_stride, w, w_pitch, y, y_stride, bias;
     int32_t n_rows, n, k, unused;

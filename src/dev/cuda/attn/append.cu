@@ -13,19 +13,24 @@ __device__ static void copy_bytes(uint8_t *to, const uint8_t *from, uint64_t byt
         *reinterpret_cast<uint32_t *>(to + i) = *reinterpret_cast<const uint32_t *>(from + i);
 }
 
-/* Tokens [from, to) of the page: rows from `row` on, of which the head begins at x. */
+/* Tokens [from, to) of the page: rows from `row` on, of which the head begins at x; four dims at a time.  Neighbours in
+ * a warp have what lies side by side in the tile: tokens of keys, dims of values. */
 __device__ static void put_tokens(const tern_cuda_side &s, uint8_t *tile, const float *x, uint64_t stride, int from,
                                   int to)
 {
-    const int n = to - from;
-    for (int i = threadIdx.x; i < n * s.dim; i += THREADS) {
-        const int t = s.key ? i % n : i / s.dim, d = s.key ? i / n : i % s.dim;
-        const int at = s.key ? d * 64 + from + t : (from + t) * s.dim + d;
-        const float y = x[t * stride + d];
-        if (s.raw32)
-            reinterpret_cast<float *>(tile)[at] = y;
-        else
-            reinterpret_cast<uint16_t *>(tile)[at] = to_f16(y);
+    const int n = to - from, fours = s.dim / 4;
+    for (int i = threadIdx.x; i < n * fours; i += THREADS) {
+        const int t = s.key ? i % n : i / fours, d = (s.key ? i / n : i % fours) * 4;
+        const int at = s.key ? d * 64 + from + t : (from + t) * s.dim + d, step = s.key ? 64 : 1;
+        const float4 four = *reinterpret_cast<const float4 *>(x + t * stride + d);
+        const float y[4] = {four.x, four.y, four.z, four.w};
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            if (s.raw32)
+                reinterpret_cast<float *>(tile)[at + j * step] = y[j];
+            else
+                reinterpret_cast<uint16_t *>(tile)[at + j * step] = to_f16(y[j]);
+        }
     }
 }
 
