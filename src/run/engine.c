@@ -221,6 +221,8 @@ void tern_engine_close(tern_engine **pe)
     tern_free(e->rows);
     tern_free(e->jobs);
     tern_free(e->logit_rows);
+    if (e->logits && e->dev->ops->lands)
+        e->dev->ops->lands(e->dev, NULL, 0);
     tern_free(e->logits);
     tern_free(e->best);
     tern_free(e->hidden_rows);
@@ -514,6 +516,19 @@ int tern_floats_widen(float **p, size_t *cap, size_t want, tern_error *err)
     return rc;
 }
 
+int tern_logits_widen(tern_engine *e, size_t want, tern_error *err)
+{
+    const struct tern_dev_ops *ops = e->dev->ops;
+    if (want <= e->logits_cap)
+        return 0;
+    if (ops->lands)
+        ops->lands(e->dev, NULL, 0);
+    const int rc = tern_floats_widen(&e->logits, &e->logits_cap, want, err);
+    if (rc == 0 && ops->lands)
+        ops->lands(e->dev, e->logits, want * sizeof *e->logits);
+    return rc;
+}
+
 /* Nothing may fail once a step has run, for recurrent states have moved on. */
 static int reserve_answers(tern_engine *e, const tern_step_item *items, int n_items, struct answers *a, tern_error *err)
 {
@@ -528,7 +543,7 @@ static int reserve_answers(tern_engine *e, const tern_step_item *items, int n_it
     TERN_ASSERT(e->asks_best || !best);
     a->n_best = best ? a->n_rows : 0;
     const size_t logits = (size_t)a->n_logits * (size_t)e->model->net->desc.n_vocab;
-    TERN_TRY(tern_floats_widen(&e->logits, &e->logits_cap, logits, err));
+    TERN_TRY(tern_logits_widen(e, logits, err));
     TERN_TRY(tern_floats_widen(&e->best, &e->best_cap, (size_t)a->n_best * 2 * TERN_BEST, err));
 out:
     return rc;

@@ -207,6 +207,8 @@ static inline struct tern_seen tern_seen_next(struct tern_seen s)
 
 /* engine.c: a buffer of that many numbers at least, whose contents may be lost. */
 int tern_floats_widen(float **p, size_t *cap, size_t want, tern_error *err);
+/* engine.c: the same of e->logits, where the device's rows land. */
+int tern_logits_widen(tern_engine *e, size_t want, tern_error *err);
 /* What e->best holds of a row of logits of that batch, once it was fetched. */
 struct tern_seen tern_seen_best(const tern_engine *e, const struct tern_forward_batch *b, int row);
 /* tern_step, of whose items those with best[i] > 0 want so many of the best of each row, or a few more, in place of its

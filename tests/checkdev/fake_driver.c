@@ -219,6 +219,24 @@ tern_cu_result cuMemFreeHost(void *p)
     free(p);
     return OK;
 }
+/* One piece at a time: who registers has to take it back. */
+static void *registered;
+tern_cu_result cuMemHostRegister_v2(void *p, size_t n, unsigned f)
+{
+    (void)n, (void)f;
+    if (registered || fails_now())
+        return INVALID;
+    registered = p;
+    return OK;
+}
+tern_cu_result cuMemHostUnregister(void *p)
+{
+    stream_wait_all();
+    if (p != registered)
+        return INVALID;
+    registered = NULL;
+    return OK;
+}
 tern_cu_result cuMemAddressReserve(tern_cu_address *p, size_t n, size_t a, tern_cu_address h, unsigned long long f)
 {
     (void)a, (void)h, (void)f;

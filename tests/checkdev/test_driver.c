@@ -85,6 +85,14 @@ static void copies(void)
         CHECK(memcmp(back + 500000, from + 500000, 3 << 20) == 0 &&
               memcmp(back + 1300000, from + 1300000, 900000) == 0);
     }
+    for (int round = 0; round < 3; round++) { /* where copies land; then nowhere */
+        memset(back, 0, sizeof back);
+        d->ops->lands(d, round == 2 ? NULL : back + 1000 * round, round == 2 ? 0 : 1 << 20);
+        d->ops->copy_out(d, back, m, 0, 1 << 20);
+        d->ops->copy_out(d, back + (1 << 18), m, 1 << 20, 1 << 20);
+        d->ops->sync(d);
+        CHECK(memcmp(back, from, 2 << 20) == 0 && back[1 << 19] == 0);
+    }
     d->ops->copy_out(d, back, m, 0, 64); /* nobody waits for it */
     CHECK(tern_dev_fault(d, &err) == 0);
     d->ops->release(d, m);

@@ -122,6 +122,10 @@ struct tern_cuda {
     struct tern_cuda_graphs *graphs;
     struct tern_cuda_upload upload;
     struct tern_cuda_bounce bounce;
+    struct {
+        uint8_t *host; /* pinned; NULL: none */
+        size_t bytes;
+    } lands;
     struct tern_cuda_tables tables;   /* of the step in hand */
     const struct tern_cuda_job *jobs; /* those of tables, on the host */
     tern_cu_address state_off;        /* of tables besides: uint64_t [layers][caches], bytes into a block of states */
@@ -208,6 +212,7 @@ void tern_cuda_release(struct tern_dev *d, struct tern_dev_mem *m);
 int tern_cuda_adopt(struct tern_dev *d, struct tern_dev_mem **out, const void *host, size_t bytes, tern_error *err);
 void tern_cuda_copy_in(struct tern_dev *d, struct tern_dev_mem *to, size_t at, const void *host, size_t bytes);
 void tern_cuda_copy_out(struct tern_dev *d, void *host, const struct tern_dev_mem *from, size_t at, size_t bytes);
+void tern_cuda_lands(struct tern_dev *d, void *host, size_t bytes);
 void tern_cuda_copy(struct tern_dev *d, struct tern_dev_mem *to, size_t to_at, const struct tern_dev_mem *from,
                     size_t from_at, size_t bytes);
 void tern_cuda_zero(struct tern_dev *d, struct tern_dev_mem *m, size_t at, size_t bytes);

@@ -129,6 +129,7 @@ static void op_close(struct tern_dev *dev)
     tern_cuda_step_close(d);
     tern_cuda_together_close(d);
     tern_cuda_graph_close(d);
+    tern_cuda_lands(dev, NULL, 0);
     if (d->bounce.host)
         (void)tern_cu.cuMemFreeHost(d->bounce.host);
     const tern_cu_address scratch[] = {d->q8, d->half, d->half_scale, d->dense, d->pairs, d->best};
@@ -264,7 +265,8 @@ static int probe_card(int number, char about[TERN_DEV_NAME], tern_error *err)
     .close = op_close, .prepare = op_prepare, .scratch_bytes = op_scratch_bytes, .sync = op_sync, .fault = op_fault,  \
     .limit = tern_cuda_limit, .held = tern_cuda_held, .claim = tern_cuda_claim, .reserve = tern_cuda_reserve,         \
     .release = tern_cuda_release, .adopt = tern_cuda_adopt, .copy_in = tern_cuda_copy_in,                             \
-    .copy_out = tern_cuda_copy_out, .copy = tern_cuda_copy, .zero = tern_cuda_zero, .discard = tern_cuda_discard,     \
+    .copy_out = tern_cuda_copy_out, .lands = tern_cuda_lands, .copy = tern_cuda_copy, .zero = tern_cuda_zero,         \
+    .discard = tern_cuda_discard,                                                                                      \
     .weight_plan = tern_cuda_weight_plan, .weight_bytes = tern_cuda_weight_bytes,                                     \
     .weight_about = tern_cuda_weight_about, .weight_place = tern_cuda_weight_place,                                   \
     .weight_load = tern_cuda_weight_load, .weight_drop = tern_cuda_weight_drop, .weight_out = tern_cuda_weight_out,   \

@@ -98,6 +98,8 @@ struct tern_cu_launch {
     X(cuMemFree_v2, (tern_cu_address))                                                                     \
     X(cuMemHostAlloc, (void **, size_t, unsigned))                                                         \
     X(cuMemFreeHost, (void *))                                                                             \
+    X(cuMemHostRegister_v2, (void *, size_t, unsigned))                                                    \
+    X(cuMemHostUnregister, (void *))                                                                       \
     X(cuMemAddressReserve, (tern_cu_address *, size_t, size_t, tern_cu_address, unsigned long long))       \
     X(cuMemAddressFree, (tern_cu_address, size_t))                                                         \
     X(cuMemCreate, (unsigned long long *, size_t, const struct tern_cu_memory_kind *, unsigned long long)) \

@@ -246,10 +246,26 @@ void tern_cuda_copy_in(struct tern_dev *dev, struct tern_dev_mem *to, size_t at,
 
 #define BOUNCE ((size_t)4 << 20)
 
+void tern_cuda_lands(struct tern_dev *dev, void *host, size_t bytes)
+{
+    struct tern_cuda *d = tern_cuda_of(dev);
+    tern_cuda_enter(d);
+    if (d->lands.host)
+        (void)tern_cu.cuMemHostUnregister(d->lands.host);
+    d->lands.host = NULL;
+    if (host && bytes && tern_cu.cuMemHostRegister_v2(host, bytes, 0) == 0) { /* else it stays pageable */
+        d->lands.host = host;
+        d->lands.bytes = bytes;
+    }
+}
+
 /* Pageable memory would make the copy wait for everything before it. */
 static uint8_t *bounce(struct tern_cuda *d, void *to, size_t bytes)
 {
     struct tern_cuda_bounce *b = &d->bounce;
+    const uint8_t *at = to, *from = d->lands.host;
+    if (from && at >= from && at + bytes <= from + d->lands.bytes)
+        return NULL;
     if (!d->pool || b->n == TERN_CUDA_COPIES || bytes > BOUNCE - b->used)
         return NULL;
     if (!b->host) {

@@ -84,6 +84,13 @@ static int op_limit(struct tern_dev *dev, size_t bytes, tern_error *err)
 }
 
 /* Of all together, as far as what they have is alike: the one with least left says how much that is. */
+/* Rows that all have are copied from the first. */
+static void op_lands(struct tern_dev *dev, void *host, size_t bytes)
+{
+    struct tern_dev *d = tern_parallel_of(dev)->d[0];
+    d->ops->lands(d, host, bytes);
+}
+
 static void op_held(const struct tern_dev *dev, struct tern_dev_held *out)
 {
     const struct tern_parallel *s = (const struct tern_parallel *)dev;
@@ -136,6 +143,7 @@ int tern_dev_parallel_new(const struct tern_dev_ops **out, const struct tern_dev
                                    .claim = tern_parallel_claim,
                                    .copy_in = tern_parallel_copy_in,
                                    .copy_out = tern_parallel_copy_out,
+                                   .lands = of[0]->lands ? op_lands : NULL,
                                    .copy = tern_parallel_copy,
                                    .zero = tern_parallel_zero,
                                    .discard = tern_parallel_discard,

@@ -61,6 +61,12 @@ static int op_limit(struct tern_dev *dev, size_t bytes, tern_error *err)
     return d->ops->limit(d, bytes, err);
 }
 
+static void op_lands(struct tern_dev *dev, void *host, size_t bytes)
+{
+    struct tern_dev *d = tern_split_of(dev)->d[1];
+    d->ops->lands(d, host, bytes);
+}
+
 static void op_held(const struct tern_dev *dev, struct tern_dev_held *out)
 {
     const struct tern_dev *d = ((const struct tern_split *)dev)->d[1];
@@ -100,6 +106,7 @@ int tern_dev_split_new(const struct tern_dev_ops **out, const struct tern_dev_op
                                          .claim = tern_split_claim,
                                          .copy_in = tern_split_copy_in,
                                          .copy_out = tern_split_copy_out,
+                                         .lands = second->lands ? op_lands : NULL,
                                          .copy = tern_split_copy,
                                          .zero = tern_split_zero,
                                          .discard = tern_split_discard,

@@ -20,7 +20,7 @@ int tern_guess_step(tern_engine *e, const struct tern_guess *g, int n, bool firs
     const int n_vocab = e->model->net->desc.n_vocab, n_best = best ? n : 0;
     *seen = (struct tern_seen){0};
     TERN_ASSERT(e->mtp && n > 0 && n <= e->max_seqs && n <= e->chunk && (e->asks_best || !best) && best <= TERN_BEST);
-    TERN_TRY(tern_floats_widen(&e->logits, &e->logits_cap, best ? 0 : (size_t)n * (size_t)n_vocab, err));
+    TERN_TRY(tern_logits_widen(e, best ? 0 : (size_t)n * (size_t)n_vocab, err));
     TERN_TRY(tern_floats_widen(&e->best, &e->best_cap, (size_t)n_best * 2 * TERN_BEST, err));
     TERN_TRY(tern_forward_want(e->forward, n, 0, n_best, err));
     for (int i = 0; i < n; i++) {
