@@ -322,7 +322,8 @@ void check_products(struct checkdev *c)
     enum { FORMS = (int)(sizeof type_ids / sizeof *type_ids) + OTHER_FORMS, LONG = 17152 };
     static const int shapes[][2] = {{48, 256}, {37, 512}, {130, 1280}, {16, 32}, {17, 96}, {1000, 2048}, {300, 4352}};
     struct tern_dev_limits l = {.max_rows = 320, .max_narrow = 320, .max_k = LONG, .max_stack = 5, .max_stack_k = 512};
-    const bool quick = getenv("CHECKDEV_QUICK") != NULL; /* decode rows, and few others, of small matrices */
+    const bool races = getenv("CHECKDEV_RACES") != NULL;          /* one shape of each form */
+    const bool quick = races || getenv("CHECKDEV_QUICK") != NULL; /* decode rows, and few others, of small matrices */
     if (!checkdev_wants(c, "products"))
         return;
     for (int exact = 0; exact < 2 - quick; exact++) {
@@ -331,7 +332,7 @@ void check_products(struct checkdev *c)
         for (int form = 0; form < FORMS; form++)
             for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++) {
                 struct weight w;
-                if ((exact && s % 3) || (quick && s > 4) || !make_weight(c, &w, form, shapes[s][0], shapes[s][1], 1))
+                if ((exact && s % 3) || (quick && s > 4) || (races && (int)s != form % 5 && s != 1) || !make_weight(c, &w, form, shapes[s][0], shapes[s][1], 1))
                     continue;
                 const double most = exact ? 1e-5 : 2e-3;
                 if (!exact) {
@@ -341,6 +342,8 @@ void check_products(struct checkdev *c)
                     after_rows(c, &w, 5, 5, most);
                     product(c, &w, 1, 0, false, 1e-5);
                     product(c, &w, 4 + (int)s, 0, false, 1e-5);
+                    if (s % 2 == 0 || races) /* more than two groups of rows */
+                        product(c, &w, 137 + (int)s, 0, false, 1e-5);
                     product(c, &w, quick ? 20 : 150, quick ? 13 : 143, true, 1e-5);
                 }
                 product(c, &w, (quick ? 20 : 170) + 7 * (int)s, (quick ? 10 : 160) + 5 * (int)s, false, most);

@@ -95,7 +95,7 @@ void check_speed(struct checkdev *c)
     static const int shapes[][2] = {{6144, 4096}, {4096, 4096}, {28672, 4096}, {4096, 14336}, {128256, 4096}};
     static const int types[] = {TERN_Q4_K, TERN_Q6_K, TERN_Q8_0, TERN_Q4_0, TERN_F16};
     const size_t n_noise = (size_t)32 << 20;
-    const struct tern_dev_limits l = {.max_rows = 8192, .max_narrow = 64, .max_k = 14336};
+    const struct tern_dev_limits l = {.max_rows = 8192, .max_narrow = 256, .max_k = 14336};
     if (!c->filter || !strstr(c->filter, "speed"))
         return;
     checkdev_prepare(c, &l);
@@ -106,7 +106,7 @@ void check_speed(struct checkdev *c)
         for (int s = 0; s < 5; s++)
             if (i < 1 || s == 2 || s == 1)
                 one(c, types[i], shapes[s][0], shapes[s][1], 1, 0, noise, n_noise);
-    for (int rows = 2; rows <= 64; rows *= 2)
+    for (int rows = 2; rows <= 256; rows *= 2)
         one(c, TERN_Q4_K, 28672, 4096, rows, 0, noise, n_noise);
     for (int s = 0; s < 4; s++) {
         one(c, TERN_Q4_K, shapes[s][0], shapes[s][1], 8192, 8192, noise, n_noise);
