@@ -65,6 +65,8 @@ VISIBLE = {
         "kernel.h",
         "attn.h",
         "attn_impl.h",
+        "attn16.h",
+        "attn16_impl.h",
         "delta.h",
         "gemm.h",
         "gemm_few_impl.h",

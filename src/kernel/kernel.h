@@ -13,6 +13,7 @@
 #define TERN_KERNEL_H
 
 #include "kernel/attn.h"
+#include "kernel/attn16.h"
 #include "kernel/delta.h"
 #include "kernel/gemm.h"
 #include "kernel/kvq.h"
@@ -27,6 +28,7 @@ struct tern_kernels {
     struct tern_delta_kernels delta;
     struct tern_prompt_kernels prompt, prompt8; /* of the machine's own class; int8 */
     struct tern_bf16_kernels bf16;
+    struct tern_attn16_kernels attn16;
     unsigned mask; /* levels in use, TERN_CPU_* */
 };
 
