@@ -67,6 +67,7 @@ VISIBLE = {
         "attn_impl.h",
         "attn16.h",
         "attn16_impl.h",
+        "attn16_softmax_impl.h",
         "delta.h",
         "gemm.h",
         "gemm_few_impl.h",

@@ -16,8 +16,8 @@
 #include "kernel/attn.h"
 #include "kernel/kvq.h"
 
-#define TERN_ATTN16_FULL 32767.0f /* of 16-bit queries and weights */
-#define TERN_ATTN16_LEAST -100.0f /* exponents below it count as it: products with any scale stay normal numbers */
+#define TERN_ATTN16_FULL  32767.0f /* of 16-bit queries and weights */
+#define TERN_ATTN16_LEAST -100.0f  /* exponents below it count as it: products with any scale stay normal numbers */
 
 /* dim: a multiple of 16 up to 512.  Pointers 64-byte aligned, those to rows of queries, scores, weights and sums by
  * their first; blocks are those of kvq.h.  All NULL on levels that compute such attention in f32. */

@@ -242,7 +242,8 @@ static struct row attend(const struct tern_attn16_kernels *k, const struct side 
 {
     const size_t n_w = (size_t)(v->n_blocks * v->n_pages) * TERN_PAGE;
     float *s = check_buf(((size_t)(v->n_pages - 1) * stride + TERN_PAGE) * 4, 64);
-    struct row r = {check_buf(n_w * 2, 64), check_buf((size_t)v->n_blocks * 4, 4), check_buf((size_t)v->dim * 4, 64), m, l, 1};
+    struct row r = {
+        check_buf(n_w * 2, 64), check_buf((size_t)v->n_blocks * 4, 4), check_buf((size_t)v->dim * 4, 64), m, l, 1};
     for (int p = 0; p < v->n_pages; p++)
         memcpy(s + (size_t)p * stride, scores + p * TERN_PAGE, TERN_PAGE * sizeof *s);
     memcpy(r.o, o0, (size_t)v->dim * sizeof *o0);

@@ -43,7 +43,8 @@ static void shapes(void **state)
     static const char *const names[] = {"t4", "l4", "l3", "q8", "l2", "t3", "t2"};
     for (int i = 0; i < 6; i++)
         for (int j = 0; j < 7; j++) {
-            struct config cfg = {.k = names[j], .v = names[(i + j) % 7], .n_kv = 1 + j % 2, .group = 1 + (3 * i + j) % 7};
+            struct config cfg = {
+                .k = names[j], .v = names[(i + j) % 7], .n_kv = 1 + j % 2, .group = 1 + (3 * i + j) % 7};
             cfg.dk = dims[i][0];
             cfg.dv = dims[i][1];
             cfg.first = j;
@@ -79,7 +80,8 @@ static void conditioned(void **state)
 static void others_stay(void **state)
 {
     (void)state;
-    static const char *const pairs[][2] = {{"f16", "t4"}, {"t4", "f16"}, {"mirror", "l4"}, {"fp8", "t4"}, {"f16", "f16"}};
+    static const char *const pairs[][2] = {
+        {"f16", "t4"}, {"t4", "f16"}, {"mirror", "l4"}, {"fp8", "t4"}, {"f16", "f16"}};
     for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++) {
         struct config cfg = {.k = pairs[i][0], .v = pairs[i][1], .n_kv = 2, .group = 3, .dk = 64, .dv = 64, .first = 4};
         one(cfg, 400, 300, tight);
@@ -90,9 +92,27 @@ static const struct config cfgs[] = {
     {.k = "t4", .v = "t4", .n_kv = 2, .group = 3, .dk = 64, .dv = 64, .first = 4, .int16 = true},
     {.k = "l4", .v = "l3", .n_kv = 1, .group = 9, .dk = 80, .dv = 112, .first = 4, .recent = 1, .int16 = true},
     {.k = "q8", .v = "l2", .n_kv = 1, .group = 4, .dk = 144, .dv = 256, .window = 170, .int16 = true},
-    {.k = "l3", .v = "q8", .n_kv = 1, .group = 2, .dk = 256, .dv = 64, .window = 290, .first = 4, .keeps = 1, .int16 = 1},
+    {.k = "l3",
+     .v = "q8",
+     .n_kv = 1,
+     .group = 2,
+     .dk = 256,
+     .dv = 64,
+     .window = 290,
+     .first = 4,
+     .keeps = 1,
+     .int16 = 1},
     {.k = "t4", .v = "t4", .n_kv = 1, .group = 5, .dk = 64, .dv = 64, .window = 400, .chunked = 1, .int16 = true},
-    {.k = "t4", .v = "l4", .n_kv = 2, .group = 2, .dk = 64, .dv = 64, .softcap = 9, .cond = 1, .pairs = 2, .int16 = true},
+    {.k = "t4",
+     .v = "l4",
+     .n_kv = 2,
+     .group = 2,
+     .dk = 64,
+     .dv = 64,
+     .softcap = 9,
+     .cond = 1,
+     .pairs = 2,
+     .int16 = true},
 };
 #define N_CFGS (sizeof cfgs / sizeof *cfgs)
 

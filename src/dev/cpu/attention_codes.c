@@ -54,6 +54,6 @@ static void code_pages(const struct attn_unit *u, struct attn_scratch *c, int be
             attend_band(u, c, page, next - page, i, u->n_q - i < ATTN_BAND ? u->n_q - i : ATTN_BAND);
     }
 }
-_Static_assert(ATTN_BAND * TERN_SOFTMAX_PAGES <= ATTN_SCORES && ATTN_BAND <= ATTN_SUB, "scores have room");
+_Static_assert(ATTN_BAND *TERN_SOFTMAX_PAGES <= ATTN_SCORES && ATTN_BAND <= ATTN_SUB, "scores have room");
 
 const struct attn_kind tern_attn_codes = {.pages = code_pages, .sinks = tern_attn_sinks, .raw = tern_attn_raw};

@@ -6,8 +6,7 @@
 struct tern_cpu_shape tern_cpu_shape_of(const struct tern_cpu *d, const struct tern_dev_cache *cache,
                                         const struct tern_attn_shape *s)
 {
-    return (struct tern_cpu_shape){&cache->layers[s->layer], s->n_heads, s->scale, s->softcap,
-                                   d->bf16, d->int16};
+    return (struct tern_cpu_shape){&cache->layers[s->layer], s->n_heads, s->scale, s->softcap, d->bf16, d->int16};
 }
 
 static int op_open(struct tern_dev **out, const struct tern_dev_ops *self, struct tern_pool *pool, tern_error *err)

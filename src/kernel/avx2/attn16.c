@@ -13,10 +13,10 @@ typedef struct {
     __m256 lo, hi;
 } lanes;
 
-#define LANES_BOTH(name, call)                                         \
-    ATTN_INLINE lanes name(lanes a, lanes b)                           \
-    {                                                                  \
-        return (lanes){call(a.lo, b.lo), call(a.hi, b.hi)};            \
+#define LANES_BOTH(name, call)                              \
+    ATTN_INLINE lanes name(lanes a, lanes b)                \
+    {                                                       \
+        return (lanes){call(a.lo, b.lo), call(a.hi, b.hi)}; \
     }
 LANES_BOTH(lanes_max, _mm256_max_ps)
 LANES_BOTH(lanes_add, _mm256_add_ps)
@@ -48,7 +48,8 @@ ATTN_INLINE __m256 inside(int t, int t0, int t1)
 
 ATTN_INLINE lanes lanes_inside(lanes v, int t, int t0, int t1, lanes x)
 {
-    return (lanes){_mm256_blendv_ps(x.lo, v.lo, inside(t, t0, t1)), _mm256_blendv_ps(x.hi, v.hi, inside(t + 8, t0, t1))};
+    return (lanes){_mm256_blendv_ps(x.lo, v.lo, inside(t, t0, t1)),
+                   _mm256_blendv_ps(x.hi, v.hi, inside(t + 8, t0, t1))};
 }
 
 /* The constants are derived in ref/attn16.c. */
@@ -254,22 +255,22 @@ ATTN_INLINE __m256i add_pairs(__m256i sum, __m256i w, __m256i x)
 /* Sums have names of their own, for an array of them would lie in memory. */
 #define EACH_ROW(X, i) X(0, i) X(1, i) X(2, i) X(3, i) X(4, i) X(5, i)
 #define ROW_ZERO(r, i) d##r##0 = d##r##1 = _mm256_setzero_si256();
-#define ROW_ADD(r, i)                                                    \
-    if (r < rows) {                                                      \
+#define ROW_ADD(r, i)                                                     \
+    if (r < rows) {                                                       \
         b = two_items((r < 3 ? low : high) + (r % 3) * stride + 4 * (i)); \
-        d##r##0 = add_pairs(d##r##0, v0, b);                             \
-        d##r##1 = add_pairs(d##r##1, v1, b);                             \
+        d##r##0 = add_pairs(d##r##0, v0, b);                              \
+        d##r##1 = add_pairs(d##r##1, v1, b);                              \
     }
-#define ROW_OUT(r, i)            \
-    if (r < rows) {              \
-        out[2 * r] = d##r##0;    \
+#define ROW_OUT(r, i)             \
+    if (r < rows) {               \
+        out[2 * r] = d##r##0;     \
         out[2 * r + 1] = d##r##1; \
     }
-#define ADD_PAIR(i)                                                                    \
-    {                                                                                  \
-        v0 = _mm256_load_si256((const __m256i *)(const void *)(m + 64 * (i) - 128));   \
-        v1 = _mm256_load_si256((const __m256i *)(const void *)(m + 64 * (i) - 96));    \
-        EACH_ROW(ROW_ADD, i)                                                           \
+#define ADD_PAIR(i)                                                                \
+    {                                                                              \
+        v0 = _mm256_load_si256((const __m256i *)(const void *)(m + 64 * (i)-128)); \
+        v1 = _mm256_load_si256((const __m256i *)(const void *)(m + 64 * (i)-96));  \
+        EACH_ROW(ROW_ADD, i)                                                       \
     }
 
 /* out[rows][2] */

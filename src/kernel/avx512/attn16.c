@@ -48,8 +48,8 @@ ATTN_INLINE void lanes_store(float *p, lanes v)
 
 ATTN_INLINE lanes lanes_inside(lanes v, int t, int t0, int t1, lanes x)
 {
-    const __m512i at = _mm512_add_epi32(
-        _mm512_set1_epi32(t), _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15));
+    const __m512i at =
+        _mm512_add_epi32(_mm512_set1_epi32(t), _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15));
     const __mmask16 from = _mm512_cmpge_epi32_mask(at, _mm512_set1_epi32(t0));
     return _mm512_mask_blend_ps(_mm512_mask_cmplt_epi32_mask(from, at, _mm512_set1_epi32(t1)), x, v);
 }
@@ -250,12 +250,12 @@ ATTN_INLINE __m512i add_pairs(__m512i sum, __m512i w, __m512i x)
             d##r##3 = add_pairs(d##r##3, v3, b); \
         }                                        \
     }
-#define ROW_OUT(r)                     \
-    if (r < rows) {                    \
-        out[WIDTH * r] = d##r##0;      \
-        out[WIDTH * r + 1] = d##r##1;  \
-        out[WIDTH * r + 2] = d##r##2;  \
-        out[WIDTH * r + 3] = d##r##3;  \
+#define ROW_OUT(r)                    \
+    if (r < rows) {                   \
+        out[WIDTH * r] = d##r##0;     \
+        out[WIDTH * r + 1] = d##r##1; \
+        out[WIDTH * r + 2] = d##r##2; \
+        out[WIDTH * r + 3] = d##r##3; \
     }
 _Static_assert(TILE == 6 && WIDTH == 4, "as the names say");
 

@@ -25,7 +25,7 @@ static void describe_arithmetic(const tern_engine *e, char *out, size_t n)
                            : e->exact || !tern_k.prompt.product ? "f32"
                            : tern_k.prompt.floats               ? "bf16 tiles"
                                                                 : "int16";
-    const char *attention = e->exact                ? ", exact"
+    const char *attention = e->exact               ? ", exact"
                             : tern_k.bf16.multiply ? ", bf16"
                             : tern_k.attn16.score  ? ", int16"
                                                    : "";
