@@ -12,7 +12,7 @@ set(ternkv_targets ternkv_objects)
 foreach(objects ${tern_isa_objects})
   string(REGEX MATCH "kernel_[a-z0-9]+" target ${objects})
   list(APPEND ternkv_targets ${target})
-  list(APPEND ternkv_parts $<FILTER:${objects},EXCLUDE,/\(gemm|vec|delta|prompt\)[^/]*\.o$>)
+  list(APPEND ternkv_parts $<FILTER:${objects},EXCLUDE,/\(attn16|gemm|vec|delta|prompt\)[^/]*\.o$>)
 endforeach()
 add_custom_command(OUTPUT ternkv.o
                    COMMAND ${CMAKE_LINKER} -r -o ternkv.o ${ternkv_parts}

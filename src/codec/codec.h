@@ -188,8 +188,8 @@ const struct tern_kv_codec *tern_kv_codec_find(const char *name, size_t n); /* N
 /* Keys on a grid of 4-bit floats, which it keeps as they are; in no registry. */
 const struct tern_kv_codec *tern_kv_codec_fp4(void);
 
-/* The tables of a scheme on the codes of kernel/kvq.h, for devices with kernels of their own; NULL for other schemes.
- */
+/* The tables of a scheme on the codes of kernel/kvq.h, for devices with kernels of their own and for prompt rows in
+ * 16-bit integers (kernel/attn16.h); NULL for other schemes. */
 const struct tern_kvq_table *tern_kv_table(const struct tern_kv_codec *c);
 
 /* Lloyd-Max levels of the normal distribution with variance 1, for 1 to 4 bits: [2^bits], ascending. */

@@ -41,6 +41,7 @@ void tern_kernels_init(unsigned mask)
         TERN_INIT(avx2);
         TERN_FOR_MODELS(tern_prompt_init_avx2(&k.prompt);)
         TERN_FOR_MODELS(tern_prompt8_init_avx2(&k.prompt8);)
+        TERN_FOR_MODELS(tern_attn16_init_avx2(&k.attn16);)
     }
 #endif
 #ifdef TERN_HAVE_AVX512
@@ -48,6 +49,7 @@ void tern_kernels_init(unsigned mask)
         TERN_INIT(avx512);
         TERN_FOR_MODELS(tern_prompt_init_avx512(&k.prompt);)
         TERN_FOR_MODELS(tern_prompt8_init_avx512(&k.prompt8);)
+        TERN_FOR_MODELS(tern_attn16_init_avx512(&k.attn16);)
     }
 #endif
 #ifdef TERN_HAVE_NEON

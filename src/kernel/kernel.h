@@ -2,9 +2,9 @@
  *
  * No allocation, no threads, no input/output, no errors: callers assert.  Each family (gemm, vec, attn, kvq, delta) is
  * a struct of function pointers whose contract stands beside each pointer.  ref/ fills every entry with plain C; avx2/
- * and avx512/, or neon/, overwrite what they have; avx2 and avx512 add products of prompt rows in int16, avx512bf16/
- * and amx/ those in bf16.  A folder is compiled with its own instruction-set flags and is entered only through these
- * tables, so nothing else in the program needs the instructions.
+ * and avx512/, or neon/, overwrite what they have; avx2 and avx512 add products of prompt rows and their attention to
+ * codes in int16, avx512bf16/ and amx/ those in bf16.  A folder is compiled with its own instruction-set flags and is
+ * entered only through these tables, so nothing else in the program needs the instructions.
  *
  * Bit equality: where a contract gives an order of operations, every level computes exactly that order and results are
  * equal bit for bit; where it gives an error budget, levels may differ within it, but the result for one row never
@@ -13,6 +13,7 @@
 #define TERN_KERNEL_H
 
 #include "kernel/attn.h"
+#include "kernel/attn16.h"
 #include "kernel/delta.h"
 #include "kernel/gemm.h"
 #include "kernel/kvq.h"
@@ -27,6 +28,7 @@ struct tern_kernels {
     struct tern_delta_kernels delta;
     struct tern_prompt_kernels prompt, prompt8; /* of the machine's own class; int8 */
     struct tern_bf16_kernels bf16;
+    struct tern_attn16_kernels attn16;
     unsigned mask; /* levels in use, TERN_CPU_* */
 };
 

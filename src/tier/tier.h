@@ -34,7 +34,7 @@ struct tern_origin {
     uint64_t weights;    /* of all their bytes */
     uint64_t layout;     /* KV plan, conditioning of the keys, windows */
     uint64_t rope;       /* another scaling than the model's */
-    char arithmetic[32]; /* in which prompts are computed: "x86-64 int16", "cuda 1f0c93d2" */
+    char arithmetic[32]; /* in which prompts are computed: "x86-64 int16, int16", "cuda 1f0c93d2" */
     char version[16];    /* of the program: its arithmetic may change with it */
     char kv[128];        /* the plan in words, for messages; not compared */
 };

@@ -160,6 +160,7 @@ struct config {
     int pairs;  /* of them also have a mean before the rotation */
     int recent; /* pages seen raw besides the own one */
     bool bf16;  /* wide rows on tiles */
+    bool int16; /* wide rows in 16-bit integers where both sides are codes */
     bool keeps; /* the first tokens are seen whatever the window */
 };
 
@@ -260,7 +261,8 @@ static inline void layer_init(struct layer *l, const struct config *cfg)
                                        .n_heads = cfg->n_kv * cfg->group,
                                        .scale = 1.7f / sqrtf((float)cfg->dk),
                                        .softcap = cfg->softcap,
-                                       .bf16 = cfg->bf16};
+                                       .bf16 = cfg->bf16,
+                                       .int16 = cfg->int16};
 }
 
 static inline void layer_clear(struct layer *l)

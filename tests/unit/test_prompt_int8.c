@@ -129,6 +129,15 @@ static void test_origin(void **state)
     tern_origin_key(&own, &key);
     tern_origin_key(&int8, &other);
     assert_memory_not_equal(&key, &other, sizeof key);
+    /* Attention has a class of its own, which counts as well. */
+    const struct tern_kernels k = tern_k;
+    memset(&tern_k.bf16, 0, sizeof tern_k.bf16);
+    memset(&tern_k.attn16, 0, sizeof tern_k.attn16);
+    origin_of(&t, NULL, &same);
+    tern_attn16_init_ref(&tern_k.attn16);
+    origin_of(&t, NULL, &own);
+    tern_k = k;
+    assert_string_not_equal(own.arithmetic, same.arithmetic);
     tiny_close(&t);
 }
 

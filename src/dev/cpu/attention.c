@@ -33,6 +33,21 @@ static void *take(uint8_t *base, size_t *at, size_t n, size_t size)
     return p;
 }
 
+/* What wide rows on integers have besides, n q rows at most. */
+static void lay_out_codes(struct attn_codes *c, uint8_t *base, size_t *at, const struct tern_kv_layer *kv, size_t n)
+{
+    const size_t dk = (size_t)kv->k.dim, dv = (size_t)kv->v.dim, tokens = TERN_SOFTMAX_PAGES * TERN_PAGE;
+    const size_t bk = (size_t)tern_kvq_blocks(kv->k.dim), bv = (size_t)tern_kvq_blocks(kv->v.dim);
+    c->x = take(base, at, n * dk, sizeof *c->x);
+    c->x_scale = take(base, at, n * bk, sizeof *c->x_scale);
+    c->k = take(base, at, tokens * dk, sizeof *c->k);
+    c->k_scale = take(base, at, tokens * bk, sizeof *c->k_scale);
+    c->v = take(base, at, tokens * dv, sizeof *c->v);
+    c->v_scale = take(base, at, tokens * bv, sizeof *c->v_scale);
+    c->w = take(base, at, ATTN_BAND * tokens * bv, sizeof *c->w);
+    c->unit = take(base, at, ATTN_BAND * bv, sizeof *c->unit);
+}
+
 /* Lays out one thread's memory and returns its size; base NULL: only the size. */
 static size_t lay_out(struct attn_scratch *c, uint8_t *base, const struct tern_cpu_shape *shape)
 {
@@ -62,6 +77,8 @@ static size_t lay_out(struct attn_scratch *c, uint8_t *base, const struct tern_c
         c->k16 = take(base, &at, TERN_SOFTMAX_PAGES * tern_bf16_right(shape->kv->k.dim, TERN_PAGE), u16);
         c->v16 = take(base, &at, tern_bf16_right(TERN_SOFTMAX_PAGES * TERN_PAGE, shape->kv->v.dim), u16);
         c->p16 = take(base, &at, tern_bf16_band(TERN_SOFTMAX_PAGES * TERN_PAGE), u16);
+    } else if (attn_on_codes(shape)) {
+        lay_out_codes(&c->codes, base, &at, shape->kv, n);
     }
     return at;
 }
@@ -91,10 +108,11 @@ void tern_attn_unit_init(struct attn_unit *u, const struct attn_step *step, cons
     int heads = step->heads[b->job->wide], per_kv = step->units[b->job->wide];
     int first = index % per_kv * heads;
     *u = (struct attn_unit){.step = step, .block = b, .kv_head = index / per_kv};
-    u->kind = step->kv->latent    ? &tern_attn_latent
-              : !b->job->wide     ? &tern_attn_narrow
-              : step->shape->bf16 ? &tern_attn_tiles
-                                  : &tern_attn_wide;
+    u->kind = step->kv->latent             ? &tern_attn_latent
+              : !b->job->wide              ? &tern_attn_narrow
+              : step->shape->bf16          ? &tern_attn_tiles
+              : attn_on_codes(step->shape) ? &tern_attn_codes
+                                           : &tern_attn_wide;
     u->key = tern_kv_side_of(&step->kv->k, u->kv_head);
     u->heads = step->group - first < heads ? step->group - first : heads;
     u->head0 = u->kv_head * step->group + first;

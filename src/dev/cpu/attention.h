@@ -18,6 +18,7 @@
 #define ATTN_NARROW     16 /* q rows of a narrow unit: what the kernels on codes accept */
 #define ATTN_WIDE_HEADS 4  /* heads of a wide unit: 256 q rows of 128 dims fill half an L2 cache */
 #define ATTN_SUB        48 /* q rows that go through a page together: their scores stay in L1 */
+#define ATTN_BAND       24 /* q rows that go through a group of pages together: their scores and weights fit L1 */
 #define ATTN_SCORES     (TERN_BAND * TERN_SOFTMAX_PAGES) /* not less than ATTN_SUB, nor narrow rows times pages */
 #define ATTN_TABLE      1024
 #define ATTN_FETCH      768  /* bytes that one softmax asks for: what a core has room for at a time */
@@ -70,6 +71,12 @@ struct attn_scratch {
     struct tern_kv_query query;
     /* With shape->bf16: packed queries by band; of a group of pages keys, values, and the weights of one band. */
     uint16_t *x16, *k16, *v16, *p16;
+    /* On integers: packed queries and their scales; of a group of pages keys, values, and the scales of both; of
+     * ATTN_BAND rows weights and what they are worth. */
+    struct attn_codes {
+        int16_t *x, *k, *v, *w;
+        float *x_scale, *k_scale, *v_scale, *unit;
+    } codes;
 };
 
 struct attn_unit;
@@ -81,8 +88,9 @@ struct attn_kind {
     void (*sinks)(const struct attn_unit *u, struct attn_scratch *c, const uint8_t *sink); /* of this KV head */
     void (*raw)(const struct attn_unit *u, struct attn_scratch *c, int page, const uint8_t *tile);
 };
-/* Decode rows on codes, prompt rows in f32 and on tiles (attention_rows.c), latent layers (attention_latent.c). */
-extern const struct attn_kind tern_attn_narrow, tern_attn_wide, tern_attn_tiles, tern_attn_latent;
+/* Decode rows on codes, prompt rows in f32 and on tiles (attention_rows.c), prompt rows in 16-bit integers
+ * (attention_codes.c), latent layers (attention_latent.c). */
+extern const struct attn_kind tern_attn_narrow, tern_attn_wide, tern_attn_tiles, tern_attn_codes, tern_attn_latent;
 
 struct attn_unit {
     const struct attn_step *step;
@@ -115,12 +123,26 @@ void tern_attn_complete(const struct attn_unit *u, float *scores, const float *r
 void tern_attn_softmax(const struct attn_unit *u, struct attn_scratch *c, int i0, int n, int page, int n_pages, int lo,
                        int hi, const void *next);
 
-/* The same for one band, tokens from lo on; the weights go to c->p16. */
+/* The same for one band, tokens from lo on; the weights go to c->p16, to c->codes.w. */
 void tern_attn_tile_softmax(const struct attn_unit *u, struct attn_scratch *c, int i0, int n, int page, int n_pages,
                             int lo);
+void tern_attn_codes_softmax(const struct attn_unit *u, struct attn_scratch *c, int i0, int n, int page, int n_pages,
+                             int lo);
+
+/* Queries of all q rows as the codec of the keys wants them, to c->x.  The end of the aligned group of pages that
+ * `page` is in, or of the closed pages. */
+void tern_attn_wide_queries(const struct attn_unit *u, struct attn_scratch *c);
+int tern_attn_group_end(int page, int end);
 
 /* Q rows have seen their closed pages: transforms o, adds sinks and raw tiles, divides, writes to the output. */
 void tern_attn_finish(const struct attn_unit *u, struct attn_scratch *c);
+
+/* Do wide rows of the layer multiply 16-bit integers?  The model and the plan decide, no length. */
+static inline bool attn_on_codes(const struct tern_cpu_shape *shape)
+{
+    const struct tern_kv_layer *kv = shape->kv;
+    return shape->int16 && !kv->latent && tern_kv_table(kv->k.codec) && tern_kv_table(kv->v.codec);
+}
 
 void tern_attn_wide_unit(const struct attn_unit *u, struct attn_scratch *c);
 

@@ -37,6 +37,7 @@ struct tern_cpu_shape {
     float scale;   /* softmax scale; log2(e) is added inside */
     float softcap; /* 0: none; else cap*tanh(score/cap) before the softmax */
     bool bf16;     /* wide rows multiply in the bf16 class */
+    bool int16;    /* else, where keys and values are codes of kernel/kvq.h, in 16-bit integers */
 };
 
 struct tern_attn_scratch {
@@ -51,10 +52,10 @@ size_t tern_cpu_attention_scratch(const struct tern_cpu_shape *shape, int n_thre
 
 /* out[row][n_heads * v.dim] = attention of q[row][n_heads * k.dim] ([v.dim + k.dim] with kv->latent; after RoPE,
  * unscaled) for all rows of all jobs. Row strides in floats.  Wide rows: pages decoded once per block of query rows of
- * one own page, to f32 or to bf16 tiles (softmax in f32 in between).  Latent layers decode pages to f32 for both kinds
- * of rows.  Narrow rows: on the codes, page ranges of TERN_ATTN_RANGE pages (aligned to absolute page index) spread
- * over threads and merged in ascending order.  Per row the order is: coded pages ascending, then sinks, then raw tiles
- * ascending. */
+ * one own page, to f32, to 16-bit entries, or to bf16 tiles (softmax in f32 in between).  Latent layers decode pages to
+ * f32 for both kinds of rows.  Narrow rows: on the codes, page ranges of TERN_ATTN_RANGE pages (aligned to absolute
+ * page index) spread over threads and merged in ascending order.  Per row the order is: coded pages ascending, then
+ * sinks, then raw tiles ascending. */
 #define TERN_ATTN_RANGE 16
 void tern_cpu_attend(struct tern_pool *pool, const struct tern_cpu_shape *shape, const struct tern_attn_job *jobs,
                      int n_jobs, const float *q, size_t q_stride, float *out, size_t out_stride,

@@ -26,7 +26,7 @@ const float *tern_attn_page_f32(const struct tern_kv_side *side, float *buf, con
     return buf;
 }
 
-static void wide_queries(const struct attn_unit *u, struct attn_scratch *c)
+void tern_attn_wide_queries(const struct attn_unit *u, struct attn_scratch *c)
 {
     const struct tern_kv_side *k = &u->key;
     if (k->codec->raw) {
@@ -83,8 +83,7 @@ static void tile_group(const struct attn_unit *u, struct attn_scratch *c, int pa
     }
 }
 
-/* The end of the aligned group of pages that `page` is in, or of the closed pages. */
-static int group_end(int page, int end)
+int tern_attn_group_end(int page, int end)
 {
     int next = (page / TERN_SOFTMAX_PAGES + 1) * TERN_SOFTMAX_PAGES;
     return next < end ? next : end;
@@ -93,7 +92,7 @@ static int group_end(int page, int end)
 static void wide_pages(const struct attn_unit *u, struct attn_scratch *c, int begin, int end)
 {
     if (begin < end)
-        wide_queries(u, c);
+        tern_attn_wide_queries(u, c);
     for (int page = begin; page < end; page++)
         wide_page(u, c, page);
 }
@@ -101,9 +100,9 @@ static void wide_pages(const struct attn_unit *u, struct attn_scratch *c, int be
 static void tile_pages(const struct attn_unit *u, struct attn_scratch *c, int begin, int end)
 {
     if (begin < end)
-        wide_queries(u, c);
+        tern_attn_wide_queries(u, c);
     for (int page = begin, next; page < end; page = next) {
-        next = group_end(page, end);
+        next = tern_attn_group_end(page, end);
         tile_group(u, c, page, next - page);
     }
 }

@@ -92,6 +92,23 @@ void tern_attn_tile_softmax(const struct attn_unit *u, struct attn_scratch *c, i
     }
 }
 
+void tern_attn_codes_softmax(const struct attn_unit *u, struct attn_scratch *c, int i0, int n, int page, int n_pages,
+                             int lo)
+{
+    const size_t stride = (size_t)n * TERN_PAGE;
+    const struct tern_kv_side *v = &u->step->kv->v;
+    const size_t blocks = (size_t)tern_kvq_blocks(v->dim), weights = blocks * (size_t)n_pages * TERN_PAGE;
+    for (int i = 0; i < n; i++) {
+        float *s = c->s + (size_t)i * TERN_PAGE;
+        int t0, t1;
+        seen(u, row_pos(u, i0 + i), page, lo, n_pages * TERN_PAGE, &t0, &t1);
+        cap_scores(u, s, stride, n_pages);
+        c->shrink[i] = tern_k.attn16.softmax(c->codes.w + (size_t)i * weights, c->codes.unit + (size_t)i * blocks, s,
+                                             stride, c->codes.v_scale, tern_kv_table(v->codec), v->dim, n_pages, t0, t1,
+                                             &c->m[i0 + i], &c->l[i0 + i]);
+    }
+}
+
 /* ---- conditioned keys ---- */
 
 bool tern_attn_completes(const struct attn_unit *u)

@@ -96,6 +96,7 @@ struct tern_cpu {
     struct tern_pool *pool;                   /* borrowed */
     const struct tern_prompt_kernels *prompt; /* products of prompt rows in a class of their own; NULL: in f32 */
     bool bf16;                                /* attention of prompt rows in bf16 */
+    bool int16;                               /* or on pages of codes in 16-bit integers */
     int columns;                              /* rows of a tern_q8_buffer that a decode row is: 1, with 16 bits 2 */
     struct tern_q8_buffer q8;
     float *gemm_scratch;     /* [threads][TERN_GEMM_SCRATCH] */

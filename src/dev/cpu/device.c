@@ -6,7 +6,7 @@
 struct tern_cpu_shape tern_cpu_shape_of(const struct tern_cpu *d, const struct tern_dev_cache *cache,
                                         const struct tern_attn_shape *s)
 {
-    return (struct tern_cpu_shape){&cache->layers[s->layer], s->n_heads, s->scale, s->softcap, d->bf16};
+    return (struct tern_cpu_shape){&cache->layers[s->layer], s->n_heads, s->scale, s->softcap, d->bf16, d->int16};
 }
 
 static int op_open(struct tern_dev **out, const struct tern_dev_ops *self, struct tern_pool *pool, tern_error *err)
@@ -51,6 +51,7 @@ static int op_prepare(struct tern_dev *dev, const struct tern_dev_limits *limits
                 : tern_k.prompt.product ? &tern_k.prompt
                                         : NULL;
     d->bf16 = tern_k.bf16.multiply && !limits->exact;
+    d->int16 = tern_k.attn16.score && !d->bf16 && !limits->exact;
     d->columns = limits->decode16 ? 2 : 1;
     TERN_TRY(tern_cpu_q8_new(d, &d->q8, rows, k, err));
     TERN_TRY(tern_alloc(&d->gemm_scratch, threads, TERN_GEMM_SCRATCH * sizeof(float), err));

@@ -3,7 +3,7 @@
 #include <math.h>
 #include <string.h>
 #include "base/err.h"
-#include "base/fp16.h"
+#include "kernel/ref/attn_ref.h"
 
 /* One definition of every order of operations; the vector levels repeat it lane by lane. */
 
@@ -62,28 +62,6 @@ static void accum_f16(float *o, const float *p, const uint16_t *v, const float *
     accum(o, p, v, 1, shrink, dim, n_tok, n_q);
 }
 
-/* 2^x for x <= 0 (0 below -126).  x = n + f with |f| <= 1/2; 2^f is a minimax polynomial of degree 5 held to p(0) = 1,
- * relative error 9.4e-8 before rounding; n goes straight into the exponent.  Adding 1.5 * 2^23 rounds to the nearest
- * integer and leaves it in the low bits. */
-static float exp2_nonpos(float x)
-{
-    float shifted = x + 0x1.8p23f;
-    float f = x - (shifted - 0x1.8p23f);
-    float p = fmaf(f, 0x1.5bda36p-10f, 0x1.3ce8aap-7f);
-    p = fmaf(f, p, 0x1.c6b6d8p-5f);
-    p = fmaf(f, p, 0x1.ebf9c2p-3f);
-    p = fmaf(f, p, 0x1.62e42ap-1f);
-    p = fmaf(f, p, 1.0f);
-    float r = tern_bits_f32(tern_f32_bits(p) + (tern_f32_bits(shifted) << 23));
-    return x < -126.0f ? 0.0f : r;
-}
-
-/* The larger one as the vector instruction picks it: the second operand unless the first is greater. */
-static float max_f32(float a, float b)
-{
-    return a > b ? a : b;
-}
-
 static float softmax(float *s, size_t stride, int n_pages, int t0, int t1, float *m, float *l)
 {
     const int n = n_pages * TERN_PAGE;
@@ -95,10 +73,7 @@ static float softmax(float *s, size_t stride, int n_pages, int t0, int t1, float
         lane[i] = -INFINITY;
     for (int t = 0; t < n; t++)
         lane[t % 16] = max_f32(lane[t % 16], t >= t0 && t < t1 ? *at[t] : -INFINITY);
-    for (int half = 8; half >= 1; half /= 2)
-        for (int i = 0; i < half; i++)
-            lane[i] = max_f32(lane[i], lane[i + half]);
-    float m_new = max_f32(*m, lane[0]);
+    float m_new = max_f32(*m, max_lanes(lane));
     if (t0 == t1 || m_new == -INFINITY) { /* nothing to see, now or before */
         for (int t = 0; t < n; t++)
             *at[t] = 0;
@@ -113,10 +88,7 @@ static float softmax(float *s, size_t stride, int n_pages, int t0, int t1, float
     memcpy(lane, page[0], sizeof lane);
     for (int i = 16; i < n_pages * 16; i++)
         lane[i % 16] += page[i / 16][i % 16];
-    for (int half = 8; half >= 1; half /= 2)
-        for (int i = 0; i < half; i++)
-            lane[i] += lane[i + half];
-    *l = *l * shrink + lane[0];
+    *l = *l * shrink + sum_lanes(lane);
     *m = m_new;
     return shrink;
 }

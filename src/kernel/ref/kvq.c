@@ -73,9 +73,8 @@ static void side_codes(uint8_t *codes, const uint8_t *side, int bits, int dim, b
     }
 }
 
-/* The entries of a whole page side, e[64][dim]. */
-static void side_entries(int8_t *e, const uint8_t *side, const uint16_t *head, const struct tern_kvq_table *tab,
-                         int dim, bool key)
+void tern_kvq_entries_ref(int8_t *e, const uint8_t *side, const uint16_t *head, const struct tern_kvq_table *tab,
+                          int dim, bool key)
 {
     uint8_t *codes = (uint8_t *)e;
     side_codes(codes, side, tab->bits, dim, key);
@@ -133,7 +132,7 @@ static void score(float *s, const struct tern_kvq_query *q, const uint8_t *k, co
     (void)next;
     int8_t e[64 * TERN_KVQ_MAX_DIM];
     int n_blocks = tern_kvq_blocks(dim);
-    side_entries(e, k, head, tab, dim, true);
+    tern_kvq_entries_ref(e, k, head, tab, dim, true);
     memset(s, 0, (size_t)n_q * 64 * sizeof *s);
     for (int it = 0; it < n_q * 64; it++) {
         int i = it / 64, t = it % 64;
@@ -171,7 +170,7 @@ static void accum(float *o, const float *p, const uint8_t *v, const uint16_t *he
 {
     (void)next;
     int8_t e[64 * TERN_KVQ_MAX_DIM];
-    side_entries(e, v, head, tab, dim, false);
+    tern_kvq_entries_ref(e, v, head, tab, dim, false);
     for (int d0 = 0; d0 < dim; d0 += TERN_KVQ_BLOCK) {
         for (int i = 0; i < n_q; i++) {
             int32_t W[64];
@@ -191,7 +190,7 @@ static void decode(float *out, const uint8_t *side, const uint16_t *head, const 
                    bool key)
 {
     int8_t e[64 * TERN_KVQ_MAX_DIM];
-    side_entries(e, side, head, tab, dim, key);
+    tern_kvq_entries_ref(e, side, head, tab, dim, key);
     for (int t = 0; t < 64; t++) {
         for (int d = 0; d < dim; d++) {
             float fu = tern_kvq_scale(head[d / TERN_KVQ_BLOCK * 64 + t]) * tab->unit;

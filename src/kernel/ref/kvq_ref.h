@@ -38,6 +38,9 @@ static inline size_t kvq_value_set(int t, int d, int bits, int dim)
     return (size_t)(t / KVQ_SET * (dim / KVQ_LANES) + d / KVQ_LANES) * kvq_group_bytes(bits);
 }
 
+/* The entries of a whole page side, e[64][dim]. */
+void tern_kvq_entries_ref(int8_t *e, const uint8_t *side, const uint16_t *head, const struct tern_kvq_table *tab,
+                          int dim, bool key);
 void tern_kvq_rotate_ref(float *x, const float *sign, int dim, int inverse);
 void tern_kvq_encode_ref(uint8_t *codes, uint16_t *head, const float *x, const struct tern_kvq_table *tab, int key,
                          int dim, int n, void *scratch);

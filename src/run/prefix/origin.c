@@ -12,8 +12,8 @@
 #define TERN_KERNELS "" /* digest of what a card runs: the ledger knows nothing of it */
 #endif
 
-/* Prompts are computed in the class that a machine is fastest in; sums differ between families of processors, and
- * between devices. */
+/* Prompts are computed in the class that a machine is fastest in: products, then attention where that is not f32; sums
+ * differ between families of processors, and between devices. */
 static void describe_arithmetic(const tern_engine *e, char *out, size_t n)
 {
 #if defined(__aarch64__)
@@ -25,12 +25,15 @@ static void describe_arithmetic(const tern_engine *e, char *out, size_t n)
                            : e->exact || !tern_k.prompt.product ? "f32"
                            : tern_k.prompt.floats               ? "bf16 tiles"
                                                                 : "int16";
-    const bool pairs = !e->exact && tern_k.bf16.multiply;
+    const char *attention = e->exact               ? ", exact"
+                            : tern_k.bf16.multiply ? ", bf16"
+                            : tern_k.attn16.score  ? ", int16"
+                                                   : "";
     const char *device = e->model->net->dev->ops->name;
     if (strcmp(device, "cpu") != 0 && !e->model->net->dev->ops->cut) /* else the CPU has layers, too */
         (void)snprintf(out, n, "%.12s%s%s", device, TERN_KERNELS, e->exact ? ", exact" : "");
     else
-        (void)snprintf(out, n, "%s %s%s%s", family, products, pairs ? ", bf16" : "", e->exact ? ", exact" : "");
+        (void)snprintf(out, n, "%s %s%s", family, products, attention);
 }
 
 void tern_engine_origin(const tern_engine *e, int plan, struct tern_origin *out)
