@@ -103,8 +103,8 @@ struct tern_dev_ops {
     /* Bytes in memory. */
     void (*copy_in)(struct tern_dev *d, struct tern_dev_mem *to, size_t at, const void *host, size_t bytes);
     void (*copy_out)(struct tern_dev *d, void *host, const struct tern_dev_mem *from, size_t at, size_t bytes);
-    /* One piece of host memory that every step copies rows out to: they come there without a detour, until it is told of
-     * another one, or of NULL, which must be before the memory goes.  NULL: it makes no difference. */
+    /* One piece of host memory that every step copies rows out to: they come there without a detour, until it is told
+     * of another one, or of NULL, which must be before the memory goes.  NULL: it makes no difference. */
     void (*lands)(struct tern_dev *d, void *host, size_t bytes);
     void (*copy)(struct tern_dev *d, struct tern_dev_mem *to, size_t to_at, const struct tern_dev_mem *from,
                  size_t from_at, size_t bytes);

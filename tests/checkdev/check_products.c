@@ -274,8 +274,8 @@ static void after_rows(struct checkdev *c, const struct weight *w, int n_rows, i
         int differ = 0;
         for (int i = 0; i < DEVICES; i++)
             run_before(c, i, &b, false);
-        (void)snprintf(about, sizeof about, "%s [%d, %d], %d of %d rows of prompts, after %s", w->name, w->n, w->k, n_wide,
-                       n_rows, norm ? "norm" : "glu");
+        (void)snprintf(about, sizeof about, "%s [%d, %d], %d of %d rows of prompts, after %s", w->name, w->n, w->k,
+                       n_wide, n_rows, norm ? "norm" : "glu");
         checkdev_compare(c, "matmul", about, &b.y, ys, w->n, n_rows, most);
         checkdev_out(c, &b.y, OTHER, together, bytes);
         if (n_wide == n_rows) { /* then a device may leave the gate as it was */
@@ -332,7 +332,8 @@ void check_products(struct checkdev *c)
         for (int form = 0; form < FORMS; form++)
             for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++) {
                 struct weight w;
-                if ((exact && s % 3) || (quick && s > 4) || (races && (int)s != form % 5 && s != 1) || !make_weight(c, &w, form, shapes[s][0], shapes[s][1], 1))
+                if ((exact && s % 3) || (quick && s > 4) || (races && (int)s != form % 5 && s != 1) ||
+                    !make_weight(c, &w, form, shapes[s][0], shapes[s][1], 1))
                     continue;
                 const double most = exact ? 1e-5 : 2e-3;
                 if (!exact) {

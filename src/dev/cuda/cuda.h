@@ -97,8 +97,8 @@ struct tern_cuda_upload {
 /* What copy_out brings in small pieces: to pinned bytes, which sync hands on. */
 #define TERN_CUDA_COPIES 64
 struct tern_cuda_bounce {
-    uint8_t *host; /* NULL before the first */
-    size_t used;
+    uint8_t *host, *lands; /* NULL before the first; where rows land, pinned, or NULL */
+    size_t used, lands_bytes;
     struct {
         void *to;
         size_t at, bytes;
@@ -122,10 +122,6 @@ struct tern_cuda {
     struct tern_cuda_graphs *graphs;
     struct tern_cuda_upload upload;
     struct tern_cuda_bounce bounce;
-    struct {
-        uint8_t *host; /* pinned; NULL: none */
-        size_t bytes;
-    } lands;
     struct tern_cuda_tables tables;   /* of the step in hand */
     const struct tern_cuda_job *jobs; /* those of tables, on the host */
     tern_cu_address state_off;        /* of tables besides: uint64_t [layers][caches], bytes into a block of states */

@@ -250,12 +250,12 @@ void tern_cuda_lands(struct tern_dev *dev, void *host, size_t bytes)
 {
     struct tern_cuda *d = tern_cuda_of(dev);
     tern_cuda_enter(d);
-    if (d->lands.host)
-        (void)tern_cu.cuMemHostUnregister(d->lands.host);
-    d->lands.host = NULL;
+    if (d->bounce.lands)
+        (void)tern_cu.cuMemHostUnregister(d->bounce.lands);
+    d->bounce.lands = NULL;
     if (host && bytes && tern_cu.cuMemHostRegister_v2(host, bytes, 0) == 0) { /* else it stays pageable */
-        d->lands.host = host;
-        d->lands.bytes = bytes;
+        d->bounce.lands = host;
+        d->bounce.lands_bytes = bytes;
     }
 }
 
@@ -263,8 +263,8 @@ void tern_cuda_lands(struct tern_dev *dev, void *host, size_t bytes)
 static uint8_t *bounce(struct tern_cuda *d, void *to, size_t bytes)
 {
     struct tern_cuda_bounce *b = &d->bounce;
-    const uint8_t *at = to, *from = d->lands.host;
-    if (from && at >= from && at + bytes <= from + d->lands.bytes)
+    const uint8_t *at = to, *from = d->bounce.lands;
+    if (from && at >= from && at + bytes <= from + d->bounce.lands_bytes)
         return NULL;
     if (!d->pool || b->n == TERN_CUDA_COPIES || bytes > BOUNCE - b->used)
         return NULL;

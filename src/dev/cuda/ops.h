@@ -75,6 +75,9 @@ void tern_cuda_gather_rows(struct tern_dev *const *devs, int n, const struct ter
                            int n_rows);
 void tern_cuda_together_begin(struct tern_cuda *d); /* before the step's tables are copied */
 void tern_cuda_together_close(struct tern_cuda *d);
+/* rows.c: are these rows, all of the step's, what the call before wrote?  Then it writes them to d->half as well, as
+ * struct tern_cuda_half has it; of a gate there alone, unless f32_too. */
+bool tern_cuda_halves_before(struct tern_cuda *d, struct tern_dev_rows x, int n_rows, int k, bool f32_too);
 /* rows.c: the columns that the card is about to send were to be gated just now; the gather does it instead. */
 void tern_cuda_gate_inside(struct tern_cuda *d, struct tern_cuda_together *a);
 

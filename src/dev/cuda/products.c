@@ -3,7 +3,6 @@
 #include <string.h>
 #include "base/mem.h"
 #include "dev/cuda/cuda.h"
-#include "dev/cuda/rows.h"
 
 #define DENSE_BYTES    ((size_t)128 << 20) /* of weights written out at a time */
 #define TILE           128
@@ -221,12 +220,12 @@ static int tile_of(const struct tern_cuda *d)
 /* Columns [col, col + n) of a product, which begin at column `first` of the call's. */
 static struct tern_cuda_gemm_out out_of(const struct tern_matmul *m, int col, int n, int first)
 {
-    return (struct tern_cuda_gemm_out){
-        .y = tern_cuda_rows_at(m->y) + (size_t)col * sizeof(float),
-        .y_stride = m->y.stride,
-        .bias = m->bias.mem ? tern_cuda_vec_at(m->bias) + (size_t)col * sizeof(float) : 0,
-        .first = first,
-        .n = n};
+    return (struct tern_cuda_gemm_out){.y = tern_cuda_rows_at(m->y) + (size_t)col * sizeof(float),
+                                       .y_stride = m->y.stride,
+                                       .bias =
+                                           m->bias.mem ? tern_cuda_vec_at(m->bias) + (size_t)col * sizeof(float) : 0,
+                                       .first = first,
+                                       .n = n};
 }
 
 /* Rows [0, n_rows) of d->half times what lies in d->dense; a: its outputs. */
@@ -245,8 +244,8 @@ static void run_gemm(struct tern_cuda *d, struct tern_cuda_gemm *a, int n_rows, 
                      tile == TILE ? TILE_SHARED : TILE_90_SHARED, a, sizeof *a);
 }
 
-/* Products in 16 bits: of m[0] as many columns at a time as find room, or all of it with all of those behind it that do.
- * How many products that was. */
+/* Products in 16 bits: of m[0] as many columns at a time as find room, or all of it with all of those behind it that
+ * do. How many products that was. */
 static int gemms(struct tern_cuda *d, const struct tern_matmul *m, int n_m, int n_rows)
 {
     const size_t pitch = pitch_of(m[0].w->k);
@@ -329,39 +328,6 @@ static void halve_rows(struct tern_cuda *d, struct tern_dev_rows x, int n_rows, 
     tern_cuda_launch(d, TERN_CUDA_K_half, (unsigned)n_rows, 1, 1, 256, 0, &a, sizeof a);
 }
 
-/* Are these rows, all of the step's, what the call before wrote, which then wrote them in 16 bits as well?  Of a gate in
- * 16 bits alone, for it is this product's. */
-static bool halves_before(struct tern_cuda *d, struct tern_dev_rows x, int n_rows, int k, bool f32_too)
-{
-    const tern_cu_address at = tern_cuda_rows_at(x);
-    struct tern_cuda_norm_args *norm = tern_cuda_last_call(d, TERN_CUDA_K_norm);
-    const struct tern_cuda_elementwise *e = tern_cuda_last_call(d, TERN_CUDA_K_elementwise);
-    if ((!norm && !e) || d->list.calls[d->list.n - 1].grid[0] != (unsigned)n_rows)
-        return false;
-    if (norm && norm->y == at && norm->n == k && !norm->half) {
-        norm->half = d->half;
-        norm->pitch = pitch_of(k);
-        norm->scale = d->half_scale;
-        return true;
-    }
-    if (!e || e->op < TERN_CUDA_SILU || e->y != at || e->a != at || e->n != k || f32_too)
-        return false;
-    const struct tern_cuda_glu_half g = {.to = d->half,
-                                         .pitch = pitch_of(k),
-                                         .scale = d->half_scale,
-                                         .gate = at,
-                                         .gate_stride = e->a_stride,
-                                         .up = e->b,
-                                         .up_stride = e->b_stride,
-                                         .n = k,
-                                         .op = e->op};
-    tern_cuda_drop_last(d);
-    if (d->quantized.x == at) /* nobody makes int8 of it now */
-        d->quantized.x = 0;
-    tern_cuda_launch(d, TERN_CUDA_K_glu_half, (unsigned)n_rows, 1, 1, 512, 0, &g, sizeof g);
-    return true;
-}
-
 static void prompt_rows(struct tern_cuda *d, const struct tern_matmul *m, int n_m, struct tern_dev_rows x, int n_rows,
                         int n_wide)
 {
@@ -370,7 +336,7 @@ static void prompt_rows(struct tern_cuda *d, const struct tern_matmul *m, int n_
         all_f32 &= d->limits.exact || m[i].f32;
         some_f32 |= d->limits.exact || m[i].f32;
     }
-    packed = !all_f32 && n_rows == n_wide && halves_before(d, x, n_rows, m[0].w->k, some_f32);
+    packed = !all_f32 && n_rows == n_wide && tern_cuda_halves_before(d, x, n_rows, m[0].w->k, some_f32);
     for (int i = 0; i < n_m;) {
         if (d->limits.exact || m[i].f32) {
             exact_columns(d, &m[i++], x, n_wide);

@@ -85,8 +85,8 @@ struct tern_cuda_gemm_out {
 
 #define TERN_CUDA_GEMM_OUTS 4
 
-/* y[row][col] = scale[row] * sum of x[row][i] * w[col][i] (+ bias), rows of 16-bit floats, i a multiple of 64.  Columns of
- * several products, n with those between that belong to none. */
+/* y[row][col] = scale[row] * sum of x[row][i] * w[col][i] (+ bias), rows of 16-bit floats, i a multiple of 64.  Columns
+ * of several products, n with those between that belong to none. */
 struct tern_cuda_gemm {
     uint64_t x, x_pitch, scale, w, w_pitch;
     struct tern_cuda_gemm_out out[TERN_CUDA_GEMM_OUTS];

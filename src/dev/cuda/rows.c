@@ -196,6 +196,37 @@ void tern_cuda_glu(struct tern_dev *dev, struct tern_dev_rows gate, struct tern_
                 n_rows);
 }
 
+bool tern_cuda_halves_before(struct tern_cuda *d, struct tern_dev_rows x, int n_rows, int k, bool f32_too)
+{
+    const tern_cu_address at = tern_cuda_rows_at(x);
+    struct tern_cuda_norm_args *norm = tern_cuda_last_call(d, TERN_CUDA_K_norm);
+    const struct tern_cuda_elementwise *e = tern_cuda_last_call(d, TERN_CUDA_K_elementwise);
+    if ((!norm && !e) || d->list.calls[d->list.n - 1].grid[0] != (unsigned)n_rows)
+        return false;
+    if (norm && norm->y == at && norm->n == k && !norm->half) {
+        norm->half = d->half;
+        norm->pitch = tern_round_up((size_t)k, 64);
+        norm->scale = d->half_scale;
+        return true;
+    }
+    if (!e || e->op < TERN_CUDA_SILU || e->y != at || e->a != at || e->n != k || f32_too)
+        return false;
+    const struct tern_cuda_glu_half g = {.to = d->half,
+                                         .pitch = tern_round_up((size_t)k, 64),
+                                         .scale = d->half_scale,
+                                         .gate = at,
+                                         .gate_stride = e->a_stride,
+                                         .up = e->b,
+                                         .up_stride = e->b_stride,
+                                         .n = k,
+                                         .op = e->op};
+    tern_cuda_drop_last(d);
+    if (d->quantized.x == at) /* nobody makes int8 of it now */
+        d->quantized.x = 0;
+    tern_cuda_launch(d, TERN_CUDA_K_glu_half, (unsigned)n_rows, 1, 1, 512, 0, &g, sizeof g);
+    return true;
+}
+
 void tern_cuda_rope_table(struct tern_dev *dev, struct tern_dev_vec cos, struct tern_dev_vec sin,
                           struct tern_dev_vec freq, int n_rot, float magnitude, int n_rows)
 {

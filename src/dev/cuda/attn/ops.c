@@ -140,7 +140,8 @@ static void run_encode(struct tern_cuda *d, struct tern_cuda_append_args *a, str
         unsigned *most = &shared[TERN_CUDA_SCALAR(*s)], search = 0;
         if (s->form < TERN_CUDA_CODES)
             continue;
-        while (s->trellis && threads > 64 && vectors + 256 + threads / 32 * TERN_CUDA_CHAIN > (unsigned)d->card->shared_most)
+        while (s->trellis && threads > 64 &&
+               vectors + 256 + threads / 32 * TERN_CUDA_CHAIN > (unsigned)d->card->shared_most)
             threads /= 2;
         if (s->trellis)
             search = 256 + threads / 32 * TERN_CUDA_CHAIN;
