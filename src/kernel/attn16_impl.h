@@ -17,7 +17,7 @@
  *     top_of(x, n)                      bits of the largest magnitude of n floats, infinity and NaN above all others
  *     TILE, WIDTH                       rows and panels of 16 of the largest register tile
  *
- * and after it expand_k and expand_v of attn16.h, and the functions that are declared here without a body. */
+ * and after it expand_k of attn16.h, and the functions that are declared here without a body. */
 #ifndef TERN_KERNEL_ATTN16_IMPL_H
 #define TERN_KERNEL_ATTN16_IMPL_H
 
@@ -42,6 +42,43 @@ ATTN_INLINE void score_tile(float *s, const struct attn16_dots *d, const float *
 /* o[r*dim + 16*p ..] */
 ATTN_INLINE void accum_tile(float *o, int dim, const struct attn16_dots *d, const float *unit, int unit_stride,
                             const float *shrink, const int rows, const int panels);
+
+/* Scales of 16 headers. */
+KVQ_INLINE void put_scales(float *f, const uint16_t *head);
+/* Pairs of 16 dims and 32 tokens, of the words at x. */
+KVQ_INLINE void expand_group(int16_t *out, const uint8_t *const x[4], const struct kvq_tables *t, const int bits,
+                             const bool trellis);
+
+/* ---- values ---- */
+
+KVQ_INLINE void expand_v_bits(int16_t *out, float *f, const uint8_t *v, const uint16_t *head,
+                              const struct tern_kvq_table *tab, int dim, int page, int n_pages, const int bits,
+                              const bool trellis)
+{
+    const struct kvq_tables tables = kvq_tables(tab, 0, bits, trellis);
+    for (int d0 = 0; d0 < dim; d0 += TERN_KVQ_BLOCK, head += TERN_PAGE, f += n_pages * TERN_PAGE) {
+        for (int half = 0; half < 2; half++) {
+            const uint8_t *block = v + ((size_t)half * (size_t)dim + (size_t)d0) * 4 * bits, *x[4];
+            const int n_groups = kvq_block_dims(dim, d0) / 16, first = page * TERN_PAGE + 32 * half;
+            uint8_t wrap[KVQ_WRAP_BYTES] __attribute__((aligned(64)));
+            for (int t = 0; t < 32; t += 16)
+                put_scales(f + first + t, head + 32 * half + t);
+            if (trellis)
+                kvq_value_wrap(wrap, block, head + 32 * half, n_groups, bits);
+            for (int g = 0; g < n_groups; g++) {
+                kvq_value_groups(x, block, wrap, g, n_groups, kvq_reach(bits, trellis), bits);
+                expand_group(out + ((size_t)(d0 / 16 + g) * (size_t)(n_pages * TERN_PAGE) + (size_t)first) * 16, x,
+                             &tables, bits, trellis);
+            }
+        }
+    }
+}
+
+static void expand_v(int16_t *out, float *f, const uint8_t *v, const uint16_t *head, const struct tern_kvq_table *tab,
+                     int dim, int page, int n_pages)
+{
+    KVQ_BY_CODE(tab, expand_v_bits, out, f, v, head, tab, dim, page, n_pages);
+}
 
 /* ---- queries ---- */
 

@@ -211,7 +211,7 @@ bool tern_cuda_halves_before(struct tern_cuda *d, struct tern_dev_rows x, int n_
     }
     if (!e || e->op < TERN_CUDA_SILU || e->y != at || e->a != at || e->n != k || f32_too)
         return false;
-    const struct tern_cuda_glu_half g = {.to = d->half,
+    const struct tern_cuda_glu_half g = {.half = d->half,
                                          .pitch = tern_round_up((size_t)k, 64),
                                          .scale = d->half_scale,
                                          .gate = at,

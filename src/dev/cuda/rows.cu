@@ -97,28 +97,28 @@ __device__ static inline float4 norm_output(const tern_cuda_norm_args &a, int ro
     return v;
 }
 
-/* The outputs in 16 bits: the first ones are kept, and a thread reads its others again. */
-__device__ static inline void norm_halves(const tern_cuda_norm_args &a, int row, const float4 kept[NORM_KEPT])
+/* A row in 16 bits, by all threads: each has kept its first fours, KEPT of them, 0 behind n; rest(i) tells the others. */
+template <int KEPT, class ARGS, class REST>
+__device__ static inline void halve_row(const ARGS &to, int row, int n, const float4 kept[KEPT], const REST &rest)
 {
-    const int t = threadIdx.x * 4;
-    const float *y = cuda_at<const float>(a.y) + row * a.y_stride;
-    __half *to = cuda_at<__half>(a.half) + row * a.pitch;
+    const int first = threadIdx.x * 4, pitch = (int)to.pitch;
+    __half *out = cuda_at<__half>(to.half) + row * to.pitch;
     float top = 0;
 #pragma unroll
-    for (int j = 0; j < NORM_KEPT; j++)
-        top = t + j * NORM_THREADS * 4 < a.n ? most_of(top, kept[j]) : top;
-    for (int i = t + NORM_KEPT * NORM_THREADS * 4; i < a.n; i += NORM_THREADS * 4)
-        top = most_of(top, load_four(y, i, a.n));
+    for (int j = 0; j < KEPT; j++)
+        top = most_of(top, kept[j]);
+    for (int i = first + KEPT * NORM_THREADS * 4; i < n; i += NORM_THREADS * 4)
+        top = most_of(top, rest(i));
     const int e = half_exponent(block_most(top));
     const float by = exp2f((float)-e);
     if (threadIdx.x == 0)
-        cuda_at<float>(a.scale)[row] = exp2f((float)e);
+        cuda_at<float>(to.scale)[row] = exp2f((float)e);
 #pragma unroll
-    for (int j = 0; j < NORM_KEPT; j++)
-        if (t + j * NORM_THREADS * 4 < (int)a.pitch)
-            store_halves(to + t + j * NORM_THREADS * 4, kept[j], by);
-    for (int i = t + NORM_KEPT * NORM_THREADS * 4; i < (int)a.pitch; i += NORM_THREADS * 4)
-        store_halves(to + i, load_four(y, i, a.n), by);
+    for (int j = 0; j < KEPT; j++)
+        if (first + j * NORM_THREADS * 4 < pitch)
+            store_halves(out + first + j * NORM_THREADS * 4, kept[j], by);
+    for (int i = first + KEPT * NORM_THREADS * 4; i < pitch; i += NORM_THREADS * 4)
+        store_halves(out + i, rest(i), by);
 }
 
 __device__ static inline float4 norm_input(const tern_cuda_norm_args &a, int row, int i)
@@ -200,8 +200,10 @@ TERN_CUDA_KERNEL_BEGIN(norm, tern_cuda_norm_args, NORM_THREADS, 1)
         norm_output(a, row, i, real ? load_four(again, i, a.n) : make_float4(0, 0, 0, 0), by,
                     w && real ? load_four(w, i, a.n) : make_float4(1, 1, 1, 1));
     }
-    if (a.half)
-        norm_halves(a, row, kept);
+    if (a.half) { /* a thread reads again what it wrote */
+        const float *y = cuda_at<const float>(a.y) + row * a.y_stride;
+        halve_row<NORM_KEPT>(a, row, a.n, kept, [&](int i) { return load_four(y, i, a.n); });
+    }
 }
 
 /* ---- elementwise ------------------------------------------------------------------------------------------------- */
@@ -245,32 +247,17 @@ TERN_CUDA_KERNEL_BEGIN(elementwise, tern_cuda_elementwise, 256, 1)
 /* Block (row). */
 TERN_CUDA_KERNEL_BEGIN(glu_half, tern_cuda_glu_half, NORM_THREADS, 2)
 {
-    const int row = blockIdx.x, t = threadIdx.x * 4;
+    const int row = blockIdx.x;
     const float *gate = cuda_at<const float>(a.gate) + row * a.gate_stride, *up = cuda_at<const float>(a.up) + row * a.up_stride;
-    __half *to = cuda_at<__half>(a.to) + row * a.pitch;
     float4 kept[GLU_KEPT];
-    float top = 0;
     cuda_wait();
-    auto output = [&](int i) {
+    const auto output = [&](int i) {
         return i < a.n ? gate_four(a.op, load_four(gate, i, a.n), load_four(up, i, a.n)) : make_float4(0, 0, 0, 0);
     };
 #pragma unroll
-    for (int j = 0; j < GLU_KEPT; j++) {
-        kept[j] = output(t + j * NORM_THREADS * 4);
-        top = most_of(top, kept[j]);
-    }
-    for (int i = t + GLU_KEPT * NORM_THREADS * 4; i < a.n; i += NORM_THREADS * 4)
-        top = most_of(top, output(i));
-    const int e = half_exponent(block_most(top));
-    const float by = exp2f((float)-e);
-    if (threadIdx.x == 0)
-        cuda_at<float>(a.scale)[row] = exp2f((float)e);
-#pragma unroll
     for (int j = 0; j < GLU_KEPT; j++)
-        if (t + j * NORM_THREADS * 4 < (int)a.pitch)
-            store_halves(to + t + j * NORM_THREADS * 4, kept[j], by);
-    for (int i = t + GLU_KEPT * NORM_THREADS * 4; i < (int)a.pitch; i += NORM_THREADS * 4)
-        store_halves(to + i, output(i), by);
+        kept[j] = output((threadIdx.x + j * NORM_THREADS) * 4);
+    halve_row<GLU_KEPT>(a, row, a.n, kept, output);
 }
 
 /* ---- positions --------------------------------------------------------------------------------------------------- */

@@ -44,7 +44,7 @@ struct tern_cuda_elementwise {
 
 /* act(gate) * up, of prompt rows, as struct tern_cuda_half has it and nowhere else. */
 struct tern_cuda_glu_half {
-    uint64_t to, pitch, scale, gate, gate_stride, up, up_stride;
+    uint64_t half, pitch, scale, gate, gate_stride, up, up_stride;
     int32_t n, op;
 };
 

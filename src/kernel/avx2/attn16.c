@@ -127,6 +127,12 @@ ATTN_INLINE void put_pairs(int16_t *even, int16_t *odd, __m256i e)
     _mm256_store_si256((__m256i *)(void *)odd, _mm256_srai_epi16(e, 8));
 }
 
+KVQ_INLINE void put_scales(float *f, const uint16_t *head)
+{
+    _mm256_store_ps(f, kvq_scales(head));
+    _mm256_store_ps(f + 8, kvq_scales(head + 8));
+}
+
 /* Values between pairs of items. */
 #define PAIR 32
 
@@ -161,8 +167,7 @@ KVQ_INLINE void expand_k_bits(int16_t *out, float *f, const uint8_t *k, const ui
             const struct kvq_keys keys = kvq_keys(half, t / 16 % 2, d0, dim, bits);
             int16_t *to = out + (size_t)(t * dim + d0 * 16);
             __m256i tail[2];
-            _mm256_store_ps(f + at, kvq_scales(head + at));
-            _mm256_store_ps(f + at + 8, kvq_scales(head + at + 8));
+            put_scales(f + at, head + at);
             kvq_key_tail(tail, &keys, head + at, bits);
             for (int d = 0; d < keys.dims; d += 32)
                 expand_set(to + d * 16, keys.sets + (size_t)d * 4 * bits, 0, kvq_words(bits), tail, d + 32 == keys.dims,
@@ -176,7 +181,6 @@ KVQ_INLINE void expand_k_bits(int16_t *out, float *f, const uint8_t *k, const ui
     }
 }
 
-/* 16 dims of 32 tokens. */
 KVQ_INLINE void expand_group(int16_t *out, const uint8_t *const x[4], const struct kvq_tables *t, const int bits,
                              const bool trellis)
 {
@@ -196,39 +200,10 @@ KVQ_INLINE void expand_group(int16_t *out, const uint8_t *const x[4], const stru
     }
 }
 
-KVQ_INLINE void expand_v_bits(int16_t *out, float *f, const uint8_t *v, const uint16_t *head,
-                              const struct tern_kvq_table *tab, int dim, int page, int n_pages, const int bits,
-                              const bool trellis)
-{
-    const struct kvq_tables tables = kvq_tables(tab, 0, bits, trellis);
-    for (int d0 = 0; d0 < dim; d0 += TERN_KVQ_BLOCK, head += TERN_PAGE, f += n_pages * TERN_PAGE) {
-        for (int half = 0; half < 2; half++) {
-            const uint8_t *block = v + ((size_t)half * (size_t)dim + (size_t)d0) * 4 * bits, *x[4];
-            const int n_groups = kvq_block_dims(dim, d0) / 16, first = page * TERN_PAGE + 32 * half;
-            uint8_t wrap[KVQ_WRAP_BYTES] __attribute__((aligned(64)));
-            for (int t = 0; t < 32; t += 8)
-                _mm256_store_ps(f + first + t, kvq_scales(head + 32 * half + t));
-            if (trellis)
-                kvq_value_wrap(wrap, block, head + 32 * half, n_groups, bits);
-            for (int g = 0; g < n_groups; g++) {
-                kvq_value_groups(x, block, wrap, g, n_groups, kvq_reach(bits, trellis), bits);
-                expand_group(out + ((size_t)(d0 / 16 + g) * (size_t)(n_pages * TERN_PAGE) + (size_t)first) * 16, x,
-                             &tables, bits, trellis);
-            }
-        }
-    }
-}
-
 static void expand_k(int16_t *out, float *f, const uint8_t *k, const uint16_t *head, const struct tern_kvq_table *tab,
                      int dim)
 {
     KVQ_BY_CODE(tab, expand_k_bits, out, f, k, head, tab, dim);
-}
-
-static void expand_v(int16_t *out, float *f, const uint8_t *v, const uint16_t *head, const struct tern_kvq_table *tab,
-                     int dim, int page, int n_pages)
-{
-    KVQ_BY_CODE(tab, expand_v_bits, out, f, v, head, tab, dim, page, n_pages);
 }
 
 /* ---- products ---- */
