@@ -43,6 +43,10 @@ static void shapes(void **state)
     static const char *const names[] = {"t4", "l4", "l3", "q8", "l2", "t3", "t2"};
     for (int i = 0; i < 6; i++)
         for (int j = 0; j < 7; j++) {
+#ifdef TERN_TEST_FEW /* every scheme and every size, not all pairs */
+            if ((i + j) % 3)
+                continue;
+#endif
             struct config cfg = {
                 .k = names[j], .v = names[(i + j) % 7], .n_kv = 1 + j % 2, .group = 1 + (3 * i + j) % 7};
             cfg.dk = dims[i][0];
@@ -125,9 +129,11 @@ static void invariance(void **state)
         layer_init(&l, &cfgs[i]);
         seq_init(&s, &l, 1240, 5 + i);
         seq_init(&other, &l, 333, 6 + i);
+#ifndef TERN_TEST_FEW /* sanitizers see the same code at each cut */
         check_invariance(&s, &other, 0, 150);
-        check_invariance(&s, &other, 203, 130);
         check_invariance(&s, &other, 1003, 140);
+#endif
+        check_invariance(&s, &other, 203, 130);
         check_invariance(&other, &s, 332, 1);
         seq_clear(&s);
         seq_clear(&other);
