@@ -173,6 +173,7 @@ static void prepare(struct test *t)
                                             .n_spans = t->l[p]->n_spans,
                                             .layers = t->l[p]->layers,
                                             .group_of = t->l[p]->group_of,
+                                            .span_layer = t->l[p]->span_layer,
                                             .state_off = t->l[p]->state_off};
     bool chooses = false;
     for (int i = 0; i < s->n_layers; i++)

@@ -22,7 +22,7 @@ static size_t most_seen(const struct tern_dev_limits *l)
         const size_t all = tokens / (size_t)c->layers[i].rate;
         bool chosen = false;
         for (int k = c->n_layers; k < c->n_spans; k++)
-            chosen |= c->layers[k].v.dim == 0 && c->layers[k].rate == c->layers[i].rate;
+            chosen |= c->layers[k].v.dim == 0 && c->span_layer[k] == c->span_layer[i];
         const size_t sees = chosen && (size_t)l->max_chosen < all ? (size_t)l->max_chosen : all;
         rows = sees > rows ? sees : rows;
     }
