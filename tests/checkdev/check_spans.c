@@ -760,6 +760,7 @@ static const char *const plans[] = {"f32",
 static const struct shape short_shapes[] = {
     {64, 16, 5, 20, 32, 3, 9, true, false, 2, {{2, true}, {16, false}}},
     {64, 16, 3, 20, 16, 2, 7, false, true, 2, {{4, true}, {0, false}}},
+    {64, 16, 3, 20, 16, 2, 7, true, false, 2, {{2, false}, {2, true}}},
 };
 static const char *const short_plans[] = {"f32", "fp8", "f16+q8,position=f16,layers=0-1:q8,recent=128,first=5"};
 
@@ -770,6 +771,7 @@ static void quick_cases(struct checkdev *c)
         one_case(c, &short_shapes[0], &several, short_plans[p]);
     memset(other, 0, sizeof other);
     one_case(c, &short_shapes[1], &alone, "f16");
+    one_case(c, &short_shapes[2], &alone, "f16");
 }
 
 static void all_cases(struct checkdev *c)
