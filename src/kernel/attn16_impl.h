@@ -17,7 +17,7 @@
  *     top_of(x, n)                      bits of the largest magnitude of n floats, infinity and NaN above all others
  *     TILE, WIDTH                       rows and panels of 16 of the largest register tile
  *
- * and after it expand_k of attn16.h, and the functions that are declared here without a body. */
+ * and after it the functions that are declared here without a body. */
 #ifndef TERN_KERNEL_ATTN16_IMPL_H
 #define TERN_KERNEL_ATTN16_IMPL_H
 
@@ -45,11 +45,20 @@ ATTN_INLINE void accum_tile(float *o, int dim, const struct attn16_dots *d, cons
 
 /* Scales of 16 headers. */
 KVQ_INLINE void put_scales(float *f, const uint16_t *head);
+/* expand_k of attn16.h for codes of one kind. */
+KVQ_INLINE void expand_k_bits(int16_t *out, float *f, const uint8_t *k, const uint16_t *head,
+                              const struct tern_kvq_table *tab, int dim, const int bits, const bool trellis);
 /* Pairs of 16 dims and 32 tokens, of the words at x. */
 KVQ_INLINE void expand_group(int16_t *out, const uint8_t *const x[4], const struct kvq_tables *t, const int bits,
                              const bool trellis);
 
-/* ---- values ---- */
+/* ---- pages ---- */
+
+static void expand_k(int16_t *out, float *f, const uint8_t *k, const uint16_t *head, const struct tern_kvq_table *tab,
+                     int dim)
+{
+    KVQ_BY_CODE(tab, expand_k_bits, out, f, k, head, tab, dim);
+}
 
 KVQ_INLINE void expand_v_bits(int16_t *out, float *f, const uint8_t *v, const uint16_t *head,
                               const struct tern_kvq_table *tab, int dim, int page, int n_pages, const int bits,

@@ -655,15 +655,22 @@ static inline void check_invariance(const struct seq *s, const struct seq *other
 
 static const struct budget tight = {2e-6, 1e-5};
 
-static inline void one_config(const struct config *cfg, int n, int from, struct budget b)
+/* Rows from `from` on, in both roles, of a sequence of n. */
+static inline void both_roles(const struct config *cfg, int n, int from, struct budget wide, struct budget narrow)
 {
     struct layer l;
     struct seq s;
     layer_init(&l, cfg);
     seq_init(&s, &l, n, (uint64_t)n * 77 + (uint64_t)cfg->group);
-    check_rows(&s, from, n - from, b);
+    check_role(&s, from, n - from, true, wide);
+    check_role(&s, from, n - from, false, narrow);
     seq_clear(&s);
     layer_clear(&l);
+}
+
+static inline void one_config(const struct config *cfg, int n, int from, struct budget b)
+{
+    both_roles(cfg, n, from, b, b);
 }
 
 /* Root mean square error of narrow rows against attention over the original values, over that attention. */

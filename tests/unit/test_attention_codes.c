@@ -9,15 +9,8 @@ static const struct budget narrow = {0.08, 0.2};
 
 static void one(struct config cfg, int n, int from, struct budget wide)
 {
-    struct layer l;
-    struct seq s;
     cfg.int16 = true;
-    layer_init(&l, &cfg);
-    seq_init(&s, &l, n, (uint64_t)n * 77 + (uint64_t)cfg.group);
-    check_role(&s, from, n - from, true, wide);
-    check_role(&s, from, n - from, false, narrow);
-    seq_clear(&s);
-    layer_clear(&l);
+    both_roles(&cfg, n, from, wide, narrow);
 }
 
 /* Every kind of start and length, one page and one token more or less, and groups that are not full. */
@@ -105,7 +98,7 @@ static const struct config cfgs[] = {
      .window = 290,
      .first = 4,
      .keeps = 1,
-     .int16 = 1},
+     .int16 = true},
     {.k = "t4", .v = "t4", .n_kv = 1, .group = 5, .dk = 64, .dv = 64, .window = 400, .chunked = 1, .int16 = true},
     {.k = "t4",
      .v = "l4",

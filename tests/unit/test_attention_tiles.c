@@ -7,15 +7,8 @@ static const struct budget rounded = {1e-2, 0.03};
 
 static void one_on_tiles(struct config cfg, int n, int from, struct budget narrow)
 {
-    struct layer l;
-    struct seq s;
     cfg.bf16 = true;
-    layer_init(&l, &cfg);
-    seq_init(&s, &l, n, (uint64_t)n * 77 + (uint64_t)cfg.group);
-    check_role(&s, from, n - from, true, rounded);
-    check_role(&s, from, n - from, false, narrow);
-    seq_clear(&s);
-    layer_clear(&l);
+    both_roles(&cfg, n, from, rounded, narrow);
 }
 
 /* Every kind of start and length, head sizes that fill no tile, windows, caps, pages seen raw. */

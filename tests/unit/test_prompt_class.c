@@ -168,6 +168,7 @@ static void batch_equals_single(enum prompt_class own, const char *kv)
 static void test_splits_and_threads(void **state)
 {
     (void)state;
+    splits_and_threads(PROMPT_INT16, "f16");
     splits_and_threads(PROMPT_INT16, "t4");
     splits_and_threads(PROMPT_TILES, "f16");
 }
@@ -175,6 +176,7 @@ static void test_splits_and_threads(void **state)
 static void test_batch_equals_single(void **state)
 {
     (void)state;
+    batch_equals_single(PROMPT_INT16, "f16");
     batch_equals_single(PROMPT_INT16, "t4");
     batch_equals_single(PROMPT_TILES, "f16");
 }

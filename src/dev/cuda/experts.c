@@ -191,7 +191,7 @@ static void decode_rows(const struct work *w)
 static void halves(const struct work *w, tern_cu_address x, size_t stride, int k, bool by_row_of)
 {
     const struct tern_cuda_half a = {.to = w->d->half,
-                                     .pitch = tern_round_up((size_t)k, 64),
+                                     .pitch = tern_cuda_pitch(k),
                                      .scale = w->d->half_scale,
                                      .x = x,
                                      .stride = stride,
@@ -207,7 +207,7 @@ static void wide(const struct work *w, const struct tern_dev_weight *m, tern_cu_
 {
     struct tern_cuda *d = w->d;
     const bool f32 = d->limits.exact;
-    const size_t pitch = tern_round_up((size_t)m->k, 64), matrix = (size_t)m->n * pitch;
+    const size_t pitch = tern_cuda_pitch(m->k), matrix = (size_t)m->n * pitch;
     const int most = (int)(d->dense_bytes / (matrix * (f32 ? 4 : 2)));
     TERN_ASSERT(most > 0);
     for (int e = 0, n; e < m->stack; e += n) {

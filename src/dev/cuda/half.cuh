@@ -1,4 +1,5 @@
-/* dev/cuda/half.cuh - prompt rows as 16-bit floats, a row with a scale: struct tern_cuda_half of products.h. */
+/* dev/cuda/half.cuh - products of prompt rows on tensor cores: rows as 16-bit floats, a row with a scale, and which of
+ * several products a column is of (products.h: struct tern_cuda_half, struct tern_cuda_gemm). */
 #ifndef TERN_DEV_CUDA_HALF_CUH
 #define TERN_DEV_CUDA_HALF_CUH
 

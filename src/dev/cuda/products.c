@@ -15,11 +15,6 @@ size_t tern_cuda_q8_bytes(int k)
     return tern_round_up((size_t)k, 64) + tern_round_up((size_t)k / 32 * 8, 64);
 }
 
-static size_t pitch_of(int k)
-{
-    return tern_round_up((size_t)k, 64);
-}
-
 int tern_cuda_products_open(struct tern_cuda *d, tern_error *err)
 {
     int rc = 0;
@@ -44,7 +39,7 @@ int tern_cuda_products_open(struct tern_cuda *d, tern_error *err)
     }
     size_t half_rows = rows * (size_t)(l->max_active > 1 ? l->max_active : 1);
     TERN_TRY(tern_cuda_take(d, &d->q8, q8 + TERN_CUDA_Q8_BEHIND, err));
-    TERN_TRY(tern_cuda_take(d, &d->half, l->exact ? 0 : half_rows * pitch_of((int)k) * 2, err));
+    TERN_TRY(tern_cuda_take(d, &d->half, l->exact ? 0 : half_rows * tern_cuda_pitch((int)k) * 2, err));
     TERN_TRY(tern_cuda_take(d, &d->half_scale, l->exact ? 0 : half_rows * sizeof(float), err));
     d->dense_bytes = DENSE_BYTES;
     TERN_TRY(tern_cuda_take(d, &d->dense, d->dense_bytes, err));
@@ -244,32 +239,38 @@ static void run_gemm(struct tern_cuda *d, struct tern_cuda_gemm *a, int n_rows, 
                      tile == TILE ? TILE_SHARED : TILE_90_SHARED, a, sizeof *a);
 }
 
-/* Products in 16 bits: of m[0] as many columns at a time as find room, or all of it with all of those behind it that
- * do. How many products that was. */
-static int gemms(struct tern_cuda *d, const struct tern_matmul *m, int n_m, int n_rows)
+/* One product in 16 bits, `most` columns at a time. */
+static void gemm_in_parts(struct tern_cuda *d, const struct tern_matmul *m, int n_rows, int most)
 {
-    const size_t pitch = pitch_of(m[0].w->k);
-    const int most = (int)(d->dense_bytes / (pitch * 2)) / TILE_90 * TILE_90, n = m[0].w->n;
-    struct tern_cuda_gemm a = {.n_out = 0};
-    int done = 0, room = most;
-    TERN_ASSERT(most > 0);
-    for (int col = 0; n > most && col < n; col += most) {
-        const int cols = n - col < most ? n - col : most;
-        tern_cuda_dense(d, m[0].w, 0, 1, col, cols, d->dense, pitch, false);
-        a.n_out = 1;
-        a.out[0] = out_of(&m[0], col, cols, 0);
+    const size_t pitch = tern_cuda_pitch(m->w->k);
+    for (int col = 0, cols; col < m->w->n; col += cols) {
+        cols = m->w->n - col < most ? m->w->n - col : most;
+        struct tern_cuda_gemm a = {.out = {out_of(m, col, cols, 0)}, .n_out = 1};
+        tern_cuda_dense(d, m->w, 0, 1, col, cols, d->dense, pitch, false);
         run_gemm(d, &a, n_rows, pitch);
     }
-    if (n > most)
+}
+
+/* Products in 16 bits: m[0] with those behind it that find room together.  How many that was. */
+static int gemms(struct tern_cuda *d, const struct tern_matmul *m, int n_m, int n_rows)
+{
+    const size_t pitch = tern_cuda_pitch(m[0].w->k);
+    const int most = (int)(d->dense_bytes / (pitch * 2)) / TILE_90 * TILE_90;
+    struct tern_cuda_gemm a = {.n_out = 0};
+    int first = 0;
+    TERN_ASSERT(most > 0);
+    if (m[0].w->n > most) {
+        gemm_in_parts(d, m, n_rows, most);
         return 1;
-    while (done < n_m && !m[done].f32 && done < TERN_CUDA_GEMM_OUTS && m[done].w->n <= room) {
-        const int first = most - room;
-        tern_cuda_dense(d, m[done].w, 0, 1, 0, m[done].w->n, d->dense + (size_t)first * pitch * 2, pitch, false);
-        a.out[a.n_out++] = out_of(&m[done], 0, m[done].w->n, first);
-        room -= (int)tern_round_up((size_t)m[done++].w->n, TILE_90);
+    }
+    while (a.n_out < n_m && a.n_out < TERN_CUDA_GEMM_OUTS && !m[a.n_out].f32 && m[a.n_out].w->n <= most - first) {
+        const struct tern_matmul *next = &m[a.n_out];
+        tern_cuda_dense(d, next->w, 0, 1, 0, next->w->n, d->dense + (size_t)first * pitch * 2, pitch, false);
+        a.out[a.n_out++] = out_of(next, 0, next->w->n, first);
+        first += (int)tern_round_up((size_t)next->w->n, TILE_90);
     }
     run_gemm(d, &a, n_rows, pitch);
-    return done;
+    return a.n_out;
 }
 
 static void one_exact(struct tern_cuda *d, const struct tern_matmul *m, struct tern_dev_rows x, int n_rows, int col,
@@ -278,7 +279,7 @@ static void one_exact(struct tern_cuda *d, const struct tern_matmul *m, struct t
     const struct tern_cuda_exact a = {.x = tern_cuda_rows_at(x),
                                       .x_stride = x.stride,
                                       .w = d->dense,
-                                      .w_pitch = pitch_of(m->w->k),
+                                      .w_pitch = tern_cuda_pitch(m->w->k),
                                       .y = tern_cuda_rows_at(m->y) + (size_t)col * sizeof(float),
                                       .y_stride = m->y.stride,
                                       .bias = m->bias.mem ? tern_cuda_vec_at(m->bias) + (size_t)col * sizeof(float) : 0,
@@ -304,7 +305,7 @@ static bool floats_as_decoded(struct tern_cuda *d, const struct tern_matmul *m, 
 /* A product in f32. */
 static void exact_columns(struct tern_cuda *d, const struct tern_matmul *m, struct tern_dev_rows x, int n_wide)
 {
-    const size_t pitch = pitch_of(m->w->k);
+    const size_t pitch = tern_cuda_pitch(m->w->k);
     const int most = (int)(d->dense_bytes / (pitch * sizeof(float))) / TILE * TILE;
     if (floats_as_decoded(d, m, x, n_wide))
         return;
@@ -319,7 +320,7 @@ static void exact_columns(struct tern_cuda *d, const struct tern_matmul *m, stru
 static void halve_rows(struct tern_cuda *d, struct tern_dev_rows x, int n_rows, int k)
 {
     const struct tern_cuda_half a = {.to = d->half,
-                                     .pitch = pitch_of(k),
+                                     .pitch = tern_cuda_pitch(k),
                                      .scale = d->half_scale,
                                      .x = tern_cuda_rows_at(x),
                                      .stride = x.stride,
@@ -331,12 +332,10 @@ static void halve_rows(struct tern_cuda *d, struct tern_dev_rows x, int n_rows, 
 static void prompt_rows(struct tern_cuda *d, const struct tern_matmul *m, int n_m, struct tern_dev_rows x, int n_rows,
                         int n_wide)
 {
-    bool all_f32 = true, some_f32 = false, packed;
-    for (int i = 0; i < n_m; i++) {
-        all_f32 &= d->limits.exact || m[i].f32;
-        some_f32 |= d->limits.exact || m[i].f32;
-    }
-    packed = !all_f32 && n_rows == n_wide && tern_cuda_halves_before(d, x, n_rows, m[0].w->k, some_f32);
+    int n_f32 = 0;
+    for (int i = 0; i < n_m; i++)
+        n_f32 += d->limits.exact || m[i].f32;
+    bool packed = n_f32 < n_m && n_rows == n_wide && tern_cuda_halves_before(d, x, n_rows, m[0].w->k, n_f32 > 0);
     for (int i = 0; i < n_m;) {
         if (d->limits.exact || m[i].f32) {
             exact_columns(d, &m[i++], x, n_wide);
@@ -366,7 +365,7 @@ void tern_cuda_matmul(struct tern_dev *dev, const struct tern_matmul *m, int n_m
 
 static void stack_prompt(struct tern_cuda *d, const struct tern_stack *s, int n_wide)
 {
-    const size_t pitch = pitch_of(s->w->k), matrix = (size_t)s->w->n * pitch;
+    const size_t pitch = tern_cuda_pitch(s->w->k), matrix = (size_t)s->w->n * pitch;
     const int most = (int)(d->dense_bytes / (matrix * sizeof(float)));
     TERN_ASSERT(most > 0);
     for (int h = 0, n; h < s->w->stack; h += n) {

@@ -118,6 +118,12 @@ struct tern_cuda_matrix tern_cuda_matrix_of(const struct tern_dev_weight *w, int
 void tern_cuda_dense(struct tern_cuda *d, const struct tern_dev_weight *w, int matrix, int n_matrices, int row, int n,
                      tern_cu_address to, size_t pitch, bool f32);
 
+/* Numbers from one row of k 16-bit floats to the next, and of weights written out. */
+static inline size_t tern_cuda_pitch(int k)
+{
+    return ((size_t)k + 63) / 64 * 64;
+}
+
 /* Bytes of a decode row of k inputs as int8. */
 size_t tern_cuda_q8_bytes(int k);
 

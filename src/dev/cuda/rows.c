@@ -205,14 +205,14 @@ bool tern_cuda_halves_before(struct tern_cuda *d, struct tern_dev_rows x, int n_
         return false;
     if (norm && norm->y == at && norm->n == k && !norm->half) {
         norm->half = d->half;
-        norm->pitch = tern_round_up((size_t)k, 64);
+        norm->pitch = tern_cuda_pitch(k);
         norm->scale = d->half_scale;
         return true;
     }
     if (!e || e->op < TERN_CUDA_SILU || e->y != at || e->a != at || e->n != k || f32_too)
         return false;
     const struct tern_cuda_glu_half g = {.half = d->half,
-                                         .pitch = tern_round_up((size_t)k, 64),
+                                         .pitch = tern_cuda_pitch(k),
                                          .scale = d->half_scale,
                                          .gate = at,
                                          .gate_stride = e->a_stride,

@@ -57,32 +57,29 @@ __device__ static inline void store_four(float *p, int i, int n, float4 v)
         p[i + 2] = v.z;
 }
 
-__device__ static inline float block_sum(float v)
+/* One number of all threads' v, put together by op in an order that is always the same. */
+template <class OP> __device__ static inline float of_block(float v, const OP &op)
 {
     __shared__ float part[NORM_THREADS / 32];
     for (int step = 16; step; step /= 2)
-        v += __shfl_xor_sync(0xFFFFFFFFu, v, step);
+        v = op(v, __shfl_xor_sync(0xFFFFFFFFu, v, step));
     if (threadIdx.x % 32 == 0)
         part[threadIdx.x / 32] = v;
     __syncthreads();
     v = part[threadIdx.x % (NORM_THREADS / 32)];
     for (int step = NORM_THREADS / 64; step; step /= 2)
-        v = __fadd_rn(v, __shfl_xor_sync(0xFFFFFFFFu, v, step));
+        v = op(v, __shfl_xor_sync(0xFFFFFFFFu, v, step));
     return v;
+}
+
+__device__ static inline float block_sum(float v)
+{
+    return of_block(v, [](float a, float b) { return __fadd_rn(a, b); });
 }
 
 __device__ static inline float block_most(float v)
 {
-    __shared__ float part[NORM_THREADS / 32];
-    for (int step = 16; step; step /= 2)
-        v = fmaxf(v, __shfl_xor_sync(0xFFFFFFFFu, v, step));
-    if (threadIdx.x % 32 == 0)
-        part[threadIdx.x / 32] = v;
-    __syncthreads();
-    v = part[threadIdx.x % (NORM_THREADS / 32)];
-    for (int step = NORM_THREADS / 64; step; step /= 2)
-        v = fmaxf(v, __shfl_xor_sync(0xFFFFFFFFu, v, step));
-    return v;
+    return of_block(v, [](float a, float b) { return fmaxf(a, b); });
 }
 
 /* v * by * f, as int8 too. */

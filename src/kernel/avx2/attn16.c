@@ -200,12 +200,6 @@ KVQ_INLINE void expand_group(int16_t *out, const uint8_t *const x[4], const stru
     }
 }
 
-static void expand_k(int16_t *out, float *f, const uint8_t *k, const uint16_t *head, const struct tern_kvq_table *tab,
-                     int dim)
-{
-    KVQ_BY_CODE(tab, expand_k_bits, out, f, k, head, tab, dim);
-}
-
 /* ---- products ---- */
 
 /* Loops are of short instructions (prompt_tile.h says why): pointers stand in the middle of what they reach, and the

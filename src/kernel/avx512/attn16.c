@@ -178,22 +178,13 @@ KVQ_INLINE void expand_group(int16_t *out, const uint8_t *const x[4], const stru
     KVQ_UNROLL for (int w = 0; w < n_words; w++)
     {
         __m512i v[4];
-        KVQ_UNROLL for (int j = 0; j < kvq_reach(bits, trellis); j++)
-        {
-            v[j] = kvq_word(x[j], w, bits);
-        }
+        kvq_value_words(v, x, w, bits, trellis);
         KVQ_UNROLL for (int n = 0; n < per_byte; n++)
         {
             int16_t *to = out + (2 * w * per_byte + n) * PAIR;
             put_pairs(to, to + per_byte * PAIR, kvq_value_step(v, n, t, bits, trellis));
         }
     }
-}
-
-static void expand_k(int16_t *out, float *f, const uint8_t *k, const uint16_t *head, const struct tern_kvq_table *tab,
-                     int dim)
-{
-    KVQ_BY_CODE(tab, expand_k_bits, out, f, k, head, tab, dim);
 }
 
 /* ---- products ---- */

@@ -71,10 +71,7 @@ KVQ_INLINE void decode_group(float *row, const uint8_t *const x[4], const float 
     KVQ_UNROLL for (int w = 0; w < n_words; w++)
     {
         __m512i v[4];
-        KVQ_UNROLL for (int j = 0; j < kvq_reach(bits, trellis); j++)
-        {
-            v[j] = kvq_word(x[j], w, bits);
-        }
+        kvq_value_words(v, x, w, bits, trellis);
         KVQ_UNROLL for (int n = 0; n < per_byte; n++)
         {
             __m512i e = kvq_value_step(v, n, t, bits, trellis);

@@ -168,6 +168,12 @@ KVQ_INLINE __m512i kvq_key_before(const uint8_t *set, int first, int w, const in
     return last ? tail : kvq_load(set + 128 * bits); /* a set of both groups has 128 * bits bytes */
 }
 
+/* Word w of the groups x. */
+KVQ_INLINE void kvq_value_words(__m512i v[4], const uint8_t *const x[4], int w, const int bits, const bool trellis)
+{
+    KVQ_UNROLL for (int j = 0; j < kvq_reach(bits, trellis); j++) v[j] = kvq_word(x[j], w, bits);
+}
+
 /* The groups that follow the last one of a block of values in memory, as far as its chains reach: the block's own
  * groups one lane on, with the start in lane 0.  x: room for KVQ_WRAP_BYTES; v: a half of the block. */
 KVQ_INLINE void kvq_value_wrap(uint8_t *x, const uint8_t *v, const uint16_t *head, int n_groups, const int bits)

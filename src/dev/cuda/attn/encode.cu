@@ -340,10 +340,7 @@ TERN_CUDA_KERNEL_BEGIN(encode, tern_cuda_append_args, MOST, 1)
         make_order(f.order[0], 128, s.bits, s.key);
         make_order(f.order[1], s.dim % 128, s.bits, s.key);
     }
-    if (s.dim == 128)
-        make_vectors<128>(h, w);
-    else
-        make_vectors<0>(h, w);
+    make_vectors(h, w);
     if (s.form == TERN_CUDA_FLOATS)
         encode_floats(s, w, h.head, h.t0);
     else if (s.form != TERN_CUDA_CODES)

@@ -248,8 +248,7 @@ __device__ static inline half_page half_of_page(const tern_cuda_append_args &a)
             (int)(blockIdx.z % 2) * HALF};
 }
 
-/* The vectors as they are encoded. */
-template <int DIM> __device__ static void make_vectors(const half_page &h, const work &w)
+template <int DIM> __device__ static void make_vectors_of(const half_page &h, const work &w)
 {
     const tern_cuda_side &s = *h.side;
     load_vectors<DIM>(s, w, h.tile, h.t0);
@@ -262,6 +261,17 @@ template <int DIM> __device__ static void make_vectors(const half_page &h, const
     if (s.rotated)
         rotate_vectors<DIM>(s, w);
     __syncthreads();
+}
+
+/* The vectors as they are encoded. */
+__device__ static void make_vectors(const half_page &h, const work &w)
+{
+    if (h.side->dim == 128)
+        make_vectors_of<128>(h, w);
+    else if (h.side->dim == 64)
+        make_vectors_of<64>(h, w);
+    else
+        make_vectors_of<0>(h, w);
 }
 
 #endif

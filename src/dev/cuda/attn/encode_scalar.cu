@@ -62,27 +62,18 @@ __device__ static void encode_scalars(const tern_cuda_side &s, const work &w, ui
     }
 }
 
-template <int DIM> __device__ static void encode_half(const half_page &h, uint8_t *shared)
-{
-    uint8_t *end;
-    const work w = work_in(shared, h.side->dim, &end);
-    make_vectors<DIM>(h, w);
-    encode_scalars(*h.side, w, h.head, h.t0);
-    __syncthreads();
-    pack(*h.side, h.data, w.codes, h.t0);
-}
-
 TERN_CUDA_KERNEL_BEGIN(encode_scalar, tern_cuda_append_args, 512, 3)
 {
     extern __shared__ __align__(16) uint8_t shared[];
     cuda_wait();
     const half_page h = half_of_page(a);
-    if (!h.side->dim || !TERN_CUDA_SCALAR(*h.side))
+    const tern_cuda_side &s = *h.side;
+    if (!s.dim || !TERN_CUDA_SCALAR(s))
         return;
-    if (h.side->dim == 128)
-        encode_half<128>(h, shared);
-    else if (h.side->dim == 64)
-        encode_half<64>(h, shared);
-    else
-        encode_half<0>(h, shared);
+    uint8_t *end;
+    const work w = work_in(shared, s.dim, &end);
+    make_vectors(h, w);
+    encode_scalars(s, w, h.head, h.t0);
+    __syncthreads();
+    pack(s, h.data, w.codes, h.t0);
 }
