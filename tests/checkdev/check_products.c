@@ -320,7 +320,7 @@ static void stack(struct checkdev *c, const struct weight *w)
 void check_products(struct checkdev *c)
 {
     enum { FORMS = (int)(sizeof type_ids / sizeof *type_ids) + OTHER_FORMS, LONG = 17152 };
-    static const int shapes[][2] = {{48, 256}, {37, 512}, {130, 1280}, {16, 32}, {17, 96}, {1000, 2048}, {300, 4352}};
+    static const int shapes[][2] = {{48, 256}, {37, 1536}, {130, 1280}, {16, 32}, {17, 96}, {1000, 2048}, {300, 4352}};
     struct tern_dev_limits l = {.max_rows = 320, .max_narrow = 320, .max_k = LONG, .max_stack = 5, .max_stack_k = 512};
     const bool races = getenv("CHECKDEV_RACES") != NULL;          /* one shape of each form */
     const bool quick = races || getenv("CHECKDEV_QUICK") != NULL; /* decode rows, and few others, of small matrices */

@@ -107,7 +107,9 @@ void check_speed(struct checkdev *c)
             if (i < 1 || s == 2 || s == 1)
                 one(c, types[i], shapes[s][0], shapes[s][1], 1, 0, noise, n_noise);
     for (int rows = 2; rows <= 256; rows *= 2)
-        one(c, TERN_Q4_K, 28672, 4096, rows, 0, noise, n_noise);
+        for (int s = 0; s < 4; s++)
+            if (s == 2 || rows >= 16)
+                one(c, TERN_Q4_K, shapes[s][0], shapes[s][1], rows, 0, noise, n_noise);
     for (int s = 0; s < 4; s++) {
         one(c, TERN_Q4_K, shapes[s][0], shapes[s][1], 8192, 8192, noise, n_noise);
         one(c, TERN_Q4_K, shapes[s][0], shapes[s][1], 512, 512, noise, n_noise);

@@ -385,6 +385,14 @@ __device__ static inline void multiply_block(int c[4], uint32_t a0, uint32_t a1,
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
+__device__ static inline void multiply_block_from(int d[4], const int c[4], uint32_t a0, uint32_t a1, uint32_t a2,
+                                                  uint32_t a3, uint32_t b0, uint32_t b1)
+{
+    asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%11,%12,%13};"
+        : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1), "r"(c[0]), "r"(c[1]), "r"(c[2]), "r"(c[3]));
+}
+
 __device__ static inline void multiply_half(int c[4], uint32_t a0, uint32_t a1, uint32_t b)
 {
     asm("mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
@@ -445,20 +453,43 @@ template <int S> __device__ static inline void start_dots(dots<S> &d, int zero, 
     }
 }
 
+/* Codes of a block as a lane gives them to the tensor cores: quads t and t + 4 of rows 2g and 2g + 1. */
+struct block_codes {
+    uint32_t low[2], high[2];
+};
+
+template <int C> __device__ static inline void expand_block(block_codes &x, const piece<C> &p, int t, const int8_t *table)
+{
+#pragma unroll
+    for (int r = 0; r < 2; r++)
+        expand<C>(p, t, r, table, x.low[r], x.high[r]);
+}
+
 template <int C, int S>
 __device__ static inline void add_dots(dots<S> &d, const piece<C> &p, int t, const int8_t *table, uint32_t b0,
                                        uint32_t b1)
 {
-    uint32_t low[2], high[2];
-#pragma unroll
-    for (int r = 0; r < 2; r++)
-        expand<C>(p, t, r, table, low[r], high[r]);
+    block_codes x;
+    expand_block<C>(x, p, t, table);
     if (kind_halves(S)) {
-        multiply_half(d.c[0], low[0], low[1], b0);
-        multiply_half(d.c[kind_halves(S)], high[0], high[1], b1);
+        multiply_half(d.c[0], x.low[0], x.low[1], b0);
+        multiply_half(d.c[kind_halves(S)], x.high[0], x.high[1], b1);
     } else {
-        multiply_block(d.c[0], low[0], low[1], high[0], high[1], b0, b1);
+        multiply_block(d.c[0], x.low[0], x.low[1], x.high[0], x.high[1], b0, b1);
     }
+}
+
+/* d = from + the dots, where several panels begin with what the columns' start is. */
+template <int S>
+__device__ static inline void dots_from(dots<S> &d, const dots<S> &from, const block_codes &x, uint32_t b0, uint32_t b1)
+{
+    if (!kind_halves(S)) {
+        multiply_block_from(d.c[0], from.c[0], x.low[0], x.low[1], x.high[0], x.high[1], b0, b1);
+        return;
+    }
+    d = from;
+    multiply_half(d.c[0], x.low[0], x.low[1], b0);
+    multiply_half(d.c[kind_halves(S)], x.high[0], x.high[1], b1);
 }
 
 /* acc + the part of row r and column i of a block whose activations have the scale x and the scaled sum sum.  A sum of

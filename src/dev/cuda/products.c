@@ -1,5 +1,6 @@
 /* Products of rows with weights: decode rows by int8 (products.cu), prompt rows by tensor cores or in f32 (gemm.cu). */
 #include "dev/cuda/products.h"
+#include <limits.h>
 #include <string.h>
 #include "base/mem.h"
 #include "dev/cuda/cuda.h"
@@ -119,6 +120,17 @@ static enum tern_cuda_kernel kernel_of(const struct tern_cuda_matrix *w)
                                          : TERN_CUDA_K_floats_E4M3_1;
 }
 
+static enum tern_cuda_kernel many_of(const struct tern_cuda_matrix *w)
+{
+#define KIND(c, s)                                                  \
+    if (w->codes == TERN_CODES_##c && w->scales == TERN_SCALES_##s) \
+        return TERN_CUDA_K_many_##c##_##s;
+    TERN_NARROW_KINDS(KIND)
+#undef KIND
+    TERN_ASSERT(!"a kind of codes");
+    return TERN_CUDA_KERNELS;
+}
+
 /* Bytes of 256 inputs of a panel, with their scales where they lie in regions by block. */
 static unsigned unit_bytes(const struct tern_cuda_matrix *w)
 {
@@ -128,9 +140,56 @@ static unsigned unit_bytes(const struct tern_cuda_matrix *w)
     return 8 * (unsigned)tern_codes_unit((enum tern_codes)w->codes) + scales[w->scales];
 }
 
+/* What a block of threads of many.cu has: groups of rows, shares of the sum, and pairs of panels for the rest of its warps. */
+struct many {
+    int groups, shares;
+    unsigned x, y, shared;
+    long cost;
+};
+
+static struct many many_with(const struct tern_cuda *d, const struct tern_cuda_narrow *a, int n_z, int groups, int shares)
+{
+    const int pairs = TERN_CUDA_MANY_WARPS / (groups * shares), rows = groups * TERN_CUDA_MANY_ROWS,
+              panels = pairs * TERN_CUDA_MANY_PANELS, units = (a->m[0].w.k + 255) / 256,
+              steps = a->parts / shares * ((units + a->parts - 1) / a->parts);
+    const size_t stage = (size_t)shares * ((size_t)panels * unit_bytes(&a->m[0].w) +
+                                           (size_t)(rows / 8) * TERN_CUDA_MANY_EIGHT),
+                 sums = (size_t)(shares == 1 ? 1 : a->parts) * (size_t)(panels * rows) * TERN_PANEL * sizeof(float);
+    struct many m = {.groups = groups,
+                     .shares = shares,
+                     .x = (unsigned)((a->n_rows + rows - 1) / rows),
+                     .y = (unsigned)((a->n_panels + panels - 1) / panels),
+                     .shared = (unsigned)(2 * stage + sums)};
+    /* Steps of the blocks that a processor has, one after another; what a block begins and ends with is as long as one. */
+    const long blocks = (long)m.x * m.y * n_z, turns = (blocks + d->card->processors - 1) / d->card->processors;
+    m.cost = a->parts % shares || m.shared > (unsigned)d->card->shared_most ? LONG_MAX : turns * (steps + 1);
+    return m;
+}
+
+/* False where rows are too few for that kernel, or shared memory is. */
+static bool many_codes(struct tern_cuda *d, struct tern_cuda_narrow *a, int n_z)
+{
+    static const int ways[][2] = {{2, 1}, {1, 1}, {1, 4}};
+    struct many best = {.cost = LONG_MAX};
+    for (int i = 0; i < 3 && a->n_rows > 2 * TERN_CUDA_LANES; i++) {
+        const struct many m = many_with(d, a, n_z, ways[i][0], ways[i][1]);
+        if (m.cost < best.cost)
+            best = m;
+    }
+    if (best.cost == LONG_MAX)
+        return false;
+    a->groups = best.groups;
+    a->shares = best.shares;
+    tern_cuda_launch(d, many_of(&a->m[0].w), best.x, best.y, (unsigned)n_z, TERN_CUDA_MANY_WARPS * 32, best.shared, a,
+                     sizeof *a);
+    return true;
+}
+
 /* A warp for each part of a panel; as many blocks of them as the card holds at once go from panel to panel. */
 static void narrow_codes(struct tern_cuda *d, struct tern_cuda_narrow *a, int n_z, bool one)
 {
+    if (!one && many_codes(d, a, n_z))
+        return;
     const struct tern_cuda_matrix *w = &a->m[0].w;
     const unsigned bytes = unit_bytes(w), shared = (unsigned)a->parts * TERN_CUDA_RING_DEPTH(bytes) * bytes;
     const int groups = one ? 0 : a->n_rows > TERN_CUDA_LANES ? 2 : 1;

@@ -3,8 +3,8 @@
  * A panel (16 outputs) is read in units of 256 inputs, and its sum is that of up to eight parts: part p has the units
  * p, p + parts ..  A warp has a part, for one row, or for 8 or 16 rows.  Which lane adds what, and in what order all is
  * added up, depends on the matrix' shape alone: a row's outputs have the same bits whatever rows come with it. */
-#include "dev/cuda/panel.cuh"
 #include "dev/cuda/quantize.cuh"
+#include "dev/cuda/unit.cuh"
 
 #define WARPS       8
 #define FLOAT_WARPS TERN_CUDA_FLOAT_PARTS
@@ -20,15 +20,6 @@ TERN_CUDA_KERNEL_BEGIN(quantize, tern_cuda_quantize, 256, 1)
         v = *reinterpret_cast<const float4 *>(x + at);
     quantize_four(cuda_at<uint8_t>(a.to), a.row_bytes, a.lanes,
                   (row / a.n_heads) * a.row_step + row % a.n_heads * a.head_step, a.k, at / 32, at / 4 % 8, v, real);
-}
-
-/* Which product a panel of the launch belongs to. */
-__device__ static inline int product_of(const tern_cuda_narrow &a, int panel)
-{
-    int i = 0;
-    while (i + 1 < a.n_m && panel >= a.m[i + 1].panel0)
-        i++;
-    return i;
 }
 
 /* part[warp][row][column], all warps' sums: added up in order and written. */
@@ -53,98 +44,56 @@ __device__ static inline void finish(const tern_cuda_narrow &a, const tern_cuda_
 
 /* ---- weights on their way -------------------------------------------------------------------------------------- */
 
-/* A warp has a ring of units (8 blocks with their scales) in shared memory, which it alone fills and reads.  Copies are
- * under way before the kernel before this one has ended, and from the end of one panel to the next. */
-template <int C, int S> struct unit_of {
-    static constexpr int codes = 8 * (int)codes_unit(C);
-    static constexpr bool k32 = S == TERN_SCALES_K32 || S == TERN_SCALES_K32S,
-                          k16 = S == TERN_SCALES_K16 || S == TERN_SCALES_K16M;
-    static constexpr int d = S == TERN_SCALES_F16 || S == TERN_SCALES_F16M ? 256 : k32 || k16 ? 32 : 0;
-    static constexpr int m = S == TERN_SCALES_F16M ? 256 : S == TERN_SCALES_K32 || S == TERN_SCALES_K16M ? 32 : 0;
-    static constexpr int a = k32 ? 128 : k16 ? 256 : 0, b = S == TERN_SCALES_K32 ? 128 : 0;
-    static constexpr int bytes = codes + d + m + a + b;
-    static constexpr int depth = TERN_CUDA_RING_DEPTH(bytes);
-};
-
-/* What a warp asks for, from panel to panel: the units of its part of the sum, blockDim.x / 32 apart. */
+/* What a warp asks for, from panel to panel: the units of its part of the sum, blockDim.x / 32 apart.  It has a ring of
+ * units in shared memory, which it alone fills and reads.  Copies are under way before the kernel before this one has
+ * ended, and from the end of one panel to the next. */
 template <int C, int S> struct feed {
     using unit = unit_of<C, S>;
+    static constexpr int depth = TERN_CUDA_RING_DEPTH(unit::bytes);
     const tern_cuda_narrow &a;
+    unit_copy<C, S> copies; /* all products' panels are alike */
     const uint8_t *p, *ring;
-    uint64_t matrix, once;
+    uint64_t matrix;
     uint32_t ring_at;
     int panel, u, stage, lane, warp, warps, blocks, units;
-    int region, size, at; /* scales: the region that this lane copies of, its bytes of a unit, which of them */
 
     __device__ feed(const tern_cuda_narrow &args, const uint8_t *shared, uint64_t of_matrix)
-        : a(args), matrix(of_matrix), once(cuda_once()), panel(blockIdx.y), stage(0), lane(threadIdx.x % 32), warp(threadIdx.x / 32),
-          warps(blockDim.x / 32)
+        : a(args), copies(args.m[0].w, threadIdx.x % 32), matrix(of_matrix), panel(blockIdx.y), stage(0),
+          lane(threadIdx.x % 32), warp(threadIdx.x / 32), warps(blockDim.x / 32)
     {
-        const tern_cuda_matrix &w = a.m[0].w; /* all products' panels are alike */
-        static_assert(unit::codes % 512 == 0 && unit::bytes - unit::codes <= 512, "");
-        blocks = w.k / 32;
+        blocks = a.m[0].w.k / 32;
         units = (blocks + 7) / 8;
         u = warp;
-        ring = shared + warp * (unit::depth * unit::bytes);
+        ring = shared + warp * (depth * unit::bytes);
         ring_at = (uint32_t)__cvta_generic_to_shared(ring);
-        p = panel_at(a.m[product_of(a, panel)], panel);
-        at = lane * 16;
-        region = (int)w.d;
-        size = unit::d;
-        if (unit::m && at >= size) {
-            at -= size;
-            region = (int)w.m;
-            size = unit::m;
-        }
-        if (unit::a && at >= size) {
-            at -= size;
-            region = (int)w.a;
-            size = unit::a;
-        }
-        if (unit::b && at >= size) {
-            at -= size;
-            region = (int)w.b;
-            size = unit::b;
-        }
+        p = of_panel(a.m[product_of(a, panel)], panel);
     }
-    __device__ const uint8_t *panel_at(const tern_cuda_product &m, int i) const
+    __device__ const uint8_t *of_panel(const tern_cuda_product &m, int i) const
     {
-        return cuda_at<const uint8_t>(m.w.p) + matrix + (uint64_t)(i - m.panel0) * m.w.panel_bytes;
-    }
-    /* Unit u of the panel.  What lies behind the panel's last block is some other of its bytes, and counts for nothing. */
-    __device__ void fetch() const
-    {
-        const uint32_t to = ring_at + stage * unit::bytes + lane * 16;
-        const int last = blocks * (unit::codes / 8) - 16, from = u * unit::codes + lane * 16;
-#pragma unroll
-        for (int i = 0; i < unit::codes; i += 512)
-            cuda_copy_16(to + i, p + (kind_whole(S) ? from + i : min(from + i, last)), once);
-        if (lane * 16 < unit::bytes - unit::codes)
-            cuda_copy_16(to + unit::codes,
-                         p + region + (kind_whole(S) ? u * size + at : min(u * size + at, blocks * size / 8 - 16)), once);
+        return panel_at(m, matrix, i);
     }
     /* The next unit is asked for: into the stage that take() answered, once all lanes have read it. */
     __device__ void ask()
     {
         if (panel < a.n_panels) {
-            fetch();
+            copies.copy(ring_at + stage * unit::bytes, p, u);
             u += warps;
             if (u >= units) {
                 u = warp;
                 panel += gridDim.y;
                 if (panel < a.n_panels)
-                    p = panel_at(a.m[product_of(a, panel)], panel);
+                    p = of_panel(a.m[product_of(a, panel)], panel);
             }
         }
         asm volatile("cp.async.commit_group;" ::: "memory");
-        stage = stage + 1 < unit::depth ? stage + 1 : 0;
+        stage = stage + 1 < depth ? stage + 1 : 0;
     }
     /* The ring for the first time.  early: the kernel before still works, so each unit is asked for when the one before it
      * is there.  All at once they fill the queues of the card's cache, and what that kernel reads and writes waits. */
     __device__ void fill(bool early)
     {
 #pragma unroll 1
-        for (int i = 0; i < unit::depth; i++) {
+        for (int i = 0; i < depth; i++) {
             ask();
             if (early)
                 asm volatile("cp.async.wait_group 0;" ::: "memory");
@@ -153,37 +102,13 @@ template <int C, int S> struct feed {
     /* The oldest unit that was asked for. */
     __device__ const uint8_t *take() const
     {
-        asm volatile("cp.async.wait_group %0;" ::"n"(unit::depth - 1) : "memory");
+        asm volatile("cp.async.wait_group %0;" ::"n"(depth - 1) : "memory");
         __syncwarp();
         return ring + stage * unit::bytes;
-    }
-    __device__ static scales_at scales(const uint8_t *of_unit)
-    {
-        const uint8_t *s = of_unit + unit::codes;
-        return {s, s + unit::d, s + unit::d + unit::m, s + unit::d + unit::m + unit::a};
     }
 };
 
 /* ---- the product ------------------------------------------------------------------------------------------------- */
-
-/* In pairs, then pairs of pairs; `apart` floats from one part to the next. */
-__device__ static inline float sum_parts(const float *v, int parts, int apart)
-{
-    if (parts == 8)
-        return __fadd_rn(__fadd_rn(__fadd_rn(v[0], v[apart]), __fadd_rn(v[2 * apart], v[3 * apart])),
-                         __fadd_rn(__fadd_rn(v[4 * apart], v[5 * apart]), __fadd_rn(v[6 * apart], v[7 * apart])));
-    if (parts == 4)
-        return __fadd_rn(__fadd_rn(v[0], v[apart]), __fadd_rn(v[2 * apart], v[3 * apart]));
-    return parts == 2 ? __fadd_rn(v[0], v[apart]) : v[0];
-}
-
-__device__ static inline void put_output(const tern_cuda_narrow &a, const tern_cuda_product &m, float sum, int row,
-                                         int col)
-{
-    if (m.bias)
-        sum = __fadd_rn(sum, cuda_at<const float>(m.bias)[col]);
-    cuda_at<float>(m.y)[(uint64_t)row * m.y_stride + blockIdx.z * a.y_head + col] = sum;
-}
 
 /* A warp's part of a panel: the units of its turn.  An output is four chains: chain t has blocks 2t and 2t + 1 of each
  * unit, chain 0 then the unit's minima.  Chains are put together in pairs, then pairs of pairs.
@@ -240,9 +165,9 @@ template <int C, int S> __device__ static inline void narrow_1(const tern_cuda_n
 #pragma unroll
             for (int j = 0; j < 8; j++)
                 load_piece<C>(code[j], from + j * codes_unit(C), t, g);
-            load_scales<S>(raw, f.scales(from), 2 * t, g);
+            load_scales<S>(raw, unit_of<C, S>::scales(from), 2 * t, g);
             if (minima_by_unit<S>())
-                make_minima<S>(minima, f.scales(from), t, g);
+                make_minima<S>(minima, unit_of<C, S>::scales(from), t, g);
             ask_row(u + warps < units ? u + warps : warp);
             __syncwarp();
             f.ask();
@@ -254,7 +179,7 @@ template <int C, int S> __device__ static inline void narrow_1(const tern_cuda_n
 #pragma unroll
             for (int i = 0; i < 2; i++) {
                 two_scales sc;
-                make_scales<S>(sc, raw, m, f.panel_at(product, panel), u * 8 + 2 * t, i, g, blocks);
+                make_scales<S>(sc, raw, m, f.of_panel(product, panel), u * 8 + 2 * t, i, g, blocks);
 #pragma unroll
                 for (int r = 0; r < 2; r++)
                     acc[r] = add_part<S>(acc[r], d, sc, r, i, s[i], n[i]);
@@ -321,8 +246,8 @@ template <int C, int S, int G> __device__ static inline void narrow_rows(const t
                 raw_scales<S> raw;
                 two_scales sc;
                 load_piece<C>(code, from + j * codes_unit(C), t, g);
-                load_scales<S>(raw, f.scales(from), j / 2 * 2, g);
-                make_scales<S>(sc, raw, m, f.panel_at(product, panel), u * 8 + j / 2 * 2, j % 2, g, blocks);
+                load_scales<S>(raw, unit_of<C, S>::scales(from), j / 2 * 2, g);
+                make_scales<S>(sc, raw, m, f.of_panel(product, panel), u * 8 + j / 2 * 2, j % 2, g, blocks);
 #pragma unroll
                 for (int c = 0; c < G; c++) {
                     const uint2 two = *reinterpret_cast<const uint2 *>(q[c] + j * 256);
@@ -344,7 +269,7 @@ template <int C, int S, int G> __device__ static inline void narrow_rows(const t
             }
             if (minima_by_unit<S>()) {
                 unit_minima minima;
-                make_minima<S>(minima, f.scales(from), t, g);
+                make_minima<S>(minima, unit_of<C, S>::scales(from), t, g);
 #pragma unroll
                 for (int c = 0; c < G; c++) {
                     const float *sums = scales[c] + blocks * 8 + t * 8 + g;
@@ -365,8 +290,8 @@ template <int C, int S, int G> __device__ static inline void narrow_rows(const t
         for (int c = 0; c < G; c++)
 #pragma unroll
             for (int i = 0; i < 4; i++)
-                parts[warp][(c * 4 + i) * 32 + lane] = __fadd_rn(__fadd_rn(acc[c][0][i], acc[c][1][i]),
-                                                                 __fadd_rn(acc[c][2][i], acc[c][3][i]));
+                parts[warp][(c * 4 + i) * 32 + lane] =
+                    sum_chains(acc[c][0][i], acc[c][1][i], acc[c][2][i], acc[c][3][i]);
         __syncthreads(); /* with two buffers one is enough: the next panel's parts but one wait at the next one's */
         for (int i = threadIdx.x; i < 4 * G * 32; i += blockDim.x) {
             const int number = i / 32 % 4, row = row0 + i / 128 * 8 + 2 * t + number % 2;

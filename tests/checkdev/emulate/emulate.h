@@ -122,6 +122,7 @@ template <class TO, class FROM> static inline TO emulate_bits(FROM x)
 }
 #define __float_as_uint(x) emulate_bits<uint32_t>((float)(x))
 #define __uint_as_float(x) emulate_bits<float>((uint32_t)(x))
+#define __clz(x)           __builtin_clz((uint32_t)(x))
 #define __fmul_rn(a, b)    ((float)(a) * (float)(b))
 #define __fadd_rn(a, b)    ((float)(a) + (float)(b))
 #define __fsub_rn(a, b)    ((float)(a) - (float)(b))
@@ -410,6 +411,16 @@ static inline void emulate_mma(const char *text, T &c0, T &c1, T &c2, T &c3, uin
                          {a0, a1, a2, a3},
                          {b0, b1}};
     emulate_meet(text, &p, emulate_multiply);
+}
+/* What is added to stands apart. */
+static inline void emulate_mma(const char *text, int &d0, int &d1, int &d2, int &d3, uint32_t a0, uint32_t a1, uint32_t a2,
+                               uint32_t a3, uint32_t b0, uint32_t b1, int c0, int c1, int c2, int c3)
+{
+    d0 = c0;
+    d1 = c1;
+    d2 = c2;
+    d3 = c3;
+    emulate_mma(text, d0, d1, d2, d3, a0, a1, a2, a3, b0, b1);
 }
 static inline void emulate_mma(const char *text, int &c0, int &c1, int &c2, int &c3, uint32_t a0, uint32_t a1,
                                uint32_t b0)
