@@ -24,6 +24,8 @@
                                                                 : TERN_CUDA_SUMS_BYTES(d)) +     \
       127) /                                                                                     \
      128 * 128)
+/* Shared bytes of attn/codes.cu (four warps) where warps put down what they have of a range; there are two such places. */
+#define TERN_CUDA_CODES_ROOM(d, rows) (4 * (4 * (rows) * ((d) + 8) + 2 * 4 * (rows)))
 #define TERN_CUDA_CHAIN 5248 /* shared bytes of a warp that encodes trellis codes */
 /* Shared bytes of attn/encode.cuh: 32 vectors, the turns of pairs, codes. */
 #define TERN_CUDA_ENCODE_BYTES(d) (32 * ((d) + 1) * 4 + TERN_CUDA_PAIRS * 2 * 32 * 4 + 32 * ((d) + 4))
@@ -137,7 +139,8 @@ struct tern_cuda_attn_args {
     /* Prompt rows of one pass: units of jobs from job0 on, kv_n KV heads from kv0 on, and where their closed pages lie
      * as halves (attn/expand.cu): [page of a job, of the next][KV head]; 0: they do so in the cache. */
     int32_t job0, kv0, kv_n;
-    int32_t pages, per_block; /* of all jobs of the pass, and how many a block of threads expands */
+    int32_t pages, per_block; /* of all jobs of the pass, and how many a block of threads expands; of decode rows on codes,
+                                 items of a block in eighths (tern_cuda_codes_blocks) */
     uint64_t expanded;
 };
 
@@ -152,6 +155,18 @@ __host__ __device__
     const int end = (pos0 + n_rows - 1) / TERN_CUDA_PAGE - l->recent + 1;
     *first = l->window && oldest > 0 ? oldest / TERN_CUDA_PAGE : 0;
     return end > *first ? end - *first : 0;
+}
+
+/* Blocks of threads (attn/codes.cu) that go through the items of a row, ranges and what is raw; per_block: items of
+ * each, in eighths.  It decides who computes and never what. */
+#ifdef __CUDACC__
+__host__ __device__
+#endif
+    static inline int
+    tern_cuda_codes_blocks(int items, int per_block)
+{
+    const int blocks = items * 8 / per_block;
+    return blocks < 1 ? 1 : blocks < items ? blocks : items;
 }
 
 /* Pages that one range of a decode row has: by the pages that it sees, so that there are enough ranges for a card and

@@ -1,19 +1,23 @@
 /* Attention of decode rows on closed pages of codes: integer tensor cores on the codes as they lie.
  *
- * A warp takes whole pages, those of a range whose number is its own modulo WARPS, through a ring of two in shared
- * memory, and keeps its own softmax; warps are put together in order.  Queries become 16-bit integers, in two columns of
- * 8 bits each; weights times the scales of values too.  Products are exact integers, so what rounds is the query, once,
- * and a weight, to a 2^-16th of the largest.
+ * Items of a row are what is raw, and ranges of pages; a block of threads takes some that follow each other.  A warp takes
+ * whole pages, those whose number is its own modulo WARPS, half a page at a time: one half of shared memory for the first
+ * halves and one for the second, and where one has been read the next page's is on its way, through all ranges of the
+ * block.  In each range it has its own softmax; warps are put together in order.  Queries become 16-bit integers, in two
+ * columns of 8 bits each; weights times the scales of values too.  Products are exact integers, so what rounds is the
+ * query, once, and a weight, to a 2^-16th of the largest.
  *
  * A q row goes through the same steps whatever else is in its block: columns do not meet.  Sums of floats are written
  * with their rounding, for the compiler would contract them in one of these kernels and not in another. */
 #include "dev/cuda/attn/codes.cuh"
 #include "dev/cuda/attn/raw.cuh"
+#include "dev/cuda/attn/ring.cuh"
 
 #define WARPS   4
 #define THREADS (32 * WARPS)
 #define FULL    65000.0f /* most that a weight becomes */
 #define ROOM    13.0f    /* log2 of what the largest weight becomes when the reference is set: rises are rare */
+#define UNSET   -1e30f   /* a reference before the first token */
 
 __device__ static inline float exp2_of(float x)
 {
@@ -47,10 +51,10 @@ template <int C> __device__ static inline void multiply_values(int c[4], const o
             : "r"(x.lo), "r"(y.lo), "r"(x.hi), "r"(y.hi), "r"(b0), "r"(b1));
 }
 
-/* Four headers in two words: their scales. */
-__device__ static inline void four_headers(float f[4], uint2 h)
+/* Four headers in two words: their scales.  Low bits are start states, or 0. */
+template <int C> __device__ static inline void four_headers(float f[4], uint2 h)
 {
-    const uint32_t a = h.x >> 1 & 0x7FF87FF8u, b = h.y >> 1 & 0x7FF87FF8u;
+    const uint32_t real = code_trellis(C) ? 0x7FF87FF8u : ~0u, a = h.x >> 1 & real, b = h.y >> 1 & real;
     const float2 x = __half22float2(*reinterpret_cast<const __half2 *>(&a)),
                  y = __half22float2(*reinterpret_cast<const __half2 *>(&b));
     f[0] = x.x;
@@ -65,30 +69,162 @@ template <int D, int C, int NT> struct worker {
     const float *pq; /* [ROWS][16] what pairs add on the page in hand */
     const float *shift;
     code_tables tab; /* of keys and values */
+    code_places places;
     spare_bits spare;
     uint32_t q[NT][S][2]; /* columns of the queries */
     float scale[NT], ref[NT], sum[NT]; /* of q row 4 i + t */
     int start[NT];                     /* what offsets of keys have added to a product */
     uint32_t all[NT];                  /* sum of the weights */
-    bool fresh;                        /* nothing has been summed yet */
     int o[NT][D / 16][4];
     int g, t;
 };
 
-/* A row's reference rises, where a weight would be too large; others stay as they are, to the bit. */
+/* Products of the queries with a half's keys: c[i][r / 2][r % 2 * 2 ..], two columns of token 4g + r. */
 template <int D, int C, int NT>
-__device__ static __noinline__ float raise(float y0, float y1, float y2, float y3, const float f[4], float top)
+__device__ static inline void multiply_half(int c[NT][2][4], const worker<D, C, NT> &w, uint32_t at, uint2 heads)
 {
-    for (int width = 4; width < 32; width *= 2)
-        top = fmaxf(top, __shfl_xor_sync(~0u, top, width));
-    const float y[4] = {y0, y1, y2, y3};
+    const uint32_t start[4] = {heads.x & 15, heads.x >> 16 & 15, heads.y & 15, heads.y >> 16 & 15};
+    key_words<D, C> kw;
+    load_keys<D, C>(kw, at, w.places, w.t, start);
+#pragma unroll
+    for (int i = 0; i < NT; i++)
+#pragma unroll
+        for (int j = 0; j < 2; j++) {
+            c[i][j][0] = c[i][j][2] = 0;
+            c[i][j][1] = c[i][j][3] = w.start[i];
+        }
+#pragma unroll
+    for (int s = 0; s < D / 32; s++) {
+        octet x[4];
+        key_octets<D, C>(x, w.tab, kw, at, w.places, s, w.t, start);
+#pragma unroll
+        for (int i = 0; i < NT; i++) {
+            multiply_keys<C>(c[i][0], x[0], x[1], w.q[i][s][0], w.q[i][s][1]);
+            multiply_keys<C>(c[i][1], x[2], x[3], w.q[i][s][0], w.q[i][s][1]);
+        }
+    }
+}
+
+/* Scores of a half that are more than a product; first: its first token in the page. */
+template <int D, int C, int NT>
+__device__ static inline void finish_scores(float y[4], const worker<D, C, NT> &w, int row, int page, int first)
+{
+    const block_rows &b = *w.b;
+#pragma unroll 1
+    for (int r = 0; r < 4; r++) {
+        const int token = first + 4 * w.g + r;
+        float s = r == 0 ? y[0] : r == 1 ? y[1] : r == 2 ? y[2] : y[3];
+        if (row >= b.n_q) {
+            s = -INFINITY;
+        } else {
+            if (b.cond) {
+                const float *turns = cuda_at<const float>(b.cond->turns);
+                for (int j = 0; j < 2 * b.cond->n_pairs; j++)
+                    s = fmaf(w.pq[row * 16 + j], turns[j * 64 + token], s);
+                if (b.a->cap > 0)
+                    s = __fadd_rn(s, w.shift[row]);
+            }
+            s = seen_score(b, s, row, token, page, page ? 0 : b.a->l.first, 64);
+        }
+        y[0] = r == 0 ? s : y[0];
+        y[1] = r == 1 ? s : y[1];
+        y[2] = r == 2 ? s : y[2];
+        y[3] = r == 3 ? s : y[3];
+    }
+}
+
+/* References of rows rise where a weight would be too large; others stay as they are, to the bit.  f: scales, above 0. */
+template <int D, int C, int NT>
+__device__ static inline void raise(worker<D, C, NT> &w, int i, const float y[4], const float f[4], float top)
+{
     float z = -INFINITY;
 #pragma unroll
     for (int r = 0; r < 4; r++)
-        z = fmaxf(z, __fadd_rn(y[r], log2f(fmaxf(f[r], 0x1p-21f))));
-    for (int width = 4; width < 32; width *= 2)
+        z = fmaxf(z, __fadd_rn(y[r], log2f(f[r])));
+    for (int width = 4; width < 32; width *= 2) {
+        top = fmaxf(top, __shfl_xor_sync(~0u, top, width));
         z = fmaxf(z, __shfl_xor_sync(~0u, z, width));
-    return top > FULL ? __fsub_rn(z, ROOM) : NAN;
+    }
+    const float ref = __fsub_rn(z, ROOM), old = w.ref[i];
+    if (!(top > FULL) || ref != ref)
+        return;
+    w.ref[i] = ref;
+    if (old == UNSET)
+        return;
+    const float by = exp2_of(__fsub_rn(old, ref));
+    w.sum[i] = __fmul_rn(w.sum[i], by);
+    w.all[i] = (uint32_t)__fmul_rn((float)w.all[i], by);
+#pragma unroll
+    for (int n = 0; n < D / 16; n++)
+#pragma unroll
+        for (int j = 0; j < 4; j += 2) {
+            const float x = __fmul_rn(__fmaf_rn((float)w.o[i][n][j], 256.0f, (float)w.o[i][n][j + 1]), by);
+            const int hi = __float2int_rn(__fmul_rn(x, 1.0f / 256));
+            w.o[i][n][j] = hi;
+            w.o[i][n][j + 1] = __float2int_rn(__fmaf_rn((float)hi, -256.0f, x));
+        }
+}
+
+/* Weights of lanes' tokens, n: 16 bits in each, become columns: two words of the lane's column, for its tokens of values. */
+template <int C> __device__ static inline void make_columns(uint32_t p[2], const uint32_t n[4], int g, int t)
+{
+    const uint32_t x = byte_perm(n[0], n[1], 0x5140), z = byte_perm(n[2], n[3], 0x5140);
+    const uint32_t lower = byte_perm(x, z, 0x5410), upper = byte_perm(x, z, 0x7632);
+    const int from = g >> 1; /* the row whose weights column g has; upper bytes in even columns */
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        const int lane = (code_bits(C) == 2 ? 4 * (t >> 1) + 2 * h : 2 * t + h) * 4 + from;
+        const uint32_t u = __shfl_sync(~0u, upper, lane), l = __shfl_sync(~0u, lower, lane);
+        p[h] = g & 1 ? l : u;
+        if (code_bits(C) == 2) { /* of sixteen tokens every second */
+            const uint32_t u1 = __shfl_sync(~0u, upper, lane + 4), l1 = __shfl_sync(~0u, lower, lane + 4);
+            p[h] = byte_perm(p[h], g & 1 ? l1 : u1, t & 1 ? 0x7531 : 0x6420);
+        }
+    }
+}
+
+/* Weights of a half's tokens times the scales of values, in columns. */
+template <int D, int C, int NT>
+__device__ static inline void weigh_half(uint32_t p[NT][2], worker<D, C, NT> &w, uint32_t at, int page, int first, bool plain)
+{
+    int c[NT][2][4];
+    float kf[4], vf[4], above[4];
+    const uint2 kh = load_pair(at + 8 * w.g), vh = load_pair(at + 64 + 8 * w.g);
+    multiply_half<D, C, NT>(c, w, at, kh);
+    four_headers<C>(kf, kh);
+    four_headers<C>(vf, vh);
+#pragma unroll
+    for (int r = 0; r < 4; r++)
+        above[r] = __fadd_rn(vf[r], 0x1p-21f);
+#pragma unroll
+    for (int i = 0; i < NT; i++) {
+        float y[4], e[4], top = 0;
+#pragma unroll
+        for (int r = 0; r < 4; r++)
+            y[r] = __fmul_rn((float)(c[i][r / 2][r % 2 * 2] * 256 + c[i][r / 2][r % 2 * 2 + 1]),
+                             __fmul_rn(kf[r], w.scale[i]));
+        if (!plain)
+            finish_scores(y, w, 4 * i + w.t, page, first);
+#pragma unroll
+        for (int r = 0; r < 4; r++) {
+            e[r] = exp2_of(__fsub_rn(y[r], w.ref[i]));
+            top = fmaxf(top, __fmul_rn(e[r], above[r]));
+        }
+        if (__any_sync(~0u, top > FULL)) {
+            raise(w, i, y, above, top);
+#pragma unroll
+            for (int r = 0; r < 4; r++)
+                e[r] = exp2_of(__fsub_rn(y[r], w.ref[i]));
+        }
+        w.sum[i] = __fadd_rn(w.sum[i], __fadd_rn(__fadd_rn(e[0], e[1]), __fadd_rn(e[2], e[3])));
+        uint32_t n[4];
+#pragma unroll
+        for (int r = 0; r < 4; r++)
+            n[r] = __float_as_uint(__fmaf_rn(e[r], vf[r], 8388608.0f)); /* the integer in its low bits */
+        if (code_trellis(C))
+            w.all[i] += (n[0] + n[1]) + (n[2] + n[3]) - 4 * 0x4B000000u;
+        make_columns<C>(p[i], n, w.g, w.t);
+    }
 }
 
 template <int D, int C, int NT>
@@ -99,133 +235,17 @@ __device__ static inline void add_values(worker<D, C, NT> &w, int n, const octet
         multiply_values<C>(w.o[i][n], x, y, p[i][0], p[i][1]);
 }
 
-template <int D, int C, int NT> __device__ static inline void take_tile(worker<D, C, NT> &w, uint32_t at, int page, int half, bool plain, int lo)
+/* Half a page, which lies at `at`. */
+template <int D, int C, int NT>
+__device__ static inline void take_half(worker<D, C, NT> &w, uint32_t at, int page, int first, bool plain)
 {
-    using layout = code_page<D, C>;
-    constexpr int S = D / 32;
-    const int g = w.g, t = w.t;
-    const uint32_t keys = at + 256, values = keys + layout::KEYS;
-    uint2 kh, vh;
-    asm volatile("ld.shared.v2.u32 {%0,%1}, [%2];" : "=r"(kh.x), "=r"(kh.y) : "r"(at + (half * 32 + 4 * g) * 2) : "memory");
-    asm volatile("ld.shared.v2.u32 {%0,%1}, [%2];" : "=r"(vh.x), "=r"(vh.y) : "r"(at + 128 + (half * 32 + 4 * g) * 2) : "memory");
-    int c[NT][2][4];
-#pragma unroll
-    for (int i = 0; i < NT; i++)
-#pragma unroll
-        for (int j = 0; j < 2; j++) {
-            c[i][j][0] = c[i][j][2] = 0;
-            c[i][j][1] = c[i][j][3] = w.start[i];
-        }
-    const uint32_t start[4] = {kh.x & 15, kh.x >> 16 & 15, kh.y & 15, kh.y >> 16 & 15};
-    key_words<D, C> kw;
-    load_keys<D, C>(kw, keys, half, g, t, start);
-#pragma unroll
-    for (int s = 0; s < S; s++) {
-        octet x[4];
-        key_octets<D, C>(x, w.tab, kw, keys, half, s, g, t, start);
-#pragma unroll
-        for (int i = 0; i < NT; i++) {
-            multiply_keys<C>(c[i][0], x[0], x[1], w.q[i][s][0], w.q[i][s][1]);
-            multiply_keys<C>(c[i][1], x[2], x[3], w.q[i][s][0], w.q[i][s][1]);
-        }
-    }
-    float kf[4], vf[4];
-    four_headers(kf, kh);
-    four_headers(vf, vh);
     uint32_t p[NT][2];
-#pragma unroll
-    for (int i = 0; i < NT; i++) {
-        float y[4];
-#pragma unroll
-        for (int r = 0; r < 4; r++)
-            y[r] = __fmul_rn((float)(c[i][r / 2][r % 2 * 2] * 256 + c[i][r / 2][r % 2 * 2 + 1]),
-                             __fmul_rn(kf[r], w.scale[i]));
-        if (!plain) {
-            const int row = 4 * i + t;
-            const block_rows &b = *w.b;
-#pragma unroll 1
-            for (int r = 0; r < 4; r++) {
-                const int token = half * 32 + 4 * g + r;
-                float s = r == 0 ? y[0] : r == 1 ? y[1] : r == 2 ? y[2] : y[3];
-                if (row >= b.n_q) {
-                    s = -INFINITY;
-                } else {
-                    if (b.cond) {
-                        const float *turns = cuda_at<const float>(b.cond->turns);
-                        for (int j = 0; j < 2 * b.cond->n_pairs; j++)
-                            s = fmaf(w.pq[row * 16 + j], turns[j * 64 + token], s);
-                        if (b.a->cap > 0)
-                            s = __fadd_rn(s, w.shift[row]);
-                    }
-                    s = seen_score(b, s, row, token, page, lo, 64);
-                }
-                y[0] = r == 0 ? s : y[0];
-                y[1] = r == 1 ? s : y[1];
-                y[2] = r == 2 ? s : y[2];
-                y[3] = r == 3 ? s : y[3];
-            }
-        }
-        float e[4], top = 0;
-#pragma unroll
-        for (int r = 0; r < 4; r++) {
-            e[r] = exp2_of(__fsub_rn(y[r], w.ref[i]));
-            top = fmaxf(top, e[r] * fmaxf(vf[r], 0x1p-21f));
-        }
-        if (__any_sync(~0u, top > FULL)) {
-            const float ref = raise<D, C, NT>(y[0], y[1], y[2], y[3], vf, top);
-            if (w.fresh) {
-                w.ref[i] = ref == ref ? ref : w.ref[i];
-            } else if (ref == ref) {
-                const float by = exp2_of(__fsub_rn(w.ref[i], ref));
-                w.ref[i] = ref;
-                w.sum[i] = __fmul_rn(w.sum[i], by);
-                w.all[i] = (uint32_t)__fmul_rn((float)w.all[i], by);
-#pragma unroll
-                for (int n = 0; n < D / 16; n++)
-#pragma unroll
-                    for (int j = 0; j < 4; j += 2) {
-                        const float x = __fmul_rn(__fmaf_rn((float)w.o[i][n][j], 256.0f, (float)w.o[i][n][j + 1]), by);
-                        const int hi = __float2int_rn(__fmul_rn(x, 1.0f / 256));
-                        w.o[i][n][j] = hi;
-                        w.o[i][n][j + 1] = __float2int_rn(__fmaf_rn((float)hi, -256.0f, x));
-                    }
-            }
-#pragma unroll
-            for (int r = 0; r < 4; r++)
-                e[r] = exp2_of(__fsub_rn(y[r], w.ref[i]));
-        }
-        w.sum[i] = __fadd_rn(w.sum[i], __fadd_rn(__fadd_rn(e[0], e[1]), __fadd_rn(e[2], e[3])));
-        uint32_t n[4];
-#pragma unroll
-        for (int r = 0; r < 4; r++)
-            n[r] = __float_as_uint(fmaf(e[r], vf[r], 8388608.0f)); /* the integer in its low bits */
-        if (code_trellis(C))
-            w.all[i] += (n[0] + n[1]) + (n[2] + n[3]) - 4 * 0x4B000000u;
-        const uint32_t x = byte_perm(n[0], n[1], 0x5140), z = byte_perm(n[2], n[3], 0x5140);
-        uint32_t lower = byte_perm(x, z, 0x5410), upper = byte_perm(x, z, 0x7632);
-        const int from = g >> 1; /* the row whose weights column g has; upper bytes in even columns */
-        if (code_bits(C) == 2) {
-#pragma unroll
-            for (int h = 0; h < 2; h++) {
-                const int lane = (4 * (t >> 1) + 2 * h) * 4 + from;
-                const uint32_t u0 = __shfl_sync(~0u, upper, lane), l0 = __shfl_sync(~0u, lower, lane);
-                const uint32_t u1 = __shfl_sync(~0u, upper, lane + 4), l1 = __shfl_sync(~0u, lower, lane + 4);
-                p[i][h] = byte_perm(g & 1 ? l0 : u0, g & 1 ? l1 : u1, t & 1 ? 0x7531 : 0x6420);
-            }
-        } else {
-#pragma unroll
-            for (int h = 0; h < 2; h++) {
-                const uint32_t u = __shfl_sync(~0u, upper, (2 * t + h) * 4 + from);
-                const uint32_t l = __shfl_sync(~0u, lower, (2 * t + h) * 4 + from);
-                p[i][h] = g & 1 ? l : u;
-            }
-        }
-    }
+    weigh_half<D, C, NT>(p, w, at, page, first, plain);
     if constexpr (C == CODES_T3 || C == CODES_T2) {
         value_chain<D> chain;
-        load_chain<D, C>(chain, values, at + 128 + half * 64, w.spare, half, g, t);
+        load_chain<D, C>(chain, at, w.places, w.spare, w.g, w.t);
 #pragma unroll
-        for (int j = 0; j < S / 2; j++)
+        for (int j = 0; j < D / 64; j++)
 #pragma unroll
             for (int n = 0; n < 4; n++)
                 add_values<D, C, NT>(w, 4 * j + n, chain_octet<D, C>(w.tab, chain, 2 * j, n),
@@ -233,14 +253,14 @@ template <int D, int C, int NT> __device__ static inline void take_tile(worker<D
         return;
     }
 #pragma unroll
-    for (int j = 0; j < S / 2; j++) {
+    for (int j = 0; j < D / 64; j++) {
         value_words<C> a, b;
-        load_values<D, C>(a, values, at + 128 + half * 64, half, 2 * j, g, t);
-        load_values<D, C>(b, values, at + 128 + half * 64, half, 2 * j + 1, g, t);
+        load_values<D, C>(a, at, w.places, 2 * j, w.g, w.t);
+        load_values<D, C>(b, at, w.places, 2 * j + 1, w.g, w.t);
 #pragma unroll
         for (int n = 0; n < 4; n++)
-            add_values<D, C, NT>(w, 4 * j + n, value_octet<C>(w.tab, a, w.spare, n, t),
-                                 value_octet<C>(w.tab, b, w.spare, n, t), p);
+            add_values<D, C, NT>(w, 4 * j + n, value_octet<C>(w.tab, a, w.spare, n, w.t),
+                                 value_octet<C>(w.tab, b, w.spare, n, w.t), p);
     }
 }
 
@@ -312,37 +332,44 @@ __device__ static void load_columns(const block_rows &b, const float sign[D / 32
     }
 }
 
-/* Warps' results put together in order, into the range's place. */
-template <int D, int C, int NT>
-__device__ static void put_together(worker<D, C, NT> &w, float *room, int range)
+/* The warp's result of a range into its place of the room: [warp][row] D + 8 sums, so that lanes meet no bank twice, then
+ * references and sums of weights. */
+template <int D, int C, int NT> __device__ static inline void put_down(const worker<D, C, NT> &w, float *room)
 {
-    constexpr int ROWS = 4 * NT;
-    const int warp = threadIdx.x / 32, g = w.g, t = w.t;
-    const block_rows &b = *w.b;
-    float *ref = room + WARPS * ROWS * D, *sum = ref + WARPS * ROWS;
+    constexpr int ROWS = 4 * NT, STEP = D + 8;
+    float *ref = room + WARPS * ROWS * STEP, *sum = ref + WARPS * ROWS;
 #pragma unroll
     for (int i = 0; i < NT; i++) {
+        const int row = threadIdx.x / 32 * ROWS + 4 * i + w.t;
         float all = w.sum[i], offset = code_trellis(C) ? (float)w.all[i] : 0.0f;
         for (int width = 4; width < 32; width *= 2) {
             all = __fadd_rn(all, __shfl_xor_sync(~0u, all, width));
-            offset = __fadd_rn(offset, __shfl_xor_sync(~0u, offset, width));
+            if (code_trellis(C))
+                offset = __fadd_rn(offset, __shfl_xor_sync(~0u, offset, width));
         }
-        offset = __fmul_rn(offset, -(float)w.tab.offset);
-        const int row = 4 * i + t;
-        float *to = room + (warp * ROWS + row) * D;
-        if (g == 0) {
-            ref[warp * ROWS + row] = w.ref[i];
-            sum[warp * ROWS + row] = all;
+        offset = code_trellis(C) ? __fmul_rn(offset, -(float)w.tab.offset) : 0.0f;
+        if (w.g == 0) {
+            ref[row] = w.ref[i];
+            sum[row] = all;
         }
 #pragma unroll
-        for (int n = 0; n < D / 16; n++)
+        for (int n = 0; n < D / 16; n += 4)
 #pragma unroll
-            for (int h = 0; h < 2; h++)
-                to[(2 * (n / 4) + h) * 32 + 4 * g + n % 4] =
-                    __fadd_rn(__fmaf_rn((float)w.o[i][n][2 * h], 256.0f, (float)w.o[i][n][2 * h + 1]), offset);
+            for (int h = 0; h < 2; h++) {
+                float x[4];
+#pragma unroll
+                for (int j = 0; j < 4; j++)
+                    x[j] = __fadd_rn(__fmaf_rn((float)w.o[i][n + j][2 * h], 256.0f, (float)w.o[i][n + j][2 * h + 1]), offset);
+                *reinterpret_cast<float4 *>(room + row * STEP + (n / 2 + h) * 32 + 4 * w.g) = make_float4(x[0], x[1], x[2], x[3]);
+            }
     }
-    __syncthreads();
-    const float unit = b.a->l.v.unit;
+}
+
+/* What warps have put down, put together in order, into the range's place. */
+template <int D, int ROWS> __device__ static inline void put_together(const block_rows &b, const float *room, int range)
+{
+    constexpr int STEP = D + 8;
+    const float *ref = room + WARPS * ROWS * STEP, *sum = ref + WARPS * ROWS, unit = b.a->l.v.unit;
     for (int e = threadIdx.x; e < b.n_q * (D / 2); e += THREADS) { /* two dims each */
         const int row = e / (D / 2), d = e % (D / 2) * 2;
         float most = ref[row], x = 0, y = 0, all = 0;
@@ -352,7 +379,7 @@ __device__ static void put_together(worker<D, C, NT> &w, float *room, int range)
 #pragma unroll
         for (int i = 0; i < WARPS; i++) {
             const float by = exp2_of(__fsub_rn(ref[i * ROWS + row], most));
-            const float2 v = *reinterpret_cast<const float2 *>(room + (i * ROWS + row) * D + d);
+            const float2 v = *reinterpret_cast<const float2 *>(room + (i * ROWS + row) * STEP + d);
             x = __fmaf_rn(by, v.x, x);
             y = __fmaf_rn(by, v.y, y);
             all = __fmaf_rn(by, sum[i * ROWS + row], all);
@@ -366,80 +393,106 @@ __device__ static void put_together(worker<D, C, NT> &w, float *room, int range)
     }
 }
 
-template <int D, int C, int NT> __device__ static void attend_codes(const tern_cuda_attn_args &a)
+/* A warp's pages on their way: those from `page` on whose number is the warp's. */
+struct code_pages {
+    code_source from;
+    const uint32_t *numbers; /* by page */
+    uint32_t at, next;       /* the warp's two halves; the number of the page behind the one in hand */
+    int end;
+    uint64_t once;
+};
+
+/* One half of the page whose number is `next`, or nothing behind the last. */
+template <int D, int C> __device__ static inline void fetch_half(const code_pages &p, int page, int half, int lane)
 {
-    using layout = code_page<D, C>;
-    constexpr int ROWS = 4 * NT, S = D / 32;
-    extern __shared__ __align__(128) uint8_t shared[];
-    __shared__ __align__(16) int8_t columns[2 * ROWS * (D + 16)];
-    __shared__ float scale[ROWS], shift[ROWS], pq[WARPS][ROWS * 16];
-    __shared__ int total[ROWS];
-    const tern_cuda_layer &l = a.l;
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    block_rows b;
-    int begin = 0, end = 0, range = 0;
-    const bool raw = blockIdx.z == 0; /* first: it takes longer than many a range */
-    bool real = find_rows(b, a, blockIdx.x / a.n_blocks, blockIdx.x % a.n_blocks, blockIdx.y);
-    if (real && !raw) {
-        range = find_range(b, blockIdx.z - 1, begin, end);
-        real = begin < end;
-    }
-    if (!real || raw) {
-        const uint8_t *own = real ? raw_own(b) : nullptr;
-        cuda_wait();
-        if (real)
-            attend_raw<D, THREADS, ROWS>(b, own, shared);
-        return;
-    }
-    const tern_cuda_table &table = table_of(a.t, *b.job, l.group);
+    if (page < p.end)
+        fetch_codes<D, C>(p.at + half * code_stage<D, C>::BYTES, p.from, p.next, half, lane, p.once);
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+__device__ static inline void look_ahead(code_pages &p, int page)
+{
+    if (page < p.end)
+        p.next = p.numbers[page];
+}
+
+/* Both halves of the first page. */
+template <int D, int C>
+__device__ static inline code_pages open_pages(const block_rows &b, uint32_t at, int page, int end, int lane)
+{
+    const tern_cuda_attn_args &a = *b.a;
+    const tern_cuda_table &table = table_of(a.t, *b.job, a.l.group);
     const tern_cuda_cache &cache = cuda_at<const tern_cuda_cache>(a.t.caches)[b.job->cache];
-    const tern_cuda_blocks &pool = cuda_at<const tern_cuda_blocks>(a.t.pools)[cache.pages + l.group];
-    const uint32_t *numbers = cuda_at<const uint32_t>(a.t.numbers) + table.blocks - table.first;
-    const uint8_t *pages = cuda_at<const uint8_t>(pool.p + l.layer_off + b.kv_head * l.head_bytes);
-    const uint32_t ring = (uint32_t)__cvta_generic_to_shared(shared) + warp * 2 * layout::BYTES;
-    const int first = begin + ((warp - begin) & (WARPS - 1));
-    const uint64_t once = cuda_once();
-    uint32_t next = 0;
-    const bool early = end <= b.job->pos0 / 64; /* pages that were closed before the step are there */
-    if (!early)
-        cuda_wait();
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        if (first + i * WARPS < end)
-            fetch_codes<D, C>(ring + i * layout::BYTES, pages + numbers[first + i * WARPS] * pool.bytes, l, lane, once);
-        asm volatile("cp.async.commit_group;" ::: "memory");
+    const tern_cuda_blocks &pool = cuda_at<const tern_cuda_blocks>(a.t.pools)[cache.pages + a.l.group];
+    code_pages p = {source_of(pool, a.l, b.kv_head, lane), cuda_at<const uint32_t>(a.t.numbers) + table.blocks - table.first, at, 0,
+                    end, cuda_once()};
+    look_ahead(p, page);
+    fetch_half<D, C>(p, page, 0, lane);
+    fetch_half<D, C>(p, page, 1, lane);
+    look_ahead(p, page + WARPS);
+    return p;
+}
+
+/* What pairs add on a page, for all rows of the block. */
+__device__ static inline void load_pairs(float *pq, const block_rows &b, int page, int lane)
+{
+    for (int i = lane; i < b.n_q * b.cond->n_pairs; i += 32) {
+        const int row = i / b.cond->n_pairs, j = i % b.cond->n_pairs;
+        const float2 f = pair_factors(b, row, j, page);
+        pq[row * 16 + 2 * j] = f.x;
+        pq[row * 16 + 2 * j + 1] = f.y;
     }
-    if (first + 2 * WARPS < end)
-        next = numbers[first + 2 * WARPS];
-    float sign[S];
-    load_signs<S>(sign, l.k, lane);
-    if (early)
-        cuda_wait();
-    load_columns<D, ROWS>(b, sign, columns, scale, total, shift);
-    worker<D, C, NT> w;
-    w.b = &b;
-    w.pq = pq[warp];
-    w.shift = shift;
-    w.g = lane / 4;
-    w.t = lane % 4;
-    load_code_tables<C>(w.tab, l.k);
-    w.tab.one = a.one;
-    w.spare = spare_of(w.t);
-    w.fresh = true;
-    __syncthreads();
+}
+
+/* The warp's pages of a range, which ends before page `to`.  Pages before `plain_from` have tokens that count for some rows
+ * only, or scores that are more than products. */
+template <int D, int C, int NT>
+__device__ static inline void take_range(worker<D, C, NT> &w, code_pages &p, float *pq, int &page, int to, int plain_from)
+{
+    const int lane = threadIdx.x % 32;
 #pragma unroll
     for (int i = 0; i < NT; i++) {
-        w.scale[i] = scale[4 * i + w.t];
-        w.start[i] = -w.tab.offset * total[4 * i + w.t];
-        w.ref[i] = -1e30f;
+        w.ref[i] = UNSET;
         w.sum[i] = 0;
         w.all[i] = 0;
 #pragma unroll
         for (int n = 0; n < D / 16; n++)
             w.o[i][n][0] = w.o[i][n][1] = w.o[i][n][2] = w.o[i][n][3] = 0;
+    }
+#pragma unroll 1
+    for (; page < to; page += WARPS) {
+        if (page < plain_from && w.b->cond)
+            load_pairs(pq, *w.b, page, lane);
+#pragma unroll 1
+        for (int half = 0; half < 2; half++) {
+            asm volatile("cp.async.wait_group 1;" ::: "memory");
+            __syncwarp();
+            take_half<D, C, NT>(w, p.at + half * code_stage<D, C>::BYTES, page, 32 * half, page >= plain_from);
+            __syncwarp();
+            fetch_half<D, C>(p, page + WARPS, half, lane);
+        }
+        look_ahead(p, page + 2 * WARPS);
+    }
+}
+
+/* Queries as the lane multiplies them, tables and places. */
+template <int D, int C, int NT>
+__device__ static inline void open_worker(worker<D, C, NT> &w, const int8_t *columns, const float *scale, const int *total)
+{
+    const tern_cuda_attn_args &a = *w.b->a;
+    w.g = threadIdx.x % 32 / 4;
+    w.t = threadIdx.x % 4;
+    load_code_tables<C>(w.tab, a.l.k);
+    w.tab.one = a.one;
+    w.spare = spare_of(w.t);
+    w.places = places_of<D, C>(w.g, w.t);
+#pragma unroll
+    for (int i = 0; i < NT; i++) {
+        w.scale[i] = scale[4 * i + w.t];
+        w.start[i] = -w.tab.offset * total[4 * i + w.t];
         const int8_t *column = columns + (8 * i + w.g) * (D + 16);
 #pragma unroll
-        for (int s = 0; s < S; s++)
+        for (int s = 0; s < D / 32; s++)
 #pragma unroll
             for (int h = 0; h < 2; h++) {
                 uint32_t x = 0;
@@ -449,39 +502,81 @@ template <int D, int C, int NT> __device__ static void attend_codes(const tern_c
                 w.q[i][s][h] = x;
             }
     }
-    const bool special = (b.cond && b.cond->n_pairs) || a.cap > 0;
-    const int seen = oldest_seen(l, row_pos(b, b.n_q - 1));
-    int slot = 0;
+}
+
+/* The items of the block that follow each other: 0 is what is raw, others are ranges. */
+struct code_items {
+    int first, end;
+};
+
+/* Items of a row are cut into pieces of about a.per_block, each a block of threads; at least one. */
+__device__ static inline code_items items_of_block(const tern_cuda_attn_args &a, int items, int z)
+{
+    const int blocks = tern_cuda_codes_blocks(items, a.per_block);
+    return z < blocks ? code_items{items * z / blocks, items * (z + 1) / blocks} : code_items{0, 0};
+}
+
+template <int D, int C, int NT> __device__ static void attend_codes(const tern_cuda_attn_args &a)
+{
+    constexpr int ROWS = 4 * NT, RING = 2 * WARPS * code_stage<D, C>::BYTES, PLACE = TERN_CUDA_CODES_ROOM(D, ROWS) / 4;
+    extern __shared__ __align__(128) uint8_t shared[];
+    __shared__ __align__(16) int8_t columns[2 * ROWS * (D + 16)];
+    __shared__ float scale[ROWS], shift[ROWS], pq[WARPS][ROWS * 16];
+    __shared__ int total[ROWS];
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    float *room = reinterpret_cast<float *>(shared + RING);
+    block_rows b;
+    row_ranges ranges;
+    code_items items = {};
+    if (find_rows(b, a, blockIdx.x / a.n_blocks, blockIdx.x % a.n_blocks, blockIdx.y)) {
+        ranges = ranges_of(b);
+        items = items_of_block(a, ranges.n + 1, blockIdx.z);
+    }
+    if (items.first == items.end) {
+        cuda_wait();
+        return;
+    }
+    const uint8_t *own = items.first == 0 ? raw_own(b) : nullptr;
+    const int z0 = items.first ? items.first - 1 : 0, z1 = items.end - 1; /* its ranges */
+    int begin = 0, end = 0, unused;
+    if (z0 < z1) {
+        pages_of(b, ranges, z0, begin, unused);
+        pages_of(b, ranges, z1 - 1, unused, end);
+    }
+    int page = first_page(begin, warp, WARPS);
+    const bool early = end <= b.job->pos0 / 64; /* pages that were closed before the step are there */
+    if (!early)
+        cuda_wait();
+    code_pages pages =
+        open_pages<D, C>(b, (uint32_t)__cvta_generic_to_shared(shared) + warp * 2 * code_stage<D, C>::BYTES, page, end, lane);
+    float sign[D / 32];
+    load_signs<D / 32>(sign, a.l.k, lane);
+    if (early)
+        cuda_wait();
+    if (items.first == 0)
+        attend_raw<D, THREADS, ROWS>(b, own, reinterpret_cast<uint8_t *>(room));
+    if (z0 == z1)
+        return;
+    load_columns<D, ROWS>(b, sign, columns, scale, total, shift);
+    __syncthreads();
+    worker<D, C, NT> w;
+    w.b = &b;
+    w.pq = pq[warp];
+    w.shift = shift;
+    open_worker<D, C, NT>(w, columns, scale, total);
+    const int seen = (oldest_seen(a.l, row_pos(b, b.n_q - 1)) + 63) / 64, whole = a.l.first && !seen ? 1 : seen;
+    const int plain_from = (b.cond && b.cond->n_pairs) || a.cap > 0 ? INT32_MAX : whole;
 #pragma unroll 1
-    for (int page = first; page < end; page += WARPS) {
-        const uint32_t at = ring + slot * layout::BYTES;
-        asm volatile("cp.async.wait_group 1;" ::: "memory");
-        if (b.cond && b.cond->n_pairs)
-            for (int i = lane; i < b.n_q * b.cond->n_pairs; i += 32) {
-                const int row = i / b.cond->n_pairs, j = i % b.cond->n_pairs;
-                const float2 f = pair_factors(b, row, j, page);
-                pq[warp][row * 16 + 2 * j] = f.x;
-                pq[warp][row * 16 + 2 * j + 1] = f.y;
-            }
-        __syncwarp();
-        const int lo = page ? 0 : l.first;
-        const bool plain = !special && lo == 0 && seen <= page * 64;
-#pragma unroll 1
-        for (int half = 0; half < 2; half++) {
-            take_tile<D, C, NT>(w, at, page, half, plain, lo);
-            w.fresh = false;
-        }
-        __syncwarp();
-        if (page + 2 * WARPS < end)
-            fetch_codes<D, C>(at, pages + next * pool.bytes, l, lane, once);
-        asm volatile("cp.async.commit_group;" ::: "memory");
-        if (page + 3 * WARPS < end)
-            next = numbers[page + 3 * WARPS];
-        slot ^= 1;
+    for (int z = z0; z < z1; z++) {
+        int to;
+        pages_of(b, ranges, z, unused, to);
+        take_range<D, C, NT>(w, pages, pq[warp], page, to, plain_from);
+        float *place = room + (z & 1) * PLACE; /* the other is still read by warps behind */
+        put_down<D, C, NT>(w, place);
+        __syncthreads();
+        put_together<D, ROWS>(b, place, ranges.first + z);
     }
     asm volatile("cp.async.wait_group 0;" ::: "memory");
-    __syncthreads();
-    put_together<D, C, NT>(w, reinterpret_cast<float *>(shared), range);
 }
 
 #define KERNEL(d, name, c, blocks)                                                          \
@@ -496,7 +591,7 @@ template <int D, int C, int NT> __device__ static void attend_codes(const tern_c
 #define KERNELS(d)               \
     KERNEL(d, 2, CODES_2, 4)     \
     KERNEL(d, 3, CODES_3, 4)     \
-    KERNEL(d, 4, CODES_4, 3)     \
+    KERNEL(d, 4, CODES_4, 4)     \
     KERNEL(d, t4, CODES_T4, 3)   \
     KERNEL(d, 8, CODES_8, 2)     \
     KERNEL(d, t3, CODES_T3, 3)   \

@@ -1,6 +1,6 @@
 /* dev/cuda/attn/codes.cuh - codes of a page as bytes for integer tensor cores, straight out of registers.
  *
- * A page lies in shared memory as in the cache (kernel/kvq.h), its 16-byte pieces placed so that lanes meet no bank
+ * Half a page lies in shared memory as in the cache (kernel/kvq.h), its 16-byte pieces placed so that lanes meet no bank
  * twice.  Lane (g, t) of a warp, g = lane / 4, t = lane % 4, takes
  *
  *   keys    tokens 4g .. 4g+3 of a half, and in step s of D/32 eight dims: its octet
@@ -31,35 +31,59 @@ struct code_tables {
     int offset;   /* bytes are entry + offset; 0: signed */
 };
 
-template <int D, int C> struct code_page {
+/* Half a page, 32 tokens, in shared memory: headers of keys, of values, then keys and values. */
+template <int D, int C> struct code_stage {
     static constexpr int BITS = code_bits(C), SETS = D / 32;
-    static constexpr int SIDE = D * 8 * BITS, SET = 128 * BITS; /* bytes of codes; of a set of keys, both groups */
-    static constexpr int PAD = BITS < 4 ? 32 : 0;               /* behind each set of keys */
-    static constexpr int KEYS = SIDE + 2 * SETS * PAD, BYTES = 256 + KEYS + SIDE;
+    static constexpr int SIDE = D * 4 * BITS, SET = 128 * BITS;    /* bytes of codes; of a set of keys, both groups */
+    static constexpr int PAD = BITS < 4 ? 32 : 0, STEP = SET + PAD; /* behind each set of keys */
+    static constexpr int KEYS = 128, VALUES = KEYS + SETS * STEP, BYTES = VALUES + SIDE;
 };
 
-/* Where 16-byte piece i of a side lies. */
-template <int C> __device__ static inline int piece_of(int i)
+/* Where 16-byte piece i of a side lies; that of i + 32 n lies 32 n on. */
+template <int C> __host__ __device__ constexpr int piece_of(int i)
 {
     return C == CODES_8 ? i ^ (i >> 3 & 3) << 1 : C == CODES_4 || C == CODES_T4 ? i ^ (i >> 3 & 1) << 1 : i;
 }
 
-/* One KV head of a page on its way to shared memory, by one warp. */
-template <int D, int C>
-__device__ static inline void fetch_codes(uint32_t to, const uint8_t *from, const tern_cuda_layer &l, int lane, uint64_t once)
+/* Pages of a KV head in memory, as a lane copies them. */
+struct code_source {
+    const uint8_t *keys;     /* the lane's first piece of the keys of block 0 */
+    int32_t values, headers; /* its first piece of values, and of headers, from there */
+    uint32_t bytes;          /* of a page */
+};
+
+__device__ static inline code_source source_of(const tern_cuda_blocks &pool, const tern_cuda_layer &l, int head, int lane)
 {
-    using page = code_page<D, C>;
-    const uint8_t *k = from + l.k_off, *v = from + l.v_off;
-    const uint8_t *head = from + (lane < 8 ? l.k_head_off : l.v_head_off) + lane % 8 * 16;
-    if (lane < 16)
-        cuda_copy_16(to + lane * 16, head, once);
+    const uint64_t own = l.k_off + lane * 16, header = (lane < 4 ? l.k_head_off : l.v_head_off) + lane % 4 * 16;
+    return {cuda_at<const uint8_t>(pool.p + l.layer_off + head * l.head_bytes + own), (int32_t)(l.v_off - l.k_off),
+            (int32_t)(header - own), (uint32_t)pool.bytes};
+}
+
+/* Half of a page on its way to shared memory, by one warp. */
+template <int D, int C>
+__device__ static inline void fetch_codes(uint32_t to, const code_source &s, uint32_t number, int half, int lane, uint64_t once)
+{
+    using stage = code_stage<D, C>;
+    constexpr int PIECES = stage::SIDE / 16;
+    const uint8_t *page = s.keys + (uint64_t)number * s.bytes, *k = page + half * stage::SIDE, *v = k + s.values;
+    const uint32_t own = to + piece_of<C>(lane) * 16;
+    if (lane < 8)
+        cuda_copy_16(to + lane * 16, page + s.headers + half * 64, once);
 #pragma unroll
-    for (int n = 0; n < page::SIDE / 512; n++) {
-        const int i = lane + 32 * n, at = piece_of<C>(i) * 16;
-        cuda_copy_16(to + 256 + at + i / (page::SET / 16) * page::PAD, k + i * 16, once);
-        cuda_copy_16(to + 256 + page::KEYS + at, v + i * 16, once);
+    for (int n = 0; n < (PIECES + 31) / 32; n++) {
+        const int i = lane + 32 * n;
+        if (PIECES % 32 && i >= PIECES)
+            break;
+        cuda_copy_16(own + stage::KEYS + i / (stage::SET / 16) * stage::PAD + n * 512, k + n * 512, once);
+        cuda_copy_16(own + stage::VALUES + n * 512, v + n * 512, once);
     }
 }
+
+/* Where the lane's words lie in a stage. */
+struct code_places {
+    uint32_t key, next_key, last_key;       /* of the first set; what chains need beside it, and of the last set */
+    uint32_t value, next_value, last_value; /* the same of values */
+};
 
 template <int C> __device__ static inline void load_code_tables(code_tables &t, const tern_cuda_side &s)
 {
@@ -155,10 +179,10 @@ __device__ static inline uint4 load_piece(uint32_t at)
     return v;
 }
 
-__device__ static inline uint32_t load_word(uint32_t at)
+__device__ static inline uint2 load_pair(uint32_t at)
 {
-    uint32_t v;
-    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(at) : "memory");
+    uint2 v;
+    asm volatile("ld.shared.v2.u32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(at) : "memory");
     return v;
 }
 
@@ -171,29 +195,56 @@ template <int D, int C> __device__ static inline int octet_dim(int t, int s, int
     return 32 * set + (code_bits(C) == 3 ? 8 * part + i : 16 * (part >> 1) + 2 * i + (part & 1));
 }
 
+template <int D, int C> __device__ static inline code_places places_of(int g, int t)
+{
+    using stage = code_stage<D, C>;
+    const int own = t * stage::SETS / 4, group = g >> 2, quad = g & 3;
+    code_places p = {};
+    if (C == CODES_8) {
+        const int i = group * 32 + 8 * t + quad;
+        p.key = p.value = piece_of<C>(i) * 16;
+        p.next_key = p.next_value = piece_of<C>(i + 4) * 16;
+    } else if (C == CODES_4 || C == CODES_T4) {
+        const int i = group * 16 + 4 * t + quad, first = 4 * t + quad;
+        p.key = p.value = piece_of<C>(i) * 16;
+        p.next_key = piece_of<C>(t < 3 ? i + 4 : i + 20) * 16;
+        p.last_key = piece_of<C>(t < 3 ? i + 4 + 32 * (stage::SETS - 1) : i - 12) * 16;
+        p.next_value = piece_of<C>(i + 16) * 16;
+        p.last_value = piece_of<C>(g < 4 ? i + 16 + 32 * (stage::SETS - 1) : first) * 16;
+    } else {
+        const int i = group * 4 * stage::BITS + quad;
+        p.last_key = group * 64 * stage::BITS + quad * 16;
+        p.key = p.last_key + own * stage::STEP + (stage::BITS == 2 && D == 64 ? (t & 1) * 64 : 0);
+        p.next_key = C == CODES_T2 && D == 64 && !(t & 1) ? p.last_key + own * stage::STEP + 64
+                                                          : p.last_key + (own + 1) % stage::SETS * stage::STEP;
+        p.value = (stage::BITS == 2 ? i + 4 * (t >> 1) : t == 3 ? i : i + 4 * t) * 16;
+        p.next_value = (i + 4) * 16;
+    }
+    p.key += stage::KEYS;
+    p.next_key += stage::KEYS;
+    p.last_key += stage::KEYS;
+    p.value += stage::VALUES;
+    p.next_value += stage::VALUES;
+    p.last_value += stage::VALUES;
+    return p;
+}
+
 /* What keys of a half need before step 0: of 2 and 3 bits all words, of chains the one that stands before the last. */
 template <int D, int C> struct key_words {
     uint4 w[3], next;
 };
 
-/* start: start states of the lane's four tokens, of trellis codes. */
+/* at: the stage; start: start states of the lane's four tokens, of trellis codes. */
 template <int D, int C>
-__device__ static inline void load_keys(key_words<D, C> &k, uint32_t keys, int half, int g, int t, const uint32_t start[4])
+__device__ static inline void load_keys(key_words<D, C> &k, uint32_t at, const code_places &p, int t, const uint32_t start[4])
 {
-    using page = code_page<D, C>;
-    constexpr int STEP = page::SET + page::PAD;
-    const int own = t * page::SETS / 4;
-    const uint32_t first = keys + half * page::SETS * STEP + (g >> 2) * 64 * page::BITS + (g & 3) * 16, at = first + own * STEP;
-    if constexpr (code_bits(C) == 2 && D == 64) {
-        k.w[0] = load_piece(at + (t & 1) * 64);
-    } else if constexpr (code_bits(C) <= 3) {
+    if constexpr (code_bits(C) <= 3) {
 #pragma unroll
-        for (int i = 0; i < page::BITS; i++)
-            k.w[i] = load_piece(at + 64 * i);
+        for (int i = 0; i < (code_bits(C) == 2 && D == 64 ? 1 : code_bits(C)); i++)
+            k.w[i] = load_piece(at + p.key + 64 * i);
     }
     if constexpr (C == CODES_T3 || C == CODES_T2) { /* behind the last word the first, a byte on, and the start */
-        const bool within = C == CODES_T2 && D == 64 && !(t & 1);
-        uint4 n = load_piece(within ? at + 64 : first + (own + 1) % page::SETS * STEP);
+        uint4 n = load_piece(at + p.next_key);
         uint32_t s[4];
 #pragma unroll
         for (int r = 0; r < 4; r++)
@@ -222,30 +273,24 @@ __device__ static inline octet chain_2(const code_tables &tab, uint32_t x, uint3
 
 /* Octets of the lane's four tokens in step s; start: start states of the four, of trellis codes. */
 template <int D, int C>
-__device__ static inline void key_octets(octet o[4], const code_tables &tab, const key_words<D, C> &k, uint32_t keys, int half,
-                                         int s, int g, int t, const uint32_t start[4])
+__device__ static inline void key_octets(octet o[4], const code_tables &tab, const key_words<D, C> &k, uint32_t at,
+                                         const code_places &p, int s, int t, const uint32_t start[4])
 {
-    using page = code_page<D, C>;
     if (C == CODES_8) {
-        const int i = ((half * page::SETS + s) * 2 + (g >> 2)) * 32 + 8 * t + (g & 3);
-        const uint4 a = load_piece(keys + piece_of<C>(i) * 16), b = load_piece(keys + piece_of<C>(i + 4) * 16);
+        const uint4 a = load_piece(at + p.key + s * 1024), b = load_piece(at + p.next_key + s * 1024);
 #pragma unroll
         for (int r = 0; r < 4; r++)
             o[r] = {of4(a, r), of4(b, r)};
     } else if (C == CODES_4 || C == CODES_T4) {
-        const int i = ((half * page::SETS + s) * 2 + (g >> 2)) * 16 + 4 * t + (g & 3);
-        const uint4 a = load_piece(keys + piece_of<C>(i) * 16);
+        const uint4 a = load_piece(at + p.key + s * 512);
         uint4 n = a;
-        if (C == CODES_T4) { /* the word behind in memory; behind the last one the first, a byte on, and the start */
-            const bool last = s + 1 == page::SETS && t == 3;
-            const int next = t < 3 ? i + 4 : last ? i - 12 - s * 32 : i + 32 - 12;
-            n = load_piece(keys + piece_of<C>(next) * 16);
-            if (s + 1 == page::SETS) {
-                n.x = last ? n.x << 8 | start[0] << 4 : n.x;
-                n.y = last ? n.y << 8 | start[1] << 4 : n.y;
-                n.z = last ? n.z << 8 | start[2] << 4 : n.z;
-                n.w = last ? n.w << 8 | start[3] << 4 : n.w;
-            }
+        if (C == CODES_T4 && s + 1 < D / 32) { /* the word behind in memory */
+            n = load_piece(at + p.next_key + s * 512);
+        } else if (C == CODES_T4) { /* behind the last one the first, a byte on, and the start */
+            n = load_piece(at + p.last_key);
+            if (t == 3)
+                n = make_uint4(n.x << 8 | start[0] << 4, n.y << 8 | start[1] << 4, n.z << 8 | start[2] << 4,
+                               n.w << 8 | start[3] << 4);
         }
 #pragma unroll
         for (int r = 0; r < 4; r++) {
@@ -293,38 +338,24 @@ __device__ static inline uint32_t eight_starts(uint32_t head)
     return (byte_perm(a, b, 0x6420) & 0x0F0F0F0Fu) | (byte_perm(a, b, 0x7531) & 0x0F0F0F0Fu) << 4;
 }
 
-/* head: start states of the half's 32 tokens stand in its low four bits. */
+/* at: the stage. */
 template <int D, int C>
-__device__ static inline void load_values(value_words<C> &v, uint32_t values, uint32_t head, int half, int r, int g, int t)
+__device__ static inline void load_values(value_words<C> &v, uint32_t at, const code_places &p, int r, int g, int t)
 {
-    using page = code_page<D, C>;
-    const int group = half * (D / 16) + 2 * r + (g >> 2), i = group * 4 * page::BITS + (g & 3);
+    constexpr int ON = 128 * code_bits(C); /* bytes of 32 dims */
+    v.w[0] = load_piece(at + p.value + r * ON);
     if (C == CODES_8) {
-        v.w[0] = load_piece(values + piece_of<C>(i + 8 * t) * 16);
-        v.w[1] = load_piece(values + piece_of<C>(i + 8 * t + 4) * 16);
-    } else if (C == CODES_4 || C == CODES_T4) {
-        v.w[0] = load_piece(values + piece_of<C>(i + 4 * t) * 16);
-        if (C == CODES_T4 && r + 1 < page::SETS) {
-            v.before = load_piece(values + piece_of<C>(i + 16 + 4 * t) * 16);
-        } else if (C == CODES_T4) { /* before the last group the first one, a lane back; before its lane 0 the start */
-            const int first = half * (D / 16) * 16 + 4 * t;
-            uint32_t w[4];
-#pragma unroll
-            for (int q = 0; q < 4; q++) {
-                const int lane = 4 * (g & 3) + q - 1, at = lane < 0 ? 0 : lane;
-                const int piece = g < 4 ? i + 16 + 4 * t : first + at / 4;
-                w[q] = load_word(values + piece_of<C>(piece) * 16 + (g < 4 ? q : at % 4) * 4);
-            }
-            if (g == 4)
-                w[0] = eight_starts(head + t * 16);
-            v.before = make_uint4(w[0], w[1], w[2], w[3]);
-        }
-    } else if (code_bits(C) == 2) {
-        v.w[0] = load_piece(values + (i + 4 * (t >> 1)) * 16);
-    } else { /* lane 3 needs all three words, others their own */
-        v.w[0] = load_piece(values + (i + 4 * (t == 3 ? 0 : t)) * 16);
-        v.w[1] = load_piece(values + (i + 4) * 16);
-        v.w[2] = load_piece(values + (i + 8) * 16);
+        v.w[1] = load_piece(at + p.next_value + r * ON);
+    } else if (C == CODES_T4 && r + 1 < D / 32) {
+        v.before = load_piece(at + p.next_value + r * ON);
+    } else if (C == CODES_T4) { /* before the last group the first one, a lane back; before its lane 0 the start */
+        const uint4 x = load_piece(at + p.last_value);
+        const uint32_t back = __shfl_sync(~0u, x.w, (threadIdx.x - 4) % 32);
+        const uint32_t before = g == 4 ? eight_starts(at + 64 + t * 16) : back;
+        v.before = g < 4 ? x : make_uint4(before, x.x, x.y, x.z);
+    } else if (code_bits(C) == 3) { /* lane 3 needs all three words, others their own */
+        v.w[1] = load_piece(at + p.next_value + r * ON);
+        v.w[2] = load_piece(at + p.next_value + r * ON + 64);
     }
 }
 
@@ -377,15 +408,15 @@ template <int C> __device__ static inline uint32_t start_states(uint32_t head, i
 }
 
 template <int D, int C>
-__device__ static inline void load_chain(value_chain<D> &c, uint32_t values, uint32_t head, const spare_bits &spare, int half,
-                                         int g, int t)
+__device__ static inline void load_chain(value_chain<D> &c, uint32_t at, const code_places &p, const spare_bits &spare, int g,
+                                         int t)
 {
     constexpr int S = D / 32, MORE = C == CODES_T2 ? 2 : 1; /* nobody is four back, and of 3 bits nobody three */
-    const uint32_t start = start_states<C>(head, t);
+    const uint32_t start = start_states<C>(at + 64, t);
 #pragma unroll
     for (int r = 0; r < S; r++) {
         value_words<C> v;
-        load_values<D, C>(v, values, head, half, r, g, t);
+        load_values<D, C>(v, at, p, r, g, t);
 #pragma unroll
         for (int i = 0; i < 4; i++)
             c.own[r][i] = value_symbols<C>(v, spare, i, t);

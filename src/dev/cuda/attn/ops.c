@@ -393,11 +393,19 @@ static bool run_halves(struct tern_cuda *d, struct tern_cuda_attn_args *a, int r
     return true;
 }
 
-/* Shared bytes of a ring of two pages for each of four warps (attn/codes.cuh). */
-static unsigned codes_shared(const struct tern_cuda_layer *l)
+/* Shared bytes of a page in two halves for each of four warps, and of what they put down (attn/codes.cuh). */
+static unsigned codes_shared(const struct tern_cuda_layer *l, bool eight)
 {
-    const int pad = l->k.bits < 4 ? 2 * l->k.dim / 32 * 32 : 0;
-    return 4 * 2 * (unsigned)(256 + 2 * 8 * l->k.dim * l->k.bits + pad);
+    const unsigned dim = (unsigned)l->k.dim, half = 128 + 2 * 4 * dim * (unsigned)l->k.bits + (l->k.bits < 4 ? dim : 0);
+    return 4 * 2 * half + 2 * TERN_CUDA_CODES_ROOM(dim, eight ? 8u : 4u);
+}
+
+/* Items of each block of threads, in eighths: as few as leave no block without a place on the card. */
+static int codes_per_block(const struct tern_cuda *d, const struct tern_cuda_attn_args *a, bool eight, int items)
+{
+    const int each = eight || a->l.k.bits == 8 ? 2 : a->l.k.trellis ? 3 : 4; /* blocks of a processor */
+    const int64_t all = (int64_t)items * a->n_blocks * a->l.n_heads * a->n_split, places = d->card->processors * each;
+    return all <= places ? 8 : (int)((8 * all + places - 1) / places);
 }
 
 /* Blocks of up to four q rows, or of eight. */
@@ -411,21 +419,33 @@ static bool cut_codes(struct tern_cuda_attn_args *a, struct tern_cuda_list_of un
     return eight;
 }
 
+/* Ranges of the decode rows of a step: most of any row, and items of all, which are ranges and what is raw. */
+struct work {
+    int ranges, items;
+};
+
+static bool run_codes(struct tern_cuda *d, struct tern_cuda_attn_args *a, struct tern_cuda_list_of units, struct work work)
+{
+    const int codes = kind_of_codes(&a->l);
+    if (codes < 0 || codes_shared(&a->l, true) > (unsigned)d->card->shared_most)
+        return false;
+    const bool eight = cut_codes(a, units);
+    const enum tern_cuda_kernel first = a->l.k.dim == 64 ? TERN_CUDA_K_codes_64_2_1 : TERN_CUDA_K_codes_128_2_1;
+    a->per_block = codes_per_block(d, a, eight, work.items);
+    tern_cuda_launch(d, (enum tern_cuda_kernel)((int)first + codes + eight), (unsigned)(a->n_units * a->n_blocks),
+                     (unsigned)(a->l.n_heads * a->n_split), (unsigned)tern_cuda_codes_blocks(work.ranges + 1, a->per_block), 128,
+                     codes_shared(&a->l, eight), a, sizeof *a);
+    return true;
+}
+
 /* Decode rows whose ranges have a kernel of their own; with what is raw, and all put together. */
-static void run_fast(struct tern_cuda *d, struct tern_cuda_attn_args *a, struct tern_cuda_list_of units, int ranges)
+static void run_fast(struct tern_cuda *d, struct tern_cuda_attn_args *a, struct tern_cuda_list_of units, struct work work)
 {
     const bool small = a->l.k.dim == 64;
-    const int codes = kind_of_codes(&a->l);
-    if (codes >= 0 && codes_shared(&a->l) <= (unsigned)d->card->shared_most) {
-        const bool eight = cut_codes(a, units);
-        const enum tern_cuda_kernel first = small ? TERN_CUDA_K_codes_64_2_1 : TERN_CUDA_K_codes_128_2_1;
-        tern_cuda_launch(d, (enum tern_cuda_kernel)((int)first + codes + eight), (unsigned)(a->n_units * a->n_blocks),
-                         (unsigned)(a->l.n_heads * a->n_split), (unsigned)ranges + 1, 128, codes_shared(&a->l), a,
-                         sizeof *a);
-    } else if (!of_halves(&a->l) || !run_halves(d, a, ranges)) {
+    if (!run_codes(d, a, units, work) && (!of_halves(&a->l) || !run_halves(d, a, work.ranges))) {
         tern_cuda_launch(d, small ? TERN_CUDA_K_attn_range_64 : TERN_CUDA_K_attn_range_128,
                          (unsigned)(a->n_units * a->n_blocks), (unsigned)(a->l.n_heads * a->n_split),
-                         (unsigned)ranges + 1, 256, tensor_shared(&a->l, TERN_CUDA_NARROW_ROWS(a->l.k.dim)), a,
+                         (unsigned)work.ranges + 1, 256, tensor_shared(&a->l, TERN_CUDA_NARROW_ROWS(a->l.k.dim)), a,
                          sizeof *a);
     }
     tern_cuda_launch(d, small ? TERN_CUDA_K_attn_merge_64 : TERN_CUDA_K_attn_merge_128,
@@ -465,7 +485,7 @@ static struct slice next_slice(const struct tern_cuda *d, int cache, int job, in
     return s;
 }
 
-static void run_narrow(struct tern_cuda *d, struct tern_cuda_attn_args *a, int cache, int ranges)
+static void run_narrow(struct tern_cuda *d, struct tern_cuda_attn_args *a, int cache, struct work work)
 {
     tern_cu_address units = d->attn->rates[0].lists[cache].narrow.p;
     for (struct slice s = next_slice(d, cache, 0, -1); s.units; s = next_slice(d, cache, s.job, s.page)) {
@@ -473,19 +493,18 @@ static void run_narrow(struct tern_cuda *d, struct tern_cuda_attn_args *a, int c
         a->row0 = s.row0;
         cut_plain(a, list);
         if (on_tensors(d, &a->l)) {
-            run_fast(d, a, list, ranges);
+            run_fast(d, a, list, work);
         } else {
-            run_plain(d, TERN_CUDA_K_attn_range, a, (unsigned)ranges);
+            run_plain(d, TERN_CUDA_K_attn_range, a, (unsigned)work.ranges);
             run_plain(d, TERN_CUDA_K_attn_finish, a, 1);
         }
         units += (size_t)s.units * sizeof(struct tern_cuda_unit);
     }
 }
 
-/* Most ranges of any decode row of the step. */
-static int most_ranges(const struct tern_cuda *d, int cache, const struct tern_kv_layer *l)
+static struct work work_of(const struct tern_cuda *d, int cache, const struct tern_kv_layer *l)
 {
-    int most = 0;
+    struct work work = {0};
     for (int i = 0; i < d->step.n_jobs; i++) {
         const struct tern_dev_job *j = &d->step.jobs[i];
         const int last = j->pos0 + j->n_rows - 1;
@@ -494,10 +513,11 @@ static int most_ranges(const struct tern_cuda *d, int cache, const struct tern_k
             const int pages = tern_cuda_range_pages(l->reach.window, pos);
             const int raw0 = pos / TERN_PAGE - l->recent + 1, page0 = tern_kv_oldest(l->reach, pos) / TERN_PAGE;
             const int n = page0 < raw0 ? (raw0 - 1) / pages - page0 / pages + 1 : 0;
-            most = n > most ? n : most;
+            work.ranges = n > work.ranges ? n : work.ranges;
+            work.items += n + 1;
         }
     }
-    return most;
+    return work;
 }
 
 void tern_cuda_attention(struct tern_dev *dev, const struct tern_attn_shape *shape, struct tern_dev_rows q,
@@ -531,11 +551,10 @@ void tern_cuda_attention(struct tern_dev *dev, const struct tern_attn_shape *sha
         a.cap = (float)(shape->softcap * log2e);
         a.one = 0x3C003C00;
         run_wide(d, &a, c, t->rates[0].lists[c].wide);
-        const int ranges = most_ranges(d, c, &d->step.caches[c].layers[shape->layer]);
         a.q8 = q8;
         a.q8_bytes = d->q8_row_bytes;
         a.q8_lanes = tern_cuda_lanes(d->step.n_rows);
-        run_narrow(d, &a, c, ranges);
+        run_narrow(d, &a, c, work_of(d, c, &d->step.caches[c].layers[shape->layer]));
     }
     if (t->waits[shape->layer] && !t->stage_set[shape->layer])
         tern_cuda_keep(d, shape->layer);
