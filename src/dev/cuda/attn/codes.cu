@@ -203,14 +203,14 @@ __device__ static inline void weigh_half(uint32_t p[NT][2], worker<D, C, NT> &w,
         for (int r = 0; r < 4; r++)
             y[r] = __fmul_rn((float)(c[i][r / 2][r % 2 * 2] * 256 + c[i][r / 2][r % 2 * 2 + 1]),
                              __fmul_rn(kf[r], w.scale[i]));
-        if (!plain)
+        if (__builtin_expect(!plain, 0))
             finish_scores(y, w, 4 * i + w.t, page, first);
 #pragma unroll
         for (int r = 0; r < 4; r++) {
             e[r] = exp2_of(__fsub_rn(y[r], w.ref[i]));
             top = fmaxf(top, __fmul_rn(e[r], above[r]));
         }
-        if (__any_sync(~0u, top > FULL)) {
+        if (__builtin_expect(__any_sync(~0u, top > FULL), 0)) {
             raise(w, i, y, above, top);
 #pragma unroll
             for (int r = 0; r < 4; r++)
@@ -266,12 +266,13 @@ __device__ static inline void take_half(worker<D, C, NT> &w, uint32_t at, int pa
 
 /* Queries of the block: rotated, in 16-bit integers, column 2 i the upper bytes of q row i.  Room: [2 ROWS][D + 16]. */
 template <int D, int ROWS>
-__device__ static void load_columns(const block_rows &b, const float sign[D / 32], int8_t *columns, float *scale, int *total,
-                                    float *shift)
+__device__ static void load_columns(const block_rows &b, int8_t *columns, float *scale, int *total, float *shift)
 {
     constexpr int N = D / 32;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const tern_cuda_side &s = b.a->l.k;
+    float sign[N];
+    load_signs<N>(sign, s, lane);
     for (int i = warp; i < ROWS; i += WARPS) {
         float x[N] = {}, mean = 0;
         if (i < b.n_q && N == 4) {
@@ -393,27 +394,29 @@ template <int D, int ROWS> __device__ static inline void put_together(const bloc
     }
 }
 
-/* A warp's pages on their way: those from `page` on whose number is the warp's. */
+/* A warp's pages on their way: those from `first` on whose number is the warp's. */
 struct code_pages {
     code_source from;
     const uint32_t *numbers; /* by page */
-    uint32_t at, next;       /* the warp's two halves; the number of the page behind the one in hand */
-    int end;
+    uint32_t at, mine;       /* the warp's two halves; the block of the lane-th page from `first` on */
+    int first, end;
     uint64_t once;
 };
 
-/* One half of the page whose number is `next`, or nothing behind the last. */
-template <int D, int C> __device__ static inline void fetch_half(const code_pages &p, int page, int half, int lane)
+/* Blocks of the warp's next 32 pages: waiting for each when its turn comes would cost more. */
+__device__ static inline void look_up(code_pages &p, int first, int lane)
 {
-    if (page < p.end)
-        fetch_codes<D, C>(p.at + half * code_stage<D, C>::BYTES, p.from, p.next, half, lane, p.once);
-    asm volatile("cp.async.commit_group;" ::: "memory");
+    p.first = first;
+    p.mine = first + lane * WARPS < p.end ? p.numbers[first + lane * WARPS] : 0;
 }
 
-__device__ static inline void look_ahead(code_pages &p, int page)
+/* One half of a page, or nothing behind the last. */
+template <int D, int C> __device__ static inline void fetch_half(const code_pages &p, int page, int half, int lane)
 {
+    const uint32_t number = __shfl_sync(~0u, p.mine, (page - p.first) / WARPS % 32);
     if (page < p.end)
-        p.next = p.numbers[page];
+        fetch_codes<D, C>(p.at + half * code_stage<D, C>::BYTES, p.from, number, half, lane, p.once);
+    asm volatile("cp.async.commit_group;" ::: "memory");
 }
 
 /* Both halves of the first page. */
@@ -425,11 +428,10 @@ __device__ static inline code_pages open_pages(const block_rows &b, uint32_t at,
     const tern_cuda_cache &cache = cuda_at<const tern_cuda_cache>(a.t.caches)[b.job->cache];
     const tern_cuda_blocks &pool = cuda_at<const tern_cuda_blocks>(a.t.pools)[cache.pages + a.l.group];
     code_pages p = {source_of(pool, a.l, b.kv_head, lane), cuda_at<const uint32_t>(a.t.numbers) + table.blocks - table.first, at, 0,
-                    end, cuda_once()};
-    look_ahead(p, page);
+                    page, end, cuda_once()};
+    look_up(p, page, lane);
     fetch_half<D, C>(p, page, 0, lane);
     fetch_half<D, C>(p, page, 1, lane);
-    look_ahead(p, page + WARPS);
     return p;
 }
 
@@ -461,7 +463,9 @@ __device__ static inline void take_range(worker<D, C, NT> &w, code_pages &p, flo
     }
 #pragma unroll 1
     for (; page < to; page += WARPS) {
-        if (page < plain_from && w.b->cond)
+        if (page + WARPS == p.first + 32 * WARPS)
+            look_up(p, page + WARPS, lane);
+        if (__builtin_expect(page < plain_from && w.b->cond, 0))
             load_pairs(pq, *w.b, page, lane);
 #pragma unroll 1
         for (int half = 0; half < 2; half++) {
@@ -471,7 +475,6 @@ __device__ static inline void take_range(worker<D, C, NT> &w, code_pages &p, flo
             __syncwarp();
             fetch_half<D, C>(p, page + WARPS, half, lane);
         }
-        look_ahead(p, page + 2 * WARPS);
     }
 }
 
@@ -549,15 +552,13 @@ template <int D, int C, int NT> __device__ static void attend_codes(const tern_c
         cuda_wait();
     code_pages pages =
         open_pages<D, C>(b, (uint32_t)__cvta_generic_to_shared(shared) + warp * 2 * code_stage<D, C>::BYTES, page, end, lane);
-    float sign[D / 32];
-    load_signs<D / 32>(sign, a.l.k, lane);
     if (early)
         cuda_wait();
     if (items.first == 0)
         attend_raw<D, THREADS, ROWS>(b, own, reinterpret_cast<uint8_t *>(room));
     if (z0 == z1)
         return;
-    load_columns<D, ROWS>(b, sign, columns, scale, total, shift);
+    load_columns<D, ROWS>(b, columns, scale, total, shift);
     __syncthreads();
     worker<D, C, NT> w;
     w.b = &b;
