@@ -63,11 +63,16 @@ template <int C> __device__ static inline void four_headers(float f[4], uint2 h)
     f[3] = y.y;
 }
 
+/* What cold functions read: in shared memory, so that the block's own copy can lie in registers. */
+struct cold_rows {
+    block_rows b;
+    float shift[8];
+    float pairs[WARPS][8 * 16]; /* [row][16] what pairs add on the page in hand */
+};
+
 template <int D, int C, int NT> struct worker {
     static constexpr int S = D / 32, ROWS = 4 * NT;
-    const block_rows *b;
-    const float *pq; /* [ROWS][16] what pairs add on the page in hand */
-    const float *shift;
+    const cold_rows *cold;
     code_tables tab; /* of keys and values */
     code_places places;
     spare_bits spare;
@@ -105,48 +110,44 @@ __device__ static inline void multiply_half(int c[NT][2][4], const worker<D, C, 
     }
 }
 
-/* Scores of a half that are more than a product; first: its first token in the page. */
-template <int D, int C, int NT>
-__device__ static inline void finish_scores(float y[4], const worker<D, C, NT> &w, int row, int page, int first)
+/* Scores of four tokens that are more than a product; first: the first one's place in the page.  Apart, as is `raised`, for
+ * the loop through pages shall be short. */
+__device__ static __noinline__ float4 finish_scores(float4 scores, const cold_rows *cold, int row, int page, int first)
 {
-    const block_rows &b = *w.b;
-#pragma unroll 1
+    const block_rows &b = cold->b;
+    float y[4] = {scores.x, scores.y, scores.z, scores.w};
+    if (row >= b.n_q)
+        return make_float4(-INFINITY, -INFINITY, -INFINITY, -INFINITY);
+    const int n_pairs = b.cond ? b.cond->n_pairs : 0;
+    const float *pq = cold->pairs[threadIdx.x / 32] + row * 16;
+#pragma unroll
     for (int r = 0; r < 4; r++) {
-        const int token = first + 4 * w.g + r;
-        float s = r == 0 ? y[0] : r == 1 ? y[1] : r == 2 ? y[2] : y[3];
-        if (row >= b.n_q) {
-            s = -INFINITY;
-        } else {
-            if (b.cond) {
-                const float *turns = cuda_at<const float>(b.cond->turns);
-                for (int j = 0; j < 2 * b.cond->n_pairs; j++)
-                    s = fmaf(w.pq[row * 16 + j], turns[j * 64 + token], s);
-                if (b.a->cap > 0)
-                    s = __fadd_rn(s, w.shift[row]);
-            }
-            s = seen_score(b, s, row, token, page, page ? 0 : b.a->l.first, 64);
-        }
-        y[0] = r == 0 ? s : y[0];
-        y[1] = r == 1 ? s : y[1];
-        y[2] = r == 2 ? s : y[2];
-        y[3] = r == 3 ? s : y[3];
+        for (int j = 0; j < 2 * n_pairs; j++)
+            y[r] = __fmaf_rn(pq[j], cuda_at<const float>(b.cond->turns)[j * 64 + first + r], y[r]);
+        if (b.cond && b.a->cap > 0)
+            y[r] = __fadd_rn(y[r], cold->shift[row]);
+        y[r] = seen_score(b, y[r], row, first + r, page, page ? 0 : b.a->l.first, 64);
     }
+    return make_float4(y[0], y[1], y[2], y[3]);
 }
 
-/* References of rows rise where a weight would be too large; others stay as they are, to the bit.  f: scales, above 0. */
-template <int D, int C, int NT>
-__device__ static inline void raise(worker<D, C, NT> &w, int i, const float y[4], const float f[4], float top)
+/* The reference of a row where a weight would be too large, NaN where none is; y: scores, f: scales, above 0. */
+__device__ static __noinline__ float raised(float4 y, float4 f, float top)
 {
-    float z = -INFINITY;
-#pragma unroll
-    for (int r = 0; r < 4; r++)
-        z = fmaxf(z, __fadd_rn(y[r], log2f(f[r])));
+    float z = fmaxf(fmaxf(__fadd_rn(y.x, log2f(f.x)), __fadd_rn(y.y, log2f(f.y))),
+                    fmaxf(__fadd_rn(y.z, log2f(f.z)), __fadd_rn(y.w, log2f(f.w))));
     for (int width = 4; width < 32; width *= 2) {
         top = fmaxf(top, __shfl_xor_sync(~0u, top, width));
         z = fmaxf(z, __shfl_xor_sync(~0u, z, width));
     }
-    const float ref = __fsub_rn(z, ROOM), old = w.ref[i];
-    if (!(top > FULL) || ref != ref)
+    return top > FULL ? __fsub_rn(z, ROOM) : NAN;
+}
+
+/* References of rows rise where a weight would be too large; others stay as they are, to the bit. */
+template <int D, int C, int NT> __device__ static inline void raise(worker<D, C, NT> &w, int i, float ref)
+{
+    const float old = w.ref[i];
+    if (ref != ref)
         return;
     w.ref[i] = ref;
     if (old == UNSET)
@@ -203,15 +204,20 @@ __device__ static inline void weigh_half(uint32_t p[NT][2], worker<D, C, NT> &w,
         for (int r = 0; r < 4; r++)
             y[r] = __fmul_rn((float)(c[i][r / 2][r % 2 * 2] * 256 + c[i][r / 2][r % 2 * 2 + 1]),
                              __fmul_rn(kf[r], w.scale[i]));
-        if (__builtin_expect(!plain, 0))
-            finish_scores(y, w, 4 * i + w.t, page, first);
+        if (!plain) {
+            const float4 s = finish_scores(make_float4(y[0], y[1], y[2], y[3]), w.cold, 4 * i + w.t, page, first + 4 * w.g);
+            y[0] = s.x;
+            y[1] = s.y;
+            y[2] = s.z;
+            y[3] = s.w;
+        }
 #pragma unroll
         for (int r = 0; r < 4; r++) {
             e[r] = exp2_of(__fsub_rn(y[r], w.ref[i]));
             top = fmaxf(top, __fmul_rn(e[r], above[r]));
         }
-        if (__builtin_expect(__any_sync(~0u, top > FULL), 0)) {
-            raise(w, i, y, above, top);
+        if (__any_sync(~0u, top > FULL)) {
+            raise(w, i, raised(make_float4(y[0], y[1], y[2], y[3]), make_float4(above[0], above[1], above[2], above[3]), top));
 #pragma unroll
             for (int r = 0; r < 4; r++)
                 e[r] = exp2_of(__fsub_rn(y[r], w.ref[i]));
@@ -250,17 +256,17 @@ __device__ static inline void take_half(worker<D, C, NT> &w, uint32_t at, int pa
             for (int n = 0; n < 4; n++)
                 add_values<D, C, NT>(w, 4 * j + n, chain_octet<D, C>(w.tab, chain, 2 * j, n),
                                      chain_octet<D, C>(w.tab, chain, 2 * j + 1, n), p);
-        return;
-    }
+    } else {
 #pragma unroll
-    for (int j = 0; j < D / 64; j++) {
-        value_words<C> a, b;
-        load_values<D, C>(a, at, w.places, 2 * j, w.g, w.t);
-        load_values<D, C>(b, at, w.places, 2 * j + 1, w.g, w.t);
+        for (int j = 0; j < D / 64; j++) {
+            value_words<C> a, b;
+            load_values<D, C>(a, at, w.places, 2 * j, w.g, w.t);
+            load_values<D, C>(b, at, w.places, 2 * j + 1, w.g, w.t);
 #pragma unroll
-        for (int n = 0; n < 4; n++)
-            add_values<D, C, NT>(w, 4 * j + n, value_octet<C>(w.tab, a, w.spare, n, w.t),
-                                 value_octet<C>(w.tab, b, w.spare, n, w.t), p);
+            for (int n = 0; n < 4; n++)
+                add_values<D, C, NT>(w, 4 * j + n, value_octet<C>(w.tab, a, w.spare, n, w.t),
+                                     value_octet<C>(w.tab, b, w.spare, n, w.t), p);
+        }
     }
 }
 
@@ -436,20 +442,22 @@ __device__ static inline code_pages open_pages(const block_rows &b, uint32_t at,
 }
 
 /* What pairs add on a page, for all rows of the block. */
-__device__ static inline void load_pairs(float *pq, const block_rows &b, int page, int lane)
+__device__ static __noinline__ void load_pairs(cold_rows *cold, int page)
 {
-    for (int i = lane; i < b.n_q * b.cond->n_pairs; i += 32) {
-        const int row = i / b.cond->n_pairs, j = i % b.cond->n_pairs;
-        const float2 f = pair_factors(b, row, j, page);
-        pq[row * 16 + 2 * j] = f.x;
-        pq[row * 16 + 2 * j + 1] = f.y;
+    const block_rows &b = cold->b;
+    const int n = b.cond ? b.cond->n_pairs : 0;
+    for (int i = threadIdx.x % 32; i < b.n_q * n; i += 32) {
+        const float2 f = pair_factors(b, i / n, i % n, page);
+        float *to = cold->pairs[threadIdx.x / 32] + i / n * 16 + 2 * (i % n);
+        to[0] = f.x;
+        to[1] = f.y;
     }
 }
 
 /* The warp's pages of a range, which ends before page `to`.  Pages before `plain_from` have tokens that count for some rows
  * only, or scores that are more than products. */
 template <int D, int C, int NT>
-__device__ static inline void take_range(worker<D, C, NT> &w, code_pages &p, float *pq, int &page, int to, int plain_from)
+__device__ static inline void take_range(worker<D, C, NT> &w, code_pages &p, cold_rows *cold, int &page, int to, int plain_from)
 {
     const int lane = threadIdx.x % 32;
 #pragma unroll
@@ -465,8 +473,8 @@ __device__ static inline void take_range(worker<D, C, NT> &w, code_pages &p, flo
     for (; page < to; page += WARPS) {
         if (page + WARPS == p.first + 32 * WARPS)
             look_up(p, page + WARPS, lane);
-        if (__builtin_expect(page < plain_from && w.b->cond, 0))
-            load_pairs(pq, *w.b, page, lane);
+        if (page < plain_from)
+            load_pairs(cold, page);
 #pragma unroll 1
         for (int half = 0; half < 2; half++) {
             asm volatile("cp.async.wait_group 1;" ::: "memory");
@@ -480,9 +488,8 @@ __device__ static inline void take_range(worker<D, C, NT> &w, code_pages &p, flo
 
 /* Queries as the lane multiplies them, tables and places. */
 template <int D, int C, int NT>
-__device__ static inline void open_worker(worker<D, C, NT> &w, const int8_t *columns, const float *scale, const int *total)
+__device__ static inline void open_worker(worker<D, C, NT> &w, const tern_cuda_attn_args &a, const int8_t *columns, const float *scale, const int *total)
 {
-    const tern_cuda_attn_args &a = *w.b->a;
     w.g = threadIdx.x % 32 / 4;
     w.t = threadIdx.x % 4;
     load_code_tables<C>(w.tab, a.l.k);
@@ -524,7 +531,8 @@ template <int D, int C, int NT> __device__ static void attend_codes(const tern_c
     constexpr int ROWS = 4 * NT, RING = 2 * WARPS * code_stage<D, C>::BYTES, PLACE = TERN_CUDA_CODES_ROOM(D, ROWS) / 4;
     extern __shared__ __align__(128) uint8_t shared[];
     __shared__ __align__(16) int8_t columns[2 * ROWS * (D + 16)];
-    __shared__ float scale[ROWS], shift[ROWS], pq[WARPS][ROWS * 16];
+    __shared__ float scale[ROWS];
+    __shared__ cold_rows cold;
     __shared__ int total[ROWS];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     float *room = reinterpret_cast<float *>(shared + RING);
@@ -558,20 +566,20 @@ template <int D, int C, int NT> __device__ static void attend_codes(const tern_c
         attend_raw<D, THREADS, ROWS>(b, own, reinterpret_cast<uint8_t *>(room));
     if (z0 == z1)
         return;
-    load_columns<D, ROWS>(b, columns, scale, total, shift);
+    if (threadIdx.x == 0)
+        cold.b = b;
+    load_columns<D, ROWS>(b, columns, scale, total, cold.shift);
     __syncthreads();
     worker<D, C, NT> w;
-    w.b = &b;
-    w.pq = pq[warp];
-    w.shift = shift;
-    open_worker<D, C, NT>(w, columns, scale, total);
+    w.cold = &cold;
+    open_worker<D, C, NT>(w, a, columns, scale, total);
     const int seen = (oldest_seen(a.l, row_pos(b, b.n_q - 1)) + 63) / 64, whole = a.l.first && !seen ? 1 : seen;
     const int plain_from = (b.cond && b.cond->n_pairs) || a.cap > 0 ? INT32_MAX : whole;
 #pragma unroll 1
     for (int z = z0; z < z1; z++) {
         int to;
         pages_of(b, ranges, z, unused, to);
-        take_range<D, C, NT>(w, pages, pq[warp], page, to, plain_from);
+        take_range<D, C, NT>(w, pages, &cold, page, to, plain_from);
         float *place = room + (z & 1) * PLACE; /* the other is still read by warps behind */
         put_down<D, C, NT>(w, place);
         __syncthreads();
