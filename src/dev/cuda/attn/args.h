@@ -4,6 +4,7 @@
 #ifndef TERN_DEV_CUDA_ATTN_ARGS_H
 #define TERN_DEV_CUDA_ATTN_ARGS_H
 
+#include <stdbool.h>
 #include <stdint.h>
 #include "dev/cuda/rows.h"
 #include "dev/cuda/tables.h"
@@ -140,7 +141,7 @@ struct tern_cuda_attn_args {
      * as halves (attn/expand.cu): [page of a job, of the next][KV head]; 0: they do so in the cache. */
     int32_t job0, kv0, kv_n;
     int32_t pages, per_block; /* of all jobs of the pass, and how many a block of threads expands; of decode rows on codes,
-                                 items of a block in eighths (tern_cuda_codes_blocks) */
+                                 ranges of a block in eighths (tern_cuda_codes_blocks) */
     uint64_t expanded;
 };
 
@@ -157,16 +158,25 @@ __host__ __device__
     return end > *first ? end - *first : 0;
 }
 
-/* Blocks of threads (attn/codes.cu) that go through the items of a row, ranges and what is raw; per_block: items of
- * each, in eighths.  It decides who computes and never what. */
+/* Blocks of threads (attn/codes.cu) that go through the ranges of a row, per_block: ranges of each, in eighths; and has what
+ * is raw one more?  It decides who computes and never what. */
 #ifdef __CUDACC__
 __host__ __device__
 #endif
     static inline int
-    tern_cuda_codes_blocks(int items, int per_block)
+    tern_cuda_codes_blocks(int ranges, int per_block)
 {
-    const int blocks = items * 8 / per_block;
-    return blocks < 1 ? 1 : blocks < items ? blocks : items;
+    const int blocks = ranges * 8 / per_block;
+    return blocks < 1 ? 1 : blocks;
+}
+
+#ifdef __CUDACC__
+__host__ __device__
+#endif
+    static inline bool
+    tern_cuda_codes_apart(int per_block)
+{
+    return per_block == 8;
 }
 
 /* Pages that one range of a decode row has: by the pages that it sees, so that there are enough ranges for a card and

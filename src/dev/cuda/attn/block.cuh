@@ -10,6 +10,7 @@ struct block_rows {
     const tern_cuda_job *job;
     int job_i, kv_head, head0, heads, n, n_q; /* n: rows */
     int row0, pos0; /* of the first row: in the batch, in the sequence */
+    unsigned inverse; /* of heads, times 2^16: divisions are long where there are many */
     int own, page0, raw0;
     const tern_cuda_cond *cond;
 };
@@ -23,6 +24,7 @@ __device__ static inline void find_heads(block_rows &b, int split)
     b.heads = a.group - b.head0 < a.heads ? a.group - b.head0 : a.heads;
     b.head0 += b.kv_head * a.group;
     b.n_q = b.n * b.heads;
+    b.inverse = 65535u / (unsigned)b.heads + 1;
     b.cond = a.l.k.cond ? cuda_at<const tern_cuda_cond>(a.l.k.cond) + b.kv_head : nullptr;
 }
 
@@ -49,15 +51,25 @@ __device__ static inline bool find_rows(block_rows &b, const tern_cuda_attn_args
     return true;
 }
 
+/* Row and head of q row i, which is below 2^10. */
+__device__ static inline int row_of(const block_rows &b, int i)
+{
+    return (int)((unsigned)i * b.inverse >> 16);
+}
+
+__device__ static inline int head_of(const block_rows &b, int i)
+{
+    return b.head0 + i - row_of(b, i) * b.heads;
+}
+
 __device__ static inline int row_pos(const block_rows &b, int i)
 {
-    return b.pos0 + i / b.heads;
+    return b.pos0 + row_of(b, i);
 }
 
 __device__ static inline const float *query_of(const block_rows &b, int i, int width)
 {
-    return cuda_at<const float>(b.a->q) + (uint64_t)(b.row0 + i / b.heads) * b.a->q_stride +
-           (uint64_t)(b.head0 + i % b.heads) * width;
+    return cuda_at<const float>(b.a->q) + (uint64_t)(b.row0 + row_of(b, i)) * b.a->q_stride + (uint64_t)head_of(b, i) * width;
 }
 
 /* The pages [begin, end) of the block's range `z`, counted from the first range that its rows see; the number of the
@@ -73,7 +85,7 @@ __device__ static inline int find_range(const block_rows &b, int z, int &begin, 
 /* Place `place` of the partial results of q row i: sums of v.dim values, the softmax's reference, its sum. */
 __device__ static inline float *part_at(const block_rows &b, int i, int place)
 {
-    const uint64_t row = b.row0 - b.a->row0 + i / b.heads, slot = row * b.a->n_heads + b.head0 + i % b.heads;
+    const uint64_t row = b.row0 - b.a->row0 + row_of(b, i), slot = row * b.a->n_heads + head_of(b, i);
     return cuda_at<float>(b.a->part) + (slot * TERN_CUDA_PARTS + place) * (b.a->l.v.dim + 2);
 }
 

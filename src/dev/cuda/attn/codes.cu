@@ -1,6 +1,6 @@
 /* Attention of decode rows on closed pages of codes: integer tensor cores on the codes as they lie.
  *
- * Items of a row are what is raw, and ranges of pages; a block of threads takes some that follow each other.  A warp takes
+ * A block of threads takes some of a row's ranges of pages that follow each other, or what is raw, or both.  A warp takes
  * whole pages, those whose number is its own modulo WARPS, half a page at a time: one half of shared memory for the first
  * halves and one for the second, and where one has been read the next page's is on its way, through all ranges of the
  * block.  In each range it has its own softmax; warps are put together in order.  Queries become 16-bit integers, in two
@@ -143,27 +143,33 @@ __device__ static __noinline__ float raised(float4 y, float4 f, float top)
     return top > FULL ? __fsub_rn(z, ROOM) : NAN;
 }
 
-/* References of rows rise where a weight would be too large; others stay as they are, to the bit. */
+/* References of rows rise where a weight would be too large; others stay as they are, to the bit.  They rise by a whole
+ * number, so that what is summed moves down by as many bits. */
 template <int D, int C, int NT> __device__ static inline void raise(worker<D, C, NT> &w, int i, float ref)
 {
     const float old = w.ref[i];
     if (ref != ref)
         return;
-    w.ref[i] = ref;
-    if (old == UNSET)
+    if (old == UNSET) {
+        w.ref[i] = ref;
         return;
-    const float by = exp2_of(__fsub_rn(old, ref));
-    w.sum[i] = __fmul_rn(w.sum[i], by);
-    w.all[i] = (uint32_t)__fmul_rn((float)w.all[i], by);
+    }
+    const float up = ceilf(fminf(fmaxf(__fsub_rn(ref, old), 0.0f), 1e9f));
+    w.ref[i] = __fadd_rn(old, up);
+    w.sum[i] = __fmul_rn(w.sum[i], exp2_of(-up));
+#pragma unroll 1
+    for (int left = (int)fminf(up, 69.0f); left > 0; left -= 23) { /* shifts of a word at a time */
+        const int by = left < 23 ? left : 23;
+        w.all[i] >>= by;
 #pragma unroll
-    for (int n = 0; n < D / 16; n++)
+        for (int n = 0; n < D / 16; n++)
 #pragma unroll
-        for (int j = 0; j < 4; j += 2) {
-            const float x = __fmul_rn(__fmaf_rn((float)w.o[i][n][j], 256.0f, (float)w.o[i][n][j + 1]), by);
-            const int hi = __float2int_rn(__fmul_rn(x, 1.0f / 256));
-            w.o[i][n][j] = hi;
-            w.o[i][n][j + 1] = __float2int_rn(__fmaf_rn((float)hi, -256.0f, x));
-        }
+            for (int j = 0; j < 4; j += 2) {
+                const int64_t x = (int64_t)w.o[i][n][j] * 256 + w.o[i][n][j + 1];
+                w.o[i][n][j] = (int)(x >> (by + 8));
+                w.o[i][n][j + 1] = (int)(x >> by) & 255;
+            }
+    }
 }
 
 /* Weights of lanes' tokens, n: 16 bits in each, become columns: two words of the lane's column, for its tokens of values. */
@@ -271,7 +277,7 @@ __device__ static inline void take_half(worker<D, C, NT> &w, uint32_t at, int pa
 }
 
 /* Queries of the block: rotated, in 16-bit integers, column 2 i the upper bytes of q row i.  Room: [2 ROWS][D + 16]. */
-template <int D, int ROWS>
+template <int D, int C, int ROWS>
 __device__ static void load_columns(const block_rows &b, int8_t *columns, float *scale, int *total, float *shift)
 {
     constexpr int N = D / 32;
@@ -325,8 +331,9 @@ __device__ static void load_columns(const block_rows &b, int8_t *columns, float 
 #pragma unroll
         for (int j = 0; j < N; j++) {
             const int n = __float2int_rn(x[j] * by), upper = (n + 128) >> 8;
-            columns[2 * i * (D + 16) + lane * N + j] = (int8_t)upper;
-            columns[(2 * i + 1) * (D + 16) + lane * N + j] = (int8_t)(n - upper * 256);
+            const int at = 2 * i * (D + 16) + place_of<C>(lane * N + j);
+            columns[at] = (int8_t)upper;
+            columns[at + D + 16] = (int8_t)(n - upper * 256);
             all += n;
         }
         for (int width = 16; width; width /= 2)
@@ -502,28 +509,29 @@ __device__ static inline void open_worker(worker<D, C, NT> &w, const tern_cuda_a
         w.start[i] = -w.tab.offset * total[4 * i + w.t];
         const int8_t *column = columns + (8 * i + w.g) * (D + 16);
 #pragma unroll
-        for (int s = 0; s < D / 32; s++)
-#pragma unroll
-            for (int h = 0; h < 2; h++) {
-                uint32_t x = 0;
-#pragma unroll
-                for (int j = 0; j < 4; j++)
-                    x |= (uint32_t)(uint8_t)column[octet_dim<D, C>(w.t, s, 4 * h + j)] << 8 * j;
-                w.q[i][s][h] = x;
-            }
+        for (int s = 0; s < D / 32; s++) {
+            const uint2 x = *reinterpret_cast<const uint2 *>(column + octet_at<D, C>(w.t, s));
+            w.q[i][s][0] = x.x;
+            w.q[i][s][1] = x.y;
+        }
     }
 }
 
-/* The items of the block that follow each other: 0 is what is raw, others are ranges. */
+/* What a block of threads does: ranges [first, end) of its rows, and what is raw. */
 struct code_items {
     int first, end;
+    bool raw;
 };
 
-/* Items of a row are cut into pieces of about a.per_block, each a block of threads; at least one. */
-__device__ static inline code_items items_of_block(const tern_cuda_attn_args &a, int items, int z)
+/* The ranges of a row are cut evenly; what is raw has a block of its own where there is room for all, or goes with the first
+ * ranges. */
+__device__ static inline code_items items_of_block(const tern_cuda_attn_args &a, int ranges, int z)
 {
-    const int blocks = tern_cuda_codes_blocks(items, a.per_block);
-    return z < blocks ? code_items{items * z / blocks, items * (z + 1) / blocks} : code_items{0, 0};
+    const bool apart = tern_cuda_codes_apart(a.per_block);
+    const int blocks = tern_cuda_codes_blocks(ranges, a.per_block), i = apart ? z - 1 : z;
+    if (i < 0 || i >= blocks)
+        return {0, 0, i < 0};
+    return {ranges * i / blocks, ranges * (i + 1) / blocks, !apart && i == 0};
 }
 
 template <int D, int C, int NT> __device__ static void attend_codes(const tern_cuda_attn_args &a)
@@ -541,18 +549,18 @@ template <int D, int C, int NT> __device__ static void attend_codes(const tern_c
     code_items items = {};
     if (find_rows(b, a, blockIdx.x / a.n_blocks, blockIdx.x % a.n_blocks, blockIdx.y)) {
         ranges = ranges_of(b);
-        items = items_of_block(a, ranges.n + 1, blockIdx.z);
+        items = items_of_block(a, ranges.n, blockIdx.z);
     }
-    if (items.first == items.end) {
+    const bool coded = items.first < items.end;
+    if (!coded && !items.raw) {
         cuda_wait();
         return;
     }
-    const uint8_t *own = items.first == 0 ? raw_own(b) : nullptr;
-    const int z0 = items.first ? items.first - 1 : 0, z1 = items.end - 1; /* its ranges */
+    const uint8_t *own = items.raw ? raw_own(b) : nullptr;
     int begin = 0, end = 0, unused;
-    if (z0 < z1) {
-        pages_of(b, ranges, z0, begin, unused);
-        pages_of(b, ranges, z1 - 1, unused, end);
+    if (coded) {
+        pages_of(b, ranges, items.first, begin, unused);
+        pages_of(b, ranges, items.end - 1, unused, end);
     }
     int page = first_page(begin, warp, WARPS);
     const bool early = end <= b.job->pos0 / 64; /* pages that were closed before the step are there */
@@ -562,13 +570,13 @@ template <int D, int C, int NT> __device__ static void attend_codes(const tern_c
         open_pages<D, C>(b, (uint32_t)__cvta_generic_to_shared(shared) + warp * 2 * code_stage<D, C>::BYTES, page, end, lane);
     if (early)
         cuda_wait();
-    if (items.first == 0)
+    if (items.raw)
         attend_raw<D, THREADS, ROWS>(b, own, reinterpret_cast<uint8_t *>(room));
-    if (z0 == z1)
+    if (!coded)
         return;
     if (threadIdx.x == 0)
         cold.b = b;
-    load_columns<D, ROWS>(b, columns, scale, total, cold.shift);
+    load_columns<D, C, ROWS>(b, columns, scale, total, cold.shift);
     __syncthreads();
     worker<D, C, NT> w;
     w.cold = &cold;
@@ -576,7 +584,7 @@ template <int D, int C, int NT> __device__ static void attend_codes(const tern_c
     const int seen = (oldest_seen(a.l, row_pos(b, b.n_q - 1)) + 63) / 64, whole = a.l.first && !seen ? 1 : seen;
     const int plain_from = (b.cond && b.cond->n_pairs) || a.cap > 0 ? INT32_MAX : whole;
 #pragma unroll 1
-    for (int z = z0; z < z1; z++) {
+    for (int z = items.first; z < items.end; z++) {
         int to;
         pages_of(b, ranges, z, unused, to);
         take_range<D, C, NT>(w, pages, &cold, page, to, plain_from);

@@ -186,13 +186,15 @@ __device__ static inline uint2 load_pair(uint32_t at)
     return v;
 }
 
-/* Dim of byte i (0..7) of lane t's octet in step s: the order of a query's bytes. */
-template <int D, int C> __device__ static inline int octet_dim(int t, int s, int i)
+/* Where lane t's octet of a query's bytes in step s begins, and the place of dim d: octets lie one behind the other. */
+template <int D, int C> __device__ static inline int octet_at(int t, int s)
 {
-    if (C == CODES_4 || C == CODES_T4 || C == CODES_8)
-        return 32 * s + 8 * t + i;
-    const int all = t * (D / 32) + s, set = all / 4, part = all % 4; /* octets of a token: lane t has D/32 of them */
-    return 32 * set + (code_bits(C) == 3 ? 8 * part + i : 16 * (part >> 1) + 2 * i + (part & 1));
+    return C == CODES_4 || C == CODES_T4 || C == CODES_8 ? 32 * s + 8 * t : 8 * (t * (D / 32) + s);
+}
+
+template <int C> __device__ static inline int place_of(int d)
+{
+    return code_bits(C) == 2 ? d / 16 * 16 + 8 * (d & 1) + d % 16 / 2 : d; /* even and odd dims of 16 */
 }
 
 template <int D, int C> __device__ static inline code_places places_of(int g, int t)

@@ -95,7 +95,7 @@ template <int D> __device__ static void merge(const tern_cuda_attn_args &a)
         all = fmaf(coded, head[1], own * all);
     }
     value = value / all + 0.0f;
-    const uint64_t row = b.row0 + i / b.heads, at = (uint64_t)(b.head0 + i % b.heads) * D;
+    const uint64_t row = b.row0 + row_of(b, i), at = (uint64_t)head_of(b, i) * D;
     cuda_at<float>(a.out)[row * a.out_stride + at + d] = value;
     if (!a.q8)
         return;

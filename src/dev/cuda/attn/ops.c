@@ -400,12 +400,19 @@ static unsigned codes_shared(const struct tern_cuda_layer *l, bool eight)
     return 4 * 2 * half + 2 * TERN_CUDA_CODES_ROOM(dim, eight ? 8u : 4u);
 }
 
-/* Items of each block of threads, in eighths: as few as leave no block without a place on the card. */
-static int codes_per_block(const struct tern_cuda *d, const struct tern_cuda_attn_args *a, bool eight, int items)
+/* Ranges of the decode rows of a step: most of any row, of all, and how many rows there are (or pages with some). */
+struct work {
+    int ranges, all, rows;
+};
+
+/* Ranges of each block of threads, in eighths: one where there is room for all and for what is raw, else as few as leave no
+ * block without a place on the card. */
+static int codes_per_block(const struct tern_cuda *d, const struct tern_cuda_attn_args *a, bool eight, struct work work)
 {
     const int each = eight || a->l.k.bits == 8 ? 2 : a->l.k.trellis ? 3 : 4; /* blocks of a processor */
-    const int64_t all = (int64_t)items * a->n_blocks * a->l.n_heads * a->n_split, places = d->card->processors * each;
-    return all <= places ? 8 : (int)((8 * all + places - 1) / places);
+    const int64_t places = d->card->processors * each, times = a->n_blocks * a->l.n_heads * a->n_split;
+    const int64_t share = (8 * work.all * times + places - 1) / places;
+    return (work.all + work.rows) * times <= places ? 8 : share > 8 ? (int)share : 9;
 }
 
 /* Blocks of up to four q rows, or of eight. */
@@ -419,11 +426,6 @@ static bool cut_codes(struct tern_cuda_attn_args *a, struct tern_cuda_list_of un
     return eight;
 }
 
-/* Ranges of the decode rows of a step: most of any row, and items of all, which are ranges and what is raw. */
-struct work {
-    int ranges, items;
-};
-
 static bool run_codes(struct tern_cuda *d, struct tern_cuda_attn_args *a, struct tern_cuda_list_of units, struct work work)
 {
     const int codes = kind_of_codes(&a->l);
@@ -431,10 +433,10 @@ static bool run_codes(struct tern_cuda *d, struct tern_cuda_attn_args *a, struct
         return false;
     const bool eight = cut_codes(a, units);
     const enum tern_cuda_kernel first = a->l.k.dim == 64 ? TERN_CUDA_K_codes_64_2_1 : TERN_CUDA_K_codes_128_2_1;
-    a->per_block = codes_per_block(d, a, eight, work.items);
+    a->per_block = codes_per_block(d, a, eight, work);
+    const int blocks = tern_cuda_codes_blocks(work.ranges, a->per_block) + tern_cuda_codes_apart(a->per_block);
     tern_cuda_launch(d, (enum tern_cuda_kernel)((int)first + codes + eight), (unsigned)(a->n_units * a->n_blocks),
-                     (unsigned)(a->l.n_heads * a->n_split), (unsigned)tern_cuda_codes_blocks(work.ranges + 1, a->per_block), 128,
-                     codes_shared(&a->l, eight), a, sizeof *a);
+                     (unsigned)(a->l.n_heads * a->n_split), (unsigned)blocks, 128, codes_shared(&a->l, eight), a, sizeof *a);
     return true;
 }
 
@@ -514,7 +516,8 @@ static struct work work_of(const struct tern_cuda *d, int cache, const struct te
             const int raw0 = pos / TERN_PAGE - l->recent + 1, page0 = tern_kv_oldest(l->reach, pos) / TERN_PAGE;
             const int n = page0 < raw0 ? (raw0 - 1) / pages - page0 / pages + 1 : 0;
             work.ranges = n > work.ranges ? n : work.ranges;
-            work.items += n + 1;
+            work.all += n;
+            work.rows++;
         }
     }
     return work;
