@@ -159,13 +159,13 @@ template <int D, int C, int NT> __device__ static inline void raise(worker<D, C,
     w.sum[i] = __fmul_rn(w.sum[i], exp2_of(-up));
 #pragma unroll 1
     for (int left = (int)fminf(up, 69.0f); left > 0; left -= 23) { /* shifts of a word at a time */
-        const int by = left < 23 ? left : 23;
-        w.all[i] >>= by;
+        const int by = left < 23 ? left : 23, half = 1 << by >> 1;
+        w.all[i] = (w.all[i] + half) >> by;
 #pragma unroll
         for (int n = 0; n < D / 16; n++)
 #pragma unroll
             for (int j = 0; j < 4; j += 2) {
-                const int64_t x = (int64_t)w.o[i][n][j] * 256 + w.o[i][n][j + 1];
+                const int64_t x = (int64_t)w.o[i][n][j] * 256 + (w.o[i][n][j + 1] + half);
                 w.o[i][n][j] = (int)(x >> (by + 8));
                 w.o[i][n][j + 1] = (int)(x >> by) & 255;
             }
@@ -523,8 +523,7 @@ struct code_items {
     bool raw;
 };
 
-/* The ranges of a row are cut evenly; what is raw has a block of its own where there is room for all, or goes with the first
- * ranges. */
+/* The ranges of a row are cut evenly; what is raw has a block of its own where ranges have, or goes with the first. */
 __device__ static inline code_items items_of_block(const tern_cuda_attn_args &a, int ranges, int z)
 {
     const bool apart = tern_cuda_codes_apart(a.per_block);
@@ -596,6 +595,7 @@ template <int D, int C, int NT> __device__ static void attend_codes(const tern_c
     asm volatile("cp.async.wait_group 0;" ::: "memory");
 }
 
+/* blocks: of a processor.  A block that waits more than it computes is faster with more registers than four leave it. */
 #define KERNEL(d, name, c, blocks)                                                          \
     TERN_CUDA_KERNEL_BEGIN(codes_##d##_##name##_1, tern_cuda_attn_args, THREADS, blocks)    \
     {                                                                                       \
@@ -605,6 +605,11 @@ template <int D, int C, int NT> __device__ static void attend_codes(const tern_c
     {                                                                                       \
         attend_codes<d, c, 2>(a);                                                           \
     }
+#define FEW(d, name, c)                                                               \
+    TERN_CUDA_KERNEL_BEGIN(codes_few_##d##_##name, tern_cuda_attn_args, THREADS, 3)   \
+    {                                                                                 \
+        attend_codes<d, c, 1>(a);                                                     \
+    }
 #define KERNELS(d)               \
     KERNEL(d, 2, CODES_2, 4)     \
     KERNEL(d, 3, CODES_3, 4)     \
@@ -612,6 +617,9 @@ template <int D, int C, int NT> __device__ static void attend_codes(const tern_c
     KERNEL(d, t4, CODES_T4, 3)   \
     KERNEL(d, 8, CODES_8, 2)     \
     KERNEL(d, t3, CODES_T3, 3)   \
-    KERNEL(d, t2, CODES_T2, 3)
+    KERNEL(d, t2, CODES_T2, 3)   \
+    FEW(d, 2, CODES_2)           \
+    FEW(d, 3, CODES_3)           \
+    FEW(d, 4, CODES_4)
 KERNELS(64)
 KERNELS(128)

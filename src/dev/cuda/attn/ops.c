@@ -405,14 +405,18 @@ struct work {
     int ranges, all, rows;
 };
 
-/* Ranges of each block of threads, in eighths: one where there is room for all and for what is raw, else as few as leave no
- * block without a place on the card. */
+/* Blocks of threads of a processor (attn/codes.cu). */
+static int codes_places(const struct tern_cuda *d, const struct tern_cuda_layer *l, bool eight)
+{
+    return d->card->processors * (eight || l->k.bits == 8 ? 2 : l->k.trellis ? 3 : 4);
+}
+
+/* Ranges of each block of threads, in eighths: one, or as few as leave no block without a place on the card. */
 static int codes_per_block(const struct tern_cuda *d, const struct tern_cuda_attn_args *a, bool eight, struct work work)
 {
-    const int each = eight || a->l.k.bits == 8 ? 2 : a->l.k.trellis ? 3 : 4; /* blocks of a processor */
-    const int64_t places = d->card->processors * each, times = a->n_blocks * a->l.n_heads * a->n_split;
+    const int64_t places = codes_places(d, &a->l, eight), times = a->n_blocks * a->l.n_heads * a->n_split;
     const int64_t share = (8 * work.all * times + places - 1) / places;
-    return (work.all + work.rows) * times <= places ? 8 : share > 8 ? (int)share : 9;
+    return share > 8 ? (int)share : 8;
 }
 
 /* Blocks of up to four q rows, or of eight. */
@@ -431,12 +435,16 @@ static bool run_codes(struct tern_cuda *d, struct tern_cuda_attn_args *a, struct
     const int codes = kind_of_codes(&a->l);
     if (codes < 0 || codes_shared(&a->l, true) > (unsigned)d->card->shared_most)
         return false;
-    const bool eight = cut_codes(a, units);
-    const enum tern_cuda_kernel first = a->l.k.dim == 64 ? TERN_CUDA_K_codes_64_2_1 : TERN_CUDA_K_codes_128_2_1;
+    const bool eight = cut_codes(a, units), small = a->l.k.dim == 64;
+    const int times = a->n_blocks * a->l.n_heads * a->n_split;
+    const bool few = (work.all + work.rows) * times <= 3 * d->card->processors && !eight && !a->l.k.trellis && a->l.k.bits < 8;
+    const int first = small ? TERN_CUDA_K_codes_64_2_1 : TERN_CUDA_K_codes_128_2_1;
+    const int first_few = small ? TERN_CUDA_K_codes_few_64_2 : TERN_CUDA_K_codes_few_128_2;
     a->per_block = codes_per_block(d, a, eight, work);
     const int blocks = tern_cuda_codes_blocks(work.ranges, a->per_block) + tern_cuda_codes_apart(a->per_block);
-    tern_cuda_launch(d, (enum tern_cuda_kernel)((int)first + codes + eight), (unsigned)(a->n_units * a->n_blocks),
-                     (unsigned)(a->l.n_heads * a->n_split), (unsigned)blocks, 128, codes_shared(&a->l, eight), a, sizeof *a);
+    tern_cuda_launch(d, (enum tern_cuda_kernel)(few ? first_few + codes / 2 : first + codes + eight),
+                     (unsigned)(a->n_units * a->n_blocks), (unsigned)(a->l.n_heads * a->n_split), (unsigned)blocks, 128,
+                     codes_shared(&a->l, eight), a, sizeof *a);
     return true;
 }
 
