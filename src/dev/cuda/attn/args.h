@@ -25,9 +25,10 @@
                                                                 : TERN_CUDA_SUMS_BYTES(d)) +     \
       127) /                                                                                     \
      128 * 128)
-/* Shared bytes of attn/codes.cu (four warps) where warps put down what they have of a range; there are two such places. */
+/* Shared bytes of attn/codes.cu (four warps) where warps put down what they have of a range; there are two such places.
+ */
 #define TERN_CUDA_CODES_ROOM(d, rows) (4 * (4 * (rows) * ((d) + 8) + 2 * 4 * (rows)))
-#define TERN_CUDA_CHAIN 5248 /* shared bytes of a warp that encodes trellis codes */
+#define TERN_CUDA_CHAIN               5248 /* shared bytes of a warp that encodes trellis codes */
 /* Shared bytes of attn/encode.cuh: 32 vectors, the turns of pairs, codes. */
 #define TERN_CUDA_ENCODE_BYTES(d) (32 * ((d) + 1) * 4 + TERN_CUDA_PAIRS * 2 * 32 * 4 + 32 * ((d) + 4))
 /* Of a side that has codes: do they need no search? */
@@ -140,8 +141,8 @@ struct tern_cuda_attn_args {
     /* Prompt rows of one pass: units of jobs from job0 on, kv_n KV heads from kv0 on, and where their closed pages lie
      * as halves (attn/expand.cu): [page of a job, of the next][KV head]; 0: they do so in the cache. */
     int32_t job0, kv0, kv_n;
-    int32_t pages, per_block; /* of all jobs of the pass, and how many a block of threads expands; of decode rows on codes,
-                                 ranges of a block in eighths (tern_cuda_codes_blocks) */
+    int32_t pages, per_block; /* of all jobs of the pass, and how many a block of threads expands; of decode rows on
+                                 codes, ranges of a block in eighths (tern_cuda_codes_blocks) */
     uint64_t expanded;
 };
 
@@ -158,8 +159,8 @@ __host__ __device__
     return end > *first ? end - *first : 0;
 }
 
-/* Blocks of threads (attn/codes.cu) that go through the ranges of a row, per_block: ranges of each, in eighths; and has what
- * is raw one more?  It decides who computes and never what. */
+/* Blocks of threads (attn/codes.cu) that go through the ranges of a row, per_block: ranges of each, in eighths; and has
+ * what is raw one more?  It decides who computes and never what. */
 #ifdef __CUDACC__
 __host__ __device__
 #endif

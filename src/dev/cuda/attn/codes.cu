@@ -374,7 +374,8 @@ template <int D, int C, int NT> __device__ static inline void put_down(const wor
 #pragma unroll
                 for (int j = 0; j < 4; j++)
                     x[j] = __fadd_rn(__fmaf_rn((float)w.o[i][n + j][2 * h], 256.0f, (float)w.o[i][n + j][2 * h + 1]), offset);
-                *reinterpret_cast<float4 *>(room + row * STEP + (n / 2 + h) * 32 + 4 * w.g) = make_float4(x[0], x[1], x[2], x[3]);
+                float *to = room + row * STEP + (n / 2 + h) * 32 + 4 * w.g;
+                *reinterpret_cast<float4 *>(to) = make_float4(x[0], x[1], x[2], x[3]);
             }
     }
 }
@@ -440,8 +441,8 @@ __device__ static inline code_pages open_pages(const block_rows &b, uint32_t at,
     const tern_cuda_table &table = table_of(a.t, *b.job, a.l.group);
     const tern_cuda_cache &cache = cuda_at<const tern_cuda_cache>(a.t.caches)[b.job->cache];
     const tern_cuda_blocks &pool = cuda_at<const tern_cuda_blocks>(a.t.pools)[cache.pages + a.l.group];
-    code_pages p = {source_of(pool, a.l, b.kv_head, lane), cuda_at<const uint32_t>(a.t.numbers) + table.blocks - table.first, at, 0,
-                    page, end, cuda_once()};
+    const uint32_t *numbers = cuda_at<const uint32_t>(a.t.numbers) + table.blocks - table.first;
+    code_pages p = {source_of(pool, a.l, b.kv_head, lane), numbers, at, 0, page, end, cuda_once()};
     look_up(p, page, lane);
     fetch_half<D, C>(p, page, 0, lane);
     fetch_half<D, C>(p, page, 1, lane);
@@ -495,7 +496,8 @@ __device__ static inline void take_range(worker<D, C, NT> &w, code_pages &p, col
 
 /* Queries as the lane multiplies them, tables and places. */
 template <int D, int C, int NT>
-__device__ static inline void open_worker(worker<D, C, NT> &w, const tern_cuda_attn_args &a, const int8_t *columns, const float *scale, const int *total)
+__device__ static inline void open_worker(worker<D, C, NT> &w, const tern_cuda_attn_args &a, const int8_t *columns,
+                                          const float *scale, const int *total)
 {
     w.g = threadIdx.x % 32 / 4;
     w.t = threadIdx.x % 4;

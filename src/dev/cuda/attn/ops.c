@@ -430,14 +430,16 @@ static bool cut_codes(struct tern_cuda_attn_args *a, struct tern_cuda_list_of un
     return eight;
 }
 
-static bool run_codes(struct tern_cuda *d, struct tern_cuda_attn_args *a, struct tern_cuda_list_of units, struct work work)
+static bool run_codes(struct tern_cuda *d, struct tern_cuda_attn_args *a, struct tern_cuda_list_of units,
+                      struct work work)
 {
     const int codes = kind_of_codes(&a->l);
     if (codes < 0 || codes_shared(&a->l, true) > (unsigned)d->card->shared_most)
         return false;
     const bool eight = cut_codes(a, units), small = a->l.k.dim == 64;
     const int times = a->n_blocks * a->l.n_heads * a->n_split;
-    const bool few = (work.all + work.rows) * times <= 3 * d->card->processors && !eight && !a->l.k.trellis && a->l.k.bits < 8;
+    const bool few =
+        (work.all + work.rows) * times <= 3 * d->card->processors && !eight && !a->l.k.trellis && a->l.k.bits < 8;
     const int first = small ? TERN_CUDA_K_codes_64_2_1 : TERN_CUDA_K_codes_128_2_1;
     const int first_few = small ? TERN_CUDA_K_codes_few_64_2 : TERN_CUDA_K_codes_few_128_2;
     a->per_block = codes_per_block(d, a, eight, work);
@@ -449,7 +451,8 @@ static bool run_codes(struct tern_cuda *d, struct tern_cuda_attn_args *a, struct
 }
 
 /* Decode rows whose ranges have a kernel of their own; with what is raw, and all put together. */
-static void run_fast(struct tern_cuda *d, struct tern_cuda_attn_args *a, struct tern_cuda_list_of units, struct work work)
+static void run_fast(struct tern_cuda *d, struct tern_cuda_attn_args *a, struct tern_cuda_list_of units,
+                     struct work work)
 {
     const bool small = a->l.k.dim == 64;
     if (!run_codes(d, a, units, work) && (!of_halves(&a->l) || !run_halves(d, a, work.ranges))) {
