@@ -416,7 +416,11 @@ static int codes_per_block(const struct tern_cuda *d, const struct tern_cuda_att
 {
     const int64_t places = codes_places(d, &a->l, eight), times = a->n_blocks * a->l.n_heads * a->n_split;
     const int64_t share = (8 * work.all * times + places - 1) / places;
-    return share > 8 ? (int)share : 8;
+    int step = 1; /* an eighth or so: steps of many sequences shall go on as one graph while their ranges grow in number */
+    while (share >= 16 * step)
+        step *= 2;
+    step *= 2;
+    return share > 8 ? (int)((share + step - 1) / step * step) : 8;
 }
 
 /* Blocks of up to four q rows, or of eight. */
