@@ -103,6 +103,7 @@ ROOM_HEADERS = {
     "model/block": {"block.h", "ffns.def", "mixers.def", "residuals.def"},
     "run/draft": {"draft.h"},
     "dev/cuda/few": {"hyper.h"},
+    "dev/cuda/products": {"products.h"},
     "dev/cuda/together": {"together.h"},
     "server/api": {"ask.h"},
     "server/http": {"http.h"},
@@ -114,6 +115,7 @@ EXTENDS = {
     "amx": {"avx512", "avx512bf16"},
     "cuda/attn": {"cuda"},
     "cuda/few": {"cuda"},
+    "cuda/products": {"cuda"},
     "cuda/together": {"cuda"},
 }
 

@@ -6,10 +6,10 @@
  *   memory.c      memory of a card, mapped as it is used; copies
  *   step.c        the tables of a step (tables.h)
  *   weights.c     weights: the panels of kernel/pack.h, as they are
- *   products.c    products of rows with weights           (products.cu, dense.cu, gemm.cu)
  *   rows.c        operations on one row at a time         (rows.cu)
  *   experts.c     routing, experts                        (experts.cu)
- *   attn/, few/, together/   rooms: append, attention, recode; operations of few models; several cards of one model
+ *   products/, attn/, few/, together/   rooms: products of rows with weights; append, attention, recode; operations of
+ *                 few models; several cards of one model
  *
  * Kernels are queued on the device's stream in the order of the calls.  While a step is in hand they are written down
  * first, and go out together (tern_cuda_flush): at its end, or before a copy. */

@@ -5,7 +5,7 @@
 #include "base/mem.h"
 #include "dev/cuda/cuda.h"
 #include "dev/cuda/few/hyper.h"
-#include "dev/cuda/products.h"
+#include "dev/cuda/products/products.h"
 #include "dev/cuda/rows.h"
 
 /* In d->pairs: what experts read, later what they answer; what is in between; the order of pairs. */

@@ -5,7 +5,7 @@
 
 #include <cuda_fp16.h>
 #include "dev/cuda/kernel.cuh"
-#include "dev/cuda/products.h"
+#include "dev/cuda/products/products.h"
 
 /* Of a row whose largest magnitude is top: its numbers are multiplied by 2^-e, and the largest one lies in
  * [2^13, 2^14). */

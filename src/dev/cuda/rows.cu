@@ -2,7 +2,7 @@
 #include "dev/cuda/attn/heads.cuh"
 #include "dev/cuda/gates.cuh"
 #include "dev/cuda/half.cuh"
-#include "dev/cuda/panel.cuh"
+#include "dev/cuda/products/panel.cuh"
 #include "dev/cuda/quantize.cuh"
 #include "dev/cuda/rows.h"
 #include "dev/cuda/together/together.cuh"

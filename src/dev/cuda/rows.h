@@ -3,7 +3,7 @@
 #ifndef TERN_DEV_CUDA_ROWS_H
 #define TERN_DEV_CUDA_ROWS_H
 
-#include "dev/cuda/products.h"
+#include "dev/cuda/products/products.h"
 #include "dev/cuda/tables.h"
 #include "dev/cuda/together/together.h"
 

@@ -4,7 +4,7 @@
 #include <string.h>
 #include "base/mem.h"
 #include "dev/cuda/cuda.h"
-#include "dev/cuda/products.h"
+#include "dev/cuda/products/products.h"
 
 #define PANELS_PER_TASK 16
 #define STAGE_BYTES     ((size_t)64 << 20) /* packed on the host at a time */

@@ -413,8 +413,8 @@ static inline void emulate_mma(const char *text, T &c0, T &c1, T &c2, T &c3, uin
     emulate_meet(text, &p, emulate_multiply);
 }
 /* What is added to stands apart. */
-static inline void emulate_mma(const char *text, int &d0, int &d1, int &d2, int &d3, uint32_t a0, uint32_t a1, uint32_t a2,
-                               uint32_t a3, uint32_t b0, uint32_t b1, int c0, int c1, int c2, int c3)
+static inline void emulate_mma(const char *text, int &d0, int &d1, int &d2, int &d3, uint32_t a0, uint32_t a1,
+                               uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1, int c0, int c1, int c2, int c3)
 {
     d0 = c0;
     d1 = c1;

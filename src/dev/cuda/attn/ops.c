@@ -7,7 +7,7 @@
 #include <string.h>
 #include "base/mem.h"
 #include "dev/cuda/attn/state.h"
-#include "dev/cuda/products.h"
+#include "dev/cuda/products/products.h"
 
 /* ---- opening ----------------------------------------------------------------------------------------------------- */
 
@@ -416,7 +416,8 @@ static int codes_per_block(const struct tern_cuda *d, const struct tern_cuda_att
 {
     const int64_t places = codes_places(d, &a->l, eight), times = a->n_blocks * a->l.n_heads * a->n_split;
     const int64_t share = (8 * work.all * times + places - 1) / places;
-    int step = 1; /* an eighth or so: steps of many sequences shall go on as one graph while their ranges grow in number */
+    int step =
+        1; /* an eighth or so: steps of many sequences shall go on as one graph while their ranges grow in number */
     while (share >= 16 * step)
         step *= 2;
     step *= 2;

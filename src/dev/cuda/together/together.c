@@ -3,7 +3,7 @@
 #include <string.h>
 #include "base/mem.h"
 #include "dev/cuda/cuda.h"
-#include "dev/cuda/products.h"
+#include "dev/cuda/products/products.h"
 
 #define FLAGS   ((size_t)TERN_CUDA_TOGETHER * TERN_CUDA_TOGETHER_BLOCKS * sizeof(uint64_t))
 #define STAGES  ((size_t)TERN_CUDA_TOGETHER_STAGE * 2 * sizeof(uint64_t))

@@ -5,7 +5,7 @@
 #include <cuda_fp16.h>
 #include "dev/cuda/half.cuh"
 #include "dev/cuda/kernel.cuh"
-#include "dev/cuda/products.h"
+#include "dev/cuda/products/products.h"
 
 #define BM     128
 #define BN     256

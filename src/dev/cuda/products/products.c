@@ -1,5 +1,5 @@
 /* Products of rows with weights: decode rows by int8 (products.cu), prompt rows by tensor cores or in f32 (gemm.cu). */
-#include "dev/cuda/products.h"
+#include "dev/cuda/products/products.h"
 #include <limits.h>
 #include <string.h>
 #include "base/mem.h"
@@ -140,27 +140,30 @@ static unsigned unit_bytes(const struct tern_cuda_matrix *w)
     return 8 * (unsigned)tern_codes_unit((enum tern_codes)w->codes) + scales[w->scales];
 }
 
-/* What a block of threads of many.cu has: groups of rows, shares of the sum, and pairs of panels for the rest of its warps. */
+/* What a block of threads of many.cu has: groups of rows, shares of the sum, and pairs of panels for the rest of its
+ * warps. */
 struct many {
     int groups, shares;
     unsigned x, y, shared;
     long cost;
 };
 
-static struct many many_with(const struct tern_cuda *d, const struct tern_cuda_narrow *a, int n_z, int groups, int shares)
+static struct many many_with(const struct tern_cuda *d, const struct tern_cuda_narrow *a, int n_z, int groups,
+                             int shares)
 {
     const int pairs = TERN_CUDA_MANY_WARPS / (groups * shares), rows = groups * TERN_CUDA_MANY_ROWS,
               panels = pairs * TERN_CUDA_MANY_PANELS, units = (a->m[0].w.k + 255) / 256,
               steps = a->parts / shares * ((units + a->parts - 1) / a->parts);
-    const size_t stage = (size_t)shares * ((size_t)panels * unit_bytes(&a->m[0].w) +
-                                           (size_t)(rows / 8) * TERN_CUDA_MANY_EIGHT),
+    const size_t stage = (size_t)shares *
+                         ((size_t)panels * unit_bytes(&a->m[0].w) + (size_t)(rows / 8) * TERN_CUDA_MANY_EIGHT),
                  sums = (size_t)(shares == 1 ? 1 : a->parts) * (size_t)(panels * rows) * TERN_PANEL * sizeof(float);
     struct many m = {.groups = groups,
                      .shares = shares,
                      .x = (unsigned)((a->n_rows + rows - 1) / rows),
                      .y = (unsigned)((a->n_panels + panels - 1) / panels),
                      .shared = (unsigned)(2 * stage + sums)};
-    /* Steps of the blocks that a processor has, one after another; what a block begins and ends with is as long as one. */
+    /* Steps of the blocks that a processor has, one after another; what a block begins and ends with is as long as one.
+     */
     const long blocks = (long)m.x * m.y * n_z, turns = (blocks + d->card->processors - 1) / d->card->processors;
     m.cost = a->parts % shares || m.shared > (unsigned)d->card->shared_most ? LONG_MAX : turns * (steps + 1);
     return m;

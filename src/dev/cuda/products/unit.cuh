@@ -1,9 +1,9 @@
-/* dev/cuda/unit.cuh - what products of decode rows have in common: units of weights, whose output a panel is, sums of
+/* dev/cuda/products/unit.cuh - what products of decode rows have in common: units of weights, whose output a panel is, sums of
  * parts. */
 #ifndef TERN_DEV_CUDA_UNIT_CUH
 #define TERN_DEV_CUDA_UNIT_CUH
 
-#include "dev/cuda/panel.cuh"
+#include "dev/cuda/products/panel.cuh"
 
 /* Which product a panel of the launch belongs to. */
 __device__ static inline int product_of(const tern_cuda_narrow &a, int panel)

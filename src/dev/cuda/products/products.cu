@@ -4,7 +4,7 @@
  * p, p + parts ..  A warp has a part, for one row, or for 8 or 16 rows.  Which lane adds what, and in what order all is
  * added up, depends on the matrix' shape alone: a row's outputs have the same bits whatever rows come with it. */
 #include "dev/cuda/quantize.cuh"
-#include "dev/cuda/unit.cuh"
+#include "dev/cuda/products/unit.cuh"
 
 #define WARPS       8
 #define FLOAT_WARPS TERN_CUDA_FLOAT_PARTS

@@ -1,4 +1,4 @@
-/* dev/cuda/products.h - weights and products, as kernels see them.  Read by C and by CUDA. */
+/* dev/cuda/products/products.h - weights and products, as kernels see them.  Read by C and by CUDA. */
 #ifndef TERN_DEV_CUDA_PRODUCTS_H
 #define TERN_DEV_CUDA_PRODUCTS_H
 
@@ -37,7 +37,8 @@ struct tern_cuda_quantize {
 #define TERN_CUDA_RING_BLOCKS(codes, scales) \
     ((codes) == TERN_CODES_U6 || (codes) == TERN_CODES_S8 || (scales) >= TERN_SCALES_G16 ? 2 : 3)
 
-/* Many rows (many.cu): warps of a block of threads; what a warp has; bytes of a unit of eight rows, its scales and sums. */
+/* Many rows (many.cu): warps of a block of threads; what a warp has; bytes of a unit of eight rows, its scales and
+ * sums. */
 #define TERN_CUDA_MANY_WARPS  8
 #define TERN_CUDA_MANY_PANELS 2
 #define TERN_CUDA_MANY_ROWS   32
@@ -58,9 +59,9 @@ struct tern_cuda_narrow {
     uint64_t q8, row_bytes; /* of integer codes */
     uint64_t x, x_stride;   /* of float codes: f32 */
     int32_t n_m, n_rows, n_heads, n_panels;
-    int32_t parts;     /* a panel's sum is that of so many */
-    int32_t head_rows; /* several rows: head z begins at row z * head_rows of q8 */
-    int32_t groups, shares; /* many rows: of a block of threads; shares: 1, or `parts` are one or two times as many */
+    int32_t parts;          /* a panel's sum is that of so many */
+    int32_t head_rows;      /* several rows: head z begins at row z * head_rows of q8 */
+    int32_t groups, shares; /* many rows, of a block of threads: groups of 32; shares of the parts, a power of two */
     /* Stacks: block z is head z, of matrix z, matrix_bytes apart; its output y_head floats on, its input x_head. */
     uint64_t matrix_bytes, y_head, x_head;
     /* Experts: row r is pair r; its matrix stands in ids[r], its input is row r / per_row. */

@@ -2,7 +2,7 @@
  *
  * A matrix is read once and written at two to four times its size, which is all the work there is: lanes read pieces of
  * 16 bytes that lie side by side, and write whole sectors of 32. */
-#include "dev/cuda/panel.cuh"
+#include "dev/cuda/products/panel.cuh"
 
 /* ---- in 32 bits -------------------------------------------------------------------------------------------------- */
 

@@ -9,7 +9,7 @@
  *
  * A sum is that of up to eight parts in order.  They wait in shared memory: the sum of those before, where a warp
  * has all parts, and each where warps have shares of them. */
-#include "dev/cuda/unit.cuh"
+#include "dev/cuda/products/unit.cuh"
 
 #define WARPS   TERN_CUDA_MANY_WARPS
 #define PANELS  TERN_CUDA_MANY_PANELS

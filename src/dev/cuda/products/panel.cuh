@@ -1,10 +1,10 @@
-/* dev/cuda/panel.cuh - reading panels of packed weights (kernel/pack.h) on a card, and products with their codes. */
+/* dev/cuda/products/panel.cuh - reading panels of packed weights (kernel/pack.h) on a card, and products with their codes. */
 #ifndef TERN_DEV_CUDA_PANEL_CUH
 #define TERN_DEV_CUDA_PANEL_CUH
 
 #include <cuda_fp16.h>
 #include "dev/cuda/kernel.cuh"
-#include "dev/cuda/products.h"
+#include "dev/cuda/products/products.h"
 #include "kernel/pack.h"
 
 __device__ static inline float half_bits(uint32_t h)
