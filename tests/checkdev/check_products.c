@@ -294,25 +294,26 @@ static void after_rows(struct checkdev *c, const struct weight *w, int n_rows, i
 }
 
 /* Every head by a matrix of its own. */
-static void stack(struct checkdev *c, const struct weight *w)
+static void stack(struct checkdev *c, const struct weight *w, int n_rows)
 {
-    enum { ROWS = 7, WIDE = 3 };
+    enum { WIDE = 3 };
     const size_t x_head = stride_of(w->k) + 16, y_head = stride_of(w->n), heads = (size_t)w->stack;
-    struct both x = checkdev_random(c, x_head * heads * ROWS), y = checkdev_random(c, y_head * heads * ROWS);
+    struct both x = checkdev_random(c, x_head * heads * (size_t)n_rows),
+                y = checkdev_random(c, y_head * heads * (size_t)n_rows);
     char about[200];
     for (int i = 0; i < DEVICES; i++) {
-        const struct tern_dev_step s = {.n_rows = ROWS};
+        const struct tern_dev_step s = {.n_rows = n_rows};
         const struct tern_stack st = {.w = &w->w[i],
                                       .y = rows_of(&y, i, y_head * heads, (int)(y_head * heads)),
                                       .x = rows_of(&x, i, x_head * heads, (int)(x_head * heads)),
                                       .y_head = y_head,
                                       .x_head = x_head};
         c->d[i]->ops->begin(c->d[i], &s);
-        c->d[i]->ops->stack(c->d[i], &st, ROWS, WIDE);
+        c->d[i]->ops->stack(c->d[i], &st, n_rows, WIDE);
         c->d[i]->ops->end(c->d[i]);
     }
-    (void)snprintf(about, sizeof about, "%s [%d, %d] x %d", w->name, w->n, w->k, w->stack);
-    checkdev_compare(c, "stack", about, &y, y_head * heads, (int)(y_head * heads), ROWS, 1e-5); /* padding is kept */
+    (void)snprintf(about, sizeof about, "%s [%d, %d] x %d, %d rows", w->name, w->n, w->k, w->stack, n_rows);
+    checkdev_compare(c, "stack", about, &y, y_head * heads, (int)(y_head * heads), n_rows, 1e-5); /* padding is kept */
     checkdev_free(c, &x);
     checkdev_free(c, &y);
 }
@@ -361,7 +362,8 @@ void check_products(struct checkdev *c)
         if (!make_weight(c, &w, form, 80, 256, 5))
             continue;
         weight_out(c, &w);
-        stack(c, &w);
+        stack(c, &w, 7);
+        stack(c, &w, 43);
         free_weight(c, &w);
     }
 }
