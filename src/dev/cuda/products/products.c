@@ -163,13 +163,16 @@ static struct many many_with(const struct tern_cuda *d, const struct tern_cuda_n
                      .y = (unsigned)((a->n_panels + panels - 1) / panels),
                      .shared = (unsigned)(2 * stage + sums)};
     /* Steps of the blocks that a processor has, one after another; what a block begins and ends with is as long as one.
-     */
+     * Where half of the card has no block, products of 16 rows are faster. */
     const long blocks = (long)m.x * m.y * n_z, turns = (blocks + d->card->processors - 1) / d->card->processors;
-    m.cost = a->parts % shares || m.shared > (unsigned)d->card->shared_most ? LONG_MAX : turns * (steps + 1);
+    if (a->parts % shares || m.shared > (unsigned)d->card->shared_most || blocks * 2 <= d->card->processors)
+        m.cost = LONG_MAX;
+    else
+        m.cost = turns * (steps + 1);
     return m;
 }
 
-/* False where rows are too few for that kernel, or shared memory is. */
+/* False where rows are too few for that kernel, or panels, or shared memory is too small. */
 static bool many_codes(struct tern_cuda *d, struct tern_cuda_narrow *a, int n_z)
 {
     static const int ways[][2] = {{2, 1}, {1, 1}, {1, 4}};
