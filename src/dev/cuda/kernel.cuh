@@ -31,6 +31,11 @@ __device__ static inline uint64_t cuda_once()
 }
 
 /* 16 bytes on their way to shared memory. */
+__device__ static inline void cuda_copy_16(uint32_t to, const void *from)
+{
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
+
 __device__ static inline void cuda_copy_16(uint32_t to, const void *from, uint64_t policy)
 {
     asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "l"(policy) : "memory");

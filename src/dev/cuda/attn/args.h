@@ -141,8 +141,8 @@ struct tern_cuda_attn_args {
     /* Prompt rows of one pass: units of jobs from job0 on, kv_n KV heads from kv0 on, and where their closed pages lie
      * as halves (attn/expand.cu): [page of a job, of the next][KV head]; 0: they do so in the cache. */
     int32_t job0, kv0, kv_n;
-    int32_t pages, per_block; /* of all jobs of the pass, and how many a block of threads expands; of decode rows on
-                                 codes, ranges of a block in eighths (tern_cuda_codes_blocks) */
+    int32_t pages, per_block; /* of all jobs of the pass, and how many a block of threads expands */
+    int32_t eighths;          /* of decode rows on codes: ranges of a block of threads, in eighths of one */
     uint64_t expanded;
 };
 
@@ -159,15 +159,15 @@ __host__ __device__
     return end > *first ? end - *first : 0;
 }
 
-/* Blocks of threads (attn/codes.cu) that go through the ranges of a row, per_block: ranges of each, in eighths; and has
- * what is raw one more?  It decides who computes and never what. */
+/* Blocks of threads (attn/codes.cu) that go through the ranges of a row, eighths of a range each; and has what is raw
+ * one more?  It decides who computes and never what. */
 #ifdef __CUDACC__
 __host__ __device__
 #endif
     static inline int
-    tern_cuda_codes_blocks(int ranges, int per_block)
+    tern_cuda_codes_blocks(int ranges, int eighths)
 {
-    const int blocks = ranges * 8 / per_block;
+    const int blocks = ranges * 8 / eighths;
     return blocks < 1 ? 1 : blocks;
 }
 
@@ -175,9 +175,9 @@ __host__ __device__
 __host__ __device__
 #endif
     static inline bool
-    tern_cuda_codes_apart(int per_block)
+    tern_cuda_codes_apart(int eighths)
 {
-    return per_block == 8;
+    return eighths == 8;
 }
 
 /* Pages that one range of a decode row has: by the pages that it sees, so that there are enough ranges for a card and

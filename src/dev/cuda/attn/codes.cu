@@ -528,8 +528,8 @@ struct code_items {
 /* The ranges of a row are cut evenly; what is raw has a block of its own where ranges have, or goes with the first. */
 __device__ static inline code_items items_of_block(const tern_cuda_attn_args &a, int ranges, int z)
 {
-    const bool apart = tern_cuda_codes_apart(a.per_block);
-    const int blocks = tern_cuda_codes_blocks(ranges, a.per_block), i = apart ? z - 1 : z;
+    const bool apart = tern_cuda_codes_apart(a.eighths);
+    const int blocks = tern_cuda_codes_blocks(ranges, a.eighths), i = apart ? z - 1 : z;
     if (i < 0 || i >= blocks)
         return {0, 0, i < 0};
     return {ranges * i / blocks, ranges * (i + 1) / blocks, !apart && i == 0};

@@ -78,9 +78,7 @@ __device__ static void load_factors(expand_room &r, const tern_cuda_layer &l, in
 __device__ static void fetch(uint8_t *to, const uint8_t *from, uint32_t bytes)
 {
     for (uint32_t i = 16 * threadIdx.x; i < bytes; i += 16 * THREADS)
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((uint32_t)__cvta_generic_to_shared(to + i)),
-                     "l"(from + i)
-                     : "memory");
+        cuda_copy_16((uint32_t)__cvta_generic_to_shared(to + i), from + i);
 }
 
 /* A side in the codec's domain, codes without their scales: keys [token][dim], values [dim][token]. */

@@ -411,17 +411,16 @@ static int codes_places(const struct tern_cuda *d, const struct tern_cuda_layer 
     return d->card->processors * (eight || l->k.bits == 8 ? 2 : l->k.trellis ? 3 : 4);
 }
 
-/* Ranges of each block of threads, in eighths: one, or as few as leave no block without a place on the card. */
-static int codes_per_block(const struct tern_cuda *d, const struct tern_cuda_attn_args *a, bool eight, struct work work)
+/* Eighths of a range for each of n blocks of threads with one: of one range, or of as few as leave no block without a
+ * place.  In steps of up to a fourth, so that a graph goes on serving many sequences while their ranges grow in number.
+ */
+static int codes_eighths(int64_t n, int places)
 {
-    const int64_t places = codes_places(d, &a->l, eight), times = a->n_blocks * a->l.n_heads * a->n_split;
-    const int64_t share = (8 * work.all * times + places - 1) / places;
-    int step =
-        1; /* an eighth or so: steps of many sequences shall go on as one graph while their ranges grow in number */
-    while (share >= 16 * step)
+    const size_t share = (size_t)((8 * n + places - 1) / places);
+    size_t step = 2;
+    while (share >= 8 * step)
         step *= 2;
-    step *= 2;
-    return share > 8 ? (int)((share + step - 1) / step * step) : 8;
+    return share > 8 ? (int)tern_round_up(share, step) : 8;
 }
 
 /* Blocks of up to four q rows, or of eight. */
@@ -447,8 +446,8 @@ static bool run_codes(struct tern_cuda *d, struct tern_cuda_attn_args *a, struct
         (work.all + work.rows) * times <= 3 * d->card->processors && !eight && !a->l.k.trellis && a->l.k.bits < 8;
     const int first = small ? TERN_CUDA_K_codes_64_2_1 : TERN_CUDA_K_codes_128_2_1;
     const int first_few = small ? TERN_CUDA_K_codes_few_64_2 : TERN_CUDA_K_codes_few_128_2;
-    a->per_block = codes_per_block(d, a, eight, work);
-    const int blocks = tern_cuda_codes_blocks(work.ranges, a->per_block) + tern_cuda_codes_apart(a->per_block);
+    a->eighths = codes_eighths((int64_t)work.all * times, codes_places(d, &a->l, eight));
+    const int blocks = tern_cuda_codes_blocks(work.ranges, a->eighths) + tern_cuda_codes_apart(a->eighths);
     tern_cuda_launch(d, (enum tern_cuda_kernel)(few ? first_few + codes / 2 : first + codes + eight),
                      (unsigned)(a->n_units * a->n_blocks), (unsigned)(a->l.n_heads * a->n_split), (unsigned)blocks, 128,
                      codes_shared(&a->l, eight), a, sizeof *a);

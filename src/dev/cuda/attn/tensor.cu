@@ -142,7 +142,7 @@ __device__ static void fetch(const block &b, uint32_t number, int slot)
     const uint64_t from = b.pool + number * b.pool_bytes;
     const uint32_t to = (uint32_t)__cvta_generic_to_shared(b.fetched + slot * b.a->l.head_bytes);
     for (uint32_t i = 16 * threadIdx.x; i < b.a->l.head_bytes; i += 16 * THREADS)
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to + i), "l"(from + i) : "memory");
+        cuda_copy_16(to + i, cuda_at<const void>(from + i));
 }
 
 /* Calls take(page, bytes) for the pages [begin, end), the next one on its way meanwhile. */

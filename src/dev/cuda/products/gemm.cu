@@ -50,11 +50,6 @@ __device__ static inline uint32_t shared_at(const void *p)
     return (uint32_t)__cvta_generic_to_shared(p);
 }
 
-__device__ static inline void copy_16(uint32_t to, const void *from)
-{
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
-}
-
 __device__ static inline void load_matrices(uint32_t r[4], uint32_t at)
 {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -109,8 +104,8 @@ TERN_CUDA_KERNEL_BEGIN(gemm, tern_cuda_gemm, 256, 2)
         const uint32_t at = base + (step % STAGES) * 2 * TILE;
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            copy_16(at + piece_at(line + 32 * i, piece), from_x[i] + step * BK);
-            copy_16(at + TILE + piece_at(line + 32 * i, piece), from_w[i] + step * BK);
+            cuda_copy_16(at + piece_at(line + 32 * i, piece), from_x[i] + step * BK);
+            cuda_copy_16(at + TILE + piece_at(line + 32 * i, piece), from_w[i] + step * BK);
         }
     };
     float acc[4][4][4] = {};

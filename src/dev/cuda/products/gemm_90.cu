@@ -17,11 +17,6 @@
 
 #if defined __CUDA_ARCH_FEAT_SM90_ALL || defined TERN_TEST_EMULATE_H
 
-__device__ static inline void copy_16(uint32_t to, const void *from)
-{
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
-}
-
 /* Rows of 128 bytes, of which eight make a pattern of 1024: 16-byte pieces change places by row. */
 __device__ static inline uint32_t piece_at(int row, int piece)
 {
@@ -93,10 +88,10 @@ __device__ static void gemm_tile(const tern_cuda_gemm &a)
             const uint32_t at = base + (uint32_t)(step % STAGES) * STAGE;
 #pragma unroll
             for (int i = 0; i < BM / 32; i++)
-                copy_16(at + piece_at(line + 32 * i, piece), x + from_x[i] + step * BK);
+                cuda_copy_16(at + piece_at(line + 32 * i, piece), x + from_x[i] + step * BK);
 #pragma unroll
             for (int i = 0; i < BN / 32; i++)
-                copy_16(at + SIDE_X + piece_at(line + 32 * i, piece), w + from_w[i] + step * BK);
+                cuda_copy_16(at + SIDE_X + piece_at(line + 32 * i, piece), w + from_w[i] + step * BK);
         }
         asm volatile("cp.async.commit_group;" ::: "memory");
     };

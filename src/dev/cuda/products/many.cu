@@ -58,7 +58,7 @@ template <int C, int S> struct stages {
     uint32_t at;
     int panels, eights, bytes, behind; /* of a share: panels, eights; of a stage; where its rows are */
     int of_panel[2], of_eight[2];      /* first unit, or one that is never there */
-    int scales;
+    int scales;                        /* where the lane's of an eight begin, or sums */
 
     __device__ stages(const tern_cuda_narrow &a, const place &of, const uint8_t *memory)
         : p(of), copies(a.m[0].w, of.lane), shared(memory), at((uint32_t)__cvta_generic_to_shared(memory)),
@@ -71,7 +71,8 @@ template <int C, int S> struct stages {
         const uint8_t *rows = cuda_at<const uint8_t>(a.q8) + (uint64_t)blockIdx.z * a.head_rows * a.row_bytes + lane16;
 #pragma unroll
         for (int i = 0; i < 2; i++) { /* behind the last panel it comes again, and the last eight */
-            const int nth = of.warp + i * WARPS, w_share = nth >> place::log2_of(panels), x_share = nth >> place::log2_of(eights);
+            const int nth = of.warp + i * WARPS;
+            const int w_share = nth >> place::log2_of(panels), x_share = nth >> place::log2_of(eights);
             const int n = min(of.panel0 + (nth & (panels - 1)), a.n_panels - 1);
             panel[i] = panel_at(a.m[product_of(a, n)], (uint64_t)blockIdx.z * a.matrix_bytes, n);
             of_panel[i] = w_share < of.shares ? w_share * of.each : NEVER;
@@ -106,14 +107,10 @@ template <int C, int S> struct stages {
                 continue;
 #pragma unroll
             for (int n = 0; n < SCALES; n += 512)
-                copy_16(to + n, eight[i] + own * 2048 + n);
+                cuda_copy_16(to + n, eight[i] + own * 2048 + n);
             if (p.lane < 16 || kind_minimum(S))
-                copy_16(to + SCALES, eight[i] + own * 256 + scales);
+                cuda_copy_16(to + SCALES, eight[i] + own * 256 + scales);
         }
-    }
-    __device__ static void copy_16(uint32_t to, const uint8_t *from)
-    {
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
     }
 };
 
