@@ -473,6 +473,11 @@ typedef struct tern_step_item {
 /* Runs one ragged batch of at most `chunk` rows.  *logits: [rows that asked][n_vocab] in the order of the items, view
  * until the next step; NULL when none asked.  All or nothing: on error no sequence has changed. */
 TERN_API int tern_step(tern_engine *e, const tern_step_item *items, int n_items, const float **logits, tern_error *err);
+/* tern_step, and in place of logits the most likely token after each item that asks for TERN_LOGITS_LAST: ids[i] of
+ * item i, of equally likely ones the lower id; -1 where an item asks for none, or a row holds no number.  A device
+ * apart from the host's memory finds them itself, so that rows need not be copied.  TERN_EINVAL where an item asks for
+ * more rows than one. */
+TERN_API int tern_step_greedy(tern_engine *e, const tern_step_item *items, int n_items, int32_t *ids, tern_error *err);
 
 /* Hidden states of the last step: [rows that asked][n_embd] in the order of the items, view until the next step; NULL
  * when none asked. */

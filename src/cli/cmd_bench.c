@@ -251,7 +251,7 @@ out:
 static int time_decode(struct bench *b, struct line l, double *seconds, tern_error *err)
 {
     int rc = 0, n = b->batches[l.test - 1];
-    const float *logits;
+    int32_t next[MAX_BATCH]; /* of random tokens: found, as a reply would, and not followed */
     struct team *t = &b->teams[l.team];
     tern_step_item items[MAX_BATCH] = {0};
     for (int i = 0; i < n; i++) {
@@ -262,7 +262,7 @@ static int time_decode(struct bench *b, struct line l, double *seconds, tern_err
     for (int step = 0; step < b->tg; step++) {
         for (int i = 0; i < n; i++)
             items[i].tokens = b->ids + i + b->depths[l.depth] + step;
-        TERN_TRY(tern_step(t->engine, items, n, &logits, err));
+        TERN_TRY(tern_step_greedy(t->engine, items, n, next, err));
         if (tern_signals_interrupted())
             TERN_FAIL(err, TERN_ECANCELLED, "interrupted");
     }

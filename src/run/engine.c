@@ -1,6 +1,7 @@
 /* Engines and sequences: opening, forking, trimming, saving; the step itself. */
 #include "run/run.h"
 
+#include <math.h>
 #include <string.h>
 #include "base/cpu.h"
 #include "base/mem.h"
@@ -701,6 +702,37 @@ int tern_step_seen(tern_engine *e, const tern_step_item *items, int n_items, con
                    tern_error *err)
 {
     return step(e, items, n_items, &(struct answers){.best = best, .seen = seen}, err);
+}
+
+/* The lowest id of the largest number; -1: none is a number. */
+static int32_t largest_of(const float *x, int n)
+{
+    int32_t best = -1;
+    for (int i = 0; i < n; i++)
+        if (!isnan(x[i]) && (best < 0 || x[i] > x[best]))
+            best = i;
+    return best;
+}
+
+int tern_step_greedy(tern_engine *e, const tern_step_item *items, int n_items, int32_t *ids, tern_error *err)
+{
+    int rc = 0, *best = NULL;
+    struct tern_seen *seen = NULL;
+    for (int i = 0; i < n_items; i++)
+        if (tern_item_logits(&items[i]) > 1)
+            TERN_FAIL(err, TERN_EINVAL, "item %d asks for %d rows of logits; the most likely token is told of one", i,
+                      tern_item_logits(&items[i]));
+    TERN_TRY(tern_alloc(&best, (size_t)n_items, sizeof *best, err));
+    TERN_TRY(tern_alloc(&seen, (size_t)n_items, sizeof *seen, err));
+    for (int i = 0; i < n_items; i++)
+        best[i] = e->asks_best;
+    TERN_TRY(tern_step_seen(e, items, n_items, best, seen, err));
+    for (int i = 0; i < n_items; i++)
+        ids[i] = !seen[i].x ? -1 : seen[i].ids ? seen[i].ids[0] : largest_of(seen[i].x, seen[i].n);
+out:
+    tern_free(best);
+    tern_free(seen);
+    return rc;
 }
 
 int tern_seq_replay(struct tern_seq *s, int from, int to, tern_error *err)

@@ -467,8 +467,7 @@ static void run_fast(struct tern_cuda *d, struct tern_cuda_attn_args *a, struct 
     }
     tern_cuda_launch(d, small ? TERN_CUDA_K_attn_merge_64 : TERN_CUDA_K_attn_merge_128,
                      (unsigned)(a->n_units * a->n_blocks), (unsigned)(a->l.n_heads * a->n_split),
-                     (unsigned)(a->heads * (a->rows < units.rows ? a->rows : units.rows)), (unsigned)(4 * a->l.k.dim),
-                     0, a, sizeof *a);
+                     (unsigned)(a->heads * (a->rows < units.rows ? a->rows : units.rows)), 128, 0, a, sizeof *a);
 }
 
 /* Decode rows that go together: units that follow each other, of which there is room for partial results. */
