@@ -82,14 +82,13 @@ void tern_attn_tile_softmax(const struct attn_unit *u, struct attn_scratch *c, i
                             int lo)
 {
     const size_t stride = (size_t)n * TERN_PAGE;
+    int t0[TERN_BAND], t1[TERN_BAND];
+    TERN_ASSERT(n <= TERN_BAND);
     for (int i = 0; i < n; i++) {
-        float *s = c->s + (size_t)i * TERN_PAGE;
-        uint16_t *p = c->p16 + i * TERN_TILE_DEPTH;
-        int t0, t1;
-        seen(u, row_pos(u, i0 + i), page, lo, n_pages * TERN_PAGE, &t0, &t1);
-        cap_scores(u, s, stride, n_pages);
-        c->shrink[i] = tern_k.bf16.softmax(p, s, stride, n_pages, t0, t1, &c->m[i0 + i], &c->l[i0 + i]);
+        seen(u, row_pos(u, i0 + i), page, lo, n_pages * TERN_PAGE, &t0[i], &t1[i]);
+        cap_scores(u, c->s + (size_t)i * TERN_PAGE, stride, n_pages);
     }
+    tern_k.bf16.softmax(c->p16, c->s, stride, n_pages, n, t0, t1, c->m + i0, c->l + i0, c->shrink);
 }
 
 void tern_attn_codes_softmax(const struct attn_unit *u, struct attn_scratch *c, int i0, int n, int page, int n_pages,
@@ -289,8 +288,13 @@ static void write_out(const struct attn_unit *u, const struct attn_scratch *c)
         size_t row = (size_t)(u->block->job->row0 + u->block->row0 + i / u->heads);
         float *dst = step->out + row * step->out_stride + (size_t)(u->head0 + i % u->heads) * dim;
         const float inv = 1.0f / c->l[i];
-        for (size_t d = 0; d < dim; d++)
-            dst[d] = *o++ * inv + 0.0f;
+        size_t d = 0;
+        for (; d + 8 <= dim; d += 8) /* of a known length, so that compilers make vectors of it */
+            for (size_t j = 0; j < 8; j++)
+                dst[d + j] = o[d + j] * inv + 0.0f;
+        for (; d < dim; d++)
+            dst[d] = o[d] * inv + 0.0f;
+        o += dim;
     }
 }
 
