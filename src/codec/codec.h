@@ -144,7 +144,7 @@ struct tern_kv_codec {
                    void *scratch);
 
     /* Keys.  x: [n_q][dim] f32 query heads, softmax scale folded in; divided by the conditioning's scale here.  Fills
-     * out->x always; out->q/scale/sum when `narrow`. */
+     * out->x always, which x may be; out->q/scale/sum when `narrow`. */
     void (*prep)(const struct tern_kv_side *side, struct tern_kv_query *out, const float *x, int n_q, bool narrow);
     /* s[n_q][64]: narrow rows on the page as it is.  next: what will be read after data, or NULL: a hint. */
     void (*score)(const struct tern_kv_side *side, float *s, const struct tern_kv_query *q, const uint8_t *data,
@@ -155,6 +155,9 @@ struct tern_kv_codec {
                   const float *shrink, int n_q, const void *next);
     /* From the codec's domain to the model's, in place: once per row after the last page. */
     void (*finish)(const struct tern_kv_side *side, float *o, int n_q);
+    /* To the codec's domain: x[n][dim], vectors of tokens from pos0 on, become what `encode` rounds, n <= 64.  NULL
+     * where codec.raw. */
+    void (*enter)(const struct tern_kv_side *side, float *x, int n, int pos0);
 
     /* Wide rows: the page in f32 in the codec's domain, keys [dim][64], values [64][dim]. */
     void (*decode)(const struct tern_kv_side *side, float *out, const uint8_t *data, const uint16_t *head);
@@ -170,8 +173,8 @@ void tern_kv_cond_shifts(const struct tern_kv_cond *c, float *out, const float *
 void tern_kv_cond_pairs(const struct tern_kv_cond *c, float *s, const float *q, int n_q, int dim, int pos0);
 /* Fills turns from pairs: before any other use. */
 void tern_kv_cond_turn(struct tern_kv_cond *c);
-/* x[64][dim], keys of positions pos0 .. pos0+63, to what is coded, and back. */
-void tern_kv_cond_keys(const struct tern_kv_cond *c, float *x, int dim, int pos0);
+/* x[n][dim], keys of positions pos0 .. pos0+n-1, n <= 64, to what is coded; x[64][dim] and back. */
+void tern_kv_cond_keys(const struct tern_kv_cond *c, float *x, int n, int dim, int pos0);
 void tern_kv_cond_restore(const struct tern_kv_cond *c, float *x, int dim, int pos0);
 
 /* x[64][dim] = the vectors that a page side holds, tokens from position pos0 on, as the model made them but for what

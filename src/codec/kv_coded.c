@@ -83,9 +83,7 @@ uint8_t *tern_kv_coded_vectors(const struct tern_kv_side *side, float *x, const 
         memcpy(x, tile, n * sizeof *x);
     else
         tern_k.attn.f16_to_f32(x, tile, n);
-    if (side->cond)
-        tern_kv_cond_keys(side->cond, x, side->dim, pos0);
-    rotate_rows(side, x, TERN_PAGE, 0);
+    tern_kv_coded_enter(side, x, TERN_PAGE, pos0);
     return (uint8_t *)(strip + STRIP * TERN_PAGE);
 }
 
@@ -106,7 +104,8 @@ void tern_kv_coded_encode(const struct tern_kv_side *side, uint8_t *data, uint16
 void tern_kv_coded_prep(const struct tern_kv_side *side, struct tern_kv_query *out, const float *x, int n_q,
                         bool narrow)
 {
-    memmove(out->x, x, (size_t)n_q * (size_t)side->dim * sizeof *x);
+    if (out->x != x)
+        memmove(out->x, x, (size_t)n_q * (size_t)side->dim * sizeof *x);
     for (int i = 0; side->cond && i < n_q; i++)
         for (int d = 0; d < side->dim; d++)
             out->x[i * side->dim + d] *= side->cond->unscale[d];
@@ -143,6 +142,13 @@ void tern_kv_coded_accum(const struct tern_kv_side *side, float *o, const float 
 void tern_kv_coded_finish(const struct tern_kv_side *side, float *o, int n_q)
 {
     rotate_rows(side, o, n_q, 1);
+}
+
+void tern_kv_coded_enter(const struct tern_kv_side *side, float *x, int n, int pos0)
+{
+    if (side->cond)
+        tern_kv_cond_keys(side->cond, x, n, side->dim, pos0);
+    rotate_rows(side, x, n, 0);
 }
 
 void tern_kv_coded_decode(const struct tern_kv_side *side, float *out, const uint8_t *data, const uint16_t *head)

@@ -71,18 +71,23 @@ void tern_kv_cond_pairs(const struct tern_kv_cond *c, float *s, const float *q, 
     }
 }
 
-void tern_kv_cond_keys(const struct tern_kv_cond *c, float *x, int dim, int pos0)
+void tern_kv_cond_keys(const struct tern_kv_cond *c, float *x, int n, int dim, int pos0)
 {
-    float cosine[TERN_PAGE], sine[TERN_PAGE];
+    float turns[2][TERN_PAGE];
     for (int i = 0; i < c->n_pairs; i++) {
         const struct tern_kv_pair *p = &c->pairs[i];
-        angles(p, pos0, cosine, sine);
-        for (int j = 0; j < TERN_PAGE; j++) {
+        const float *cosine = c->turns[2 * i], *sine = c->turns[2 * i + 1];
+        if (pos0) {
+            angles(p, pos0, turns[0], turns[1]);
+            cosine = turns[0];
+            sine = turns[1];
+        }
+        for (int j = 0; j < n; j++) {
             x[j * dim + p->a] -= p->re * cosine[j] - p->im * sine[j];
             x[j * dim + p->b] -= p->re * sine[j] + p->im * cosine[j];
         }
     }
-    for (int j = 0; j < TERN_PAGE; j++)
+    for (int j = 0; j < n; j++)
         for (int d = 0; d < dim; d++)
             x[j * dim + d] = (x[j * dim + d] - c->mean[d]) * c->scale[d];
 }

@@ -377,7 +377,7 @@ static void accum(const struct tern_kv_side *side, float *o, const float *p, con
 
 #define FUNCTIONS                                                                          \
     .unconditioned = true, .encode = encode, .prep = prep, .score = score, .accum = accum, \
-    .finish = tern_kv_coded_finish, .decode = decode
+    .finish = tern_kv_coded_finish, .enter = tern_kv_coded_enter, .decode = decode
 
 const struct tern_kv_scheme tern_kv_affine8 = {
     .codec = {.name = "affine8",

@@ -44,13 +44,14 @@ void tern_kv_coded_score(const struct tern_kv_side *side, float *s, const struct
 void tern_kv_coded_accum(const struct tern_kv_side *side, float *o, const float *p, const uint8_t *data,
                          const uint16_t *head, const float *shrink, int n_q, const void *next);
 void tern_kv_coded_finish(const struct tern_kv_side *side, float *o, int n_q);
+void tern_kv_coded_enter(const struct tern_kv_side *side, float *x, int n, int pos0);
 void tern_kv_coded_decode(const struct tern_kv_side *side, float *out, const uint8_t *data, const uint16_t *head);
 
 /* The functions of a scheme on codes; accepts and data_bytes are the scheme's own. */
 #define TERN_KV_CODED_FUNCTIONS                                                                         \
     .head_bytes = tern_kv_coded_head_bytes, .encode = tern_kv_coded_encode, .prep = tern_kv_coded_prep, \
     .score = tern_kv_coded_score, .accum = tern_kv_coded_accum, .finish = tern_kv_coded_finish,         \
-    .decode = tern_kv_coded_decode
+    .enter = tern_kv_coded_enter, .decode = tern_kv_coded_decode
 
 /* The codec of a rotated scheme of 4, 3 or 2 bits. */
 #define TERN_KV_ROTATED(name_, about_, bits_)                                                               \

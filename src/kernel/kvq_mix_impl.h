@@ -40,6 +40,17 @@ static inline int kvq_run(int dim)
     return dim & -dim;
 }
 
+/* 1/sqrt of a run's dims, a power of two from 16 to 512, without a root and a division. */
+static inline float kvq_run_norm(int dim)
+{
+    return dim == 16    ? 0.25f
+           : dim == 32  ? 0.176776695f
+           : dim == 64  ? 0.125f
+           : dim == 128 ? 0.0883883476f
+           : dim == 256 ? 0.0625f
+                        : 0.0441941738f;
+}
+
 /* In place; inverse: the transposed matrix. */
 static inline void kvq_mix(float *x, int dim, int inverse)
 {

@@ -134,16 +134,32 @@ struct softmax_row {
     uint16_t p[MAX_TOKENS];
 };
 
+/* The row among others of any kind, which neither see nor change it. */
 static void run_softmax(struct softmax_row *row, const float *s, size_t stride, int n_pages, int t0, int t1)
 {
-    const size_t cells = tern_bf16_band(n_pages * TERN_PAGE), place = (size_t)check_range(0, TERN_BAND - 1);
-    uint16_t *band = check_buf(cells * 2, 64), *p = band + place * TERN_TILE_DEPTH;
-    row->shrink = k16.softmax(p, s, stride, n_pages, t0, t1, &row->m, &row->l);
+    const size_t cells = tern_bf16_band(n_pages * TERN_PAGE), first = (size_t)check_range(0, TERN_BAND - 1);
+    const int n = check_range(1, TERN_BAND - (int)first), own = check_range(0, n - 1);
+    const size_t place = first + (size_t)own, wide = (size_t)n * TERN_PAGE + 16 * (size_t)check_range(0, 3);
+    uint16_t *band = check_buf(cells * 2, 64);
+    float *all = check_buf(((size_t)(n_pages - 1) * wide + (size_t)n * TERN_PAGE) * 4, 64);
+    float m[TERN_BAND], l[TERN_BAND], shrink[TERN_BAND];
+    int from[TERN_BAND], to[TERN_BAND];
+    for (int r = 0; r < n; r++) {
+        from[r] = r == own ? t0 : check_range(0, n_pages * TERN_PAGE);
+        to[r] = r == own ? t1 : check_range(from[r], n_pages * TERN_PAGE);
+        m[r] = r == own ? row->m : check_range(0, 1) ? 1 : -INFINITY;
+        l[r] = r == own ? row->l : 1;
+        for (int t = 0; t < n_pages * TERN_PAGE; t++)
+            all[(size_t)(t / TERN_PAGE) * wide + (size_t)(r * TERN_PAGE + t % TERN_PAGE)] =
+                r == own ? s[(size_t)(t / TERN_PAGE) * stride + (size_t)(t % TERN_PAGE)] : (float)check_gauss();
+    }
+    k16.softmax(band + first * TERN_TILE_DEPTH, all, wide, n_pages, n, from, to, m, l, shrink);
+    row->m = m[own], row->l = l[own], row->shrink = shrink[own];
     for (size_t at = 0; at < cells; at++) {
-        size_t step = at / (2 * TERN_TILE), i = at % TERN_TILE_DEPTH;
-        if (at / TERN_TILE_DEPTH % TERN_BAND == place)
+        size_t step = at / (2 * TERN_TILE), i = at % TERN_TILE_DEPTH, r = at / TERN_TILE_DEPTH % TERN_BAND;
+        if (r == place)
             row->p[step * TERN_TILE_DEPTH + i] = band[at];
-        else
+        else if (r < first || r >= first + (size_t)n)
             check_unwritten("another row of the band", &band[at], 2);
     }
 }
@@ -221,6 +237,7 @@ static double run_pages(void *ctx)
     enum { D = 128, ROWS = 256, BAND = TERN_BAND, PAGES = TERN_SOFTMAX_PAGES, TOKENS = PAGES * TERN_PAGE };
     const struct tern_bf16_kernels *k = &tern_k.bf16;
     float m[BAND], l[BAND], shrink[BAND];
+    int t0[BAND], t1[BAND];
     if (k->multiply) {
         k->begin();
         for (int j = 0; j < PAGES; j++) {
@@ -230,8 +247,11 @@ static double run_pages(void *ctx)
     }
     for (int i = 0; i < ROWS; i += BAND) {
         float *q = b->q + i * D, *o = b->o + i * D;
-        for (int r = 0; r < BAND; r++)
+        for (int r = 0; r < BAND; r++) {
             m[r] = l[r] = 0;
+            t0[r] = 0;
+            t1[r] = TOKENS;
+        }
         if (k->multiply)
             k->pack(b->q16, q, D, BAND, D);
         for (int j = 0; j < PAGES; j++) {
@@ -248,9 +268,7 @@ static double run_pages(void *ctx)
         }
         if (!k->multiply)
             continue;
-        for (int r = 0; r < BAND; r++)
-            shrink[r] = k->softmax(b->p16 + r * TERN_TILE_DEPTH, b->s + r * TERN_PAGE, BAND * TERN_PAGE, PAGES, 0,
-                                   TOKENS, &m[r], &l[r]);
+        k->softmax(b->p16, b->s, BAND * TERN_PAGE, PAGES, BAND, t0, t1, m, l, shrink);
         k->multiply(o, D, shrink, b->p16, BAND, b->v16, TOKENS, D);
     }
     if (k->multiply)

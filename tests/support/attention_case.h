@@ -86,8 +86,11 @@ static inline void mirror_prep(const struct tern_kv_side *side, struct tern_kv_q
                                bool narrow)
 {
     for (int i = 0; i < n_q; i++) {
-        for (int d = 0; d < side->dim; d++)
-            out->x[i * side->dim + side->dim - 1 - d] = x[i * side->dim + d];
+        for (int d = 0, e = side->dim - 1; d <= e; d++, e--) {
+            const float a = x[i * side->dim + d], b = x[i * side->dim + e];
+            out->x[i * side->dim + d] = b;
+            out->x[i * side->dim + e] = a;
+        }
         for (int b = 0; b < 4 && narrow; b++) {
             out->scale[i * 4 + b] = 1;
             out->sum[i * 4 + b] = i;
@@ -127,6 +130,15 @@ static inline void mirror_finish(const struct tern_kv_side *side, float *o, int 
         }
 }
 
+static inline void mirror_enter(const struct tern_kv_side *side, float *x, int n, int pos0)
+{
+    const float times = side->key ? 2 : 4; /* mirror_finish halves */
+    (void)pos0;
+    mirror_finish(side, x, n);
+    for (int i = 0; i < n * side->dim; i++)
+        x[i] *= times;
+}
+
 static inline void mirror_decode(const struct tern_kv_side *side, float *out, const uint8_t *data, const uint16_t *head)
 {
     assert_int_equal(head[1], 1001);
@@ -144,6 +156,7 @@ static const struct tern_kv_codec mirror = {
     .score = mirror_score,
     .accum = mirror_accum,
     .finish = mirror_finish,
+    .enter = mirror_enter,
     .decode = mirror_decode,
 };
 

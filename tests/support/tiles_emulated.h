@@ -138,7 +138,7 @@ static inline tern_bf16_expand *tile_expander(const struct tern_packed *w)
     return emulated_expand;
 }
 
-static float tile_softmax(uint16_t *p, const float *s, size_t stride, int n_pages, int t0, int t1, float *m, float *l)
+static float softmax_row(uint16_t *p, const float *s, size_t stride, int n_pages, int t0, int t1, float *m, float *l)
 {
     const float before = *m;
     float sum = 0;
@@ -156,6 +156,14 @@ static float tile_softmax(uint16_t *p, const float *s, size_t stride, int n_page
     const float shrink = exp2f(before - *m);
     *l = *l * shrink + sum;
     return shrink;
+}
+
+static void tile_softmax(uint16_t *p, const float *s, size_t stride, int n_pages, int n_rows, const int *t0,
+                         const int *t1, float *m, float *l, float *shrink)
+{
+    for (int r = 0; r < n_rows; r++)
+        shrink[r] =
+            softmax_row(p + r * TERN_TILE_DEPTH, s + r * TERN_PAGE, stride, n_pages, t0[r], t1[r], &m[r], &l[r]);
 }
 
 #define tern_bf16_init_amx   tern_bf16_init_emulated

@@ -34,6 +34,24 @@ static void shapes(void **state)
         }
 }
 
+/* Page 0 in the domain of its codes, with raw first tokens in the place of theirs: rotated keys and values, conditioned
+ * keys with pairs of a rotary embedding, a cap, a window that leaves page 0 behind. */
+static void firsts(void **state)
+{
+    (void)state;
+    static const struct config cfgs[] = {
+        {.k = "l4", .v = "l4", .n_kv = 2, .group = 3, .dk = 64, .dv = 64, .first = 4},
+        {.k = "t4", .v = "t4", .n_kv = 2, .group = 2, .dk = 80, .dv = 80, .first = 3, .cond = true, .pairs = 2},
+        {.k = "q8", .v = "f16", .n_kv = 1, .group = 4, .dk = 64, .dv = 32, .first = 63, .cond = true, .coded32 = true},
+        {.k = "f16", .v = "l3", .n_kv = 1, .group = 1, .dk = 64, .dv = 128, .first = 4, .window = 70},
+        {.k = "l4", .v = "f16", .n_kv = 2, .group = 2, .dk = 256, .dv = 64, .first = 4, .softcap = 20, .cond = true},
+    };
+    for (size_t i = 0; i < sizeof cfgs / sizeof *cfgs; i++) {
+        one_on_tiles(cfgs[i], 200, 60, (struct budget){0.08, 0.2});
+        one_on_tiles(cfgs[i], 420, 390, (struct budget){0.08, 0.2});
+    }
+}
+
 static void invariance(void **state)
 {
     (void)state;
@@ -51,6 +69,7 @@ static void invariance(void **state)
          .bf16 = true,
          .keeps = true},
         {.k = "l4", .v = "l3", .n_kv = 1, .group = 2, .dk = 64, .dv = 64, .first = 4, .recent = 1, .bf16 = true},
+        {.k = "t4", .v = "t4", .n_kv = 1, .group = 3, .dk = 64, .dv = 64, .first = 4, .window = 70, .bf16 = true},
     };
     for (size_t i = 0; i < sizeof cfgs / sizeof *cfgs; i++) {
         struct layer l;
@@ -75,6 +94,7 @@ static int start(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(shapes), cmocka_unit_test(invariance)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(shapes), cmocka_unit_test(firsts),
+                                       cmocka_unit_test(invariance)};
     return cmocka_run_group_tests(tests, start, teardown);
 }

@@ -77,6 +77,9 @@ static size_t lay_out(struct attn_scratch *c, uint8_t *base, const struct tern_c
         c->k16 = take(base, &at, TERN_SOFTMAX_PAGES * tern_bf16_right(shape->kv->k.dim, TERN_PAGE), u16);
         c->v16 = take(base, &at, tern_bf16_right(TERN_SOFTMAX_PAGES * TERN_PAGE, shape->kv->v.dim), u16);
         c->p16 = take(base, &at, tern_bf16_band(TERN_SOFTMAX_PAGES * TERN_PAGE), u16);
+        const size_t firsts = (size_t)shape->kv->first * (dk > dv ? dk : dv);
+        c->firsts = take(base, &at, tern_round_up(firsts, TERN_ALIGN), f);
+        c->first_keys = take(base, &at, firsts, f);
     } else if (attn_on_codes(shape)) {
         lay_out_codes(&c->codes, base, &at, shape->kv, n);
     }

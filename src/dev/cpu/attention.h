@@ -69,8 +69,10 @@ struct attn_scratch {
      * page as keys [v.dim][64], and scores of the other part. */
     float *xv, *raw_v, *vk, *s_k;
     struct tern_kv_query query;
-    /* With shape->bf16: packed queries by band; of a group of pages keys, values, and the weights of one band. */
+    /* With shape->bf16: packed queries by band; of a group of pages keys, values, and the weights of one band; raw
+     * first tokens of one side in f32, and as vectors. */
     uint16_t *x16, *k16, *v16, *p16;
+    float *firsts, *first_keys;
     /* On integers: packed queries and their scales; of a group of pages keys, values, and the scales of both; of
      * ATTN_BAND rows weights and what they are worth. */
     struct attn_codes {
@@ -161,6 +163,16 @@ void tern_attn_tile_page(const struct attn_unit *u, struct attn_scratch *c, int 
                          const float *v);
 void tern_attn_tile_band(const struct attn_unit *u, struct attn_scratch *c, int page, int n_pages, const float *x,
                          int i, int n, bool coded);
+
+/* On matrix units page 0 has the raw first tokens in the place of their codes (k, v: the page in f32), and they are a
+ * step of their own for those rows alone whose window has left tokens behind and kept the first (reach.first): the rows
+ * from the n-th on that tern_attn_firsts_seen returns.  Where page 0 is nothing but first tokens, they are for all. */
+static inline bool attn_firsts_in_page(const struct attn_unit *u)
+{
+    return u->kind == &tern_attn_tiles && u->step->kv->first && u->step->kv->first < TERN_PAGE;
+}
+void tern_attn_put_firsts(const struct attn_unit *u, struct attn_scratch *c, float *k, float *v);
+int tern_attn_firsts_seen(const struct attn_unit *u); /* q rows */
 
 /* Coded tokens of a page start after the raw first ones. */
 static inline int attn_first_token(const struct attn_unit *u, int page)

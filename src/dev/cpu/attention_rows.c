@@ -28,17 +28,10 @@ const float *tern_attn_page_f32(const struct tern_kv_side *side, float *buf, con
 
 void tern_attn_wide_queries(const struct attn_unit *u, struct attn_scratch *c)
 {
-    const struct tern_kv_side *k = &u->key;
-    if (k->codec->raw) {
-        tern_attn_load_q(u, c->x, 0, u->n_q);
-        return;
-    }
-    for (int i = 0; i < u->n_q; i += ATTN_SUB) {
-        int n = u->n_q - i < ATTN_SUB ? u->n_q - i : ATTN_SUB;
-        struct tern_kv_query query = {.x = c->x + (size_t)i * (size_t)k->dim};
-        tern_attn_load_q(u, c->raw, i, n);
-        k->codec->prep(k, &query, c->raw, n, false);
-    }
+    struct tern_kv_query query = {.x = c->x};
+    tern_attn_load_q(u, c->x, 0, u->n_q);
+    if (!u->key.codec->raw)
+        u->key.codec->prep(&u->key, &query, c->x, u->n_q, false);
 }
 
 /* A closed page in f32. */
@@ -74,6 +67,8 @@ static void tile_group(const struct attn_unit *u, struct attn_scratch *c, int pa
     const float *k, *v;
     for (int j = 0; j < n_pages; j++) {
         load_page(u, c, page + j, &k, &v);
+        if (page + j == 0 && attn_firsts_in_page(u))
+            tern_attn_put_firsts(u, c, c->k, c->v);
         tern_attn_tile_page(u, c, j, n_pages, k, v);
     }
     for (int i = 0; i < u->n_q; i += TERN_BAND) {

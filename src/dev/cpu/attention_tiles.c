@@ -1,6 +1,43 @@
 /* Wide units on matrix units: both products of attention in bf16 tiles, scores and sums in f32 in between. */
 #include "dev/cpu/attention.h"
 
+#include <string.h>
+
+/* raw: of this side and KV head, keys [dim][first] or values [first][dim]. */
+static void put_side(const struct tern_kv_side *side, struct attn_scratch *c, float *page, const uint8_t *raw,
+                     int first)
+{
+    const size_t dim = (size_t)side->dim, n = dim * (size_t)first;
+    float *x = c->firsts;
+    if (side->raw32)
+        memcpy(x, raw, n * sizeof *x);
+    else
+        tern_k.attn.f16_to_f32(x, (const uint16_t *)(const void *)raw, tern_round_up(n, TERN_ALIGN / sizeof *x));
+    if (!side->key) {
+        side->codec->enter(side, x, first, 0);
+        memcpy(page, x, n * sizeof *x);
+        return;
+    }
+    float *keys = c->first_keys;
+    for (size_t t = 0; t < (size_t)first; t++)
+        for (size_t d = 0; d < dim; d++)
+            keys[t * dim + d] = x[d * (size_t)first + t];
+    side->codec->enter(side, keys, first, 0);
+    for (size_t t = 0; t < (size_t)first; t++)
+        for (size_t d = 0; d < dim; d++)
+            page[d * TERN_PAGE + t] = keys[t * dim + d];
+}
+
+void tern_attn_put_firsts(const struct attn_unit *u, struct attn_scratch *c, float *k, float *v)
+{
+    const struct tern_kv_layer *kv = u->step->kv;
+    const uint8_t *raw = u->block->job->sink + kv->sink_layer_off + (size_t)u->kv_head * kv->sink_bytes;
+    if (!kv->k.codec->raw)
+        put_side(&u->key, c, k, raw, kv->first);
+    if (!kv->v.codec->raw)
+        put_side(&kv->v, c, v, raw + kv->sink_v_off, kv->first);
+}
+
 void tern_attn_tile_page(const struct attn_unit *u, struct attn_scratch *c, int j, int n_pages, const float *k,
                          const float *v)
 {

@@ -82,14 +82,14 @@ void tern_attn_tile_softmax(const struct attn_unit *u, struct attn_scratch *c, i
                             int lo)
 {
     const size_t stride = (size_t)n * TERN_PAGE;
+    const int firsts_seen = page == 0 ? tern_attn_firsts_seen(u) : 0;
+    int t0[TERN_BAND], t1[TERN_BAND];
+    TERN_ASSERT(n <= TERN_BAND);
     for (int i = 0; i < n; i++) {
-        float *s = c->s + (size_t)i * TERN_PAGE;
-        uint16_t *p = c->p16 + i * TERN_TILE_DEPTH;
-        int t0, t1;
-        seen(u, row_pos(u, i0 + i), page, lo, n_pages * TERN_PAGE, &t0, &t1);
-        cap_scores(u, s, stride, n_pages);
-        c->shrink[i] = tern_k.bf16.softmax(p, s, stride, n_pages, t0, t1, &c->m[i0 + i], &c->l[i0 + i]);
+        seen(u, row_pos(u, i0 + i), page, i0 + i < firsts_seen ? 0 : lo, n_pages * TERN_PAGE, &t0[i], &t1[i]);
+        cap_scores(u, c->s + (size_t)i * TERN_PAGE, stride, n_pages);
     }
+    tern_k.bf16.softmax(c->p16, c->s, stride, n_pages, n, t0, t1, c->m + i0, c->l + i0, c->shrink);
 }
 
 void tern_attn_codes_softmax(const struct attn_unit *u, struct attn_scratch *c, int i0, int n, int page, int n_pages,
@@ -142,6 +142,15 @@ static void add_mean(const struct attn_unit *u, struct attn_scratch *c)
         for (int i = 0; i < n; i++)
             c->m[i0 + i] += shift[i];
     }
+}
+
+int tern_attn_firsts_seen(const struct attn_unit *u)
+{
+    const struct tern_kv_layer *kv = u->step->kv;
+    int n = attn_firsts_in_page(u) ? u->n_q : 0;
+    while (kv->reach.first && n && tern_kv_oldest(kv->reach, row_pos(u, n - 1)) > kv->first)
+        n--;
+    return n;
 }
 
 /* ---- sinks -------------------------------------------------------------------------------------------------- */
@@ -198,7 +207,7 @@ void tern_attn_sinks(const struct attn_unit *u, struct attn_scratch *c, const ui
     const struct tern_kv_layer *kv = u->step->kv;
     const int first4 = (kv->first + 3) / 4 * 4, dv = kv->v.dim;
     tern_attn_sink_keys(c->k, sink, kv->k.raw32, kv->k.dim, kv->first, first4);
-    for (int i = 0; i < u->n_q; i += ATTN_SUB) {
+    for (int i = tern_attn_firsts_seen(u); i < u->n_q; i += ATTN_SUB) {
         int n = u->n_q - i < ATTN_SUB ? u->n_q - i : ATTN_SUB;
         memset(c->s, 0, (size_t)n * TERN_PAGE * sizeof(float));
         tern_attn_load_q(u, c->raw, i, n);
@@ -289,8 +298,13 @@ static void write_out(const struct attn_unit *u, const struct attn_scratch *c)
         size_t row = (size_t)(u->block->job->row0 + u->block->row0 + i / u->heads);
         float *dst = step->out + row * step->out_stride + (size_t)(u->head0 + i % u->heads) * dim;
         const float inv = 1.0f / c->l[i];
-        for (size_t d = 0; d < dim; d++)
-            dst[d] = *o++ * inv + 0.0f;
+        size_t d = 0;
+        for (; d + 8 <= dim; d += 8) /* of a known length, so that compilers make vectors of it */
+            for (size_t j = 0; j < 8; j++)
+                dst[d + j] = o[d + j] * inv + 0.0f;
+        for (; d < dim; d++)
+            dst[d] = o[d] * inv + 0.0f;
+        o += dim;
     }
 }
 
@@ -303,7 +317,7 @@ void tern_attn_finish(const struct attn_unit *u, struct attn_scratch *c)
         kv->v.codec->finish(&kv->v, c->o, u->n_q);
     /* The window may have left the sinks behind, where they are not seen for good; it moves forward, so the first row
      * decides. */
-    if (kv->first && u->block->own >= kv->recent &&
+    if (kv->first && tern_attn_firsts_seen(u) < u->n_q && u->block->own >= kv->recent &&
         (kv->reach.first || tern_kv_oldest(kv->reach, u->block->pos0) < kv->first))
         attend_sinks(u, c);
     for (int page = u->block->raw0; page <= u->block->own; page++)

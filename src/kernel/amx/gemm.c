@@ -316,14 +316,20 @@ static void product(float *y, size_t y_stride, const uint16_t *x, int n_rows, co
 
 /* ---- small products ---- */
 
+static void shrink_row(float *restrict y, float by, int n)
+{
+    for (int j = 0; j < n; j++)
+        y[j] *= by;
+}
+
 static void multiply(float *y, size_t y_stride, const float *shrink, const uint16_t *x, int n_rows, const uint16_t *m,
                      int k, int n)
 {
     const size_t band = tern_bf16_band(k);
     struct operands o = {.steps = (k + TERN_TILE_DEPTH - 1) / TERN_TILE_DEPTH};
     for (int r = 0; r < n_rows && shrink; r++)
-        for (int j = 0; j < n && shrink[r] != 1.0f; j++)
-            y[(size_t)r * y_stride + (size_t)j] *= shrink[r];
+        if (shrink[r] != 1.0f)
+            shrink_row(y + (size_t)r * y_stride, shrink[r], n);
     for (int r = 0; r < n_rows; r += TERN_BAND, x += band) {
         int rows = n_rows - r < TERN_BAND ? n_rows - r : TERN_BAND;
         o.x = x;

@@ -76,7 +76,7 @@ KVQ_INLINE void rotate_far(float *x, const float *sign, const int n, __m256 norm
 
 static void rotate_run(float *x, const float *sign, int dim, int inverse)
 {
-    __m256 norm = _mm256_set1_ps((float)(1.0 / sqrt((double)dim)));
+    __m256 norm = _mm256_set1_ps(kvq_run_norm(dim));
     if (dim == 16) {
         rotate_near(x, sign, 2, norm, inverse, true);
         return;

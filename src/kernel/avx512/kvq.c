@@ -1,8 +1,109 @@
-/* avx512/kvq.c - expanding coded pages to floats for prompt rows, and the table of the AVX-512 page kernels.
+/* avx512/kvq.c - rotation, expanding coded pages to floats for prompt rows, and the table of the AVX-512 page kernels.
  *
- * Rotation, query preparation, scalar encoding and packing stay with the AVX2 kernels, which every AVX-512 machine has:
- * they run once per vector and not once per page and token. */
+ * Query preparation, scalar encoding and packing stay with the AVX2 kernels, which every AVX-512 machine has: they run
+ * once per vector and not once per page and token.  So does rotation, but prompt rows are rotated for every layer and
+ * head, on the way in and out. */
 #include "kernel/avx512/kvq_simd.h"
+#include "kernel/kvq_mix_impl.h"
+
+/* ---- rotation: as avx2/kvq_encode.c does it ---- */
+
+/* Butterflies of strides 1, 2, 4 and 8 inside a register: a+b, and the upper element of each pair (-b)+a, which a
+ * product with -1 makes exactly. */
+KVQ_INLINE __m512 within(__m512 v)
+{
+    const __m512 one = _mm512_set1_ps(1.0f), minus = _mm512_set1_ps(-1.0f);
+    v = _mm512_fmadd_ps(v, _mm512_mask_mov_ps(one, 0xAAAA, minus), _mm512_permute_ps(v, 0xB1));
+    v = _mm512_fmadd_ps(v, _mm512_mask_mov_ps(one, 0xCCCC, minus), _mm512_permute_ps(v, 0x4E));
+    v = _mm512_fmadd_ps(v, _mm512_mask_mov_ps(one, 0xF0F0, minus), _mm512_shuffle_f32x4(v, v, 0xB1));
+    return _mm512_fmadd_ps(v, _mm512_mask_mov_ps(one, 0xFF00, minus), _mm512_shuffle_f32x4(v, v, 0x4E));
+}
+
+/* Butterflies between n registers, n a power of two. */
+KVQ_INLINE void between(__m512 *v, const int n)
+{
+    KVQ_UNROLL for (int s = 1; s < n; s *= 2)
+    {
+        KVQ_UNROLL for (int i = 0; i < n; i++)
+        {
+            if (i & s)
+                continue;
+            __m512 a = v[i], b = v[i + s];
+            v[i] = _mm512_add_ps(a, b);
+            v[i + s] = _mm512_sub_ps(a, b);
+        }
+    }
+}
+
+/* Strides below 16n of 16n consecutive elements, with the signs of the forward direction and, when these strides are
+ * all there are, the closing factors. */
+KVQ_INLINE void rotate_near(float *x, const float *sign, const int n, __m512 norm, bool inverse, bool last)
+{
+    __m512 v[8];
+    KVQ_UNROLL for (int i = 0; i < n; i++)
+    {
+        v[i] = _mm512_load_ps(x + 16 * i);
+        if (!inverse)
+            v[i] = _mm512_mul_ps(v[i], _mm512_load_ps(sign + 16 * i));
+        v[i] = within(v[i]);
+    }
+    between(v, n);
+    KVQ_UNROLL for (int i = 0; i < n; i++)
+    {
+        if (last)
+            v[i] = _mm512_mul_ps(v[i], norm);
+        if (last && inverse)
+            v[i] = _mm512_mul_ps(v[i], _mm512_load_ps(sign + 16 * i));
+        _mm512_store_ps(x + 16 * i, v[i]);
+    }
+}
+
+/* Strides 128 .. 64n of 128n elements, and the closing factors. */
+KVQ_INLINE void rotate_far(float *x, const float *sign, const int n, __m512 norm, bool inverse)
+{
+    for (int j = 0; j < 128; j += 16) {
+        __m512 v[4];
+        KVQ_UNROLL for (int i = 0; i < n; i++) v[i] = _mm512_load_ps(x + j + 128 * i);
+        between(v, n);
+        KVQ_UNROLL for (int i = 0; i < n; i++)
+        {
+            v[i] = _mm512_mul_ps(v[i], norm);
+            if (inverse)
+                v[i] = _mm512_mul_ps(v[i], _mm512_load_ps(sign + j + 128 * i));
+            _mm512_store_ps(x + j + 128 * i, v[i]);
+        }
+    }
+}
+
+static void rotate_run(float *x, const float *sign, int dim, int inverse)
+{
+    const __m512 norm = _mm512_set1_ps(kvq_run_norm(dim));
+    switch (dim) {
+    case 16:
+        rotate_near(x, sign, 1, norm, inverse, true);
+        return;
+    case 32:
+        rotate_near(x, sign, 2, norm, inverse, true);
+        return;
+    case 64:
+        rotate_near(x, sign, 4, norm, inverse, true);
+        return;
+    default:
+        for (int i = 0; i < dim; i += 128)
+            rotate_near(x + i, sign + i, 8, norm, inverse, dim == 128);
+    }
+    if (dim == 256)
+        rotate_far(x, sign, 2, norm, inverse);
+    else if (dim == 512)
+        rotate_far(x, sign, 4, norm, inverse);
+}
+
+static void rotate(float *x, const float *sign, int dim, int inverse)
+{
+    kvq_rotate(x, sign, dim, inverse, rotate_run);
+}
+
+/* ---- pages to floats ---- */
 
 /* A table of scalar codes as floats; vpermps looks at four index bits, so smaller tables repeat. */
 KVQ_INLINE __m512 float_table(const struct tern_kvq_table *tab, const int bits)
@@ -127,6 +228,7 @@ static void encode(uint8_t *codes, uint16_t *head, const float *x, const struct 
 
 void tern_kvq_init_avx512(struct tern_kvq_kernels *k)
 {
+    k->rotate = rotate;
     k->score = tern_kvq_score_avx512;
     k->accum = tern_kvq_accum_avx512;
     k->decode_k = decode_k;

@@ -14,6 +14,7 @@ typedef void tern_bf16_expand(uint16_t *tile, const struct tern_packed *w, const
 tern_bf16_expand *tern_bf16_expander(const struct tern_packed *w);
 
 /* softmax of struct tern_bf16_kernels. */
-float tern_bf16_softmax(uint16_t *p, const float *s, size_t stride, int n_pages, int t0, int t1, float *m, float *l);
+void tern_bf16_softmax(uint16_t *p, const float *s, size_t stride, int n_pages, int n_rows, const int *t0,
+                       const int *t1, float *m, float *l, float *shrink);
 
 #endif

@@ -18,30 +18,57 @@ static inline __m512 exp2_rough(__m512 x, __mmask16 mask)
     return _mm512_maskz_scalef_ps(mask, p, x);
 }
 
-float tern_bf16_softmax(uint16_t *p, const float *s, size_t stride, int n_pages, int t0, int t1, float *m, float *l)
+/* The weights of one row below `top` to p; the sum of the rounded ones.  whole: all tokens count. */
+ATTN_INLINE float weights_of(uint16_t *p, const float *s, size_t stride, int n_pages, int t0, int t1, float top,
+                             const bool whole)
 {
     const __m512i ones = _mm512_set1_epi16(0x3F80);
+    const __m512 less = _mm512_set1_ps(top);
     __m512 sum = _mm512_setzero_ps();
-    const __m128 m_old = _mm_load_ss(m), m_new = _mm_max_ss(m_old, largest_score(s, stride, n_pages, t0, t1));
-    const bool empty = t0 == t1 || _mm_cvtss_f32(m_new) == -INFINITY; /* nothing to see, now or before */
-    const __m512 top = _mm512_broadcastss_ps(m_new);
-    for (int page = 0; page < n_pages; page++) {
-        const uint64_t range = empty ? 0 : page_range(page, t0, t1);
-        const float *x = s + (size_t)page * stride;
+    for (int page = 0; page < n_pages; page++, s += stride) {
+        const uint64_t range = whole ? ~(uint64_t)0 : page_range(page, t0, t1);
 #pragma GCC unroll 2
         for (int j = 0; j < 2; j++, p += 2 * TERN_TILE) {
-            __m512 a = exp2_rough(_mm512_sub_ps(_mm512_loadu_ps(x + 32 * j), top), (__mmask16)(range >> 32 * j));
+            __m512 a = exp2_rough(_mm512_sub_ps(_mm512_loadu_ps(s + 32 * j), less), (__mmask16)(range >> 32 * j));
             __m512 b =
-                exp2_rough(_mm512_sub_ps(_mm512_loadu_ps(x + 32 * j + 16), top), (__mmask16)(range >> (32 * j + 16)));
+                exp2_rough(_mm512_sub_ps(_mm512_loadu_ps(s + 32 * j + 16), less), (__mmask16)(range >> (32 * j + 16)));
             __m512bh both = _mm512_cvtne2ps_pbh(b, a);
             _mm512_store_si512(p, (__m512i)both);
             sum = _mm512_dpbf16_ps(sum, both, (__m512bh)ones);
         }
     }
-    if (empty)
-        return 1;
-    const float shrink = _mm512_cvtss_f32(exp2_nonpos(_mm512_castps128_ps512(_mm_sub_ss(m_old, m_new)), 1));
-    *l = *l * shrink + _mm_cvtss_f32(sum16(sum));
-    *m = _mm_cvtss_f32(m_new);
-    return shrink;
+    return _mm_cvtss_f32(sum16(sum));
+}
+
+/* Maxima of all rows, then weights, then what becomes of m and l for 16 rows at once: a row by itself is a chain of
+ * some 200 cycles, of which a core sees less than two at a time. */
+void tern_bf16_softmax(uint16_t *p, const float *s, size_t stride, int n_pages, int n_rows, const int *t0,
+                       const int *t1, float *m, float *l, float *shrink)
+{
+    float top[TERN_BAND] __attribute__((aligned(64))), sum[TERN_BAND] __attribute__((aligned(64))) = {0};
+    const int end = n_pages * TERN_PAGE;
+    for (int r = 0; r < n_rows; r++) {
+        const float *row = s + r * TERN_PAGE;
+        const __m128 largest = t0[r] == 0 && t1[r] == end ? largest_score(row, stride, n_pages, 0, end)
+                                                          : largest_score(row, stride, n_pages, t0[r], t1[r]);
+        _mm_store_ss(&top[r], _mm_max_ss(_mm_load_ss(&m[r]), largest));
+    }
+    for (int r = 0; r < n_rows; r++) {
+        const bool empty = t0[r] == t1[r] || top[r] == -INFINITY; /* nothing to see, now or before */
+        const int from = empty ? 0 : t0[r], to = empty ? 0 : t1[r];
+        uint16_t *row = p + r * TERN_TILE_DEPTH;
+        sum[r] = from == 0 && to == end ? weights_of(row, s + r * TERN_PAGE, stride, n_pages, 0, end, top[r], true)
+                                        : weights_of(row, s + r * TERN_PAGE, stride, n_pages, from, to, top[r], false);
+    }
+    for (int r = 0; r < n_rows; r += 16) {
+        const __mmask16 rows = (__mmask16)(n_rows - r < 16 ? (1u << (n_rows - r)) - 1u : 0xFFFFu);
+        const __m512 now = _mm512_load_ps(top + r), before = _mm512_maskz_loadu_ps(rows, m + r);
+        const __mmask16 any = _mm512_cmp_ps_mask(now, _mm512_set1_ps(-INFINITY), _CMP_NEQ_UQ);
+        const __m512 by =
+            _mm512_mask_mov_ps(_mm512_set1_ps(1.0f), any, exp2_nonpos(_mm512_sub_ps(before, now), 0xFFFF));
+        const __m512 all = _mm512_mul_ps(_mm512_maskz_loadu_ps(rows, l + r), by);
+        _mm512_mask_storeu_ps(l + r, rows, _mm512_add_ps(all, _mm512_load_ps(sum + r)));
+        _mm512_mask_storeu_ps(m + r, rows, now);
+        _mm512_mask_storeu_ps(shrink + r, rows, by);
+    }
 }
