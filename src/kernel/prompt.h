@@ -98,9 +98,9 @@ struct tern_bf16_kernels {
 
     /* The softmax of attn.h for rows r < n_rows, at most 32, of a band on its way into `multiply`: s stays as it is,
      * row r at s + 64*r, and the weights go to p + 32*r, rounded to bf16, where `pack` puts a row of 64*n_pages inputs
-     * (p: the first row's place in its band).  l[r] grows by the sum of
-     * the rounded weights, in an order that t0, t1 and n_pages do not change.  exp2: |relative error| <= 1e-4 before
-     * rounding; shrink[r]: what softmax of attn.h returns.  A row's results depend on nothing but itself. */
+     * (p: the first row's place in its band).  l[r] grows by the sum of the rounded weights, in an order that t0, t1
+     * and n_pages do not change.  exp2: |relative error| <= 1e-4 before rounding; shrink[r]: what softmax of attn.h
+     * returns.  A row's results depend on nothing but itself. */
     void (*softmax)(uint16_t *p, const float *s, size_t stride, int n_pages, int n_rows, const int *t0, const int *t1,
                     float *m, float *l, float *shrink);
 };

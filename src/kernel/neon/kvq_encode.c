@@ -75,7 +75,7 @@ KVQ_INLINE void rotate_far(float *x, const float *sign, const int n, float norm,
 
 static void rotate_run(float *x, const float *sign, int dim, int inverse)
 {
-    const float norm = (float)(1.0 / sqrt((double)dim));
+    const float norm = kvq_run_norm(dim);
     if (dim == 16) {
         rotate_near(x, sign, 4, norm, inverse, true);
         return;
