@@ -5,55 +5,82 @@
 /* ---- experts ----------------------------------------------------------------------------------------------------- */
 
 struct stack_source {
-    uint8_t *bytes;
-    size_t matrix;
-    int type;
+    struct tern_weight_source form;
+    uint8_t *bytes, *scales;
+    size_t matrix, matrix_scales;
 };
 
 static int matrix_of(const void *user, int i, struct tern_weight_source *out, char name[TERN_DEV_NAME], tern_error *err)
 {
     const struct stack_source *s = user;
     (void)err;
-    *out = (struct tern_weight_source){.type = s->type, .data = s->bytes + (size_t)i * s->matrix, .name = "w"};
+    *out = s->form;
+    out->data = s->bytes + (size_t)i * s->matrix;
+    if (s->scales)
+        out->scales = s->scales + (size_t)i * s->matrix_scales;
     (void)snprintf(name, TERN_DEV_NAME, "w");
     return 0;
 }
 
-static void make_stack(struct checkdev *c, struct tern_dev_weight w[DEVICES], struct tern_dev_mem *m[DEVICES], int type,
-                       int n, int k, int stack)
+static uint8_t *random_bytes(struct checkdev *c, size_t n, int set, int mask)
+{
+    uint8_t *p = checkdev_get(n + 64, 1);
+    for (size_t i = 0; i < n; i++)
+        p[i] = (uint8_t)((tern_rng_u64(&c->rng) >> 56 & (uint64_t)mask) | (uint64_t)set);
+    return p;
+}
+
+/* Small floats with exponents as scales, or what numbers are quantised to. */
+static void make_bytes(struct checkdev *c, struct stack_source *s, int n, int k, int stack)
 {
     const size_t elems = (size_t)n * (size_t)k;
     tern_error err = {0};
-    struct stack_source s = {.matrix = elems / (size_t)tern_type_elems(type) * (size_t)tern_type_bytes(type),
-                             .type = type};
+    if (s->form.form != TERN_FORM_PLAIN) {
+        const bool eight = s->form.form == TERN_FORM_MXFP8;
+        s->matrix = eight ? elems : elems / 2;
+        s->matrix_scales = elems / 32;
+        s->bytes = random_bytes(c, s->matrix * (size_t)stack, 0, eight ? 0xBF : 0xFF);
+        s->scales = random_bytes(c, s->matrix_scales * (size_t)stack, 0x78, 0x03);
+        return;
+    }
+    s->matrix = elems / (size_t)tern_type_elems(s->form.type) * (size_t)tern_type_bytes(s->form.type);
+    s->bytes = checkdev_get(s->matrix, (size_t)stack);
     float *x = checkdev_get(elems, sizeof *x);
-    s.bytes = checkdev_get(s.matrix, (size_t)stack);
     for (int i = 0; i < stack; i++) {
         for (size_t e = 0; e < elems; e++)
             x[e] = checkdev_noise(c) / 8;
-        if (tern_quantize(s.bytes + (size_t)i * s.matrix, type, x, elems, &err) < 0)
+        if (tern_quantize(s->bytes + (size_t)i * s->matrix, s->form.type, x, elems, &err) < 0)
             exit(1);
     }
+    tern_free(x);
+}
+
+static void make_stack(struct checkdev *c, struct tern_dev_weight w[DEVICES], struct tern_dev_mem *m[DEVICES],
+                       const struct tern_weight_source *form, int n, int k, int stack)
+{
+    tern_error err = {0};
+    struct stack_source s = {.form = *form};
+    make_bytes(c, &s, n, k, stack);
     for (int i = 0; i < DEVICES; i++) {
         const struct tern_dev_ops *ops = c->d[i]->ops;
         const struct tern_dev_source from = {matrix_of, &s};
-        const struct tern_weight_source form = {.type = type, .name = "w"};
-        if (ops->weight_plan(c->d[i], &w[i], &form, n, k, stack, &err) < 0 ||
+        if (ops->weight_plan(c->d[i], &w[i], &s.form, n, k, stack, &err) < 0 ||
             ops->reserve(c->d[i], &m[i], ops->weight_bytes(&w[i]), true, &err) < 0)
             exit(1);
         ops->weight_place(c->d[i], &w[i], m[i], 0);
         if (ops->weight_load(c->d[i], &w[i], &from, &err) < 0)
             exit(1);
     }
-    tern_free(x);
     tern_free(s.bytes);
+    tern_free(s.scales);
 }
 
 enum { EMBD = 256, FF = 320, ROWS = 200 };
 
-static void one_experts(struct checkdev *c, int type, int n_experts, int n_active, int n_rows, int n_wide,
-                        bool weigh_input, bool exact)
+static void one_experts(struct checkdev *c, const struct tern_weight_source *form, int n_experts, int n_active,
+                        int n_rows, int n_wide, bool weigh_input, bool exact)
 {
+    const int type = form->type;
     struct tern_dev_weight gate[DEVICES], up[DEVICES], down[DEVICES];
     struct tern_dev_mem *mem[3][DEVICES];
     const int ff = type == TERN_Q4_K ? 512 : FF;
@@ -66,9 +93,9 @@ static void one_experts(struct checkdev *c, int type, int n_experts, int n_activ
                                       .max_expert_embd = EMBD,
                                       .max_expert_ff = ff};
     checkdev_prepare(c, &l);
-    make_stack(c, gate, mem[0], type, ff, EMBD, n_experts);
-    make_stack(c, up, mem[1], type, ff, EMBD, n_experts);
-    make_stack(c, down, mem[2], type, EMBD, ff, n_experts);
+    make_stack(c, gate, mem[0], form, ff, EMBD, n_experts);
+    make_stack(c, up, mem[1], form, ff, EMBD, n_experts);
+    make_stack(c, down, mem[2], form, EMBD, ff, n_experts);
     const size_t pairs = (size_t)n_rows * (size_t)n_active;
     struct both x = checkdev_random(c, EMBD * ROWS), y = checkdev_random(c, EMBD * ROWS),
                 logits = checkdev_random(c, stride_of(n_experts) * ROWS), bias = checkdev_random(c, (size_t)n_experts),
@@ -103,8 +130,8 @@ static void one_experts(struct checkdev *c, int type, int n_experts, int n_activ
     int32_t *a = checkdev_get(pairs, 4), *b = checkdev_get(pairs, 4);
     checkdev_out(c, &ids, OTHER, a, pairs * 4);
     checkdev_out(c, &ids, CPU, b, pairs * 4);
-    (void)snprintf(about, sizeof about, "%d of %d, %d rows, %d of prompts, type %d%s%s", n_active, n_experts, n_rows,
-                   n_wide, type, weigh_input ? ", weighed before" : "", exact ? ", f32" : "");
+    (void)snprintf(about, sizeof about, "%d of %d, %d rows, %d of prompts, type %d of form %d%s%s", n_active, n_experts,
+                   n_rows, n_wide, type, form->form, weigh_input ? ", weighed before" : "", exact ? ", f32" : "");
     checkdev_line(c, "route", about, memcmp(a, b, pairs * 4) ? 1 : 0, 0);
     checkdev_compare(c, "route", "weights", &weights, (size_t)n_active, n_active, n_rows, 1e-6);
     checkdev_compare(c, "experts", about, &y, EMBD, EMBD, n_rows, exact ? 1e-5 : 3e-3);
@@ -127,11 +154,13 @@ void check_experts(struct checkdev *c)
     static const int types[] = {TERN_Q4_K, TERN_Q8_0, TERN_F16, TERN_F32, TERN_Q6_K};
     if (!checkdev_wants(c, "experts"))
         return;
-    for (int i = 0; i < 10; i++) {
-        const int type = types[i % 5] == TERN_Q6_K ? TERN_Q4_0 : types[i % 5];
-        one_experts(c, type, i % 2 ? 16 : 11, 1 + i % 4, 1, 0, i % 3 == 2, false);
-        one_experts(c, type, i % 2 ? 64 : 5, 1 + i % 4, 190, 170, i % 3 == 1, false);
-        one_experts(c, type, i % 2 ? 16 : 5, 1 + i % 4, 100, 100, i % 3 == 0, true);
+    for (int i = 0; i < 14; i++) {
+        struct tern_weight_source s = {.type = types[i % 5] == TERN_Q6_K ? TERN_Q4_0 : types[i % 5], .name = "w"};
+        if (i >= 10)
+            s = (struct tern_weight_source){.form = i % 2 ? TERN_FORM_MXFP8 : TERN_FORM_MXFP4, .name = "w"};
+        one_experts(c, &s, i % 2 ? 16 : 11, 1 + i % 4, 1, 0, i % 3 == 2, false);
+        one_experts(c, &s, i % 2 ? 64 : 5, 1 + i % 4, 190, 170, i % 3 == 1, false);
+        one_experts(c, &s, i % 2 ? 16 : 5, 1 + i % 4, 100, 100, i % 3 == 0, true);
     }
 }
 

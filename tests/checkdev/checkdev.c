@@ -1,6 +1,7 @@
 /* checkdev [DEVICE [NAME]]: see checkdev.h.  DEVICE: cuda; NAME: rows, products, experts, delta, hyper, spans, best;
- * speed, which checks nothing and tells how fast products are; picks, which tells what picking tokens takes.  Exit 77
- * where the device is not there, 1 where a case fails.  TERN_CHECKDEV_SEED: other numbers. */
+ * speed, which checks nothing and tells how fast products are, speed8 those of small floats; picks, which tells what
+ * picking tokens takes.  Exit 77 where the device is not there, 1 where a case fails.  TERN_CHECKDEV_SEED: other
+ * numbers. */
 #include "checkdev.h"
 
 #include <limits.h>

@@ -520,6 +520,21 @@ static inline void emulate_prmt(const char *text, uint32_t &r, uint32_t a, uint3
 {
     r = __byte_perm(a, b, (uint32_t)strtoul(strstr(text, "0x"), NULL, 16));
 }
+static inline void emulate_mov(const char *, uint16_t &lo, uint16_t &hi, uint32_t both)
+{
+    lo = (uint16_t)both;
+    hi = (uint16_t)(both >> 16);
+}
+/* Two eight-bit floats as 16-bit ones. */
+static inline void emulate_cvt(const char *, uint32_t &two, uint16_t codes)
+{
+    two = 0;
+    for (int i = 0; i < 2; i++) {
+        const uint32_t code = codes >> 8 * i & 255;
+        const float x = emulate_bits<float>((code & 0x80u) << 24 | (code & 0x7Fu) << 20) * 0x1p120f;
+        two |= (uint32_t)__float2half_rn((code & 0x7F) == 0x7F ? NAN : x).u << 16 * i;
+    }
+}
 static inline void emulate_ex2(const char *, float &y, float x)
 {
     y = exp2f(x);

@@ -124,7 +124,6 @@ template <int C, int S> struct warp_sums {
     using unit = unit_of<C, S>;
     float chain[PANELS][EIGHTS][4][4];
     const tern_cuda_product *m[PANELS];
-    const uint8_t *panel[PANELS]; /* kinds whose scales have no place in a unit read them where they are */
     int lane, g, t, blocks;
 
     __device__ warp_sums(const tern_cuda_narrow &a, const place &p)
@@ -134,7 +133,6 @@ template <int C, int S> struct warp_sums {
         for (int i = 0; i < PANELS; i++) {
             const int n = min(p.panel0 + p.pair * PANELS + i, a.n_panels - 1);
             m[i] = &a.m[product_of(a, n)];
-            panel[i] = panel_at(*m[i], (uint64_t)blockIdx.z * a.matrix_bytes, n);
         }
     }
     __device__ void begin_part()
@@ -153,11 +151,9 @@ template <int C, int S> struct warp_sums {
 #pragma unroll
         for (int i = 0; i < PANELS; i++) {
             piece<C> raw;
-            raw_scales<S> scales;
             load_piece<C>(raw, w + i * unit::bytes + j * codes_unit(C), t, g);
             expand_block<C>(code[i], raw, t, m[i]->w.table);
-            load_scales<S>(scales, unit::scales(w + i * unit::bytes), j / 2 * 2, g);
-            make_scales<S>(sc[i], scales, m[i]->w, panel[i], u * 8 + j / 2 * 2, j % 2, g, blocks);
+            scales_of<S>(sc[i], m[i]->w, unit::scales(w + i * unit::bytes), j, g);
         }
 #pragma unroll
         for (int c = 0; c < EIGHTS; c++) {

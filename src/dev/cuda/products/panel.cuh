@@ -306,7 +306,7 @@ __device__ static inline uint32_t two_bytes(const uint8_t *p, int at)
     return *reinterpret_cast<const uint16_t *>(p + at);
 }
 
-/* b: the first block of the unit's, even.  G kinds read when they need. */
+/* b: the first block of the unit's, even. */
 template <int S> __device__ static inline void load_scales(raw_scales<S> &o, const scales_at &at, int b, int g)
 {
     const int row = 2 * g;
@@ -338,10 +338,9 @@ __device__ static inline float float_of_byte(uint32_t word, int i)
     return __uint_as_float(__byte_perm(word, 0x4B000000u, 0x7540 + i));
 }
 
-/* Of block b + i. */
+/* Of block b + i of those that were loaded. */
 template <int S>
-__device__ static inline void make_scales(two_scales &o, const raw_scales<S> &v, const tern_cuda_matrix &w,
-                                          const uint8_t *panel, int b, int i, int g, int blocks)
+__device__ static inline void make_scales(two_scales &o, const raw_scales<S> &v, const tern_cuda_matrix &w, int i)
 {
 #pragma unroll
     for (int r = 0; r < 2; r++) {
@@ -363,15 +362,68 @@ __device__ static inline void make_scales(two_scales &o, const raw_scales<S> &v,
                     o.m[r][h] = -__fmul_rn(half_of(v.dm, r), (float)(a >> 4));
                 }
             }
-        } else { /* rarer kinds read when they need */
-            const int at = min(b + i, blocks - 1);
-            group_scale(S, w, panel, 2 * at, 2 * g + r, o.s[r][0], o.m[r][0]);
-            if (kind_halves(S))
-                group_scale(S, w, panel, 2 * at + 1, 2 * g + r, o.s[r][1], o.m[r][1]);
         }
         if (scales_short<S>())
             o.start[r] = __fmul_rn(o.s[r][0], -START);
     }
+}
+
+/* The G kinds, whose scales are numbers of a type, for groups of inputs. */
+template <int S> __host__ __device__ constexpr bool by_group()
+{
+    return S >= TERN_SCALES_G16;
+}
+
+/* Numbers i and i + 1 of a region, i even: number_at. */
+__device__ static inline float2 two_numbers(int type, const uint8_t *p, int i)
+{
+    if (type == TERN_NUMBER_F32)
+        return reinterpret_cast<const float2 *>(p)[i / 2];
+    if (type == TERN_NUMBER_F16 || type == TERN_NUMBER_BF16) {
+        const uint32_t two = two_halves(p, i);
+        return type == TERN_NUMBER_F16 ? make_float2(half_of(two, 0), half_of(two, 1))
+                                       : make_float2(__uint_as_float(two << 16), __uint_as_float(two & 0xFFFF0000u));
+    }
+    const uint32_t two = two_bytes(p, i), lo = two & 255, hi = two >> 8;
+    if (type == TERN_NUMBER_E8M0)
+        return make_float2(__uint_as_float(lo ? lo << 23 : 0x00400000u), __uint_as_float(hi ? hi << 23 : 0x00400000u));
+    return type == TERN_NUMBER_E4M3 ? make_float2(e4m3_bits(lo), e4m3_bits(hi)) : make_float2((float)lo, (float)hi);
+}
+
+/* Scales and minima of block b of a unit whose scales lie at `at`: group_scale of rows 2g and 2g + 1. */
+template <int S>
+__device__ static inline void group_scales(two_scales &o, const tern_cuda_matrix &w, const scales_at &at, int b, int g)
+{
+#pragma unroll
+    for (int h = 0; h < (kind_halves(S) ? 2 : 1); h++) {
+        const int place = ((2 * b + h) >> w.shift) * 16 + 2 * g;
+        const float2 d = two_numbers(w.d_type, at.d, place);
+        float2 m = make_float2(w.unit, w.unit);
+        if (S == TERN_SCALES_G16)
+            m = reinterpret_cast<const float2 *>(at.m)[g];
+        if (S == TERN_SCALES_G32M) {
+            m = two_numbers(w.m_type, at.m, place);
+            if (w.m_type == TERN_NUMBER_ZERO)
+                m = make_float2(-__fmul_rn(d.x, m.x), -__fmul_rn(d.y, m.y));
+            o.m[0][h] = m.x;
+            o.m[1][h] = m.y;
+        }
+        o.s[0][h] = S == TERN_SCALES_G32M ? d.x : __fmul_rn(d.x, m.x);
+        o.s[1][h] = S == TERN_SCALES_G32M ? d.y : __fmul_rn(d.y, m.y);
+    }
+}
+
+/* Of block j of a unit. */
+template <int S>
+__device__ static inline void scales_of(two_scales &o, const tern_cuda_matrix &w, const scales_at &at, int j, int g)
+{
+    if (by_group<S>()) {
+        group_scales<S>(o, w, at, j, g);
+        return;
+    }
+    raw_scales<S> raw;
+    load_scales<S>(raw, at, j / 2 * 2, g);
+    make_scales<S>(o, raw, w, j % 2);
 }
 
 /* ---- products ---------------------------------------------------------------------------------------------------- */

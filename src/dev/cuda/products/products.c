@@ -89,8 +89,8 @@ static int head_rows_of(int n_rows)
     return (int)tern_round_up((size_t)n_rows, 2 * TERN_CUDA_LANES);
 }
 
-void tern_cuda_quantize_rows(struct tern_cuda *d, tern_cu_address to, size_t row_bytes, tern_cu_address x,
-                             size_t stride, int n_rows, int k, int n_heads, size_t head, int lanes)
+static void rows_as(struct tern_cuda *d, enum tern_cuda_kernel kernel, tern_cu_address to, size_t row_bytes,
+                    tern_cu_address x, size_t stride, int n_rows, int k, int n_heads, size_t head, int lanes)
 {
     const struct tern_cuda_quantize a = {.to = to,
                                          .x = x,
@@ -102,8 +102,13 @@ void tern_cuda_quantize_rows(struct tern_cuda *d, tern_cu_address to, size_t row
                                          .row_step = lanes == 1 ? n_heads : 1,
                                          .head_step = lanes == 1 ? 1 : head_rows_of(n_rows),
                                          .lanes = lanes};
-    tern_cuda_launch(d, TERN_CUDA_K_quantize, (unsigned)(n_rows * n_heads), (unsigned)((k + 1023) / 1024), 1, 256, 0,
-                     &a, sizeof a);
+    tern_cuda_launch(d, kernel, (unsigned)(n_rows * n_heads), (unsigned)((k + 1023) / 1024), 1, 256, 0, &a, sizeof a);
+}
+
+void tern_cuda_quantize_rows(struct tern_cuda *d, tern_cu_address to, size_t row_bytes, tern_cu_address x,
+                             size_t stride, int n_rows, int k, int n_heads, size_t head, int lanes)
+{
+    rows_as(d, TERN_CUDA_K_quantize, to, row_bytes, x, stride, n_rows, k, n_heads, head, lanes);
 }
 
 /* The kernel of one row; the next ones are those of several. */
@@ -136,7 +141,9 @@ static unsigned unit_bytes(const struct tern_cuda_matrix *w)
 {
     static const unsigned scales[] = {[TERN_SCALES_F16] = 256,  [TERN_SCALES_F16M] = 512, [TERN_SCALES_K32] = 320,
                                       [TERN_SCALES_K16M] = 320, [TERN_SCALES_K32S] = 160, [TERN_SCALES_K16] = 288,
-                                      [TERN_SCALES_G16] = 0,    [TERN_SCALES_G32] = 0,    [TERN_SCALES_G32M] = 0};
+                                      [TERN_SCALES_G16] = 320,  [TERN_SCALES_G32] = 256,  [TERN_SCALES_G32M] = 1024};
+    if (w->codes == TERN_CODES_E4M3)
+        return 8 * 512 + 512;
     return 8 * (unsigned)tern_codes_unit((enum tern_codes)w->codes) + scales[w->scales];
 }
 
@@ -194,7 +201,7 @@ static bool many_codes(struct tern_cuda *d, struct tern_cuda_narrow *a, int n_z)
 /* A warp for each part of a panel; as many blocks of them as the card holds at once go from panel to panel. */
 static void narrow_codes(struct tern_cuda *d, struct tern_cuda_narrow *a, int n_z, bool one)
 {
-    if (!one && many_codes(d, a, n_z))
+    if (!one && a->m[0].w.codes != TERN_CODES_E4M3 && many_codes(d, a, n_z))
         return;
     const struct tern_cuda_matrix *w = &a->m[0].w;
     const unsigned bytes = unit_bytes(w), shared = (unsigned)a->parts * TERN_CUDA_RING_DEPTH(bytes) * bytes;
@@ -207,11 +214,32 @@ static void narrow_codes(struct tern_cuda *d, struct tern_cuda_narrow *a, int n_
                      (unsigned)n_z, (unsigned)a->parts * 32, shared, a, sizeof *a);
 }
 
+/* Several rows by eight-bit floats: as many at a time as scratch of a product holds split up. */
+static void narrow_eights(struct tern_cuda *d, const struct tern_cuda_narrow *all, int n_z)
+{
+    const size_t bytes = TERN_CUDA_SPLIT_BYTES((size_t)all->m[0].w.k), held = d->dense_bytes / (bytes * (size_t)n_z);
+    const int most = held > INT_MAX / 2 ? INT_MAX / 2 : (int)held / (2 * TERN_CUDA_LANES) * (2 * TERN_CUDA_LANES);
+    TERN_ASSERT(most > 0);
+    for (int row = 0; row < all->n_rows; row += most) {
+        struct tern_cuda_narrow a = *all;
+        a.n_rows = all->n_rows - row < most ? all->n_rows - row : most;
+        a.head_rows = head_rows_of(a.n_rows);
+        a.q8 = d->dense;
+        a.row_bytes = bytes;
+        a.x += (size_t)row * a.x_stride * sizeof(float);
+        for (int i = 0; i < a.n_m; i++)
+            a.m[i].y += (size_t)row * a.m[i].y_stride * sizeof(float);
+        rows_as(d, TERN_CUDA_K_split, a.q8, bytes, a.x, a.x_stride, a.n_rows, a.m[0].w.k, n_z, a.x_head,
+                TERN_CUDA_LANES);
+        narrow_codes(d, &a, n_z, false);
+    }
+}
+
 void tern_cuda_narrow(struct tern_cuda *d, struct tern_cuda_narrow *a, int n_z)
 {
     const struct tern_cuda_matrix *w = &a->m[0].w;
     const int units = (w->k + 255) / 256;
-    const bool floats = !tern_codes_integer((enum tern_codes)w->codes);
+    const bool floats = tern_codes_float((enum tern_codes)w->codes);
     const bool one = a->n_rows == 1 || a->ids;
     a->n_panels = 0;
     a->parts = floats ? TERN_CUDA_FLOAT_PARTS : 8; /* by the length alone: it settles the order of sums */
@@ -230,6 +258,8 @@ void tern_cuda_narrow(struct tern_cuda *d, struct tern_cuda_narrow *a, int n_z)
         tern_cuda_launch(d, (enum tern_cuda_kernel)(kernel_of(w) + !one),
                          (unsigned)(one ? a->n_rows : (a->n_rows + 3) / 4), (unsigned)a->n_panels, (unsigned)n_z,
                          (unsigned)a->parts * 32, 0, a, sizeof *a);
+    else if (w->codes == TERN_CODES_E4M3 && !one)
+        narrow_eights(d, a, n_z);
     else
         narrow_codes(d, a, n_z, one);
 }
@@ -240,6 +270,13 @@ static struct tern_cuda_product product_of(const struct tern_matmul *m, int row0
                                       .y = tern_cuda_rows_at(m->y) + (size_t)row0 * m->y.stride * sizeof(float),
                                       .y_stride = m->y.stride,
                                       .bias = tern_cuda_vec_at(m->bias)};
+}
+
+/* Are panels laid out alike?  Those go together. */
+static bool alike(const struct tern_packed *a, const struct tern_packed *b)
+{
+    return a->codes == b->codes && a->scales == b->scales && a->group == b->group &&
+           (!a->group || (a->d_type == b->d_type && a->m_type == b->m_type));
 }
 
 static void decode_rows(struct tern_cuda *d, const struct tern_matmul *m, int n_m, struct tern_dev_rows x, int n_rows,
@@ -260,8 +297,8 @@ static void decode_rows(struct tern_cuda *d, const struct tern_matmul *m, int n_
         struct tern_cuda_narrow a = {.q8 = d->q8, .row_bytes = d->q8_row_bytes, .x = at + from, .x_stride = x.stride};
         const struct tern_packed *kind = &m[i].w->form->m;
         a.n_rows = n_rows - n_wide;
-        for (int j = i; j < n_m; j++) /* all of one kind go together */
-            if (!done[j] && m[j].w->form->m.codes == kind->codes && m[j].w->form->m.scales == kind->scales) {
+        for (int j = i; j < n_m; j++)
+            if (!done[j] && alike(&m[j].w->form->m, kind)) {
                 a.m[a.n_m++] = product_of(&m[j], n_wide);
                 done[j] = true;
             }

@@ -42,72 +42,6 @@ __device__ static inline void finish(const tern_cuda_narrow &a, const tern_cuda_
     }
 }
 
-/* ---- weights on their way -------------------------------------------------------------------------------------- */
-
-/* What a warp asks for, from panel to panel: the units of its part of the sum, blockDim.x / 32 apart.  It has a ring of
- * units in shared memory, which it alone fills and reads.  Copies are under way before the kernel before this one has
- * ended, and from the end of one panel to the next. */
-template <int C, int S> struct feed {
-    using unit = unit_of<C, S>;
-    static constexpr int depth = TERN_CUDA_RING_DEPTH(unit::bytes);
-    const tern_cuda_narrow &a;
-    unit_copy<C, S> copies; /* all products' panels are alike */
-    const uint8_t *p, *ring;
-    uint64_t matrix;
-    uint32_t ring_at;
-    int panel, u, stage, lane, warp, warps, blocks, units;
-
-    __device__ feed(const tern_cuda_narrow &args, const uint8_t *shared, uint64_t of_matrix)
-        : a(args), copies(args.m[0].w, threadIdx.x % 32), matrix(of_matrix), panel(blockIdx.y), stage(0),
-          lane(threadIdx.x % 32), warp(threadIdx.x / 32), warps(blockDim.x / 32)
-    {
-        blocks = a.m[0].w.k / 32;
-        units = (blocks + 7) / 8;
-        u = warp;
-        ring = shared + warp * (depth * unit::bytes);
-        ring_at = (uint32_t)__cvta_generic_to_shared(ring);
-        p = of_panel(a.m[product_of(a, panel)], panel);
-    }
-    __device__ const uint8_t *of_panel(const tern_cuda_product &m, int i) const
-    {
-        return panel_at(m, matrix, i);
-    }
-    /* The next unit is asked for: into the stage that take() answered, once all lanes have read it. */
-    __device__ void ask()
-    {
-        if (panel < a.n_panels) {
-            copies.copy(ring_at + stage * unit::bytes, p, u);
-            u += warps;
-            if (u >= units) {
-                u = warp;
-                panel += gridDim.y;
-                if (panel < a.n_panels)
-                    p = of_panel(a.m[product_of(a, panel)], panel);
-            }
-        }
-        asm volatile("cp.async.commit_group;" ::: "memory");
-        stage = stage + 1 < depth ? stage + 1 : 0;
-    }
-    /* The ring for the first time.  early: the kernel before still works, so each unit is asked for when the one before it
-     * is there.  All at once they fill the queues of the card's cache, and what that kernel reads and writes waits. */
-    __device__ void fill(bool early)
-    {
-#pragma unroll 1
-        for (int i = 0; i < depth; i++) {
-            ask();
-            if (early)
-                asm volatile("cp.async.wait_group 0;" ::: "memory");
-        }
-    }
-    /* The oldest unit that was asked for. */
-    __device__ const uint8_t *take() const
-    {
-        asm volatile("cp.async.wait_group %0;" ::"n"(depth - 1) : "memory");
-        __syncwarp();
-        return ring + stage * unit::bytes;
-    }
-};
-
 /* ---- the product ------------------------------------------------------------------------------------------------- */
 
 /* A warp's part of a panel: the units of its turn.  An output is four chains: chain t has blocks 2t and 2t + 1 of each
@@ -160,12 +94,19 @@ template <int C, int S> __device__ static inline void narrow_1(const tern_cuda_n
             const float s[2] = {sx[0], sx[1]}, n[2] = {sum[0], sum[1]};
             piece<C> code[8];
             raw_scales<S> raw;
+            two_scales sc[2];
             unit_minima minima;
             const uint8_t *from = f.take();
 #pragma unroll
             for (int j = 0; j < 8; j++)
                 load_piece<C>(code[j], from + j * codes_unit(C), t, g);
-            load_scales<S>(raw, unit_of<C, S>::scales(from), 2 * t, g);
+            if (by_group<S>()) {
+#pragma unroll
+                for (int i = 0; i < 2; i++)
+                    scales_of<S>(sc[i], m, unit_of<C, S>::scales(from), 2 * t + i, g);
+            } else {
+                load_scales<S>(raw, unit_of<C, S>::scales(from), 2 * t, g);
+            }
             if (minima_by_unit<S>())
                 make_minima<S>(minima, unit_of<C, S>::scales(from), t, g);
             ask_row(u + warps < units ? u + warps : warp);
@@ -178,11 +119,11 @@ template <int C, int S> __device__ static inline void narrow_1(const tern_cuda_n
                 add_dots<C, S>(d, code[j], t, m.table, g == j ? b0 : 0, g == j ? b1 : 0);
 #pragma unroll
             for (int i = 0; i < 2; i++) {
-                two_scales sc;
-                make_scales<S>(sc, raw, m, f.of_panel(product, panel), u * 8 + 2 * t, i, g, blocks);
+                if (!by_group<S>())
+                    make_scales<S>(sc[i], raw, m, i);
 #pragma unroll
                 for (int r = 0; r < 2; r++)
-                    acc[r] = add_part<S>(acc[r], d, sc, r, i, s[i], n[i]);
+                    acc[r] = add_part<S>(acc[r], d, sc[i], r, i, s[i], n[i]);
             }
             if (minima_by_unit<S>()) {
                 float c[4];
@@ -243,11 +184,9 @@ template <int C, int S, int G> __device__ static inline void narrow_rows(const t
 #pragma unroll
             for (int j = 0; j < 8; j++) {
                 piece<C> code;
-                raw_scales<S> raw;
                 two_scales sc;
                 load_piece<C>(code, from + j * codes_unit(C), t, g);
-                load_scales<S>(raw, unit_of<C, S>::scales(from), j / 2 * 2, g);
-                make_scales<S>(sc, raw, m, f.of_panel(product, panel), u * 8 + j / 2 * 2, j % 2, g, blocks);
+                scales_of<S>(sc, m, unit_of<C, S>::scales(from), j, g);
 #pragma unroll
                 for (int c = 0; c < G; c++) {
                     const uint2 two = *reinterpret_cast<const uint2 *>(q[c] + j * 256);
@@ -383,77 +322,6 @@ template <int C, int R> __device__ static inline void floats(const tern_cuda_nar
     finish<R>(a, m, part, panel, row0);
 }
 
-/* Scales of four neighbouring outputs, from `row` on, for block b of 32 inputs.  Bytes that are exponents, the usual ones,
- * come in one load. */
-__device__ static inline void four_scales(const tern_cuda_matrix &w, const uint8_t *panel, uint32_t b, uint32_t row,
-                                          float s[4])
-{
-    float none;
-    if (w.d_type == TERN_NUMBER_E8M0) {
-        const uint32_t four = __ldg(reinterpret_cast<const uint32_t *>(panel + w.d + (2 * b >> w.shift) * 16 + row));
-#pragma unroll
-        for (int q = 0; q < 4; q++) {
-            const uint32_t byte = four >> 8 * q & 255;
-            s[q] = __uint_as_float(byte ? byte << 23 : 0x00400000u) * w.unit;
-        }
-        return;
-    }
-#pragma unroll
-    for (int q = 0; q < 4; q++)
-        group_scale(TERN_SCALES_G32, w, panel, 2 * b, row + q, s[q], none);
-}
-
-/* Eight-bit floats: as signed bytes lie, with a scale for groups of inputs. */
-template <int R> __device__ static inline void eights(const tern_cuda_narrow &a)
-{
-    __shared__ float part[FLOAT_WARPS][R][16];
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
-    const int g = lane % 4, quad = lane / 4, row0 = blockIdx.x * R;
-    const tern_cuda_product &m = a.m[product_of(a, blockIdx.y)];
-    const int panel = blockIdx.y - m.panel0, k = m.w.k;
-    uint64_t matrix = blockIdx.z;
-    cuda_wait();
-    if (a.ids)
-        matrix = cuda_at<const int32_t>(a.ids)[row0];
-    const uint8_t *p = cuda_at<const uint8_t>(m.w.p) + matrix * a.matrix_bytes + panel * m.w.panel_bytes;
-    const float *x[R];
-#pragma unroll
-    for (int r = 0; r < R; r++)
-        x[r] = cuda_at<const float>(a.x) + (uint64_t)(min(row0 + r, a.n_rows - 1) / a.per_row) * a.x_stride +
-               blockIdx.z * a.x_head;
-    float acc[R][4] = {};
-#pragma unroll(R == 1 ? 4 : 1)
-    for (int b = warp; b < k / 32; b += warps) {
-        const uint4 v = __ldg(reinterpret_cast<const uint4 *>(p + (uint64_t)b * 512) + lane);
-        float s[4];
-        four_scales(m.w, p, b, g * 4, s);
-#pragma unroll
-        for (int r = 0; r < R; r++) {
-            const float4 xv = *reinterpret_cast<const float4 *>(x[r] + b * 32 + quad * 4);
-#pragma unroll
-            for (int q = 0; q < 4; q++) {
-                const uint32_t c = word(v, q);
-                float dot = __fmul_rn(e4m3_bits(c & 255), xv.x);
-                dot = __fmaf_rn(e4m3_bits(c >> 8 & 255), xv.y, dot);
-                dot = __fmaf_rn(e4m3_bits(c >> 16 & 255), xv.z, dot);
-                dot = __fmaf_rn(e4m3_bits(c >> 24), xv.w, dot);
-                acc[r][q] = __fmaf_rn(dot, s[q], acc[r][q]);
-            }
-        }
-    }
-#pragma unroll
-    for (int r = 0; r < R; r++)
-#pragma unroll
-        for (int q = 0; q < 4; q++) {
-            float v = acc[r][q];
-            for (int step = 4; step < 32; step *= 2)
-                v += __shfl_xor_sync(0xFFFFFFFFu, v, step);
-            if (lane < 4)
-                part[warp][r][g * 4 + q] = v;
-        }
-    finish<R>(a, m, part, panel, row0);
-}
-
 #define FLOATS(c, r)                                                                \
     TERN_CUDA_KERNEL_BEGIN(floats_##c##_##r, tern_cuda_narrow, 32 * FLOAT_WARPS, 1) \
     {                                                                               \
@@ -466,13 +334,3 @@ FLOATS(F16, 4)
 FLOATS(BF16, 1)
 FLOATS(BF16, 4)
 #undef FLOATS
-
-TERN_CUDA_KERNEL_BEGIN(floats_E4M3_1, tern_cuda_narrow, 32 * FLOAT_WARPS, 1)
-{
-    eights<1>(a);
-}
-
-TERN_CUDA_KERNEL_BEGIN(floats_E4M3_4, tern_cuda_narrow, 32 * FLOAT_WARPS, 1)
-{
-    eights<4>(a);
-}

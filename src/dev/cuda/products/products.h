@@ -27,6 +27,11 @@ struct tern_cuda_quantize {
     int32_t row_step, head_step, lanes, unused;
 };
 
+/* Several rows of eight-bit floats lie in the same eights (the kernel is `split`), unit by unit: 256 inputs, behind k
+ * zeros.  Of each 32 inputs the first pieces of eight rows, 16-bit floats, then the second ones, 512 bytes each: of row
+ * r quads t and t + 4 at 64 r + 16 t; behind these, [8 times 32 inputs][row], what products are to be multiplied by. */
+#define TERN_CUDA_SPLIT_BYTES(k) (((k) + 255) / 256 * 1056) /* of a row */
+
 #define TERN_CUDA_LANES       8
 #define TERN_CUDA_FLOAT_PARTS 32   /* most parts of a panel of floats, a warp each: few panels have to fill a card */
 #define TERN_CUDA_Q8_BEHIND   2048 /* bytes behind the last row that may be read: a unit of eight rows */
