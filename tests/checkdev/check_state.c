@@ -80,10 +80,9 @@ enum { EMBD = 256, FF = 320, ROWS = 200 };
 static void one_experts(struct checkdev *c, const struct tern_weight_source *form, int n_experts, int n_active,
                         int n_rows, int n_wide, bool weigh_input, bool exact)
 {
-    const int type = form->type;
     struct tern_dev_weight gate[DEVICES], up[DEVICES], down[DEVICES];
     struct tern_dev_mem *mem[3][DEVICES];
-    const int ff = type == TERN_Q4_K ? 512 : FF;
+    const int type = form->type, ff = type == TERN_Q4_K ? 512 : FF;
     const struct tern_dev_limits l = {.max_rows = ROWS,
                                       .max_narrow = ROWS,
                                       .max_k = EMBD,

@@ -146,20 +146,23 @@ static bool integer(const struct tern_dev_weight *w)
     return tern_codes_integer(w->form->m.codes);
 }
 
-/* The product of all pairs with their experts' matrices. */
+/* The product of all pairs with their experts' matrices, and where there are others, with these into y2. */
 static void narrow(const struct work *w, const struct tern_dev_weight *m, tern_cu_address y, size_t y_stride,
-                   tern_cu_address x, size_t x_stride, int per_row)
+                   const struct tern_dev_weight *m2, tern_cu_address y2, tern_cu_address x, size_t x_stride,
+                   int per_row)
 {
     struct tern_cuda_narrow a = {.q8 = w->d->q8,
                                  .row_bytes = tern_cuda_q8_bytes(m->k),
                                  .x = x,
                                  .x_stride = x_stride,
-                                 .n_m = 1,
+                                 .n_m = m2 ? 2 : 1,
                                  .n_rows = w->n_pairs,
                                  .matrix_bytes = tern_weight_bytes(&m->form->m),
                                  .ids = w->ids,
                                  .per_row = per_row};
     a.m[0] = (struct tern_cuda_product){.w = tern_cuda_matrix_of(m, 0), .y = y, .y_stride = y_stride};
+    if (m2)
+        a.m[1] = (struct tern_cuda_product){.w = tern_cuda_matrix_of(m2, 0), .y = y2, .y_stride = y_stride};
     tern_cuda_narrow(w->d, &a, 1);
 }
 
@@ -181,10 +184,12 @@ static void decode_rows(const struct work *w)
     w->d->quantized.x = 0;
     if (integer(e->gate) || integer(e->up))
         tern_cuda_quantize_rows(w->d, w->d->q8, tern_cuda_q8_bytes(k), x, stride, n_in, k, 1, 0, 1);
-    narrow(w, e->gate, p->gate, p->s_ff, x, stride, per_row);
-    narrow(w, e->up, p->up, p->s_ff, x, stride, per_row);
+    const bool together = e->gate->n == e->up->n && tern_cuda_alike(&e->gate->form->m, &e->up->form->m);
+    narrow(w, e->gate, p->gate, p->s_ff, together ? e->up : NULL, p->up, x, stride, per_row);
+    if (!together)
+        narrow(w, e->up, p->up, p->s_ff, NULL, 0, x, stride, per_row);
     activate(w, integer(e->down) ? w->d->q8 : 0, tern_cuda_q8_bytes(ff));
-    narrow(w, e->down, p->x, p->s_embd, p->gate, p->s_ff, 1);
+    narrow(w, e->down, p->x, p->s_embd, NULL, 0, p->gate, p->s_ff, 1);
 }
 
 /* Pairs as 16-bit floats: rows of `x`, or those of row_of. */

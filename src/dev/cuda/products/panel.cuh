@@ -94,6 +94,38 @@ __device__ static inline uint32_t from_table(const int8_t *table, uint32_t place
     return (high & mask) | (low & ~mask);
 }
 
+/* __byte_perm, which clears what prmt does not look at first. */
+__device__ static inline uint32_t choose_bytes(uint32_t a, uint32_t b, uint32_t by)
+{
+    uint32_t out;
+    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(out) : "r"(a), "r"(b), "r"(by));
+    return out;
+}
+
+/* Eight places of four bits, two to a byte: the values of two words, those of each byte side by side.  Nibbles are what
+ * prmt chooses by: of each half of the table, then which half it is. */
+__device__ static inline void from_table_8(uint32_t v[2], const int8_t *table, uint32_t places)
+{
+    const uint32_t *t = reinterpret_cast<const uint32_t *>(table);
+    const uint32_t at = places & 0x77777777u, half = (places >> 1 & 0x44444444u) | 0x32103210u;
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+        v[i] = choose_bytes(choose_bytes(t[0], t[1], at >> 16 * i), choose_bytes(t[2], t[3], at >> 16 * i), half >> 16 * i);
+}
+
+/* Neighbours of two words put apart, and words of inputs as from_table_8 has those of places. */
+__device__ static inline void put_apart(uint32_t &lower, uint32_t &upper, const uint32_t v[2])
+{
+    lower = __byte_perm(v[0], v[1], 0x6420);
+    upper = __byte_perm(v[0], v[1], 0x7531);
+}
+
+__device__ static inline void put_together(uint32_t v[2], uint32_t lower, uint32_t upper)
+{
+    v[0] = __byte_perm(lower, upper, 0x5140);
+    v[1] = __byte_perm(lower, upper, 0x7362);
+}
+
 /* The codes of 4 consecutive inputs (quad q of a block of 32) of one row, a byte each; of tables the values. */
 __device__ static inline uint32_t quad_codes(int codes, const int8_t *table, const uint8_t *block, int q, int row)
 {
@@ -259,9 +291,13 @@ __device__ static inline void expand(const piece<C, V> &p, int j, int r, const i
             high |= (word(p.v[pieces<C>() - 1], r) >> (2 * j) & 0x03030303u) << 4;
         }
     }
-    if (C == TERN_CODES_T3 || C == TERN_CODES_T4) {
+    if (C == TERN_CODES_T3) {
         low = from_table(table, low);
         high = from_table(table, high);
+    } else if (C == TERN_CODES_T4) {
+        uint32_t v[2];
+        from_table_8(v, table, w);
+        put_apart(low, high, v);
     }
 }
 
@@ -515,12 +551,29 @@ template <int C> __device__ static inline void expand_block(block_codes &x, cons
         expand<C>(p, t, r, table, x.low[r], x.high[r]);
 }
 
-template <int C, int S>
+/* A dot does not depend on its inputs' order: of one row, where low and high quads meet in one, they can stay together. */
+template <int C, int S> __host__ __device__ constexpr bool quads_together()
+{
+    return C == TERN_CODES_T4 && !kind_halves(S);
+}
+
+/* together: b0 and b1 are. */
+template <int C, int S, bool TOGETHER = false>
 __device__ static inline void add_dots(dots<S> &d, const piece<C> &p, int t, const int8_t *table, uint32_t b0,
                                        uint32_t b1)
 {
     block_codes x;
-    expand_block<C>(x, p, t, table);
+    if (TOGETHER) {
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            uint32_t v[2];
+            from_table_8(v, table, word(p.v[0], r));
+            x.low[r] = v[0];
+            x.high[r] = v[1];
+        }
+    } else {
+        expand_block<C>(x, p, t, table);
+    }
     if (kind_halves(S)) {
         multiply_half(d.c[0], x.low[0], x.low[1], b0);
         multiply_half(d.c[kind_halves(S)], x.high[0], x.high[1], b1);

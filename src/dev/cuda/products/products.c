@@ -264,19 +264,18 @@ void tern_cuda_narrow(struct tern_cuda *d, struct tern_cuda_narrow *a, int n_z)
         narrow_codes(d, a, n_z, one);
 }
 
+bool tern_cuda_alike(const struct tern_packed *a, const struct tern_packed *b)
+{
+    return a->codes == b->codes && a->scales == b->scales && a->k == b->k && a->group == b->group &&
+           (!a->group || (a->d_type == b->d_type && a->m_type == b->m_type));
+}
+
 static struct tern_cuda_product product_of(const struct tern_matmul *m, int row0)
 {
     return (struct tern_cuda_product){.w = tern_cuda_matrix_of(m->w, 0),
                                       .y = tern_cuda_rows_at(m->y) + (size_t)row0 * m->y.stride * sizeof(float),
                                       .y_stride = m->y.stride,
                                       .bias = tern_cuda_vec_at(m->bias)};
-}
-
-/* Are panels laid out alike?  Those go together. */
-static bool alike(const struct tern_packed *a, const struct tern_packed *b)
-{
-    return a->codes == b->codes && a->scales == b->scales && a->group == b->group &&
-           (!a->group || (a->d_type == b->d_type && a->m_type == b->m_type));
 }
 
 static void decode_rows(struct tern_cuda *d, const struct tern_matmul *m, int n_m, struct tern_dev_rows x, int n_rows,
@@ -298,7 +297,7 @@ static void decode_rows(struct tern_cuda *d, const struct tern_matmul *m, int n_
         const struct tern_packed *kind = &m[i].w->form->m;
         a.n_rows = n_rows - n_wide;
         for (int j = i; j < n_m; j++)
-            if (!done[j] && alike(&m[j].w->form->m, kind)) {
+            if (!done[j] && tern_cuda_alike(&m[j].w->form->m, kind)) {
                 a.m[a.n_m++] = product_of(&m[j], n_wide);
                 done[j] = true;
             }

@@ -90,7 +90,9 @@ template <int C, int S> __device__ static inline void narrow_1(const tern_cuda_n
         const int zero = kind_zero(S) ? m.zero : 0;
         float acc[2] = {};
         for (int u = warp; u < units; u += warps) {
-            const uint32_t b0 = x0, b1 = x1;
+            uint32_t b[2] = {x0, x1};
+            if (quads_together<C, S>())
+                put_together(b, x0, x1);
             const float s[2] = {sx[0], sx[1]}, n[2] = {sum[0], sum[1]};
             piece<C> code[8];
             raw_scales<S> raw;
@@ -113,10 +115,10 @@ template <int C, int S> __device__ static inline void narrow_1(const tern_cuda_n
             __syncwarp();
             f.ask();
             dots<S> d;
-            start_dots<S>(d, zero, b0, b1);
+            start_dots<S>(d, zero, b[0], b[1]);
 #pragma unroll
             for (int j = 0; j < 8; j++)
-                add_dots<C, S>(d, code[j], t, m.table, g == j ? b0 : 0, g == j ? b1 : 0);
+                add_dots<C, S, quads_together<C, S>()>(d, code[j], t, m.table, g == j ? b[0] : 0, g == j ? b[1] : 0);
 #pragma unroll
             for (int i = 0; i < 2; i++) {
                 if (!by_group<S>())

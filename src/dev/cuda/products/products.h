@@ -39,8 +39,11 @@ struct tern_cuda_quantize {
 /* How many units of 256 inputs of a panel a warp keeps under way, by their bytes.  Blocks of eight warps that share a
  * processor: two of several rows, of one row as many as their registers allow. */
 #define TERN_CUDA_RING_DEPTH(bytes) ((bytes)*8 * 3 <= 72 << 10 ? 3 : 2)
-#define TERN_CUDA_RING_BLOCKS(codes, scales) \
-    ((codes) == TERN_CODES_U6 || (codes) == TERN_CODES_S8 || (scales) >= TERN_SCALES_G16 ? 2 : 3)
+#define TERN_CUDA_RING_BLOCKS(codes, scales)                                                                      \
+    ((scales) == TERN_SCALES_G32                                                           ? TERN_CUDA_G32_BLOCKS \
+     : (codes) == TERN_CODES_U6 || (codes) == TERN_CODES_S8 || (scales) >= TERN_SCALES_G16 ? 2                    \
+                                                                                           : 3)
+#define TERN_CUDA_G32_BLOCKS 3 /* that is, of small floats */
 
 /* Many rows (many.cu): warps of a block of threads; what a warp has; bytes of a unit of eight rows, its scales and
  * sums. */
@@ -120,6 +123,7 @@ struct tern_cuda_exact {
 #ifndef __CUDACC__
 #include "dev/cuda/driver.h"
 #include "dev/handle.h"
+#include "kernel/gemm.h"
 
 struct tern_cuda;
 
@@ -140,6 +144,8 @@ static inline size_t tern_cuda_pitch(int k)
 /* Bytes of a decode row of k inputs as int8. */
 size_t tern_cuda_q8_bytes(int k);
 
+/* Are panels of both laid out alike?  Then products by them can go together. */
+bool tern_cuda_alike(const struct tern_packed *a, const struct tern_packed *b);
 /* Products of decode rows by a.m, whose weights are all of one kind (panel0 is set here).  n_z: heads of a stack; 1. */
 void tern_cuda_narrow(struct tern_cuda *d, struct tern_cuda_narrow *a, int n_z);
 /* Rows of one kind or another as the products read them. */
