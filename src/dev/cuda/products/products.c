@@ -207,7 +207,12 @@ static void narrow_codes(struct tern_cuda *d, struct tern_cuda_narrow *a, int n_
     const unsigned bytes = unit_bytes(w), shared = (unsigned)a->parts * TERN_CUDA_RING_DEPTH(bytes) * bytes;
     const int groups = one ? 0 : a->n_rows > TERN_CUDA_LANES ? 2 : 1;
     const int x = one ? a->n_rows : (a->n_rows + 8 * groups - 1) / (8 * groups);
-    const int each = one ? TERN_CUDA_RING_BLOCKS(w->codes, w->scales) : 2,
+    /* what else a block takes: its sums, and 1 KiB that is the card's */
+    const int fit = (d->card->shared_most + 1024) / (int)(shared + (one ? 2048 : 9216)),
+              most = one ? TERN_CUDA_RING_BLOCKS(w->codes, w->scales) : 2,
+              each = fit < 1      ? 1
+                     : fit < most ? fit
+                                  : most,
               slots = each * d->card->processors / (x * n_z);
     const int y = a->n_panels < slots ? a->n_panels : slots;
     tern_cuda_launch(d, (enum tern_cuda_kernel)((int)kernel_of(w) + groups), (unsigned)x, (unsigned)(y ? y : 1),
