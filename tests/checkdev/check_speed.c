@@ -31,7 +31,7 @@ struct kind {
     struct tern_weight_source s;
 };
 
-enum { Q4_K, FP8 = 5, MXFP4, KINDS = 8 };
+enum { Q4_K, FP8 = 5, KINDS = 8 };
 static const struct kind kinds[KINDS] = {
     {"Q4_K", {.type = TERN_Q4_K}},
     {"Q6_K", {.type = TERN_Q6_K}},
@@ -173,10 +173,10 @@ static void small_floats(struct checkdev *c, const uint8_t *noise, size_t n_nois
                                       .max_active = 6,
                                       .max_expert_embd = 4096,
                                       .max_expert_ff = 2048};
-    for (int s = 0; s < 4; s++)
+    for (int s = 1; s < 4; s++)
         one(c, &kinds[FP8], shapes[s][0], shapes[s][1], 1, 0, noise, n_noise);
-    for (int rows = 2; rows <= 16; rows *= 2)
-        for (int kind = FP8; kind <= MXFP4; kind++)
+    for (int rows = 1; rows <= 16; rows *= 2)
+        for (int kind = FP8; kind < KINDS; kind++)
             for (int s = 0; s < 5; s += 4)
                 one(c, &kinds[kind], shapes[s][0], shapes[s][1], rows, 0, noise, n_noise);
     checkdev_prepare(c, &l);

@@ -257,8 +257,9 @@ TERN_CUDA_KERNEL_BEGIN(floats_E4M3_1, tern_cuda_narrow, 32 * WARPS, TERN_CUDA_RI
 template <int G> struct eights_sums {
     float chain[G][4][4] = {};
 
-    /* x: the unit of the first eight, `apart` bytes from one to the next. */
-    __device__ void add_unit(const uint8_t *from, const unit_scales &scales, const uint8_t *x, uint32_t apart, int lane)
+    /* x: the unit of the first eight.  own[c]: where the lane reads in eight c; back[c]: what that brings back. */
+    __device__ void add_unit(const uint8_t *from, const unit_scales &scales, const uint8_t *x, const uint32_t own[G],
+                             const uint32_t back[G], int lane)
     {
         const int g = lane / 4, t = lane % 4;
 #pragma unroll(G == 1 ? 8 : 4) /* with two eights there are no registers for more */
@@ -270,10 +271,9 @@ template <int G> struct eights_sums {
                 s[r] = __shfl_sync(0xFFFFFFFFu, j < 4 ? scales.s[0][r] : scales.s[1][r], lane - t + j % 4);
 #pragma unroll
             for (int c = 0; c < G; c++) {
-                const uint8_t *own = x + c * apart + lane * 16;
-                const uint4 first = *reinterpret_cast<const uint4 *>(own + j * 1024),
-                            second = *reinterpret_cast<const uint4 *>(own + j * 1024 + 512);
-                const float2 f = *reinterpret_cast<const float2 *>(x + c * apart + t * 8 + UNIT_BACK + j * 32);
+                const uint4 first = *reinterpret_cast<const uint4 *>(x + own[c] + j * 1024),
+                            second = *reinterpret_cast<const uint4 *>(x + own[c] + j * 1024 + 512);
+                const float2 f = *reinterpret_cast<const float2 *>(x + back[c] + j * 32);
                 float d[4] = {}, e[4] = {};
                 multiply(d, w.a[0], first.x, first.y);
                 multiply(e, w.a[0], second.x, second.y);
@@ -307,7 +307,14 @@ template <int G> __device__ static inline void eights(const tern_cuda_narrow &a)
     f.fill(true); /* weights are there before the step is */
     cuda_wait();
     const uint8_t *x = cuda_at<const uint8_t>(a.q8) + ((uint64_t)blockIdx.z * a.head_rows + row0) * a.row_bytes;
-    const uint32_t apart = a.n_rows - row0 > 8 ? 8 * (uint32_t)a.row_bytes : 0;
+    uint32_t own[G], back[G]; /* behind the last row it comes again, and nothing more is read */
+#pragma unroll
+    for (int c = 0; c < G; c++) {
+        const uint32_t last = (uint32_t)min(a.n_rows - 1 - row0, 8 * G - 1), r = min((uint32_t)(8 * c + g), last),
+                       eight = r / 8 * 8 * (uint32_t)a.row_bytes;
+        own[c] = eight + r % 8 * 64 + t * 16;
+        back[c] = eight + UNIT_BACK + t * 8;
+    }
     int turn = 0;
     for (int panel = blockIdx.y; panel < a.n_panels; panel += gridDim.y, turn++) {
         const tern_cuda_product &product = a.m[product_of(a, panel)];
@@ -315,7 +322,7 @@ template <int G> __device__ static inline void eights(const tern_cuda_narrow &a)
         for (int u = warp; u < f.units; u += warps) {
             const uint8_t *from = f.take();
             const unit_scales scales(product.w, from, t, g);
-            sums.add_unit(from, scales, x + u * UNIT, apart, lane);
+            sums.add_unit(from, scales, x + u * UNIT, own, back, lane);
             __syncwarp();
             f.ask();
         }
