@@ -201,7 +201,7 @@ __device__ static inline void add_unit(float acc[2], const uint8_t *from, const 
             acc[r] = __fmaf_rn(__fadd_rn(c[h][2 * r], c[h][2 * r + 1]), __fmul_rn(scales.s[h][r], back[h]), acc[r]);
 }
 
-TERN_CUDA_KERNEL_BEGIN(floats_E4M3_1, tern_cuda_narrow, 32 * WARPS, TERN_CUDA_RING_BLOCKS(CODES, KIND))
+__device__ static inline void one_row(const tern_cuda_narrow &a)
 {
     extern __shared__ __align__(128) uint8_t shared[];
     __shared__ float part[2][WARPS][16];
@@ -249,6 +249,11 @@ TERN_CUDA_KERNEL_BEGIN(floats_E4M3_1, tern_cuda_narrow, 32 * WARPS, TERN_CUDA_RI
             put_output(a, product, sum_parts(&part[turn % 2][0][lane], warps, 16), row0, col);
     }
     asm volatile("cp.async.wait_group 0;" ::: "memory");
+}
+
+TERN_CUDA_KERNEL_BEGIN(floats_E4M3_1, tern_cuda_narrow, 32 * WARPS, TERN_CUDA_RING_BLOCKS(CODES, KIND))
+{
+    one_row(a);
 }
 
 /* ---- eights of rows ---------------------------------------------------------------------------------------------- */
