@@ -130,17 +130,17 @@ static inline __attribute__((always_inline)) void unit(const struct operands *o,
             TILE_LOAD(3, from->p + from->below + from->right, in);
     }
     for (int s = o->steps; s > 0; s--, x += PAIR, w += PAIR, next += 64 * o->lines) {
-        TILE_LOAD(4, x, 64);
         TILE_STREAM(6, w, 64);
-        TILE_PRODUCT(0, 4, 6);
-        if (panels == 2) {
+        if (panels == 2)
             TILE_STREAM(7, w + TERN_TILE, 64);
-            TILE_PRODUCT(1, 4, 7);
-        }
-        if (rows == 2) {
+        TILE_LOAD(4, x, 64);
+        if (rows == 2)
             TILE_LOAD(5, x + TERN_TILE, 64);
+        TILE_PRODUCT(0, 4, 6);
+        if (panels == 2)
+            TILE_PRODUCT(1, 4, 7);
+        if (rows == 2)
             TILE_PRODUCT(2, 5, 6);
-        }
         if (rows == 2 && panels == 2)
             TILE_PRODUCT(3, 5, 7);
         for (int i = 0; i < o->lines; i++)
@@ -193,21 +193,22 @@ static void copy_edge(float *y, size_t y_stride, float *tiles, int rows, int col
 
 /* A unit whose results go to y; from: tiles, zeros, or y itself.  Where tiles reach beyond the last row or column, y is
  * replaced by memory of our own. */
-static void unit_to_rows(const struct operands *o, struct sums from, float *y, size_t y_stride, int rows, int cols)
+static void unit_to_rows(const struct operands *o, const struct sums *from, float *y, size_t y_stride, int rows,
+                         int cols)
 {
     unit_fn *fn = unit_for(rows, cols);
     if (rows % TERN_TILE_ROWS == 0 && cols % TERN_PANEL == 0) {
         struct sums to = sums_in_rows(y, y_stride);
-        fn(o, &from, &to);
+        fn(o, from, &to);
         return;
     }
     float edge[4 * TILE_SUMS] __attribute__((aligned(64))) = {0};
     struct sums to = sums_in_tiles(edge);
-    if (from.p && from.p == y) {
+    if (from->p && from->p == y) {
         copy_edge(y, y_stride, edge, rows, cols, false);
-        from = to;
+        from = &to;
     }
-    fn(o, &from, &to);
+    fn(o, from, &to);
     copy_edge(y, y_stride, edge, rows, cols, true);
 }
 
@@ -236,7 +237,7 @@ static void multiply_stage(const struct call *c, const struct stage *s, const ui
             o.w = tiles + (size_t)p * (size_t)s->steps * PAIR;
             struct sums from = sums_in_tiles(first ? NULL : sums), to = sums_in_tiles(sums);
             if (last)
-                unit_to_rows(&o, from, c->y + (size_t)r0 * c->y_stride + n0, c->y_stride, rows, cols);
+                unit_to_rows(&o, &from, c->y + (size_t)r0 * c->y_stride + n0, c->y_stride, rows, cols);
             else
                 unit_for(rows, cols)(&o, &from, &to);
             o.next += (size_t)o.lines * 64 * (size_t)s->steps;
@@ -337,7 +338,7 @@ static void multiply(float *y, size_t y_stride, const float *shrink, const uint1
         for (int c = 0; c < n; c += 2 * TERN_PANEL, o.w += band) {
             float *at = y + (size_t)r * y_stride + c;
             struct sums from = shrink ? sums_in_rows(at, y_stride) : sums_in_tiles(NULL);
-            unit_to_rows(&o, from, at, y_stride, rows, n - c < 2 * TERN_PANEL ? n - c : 2 * TERN_PANEL);
+            unit_to_rows(&o, &from, at, y_stride, rows, n - c < 2 * TERN_PANEL ? n - c : 2 * TERN_PANEL);
         }
     }
 }
