@@ -254,8 +254,8 @@ static void add_block(struct attn_step *step, struct tern_pool *pool, struct att
     TERN_ASSERT(part <= step->part_cap);
     if (step->n_blocks == table || part > step->part_cap - step->part_used)
         flush(step, pool);
-    const struct attn_block *before = step->n_blocks ? &step->blocks[step->n_blocks - 1] : NULL;
-    const bool joined = before && joins(step, before, &b, tern_pool_threads(pool));
+    const struct attn_block *before = step->n_blocks ? &step->blocks[step->n_blocks - 1] : &b;
+    const bool joined = before != &b && joins(step, before, &b, tern_pool_threads(pool));
     b.stripe = joined ? before->stripe + 1 : 1;
     b.task0 = joined ? before->task0 : step->n_tasks;
     b.merge0 = step->n_merges;
