@@ -99,10 +99,11 @@ static void shared_pages(void **state)
     static const struct config cfgs[] = {
         {.k = "f16", .v = "f16", .n_kv = 1, .group = 3, .dk = 64, .dv = 64, .bf16 = true},
         {.k = "f16", .v = "l4", .n_kv = 1, .group = 1, .dk = 40, .dv = 64, .first = 4, .window = 330, .bf16 = true},
+        {.k = "f16", .v = "f16", .n_kv = 1, .group = 1, .dk = 64, .dv = 64, .first = 4, .window = 130, .bf16 = true},
         {.k = "l4", .v = "f16", .n_kv = 2, .group = 1, .dk = 64, .dv = 40, .first = 4, .recent = 1, .bf16 = true},
     };
     for (size_t i = 0; i < sizeof cfgs / sizeof *cfgs; i++)
-        invariant(&cfgs[i], 780, 300 + 64 * (int)i, 400);
+        invariant(&cfgs[i], 780, 250 + 64 * (int)i, 400);
 }
 
 static int start(void **state)

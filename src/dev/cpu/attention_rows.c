@@ -109,18 +109,21 @@ static void tile_pages(const struct attn_unit *u, struct attn_scratch *c, int be
     tile_groups(u, c, 1, begin, end);
 }
 
-/* Two units, the second behind the first: groups that both see as a whole are theirs together. */
+/* Two units, the second behind the first: groups that both see as a whole are theirs together.  Where there are none,
+ * each has its own as it would alone. */
 static void tile_pages_of_two(const struct attn_unit *u, struct attn_scratch *c)
 {
     const struct attn_block *a = u[0].block, *b = u[1].block;
-    const int begin = a->page0 == b->page0 ? a->page0 : tern_attn_group_end(b->page0, a->raw0);
-    int end = a->raw0 / TERN_SOFTMAX_PAGES * TERN_SOFTMAX_PAGES;
-    end = end > begin ? end : begin;
-    for (int i = 0; i < 2; i++) {
-        if (u[i].block->page0 < u[i].block->raw0)
+    const int end = a->raw0 / TERN_SOFTMAX_PAGES * TERN_SOFTMAX_PAGES;
+    const int begin = a->page0 == b->page0 ? a->page0 : (b->page0 / TERN_SOFTMAX_PAGES + 1) * TERN_SOFTMAX_PAGES;
+    const bool none = begin >= end;
+    for (int i = 0; i < 2; i++)
+        if (u[i].block->page0 < u[i].block->raw0) {
             tern_attn_wide_queries(&u[i], &c[i]);
-        tile_groups(&u[i], &c[i], 1, u[i].block->page0, begin < u[i].block->raw0 ? begin : u[i].block->raw0);
-    }
+            tile_groups(&u[i], &c[i], 1, u[i].block->page0, none ? u[i].block->raw0 : begin);
+        }
+    if (none)
+        return;
     tile_groups(u, c, 2, begin, end);
     for (int i = 0; i < 2; i++)
         tile_groups(&u[i], &c[i], 1, end, u[i].block->raw0);
