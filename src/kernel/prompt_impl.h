@@ -121,7 +121,8 @@ static expand_fn *expander(const struct tern_packed *w)
 
 /* One range of inputs of one call. */
 struct range {
-    struct operands o;
+    const struct block *w; /* as in operands */
+    int steps, zero;
     float *y; /* first row, first column of the panels */
     size_t y_stride;
     const uint16_t *x; /* first band */
@@ -138,15 +139,19 @@ static void one_tile(const struct range *g, int r, int rows, int given, int p0, 
     float chain[TILE * WIDTH * TERN_PANEL] __attribute__((aligned(64)));
     const uint16_t *at = g->x + (size_t)(r / TERN_BAND) * g->band;
     float *y = g->y + (size_t)r * g->y_stride + p0 * TERN_PANEL;
-    struct operands o = g->o;
+    /* Written field by field: a struct that is copied is read in one piece, which waits for results on their way out.
+     */
+    struct operands o = {.w = g->w + (size_t)p0 * (size_t)g->steps, .steps = g->steps, .zero = g->zero};
     row_operands(&o, at, g->first_step, r);
-    o.w += (size_t)p0 * (size_t)o.steps;
     if (!g->first_step || given < rows)
         memset(chain, 0, sizeof chain);
     for (int i = 0; i < given && g->first_step; i++)
         for (int p = 0; p < panels; p++)
             chain_from(chain + (i * WIDTH + p) * TERN_PANEL, y + (size_t)i * g->y_stride + p * TERN_PANEL,
                        cols - p * TERN_PANEL);
+    for (int i = 0; i < given; i++)
+        for (int p = 0; p < panels; p++)
+            __builtin_prefetch(y + (size_t)i * g->y_stride + p * TERN_PANEL, 1, 3);
     tile_for(rows, panels, g->m)(&o, chain);
     for (int i = 0; i < given; i++)
         for (int p = 0; p < panels; p++)
@@ -163,19 +168,17 @@ static void product(float *y, size_t y_stride, const uint16_t *x, int n_rows, co
     const int most = n_rows > ROWS ? PANELS : WIDTH; /* with few rows nothing is used again, and L1 holds WIDTH */
     const int longest = (steps + ranges - 1) / ranges;
     struct block *weights = scratch;
-    struct range g = {.y_stride = y_stride, .x = x, .band = band(w->k), .m = w};
-    g.o.w = weights;
-    g.o.zero = zero_of(w);
+    struct range g = {.w = weights, .zero = zero_of(w), .y_stride = y_stride, .x = x, .band = band(w->k), .m = w};
     for (int p0 = panel0; p0 < panel1; p0 += most) {
         const int panels = panel1 - p0 < most ? panel1 - p0 : most;
         g.y = y + (size_t)p0 * TERN_PANEL;
-        for (int s = 0; s < steps; s += g.o.steps) {
-            g.o.steps = steps - s < longest ? steps - s : longest;
+        for (int s = 0; s < steps; s += g.steps) {
+            g.steps = steps - s < longest ? steps - s : longest;
             g.first_step = s;
-            g.last = s + g.o.steps == steps;
+            g.last = s + g.steps == steps;
             for (int p = 0; p < panels; p++) {
                 const struct tern_panel_view v = tern_panel_view(w, &l, p0 + p);
-                fill(weights + p * g.o.steps, &v, g.o.zero, s, g.o.steps);
+                fill(weights + p * g.steps, &v, g.zero, s, g.steps);
             }
             for (int r0 = 0; r0 < n_rows; r0 += ROWS)
                 for (int p = 0; p < panels; p += WIDTH)

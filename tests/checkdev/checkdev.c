@@ -1,6 +1,6 @@
-/* checkdev [DEVICE [NAME]]: see checkdev.h.  DEVICE: cuda; NAME: rows, products, experts, delta, hyper, spans, best;
- * speed, which checks nothing and tells how fast products are, speed8 those of small floats; picks, which tells what
- * picking tokens takes.  Exit 77 where the device is not there, 1 where a case fails.  TERN_CHECKDEV_SEED: other
+/* checkdev [DEVICE [NAME]]: see checkdev.h.  DEVICE: cuda; NAME: rows, products, experts, delta, hyper, spans, best,
+ * chain; speed, which checks nothing and tells how fast products are, speed8 those of small floats; picks, which tells
+ * what picking tokens takes.  Exit 77 where the device is not there, 1 where a case fails.  TERN_CHECKDEV_SEED: other
  * numbers. */
 #include "checkdev.h"
 
@@ -160,6 +160,7 @@ int main(int argc, char **argv)
     printf("%s: %s\n", ops->name, about);
     check_rows(&c);
     check_products(&c);
+    check_chain(&c);
     check_experts(&c);
     check_delta(&c);
     check_hyper(&c);

@@ -39,6 +39,7 @@ void check_spans(struct checkdev *c);
 void check_best(struct checkdev *c);
 void check_speed(struct checkdev *c);
 void check_picks(struct checkdev *c);
+void check_chain(struct checkdev *c);
 
 void *checkdev_get(size_t n, size_t size);
 float checkdev_noise(struct checkdev *c);

@@ -2,7 +2,8 @@
  * environment says what is wrong with it: none: no card   hidden: no card, said at the start   old: one of compute
  * capability 7.5   ancient: the driver itself is   locked: the card cannot be opened   small: 64 MiB of memory
  * lost: every launch fails, and all after   nine: compute capability 9.0, 512 MiB   FAKE_FULL=n: the nth time that
- * memory is taken there is none   Memory is the host's, so that its address is the card's.
+ * memory is taken there is none   FAKE_PROCESSORS=n: each card has n   Memory is the host's, so that its address is the
+ * card's.
  *
  * With FAKE_RUNS kernels run on the processor (emulate/), as on a card of compute capability 8.0, or of 9.0; and with
  * FAKE_CUDA=peers on cards that reach each other, each of which has a thread. */
@@ -115,6 +116,12 @@ tern_cu_result cuDeviceGetName(char *s, int n, tern_cu_device d)
     strncpy(s, "Fake card", (size_t)n);
     return OK;
 }
+static int processors(void)
+{
+    const char *n = getenv("FAKE_PROCESSORS");
+    return n ? atoi(n) : 1;
+}
+
 tern_cu_result cuDeviceGetAttribute(int *v, int which, tern_cu_device d)
 {
     (void)d;
@@ -123,6 +130,7 @@ tern_cu_result cuDeviceGetAttribute(int *v, int which, tern_cu_device d)
                                                          : MAJOR)
          : which == TERN_CU_MINOR        ? (is("old") ? 5 : 0)
          : which == TERN_CU_SHARED_OPTIN ? 227 << 10
+         : which == TERN_CU_PROCESSORS   ? processors()
                                          : 1;
     return OK;
 }

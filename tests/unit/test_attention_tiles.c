@@ -52,6 +52,20 @@ static void firsts(void **state)
     }
 }
 
+/* Of sequences of n and 133 tokens: rows [from, from + rows). */
+static void invariant(const struct config *cfg, int n, int from, int rows)
+{
+    struct layer l;
+    struct seq s, other;
+    layer_init(&l, cfg);
+    seq_init(&s, &l, n, 5);
+    seq_init(&other, &l, 133, 6);
+    check_invariance(&s, &other, from, rows);
+    seq_clear(&s);
+    seq_clear(&other);
+    layer_clear(&l);
+}
+
 static void invariance(void **state)
 {
     (void)state;
@@ -72,17 +86,24 @@ static void invariance(void **state)
         {.k = "t4", .v = "t4", .n_kv = 1, .group = 3, .dk = 64, .dv = 64, .first = 4, .window = 70, .bf16 = true},
     };
     for (size_t i = 0; i < sizeof cfgs / sizeof *cfgs; i++) {
-        struct layer l;
-        struct seq s, other;
-        layer_init(&l, &cfgs[i]);
-        seq_init(&s, &l, 340, 5);
-        seq_init(&other, &l, 133, 6);
-        check_invariance(&s, &other, 0, 150);
-        check_invariance(&s, &other, 203, 130);
-        seq_clear(&s);
-        seq_clear(&other);
-        layer_clear(&l);
+        invariant(&cfgs[i], 340, 0, 150);
+        invariant(&cfgs[i], 340, 203, 130);
     }
+}
+
+/* As many rows as it takes for neighbouring blocks to share the pages that became tiles, where there is one thread;
+ * with more of them, or fewer rows, every block has its own. */
+static void shared_pages(void **state)
+{
+    (void)state;
+    static const struct config cfgs[] = {
+        {.k = "f16", .v = "f16", .n_kv = 1, .group = 3, .dk = 64, .dv = 64, .bf16 = true},
+        {.k = "f16", .v = "l4", .n_kv = 1, .group = 1, .dk = 40, .dv = 64, .first = 4, .window = 330, .bf16 = true},
+        {.k = "f16", .v = "f16", .n_kv = 1, .group = 1, .dk = 64, .dv = 64, .first = 4, .window = 130, .bf16 = true},
+        {.k = "l4", .v = "f16", .n_kv = 2, .group = 1, .dk = 64, .dv = 40, .first = 4, .recent = 1, .bf16 = true},
+    };
+    for (size_t i = 0; i < sizeof cfgs / sizeof *cfgs; i++)
+        invariant(&cfgs[i], 780, 250 + 64 * (int)i, 400);
 }
 
 static int start(void **state)
@@ -94,7 +115,7 @@ static int start(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(shapes), cmocka_unit_test(firsts),
-                                       cmocka_unit_test(invariance)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(shapes), cmocka_unit_test(firsts), cmocka_unit_test(invariance),
+                                       cmocka_unit_test(shared_pages)};
     return cmocka_run_group_tests(tests, start, teardown);
 }

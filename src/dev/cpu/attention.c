@@ -7,6 +7,8 @@
 /* Partial results are kept for as many narrow blocks at a time as fit in this many floats (16 MiB), or for one. */
 #define PART_CAP ((size_t)4 << 20)
 
+#define SHARED_TASKS 3 /* that every thread keeps where wide blocks share theirs */
+
 static int ceil_div(int a, int b)
 {
     return (a + b - 1) / b;
@@ -48,11 +50,17 @@ static void lay_out_codes(struct attn_codes *c, uint8_t *base, size_t *at, const
     c->unit = take(base, at, ATTN_BAND * bv, sizeof *c->unit);
 }
 
+/* Blocks of one task of wide rows, at most. */
+static size_t sharing(const struct tern_cpu_shape *shape)
+{
+    return shape->bf16 && !shape->kv->latent ? ATTN_SHARING : 1;
+}
+
 /* Lays out one thread's memory and returns its size; base NULL: only the size. */
 static size_t lay_out(struct attn_scratch *c, uint8_t *base, const struct tern_cpu_shape *shape)
 {
     size_t dk = (size_t)shape->kv->k.dim, dv = (size_t)shape->kv->v.dim, f = sizeof(float), at = 0;
-    size_t n = (size_t)TERN_PAGE * (size_t)unit_heads(shape, ATTN_WIDE_HEADS);
+    size_t n = (size_t)TERN_PAGE * (size_t)unit_heads(shape, ATTN_WIDE_HEADS) * sharing(shape);
     c->x = take(base, &at, n * dk, f);
     c->o = take(base, &at, n * dv, f);
     c->m = take(base, &at, n, f);
@@ -142,6 +150,33 @@ static void thread_scratch(struct attn_scratch *c, const struct attn_step *step,
     lay_out(c, step->threads + (size_t)worker * step->thread_bytes, step->shape);
 }
 
+/* The scratch of a unit on matrix units that shares a task with the one that has c: rows of its own. */
+static struct attn_scratch scratch_behind(const struct attn_scratch *c, const struct attn_unit *u)
+{
+    const size_t n = (size_t)TERN_PAGE * (size_t)u->heads, dk = (size_t)u->step->kv->k.dim;
+    struct attn_scratch next = *c;
+    next.x += n * dk;
+    next.o += n * (size_t)u->step->kv->v.dim;
+    next.m += n;
+    next.l += n;
+    next.x16 += n / TERN_BAND * tern_bf16_band((int)dk);
+    next.query.x = next.x;
+    return next;
+}
+
+static void run_wide(const struct attn_step *step, const struct attn_block *b, int number, int worker)
+{
+    struct attn_scratch c[ATTN_SHARING];
+    struct attn_unit u[ATTN_SHARING];
+    thread_scratch(&c[0], step, worker);
+    for (int i = 0; i < b->stripe; i++) { /* b: the last of them */
+        tern_attn_unit_init(&u[i], step, b - b->stripe + 1 + i, number);
+        if (i)
+            c[i] = scratch_behind(&c[i - 1], &u[i]);
+    }
+    tern_attn_wide_units(u, c, b->stripe);
+}
+
 static void run_task(void *ctx, int task, int worker)
 {
     const struct attn_step *step = ctx;
@@ -150,13 +185,12 @@ static void run_task(void *ctx, int task, int worker)
     /* The last blocks of a prompt see the most pages: longest tasks first. */
     int number = step->n_tasks - 1 - task;
     const struct attn_block *b = find_block(step, number, false);
-    thread_scratch(&c, step, worker);
     number -= b->task0;
     if (b->job->wide) {
-        tern_attn_unit_init(&u, step, b, number);
-        tern_attn_wide_unit(&u, &c);
+        run_wide(step, b, number, worker);
         return;
     }
+    thread_scratch(&c, step, worker);
     /* The last block of a stripe knows how many there are. */
     const int n_ranges = b->n_ranges ? b->n_ranges : 1, turn = number % b->stripe, part = number / b->stripe;
     tern_attn_unit_init(&u, step, b - turn, part / n_ranges);
@@ -200,6 +234,18 @@ static struct attn_block cut_block(const struct attn_step *step, const struct te
     return b;
 }
 
+/* Does a block share the tasks of the one before it?  Wide ones only where every thread keeps SHARED_TASKS of them. */
+static bool joins(const struct attn_step *step, const struct attn_block *before, const struct attn_block *b,
+                  int n_threads)
+{
+    if (before->job != b->job)
+        return false;
+    if (!b->job->wide)
+        return before->own == b->own && before->page0 == b->page0 && before->raw0 == b->raw0;
+    const int tasks = b->job->n_rows / (ATTN_SHARING * TERN_PAGE) * step->kv->n_heads * step->units[1];
+    return sharing(step->shape) > 1 && before->stripe < ATTN_SHARING && tasks >= SHARED_TASKS * n_threads;
+}
+
 static void add_block(struct attn_step *step, struct tern_pool *pool, struct attn_block b, int table)
 {
     int per_block = step->kv->n_heads * step->units[b.job->wide];
@@ -209,13 +255,13 @@ static void add_block(struct attn_step *step, struct tern_pool *pool, struct att
     if (step->n_blocks == table || part > step->part_cap - step->part_used)
         flush(step, pool);
     const struct attn_block *before = step->n_blocks ? &step->blocks[step->n_blocks - 1] : &b;
-    const bool joins = before != &b && !b.job->wide && before->job == b.job && before->own == b.own &&
-                       before->page0 == b.page0 && before->raw0 == b.raw0;
-    b.stripe = joins ? before->stripe + 1 : 1;
-    b.task0 = joins ? before->task0 : step->n_tasks;
+    const bool joined = before != &b && joins(step, before, &b, tern_pool_threads(pool));
+    b.stripe = joined ? before->stripe + 1 : 1;
+    b.task0 = joined ? before->task0 : step->n_tasks;
     b.merge0 = step->n_merges;
     b.part = step->part_used;
-    step->n_tasks += per_block * (b.n_ranges > 1 ? b.n_ranges : 1);
+    if (!joined || !b.job->wide)
+        step->n_tasks += per_block * (b.n_ranges > 1 ? b.n_ranges : 1);
     step->n_merges += b.n_ranges > 1 ? per_block : 0;
     step->part_used += part;
     step->blocks[step->n_blocks++] = b;

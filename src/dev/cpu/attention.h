@@ -20,6 +20,7 @@
 #define ATTN_SUB        48 /* q rows that go through a page together: their scores stay in L1 */
 #define ATTN_BAND       24 /* q rows that go through a group of pages together: their scores and weights fit L1 */
 #define ATTN_SCORES     (TERN_BAND * TERN_SOFTMAX_PAGES) /* not less than ATTN_SUB, nor narrow rows times pages */
+#define ATTN_SHARING    2                                /* blocks on matrix units that expand pages together */
 #define ATTN_TABLE      1024
 #define ATTN_FETCH      768  /* bytes that one softmax asks for: what a core has room for at a time */
 #define ATTN_ASK        8192 /* bytes between the codes in use and those asked for */
@@ -36,7 +37,8 @@ struct attn_block {
     int n_ranges;     /* page ranges; 0 for wide blocks and when no closed page is visible */
     int task0, merge0;
     /* Narrow blocks of one job that see the same pages share task0, and take turns in its tasks, so that a range is
-     * read from memory once: this one is the stripe's so-manyth, from 1. */
+     * read from memory once: this one is the stripe's so-manyth, from 1.  Wide blocks on matrix units are stripes, too,
+     * of ATTN_SHARING neighbours whose units of the same heads are one task: pages become tiles once for both. */
     int stripe;
     size_t part; /* floats from the start of the partial results */
 };
@@ -146,7 +148,9 @@ static inline bool attn_on_codes(const struct tern_cpu_shape *shape)
     return shape->int16 && !kv->latent && tern_kv_table(kv->k.codec) && tern_kv_table(kv->v.codec);
 }
 
-void tern_attn_wide_unit(const struct attn_unit *u, struct attn_scratch *c);
+/* n units, 1, or on matrix units up to ATTN_SHARING: the same heads of neighbouring blocks, with the scratch of each.
+ */
+void tern_attn_wide_units(const struct attn_unit *u, struct attn_scratch *c, int n);
 
 /* The first tokens and a raw tile, where keys are cached as they are scored (attention_unit.c); raw tiles on matrix
  * units.  tern_attn_sink_keys: keys [dim][first] of f16 or f32 to f32 [dim][padded], zeros after the last. */

@@ -61,8 +61,9 @@ static void wide_page(const struct attn_unit *u, struct attn_scratch *c, int pag
 }
 
 /* Tiles take pages in aligned groups: one softmax, and one long product with the values.  A row's groups depend on its
- * position alone; those of the block that begin before its window change nothing for it. */
-static void tile_group(const struct attn_unit *u, struct attn_scratch *c, int page, int n_pages)
+ * position alone; those of the block that begin before its window change nothing for it.  The n_units see the same
+ * pages, which become tiles in the memory that their scratch has in common. */
+static void tile_group(const struct attn_unit *u, struct attn_scratch *c, int n_units, int page, int n_pages)
 {
     const float *k, *v;
     for (int j = 0; j < n_pages; j++) {
@@ -71,11 +72,12 @@ static void tile_group(const struct attn_unit *u, struct attn_scratch *c, int pa
             tern_attn_put_firsts(u, c, c->k, c->v);
         tern_attn_tile_page(u, c, j, n_pages, k, v);
     }
-    for (int i = 0; i < u->n_q; i += TERN_BAND) {
-        int n = u->n_q - i < TERN_BAND ? u->n_q - i : TERN_BAND;
-        const float *x = page == u->block->page0 ? c->x + (size_t)i * (size_t)u->step->kv->k.dim : NULL;
-        tern_attn_tile_band(u, c, page, n_pages, x, i, n, true);
-    }
+    for (; n_units > 0; n_units--, u++, c++)
+        for (int i = 0; i < u->n_q; i += TERN_BAND) {
+            int n = u->n_q - i < TERN_BAND ? u->n_q - i : TERN_BAND;
+            const float *x = page == u->block->page0 ? c->x + (size_t)i * (size_t)u->step->kv->k.dim : NULL;
+            tern_attn_tile_band(u, c, page, n_pages, x, i, n, true);
+        }
 }
 
 int tern_attn_group_end(int page, int end)
@@ -92,14 +94,39 @@ static void wide_pages(const struct attn_unit *u, struct attn_scratch *c, int be
         wide_page(u, c, page);
 }
 
+static void tile_groups(const struct attn_unit *u, struct attn_scratch *c, int n_units, int begin, int end)
+{
+    for (int page = begin, next; page < end; page = next) {
+        next = tern_attn_group_end(page, end);
+        tile_group(u, c, n_units, page, next - page);
+    }
+}
+
 static void tile_pages(const struct attn_unit *u, struct attn_scratch *c, int begin, int end)
 {
     if (begin < end)
         tern_attn_wide_queries(u, c);
-    for (int page = begin, next; page < end; page = next) {
-        next = tern_attn_group_end(page, end);
-        tile_group(u, c, page, next - page);
-    }
+    tile_groups(u, c, 1, begin, end);
+}
+
+/* Two units, the second behind the first: groups that both see as a whole are theirs together.  Where there are none,
+ * each has its own as it would alone. */
+static void tile_pages_of_two(const struct attn_unit *u, struct attn_scratch *c)
+{
+    const struct attn_block *a = u[0].block, *b = u[1].block;
+    const int end = a->raw0 / TERN_SOFTMAX_PAGES * TERN_SOFTMAX_PAGES;
+    const int begin = a->page0 == b->page0 ? a->page0 : (b->page0 / TERN_SOFTMAX_PAGES + 1) * TERN_SOFTMAX_PAGES;
+    const bool none = begin >= end;
+    for (int i = 0; i < 2; i++)
+        if (u[i].block->page0 < u[i].block->raw0) {
+            tern_attn_wide_queries(&u[i], &c[i]);
+            tile_groups(&u[i], &c[i], 1, u[i].block->page0, none ? u[i].block->raw0 : begin);
+        }
+    if (none)
+        return;
+    tile_groups(u, c, 2, begin, end);
+    for (int i = 0; i < 2; i++)
+        tile_groups(&u[i], &c[i], 1, end, u[i].block->raw0);
 }
 
 static void begin_tiles(void)
@@ -116,13 +143,18 @@ const struct attn_kind tern_attn_wide = {.pages = wide_pages, .sinks = tern_attn
 const struct attn_kind tern_attn_tiles = {
     .begin = begin_tiles, .end = end_tiles, .pages = tile_pages, .sinks = tern_attn_sinks, .raw = tern_attn_raw_tiles};
 
-void tern_attn_wide_unit(const struct attn_unit *u, struct attn_scratch *c)
+void tern_attn_wide_units(const struct attn_unit *u, struct attn_scratch *c, int n)
 {
-    start_rows(u, c);
+    for (int i = 0; i < n; i++)
+        start_rows(&u[i], &c[i]);
     if (u->kind->begin)
         u->kind->begin();
-    u->kind->pages(u, c, u->block->page0, u->block->raw0);
-    tern_attn_finish(u, c);
+    if (n == 2)
+        tile_pages_of_two(u, c);
+    else
+        u->kind->pages(u, c, u->block->page0, u->block->raw0);
+    for (int i = 0; i < n; i++)
+        tern_attn_finish(&u[i], &c[i]);
     if (u->kind->end)
         u->kind->end();
 }

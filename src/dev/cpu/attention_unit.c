@@ -83,10 +83,19 @@ void tern_attn_tile_softmax(const struct attn_unit *u, struct attn_scratch *c, i
 {
     const size_t stride = (size_t)n * TERN_PAGE;
     const int firsts_seen = page == 0 ? tern_attn_firsts_seen(u) : 0;
-    int t0[TERN_BAND], t1[TERN_BAND];
+    int t0[TERN_BAND], t1[TERN_BAND], head = i0 % u->heads, pos = row_pos(u, i0);
     TERN_ASSERT(n <= TERN_BAND);
     for (int i = 0; i < n; i++) {
-        seen(u, row_pos(u, i0 + i), page, i0 + i < firsts_seen ? 0 : lo, n_pages * TERN_PAGE, &t0[i], &t1[i]);
+        if (i == 0 || head == 0) {
+            seen(u, pos, page, i0 + i < firsts_seen ? 0 : lo, n_pages * TERN_PAGE, &t0[i], &t1[i]);
+        } else { /* the heads of a row see the same */
+            t0[i] = t0[i - 1];
+            t1[i] = t1[i - 1];
+        }
+        if (++head == u->heads) {
+            head = 0;
+            pos++;
+        }
         cap_scores(u, c->s + (size_t)i * TERN_PAGE, stride, n_pages);
     }
     tern_k.bf16.softmax(c->p16, c->s, stride, n_pages, n, t0, t1, c->m + i0, c->l + i0, c->shrink);
@@ -299,9 +308,12 @@ static void write_out(const struct attn_unit *u, const struct attn_scratch *c)
         float *dst = step->out + row * step->out_stride + (size_t)(u->head0 + i % u->heads) * dim;
         const float inv = 1.0f / c->l[i];
         size_t d = 0;
-        for (; d + 8 <= dim; d += 8) /* of a known length, so that compilers make vectors of it */
-            for (size_t j = 0; j < 8; j++)
-                dst[d + j] = o[d + j] * inv + 0.0f;
+        for (; d + 4 <= dim; d += 4) { /* compilers make no vectors of what may overlap */
+            vec4 sum;
+            memcpy(&sum, o + d, sizeof sum);
+            sum = sum * inv + 0.0f;
+            memcpy(dst + d, &sum, sizeof sum);
+        }
         for (; d < dim; d++)
             dst[d] = o[d] * inv + 0.0f;
         o += dim;

@@ -43,6 +43,7 @@ struct tern_cuda_card {
     int shared_most;            /* bytes of shared memory that a block may take */
     size_t granularity;         /* of mappings */
     size_t free;                /* of `memory`, when the card was opened, less a margin: the limit that nobody set */
+    _Atomic int computing;      /* devices that have kernels on it */
     _Atomic size_t limit, used; /* bytes that this process may take of the card, and has taken */
     tern_cu_function kernel[TERN_CUDA_KERNELS];
     _Atomic unsigned shared_asked[TERN_CUDA_KERNELS];
@@ -128,8 +129,7 @@ struct tern_cuda {
     struct tern_dev_step step;        /* as begin was told */
     struct tern_dev_limits limits;    /* but for what it points to */
     struct tern_cuda_attn *attn;
-    /* Scratch of products: decode rows as int8, prompt rows as 16-bit floats with a scale each, weights of a product.
-     */
+    /* Scratch of products: decode rows as int8, prompt rows as 16-bit floats with a scale each, a product's weights. */
     tern_cu_address q8, half, half_scale, dense;
     size_t dense_bytes, q8_row_bytes;
     int q8_rows, max_k;
@@ -143,7 +143,7 @@ struct tern_cuda {
         uint64_t number;       /* of the step's first */
         tern_cu_address at, flags, stage; /* of the number; what others say; where rows pass through */
     } together;
-    tern_cu_address pairs, best; /* of experts.c, of rows.c */
+    tern_cu_address pairs, best, met; /* of experts.c, of rows.c, of products/chain.c */
     struct {
         tern_cu_address p;
         size_t bytes;
@@ -240,11 +240,11 @@ void tern_cuda_attn_end(struct tern_cuda *d);
 
 /* These rows are written now: what q8 holds of them counts no more. */
 void tern_cuda_wrote(struct tern_cuda *d, struct tern_dev_rows r);
-/* The same, and where they go as int8 besides, d->q8_row_bytes apart, where decode rows may want them so; 0: nowhere.
- */
+/* The same, and where they go as int8 besides, d->q8_row_bytes apart, where decode rows may want them; 0: nowhere. */
 tern_cu_address tern_cuda_as_q8(struct tern_cuda *d, struct tern_dev_rows y, int n_rows);
 
 int tern_cuda_products_open(struct tern_cuda *d, tern_error *err); /* scratch, by d->limits; given back by close */
+void tern_cuda_chain_calls(struct tern_cuda *d); /* products/chain.h in the place of calls that are written down */
 int tern_cuda_experts_open(struct tern_cuda *d, tern_error *err);
 
 #endif

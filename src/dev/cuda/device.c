@@ -100,6 +100,7 @@ static void launch_all(struct tern_cuda *d)
 void tern_cuda_flush(struct tern_cuda *d)
 {
     tern_cuda_enter(d);
+    tern_cuda_chain_calls(d);
     if (d->list.n && !tern_cuda_graph_run(d, launch_all))
         launch_all(d);
     d->list.n = d->list.used = 0;
@@ -132,11 +133,14 @@ static void op_close(struct tern_dev *dev)
     tern_cuda_lands(dev, NULL, 0);
     if (d->bounce.host)
         (void)tern_cu.cuMemFreeHost(d->bounce.host);
-    const tern_cu_address scratch[] = {d->q8, d->half, d->half_scale, d->dense, d->pairs, d->best};
+    const tern_cu_address scratch[] = {d->q8, d->half, d->half_scale, d->dense, d->pairs, d->best, d->met};
     for (size_t i = 0; i < sizeof scratch / sizeof *scratch; i++)
         tern_cuda_give(d, scratch[i]);
-    if (d->stream)
+    if (d->stream) {
         (void)tern_cu.cuStreamDestroy_v2(d->stream);
+        if (d->pool)
+            atomic_fetch_sub(&d->card->computing, 1);
+    }
     tern_free(d->list.calls);
     tern_free(d->list.args);
     tern_free(d);
@@ -156,6 +160,8 @@ static int open_card(struct tern_dev **out, int number, const struct tern_dev_op
     d->pool = pool;
     tern_cuda_enter(d);
     TERN_TRY(tern_cu_error(tern_cu.cuStreamCreate(&d->stream, TERN_CU_STREAM_APART), "opening the card", err));
+    if (pool)
+        atomic_fetch_add(&card->computing, 1);
     *out = &d->dev;
     d = NULL;
 out:

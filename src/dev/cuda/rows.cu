@@ -2,6 +2,7 @@
 #include "dev/cuda/attn/heads.cuh"
 #include "dev/cuda/gates.cuh"
 #include "dev/cuda/half.cuh"
+#include "dev/cuda/norm.cuh"
 #include "dev/cuda/products/panel.cuh"
 #include "dev/cuda/quantize.cuh"
 #include "dev/cuda/rows.h"
@@ -85,8 +86,7 @@ __device__ static inline float block_most(float v)
 /* v * by * f, as int8 too. */
 __device__ static inline float4 norm_output(const tern_cuda_norm_args &a, int row, int i, float4 v, float by, float4 f)
 {
-    v = make_float4(v.x * by, v.y * by, v.z * by, v.w * by);
-    v = make_float4(v.x * f.x, v.y * f.y, v.z * f.z, v.w * f.w);
+    v = norm_times(v, by, f);
     if (i < a.n)
         store_four(cuda_at<float>(a.y) + row * a.y_stride, i, a.n, v);
     if (a.q8) /* all threads, for whole blocks are quantised together */
@@ -177,14 +177,11 @@ TERN_CUDA_KERNEL_BEGIN(norm, tern_cuda_norm_args, NORM_THREADS, 1)
         const int i = t + j * NORM_THREADS * 4;
         if (i < a.n)
             kept[j] = norm_plus(a, number, row, i, kept[j]);
-        const float4 v = kept[j];
-        squares += v.x * v.x + v.y * v.y + (v.z * v.z + v.w * v.w);
+        squares = norm_squares(squares, kept[j]);
     }
-    for (int i = t + NORM_KEPT * NORM_THREADS * 4; i < a.n; i += NORM_THREADS * 4) {
-        const float4 v = norm_plus(a, number, row, i, norm_input(a, row, i));
-        squares += v.x * v.x + v.y * v.y + (v.z * v.z + v.w * v.w);
-    }
-    const float mean = block_sum(squares) / (float)a.n, by = 1.0f / sqrtf(mean + a.eps);
+    for (int i = t + NORM_KEPT * NORM_THREADS * 4; i < a.n; i += NORM_THREADS * 4)
+        squares = norm_squares(squares, norm_plus(a, number, row, i, norm_input(a, row, i)));
+    const float by = norm_factor(block_sum(squares), a.n, a.eps);
     const float *again =
         a.plus ? cuda_at<const float>(a.sum) + row * a.sum_stride : cuda_at<const float>(a.x) + row * a.x_stride;
 #pragma unroll

@@ -87,6 +87,10 @@ struct operands {
     int steps;
     const char *next; /* memory wanted soon: `lines` cache lines per step */
     int lines;
+    /* Where a whole unit's results will go, rows y_bytes apart, so many of them asked for per step; NULL: elsewhere. */
+    const char *y;
+    size_t y_bytes;
+    int rows;
     struct feed *feed; /* what makes a tile every so many steps; 0: never */
     int every;
 };
@@ -115,7 +119,7 @@ static inline __attribute__((always_inline)) void unit(const struct operands *o,
     int wait = o->every; /* steps until the next tile is made */
     const size_t in = from->stride * sizeof *from->p, out = to->stride * sizeof *to->p;
     const uint16_t *x = o->x, *w = o->w;
-    const char *next = o->next;
+    const char *next = o->next, *y = o->y, *y_end = y ? y + TERN_BAND * o->y_bytes : y;
     TILE_ZERO(0);
     TILE_ZERO(1);
     TILE_ZERO(2);
@@ -130,21 +134,25 @@ static inline __attribute__((always_inline)) void unit(const struct operands *o,
             TILE_LOAD(3, from->p + from->below + from->right, in);
     }
     for (int s = o->steps; s > 0; s--, x += PAIR, w += PAIR, next += 64 * o->lines) {
-        TILE_LOAD(4, x, 64);
         TILE_STREAM(6, w, 64);
-        TILE_PRODUCT(0, 4, 6);
-        if (panels == 2) {
+        if (panels == 2)
             TILE_STREAM(7, w + TERN_TILE, 64);
-            TILE_PRODUCT(1, 4, 7);
-        }
-        if (rows == 2) {
+        TILE_LOAD(4, x, 64);
+        if (rows == 2)
             TILE_LOAD(5, x + TERN_TILE, 64);
+        TILE_PRODUCT(0, 4, 6);
+        if (panels == 2)
+            TILE_PRODUCT(1, 4, 7);
+        if (rows == 2)
             TILE_PRODUCT(2, 5, 6);
-        }
         if (rows == 2 && panels == 2)
             TILE_PRODUCT(3, 5, 7);
         for (int i = 0; i < o->lines; i++)
             __builtin_prefetch(next + 64 * i, 0, 2); /* into L2: L1 is full of this band */
+        for (int i = 0; i < o->rows && y < y_end; i++, y += o->y_bytes) {
+            __builtin_prefetch(y, 1, 3);
+            __builtin_prefetch(y + 64, 1, 3);
+        }
         if (--wait == 0) {
             expand_some(o->feed, 1);
             wait = o->every;
@@ -193,21 +201,22 @@ static void copy_edge(float *y, size_t y_stride, float *tiles, int rows, int col
 
 /* A unit whose results go to y; from: tiles, zeros, or y itself.  Where tiles reach beyond the last row or column, y is
  * replaced by memory of our own. */
-static void unit_to_rows(const struct operands *o, struct sums from, float *y, size_t y_stride, int rows, int cols)
+static void unit_to_rows(const struct operands *o, const struct sums *from, float *y, size_t y_stride, int rows,
+                         int cols)
 {
     unit_fn *fn = unit_for(rows, cols);
     if (rows % TERN_TILE_ROWS == 0 && cols % TERN_PANEL == 0) {
         struct sums to = sums_in_rows(y, y_stride);
-        fn(o, &from, &to);
+        fn(o, from, &to);
         return;
     }
     float edge[4 * TILE_SUMS] __attribute__((aligned(64))) = {0};
     struct sums to = sums_in_tiles(edge);
-    if (from.p && from.p == y) {
+    if (from->p && from->p == y) {
         copy_edge(y, y_stride, edge, rows, cols, false);
-        from = to;
+        from = &to;
     }
-    fn(o, &from, &to);
+    fn(o, from, &to);
     copy_edge(y, y_stride, edge, rows, cols, true);
 }
 
@@ -220,7 +229,8 @@ static void multiply_stage(const struct call *c, const struct stage *s, const ui
     int bands = (c->n_rows + TERN_BAND - 1) / TERN_BAND, pairs = (s->panels + 1) / 2;
     const int share = (next->end + bands * pairs - 1) / (bands * pairs); /* of a unit */
     const bool first = s->step == 0, last = s->step + s->steps == c->n_steps;
-    struct operands o = {.steps = s->steps, .feed = next};
+    struct operands o = {.steps = s->steps, .feed = next, .y_bytes = c->y_stride * sizeof *c->y};
+    o.rows = (TERN_BAND + s->steps - 1) / s->steps;
     if (share)
         o.every = share < s->steps ? (s->steps - 1) / share : 1;
     for (int b = 0; b < bands; b++) {
@@ -235,8 +245,10 @@ static void multiply_stage(const struct call *c, const struct stage *s, const ui
             cols = cols < 2 * TERN_PANEL ? cols : 2 * TERN_PANEL;
             o.w = tiles + (size_t)p * (size_t)s->steps * PAIR;
             struct sums from = sums_in_tiles(first ? NULL : sums), to = sums_in_tiles(sums);
+            float *y = c->y + (size_t)r0 * c->y_stride + n0;
+            o.y = last && rows == TERN_BAND && cols == 2 * TERN_PANEL ? (const char *)y : NULL;
             if (last)
-                unit_to_rows(&o, from, c->y + (size_t)r0 * c->y_stride + n0, c->y_stride, rows, cols);
+                unit_to_rows(&o, &from, y, c->y_stride, rows, cols);
             else
                 unit_for(rows, cols)(&o, &from, &to);
             o.next += (size_t)o.lines * 64 * (size_t)s->steps;
@@ -337,7 +349,7 @@ static void multiply(float *y, size_t y_stride, const float *shrink, const uint1
         for (int c = 0; c < n; c += 2 * TERN_PANEL, o.w += band) {
             float *at = y + (size_t)r * y_stride + c;
             struct sums from = shrink ? sums_in_rows(at, y_stride) : sums_in_tiles(NULL);
-            unit_to_rows(&o, from, at, y_stride, rows, n - c < 2 * TERN_PANEL ? n - c : 2 * TERN_PANEL);
+            unit_to_rows(&o, &from, at, y_stride, rows, n - c < 2 * TERN_PANEL ? n - c : 2 * TERN_PANEL);
         }
     }
 }

@@ -1,4 +1,4 @@
-/* Blocks of threads as fibers.  One block at a time, its threads in turn. */
+/* Blocks of threads as fibers.  One block at a time, its threads in turn; of a kernel whose blocks meet, all together. */
 #include <dlfcn.h>
 #include <pthread.h>
 #include <sched.h>
@@ -7,7 +7,7 @@
 #include "emulate.h"
 
 /* Stacks are a few lines more than a power of two apart: threads at the same place would share few sets of the cache. */
-enum { MOST = 1024, STACK = (256 << 10) + 17 * 64, SHARED = 256 << 10 };
+enum { MOST = 4096, BLOCKS = 4, STACK = (256 << 10) + 17 * 64, SHARED = 256 << 10 };
 
 uint8_t *emulate_shared;
 emulate_index emulate_block, emulate_grid, emulate_threads, emulate_thread;
@@ -27,12 +27,20 @@ struct warp {
     void (*work)(void *pieces[32]);
 };
 
+/* some, often: of those threads that meet by themselves. */
+struct block {
+    emulate_index at;
+    int arrived, left, some;
+    unsigned meetings, often;
+};
+
 static fiber fibers[MOST];
 static warp warps[MOST / 32];
+static block blocks[BLOCKS];
 static char *stacks;
+static uint8_t *all_shared;
 static void *scheduler;
-static int now, arrived, left;
-static unsigned meetings;
+static int now, together; /* the thread at work; blocks */
 static bool found; /* the thread at work, since it went on */
 static emulate_kernel *kernel;
 static const void *kernel_args;
@@ -76,16 +84,35 @@ void emulate_meet(const char *what, void *piece, void (*work)(void *pieces[32]))
     wait();
 }
 
+static block &block_now(void)
+{
+    return blocks[now / (int)emulate_threads.x];
+}
+
 void emulate_meet_block(void)
 {
-    if (++arrived == left) {
-        arrived = 0;
-        meetings++;
+    block &b = block_now();
+    if (++b.arrived == b.left) {
+        b.arrived = 0;
+        b.meetings++;
         return;
     }
-    fibers[now].waits = meetings;
+    fibers[now].waits = b.meetings;
     fibers[now].waiting = fibers[now].in_block = true;
     wait();
+}
+
+void emulate_meet_some(int threads)
+{
+    block &b = block_now();
+    const unsigned before = b.often;
+    if (++b.some == threads) {
+        b.some = 0;
+        b.often++;
+    }
+    while (b.often == before)
+        emulate_try(false);
+    emulate_try(true);
 }
 
 void emulate_try(bool there)
@@ -94,6 +121,11 @@ void emulate_try(bool there)
     found |= there;
     if (!there)
         wait();
+}
+
+void emulate_pass(void)
+{
+    wait();
 }
 
 uint64_t emulate_elsewhere(void)
@@ -109,73 +141,97 @@ static void body(void)
 {
     kernel(kernel_args);
     warp &w = warps[now / 32];
+    block &b = block_now();
     fibers[now].done = true;
-    left--;
+    b.left--;
     w.left--;
     if (w.left && w.arrived == w.left)
         finish_warp(w);
-    if (left && arrived == left) {
-        arrived = 0;
-        meetings++;
+    if (b.left && b.arrived == b.left) {
+        b.arrived = 0;
+        b.meetings++;
     }
     wait();
     abort();
 }
 
+/* together blocks of n threads; of several, n is a multiple of 32. */
 static void start(int n)
 {
-    for (int i = 0; i < n; i++) {
+    for (int i = 0; i < n * together; i++) {
         void **sp = reinterpret_cast<void **>(stacks + (size_t)(i + 1) * STACK) - 2;
         *sp = reinterpret_cast<void *>(body); /* the stack is 16 bytes aligned where a function's return address is pushed */
         fibers[i] = {sp - 6, false, 0, false, false, false};
     }
-    for (int i = 0; i < (n + 31) / 32; i++)
-        warps[i] = {{NULL}, "", 0, n - 32 * i < 32 ? n - 32 * i : 32, 0, NULL};
-    arrived = 0;
-    meetings = 0;
-    left = n;
+    for (int i = 0; i < (n * together + 31) / 32; i++)
+        warps[i] = {{NULL}, "", 0, n * together - 32 * i < 32 ? n * together - 32 * i : 32, 0, NULL};
+    for (int i = 0; i < together; i++)
+        blocks[i] = {blocks[i].at, 0, n, 0, 0, 0};
+    memset(all_shared, 0xFF, (size_t)SHARED * (size_t)together); /* what nobody has written is no number */
 }
 
-static void run_block(int n)
+static bool waits(const fiber &f, int i, int n)
+{
+    return f.waiting && f.waits == (f.in_block ? blocks[i / n].meetings : warps[i / 32].meetings);
+}
+
+static void run_blocks(int n)
 {
     start(n);
-    while (left) {
+    for (int left = 1; left;) {
         bool moved = false;
-        for (int i = 0; i < n; i++) {
+        for (int i = 0; i < n * together; i++) {
             fiber &f = fibers[i];
-            if (f.done || (f.waiting && f.waits == (f.in_block ? meetings : warps[i / 32].meetings)))
+            if (f.done || waits(f, i, n))
                 continue;
             const bool looked = f.looks;
             f.waiting = f.looks = found = false;
             now = i;
-            emulate_thread.x = (unsigned)i;
+            emulate_thread.x = (unsigned)(i % n);
+            emulate_block = blocks[i / n].at;
+            emulate_shared = all_shared + (size_t)SHARED * (size_t)(i / n);
             emulate_switch(&scheduler, f.sp);
             moved |= !looked || !f.looks || found;
         }
-        if (!moved) {
+        left = 0;
+        for (int i = 0; i < together; i++)
+            left += blocks[i].left;
+        if (!moved && left) {
             fprintf(stderr, "threads of a block wait for each other for ever\n");
             abort();
         }
     }
 }
 
+/* Do blocks of this kernel wait for each other?  Then they have no static memory, which all would share here. */
+static bool blocks_meet(emulate_kernel *k)
+{
+    Dl_info info;
+    return dladdr(reinterpret_cast<void *>(k), &info) && info.dli_sname &&
+           strncmp(info.dli_sname, "tern_cuda_k_chain", strlen("tern_cuda_k_chain")) == 0;
+}
+
 void emulate_run(emulate_kernel *k, const void *args, const unsigned grid[3], unsigned threads)
 {
+    const unsigned all = grid[0] * grid[1] * grid[2];
     if (!stacks) {
         stacks = static_cast<char *>(mmap(NULL, (size_t)MOST * STACK, PROT_READ | PROT_WRITE,
                                           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
-        emulate_shared = static_cast<uint8_t *>(mmap(NULL, SHARED, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+        all_shared = static_cast<uint8_t *>(
+            mmap(NULL, (size_t)SHARED * BLOCKS, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
     }
     kernel = k;
     kernel_args = args;
     emulate_grid = {grid[0], grid[1], grid[2]};
     emulate_threads = {threads, 1, 1};
-    for (emulate_block.z = 0; emulate_block.z < grid[2]; emulate_block.z++)
-        for (emulate_block.y = 0; emulate_block.y < grid[1]; emulate_block.y++)
-            for (emulate_block.x = 0; emulate_block.x < grid[0]; emulate_block.x++) {
-                memset(emulate_shared, 0xFF, SHARED); /* what nobody has written is no number */
-                run_block((int)threads);
-            }
+    together = blocks_meet(k) ? (int)all : 1;
+    if (together > BLOCKS || (together > 1 && threads % 32) || together * (int)threads > MOST)
+        abort();
+    for (unsigned i = 0; i < all; i++) {
+        blocks[i % (unsigned)together].at = {i % grid[0], i / grid[0] % grid[1], i / grid[0] / grid[1]};
+        if ((i + 1) % (unsigned)together == 0)
+            run_blocks((int)threads);
+    }
 }
 
 /* For the driver (fake_driver.c, streams.c). */

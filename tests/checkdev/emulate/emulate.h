@@ -45,8 +45,12 @@ extern emulate_index emulate_block, emulate_grid, emulate_threads, emulate_threa
  * that has ended), and all go on.  Threads that arrive at different places end the program. */
 void emulate_meet(const char *what, void *piece, void (*work)(void *pieces[32]));
 void emulate_meet_block(void);
+/* The same for so many of its threads, always the same ones. */
+void emulate_meet_some(int threads);
 /* A thread looked for something: where it is not there, others go on. */
 void emulate_try(bool there);
+/* A thread waits for another block: others go on. */
+void emulate_pass(void);
 /* A thread waits for another card: others go on.  The time, in ns. */
 uint64_t emulate_elsewhere(void);
 #define __trap abort
@@ -300,6 +304,37 @@ template <class T> static inline T __reduce_min_sync(unsigned, T x)
     return (T)w.out;
 }
 
+static inline void emulate_most(void *pieces[32])
+{
+    uint64_t most = 0;
+    for (int i = 0; i < 32; i++)
+        most = pieces[i] ? std::max(most, static_cast<emulate_word *>(pieces[i])->value) : most;
+    for (int i = 0; i < 32; i++)
+        if (pieces[i])
+            static_cast<emulate_word *>(pieces[i])->out = most;
+}
+static inline uint32_t __reduce_max_sync(unsigned, uint32_t x)
+{
+    emulate_word w = {x, 0, 0};
+    emulate_meet("most", &w, emulate_most);
+    return (uint32_t)w.out;
+}
+static inline void emulate_sum(void *pieces[32])
+{
+    int64_t sum = 0;
+    for (int i = 0; i < 32; i++)
+        sum += pieces[i] ? (int64_t) static_cast<emulate_word *>(pieces[i])->value : 0;
+    for (int i = 0; i < 32; i++)
+        if (pieces[i])
+            static_cast<emulate_word *>(pieces[i])->out = (uint64_t)sum;
+}
+static inline int __reduce_add_sync(unsigned, int x)
+{
+    emulate_word w = {(uint64_t)(int64_t)x, 0, 0};
+    emulate_meet("sum", &w, emulate_sum);
+    return (int)w.out;
+}
+
 static inline void emulate_nothing(void *[32])
 {
 }
@@ -484,14 +519,31 @@ static inline void emulate_ld(const char *, uint32_t &r0, uint32_t &r1, uint32_t
 }
 
 /* What other cards write, and read: each eight bytes in one piece. */
-static inline void emulate_ld(const char *, uint64_t &x, const uint64_t *from)
+static inline void emulate_ld(const char *text, uint64_t &x, const uint64_t *from)
 {
     x = __atomic_load_n(from, __ATOMIC_ACQUIRE);
+    if (strstr(text, ".gpu")) /* another block's, which has to have its turn */
+        emulate_pass();
 }
 static inline void emulate_ld(const char *, uint64_t &x, uint64_t &y, const uint64_t *from)
 {
     x = __atomic_load_n(from, __ATOMIC_ACQUIRE);
     y = __atomic_load_n(from + 1, __ATOMIC_ACQUIRE);
+}
+static inline void emulate_ld(const char *, float &x, float &y, float &z, float &w, const float *from)
+{
+    x = from[0];
+    y = from[1];
+    z = from[2];
+    w = from[3];
+}
+static inline void emulate_st(const char *, uint32_t at, int x)
+{
+    memcpy(emulate_shared + at, &x, sizeof x);
+}
+static inline void emulate_atom(const char *, uint64_t &before, uint64_t *at)
+{
+    before = __atomic_fetch_add(at, 1, __ATOMIC_ACQ_REL);
 }
 static inline void emulate_st(const char *, uint64_t *to, uint64_t x)
 {
@@ -656,10 +708,6 @@ static inline emulate_barrier *emulate_barrier_at(uint32_t at)
         abort();
     return reinterpret_cast<emulate_barrier *>(emulate_shared + at);
 }
-static inline void emulate_mbarrier(const char *, uint32_t at, uint32_t threads)
-{
-    *emulate_barrier_at(at) = {(uint16_t)threads, (uint16_t)threads, 0};
-}
 static inline void emulate_mbarrier(const char *, uint32_t at)
 {
     emulate_barrier *b = emulate_barrier_at(at);
@@ -667,6 +715,24 @@ static inline void emulate_mbarrier(const char *, uint32_t at)
         b->missing = b->all;
         b->phase ^= 1;
     }
+}
+/* To be opened for so many threads; or bytes are expected, whose copies happen before anybody looks. */
+static inline void emulate_mbarrier(const char *text, uint32_t at, uint32_t n)
+{
+    if (strstr(text, "expect_tx"))
+        emulate_mbarrier(text, at);
+    else
+        *emulate_barrier_at(at) = {(uint16_t)n, (uint16_t)n, 0};
+}
+static inline void emulate_cp(const char *, uint32_t to, const uint8_t *from, uint32_t bytes, uint32_t, uint64_t)
+{
+    if (to % 16 || bytes % 16 || (uintptr_t)from % 16)
+        abort();
+    memcpy(emulate_shared + to, from, bytes);
+}
+static inline void emulate_bar(const char *, int threads)
+{
+    emulate_meet_some(threads);
 }
 static inline void emulate_reg(const char *, uint32_t &there, uint32_t at, uint32_t phase)
 {

@@ -5,7 +5,7 @@
 #ifndef TERN_DEV_CUDA_ATTN_HEADS_CUH
 #define TERN_DEV_CUDA_ATTN_HEADS_CUH
 
-#include "dev/cuda/kernel.cuh"
+#include "dev/cuda/norm.cuh"
 #include "dev/cuda/rows.h"
 
 __device__ static inline float warp_sum(float v)
@@ -19,11 +19,6 @@ __device__ static __noinline__ float temper_of(float temper, int pos, int from, 
 {
     const int times = (pos + from) / span;
     return (float)(1 + (double)temper * log1p((double)times));
-}
-
-__device__ static inline float norm_factor(float squares, int dim, float eps)
-{
-    return __fdiv_rn(1.0f, sqrtf(__fadd_rn(__fdiv_rn(squares, (float)dim), eps)));
 }
 
 /* x * by * w[i], w where there is one. */

@@ -1,0 +1,684 @@
+/* What one decode row goes through behind its attention, as one kernel: the product that ends attention, norm, gate and
+ * up, down, norm, and the next layer's first products.
+ *
+ * Weights do not depend on what is computed, so they never stop to come: a ring of stages is filled in the order in which
+ * they will be read, across all products, while blocks of threads meet.  There is one block on each processor, and all
+ * meet three times: a product's outputs belong to all, and each block makes the norm for itself.
+ *
+ * Every number is made as the kernels apart make it (products.cu, rows.cu), in the same order, and rounded where they do:
+ * what a step answers does not depend on whether it had this kernel. */
+#include "dev/cuda/gates.cuh"
+#include "dev/cuda/norm.cuh"
+#include "dev/cuda/products/chain.h"
+#include "dev/cuda/products/unit.cuh"
+#include "dev/cuda/quantize.cuh"
+#include "dev/cuda/together/together.cuh"
+
+#define THREADS (TERN_CUDA_CHAIN_WARPS * 32) /* that multiply */
+#define UNITS   TERN_CUDA_CHAIN_UNITS
+#define PHASES  4
+
+#if defined __CUDA_ARCH_FEAT_SM90_ALL || defined TERN_TEST_EMULATE_H
+
+/* ---- barriers in shared memory ---- */
+
+__device__ static inline void barrier_open(uint32_t at, int count)
+{
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(at), "r"(count) : "memory");
+}
+
+__device__ static inline void barrier_come(uint32_t at)
+{
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(at) : "memory");
+}
+
+__device__ static inline void barrier_expect(uint32_t at, uint32_t bytes)
+{
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(at), "r"(bytes) : "memory");
+}
+
+__device__ static inline void barrier_wait(uint32_t at, uint32_t phase)
+{
+    uint32_t there;
+    do
+        asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
+                     : "=r"(there)
+                     : "r"(at), "r"(phase)
+                     : "memory");
+    while (!there);
+}
+
+/* Those that multiply meet. */
+__device__ static inline void multipliers_meet()
+{
+    asm volatile("bar.sync 1, %0;" ::"n"(THREADS) : "memory");
+}
+
+/* What another block wrote in this kernel. */
+__device__ static inline float4 load_shared_four(uint64_t from, int i)
+{
+    float4 v;
+    asm volatile("ld.relaxed.gpu.global.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+                 : "l"(cuda_at<const float>(from) + i)
+                 : "memory");
+    return v;
+}
+
+/* Without its sign, as bits. */
+__device__ static inline uint32_t absolute(float x)
+{
+    return __float_as_uint(x) & 0x7FFFFFFFu;
+}
+
+/* ---- what is where ---- */
+
+/* Shared memory, and which of the panels are this block's. */
+template <int C, int S> struct room {
+    using unit = unit_of<C, S>;
+    static constexpr uint32_t stage_bytes = UNITS * unit::bytes;
+    uint8_t *stages, *row;
+    float *kept;                                /* of the residual, each thread's own */
+    float (*part)[2][2][TERN_CUDA_CHAIN_UNITS][16]; /* [buffer][group][of two][part][column] */
+    float *sums;
+    uint32_t pace; /* int: stages under way at once */
+    uint32_t full, empty, parted, freed, met; /* barriers; of each stage; of each buffer of parts; of a meeting */
+    int n_stages;
+
+    __device__ room(const tern_cuda_chain &a, uint8_t *shared) : n_stages(a.stages)
+    {
+        part = reinterpret_cast<float(*)[2][2][TERN_CUDA_CHAIN_UNITS][16]>(shared);
+        sums = reinterpret_cast<float *>(shared + 4096);
+        full = (uint32_t)__cvta_generic_to_shared(shared + 4096 + 64);
+        empty = full + 8 * TERN_CUDA_CHAIN_STAGES;
+        parted = empty + 8 * TERN_CUDA_CHAIN_STAGES;
+        freed = parted + 16;
+        met = freed + 16;
+        pace = met + 8;
+        row = shared + TERN_CUDA_CHAIN_BESIDE;
+        kept = reinterpret_cast<float *>(row + a.row_bytes);
+        stages = row + a.row_bytes + a.m[0].w.n * 4;
+    }
+    /* A hint, from one thread to another: strong accesses, which order nothing. */
+    __device__ void set_pace(int n) const
+    {
+        asm volatile("st.relaxed.cta.shared::cta.u32 [%0], %1;" ::"r"(pace), "r"(n) : "memory");
+    }
+    __device__ int see_pace() const
+    {
+        uint32_t n;
+        asm volatile("ld.relaxed.cta.shared::cta.u32 %0, [%1];" : "=r"(n) : "r"(pace) : "memory");
+        return (int)n;
+    }
+    __device__ void open() const
+    {
+        const int t = threadIdx.x;
+        if (t < n_stages) {
+            barrier_open(full + 8 * t, 1);
+            barrier_open(empty + 8 * t, UNITS);
+        }
+        if (t < 2) {
+            barrier_open(parted + 8 * t, TERN_CUDA_CHAIN_WARPS);
+            barrier_open(freed + 8 * t, 1);
+        }
+        if (t == 0) {
+            barrier_open(met, 1);
+            set_pace(TERN_CUDA_CHAIN_PACE);
+        }
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+};
+
+/* A product, or two of the same row, of which each block takes items in turn: two panels, one for each group of warps, or,
+ * of gate and up, a panel of both for each group. */
+struct phase {
+    int k, units, rounds, all, items; /* rounds of stages of a panel; items: panels, or pairs of panels of gate and up */
+    bool both;
+
+    __device__ phase(const tern_cuda_chain &a, int i)
+    {
+        const tern_cuda_matrix &w = a.m[i == 0 ? 0 : i == 1 ? 1 : i + 1].w;
+        k = w.k;
+        units = k / 256;
+        rounds = (units + UNITS - 1) / UNITS;
+        both = i == 1;
+        all = both ? w.n / 32 : i == 3 ? a.panels : w.n / 16;
+        items = (all - (int)blockIdx.x + (int)gridDim.x - 1) / (int)gridDim.x;
+    }
+    /* Turns of all warps: one at least, for a meeting waits for what they come to. */
+    __device__ int turns() const
+    {
+        return max(items, 1);
+    }
+    /* Groups that item i has work for. */
+    __device__ int width(int i) const
+    {
+        return both ? (items ? 2 : 0) : min(2, items - i);
+    }
+    __device__ int step() const
+    {
+        return both ? 1 : 2;
+    }
+    __device__ int panel(int i, int g) const
+    {
+        return both ? (blockIdx.x + i * gridDim.x) * 2 + g : blockIdx.x + (i + g) * gridDim.x;
+    }
+    /* Has no block more items? */
+    __device__ bool most() const
+    {
+        return items * (int)gridDim.x >= all;
+    }
+    /* A group's turn: stages that it takes at once, two of them or the last one. */
+    __device__ int turn() const
+    {
+        return both ? 1 : 2;
+    }
+    __device__ int at_once(int r) const
+    {
+        return both || r + 1 < rounds ? 2 : 1;
+    }
+};
+
+__device__ static inline const tern_cuda_product &product_of_phase(const tern_cuda_chain &a, int i, int panel)
+{
+    if (i < 3)
+        return a.m[i == 0 ? 0 : i + 1];
+    int m = 4;
+    while (m + 1 < a.n_m && panel >= a.m[m + 1].panel0)
+        m++;
+    return a.m[m];
+}
+
+/* A place in the ring. */
+struct place {
+    int slot;
+    uint32_t phase;
+
+    __device__ void on(int n, int stages)
+    {
+        slot += n;
+        if (slot >= stages) {
+            slot -= stages;
+            phase ^= 1;
+        }
+    }
+};
+
+/* ---- weights: one lane asks ---- */
+
+template <int C, int S> struct asker {
+    const room<C, S> &r;
+    place at;   /* of the next stage */
+    place wait; /* of the oldest one that may be under way */
+    int asked, there;
+    uint64_t once;
+
+    __device__ void region(uint32_t &to, const uint8_t *panel, uint32_t from, int unit_bytes, int first, int n) const
+    {
+        if (!unit_bytes)
+            return;
+        asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, "
+                     "[%3], %4;" ::"r"(to),
+                     "l"(panel + from + first * unit_bytes), "r"(n * unit_bytes), "r"(r.full + 8 * at.slot), "l"(once)
+                     : "memory");
+        to += UNITS * unit_bytes;
+    }
+    /* Stage `round` of a panel. */
+    __device__ void ask(const tern_cuda_product &m, int panel, int round, int units)
+    {
+        using unit = unit_of<C, S>;
+        const uint8_t *p = panel_at(m, 0, panel);
+        const int first = round * UNITS, n = min(UNITS, units - first);
+        uint32_t to = (uint32_t)__cvta_generic_to_shared(r.stages + at.slot * r.stage_bytes);
+        if (asked >= r.n_stages)
+            barrier_wait(r.empty + 8 * at.slot, at.phase ^ 1);
+        while (asked - there >= r.see_pace()) {
+            barrier_wait(r.full + 8 * wait.slot, wait.phase);
+            wait.on(1, r.n_stages);
+            there++;
+        }
+        barrier_expect(r.full + 8 * at.slot, n * unit::bytes);
+        region(to, p, 0, unit::codes, first, n);
+        region(to, p, m.w.d, unit::d, first, n);
+        region(to, p, m.w.m, unit::m, first, n);
+        region(to, p, m.w.a, unit::a, first, n);
+        region(to, p, m.w.b, unit::b, first, n);
+        at.on(1, r.n_stages);
+        asked++;
+    }
+};
+
+template <int C, int S> __device__ static inline void ask_all(const tern_cuda_chain &a, const room<C, S> &r)
+{
+    asker<C, S> q = {r, {0, 0}, {0, 0}, 0, 0, cuda_once()};
+#pragma unroll 1
+    for (int i = 0; i < PHASES; i++) {
+        const phase p(a, i);
+#pragma unroll 1
+        for (int item = 0; item < p.items; item += p.step())
+#pragma unroll 1
+            for (int round = 0; round < p.rounds; round += p.turn())
+#pragma unroll 1
+                for (int n = 0; n < p.width(item) * p.at_once(round); n++) {
+                    const int g = n / p.at_once(round), of = n % p.at_once(round), panel = p.panel(item, g);
+                    const tern_cuda_product &m = p.both ? a.m[1 + of] : product_of_phase(a, i, panel);
+                    q.ask(m, panel, p.both ? round : round + of, p.units);
+                }
+    }
+}
+
+/* ---- outputs: one warp puts parts together ---- */
+
+__device__ static inline void put_one(const tern_cuda_product &m, int col, float v)
+{
+    if (col < m.w.n)
+        cuda_at<float>(m.y)[col] = m.bias ? __fadd_rn(v, cuda_at<const float>(m.bias)[col]) : v;
+}
+
+/* 32 neighbouring columns of gate and up: a block of int8. */
+__device__ static inline void put_both(const tern_cuda_chain &a, float gate, float up, int col)
+{
+    const int lane = threadIdx.x % 32, b = col / 32;
+    if (a.m[1].bias)
+        gate = __fadd_rn(gate, cuda_at<const float>(a.m[1].bias)[col]);
+    if (a.m[2].bias)
+        up = __fadd_rn(up, cuda_at<const float>(a.m[2].bias)[col]);
+    const float v = gate_of(a.op, gate, up);
+    cuda_at<float>(a.m[2].y)[col] = up;
+    cuda_at<float>(a.h)[col] = v;
+    /* the largest as bits: what is no number is larger than all that are */
+    const float top = __uint_as_float(__reduce_max_sync(0xFFFFFFFFu, absolute(v)));
+    float inv = __fdiv_rn(127.0f, top);
+    inv = isinf(inv) ? 0 : inv;
+    const int q = __float2int_rn(__fmul_rn(v, inv)), sum = __reduce_add_sync(0xFFFFFFFFu, q);
+    const int quad = lane / 4, k = a.m[3].w.k;
+    cuda_at<uint8_t>(a.q8)[b * 32 + (quad % 4 * 2 + quad / 4) * 4 + lane % 4] = (uint8_t)q;
+    if (lane == 0) {
+        const float scale = __fdiv_rn(top, 127.0f) + (top - top); /* not finite where top is not */
+        float *scales = cuda_at<float>(a.q8 + k);
+        scales[b] = scale;
+        scales[k / 32 + b] = __fmul_rn(scale, (float)sum);
+    }
+}
+
+/* All blocks have written what they had to, and all may read it. */
+__device__ static inline void meet_all(const tern_cuda_chain &a, uint32_t met)
+{
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) {
+        uint64_t come, all, start = 0;
+        uint32_t looked = 0;
+        asm volatile("atom.add.acq_rel.gpu.global.u64 %0, [%1], 1;"
+                     : "=l"(come)
+                     : "l"(cuda_at<uint64_t>(a.met))
+                     : "memory");
+        all = (come / gridDim.x + 1) * gridDim.x;
+        for (come++; come < all;) {
+            asm volatile("ld.acquire.gpu.global.u64 %0, [%1];"
+                         : "=l"(come)
+                         : "l"(cuda_at<const uint64_t>(a.met))
+                         : "memory");
+            if (++looked % 1024 == 0)
+                be_patient(start);
+        }
+        barrier_come(met);
+    }
+}
+
+template <int C, int S> __device__ static inline void put_all(const tern_cuda_chain &a, const room<C, S> &r)
+{
+    const int lane = threadIdx.x % 32, g = lane / 16, c = lane % 16;
+    int n = 0; /* items so far */
+#pragma unroll 1
+    for (int i = 0; i < PHASES; i++) {
+        const phase p(a, i);
+#pragma unroll 1
+        for (int item = 0; item < p.turns(); item += p.step(), n++) {
+            barrier_wait(r.parted + 8 * (n & 1), n / 2 & 1);
+            const int panel = p.panel(item, g);
+            const float one = sum_parts(&r.part[n & 1][g][0][0][c], UNITS, 16);
+            if (p.both && p.items) {
+                put_both(a, one, sum_parts(&r.part[n & 1][g][1][0][c], UNITS, 16), panel * 16 + c);
+            } else if (g < p.width(item)) {
+                const tern_cuda_product &m = product_of_phase(a, i, panel);
+                put_one(m, (panel - m.panel0) * 16 + c, one);
+            }
+            __syncwarp();
+            if (lane == 0)
+                barrier_come(r.freed + 8 * (n & 1));
+        }
+        if (i + 1 < PHASES) {
+            if (lane == 0)
+                r.set_pace(TERN_CUDA_CHAIN_PACE_MEET);
+            meet_all(a, r.met);
+        }
+    }
+}
+
+/* ---- products ---- */
+
+/* Of the row, what a lane multiplies a unit with. */
+struct row_part {
+    uint32_t x0, x1;
+    float s[2], sum[2];
+};
+
+template <int S> __device__ static inline void load_row_part(row_part &r, const uint8_t *row, int k, int u, int g, int t)
+{
+    const uint2 two = reinterpret_cast<const uint2 *>(row)[(u * 8 + g) * 4 + t];
+    const float *scales = reinterpret_cast<const float *>(row + k);
+    r.x0 = two.x;
+    r.x1 = two.y;
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        const int b = u * 8 + 2 * t + i, of = minima_by_unit<S>() ? u * 8 + t + 4 * i : b;
+        r.s[i] = scales[b];
+        r.sum[i] = kind_minimum(S) && (g == 0 || !minima_by_unit<S>()) ? scales[k / 32 + of] : 0;
+    }
+}
+
+/* Codes of four bits as they lie: of two blocks the low halves of the bytes in one product, the high halves, times 16, in
+ * another, whose sum is a multiple of 16. */
+__device__ static inline void multiply_nibbles(int d[4], uint32_t mask, const uint2 &a, const uint2 &b, uint32_t b0, uint32_t b1)
+{
+    asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
+        : "r"(a.x & mask), "r"(a.y & mask), "r"(b.x & mask), "r"(b.y & mask), "r"(b0), "r"(b1));
+}
+
+/* Two units at once, for what one waits for the other has time. */
+template <int C, int S> struct two_units {
+    using unit = unit_of<C, S>;
+    static constexpr bool nibbles = C == TERN_CODES_U4 && !kind_halves(S);
+    dots<S> d[2];
+
+    /* mask[j]: all bits where the lane's column is block j. */
+    __device__ void multiply(const uint8_t *const stage[2], const row_part &r0, const row_part &r1, const uint32_t mask[8],
+                             int zero, const int8_t *table, int part, int g, int t)
+    {
+        const row_part *const r[2] = {&r0, &r1};
+        piece<C> code[2][8];
+        int high[2][4] = {};
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+#pragma unroll
+            for (int j = 0; j < 8; j++)
+                load_piece<C>(code[i][j], stage[i] + part * unit::codes + j * codes_unit(C), t, g);
+            start_dots<S>(d[i], zero, r[i]->x0, r[i]->x1);
+        }
+#pragma unroll
+        for (int j = 0; j < 8; j += 2)
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                const uint32_t x0 = r[i]->x0 & mask[j], y0 = r[i]->x0 & mask[j + 1], x1 = r[i]->x1 & mask[j],
+                               y1 = r[i]->x1 & mask[j + 1];
+                if (nibbles) {
+                    multiply_nibbles(d[i].c[0], 0x0F0F0F0Fu, code[i][j].v[0], code[i][j + 1].v[0], x0, y0);
+                    multiply_nibbles(high[i], 0xF0F0F0F0u, code[i][j].v[0], code[i][j + 1].v[0], x1, y1);
+                } else {
+                    add_dots<C, S>(d[i], code[i][j], t, table, x0, x1);
+                    add_dots<C, S>(d[i], code[i][j + 1], t, table, y0, y1);
+                }
+            }
+#pragma unroll
+        for (int i = 0; nibbles && i < 2; i++)
+#pragma unroll
+            for (int q = 0; q < 4; q++)
+                d[i].c[0][q] += high[i][q] >> 4;
+    }
+    /* acc + unit i's. */
+    __device__ void add(float acc[2], int i, const uint8_t *stage, const row_part &r, const tern_cuda_matrix &m, int part, int g,
+                        int t) const
+    {
+        const uint8_t *s = stage + UNITS * unit::codes;
+        const scales_at at = {s + part * unit::d, s + UNITS * unit::d + part * unit::m,
+                              s + UNITS * (unit::d + unit::m) + part * unit::a,
+                              s + UNITS * (unit::d + unit::m + unit::a) + part * unit::b};
+        raw_scales<S> raw;
+        load_scales<S>(raw, at, 2 * t, g);
+#pragma unroll
+        for (int j = 0; j < 2; j++) {
+            two_scales sc;
+            make_scales<S>(sc, raw, m, j);
+#pragma unroll
+            for (int q = 0; q < 2; q++)
+                acc[q] = add_part<S>(acc[q], d[i], sc, q, j, r.s[j], r.sum[j]);
+        }
+        if (minima_by_unit<S>()) {
+            unit_minima minima;
+            float c[4];
+            make_minima<S>(minima, at, t, g);
+            multiply_minima(c, minima, r.sum[0], r.sum[1]);
+#pragma unroll
+            for (int q = 0; q < 2; q++)
+                acc[q] = t ? acc[q] : __fmaf_rn(minima.by[q], c[2 * q], acc[q]);
+        }
+    }
+};
+
+/* The products of a phase, as one warp has them.  BOTH: gate and up, whose units have the same part of the row. */
+template <int C, int S, bool BOTH>
+__device__ static inline void multiply_phase(const tern_cuda_chain &a, const room<C, S> &r, const phase &p, place &at, int &n)
+{
+    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, group = threadIdx.x / 256, warp = threadIdx.x / 32 % 8;
+    const tern_cuda_matrix &m = a.m[0].w; /* all are of one kind */
+    uint32_t mask[8];
+#pragma unroll
+    for (int j = 0; j < 8; j++)
+        mask[j] = g == j ? 0xFFFFFFFFu : 0;
+#pragma unroll 1
+    for (int item = 0; item < p.turns(); item += p.step(), n++) {
+        const int width = p.width(item);
+        float acc[2] = {}, other[2] = {};
+#pragma unroll 1
+        for (int round = 0; round < p.rounds; round += BOTH ? 1 : 2) {
+            const int once = BOTH || round + 1 < p.rounds ? 2 : 1;
+            if (group < width) {
+                place mine[2] = {at, at};
+                const uint8_t *stage[2];
+                row_part x[2];
+                two_units<C, S> two;
+                const int u = round * UNITS + warp;
+                mine[0].on(group * once, r.n_stages);
+                mine[1].on(group * once + once - 1, r.n_stages);
+                load_row_part<S>(x[0], r.row, p.k, min(u, p.units - 1), g, t);
+                if (!BOTH)
+                    load_row_part<S>(x[1], r.row, p.k, min(u + UNITS, p.units - 1), g, t);
+#pragma unroll
+                for (int i = 0; i < 2; i++)
+                    stage[i] = r.stages + mine[i].slot * r.stage_bytes;
+                barrier_wait(r.full + 8 * mine[0].slot, mine[0].phase);
+                barrier_wait(r.full + 8 * mine[1].slot, mine[1].phase);
+                two.multiply(stage, x[0], x[!BOTH], mask, kind_zero(S) ? m.zero : 0, m.table, warp, g, t);
+                if (u < p.units)
+                    two.add(acc, 0, stage[0], x[0], m, warp, g, t);
+                if (BOTH ? u < p.units : once == 2 && u + UNITS < p.units)
+                    two.add(BOTH ? other : acc, 1, stage[1], x[!BOTH], m, warp, g, t);
+                __syncwarp();
+                if (lane < once)
+                    barrier_come(r.empty + 8 * (lane ? mine[1].slot : mine[0].slot));
+            }
+            at.on(width * once, r.n_stages);
+        }
+        if (n > 1)
+            barrier_wait(r.freed + 8 * (n & 1), (n / 2 - 1) & 1);
+#pragma unroll
+        for (int q = 0; q < 2; q++) {
+            float v = acc[q], w = other[q];
+            v = __fadd_rn(v, __shfl_xor_sync(0xFFFFFFFFu, v, 1));
+            v = __fadd_rn(v, __shfl_xor_sync(0xFFFFFFFFu, v, 2));
+            if (BOTH) {
+                w = __fadd_rn(w, __shfl_xor_sync(0xFFFFFFFFu, w, 1));
+                w = __fadd_rn(w, __shfl_xor_sync(0xFFFFFFFFu, w, 2));
+            }
+            if (t == 0) {
+                r.part[n & 1][group][0][warp][2 * g + q] = v;
+                if (BOTH)
+                    r.part[n & 1][group][1][warp][2 * g + q] = w;
+            }
+        }
+        __syncwarp();
+        if (lane == 0)
+            barrier_come(r.parted + 8 * (n & 1));
+    }
+}
+
+/* ---- rows ---- */
+
+/* A row of int8 with its scales. */
+__device__ static inline void copy_row(uint8_t *row, uint64_t q8, int k)
+{
+    for (int i = threadIdx.x * 4; i < k / 4 + k / 16; i += THREADS * 4)
+        *reinterpret_cast<float4 *>(row + i * 4) = load_shared_four(q8, i);
+}
+
+/* x * by, of at most 127, rounded to an integer: its lowest byte. */
+__device__ static inline uint32_t rounded(float x, float by)
+{
+    return __float_as_uint(__fadd_rn(__fmul_rn(x, by), START));
+}
+
+/* Block b of 32 numbers, of which each of eight lanes side by side has four, from 4 i on: as int8 into the row. */
+__device__ static inline void quantize_row(uint8_t *row, int n, int b, int i, float4 v)
+{
+    /* the largest as bits: what is no number is larger than all that are */
+    uint32_t most = max(max(absolute(v.x), absolute(v.y)), max(absolute(v.z), absolute(v.w)));
+#pragma unroll
+    for (int step = 1; step < 8; step *= 2)
+        most = max(most, __shfl_xor_sync(0xFFFFFFFFu, most, step));
+    const float top = __uint_as_float(most);
+    float inv = __fdiv_rn(127.0f, top);
+    inv = isinf(inv) ? 0 : inv;
+    const uint32_t low = __byte_perm(rounded(v.x, inv), rounded(v.y, inv), 0x0040),
+                   high = __byte_perm(rounded(v.z, inv), rounded(v.w, inv), 0x0040), four = __byte_perm(low, high, 0x5410);
+    int sum = __dp4a((int)four, 0x01010101, 0);
+#pragma unroll
+    for (int step = 1; step < 8; step *= 2)
+        sum += __shfl_xor_sync(0xFFFFFFFFu, sum, step);
+    reinterpret_cast<uint32_t *>(row)[b * 8 + i % 4 * 2 + i / 4] = four;
+    if (i == 0) {
+        const float scale = __fdiv_rn(top, 127.0f) + (top - top); /* not finite where top is not */
+        float *scales = reinterpret_cast<float *>(row + n);
+        scales[b] = scale;
+        scales[n / 32 + b] = __fmul_rn(scale, (float)sum);
+    }
+}
+
+/* The residual with what the product before adds to it, and its norm as int8: rows.cu's norm.  first: the residual comes from
+ * memory, else from what was kept; the second time block 0 writes all. */
+template <int C, int S, bool FIRST> __device__ static inline void norm_row(const tern_cuda_chain &a, const room<C, S> &r)
+{
+    constexpr int EACH = TERN_CUDA_CHAIN_NORM / (4 * THREADS);
+    const tern_cuda_chain_norm &norm = a.norm[FIRST ? 0 : 1];
+    const int n = a.m[0].w.n, t = threadIdx.x * 4;
+    float4 w[EACH], v[EACH], plus[EACH];
+    float squares = 0;
+#pragma unroll
+    for (int j = 0; j < EACH; j++)
+        if (t + j * THREADS * 4 < n)
+            w[j] = *reinterpret_cast<const float4 *>(cuda_at<const float>(norm.w) + t + j * THREADS * 4);
+    barrier_wait(r.met, 0); /* the first meeting, or the third */
+#pragma unroll
+    for (int j = 0; j < EACH; j++) {
+        const int i = t + j * THREADS * 4;
+        if (i >= n)
+            continue;
+        plus[j] = load_shared_four(norm.plus, i);
+        v[j] = FIRST ? load_shared_four(a.x, i) : *reinterpret_cast<const float4 *>(r.kept + i);
+    }
+#pragma unroll
+    for (int j = 0; j < EACH; j++) {
+        const int i = t + j * THREADS * 4;
+        if (i >= n)
+            continue;
+        v[j] = make_float4(v[j].x + plus[j].x, v[j].y + plus[j].y, v[j].z + plus[j].z, v[j].w + plus[j].w);
+        squares = norm_squares(squares, v[j]);
+        if (FIRST)
+            *reinterpret_cast<float4 *>(r.kept + i) = v[j];
+        else if (blockIdx.x == 0)
+            *reinterpret_cast<float4 *>(cuda_at<float>(a.x) + i) = v[j];
+    }
+#pragma unroll
+    for (int step = 16; step; step /= 2)
+        squares = __fadd_rn(squares, __shfl_xor_sync(0xFFFFFFFFu, squares, step));
+    if (threadIdx.x % 32 == 0)
+        r.sums[threadIdx.x / 32] = squares;
+    multipliers_meet();
+    squares = r.sums[threadIdx.x % 16];
+#pragma unroll
+    for (int step = 8; step; step /= 2)
+        squares = __fadd_rn(squares, __shfl_xor_sync(0xFFFFFFFFu, squares, step));
+    const float by = norm_factor(squares, n, norm.eps);
+#pragma unroll
+    for (int j = 0; j < EACH; j++) {
+        const int i = t + j * THREADS * 4;
+        if (i >= n)
+            continue; /* whole warps: widths are multiples of 256 */
+        v[j] = norm_times(v[j], by, w[j]);
+        quantize_row(r.row, n, i / 32, i / 4 % 8, v[j]);
+        if (!FIRST && blockIdx.x == 0)
+            *reinterpret_cast<float4 *>(cuda_at<float>(a.n) + i) = v[j];
+    }
+    multipliers_meet();
+    if (!FIRST && blockIdx.x == 0)
+        for (int i = threadIdx.x; i < n / 4 + n / 16; i += THREADS)
+            cuda_at<uint32_t>(a.q8)[i] = reinterpret_cast<const uint32_t *>(r.row)[i];
+}
+
+template <int C, int S> __device__ static inline void chain(const tern_cuda_chain &a_)
+{
+    extern __shared__ __align__(128) uint8_t shared[];
+    uint32_t *words = reinterpret_cast<uint32_t *>(shared + TERN_CUDA_CHAIN_BESIDE - sizeof a_);
+    for (int i = threadIdx.x; i < (int)(sizeof a_ / 4); i += TERN_CUDA_CHAIN_THREADS)
+        words[i] = reinterpret_cast<const uint32_t *>(&a_)[i];
+    const tern_cuda_chain &a = *reinterpret_cast<const tern_cuda_chain *>(words);
+    const room<C, S> r(a_, shared);
+    r.open();
+    __syncthreads();
+    if (threadIdx.x >= THREADS) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 64;");
+        if (threadIdx.x == THREADS)
+            ask_all<C, S>(a, r);
+        cuda_wait();
+        if (threadIdx.x / 32 == TERN_CUDA_CHAIN_WARPS + 1)
+            put_all<C, S>(a, r);
+        return;
+    }
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 104;");
+    cuda_wait();
+    place at = {0, 0};
+    int n = 0;
+#pragma unroll 1
+    for (int i = 0; i < PHASES; i++) {
+        const phase p(a, i);
+        if (i == 1) {
+            norm_row<C, S, true>(a, r);
+        } else if (i == 3) {
+            norm_row<C, S, false>(a, r);
+        } else {
+            if (i)
+                barrier_wait(r.met, 1);
+            copy_row(r.row, a.q8, p.k);
+            multipliers_meet();
+        }
+        if (threadIdx.x == 0)
+            r.set_pace(p.both && !p.most() ? TERN_CUDA_CHAIN_PACE_FEW : TERN_CUDA_CHAIN_PACE);
+        if (p.both)
+            multiply_phase<C, S, true>(a, r, p, at, n);
+        else
+            multiply_phase<C, S, false>(a, r, p, at, n);
+    }
+}
+
+#define CHAIN_BODY(c, s) chain<TERN_CODES_##c, TERN_SCALES_##s>(a)
+#else
+#define CHAIN_BODY(c, s) __trap() /* the host starts it on cards of 9.0 alone */
+#endif
+
+#define CHAIN(c, s)                                                                       \
+    TERN_CUDA_KERNEL_BEGIN(chain_##c##_##s, tern_cuda_chain, TERN_CUDA_CHAIN_THREADS, 1) \
+    {                                                                                    \
+        CHAIN_BODY(c, s);                                                                \
+    }
+CHAIN(U4, K32)
+#undef CHAIN
