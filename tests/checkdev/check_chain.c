@@ -133,7 +133,8 @@ static void compare(struct checkdev *c, struct chain *h, const char *about)
                {"k", &h->y[K], h->n[K]},
                {"v", &h->y[V], h->n[V]}};
     enum { ALL = sizeof all / sizeof *all };
-    float *x = checkdev_get((size_t)n, sizeof *x), *one[ALL], *other = checkdev_get((size_t)h->n[GATE], sizeof *other);
+    float *x = checkdev_get((size_t)n, sizeof *x);
+    uint32_t *one[ALL], *other = checkdev_get((size_t)h->n[GATE], sizeof *other); /* bits of floats */
     char line[200];
     checkdev_out(c, &h->x, OTHER, x, (size_t)n * sizeof *x);
     for (int i = 0; i < DEVICES; i++)
@@ -151,7 +152,7 @@ static void compare(struct checkdev *c, struct chain *h, const char *about)
         int differ = 0;
         checkdev_out(c, all[i].b, OTHER, other, (size_t)all[i].n * sizeof *other);
         for (int j = 0; j < all[i].n; j++)
-            differ += memcmp(&one[i][j], &other[j], sizeof *other) != 0;
+            differ += one[i][j] != other[j];
         (void)snprintf(line, sizeof line, "%s: numbers that differ apart", all[i].name);
         checkdev_line(c, "chain", line, differ, 0);
         tern_free(one[i]);

@@ -7,6 +7,7 @@
  *
  * Every number is made as the kernels apart make it (products.cu, rows.cu), in the same order, and rounded where they do:
  * what a step answers does not depend on whether it had this kernel. */
+#include "dev/cuda/barrier.cuh"
 #include "dev/cuda/gates.cuh"
 #include "dev/cuda/norm.cuh"
 #include "dev/cuda/products/chain.h"
@@ -20,33 +21,7 @@
 
 #if defined __CUDA_ARCH_FEAT_SM90_ALL || defined TERN_TEST_EMULATE_H
 
-/* ---- barriers in shared memory ---- */
-
-__device__ static inline void barrier_open(uint32_t at, int count)
-{
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(at), "r"(count) : "memory");
-}
-
-__device__ static inline void barrier_come(uint32_t at)
-{
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(at) : "memory");
-}
-
-__device__ static inline void barrier_expect(uint32_t at, uint32_t bytes)
-{
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(at), "r"(bytes) : "memory");
-}
-
-__device__ static inline void barrier_wait(uint32_t at, uint32_t phase)
-{
-    uint32_t there;
-    do
-        asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
-                     : "=r"(there)
-                     : "r"(at), "r"(phase)
-                     : "memory");
-    while (!there);
-}
+/* ---- threads and blocks ---- */
 
 /* Those that multiply meet. */
 __device__ static inline void multipliers_meet()
@@ -125,7 +100,7 @@ template <int C, int S> struct room {
             barrier_open(met, 1);
             set_pace(TERN_CUDA_CHAIN_PACE);
         }
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+        barriers_opened();
     }
 };
 
@@ -217,10 +192,7 @@ template <int C, int S> struct asker {
     {
         if (!unit_bytes)
             return;
-        asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, "
-                     "[%3], %4;" ::"r"(to),
-                     "l"(panel + from + first * unit_bytes), "r"(n * unit_bytes), "r"(r.full + 8 * at.slot), "l"(once)
-                     : "memory");
+        barrier_copy(r.full + 8 * at.slot, to, panel + from + first * unit_bytes, n * unit_bytes, once);
         to += UNITS * unit_bytes;
     }
     /* Stage `round` of a panel. */
@@ -321,7 +293,7 @@ __device__ static inline void meet_all(const tern_cuda_chain &a, uint32_t met)
             if (++looked % 1024 == 0)
                 be_patient(start);
         }
-        barrier_come(met);
+        barrier_arrive(met);
     }
 }
 
@@ -345,7 +317,7 @@ template <int C, int S> __device__ static inline void put_all(const tern_cuda_ch
             }
             __syncwarp();
             if (lane == 0)
-                barrier_come(r.freed + 8 * (n & 1));
+                barrier_arrive(r.freed + 8 * (n & 1));
         }
         if (i + 1 < PHASES) {
             if (lane == 0)
@@ -496,7 +468,7 @@ __device__ static inline void multiply_phase(const tern_cuda_chain &a, const roo
                     two.add(BOTH ? other : acc, 1, stage[1], x[!BOTH], m, warp, g, t);
                 __syncwarp();
                 if (lane < once)
-                    barrier_come(r.empty + 8 * (lane ? mine[1].slot : mine[0].slot));
+                    barrier_arrive(r.empty + 8 * (lane ? mine[1].slot : mine[0].slot));
             }
             at.on(width * once, r.n_stages);
         }
@@ -519,7 +491,7 @@ __device__ static inline void multiply_phase(const tern_cuda_chain &a, const roo
         }
         __syncwarp();
         if (lane == 0)
-            barrier_come(r.parted + 8 * (n & 1));
+            barrier_arrive(r.parted + 8 * (n & 1));
     }
 }
 
