@@ -52,6 +52,8 @@ __device__ static inline uint32_t absolute(float x)
 template <int C, int S> struct room {
     using unit = unit_of<C, S>;
     static constexpr uint32_t stage_bytes = UNITS * unit::bytes;
+    static_assert(4096 + 64 + 16 * TERN_CUDA_CHAIN_STAGES + 48 + sizeof(tern_cuda_chain) <= TERN_CUDA_CHAIN_BESIDE,
+                  "parts, sums, barriers and arguments");
     uint8_t *stages, *row;
     float *kept;                                /* of the residual, each thread's own */
     float (*part)[2][2][TERN_CUDA_CHAIN_UNITS][16]; /* [buffer][group][of two][part][column] */
@@ -361,12 +363,11 @@ __device__ static inline void multiply_nibbles(int d[4], uint32_t mask, const ui
 /* Two units at once, for what one waits for the other has time. */
 template <int C, int S> struct two_units {
     using unit = unit_of<C, S>;
-    static constexpr bool nibbles = C == TERN_CODES_U4 && !kind_halves(S);
+    static_assert(C == TERN_CODES_U4 && !kind_halves(S) && !kind_zero(S), "codes are multiplied as they lie");
     dots<S> d[2];
 
     /* mask[j]: all bits where the lane's column is block j. */
-    __device__ void multiply(const uint8_t *const stage[2], const row_part &r0, const row_part &r1, const uint32_t mask[8],
-                             int zero, const int8_t *table, int part, int g, int t)
+    __device__ void multiply(const uint8_t *const stage[2], const row_part &r0, const row_part &r1, const uint32_t mask[8], int part, int g, int t)
     {
         const row_part *const r[2] = {&r0, &r1};
         piece<C> code[2][8];
@@ -376,7 +377,7 @@ template <int C, int S> struct two_units {
 #pragma unroll
             for (int j = 0; j < 8; j++)
                 load_piece<C>(code[i][j], stage[i] + part * unit::codes + j * codes_unit(C), t, g);
-            start_dots<S>(d[i], zero, r[i]->x0, r[i]->x1);
+            start_dots<S>(d[i], 0, r[i]->x0, r[i]->x1);
         }
 #pragma unroll
         for (int j = 0; j < 8; j += 2)
@@ -384,16 +385,11 @@ template <int C, int S> struct two_units {
             for (int i = 0; i < 2; i++) {
                 const uint32_t x0 = r[i]->x0 & mask[j], y0 = r[i]->x0 & mask[j + 1], x1 = r[i]->x1 & mask[j],
                                y1 = r[i]->x1 & mask[j + 1];
-                if (nibbles) {
-                    multiply_nibbles(d[i].c[0], 0x0F0F0F0Fu, code[i][j].v[0], code[i][j + 1].v[0], x0, y0);
-                    multiply_nibbles(high[i], 0xF0F0F0F0u, code[i][j].v[0], code[i][j + 1].v[0], x1, y1);
-                } else {
-                    add_dots<C, S>(d[i], code[i][j], t, table, x0, x1);
-                    add_dots<C, S>(d[i], code[i][j + 1], t, table, y0, y1);
-                }
+                multiply_nibbles(d[i].c[0], 0x0F0F0F0Fu, code[i][j].v[0], code[i][j + 1].v[0], x0, y0);
+                multiply_nibbles(high[i], 0xF0F0F0F0u, code[i][j].v[0], code[i][j + 1].v[0], x1, y1);
             }
 #pragma unroll
-        for (int i = 0; nibbles && i < 2; i++)
+        for (int i = 0; i < 2; i++)
 #pragma unroll
             for (int q = 0; q < 4; q++)
                 d[i].c[0][q] += high[i][q] >> 4;
@@ -461,7 +457,7 @@ __device__ static inline void multiply_phase(const tern_cuda_chain &a, const roo
                     stage[i] = r.stages + mine[i].slot * r.stage_bytes;
                 barrier_wait(r.full + 8 * mine[0].slot, mine[0].phase);
                 barrier_wait(r.full + 8 * mine[1].slot, mine[1].phase);
-                two.multiply(stage, x[0], x[!BOTH], mask, kind_zero(S) ? m.zero : 0, m.table, warp, g, t);
+                two.multiply(stage, x[0], x[!BOTH], mask, warp, g, t);
                 if (u < p.units)
                     two.add(acc, 0, stage[0], x[0], m, warp, g, t);
                 if (BOTH ? u < p.units : once == 2 && u + UNITS < p.units)
@@ -536,7 +532,7 @@ __device__ static inline void quantize_row(uint8_t *row, int n, int b, int i, fl
     }
 }
 
-/* The residual with what the product before adds to it, and its norm as int8: rows.cu's norm.  first: the residual comes from
+/* The residual with what the product before adds to it, and its norm as int8: rows.cu's norm.  FIRST: the residual comes from
  * memory, else from what was kept; the second time block 0 writes all. */
 template <int C, int S, bool FIRST> __device__ static inline void norm_row(const tern_cuda_chain &a, const room<C, S> &r)
 {
