@@ -76,33 +76,39 @@ static void next(struct tern_dev *d, bool apart)
     }
 }
 
+/* x += plus; its norm. */
+static void add_norm(const struct chain *h, struct tern_dev *d, int i, const struct both *plus, int which, float eps,
+                     bool apart)
+{
+    const int n = h->n[OUT];
+    const struct tern_dev_rows x = rows_of(&h->x, i, stride_of(n), n);
+    d->ops->add(d, x, x, rows_of(plus, i, stride_of(n), n), 1);
+    next(d, apart);
+    d->ops->norm(d, rows_of(&h->normed, i, stride_of(n), n), x, vec_of(&h->factors[which], i), eps, 1);
+    next(d, apart);
+}
+
 /* apart: each operation in a step of its own. */
 static void run(struct checkdev *c, const struct chain *h, int i, bool apart)
 {
     struct tern_dev *d = c->d[i];
     const int n = h->n[OUT];
     const struct tern_dev_rows in = rows_of(&h->in, i, stride_of(h->k[OUT]), h->k[OUT]),
-                               x = rows_of(&h->x, i, stride_of(n), n), normed = rows_of(&h->normed, i, stride_of(n), n);
+                               normed = rows_of(&h->normed, i, stride_of(n), n);
     const struct tern_matmul out = matmul_of(h, OUT, i), both[] = {matmul_of(h, GATE, i), matmul_of(h, UP, i)},
                              down = matmul_of(h, DOWN, i),
                              last[] = {matmul_of(h, Q, i), matmul_of(h, K, i), matmul_of(h, V, i)};
     step_begin(d);
     d->ops->matmul(d, &out, 1, in, 1, 0);
     next(d, apart);
-    d->ops->add(d, x, x, out.y, 1);
-    next(d, apart);
-    d->ops->norm(d, normed, x, vec_of(&h->factors[0], i), 1e-5f, 1);
-    next(d, apart);
+    add_norm(h, d, i, &h->y[OUT], 0, 1e-5f, apart);
     d->ops->matmul(d, both, 2, normed, 1, 0);
     next(d, apart);
     d->ops->glu(d, both[0].y, both[1].y, 1, h->act);
     next(d, apart);
     d->ops->matmul(d, &down, 1, both[0].y, 1, 0);
     next(d, apart);
-    d->ops->add(d, x, x, down.y, 1);
-    next(d, apart);
-    d->ops->norm(d, normed, x, vec_of(&h->factors[1], i), 1e-6f, 1);
-    next(d, apart);
+    add_norm(h, d, i, &h->y[DOWN], 1, 1e-6f, apart);
     d->ops->matmul(d, last, 3, normed, 1, 0);
     d->ops->end(d);
 }
@@ -133,7 +139,8 @@ static void compare(struct checkdev *c, struct chain *h, const char *about)
                {"k", &h->y[K], h->n[K]},
                {"v", &h->y[V], h->n[V]}};
     enum { ALL = sizeof all / sizeof *all };
-    float *x = checkdev_get((size_t)n, sizeof *x), *one[ALL], *other = checkdev_get((size_t)h->n[GATE], sizeof *other);
+    float *x = checkdev_get((size_t)n, sizeof *x);
+    uint32_t *one[ALL], *other = checkdev_get((size_t)h->n[GATE], sizeof *other); /* bits of floats */
     char line[200];
     checkdev_out(c, &h->x, OTHER, x, (size_t)n * sizeof *x);
     for (int i = 0; i < DEVICES; i++)
@@ -151,7 +158,7 @@ static void compare(struct checkdev *c, struct chain *h, const char *about)
         int differ = 0;
         checkdev_out(c, all[i].b, OTHER, other, (size_t)all[i].n * sizeof *other);
         for (int j = 0; j < all[i].n; j++)
-            differ += memcmp(&one[i][j], &other[j], sizeof *other) != 0;
+            differ += one[i][j] != other[j];
         (void)snprintf(line, sizeof line, "%s: numbers that differ apart", all[i].name);
         checkdev_line(c, "chain", line, differ, 0);
         tern_free(one[i]);

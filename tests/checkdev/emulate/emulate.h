@@ -272,67 +272,63 @@ template <class T> static inline T __shfl_down_sync(unsigned, T x, int n, int wi
     return emulate_shuffle(x, own % width + n < width ? own + n : own);
 }
 
-static inline void emulate_any(void *pieces[32])
-{
-    uint64_t any = 0;
-    for (int i = 0; i < 32; i++)
-        any |= pieces[i] ? static_cast<emulate_word *>(pieces[i])->value : 0;
-    for (int i = 0; i < 32; i++)
-        if (pieces[i])
-            static_cast<emulate_word *>(pieces[i])->out = any;
-}
-static inline bool __any_sync(unsigned, bool x)
+/* What all lanes bring, put together two at a time; each gets it. */
+template <class OP> static inline uint64_t emulate_together(const char *what, uint64_t x)
 {
     emulate_word w = {x, 0, 0};
-    emulate_meet("any", &w, emulate_any);
+    emulate_meet(what, &w, [](void *pieces[32]) {
+        const emulate_word *first = NULL;
+        uint64_t all = 0;
+        for (int i = 0; i < 32; i++)
+            if (const emulate_word *p = static_cast<emulate_word *>(pieces[i])) {
+                all = first ? OP()(all, p->value) : p->value;
+                first = p;
+            }
+        for (int i = 0; i < 32; i++)
+            if (pieces[i])
+                static_cast<emulate_word *>(pieces[i])->out = all;
+    });
     return w.out;
 }
-
-static inline void emulate_least(void *pieces[32])
+struct emulate_or {
+    uint64_t operator()(uint64_t a, uint64_t b) const
+    {
+        return a | b;
+    }
+};
+struct emulate_least {
+    uint64_t operator()(uint64_t a, uint64_t b) const
+    {
+        return (uint64_t)std::min((int64_t)a, (int64_t)b);
+    }
+};
+struct emulate_most {
+    uint64_t operator()(uint64_t a, uint64_t b) const
+    {
+        return std::max(a, b);
+    }
+};
+struct emulate_sum {
+    uint64_t operator()(uint64_t a, uint64_t b) const
+    {
+        return a + b;
+    }
+};
+static inline bool __any_sync(unsigned, bool x)
 {
-    int64_t least = INT64_MAX;
-    for (int i = 0; i < 32; i++)
-        least = pieces[i] ? std::min(least, (int64_t) static_cast<emulate_word *>(pieces[i])->value) : least;
-    for (int i = 0; i < 32; i++)
-        if (pieces[i])
-            static_cast<emulate_word *>(pieces[i])->out = (uint64_t)least;
+    return emulate_together<emulate_or>("any", x);
 }
 template <class T> static inline T __reduce_min_sync(unsigned, T x)
 {
-    emulate_word w = {(uint64_t)(int64_t)x, 0, 0};
-    emulate_meet("least", &w, emulate_least);
-    return (T)w.out;
-}
-
-static inline void emulate_most(void *pieces[32])
-{
-    uint64_t most = 0;
-    for (int i = 0; i < 32; i++)
-        most = pieces[i] ? std::max(most, static_cast<emulate_word *>(pieces[i])->value) : most;
-    for (int i = 0; i < 32; i++)
-        if (pieces[i])
-            static_cast<emulate_word *>(pieces[i])->out = most;
+    return (T)emulate_together<emulate_least>("least", (uint64_t)(int64_t)x);
 }
 static inline uint32_t __reduce_max_sync(unsigned, uint32_t x)
 {
-    emulate_word w = {x, 0, 0};
-    emulate_meet("most", &w, emulate_most);
-    return (uint32_t)w.out;
-}
-static inline void emulate_sum(void *pieces[32])
-{
-    int64_t sum = 0;
-    for (int i = 0; i < 32; i++)
-        sum += pieces[i] ? (int64_t) static_cast<emulate_word *>(pieces[i])->value : 0;
-    for (int i = 0; i < 32; i++)
-        if (pieces[i])
-            static_cast<emulate_word *>(pieces[i])->out = (uint64_t)sum;
+    return (uint32_t)emulate_together<emulate_most>("most", x);
 }
 static inline int __reduce_add_sync(unsigned, int x)
 {
-    emulate_word w = {(uint64_t)(int64_t)x, 0, 0};
-    emulate_meet("sum", &w, emulate_sum);
-    return (int)w.out;
+    return (int)emulate_together<emulate_sum>("sum", (uint64_t)(int64_t)x);
 }
 
 static inline void emulate_nothing(void *[32])

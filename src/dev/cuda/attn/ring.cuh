@@ -12,6 +12,7 @@
 #define TERN_DEV_CUDA_ATTN_RING_CUH
 
 #include "dev/cuda/attn/block.cuh"
+#include "dev/cuda/barrier.cuh"
 
 /* ---- items ---- */
 
@@ -194,8 +195,8 @@ __device__ static inline void ring_open(ring &r, uint32_t at, uint32_t barriers,
     r.policy = cuda_once();
 #if __CUDA_ARCH__ >= 900
     if (threadIdx.x % 32 < stages)
-        asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barriers + 8 * threadIdx.x % 256) : "memory");
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+        barrier_open(barriers + 8 * threadIdx.x % 256, 1);
+    barriers_opened();
 #endif
     __syncwarp();
 }
@@ -229,7 +230,7 @@ __device__ static inline void ring_read()
 __device__ static inline void ring_expect(const ring &r, int slot, uint32_t all)
 {
 #if __CUDA_ARCH__ >= 900
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(r.barriers + 8 * slot), "r"(all) : "memory");
+    barrier_expect(r.barriers + 8 * slot, all);
 #endif
 }
 
@@ -237,10 +238,7 @@ __device__ static inline void ring_expect(const ring &r, int slot, uint32_t all)
 __device__ static inline void ring_copy(const ring &r, int slot, uint32_t to, const uint8_t *from, uint32_t bytes)
 {
 #if __CUDA_ARCH__ >= 900
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], "
-                 "%4;" ::"r"(to),
-                 "l"(from), "r"(bytes), "r"(r.barriers + 8 * slot), "l"(r.policy)
-                 : "memory");
+    barrier_copy(r.barriers + 8 * slot, to, from, bytes, r.policy);
 #else
     for (uint32_t n = threadIdx.x % 32 * 16; n < bytes; n += 512)
         cuda_copy_16(to + n, from + n, r.policy);
@@ -259,14 +257,7 @@ __device__ static inline void ring_commit()
 __device__ static inline void ring_wait(ring &r)
 {
 #if __CUDA_ARCH__ >= 900
-    const uint32_t phase = r.phases >> r.slot & 1, at = r.barriers + 8 * r.slot;
-    uint32_t there;
-    do
-        asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
-                     : "=r"(there)
-                     : "r"(at), "r"(phase)
-                     : "memory");
-    while (!there);
+    barrier_wait(r.barriers + 8 * r.slot, r.phases >> r.slot & 1);
     r.phases ^= 1u << r.slot;
 #else
     if (r.stages == 2)

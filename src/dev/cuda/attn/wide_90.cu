@@ -8,6 +8,7 @@
  * A q row goes through the same steps whatever else is in its block: pages that it does not see leave it as it is. */
 #include <cuda_fp16.h>
 #include "dev/cuda/attn/block.cuh"
+#include "dev/cuda/barrier.cuh"
 
 #define THREADS 384
 #define GROUP   128 /* threads that multiply together, or bring pages */
@@ -15,29 +16,6 @@
 #define BEHIND  2 /* pages that may be on their way while another one is asked for */
 
 #if defined __CUDA_ARCH_FEAT_SM90_ALL || defined TERN_TEST_EMULATE_H
-
-/* ---- meetings of threads that copy with threads that multiply ---- */
-
-__device__ static inline void barrier_open(uint32_t at, uint32_t threads)
-{
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(at), "r"(threads) : "memory");
-}
-
-__device__ static inline void barrier_arrive(uint32_t at)
-{
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(at) : "memory");
-}
-
-__device__ static inline void barrier_wait(uint32_t at, uint32_t phase)
-{
-    uint32_t there;
-    do
-        asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
-                     : "=r"(there)
-                     : "r"(at), "r"(phase)
-                     : "memory");
-    while (!there);
-}
 
 /* ---- products ---- */
 
@@ -437,7 +415,7 @@ template <int D> __device__ static void attend(const tern_cuda_attn_args &a)
             barrier_open(r.full + 8 * i, GROUP);
             barrier_open(r.empty + 8 * i, 4 * groups);
         }
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+        barriers_opened();
     }
     __syncthreads();
     cuda_wait();

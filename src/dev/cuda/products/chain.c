@@ -74,6 +74,7 @@ static bool chain_of(const struct tern_cuda *d, size_t at, struct tern_cuda_chai
         gate->op < TERN_CUDA_SILU || gate->n != ff || gate->y != both->m[0].y || gate->a != gate->y ||
         gate->b != both->m[1].y || gate->q8 != d->q8 || both->m[0].w.k != n || next->m[0].w.k != n)
         return false;
+    memset(to, 0, sizeof *to); /* lists are compared byte by byte */
     *to = (struct tern_cuda_chain){.m = {out->m[0], both->m[0], both->m[1], down->m[0]},
                                    .norm = {{norm->plus, norm->w, norm->eps, 0}, {then->plus, then->w, then->eps, 0}},
                                    .q8 = d->q8,
@@ -99,6 +100,7 @@ static bool place_chain(const struct tern_cuda *d, const struct chain_kind *kind
     const int beside = TERN_CUDA_CHAIN_BESIDE + a->row_bytes + a->m[0].w.n * 4,
               stage = TERN_CUDA_CHAIN_UNITS * kind->unit, stages = (d->card->shared_most - beside) / stage;
     a->stages = stages < TERN_CUDA_CHAIN_STAGES ? stages : TERN_CUDA_CHAIN_STAGES;
+    memset(c, 0, sizeof *c);
     *c = (struct tern_cuda_call){.kernel = kind->chain,
                                  .grid = {(unsigned)d->card->processors, 1, 1},
                                  .block = TERN_CUDA_CHAIN_THREADS,
@@ -118,8 +120,6 @@ void tern_cuda_chain_calls(struct tern_cuda *d)
         const struct chain_kind *kind = kernels_fit(d, i);
         struct tern_cuda_chain a;
         struct tern_cuda_call c;
-        memset(&a, 0, sizeof a); /* lists are compared byte by byte */
-        memset(&c, 0, sizeof c);
         if (kind && chain_of(d, i, &a) && place_chain(d, kind, &a, &c)) {
             c.args = l->calls[i].args; /* in the place of the first call's */
             memcpy(l->args + c.args, &a, sizeof a);

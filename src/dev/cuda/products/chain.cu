@@ -7,6 +7,7 @@
  *
  * Every number is made as the kernels apart make it (products.cu, rows.cu), in the same order, and rounded where they do:
  * what a step answers does not depend on whether it had this kernel. */
+#include "dev/cuda/barrier.cuh"
 #include "dev/cuda/gates.cuh"
 #include "dev/cuda/norm.cuh"
 #include "dev/cuda/products/chain.h"
@@ -20,33 +21,7 @@
 
 #if defined __CUDA_ARCH_FEAT_SM90_ALL || defined TERN_TEST_EMULATE_H
 
-/* ---- barriers in shared memory ---- */
-
-__device__ static inline void barrier_open(uint32_t at, int count)
-{
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(at), "r"(count) : "memory");
-}
-
-__device__ static inline void barrier_come(uint32_t at)
-{
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(at) : "memory");
-}
-
-__device__ static inline void barrier_expect(uint32_t at, uint32_t bytes)
-{
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(at), "r"(bytes) : "memory");
-}
-
-__device__ static inline void barrier_wait(uint32_t at, uint32_t phase)
-{
-    uint32_t there;
-    do
-        asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
-                     : "=r"(there)
-                     : "r"(at), "r"(phase)
-                     : "memory");
-    while (!there);
-}
+/* ---- threads and blocks ---- */
 
 /* Those that multiply meet. */
 __device__ static inline void multipliers_meet()
@@ -77,6 +52,8 @@ __device__ static inline uint32_t absolute(float x)
 template <int C, int S> struct room {
     using unit = unit_of<C, S>;
     static constexpr uint32_t stage_bytes = UNITS * unit::bytes;
+    static_assert(4096 + 64 + 16 * TERN_CUDA_CHAIN_STAGES + 48 + sizeof(tern_cuda_chain) <= TERN_CUDA_CHAIN_BESIDE,
+                  "parts, sums, barriers and arguments");
     uint8_t *stages, *row;
     float *kept;                                /* of the residual, each thread's own */
     float (*part)[2][2][TERN_CUDA_CHAIN_UNITS][16]; /* [buffer][group][of two][part][column] */
@@ -125,7 +102,7 @@ template <int C, int S> struct room {
             barrier_open(met, 1);
             set_pace(TERN_CUDA_CHAIN_PACE);
         }
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+        barriers_opened();
     }
 };
 
@@ -217,10 +194,7 @@ template <int C, int S> struct asker {
     {
         if (!unit_bytes)
             return;
-        asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, "
-                     "[%3], %4;" ::"r"(to),
-                     "l"(panel + from + first * unit_bytes), "r"(n * unit_bytes), "r"(r.full + 8 * at.slot), "l"(once)
-                     : "memory");
+        barrier_copy(r.full + 8 * at.slot, to, panel + from + first * unit_bytes, n * unit_bytes, once);
         to += UNITS * unit_bytes;
     }
     /* Stage `round` of a panel. */
@@ -321,7 +295,7 @@ __device__ static inline void meet_all(const tern_cuda_chain &a, uint32_t met)
             if (++looked % 1024 == 0)
                 be_patient(start);
         }
-        barrier_come(met);
+        barrier_arrive(met);
     }
 }
 
@@ -345,7 +319,7 @@ template <int C, int S> __device__ static inline void put_all(const tern_cuda_ch
             }
             __syncwarp();
             if (lane == 0)
-                barrier_come(r.freed + 8 * (n & 1));
+                barrier_arrive(r.freed + 8 * (n & 1));
         }
         if (i + 1 < PHASES) {
             if (lane == 0)
@@ -389,12 +363,11 @@ __device__ static inline void multiply_nibbles(int d[4], uint32_t mask, const ui
 /* Two units at once, for what one waits for the other has time. */
 template <int C, int S> struct two_units {
     using unit = unit_of<C, S>;
-    static constexpr bool nibbles = C == TERN_CODES_U4 && !kind_halves(S);
+    static_assert(C == TERN_CODES_U4 && !kind_halves(S) && !kind_zero(S), "codes are multiplied as they lie");
     dots<S> d[2];
 
     /* mask[j]: all bits where the lane's column is block j. */
-    __device__ void multiply(const uint8_t *const stage[2], const row_part &r0, const row_part &r1, const uint32_t mask[8],
-                             int zero, const int8_t *table, int part, int g, int t)
+    __device__ void multiply(const uint8_t *const stage[2], const row_part &r0, const row_part &r1, const uint32_t mask[8], int part, int g, int t)
     {
         const row_part *const r[2] = {&r0, &r1};
         piece<C> code[2][8];
@@ -404,7 +377,7 @@ template <int C, int S> struct two_units {
 #pragma unroll
             for (int j = 0; j < 8; j++)
                 load_piece<C>(code[i][j], stage[i] + part * unit::codes + j * codes_unit(C), t, g);
-            start_dots<S>(d[i], zero, r[i]->x0, r[i]->x1);
+            start_dots<S>(d[i], 0, r[i]->x0, r[i]->x1);
         }
 #pragma unroll
         for (int j = 0; j < 8; j += 2)
@@ -412,16 +385,11 @@ template <int C, int S> struct two_units {
             for (int i = 0; i < 2; i++) {
                 const uint32_t x0 = r[i]->x0 & mask[j], y0 = r[i]->x0 & mask[j + 1], x1 = r[i]->x1 & mask[j],
                                y1 = r[i]->x1 & mask[j + 1];
-                if (nibbles) {
-                    multiply_nibbles(d[i].c[0], 0x0F0F0F0Fu, code[i][j].v[0], code[i][j + 1].v[0], x0, y0);
-                    multiply_nibbles(high[i], 0xF0F0F0F0u, code[i][j].v[0], code[i][j + 1].v[0], x1, y1);
-                } else {
-                    add_dots<C, S>(d[i], code[i][j], t, table, x0, x1);
-                    add_dots<C, S>(d[i], code[i][j + 1], t, table, y0, y1);
-                }
+                multiply_nibbles(d[i].c[0], 0x0F0F0F0Fu, code[i][j].v[0], code[i][j + 1].v[0], x0, y0);
+                multiply_nibbles(high[i], 0xF0F0F0F0u, code[i][j].v[0], code[i][j + 1].v[0], x1, y1);
             }
 #pragma unroll
-        for (int i = 0; nibbles && i < 2; i++)
+        for (int i = 0; i < 2; i++)
 #pragma unroll
             for (int q = 0; q < 4; q++)
                 d[i].c[0][q] += high[i][q] >> 4;
@@ -489,14 +457,14 @@ __device__ static inline void multiply_phase(const tern_cuda_chain &a, const roo
                     stage[i] = r.stages + mine[i].slot * r.stage_bytes;
                 barrier_wait(r.full + 8 * mine[0].slot, mine[0].phase);
                 barrier_wait(r.full + 8 * mine[1].slot, mine[1].phase);
-                two.multiply(stage, x[0], x[!BOTH], mask, kind_zero(S) ? m.zero : 0, m.table, warp, g, t);
+                two.multiply(stage, x[0], x[!BOTH], mask, warp, g, t);
                 if (u < p.units)
                     two.add(acc, 0, stage[0], x[0], m, warp, g, t);
                 if (BOTH ? u < p.units : once == 2 && u + UNITS < p.units)
                     two.add(BOTH ? other : acc, 1, stage[1], x[!BOTH], m, warp, g, t);
                 __syncwarp();
                 if (lane < once)
-                    barrier_come(r.empty + 8 * (lane ? mine[1].slot : mine[0].slot));
+                    barrier_arrive(r.empty + 8 * (lane ? mine[1].slot : mine[0].slot));
             }
             at.on(width * once, r.n_stages);
         }
@@ -519,7 +487,7 @@ __device__ static inline void multiply_phase(const tern_cuda_chain &a, const roo
         }
         __syncwarp();
         if (lane == 0)
-            barrier_come(r.parted + 8 * (n & 1));
+            barrier_arrive(r.parted + 8 * (n & 1));
     }
 }
 
@@ -564,7 +532,7 @@ __device__ static inline void quantize_row(uint8_t *row, int n, int b, int i, fl
     }
 }
 
-/* The residual with what the product before adds to it, and its norm as int8: rows.cu's norm.  first: the residual comes from
+/* The residual with what the product before adds to it, and its norm as int8: rows.cu's norm.  FIRST: the residual comes from
  * memory, else from what was kept; the second time block 0 writes all. */
 template <int C, int S, bool FIRST> __device__ static inline void norm_row(const tern_cuda_chain &a, const room<C, S> &r)
 {
