@@ -116,9 +116,9 @@ struct tern_cuda {
     struct tern_cuda_card *card;
     struct tern_pool *pool; /* borrowed; NULL: for memory and copies alone */
     tern_cu_stream stream;
-    tern_error fault; /* the first thing that went wrong; nothing is queued after it */
-    bool lost;        /* and nothing ever will */
-    bool in_step;
+    tern_error fault;   /* the first thing that went wrong; nothing is queued after it */
+    bool lost;          /* and nothing ever will */
+    bool in_step, sent; /* sent: its first calls */
     struct tern_cuda_list list;
     struct tern_cuda_graphs *graphs;
     struct tern_cuda_upload upload;
@@ -179,6 +179,8 @@ void tern_cuda_launch(struct tern_cuda *d, enum tern_cuda_kernel k, unsigned x, 
                       unsigned threads, unsigned shared, const void *args, size_t bytes);
 /* Sends out what is written down. */
 void tern_cuda_flush(struct tern_cuda *d);
+/* The same once a step, when its first layers are written down: the card computes them while the others are. */
+void tern_cuda_flush_first(struct tern_cuda *d);
 /* The last call that is written down, if it is of this kernel: its arguments, until the next launch; else NULL.  And
  * takes it back, for one that does its work as well. */
 void *tern_cuda_last_call(const struct tern_cuda *d, enum tern_cuda_kernel k);

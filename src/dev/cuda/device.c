@@ -106,6 +106,16 @@ void tern_cuda_flush(struct tern_cuda *d)
     d->list.n = d->list.used = 0;
 }
 
+#define FIRST 32 /* calls: three layers or so */
+
+void tern_cuda_flush_first(struct tern_cuda *d)
+{
+    if (!d->in_step || d->sent || d->list.n < FIRST)
+        return;
+    d->sent = true;
+    tern_cuda_flush(d);
+}
+
 static void op_sync(struct tern_dev *dev)
 {
     struct tern_cuda *d = tern_cuda_of(dev);

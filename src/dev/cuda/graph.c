@@ -7,11 +7,11 @@
 #include "base/mem.h"
 #include "dev/cuda/cuda.h"
 
-#define KEPT  8  /* graphs */
+#define KEPT  16 /* graphs; a step has two */
 #define LEAST 16 /* shorter lists are not worth one */
 
 struct kept {
-    uint64_t hash, used;
+    uint64_t used;
     tern_cu_graph_exec exec; /* NULL: seen once */
     struct tern_cuda_list list;
 };
@@ -21,22 +21,17 @@ struct tern_cuda_graphs {
     uint64_t clock;
 };
 
-static uint64_t mix(uint64_t h, const void *p, size_t bytes)
-{
-    const uint8_t *at = p;
-    for (size_t i = 0; i + 8 <= bytes; i += 8) {
-        uint64_t word;
-        memcpy(&word, at + i, 8);
-        h = (h ^ word) * 0x9E3779B97F4A7C15u;
-        h ^= h >> 29;
-    }
-    return h;
-}
-
+/* Byte by byte, but for what calls that became a chain have left behind. */
 static bool equal(const struct tern_cuda_list *a, const struct tern_cuda_list *b)
 {
-    return a->n == b->n && a->used == b->used && memcmp(a->calls, b->calls, a->n * sizeof *a->calls) == 0 &&
-           memcmp(a->args, b->args, a->used) == 0;
+    if (a->n != b->n || memcmp(a->calls, b->calls, a->n * sizeof *a->calls) != 0)
+        return false;
+    for (size_t i = 0; i < a->n; i++) {
+        const struct tern_cuda_call *c = &a->calls[i];
+        if (memcmp(a->args + c->args, b->args + c->args, c->bytes) != 0)
+            return false;
+    }
+    return true;
 }
 
 static void drop(struct kept *k)
@@ -88,19 +83,16 @@ bool tern_cuda_graph_run(struct tern_cuda *d, void (*launch)(struct tern_cuda *d
     if (!d->graphs && tern_alloc(&d->graphs, 1, sizeof *d->graphs, &err) < 0)
         return false;
     struct tern_cuda_graphs *g = d->graphs;
-    const uint64_t hash = mix(mix(l->n, l->calls, l->n * sizeof *l->calls), l->args, l->used);
     struct kept *oldest = &g->kept[0], *k = NULL;
     for (int i = 0; i < KEPT; i++) {
-        if (g->kept[i].list.n && g->kept[i].hash == hash && equal(&g->kept[i].list, l))
+        if (equal(&g->kept[i].list, l))
             k = &g->kept[i];
         if (g->kept[i].used < oldest->used)
             oldest = &g->kept[i];
     }
     if (!k) {
-        if (remember(oldest, l)) {
-            oldest->hash = hash;
+        if (remember(oldest, l))
             oldest->used = ++g->clock;
-        }
         return false;
     }
     k->used = ++g->clock;

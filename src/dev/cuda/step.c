@@ -216,6 +216,7 @@ void tern_cuda_begin(struct tern_dev *dev, const struct tern_dev_step *s)
             d->fault = err;
     u->turn ^= 1;
     u->used = 0;
+    d->sent = false;
     (void)tern_cuda_ok(d, tern_cu.cuEventSynchronize(u->copied[u->turn]), "waiting for the card");
     struct tern_cuda_tables *t = &d->tables;
     *t = (struct tern_cuda_tables){.n_rows = s->n_rows, .n_jobs = s->n_jobs, .n_caches = s->n_caches};

@@ -66,28 +66,13 @@ __device__ static void put_sink(const tern_cuda_layer &l, uint8_t *sink, const u
     copy_bytes(sink + l.sink_v_off, tile + l.tile_v_off, (uint64_t)l.first * l.v.dim * (l.v.raw32 ? 4 : 2));
 }
 
-/* Rows [from, to) of the sequence's positions, all of one page. */
-struct unit_rows {
-    const tern_cuda_job *job;
-    int job_i, page, from, to;
-};
-
-__device__ static inline unit_rows rows_of(const tern_cuda_append_args &a, int i)
-{
-    const tern_cuda_unit unit = cuda_at<const tern_cuda_unit>(a.units)[i];
-    const tern_cuda_job &j = cuda_at<const tern_cuda_job>(a.t.jobs)[unit.job];
-    const int end = j.pos0 + j.n_rows, page = unit.page;
-    return {&j, unit.job, page, page * 64 > j.pos0 ? page * 64 : j.pos0, (page + 1) * 64 < end ? (page + 1) * 64 : end};
-}
-
 /* What append does for a unit and a KV head whose tile is `tile`. */
-__device__ static inline void append_rows(const tern_cuda_append_args &a, const unit_rows &u, uint8_t *tile, bool staged,
-                                          int head)
+__device__ static inline void append_rows(const tern_cuda_append_args &a, const tern_cuda_unit &u, uint8_t *tile, int head)
 {
     const tern_cuda_layer &l = a.l;
-    const tern_cuda_job &j = *u.job;
-    const int from = u.from, to = u.to;
-    const bool full = to % 64 == 0;
+    const tern_cuda_job &j = cuda_at<const tern_cuda_job>(a.t.jobs)[u.job];
+    const int from = u.pos0, to = u.pos0 + u.n_rows;
+    const bool full = to % 64 == 0, staged = u.stage >= 0;
     if (staged && from % 64) {
         copy_bytes(tile, own_tile(a.t, l, j, u.page, head), l.tile_bytes);
     } else if (staged && !full) { /* columns behind the last token must be finite */
@@ -95,7 +80,7 @@ __device__ static inline void append_rows(const tern_cuda_append_args &a, const 
             *reinterpret_cast<uint32_t *>(tile + i) = 0;
     }
     __syncthreads();
-    const uint64_t row = j.row0 + from - j.pos0;
+    const uint64_t row = u.row0;
     put_tokens(l.k, tile, cuda_at<const float>(a.k) + row * a.k_stride + head * l.k.dim, a.k_stride, from % 64,
                from % 64 + to - from);
     put_tokens(l.v, tile + l.tile_v_off, cuda_at<const float>(a.v) + row * a.v_stride + head * l.v.dim, a.v_stride,
@@ -112,21 +97,18 @@ __device__ static inline void append_rows(const tern_cuda_append_args &a, const 
 
 TERN_CUDA_KERNEL_BEGIN(append, tern_cuda_append_args, THREADS, 1)
 {
-    const unit_rows u = rows_of(a, blockIdx.x);
-    const bool staged = cuda_at<const int32_t>(a.stage.stage_of)[u.job_i] >= 0;
-    uint8_t *tile = work_tile(a.t, a.l, a.stage, u.job_i, u.page, blockIdx.y);
+    const tern_cuda_unit u = cuda_at<const tern_cuda_unit>(a.units)[blockIdx.x];
+    uint8_t *tile = unit_tile(a.tiles, a.l, a.stage, u, blockIdx.y);
     cuda_wait(); /* the step's tables were there before its first kernel */
-    append_rows(a, u, tile, staged, blockIdx.y);
+    append_rows(a, u, tile, blockIdx.y);
 }
 
 TERN_CUDA_KERNEL_BEGIN(append_heads, tern_cuda_append_heads_args, THREADS, 1)
 {
     const tern_cuda_append_args &to = a.append;
-    const unit_rows u = rows_of(to, blockIdx.x);
-    const bool staged = cuda_at<const int32_t>(to.stage.stage_of)[u.job_i] >= 0;
+    const tern_cuda_unit u = cuda_at<const tern_cuda_unit>(to.units)[blockIdx.x];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, head = blockIdx.y, kv = to.l.n_heads;
-    const int row0 = u.job->row0 + u.from - u.job->pos0, n = u.to - u.from;
-    uint8_t *tile = head < kv ? work_tile(to.t, to.l, to.stage, u.job_i, u.page, head) : nullptr;
+    const int row0 = u.row0, n = u.n_rows;
     cuda_wait();
     if (head >= kv) {
         int other = (head - kv) * (THREADS / 32) + warp, s = 0;
@@ -147,7 +129,7 @@ TERN_CUDA_KERNEL_BEGIN(append_heads, tern_cuda_append_heads_args, THREADS, 1)
             one_head(a.heads, a.heads.set[s], row0 + i % n, head, lane);
     }
     __syncthreads();
-    append_rows(to, u, tile, staged, head);
+    append_rows(to, u, unit_tile(to.tiles, to.l, to.stage, u, head), head);
 }
 
 /* The newest staging tiles, as many as a sequence keeps, become its own. */
@@ -159,7 +141,7 @@ TERN_CUDA_KERNEL_BEGIN(keep, tern_cuda_append_args, THREADS, 1)
     if (unit.page < (j.pos0 + j.n_rows + 63) / 64 - a.l.ring)
         return;
     copy_bytes(own_tile(a.t, a.l, j, unit.page, blockIdx.y),
-               work_tile(a.t, a.l, a.stage, unit.job, unit.page, blockIdx.y), a.l.tile_bytes);
+               unit_tile(a.tiles, a.l, a.stage, unit, blockIdx.y), a.l.tile_bytes);
 }
 
 /* Rows of a raw cache, page by page: the inverse of put_tokens.  Those of pages that a window has dropped are 0. */

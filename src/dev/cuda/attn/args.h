@@ -79,9 +79,14 @@ struct tern_cuda_layer {
     uint64_t sink_v_off, sink_bytes, sink_layer_off;
 };
 
-/* The rows of one job that lie in one page. */
+/* The rows of one job that lie in one page.  It has what kernels would have to look up in the job: a step's first loads
+ * wait for nothing but themselves. */
 struct tern_cuda_unit {
     int32_t job, page;
+    int32_t row0, pos0, n_rows; /* of these rows: in the batch, in the sequence */
+    int32_t stage;              /* staging tile of the page; -1: the step works in the sequence's own */
+    uint32_t tile;              /* the sequence's tiles */
+    int32_t unused;
 };
 
 /* Where the tiles of a step lie.  Jobs that span pages work in staging tiles: job j from tile stage_of[j] on, -1 for
@@ -96,7 +101,8 @@ struct tern_cuda_append_args {
     struct tern_cuda_tables t;
     struct tern_cuda_layer l;
     struct tern_cuda_stage stage;
-    uint64_t units; /* struct tern_cuda_unit */
+    struct tern_cuda_blocks tiles; /* of the cache */
+    uint64_t units;                /* struct tern_cuda_unit */
     uint64_t k, v;
     uint64_t k_stride, v_stride; /* floats */
     uint64_t from;               /* recode: struct tern_cuda_recode, else 0 */

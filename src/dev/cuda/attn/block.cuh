@@ -32,18 +32,15 @@ __device__ static inline void find_heads(block_rows &b, int split)
 __device__ static inline bool find_rows(block_rows &b, const tern_cuda_attn_args &a, int unit, int index, int split)
 {
     const tern_cuda_unit u = cuda_at<const tern_cuda_unit>(a.units)[unit];
-    const tern_cuda_job &j = cuda_at<const tern_cuda_job>(a.t.jobs)[u.job];
-    const int first = u.page * 64 > j.pos0 ? u.page * 64 : j.pos0, end = j.pos0 + j.n_rows;
-    const int last = (u.page + 1) * 64 < end ? (u.page + 1) * 64 : end;
-    const int pos0 = first + index * a.rows, n = last - pos0 < a.rows ? last - pos0 : a.rows;
+    const int before = index * a.rows, left = u.n_rows - before, n = left < a.rows ? left : a.rows, pos0 = u.pos0 + before;
     if (n <= 0)
         return false;
     b.a = &a;
-    b.job = &j;
+    b.job = cuda_at<const tern_cuda_job>(a.t.jobs) + u.job;
     b.job_i = u.job;
     b.n = n;
     b.pos0 = pos0;
-    b.row0 = j.row0 + pos0 - j.pos0;
+    b.row0 = u.row0 + before;
     b.own = u.page;
     b.page0 = oldest_seen(a.l, pos0) / 64;
     b.raw0 = b.own - a.l.recent + 1 > b.page0 ? b.own - a.l.recent + 1 : b.page0;

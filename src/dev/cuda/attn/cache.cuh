@@ -66,6 +66,16 @@ __device__ static inline uint8_t *own_tile(const tern_cuda_tables &t, const tern
                             ((uint64_t)(page % l.ring) * l.n_heads + head) * l.tile_bytes);
 }
 
+/* One KV head of the tile that the step works in for a unit. */
+__device__ static inline uint8_t *unit_tile(const tern_cuda_blocks &tiles, const tern_cuda_layer &l, const tern_cuda_stage &s,
+                                            const tern_cuda_unit &u, int head)
+{
+    if (u.stage >= 0)
+        return cuda_at<uint8_t>(s.p + (uint64_t)u.stage * s.tile_bytes + head * l.tile_bytes);
+    return cuda_at<uint8_t>(tiles.p + u.tile * tiles.bytes + l.tile_layer_off +
+                            ((uint64_t)(u.page % l.ring) * l.n_heads + head) * l.tile_bytes);
+}
+
 /* And of the tile that the step works in: its own, or one of the staging tiles from the job's first page on. */
 __device__ static inline uint8_t *work_tile(const tern_cuda_tables &t, const tern_cuda_layer &l,
                                             const tern_cuda_stage &s, int job, int page, int head)

@@ -238,7 +238,7 @@ __device__ static inline half_page half_of_page(const tern_cuda_append_args &a)
     const int head = blockIdx.y;
     const bool key = blockIdx.z < 2;
     uint8_t *p = page_at(a.t, l, j, unit.page, head);
-    const uint8_t *tile = work_tile(a.t, l, a.stage, unit.job, unit.page, head);
+    const uint8_t *tile = unit_tile(a.tiles, l, a.stage, unit, head);
     return {key ? &l.k : &l.v,
             key ? tile : tile + l.tile_v_off,
             p + (key ? l.k_off : l.v_off),

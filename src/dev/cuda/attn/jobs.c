@@ -125,6 +125,19 @@ static bool narrow(const struct tern_cuda_rate *r, int job, int page)
     return !wide(r, job, page);
 }
 
+static struct tern_cuda_unit unit_of(const struct tern_cuda_rate *r, int job, int page, int rows)
+{
+    const struct tern_cuda_job *j = &r->jobs[job];
+    const int pos0 = page * TERN_PAGE > j->pos0 ? page * TERN_PAGE : j->pos0, stage = r->stage_of[job];
+    return (struct tern_cuda_unit){.job = job,
+                                   .page = page,
+                                   .row0 = j->row0 + pos0 - j->pos0,
+                                   .pos0 = pos0,
+                                   .n_rows = rows,
+                                   .stage = stage < 0 ? -1 : stage + page - j->pos0 / TERN_PAGE,
+                                   .tile = j->tile};
+}
+
 /* The units of a cache that a chooser wants, sent to the card. */
 static struct tern_cuda_list_of make_list(struct tern_cuda *d, const struct tern_cuda_rate *r, int cache,
                                           chooser *choose)
@@ -139,7 +152,7 @@ static struct tern_cuda_list_of make_list(struct tern_cuda *d, const struct tern
                 continue;
             const int rows = tern_cuda_rows_in(j, page);
             TERN_ASSERT((size_t)list.n < t->max_units);
-            t->units[list.n++] = (struct tern_cuda_unit){i, page};
+            t->units[list.n++] = unit_of(r, i, page, rows);
             list.rows = rows > list.rows ? rows : list.rows;
         }
     }

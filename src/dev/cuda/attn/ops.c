@@ -126,6 +126,8 @@ static struct tern_cuda_append_args append_args(const struct tern_cuda *d, int c
     a.t.jobs = tern_cuda_rate_of(d, layer)->table;
     a.l = *tern_cuda_layer_at(d, cache, layer);
     a.stage = tern_cuda_stage_at(d, layer);
+    a.tiles = (struct tern_cuda_blocks){d->step.caches[cache].tiles.mem ? d->step.caches[cache].tiles.mem->p : 0,
+                                        d->step.caches[cache].tiles.bytes};
     return a;
 }
 
@@ -575,4 +577,5 @@ void tern_cuda_attention(struct tern_dev *dev, const struct tern_attn_shape *sha
     }
     if (t->waits[shape->layer] && !t->stage_set[shape->layer])
         tern_cuda_keep(d, shape->layer);
+    tern_cuda_flush_first(d); /* what comes is put together with nothing of this */
 }
