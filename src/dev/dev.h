@@ -179,6 +179,9 @@ struct tern_dev_ops {
     /* gate[row] = act(gate[row]) * up[row], for the operation that follows: if it is a product of these rows, nobody
      * reads them after it. */
     void (*glu)(struct tern_dev *d, struct tern_dev_rows gate, struct tern_dev_rows up, int n_rows, enum tern_gate act);
+    /* y[row] = what matmul to of_gate and of_up, glu and matmul make of x[row].  NULL: those three do. */
+    void (*network)(struct tern_dev *d, const struct tern_dev_network *n, struct tern_dev_rows y,
+                    struct tern_dev_rows x, int n_rows, int n_wide);
     void (*softcap)(struct tern_dev *d, struct tern_dev_rows x, int n_rows, float cap);
     /* x[row] *= sigmoid(g[row][0]). */
     void (*gate)(struct tern_dev *d, struct tern_dev_rows x, struct tern_dev_rows g, int n_rows);

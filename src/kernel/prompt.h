@@ -38,6 +38,13 @@ struct tern_prompt_kernels {
     size_t (*band)(int k);
     bool floats; /* takes float codes, too */
     int panels;  /* that go together: ranges of panels are best cut at multiples of it */
+
+    /* What `pack` makes of act(x . gate) * (x . up), the inputs [16*panel0, 16*panel1) of its bands: product, then
+     * silu_mul or gelu_mul of vec.h at the level in use, then pack, bit for bit, without rows of floats in between.
+     * gate, up: of one shape, n a multiple of 32; panel0, panel1: even.  x, scratch, and what a result depends on: as
+     * in product.  NULL: this class has no such kernel. */
+    void (*gated)(uint16_t *out, const uint16_t *x, int n_rows, const struct tern_packed *gate,
+                  const struct tern_packed *up, bool gelu, int panel0, int panel1, void *scratch);
 };
 
 #define TERN_PROMPT_SCRATCH (1152 * 1024)

@@ -69,6 +69,19 @@ static inline __m512 logistic_product(__m512 gate, __m512 t, __m512 up)
     return _mm512_mul_ps(_mm512_mul_ps(_mm512_mul_ps(q, c1), up), c2);
 }
 
+static inline __m512 silu_product(__m512 gate, __m512 up)
+{
+    return logistic_product(gate, _mm512_xor_ps(gate, _mm512_set1_ps(-0.0f)), up);
+}
+
+/* 0.5 * (1 + tanh(u)) is 1 / (1 + exp(-2u)). */
+static inline __m512 gelu_product(__m512 gate, __m512 up)
+{
+    const __m512 linear = _mm512_set1_ps(-1.5957691216f); /* -2 sqrt(2/pi) */
+    const __m512 cubic = _mm512_set1_ps(-1.5957691216f * 0.044715f);
+    return logistic_product(gate, _mm512_mul_ps(gate, _mm512_fmadd_ps(_mm512_mul_ps(gate, gate), cubic, linear)), up);
+}
+
 /* tanh(z) to about 2e-7 absolutely: (1 - e)/(1 + e) with e = exp(-2|z|). */
 static inline __m512 tanh_vec(__m512 z)
 {
