@@ -252,8 +252,8 @@ static void unit_to_rows(const struct operands *o, const struct sums *from, floa
 
 /* ---- stages ---- */
 
-/* The last stage of a unit of `gated`, in which what the unit before left is gated.  Its own sums wait in the other of
- * two places, 4 KB each, which stay in L1. */
+/* The last stage of a unit of `gated`, in which what the unit before left is gated: all of it before the last step, so
+ * that the sums of both are at one place, which stays in L1. */
 static void unit_gated(const struct call *c, struct operands *o, const struct sums *from, int band, int pair, int rows,
                        float own[4 * TILE_SUMS])
 {
@@ -261,7 +261,6 @@ static void unit_gated(const struct call *c, struct operands *o, const struct su
     uint16_t *out = c->out + (size_t)band * tern_bf16_band(c->of[0].w->n) + (size_t)(pair / 2) * PAIR;
     o->y = pair % 2 == 0 ? (const char *)out : NULL;
     unit_for(rows, 2 * TERN_PANEL)(o, from, &to);
-    gate_some(o->gating, INT_MAX);
     *o->gating = (struct gating){.sums = own,
                                  .out = out + pair % 2 * TERN_PANEL,
                                  .end = rows > TERN_TILE_ROWS ? TERN_BAND : TERN_TILE_ROWS,
@@ -276,7 +275,7 @@ static void multiply_stage(const struct call *c, const struct stage *s, const ui
     const int share = (next->end + bands * pairs - 1) / (bands * pairs); /* of a unit */
     const int n = c->of[0].w->n * c->matrices;
     const bool first = s->step == 0, last = s->step + s->steps == c->n_steps;
-    float gated[2][4 * TILE_SUMS] __attribute__((aligned(64)));
+    float gated[4 * TILE_SUMS] __attribute__((aligned(64)));
     struct gating gating = {0};
     struct operands o = {.steps = s->steps, .feed = next};
     o.y_bytes = c->out ? TERN_TILE_DEPTH * sizeof *c->out : c->y_stride * sizeof *c->y;
@@ -299,7 +298,7 @@ static void multiply_stage(const struct call *c, const struct stage *s, const ui
             float *y = c->out ? NULL : c->y + (size_t)r0 * c->y_stride + n0;
             o.y = last && rows == TERN_BAND && cols == 2 * TERN_PANEL ? (const char *)y : NULL;
             if (o.gating)
-                unit_gated(c, &o, &from, b, s->panel / 2 + p, rows, gated[p % 2]);
+                unit_gated(c, &o, &from, b, s->panel / 2 + p, rows, gated);
             else if (last)
                 unit_to_rows(&o, &from, y, c->y_stride, rows, cols);
             else
