@@ -103,6 +103,11 @@ struct tern_bf16_kernels {
     void (*begin)(void);
     void (*end)(void);
 
+    /* Scores of a band: s[j*stride + 64*r + t] = x . keys of page j, for rows r < n_rows, at most 32, pages j < n_pages
+     * and tokens t < 64, each as `multiply` would have it, bit for bit.  keys: [k][64] of a page as pack_right leaves
+     * them, pages tern_bf16_right(k, 64) values apart. */
+    void (*score)(float *s, size_t stride, const uint16_t *x, int n_rows, const uint16_t *keys, int k, int n_pages);
+
     /* The softmax of attn.h for rows r < n_rows, at most 32, of a band on its way into `multiply`: s stays as it is,
      * row r at s + 64*r, and the weights go to p + 32*r, rounded to bf16, where `pack` puts a row of 64*n_pages inputs
      * (p: the first row's place in its band).  l[r] grows by the sum of the rounded weights, in an order that t0, t1

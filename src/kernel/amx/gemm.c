@@ -18,6 +18,7 @@
  * of memory per tile of 4.5-bit weights: 288, in the 512 cycles that 512 rows take. */
 #include "kernel/amx/tile.h"
 #include "kernel/avx512bf16/pack.h"
+#include "kernel/attn.h"
 
 #include <limits.h>
 #include <string.h>
@@ -425,6 +426,43 @@ static void multiply(float *y, size_t y_stride, const float *shrink, const uint1
     }
 }
 
+/* Both steps of a whole band stay in four tiles for all pages: two loads for four products. */
+static void score_64(float *s, size_t stride, const uint16_t *x, const uint16_t *keys, int n_pages)
+{
+    const size_t out = TERN_PAGE * sizeof *s;
+    TILE_LOAD(4, x, 64);
+    TILE_LOAD(5, x + TERN_TILE, 64);
+    TILE_LOAD(6, x + PAIR, 64);
+    TILE_LOAD(7, x + PAIR + TERN_TILE, 64);
+    for (int j = 0; j < n_pages; j++, s += stride)
+        for (int c = 0; c < TERN_PAGE; c += TERN_PANEL) {
+            /* Panels of a pair take turns within a step of 32 inputs; of pairs there are two steps each. */
+            const uint16_t *key = keys + (size_t)(j * TERN_PAGE + c) / (2 * TERN_PANEL) * 2 * PAIR +
+                                  (size_t)(c / TERN_PANEL % 2) * TERN_TILE;
+            TILE_ZERO(0);
+            TILE_ZERO(1);
+            TILE_STREAM(2, key, 64);
+            TILE_STREAM(3, key + PAIR, 64);
+            TILE_PRODUCT(0, 4, 2);
+            TILE_PRODUCT(1, 5, 2);
+            TILE_PRODUCT(0, 6, 3);
+            TILE_PRODUCT(1, 7, 3);
+            TILE_STORE(0, s + c, out);
+            TILE_STORE(1, s + c + TERN_TILE_ROWS * TERN_PAGE, out);
+        }
+}
+
+static void score(float *s, size_t stride, const uint16_t *x, int n_rows, const uint16_t *keys, int k, int n_pages)
+{
+    if (n_rows == TERN_BAND && k == 2 * TERN_TILE_DEPTH) {
+        score_64(s, stride, x, keys, n_pages);
+        return;
+    }
+    for (int j = 0; j < n_pages; j++)
+        multiply(s + (size_t)j * stride, TERN_PAGE, NULL, x, n_rows, keys + (size_t)j * tern_bf16_right(k, TERN_PAGE),
+                 k, TERN_PAGE);
+}
+
 static void begin(void)
 {
     tile_begin();
@@ -437,7 +475,7 @@ static void end(void)
 
 void tern_bf16_init_amx(struct tern_bf16_kernels *k)
 {
-    *k = (struct tern_bf16_kernels){pack, pack_right, multiply, begin, end, tile_softmax};
+    *k = (struct tern_bf16_kernels){pack, pack_right, multiply, begin, end, score, tile_softmax};
 }
 
 static size_t band(int k)
