@@ -7,6 +7,10 @@
  * the sums rest in scratch memory as f32, the tiles of a unit one after another (rows of y are often a power of two
  * apart, which caches take badly).  Neither loading nor storing them rounds, so no cut shows in the result.
  *
+ * Of a network's gate and up (`gated`) a unit has one panel each, and while the next one is multiplied, its results are
+ * gated, rounded and written as the last product reads them: instead of 256 bytes of results, 64, and nothing of it is
+ * read again as floats.
+ *
  * Counts for 32 inputs of a unit, in cycles of the tile unit: 4 products = 64; 4 loads of 1 KB = 32 where they come
  * from L1, which the products hide.  A band's share of a stage (40 KB) is read from memory once and then stays in L1
  * for all panels of the stage; the weights (2 KB per 32 inputs, in L2: 32 bytes per cycle) stream past it, by loads
