@@ -166,4 +166,11 @@ struct tern_best {
 /* Activations of gates; gelu: tanh form. */
 enum tern_gate { TERN_GATE_SILU, TERN_GATE_GELU, TERN_GATE_SIGMOID };
 
+/* A feed-forward network: act(x . gate) * (x . up), times down. */
+struct tern_dev_network {
+    const struct tern_dev_weight *gate, *up, *down;
+    enum tern_gate act;                  /* SILU or GELU */
+    struct tern_dev_rows of_gate, of_up; /* room for what is in between, which nobody reads afterwards */
+};
+
 #endif

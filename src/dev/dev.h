@@ -177,8 +177,10 @@ struct tern_dev_ops {
     void (*recode)(struct tern_dev *d, int layer, const struct tern_dev_job *from, struct tern_dev_rows k,
                    struct tern_dev_rows v);
     /* gate[row] = act(gate[row]) * up[row], for the operation that follows: if it is a product of these rows, nobody
-     * reads them after it. */
+     * reads them after it.  network: matmul to of_gate and of_up, this, and matmul to y; NULL: those three do. */
     void (*glu)(struct tern_dev *d, struct tern_dev_rows gate, struct tern_dev_rows up, int n_rows, enum tern_gate act);
+    void (*network)(struct tern_dev *d, const struct tern_dev_network *n, struct tern_dev_rows y,
+                    struct tern_dev_rows x, int n_rows, int n_wide);
     void (*softcap)(struct tern_dev *d, struct tern_dev_rows x, int n_rows, float cap);
     /* x[row] *= sigmoid(g[row][0]). */
     void (*gate)(struct tern_dev *d, struct tern_dev_rows x, struct tern_dev_rows g, int n_rows);

@@ -235,6 +235,22 @@ static void stack_op(struct tern_dev *d, const struct tern_stack *s, int n_rows,
     count_weight(p, l, s->w, 1, n_rows * s->w->stack, n_wide * s->w->stack);
 }
 
+static void network_op(struct tern_dev *d, const struct tern_dev_network *w, struct tern_dev_rows y,
+                       struct tern_dev_rows x, int n_rows, int n_wide)
+{
+    struct tern_profile *p = profile_of(d);
+    char what[WHAT];
+    size_t n = 0;
+    put(what, &n, "%d to %d to %d, %.1f bits", w->up->k, w->up->n, w->down->n, bits(p, w->up));
+    struct line *l = line_of(p, "network", what);
+    double start = tern_now();
+    p->behind->network(d, w, y, x, n_rows, n_wide);
+    count(l, start);
+    count_weight(p, l, w->gate, 1, n_rows, n_wide);
+    count_weight(p, l, w->up, 1, n_rows, n_wide);
+    count_weight(p, l, w->down, 1, n_rows, n_wide);
+}
+
 /* Of experts the most that the rows can choose. */
 static void experts_op(struct tern_dev *d, const struct tern_experts *e, struct tern_dev_rows y, struct tern_dev_rows x,
                        struct tern_dev_vec ids, struct tern_dev_vec weights, int n_rows, int n_wide)
@@ -296,6 +312,7 @@ static void take_over(struct tern_dev_ops *ops)
     TAKE(append);
     TAKE(attention);
     TAKE(glu);
+    TAKE(network);
     TAKE(softcap);
     TAKE(gate);
     TAKE(stack);

@@ -38,6 +38,13 @@ struct tern_prompt_kernels {
     size_t (*band)(int k);
     bool floats; /* takes float codes, too */
     int panels;  /* that go together: ranges of panels are best cut at multiples of it */
+
+    /* What `pack` makes of act(x . gate) * (x . up), the inputs [16*panel0, 16*panel1) of its bands: product, then
+     * silu_mul or gelu_mul of vec.h at the level in use, then pack, bit for bit, without rows of floats in between.
+     * gate, up: of one shape, n a multiple of 32; panel0, panel1: even.  x, scratch, and what a result depends on: as
+     * in product.  NULL: this class has no such kernel. */
+    void (*gated)(uint16_t *out, const uint16_t *x, int n_rows, const struct tern_packed *gate,
+                  const struct tern_packed *up, bool gelu, int panel0, int panel1, void *scratch);
 };
 
 #define TERN_PROMPT_SCRATCH (1152 * 1024)
@@ -95,6 +102,11 @@ struct tern_bf16_kernels {
                      int k, int n);
     void (*begin)(void);
     void (*end)(void);
+
+    /* Scores of a band: s[j*stride + 64*r + t] = x . keys of page j, for rows r < n_rows, at most 32, pages j < n_pages
+     * and tokens t < 64, each as `multiply` would have it, bit for bit.  keys: [k][64] of a page as pack_right leaves
+     * them, pages tern_bf16_right(k, 64) values apart. */
+    void (*score)(float *s, size_t stride, const uint16_t *x, int n_rows, const uint16_t *keys, int k, int n_pages);
 
     /* The softmax of attn.h for rows r < n_rows, at most 32, of a band on its way into `multiply`: s stays as it is,
      * row r at s + 64*r, and the weights go to p + 32*r, rounded to bf16, where `pack` puts a row of 64*n_pages inputs

@@ -34,5 +34,5 @@ static void product(float *y, size_t y_stride, const uint16_t *x, int n_rows, co
 
 void tern_prompt8_init(struct tern_prompt_kernels *k)
 {
-    *k = (struct tern_prompt_kernels){pack, product, band, false, 1};
+    *k = (struct tern_prompt_kernels){pack, product, band, false, 1, NULL};
 }

@@ -31,7 +31,7 @@ struct operands {
     int steps, zero;
 };
 
-#define PIECE 512 /* inputs that are quantised at once */
+#define PIECE 256 /* inputs that are quantised at once: 15 KB of a band, which stay in L1 for all its rows */
 
 static size_t band(int k)
 {
@@ -56,8 +56,8 @@ static void pack(uint16_t *out, const float *x, size_t x_stride, int n_rows, int
     int8_t q[PIECE] __attribute__((aligned(64)));
     float scale[PIECE / TERN_BLOCK] __attribute__((aligned(64)));
     int32_t sum16[PIECE / 16] __attribute__((aligned(64)));
-    for (int r = 0; r < n_rows; r++)
-        for (int at = 0; at < k; at += PIECE) {
+    for (int at = 0; at < k; at += PIECE)
+        for (int r = 0; r < n_rows; r++) {
             const int n = k - at < PIECE ? k - at : PIECE;
             PROMPT_INT8(q, scale, sum16, x + (size_t)r * x_stride + at, n);
             for (int b = 0; b < n / TERN_BLOCK; b++)

@@ -124,6 +124,38 @@ static void part_small(void)
     small_case(32, 64, 128, true);
 }
 
+/* Against `multiply` page by page, bit for bit, whose sums small_case knows. */
+static void score_case(int n_rows, int k, int n_pages)
+{
+    check_case("rows=%d k=%d pages=%d", n_rows, k, n_pages);
+    const size_t page = tern_bf16_right(k, TERN_PAGE), cells = (size_t)n_rows * TERN_PAGE;
+    const size_t stride = cells + 16 * (size_t)check_range(0, 3);
+    uint16_t *x = make_packed(make_rows(n_rows, (size_t)k, k, CHECK_GAUSS), (size_t)k, n_rows, k);
+    uint16_t *keys = check_buf(page * (size_t)n_pages * 2, 64);
+    float *s = check_buf(((size_t)(n_pages - 1) * stride + cells) * 4, 64), *want = check_buf(cells * 4, 64);
+    for (int j = 0; j < n_pages; j++)
+        k16.pack_right(keys + (size_t)j * page, tern_bf16_band(k), make_rows(k, TERN_PAGE, TERN_PAGE, CHECK_SPREAD), k,
+                       TERN_PAGE);
+    k16.begin();
+    k16.score(s, stride, x, n_rows, keys, k, n_pages);
+    for (int j = 0; j < n_pages; j++) {
+        k16.multiply(want, TERN_PAGE, NULL, x, n_rows, keys + (size_t)j * page, k, TERN_PAGE);
+        check_same_f32("scores", s + (size_t)j * stride, want, cells);
+        if (j + 1 < n_pages)
+            check_unwritten("between pages", s + (size_t)j * stride + cells, (stride - cells) * 4);
+    }
+    k16.end();
+}
+
+static void part_score(void)
+{
+    static const int rows[] = {1, 16, 17, 24, 31, 32}, dims[] = {32, 64, 80, 128};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        for (size_t j = 0; j < sizeof dims / sizeof *dims; j++)
+            score_case(rows[i], dims[j], check_range(1, TERN_SOFTMAX_PAGES));
+    score_case(TERN_BAND, 64, TERN_SOFTMAX_PAGES);
+}
+
 /* ---- softmax ---- */
 
 #define MAX_TOKENS (TERN_SOFTMAX_PAGES * TERN_PAGE)
@@ -215,11 +247,13 @@ void check_bf16(void)
         tern_bf16_init_emulated(&k16);
         check_part("bf16.pack emulated", part_pack);
         check_part("bf16.multiply emulated", part_small);
+        check_part("bf16.score emulated", part_score);
         check_part("bf16.softmax emulated", part_softmax);
     }
     k16 = tern_k.bf16;
     CHECK_PART(bf16.pack, part_pack);
     CHECK_PART(bf16.multiply, part_small);
+    CHECK_PART(bf16.score, part_score);
     CHECK_PART(bf16.softmax, part_softmax);
 }
 

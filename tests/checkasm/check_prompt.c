@@ -192,6 +192,72 @@ static void part_product(void)
     product_case(&formats[4], (struct shape){530, 40, 32 * 33}, CHECK_GAUSS); /* and passes */
 }
 
+/* ---- gate and up ---- */
+
+static float *product_of(const struct tern_packed *w, const uint16_t *x, int n_rows)
+{
+    float *y = check_buf((size_t)n_rows * (size_t)w->n * 4, 64);
+    kp.product(y, (size_t)w->n, x, n_rows, w, 0, tern_panels(w), check_buf(TERN_PROMPT_SCRATCH, 64));
+    return y;
+}
+
+/* act(gate) * up in double precision, of one number. */
+static double gated_exactly(double gate, double up, bool gelu)
+{
+    const double u = 0.7978845608028654 * (gate + 0.044715 * gate * gate * gate);
+    return gelu ? 0.5 * gate * (1 + tanh(u)) * up : gate / (1 + exp(-gate)) * up;
+}
+
+/* Against products, activation and packing by themselves, bit for bit, and those products in double precision. */
+static void gated_case(const struct format *f, const struct format *g, struct shape s, bool gelu)
+{
+    check_case("%s %s rows=%d n=%d k=%d%s", f->name, g->name, s.n_rows, s.n, s.k, gelu ? " gelu" : "");
+    const struct tern_packed gate = make_weights(f, s.n, s.k, CHECK_GAUSS), up = make_weights(g, s.n, s.k, CHECK_GAUSS);
+    const size_t n = (size_t)s.n, band = kp.band(s.n), bands = ((size_t)s.n_rows + TERN_BAND - 1) / TERN_BAND;
+    const uint16_t *x = make_packed(make_rows(s.n_rows, (size_t)s.k, s.k, CHECK_GAUSS), (size_t)s.k, s.n_rows, s.k);
+    const float *to_gate = product_of(&gate, x, s.n_rows), *to_up = product_of(&up, x, s.n_rows);
+    float *both = check_buf((size_t)s.n_rows * n * 4, 64);
+    uint16_t *out = check_buf(bands * band * 2, 64), *want;
+    for (int p0 = 0, p1; p0 < tern_panels(&gate); p0 = p1) { /* panel ranges */
+        p1 = p0 + 2 * check_range(1, 6);
+        p1 = p1 < tern_panels(&gate) ? p1 : tern_panels(&gate);
+        kp.gated(out, x, s.n_rows, &gate, &up, gelu, p0, p1, check_buf(TERN_PROMPT_SCRATCH, 64));
+    }
+    for (int r = 0; r < s.n_rows; r++)
+        (gelu ? tern_k.vec.gelu_mul : tern_k.vec.silu_mul)(both + (size_t)r * n, to_gate + (size_t)r * n,
+                                                           to_up + (size_t)r * n, s.n);
+    want = make_packed(both, n, s.n_rows, s.n);
+    for (size_t at = 0; at < bands * band; at++) {
+        const size_t r = at / band * TERN_BAND + at % band / TERN_TILE_DEPTH % TERN_BAND;
+        const size_t i = at % band / (2 * TERN_TILE) * TERN_TILE_DEPTH + at % TERN_TILE_DEPTH;
+        if (s.n_rows - (int)(r / TERN_BAND * TERN_BAND) <= TERN_TILE_ROWS && r % TERN_BAND >= TERN_TILE_ROWS) {
+            check_unwritten("second tile", &out[at], 2);
+            continue;
+        }
+        if (out[at] != want[at])
+            check_fail("row %zu input %zu = %04x, expected %04x", r, i, out[at], want[at]);
+        if (r >= (size_t)s.n_rows)
+            continue;
+        const double a = to_gate[r * n + i], b = to_up[r * n + i], exact = gated_exactly(a, b, gelu);
+        const double budget = fabs(exact) * (0x1p-8 + 4e-7) + 3e-7 * fabs(a * b) * gelu + 2 * FLT_MIN;
+        if (!(fabs(tern_bf16_to_f32(out[at]) - exact) <= budget))
+            check_fail("row %zu input %zu = %g, expected %g", r, i, tern_bf16_to_f32(out[at]), exact);
+    }
+}
+
+static void part_gated(void)
+{
+    static const int rows[] = {1, 16, 17, 32, 33, 65, 70};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        for (int gelu = 0; gelu < 2; gelu++)
+            gated_case(&formats[3 + i], &formats[3 + i], (struct shape){rows[i], 32 * check_range(1, 5), 256}, gelu);
+    gated_case(&formats[3], &formats[2], (struct shape){70, 96, 256}, false); /* two kinds of weights */
+    /* Several stages of panels and of inputs, for few rows and for many, and passes. */
+    gated_case(&formats[3], &formats[3], (struct shape){100, 32 * 17, 32 * 35}, false);
+    gated_case(&formats[3], &formats[3], (struct shape){20, 32 * 5, 32 * 35}, true);
+    gated_case(&formats[4], &formats[4], (struct shape){530, 64, 32 * 33}, false);
+}
+
 /* ---- weights ---- */
 
 /* A row of x that is 1 at one input and 0 elsewhere brings that input's weights back (in bf16; integers are compared
@@ -268,6 +334,10 @@ static void all_parts(const char *suffix)
     char name[48];
     snprintf(name, sizeof name, "prompt.product%s", suffix);
     check_part(name, part_product);
+    if (kp.gated) {
+        snprintf(name, sizeof name, "prompt.gated%s", suffix);
+        check_part(name, part_gated);
+    }
     snprintf(name, sizeof name, "prompt.weights%s", suffix);
     check_part(name, part_weights);
     snprintf(name, sizeof name, "prompt.same%s", suffix);

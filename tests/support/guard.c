@@ -174,6 +174,7 @@ enum kind {
     ATTENTION,
     RECODE,
     GLU,
+    NETWORK,
     SOFTCAP,
     GATE,
     STACK,
@@ -206,6 +207,7 @@ struct call {
     union {
         struct tern_dev_step step;
         struct tern_matmul matmul[8];
+        struct tern_dev_network network;
         struct tern_heads heads;
         struct tern_attn_shape shape;
         struct tern_stack stack;
@@ -302,6 +304,12 @@ static void run_weights(struct tern_dev *d, struct call *c)
         for (int i = 0; i < c->i[0]; i++)
             c->matmul[i].w = &c->w[i];
         tern_cpu_matmul(d, c->matmul, c->i[0], c->r[0], c->i[1], c->i[2]);
+        break;
+    case NETWORK:
+        c->network.gate = &c->w[0];
+        c->network.up = &c->w[1];
+        c->network.down = &c->w[2];
+        tern_cpu_network(d, &c->network, c->r[0], c->r[1], c->i[0], c->i[1]);
         break;
     case STACK:
         c->stack.w = &c->w[0];
@@ -420,6 +428,7 @@ static void guard_sync(struct tern_dev *dev)
         case WEIGHT_OUT:
         case EMBED:
         case MATMUL:
+        case NETWORK:
         case STACK:
         case ROUTE:
         case EXPERTS:
@@ -701,6 +710,20 @@ static void guard_glu(struct tern_dev *d, struct tern_dev_rows gate, struct tern
     c->i[1] = (int)act;
 }
 
+static void guard_network(struct tern_dev *d, const struct tern_dev_network *n, struct tern_dev_rows y,
+                          struct tern_dev_rows x, int n_rows, int n_wide)
+{
+    struct call *c = note(d, NETWORK);
+    c->network = *n;
+    c->w[0] = *n->gate;
+    c->w[1] = *n->up;
+    c->w[2] = *n->down;
+    c->r[0] = y;
+    c->r[1] = x;
+    c->i[0] = n_rows;
+    c->i[1] = n_wide;
+}
+
 static void guard_softcap(struct tern_dev *d, struct tern_dev_rows x, int n_rows, float cap)
 {
     struct call *c = note(d, SOFTCAP);
@@ -893,6 +916,7 @@ static const struct tern_dev_ops guard_ops = {
     .attention = guard_attention,
     .recode = guard_recode,
     .glu = guard_glu,
+    .network = guard_network,
     .softcap = guard_softcap,
     .gate = guard_gate,
     .stack = guard_stack,

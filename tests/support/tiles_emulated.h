@@ -13,8 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include "base/fp16.h"
-#include "kernel/attn.h"
-#include "kernel/prompt.h"
+#include "kernel/kernel.h"
 #include "kernel/panel.h"
 
 #define TERN_AMX_TILE_H /* not the real one */
@@ -164,6 +163,15 @@ static void tile_softmax(uint16_t *p, const float *s, size_t stride, int n_pages
     for (int r = 0; r < n_rows; r++)
         shrink[r] =
             softmax_row(p + r * TERN_TILE_DEPTH, s + r * TERN_PAGE, stride, n_pages, t0[r], t1[r], &m[r], &l[r]);
+}
+
+/* Whatever level is in use, for the kernel has to do as that does. */
+static void tile_gate(uint16_t *out, const float *gate, const float *up, bool gelu)
+{
+    float row[TERN_PANEL] __attribute__((aligned(64)));
+    (gelu ? tern_k.vec.gelu_mul : tern_k.vec.silu_mul)(row, gate, up, TERN_PANEL);
+    for (int i = 0; i < TERN_PANEL; i++)
+        out[i] = tern_f32_to_bf16(emulated_flush(row[i]));
 }
 
 #define tern_bf16_init_amx   tern_bf16_init_emulated

@@ -81,15 +81,15 @@ static void test_model(void **state)
     check_lines(p, DECODED);
     assert_memory_equal(with, without, (size_t)(PROMPT + DECODED) * (size_t)t.n_vocab * sizeof *with);
 
-    /* Weights: products, stacks and experts together read what a decode step is said to read. */
+    /* Weights: products, networks, stacks and experts together read what a decode step is said to read. */
     double weights = 0;
     bytes = 0;
     for (int d = 0; d < DECODED; d++) {
         tern_eval_step_bytes(e, 0, PROMPT + d + 1, 1, &want);
         weights += want.weights;
     }
-    static const char *const readers[] = {"matmul", "stack", "experts"};
-    for (int k = 0; k < 3; k++)
+    static const char *const readers[] = {"matmul", "network", "stack", "experts"};
+    for (int k = 0; k < 4; k++)
         bytes += sum_of(p, readers[k], &calls, &products);
     if (bytes < .97 * weights || bytes > 1.03 * weights)
         fail_msg("%s: %.0f bytes of weights were counted, %.0f were to be read", models[i].name, bytes, weights);

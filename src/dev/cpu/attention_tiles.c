@@ -58,13 +58,9 @@ void tern_attn_tile_band(const struct attn_unit *u, struct attn_scratch *c, int 
         tern_k.bf16.pack(band, x, (size_t)dk, n, dk);
     if (completes)
         tern_attn_load_q(u, c->raw, i, n);
-    for (int j = 0; j < n_pages; j++) {
-        float *s = c->s + (size_t)j * (size_t)n * TERN_PAGE;
-        const uint16_t *keys = c->k16 + (size_t)j * tern_bf16_right(dk, TERN_PAGE);
-        tern_k.bf16.multiply(s, TERN_PAGE, NULL, band, n, keys, dk, TERN_PAGE);
-        if (completes)
-            tern_attn_complete(u, s, c->raw, n, page + j);
-    }
+    tern_k.bf16.score(c->s, (size_t)n * TERN_PAGE, band, n, c->k16, dk, n_pages);
+    for (int j = 0; j < n_pages && completes; j++)
+        tern_attn_complete(u, c->s + (size_t)j * (size_t)n * TERN_PAGE, c->raw, n, page + j);
     tern_attn_tile_softmax(u, c, i, n, page, n_pages, coded ? attn_first_token(u, page) : 0);
     tern_k.bf16.multiply(c->o + (size_t)i * (size_t)dv, (size_t)dv, c->shrink, c->p16, n, c->v16, n_pages * TERN_PAGE,
                          dv);

@@ -9,7 +9,7 @@
  *   compress.c     rows of several tokens, and states of tokens that wait for theirs
  *   choose.c       which of those a row sees
  *   sparse.c       attention to them and to a window
- *   elementwise.c products.c stack.c experts.c delta.c hyper.c grid.c   the other operations */
+ *   elementwise.c products.c network.c stack.c experts.c delta.c hyper.c grid.c   the other operations */
 #ifndef TERN_DEV_CPU_H
 #define TERN_DEV_CPU_H
 
@@ -100,7 +100,8 @@ struct tern_cpu {
     int columns;                              /* rows of a tern_q8_buffer that a decode row is: 1, with 16 bits 2 */
     struct tern_q8_buffer q8;
     float *gemm_scratch;     /* [threads][TERN_GEMM_SCRATCH] */
-    uint16_t *packed_x;      /* prompt rows; this and the next only with `prompt` */
+    uint16_t *packed_x;      /* prompt rows; this and the next two only with `prompt` */
+    uint16_t *gated;         /* what networks make of them on the way to their last product; as large */
     uint8_t *prompt_scratch; /* [threads][TERN_PROMPT_SCRATCH] */
     uint8_t *encode_scratch; /* [threads][TERN_KV_SCRATCH] */
     struct tern_attn_scratch attention;
@@ -204,6 +205,13 @@ struct tern_cpu_rows {
 /* y[row][16*panel0 .. 16*panel1) = x[row] . w, every row in its class.  worker: whose scratch. */
 void tern_cpu_product(struct tern_cpu *d, float *y, size_t y_stride, const struct tern_cpu_rows *r,
                       const struct tern_packed *w, int panel0, int panel1, int worker);
+
+/* Rows as products read them: n prompt rows x packed into d->packed_x, n decode rows x quantised into d->q8. */
+void tern_cpu_pack_rows(struct tern_cpu *d, const float *x, size_t stride, int n, int k);
+void tern_cpu_quantize_rows(struct tern_cpu *d, const float *x, size_t stride, int n, int k);
+
+/* All products of m, whose rows are ready. */
+void tern_cpu_multiply(struct tern_cpu *d, const struct tern_matmul *m, int n_m, const struct tern_cpu_rows *rows);
 
 /* Panels of w in one task.  n_wide: prompt rows; all_panels: of all that runs at once. */
 int tern_cpu_panels_per_task(const struct tern_cpu *d, const struct tern_packed *w, int n_wide, int all_panels);

@@ -60,6 +60,10 @@ static int op_prepare(struct tern_dev *dev, const struct tern_dev_limits *limits
         TERN_TRY(tern_alloc(&d->packed_x, bands, band_bytes, err));
         TERN_TRY(tern_alloc(&d->prompt_scratch, threads, TERN_PROMPT_SCRATCH, err));
         d->bytes += bands * band_bytes + threads * TERN_PROMPT_SCRATCH;
+        if (d->prompt->gated) {
+            TERN_TRY(tern_alloc(&d->gated, bands, band_bytes, err));
+            d->bytes += bands * band_bytes;
+        }
     }
     TERN_TRY(tern_alloc(&d->encode_scratch, threads, TERN_KV_SCRATCH, err));
     TERN_TRY(open_attention(d, limits, err));
@@ -86,6 +90,7 @@ static void op_close(struct tern_dev *dev)
     tern_cpu_step_close(d);
     tern_free(d->gemm_scratch);
     tern_free(d->packed_x);
+    tern_free(d->gated);
     tern_free(d->prompt_scratch);
     tern_free(d->encode_scratch);
     tern_free(d->attention.p);
@@ -147,6 +152,7 @@ const struct tern_dev_ops tern_dev_cpu = {
     .attention = tern_cpu_attention,
     .recode = tern_cpu_recode,
     .glu = tern_cpu_glu,
+    .network = tern_cpu_network,
     .softcap = tern_cpu_softcap,
     .gate = tern_cpu_gate,
     .stack = tern_cpu_stack,

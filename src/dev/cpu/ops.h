@@ -45,6 +45,8 @@ void tern_cpu_recode(struct tern_dev *d, int layer, const struct tern_dev_job *f
                      struct tern_dev_rows v);
 void tern_cpu_glu(struct tern_dev *d, struct tern_dev_rows gate, struct tern_dev_rows up, int n_rows,
                   enum tern_gate act);
+void tern_cpu_network(struct tern_dev *d, const struct tern_dev_network *n, struct tern_dev_rows y,
+                      struct tern_dev_rows x, int n_rows, int n_wide);
 void tern_cpu_softcap(struct tern_dev *d, struct tern_dev_rows x, int n_rows, float cap);
 void tern_cpu_gate(struct tern_dev *d, struct tern_dev_rows x, struct tern_dev_rows g, int n_rows);
 void tern_cpu_stack(struct tern_dev *d, const struct tern_stack *s, int n_rows, int n_wide);

@@ -65,6 +65,18 @@ static void pack_task(void *ctx, int task, int worker)
                        a->stride, n, a->k);
 }
 
+void tern_cpu_pack_rows(struct tern_cpu *d, const float *x, size_t stride, int n, int k)
+{
+    struct pack_args a = {d, x, stride, n, k};
+    tern_pool_run(d->pool, pack_task, &a, (n + TERN_BAND - 1) / TERN_BAND);
+}
+
+void tern_cpu_quantize_rows(struct tern_cpu *d, const float *x, size_t stride, int n, int k)
+{
+    struct quantize_args a = {d, x, stride, k};
+    tern_cpu_each_row(d, quantize_row, &a, n, k);
+}
+
 struct matmul_work {
     struct tern_cpu *d;
     const struct tern_matmul *m;
@@ -151,29 +163,33 @@ int tern_cpu_panels_per_task(const struct tern_cpu *d, const struct tern_packed 
     return group < step ? step : group < most ? group : most;
 }
 
+void tern_cpu_multiply(struct tern_cpu *d, const struct tern_matmul *m, int n_m, const struct tern_cpu_rows *rows)
+{
+    struct matmul_work w = {.d = d, .m = m, .rows = *rows};
+    for (int i = 0; i < n_m; i++)
+        w.panels += tern_panels(&m[i].w->form->m);
+    w.group = tern_cpu_panels_per_task(d, &m[0].w->form->m, rows->n_wide, w.panels);
+    tern_pool_run(d->pool, matmul_task, &w, (w.panels + w.group - 1) / w.group);
+}
+
 void tern_cpu_matmul(struct tern_dev *dev, const struct tern_matmul *m, int n_m, struct tern_dev_rows in, int n_rows,
                      int n_wide)
 {
     struct tern_cpu *d = tern_cpu_of(dev);
     const float *x = tern_cpu_f32(in);
-    struct matmul_work w = {.d = d, .m = m, .rows = {x, in.stride, NULL, d->q8.rows, n_rows, n_wide}};
+    struct tern_cpu_rows rows = {x, in.stride, NULL, d->q8.rows, n_rows, n_wide};
     const int n_narrow = n_rows - n_wide, k = m[0].w->k;
     bool quantized = false, packs = false;
     TERN_ASSERT(n_m >= 1 && n_m <= 8);
     for (int i = 0; i < n_m; i++) {
-        w.panels += tern_panels(&m[i].w->form->m);
         quantized |= tern_codes_integer(m[i].w->form->m.codes);
         packs |= !m[i].f32 && d->prompt && (d->prompt->floats || tern_codes_integer(m[i].w->form->m.codes));
     }
-    if (n_narrow && quantized) {
-        struct quantize_args a = {d, x + (size_t)n_wide * in.stride, in.stride, k};
-        tern_cpu_each_row(d, quantize_row, &a, n_narrow, k);
-    }
+    if (n_narrow && quantized)
+        tern_cpu_quantize_rows(d, x + (size_t)n_wide * in.stride, in.stride, n_narrow, k);
     if (n_wide && packs) {
-        w.rows.packed = d->packed_x;
-        struct pack_args a = {d, x, in.stride, n_wide, k};
-        tern_pool_run(d->pool, pack_task, &a, (n_wide + TERN_BAND - 1) / TERN_BAND);
+        rows.packed = d->packed_x;
+        tern_cpu_pack_rows(d, x, in.stride, n_wide, k);
     }
-    w.group = tern_cpu_panels_per_task(d, &m[0].w->form->m, n_wide, w.panels);
-    tern_pool_run(d->pool, matmul_task, &w, (w.panels + w.group - 1) / w.group);
+    tern_cpu_multiply(d, m, n_m, &rows);
 }

@@ -7,6 +7,10 @@
  * the sums rest in scratch memory as f32, the tiles of a unit one after another (rows of y are often a power of two
  * apart, which caches take badly).  Neither loading nor storing them rounds, so no cut shows in the result.
  *
+ * Of a network's gate and up (`gated`) a unit has one panel each, and while the next one is multiplied, its results are
+ * gated, rounded and written as the last product reads them: instead of 256 bytes of results, 64, and nothing of it is
+ * read again as floats.
+ *
  * Counts for 32 inputs of a unit, in cycles of the tile unit: 4 products = 64; 4 loads of 1 KB = 32 where they come
  * from L1, which the products hide.  A band's share of a stage (40 KB) is read from memory once and then stays in L1
  * for all panels of the stage; the weights (2 KB per 32 inputs, in L2: 32 bytes per cycle) stream past it, by loads
@@ -18,6 +22,7 @@
  * of memory per tile of 4.5-bit weights: 288, in the 512 cycles that 512 rows take. */
 #include "kernel/amx/tile.h"
 #include "kernel/avx512bf16/pack.h"
+#include "kernel/attn.h"
 
 #include <limits.h>
 #include <string.h>
@@ -35,17 +40,25 @@
 #define SUM_BYTES   (PASS * PANELS * TERN_PANEL * sizeof(float))
 _Static_assert(2 * STAGE_BYTES + SUM_BYTES <= TERN_PROMPT_SCRATCH, "scratch is large enough");
 
-/* One call of `product`. */
-struct call {
-    float *y;
-    size_t y_stride;
-    const uint16_t *x;
-    int n_rows;
+struct matrix {
     const struct tern_packed *w;
     struct tern_panel_layout l;
     tern_bf16_expand *expand;
+    size_t step_bytes; /* of packed codes */
+};
+
+/* One call of `product`, or of `gated`: there panels take turns, one of gate and one of up, so that a unit's four tiles
+ * are both, for the same 16 outputs. */
+struct call {
+    float *y;
+    size_t y_stride;
+    uint16_t *out; /* of gated; NULL: results go to y */
+    bool gelu;
+    const uint16_t *x;
+    int n_rows;
+    struct matrix of[2];
+    int matrices;
     float *sums;               /* [band][pair of panels][4 tiles], of the stages so far */
-    size_t step_bytes;         /* of packed codes */
     int n_panels, n_steps;     /* ends of the ranges */
     int max_panels, max_steps; /* of a stage */
 };
@@ -70,13 +83,32 @@ static void expand_some(struct feed *f, int n)
 {
     const struct call *c = f->call;
     for (; n > 0 && f->at < f->end; n--, f->at++) {
-        int panel = f->at / f->stage.steps, step = f->at % f->stage.steps;
-        const char *codes = (const char *)c->w->data + (size_t)(f->stage.panel + panel) * c->w->panel_bytes +
-                            (size_t)(f->stage.step + step) * c->step_bytes;
-        for (size_t i = 0; i < c->step_bytes; i += 64)
+        int panel = f->at / f->stage.steps, step = f->at % f->stage.steps, all = f->stage.panel + panel;
+        const struct matrix *m = &c->of[all % c->matrices];
+        const char *codes = (const char *)m->w->data + (size_t)(all / c->matrices) * m->w->panel_bytes +
+                            (size_t)(f->stage.step + step) * m->step_bytes;
+        for (size_t i = 0; i < m->step_bytes; i += 64)
             __builtin_prefetch(codes + FETCH + i);
         int slot = (panel / 2 * f->stage.steps + step) * 2 + panel % 2;
-        c->expand(f->out + (size_t)slot * TERN_TILE, c->w, &c->l, f->stage.panel + panel, f->stage.step + step);
+        m->expand(f->out + (size_t)slot * TERN_TILE, m->w, &m->l, all / c->matrices, f->stage.step + step);
+    }
+}
+
+/* ---- what becomes of gate and up ---- */
+
+/* Rows [at, end) of a unit of gate (left) and up, as its tiles were stored, on their way into 16 columns of a band. */
+struct gating {
+    const float *sums;
+    uint16_t *out; /* of the band's row 0 */
+    int at, end;
+    bool gelu;
+};
+
+static void gate_some(struct gating *g, int n)
+{
+    for (; n > 0 && g->at < g->end; n--, g->at++) {
+        const float *gate = g->sums + g->at / TERN_TILE_ROWS * 2 * TILE_SUMS + g->at % TERN_TILE_ROWS * TERN_PANEL;
+        tile_gate(g->out + g->at * TERN_TILE_DEPTH, gate, gate + TILE_SUMS, g->gelu);
     }
 }
 
@@ -91,7 +123,8 @@ struct operands {
     const char *y;
     size_t y_bytes;
     int rows;
-    struct feed *feed; /* what makes a tile every so many steps; 0: never */
+    struct gating *gating; /* of the unit before, so many rows per step; NULL: none */
+    struct feed *feed;     /* what makes a tile every so many steps; 0: never */
     int every;
 };
 
@@ -153,6 +186,8 @@ static inline __attribute__((always_inline)) void unit(const struct operands *o,
             __builtin_prefetch(y, 1, 3);
             __builtin_prefetch(y + 64, 1, 3);
         }
+        if (o->gating)
+            gate_some(o->gating, o->rows);
         if (--wait == 0) {
             expand_some(o->feed, 1);
             wait = o->every;
@@ -222,15 +257,35 @@ static void unit_to_rows(const struct operands *o, const struct sums *from, floa
 
 /* ---- stages ---- */
 
+/* The last stage of a unit of `gated`, in which what the unit before left is gated: all of it before the last step, so
+ * that the sums of both are at one place, which stays in L1. */
+static void unit_gated(const struct call *c, struct operands *o, const struct sums *from, int band, int pair, int rows,
+                       float own[4 * TILE_SUMS])
+{
+    const struct sums to = sums_in_tiles(own);
+    uint16_t *out = c->out + (size_t)band * tern_bf16_band(c->of[0].w->n) + (size_t)(pair / 2) * PAIR;
+    o->y = pair % 2 == 0 ? (const char *)out : NULL;
+    unit_for(rows, 2 * TERN_PANEL)(o, from, &to);
+    *o->gating = (struct gating){.sums = own,
+                                 .out = out + pair % 2 * TERN_PANEL,
+                                 .end = rows > TERN_TILE_ROWS ? TERN_BAND : TERN_TILE_ROWS,
+                                 .gelu = c->gelu};
+}
+
 /* All rows times a stage whose weights lie in `tiles`; `next` is the stage after it. */
 static void multiply_stage(const struct call *c, const struct stage *s, const uint16_t *tiles, struct feed *next)
 {
-    const size_t band_values = tern_bf16_band(c->w->k);
-    int bands = (c->n_rows + TERN_BAND - 1) / TERN_BAND, pairs = (s->panels + 1) / 2;
+    const size_t band_values = tern_bf16_band(c->of[0].w->k);
+    const int bands = (c->n_rows + TERN_BAND - 1) / TERN_BAND, pairs = (s->panels + 1) / 2;
     const int share = (next->end + bands * pairs - 1) / (bands * pairs); /* of a unit */
+    const int n = c->of[0].w->n * c->matrices;
     const bool first = s->step == 0, last = s->step + s->steps == c->n_steps;
-    struct operands o = {.steps = s->steps, .feed = next, .y_bytes = c->y_stride * sizeof *c->y};
+    float gated[4 * TILE_SUMS] __attribute__((aligned(64)));
+    struct gating gating = {0};
+    struct operands o = {.steps = s->steps, .feed = next};
+    o.y_bytes = c->out ? TERN_TILE_DEPTH * sizeof *c->out : c->y_stride * sizeof *c->y;
     o.rows = (TERN_BAND + s->steps - 1) / s->steps;
+    o.gating = last && c->out ? &gating : NULL;
     if (share)
         o.every = share < s->steps ? (s->steps - 1) / share : 1;
     for (int b = 0; b < bands; b++) {
@@ -240,14 +295,16 @@ static void multiply_stage(const struct call *c, const struct stage *s, const ui
         o.next = (const char *)(o.x + band_values);
         for (int p = 0; p < pairs; p++) {
             int n0 = (s->panel + 2 * p) * TERN_PANEL, end = (s->panel + s->panels) * TERN_PANEL;
-            int cols = (end < c->w->n ? end : c->w->n) - n0;
+            int cols = (end < n ? end : n) - n0;
             float *sums = c->sums + (size_t)(b * (PANELS / 2) + p) * 4 * TILE_SUMS;
             cols = cols < 2 * TERN_PANEL ? cols : 2 * TERN_PANEL;
             o.w = tiles + (size_t)p * (size_t)s->steps * PAIR;
             struct sums from = sums_in_tiles(first ? NULL : sums), to = sums_in_tiles(sums);
-            float *y = c->y + (size_t)r0 * c->y_stride + n0;
+            float *y = c->out ? NULL : c->y + (size_t)r0 * c->y_stride + n0;
             o.y = last && rows == TERN_BAND && cols == 2 * TERN_PANEL ? (const char *)y : NULL;
-            if (last)
+            if (o.gating)
+                unit_gated(c, &o, &from, b, s->panel / 2 + p, rows, gated);
+            else if (last)
                 unit_to_rows(&o, &from, y, c->y_stride, rows, cols);
             else
                 unit_for(rows, cols)(&o, &from, &to);
@@ -255,6 +312,7 @@ static void multiply_stage(const struct call *c, const struct stage *s, const ui
             expand_some(next, share - s->steps); /* what the steps were too few for */
         }
     }
+    gate_some(&gating, INT_MAX);
     expand_some(next, INT_MAX);
 }
 
@@ -295,35 +353,53 @@ static void all_stages(const struct call *c, int panel0, uint16_t *now, uint16_t
     }
 }
 
-static void product(float *y, size_t y_stride, const uint16_t *x, int n_rows, const struct tern_packed *w, int panel0,
-                    int panel1, void *scratch)
+static struct matrix matrix_of(const struct tern_packed *w)
+{
+    return (struct matrix){w, tern_panel_layout(w), tile_expander(w),
+                           tern_codes_unit(w->codes) * (tern_codes_float(w->codes) ? TERN_TILE_DEPTH : 1)};
+}
+
+/* n_rows rows of x in passes; c: all that is not of one pass, its y and out those of the first row. */
+static void all_passes(struct call *c, const uint16_t *x, int n_rows, int panel0, void *scratch)
 {
     /* Equal passes, equal stages.  With few rows nothing is used again soon, and small stages stay in L1 until they are
      * multiplied. */
     const int passes = (n_rows + PASS - 1) / PASS, bands = (n_rows + TERN_BAND - 1) / TERN_BAND;
-    const int rows = (bands + passes - 1) / passes * TERN_BAND;
+    const int rows = (bands + passes - 1) / passes * TERN_BAND, k = c->of[0].w->k;
     const bool few = bands <= 2;
-    const int steps = (w->k + TERN_TILE_DEPTH - 1) / TERN_TILE_DEPTH, longest = few ? STEPS / 2 : STEPS;
-    const int stages = (steps + longest - 1) / longest;
+    const int longest = few ? STEPS / 2 : STEPS;
     uint16_t *tiles = scratch;
-    struct call c = {.y_stride = y_stride,
-                     .w = w,
-                     .l = tern_panel_layout(w),
-                     .expand = tile_expander(w),
-                     .sums = (float *)scratch + 2 * STAGE_BYTES / sizeof(float),
-                     .step_bytes = tern_codes_unit(w->codes) * (tern_codes_float(w->codes) ? TERN_TILE_DEPTH : 1),
-                     .n_panels = panel1,
-                     .n_steps = steps,
-                     .max_panels = few ? 2 : PANELS,
-                     .max_steps = (steps + stages - 1) / stages};
+    c->n_steps = (k + TERN_TILE_DEPTH - 1) / TERN_TILE_DEPTH;
+    const int stages = (c->n_steps + longest - 1) / longest;
+    c->sums = (float *)scratch + 2 * STAGE_BYTES / sizeof(float);
+    c->max_panels = few ? 2 : PANELS;
+    c->max_steps = (c->n_steps + stages - 1) / stages;
     tile_begin();
     for (int r = 0; r < n_rows; r += rows) {
-        c.y = y + (size_t)r * y_stride;
-        c.x = x + (size_t)(r / TERN_BAND) * tern_bf16_band(w->k);
-        c.n_rows = n_rows - r < rows ? n_rows - r : rows;
-        all_stages(&c, panel0, tiles, tiles + STAGE_BYTES / sizeof *tiles);
+        c->x = x + (size_t)(r / TERN_BAND) * tern_bf16_band(k);
+        c->n_rows = n_rows - r < rows ? n_rows - r : rows;
+        all_stages(c, panel0, tiles, tiles + STAGE_BYTES / sizeof *tiles);
+        if (c->out)
+            c->out += (size_t)(rows / TERN_BAND) * tern_bf16_band(c->of[0].w->n);
+        else
+            c->y += (size_t)rows * c->y_stride;
     }
     tile_end();
+}
+
+static void product(float *y, size_t y_stride, const uint16_t *x, int n_rows, const struct tern_packed *w, int panel0,
+                    int panel1, void *scratch)
+{
+    struct call c = {.y = y, .y_stride = y_stride, .of = {matrix_of(w)}, .matrices = 1, .n_panels = panel1};
+    all_passes(&c, x, n_rows, panel0, scratch);
+}
+
+static void gated(uint16_t *out, const uint16_t *x, int n_rows, const struct tern_packed *gate,
+                  const struct tern_packed *up, bool gelu, int panel0, int panel1, void *scratch)
+{
+    struct call c = {
+        .out = out, .gelu = gelu, .of = {matrix_of(gate), matrix_of(up)}, .matrices = 2, .n_panels = 2 * panel1};
+    all_passes(&c, x, n_rows, 2 * panel0, scratch);
 }
 
 /* ---- small products ---- */
@@ -354,6 +430,43 @@ static void multiply(float *y, size_t y_stride, const float *shrink, const uint1
     }
 }
 
+/* Both steps of a whole band stay in four tiles for all pages: two loads for four products. */
+static void score_64(float *s, size_t stride, const uint16_t *x, const uint16_t *keys, int n_pages)
+{
+    const size_t out = TERN_PAGE * sizeof *s;
+    TILE_LOAD(4, x, 64);
+    TILE_LOAD(5, x + TERN_TILE, 64);
+    TILE_LOAD(6, x + PAIR, 64);
+    TILE_LOAD(7, x + PAIR + TERN_TILE, 64);
+    for (int j = 0; j < n_pages; j++, s += stride)
+        for (int c = 0; c < TERN_PAGE; c += TERN_PANEL) {
+            /* Panels of a pair take turns within a step of 32 inputs; of pairs there are two steps each. */
+            const uint16_t *key = keys + (size_t)(j * TERN_PAGE + c) / (2 * TERN_PANEL) * 2 * PAIR +
+                                  (size_t)(c / TERN_PANEL % 2) * TERN_TILE;
+            TILE_ZERO(0);
+            TILE_ZERO(1);
+            TILE_STREAM(2, key, 64);
+            TILE_STREAM(3, key + PAIR, 64);
+            TILE_PRODUCT(0, 4, 2);
+            TILE_PRODUCT(1, 5, 2);
+            TILE_PRODUCT(0, 6, 3);
+            TILE_PRODUCT(1, 7, 3);
+            TILE_STORE(0, s + c, out);
+            TILE_STORE(1, s + c + TERN_TILE_ROWS * TERN_PAGE, out);
+        }
+}
+
+static void score(float *s, size_t stride, const uint16_t *x, int n_rows, const uint16_t *keys, int k, int n_pages)
+{
+    if (n_rows == TERN_BAND && k == 2 * TERN_TILE_DEPTH) {
+        score_64(s, stride, x, keys, n_pages);
+        return;
+    }
+    for (int j = 0; j < n_pages; j++)
+        multiply(s + (size_t)j * stride, TERN_PAGE, NULL, x, n_rows, keys + (size_t)j * tern_bf16_right(k, TERN_PAGE),
+                 k, TERN_PAGE);
+}
+
 static void begin(void)
 {
     tile_begin();
@@ -366,7 +479,7 @@ static void end(void)
 
 void tern_bf16_init_amx(struct tern_bf16_kernels *k)
 {
-    *k = (struct tern_bf16_kernels){pack, pack_right, multiply, begin, end, tile_softmax};
+    *k = (struct tern_bf16_kernels){pack, pack_right, multiply, begin, end, score, tile_softmax};
 }
 
 static size_t band(int k)
@@ -376,5 +489,5 @@ static size_t band(int k)
 
 void tern_prompt_init_amx(struct tern_prompt_kernels *k)
 {
-    *k = (struct tern_prompt_kernels){pack, product, band, true, 2};
+    *k = (struct tern_prompt_kernels){pack, product, band, true, 2, gated};
 }

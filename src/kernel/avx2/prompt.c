@@ -257,5 +257,5 @@ static tile_fn *tile_for(int rows, int panels, const struct tern_packed *w)
 
 void tern_prompt_init_avx2(struct tern_prompt_kernels *k)
 {
-    *k = (struct tern_prompt_kernels){pack, product, band, false, WIDTH};
+    *k = (struct tern_prompt_kernels){pack, product, band, false, WIDTH, NULL};
 }

@@ -259,5 +259,5 @@ static tile_fn *tile_for(int rows, int panels, const struct tern_packed *w)
 
 void tern_prompt8_init_avx2(struct tern_prompt_kernels *k)
 {
-    *k = (struct tern_prompt_kernels){pack, product, band, false, WIDTH};
+    *k = (struct tern_prompt_kernels){pack, product, band, false, WIDTH, NULL};
 }

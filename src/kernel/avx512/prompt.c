@@ -237,5 +237,5 @@ PROMPT_INLINE void chain_to(float *y, const float *chain, int cols, const float 
 
 void tern_prompt_init_avx512(struct tern_prompt_kernels *k)
 {
-    *k = (struct tern_prompt_kernels){pack, product, band, false, WIDTH};
+    *k = (struct tern_prompt_kernels){pack, product, band, false, WIDTH, NULL};
 }

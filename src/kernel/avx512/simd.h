@@ -49,10 +49,11 @@ static inline __m512 exp_parts(__m512 t, __m512i *n)
     return _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0f));
 }
 
-/* gate / (1 + e^t) * up.  Where e^t is huge, numerator and denominator are taken times 2^-n, so that nothing overflows;
- * the factor comes back in two halves around the product with `up`, so that nothing underflows before the end.
- * The clamps keep NaN (the second operand of min and max wins), and turn -inf into a result of zero. */
-static inline __m512 logistic_product(__m512 gate, __m512 t, __m512 up)
+/* gate / (1 + e^t) * up for any numbers.  Where e^t is huge, numerator and denominator are taken times 2^-n, so that
+ * nothing overflows; the factor comes back in two halves around the product with `up`, so that nothing underflows
+ * before the end.  The clamps keep NaN (the second operand of min and max wins), and turn -inf into a result of zero.
+ */
+static __attribute__((noinline, unused)) __m512 logistic_product_any(__m512 gate, __m512 t, __m512 up)
 {
     const __m512i zero = _mm512_setzero_si512();
     __m512i n;
@@ -67,6 +68,32 @@ static inline __m512 logistic_product(__m512 gate, __m512 t, __m512 up)
     __m512 one = _mm512_mul_ps(c1, c2);
     __m512 q = _mm512_div_ps(gate, _mm512_add_ps(one, _mm512_mul_ps(e, power_of_two(below))));
     return _mm512_mul_ps(_mm512_mul_ps(_mm512_mul_ps(q, c1), up), c2);
+}
+
+/* The same bits for less, where no lane has |t| > 80 or a result below 2^-100: powers of two then move nothing but
+ * exponents, wherever they are multiplied by.  gate: at least .1 where t is above .3. */
+static inline __m512 logistic_product(__m512 gate, __m512 t, __m512 up)
+{
+    __m512i n;
+    const __m512 e = exp_parts(t, &n), size = _mm512_abs_ps(t);
+    const __m512 q = _mm512_div_ps(gate, _mm512_add_ps(_mm512_set1_ps(1.0f), _mm512_mul_ps(e, power_of_two(n))));
+    const __m512 y = _mm512_mul_ps(q, up);
+    const __mmask16 small = _mm512_cmp_ps_mask(size, _mm512_set1_ps(80.0f), _CMP_LE_OQ);
+    const __mmask16 plain = _mm512_mask_cmp_ps_mask(small, _mm512_abs_ps(y), _mm512_set1_ps(0x1p-100f), _CMP_GE_OQ);
+    return __builtin_expect(plain == 0xFFFF, 1) ? y : logistic_product_any(gate, t, up);
+}
+
+static inline __m512 silu_product(__m512 gate, __m512 up)
+{
+    return logistic_product(gate, _mm512_xor_ps(gate, _mm512_set1_ps(-0.0f)), up);
+}
+
+/* 0.5 * (1 + tanh(u)) is 1 / (1 + exp(-2u)). */
+static inline __m512 gelu_product(__m512 gate, __m512 up)
+{
+    const __m512 linear = _mm512_set1_ps(-1.5957691216f); /* -2 sqrt(2/pi) */
+    const __m512 cubic = _mm512_set1_ps(-1.5957691216f * 0.044715f);
+    return logistic_product(gate, _mm512_mul_ps(gate, _mm512_fmadd_ps(_mm512_mul_ps(gate, gate), cubic, linear)), up);
 }
 
 /* tanh(z) to about 2e-7 absolutely: (1 - e)/(1 + e) with e = exp(-2|z|). */

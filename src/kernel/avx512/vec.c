@@ -49,22 +49,14 @@ static void scale(float *y, const float *x, float s, int n)
 
 static void silu_mul(float *y, const float *gate, const float *up, int n)
 {
-    for (int i = 0; i < n; i += 16) {
-        __m512 g = load_part(gate + i, n - i), t = _mm512_xor_ps(g, _mm512_set1_ps(-0.0f));
-        store_part(y + i, n - i, logistic_product(g, t, load_part(up + i, n - i)));
-    }
+    for (int i = 0; i < n; i += 16)
+        store_part(y + i, n - i, silu_product(load_part(gate + i, n - i), load_part(up + i, n - i)));
 }
 
-/* 0.5 * (1 + tanh(u)) is 1 / (1 + exp(-2u)). */
 static void gelu_mul(float *y, const float *gate, const float *up, int n)
 {
-    const __m512 linear = _mm512_set1_ps(-1.5957691216f); /* -2 sqrt(2/pi) */
-    const __m512 cubic = _mm512_set1_ps(-1.5957691216f * 0.044715f);
-    for (int i = 0; i < n; i += 16) {
-        __m512 g = load_part(gate + i, n - i);
-        __m512 t = _mm512_mul_ps(g, _mm512_fmadd_ps(_mm512_mul_ps(g, g), cubic, linear));
-        store_part(y + i, n - i, logistic_product(g, t, load_part(up + i, n - i)));
-    }
+    for (int i = 0; i < n; i += 16)
+        store_part(y + i, n - i, gelu_product(load_part(gate + i, n - i), load_part(up + i, n - i)));
 }
 
 static void sigmoid_mul(float *y, const float *gate, const float *up, int n)

@@ -6,6 +6,7 @@
 #include "kernel/avx512bf16/round.h"
 
 #include "kernel/avx512bf16/pack.h"
+#include "kernel/attn.h"
 
 #define ALWAYS static inline __attribute__((always_inline))
 
@@ -114,11 +115,18 @@ static void multiply(float *y, size_t y_stride, const float *shrink, const uint1
     }
 }
 
+static void score(float *s, size_t stride, const uint16_t *x, int n_rows, const uint16_t *keys, int k, int n_pages)
+{
+    for (int j = 0; j < n_pages; j++)
+        multiply(s + (size_t)j * stride, TERN_PAGE, NULL, x, n_rows, keys + (size_t)j * tern_bf16_right(k, TERN_PAGE),
+                 k, TERN_PAGE);
+}
+
 static void nothing(void)
 {
 }
 
 void tern_bf16_init_avx512bf16(struct tern_bf16_kernels *k)
 {
-    *k = (struct tern_bf16_kernels){pack, pack_right, multiply, nothing, nothing, tern_bf16_softmax};
+    *k = (struct tern_bf16_kernels){pack, pack_right, multiply, nothing, nothing, score, tern_bf16_softmax};
 }

@@ -98,5 +98,5 @@ static size_t band(int k)
 
 void tern_prompt_init_ref(struct tern_prompt_kernels *k)
 {
-    *k = (struct tern_prompt_kernels){pack, product, band, false, 1};
+    *k = (struct tern_prompt_kernels){pack, product, band, false, 1, NULL};
 }

@@ -18,6 +18,12 @@ void tern_network_run(struct tern_forward *f, const struct tern_forward_batch *b
                       const struct tern_network *n, const struct tern_dev_rows *y, const struct tern_dev_rows *h)
 {
     const struct tern_dev_ops *ops = f->dev->ops;
+    if (ops->network && !(n->clamp > 0)) {
+        const struct tern_dev_network all = {&n->gate->mat,      &n->up->mat, &n->down->mat,
+                                             tern_layer_gate(l), f->ff_gate,  f->ff_up};
+        ops->network(f->dev, &all, *y, *h, b->n_rows, b->n_wide);
+        return;
+    }
     const struct tern_matmul gu[2] = {
         {.w = &n->gate->mat, .y = f->ff_gate},
         {.w = &n->up->mat, .y = f->ff_up},
