@@ -3,6 +3,7 @@
  * One block of threads per page that a job touches, and KV head.  In steps of decode rows it does first what is done to
  * the heads of these rows. */
 #include "dev/cuda/attn/cache.cuh"
+#include "dev/cuda/attn/columns.cuh"
 #include "dev/cuda/attn/heads.cuh"
 
 #define THREADS 256
@@ -103,26 +104,59 @@ TERN_CUDA_KERNEL_BEGIN(append, tern_cuda_append_args, THREADS, 1)
     append_rows(a, u, tile, blockIdx.y);
 }
 
+/* A head of the queries, which the warp has just finished, as columns. */
+template <int D>
+__device__ static inline void columns_of_head(const tern_cuda_append_heads_args &a, const float sign[D / 32], int row, int head,
+                                              int lane)
+{
+    const tern_cuda_heads_set &q = a.heads.set[a.q];
+    const tern_cuda_layer &l = a.append.l;
+    const tern_cuda_cond *cond =
+        l.k.cond ? cuda_at<const tern_cuda_cond>(l.k.cond) + head / (q.n_heads / l.n_heads) : nullptr;
+    put_columns<D>(cuda_at<query_columns<D>>(a.columns)[row * q.n_heads + head],
+                    cuda_at<const float>(q.x) + row * q.stride + head * D, a.q_scale, l.k, cond, sign, lane);
+}
+
+/* Head `other` of those that are neither keys nor values, in rows [row0, row0 + n). */
+template <int D>
+__device__ static inline void other_head(const tern_cuda_append_heads_args &a, int row0, int n, int other, int lane)
+{
+    int s = 0;
+    float sign[D / 32];
+    for (; s < a.heads.n_sets; s++) {
+        if (s == a.k || s == a.v)
+            continue;
+        if (other < a.heads.set[s].n_heads)
+            break;
+        other -= a.heads.set[s].n_heads;
+    }
+    const bool too = a.columns && s == a.q;
+    if (too)
+        load_signs<D / 32>(sign, a.append.l.k, lane); /* constants, there before the step */
+    cuda_wait();
+    for (int i = 0; s < a.heads.n_sets && i < n; i++) {
+        one_head(a.heads, a.heads.set[s], row0 + i, other, lane);
+        __syncwarp();
+        if (too)
+            columns_of_head<D>(a, sign, row0 + i, other, lane);
+    }
+}
+
 TERN_CUDA_KERNEL_BEGIN(append_heads, tern_cuda_append_heads_args, THREADS, 1)
 {
     const tern_cuda_append_args &to = a.append;
     const tern_cuda_unit u = cuda_at<const tern_cuda_unit>(to.units)[blockIdx.x];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, head = blockIdx.y, kv = to.l.n_heads;
     const int row0 = u.row0, n = u.n_rows;
-    cuda_wait();
     if (head >= kv) {
-        int other = (head - kv) * (THREADS / 32) + warp, s = 0;
-        for (; s < a.heads.n_sets; s++) {
-            if (s == a.k || s == a.v)
-                continue;
-            if (other < a.heads.set[s].n_heads)
-                break;
-            other -= a.heads.set[s].n_heads;
-        }
-        for (int i = 0; s < a.heads.n_sets && i < n; i++)
-            one_head(a.heads, a.heads.set[s], row0 + i, other, lane);
+        const int other = (head - kv) * (THREADS / 32) + warp;
+        if (to.l.k.dim == 64)
+            other_head<64>(a, row0, n, other, lane);
+        else
+            other_head<128>(a, row0, n, other, lane);
         return;
     }
+    cuda_wait();
     for (int i = warp; i < 2 * n; i += THREADS / 32) {
         const int s = i < n ? a.k : a.v;
         if (s >= 0)

@@ -28,7 +28,8 @@
 /* Shared bytes of attn/codes.cu (four warps) where warps put down what they have of a range; there are two such places.
  */
 #define TERN_CUDA_CODES_ROOM(d, rows) (4 * (4 * (rows) * ((d) + 8) + 2 * 4 * (rows)))
-#define TERN_CUDA_CHAIN               5248 /* shared bytes of a warp that encodes trellis codes */
+#define TERN_CUDA_CHAIN               5248                  /* shared bytes of a warp that encodes trellis codes */
+#define TERN_CUDA_COLUMNS_BYTES(d)    (2 * ((d) + 16) + 16) /* of attn/columns.cuh */
 /* Shared bytes of attn/encode.cuh: 32 vectors, the turns of pairs, codes. */
 #define TERN_CUDA_ENCODE_BYTES(d) (32 * ((d) + 1) * 4 + TERN_CUDA_PAIRS * 2 * 32 * 4 + 32 * ((d) + 4))
 /* Of a side that has codes: do they need no search? */
@@ -114,6 +115,10 @@ struct tern_cuda_append_heads_args {
     struct tern_cuda_append_args append;
     struct tern_cuda_heads_args heads;
     int32_t k, v;
+    /* Set q as attention on codes multiplies it, too (attn/columns.cuh): [row][head], times q_scale; 0: not so. */
+    uint64_t columns;
+    int32_t q;
+    float q_scale;
 };
 
 /* Rows out of a raw cache (recode). */
@@ -133,6 +138,7 @@ struct tern_cuda_attn_args {
     uint64_t units;
     uint64_t q, out;
     uint64_t q_stride, out_stride; /* floats */
+    uint64_t columns;              /* of q, where the kernel before has made them: attn/columns.cuh [row][head]; or 0 */
     uint64_t part;                 /* f32 [decode row][head][TERN_CUDA_PARTS][v.dim + 2] */
     int32_t n_heads, group, heads, n_split;
     int32_t rows;     /* of a block: TERN_CUDA_Q / heads, or what the fast kernels take */

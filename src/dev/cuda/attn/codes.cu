@@ -10,6 +10,7 @@
  * A q row goes through the same steps whatever else is in its block: columns do not meet.  Sums of floats are written
  * with their rounding, for the compiler would contract them in one of these kernels and not in another. */
 #include "dev/cuda/attn/codes.cuh"
+#include "dev/cuda/attn/columns.cuh"
 #include "dev/cuda/attn/raw.cuh"
 #include "dev/cuda/attn/ring.cuh"
 
@@ -276,75 +277,36 @@ __device__ static inline void take_half(worker<D, C, NT> &w, uint32_t at, int pa
     }
 }
 
-/* Queries of the block: rotated, in 16-bit integers, column 2 i the upper bytes of q row i.  Room: [2 ROWS][D + 16]. */
-template <int D, int C, int ROWS>
-__device__ static void load_columns(const block_rows &b, int8_t *columns, float *scale, int *total, float *shift)
-{
-    constexpr int N = D / 32;
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const tern_cuda_side &s = b.a->l.k;
-    float sign[N];
-    load_signs<N>(sign, s, lane);
-    for (int i = warp; i < ROWS; i += WARPS) {
-        float x[N] = {}, mean = 0;
-        if (i < b.n_q && N == 4) {
-            const float4 v = reinterpret_cast<const float4 *>(query_of(b, i, D))[lane];
-            x[0] = v.x;
-            x[1] = v.y;
-            x[N - 2] = v.z;
-            x[N - 1] = v.w;
-        } else if (i < b.n_q) {
-            const float2 v = reinterpret_cast<const float2 *>(query_of(b, i, D))[lane];
-            x[0] = v.x;
-            x[1] = v.y;
+/* Queries of the block: where the kernel before has left them, or made here, in `own`.  All threads call, and meet. */
+template <int D, int ROWS> struct block_queries {
+    const block_rows &b;
+    const query_columns<D> *own;
+
+    __device__ block_queries(const block_rows &rows, query_columns<D> *made, float *shift) : b(rows), own(made)
+    {
+        const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+        float sign[D / 32];
+        if (b.a->columns) {
+            if (threadIdx.x < ROWS)
+                shift[threadIdx.x] = row(threadIdx.x).shift;
+            return;
         }
-#pragma unroll
-        for (int j = 0; j < N; j++)
-            x[j] *= b.a->q_scale;
-        if (b.cond) {
-#pragma unroll
-            for (int j = 0; j < N; j++) {
-                mean = __fmaf_rn(x[j], cuda_at<const float>(b.cond->mean)[lane * N + j], mean);
-                x[j] *= cuda_at<const float>(b.cond->unscale)[lane * N + j];
-            }
-            for (int width = 16; width; width /= 2)
-                mean += __shfl_xor_sync(~0u, mean, width);
-        }
-        if (s.rotated) {
-#pragma unroll
-            for (int j = 0; j < N; j++)
-                x[j] *= sign[j];
-            mix_lanes<N>(x, lane);
-#pragma unroll
-            for (int j = 0; j < N; j++)
-                x[j] *= s.norm;
-        }
-        float most = 0;
-#pragma unroll
-        for (int j = 0; j < N; j++)
-            most = fmaxf(most, fabsf(x[j]));
-        for (int width = 16; width; width /= 2)
-            most = fmaxf(most, __shfl_xor_sync(~0u, most, width));
-        most = fmaxf(most, 1e-30f);
-        const float by = 32512.0f / most;
-        int all = 0;
-#pragma unroll
-        for (int j = 0; j < N; j++) {
-            const int n = __float2int_rn(x[j] * by), upper = (n + 128) >> 8;
-            const int at = 2 * i * (D + 16) + place_of<C>(lane * N + j);
-            columns[at] = (int8_t)upper;
-            columns[at + D + 16] = (int8_t)(n - upper * 256);
-            all += n;
-        }
-        for (int width = 16; width; width /= 2)
-            all += __shfl_xor_sync(~0u, all, width);
-        if (lane == 0) {
-            scale[i] = most / 32512.0f * s.unit;
-            total[i] = all;
-            shift[i] = mean;
+        load_signs<D / 32>(sign, b.a->l.k, lane);
+        for (int i = warp; i < ROWS; i += WARPS) {
+            put_columns<D>(made[i], i < b.n_q ? query_of(b, i, D) : nullptr, b.a->q_scale, b.a->l.k, b.cond, sign, lane);
+            if (lane == 0)
+                shift[i] = made[i].shift;
         }
     }
-}
+    /* Of q row i; rows that are not there are like the last one. */
+    __device__ const query_columns<D> &row(int i) const
+    {
+        if (!b.a->columns)
+            return own[i];
+        const int at = min(i, b.n_q - 1);
+        return cuda_at<const query_columns<D>>(b.a->columns)[(b.row0 + row_of(b, at)) * b.a->n_heads + head_of(b, at)];
+    }
+};
 
 /* The warp's result of a range into its place of the room: [warp][row] D + 8 sums, so that lanes meet no bank twice, then
  * references and sums of weights. */
@@ -496,8 +458,7 @@ __device__ static inline void take_range(worker<D, C, NT> &w, code_pages &p, col
 
 /* Queries as the lane multiplies them, tables and places. */
 template <int D, int C, int NT>
-__device__ static inline void open_worker(worker<D, C, NT> &w, const tern_cuda_attn_args &a, const int8_t *columns,
-                                          const float *scale, const int *total)
+__device__ static inline void open_worker(worker<D, C, NT> &w, const tern_cuda_attn_args &a, const block_queries<D, 4 * NT> &q)
 {
     w.g = threadIdx.x % 32 / 4;
     w.t = threadIdx.x % 4;
@@ -507,9 +468,10 @@ __device__ static inline void open_worker(worker<D, C, NT> &w, const tern_cuda_a
     w.places = places_of<D, C>(w.g, w.t);
 #pragma unroll
     for (int i = 0; i < NT; i++) {
-        w.scale[i] = scale[4 * i + w.t];
-        w.start[i] = -w.tab.offset * total[4 * i + w.t];
-        const int8_t *column = columns + (8 * i + w.g) * (D + 16);
+        const query_columns<D> &own = q.row(4 * i + w.t);
+        const int8_t *column = q.row(4 * i + w.g / 2).c[w.g % 2];
+        w.scale[i] = own.scale;
+        w.start[i] = -w.tab.offset * own.total;
 #pragma unroll
         for (int s = 0; s < D / 32; s++) {
             const uint2 x = *reinterpret_cast<const uint2 *>(column + octet_at<D, C>(w.t, s));
@@ -539,10 +501,8 @@ template <int D, int C, int NT> __device__ static void attend_codes(const tern_c
 {
     constexpr int ROWS = 4 * NT, RING = 2 * WARPS * code_stage<D, C>::BYTES, PLACE = TERN_CUDA_CODES_ROOM(D, ROWS) / 4;
     extern __shared__ __align__(128) uint8_t shared[];
-    __shared__ __align__(16) int8_t columns[2 * ROWS * (D + 16)];
-    __shared__ float scale[ROWS];
+    __shared__ __align__(16) query_columns<D> columns[ROWS];
     __shared__ cold_rows cold;
-    __shared__ int total[ROWS];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     float *room = reinterpret_cast<float *>(shared + RING);
     block_rows b;
@@ -577,11 +537,11 @@ template <int D, int C, int NT> __device__ static void attend_codes(const tern_c
         return;
     if (threadIdx.x == 0)
         cold.b = b;
-    load_columns<D, C, ROWS>(b, columns, scale, total, cold.shift);
+    const block_queries<D, ROWS> queries(b, columns, cold.shift);
     __syncthreads();
     worker<D, C, NT> w;
     w.cold = &cold;
-    open_worker<D, C, NT>(w, a, columns, scale, total);
+    open_worker<D, C, NT>(w, a, queries);
     const int seen = (oldest_seen(a.l, row_pos(b, b.n_q - 1)) + 63) / 64, whole = a.l.first && !seen ? 1 : seen;
     const int plain_from = (b.cond && b.cond->n_pairs) || a.cap > 0 ? INT32_MAX : whole;
 #pragma unroll 1

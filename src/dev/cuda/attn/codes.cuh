@@ -186,15 +186,10 @@ __device__ static inline uint2 load_pair(uint32_t at)
     return v;
 }
 
-/* Where lane t's octet of a query's bytes in step s begins, and the place of dim d: octets lie one behind the other. */
+/* Where lane t's octet of a query's bytes in step s begins: octets lie one behind the other (columns.cuh). */
 template <int D, int C> __device__ static inline int octet_at(int t, int s)
 {
     return C == CODES_4 || C == CODES_T4 || C == CODES_8 ? 32 * s + 8 * t : 8 * (t * (D / 32) + s);
-}
-
-template <int C> __device__ static inline int place_of(int d)
-{
-    return code_bits(C) == 2 ? d / 16 * 16 + 8 * (d & 1) + d % 16 / 2 : d; /* even and odd dims of 16 */
 }
 
 template <int D, int C> __device__ static inline code_places places_of(int g, int t)

@@ -30,6 +30,16 @@ static bool of_halves(const struct tern_cuda_layer *l)
     return l->k.form <= TERN_CUDA_BF16 && l->v.form <= TERN_CUDA_BF16;
 }
 
+/* Which kernel takes the codes of a layer as they lie: the place of its first in the list of a head size; -1: none. */
+static int kind_of_codes(const struct tern_cuda_layer *l)
+{
+    static const int scalar[] = {[2] = 0, [3] = 2, [4] = 4, [8] = 8}, trellis[] = {[2] = 12, [3] = 10, [4] = 6};
+    if (l->k.form != TERN_CUDA_CODES || l->v.form != TERN_CUDA_CODES || l->k.bits != l->v.bits ||
+        l->k.trellis != l->v.trellis)
+        return -1;
+    return l->k.trellis ? trellis[l->k.bits] : scalar[l->k.bits];
+}
+
 /* Do prompt rows go through attn/wide_90.cu?  It runs on cards of 9.0, and on no newer ones. */
 static bool on_90(const struct tern_cuda *d, const struct tern_cuda_layer *l)
 {
@@ -77,6 +87,22 @@ static int open_part(struct tern_cuda *d, const struct tern_dev_limits *l, tern_
     return tern_cuda_take(d, &t->part, row_bytes * (size_t)t->part_rows, err);
 }
 
+/* Room for the queries of decode rows as attention on codes multiplies them. */
+static int open_columns(struct tern_cuda *d, const struct tern_dev_limits *l, tern_error *err)
+{
+    struct tern_cuda_attn *t = d->attn;
+    size_t bytes = 0;
+    for (int c = 0; c < l->n_caches; c++)
+        for (int i = 0; i < t->n_layers; i++) {
+            const int n_heads = l->shapes[i].n_heads, at = n_heads ? l->shapes[i].layer : i;
+            const struct tern_cuda_layer *layer = &t->layers[c * t->n_spans + at];
+            const size_t row = (size_t)n_heads * TERN_CUDA_COLUMNS_BYTES((size_t)layer->k.dim);
+            if (on_tensors(d, layer) && kind_of_codes(layer) >= 0 && row > bytes)
+                bytes = row;
+        }
+    return bytes ? tern_cuda_take(d, &t->columns, bytes * (size_t)l->max_narrow, err) : 0;
+}
+
 int tern_cuda_attn_open(struct tern_cuda *d, const struct tern_dev_limits *l, tern_error *err)
 {
     int rc = 0;
@@ -90,6 +116,7 @@ int tern_cuda_attn_open(struct tern_cuda *d, const struct tern_dev_limits *l, te
     TERN_TRY(tern_cuda_attn_layers(d, l, err));
     TERN_TRY(tern_cuda_jobs_open(d, l, err));
     TERN_TRY(open_part(d, l, err));
+    TERN_TRY(open_columns(d, l, err));
     TERN_TRY(open_expanded(d, l, err));
     TERN_TRY(tern_cuda_spans_open(d, l, err));
 out:
@@ -99,7 +126,7 @@ out:
 void tern_cuda_attn_close(struct tern_cuda *d)
 {
     struct tern_cuda_attn *t = d->attn;
-    const tern_cu_address scratch[] = {t->part,       t->expanded,   t->constants,
+    const tern_cu_address scratch[] = {t->part,       t->columns,    t->expanded,    t->constants,
                                        t->spans.made, t->spans.rows, t->spans.scores};
     tern_cuda_jobs_close(d);
     for (size_t i = 0; i < sizeof scratch / sizeof *scratch; i++)
@@ -362,16 +389,6 @@ static void run_wide(struct tern_cuda *d, struct tern_cuda_attn_args *a, int cac
                      tensor_shared(&a->l, TERN_CUDA_WIDE_ROWS), a, sizeof *a);
 }
 
-/* Which kernel takes the codes of a layer as they lie: the place of its first in the list of a head size; -1: none. */
-static int kind_of_codes(const struct tern_cuda_layer *l)
-{
-    static const int scalar[] = {[2] = 0, [3] = 2, [4] = 4, [8] = 8}, trellis[] = {[2] = 12, [3] = 10, [4] = 6};
-    if (l->k.form != TERN_CUDA_CODES || l->v.form != TERN_CUDA_CODES || l->k.bits != l->v.bits ||
-        l->k.trellis != l->v.trellis)
-        return -1;
-    return l->k.trellis ? trellis[l->k.bits] : scalar[l->k.bits];
-}
-
 /* Blocks of threads that go round through the items of a step (attn/ring.cuh): as many as the card holds at once, where
  * there is work for them. */
 static unsigned ring_blocks(const struct tern_cuda *d, const struct tern_cuda_attn_args *a, int ranges)
@@ -539,6 +556,21 @@ static struct work work_of(const struct tern_cuda *d, int cache, const struct te
     return work;
 }
 
+/* The call before finishes the queries' heads: it shall leave them as columns, too.  Where they lie then; 0: not so. */
+static tern_cu_address columns_before(const struct tern_cuda *d, const struct tern_cuda_attn_args *a)
+{
+    struct tern_cuda_append_heads_args *before = tern_cuda_last_call(d, TERN_CUDA_K_append_heads);
+    if (!before || !on_tensors(d, &a->l) || kind_of_codes(&a->l) < 0 ||
+        memcmp(&before->append.l, &a->l, sizeof a->l) != 0 || d->step.n_rows > d->limits.max_narrow)
+        return 0;
+    before->q = set_of(&before->heads, a->q, a->q_stride, a->n_heads, a->l.k.dim);
+    if (before->q < 0)
+        return 0;
+    before->columns = d->attn->columns;
+    before->q_scale = a->q_scale;
+    return before->columns;
+}
+
 void tern_cuda_attention(struct tern_dev *dev, const struct tern_attn_shape *shape, struct tern_dev_rows q,
                          struct tern_dev_rows out)
 {
@@ -569,6 +601,7 @@ void tern_cuda_attention(struct tern_dev *dev, const struct tern_attn_shape *sha
         a.q_scale = (float)(shape->scale * log2e);
         a.cap = (float)(shape->softcap * log2e);
         a.one = 0x3C003C00;
+        a.columns = columns_before(d, &a);
         run_wide(d, &a, c, t->rates[0].lists[c].wide);
         a.q8 = q8;
         a.q8_bytes = d->q8_row_bytes;
