@@ -177,15 +177,14 @@ static inline tern_cu_address tern_cuda_vec_at(struct tern_dev_vec v)
  * what changes rarely, and positions and lengths come from the tables. */
 void tern_cuda_launch(struct tern_cuda *d, enum tern_cuda_kernel k, unsigned x, unsigned y, unsigned z,
                       unsigned threads, unsigned shared, const void *args, size_t bytes);
-/* Sends out what is written down. */
+/* Sends out what is written down; _first: once a step, its first layers, so that the card has work meanwhile. */
 void tern_cuda_flush(struct tern_cuda *d);
-/* The same once a step, when its first layers are written down: the card computes them while the others are. */
 void tern_cuda_flush_first(struct tern_cuda *d);
 /* The last call that is written down, if it is of this kernel: its arguments, until the next launch; else NULL.  And
  * takes it back, for one that does its work as well. */
 void *tern_cuda_last_call(const struct tern_cuda *d, enum tern_cuda_kernel k);
 void tern_cuda_drop_last(struct tern_cuda *d);
-/* Remembers what went wrong, first come.  rc 0 is nothing.  True where nothing did. */
+/* Remembers what went wrong first; rc 0 is nothing.  True where nothing did. */
 bool tern_cuda_ok(struct tern_cuda *d, tern_cu_result rc, const char *doing);
 /* As one graph, where the list in hand has been seen before: true, and it is queued.  launch: queues it plainly. */
 bool tern_cuda_graph_run(struct tern_cuda *d, void (*launch)(struct tern_cuda *d));
@@ -204,7 +203,6 @@ void tern_cuda_held(const struct tern_dev *d, struct tern_dev_held *out);
 int tern_cuda_claim(struct tern_dev *d, struct tern_dev_mem *m, size_t at, size_t bytes, tern_error *err);
 /* TERN_ENOMEM with what the card has left. */
 int tern_cuda_full(const struct tern_cuda *d, size_t bytes, tern_error *err);
-
 int tern_cuda_reserve(struct tern_dev *d, struct tern_dev_mem **out, size_t bytes, bool lazy, tern_error *err);
 void tern_cuda_release(struct tern_dev *d, struct tern_dev_mem *m);
 int tern_cuda_adopt(struct tern_dev *d, struct tern_dev_mem **out, const void *host, size_t bytes, tern_error *err);
