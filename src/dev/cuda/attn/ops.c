@@ -560,8 +560,8 @@ static struct work work_of(const struct tern_cuda *d, int cache, const struct te
 static tern_cu_address columns_before(const struct tern_cuda *d, const struct tern_cuda_attn_args *a)
 {
     struct tern_cuda_append_heads_args *before = tern_cuda_last_call(d, TERN_CUDA_K_append_heads);
-    if (!before || !on_tensors(d, &a->l) || kind_of_codes(&a->l) < 0 ||
-        memcmp(&before->append.l, &a->l, sizeof a->l) != 0 || d->step.n_rows > d->limits.max_narrow)
+    if (!before || !on_tensors(d, &a->l) || kind_of_codes(&a->l) < 0 || before->append.l.layer_off != a->l.layer_off ||
+        before->append.l.group != a->l.group || d->step.n_rows > d->limits.max_narrow)
         return 0;
     before->q = set_of(&before->heads, a->q, a->q_stride, a->n_heads, a->l.k.dim);
     if (before->q < 0)
