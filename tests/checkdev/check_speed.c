@@ -26,6 +26,30 @@ static void fill(struct tern_dev *d, struct tern_dev_mem *m, size_t bytes, const
 
 enum { REPS = 9 };
 
+/* The part i of a step. */
+typedef void part_fn(struct tern_dev *d, const void *of, int i);
+
+/* Seconds of one of n parts in steps of n_rows rows, REPS times, ascending. */
+static void time_steps(double t[REPS], struct tern_dev *d, int n_rows, part_fn *part, const void *of, int n)
+{
+    tern_error err;
+    for (int r = -3; r < REPS; r++) {
+        const struct tern_dev_step step = {.n_rows = n_rows};
+        d->ops->sync(d);
+        const double t0 = now();
+        d->ops->begin(d, &step);
+        for (int i = 0; i < n; i++)
+            part(d, of, i);
+        d->ops->end(d);
+        d->ops->sync(d);
+        if (r >= 0)
+            t[r] = (now() - t0) / n;
+    }
+    if (tern_dev_fault(d, &err) < 0)
+        printf("%s\n", err.msg);
+    qsort(t, REPS, sizeof *t, by_size);
+}
+
 struct kind {
     const char *name;
     struct tern_weight_source s;
@@ -41,6 +65,20 @@ static const struct kind kinds[KINDS] = {
     {"FP8", {.form = TERN_FORM_FP8, .scale_type = TERN_F8_E8M0, .group = 128, .group_rows = 128}},
     {"MXFP4", {.type = TERN_MXFP4}},
     {"NVFP4", {.type = TERN_NVFP4}}};
+
+/* One product of x by another matrix each. */
+struct products {
+    const struct tern_dev_weight *w;
+    struct tern_dev_rows x, y;
+    int n_rows, n_wide;
+};
+
+static void product_part(struct tern_dev *d, const void *of, int i)
+{
+    const struct products *p = of;
+    const struct tern_matmul mm = {.w = &p->w[i], .y = p->y};
+    d->ops->matmul(d, &mm, 1, p->x, p->n_rows, p->n_wide);
+}
 
 static void one(struct checkdev *c, const struct kind *kind, int n, int k, int n_rows, int n_wide, const uint8_t *noise,
                 size_t n_noise)
@@ -72,24 +110,9 @@ static void one(struct checkdev *c, const struct kind *kind, int n, int k, int n
             return;
         ops->weight_place(d, &w[i], m, bytes * (size_t)i);
     }
+    const struct products of = {w, x, y, n_rows, n_wide};
     double t[REPS];
-    for (int r = -3; r < REPS; r++) {
-        const struct tern_dev_step step = {.n_rows = n_rows};
-        ops->sync(d);
-        const double t0 = now();
-        ops->begin(d, &step);
-        for (int i = 0; i < count; i++) {
-            const struct tern_matmul mm = {.w = &w[i], .y = y};
-            ops->matmul(d, &mm, 1, x, n_rows, n_wide);
-        }
-        ops->end(d);
-        ops->sync(d);
-        if (r >= 0)
-            t[r] = (now() - t0) / count;
-    }
-    if (tern_dev_fault(d, &err) < 0)
-        printf("%s\n", err.msg);
-    qsort(t, REPS, sizeof *t, by_size);
+    time_steps(t, d, n_rows, product_part, &of, count);
     const double us = t[REPS / 2] * 1e6;
     printf("speed %-6s [%6d, %6d] %5d rows%s  %9.2f us (%.2f .. %.2f)  %7.1f GB/s  %7.1f TFLOP/s\n", kind->name, n, k,
            n_rows, n_wide ? " of prompts" : "           ", us, t[0] * 1e6, t[REPS - 1] * 1e6, (double)bytes / us / 1e3,
@@ -100,6 +123,21 @@ static void one(struct checkdev *c, const struct kind *kind, int n, int k, int n
     ops->release(d, m);
     ops->release(d, x.mem);
     ops->release(d, y.mem);
+}
+
+struct layers {
+    const struct tern_experts *e;
+    struct tern_dev_rows y, x;
+    struct tern_dev_mem *ids; /* of all layers */
+    struct tern_dev_vec weights;
+    int n_rows;
+};
+
+static void layer_part(struct tern_dev *d, const void *of, int i)
+{
+    const struct layers *l = of;
+    const struct tern_dev_vec ids = {l->ids, (size_t)i * (size_t)l->n_rows * (size_t)l->e->n_active};
+    d->ops->experts(d, l->e, l->y, l->x, ids, l->weights, l->n_rows, 0);
 }
 
 /* Layers of experts, each row's another, of the shape that DeepSeek-V4-Flash has: all products of a step with them. */
@@ -130,25 +168,10 @@ static void experts(struct checkdev *c, const struct kind *kind, int n_rows, con
         bytes += ops->weight_bytes(&w[i]) / ALL * ACTIVE * (size_t)n_rows;
     }
     const struct tern_experts e = {.n_active = ACTIVE, .gate = &w[0], .up = &w[1], .down = &w[2]};
+    const struct layers of = {&e,           rows_of(&y, OTHER, EMBD, EMBD), rows_of(&x, OTHER, EMBD, EMBD),
+                              ids.m[OTHER], vec_of(&weights, OTHER),        n_rows};
     double t[REPS];
-    for (int r = -3; r < REPS; r++) {
-        const struct tern_dev_step step = {.n_rows = n_rows};
-        ops->sync(d);
-        const double t0 = now();
-        ops->begin(d, &step);
-        for (int i = 0; i < LAYERS; i++) {
-            const struct tern_dev_vec of = {ids.m[OTHER], (size_t)i * (size_t)n_rows * ACTIVE};
-            ops->experts(d, &e, rows_of(&y, OTHER, EMBD, EMBD), rows_of(&x, OTHER, EMBD, EMBD), of,
-                         vec_of(&weights, OTHER), n_rows, 0);
-        }
-        ops->end(d);
-        ops->sync(d);
-        if (r >= 0)
-            t[r] = (now() - t0) / LAYERS;
-    }
-    if (tern_dev_fault(d, &err) < 0)
-        printf("%s\n", err.msg);
-    qsort(t, REPS, sizeof *t, by_size);
+    time_steps(t, d, n_rows, layer_part, &of, LAYERS);
     printf("speed %-6s %d of %d experts [%d, %d], %d rows  %9.2f us (%.2f .. %.2f)  %7.1f GB/s\n", kind->name, ACTIVE,
            ALL, FF, EMBD, n_rows, t[REPS / 2] * 1e6, t[0] * 1e6, t[REPS - 1] * 1e6, (double)bytes / t[REPS / 2] / 1e9);
     (void)fflush(stdout);

@@ -114,7 +114,7 @@ __device__ static inline void columns_of_head(const tern_cuda_append_heads_args 
     const tern_cuda_cond *cond =
         l.k.cond ? cuda_at<const tern_cuda_cond>(l.k.cond) + head / (q.n_heads / l.n_heads) : nullptr;
     put_columns<D>(cuda_at<query_columns<D>>(a.columns)[row * q.n_heads + head],
-                    cuda_at<const float>(q.x) + row * q.stride + head * D, a.q_scale, l.k, cond, sign, lane);
+                   cuda_at<const float>(q.x) + row * q.stride + head * D, a.q_scale, l.k, cond, sign, lane);
 }
 
 /* Head `other` of those that are neither keys nor values, in rows [row0, row0 + n). */

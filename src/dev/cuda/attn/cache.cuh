@@ -57,23 +57,18 @@ __device__ static inline uint8_t *page_at(const tern_cuda_tables &t, const tern_
     return cuda_at<uint8_t>(pool.p + number * pool.bytes + l.layer_off + head * l.head_bytes);
 }
 
-/* One KV head of the tile where a sequence keeps a page. */
-__device__ static inline uint8_t *own_tile(const tern_cuda_tables &t, const tern_cuda_layer &l,
-                                           const tern_cuda_job &j, int page, int head)
+/* One KV head of the tile where a sequence keeps a page; tiles: of its cache. */
+__device__ static inline uint8_t *kept_tile(const tern_cuda_blocks &tiles, const tern_cuda_layer &l, uint32_t tile, int page,
+                                            int head)
 {
-    const tern_cuda_cache &c = cuda_at<const tern_cuda_cache>(t.caches)[j.cache];
-    return cuda_at<uint8_t>(c.tiles.p + j.tile * c.tiles.bytes + l.tile_layer_off +
+    return cuda_at<uint8_t>(tiles.p + tile * tiles.bytes + l.tile_layer_off +
                             ((uint64_t)(page % l.ring) * l.n_heads + head) * l.tile_bytes);
 }
 
-/* One KV head of the tile that the step works in for a unit. */
-__device__ static inline uint8_t *unit_tile(const tern_cuda_blocks &tiles, const tern_cuda_layer &l, const tern_cuda_stage &s,
-                                            const tern_cuda_unit &u, int head)
+__device__ static inline uint8_t *own_tile(const tern_cuda_tables &t, const tern_cuda_layer &l,
+                                           const tern_cuda_job &j, int page, int head)
 {
-    if (u.stage >= 0)
-        return cuda_at<uint8_t>(s.p + (uint64_t)u.stage * s.tile_bytes + head * l.tile_bytes);
-    return cuda_at<uint8_t>(tiles.p + u.tile * tiles.bytes + l.tile_layer_off +
-                            ((uint64_t)(u.page % l.ring) * l.n_heads + head) * l.tile_bytes);
+    return kept_tile(cuda_at<const tern_cuda_cache>(t.caches)[j.cache].tiles, l, j.tile, page, head);
 }
 
 /* And of the tile that the step works in: its own, or one of the staging tiles from the job's first page on. */
@@ -85,6 +80,15 @@ __device__ static inline uint8_t *work_tile(const tern_cuda_tables &t, const ter
     if (stage < 0 || page < first)
         return own_tile(t, l, j, page, head);
     return cuda_at<uint8_t>(s.p + (uint64_t)(stage + page - first) * s.tile_bytes + head * l.tile_bytes);
+}
+
+/* The same for a unit, which says where that is. */
+__device__ static inline uint8_t *unit_tile(const tern_cuda_blocks &tiles, const tern_cuda_layer &l, const tern_cuda_stage &s,
+                                            const tern_cuda_unit &u, int head)
+{
+    if (u.stage >= 0)
+        return cuda_at<uint8_t>(s.p + (uint64_t)u.stage * s.tile_bytes + head * l.tile_bytes);
+    return kept_tile(tiles, l, u.tile, u.page, head);
 }
 
 __device__ static inline uint8_t *sink_at(const tern_cuda_tables &t, const tern_cuda_layer &l, const tern_cuda_job &j,

@@ -40,6 +40,19 @@ static int kind_of_codes(const struct tern_cuda_layer *l)
     return l->k.trellis ? trellis[l->k.bits] : scalar[l->k.bits];
 }
 
+/* Shared bytes of a page in two halves for each of four warps, and of what they put down (attn/codes.cuh). */
+static unsigned codes_shared(const struct tern_cuda_layer *l, bool eight)
+{
+    const unsigned dim = (unsigned)l->k.dim, half = 128 + 2 * 4 * dim * (unsigned)l->k.bits + (l->k.bits < 4 ? dim : 0);
+    return 4 * 2 * half + 2 * TERN_CUDA_CODES_ROOM(dim, eight ? 8u : 4u);
+}
+
+/* Do decode rows go through attn/codes.cu? */
+static bool on_codes(const struct tern_cuda *d, const struct tern_cuda_layer *l)
+{
+    return on_tensors(d, l) && kind_of_codes(l) >= 0 && codes_shared(l, true) <= (unsigned)d->card->shared_most;
+}
+
 /* Do prompt rows go through attn/wide_90.cu?  It runs on cards of 9.0, and on no newer ones. */
 static bool on_90(const struct tern_cuda *d, const struct tern_cuda_layer *l)
 {
@@ -97,7 +110,7 @@ static int open_columns(struct tern_cuda *d, const struct tern_dev_limits *l, te
             const int n_heads = l->shapes[i].n_heads, at = n_heads ? l->shapes[i].layer : i;
             const struct tern_cuda_layer *layer = &t->layers[c * t->n_spans + at];
             const size_t row = (size_t)n_heads * TERN_CUDA_COLUMNS_BYTES((size_t)layer->k.dim);
-            if (on_tensors(d, layer) && kind_of_codes(layer) >= 0 && row > bytes)
+            if (on_codes(d, layer) && row > bytes)
                 bytes = row;
         }
     return bytes ? tern_cuda_take(d, &t->columns, bytes * (size_t)l->max_narrow, err) : 0;
@@ -412,13 +425,6 @@ static bool run_halves(struct tern_cuda *d, struct tern_cuda_attn_args *a, int r
     return true;
 }
 
-/* Shared bytes of a page in two halves for each of four warps, and of what they put down (attn/codes.cuh). */
-static unsigned codes_shared(const struct tern_cuda_layer *l, bool eight)
-{
-    const unsigned dim = (unsigned)l->k.dim, half = 128 + 2 * 4 * dim * (unsigned)l->k.bits + (l->k.bits < 4 ? dim : 0);
-    return 4 * 2 * half + 2 * TERN_CUDA_CODES_ROOM(dim, eight ? 8u : 4u);
-}
-
 /* Ranges of the decode rows of a step: most of any row, of all, and how many rows there are (or pages with some). */
 struct work {
     int ranges, all, rows;
@@ -457,7 +463,7 @@ static bool run_codes(struct tern_cuda *d, struct tern_cuda_attn_args *a, struct
                       struct work work)
 {
     const int codes = kind_of_codes(&a->l);
-    if (codes < 0 || codes_shared(&a->l, true) > (unsigned)d->card->shared_most)
+    if (!on_codes(d, &a->l))
         return false;
     const bool eight = cut_codes(a, units), small = a->l.k.dim == 64;
     const int times = a->n_blocks * a->l.n_heads * a->n_split;
@@ -560,7 +566,7 @@ static struct work work_of(const struct tern_cuda *d, int cache, const struct te
 static tern_cu_address columns_before(const struct tern_cuda *d, const struct tern_cuda_attn_args *a)
 {
     struct tern_cuda_append_heads_args *before = tern_cuda_last_call(d, TERN_CUDA_K_append_heads);
-    if (!before || !on_tensors(d, &a->l) || kind_of_codes(&a->l) < 0 || before->append.l.layer_off != a->l.layer_off ||
+    if (!before || !on_codes(d, &a->l) || before->append.l.layer_off != a->l.layer_off ||
         before->append.l.group != a->l.group || d->step.n_rows > d->limits.max_narrow)
         return 0;
     before->q = set_of(&before->heads, a->q, a->q_stride, a->n_heads, a->l.k.dim);

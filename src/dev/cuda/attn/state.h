@@ -32,8 +32,8 @@ struct tern_cuda_attn {
     int n_caches, n_layers, n_spans;
     struct tern_cuda_layer *layers; /* [n_caches][n_spans] */
     tern_cu_address constants;      /* what they point to */
-    tern_cu_address stage, part,
-        columns;              /* columns: of attn/columns.cuh, of all decode rows of a step; 0: no layer needs them */
+    tern_cu_address stage, part;
+    tern_cu_address columns;  /* queries of decode rows (attn/columns.cuh); 0: no layer needs them */
     int part_rows;            /* decode rows that part has room for */
     tern_cu_address expanded; /* closed pages of prompt rows as halves (attn/expand.cu); 0: no layer needs them */
     size_t expanded_bytes;

@@ -206,12 +206,7 @@ __device__ static inline void one_row(const tern_cuda_narrow &a)
     extern __shared__ __align__(128) uint8_t shared[];
     __shared__ float part[2][WARPS][16];
     const int row0 = blockIdx.x;
-    uint64_t matrix = (uint64_t)blockIdx.z * a.matrix_bytes;
-    if (a.ids) { /* else weights are there before the step is */
-        cuda_wait();
-        matrix = (uint64_t)cuda_at<const int32_t>(a.ids)[row0] * a.matrix_bytes;
-    }
-    feed<CODES, KIND> f(a, shared, matrix);
+    feed<CODES, KIND> f(a, shared, matrix_of_row(a, row0));
     const int lane = f.lane, warp = f.warp, warps = f.warps, blocks = f.blocks, units = f.units, g = lane / 4,
               t = lane % 4;
     f.fill(!a.ids);

@@ -54,12 +54,7 @@ template <int C, int S> __device__ static inline void narrow_1(const tern_cuda_n
     extern __shared__ __align__(128) uint8_t shared[];
     __shared__ float part[2][WARPS][16];
     const int row0 = blockIdx.x, k = a.m[0].w.k;
-    uint64_t matrix = (uint64_t)blockIdx.z * a.matrix_bytes;
-    if (a.ids) { /* else weights are there before the step is */
-        cuda_wait();
-        matrix = (uint64_t)cuda_at<const int32_t>(a.ids)[row0] * a.matrix_bytes;
-    }
-    feed<C, S> f(a, shared, matrix);
+    feed<C, S> f(a, shared, matrix_of_row(a, row0));
     const int lane = f.lane, warp = f.warp, warps = f.warps, blocks = f.blocks, units = f.units, g = lane / 4,
               t = lane % 4;
     f.fill(!a.ids);

@@ -129,6 +129,18 @@ template <int C, int S> struct unit_copy {
     }
 };
 
+/* Bytes from the first matrix to that of row `row`: of the block's head, or of an expert, whose number a kernel before has
+ * written; then that kernel is waited for, and else nothing, for weights are there before the step is. */
+__device__ static inline uint64_t matrix_of_row(const tern_cuda_narrow &a, int row)
+{
+    uint64_t bytes = (uint64_t)blockIdx.z * a.matrix_bytes;
+    if (a.ids) {
+        cuda_wait();
+        bytes = (uint64_t)cuda_at<const int32_t>(a.ids)[row] * a.matrix_bytes;
+    }
+    return bytes;
+}
+
 /* ---- weights on their way -------------------------------------------------------------------------------------- */
 
 /* What a warp asks for, from panel to panel: the units of its part of the sum, blockDim.x / 32 apart.  It has a ring of
@@ -153,11 +165,7 @@ template <int C, int S> struct feed {
         u = warp;
         ring = shared + warp * (depth * unit::bytes);
         ring_at = (uint32_t)__cvta_generic_to_shared(ring);
-        p = of_panel(a.m[product_of(a, panel)], panel);
-    }
-    __device__ const uint8_t *of_panel(const tern_cuda_product &m, int i) const
-    {
-        return panel_at(m, matrix, i);
+        p = panel_at(a.m[product_of(a, panel)], matrix, panel);
     }
     /* The next unit is asked for: into the stage that take() answered, once all lanes have read it. */
     __device__ void ask()
@@ -169,7 +177,7 @@ template <int C, int S> struct feed {
                 u = warp;
                 panel += gridDim.y;
                 if (panel < a.n_panels)
-                    p = of_panel(a.m[product_of(a, panel)], panel);
+                    p = panel_at(a.m[product_of(a, panel)], matrix, panel);
             }
         }
         asm volatile("cp.async.commit_group;" ::: "memory");
