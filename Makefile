@@ -81,15 +81,15 @@ fuzz-build:
 	@cmake --preset fuzz -B $(BUILD)-fuzz
 	@cmake --build $(BUILD)-fuzz -j $(JOBS) --target fuzzers
 
-fuzz: fuzz-build ## every fuzz target for FUZZ_SECONDS, starting from tests/fuzz/corpus
-	@for target in $(BUILD)-fuzz/tests/fuzz/fuzz_*; do \
-	    area=$${target##*/fuzz_}; found=$(BUILD)-fuzz/corpus/$$area; mkdir -p $$found; \
-	    echo "fuzz $$area: $(FUZZ_SECONDS) s, new inputs in $$found"; \
+fuzz: fuzz-build ## every fuzz target for FUZZ_SECONDS, JOBS at a time, starting from tests/fuzz/corpus
+	@ls $(BUILD)-fuzz/tests/fuzz/fuzz_* | xargs -P $(JOBS) -I '{}' sh -c ' \
+	    target={}; area=$${target##*/fuzz_}; found=$(BUILD)-fuzz/corpus/$$area; log=$(BUILD)-fuzz/$$area.log; \
+	    mkdir -p $$found; \
 	    $(NOASLR) $$target -max_total_time=$(FUZZ_SECONDS) -timeout=20 -rss_limit_mb=3000 -print_final_stats=1 \
-	        -artifact_prefix=$(BUILD)-fuzz/$$area- $$found tests/fuzz/corpus/$$area >$(BUILD)-fuzz/$$area.log 2>&1 || \
-	        { tail -n 60 $(BUILD)-fuzz/$$area.log; exit 1; }; \
-	    grep -E 'number_of_executed_units|peak_rss_mb' $(BUILD)-fuzz/$$area.log; \
-	done
+	        -artifact_prefix=$(BUILD)-fuzz/$$area- $$found tests/fuzz/corpus/$$area >$$log 2>&1 || \
+	        { echo "fuzz $$area FAILED"; tail -n 60 $$log; exit 1; }; \
+	    echo "fuzz $$area: $(FUZZ_SECONDS) s, new inputs in $$found" \
+	        $$(grep -E "number_of_executed_units|peak_rss_mb" $$log)'
 
 bench: all ## kernels against their plain C form; with MODEL=FILE also the model's prompt and decode speed
 	@tools/packages check
