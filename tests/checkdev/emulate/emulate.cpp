@@ -1,4 +1,6 @@
-/* Blocks of threads as fibers.  One block at a time, its threads in turn; of a kernel whose blocks meet, all together. */
+/* Blocks of threads as fibers.  One block at a time, its warps in turn; of a kernel whose blocks meet, all together.  A
+ * warp goes on for as long as its threads need nobody else: their stacks stay in the first cache meanwhile, and what
+ * warps do without having met is as far apart as can be. */
 #include <dlfcn.h>
 #include <pthread.h>
 #include <sched.h>
@@ -17,6 +19,7 @@ struct fiber {
     bool done;
     unsigned waits; /* what its warp's, or the block's, count of meetings was when it came; block: in_block */
     bool waiting, in_block, looks; /* looks: in vain, when it gave way */
+    bool looked;                   /* the same of the time before */
 };
 
 struct warp {
@@ -41,7 +44,11 @@ static char *stacks;
 static uint8_t *all_shared;
 static void *scheduler;
 static int now, together; /* the thread at work; blocks */
+static int first, end;    /* the threads of its warp */
+static int first_of_block;
 static bool found; /* the thread at work, since it went on */
+static bool moved; /* some thread, since all had their turn */
+static bool asks;  /* some thread of the warp at work, for what others do */
 static emulate_kernel *kernel;
 static const void *kernel_args;
 
@@ -51,9 +58,43 @@ asm(".text\n.globl emulate_switch\n.hidden emulate_switch\nemulate_switch:\n"
     "mov %rsp, (%rdi)\nmov %rsi, %rsp\n"
     "pop %r15\npop %r14\npop %r13\npop %r12\npop %rbx\npop %rbp\nret\n");
 
+/* Thread i goes on, in the place of one whose stack pointer goes to `from`. */
+static void enter(void **from, int i)
+{
+    fiber &f = fibers[i];
+    f.looked = f.looks;
+    f.waiting = f.looks = found = false;
+    now = i;
+    emulate_thread.x = (unsigned)(i - first_of_block);
+    emulate_switch(from, f.sp);
+}
+
+static bool waits(const fiber &f, const warp &w, const block &b)
+{
+    return f.waiting && f.waits == (f.in_block ? b.meetings : w.meetings);
+}
+
+/* The first thread from i on of the warp at work that can go on, or `end`. */
+static int ready(int i)
+{
+    const warp &w = warps[first / 32];
+    const block &b = blocks[first_of_block / (int)emulate_threads.x];
+    while (i < end && (fibers[i].done || waits(fibers[i], w, b)))
+        i++;
+    return i;
+}
+
+/* The thread at work gives way to the warp's next one. */
 static void wait(void)
 {
-    emulate_switch(&fibers[now].sp, scheduler);
+    fiber &f = fibers[now];
+    moved |= !f.looked || !f.looks || found;
+    asks |= !f.waiting && !f.done;
+    const int next = ready(now + 1);
+    if (next < end)
+        enter(&f.sp, next);
+    else
+        emulate_switch(&f.sp, scheduler);
 }
 
 static void finish_warp(warp &w)
@@ -86,7 +127,7 @@ void emulate_meet(const char *what, void *piece, void (*work)(void *pieces[32]))
 
 static block &block_now(void)
 {
-    return blocks[now / (int)emulate_threads.x];
+    return blocks[first_of_block / (int)emulate_threads.x];
 }
 
 void emulate_meet_block(void)
@@ -161,7 +202,7 @@ static void start(int n)
     for (int i = 0; i < n * together; i++) {
         void **sp = reinterpret_cast<void **>(stacks + (size_t)(i + 1) * STACK) - 2;
         *sp = reinterpret_cast<void *>(body); /* the stack is 16 bytes aligned where a function's return address is pushed */
-        fibers[i] = {sp - 6, false, 0, false, false, false};
+        fibers[i] = {sp - 6, false, 0, false, false, false, false};
     }
     for (int i = 0; i < (n * together + 31) / 32; i++)
         warps[i] = {{NULL}, "", 0, n * together - 32 * i < 32 ? n * together - 32 * i : 32, 0, NULL};
@@ -170,32 +211,36 @@ static void start(int n)
     memset(all_shared, 0xFF, (size_t)SHARED * (size_t)together); /* what nobody has written is no number */
 }
 
-static bool waits(const fiber &f, int i, int n)
+/* A turn of the warp at work: all that can, and then all again for as long as it has met and nobody asks. */
+static void run_warp(void)
 {
-    return f.waiting && f.waits == (f.in_block ? blocks[i / n].meetings : warps[i / 32].meetings);
+    const warp &w = warps[first / 32];
+    unsigned meetings;
+    asks = false;
+    do {
+        meetings = w.meetings;
+        const int i = ready(first);
+        if (i < end)
+            enter(&scheduler, i);
+    } while (w.meetings != meetings && !asks);
 }
 
 static void run_blocks(int n)
 {
     start(n);
     for (int left = 1; left;) {
-        bool moved = false;
-        for (int i = 0; i < n * together; i++) {
-            fiber &f = fibers[i];
-            if (f.done || waits(f, i, n))
-                continue;
-            const bool looked = f.looks;
-            f.waiting = f.looks = found = false;
-            now = i;
-            emulate_thread.x = (unsigned)(i % n);
-            emulate_block = blocks[i / n].at;
-            emulate_shared = all_shared + (size_t)SHARED * (size_t)(i / n);
-            emulate_switch(&scheduler, f.sp);
-            moved |= !looked || !f.looks || found;
-        }
+        moved = false;
         left = 0;
-        for (int i = 0; i < together; i++)
+        for (int i = 0; i < together; i++) {
+            first_of_block = i * n;
+            emulate_block = blocks[i].at;
+            emulate_shared = all_shared + (size_t)SHARED * (size_t)i;
+            for (first = i * n; first < (i + 1) * n; first += 32) {
+                end = std::min(first + 32, (i + 1) * n);
+                run_warp();
+            }
             left += blocks[i].left;
+        }
         if (!moved && left) {
             fprintf(stderr, "threads of a block wait for each other for ever\n");
             abort();

@@ -387,22 +387,40 @@ template <class T> static inline T emulate_element(int kind, uint32_t r, int i, 
     return kind ? (T)emulate_byte(r, i, is_signed) : (T)emulate_half(r, i);
 }
 
+/* All elements of a product of halves, those of a lane together: most of what attention does here is this. */
+static inline void emulate_halves(emulate_product *const lane[32], float a[16][16], float b[16][8])
+{
+    for (int l = 0; l < 32; l++) {
+        const int g = l / 4, k = l % 4 * 2;
+        float x[8], y[4];
+        _mm256_storeu_ps(x, _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i *>(lane[l]->a))));
+        _mm_storeu_ps(y, _mm_cvtph_ps(_mm_loadl_epi64(reinterpret_cast<const __m128i *>(lane[l]->b))));
+        for (int i = 0; i < 8; i++)
+            a[i / 4 * 8 + k + i % 2][i / 2 % 2 * 8 + g] = x[i];
+        for (int i = 0; i < 4; i++)
+            b[i / 2 * 8 + k + i % 2][g] = y[i];
+    }
+}
+
 /* m16n8: lane 4g + t has rows g and g + 8 and columns 2t and 2t + 1 of what comes out. */
 template <class T, int K, int REGISTER> static inline void emulate_matrix(emulate_product *const lane[32])
 {
     T a[K][16], b[K][8], c[16][8];
-    for (int k = 0; k < K; k++) {
-        const int t = k % (4 * REGISTER) / REGISTER, half = k / (4 * REGISTER), i = k % REGISTER;
-        for (int row = 0; row < 16; row++) {
-            const emulate_product *p = lane[row % 8 * 4 + t];
-            const uint32_t r = p->a[half * 2 + row / 8];
-            a[k][row] = emulate_element<T>(p->kind, r, i, p->a_signed);
+    if constexpr (std::is_same<T, float>::value && K == 16)
+        emulate_halves(lane, a, b);
+    else
+        for (int k = 0; k < K; k++) {
+            const int t = k % (4 * REGISTER) / REGISTER, half = k / (4 * REGISTER), i = k % REGISTER;
+            for (int row = 0; row < 16; row++) {
+                const emulate_product *p = lane[row % 8 * 4 + t];
+                const uint32_t r = p->a[half * 2 + row / 8];
+                a[k][row] = emulate_element<T>(p->kind, r, i, p->a_signed);
+            }
+            for (int col = 0; col < 8; col++) {
+                const emulate_product *p = lane[col * 4 + t];
+                b[k][col] = emulate_element<T>(p->kind, p->b[half], i, p->b_signed);
+            }
         }
-        for (int col = 0; col < 8; col++) {
-            const emulate_product *p = lane[col * 4 + t];
-            b[k][col] = emulate_element<T>(p->kind, p->b[half], i, p->b_signed);
-        }
-    }
     for (int row = 0; row < 16; row++)
         for (int col = 0; col < 8; col++)
             c[row][col] = *static_cast<T *>(lane[row % 8 * 4 + col / 2]->c[row / 8 * 2 + col % 2]);
