@@ -41,7 +41,7 @@ static void part_score(bool half)
 {
     static double oracle[MAX_Q * TERN_PAGE], budget[MAX_Q * TERN_PAGE];
     static float want[MAX_Q * TERN_PAGE], alone[TERN_PAGE] __attribute__((aligned(64)));
-    for (int c = 0; c < 200; c++) {
+    for (int c = 0; c < CHECK_TIMES(200); c++) {
         int dim, n_q;
         random_shape(c, &dim, &n_q);
         enum check_fill fill = (enum check_fill)(c % CHECK_N_FINITE);
@@ -119,7 +119,7 @@ static void part_accum(bool half)
     static double oracle[MAX_Q * MAX_DIM], budget[MAX_Q * MAX_DIM];
     static float o0[MAX_Q * MAX_DIM], want[MAX_Q * MAX_DIM], alone[MAX_DIM];
     static const int toks[] = {64, 64, 0, 1, 4, 63, 15, 16, 17, 33};
-    for (int c = 0; c < 240; c++) {
+    for (int c = 0; c < CHECK_TIMES(240); c++) {
         int dim, n_q;
         random_shape(c, &dim, &n_q);
         int n_tok = toks[check_range(0, 9)];
@@ -274,7 +274,7 @@ static void softmax_case(int c, int n_pages, int t0, int t1)
 
 static void part_softmax(void)
 {
-    for (int c = 0; c < 4000; c++) {
+    for (int c = 0; c < CHECK_TIMES(4000); c++) {
         int n_pages = c < 130 ? 1 : 1 + c % TERN_SOFTMAX_PAGES, n = n_pages * TERN_PAGE;
         int t0 = c % 3 ? check_range(0, n) : 0, t1 = c % 7 ? check_range(t0, n) : n;
         if (c < 65) { /* every first token, every last one */
@@ -291,7 +291,7 @@ static void part_softmax(void)
 /* The same argument gives the same value on every lane and in every range, and 2^0 is 1. */
 static void part_softmax_lanes(void)
 {
-    for (int c = 0; c < 2000; c++) {
+    for (int c = 0; c < CHECK_TIMES(2000); c++) {
         float x = c == 0 ? 0 : (float)(-130 * check_uniform()), first = NAN;
         check_case("argument %.9g", x);
         for (int t = 0; t < TERN_PAGE; t++) {

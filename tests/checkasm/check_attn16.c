@@ -164,7 +164,7 @@ static void score_oracle(double *s, double *budget, const struct side *k, const 
 static void part_score(void)
 {
     static double oracle[MAX_Q * TERN_PAGE], budget[MAX_Q * TERN_PAGE];
-    for (int c = 0; c < 2 * N_CASES; c++) {
+    for (int c = 0; c < CHECK_TIMES(2) * N_CASES; c++) {
         const struct side k = random_side(c, 1, true);
         const int n_q = c < N_CASES ? 1 + c % MAX_Q : check_range(1, MAX_Q), n_b = k.n_blocks;
         const enum check_fill fill = (enum check_fill)(c % (CHECK_N_FINITE - 1)); /* but for huge ones */
@@ -319,7 +319,7 @@ static void weights_case(int c, int n_pages, int t0, int t1)
 static void part_weights(void)
 {
     static const int ends[] = {0, 1, 63, 64, 65, 127, 128, 129, 191, 192, 193, 255, 256};
-    for (int c = 0; c < 8 * N_CASES; c++) {
+    for (int c = 0; c < CHECK_TIMES(8) * N_CASES; c++) {
         const int n_pages = 1 + c % MAX_PAGES, n = n_pages * TERN_PAGE;
         int t0 = c % 3 ? check_range(0, n) : 0, t1 = c % 7 ? check_range(t0, n) : n;
         if (c % 5 == 0) {

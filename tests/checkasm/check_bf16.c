@@ -235,7 +235,7 @@ static void softmax_case(int n_pages, int t0, int t1)
 
 static void part_softmax(void)
 {
-    for (int c = 0; c < 1500; c++) {
+    for (int c = 0; c < CHECK_TIMES(1500); c++) {
         int n_pages = 1 + c % TERN_SOFTMAX_PAGES, n = n_pages * TERN_PAGE, t0 = c % 3 ? check_range(0, n) : 0;
         softmax_case(n_pages, t0, c % 7 ? check_range(t0, n) : n);
     }

@@ -163,7 +163,7 @@ static void part_rotate(void)
 {
     static const int sizes[] = {16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448, 512};
     const int n_dims = sizeof sizes / sizeof *sizes;
-    for (int c = 0; c < 22 * n_dims; c++) {
+    for (int c = 0; c < CHECK_TIMES(22) * n_dims; c++) {
         int dim = sizes[c % n_dims], inverse = c / n_dims % 2, p = dim & -dim, m = dim / p;
         enum check_fill fill = (enum check_fill)(c / n_dims / 2 % (CHECK_NONFINITE + 1));
         check_case("dim %d, inverse %d, %s", dim, inverse, check_fill_name(fill));
@@ -208,7 +208,7 @@ static int prepared_dim(int j, int bits)
 
 static void part_prep(void)
 {
-    for (int c = 0; c < 6 * N_PAGES; c++) {
+    for (int c = 0; c < CHECK_TIMES(6) * N_PAGES; c++) {
         struct tern_kvq_table tab = random_table(&kinds[c % N_KINDS], c & 1);
         int dim = dims[c / N_KINDS % N_DIMS], n_q = 1 + c % MAX_Q, n_b = tern_kvq_blocks(dim);
         enum check_fill fill = (enum check_fill)(c % (CHECK_NONFINITE + 1));
@@ -275,7 +275,7 @@ static void part_score(void)
 {
     static double oracle[MAX_Q * 64], budget[MAX_Q * 64];
     static float want[MAX_Q * 64], alone[64] __attribute__((aligned(64)));
-    for (int c = 0; c < 8 * N_PAGES; c++) {
+    for (int c = 0; c < CHECK_TIMES(8) * N_PAGES; c++) {
         int n_q = 1 + c / N_KINDS % MAX_Q, head_kind = c / 7 % 4;
         bool extreme = c % 5 == 0;
         char more[40];
@@ -360,7 +360,7 @@ static void part_accum(void)
 {
     static double oracle[MAX_Q * MAX_DIM], budget[MAX_Q * MAX_DIM];
     static float o0[MAX_Q * MAX_DIM], want[MAX_Q * MAX_DIM], alone[MAX_DIM] __attribute__((aligned(64)));
-    for (int c = 0; c < 10 * N_PAGES; c++) {
+    for (int c = 0; c < CHECK_TIMES(10) * N_PAGES; c++) {
         int n_q = 1 + c / N_KINDS % MAX_Q, head_kind = c / 7 % 4, kind = c % P_KINDS;
         char more[40];
         snprintf(more, sizeof more, ", n_q %d, p %d", n_q, kind);
@@ -402,7 +402,7 @@ static void part_accum(void)
 static void part_decode(bool key)
 {
     static float want[MAX_DIM * 64];
-    for (int c = 0; c < 4 * N_PAGES; c++) {
+    for (int c = 0; c < CHECK_TIMES(4) * N_PAGES; c++) {
         int head_kind = c / N_PAGES;
         struct page g = random_page(c, head_kind, "");
         const int8_t *e = page_entries(&g, key);
@@ -482,7 +482,7 @@ static void part_encode(void)
     static uint8_t want[64 * MAX_DIM];
     static uint16_t want_head[64 * MAX_B];
     static const int counts[] = {64, 0, 1, 63};
-    for (int c = 0; c < 10 * N_PAGES; c++) {
+    for (int c = 0; c < CHECK_TIMES(10) * N_PAGES; c++) {
         const struct code *code = &kinds[c % N_KINDS];
         struct tern_kvq_table tab = random_table(code, c / 3 % 2);
         int dim = dims[c / N_KINDS % N_DIMS], n = c % 3 ? check_range(0, 64) : counts[c / 3 % 4], key = c / 5 % 2;
@@ -520,7 +520,7 @@ static void part_encode_loud(void)
     static uint8_t want[64 * MAX_DIM];
     static uint16_t want_head[64 * MAX_B];
     static const enum check_fill fills[] = {CHECK_TIES, CHECK_SPREAD, CHECK_OUTLIER, CHECK_GAUSS, CHECK_ONEHOT};
-    for (int c = 0; c < 600; c++) {
+    for (int c = 0; c < CHECK_TIMES(600); c++) {
         const struct code *code = &kinds[4 + c % 3];
         struct tern_kvq_table tab = random_table(code, 1);
         int8_t *const tables[] = {tab.entry, tab.b, tab.c};
@@ -552,7 +552,7 @@ static void part_encode_loud(void)
 static void part_pack(bool key)
 {
     static uint8_t want[64 * MAX_DIM];
-    for (int c = 0; c < 8 * N_DIMS; c++) {
+    for (int c = 0; c < CHECK_TIMES(8) * N_DIMS; c++) {
         int bits = kinds[c % 4].bits, dim = dims[c / 4 % N_DIMS];
         check_case("%d bits, dim %d", bits, dim);
         size_t n = (size_t)(64 * dim), n_side = n * (size_t)bits / 8;

@@ -30,6 +30,17 @@ extern struct tern_kernels check_below; /* the level below the current one; all 
     } while (0)
 void check_part(const char *name, void (*fn)(void));
 
+/* How often a part goes through its cases, and where cases are pairs, how far apart the ones are that go with one of
+ * the others.  Under AddressSanitizer there are fewer: buffers have guard pages and red zones in every build, and what
+ * sanitizers add, they see at the first case of each kind. */
+#ifdef TERN_TEST_FEW
+#define CHECK_TIMES(n) (((n) + 3) / 4)
+#define CHECK_STEP     3
+#else
+#define CHECK_TIMES(n) (n)
+#define CHECK_STEP     1
+#endif
+
 /* Opens a case: releases the buffers of the case before and remembers the sentence for failure reports. */
 void check_case(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 

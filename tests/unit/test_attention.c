@@ -6,7 +6,11 @@
 static void lengths(void **state)
 {
     (void)state;
+#ifdef TERN_TEST_FEW /* sanitizers see the same code at each */
+    static const int lens[] = {1, 63, 65, 128, 1000};
+#else
     static const int lens[] = {1, 63, 64, 65, 128, 129, 1000, 1100};
+#endif
     static const char *const schemes[][2] = {{"f32", "f32"}, {"f16", "f16"},    {"mirror", "mirror"},
                                              {"f32", "f16"}, {"mirror", "f16"}, {"f16", "mirror"}};
     for (size_t i = 0; i < sizeof lens / sizeof *lens; i++)

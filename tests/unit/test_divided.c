@@ -178,6 +178,10 @@ static void test_cuts(void **state)
         for (int i = 0; i < MODELS; i++) {
             if (cut > models[i].is->cuts)
                 continue;
+#ifdef TERN_TEST_FEW /* half of the models at each cut: sanitizers see the same code at the others */
+            if ((i + cut) % 2)
+                continue;
+#endif
             check_cut(i, packed); /* packs, and writes the file */
             assert_int_equal(access(packed, R_OK), 0);
             check_cut(i, packed); /* maps it */

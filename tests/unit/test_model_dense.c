@@ -133,7 +133,12 @@ static void test_fork_trim_save(void **state)
     for (int i = 0; i < models.n; i++) {
         struct tiny t;
         open_named(&t, models.names[i]);
-        for (size_t c = 0; c < sizeof cuts / sizeof *cuts; c++)
+#ifdef TERN_TEST_FEW /* models share the cuts: sanitizers see the same code at each */
+        const size_t from = (size_t)i % 3, by = 3;
+#else
+        const size_t from = 0, by = 1;
+#endif
+        for (size_t c = from; c < sizeof cuts / sizeof *cuts; c += by)
             tiny_fork_trim_save(&t, plan_of(models.names[i], (int)c), cuts[c]);
         tiny_close(&t);
     }

@@ -214,7 +214,11 @@ static void check_same(const char *scheme, int dim, bool key, bool conditioned)
 static void equals_the_engine(void **state)
 {
     (void)state;
+#ifdef TERN_TEST_FEW /* one size of each kind: sanitizers see the same code at the others */
+    static const int dims[] = {16, 80, 128, 288};
+#else
     static const int dims[] = {16, 32, 64, 80, 96, 112, 128, 144, 160, 256, 512};
+#endif
     const unsigned masks[] = {tern_cpu_detect(), 0};
     int n = 0;
     rng.state = 1;

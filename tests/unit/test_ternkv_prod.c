@@ -54,7 +54,11 @@ static const double scalar_error[] = {1, 0.36338023, 0.11748185, 0.03454776, 0.0
 static void test_unbiased(void **state)
 {
     (void)state;
+#ifdef TERN_TEST_FEW /* the figures themselves are for the build without sanitizers */
+    enum { DIM = 64, DRAWS = 1000, CASES = 3 };
+#else
     enum { DIM = 64, DRAWS = 3000, CASES = 3 };
+#endif
     float x[CASES][DIM], q[CASES][DIM];
     uint8_t *code = buffer(DIM + 8);
     rng.state = 1;
@@ -145,7 +149,11 @@ static double prod_error(int bits, const float *q, const float *x, int dim, int 
 static void test_against_plain_codes(void **state)
 {
     (void)state;
+#ifdef TERN_TEST_FEW
+    enum { DIM = 128, N = 64 * 40 };
+#else
     enum { DIM = 128, N = 64 * 80 };
+#endif
     float *q = buffer(N * DIM * sizeof *q), *x = buffer(N * DIM * sizeof *x);
     rng.state = 2;
     for (int j = 0; j < N * DIM; j++) {
