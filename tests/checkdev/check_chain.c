@@ -2,7 +2,6 @@
  * up, product, sum and norm, products; against the CPU, and against the same device when nothing can be put together,
  * bit for bit. */
 #include "checkdev.h"
-#include "file/file.h"
 
 enum { OUT, GATE, UP, DOWN, Q, K, V, WEIGHTS };
 
@@ -17,29 +16,14 @@ struct chain {
     enum tern_gate act;
 };
 
-static int source_of(const void *user, int i, struct tern_weight_source *out, char name[TERN_DEV_NAME], tern_error *err)
-{
-    (void)err;
-    (void)i;
-    *out = *(const struct tern_weight_source *)user;
-    (void)snprintf(name, TERN_DEV_NAME, "%s", out->name);
-    return 0;
-}
-
-/* Random bytes, in which every 16-bit float is finite and of some size. */
 static void make_weight(struct checkdev *c, struct chain *h, int i, int type)
 {
-    const size_t bytes =
-        (size_t)h->n[i] * ((size_t)h->k[i] / (size_t)tern_type_elems(type)) * (size_t)tern_type_bytes(type);
     tern_error err = {0};
     int rc = 0;
-    h->bytes[i] = checkdev_get(bytes, 1);
-    for (size_t b = 0; b < bytes; b++)
-        h->bytes[i][b] = (uint8_t)((tern_rng_u64(&c->rng) >> 56 & 0x9F) | 0x20);
-    h->s[i] = (struct tern_weight_source){.form = TERN_FORM_PLAIN, .type = type, .name = "w", .data = h->bytes[i]};
+    h->bytes[i] = checkdev_source(c, &h->s[i], type, h->n[i], h->k[i]);
     for (int d = 0; d < DEVICES && rc == 0; d++) {
         const struct tern_dev_ops *ops = c->d[d]->ops;
-        const struct tern_dev_source from = {source_of, &h->s[i]};
+        const struct tern_dev_source from = {checkdev_source_of, &h->s[i]};
         rc = ops->weight_plan(c->d[d], &h->w[i][d], &h->s[i], h->n[i], h->k[i], 1, &err);
         if (rc == 0)
             rc = ops->reserve(c->d[d], &h->m[i][d], ops->weight_bytes(&h->w[i][d]) + 256, false, &err);

@@ -1,10 +1,11 @@
 /* checkdev [DEVICE [NAME]]: see checkdev.h.  DEVICE: cuda; NAME: rows, products, experts, delta, hyper, spans, best,
- * chain; speed, which checks nothing and tells how fast products are, speed8 those of small floats; picks, which tells
- * what picking tokens takes.  Exit 77 where the device is not there, 1 where a case fails.  TERN_CHECKDEV_SEED: other
- * numbers. */
+ * chain, cards; speed, which checks nothing and tells how fast products are, speed8 those of small floats; picks, which
+ * tells what picking tokens takes.  Exit 77 where the device is not there, 1 where a case fails.  TERN_CHECKDEV_SEED:
+ * other numbers. */
 #include "checkdev.h"
 
 #include <limits.h>
+#include "file/file.h"
 
 void *checkdev_get(size_t n, size_t size)
 {
@@ -20,6 +21,26 @@ void *checkdev_get(size_t n, size_t size)
 float checkdev_noise(struct checkdev *c)
 {
     return (float)(2 * tern_rng_f64(&c->rng) - 1);
+}
+
+uint8_t *checkdev_source(struct checkdev *c, struct tern_weight_source *out, int type, int n, int k)
+{
+    const size_t bytes = (size_t)n * ((size_t)k / (size_t)tern_type_elems(type)) * (size_t)tern_type_bytes(type);
+    uint8_t *p = checkdev_get(bytes, 1);
+    for (size_t b = 0; b < bytes; b++)
+        p[b] = (uint8_t)((tern_rng_u64(&c->rng) >> 56 & 0x9F) | 0x20);
+    *out = (struct tern_weight_source){.form = TERN_FORM_PLAIN, .type = type, .name = "w", .data = p};
+    return p;
+}
+
+int checkdev_source_of(const void *user, int i, struct tern_weight_source *out, char name[TERN_DEV_NAME],
+                       tern_error *err)
+{
+    (void)err;
+    (void)i;
+    *out = *(const struct tern_weight_source *)user;
+    (void)snprintf(name, TERN_DEV_NAME, "%s", out->name);
+    return 0;
 }
 
 struct both checkdev_bytes(struct checkdev *c, const void *host, size_t bytes)
@@ -161,6 +182,7 @@ int main(int argc, char **argv)
     check_rows(&c);
     check_products(&c);
     check_chain(&c);
+    check_cards(&c);
     check_experts(&c);
     check_delta(&c);
     check_hyper(&c);

@@ -40,9 +40,15 @@ void check_best(struct checkdev *c);
 void check_speed(struct checkdev *c);
 void check_picks(struct checkdev *c);
 void check_chain(struct checkdev *c);
+void check_cards(struct checkdev *c);
 
 void *checkdev_get(size_t n, size_t size);
 float checkdev_noise(struct checkdev *c);
+/* A plain matrix [n, k] of random bytes, in which every 16-bit float is finite and of some size; they are the caller's.
+ * And a source (struct tern_dev_source) of nothing but that. */
+uint8_t *checkdev_source(struct checkdev *c, struct tern_weight_source *out, int type, int n, int k);
+int checkdev_source_of(const void *user, int i, struct tern_weight_source *out, char name[TERN_DEV_NAME],
+                       tern_error *err);
 struct both checkdev_random(struct checkdev *c, size_t n);
 struct both checkdev_bytes(struct checkdev *c, const void *host, size_t bytes);
 void checkdev_free(struct checkdev *c, struct both *b);

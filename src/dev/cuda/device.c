@@ -106,11 +106,11 @@ void tern_cuda_flush(struct tern_cuda *d)
     d->list.n = d->list.used = 0;
 }
 
-#define FIRST 32 /* calls: three layers or so */
+#define FIRST 32 /* calls: three layers or so, for each card whose list the host writes down */
 
 void tern_cuda_flush_first(struct tern_cuda *d)
 {
-    if (!d->in_step || d->sent || d->list.n < FIRST)
+    if (!d->in_step || d->sent || d->list.n < FIRST * (size_t)(d->together.n ? d->together.n : 1))
         return;
     d->sent = true;
     tern_cuda_flush(d);

@@ -24,11 +24,13 @@ static int plan_all(struct tern_parallel *s, struct tern_dev_form *f, const stru
                     int64_t k, int stack, tern_error *err)
 {
     int rc = 0;
-    const int panels = (int)((n + TERN_PANEL - 1) / TERN_PANEL);
+    /* Whole panels; two at a time where that leaves none over, for 32 columns that become int8 together are one
+     * device's then. */
+    const int unit = n % (2 * TERN_PANEL) ? TERN_PANEL : 2 * TERN_PANEL, units = (int)((n + unit - 1) / unit);
     f->n = s->n;
     f->ops = s->d[0]->ops;
     for (int i = 0; i <= s->n; i++) {
-        const int64_t at = (int64_t)tern_parallel_from(panels, i, s->n) * TERN_PANEL;
+        const int64_t at = (int64_t)tern_parallel_from(units, i, s->n) * unit;
         f->bound[i] = (int)(at < n ? at : n);
     }
     f->divided = s->layer >= 0 && stack == 1 && divides(f, from, k);

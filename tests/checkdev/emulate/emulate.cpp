@@ -9,7 +9,7 @@
 #include "emulate.h"
 
 /* Stacks are a few lines more than a power of two apart: threads at the same place would share few sets of the cache. */
-enum { MOST = 4096, BLOCKS = 4, STACK = (256 << 10) + 17 * 64, SHARED = 256 << 10 };
+enum { MOST = 32768, BLOCKS = 48, STACK = (256 << 10) + 17 * 64, SHARED = 256 << 10 };
 
 uint8_t *emulate_shared;
 emulate_index emulate_block, emulate_grid, emulate_threads, emulate_thread;

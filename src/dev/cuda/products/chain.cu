@@ -6,14 +6,16 @@
  * meet three times: a product's outputs belong to all, and each block makes the norm for itself.
  *
  * Every number is made as the kernels apart make it (products.cu, rows.cu), in the same order, and rounded where they do:
- * what a step answers does not depend on whether it had this kernel. */
+ * what a step answers does not depend on whether it had this kernel.
+ *
+ * CARDS: each of several cards has some outputs of every product.  They go to the others as soon as they are made, and
+ * threads that read a row wait for the words of it that others send, behind the meeting of their own card. */
 #include "dev/cuda/barrier.cuh"
 #include "dev/cuda/gates.cuh"
 #include "dev/cuda/norm.cuh"
-#include "dev/cuda/products/chain.h"
+#include "dev/cuda/products/chain_cards.cuh"
 #include "dev/cuda/products/unit.cuh"
 #include "dev/cuda/quantize.cuh"
-#include "dev/cuda/together/together.cuh"
 
 #define THREADS (TERN_CUDA_CHAIN_WARPS * 32) /* that multiply */
 #define UNITS   TERN_CUDA_CHAIN_UNITS
@@ -29,17 +31,6 @@ __device__ static inline void multipliers_meet()
     asm volatile("bar.sync 1, %0;" ::"n"(THREADS) : "memory");
 }
 
-/* What another block wrote in this kernel. */
-__device__ static inline float4 load_shared_four(uint64_t from, int i)
-{
-    float4 v;
-    asm volatile("ld.relaxed.gpu.global.v4.f32 {%0, %1, %2, %3}, [%4];"
-                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
-                 : "l"(cuda_at<const float>(from) + i)
-                 : "memory");
-    return v;
-}
-
 /* Without its sign, as bits. */
 __device__ static inline uint32_t absolute(float x)
 {
@@ -52,14 +43,16 @@ __device__ static inline uint32_t absolute(float x)
 template <int C, int S> struct room {
     using unit = unit_of<C, S>;
     static constexpr uint32_t stage_bytes = UNITS * unit::bytes;
-    static_assert(4096 + 64 + 16 * TERN_CUDA_CHAIN_STAGES + 48 + sizeof(tern_cuda_chain) <= TERN_CUDA_CHAIN_BESIDE,
+    static_assert(4096 + 64 + 16 * TERN_CUDA_CHAIN_STAGES + 56 + sizeof(tern_cuda_chain) <= TERN_CUDA_CHAIN_BESIDE,
                   "parts, sums, barriers and arguments");
     uint8_t *stages, *row;
     float *kept;                                /* of the residual, each thread's own */
     float (*part)[2][2][TERN_CUDA_CHAIN_UNITS][16]; /* [buffer][group][of two][part][column] */
     float *sums;
     uint32_t pace; /* int: stages under way at once */
-    uint32_t full, empty, parted, freed, met; /* barriers; of each stage; of each buffer of parts; of a meeting */
+    uint32_t number; /* uint32_t: of the row that the first product makes, where there are several cards */
+    uint32_t full, empty, parted, freed, met, told; /* barriers; of each stage; of each buffer of parts; of a meeting; of
+                                                     * the number */
     int n_stages;
 
     __device__ room(const tern_cuda_chain &a, uint8_t *shared) : n_stages(a.stages)
@@ -71,10 +64,12 @@ template <int C, int S> struct room {
         parted = empty + 8 * TERN_CUDA_CHAIN_STAGES;
         freed = parted + 16;
         met = freed + 16;
-        pace = met + 8;
+        told = met + 8;
+        pace = told + 8;
+        number = pace + 4;
         row = shared + TERN_CUDA_CHAIN_BESIDE;
         kept = reinterpret_cast<float *>(row + a.row_bytes);
-        stages = row + a.row_bytes + a.m[0].w.n * 4;
+        stages = row + a.row_bytes + a.m[1].w.k * 4;
     }
     /* A hint, from one thread to another: strong accesses, which order nothing. */
     __device__ void set_pace(int n) const
@@ -86,6 +81,19 @@ template <int C, int S> struct room {
         uint32_t n;
         asm volatile("ld.relaxed.cta.shared::cta.u32 %0, [%1];" : "=r"(n) : "r"(pace) : "memory");
         return (int)n;
+    }
+    /* By one thread: all others would ask for the same word of memory. */
+    __device__ void tell_number(uint32_t n) const
+    {
+        asm volatile("st.relaxed.cta.shared::cta.u32 [%0], %1;" ::"r"(number), "r"(n) : "memory");
+        barrier_arrive(told);
+    }
+    __device__ uint32_t get_number() const
+    {
+        uint32_t n;
+        barrier_wait(told, 0);
+        asm volatile("ld.relaxed.cta.shared::cta.u32 %0, [%1];" : "=r"(n) : "r"(number) : "memory");
+        return n;
     }
     __device__ void open() const
     {
@@ -243,16 +251,23 @@ template <int C, int S> __device__ static inline void ask_all(const tern_cuda_ch
 
 /* ---- outputs: one warp puts parts together ---- */
 
-__device__ static inline void put_one(const tern_cuda_product &m, int col, float v)
+/* SENT: with row `number` to the other cards, too. */
+template <bool SENT>
+__device__ static inline void put_one(const tern_cuda_chain &a, const tern_cuda_product &m, int col, float v, uint32_t number)
 {
-    if (col < m.w.n)
-        cuda_at<float>(m.y)[col] = m.bias ? __fadd_rn(v, cuda_at<const float>(m.bias)[col]) : v;
+    if (col >= m.w.n)
+        return;
+    v = m.bias ? __fadd_rn(v, cuda_at<const float>(m.bias)[col]) : v;
+    cuda_at<float>(m.y)[col] = v;
+    if (SENT)
+        send_word(a.cards, number, a.cards.bound[a.cards.self] + col, __float_as_uint(v));
 }
 
 /* 32 neighbouring columns of gate and up: a block of int8. */
-__device__ static inline void put_both(const tern_cuda_chain &a, float gate, float up, int col)
+template <bool CARDS>
+__device__ static inline void put_both(const tern_cuda_chain &a, float gate, float up, int col, uint32_t number)
 {
-    const int lane = threadIdx.x % 32, b = col / 32;
+    const int lane = threadIdx.x % 32, b = (CARDS ? a.cards.h_bound[a.cards.self] + col : col) / 32;
     if (a.m[1].bias)
         gate = __fadd_rn(gate, cuda_at<const float>(a.m[1].bias)[col]);
     if (a.m[2].bias)
@@ -267,11 +282,16 @@ __device__ static inline void put_both(const tern_cuda_chain &a, float gate, flo
     const int q = __float2int_rn(__fmul_rn(v, inv)), sum = __reduce_add_sync(0xFFFFFFFFu, q);
     const int quad = lane / 4, k = a.m[3].w.k;
     cuda_at<uint8_t>(a.q8)[b * 32 + (quad % 4 * 2 + quad / 4) * 4 + lane % 4] = (uint8_t)q;
-    if (lane == 0) {
+    if (CARDS || lane == 0) {
         const float scale = __fdiv_rn(top, 127.0f) + (top - top); /* not finite where top is not */
+        const float by_sum = __fmul_rn(scale, (float)sum);
         float *scales = cuda_at<float>(a.q8 + k);
-        scales[b] = scale;
-        scales[k / 32 + b] = __fmul_rn(scale, (float)sum);
+        if (lane == 0) {
+            scales[b] = scale;
+            scales[k / 32 + b] = by_sum;
+        }
+        if (CARDS)
+            send_block(a.cards, number, k, b, q, scale, by_sum);
     }
 }
 
@@ -299,12 +319,14 @@ __device__ static inline void meet_all(const tern_cuda_chain &a, uint32_t met)
     }
 }
 
-template <int C, int S> __device__ static inline void put_all(const tern_cuda_chain &a, const room<C, S> &r)
+/* number: of the row that the first product makes; the next ones' follow. */
+template <int C, int S, bool CARDS>
+__device__ static inline void put_all(const tern_cuda_chain &a, const room<C, S> &r, uint32_t number)
 {
     const int lane = threadIdx.x % 32, g = lane / 16, c = lane % 16;
     int n = 0; /* items so far */
 #pragma unroll 1
-    for (int i = 0; i < PHASES; i++) {
+    for (int i = 0; i < PHASES; i++, number++) {
         const phase p(a, i);
 #pragma unroll 1
         for (int item = 0; item < p.turns(); item += p.step(), n++) {
@@ -312,10 +334,13 @@ template <int C, int S> __device__ static inline void put_all(const tern_cuda_ch
             const int panel = p.panel(item, g);
             const float one = sum_parts(&r.part[n & 1][g][0][0][c], UNITS, 16);
             if (p.both && p.items) {
-                put_both(a, one, sum_parts(&r.part[n & 1][g][1][0][c], UNITS, 16), panel * 16 + c);
+                put_both<CARDS>(a, one, sum_parts(&r.part[n & 1][g][1][0][c], UNITS, 16), panel * 16 + c, number);
             } else if (g < p.width(item)) {
                 const tern_cuda_product &m = product_of_phase(a, i, panel);
-                put_one(m, (panel - m.panel0) * 16 + c, one);
+                if (CARDS && i + 1 < PHASES)
+                    put_one<true>(a, m, panel * 16 + c, one, number);
+                else
+                    put_one<false>(a, m, (panel - m.panel0) * 16 + c, one, number);
             }
             __syncwarp();
             if (lane == 0)
@@ -534,13 +559,17 @@ __device__ static inline void quantize_row(uint8_t *row, int n, int b, int i, fl
 
 /* The residual with what the product before adds to it, and its norm as int8: rows.cu's norm.  FIRST: the residual comes from
  * memory, else from what was kept; the second time block 0 writes all. */
-template <int C, int S, bool FIRST> __device__ static inline void norm_row(const tern_cuda_chain &a, const room<C, S> &r)
+template <int C, int S, bool CARDS, bool FIRST>
+__device__ static inline void norm_row(const tern_cuda_chain &a, const room<C, S> &r)
 {
     constexpr int EACH = TERN_CUDA_CHAIN_NORM / (4 * THREADS);
     const tern_cuda_chain_norm &norm = a.norm[FIRST ? 0 : 1];
-    const int n = a.m[0].w.n, t = threadIdx.x * 4;
+    const int n = a.m[1].w.k, t = threadIdx.x * 4;
     float4 w[EACH], v[EACH], plus[EACH];
     float squares = 0;
+#pragma unroll
+    for (int j = 0; CARDS && j < EACH; j++) /* for the compiler, which else keeps registers for them all the time */
+        w[j] = v[j] = plus[j] = make_float4(0, 0, 0, 0);
 #pragma unroll
     for (int j = 0; j < EACH; j++)
         if (t + j * THREADS * 4 < n)
@@ -551,14 +580,20 @@ template <int C, int S, bool FIRST> __device__ static inline void norm_row(const
         const int i = t + j * THREADS * 4;
         if (i >= n)
             continue;
-        plus[j] = load_shared_four(norm.plus, i);
+        if (!CARDS)
+            plus[j] = load_shared_four(norm.plus, i);
         v[j] = FIRST ? load_shared_four(a.x, i) : *reinterpret_cast<const float4 *>(r.kept + i);
     }
+    fours<EACH> came(a.cards, a.cards.bound, CARDS ? r.get_number() + (FIRST ? 0 : 2) : 0, norm.plus);
+    if (CARDS)
+        came.wait(t, THREADS * 4, n);
 #pragma unroll
     for (int j = 0; j < EACH; j++) {
         const int i = t + j * THREADS * 4;
         if (i >= n)
             continue;
+        if (CARDS)
+            plus[j] = came.get(j, i, blockIdx.x == 0);
         v[j] = make_float4(v[j].x + plus[j].x, v[j].y + plus[j].y, v[j].z + plus[j].z, v[j].w + plus[j].w);
         squares = norm_squares(squares, v[j]);
         if (FIRST)
@@ -593,7 +628,45 @@ template <int C, int S, bool FIRST> __device__ static inline void norm_row(const
             cuda_at<uint32_t>(a.q8)[i] = reinterpret_cast<const uint32_t *>(r.row)[i];
 }
 
-template <int C, int S> __device__ static inline void chain(const tern_cuda_chain &a_)
+/* The first product's row, of which each card has some columns. */
+template <int C, int S> __device__ static inline void in_row(const tern_cuda_chain &a, const room<C, S> &r, uint32_t number)
+{
+    const int k = a.m[0].w.k;
+    send_columns(a.cards, a.cards.in_bound, number, a.cards.in, blockIdx.x * THREADS + threadIdx.x, gridDim.x * THREADS);
+#pragma unroll 1
+    for (int first = threadIdx.x * 4; first < k; first += 2 * THREADS * 4) {
+        fours<2> came(a.cards, a.cards.in_bound, number, a.cards.in);
+        came.wait(first, THREADS * 4, k);
+#pragma unroll
+        for (int j = 0; j < 2; j++) {
+            const int i = first + j * THREADS * 4;
+            if (i < k) /* whole warps: widths are multiples of 256 */
+                quantize_row(r.row, k, i / 32, i / 4 % 8, came.get(j, i, blockIdx.x == 0));
+        }
+    }
+}
+
+template <int C, int S, bool CARDS>
+__device__ static inline void row_of_phase(const tern_cuda_chain &a, const room<C, S> &r, int i, int k)
+{
+    if (i == 1) {
+        norm_row<C, S, CARDS, true>(a, r);
+    } else if (i == 3) {
+        norm_row<C, S, CARDS, false>(a, r);
+    } else {
+        if (i)
+            barrier_wait(r.met, 1);
+        if (CARDS && i)
+            receive_row(a.cards, r.get_number() + 1, r.row, a.q8, k, THREADS);
+        else if (CARDS && a.cards.in)
+            in_row(a, r, r.get_number() - 1);
+        else
+            copy_row(r.row, a.q8, k);
+        multipliers_meet();
+    }
+}
+
+template <int C, int S, bool CARDS> __device__ static inline void chain(const tern_cuda_chain &a_)
 {
     extern __shared__ __align__(128) uint8_t shared[];
     uint32_t *words = reinterpret_cast<uint32_t *>(shared + TERN_CUDA_CHAIN_BESIDE - sizeof a_);
@@ -601,15 +674,19 @@ template <int C, int S> __device__ static inline void chain(const tern_cuda_chai
         words[i] = reinterpret_cast<const uint32_t *>(&a_)[i];
     const tern_cuda_chain &a = *reinterpret_cast<const tern_cuda_chain *>(words);
     const room<C, S> r(a_, shared);
+    if (CARDS && threadIdx.x == 0)
+        barrier_open(r.told, 1);
     r.open();
     __syncthreads();
     if (threadIdx.x >= THREADS) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 64;");
+        if (CARDS && threadIdx.x == THREADS + 64)
+            r.tell_number((uint32_t)number_at(a.cards.number, a.cards.which));
         if (threadIdx.x == THREADS)
             ask_all<C, S>(a, r);
         cuda_wait();
         if (threadIdx.x / 32 == TERN_CUDA_CHAIN_WARPS + 1)
-            put_all<C, S>(a, r);
+            put_all<C, S, CARDS>(a, r, CARDS ? r.get_number() : 0);
         return;
     }
     asm volatile("setmaxnreg.inc.sync.aligned.u32 104;");
@@ -619,16 +696,7 @@ template <int C, int S> __device__ static inline void chain(const tern_cuda_chai
 #pragma unroll 1
     for (int i = 0; i < PHASES; i++) {
         const phase p(a, i);
-        if (i == 1) {
-            norm_row<C, S, true>(a, r);
-        } else if (i == 3) {
-            norm_row<C, S, false>(a, r);
-        } else {
-            if (i)
-                barrier_wait(r.met, 1);
-            copy_row(r.row, a.q8, p.k);
-            multipliers_meet();
-        }
+        row_of_phase<C, S, CARDS>(a, r, i, p.k);
         if (threadIdx.x == 0)
             r.set_pace(p.both && !p.most() ? TERN_CUDA_CHAIN_PACE_FEW : TERN_CUDA_CHAIN_PACE);
         if (p.both)
@@ -638,15 +706,16 @@ template <int C, int S> __device__ static inline void chain(const tern_cuda_chai
     }
 }
 
-#define CHAIN_BODY(c, s) chain<TERN_CODES_##c, TERN_SCALES_##s>(a)
+#define CHAIN_BODY(c, s, cards) chain<TERN_CODES_##c, TERN_SCALES_##s, cards>(a)
 #else
-#define CHAIN_BODY(c, s) __trap() /* the host starts it on cards of 9.0 alone */
+#define CHAIN_BODY(c, s, cards) __trap() /* the host starts it on cards of 9.0 alone */
 #endif
 
-#define CHAIN(c, s)                                                                       \
-    TERN_CUDA_KERNEL_BEGIN(chain_##c##_##s, tern_cuda_chain, TERN_CUDA_CHAIN_THREADS, 1) \
-    {                                                                                    \
-        CHAIN_BODY(c, s);                                                                \
+#define CHAIN(name, c, s, cards)                                               \
+    TERN_CUDA_KERNEL_BEGIN(name, tern_cuda_chain, TERN_CUDA_CHAIN_THREADS, 1) \
+    {                                                                         \
+        CHAIN_BODY(c, s, cards);                                              \
     }
-CHAIN(U4, K32)
+CHAIN(chain_U4_K32, U4, K32, false)
+CHAIN(chain_cards_U4_K32, U4, K32, true)
 #undef CHAIN

@@ -5,11 +5,13 @@
 #include "dev/cuda/cuda.h"
 #include "dev/cuda/products/products.h"
 
-#define FLAGS   ((size_t)TERN_CUDA_TOGETHER * TERN_CUDA_TOGETHER_BLOCKS * sizeof(uint64_t))
-#define STAGES  ((size_t)TERN_CUDA_TOGETHER_STAGE * 2 * sizeof(uint64_t))
-#define PENDING 400  /* kernels that wait to be queued: the driver takes about a thousand before it waits itself */
-#define MOST    4096 /* gathers of a step */
-#define SOON    400  /* gathers before numbers wrap for the first time: soon, so that no test leaves it out */
+#define FLAGS ((size_t)TERN_CUDA_TOGETHER * TERN_CUDA_TOGETHER_BLOCKS * sizeof(uint64_t))
+#define STAGES                                                                                            \
+    (((size_t)TERN_CUDA_TOGETHER_STAGE * 2 + (size_t)TERN_CUDA_TOGETHER_CHAIN * TERN_CUDA_TOGETHER_ROW) * \
+     sizeof(uint64_t)) /* with the places of chains */
+#define PENDING 400    /* kernels that wait to be queued: the driver takes about a thousand before it waits itself */
+#define MOST    4096   /* gathers of a step */
+#define SOON    400    /* gathers before numbers wrap for the first time: soon, so that no test leaves it out */
 
 _Static_assert(TERN_CUDA_TOGETHER == TERN_DEV_CARDS, "a card each");
 
@@ -85,6 +87,16 @@ void tern_cuda_together_begin(struct tern_cuda *d)
     d->together.at = tern_cuda_send(d, &d->together.number, sizeof d->together.number);
 }
 
+/* Cards make a chain or none of them does, so nobody asks for itself: what it depends on may be another soon. */
+static bool all_chain(struct tern_dev *const *devs, int n)
+{
+    bool all = true;
+    for (int i = 0; i < n; i++)
+        all = all && tern_cuda_may_chain(tern_cuda_of(devs[i])) &&
+              tern_cuda_of(devs[i])->card->shared_most == tern_cuda_of(devs[0])->card->shared_most;
+    return all;
+}
+
 static void queue(struct tern_dev *const *devs, int n, const struct tern_dev_rows *x, const int *bound, int n_rows,
                   bool staged)
 {
@@ -95,6 +107,7 @@ static void queue(struct tern_dev *const *devs, int n, const struct tern_dev_row
     TERN_ASSERT(first->together.which < MOST);
     bool blocks = true;
     a.meets = !staged;
+    a.chains = all_chain(devs, n);
     for (int i = 0; i <= n; i++) {
         a.bound[i] = bound[i];
         blocks = blocks && bound[i] % TERN_BLOCK == 0;

@@ -24,23 +24,33 @@ __device__ static inline void be_patient(uint64_t &start)
         __trap();
 }
 
-/* The number of this gather.  The step's part of it lies there before any of its kernels begins, so it may be asked for
+/* The number of a gather.  The step's part of it lies there before any of its kernels begins, so it may be asked for
  * before cuda_wait(). */
-__device__ static inline uint64_t number_of(const tern_cuda_together &a)
+__device__ static inline uint64_t number_at(uint64_t number, int which)
 {
     uint64_t first;
-    asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(first) : "l"(cuda_at<const uint64_t>(a.number)));
-    return first + (uint64_t)a.which;
+    asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(first) : "l"(cuda_at<const uint64_t>(number)));
+    return first + (uint64_t)which;
+}
+
+__device__ static inline uint64_t number_of(const tern_cuda_together &a)
+{
+    return number_at(a.number, a.which);
 }
 
 /* ---- through the stages ------------------------------------------------------------------------------------------ */
 
-/* Place of four columns of a row, in words: of 128 columns first the first two of each four, then the others, so that
- * what a warp writes at a time lies together. */
+/* Place of four columns of a row, in words: of 128 columns first the first two of each four, then the others, 64 words
+ * further, so that what a warp writes at a time lies together. */
+__device__ static inline uint32_t place_of_four(uint32_t col)
+{
+    return col / 128 * 128 + col % 128 / 4 * 2;
+}
+
 __device__ static inline uint64_t *stage_at(const tern_cuda_together &a, uint64_t number, int card, int row, int col)
 {
     return cuda_at<uint64_t>(a.stage[card]) + number % 2 * TERN_CUDA_TOGETHER_STAGE + (uint64_t)row * a.pitch +
-           col / 128 * 128 + col % 128 / 4 * 2;
+           place_of_four(col);
 }
 
 __device__ static inline uint64_t word_of(uint64_t number, float x)
@@ -59,6 +69,28 @@ __device__ static inline void look(const uint64_t *from, uint64_t &x, uint64_t &
     asm volatile("ld.relaxed.sys.global.v2.u64 {%0, %1}, [%2];" : "=l"(x), "=l"(y) : "l"(from));
 }
 
+/* Four columns as they are on their way. */
+struct four_words {
+    uint64_t x, y, z, w;
+
+    __device__ void look_at(const uint64_t *from)
+    {
+        look(from, x, y);
+        look(from + 64, z, w);
+    }
+    __device__ bool are(uint64_t number) const
+    {
+        const uint32_t want = (uint32_t)number;
+        return (uint32_t)(x >> 32) == want && (uint32_t)(y >> 32) == want && (uint32_t)(z >> 32) == want &&
+               (uint32_t)(w >> 32) == want;
+    }
+    __device__ float4 floats() const
+    {
+        return make_float4(__uint_as_float((uint32_t)x), __uint_as_float((uint32_t)y), __uint_as_float((uint32_t)z),
+                           __uint_as_float((uint32_t)w));
+    }
+};
+
 /* Four columns, to the stages of all other cards. */
 __device__ static inline void send_four(const tern_cuda_together &a, uint64_t number, int row, int col, float4 v)
 {
@@ -75,18 +107,11 @@ __device__ static inline void send_four(const tern_cuda_together &a, uint64_t nu
 __device__ static inline float4 receive_four(const tern_cuda_together &a, uint64_t number, int row, int col)
 {
     const uint64_t *from = stage_at(a, number, a.self, row, col);
-    const uint32_t want = (uint32_t)number;
-    uint64_t x, y, z, w, start = 0;
-    for (;;) {
-        look(from, x, y);
-        look(from + 64, z, w);
-        if ((uint32_t)(x >> 32) == want && (uint32_t)(y >> 32) == want && (uint32_t)(z >> 32) == want &&
-            (uint32_t)(w >> 32) == want)
-            break;
+    four_words words;
+    uint64_t start = 0;
+    for (words.look_at(from); !words.are(number); words.look_at(from))
         be_patient(start);
-    }
-    return make_float4(__uint_as_float((uint32_t)x), __uint_as_float((uint32_t)y), __uint_as_float((uint32_t)z),
-                       __uint_as_float((uint32_t)w));
+    return words.floats();
 }
 
 /* ---- by flags ---------------------------------------------------------------------------------------------------- */

@@ -11,6 +11,8 @@ enum tern_cuda_gate { TERN_CUDA_SILU = 16, TERN_CUDA_GELU, TERN_CUDA_SIGMOID };
 #define TERN_CUDA_TOGETHER        8       /* cards */
 #define TERN_CUDA_TOGETHER_BLOCKS 128     /* most of a gather: all of them run at once */
 #define TERN_CUDA_TOGETHER_STAGE  1048576 /* numbers of each of the two stages, a word of eight bytes each */
+#define TERN_CUDA_TOGETHER_CHAIN  4       /* places for rows of chains (products/chain.h), behind the stages */
+#define TERN_CUDA_TOGETHER_ROW    32768   /* words of each of them */
 
 /* Columns [bound[i], bound[i + 1]) of the rows are card i's.  It sends them to the others, and waits for theirs.  Every
  * gather has a number: what lies at `number`, how many came before the step, and `which`; so arguments, and with them
@@ -27,6 +29,8 @@ enum tern_cuda_gate { TERN_CUDA_SILU = 16, TERN_CUDA_GELU, TERN_CUDA_SIGMOID };
  * that is not said; flags say it (`meets`).  Between stages by turns there may be gathers of the other kind, which
  * meet: whoever comes out of these finds nobody who reads a stage.
  *
+ * What one row goes through behind attention has places of its own for such words (products/chain.h).
+ *
  * Many rows go straight to their place, which all cards must be done with.  Block b of a card sends some of its pieces,
  * then says so at flags[b] of each other card; what it waits for is the same block of these.  A flag is the number of
  * the last gather, and never less. */
@@ -40,6 +44,7 @@ struct tern_cuda_together {
     uint64_t up, up_stride; /* first the card's columns become act(x) * up (rows.h: op); 0: they are as they shall be */
     int32_t bound[TERN_CUDA_TOGETHER + 1];
     int32_t n_cards, self, n_rows, which, lanes, op, meets;
+    int32_t chains, unused; /* chains: all cards can have chains, which was found out for all at once */
 };
 
 #endif
