@@ -67,8 +67,8 @@ static void head(struct tern_forward *f, const struct tern_forward_batch *b)
     int n_wide = 0;
     for (int i = 0; i < b->n_logit_rows; i++)
         n_wide += b->logit_rows[i] < b->n_wide;
-    f->residual->collapse(f, b);
-    tern_norm_rows(f, &f->h, &f->t, w[TERN_OUT_NORM].vec, b->n_logit_rows);
+    const struct tern_dev_rows x = f->residual->collapse(f, b);
+    tern_norm_rows(f, &f->h, &x, w[TERN_OUT_NORM].vec, b->n_logit_rows);
     f->dev->ops->matmul(f->dev, &out, 1, f->h, b->n_logit_rows, n_wide);
     if (d->logit_cap > 0)
         f->dev->ops->softcap(f->dev, f->out, b->n_logit_rows, d->logit_cap);
@@ -90,8 +90,8 @@ static void hidden(struct tern_forward *f, const struct tern_forward_batch *b)
     struct tern_forward_batch rows = *b;
     rows.logit_rows = b->hidden_rows;
     rows.n_logit_rows = b->n_hidden_rows;
-    f->residual->collapse(f, &rows);
-    tern_norm_rows(f, &f->hidden, &f->t, f->net->globals[TERN_OUT_NORM].vec, b->n_hidden_rows);
+    const struct tern_dev_rows x = f->residual->collapse(f, &rows);
+    tern_norm_rows(f, &f->hidden, &x, f->net->globals[TERN_OUT_NORM].vec, b->n_hidden_rows);
 }
 
 void tern_forward_run(struct tern_forward *f, const struct tern_forward_batch *b)

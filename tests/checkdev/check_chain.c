@@ -151,7 +151,7 @@ static void compare(struct checkdev *c, struct chain *h, const char *about)
     tern_free(x);
 }
 
-static void one_chain(struct checkdev *c, int type, int type_down, const char *about, const int n[WEIGHTS],
+static void one_chain(struct checkdev *c, const int type[WEIGHTS], const char *about, const int n[WEIGHTS],
                       const int k[WEIGHTS], bool with_bias, enum tern_gate act)
 {
     struct chain *h = checkdev_get(1, sizeof *h);
@@ -160,7 +160,7 @@ static void one_chain(struct checkdev *c, int type, int type_down, const char *a
     for (int i = 0; i < WEIGHTS; i++) {
         h->n[i] = n[i];
         h->k[i] = k[i];
-        make_weight(c, h, i, i == DOWN ? type_down : type);
+        make_weight(c, h, i, type[i]);
         h->y[i] = checkdev_random(c, stride_of(n[i]));
         h->bias[i] = checkdev_random(c, stride_of(n[i]));
     }
@@ -198,18 +198,20 @@ void check_chain(struct checkdev *c)
     if (!checkdev_wants(c, "chain"))
         return;
     static const struct {
-        int type, down;
+        int down, v;
         const char *name;
-    } types[] = {{TERN_Q4_K, TERN_Q4_K, "Q4_K"}, {TERN_Q4_K, TERN_Q6_K, "Q4_K and Q6_K"}};
+    } types[] = {{TERN_Q4_K, TERN_Q4_K, "Q4_K"},
+                 {TERN_Q6_K, TERN_Q4_K, "down Q6_K"}, /* which no chain has */
+                 {TERN_Q4_K, TERN_Q6_K, "v Q6_K"}};
     checkdev_prepare(c, &l);
     for (int s = races; s < (quick ? 2 : 3); s++)
-        for (int t = 0; t < (races ? 1 : 2); t++) { /* the second is of two kinds, which no chain has */
+        for (int t = 0; t < (races ? 1 : 3); t++) {
             const int n = shapes[s].n, ff = shapes[s].ff;
             const int outs[WEIGHTS] = {n, ff, ff, n, shapes[s].q, shapes[s].k, shapes[s].v},
                       ins[WEIGHTS] = {shapes[s].in, n, n, ff, n, n, n};
             char about[64];
             (void)snprintf(about, sizeof about, "%s, %d columns, %d between", types[t].name, n, ff);
-            one_chain(c, types[t].type, types[t].down, about, outs, ins, s == 1,
-                      s == 1 ? TERN_GATE_GELU : TERN_GATE_SILU);
+            const int of[WEIGHTS] = {TERN_Q4_K, TERN_Q4_K, TERN_Q4_K, types[t].down, TERN_Q4_K, TERN_Q4_K, types[t].v};
+            one_chain(c, of, about, outs, ins, s == 1, s == 1 ? TERN_GATE_GELU : TERN_GATE_SILU);
         }
 }

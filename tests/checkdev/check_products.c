@@ -318,6 +318,27 @@ static void stack(struct checkdev *c, const struct weight *w, int n_rows)
     checkdev_free(c, &y);
 }
 
+/* 9 to 16 rows of the kinds that a card may multiply two panels at a time, where each processor has much to do: parts
+ * of unequal length, and rows too long to lie in shared memory.  Small ones are for one processor, large ones for a
+ * card. */
+static void sixteens(struct checkdev *c, bool quick)
+{
+    static const int types[] = {TERN_Q4_0, TERN_Q4_1, TERN_Q4_K, TERN_Q5_K, TERN_Q6_K};
+    static const int shapes[][2] = {{300, 2304}, {107, 6144}, {20500, 4096}, {4096, 14336}};
+    for (size_t t = 0; t < sizeof types / sizeof *types; t++)
+        for (int s = 0; s < (quick ? 2 : 4); s++) {
+            struct weight w;
+            int form = 0;
+            while (type_ids[form] != types[t])
+                form++;
+            if (!make_weight(c, &w, form, shapes[s][0], shapes[s][1], 1))
+                continue;
+            product(c, &w, 9 + (int)t, 0, false, 1e-5);
+            product(c, &w, 16 - (int)t % 3, 0, false, 1e-5);
+            free_weight(c, &w);
+        }
+}
+
 void check_products(struct checkdev *c)
 {
     enum { FORMS = (int)(sizeof type_ids / sizeof *type_ids) + OTHER_FORMS, LONG = 17152 };
@@ -357,6 +378,7 @@ void check_products(struct checkdev *c)
             free_weight(c, &w);
         }
     }
+    sixteens(c, quick);
     for (int form = 0; form < FORMS; form++) {
         struct weight w;
         if (!make_weight(c, &w, form, 80, 256, 5))

@@ -19,8 +19,8 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
-#include "dev/cuda/driver.h"
 #include "dev/cuda/ops.h"
+#include "dev/cuda/products/products.h"
 #include "dev/cuda/tables.h"
 #include "dev/dev.h"
 #include "kernel/pack.h"

@@ -41,6 +41,12 @@ __device__ static inline void cuda_copy_16(uint32_t to, const void *from, uint64
     asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "l"(policy) : "memory");
 }
 
+/* 8 bytes. */
+__device__ static inline void cuda_copy_8(uint32_t to, const void *from)
+{
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(to), "l"(from) : "memory");
+}
+
 template <class T> __device__ static inline T *cuda_at(uint64_t address)
 {
     return reinterpret_cast<T *>(address);

@@ -131,8 +131,8 @@ struct tern_residual {
     /* f->t into the stream; comes after read of the same half. */
     void (*add)(struct tern_forward *f, const struct tern_forward_batch *b, int layer, enum tern_half half);
     void (*scale)(struct tern_forward *f, const struct tern_forward_batch *b, float factor);
-    /* f->t = what the output norm reads, of the rows that want logits. */
-    void (*collapse)(struct tern_forward *f, const struct tern_forward_batch *b);
+    /* What the output norm reads, of the rows that want logits: the stream where all of them do, or in f->t. */
+    struct tern_dev_rows (*collapse)(struct tern_forward *f, const struct tern_forward_batch *b);
     /* An MTP layer's hidden vectors: how wide they are; those of all rows in `to`, out of the stream of the text. */
     int (*hidden_width)(const struct tern_desc *d);
     void (*hidden)(struct tern_forward *f, const struct tern_forward_batch *b, const struct tern_dev_rows *to);

@@ -81,12 +81,13 @@ static void scale(struct tern_forward *f, const struct tern_forward_batch *b, fl
     f->dev->ops->scale(f->dev, f->x, b->n_rows, factor);
 }
 
-static void collapse(struct tern_forward *f, const struct tern_forward_batch *b)
+static struct tern_dev_rows collapse(struct tern_forward *f, const struct tern_forward_batch *b)
 {
     const struct tern_weights *g = f->net->globals;
     const struct tern_hyper h = hyper_of(f, &g[TERN_MIX_OUT_BASE], &g[TERN_MIX_OUT_SCALE], 0);
     f->dev->ops->pick(f->dev, f->mixed, f->x, b->logit_rows, b->n_logit_rows);
     mix(f, &g[TERN_MIX_OUT], &h, &f->mixed, &f->t, b->n_logit_rows);
+    return f->t;
 }
 
 static int hidden_width(const struct tern_desc *d)

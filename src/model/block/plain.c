@@ -29,9 +29,15 @@ static void scale(struct tern_forward *f, const struct tern_forward_batch *b, fl
     f->dev->ops->scale(f->dev, f->x, b->n_rows, factor);
 }
 
-static void collapse(struct tern_forward *f, const struct tern_forward_batch *b)
+static struct tern_dev_rows collapse(struct tern_forward *f, const struct tern_forward_batch *b)
 {
+    int same = 0;
+    while (same < b->n_logit_rows && b->logit_rows[same] == same)
+        same++;
+    if (same == b->n_logit_rows)
+        return f->x;
     f->dev->ops->pick(f->dev, f->t, f->x, b->logit_rows, b->n_logit_rows);
+    return f->t;
 }
 
 static int hidden_width(const struct tern_desc *d)

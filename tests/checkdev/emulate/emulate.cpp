@@ -30,11 +30,11 @@ struct warp {
     void (*work)(void *pieces[32]);
 };
 
-/* some, often: of those threads that meet by themselves. */
+/* some, often: of those threads that meet by themselves, at each barrier. */
 struct block {
     emulate_index at;
-    int arrived, left, some;
-    unsigned meetings, often;
+    int arrived, left, some[16];
+    unsigned meetings, often[16];
 };
 
 static fiber fibers[MOST];
@@ -143,15 +143,15 @@ void emulate_meet_block(void)
     wait();
 }
 
-void emulate_meet_some(int threads)
+void emulate_meet_some(int id, int threads, bool waits)
 {
     block &b = block_now();
-    const unsigned before = b.often;
-    if (++b.some == threads) {
-        b.some = 0;
-        b.often++;
+    const unsigned before = b.often[id];
+    if (++b.some[id] == threads) {
+        b.some[id] = 0;
+        b.often[id]++;
     }
-    while (b.often == before)
+    while (waits && b.often[id] == before)
         emulate_try(false);
     emulate_try(true);
 }
@@ -207,7 +207,7 @@ static void start(int n)
     for (int i = 0; i < (n * together + 31) / 32; i++)
         warps[i] = {{NULL}, "", 0, n * together - 32 * i < 32 ? n * together - 32 * i : 32, 0, NULL};
     for (int i = 0; i < together; i++)
-        blocks[i] = {blocks[i].at, 0, n, 0, 0, 0};
+        blocks[i] = {blocks[i].at, 0, n, {}, 0, {}};
     memset(all_shared, 0xFF, (size_t)SHARED * (size_t)together); /* what nobody has written is no number */
 }
 

@@ -45,8 +45,8 @@ extern emulate_index emulate_block, emulate_grid, emulate_threads, emulate_threa
  * that has ended), and all go on.  Threads that arrive at different places end the program. */
 void emulate_meet(const char *what, void *piece, void (*work)(void *pieces[32]));
 void emulate_meet_block(void);
-/* The same for so many of its threads, always the same ones. */
-void emulate_meet_some(int threads);
+/* The same for so many of its threads, at barrier `id`; some only arrive. */
+void emulate_meet_some(int id, int threads, bool waits);
 /* A thread looked for something: where it is not there, others go on. */
 void emulate_try(bool there);
 /* A thread waits for another block: others go on. */
@@ -607,11 +607,12 @@ static inline void emulate_ex2(const char *, float &y, float x)
 }
 
 /* Copies happen at once: what is read too early is not found here. */
-static inline void emulate_cp(const char *, uint32_t to, const void *from)
+static inline void emulate_cp(const char *text, uint32_t to, const void *from)
 {
-    if (to % 16 || (uintptr_t)from % 16)
+    const unsigned bytes = strstr(text, "], 8;") ? 8 : 16;
+    if (to % bytes || (uintptr_t)from % bytes)
         abort();
-    memcpy(emulate_shared + to, from, 16);
+    memcpy(emulate_shared + to, from, bytes);
 }
 static inline void emulate_cp(const char *text, uint32_t to, uint64_t from)
 {
@@ -746,7 +747,11 @@ static inline void emulate_cp(const char *, uint32_t to, const uint8_t *from, ui
 }
 static inline void emulate_bar(const char *, int threads)
 {
-    emulate_meet_some(threads);
+    emulate_meet_some(1, threads, true);
+}
+static inline void emulate_bar(const char *text, int id, int threads)
+{
+    emulate_meet_some(id, threads, strstr(text, "sync") != NULL);
 }
 static inline void emulate_reg(const char *, uint32_t &there, uint32_t at, uint32_t phase)
 {

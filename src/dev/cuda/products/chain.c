@@ -5,8 +5,8 @@
  * times up, and another may stand before.  In a chain all must send what the others wait for, so what decides whether
  * there is one is alike on all: kinds, lengths and bounds, how many gathers have been, and what was found out when
  * those were queued, for all cards at once.  Of the first three products each card has outputs, for there are a
- * multiple of 256 (weights.c of dev/parallel); of the next ones it may have none, so with cards these need not be
- * there. */
+ * multiple of 256 (weights.c of dev/parallel); of the next ones it may have none.  These need not be there: they may be
+ * of another kind, or the output matrix. */
 #include "dev/cuda/products/chain.h"
 #include <string.h>
 #include "dev/cuda/cuda.h"
@@ -90,8 +90,9 @@ static bool kernels_fit(const struct tern_cuda *d, struct found *f)
             f->kind = &kinds[i];
     if (!f->kind)
         return false;
-    f->next = f->at + NEXT < l->n && c[NEXT].kernel == f->kind->product && of_one_row(&c[NEXT]);
-    return f->cards || f->next;
+    f->next = f->at + NEXT < l->n && c[NEXT].kernel == f->kind->product && of_one_row(&c[NEXT]) &&
+              ((const struct tern_cuda_narrow *)args_of(d, f->at + NEXT))->n_panels <= TERN_CUDA_CHAIN_NEXT_PANELS;
+    return true;
 }
 
 /* What gate and up become, and all columns, where one card has them. */
@@ -203,7 +204,7 @@ static size_t chain_at(const struct tern_cuda *d, size_t i, struct tern_cuda_cha
     if (!kernels_fit(d, &f) || (f.in && !f.cards))
         return 0;
     if (!chain_of(d, &f, a)) {
-        if (!f.cards || !f.next)
+        if (!f.next)
             return 0;
         f.next = false; /* others of the next products, perhaps */
         if (!chain_of(d, &f, a))

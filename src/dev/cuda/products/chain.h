@@ -8,13 +8,14 @@
 
 /* Warps that multiply, in two groups of eight, and four more: one lane asks for weights, one warp puts outputs
  * together. A stage is what a group takes at a time of a panel: eight units of 256 inputs, one a warp. */
-#define TERN_CUDA_CHAIN_WARPS   16
-#define TERN_CUDA_CHAIN_THREADS ((TERN_CUDA_CHAIN_WARPS + 4) * 32)
-#define TERN_CUDA_CHAIN_UNITS   8
-#define TERN_CUDA_CHAIN_STAGES  24   /* most */
-#define TERN_CUDA_CHAIN_BESIDE  6144 /* bytes of shared memory for parts of sums, barriers and arguments */
-#define TERN_CUDA_CHAIN_NORM    4096 /* most columns of the residual */
-#define TERN_CUDA_CHAIN_NEXT    3    /* most products behind the last norm */
+#define TERN_CUDA_CHAIN_WARPS       16
+#define TERN_CUDA_CHAIN_THREADS     ((TERN_CUDA_CHAIN_WARPS + 4) * 32)
+#define TERN_CUDA_CHAIN_UNITS       8
+#define TERN_CUDA_CHAIN_STAGES      24   /* most */
+#define TERN_CUDA_CHAIN_BESIDE      6144 /* bytes of shared memory for parts of sums, barriers and arguments */
+#define TERN_CUDA_CHAIN_NORM        4096 /* most columns of the residual */
+#define TERN_CUDA_CHAIN_NEXT        3    /* most products behind the last norm */
+#define TERN_CUDA_CHAIN_NEXT_PANELS 1024 /* and panels of them: an output matrix is faster by its own kernel */
 
 /* Stages under way at once: while a block multiplies, while it does gate and up and has fewer panels than others, and
  * while it waits for the others.  The more there are, the longer is the queue in which everybody's loads wait. */

@@ -114,11 +114,6 @@ template <int C, int S> struct stages {
     }
 };
 
-__device__ static inline float4 add_four(float4 x, float4 y)
-{
-    return make_float4(__fadd_rn(x.x, y.x), __fadd_rn(x.y, y.y), __fadd_rn(x.z, y.z), __fadd_rn(x.w, y.w));
-}
-
 /* Two panels by 32 rows: the four chains of each output (products.cu). */
 template <int C, int S> struct warp_sums {
     using unit = unit_of<C, S>;

@@ -199,10 +199,58 @@ static bool many_codes(struct tern_cuda *d, struct tern_cuda_narrow *a, int n_z)
     return true;
 }
 
+/* 9 to 16 rows: the kernel whose rows are resident, the next one is that of long rows; bytes of two panels' first and
+ * second half of a unit together, without the minima that only the first one needs; what rows bring of a unit; 0: no
+ * such kernel.  least: units of panels that a processor has to have: with fewer, loading rows takes longer than is won.
+ */
+struct pairs {
+    enum tern_cuda_kernel kernel;
+    unsigned weights, rows;
+    int least;
+};
+
+static struct pairs pairs_of(const struct tern_cuda_matrix *w)
+{
+    static const unsigned scales[] = {
+        [TERN_SCALES_F16] = 256, [TERN_SCALES_F16M] = 512, [TERN_SCALES_K32] = 352, [TERN_SCALES_K16] = 320};
+    struct pairs p = {.kernel = TERN_CUDA_KERNELS};
+#define KIND(c, s)                                                  \
+    if (w->codes == TERN_CODES_##c && w->scales == TERN_SCALES_##s) \
+        p.kernel = TERN_CUDA_K_pairs_##c##_##s;
+    TERN_CUDA_PAIRS_KINDS(KIND)
+#undef KIND
+    if (p.kernel == TERN_CUDA_KERNELS || w->k % 256)
+        return (struct pairs){.weights = 0};
+    const bool minima = w->scales == TERN_SCALES_K32 || w->scales == TERN_SCALES_F16M;
+    p.weights = 2 * (8 * (unsigned)tern_codes_unit((enum tern_codes)w->codes) + scales[w->scales]);
+    p.rows = 2 * TERN_CUDA_PAIRS_ROWS + (minima ? TERN_CUDA_PAIRS_SUMS : 0);
+    p.least = minima ? 150 : 100;
+    return p;
+}
+
+/* 16 rows at a time, a block on each processor.  False where shared memory is too small, or work too little. */
+static bool pair_codes(struct tern_cuda *d, struct tern_cuda_narrow *a, int n_z)
+{
+    const struct pairs p = pairs_of(&a->m[0].w);
+    const unsigned parts = (unsigned)a->parts, most = (unsigned)d->card->shared_most,
+                   units = (unsigned)a->m[0].w.k / 256,
+                   own = parts * (2 * TERN_CUDA_PAIRS_LEFT + TERN_CUDA_PAIRS_DEPTH * p.weights),
+                   resident = own + units * (2 * TERN_CUDA_PAIRS_ROWS + TERN_CUDA_PAIRS_SUMS),
+                   streamed = own + parts * TERN_CUDA_PAIRS_DEPTH * p.rows;
+    const int x = (a->n_rows + 15) / 16, slots = d->card->processors / (x * n_z),
+              y = a->n_panels < slots ? a->n_panels : slots;
+    const int64_t each = (int64_t)a->n_panels * units * x * n_z / d->card->processors;
+    if (!p.weights || a->n_rows <= TERN_CUDA_LANES || each < p.least || (resident > most && streamed > most))
+        return false;
+    tern_cuda_launch(d, (enum tern_cuda_kernel)((int)p.kernel + (resident > most)), (unsigned)x, (unsigned)(y ? y : 1),
+                     (unsigned)n_z, parts * 64, resident > most ? streamed : resident, a, sizeof *a);
+    return true;
+}
+
 /* A warp for each part of a panel; as many blocks of them as the card holds at once go from panel to panel. */
 static void narrow_codes(struct tern_cuda *d, struct tern_cuda_narrow *a, int n_z, bool one)
 {
-    if (!one && a->m[0].w.codes != TERN_CODES_E4M3 && many_codes(d, a, n_z))
+    if (!one && a->m[0].w.codes != TERN_CODES_E4M3 && (many_codes(d, a, n_z) || pair_codes(d, a, n_z)))
         return;
     const struct tern_cuda_matrix *w = &a->m[0].w;
     const unsigned bytes = unit_bytes(w), shared = (unsigned)a->parts * TERN_CUDA_RING_DEPTH(bytes) * bytes;

@@ -52,6 +52,20 @@ struct tern_cuda_quantize {
 #define TERN_CUDA_MANY_ROWS   32
 #define TERN_CUDA_MANY_EIGHT  2560
 
+/* 9 to 16 rows (pairs.cu): most warps; half units of a warp under way; bytes of what a warp leaves of its sums, of 16
+ * rows' half a unit and its scales, and a unit's sums. */
+#define TERN_CUDA_PAIRS_WARPS 16
+#define TERN_CUDA_PAIRS_DEPTH 2
+#define TERN_CUDA_PAIRS_LEFT  2048
+#define TERN_CUDA_PAIRS_ROWS  2304
+#define TERN_CUDA_PAIRS_SUMS  512
+#define TERN_CUDA_PAIRS_KINDS(X) \
+    X(U4, F16)                   \
+    X(U4, F16M)                  \
+    X(U4, K32)                   \
+    X(U5, K32)                   \
+    X(U6, K16)
+
 #define TERN_CUDA_PRODUCTS 8
 
 struct tern_cuda_product {

@@ -214,6 +214,11 @@ __device__ static inline float sum_parts(const float *v, int parts, int apart)
     return sum;
 }
 
+__device__ static inline float4 add_four(float4 x, float4 y)
+{
+    return make_float4(__fadd_rn(x.x, y.x), __fadd_rn(x.y, y.y), __fadd_rn(x.z, y.z), __fadd_rn(x.w, y.w));
+}
+
 /* An output's four chains. */
 __device__ static inline float sum_chains(float c0, float c1, float c2, float c3)
 {
