@@ -143,7 +143,7 @@ struct tern_cuda {
         uint64_t number;       /* of the step's first */
         tern_cu_address at, flags, stage; /* of the number; what others say; where rows pass through */
     } together;
-    tern_cu_address pairs, best, met; /* of experts.c, of rows.c, of products/chain.c */
+    tern_cu_address pairs, best, met, words; /* of experts.c, of rows.c, of products/chain.c */
     struct {
         tern_cu_address p;
         size_t bytes;

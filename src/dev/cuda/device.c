@@ -143,7 +143,7 @@ static void op_close(struct tern_dev *dev)
     tern_cuda_lands(dev, NULL, 0);
     if (d->bounce.host)
         (void)tern_cu.cuMemFreeHost(d->bounce.host);
-    const tern_cu_address scratch[] = {d->q8, d->half, d->half_scale, d->dense, d->pairs, d->best, d->met};
+    const tern_cu_address scratch[] = {d->q8, d->half, d->half_scale, d->dense, d->pairs, d->best, d->met, d->words};
     for (size_t i = 0; i < sizeof scratch / sizeof *scratch; i++)
         tern_cuda_give(d, scratch[i]);
     if (d->stream) {

@@ -16,6 +16,7 @@
 enum { OUT, NORM, GATE_UP, GATE, DOWN, NEXT_NORM, NEXT };
 
 #define LEAST_STAGES (TERN_CUDA_CHAIN_PACE + 1)
+#define PLACES       ((size_t)TERN_CUDA_TOGETHER_CHAIN * TERN_CUDA_TOGETHER_ROW * sizeof(uint64_t))
 
 _Static_assert(sizeof(struct tern_cuda_chain) <= sizeof(struct tern_cuda_narrow) + sizeof(struct tern_cuda_together) &&
                    sizeof(struct tern_cuda_together) <= sizeof(struct tern_cuda_norm_args),
@@ -40,6 +41,15 @@ struct found {
 bool tern_cuda_may_chain(const struct tern_cuda *d)
 {
     return d->card->major == 9 && atomic_load(&d->card->computing) == 1 && d->met;
+}
+
+int tern_cuda_chain_open(struct tern_cuda *d, tern_error *err)
+{
+    int rc = 0;
+    TERN_TRY(tern_cuda_take(d, &d->met, sizeof(uint64_t), err));
+    TERN_TRY(tern_cuda_take(d, &d->words, PLACES + (size_t)d->card->processors * 16 * sizeof(uint64_t), err));
+out:
+    return rc;
 }
 
 static const void *args_of(const struct tern_cuda *d, size_t call)
@@ -101,10 +111,12 @@ static bool alone_fits(const struct tern_cuda *d, const struct found *f, struct 
     const struct tern_cuda_elementwise *gate = args_of(d, f->at + GATE);
     const struct tern_cuda_norm_args *norm = args_of(d, f->at + NORM), *then = args_of(d, f->at + NEXT_NORM);
     to->op = gate->op;
-    return tern_cuda_may_chain(d) && !norm->gather.n_cards && !then->gather.n_cards && norm->plus == to->m[0].y &&
-           then->plus == to->m[3].y && to->m[0].w.n == norm->n && to->m[1].w.n == to->m[3].w.k &&
-           gate->op >= TERN_CUDA_SILU && gate->n == to->m[1].w.n && gate->y == to->h && gate->a == gate->y &&
-           gate->b == to->m[2].y && gate->q8 == d->q8;
+    to->cards.n = 1;
+    to->cards.places[0] = d->words;
+    return tern_cuda_may_chain(d) && to->m[3].w.k / 16 * 5 <= TERN_CUDA_TOGETHER_ROW && !norm->gather.n_cards &&
+           !then->gather.n_cards && norm->plus == to->m[0].y && then->plus == to->m[3].y && to->m[0].w.n == norm->n &&
+           to->m[1].w.n == to->m[3].w.k && gate->op >= TERN_CUDA_SILU && gate->n == to->m[1].w.n && gate->y == to->h &&
+           gate->a == gate->y && gate->b == to->m[2].y && gate->q8 == d->q8;
 }
 
 /* One row of n columns, of which each card sends some through the stages, when so many gathers have been; this card's
@@ -138,7 +150,8 @@ static bool cards_fit(const struct tern_cuda *d, const struct found *f, struct t
     to->cards.n = norm->n_cards;
     to->cards.self = norm->self;
     to->cards.which = norm->which;
-    memcpy(to->cards.stage, norm->stage, sizeof norm->stage);
+    for (int i = 0; i < norm->n_cards; i++)
+        to->cards.places[i] = norm->stage[i] + (size_t)2 * TERN_CUDA_TOGETHER_STAGE * sizeof(uint64_t);
     memcpy(to->cards.bound, norm->bound, sizeof norm->bound);
     memcpy(to->cards.h_bound, h->bound, sizeof h->bound);
     if (in) {
@@ -169,6 +182,7 @@ static bool chain_of(const struct tern_cuda *d, const struct found *f, struct te
                                    .n = then->y,
                                    .h = both->m[0].y,
                                    .met = d->met,
+                                   .halves = d->words + PLACES,
                                    .n_m = 4 + (next ? next->n_m : 0),
                                    .panels = next ? next->n_panels : 0};
     for (int i = 0; i < 4; i++)

@@ -8,18 +8,19 @@
  * Every number is made as the kernels apart make it (products.cu, rows.cu), in the same order, and rounded where they do:
  * what a step answers does not depend on whether it had this kernel.
  *
- * CARDS: each of several cards has some outputs of every product.  They go to the others as soon as they are made, and
- * threads that read a row wait for the words of it that others send, behind the meeting of their own card. */
+ * Outputs go as words that say which row they are of (chain.h), so threads behind a meeting look whether they are there, and
+ * a meeting need not wait until they are.  CARDS: each of several cards has some outputs of every product, and sends them to
+ * the others as well. */
 #include "dev/cuda/barrier.cuh"
 #include "dev/cuda/gates.cuh"
 #include "dev/cuda/norm.cuh"
-#include "dev/cuda/products/chain_cards.cuh"
+#include "dev/cuda/products/chain_words.cuh"
 #include "dev/cuda/products/unit.cuh"
 #include "dev/cuda/quantize.cuh"
 
 #define THREADS (TERN_CUDA_CHAIN_WARPS * 32) /* that multiply */
 #define UNITS   TERN_CUDA_CHAIN_UNITS
-#define PHASES  4
+enum { OUT, HALVES, PAIRS, DOWN, NEXT, PHASES }; /* HALVES and PAIRS: gate and up */
 
 #if defined __CUDA_ARCH_FEAT_SM90_ALL || defined TERN_TEST_EMULATE_H
 
@@ -50,7 +51,7 @@ template <int C, int S> struct room {
     float (*part)[2][2][TERN_CUDA_CHAIN_UNITS][16]; /* [buffer][group][of two][part][column] */
     float *sums;
     uint32_t pace; /* int: stages under way at once */
-    uint32_t number; /* uint32_t: of the row that the first product makes, where there are several cards */
+    uint32_t number; /* uint32_t: of the row that the first product makes */
     uint32_t full, empty, parted, freed, met, told; /* barriers; of each stage; of each buffer of parts; of a meeting; of
                                                      * the number */
     int n_stages;
@@ -108,6 +109,7 @@ template <int C, int S> struct room {
         }
         if (t == 0) {
             barrier_open(met, 1);
+            barrier_open(told, 1);
             set_pace(TERN_CUDA_CHAIN_PACE);
         }
         barriers_opened();
@@ -115,25 +117,41 @@ template <int C, int S> struct room {
 };
 
 /* A product, or two of the same row, of which each block takes items in turn: two panels, one for each group of warps, or,
- * of gate and up, a panel of both for each group. */
+ * of gate and up, a panel of both for each group.
+ *
+ * Gate and up come in pairs of panels, for 32 of their outputs are a block of int8.  Pairs that would be left over when all
+ * blocks have as many are taken first, by two blocks each (HALVES): one panel of gate and one of up. */
 struct phase {
-    int k, units, rounds, all, items; /* rounds of stages of a panel; items: panels, or pairs of panels of gate and up */
-    bool both;
+    int k, units, rounds, items; /* rounds of stages of a panel; items: panels, or pairs of panels of gate and up */
+    int left;                    /* of HALVES and PAIRS: pairs that are halved; the first of them */
+    int first;
+    bool both, few;              /* few: others have more to do */
 
     __device__ phase(const tern_cuda_chain &a, int i)
     {
-        const tern_cuda_matrix &w = a.m[i == 0 ? 0 : i == 1 ? 1 : i + 1].w;
+        const tern_cuda_matrix &w = a.m[i == OUT ? 0 : i == HALVES || i == PAIRS ? 1 : i == DOWN ? 3 : 4].w;
+        const int block = (int)blockIdx.x, blocks = (int)gridDim.x;
         k = w.k;
         units = k / 256;
         rounds = (units + UNITS - 1) / UNITS;
-        both = i == 1;
-        all = both ? w.n / 32 : i == 3 ? a.panels : w.n / 16;
-        items = (all - (int)blockIdx.x + (int)gridDim.x - 1) / (int)gridDim.x;
+        both = i == PAIRS;
+        few = false;
+        left = first = 0;
+        int all = i == NEXT ? a.panels : w.n / 16;
+        if (i == HALVES || i == PAIRS) {
+            all = w.n / 32;
+            left = all % blocks * 2 <= blocks ? all % blocks : 0;
+            first = all - left;
+            all = first;
+        }
+        items = i == HALVES ? (block < 2 * left ? 2 : 0) : (all - block + blocks - 1) / blocks;
+        if (i == PAIRS)
+            few = left ? block >= 2 * left : items * blocks < all;
     }
-    /* Turns of all warps: one at least, for a meeting waits for what they come to. */
-    __device__ int turns() const
+    /* Turns of all warps: one at least where a meeting waits for what they come to. */
+    __device__ int turns(int i) const
     {
-        return max(items, 1);
+        return i == HALVES ? items : max(items, 1);
     }
     /* Groups that item i has work for. */
     __device__ int width(int i) const
@@ -146,12 +164,9 @@ struct phase {
     }
     __device__ int panel(int i, int g) const
     {
+        if (left && !both)
+            return 2 * first + blockIdx.x;
         return both ? (blockIdx.x + i * gridDim.x) * 2 + g : blockIdx.x + (i + g) * gridDim.x;
-    }
-    /* Has no block more items? */
-    __device__ bool most() const
-    {
-        return items * (int)gridDim.x >= all;
     }
     /* A group's turn: stages that it takes at once, two of them or the last one. */
     __device__ int turn() const
@@ -164,10 +179,10 @@ struct phase {
     }
 };
 
-__device__ static inline const tern_cuda_product &product_of_phase(const tern_cuda_chain &a, int i, int panel)
+__device__ static inline const tern_cuda_product &product_of_phase(const tern_cuda_chain &a, int i, int panel, int g)
 {
-    if (i < 3)
-        return a.m[i == 0 ? 0 : i + 1];
+    if (i < NEXT)
+        return a.m[i == OUT ? 0 : i == HALVES ? 1 + g : 3];
     int m = 4;
     while (m + 1 < a.n_m && panel >= a.m[m + 1].panel0)
         m++;
@@ -243,7 +258,7 @@ template <int C, int S> __device__ static inline void ask_all(const tern_cuda_ch
 #pragma unroll 1
                 for (int n = 0; n < p.width(item) * p.at_once(round); n++) {
                     const int g = n / p.at_once(round), of = n % p.at_once(round), panel = p.panel(item, g);
-                    const tern_cuda_product &m = p.both ? a.m[1 + of] : product_of_phase(a, i, panel);
+                    const tern_cuda_product &m = p.both ? a.m[1 + of] : product_of_phase(a, i, panel, g);
                     q.ask(m, panel, p.both ? round : round + of, p.units);
                 }
     }
@@ -251,23 +266,37 @@ template <int C, int S> __device__ static inline void ask_all(const tern_cuda_ch
 
 /* ---- outputs: one warp puts parts together ---- */
 
-/* SENT: with row `number` to the other cards, too. */
-template <bool SENT>
-__device__ static inline void put_one(const tern_cuda_chain &a, const tern_cuda_product &m, int col, float v, uint32_t number)
-{
-    if (col >= m.w.n)
-        return;
-    v = m.bias ? __fadd_rn(v, cuda_at<const float>(m.bias)[col]) : v;
-    cuda_at<float>(m.y)[col] = v;
-    if (SENT)
-        send_word(a.cards, number, a.cards.bound[a.cards.self] + col, __float_as_uint(v));
-}
+/* Where an output of a product goes, looked up before it is there. */
+struct output {
+    float *y;
+    float bias;
+    int col;
+    bool real, biased;
 
-/* 32 neighbouring columns of gate and up: a block of int8. */
-template <bool CARDS>
-__device__ static inline void put_both(const tern_cuda_chain &a, float gate, float up, int col, uint32_t number)
+    __device__ output(const tern_cuda_chain &a, const phase &p, int i, int item, int panel, int g, int c)
+    {
+        const tern_cuda_product &m = product_of_phase(a, i, panel, g);
+        col = (panel - m.panel0) * 16 + c;
+        real = !p.both && g < p.width(item) && col < m.w.n;
+        biased = m.bias != 0;
+        y = cuda_at<float>(m.y) + col;
+        bias = real && biased ? cuda_at<const float>(m.bias)[col] : 0;
+    }
+    /* sent: in row `number`, which all blocks read. */
+    template <bool CARDS> __device__ void put(const tern_cuda_chain &a, float v, bool sent, uint32_t number) const
+    {
+        if (!real)
+            return;
+        v = biased ? __fadd_rn(v, bias) : v;
+        if (sent)
+            send_word<CARDS>(a.cards, number, (CARDS ? a.cards.bound[a.cards.self] : 0) + col, __float_as_uint(v));
+        *y = v;
+    }
+};
+
+/* Column col of gate times up. */
+__device__ static inline float put_gated(const tern_cuda_chain &a, float gate, float up, int col)
 {
-    const int lane = threadIdx.x % 32, b = (CARDS ? a.cards.h_bound[a.cards.self] + col : col) / 32;
     if (a.m[1].bias)
         gate = __fadd_rn(gate, cuda_at<const float>(a.m[1].bias)[col]);
     if (a.m[2].bias)
@@ -275,43 +304,63 @@ __device__ static inline void put_both(const tern_cuda_chain &a, float gate, flo
     const float v = gate_of(a.op, gate, up);
     cuda_at<float>(a.m[2].y)[col] = up;
     cuda_at<float>(a.h)[col] = v;
+    return v;
+}
+
+/* Columns [32 b, 32 b + 32) of this card's, one a lane, as int8; half: which half of the words is the caller's, or -1: all. */
+template <bool CARDS>
+__device__ static inline void put_block(const tern_cuda_chain &a, float v, int b, int half, uint32_t number)
+{
     /* the largest as bits: what is no number is larger than all that are */
     const float top = __uint_as_float(__reduce_max_sync(0xFFFFFFFFu, absolute(v)));
     float inv = __fdiv_rn(127.0f, top);
     inv = isinf(inv) ? 0 : inv;
     const int q = __float2int_rn(__fmul_rn(v, inv)), sum = __reduce_add_sync(0xFFFFFFFFu, q);
-    const int quad = lane / 4, k = a.m[3].w.k;
-    cuda_at<uint8_t>(a.q8)[b * 32 + (quad % 4 * 2 + quad / 4) * 4 + lane % 4] = (uint8_t)q;
-    if (CARDS || lane == 0) {
-        const float scale = __fdiv_rn(top, 127.0f) + (top - top); /* not finite where top is not */
-        const float by_sum = __fmul_rn(scale, (float)sum);
-        float *scales = cuda_at<float>(a.q8 + k);
-        if (lane == 0) {
-            scales[b] = scale;
-            scales[k / 32 + b] = by_sum;
-        }
-        if (CARDS)
-            send_block(a.cards, number, k, b, q, scale, by_sum);
-    }
+    const float scale = __fdiv_rn(top, 127.0f) + (top - top); /* not finite where top is not */
+    b += (CARDS ? a.cards.h_bound[a.cards.self] : 0) / 32;
+    send_block<CARDS>(a.cards, number, a.m[3].w.k, b, half, q, scale, __fmul_rn(scale, (float)sum));
 }
 
-/* All blocks have written what they had to, and all may read it. */
-__device__ static inline void meet_all(const tern_cuda_chain &a, uint32_t met)
+/* Half a pair's 16 columns, each of two lanes, from the block to the one that has the other half. */
+__device__ static inline void put_half(const tern_cuda_chain &a, float v, uint32_t number)
+{
+    if (threadIdx.x % 32 < 16)
+        put_word(cuda_at<uint64_t>(a.halves) + blockIdx.x * 16 + threadIdx.x % 32, number, __float_as_uint(v));
+}
+
+/* Both halves, in order. */
+__device__ static inline float both_halves(const tern_cuda_chain &a, float v, uint32_t number)
+{
+    const int lane = threadIdx.x % 32, other = (int)blockIdx.x ^ 1;
+    const uint64_t *from = cuda_at<const uint64_t>(a.halves) + other * 16 + lane % 16;
+    uint64_t x = 0, start = 0;
+    if (lane / 16 == other % 2)
+        for (x = look_at_word(from); (uint32_t)(x >> 32) != number; x = look_at_word(from))
+            be_patient(start);
+    __syncwarp();
+    return lane / 16 == other % 2 ? __uint_as_float((uint32_t)x) : v;
+}
+
+/* All blocks have written what they had to, or will have in a moment: what is read behind a meeting are words, which say
+ * themselves that they are there, so on one card nothing has to be ordered.  Cards need it (chain.h): what this one has read,
+ * others may overwrite. */
+template <bool CARDS> __device__ static inline void meet_all(const tern_cuda_chain &a, uint32_t met)
 {
     __syncwarp();
     if (threadIdx.x % 32 == 0) {
         uint64_t come, all, start = 0;
         uint32_t looked = 0;
-        asm volatile("atom.add.acq_rel.gpu.global.u64 %0, [%1], 1;"
-                     : "=l"(come)
-                     : "l"(cuda_at<uint64_t>(a.met))
-                     : "memory");
+        const uint64_t *from = cuda_at<const uint64_t>(a.met);
+        if (CARDS)
+            asm volatile("atom.add.acq_rel.gpu.global.u64 %0, [%1], 1;" : "=l"(come) : "l"(cuda_at<uint64_t>(a.met)) : "memory");
+        else
+            asm volatile("atom.add.relaxed.gpu.global.u64 %0, [%1], 1;" : "=l"(come) : "l"(cuda_at<uint64_t>(a.met)) : "memory");
         all = (come / gridDim.x + 1) * gridDim.x;
         for (come++; come < all;) {
-            asm volatile("ld.acquire.gpu.global.u64 %0, [%1];"
-                         : "=l"(come)
-                         : "l"(cuda_at<const uint64_t>(a.met))
-                         : "memory");
+            if (CARDS)
+                asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(come) : "l"(from) : "memory");
+            else
+                asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(come) : "l"(from) : "memory");
             if (++looked % 1024 == 0)
                 be_patient(start);
         }
@@ -319,38 +368,45 @@ __device__ static inline void meet_all(const tern_cuda_chain &a, uint32_t met)
     }
 }
 
-/* number: of the row that the first product makes; the next ones' follow. */
+/* number: of the row that the first product makes; those of gate times up and of down follow. */
 template <int C, int S, bool CARDS>
 __device__ static inline void put_all(const tern_cuda_chain &a, const room<C, S> &r, uint32_t number)
 {
     const int lane = threadIdx.x % 32, g = lane / 16, c = lane % 16;
     int n = 0; /* items so far */
+    float half = 0;
 #pragma unroll 1
-    for (int i = 0; i < PHASES; i++, number++) {
+    for (int i = 0; i < PHASES; i++) {
         const phase p(a, i);
+        const bool halved = p.both && (int)blockIdx.x < 2 * p.left;
 #pragma unroll 1
-        for (int item = 0; item < p.turns(); item += p.step(), n++) {
-            barrier_wait(r.parted + 8 * (n & 1), n / 2 & 1);
+        for (int item = 0; item < p.turns(i); item += p.step(), n++) {
             const int panel = p.panel(item, g);
+            const output to(a, p, i, item, panel, g, c);
+            if (halved && item + 1 >= p.items) /* the neighbour's half has been there for long by now */
+                put_block<CARDS>(a, both_halves(a, half, number), p.first + blockIdx.x / 2, blockIdx.x % 2, number);
+            barrier_wait(r.parted + 8 * (n & 1), n / 2 & 1);
             const float one = sum_parts(&r.part[n & 1][g][0][0][c], UNITS, 16);
-            if (p.both && p.items) {
-                put_both<CARDS>(a, one, sum_parts(&r.part[n & 1][g][1][0][c], UNITS, 16), panel * 16 + c, number);
-            } else if (g < p.width(item)) {
-                const tern_cuda_product &m = product_of_phase(a, i, panel);
-                if (CARDS && i + 1 < PHASES)
-                    put_one<true>(a, m, panel * 16 + c, one, number);
-                else
-                    put_one<false>(a, m, (panel - m.panel0) * 16 + c, one, number);
+            if (i == HALVES) {
+                const float other = __shfl_xor_sync(0xFFFFFFFFu, one, 16);
+                half = put_gated(a, g ? other : one, g ? one : other, panel * 16 + c);
+                put_half(a, half, number);
+            } else if (p.both && p.items) {
+                const float v = put_gated(a, one, sum_parts(&r.part[n & 1][g][1][0][c], UNITS, 16), panel * 16 + c);
+                put_block<CARDS>(a, v, panel / 2, -1, number);
+            } else {
+                to.put<CARDS>(a, one, i != NEXT, number);
             }
             __syncwarp();
             if (lane == 0)
                 barrier_arrive(r.freed + 8 * (n & 1));
         }
-        if (i + 1 < PHASES) {
-            if (lane == 0)
-                r.set_pace(TERN_CUDA_CHAIN_PACE_MEET);
-            meet_all(a, r.met);
-        }
+        if (i == HALVES || i == NEXT)
+            continue;
+        number++;
+        if (lane == 0)
+            r.set_pace(TERN_CUDA_CHAIN_PACE_MEET);
+        meet_all<CARDS>(a, r.met);
     }
 }
 
@@ -451,7 +507,7 @@ template <int C, int S> struct two_units {
 
 /* The products of a phase, as one warp has them.  BOTH: gate and up, whose units have the same part of the row. */
 template <int C, int S, bool BOTH>
-__device__ static inline void multiply_phase(const tern_cuda_chain &a, const room<C, S> &r, const phase &p, place &at, int &n)
+__device__ static inline void multiply_phase(const tern_cuda_chain &a, const room<C, S> &r, const phase &p, int turns, place &at, int &n)
 {
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, group = threadIdx.x / 256, warp = threadIdx.x / 32 % 8;
     const tern_cuda_matrix &m = a.m[0].w; /* all are of one kind */
@@ -460,7 +516,7 @@ __device__ static inline void multiply_phase(const tern_cuda_chain &a, const roo
     for (int j = 0; j < 8; j++)
         mask[j] = g == j ? 0xFFFFFFFFu : 0;
 #pragma unroll 1
-    for (int item = 0; item < p.turns(); item += p.step(), n++) {
+    for (int item = 0; item < turns; item += p.step(), n++) {
         const int width = p.width(item);
         float acc[2] = {}, other[2] = {};
 #pragma unroll 1
@@ -562,39 +618,30 @@ __device__ static inline void quantize_row(uint8_t *row, int n, int b, int i, fl
 template <int C, int S, bool CARDS, bool FIRST>
 __device__ static inline void norm_row(const tern_cuda_chain &a, const room<C, S> &r)
 {
-    constexpr int EACH = TERN_CUDA_CHAIN_NORM / (4 * THREADS);
+    constexpr int EACH = TERN_CUDA_CHAIN_NORM / (4 * THREADS), STEP = THREADS * 4;
     const tern_cuda_chain_norm &norm = a.norm[FIRST ? 0 : 1];
     const int n = a.m[1].w.k, t = threadIdx.x * 4;
-    float4 w[EACH], v[EACH], plus[EACH];
+    float4 w[EACH], v[EACH];
     float squares = 0;
 #pragma unroll
-    for (int j = 0; CARDS && j < EACH; j++) /* for the compiler, which else keeps registers for them all the time */
-        w[j] = v[j] = plus[j] = make_float4(0, 0, 0, 0);
-#pragma unroll
-    for (int j = 0; j < EACH; j++)
-        if (t + j * THREADS * 4 < n)
-            w[j] = *reinterpret_cast<const float4 *>(cuda_at<const float>(norm.w) + t + j * THREADS * 4);
-    barrier_wait(r.met, 0); /* the first meeting, or the third */
-#pragma unroll
     for (int j = 0; j < EACH; j++) {
-        const int i = t + j * THREADS * 4;
-        if (i >= n)
-            continue;
-        if (!CARDS)
-            plus[j] = load_shared_four(norm.plus, i);
+        const int i = min(t + j * STEP, n - 4);
+        w[j] = *reinterpret_cast<const float4 *>(cuda_at<const float>(norm.w) + i);
         v[j] = FIRST ? load_shared_four(a.x, i) : *reinterpret_cast<const float4 *>(r.kept + i);
     }
-    fours<EACH> came(a.cards, a.cards.bound, CARDS ? r.get_number() + (FIRST ? 0 : 2) : 0, norm.plus);
-    if (CARDS)
-        came.wait(t, THREADS * 4, n);
+    const uint32_t number = r.get_number() + (FIRST ? 0 : 2);
+    barrier_wait(r.met, 0); /* the first meeting, or the third */
+    row_words<EACH> came(a.cards, number);
+    came.wait(t, STEP, n);
 #pragma unroll
     for (int j = 0; j < EACH; j++) {
-        const int i = t + j * THREADS * 4;
+        const int i = t + j * STEP;
         if (i >= n)
             continue;
-        if (CARDS)
-            plus[j] = came.get(j, i, blockIdx.x == 0);
-        v[j] = make_float4(v[j].x + plus[j].x, v[j].y + plus[j].y, v[j].z + plus[j].z, v[j].w + plus[j].w);
+        const float4 plus = came.four[j].floats();
+        if (CARDS && blockIdx.x == 0) /* what came from others, too */
+            *reinterpret_cast<float4 *>(cuda_at<float>(norm.plus) + i) = plus;
+        v[j] = make_float4(v[j].x + plus.x, v[j].y + plus.y, v[j].z + plus.z, v[j].w + plus.w);
         squares = norm_squares(squares, v[j]);
         if (FIRST)
             *reinterpret_cast<float4 *>(r.kept + i) = v[j];
@@ -649,21 +696,29 @@ template <int C, int S> __device__ static inline void in_row(const tern_cuda_cha
 template <int C, int S, bool CARDS>
 __device__ static inline void row_of_phase(const tern_cuda_chain &a, const room<C, S> &r, int i, int k)
 {
-    if (i == 1) {
+    if (i == HALVES) {
         norm_row<C, S, CARDS, true>(a, r);
-    } else if (i == 3) {
+    } else if (i == NEXT) {
         norm_row<C, S, CARDS, false>(a, r);
-    } else {
-        if (i)
+    } else if (i != PAIRS) {
+        if (i == DOWN) {
             barrier_wait(r.met, 1);
-        if (CARDS && i)
-            receive_row(a.cards, r.get_number() + 1, r.row, a.q8, k, THREADS);
-        else if (CARDS && a.cards.in)
+            receive_row(a.cards, r.get_number() + 1, r.row, k, THREADS);
+        } else if (CARDS && a.cards.in) {
             in_row(a, r, r.get_number() - 1);
-        else
+        } else {
             copy_row(r.row, a.q8, k);
+        }
         multipliers_meet();
     }
+}
+
+/* One card: the number of the chain's first row, of how often blocks have met.  Others may have come to the first meetings of
+ * this chain by now, but this block has not, so the number of all before is below the next multiple. */
+__device__ static inline uint32_t number_alone(const tern_cuda_chain &a)
+{
+    cuda_wait();
+    return (uint32_t)(look_at_word(cuda_at<const uint64_t>(a.met)) / (3 * gridDim.x)) * TERN_CUDA_TOGETHER_CHAIN + 1;
 }
 
 template <int C, int S, bool CARDS> __device__ static inline void chain(const tern_cuda_chain &a_)
@@ -674,19 +729,17 @@ template <int C, int S, bool CARDS> __device__ static inline void chain(const te
         words[i] = reinterpret_cast<const uint32_t *>(&a_)[i];
     const tern_cuda_chain &a = *reinterpret_cast<const tern_cuda_chain *>(words);
     const room<C, S> r(a_, shared);
-    if (CARDS && threadIdx.x == 0)
-        barrier_open(r.told, 1);
     r.open();
     __syncthreads();
     if (threadIdx.x >= THREADS) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 64;");
-        if (CARDS && threadIdx.x == THREADS + 64)
-            r.tell_number((uint32_t)number_at(a.cards.number, a.cards.which));
+        if (threadIdx.x == THREADS + 64)
+            r.tell_number(CARDS ? (uint32_t)number_at(a.cards.number, a.cards.which) : number_alone(a));
         if (threadIdx.x == THREADS)
             ask_all<C, S>(a, r);
         cuda_wait();
         if (threadIdx.x / 32 == TERN_CUDA_CHAIN_WARPS + 1)
-            put_all<C, S, CARDS>(a, r, CARDS ? r.get_number() : 0);
+            put_all<C, S, CARDS>(a, r, r.get_number());
         return;
     }
     asm volatile("setmaxnreg.inc.sync.aligned.u32 104;");
@@ -698,11 +751,11 @@ template <int C, int S, bool CARDS> __device__ static inline void chain(const te
         const phase p(a, i);
         row_of_phase<C, S, CARDS>(a, r, i, p.k);
         if (threadIdx.x == 0)
-            r.set_pace(p.both && !p.most() ? TERN_CUDA_CHAIN_PACE_FEW : TERN_CUDA_CHAIN_PACE);
+            r.set_pace(p.few ? TERN_CUDA_CHAIN_PACE_FEW : TERN_CUDA_CHAIN_PACE);
         if (p.both)
-            multiply_phase<C, S, true>(a, r, p, at, n);
+            multiply_phase<C, S, true>(a, r, p, p.turns(i), at, n);
         else
-            multiply_phase<C, S, false>(a, r, p, at, n);
+            multiply_phase<C, S, false>(a, r, p, p.turns(i), at, n);
     }
 }
 

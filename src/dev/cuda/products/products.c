@@ -42,7 +42,7 @@ int tern_cuda_products_open(struct tern_cuda *d, tern_error *err)
     TERN_TRY(tern_cuda_take(d, &d->q8, q8 + TERN_CUDA_Q8_BEHIND, err));
     TERN_TRY(tern_cuda_take(d, &d->half, l->exact ? 0 : half_rows * tern_cuda_pitch((int)k) * 2, err));
     TERN_TRY(tern_cuda_take(d, &d->half_scale, l->exact ? 0 : half_rows * sizeof(float), err));
-    TERN_TRY(tern_cuda_take(d, &d->met, sizeof(uint64_t), err));
+    TERN_TRY(tern_cuda_chain_open(d, err));
     d->dense_bytes = DENSE_BYTES;
     TERN_TRY(tern_cuda_take(d, &d->dense, d->dense_bytes, err));
 out:

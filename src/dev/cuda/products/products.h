@@ -160,6 +160,8 @@ size_t tern_cuda_q8_bytes(int k);
 
 /* Can this card have a chain (chain.h) now? */
 bool tern_cuda_may_chain(const struct tern_cuda *d);
+/* What chains need of the card's memory; the device gives it back. */
+int tern_cuda_chain_open(struct tern_cuda *d, tern_error *err);
 /* Are panels of both laid out alike?  Then products by them can go together. */
 bool tern_cuda_alike(const struct tern_packed *a, const struct tern_packed *b);
 /* Products of decode rows by a.m, whose weights are all of one kind (panel0 is set here).  n_z: heads of a stack; 1. */

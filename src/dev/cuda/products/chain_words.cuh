@@ -1,7 +1,7 @@
-/* dev/cuda/products/chain_cards.cuh - what cards that compute together send each other in a chain (chain.h: why nothing is
- * overwritten that somebody waits for). */
-#ifndef TERN_DEV_CUDA_CHAIN_CARDS_CUH
-#define TERN_DEV_CUDA_CHAIN_CARDS_CUH
+/* dev/cuda/products/chain_words.cuh - what blocks of a chain send each other, of one card and of several (chain.h: why nothing
+ * is overwritten that somebody waits for). */
+#ifndef TERN_DEV_CUDA_CHAIN_WORDS_CUH
+#define TERN_DEV_CUDA_CHAIN_WORDS_CUH
 
 #include "dev/cuda/products/chain.h"
 #include "dev/cuda/together/together.cuh"
@@ -20,8 +20,7 @@ __device__ static inline float4 load_shared_four(uint64_t from, int i)
 /* The place of row `number` on a card. */
 __device__ static inline uint64_t *place_of_row(const tern_cuda_chain_cards &c, uint32_t number, int card)
 {
-    return cuda_at<uint64_t>(c.stage[card]) + 2 * TERN_CUDA_TOGETHER_STAGE +
-           number % TERN_CUDA_TOGETHER_CHAIN * TERN_CUDA_TOGETHER_ROW;
+    return cuda_at<uint64_t>(c.places[card]) + number % TERN_CUDA_TOGETHER_CHAIN * TERN_CUDA_TOGETHER_ROW;
 }
 
 __device__ static inline uint32_t place_of_word(uint32_t i)
@@ -29,15 +28,20 @@ __device__ static inline uint32_t place_of_word(uint32_t i)
     return place_of_four(i) + i % 4 / 2 * 64 + i % 2;
 }
 
-/* Word i of a row, to all other cards. */
-__device__ static inline void send_word(const tern_cuda_chain_cards &c, uint32_t number, int i, uint32_t x)
+__device__ static inline void put_word(uint64_t *to, uint32_t number, uint32_t x)
 {
+    asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(to), "l"((uint64_t)number << 32 | x) : "memory");
+}
+
+/* Word i of a row, to all cards, this one as well.  CARDS: there are several. */
+template <bool CARDS> __device__ static inline void send_word(const tern_cuda_chain_cards &c, uint32_t number, int i, uint32_t x)
+{
+    const uint32_t at = place_of_word(i);
 #pragma unroll 1
-    for (int card = 0; card < c.n; card++)
-        if (card != c.self)
-            asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(place_of_row(c, number, card) + place_of_word(i)),
-                         "l"((uint64_t)number << 32 | x)
-                         : "memory");
+    for (int card = 0; CARDS && card < c.n; card++)
+        put_word(place_of_row(c, number, card) + at, number, x);
+    if (!CARDS)
+        put_word(place_of_row(c, number, 0) + at, number, x);
 }
 
 __device__ static inline uint64_t look_at_word(const uint64_t *from)
@@ -85,7 +89,34 @@ struct four_of_row {
     }
 };
 
-/* ---- rows of floats ---- */
+/* ---- rows as words ---- */
+
+/* Of a row of n words, four at i + j * step, j < N. */
+template <int N> struct row_words {
+    const uint64_t *place;
+    uint32_t number;
+    four_words four[N];
+
+    __device__ row_words(const tern_cuda_chain_cards &c, uint32_t of_row) : place(place_of_row(c, of_row, c.self)), number(of_row)
+    {
+    }
+    __device__ void wait(int i, int step, int n)
+    {
+        for (uint64_t start = 0;; be_patient(start)) {
+            bool there = true;
+#pragma unroll
+            for (int j = 0; j < N; j++)
+                four[j].look_at(place + place_of_four(min(i + j * step, n - 4)));
+#pragma unroll
+            for (int j = 0; j < N; j++)
+                there = there && four[j].are(number);
+            if (there)
+                return;
+        }
+    }
+};
+
+/* ---- the row before the first product ---- */
 
 /* Of a row at x, of n columns, four at i + j * step, j < N. */
 template <int N> struct fours {
@@ -135,86 +166,43 @@ __device__ static inline void send_columns(const tern_cuda_chain_cards &c, const
                                            int threads)
 {
     for (int col = bound[c.self] + thread; col < bound[c.self + 1]; col += threads)
-        send_word(c, number, col, __float_as_uint(cuda_at<const float>(x)[col]));
+        send_word<true>(c, number, col, __float_as_uint(cuda_at<const float>(x)[col]));
 }
 
 /* ---- a row of int8 ---- */
 
-/* A block of 32 columns, of a warp: q, each lane's, of which words have four; its scale, and scale * sum. */
-__device__ static inline void send_block(const tern_cuda_chain_cards &c, uint32_t number, int k, int block, int q, float scale, float sum)
+/* A block of 32 columns, of a warp: q, each lane's, of which words have four; its scale, and scale * sum.  half: 0 or 1, the
+ * columns and the scale, or the sum, that are the caller's; -1: all. */
+template <bool CARDS>
+__device__ static inline void send_block(const tern_cuda_chain_cards &c, uint32_t number, int k, int block, int half, int q, float scale,
+                                         float sum)
 {
     const int lane = threadIdx.x % 32, quad = lane / 4;
     uint32_t x = (uint32_t)(q & 255) << 8 * (lane % 4);
     x |= __shfl_xor_sync(0xFFFFFFFFu, x, 1);
     x |= __shfl_xor_sync(0xFFFFFFFFu, x, 2);
     int word = block * 8 + quad % 4 * 2 + quad / 4;
-    if (lane == 1 || lane == 2) {
+    if (lane % 16 == 1) {
         word = (lane == 1 ? k : k + k / 8) / 4 + block;
         x = __float_as_uint(lane == 1 ? scale : sum);
     }
-    if (lane % 4 == 0 || lane < 3)
-        send_word(c, number, word, x);
+    if ((lane % 4 == 0 || lane % 16 == 1) && (half < 0 || lane / 16 == half))
+        send_word<CARDS>(c, number, word, x);
 }
 
-/* Two pieces of a row of k columns for each of so many threads.  Piece i: four words of codes, and one of scales and sums,
- * of which a row has as many. */
-struct two_pieces {
-    const own_columns own;
-    const uint64_t *place;
-    uint32_t number;
-    int k;
-    four_of_row codes[2];
-    uint64_t scale[2]; /* of this card two, of which i says which */
-
-    __device__ two_pieces(const tern_cuda_chain_cards &c, uint32_t number_, int k_)
-        : own(c, c.h_bound), place(place_of_row(c, number_, c.self)), number(number_), k(k_)
-    {
-    }
-    __device__ bool own_codes(int i) const
-    {
-        return own.have(i * 16);
-    }
-    __device__ bool own_scale(int i) const
-    {
-        return own.have((i < k / 32 ? i : i - k / 32) * 32);
-    }
-    /* Are both there?  Behind the row's last piece that one again. */
-    __device__ bool look(uint64_t q8, int first, int threads)
-    {
-        bool there = true;
-#pragma unroll
-        for (int j = 0; j < 2; j++) {
-            const int i = min(first + j * threads, k / 16 - 1);
-            codes[j].look(own_codes(i), cuda_at<const uint8_t>(q8) + i * 16, place + place_of_four(i * 4));
-            scale[j] = look_at_word(own_scale(i) ? cuda_at<const uint64_t>(q8 + k) + i / 2 : place + place_of_word(k / 4 + i));
-        }
-#pragma unroll
-        for (int j = 0; j < 2; j++) {
-            const int i = min(first + j * threads, k / 16 - 1);
-            there = there && codes[j].there(own_codes(i), number) && (own_scale(i) || (uint32_t)(scale[j] >> 32) == number);
-        }
-        return there;
-    }
-    __device__ void put(uint8_t *row, int j, int i) const
-    {
-        reinterpret_cast<float4 *>(row)[i] = codes[j].get(own_codes(i));
-        reinterpret_cast<uint32_t *>(row + k)[i] = (uint32_t)(own_scale(i) && i % 2 ? scale[j] >> 32 : scale[j]);
-    }
-};
-
-/* The row, by all of so many threads. */
-__device__ static inline void receive_row(const tern_cuda_chain_cards &c, uint32_t number, uint8_t *row, uint64_t q8, int k, int threads)
+/* The row, by all of so many threads, each eight words at a time. */
+__device__ static inline void receive_row(const tern_cuda_chain_cards &c, uint32_t number, uint8_t *row, int k, int threads)
 {
 #pragma unroll 1
-    for (int first = threadIdx.x; first < k / 16; first += 2 * threads) {
-        two_pieces p(c, number, k);
-        uint64_t start = 0;
-#pragma unroll 1
-        while (!p.look(q8, first, threads))
-            be_patient(start);
-        p.put(row, 0, first);
-        if (first + threads < k / 16)
-            p.put(row, 1, first + threads);
+    for (int first = threadIdx.x * 4; first < k / 16 * 5; first += 2 * threads * 4) {
+        row_words<2> came(c, number);
+        came.wait(first, threads * 4, k / 16 * 5);
+#pragma unroll
+        for (int j = 0; j < 2; j++) {
+            const int i = first + j * threads * 4;
+            if (i < k / 16 * 5)
+                *reinterpret_cast<float4 *>(row + i * 4) = came.four[j].floats();
+        }
     }
 }
 
