@@ -42,9 +42,10 @@ static void scale(struct tern_forward *f, const struct tern_forward_batch *b, fl
     f->dev->ops->scale(f->dev, f->x, b->n_rows, factor);
 }
 
-static void collapse(struct tern_forward *f, const struct tern_forward_batch *b)
+static struct tern_dev_rows collapse(struct tern_forward *f, const struct tern_forward_batch *b)
 {
     f->dev->ops->pick(f->dev, f->t, stream(f, b, 0, TERN_HALF_MIXER), b->logit_rows, b->n_logit_rows);
+    return f->t;
 }
 
 const struct tern_residual tern_residual_twin = {
