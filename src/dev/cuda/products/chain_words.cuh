@@ -38,10 +38,8 @@ template <bool CARDS> __device__ static inline void send_word(const tern_cuda_ch
 {
     const uint32_t at = place_of_word(i);
 #pragma unroll 1
-    for (int card = 0; CARDS && card < c.n; card++)
+    for (int card = 0; card < (CARDS ? c.n : 1); card++)
         put_word(place_of_row(c, number, card) + at, number, x);
-    if (!CARDS)
-        put_word(place_of_row(c, number, 0) + at, number, x);
 }
 
 __device__ static inline uint64_t look_at_word(const uint64_t *from)
