@@ -5,6 +5,7 @@ import http.client
 import json
 import os
 import random
+import re
 import signal
 import socket
 import subprocess
@@ -55,8 +56,23 @@ def test_disconnect(s):
     stops(s, "a reset")
 
 
-def test_comments(s):
-    """A stream that has nothing to say yet says so."""
+def test_comments():
+    """A stream that has nothing to say yet says so, however fast the machine reads prompts: another has its place."""
+    with Server("--parallel", "1") as s:
+        busy = s.socket()
+        busy.sendall(request("/v1/completions", LONG))
+        busy.recv(1)
+        leaves = threading.Timer(1.5, busy.close)
+        leaves.start()
+        comments, events = s.events("/v1/chat/completions", {
+            "messages": [{"role": "user", "content": "x " * 3000}], "max_tokens": 1, "stream": True})
+        leaves.join()
+    check(comments and all(c.startswith(": prefill ") for c in comments), "comments while the prompt waits", comments)
+    same(events[-1][1], "[DONE]", "and then the answer")
+
+
+def test_prompts(s):
+    """Many prompts at once; what a stream says while they are read is how far its own is."""
     others = [s.socket() for _ in range(2 if SANITIZED else 16)]
     for i, c in enumerate(others):  # nothing that one of them computes helps another
         c.sendall(request("/v1/completions", {**LONG, "prompt": [65 + i] * 4000}))
@@ -64,8 +80,9 @@ def test_comments(s):
         "messages": [{"role": "user", "content": "x " * 3000}], "max_tokens": 1, "stream": True})
     for c in others:
         c.close()
-    check(comments and all(c.startswith(": prefill ") for c in comments), "comments while the prompt is read", comments)
-    same(events[-1][1], "[DONE]", "and then the answer")
+    done = [int(re.fullmatch(r": prefill (\d+)/\d+", c)[1]) for c in comments]
+    same(done, sorted(done), "comments while the prompt is read")
+    same(events[-1][1], "[DONE]", "an answer after many prompts")
     s.wait_idle()
 
 
@@ -380,9 +397,10 @@ def test_limits():
 
 
 with Server() as server:
-    for test in (test_disconnect, test_comments, test_slow_reader, test_batch, test_crowd, test_idle):
+    for test in (test_disconnect, test_prompts, test_slow_reader, test_batch, test_crowd, test_idle):
         test(server)
     same(server.stop(15), 0, "status after SIGTERM")
+test_comments()
 test_refused()
 test_config()
 test_limits()
