@@ -1,25 +1,23 @@
 /* The bf16 class on AMX tiles.
  *
- * The work is a sequence of stages: up to PANELS panels by up to STEPS tiles of inputs, whose weights lie as tiles in
- * one part of the scratch memory.  While a stage is multiplied, the weights of the next are dequantised into another
- * part, a tile every few steps, so that the vector instructions run in the shadow of the tile products.  A unit is one
- * band of 32 rows times two panels: four tiles of sums, and per 32 inputs four loads for four products.  Between stages
- * the sums rest in scratch memory as f32, the tiles of a unit one after another (rows of y are often a power of two
- * apart, which caches take badly).  Neither loading nor storing them rounds, so no cut shows in the result.
+ * The work is a sequence of stages: up to PANELS panels by up to STEPS tiles of inputs.  In a stage two panels after
+ * the other are dequantised into tiles and then multiplied with all bands of 32 rows.  A unit is one band times two
+ * panels: four tiles of sums, and per 32 inputs four loads for four products.  Between stages the sums rest in scratch
+ * memory as f32, the tiles of a unit one after another (rows of y are often a power of two apart, which caches take
+ * badly). Neither loading nor storing them rounds, so no cut shows in the result.
  *
  * Of a network's gate and up (`gated`) a unit has one panel each, and while the next one is multiplied, its results are
  * gated, rounded and written as the last product reads them: instead of 256 bytes of results, 64, and nothing of it is
  * read again as floats.
  *
  * Counts for 32 inputs of a unit, in cycles of the tile unit: 4 products = 64; 4 loads of 1 KB = 32 where they come
- * from L1, which the products hide.  A band's share of a stage (40 KB) is read from memory once and then stays in L1
- * for all panels of the stage; the weights (2 KB per 32 inputs, in L2: 32 bytes per cycle) stream past it, by loads
- * that leave L1 alone (47 % of the peak instead of 38 with ordinary loads and prefetches).  The next band is asked for
- * early.  Sums: 4 loads and 4 stores of 1 KB = 100 cycles per unit of 1280; 576 and 640 inputs need none.
- * Weights: 26 vector instructions per four inputs of a panel (codes 1.5, integers to floats 11, scales 4, rounding and
- * pairing 10 with the stores) on two ports are about 110 cycles per tile of 512 weights, against 16 cycles per 16 rows
- * for its products: 21 % of the products of 512 rows when nothing overlaps, and the larger part below 112 rows.  Bytes
- * of memory per tile of 4.5-bit weights: 288, in the 512 cycles that 512 rows take. */
+ * from L1, which the products hide.  The weights of two panels (40 KB) are written to L1 and stay there for all bands;
+ * a stage's activations (2 KB per band and step, 640 KB for 512 rows: L2) stream past them, by loads that leave L1
+ * alone. Dequantisation is 24 vector instructions per four inputs of a panel (half of them rounding and pairing) on two
+ * ports, some 100 cycles per tile of 512 weights against 512 for its products with 512 rows; tile products do not hide
+ * them, for these are more instructions than a core holds at once.  What the next two panels are read from is asked
+ * into L2 while these are multiplied.  Sums: 4 loads and 4 stores of 1 KB = 100 cycles per unit of 1280; 576 and 640
+ * inputs need none. */
 #include "kernel/amx/tile.h"
 #include "kernel/avx512bf16/pack.h"
 #include "kernel/attn.h"
@@ -30,15 +28,14 @@
 #define PAIR   (2 * TERN_TILE) /* values of two tiles side by side: two panels, or the rows of a band */
 #define STEPS  20
 #define PANELS 16
-#define PASS   512  /* rows that share a pass over the weights: their sums stay in L2 */
-#define FETCH  2048 /* bytes of packed weights asked for ahead of where they are read */
+#define PASS   512 /* rows that share a pass over the weights: their activations and sums stay in L2 */
 
 #define TILE_SUMS (TERN_TILE_ROWS * TERN_PANEL)
 
-/* Scratch: weights of two stages, then the sums of PASS rows and one group of panels. */
-#define STAGE_BYTES (STEPS * PANELS * TERN_TILE * sizeof(uint16_t))
-#define SUM_BYTES   (PASS * PANELS * TERN_PANEL * sizeof(float))
-_Static_assert(2 * STAGE_BYTES + SUM_BYTES <= TERN_PROMPT_SCRATCH, "scratch is large enough");
+/* Scratch: weights of two panels of a stage, then the sums of PASS rows and one group of panels. */
+#define TILE_BYTES (STEPS * PAIR * sizeof(uint16_t))
+#define SUM_BYTES  (PASS * PANELS * TERN_PANEL * sizeof(float))
+_Static_assert(TILE_BYTES + SUM_BYTES <= TERN_PROMPT_SCRATCH, "scratch is large enough");
 
 struct matrix {
     const struct tern_packed *w;
@@ -58,9 +55,9 @@ struct call {
     int n_rows;
     struct matrix of[2];
     int matrices;
-    float *sums;               /* [band][pair of panels][4 tiles], of the stages so far */
-    int n_panels, n_steps;     /* ends of the ranges */
-    int max_panels, max_steps; /* of a stage */
+    float *sums;           /* [band][pair of panels][4 tiles], of the stages so far */
+    int n_panels, n_steps; /* ends of the ranges */
+    int max_steps;         /* of a stage */
 };
 
 struct stage {
@@ -70,28 +67,52 @@ struct stage {
 
 /* ---- weights ---- */
 
-/* Weight tiles of a stage that are still to be made: numbers [at, end), all steps of a panel after one another. */
-struct feed {
-    const struct call *call;
-    struct stage stage;
-    uint16_t *out; /* [pair of panels][step][2] tiles */
-    int at, end;
+/* Two panels of a stage, or one: the stage's from `panel` on. */
+struct pair {
+    int panel, panels;
+    int step, steps;
 };
 
-/* Makes up to n more tiles.  Behind the last step of a stage the codes go on with what a later stage reads. */
-static void expand_some(struct feed *f, int n)
+static const struct matrix *matrix_at(const struct call *c, int panel)
 {
-    const struct call *c = f->call;
-    for (; n > 0 && f->at < f->end; n--, f->at++) {
-        int panel = f->at / f->stage.steps, step = f->at % f->stage.steps, all = f->stage.panel + panel;
-        const struct matrix *m = &c->of[all % c->matrices];
-        const char *codes = (const char *)m->w->data + (size_t)(all / c->matrices) * m->w->panel_bytes +
-                            (size_t)(f->stage.step + step) * m->step_bytes;
-        for (size_t i = 0; i < m->step_bytes; i += 64)
-            __builtin_prefetch(codes + FETCH + i);
-        int slot = (panel / 2 * f->stage.steps + step) * 2 + panel % 2;
-        m->expand(f->out + (size_t)slot * TERN_TILE, m->w, &m->l, all / c->matrices, f->stage.step + step);
+    return &c->of[panel % c->matrices];
+}
+
+/* Tiles [step][2] of a pair. */
+static void expand_pair(const struct call *c, const struct pair *p, uint16_t *out)
+{
+    for (int i = 0; i < p->panels; i++) {
+        const struct matrix *m = matrix_at(c, p->panel + i);
+        for (int s = 0; s < p->steps; s++)
+            m->expand(out + (size_t)(2 * s + i) * TERN_TILE, m->w, &m->l, (p->panel + i) / c->matrices, p->step + s);
     }
+}
+
+/* What is to be asked into L2. */
+struct wish {
+    const char *at, *end;
+};
+
+static void ask_for(struct wish *w, int lines)
+{
+    for (; lines > 0 && w->at < w->end; lines--, w->at += 64)
+        __builtin_prefetch(w->at, 0, 2);
+}
+
+/* Asks for the scales of panel i of a pair, and says where its codes are. */
+static struct wish codes_of(const struct call *c, const struct pair *p, int i)
+{
+    const struct matrix *m = matrix_at(c, p->panel + i);
+    const char *panel = (const char *)m->w->data + (size_t)((p->panel + i) / c->matrices) * m->w->panel_bytes;
+    const size_t regions[] = {m->l.d, m->l.m, m->l.a, m->l.b, 0};
+    for (int r = 0; r < 4 && regions[r]; r++) {
+        const size_t bytes = (regions[r + 1] ? regions[r + 1] : m->l.bytes) - regions[r];
+        struct wish scales = {panel + regions[r] + bytes * (size_t)p->step / (size_t)c->n_steps,
+                              panel + regions[r] + bytes * (size_t)(p->step + p->steps) / (size_t)c->n_steps};
+        ask_for(&scales, INT_MAX);
+    }
+    panel += (size_t)p->step * m->step_bytes;
+    return (struct wish){panel, panel + (size_t)p->steps * m->step_bytes};
 }
 
 /* ---- what becomes of gate and up ---- */
@@ -104,7 +125,7 @@ struct gating {
     bool gelu;
 };
 
-static void gate_some(struct gating *g, int n)
+static inline __attribute__((always_inline)) void gate_some(struct gating *g, int n)
 {
     for (; n > 0 && g->at < g->end; n--, g->at++) {
         const float *gate = g->sums + g->at / TERN_TILE_ROWS * 2 * TILE_SUMS + g->at % TERN_TILE_ROWS * TERN_PANEL;
@@ -117,15 +138,14 @@ static void gate_some(struct gating *g, int n)
 struct operands {
     const uint16_t *x, *w; /* [steps][2] tiles each */
     int steps;
-    const char *next; /* memory wanted soon: `lines` cache lines per step */
+    struct wish codes[2]; /* of the next pair, `lines` cache lines per step */
     int lines;
     /* Where a whole unit's results will go, rows y_bytes apart, so many of them asked for per step; NULL: elsewhere. */
     const char *y;
     size_t y_bytes;
     int rows;
+    const char *sums;      /* TILE_SUMS * 4 of the next unit, as many rows of 128 bytes per step; NULL: none */
     struct gating *gating; /* of the unit before, so many rows per step; NULL: none */
-    struct feed *feed;     /* what makes a tile every so many steps; 0: never */
-    int every;
 };
 
 /* Four tiles of sums in memory, distances in floats: rows of a tile, tile to its right, tile below. */
@@ -146,13 +166,13 @@ static struct sums sums_in_tiles(float *p)
 }
 
 /* to[rows*16][panels*16] = from + x . w; rows and panels (1 or 2) are constant. */
-static inline __attribute__((always_inline)) void unit(const struct operands *o, const struct sums *from,
+static inline __attribute__((always_inline)) void unit(struct operands *o, const struct sums *from,
                                                        const struct sums *to, int rows, int panels)
 {
-    int wait = o->every; /* steps until the next tile is made */
     const size_t in = from->stride * sizeof *from->p, out = to->stride * sizeof *to->p;
     const uint16_t *x = o->x, *w = o->w;
-    const char *next = o->next, *y = o->y, *y_end = y ? y + TERN_BAND * o->y_bytes : y;
+    const char *y = o->y, *y_end = y ? y + TERN_BAND * o->y_bytes : y;
+    const char *sums = o->sums, *sums_end = sums ? sums + 4 * TILE_SUMS * sizeof(float) : sums;
     TILE_ZERO(0);
     TILE_ZERO(1);
     TILE_ZERO(2);
@@ -166,13 +186,13 @@ static inline __attribute__((always_inline)) void unit(const struct operands *o,
         if (rows == 2 && panels == 2)
             TILE_LOAD(3, from->p + from->below + from->right, in);
     }
-    for (int s = o->steps; s > 0; s--, x += PAIR, w += PAIR, next += 64 * o->lines) {
-        TILE_STREAM(6, w, 64);
+    for (int s = o->steps; s > 0; s--, x += PAIR, w += PAIR) {
+        TILE_LOAD(6, w, 64);
         if (panels == 2)
-            TILE_STREAM(7, w + TERN_TILE, 64);
-        TILE_LOAD(4, x, 64);
+            TILE_LOAD(7, w + TERN_TILE, 64);
+        TILE_STREAM(4, x, 64);
         if (rows == 2)
-            TILE_LOAD(5, x + TERN_TILE, 64);
+            TILE_STREAM(5, x + TERN_TILE, 64);
         TILE_PRODUCT(0, 4, 6);
         if (panels == 2)
             TILE_PRODUCT(1, 4, 7);
@@ -180,18 +200,18 @@ static inline __attribute__((always_inline)) void unit(const struct operands *o,
             TILE_PRODUCT(2, 5, 6);
         if (rows == 2 && panels == 2)
             TILE_PRODUCT(3, 5, 7);
-        for (int i = 0; i < o->lines; i++)
-            __builtin_prefetch(next + 64 * i, 0, 2); /* into L2: L1 is full of this band */
+        ask_for(&o->codes[0], o->lines);
+        ask_for(&o->codes[1], o->lines);
         for (int i = 0; i < o->rows && y < y_end; i++, y += o->y_bytes) {
             __builtin_prefetch(y, 1, 3);
             __builtin_prefetch(y + 64, 1, 3);
         }
+        for (int i = 0; i < o->rows && sums < sums_end; i++, sums += 128) {
+            __builtin_prefetch(sums, 1, 3);
+            __builtin_prefetch(sums + 64, 1, 3);
+        }
         if (o->gating)
             gate_some(o->gating, o->rows);
-        if (--wait == 0) {
-            expand_some(o->feed, 1);
-            wait = o->every;
-        }
     }
     TILE_STORE(0, to->p, out);
     if (panels == 2)
@@ -202,12 +222,12 @@ static inline __attribute__((always_inline)) void unit(const struct operands *o,
         TILE_STORE(3, to->p + to->below + to->right, out);
 }
 
-typedef void unit_fn(const struct operands *o, const struct sums *from, const struct sums *to);
+typedef void unit_fn(struct operands *o, const struct sums *from, const struct sums *to);
 
-#define X(rows, panels)                                                                                          \
-    static void unit_##rows##_##panels(const struct operands *o, const struct sums *from, const struct sums *to) \
-    {                                                                                                            \
-        unit(o, from, to, rows, panels);                                                                         \
+#define X(rows, panels)                                                                                    \
+    static void unit_##rows##_##panels(struct operands *o, const struct sums *from, const struct sums *to) \
+    {                                                                                                      \
+        unit(o, from, to, rows, panels);                                                                   \
     }
 X(1, 1)
 X(1, 2)
@@ -236,8 +256,7 @@ static void copy_edge(float *y, size_t y_stride, float *tiles, int rows, int col
 
 /* A unit whose results go to y; from: tiles, zeros, or y itself.  Where tiles reach beyond the last row or column, y is
  * replaced by memory of our own. */
-static void unit_to_rows(const struct operands *o, const struct sums *from, float *y, size_t y_stride, int rows,
-                         int cols)
+static void unit_to_rows(struct operands *o, const struct sums *from, float *y, size_t y_stride, int rows, int cols)
 {
     unit_fn *fn = unit_for(rows, cols);
     if (rows % TERN_TILE_ROWS == 0 && cols % TERN_PANEL == 0) {
@@ -272,54 +291,62 @@ static void unit_gated(const struct call *c, struct operands *o, const struct su
                                  .gelu = c->gelu};
 }
 
-/* All rows times a stage whose weights lie in `tiles`; `next` is the stage after it. */
-static void multiply_stage(const struct call *c, const struct stage *s, const uint16_t *tiles, struct feed *next)
+/* All rows times a pair of stage s whose weights lie in o->w. */
+static void multiply_pair(const struct call *c, const struct stage *s, const struct pair *p, struct operands *o,
+                          float gated[4 * TILE_SUMS])
 {
-    const size_t band_values = tern_bf16_band(c->of[0].w->k);
-    const int bands = (c->n_rows + TERN_BAND - 1) / TERN_BAND, pairs = (s->panels + 1) / 2;
-    const int share = (next->end + bands * pairs - 1) / (bands * pairs); /* of a unit */
-    const int n = c->of[0].w->n * c->matrices;
-    const bool first = s->step == 0, last = s->step + s->steps == c->n_steps;
+    const size_t band_values = tern_bf16_band(c->of[0].w->k), unit_sums = PANELS / 2 * 4 * TILE_SUMS;
+    const int bands = (c->n_rows + TERN_BAND - 1) / TERN_BAND;
+    const int n0 = p->panel * TERN_PANEL, left = c->of[0].w->n * c->matrices - n0;
+    const int cols = left < p->panels * TERN_PANEL ? left : p->panels * TERN_PANEL;
+    const bool first = p->step == 0, last = p->step + p->steps == c->n_steps;
+    float *sums = c->sums + (size_t)(p->panel - s->panel) / 2 * 4 * TILE_SUMS;
+    for (int b = 0; b < bands; b++, sums += unit_sums) {
+        const int r0 = b * TERN_BAND, rows = c->n_rows - r0 < TERN_BAND ? c->n_rows - r0 : TERN_BAND;
+        const struct sums from = sums_in_tiles(first ? NULL : sums), to = sums_in_tiles(sums);
+        float *y = c->out ? NULL : c->y + (size_t)r0 * c->y_stride + n0;
+        o->x = c->x + (size_t)b * band_values + (size_t)p->step * PAIR;
+        o->y = last && rows == TERN_BAND && cols == 2 * TERN_PANEL ? (const char *)y : NULL;
+        o->sums = (!first || !last) && b + 1 < bands ? (const char *)(sums + unit_sums) : NULL;
+        if (last && c->out)
+            unit_gated(c, o, &from, b, p->panel / 2, rows, gated);
+        else if (last)
+            unit_to_rows(o, &from, y, c->y_stride, rows, cols);
+        else
+            unit_for(rows, cols)(o, &from, &to);
+    }
+}
+
+static struct pair pair_at(const struct stage *s, int at)
+{
+    const int left = s->panels - at;
+    return (struct pair){s->panel + at, left < 2 ? left : 2, s->step, s->steps};
+}
+
+/* All rows times a stage; `next` is the one after it, without panels behind the last. */
+static void multiply_stage(const struct call *c, const struct stage *s, const struct stage *next, uint16_t *tiles)
+{
+    const int bands = (c->n_rows + TERN_BAND - 1) / TERN_BAND;
     float gated[4 * TILE_SUMS] __attribute__((aligned(64)));
     struct gating gating = {0};
-    struct operands o = {.steps = s->steps, .feed = next};
+    struct operands o = {.w = tiles, .steps = s->steps, .rows = (TERN_BAND + s->steps - 1) / s->steps};
     o.y_bytes = c->out ? TERN_TILE_DEPTH * sizeof *c->out : c->y_stride * sizeof *c->y;
-    o.rows = (TERN_BAND + s->steps - 1) / s->steps;
-    o.gating = last && c->out ? &gating : NULL;
-    if (share)
-        o.every = share < s->steps ? (s->steps - 1) / share : 1;
-    for (int b = 0; b < bands; b++) {
-        int r0 = b * TERN_BAND, rows = c->n_rows - r0 < TERN_BAND ? c->n_rows - r0 : TERN_BAND;
-        o.x = c->x + (size_t)b * band_values + (size_t)s->step * PAIR;
-        o.lines = b + 1 < bands ? (PAIR * 2 / 64 + pairs - 1) / pairs : 0;
-        o.next = (const char *)(o.x + band_values);
-        for (int p = 0; p < pairs; p++) {
-            int n0 = (s->panel + 2 * p) * TERN_PANEL, end = (s->panel + s->panels) * TERN_PANEL;
-            int cols = (end < n ? end : n) - n0;
-            float *sums = c->sums + (size_t)(b * (PANELS / 2) + p) * 4 * TILE_SUMS;
-            cols = cols < 2 * TERN_PANEL ? cols : 2 * TERN_PANEL;
-            o.w = tiles + (size_t)p * (size_t)s->steps * PAIR;
-            struct sums from = sums_in_tiles(first ? NULL : sums), to = sums_in_tiles(sums);
-            float *y = c->out ? NULL : c->y + (size_t)r0 * c->y_stride + n0;
-            o.y = last && rows == TERN_BAND && cols == 2 * TERN_PANEL ? (const char *)y : NULL;
-            if (o.gating)
-                unit_gated(c, &o, &from, b, s->panel / 2 + p, rows, gated);
-            else if (last)
-                unit_to_rows(&o, &from, y, c->y_stride, rows, cols);
-            else
-                unit_for(rows, cols)(&o, &from, &to);
-            o.next += (size_t)o.lines * 64 * (size_t)s->steps;
-            expand_some(next, share - s->steps); /* what the steps were too few for */
-        }
+    o.gating = s->step + s->steps == c->n_steps && c->out ? &gating : NULL;
+    o.lines = ((int)c->of[0].step_bytes / 64 + bands - 1) / bands;
+    for (int at = 0; at < s->panels; at += 2) {
+        const struct pair p = pair_at(s, at), then = at + 2 < s->panels ? pair_at(s, at + 2) : pair_at(next, 0);
+        expand_pair(c, &p, tiles);
+        for (int i = 0; i < 2; i++)
+            o.codes[i] = i < then.panels ? codes_of(c, &then, i) : (struct wish){0};
+        multiply_pair(c, s, &p, &o, gated);
     }
     gate_some(&gating, INT_MAX);
-    expand_some(next, INT_MAX);
 }
 
 /* The stage at s->panel, s->step as large as it may be; false behind the last. */
 static bool size_stage(const struct call *c, struct stage *s)
 {
-    s->panels = c->n_panels - s->panel < c->max_panels ? c->n_panels - s->panel : c->max_panels;
+    s->panels = c->n_panels - s->panel < PANELS ? c->n_panels - s->panel : PANELS;
     s->steps = c->n_steps - s->step < c->max_steps ? c->n_steps - s->step : c->max_steps;
     return s->panels > 0;
 }
@@ -335,21 +362,13 @@ static bool next_stage(const struct call *c, struct stage *s)
 }
 
 /* All stages for the rows of c. */
-static void all_stages(const struct call *c, int panel0, uint16_t *now, uint16_t *then)
+static void all_stages(const struct call *c, int panel0, uint16_t *tiles)
 {
-    struct stage s = {.panel = panel0};
-    if (!size_stage(c, &s))
-        return;
-    struct feed f = {c, s, now, 0, s.panels * s.steps};
-    expand_some(&f, INT_MAX);
-    for (bool more = true; more;) {
-        struct stage next = s;
+    struct stage s = {.panel = panel0}, next;
+    for (bool more = size_stage(c, &s); more; s = next) {
+        next = s;
         more = next_stage(c, &next);
-        f = (struct feed){c, next, then, 0, more ? next.panels * next.steps : 0};
-        multiply_stage(c, &s, now, &f);
-        s = next;
-        then = now;
-        now = f.out;
+        multiply_stage(c, &s, &next, tiles);
     }
 }
 
@@ -362,23 +381,18 @@ static struct matrix matrix_of(const struct tern_packed *w)
 /* n_rows rows of x in passes; c: all that is not of one pass, its y and out those of the first row. */
 static void all_passes(struct call *c, const uint16_t *x, int n_rows, int panel0, void *scratch)
 {
-    /* Equal passes, equal stages.  With few rows nothing is used again soon, and small stages stay in L1 until they are
-     * multiplied. */
+    /* Equal passes, equal stages. */
     const int passes = (n_rows + PASS - 1) / PASS, bands = (n_rows + TERN_BAND - 1) / TERN_BAND;
     const int rows = (bands + passes - 1) / passes * TERN_BAND, k = c->of[0].w->k;
-    const bool few = bands <= 2;
-    const int longest = few ? STEPS / 2 : STEPS;
-    uint16_t *tiles = scratch;
     c->n_steps = (k + TERN_TILE_DEPTH - 1) / TERN_TILE_DEPTH;
-    const int stages = (c->n_steps + longest - 1) / longest;
-    c->sums = (float *)scratch + 2 * STAGE_BYTES / sizeof(float);
-    c->max_panels = few ? 2 : PANELS;
+    const int stages = (c->n_steps + STEPS - 1) / STEPS;
+    c->sums = (float *)scratch + TILE_BYTES / sizeof(float);
     c->max_steps = (c->n_steps + stages - 1) / stages;
     tile_begin();
     for (int r = 0; r < n_rows; r += rows) {
         c->x = x + (size_t)(r / TERN_BAND) * tern_bf16_band(k);
         c->n_rows = n_rows - r < rows ? n_rows - r : rows;
-        all_stages(c, panel0, tiles, tiles + STAGE_BYTES / sizeof *tiles);
+        all_stages(c, panel0, scratch);
         if (c->out)
             c->out += (size_t)(rows / TERN_BAND) * tern_bf16_band(c->of[0].w->n);
         else

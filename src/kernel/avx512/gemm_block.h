@@ -133,6 +133,52 @@ struct block_scales {
     __m512 scale, minimum;
 };
 
+/* Codes of four bits and less that are numbers, or four that number a table. */
+ALWAYS bool nibble_codes(enum tern_codes codes)
+{
+    return codes == TERN_CODES_U2 || codes == TERN_CODES_U3 || codes == TERN_CODES_U4 || codes == TERN_CODES_T4;
+}
+
+/* Those of quad q as floats, one vector of 16 rows for each of its four inputs.  Only the low four bits of a lane
+ * choose among 16 values, so codes of four bits are not taken apart first. */
+ALWAYS void nibble_floats(enum tern_codes codes, enum tern_scales scales, const struct tern_panel_view *v,
+                       const uint8_t *block, int q, int zero, __m512 out[4])
+{
+    const bool nibbles = codes == TERN_CODES_U4 || codes == TERN_CODES_T4;
+    const __m512i c =
+        nibbles ? load_i512(block + q % 4 * TERN_VEC) : quad_codes(codes, _mm512_setzero_si512(), block, q);
+    __m512i values = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+    if (codes == TERN_CODES_T4)
+        values = _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)(const void *)v->table));
+    else if (tern_scales_zero(scales))
+        values = _mm512_sub_epi32(values, _mm512_set1_epi32(zero));
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) {
+        const __m512i which = _mm512_srli_epi32(c, (nibbles && q >= 4 ? 4u : 0u) + 8u * (unsigned)i);
+        out[i] = _mm512_permutexvar_ps(which, _mm512_cvtepi32_ps(values));
+    }
+}
+
+/* Any codes of quad q as floats, less `zero` where the kind has one. */
+ALWAYS void quad_floats(enum tern_codes codes, enum tern_scales scales, const struct tern_panel_view *v,
+                        const uint8_t *block, int q, int zero, __m512 out[4])
+{
+    if (nibble_codes(codes)) {
+        nibble_floats(codes, scales, v, block, q, zero, out);
+        return;
+    }
+    __m512i c = quad_codes(codes, code_table(codes, v), block, q);
+    if (!tern_codes_signed(codes) && codes != TERN_CODES_E4M3 && tern_scales_zero(scales))
+        c = _mm512_sub_epi8(c, _mm512_set1_epi8((char)zero));
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) {
+        __m512i top = _mm512_slli_epi32(c, 24u - 8u * (unsigned)i);
+        out[i] = codes == TERN_CODES_E4M3 ? e4m3x16(top) : _mm512_cvtepi32_ps(_mm512_srai_epi32(top, 24));
+        if (codes == TERN_CODES_S8 && scales == TERN_SCALES_G32M)
+            out[i] = _mm512_sub_ps(out[i], _mm512_set1_ps((float)zero));
+    }
+}
+
 /* The exact weights of quad q of block b, one vector of 16 rows for each of its four inputs. */
 ALWAYS void quad_weights(enum tern_codes codes, enum tern_scales scales, const struct tern_panel_view *v, size_t b,
                          int q, int zero, struct block_scales *s, __m512 out[4])
@@ -141,20 +187,13 @@ ALWAYS void quad_weights(enum tern_codes codes, enum tern_scales scales, const s
         const struct super super = super_scale(scales, v, b / (TERN_SUPER / TERN_BLOCK), 0);
         group_scale(scales, v, &super, 2 * b + (size_t)q / 4, 0, &s->scale, &s->minimum);
     }
-    __m512i c = quad_codes(codes, code_table(codes, v), v->codes + b * tern_codes_unit(codes), q);
-    if (!tern_codes_signed(codes) && codes != TERN_CODES_E4M3 && tern_scales_zero(scales))
-        c = _mm512_sub_epi8(c, _mm512_set1_epi8((char)zero));
+    quad_floats(codes, scales, v, v->codes + b * tern_codes_unit(codes), q, zero, out);
+    /* One fused operation rounds exactly once, as the contract wants. */
 #pragma GCC unroll 4
-    for (int i = 0; i < 4; i++) {
-        __m512i top = _mm512_slli_epi32(c, 24u - 8u * (unsigned)i);
-        __m512 f = codes == TERN_CODES_E4M3 ? e4m3x16(top) : _mm512_cvtepi32_ps(_mm512_srai_epi32(top, 24));
-        if (codes == TERN_CODES_S8 && scales == TERN_SCALES_G32M)
-            f = _mm512_sub_ps(f, _mm512_set1_ps((float)zero));
-        /* One fused operation rounds exactly once, as the contract wants. */
-        out[i] = tern_scales_plus(scales)    ? _mm512_fmadd_ps(s->scale, f, s->minimum)
-                 : tern_scales_minus(scales) ? _mm512_fmsub_ps(s->scale, f, s->minimum)
-                                             : _mm512_mul_ps(s->scale, f);
-    }
+    for (int i = 0; i < 4; i++)
+        out[i] = tern_scales_plus(scales)    ? _mm512_fmadd_ps(s->scale, out[i], s->minimum)
+                 : tern_scales_minus(scales) ? _mm512_fmsub_ps(s->scale, out[i], s->minimum)
+                                             : _mm512_mul_ps(s->scale, out[i]);
 }
 
 #endif
