@@ -142,7 +142,7 @@ ALWAYS bool nibble_codes(enum tern_codes codes)
 /* Those of quad q as floats, one vector of 16 rows for each of its four inputs.  Only the low four bits of a lane
  * choose among 16 values, so codes of four bits are not taken apart first. */
 ALWAYS void nibble_floats(enum tern_codes codes, enum tern_scales scales, const struct tern_panel_view *v,
-                       const uint8_t *block, int q, int zero, __m512 out[4])
+                          const uint8_t *block, int q, int zero, __m512 out[4])
 {
     const bool nibbles = codes == TERN_CODES_U4 || codes == TERN_CODES_T4;
     const __m512i c =
