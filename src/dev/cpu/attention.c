@@ -8,6 +8,8 @@
 #define PART_CAP ((size_t)4 << 20)
 
 #define SHARED_TASKS 3 /* that every thread keeps where wide blocks share theirs */
+#define RANGE_TASKS  4 /* and where ranges of narrow blocks do */
+#define MOST_RANGES  8
 
 static int ceil_div(int a, int b)
 {
@@ -177,6 +179,18 @@ static void run_wide(const struct attn_step *step, const struct attn_block *b, i
     tern_attn_wide_units(u, c, b->stripe);
 }
 
+/* At least one, which may be empty. */
+static int n_ranges_of(const struct attn_block *b)
+{
+    return b->n_ranges ? b->n_ranges : 1;
+}
+
+/* Tasks of one unit of a narrow block. */
+static int range_tasks(const struct attn_block *b)
+{
+    return ceil_div(n_ranges_of(b), b->per_task);
+}
+
 static void run_task(void *ctx, int task, int worker)
 {
     const struct attn_step *step = ctx;
@@ -192,9 +206,10 @@ static void run_task(void *ctx, int task, int worker)
     }
     thread_scratch(&c, step, worker);
     /* The last block of a stripe knows how many there are. */
-    const int n_ranges = b->n_ranges ? b->n_ranges : 1, turn = number % b->stripe, part = number / b->stripe;
-    tern_attn_unit_init(&u, step, b - turn, part / n_ranges);
-    tern_attn_narrow_range(&u, part % n_ranges, &c);
+    const int turn = number % b->stripe, part = number / b->stripe, tasks = range_tasks(b);
+    const int first = part % tasks * b->per_task, left = n_ranges_of(b) - first;
+    tern_attn_unit_init(&u, step, b - turn, part / tasks);
+    tern_attn_narrow_ranges(&u, first, first + (left < b->per_task ? left : b->per_task), &c);
 }
 
 static void run_merge(void *ctx, int task, int worker)
@@ -246,6 +261,13 @@ static bool joins(const struct attn_step *step, const struct attn_block *before,
     return sharing(step->shape) > 1 && before->stripe < ATTN_SHARING && tasks >= SHARED_TASKS * n_threads;
 }
 
+/* The beginning of a task waits for memory, so it takes up to MOST_RANGES, but leaves RANGE_TASKS to every thread. */
+static int ranges_per_task(const struct attn_block *b, int units, int n_threads)
+{
+    const int n = b->n_ranges * units / (RANGE_TASKS * n_threads);
+    return n < 1 ? 1 : n < MOST_RANGES ? n : MOST_RANGES;
+}
+
 static void add_block(struct attn_step *step, struct tern_pool *pool, struct attn_block b, int table)
 {
     int per_block = step->kv->n_heads * step->units[b.job->wide];
@@ -257,11 +279,12 @@ static void add_block(struct attn_step *step, struct tern_pool *pool, struct att
     const struct attn_block *before = step->n_blocks ? &step->blocks[step->n_blocks - 1] : &b;
     const bool joined = before != &b && joins(step, before, &b, tern_pool_threads(pool));
     b.stripe = joined ? before->stripe + 1 : 1;
+    b.per_task = joined ? before->per_task : ranges_per_task(&b, per_block, tern_pool_threads(pool));
     b.task0 = joined ? before->task0 : step->n_tasks;
     b.merge0 = step->n_merges;
     b.part = step->part_used;
     if (!joined || !b.job->wide)
-        step->n_tasks += per_block * (b.n_ranges > 1 ? b.n_ranges : 1);
+        step->n_tasks += per_block * range_tasks(&b);
     step->n_merges += b.n_ranges > 1 ? per_block : 0;
     step->part_used += part;
     step->blocks[step->n_blocks++] = b;

@@ -35,6 +35,7 @@ struct attn_block {
     int page0;        /* first page that any row sees */
     int raw0;         /* first page that is seen raw; the own page is the last */
     int n_ranges;     /* page ranges; 0 for wide blocks and when no closed page is visible */
+    int per_task;     /* ranges that a task takes one after the other */
     int task0, merge0;
     /* Narrow blocks of one job that see the same pages share task0, and take turns in its tasks, so that a range is
      * read from memory once: this one is the stripe's so-manyth, from 1.  Wide blocks on matrix units are stripes, too,
@@ -88,7 +89,10 @@ struct attn_unit;
 /* How a unit's q rows meet what the cache holds.  q rows come in, partial sums (c->o, c->m, c->l) go on. */
 struct attn_kind {
     void (*begin)(void), (*end)(void); /* around a unit; NULL: nothing */
-    void (*pages)(const struct attn_unit *u, struct attn_scratch *c, int begin, int end);  /* closed ones */
+    /* Narrow units: before the first closed page; NULL: pages does what there is to do. */
+    void (*queries)(const struct attn_unit *u, struct attn_scratch *c);
+    /* Closed pages [begin, end); the unit goes on to read those up to `last`. */
+    void (*pages)(const struct attn_unit *u, struct attn_scratch *c, int begin, int end, int last);
     void (*sinks)(const struct attn_unit *u, struct attn_scratch *c, const uint8_t *sink); /* of this KV head */
     void (*raw)(const struct attn_unit *u, struct attn_scratch *c, int page, const uint8_t *tile);
 };
@@ -184,7 +188,8 @@ static inline int attn_first_token(const struct attn_unit *u, int page)
     return page == 0 ? u->step->kv->first : 0;
 }
 
-void tern_attn_narrow_range(const struct attn_unit *u, int range, struct attn_scratch *c);
+/* Ranges [first, last) of a narrow unit, and what becomes of their partial results. */
+void tern_attn_narrow_ranges(const struct attn_unit *u, int first, int last, struct attn_scratch *c);
 void tern_attn_narrow_merge(const struct attn_unit *u, struct attn_scratch *c);
 
 /* Asks for memory that will be read soon; into L2, as the kernels do. */

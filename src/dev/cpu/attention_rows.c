@@ -86,8 +86,9 @@ int tern_attn_group_end(int page, int end)
     return next < end ? next : end;
 }
 
-static void wide_pages(const struct attn_unit *u, struct attn_scratch *c, int begin, int end)
+static void wide_pages(const struct attn_unit *u, struct attn_scratch *c, int begin, int end, int last)
 {
+    (void)last;
     if (begin < end)
         tern_attn_wide_queries(u, c);
     for (int page = begin; page < end; page++)
@@ -102,8 +103,9 @@ static void tile_groups(const struct attn_unit *u, struct attn_scratch *c, int n
     }
 }
 
-static void tile_pages(const struct attn_unit *u, struct attn_scratch *c, int begin, int end)
+static void tile_pages(const struct attn_unit *u, struct attn_scratch *c, int begin, int end, int last)
 {
+    (void)last;
     if (begin < end)
         tern_attn_wide_queries(u, c);
     tile_groups(u, c, 1, begin, end);
@@ -152,7 +154,7 @@ void tern_attn_wide_units(const struct attn_unit *u, struct attn_scratch *c, int
     if (n == 2)
         tile_pages_of_two(u, c);
     else
-        u->kind->pages(u, c, u->block->page0, u->block->raw0);
+        u->kind->pages(u, c, u->block->page0, u->block->raw0, u->block->raw0);
     for (int i = 0; i < n; i++)
         tern_attn_finish(&u[i], &c[i]);
     if (u->kind->end)
@@ -189,16 +191,16 @@ static void list_sides(const struct attn_unit *u, const uint8_t **sides, int pag
 
 /* n pages from `page` on, of one aligned group: all keys, one softmax, all values.  A row meets its pages in groups
  * that its position alone decides, and pages that it does not see change nothing, so the group is no property of the
- * batch.  end: of the pages that will be read. */
-static void narrow_group(const struct attn_unit *u, struct attn_scratch *c, int page, int n, int end)
+ * batch.  last: end of the pages that will be read. */
+static void narrow_group(const struct attn_unit *u, struct attn_scratch *c, int page, int n, int last)
 {
     const struct tern_kv_layer *kv = u->step->kv;
     const size_t stride = (size_t)u->n_q * TERN_PAGE;
     const int k_ahead = sides_ahead(&kv->k), v_ahead = sides_ahead(&kv->v);
     const uint8_t *sides[2 * TERN_SOFTMAX_PAGES + MOST_AHEAD];
-    list_sides(u, sides, page, n, end);
+    list_sides(u, sides, page, n, last);
     for (int j = 0; j < n; j++) {
-        if (page + j + 2 < end) /* headers are needed before the codes that the kernels ask for */
+        if (page + j + 2 < last) /* headers are needed before the codes that the kernels ask for */
             tern_attn_fetch(tern_attn_page(u, page + j + 2), kv->k_off);
         const void *head = sides[j] - kv->k_off + kv->k_head_off;
         kv->k.codec->score(&u->key, c->s + (size_t)j * stride, &c->query, sides[j], head, u->n_q, sides[j + k_ahead]);
@@ -235,34 +237,45 @@ static void save_part(const struct attn_unit *u, int range, const struct attn_sc
     }
 }
 
-static void narrow_pages(const struct attn_unit *u, struct attn_scratch *c, int begin, int end)
+static void narrow_queries(const struct attn_unit *u, struct attn_scratch *c)
 {
     tern_attn_load_q(u, c->raw, 0, u->n_q);
-    if (begin < end)
-        u->key.codec->prep(&u->key, &c->query, c->raw, u->n_q, true);
+    u->key.codec->prep(&u->key, &c->query, c->raw, u->n_q, true);
+}
+
+static void narrow_pages(const struct attn_unit *u, struct attn_scratch *c, int begin, int end, int last)
+{
     for (int page = begin, n; page < end; page += n) {
         n = TERN_SOFTMAX_PAGES - page % TERN_SOFTMAX_PAGES;
         n = end - page < n ? end - page : n;
-        narrow_group(u, c, page, n, end);
+        narrow_group(u, c, page, n, last);
     }
 }
 
-const struct attn_kind tern_attn_narrow = {.pages = narrow_pages, .sinks = tern_attn_sinks, .raw = tern_attn_raw};
+const struct attn_kind tern_attn_narrow = {
+    .queries = narrow_queries, .pages = narrow_pages, .sinks = tern_attn_sinks, .raw = tern_attn_raw};
 
-void tern_attn_narrow_range(const struct attn_unit *u, int range, struct attn_scratch *c)
+/* Several ranges in turn begin once: what memory brings for the next one is asked for during the one before. */
+void tern_attn_narrow_ranges(const struct attn_unit *u, int first, int last, struct attn_scratch *c)
 {
     const struct tern_kv_layer *kv = u->step->kv;
     const struct attn_block *b = u->block;
-    int begin = (b->page0 / TERN_ATTN_RANGE + range) * TERN_ATTN_RANGE, end = begin + TERN_ATTN_RANGE;
-    begin = begin > b->page0 ? begin : b->page0;
-    end = end < b->raw0 ? end : b->raw0;
-    if (begin < end)
+    const int range0 = b->page0 / TERN_ATTN_RANGE, behind = (range0 + last) * TERN_ATTN_RANGE;
+    const int begin = first ? (range0 + first) * TERN_ATTN_RANGE : b->page0, end = behind < b->raw0 ? behind : b->raw0;
+    if (begin < end) {
         tern_attn_fetch(tern_attn_page(u, begin), ATTN_FIRST < kv->head_bytes ? ATTN_FIRST : kv->head_bytes);
-    start_rows(u, c);
-    u->kind->pages(u, c, begin, end);
-    if (b->n_ranges > 1)
-        save_part(u, range, c);
-    else
+        if (u->kind->queries)
+            u->kind->queries(u, c);
+    }
+    for (int range = first, page = begin, next; range < last; range++, page = next) {
+        next = (range0 + range + 1) * TERN_ATTN_RANGE;
+        next = next < end ? next : end;
+        start_rows(u, c);
+        u->kind->pages(u, c, page, next, end);
+        if (b->n_ranges > 1)
+            save_part(u, range, c);
+    }
+    if (b->n_ranges <= 1)
         tern_attn_finish(u, c);
 }
 
