@@ -165,9 +165,10 @@ static struct sums sums_in_tiles(float *p)
     return (struct sums){p, TERN_PANEL, TILE_SUMS, 2 * TILE_SUMS};
 }
 
-/* to[rows*16][panels*16] = from + x . w; rows and panels (1 or 2) are constant. */
+/* to[rows*16][panels*16] = from + x . w; rows and panels (1 or 2) are constant, and whether w stays in L1 for the units
+ * that follow, or else x. */
 static inline __attribute__((always_inline)) void unit(struct operands *o, const struct sums *from,
-                                                       const struct sums *to, int rows, int panels)
+                                                       const struct sums *to, int rows, int panels, bool w_stays)
 {
     const size_t in = from->stride * sizeof *from->p, out = to->stride * sizeof *to->p;
     const uint16_t *x = o->x, *w = o->w;
@@ -187,12 +188,21 @@ static inline __attribute__((always_inline)) void unit(struct operands *o, const
             TILE_LOAD(3, from->p + from->below + from->right, in);
     }
     for (int s = o->steps; s > 0; s--, x += PAIR, w += PAIR) {
-        TILE_LOAD(6, w, 64);
-        if (panels == 2)
-            TILE_LOAD(7, w + TERN_TILE, 64);
-        TILE_STREAM(4, x, 64);
-        if (rows == 2)
-            TILE_STREAM(5, x + TERN_TILE, 64);
+        if (w_stays) {
+            TILE_LOAD(6, w, 64);
+            if (panels == 2)
+                TILE_LOAD(7, w + TERN_TILE, 64);
+            TILE_STREAM(4, x, 64);
+            if (rows == 2)
+                TILE_STREAM(5, x + TERN_TILE, 64);
+        } else {
+            TILE_STREAM(6, w, 64);
+            if (panels == 2)
+                TILE_STREAM(7, w + TERN_TILE, 64);
+            TILE_LOAD(4, x, 64);
+            if (rows == 2)
+                TILE_LOAD(5, x + TERN_TILE, 64);
+        }
         TILE_PRODUCT(0, 4, 6);
         if (panels == 2)
             TILE_PRODUCT(1, 4, 7);
@@ -224,10 +234,14 @@ static inline __attribute__((always_inline)) void unit(struct operands *o, const
 
 typedef void unit_fn(struct operands *o, const struct sums *from, const struct sums *to);
 
-#define X(rows, panels)                                                                                    \
-    static void unit_##rows##_##panels(struct operands *o, const struct sums *from, const struct sums *to) \
-    {                                                                                                      \
-        unit(o, from, to, rows, panels);                                                                   \
+#define X(rows, panels)                                                                                     \
+    static void unit_##rows##_##panels(struct operands *o, const struct sums *from, const struct sums *to)  \
+    {                                                                                                       \
+        unit(o, from, to, rows, panels, true);                                                              \
+    }                                                                                                       \
+    static void small_##rows##_##panels(struct operands *o, const struct sums *from, const struct sums *to) \
+    {                                                                                                       \
+        unit(o, from, to, rows, panels, false);                                                             \
     }
 X(1, 1)
 X(1, 2)
@@ -239,6 +253,13 @@ X(2, 2)
 static unit_fn *unit_for(int rows, int cols)
 {
     static unit_fn *const units[2][2] = {{unit_1_1, unit_1_2}, {unit_2_1, unit_2_2}};
+    return units[rows > TERN_TILE_ROWS][cols > TERN_PANEL];
+}
+
+/* The same for small products. */
+static unit_fn *small_for(int rows, int cols)
+{
+    static unit_fn *const units[2][2] = {{small_1_1, small_1_2}, {small_2_1, small_2_2}};
     return units[rows > TERN_TILE_ROWS][cols > TERN_PANEL];
 }
 
@@ -256,9 +277,9 @@ static void copy_edge(float *y, size_t y_stride, float *tiles, int rows, int col
 
 /* A unit whose results go to y; from: tiles, zeros, or y itself.  Where tiles reach beyond the last row or column, y is
  * replaced by memory of our own. */
-static void unit_to_rows(struct operands *o, const struct sums *from, float *y, size_t y_stride, int rows, int cols)
+static void unit_to_rows(unit_fn *fn, struct operands *o, const struct sums *from, float *y, size_t y_stride, int rows,
+                         int cols)
 {
-    unit_fn *fn = unit_for(rows, cols);
     if (rows % TERN_TILE_ROWS == 0 && cols % TERN_PANEL == 0) {
         struct sums to = sums_in_rows(y, y_stride);
         fn(o, from, &to);
@@ -311,7 +332,7 @@ static void multiply_pair(const struct call *c, const struct stage *s, const str
         if (last && c->out)
             unit_gated(c, o, &from, b, p->panel / 2, rows, gated);
         else if (last)
-            unit_to_rows(o, &from, y, c->y_stride, rows, cols);
+            unit_to_rows(unit_for(rows, cols), o, &from, y, c->y_stride, rows, cols);
         else
             unit_for(rows, cols)(o, &from, &to);
     }
@@ -439,7 +460,8 @@ static void multiply(float *y, size_t y_stride, const float *shrink, const uint1
         for (int c = 0; c < n; c += 2 * TERN_PANEL, o.w += band) {
             float *at = y + (size_t)r * y_stride + c;
             struct sums from = shrink ? sums_in_rows(at, y_stride) : sums_in_tiles(NULL);
-            unit_to_rows(&o, &from, at, y_stride, rows, n - c < 2 * TERN_PANEL ? n - c : 2 * TERN_PANEL);
+            const int cols = n - c < 2 * TERN_PANEL ? n - c : 2 * TERN_PANEL;
+            unit_to_rows(small_for(rows, cols), &o, &from, at, y_stride, rows, cols);
         }
     }
 }
