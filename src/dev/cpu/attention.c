@@ -261,11 +261,14 @@ static bool joins(const struct attn_step *step, const struct attn_block *before,
     return sharing(step->shape) > 1 && before->stripe < ATTN_SHARING && tasks >= SHARED_TASKS * n_threads;
 }
 
-/* The beginning of a task waits for memory, so it takes up to MOST_RANGES, but leaves RANGE_TASKS to every thread. */
+/* The beginning of a task waits for memory, so it takes up to MOST_RANGES, but leaves RANGE_TASKS to every thread; 1,
+ * 2, 4 or 8, as equal shares of what is often a multiple of them. */
 static int ranges_per_task(const struct attn_block *b, int units, int n_threads)
 {
-    const int n = b->n_ranges * units / (RANGE_TASKS * n_threads);
-    return n < 1 ? 1 : n < MOST_RANGES ? n : MOST_RANGES;
+    int n = 1;
+    while (n < MOST_RANGES && 2 * n * RANGE_TASKS * n_threads <= b->n_ranges * units)
+        n *= 2;
+    return n;
 }
 
 static void add_block(struct attn_step *step, struct tern_pool *pool, struct attn_block b, int table)
