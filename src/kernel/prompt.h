@@ -48,7 +48,7 @@ struct tern_prompt_kernels {
                   const struct tern_packed *up, bool gelu, int panel0, int panel1, void *scratch);
 };
 
-#define TERN_PROMPT_SCRATCH (1152 * 1024)
+#define TERN_PROMPT_SCRATCH (576 * 1024)
 
 /* Packed rows of the int16 class: [32] f32 scales, then for each 32 inputs [32 rows][32] codes, inputs 1 and 2 of every
  * four exchanged, and [2 halves][32 rows] f32 sums of codes. */

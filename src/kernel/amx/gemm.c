@@ -4,7 +4,7 @@
  * the other are dequantised into tiles and then multiplied with all bands of 32 rows.  A unit is one band times two
  * panels: four tiles of sums, and per 32 inputs four loads for four products.  Between stages the sums rest in scratch
  * memory as f32, the tiles of a unit one after another (rows of y are often a power of two apart, which caches take
- * badly). Neither loading nor storing them rounds, so no cut shows in the result.
+ * badly).  Neither loading nor storing them rounds, so no cut shows in the result.
  *
  * Of a network's gate and up (`gated`) a unit has one panel each, and while the next one is multiplied, its results are
  * gated, rounded and written as the last product reads them: instead of 256 bytes of results, 64, and nothing of it is
@@ -13,9 +13,9 @@
  * Counts for 32 inputs of a unit, in cycles of the tile unit: 4 products = 64; 4 loads of 1 KB = 32 where they come
  * from L1, which the products hide.  The weights of two panels (40 KB) are written to L1 and stay there for all bands;
  * a stage's activations (2 KB per band and step, 640 KB for 512 rows: L2) stream past them, by loads that leave L1
- * alone. Dequantisation is 24 vector instructions per four inputs of a panel (half of them rounding and pairing) on two
- * ports, some 100 cycles per tile of 512 weights against 512 for its products with 512 rows; tile products do not hide
- * them, for these are more instructions than a core holds at once.  What the next two panels are read from is asked
+ * alone.  Dequantisation is some 24 vector instructions per four inputs of a panel (half of them rounding and pairing)
+ * on two ports, 110 cycles per tile of 512 weights beside 512 for its products with 512 rows; it stands by itself, for
+ * between tile products it takes as long (decision 068).  What the next two panels are read from is asked
  * into L2 while these are multiplied.  Sums: 4 loads and 4 stores of 1 KB = 100 cycles per unit of 1280; 576 and 640
  * inputs need none. */
 #include "kernel/amx/tile.h"
@@ -144,7 +144,7 @@ struct operands {
     const char *y;
     size_t y_bytes;
     int rows;
-    const char *sums;      /* TILE_SUMS * 4 of the next unit, as many rows of 128 bytes per step; NULL: none */
+    const char *sums;      /* of the next unit, as many times 128 bytes asked for per step; NULL: none */
     struct gating *gating; /* of the unit before, so many rows per step; NULL: none */
 };
 
@@ -164,6 +164,14 @@ static struct sums sums_in_tiles(float *p)
 {
     return (struct sums){p, TERN_PANEL, TILE_SUMS, 2 * TILE_SUMS};
 }
+
+#define OPERAND(stays, t, p)       \
+    do {                           \
+        if (stays)                 \
+            TILE_LOAD(t, p, 64);   \
+        else                       \
+            TILE_STREAM(t, p, 64); \
+    } while (0)
 
 /* to[rows*16][panels*16] = from + x . w; rows and panels (1 or 2) are constant, and whether w stays in L1 for the units
  * that follow, or else x. */
@@ -188,21 +196,12 @@ static inline __attribute__((always_inline)) void unit(struct operands *o, const
             TILE_LOAD(3, from->p + from->below + from->right, in);
     }
     for (int s = o->steps; s > 0; s--, x += PAIR, w += PAIR) {
-        if (w_stays) {
-            TILE_LOAD(6, w, 64);
-            if (panels == 2)
-                TILE_LOAD(7, w + TERN_TILE, 64);
-            TILE_STREAM(4, x, 64);
-            if (rows == 2)
-                TILE_STREAM(5, x + TERN_TILE, 64);
-        } else {
-            TILE_STREAM(6, w, 64);
-            if (panels == 2)
-                TILE_STREAM(7, w + TERN_TILE, 64);
-            TILE_LOAD(4, x, 64);
-            if (rows == 2)
-                TILE_LOAD(5, x + TERN_TILE, 64);
-        }
+        OPERAND(w_stays, 6, w);
+        if (panels == 2)
+            OPERAND(w_stays, 7, w + TERN_TILE);
+        OPERAND(!w_stays, 4, x);
+        if (rows == 2)
+            OPERAND(!w_stays, 5, x + TERN_TILE);
         TILE_PRODUCT(0, 4, 6);
         if (panels == 2)
             TILE_PRODUCT(1, 4, 7);
