@@ -39,9 +39,8 @@ struct tern_prompt_kernels {
     bool floats; /* takes float codes, too */
     int panels;  /* that go together: ranges of panels are best cut at multiples of it */
 
-    /* What `pack` makes of act(x . gate) * (x . up), the inputs [16*panel0, 16*panel1) of its bands, without rows of
-     * floats in between: products as in `product`, act (SiLU, or GELU by tanh) times up to 2^-12 of it and
-     * 2^-120 of gate times up, rounded once.
+    /* What `pack` makes of act(x . gate) * (x . up), the inputs [16*panel0, 16*panel1) of its bands: product, then
+     * silu_mul or gelu_mul of vec.h at the level in use, then pack, bit for bit, without rows of floats in between.
      * gate, up: of one shape, n a multiple of 32; panel0, panel1: even.  x, scratch, and what a result depends on: as
      * in product.  NULL: this class has no such kernel. */
     void (*gated)(uint16_t *out, const uint16_t *x, int n_rows, const struct tern_packed *gate,

@@ -165,6 +165,7 @@ static void tile_softmax(uint16_t *p, const float *s, size_t stride, int n_pages
             softmax_row(p + r * TERN_TILE_DEPTH, s + r * TERN_PAGE, stride, n_pages, t0[r], t1[r], &m[r], &l[r]);
 }
 
+/* Whatever level is in use, for the kernel has to do as that does. */
 static void tile_gate(uint16_t *out, const float *gate, const float *up, bool gelu)
 {
     float row[TERN_PANEL] __attribute__((aligned(64)));

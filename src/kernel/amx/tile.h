@@ -9,8 +9,8 @@
 #define TERN_AMX_TILE_H
 
 #include <immintrin.h>
+#include "kernel/avx512/simd.h"
 #include "kernel/avx512bf16/bf16.h"
-#include "kernel/avx512bf16/rough.h"
 #include "kernel/avx512bf16/round.h"
 
 /* The memory operand of ldtilecfg. */
@@ -58,10 +58,11 @@ static inline tern_bf16_expand *tile_expander(const struct tern_packed *w)
 
 #define tile_softmax tern_bf16_softmax
 
-/* 16 outputs of act(gate) * up, rounded to bf16. */
+/* 16 outputs of act(gate) * up, as vec.c of kernel/avx512 computes them, rounded to bf16. */
 static inline void tile_gate(uint16_t *out, const float *gate, const float *up, bool gelu)
 {
-    const __m512 v = gate_rough(_mm512_load_ps(gate), _mm512_load_ps(up), gelu);
+    const __m512 g = _mm512_load_ps(gate), u = _mm512_load_ps(up);
+    const __m512 v = gelu ? gelu_product(g, u) : silu_product(g, u);
     _mm256_store_si256((__m256i *)(void *)out, (__m256i)_mm512_cvtneps_pbh(v));
 }
 

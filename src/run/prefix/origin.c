@@ -12,9 +12,8 @@
 #define TERN_KERNELS "" /* digest of what a card runs: the ledger knows nothing of it */
 #endif
 
-/* Prompts are computed in the class that a machine is fastest in: products (bf16 gates: on tiles, gates of networks to
- * the precision of bf16), then attention where that is not f32 (firsts: with first tokens in their page); sums differ
- * between families of processors, and between devices. */
+/* Prompts are computed in the class that a machine is fastest in: products, then attention where that is not f32
+ * (firsts: with first tokens in their page); sums differ between families of processors, and between devices. */
 static void describe_arithmetic(const tern_engine *e, char *out, size_t n)
 {
 #if defined(__aarch64__)
@@ -24,7 +23,7 @@ static void describe_arithmetic(const tern_engine *e, char *out, size_t n)
 #endif
     const char *products = e->prompt8                           ? "int8"
                            : e->exact || !tern_k.prompt.product ? "f32"
-                           : tern_k.prompt.floats               ? "bf16 gates"
+                           : tern_k.prompt.floats               ? "bf16 tiles"
                                                                 : "int16";
     const char *attention = e->exact               ? ", exact"
                             : tern_k.bf16.multiply ? ", bf16, firsts"
