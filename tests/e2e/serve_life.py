@@ -57,7 +57,7 @@ def test_disconnect(s):
 
 
 def test_comments():
-    """A stream that has nothing to say yet says so, however fast the machine reads prompts: another has its place."""
+    """A stream that has nothing to say yet says so.  Another request has the only place, so no machine is too fast for it."""
     with Server("--parallel", "1") as s:
         busy = s.socket()
         busy.sendall(request("/v1/completions", LONG))

@@ -9,7 +9,7 @@
 
 #define SHARED_TASKS 3 /* that every thread keeps where wide blocks share theirs */
 #define RANGE_TASKS  4 /* and where ranges of narrow blocks do */
-#define MOST_RANGES  8
+#define MOST_RANGES  8 /* that one task takes */
 
 static int ceil_div(int a, int b)
 {

@@ -133,7 +133,7 @@ struct block_scales {
     __m512 scale, minimum;
 };
 
-/* Codes of four bits and less that are numbers, or four that number a table. */
+/* Codes that have at most 16 values: numbers of up to four bits, and places in the table of T4. */
 ALWAYS bool nibble_codes(enum tern_codes codes)
 {
     return codes == TERN_CODES_U2 || codes == TERN_CODES_U3 || codes == TERN_CODES_U4 || codes == TERN_CODES_T4;
