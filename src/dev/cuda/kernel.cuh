@@ -12,11 +12,19 @@
 #define TERN_CUDA_KERNEL_BEGIN(name, args, threads, blocks) \
     extern "C" __global__ void __launch_bounds__(threads, blocks) tern_cuda_k_##name(const __grid_constant__ args a)
 
-/* Waits for the kernel before this one, whose memory is seen from here on; lets the next one start to do so. */
-__device__ static inline void cuda_wait()
+/* Lets the next kernel start, to do what it can before it waits. */
+__device__ static inline void cuda_start_next()
 {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+/* Waits for the kernel before this one, whose memory is seen from here on; lets the next one start to do so. */
+__device__ static inline void cuda_wait()
+{
+    cuda_start_next();
+#if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }

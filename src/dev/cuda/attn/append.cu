@@ -144,6 +144,7 @@ __device__ static inline void other_head(const tern_cuda_append_heads_args &a, i
 
 TERN_CUDA_KERNEL_BEGIN(append_heads, tern_cuda_append_heads_args, THREADS, 1)
 {
+    cuda_start_next();
     const tern_cuda_append_args &to = a.append;
     const tern_cuda_unit u = cuda_at<const tern_cuda_unit>(to.units)[blockIdx.x];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, head = blockIdx.y, kv = to.l.n_heads;

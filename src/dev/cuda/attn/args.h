@@ -18,8 +18,12 @@
 #define TERN_CUDA_WIDE_ROWS      128
 #define TERN_CUDA_NARROW_ROWS(d) (16 + (8 * 72 * 4 + ((d) + 8) * 2 - 1) / (((d) + 8) * 2))
 /* Shared bytes of attn/raw.cuh, and of attn/halves.cu (four warps, 8 q rows) beside its ring. */
-#define TERN_CUDA_RAW_BYTES(d, threads, rows) (4 * (rows) * ((d) + 2 * (threads) + 64 + 3))
-#define TERN_CUDA_SUMS_BYTES(d)               (4 * (4 * 8 * (d) + 2 * 4 * 8))
+#define TERN_CUDA_RAW_FLOATS(d, threads, rows) (4 * (rows) * ((d) + 2 * (threads) + 64 + 3))
+#define TERN_CUDA_RAW_HALVES(d, rows)          (4 * (rows) * ((d) + 16) + 4 * ((rows) + 4 * (rows) * ((d) + 10)))
+#define TERN_CUDA_RAW_BYTES(d, threads, rows)                                                                        \
+    (TERN_CUDA_RAW_FLOATS(d, threads, rows) > TERN_CUDA_RAW_HALVES(d, rows) ? TERN_CUDA_RAW_FLOATS(d, threads, rows) \
+                                                                            : TERN_CUDA_RAW_HALVES(d, rows))
+#define TERN_CUDA_SUMS_BYTES(d) (4 * (4 * 8 * (d) + 2 * 4 * 8))
 #define TERN_CUDA_HALVES_ROOM(d)                                                                 \
     (((TERN_CUDA_RAW_BYTES(d, 128, 8) > TERN_CUDA_SUMS_BYTES(d) ? TERN_CUDA_RAW_BYTES(d, 128, 8) \
                                                                 : TERN_CUDA_SUMS_BYTES(d)) +     \
@@ -156,6 +160,16 @@ struct tern_cuda_attn_args {
     int32_t pages, per_block; /* of all jobs of the pass, and how many a block of threads expands */
     int32_t eighths;          /* of decode rows on codes: ranges of a block of threads, in eighths of one */
     uint64_t expanded;
+};
+
+/* Attention of decode rows whose heads are not finished (attn/codes.cu): what is done to them, and where the rows of
+ * keys and values lie.  Sets q, k, v of heads; v -1: nothing is done to values. */
+struct tern_cuda_codes_own_args {
+    struct tern_cuda_attn_args attn;
+    struct tern_cuda_heads_args heads;
+    struct tern_cuda_blocks tiles; /* of the cache */
+    uint64_t v, v_stride;          /* floats */
+    int32_t set_q, set_k, set_v, unused;
 };
 
 /* Closed pages that the rows [pos0, pos0 + n_rows) of a sequence see, one or the other: how many, from *first on. */

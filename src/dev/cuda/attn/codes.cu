@@ -11,6 +11,7 @@
  * with their rounding, for the compiler would contract them in one of these kernels and not in another. */
 #include "dev/cuda/attn/codes.cuh"
 #include "dev/cuda/attn/columns.cuh"
+#include "dev/cuda/attn/heads.cuh"
 #include "dev/cuda/attn/raw.cuh"
 #include "dev/cuda/attn/ring.cuh"
 
@@ -80,6 +81,7 @@ template <int D, int C, int NT> struct worker {
     uint32_t q[NT][S][2]; /* columns of the queries */
     float scale[NT], ref[NT], sum[NT]; /* of q row 4 i + t */
     int start[NT];                     /* what offsets of keys have added to a product */
+    int sinks, oldest[NT];             /* first tokens, which are not coded; the oldest one that the row sees */
     uint32_t all[NT];                  /* sum of the weights */
     int o[NT][D / 16][4];
     int g, t;
@@ -191,9 +193,12 @@ template <int C> __device__ static inline void make_columns(uint32_t p[2], const
     }
 }
 
+/* How scores of a page differ from products: not at all, in what is seen of it, or in all that finish_scores does. */
+enum page_scores { PLAIN, SOME, COLD };
+
 /* Weights of a half's tokens times the scales of values, in columns. */
 template <int D, int C, int NT>
-__device__ static inline void weigh_half(uint32_t p[NT][2], worker<D, C, NT> &w, uint32_t at, int page, int first, bool plain)
+__device__ static inline void weigh_half(uint32_t p[NT][2], worker<D, C, NT> &w, uint32_t at, int page, int first, page_scores how)
 {
     int c[NT][2][4];
     float kf[4], vf[4], above[4];
@@ -211,7 +216,12 @@ __device__ static inline void weigh_half(uint32_t p[NT][2], worker<D, C, NT> &w,
         for (int r = 0; r < 4; r++)
             y[r] = __fmul_rn((float)(c[i][r / 2][r % 2 * 2] * 256 + c[i][r / 2][r % 2 * 2 + 1]),
                              __fmul_rn(kf[r], w.scale[i]));
-        if (!plain) {
+        if (how == SOME) {
+            const int lo = max(page ? 0 : w.sinks, w.oldest[i] - 64 * page) - first - 4 * w.g;
+#pragma unroll
+            for (int r = 0; r < 4; r++)
+                y[r] = r < lo ? -INFINITY : y[r];
+        } else if (how == COLD) {
             const float4 s = finish_scores(make_float4(y[0], y[1], y[2], y[3]), w.cold, 4 * i + w.t, page, first + 4 * w.g);
             y[0] = s.x;
             y[1] = s.y;
@@ -250,10 +260,10 @@ __device__ static inline void add_values(worker<D, C, NT> &w, int n, const octet
 
 /* Half a page, which lies at `at`. */
 template <int D, int C, int NT>
-__device__ static inline void take_half(worker<D, C, NT> &w, uint32_t at, int page, int first, bool plain)
+__device__ static inline void take_half(worker<D, C, NT> &w, uint32_t at, int page, int first, page_scores how)
 {
     uint32_t p[NT][2];
-    weigh_half<D, C, NT>(p, w, at, page, first, plain);
+    weigh_half<D, C, NT>(p, w, at, page, first, how);
     if constexpr (C == CODES_T3 || C == CODES_T2) {
         value_chain<D> chain;
         load_chain<D, C>(chain, at, w.places, w.spare, w.g, w.t);
@@ -282,8 +292,11 @@ template <int D, int ROWS> struct block_queries {
     const block_rows &b;
     const query_columns<D> *own;
 
-    __device__ block_queries(const block_rows &rows, query_columns<D> *made, float *shift) : b(rows), own(made)
+    /* there: in `made` they are already, of keys without conditioning. */
+    __device__ block_queries(const block_rows &rows, query_columns<D> *made, float *shift, bool there) : b(rows), own(made)
     {
+        if (there)
+            return;
         const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
         float sign[D / 32];
         if (b.a->columns) {
@@ -310,7 +323,7 @@ template <int D, int ROWS> struct block_queries {
 
 /* The warp's result of a range into its place of the room: [warp][row] D + 8 sums, so that lanes meet no bank twice, then
  * references and sums of weights. */
-template <int D, int C, int NT> __device__ static inline void put_down(const worker<D, C, NT> &w, float *room)
+template <int D, int C, int NT> __device__ static inline void put_down(const worker<D, C, NT> &w, float *room, bool real)
 {
     constexpr int ROWS = 4 * NT, STEP = D + 8;
     float *ref = room + WARPS * ROWS * STEP, *sum = ref + WARPS * ROWS;
@@ -324,7 +337,7 @@ template <int D, int C, int NT> __device__ static inline void put_down(const wor
                 offset = __fadd_rn(offset, __shfl_xor_sync(~0u, offset, width));
         }
         offset = code_trellis(C) ? __fmul_rn(offset, -(float)w.tab.offset) : 0.0f;
-        if (w.g == 0) {
+        if (real && w.g == 0) {
             ref[row] = w.ref[i];
             sum[row] = all;
         }
@@ -337,13 +350,14 @@ template <int D, int C, int NT> __device__ static inline void put_down(const wor
                 for (int j = 0; j < 4; j++)
                     x[j] = __fadd_rn(__fmaf_rn((float)w.o[i][n + j][2 * h], 256.0f, (float)w.o[i][n + j][2 * h + 1]), offset);
                 float *to = room + row * STEP + (n / 2 + h) * 32 + 4 * w.g;
-                *reinterpret_cast<float4 *>(to) = make_float4(x[0], x[1], x[2], x[3]);
+                if (real)
+                    *reinterpret_cast<float4 *>(to) = make_float4(x[0], x[1], x[2], x[3]);
             }
     }
 }
 
 /* What warps have put down, put together in order, into the range's place. */
-template <int D, int ROWS> __device__ static inline void put_together(const block_rows &b, const float *room, int range)
+template <int D, int ROWS> __device__ static inline void put_together(const block_rows &b, const float *room, int range, bool real)
 {
     constexpr int STEP = D + 8;
     const float *ref = room + WARPS * ROWS * STEP, *sum = ref + WARPS * ROWS, unit = b.a->l.v.unit;
@@ -362,8 +376,9 @@ template <int D, int ROWS> __device__ static inline void put_together(const bloc
             all = __fmaf_rn(by, sum[i * ROWS + row], all);
         }
         float *part = part_at(b, row, range % TERN_CUDA_RANGES);
-        *reinterpret_cast<float2 *>(part + d) = make_float2(__fmul_rn(x, unit), __fmul_rn(y, unit));
-        if (d == 0) {
+        if (real)
+            *reinterpret_cast<float2 *>(part + d) = make_float2(__fmul_rn(x, unit), __fmul_rn(y, unit));
+        if (real && d == 0) {
             part[D] = most;
             part[D + 1] = all;
         }
@@ -397,18 +412,19 @@ template <int D, int C> __device__ static inline void fetch_half(const code_page
 
 /* Both halves of the first page. */
 template <int D, int C>
-__device__ static inline code_pages open_pages(const block_rows &b, uint32_t at, int page, int end, int lane)
+__device__ static inline void open_pages(code_pages &p, const block_rows &b, int page, int end, int lane)
 {
     const tern_cuda_attn_args &a = *b.a;
     const tern_cuda_table &table = table_of(a.t, *b.job, a.l.group);
     const tern_cuda_cache &cache = cuda_at<const tern_cuda_cache>(a.t.caches)[b.job->cache];
     const tern_cuda_blocks &pool = cuda_at<const tern_cuda_blocks>(a.t.pools)[cache.pages + a.l.group];
-    const uint32_t *numbers = cuda_at<const uint32_t>(a.t.numbers) + table.blocks - table.first;
-    code_pages p = {source_of(pool, a.l, b.kv_head, lane), numbers, at, 0, page, end, cuda_once()};
+    p.numbers = cuda_at<const uint32_t>(a.t.numbers) + table.blocks - table.first;
+    p.from = source_of(pool, a.l, b.kv_head, lane);
+    p.end = end;
+    p.once = cuda_once();
     look_up(p, page, lane);
     fetch_half<D, C>(p, page, 0, lane);
     fetch_half<D, C>(p, page, 1, lane);
-    return p;
 }
 
 /* What pairs add on a page, for all rows of the block. */
@@ -424,10 +440,11 @@ __device__ static __noinline__ void load_pairs(cold_rows *cold, int page)
     }
 }
 
-/* The warp's pages of a range, which ends before page `to`.  Pages before `plain_from` have tokens that count for some rows
- * only, or scores that are more than products. */
+/* The warp's pages of a range, which ends before page `to`.  Pages before `whole` have tokens that count for some rows only;
+ * of all pages scores may be more than products.  Not real: one half, which stays as it is. */
 template <int D, int C, int NT>
-__device__ static inline void take_range(worker<D, C, NT> &w, code_pages &p, cold_rows *cold, int &page, int to, int plain_from)
+__device__ static inline void take_range(worker<D, C, NT> &w, code_pages &p, cold_rows *cold, int &page, int to, int whole,
+                                         bool more, bool real)
 {
     const int lane = threadIdx.x % 32;
 #pragma unroll
@@ -441,35 +458,56 @@ __device__ static inline void take_range(worker<D, C, NT> &w, code_pages &p, col
     }
 #pragma unroll 1
     for (; page < to; page += WARPS) {
-        if (page + WARPS == p.first + 32 * WARPS)
+        if (real && page + WARPS == p.first + 32 * WARPS)
             look_up(p, page + WARPS, lane);
-        if (page < plain_from)
+        if (real && more)
             load_pairs(cold, page);
 #pragma unroll 1
         for (int half = 0; half < 2; half++) {
             asm volatile("cp.async.wait_group 1;" ::: "memory");
             __syncwarp();
-            take_half<D, C, NT>(w, p.at + half * code_stage<D, C>::BYTES, page, 32 * half, page >= plain_from);
+            take_half<D, C, NT>(w, p.at + half * code_stage<D, C>::BYTES, page, 32 * half,
+                                !real       ? PLAIN
+                                : more      ? COLD
+                                : page < whole ? SOME
+                                            : PLAIN);
             __syncwarp();
+            if (!real)
+                return;
             fetch_half<D, C>(p, page + WARPS, half, lane);
         }
     }
 }
 
-/* Queries as the lane multiplies them, tables and places. */
-template <int D, int C, int NT>
-__device__ static inline void open_worker(worker<D, C, NT> &w, const tern_cuda_attn_args &a, const block_queries<D, 4 * NT> &q)
+/* Tables and places. */
+template <int D, int C, int NT> __device__ static inline void open_worker(worker<D, C, NT> &w, const tern_cuda_attn_args &a)
 {
     w.g = threadIdx.x % 32 / 4;
     w.t = threadIdx.x % 4;
     load_code_tables<C>(w.tab, a.l.k);
     w.tab.one = a.one;
+    w.sinks = a.l.first;
     w.spare = spare_of(w.t);
     w.places = places_of<D, C>(w.g, w.t);
 #pragma unroll
     for (int i = 0; i < NT; i++) {
+        w.scale[i] = 0;
+        w.start[i] = w.oldest[i] = 0;
+#pragma unroll
+        for (int s = 0; s < D / 32; s++)
+            w.q[i][s][0] = w.q[i][s][1] = 0;
+    }
+}
+
+/* Queries as the lane multiplies them. */
+template <int D, int C, int NT>
+__device__ static inline void open_queries(worker<D, C, NT> &w, const tern_cuda_attn_args &a, const block_queries<D, 4 * NT> &q)
+{
+#pragma unroll
+    for (int i = 0; i < NT; i++) {
         const query_columns<D> &own = q.row(4 * i + w.t);
         const int8_t *column = q.row(4 * i + w.g / 2).c[w.g % 2];
+        w.oldest[i] = oldest_seen(a.l, row_pos(q.b, 4 * i + w.t));
         w.scale[i] = own.scale;
         w.start[i] = -w.tab.offset * own.total;
 #pragma unroll
@@ -497,14 +535,78 @@ __device__ static inline code_items items_of_block(const tern_cuda_attn_args &a,
     return {ranges * i / blocks, ranges * (i + 1) / blocks, !apart && i == 0};
 }
 
-template <int D, int C, int NT> __device__ static void attend_codes(const tern_cuda_attn_args &a)
+/* ---- heads that are not finished --------------------------------------------------------------------------------- */
+
+/* A block of its own has two more warps: one rehearses what the others will do with pages, for instructions that a processor has to
+ * fetch are half of the time of few pages; one has keys and values. */
+#define HELPERS    64
+#define REHEARSES  WARPS
+#define HAS_VALUES (WARPS + 1)
+
+__device__ static inline const tern_cuda_attn_args &attn_of(const tern_cuda_attn_args &a)
+{
+    return a;
+}
+
+__device__ static inline const tern_cuda_attn_args &attn_of(const tern_cuda_codes_own_args &a)
+{
+    return a.attn;
+}
+
+/* A row of a head into token `token` of its tile, by a warp. */
+template <int D> __device__ static inline void put_token(const tern_cuda_side &s, uint8_t *tile, const float *x, int token, int lane)
+{
+#pragma unroll
+    for (int d = lane; d < D; d += 32) {
+        const int at = s.key ? d * 64 + token : token * D + d;
+        if (s.raw32)
+            reinterpret_cast<float *>(tile)[at] = x[d];
+        else
+            reinterpret_cast<uint16_t *>(tile)[at] = to_f16(x[d]);
+    }
+}
+
+/* What append does for the block's rows, by one warp. */
+template <int D>
+__device__ static inline void put_own_rows(const tern_cuda_codes_own_args &f, const block_rows &b, uint8_t *tile, float *k, float *v)
+{
+    const tern_cuda_layer &l = f.attn.l;
+    const int lane = threadIdx.x % 32;
+#pragma unroll 1
+    for (int i = 0; i < b.n; i++) {
+        const int row = b.row0 + i, token = (b.pos0 + i) % 64;
+        const float *values = cuda_at<const float>(f.v) + row * f.v_stride + b.kv_head * D;
+        const own_head key(f.heads.set[f.set_k], row, b.kv_head, lane);
+        if (f.set_v >= 0) {
+            const own_head value(f.heads.set[f.set_v], row, b.kv_head, lane);
+            value.finish(f.heads, f.heads.set[f.set_v], row, v, lane);
+            values = v;
+        }
+        key.finish(f.heads, f.heads.set[f.set_k], row, k, lane);
+        __syncwarp();
+        put_token<D>(l.k, tile, k, token, lane);
+        put_token<D>(l.v, tile + l.tile_v_off, values, token, lane);
+        __syncwarp();
+    }
+}
+
+/* ---- a block ----------------------------------------------------------------------------------------------------- */
+
+/* OWN: heads are not finished, and no page was closed in this step. */
+template <int D, int C, int NT, bool OWN, class ARGS> __device__ static void attend_codes(const ARGS &args)
 {
     constexpr int ROWS = 4 * NT, RING = 2 * WARPS * code_stage<D, C>::BYTES, PLACE = TERN_CUDA_CODES_ROOM(D, ROWS) / 4;
+    static_assert(TERN_CUDA_RAW_BYTES(D, THREADS, ROWS) <= 2 * TERN_CUDA_CODES_ROOM(D, ROWS), "");
+    const tern_cuda_attn_args &a = attn_of(args);
     extern __shared__ __align__(128) uint8_t shared[];
     __shared__ __align__(16) query_columns<D> columns[ROWS];
     __shared__ cold_rows cold;
+    __shared__ __align__(16) float heads[OWN ? ROWS + 2 : 1][D];            /* queries, a key, a value */
+    __shared__ __align__(16) uint8_t unread[OWN ? code_stage<D, C>::BYTES : 16]; /* what is rehearsed with */
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const bool real = !OWN || warp < WARPS;
     float *room = reinterpret_cast<float *>(shared + RING);
+    cuda_start_next();
     block_rows b;
     row_ranges ranges;
     code_items items = {};
@@ -517,60 +619,106 @@ template <int D, int C, int NT> __device__ static void attend_codes(const tern_c
         cuda_wait();
         return;
     }
-    const uint8_t *own = items.raw ? raw_own(b) : nullptr;
-    int begin = 0, end = 0, unused;
+    int page = 0, begin = 0, end = 0, unused;
     if (coded) {
         pages_of(b, ranges, items.first, begin, unused);
         pages_of(b, ranges, items.end - 1, unused, end);
     }
-    int page = first_page(begin, warp, WARPS);
-    const bool early = end <= b.job->pos0 / 64; /* pages that were closed before the step are there */
-    if (!early)
-        cuda_wait();
-    code_pages pages =
-        open_pages<D, C>(b, (uint32_t)__cvta_generic_to_shared(shared) + warp * 2 * code_stage<D, C>::BYTES, page, end, lane);
-    if (early)
-        cuda_wait();
-    if (items.raw)
-        attend_raw<D, THREADS, ROWS>(b, own, reinterpret_cast<uint8_t *>(room));
+    code_pages pages = {};
+    pages.at = (uint32_t)__cvta_generic_to_shared(real ? shared + warp * 2 * code_stage<D, C>::BYTES : unread);
+    raw_places raw = {};
+    if constexpr (OWN) {
+        const tern_cuda_unit &unit = cuda_at<const tern_cuda_unit>(a.units)[blockIdx.x / a.n_blocks];
+        if (items.raw)
+            raw.own = unit_tile(args.tiles, a.l, a.stage, unit, b.kv_head);
+        if (warp != REHEARSES || !coded)
+            cuda_wait();
+        if (warp == HAS_VALUES) {
+            if (items.raw) {
+                put_own_rows<D>(args, b, const_cast<uint8_t *>(raw.own), heads[ROWS], heads[ROWS + 1]);
+                asm volatile("bar.arrive 2, %0;" ::"n"(THREADS + 32) : "memory");
+            }
+            return;
+        }
+        if (real) {
+            float sign[D / 32];
+            const tern_cuda_heads_set &set = args.heads.set[args.set_q];
+            const int q = min(warp, b.n_q - 1), row = b.row0 + row_of(b, q);
+            const own_head head(set, row, head_of(b, q), lane);
+            load_signs<D / 32>(sign, a.l.k, lane);
+            page = first_page(begin, warp, WARPS);
+            if (coded)
+                open_pages<D, C>(pages, b, page, end, lane);
+            if (items.raw)
+                raw.sink = raw_sink_of(b);
+            head.finish(args.heads, set, row, heads[warp], lane);
+            __syncwarp();
+            if (coded)
+                put_columns<D>(columns[warp], warp < b.n_q ? heads[warp] : nullptr, a.q_scale, a.l.k, nullptr, sign, lane);
+            if (items.raw)
+                asm volatile("bar.sync 2, %0;" ::"n"(THREADS + 32) : "memory");
+        }
+    } else {
+        const bool early = end <= b.job->pos0 / 64; /* pages that were closed before the step are there */
+        if (items.raw)
+            raw = raw_places_of(b);
+        page = first_page(begin, warp, WARPS);
+        if (!early)
+            cuda_wait();
+        open_pages<D, C>(pages, b, page, end, lane);
+        if (early)
+            cuda_wait();
+    }
+    if (items.raw && real)
+        attend_raw<D, THREADS, ROWS>(b, raw, reinterpret_cast<uint8_t *>(room), OWN ? heads[0] : nullptr);
     if (!coded)
         return;
-    if (threadIdx.x == 0)
-        cold.b = b;
-    const block_queries<D, ROWS> queries(b, columns, cold.shift);
-    __syncthreads();
     worker<D, C, NT> w;
     w.cold = &cold;
-    open_worker<D, C, NT>(w, a, queries);
+    open_worker<D, C, NT>(w, a);
+    if (real) {
+        if (threadIdx.x == 0)
+            cold.b = b;
+        const block_queries<D, ROWS> queries(b, columns, cold.shift, OWN);
+        computing_meet<THREADS>();
+        open_queries<D, C, NT>(w, a, queries);
+    }
     const int seen = (oldest_seen(a.l, row_pos(b, b.n_q - 1)) + 63) / 64, whole = a.l.first && !seen ? 1 : seen;
-    const int plain_from = (b.cond && b.cond->n_pairs) || a.cap > 0 ? INT32_MAX : whole;
+    const bool more = (b.cond && b.cond->n_pairs) || a.cap > 0;
 #pragma unroll 1
-    for (int z = items.first; z < items.end; z++) {
+    for (int z = items.first; z < (real ? items.end : items.first + 1); z++) {
         int to;
         pages_of(b, ranges, z, unused, to);
-        take_range<D, C, NT>(w, pages, &cold, page, to, plain_from);
+        take_range<D, C, NT>(w, pages, &cold, page, real ? to : 1, whole, more, real);
         float *place = room + (z & 1) * PLACE; /* the other is still read by warps behind */
-        put_down<D, C, NT>(w, place);
-        __syncthreads();
-        put_together<D, ROWS>(b, place, ranges.first + z);
+        put_down<D, C, NT>(w, place, real);
+        if (real)
+            computing_meet<THREADS>();
+        put_together<D, ROWS>(b, place, ranges.first + z, real);
     }
     asm volatile("cp.async.wait_group 0;" ::: "memory");
+    if (!real)
+        cuda_wait();
 }
 
 /* blocks: of a processor.  A block that waits more than it computes is faster with more registers than four leave it. */
 #define KERNEL(d, name, c, blocks)                                                          \
     TERN_CUDA_KERNEL_BEGIN(codes_##d##_##name##_1, tern_cuda_attn_args, THREADS, blocks)    \
     {                                                                                       \
-        attend_codes<d, c, 1>(a);                                                           \
+        attend_codes<d, c, 1, false>(a);                                                    \
     }                                                                                       \
     TERN_CUDA_KERNEL_BEGIN(codes_##d##_##name##_2, tern_cuda_attn_args, THREADS, 2)         \
     {                                                                                       \
-        attend_codes<d, c, 2>(a);                                                           \
+        attend_codes<d, c, 2, false>(a);                                                    \
     }
-#define FEW(d, name, c)                                                               \
-    TERN_CUDA_KERNEL_BEGIN(codes_few_##d##_##name, tern_cuda_attn_args, THREADS, 3)   \
-    {                                                                                 \
-        attend_codes<d, c, 1>(a);                                                     \
+#define FEW(d, name, c)                                                                  \
+    TERN_CUDA_KERNEL_BEGIN(codes_few_##d##_##name, tern_cuda_attn_args, THREADS, 3)      \
+    {                                                                                    \
+        attend_codes<d, c, 1, false>(a);                                                 \
+    }                                                                                    \
+    TERN_CUDA_KERNEL_BEGIN(codes_own_##d##_##name, tern_cuda_codes_own_args, THREADS + HELPERS, 2) \
+    {                                                                                    \
+        attend_codes<d, c, 1, true>(a);                                                  \
     }
 #define KERNELS(d)               \
     KERNEL(d, 2, CODES_2, 4)     \

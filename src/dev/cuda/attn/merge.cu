@@ -68,25 +68,23 @@ template <int N> __device__ static inline float4 four_dims(const float x[N], int
                        __shfl_sync(~0u, x[1], from + 1));
 }
 
-template <int D> __device__ static void merge(const tern_cuda_attn_args &a)
+/* real: false in a rehearsal, before the kernel has waited: nothing is read but tables, and nothing written. */
+template <int D>
+__device__ static inline void merge_row(const block_rows &b, int i, const float sign[D / 32], float others[WARPS][D], bool real)
 {
     constexpr int N = D / 32, PARTS = (TERN_CUDA_RANGES + WARPS * EACH - 1) / (WARPS * EACH);
-    __shared__ float others[WARPS][D];
+    const tern_cuda_attn_args &a = *b.a;
     const tern_cuda_layer &l = a.l;
-    const int i = blockIdx.z, warp = threadIdx.x / 32, lane = threadIdx.x % 32, d = lane * N;
-    block_rows b;
-    const bool real = find_rows(b, a, blockIdx.x / a.n_blocks, blockIdx.x % a.n_blocks, blockIdx.y) && i < b.n_q;
-    float sign[N]; /* tables and constants were there before the step's first kernel */
-    load_signs<N>(sign, l.v, lane);
-    cuda_wait();
-    if (!real)
-        return;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, d = lane * N;
     const int pages = tern_cuda_range_pages(l.window, b.pos0), page0 = oldest_seen(l, row_pos(b, i)) / 64;
-    const int first = page0 / pages, n = page0 < b.raw0 ? (b.raw0 - 1) / pages - first + 1 : 0;
+    const int first = page0 / pages, n = page0 < b.raw0 ? (b.raw0 - 1) / pages - first + 1 : 0, there = real ? n : 0;
     const float *raw = part_at(b, i, TERN_CUDA_RANGES);
-    float raw_o[N], x[N] = {}, shift = 0;
-    if (warp == 0)
+    float raw_o[N] = {}, raw_m = 0, raw_l = 1, x[N] = {}, shift = 0;
+    if (warp == 0 && real) {
         load_dims<N>(raw_o, raw + d);
+        raw_m = raw[D];
+        raw_l = raw[D + 1];
+    }
     range_weights by = {};
     if (n) {
 #pragma unroll
@@ -95,30 +93,30 @@ template <int D> __device__ static void merge(const tern_cuda_attn_args &a)
             float o[EACH][N];
 #pragma unroll
             for (int j = 0; j < EACH; j++)
-                if (range0 + WARPS * j < n)
+                if (range0 + WARPS * j < there)
                     load_dims<N>(o[j], part_at(b, i, (first + range0 + WARPS * j) % TERN_CUDA_RANGES) + d);
             if (part == 0)
-                by = weigh_ranges<D>(b, i, first, n, lane);
+                by = weigh_ranges<D>(b, i, first, there, lane);
 #pragma unroll
             for (int j = 0; j < EACH; j++) {
                 const int range = range0 + WARPS * j;
                 const float w = __shfl_sync(~0u, by.w[WARPS * (part * EACH + j) / 32], range % 32);
 #pragma unroll
                 for (int c = 0; c < N; c++)
-                    if (range < n && w != 0)
+                    if (range < there && w != 0)
                         x[c] = fmaf(w, o[j][c], x[c]);
             }
         }
 #pragma unroll
         for (int c = 0; c < N; c++)
             others[warp][d + c] = x[c];
-        if (warp == 0 && b.cond && a.cap <= 0)
+        if (warp == 0 && real && b.cond && a.cap <= 0)
             shift = mean_score(b, i, D, lane);
         __syncthreads();
     }
     if (warp)
         return;
-    float all = raw[D + 1];
+    float all = raw_l;
     if (n) {
 #pragma unroll
         for (int c = 0; c < N; c++)
@@ -128,9 +126,9 @@ template <int D> __device__ static void merge(const tern_cuda_attn_args &a)
     }
     float coded = 0, own = 1;
     if (n && by.most + shift != -INFINITY) {
-        const float most = fmaxf(by.most + shift, raw[D]);
+        const float most = fmaxf(by.most + shift, raw_m);
         coded = exp2f(by.most + shift - most);
-        own = exp2f(raw[D] - most);
+        own = exp2f(raw_m - most);
         all = fmaf(coded, by.sum, own * all);
     }
 #pragma unroll
@@ -140,11 +138,33 @@ template <int D> __device__ static void merge(const tern_cuda_attn_args &a)
     }
     const uint64_t row = b.row0 + row_of(b, i), at = (uint64_t)head_of(b, i) * D;
     const float4 v = four_dims<N>(x, lane);
-    if (lane * 4 < D)
+    const bool put = real && lane * 4 < D;
+    if (put)
         *reinterpret_cast<float4 *>(cuda_at<float>(a.out) + row * a.out_stride + at + lane * 4) = v;
     if (a.q8)
         quantize_four(cuda_at<uint8_t>(a.q8), a.q8_bytes, a.q8_lanes, (int)row, a.n_heads * D, (int)(at + lane * 4) / 32,
-                      lane % 8, v, lane * 4 < D);
+                      lane % 8, v, put);
+}
+
+template <int D> __device__ static void merge(const tern_cuda_attn_args &a)
+{
+    __shared__ float others[2][WARPS][D];
+    const int i = blockIdx.z, lane = threadIdx.x % 32;
+    cuda_start_next();
+    block_rows b;
+    const bool there = find_rows(b, a, blockIdx.x / a.n_blocks, blockIdx.x % a.n_blocks, blockIdx.y) && i < b.n_q;
+    float sign[D / 32]; /* tables and constants were there before the step's first kernel */
+    load_signs<D / 32>(sign, a.l.v, lane);
+    if (!there) {
+        cuda_wait();
+        return;
+    }
+#pragma unroll 1
+    for (int real = 0; real < 2; real++) {
+        if (real)
+            cuda_wait();
+        merge_row<D>(b, i, sign, others[real], real);
+    }
 }
 
 TERN_CUDA_KERNEL_BEGIN(attn_merge_64, tern_cuda_attn_args, 32 * WARPS, 1)

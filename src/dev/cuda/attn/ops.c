@@ -459,6 +459,30 @@ static bool cut_codes(struct tern_cuda_attn_args *a, struct tern_cuda_list_of un
     return eight;
 }
 
+/* The call before finishes the heads of the very rows of `a`, which need nothing else of it: attention does it itself
+ * (attn/codes.cu). Keys with conditioning want queries when ranges are put together. */
+static bool own_heads(struct tern_cuda *d, const struct tern_cuda_attn_args *a, struct tern_cuda_list_of units,
+                      struct tern_cuda_codes_own_args *own)
+{
+    const struct tern_cuda_append_heads_args *before = tern_cuda_last_call(d, TERN_CUDA_K_append_heads);
+    const struct tern_cuda_lists *l = &d->attn->rates[0].lists[0];
+    if (!before || !before->columns || a->columns != before->columns || a->l.k.cond || a->n_blocks > 1 ||
+        a->n_split > 1 || l->all.n != units.n || l->staged.n || before->heads.n_sets != 2 + (before->v >= 0))
+        return false;
+    memset(own, 0, sizeof *own); /* lists of calls are compared byte by byte */
+    own->attn = *a;
+    own->attn.columns = 0;
+    own->heads = before->heads;
+    own->tiles = before->append.tiles;
+    own->v = before->append.v;
+    own->v_stride = before->append.v_stride;
+    own->set_q = before->q;
+    own->set_k = before->k;
+    own->set_v = before->v;
+    tern_cuda_drop_last(d);
+    return true;
+}
+
 static bool run_codes(struct tern_cuda *d, struct tern_cuda_attn_args *a, struct tern_cuda_list_of units,
                       struct work work)
 {
@@ -471,11 +495,18 @@ static bool run_codes(struct tern_cuda *d, struct tern_cuda_attn_args *a, struct
         (work.all + work.rows) * times <= 3 * d->card->processors && !eight && !a->l.k.trellis && a->l.k.bits < 8;
     const int first = small ? TERN_CUDA_K_codes_64_2_1 : TERN_CUDA_K_codes_128_2_1;
     const int first_few = small ? TERN_CUDA_K_codes_few_64_2 : TERN_CUDA_K_codes_few_128_2;
-    a->eighths = codes_eighths((int64_t)work.all * times, codes_places(d, &a->l, eight));
+    struct tern_cuda_codes_own_args own;
+    const bool owns = few && own_heads(d, a, units, &own);
+    a->eighths =
+        codes_eighths((int64_t)work.all * times, owns ? 2 * d->card->processors : codes_places(d, &a->l, eight));
+    own.attn.eighths = a->eighths;
     const int blocks = tern_cuda_codes_blocks(work.ranges, a->eighths) + tern_cuda_codes_apart(a->eighths);
-    tern_cuda_launch(d, (enum tern_cuda_kernel)(few ? first_few + codes / 2 : first + codes + eight),
-                     (unsigned)(a->n_units * a->n_blocks), (unsigned)(a->l.n_heads * a->n_split), (unsigned)blocks, 128,
-                     codes_shared(&a->l, eight), a, sizeof *a);
+    const int kernel = owns  ? (small ? TERN_CUDA_K_codes_own_64_2 : TERN_CUDA_K_codes_own_128_2) + codes / 2
+                       : few ? first_few + codes / 2
+                             : first + codes + eight;
+    tern_cuda_launch(d, (enum tern_cuda_kernel)kernel, (unsigned)(a->n_units * a->n_blocks),
+                     (unsigned)(a->l.n_heads * a->n_split), (unsigned)blocks, owns ? 192 : 128,
+                     codes_shared(&a->l, eight), owns ? (const void *)&own : a, owns ? sizeof own : sizeof *a);
     return true;
 }
 
