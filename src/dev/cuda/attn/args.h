@@ -90,7 +90,9 @@ struct tern_cuda_unit {
     int32_t job, page;
     int32_t row0, pos0, n_rows; /* of these rows: in the batch, in the sequence */
     int32_t stage;              /* staging tile of the page; -1: the step works in the sequence's own */
-    uint32_t tile;              /* the sequence's tiles */
+    uint32_t tile, sink;        /* the sequence's tiles, its first tokens */
+    int32_t cache, tables;      /* as in the job */
+    int32_t closed;             /* pages of it that were closed before the step */
     int32_t unused;
 };
 

@@ -12,6 +12,8 @@ struct block_rows {
     int row0, pos0; /* of the first row: in the batch, in the sequence */
     unsigned inverse; /* of heads, times 2^16: divisions are long where there are many */
     int own, page0, raw0;
+    int cache, table0, closed; /* of the unit; table0: of its tables */
+    uint32_t sink;
     const tern_cuda_cond *cond;
 };
 
@@ -42,6 +44,10 @@ __device__ static inline bool find_rows(block_rows &b, const tern_cuda_attn_args
     b.pos0 = pos0;
     b.row0 = u.row0 + before;
     b.own = u.page;
+    b.cache = u.cache;
+    b.table0 = u.tables;
+    b.closed = u.closed;
+    b.sink = u.sink;
     b.page0 = oldest_seen(a.l, pos0) / 64;
     b.raw0 = b.own - a.l.recent + 1 > b.page0 ? b.own - a.l.recent + 1 : b.page0;
     find_heads(b, split);

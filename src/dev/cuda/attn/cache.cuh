@@ -91,11 +91,16 @@ __device__ static inline uint8_t *unit_tile(const tern_cuda_blocks &tiles, const
     return kept_tile(tiles, l, u.tile, u.page, head);
 }
 
+__device__ static inline uint8_t *sink_of(const tern_cuda_tables &t, const tern_cuda_layer &l, int cache, uint32_t sink, int head)
+{
+    const tern_cuda_cache &c = cuda_at<const tern_cuda_cache>(t.caches)[cache];
+    return cuda_at<uint8_t>(c.sinks.p + sink * c.sinks.bytes + l.sink_layer_off + head * l.sink_bytes);
+}
+
 __device__ static inline uint8_t *sink_at(const tern_cuda_tables &t, const tern_cuda_layer &l, const tern_cuda_job &j,
                                           int head)
 {
-    const tern_cuda_cache &c = cuda_at<const tern_cuda_cache>(t.caches)[j.cache];
-    return cuda_at<uint8_t>(c.sinks.p + j.sink * c.sinks.bytes + l.sink_layer_off + head * l.sink_bytes);
+    return sink_of(t, l, j.cache, j.sink, head);
 }
 
 /* ---- codes in a page (docs/kv-page.md) ---- */

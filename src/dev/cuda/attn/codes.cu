@@ -357,7 +357,7 @@ template <int D, int C, int NT> __device__ static inline void put_down(const wor
 }
 
 /* What warps have put down, put together in order, into the range's place. */
-template <int D, int ROWS> __device__ static inline void put_together(const block_rows &b, const float *room, int range, bool real)
+template <int D, int ROWS> __device__ static inline void put_together(const block_rows &b, const float *room, int range)
 {
     constexpr int STEP = D + 8;
     const float *ref = room + WARPS * ROWS * STEP, *sum = ref + WARPS * ROWS, unit = b.a->l.v.unit;
@@ -376,9 +376,8 @@ template <int D, int ROWS> __device__ static inline void put_together(const bloc
             all = __fmaf_rn(by, sum[i * ROWS + row], all);
         }
         float *part = part_at(b, row, range % TERN_CUDA_RANGES);
-        if (real)
-            *reinterpret_cast<float2 *>(part + d) = make_float2(__fmul_rn(x, unit), __fmul_rn(y, unit));
-        if (real && d == 0) {
+        *reinterpret_cast<float2 *>(part + d) = make_float2(__fmul_rn(x, unit), __fmul_rn(y, unit));
+        if (d == 0) {
             part[D] = most;
             part[D + 1] = all;
         }
@@ -410,19 +409,23 @@ template <int D, int C> __device__ static inline void fetch_half(const code_page
     asm volatile("cp.async.commit_group;" ::: "memory");
 }
 
-/* Both halves of the first page. */
-template <int D, int C>
-__device__ static inline void open_pages(code_pages &p, const block_rows &b, int page, int end, int lane)
+/* Where the warp's pages lie. */
+__device__ static inline void find_pages(code_pages &p, const block_rows &b, int page, int end, int lane)
 {
     const tern_cuda_attn_args &a = *b.a;
-    const tern_cuda_table &table = table_of(a.t, *b.job, a.l.group);
-    const tern_cuda_cache &cache = cuda_at<const tern_cuda_cache>(a.t.caches)[b.job->cache];
+    const tern_cuda_table &table = cuda_at<const tern_cuda_table>(a.t.tables)[b.table0 + a.l.group];
+    const tern_cuda_cache &cache = cuda_at<const tern_cuda_cache>(a.t.caches)[b.cache];
     const tern_cuda_blocks &pool = cuda_at<const tern_cuda_blocks>(a.t.pools)[cache.pages + a.l.group];
     p.numbers = cuda_at<const uint32_t>(a.t.numbers) + table.blocks - table.first;
     p.from = source_of(pool, a.l, b.kv_head, lane);
     p.end = end;
     p.once = cuda_once();
     look_up(p, page, lane);
+}
+
+/* Both halves of the first page. */
+template <int D, int C> __device__ static inline void fetch_first(const code_pages &p, int page, int lane)
+{
     fetch_half<D, C>(p, page, 0, lane);
     fetch_half<D, C>(p, page, 1, lane);
 }
@@ -590,19 +593,28 @@ __device__ static inline void put_own_rows(const tern_cuda_codes_own_args &f, co
     }
 }
 
+/* Arguments lie where each line of them is waited for when it is first used: all at once, then. */
+template <class ARGS> __device__ static inline void touch_arguments(const ARGS &args)
+{
+    const uint32_t *words = reinterpret_cast<const uint32_t *>(&args);
+    for (int i = threadIdx.x % 32 * 16; i < (int)(sizeof args / 4); i += 512)
+        asm volatile("" ::"r"(words[i]));
+}
+
 /* ---- a block ----------------------------------------------------------------------------------------------------- */
 
 /* OWN: heads are not finished, and no page was closed in this step. */
 template <int D, int C, int NT, bool OWN, class ARGS> __device__ static void attend_codes(const ARGS &args)
 {
     constexpr int ROWS = 4 * NT, RING = 2 * WARPS * code_stage<D, C>::BYTES, PLACE = TERN_CUDA_CODES_ROOM(D, ROWS) / 4;
+    constexpr int QUERIES = raw_room<D, ROWS>::QUERIES, UNREAD = QUERIES > code_stage<D, C>::BYTES ? QUERIES : code_stage<D, C>::BYTES;
     static_assert(TERN_CUDA_RAW_BYTES(D, THREADS, ROWS) <= 2 * TERN_CUDA_CODES_ROOM(D, ROWS), "");
     const tern_cuda_attn_args &a = attn_of(args);
     extern __shared__ __align__(128) uint8_t shared[];
     __shared__ __align__(16) query_columns<D> columns[ROWS];
     __shared__ cold_rows cold;
     __shared__ __align__(16) float heads[OWN ? ROWS + 2 : 1][D];            /* queries, a key, a value */
-    __shared__ __align__(16) uint8_t unread[OWN ? code_stage<D, C>::BYTES : 16]; /* what is rehearsed with */
+    __shared__ __align__(16) uint8_t unread[OWN ? UNREAD : 16];  /* what is rehearsed with */
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const bool real = !OWN || warp < WARPS;
     float *room = reinterpret_cast<float *>(shared + RING);
@@ -624,6 +636,9 @@ template <int D, int C, int NT, bool OWN, class ARGS> __device__ static void att
         pages_of(b, ranges, items.first, begin, unused);
         pages_of(b, ranges, items.end - 1, unused, end);
     }
+    worker<D, C, NT> w;
+    w.cold = &cold;
+    open_worker<D, C, NT>(w, a);
     code_pages pages = {};
     pages.at = (uint32_t)__cvta_generic_to_shared(real ? shared + warp * 2 * code_stage<D, C>::BYTES : unread);
     raw_places raw = {};
@@ -631,7 +646,9 @@ template <int D, int C, int NT, bool OWN, class ARGS> __device__ static void att
         const tern_cuda_unit &unit = cuda_at<const tern_cuda_unit>(a.units)[blockIdx.x / a.n_blocks];
         if (items.raw)
             raw.own = unit_tile(args.tiles, a.l, a.stage, unit, b.kv_head);
-        if (warp != REHEARSES || !coded)
+        if (warp == HAS_VALUES)
+            touch_arguments(args);
+        if (warp != REHEARSES)
             cuda_wait();
         if (warp == HAS_VALUES) {
             if (items.raw) {
@@ -648,34 +665,37 @@ template <int D, int C, int NT, bool OWN, class ARGS> __device__ static void att
             load_signs<D / 32>(sign, a.l.k, lane);
             page = first_page(begin, warp, WARPS);
             if (coded)
-                open_pages<D, C>(pages, b, page, end, lane);
+                find_pages(pages, b, page, end, lane);
             if (items.raw)
                 raw.sink = raw_sink_of(b);
             head.finish(args.heads, set, row, heads[warp], lane);
             __syncwarp();
+            if (coded)
+                fetch_first<D, C>(pages, page, lane);
             if (coded)
                 put_columns<D>(columns[warp], warp < b.n_q ? heads[warp] : nullptr, a.q_scale, a.l.k, nullptr, sign, lane);
             if (items.raw)
                 asm volatile("bar.sync 2, %0;" ::"n"(THREADS + 32) : "memory");
         }
     } else {
-        const bool early = end <= b.job->pos0 / 64; /* pages that were closed before the step are there */
+        const bool early = end <= b.closed;          /* pages that were closed before the step are there */
         if (items.raw)
             raw = raw_places_of(b);
         page = first_page(begin, warp, WARPS);
         if (!early)
             cuda_wait();
-        open_pages<D, C>(pages, b, page, end, lane);
+        find_pages(pages, b, page, end, lane);
+        fetch_first<D, C>(pages, page, lane);
         if (early)
             cuda_wait();
     }
-    if (items.raw && real)
-        attend_raw<D, THREADS, ROWS>(b, raw, reinterpret_cast<uint8_t *>(room), OWN ? heads[0] : nullptr);
-    if (!coded)
+    if (items.raw)
+        attend_raw<D, THREADS, ROWS>(b, raw, real ? reinterpret_cast<uint8_t *>(room) : unread, OWN ? heads[0] : nullptr, real);
+    if (!coded) {
+        if (!real)
+            cuda_wait();
         return;
-    worker<D, C, NT> w;
-    w.cold = &cold;
-    open_worker<D, C, NT>(w, a);
+    }
     if (real) {
         if (threadIdx.x == 0)
             cold.b = b;
@@ -692,9 +712,10 @@ template <int D, int C, int NT, bool OWN, class ARGS> __device__ static void att
         take_range<D, C, NT>(w, pages, &cold, page, real ? to : 1, whole, more, real);
         float *place = room + (z & 1) * PLACE; /* the other is still read by warps behind */
         put_down<D, C, NT>(w, place, real);
-        if (real)
-            computing_meet<THREADS>();
-        put_together<D, ROWS>(b, place, ranges.first + z, real);
+        if (!real)
+            continue;
+        computing_meet<THREADS>();
+        put_together<D, ROWS>(b, place, ranges.first + z);
     }
     asm volatile("cp.async.wait_group 0;" ::: "memory");
     if (!real)

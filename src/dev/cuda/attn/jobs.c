@@ -135,7 +135,11 @@ static struct tern_cuda_unit unit_of(const struct tern_cuda_rate *r, int job, in
                                    .pos0 = pos0,
                                    .n_rows = rows,
                                    .stage = stage < 0 ? -1 : stage + page - j->pos0 / TERN_PAGE,
-                                   .tile = j->tile};
+                                   .tile = j->tile,
+                                   .sink = j->sink,
+                                   .cache = j->cache,
+                                   .tables = j->tables,
+                                   .closed = j->pos0 / TERN_PAGE};
 }
 
 /* The units of a cache that a chooser wants, sent to the card. */

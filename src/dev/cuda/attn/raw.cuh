@@ -20,7 +20,7 @@ __device__ static inline const uint8_t *raw_sink_of(const block_rows &b)
 {
     const tern_cuda_layer &l = b.a->l;
     const bool seen = l.first && b.own >= l.recent && oldest_seen(l, b.pos0) < l.first;
-    return seen ? sink_at(b.a->t, l, *b.job, b.kv_head) : nullptr;
+    return seen ? sink_of(b.a->t, l, b.cache, b.sink, b.kv_head) : nullptr;
 }
 
 __device__ static inline raw_places raw_places_of(const block_rows &b)
@@ -41,6 +41,7 @@ template <int THREADS> __device__ static inline void computing_meet()
 /* Shared memory: queries by column, upper parts of q row i in column 2 i, lower ones in 2 i + 1; what warps put down. */
 template <int D, int ROWS> struct raw_room {
     static constexpr int COLUMN = D + 16, STEP = D + 8; /* lanes meet no bank twice */
+    static constexpr int QUERIES = 4 * ROWS * COLUMN + 4 * ROWS; /* bytes of the first two */
     __half *q;                                          /* [2 ROWS][COLUMN] */
     float *unscale;                                     /* [ROWS] */
     float *o;                                           /* [warp][ROWS][STEP] */
@@ -64,18 +65,19 @@ __device__ static inline uint32_t two_halves(__half x, __half y)
 
 /* Queries into their columns, each times a power of two that leaves its largest below 1,024.  heads: as in attend_raw. */
 template <int D, int THREADS, int ROWS>
-__device__ static inline void put_raw_queries(const block_rows &b, const raw_room<D, ROWS> &r, const float *heads)
+__device__ static inline void put_raw_queries(const block_rows &b, const raw_room<D, ROWS> &r, const float *heads,
+                                              bool real)
 {
     constexpr int N = D / 32;
     const int lane = threadIdx.x % 32;
 #pragma unroll
-    for (int i = threadIdx.x / 32; i < ROWS; i += THREADS / 32) {
+    for (int i = threadIdx.x / 32 % (THREADS / 32); i < ROWS; i += THREADS / 32) {
         float x[N], most = 0;
         __half upper[N], lower[N];
 #pragma unroll
         for (int j = 0; j < N; j += 2) {
             float2 two = make_float2(0, 0);
-            if (i < b.n_q)
+            if (real && i < b.n_q)
                 two = *reinterpret_cast<const float2 *>((heads ? heads + i * D : query_of(b, i, D)) + lane * N + j);
             x[j] = two.x * b.a->q_scale;
             x[j + 1] = two.y * b.a->q_scale;
@@ -92,10 +94,12 @@ __device__ static inline void put_raw_queries(const block_rows &b, const raw_roo
 #pragma unroll
         for (int j = 0; j < N; j += 2) {
             uint32_t *to = reinterpret_cast<uint32_t *>(r.q + 2 * i * r.COLUMN + lane * N + j);
+            if (!real)
+                continue;
             to[0] = two_halves(upper[j], upper[j + 1]);
             to[r.COLUMN / 2] = two_halves(lower[j], lower[j + 1]);
         }
-        if (lane == 0)
+        if (real && lane == 0)
             r.unscale[i] = __uint_as_float((exponent - 9) << 23);
     }
 }
@@ -239,7 +243,7 @@ __device__ static __forceinline__ void raw_unit(const block_rows &b, const raw_r
 
 /* What the warp has, into its place. */
 template <int D, int ROWS, int NT>
-__device__ static inline void put_raw(const raw_room<D, ROWS> &r, const raw_sums<D, NT> &st, int warp)
+__device__ static inline void put_raw(const raw_room<D, ROWS> &r, const raw_sums<D, NT> &st, int warp, bool real)
 {
     const int lane = threadIdx.x % 32, g = lane / 4;
 #pragma unroll
@@ -249,6 +253,8 @@ __device__ static inline void put_raw(const raw_room<D, ROWS> &r, const raw_sums
 #pragma unroll
         for (int width = 4; width < 32; width *= 2)
             all = __fadd_rn(all, __shfl_xor_sync(~0u, all, width));
+        if (!real)
+            continue;
         if (g == 0) {
             r.m[row] = st.m[i];
             r.l[row] = all;
@@ -289,35 +295,40 @@ __device__ static inline void finish_raw(const block_rows &b, const raw_room<D, 
 /* First tokens, then pages from the oldest raw one on, unit by unit, each warp every fourth. */
 template <int D, int THREADS, int ROWS>
 __device__ static __forceinline__ void attend_raw_halves(const block_rows &b, const raw_places &at, uint8_t *shared,
-                                                         const float *heads)
+                                                         const float *heads, bool real)
 {
     constexpr int NT = ROWS / 4;
     const tern_cuda_layer &l = b.a->l;
     const raw_room<D, ROWS> r(shared);
     const int warp = threadIdx.x / 32, sinks = at.sink ? (l.first + 15) / 16 : 0, own = row_pos(b, b.n_q - 1) % 64 + 1;
     const int units = sinks + 4 * (b.own - b.raw0) + (own + 15) / 16;
-    put_raw_queries<D, THREADS, ROWS>(b, r, heads);
-    computing_meet<THREADS>();
-    if (warp < RAW_WARPS) {
+    put_raw_queries<D, THREADS, ROWS>(b, r, heads, real);
+    if (real)
+        computing_meet<THREADS>();
+    if (warp < RAW_WARPS || !real) {
         raw_sums<D, NT> st = {};
 #pragma unroll
         for (int i = 0; i < NT; i++)
             st.m[i] = -INFINITY;
 #pragma unroll 1
-        for (int u = warp; u < units; u += RAW_WARPS) {
+        for (int u = real ? warp : sinks; u < (real ? units : sinks + 1); u += RAW_WARPS) {
             const int in = u - sinks, page = b.raw0 + in / 4;
             const uint8_t *k = at.own;
             if (in < 0)
                 k = at.sink;
-            else if (page < b.own)
+            else if (real && page < b.own)
                 k = work_tile(b.a->t, l, b.a->stage, b.job_i, page, b.kv_head);
             raw_piece piece = {k, k + l.tile_v_off, 64, page < b.own ? 64 : own, page};
             if (in < 0)
                 piece = {k, k + l.sink_v_off, l.first, l.first, 0};
+            if (!real)
+                piece.hi = 0;
             raw_unit<D, ROWS, NT>(b, r, st, piece, in < 0 ? 16 * u : 16 * (in % 4));
         }
-        put_raw<D, ROWS, NT>(r, st, warp);
+        put_raw<D, ROWS, NT>(r, st, warp, real);
     }
+    if (!real)
+        return;
     computing_meet<THREADS>();
     finish_raw<D, THREADS, ROWS>(b, r);
     computing_meet<THREADS>(); /* what comes next may write here */
@@ -502,22 +513,24 @@ __device__ static __forceinline__ void attend_raw_floats(const block_rows &b, co
 
 /* ------------------------------------------------------------------------------------------------------------------ */
 
-/* All threads of the block call; shared: TERN_CUDA_RAW_BYTES(D, THREADS, ROWS), 16-byte aligned.  heads: where the block has
- * its queries, [q row][D], or nullptr: where the kernel before has left them. */
+/* All THREADS that compute call; shared: TERN_CUDA_RAW_BYTES(D, THREADS, ROWS), 16-byte aligned.  heads: where the block has its
+ * queries, [q row][D], or nullptr: where the kernel before has left them.  real: false for a warp beside them that rehearses: it
+ * reads no cache and writes nothing, but its instructions are there then; shared: raw_room::QUERIES bytes that nobody writes. */
 template <int D, int THREADS, int ROWS>
-__device__ static __forceinline__ void attend_raw(const block_rows &b, const raw_places &at, uint8_t *shared, const float *heads)
+__device__ static __forceinline__ void attend_raw(const block_rows &b, const raw_places &at, uint8_t *shared, const float *heads,
+                                                  bool real)
 {
-    if (b.a->l.k.raw32 || b.a->l.v.raw32)
+    if (!b.a->l.k.raw32 && !b.a->l.v.raw32)
+        attend_raw_halves<D, THREADS, ROWS>(b, at, shared, heads, real);
+    else if (real)
         attend_raw_floats<D, THREADS, ROWS>(b, at, shared, heads);
-    else
-        attend_raw_halves<D, THREADS, ROWS>(b, at, shared, heads);
 }
 
 /* The same where it would take registers of what is beside it: with the kernel's arguments behind a pointer. */
 template <int D, int THREADS, int ROWS>
 __device__ static __noinline__ void attend_raw_apart(const block_rows &b, uint8_t *shared)
 {
-    attend_raw<D, THREADS, ROWS>(b, raw_places_of(b), shared, nullptr);
+    attend_raw<D, THREADS, ROWS>(b, raw_places_of(b), shared, nullptr, true);
 }
 
 #endif
