@@ -593,14 +593,6 @@ __device__ static inline void put_own_rows(const tern_cuda_codes_own_args &f, co
     }
 }
 
-/* Arguments lie where each line of them is waited for when it is first used: all at once, then. */
-template <class ARGS> __device__ static inline void touch_arguments(const ARGS &args)
-{
-    const uint32_t *words = reinterpret_cast<const uint32_t *>(&args);
-    for (int i = threadIdx.x % 32 * 16; i < (int)(sizeof args / 4); i += 512)
-        asm volatile("" ::"r"(words[i]));
-}
-
 /* ---- a block ----------------------------------------------------------------------------------------------------- */
 
 /* OWN: heads are not finished, and no page was closed in this step. */
@@ -646,8 +638,6 @@ template <int D, int C, int NT, bool OWN, class ARGS> __device__ static void att
         const tern_cuda_unit &unit = cuda_at<const tern_cuda_unit>(a.units)[blockIdx.x / a.n_blocks];
         if (items.raw)
             raw.own = unit_tile(args.tiles, a.l, a.stage, unit, b.kv_head);
-        if (warp == HAS_VALUES)
-            touch_arguments(args);
         if (warp != REHEARSES)
             cuda_wait();
         if (warp == HAS_VALUES) {

@@ -269,6 +269,7 @@ template <int D> __device__ static void attend_halves(const tern_cuda_attn_args 
     static_assert(WARPS == 4 && ROWS == 8, "");
     const int warp = threadIdx.x / 32;
     ring r;
+    cuda_start_next();
     ring_open(r, (uint32_t)__cvta_generic_to_shared(shared + ROOM) + warp * a.stages * side<D>::BYTES,
               (uint32_t)__cvta_generic_to_shared(barriers + warp * 8), side<D>::BYTES, a.stages);
     deal mine = deal_out(a); /* tables are older than the kernel before */

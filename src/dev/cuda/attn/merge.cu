@@ -6,6 +6,8 @@
 #define WARPS 4 /* each has every fourth range, a lane D / 32 neighbouring dims of it */
 #define EACH  5 /* ranges that are read at once */
 
+#define REHEARSE 512 /* blocks that a card holds at once, and of which each rehearses */
+
 /* The weights of all ranges, range r that of lane r % 32; and what they are weighed by. */
 struct range_weights {
     float w[2], most, sum;
@@ -159,8 +161,9 @@ template <int D> __device__ static void merge(const tern_cuda_attn_args &a)
         cuda_wait();
         return;
     }
+    /* Blocks that have no place before others end wait for nothing, and rehearse nothing. */
 #pragma unroll 1
-    for (int real = 0; real < 2; real++) {
+    for (int real = gridDim.x * gridDim.y * gridDim.z > REHEARSE; real < 2; real++) {
         if (real)
             cuda_wait();
         merge_row<D>(b, i, sign, others[real], real);

@@ -436,12 +436,11 @@ static int codes_places(const struct tern_cuda *d, const struct tern_cuda_layer 
     return d->card->processors * (eight || l->k.bits == 8 ? 2 : l->k.trellis ? 3 : 4);
 }
 
-/* Eighths of a range for each of n blocks of threads with one: of one range, or of as few as leave no block without a
- * place.  In steps of up to a fourth, so that a graph goes on serving many sequences while their ranges grow in number.
- */
-static int codes_eighths(int64_t n, int places)
+/* Eighths of a range for each of n blocks of threads with one: of one range, or of as few as leave so many blocks.  In
+ * steps of up to a fourth, so that a graph goes on serving many sequences while their ranges grow in number. */
+static int codes_eighths(int64_t n, int blocks)
 {
-    const size_t share = (size_t)((8 * n + places - 1) / places);
+    const size_t share = (size_t)((8 * n + blocks - 1) / blocks);
     size_t step = 2;
     while (share >= 8 * step)
         step *= 2;
@@ -497,8 +496,9 @@ static bool run_codes(struct tern_cuda *d, struct tern_cuda_attn_args *a, struct
     const int first_few = small ? TERN_CUDA_K_codes_few_64_2 : TERN_CUDA_K_codes_few_128_2;
     struct tern_cuda_codes_own_args own;
     const bool owns = few && own_heads(d, a, units, &own);
+    /* Twice as many as have places at once, for processors do not all go through their blocks as fast. */
     a->eighths =
-        codes_eighths((int64_t)work.all * times, owns ? 2 * d->card->processors : codes_places(d, &a->l, eight));
+        codes_eighths((int64_t)work.all * times, 2 * (owns ? d->card->processors : codes_places(d, &a->l, eight)));
     own.attn.eighths = a->eighths;
     const int blocks = tern_cuda_codes_blocks(work.ranges, a->eighths) + tern_cuda_codes_apart(a->eighths);
     const int kernel = owns  ? (small ? TERN_CUDA_K_codes_own_64_2 : TERN_CUDA_K_codes_own_128_2) + codes / 2
