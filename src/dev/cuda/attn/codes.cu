@@ -595,8 +595,8 @@ __device__ static inline void put_own_rows(const tern_cuda_codes_own_args &f, co
 
 /* ---- a block ----------------------------------------------------------------------------------------------------- */
 
-/* OWN: heads are not finished, and no page was closed in this step. */
-template <int D, int C, int NT, bool OWN, class ARGS> __device__ static void attend_codes(const ARGS &args)
+/* HEADS: they are not finished, and no page was closed in this step. */
+template <int D, int C, int NT, bool HEADS, class ARGS> __device__ static void attend_codes(const ARGS &args)
 {
     constexpr int ROWS = 4 * NT, RING = 2 * WARPS * code_stage<D, C>::BYTES, PLACE = TERN_CUDA_CODES_ROOM(D, ROWS) / 4;
     constexpr int QUERIES = raw_room<D, ROWS>::QUERIES, UNREAD = QUERIES > code_stage<D, C>::BYTES ? QUERIES : code_stage<D, C>::BYTES;
@@ -605,10 +605,10 @@ template <int D, int C, int NT, bool OWN, class ARGS> __device__ static void att
     extern __shared__ __align__(128) uint8_t shared[];
     __shared__ __align__(16) query_columns<D> columns[ROWS];
     __shared__ cold_rows cold;
-    __shared__ __align__(16) float heads[OWN ? ROWS + 2 : 1][D];            /* queries, a key, a value */
-    __shared__ __align__(16) uint8_t unread[OWN ? UNREAD : 16];  /* what is rehearsed with */
+    __shared__ __align__(16) float heads[HEADS ? ROWS + 2 : 1][D];            /* queries, a key, a value */
+    __shared__ __align__(16) uint8_t unread[HEADS ? UNREAD : 16];  /* what is rehearsed with */
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const bool real = !OWN || warp < WARPS;
+    const bool real = !HEADS || warp < WARPS;
     float *room = reinterpret_cast<float *>(shared + RING);
     cuda_start_next();
     block_rows b;
@@ -634,7 +634,7 @@ template <int D, int C, int NT, bool OWN, class ARGS> __device__ static void att
     code_pages pages = {};
     pages.at = (uint32_t)__cvta_generic_to_shared(real ? shared + warp * 2 * code_stage<D, C>::BYTES : unread);
     raw_places raw = {};
-    if constexpr (OWN) {
+    if constexpr (HEADS) {
         const tern_cuda_unit &unit = cuda_at<const tern_cuda_unit>(a.units)[blockIdx.x / a.n_blocks];
         if (items.raw)
             raw.own = unit_tile(args.tiles, a.l, a.stage, unit, b.kv_head);
@@ -680,7 +680,7 @@ template <int D, int C, int NT, bool OWN, class ARGS> __device__ static void att
             cuda_wait();
     }
     if (items.raw)
-        attend_raw<D, THREADS, ROWS>(b, raw, real ? reinterpret_cast<uint8_t *>(room) : unread, OWN ? heads[0] : nullptr, real);
+        attend_raw<D, THREADS, ROWS>(b, raw, real ? reinterpret_cast<uint8_t *>(room) : unread, HEADS ? heads[0] : nullptr, real);
     if (!coded) {
         if (!real)
             cuda_wait();
@@ -689,7 +689,7 @@ template <int D, int C, int NT, bool OWN, class ARGS> __device__ static void att
     if (real) {
         if (threadIdx.x == 0)
             cold.b = b;
-        const block_queries<D, ROWS> queries(b, columns, cold.shift, OWN);
+        const block_queries<D, ROWS> queries(b, columns, cold.shift, HEADS);
         computing_meet<THREADS>();
         open_queries<D, C, NT>(w, a, queries);
     }
@@ -722,14 +722,15 @@ template <int D, int C, int NT, bool OWN, class ARGS> __device__ static void att
     {                                                                                       \
         attend_codes<d, c, 2, false>(a);                                                    \
     }
-#define FEW(d, name, c)                                                                  \
-    TERN_CUDA_KERNEL_BEGIN(codes_few_##d##_##name, tern_cuda_attn_args, THREADS, 3)      \
-    {                                                                                    \
-        attend_codes<d, c, 1, false>(a);                                                 \
-    }                                                                                    \
+#define FEW(d, name, c)                                                               \
+    TERN_CUDA_KERNEL_BEGIN(codes_few_##d##_##name, tern_cuda_attn_args, THREADS, 3)   \
+    {                                                                                 \
+        attend_codes<d, c, 1, false>(a);                                              \
+    }
+#define OWN(d, name, c)                                                                            \
     TERN_CUDA_KERNEL_BEGIN(codes_own_##d##_##name, tern_cuda_codes_own_args, THREADS + HELPERS, 2) \
-    {                                                                                    \
-        attend_codes<d, c, 1, true>(a);                                                  \
+    {                                                                                              \
+        attend_codes<d, c, 1, true>(a);                                                            \
     }
 #define KERNELS(d)               \
     KERNEL(d, 2, CODES_2, 4)     \
@@ -741,6 +742,13 @@ template <int D, int C, int NT, bool OWN, class ARGS> __device__ static void att
     KERNEL(d, t2, CODES_T2, 3)   \
     FEW(d, 2, CODES_2)           \
     FEW(d, 3, CODES_3)           \
-    FEW(d, 4, CODES_4)
+    FEW(d, 4, CODES_4)           \
+    OWN(d, 2, CODES_2)           \
+    OWN(d, 3, CODES_3)           \
+    OWN(d, 4, CODES_4)           \
+    OWN(d, t4, CODES_T4)         \
+    OWN(d, 8, CODES_8)           \
+    OWN(d, t3, CODES_T3)         \
+    OWN(d, t2, CODES_T2)
 KERNELS(64)
 KERNELS(128)

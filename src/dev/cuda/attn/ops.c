@@ -490,12 +490,12 @@ static bool run_codes(struct tern_cuda *d, struct tern_cuda_attn_args *a, struct
         return false;
     const bool eight = cut_codes(a, units), small = a->l.k.dim == 64;
     const int times = a->n_blocks * a->l.n_heads * a->n_split;
-    const bool few =
-        (work.all + work.rows) * times <= 3 * d->card->processors && !eight && !a->l.k.trellis && a->l.k.bits < 8;
+    const bool little = (work.all + work.rows) * times <= 3 * d->card->processors && !eight;
+    const bool few = little && !a->l.k.trellis && a->l.k.bits < 8;
     const int first = small ? TERN_CUDA_K_codes_64_2_1 : TERN_CUDA_K_codes_128_2_1;
     const int first_few = small ? TERN_CUDA_K_codes_few_64_2 : TERN_CUDA_K_codes_few_128_2;
     struct tern_cuda_codes_own_args own;
-    const bool owns = few && own_heads(d, a, units, &own);
+    const bool owns = little && own_heads(d, a, units, &own);
     /* Twice as many as have places at once, for processors do not all go through their blocks as fast. */
     a->eighths =
         codes_eighths((int64_t)work.all * times, 2 * (owns ? d->card->processors : codes_places(d, &a->l, eight)));
