@@ -8,7 +8,10 @@
  * query, once, and a weight, to a 2^-16th of the largest.
  *
  * A q row goes through the same steps whatever else is in its block: columns do not meet.  Sums of floats are written
- * with their rounding, for the compiler would contract them in one of these kernels and not in another. */
+ * with their rounding, for the compiler would contract them in one of these kernels and not in another.
+ *
+ * In steps of few rows the kernel before has left heads as products (codes_own): the block does to them what is done to heads,
+ * and what append would have done. */
 #include "dev/cuda/attn/codes.cuh"
 #include "dev/cuda/attn/columns.cuh"
 #include "dev/cuda/attn/heads.cuh"
@@ -599,14 +602,14 @@ __device__ static inline void put_own_rows(const tern_cuda_codes_own_args &f, co
 template <int D, int C, int NT, bool HEADS, class ARGS> __device__ static void attend_codes(const ARGS &args)
 {
     constexpr int ROWS = 4 * NT, RING = 2 * WARPS * code_stage<D, C>::BYTES, PLACE = TERN_CUDA_CODES_ROOM(D, ROWS) / 4;
-    constexpr int QUERIES = raw_room<D, ROWS>::QUERIES, UNREAD = QUERIES > code_stage<D, C>::BYTES ? QUERIES : code_stage<D, C>::BYTES;
+    constexpr int QUERIES = raw_room<D, ROWS>::QUERIES, STAGE = code_stage<D, C>::BYTES, UNREAD = QUERIES > STAGE ? QUERIES : STAGE;
     static_assert(TERN_CUDA_RAW_BYTES(D, THREADS, ROWS) <= 2 * TERN_CUDA_CODES_ROOM(D, ROWS), "");
     const tern_cuda_attn_args &a = attn_of(args);
     extern __shared__ __align__(128) uint8_t shared[];
     __shared__ __align__(16) query_columns<D> columns[ROWS];
     __shared__ cold_rows cold;
-    __shared__ __align__(16) float heads[HEADS ? ROWS + 2 : 1][D];            /* queries, a key, a value */
-    __shared__ __align__(16) uint8_t unread[HEADS ? UNREAD : 16];  /* what is rehearsed with */
+    __shared__ __align__(16) float heads[HEADS ? ROWS + 2 : 1][D];     /* queries, a key, a value */
+    __shared__ __align__(16) uint8_t unread[HEADS ? UNREAD : 16]; /* what is rehearsed with */
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const bool real = !HEADS || warp < WARPS;
     float *room = reinterpret_cast<float *>(shared + RING);
@@ -668,7 +671,7 @@ template <int D, int C, int NT, bool HEADS, class ARGS> __device__ static void a
                 asm volatile("bar.sync 2, %0;" ::"n"(THREADS + 32) : "memory");
         }
     } else {
-        const bool early = end <= b.closed;          /* pages that were closed before the step are there */
+        const bool early = end <= b.closed; /* pages that were closed before the step are there */
         if (items.raw)
             raw = raw_places_of(b);
         page = first_page(begin, warp, WARPS);
