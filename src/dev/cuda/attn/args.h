@@ -31,6 +31,8 @@
      128 * 128)
 /* Shared bytes of attn/codes.cu (four warps) where warps put down what they have of a range; there are two such places.
  */
+#define TERN_CUDA_CODES_THREADS       128 /* of a block, and more of one that finishes its heads */
+#define TERN_CUDA_CODES_HELPERS       64
 #define TERN_CUDA_CODES_ROOM(d, rows) (4 * (4 * (rows) * ((d) + 8) + 2 * 4 * (rows)))
 #define TERN_CUDA_CHAIN               5248                  /* shared bytes of a warp that encodes trellis codes */
 #define TERN_CUDA_COLUMNS_BYTES(d)    (2 * ((d) + 16) + 16) /* of attn/columns.cuh */

@@ -18,8 +18,8 @@
 #include "dev/cuda/attn/raw.cuh"
 #include "dev/cuda/attn/ring.cuh"
 
-#define WARPS   4
-#define THREADS (32 * WARPS)
+#define THREADS TERN_CUDA_CODES_THREADS
+#define WARPS   (THREADS / 32)
 #define FULL    65000.0f /* most that a weight becomes */
 #define ROOM    13.0f    /* log2 of what the largest weight becomes when the reference is set: rises are rare */
 #define UNSET   -1e30f   /* a reference before the first token */
@@ -545,7 +545,7 @@ __device__ static inline code_items items_of_block(const tern_cuda_attn_args &a,
 
 /* A block of its own has two more warps: one rehearses what the others will do with pages, for instructions that a processor has to
  * fetch are half of the time of few pages; one has keys and values. */
-#define HELPERS    64
+#define HELPERS    TERN_CUDA_CODES_HELPERS
 #define REHEARSES  WARPS
 #define HAS_VALUES (WARPS + 1)
 

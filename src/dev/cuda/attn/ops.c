@@ -505,8 +505,9 @@ static bool run_codes(struct tern_cuda *d, struct tern_cuda_attn_args *a, struct
                        : few ? first_few + codes / 2
                              : first + codes + eight;
     tern_cuda_launch(d, (enum tern_cuda_kernel)kernel, (unsigned)(a->n_units * a->n_blocks),
-                     (unsigned)(a->l.n_heads * a->n_split), (unsigned)blocks, owns ? 192 : 128,
-                     codes_shared(&a->l, eight), owns ? (const void *)&own : a, owns ? sizeof own : sizeof *a);
+                     (unsigned)(a->l.n_heads * a->n_split), (unsigned)blocks,
+                     TERN_CUDA_CODES_THREADS + (owns ? TERN_CUDA_CODES_HELPERS : 0), codes_shared(&a->l, eight),
+                     owns ? (const void *)&own : a, owns ? sizeof own : sizeof *a);
     return true;
 }
 
