@@ -75,6 +75,8 @@ typedef struct tern_model_info {
     int n_cpu_layers;          /* of n_layers the first, which the CPU has beside a card (gpu_layers) */
     int n_cards;               /* that compute it together (gpus); 0: on the CPU */
     const char *device;        /* where it runs: "cpu", or "cuda: NVIDIA H200, 143156 MiB, compute capability 9.0" */
+    const char *kv_default;    /* the KV plan where nobody asks for one: "t4" on the CPU, "l4" on a card, where t4 costs
+                                  time (docs/decisions/071-a-cards-default.md) */
     const char *device_notice; /* a sentence that says why it is on the CPU although device "auto" found a card: what
                                   that refuses, or what is wrong with it; NULL: it is not so */
     const char *packed; /* the file of packed weights that is mapped; NULL: this process packed them for itself */
@@ -292,17 +294,17 @@ typedef struct tern_kv_row {
 
 /* Grammar: SCHEME | k=SCHEME,v=SCHEME, then options first=N, recent=N, edge=N:SCHEME,
  * layers=A-B:SCHEME, position=f16, cond=off|norms|bias|FILE, plan=FILE, max=N (docs/kv-cache.md).  Schemes:
- * tern_kv_schemes().  NULL means TERN_KV_DEFAULT.  With max=N a sequence keeps N tokens at most, in layers that would
- * see everything: the first ones (first=K, 4) and the newest N - K; it goes on to the end of the context, and a trim
- * beyond what it keeps fails. Coded keys are conditioned by the sidecar beside the model, MODEL.ternkv, else by the
- * norm weights of queries and keys, else by a bias of the keys, else not; cond= chooses. */
-#define TERN_KV_DEFAULT "t4"
+ * tern_kv_schemes().  NULL means tern_model_info.kv_default.  With max=N a sequence keeps N tokens at most, in layers
+ * that would see everything: the first ones (first=K, 4) and the newest N - K; it goes on to the end of the context,
+ * and a trim beyond what it keeps fails. Coded keys are conditioned by the sidecar beside the model, MODEL.ternkv, else
+ * by the norm weights of queries and keys, else by a bias of the keys, else not; cond= chooses. */
 typedef struct tern_kv_plan tern_kv_plan;
 /* Is this the text of a plan, on whatever model?  TERN_EINVAL says what is wrong in it; files that it names are read.
  */
 TERN_API int tern_kv_check(const char *spec, tern_error *err);
 TERN_API int tern_kv_plan_new(tern_kv_plan **out, const tern_model *m, const char *spec, bool strict, tern_error *err);
 TERN_API void tern_kv_plan_free(tern_kv_plan *p);
+TERN_API const char *tern_kv_plan_text(const tern_kv_plan *p); /* as it was given, or the default; view until free */
 TERN_API int tern_kv_plan_rows(const tern_kv_plan *p);
 TERN_API void tern_kv_plan_row(const tern_kv_plan *p, int layer, tern_kv_row *out); /* strings: view until free */
 TERN_API int tern_kv_row_tokens(const tern_kv_row *r, int tokens); /* how many of so many a layer keeps */
@@ -342,7 +344,7 @@ typedef struct tern_engine_params {
     int ctx;        /* tokens per sequence; 0 = the model's own */
     int max_seqs;   /* sequences alive at once; 0 = 1 */
     int chunk;      /* most rows in one step; 0 = 512, on a GPU 2048 */
-    const char *kv; /* KV plan; NULL = TERN_KV_DEFAULT ("f32" when exact) */
+    const char *kv; /* KV plan; NULL = tern_model_info.kv_default ("f32" when exact) */
     bool kv_strict; /* refuse instead of keeping a layer at 16 bit with a reason */
     bool exact;     /* every row in the wide class: f32 arithmetic on the dequantised weights, on every machine */
     /* Bits of the activations that decode rows multiply weights by: 8, 16, or 0 for 8.  With 16 the products of decode

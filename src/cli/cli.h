@@ -144,8 +144,8 @@ struct tern_plan_list {
 int tern_setup_plans(struct tern_plan_list *out, const struct tern_arg *option, tern_error *err);
 void tern_plan_list_clear(struct tern_plan_list *l);
 
-/* The plan that was asked for, as text: --kv or its default. */
-const char *tern_setup_kv(const struct tern_args *a);
+/* The plan that was asked for: --kv, or the default of the model's device; m NULL: a text that can be checked. */
+const char *tern_setup_kv(const struct tern_args *a, const tern_model *m);
 
 /* Fills sampler parameters from the options.  *bias owns the two arrays. */
 struct tern_bias {
@@ -222,14 +222,14 @@ const char *tern_kv_use_text(const tern_engine *e, int plan);
 /* Bytes of a sequence of ctx tokens; layers with a sliding window hold no more than their window. */
 void tern_plan_total(const tern_kv_plan *p, int ctx, double *bytes, double *f16_bytes);
 /* What the plan has to say, a stderr line each. */
-void tern_plan_notes(const tern_kv_plan *p, const char *spec);
+void tern_plan_notes(const tern_kv_plan *p);
 /* The same, and the layers that differ from what was asked for (`spec`), on one stderr line; nothing when none does. */
-void tern_plan_exceptions(const tern_kv_plan *p, const char *spec);
+void tern_plan_exceptions(const tern_kv_plan *p);
 /* One line per run of equal layers, for people. */
 int tern_plan_print(const tern_kv_plan *p, FILE *to, tern_error *err);
 /* A plan in a report (docs/json.md, "kv"); with all its layers. */
-json_t *tern_report_kv(const char *spec, const tern_kv_plan *p, bool at_end);
-json_t *tern_report_kv_layers(const char *spec, const tern_kv_plan *p);
+json_t *tern_report_kv(const tern_kv_plan *p, bool at_end);
+json_t *tern_report_kv_layers(const tern_kv_plan *p);
 /* Machine, model and plans on stderr, for --verbose. */
 void tern_setup_print(const struct tern_setup *s);
 /* What the user should know about the file of packed weights, on one stderr line. */

@@ -196,13 +196,25 @@ static int check_memory(const struct bench *b, tern_error *err)
     return 0;
 }
 
+/* Nobody named plans: 16 bits beside what the model's device has by itself. */
+static int usual_plan(struct bench *b, tern_error *err)
+{
+    const char *usual = tern_model_get_info(b->setup.model)->kv_default;
+    char **plan = &b->list.spec[1];
+    if (b->a->v[TERN_OPT_BENCH_KV].n || strcmp(*plan, usual) == 0)
+        return 0;
+    free(*plan);
+    *plan = strdup(usual);
+    return *plan ? 0 : tern_err_set(err, TERN_ENOMEM, "cannot allocate the name of a plan");
+}
+
 static int open_teams(struct bench *b, tern_error *err)
 {
     int rc = 0, threads[TERN_OPT_MAX_INTS], n = sorted(threads, &b->a->v[TERN_OPT_BENCH_THREADS]);
     for (int i = 0; i < n; i++)
         TERN_TRY(open_team(b, threads[i], err));
     for (int i = 0; i < b->list.n; i++)
-        tern_plan_exceptions(tern_engine_plan_at(b->teams[0].engine, i), b->list.spec[i]);
+        tern_plan_exceptions(tern_engine_plan_at(b->teams[0].engine, i));
     TERN_TRY(check_memory(b, err));
     for (int i = 0; i < b->n_teams && b->a->v[TERN_OPT_VERBOSE].n; i++)
         tern_setup_print(
@@ -651,6 +663,7 @@ int tern_cmd_bench(const struct tern_args *a, tern_error *err)
     TERN_TRY(tern_setup_size("--read", a->v[TERN_OPT_READ_SIZE].s, 1e15, &read_bytes, err));
     TERN_TRY(tern_setup_plans(&b.list, &a->v[TERN_OPT_BENCH_KV], err));
     TERN_TRY(tern_setup_model(&b.setup, a, a->v[TERN_OPT_MODEL].s, err));
+    TERN_TRY(usual_plan(&b, err));
     TERN_TRY(choose_depths(&b, err));
     TERN_TRY(prepare(&b, err));
     TERN_TRY(tern_reader_new(&b.reader, (size_t)read_bytes, err));

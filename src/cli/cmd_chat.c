@@ -390,7 +390,7 @@ static int do_kv(struct chat *c, const char *arg, tern_error *err)
         tern_engine_add_plan(c->setup.engine, arg, strcmp(c->a->v[TERN_OPT_KV_POLICY].s, "strict") == 0, &plan, err));
     TERN_TRY(tern_seq_recode(c->session.seq, plan, &r, err));
     c->session.start = (struct tern_start){.plan = plan};
-    tern_plan_exceptions(tern_engine_plan_at(c->setup.engine, plan), arg);
+    tern_plan_exceptions(tern_engine_plan_at(c->setup.engine, plan));
     if (r.plan_before == plan)
         tern_note("the conversation has that plan already");
     else

@@ -128,7 +128,7 @@ static int check_divergence(struct doctor *d, tern_error *err)
             text, sizeof text,
             "--kv %.80s changes what the model says: %.3g nats per token from a 16-bit cache, and %.1f is the "
             "most that is in order: give keys more bits (--kv k=q8,v=t4)",
-            tern_setup_kv(d->a), d->kld, TERN_DOCTOR_KLD);
+            tern_kv_plan_text(tern_engine_plan(d->setup.engine)), d->kld, TERN_DOCTOR_KLD);
         wrong(d, text);
     }
     return rc;
@@ -152,6 +152,17 @@ out:
 
 /* ---- report ------------------------------------------------------------------------------------------------------ */
 
+/* Why the plan is another one than on the CPU, where nobody asked for it. */
+static const char *of_a_card(const struct doctor *d)
+{
+    const tern_model_info *i = tern_model_get_info(d->setup.model);
+    const char *plan = tern_kv_plan_text(tern_engine_plan(d->setup.engine));
+    const bool asked = d->a->v[TERN_OPT_KV].n || d->a->v[TERN_OPT_TURBO_KV_BITS].n;
+    return !asked && i->n_cards && strcmp(plan, i->kv_default) == 0
+               ? " (the default on a card; t4 is truer, and slower there)"
+               : "";
+}
+
 static int print_model(const struct doctor *d, tern_error *err)
 {
     int rc = 0;
@@ -166,7 +177,8 @@ static int print_model(const struct doctor *d, tern_error *err)
                              i->has_template ? "yes" : "no"));
     if (!d->setup.engine)
         goto out;
-    TERN_TRY(tern_out_printf(err, "KV plan     %s\n", tern_shown(tern_setup_kv(d->a))));
+    TERN_TRY(tern_out_printf(err, "KV plan     %s%s\n",
+                             tern_shown(tern_kv_plan_text(tern_engine_plan(d->setup.engine))), of_a_card(d)));
     TERN_TRY(tern_plan_print(tern_engine_plan(d->setup.engine), stdout, err));
     if (d->needed)
         TERN_TRY(tern_out_printf(err, "context     %d tokens: KV %s (16 bit: %s); %s with the weights\n",
@@ -218,7 +230,7 @@ static int print_json(const struct doctor *d, tern_error *err)
     if (i && i->device_notice)
         json_object_set_new(out, "device_reason", tern_json_text(i->device_notice));
     if (d->setup.engine) {
-        json_t *kv = tern_report_kv_layers(tern_setup_kv(d->a), tern_engine_plan(d->setup.engine));
+        json_t *kv = tern_report_kv_layers(tern_engine_plan(d->setup.engine));
         json_object_set_new(out, "ctx", json_integer(tern_engine_ctx(d->setup.engine)));
         json_object_set_new(kv, "full_bytes", json_integer((json_int_t)d->kv_bytes));
         json_object_set_new(kv, "full_f16_bytes", json_integer((json_int_t)d->kv_f16_bytes));

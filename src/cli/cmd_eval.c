@@ -36,7 +36,7 @@ static int check_ids(const tern_tokens *ids, int n_vocab, int ctx, tern_error *e
 
 static int report_logits(const struct tern_setup *s, const struct tern_args *a, size_t n, tern_error *err)
 {
-    json_t *kv = tern_report_kv(tern_setup_kv(a), tern_engine_plan(s->engine), false);
+    json_t *kv = tern_report_kv(tern_engine_plan(s->engine), false);
     return tern_report_print(tern_report_json("eval logits", s->model, tern_engine_threads(s->engine)),
                              json_pack("{so sI si ss sb si so}", "file", tern_json_text(a->v[TERN_OPT_LOGITS_OUT].s),
                                        "n_tokens", (json_int_t)n, "n_vocab", tern_model_get_info(s->model)->n_vocab,
@@ -78,8 +78,9 @@ static int report_ppl(const struct tern_setup *s, const struct tern_args *a, int
     if (!a->v[TERN_OPT_JSON].n)
         return tern_out_printf(err, "perplexity %.4f (nll %.6f +- %.6f, %lld tokens in %d chunks of %d, KV %s%s)\n",
                                p->ppl, p->nll, p->stderr_nll, (long long)p->n_tokens, p->n_chunks, ctx,
-                               tern_setup_kv(a), tern_setup_at_end(a) ? ", prompts coded at their end" : "");
-    json_t *kv = tern_report_kv(tern_setup_kv(a), tern_engine_plan(s->engine), tern_setup_at_end(a));
+                               tern_kv_plan_text(tern_engine_plan(s->engine)),
+                               tern_setup_at_end(a) ? ", prompts coded at their end" : "");
+    json_t *kv = tern_report_kv(tern_engine_plan(s->engine), tern_setup_at_end(a));
     return tern_report_print(tern_report_json("eval ppl", s->model, tern_engine_threads(s->engine)),
                              json_pack("{sf sf sf sI si si sf so}", "ppl", p->ppl, "nll", p->nll, "stderr_nll",
                                        p->stderr_nll, "n_tokens", (json_int_t)p->n_tokens, "n_chunks", p->n_chunks,

@@ -122,7 +122,7 @@ static int print_text(const tern_model *m, const tern_kv_plan *plan, const struc
     TERN_TRY(print_types(m, err));
     if (a->v[TERN_OPT_TENSORS].n)
         TERN_TRY(print_tensors(m, err));
-    TERN_TRY(tern_out_printf(err, "\nKV cache        --kv %s\n", tern_shown(tern_setup_kv(a))));
+    TERN_TRY(tern_out_printf(err, "\nKV cache        --kv %s\n", tern_shown(tern_kv_plan_text(plan))));
     TERN_TRY(tern_plan_print(plan, stdout, err));
     TERN_TRY(tern_out_printf(err, "  %d tokens: %s (16 bit: %s)\n", ctx, tern_size_text(bytes), tern_size_text(f16)));
 out:
@@ -165,7 +165,7 @@ static int print_json(const tern_model *m, const tern_kv_plan *plan, const struc
 {
     double bytes, f16;
     tern_plan_total(plan, ctx, &bytes, &f16);
-    json_t *kv = tern_report_kv_layers(tern_setup_kv(a), plan);
+    json_t *kv = tern_report_kv_layers(plan);
     json_object_set_new(kv, "full_bytes", json_integer((json_int_t)bytes));
     json_object_set_new(kv, "full_f16_bytes", json_integer((json_int_t)f16));
     json_t *out = json_pack("{so si so}", "tensor_types", types_json(m), "ctx", ctx, "kv", kv);
@@ -181,8 +181,8 @@ int tern_cmd_inspect(const struct tern_args *a, tern_error *err)
     tern_kv_plan *plan = NULL;
     bool strict = strcmp(a->v[TERN_OPT_KV_POLICY].s, "strict") == 0;
     TERN_TRY(tern_setup_model(&s, a, a->operands[0], err));
-    TERN_TRY(tern_kv_plan_new(&plan, s.model, tern_setup_kv(a), strict, err));
-    tern_plan_notes(plan, tern_setup_kv(a));
+    TERN_TRY(tern_kv_plan_new(&plan, s.model, tern_setup_kv(a, s.model), strict, err));
+    tern_plan_notes(plan);
     int ctx = a->v[TERN_OPT_CTX].i ? (int)a->v[TERN_OPT_CTX].i : tern_model_get_info(s.model)->ctx;
     TERN_TRY(a->v[TERN_OPT_JSON].n ? print_json(s.model, plan, a, ctx, err) : print_text(s.model, plan, a, ctx, err));
 out:

@@ -133,7 +133,7 @@ static int open_engine(struct kld *c, tern_error *err)
     p.n_more_kv = c->n_plans - 1;
     TERN_TRY(tern_setup_open_engine(&c->setup.engine, &c->setup, c->a, &p, err));
     for (int i = 0; i < PLAN_FIRST + c->list.n; i++)
-        tern_plan_exceptions(tern_engine_plan_at(c->setup.engine, i), c->specs[i]);
+        tern_plan_exceptions(tern_engine_plan_at(c->setup.engine, i));
 out:
     return rc;
 }
@@ -313,8 +313,7 @@ static int plan_json(const struct kld *c, int plan, json_t *list, tern_error *er
     }
     TERN_TRY(tern_kld_get_stats(c->result, plan, -1, &s, err));
     row = stats_json(&s);
-    json_object_set_new(
-        row, "kv", tern_report_kv(c->specs[plan], tern_engine_plan_at(c->setup.engine, plan), tern_setup_at_end(c->a)));
+    json_object_set_new(row, "kv", tern_report_kv(tern_engine_plan_at(c->setup.engine, plan), tern_setup_at_end(c->a)));
     json_object_set_new(row, "floor", json_boolean(plan == PLAN_FLOOR));
     json_object_set_new(row, "bits_per_value", json_real(plan_bits(c, plan)));
     json_object_set(row, "texts", texts);

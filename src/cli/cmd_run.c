@@ -348,7 +348,7 @@ static int print_json(const struct run *r, tern_error *err)
     json_t *timings = json_pack("{sf sf sf sf sf}", "load_s", r->setup.load_s, "prompt_s", g->prompt_s,
                                 "prompt_tokens_per_s", rate(g->n_prompt, g->prompt_s), "decode_s", g->decode_s,
                                 "decode_tokens_per_s", rate(g->n_generated, g->decode_s));
-    json_t *kv = tern_report_kv(tern_setup_kv(r->a), tern_engine_plan(r->setup.engine), tern_setup_at_end(r->a));
+    json_t *kv = tern_report_kv(tern_engine_plan(r->setup.engine), tern_setup_at_end(r->a));
     (void)json_object_update_new(
         kv, json_pack("{sI sI sI sI sI}", "bytes", (json_int_t)memory.kv_bytes, "f16_bytes",
                       (json_int_t)memory.kv_f16_bytes, "full_bytes", (json_int_t)memory.kv_full_bytes, "full_f16_bytes",

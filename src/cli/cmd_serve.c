@@ -504,7 +504,6 @@ static struct tern_server_params params(struct serve *s, double body)
         .ping_s = v[TERN_OPT_PING].f,
         .drain_s = v[TERN_OPT_DRAIN].f,
         .stall_s = v[TERN_OPT_STALL].f,
-        .kv_spec = tern_setup_kv(s->a),
         .loop = {.max_waiting = (int)v[TERN_OPT_QUEUE].i},
         .open = open_one,
         .close = close_one,

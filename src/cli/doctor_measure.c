@@ -98,7 +98,7 @@ int tern_doctor_kld(tern_model *m, const struct tern_args *a, double *kld, int *
 {
     int rc = 0;
     const tern_model_info *info = tern_model_get_info(m);
-    const char *text = tern_calibration_text(), *plan = tern_setup_kv(a);
+    const char *text = tern_calibration_text(), *plan = tern_setup_kv(a, m);
     tern_tokens ids = {0};
     tern_engine *e = NULL;
     tern_kld *result = NULL;

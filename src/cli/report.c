@@ -127,16 +127,16 @@ static void print_layers_like(const tern_kv_plan *p, const tern_kv_row *row)
     }
 }
 
-void tern_plan_notes(const tern_kv_plan *p, const char *spec)
+void tern_plan_notes(const tern_kv_plan *p)
 {
     const char *note;
     for (int i = 0; (note = tern_kv_plan_note(p, i)); i++)
-        tern_note("--kv %s: %s", tern_shown(spec), tern_shown(note));
+        tern_note("--kv %s: %s", tern_shown(tern_kv_plan_text(p)), tern_shown(note));
 }
 
-void tern_plan_exceptions(const tern_kv_plan *p, const char *spec)
+void tern_plan_exceptions(const tern_kv_plan *p)
 {
-    tern_plan_notes(p, spec);
+    tern_plan_notes(p);
     bool any = false;
     for (int i = 0; i < tern_kv_plan_rows(p); i++) {
         tern_kv_row r;
@@ -146,7 +146,7 @@ void tern_plan_exceptions(const tern_kv_plan *p, const char *spec)
         if (any)
             (void)fputs("; layers", stderr);
         else
-            (void)fprintf(stderr, "tern: KV plan differs from --kv %s: layers", tern_shown(spec));
+            (void)fprintf(stderr, "tern: KV plan differs from --kv %s: layers", tern_shown(tern_kv_plan_text(p)));
         print_layers_like(p, &r);
         (void)fprintf(stderr, " k=%s,v=%s (%s)", r.k, r.v, r.reason);
         any = true;
@@ -220,7 +220,7 @@ static json_t *layers_json(const tern_kv_plan *p)
     return layers;
 }
 
-json_t *tern_report_kv(const char *spec, const tern_kv_plan *p, bool at_end)
+json_t *tern_report_kv(const tern_kv_plan *p, bool at_end)
 {
     double bytes, f16;
     tern_plan_bytes(p, &bytes, &f16);
@@ -228,13 +228,13 @@ json_t *tern_report_kv(const char *spec, const tern_kv_plan *p, bool at_end)
     const char *note;
     for (int i = 0; (note = tern_kv_plan_note(p, i)); i++)
         json_array_append_new(notes, tern_json_text(note));
-    return json_pack("{so ss sf sf so}", "spec", tern_json_text(spec), "when", at_end ? "end" : "stream",
-                     "bytes_per_token", bytes, "f16_bytes_per_token", f16, "notes", notes);
+    return json_pack("{so ss sf sf so}", "spec", tern_json_text(tern_kv_plan_text(p)), "when",
+                     at_end ? "end" : "stream", "bytes_per_token", bytes, "f16_bytes_per_token", f16, "notes", notes);
 }
 
-json_t *tern_report_kv_layers(const char *spec, const tern_kv_plan *p)
+json_t *tern_report_kv_layers(const tern_kv_plan *p)
 {
-    json_t *kv = tern_report_kv(spec, p, false);
+    json_t *kv = tern_report_kv(p, false);
     (void)json_object_set_new(kv, "layers", layers_json(p));
     return kv;
 }

@@ -65,7 +65,7 @@ int tern_setup_check_kv(const struct tern_args *a, tern_error *err)
 {
     int rc = check_turbo(a, err);
     rc = rc < 0 ? rc : check_max(a, err);
-    return rc < 0 ? rc : check_plan(tern_setup_kv(a), err);
+    return rc < 0 ? rc : check_plan(tern_setup_kv(a, NULL), err);
 }
 
 int tern_setup_begin(const struct tern_args *a, tern_error *err)
@@ -80,7 +80,7 @@ int tern_setup_model(struct tern_setup *s, const struct tern_args *a, const char
     return rc < 0 ? rc : tern_setup_open(s, a, path, err);
 }
 
-static const char *base_kv(const struct tern_args *a)
+static const char *base_kv(const struct tern_args *a, const tern_model *m)
 {
     static char turbo[64];
     const struct tern_arg *v = a->v;
@@ -94,14 +94,14 @@ static const char *base_kv(const struct tern_args *a)
             (void)snprintf(turbo + n, sizeof turbo - (size_t)n, ",edge=%d:f16", (int)v[TERN_OPT_TURBO_FP16_LAYERS].i);
         return turbo;
     }
-    return a->v[TERN_OPT_EXACT].n ? "f32" : TERN_KV_DEFAULT;
+    return a->v[TERN_OPT_EXACT].n ? "f32" : m ? tern_model_get_info(m)->kv_default : "f16";
 }
 
-const char *tern_setup_kv(const struct tern_args *a)
+const char *tern_setup_kv(const struct tern_args *a, const tern_model *m)
 {
     static char text[512];
     const struct tern_arg *max = &a->v[TERN_OPT_MAX_KV_SIZE], *keep = &a->v[TERN_OPT_KEEP];
-    const char *base = base_kv(a);
+    const char *base = base_kv(a, m);
     if (!max->i)
         return base;
     int n = snprintf(text, sizeof text, "%.400s,max=%d", base, (int)max->i);
@@ -181,8 +181,7 @@ int tern_setup_engine(struct tern_setup *s, const struct tern_args *a, int ctx, 
     int rc = 0;
     tern_engine_params p = tern_setup_params(a, ctx, max_seqs);
     const int from = (int)a->v[TERN_OPT_KV_START].i;
-    p.kv = tern_setup_kv(a);
-    const char *const raw[] = {raw_kv(p.kv, p.exact)};
+    const char *const raw[] = {raw_kv(tern_setup_kv(a, s->model), p.exact)};
     p.kv_bytes = s->kv_bytes;
     if (from && p.code_at_end)
         return tern_cli_usage(err, "--quantized-kv-start codes at a length and --kv-when end at the prompt's end: give "
@@ -194,9 +193,9 @@ int tern_setup_engine(struct tern_setup *s, const struct tern_args *a, int ctx, 
     }
     TERN_TRY(set_drafts(s, a, &p, err));
     TERN_TRY(tern_setup_first_use(s, a, err));
-    TERN_TRY(tern_setup_guard_plan(p.kv, err));
+    TERN_TRY(tern_setup_guard_plan(tern_setup_kv(a, s->model), err));
     TERN_TRY(tern_setup_open_engine(&s->engine, s, a, &p, err));
-    tern_plan_exceptions(tern_engine_plan(s->engine), tern_setup_kv(a));
+    tern_plan_exceptions(tern_engine_plan(s->engine));
     if (a->v[TERN_OPT_MAX_KV_SIZE].i >= tern_engine_ctx(s->engine))
         tern_note("the context of %d tokens ends before --max-kv-size %d forgets any", tern_engine_ctx(s->engine),
                   (int)a->v[TERN_OPT_MAX_KV_SIZE].i);

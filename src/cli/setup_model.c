@@ -246,9 +246,12 @@ static int open_engine(tern_engine **out, const struct tern_setup *s, const stru
 int tern_setup_open_engine(tern_engine **out, struct tern_setup *s, const struct tern_args *a, tern_engine_params *p,
                            tern_error *err)
 {
+    const bool by_options = !p->kv;
+    p->kv = by_options ? tern_setup_kv(a, s->model) : p->kv;
     int rc = open_engine(out, s, a, p, err);
     if (rc < 0 && tern_setup_fall_back(s, a, p, err) == 0) {
         p->kv_bytes = s->kv_bytes ? s->kv_bytes : p->kv_bytes;
+        p->kv = by_options ? tern_setup_kv(a, s->model) : p->kv;
         rc = open_engine(out, s, a, p, err);
     }
     return rc < 0 ? err->code : 0;
@@ -339,7 +342,7 @@ static int first_use(const struct tern_setup *s, const struct tern_args *a, tern
         return 0;
     const bool now = strcmp(how, "now") == 0;
     tern_kv_plan *plan;
-    if ((!now && info->weight_bytes < FROM_SIZE) || tern_kv_plan_new(&plan, m, tern_setup_kv(a), false, NULL) < 0)
+    if ((!now && info->weight_bytes < FROM_SIZE) || tern_kv_plan_new(&plan, m, tern_setup_kv(a, m), false, NULL) < 0)
         return 0; /* an engine will say what is wrong with the plan */
     int rc = 0;
     if (tern_kv_plan_uncalibrated(plan)) {

@@ -54,7 +54,7 @@ struct tern_dev_limits {
 /* Rows are f32.  [0, n_wide) of n_rows are prompt rows, the others decode rows; how each role computes products is
  * settled by prepare (kernel/gemm.h has the classes). */
 struct tern_dev_ops {
-    const char *name;
+    const char *name, *kv;  /* kv: the KV plan that suits it, where nobody says */
     bool decodes;           /* recode reads codes, too */
     bool firsts;            /* attention knows tern_kv_reach.first */
     bool decode16, prompt8; /* of tern_dev_limits */

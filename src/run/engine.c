@@ -55,7 +55,7 @@ static int open_plans(tern_engine *e, const tern_engine_params *p, tern_error *e
     TERN_TRY(tern_alloc(&e->plans, (size_t)e->max_plans + 1, sizeof(struct tern_kv_plan *), err));
     TERN_TRY(tern_alloc(&e->caches, (size_t)e->max_plans + 1, sizeof *e->caches, err));
     for (int i = 0; i < n; i++) {
-        const char *spec = i ? p->more_kv[i - 1] : p->kv ? p->kv : p->exact ? "f32" : TERN_KV_DEFAULT;
+        const char *spec = i ? p->more_kv[i - 1] : p->kv ? p->kv : p->exact ? "f32" : e->dev->ops->kv;
         TERN_TRY(tern_plan_of_ctx(&e->plans[i], e->model, e->ctx, spec, p->kv_strict, e->mtp, err));
         e->n_caches = ++e->n_plans;
         TERN_TRY(tern_draft_rows(p, e->plans[i]->layout->state_bytes > 0, &drafts, err));

@@ -215,6 +215,7 @@ static void describe(tern_model *m)
         .file_bytes = tern_file_bytes(m->file),
         .weight_bytes = m->net->memory_bytes,
         .device = m->device,
+        .kv_default = m->net->dev->ops->kv,
         .device_notice = m->refused[0] ? m->refused : NULL,
         .packed = m->net->packed.p ? m->packed.p : NULL,
         .notice = m->net->notice[0] ? m->net->notice : NULL,

@@ -123,7 +123,7 @@ bool tern_plan_unserved(const tern_model *m, int ctx, const char *spec)
     bool unserved = false;
     if (tern_alloc(&decl, (size_t)d->n_layers, sizeof *decl, NULL) == 0) {
         tern_desc_kv(d, ctx ? ctx : d->ctx, false, decl);
-        unserved = tern_kv_layout_new(&l, decl, d->n_layers, spec ? spec : TERN_KV_DEFAULT, false, NULL) == 0 &&
+        unserved = tern_kv_layout_new(&l, decl, d->n_layers, spec ? spec : m->net->dev->ops->kv, false, NULL) == 0 &&
                    check_firsts(l, m->net->dev->ops, NULL) < 0;
     }
     tern_kv_layout_free(l);
@@ -145,7 +145,7 @@ int tern_plan_of_ctx(tern_kv_plan **out, const tern_model *m, int ctx, const cha
     TERN_TRY(tern_alloc(&decl, (size_t)n, sizeof *decl, err));
     tern_desc_kv(d, ctx, mtp, decl);
     TERN_TRY(tern_cond_from_bias(&biased, m->net, decl, err));
-    TERN_TRY(tern_kv_layout_new(&p->layout, decl, n, spec ? spec : TERN_KV_DEFAULT, strict, err));
+    TERN_TRY(tern_kv_layout_new(&p->layout, decl, n, spec ? spec : m->net->dev->ops->kv, strict, err));
     TERN_TRY(check_firsts(p->layout, m->net->dev->ops, err));
     TERN_TRY(find_conditioning(p, m, decl, &biased, strict, err));
     *out = p;
@@ -174,6 +174,11 @@ bool tern_kv_plan_uncalibrated(const tern_kv_plan *p)
 const char *tern_kv_plan_notice(const tern_kv_plan *p)
 {
     return p->notice[0] ? p->notice : NULL;
+}
+
+const char *tern_kv_plan_text(const tern_kv_plan *p)
+{
+    return p->layout->text;
 }
 
 int tern_kv_plan_rows(const tern_kv_plan *p)

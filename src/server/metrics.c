@@ -326,9 +326,10 @@ static void add_plan(struct tern_served *m, json_t *o)
         return;
     json_t *layers = plan_layers(tern_engine_plan(m->engine), &bytes, &f16);
     const tern_model_info *i = tern_model_get_info(m->model);
-    (void)json_object_update_new(o, json_pack("{so so si sf sf}", "layers", layers, "device", tern_json_cstr(i->device),
-                                              "ctx", tern_engine_ctx(m->engine), "bytes_per_token", bytes,
-                                              "f16_bytes_per_token", f16));
+    (void)json_object_update_new(
+        o, json_pack("{so so so si sf sf}", "spec", tern_json_cstr(tern_kv_plan_text(tern_engine_plan(m->engine))),
+                     "layers", layers, "device", tern_json_cstr(i->device), "ctx", tern_engine_ctx(m->engine),
+                     "bytes_per_token", bytes, "f16_bytes_per_token", f16));
     if (i->device_notice)
         (void)json_object_set_new(o, "device_reason", tern_json_cstr(i->device_notice));
     tern_served_leave(m);
@@ -348,15 +349,14 @@ json_t *tern_kv_json(struct tern_served *m)
     const struct tern_server *s = m->server;
     tern_loop_stats t;
     tern_served_stats(m, &t);
-    json_t *o =
-        json_pack("{so ss so sI sI sI sI sI si si si sI sI sI sI sI sf}", "model", tern_json_cstr(m->name), "state",
-                  tern_served_word(m), "spec", tern_json_cstr(s->p.kv_spec), "bytes", (json_int_t)t.memory.kv_bytes,
-                  "f16_bytes", (json_int_t)t.memory.kv_f16_bytes, "state_bytes", (json_int_t)t.memory.state_bytes,
-                  "reserved_bytes", (json_int_t)t.kv_reserved, "limit_bytes", (json_int_t)t.kv_most, "running",
-                  t.running, "waiting", t.waiting, "decoding", t.decoding, "prompt_tokens", (json_int_t)t.prompt_tokens,
-                  "cached_tokens", (json_int_t)t.cached_tokens, "generated_tokens", (json_int_t)t.generated_tokens,
-                  "draft_tokens", (json_int_t)t.drafted_tokens, "draft_accepted_tokens", (json_int_t)t.accepted_tokens,
-                  "uptime_s", difftime(time(NULL), (time_t)s->started));
+    json_t *o = json_pack(
+        "{so ss sI sI sI sI sI si si si sI sI sI sI sI sf}", "model", tern_json_cstr(m->name), "state",
+        tern_served_word(m), "bytes", (json_int_t)t.memory.kv_bytes, "f16_bytes", (json_int_t)t.memory.kv_f16_bytes,
+        "state_bytes", (json_int_t)t.memory.state_bytes, "reserved_bytes", (json_int_t)t.kv_reserved, "limit_bytes",
+        (json_int_t)t.kv_most, "running", t.running, "waiting", t.waiting, "decoding", t.decoding, "prompt_tokens",
+        (json_int_t)t.prompt_tokens, "cached_tokens", (json_int_t)t.cached_tokens, "generated_tokens",
+        (json_int_t)t.generated_tokens, "draft_tokens", (json_int_t)t.drafted_tokens, "draft_accepted_tokens",
+        (json_int_t)t.accepted_tokens, "uptime_s", difftime(time(NULL), (time_t)s->started));
     add_plan(m, o);
     add_card(m, &t, o);
     if (t.experts.limit_bytes)

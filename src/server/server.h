@@ -51,7 +51,6 @@ struct tern_server_params {
     double ping_s;           /* silence in a stream after which a comment is sent; 0: never */
     double drain_s;          /* what is running may take so long after the first SIGTERM */
     double stall_s;          /* an engine whose thread did not come by for so long hangs */
-    const char *kv_spec;     /* the plan that was asked for, as text */
     tern_loop_params loop;
     /* Opens model i; what it holds then is freed by `close`.  Both are called from one thread at a time, which for the
      * first opening is the caller's. */

@@ -38,10 +38,12 @@ nothing() {
 # One card that serves, and machines without one.
 doctor
 same "$(device)" cuda "device"
+same "$(json kv.spec)" l4 "the plan of a card"
 nothing
 for FAKE_CUDA in none hidden; do
     doctor
     same "$(device)" cpu "device"
+    same "$(json kv.spec)" t4 "the plan of the CPU"
     nothing
 done
 TERN_CUDA_DRIVER= doctor
@@ -76,6 +78,13 @@ on_cpu "no room for steps of 512 tokens" "--chunk"
 FAKE_CUDA=
 doctor --kv f16,max=128
 on_cpu "keeps no first tokens"
+run 0 "$TERN" run -m "$MODEL" -p "the quick" -n 4 -c 512 --raw --max-kv-size 128 --json # the default of where it runs
+fell "--kv l4,max=128: " "keeps no first tokens"
+same "$(json kv.spec)" t4,max=128 "the plan where it runs"
+run 0 "$TERN" run -m "$MODEL" -p "the quick" -n 4 -c 512 --raw --max-kv-size 128 --keep 0 --json
+same "$(json kv.spec)" l4,max=128,first=0 "the plan on a card"
+run 0 "$TERN" bench -m "$MODEL" -p 8 -n 1 -r 1 --json
+grep -q '"l4"' "$out" || say "bench without the plan of a card"
 doctor --decode-bits 16
 on_cpu "decode_bits = 16"
 doctor --prompt-class int8

@@ -150,8 +150,19 @@ static void on_card(const tern_model *m)
 {
     const tern_model_info *i = tern_model_get_info(m);
     assert_string_equal(i->device, "card: no real card");
+    assert_string_equal(i->kv_default, "l4");
     assert_int_equal(i->n_cards, 1);
     assert_null(i->device_notice);
+}
+
+/* The plan of an engine that is asked for none, or in exact arithmetic. */
+static void check_plan(tern_model *m, bool exact, const char *plan)
+{
+    tern_engine *engine;
+    const tern_engine_params p = {.n_threads = 1, .ctx = 256, .exact = exact};
+    assert_int_equal(tern_engine_open(&engine, m, &p, err), 0);
+    assert_string_equal(tern_kv_plan_text(tern_engine_plan(engine)), plan);
+    tern_engine_close(&engine);
 }
 
 /* It computes what the CPU does when it was asked for. */
@@ -178,6 +189,8 @@ static void test_absent(void **state)
     on_cpu(m, NULL);
     assert_int_equal(tried.cpu, 1);
     assert_int_equal(tried.card, 0);
+    check_plan(m, false, "t4");
+    check_plan(m, true, "f32");
     tern_model_close(&m);
 }
 
@@ -192,6 +205,8 @@ static void test_serves(void **state)
         assert_int_equal(tried.card, 1);
         assert_int_equal(tried.cpu, 0);
         check_runs(m, MODEL, "t4");
+        check_plan(m, false, "l4");
+        check_plan(m, true, "f32");
         tern_model_close(&m);
     }
 }
@@ -426,6 +441,7 @@ int main(void)
 {
     card = tern_dev_cpu;
     card.name = "card";
+    card.kv = "l4";
     card.probe = card_probe;
     card.open = card_open;
     card.reserve = card_reserve;

@@ -118,6 +118,7 @@ const struct tern_dev_ops tern_dev_cpu = {
     .decode16 = true,
     .prompt8 = true,
     .in_place = true,
+    .kv = "t4",
     .open = op_open,
     .close = op_close,
     .prepare = op_prepare,

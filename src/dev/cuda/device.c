@@ -268,6 +268,7 @@ static int probe_card(int number, char about[TERN_DEV_NAME], tern_error *err)
         .probe = op_probe_##number,                                                                             \
         .card = op_card,                                                                                        \
         .chunk = 2048,                                                                                          \
+        .kv = "l4",                                                                                             \
         .apart = true,                                                                                          \
         TERN_CUDA_OPS,                                                                                          \
     };                                                                                                          \

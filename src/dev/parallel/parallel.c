@@ -128,6 +128,7 @@ int tern_dev_parallel_new(const struct tern_dev_ops **out, const struct tern_dev
                                    .apart = of[0]->apart,
                                    .probe = of[0]->probe,
                                    .chunk = of[0]->chunk,
+                                   .kv = of[0]->kv,
                                    .open = op_open,
                                    .close = op_close,
                                    .prepare = tern_parallel_prepare,

@@ -91,6 +91,7 @@ int tern_dev_split_new(const struct tern_dev_ops **out, const struct tern_dev_op
                                          .apart = second->apart,
                                          .probe = second->probe,
                                          .chunk = second->chunk,
+                                         .kv = second->kv,
                                          .open = op_open,
                                          .close = op_close,
                                          .prepare = tern_split_prepare,
