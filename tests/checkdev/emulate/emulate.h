@@ -605,6 +605,14 @@ static inline void emulate_ex2(const char *, float &y, float x)
 {
     y = exp2f(x);
 }
+static inline void emulate_lg2(const char *, float &y, float x)
+{
+    y = log2f(x);
+}
+static inline void emulate_mov(const char *, int &y, int x)
+{
+    y = x;
+}
 
 /* Copies happen at once: what is read too early is not found here. */
 static inline void emulate_cp(const char *text, uint32_t to, const void *from)

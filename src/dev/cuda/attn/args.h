@@ -163,6 +163,7 @@ struct tern_cuda_attn_args {
     int32_t job0, kv0, kv_n;
     int32_t pages, per_block; /* of all jobs of the pass, and how many a block of threads expands */
     int32_t eighths;          /* of decode rows on codes: ranges of a block of threads, in eighths of one */
+    uint32_t inverse;         /* of heads, times 2^16: divisions are long */
     uint64_t expanded;
 };
 

@@ -10,7 +10,7 @@ struct block_rows {
     const tern_cuda_job *job;
     int job_i, kv_head, head0, heads, n, n_q; /* n: rows */
     int row0, pos0; /* of the first row: in the batch, in the sequence */
-    unsigned inverse; /* of heads, times 2^16: divisions are long where there are many */
+    unsigned inverse; /* of heads, times 2^16 */
     int own, page0, raw0;
     int cache, table0, closed; /* of the unit; table0: of its tables */
     uint32_t sink;
@@ -21,12 +21,20 @@ struct block_rows {
 __device__ static inline void find_heads(block_rows &b, int split)
 {
     const tern_cuda_attn_args &a = *b.a;
-    b.kv_head = split / a.n_split;
-    b.head0 = split % a.n_split * a.heads;
-    b.heads = a.group - b.head0 < a.heads ? a.group - b.head0 : a.heads;
+    b.kv_head = split;
+    b.head0 = 0;
+    if (a.n_split > 1) {
+        b.kv_head = split / a.n_split;
+        b.head0 = split % a.n_split * a.heads;
+    }
+    b.heads = a.heads;
+    b.inverse = a.inverse;
+    if (a.group - b.head0 < a.heads) {
+        b.heads = a.group - b.head0;
+        b.inverse = 65535u / (unsigned)b.heads + 1;
+    }
     b.head0 += b.kv_head * a.group;
     b.n_q = b.n * b.heads;
-    b.inverse = 65535u / (unsigned)b.heads + 1;
     b.cond = a.l.k.cond ? cuda_at<const tern_cuda_cond>(a.l.k.cond) + b.kv_head : nullptr;
 }
 
@@ -75,11 +83,17 @@ __device__ static inline const float *query_of(const block_rows &b, int i, int w
     return cuda_at<const float>(b.a->q) + (uint64_t)(b.row0 + row_of(b, i)) * b.a->q_stride + (uint64_t)head_of(b, i) * width;
 }
 
+/* log2 of the pages of a range, which are a power of two. */
+__device__ static inline int range_shift(int pages)
+{
+    return 31 - __clz(pages);
+}
+
 /* The pages [begin, end) of the block's range `z`, counted from the first range that its rows see; the number of the
  * range. */
 __device__ static inline int find_range(const block_rows &b, int z, int &begin, int &end)
 {
-    const int pages = tern_cuda_range_pages(b.a->l.window, b.pos0), range = b.page0 / pages + z;
+    const int pages = tern_cuda_range_pages(b.a->l.window, b.pos0), range = (b.page0 >> range_shift(pages)) + z;
     begin = range * pages > b.page0 ? range * pages : b.page0;
     end = (range + 1) * pages < b.raw0 ? (range + 1) * pages : b.raw0;
     return range;

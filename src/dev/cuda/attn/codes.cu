@@ -31,6 +31,21 @@ __device__ static inline float exp2_of(float x)
     return y;
 }
 
+__device__ static inline float log2_of(float x)
+{
+    float y;
+    asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+/* The same number, which no compiler may have before it is asked for: what comes of it is not made for all pages. */
+__device__ static inline int opaque(int x)
+{
+    int y;
+    asm volatile("mov.b32 %0, %1;" : "=r"(y) : "r"(x));
+    return y;
+}
+
 /* Keys: bytes are signed, or entries with an offset. */
 template <int C> __device__ static inline void multiply_keys(int c[4], const octet &x, const octet &y, uint32_t b0, uint32_t b1)
 {
@@ -137,11 +152,12 @@ __device__ static __noinline__ float4 finish_scores(float4 scores, const cold_ro
     return make_float4(y[0], y[1], y[2], y[3]);
 }
 
-/* The reference of a row where a weight would be too large, NaN where none is; y: scores, f: scales, above 0. */
+/* The reference of a row where a weight would be too large, NaN where none is; y: scores, f: scales, above 0.  Any number will
+ * do for a reference, so logarithms may be coarse. */
 __device__ static __noinline__ float raised(float4 y, float4 f, float top)
 {
-    float z = fmaxf(fmaxf(__fadd_rn(y.x, log2f(f.x)), __fadd_rn(y.y, log2f(f.y))),
-                    fmaxf(__fadd_rn(y.z, log2f(f.z)), __fadd_rn(y.w, log2f(f.w))));
+    float z = fmaxf(fmaxf(__fadd_rn(y.x, log2_of(f.x)), __fadd_rn(y.y, log2_of(f.y))),
+                    fmaxf(__fadd_rn(y.z, log2_of(f.z)), __fadd_rn(y.w, log2_of(f.w))));
     for (int width = 4; width < 32; width *= 2) {
         top = fmaxf(top, __shfl_xor_sync(~0u, top, width));
         z = fmaxf(z, __shfl_xor_sync(~0u, z, width));
@@ -220,7 +236,7 @@ __device__ static inline void weigh_half(uint32_t p[NT][2], worker<D, C, NT> &w,
             y[r] = __fmul_rn((float)(c[i][r / 2][r % 2 * 2] * 256 + c[i][r / 2][r % 2 * 2 + 1]),
                              __fmul_rn(kf[r], w.scale[i]));
         if (how == SOME) {
-            const int lo = max(page ? 0 : w.sinks, w.oldest[i] - 64 * page) - first - 4 * w.g;
+            const int lo = max(page ? 0 : w.sinks, opaque(w.oldest[i]) - 64 * page) - first - 4 * w.g;
 #pragma unroll
             for (int r = 0; r < 4; r++)
                 y[r] = r < lo ? -INFINITY : y[r];
@@ -364,22 +380,26 @@ template <int D, int ROWS> __device__ static inline void put_together(const bloc
 {
     constexpr int STEP = D + 8;
     const float *ref = room + WARPS * ROWS * STEP, *sum = ref + WARPS * ROWS, unit = b.a->l.v.unit;
-    for (int e = threadIdx.x; e < b.n_q * (D / 2); e += THREADS) { /* two dims each */
-        const int row = e / (D / 2), d = e % (D / 2) * 2;
-        float most = ref[row], x = 0, y = 0, all = 0;
+    for (int e = threadIdx.x; e < b.n_q * (D / 4); e += THREADS) { /* four dims each */
+        const int row = e / (D / 4), d = e % (D / 4) * 4;
+        float most = ref[row], x[4] = {}, all = 0;
 #pragma unroll
         for (int i = 1; i < WARPS; i++)
             most = fmaxf(most, ref[i * ROWS + row]);
 #pragma unroll
         for (int i = 0; i < WARPS; i++) {
             const float by = exp2_of(__fsub_rn(ref[i * ROWS + row], most));
-            const float2 v = *reinterpret_cast<const float2 *>(room + (i * ROWS + row) * STEP + d);
-            x = __fmaf_rn(by, v.x, x);
-            y = __fmaf_rn(by, v.y, y);
+            const float4 v = *reinterpret_cast<const float4 *>(room + (i * ROWS + row) * STEP + d);
+            x[0] = __fmaf_rn(by, v.x, x[0]);
+            x[1] = __fmaf_rn(by, v.y, x[1]);
+            x[2] = __fmaf_rn(by, v.z, x[2]);
+            x[3] = __fmaf_rn(by, v.w, x[3]);
             all = __fmaf_rn(by, sum[i * ROWS + row], all);
         }
         float *part = part_at(b, row, range % TERN_CUDA_RANGES);
-        *reinterpret_cast<float2 *>(part + d) = make_float2(__fmul_rn(x, unit), __fmul_rn(y, unit));
+#pragma unroll
+        for (int j = 0; j < 4; j += 2) /* parts are D + 2 apart */
+            *reinterpret_cast<float2 *>(part + d + j) = make_float2(__fmul_rn(x[j], unit), __fmul_rn(x[j + 1], unit));
         if (d == 0) {
             part[D] = most;
             part[D + 1] = all;
@@ -406,7 +426,7 @@ __device__ static inline void look_up(code_pages &p, int first, int lane)
 /* One half of a page, or nothing behind the last. */
 template <int D, int C> __device__ static inline void fetch_half(const code_pages &p, int page, int half, int lane)
 {
-    const uint32_t number = __shfl_sync(~0u, p.mine, (page - p.first) / WARPS % 32);
+    const uint32_t number = __shfl_sync(~0u, p.mine, (uint32_t)(page - p.first) / WARPS % 32);
     if (page < p.end)
         fetch_codes<D, C>(p.at + half * code_stage<D, C>::BYTES, p.from, number, half, lane, p.once);
     asm volatile("cp.async.commit_group;" ::: "memory");
@@ -446,11 +466,11 @@ __device__ static __noinline__ void load_pairs(cold_rows *cold, int page)
     }
 }
 
-/* The warp's pages of a range, which ends before page `to`.  Pages before `whole` have tokens that count for some rows only;
- * of all pages scores may be more than products.  Not real: one half, which stays as it is. */
+/* The warp's pages of a range, which ends before page `to`.  Pages before `whole` have tokens that count for some rows only
+ * (SOME; from there on PLAIN).  Not real: one half, which stays as it is. */
 template <int D, int C, int NT>
 __device__ static inline void take_range(worker<D, C, NT> &w, code_pages &p, cold_rows *cold, int &page, int to, int whole,
-                                         bool more, bool real)
+                                         page_scores &how, bool real)
 {
     const int lane = threadIdx.x % 32;
 #pragma unroll
@@ -466,17 +486,15 @@ __device__ static inline void take_range(worker<D, C, NT> &w, code_pages &p, col
     for (; page < to; page += WARPS) {
         if (real && page + WARPS == p.first + 32 * WARPS)
             look_up(p, page + WARPS, lane);
-        if (real && more)
+        if (how == SOME && page >= whole)
+            how = PLAIN;
+        if (how == COLD)
             load_pairs(cold, page);
 #pragma unroll 1
         for (int half = 0; half < 2; half++) {
             asm volatile("cp.async.wait_group 1;" ::: "memory");
             __syncwarp();
-            take_half<D, C, NT>(w, p.at + half * code_stage<D, C>::BYTES, page, 32 * half,
-                                !real       ? PLAIN
-                                : more      ? COLD
-                                : page < whole ? SOME
-                                            : PLAIN);
+            take_half<D, C, NT>(w, p.at + half * code_stage<D, C>::BYTES, page, 32 * half, how);
             __syncwarp();
             if (!real)
                 return;
@@ -534,11 +552,15 @@ struct code_items {
 /* The ranges of a row are cut evenly; what is raw has a block of its own where ranges have, or goes with the first. */
 __device__ static inline code_items items_of_block(const tern_cuda_attn_args &a, int ranges, int z)
 {
-    const bool apart = tern_cuda_codes_apart(a.eighths);
-    const int blocks = tern_cuda_codes_blocks(ranges, a.eighths), i = apart ? z - 1 : z;
-    if (i < 0 || i >= blocks)
-        return {0, 0, i < 0};
-    return {ranges * i / blocks, ranges * (i + 1) / blocks, !apart && i == 0};
+    if (tern_cuda_codes_apart(a.eighths)) { /* a range each: without divisions, which are long */
+        if (z == 0 || z > ranges)
+            return {0, 0, z == 0};
+        return {z - 1, z, false};
+    }
+    const int blocks = tern_cuda_codes_blocks(ranges, a.eighths);
+    if (z >= blocks)
+        return {};
+    return {ranges * z / blocks, ranges * (z + 1) / blocks, z == 0};
 }
 
 /* ---- heads that are not finished --------------------------------------------------------------------------------- */
@@ -697,12 +719,12 @@ template <int D, int C, int NT, bool HEADS, class ARGS> __device__ static void a
         open_queries<D, C, NT>(w, a, queries);
     }
     const int seen = (oldest_seen(a.l, row_pos(b, b.n_q - 1)) + 63) / 64, whole = a.l.first && !seen ? 1 : seen;
-    const bool more = (b.cond && b.cond->n_pairs) || a.cap > 0;
+    page_scores how = !real ? PLAIN : (b.cond && b.cond->n_pairs) || a.cap > 0 ? COLD : SOME;
 #pragma unroll 1
     for (int z = items.first; z < (real ? items.end : items.first + 1); z++) {
         int to;
         pages_of(b, ranges, z, unused, to);
-        take_range<D, C, NT>(w, pages, &cold, page, real ? to : 1, whole, more, real);
+        take_range<D, C, NT>(w, pages, &cold, page, real ? to : 1, whole, how, real);
         float *place = room + (z & 1) * PLACE; /* the other is still read by warps behind */
         put_down<D, C, NT>(w, place, real);
         if (!real)

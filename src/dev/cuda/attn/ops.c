@@ -298,11 +298,18 @@ void tern_cuda_attn_end(struct tern_cuda *d)
 
 /* ---- attention --------------------------------------------------------------------------------------------------- */
 
-/* Blocks of the plain kernels: up to 8 q rows of one KV head, heads evenly. */
+/* A KV head's query heads, evenly for as few blocks as have `most` each. */
+static void split_heads(struct tern_cuda_attn_args *a, int most)
+{
+    a->n_split = (a->group + most - 1) / most;
+    a->heads = (a->group + a->n_split - 1) / a->n_split;
+    a->inverse = 65535u / (unsigned)a->heads + 1;
+}
+
+/* Blocks of the plain kernels: up to 8 q rows of one KV head. */
 static void cut_plain(struct tern_cuda_attn_args *a, struct tern_cuda_list_of units)
 {
-    a->n_split = (a->group + TERN_CUDA_Q - 1) / TERN_CUDA_Q;
-    a->heads = (a->group + a->n_split - 1) / a->n_split;
+    split_heads(a, TERN_CUDA_Q);
     a->rows = TERN_CUDA_Q / a->heads;
     a->n_blocks = (units.rows + a->rows - 1) / a->rows;
     a->units = units.p;
@@ -389,8 +396,7 @@ static void run_wide(struct tern_cuda *d, struct tern_cuda_attn_args *a, int cac
         run_plain(d, TERN_CUDA_K_attn_wide, a, 1);
         return;
     }
-    a->n_split = (a->group + TERN_CUDA_WIDE_ROWS - 1) / TERN_CUDA_WIDE_ROWS;
-    a->heads = (a->group + a->n_split - 1) / a->n_split;
+    split_heads(a, TERN_CUDA_WIDE_ROWS);
     a->rows = TERN_CUDA_WIDE_ROWS / a->heads;
     a->n_blocks = (units.rows + a->rows - 1) / a->rows;
     if (on_90(d, &a->l)) {
@@ -450,8 +456,7 @@ static int codes_eighths(int64_t n, int blocks)
 /* Blocks of up to four q rows, or of eight. */
 static bool cut_codes(struct tern_cuda_attn_args *a, struct tern_cuda_list_of units)
 {
-    a->n_split = (a->group + 7) / 8;
-    a->heads = (a->group + a->n_split - 1) / a->n_split;
+    split_heads(a, 8);
     const bool eight = a->heads > 4 || a->heads * units.rows > 4;
     a->rows = (eight ? 8 : 4) / a->heads;
     a->n_blocks = (units.rows + a->rows - 1) / a->rows;
