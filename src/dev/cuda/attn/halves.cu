@@ -273,7 +273,7 @@ template <int D> __device__ static void attend_halves(const tern_cuda_attn_args 
     ring_open(r, (uint32_t)__cvta_generic_to_shared(shared + ROOM) + warp * a.stages * side<D>::BYTES,
               (uint32_t)__cvta_generic_to_shared(barriers + warp * 8), side<D>::BYTES, a.stages);
     deal mine = deal_out(a); /* tables are older than the kernel before */
-    cuda_wait();
+    bool waits = true;
     for (; mine.left > 0; mine.pair++, mine.at = 0) {
         block_rows b;
         if (!find_rows(b, a, mine.pair / a.n_blocks, mine.pair % a.n_blocks, 0))
@@ -284,9 +284,16 @@ template <int D> __device__ static void attend_halves(const tern_cuda_attn_args 
         walk w;
         softmax<D> st;
         uint32_t q[D / 16][2];
+        if (waits && b.raw0 > b.closed) { /* pages that were closed before the step are there */
+            cuda_wait();
+            waits = false;
+        }
         walk_begin(w, b, ranges, warp, WARPS, split, z, items);
         for (int i = 0, slot = r.slot; i < r.stages; i++, slot = slot + 1 == r.stages ? 0 : slot + 1)
             fetch_next<D>(r, slot, w, what);
+        if (waits)
+            cuda_wait();
+        waits = false;
 #pragma unroll 1
         for (int i = 0; i < items; i++) {
             int begin, end;
@@ -308,6 +315,8 @@ template <int D> __device__ static void attend_halves(const tern_cuda_attn_args 
         }
         mine.left -= items;
     }
+    if (waits)
+        cuda_wait();
 }
 
 TERN_CUDA_KERNEL_BEGIN(halves_64, tern_cuda_attn_args, THREADS, 1)
