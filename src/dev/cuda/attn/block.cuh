@@ -62,6 +62,17 @@ __device__ static inline bool find_rows(block_rows &b, const tern_cuda_attn_args
     return true;
 }
 
+/* The rows of block `at` of all units' blocks, of which each mostly has one. */
+__device__ static inline bool find_rows(block_rows &b, const tern_cuda_attn_args &a, int at, int split)
+{
+    int unit = at, index = 0;
+    if (a.n_blocks > 1) {
+        unit = at / a.n_blocks;
+        index = at % a.n_blocks;
+    }
+    return find_rows(b, a, unit, index, split);
+}
+
 /* Row and head of q row i, which is below 2^10. */
 __device__ static inline int row_of(const block_rows &b, int i)
 {

@@ -618,12 +618,62 @@ __device__ static inline void put_own_rows(const tern_cuda_codes_own_args &f, co
     }
 }
 
+/* The warp's query, and its first page on its way. */
+template <int D, int C>
+__device__ static inline void finish_query(const tern_cuda_codes_own_args &f, const block_rows &b, const code_items &items, int page, int end,
+                                           float *query, query_columns<D> &columns, code_pages &pages, raw_places &raw)
+{
+    const tern_cuda_attn_args &a = f.attn;
+    const bool coded = items.first < items.end;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    float sign[D / 32];
+    const tern_cuda_heads_set &set = f.heads.set[f.set_q];
+    const int q = min(warp, b.n_q - 1), row = b.row0 + row_of(b, q);
+    const own_head head(set, row, head_of(b, q), lane);
+    load_signs<D / 32>(sign, a.l.k, lane);
+    if (coded)
+        find_pages(pages, b, page, end, lane);
+    if (items.raw)
+        raw.sink = raw_sink_of(b);
+    head.finish(f.heads, set, row, query, lane);
+    __syncwarp();
+    if (coded)
+        fetch_first<D, C>(pages, page, lane);
+    if (coded)
+        put_columns<D>(columns, warp < b.n_q ? query : nullptr, a.q_scale, a.l.k, nullptr, sign, lane);
+    if (items.raw)
+        asm volatile("bar.sync 2, %0;" ::"n"(THREADS + 32) : "memory");
+}
+
 /* ---- a block ----------------------------------------------------------------------------------------------------- */
+
+/* The block's ranges: each warp's pages of one, then what warps have together. */
+template <int D, int C, int NT>
+__device__ static inline void take_ranges(worker<D, C, NT> &w, code_pages &pages, const block_rows &b, const row_ranges &ranges,
+                                          const code_items &items, int page, float *room, cold_rows *cold, bool real)
+{
+    constexpr int ROWS = 4 * NT, PLACE = TERN_CUDA_CODES_ROOM(D, ROWS) / 4;
+    const tern_cuda_attn_args &a = *b.a;
+    const int seen = (oldest_seen(a.l, row_pos(b, b.n_q - 1)) + 63) / 64, whole = a.l.first && !seen ? 1 : seen;
+    page_scores how = !real ? PLAIN : (b.cond && b.cond->n_pairs) || a.cap > 0 ? COLD : SOME;
+#pragma unroll 1
+    for (int z = items.first; z < (real ? items.end : items.first + 1); z++) {
+        int unused, to;
+        pages_of(b, ranges, z, unused, to);
+        take_range<D, C, NT>(w, pages, cold, page, real ? to : 1, whole, how, real);
+        float *place = room + (z & 1) * PLACE; /* the other is still read by warps behind */
+        put_down<D, C, NT>(w, place, real);
+        if (!real)
+            continue;
+        computing_meet<THREADS>();
+        put_together<D, ROWS>(b, place, ranges.first + z);
+    }
+}
 
 /* HEADS: they are not finished, and no page was closed in this step. */
 template <int D, int C, int NT, bool HEADS, class ARGS> __device__ static void attend_codes(const ARGS &args)
 {
-    constexpr int ROWS = 4 * NT, RING = 2 * WARPS * code_stage<D, C>::BYTES, PLACE = TERN_CUDA_CODES_ROOM(D, ROWS) / 4;
+    constexpr int ROWS = 4 * NT, RING = 2 * WARPS * code_stage<D, C>::BYTES;
     constexpr int QUERIES = raw_room<D, ROWS>::QUERIES, STAGE = code_stage<D, C>::BYTES, UNREAD = QUERIES > STAGE ? QUERIES : STAGE;
     static_assert(TERN_CUDA_RAW_BYTES(D, THREADS, ROWS) <= 2 * TERN_CUDA_CODES_ROOM(D, ROWS), "");
     const tern_cuda_attn_args &a = attn_of(args);
@@ -639,7 +689,7 @@ template <int D, int C, int NT, bool HEADS, class ARGS> __device__ static void a
     block_rows b;
     row_ranges ranges;
     code_items items = {};
-    if (find_rows(b, a, blockIdx.x / a.n_blocks, blockIdx.x % a.n_blocks, blockIdx.y)) {
+    if (find_rows(b, a, blockIdx.x, blockIdx.y)) {
         ranges = ranges_of(b);
         items = items_of_block(a, ranges.n, blockIdx.z);
     }
@@ -660,7 +710,7 @@ template <int D, int C, int NT, bool HEADS, class ARGS> __device__ static void a
     pages.at = (uint32_t)__cvta_generic_to_shared(real ? shared + warp * 2 * code_stage<D, C>::BYTES : unread);
     raw_places raw = {};
     if constexpr (HEADS) {
-        const tern_cuda_unit &unit = cuda_at<const tern_cuda_unit>(a.units)[blockIdx.x / a.n_blocks];
+        const tern_cuda_unit &unit = cuda_at<const tern_cuda_unit>(a.units)[blockIdx.x]; /* of one block */
         if (items.raw)
             raw.own = unit_tile(args.tiles, a.l, a.stage, unit, b.kv_head);
         if (warp != REHEARSES)
@@ -673,24 +723,8 @@ template <int D, int C, int NT, bool HEADS, class ARGS> __device__ static void a
             return;
         }
         if (real) {
-            float sign[D / 32];
-            const tern_cuda_heads_set &set = args.heads.set[args.set_q];
-            const int q = min(warp, b.n_q - 1), row = b.row0 + row_of(b, q);
-            const own_head head(set, row, head_of(b, q), lane);
-            load_signs<D / 32>(sign, a.l.k, lane);
             page = first_page(begin, warp, WARPS);
-            if (coded)
-                find_pages(pages, b, page, end, lane);
-            if (items.raw)
-                raw.sink = raw_sink_of(b);
-            head.finish(args.heads, set, row, heads[warp], lane);
-            __syncwarp();
-            if (coded)
-                fetch_first<D, C>(pages, page, lane);
-            if (coded)
-                put_columns<D>(columns[warp], warp < b.n_q ? heads[warp] : nullptr, a.q_scale, a.l.k, nullptr, sign, lane);
-            if (items.raw)
-                asm volatile("bar.sync 2, %0;" ::"n"(THREADS + 32) : "memory");
+            finish_query<D, C>(args, b, items, page, end, heads[warp], columns[warp], pages, raw);
         }
     } else {
         const bool early = end <= b.closed; /* pages that were closed before the step are there */
@@ -718,20 +752,7 @@ template <int D, int C, int NT, bool HEADS, class ARGS> __device__ static void a
         computing_meet<THREADS>();
         open_queries<D, C, NT>(w, a, queries);
     }
-    const int seen = (oldest_seen(a.l, row_pos(b, b.n_q - 1)) + 63) / 64, whole = a.l.first && !seen ? 1 : seen;
-    page_scores how = !real ? PLAIN : (b.cond && b.cond->n_pairs) || a.cap > 0 ? COLD : SOME;
-#pragma unroll 1
-    for (int z = items.first; z < (real ? items.end : items.first + 1); z++) {
-        int to;
-        pages_of(b, ranges, z, unused, to);
-        take_range<D, C, NT>(w, pages, &cold, page, real ? to : 1, whole, how, real);
-        float *place = room + (z & 1) * PLACE; /* the other is still read by warps behind */
-        put_down<D, C, NT>(w, place, real);
-        if (!real)
-            continue;
-        computing_meet<THREADS>();
-        put_together<D, ROWS>(b, place, ranges.first + z);
-    }
+    take_ranges<D, C, NT>(w, pages, b, ranges, items, page, room, &cold, real);
     asm volatile("cp.async.wait_group 0;" ::: "memory");
     if (!real)
         cuda_wait();

@@ -78,8 +78,9 @@ __device__ static inline void merge_row(const block_rows &b, int i, const float 
     const tern_cuda_attn_args &a = *b.a;
     const tern_cuda_layer &l = a.l;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, d = lane * N;
-    const int pages = tern_cuda_range_pages(l.window, b.pos0), page0 = oldest_seen(l, row_pos(b, i)) / 64;
-    const int first = page0 / pages, n = page0 < b.raw0 ? (b.raw0 - 1) / pages - first + 1 : 0, there = real ? n : 0;
+    const int log2_pages = range_shift(tern_cuda_range_pages(l.window, b.pos0)), page0 = oldest_seen(l, row_pos(b, i)) / 64;
+    const int first = page0 >> log2_pages, n = page0 < b.raw0 ? (b.raw0 - 1 >> log2_pages) - first + 1 : 0,
+              there = real ? n : 0;
     const float *raw = part_at(b, i, TERN_CUDA_RANGES);
     float raw_o[N] = {}, raw_m = 0, raw_l = 1, x[N] = {}, shift = 0;
     if (warp == 0 && real) {
@@ -154,7 +155,7 @@ template <int D> __device__ static void merge(const tern_cuda_attn_args &a)
     const int i = blockIdx.z, lane = threadIdx.x % 32;
     cuda_start_next();
     block_rows b;
-    const bool there = find_rows(b, a, blockIdx.x / a.n_blocks, blockIdx.x % a.n_blocks, blockIdx.y) && i < b.n_q;
+    const bool there = find_rows(b, a, blockIdx.x, blockIdx.y) && i < b.n_q;
     float sign[D / 32]; /* tables and constants were there before the step's first kernel */
     load_signs<D / 32>(sign, a.l.v, lane);
     if (!there) {

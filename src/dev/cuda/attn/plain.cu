@@ -255,7 +255,7 @@ TERN_CUDA_KERNEL_BEGIN(attn_wide, tern_cuda_attn_args, THREADS, 1)
     rows r;
     state st;
     cuda_wait();
-    if (!find_rows(r, a, blockIdx.x / a.n_blocks, blockIdx.x % a.n_blocks, blockIdx.y))
+    if (!find_rows(r, a, blockIdx.x, blockIdx.y))
         return;
     share(r, shared);
     load_queries(r);
@@ -270,7 +270,7 @@ TERN_CUDA_KERNEL_BEGIN(attn_range, tern_cuda_attn_args, THREADS, 1)
     rows r;
     state st;
     cuda_wait();
-    if (!find_rows(r, a, blockIdx.x / a.n_blocks, blockIdx.x % a.n_blocks, blockIdx.y))
+    if (!find_rows(r, a, blockIdx.x, blockIdx.y))
         return;
     int begin, end;
     const int range = find_range(r, blockIdx.z, begin, end);
@@ -299,7 +299,7 @@ TERN_CUDA_KERNEL_BEGIN(attn_finish, tern_cuda_attn_args, THREADS, 1)
     rows r;
     state st;
     cuda_wait();
-    if (!find_rows(r, a, blockIdx.x / a.n_blocks, blockIdx.x % a.n_blocks, blockIdx.y))
+    if (!find_rows(r, a, blockIdx.x, blockIdx.y))
         return;
     share(r, shared);
     load_queries(r);

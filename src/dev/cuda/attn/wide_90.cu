@@ -399,7 +399,7 @@ template <int D> __device__ static void attend(const tern_cuda_attn_args &a)
     const int units = gridDim.x - 1 - blockIdx.x; /* those that see most come first */
     block_rows b;
     wide_ring<D> r;
-    if (!find_rows(b, a, units / a.n_blocks, units % a.n_blocks, a.kv0 * a.n_split + blockIdx.y)) {
+    if (!find_rows(b, a, units, a.kv0 * a.n_split + blockIdx.y)) {
         cuda_wait();
         return;
     }
