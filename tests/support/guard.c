@@ -877,6 +877,7 @@ static void guard_best(struct tern_dev *d, const struct tern_best *b, int n_rows
 
 static const struct tern_dev_ops guard_ops = {
     .name = "guard",
+    .kv = "t4",
     .decodes = true,
     .firsts = true,
     .decode16 = true,
