@@ -223,7 +223,7 @@ const char *tern_kv_use_text(const tern_engine *e, int plan);
 void tern_plan_total(const tern_kv_plan *p, int ctx, double *bytes, double *f16_bytes);
 /* What the plan has to say, a stderr line each. */
 void tern_plan_notes(const tern_kv_plan *p);
-/* The same, and the layers that differ from what was asked for (`spec`), on one stderr line; nothing when none does. */
+/* The same, and the layers that differ from what was asked for, on one stderr line; nothing when none does. */
 void tern_plan_exceptions(const tern_kv_plan *p);
 /* One line per run of equal layers, for people. */
 int tern_plan_print(const tern_kv_plan *p, FILE *to, tern_error *err);

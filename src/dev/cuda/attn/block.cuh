@@ -62,7 +62,8 @@ __device__ static inline bool find_rows(block_rows &b, const tern_cuda_attn_args
     return true;
 }
 
-/* The rows of block `at` of all units' blocks, of which each mostly has one. */
+/* The rows of block `at` of all units' blocks, of which each mostly has one.  attn/halves.cu is slower with it
+ * (docs/decisions/072), and divides. */
 __device__ static inline bool find_rows(block_rows &b, const tern_cuda_attn_args &a, int at, int split)
 {
     int unit = at, index = 0;
