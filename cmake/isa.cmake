@@ -28,6 +28,7 @@ endfunction()
 tern_isa(ref FLAGS -O3 -ffp-contract=off)
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64|amd64")
   tern_isa(avx2 FLAGS -O3 -mavx2 -mfma -mf16c -mbmi2)
+  tern_isa(avxvnni FLAGS -O3 -mavx2 -mfma -mf16c -mbmi2 -mavxvnni)
   tern_isa(avx512 FLAGS -O3 -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vnni -mavx512vbmi -mfma -mf16c -mbmi2
                         -mprefer-vector-width=512)
   tern_isa(avx512bf16 FLAGS -O3 -mavx512bf16 -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vnni -mavx512vbmi -mfma

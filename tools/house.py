@@ -111,6 +111,7 @@ ROOM_HEADERS = {
 
 # Room -> the rooms that it extends, and whose headers it may use.
 EXTENDS = {
+    "avxvnni": {"avx2"},
     "avx512bf16": {"avx512"},
     "amx": {"avx512", "avx512bf16"},
     "cuda/attn": {"cuda"},
@@ -120,7 +121,7 @@ EXTENDS = {
 }
 
 # Folders of src/kernel that another compiler than the machine's own may have to read.
-ARCHITECTURE = {"avx2": "x86_64", "avx512": "x86_64", "avx512bf16": "x86_64", "amx": "x86_64", "neon": "aarch64"}
+ARCHITECTURE = {"avx2": "x86_64", "avxvnni": "x86_64", "avx512": "x86_64", "avx512bf16": "x86_64", "amx": "x86_64", "neon": "aarch64"}
 
 INTRINSICS = re.compile(r"<(\w*intrin|arm_neon|arm_sve)\.h>")
 

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Proves that instructions of an instruction set occur in its own folder only: looks at the machine code of every object
 # of a build, of whatever architecture.  Outside src/kernel/<isa> nothing may need more than the baseline of the
-# architecture; src/kernel/avx2 may not need AVX-512, and src/kernel/neon no extension but the dot products.
+# architecture; src/kernel/avx2 may not need AVX-512 or AVX-VNNI, and src/kernel/neon no extension but the dot products.
 #
 #   tools/isa_scan.sh BUILD
 #
@@ -32,6 +32,7 @@ esac
 above_baseline='	v[a-z0-9]+ |	(andn|bextr|blsi|blsmsk|blsr|bzhi|mulx|pdep|pext|rorx|sarx|shlx|shrx|lzcnt|popcnt|crc32[bwlq]?|movbe|ps(hufb|ign[bwd])|pabs[bwd]|round[sp][sd]|pmulld|ptest)[lq]? '
 amx='%tmm|	(ld|st)tilecfg|	tilerelease'
 avx512='%zmm|%[xy]mm(1[6-9]|2[0-9]|3[01])|%k[0-7]'
+avxvnni='vpdp[bw][a-z]+ '
 dots='	[su]dot	'
 extensions='	((cas|swp|ld(add|clr|eor|set|[su]max|[su]min))p?[abhl]*|sqrdml[as]h|crc32c?[bhwx]|aes[a-z]*|sha[0-9][a-z0-9]*|usdot|sudot|u?s?mmla|ummla|bf(dot|cvt|mmla|mlal)[a-z0-9]*|fml[as]l2?|fcmla|fcadd|ldapr[bh]?)	|	(fcvt[a-z]*z?[su]|f(add|sub|mul|mla|mls|div|neg|abs|sqrt|max|min|cm)[a-z]*|[su]cvtf)	(h[0-9]+|v[0-9]+\.[48]h),|[ 	{]z[0-9]+\.|[ 	{]p[0-9]+/'
 
@@ -54,7 +55,8 @@ for object in $(find "$build"/CMakeFiles -name '*.o'); do
     */kernel_amx.dir/*) ;;
     */kernel_avx512bf16.dir/*) scan "$object" "$amx" "AMX" ;;
     */kernel_avx512.dir/*) scan "$object" "$amx" "AMX" ;;
-    */kernel_avx2.dir/*) scan "$object" "$avx512|$amx" "AVX-512" ;;
+    */kernel_avxvnni.dir/*) scan "$object" "$avx512|$amx" "AVX-512" ;;
+    */kernel_avx2.dir/*) scan "$object" "$avx512|$amx|$avxvnni" "AVX-512 or AVX-VNNI" ;;
     *) scan "$object" "$above_baseline|$amx" "more than the baseline" ;;
     esac
 done

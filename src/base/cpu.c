@@ -49,6 +49,13 @@ static bool tiles_granted(void)
 #endif
 }
 
+/* Given that avx2 is there. */
+static unsigned detect_vnni(void)
+{
+    uint32_t a, b, c, d;
+    return __get_cpuid_count(7, 1, &a, &b, &c, &d) && all_bits(a, 1u << 4) ? TERN_CPU_AVXVNNI : 0;
+}
+
 /* Given that avx512 is there. */
 static bool detect_bf16(void)
 {
@@ -83,12 +90,13 @@ static unsigned detect(void)
     const uint64_t ymm = 0x06, zmm = 0xE6; /* XMM and YMM; and mask registers, upper halves, upper sixteen */
     if ((saved & ymm) != ymm)
         return 0;
+    const unsigned ymm_levels = TERN_CPU_AVX2 | detect_vnni();
     if ((saved & zmm) != zmm || !all_bits(b7, bit_AVX512F | bit_AVX512BW | bit_AVX512DQ | bit_AVX512VL) ||
         !all_bits(c7, bit_AVX512VNNI | bit_AVX512VBMI))
-        return TERN_CPU_AVX2;
+        return ymm_levels;
     if (!detect_bf16())
-        return TERN_CPU_AVX2 | TERN_CPU_AVX512;
-    return TERN_CPU_AVX2 | TERN_CPU_AVX512 | TERN_CPU_AVX512BF16 | (detect_amx(d, saved) ? TERN_CPU_AMX : 0);
+        return ymm_levels | TERN_CPU_AVX512;
+    return ymm_levels | TERN_CPU_AVX512 | TERN_CPU_AVX512BF16 | (detect_amx(d, saved) ? TERN_CPU_AMX : 0);
 }
 #elif defined(__aarch64__)
 /* Advanced SIMD itself is part of every AArch64 Linux machine. */
@@ -103,23 +111,35 @@ static unsigned detect(void)
 }
 #endif
 
-int tern_cpu_parse(const char *text, unsigned *mask, tern_error *err)
+unsigned tern_cpu_mask(unsigned bit)
 {
     unsigned below = 0;
+#define X(b, name, word)                         \
+    if (bit == (b))                              \
+        return (below & ~TERN_CPU_BESIDE) | bit; \
+    below |= b;
+    TERN_CPU_LIST(X)
+#undef X
+    return 0;
+}
+
+int tern_cpu_parse(const char *text, unsigned *mask, tern_error *err)
+{
+    unsigned all = 0;
     if (!strcmp(text, "c")) {
         *mask = 0;
         return 0;
     }
-#define X(bit, name, word)     \
-    below |= bit;              \
-    if (!strcmp(text, word)) { \
-        *mask = below;         \
-        return 0;              \
+#define X(bit, name, word)          \
+    all |= bit;                     \
+    if (!strcmp(text, word)) {      \
+        *mask = tern_cpu_mask(bit); \
+        return 0;                   \
     }
     TERN_CPU_LIST(X)
 #undef X
     if (!strcmp(text, "all")) {
-        *mask = below;
+        *mask = all;
         return 0;
     }
 #define X(bit, name, word) ", " word

@@ -1,7 +1,8 @@
 /* base/cpu.h - what this processor can do, as a bit mask of levels that kernels are written for.
  *
- * A level is a bundle that is used as a whole.  x86-64: avx2 = AVX2 + FMA + F16C + BMI2; avx512 = F BW DQ VL VNNI VBMI
- * (Ice Lake, Zen 4 and up); avx512bf16 = avx512 + AVX512_BF16 (Zen 4, Sapphire Rapids and up); amx = that + AMX-TILE +
+ * A level is a bundle that is used as a whole.  x86-64: avx2 = AVX2 + FMA + F16C + BMI2; avxvnni = avx2 + AVX-VNNI
+ * (Alder Lake, Zen 5 and up); avx512 = avx2 + F BW DQ VL VNNI VBMI (Ice Lake, Zen 4 and up), which may lack avxvnni and
+ * has no use for it; avx512bf16 = avx512 + AVX512_BF16 (Zen 4, Sapphire Rapids and up); amx = that + AMX-TILE +
  * AMX-BF16 (Sapphire Rapids and up), which a process has to ask the system for.  AArch64: neon = Advanced SIMD + dot
  * products (most of Armv8.2 and up: Neoverse, Apple M, Cortex-A55 and A75).  `--cpu-mask` narrows the mask; it never
  * widens it. */
@@ -14,15 +15,18 @@
  * own levels only. */
 #if defined(__aarch64__)
 #define TERN_CPU_LIST(X) X(1, NEON, "neon")
+#define TERN_CPU_BESIDE  0
 #else
 #define TERN_CPU_LIST(X)           \
     X(1, AVX2, "avx2")             \
+    X(16, AVXVNNI, "avxvnni")      \
     X(2, AVX512, "avx512")         \
     X(8, AVX512BF16, "avx512bf16") \
     X(4, AMX, "amx")
+#define TERN_CPU_BESIDE TERN_CPU_AVXVNNI /* levels that the next ones are not built on */
 #endif
 
-/* "c|avx2|avx512|avx512bf16|amx|all" */
+/* "c|avx2|avxvnni|avx512|avx512bf16|amx|all" */
 #define TERN_CPU_WORD(bit, name, word) word "|"
 #define TERN_CPU_WORDS                 "c|" TERN_CPU_LIST(TERN_CPU_WORD) "all"
 
@@ -38,7 +42,10 @@ unsigned tern_cpu_detect(void);
 /* Why a level that the processor has is not among them: one sentence, or NULL; static storage. */
 const char *tern_cpu_refused(void);
 
-/* "c" or the word of a level -> mask of that level and all below it; "all" -> every level.  TERN_EINVAL names `text`.
+/* Mask of the level `bit` and of those that it is built on: all before it in the list, but TERN_CPU_BESIDE. */
+unsigned tern_cpu_mask(unsigned bit);
+
+/* "c" or the word of a level -> its tern_cpu_mask; "all" -> every level.  TERN_EINVAL names `text`.
  */
 int tern_cpu_parse(const char *text, unsigned *mask, tern_error *err);
 

@@ -73,6 +73,7 @@ static inline int tern_attn16_item(int i, int bits)
 
 void tern_attn16_init_ref(struct tern_attn16_kernels *k); /* for comparison, no level has it by itself */
 void tern_attn16_init_avx2(struct tern_attn16_kernels *k);
+void tern_attn16_init_avxvnni(struct tern_attn16_kernels *k);
 void tern_attn16_init_avx512(struct tern_attn16_kernels *k);
 
 #endif

@@ -44,6 +44,15 @@ void tern_kernels_init(unsigned mask)
         TERN_FOR_MODELS(tern_attn16_init_avx2(&k.attn16);)
     }
 #endif
+#ifdef TERN_HAVE_AVXVNNI
+    if (k.mask & TERN_CPU_AVXVNNI) {
+        TERN_FOR_MODELS(tern_gemm_init_avxvnni(&k.gemm);)
+        TERN_FOR_MODELS(tern_prompt_init_avxvnni(&k.prompt);)
+        TERN_FOR_MODELS(tern_prompt8_init_avxvnni(&k.prompt8);)
+        TERN_FOR_MODELS(tern_attn16_init_avxvnni(&k.attn16);)
+        tern_kvq_init_avxvnni(&k.kvq);
+    }
+#endif
 #ifdef TERN_HAVE_AVX512
     if (k.mask & TERN_CPU_AVX512) {
         TERN_INIT(avx512);

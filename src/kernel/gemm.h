@@ -158,6 +158,7 @@ struct tern_gemm_kernels {
 
 void tern_gemm_init_ref(struct tern_gemm_kernels *k);
 void tern_gemm_init_avx2(struct tern_gemm_kernels *k);
+void tern_gemm_init_avxvnni(struct tern_gemm_kernels *k);
 void tern_gemm_init_avx512(struct tern_gemm_kernels *k);
 void tern_gemm_init_neon(struct tern_gemm_kernels *k);
 

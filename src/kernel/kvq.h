@@ -199,6 +199,7 @@ struct tern_kvq_kernels {
 
 void tern_kvq_init_ref(struct tern_kvq_kernels *k);
 void tern_kvq_init_avx2(struct tern_kvq_kernels *k);
+void tern_kvq_init_avxvnni(struct tern_kvq_kernels *k);
 void tern_kvq_init_avx512(struct tern_kvq_kernels *k);
 void tern_kvq_init_neon(struct tern_kvq_kernels *k);
 

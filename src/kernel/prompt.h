@@ -59,10 +59,12 @@ static inline size_t tern_i16_band(int k)
 
 void tern_prompt_init_ref(struct tern_prompt_kernels *k); /* int16; for comparison, no level has it by itself */
 void tern_prompt_init_avx2(struct tern_prompt_kernels *k);
+void tern_prompt_init_avxvnni(struct tern_prompt_kernels *k);
 void tern_prompt_init_avx512(struct tern_prompt_kernels *k);
 void tern_prompt_init_amx(struct tern_prompt_kernels *k);
 void tern_prompt8_init(struct tern_prompt_kernels *k); /* int8, of the narrow kernels in use */
 void tern_prompt8_init_avx2(struct tern_prompt_kernels *k);
+void tern_prompt8_init_avxvnni(struct tern_prompt_kernels *k);
 void tern_prompt8_init_avx512(struct tern_prompt_kernels *k);
 
 /* ---- prompt rows in bf16 ----------------------------------------------------------------------------------------- */

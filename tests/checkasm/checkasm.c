@@ -19,7 +19,7 @@
 #define RED_ZONE 256
 #define PAGE     4096
 #define ROUNDS   15
-#define LEVELS   5 /* plain C, and what TERN_CPU_LIST has at most */
+#define LEVELS   6 /* plain C, and what TERN_CPU_LIST has at most */
 
 struct tern_kernels check_ref, check_below;
 
@@ -513,16 +513,13 @@ static int choose_levels(const char *mask_text)
         fprintf(stderr, "this machine does not have %s\n", mask_text);
         return 77;
     }
-    unsigned below = 0, last = 0;
     if (all || !mask)
         st.levels[st.n_levels++] = 0;
-#define X(bit, name, text)                                     \
-    last = below;                                              \
-    below |= bit;                                              \
-    if (!all && mask == below)                                 \
-        st.beneath = last;                                     \
-    if (((all ? have : mask) & bit) && (all || mask == below)) \
-        st.levels[st.n_levels++] = below;
+#define X(bit, name, text)                                      \
+    if (!all && mask == tern_cpu_mask(bit))                     \
+        st.beneath = mask & ~(unsigned)(bit);                   \
+    if (all ? (have & (bit)) != 0 : mask == tern_cpu_mask(bit)) \
+        st.levels[st.n_levels++] = tern_cpu_mask(bit);
     TERN_CPU_LIST(X)
 #undef X
     return 0;

@@ -18,7 +18,7 @@ command_line=
 
 case $(uname -m) in
 aarch64) levels="c neon all" simd=neon ;;
-*) levels="c avx2 avx512 avx512bf16 amx all" simd=avx2 ;;
+*) levels="c avx2 avxvnni avx512 avx512bf16 amx all" simd=avx2 ;;
 esac
 
 say() {

@@ -287,8 +287,8 @@ static void levels(void **state)
     float *got = grab(n, 4);
     layer_init(&l, &cfg);
     seq_init(&s, &l, 1100, 12);
-#define X(bit, name, word) , 2 * (bit)-1 /* with the levels below */
-    static const unsigned masks[] = {0 TERN_CPU_LIST(X)};
+#define X(bit, name, word) , tern_cpu_mask(bit)
+    const unsigned masks[] = {0 TERN_CPU_LIST(X)};
 #undef X
     for (size_t i = 0; i < sizeof masks / sizeof *masks; i++)
         for (int wide = 0; wide < 2; wide++) {

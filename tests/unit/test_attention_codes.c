@@ -144,8 +144,8 @@ static void levels(void **state)
 {
     (void)state;
     enum { N = 120 };
-#define X(bit, name, word) , 2 * (bit)-1 /* with the levels below */
-    static const unsigned masks[] = {0 TERN_CPU_LIST(X)};
+#define X(bit, name, word) , tern_cpu_mask(bit)
+    const unsigned masks[] = {0 TERN_CPU_LIST(X)};
 #undef X
     for (size_t m = 0; m < sizeof masks / sizeof *masks; m++)
         for (size_t i = 0; i < N_CFGS; i++) {

@@ -69,7 +69,8 @@ static void test_parse(void **state)
     for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
         below |= known[i].bit;
         assert_int_equal(tern_cpu_parse(known[i].word, &m, &err), 0);
-        assert_int_equal(m, below);
+        assert_int_equal(m, (below & ~TERN_CPU_BESIDE) | known[i].bit);
+        assert_int_equal(m, tern_cpu_mask(known[i].bit));
     }
     assert_int_equal(tern_cpu_parse("all", &m, &err), 0);
     assert_int_equal(m, below);
@@ -106,6 +107,7 @@ static void test_detect(void **state)
     assert_int_equal(!!(m & TERN_CPU_AVX2), avx2);
     assert_int_equal(!!(m & TERN_CPU_AVX512), avx512);
     assert_true(!(m & TERN_CPU_AVX512) || (m & TERN_CPU_AVX2));
+    assert_true(!(m & TERN_CPU_AVXVNNI) || (m & TERN_CPU_AVX2));
 #elif defined(__aarch64__)
     uint64_t isar0; /* the kernel shows the identification registers to programs that ask */
     __asm__("mrs %0, id_aa64isar0_el1" : "=r"(isar0));

@@ -1,10 +1,11 @@
-/* Attention in 16-bit integers on AVX2: `vpmaddwd` multiplies 16-bit pairs, `vpaddd` adds what comes of it to eight
- * integers; around it kernel/attn16_impl.h.
+/* Attention in 16-bit integers with vectors of eight: `dot_pairs` multiplies pairs and
+ * adds (dot.h); around it kernel/attn16_impl.h.
  *
  * A register tile is six rows by one panel, two vectors, as in prompt.c: twelve sums, two vectors of codes, a broadcast
  * pair and a product are all sixteen registers. */
 #include "kernel/attn16.h"
 #include "kernel/avx2/attn_simd.h"
+#include "kernel/avx2/dot.h"
 #include "kernel/avx2/kvq_simd.h"
 
 /* ---- sixteen lanes ---- */
@@ -213,22 +214,14 @@ ATTN_INLINE __m256i two_items(const char *p)
     return _mm256_set1_epi32(both);
 }
 
-/* sum += w * x, pairs of 16 bits; instructions for the reason that prompt.c has. */
-ATTN_INLINE __m256i add_pairs(__m256i sum, __m256i w, __m256i x)
-{
-    __m256i t;
-    __asm__("vpmaddwd %3, %2, %1\n\tvpaddd %1, %0, %0" : "+x"(sum), "=&x"(t) : "x"(w), "x"(x));
-    return sum;
-}
-
 /* Sums have names of their own, for an array of them would lie in memory. */
 #define EACH_ROW(X, i) X(0, i) X(1, i) X(2, i) X(3, i) X(4, i) X(5, i)
 #define ROW_ZERO(r, i) d##r##0 = d##r##1 = _mm256_setzero_si256();
 #define ROW_ADD(r, i)                                                     \
     if (r < rows) {                                                       \
         b = two_items((r < 3 ? low : high) + (r % 3) * stride + 4 * (i)); \
-        d##r##0 = add_pairs(d##r##0, v0, b);                              \
-        d##r##1 = add_pairs(d##r##1, v1, b);                              \
+        d##r##0 = dot_pairs(d##r##0, v0, b);                              \
+        d##r##1 = dot_pairs(d##r##1, v1, b);                              \
     }
 #define ROW_OUT(r, i)             \
     if (r < rows) {               \
@@ -299,7 +292,7 @@ ATTN_INLINE void accum_tile(float *o, int dim, const struct attn16_dots *d, cons
     }
 }
 
-void tern_attn16_init_avx2(struct tern_attn16_kernels *k)
+void TERN_AT_LEVEL(tern_attn16_init)(struct tern_attn16_kernels *k)
 {
     *k = (struct tern_attn16_kernels){pack, expand_k, expand_v, score, softmax, accum};
 }

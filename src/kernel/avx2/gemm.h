@@ -1,4 +1,4 @@
-/* kernel/avx2/gemm.h - private to this folder: the entries that live in files of their own. */
+/* kernel/avx2/gemm.h - private to this folder and avxvnni/: the entries that live in files of their own. */
 #ifndef TERN_AVX2_GEMM_H
 #define TERN_AVX2_GEMM_H
 
@@ -12,6 +12,10 @@ void tern_gemm_narrow_avx2(float *y, size_t y_stride, const struct tern_q8_row *
                            const struct tern_packed *w, int panel0, int panel1);
 void tern_gemm_narrow16_avx2(float *y, size_t y_stride, const struct tern_q8_row *x, int n_rows,
                              const struct tern_packed *w, int panel0, int panel1);
+void tern_gemm_narrow_avxvnni(float *y, size_t y_stride, const struct tern_q8_row *x, int n_rows,
+                              const struct tern_packed *w, int panel0, int panel1);
+void tern_gemm_narrow16_avxvnni(float *y, size_t y_stride, const struct tern_q8_row *x, int n_rows,
+                                const struct tern_packed *w, int panel0, int panel1);
 
 /* `wide` for 1 to TERN_FEW_ROWS rows and weights without an integer form, which are decoded in registers. */
 #define TERN_FEW_ROWS 4

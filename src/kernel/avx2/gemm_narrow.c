@@ -1,15 +1,26 @@
-/* The narrow class: bytes of codes times bytes of activations, up to four rows at a time on the same loaded weights.
+/* The narrow class with vectors of eight: bytes of codes times bytes of activations,
+ * up to four rows at a time on the same loaded weights (dot.h).
  *
- * A block's dot product is gathered in 16-bit lanes as long as nothing can overflow: a maddubs of codes up to C and
- * activations up to 127 gives at most 2*127*C, so eight of them fit for codes up to four bits, four for five-bit and
- * two for six-bit ones.  Signed weights lend their sign to the activations, which leaves room for one. */
-#include "kernel/avx2/gemm_block.h"
+ * AVX2: a block's dot product is gathered in 16-bit lanes as long as nothing can overflow: a maddubs of codes up to C
+ * and activations up to 127 gives at most 2*127*C, so eight of them fit for codes up to four bits, four for five-bit
+ * and two for six-bit ones.  Signed weights lend their sign to the activations, which leaves room for one.
+ *
+ * AVX-VNNI: unsigned codes times signed activations go straight into 32-bit lanes.  Signed weights become unsigned by
+ * adding 128 (flipping the top bit), which moves their zero point by 128 here. */
+#include "kernel/avx2/dot.h"
 #include "kernel/avx2/gemm.h"
+#include "kernel/avx2/gemm_block.h"
 
 #include <string.h>
 
 #define MAX_ROWS 4
 #define VISIT    (TERN_SUPER / TERN_BLOCK) /* blocks that share the scales of the K kinds */
+
+#ifdef __AVXVNNI__
+#define RAISED 128 /* what signed codes are raised by */
+#else
+#define RAISED 0
+#endif
 
 ALWAYS __m256i quad_of(const int8_t *q)
 {
@@ -26,6 +37,32 @@ ALWAYS __m256i quad_of(const int8_t *q)
  * them apart]. */
 typedef __m256i block_dot[MAX_ROWS][2][2];
 
+#ifdef __AVXVNNI__
+ALWAYS void block_dots(enum tern_codes codes, enum tern_scales scales, const struct tern_panel_view *v, size_t b,
+                       const struct tern_q8_row *x, int rows, block_dot dot)
+{
+    const __m256i table = code_table(codes, v);
+    const uint8_t *block = v->codes + b * tern_codes_unit(codes);
+    const int per_group = tern_scales_halves(scales) ? 4 : 8;
+#pragma GCC unroll 8
+    for (int q = 0; q < 8; q++) {
+        __m256i c[2] = {quad_codes(codes, table, block, q, 0), quad_codes(codes, table, block, q, 1)};
+        if (tern_codes_signed(codes)) {
+            c[0] = _mm256_xor_si256(c[0], _mm256_set1_epi8((char)RAISED));
+            c[1] = _mm256_xor_si256(c[1], _mm256_set1_epi8((char)RAISED));
+        }
+#pragma GCC unroll 8
+        for (int r = 0; r < rows; r++) {
+            const __m256i act = quad_of(x[r].q + b * TERN_BLOCK + 4 * q);
+#pragma GCC unroll 2
+            for (int h = 0; h < 2; h++) {
+                __m256i *d = &dot[r][h][q / per_group];
+                *d = dot_quads(q % per_group ? *d : _mm256_setzero_si256(), c[h], act);
+            }
+        }
+    }
+}
+#else
 ALWAYS void block_dots(enum tern_codes codes, enum tern_scales scales, const struct tern_panel_view *v, size_t b,
                        const struct tern_q8_row *x, int rows, block_dot dot)
 {
@@ -58,11 +95,12 @@ ALWAYS void block_dots(enum tern_codes codes, enum tern_scales scales, const str
         }
     }
 }
+#endif
 
 /* One block's share of the chains; of a row of 16 bits, two of x, where the first stands. */
-ALWAYS void add_block(enum tern_scales scales, const struct tern_panel_view *v, const struct super super[2], size_t b,
-                      const struct tern_q8_row *x, int rows, int columns, int zero, block_dot dot,
-                      __m256 acc[MAX_ROWS][2])
+ALWAYS void add_block(enum tern_codes codes, enum tern_scales scales, const struct tern_panel_view *v,
+                      const struct super super[2], size_t b, const struct tern_q8_row *x, int rows, int columns,
+                      int zero, block_dot dot, __m256 acc[MAX_ROWS][2])
 {
     const int groups = tern_scales_halves(scales) ? 2 : 1;
 #pragma GCC unroll 2
@@ -77,13 +115,13 @@ ALWAYS void add_block(enum tern_scales scales, const struct tern_panel_view *v, 
             if (groups == 1)
                 isum += x[r].sum16[2 * b + 1];
             __m256 sx8 = _mm256_set1_ps(sx), sum8 = _mm256_set1_ps(sx * (float)isum);
-            __m256i zero8 = _mm256_set1_epi32(zero * isum);
+            __m256i zero8 = _mm256_set1_epi32((int32_t)((uint32_t)zero * (uint32_t)isum));
 #pragma GCC unroll 2
             for (int h = 0; h < 2; h++) {
                 __m256i d = dot[r][h][g];
                 if (columns == 2)
                     d = _mm256_add_epi32(_mm256_slli_epi32(d, 8), dot[r + 1][h][g]);
-                if (tern_scales_zero(scales))
+                if (tern_scales_zero(scales) || (RAISED && tern_codes_signed(codes)))
                     d = _mm256_sub_epi32(d, zero8);
                 acc[r][h] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(d), _mm256_mul_ps(scale[h], sx8), acc[r][h]);
                 if (tern_scales_minimum(scales))
@@ -124,7 +162,7 @@ ALWAYS void panel_dots(enum tern_codes codes, enum tern_scales scales, float *ou
             block_dot dot;
             tern_prefetch_block(codes, scales, v, b, &ahead, blocks, panel_bytes);
             block_dots(codes, scales, v, b, x, rows, dot);
-            add_block(scales, v, super, b, x, rows, columns, zero, dot, acc);
+            add_block(codes, scales, v, super, b, x, rows, columns, zero, dot, acc);
         }
     }
 #pragma GCC unroll 8
@@ -172,13 +210,18 @@ static void give(float *y, size_t y_stride, const float *out, int rows, int cols
     }
 }
 
+static int zero_of(const struct tern_packed *w)
+{
+    return (tern_scales_zero(w->scales) ? w->zero : 0) + RAISED * tern_codes_signed(w->codes);
+}
+
 ALWAYS void products(float *y, size_t y_stride, const struct tern_q8_row *x, int n_rows, const struct tern_packed *w,
                      int panel0, int panel1, int columns)
 {
     struct tern_panel_layout l = tern_panel_layout(w);
     panel_fn *const *fns = panel_fns(w, columns);
     float out[MAX_ROWS * TERN_PANEL] __attribute__((aligned(64)));
-    const struct walk walk = {(size_t)w->k / TERN_BLOCK, w->panel_bytes, w->zero, tern_ahead_of(w)};
+    const struct walk walk = {(size_t)w->k / TERN_BLOCK, w->panel_bytes, zero_of(w), tern_ahead_of(w)};
     const int most = MAX_ROWS / columns;
     for (int p = panel0; p < panel1; p++) {
         const struct tern_panel_view v = tern_panel_view(w, &l, p);
@@ -191,14 +234,14 @@ ALWAYS void products(float *y, size_t y_stride, const struct tern_q8_row *x, int
     }
 }
 
-void tern_gemm_narrow_avx2(float *y, size_t y_stride, const struct tern_q8_row *x, int n_rows,
-                           const struct tern_packed *w, int panel0, int panel1)
+void TERN_AT_LEVEL(tern_gemm_narrow)(float *y, size_t y_stride, const struct tern_q8_row *x, int n_rows,
+                                     const struct tern_packed *w, int panel0, int panel1)
 {
     products(y, y_stride, x, n_rows, w, panel0, panel1, 1);
 }
 
-void tern_gemm_narrow16_avx2(float *y, size_t y_stride, const struct tern_q8_row *x, int n_rows,
-                             const struct tern_packed *w, int panel0, int panel1)
+void TERN_AT_LEVEL(tern_gemm_narrow16)(float *y, size_t y_stride, const struct tern_q8_row *x, int n_rows,
+                                       const struct tern_packed *w, int panel0, int panel1)
 {
     products(y, y_stride, x, n_rows, w, panel0, panel1, 2);
 }

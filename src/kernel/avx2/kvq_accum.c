@@ -1,15 +1,29 @@
-/* avx2/kvq_accum.c - weighted sums of coded values: 16 dims in two registers, four tokens of each per 32-bit lane.
+/* avx2/kvq_accum.c - weighted sums of coded values with vectors of eight: 16 dims in two registers, four
+ * tokens of each per 32-bit lane (dot.h).
  *
- * Weights go through pmaddwd in pairs, two tokens at a time: four instructions for 32 products, against three for 7-bit
- * weights through pmaddubsw, which would cost 4-bit codes 6 % of their own error. */
+ * AVX2: weights go through pmaddwd in pairs, two tokens at a time: four instructions for 32 products, against three for
+ * 7-bit weights through pmaddubsw, which would cost 4-bit codes 6 % of their own error.  AVX-VNNI: weights are unsigned
+ * bytes, the first operand of vpdpbusd; the 15-bit ones of 8-bit codes go in pairs as well. */
+#include "kernel/avx2/dot.h"
 #include "kernel/avx2/kvq_simd.h"
 
-#define OFFSET 128 /* entries are looked up as entry + OFFSET, so that splitting bytes needs no sign extension */
+/* Weights of `bits`-bit codes are bytes, not pairs of 16 bits. */
+#ifdef __AVXVNNI__
+#define BYTES(bits) ((bits) < 8)
+#else
+#define BYTES(bits) (0 && (bits))
+#endif
 
-/* Integer weights of one row and block: 64 int16 in step order, in each step tokens 0 and 2, then 1 and 3 of the four
- * (a 32-bit lane's even bytes, then its odd bytes). */
+/* For pairs entries are looked up as entry + 128, so that splitting bytes needs no sign extension. */
+#define OFFSET(bits) (BYTES(bits) ? 0 : 128)
+
+/* Integer weights of one row and block in step order.  Pairs: in each step tokens 0 and 2, then 1 and 3 of the four (a
+ * 32-bit lane's even bytes, then its odd bytes). */
 struct row_weights {
-    int16_t w[64] __attribute__((aligned(16)));
+    union {
+        int16_t w[64];
+        uint8_t b[64];
+    } __attribute__((aligned(16)));
     float value;   /* of weight 1 times entry 1 */
     int32_t start; /* makes up for OFFSET */
 };
@@ -56,25 +70,42 @@ KVQ_INLINE void make_weights(struct row_weights *r, const float *p, const uint16
         sum = _mm256_add_epi32(sum, c);
         h[i] = _mm_packs_epi32(_mm256_castsi256_si128(c), _mm256_extracti128_si256(c, 1));
     }
-    order_weights(r->w, h[0], h[1], h[2], h[3], bits);
-    order_weights(r->w + 32, h[4], h[5], h[6], h[7], bits);
+    if (BYTES(bits)) {
+        const __m128i order = kvq_step_order(bits);
+        KVQ_UNROLL for (int i = 0; i < 4; i++)
+        {
+            const __m128i b = _mm_packus_epi16(h[2 * i], h[2 * i + 1]);
+            _mm_store_si128((__m128i *)(void *)(r->b + 16 * i), _mm_shuffle_epi8(b, order));
+        }
+    } else {
+        order_weights(r->w, h[0], h[1], h[2], h[3], bits);
+        order_weights(r->w + 32, h[4], h[5], h[6], h[7], bits);
+    }
     __m128i s = _mm_add_epi32(_mm256_castsi256_si128(sum), _mm256_extracti128_si256(sum, 1));
     s = _mm_add_epi32(s, _mm_shuffle_epi32(s, 0x4E));
     s = _mm_add_epi32(s, _mm_shuffle_epi32(s, 0xB1));
     r->value = m * unit / steps;
-    r->start = -OFFSET * _mm_cvtsi128_si32(s);
+    r->start = -OFFSET(bits) * _mm_cvtsi128_si32(s);
 }
 
-/* One step of four tokens for 16 dims and `rows` rows. */
-KVQ_INLINE void accum_step(__m256i acc[][2], __m256i e0, __m256i e1, const int16_t *w, size_t row_stride,
-                           const int rows)
+/* One step of four tokens for 16 dims and `rows` rows, whose weights stand at `at`. */
+KVQ_INLINE void accum_step(__m256i acc[][2], __m256i e0, __m256i e1, const struct row_weights *r, int at,
+                           const int rows, const int bits)
 {
+#ifdef __AVXVNNI__
+    KVQ_UNROLL for (int i = 0; BYTES(bits) && i < rows; i++)
+    {
+        const __m256i four = kvq_broadcast4(r[i].b + at);
+        acc[i][0] = dot_quads(acc[i][0], four, e0);
+        acc[i][1] = dot_quads(acc[i][1], four, e1);
+    }
+#endif
     __m256i low = _mm256_set1_epi16(255);
     __m256i even0 = _mm256_and_si256(e0, low), odd0 = _mm256_srli_epi16(e0, 8);
     __m256i even1 = _mm256_and_si256(e1, low), odd1 = _mm256_srli_epi16(e1, 8);
-    KVQ_UNROLL for (int i = 0; i < rows; i++)
+    KVQ_UNROLL for (int i = 0; !BYTES(bits) && i < rows; i++)
     {
-        __m256i even = kvq_broadcast4(w + row_stride * i), odd = kvq_broadcast4(w + row_stride * i + 2);
+        __m256i even = kvq_broadcast4(r[i].w + at), odd = kvq_broadcast4(r[i].w + at + 2);
         kvq_add(&acc[i][0], _mm256_madd_epi16(even0, even));
         kvq_add(&acc[i][1], _mm256_madd_epi16(even1, even));
         kvq_add(&acc[i][0], _mm256_madd_epi16(odd0, odd));
@@ -95,11 +126,9 @@ KVQ_INLINE void accum_dims(const int rows, float *o, const struct row_weights *r
                            const bool trellis)
 {
     const int n_words = kvq_words(bits), per_byte = kvq_per_byte(bits);
-    const size_t row_stride = sizeof *r / sizeof r->w[0];
     __m256i acc[KVQ_ROWS][2];
     KVQ_UNROLL for (int i = 0; i < rows; i++) acc[i][0] = acc[i][1] = _mm256_set1_epi32(r[i].start);
     for (int half = 0; half < 2; half++) {
-        const int16_t *wh = r->w + 32 * half;
         if (fetch)
             kvq_prefetch(p->next, (size_t)(d / 8 + half), bits);
         KVQ_UNROLL for (int w = 0; w < n_words; w++)
@@ -108,12 +137,12 @@ KVQ_INLINE void accum_dims(const int rows, float *o, const struct row_weights *r
             kvq_value_words(v0, x[half], 0, w, bits, trellis);
             kvq_value_words(v1, x[half], 32, w, bits, trellis);
             if (bits == 8) {
-                v0[0] = _mm256_xor_si256(v0[0], _mm256_set1_epi8((char)OFFSET));
-                v1[0] = _mm256_xor_si256(v1[0], _mm256_set1_epi8((char)OFFSET));
+                v0[0] = _mm256_xor_si256(v0[0], _mm256_set1_epi8((char)OFFSET(bits)));
+                v1[0] = _mm256_xor_si256(v1[0], _mm256_set1_epi8((char)OFFSET(bits)));
             }
             KVQ_UNROLL for (int n = 0; n < per_byte; n++)
                 accum_step(acc, kvq_value_step(v0, n, p->t, bits, trellis), kvq_value_step(v1, n, p->t, bits, trellis),
-                           wh + 4 * (w * per_byte + n), row_stride, rows);
+                           r, 32 * half + 4 * (w * per_byte + n), rows, bits);
         }
     }
     KVQ_UNROLL for (int i = 0; i < rows; i++)
@@ -134,7 +163,7 @@ KVQ_INLINE void accum_bits(float *o, const float *p, const uint8_t *v, const uin
 {
     struct row_weights r[TERN_KVQ_MAX_Q] __attribute__((aligned(64)));
     uint8_t wrap[2][KVQ_WRAP_BYTES] __attribute__((aligned(64)));
-    const struct kvq_tables tables = kvq_tables(tab, OFFSET, bits, trellis);
+    const struct kvq_tables tables = kvq_tables(tab, OFFSET(bits), bits, trellis);
     const struct page page = {&tables, next, dim};
     const size_t half_bytes = (size_t)dim * 4 * bits;
     for (int d = 0; d < dim; d += 16) {
@@ -155,8 +184,9 @@ KVQ_INLINE void accum_bits(float *o, const float *p, const uint8_t *v, const uin
     }
 }
 
-void tern_kvq_accum_avx2(float *o, const float *p, const uint8_t *v, const uint16_t *head, const float *shrink,
-                         const struct tern_kvq_table *tab, int dim, int n_q, const void *next)
+void TERN_AT_LEVEL(tern_kvq_accum)(float *o, const float *p, const uint8_t *v, const uint16_t *head,
+                                   const float *shrink, const struct tern_kvq_table *tab, int dim, int n_q,
+                                   const void *next)
 {
     KVQ_BY_CODE(tab, accum_bits, o, p, v, head, shrink, tab, dim, n_q, next);
 }

@@ -63,6 +63,10 @@ void tern_kvq_score_avx2(float *s, const struct tern_kvq_query *q, const uint8_t
                          const struct tern_kvq_table *tab, int dim, int n_q, const void *next);
 void tern_kvq_accum_avx2(float *o, const float *p, const uint8_t *v, const uint16_t *head, const float *shrink,
                          const struct tern_kvq_table *tab, int dim, int n_q, const void *next);
+void tern_kvq_score_avxvnni(float *s, const struct tern_kvq_query *q, const uint8_t *k, const uint16_t *head,
+                            const struct tern_kvq_table *tab, int dim, int n_q, const void *next);
+void tern_kvq_accum_avxvnni(float *o, const float *p, const uint8_t *v, const uint16_t *head, const float *shrink,
+                            const struct tern_kvq_table *tab, int dim, int n_q, const void *next);
 void tern_kvq_rotate_avx2(float *x, const float *sign, int dim, int inverse);
 void tern_kvq_encode_trellis_avx2(uint8_t *codes, uint16_t *head, const float *x, const struct tern_kvq_table *tab,
                                   int key, int dim, int n, void *scratch);

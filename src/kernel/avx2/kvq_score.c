@@ -1,49 +1,25 @@
-/* avx2/kvq_score.c - queries against coded keys: 16 tokens in two registers, four dims of each per 32-bit lane. */
+/* avx2/kvq_score.c - queries against coded keys with vectors of eight: 16 tokens in two registers, four
+ * dims of each per 32-bit lane (dot.h). */
+#include "kernel/avx2/dot.h"
 #include "kernel/avx2/kvq_simd.h"
 
-static __m128i order_bytes(int bits)
-{
-    return bits == 8   ? _mm_setr_epi8(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)
-           : bits == 2 ? _mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15)
-                       : _mm_setr_epi8(0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15);
-}
+#ifdef __AVXVNNI__
+#define CHAINS(rows) ((rows) < 3 ? 2 : 1) /* one or two rows would wait for their own sums */
+#define OFFSET       128 /* vpdpbusd wants its first operand unsigned: entries are looked up as entry + OFFSET */
 
-static int32_t prep_block(int8_t *q, const float *x, float inv, __m128i order, int n)
+/* One step of four dims for 16 tokens and `rows` queries. */
+KVQ_INLINE void dot_step(__m256i acc[][2], __m256i e0, __m256i e1, const int8_t *q, size_t q_stride, const int rows)
 {
-    __m256 vi = _mm256_set1_ps(inv);
-    __m256i sum = _mm256_setzero_si256();
-    for (int d = 0; d < n; d += 16) {
-        __m256i a = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_load_ps(x + d), vi));
-        __m256i b = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_load_ps(x + d + 8), vi));
-        sum = _mm256_add_epi32(sum, _mm256_add_epi32(a, b));
-        _mm_store_si128((__m128i *)(q + d), _mm_shuffle_epi8(kvq_bytes(a, b), order));
-    }
-    __m128i s = _mm_add_epi32(_mm256_castsi256_si128(sum), _mm256_extracti128_si256(sum, 1));
-    s = _mm_add_epi32(s, _mm_shuffle_epi32(s, 0x4E));
-    return _mm_cvtsi128_si32(_mm_add_epi32(s, _mm_shuffle_epi32(s, 0xB1)));
-}
-
-void tern_kvq_prep_avx2(int8_t *q, float *scale, int32_t *sum, const float *x, const struct tern_kvq_table *tab,
-                        int dim, int n_q)
-{
-    int n_blocks = tern_kvq_blocks(dim);
-    __m128i order = order_bytes(tab->bits);
-    for (int ib = 0; ib < n_q * n_blocks; ib++) {
-        int d0 = ib % n_blocks * TERN_KVQ_BLOCK;
-        int n = kvq_block_dims(dim, d0);
-        size_t at = (size_t)(ib / n_blocks) * dim + d0;
-        uint32_t top = kvq_top(x + at, n);
-        float amax = tern_bits_f32(top);
-        bool usable = top < 0x7F800000u && amax >= TERN_KVQ_TINY;
-        scale[ib] = amax / 127.0f * tab->unit;
-        if (usable) {
-            sum[ib] = prep_block(q + at, x + at, 127.0f / amax, order, n);
-        } else {
-            memset(q + at, 0, (size_t)n);
-            sum[ib] = 0;
-        }
+    KVQ_UNROLL for (int i = 0; i < rows; i++)
+    {
+        __m256i b = kvq_broadcast4(q + q_stride * i);
+        acc[i][0] = dot_quads(acc[i][0], e0, b);
+        acc[i][1] = dot_quads(acc[i][1], e1, b);
     }
 }
+#else
+#define CHAINS(rows) 1
+#define OFFSET       0
 
 /* One step of four dims for 16 tokens and `rows` queries.  Entries and queries lie in [-128, 127] x [-127, 127]; moving
  * the sign to the query makes the first operand unsigned, and no pair sum can reach the saturation of maddubs. */
@@ -59,6 +35,7 @@ KVQ_INLINE void dot_step(__m256i acc[][2], __m256i e0, __m256i e1, const int8_t 
         kvq_add(&acc[i][1], _mm256_madd_epi16(p1, ones));
     }
 }
+#endif
 
 /* n words from `first` on of a set of 16 tokens. */
 KVQ_INLINE void dot_set(const int rows, __m256i acc[][2], const int8_t *q, size_t q_stride, const uint8_t *set,
@@ -71,9 +48,13 @@ KVQ_INLINE void dot_set(const int rows, __m256i acc[][2], const int8_t *q, size_
         __m256i v0 = kvq_word(set, first + w, bits), v1 = kvq_word(set + 32, first + w, bits);
         __m256i p0 = kvq_key_before(set, first, w, n_words, tail[0], last, bits);
         __m256i p1 = kvq_key_before(set + 32, first, w, n_words, tail[1], last, bits);
+        if (OFFSET && bits == 8) {
+            v0 = _mm256_xor_si256(v0, _mm256_set1_epi8((char)OFFSET));
+            v1 = _mm256_xor_si256(v1, _mm256_set1_epi8((char)OFFSET));
+        }
         KVQ_UNROLL for (int j = 0; j < per_byte; j++)
-            dot_step(acc, kvq_key_step(v0, p0, j, t, bits, trellis), kvq_key_step(v1, p1, j, t, bits, trellis),
-                     q + 4 * (w * per_byte + j), q_stride, rows);
+            dot_step(acc + (w * per_byte + j) % CHAINS(rows) * 2, kvq_key_step(v0, p0, j, t, bits, trellis),
+                     kvq_key_step(v1, p1, j, t, bits, trellis), q + 4 * (w * per_byte + j), q_stride, rows);
     }
 }
 
@@ -101,7 +82,12 @@ KVQ_INLINE void score_tokens(const int rows, float *s, const struct page *p, int
     KVQ_UNROLL for (int i = 0; i < rows; i++) out[i][0] = out[i][1] = _mm256_setzero_ps();
     for (int b = 0; b < n_blocks; b++) {
         __m256i acc[KVQ_ROWS][2];
-        KVQ_UNROLL for (int i = 0; i < rows; i++) acc[i][0] = acc[i][1] = _mm256_setzero_si256();
+        KVQ_UNROLL for (int i = 0; i < rows; i++)
+        {
+            acc[i][0] = acc[i][1] = _mm256_set1_epi32(OFFSET ? -OFFSET * q->sum[(i0 + i) * n_blocks + b] : 0);
+            if (CHAINS(rows) == 2)
+                acc[i + 2][0] = acc[i + 2][1] = _mm256_setzero_si256();
+        }
         const struct kvq_keys keys = kvq_keys(half, t0 / 16 % 2, b * TERN_KVQ_BLOCK, dim, bits);
         const int8_t *qb = q->q + (size_t)i0 * stride + b * TERN_KVQ_BLOCK;
         __m256i tail[2];
@@ -123,6 +109,10 @@ KVQ_INLINE void score_tokens(const int rows, float *s, const struct page *p, int
         KVQ_UNROLL for (int i = 0; i < rows; i++)
         {
             __m256 qs = _mm256_set1_ps(q->scale[(i0 + i) * n_blocks + b]);
+            if (CHAINS(rows) == 2) {
+                acc[i][0] = _mm256_add_epi32(acc[i][0], acc[i + 2][0]);
+                acc[i][1] = _mm256_add_epi32(acc[i][1], acc[i + 2][1]);
+            }
             out[i][0] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(acc[i][0]), _mm256_mul_ps(f0, qs), out[i][0]);
             out[i][1] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(acc[i][1]), _mm256_mul_ps(f1, qs), out[i][1]);
         }
@@ -139,7 +129,7 @@ KVQ_INLINE void score_bits(float *s, const struct tern_kvq_query *q, const uint8
                            const struct tern_kvq_table *tab, int dim, int n_q, const void *next, const int bits,
                            const bool trellis)
 {
-    const struct kvq_tables tables = kvq_tables(tab, 0, bits, trellis);
+    const struct kvq_tables tables = kvq_tables(tab, OFFSET, bits, trellis);
     const struct page p = {q, k, head, &tables, next, dim};
     for (int t = 0; t < 64; t += 16) {
         for (int i = 0; i < n_q; i += KVQ_ROWS)
@@ -147,8 +137,8 @@ KVQ_INLINE void score_bits(float *s, const struct tern_kvq_query *q, const uint8
     }
 }
 
-void tern_kvq_score_avx2(float *s, const struct tern_kvq_query *q, const uint8_t *k, const uint16_t *head,
-                         const struct tern_kvq_table *tab, int dim, int n_q, const void *next)
+void TERN_AT_LEVEL(tern_kvq_score)(float *s, const struct tern_kvq_query *q, const uint8_t *k, const uint16_t *head,
+                                   const struct tern_kvq_table *tab, int dim, int n_q, const void *next)
 {
     KVQ_BY_CODE(tab, score_bits, s, q, k, head, tab, dim, n_q, next);
 }

@@ -11,6 +11,14 @@
 #include "kernel/avx2/kvq_floats.h"
 #include "kernel/kvq_impl.h"
 
+/* Places of 16 items in the order of steps (kernel/kvq.h). */
+KVQ_INLINE __m128i kvq_step_order(const int bits)
+{
+    return bits == 8   ? _mm_setr_epi8(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)
+           : bits == 2 ? _mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15)
+                       : _mm_setr_epi8(0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15);
+}
+
 /* Four bytes from anywhere into every lane, as one load: from an integer gcc would go through a general register. */
 KVQ_INLINE __m256i kvq_broadcast4(const void *p)
 {

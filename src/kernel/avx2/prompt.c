@@ -1,12 +1,14 @@
-/* The int16 class on AVX2: `vpmaddwd` multiplies 16-bit pairs, `vpaddd` adds what comes of it to 8 integers; around it
- * kernel/prompt_impl.h.
+/* The int16 class with vectors of eight: `dot_pairs` multiplies 16-bit pairs and adds
+ * (dot.h); around it kernel/prompt_impl.h.
  *
  * A register tile is six rows by one panel, two vectors: twelve sums, two vectors of weights, a broadcast pair and a
  * product are all sixteen registers.  A band of 32 rows is four such tiles and two of four rows.
  *
  * Counts for 32 inputs of six rows: 192 `vpmaddwd` on two ports, 180 `vpaddd` beside them on the other two, 12
  * conversions and 12 multiply-adds (24 with a minimum): 99 cycles (102) for 3,072 products.  32 in a cycle are the
- * limit, twice that of f32.  Weights: some 100 instructions per 512, against 16 cycles per row. */
+ * limit, twice that of f32.  Weights: some 100 instructions per 512, against 16 cycles per row.  With AVX-VNNI the
+ * additions go, and the limit stays. */
+#include "kernel/avx2/dot.h"
 #include "kernel/avx2/gemm_block.h"
 #include "kernel/avx2/simd.h"
 
@@ -159,15 +161,6 @@ ALWAYS void add_group(const struct factors *f, float *chain, const float *isum, 
     _mm256_store_ps(chain + 8, b);
 }
 
-/* sum += w * x, pairs of 16 bits.  As instructions, because gcc 12 moves sums of intrinsics between registers, has too
- * few of them for that, and writes half of the sums to the stack in every round. */
-ALWAYS __m256i add_pairs(__m256i sum, __m256i w, __m256i x)
-{
-    __m256i t;
-    __asm__("vpmaddwd %3, %2, %1\n\tvpaddd %1, %0, %0" : "+x"(sum), "=&x"(t) : "x"(w), "x"(x));
-    return sum;
-}
-
 #define ROW_CODES(r, i) \
     two_codes(r < 4 ? low + (r - 2) * TERN_TILE_DEPTH + 2 * (i) : high + (r - 4) * TERN_TILE_DEPTH + 2 * (i))
 #define ROW_FIRST(r, i)                     \
@@ -179,8 +172,8 @@ ALWAYS __m256i add_pairs(__m256i sum, __m256i w, __m256i x)
 #define ROW_ADD(r, i)                        \
     if (r < rows) {                          \
         b = ROW_CODES(r, i);                 \
-        d##r##0 = add_pairs(d##r##0, v0, b); \
-        d##r##1 = add_pairs(d##r##1, v1, b); \
+        d##r##0 = dot_pairs(d##r##0, v0, b); \
+        d##r##1 = dot_pairs(d##r##1, v1, b); \
     }
 #define PAIR(EACH, i)                     \
     {                                     \
@@ -255,7 +248,7 @@ static tile_fn *tile_for(int rows, int panels, const struct tern_packed *w)
     return fns[(rows / 2 - 1) * 4 + (tern_scales_halves(w->scales) ? 2 : 0) + (tern_scales_minimum(w->scales) ? 1 : 0)];
 }
 
-void tern_prompt_init_avx2(struct tern_prompt_kernels *k)
+void TERN_AT_LEVEL(tern_prompt_init)(struct tern_prompt_kernels *k)
 {
     *k = (struct tern_prompt_kernels){pack, product, band, false, WIDTH, NULL};
 }
