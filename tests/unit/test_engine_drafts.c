@@ -754,19 +754,28 @@ static void check_loop(const char *model, const char *draft, int most, bool sour
     tiny_close(&t);
 }
 
+#ifdef TERN_TEST_FEW /* sanitizers see the same threads meet in the others, which are other numbers of the same */
+#define LOOPS_OF_ALL false
+#else
+#define LOOPS_OF_ALL true
+#endif
+
 static void test_loops(void **state)
 {
     (void)state;
+    const int small_models = LOOPS_OF_ALL ? 2 : 1;
     check_loop("llama-tied", "ngram", 7, true, 4, 0, false);
-    check_loop("llama-tied", "ngram", 64, true, 1, 0, false);
     check_loop("gemma3-w70", "ngram", 15, true, 3, 1 << 22, false);
-    check_loop("qwen35", "ngram", 5, true, 4, 1 << 22, false);
     check_loop("qwen35", "ngram", 16, true, 2, 1 << 22, true);
-    check_loop("llama-tied", "ngram", 9, true, 3, 1 << 22, true);
     check_loop("llama-tied", "auto", 0, false, 4, 0, false);
-    check_loop("qwen35", "ngram", 0, false, 4, 0, false);
+    if (LOOPS_OF_ALL) {
+        check_loop("llama-tied", "ngram", 64, true, 1, 0, false);
+        check_loop("qwen35", "ngram", 5, true, 4, 1 << 22, false);
+        check_loop("llama-tied", "ngram", 9, true, 3, 1 << 22, true);
+        check_loop("qwen35", "ngram", 0, false, 4, 0, false);
+    }
     struct tiny u;
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < small_models; i++) {
         const char *name = i ? "qwen35" : "deepseek2-lite";
         tiny_open(&u, name, name, name);
         small = u.model;

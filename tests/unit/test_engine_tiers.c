@@ -142,13 +142,18 @@ static void restart(struct fixture *f, int i)
 static void test_restart(void **state)
 {
     static const int lengths[] = {1, 63, 64, 65, 128, 150, LONG};
+#ifdef TERN_TEST_FEW /* one, one page and more, several pages: sanitizers see the same code at the other lengths */
+    const size_t by = 3;
+#else
+    const size_t by = 1;
+#endif
     (void)state;
     for (size_t m = 0; m < sizeof models / sizeof *models && served(models[m]); m++) {
         struct fixture f;
         int32_t longer[CTX];
         open_all(&f, models[m], models[m], NULL);
         open_loop(&f, 0);
-        for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++) {
+        for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i += by) {
             const int n = lengths[i];
             assert_true(ask(&f, 0, f.ids, n) < n);
             restart(&f, 0);

@@ -240,7 +240,12 @@ static void test_grouping_and_threads(void **state)
         tern_kld *want = measure(&t, kv, 4, &p, s);
         assert_int_equal(tern_kld_text_chunks(want, 0), 3);
         assert_int_equal(tern_kld_text_chunks(want, 1), 2);
-        for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
+#ifdef TERN_TEST_FEW /* modes share the cases: sanitizers see the same code at each */
+        const size_t from = (size_t)mode % 2, by = 2;
+#else
+        const size_t from = 0, by = 1;
+#endif
+        for (size_t c = from; c < sizeof cases / sizeof *cases; c += by) {
             s.threads = cases[c][0];
             s.max_seqs = cases[c][1];
             s.chunk = cases[c][2];

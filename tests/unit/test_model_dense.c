@@ -108,7 +108,12 @@ static void test_splits_and_threads(void **state)
     for (int i = 0; i < models.n; i++) {
         struct tiny t;
         open_named(&t, models.names[i]);
-        for (size_t k = 0; k < 2; k++)
+#ifdef TERN_TEST_FEW /* each model with one plan: threads meet in the same way with the other */
+        const size_t first = (size_t)i % 2, by = 2;
+#else
+        const size_t first = 0, by = 1;
+#endif
+        for (size_t k = first; k < 2; k += by)
             tiny_splits_and_threads(&t, plan_of(models.names[i], (int)k), cases, sizeof cases / sizeof *cases,
                                     models.names[i]);
         tiny_close(&t);

@@ -9,7 +9,12 @@
 #include <xxhash.h>
 #include "base/rng.h"
 
-enum { TEXTS = 40, PLANS = 4, ROOM = TEXTS, FILES = 12, LENGTH = 330, STEPS = 2000, CHUNK = 96 };
+enum { TEXTS = 40, PLANS = 4, ROOM = TEXTS, FILES = 12, LENGTH = 330, CHUNK = 96 };
+#ifdef TERN_TEST_FEW /* all kinds of events still come often */
+enum { STEPS = 800 };
+#else
+enum { STEPS = 2000 };
+#endif
 
 static const struct entry {
     const char *name, *kv[PLANS];
@@ -332,6 +337,7 @@ static void step(void)
 
 static void crowd(const struct entry *entry, uint64_t seed)
 {
+    const int least = STEPS / 40 - 1;
     struct tiny t;
     tern_error err = {0};
     tern_memory m;
@@ -362,8 +368,8 @@ static void crowd(const struct entry *entry, uint64_t seed)
         "%d rows; joined %d, left %d, forked %d, trimmed %d, saved %d, loaded %d; refused %d, by windows %d\n",
         count.rows, count.joined, count.left, count.forked, count.trimmed, count.saved, count.loaded, count.refused,
         count.window);
-    assert_true(count.rows > 5 * STEPS && count.joined > 49 && count.forked > 49 && count.trimmed > 49);
-    assert_true(count.saved > 49 && count.loaded > 49 && count.refused > 49);
+    assert_true(count.rows > 5 * STEPS && count.joined > least && count.forked > least && count.trimmed > least);
+    assert_true(count.saved > least && count.loaded > least && count.refused > least);
     for (int i = 0; i < ROOM; i++)
         if (members[i].seq)
             leave(&members[i]);
