@@ -2,6 +2,12 @@
  * jobs are cut, on what else is in the batch, on threads or on pages outside its window. */
 #include "attention_case.h"
 
+#ifdef TERN_TEST_FEW /* each case at one of two places: sanitizers see the same code at the other */
+#define AT_PLACE(i, place) ((i) % 2 == (place))
+#else
+#define AT_PLACE(i, place) true
+#endif
+
 /* Every length from every kind of start, raw f32 and f16 and a coded scheme without loss. */
 static void lengths(void **state)
 {
@@ -132,8 +138,10 @@ static void recent_pages(void **state)
         layer_init(&l, &cfg);
         seq_init(&s, &l, 1240, 55);
         seq_init(&other, &l, 333, 56);
-        check_invariance(&s, &other, 0, 150);
-        check_invariance(&s, &other, 1003, 140);
+        if (AT_PLACE(i, 0))
+            check_invariance(&s, &other, 0, 150);
+        if (AT_PLACE(i, 1))
+            check_invariance(&s, &other, 1003, 140);
         seq_clear(&s);
         seq_clear(&other);
         layer_clear(&l);
@@ -169,8 +177,10 @@ static void invariance(void **state)
         layer_init(&l, &cfgs[i]);
         seq_init(&s, &l, 1240, 5 + i);
         seq_init(&other, &l, 333, 6 + i);
-        check_invariance(&s, &other, 0, 150);
-        check_invariance(&s, &other, 1003, 140); /* crosses the border between ranges at token 1024 */
+        if (AT_PLACE(i, 0))
+            check_invariance(&s, &other, 0, 150);
+        if (AT_PLACE(i, 1))
+            check_invariance(&s, &other, 1003, 140); /* crosses the border between ranges at token 1024 */
         check_invariance(&other, &s, 332, 1);
         seq_clear(&s);
         seq_clear(&other);

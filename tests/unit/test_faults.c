@@ -506,6 +506,18 @@ static void run_clean(const struct operation *o, uint64_t want, const char *when
     expect_no_left_over(o, when);
 }
 
+/* Whether the operation is run once more after its n-th call failed.  Sanitizers see each failure, but of the same run
+ * without one that follows only some.  What goes on from a part would otherwise have fewer calls to fail. */
+static bool looks_after(const struct operation *o, int n)
+{
+#ifdef TERN_TEST_FEW
+    return o->part || n < 4 || n % 4 == 0;
+#else
+    (void)o, (void)n;
+    return true;
+#endif
+}
+
 /* The n-th call fails; false when there is none. */
 static bool fail_one(const struct operation *o, enum fault kind, int n, uint64_t want, int *refused)
 {
@@ -533,7 +545,7 @@ static bool fail_one(const struct operation *o, enum fault kind, int n, uint64_t
         expect_no_left_over(o, when);
     if (o->file && digest_of_file(o->file) != file)
         problem("%s: %s is another one", when, o->file);
-    if (came)
+    if (came && looks_after(o, n))
         run_clean(o, want, when);
     return came;
 }

@@ -206,6 +206,10 @@ static void test_numbers(void **state)
         }
         tern_dev_add_first(many);
         for (int i = 0; i < n_models; i++) {
+#ifdef TERN_TEST_FEW /* half of the models at each number: sanitizers see the same code at the others */
+            if ((i + k) % 2)
+                continue;
+#endif
             check(i, numbers[k], packed); /* packs, and writes the file */
             assert_int_equal(access(packed, R_OK), 0);
             check(i, numbers[k], packed); /* maps it */
