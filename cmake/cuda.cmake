@@ -3,8 +3,10 @@
 #
 #   TERN_CUDA        OFF (default, docs/decisions/029-cuda.md); AUTO: where an nvcc is found; ON: or stop
 #   TERN_CUDA_ARCH   what kernels are compiled for: compute capabilities, of which the last serves newer cards too
+#   TERN_CUDA_PTX    ON (default): newer cards are served; OFF: half the time to compile, for tests alone
 set(TERN_CUDA OFF CACHE STRING "the device cuda: AUTO, ON or OFF")
 set(TERN_CUDA_ARCH "80;90a" CACHE STRING "compute capabilities that kernels are compiled for")
+option(TERN_CUDA_PTX "kernels in a form that cards newer than TERN_CUDA_ARCH translate" ON)
 set(tern_cuda_objects)
 
 if(TERN_SANITIZE OR TERN_FUZZ) # what they look for lies elsewhere, and kernels take minutes
@@ -27,7 +29,7 @@ foreach(arch ${TERN_CUDA_ARCH})
 endforeach()
 list(GET TERN_CUDA_ARCH -1 newest)
 string(REGEX REPLACE "a$" "" newest "${newest}")
-list(APPEND codes -gencode=arch=compute_${newest},code=compute_${newest})
+set(ptx -gencode=arch=compute_${newest},code=compute_${newest})
 
 # Headers are few: each kernel file depends on all of them.
 file(GLOB_RECURSE cuda_headers CONFIGURE_DEPENDS src/dev/cuda/*.cuh src/dev/cuda/*.h src/dev/cuda/*.def)
@@ -36,13 +38,20 @@ foreach(source ${cuda_sources})
   get_filename_component(name ${source} NAME_WE)
   set(fatbin ${CMAKE_CURRENT_BINARY_DIR}/cuda/${name}.fatbin)
   set(object ${CMAKE_CURRENT_BINARY_DIR}/cuda/${name}_fatbin.c)
+  # Files that say something else to cards without the features of one compute capability are always compiled as both.
+  file(STRINGS ${source} both REGEX "__CUDA_ARCH_FEAT" LIMIT_COUNT 1)
+  if(TERN_CUDA_PTX OR both)
+    set(forms ${codes} ${ptx})
+  else()
+    set(forms ${codes})
+  endif()
   file(GENERATE OUTPUT ${object} CONTENT "extern const unsigned char tern_cuda_fatbin_${name}[];
 __asm__(\".section .rodata\\n.balign 64\\n.globl tern_cuda_fatbin_${name}\\n.hidden tern_cuda_fatbin_${name}\\n\"
         \"tern_cuda_fatbin_${name}:\\n.incbin \\\"${fatbin}\\\"\\n.previous\\n\");
 ")
   add_custom_command(OUTPUT ${fatbin}
     COMMAND ${CMAKE_COMMAND} -E make_directory ${CMAKE_CURRENT_BINARY_DIR}/cuda
-    COMMAND ${TERN_NVCC} -fatbin -std=c++17 -O3 ${codes} -I${CMAKE_CURRENT_SOURCE_DIR}/src
+    COMMAND ${TERN_NVCC} -fatbin -std=c++17 -O3 ${forms} -I${CMAKE_CURRENT_SOURCE_DIR}/src
             -I${CMAKE_CURRENT_SOURCE_DIR}/include -o ${fatbin} ${source}
     DEPENDS ${source} ${cuda_headers} VERBATIM)
   set_source_files_properties(${object} PROPERTIES OBJECT_DEPENDS ${fatbin})
