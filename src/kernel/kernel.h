@@ -2,9 +2,10 @@
  *
  * No allocation, no threads, no input/output, no errors: callers assert.  Each family (gemm, vec, attn, kvq, delta) is
  * a struct of function pointers whose contract stands beside each pointer.  ref/ fills every entry with plain C; avx2/
- * and avx512/, or neon/, overwrite what they have, avxvnni/ integer products of avx2; avx2 and avx512 add products of prompt rows and their attention to
- * codes in int16, avx512bf16/ and amx/ those in bf16.  A folder is compiled with its own instruction-set flags and is
- * entered only through these tables, so nothing else in the program needs the instructions.
+ * and avx512/, or neon/, overwrite what they have, avxvnni/ integer products of avx2; avx2 and avx512 add products of
+ * prompt rows and their attention to codes in int16, avx512bf16/ and amx/ those in bf16.  A folder is compiled with its
+ * own instruction-set flags and is entered only through these tables, so nothing else in the program needs the
+ * instructions.
  *
  * Bit equality: where a contract gives an order of operations, every level computes exactly that order and results are
  * equal bit for bit; where it gives an error budget, levels may differ within it, but the result for one row never

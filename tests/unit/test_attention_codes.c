@@ -20,7 +20,7 @@ static void lengths(void **state)
     static const int lens[][2] = {{1, 0},     {63, 0},    {64, 0},    {65, 0},    {127, 0},    {128, 63},
                                   {129, 64},  {192, 100}, {256, 255}, {257, 250}, {320, 256},  {321, 1},
                                   {383, 320}, {513, 500}, {577, 513}, {700, 610}, {1100, 1030}};
-#ifdef TERN_TEST_FEW /* a quarter of them, with all schemes: sanitizers see the same code at each */
+#ifdef TERN_TEST_FEW /* a fifth of them, with all schemes: sanitizers see the same code at each */
     const size_t by = 5;
 #else
     const size_t by = 1;
