@@ -319,7 +319,7 @@ def check_cycles():
 def isa_flags():
     """Folder under src/kernel -> its compile flags, as cmake/isa.cmake gives them."""
     text = (ROOT / "cmake" / "isa.cmake").read_text(encoding="utf-8")
-    return {m[1]: m[2].split() for m in re.finditer(r"tern_isa\((\w+) FLAGS ([^)]*)\)", text)}
+    return {m[1]: m[2].split() for m in re.finditer(r"tern_isa\((\w+)(?: NEEDS \w+)?\s+FLAGS ([^)]*)\)", text)}
 
 
 def compiler_for(sub):
