@@ -49,11 +49,11 @@ static bool tiles_granted(void)
 #endif
 }
 
-/* Given that avx2 is there. */
-static unsigned detect_vnni(void)
+/* Bits of EAX of leaf 7, part 1; given that leaf 7 is there. */
+static bool more_bits(uint32_t bits)
 {
     uint32_t a, b, c, d;
-    return __get_cpuid_count(7, 1, &a, &b, &c, &d) && all_bits(a, 1u << 4) ? TERN_CPU_AVXVNNI : 0;
+    return __get_cpuid_count(7, 1, &a, &b, &c, &d) && all_bits(a, bits);
 }
 
 /* Given that avx512 is there. */
@@ -62,8 +62,7 @@ static bool detect_bf16(void)
 #ifdef TERN_KV_ONLY
     return false; /* nothing of it is of use to the codec */
 #else
-    uint32_t a, b, c, d;
-    return __get_cpuid_count(7, 1, &a, &b, &c, &d) && all_bits(a, 1u << 5);
+    return more_bits(1u << 5);
 #endif
 }
 
@@ -90,7 +89,7 @@ static unsigned detect(void)
     const uint64_t ymm = 0x06, zmm = 0xE6; /* XMM and YMM; and mask registers, upper halves, upper sixteen */
     if ((saved & ymm) != ymm)
         return 0;
-    const unsigned ymm_levels = TERN_CPU_AVX2 | detect_vnni();
+    const unsigned ymm_levels = TERN_CPU_AVX2 | (more_bits(1u << 4) ? TERN_CPU_AVXVNNI : 0);
     if ((saved & zmm) != zmm || !all_bits(b7, bit_AVX512F | bit_AVX512BW | bit_AVX512DQ | bit_AVX512VL) ||
         !all_bits(c7, bit_AVX512VNNI | bit_AVX512VBMI))
         return ymm_levels;

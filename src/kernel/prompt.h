@@ -14,12 +14,12 @@
 /* Prompt rows are packed once for all products that read them, and multiplied from there.  All NULL: prompt rows are in
  * the wide class.
  *
- * The int16 class (avx2, avx512).  A row of x has one scale = amax / 32767 (f32; of a row with an infinity or NaN it is
- * NaN) and codes q = x * (32767 / amax) rounded to nearest even, 0 where that quotient is not finite.  For each group
- * of 32 (K16M, K16, G16: 16) inputs, ascending, starting from acc = +0: dot = sum (c - zero)*q over the group, isum =
- * sum q (integers, exact; zero is 0 where the kind has none) acc = fma((float)dot, sw, acc);   kinds with a minimum:
- * acc = fma(mw, (float)isum, acc) sw, mw as in `narrow`;            y = acc * scale at the end Bit-equal on all levels
- * that have it.  Float codes stay in the wide class.
+ * The int16 class (avx2, avxvnni, avx512).  A row of x has one scale = amax / 32767 (f32; of a row with an infinity or
+ * NaN it is NaN) and codes q = x * (32767 / amax) rounded to nearest even, 0 where that quotient is not finite.  For
+ * each group of 32 (K16M, K16, G16: 16) inputs, ascending, starting from acc = +0: dot = sum (c - zero)*q over the
+ * group, isum = sum q (integers, exact; zero is 0 where the kind has none) acc = fma((float)dot, sw, acc);   kinds with
+ * a minimum: acc = fma(mw, (float)isum, acc) sw, mw as in `narrow`;            y = acc * scale at the end Bit-equal on
+ * all levels that have it.  Float codes stay in the wide class.
  *
  * The bf16 class is that of struct tern_bf16_kernels.
  *

@@ -1,10 +1,11 @@
 /* tests/checkasm/checkasm.h - compares every kernel of every instruction-set level with an oracle and with plain C.
  *
- * Mental model: the program walks the levels this machine has (c, avx2, avx512, amx; c, neon).  At each it fills tern_k
- * and calls the check_<family>() of every check_<family>.c in this folder (CMake makes the list).  A family calls
- * CHECK_PART once per kernel; a part is skipped when the level has no kernel of its own, because the pointer is then
- * the one that the level below already proved.  A part runs cases: check_case() names the parameters, check_buf() hands
- * out memory that ends at a guard page, the compare helpers record a failure together with part, level, case and seed.
+ * Mental model: the program walks the levels this machine has (c, avx2, avxvnni, avx512, amx; c, neon).  At each it
+ * fills tern_k and calls the check_<family>() of every check_<family>.c in this folder (CMake makes the list).  A
+ * family calls CHECK_PART once per kernel; a part is skipped when the level has no kernel of its own, because the
+ * pointer is then the one that the level below already proved.  A part runs cases: check_case() names the parameters,
+ * check_buf() hands out memory that ends at a guard page, the compare helpers record a failure together with part,
+ * level, case and seed.
  *
  * A part sees the same random numbers at every level.  Signals (SEGV, BUS, ILL, FPE, ABRT) end the part, not the
  * program.  Buffers live until the next check_case or the end of the part; red zones are checked at that moment.

@@ -4,10 +4,10 @@
  *     test_ledger LEVEL             the list is what this machine computes at an instruction-set level
  *     test_ledger --write FILE      writes the list, computed at the levels avx2 and c
  *
- * A digest is that of the bits of all logits: the same at the levels avx2 and avx512, whose prompts are in 16-bit
- * integers without --exact (kernel/prompt.h), lines "int16".  Plain C rounds differently, so there the divergences
- * alone are compared, within a tolerance; its prompts are in f32, and lines without --exact are called "fast".  The
- * rotary tables come from libm, so another C library may need a list of its own.
+ * A digest is that of the bits of all logits: the same at the levels avx2, avxvnni and avx512, whose prompts are in
+ * 16-bit integers without --exact (kernel/prompt.h), lines "int16".  Plain C rounds differently, so there the
+ * divergences alone are compared, within a tolerance; its prompts are in f32, and lines without --exact are called
+ * "fast".  The rotary tables come from libm, so another C library may need a list of its own.
  *
  * Only public headers are used: this source can be built against an older tern and say what that computed. */
 #include <dirent.h>

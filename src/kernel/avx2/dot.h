@@ -1,7 +1,7 @@
 /* kernel/avx2/dot.h - how integer products are added up: the one thing in which AVX-VNNI is more than AVX2.
  *
- * Files of avx2/ that end in _impl.h are compiled twice, here and in avxvnni/, whose flags say which it is.  All sums
- * are exact, so both levels have the same bits. */
+ * Files that include this are compiled twice: for avx2/, and, by a file of the same name there, for avxvnni/, whose
+ * flags say which it is.  All sums are exact, so both levels have the same bits. */
 #ifndef TERN_AVX2_DOT_H
 #define TERN_AVX2_DOT_H
 

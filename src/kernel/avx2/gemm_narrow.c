@@ -98,9 +98,9 @@ ALWAYS void block_dots(enum tern_codes codes, enum tern_scales scales, const str
 #endif
 
 /* One block's share of the chains; of a row of 16 bits, two of x, where the first stands. */
-ALWAYS void add_block(enum tern_codes codes, enum tern_scales scales, const struct tern_panel_view *v,
-                      const struct super super[2], size_t b, const struct tern_q8_row *x, int rows, int columns,
-                      int zero, block_dot dot, __m256 acc[MAX_ROWS][2])
+ALWAYS void add_block(enum tern_scales scales, const struct tern_panel_view *v, const struct super super[2], size_t b,
+                      const struct tern_q8_row *x, int rows, int columns, int zero, block_dot dot,
+                      __m256 acc[MAX_ROWS][2])
 {
     const int groups = tern_scales_halves(scales) ? 2 : 1;
 #pragma GCC unroll 2
@@ -121,7 +121,7 @@ ALWAYS void add_block(enum tern_codes codes, enum tern_scales scales, const stru
                 __m256i d = dot[r][h][g];
                 if (columns == 2)
                     d = _mm256_add_epi32(_mm256_slli_epi32(d, 8), dot[r + 1][h][g]);
-                if (tern_scales_zero(scales) || (RAISED && tern_codes_signed(codes)))
+                if (tern_scales_zero(scales)) /* as those of all signed codes have */
                     d = _mm256_sub_epi32(d, zero8);
                 acc[r][h] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(d), _mm256_mul_ps(scale[h], sx8), acc[r][h]);
                 if (tern_scales_minimum(scales))
@@ -145,7 +145,7 @@ ALWAYS void panel_dots(enum tern_codes codes, enum tern_scales scales, float *ou
                        const struct walk *w, const struct tern_q8_row *rows_in, int rows, int columns)
 {
     const size_t blocks = w->blocks, panel_bytes = w->panel_bytes;
-    const int zero = w->zero;
+    const int zero = w->zero + (tern_codes_signed(codes) ? RAISED : 0);
     const struct tern_ahead ahead = w->ahead;
     struct tern_q8_row x[MAX_ROWS]; /* a copy that stores to `out` cannot touch */
     __m256 acc[MAX_ROWS][2];
@@ -162,7 +162,7 @@ ALWAYS void panel_dots(enum tern_codes codes, enum tern_scales scales, float *ou
             block_dot dot;
             tern_prefetch_block(codes, scales, v, b, &ahead, blocks, panel_bytes);
             block_dots(codes, scales, v, b, x, rows, dot);
-            add_block(codes, scales, v, super, b, x, rows, columns, zero, dot, acc);
+            add_block(scales, v, super, b, x, rows, columns, zero, dot, acc);
         }
     }
 #pragma GCC unroll 8
@@ -210,18 +210,13 @@ static void give(float *y, size_t y_stride, const float *out, int rows, int cols
     }
 }
 
-static int zero_of(const struct tern_packed *w)
-{
-    return (tern_scales_zero(w->scales) ? w->zero : 0) + RAISED * tern_codes_signed(w->codes);
-}
-
 ALWAYS void products(float *y, size_t y_stride, const struct tern_q8_row *x, int n_rows, const struct tern_packed *w,
                      int panel0, int panel1, int columns)
 {
     struct tern_panel_layout l = tern_panel_layout(w);
     panel_fn *const *fns = panel_fns(w, columns);
     float out[MAX_ROWS * TERN_PANEL] __attribute__((aligned(64)));
-    const struct walk walk = {(size_t)w->k / TERN_BLOCK, w->panel_bytes, zero_of(w), tern_ahead_of(w)};
+    const struct walk walk = {(size_t)w->k / TERN_BLOCK, w->panel_bytes, w->zero, tern_ahead_of(w)};
     const int most = MAX_ROWS / columns;
     for (int p = panel0; p < panel1; p++) {
         const struct tern_panel_view v = tern_panel_view(w, &l, p);

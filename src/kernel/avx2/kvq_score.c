@@ -84,7 +84,7 @@ KVQ_INLINE void score_tokens(const int rows, float *s, const struct page *p, int
         __m256i acc[KVQ_ROWS][2];
         KVQ_UNROLL for (int i = 0; i < rows; i++)
         {
-            acc[i][0] = acc[i][1] = _mm256_set1_epi32(OFFSET ? -OFFSET * q->sum[(i0 + i) * n_blocks + b] : 0);
+            acc[i][0] = acc[i][1] = _mm256_set1_epi32(-OFFSET * q->sum[(i0 + i) * n_blocks + b]);
             if (CHAINS(rows) == 2)
                 acc[i + 2][0] = acc[i + 2][1] = _mm256_setzero_si256();
         }
