@@ -145,7 +145,7 @@ ALWAYS void panel_dots(enum tern_codes codes, enum tern_scales scales, float *ou
                        const struct walk *w, const struct tern_q8_row *rows_in, int rows, int columns)
 {
     const size_t blocks = w->blocks, panel_bytes = w->panel_bytes;
-    const int zero = w->zero + (tern_codes_signed(codes) ? RAISED : 0);
+    const int zero = w->zero + RAISED * tern_codes_signed(codes);
     const struct tern_ahead ahead = w->ahead;
     struct tern_q8_row x[MAX_ROWS]; /* a copy that stores to `out` cannot touch */
     __m256 acc[MAX_ROWS][2];
