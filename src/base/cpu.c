@@ -78,6 +78,18 @@ static bool detect_amx(uint32_t d7, uint64_t saved)
     return tiles_granted();
 }
 
+/* AMD numbers generations by families: 25 is Zen 3 and Zen 4, 26 Zen 5. */
+static bool detect_near(void)
+{
+    uint32_t a, b, c, d;
+    if (!__get_cpuid(0, &a, &b, &c, &d) || b != signature_AMD_ebx || c != signature_AMD_ecx || d != signature_AMD_edx)
+        return false;
+    if (!__get_cpuid(1, &a, &b, &c, &d))
+        return false;
+    const uint32_t base = a >> 8 & 15, more = a >> 20 & 255; /* added where the first is full */
+    return base == 15 && base + more >= 26;
+}
+
 static unsigned detect(void)
 {
     uint32_t a, b1, b7, c1, c7, d;
@@ -97,16 +109,19 @@ static unsigned detect(void)
         return ymm_levels | TERN_CPU_AVX512;
     return ymm_levels | TERN_CPU_AVX512 | TERN_CPU_AVX512BF16 | (detect_amx(d, saved) ? TERN_CPU_AMX : 0);
 }
-#elif defined(__aarch64__)
-/* Advanced SIMD itself is part of every AArch64 Linux machine. */
-static unsigned detect(void)
-{
-    return getauxval(AT_HWCAP) & HWCAP_ASIMDDP ? TERN_CPU_NEON : 0;
-}
 #else
+static bool detect_near(void)
+{
+    return false;
+}
+
 static unsigned detect(void)
 {
+#if defined(__aarch64__) /* Advanced SIMD itself is part of every AArch64 Linux machine */
+    return getauxval(AT_HWCAP) & HWCAP_ASIMDDP ? TERN_CPU_NEON : 0;
+#else
     return 0;
+#endif
 }
 #endif
 
@@ -391,11 +406,13 @@ int tern_cpu_cores(void)
 
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static unsigned levels;
+static bool near;
 static char model[128];
 
 static void fill_once(void)
 {
     levels = detect();
+    near = detect_near();
     find_model("", model, sizeof model);
 }
 
@@ -403,6 +420,12 @@ unsigned tern_cpu_detect(void)
 {
     pthread_once(&once, fill_once);
     return levels;
+}
+
+bool tern_cpu_asks_near(void)
+{
+    pthread_once(&once, fill_once);
+    return near;
 }
 
 const char *tern_cpu_refused(void)

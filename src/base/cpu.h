@@ -9,6 +9,7 @@
 #ifndef TERN_BASE_CPU_H
 #define TERN_BASE_CPU_H
 
+#include <stdbool.h>
 #include "base/err.h"
 
 /* X(bit, name, word) in ascending order of preference; plain C is level 0 and always there.  An architecture knows its
@@ -51,6 +52,10 @@ int tern_cpu_parse(const char *text, unsigned *mask, tern_error *err);
 
 /* Name of the highest level in the mask ("c" for 0). */
 const char *tern_cpu_name(unsigned mask);
+
+/* Is memory that a stream of weights will need best asked for into the first cache, instead of into the second?  Zen 5
+ * and up (decision 074). */
+bool tern_cpu_asks_near(void);
 
 /* Brand string of the processor, or "unknown"; static storage. */
 const char *tern_cpu_model(void);

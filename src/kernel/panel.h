@@ -4,6 +4,8 @@
 #ifndef TERN_KERNEL_PANEL_H
 #define TERN_KERNEL_PANEL_H
 
+#include <stdbool.h>
+#include "base/cpu.h"
 #include "kernel/pack.h"
 
 /* One panel for reading. */
@@ -146,55 +148,76 @@ static inline void tern_group_scale(enum tern_scales scales, const struct tern_p
     }
 }
 
-/* How far ahead of itself a product asks for codes: panels (in bytes) and blocks. */
+/* How far ahead of itself a product asks for codes, in panels (in bytes) and blocks, and into which cache. */
 struct tern_ahead {
     size_t bytes, blocks;
+    bool near; /* the first; false: the second */
 };
 
-#define TERN_AHEAD 8192 /* bytes of codes */
+/* Bytes of codes.  A request into the first cache holds one of the few places that loads wait in; where memory binds
+ * that is worse than none (decision 042), but not on processors that say so (074). */
+#define TERN_AHEAD      8192
+#define TERN_AHEAD_NEAR 6144
 
 static inline struct tern_ahead tern_ahead_of(const struct tern_packed *w)
 {
-    const size_t n = TERN_AHEAD / tern_codes_unit(w->codes), blocks = (size_t)w->k / TERN_BLOCK;
-    return (struct tern_ahead){n / blocks * w->panel_bytes, n % blocks};
+    const bool near = tern_cpu_asks_near();
+    const size_t n = (near ? TERN_AHEAD_NEAR : TERN_AHEAD) / tern_codes_unit(w->codes);
+    const size_t blocks = (size_t)w->k / TERN_BLOCK;
+    return (struct tern_ahead){n / blocks * w->panel_bytes, n % blocks, near};
 }
 
-/* Into the second-level cache.  A prefetch into the first one holds one of the few places that loads wait in, and where
- * memory binds that is worse than none. */
-#define TERN_PREFETCH(p) __builtin_prefetch(p, 0, 2)
+#define TERN_AHEAD_INLINE static inline __attribute__((always_inline))
+
+TERN_AHEAD_INLINE void tern_prefetch(const char *p, bool near)
+{
+    if (near)
+        __builtin_prefetch(p, 0, 3);
+    else
+        __builtin_prefetch(p, 0, 2);
+}
+
+/* Block `next` of the panel `jump` bytes further on; all but v, next and jump is constant. */
+TERN_AHEAD_INLINE void tern_prefetch_at(enum tern_codes codes, enum tern_scales scales, const struct tern_panel_view *v,
+                                        size_t next, size_t jump, bool near)
+{
+    const size_t unit = tern_codes_unit(codes);
+    const char *c = (const char *)v->codes + jump + next * unit;
+#pragma GCC unroll 8
+    for (size_t line = 0; line < unit; line += 64)
+        tern_prefetch(c + line, near);
+    const char *d = (const char *)v->d + jump, *m = (const char *)v->m + jump;
+    const size_t small = next * TERN_PANEL * (tern_scales_halves(scales) ? 2 : 1);
+    if (scales == TERN_SCALES_F16 || scales == TERN_SCALES_F16M)
+        tern_prefetch(d + next * TERN_PANEL * 2, near);
+    if (scales == TERN_SCALES_F16M)
+        tern_prefetch(m + next * TERN_PANEL * 2, near);
+    if (scales == TERN_SCALES_K32)
+        tern_prefetch((const char *)v->b + jump + small, near);
+    if (tern_scales_super(scales))
+        tern_prefetch((const char *)v->a + jump + small, near);
+    if (scales >= TERN_SCALES_G16)
+        tern_prefetch(d + (2 * next >> v->shift) * TERN_PANEL * tern_number_bytes(v->d_type), near);
+    if (scales == TERN_SCALES_G32M)
+        tern_prefetch(m + (2 * next >> v->shift) * TERN_PANEL * tern_number_bytes(v->m_type), near);
+}
 
 /* Asks for what a product will read when it is `ahead` of block b of a panel.  Behind the last block comes the next
  * panel, panel_bytes further on; asking beyond the matrix does no harm.  codes and scales are constants of the caller.
  */
-static inline __attribute__((always_inline)) void tern_prefetch_block(enum tern_codes codes, enum tern_scales scales,
-                                                                      const struct tern_panel_view *v, size_t b,
-                                                                      const struct tern_ahead *ahead, size_t blocks,
-                                                                      size_t panel_bytes)
+TERN_AHEAD_INLINE void tern_prefetch_block(enum tern_codes codes, enum tern_scales scales,
+                                           const struct tern_panel_view *v, size_t b, const struct tern_ahead *ahead,
+                                           size_t blocks, size_t panel_bytes)
 {
-    const size_t unit = tern_codes_unit(codes);
     size_t next = b + ahead->blocks, jump = ahead->bytes;
     if (next >= blocks) {
         next -= blocks;
         jump += panel_bytes;
     }
-    const char *c = (const char *)v->codes + jump + next * unit;
-#pragma GCC unroll 8
-    for (size_t line = 0; line < unit; line += 64)
-        TERN_PREFETCH(c + line);
-    const char *d = (const char *)v->d + jump, *m = (const char *)v->m + jump;
-    size_t small = next * TERN_PANEL * (tern_scales_halves(scales) ? 2 : 1);
-    if (scales == TERN_SCALES_F16 || scales == TERN_SCALES_F16M)
-        TERN_PREFETCH(d + next * TERN_PANEL * 2);
-    if (scales == TERN_SCALES_F16M)
-        TERN_PREFETCH(m + next * TERN_PANEL * 2);
-    if (scales == TERN_SCALES_K32)
-        TERN_PREFETCH((const char *)v->b + jump + small);
-    if (tern_scales_super(scales))
-        TERN_PREFETCH((const char *)v->a + jump + small);
-    if (scales >= TERN_SCALES_G16)
-        TERN_PREFETCH(d + (2 * next >> v->shift) * TERN_PANEL * tern_number_bytes(v->d_type));
-    if (scales == TERN_SCALES_G32M)
-        TERN_PREFETCH(m + (2 * next >> v->shift) * TERN_PANEL * tern_number_bytes(v->m_type));
+    if (ahead->near)
+        tern_prefetch_at(codes, scales, v, next, jump, true);
+    else
+        tern_prefetch_at(codes, scales, v, next, jump, false);
 }
 
 #endif

@@ -94,15 +94,34 @@ PROMPT_INLINE void expand(enum tern_codes codes, enum tern_scales scales, struct
 PROMPT_INLINE void chain_from(float *chain, const float *y, int cols);
 PROMPT_INLINE void chain_to(float *y, const float *chain, int cols, const float *scale);
 
+/* One range of inputs of one call. */
+struct range {
+    const struct block *w; /* as in operands */
+    int steps, zero;
+    float *y; /* first row, first column of the panels */
+    size_t y_stride;
+    const uint16_t *x; /* first band */
+    size_t band;
+    int first_step;
+    bool last;
+    const struct tern_packed *m;
+    size_t blocks; /* of 32 inputs of m */
+    struct tern_ahead ahead;
+};
+
 /* ---- weights ---- */
 
-typedef void expand_fn(struct block *out, const struct tern_panel_view *v, int zero, int first, int steps);
+/* The range of one panel.  What comes behind is asked for: few rows take no time in which memory could catch up. */
+typedef void expand_fn(struct block *out, const struct tern_panel_view *v, const struct range *g);
 
-#define X(c, s)                                                                                                      \
-    static void expand_##c##_##s(struct block *out, const struct tern_panel_view *v, int zero, int first, int steps) \
-    {                                                                                                                \
-        for (int i = 0; i < steps; i++)                                                                              \
-            expand(TERN_CODES_##c, TERN_SCALES_##s, out + i, v, zero, first + i);                                    \
+#define X(c, s)                                                                                             \
+    static void expand_##c##_##s(struct block *out, const struct tern_panel_view *v, const struct range *g) \
+    {                                                                                                       \
+        for (int i = 0, at = g->first_step; i < g->steps; i++, at++) {                                      \
+            tern_prefetch_block(TERN_CODES_##c, TERN_SCALES_##s, v, (size_t)at, &g->ahead, g->blocks,       \
+                                g->m->panel_bytes);                                                         \
+            expand(TERN_CODES_##c, TERN_SCALES_##s, out + i, v, g->zero, at);                               \
+        }                                                                                                   \
     }
 TERN_NARROW_KINDS(X)
 #undef X
@@ -118,19 +137,6 @@ static expand_fn *expander(const struct tern_packed *w)
 }
 
 /* ---- products ---- */
-
-/* One range of inputs of one call. */
-struct range {
-    const struct block *w; /* as in operands */
-    int steps, zero;
-    float *y; /* first row, first column of the panels */
-    size_t y_stride;
-    const uint16_t *x; /* first band */
-    size_t band;
-    int first_step;
-    bool last;
-    const struct tern_packed *m;
-};
 
 /* Rows [r, r + rows), of which the first `given` exist, times `panels` panels from number p0 on, of which `cols`
  * columns exist. */
@@ -169,6 +175,8 @@ static void product(float *y, size_t y_stride, const uint16_t *x, int n_rows, co
     const int longest = (steps + ranges - 1) / ranges;
     struct block *weights = scratch;
     struct range g = {.w = weights, .zero = zero_of(w), .y_stride = y_stride, .x = x, .band = band(w->k), .m = w};
+    g.blocks = (size_t)steps;
+    g.ahead = tern_ahead_of(w);
     for (int p0 = panel0; p0 < panel1; p0 += most) {
         const int panels = panel1 - p0 < most ? panel1 - p0 : most;
         g.y = y + (size_t)p0 * TERN_PANEL;
@@ -178,7 +186,7 @@ static void product(float *y, size_t y_stride, const uint16_t *x, int n_rows, co
             g.last = s + g.steps == steps;
             for (int p = 0; p < panels; p++) {
                 const struct tern_panel_view v = tern_panel_view(w, &l, p0 + p);
-                fill(weights + p * g.steps, &v, g.zero, s, g.steps);
+                fill(weights + p * g.steps, &v, &g);
             }
             for (int r0 = 0; r0 < n_rows; r0 += ROWS)
                 for (int p = 0; p < panels; p += WIDTH)

@@ -19,11 +19,11 @@
 
 _Static_assert(TERN_BAND % TILE == 0, "register tiles do not cross bands");
 
+/* The last row of a prompt meets the head alone, and short prompts have few: 1, 4 or 8 (decision 074). */
 PROMPT_INLINE int tile_rows(int r, int left)
 {
     (void)r;
-    (void)left;
-    return TILE;
+    return left == 1 ? 1 : left <= 4 ? 4 : TILE;
 }
 
 /* ---- activations ---- */
@@ -155,23 +155,25 @@ ALWAYS __m512i add_pairs(__m512i sum, __m512i w, __m512i x)
 /* Sums have names of their own, for an array of them would lie in memory. */
 #define EACH_ROW(X) X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7)
 #define ROW_ZERO(r) __m512i d##r##0 = zero, d##r##1 = zero, d##r##2 = zero;
-#define ROW_ADD(r)                                  \
-    b = two_codes(x + r * TERN_TILE_DEPTH + 2 * i); \
-    d##r##0 = add_pairs(d##r##0, v0, b);            \
-    if (panels > 1)                                 \
-        d##r##1 = add_pairs(d##r##1, v1, b);        \
-    if (panels > 2)                                 \
-        d##r##2 = add_pairs(d##r##2, v2, b);
+#define ROW_ADD(r)                                      \
+    if (rows > r) {                                     \
+        b = two_codes(x + r * TERN_TILE_DEPTH + 2 * i); \
+        d##r##0 = add_pairs(d##r##0, v0, b);            \
+        if (panels > 1)                                 \
+            d##r##1 = add_pairs(d##r##1, v1, b);        \
+        if (panels > 2)                                 \
+            d##r##2 = add_pairs(d##r##2, v2, b);        \
+    }
 #define ROW_END(r)                                                     \
-    {                                                                  \
+    if (rows > r) {                                                    \
         const __m512i dot[WIDTH] = {d##r##0, d##r##1, d##r##2};        \
         add_group(w, chain, sums, r, g, panels, groups, minimum, dot); \
     }
 _Static_assert(TILE == 8 && WIDTH == 3, "as the names say");
 
-/* chain[TILE][WIDTH][16] += x . w for one group of the inputs of a block; what is not a pointer is constant, but g. */
+/* chain[rows][WIDTH][16] += x . w for one group of the inputs of a block; what is not a pointer is constant, but g. */
 ALWAYS void group_tile(const struct block *const w[WIDTH], const uint16_t *x, const uint16_t *sums, float *chain, int g,
-                       int panels, int groups, bool minimum)
+                       int rows, int panels, int groups, bool minimum)
 {
     const __m512i zero = _mm512_setzero_si512();
     const int first = g * TERN_TILE_DEPTH / 4, end = first + TERN_TILE_DEPTH / 2 / groups;
@@ -187,35 +189,36 @@ ALWAYS void group_tile(const struct block *const w[WIDTH], const uint16_t *x, co
     __asm__ volatile("" ::: "memory"); /* or chains are kept in registers as well, which there are none for */
 }
 
-/* chain[TILE][WIDTH][16] += x . w; panels, groups of a block and whether there is a minimum are constant. */
-ALWAYS void tile(const struct operands *o, float *chain, int panels, int groups, bool minimum)
+/* chain[rows][WIDTH][16] += x . w; all but the pointers is constant. */
+ALWAYS void tile(const struct operands *o, float *chain, int rows, int panels, int groups, bool minimum)
 {
     const uint16_t *x = o->x, *sums = o->sums;
     for (int s = 0; s < o->steps; s++, x += TERN_I16_STEP, sums += TERN_I16_STEP) {
         const struct block *const w[WIDTH] = {o->w + s, o->w + s + o->steps, o->w + s + 2 * o->steps};
         for (int g = 0; g < groups; g++)
-            group_tile(w, x, sums, chain, g, panels, groups, minimum);
+            group_tile(w, x, sums, chain, g, rows, panels, groups, minimum);
     }
 }
 
-#define X(panels, groups, minimum)                                                           \
-    static void tile_##panels##_##groups##_##minimum(const struct operands *o, float *chain) \
-    {                                                                                        \
-        tile(o, chain, panels, groups, minimum);                                             \
+#define X(rows, panels, groups, minimum)                                                              \
+    static void tile_##rows##_##panels##_##groups##_##minimum(const struct operands *o, float *chain) \
+    {                                                                                                 \
+        tile(o, chain, rows, panels, groups, minimum);                                                \
     }
-#define PANEL_FNS(panels) X(panels, 1, 0) X(panels, 1, 1) X(panels, 2, 0) X(panels, 2, 1)
-PANEL_FNS(1)
-PANEL_FNS(2)
-PANEL_FNS(3)
+#define PANEL_FNS(rows, panels) X(rows, panels, 1, 0) X(rows, panels, 1, 1) X(rows, panels, 2, 0) X(rows, panels, 2, 1)
+#define TILE_FNS(rows)          PANEL_FNS(rows, 1) PANEL_FNS(rows, 2) PANEL_FNS(rows, 3)
+TILE_FNS(1)
+TILE_FNS(4)
+TILE_FNS(8)
 #undef X
 
 static tile_fn *tile_for(int rows, int panels, const struct tern_packed *w)
 {
-#define X(panels, groups, minimum) tile_##panels##_##groups##_##minimum,
-    static tile_fn *const fns[] = {PANEL_FNS(1) PANEL_FNS(2) PANEL_FNS(3)};
+#define X(rows, panels, groups, minimum) tile_##rows##_##panels##_##groups##_##minimum,
+    static tile_fn *const fns[] = {TILE_FNS(1) TILE_FNS(4) TILE_FNS(8)};
 #undef X
-    (void)rows; /* always the same */
-    return fns[(panels - 1) * 4 + (tern_scales_halves(w->scales) ? 2 : 0) + (tern_scales_minimum(w->scales) ? 1 : 0)];
+    const int kind = (tern_scales_halves(w->scales) ? 2 : 0) + (tern_scales_minimum(w->scales) ? 1 : 0);
+    return fns[((rows == 1 ? 0 : rows == 4 ? 3 : 6) + panels - 1) * 4 + kind];
 }
 
 /* The lanes of a panel of which `cols` columns exist. */

@@ -22,11 +22,10 @@
 
 _Static_assert(TERN_BAND % TILE == 0, "register tiles do not cross bands");
 
-PROMPT_INLINE int tile_rows(int r, int left)
+PROMPT_INLINE int tile_rows(int r, int left) /* as in prompt.c */
 {
     (void)r;
-    (void)left;
-    return TILE;
+    return left == 1 ? 1 : left <= 4 ? 4 : TILE;
 }
 
 /* ---- weights ---- */
@@ -91,23 +90,26 @@ ALWAYS __m512i add_quads(__m512i sum, __m512i w, __m512i x)
 #define ROW_BEGIN(r)                               \
     __m512i d##r##0 = _mm512_set1_epi32(begin[r]); \
     __m512i d##r##1 = d##r##0, d##r##2 = d##r##0;
-#define ROW_ADD(r)                              \
-    b = four_codes(q + r * TERN_BLOCK + 4 * i); \
-    d##r##0 = add_quads(d##r##0, v0, b);        \
-    if (panels > 1)                             \
-        d##r##1 = add_quads(d##r##1, v1, b);    \
-    if (panels > 2)                             \
-        d##r##2 = add_quads(d##r##2, v2, b);
+#define ROW_ADD(r)                                  \
+    if (rows > r) {                                 \
+        b = four_codes(q + r * TERN_BLOCK + 4 * i); \
+        d##r##0 = add_quads(d##r##0, v0, b);        \
+        if (panels > 1)                             \
+            d##r##1 = add_quads(d##r##1, v1, b);    \
+        if (panels > 2)                             \
+            d##r##2 = add_quads(d##r##2, v2, b);    \
+    }
 #define ROW_END(r)                                                                                              \
-    {                                                                                                           \
+    if (rows > r) {                                                                                             \
         const __m512i dot[WIDTH] = {d##r##0, d##r##1, d##r##2};                                                 \
         add_group(w, chain + r * WIDTH * TERN_PANEL, x, row + r, g, groups == 1 ? 2 : g, panels, minimum, dot); \
     }
 _Static_assert(TILE == 8 && WIDTH == 3, "as the names say");
 
-/* chain[TILE][WIDTH][16] += x . w for one group of the inputs of a block; panels, groups and minimum are constant. */
+/* chain[rows][WIDTH][16] += x . w for one group of the inputs of a block; rows, panels, groups and minimum are
+ * constant. */
 ALWAYS void group_tile(const struct block *const w[WIDTH], const struct step *x, int row, int zero, float *chain, int g,
-                       int panels, int groups, bool minimum)
+                       int rows, int panels, int groups, bool minimum)
 {
     int32_t begin[TILE] __attribute__((aligned(32)));
     const __m256i isum = _mm256_load_si256((const __m256i *)(const void *)(x->isum[groups == 1 ? 2 : g] + row));
@@ -127,28 +129,29 @@ ALWAYS void group_tile(const struct block *const w[WIDTH], const struct step *x,
     __asm__ volatile("" ::: "memory"); /* or chains are kept in registers as well, which there are none for */
 }
 
-#define X(panels, groups, minimum)                                                                         \
-    static void tile_##panels##_##groups##_##minimum(const struct operands *o, float *chain)               \
+#define X(rows, panels, groups, minimum)                                                                   \
+    static void tile_##rows##_##panels##_##groups##_##minimum(const struct operands *o, float *chain)      \
     {                                                                                                      \
         for (int s = 0; s < o->steps; s++) {                                                               \
             const struct block *const w[WIDTH] = {o->w + s, o->w + s + o->steps, o->w + s + 2 * o->steps}; \
             for (int g = 0; g < groups; g++)                                                               \
-                group_tile(w, o->x + s, o->row, o->zero, chain, g, panels, groups, minimum);               \
+                group_tile(w, o->x + s, o->row, o->zero, chain, g, rows, panels, groups, minimum);         \
         }                                                                                                  \
     }
-#define PANEL_FNS(panels) X(panels, 1, 0) X(panels, 1, 1) X(panels, 2, 0) X(panels, 2, 1)
-PANEL_FNS(1)
-PANEL_FNS(2)
-PANEL_FNS(3)
+#define PANEL_FNS(rows, panels) X(rows, panels, 1, 0) X(rows, panels, 1, 1) X(rows, panels, 2, 0) X(rows, panels, 2, 1)
+#define TILE_FNS(rows)          PANEL_FNS(rows, 1) PANEL_FNS(rows, 2) PANEL_FNS(rows, 3)
+TILE_FNS(1)
+TILE_FNS(4)
+TILE_FNS(8)
 #undef X
 
 static tile_fn *tile_for(int rows, int panels, const struct tern_packed *w)
 {
-#define X(panels, groups, minimum) tile_##panels##_##groups##_##minimum,
-    static tile_fn *const fns[] = {PANEL_FNS(1) PANEL_FNS(2) PANEL_FNS(3)};
+#define X(rows, panels, groups, minimum) tile_##rows##_##panels##_##groups##_##minimum,
+    static tile_fn *const fns[] = {TILE_FNS(1) TILE_FNS(4) TILE_FNS(8)};
 #undef X
-    (void)rows; /* always the same */
-    return fns[(panels - 1) * 4 + (tern_scales_halves(w->scales) ? 2 : 0) + (tern_scales_minimum(w->scales) ? 1 : 0)];
+    const int kind = (tern_scales_halves(w->scales) ? 2 : 0) + (tern_scales_minimum(w->scales) ? 1 : 0);
+    return fns[((rows == 1 ? 0 : rows == 4 ? 3 : 6) + panels - 1) * 4 + kind];
 }
 
 /* The lanes of a panel of which `cols` columns exist. */
