@@ -8,7 +8,7 @@
 
 /* Released memory that stays resident, so that pages which come and go are not faulted in again each time: so many
  * bytes, and this part of what is in use. */
-#define RESIDENT_BYTES ((size_t)1 << 20)
+#define RESIDENT_BYTES ((size_t)16 << 20)
 #define RESIDENT_PART  8
 
 bool tern_kv_budget_take(struct tern_kv_budget *b, size_t bytes)

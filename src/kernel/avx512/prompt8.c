@@ -2,11 +2,13 @@
  * integers.
  *
  * As in prompt.c, but a quad of four inputs stays one vector: codes become unsigned bytes (signed ones plus 128, which
- * moves the zero point), and rows stream past three panels in L1.  A register tile is 8 rows by three panels.  Sums
- * begin with -zero * isum, as in gemm_narrow.c, so that a row's bits are those of that kernel.
+ * moves the zero point), and rows stream past three panels in L1.  A register tile is 8 rows by three panels.  A dot
+ * and -zero * isum make one integer, as in gemm_narrow.c, so that a row's bits are those of that kernel; here the
+ * second joins at the end: sums that begin with it wait for eight broadcasts (decision 074).
  *
- * Counts for 32 inputs of a register tile: 192 products, one per cycle; 24 products of scales and 24 multiply-adds (48
- * with a minimum) on the same ports, 24 conversions, loads and stores of chains beside them. */
+ * Counts for 32 inputs of a register tile: 192 products, one or two per cycle; 24 products of scales and 24
+ * multiply-adds (48 with a minimum) on the same ports, 24 conversions, additions, loads and stores of chains beside
+ * them. */
 #include "kernel/avx512/gemm.h"
 #include "kernel/avx512/gemm_block.h"
 
@@ -15,7 +17,7 @@
 #define PAD         8
 #define RAISED      128
 #define WIDTH       3
-#define RANGE_STEPS 12
+#define RANGE_STEPS 18 /* 41 KB of three panels */
 #define PANELS      24
 #define ROWS        128
 #include "kernel/prompt_impl.h"
@@ -63,15 +65,16 @@ ALWAYS __m512i four_codes(const int8_t *p)
 }
 
 /* The chains of one row: += its sums of a group. */
-ALWAYS void add_group(const struct block *const w[WIDTH], float *chain, const struct step *x, int row, int g, int sum,
-                      int panels, bool minimum, const __m512i dot[WIDTH])
+ALWAYS void add_group(const struct block *const w[WIDTH], float *chain, const struct step *x, int row, int shift, int g,
+                      int sum, int panels, bool minimum, const __m512i dot[WIDTH])
 {
     const __m512 sx = _mm512_set1_ps(x->scale[row]), isum = _mm512_set1_ps(minimum ? x->product[sum][row] : 0);
+    const __m512i by = _mm512_set1_epi32(shift);
 #pragma GCC unroll 3
     for (int p = 0; p < panels; p++) {
         float *at = chain + p * TERN_PANEL;
         const __m512 scale = _mm512_mul_ps(_mm512_load_ps(w[p]->scale[g]), sx);
-        __m512 acc = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot[p]), scale, _mm512_load_ps(at));
+        __m512 acc = _mm512_fmadd_ps(_mm512_cvtepi32_ps(_mm512_add_epi32(dot[p], by)), scale, _mm512_load_ps(at));
         if (minimum)
             acc = _mm512_fmadd_ps(_mm512_load_ps(w[p]->minimum[g]), isum, acc);
         _mm512_store_ps(at, acc);
@@ -87,9 +90,7 @@ ALWAYS __m512i add_quads(__m512i sum, __m512i w, __m512i x)
 
 /* Sums have names of their own, for an array of them would lie in memory. */
 #define EACH_ROW(X) X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7)
-#define ROW_BEGIN(r)                               \
-    __m512i d##r##0 = _mm512_set1_epi32(begin[r]); \
-    __m512i d##r##1 = d##r##0, d##r##2 = d##r##0;
+#define ROW_ZERO(r) __m512i d##r##0 = zeros, d##r##1 = zeros, d##r##2 = zeros;
 #define ROW_ADD(r)                                  \
     if (rows > r) {                                 \
         b = four_codes(q + r * TERN_BLOCK + 4 * i); \
@@ -99,10 +100,11 @@ ALWAYS __m512i add_quads(__m512i sum, __m512i w, __m512i x)
         if (panels > 2)                             \
             d##r##2 = add_quads(d##r##2, v2, b);    \
     }
-#define ROW_END(r)                                                                                              \
-    if (rows > r) {                                                                                             \
-        const __m512i dot[WIDTH] = {d##r##0, d##r##1, d##r##2};                                                 \
-        add_group(w, chain + r * WIDTH * TERN_PANEL, x, row + r, g, groups == 1 ? 2 : g, panels, minimum, dot); \
+#define ROW_END(r)                                                                                                  \
+    if (rows > r) {                                                                                                 \
+        const __m512i dot[WIDTH] = {d##r##0, d##r##1, d##r##2};                                                     \
+        add_group(w, chain + r * WIDTH * TERN_PANEL, x, row + r, shift[r], g, groups == 1 ? 2 : g, panels, minimum, \
+                  dot);                                                                                             \
     }
 _Static_assert(TILE == 8 && WIDTH == 3, "as the names say");
 
@@ -111,13 +113,14 @@ _Static_assert(TILE == 8 && WIDTH == 3, "as the names say");
 ALWAYS void group_tile(const struct block *const w[WIDTH], const struct step *x, int row, int zero, float *chain, int g,
                        int rows, int panels, int groups, bool minimum)
 {
-    int32_t begin[TILE] __attribute__((aligned(32)));
+    int32_t shift[TILE] __attribute__((aligned(32))); /* -zero * isum */
     const __m256i isum = _mm256_load_si256((const __m256i *)(const void *)(x->isum[groups == 1 ? 2 : g] + row));
-    _mm256_store_si256((__m256i *)(void *)begin, _mm256_mullo_epi32(isum, _mm256_set1_epi32(-zero)));
+    _mm256_store_si256((__m256i *)(void *)shift, _mm256_mullo_epi32(isum, _mm256_set1_epi32(-zero)));
     __asm__ volatile("" ::: "memory"); /* or the compiler permutes them out of a register, on ports of products */
     const int first = g * TERN_BLOCK / 8, end = first + TERN_BLOCK / 4 / groups;
     const int8_t *q = x->q[row];
-    EACH_ROW(ROW_BEGIN)
+    const __m512i zeros = _mm512_setzero_si512();
+    EACH_ROW(ROW_ZERO)
     for (int i = first; i < end; i++) {
         const __m512i v0 = load_i512(w[0]->quads[i]);
         const __m512i v1 = panels > 1 ? load_i512(w[1]->quads[i]) : v0;
@@ -129,14 +132,20 @@ ALWAYS void group_tile(const struct block *const w[WIDTH], const struct step *x,
     __asm__ volatile("" ::: "memory"); /* or chains are kept in registers as well, which there are none for */
 }
 
-#define X(rows, panels, groups, minimum)                                                                   \
-    static void tile_##rows##_##panels##_##groups##_##minimum(const struct operands *o, float *chain)      \
-    {                                                                                                      \
-        for (int s = 0; s < o->steps; s++) {                                                               \
-            const struct block *const w[WIDTH] = {o->w + s, o->w + s + o->steps, o->w + s + 2 * o->steps}; \
-            for (int g = 0; g < groups; g++)                                                               \
-                group_tile(w, o->x + s, o->row, o->zero, chain, g, rows, panels, groups, minimum);         \
-        }                                                                                                  \
+/* chain[rows][WIDTH][16] += x . w; all but the pointers is constant. */
+ALWAYS void tile(const struct operands *o, float *chain, int rows, int panels, int groups, bool minimum)
+{
+    for (int s = 0; s < o->steps; s++) {
+        const struct block *const w[WIDTH] = {o->w + s, o->w + s + o->steps, o->w + s + 2 * o->steps};
+        for (int g = 0; g < groups; g++)
+            group_tile(w, o->x + s, o->row, o->zero, chain, g, rows, panels, groups, minimum);
+    }
+}
+
+#define X(rows, panels, groups, minimum)                                                              \
+    static void tile_##rows##_##panels##_##groups##_##minimum(const struct operands *o, float *chain) \
+    {                                                                                                 \
+        tile(o, chain, rows, panels, groups, minimum);                                                \
     }
 #define PANEL_FNS(rows, panels) X(rows, panels, 1, 0) X(rows, panels, 1, 1) X(rows, panels, 2, 0) X(rows, panels, 2, 1)
 #define TILE_FNS(rows)          PANEL_FNS(rows, 1) PANEL_FNS(rows, 2) PANEL_FNS(rows, 3)

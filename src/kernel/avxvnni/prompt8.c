@@ -2,9 +2,9 @@
  * integers.  Around it kernel/prompt_impl.h.
  *
  * Codes become unsigned bytes (signed ones plus 128, which moves the zero point).  Register tiles are those of
- * avx2/prompt.c.  Sums begin with -zero * isum, as in avx512/prompt8.c.  Counts for 32 inputs of six rows: 96
- * `vpdpbusd`, 12 each of conversions, products of scales, and multiply-adds (24 with a minimum): 48 cycles at two in
- * each, for 3,072 products. */
+ * avx2/prompt.c.  -zero * isum joins at the end, as in avx512/prompt8.c.  Counts for 32 inputs of six rows: 96
+ * `vpdpbusd`, 12 each of additions, conversions, products of scales, and multiply-adds (24 with a minimum): 48 cycles
+ * at two in each, for 3,072 products. */
 #include "kernel/avx2/dot.h"
 #include "kernel/avx2/gemm.h"
 #include "kernel/avx2/gemm_block.h"
@@ -55,12 +55,16 @@ ALWAYS __m256i four_codes(const int8_t *p)
 struct factors {
     __m256 scale[2], minimum[2];
     const float *x, *product; /* of the rows: scales, and times their sums */
+    const int32_t *shift;     /* -zero * isum */
 };
 
-/* The chains of one row: += its sums of a group. */
+/* The chains of one row: += its sums of a group, less the zero points'. */
 ALWAYS void add_group(const struct factors *f, float *chain, int r, bool minimum, __m256i dot0, __m256i dot1)
 {
     const __m256 sx = _mm256_broadcast_ss(f->x + r);
+    const __m256i shift = _mm256_set1_epi32(f->shift[r]);
+    dot0 = _mm256_add_epi32(dot0, shift);
+    dot1 = _mm256_add_epi32(dot1, shift);
     __m256 a = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot0), _mm256_mul_ps(f->scale[0], sx), _mm256_load_ps(chain));
     __m256 b = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot1), _mm256_mul_ps(f->scale[1], sx), _mm256_load_ps(chain + 8));
     if (minimum) {
@@ -73,7 +77,7 @@ ALWAYS void add_group(const struct factors *f, float *chain, int r, bool minimum
 }
 
 /* -zero * isum of up to six rows. */
-ALWAYS void first_sums(int32_t *out, const int32_t *isum, int zero, int rows)
+ALWAYS void shifts(int32_t *out, const int32_t *isum, int zero, int rows)
 {
 #pragma GCC unroll 3
     for (int r = 0; r < rows; r += 2) {
@@ -82,9 +86,9 @@ ALWAYS void first_sums(int32_t *out, const int32_t *isum, int zero, int rows)
     }
 }
 
-#define ROW_BEGIN(r, i) \
-    if (r < rows)       \
-        d##r##0 = d##r##1 = _mm256_set1_epi32(begin[r]);
+#define ROW_ZERO(r, i) \
+    if (r < rows)      \
+        d##r##0 = d##r##1 = _mm256_setzero_si256();
 #define ROW_ADD(r, i)                                       \
     if (r < rows) {                                         \
         b = four_codes(q + (r - 4) * TERN_BLOCK + 4 * (i)); \
@@ -112,10 +116,10 @@ ALWAYS void group_tile(const struct block *w, const struct step *x, int row, int
     const int8_t *q = x->q[row] + 16 * g + 4 * TERN_BLOCK;
     float *chain_low = chain + 2 * TERN_PANEL, *chain_high = chain + 4 * TERN_PANEL;
     const int sum = groups == 1 ? 2 : g;
-    int32_t begin[TILE] __attribute__((aligned(8)));
+    int32_t shift[TILE] __attribute__((aligned(8)));
     __m256i b, v0, v1, d00, d01, d10, d11, d20, d21, d30, d31, d40, d41, d50, d51;
-    struct factors f = {.x = x->scale + row, .product = x->product[sum] + row};
-    first_sums(begin, x->isum[sum] + row, zero, rows);
+    struct factors f = {.x = x->scale + row, .product = x->product[sum] + row, .shift = shift};
+    shifts(shift, x->isum[sum] + row, zero, rows);
     __asm__ volatile("" ::: "memory"); /* or the compiler permutes them out of a register */
     OPAQUE_PTR(quads);
     OPAQUE_PTR(q);
@@ -123,7 +127,7 @@ ALWAYS void group_tile(const struct block *w, const struct step *x, int row, int
     OPAQUE_PTR(chain_high);
     OPAQUE_PTR(f.x);
     OPAQUE_PTR(f.product);
-    EACH_ROW(ROW_BEGIN, 0)
+    EACH_ROW(ROW_ZERO, 0)
     for (int left = 2 / groups; left; left--) {
         QUAD(0)
         QUAD(1)
