@@ -126,6 +126,22 @@ static void test_detect(void **state)
 }
 
 #if defined(__x86_64__)
+/* What the system says of the processor: AMD's families from 26 on. */
+static void test_asks_near(void **state)
+{
+    char line[512], vendor[64] = "";
+    int family = 0;
+    FILE *f = fopen("/proc/cpuinfo", "re");
+    (void)state;
+    assert_non_null(f);
+    while (fgets(line, sizeof line, f)) {
+        (void)sscanf(line, "vendor_id : %63s", vendor);
+        (void)sscanf(line, "cpu family : %d", &family);
+    }
+    (void)fclose(f);
+    assert_int_equal(tern_cpu_asks_near(), !strcmp(vendor, "AuthenticAMD") && family >= 26);
+}
+
 /* Whatever the system answers: a refusal has its sentence, a permission has none. */
 static void test_tiles_asked(void **state)
 {
@@ -252,6 +268,7 @@ int main(void)
         cmocka_unit_test(test_names),
         cmocka_unit_test(test_detect),
 #if defined(__x86_64__)
+        cmocka_unit_test(test_asks_near),
         cmocka_unit_test(test_tiles_asked),
 #endif
         cmocka_unit_test_setup_teardown(test_model, make_root, drop_root),
