@@ -20,32 +20,7 @@
 #define ROWS        64
 #include "kernel/prompt_impl.h"
 #include "kernel/avx2/prompt_tile.h"
-
-/* ---- weights ---- */
-
-PROMPT_INLINE void expand(enum tern_codes codes, enum tern_scales scales, struct block *out,
-                          const struct tern_panel_view *v, int zero, int step)
-{
-    const uint8_t *block = v->codes + (size_t)step * tern_codes_unit(codes);
-    const __m256i table = code_table(codes, v);
-    (void)zero; /* of all 32 inputs at once, in group_tile */
-#pragma GCC unroll 8
-    for (int q = 0; q < 8; q++) {
-        _mm256_store_si256((__m256i *)(void *)out->quads[q], quad_codes(codes, table, block, q, 0));
-        _mm256_store_si256((__m256i *)(void *)(out->quads[q] + 32), quad_codes(codes, table, block, q, 1));
-    }
-    expand_scales(scales, out, v, step, 0);
-    expand_scales(scales, out, v, step, 1);
-}
-
-/* ---- products ---- */
-
-ALWAYS __m256i four_codes(const int8_t *p)
-{
-    int32_t four;
-    memcpy(&four, p, sizeof four);
-    return _mm256_set1_epi32(four);
-}
+#include "kernel/avx2/prompt8_tile.h"
 
 static const int16_t ones[16] __attribute__((aligned(32))) = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
 
@@ -76,43 +51,6 @@ ALWAYS __m256i end_run(int run, __m256i sum, bool more, const __m256i *rest)
     if (run > 1)
         sum = _mm256_madd_epi16(sum, load_i256(ones));
     return more ? _mm256_add_epi32(sum, load_i256(rest)) : sum;
-}
-
-/* What a group's sums are scaled by: of the weights, kept in registers, and of the rows. */
-struct factors {
-    __m256 scale[2], minimum[2];
-    const float *x, *product; /* of the rows: scales, and times their sums */
-    const int32_t *zero;      /* zero points times their sums; NULL: there are none */
-};
-
-/* The chains of one row: += its sums of a group. */
-ALWAYS void add_group(const struct factors *f, float *chain, int r, bool minimum, __m256i dot0, __m256i dot1)
-{
-    const __m256 sx = _mm256_broadcast_ss(f->x + r);
-    if (f->zero) {
-        const __m256i zero = _mm256_set1_epi32(f->zero[r]);
-        dot0 = _mm256_sub_epi32(dot0, zero);
-        dot1 = _mm256_sub_epi32(dot1, zero);
-    }
-    __m256 a = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot0), _mm256_mul_ps(f->scale[0], sx), _mm256_load_ps(chain));
-    __m256 b = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot1), _mm256_mul_ps(f->scale[1], sx), _mm256_load_ps(chain + 8));
-    if (minimum) {
-        const __m256 product = _mm256_broadcast_ss(f->product + r);
-        a = _mm256_fmadd_ps(f->minimum[0], product, a);
-        b = _mm256_fmadd_ps(f->minimum[1], product, b);
-    }
-    _mm256_store_ps(chain, a);
-    _mm256_store_ps(chain + 8, b);
-}
-
-/* zero * isum of up to six rows. */
-ALWAYS void zero_sums(int32_t *out, const int32_t *isum, int zero, int rows)
-{
-#pragma GCC unroll 3
-    for (int r = 0; r < rows; r += 2) {
-        const __m128i two = _mm_loadl_epi64((const __m128i *)(const void *)(isum + r));
-        _mm_storel_epi64((__m128i *)(void *)(out + r), _mm_mullo_epi32(two, _mm_set1_epi32(zero)));
-    }
 }
 
 #define ROW_CODES(r, i) four_codes(q + (r - 4) * TERN_BLOCK + 4 * (i))

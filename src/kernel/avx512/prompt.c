@@ -14,17 +14,9 @@
 #define PANELS      24
 #define ROWS        128
 #include "kernel/prompt_impl.h"
+#include "kernel/avx512/prompt_tile.h"
 
 #include <math.h>
-
-_Static_assert(TERN_BAND % TILE == 0, "register tiles do not cross bands");
-
-/* The last row of a prompt meets the head alone, and short prompts have few: 1, 4 or 8 (decision 074). */
-PROMPT_INLINE int tile_rows(int r, int left)
-{
-    (void)r;
-    return left == 1 ? 1 : left <= 4 ? 4 : TILE;
-}
 
 /* ---- activations ---- */
 
@@ -152,9 +144,6 @@ ALWAYS __m512i add_pairs(__m512i sum, __m512i w, __m512i x)
     return sum;
 }
 
-/* Sums have names of their own, for an array of them would lie in memory. */
-#define EACH_ROW(X) X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7)
-#define ROW_ZERO(r) __m512i d##r##0 = zero, d##r##1 = zero, d##r##2 = zero;
 #define ROW_ADD(r)                                      \
     if (rows > r) {                                     \
         b = two_codes(x + r * TERN_TILE_DEPTH + 2 * i); \
@@ -169,7 +158,6 @@ ALWAYS __m512i add_pairs(__m512i sum, __m512i w, __m512i x)
         const __m512i dot[WIDTH] = {d##r##0, d##r##1, d##r##2};        \
         add_group(w, chain, sums, r, g, panels, groups, minimum, dot); \
     }
-_Static_assert(TILE == 8 && WIDTH == 3, "as the names say");
 
 /* chain[rows][WIDTH][16] += x . w for one group of the inputs of a block; what is not a pointer is constant, but g. */
 ALWAYS void group_tile(const struct block *const w[WIDTH], const uint16_t *x, const uint16_t *sums, float *chain, int g,
@@ -189,8 +177,7 @@ ALWAYS void group_tile(const struct block *const w[WIDTH], const uint16_t *x, co
     __asm__ volatile("" ::: "memory"); /* or chains are kept in registers as well, which there are none for */
 }
 
-/* chain[rows][WIDTH][16] += x . w; all but the pointers is constant. */
-ALWAYS void tile(const struct operands *o, float *chain, int rows, int panels, int groups, bool minimum)
+PROMPT_INLINE void tile(const struct operands *o, float *chain, int rows, int panels, int groups, bool minimum)
 {
     const uint16_t *x = o->x, *sums = o->sums;
     for (int s = 0; s < o->steps; s++, x += TERN_I16_STEP, sums += TERN_I16_STEP) {
@@ -198,44 +185,6 @@ ALWAYS void tile(const struct operands *o, float *chain, int rows, int panels, i
         for (int g = 0; g < groups; g++)
             group_tile(w, x, sums, chain, g, rows, panels, groups, minimum);
     }
-}
-
-#define X(rows, panels, groups, minimum)                                                              \
-    static void tile_##rows##_##panels##_##groups##_##minimum(const struct operands *o, float *chain) \
-    {                                                                                                 \
-        tile(o, chain, rows, panels, groups, minimum);                                                \
-    }
-#define PANEL_FNS(rows, panels) X(rows, panels, 1, 0) X(rows, panels, 1, 1) X(rows, panels, 2, 0) X(rows, panels, 2, 1)
-#define TILE_FNS(rows)          PANEL_FNS(rows, 1) PANEL_FNS(rows, 2) PANEL_FNS(rows, 3)
-TILE_FNS(1)
-TILE_FNS(4)
-TILE_FNS(8)
-#undef X
-
-static tile_fn *tile_for(int rows, int panels, const struct tern_packed *w)
-{
-#define X(rows, panels, groups, minimum) tile_##rows##_##panels##_##groups##_##minimum,
-    static tile_fn *const fns[] = {TILE_FNS(1) TILE_FNS(4) TILE_FNS(8)};
-#undef X
-    const int kind = (tern_scales_halves(w->scales) ? 2 : 0) + (tern_scales_minimum(w->scales) ? 1 : 0);
-    return fns[((rows == 1 ? 0 : rows == 4 ? 3 : 6) + panels - 1) * 4 + kind];
-}
-
-/* The lanes of a panel of which `cols` columns exist. */
-ALWAYS __mmask16 lanes_of(int cols)
-{
-    return (__mmask16)(cols >= TERN_PANEL ? 0xFFFFu : cols > 0 ? (1u << cols) - 1u : 0u);
-}
-
-PROMPT_INLINE void chain_from(float *chain, const float *y, int cols)
-{
-    _mm512_store_ps(chain, _mm512_maskz_loadu_ps(lanes_of(cols), y));
-}
-
-PROMPT_INLINE void chain_to(float *y, const float *chain, int cols, const float *scale)
-{
-    const __m512 acc = _mm512_load_ps(chain);
-    _mm512_mask_storeu_ps(y, lanes_of(cols), scale ? _mm512_mul_ps(acc, _mm512_set1_ps(*scale)) : acc);
 }
 
 void tern_prompt_init_avx512(struct tern_prompt_kernels *k)

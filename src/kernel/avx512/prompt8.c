@@ -21,14 +21,7 @@
 #define PANELS      24
 #define ROWS        128
 #include "kernel/prompt_impl.h"
-
-_Static_assert(TERN_BAND % TILE == 0, "register tiles do not cross bands");
-
-PROMPT_INLINE int tile_rows(int r, int left) /* as in prompt.c */
-{
-    (void)r;
-    return left == 1 ? 1 : left <= 4 ? 4 : TILE;
-}
+#include "kernel/avx512/prompt_tile.h"
 
 /* ---- weights ---- */
 
@@ -88,9 +81,6 @@ ALWAYS __m512i add_quads(__m512i sum, __m512i w, __m512i x)
     return sum;
 }
 
-/* Sums have names of their own, for an array of them would lie in memory. */
-#define EACH_ROW(X) X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7)
-#define ROW_ZERO(r) __m512i d##r##0 = zeros, d##r##1 = zeros, d##r##2 = zeros;
 #define ROW_ADD(r)                                  \
     if (rows > r) {                                 \
         b = four_codes(q + r * TERN_BLOCK + 4 * i); \
@@ -106,7 +96,6 @@ ALWAYS __m512i add_quads(__m512i sum, __m512i w, __m512i x)
         add_group(w, chain + r * WIDTH * TERN_PANEL, x, row + r, shift[r], g, groups == 1 ? 2 : g, panels, minimum, \
                   dot);                                                                                             \
     }
-_Static_assert(TILE == 8 && WIDTH == 3, "as the names say");
 
 /* chain[rows][WIDTH][16] += x . w for one group of the inputs of a block; rows, panels, groups and minimum are
  * constant. */
@@ -119,7 +108,6 @@ ALWAYS void group_tile(const struct block *const w[WIDTH], const struct step *x,
     __asm__ volatile("" ::: "memory"); /* or the compiler permutes them out of a register, on ports of products */
     const int first = g * TERN_BLOCK / 8, end = first + TERN_BLOCK / 4 / groups;
     const int8_t *q = x->q[row];
-    const __m512i zeros = _mm512_setzero_si512();
     EACH_ROW(ROW_ZERO)
     for (int i = first; i < end; i++) {
         const __m512i v0 = load_i512(w[0]->quads[i]);
@@ -132,52 +120,13 @@ ALWAYS void group_tile(const struct block *const w[WIDTH], const struct step *x,
     __asm__ volatile("" ::: "memory"); /* or chains are kept in registers as well, which there are none for */
 }
 
-/* chain[rows][WIDTH][16] += x . w; all but the pointers is constant. */
-ALWAYS void tile(const struct operands *o, float *chain, int rows, int panels, int groups, bool minimum)
+PROMPT_INLINE void tile(const struct operands *o, float *chain, int rows, int panels, int groups, bool minimum)
 {
     for (int s = 0; s < o->steps; s++) {
         const struct block *const w[WIDTH] = {o->w + s, o->w + s + o->steps, o->w + s + 2 * o->steps};
         for (int g = 0; g < groups; g++)
             group_tile(w, o->x + s, o->row, o->zero, chain, g, rows, panels, groups, minimum);
     }
-}
-
-#define X(rows, panels, groups, minimum)                                                              \
-    static void tile_##rows##_##panels##_##groups##_##minimum(const struct operands *o, float *chain) \
-    {                                                                                                 \
-        tile(o, chain, rows, panels, groups, minimum);                                                \
-    }
-#define PANEL_FNS(rows, panels) X(rows, panels, 1, 0) X(rows, panels, 1, 1) X(rows, panels, 2, 0) X(rows, panels, 2, 1)
-#define TILE_FNS(rows)          PANEL_FNS(rows, 1) PANEL_FNS(rows, 2) PANEL_FNS(rows, 3)
-TILE_FNS(1)
-TILE_FNS(4)
-TILE_FNS(8)
-#undef X
-
-static tile_fn *tile_for(int rows, int panels, const struct tern_packed *w)
-{
-#define X(rows, panels, groups, minimum) tile_##rows##_##panels##_##groups##_##minimum,
-    static tile_fn *const fns[] = {TILE_FNS(1) TILE_FNS(4) TILE_FNS(8)};
-#undef X
-    const int kind = (tern_scales_halves(w->scales) ? 2 : 0) + (tern_scales_minimum(w->scales) ? 1 : 0);
-    return fns[((rows == 1 ? 0 : rows == 4 ? 3 : 6) + panels - 1) * 4 + kind];
-}
-
-/* The lanes of a panel of which `cols` columns exist. */
-ALWAYS __mmask16 lanes_of(int cols)
-{
-    return (__mmask16)(cols >= TERN_PANEL ? 0xFFFFu : cols > 0 ? (1u << cols) - 1u : 0u);
-}
-
-PROMPT_INLINE void chain_from(float *chain, const float *y, int cols)
-{
-    _mm512_store_ps(chain, _mm512_maskz_loadu_ps(lanes_of(cols), y));
-}
-
-PROMPT_INLINE void chain_to(float *y, const float *chain, int cols, const float *scale)
-{
-    (void)scale; /* none in this class */
-    _mm512_mask_storeu_ps(y, lanes_of(cols), _mm512_load_ps(chain));
 }
 
 void tern_prompt8_init_avx512(struct tern_prompt_kernels *k)

@@ -2,7 +2,7 @@
  * integers.  Around it kernel/prompt_impl.h.
  *
  * Codes become unsigned bytes (signed ones plus 128, which moves the zero point).  Register tiles are those of
- * avx2/prompt.c.  -zero * isum joins at the end, as in avx512/prompt8.c.  Counts for 32 inputs of six rows: 96
+ * avx2/prompt.c.  Zero points leave at the end, as in avx512/prompt8.c.  Counts for 32 inputs of six rows: 96
  * `vpdpbusd`, 12 each of additions, conversions, products of scales, and multiply-adds (24 with a minimum): 48 cycles
  * at two in each, for 3,072 products. */
 #include "kernel/avx2/dot.h"
@@ -20,71 +20,7 @@
 #define ROWS        64
 #include "kernel/prompt_impl.h"
 #include "kernel/avx2/prompt_tile.h"
-
-/* ---- weights ---- */
-
-PROMPT_INLINE void expand(enum tern_codes codes, enum tern_scales scales, struct block *out,
-                          const struct tern_panel_view *v, int zero, int step)
-{
-    const uint8_t *block = v->codes + (size_t)step * tern_codes_unit(codes);
-    const __m256i table = code_table(codes, v), top = _mm256_set1_epi8((char)RAISED);
-    (void)zero; /* of all 32 inputs at once, in group_tile */
-#pragma GCC unroll 8
-    for (int q = 0; q < 8; q++) {
-#pragma GCC unroll 2
-        for (int h = 0; h < 2; h++) {
-            const __m256i c = quad_codes(codes, table, block, q, h);
-            _mm256_store_si256((__m256i *)(void *)(out->quads[q] + 32 * h),
-                               tern_codes_signed(codes) ? _mm256_xor_si256(c, top) : c);
-        }
-    }
-    expand_scales(scales, out, v, step, 0);
-    expand_scales(scales, out, v, step, 1);
-}
-
-/* ---- products ---- */
-
-ALWAYS __m256i four_codes(const int8_t *p)
-{
-    int32_t four;
-    memcpy(&four, p, sizeof four);
-    return _mm256_set1_epi32(four);
-}
-
-/* What a group's sums are scaled by: of the weights, kept in registers, and of the rows. */
-struct factors {
-    __m256 scale[2], minimum[2];
-    const float *x, *product; /* of the rows: scales, and times their sums */
-    const int32_t *shift;     /* -zero * isum */
-};
-
-/* The chains of one row: += its sums of a group, less the zero points'. */
-ALWAYS void add_group(const struct factors *f, float *chain, int r, bool minimum, __m256i dot0, __m256i dot1)
-{
-    const __m256 sx = _mm256_broadcast_ss(f->x + r);
-    const __m256i shift = _mm256_set1_epi32(f->shift[r]);
-    dot0 = _mm256_add_epi32(dot0, shift);
-    dot1 = _mm256_add_epi32(dot1, shift);
-    __m256 a = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot0), _mm256_mul_ps(f->scale[0], sx), _mm256_load_ps(chain));
-    __m256 b = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot1), _mm256_mul_ps(f->scale[1], sx), _mm256_load_ps(chain + 8));
-    if (minimum) {
-        const __m256 product = _mm256_broadcast_ss(f->product + r);
-        a = _mm256_fmadd_ps(f->minimum[0], product, a);
-        b = _mm256_fmadd_ps(f->minimum[1], product, b);
-    }
-    _mm256_store_ps(chain, a);
-    _mm256_store_ps(chain + 8, b);
-}
-
-/* -zero * isum of up to six rows. */
-ALWAYS void shifts(int32_t *out, const int32_t *isum, int zero, int rows)
-{
-#pragma GCC unroll 3
-    for (int r = 0; r < rows; r += 2) {
-        const __m128i two = _mm_loadl_epi64((const __m128i *)(const void *)(isum + r));
-        _mm_storel_epi64((__m128i *)(void *)(out + r), _mm_mullo_epi32(two, _mm_set1_epi32(-zero)));
-    }
-}
+#include "kernel/avx2/prompt8_tile.h"
 
 #define ROW_ZERO(r, i) \
     if (r < rows)      \
@@ -116,10 +52,10 @@ ALWAYS void group_tile(const struct block *w, const struct step *x, int row, int
     const int8_t *q = x->q[row] + 16 * g + 4 * TERN_BLOCK;
     float *chain_low = chain + 2 * TERN_PANEL, *chain_high = chain + 4 * TERN_PANEL;
     const int sum = groups == 1 ? 2 : g;
-    int32_t shift[TILE] __attribute__((aligned(8)));
+    int32_t zeros[TILE] __attribute__((aligned(8)));
     __m256i b, v0, v1, d00, d01, d10, d11, d20, d21, d30, d31, d40, d41, d50, d51;
-    struct factors f = {.x = x->scale + row, .product = x->product[sum] + row, .shift = shift};
-    shifts(shift, x->isum[sum] + row, zero, rows);
+    struct factors f = {.x = x->scale + row, .product = x->product[sum] + row, .zero = zeros};
+    zero_sums(zeros, x->isum[sum] + row, zero, rows);
     __asm__ volatile("" ::: "memory"); /* or the compiler permutes them out of a register */
     OPAQUE_PTR(quads);
     OPAQUE_PTR(q);
