@@ -146,14 +146,18 @@ class Server:
         check(found, "there is no metric", name)
         return sum(found)
 
-    def wait_idle(self, seconds=30):
-        """True once the engine has nothing to do."""
+    def wait_for(self, running, waiting, seconds=30):
+        """True once the engine has so many requests."""
         end = time.time() + seconds
         while time.time() < end:
-            if self.metric("tern_requests_running") == 0 and self.metric("tern_requests_waiting") == 0:
+            if self.metric("tern_requests_running") == running and self.metric("tern_requests_waiting") == waiting:
                 return True
             time.sleep(0.02)
         return False
+
+    def wait_idle(self, seconds=30):
+        """True once the engine has nothing to do."""
+        return self.wait_for(0, 0, seconds)
 
     def open_files(self):
         return len(os.listdir(f"/proc/{self.process.pid}/fd"))

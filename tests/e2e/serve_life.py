@@ -36,7 +36,7 @@ def stops(s, name, seconds=2.0):
 
 
 def test_disconnect(s):
-    for name, body, wait in (("in decode, streaming", LONG, 0.3), ("in decode, whole", {**LONG, "stream": False}, 0.3),
+    for name, body, wait in (("in decode, streaming", LONG, 0.1), ("in decode, whole", {**LONG, "stream": False}, 0.1),
                              ("in prefill", {**LONG, "prompt": [65] * 6000}, 0.1),
                              ("in prefill, whole", {**LONG, "prompt": [65] * 6000, "stream": False}, 0.1),
                              ("at once", LONG, 0.0)):
@@ -302,7 +302,7 @@ def test_end():
             c.sendall(request("/v1/completions", LONG))
             c.recv(1000)
             s.process.send_signal(first)
-            time.sleep(0.3)
+            time.sleep(0.1)
             same(s.process.poll(), None, "it waits for what runs")
             same(s.stop(first), status, "status after two signals")
             c.close()
@@ -375,9 +375,9 @@ def test_config():
 def test_limits():
     with Server("--parallel", "1", "--queue", "2") as s:
         busy = [s.socket() for _ in range(3)]
-        for c in busy:
+        for i, c in enumerate(busy):
             c.sendall(request("/v1/completions", LONG))
-            time.sleep(0.2)
+            check(s.wait_for(1, i), "one runs, the others wait", i)
         a = s.complete()
         same((a.status, int(a.headers["Retry-After"]) >= 1), (429, True), "a full queue", a.body)
         same(a.json["error"]["type"], "rate_limit_error", "its type")
