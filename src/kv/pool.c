@@ -6,7 +6,10 @@
 /* Kernels may read 64 bytes past a head's data; the last block needs that much behind it. */
 #define POOL_SLACK 4096
 
-#define RESIDENT_PART 8 /* of what is in use, as much may stay resident besides TERN_KV_RESIDENT */
+/* Released memory that stays resident, so that pages which come and go are not faulted in again each time: so many
+ * bytes, and this part of what is in use. */
+#define RESIDENT_BYTES ((size_t)1 << 20)
+#define RESIDENT_PART  8
 
 bool tern_kv_budget_take(struct tern_kv_budget *b, size_t bytes)
 {
@@ -134,7 +137,7 @@ void tern_kv_pool_settle(struct tern_kv_pool *p)
     if (!p->mem.mem)
         return;
     (void)pthread_mutex_lock(&p->lock);
-    if ((size_t)p->n_dirty * p->mem.bytes > TERN_KV_RESIDENT + tern_kv_pool_bytes(p) / RESIDENT_PART) {
+    if ((size_t)p->n_dirty * p->mem.bytes > RESIDENT_BYTES + tern_kv_pool_bytes(p) / RESIDENT_PART) {
         /* Runs of blocks, for one block need not cover a page of the system. */
         for (uint32_t i = 0, end; i < p->n_fresh; i = end + 1) {
             for (end = i; end < p->n_fresh && atomic_load_explicit(&p->refs[end], memory_order_acquire) == 0; end++)

@@ -55,9 +55,7 @@ void tern_kv_pool_move(struct tern_kv_pool *to, struct tern_kv_pool *from);
 uint32_t tern_kv_pool_get(struct tern_kv_pool *p);
 void tern_kv_pool_ref(struct tern_kv_pool *p, uint32_t block);   /* any thread */
 void tern_kv_pool_unref(struct tern_kv_pool *p, uint32_t block); /* any thread; TERN_NO_BLOCK is legal */
-/* Gives memory of released blocks back to the system, but for TERN_KV_RESIDENT and an eighth of what is in use: pages
- * of a sequence that comes after another would be faulted in again. */
-#define TERN_KV_RESIDENT ((size_t)16 << 20)
+/* Gives memory of released blocks back to the system once there is enough of it to be worth a call. */
 void tern_kv_pool_settle(struct tern_kv_pool *p);
 
 static inline size_t tern_kv_pool_bytes(const struct tern_kv_pool *p)

@@ -36,7 +36,7 @@ def stops(s, name, seconds=2.0):
 
 
 def test_disconnect(s):
-    for name, body, wait in (("in decode, streaming", LONG, 0.1), ("in decode, whole", {**LONG, "stream": False}, 0.1),
+    for name, body, wait in (("in decode, streaming", LONG, 0.3), ("in decode, whole", {**LONG, "stream": False}, 0.3),
                              ("in prefill", {**LONG, "prompt": [65] * 6000}, 0.1),
                              ("in prefill, whole", {**LONG, "prompt": [65] * 6000, "stream": False}, 0.1),
                              ("at once", LONG, 0.0)):
@@ -302,7 +302,7 @@ def test_end():
             c.sendall(request("/v1/completions", LONG))
             c.recv(1000)
             s.process.send_signal(first)
-            time.sleep(0.1)
+            time.sleep(0.3)
             same(s.process.poll(), None, "it waits for what runs")
             same(s.stop(first), status, "status after two signals")
             c.close()
