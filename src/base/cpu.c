@@ -78,18 +78,6 @@ static bool detect_amx(uint32_t d7, uint64_t saved)
     return tiles_granted();
 }
 
-/* AMD numbers generations by families: 25 is Zen 3 and Zen 4, 26 Zen 5. */
-static bool detect_near(void)
-{
-    uint32_t a, b, c, d;
-    if (!__get_cpuid(0, &a, &b, &c, &d) || b != signature_AMD_ebx || c != signature_AMD_ecx || d != signature_AMD_edx)
-        return false;
-    if (!__get_cpuid(1, &a, &b, &c, &d))
-        return false;
-    const uint32_t base = a >> 8 & 15, more = a >> 20 & 255; /* added where the first is full */
-    return base == 15 && base + more >= 26;
-}
-
 static unsigned detect(void)
 {
     uint32_t a, b1, b7, c1, c7, d;
@@ -109,21 +97,34 @@ static unsigned detect(void)
         return ymm_levels | TERN_CPU_AVX512;
     return ymm_levels | TERN_CPU_AVX512 | TERN_CPU_AVX512BF16 | (detect_amx(d, saved) ? TERN_CPU_AMX : 0);
 }
-#else
-static bool detect_near(void)
-{
-    return false;
-}
-
+#elif defined(__aarch64__)
+/* Advanced SIMD itself is part of every AArch64 Linux machine. */
 static unsigned detect(void)
 {
-#if defined(__aarch64__) /* Advanced SIMD itself is part of every AArch64 Linux machine */
     return getauxval(AT_HWCAP) & HWCAP_ASIMDDP ? TERN_CPU_NEON : 0;
+}
 #else
+static unsigned detect(void)
+{
     return 0;
-#endif
 }
 #endif
+
+/* AMD numbers generations by families: 25 is Zen 3 and Zen 4, 26 Zen 5. */
+static bool detect_near(void)
+{
+#if defined(__x86_64__)
+    uint32_t a, b, c, d;
+    if (!__get_cpuid(0, &a, &b, &c, &d) || b != signature_AMD_ebx || c != signature_AMD_ecx || d != signature_AMD_edx)
+        return false;
+    if (!__get_cpuid(1, &a, &b, &c, &d))
+        return false;
+    const uint32_t base = a >> 8 & 15, more = a >> 20 & 255; /* added where the first is full */
+    return base == 15 && base + more >= 26;
+#else
+    return false;
+#endif
+}
 
 unsigned tern_cpu_mask(unsigned bit)
 {

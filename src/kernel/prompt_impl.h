@@ -174,9 +174,14 @@ static void product(float *y, size_t y_stride, const uint16_t *x, int n_rows, co
     const int most = n_rows > ROWS ? PANELS : WIDTH; /* with few rows nothing is used again, and L1 holds WIDTH */
     const int longest = (steps + ranges - 1) / ranges;
     struct block *weights = scratch;
-    struct range g = {.w = weights, .zero = zero_of(w), .y_stride = y_stride, .x = x, .band = band(w->k), .m = w};
-    g.blocks = (size_t)steps;
-    g.ahead = tern_ahead_of(w);
+    struct range g = {.w = weights,
+                      .zero = zero_of(w),
+                      .y_stride = y_stride,
+                      .x = x,
+                      .band = band(w->k),
+                      .m = w,
+                      .blocks = (size_t)steps,
+                      .ahead = tern_ahead_of(w)};
     for (int p0 = panel0; p0 < panel1; p0 += most) {
         const int panels = panel1 - p0 < most ? panel1 - p0 : most;
         g.y = y + (size_t)p0 * TERN_PANEL;

@@ -5,6 +5,7 @@
 #define TERN_AVX512_GEMM_BLOCK_H
 
 #include <immintrin.h>
+#include <string.h>
 #include "kernel/gemm.h"
 #include "kernel/panel.h"
 
@@ -13,6 +14,14 @@
 ALWAYS __m512i load_i512(const void *p)
 {
     return _mm512_load_si512(p);
+}
+
+/* Four bytes from anywhere into every lane. */
+ALWAYS __m512i four_bytes(const void *p)
+{
+    int32_t four;
+    memcpy(&four, p, sizeof four);
+    return _mm512_set1_epi32(four);
 }
 
 ALWAYS __m512 half16(const uint16_t *p)

@@ -40,13 +40,6 @@ ALWAYS const char *of_row(const char *p, const struct activations *x, int r)
     }
 }
 
-ALWAYS __m512i four_bytes(const char *p)
-{
-    int32_t four;
-    memcpy(&four, p, 4);
-    return _mm512_set1_epi32(four);
-}
-
 ALWAYS __m512 one_float(const char *p)
 {
     return _mm512_castsi512_ps(four_bytes(p));

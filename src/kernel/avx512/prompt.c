@@ -99,26 +99,10 @@ PROMPT_INLINE void expand(enum tern_codes codes, enum tern_scales scales, struct
         _mm512_store_si512(out->pairs[2 * q], even);
         _mm512_store_si512(out->pairs[2 * q + 1], odd);
     }
-    const struct super super = super_scale(scales, v, (size_t)step / (TERN_SUPER / TERN_BLOCK), 0);
-    for (int half = 0; half < (tern_scales_halves(scales) ? 2 : 1); half++) {
-        __m512 scale, minimum;
-        group_scale(scales, v, &super, 2 * (size_t)step + (size_t)half, 0, &scale, &minimum);
-        if (tern_scales_minus(scales))
-            minimum = _mm512_xor_ps(minimum, _mm512_set1_ps(-0.0f));
-        _mm512_store_ps(out->scale[half], scale);
-        if (tern_scales_minimum(scales))
-            _mm512_store_ps(out->minimum[half], minimum);
-    }
+    expand_scales(scales, out, v, step);
 }
 
 /* ---- products ---- */
-
-ALWAYS __m512i two_codes(const uint16_t *p)
-{
-    int32_t both;
-    memcpy(&both, p, sizeof both);
-    return _mm512_set1_epi32(both);
-}
 
 /* The chains of one row: += its sums of a group. */
 ALWAYS void add_group(const struct block *const w[WIDTH], float *chain, const uint16_t *sums, int r, int g, int panels,
@@ -138,21 +122,13 @@ ALWAYS void add_group(const struct block *const w[WIDTH], float *chain, const ui
 
 /* sum += w * x, pairs of 16 bits.  As an instruction, because gcc 12 copies every sum of the intrinsic, and then has
  * too few registers for 24 of them. */
-ALWAYS __m512i add_pairs(__m512i sum, __m512i w, __m512i x)
+ALWAYS __m512i add_products(__m512i sum, __m512i w, __m512i x)
 {
     __asm__("vpdpwssd %2, %1, %0" : "+v"(sum) : "v"(w), "v"(x));
     return sum;
 }
 
-#define ROW_ADD(r)                                      \
-    if (rows > r) {                                     \
-        b = two_codes(x + r * TERN_TILE_DEPTH + 2 * i); \
-        d##r##0 = add_pairs(d##r##0, v0, b);            \
-        if (panels > 1)                                 \
-            d##r##1 = add_pairs(d##r##1, v1, b);        \
-        if (panels > 2)                                 \
-            d##r##2 = add_pairs(d##r##2, v2, b);        \
-    }
+#define ROW_CODES(r) four_bytes(x + r * TERN_TILE_DEPTH + 2 * i)
 #define ROW_END(r)                                                     \
     if (rows > r) {                                                    \
         const __m512i dot[WIDTH] = {d##r##0, d##r##1, d##r##2};        \

@@ -36,26 +36,10 @@ PROMPT_INLINE void expand(enum tern_codes codes, enum tern_scales scales, struct
         const __m512i c = quad_codes(codes, table, block, q);
         _mm512_store_si512(out->quads[q], tern_codes_signed(codes) ? _mm512_xor_si512(c, top) : c);
     }
-    const struct super super = super_scale(scales, v, (size_t)step / (TERN_SUPER / TERN_BLOCK), 0);
-    for (int half = 0; half < (tern_scales_halves(scales) ? 2 : 1); half++) {
-        __m512 scale, minimum;
-        group_scale(scales, v, &super, 2 * (size_t)step + (size_t)half, 0, &scale, &minimum);
-        if (tern_scales_minus(scales))
-            minimum = _mm512_xor_ps(minimum, _mm512_set1_ps(-0.0f));
-        _mm512_store_ps(out->scale[half], scale);
-        if (tern_scales_minimum(scales))
-            _mm512_store_ps(out->minimum[half], minimum);
-    }
+    expand_scales(scales, out, v, step);
 }
 
 /* ---- products ---- */
-
-ALWAYS __m512i four_codes(const int8_t *p)
-{
-    int32_t four;
-    memcpy(&four, p, sizeof four);
-    return _mm512_set1_epi32(four);
-}
 
 /* The chains of one row: += its sums of a group. */
 ALWAYS void add_group(const struct block *const w[WIDTH], float *chain, const struct step *x, int row, int shift, int g,
@@ -75,21 +59,13 @@ ALWAYS void add_group(const struct block *const w[WIDTH], float *chain, const st
 }
 
 /* sum += w * x, four bytes at a time.  As an instruction for the reason that prompt.c has. */
-ALWAYS __m512i add_quads(__m512i sum, __m512i w, __m512i x)
+ALWAYS __m512i add_products(__m512i sum, __m512i w, __m512i x)
 {
     __asm__("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(w), "v"(x));
     return sum;
 }
 
-#define ROW_ADD(r)                                  \
-    if (rows > r) {                                 \
-        b = four_codes(q + r * TERN_BLOCK + 4 * i); \
-        d##r##0 = add_quads(d##r##0, v0, b);        \
-        if (panels > 1)                             \
-            d##r##1 = add_quads(d##r##1, v1, b);    \
-        if (panels > 2)                             \
-            d##r##2 = add_quads(d##r##2, v2, b);    \
-    }
+#define ROW_CODES(r) four_bytes(q + r * TERN_BLOCK + 4 * i)
 #define ROW_END(r)                                                                                                  \
     if (rows > r) {                                                                                                 \
         const __m512i dot[WIDTH] = {d##r##0, d##r##1, d##r##2};                                                     \

@@ -14,9 +14,19 @@
 _Static_assert(TERN_BAND % TILE == 0, "register tiles do not cross bands");
 _Static_assert(TILE == 8 && WIDTH == 3, "as the names of sums say");
 
-/* Sums have names of their own, for an array of them would lie in memory. */
+/* Sums have names of their own, for an array of them would lie in memory.  A file says where codes of a row are
+ * (ROW_CODES) and how their products are added (add_products). */
 #define EACH_ROW(X) X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7)
 #define ROW_ZERO(r) __m512i d##r##0 = _mm512_setzero_si512(), d##r##1 = d##r##0, d##r##2 = d##r##0;
+#define ROW_ADD(r)                                  \
+    if (rows > r) {                                 \
+        b = ROW_CODES(r);                           \
+        d##r##0 = add_products(d##r##0, v0, b);     \
+        if (panels > 1)                             \
+            d##r##1 = add_products(d##r##1, v1, b); \
+        if (panels > 2)                             \
+            d##r##2 = add_products(d##r##2, v2, b); \
+    }
 
 /* chain[rows][WIDTH][16] += x . w; all but the pointers is constant. */
 PROMPT_INLINE void tile(const struct operands *o, float *chain, int rows, int panels, int groups, bool minimum);
@@ -46,6 +56,21 @@ static tile_fn *tile_for(int rows, int panels, const struct tern_packed *w)
 #undef X
     const int kind = (tern_scales_halves(w->scales) ? 2 : 0) + (tern_scales_minimum(w->scales) ? 1 : 0);
     return fns[((rows == 1 ? 0 : rows == 4 ? 3 : 6) + panels - 1) * 4 + kind];
+}
+
+/* What a block's sums are scaled by. */
+ALWAYS void expand_scales(enum tern_scales scales, struct block *out, const struct tern_panel_view *v, int step)
+{
+    const struct super super = super_scale(scales, v, (size_t)step / (TERN_SUPER / TERN_BLOCK), 0);
+    for (int half = 0; half < (tern_scales_halves(scales) ? 2 : 1); half++) {
+        __m512 scale, minimum;
+        group_scale(scales, v, &super, 2 * (size_t)step + (size_t)half, 0, &scale, &minimum);
+        if (tern_scales_minus(scales))
+            minimum = _mm512_xor_ps(minimum, _mm512_set1_ps(-0.0f));
+        _mm512_store_ps(out->scale[half], scale);
+        if (tern_scales_minimum(scales))
+            _mm512_store_ps(out->minimum[half], minimum);
+    }
 }
 
 /* The lanes of a panel of which `cols` columns exist. */
