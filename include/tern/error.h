@@ -31,7 +31,7 @@ enum {
 
 typedef struct tern_error {
     int code;      /* one of TERN_E*, or 0 while nothing failed */
-    char msg[400]; /* NUL-terminated sentence without a trailing newline */
+    char msg[400]; /* NUL-terminated sentence, one line without control characters */
 } tern_error;
 
 #ifdef __cplusplus

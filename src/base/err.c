@@ -4,6 +4,13 @@
 #include <stdlib.h>
 #include <string.h>
 
+void tern_one_line(char *text)
+{
+    for (; *text; text++)
+        if ((unsigned char)*text < 0x20 || *text == 0x7F)
+            *text = ' ';
+}
+
 int tern_err_set(tern_error *err, int code, const char *fmt, ...)
 {
     if (err) {
@@ -12,6 +19,7 @@ int tern_err_set(tern_error *err, int code, const char *fmt, ...)
         err->code = code;
         (void)vsnprintf(err->msg, sizeof err->msg, fmt, ap);
         va_end(ap);
+        tern_one_line(err->msg);
     }
     return code;
 }

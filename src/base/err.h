@@ -12,7 +12,10 @@
 
 #define TERN_PRINTF(fmt_index, first) __attribute__((format(printf, fmt_index, first)))
 
-/* Writes code and message into err (nullable) and returns code. */
+/* Control characters become spaces: messages quote names out of files, requests and command lines. */
+void tern_one_line(char *text);
+
+/* Writes code and message into err (nullable), as one line, and returns code. */
 int tern_err_set(tern_error *err, int code, const char *fmt, ...) TERN_PRINTF(3, 4);
 
 /* Short text of a TERN_E* code; "ok" for 0 and "unknown error" otherwise. */

@@ -36,9 +36,6 @@ static json_t *read_json(tern_grammar *g, enum tern_gr_kind kind, const char *te
 {
     json_error_t e;
     json_t *j = json_loadb(text, n, JSON_DECODE_ANY | JSON_REJECT_DUPLICATES, &e);
-    for (char *p = e.text; !j && *p; p++)
-        if ((unsigned char)*p < ' ')
-            *p = ' ';
     if (!j)
         (void)tern_gr_fail(g, TERN_EINVAL, "%s: malformed JSON in line %d, column %d: %.100s", names[kind], e.line,
                            e.column, e.text);

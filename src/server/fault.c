@@ -13,6 +13,8 @@ int tern_fault_set(struct tern_fault *f, int status, const char *code, const cha
     va_start(ap, fmt);
     (void)vsnprintf(f->text, sizeof f->text, fmt, ap);
     va_end(ap);
+    tern_one_line(f->param); /* both may have words of the request in them */
+    tern_one_line(f->text);
     return -1;
 }
 

@@ -131,11 +131,8 @@ json_t *tern_json_read(const char *text, size_t n, char *why, size_t size)
     budget = NULL;
     if (!j && left == 0)
         (void)snprintf(why, size, "the JSON takes more memory than a request may");
-    else if (!j) /* jansson quotes the text near the error: cut it short, and to one line */
+    else if (!j) /* jansson quotes the text near the error: cut it short */
         (void)snprintf(why, size, "malformed JSON in line %d, column %d: %.120s", e.line, e.column, e.text);
-    for (char *p = why; !j && *p; p++)
-        if ((unsigned char)*p < 0x20)
-            *p = ' ';
     return j;
 }
 

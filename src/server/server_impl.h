@@ -29,7 +29,7 @@ struct tern_fault {
     int n_prompt, n_ctx; /* of a prompt that is too long */
     double retry_after;  /* seconds; 0: it does not help */
 };
-/* Fills f and returns -1.  param NULL: none. */
+/* Fills f, as one line without control characters, and returns -1.  param NULL: none. */
 int tern_fault_set(struct tern_fault *f, int status, const char *code, const char *param, const char *fmt, ...)
     TERN_PRINTF(5, 6);
 int tern_fault_from(struct tern_fault *f, const tern_error *err, const char *param); /* by the status of its code */

@@ -227,6 +227,24 @@ def test_completions(s):
         same(a.status, 200, change, a.body[:200])
 
 
+def test_lines(s):
+    """Words of a request that an error quotes do not break its line, whatever is in them."""
+    word = "a\nb\x7f\r\tc"
+    schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": word}}}
+    for path, change in (("/v1/chat/completions", {"model": word}), ("/v1/completions", {"logit_bias": {word: 1}}),
+                         ("/v1/chat/completions", message(role="user", content=[{"type": word}])),
+                         ("/v1/chat/completions", {"chat_template_kwargs": {word: 1}}),
+                         ("/v1/chat/completions", {"response_format": {"type": word}}),
+                         ("/v1/chat/completions", {"response_format": schema}),
+                         ("/v1/messages", message(role="user", content=[{"type": word}])),
+                         ("/v1/responses", {"input": [{"type": word}]}), ("/api/show", {"model": word})):
+        body = {"prompt": "a"} if path == "/v1/completions" else {"messages": USER}
+        a = s.post(path, {**body, "max_tokens": 1, **change})
+        e = a.json["error"]
+        text = e if isinstance(e, str) else e["message"]
+        check(400 <= a.status < 500 and "a b" in text and text.isprintable(), path, change, a.status, text)
+
+
 def test_nulls(s):
     """null in every field: as if it were not there, or refused by its name; never anything else."""
     fields = {list(c)[0] for c, _ in chat_rows()} | {"response_format", "guided_regex", "guided_choice", "structured_outputs"}
@@ -352,7 +370,8 @@ def test_ids_alone():
 test_ids_alone()
 with Server("--ctx-size", "256", "--max-body", "12M") as server:
     files = None
-    for test in (test_http, test_json, test_chat, test_completions, test_nulls, test_numbers, test_texts, test_legal, test_length, test_slow):
+    for test in (test_http, test_json, test_chat, test_completions, test_lines, test_nulls, test_numbers, test_texts,
+                 test_legal, test_length, test_slow):
         test(server)
     check(server.wait_idle(), "the engine comes to rest")
     same(server.chat().status, 200, "it still answers")
