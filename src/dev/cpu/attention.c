@@ -10,6 +10,7 @@
 #define SHARED_TASKS 3 /* that every thread keeps where wide blocks share theirs */
 #define RANGE_TASKS  4 /* and where ranges of narrow blocks do */
 #define MOST_RANGES  8 /* that one task takes */
+#define QUERY_BLOCKS 4 /* of a query, at most */
 
 static int ceil_div(int a, int b)
 {
@@ -58,11 +59,20 @@ static size_t sharing(const struct tern_cpu_shape *shape)
     return shape->bf16 && !shape->kv->latent ? ATTN_SHARING : 1;
 }
 
+/* Narrow units of one task, at most. */
+static int most_together(const struct tern_cpu_shape *shape)
+{
+    const int units = shape->kv->n_heads * ceil_div(shape->n_heads / shape->kv->n_heads, unit_heads(shape, ATTN_NARROW));
+    return shape->kv->latent ? 1 : units < ATTN_TOGETHER ? units : ATTN_TOGETHER;
+}
+
 /* Lays out one thread's memory and returns its size; base NULL: only the size. */
 static size_t lay_out(struct attn_scratch *c, uint8_t *base, const struct tern_cpu_shape *shape)
 {
     size_t dk = (size_t)shape->kv->k.dim, dv = (size_t)shape->kv->v.dim, f = sizeof(float), at = 0;
     size_t n = (size_t)TERN_PAGE * (size_t)unit_heads(shape, ATTN_WIDE_HEADS) * sharing(shape);
+    const size_t narrow = (size_t)ATTN_NARROW * (size_t)most_together(shape);
+    n = n < narrow ? narrow : n;
     c->x = take(base, &at, n * dk, f);
     c->o = take(base, &at, n * dv, f);
     c->m = take(base, &at, n, f);
@@ -73,9 +83,10 @@ static size_t lay_out(struct attn_scratch *c, uint8_t *base, const struct tern_c
     c->k = take(base, &at, TERN_PAGE * dk, f);
     c->v = take(base, &at, TERN_PAGE * dv, f);
     c->query.x = c->x;
-    c->query.q = take(base, &at, ATTN_NARROW * dk, 1);
-    c->query.scale = take(base, &at, (size_t)ATTN_NARROW * 4, f);
-    c->query.sum = take(base, &at, (size_t)ATTN_NARROW * 4, sizeof(int32_t));
+    c->query.q = take(base, &at, narrow * dk, 1);
+    c->query.scale = take(base, &at, narrow * QUERY_BLOCKS, f);
+    c->query.sum = take(base, &at, narrow * QUERY_BLOCKS, sizeof(int32_t));
+    c->ready = take(base, &at, 1, sizeof *c->ready);
     if (shape->kv->latent) {
         c->xv = take(base, &at, n * dv, f);
         c->raw_v = take(base, &at, ATTN_SUB * dv, f);
@@ -152,17 +163,33 @@ static void thread_scratch(struct attn_scratch *c, const struct attn_step *step,
     lay_out(c, step->threads + (size_t)worker * step->thread_bytes, step->shape);
 }
 
-/* The scratch of a unit on matrix units that shares a task with the one that has c: rows of its own. */
-static struct attn_scratch scratch_behind(const struct attn_scratch *c, const struct attn_unit *u)
+/* The scratch of a unit that shares a task with the one that has c, which has n q rows: rows of its own. */
+static struct attn_scratch scratch_behind(const struct attn_scratch *c, const struct attn_unit *u, size_t n)
 {
-    const size_t n = (size_t)TERN_PAGE * (size_t)u->heads, dk = (size_t)u->step->kv->k.dim;
+    const size_t dk = (size_t)u->step->kv->k.dim;
     struct attn_scratch next = *c;
     next.x += n * dk;
     next.o += n * (size_t)u->step->kv->v.dim;
     next.m += n;
     next.l += n;
-    next.x16 += n / TERN_BAND * tern_bf16_band((int)dk);
     next.query.x = next.x;
+    return next;
+}
+
+static struct attn_scratch wide_behind(const struct attn_scratch *c, const struct attn_unit *u)
+{
+    const size_t n = (size_t)TERN_PAGE * (size_t)u->heads;
+    struct attn_scratch next = scratch_behind(c, u, n);
+    next.x16 += n / TERN_BAND * tern_bf16_band(u->step->kv->k.dim);
+    return next;
+}
+
+static struct attn_scratch narrow_behind(const struct attn_scratch *c, const struct attn_unit *u)
+{
+    struct attn_scratch next = scratch_behind(c, u, ATTN_NARROW);
+    next.query.q += (size_t)ATTN_NARROW * (size_t)u->step->kv->k.dim;
+    next.query.scale += ATTN_NARROW * QUERY_BLOCKS;
+    next.query.sum += ATTN_NARROW * QUERY_BLOCKS;
     return next;
 }
 
@@ -171,10 +198,11 @@ static void run_wide(const struct attn_step *step, const struct attn_block *b, i
     struct attn_scratch c[ATTN_SHARING];
     struct attn_unit u[ATTN_SHARING];
     thread_scratch(&c[0], step, worker);
+    c[0].ready->block = NULL;
     for (int i = 0; i < b->stripe; i++) { /* b: the last of them */
         tern_attn_unit_init(&u[i], step, b - b->stripe + 1 + i, number);
         if (i)
-            c[i] = scratch_behind(&c[i - 1], &u[i]);
+            c[i] = wide_behind(&c[i - 1], &u[i]);
     }
     tern_attn_wide_units(u, c, b->stripe);
 }
@@ -185,31 +213,38 @@ static int n_ranges_of(const struct attn_block *b)
     return b->n_ranges ? b->n_ranges : 1;
 }
 
-/* Tasks of one unit of a narrow block. */
+/* Tasks of the units of a narrow block that go together. */
 static int range_tasks(const struct attn_block *b)
 {
     return ceil_div(n_ranges_of(b), b->per_task);
 }
 
-static void run_task(void *ctx, int task, int worker)
+static void run_narrow(const struct attn_step *step, const struct attn_block *b, int number, int worker)
 {
-    const struct attn_step *step = ctx;
-    struct attn_scratch c;
-    struct attn_unit u;
-    /* The last blocks of a prompt see the most pages: longest tasks first. */
-    int number = step->n_tasks - 1 - task;
-    const struct attn_block *b = find_block(step, number, false);
-    number -= b->task0;
-    if (b->job->wide) {
-        run_wide(step, b, number, worker);
-        return;
-    }
-    thread_scratch(&c, step, worker);
+    struct attn_scratch c[ATTN_TOGETHER];
+    struct attn_unit u[ATTN_TOGETHER];
     /* The last block of a stripe knows how many there are. */
     const int turn = number % b->stripe, part = number / b->stripe, tasks = range_tasks(b);
     const int first = part % tasks * b->per_task, left = n_ranges_of(b) - first;
-    tern_attn_unit_init(&u, step, b - turn, part / tasks);
-    tern_attn_narrow_ranges(&u, first, first + (left < b->per_task ? left : b->per_task), &c);
+    const struct attn_ready now = {b - turn, part / tasks * b->together};
+    thread_scratch(&c[0], step, worker);
+    for (int i = 0; i < b->together; i++) {
+        tern_attn_unit_init(&u[i], step, now.block, now.unit + i);
+        if (i)
+            c[i] = narrow_behind(&c[i - 1], &u[i]);
+    }
+    const bool ready = c->ready->block == now.block && c->ready->unit == now.unit;
+    *c->ready = now;
+    tern_attn_narrow_ranges(u, c, b->together, first, first + (left < b->per_task ? left : b->per_task), ready);
+}
+
+static void run_task(void *ctx, int task, int worker)
+{
+    const struct attn_step *step = ctx;
+    /* The last blocks of a prompt see the most pages: longest tasks first. */
+    const int number = step->n_tasks - 1 - task;
+    const struct attn_block *b = find_block(step, number, false);
+    (b->job->wide ? run_wide : run_narrow)(step, b, number - b->task0, worker);
 }
 
 static void run_merge(void *ctx, int task, int worker)
@@ -225,6 +260,11 @@ static void run_merge(void *ctx, int task, int worker)
 
 static void flush(struct attn_step *step, struct tern_pool *pool)
 {
+    for (int i = 0; i < tern_pool_threads(pool); i++) {
+        struct attn_scratch c;
+        thread_scratch(&c, step, i);
+        c.ready->block = NULL;
+    }
     tern_pool_run(pool, run_task, step, step->n_tasks);
     tern_pool_run(pool, run_merge, step, step->n_merges);
     step->n_blocks = step->n_tasks = step->n_merges = 0;
@@ -261,14 +301,17 @@ static bool joins(const struct attn_step *step, const struct attn_block *before,
     return sharing(step->shape) > 1 && before->stripe < ATTN_SHARING && tasks >= SHARED_TASKS * n_threads;
 }
 
-/* The beginning of a task waits for memory, so it takes up to MOST_RANGES, but leaves RANGE_TASKS to every thread; 1,
- * 2, 4 or 8, as equal shares of what is often a multiple of them. */
-static int ranges_per_task(const struct attn_block *b, int units, int n_threads)
+/* Units side by side, as many as leave RANGE_TASKS to every thread, in equal shares; then ranges one after the other,
+ * for the beginning of a task waits for memory: 1, 2, 4 or 8, as equal shares of what is often a multiple of them. */
+static void share_narrow(struct attn_block *b, const struct attn_step *step, int units, int n_threads)
 {
-    int n = 1;
-    while (n < MOST_RANGES && 2 * n * RANGE_TASKS * n_threads <= b->n_ranges * units)
-        n *= 2;
-    return n;
+    const int all = b->n_ranges * units, most = most_together(step->shape);
+    b->together = b->per_task = 1;
+    for (int n = 2; n <= most; n++)
+        if (units % n == 0 && n * RANGE_TASKS * n_threads <= all)
+            b->together = n;
+    while (b->per_task < MOST_RANGES && 2 * b->per_task * b->together * RANGE_TASKS * n_threads <= all)
+        b->per_task *= 2;
 }
 
 static void add_block(struct attn_step *step, struct tern_pool *pool, struct attn_block b, int table)
@@ -282,12 +325,15 @@ static void add_block(struct attn_step *step, struct tern_pool *pool, struct att
     const struct attn_block *before = step->n_blocks ? &step->blocks[step->n_blocks - 1] : &b;
     const bool joined = before != &b && joins(step, before, &b, tern_pool_threads(pool));
     b.stripe = joined ? before->stripe + 1 : 1;
-    b.per_task = joined ? before->per_task : ranges_per_task(&b, per_block, tern_pool_threads(pool));
+    if (!b.job->wide)
+        share_narrow(&b, step, per_block, tern_pool_threads(pool));
     b.task0 = joined ? before->task0 : step->n_tasks;
     b.merge0 = step->n_merges;
     b.part = step->part_used;
-    if (!joined || !b.job->wide)
-        step->n_tasks += per_block * range_tasks(&b);
+    if (!b.job->wide)
+        step->n_tasks += per_block / b.together * range_tasks(&b);
+    else if (!joined)
+        step->n_tasks += per_block;
     step->n_merges += b.n_ranges > 1 ? per_block : 0;
     step->part_used += part;
     step->blocks[step->n_blocks++] = b;

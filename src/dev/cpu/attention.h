@@ -26,6 +26,7 @@
 #define ATTN_ASK        8192 /* bytes between the codes in use and those asked for */
 #define ATTN_FIRST      4096 /* bytes of a range that are asked for before anything else */
 #define ATTN_FETCHES    4    /* and how many of one call do */
+#define ATTN_TOGETHER   8    /* narrow units of a task, at most */
 
 struct attn_block {
     const struct tern_attn_job *job;
@@ -35,7 +36,8 @@ struct attn_block {
     int page0;        /* first page that any row sees */
     int raw0;         /* first page that is seen raw; the own page is the last */
     int n_ranges;     /* page ranges; 0 for wide blocks and when no closed page is visible */
-    int per_task;     /* ranges that a task takes one after the other */
+    int together;     /* units whose ranges a task takes side by side */
+    int per_task;     /* ranges that it takes one after the other */
     int task0, merge0;
     /* Narrow blocks of one job that see the same pages share task0, and take turns in its tasks, so that a range is
      * read from memory once: this one is the stripe's so-manyth, from 1.  Wide blocks on matrix units are stripes, too,
@@ -72,6 +74,11 @@ struct attn_scratch {
      * page as keys [v.dim][64], and scores of the other part. */
     float *xv, *raw_v, *vk, *s_k;
     struct tern_kv_query query;
+    /* Of the units whose queries are prepared there: block, first unit.  NULL: of none. */
+    struct attn_ready {
+        const struct attn_block *block;
+        int unit;
+    } *ready;
     /* With shape->bf16: packed queries by band; of a group of pages keys, values, and the weights of one band; raw
      * first tokens of one side in f32, and as vectors. */
     uint16_t *x16, *k16, *v16, *p16;
@@ -89,10 +96,8 @@ struct attn_unit;
 /* How a unit's q rows meet what the cache holds.  q rows come in, partial sums (c->o, c->m, c->l) go on. */
 struct attn_kind {
     void (*begin)(void), (*end)(void); /* around a unit; NULL: nothing */
-    /* Narrow units: before the first closed page; NULL: pages does what there is to do. */
-    void (*queries)(const struct attn_unit *u, struct attn_scratch *c);
-    /* Closed pages [begin, end); the unit goes on to read those up to `last`. */
-    void (*pages)(const struct attn_unit *u, struct attn_scratch *c, int begin, int end, int last);
+    /* Closed pages [begin, end) of one unit; NULL: narrow units, which tasks take side by side. */
+    void (*pages)(const struct attn_unit *u, struct attn_scratch *c, int begin, int end);
     void (*sinks)(const struct attn_unit *u, struct attn_scratch *c, const uint8_t *sink); /* of this KV head */
     void (*raw)(const struct attn_unit *u, struct attn_scratch *c, int page, const uint8_t *tile);
 };
@@ -188,8 +193,9 @@ static inline int attn_first_token(const struct attn_unit *u, int page)
     return page == 0 ? u->step->kv->first : 0;
 }
 
-/* Ranges [first, last) of a narrow unit, and what becomes of their partial results. */
-void tern_attn_narrow_ranges(const struct attn_unit *u, int first, int last, struct attn_scratch *c);
+/* Ranges [first, last) of n units of a block, decode rows, each with its scratch, and what becomes of their partial
+ * results.  ready: their queries are prepared. */
+void tern_attn_narrow_ranges(const struct attn_unit *u, struct attn_scratch *c, int n, int first, int last, bool ready);
 void tern_attn_narrow_merge(const struct attn_unit *u, struct attn_scratch *c);
 
 /* Asks for memory that will be read soon; into L2, as the kernels do. */

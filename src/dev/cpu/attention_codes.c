@@ -40,10 +40,9 @@ static void attend_band(const struct attn_unit *u, struct attn_scratch *c, int p
     tern_k.attn16.accum(c->o + (size_t)i * dv, c->codes.w, c->codes.unit, c->shrink, c->codes.v, kv->v.dim, n_pages, n);
 }
 
-static void code_pages(const struct attn_unit *u, struct attn_scratch *c, int begin, int end, int last)
+static void code_pages(const struct attn_unit *u, struct attn_scratch *c, int begin, int end)
 {
     const struct tern_kv_side *k = &u->step->kv->k;
-    (void)last;
     if (begin < end) {
         tern_attn_wide_queries(u, c);
         tern_k.attn16.pack(c->codes.x, c->codes.x_scale, c->x, tern_kv_table(k->codec), k->dim, u->n_q);

@@ -28,12 +28,11 @@ static void attend(const struct attn_unit *u, struct attn_scratch *c, const floa
     tern_k.attn.accum_f32(c->o + (size_t)i * (size_t)kv->v.dim, c->s, v, c->shrink, kv->v.dim, hi, n);
 }
 
-static void latent_pages(const struct attn_unit *u, struct attn_scratch *c, int begin, int end, int last)
+static void latent_pages(const struct attn_unit *u, struct attn_scratch *c, int begin, int end)
 {
     const struct tern_kv_layer *kv = u->step->kv;
     const size_t dk = (size_t)kv->k.dim, dv = (size_t)kv->v.dim;
     TERN_ASSERT(kv->k.codec->raw);
-    (void)last;
     if (begin >= end)
         return;
     tern_attn_load_q(u, c->x, 0, u->n_q);

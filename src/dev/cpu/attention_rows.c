@@ -86,9 +86,8 @@ int tern_attn_group_end(int page, int end)
     return next < end ? next : end;
 }
 
-static void wide_pages(const struct attn_unit *u, struct attn_scratch *c, int begin, int end, int last)
+static void wide_pages(const struct attn_unit *u, struct attn_scratch *c, int begin, int end)
 {
-    (void)last;
     if (begin < end)
         tern_attn_wide_queries(u, c);
     for (int page = begin; page < end; page++)
@@ -103,9 +102,8 @@ static void tile_groups(const struct attn_unit *u, struct attn_scratch *c, int n
     }
 }
 
-static void tile_pages(const struct attn_unit *u, struct attn_scratch *c, int begin, int end, int last)
+static void tile_pages(const struct attn_unit *u, struct attn_scratch *c, int begin, int end)
 {
-    (void)last;
     if (begin < end)
         tern_attn_wide_queries(u, c);
     tile_groups(u, c, 1, begin, end);
@@ -154,7 +152,7 @@ void tern_attn_wide_units(const struct attn_unit *u, struct attn_scratch *c, int
     if (n == 2)
         tile_pages_of_two(u, c);
     else
-        u->kind->pages(u, c, u->block->page0, u->block->raw0, u->block->raw0);
+        u->kind->pages(u, c, u->block->page0, u->block->raw0);
     for (int i = 0; i < n; i++)
         tern_attn_finish(&u[i], &c[i]);
     if (u->kind->end)
@@ -176,39 +174,45 @@ static int sides_ahead(const struct tern_kv_side *side)
     return n < MOST_AHEAD ? (int)n : MOST_AHEAD;
 }
 
-/* What narrow_group reads in its order, all keys and then all values, and the keys that follow; NULL: none. */
-static void list_sides(const struct attn_unit *u, const uint8_t **sides, int page, int n, int end)
+/* n pages from `page` on as one unit meets them, of one aligned group: all keys, one softmax, all values. */
+struct group {
+    const struct attn_unit *u;
+    int page, n;
+};
+
+/* Side i of a group in the order of use. */
+static const uint8_t *side_of(const struct group *g, int i)
 {
-    const struct tern_kv_layer *kv = u->step->kv;
-    for (int j = 0; j < n; j++) {
-        const uint8_t *p = tern_attn_page(u, page + j);
-        sides[j] = p + kv->k_off;
-        sides[n + j] = p + kv->v_off;
-    }
-    for (int j = 0; j < MOST_AHEAD; j++)
-        sides[2 * n + j] = page + n + j < end ? tern_attn_page(u, page + n + j) + kv->k_off : NULL;
+    const struct tern_kv_layer *kv = g->u->step->kv;
+    return i < g->n ? tern_attn_page(g->u, g->page + i) + kv->k_off
+                    : tern_attn_page(g->u, g->page + i - g->n) + kv->v_off;
 }
 
-/* n pages from `page` on, of one aligned group: all keys, one softmax, all values.  A row meets its pages in groups
- * that its position alone decides, and pages that it does not see change nothing, so the group is no property of the
- * batch.  last: end of the pages that will be read. */
-static void narrow_group(const struct attn_unit *u, struct attn_scratch *c, int page, int n, int last)
+/* A row meets its pages in groups that its position alone decides, and pages that it does not see change nothing, so
+ * the group is no property of the batch.  then: what the thread reads next; n is 0 behind the last. */
+static void narrow_group(const struct group *g, struct attn_scratch *c, const struct group *then)
 {
+    const struct attn_unit *u = g->u;
     const struct tern_kv_layer *kv = u->step->kv;
     const size_t stride = (size_t)u->n_q * TERN_PAGE;
-    const int k_ahead = sides_ahead(&kv->k), v_ahead = sides_ahead(&kv->v);
+    const int k_ahead = sides_ahead(&kv->k), v_ahead = sides_ahead(&kv->v), n = g->n;
     const uint8_t *sides[2 * TERN_SOFTMAX_PAGES + MOST_AHEAD];
-    list_sides(u, sides, page, n, last);
+    for (int j = 0; j < 2 * n; j++)
+        sides[j] = side_of(g, j);
+    for (int j = 0; j < MOST_AHEAD; j++)
+        sides[2 * n + j] = j < 2 * then->n ? side_of(then, j) : NULL;
+    if (tern_attn_completes(u))
+        tern_attn_load_q(u, c->raw, 0, u->n_q);
     for (int j = 0; j < n; j++) {
-        if (page + j + 2 < last) /* headers are needed before the codes that the kernels ask for */
-            tern_attn_fetch(tern_attn_page(u, page + j + 2), kv->k_off);
+        if (j < then->n) /* headers are needed before the codes that the kernels ask for */
+            tern_attn_fetch(tern_attn_page(then->u, then->page + j), kv->k_off);
         const void *head = sides[j] - kv->k_off + kv->k_head_off;
         kv->k.codec->score(&u->key, c->s + (size_t)j * stride, &c->query, sides[j], head, u->n_q, sides[j + k_ahead]);
         if (tern_attn_completes(u))
-            tern_attn_complete(u, c->s + (size_t)j * stride, c->raw, u->n_q, page + j);
+            tern_attn_complete(u, c->s + (size_t)j * stride, c->raw, u->n_q, g->page + j);
     }
     /* The softmax would leave the memory idle.  The first values are on their way: on to what follows them. */
-    tern_attn_softmax(u, c, 0, u->n_q, page, n, attn_first_token(u, page), n * TERN_PAGE,
+    tern_attn_softmax(u, c, 0, u->n_q, g->page, n, attn_first_token(u, g->page), n * TERN_PAGE,
                       k_ahead < n ? sides[n + k_ahead] : NULL);
     for (int j = 0; j < n; j++) {
         const void *head = sides[j] - kv->k_off + kv->v_head_off;
@@ -243,40 +247,58 @@ static void narrow_queries(const struct attn_unit *u, struct attn_scratch *c)
     u->key.codec->prep(&u->key, &c->query, c->raw, u->n_q, true);
 }
 
-static void narrow_pages(const struct attn_unit *u, struct attn_scratch *c, int begin, int end, int last)
+/* Closed pages [begin, end) of n units; the thread goes on to read those up to `last`.  Heads lie behind each other in
+ * a page and pages far apart, and processors read on behind what they are asked for: that is the next head, so it comes
+ * next (decision 075). */
+static void narrow_pages(const struct attn_unit *u, struct attn_scratch *c, int n, int begin, int end, int last)
 {
-    for (int page = begin, n; page < end; page += n) {
-        n = TERN_SOFTMAX_PAGES - page % TERN_SOFTMAX_PAGES;
-        n = end - page < n ? end - page : n;
-        narrow_group(u, c, page, n, last);
+    for (int page = begin, next; page < end; page = next) {
+        next = tern_attn_group_end(page, end);
+        for (int i = 0; i < n; i++) {
+            const struct group g = {&u[i], page, next - page};
+            const struct group behind = {u, next, tern_attn_group_end(next, last) - next};
+            const struct group beside = {&u[i + 1], page, next - page};
+            narrow_group(&g, &c[i], i + 1 < n ? &beside : &behind);
+        }
     }
 }
 
-const struct attn_kind tern_attn_narrow = {
-    .queries = narrow_queries, .pages = narrow_pages, .sinks = tern_attn_sinks, .raw = tern_attn_raw};
+const struct attn_kind tern_attn_narrow = {.sinks = tern_attn_sinks, .raw = tern_attn_raw};
 
-/* Several ranges in turn begin once: what memory brings for the next one is asked for during the one before. */
-void tern_attn_narrow_ranges(const struct attn_unit *u, int first, int last, struct attn_scratch *c)
+/* The first pages of a task: nobody asked for them before. */
+static void begin_pages(const struct attn_unit *u, int page, int end)
 {
     const struct tern_kv_layer *kv = u->step->kv;
+    tern_attn_fetch(tern_attn_page(u, page), ATTN_FIRST < kv->head_bytes ? ATTN_FIRST : kv->head_bytes);
+    for (int p = page + 1; p < tern_attn_group_end(page, end); p++)
+        tern_attn_fetch(tern_attn_page(u, p), kv->k_off);
+}
+
+/* Several ranges in turn begin once: what memory brings for the next one is asked for during the one before. */
+void tern_attn_narrow_ranges(const struct attn_unit *u, struct attn_scratch *c, int n, int first, int last, bool ready)
+{
     const struct attn_block *b = u->block;
     const int range0 = b->page0 / TERN_ATTN_RANGE, behind = (range0 + last) * TERN_ATTN_RANGE;
     const int begin = first ? (range0 + first) * TERN_ATTN_RANGE : b->page0, end = behind < b->raw0 ? behind : b->raw0;
-    if (begin < end) {
-        tern_attn_fetch(tern_attn_page(u, begin), ATTN_FIRST < kv->head_bytes ? ATTN_FIRST : kv->head_bytes);
-        if (u->kind->queries)
-            u->kind->queries(u, c);
-    }
+    TERN_ASSERT(n == 1 || !u->kind->pages);
+    if (begin < end)
+        begin_pages(u, begin, end);
+    for (int i = 0; i < n && begin < end && !ready && !u->kind->pages; i++)
+        narrow_queries(&u[i], &c[i]);
     for (int range = first, page = begin, next; range < last; range++, page = next) {
         next = (range0 + range + 1) * TERN_ATTN_RANGE;
         next = next < end ? next : end;
-        start_rows(u, c);
-        u->kind->pages(u, c, page, next, end);
-        if (b->n_ranges > 1)
-            save_part(u, range, c);
+        for (int i = 0; i < n; i++)
+            start_rows(&u[i], &c[i]);
+        if (u->kind->pages)
+            u->kind->pages(u, c, page, next);
+        else
+            narrow_pages(u, c, n, page, next, end);
+        for (int i = 0; i < n && b->n_ranges > 1; i++)
+            save_part(&u[i], range, &c[i]);
     }
-    if (b->n_ranges <= 1)
-        tern_attn_finish(u, c);
+    for (int i = 0; i < n && b->n_ranges <= 1; i++)
+        tern_attn_finish(&u[i], &c[i]);
 }
 
 /* The ranges of one q row are one more softmax: weights exp2(m_r - m), sums of o_r and l_r in ascending order.  Chunks

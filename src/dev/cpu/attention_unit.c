@@ -192,6 +192,10 @@ static void sink_scores(float *s, const float *q, const float *k, int dim, int f
 
 void tern_attn_sink_keys(float *out, const uint8_t *p, bool raw32, int dim, int first, int padded)
 {
+    if (first == padded && !raw32 && dim * first % 16 == 0) {
+        tern_k.attn.f16_to_f32(out, (const uint16_t *)(const void *)p, (size_t)dim * (size_t)first);
+        return;
+    }
     for (int d = 0; d < dim; d++)
         for (int t = 0; t < padded; t++) {
             size_t at = (size_t)d * (size_t)first + (size_t)t;
