@@ -8,7 +8,8 @@
 #define PART_CAP ((size_t)4 << 20)
 
 #define SHARED_TASKS 3 /* that every thread keeps where wide blocks share theirs */
-#define RANGE_TASKS  4 /* and where ranges of narrow blocks do */
+#define UNIT_TASKS   2 /* and where units of narrow blocks go side by side, */
+#define RANGE_TASKS  4 /* and ranges one after the other */
 #define MOST_RANGES  8 /* that one task takes */
 #define QUERY_BLOCKS 4 /* of a query, at most */
 
@@ -62,7 +63,8 @@ static size_t sharing(const struct tern_cpu_shape *shape)
 /* Narrow units of one task, at most. */
 static int most_together(const struct tern_cpu_shape *shape)
 {
-    const int units = shape->kv->n_heads * ceil_div(shape->n_heads / shape->kv->n_heads, unit_heads(shape, ATTN_NARROW));
+    const int units =
+        shape->kv->n_heads * ceil_div(shape->n_heads / shape->kv->n_heads, unit_heads(shape, ATTN_NARROW));
     return shape->kv->latent ? 1 : units < ATTN_TOGETHER ? units : ATTN_TOGETHER;
 }
 
@@ -301,14 +303,14 @@ static bool joins(const struct attn_step *step, const struct attn_block *before,
     return sharing(step->shape) > 1 && before->stripe < ATTN_SHARING && tasks >= SHARED_TASKS * n_threads;
 }
 
-/* Units side by side, as many as leave RANGE_TASKS to every thread, in equal shares; then ranges one after the other,
+/* Units side by side, as many as leave UNIT_TASKS to every thread, in equal shares; then ranges one after the other,
  * for the beginning of a task waits for memory: 1, 2, 4 or 8, as equal shares of what is often a multiple of them. */
 static void share_narrow(struct attn_block *b, const struct attn_step *step, int units, int n_threads)
 {
     const int all = b->n_ranges * units, most = most_together(step->shape);
     b->together = b->per_task = 1;
     for (int n = 2; n <= most; n++)
-        if (units % n == 0 && n * RANGE_TASKS * n_threads <= all)
+        if (units % n == 0 && n * UNIT_TASKS * n_threads <= all)
             b->together = n;
     while (b->per_task < MOST_RANGES && 2 * b->per_task * b->together * RANGE_TASKS * n_threads <= all)
         b->per_task *= 2;

@@ -24,7 +24,6 @@
 #define ATTN_TABLE      1024
 #define ATTN_FETCH      768  /* bytes that one softmax asks for: what a core has room for at a time */
 #define ATTN_ASK        8192 /* bytes between the codes in use and those asked for */
-#define ATTN_FIRST      4096 /* bytes of a range that are asked for before anything else */
 #define ATTN_FETCHES    4    /* and how many of one call do */
 #define ATTN_TOGETHER   8    /* narrow units of a task, at most */
 
@@ -78,7 +77,7 @@ struct attn_scratch {
     struct attn_ready {
         const struct attn_block *block;
         int unit;
-    } *ready;
+    } * ready;
     /* With shape->bf16: packed queries by band; of a group of pages keys, values, and the weights of one band; raw
      * first tokens of one side in f32, and as vectors. */
     uint16_t *x16, *k16, *v16, *p16;

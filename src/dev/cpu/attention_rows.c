@@ -265,13 +265,19 @@ static void narrow_pages(const struct attn_unit *u, struct attn_scratch *c, int 
 
 const struct attn_kind tern_attn_narrow = {.sinks = tern_attn_sinks, .raw = tern_attn_raw};
 
-/* The first pages of a task: nobody asked for them before. */
+/* What the kernels would have asked for before the first page of a task: headers of its group, and keys as far as they
+ * ask ahead. */
 static void begin_pages(const struct attn_unit *u, int page, int end)
 {
     const struct tern_kv_layer *kv = u->step->kv;
-    tern_attn_fetch(tern_attn_page(u, page), ATTN_FIRST < kv->head_bytes ? ATTN_FIRST : kv->head_bytes);
-    for (int p = page + 1; p < tern_attn_group_end(page, end); p++)
-        tern_attn_fetch(tern_attn_page(u, p), kv->k_off);
+    const size_t bytes = kv->k.codec->data_bytes(kv->k.dim);
+    const int n = tern_attn_group_end(page, end) - page, ahead = sides_ahead(&kv->k);
+    for (int j = 0; j < n; j++) {
+        const uint8_t *p = tern_attn_page(u, page + j);
+        tern_attn_fetch(p, kv->k_off);
+        if (j < ahead)
+            tern_attn_fetch(p + kv->k_off, bytes < ATTN_ASK ? bytes : ATTN_ASK);
+    }
 }
 
 /* Several ranges in turn begin once: what memory brings for the next one is asked for during the one before. */
