@@ -1,4 +1,5 @@
 /* Loops of requests: each gets what it would get alone, whatever comes and goes beside it. */
+#include <limits.h>
 #include <poll.h>
 #include <pthread.h>
 #include <unistd.h>
@@ -270,12 +271,11 @@ static void test_many_who_ask(void **state)
 
 /* ---- the queue --------------------------------------------------------------------------------------------------- */
 
-/* A constraint that holds its request until it is let go. */
+/* A constraint that holds its request until it is let go: for so many tokens, or for good. */
 struct gate {
     pthread_mutex_t lock;
     pthread_cond_t open;
-    bool is_open;
-    int asked;
+    int asked, most;
 };
 
 static int gate_allow(void *state, uint32_t *mask, tern_error *err)
@@ -284,7 +284,7 @@ static int gate_allow(void *state, uint32_t *mask, tern_error *err)
     (void)err;
     (void)pthread_mutex_lock(&g->lock);
     g->asked++;
-    while (!g->is_open)
+    while (g->asked > g->most)
         (void)pthread_cond_wait(&g->open, &g->lock);
     (void)pthread_mutex_unlock(&g->lock);
     memset(mask, 0xFF, 40); /* 320 ids */
@@ -307,12 +307,17 @@ static void gate_free(void *state)
     (void)state;
 }
 
-static void gate_open(struct gate *g)
+static void gate_let(struct gate *g, int tokens)
 {
     (void)pthread_mutex_lock(&g->lock);
-    g->is_open = true;
+    g->most = tokens;
     (void)pthread_cond_broadcast(&g->open);
     (void)pthread_mutex_unlock(&g->lock);
+}
+
+static void gate_open(struct gate *g)
+{
+    gate_let(g, INT_MAX);
 }
 
 static void gate_set(struct gate *g, tern_request *r)
@@ -588,10 +593,11 @@ static void test_cancel(void **state)
     tiny_ok(tern_loop_submit(f.loop, &r, f.q, waits, &other, &err), &err);
     tern_loop_cancel(f.loop, other);
     tern_loop_cancel(f.loop, 12345);
-    gate_open(&gate);
+    gate_let(&gate, 20);
     while (rec->c[0].n < 5 && tern_events_next(f.q, &e, 60000))
         lc_note(&e);
     tern_loop_cancel(f.loop, id);
+    gate_open(&gate);
     lc_wait(f.q, (struct lc_request *[]){rec, waits}, 2);
     tern_loop_cancel(f.loop, id);
     assert_int_equal(rec->rc, TERN_ECANCELLED);
