@@ -209,6 +209,33 @@ static void many_ranges(void **state)
     layer_clear(&l);
 }
 
+/* Heads that go through a group of pages side by side: all of them, shares of them, two units of one head, pages that a
+ * window hides, and one thread's tasks in any order. */
+static void side_by_side(void **state)
+{
+    (void)state;
+    static const struct config cfgs[] = {
+        {.k = "t4", .v = "l3", .n_kv = 5, .group = 3, .dk = 64, .dv = 32, .first = 3},
+        {.k = "f16", .v = "mirror", .n_kv = 6, .group = 17, .dk = 16, .dv = 8, .first = 4},
+        {.k = "mirror", .v = "f16", .n_kv = 8, .group = 1, .dk = 8, .dv = 16, .first = 4, .window = 2100},
+        {.k = "mirror", .v = "mirror", .n_kv = 9, .group = 2, .dk = 8, .dv = 24, .first = 5, .recent = 1},
+    };
+    for (size_t i = 0; i < sizeof cfgs / sizeof *cfgs; i++) {
+        struct layer l;
+        struct seq s, other;
+        layer_init(&l, &cfgs[i]);
+        seq_init(&s, &l, 4400, 21 + i);
+        seq_init(&other, &l, 1200, 22 + i);
+        if (i)
+            check_rows(&s, 4350, 3, (struct budget){1e-5, 1e-5});
+        check_invariance(&s, &other, 4348, 7); /* the own page is the last of a group, then the first of the next */
+        check_invariance(&other, &s, 1150, 4);
+        seq_clear(&s);
+        seq_clear(&other);
+        layer_clear(&l);
+    }
+}
+
 /* So many narrow rows that their partial results do not fit at once, and more blocks than the table holds. */
 static void many_rows(void **state)
 {
@@ -325,7 +352,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(lengths),      cmocka_unit_test(shapes),     cmocka_unit_test(windows),
         cmocka_unit_test(softcaps),     cmocka_unit_test(sinks),      cmocka_unit_test(kept_first_tokens),
         cmocka_unit_test(recent_pages), cmocka_unit_test(invariance), cmocka_unit_test(many_ranges),
-        cmocka_unit_test(many_rows),    cmocka_unit_test(schemes),    cmocka_unit_test(levels),
+        cmocka_unit_test(side_by_side), cmocka_unit_test(many_rows),  cmocka_unit_test(schemes),
+        cmocka_unit_test(levels),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }
