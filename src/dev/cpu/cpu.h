@@ -216,4 +216,12 @@ void tern_cpu_multiply(struct tern_cpu *d, const struct tern_matmul *m, int n_m,
 /* Panels of w in one task.  n_wide: prompt rows; all_panels: of all that runs at once. */
 int tern_cpu_panels_per_task(const struct tern_cpu *d, const struct tern_packed *w, int n_wide, int all_panels);
 
+/* Panels cut into tasks of whole units, as even as they go, and as many tasks for every thread where there is more than
+ * one for each.  about: panels of a task.  Task i has panels [at(i), at(i + 1)). */
+struct tern_cpu_cut {
+    int panels, unit, tasks;
+};
+struct tern_cpu_cut tern_cpu_cut_into(const struct tern_cpu *d, int panels, int unit, int about);
+int tern_cpu_cut_at(const struct tern_cpu_cut *c, int task);
+
 #endif

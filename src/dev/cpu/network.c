@@ -6,7 +6,7 @@ struct gated_work {
     struct tern_cpu *d;
     const struct tern_dev_network *n;
     int n_narrow, n_wide;
-    int panels, group; /* of gate, and so of up; of them in a task */
+    struct tern_cpu_cut cut; /* of the panels of gate, and so of up */
 };
 
 /* From row r on. */
@@ -22,7 +22,7 @@ static void gated_task(void *ctx, int task, int worker)
     const struct gated_work *w = ctx;
     struct tern_cpu *d = w->d;
     const struct tern_packed *gate = &w->n->gate->form->m, *up = &w->n->up->form->m;
-    const int p0 = task * w->group, p1 = p0 + w->group < w->panels ? p0 + w->group : w->panels;
+    const int p0 = tern_cpu_cut_at(&w->cut, task), p1 = tern_cpu_cut_at(&w->cut, task + 1);
     d->prompt->gated(d->gated, d->packed_x, w->n_wide, gate, up, w->n->act == TERN_GATE_GELU, p0, p1,
                      d->prompt_scratch + (size_t)worker * TERN_PROMPT_SCRATCH);
     if (!w->n_narrow)
@@ -54,14 +54,14 @@ void tern_cpu_network(struct tern_dev *dev, const struct tern_dev_network *n, st
         tern_cpu_matmul(dev, &down, 1, gate, n_rows, n_wide);
         return;
     }
-    struct gated_work w = {d, n, n_rows - n_wide, n_wide, tern_panels(&n->gate->form->m), 0};
+    const int panels = tern_panels(&n->gate->form->m);
     /* A tile of down's inputs is two panels. */
-    w.group = tern_cpu_panels_per_task(d, &n->gate->form->m, n_wide, 2 * w.panels) / 4 * 2;
-    w.group = w.group ? w.group : 2;
+    const int pairs = tern_cpu_panels_per_task(d, &n->gate->form->m, n_wide, 2 * panels) / 4;
+    struct gated_work w = {d, n, n_rows - n_wide, n_wide, tern_cpu_cut_into(d, panels, 2, pairs ? 2 * pairs : 2)};
     tern_cpu_pack_rows(d, tern_cpu_f32(x), x.stride, n_wide, n->gate->k);
     if (w.n_narrow)
         tern_cpu_quantize_rows(d, tern_cpu_f32(rows_from(x, n_wide)), x.stride, w.n_narrow, n->gate->k);
-    tern_pool_run(d->pool, gated_task, &w, (w.panels + w.group - 1) / w.group);
+    tern_pool_run(d->pool, gated_task, &w, w.cut.tasks);
     if (w.n_narrow) {
         tern_cpu_glu(dev, rows_from(gate, n_wide), rows_from(n->of_up, n_wide), w.n_narrow, n->act);
         tern_cpu_quantize_rows(d, tern_cpu_f32(rows_from(gate, n_wide)), gate.stride, w.n_narrow, n->down->k);

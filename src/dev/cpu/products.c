@@ -81,7 +81,7 @@ struct matmul_work {
     struct tern_cpu *d;
     const struct tern_matmul *m;
     struct tern_cpu_rows rows;
-    int panels, group; /* panels of all products, one after the other, and how many of them make a task */
+    struct tern_cpu_cut cut; /* of the panels of all products, one after the other */
 };
 
 void tern_cpu_product(struct tern_cpu *d, float *y, size_t y_stride, const struct tern_cpu_rows *r,
@@ -127,7 +127,8 @@ static void matmul_part(const struct matmul_work *w, int i, int p0, int p1, int 
 static void matmul_task(void *ctx, int task, int worker)
 {
     const struct matmul_work *w = ctx;
-    int begin = task * w->group, end = begin + w->group < w->panels ? begin + w->group : w->panels, first = 0;
+    const int begin = tern_cpu_cut_at(&w->cut, task), end = tern_cpu_cut_at(&w->cut, task + 1);
+    int first = 0;
     for (int i = 0; first < end; i++) {
         int panels = tern_panels(&w->m[i].w->form->m);
         int p0 = begin > first ? begin - first : 0, p1 = end - first < panels ? end - first : panels;
@@ -141,6 +142,7 @@ static void matmul_task(void *ctx, int task, int worker)
  * nobody waits for a last one.  Of floats FLOAT_PANELS, where there are as many for every thread: a panel is one chain
  * of sums there, and a single one would wait for each of them.  64 outputs for many rows.  Packed activations are read
  * once per PROMPT_PANELS panels, so there it should be as many as leave PROMPT_TASKS tasks to every thread. */
+#define FEW_ROWS      16
 #define TASK_BYTES    (1 << 20)
 #define FLOAT_PANELS  4
 #define PROMPT_PANELS 16
@@ -149,7 +151,7 @@ static void matmul_task(void *ctx, int task, int worker)
 int tern_cpu_panels_per_task(const struct tern_cpu *d, const struct tern_packed *w, int n_wide, int all_panels)
 {
     const size_t threads = (size_t)tern_pool_threads(d->pool);
-    if (n_wide <= 16) {
+    if (n_wide <= FEW_ROWS) {
         size_t panels = (size_t)all_panels, round = TASK_BYTES * threads;
         size_t tasks = (panels * w->panel_bytes + round - 1) / round * threads;
         if (!tern_codes_integer(w->codes) && panels / FLOAT_PANELS >= threads && tasks > panels / FLOAT_PANELS)
@@ -163,13 +165,32 @@ int tern_cpu_panels_per_task(const struct tern_cpu *d, const struct tern_packed 
     return group < step ? step : group < most ? group : most;
 }
 
+struct tern_cpu_cut tern_cpu_cut_into(const struct tern_cpu *d, int panels, int unit, int about)
+{
+    const int threads = tern_pool_threads(d->pool), units = (panels + unit - 1) / unit;
+    int tasks = (panels + about - 1) / about;
+    if (tasks > threads)
+        tasks = (tasks + threads - 1) / threads * threads;
+    return (struct tern_cpu_cut){panels, unit, tasks < units ? tasks : units};
+}
+
+int tern_cpu_cut_at(const struct tern_cpu_cut *c, int task)
+{
+    /* The longer ones first: who has taken one takes fewer. */
+    const int units = (c->panels + c->unit - 1) / c->unit, longer = units % c->tasks;
+    const int at = (units / c->tasks * task + (task < longer ? task : longer)) * c->unit;
+    return at < c->panels ? at : c->panels;
+}
+
 void tern_cpu_multiply(struct tern_cpu *d, const struct tern_matmul *m, int n_m, const struct tern_cpu_rows *rows)
 {
     struct matmul_work w = {.d = d, .m = m, .rows = *rows};
+    int panels = 0;
     for (int i = 0; i < n_m; i++)
-        w.panels += tern_panels(&m[i].w->form->m);
-    w.group = tern_cpu_panels_per_task(d, &m[0].w->form->m, rows->n_wide, w.panels);
-    tern_pool_run(d->pool, matmul_task, &w, (w.panels + w.group - 1) / w.group);
+        panels += tern_panels(&m[i].w->form->m);
+    const int about = tern_cpu_panels_per_task(d, &m[0].w->form->m, rows->n_wide, panels);
+    w.cut = tern_cpu_cut_into(d, panels, rows->n_wide > FEW_ROWS && d->prompt ? d->prompt->panels : 1, about);
+    tern_pool_run(d->pool, matmul_task, &w, w.cut.tasks);
 }
 
 void tern_cpu_matmul(struct tern_dev *dev, const struct tern_matmul *m, int n_m, struct tern_dev_rows in, int n_rows,
