@@ -2,8 +2,9 @@
  *
  *   job    rows of one sequence (dev.h)
  *   block  rows of one job that lie in one page, their "own" page: at most 64 wide rows, or as many narrow rows as fill
- *          TERN_ATTN_NARROW query rows with the heads of one unit
- *   unit   one block and up to ATTN_WIDE_HEADS (or TERN_ATTN_NARROW) query heads of one KV head: the work of one task
+ *          ATTN_NARROW query rows with the heads of one unit
+ *   unit   one block and up to ATTN_WIDE_HEADS (or ATTN_NARROW) query heads of one KV head.  A task is the pages of one
+ *          unit, of two neighbouring blocks' on matrix units, or ranges of pages of up to ATTN_TOGETHER narrow ones
  *   q row  one query head of one row; q row i of a unit is head i % heads of row i / heads
  *
  * Every q row goes through the same steps in the same order whatever unit carries it, and steps that do not concern it
