@@ -671,6 +671,26 @@ static inline void check_invariance(const struct seq *s, const struct seq *other
     tern_free(spans);
 }
 
+/* A sequence, and another that is in a batch with it. */
+struct two {
+    struct layer l;
+    struct seq s, other;
+};
+
+static inline void two_init(struct two *t, const struct config *cfg, int n, int n_other, uint64_t seed)
+{
+    layer_init(&t->l, cfg);
+    seq_init(&t->s, &t->l, n, seed);
+    seq_init(&t->other, &t->l, n_other, seed + 1);
+}
+
+static inline void two_clear(struct two *t)
+{
+    seq_clear(&t->s);
+    seq_clear(&t->other);
+    layer_clear(&t->l);
+}
+
 static const struct budget tight = {2e-6, 1e-5};
 
 /* Rows from `from` on, in both roles, of a sequence of n. */

@@ -133,18 +133,13 @@ static void recent_pages(void **state)
         one_config(&cfg, 1100, 1000, tight);
         cfg.k = "l4"; /* now the codes differ from the tiles */
         one_config(&cfg, 1100, 1000, (struct budget){0.05, 0.1});
-        struct layer l;
-        struct seq s, other;
-        layer_init(&l, &cfg);
-        seq_init(&s, &l, 1240, 55);
-        seq_init(&other, &l, 333, 56);
+        struct two t;
+        two_init(&t, &cfg, 1240, 333, 55);
         if (AT_PLACE(i, 0))
-            check_invariance(&s, &other, 0, 150);
+            check_invariance(&t.s, &t.other, 0, 150);
         if (AT_PLACE(i, 1))
-            check_invariance(&s, &other, 1003, 140);
-        seq_clear(&s);
-        seq_clear(&other);
-        layer_clear(&l);
+            check_invariance(&t.s, &t.other, 1003, 140);
+        two_clear(&t);
     }
 }
 
@@ -172,19 +167,14 @@ static void invariance(void **state)
          .keeps = 1},
     };
     for (size_t i = 0; i < sizeof cfgs / sizeof *cfgs; i++) {
-        struct layer l;
-        struct seq s, other;
-        layer_init(&l, &cfgs[i]);
-        seq_init(&s, &l, 1240, 5 + i);
-        seq_init(&other, &l, 333, 6 + i);
+        struct two t;
+        two_init(&t, &cfgs[i], 1240, 333, 5 + i);
         if (AT_PLACE(i, 0))
-            check_invariance(&s, &other, 0, 150);
+            check_invariance(&t.s, &t.other, 0, 150);
         if (AT_PLACE(i, 1))
-            check_invariance(&s, &other, 1003, 140); /* crosses the border between ranges at token 1024 */
-        check_invariance(&other, &s, 332, 1);
-        seq_clear(&s);
-        seq_clear(&other);
-        layer_clear(&l);
+            check_invariance(&t.s, &t.other, 1003, 140); /* crosses the border between ranges at token 1024 */
+        check_invariance(&t.other, &t.s, 332, 1);
+        two_clear(&t);
     }
 }
 
@@ -221,18 +211,13 @@ static void side_by_side(void **state)
         {.k = "mirror", .v = "mirror", .n_kv = 9, .group = 2, .dk = 8, .dv = 24, .first = 5, .recent = 1},
     };
     for (size_t i = 0; i < sizeof cfgs / sizeof *cfgs; i++) {
-        struct layer l;
-        struct seq s, other;
-        layer_init(&l, &cfgs[i]);
-        seq_init(&s, &l, 4400, 21 + i);
-        seq_init(&other, &l, 1200, 22 + i);
+        struct two t;
+        two_init(&t, &cfgs[i], 4400, 1200, 21 + i);
         if (i)
-            check_rows(&s, 4350, 3, (struct budget){1e-5, 1e-5});
-        check_invariance(&s, &other, 4348, 7); /* the own page is the last of a group, then the first of the next */
-        check_invariance(&other, &s, 1150, 4);
-        seq_clear(&s);
-        seq_clear(&other);
-        layer_clear(&l);
+            check_rows(&t.s, 4350, 3, (struct budget){1e-5, 1e-5});
+        check_invariance(&t.s, &t.other, 4348, 7); /* the own page is the last of a group, then the first of the next */
+        check_invariance(&t.other, &t.s, 1150, 4);
+        two_clear(&t);
     }
 }
 
@@ -292,22 +277,17 @@ static void schemes(void **state)
             cfg.dk = mixed == 3 ? 80 : mixed == 2 ? 128 : 64;
             cfg.dv = mixed == 3 ? 112 : mixed == 0 ? 128 : mixed == 1 ? 256 : 64;
             cfg.first = 4;
-            struct layer l;
-            struct seq s, other;
-            layer_init(&l, &cfg);
-            seq_init(&s, &l, 1100, 31 + (uint64_t)i);
-            seq_init(&other, &l, 100, 32);
-            check_role(&s, 1060, 40, true, tight);
-            check_role(&s, 0, 130, true, tight);
-            check_role(&s, 1060, 40, false, c->raw ? tight : rounded);
-            check_role(&s, 0, 130, false, c->raw ? tight : rounded);
-            const double error = scheme_error(&s, 1060, 40);
+            struct two t;
+            two_init(&t, &cfg, 1100, 100, 31 + (uint64_t)i);
+            check_role(&t.s, 1060, 40, true, tight);
+            check_role(&t.s, 0, 130, true, tight);
+            check_role(&t.s, 1060, 40, false, c->raw ? tight : rounded);
+            check_role(&t.s, 0, 130, false, c->raw ? tight : rounded);
+            const double error = scheme_error(&t.s, 1060, 40);
             if (!(error <= most))
                 fail_msg("%s: off by %g", c->name, error);
-            check_invariance(&s, &other, 1010, 60);
-            seq_clear(&s);
-            seq_clear(&other);
-            layer_clear(&l);
+            check_invariance(&t.s, &t.other, 1010, 60);
+            two_clear(&t);
         }
     }
 }

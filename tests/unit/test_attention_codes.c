@@ -122,20 +122,15 @@ static void invariance(void **state)
 {
     (void)state;
     for (size_t i = 0; i < N_CFGS; i++) {
-        struct layer l;
-        struct seq s, other;
-        layer_init(&l, &cfgs[i]);
-        seq_init(&s, &l, 1240, 5 + i);
-        seq_init(&other, &l, 333, 6 + i);
+        struct two t;
+        two_init(&t, &cfgs[i], 1240, 333, 5 + i);
 #ifndef TERN_TEST_FEW /* sanitizers see the same code at each cut */
-        check_invariance(&s, &other, 0, 150);
-        check_invariance(&s, &other, 1003, 140);
+        check_invariance(&t.s, &t.other, 0, 150);
+        check_invariance(&t.s, &t.other, 1003, 140);
 #endif
-        check_invariance(&s, &other, 203, 130);
-        check_invariance(&other, &s, 332, 1);
-        seq_clear(&s);
-        seq_clear(&other);
-        layer_clear(&l);
+        check_invariance(&t.s, &t.other, 203, 130);
+        check_invariance(&t.other, &t.s, 332, 1);
+        two_clear(&t);
     }
 }
 

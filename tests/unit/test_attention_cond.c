@@ -93,16 +93,11 @@ static void invariance(void **state)
 {
     (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        struct layer l;
-        struct seq s, other;
-        layer_init(&l, &cases[i]);
-        seq_init(&s, &l, 1240, 23 + i);
-        seq_init(&other, &l, 333, 24 + i);
-        check_invariance(&s, &other, 0, 150);
-        check_invariance(&s, &other, 1003, 80);
-        seq_clear(&s);
-        seq_clear(&other);
-        layer_clear(&l);
+        struct two t;
+        two_init(&t, &cases[i], 1240, 333, 23 + i);
+        check_invariance(&t.s, &t.other, 0, 150);
+        check_invariance(&t.s, &t.other, 1003, 80);
+        two_clear(&t);
     }
 }
 

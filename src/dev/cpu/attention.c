@@ -1,6 +1,7 @@
 /* Planning: cuts the jobs into blocks, spreads their units over the pool, merges page ranges. */
 #include "dev/cpu/attention.h"
 
+#include <string.h>
 #include "base/err.h"
 #include "base/mem.h"
 
@@ -88,7 +89,6 @@ static size_t lay_out(struct attn_scratch *c, uint8_t *base, const struct tern_c
     c->query.q = take(base, &at, narrow * dk, 1);
     c->query.scale = take(base, &at, narrow * QUERY_BLOCKS, f);
     c->query.sum = take(base, &at, narrow * QUERY_BLOCKS, sizeof(int32_t));
-    c->ready = take(base, &at, 1, sizeof *c->ready);
     if (shape->kv->latent) {
         c->xv = take(base, &at, n * dv, f);
         c->raw_v = take(base, &at, ATTN_SUB * dv, f);
@@ -124,6 +124,7 @@ size_t tern_cpu_attention_scratch(const struct tern_cpu_shape *shape, int n_thre
     size_t all = part_floats(shape, max_narrow, n_ranges), one = part_floats(shape, rows, n_ranges);
     size_t part = all < PART_CAP ? all : one < PART_CAP ? PART_CAP : one;
     return tern_round_up((size_t)table * sizeof(struct attn_block), TERN_ALIGN) +
+           tern_round_up((size_t)n_threads * sizeof(struct attn_ready), TERN_ALIGN) +
            (size_t)n_threads * lay_out(&c, NULL, shape) + tern_round_up(part * sizeof(float), TERN_ALIGN);
 }
 
@@ -200,7 +201,7 @@ static void run_wide(const struct attn_step *step, const struct attn_block *b, i
     struct attn_scratch c[ATTN_SHARING];
     struct attn_unit u[ATTN_SHARING];
     thread_scratch(&c[0], step, worker);
-    c[0].ready->block = NULL;
+    step->ready[worker].block = NULL;     /* its queries go where those of narrow units were */
     for (int i = 0; i < b->stripe; i++) { /* b: the last of them */
         tern_attn_unit_init(&u[i], step, b - b->stripe + 1 + i, number);
         if (i)
@@ -235,8 +236,8 @@ static void run_narrow(const struct attn_step *step, const struct attn_block *b,
         if (i)
             c[i] = narrow_behind(&c[i - 1], &u[i]);
     }
-    const bool ready = c->ready->block == now.block && c->ready->unit == now.unit;
-    *c->ready = now;
+    const bool ready = step->ready[worker].block == now.block && step->ready[worker].unit == now.unit;
+    step->ready[worker] = now;
     tern_attn_narrow_ranges(u, c, b->together, first, first + (left < b->per_task ? left : b->per_task), ready);
 }
 
@@ -262,11 +263,7 @@ static void run_merge(void *ctx, int task, int worker)
 
 static void flush(struct attn_step *step, struct tern_pool *pool)
 {
-    for (int i = 0; i < tern_pool_threads(pool); i++) {
-        struct attn_scratch c;
-        thread_scratch(&c, step, i);
-        c.ready->block = NULL;
-    }
+    memset(step->ready, 0, (size_t)tern_pool_threads(pool) * sizeof *step->ready);
     tern_pool_run(pool, run_task, step, step->n_tasks);
     tern_pool_run(pool, run_merge, step, step->n_merges);
     step->n_blocks = step->n_tasks = step->n_merges = 0;
@@ -374,6 +371,8 @@ void tern_cpu_attend(struct tern_pool *pool, const struct tern_cpu_shape *shape,
     for (int wide = 0; wide < 2; wide++)
         step.units[wide] = ceil_div(step.group, step.heads[wide]);
     size_t at = tern_round_up((size_t)table * sizeof(struct attn_block), TERN_ALIGN);
+    step.ready = (struct attn_ready *)(void *)(scratch.p + at);
+    at += tern_round_up((size_t)tern_pool_threads(pool) * sizeof *step.ready, TERN_ALIGN);
     step.threads = scratch.p + at;
     at += (size_t)tern_pool_threads(pool) * step.thread_bytes;
     TERN_ASSERT(at <= scratch.bytes);

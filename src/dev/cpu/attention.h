@@ -46,6 +46,12 @@ struct attn_block {
     size_t part; /* floats from the start of the partial results */
 };
 
+/* Whose queries a thread's scratch has prepared: the units of a block from one on; NULL: nobody's. */
+struct attn_ready {
+    const struct attn_block *block;
+    int unit;
+};
+
 /* One call of tern_cpu_attend. */
 struct attn_step {
     const struct tern_cpu_shape *shape;
@@ -60,6 +66,7 @@ struct attn_step {
     int n_blocks, n_tasks, n_merges;
     size_t part_used, part_cap;
     float *part;
+    struct attn_ready *ready; /* [threads] */
     uint8_t *threads;
     size_t thread_bytes;
 };
@@ -74,11 +81,6 @@ struct attn_scratch {
      * page as keys [v.dim][64], and scores of the other part. */
     float *xv, *raw_v, *vk, *s_k;
     struct tern_kv_query query;
-    /* Of the units whose queries are prepared there: block, first unit.  NULL: of none. */
-    struct attn_ready {
-        const struct attn_block *block;
-        int unit;
-    } * ready;
     /* With shape->bf16: packed queries by band; of a group of pages keys, values, and the weights of one band; raw
      * first tokens of one side in f32, and as vectors. */
     uint16_t *x16, *k16, *v16, *p16;

@@ -287,10 +287,11 @@ void tern_attn_narrow_ranges(const struct attn_unit *u, struct attn_scratch *c, 
     const int range0 = b->page0 / TERN_ATTN_RANGE, behind = (range0 + last) * TERN_ATTN_RANGE;
     const int begin = first ? (range0 + first) * TERN_ATTN_RANGE : b->page0, end = behind < b->raw0 ? behind : b->raw0;
     TERN_ASSERT(n == 1 || !u->kind->pages);
-    if (begin < end)
+    if (begin < end) {
         begin_pages(u, begin, end);
-    for (int i = 0; i < n && begin < end && !ready && !u->kind->pages; i++)
-        narrow_queries(&u[i], &c[i]);
+        for (int i = 0; i < n && !ready && !u->kind->pages; i++)
+            narrow_queries(&u[i], &c[i]);
+    }
     for (int range = first, page = begin, next; range < last; range++, page = next) {
         next = (range0 + range + 1) * TERN_ATTN_RANGE;
         next = next < end ? next : end;
