@@ -17,15 +17,17 @@
 /* Tensor cores: q rows of a block of prompt rows; rows of shared memory for 8 decode rows' queries and scores. */
 #define TERN_CUDA_WIDE_ROWS      128
 #define TERN_CUDA_NARROW_ROWS(d) (16 + (8 * 72 * 4 + ((d) + 8) * 2 - 1) / (((d) + 8) * 2))
-/* Shared bytes of attn/raw.cuh, and of attn/halves.cu (four warps, 8 q rows) beside its ring. */
+/* Shared bytes of attn/raw.cuh, and of attn/halves.cu (8 q rows) beside the stages of its warps. */
 #define TERN_CUDA_RAW_FLOATS(d, threads, rows) (4 * (rows) * ((d) + 2 * (threads) + 64 + 3))
 #define TERN_CUDA_RAW_HALVES(d, rows)          (4 * (rows) * ((d) + 16) + 4 * ((rows) + 4 * (rows) * ((d) + 10)))
 #define TERN_CUDA_RAW_BYTES(d, threads, rows)                                                                        \
     (TERN_CUDA_RAW_FLOATS(d, threads, rows) > TERN_CUDA_RAW_HALVES(d, rows) ? TERN_CUDA_RAW_FLOATS(d, threads, rows) \
                                                                             : TERN_CUDA_RAW_HALVES(d, rows))
-#define TERN_CUDA_SUMS_BYTES(d) (4 * (4 * 8 * (d) + 2 * 4 * 8))
+#define TERN_CUDA_HALVES_WARPS  8
+#define TERN_CUDA_HALVES_PART   8192 /* of a page's side, a stage */
+#define TERN_CUDA_SUMS_BYTES(d) (4 * TERN_CUDA_HALVES_WARPS * 8 * ((d) + 2))
 #define TERN_CUDA_HALVES_ROOM(d)                                                                 \
-    (((TERN_CUDA_RAW_BYTES(d, 128, 8) > TERN_CUDA_SUMS_BYTES(d) ? TERN_CUDA_RAW_BYTES(d, 128, 8) \
+    (((TERN_CUDA_RAW_BYTES(d, 256, 8) > TERN_CUDA_SUMS_BYTES(d) ? TERN_CUDA_RAW_BYTES(d, 256, 8) \
                                                                 : TERN_CUDA_SUMS_BYTES(d)) +     \
       127) /                                                                                     \
      128 * 128)

@@ -1,26 +1,28 @@
 /* Attention of decode rows on closed pages of 16-bit floats: tensor cores, and pages as they lie.
  *
- * A warp takes whole pages, those of a range whose number is its own modulo WARPS, keys and values as a stage each, and
- * keeps its own softmax; warps are put together in order.  Rows of a product are q rows, eight of them real; what a lane
- * contracts over is a quarter of the dims, and of the tokens, so that it reads 16 bytes at a time; a quarter begins 32
- * bytes behind the end of the last, so that lanes meet no bank twice.  Keys lie by dim and values by token, so pairs are
- * made by a permutation of bytes.
+ * A warp takes whole pages, those of a range whose number is its own modulo WARPS, keys and values in parts of 8 KB, and
+ * keeps its own softmax; warps are put together in order.  A part has rows of the side's inner index, dims of keys and
+ * tokens of values, which is what products contract over: matrices of 8 by 8 are turned on their way to registers.  Pieces
+ * of 16 bytes lie in a row at their place exclusive-or the row's number, so that eight rows of a matrix meet no bank twice.
  *
  * Sums of floats are written with their rounding. */
 #include "dev/cuda/attn/decode.cuh"
+#include "dev/cuda/attn/matrix.cuh"
 #include "dev/cuda/attn/raw.cuh"
 #include "dev/cuda/attn/ring.cuh"
 
-#define WARPS   4
+#define WARPS   TERN_CUDA_HALVES_WARPS
 #define THREADS (32 * WARPS)
 #define ROWS    TERN_CUDA_Q
+#define PART    TERN_CUDA_HALVES_PART
 
 template <int D> struct side {
-    static constexpr int QUARTER = 32 * D, STEP = QUARTER + 32, BYTES = 4 * STEP;
+    static constexpr int PARTS = 128 * D / PART, TOKENS = 64 / PARTS, /* of a part of values */
+        WORD = 2 * D / 16;                                            /* pieces of a row of values */
 };
 
 template <int D> struct softmax {
-    float m, l, o[D / 8][4]; /* of row g; o: dims 64 h + 8 (2t + i) + j in o[8 h + j][i] */
+    float m, l, o[D / 8][4]; /* of row g; o: dims 8 n + 2 t + i in o[n][i] */
 };
 
 __device__ static inline float power(float x)
@@ -28,25 +30,6 @@ __device__ static inline float power(float x)
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
-}
-
-__device__ static inline void multiply(float c[4], uint32_t a0, uint32_t a2, uint32_t b0, uint32_t b1)
-{
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a0), "r"(0u), "r"(a2), "r"(0u), "r"(b0), "r"(b1));
-}
-
-__device__ static inline uint4 piece(uint32_t at)
-{
-    uint4 v;
-    asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(at) : "memory");
-    return v;
-}
-
-__device__ static inline uint32_t word(const uint4 &v, int i)
-{
-    return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
 }
 
 __device__ static inline uint32_t two(float x, float y)
@@ -60,46 +43,57 @@ __device__ static inline float clamped(float x)
     return x < 65504.0f ? x > -65504.0f ? x : -65504.0f : 65504.0f;
 }
 
-/* Row g's query: dims (D/4) t + 4 s .. + 3 for step s. */
+/* Row g's query: dims 16 s + 2 t and + 1 in q[s][0], those eight further in q[s][1]. */
 template <int D> __device__ static void load_query(uint32_t q[D / 16][2], const block_rows &b, int g, int t)
 {
 #pragma unroll
-    for (int s = 0; s < D / 16; s++) {
-        float x[4] = {0, 0, 0, 0};
-        if (g < b.n_q)
+    for (int s = 0; s < D / 16; s++)
 #pragma unroll
-            for (int j = 0; j < 4; j++)
-                x[j] = clamped(__fmul_rn(query_of(b, g, D)[D / 4 * t + 4 * s + j], b.a->q_scale));
-        q[s][0] = two(x[0], x[1]);
-        q[s][1] = two(x[2], x[3]);
-    }
+        for (int j = 0; j < 2; j++) {
+            float2 x = make_float2(0, 0);
+            if (g < b.n_q)
+                x = *reinterpret_cast<const float2 *>(query_of(b, g, D) + 16 * s + 8 * j + 2 * t);
+            q[s][j] = two(clamped(__fmul_rn(x.x, b.a->q_scale)), clamped(__fmul_rn(x.y, b.a->q_scale)));
+        }
 }
 
-/* Eight columns' words of two lines, as pairs: out[2 i], out[2 i + 1] from word i. */
-__device__ static inline void pairs(uint32_t out[8], const uint4 &x, const uint4 &y)
+/* Sixteen rows of a part and sixteen columns as operands of two products, of columns 0 to 7 and 8 to 15.  at: row i of lane i,
+ * of lanes 16 to 31 the columns' second half. */
+__device__ static inline void load_turned(uint32_t r[4], uint32_t at)
 {
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        out[2 * i] = __byte_perm(word(x, i), word(y, i), 0x5410);
-        out[2 * i + 1] = __byte_perm(word(x, i), word(y, i), 0x7632);
-    }
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(at)
+                 : "memory");
 }
 
-/* s[j][i]: row g, token 16 t + 8 i + j. */
-template <int D> __device__ static void score(float s[8][4], const uint32_t q[D / 16][2], uint32_t keys, int g, int t)
+__device__ static inline void multiply(float c[4], uint32_t a0, uint32_t a2, uint32_t b0, uint32_t b1)
 {
-    const uint32_t at = keys + t * side<D>::STEP + g * 16;
+    const uint32_t a[4] = {a0, 0, a2, 0};
+    multiply(c, a, b0, b1);
+}
+
+/* Of a lane: where its row of the first sixteen begins, and its piece of columns 16 n .. (n below 4) exclusive-or'd. */
+__device__ static inline uint32_t place_of(int n, int row_bytes)
+{
+    const int lane = threadIdx.x % 32, row = lane % 16;
+    return (uint32_t)(row * row_bytes + ((2 * n + lane / 16) ^ row % 8) * 16);
+}
+
+/* s[j][i] += part p of keys: row g, token 8 j + 2 t + i. */
+template <int D> __device__ static inline void score(float s[8][4], const uint32_t q[D / 16][2], uint32_t keys, int p)
+{
 #pragma unroll
-    for (int j = 0; j < 8; j++)
-        s[j][0] = s[j][1] = s[j][2] = s[j][3] = 0;
+    for (int n = 0; n < 4; n++) {
+        const uint32_t at = keys + place_of(n, 128);
 #pragma unroll
-    for (int k = 0; k < D / 16; k++) {
-        uint32_t b0[8], b1[8];
-        pairs(b0, piece(at + (4 * k) * 128), piece(at + (4 * k + 1) * 128));
-        pairs(b1, piece(at + (4 * k + 2) * 128), piece(at + (4 * k + 3) * 128));
-#pragma unroll
-        for (int j = 0; j < 8; j++)
-            multiply(s[j], q[k][0], q[k][1], b0[j], b1[j]);
+        for (int k = 0; k < PART / 128 / 16; k++) {
+            const int step = p * (PART / 128 / 16) + k;
+            uint32_t r[4];
+            load_turned(r, at + k * 16 * 128);
+            multiply(s[2 * n], q[step][0], q[step][1], r[0], r[1]);
+            multiply(s[2 * n + 1], q[step][0], q[step][1], r[2], r[3]);
+        }
     }
 }
 
@@ -110,7 +104,7 @@ __device__ static __noinline__ void finish(float s[8][4], const block_rows &b, i
     for (int j = 0; j < 8; j++)
 #pragma unroll
         for (int i = 0; i < 2; i++)
-            s[j][i] = g < b.n_q ? seen_score(b, s[j][i], g, 16 * t + 8 * i + j, page, lo, 64) : -INFINITY;
+            s[j][i] = g < b.n_q ? seen_score(b, s[j][i], g, 8 * j + 2 * t + i, page, lo, 64) : -INFINITY;
 }
 
 /* Weights in place of scores. */
@@ -140,61 +134,74 @@ template <int D> __device__ static void soften(softmax<D> &st, float s[8][4])
         }
 }
 
-template <int D> __device__ static void add_values(softmax<D> &st, const float s[8][4], uint32_t values, int g, int t)
+/* o += part p of values, weighed. */
+template <int D> __device__ static inline void add_values(softmax<D> &st, const float s[8][4], uint32_t values, int p)
 {
-    const uint32_t at = values + t * side<D>::STEP + g * 16;
 #pragma unroll
-    for (int k = 0; k < 4; k++) {
-        const uint32_t a0 = two(s[2 * k][0], s[2 * k][1]), a2 = two(s[2 * k + 1][0], s[2 * k + 1][1]);
+    for (int k = 0; k < side<D>::TOKENS / 16; k++) {
+        const int j = p * (side<D>::TOKENS / 8) + 2 * k;
+        const uint32_t a0 = two(s[j][0], s[j][1]), a2 = two(s[j + 1][0], s[j + 1][1]);
 #pragma unroll
-        for (int h = 0; h < D / 64; h++) {
-            uint32_t b0[8], b1[8];
-            pairs(b0, piece(at + (2 * k) * 2 * D + h * 128), piece(at + (2 * k + 8) * 2 * D + h * 128));
-            pairs(b1, piece(at + (2 * k + 1) * 2 * D + h * 128), piece(at + (2 * k + 9) * 2 * D + h * 128));
-#pragma unroll
-            for (int j = 0; j < 8; j++)
-                multiply(st.o[8 * h + j], a0, a2, b0[j], b1[j]);
+        for (int n = 0; n < D / 16; n++) { /* pieces 8 and on lie 128 bytes further */
+            uint32_t r[4];
+            load_turned(r, values + k * 16 * 2 * D + place_of(n % 4, 2 * D) + n / 4 * 128);
+            multiply(st.o[2 * n], a0, a2, r[0], r[1]);
+            multiply(st.o[2 * n + 1], a0, a2, r[2], r[3]);
         }
     }
 }
 
-/* The next side of the walk's page on its way into `slot`, keys and then values, or nothing. */
+/* A part's rows of so many pieces, each piece at its place exclusive-or the row's number. */
+template <int PIECES> __device__ static inline void fetch_rows(const ring &r, uint32_t to, const uint8_t *from)
+{
+    constexpr int ONCE = 32 / PIECES; /* rows at a time */
+    const int lane = threadIdx.x % 32, row = lane / PIECES;
+    to += row * PIECES * 16 + (lane % PIECES ^ row) * 16;
+#pragma unroll
+    for (int i = 0; i < PART / 512; i++)
+        cuda_copy_16((to ^ (i * ONCE % 8 * 16)) + i * 512, from + i * 512, r.policy);
+}
+
+/* The next part of the walk's page on its way into `slot`, keys and then values, or nothing. */
 template <int D> __device__ static inline void fetch_next(const ring &r, int slot, walk &w, int &what)
 {
     if (!walk_done(w)) {
         const tern_cuda_layer &l = w.b->a->l;
-        const uint8_t *from = w.from + (what ? l.v_off : l.k_off);
-        const uint32_t to = ring_at(r, slot);
-        if (ring_asks()) {
-            ring_expect(r, slot, 4 * side<D>::QUARTER);
-#pragma unroll
-            for (int i = 0; i < 4; i++)
-                ring_copy(r, slot, to + i * side<D>::STEP, from + i * side<D>::QUARTER, side<D>::QUARTER);
-        }
-        __syncwarp();
-        what ^= 1;
+        const bool values = what >= side<D>::PARTS;
+        const int lane = threadIdx.x % 32;
+        const uint8_t *from = w.from + (values ? l.v_off + (what - side<D>::PARTS) * PART : l.k_off + what * PART) + lane * 16;
+        if (values && D == 128)
+            fetch_rows<16>(r, ring_at(r, slot), from);
+        else
+            fetch_rows<8>(r, ring_at(r, slot), from);
+        what = what + 1 == 2 * side<D>::PARTS ? 0 : what + 1;
         if (what == 0)
             walk_on(w);
     }
-    ring_commit();
+    asm volatile("cp.async.commit_group;" ::: "memory");
 }
 
+/* Floats of a place where warps put down what they have of q rows, which lie `rows` apart: sums, references, sums of weights.
+ * There are two of four rows, by turns, or one of eight. */
+#define PLACE(d, rows) (WARPS * (rows) * ((d) + 2))
+
 /* Warps' results put together in order, into the range's place. */
-template <int D> __device__ static void put_together(const block_rows &b, const softmax<D> &st, float *room, int range)
+template <int D> __device__ static inline void put_together(const block_rows &b, const softmax<D> &st, float *room, int rows, int range)
 {
     const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-    float *m = room + WARPS * ROWS * D, *l = m + WARPS * ROWS, sum = st.l;
+    float *m = room + WARPS * rows * D, *l = m + WARPS * rows, sum = st.l;
     sum = __fadd_rn(sum, __shfl_xor_sync(~0u, sum, 1));
     sum = __fadd_rn(sum, __shfl_xor_sync(~0u, sum, 2));
-    __syncthreads(); /* nobody reads the room any more */
+    if (rows == ROWS)
+        __syncthreads(); /* the only place: nobody reads it any more */
+    if (g < rows) {
 #pragma unroll
-    for (int n = 0; n < D / 8; n++)
-#pragma unroll
-        for (int i = 0; i < 2; i++)
-            room[(warp * ROWS + g) * D + n / 8 * 64 + 8 * (2 * t + i) + n % 8] = st.o[n][i];
-    if (t == 0) {
-        m[warp * ROWS + g] = st.m;
-        l[warp * ROWS + g] = sum;
+        for (int n = 0; n < D / 8; n++) /* dims of rows side by side meet no bank twice */
+            *reinterpret_cast<float2 *>(room + (warp * rows + g) * D + 8 * (n ^ g % 4) + 2 * t) = make_float2(st.o[n][0], st.o[n][1]);
+        if (t == 0) {
+            m[warp * rows + g] = st.m;
+            l[warp * rows + g] = sum;
+        }
     }
     __syncthreads();
     for (int e = threadIdx.x; e < b.n_q * (D / 2); e += THREADS) { /* two dims each */
@@ -202,15 +209,15 @@ template <int D> __device__ static void put_together(const block_rows &b, const 
         float most = m[row], x = 0, y = 0, all = 0;
 #pragma unroll
         for (int i = 1; i < WARPS; i++)
-            most = fmaxf(most, m[i * ROWS + row]);
+            most = fmaxf(most, m[i * rows + row]);
         const float from = most == -INFINITY ? 0 : most;
 #pragma unroll
         for (int i = 0; i < WARPS; i++) {
-            const float by = power(__fsub_rn(m[i * ROWS + row], from));
-            const float2 v = *reinterpret_cast<const float2 *>(room + (i * ROWS + row) * D + d);
+            const float by = power(__fsub_rn(m[i * rows + row], from));
+            const float2 v = *reinterpret_cast<const float2 *>(room + (i * rows + row) * D + (d ^ row % 4 * 8));
             x = __fmaf_rn(by, v.x, x);
             y = __fmaf_rn(by, v.y, y);
-            all = __fmaf_rn(by, l[i * ROWS + row], all);
+            all = __fmaf_rn(by, l[i * rows + row], all);
         }
         float *part = part_at(b, row, range % TERN_CUDA_RANGES);
         *reinterpret_cast<float2 *>(part + d) = make_float2(x, y);
@@ -219,6 +226,26 @@ template <int D> __device__ static void put_together(const block_rows &b, const 
             part[D + 1] = all;
         }
     }
+}
+
+/* The oldest stage is there; it has been read, and what comes next takes its place. */
+__device__ static inline uint32_t next_part(const ring &r)
+{
+    if (r.stages == 2)
+        asm volatile("cp.async.wait_group 1;" ::: "memory");
+    else if (r.stages == 3)
+        asm volatile("cp.async.wait_group 2;" ::: "memory");
+    else
+        asm volatile("cp.async.wait_group 3;" ::: "memory");
+    __syncwarp();
+    return ring_at(r, r.slot);
+}
+
+template <int D> __device__ static inline void part_read(ring &r, walk &w, int &what)
+{
+    __syncwarp();
+    fetch_next<D>(r, r.slot, w, what);
+    ring_on(r);
 }
 
 /* One range of the block's rows: the warp's pages. */
@@ -236,12 +263,12 @@ __device__ static inline void take_range(const block_rows &b, softmax<D> &st, co
 #pragma unroll 1
     for (int page = first_page(begin, warp, WARPS); page < end; page += WARPS) {
         const int lo = page ? 0 : b.a->l.first;
-        float s[8][4];
-        ring_wait(r);
-        score<D>(s, q, ring_at(r, r.slot), g, t);
-        ring_read();
-        fetch_next<D>(r, r.slot, w, what);
-        ring_on(r);
+        float s[8][4] = {};
+#pragma unroll
+        for (int p = 0; p < side<D>::PARTS; p++) {
+            score<D>(s, q, next_part(r), p);
+            part_read<D>(r, w, what);
+        }
         if (b.a->cap > 0 || lo || seen > page * 64) {
             float x[8][4]; /* what a function gets has an address, and so no registers */
 #pragma unroll
@@ -253,25 +280,23 @@ __device__ static inline void take_range(const block_rows &b, softmax<D> &st, co
                 s[j][0] = x[j][0], s[j][1] = x[j][1];
         }
         soften<D>(st, s);
-        ring_wait(r);
-        add_values<D>(st, s, ring_at(r, r.slot), g, t);
-        ring_read();
-        fetch_next<D>(r, r.slot, w, what);
-        ring_on(r);
+#pragma unroll
+        for (int p = 0; p < side<D>::PARTS; p++) {
+            add_values<D>(st, s, next_part(r), p);
+            part_read<D>(r, w, what);
+        }
     }
 }
 
 template <int D> __device__ static void attend_halves(const tern_cuda_attn_args &a)
 {
     extern __shared__ __align__(128) uint8_t shared[];
-    __shared__ __align__(8) uint64_t barriers[WARPS * 8];
     constexpr int ROOM = TERN_CUDA_HALVES_ROOM(D);
-    static_assert(WARPS == 4 && ROWS == 8, "");
+    static_assert(PLACE(D, ROWS) * 4 <= ROOM && TERN_CUDA_RAW_BYTES(D, THREADS, ROWS) <= ROOM, "");
     const int warp = threadIdx.x / 32;
     ring r;
     cuda_start_next();
-    ring_open(r, (uint32_t)__cvta_generic_to_shared(shared + ROOM) + warp * a.stages * side<D>::BYTES,
-              (uint32_t)__cvta_generic_to_shared(barriers + warp * 8), side<D>::BYTES, a.stages);
+    ring_open(r, (uint32_t)__cvta_generic_to_shared(shared + ROOM) + warp * a.stages * PART, PART, a.stages);
     deal mine = deal_out(a); /* tables are older than the kernel before */
     bool waits = true;
     for (; mine.left > 0; mine.pair++, mine.at = 0) {
@@ -303,16 +328,19 @@ template <int D> __device__ static void attend_halves(const tern_cuda_attn_args 
                 load_query<D>(q, b, threadIdx.x % 32 / 4, threadIdx.x % 4);
             }
             if (z == 0) {
-                __syncthreads();
+                __syncthreads(); /* the places are its room, too */
                 attend_raw_apart<D, THREADS, ROWS>(b, shared);
             } else {
+                const int rows = b.n_q > 4 ? ROWS : 4;
+                float *room = reinterpret_cast<float *>(shared) + (rows == 4 && i % 2 ? PLACE(D, 4) : 0);
                 pages_of(b, ranges, z - 1, begin, end);
                 take_range<D>(b, st, q, r, w, what, begin, end);
-                put_together<D>(b, st, reinterpret_cast<float *>(shared), ranges.first + z - 1);
+                put_together<D>(b, st, room, rows, ranges.first + z - 1);
             }
             z = z == ranges.n ? 0 : z + 1;
             split += z == 0;
         }
+        __syncthreads(); /* before other rows' turn to put down */
         mine.left -= items;
     }
     if (waits)

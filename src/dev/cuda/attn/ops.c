@@ -417,17 +417,18 @@ static unsigned ring_blocks(const struct tern_cuda *d, const struct tern_cuda_at
     return items < most ? items : most;
 }
 
-/* With as many stages of a page's side as fit; false: not even two. */
+/* With as many stages of each warp as fit; false: not even two. */
 static bool run_halves(struct tern_cuda *d, struct tern_cuda_attn_args *a, int ranges)
 {
-    const unsigned dim = (unsigned)a->l.k.dim, room = TERN_CUDA_HALVES_ROOM(dim), stage = 4 * (32 * dim + 32);
+    const unsigned dim = (unsigned)a->l.k.dim, room = TERN_CUDA_HALVES_ROOM(dim),
+                   stage = TERN_CUDA_HALVES_WARPS * TERN_CUDA_HALVES_PART;
     a->stages = 4;
-    while (a->stages >= 2 && room + 4 * (unsigned)a->stages * stage + 1024 > (unsigned)d->card->shared_most)
+    while (a->stages >= 2 && room + (unsigned)a->stages * stage + 1024 > (unsigned)d->card->shared_most)
         a->stages--;
     if (a->stages < 2)
         return false;
     tern_cuda_launch(d, dim == 64 ? TERN_CUDA_K_halves_64 : TERN_CUDA_K_halves_128, ring_blocks(d, a, ranges), 1, 1,
-                     128, room + 4 * (unsigned)a->stages * stage, a, sizeof *a);
+                     32 * TERN_CUDA_HALVES_WARPS, room + (unsigned)a->stages * stage, a, sizeof *a);
     return true;
 }
 

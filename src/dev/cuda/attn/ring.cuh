@@ -6,13 +6,11 @@
  * items of all pairs are dealt out in equal pieces to as many blocks as the card holds, so a batch decides who computes
  * and never what.
  *
- * A warp has a ring of stages of its own and fills it ahead, through the items of a pair.  Copies are bulk copies, which
- * one lane asks for, where there are such (9.0). */
+ * A warp has a ring of stages of its own and fills it ahead, through the items of a pair. */
 #ifndef TERN_DEV_CUDA_ATTN_RING_CUH
 #define TERN_DEV_CUDA_ATTN_RING_CUH
 
 #include "dev/cuda/attn/block.cuh"
-#include "dev/cuda/barrier.cuh"
 
 /* ---- items ---- */
 
@@ -175,99 +173,26 @@ __device__ static inline void walk_on(walk &w)
     w.from = w.base + __shfl_sync(~0u, w.mine, w.k) * w.bytes;
 }
 
-/* ---- copies ---- */
+/* ---- stages ---- */
 
 struct ring {
-    uint32_t at, barriers, bytes; /* in shared memory, of a warp: stages, `bytes` each; 8 bytes each */
+    uint32_t at, bytes; /* in shared memory, of a warp: stages, `bytes` each */
     int stages, slot;
-    uint32_t phases; /* a bit for each stage */
     uint64_t policy;
 };
 
-__device__ static inline void ring_open(ring &r, uint32_t at, uint32_t barriers, uint32_t bytes, int stages)
+__device__ static inline void ring_open(ring &r, uint32_t at, uint32_t bytes, int stages)
 {
     r.at = at;
-    r.barriers = barriers;
     r.bytes = bytes;
     r.stages = stages;
     r.slot = 0;
-    r.phases = 0;
     r.policy = cuda_once();
-#if __CUDA_ARCH__ >= 900
-    if (threadIdx.x % 32 < stages)
-        barrier_open(barriers + 8 * threadIdx.x % 256, 1);
-    barriers_opened();
-#endif
-    __syncwarp();
 }
 
 __device__ static inline uint32_t ring_at(const ring &r, int slot)
 {
     return r.at + slot * r.bytes;
-}
-
-/* Has the lane to ask for copies?  One of them for bulk copies, else all. */
-__device__ static inline bool ring_asks()
-{
-#if __CUDA_ARCH__ >= 900
-    return threadIdx.x % 32 == 0;
-#else
-    return true;
-#endif
-}
-
-/* All lanes have read what they wanted of the stage in hand: it may be filled again.  Bulk copies write another way than
- * loads read, so it takes a fence of each lane to keep the one behind the other. */
-__device__ static inline void ring_read()
-{
-#if __CUDA_ARCH__ >= 900
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-#endif
-    __syncwarp();
-}
-
-/* A stage will get `all` bytes. */
-__device__ static inline void ring_expect(const ring &r, int slot, uint32_t all)
-{
-#if __CUDA_ARCH__ >= 900
-    barrier_expect(r.barriers + 8 * slot, all);
-#endif
-}
-
-/* A piece of a stage. */
-__device__ static inline void ring_copy(const ring &r, int slot, uint32_t to, const uint8_t *from, uint32_t bytes)
-{
-#if __CUDA_ARCH__ >= 900
-    barrier_copy(r.barriers + 8 * slot, to, from, bytes, r.policy);
-#else
-    for (uint32_t n = threadIdx.x % 32 * 16; n < bytes; n += 512)
-        cuda_copy_16(to + n, from + n, r.policy);
-#endif
-}
-
-/* Behind the copies of a stage, and where there is nothing left to copy. */
-__device__ static inline void ring_commit()
-{
-#if !(__CUDA_ARCH__ >= 900)
-    asm volatile("cp.async.commit_group;" ::: "memory");
-#endif
-}
-
-/* The stage in hand is there. */
-__device__ static inline void ring_wait(ring &r)
-{
-#if __CUDA_ARCH__ >= 900
-    barrier_wait(r.barriers + 8 * r.slot, r.phases >> r.slot & 1);
-    r.phases ^= 1u << r.slot;
-#else
-    if (r.stages == 2)
-        asm volatile("cp.async.wait_group 1;" ::: "memory");
-    else if (r.stages == 3)
-        asm volatile("cp.async.wait_group 2;" ::: "memory");
-    else
-        asm volatile("cp.async.wait_group 3;" ::: "memory");
-#endif
-    __syncwarp();
 }
 
 __device__ static inline void ring_on(ring &r)
