@@ -188,6 +188,16 @@ static inline void case_wild(float *x, int dim, struct tern_rng *r)
         }
 }
 
+/* A head that is x when it is turned by a right angle, first half against second. */
+static inline void case_turn_back(float *x, int dim)
+{
+    for (int d = 0; d < dim / 2; d++) {
+        const float first = x[d];
+        x[d] = x[dim / 2 + d];
+        x[dim / 2 + d] = -first;
+    }
+}
+
 static inline void case_row(const struct layer *l, float *x, int what, int seq, int pos)
 {
     const struct config *c = &l->cfg;
@@ -195,9 +205,12 @@ static inline void case_row(const struct layer *l, float *x, int what, int seq, 
     const int width = case_width(l, what), dim = what == CASE_K ? c->dk : c->dv;
     for (int i = 0; i < width; i++)
         x[i] = gauss(&r);
-    for (int h = 0; l->cond && what == CASE_K && h < c->n_kv; h++)
+    for (int h = 0; l->cond && what == CASE_K && h < c->n_kv; h++) {
         for (int d = 0; d < c->dk; d++)
             x[h * c->dk + d] = x[h * c->dk + d] * l->cond[h].unscale[d] + l->cond[h].mean[d];
+        if (c->turned)
+            case_turn_back(x + h * c->dk, c->dk);
+    }
     for (int h = 0; what != CASE_Q && c->wild && h < c->n_kv; h++)
         if ((int)(tern_rng_u64(&r) % 100) < c->wild)
             case_wild(x + h * dim, dim, &r);

@@ -215,9 +215,8 @@ int main(int argc, char **argv)
     }
     if (tern_pool_new(&pool, 8, 0, &err) < 0)
         fail(err.msg);
-    const bool exact = getenv("CHECKDEV_EXACT") != NULL;
-    const bool races = getenv("CHECKDEV_RACES") != NULL, middle = getenv("CHECKDEV_MIDDLE") != NULL;
-    const bool quick = middle || getenv("CHECKDEV_QUICK") != NULL;
+    const bool exact = getenv("CHECKDEV_EXACT") != NULL, races = getenv("CHECKDEV_RACES") != NULL;
+    const bool middle = getenv("CHECKDEV_MIDDLE") != NULL, quick = middle || getenv("CHECKDEV_QUICK") != NULL;
     const double budget = exact ? 2e-5 : 3e-3;
     for (size_t s = 0; s < N_SCHEMES; s++) {
         const char *name = schemes[s];
@@ -248,11 +247,14 @@ int main(int argc, char **argv)
         struct config cfg = {
             .k = name, .v = name, .dk = 128, .dv = 128, .n_kv = 2, .group = 4, .first = 4, .turned = true};
         check(device, pool, &cfg, quick ? SEQS(middle_lens) : SEQS(long_lens), exact, budget);
+        cfg.cond = true, cfg.pairs = 3, cfg.dk = cfg.dv = 64;
+        if (!middle)
+            check(device, pool, &cfg, SEQS(short_lens), exact, budget);
         printf("%s: %d cases, %d failures so far\n", name, n_cases, failures);
         (void)fflush(stdout);
         if (quick)
             continue;
-        cfg.turned = false, cfg.cond = true, cfg.pairs = 3, cfg.dk = cfg.dv = 64;
+        cfg.turned = false;
         check(device, pool, &cfg, SEQS(short_lens), exact, budget);
         cfg.softcap = 20, cfg.window = 100;
         check(device, pool, &cfg, SEQS(short_lens), exact, budget);

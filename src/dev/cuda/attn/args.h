@@ -176,6 +176,7 @@ struct tern_cuda_codes_own_args {
     struct tern_cuda_heads_args heads;
     struct tern_cuda_blocks tiles; /* of the cache */
     uint64_t v, v_stride;          /* floats */
+    uint64_t columns; /* where the shifts of conditioned keys are left (attn/columns.cuh), for who merges */
     int32_t set_q, set_k, set_v, unused;
 };
 

@@ -118,11 +118,10 @@ __device__ static inline float *part_at(const block_rows &b, int i, int place)
     return cuda_at<float>(b.a->part) + (slot * TERN_CUDA_PARTS + place) * (b.a->l.v.dim + 2);
 }
 
-/* What a pair of the conditioning adds to the scores of one page: factors of its two turns. */
-__device__ static inline float2 pair_factors(const block_rows &b, int i, int pair, int page)
+/* What a pair of the conditioning adds to query q's scores of one page: factors of its two turns. */
+__device__ static inline float2 pair_factors(const block_rows &b, const float *q, int pair, int page)
 {
     const auto &m = b.cond->pairs[pair];
-    const float *q = query_of(b, i, b.a->l.k.dim);
     const double *at = cuda_at<const double>(b.a->l.k.angles) + 2 * ((int64_t)m.freq * b.a->l.k.max_pages + page);
     const float co = (float)at[0], si = (float)at[1], x = q[m.a] * b.a->q_scale, y = q[m.b] * b.a->q_scale;
     const float along = __fmaf_rn(x, m.re, __fmul_rn(y, m.im)), across = __fmaf_rn(y, m.re, __fmul_rn(x, -m.im));

@@ -86,6 +86,7 @@ template <int C> __device__ static inline void four_headers(float f[4], uint2 h)
 /* What cold functions read: in shared memory, so that the block's own copy can lie in registers. */
 struct cold_rows {
     block_rows b;
+    const float *heads; /* queries, where the block has finished them; else nullptr */
     float shift[8];
     float pairs[WARPS][8 * 16]; /* [row][16] what pairs add on the page in hand */
 };
@@ -311,7 +312,7 @@ template <int D, int ROWS> struct block_queries {
     const block_rows &b;
     const query_columns<D> *own;
 
-    /* there: in `made` they are already, of keys without conditioning. */
+    /* there: in `made` and `shift` they are already. */
     __device__ block_queries(const block_rows &rows, query_columns<D> *made, float *shift, bool there) : b(rows), own(made)
     {
         if (there)
@@ -457,9 +458,10 @@ template <int D, int C> __device__ static inline void fetch_first(const code_pag
 __device__ static __noinline__ void load_pairs(cold_rows *cold, int page)
 {
     const block_rows &b = cold->b;
-    const int n = b.cond ? b.cond->n_pairs : 0;
+    const int n = b.cond ? b.cond->n_pairs : 0, dim = b.a->l.k.dim;
     for (int i = threadIdx.x % 32; i < b.n_q * n; i += 32) {
-        const float2 f = pair_factors(b, i / n, i % n, page);
+        const float *q = cold->heads ? cold->heads + i / n * dim : query_of(b, i / n, dim);
+        const float2 f = pair_factors(b, q, i % n, page);
         float *to = cold->pairs[threadIdx.x / 32] + i / n * 16 + 2 * (i % n);
         to[0] = f.x;
         to[1] = f.y;
@@ -621,7 +623,7 @@ __device__ static inline void put_own_rows(const tern_cuda_codes_own_args &f, co
 /* The warp's query, and its first page on its way. */
 template <int D, int C>
 __device__ static inline void finish_query(const tern_cuda_codes_own_args &f, const block_rows &b, const code_items &items, int page, int end,
-                                           float *query, query_columns<D> &columns, code_pages &pages, raw_places &raw)
+                                           float *query, query_columns<D> &columns, float &shift, code_pages &pages, raw_places &raw)
 {
     const tern_cuda_attn_args &a = f.attn;
     const bool coded = items.first < items.end;
@@ -640,7 +642,12 @@ __device__ static inline void finish_query(const tern_cuda_codes_own_args &f, co
     if (coded)
         fetch_first<D, C>(pages, page, lane);
     if (coded)
-        put_columns<D>(columns, warp < b.n_q ? query : nullptr, a.q_scale, a.l.k, nullptr, sign, lane);
+        put_columns<D>(columns, warp < b.n_q ? query : nullptr, a.q_scale, a.l.k, b.cond, sign, lane);
+    if (coded && b.cond && lane == 0) {
+        shift = columns.shift;
+        if (items.first == 0 && warp < b.n_q)
+            cuda_at<query_columns<D>>(f.columns)[row * a.n_heads + head_of(b, q)].shift = shift;
+    }
     if (items.raw)
         asm volatile("bar.sync 2, %0;" ::"n"(THREADS + 32) : "memory");
 }
@@ -724,7 +731,7 @@ template <int D, int C, int NT, bool HEADS, class ARGS> __device__ static void a
         }
         if (real) {
             page = first_page(begin, warp, WARPS);
-            finish_query<D, C>(args, b, items, page, end, heads[warp], columns[warp], pages, raw);
+            finish_query<D, C>(args, b, items, page, end, heads[warp], columns[warp], cold.shift[warp], pages, raw);
         }
     } else {
         const bool early = end <= b.closed; /* pages that were closed before the step are there */
@@ -746,8 +753,10 @@ template <int D, int C, int NT, bool HEADS, class ARGS> __device__ static void a
         return;
     }
     if (real) {
-        if (threadIdx.x == 0)
+        if (threadIdx.x == 0) {
             cold.b = b;
+            cold.heads = HEADS ? heads[0] : nullptr;
+        }
         const block_queries<D, ROWS> queries(b, columns, cold.shift, HEADS);
         computing_meet<THREADS>();
         open_queries<D, C, NT>(w, a, queries);

@@ -42,6 +42,19 @@ template <int D> __device__ static inline void load_query(float x[D / 32], const
         x[j] = four[j] * by;
 }
 
+/* What the mean of conditioned keys, which pages do not have, adds to every score; x: as load_query leaves it. */
+template <int D> __device__ static inline float mean_score(const float x[D / 32], const tern_cuda_cond *cond, int lane)
+{
+    constexpr int N = D / 32;
+    float sum = 0;
+#pragma unroll
+    for (int j = 0; j < N; j++)
+        sum = __fmaf_rn(x[j], cuda_at<const float>(cond->mean)[lane * N + j], sum);
+    for (int width = 16; width; width /= 2)
+        sum = __fadd_rn(sum, __shfl_xor_sync(~0u, sum, width));
+    return sum;
+}
+
 /* A warp calls; from: D floats, 16-byte aligned, or nullptr.  sign: load_signs of the keys. */
 template <int D>
 __device__ static inline void put_columns(query_columns<D> &to, const float *from, float q_scale, const tern_cuda_side &s,
@@ -51,13 +64,10 @@ __device__ static inline void put_columns(query_columns<D> &to, const float *fro
     float x[N], mean = 0, most = 0;
     load_query<D>(x, from, q_scale, lane);
     if (cond) {
+        mean = mean_score<D>(x, cond, lane);
 #pragma unroll
-        for (int j = 0; j < N; j++) {
-            mean = __fmaf_rn(x[j], cuda_at<const float>(cond->mean)[lane * N + j], mean);
+        for (int j = 0; j < N; j++)
             x[j] *= cuda_at<const float>(cond->unscale)[lane * N + j];
-        }
-        for (int width = 16; width; width /= 2)
-            mean += __shfl_xor_sync(~0u, mean, width);
     }
     if (s.rotated) {
 #pragma unroll

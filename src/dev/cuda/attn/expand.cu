@@ -197,7 +197,7 @@ __device__ static void turn_values(uint32_t (&out)[D / 16][2][2], const expand_p
 #pragma unroll
         for (int i = 0; i < BLOCKS; i++) {
             uint32_t y[4];
-            load4_turned(y, in + (16 * i + lane % 8 + lane / 16 * 8) * expand_page<D>::COL + t0 + lane / 8 % 2 * 8);
+            load4_turned(y, shared_at(in + (16 * i + lane % 8 + lane / 16 * 8) * expand_page<D>::COL + t0 + lane / 8 % 2 * 8));
             multiply(c[i], y, h[j][0], h[j][1]);
         }
         if (s.rotated)

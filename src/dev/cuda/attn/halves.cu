@@ -57,23 +57,14 @@ template <int D> __device__ static void load_query(uint32_t q[D / 16][2], const 
         }
 }
 
-/* Sixteen rows of a part and sixteen columns as operands of two products, of columns 0 to 7 and 8 to 15.  at: row i of lane i,
- * of lanes 16 to 31 the columns' second half. */
-__device__ static inline void load_turned(uint32_t r[4], uint32_t at)
-{
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(at)
-                 : "memory");
-}
-
 __device__ static inline void multiply(float c[4], uint32_t a0, uint32_t a2, uint32_t b0, uint32_t b1)
 {
     const uint32_t a[4] = {a0, 0, a2, 0};
     multiply(c, a, b0, b1);
 }
 
-/* Of a lane: where its row of the first sixteen begins, and its piece of columns 16 n .. (n below 4) exclusive-or'd. */
+/* Sixteen rows of a part and sixteen columns, from 16 n on (n below 4), as operands of two products: a lane's row, and of lanes 16 to
+ * 31 the columns' second half. */
 __device__ static inline uint32_t place_of(int n, int row_bytes)
 {
     const int lane = threadIdx.x % 32, row = lane % 16;
@@ -90,7 +81,7 @@ template <int D> __device__ static inline void score(float s[8][4], const uint32
         for (int k = 0; k < PART / 128 / 16; k++) {
             const int step = p * (PART / 128 / 16) + k;
             uint32_t r[4];
-            load_turned(r, at + k * 16 * 128);
+            load4_turned(r, at + k * 16 * 128);
             multiply(s[2 * n], q[step][0], q[step][1], r[0], r[1]);
             multiply(s[2 * n + 1], q[step][0], q[step][1], r[2], r[3]);
         }
@@ -144,7 +135,7 @@ template <int D> __device__ static inline void add_values(softmax<D> &st, const 
 #pragma unroll
         for (int n = 0; n < D / 16; n++) { /* pieces 8 and on lie 128 bytes further */
             uint32_t r[4];
-            load_turned(r, values + k * 16 * 2 * D + place_of(n % 4, 2 * D) + n / 4 * 128);
+            load4_turned(r, values + k * 16 * 2 * D + place_of(n % 4, 2 * D) + n / 4 * 128);
             multiply(st.o[2 * n], a0, a2, r[0], r[1]);
             multiply(st.o[2 * n + 1], a0, a2, r[2], r[3]);
         }

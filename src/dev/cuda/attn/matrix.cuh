@@ -19,11 +19,11 @@ __device__ static inline void load4(uint32_t r[4], const __half *p)
                  : "memory");
 }
 
-__device__ static inline void load4_turned(uint32_t r[4], const __half *p)
+__device__ static inline void load4_turned(uint32_t r[4], uint32_t at)
 {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(shared_at(p))
+                 : "r"(at)
                  : "memory");
 }
 

@@ -1,6 +1,7 @@
 /* Partial results of a decode row's query head become its answer: ranges of closed pages in ascending order, back to the
  * model's domain, then what was raw.  Four warps for each row and head. */
 #include "dev/cuda/attn/block.cuh"
+#include "dev/cuda/attn/columns.cuh"
 #include "dev/cuda/quantize.cuh"
 
 #define WARPS 4 /* each has every fourth range, a lane D / 32 neighbouring dims of it */
@@ -38,16 +39,15 @@ __device__ static inline range_weights weigh_ranges(const block_rows &b, int i, 
     return o;
 }
 
-/* What the mean of conditioned keys, which pages do not have, adds to every score. */
-__device__ static inline float mean_score(const block_rows &b, int i, int dim, int lane)
+/* What the mean of conditioned keys adds to the scores of q row i: who has made its columns has left it there. */
+template <int D> __device__ static inline float shift_of(const block_rows &b, int i, int lane)
 {
-    float sum = 0;
-    const float *q = query_of(b, i, dim), *mean = cuda_at<const float>(b.cond->mean);
-    for (int e = lane; e < dim; e += 32)
-        sum += q[e] * b.a->q_scale * mean[e];
-    for (int width = 16; width; width /= 2)
-        sum += __shfl_xor_sync(~0u, sum, width);
-    return sum;
+    const tern_cuda_attn_args &a = *b.a;
+    float x[D / 32];
+    if (a.columns)
+        return cuda_at<const query_columns<D>>(a.columns)[(b.row0 + row_of(b, i)) * a.n_heads + head_of(b, i)].shift;
+    load_query<D>(x, query_of(b, i, D), a.q_scale, lane);
+    return mean_score<D>(x, b.cond, lane);
 }
 
 template <int N> __device__ static inline void load_dims(float x[N], const float *from)
@@ -114,7 +114,7 @@ __device__ static inline void merge_row(const block_rows &b, int i, const float 
         for (int c = 0; c < N; c++)
             others[warp][d + c] = x[c];
         if (warp == 0 && real && b.cond && a.cap <= 0)
-            shift = mean_score(b, i, D, lane);
+            shift = shift_of<D>(b, i, lane);
         __syncthreads();
     }
     if (warp)

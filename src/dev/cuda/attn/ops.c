@@ -465,18 +465,19 @@ static bool cut_codes(struct tern_cuda_attn_args *a, struct tern_cuda_list_of un
 }
 
 /* The call before finishes the heads of the very rows of `a`, which need nothing else of it: attention does it itself
- * (attn/codes.cu). Keys with conditioning want queries when ranges are put together. */
+ * (attn/codes.cu), and leaves shifts alone of what columns have. */
 static bool own_heads(struct tern_cuda *d, const struct tern_cuda_attn_args *a, struct tern_cuda_list_of units,
                       struct tern_cuda_codes_own_args *own)
 {
     const struct tern_cuda_append_heads_args *before = tern_cuda_last_call(d, TERN_CUDA_K_append_heads);
     const struct tern_cuda_lists *l = &d->attn->rates[0].lists[0];
-    if (!before || !before->columns || a->columns != before->columns || a->l.k.cond || a->n_blocks > 1 ||
-        a->n_split > 1 || l->all.n != units.n || l->staged.n || before->heads.n_sets != 2 + (before->v >= 0))
+    if (!before || !before->columns || a->columns != before->columns || a->n_blocks > 1 || a->n_split > 1 ||
+        l->all.n != units.n || l->staged.n || before->heads.n_sets != 2 + (before->v >= 0))
         return false;
     memset(own, 0, sizeof *own); /* lists of calls are compared byte by byte */
     own->attn = *a;
     own->attn.columns = 0;
+    own->columns = a->columns;
     own->heads = before->heads;
     own->tiles = before->append.tiles;
     own->v = before->append.v;

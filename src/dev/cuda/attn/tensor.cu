@@ -82,7 +82,7 @@ __device__ static void load_b(uint32_t r[4], const __half *p, int stride, int n,
 /* Rows are the k side. */
 __device__ static void load_b_turned(uint32_t r[4], const __half *p, int stride, int n, int k, int lane)
 {
-    load4_turned(r, p + (k + lane % 8 + lane / 8 % 2 * 8) * stride + n + lane / 16 * 8);
+    load4_turned(r, shared_at(p + (k + lane % 8 + lane / 8 % 2 * 8) * stride + n + lane / 16 * 8));
 }
 
 /* ---- queries ---- */
@@ -128,7 +128,7 @@ __device__ static void load_pairs(const block &b, int page)
     const tern_cuda_cond &c = *b.cond;
     for (int i = threadIdx.x; i < b.n_q * c.n_pairs; i += THREADS) {
         const int row = i / c.n_pairs, j = i % c.n_pairs;
-        const float2 f = pair_factors(b, row, j, page);
+        const float2 f = pair_factors(b, query_of(b, row, b.a->l.k.dim), j, page);
         b.pq[row * 16 + 2 * j] = f.x;
         b.pq[row * 16 + 2 * j + 1] = f.y;
     }
