@@ -5,7 +5,8 @@
 #include "dev/cuda/quantize.cuh"
 
 #define WARPS 4 /* each has every fourth range, a lane D / 32 neighbouring dims of it */
-#define EACH  5 /* ranges that are read at once */
+#define EACH  (TERN_CUDA_RANGES / WARPS)
+static_assert(TERN_CUDA_RANGES % WARPS == 0, "each warp has as many");
 
 #define REHEARSE 512 /* blocks that a card holds at once, and of which each rehearses */
 
@@ -74,7 +75,7 @@ template <int N> __device__ static inline float4 four_dims(const float x[N], int
 template <int D>
 __device__ static inline void merge_row(const block_rows &b, int i, const float sign[D / 32], float others[WARPS][D], bool real)
 {
-    constexpr int N = D / 32, PARTS = (TERN_CUDA_RANGES + WARPS * EACH - 1) / (WARPS * EACH);
+    constexpr int N = D / 32;
     const tern_cuda_attn_args &a = *b.a;
     const tern_cuda_layer &l = a.l;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, d = lane * N;
@@ -90,25 +91,20 @@ __device__ static inline void merge_row(const block_rows &b, int i, const float 
     }
     range_weights by = {};
     if (n) {
+        float o[EACH][N]; /* all on their way before any is waited for */
 #pragma unroll
-        for (int part = 0; part < PARTS; part++) {
-            const int range0 = part * WARPS * EACH + warp;
-            float o[EACH][N];
+        for (int j = 0; j < EACH; j++)
+            if (warp + WARPS * j < there)
+                load_dims<N>(o[j], part_at(b, i, (first + warp + WARPS * j) % TERN_CUDA_RANGES) + d);
+        by = weigh_ranges<D>(b, i, first, there, lane);
 #pragma unroll
-            for (int j = 0; j < EACH; j++)
-                if (range0 + WARPS * j < there)
-                    load_dims<N>(o[j], part_at(b, i, (first + range0 + WARPS * j) % TERN_CUDA_RANGES) + d);
-            if (part == 0)
-                by = weigh_ranges<D>(b, i, first, there, lane);
+        for (int j = 0; j < EACH; j++) {
+            const int range = warp + WARPS * j;
+            const float w = __shfl_sync(~0u, by.w[WARPS * j / 32], range % 32);
 #pragma unroll
-            for (int j = 0; j < EACH; j++) {
-                const int range = range0 + WARPS * j;
-                const float w = __shfl_sync(~0u, by.w[WARPS * (part * EACH + j) / 32], range % 32);
-#pragma unroll
-                for (int c = 0; c < N; c++)
-                    if (range < there && w != 0)
-                        x[c] = fmaf(w, o[j][c], x[c]);
-            }
+            for (int c = 0; c < N; c++)
+                if (range < there && w != 0)
+                    x[c] = fmaf(w, o[j][c], x[c]);
         }
 #pragma unroll
         for (int c = 0; c < N; c++)
