@@ -17,8 +17,7 @@
 #define PART    TERN_CUDA_HALVES_PART
 
 template <int D> struct side {
-    static constexpr int PARTS = 128 * D / PART, TOKENS = 64 / PARTS, /* of a part of values */
-        WORD = 2 * D / 16;                                            /* pieces of a row of values */
+    static constexpr int PARTS = 128 * D / PART, TOKENS = 64 / PARTS; /* tokens: of a part of values */
 };
 
 template <int D> struct softmax {
