@@ -2,8 +2,9 @@
  * environment says what is wrong with it, in words with commas between: none: no card   hidden: no card, said at the
  * start   old: one of compute capability 7.5   ancient: the driver itself is   locked: the card cannot be opened
  * small: 64 MiB of memory   lost: every launch fails, and all after   nine: compute capability 9.0, 512 MiB (with peers
- * more)   FAKE_FULL=n: the nth time that memory is taken there is none   FAKE_PROCESSORS=n: each card has n   Memory is
- * the host's, so that its address is the card's.
+ * more)   FAKE_FULL=n: the nth time that memory is taken there is none   FAKE_PROCESSORS=n: each card has n
+ * FAKE_SHARED=n: a block of threads may have n KiB of shared memory   Memory is the host's, so that its address is the
+ * card's.
  *
  * With FAKE_RUNS kernels run on the processor (emulate/), as on a card of compute capability 8.0, or of 9.0; and with
  * FAKE_CUDA=peers on cards that reach each other, each of which has a thread. */
@@ -120,10 +121,10 @@ tern_cu_result cuDeviceGetName(char *s, int n, tern_cu_device d)
     strncpy(s, "Fake card", (size_t)n);
     return OK;
 }
-static int processors(void)
+static int setting(const char *name, int otherwise)
 {
-    const char *n = getenv("FAKE_PROCESSORS");
-    return n ? atoi(n) : 1;
+    const char *n = getenv(name);
+    return n ? atoi(n) : otherwise;
 }
 
 tern_cu_result cuDeviceGetAttribute(int *v, int which, tern_cu_device d)
@@ -133,8 +134,8 @@ tern_cu_result cuDeviceGetAttribute(int *v, int which, tern_cu_device d)
                                             : is("nine") ? 9
                                                          : MAJOR)
          : which == TERN_CU_MINOR        ? (is("old") ? 5 : 0)
-         : which == TERN_CU_SHARED_OPTIN ? 227 << 10
-         : which == TERN_CU_PROCESSORS   ? processors()
+         : which == TERN_CU_SHARED_OPTIN ? setting("FAKE_SHARED", 227) << 10
+         : which == TERN_CU_PROCESSORS   ? setting("FAKE_PROCESSORS", 1)
                                          : 1;
     return OK;
 }

@@ -23,13 +23,13 @@
 #define TERN_CUDA_RAW_BYTES(d, threads, rows)                                                                        \
     (TERN_CUDA_RAW_FLOATS(d, threads, rows) > TERN_CUDA_RAW_HALVES(d, rows) ? TERN_CUDA_RAW_FLOATS(d, threads, rows) \
                                                                             : TERN_CUDA_RAW_HALVES(d, rows))
-#define TERN_CUDA_HALVES_WARPS  8
-#define TERN_CUDA_HALVES_PART   8192 /* of a page's side, a stage */
-#define TERN_CUDA_SUMS_BYTES(d) (4 * TERN_CUDA_HALVES_WARPS * 8 * ((d) + 2))
-#define TERN_CUDA_HALVES_ROOM(d)                                                                 \
-    (((TERN_CUDA_RAW_BYTES(d, 256, 8) > TERN_CUDA_SUMS_BYTES(d) ? TERN_CUDA_RAW_BYTES(d, 256, 8) \
-                                                                : TERN_CUDA_SUMS_BYTES(d)) +     \
-      127) /                                                                                     \
+#define TERN_CUDA_HALVES_PART          8192 /* of a page's side, a stage */
+#define TERN_CUDA_SUMS_BYTES(d, warps) (4 * (warps)*8 * ((d) + 2))
+#define TERN_CUDA_HALVES_ROOM(d, warps)                                         \
+    (((TERN_CUDA_RAW_BYTES(d, 32 * (warps), 8) > TERN_CUDA_SUMS_BYTES(d, warps) \
+           ? TERN_CUDA_RAW_BYTES(d, 32 * (warps), 8)                            \
+           : TERN_CUDA_SUMS_BYTES(d, warps)) +                                  \
+      127) /                                                                    \
      128 * 128)
 /* Shared bytes of attn/codes.cu (four warps) where warps put down what they have of a range; there are two such places.
  */

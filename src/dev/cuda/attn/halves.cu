@@ -1,7 +1,7 @@
 /* Attention of decode rows on closed pages of 16-bit floats: tensor cores, and pages as they lie.
  *
- * A warp takes whole pages, those of a range whose number is its own modulo WARPS, keys and values in parts of 8 KB, and
- * keeps its own softmax; warps are put together in order.  A part has rows of the side's inner index, dims of keys and
+ * A warp takes whole pages, those of a range whose number is its own modulo the number of warps, W, keys and values in parts
+ * of 8 KB, and keeps its own softmax; warps are put together in order.  A part has rows of the side's inner index, dims of keys and
  * tokens of values, which is what products contract over: matrices of 8 by 8 are turned on their way to registers.  Pieces
  * of 16 bytes lie in a row at their place exclusive-or the row's number, so that eight rows of a matrix meet no bank twice.
  *
@@ -11,10 +11,8 @@
 #include "dev/cuda/attn/raw.cuh"
 #include "dev/cuda/attn/ring.cuh"
 
-#define WARPS   TERN_CUDA_HALVES_WARPS
-#define THREADS (32 * WARPS)
-#define ROWS    TERN_CUDA_Q
-#define PART    TERN_CUDA_HALVES_PART
+#define ROWS TERN_CUDA_Q
+#define PART TERN_CUDA_HALVES_PART
 
 template <int D> struct side {
     static constexpr int PARTS = 128 * D / PART, TOKENS = 64 / PARTS; /* tokens: of a part of values */
@@ -173,13 +171,14 @@ template <int D> __device__ static inline void fetch_next(const ring &r, int slo
 
 /* Floats of a place where warps put down what they have of q rows, which lie `rows` apart: sums, references, sums of weights.
  * There are two of four rows, by turns, or one of eight. */
-#define PLACE(d, rows) (WARPS * (rows) * ((d) + 2))
+#define PLACE(w, d, rows) ((w) * (rows) * ((d) + 2))
 
 /* Warps' results put together in order, into the range's place. */
-template <int D> __device__ static inline void put_together(const block_rows &b, const softmax<D> &st, float *room, int rows, int range)
+template <int D, int W>
+__device__ static inline void put_together(const block_rows &b, const softmax<D> &st, float *room, int rows, int range)
 {
     const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-    float *m = room + WARPS * rows * D, *l = m + WARPS * rows, sum = st.l;
+    float *m = room + W * rows * D, *l = m + W * rows, sum = st.l;
     sum = __fadd_rn(sum, __shfl_xor_sync(~0u, sum, 1));
     sum = __fadd_rn(sum, __shfl_xor_sync(~0u, sum, 2));
     if (rows == ROWS)
@@ -194,15 +193,15 @@ template <int D> __device__ static inline void put_together(const block_rows &b,
         }
     }
     __syncthreads();
-    for (int e = threadIdx.x; e < b.n_q * (D / 2); e += THREADS) { /* two dims each */
+    for (int e = threadIdx.x; e < b.n_q * (D / 2); e += 32 * W) { /* two dims each */
         const int row = e / (D / 2), d = e % (D / 2) * 2;
         float most = m[row], x = 0, y = 0, all = 0;
 #pragma unroll
-        for (int i = 1; i < WARPS; i++)
+        for (int i = 1; i < W; i++)
             most = fmaxf(most, m[i * rows + row]);
         const float from = most == -INFINITY ? 0 : most;
 #pragma unroll
-        for (int i = 0; i < WARPS; i++) {
+        for (int i = 0; i < W; i++) {
             const float by = power(__fsub_rn(m[i * rows + row], from));
             const float2 v = *reinterpret_cast<const float2 *>(room + (i * rows + row) * D + (d ^ row % 4 * 8));
             x = __fmaf_rn(by, v.x, x);
@@ -239,7 +238,7 @@ template <int D> __device__ static inline void part_read(ring &r, walk &w, int &
 }
 
 /* One range of the block's rows: the warp's pages. */
-template <int D>
+template <int D, int W>
 __device__ static inline void take_range(const block_rows &b, softmax<D> &st, const uint32_t q[D / 16][2], ring &r, walk &w,
                                          int &what, int begin, int end)
 {
@@ -251,7 +250,7 @@ __device__ static inline void take_range(const block_rows &b, softmax<D> &st, co
     for (int n = 0; n < D / 8; n++)
         st.o[n][0] = st.o[n][1] = st.o[n][2] = st.o[n][3] = 0;
 #pragma unroll 1
-    for (int page = first_page(begin, warp, WARPS); page < end; page += WARPS) {
+    for (int page = first_page(begin, warp, W); page < end; page += W) {
         const int lo = page ? 0 : b.a->l.first;
         float s[8][4] = {};
 #pragma unroll
@@ -278,11 +277,11 @@ __device__ static inline void take_range(const block_rows &b, softmax<D> &st, co
     }
 }
 
-template <int D> __device__ static void attend_halves(const tern_cuda_attn_args &a)
+template <int D, int W> __device__ static void attend_halves(const tern_cuda_attn_args &a)
 {
     extern __shared__ __align__(128) uint8_t shared[];
-    constexpr int ROOM = TERN_CUDA_HALVES_ROOM(D);
-    static_assert(PLACE(D, ROWS) * 4 <= ROOM && TERN_CUDA_RAW_BYTES(D, THREADS, ROWS) <= ROOM, "");
+    constexpr int ROOM = TERN_CUDA_HALVES_ROOM(D, W);
+    static_assert(PLACE(W, D, ROWS) * 4 <= ROOM && TERN_CUDA_RAW_BYTES(D, 32 * W, ROWS) <= ROOM, "");
     const int warp = threadIdx.x / 32;
     ring r;
     cuda_start_next();
@@ -303,7 +302,7 @@ template <int D> __device__ static void attend_halves(const tern_cuda_attn_args 
             cuda_wait();
             waits = false;
         }
-        walk_begin(w, b, ranges, warp, WARPS, split, z, items);
+        walk_begin(w, b, ranges, warp, W, split, z, items);
         for (int i = 0, slot = r.slot; i < r.stages; i++, slot = slot + 1 == r.stages ? 0 : slot + 1)
             fetch_next<D>(r, slot, w, what);
         if (waits)
@@ -319,13 +318,13 @@ template <int D> __device__ static void attend_halves(const tern_cuda_attn_args 
             }
             if (z == 0) {
                 __syncthreads(); /* the places are its room, too */
-                attend_raw_apart<D, THREADS, ROWS>(b, shared);
+                attend_raw_apart<D, 32 * W, ROWS>(b, shared);
             } else {
                 const int rows = b.n_q > 4 ? ROWS : 4;
-                float *room = reinterpret_cast<float *>(shared) + (rows == 4 && i % 2 ? PLACE(D, 4) : 0);
+                float *room = reinterpret_cast<float *>(shared) + (rows == 4 && i % 2 ? PLACE(W, D, 4) : 0);
                 pages_of(b, ranges, z - 1, begin, end);
-                take_range<D>(b, st, q, r, w, what, begin, end);
-                put_together<D>(b, st, room, rows, ranges.first + z - 1);
+                take_range<D, W>(b, st, q, r, w, what, begin, end);
+                put_together<D, W>(b, st, room, rows, ranges.first + z - 1);
             }
             z = z == ranges.n ? 0 : z + 1;
             split += z == 0;
@@ -337,12 +336,12 @@ template <int D> __device__ static void attend_halves(const tern_cuda_attn_args 
         cuda_wait();
 }
 
-TERN_CUDA_KERNEL_BEGIN(halves_64, tern_cuda_attn_args, THREADS, 1)
-{
-    attend_halves<64>(a);
-}
-
-TERN_CUDA_KERNEL_BEGIN(halves_128, tern_cuda_attn_args, THREADS, 1)
-{
-    attend_halves<128>(a);
-}
+#define KERNEL(d, warps)                                                                        \
+    TERN_CUDA_KERNEL_BEGIN(halves_##d##_##warps, tern_cuda_attn_args, 32 * warps, 1) \
+    {                                                                                           \
+        attend_halves<d, warps>(a);                                                             \
+    }
+KERNEL(64, 8)
+KERNEL(128, 8)
+KERNEL(64, 4)
+KERNEL(128, 4)

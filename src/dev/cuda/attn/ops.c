@@ -417,19 +417,29 @@ static unsigned ring_blocks(const struct tern_cuda *d, const struct tern_cuda_at
     return items < most ? items : most;
 }
 
-/* With as many stages of each warp as fit; false: not even two. */
+/* Stages of a warp, of so many warps: up to four, as fit; 0: not even two. */
+static int halves_stages(const struct tern_cuda *d, unsigned room, unsigned warps)
+{
+    const unsigned beside = room + 1024, most = (unsigned)d->card->shared_most;
+    const unsigned fit = most > beside ? (most - beside) / (warps * TERN_CUDA_HALVES_PART) : 0;
+    return fit < 2 ? 0 : fit < 4 ? (int)fit : 4;
+}
+
+/* With eight warps, or with four; false: there is no room for these. */
 static bool run_halves(struct tern_cuda *d, struct tern_cuda_attn_args *a, int ranges)
 {
-    const unsigned dim = (unsigned)a->l.k.dim, room = TERN_CUDA_HALVES_ROOM(dim),
-                   stage = TERN_CUDA_HALVES_WARPS * TERN_CUDA_HALVES_PART;
-    a->stages = 4;
-    while (a->stages >= 2 && room + (unsigned)a->stages * stage + 1024 > (unsigned)d->card->shared_most)
-        a->stages--;
-    if (a->stages < 2)
-        return false;
-    tern_cuda_launch(d, dim == 64 ? TERN_CUDA_K_halves_64 : TERN_CUDA_K_halves_128, ring_blocks(d, a, ranges), 1, 1,
-                     32 * TERN_CUDA_HALVES_WARPS, room + (unsigned)a->stages * stage, a, sizeof *a);
-    return true;
+    const unsigned dim = (unsigned)a->l.k.dim;
+    for (unsigned warps = 8; warps >= 4; warps /= 2) {
+        const unsigned room = TERN_CUDA_HALVES_ROOM(dim, warps);
+        const int kernel = (dim == 64 ? TERN_CUDA_K_halves_64_8 : TERN_CUDA_K_halves_128_8) + (warps == 8 ? 0 : 2);
+        a->stages = halves_stages(d, room, warps);
+        if (a->stages) {
+            tern_cuda_launch(d, (enum tern_cuda_kernel)kernel, ring_blocks(d, a, ranges), 1, 1, 32 * warps,
+                             room + (unsigned)a->stages * warps * TERN_CUDA_HALVES_PART, a, sizeof *a);
+            return true;
+        }
+    }
+    return false;
 }
 
 /* Ranges of the decode rows of a step: most of any row, of all, and how many rows there are (or pages with some). */
