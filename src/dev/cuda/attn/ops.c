@@ -17,11 +17,16 @@ static unsigned tensor_shared(const struct tern_cuda_layer *l, int rows)
     return (unsigned)(4 * (128 + 128 + 128 * 16) + 2 * (rows * row + 2 * side)) + 2 * (unsigned)l->head_bytes;
 }
 
-/* Is there a kernel on tensor cores, and is f16 allowed? */
+/* Are there kernels on tensor cores, and is f16 allowed? */
+static bool for_tensors(const struct tern_cuda *d, const struct tern_cuda_layer *l)
+{
+    return !d->limits.exact && !l->latent && l->k.dim == l->v.dim && (l->k.dim == 64 || l->k.dim == 128);
+}
+
+/* Do prompt rows have room for theirs? */
 static bool on_tensors(const struct tern_cuda *d, const struct tern_cuda_layer *l)
 {
-    return !d->limits.exact && !l->latent && l->k.dim == l->v.dim && (l->k.dim == 64 || l->k.dim == 128) &&
-           tensor_shared(l, TERN_CUDA_WIDE_ROWS) <= (unsigned)d->card->shared_most;
+    return for_tensors(d, l) && tensor_shared(l, TERN_CUDA_WIDE_ROWS) <= (unsigned)d->card->shared_most;
 }
 
 /* Pages of 16-bit floats? */
@@ -50,7 +55,23 @@ static unsigned codes_shared(const struct tern_cuda_layer *l, bool eight)
 /* Do decode rows go through attn/codes.cu? */
 static bool on_codes(const struct tern_cuda *d, const struct tern_cuda_layer *l)
 {
-    return on_tensors(d, l) && kind_of_codes(l) >= 0 && codes_shared(l, true) <= (unsigned)d->card->shared_most;
+    return for_tensors(d, l) && kind_of_codes(l) >= 0 && codes_shared(l, true) <= (unsigned)d->card->shared_most;
+}
+
+/* Stages of a warp of attn/halves.cu, of so many warps: up to four, as fit; 0: not even two. */
+static int halves_stages(const struct tern_cuda *d, int dim, unsigned warps)
+{
+    const unsigned beside = TERN_CUDA_HALVES_ROOM((unsigned)dim, warps) + 1024, most = (unsigned)d->card->shared_most;
+    const unsigned fit = most > beside ? (most - beside) / (warps * TERN_CUDA_HALVES_PART) : 0;
+    return fit < 2 ? 0 : fit < 4 ? (int)fit : 4;
+}
+
+/* Have decode rows a kernel on tensor cores: of codes, of halves, or the one of all others? */
+static bool narrow_on_tensors(const struct tern_cuda *d, const struct tern_cuda_layer *l)
+{
+    return on_codes(d, l) ||
+           (for_tensors(d, l) && ((of_halves(l) && halves_stages(d, l->k.dim, 4)) ||
+                                  tensor_shared(l, TERN_CUDA_NARROW_ROWS(l->k.dim)) <= (unsigned)d->card->shared_most));
 }
 
 /* Do prompt rows go through attn/wide_90.cu?  It runs on cards of 9.0, and on no newer ones. */
@@ -417,14 +438,6 @@ static unsigned ring_blocks(const struct tern_cuda *d, const struct tern_cuda_at
     return items < most ? items : most;
 }
 
-/* Stages of a warp, of so many warps: up to four, as fit; 0: not even two. */
-static int halves_stages(const struct tern_cuda *d, unsigned room, unsigned warps)
-{
-    const unsigned beside = room + 1024, most = (unsigned)d->card->shared_most;
-    const unsigned fit = most > beside ? (most - beside) / (warps * TERN_CUDA_HALVES_PART) : 0;
-    return fit < 2 ? 0 : fit < 4 ? (int)fit : 4;
-}
-
 /* With eight warps, or with four; false: there is no room for these. */
 static bool run_halves(struct tern_cuda *d, struct tern_cuda_attn_args *a, int ranges)
 {
@@ -432,7 +445,7 @@ static bool run_halves(struct tern_cuda *d, struct tern_cuda_attn_args *a, int r
     for (unsigned warps = 8; warps >= 4; warps /= 2) {
         const unsigned room = TERN_CUDA_HALVES_ROOM(dim, warps);
         const int kernel = (dim == 64 ? TERN_CUDA_K_halves_64_8 : TERN_CUDA_K_halves_128_8) + (warps == 8 ? 0 : 2);
-        a->stages = halves_stages(d, room, warps);
+        a->stages = halves_stages(d, (int)dim, warps);
         if (a->stages) {
             tern_cuda_launch(d, (enum tern_cuda_kernel)kernel, ring_blocks(d, a, ranges), 1, 1, 32 * warps,
                              room + (unsigned)a->stages * warps * TERN_CUDA_HALVES_PART, a, sizeof *a);
@@ -582,7 +595,7 @@ static void run_narrow(struct tern_cuda *d, struct tern_cuda_attn_args *a, int c
         const struct tern_cuda_list_of list = {units, s.units, s.rows};
         a->row0 = s.row0;
         cut_plain(a, list);
-        if (on_tensors(d, &a->l)) {
+        if (narrow_on_tensors(d, &a->l)) {
             run_fast(d, a, list, work);
         } else {
             run_plain(d, TERN_CUDA_K_attn_range, a, (unsigned)work.ranges);
@@ -635,7 +648,7 @@ void tern_cuda_attention(struct tern_dev *dev, const struct tern_attn_shape *sha
     tern_cu_address q8 = 0;
     bool fast = true;
     for (int c = 0; c < t->n_caches; c++)
-        fast &= on_tensors(d, tern_cuda_layer_at(d, c, shape->layer));
+        fast &= narrow_on_tensors(d, tern_cuda_layer_at(d, c, shape->layer));
     if (fast)
         q8 = tern_cuda_as_q8(d, out, d->step.n_rows);
     else
