@@ -16,7 +16,7 @@
 #include "dev/cuda/attn/columns.cuh"
 #include "dev/cuda/attn/heads.cuh"
 #include "dev/cuda/attn/raw.cuh"
-#include "dev/cuda/attn/ring.cuh"
+#include "dev/cuda/attn/items.cuh"
 
 #define THREADS TERN_CUDA_CODES_THREADS
 #define WARPS   (THREADS / 32)

@@ -9,7 +9,7 @@
 #include "dev/cuda/attn/decode.cuh"
 #include "dev/cuda/attn/matrix.cuh"
 #include "dev/cuda/attn/raw.cuh"
-#include "dev/cuda/attn/ring.cuh"
+#include "dev/cuda/attn/items.cuh"
 
 #define ROWS TERN_CUDA_Q
 #define PART TERN_CUDA_HALVES_PART
@@ -17,6 +17,18 @@
 template <int D> struct side {
     static constexpr int PARTS = 128 * D / PART, TOKENS = 64 / PARTS; /* tokens: of a part of values */
 };
+
+/* A warp's stages in shared memory, of a part each, which it fills ahead, through the items of a pair. */
+struct ring {
+    uint32_t at;
+    int stages, slot;
+    uint64_t policy;
+};
+
+__device__ static inline uint32_t ring_at(const ring &r, int slot)
+{
+    return r.at + slot * PART;
+}
 
 template <int D> struct softmax {
     float m, l, o[D / 8][4]; /* of row g; o: dims 8 n + 2 t + i in o[n][i] */
@@ -234,7 +246,7 @@ template <int D> __device__ static inline void part_read(ring &r, walk &w, int &
 {
     __syncwarp();
     fetch_next<D>(r, r.slot, w, what);
-    ring_on(r);
+    r.slot = r.slot + 1 == r.stages ? 0 : r.slot + 1;
 }
 
 /* One range of the block's rows: the warp's pages. */
@@ -283,9 +295,8 @@ template <int D, int W> __device__ static void attend_halves(const tern_cuda_att
     constexpr int ROOM = TERN_CUDA_HALVES_ROOM(D, W);
     static_assert(PLACE(W, D, ROWS) * 4 <= ROOM && TERN_CUDA_RAW_BYTES(D, 32 * W, ROWS) <= ROOM, "");
     const int warp = threadIdx.x / 32;
-    ring r;
     cuda_start_next();
-    ring_open(r, (uint32_t)__cvta_generic_to_shared(shared + ROOM) + warp * a.stages * PART, PART, a.stages);
+    ring r = {(uint32_t)__cvta_generic_to_shared(shared + ROOM) + warp * a.stages * PART, a.stages, 0, cuda_once()};
     deal mine = deal_out(a); /* tables are older than the kernel before */
     bool waits = true;
     for (; mine.left > 0; mine.pair++, mine.at = 0) {
@@ -336,10 +347,10 @@ template <int D, int W> __device__ static void attend_halves(const tern_cuda_att
         cuda_wait();
 }
 
-#define KERNEL(d, warps)                                                                        \
+#define KERNEL(d, warps)                                                             \
     TERN_CUDA_KERNEL_BEGIN(halves_##d##_##warps, tern_cuda_attn_args, 32 * warps, 1) \
-    {                                                                                           \
-        attend_halves<d, warps>(a);                                                             \
+    {                                                                                \
+        attend_halves<d, warps>(a);                                                  \
     }
 KERNEL(64, 8)
 KERNEL(128, 8)

@@ -429,9 +429,9 @@ static void run_wide(struct tern_cuda *d, struct tern_cuda_attn_args *a, int cac
                      tensor_shared(&a->l, TERN_CUDA_WIDE_ROWS), a, sizeof *a);
 }
 
-/* Blocks of threads that go round through the items of a step (attn/ring.cuh): as many as the card holds at once, where
- * there is work for them. */
-static unsigned ring_blocks(const struct tern_cuda *d, const struct tern_cuda_attn_args *a, int ranges)
+/* Blocks of threads that go round through the items of a step (attn/items.cuh): as many as the card holds at once,
+ * where there is work for them. */
+static unsigned item_blocks(const struct tern_cuda *d, const struct tern_cuda_attn_args *a, int ranges)
 {
     const unsigned items = (unsigned)(a->n_units * a->n_blocks * a->l.n_heads * a->n_split) * (unsigned)(ranges + 1);
     const unsigned most = (unsigned)d->card->processors;
@@ -447,7 +447,7 @@ static bool run_halves(struct tern_cuda *d, struct tern_cuda_attn_args *a, int r
         const int kernel = (dim == 64 ? TERN_CUDA_K_halves_64_8 : TERN_CUDA_K_halves_128_8) + (warps == 8 ? 0 : 2);
         a->stages = halves_stages(d, (int)dim, warps);
         if (a->stages) {
-            tern_cuda_launch(d, (enum tern_cuda_kernel)kernel, ring_blocks(d, a, ranges), 1, 1, 32 * warps,
+            tern_cuda_launch(d, (enum tern_cuda_kernel)kernel, item_blocks(d, a, ranges), 1, 1, 32 * warps,
                              room + (unsigned)a->stages * warps * TERN_CUDA_HALVES_PART, a, sizeof *a);
             return true;
         }

@@ -1,14 +1,13 @@
-/* dev/cuda/attn/ring.cuh - closed pages of decode rows: which of them a block of threads takes, and their way into shared
- * memory.
+/* dev/cuda/attn/items.cuh - closed pages of decode rows: which of them a block of threads takes, and a warp's way through them.
  *
  * An item is what one block of threads does at a time for a pair (unit, block of its rows) and one of its splits: what is
  * raw, or a range of pages.  Which pages a range has, and which warp takes each, depends on the row's position alone; the
  * items of all pairs are dealt out in equal pieces to as many blocks as the card holds, so a batch decides who computes
  * and never what.
  *
- * A warp has a ring of stages of its own and fills it ahead, through the items of a pair. */
-#ifndef TERN_DEV_CUDA_ATTN_RING_CUH
-#define TERN_DEV_CUDA_ATTN_RING_CUH
+ * A warp goes through the items of a pair ahead of what it computes. */
+#ifndef TERN_DEV_CUDA_ATTN_ITEMS_CUH
+#define TERN_DEV_CUDA_ATTN_ITEMS_CUH
 
 #include "dev/cuda/attn/block.cuh"
 
@@ -171,33 +170,6 @@ __device__ static inline void walk_on(walk &w)
         w.k = 0;
     }
     w.from = w.base + __shfl_sync(~0u, w.mine, w.k) * w.bytes;
-}
-
-/* ---- stages ---- */
-
-struct ring {
-    uint32_t at, bytes; /* in shared memory, of a warp: stages, `bytes` each */
-    int stages, slot;
-    uint64_t policy;
-};
-
-__device__ static inline void ring_open(ring &r, uint32_t at, uint32_t bytes, int stages)
-{
-    r.at = at;
-    r.bytes = bytes;
-    r.stages = stages;
-    r.slot = 0;
-    r.policy = cuda_once();
-}
-
-__device__ static inline uint32_t ring_at(const ring &r, int slot)
-{
-    return r.at + slot * r.bytes;
-}
-
-__device__ static inline void ring_on(ring &r)
-{
-    r.slot = r.slot + 1 == r.stages ? 0 : r.slot + 1;
 }
 
 #endif
